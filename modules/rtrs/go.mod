@@ -1,0 +1,8 @@
+module github.com/rnbd-go/rnbd/modules/rtrs
+
+go 1.26
+
+require (
+	golang.org/x/sys v0.49.0
+	github.com/google/uuid v1.6.0
+)

@@ -1,0 +1,8 @@
+module github.com/rnbd-go/rnbd/plugins/io-fileio
+
+go 1.26
+
+require (
+	github.com/rnbd-go/rnbd/modules/rnbd-sdk v0.1.0
+	golang.org/x/sys v0.49.0
+)

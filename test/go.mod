@@ -1,0 +1,11 @@
+module github.com/rnbd-go/rnbd/test
+
+go 1.26
+
+require (
+	github.com/rnbd-go/rnbd/modules/rtrs v0.1.0
+	github.com/rnbd-go/rnbd/modules/rnbd-sdk v0.1.0
+	github.com/rnbd-go/rnbd/modules/rnbd-server v0.1.0
+	github.com/rnbd-go/rnbd/modules/rnbd-client v0.1.0
+	golang.org/x/sys v0.49.0
+)
