@@ -1,6 +1,6 @@
 module github.com/rnbd-go/rnbd/test
 
-go 1.26
+go 1.26.0
 
 require (
 	github.com/rnbd-go/rnbd/modules/rtrs v0.1.0

@@ -1,6 +1,6 @@
 module github.com/rnbd-go/rnbd/tools
 
-go 1.26
+go 1.26.0
 
 tool (
 	google.golang.org/grpc/cmd/protoc-gen-go-grpc

@@ -1,6 +1,6 @@
 module github.com/rnbd-go/rnbd/examples/io-memory
 
-go 1.26
+go 1.26.0
 
 require (
 	github.com/rnbd-go/rnbd/modules/rnbd-sdk v0.1.0

@@ -1,0 +1,120 @@
+package control_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+)
+
+type daemon struct {
+	controlpb.UnimplementedClientDaemonServer
+}
+
+func (daemon) Unmap(_ context.Context, r *controlpb.UnmapRequest) (*controlpb.Empty, error) {
+	if r.Device == "busy" {
+		return nil, fmt.Errorf("unmap %s: 2 connections are open: %w", r.Device, syscall.EBUSY)
+	}
+	return &controlpb.Empty{}, nil
+}
+
+func serve(t *testing.T, path string) controlpb.ClientDaemonClient {
+	t.Helper()
+	l, err := control.Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := control.NewServer()
+	controlpb.RegisterClientDaemonServer(s, daemon{})
+	go s.Serve(l)
+	t.Cleanup(s.Stop)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	c, conn, err := control.DialClient(ctx, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return c
+}
+
+func TestErrnoArrives(t *testing.T) {
+	c := serve(t, filepath.Join(t.TempDir(), "d", "client.sock"))
+	_, err := c.Unmap(t.Context(), &controlpb.UnmapRequest{Device: "busy"})
+	if !errors.Is(err, syscall.EBUSY) || blk.ToErrno(err) != blk.EBUSY {
+		t.Fatalf("got %v, want EBUSY in the chain", err)
+	}
+	if !strings.Contains(err.Error(), "2 connections are open") {
+		t.Fatalf("the daemon's words are lost: %v", err)
+	}
+	if _, err := c.Unmap(t.Context(), &controlpb.UnmapRequest{Device: "free"}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPathTooLongForAUnixAddress(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 100), strings.Repeat("e", 100))
+	c := serve(t, filepath.Join(dir, "client.sock"))
+	if _, err := c.Unmap(t.Context(), &controlpb.UnmapRequest{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSocketIsPrivate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "client.sock")
+	serve(t, path)
+	st, err := os.Stat(path)
+	if err != nil || st.Mode().Perm() != 0o600 {
+		t.Fatalf("mode %v, %v; want 0600", st.Mode(), err)
+	}
+}
+
+func TestTwoDaemonsOnOneSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "client.sock")
+	serve(t, path)
+	if _, err := control.Listen(path); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Fatalf("got %v, want EADDRINUSE", err)
+	}
+}
+
+func TestStaleSocketIsReplaced(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "client.sock")
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}); err != nil {
+		t.Fatal(err)
+	}
+	syscall.Close(fd)
+	serve(t, path)
+}
+
+func TestFileInTheWay(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "client.sock")
+	if err := os.WriteFile(path, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := control.Listen(path); !errors.Is(err, syscall.EEXIST) {
+		t.Fatalf("got %v, want EEXIST", err)
+	}
+	if b, _ := os.ReadFile(path); string(b) != "mine" {
+		t.Fatal("the file was touched")
+	}
+}
+
+func TestNoDaemon(t *testing.T) {
+	_, _, err := control.DialClient(t.Context(), filepath.Join(t.TempDir(), "client.sock"))
+	if err == nil || !strings.Contains(err.Error(), "no daemon answers on") {
+		t.Fatalf("got %v", err)
+	}
+}

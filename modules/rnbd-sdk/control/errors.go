@@ -1,0 +1,87 @@
+package control
+
+import (
+	"context"
+	"strconv"
+	"syscall"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// Error is a refusal by a daemon. Msg is the whole cause chain as the daemon
+// put it.
+type Error struct {
+	Msg   string
+	Errno blk.Errno // OK when the daemon gave none
+	Code  codes.Code
+}
+
+func (e *Error) Error() string { return e.Msg }
+
+// Unwrap gives the errno, so that errors.Is(err, syscall.EBUSY) works.
+func (e *Error) Unwrap() error { return e.Errno.Err() }
+
+const errnoKey = "rnbd-errno"
+
+// keepErrno is the server's half: the errno of a failed call goes into the
+// trailer.
+func keepErrno(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	resp, err := handle(ctx, req)
+	if err == nil {
+		return resp, nil
+	}
+	if _, isStatus := status.FromError(err); isStatus {
+		return nil, err
+	}
+	errno := blk.ToErrno(err)
+	if err := grpc.SetTrailer(ctx, metadata.Pairs(errnoKey, strconv.Itoa(int(errno)))); err != nil {
+		return nil, err
+	}
+	return nil, status.Error(codeOf(errno), err.Error())
+}
+
+// codeOf is the one table from errno to gRPC code.
+func codeOf(e blk.Errno) codes.Code {
+	switch syscall.Errno(e) {
+	case syscall.ENOENT, syscall.ENXIO, syscall.ENODEV:
+		return codes.NotFound
+	case syscall.EEXIST, syscall.EALREADY:
+		return codes.AlreadyExists
+	case syscall.EINVAL, syscall.ENOTBLK:
+		return codes.InvalidArgument
+	case syscall.EPERM, syscall.EACCES:
+		return codes.PermissionDenied
+	case syscall.EBUSY:
+		return codes.FailedPrecondition
+	case syscall.ETIMEDOUT:
+		return codes.DeadlineExceeded
+	case syscall.ECONNRESET, syscall.ECONNREFUSED, syscall.ECONNABORTED, syscall.ENOTCONN:
+		return codes.Unavailable
+	}
+	return codes.Unknown
+}
+
+// restoreErrno is the client's half.
+func restoreErrno(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	var trailer metadata.MD
+	err := invoke(ctx, method, req, reply, cc, append(opts, grpc.Trailer(&trailer))...)
+	if err == nil {
+		return nil
+	}
+	st := status.Convert(err)
+	e := &Error{Msg: st.Message(), Code: st.Code()}
+	if v := trailer.Get(errnoKey); len(v) == 1 {
+		if n, err := strconv.ParseUint(v[0], 10, 16); err == nil {
+			e.Errno = blk.Errno(n)
+		}
+	}
+	if e.Errno == blk.OK && e.Code == codes.DeadlineExceeded {
+		e.Errno = blk.ETIMEDOUT
+	}
+	return e
+}

@@ -1,0 +1,151 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+)
+
+// maxUnixPath is what fits into sockaddr_un with its NUL.
+const maxUnixPath = 107
+
+// DefaultSocket is where a daemon of kind "server" or "client" listens when
+// nothing else is said: below /run/rnbd for root, else below XDG_RUNTIME_DIR,
+// else in a folder of the user in the system's temporary folder.
+func DefaultSocket(kind string) string {
+	name := kind + ".sock"
+	if os.Geteuid() == 0 {
+		return filepath.Join("/run/rnbd", name)
+	}
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
+		return filepath.Join(dir, "rnbd", name)
+	}
+	return filepath.Join(os.TempDir(), "rnbd-"+strconv.Itoa(os.Getuid()), name)
+}
+
+// Listen opens the unix socket at path with mode 0600, making its folder with
+// mode 0700. A socket file that nobody answers on is replaced; one that a
+// running daemon answers on is EADDRINUSE. Paths too long for a unix address
+// work too.
+func Listen(path string) (net.Listener, error) {
+	dir, err := openDir(filepath.Dir(path))
+	if err != nil {
+		return nil, fmt.Errorf("control socket %s: %w", path, err)
+	}
+	defer dir.Close()
+	addr := shortPath(path, dir)
+	if c, err := net.Dial("unix", addr); err == nil {
+		c.Close()
+		return nil, fmt.Errorf("control socket %s: another daemon answers on it, stop it or choose another --socket: %w", path, syscall.EADDRINUSE)
+	}
+	if err := removeSocket(path); err != nil {
+		return nil, err
+	}
+	old := syscall.Umask(0o177)
+	l, err := net.Listen("unix", addr)
+	syscall.Umask(old)
+	if err != nil {
+		return nil, fmt.Errorf("control socket %s: %w", path, err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	return &listener{Listener: l, path: path}, nil
+}
+
+// listener removes the socket by its real path, since addr may go through a
+// descriptor that is closed by then.
+type listener struct {
+	net.Listener
+	path string
+}
+
+func (l *listener) Close() error {
+	err := l.Listener.Close()
+	os.Remove(l.path)
+	return err
+}
+
+func openDir(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	return os.Open(dir)
+}
+
+func removeSocket(path string) error {
+	st, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err == nil && st.Mode()&os.ModeSocket == 0 {
+		return fmt.Errorf("control socket %s: a file that is no socket is in the way: %w", path, syscall.EEXIST)
+	}
+	return os.Remove(path)
+}
+
+// shortPath names path in at most maxUnixPath bytes, through the open folder
+// if it must.
+func shortPath(path string, dir *os.File) string {
+	if len(path) <= maxUnixPath {
+		return path
+	}
+	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path))
+}
+
+// NewServer returns a gRPC server that keeps errnos; register a daemon's
+// implementation with RegisterServer or RegisterClient and call Serve.
+func NewServer() *grpc.Server {
+	return grpc.NewServer(grpc.UnaryInterceptor(keepErrno))
+}
+
+// conn dials path and checks that somebody listens, so that a missing daemon
+// is said at once and in words.
+func conn(ctx context.Context, path string) (*grpc.ClientConn, error) {
+	dial := func(ctx context.Context, _ string) (net.Conn, error) { return dialUnix(ctx, path) }
+	c, err := dial(ctx, "")
+	if err != nil {
+		return nil, fmt.Errorf("no daemon answers on %s: %w", path, err)
+	}
+	c.Close()
+	return grpc.NewClient("passthrough:///rnbd",
+		grpc.WithContextDialer(dial),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUnaryInterceptor(restoreErrno))
+}
+
+func dialUnix(ctx context.Context, path string) (net.Conn, error) {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	var d net.Dialer
+	return d.DialContext(ctx, "unix", shortPath(path, dir))
+}
+
+// DialServer connects to a server daemon. The caller closes the connection.
+func DialServer(ctx context.Context, path string) (controlpb.ServerDaemonClient, *grpc.ClientConn, error) {
+	c, err := conn(ctx, path)
+	if err != nil {
+		return nil, nil, err
+	}
+	return controlpb.NewServerDaemonClient(c), c, nil
+}
+
+// DialClient connects to a client daemon. The caller closes the connection.
+func DialClient(ctx context.Context, path string) (controlpb.ClientDaemonClient, *grpc.ClientConn, error) {
+	c, err := conn(ctx, path)
+	if err != nil {
+		return nil, nil, err
+	}
+	return controlpb.NewClientDaemonClient(c), c, nil
+}
