@@ -1,0 +1,154 @@
+package rtrs
+
+import (
+	"math/bits"
+	"sync/atomic"
+)
+
+// permits is the set of free buffer ids of a session. A permit is one number
+// with three uses: it names the server's chunk, the client's request and the
+// answer. The set is session-wide, so an id is never in flight twice.
+//
+// The ids are split into groups of a power of two, one cache line each, at
+// least one group per queue where the queue depth allows it. A queue takes
+// from its own groups first and from the others when those run dry. Taking
+// and putting are one compare-and-swap each in the common case.
+//
+// A queue that found nothing marks itself as starved; the next put calls wake
+// for every starved queue.
+type permits struct {
+	groups []permitGroup
+	shift  uint // log2 of the ids per group
+	depth  int
+	queues int
+
+	starved atomic.Int32  // how many of the marks are set
+	marks   []atomic.Bool // by queue
+	wake    func(queue int)
+
+	spare atomic.Uint32 // id kept back for fences + 1; 0: none or in use
+}
+
+// permitGroup is a bitmap of free ids alone on its cache line.
+type permitGroup struct {
+	free atomic.Uint64
+	_    [56]byte
+}
+
+// newPermits returns a set with the ids 0 to depth-1 free. wake is called on
+// the thread of the put, for queues 0 to queues-1.
+func newPermits(depth, queues int, wake func(queue int)) *permits {
+	shift := uint(6)
+	for shift > 0 && queues<<shift > depth {
+		shift--
+	}
+	p := &permits{
+		groups: make([]permitGroup, (depth+1<<shift-1)>>shift),
+		shift:  shift,
+		depth:  depth,
+		queues: queues,
+		marks:  make([]atomic.Bool, queues),
+		wake:   wake,
+	}
+	for id := range uint32(depth) {
+		p.group(id).free.Or(p.bit(id))
+	}
+	return p
+}
+
+func (p *permits) group(id uint32) *permitGroup { return &p.groups[id>>p.shift] }
+
+func (p *permits) bit(id uint32) uint64 { return 1 << (id & (1<<p.shift - 1)) }
+
+// take returns the lowest free id of the first group that has one, starting
+// with the queue's own groups. ok is false when every id is in use.
+func (p *permits) take(queue int) (id uint32, ok bool) {
+	n := len(p.groups)
+	g := queue * n / p.queues
+	for range n {
+		if bit := p.groups[g].takeLowest(); bit >= 0 {
+			return uint32(g<<p.shift + bit), true
+		}
+		if g++; g == n {
+			g = 0
+		}
+	}
+	return 0, false
+}
+
+func (g *permitGroup) takeLowest() int {
+	for {
+		free := g.free.Load()
+		if free == 0 {
+			return -1
+		}
+		if g.free.CompareAndSwap(free, free&(free-1)) {
+			return bits.TrailingZeros64(free)
+		}
+	}
+}
+
+// takeOrMark is take, but when nothing is free the queue is marked: wake is
+// called for it after the next put.
+func (p *permits) takeOrMark(queue int) (id uint32, ok bool) {
+	if id, ok = p.take(queue); ok {
+		return id, true
+	}
+	if p.marks[queue].CompareAndSwap(false, true) {
+		p.starved.Add(1)
+	}
+	// Look again: a put between the first look and the mark saw no mark.
+	if id, ok = p.take(queue); ok && p.marks[queue].CompareAndSwap(true, false) {
+		p.starved.Add(-1)
+	}
+	return id, ok
+}
+
+// put gives an id back.
+func (p *permits) put(id uint32) {
+	p.group(id).free.Or(p.bit(id))
+	if p.starved.Load() != 0 {
+		p.wakeStarved()
+	}
+}
+
+func (p *permits) wakeStarved() {
+	for q := range p.marks {
+		if p.marks[q].CompareAndSwap(true, false) {
+			p.starved.Add(-1)
+			p.wake(q)
+		}
+	}
+}
+
+// inUse counts the ids that are taken, a kept back spare included.
+func (p *permits) inUse() int {
+	free := 0
+	for i := range p.groups {
+		free += bits.OnesCount64(p.groups[i].free.Load())
+	}
+	return p.depth - free
+}
+
+// keepSpare takes one id out of the set for fences: when every other id waits
+// for a fence, the fence itself still needs one. A depth of 1 has none to
+// spare.
+func (p *permits) keepSpare() bool {
+	if p.depth < 2 {
+		return false
+	}
+	id, ok := p.take(p.queues - 1)
+	if ok {
+		p.spare.Store(id + 1)
+	}
+	return ok
+}
+
+// takeSpare returns the spare id if nobody uses it.
+func (p *permits) takeSpare() (id uint32, ok bool) {
+	v := p.spare.Swap(0)
+	return v - 1, v != 0
+}
+
+// putSpare gives the spare id back.
+func (p *permits) putSpare(id uint32) { p.spare.Store(id + 1) }
