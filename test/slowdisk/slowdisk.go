@@ -1,0 +1,219 @@
+package slowdisk
+
+import (
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// Write is one write as the medium saw it.
+type Write struct {
+	Off     int64
+	Len     int
+	First   byte      // first byte of the data, to tell writers apart
+	Arrived time.Time // reached the medium
+	Applied time.Time // became readable; zero: not yet, or failed
+}
+
+// Disk is a disk under the control of a test. All methods may be called from
+// any goroutine.
+type Disk struct {
+	t    testing.TB
+	dir  string
+	path string
+	loop *loop
+
+	mu      sync.Mutex
+	changed *sync.Cond
+	data    []byte
+	hold    bool
+	delay   time.Duration
+	failure syscall.Errno
+	waiting int
+	history []Write
+}
+
+// New mounts a disk of size bytes, full of zeroes, and removes it when the
+// test ends.
+func New(t testing.TB, size int64) *Disk {
+	t.Helper()
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		t.Skipf("slowdisk needs FUSE: %v", err)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("slowdisk needs root to mount FUSE")
+	}
+	d := &Disk{t: t, dir: t.TempDir(), data: make([]byte, size)}
+	d.changed = sync.NewCond(&d.mu)
+	d.path = filepath.Join(d.dir, fileName)
+	d.mount()
+	return d
+}
+
+func (d *Disk) mount() {
+	var never time.Duration
+	server, err := fs.Mount(d.dir, &root{disk: d}, &fs.Options{
+		AttrTimeout:  &never,
+		EntryTimeout: &never,
+		MountOptions: fuse.MountOptions{
+			DirectMountStrict: true,
+			FsName:            "slowdisk",
+			Name:              "slowdisk",
+			MaxBackground:     256,
+			MaxWrite:          1 << 20,
+			DisableXAttrs:     true,
+		},
+	})
+	if err != nil {
+		d.t.Fatalf("mount slow disk on %s: %v", d.dir, err)
+	}
+	d.t.Cleanup(func() {
+		d.Release()
+		d.SetDelay(0)
+		if d.loop != nil {
+			d.loop.detach()
+		}
+		unmount(d.t, server, d.dir)
+	})
+}
+
+// unmount waits a little for the last user of the mount, then detaches it.
+func unmount(t testing.TB, server *fuse.Server, dir string) {
+	for deadline := time.Now().Add(3 * time.Second); time.Now().Before(deadline); {
+		if server.Unmount() == nil {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Logf("slow disk %s is still in use: unmounting it lazily", dir)
+	if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+		t.Logf("unmount %s: %v", dir, err)
+	}
+}
+
+// Path is the file on the slow mount.
+func (d *Disk) Path() string { return d.path }
+
+// Loop is a loop device over the file, attached at the first call.
+func (d *Disk) Loop() string {
+	d.t.Helper()
+	if d.loop == nil {
+		d.loop = attach(d.t, d.path)
+	}
+	return d.loop.path
+}
+
+// HoldWrites keeps back every write from now on until Release.
+func (d *Disk) HoldWrites() { d.update(func() { d.hold = true }) }
+
+// Release lets held writes go and ends the holding.
+func (d *Disk) Release() { d.update(func() { d.hold = false }) }
+
+// SetDelay makes every later write take at least delay.
+func (d *Disk) SetDelay(delay time.Duration) { d.update(func() { d.delay = delay }) }
+
+// SetError makes every later read and write fail with errno; 0 ends that.
+func (d *Disk) SetError(errno syscall.Errno) { d.update(func() { d.failure = errno }) }
+
+func (d *Disk) update(change func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	change()
+	d.changed.Broadcast()
+}
+
+// Held is the number of writes that have arrived and wait for Release.
+func (d *Disk) Held() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.waiting
+}
+
+// WaitHeld waits until at least n writes are held; after 10 s it fails the
+// test.
+func (d *Disk) WaitHeld(n int) {
+	d.t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); d.Held() < n; {
+		if time.Now().After(deadline) {
+			d.t.Fatalf("slow disk holds %d writes after 10 s, want %d", d.Held(), n)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// History returns the writes in the order of their arrival.
+func (d *Disk) History() []Write {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return append([]Write(nil), d.history...)
+}
+
+// Bytes returns a copy of n bytes of the medium at off, past every cache.
+func (d *Disk) Bytes(off int64, n int) []byte {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return append([]byte(nil), d.data[off:off+int64(n)]...)
+}
+
+// apply is the medium's side of a write.
+func (d *Disk) apply(data []byte, off int64) syscall.Errno {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if off < 0 || off+int64(len(data)) > int64(len(d.data)) {
+		return syscall.ENOSPC
+	}
+	index := len(d.history)
+	d.history = append(d.history, Write{Off: off, Len: len(data), First: data[0], Arrived: time.Now()})
+	d.stall()
+	if d.failure != 0 {
+		return d.failure
+	}
+	copy(d.data[off:], data)
+	d.history[index].Applied = time.Now()
+	return 0
+}
+
+// stall waits as long as the test wants it to. Called and returns with mu held.
+func (d *Disk) stall() {
+	if delay := d.delay; delay > 0 {
+		d.mu.Unlock()
+		time.Sleep(delay)
+		d.mu.Lock()
+	}
+	d.waiting++
+	for d.hold {
+		d.changed.Wait()
+	}
+	d.waiting--
+}
+
+// fetch is the medium's side of a read.
+func (d *Disk) fetch(dst []byte, off int64) (int, syscall.Errno) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.failure != 0 {
+		return 0, d.failure
+	}
+	if off >= int64(len(d.data)) {
+		return 0, 0
+	}
+	return copy(dst, d.data[off:]), 0
+}
+
+// zero is the medium's side of a punched or zeroed range.
+func (d *Disk) zero(off, n uint64) syscall.Errno {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	size := uint64(len(d.data))
+	if off > size {
+		return 0
+	}
+	clear(d.data[off:min(size, off+n)])
+	return 0
+}
