@@ -1,0 +1,88 @@
+package shm
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// seals of every memory file: its size is fixed for ever, so that a mapping of
+// it cannot fault, and nobody can add a seal against writing.
+const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
+// sealedMemfd makes a memory file of exactly size bytes, close-on-exec.
+func sealedMemfd(name string, size int) (int, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
+	if err == unix.EINVAL { // before Linux 6.3
+		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("memfd_create %q: %w", name, err)
+	}
+	if err := unix.Ftruncate(fd, int64(size)); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("size memfd %q to %d bytes: %w", name, size, err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("seal memfd %q: %w", name, err)
+	}
+	return fd, nil
+}
+
+// checkSealed returns the size of a memory file that carries all seals.
+func checkSealed(fd int) (int64, error) {
+	got, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return 0, fmt.Errorf("read seals of descriptor %d: %w", fd, err)
+	}
+	if got&seals != seals {
+		return 0, fmt.Errorf("descriptor %d has seals %#x, want %#x", fd, got, seals)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return 0, fmt.Errorf("stat descriptor %d: %w", fd, err)
+	}
+	return st.Size, nil
+}
+
+func newEvent() (int, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return -1, fmt.Errorf("eventfd: %w", err)
+	}
+	return fd, nil
+}
+
+func setNonblock(fd int) error {
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return fmt.Errorf("eventfd %d: %w", fd, err)
+	}
+	return nil
+}
+
+// one is the number 1 as eventfd takes it: 64 bits in host order.
+var one = binary.NativeEndian.AppendUint64(nil, 1)
+
+// kick wakes whoever sleeps on the eventfd. A full counter is a wake-up that
+// nobody has taken yet.
+func kick(fd int) { unix.Write(fd, one) }
+
+// drainEvent takes the token out of an eventfd; false: there was none.
+func drainEvent(fd int) bool {
+	var b [8]byte
+	n, _ := unix.Read(fd, b[:])
+	return n == 8
+}
+
+func closeAll(fds ...int) error {
+	var errs []error
+	for _, fd := range fds {
+		if fd >= 0 {
+			errs = append(errs, unix.Close(fd))
+		}
+	}
+	return errors.Join(errs...)
+}
