@@ -1,0 +1,212 @@
+package loopback
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// linkKey names one direction between two addresses, whatever the ports.
+type linkKey struct{ from, to netip.Addr }
+
+// link has the faults of one direction. Guarded by net.mu.
+type link struct {
+	stalled bool
+	held    bool // messages wait for Step
+	delay   time.Duration
+}
+
+// passes reports whether m may arrive now.
+func (l *link) passes(m *message) bool {
+	return !l.stalled && (!l.held || m.released) && (m.due.IsZero() || !time.Now().Before(m.due))
+}
+
+func (n *Network) link(from, to netip.Addr) *link {
+	k := linkKey{from, to}
+	l := n.links[k]
+	if l == nil {
+		l = &link{}
+		n.links[k] = l
+	}
+	return l
+}
+
+func (n *Network) stalled(from, to netip.AddrPort) bool {
+	l := n.links[linkKey{from.Addr(), to.Addr()}]
+	return l != nil && l.stalled
+}
+
+// change applies f to a link and lets everything that waits look again.
+func (n *Network) change(from, to netip.Addr, f func(*link)) {
+	f(n.link(from, to))
+	n.progressDials()
+	for _, c := range n.conns {
+		for _, q := range c.ends {
+			q.cq.kick()
+		}
+	}
+}
+
+func (n *Network) kickLater(c *compQueue) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c.kick()
+}
+
+// Stall lets nothing arrive between a and b, in both directions, without
+// telling anybody: connection requests, messages, answers, disconnects. What
+// is under way waits for Resume.
+func (n *Network) Stall(a, b netip.Addr) {
+	n.StallOneWay(a, b)
+	n.StallOneWay(b, a)
+}
+
+// StallOneWay lets nothing that from sends arrive at to.
+func (n *Network) StallOneWay(from, to netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.change(from, to, func(l *link) { l.stalled = true })
+}
+
+// Resume ends Stall: what waited arrives.
+func (n *Network) Resume(a, b netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.change(a, b, func(l *link) { l.stalled = false })
+	n.change(b, a, func(l *link) { l.stalled = false })
+}
+
+// Delay lets messages sent between a and b from now on arrive d later.
+func (n *Network) Delay(a, b netip.Addr, d time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.change(a, b, func(l *link) { l.delay = d })
+	n.change(b, a, func(l *link) { l.delay = d })
+}
+
+// Hold keeps every message that from sends to to until Step or Release.
+func (n *Network) Hold(from, to netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.change(from, to, func(l *link) { l.held = true })
+}
+
+// Release ends Hold.
+func (n *Network) Release(from, to netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.change(from, to, func(l *link) { l.held = false })
+}
+
+// Step lets the oldest held message from from to to arrive, and reports
+// whether there was one. Disconnects and answers to OpRead are messages too.
+func (n *Network) Step(from, to netip.Addr) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	held := n.heldMessages(from, to)
+	if len(held) == 0 {
+		return false
+	}
+	oldest := slices.MinFunc(held, func(a, b *message) int { return int(int64(a.seq - b.seq)) })
+	n.change(from, to, func(*link) { oldest.released = true })
+	return true
+}
+
+// Held returns the number of messages that wait for Step.
+func (n *Network) Held(from, to netip.Addr) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.heldMessages(from, to))
+}
+
+func (n *Network) heldMessages(from, to netip.Addr) []*message {
+	var held []*message
+	l := n.link(from, to)
+	for _, c := range n.conns {
+		for side := range c.pipes {
+			p := &c.pipes[side]
+			for i := p.head; p.link == l && i < len(p.msgs); i++ {
+				if !p.msgs[i].released {
+					held = append(held, &p.msgs[i])
+				}
+			}
+		}
+	}
+	return held
+}
+
+// Cut breaks all connections between a and b at both ends, with what is under
+// way, and returns how many there were. New ones can be made.
+func (n *Network) Cut(a, b netip.Addr) int {
+	return n.cut(func(x, y netip.AddrPort) bool {
+		return x.Addr() == a && y.Addr() == b || x.Addr() == b && y.Addr() == a
+	})
+}
+
+// CutConn breaks the connection with the ends a and b, in any order, and
+// reports whether there was one.
+func (n *Network) CutConn(a, b netip.AddrPort) bool {
+	return n.cut(func(x, y netip.AddrPort) bool {
+		return x == a && y == b || x == b && y == a
+	}) > 0
+}
+
+func (n *Network) cut(match func(active, passive netip.AddrPort) bool) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, dl := range slices.Clone(n.dials) {
+		if match(dl.src, dl.dst) {
+			n.abandon(dl, fmt.Errorf("cut: %w", syscall.ECONNRESET))
+		}
+	}
+	count := 0
+	for _, c := range slices.Clone(n.conns) {
+		if !match(c.ends[1].remote, c.ends[1].local) {
+			continue
+		}
+		count++
+		for _, q := range c.ends {
+			q.kill(verbs.StatusFatal)
+		}
+	}
+	return count
+}
+
+// Conns returns the connections that live at one end at least, as pairs of
+// active and passive end, in the order of making.
+func (n *Network) Conns() [][2]netip.AddrPort {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var ends [][2]netip.AddrPort
+	for _, c := range n.conns {
+		ends = append(ends, [2]netip.AddrPort{c.ends[1].remote, c.ends[1].local})
+	}
+	return ends
+}
+
+// RefuseDial lets requests to dst fail with err, whoever listens; nil ends it.
+func (n *Network) RefuseDial(dst netip.AddrPort, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err == nil {
+		delete(n.refused, dst)
+	} else {
+		n.refused[dst] = err
+	}
+}
+
+// DropListener closes the listener at addr as its end of process would, and
+// reports whether there was one.
+func (n *Network) DropListener(addr netip.AddrPort) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	l := n.listeners[addr]
+	if l != nil {
+		l.close()
+	}
+	return l != nil
+}
