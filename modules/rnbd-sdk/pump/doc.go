@@ -1,0 +1,42 @@
+// Package pump runs one data-path loop on one locked thread: it polls its
+// sources (rings, completion queues, disks), spins a little when there is
+// nothing, then sleeps on all their descriptors in one blocking call.
+//
+//	p, err := pump.New(pump.Config{Name: "srv0"})
+//	p.Add(source)
+//	p.Start()
+//	...
+//	p.Stop()
+//
+// # Threads
+//
+// A source is called by one thread at a time, the pump's owner: the pump's own
+// thread, or a caller of TryDrive for the time of that call. Control work
+// reaches the owner by Do and Call. Add, Remove, Do, Call, TryDrive, Stop and
+// Stats may be called from any goroutine.
+//
+// # Wake-ups
+//
+// Before sleeping the pump arms every source and looks at each once more: Arm
+// returns false when work came meanwhile. Descriptors are watched for edges,
+// so a source need not drain its descriptor, but it must return false from Arm
+// as long as it has something left to do. An idle pump does not wake at all.
+//
+// # Spinning
+//
+// After the last event the pump keeps looking for Config.Spin, giving way to
+// other threads by sched_yield between looks, so spinners need not know of one
+// another. The budget covers the slow round trip through several sleeping
+// processes, not one wake-up: a shorter one makes everybody spin and then sleep
+// all the same. It does not spin after large I/O (the transfer dwarfs the
+// wake-up) nor while fewer than a quarter of the last 16 spins paid off; then
+// one idle moment in 16 is a probe.
+//
+// # Hazards
+//
+// A function given to Do or Call, and every method of a source, must not
+// block: everything on the pump waits for it. Call from a source's method runs
+// the function at once. A process with N pumps needs GOMAXPROCS above N (see
+// SetProcs), or its other goroutines starve. A source that is bound to a thread
+// (an io_uring with a single issuer) and TryDrive exclude each other.
+package pump

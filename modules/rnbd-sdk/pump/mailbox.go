@@ -1,0 +1,131 @@
+package pump
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// Do has the pump's owner run f soon; control path only. f must not block. On
+// a stopped pump f runs on the calling goroutine.
+func (p *Pump) Do(f func()) {
+	if p.post(f) == stopped {
+		p.inPlace(f)
+	}
+}
+
+// Call is Do, and waits for f. On the pump's thread f runs at once. Before
+// Start it waits for it.
+func (p *Pump) Call(f func()) {
+	if p.onThread() {
+		f()
+		return
+	}
+	done := make(chan struct{})
+	if p.post(func() { defer close(done); f() }) == stopped {
+		p.inPlace(f)
+		return
+	}
+	<-done
+}
+
+// Add has the pump poll s. It fails if s's descriptor cannot be watched.
+func (p *Pump) Add(s Source) error {
+	e := entry{source: s, fd: s.FD()}
+	e.disarm, _ = s.(disarmer)
+	e.large, _ = s.(largeIO)
+	if err := p.watch(e.fd, s); err != nil {
+		return fmt.Errorf("pump %q: watch descriptor %d: %w", p.cfg.Name, e.fd, err)
+	}
+	p.Do(func() { p.sources = append(p.sources, e) })
+	return nil
+}
+
+// Remove has the pump forget s. When it returns, s is not called any more,
+// except that a source may remove itself from within Poll; its descriptor must
+// stay open until then.
+func (p *Pump) Remove(s Source) {
+	if p.onThread() {
+		p.forget(s)
+		return
+	}
+	done := make(chan struct{})
+	switch p.post(func() { defer close(done); p.forget(s) }) {
+	case fresh: // the mailbox is emptied before the first Poll
+	case running:
+		<-done
+	case stopped:
+		p.inPlace(func() { p.forget(s) })
+	}
+}
+
+// forget only marks: the caller may be a source in the middle of turn.
+func (p *Pump) forget(s Source) {
+	for i := range p.sources {
+		if e := &p.sources[i]; e.source == s && !e.gone {
+			e.gone, p.dirty = true, true
+			p.unwatch(e.fd)
+			return
+		}
+	}
+}
+
+func (p *Pump) compact() {
+	p.sources = slices.DeleteFunc(p.sources, func(e entry) bool { return e.gone })
+	p.dirty = false
+}
+
+// post puts f in the mailbox, unless the pump is stopped, and returns the
+// state it found.
+func (p *Pump) post(f func()) state {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.state == stopped {
+		return stopped
+	}
+	p.mailbox = append(p.mailbox, f)
+	p.pending.Store(true)
+	if p.asleep.Swap(false) {
+		signal(p.wakeFD)
+	}
+	return p.state
+}
+
+// kick wakes a sleeping thread.
+func (p *Pump) kick() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.state == running {
+		p.asleep.Store(false)
+		signal(p.wakeFD)
+	}
+}
+
+func (p *Pump) runMailbox() int {
+	p.mu.Lock()
+	fs := p.mailbox
+	p.mailbox = nil
+	p.pending.Store(false)
+	p.mu.Unlock()
+	for _, f := range fs {
+		f()
+	}
+	return len(fs)
+}
+
+// inPlace runs f for a pump without a thread.
+func (p *Pump) inPlace(f func()) {
+	if p.onThread() {
+		f()
+		return
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	p.own()
+	defer p.disown()
+	f()
+}
+
+func signal(fd int) { unix.Write(fd, one) }

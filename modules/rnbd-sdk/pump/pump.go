@@ -1,0 +1,386 @@
+package pump
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Source is what a pump polls. Poll, Arm and the optional methods are called
+// by the pump's owner only. Sources are compared by ==; use pointers.
+type Source interface {
+	// Poll does what is there and returns the number of events it handled;
+	// 0 means idle.
+	Poll() int
+	// Arm asks FD to become readable at the next event. False: there is work
+	// already, do not sleep.
+	Arm() bool
+	// FD is the descriptor to sleep on, the same for the source's life, or
+	// negative for none. Add reads it on the caller's goroutine.
+	FD() int
+}
+
+// A Source may also have any of these.
+type (
+	// disarmer is told that the pump is awake again, so that nobody signals.
+	disarmer interface{ Disarm() }
+	// largeIO tells whether the I/O that the last Poll handled was large
+	// (256 KiB and more): the pump does not spin after it.
+	largeIO interface{ LargeIO() bool }
+	// eventMask replaces EPOLLIN as the epoll events to sleep on.
+	eventMask interface{ Events() uint32 }
+)
+
+// DefaultSpin is how long a pump looks for work after its last event.
+const DefaultSpin = 100 * time.Microsecond
+
+// Config says how a pump runs. The zero value is fit for use.
+type Config struct {
+	Name string
+	Spin time.Duration // 0: DefaultSpin; negative: never spin
+	// CPU pins the thread to this CPU. 0 and below: not pinned; CPU 0, which
+	// serves most interrupts, cannot be chosen.
+	CPU    int
+	Logger *slog.Logger // nil: slog.Default()
+}
+
+// Stats are counters since New.
+type Stats struct {
+	Loops      uint64 // looks at all sources; brought up to date before each sleep
+	Sleeps     uint64 // times the thread went to sleep
+	Wakes      uint64 // times it woke; Sleeps-Wakes is 1 while it sleeps
+	SpinHits   uint64 // spins that met work
+	SpinMisses uint64
+	Drives     uint64 // times a caller drove the pump
+}
+
+type entry struct {
+	source Source
+	disarm disarmer // nil when the source has none
+	large  largeIO  // likewise
+	fd     int
+	gone   bool
+}
+
+// Pump polls sources. See the package comment for who may call what.
+type Pump struct {
+	cfg Config
+	log *slog.Logger
+
+	// owner is held by whoever runs the loop. The pump's thread releases it
+	// only while it sleeps: it is touched once per sleep, not per event.
+	owner    sync.Mutex
+	ownerTID atomic.Int32
+
+	// Of the owner.
+	sources []entry
+	dirty   bool // some are gone
+	spinner spinner
+	loops   uint64
+
+	// Sleeping: the thread waits on gate, which holds wakeFD and, unless a
+	// caller drives, sourcesFD, the epoll set of all sources.
+	gate, sourcesFD, wakeFD int
+	asleep                  atomic.Bool // wakeFD must be kicked to be heard
+
+	mu      sync.Mutex // guards the mailbox and what follows
+	mailbox []func()
+	state   state
+	pending atomic.Bool // mailbox is not empty
+	quit    atomic.Bool
+	done    chan struct{}
+
+	stats struct{ loops, sleeps, wakes, hits, misses, drives atomic.Uint64 }
+}
+
+type state uint8
+
+const (
+	fresh   state = iota // not started; the mailbox fills
+	running              // a thread empties the mailbox
+	stopped              // descriptors are closed; Do and Call run in place
+)
+
+// New makes a pump that does not run yet.
+func New(cfg Config) (*Pump, error) {
+	if cfg.Spin == 0 {
+		cfg.Spin = DefaultSpin
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	p := &Pump{cfg: cfg, log: cfg.Logger.With("pump", cfg.Name), done: make(chan struct{}),
+		spinner: newSpinner(cfg.Spin), gate: -1, sourcesFD: -1, wakeFD: -1}
+	if err := p.openFDs(); err != nil {
+		p.closeFDs()
+		return nil, fmt.Errorf("new pump %q: %w", cfg.Name, err)
+	}
+	return p, nil
+}
+
+// Start runs the pump on a thread of its own. Call it once, and not with Run.
+func (p *Pump) Start() {
+	p.begin()
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		p.run(func() bool { return false })
+	}()
+}
+
+// Run runs the pump on the caller's thread until until returns true, which is
+// asked after every event and every wake-up, or until Stop. The pump is
+// stopped then. A pump that is pinned leaves the thread pinned.
+func (p *Pump) Run(until func() bool) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	p.begin()
+	return p.run(until)
+}
+
+func (p *Pump) begin() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.state != fresh {
+		panic("pump: started twice")
+	}
+	p.state = running
+}
+
+func (p *Pump) run(until func() bool) error {
+	p.pin()
+	p.own()
+	p.log.Debug("pump runs", "thread", unix.Gettid(), "spin", p.cfg.Spin)
+	var err error
+	for err == nil && !p.quit.Load() && !until() {
+		if p.turn() > 0 || p.spin() {
+			continue
+		}
+		err = p.sleep()
+	}
+	p.finish()
+	if err != nil {
+		err = fmt.Errorf("pump %q: %w", p.cfg.Name, err)
+		p.log.Error("pump failed", "err", err)
+	}
+	return err
+}
+
+// pin binds the thread to its CPU; a refusal costs speed only.
+func (p *Pump) pin() {
+	if p.cfg.CPU <= 0 {
+		return
+	}
+	var set unix.CPUSet
+	set.Set(p.cfg.CPU)
+	if err := unix.SchedSetaffinity(0, &set); err != nil {
+		p.log.Warn("pump is not pinned", "cpu", p.cfg.CPU, "err", err)
+	}
+}
+
+// turn looks at everything once and returns the number of events handled.
+func (p *Pump) turn() int {
+	p.loops++
+	n := 0
+	if p.pending.Load() {
+		n += p.runMailbox()
+	}
+	if p.dirty {
+		p.compact()
+	}
+	large := false
+	for i := 0; i < len(p.sources); i++ { // a source may add or remove sources
+		if p.sources[i].gone {
+			continue
+		}
+		k := p.sources[i].source.Poll()
+		if k > 0 && p.sources[i].large != nil && p.sources[i].large.LargeIO() {
+			large = true
+		}
+		n += k
+	}
+	if n > 0 {
+		p.spinner.large = large
+	}
+	return n
+}
+
+// spin looks again and again within the budget; true: it met work.
+func (p *Pump) spin() bool {
+	budget := p.spinner.next()
+	if budget <= 0 {
+		return false
+	}
+	hit := false
+	for start := time.Now(); !hit && time.Since(start) < budget; {
+		yield()
+		hit = p.turn() > 0
+	}
+	p.spinner.record(hit)
+	if hit {
+		p.stats.hits.Add(1)
+	} else {
+		p.stats.misses.Add(1)
+	}
+	return hit
+}
+
+// sleep arms every source and blocks until one of them, or a kick, wakes the
+// thread. It returns at once when there is work.
+func (p *Pump) sleep() error {
+	p.stats.loops.Store(p.loops)
+	if !p.armAll() {
+		return nil
+	}
+	p.asleep.Store(true)
+	if p.pending.Load() || p.quit.Load() { // posted before asleep was seen
+		p.asleep.Store(false)
+		p.disarmAll()
+		return nil
+	}
+	p.stats.sleeps.Add(1)
+	p.disown()
+	err := p.wait()
+	p.asleep.Store(false)
+	p.own()
+	p.stats.wakes.Add(1)
+	p.disarmAll()
+	return err
+}
+
+// armAll returns false, with nothing armed, if a source has work.
+func (p *Pump) armAll() bool {
+	for i := range p.sources {
+		if e := &p.sources[i]; !e.gone && !e.source.Arm() {
+			p.disarm(p.sources[:i])
+			return false
+		}
+	}
+	return true
+}
+
+func (p *Pump) disarmAll() { p.disarm(p.sources) }
+
+func (p *Pump) disarm(es []entry) {
+	for i := range es {
+		if es[i].disarm != nil && !es[i].gone {
+			es[i].disarm.Disarm()
+		}
+	}
+}
+
+// TryDrive lets the caller do the pump's work inline, sparing the hand-over to
+// another thread, if the pump's thread sleeps: it runs once as the pump's owner
+// and returns true. False: the pump is awake, use Do. Inside once the sources
+// may be used and Turn may be called; before it, and after it, their wake-up
+// flags are kept so that nobody signals the sleeping thread. Work that once
+// leaves behind wakes the thread.
+func (p *Pump) TryDrive(once func()) bool {
+	if !p.asleep.Load() || !p.owner.TryLock() {
+		return false
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	p.ownerTID.Store(int32(unix.Gettid()))
+	if !p.asleep.Load() || p.quit.Load() {
+		p.disown()
+		return false
+	}
+	p.stats.drives.Add(1)
+	p.watchSources(false)
+	p.disarmAll()
+	once()
+	if p.dirty {
+		p.compact()
+	}
+	idle := p.armAll()
+	p.watchSources(true)
+	if !idle {
+		p.kick()
+	}
+	p.disown()
+	return true
+}
+
+// Turn looks at everything once, for the function given to TryDrive, and
+// returns the number of events handled.
+func (p *Pump) Turn() int { return p.turn() }
+
+// Stop ends the pump's thread and waits for it, unless it is called on that
+// thread. Functions posted before it still run. Sources are not touched
+// afterwards.
+func (p *Pump) Stop() {
+	p.quit.Store(true)
+	p.mu.Lock()
+	st := p.state
+	p.mu.Unlock()
+	switch {
+	case st == fresh:
+		p.own()
+		p.finish()
+	case p.onThread():
+		p.kick() // for a caller who drives
+	default:
+		p.kick()
+		<-p.done
+	}
+}
+
+// finish empties the mailbox, closes the descriptors and gives ownership up.
+func (p *Pump) finish() {
+	for {
+		p.runMailbox()
+		p.mu.Lock()
+		if len(p.mailbox) > 0 {
+			p.mu.Unlock()
+			continue
+		}
+		already := p.state == stopped
+		p.state = stopped
+		p.closeFDs()
+		p.mu.Unlock()
+		p.stats.loops.Store(p.loops)
+		p.disown()
+		if !already {
+			p.log.Debug("pump stopped")
+			close(p.done)
+		}
+		return
+	}
+}
+
+// Stats returns the counters.
+func (p *Pump) Stats() Stats {
+	return Stats{
+		Loops: p.stats.loops.Load(), Sleeps: p.stats.sleeps.Load(), Wakes: p.stats.wakes.Load(),
+		SpinHits: p.stats.hits.Load(), SpinMisses: p.stats.misses.Load(), Drives: p.stats.drives.Load(),
+	}
+}
+
+func (p *Pump) own() {
+	p.owner.Lock()
+	p.ownerTID.Store(int32(unix.Gettid()))
+}
+
+func (p *Pump) disown() {
+	p.ownerTID.Store(0)
+	p.owner.Unlock()
+}
+
+// onThread tells whether the caller is the owner. An owner is locked to its
+// thread, so no other goroutine can have that thread's id.
+func (p *Pump) onThread() bool { return p.ownerTID.Load() == int32(unix.Gettid()) }
+
+// SetProcs sets GOMAXPROCS for a process with that many pumps: each takes one
+// while it spins, and the rest of the process needs two to four more.
+func SetProcs(pumps int) {
+	runtime.GOMAXPROCS(pumps + min(max(runtime.NumCPU(), 2), 4))
+}
+
+// ErrStopped is returned by Add to a stopped pump.
+var ErrStopped = errors.New("pump is stopped")
