@@ -1,0 +1,60 @@
+package rtrs
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+)
+
+// sentinel is an error that is allocated once and has an errno in its chain.
+type sentinel struct {
+	text  string
+	errno syscall.Errno
+}
+
+func (e *sentinel) Error() string { return e.text }
+func (e *sentinel) Unwrap() error { return e.errno }
+
+// Errors of the data path. They are never wrapped, so that == works.
+var (
+	// ErrNoPermit: every buffer of the session is in use; wait for a completion.
+	ErrNoPermit error = &sentinel{"rtrs: all buffers of the session are in use", syscall.EAGAIN}
+	// ErrDisconnected: the session has no connected path.
+	ErrDisconnected error = &sentinel{"rtrs: the session has no connected path", syscall.ECONNABORTED}
+	// ErrTooLarge: the request does not fit in a chunk, or its header in the
+	// part of it that is meant for headers.
+	ErrTooLarge error = &sentinel{"rtrs: the request is too large for a chunk", syscall.EMSGSIZE}
+
+	// errNoCredit: the send queue has no room; a completion will make some.
+	errNoCredit error = &sentinel{"rtrs: send queue is full", syscall.EAGAIN}
+)
+
+// Errors of the control path, wrapped with what happened.
+var (
+	// ErrClosed: the server, session or poller was closed.
+	ErrClosed error = &sentinel{"rtrs: closed", syscall.ESHUTDOWN}
+	// ErrProtocol: the peer broke the protocol.
+	ErrProtocol error = &sentinel{"rtrs: protocol error", syscall.ECONNRESET}
+	// ErrHeartbeat: the peer did not answer in time.
+	ErrHeartbeat error = &sentinel{"rtrs: heartbeat expired", syscall.ETIMEDOUT}
+	// ErrConnLost: a connection of the path ended.
+	ErrConnLost error = &sentinel{"rtrs: connection lost", syscall.ECONNRESET}
+)
+
+// ErrnoOf returns the errno in err's chain as a positive number, 0 for nil and
+// EIO for an error without one.
+func ErrnoOf(err error) int {
+	var errno syscall.Errno
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &errno) && errno != 0:
+		return int(errno)
+	}
+	return int(syscall.EIO)
+}
+
+// protocolErrorf describes what a peer did wrong.
+func protocolErrorf(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrProtocol, fmt.Sprintf(format, args...))
+}

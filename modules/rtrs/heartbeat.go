@@ -1,0 +1,81 @@
+package rtrs
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+)
+
+// heartbeat watches one path. Both ends run their own and answer the other's
+// at once.
+//
+// Every interval: if the peer was silent for more than limit intervals since an
+// unanswered HB_MSG, it is dead; if one is unanswered, wait; else send one.
+// Anything that arrives on any connection of the path counts as an answer.
+type heartbeat struct {
+	// The ticker's.
+	next   time.Time
+	missed int
+
+	sentAt  atomic.Int64 // Unix ns of the last HB_MSG; 0: answered
+	latency atomic.Int64 // ns of the last round trip, 0: none yet
+}
+
+// hbAction is what a tick asks for.
+type hbAction uint8
+
+const (
+	hbNothing hbAction = iota
+	hbSend             // post an HB_MSG on connection 0
+	hbDead             // give the path up
+)
+
+// start begins watching: the first HB_MSG goes out after one interval.
+func (h *heartbeat) start(now time.Time, interval time.Duration) {
+	h.next, h.missed = now.Add(interval), 0
+	h.sentAt.Store(0)
+}
+
+// tick is called by the ticker, more often than the interval. heard tells
+// whether anything arrived since the last call.
+func (h *heartbeat) tick(now time.Time, heard bool, interval time.Duration, limit int) hbAction {
+	if heard {
+		h.missed = 0
+	}
+	if now.Before(h.next) {
+		return hbNothing
+	}
+	h.next = now.Add(interval)
+	switch {
+	case h.missed > limit:
+		return hbDead
+	case h.missed > 0:
+		h.missed++
+		return hbNothing
+	}
+	h.missed = 1
+	return hbSend
+}
+
+// lastLatency returns the last round trip, 0 before the first.
+func (h *heartbeat) lastLatency() time.Duration { return time.Duration(h.latency.Load()) }
+
+// sendOn posts an HB_MSG on c, whose owner calls it.
+func (h *heartbeat) sendOn(c *conn) {
+	h.sentAt.Store(time.Now().UnixNano())
+	c.postImm(rtrswire.HeartbeatImm)
+}
+
+// onImm serves the heartbeat immediates that arrive on c, connection 0 of the
+// path. Any other immediate is none of ours. Owner of c.
+func (h *heartbeat) onImm(c *conn, imm rtrswire.Imm) {
+	switch imm.Type() {
+	case rtrswire.ImmHeartbeat:
+		c.postImm(rtrswire.HeartbeatAckImm)
+	case rtrswire.ImmHeartbeatAck:
+		if at := h.sentAt.Swap(0); at != 0 {
+			h.latency.Store(max(time.Now().UnixNano()-at, 1))
+		}
+	}
+}

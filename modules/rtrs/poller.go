@@ -1,0 +1,373 @@
+package rtrs
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+const (
+	// pollBatch completions are taken from a queue at a time.
+	pollBatch = 128
+	// cqEntries is the size of a shared completion queue; connections that do
+	// not fit share another one.
+	cqEntries = 1 << 14
+)
+
+// Poller is one pump's share of the transport: the completion queues, one or
+// more per device, and the connections on them. One goroutine at a time, the
+// owner, calls Poll and Arm; everything that a connection does happens in
+// there. It has the shape of a pump's source.
+type Poller struct {
+	index int
+	epfd  int
+
+	// Owner only.
+	wcs    [pollBatch]verbs.WC
+	at     [pollBatch]*conn
+	asleep bool // Arm returned true and Poll was not called since
+
+	// Read by the owner at every Poll, replaced by others under mu.
+	cqs   atomic.Pointer[[]*pollerCQ]
+	conns atomic.Pointer[[]atomic.Pointer[conn]]
+
+	mail mailbox
+
+	mu     sync.Mutex
+	closed bool
+	gens   []uint32 // by slot of conns: how often it was used
+	free   []uint32 // slots of conns
+}
+
+// pollerCQ is one completion queue.
+type pollerCQ struct {
+	verbs.CQ
+	dev  verbs.Device
+	used int // entries promised to connections, guarded by Poller.mu
+}
+
+// NewPoller makes a poller; index names it in logs.
+func NewPoller(index int) (*Poller, error) {
+	p := &Poller{index: index}
+	var err error
+	if p.epfd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("poller %d: epoll: %w", index, err)
+	}
+	if err = p.mail.open(p.epfd); err != nil {
+		_ = unix.Close(p.epfd)
+		return nil, fmt.Errorf("poller %d: mailbox: %w", index, err)
+	}
+	p.cqs.Store(new([]*pollerCQ))
+	p.conns.Store(new([]atomic.Pointer[conn]))
+	return p, nil
+}
+
+// Index returns the number given to NewPoller.
+func (p *Poller) Index() int { return p.index }
+
+// Poll does what there is to do, without blocking, and returns the number of
+// events it handled. Owner only.
+func (p *Poller) Poll() int {
+	if p.asleep {
+		p.asleep = false
+		p.mail.disarm()
+	}
+	n := p.mail.run()
+	for _, q := range *p.cqs.Load() {
+		n += p.pollCQ(q)
+	}
+	return n
+}
+
+// pollCQ handles one batch. Receives of connections that need no look at their
+// buffer first are posted again before any of the batch is processed, those of
+// the others after it.
+func (p *Poller) pollCQ(q *pollerCQ) int {
+	n := q.Poll(p.wcs[:])
+	if n == 0 {
+		return 0
+	}
+	conns := *p.conns.Load()
+	for i := range n {
+		p.at[i] = lookup(conns, p.wcs[i].QP)
+		if c := p.at[i]; c != nil && c.prepost {
+			c.noteRecv(&p.wcs[i])
+		}
+	}
+	for i := range n {
+		if c := p.at[i]; c != nil {
+			if c.prepost {
+				c.flushRecv()
+			}
+			c.dispatch(&p.wcs[i])
+		}
+	}
+	for i := range n {
+		if c := p.at[i]; c != nil {
+			c.flushRecv()
+			p.at[i] = nil
+		}
+	}
+	return n
+}
+
+// lookup finds a connection by the context of its queue pair: its slot in the
+// lower half, the generation of the slot in the upper.
+func lookup(conns []atomic.Pointer[conn], ctx uint64) *conn {
+	slot := uint32(ctx)
+	if int(slot) >= len(conns) {
+		return nil
+	}
+	if c := conns[slot].Load(); c != nil && c.ctx == ctx {
+		return c
+	}
+	return nil
+}
+
+// Arm makes FD readable at the next event. It returns false when there is
+// something to do already: call Poll instead of sleeping. Owner only.
+func (p *Poller) Arm() bool {
+	p.asleep = true
+	if !p.mail.arm() {
+		return false
+	}
+	for _, q := range *p.cqs.Load() {
+		if !q.Arm() {
+			return false
+		}
+	}
+	return true
+}
+
+// FD becomes readable when Poll may have something to do, after Arm.
+func (p *Poller) FD() int { return p.epfd }
+
+// Do runs f on the owner soon, in order of the calls. f must not block. It is
+// for the control path, any goroutine may call it. If the owner has stopped, f
+// is never run.
+func (p *Poller) Do(f func()) { p.mail.put(f) }
+
+// Call is Do and waits until f has run or ctx is done. Not for the owner.
+func (p *Poller) Call(ctx context.Context, f func()) error {
+	done := make(chan struct{})
+	p.Do(func() { f(); close(done) })
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("poller %d: %w", p.index, context.Cause(ctx))
+	}
+}
+
+// spinTime is how long Run looks for work before it sleeps.
+const spinTime = 50 * time.Microsecond
+
+// Run is a simple loop for users without a pump: it polls, spins for a while,
+// sleeps, until ctx is done.
+func (p *Poller) Run(ctx context.Context) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer context.AfterFunc(ctx, func() { p.Do(func() {}) })()
+	idleSince := time.Now()
+	for ctx.Err() == nil {
+		switch {
+		case p.Poll() > 0:
+			idleSince = time.Now()
+		case time.Since(idleSince) < spinTime:
+			runtime.Gosched()
+		case p.Arm():
+			p.sleep()
+			idleSince = time.Now()
+		}
+	}
+}
+
+func (p *Poller) sleep() {
+	var events [1]unix.EpollEvent
+	_, _ = unix.EpollWait(p.epfd, events[:], -1) // EINTR means nothing
+}
+
+// Close frees the poller after its owner has stopped and its sessions are
+// closed.
+func (p *Poller) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil
+	}
+	p.closed = true
+	var err error
+	for _, q := range *p.cqs.Load() {
+		if e := q.Close(); e != nil && err == nil {
+			err = fmt.Errorf("poller %d: close completion queue of %s: %w", p.index, q.dev.Info().Name, e)
+		}
+	}
+	p.cqs.Store(new([]*pollerCQ))
+	p.mail.close()
+	_ = unix.Close(p.epfd)
+	return err
+}
+
+// reserveCQ returns a completion queue of dev with room for entries.
+func (p *Poller) reserveCQ(dev verbs.Device, entries int) (*pollerCQ, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, ErrClosed
+	}
+	for _, q := range *p.cqs.Load() {
+		if q.dev == dev && q.used+entries <= cqEntries {
+			q.used += entries
+			return q, nil
+		}
+	}
+	return p.addCQ(dev, entries)
+}
+
+func (p *Poller) addCQ(dev verbs.Device, entries int) (*pollerCQ, error) {
+	cq, err := dev.CreateCQ(max(cqEntries, entries))
+	if err != nil {
+		return nil, fmt.Errorf("completion queue on %s: %w", dev.Info().Name, err)
+	}
+	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(cq.FD())}
+	if err := unix.EpollCtl(p.epfd, unix.EPOLL_CTL_ADD, cq.FD(), &ev); err != nil {
+		_ = cq.Close()
+		return nil, fmt.Errorf("watch completion queue on %s: %w", dev.Info().Name, err)
+	}
+	q := &pollerCQ{CQ: cq, dev: dev, used: entries}
+	cqs := append(slices.Clone(*p.cqs.Load()), q)
+	p.cqs.Store(&cqs)
+	p.Do(func() {}) // the owner may sleep on the old set
+	return q, nil
+}
+
+func (p *Poller) releaseCQ(q *pollerCQ, entries int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	q.used -= entries
+}
+
+// addConn gives c a slot and a context.
+func (p *Poller) addConn(c *conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.free) == 0 {
+		p.growConns()
+	}
+	slot := p.free[len(p.free)-1]
+	p.free = p.free[:len(p.free)-1]
+	p.gens[slot]++
+	c.ctx = uint64(p.gens[slot])<<32 | uint64(slot)
+	(*p.conns.Load())[slot].Store(c)
+}
+
+func (p *Poller) growConns() {
+	old := *p.conns.Load()
+	table := make([]atomic.Pointer[conn], max(16, 2*len(old)))
+	for i := range old {
+		table[i].Store(old[i].Load())
+	}
+	for slot := len(table) - 1; slot >= len(old); slot-- {
+		p.free = append(p.free, uint32(slot))
+	}
+	p.gens = append(p.gens, make([]uint32, len(table)-len(old))...)
+	p.conns.Store(&table)
+}
+
+// removeConn forgets c: completions that still name it are dropped.
+func (p *Poller) removeConn(c *conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	slot := uint32(c.ctx)
+	(*p.conns.Load())[slot].Store(nil)
+	p.free = append(p.free, slot)
+}
+
+// mailbox brings functions to the owner.
+type mailbox struct {
+	fd     int
+	full   atomic.Bool // list is not empty
+	armed  atomic.Bool // the owner sleeps or is about to
+	kicked atomic.Bool // fd was written
+
+	mu     sync.Mutex
+	list   []func()
+	spare  []func() // the owner's, swapped with list
+	closed bool
+}
+
+func (m *mailbox) open(epfd int) error {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return err
+	}
+	m.fd = fd
+	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}
+	if err := unix.EpollCtl(epfd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+		_ = unix.Close(fd)
+		return err
+	}
+	return nil
+}
+
+// put adds f and wakes the owner if it sleeps.
+func (m *mailbox) put(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return
+	}
+	m.list = append(m.list, f)
+	m.full.Store(true)
+	if m.armed.Swap(false) {
+		one := [8]byte{1}
+		_, _ = unix.Write(m.fd, one[:])
+		m.kicked.Store(true) // after the write, or it would be read too early
+	}
+}
+
+// run calls what is there.
+func (m *mailbox) run() int {
+	if !m.full.Load() {
+		return 0
+	}
+	m.mu.Lock()
+	list := m.list
+	m.list, m.spare = m.spare[:0], list
+	m.full.Store(false)
+	m.mu.Unlock()
+	for i, f := range list {
+		f()
+		list[i] = nil
+	}
+	return len(list)
+}
+
+// arm returns false when there is something in the box.
+func (m *mailbox) arm() bool {
+	m.armed.Store(true)
+	return !m.full.Load()
+}
+
+func (m *mailbox) disarm() {
+	m.armed.Store(false)
+	if m.kicked.Swap(false) {
+		var b [8]byte
+		_, _ = unix.Read(m.fd, b[:])
+	}
+}
+
+func (m *mailbox) close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = true
+	_ = unix.Close(m.fd)
+}
