@@ -70,10 +70,10 @@ var one = binary.NativeEndian.AppendUint64(nil, 1)
 // nobody has taken yet.
 func kick(fd int) { unix.Write(fd, one) }
 
-// drainEvent takes the token out of an eventfd; false: there was none.
-func drainEvent(fd int) bool {
-	var b [8]byte
-	n, _ := unix.Read(fd, b[:])
+// drainEvent takes the token out of an eventfd into b, of 8 bytes, which would
+// escape if it were ours; false: there was none.
+func drainEvent(fd int, b []byte) bool {
+	n, _ := unix.Read(fd, b)
 	return n == 8
 }
 

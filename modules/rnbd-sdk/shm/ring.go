@@ -195,6 +195,7 @@ type consumer struct {
 	head  uint32 // next entry to read
 	stale bool   // a kick of the peer may be pending in the eventfd
 	armed bool
+	token [8]byte
 }
 
 // ready returns how many entries wait; limit is the most the peer may have
@@ -221,7 +222,7 @@ func (c *consumer) arm() bool {
 		return false
 	}
 	if c.stale {
-		c.stale = !drainEvent(c.event)
+		c.stale = !drainEvent(c.event, c.token[:])
 	}
 	c.armed = true
 	c.words.Wake.Store(1)
