@@ -1,0 +1,290 @@
+package iwarp
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// The rules of receiving, in the order in which they are applied: the first
+// one broken names the Terminate. docs/protocol/iwarp.md, Receiving, has the
+// table; the length and the CRC are looked at in rx.go.
+
+// begin checks the header of a segment and finds the place of its payload. It
+// changes nothing, so that a header may be looked at again when a receive was
+// posted.
+func (q *qp) begin() termCode {
+	x := &q.rx
+	h := header(x.head[:])
+	switch {
+	case h.version() != ctlVersion && h.tagged():
+		return termTaggedVersion
+	case h.version() != ctlVersion:
+		return termVersion
+	case h.rdmap() != rdmapVersion:
+		return termRDMAPVersion
+	case !x.op.known(q.terms.features) || x.op.tagged() != h.tagged():
+		return termOpcode
+	case !h.tagged():
+		return q.beginUntagged(h)
+	case x.tagged.open && x.tagged.op != x.op:
+		return termDDPFatal
+	case x.op == opWrite:
+		return q.beginWrite(h)
+	}
+	return q.beginReadResponse(h)
+}
+
+func (q *qp) beginUntagged(h header) termCode {
+	x := &q.rx
+	switch {
+	case h.qn() != x.op.queue():
+		return termQN
+	case h.msn() != x.msn[h.qn()]:
+		return termMSN
+	}
+	switch x.op {
+	case opReadRequest:
+		return q.beginReadRequest(h)
+	case opTerminate:
+		x.dst = x.ctl[:]
+		if x.left > len(x.ctl) || h.mo() != 0 || !x.last {
+			return termUnspecified
+		}
+		return 0
+	}
+	return q.beginSend(h)
+}
+
+// beginSend is for everything that takes a receive.
+func (q *qp) beginSend(h header) termCode {
+	x := &q.rx
+	if q.rqHead == q.rqTail {
+		return termNoBuffer
+	}
+	have := uint32(0)
+	if x.untagged.open {
+		have = x.untagged.length
+	}
+	buf := q.rq[q.rqHead&q.rqMask].buf
+	if x.op == opImmediate || x.op == opImmediateSE {
+		buf = x.ctl[:immediateLen]
+	}
+	switch {
+	case h.mo() != have:
+		return termMO
+	case x.untagged.open && x.untagged.op != x.op:
+		return termDDPFatal
+	case x.op == opImmediate || x.op == opImmediateSE:
+		if x.left != immediateLen || !x.last {
+			return termUnspecified
+		}
+	case uint64(have)+uint64(x.left) > uint64(len(buf)):
+		return termTooLong
+	}
+	x.dst = buf[have:]
+	return 0
+}
+
+func (q *qp) beginReadRequest(h header) termCode {
+	x := &q.rx
+	x.dst = x.ctl[:]
+	switch {
+	case x.untagged.open:
+		return termDDPFatal
+	case h.mo() != 0:
+		return termMO
+	case x.left != readRequestLen || !x.last:
+		return termUnspecified
+	case q.serveTail-q.serveHead >= uint64(len(q.serves)):
+		return termStream
+	}
+	return 0
+}
+
+func (q *qp) beginWrite(h header) termCode {
+	x := &q.rx
+	if x.left == 0 {
+		return 0
+	}
+	if x.tagged.open && x.tagged.length > 0 {
+		switch {
+		case x.tagged.stag != h.stag():
+			return termSTag
+		case x.tagged.next != h.to():
+			return termBounds
+		}
+	}
+	r := q.dev.stags.lookup(h.stag())
+	switch {
+	case r == nil || r.valid.Load() != h.stag():
+		return termSTag
+	case r.pd != q.pd:
+		return termSTagStream
+	case r.access&verbs.AccessRemoteWrite == 0:
+		return termSTag
+	case h.to()+uint64(x.left) < h.to():
+		return termWrap
+	}
+	if x.dst = r.span(h.to(), x.left); x.dst == nil {
+		return termBounds
+	}
+	x.region = r
+	return 0
+}
+
+func (q *qp) beginReadResponse(h header) termCode {
+	x := &q.rx
+	if q.readHead == q.readTail {
+		return termDDPFatal
+	}
+	r := &q.reads[q.readHead%uint64(len(q.reads))]
+	rest := r.length - r.got
+	switch {
+	case x.left > 0 && h.stag() != r.stag:
+		return termSTag
+	case x.left > 0 && h.to() != uint64(r.got):
+		return termBounds
+	case uint64(x.left) > uint64(rest) || x.last && uint64(x.left) != uint64(rest):
+		return termBounds
+	}
+	return 0 // the place is found piece by piece
+}
+
+// source finds the memory that a read of the peer asks for.
+func (q *qp) source(stag uint32, to, n uint64) ([]byte, termCode) {
+	r := q.dev.stags.lookup(stag)
+	switch {
+	case r == nil || r.valid.Load() != stag:
+		return nil, termReadSTag
+	case r.pd != q.pd:
+		return nil, termReadPD
+	case r.access&verbs.AccessRemoteRead == 0:
+		return nil, termReadAccess
+	case to+n < to:
+		return nil, termReadWrap
+	}
+	b := r.span(to, int(n))
+	if b == nil {
+		return nil, termReadBounds
+	}
+	return b, 0
+}
+
+// deliver ends a segment that is right. It returns the number of completions.
+func (q *qp) deliver(wcs []verbs.WC) int {
+	x := &q.rx
+	h := header(x.head[:])
+	switch x.op {
+	case opWrite:
+		q.deliverWrite(h)
+	case opReadResponse:
+		q.deliverReadResponse(h)
+	case opReadRequest:
+		q.deliverReadRequest()
+	case opTerminate:
+		x.msn[queueTerminate]++
+		c, ok := parseTerminate(x.ctl[:h.payload()])
+		if !ok {
+			c = termUnspecified
+		}
+		q.terminated(c)
+	default:
+		return q.deliverSend(h, wcs)
+	}
+	return 0
+}
+
+func (q *qp) deliverWrite(h header) {
+	x := &q.rx
+	m := &x.tagged
+	if !m.open {
+		*m = taggedMessage{open: true, op: opWrite}
+	}
+	m.stag = h.stag()
+	m.length += uint32(h.payload())
+	m.next = h.to() + uint64(h.payload())
+	if x.last {
+		m.open = false
+		x.lastWrite = m.length
+	}
+}
+
+func (q *qp) deliverReadResponse(h header) {
+	x := &q.rx
+	r := &q.reads[q.readHead%uint64(len(q.reads))]
+	r.got += uint32(h.payload())
+	x.tagged.open, x.tagged.op = !x.last, opReadResponse
+	if !x.last {
+		return
+	}
+	if r.entry != noEntry {
+		q.sq[r.entry&q.sqMask].done = true
+	}
+	q.readHead++
+	q.cq.activate(q)
+}
+
+// deliverReadRequest queues the answer. It is sent by tx.go.
+func (q *qp) deliverReadRequest() {
+	x := &q.rx
+	x.msn[queueRead]++
+	r := readRequest(x.ctl[:readRequestLen])
+	if r.size() > 0 {
+		if _, c := q.source(r.sourceSTag(), r.sourceTO(), uint64(r.size())); c != 0 {
+			q.tx.off.setHeader(x.head[:])
+			q.tx.off.hasRead = true
+			copy(q.tx.off.read[:], r)
+			q.terminate(c)
+			return
+		}
+	}
+	copy(q.serves[q.serveTail%uint64(len(q.serves))].request[:], r)
+	q.serveTail++
+	q.cq.activate(q)
+}
+
+// deliverSend ends a segment of a message that takes a receive.
+func (q *qp) deliverSend(h header, wcs []verbs.WC) int {
+	x := &q.rx
+	m := &x.untagged
+	if !m.open {
+		*m = untaggedMessage{open: true, op: x.op}
+	}
+	m.length += uint32(h.payload())
+	if !x.last {
+		return 0
+	}
+	m.open = false
+	x.msn[queueSend]++
+	wc := &wcs[0]
+	*wc = verbs.WC{ID: q.rq[q.rqHead&q.rqMask].id, QP: q.context, Op: verbs.OpRecv, ByteLen: m.length}
+	q.rqHead++
+	switch {
+	case x.op == opImmediate || x.op == opImmediateSE:
+		wc.Op, wc.HasImm, wc.Imm, wc.ByteLen = verbs.OpRecvImm, true, binary.BigEndian.Uint32(x.ctl[:]), x.lastWrite
+	case x.op == opSendImm:
+		wc.HasImm, wc.Imm = true, h.slot()
+	case x.op.invalidates():
+		q.invalidated(wc, h.slot())
+	}
+	x.lastWrite = 0
+	return 1
+}
+
+// invalidated takes the key away that a Send with Invalidate names.
+func (q *qp) invalidated(wc *verbs.WC, stag uint32) {
+	c := termInvSTag
+	switch q.pd.invalidate(stag) {
+	case keyOK:
+		wc.HasInv, wc.InvKey = true, stag
+		return
+	case keyForeign:
+		c = termInvPD
+	}
+	wc.Status = verbs.StatusRemoteInvalid
+	wc.VendorCode = uint32(c)
+	q.tx.off.setHeader(q.rx.head[:])
+	q.terminateFor(c, verbs.StatusFatal, fmt.Errorf("peer invalidates key %#x: %s", stag, c))
+}

@@ -1,0 +1,160 @@
+package iwarp
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// Config sets up a device. DefaultConfig fills it; in a literal of the
+// caller's a zero number means the default named here, but a false CRC means
+// that CRC is not asked for.
+type Config struct {
+	Name string // for people; default "iwarp0"
+	// CRC asks for a CRC32C on every frame. The peer's wish is always
+	// complied with. On in DefaultConfig.
+	CRC bool
+	// MULPDU is the largest DDP segment sent, header included, in bytes:
+	// 128..65535. Default 65490, which is 65472 bytes of payload.
+	MULPDU int
+	// Foreign turns the extension block off, to talk to other iWARP stacks:
+	// no immediates, and a stalled siw responder is poked.
+	Foreign bool
+	// IRD and ORD are the RDMA READs that a connection serves and issues at a
+	// time: 0 means 16, negative none.
+	IRD, ORD int
+	// RNRTimeout is how long a message waits for a receive before the
+	// connection is terminated. Default 5 s, negative: for ever.
+	RNRTimeout time.Duration
+	// RequestTimeout bounds the wait for the MPA request of an accepted
+	// connection (default 5 s), ReplyTimeout that for the reply (default 10 s).
+	RequestTimeout, ReplyTimeout time.Duration
+	// Logger gets one line per state change; default slog.Default().
+	Logger *slog.Logger
+}
+
+// DefaultConfig is the configuration for two ends of this package.
+func DefaultConfig() Config { return Config{CRC: true}.withDefaults() }
+
+const (
+	defaultMULPDU  = 65472 + untaggedHeaderLen
+	minMULPDU      = 128 // RFC 5044, section 5.1
+	maxMULPDU      = 65535
+	terminateLimit = time.Second // to get a Terminate out
+
+	maxQPWR = 16384
+	maxSGE  = 32
+)
+
+func (c Config) withDefaults() Config {
+	c.Name = orDefault(c.Name, "iwarp0")
+	c.MULPDU = orDefault(c.MULPDU, defaultMULPDU)
+	c.IRD = max(orDefault(c.IRD, 16), 0)
+	c.ORD = max(orDefault(c.ORD, 16), 0)
+	c.RNRTimeout = orDefault(c.RNRTimeout, 5*time.Second)
+	c.RequestTimeout = orDefault(c.RequestTimeout, 5*time.Second)
+	c.ReplyTimeout = orDefault(c.ReplyTimeout, 10*time.Second)
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func orDefault[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
+}
+
+// Stats counts what a device has done since it was opened.
+type Stats struct {
+	PlacedCopyBytes uint64 // payload copied from the staging buffers to its place
+	DirectBytes     uint64 // payload that the socket call placed
+	SentBytes       uint64 // everything accepted by sockets
+	ReceivedBytes   uint64 // everything taken from sockets
+	CRCErrors       uint64
+}
+
+// Device is an opened software iWARP device.
+type Device struct {
+	cfg   Config
+	stags stagTable
+
+	mu        sync.Mutex
+	listeners map[*listener]struct{}
+	closed    bool
+
+	placed, direct, sent, received, crcErrors atomic.Uint64
+}
+
+var _ verbs.Device = (*Device)(nil)
+
+// Open opens a device. The result is a *Device, which also offers Stats.
+func Open(cfg Config) (verbs.Device, error) {
+	cfg = cfg.withDefaults()
+	if cfg.MULPDU < minMULPDU || cfg.MULPDU > maxMULPDU {
+		return nil, fmt.Errorf("open iwarp device %s: MULPDU %d is outside %d..%d", cfg.Name, cfg.MULPDU, minMULPDU, maxMULPDU)
+	}
+	if cfg.IRD > maxReadDepth || cfg.ORD > maxReadDepth {
+		return nil, fmt.Errorf("open iwarp device %s: IRD %d, ORD %d: at most %d", cfg.Name, cfg.IRD, cfg.ORD, maxReadDepth)
+	}
+	d := &Device{cfg: cfg, listeners: map[*listener]struct{}{}}
+	d.stags.init()
+	return d, nil
+}
+
+// Info describes the device.
+func (d *Device) Info() verbs.Info {
+	caps := verbs.CapSendInv | verbs.CapKeyRotation
+	if !d.cfg.Foreign {
+		caps |= verbs.CapWriteImm | verbs.CapSendImm
+	}
+	return verbs.Info{Fabric: "iwarp", Name: d.cfg.Name, Port: 1, Caps: caps, MaxQPWR: maxQPWR, MaxSGE: maxSGE}
+}
+
+// Stats returns the counters of all queues of the device. Any goroutine.
+func (d *Device) Stats() Stats {
+	return Stats{
+		PlacedCopyBytes: d.placed.Load(),
+		DirectBytes:     d.direct.Load(),
+		SentBytes:       d.sent.Load(),
+		ReceivedBytes:   d.received.Load(),
+		CRCErrors:       d.crcErrors.Load(),
+	}
+}
+
+// AllocPD makes a protection domain.
+func (d *Device) AllocPD() (verbs.PD, error) {
+	if d.isClosed() {
+		return nil, fmt.Errorf("allocate protection domain on %s: %w", d.cfg.Name, verbs.ErrClosed)
+	}
+	return &pd{dev: d}, nil
+}
+
+// Close closes the listeners. Queues and regions of the device stay usable
+// until they are closed themselves.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	d.closed = true
+	open := make([]*listener, 0, len(d.listeners))
+	for l := range d.listeners {
+		open = append(open, l)
+	}
+	d.mu.Unlock()
+	for _, l := range open {
+		l.Close()
+	}
+	return nil
+}
+
+func (d *Device) isClosed() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.closed
+}

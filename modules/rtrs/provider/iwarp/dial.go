@@ -1,0 +1,161 @@
+package iwarp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// answerLimit bounds the writing of a frame of the start-up.
+const answerLimit = 5 * time.Second
+
+// Connect joins v to the listener at p.Dst.
+func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams) ([]byte, error) {
+	q, ok := v.(*qp)
+	if !ok || q.dev != d {
+		return nil, fmt.Errorf("connect to %s: %w", p.Dst, errNotOurs)
+	}
+	if len(p.Private) > maxUserData {
+		return nil, fmt.Errorf("connect to %s: %d bytes of private data, at most %d", p.Dst, len(p.Private), maxUserData)
+	}
+	if !q.move(phaseIdle, phaseConnecting) {
+		return nil, fmt.Errorf("connect to %s: queue pair was used before", p.Dst)
+	}
+	private, err := d.connect(ctx, q, p)
+	if err != nil {
+		q.move(phaseConnecting, phaseDown)
+		return nil, fmt.Errorf("connect to %s: %w", p.Dst, err)
+	}
+	return private, nil
+}
+
+func (d *Device) connect(ctx context.Context, q *qp, p verbs.ConnectParams) ([]byte, error) {
+	dialer := net.Dialer{KeepAliveConfig: keepAlive}
+	dialer.SetMultipathTCP(false)
+	if p.Src.IsValid() {
+		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(p.Src, 0))
+	}
+	conn, err := dialer.DialContext(ctx, "tcp", p.Dst.String())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	tcp := conn.(*net.TCPConn)
+	stop := context.AfterFunc(ctx, func() { tcp.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	tm, private, err := d.initiate(tcp, p.Private)
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, fmt.Errorf("no MPA reply within %s: %w", d.cfg.ReplyTimeout, err)
+	case err != nil:
+		return nil, err
+	}
+	return private, q.hand(tcp, tm)
+}
+
+// initiate sends the request and judges the reply.
+func (d *Device) initiate(conn *net.TCPConn, private []byte) (terms, []byte, error) {
+	conn.SetDeadline(time.Now().Add(d.cfg.ReplyTimeout))
+	req := d.cfg.request(private)
+	if _, err := conn.Write(req.encode(mpaKeyRequest)); err != nil {
+		return terms{}, nil, fmt.Errorf("send MPA request: %w", err)
+	}
+	rep, err := readMPA(conn, mpaKeyReply)
+	if errors.Is(err, errMPA) {
+		sendTerminate(conn, &termError{termMPA, d.cfg.CRC})
+	}
+	if err != nil {
+		return terms{}, nil, fmt.Errorf("receive MPA reply: %w", err)
+	}
+	tm, answer, err := d.cfg.conclude(&req, &rep)
+	var refused *termError
+	if errors.As(err, &refused) {
+		sendTerminate(conn, refused)
+	}
+	if err != nil {
+		return tm, nil, err
+	}
+	// The responder must not speak before it has seen our first frame.
+	if early(conn) {
+		return tm, nil, fmt.Errorf("%w: bytes behind the reply", errMPA)
+	}
+	return tm, answer, nil
+}
+
+// sendTerminate tells the peer why the start-up failed, if it still listens.
+func sendTerminate(conn *net.TCPConn, e *termError) {
+	var b [fpduUntagged + maxTerminateLen + 3 + crcLen]byte
+	n := putTerminate(b[fpduUntagged:], e.code, &offender{})
+	putUntagged(b[:], opTerminate, true, n, 0, 1, 0)
+	conn.SetWriteDeadline(time.Now().Add(terminateLimit))
+	conn.Write(sealFPDU(b[:], e.crc))
+}
+
+// early tells whether bytes wait in the socket.
+func early(conn *net.TCPConn) bool {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	waiting := false
+	raw.Control(func(fd uintptr) {
+		var b [1]byte
+		n, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		waiting = err == nil && n > 0
+	})
+	return waiting
+}
+
+var keepAlive = net.KeepAliveConfig{Enable: true}
+
+// hand takes the socket away from conn, which the caller closes, and gives it
+// to the owner of the completion queue.
+func (q *qp) hand(conn *net.TCPConn, tm terms) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	fd := -1
+	var dupErr error
+	if err := raw.Control(func(s uintptr) {
+		fd, dupErr = unix.FcntlInt(s, unix.F_DUPFD_CLOEXEC, 0)
+	}); err != nil {
+		return err
+	}
+	if dupErr != nil {
+		return fmt.Errorf("duplicate socket: %w", dupErr)
+	}
+	q.local.Store(&addrPair{addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr())})
+	q.begun(fd, tm)
+	if !q.move(phaseConnecting, phaseUp) {
+		unix.Close(fd)
+		return fmt.Errorf("queue pair was destroyed: %w", verbs.ErrClosed)
+	}
+	q.cq.submit(q)
+	return nil
+}
+
+// begun sets up both halves for an established connection.
+func (q *qp) begun(fd int, tm terms) {
+	q.fd, q.terms = fd, tm
+	q.tx.init(q.dev.cfg.MULPDU, &tm)
+	q.rx.init(tm.crc)
+	q.reads = make([]readEntry, tm.ord)
+	q.serves = make([]serveEntry, tm.ird)
+	q.terms.poke = tm.poke
+}
+
+func addrPort(a net.Addr) netip.AddrPort {
+	ap := a.(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}

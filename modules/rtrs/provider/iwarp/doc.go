@@ -1,0 +1,45 @@
+// Package iwarp is the software iWARP provider: RDMA over an ordinary TCP
+// connection, in user space, with nothing installed on either end.
+//
+// The wire is RFC 5044 (MPA, without markers), RFC 5041 (DDP), RFC 5040
+// (RDMAP), RFC 6581 (enhanced connection setup) and RFC 7306 (Immediate Data).
+// Between two ends of this package an 8-byte block in front of the private
+// data announces Immediate Data and one experimental opcode that carries SEND
+// WITH IMM; see docs/protocol/iwarp.md. With Config.Foreign the block is off,
+// the peer may be any iWARP stack, and the device reports no immediates.
+//
+//	dev, err := iwarp.Open(iwarp.DefaultConfig())
+//	pd, err := dev.AllocPD()
+//	mr, err := pd.RegMR(buf, verbs.AccessRemoteWrite)
+//	cq, err := dev.CreateCQ(128)
+//	qp, err := dev.CreateQP(pd, verbs.QPConfig{CQ: cq, SendQueue: 64, RecvQueue: 64, MaxSGE: 2})
+//	private, err := dev.Connect(ctx, qp, verbs.ConnectParams{Dst: addr})
+//
+// # The data path
+//
+// The files in the order a byte meets them: qp.go (PostSend), tx.go (work
+// requests become segments, one sendmsg for all of them), rx.go (recvmsg into
+// the destination and a staging buffer, segments are parsed, checked, placed),
+// qp.go again (completions), cq.go (Poll drives all of it, Arm lets the owner
+// sleep). Everything there runs in the owner of the completion queue, takes no
+// lock and allocates nothing.
+//
+// # Threads
+//
+// MPA start-up runs in control goroutines on net.Conn; the finished socket is
+// taken away from the Go poller and handed to the completion queue through a
+// guarded list and an eventfd. Disconnect and Destroy use the same list. The
+// table of memory regions is shared by all queues: lookups and key rotation
+// are atomic, registration takes a lock.
+//
+// # Hazards
+//
+// A signalled SEND or WRITE is complete when the socket has taken its bytes,
+// not when the peer has them. A FIN is the end of both directions. A peer that
+// overruns the posted receives is not read from until a receive is posted, and
+// for at most Config.RNRTimeout.
+//
+// A payload in flight into a region at the very moment another queue
+// invalidates its key may still land: the key is looked at before every
+// receive call, not during it.
+package iwarp

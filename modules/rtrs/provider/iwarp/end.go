@@ -1,0 +1,202 @@
+package iwarp
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// How a connection ends. Whatever the cause: the phase goes down, the socket
+// is closed by the owner of the completion queue, every outstanding work
+// request is returned once, OpDisconnected comes last.
+
+// errTerminated is the cause when the peer sent a Terminate.
+var errTerminated = errors.New("terminated by the peer")
+
+// Disconnect implements verbs.QP.
+func (q *qp) Disconnect() {
+	if !q.disconnect.Swap(true) && !q.is(phaseIdle) {
+		q.cq.submit(q)
+	}
+}
+
+// Destroy implements verbs.QP.
+func (q *qp) Destroy() {
+	q.destroyed.Store(true)
+	if q.move(phaseIdle, phaseDown) || q.move(phaseConnecting, phaseDown) {
+		return
+	}
+	q.cq.submit(q)
+}
+
+// terminate ends the connection because the peer broke a rule: it is told so
+// in a Terminate, which goes out behind the segment that is being sent.
+func (q *qp) terminate(c termCode) {
+	status := verbs.StatusFatal
+	if c == termNoBuffer {
+		status = verbs.StatusRetryExceeded
+	}
+	if c == termTooLong {
+		q.recvStatus = verbs.StatusLocalLength
+	}
+	q.terminateFor(c, status, fmt.Errorf("peer broke the protocol: %s", c))
+}
+
+// terminateFor queues a Terminate. It may be called in the middle of building
+// a list, so it sends nothing itself.
+func (q *qp) terminateFor(c termCode, status verbs.Status, cause error) {
+	if q.end.state != endNone {
+		return
+	}
+	q.end = ending{endTerminating, status, c, cause}
+	q.phase.Store(uint32(phaseDown))
+	q.log()
+	q.rnrSince = 0
+	q.setDeadline(q.cq.now() + int64(terminateLimit))
+	q.tx.term = true
+	q.cq.activate(q)
+}
+
+// hangUp ends the connection without a word.
+func (q *qp) hangUp(status verbs.Status, cause error) {
+	if q.end.state >= endFlushing {
+		return
+	}
+	if q.end.state == endNone {
+		q.end = ending{status: status, cause: cause, code: q.end.code}
+		q.log()
+	}
+	q.phase.Store(uint32(phaseDown))
+	q.end.state = endFlushing
+	q.setDeadline(0)
+	q.rnrSince = 0
+	q.closeSocket()
+	q.cq.activate(q)
+}
+
+// leave is the end that our side asked for. What was posted gets a last
+// chance, and what came in is thrown away, since closing a socket with unread
+// data resets the connection and may take our last words with it.
+func (q *qp) leave() {
+	if q.end.state != endNone {
+		return
+	}
+	q.transmit()
+	if q.end.state != endNone || q.fd < 0 {
+		return
+	}
+	q.rx.v.set(0, q.rx.stage)
+	for range 16 {
+		if n, _ := q.rx.v.recv(q.fd, 1); n <= 0 || n < len(q.rx.stage) {
+			break
+		}
+	}
+	q.hangUp(verbs.StatusOK, nil)
+}
+
+// abandon ends a connection whose queue pair was destroyed without waiting for
+// OpDisconnected: nothing is returned any more.
+func (q *qp) abandon() {
+	q.hangUp(verbs.StatusOK, nil)
+	q.end.state = endDone
+	q.cq.detach(q)
+}
+
+// peerGone ends the connection after a FIN (cause io.EOF) or a socket error.
+// A FIN is the normal end unless it cuts something off.
+func (q *qp) peerGone(cause error) {
+	status := verbs.StatusOK
+	switch {
+	case cause != io.EOF:
+		status = verbs.StatusFatal
+		cause = fmt.Errorf("connection lost: %w", cause)
+	case q.rx.midMessage() || q.readHead != q.readTail:
+		status = verbs.StatusFatal
+		cause = fmt.Errorf("peer closed inside a message: %w", io.ErrUnexpectedEOF)
+	default:
+		cause = nil
+	}
+	q.hangUp(status, cause)
+}
+
+// terminated handles a Terminate of the peer.
+func (q *qp) terminated(c termCode) {
+	q.end.code = c
+	status := verbs.StatusFatal
+	switch {
+	case c.layer() == 0 && c.etype() == 1, c.layer() == 1 && c.etype() == 1:
+		status = verbs.StatusRemoteAccess
+	case c.layer() == 0 && c.etype() == 2:
+		status = verbs.StatusRemoteInvalid
+	case c == termNoBuffer:
+		status = verbs.StatusRetryExceeded
+	}
+	if q.readHead != q.readTail && status != verbs.StatusFatal {
+		// A read waits for its data: the error is most likely its own.
+		if r := &q.reads[q.readHead%uint64(len(q.reads))]; r.entry != noEntry {
+			q.sq[r.entry&q.sqMask].status = status
+		}
+	}
+	q.hangUp(status, fmt.Errorf("%w: %s", errTerminated, c))
+}
+
+func (q *qp) log() {
+	log, level := q.dev.cfg.Logger, "closed"
+	if q.end.status != verbs.StatusOK {
+		level = "failed"
+	}
+	log.Info("iwarp connection "+level, "local", q.LocalAddr(), "remote", q.RemoteAddr(), "cause", q.end.cause)
+}
+
+// closeSocket sends a FIN and gives the descriptor back.
+func (q *qp) closeSocket() {
+	if q.fd < 0 {
+		return
+	}
+	q.cq.forget(q)
+	unix.Shutdown(q.fd, unix.SHUT_WR) // a child that is being forked may hold a copy
+	unix.Close(q.fd)
+	q.fd = -1
+}
+
+// flush returns what is outstanding, then OpDisconnected.
+func (q *qp) flush(wcs []verbs.WC) int {
+	n := q.reap(wcs)
+	for n < len(wcs) && q.sqHead < q.sqTail {
+		e := &q.sq[q.sqHead&q.sqMask]
+		status := e.status
+		if status == verbs.StatusOK {
+			status = verbs.StatusFlushed
+		}
+		wcs[n] = q.sendWC(e, status)
+		n++
+		q.sqHead++
+		q.sqBuilt = max(q.sqBuilt, q.sqHead)
+	}
+	for n < len(wcs) && q.rqHead < q.rqTail {
+		wcs[n] = q.flushedRecv()
+		n++
+	}
+	if n < len(wcs) && q.end.state == endFlushing {
+		wcs[n] = verbs.WC{QP: q.context, Op: verbs.OpDisconnected, Status: q.end.status, VendorCode: uint32(q.end.code)}
+		n++
+		q.end.state = endDone
+		q.cq.detach(q)
+	}
+	return n
+}
+
+func (q *qp) flushedRecv() verbs.WC {
+	status := q.recvStatus
+	q.recvStatus = verbs.StatusOK
+	if status == verbs.StatusOK {
+		status = verbs.StatusFlushed
+	}
+	e := &q.rq[q.rqHead&q.rqMask]
+	q.rqHead++
+	return verbs.WC{ID: e.id, QP: q.context, Op: verbs.OpRecv, Status: status, VendorCode: uint32(q.end.code)}
+}

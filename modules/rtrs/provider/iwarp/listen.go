@@ -1,0 +1,234 @@
+package iwarp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// maxHandshakes is how many connections of a listener may be between accept
+// and the consumer's Accept. More wait in the kernel's backlog.
+const maxHandshakes = 256
+
+// listener implements verbs.Listener.
+type listener struct {
+	dev  *Device
+	tcp  *net.TCPListener
+	reqs chan *request
+	room chan struct{} // one token for each handshake
+	done chan struct{} // closed by Close
+
+	mu    sync.Mutex
+	conns map[*net.TCPConn]struct{} // handshakes in progress
+	wg    sync.WaitGroup
+	once  sync.Once
+}
+
+// Listen accepts connections at addr.
+func (d *Device) Listen(addr netip.AddrPort) (verbs.Listener, error) {
+	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	lc.SetMultipathTCP(false)
+	nl, err := lc.Listen(context.Background(), "tcp", addr.String())
+	if err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", addr, err)
+	}
+	l := &listener{
+		dev: d, tcp: nl.(*net.TCPListener),
+		reqs: make(chan *request), room: make(chan struct{}, maxHandshakes), done: make(chan struct{}),
+		conns: map[*net.TCPConn]struct{}{},
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		nl.Close()
+		return nil, fmt.Errorf("listen at %s: %w", addr, verbs.ErrClosed)
+	}
+	d.listeners[l] = struct{}{}
+	l.wg.Go(l.run)
+	return l, nil
+}
+
+// Addr implements verbs.Listener.
+func (l *listener) Addr() netip.AddrPort { return addrPort(l.tcp.Addr()) }
+
+// Accept implements verbs.Listener.
+func (l *listener) Accept() (verbs.ConnRequest, error) {
+	select {
+	case r := <-l.reqs:
+		return r, nil
+	case <-l.done:
+		return nil, fmt.Errorf("accept at %s: %w", l.Addr(), verbs.ErrClosed)
+	}
+}
+
+// Close implements verbs.Listener. It waits for the handshakes to stop.
+func (l *listener) Close() error {
+	l.once.Do(func() {
+		close(l.done)
+		l.tcp.Close()
+		l.mu.Lock()
+		for c := range l.conns {
+			c.Close()
+		}
+		l.mu.Unlock()
+		l.dev.mu.Lock()
+		delete(l.dev.listeners, l)
+		l.dev.mu.Unlock()
+	})
+	l.wg.Wait()
+	return nil
+}
+
+// run accepts until the listener is closed. A passing failure, such as no
+// descriptor left, is waited out.
+func (l *listener) run() {
+	for {
+		select {
+		case l.room <- struct{}{}:
+		case <-l.done:
+			return
+		}
+		conn, err := l.tcp.AcceptTCP()
+		if err == nil {
+			l.wg.Go(func() { l.handshake(conn); <-l.room })
+			continue
+		}
+		<-l.room
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		l.dev.cfg.Logger.Warn("iwarp listener", "addr", l.Addr(), "err", err)
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-l.done:
+			return
+		}
+	}
+}
+
+// handshake reads the request and offers it to Accept.
+func (l *listener) handshake(conn *net.TCPConn) {
+	if !l.track(conn) {
+		conn.Close()
+		return
+	}
+	r, err := l.dev.examine(conn)
+	if err == nil {
+		select {
+		case l.reqs <- r:
+			l.untrack(conn)
+			return
+		case <-l.done:
+			err = verbs.ErrClosed
+		}
+	}
+	l.untrack(conn)
+	conn.Close()
+	l.dev.cfg.Logger.Info("iwarp connection refused", "remote", addrPort(conn.RemoteAddr()), "cause", err)
+}
+
+func (l *listener) track(conn *net.TCPConn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.done:
+		return false
+	default:
+		l.conns[conn] = struct{}{}
+		return true
+	}
+}
+
+func (l *listener) untrack(conn *net.TCPConn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.conns, conn)
+}
+
+// examine reads and judges a request. A refusal is sent before it returns.
+func (d *Device) examine(conn *net.TCPConn) (*request, error) {
+	conn.SetDeadline(time.Now().Add(d.cfg.RequestTimeout))
+	frame, err := readMPA(conn, mpaKeyRequest)
+	if err != nil {
+		return nil, fmt.Errorf("receive MPA request: %w", err)
+	}
+	r := &request{dev: d, conn: conn, frame: frame}
+	r.terms, r.private, r.depths, err = d.cfg.examine(&frame)
+	var no *refusal
+	if errors.As(err, &no) {
+		conn.Write(no.reply.encode(mpaKeyReply))
+	}
+	if err != nil {
+		return nil, err
+	}
+	if early(conn) {
+		return nil, fmt.Errorf("%w: bytes behind the request", errMPA)
+	}
+	conn.SetDeadline(time.Time{})
+	return r, nil
+}
+
+// request implements verbs.ConnRequest.
+type request struct {
+	dev     *Device
+	conn    *net.TCPConn
+	frame   mpaFrame
+	terms   terms
+	depths  readDepths
+	private []byte
+}
+
+func (r *request) Private() []byte            { return r.private }
+func (r *request) LocalAddr() netip.AddrPort  { return addrPort(r.conn.LocalAddr()) }
+func (r *request) RemoteAddr() netip.AddrPort { return addrPort(r.conn.RemoteAddr()) }
+
+// Accept implements verbs.ConnRequest.
+func (r *request) Accept(v verbs.QP, private []byte) error {
+	defer r.conn.Close()
+	q, ok := v.(*qp)
+	switch {
+	case !ok || q.dev != r.dev:
+		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), errNotOurs)
+	case len(private) > maxUserData:
+		return fmt.Errorf("accept %s: %d bytes of private data, at most %d", r.RemoteAddr(), len(private), maxUserData)
+	case !q.move(phaseIdle, phaseConnecting):
+		return fmt.Errorf("accept %s: queue pair was used before", r.RemoteAddr())
+	}
+	err := r.answer(false, private)
+	if err == nil {
+		err = q.hand(r.conn, r.terms)
+	}
+	if err != nil {
+		q.move(phaseConnecting, phaseDown)
+		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), err)
+	}
+	return nil
+}
+
+// Reject implements verbs.ConnRequest.
+func (r *request) Reject(private []byte) error {
+	defer r.conn.Close()
+	if len(private) > maxUserData {
+		private = private[:maxUserData]
+	}
+	if err := r.answer(true, private); err != nil {
+		return fmt.Errorf("reject %s: %w", r.RemoteAddr(), err)
+	}
+	return nil
+}
+
+func (r *request) answer(reject bool, private []byte) error {
+	if early(r.conn) {
+		return fmt.Errorf("%w: bytes behind the request", errMPA)
+	}
+	f := r.dev.cfg.reply(&r.frame, r.terms, r.depths, reject, private)
+	r.conn.SetDeadline(time.Now().Add(answerLimit))
+	_, err := r.conn.Write(f.encode(mpaKeyReply))
+	return err
+}

@@ -1,0 +1,315 @@
+package iwarp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// MPA start-up: one request, one reply, each a 20-byte header and private
+// data. With S set the private data begins with the IRD/ORD words of RFC 6581.
+// Between two ends of this package our extension block follows, then the
+// consumer's data.
+
+const (
+	mpaHeaderLen  = 20
+	mpaKeyLen     = 16
+	mpaKeyRequest = "MPA ID Req Frame"
+	mpaKeyReply   = "MPA ID Rep Frame"
+
+	mpaMarkers  = 0x80
+	mpaCRC      = 0x40
+	mpaReject   = 0x20
+	mpaEnhanced = 0x10
+
+	maxMPAPrivate = 512 // accepted, RFC 5044
+	maxUserData   = 244 // sent: siw takes 252 behind the enhanced words, the block takes 8
+
+	enhancedLen  = 4
+	maxReadDepth = 0x3ffe // 14 bits; 0x3fff means "not negotiated"
+	readDepthBit = 0x3fff
+
+	peerToPeer = 0x8000 // A, in the IRD word
+	rtrSend    = 0x4000 // B
+	rtrWrite   = 0x8000 // C, in the ORD word
+	rtrRead    = 0x4000 // D
+
+	extensionLen     = 8
+	extensionMagic   = "RNBD"
+	extensionVersion = 1
+
+	featureImmediate byte = 1 << 0 // RFC 7306 Immediate Data
+	featureSendImm   byte = 1 << 1 // opcode 0xF
+	ourFeatures           = featureImmediate | featureSendImm
+)
+
+// errNoExtension says that a real iWARP peer answered, but not one of ours.
+var errNoExtension = errors.New("peer speaks iWARP but not the RTRS extensions")
+
+// mpaFrame is a request or a reply.
+type mpaFrame struct {
+	flags   byte
+	rev     byte
+	private []byte
+}
+
+func (f *mpaFrame) has(flag byte) bool { return f.flags&flag != 0 }
+
+// enhanced tells whether the private data starts with IRD and ORD. In
+// revision 1 the bit is a reserved one.
+func (f *mpaFrame) enhanced() bool { return f.rev >= 2 && f.has(mpaEnhanced) }
+
+func (f *mpaFrame) encode(key string) []byte {
+	b := make([]byte, mpaHeaderLen, mpaHeaderLen+len(f.private))
+	copy(b, key)
+	b[16], b[17] = f.flags, f.rev
+	binary.BigEndian.PutUint16(b[18:], uint16(len(f.private)))
+	return append(b, f.private...)
+}
+
+// errMPA is a frame that is no answer at all: the connection is closed.
+var errMPA = errors.New("not an MPA frame")
+
+// parseMPAHeader checks the first 20 bytes and returns the length of the
+// private data that follows.
+func parseMPAHeader(b []byte, key string) (f mpaFrame, private int, err error) {
+	if len(b) < mpaHeaderLen || string(b[:mpaKeyLen]) != key {
+		return f, 0, fmt.Errorf("%w: wrong key", errMPA)
+	}
+	f.flags, f.rev = b[16], b[17]
+	private = int(binary.BigEndian.Uint16(b[18:]))
+	if private > maxMPAPrivate {
+		return f, 0, fmt.Errorf("%w: %d bytes of private data, at most %d", errMPA, private, maxMPAPrivate)
+	}
+	if f.rev < 1 || f.rev > 2 {
+		return f, 0, fmt.Errorf("%w: revision %d", errMPA, f.rev)
+	}
+	return f, private, nil
+}
+
+// readMPA reads one frame and not a byte more.
+func readMPA(r io.Reader, key string) (mpaFrame, error) {
+	var head [mpaHeaderLen]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return mpaFrame{}, err
+	}
+	f, n, err := parseMPAHeader(head[:], key)
+	if err != nil {
+		return f, err
+	}
+	f.private = make([]byte, n)
+	_, err = io.ReadFull(r, f.private)
+	return f, err
+}
+
+// readDepths are the IRD and ORD words.
+type readDepths struct {
+	ird, ord         int
+	p2p              bool // A
+	send, write, rtr bool // B, C, D: RTR by Send, Write, Read
+}
+
+func parseDepths(b []byte) (d readDepths) {
+	w0, w1 := binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])
+	d.ird, d.ord = int(w0&readDepthBit), int(w1&readDepthBit)
+	if d.p2p = w0&peerToPeer != 0; d.p2p {
+		d.send, d.write, d.rtr = w0&rtrSend != 0, w1&rtrWrite != 0, w1&rtrRead != 0
+	}
+	return d
+}
+
+func (d readDepths) append(b []byte) []byte {
+	w0, w1 := uint16(d.ird), uint16(d.ord)
+	w0 |= bit(d.p2p, peerToPeer) | bit(d.send, rtrSend)
+	w1 |= bit(d.write, rtrWrite) | bit(d.rtr, rtrRead)
+	return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(b, w0), w1)
+}
+
+func bit(on bool, v uint16) uint16 {
+	if on {
+		return v
+	}
+	return 0
+}
+
+func appendExtension(b []byte) []byte {
+	return append(append(b, extensionMagic...), extensionVersion, ourFeatures, 0, 0)
+}
+
+// cutExtension takes our block off the front of b. Later versions keep the
+// meaning of the bits that exist, so any version is fine.
+func cutExtension(b []byte) (features byte, rest []byte, ok bool) {
+	if len(b) < extensionLen || string(b[:4]) != extensionMagic || b[4] == 0 {
+		return 0, b, false
+	}
+	return b[5], b[extensionLen:], true
+}
+
+// terms are what two ends have agreed on.
+type terms struct {
+	crc       bool
+	ird, ord  int  // reads we serve, reads we issue
+	features  byte // of both ends
+	initiator bool
+	rtr       opcode // initiator: kind of the first FPDU; opTerminate: none
+	poke      bool   // initiator: wake a siw responder that missed our first FPDU
+}
+
+const noRTR = opTerminate
+
+// request builds our MPA request.
+func (c *Config) request(private []byte) mpaFrame {
+	f := mpaFrame{flags: mpaEnhanced, rev: 2}
+	if c.CRC {
+		f.flags |= mpaCRC
+	}
+	// The responder may want to speak first: offer an RTR frame, so that it
+	// does not wait for data that never comes.
+	f.private = readDepths{ird: c.IRD, ord: c.ORD, p2p: true, write: true, rtr: true}.append(nil)
+	f.private = c.appendPrivate(f.private, private)
+	return f
+}
+
+func (c *Config) appendPrivate(b, private []byte) []byte {
+	if !c.Foreign {
+		b = appendExtension(b)
+	}
+	return append(b, private...)
+}
+
+// refusal is an answer with R set; the connection ends after it.
+type refusal struct {
+	reply mpaFrame
+	cause error
+}
+
+func (r *refusal) Error() string { return r.cause.Error() }
+func (r *refusal) Unwrap() error { return r.cause }
+
+// refuse builds a reply with R for req, with the enhanced words of nothing.
+func refuse(req *mpaFrame, cause error) *refusal {
+	f := mpaFrame{flags: mpaReject, rev: req.rev}
+	if req.enhanced() && len(req.private) >= enhancedLen {
+		f.flags |= mpaEnhanced
+		f.private = make([]byte, enhancedLen)
+	}
+	return &refusal{f, cause}
+}
+
+// examine is the responder's look at a request. It returns the terms, the
+// consumer's private data and the read words of the reply. An error may be a
+// *refusal.
+func (c *Config) examine(req *mpaFrame) (t terms, private []byte, d readDepths, err error) {
+	t = terms{crc: c.CRC || req.has(mpaCRC), rtr: noRTR, ird: c.IRD}
+	private = req.private
+	if req.enhanced() {
+		if len(private) < enhancedLen {
+			return t, nil, d, refuse(req, fmt.Errorf("%w: enhanced request with %d bytes of private data", errMPA, len(private)))
+		}
+		d = c.answerDepths(parseDepths(private))
+		t.ird, t.ord = d.ird, d.ord
+		private = private[enhancedLen:]
+	}
+	if req.has(mpaMarkers) {
+		return t, nil, d, refuse(req, errors.New("peer asks for markers"))
+	}
+	if !c.Foreign {
+		var ok bool
+		if t.features, private, ok = cutExtension(private); !ok {
+			return t, nil, d, refuse(req, errNoExtension)
+		}
+		t.features &= ourFeatures
+	}
+	return t, private, d, nil
+}
+
+// answerDepths raises what we serve to what the peer wants to issue, as far as
+// we can afford, and lowers what we issue to what it serves.
+func (c *Config) answerDepths(peer readDepths) readDepths {
+	d := readDepths{ird: c.IRD, ord: min(c.ORD, peer.ird), p2p: peer.p2p}
+	if peer.ord > d.ird && c.IRD > 0 {
+		d.ird = min(peer.ord, max(c.IRD, maxServedReads))
+	}
+	if d.p2p {
+		d.write = peer.write || !peer.rtr
+		d.rtr = peer.rtr && !d.write
+	}
+	return d
+}
+
+// maxServedReads is how far IRD is raised for a peer that asks for more.
+const maxServedReads = 128
+
+// reply builds our answer to req.
+func (c *Config) reply(req *mpaFrame, t terms, d readDepths, reject bool, private []byte) mpaFrame {
+	f := mpaFrame{rev: req.rev}
+	if t.crc {
+		f.flags |= mpaCRC
+	}
+	if reject {
+		f.flags |= mpaReject
+	}
+	if req.enhanced() {
+		f.flags |= mpaEnhanced
+		f.private = d.append(f.private)
+	}
+	f.private = c.appendPrivate(f.private, private)
+	return f
+}
+
+// termError is a failed negotiation that is answered with a Terminate.
+type termError struct {
+	code termCode
+	crc  bool
+}
+
+func (e *termError) Error() string { return "handshake failed: " + e.code.String() }
+
+// conclude is the initiator's look at the reply to req.
+func (c *Config) conclude(req, rep *mpaFrame) (t terms, private []byte, err error) {
+	t = terms{crc: req.has(mpaCRC) || rep.has(mpaCRC), ird: c.IRD, initiator: true, rtr: noRTR, poke: c.Foreign}
+	if rep.rev != req.rev || rep.enhanced() != req.enhanced() && !rep.has(mpaReject) {
+		return t, nil, fmt.Errorf("%w: reply of revision %d, flags %#x", errMPA, rep.rev, rep.flags)
+	}
+	private = rep.private
+	var d readDepths
+	if rep.enhanced() && len(private) >= enhancedLen {
+		d = parseDepths(private)
+		private = private[enhancedLen:]
+	} else if !rep.has(mpaReject) {
+		return t, nil, &termError{termMPA, t.crc}
+	}
+	features, rest, ours := cutExtension(private)
+	if ours && !c.Foreign {
+		private, t.features = rest, features&ourFeatures
+	}
+	switch {
+	case rep.has(mpaReject):
+		return t, nil, &verbs.RejectError{Private: private}
+	case rep.has(mpaMarkers):
+		return t, nil, &termError{termMPA, t.crc}
+	case !ours && !c.Foreign:
+		return t, nil, errNoExtension
+	case d.ord > c.IRD:
+		return t, nil, &termError{termIRD, t.crc}
+	}
+	t.ord = min(c.ORD, d.ird)
+	return t, private, t.chooseRTR(d)
+}
+
+// chooseRTR picks the first FPDU. A responder that did not mirror A wants none.
+func (t *terms) chooseRTR(d readDepths) error {
+	switch {
+	case !d.p2p:
+	case d.write:
+		t.rtr = opWrite
+	case d.rtr && t.ord > 0:
+		t.rtr = opReadRequest
+	default:
+		return &termError{termRTR, t.crc}
+	}
+	return nil
+}

@@ -1,0 +1,356 @@
+package iwarp
+
+import (
+	"io"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// The way in: one recvmsg into [rest of the payload that is being received,
+// staging buffer], then the staging buffer is parsed segment by segment. A
+// segment is a header (checked as far as it can be), a payload (placed piece
+// by piece as it comes), a tail (pad and CRC). Only when the tail is right is
+// anything delivered. check.go has the rules.
+
+const (
+	stageSize = 256 << 10
+	// bulkMin is the rest of a payload from which on little is staged, since
+	// more of the same kind follows and should go to its place directly.
+	bulkMin   = 16 << 10
+	bulkStage = 8 << 10
+	// directMin is the rest of a payload that is worth an entry of its own.
+	directMin = 512
+	// readBudget is what one call takes from one connection.
+	readBudget = 1 << 20
+)
+
+type rxPhase uint8
+
+const (
+	rxHeader rxPhase = iota
+	rxPayload
+	rxTail
+)
+
+// verdict is why parsing stopped.
+type verdict uint8
+
+const (
+	rxMore    verdict = iota // needs bytes
+	rxFull                   // no room for completions
+	rxNoRecv                 // a message waits for a receive
+	rxStopped                // the connection ends
+)
+
+// receiver is the receiving half of a queue pair.
+type receiver struct {
+	stage []byte
+	r, w  int // unparsed bytes
+	v     vec
+	crcOn bool
+
+	phase rxPhase
+	// The segment in progress.
+	head   [fpduUntagged]byte
+	op     opcode
+	last   bool
+	left   int    // payload to come
+	dst    []byte // where the next of it goes
+	region *region
+	tail   int
+	crc    uint32
+	err    termCode // found wrong; payload is not placed
+	ctl    [maxTerminateLen]byte
+
+	// Messages in progress, at most one of each class.
+	tagged   taggedMessage
+	untagged untaggedMessage
+	msn      [3]uint32 // expected MSN of each queue
+
+	lastWrite uint32 // length of the Write right before, for Immediate Data
+	met       bool   // a valid FPDU came
+}
+
+type taggedMessage struct {
+	open   bool
+	op     opcode
+	stag   uint32
+	next   uint64 // expected TO
+	length uint32
+}
+
+type untaggedMessage struct {
+	open   bool
+	op     opcode
+	length uint32
+}
+
+func (x *receiver) init(crcOn bool) {
+	x.stage = make([]byte, stageSize)
+	x.v = newVec(2)
+	x.crcOn = crcOn
+	x.msn = [3]uint32{1, 1, 1}
+}
+
+// midMessage tells whether the end of the stream would cut something off.
+func (x *receiver) midMessage() bool {
+	return x.phase != rxHeader || x.r != x.w || x.tagged.open || x.untagged.open
+}
+
+// receive parses and reads until there is nothing more, wcs is full or the
+// budget is used.
+func (q *qp) receive(wcs []verbs.WC) int {
+	n := 0
+	for budget := readBudget; ; {
+		m, v := q.parse(wcs[n:])
+		n += m
+		q.more = v == rxFull
+		if v != rxMore || !q.readable || budget <= 0 {
+			return n
+		}
+		budget -= q.fill()
+	}
+}
+
+// fill takes bytes from the socket and returns how many.
+func (q *qp) fill() int {
+	x := &q.rx
+	x.w = copy(x.stage, x.stage[x.r:x.w]) // part of a header or a tail at most
+	x.r = 0
+	room, vecs, direct := len(x.stage), 0, 0
+	if x.phase == rxPayload && len(x.dst) >= directMin && q.reachable() {
+		direct = len(x.dst)
+		x.v.set(0, x.dst)
+		vecs = 1
+		if direct >= bulkMin {
+			room = bulkStage
+		}
+	}
+	x.v.set(vecs, x.stage[x.w:room])
+	room -= x.w
+	got, errno := x.v.recv(q.fd, vecs+1)
+	switch {
+	case errno == unix.EAGAIN:
+		q.readable = false
+		return 0
+	case errno == unix.EINTR:
+		return 0
+	case errno != 0:
+		q.peerGone(errno)
+		return 0
+	case got == 0:
+		q.peerGone(io.EOF)
+		return 0
+	}
+	if got < direct+room && !q.hangup {
+		q.readable = false // drained: what comes now raises a new edge
+	}
+	q.dev.received.Add(uint64(got))
+	x.w += x.landed(got, direct, &q.dev.direct)
+	return got
+}
+
+// landed accounts for got bytes of which the first direct ones went to their
+// place, and returns how many are staged.
+func (x *receiver) landed(got, direct int, counter *atomic.Uint64) int {
+	d := min(got, direct)
+	if d == 0 {
+		return got
+	}
+	if x.crcOn {
+		x.crc = crcUpdate(x.crc, x.dst[:d])
+	}
+	x.dst = x.dst[d:]
+	x.left -= d
+	counter.Add(uint64(d))
+	return got - d
+}
+
+// parse works through the staging buffer.
+func (q *qp) parse(wcs []verbs.WC) (n int, v verdict) {
+	x := &q.rx
+	for q.end.state == endNone {
+		switch x.phase {
+		case rxHeader:
+			if v := q.parseHeader(); v != rxMore || x.phase == rxHeader {
+				return n, v
+			}
+		case rxPayload:
+			q.takePayload()
+			if x.left > 0 {
+				return n, rxMore
+			}
+			x.phase = rxTail
+		case rxTail:
+			if x.w-x.r < x.tail {
+				return n, rxMore
+			}
+			if n == len(wcs) {
+				return n, rxFull
+			}
+			n += q.finishSegment(wcs[n:])
+		}
+	}
+	return n, rxStopped
+}
+
+// parseHeader starts a segment if its header is complete.
+func (q *qp) parseHeader() verdict {
+	x := &q.rx
+	h := header(x.stage[x.r:x.w])
+	if len(h) < 4 {
+		return rxMore
+	}
+	if h.payload() < 0 || h.op() == opReadRequest && !h.tagged() && h.payload() < readRequestLen {
+		q.terminate(termFraming)
+		return rxStopped
+	}
+	size := h.size()
+	if len(h) < size {
+		return rxMore
+	}
+	copy(x.head[:], h[:size])
+	x.op, x.last, x.left, x.tail = h.op(), h.last(), h.payload(), h.tail()
+	x.dst, x.region = nil, nil
+	if x.err = q.begin(); x.err == termNoBuffer {
+		return q.waitForRecv()
+	}
+	if x.err == 0 && len(x.dst) > x.left {
+		x.dst = x.dst[:x.left]
+	}
+	q.stopWaiting()
+	if x.err != 0 && !x.crcOn {
+		q.refuseSegment()
+		return rxStopped
+	}
+	if x.crc = 0; x.crcOn {
+		x.crc = crcUpdate(0, h[:size])
+	}
+	x.r += size
+	x.phase = rxPayload
+	return rxMore
+}
+
+// waitForRecv leaves the header where it is and stops reading: TCP pushes back
+// until a receive is posted.
+func (q *qp) waitForRecv() verdict {
+	if q.rnrSince == 0 {
+		q.rnrSince = q.cq.now()
+		if q.dev.cfg.RNRTimeout > 0 {
+			q.setDeadline(q.rnrSince + int64(q.dev.cfg.RNRTimeout))
+		}
+	}
+	return rxNoRecv
+}
+
+// stopWaiting ends the wait for a receive.
+func (q *qp) stopWaiting() {
+	if q.rnrSince != 0 {
+		q.rnrSince = 0
+		q.setDeadline(0)
+	}
+}
+
+// takePayload moves what is staged of the payload.
+func (q *qp) takePayload() {
+	x := &q.rx
+	for x.left > 0 && x.r < x.w {
+		src := x.stage[x.r:min(x.w, x.r+x.left)]
+		if x.err == 0 && q.reachable() {
+			if len(x.dst) == 0 {
+				q.nextPiece()
+			}
+			src = src[:min(len(src), len(x.dst))]
+			q.dev.place(x.dst, src)
+			x.dst = x.dst[len(src):]
+		}
+		if x.crcOn {
+			x.crc = crcUpdate(x.crc, src)
+		}
+		x.r += len(src)
+		x.left -= len(src)
+	}
+}
+
+// place copies payload from the staging buffer to where it belongs. It is the
+// only copy of payload in this package.
+func (d *Device) place(dst, src []byte) {
+	copy(dst, src)
+	d.placed.Add(uint64(len(src)))
+}
+
+// reachable tells whether the segment may still be placed: the region of a
+// Write may lose its key while the payload trickles in.
+func (q *qp) reachable() bool {
+	x := &q.rx
+	if x.err != 0 {
+		return false
+	}
+	if x.region != nil && x.region.valid.Load() != header(x.head[:]).stag() {
+		x.err = termSTag
+		x.dst = nil
+		return false
+	}
+	return true
+}
+
+// nextPiece finds the next element of the read that is being answered.
+func (q *qp) nextPiece() {
+	r := &q.reads[q.readHead%uint64(len(q.reads))]
+	sges := q.entrySGEs(r.entry & q.sqMask)
+	for {
+		b := sges[r.sge].Buf[r.sgeOff:]
+		if len(b) > 0 {
+			b = b[:min(len(b), q.rx.left)]
+			r.sgeOff += len(b)
+			q.rx.dst = b
+			return
+		}
+		r.sge, r.sgeOff = r.sge+1, 0
+	}
+}
+
+// finishSegment checks the tail and delivers. It returns the number of
+// completions, at most one.
+func (q *qp) finishSegment(wcs []verbs.WC) int {
+	x := &q.rx
+	tail := x.stage[x.r : x.r+x.tail]
+	x.r += x.tail
+	x.phase = rxHeader
+	if x.crcOn {
+		pad := x.tail - crcLen
+		if crcUpdate(x.crc, tail[:pad]) != getCRC(tail[pad:]) {
+			q.dev.crcErrors.Add(1)
+			q.terminate(termCRC)
+			return 0
+		}
+	}
+	if x.err != 0 {
+		q.refuseSegment()
+		return 0
+	}
+	if !x.met {
+		q.firstFrame()
+	}
+	return q.deliver(wcs)
+}
+
+// firstFrame lifts what waits for a sign of life of the peer.
+func (q *qp) firstFrame() {
+	q.rx.met = true
+	q.tx.hold = false
+	if q.terms.poke {
+		q.terms.poke = false
+		q.setDeadline(0)
+	}
+	q.cq.activate(q)
+}
+
+// refuseSegment ends the connection because of the segment in progress.
+func (q *qp) refuseSegment() {
+	q.tx.off.setHeader(q.rx.head[:])
+	q.terminate(q.rx.err)
+}

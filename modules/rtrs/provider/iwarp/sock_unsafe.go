@@ -1,0 +1,59 @@
+package iwarp
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// addrOf returns the address of the first byte of b, which must not be empty.
+func addrOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(&b[0]))) }
+
+// vec is a scatter/gather list for one socket call.
+type vec struct {
+	hdr unix.Msghdr
+	iov []unix.Iovec
+}
+
+func newVec(n int) vec { return vec{iov: make([]unix.Iovec, n)} }
+
+// set makes entry i describe b, which must not be empty.
+func (v *vec) set(i int, b []byte) {
+	v.iov[i].Base = &b[0]
+	v.iov[i].SetLen(len(b))
+}
+
+// grow makes entry i n bytes longer: what follows it in memory belongs to it.
+func (v *vec) grow(i, n int) { v.iov[i].SetLen(int(v.iov[i].Len) + n) }
+
+// drop takes n bytes off the front of entry i.
+func (v *vec) drop(i, n int) {
+	v.iov[i].Base = (*byte)(unsafe.Add(unsafe.Pointer(v.iov[i].Base), n))
+	v.iov[i].SetLen(int(v.iov[i].Len) - n)
+}
+
+// send and recv pass entries from..to to the socket, without blocking and
+// outside the scheduler: a raw call is safe because it never waits.
+func (v *vec) send(fd, from, to int) (int, unix.Errno) {
+	return v.call(unix.SYS_SENDMSG, fd, from, to, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+}
+
+func (v *vec) recv(fd, n int) (int, unix.Errno) {
+	return v.call(unix.SYS_RECVMSG, fd, 0, n, unix.MSG_DONTWAIT)
+}
+
+func (v *vec) call(trap uintptr, fd, from, to int, flags uintptr) (int, unix.Errno) {
+	v.hdr.Iov = &v.iov[from]
+	v.hdr.SetIovlen(to - from)
+	n, _, errno := unix.RawSyscall(trap, uintptr(fd), uintptr(unsafe.Pointer(&v.hdr)), flags)
+	return int(n), unix.Errno(errno)
+}
+
+// epollNow collects waiting events without blocking.
+func epollNow(fd int, events []unix.EpollEvent) int {
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
+	if errno != 0 {
+		return 0
+	}
+	return int(n)
+}

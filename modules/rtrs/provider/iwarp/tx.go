@@ -1,0 +1,501 @@
+package iwarp
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// The way out: work requests become segments, segments become entries of one
+// scatter/gather list, one sendmsg takes the list. What the socket does not
+// take stays in the list, which is filled again only when it is empty.
+
+const (
+	batchVecs  = 512       // entries of a list
+	batchBytes = 512 << 10 // payload of a list: what is checksummed is still in the cache when it is sent
+	batchHead  = 16 << 10  // headers, pads and CRCs of a list
+	batchRuns  = 8         // lists per call, so that one connection cannot keep the queue
+
+	// segmentHead is the most that one segment takes of batchHead.
+	segmentHead = fpduUntagged + maxTerminateLen + 3 + crcLen
+)
+
+// transmitter is the sending half of a queue pair.
+type transmitter struct {
+	v        vec
+	at, n    int    // entries at..n of v wait for the socket
+	head     []byte // headers of the list
+	headUsed int
+	headVec  bool // the last entry is of head, its neighbour extends it
+
+	queued   uint64 // stream position behind the list
+	accepted uint64 // stream position that the socket has taken
+	blocked  bool   // the socket was full
+	dead     bool   // the socket refused for good; what arrived may still be read
+
+	hold      bool // responder: nothing leaves before the first FPDU of the peer
+	rtr       opcode
+	poke      bool
+	term      bool // send a Terminate and no more
+	termBuilt bool
+	started   bool // something of ours has left
+
+	// The message in progress.
+	cur       message
+	msn       [2]uint32 // next MSN of the send and the read queue
+	lastWrite bool      // the previous message was a Write
+	sink      uint32    // last STag given to a read of ours
+
+	maxTagged, maxUntagged int // payload of a segment
+	crc                    bool
+	off                    offender // what a Terminate quotes
+}
+
+// message is the one being cut into segments. Messages are never interleaved.
+type message struct {
+	op      opcode
+	active  bool
+	serve   bool // Read Response: payload from the region, not from elements
+	imm     bool // an Immediate Data follows the Write
+	stag    uint32
+	to      uint64
+	length  uint32
+	off     uint32
+	slot    uint64 // send queue slot whose elements are the payload
+	sge     int
+	sgeOff  int
+	msn     uint32
+	immData uint32
+}
+
+type readEntry struct {
+	entry  uint64 // position in the send queue, or noEntry
+	stag   uint32
+	length uint32
+	got    uint32
+	sge    int // where got stands in the elements
+	sgeOff int
+}
+
+const noEntry = ^uint64(0) // an RTR read
+
+type serveEntry struct {
+	request [readRequestLen]byte
+}
+
+func (t *transmitter) init(mulpdu int, tm *terms) {
+	t.v = newVec(batchVecs)
+	t.head = make([]byte, batchHead)
+	t.msn = [2]uint32{1, 1}
+	t.maxTagged, t.maxUntagged = segmentPayload(mulpdu)
+	t.crc = tm.crc
+	t.hold = !tm.initiator
+	t.rtr = tm.rtr
+}
+
+// segmentPayload returns the payload of a full segment. It is the same for
+// both kinds and a multiple of 64 where that is cheap, of 4 always.
+func segmentPayload(mulpdu int) (tagged, untagged int) {
+	n := mulpdu - untaggedHeaderLen
+	if n >= 4096 {
+		n &^= 63
+	}
+	n &^= 3
+	return n, n
+}
+
+// wants tells whether there is something to send.
+func (q *qp) wants() bool {
+	t := &q.tx
+	switch {
+	case t.dead || q.fd < 0:
+		return false
+	case t.at < t.n:
+		return true
+	case t.term:
+		return q.end.state == endTerminating
+	case t.hold:
+		return false
+	}
+	return t.cur.active || t.poke || t.rtr != noRTR || q.serveHead != q.serveTail || q.sqBuilt != q.sqTail && !q.readBlocked()
+}
+
+// readBlocked tells whether the next work request is a read that has to wait
+// for an earlier one.
+func (q *qp) readBlocked() bool {
+	return q.sq[q.sqBuilt&q.sqMask].op == verbs.OpRead && q.readTail-q.readHead >= uint64(len(q.reads))
+}
+
+// transmit sends until there is nothing left or the socket is full.
+func (q *qp) transmit() {
+	t := &q.tx
+	for range batchRuns {
+		if t.dead || q.fd < 0 {
+			return
+		}
+		if t.at == t.n {
+			t.at, t.n, t.headUsed, t.headVec = 0, 0, 0, false
+			q.build()
+		}
+		if t.at == t.n {
+			if t.termBuilt && q.end.state == endTerminating {
+				q.hangUp(verbs.StatusFatal, nil)
+			}
+			return
+		}
+		n, errno := t.v.send(q.fd, t.at, t.n)
+		switch errno {
+		case 0:
+			t.blocked = false
+			q.accept(n)
+		case unix.EINTR:
+		case unix.EAGAIN:
+			t.blocked = true
+			return
+		default:
+			q.sendFailed(errno)
+			return
+		}
+	}
+}
+
+// accept takes n bytes off the list.
+func (q *qp) accept(n int) {
+	t := &q.tx
+	t.accepted += uint64(n)
+	q.dev.sent.Add(uint64(n))
+	for n > 0 {
+		if l := int(t.v.iov[t.at].Len); n >= l {
+			n -= l
+			t.at++
+		} else {
+			t.v.drop(t.at, n)
+			n = 0
+		}
+	}
+}
+
+// sendFailed stops sending. What the peer said before it went away is still
+// read: it may be a Terminate that explains the end.
+func (q *qp) sendFailed(errno unix.Errno) {
+	q.tx.dead = true
+	if q.end.state == endTerminating || q.rnrSince != 0 {
+		q.hangUp(verbs.StatusFatal, fmt.Errorf("send: %w", errno))
+		return
+	}
+	q.readable, q.hangup = true, true
+	q.cq.activate(q)
+}
+
+// build fills the list.
+func (q *qp) build() {
+	t := &q.tx
+	limit := t.queued + batchBytes
+	for t.room() && t.queued < limit && !t.termBuilt {
+		switch {
+		case t.term:
+			q.buildTerminate()
+		case t.hold:
+			return
+		case t.cur.active:
+			q.buildSegment()
+		case !q.nextMessage():
+			return
+		}
+	}
+}
+
+func (t *transmitter) room() bool {
+	return t.n+maxSGE+2 <= batchVecs && t.headUsed+segmentHead <= batchHead
+}
+
+// nextMessage starts the next message: RTR first, then answers to reads, then
+// the send queue.
+func (q *qp) nextMessage() bool {
+	t := &q.tx
+	switch {
+	case t.rtr != noRTR:
+		q.startRTR()
+	case t.poke:
+		t.poke = false
+		t.cur = message{op: opWrite, active: true, stag: rtrSTag, slot: noEntry}
+	case q.serveHead != q.serveTail:
+		q.startServe()
+	case q.sqBuilt != q.sqTail && !q.readBlocked():
+		q.startEntry()
+	default:
+		return false
+	}
+	return true
+}
+
+// rtrSTag is what siw puts into frames whose STag nobody looks at.
+const rtrSTag = 1
+
+func (q *qp) startRTR() {
+	t := &q.tx
+	op := t.rtr
+	t.rtr = noRTR
+	if op == opReadRequest {
+		q.reads[q.readTail%uint64(len(q.reads))] = readEntry{entry: noEntry}
+		q.readTail++
+		q.emitReadRequest(0, 0, rtrSTag, 0)
+		return
+	}
+	t.cur = message{op: opWrite, active: true, stag: rtrSTag, slot: noEntry}
+}
+
+// startServe begins the answer to the oldest read of the peer.
+func (q *qp) startServe() {
+	r := readRequest(q.serves[q.serveHead%uint64(len(q.serves))].request[:])
+	q.tx.cur = message{op: opReadResponse, active: true, serve: true, stag: r.sinkSTag(), to: r.sinkTO(), length: r.size(), slot: noEntry}
+}
+
+// startEntry begins the next work request of the send queue. Local work is
+// done here, which is its place in the order.
+func (q *qp) startEntry() {
+	t := &q.tx
+	at := q.sqBuilt
+	slot := at & q.sqMask
+	e := &q.sq[slot]
+	m := message{active: true, slot: slot, length: e.length}
+	switch e.op {
+	case verbs.OpLocalInv, verbs.OpRegMR:
+		q.localWork(e)
+		q.sqBuilt++
+		return
+	case verbs.OpRead:
+		q.startRead(e, at)
+		return
+	case verbs.OpWrite, verbs.OpWriteImm:
+		m.op, m.stag, m.to = opWrite, e.key, e.addr
+		m.imm, m.immData = e.op == verbs.OpWriteImm, e.imm
+		if m.imm && e.length == 0 && !t.lastWrite {
+			// The Immediate alone says it. Behind another Write an empty one
+			// is needed, or the peer would report that one's length.
+			q.emitImmediate(e.imm)
+			q.finishEntry(e)
+			return
+		}
+	case verbs.OpSendInv:
+		m.op, m.stag = opSendInv, e.key
+	case verbs.OpSendImm:
+		m.op, m.stag = opSendImm, e.imm
+	default:
+		m.op = opSend
+	}
+	if !m.op.tagged() {
+		m.msn = t.msn[queueSend]
+		t.msn[queueSend]++
+	}
+	t.cur = m
+}
+
+// finishEntry marks the entry at built as built.
+func (q *qp) finishEntry(e *sendEntry) {
+	e.end = q.tx.queued
+	q.sqBuilt++
+}
+
+// localWork runs OpLocalInv and OpRegMR. One that fails ends the connection,
+// as an error in the send queue does.
+func (q *qp) localWork(e *sendEntry) {
+	res := keyOK
+	if e.op == verbs.OpLocalInv {
+		res = q.pd.invalidate(e.key)
+	} else {
+		res = q.pd.validate(e.key)
+	}
+	e.end = q.tx.queued
+	if res != keyOK {
+		e.status, e.done = verbs.StatusLocalProt, true
+		q.terminateFor(termLocal, verbs.StatusLocalProt, fmt.Errorf("key %#x cannot be changed: %s", e.key, res))
+	}
+}
+
+// startRead sends a Read Request. Its sink is a name for the elements that
+// only Read Responses of this connection are matched with.
+func (q *qp) startRead(e *sendEntry, at uint64) {
+	t := &q.tx
+	t.sink += 1 << 8
+	q.reads[q.readTail%uint64(len(q.reads))] = readEntry{entry: at, stag: t.sink, length: e.length}
+	q.readTail++
+	q.emitReadRequest(t.sink, e.length, e.key, e.addr)
+	q.finishEntry(e)
+}
+
+// buildSegment emits the next segment of the message in progress.
+func (q *qp) buildSegment() {
+	t, m := &q.tx, &q.tx.cur
+	limit := t.maxTagged
+	if !m.op.tagged() {
+		limit = t.maxUntagged
+	}
+	n := int(min(uint64(m.length-m.off), uint64(limit)))
+	last := m.off+uint32(n) == m.length
+	if m.serve {
+		q.emitServed(n, last)
+		return
+	}
+	var head []byte
+	if m.op.tagged() {
+		head = t.putHead(fpduTagged)
+		putTagged(head, m.op, last, n, m.stag, m.to+uint64(m.off))
+	} else {
+		head = t.putHead(fpduUntagged)
+		putUntagged(head, m.op, last, n, m.stag, m.msn, m.off)
+	}
+	crc := t.sum(0, head)
+	crc = q.gather(n, crc)
+	t.putTail(header(head).length(), crc)
+	m.off += uint32(n)
+	if last {
+		q.endMessage()
+	}
+}
+
+func (q *qp) endMessage() {
+	t, m := &q.tx, &q.tx.cur
+	m.active = false
+	t.lastWrite = m.op == opWrite
+	if m.slot == noEntry {
+		return
+	}
+	if m.imm {
+		q.emitImmediate(m.immData)
+	}
+	q.finishEntry(&q.sq[m.slot])
+}
+
+// gather lists the next n payload bytes of the message's elements.
+func (q *qp) gather(n int, crc uint32) uint32 {
+	t, m := &q.tx, &q.tx.cur
+	for n > 0 {
+		b := q.sges[int(m.slot)*q.maxSGE+m.sge].Buf[m.sgeOff:]
+		if len(b) == 0 {
+			m.sge, m.sgeOff = m.sge+1, 0
+			continue
+		}
+		b = b[:min(len(b), n)]
+		t.putPayload(b)
+		crc = t.sum(crc, b)
+		m.sgeOff += len(b)
+		n -= len(b)
+	}
+	return crc
+}
+
+// emitServed emits a segment of a Read Response. The region is looked up for
+// every segment: it may have been invalidated in between.
+func (q *qp) emitServed(n int, last bool) {
+	t, m := &q.tx, &q.tx.cur
+	s := &q.serves[q.serveHead%uint64(len(q.serves))]
+	r := readRequest(s.request[:])
+	var src []byte
+	if n > 0 {
+		var c termCode
+		if src, c = q.source(r.sourceSTag(), r.sourceTO()+uint64(m.off), uint64(m.length-m.off)); c != 0 {
+			m.active = false
+			t.quoteRead(r, m.off)
+			q.terminate(c)
+			return
+		}
+		src = src[:n]
+	}
+	head := t.putHead(fpduTagged)
+	putTagged(head, opReadResponse, last, n, m.stag, m.to+uint64(m.off))
+	crc := t.sum(0, head)
+	if n > 0 {
+		t.putPayload(src)
+		crc = t.sum(crc, src)
+	}
+	t.putTail(header(head).length(), crc)
+	m.off += uint32(n)
+	if last {
+		m.active = false
+		q.serveHead++
+	}
+}
+
+// quoteRead makes a Terminate quote r, advanced to where it failed.
+func (t *transmitter) quoteRead(r readRequest, off uint32) {
+	var head [fpduUntagged]byte
+	putUntagged(head[:], opReadRequest, true, readRequestLen, 0, 0, 0)
+	t.off.setHeader(head[:])
+	t.off.hasRead = true
+	putReadRequest(t.off.read[:], r.sinkSTag(), r.sinkTO()+uint64(off), r.size()-off, r.sourceSTag(), r.sourceTO()+uint64(off))
+}
+
+func (q *qp) emitImmediate(imm uint32) {
+	t := &q.tx
+	b := t.putHead(fpduUntagged + immediateLen)
+	putUntagged(b, opImmediate, true, immediateLen, 0, t.msn[queueSend], 0)
+	t.msn[queueSend]++
+	putImmediate(b[fpduUntagged:], imm)
+	t.putTail(header(b).length(), t.sum(0, b))
+	t.lastWrite = false
+}
+
+func (q *qp) emitReadRequest(sink, size, stag uint32, to uint64) {
+	t := &q.tx
+	b := t.putHead(fpduUntagged + readRequestLen)
+	putUntagged(b, opReadRequest, true, readRequestLen, 0, t.msn[queueRead], 0)
+	t.msn[queueRead]++
+	putReadRequest(b[fpduUntagged:], sink, 0, size, stag, to)
+	t.putTail(header(b).length(), t.sum(0, b))
+}
+
+// buildTerminate emits the last frame of the connection.
+func (q *qp) buildTerminate() {
+	t := &q.tx
+	var body [maxTerminateLen]byte
+	n := putTerminate(body[:], q.end.code, &t.off)
+	b := t.putHead(fpduUntagged + n)
+	putUntagged(b, opTerminate, true, n, 0, 1, 0)
+	copy(b[fpduUntagged:], body[:n])
+	t.putTail(header(b).length(), t.sum(0, b))
+	t.termBuilt = true
+}
+
+// sum continues a CRC if the connection uses one.
+func (t *transmitter) sum(crc uint32, b []byte) uint32 {
+	if !t.crc {
+		return 0
+	}
+	return crcUpdate(crc, b)
+}
+
+// putHead returns n bytes of the header room, listed.
+func (t *transmitter) putHead(n int) []byte {
+	b := t.head[t.headUsed : t.headUsed+n]
+	t.headUsed += n
+	t.queued += uint64(n)
+	if t.headVec {
+		t.v.grow(t.n-1, n)
+	} else {
+		t.v.set(t.n, b)
+		t.n++
+		t.headVec = true
+	}
+	return b
+}
+
+// putTail lists the pad and the CRC of a segment of length bytes.
+func (t *transmitter) putTail(length int, crc uint32) {
+	pad := padLen(length)
+	b := t.putHead(pad + crcLen)
+	clear(b)
+	if t.crc {
+		putCRC(b[pad:], crcUpdate(crc, b[:pad]))
+	}
+}
+
+// putPayload lists b, which is not empty.
+func (t *transmitter) putPayload(b []byte) {
+	t.v.set(t.n, b)
+	t.n++
+	t.headVec = false
+	t.queued += uint64(len(b))
+}
