@@ -1,0 +1,101 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// Backend is an io plugin: storage that the server exports.
+//
+// Describe is called first. Open may be called from several goroutines at
+// once. Serve runs once per queue at the same time as everything else, so
+// what Open and Serve share needs care; a Disk reaches Serve only through
+// requests, and only after its Open has returned.
+type Backend interface {
+	Describe() Info
+	// Open makes a disk ready for I/O. The errno in the chain of the error is
+	// what the client sees; without one it sees EIO. A backend whose crash
+	// class is not LosesAll takes its fence before it returns (package fence).
+	Open(ctx context.Context, r OpenRequest) (Disk, error)
+	// Serve answers the requests of q, those of all disks, until q.Closed().
+	// It runs on a locked thread of its own. Before it returns, it has
+	// stopped touching the buffers of requests. Returning while the queue is
+	// open, with or without an error, ends the process: nobody would answer.
+	Serve(q *Queue) error
+}
+
+// Disk is an open disk.
+type Disk interface {
+	// Limits is called after Open; requests are checked against them before
+	// they reach Serve.
+	Limits() blk.Limits
+	// Close is called when no request of the disk is in flight and none will
+	// come.
+	Close() error
+}
+
+// Configurer is a Backend or Frontend that takes settings. Configure is called
+// once, before queues and disks; it refuses what it does not know.
+type Configurer interface {
+	Configure(settings map[string]string) error
+}
+
+// Resizer is a Disk that can look at its backing store again. Requests go on
+// meanwhile.
+type Resizer interface {
+	Resize(ctx context.Context) (blk.Limits, error)
+}
+
+// ArenaUser is a Backend or Frontend that wants to see the shared memory
+// itself, to register it with the kernel say. AttachArena is called before any
+// request names the arena, DetachArena when no request in flight does; mem is
+// invalid after DetachArena returns.
+type ArenaUser interface {
+	AttachArena(id uint32, mem []byte) error
+	DetachArena(id uint32)
+}
+
+// OpenRequest asks for a disk.
+type OpenRequest struct {
+	Device     uint32 // index of the disk in requests
+	Name       string // as the client asked for it
+	Mode       blk.AccessMode
+	ReadOnly   bool     // never write; such requests are refused before Serve
+	File       *os.File // O_PATH, closed after Open returns; nil for opaque names. See Reopen.
+	Generation uint32   // of the plugin's process; above 1 an earlier one has died
+}
+
+// Reopen opens the file that the host resolved, with os.OpenFile's flags. The
+// result belongs to the caller.
+func (r OpenRequest) Reopen(flags int) (*os.File, error) {
+	if r.File == nil {
+		return nil, fmt.Errorf("open %q: no descriptor: %w", r.Name, blk.EINVAL)
+	}
+	f, err := reopen(r.File, flags)
+	if err != nil {
+		return nil, fmt.Errorf("open %q: %w", r.Name, err)
+	}
+	return f, nil
+}
+
+// Request is one I/O request: a copy, already checked against the limits of
+// its disk and the bounds of its arena.
+type Request struct {
+	Disk  Disk
+	Op    blk.Op
+	Flags blk.Flags
+	Prio  uint16 // Linux ioprio
+	Len   uint32 // bytes of the range on the disk
+	Tag   uint64 // below q.Depth(), and of no other request in flight on this queue
+	Off   uint64 // byte on the disk
+	// Buf is the payload of a read or write, Len bytes of shared memory; nil
+	// for others. It may be used until Complete. Take nothing in it twice and
+	// expect the same: the other side can write.
+	Buf   []byte
+	Arena uint32 // Buf as arena and offset, for ArenaUser
+	// BufOff is the offset of Buf in the arena, in bytes.
+	BufOff uint64
+}

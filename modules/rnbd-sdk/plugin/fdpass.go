@@ -1,0 +1,221 @@
+package plugin
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Descriptors travel in messages of 8 bytes, the token, over a SEQPACKET
+// socket pair. Only the host sends. Its end of file ends the plugin.
+const (
+	tokenSize  = 8
+	maxFDs     = 4
+	maxPending = 64 // messages that nobody has asked for yet
+)
+
+// socketPair returns the host's connection and the plugin's descriptor. Both
+// are close-on-exec.
+func socketPair() (*net.UnixConn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("socketpair: %w", err)
+	}
+	host := os.NewFile(uintptr(fds[0]), "plugin control")
+	peer := os.NewFile(uintptr(fds[1]), "host control")
+	conn, err := unixConn(host)
+	if err != nil {
+		_ = peer.Close()
+		return nil, nil, err
+	}
+	return conn, peer, nil
+}
+
+// unixConn turns f into a connection; f is closed.
+func unixConn(f *os.File) (*net.UnixConn, error) {
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		_ = c.Close()
+		return nil, fmt.Errorf("descriptor %s is not a unix socket", f.Name())
+	}
+	return u, nil
+}
+
+// fdSender is the host's end.
+type fdSender struct {
+	mu   sync.Mutex
+	conn *net.UnixConn
+	last uint64 // token
+}
+
+// send passes copies of fds and returns their token. The caller keeps its own.
+func (s *fdSender) send(fds ...int) (uint64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last++
+	var msg [tokenSize]byte
+	binary.LittleEndian.PutUint64(msg[:], s.last)
+	if _, _, err := s.conn.WriteMsgUnix(msg[:], unix.UnixRights(fds...), nil); err != nil {
+		return 0, fmt.Errorf("pass descriptors: %w", err)
+	}
+	return s.last, nil
+}
+
+// skip returns a token that carries nothing.
+func (s *fdSender) skip() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last++
+	return s.last
+}
+
+// fdReceiver is the plugin's end. run reads until the end of file.
+type fdReceiver struct {
+	conn *net.UnixConn
+
+	mu      sync.Mutex
+	pending map[uint64][]int
+	order   []uint64
+	changed chan struct{} // closed and replaced at every arrival
+}
+
+func newFDReceiver(conn *net.UnixConn) *fdReceiver {
+	return &fdReceiver{conn: conn, pending: map[uint64][]int{}, changed: make(chan struct{})}
+}
+
+// run returns at end of file, with nil, or for an error.
+func (r *fdReceiver) run() error {
+	buf := make([]byte, tokenSize)
+	oob := make([]byte, unix.CmsgSpace(maxFDs*4))
+	for {
+		n, oobn, flags, _, err := r.conn.ReadMsgUnix(buf, oob)
+		if err != nil || n == 0 {
+			r.closeAll()
+			if err == nil || errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
+				return nil
+			}
+			return err
+		}
+		fds, err := rights(oob[:oobn])
+		if err != nil || n != tokenSize || flags&(unix.MSG_CTRUNC|unix.MSG_TRUNC) != 0 {
+			closeFDs(fds)
+			return fmt.Errorf("descriptor message of %d bytes, flags %#x: %w", n, flags, errors.Join(err, unix.EPROTO))
+		}
+		r.put(binary.LittleEndian.Uint64(buf), fds)
+	}
+}
+
+func rights(oob []byte) ([]int, error) {
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, err
+	}
+	var all []int
+	for i := range msgs {
+		fds, err := unix.ParseUnixRights(&msgs[i])
+		if err != nil {
+			return all, err
+		}
+		all = append(all, fds...)
+	}
+	return all, nil
+}
+
+func (r *fdReceiver) put(token uint64, fds []int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pending[token] = fds
+	r.order = append(r.order, token)
+	if len(r.order) > maxPending {
+		closeFDs(r.pending[r.order[0]])
+		delete(r.pending, r.order[0])
+		r.order = r.order[1:]
+	}
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// take waits for the descriptors of token; they belong to the caller. Exactly
+// n are expected.
+func (r *fdReceiver) take(ctx context.Context, token uint64, n int) ([]int, error) {
+	for {
+		fds, changed := r.look(token)
+		if fds != nil {
+			if len(fds) != n {
+				closeFDs(fds)
+				return nil, fmt.Errorf("token %d: %d descriptors, want %d: %w", token, len(fds), n, unix.EPROTO)
+			}
+			return fds, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for descriptors of token %d: %w", token, context.Cause(ctx))
+		}
+	}
+}
+
+func (r *fdReceiver) look(token uint64) ([]int, chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fds := r.pending[token]
+	if fds != nil {
+		delete(r.pending, token)
+		for i, t := range r.order {
+			if t == token {
+				r.order = append(r.order[:i], r.order[i+1:]...)
+				break
+			}
+		}
+	}
+	return fds, r.changed
+}
+
+func (r *fdReceiver) closeAll() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, fds := range r.pending {
+		closeFDs(fds)
+	}
+	clear(r.pending)
+	r.order = nil
+}
+
+func closeFDs(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+}
+
+// reopen opens what f refers to anew: a description of its own.
+func reopen(f *os.File, flags int) (*os.File, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var out *os.File
+	var oerr error
+	err = raw.Control(func(fd uintptr) {
+		var n int
+		n, oerr = unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), flags|unix.O_CLOEXEC, 0)
+		if oerr == nil {
+			out = os.NewFile(uintptr(n), f.Name())
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, oerr
+}

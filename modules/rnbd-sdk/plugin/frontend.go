@@ -1,0 +1,56 @@
+package plugin
+
+import (
+	"context"
+	"os"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// Frontend is a front-end plugin: how the client's devices appear to users.
+// All methods but Serve may be called from several goroutines at once.
+type Frontend interface {
+	Describe() Info
+	// AddDevice makes a device appear. Requests for it carry s.Index and
+	// s.ArenaID; payload is in s.Arena.
+	AddDevice(ctx context.Context, s DeviceSpec) error
+	// RemoveDevice takes it away; EBUSY in the chain while it is in use and
+	// force is not set. When it returns nil the plugin no longer touches the
+	// device's memory.
+	RemoveDevice(ctx context.Context, index uint32, force bool) error
+	// ResizeDevice tells users of a new size, or other limits.
+	ResizeDevice(ctx context.Context, index uint32, limits blk.Limits) error
+	// AddListener gives a listening socket to serve on. l belongs to the
+	// plugin. The host decides which names exist.
+	AddListener(ctx context.Context, name string, l *os.File) error
+	// Openers is how many users have the device open.
+	Openers(index uint32) int
+	// Serve moves requests of q until q.Closed(), on a locked thread of its
+	// own. Returning earlier ends the process.
+	Serve(q *FrontQueue) error
+}
+
+// Locator is a Frontend that can say where a user finds a device: a path, a
+// URL.
+type Locator interface {
+	Location(index uint32) string
+}
+
+// DeviceSpec describes a device to a front end.
+type DeviceSpec struct {
+	Index      uint32 // of the device in ring entries
+	Name       string
+	Limits     blk.Limits
+	ArenaID    uint32 // of the device's memory in ring entries
+	Arena      []byte // slot i is Arena[i*SlotSize:][:SlotSize]; valid until RemoveDevice returns
+	SlotSize   int    // bytes
+	Slots      int
+	Generation uint32            // of the plugin's process
+	Config     map[string]string // settings of this device
+}
+
+// DeviceStatus is what a front end knows about a device.
+type DeviceStatus struct {
+	Openers  int
+	Location string // where a user finds it; empty: not known
+}

@@ -1,0 +1,77 @@
+package plugin
+
+// DATA PATH of front ends.
+
+import "github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+
+// FrontQueue is a front end's end of one ring: it asks, the host answers. It
+// belongs to the thread that Serve runs on; only Closed may be called from
+// elsewhere.
+type FrontQueue struct {
+	asks asks
+	pump int
+	s    *shm.Submitter
+	size int
+}
+
+func newFrontQueue(pump int, ring *shm.Ring) *FrontQueue {
+	q := &FrontQueue{pump: pump, s: ring.Submitter(), size: ring.Entries()}
+	q.asks.init(q.s.FD())
+	return q
+}
+
+// Push queues a request; it is visible after Publish. False: full, answers
+// have to be popped first.
+func (q *FrontQueue) Push(e *shm.SQE) bool { return q.s.Push(e) }
+
+// Space is how many requests Push takes now.
+func (q *FrontQueue) Space() int { return q.s.Space() }
+
+// Publish shows the host everything pushed so far.
+func (q *FrontQueue) Publish() { q.s.Publish() }
+
+// Pop takes answers and returns their number. Call it in every turn of the
+// loop, for it also notices what the host asks.
+func (q *FrontQueue) Pop(dst []shm.CQE) int {
+	n := q.s.Pop(dst)
+	if n == 0 && q.s.Err() != nil {
+		q.asks.broken.Store(true)
+	}
+	if q.asks.pending() {
+		q.asks.answer()
+	}
+	return n
+}
+
+// Arm asks for FD to become readable at the next event. False: something is
+// there already, do not sleep.
+func (q *FrontQueue) Arm() bool {
+	if q.asks.pending() || q.Closed() || !q.s.Arm() {
+		return false
+	}
+	if q.asks.pending() || q.Closed() {
+		q.s.Disarm()
+		return false
+	}
+	return true
+}
+
+// Disarm withdraws Arm after waking.
+func (q *FrontQueue) Disarm() { q.s.Disarm() }
+
+// FD is the descriptor to sleep on.
+func (q *FrontQueue) FD() int { return q.s.FD() }
+
+// Closed tells Serve to return: the host detached, or it broke the ring.
+func (q *FrontQueue) Closed() bool { return q.asks.ended() }
+
+// Pump is the number of the queue, from 0.
+func (q *FrontQueue) Pump() int { return q.pump }
+
+// Depth is the most requests that can be in flight.
+func (q *FrontQueue) Depth() int { return q.size }
+
+// InFlight is how many requests have no answer yet.
+func (q *FrontQueue) InFlight() int { return q.s.InFlight() }
+
+func (q *FrontQueue) idle() bool { return q.InFlight() == 0 }

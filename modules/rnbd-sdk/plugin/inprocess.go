@@ -1,0 +1,159 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+// LaunchInProcess runs a Backend or Frontend in this process, behind the same
+// gRPC, descriptor passing and rings as a process of its own. It is for tests
+// of plugins, and of hosts. A ring over heap memory is handed over as it is.
+//
+// What cannot be had: Kill makes the plugin lose its control socket and its
+// queues end, but goroutines that do not return live on.
+func LaunchInProcess(ctx context.Context, c Config, author any) (*Process, error) {
+	if c.Name == "" {
+		c.Name = "in-process"
+	}
+	if c.Path == "" {
+		c.Path = "in process"
+	}
+	c = c.withDefaults()
+	p, err := launchInProcess(ctx, c, author)
+	if err != nil {
+		return nil, fmt.Errorf("start %s %q (%s): %w", c.Kind, c.Name, c.Path, err)
+	}
+	return p, nil
+}
+
+func launchInProcess(ctx context.Context, c Config, author any) (*Process, error) {
+	info, err := describe(author)
+	if err != nil {
+		return nil, err
+	}
+	conn, peerFile, err := socketPair()
+	if err != nil {
+		return nil, err
+	}
+	peer, err := unixConn(peerFile)
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	in := &inProcess{server: newServer(author, info, c.Logger, newFDReceiver(peer)), peer: peer}
+	in.server.fail = func(err error) {
+		c.Logger.Error("plugin cannot go on", "plugin", c.Name, "err", err)
+		in.end()
+	}
+	in.server.local = in.take
+	link, err := in.serve()
+	if err != nil {
+		_, _ = conn.Close(), peer.Close()
+		return nil, err
+	}
+	p := newProcess(c, conn, link)
+	p.kill = in.end
+	p.handOver = in.put
+	p.cleanup = func() { in.close(link) }
+	go in.watch()
+	go p.supervise()
+	if err := p.introduce(ctx); err != nil {
+		p.quietly.Store(true)
+		p.Kill()
+		<-p.cleaned
+		return nil, err
+	}
+	return p, nil
+}
+
+func describe(author any) (Info, error) {
+	switch a := author.(type) {
+	case Backend:
+		return a.Describe(), nil
+	case Frontend:
+		return a.Describe(), nil
+	}
+	return Info{}, fmt.Errorf("%T is neither a Backend nor a Frontend: %w", author, blk.EINVAL)
+}
+
+// inProcess is the plugin's end.
+type inProcess struct {
+	server *server
+	peer   *net.UnixConn
+	grpc   *grpc.Server
+	once   sync.Once
+
+	mu    sync.Mutex
+	rings map[uint64]*shm.Ring
+}
+
+// serve starts gRPC over a socket pair of its own.
+func (in *inProcess) serve() (*grpc.ClientConn, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	a, aerr := unixConn(os.NewFile(uintptr(fds[0]), "plugin grpc"))
+	b, berr := unixConn(os.NewFile(uintptr(fds[1]), "host grpc"))
+	if err := errors.Join(aerr, berr); err != nil {
+		return nil, err
+	}
+	in.grpc = newGRPC(nil)
+	in.server.register(in.grpc)
+	go func() { _ = in.grpc.Serve(newOneConn(a)) }()
+	return grpc.NewClient("passthrough:plugin",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return b, nil }))
+}
+
+// watch is what server.watch is to a real process.
+func (in *inProcess) watch() {
+	_ = in.server.fds.run()
+	in.end()
+}
+
+// end is the plugin's death.
+func (in *inProcess) end() {
+	in.once.Do(func() {
+		_ = in.peer.Close()
+		for _, w := range in.server.queues() {
+			w.asks.close()
+		}
+	})
+}
+
+func (in *inProcess) close(link *grpc.ClientConn) {
+	ctx, cancel := context.WithTimeout(context.Background(), abandonTime)
+	defer cancel()
+	_ = in.server.detach(ctx)
+	_ = link.Close()
+	in.grpc.Stop()
+}
+
+func (in *inProcess) put(token uint64, r *shm.Ring) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.rings == nil {
+		in.rings = map[uint64]*shm.Ring{}
+	}
+	in.rings[token] = r
+}
+
+func (in *inProcess) take(token uint64) *shm.Ring {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	r := in.rings[token]
+	delete(in.rings, token)
+	return r
+}

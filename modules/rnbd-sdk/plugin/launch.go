@@ -1,0 +1,344 @@
+package plugin
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	hclog "github.com/hashicorp/go-hclog"
+	goplugin "github.com/hashicorp/go-plugin"
+	"github.com/hashicorp/go-plugin/runner"
+	"google.golang.org/grpc"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
+)
+
+// startTimeout is the default of Config.StartTimeout.
+const startTimeout = 10 * time.Second
+
+// Config says which plugin to start, and how.
+type Config struct {
+	Path         string            // of the executable
+	Kind         Kind              // what it has to be
+	Name         string            // for logs and errors; empty: the executable's name
+	SHA256       []byte            // if set, of the executable
+	Args         []string          // of the plugin, after its own path
+	Env          []string          // KEY=value, added to the few that are passed on
+	Configure    map[string]string // settings for the plugin
+	Pumps        int               // how many queues will be attached; 0: 1
+	StartTimeout time.Duration     // until the handshake is done; 0: 10 s
+	Logger       *slog.Logger      // gets the plugin's log lines too; nil: slog.Default
+	// OnExit is called once, on a goroutine of its own, when the process has
+	// ended: nil after Stop. The end of the process is no fence: its I/O may
+	// still reach the disk.
+	OnExit func(error)
+}
+
+func (c Config) withDefaults() Config {
+	if c.Name == "" {
+		c.Name = filepath.Base(c.Path)
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.StartTimeout == 0 {
+		c.StartTimeout = startTimeout
+	}
+	c.Pumps = max(c.Pumps, 1)
+	return c
+}
+
+// Launch starts a plugin, checks that it fits, and configures it. ctx bounds
+// the start; it does not end the plugin later. The errors of a plugin that
+// does not fit have ErrIncompatible in their chain; all name the path.
+func Launch(ctx context.Context, c Config) (*Process, error) {
+	c = c.withDefaults()
+	p, err := launch(ctx, c)
+	if err != nil {
+		return nil, fmt.Errorf("start %s %q (%s): %w", c.Kind, c.Name, c.Path, err)
+	}
+	return p, nil
+}
+
+func launch(ctx context.Context, c Config) (*Process, error) {
+	exe, err := openExecutable(c)
+	if err != nil {
+		return nil, err
+	}
+	if exe.pinned != nil {
+		defer exe.pinned.Close()
+	}
+	conn, peer, err := socketPair()
+	if err != nil {
+		return nil, err
+	}
+	defer peer.Close()
+	s := &starter{c: c, exe: exe.path, control: peer}
+	link, err := s.start(ctx)
+	if err != nil {
+		_ = conn.Close()
+		s.cleanup()
+		return nil, err
+	}
+	p := newProcess(c, conn, link)
+	p.child = s.child
+	p.cleanup = s.cleanup
+	go p.supervise()
+	if err := p.introduce(ctx); err != nil {
+		p.quietly.Store(true)
+		p.Kill()
+		<-p.exited
+		return nil, err
+	}
+	c.Logger.Info("plugin started", "plugin", c.Name, "kind", c.Kind.String(), "version", p.info.Version, "pid", p.PID())
+	return p, nil
+}
+
+// executable is what to execute: the path, or the file that was checked.
+type executable struct {
+	path   string
+	pinned *os.File
+}
+
+func openExecutable(c Config) (executable, error) {
+	st, err := os.Stat(c.Path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return executable{}, fmt.Errorf("there is no such file; install the plugin or correct its path: %w", errno(err))
+	case err != nil:
+		return executable{}, errno(err)
+	case !st.Mode().IsRegular():
+		return executable{}, fmt.Errorf("not a regular file: %w", fs.ErrInvalid)
+	case st.Mode().Perm()&0o111 == 0:
+		return executable{}, fmt.Errorf("not executable; chmod +x it if it is the plugin: %w", fs.ErrPermission)
+	}
+	if len(c.SHA256) == 0 {
+		return executable{path: c.Path}, nil
+	}
+	return checkSum(c)
+}
+
+// errno drops the path from a path error: ours names it already.
+func errno(err error) error {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
+}
+
+// checkSum pins the file that was hashed, so that another one put in its place
+// meanwhile is not executed. A file that is written in place is: its directory
+// must belong to root.
+func checkSum(c Config) (executable, error) {
+	f, err := pin(c.Path)
+	if err != nil {
+		return executable{}, errno(err)
+	}
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		_ = f.Close()
+		return executable{}, fmt.Errorf("checksum: %w", errno(err))
+	}
+	if sum := h.Sum(nil); !bytes.Equal(sum, c.SHA256) {
+		_ = f.Close()
+		return executable{}, fmt.Errorf("%w: SHA-256 of the file is %x, configured is %x; "+
+			"if the plugin was updated on purpose, configure the new sum", ErrIncompatible, sum, c.SHA256)
+	}
+	return executable{path: fmt.Sprintf("/proc/self/fd/%d", f.Fd()), pinned: f}, nil
+}
+
+// starter drives go-plugin through the start of one process.
+type starter struct {
+	c       Config
+	exe     string
+	control *os.File
+	dir     string // of the plugin's gRPC socket
+	child   *child
+	client  *goplugin.Client
+	pid     atomic.Int64
+}
+
+func (s *starter) start(ctx context.Context) (grpc.ClientConnInterface, error) {
+	var err error
+	if s.dir, err = socketDir(); err != nil {
+		return nil, err
+	}
+	var words lastWords
+	s.client = goplugin.NewClient(&goplugin.ClientConfig{
+		HandshakeConfig:  handshake(),
+		VersionedPlugins: map[int]goplugin.PluginSet{ProtocolVersion: {setName: &grpcPlugin{}}},
+		RunnerFunc:       s.newRunner,
+		UnixSocketConfig: &goplugin.UnixSocketConfig{TempDir: s.dir},
+		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
+		AutoMTLS:         true,
+		SkipHostEnv:      true,
+		StartTimeout:     timeout(ctx, s.c.StartTimeout),
+		Logger:           newHclog(s.c.Logger, s.attrs),
+		Stderr:           &words,
+		SyncStdout:       lineWriter{s.printed},
+		SyncStderr:       lineWriter{s.printed},
+	})
+	link, err := s.connect(ctx)
+	if err != nil {
+		return nil, s.explain(ctx, err, &words)
+	}
+	s.child.words = &words
+	return link, nil
+}
+
+// connect does the handshake; the end of ctx ends the child.
+func (s *starter) connect(ctx context.Context) (grpc.ClientConnInterface, error) {
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		select {
+		case <-ctx.Done():
+			s.kill()
+		case <-done:
+		}
+	}()
+	proto, err := s.client.Client()
+	if err != nil {
+		return nil, err
+	}
+	raw, err := proto.Dispense(setName)
+	if err != nil {
+		return nil, err
+	}
+	return raw.(grpc.ClientConnInterface), nil
+}
+
+func (s *starter) kill() {
+	if pid := s.pid.Load(); pid != 0 {
+		_ = s.child.Kill(context.Background())
+	}
+}
+
+// newRunner is called by go-plugin with the environment it wants.
+func (s *starter) newRunner(_ hclog.Logger, cmd *exec.Cmd, _ string) (runner.Runner, error) {
+	env := append(hostEnv(s.c), cmd.Env...)
+	s.child = newChild(s.c.Path, s.exe, s.c.Args, env, s.control)
+	s.child.started = func(pid int) { s.pid.Store(int64(pid)) }
+	return s.child, nil
+}
+
+// explain says what went wrong in a start, and what to do.
+func (s *starter) explain(ctx context.Context, err error, words *lastWords) error {
+	if s.child == nil || s.child.pid() == 0 {
+		return errno(err)
+	}
+	if v, ok := s.child.protocol(); ok && v != ProtocolVersion {
+		return fmt.Errorf("%w: it speaks version %d of the plugin protocol, this host version %d; "+
+			"install a plugin and a host of the same release", ErrIncompatible, v, ProtocolVersion)
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	select {
+	case <-s.child.ended:
+		return fmt.Errorf("it ended in the handshake (%s)%s", exitStatus(s.child.status), words)
+	case <-time.After(100 * time.Millisecond):
+	}
+	if strings.Contains(err.Error(), "timeout") {
+		return fmt.Errorf("no handshake within %v; is it an rnbd plugin?%s: %w", s.c.StartTimeout, words, os.ErrDeadlineExceeded)
+	}
+	return fmt.Errorf("handshake: %w%s", err, words)
+}
+
+// cleanup runs after the process has ended.
+func (s *starter) cleanup() {
+	if s.client != nil {
+		s.client.Kill()
+	}
+	_ = os.RemoveAll(s.dir)
+}
+
+func (s *starter) attrs() []any {
+	return []any{"plugin", s.c.Name, "pid", s.pid.Load()}
+}
+
+func (s *starter) printed(line string) {
+	s.c.Logger.Info(line, s.attrs()...)
+}
+
+// timeout is d, or less when ctx ends earlier.
+func timeout(ctx context.Context, d time.Duration) time.Duration {
+	if t, ok := ctx.Deadline(); ok {
+		d = max(min(d, time.Until(t)), time.Millisecond)
+	}
+	return d
+}
+
+// socketDir makes a directory whose name leaves room for a socket's, of which
+// all may have 107 bytes.
+func socketDir() (string, error) {
+	base := os.TempDir()
+	if len(base) > 40 {
+		base = "/tmp"
+	}
+	return os.MkdirTemp(base, "rnbd-plugin-")
+}
+
+// passedOn are the variables of the host that a plugin sees, besides RNBD_*.
+var passedOn = []string{"PATH", "HOME", "TMPDIR", "XDG_RUNTIME_DIR", "GOTRACEBACK", "GODEBUG", "GOCOVERDIR"}
+
+func hostEnv(c Config) []string {
+	var env []string
+	for _, kv := range os.Environ() {
+		k, _, _ := strings.Cut(kv, "=")
+		if strings.HasPrefix(k, "RNBD_") && k != cookieKey && k != logLevelKey {
+			env = append(env, kv)
+		}
+	}
+	for _, k := range passedOn {
+		if v, ok := os.LookupEnv(k); ok {
+			env = append(env, k+"="+v)
+		}
+	}
+	if c.Logger.Enabled(context.Background(), slog.LevelDebug) {
+		env = append(env, logLevelKey+"=debug")
+	}
+	return append(env, c.Env...)
+}
+
+func exitStatus(err error) string {
+	if err == nil {
+		return "exit status 0"
+	}
+	return err.Error()
+}
+
+// introduce is the part of the start that speaks our protocol.
+func (p *Process) introduce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, p.c.StartTimeout)
+	defer cancel()
+	d, err := p.plugin.Describe(ctx, &pluginpb.DescribeRequest{RingVersion: RingVersion})
+	if err != nil {
+		return p.failed("describe", err)
+	}
+	p.info = infoFromPB(d.GetInfo())
+	switch {
+	case p.info.Kind != p.c.Kind:
+		return fmt.Errorf("%w: it is an %s; configure it as one, or give the path of an %s", ErrIncompatible, p.info.Kind, p.c.Kind)
+	case d.GetRingVersion() != RingVersion:
+		return fmt.Errorf("%w: its rings have version %d, this host's version %d; "+
+			"install a plugin and a host of the same release", ErrIncompatible, d.GetRingVersion(), RingVersion)
+	}
+	_, err = p.plugin.Configure(ctx, &pluginpb.ConfigureRequest{Settings: p.c.Configure, Pumps: uint32(p.c.Pumps)})
+	if err != nil {
+		return p.failed("configure", err)
+	}
+	return nil
+}

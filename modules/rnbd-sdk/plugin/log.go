@@ -1,0 +1,143 @@
+package plugin
+
+import (
+	"context"
+	"io"
+	"log"
+	"log/slog"
+	"os"
+	"strings"
+
+	hclog "github.com/hashicorp/go-hclog"
+)
+
+// logLevelKey tells a plugin how much its host wants to hear.
+const logLevelKey = "RNBD_PLUGIN_LOG"
+
+// newLogger writes lines that the host's end of go-plugin understands: JSON
+// with @level, @message and @timestamp.
+func newLogger(w io.Writer) *slog.Logger {
+	level := slog.LevelInfo
+	_ = level.UnmarshalText([]byte(os.Getenv(logLevelKey))) // unset or unknown: info
+	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: hclogKeys}))
+}
+
+func hclogKeys(groups []string, a slog.Attr) slog.Attr {
+	if len(groups) > 0 {
+		return a
+	}
+	switch a.Key {
+	case slog.TimeKey:
+		return slog.String("@timestamp", a.Value.Time().Format(hclog.TimeFormatJSON))
+	case slog.LevelKey:
+		l, _ := a.Value.Any().(slog.Level)
+		return slog.String("@level", levelName(l))
+	case slog.MessageKey:
+		return slog.Attr{Key: "@message", Value: a.Value}
+	}
+	return a
+}
+
+func levelName(l slog.Level) string {
+	switch {
+	case l < slog.LevelInfo:
+		return "debug"
+	case l < slog.LevelWarn:
+		return "info"
+	case l < slog.LevelError:
+		return "warn"
+	}
+	return "error"
+}
+
+// hclogger lets go-plugin log to slog. What go-plugin says of itself is of
+// interest for debugging only; its named children carry the plugin's lines.
+type hclogger struct {
+	hclog.Logger // the methods that go-plugin does not use
+	to           *slog.Logger
+	name         string
+	extra        func() []any // attributes that become known later
+}
+
+func newHclog(to *slog.Logger, extra func() []any) *hclogger {
+	return &hclogger{Logger: hclog.NewNullLogger(), to: to, extra: extra}
+}
+
+func (h *hclogger) log(l slog.Level, msg string, args []any) {
+	if h.name == "" || h.name == "stdio" {
+		l = slog.LevelDebug
+	}
+	if !h.to.Enabled(context.Background(), l) {
+		return
+	}
+	h.to.Log(context.Background(), l, msg, append(h.extra(), withoutTime(args)...)...)
+}
+
+// withoutTime drops the plugin's timestamp: the line gets ours.
+func withoutTime(args []any) []any {
+	var out []any
+	for i := 0; i+1 < len(args); i += 2 {
+		if args[i] != "timestamp" {
+			out = append(out, args[i], args[i+1])
+		}
+	}
+	return out
+}
+
+func (h *hclogger) Log(l hclog.Level, msg string, args ...any) { h.log(slogLevel(l), msg, args) }
+func (h *hclogger) Trace(msg string, args ...any)              { h.log(slog.LevelDebug, msg, args) }
+func (h *hclogger) Debug(msg string, args ...any)              { h.log(slog.LevelDebug, msg, args) }
+func (h *hclogger) Info(msg string, args ...any)               { h.log(slog.LevelInfo, msg, args) }
+func (h *hclogger) Warn(msg string, args ...any)               { h.log(slog.LevelWarn, msg, args) }
+func (h *hclogger) Error(msg string, args ...any)              { h.log(slog.LevelError, msg, args) }
+
+func (h *hclogger) Named(name string) hclog.Logger {
+	n := *h
+	n.name = strings.TrimPrefix(h.name+"."+name, ".")
+	return &n
+}
+
+func (h *hclogger) With(args ...any) hclog.Logger {
+	n := *h
+	n.to = h.to.With(args...)
+	return &n
+}
+
+func (h *hclogger) ResetNamed(name string) hclog.Logger { n := *h; n.name = name; return &n }
+func (h *hclogger) Name() string                        { return h.name }
+func (h *hclogger) ImpliedArgs() []any                  { return nil }
+func (h *hclogger) SetLevel(hclog.Level)                {}
+func (h *hclogger) GetLevel() hclog.Level               { return hclog.Trace }
+func (h *hclogger) IsTrace() bool                       { return false }
+func (h *hclogger) IsDebug() bool                       { return h.to.Enabled(context.Background(), slog.LevelDebug) }
+func (h *hclogger) IsInfo() bool                        { return true }
+func (h *hclogger) IsWarn() bool                        { return true }
+func (h *hclogger) IsError() bool                       { return true }
+
+func (h *hclogger) StandardLogger(*hclog.StandardLoggerOptions) *log.Logger {
+	return slog.NewLogLogger(h.to.Handler(), slog.LevelDebug)
+}
+
+func slogLevel(l hclog.Level) slog.Level {
+	switch l {
+	case hclog.Error:
+		return slog.LevelError
+	case hclog.Warn:
+		return slog.LevelWarn
+	case hclog.Info:
+		return slog.LevelInfo
+	}
+	return slog.LevelDebug
+}
+
+// lineWriter logs what a plugin prints instead of logging it.
+type lineWriter struct{ log func(line string) }
+
+func (w lineWriter) Write(p []byte) (int, error) {
+	for line := range strings.Lines(string(p)) {
+		if line = strings.TrimSpace(line); line != "" {
+			w.log(line)
+		}
+	}
+	return len(p), nil
+}

@@ -1,0 +1,287 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+// Process is a running plugin, seen from the host. Its methods may be called
+// from any goroutine. Errors of calls keep the errno that the plugin gave;
+// calls to a plugin that has ended have ErrExited in the chain.
+type Process struct {
+	c      Config
+	info   Info
+	plugin pluginpb.PluginClient
+	disks  pluginpb.StorageClient
+	front  pluginpb.FrontendClient
+	fds    fdSender
+
+	child    *child                          // nil in process
+	kill     func()                          // in process: what SIGKILL is to a child
+	handOver func(token uint64, r *shm.Ring) // in process: rings without descriptors
+	cleanup  func()
+
+	quietly  atomic.Bool // the start failed: no OnExit, no log
+	stopping atomic.Bool
+	killed   atomic.Bool
+	lost     chan struct{} // closed at the end of file of the control socket
+	exited   chan struct{}
+	cleaned  chan struct{} // closed after exited, when nothing of the process is left here
+	exitErr  error         // read after exited
+}
+
+func newProcess(c Config, conn *net.UnixConn, link grpc.ClientConnInterface) *Process {
+	return &Process{
+		c:       c,
+		plugin:  pluginpb.NewPluginClient(link),
+		disks:   pluginpb.NewStorageClient(link),
+		front:   pluginpb.NewFrontendClient(link),
+		fds:     fdSender{conn: conn},
+		lost:    make(chan struct{}),
+		exited:  make(chan struct{}),
+		cleaned: make(chan struct{}),
+	}
+}
+
+// Info is what the plugin says of itself.
+func (p *Process) Info() Info { return p.info }
+
+// PID is the process id; the host's own for a plugin in process.
+func (p *Process) PID() int {
+	if p.child == nil {
+		return os.Getpid()
+	}
+	return p.child.pid()
+}
+
+// Executable is the path it was started from.
+func (p *Process) Executable() string { return p.c.Path }
+
+// Exited is closed when the process has ended.
+func (p *Process) Exited() <-chan struct{} { return p.exited }
+
+// ExitError is why it ended; nil while it runs and after an orderly Stop.
+func (p *Process) ExitError() error {
+	select {
+	case <-p.exited:
+		return p.exitErr
+	default:
+		return nil
+	}
+}
+
+// supervise waits for the end of the process. The end of file of the control
+// socket usually comes first.
+func (p *Process) supervise() {
+	go func() {
+		var b [1]byte
+		_, _ = p.fds.conn.Read(b[:]) // nobody writes: end of file, or closed by us
+		close(p.lost)
+	}()
+	reaped := p.reaped()
+	select {
+	case <-reaped:
+	case <-p.lost:
+		p.settle(reaped)
+	}
+	p.exitErr = p.verdict(reaped)
+	_ = p.fds.conn.Close()
+	close(p.exited)
+	p.report()
+	p.cleanup()
+	close(p.cleaned)
+}
+
+// reaped is closed when the exit status is known.
+func (p *Process) reaped() <-chan struct{} {
+	if p.child == nil {
+		return p.lost
+	}
+	return p.child.ended
+}
+
+// settle follows the end of file. A process that let go of the socket but
+// lives is beyond control: it is killed. One whose reaping takes long (writes
+// in flight) is reported before.
+func (p *Process) settle(reaped <-chan struct{}) {
+	if p.stopping.Load() {
+		<-reaped // Stop watches the time
+		return
+	}
+	select {
+	case <-reaped:
+		return
+	case <-time.After(reapGrace):
+	}
+	if p.child != nil {
+		_ = p.child.Kill(context.Background())
+	}
+	select {
+	case <-reaped:
+	case <-time.After(reapGrace):
+	}
+}
+
+// reapGrace is how long the report of a death waits for the exit status.
+const reapGrace = 4 * time.Millisecond
+
+func (p *Process) verdict(reaped <-chan struct{}) error {
+	how := "end of file on its control socket, not reaped yet"
+	select {
+	case <-reaped:
+		if p.child == nil {
+			if p.stopping.Load() && !p.killed.Load() {
+				return nil
+			}
+			how = "killed in process"
+			break
+		}
+		if p.child.status == nil && p.stopping.Load() {
+			return nil
+		}
+		how = exitStatus(p.child.status)
+	default:
+	}
+	if p.killed.Load() {
+		how += ", killed by its host"
+	}
+	var words string
+	if p.child != nil && p.child.words != nil {
+		words = p.child.words.String()
+	}
+	return fmt.Errorf("%s %q (%s, pid %d): %w: %s%s", p.c.Kind, p.c.Name, p.c.Path, p.PID(), ErrExited, how, words)
+}
+
+func (p *Process) report() {
+	if p.quietly.Load() {
+		return
+	}
+	if p.exitErr != nil {
+		p.c.Logger.Error("plugin ended", "plugin", p.c.Name, "pid", p.PID(), "err", p.exitErr)
+	} else {
+		p.c.Logger.Info("plugin stopped", "plugin", p.c.Name, "pid", p.PID())
+	}
+	if p.c.OnExit != nil {
+		go p.c.OnExit(p.exitErr)
+	}
+}
+
+// Kill ends the process at once. What it had in flight may still reach the
+// disk; Exited tells when the process is gone, the fence when its I/O is.
+func (p *Process) Kill() {
+	p.killed.Store(true)
+	if p.child == nil {
+		p.kill()
+		return
+	}
+	_ = p.child.Kill(context.Background())
+}
+
+// Drain waits until nothing is in flight in the plugin. The host has stopped
+// submitting before: a front end submits itself, so remove its devices first.
+func (p *Process) Drain(ctx context.Context) error {
+	_, err := p.plugin.Drain(ctx, &pluginpb.DrainRequest{})
+	return p.failed("drain", err)
+}
+
+// Stop ends the plugin in order: drain, detach, end of file, wait. When ctx
+// ends before that, it is killed, and the error says so.
+func (p *Process) Stop(ctx context.Context) error {
+	p.stopping.Store(true)
+	err := p.Drain(ctx)
+	if err == nil {
+		_, err = p.plugin.Detach(ctx, &pluginpb.DetachRequest{})
+		err = p.failed("detach", err)
+	}
+	if err == nil {
+		_ = p.fds.conn.Close() // end of file for the plugin
+		select {
+		case <-p.exited:
+		case <-ctx.Done():
+			err = fmt.Errorf("stop %q: did not end: %w", p.c.Name, context.Cause(ctx))
+		}
+	}
+	if err != nil {
+		p.Kill()
+		<-p.exited
+	}
+	<-p.cleaned
+	return err
+}
+
+// failed wraps the error of a call.
+func (p *Process) failed(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	err = decodeError(err)
+	if p.gone() {
+		var remote *remoteError
+		if !errors.As(err, &remote) {
+			err = fmt.Errorf("%w: %w", ErrExited, blk.EIO)
+		}
+	}
+	return fmt.Errorf("%s: %s %q: %w", what, p.c.Kind, p.c.Name, err)
+}
+
+// gone also notices a death that supervise has not settled yet.
+func (p *Process) gone() bool {
+	select {
+	case <-p.lost:
+		return true
+	case <-p.exited:
+		return true
+	default:
+		return false
+	}
+}
+
+// AttachQueue gives the plugin its end of a ring; Serve starts for it. The
+// ring stays the caller's.
+func (p *Process) AttachQueue(ctx context.Context, pump int, ring *shm.Ring) error {
+	token, err := p.sendRing(ring)
+	if err == nil {
+		_, err = p.plugin.AttachQueue(ctx, &pluginpb.AttachQueueRequest{Token: token, Pump: uint32(pump)})
+	}
+	return p.failed(fmt.Sprintf("attach queue %d", pump), err)
+}
+
+func (p *Process) sendRing(ring *shm.Ring) (uint64, error) {
+	mem, sq, cq := ring.FDs()
+	if mem >= 0 {
+		return p.fds.send(mem, sq, cq)
+	}
+	if p.handOver == nil {
+		return 0, fmt.Errorf("ring is heap memory of this process: %w", blk.EINVAL)
+	}
+	token := p.fds.skip()
+	p.handOver(token, ring)
+	return token, nil
+}
+
+// AttachArena shows the plugin an arena under the id that ring entries will
+// carry. The arena stays the caller's.
+func (p *Process) AttachArena(ctx context.Context, id uint32, a *shm.Arena) error {
+	token, err := p.fds.send(a.FD())
+	if err == nil {
+		_, err = p.plugin.AttachArena(ctx, &pluginpb.AttachArenaRequest{Token: token, Id: id, Size: uint64(a.Size())})
+	}
+	return p.failed(fmt.Sprintf("attach arena %d", id), err)
+}
+
+// DetachArena returns when the plugin no longer touches the arena.
+func (p *Process) DetachArena(ctx context.Context, id uint32) error {
+	_, err := p.plugin.DetachArena(ctx, &pluginpb.DetachArenaRequest{Id: id})
+	return p.failed(fmt.Sprintf("detach arena %d", id), err)
+}

@@ -1,0 +1,119 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
+)
+
+// OpenDisk opens a disk under r.Device. The plugin gets a copy of r.File,
+// which stays the caller's. Io plugins only.
+func (p *Process) OpenDisk(ctx context.Context, r OpenRequest) (blk.Limits, error) {
+	what := fmt.Sprintf("open disk %d", r.Device)
+	req := &pluginpb.OpenDiskRequest{
+		Device: r.Device, Name: r.Name, Mode: uint32(r.Mode), ReadOnly: r.ReadOnly, Generation: r.Generation,
+	}
+	if r.File != nil {
+		token, err := p.sendFile(r.File)
+		if err != nil {
+			return blk.Limits{}, p.failed(what, err)
+		}
+		req.Token = token
+	}
+	resp, err := p.disks.OpenDisk(ctx, req)
+	if err != nil {
+		if ctx.Err() != nil {
+			go p.abandon(r.Device)
+		}
+		return blk.Limits{}, p.failed(what, err)
+	}
+	return limitsFromPB(resp.GetLimits()), nil
+}
+
+// abandonTime bounds the clean-up of an open whose caller has gone.
+const abandonTime = 5 * time.Second
+
+// abandon closes a disk whose open may have succeeded after all.
+func (p *Process) abandon(device uint32) {
+	ctx, cancel := context.WithTimeout(context.Background(), abandonTime)
+	defer cancel()
+	_ = p.CloseDisk(ctx, device)
+}
+
+// CloseDisk returns when no request of the disk is in flight and it is closed.
+func (p *Process) CloseDisk(ctx context.Context, device uint32) error {
+	_, err := p.disks.CloseDisk(ctx, &pluginpb.CloseDiskRequest{Device: device})
+	return p.failed(fmt.Sprintf("close disk %d", device), err)
+}
+
+// ResizeDisk makes the plugin look at the backing store again, and returns
+// the new limits.
+func (p *Process) ResizeDisk(ctx context.Context, device uint32) (blk.Limits, error) {
+	resp, err := p.disks.ResizeDisk(ctx, &pluginpb.ResizeDiskRequest{Device: device})
+	return limitsFromPB(resp.GetLimits()), p.failed(fmt.Sprintf("resize disk %d", device), err)
+}
+
+// AddDevice makes a device appear. The arena s.ArenaID has been attached;
+// s.Arena is not used. Front-end plugins only, as all below.
+func (p *Process) AddDevice(ctx context.Context, s DeviceSpec) error {
+	_, err := p.front.AddDevice(ctx, &pluginpb.AddDeviceRequest{
+		Index: s.Index, Name: s.Name, Limits: limitsToPB(s.Limits),
+		Arena: s.ArenaID, SlotSize: uint32(s.SlotSize), Slots: uint32(s.Slots),
+		Generation: s.Generation, Settings: s.Config,
+	})
+	return p.failed(fmt.Sprintf("add device %d", s.Index), err)
+}
+
+// RemoveDevice takes a device away; EBUSY while it is in use and force is not
+// set.
+func (p *Process) RemoveDevice(ctx context.Context, index uint32, force bool) error {
+	_, err := p.front.RemoveDevice(ctx, &pluginpb.RemoveDeviceRequest{Index: index, Force: force})
+	return p.failed(fmt.Sprintf("remove device %d", index), err)
+}
+
+// ResizeDevice tells the users of a device of its new limits.
+func (p *Process) ResizeDevice(ctx context.Context, index uint32, limits blk.Limits) error {
+	_, err := p.front.ResizeDevice(ctx, &pluginpb.ResizeDeviceRequest{Index: index, Limits: limitsToPB(limits)})
+	return p.failed(fmt.Sprintf("resize device %d", index), err)
+}
+
+// AddListener gives the plugin a copy of a listening socket, to serve on.
+func (p *Process) AddListener(ctx context.Context, name string, l *os.File) error {
+	what := fmt.Sprintf("add listener %q", name)
+	token, err := p.sendFile(l)
+	if err != nil {
+		return p.failed(what, err)
+	}
+	_, err = p.front.AddListener(ctx, &pluginpb.AddListenerRequest{Name: name, Token: token})
+	return p.failed(what, err)
+}
+
+// Openers is how many users have a device open.
+func (p *Process) Openers(ctx context.Context, index uint32) (int, error) {
+	st, err := p.DeviceStatus(ctx, index)
+	return st.Openers, err
+}
+
+// DeviceStatus is what the front end knows about a device.
+func (p *Process) DeviceStatus(ctx context.Context, index uint32) (DeviceStatus, error) {
+	resp, err := p.front.DeviceStatus(ctx, &pluginpb.DeviceStatusRequest{Index: index})
+	return DeviceStatus{Openers: int(resp.GetOpeners()), Location: resp.GetLocation()},
+		p.failed(fmt.Sprintf("status of device %d", index), err)
+}
+
+func (p *Process) sendFile(f *os.File) (uint64, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var token uint64
+	var serr error
+	if err := raw.Control(func(fd uintptr) { token, serr = p.fds.send(int(fd)) }); err != nil {
+		return 0, err
+	}
+	return token, serr
+}

@@ -1,0 +1,156 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	goplugin "github.com/hashicorp/go-plugin"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+)
+
+// The handshake. The cookie only tells a plugin that a host started it; it is
+// no secret.
+const (
+	cookieKey   = "RNBD_PLUGIN"
+	cookieValue = "4e1f5d0f1c0b4b6fa3d2c5f1b9a7e6d3"
+	setName     = "rnbd"
+	controlFD   = 3
+)
+
+// hostGone is how long a plugin may take to end after its host has died.
+const hostGone = 700 * time.Millisecond
+
+func handshake() goplugin.HandshakeConfig {
+	return goplugin.HandshakeConfig{MagicCookieKey: cookieKey, MagicCookieValue: cookieValue}
+}
+
+// grpcPlugin ties our services to go-plugin's server and client.
+type grpcPlugin struct {
+	goplugin.NetRPCUnsupportedPlugin
+	server *server
+}
+
+func (p *grpcPlugin) GRPCServer(_ *goplugin.GRPCBroker, g *grpc.Server) error {
+	p.server.register(g)
+	return nil
+}
+
+func (p *grpcPlugin) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, c *grpc.ClientConn) (any, error) {
+	return c, nil
+}
+
+// ServeIO is the main function of an io plugin. It does not return.
+func ServeIO(b Backend) { serve(b, b.Describe(), ProtocolVersion) }
+
+// ServeFrontend is the main function of a front-end plugin. It does not
+// return.
+func ServeFrontend(f Frontend) { serve(f, f.Describe(), ProtocolVersion) }
+
+func serve(author any, info Info, version int) {
+	conn, err := adopt()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", filepath.Base(os.Args[0]), err)
+		os.Exit(1)
+	}
+	log := newLogger(os.Stderr)
+	slog.SetDefault(log)
+	quiet()
+	s := newServer(author, info, log, newFDReceiver(conn))
+	s.procs = setProcs
+	s.fail = func(err error) {
+		log.Error("plugin cannot go on", "err", err)
+		os.Exit(1)
+	}
+	go s.watch()
+	goplugin.Serve(&goplugin.ServeConfig{
+		HandshakeConfig:  handshake(),
+		VersionedPlugins: map[int]goplugin.PluginSet{version: {setName: &grpcPlugin{server: s}}},
+		GRPCServer:       newGRPC,
+		Logger:           newHclog(log, func() []any { return nil }),
+	})
+	os.Exit(0)
+}
+
+// adopt takes over what the host has left for us.
+func adopt() (*net.UnixConn, error) {
+	if os.Getenv(cookieKey) != cookieValue {
+		return nil, errors.New("this is an rnbd plugin, not a command: it is started by `rnbd server run` or `rnbd client run`, " +
+			"which find it in their plugin directory")
+	}
+	unix.CloseOnExec(controlFD)
+	conn, err := unixConn(os.NewFile(controlFD, "host control"))
+	if err != nil {
+		return nil, fmt.Errorf("descriptor %d is not the host's control socket: %w", controlFD, err)
+	}
+	return conn, nil
+}
+
+// quiet leaves the end of the process to the host: a signal to the whole group
+// (systemd's stop, ctrl-C) must not kill a plugin that is still drained. A core
+// dump would hold the fence until it is written.
+func quiet() {
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
+}
+
+// watch ends the process with its host.
+func (s *server) watch() {
+	err := s.fds.run()
+	if err != nil {
+		s.log.Error("control socket", "err", err)
+	}
+	code := 0
+	if !s.isDetached() {
+		s.log.Warn("the host is gone")
+		code = 1
+		time.AfterFunc(hostGone, func() { os.Exit(code) })
+		_ = s.detach(context.Background())
+	}
+	os.Exit(code)
+}
+
+func (s *server) isDetached() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.detached
+}
+
+// oneConn is a listener of a connection that is there already.
+type oneConn struct {
+	conn net.Conn
+	once sync.Once
+	done chan struct{}
+}
+
+func newOneConn(c net.Conn) *oneConn { return &oneConn{conn: c, done: make(chan struct{})} }
+
+func (l *oneConn) Accept() (net.Conn, error) {
+	var c net.Conn
+	l.once.Do(func() { c = l.conn })
+	if c != nil {
+		return c, nil
+	}
+	<-l.done
+	return nil, net.ErrClosed
+}
+
+func (l *oneConn) Close() error {
+	select {
+	case <-l.done:
+	default:
+		close(l.done)
+	}
+	return nil
+}
+
+func (l *oneConn) Addr() net.Addr { return l.conn.LocalAddr() }

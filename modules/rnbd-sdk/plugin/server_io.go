@@ -1,0 +1,173 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"os"
+
+	"google.golang.org/grpc"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+// ioServer is the control path of an io plugin.
+type ioServer struct {
+	pluginpb.UnimplementedStorageServer
+	*server
+	b     Backend
+	disks table[device]
+}
+
+func (s *ioServer) register(g *grpc.Server) { pluginpb.RegisterStorageServer(g, s) }
+
+func (s *ioServer) newWorker(pump int, ring *shm.Ring) *worker {
+	q := newQueue(pump, ring, &s.disks, &s.arenas)
+	return &worker{
+		asks:  &q.asks,
+		idle:  q.idle,
+		uses:  q.usesArena,
+		serve: func() error { return s.b.Serve(q) },
+		disk:  q.usesDisk,
+	}
+}
+
+// arenaBusy: the queues know.
+func (s *ioServer) arenaBusy(uint32) error { return nil }
+
+func (s *ioServer) OpenDisk(ctx context.Context, r *pluginpb.OpenDiskRequest) (*pluginpb.OpenDiskResponse, error) {
+	limits, err := s.open(ctx, r)
+	if err != nil {
+		return nil, fmt.Errorf("open disk %q: %w", r.GetName(), err)
+	}
+	return &pluginpb.OpenDiskResponse{Limits: limitsToPB(limits)}, nil
+}
+
+func (s *ioServer) open(ctx context.Context, r *pluginpb.OpenDiskRequest) (blk.Limits, error) {
+	if s.disks.get(r.GetDevice()) != nil {
+		return blk.Limits{}, fmt.Errorf("index %d is in use: %w", r.GetDevice(), blk.EEXIST)
+	}
+	f, err := s.takeFile(ctx, r)
+	if err != nil {
+		return blk.Limits{}, err
+	}
+	if f != nil {
+		defer f.Close()
+	}
+	disk, err := s.b.Open(ctx, OpenRequest{
+		Device: r.GetDevice(), Name: r.GetName(), Mode: blk.AccessMode(r.GetMode()),
+		ReadOnly: r.GetReadOnly(), File: f, Generation: r.GetGeneration(),
+	})
+	if err != nil {
+		return blk.Limits{}, err
+	}
+	limits, err := s.enter(ctx, r, disk)
+	if err != nil {
+		return blk.Limits{}, errors.Join(err, disk.Close())
+	}
+	return limits, nil
+}
+
+// takeFile returns the O_PATH descriptor, nil for opaque names.
+func (s *ioServer) takeFile(ctx context.Context, r *pluginpb.OpenDiskRequest) (*os.File, error) {
+	if r.GetToken() == 0 {
+		if s.info.Names == NamesPath {
+			return nil, fmt.Errorf("%s wants a descriptor: %w", s.info.Name, blk.EINVAL)
+		}
+		return nil, nil
+	}
+	fds, err := s.fds.take(ctx, r.GetToken(), 1)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), r.GetName()), nil
+}
+
+// enter puts an opened disk into the table, where requests find it.
+func (s *ioServer) enter(ctx context.Context, r *pluginpb.OpenDiskRequest, disk Disk) (blk.Limits, error) {
+	d, err := newDevice(disk, disk.Limits(), &root{readOnly: r.GetReadOnly()})
+	if err != nil {
+		return blk.Limits{}, err
+	}
+	if ctx.Err() != nil { // nobody waits for the answer, so nobody would close it
+		return blk.Limits{}, context.Cause(ctx)
+	}
+	return d.limits, s.disks.add(r.GetDevice(), d)
+}
+
+func newDevice(disk Disk, l blk.Limits, r *root) (*device, error) {
+	l.ReadOnly = l.ReadOnly || r.readOnly
+	if b := l.LogicalBlockSize; b < 512 || b > 4096 || bits.OnesCount32(b) != 1 {
+		return nil, fmt.Errorf("limits: logical block size %d: %w", b, blk.EINVAL)
+	}
+	if l.Size%uint64(l.LogicalBlockSize) != 0 {
+		return nil, fmt.Errorf("limits: size %d is no multiple of the block size %d: %w", l.Size, l.LogicalBlockSize, blk.EINVAL)
+	}
+	return &device{disk: disk, limits: l, root: r}, nil
+}
+
+func (s *ioServer) CloseDisk(ctx context.Context, r *pluginpb.CloseDiskRequest) (*pluginpb.CloseDiskResponse, error) {
+	if err := s.closeDisk(ctx, r.GetDevice()); err != nil {
+		return nil, fmt.Errorf("close disk %d: %w", r.GetDevice(), err)
+	}
+	return &pluginpb.CloseDiskResponse{}, nil
+}
+
+func (s *ioServer) closeDisk(ctx context.Context, index uint32) error {
+	d := s.disks.get(index)
+	if d == nil || !s.disks.swap(index, d, nil) {
+		return fmt.Errorf("not open: %w", blk.ENODEV)
+	}
+	for _, w := range s.queues() {
+		if err := w.asks.wait(ctx, func() bool { return !w.disk(d.root) }); err != nil {
+			_ = s.disks.add(index, d)
+			return fmt.Errorf("requests in flight: %w", err)
+		}
+	}
+	return d.disk.Close()
+}
+
+func (s *ioServer) ResizeDisk(ctx context.Context, r *pluginpb.ResizeDiskRequest) (*pluginpb.ResizeDiskResponse, error) {
+	limits, err := s.resize(ctx, r.GetDevice())
+	if err != nil {
+		return nil, fmt.Errorf("resize disk %d: %w", r.GetDevice(), err)
+	}
+	return &pluginpb.ResizeDiskResponse{Limits: limitsToPB(limits)}, nil
+}
+
+func (s *ioServer) resize(ctx context.Context, index uint32) (blk.Limits, error) {
+	d := s.disks.get(index)
+	if d == nil {
+		return blk.Limits{}, fmt.Errorf("not open: %w", blk.ENODEV)
+	}
+	rs, ok := d.disk.(Resizer)
+	if !ok {
+		return blk.Limits{}, fmt.Errorf("%s cannot resize: %w", s.info.Name, blk.EOPNOTSUPP)
+	}
+	l, err := rs.Resize(ctx)
+	if err != nil {
+		return blk.Limits{}, err
+	}
+	next, err := newDevice(d.disk, l, d.root)
+	if err != nil {
+		return blk.Limits{}, err
+	}
+	if !s.disks.swap(index, d, next) {
+		return blk.Limits{}, fmt.Errorf("closed or resized meanwhile: %w", blk.EBUSY)
+	}
+	return next.limits, nil
+}
+
+// closeAll is called when no queue is served any more.
+func (s *ioServer) closeAll() error {
+	var all error
+	for index, d := range s.disks.take() {
+		if err := d.disk.Close(); err != nil {
+			all = errors.Join(all, fmt.Errorf("close disk %d: %w", index, err))
+		}
+	}
+	return all
+}
