@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
@@ -225,27 +227,33 @@ func (p *Process) failed(what string, err error) error {
 	if err == nil {
 		return nil
 	}
+	unreachable := status.Code(err) == codes.Unavailable
 	err = decodeError(err)
-	if p.gone() {
-		var remote *remoteError
-		if !errors.As(err, &remote) {
-			err = fmt.Errorf("%w: %w", ErrExited, blk.EIO)
-		}
+	var remote *remoteError
+	if !errors.As(err, &remote) && p.gone(unreachable) {
+		err = fmt.Errorf("%w: %w", ErrExited, blk.EIO)
 	}
 	return fmt.Errorf("%s: %s %q: %w", what, p.c.Kind, p.c.Name, err)
 }
 
-// gone also notices a death that supervise has not settled yet.
-func (p *Process) gone() bool {
+// gone also notices a death that supervise has not settled yet. gRPC may see it
+// first: then it waits a little.
+func (p *Process) gone(unreachable bool) bool {
+	var grace time.Duration
+	if unreachable {
+		grace = goneGrace
+	}
 	select {
 	case <-p.lost:
 		return true
 	case <-p.exited:
 		return true
-	default:
+	case <-time.After(grace):
 		return false
 	}
 }
+
+const goneGrace = 100 * time.Millisecond
 
 // AttachQueue gives the plugin its end of a ring; Serve starts for it. The
 // ring stays the caller's.

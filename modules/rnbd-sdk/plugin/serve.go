@@ -50,13 +50,25 @@ func (p *grpcPlugin) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, c *gr
 }
 
 // ServeIO is the main function of an io plugin. It does not return.
-func ServeIO(b Backend) { serve(b, b.Describe(), ProtocolVersion) }
+func ServeIO(b Backend) { serve(b, b.Describe(), ours) }
 
 // ServeFrontend is the main function of a front-end plugin. It does not
 // return.
-func ServeFrontend(f Frontend) { serve(f, f.Describe(), ProtocolVersion) }
+func ServeFrontend(f Frontend) { serve(f, f.Describe(), ours) }
 
-func serve(author any, info Info, version int) {
+// StartedByHost tells whether this process was started as a plugin. A test
+// binary asks in TestMain whether it is one now.
+func StartedByHost() bool { return os.Getenv(cookieKey) == cookieValue }
+
+// versions is what a plugin speaks; other ones than ours are for tests.
+type versions struct {
+	protocol int
+	ring     uint32
+}
+
+var ours = versions{protocol: ProtocolVersion, ring: RingVersion}
+
+func serve(author any, info Info, v versions) {
 	conn, err := adopt()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", filepath.Base(os.Args[0]), err)
@@ -67,6 +79,7 @@ func serve(author any, info Info, version int) {
 	quiet()
 	s := newServer(author, info, log, newFDReceiver(conn))
 	s.procs = setProcs
+	s.ringVersion = v.ring
 	s.fail = func(err error) {
 		log.Error("plugin cannot go on", "err", err)
 		os.Exit(1)
@@ -74,7 +87,7 @@ func serve(author any, info Info, version int) {
 	go s.watch()
 	goplugin.Serve(&goplugin.ServeConfig{
 		HandshakeConfig:  handshake(),
-		VersionedPlugins: map[int]goplugin.PluginSet{version: {setName: &grpcPlugin{server: s}}},
+		VersionedPlugins: map[int]goplugin.PluginSet{v.protocol: {setName: &grpcPlugin{server: s}}},
 		GRPCServer:       newGRPC,
 		Logger:           newHclog(log, func() []any { return nil }),
 	})
@@ -83,7 +96,7 @@ func serve(author any, info Info, version int) {
 
 // adopt takes over what the host has left for us.
 func adopt() (*net.UnixConn, error) {
-	if os.Getenv(cookieKey) != cookieValue {
+	if !StartedByHost() {
 		return nil, errors.New("this is an rnbd plugin, not a command: it is started by `rnbd server run` or `rnbd client run`, " +
 			"which find it in their plugin directory")
 	}

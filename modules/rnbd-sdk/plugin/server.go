@@ -20,15 +20,16 @@ import (
 type server struct {
 	pluginpb.UnimplementedPluginServer
 
-	info   Info
-	author any // the Backend or Frontend
-	kind   kindServer
-	fds    *fdReceiver
-	log    *slog.Logger
-	fail   func(error)            // the process cannot go on
-	local  func(uint64) *shm.Ring // rings that need no descriptors; nil in real processes
-	procs  func(pumps int)        // sets GOMAXPROCS; nil where the process is not ours
-	arenas table[mapping]
+	info        Info
+	author      any // the Backend or Frontend
+	kind        kindServer
+	fds         *fdReceiver
+	ringVersion uint32
+	log         *slog.Logger
+	fail        func(error)            // the process cannot go on
+	local       func(uint64) *shm.Ring // rings that need no descriptors; nil in real processes
+	procs       func(pumps int)        // sets GOMAXPROCS; nil where the process is not ours
+	arenas      table[mapping]
 
 	mu         sync.Mutex
 	configured bool
@@ -56,7 +57,7 @@ type worker struct {
 }
 
 func newServer(author any, info Info, log *slog.Logger, fds *fdReceiver) *server {
-	s := &server{author: author, info: info, log: log, fds: fds, workers: map[uint32]*worker{}}
+	s := &server{author: author, info: info, log: log, fds: fds, ringVersion: RingVersion, workers: map[uint32]*worker{}}
 	switch a := author.(type) {
 	case Backend:
 		s.info.Kind = KindIO
@@ -79,7 +80,7 @@ func (s *server) register(g *grpc.Server) {
 }
 
 func (s *server) Describe(context.Context, *pluginpb.DescribeRequest) (*pluginpb.DescribeResponse, error) {
-	return &pluginpb.DescribeResponse{Info: infoToPB(s.info), RingVersion: RingVersion}, nil
+	return &pluginpb.DescribeResponse{Info: infoToPB(s.info), RingVersion: s.ringVersion}, nil
 }
 
 func (s *server) Configure(_ context.Context, r *pluginpb.ConfigureRequest) (*pluginpb.ConfigureResponse, error) {
