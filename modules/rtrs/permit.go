@@ -9,25 +9,29 @@ import (
 // with three uses: it names the server's chunk, the client's request and the
 // answer. The set is session-wide, so an id is never in flight twice.
 //
-// The ids are split into groups of a power of two, one cache line each, at
-// least one group per queue where the queue depth allows it. A queue takes
-// from its own groups first and from the others when those run dry. Taking
-// and putting are one compare-and-swap each in the common case.
+// Queues are numbered by cid. The ids are split into groups of a power of two,
+// one cache line each, at least one group per I/O queue where the queue depth
+// allows it. A queue takes from its own groups first and from the others when
+// those run dry; queue 0, the service connection, starts with the last group.
+// Taking and putting are one compare-and-swap each in the common case.
 //
 // A queue that found nothing marks itself as starved; the next put calls wake
 // for every starved queue.
 type permits struct {
 	groups []permitGroup
-	shift  uint // log2 of the ids per group
+	shift  uint  // log2 of the ids per group
+	homes  []int // by queue: the group it starts with
 	depth  int
-	queues int
 
 	starved atomic.Int32  // how many of the marks are set
 	marks   []atomic.Bool // by queue
 	wake    func(queue int)
 
-	spare atomic.Uint32 // id kept back for fences + 1; 0: none or in use
+	spares [maxSpares]atomic.Uint32 // ids kept back for fences, + 1; 0: none or in use
 }
+
+// maxSpares fences can be under way when every other permit waits for one.
+const maxSpares = 4
 
 // permitGroup is a bitmap of free ids alone on its cache line.
 type permitGroup struct {
@@ -38,17 +42,22 @@ type permitGroup struct {
 // newPermits returns a set with the ids 0 to depth-1 free. wake is called on
 // the thread of the put, for queues 0 to queues-1.
 func newPermits(depth, queues int, wake func(queue int)) *permits {
+	ioQueues := max(queues-1, 1)
 	shift := uint(6)
-	for shift > 0 && queues<<shift > depth {
+	for shift > 0 && ioQueues<<shift > depth {
 		shift--
 	}
 	p := &permits{
 		groups: make([]permitGroup, (depth+1<<shift-1)>>shift),
 		shift:  shift,
+		homes:  make([]int, queues),
 		depth:  depth,
-		queues: queues,
 		marks:  make([]atomic.Bool, queues),
 		wake:   wake,
+	}
+	p.homes[0] = len(p.groups) - 1
+	for q := 1; q < queues; q++ {
+		p.homes[q] = (q - 1) * len(p.groups) / ioQueues
 	}
 	for id := range uint32(depth) {
 		p.group(id).free.Or(p.bit(id))
@@ -64,7 +73,7 @@ func (p *permits) bit(id uint32) uint64 { return 1 << (id & (1<<p.shift - 1)) }
 // with the queue's own groups. ok is false when every id is in use.
 func (p *permits) take(queue int) (id uint32, ok bool) {
 	n := len(p.groups)
-	g := queue * n / p.queues
+	g := p.homes[queue]
 	for range n {
 		if bit := p.groups[g].takeLowest(); bit >= 0 {
 			return uint32(g<<p.shift + bit), true
@@ -130,25 +139,40 @@ func (p *permits) inUse() int {
 	return p.depth - free
 }
 
-// keepSpare takes one id out of the set for fences: when every other id waits
-// for a fence, the fence itself still needs one. A depth of 1 has none to
-// spare.
-func (p *permits) keepSpare() bool {
-	if p.depth < 2 {
-		return false
+// keepSpares takes a few ids out of the set for fences: when every other id
+// waits for a fence, the fence itself still needs one. It tops up to an eighth
+// of the queue depth and returns how many there are; a depth of 1 has none.
+func (p *permits) keepSpares() int {
+	want := min(max(p.depth/8, 1), maxSpares, p.depth-1)
+	for i := range want {
+		if p.spares[i].Load() != 0 {
+			continue
+		}
+		id, ok := p.take(0)
+		if !ok {
+			return i
+		}
+		p.spares[i].Store(id + 1)
 	}
-	id, ok := p.take(p.queues - 1)
-	if ok {
-		p.spare.Store(id + 1)
-	}
-	return ok
+	return want
 }
 
-// takeSpare returns the spare id if nobody uses it.
+// takeSpare returns a spare id if one is left.
 func (p *permits) takeSpare() (id uint32, ok bool) {
-	v := p.spare.Swap(0)
-	return v - 1, v != 0
+	for i := range p.spares {
+		if v := p.spares[i].Swap(0); v != 0 {
+			return v - 1, true
+		}
+	}
+	return 0, false
 }
 
-// putSpare gives the spare id back.
-func (p *permits) putSpare(id uint32) { p.spare.Store(id + 1) }
+// putSpare gives a spare id back.
+func (p *permits) putSpare(id uint32) {
+	for i := range p.spares {
+		if p.spares[i].CompareAndSwap(0, id+1) {
+			return
+		}
+	}
+	p.put(id)
+}

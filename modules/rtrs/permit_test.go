@@ -41,23 +41,23 @@ func TestR057_PermitsAreQueueDepthDistinctIDs(t *testing.T) {
 }
 
 func TestPermits_QueuesStartInTheirOwnGroups(t *testing.T) {
-	p := newPermits(512, 8, noWake)
+	p := newPermits(512, 9, noWake)
 	for q := range 8 {
 		for i := range 64 {
-			id, _ := p.take(q)
+			id, _ := p.take(q + 1)
 			if want := uint32(q*64 + i); id != want {
-				t.Fatalf("queue %d take %d = id %d, want %d", q, i, id, want)
+				t.Fatalf("queue %d take %d = id %d, want %d", q+1, i, id, want)
 			}
 		}
 	}
 }
 
 func TestPermits_StealWhenOwnGroupIsDry(t *testing.T) {
-	p := newPermits(128, 2, noWake)
+	p := newPermits(128, 3, noWake)
 	for range 64 {
-		p.take(0)
+		p.take(1)
 	}
-	if id, ok := p.take(0); !ok || id != 64 {
+	if id, ok := p.take(1); !ok || id != 64 {
 		t.Fatalf("take = %d, %v, want the first id of the other queue", id, ok)
 	}
 }
@@ -82,21 +82,31 @@ func TestPermits_StarvedQueueIsWokenByPut(t *testing.T) {
 	}
 }
 
-func TestPermits_SpareIsKeptForFences(t *testing.T) {
-	p := newPermits(4, 1, noWake)
-	if !p.keepSpare() {
-		t.Fatal("no spare of 4")
-	}
-	for i := range 3 {
-		if _, ok := p.take(0); !ok {
-			t.Fatalf("take %d failed", i)
+func TestPermits_SparesAreKeptForFences(t *testing.T) {
+	for depth, want := range map[int]int{1: 0, 2: 1, 8: 1, 16: 2, 512: 4} {
+		p := newPermits(depth, 1, noWake)
+		if got := p.keepSpares(); got != want {
+			t.Errorf("depth %d keeps %d spares, want %d", depth, got, want)
+		}
+		if got := p.keepSpares(); got != want {
+			t.Errorf("depth %d keeps %d spares when asked again, want %d", depth, got, want)
+		}
+		for i := range depth - want {
+			if _, ok := p.take(0); !ok {
+				t.Fatalf("depth %d: take %d failed", depth, i)
+			}
+		}
+		if _, ok := p.take(0); ok {
+			t.Fatalf("depth %d: a spare was given to a request", depth)
 		}
 	}
-	if _, ok := p.take(0); ok {
-		t.Fatal("the spare was given to a request")
-	}
+}
+
+func TestPermits_SpareIsGivenToOneFence(t *testing.T) {
+	p := newPermits(2, 1, noWake)
+	p.keepSpares()
 	id, ok := p.takeSpare()
-	if !ok || id > 3 {
+	if !ok || id > 1 {
 		t.Fatalf("takeSpare = %d, %v", id, ok)
 	}
 	if _, again := p.takeSpare(); again {
@@ -105,9 +115,6 @@ func TestPermits_SpareIsKeptForFences(t *testing.T) {
 	p.putSpare(id)
 	if _, ok := p.takeSpare(); !ok {
 		t.Fatal("the spare did not come back")
-	}
-	if newPermits(1, 1, noWake).keepSpare() {
-		t.Fatal("a queue depth of 1 has nothing to spare")
 	}
 }
 

@@ -1,0 +1,164 @@
+package rtrs
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+)
+
+// Admin requests: few, blocking, on connection 0. They share the permits with
+// the I/O queues, and wait for one.
+
+// maxAdmin admin requests may be under way on one path: the server has a fixed
+// number of receives on connection 0, and heartbeats need some of them.
+const maxAdmin = rtrswire.ServiceDepth - 8
+
+// adminCall is one admin request with memory of its own.
+type adminCall struct {
+	kind      requestKind
+	head      Data
+	reply     Data
+	carrier   *link       // of a FENCE: the link it goes on, and no other
+	result    chan int    // takes one errno
+	abandoned atomic.Bool // nobody waits for it any more
+}
+
+// AdminRead sends user to the server and waits for its answer, which fills
+// reply. Any goroutine but an owner. When ctx ends first, the server may still
+// do what was asked.
+func (s *Session) AdminRead(ctx context.Context, user, reply []byte) error {
+	call, err := s.newCall(kindRead, user, len(reply))
+	if err == nil {
+		err = call.do(ctx, s.queues[0])
+	}
+	if err != nil {
+		return fmt.Errorf("rtrs: session %s: admin read: %w", s.name, err)
+	}
+	if len(reply) > 0 {
+		copy(reply, call.reply.Region.mem[call.reply.Off:])
+	}
+	return nil
+}
+
+// AdminWrite is AdminRead without a reply other than success or failure.
+func (s *Session) AdminWrite(ctx context.Context, user []byte) error {
+	call, err := s.newCall(kindWrite, user, 0)
+	if err == nil {
+		err = call.do(ctx, s.queues[0])
+	}
+	if err != nil {
+		return fmt.Errorf("rtrs: session %s: admin write: %w", s.name, err)
+	}
+	return nil
+}
+
+// newCall takes registered memory for a request.
+func (s *Session) newCall(kind requestKind, user []byte, replyLen int) (*adminCall, error) {
+	headLen := len(user) + rtrswire.MaxReqHdrLen
+	region, err := s.Register(make([]byte, headLen+replyLen))
+	if err != nil {
+		return nil, err
+	}
+	copy(region.mem, user)
+	c := &adminCall{kind: kind, head: Data{region, 0, len(user)}, result: make(chan int, 1)}
+	if replyLen > 0 {
+		c.reply = Data{region, headLen, replyLen}
+	}
+	return c, nil
+}
+
+// do runs the request and frees its registration.
+func (c *adminCall) do(ctx context.Context, q *Queue) error {
+	q.poller.Do(func() { q.submitAdmin(c) })
+	select {
+	case errno := <-c.result:
+		return c.end(errno)
+	case <-ctx.Done():
+		c.abandoned.Store(true)
+		go func() { _ = c.end(<-c.result) }()
+		return context.Cause(ctx)
+	}
+}
+
+func (c *adminCall) end(errno int) error {
+	err := c.head.Region.Close()
+	if errno != 0 {
+		return syscall.Errno(errno)
+	}
+	return err
+}
+
+// finish tells who waits. Owner; must not block.
+func (c *adminCall) finish(errno int) { c.result <- errno }
+
+// submitAdmin sends a request, behind those that wait. Owner of cid 0.
+func (q *Queue) submitAdmin(c *adminCall) {
+	if len(q.waiting) > 0 && c.carrier == nil || !q.tryAdmin(c) {
+		q.waiting = append(q.waiting, c)
+	}
+}
+
+// retryAdmin sends what waits, as far as it goes. FENCEs overtake: they may
+// have permits when the others have none.
+func (q *Queue) retryAdmin() {
+	left := q.waiting[:0]
+	blocked := false
+	for _, c := range q.waiting {
+		if blocked && c.carrier == nil {
+			left = append(left, c)
+		} else if !q.tryAdmin(c) {
+			left = append(left, c)
+			blocked = true
+		}
+	}
+	clear(q.waiting[len(left):])
+	q.waiting = left
+}
+
+// tryAdmin sends or finishes a request; false means that it has to wait.
+func (q *Queue) tryAdmin(c *adminCall) bool {
+	live := q.session.live.Load()
+	if c.carrier != nil {
+		live = &liveSet{[]*link{c.carrier}, c.carrier.slots}
+	}
+	switch {
+	case c.abandoned.Load():
+		c.finish(int(syscall.ECANCELED))
+		return true
+	case live == nil, c.carrier != nil && c.carrier.conns[0].down:
+		c.finish(int(syscall.ECONNABORTED))
+		return true
+	case q.running >= maxAdmin:
+		return false
+	}
+	id, spare, ok := q.takeAdminPermit(live.slots, c)
+	if !ok {
+		return false
+	}
+	r := &live.slots.reqs[id]
+	*r = request{kind: c.kind, data: c.reply, head: c.head, call: c, spare: spare}
+	live.slots.hold(0, id)
+	q.running++
+	if err := q.submit(live, id, r); err != nil {
+		q.release(live.slots, id, r)
+		if q.refused(err) == ErrNoPermit {
+			return false
+		}
+		c.finish(ErrnoOf(err))
+	}
+	return true
+}
+
+// takeAdminPermit lets a FENCE have one of the permits that are kept for it.
+func (q *Queue) takeAdminPermit(sl *slots, c *adminCall) (id uint32, spare, ok bool) {
+	if c.kind == kindFence {
+		if id, spare = sl.permits.takeSpare(); spare {
+			return id, true, true
+		}
+	}
+	id, ok = sl.permits.takeOrMark(0)
+	return id, false, ok
+}

@@ -1,0 +1,100 @@
+package rtrs
+
+import (
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// cltConn is one connection of a link. It joins the shared connection with the
+// queue that owns it.
+type cltConn struct {
+	*conn
+	link  *link
+	queue *Queue
+	gone  chan struct{} // closed when nothing more will be completed
+
+	infoTaken bool // the INFO_RSP was passed on
+
+	sges  [2]verbs.SGE // of the request being posted
+	chain [1]verbs.SendWR
+}
+
+// infoRecv is the id of the receive for the INFO_RSP, above all others.
+const infoRecv = 1 << 32
+
+// postRequest sends sges to addr, with the immediate of a request.
+func (c *cltConn) postRequest(sges []verbs.SGE, addr uint64, rkey uint32, imm rtrswire.Imm) error {
+	c.chain[0] = verbs.SendWR{Op: verbs.OpWriteImm, SGEs: sges, RemoteAddr: addr, RKey: rkey, Imm: uint32(imm)}
+	err := c.post(c.chain[:])
+	if err != nil && err != errNoCredit {
+		c.connFailed(err)
+	}
+	return err
+}
+
+// connRecv handles what the server sent. Each receive that was used goes back
+// at once, so that their number never changes: with buffers (NEW_RKEY) here,
+// after they were read, without by conn before we are called.
+func (c *cltConn) connRecv(wc *verbs.WC) {
+	if wc.ID == infoRecv && !c.infoTaken && wc.Op == verbs.OpRecv && !wc.HasImm {
+		c.infoTaken = true
+		c.link.info <- c.link.infoRspBuf()[:wc.ByteLen]
+		return
+	}
+	var payload []byte
+	if c.recvSize > 0 {
+		payload = c.recvBuf(wc.ID)[:wc.ByteLen]
+		defer c.repost(wc.ID)
+	}
+	switch {
+	case !wc.HasImm: // SEND WITH INVALIDATE, or nothing that we know
+	case wc.Op == verbs.OpRecv && c.link.newRkey:
+		c.onRkeyRsp(rtrswire.Imm(wc.Imm), payload)
+	default:
+		c.onImm(rtrswire.Imm(wc.Imm), nil)
+	}
+}
+
+// onImm dispatches on the type of an immediate; unknown types are ignored.
+func (c *cltConn) onImm(imm rtrswire.Imm, rkey rtrswire.RkeyRsp) {
+	switch imm.Type() {
+	case rtrswire.ImmIORsp, rtrswire.ImmIORspInv:
+		c.queue.onReply(c, imm, rkey)
+	case rtrswire.ImmHeartbeat, rtrswire.ImmHeartbeatAck:
+		c.link.hb.onImm(c.conn, imm)
+	}
+}
+
+// onRkeyRsp checks an answer under NEW_RKEY. A peer that gets it wrong would
+// have us use a wrong key later: the path is given up.
+func (c *cltConn) onRkeyRsp(imm rtrswire.Imm, payload []byte) {
+	msg := rtrswire.RkeyRsp(payload)
+	if len(msg) < rtrswire.RkeyRspLen || !msg.Valid(msg.Buf()) || msg.Buf() >= c.link.queueDepth {
+		c.connFailed(protocolErrorf("connection %d: malformed RKEY_RSP % x", c.cid, payload))
+		return
+	}
+	if t := imm.Type(); t != rtrswire.ImmIORsp && t != rtrswire.ImmIORspInv {
+		return
+	}
+	if _, buf := imm.IORsp(); buf != msg.Buf() {
+		c.connFailed(protocolErrorf("connection %d: RKEY_RSP for buffer %d with an answer for %d", c.cid, msg.Buf(), buf))
+		return
+	}
+	c.onImm(imm, msg)
+}
+
+// connCredit: the send queue has room again.
+func (c *cltConn) connCredit() { c.queue.onCredit() }
+
+// connFailed: one connection lost is the whole path lost.
+func (c *cltConn) connFailed(err error) { c.link.fail(err) }
+
+// connDown: the requests of this connection are the queue's to fail over once
+// the path has decided how.
+func (c *cltConn) connDown() {
+	n := c.queue.markLost(c.link)
+	c.stats.finished.add(uint64(n))
+	c.link.unanswered.Add(n)
+	c.link.fail(ErrConnLost)
+	close(c.gone)
+}

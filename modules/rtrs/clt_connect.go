@@ -1,0 +1,264 @@
+package rtrs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// How a path is established, on the path's goroutine: connection 0, its answer
+// tells the sizes; the other connections one after the other; then one INFO
+// exchange on connection 0.
+
+const (
+	serviceSends = 2*rtrswire.ServiceDepth + 2
+	serviceRecvs = 2 * rtrswire.ServiceDepth // after the INFO_RSP
+	cltMaxSGE    = 2                         // data and header
+)
+
+// connect makes one attempt. On failure nothing is left, and the error has the
+// errno in its chain that the Linux client would report.
+func (p *path) connect(ctx context.Context) (*link, error) {
+	p.reconCnt++
+	l := newLink(p)
+	if err := l.establish(ctx); err != nil {
+		l.fail(err)
+		l.close()
+		return nil, fmt.Errorf("rtrs: session %s: connect path %s: %w", p.session.name, p.addr, err)
+	}
+	return l, nil
+}
+
+func (l *link) establish(ctx context.Context) error {
+	for cid := range l.path.session.queues {
+		if err := l.dial(ctx, cid); err != nil {
+			return fmt.Errorf("connection %d: %w", cid, err)
+		}
+		if cid == 0 {
+			if err := l.prepare(); err != nil {
+				return err
+			}
+		}
+	}
+	return l.exchangeInfo(ctx)
+}
+
+// dial makes connection cid and waits until it is up.
+func (l *link) dial(ctx context.Context, cid int) error {
+	c, err := l.newConn(cid)
+	if err != nil {
+		return err
+	}
+	p := l.path
+	ctx, cancel := context.WithTimeout(ctx, p.session.Timing().ConnectTimeout)
+	defer cancel()
+	private, err := p.addr.Device.Connect(ctx, c.qp, verbs.ConnectParams{
+		Src:     p.addr.Src,
+		Dst:     p.addr.Dst,
+		Private: p.connReq(cid),
+	})
+	if err != nil {
+		c.destroy()
+		return connectError(ctx, err)
+	}
+	l.conns = append(l.conns, c)
+	return l.checkResponse(cid, private)
+}
+
+// newConn makes the queue pair of connection cid. The receives of an I/O
+// connection are posted before it is up.
+func (l *link) newConn(cid int) (*cltConn, error) {
+	q := l.path.session.queues[cid]
+	c := &cltConn{link: l, queue: q, gone: make(chan struct{})}
+	cfg := connConfig{cid: cid, maxSGE: cltMaxSGE, prepost: !l.newRkey,
+		sendQueue: serviceSends, recvQueue: serviceSends, interval: rtrswire.ServiceDepth}
+	if cid > 0 {
+		cfg.sendQueue = 4*l.queueDepth + 1
+		cfg.recvQueue = 3*l.queueDepth + 1
+		cfg.interval = min(l.queueDepth, rtrswire.ServiceDepth)
+	}
+	var err error
+	if c.conn, err = newConn(q.poller, l.dev.dev, l.dev.pd, c, cfg); err != nil || cid == 0 {
+		return c, err
+	}
+	if err := l.postIORecvs(c); err != nil {
+		c.destroy()
+		return nil, err
+	}
+	return c, nil
+}
+
+// connReq is the private data of connection cid.
+func (p *path) connReq(cid int) []byte {
+	m := make([]byte, rtrswire.ConnReqLen)
+	rtrswire.ConnReq(m).Put(&rtrswire.ConnReqFields{
+		CID:       uint16(cid),
+		CIDNum:    uint16(len(p.session.queues)),
+		ReconCnt:  p.reconCnt,
+		SessUUID:  p.uuid,
+		PathsUUID: p.session.uuid,
+		FirstConn: p.firstConn,
+	})
+	return m
+}
+
+// connectError gives a failed connection attempt the errno of the Linux client.
+func connectError(ctx context.Context, err error) error {
+	var rej *verbs.RejectError
+	var errno syscall.Errno
+	switch {
+	case errors.As(err, &rej):
+		return rejectError(rej)
+	case ctx.Err() != nil:
+		return fmt.Errorf("%w: %w", syscall.ETIMEDOUT, err)
+	case errors.As(err, &errno) && (errno == syscall.EHOSTUNREACH || errno == syscall.ENETUNREACH || errno == syscall.EADDRNOTAVAIL):
+		return fmt.Errorf("%w: %w", syscall.EHOSTUNREACH, err)
+	}
+	return fmt.Errorf("%w: %w", syscall.ECONNRESET, err)
+}
+
+// rejectError is the errno that the server put in its refusal.
+func rejectError(rej *verbs.RejectError) error {
+	errno := syscall.ECONNRESET
+	if rsp := rtrswire.ConnRsp(rej.Private); rsp.Check() == nil && rsp.Errno() < 0 {
+		errno = syscall.Errno(-int(rsp.Errno()))
+	}
+	return fmt.Errorf("refused by the server: %w", errno)
+}
+
+// checkResponse judges the private data of an accepted connection; that of
+// connection 0 counts.
+func (l *link) checkResponse(cid int, private []byte) error {
+	rsp := rtrswire.ConnRsp(private)
+	if err := rsp.Check(); err != nil {
+		return fmt.Errorf("%w: %w", syscall.ECONNRESET, err)
+	}
+	if rsp.Errno() != 0 {
+		return protocolErrorf("accepted with errno %d", rsp.Errno())
+	}
+	if cid > 0 {
+		return nil
+	}
+	l.path.firstConn = true // any path may make the session from now on
+	l.linkParams = linkParams{
+		queueDepth: int(rsp.QueueDepth()),
+		maxIOSize:  int(rsp.MaxIOSize()),
+		maxHdrSize: int(rsp.MaxHdrSize()),
+		chunkSize:  int(rsp.MaxIOSize()) + int(rsp.MaxHdrSize()),
+		newRkey:    rsp.Flags()&rtrswire.FlagNewRkey != 0,
+		fences:     rsp.Features()&rtrswire.FeatureFence != 0,
+	}
+	return l.path.checkParams(&l.linkParams)
+}
+
+// checkParams refuses sizes that cannot work, and a queue depth that is not
+// the one this path had: then it also stops the automatic reconnects.
+func (p *path) checkParams(lp *linkParams) error {
+	if p.queueDepth != 0 && lp.queueDepth != p.queueDepth {
+		p.noReconnect = true
+		return protocolErrorf("queue depth changed from %d to %d", p.queueDepth, lp.queueDepth)
+	}
+	if lp.queueDepth == 0 || lp.maxHdrSize < rtrswire.MaxReqHdrLen || lp.maxIOSize == 0 ||
+		lp.chunkSize > 1<<rtrswire.ImmPayloadBits ||
+		rtrswire.CeilLog2(lp.queueDepth)+rtrswire.CeilLog2(lp.chunkSize) > rtrswire.ImmPayloadBits {
+		return protocolErrorf("impossible sizes: queue depth %d, max I/O %d, max header %d", lp.queueDepth, lp.maxIOSize, lp.maxHdrSize)
+	}
+	p.queueDepth = lp.queueDepth
+	return nil
+}
+
+// prepare takes the memory of a link whose sizes are known.
+func (l *link) prepare() (err error) {
+	if l.slots, err = l.path.session.slotsFor(&l.linkParams); err != nil {
+		return err
+	}
+	l.shift = rtrswire.BufShift(l.queueDepth)
+	l.mem = make([]byte, l.recvOffset(len(l.path.session.queues)))
+	if l.mr, err = l.dev.pd.RegMR(l.mem, 0); err != nil {
+		return fmt.Errorf("register message buffers: %w", err)
+	}
+	return nil
+}
+
+// The memory of a link holds the INFO_REQ, the INFO_RSP, and the receive
+// buffers of the connections.
+
+func (l *link) infoReqBuf() []byte { return l.mem[:rtrswire.InfoReqLen] }
+
+func (l *link) infoRspBuf() []byte {
+	return l.mem[rtrswire.InfoReqLen:l.recvOffset(0):l.recvOffset(0)]
+}
+
+// recvOffset is where the receive buffers of connection cid begin.
+func (l *link) recvOffset(cid int) int {
+	off := rtrswire.InfoReqLen + rtrswire.InfoRspLen(l.queueDepth)
+	if l.newRkey && cid > 0 {
+		off += (serviceRecvs + (cid-1)*2*l.queueDepth) * rtrswire.RkeyRspLen
+	}
+	return off
+}
+
+// armRecvs gives the receives of c their buffers, which are needed under
+// NEW_RKEY only.
+func (l *link) armRecvs(c *cltConn) {
+	if l.newRkey {
+		c.setRecvBuffers(l.mem[l.recvOffset(c.cid):l.recvOffset(c.cid+1)], rtrswire.RkeyRspLen, l.mr.LKey())
+	}
+}
+
+func (l *link) postIORecvs(c *cltConn) error {
+	l.armRecvs(c)
+	return c.postRecvs(min(2*l.queueDepth, l.dev.dev.Info().MaxQPWR))
+}
+
+// exchangeInfo tells the name of the session and learns where the chunks are.
+func (l *link) exchangeInfo(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, l.path.session.Timing().ConnectTimeout)
+	defer cancel()
+	c := l.conns[0]
+	if err := c.poller.Call(ctx, func() { l.sendInfoReq(c) }); err != nil {
+		return fmt.Errorf("send INFO_REQ: %w: %w", syscall.ETIMEDOUT, err)
+	}
+	select {
+	case rsp := <-l.info:
+		return l.takeInfoRsp(rsp)
+	case <-l.failed:
+		return fmt.Errorf("wait for INFO_RSP: %w: %w", syscall.ECONNRESET, l.cause)
+	case <-ctx.Done():
+		return fmt.Errorf("wait for INFO_RSP: %w: %w", syscall.ETIMEDOUT, context.Cause(ctx))
+	}
+}
+
+// sendInfoReq posts all receives of connection 0, the one for the INFO_RSP
+// first, and then the INFO_REQ. Owner.
+func (l *link) sendInfoReq(c *cltConn) {
+	if c.down {
+		return
+	}
+	c.prepost = !l.newRkey
+	l.armRecvs(c)
+	_, err := c.qp.PostRecv([]verbs.RecvWR{{ID: infoRecv, Buf: l.infoRspBuf(), LKey: l.mr.LKey()}})
+	if err == nil {
+		err = c.postRecvs(min(serviceRecvs, l.dev.dev.Info().MaxQPWR-1))
+	}
+	if err == nil {
+		rtrswire.InfoReq(l.infoReqBuf()).Put(l.path.session.name)
+		err = c.post([]verbs.SendWR{{Op: verbs.OpSend, SGEs: []verbs.SGE{{Buf: l.infoReqBuf(), LKey: l.mr.LKey()}}}})
+	}
+	if err != nil {
+		l.fail(fmt.Errorf("connection 0: send INFO_REQ: %w", err))
+	}
+}
+
+// takeInfoRsp checks the answer and fills the table of chunks.
+func (l *link) takeInfoRsp(rsp rtrswire.InfoRsp) error {
+	if err := rsp.Check(l.queueDepth, l.chunkSize); err != nil {
+		return protocolErrorf("%v", err)
+	}
+	l.setBuffers(rsp)
+	return nil
+}

@@ -1,0 +1,254 @@
+package rtrs
+
+import (
+	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+)
+
+// DATA PATH of the client. The functions stand in the order in which a request
+// meets them; all of them run on the owner of the queue's poller:
+//
+//	Write, Read   check; take a permit; user message into the permit's header
+//	submit        choose a path, again if posting fails
+//	post          header after the user message, one RDMA WRITE WITH IMM
+//	              ... the wire ...
+//	onReply       which request an answer belongs to; the chunk's next rkey
+//	complete      permit back; upcall
+//
+// A request stays on its queue from beginning to end. Between queues there is
+// no order. A request of a lost path comes back to post from clt_failover.go.
+
+// Queue is one I/O queue of a session: connection cid = index+1 of every
+// path. All its methods, and the calls of OnDone for it, belong to the owner of
+// its poller.
+type Queue struct {
+	session  *Session
+	poller   *Poller
+	cid      int
+	lastPath int // id of the path used last, for RoundRobin
+
+	retry    *slots // has lost requests that wait for room in a send queue
+	noCredit bool   // onCredit shall call resume
+	onPermit func() // wake
+
+	// Of cid 0:
+	waiting []*adminCall // for a permit, first come first served
+	running int          // admin requests that hold a permit
+}
+
+func newQueue(s *Session, cid int) *Queue {
+	q := &Queue{session: s, cid: cid, poller: s.cfg.Pollers[max(cid-1, 0)%len(s.cfg.Pollers)]}
+	q.onPermit = q.wake
+	return q
+}
+
+// ErrBadData: the Data of a request lies outside its region.
+var ErrBadData error = &sentinel{"rtrs: the data lies outside its region", syscall.EINVAL}
+
+// Write sends d and the user message to the server. The completion comes as
+// OnDone(queue, tag, errno). The memory of d must not change until then; user
+// is copied. Nothing was sent if an error is returned: ErrNoPermit (OnPermit
+// tells when to try again), ErrDisconnected, ErrTooLarge, ErrBadData, or that
+// of the connection.
+func (q *Queue) Write(tag uint64, d Data, user []byte) error {
+	return q.start(kindWrite, tag, d, user)
+}
+
+// Read sends the user message and has the server write to d; otherwise it is
+// like Write.
+func (q *Queue) Read(tag uint64, d Data, user []byte) error {
+	return q.start(kindRead, tag, d, user)
+}
+
+func (q *Queue) start(kind requestKind, tag uint64, d Data, user []byte) error {
+	live := q.session.live.Load()
+	if live == nil {
+		return ErrDisconnected
+	}
+	if len(user) > MaxUserLen {
+		return ErrTooLarge
+	}
+	if !d.valid() {
+		return ErrBadData
+	}
+	sl := live.slots
+	id, ok := sl.permits.takeOrMark(q.cid)
+	if !ok {
+		return ErrNoPermit
+	}
+	r := &sl.reqs[id]
+	r.kind, r.tag, r.data = kind, tag, d
+	r.head = Data{sl.headers, int(id) * slotHeaderLen, len(user)}
+	copy(sl.headers.mem[r.head.Off:], user)
+	sl.hold(q.cid, id)
+	if err := q.submit(live, id, r); err != nil {
+		q.release(sl, id, r)
+		return q.refused(err)
+	}
+	return nil
+}
+
+// refused translates an error of submit for the caller.
+func (q *Queue) refused(err error) error {
+	if err == errNoCredit {
+		q.noCredit = true
+		return ErrNoPermit
+	}
+	return err
+}
+
+// submit sends a request on the path that the policy chooses; a path that does
+// not take it is skipped.
+func (q *Queue) submit(live *liveSet, id uint32, r *request) error {
+	err := ErrDisconnected
+	var tried linkSet
+	for i := range live.links {
+		if len(live.links) > 1 {
+			i = q.session.Policy().pick(live.links, &tried, q.lastPath)
+		}
+		l := live.links[i]
+		if err = q.post(l, id, r); err == nil {
+			q.lastPath = l.path.id
+			return nil
+		}
+		tried.add(i)
+	}
+	return err
+}
+
+// post sends a request on one link: for a WRITE data, user message and header
+// go to the start of the chunk; for a READ user message and header go behind
+// the room for the reply's data.
+func (q *Queue) post(l *link, id uint32, r *request) error {
+	c := l.conns[q.cid]
+	if c.down {
+		return ErrDisconnected
+	}
+	head := r.head.Region.mem[r.head.Off:]
+	hdrLen := putHeader(head[r.head.Len:], r, l.dev.index)
+	off := r.data.Len + r.head.Len
+	if off+hdrLen > l.chunkSize || r.head.Len+hdrLen > l.maxHdrSize {
+		return ErrTooLarge
+	}
+	whole := Data{r.head.Region, r.head.Off, r.head.Len + hdrLen}
+	buf := l.bufs[id]
+	sges := c.sges[:0]
+	switch {
+	case r.kind == kindRead:
+		buf.addr += uint64(r.data.Len)
+	case r.data.Len > 0:
+		sges = append(sges, r.data.sge(l.dev.index))
+	}
+	sges = append(sges, whole.sge(l.dev.index))
+	if err := c.postRequest(sges, buf.addr, buf.rkey, rtrswire.IOReqImm(l.shift, int(id), off)); err != nil {
+		return err
+	}
+	r.link, r.state = l, reqInflight
+	c.stats.started.add(1)
+	return nil
+}
+
+// putHeader writes the header of a request behind its user message.
+func putHeader(b []byte, r *request, dev int) int {
+	switch {
+	case r.kind == kindWrite:
+		return rtrswire.PutWriteHdr(b, r.head.Len)
+	case r.kind == kindFence:
+		return rtrswire.PutFenceHdr(b, r.head.Len)
+	case r.data.Len == 0:
+		return rtrswire.PutReadHdr(b, r.head.Len)
+	}
+	key := &(*r.data.Region.keys.Load())[dev]
+	return rtrswire.PutReadDescHdr(b, r.head.Len, false, rtrswire.Desc{
+		Addr: key.addr + uint64(r.data.Off),
+		Key:  key.rkey,
+		Len:  uint32(r.data.Len),
+	})
+}
+
+// onReply handles the immediate of an answer on c. rkey is the payload that
+// came with it under NEW_RKEY, else nil. Answers to nothing in flight are
+// ignored.
+func (q *Queue) onReply(c *cltConn, imm rtrswire.Imm, rkey rtrswire.RkeyRsp) {
+	errno, buf := imm.IORsp()
+	id, l := uint32(buf), c.link
+	if !l.slots.holds(q.cid, id) {
+		return
+	}
+	r := &l.slots.reqs[id]
+	if r.link != l || r.state != reqInflight {
+		return
+	}
+	if rkey != nil {
+		l.bufs[id].rkey = rkey.Rkey()
+	}
+	c.count(r)
+	q.complete(l.slots, id, r, errno)
+	if len(q.waiting) > 0 {
+		q.retryAdmin()
+	}
+}
+
+// count notes a finished request.
+func (c *cltConn) count(r *request) {
+	c.stats.finished.add(1)
+	switch r.kind {
+	case kindRead:
+		c.stats.reads.add(1)
+		c.stats.readBytes.add(uint64(r.data.Len))
+	case kindWrite:
+		c.stats.writes.add(1)
+		c.stats.writeBytes.add(uint64(r.data.Len))
+	}
+}
+
+// complete gives the permit back and tells the submitter, in this order: the
+// upcall may submit again.
+func (q *Queue) complete(sl *slots, id uint32, r *request, errno int) {
+	tag, call := r.tag, r.call
+	q.release(sl, id, r)
+	q.tell(tag, call, errno)
+}
+
+// tell makes the upcall.
+func (q *Queue) tell(tag uint64, call *adminCall, errno int) {
+	if call != nil {
+		call.finish(errno)
+		return
+	}
+	q.session.cfg.OnDone(q.cid-1, tag, errno)
+}
+
+// release makes the slot and its permit free.
+func (q *Queue) release(sl *slots, id uint32, r *request) {
+	spare := r.spare
+	*r = request{}
+	sl.unhold(q.cid, id)
+	if q.cid == 0 {
+		q.running--
+	}
+	if spare {
+		sl.permits.putSpare(id)
+		return
+	}
+	sl.permits.put(id)
+}
+
+// onCredit: a send queue has room again.
+func (q *Queue) onCredit() {
+	if q.noCredit {
+		q.noCredit = false
+		q.resume()
+	}
+}
+
+// wake lets whoever waits for a permit try again.
+func (q *Queue) wake() {
+	switch {
+	case q.cid == 0:
+		q.retryAdmin()
+	case q.session.cfg.OnPermit != nil:
+		q.session.cfg.OnPermit(q.cid - 1)
+	}
+}

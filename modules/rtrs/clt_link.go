@@ -1,0 +1,135 @@
+package rtrs
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// link is one incarnation of a path: its connections, and the server's memory
+// as this incarnation may reach it. A path that is lost and made again gets a
+// new link. Nothing of it changes after it was published, but for counters and
+// the rkeys of bufs.
+type link struct {
+	path  *path
+	slots *slots
+	dev   *sessionDevice
+	conns []*cltConn // by cid, those that were established
+
+	linkParams
+	shift uint     // of the buffer id in a request's immediate
+	mem   []byte   // INFO messages and receive buffers, see clt_connect.go
+	mr    verbs.MR // of mem
+
+	// bufs are the server's chunks by permit. The rkey of a chunk belongs to
+	// the queue that holds the permit.
+	bufs []remoteBuf
+
+	hb   heartbeat
+	info chan []byte // takes the INFO_RSP
+
+	failOnce sync.Once
+	failed   chan struct{} // closed when the link is lost
+	cause    error         // set before failed is closed
+
+	unanswered atomic.Int64  // requests found in flight when the connections ended
+	fencing    chan struct{} // while a FENCE for this link is under way; closed at its end; session's mu
+}
+
+// linkParams are what the server told in its answer to connection 0.
+type linkParams struct {
+	queueDepth int
+	chunkSize  int  // bytes
+	maxIOSize  int  // bytes
+	maxHdrSize int  // bytes
+	newRkey    bool // every answer carries the buffer's next rkey
+	fences     bool // the server answers FENCE
+}
+
+// remoteBuf is where a chunk of the server is.
+type remoteBuf struct {
+	addr uint64
+	rkey uint32
+}
+
+func newLink(p *path) *link {
+	return &link{
+		path:   p,
+		dev:    p.dev,
+		info:   make(chan []byte, 1),
+		failed: make(chan struct{}),
+	}
+}
+
+// fail marks the link as lost; the first cause counts. It never blocks. Any
+// goroutine.
+func (l *link) fail(cause error) {
+	l.failOnce.Do(func() {
+		l.cause = cause
+		close(l.failed)
+	})
+}
+
+// lost tells whether fail was called.
+func (l *link) lost() bool {
+	select {
+	case <-l.failed:
+		return true
+	default:
+		return false
+	}
+}
+
+// close disconnects all connections in the order of their cids, waits until
+// nothing of them can touch memory any more, and frees them. Not for owners.
+func (l *link) close() {
+	for _, c := range l.conns {
+		c.qp.Disconnect()
+	}
+	for _, c := range l.conns {
+		<-c.gone
+	}
+	for _, c := range l.conns {
+		c.destroy()
+	}
+	if l.mr != nil {
+		_ = l.mr.Close() // nobody can use it: all queue pairs are gone
+	}
+}
+
+func (l *link) latencyCost() int64 { return l.hb.latency.Load() }
+
+// inflightCount sums over the queues; each part is exact for its queue.
+func (l *link) inflightCount() (sum int64) {
+	for _, c := range l.conns {
+		sum += c.stats.inflight()
+	}
+	return sum
+}
+
+// setBuffers fills the table of chunks from a checked INFO_RSP.
+func (l *link) setBuffers(rsp rtrswire.InfoRsp) {
+	l.bufs = make([]remoteBuf, 0, l.queueDepth)
+	for i := range rsp.Count() {
+		d := rsp.Desc(i)
+		for off := 0; off < int(d.Len); off += l.chunkSize {
+			l.bufs = append(l.bufs, remoteBuf{d.Addr + uint64(off), d.Key})
+		}
+	}
+}
+
+// addStats adds the counters of the connections to s.
+func (l *link) addStats(s *PathStats) {
+	for _, c := range l.conns {
+		s.addConn(&c.stats)
+	}
+}
+
+// liveSet is a list of links that take requests, in path order, never empty.
+// It is replaced as a whole: the data path loads it once per request.
+type liveSet struct {
+	links []*link
+	slots *slots
+}

@@ -1,0 +1,427 @@
+package rtrs
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// PathAddr says how a path reaches the server.
+type PathAddr struct {
+	Device verbs.Device
+	Src    netip.Addr // zero: chosen by the system
+	Dst    netip.AddrPort
+}
+
+func (a PathAddr) String() string {
+	if !a.Src.IsValid() {
+		return fmt.Sprintf("%s%%%s", a.Dst, a.Device.Info().Fabric)
+	}
+	return fmt.Sprintf("%s@%s%%%s", a.Src, a.Dst, a.Device.Info().Fabric)
+}
+
+// path is one way to the server. From its first connection on it is run by one
+// goroutine, which alone changes its state.
+type path struct {
+	session *Session
+	id      int // grows in the order of adding
+	addr    PathAddr
+	uuid    rtrswire.UUID
+	log     *slog.Logger
+	dev     *sessionDevice
+	kick    chan struct{} // intent has changed
+	ended   chan struct{} // closed when run has returned
+
+	// Of the goroutine that runs the path.
+	link        *link  // while connected
+	reconCnt    uint16 // attempts
+	firstConn   bool   // the server may make the session
+	queueDepth  int    // of the last connection, 0: none
+	noReconnect bool   // until a manual reconnect
+	failures    int    // failed attempts since the path was lost
+	skipDelay   bool   // a manual reconnect wants the next attempt now
+
+	connecting bool          // session's mu; no FENCE for this path may start
+	failovers  atomic.Uint64 // requests taken over from other paths
+
+	mu      sync.Mutex // below the session's mu
+	state   PathState
+	err     error // why the path is not connected
+	intent  pathIntent
+	cancel  context.CancelFunc // of the attempt under way
+	results uint64             // attempts that ended, with success or not, and closings
+	changed chan struct{}      // closed and replaced when the state changes
+	stats   PathStats          // of earlier links
+	current *link              // for statistics
+}
+
+// pathIntent is what the user wants from a path.
+type pathIntent uint8
+
+const (
+	wantUp        pathIntent = iota
+	wantReconnect            // wantUp, with a new connection now
+	wantClosed
+	wantDead
+)
+
+func newPath(s *Session, id int, addr PathAddr) *path {
+	return &path{
+		session: s,
+		id:      id,
+		addr:    addr,
+		uuid:    rtrswire.UUID(uuid.New()),
+		log:     s.log.With("path", addr.String()),
+		kick:    make(chan struct{}, 1),
+		ended:   make(chan struct{}),
+		changed: make(chan struct{}),
+	}
+}
+
+// setState moves the path on. A move that the diagram does not have is refused.
+func (p *path) setState(next PathState, cause error) bool {
+	p.mu.Lock()
+	from := p.state
+	if !from.mayBecome(next) {
+		p.mu.Unlock()
+		p.log.Error("rtrs: path state move refused", "from", from, "to", next)
+		return false
+	}
+	p.state = next
+	switch {
+	case next == PathConnected, next == PathClosing && p.intent >= wantClosed:
+		p.err = nil
+	case cause != nil:
+		p.err = cause
+	}
+	if from == PathConnecting || next == PathClosed {
+		p.results++
+	}
+	close(p.changed)
+	p.changed = make(chan struct{})
+	p.mu.Unlock()
+	p.log.Info("rtrs: path "+next.String(), "from", from, "cause", cause)
+	p.session.events.add(Event{Kind: PathChanged, Session: p.session, Path: p.id, State: next, Err: cause})
+	return true
+}
+
+// want tells the path's goroutine what to do.
+func (p *path) want(i pathIntent) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.wantLocked(i)
+}
+
+func (p *path) wantLocked(i pathIntent) {
+	if p.intent == wantDead {
+		return
+	}
+	p.intent = i
+	if p.cancel != nil && i >= wantClosed {
+		p.cancel()
+	}
+	select {
+	case p.kick <- struct{}{}:
+	default:
+	}
+}
+
+// takeIntent returns what the user wants; a reconnect is asked for once.
+func (p *path) takeIntent() pathIntent {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := p.intent
+	if i == wantReconnect {
+		p.intent = wantUp
+	}
+	return i
+}
+
+// closing tells whether the user wants the path closed or removed.
+func (p *path) closing() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.intent >= wantClosed
+}
+
+// run is the path's life. It starts with a connected path and ends when the
+// path is dead.
+func (p *path) run() {
+	defer close(p.ended)
+	for {
+		switch p.state { // only this goroutine writes it
+		case PathConnecting:
+			p.attempt()
+		case PathConnected:
+			p.serve()
+		case PathConnectingErr:
+			p.afterFailure()
+		case PathReconnecting:
+			p.waitTurn()
+		case PathClosing:
+			p.retire()
+			p.setState(PathClosed, nil)
+		case PathClosed:
+			p.rest()
+		case PathDead:
+			return
+		}
+	}
+}
+
+// serve waits for the end of a connected path.
+func (p *path) serve() {
+	select {
+	case <-p.link.failed:
+		p.setState(PathReconnecting, p.link.cause)
+	case <-p.kick:
+		switch p.takeIntent() {
+		case wantReconnect:
+			p.failures, p.noReconnect, p.skipDelay = 0, false, true
+			p.setState(PathReconnecting, nil)
+		case wantClosed, wantDead:
+			p.setState(PathClosing, nil)
+		}
+	}
+}
+
+// waitTurn clears away what was lost and waits for the next attempt's time.
+func (p *path) waitTurn() {
+	p.retire()
+	timing := p.session.Timing()
+	manual := p.skipDelay
+	p.skipDelay = false
+	giveUp := p.noReconnect || !manual && !timing.mayReconnect(p.failures)
+	delay := timing.reconnectDelay(p.failures)
+	if manual || giveUp {
+		delay = 0
+	}
+	p.sleep(delay)
+	if giveUp || p.closing() {
+		p.setState(PathClosing, nil)
+		return
+	}
+	p.setState(PathConnecting, nil)
+}
+
+// sleep waits until a manual reconnect or a close cuts it short.
+func (p *path) sleep(d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+			return
+		case <-p.kick:
+			if p.takeIntent() == wantReconnect || p.closing() {
+				return
+			}
+		}
+	}
+}
+
+// attempt connects the path once.
+func (p *path) attempt() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	p.setCancel(cancel)
+	defer p.setCancel(nil)
+	if err := p.connectFenced(ctx); err != nil {
+		p.finishAttempt(err)
+		return
+	}
+	p.finishAttempt(nil)
+	p.session.publish()
+}
+
+// connectFenced connects while no FENCE for this path is under way: that would
+// close the new connection. The server accepts a path it knows only when
+// everything of its last connection has ended, so success is a fence too.
+func (p *path) connectFenced(ctx context.Context) error {
+	s := p.session
+	if err := s.beginConnect(ctx, p); err != nil {
+		return err
+	}
+	l, err := p.connect(ctx)
+	if err == nil {
+		err = p.adopt(l)
+	}
+	s.endConnect(p, err == nil)
+	return err
+}
+
+// adopt makes l the link of the path.
+func (p *path) adopt(l *link) error {
+	if err := p.session.addLink(l); err != nil {
+		l.fail(err)
+		l.close()
+		return fmt.Errorf("rtrs: session %s: connect path %s: %w", p.session.name, p.addr, err)
+	}
+	p.link = l
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.current = l
+	return nil
+}
+
+// setCancel makes cancel the way to end the attempt.
+func (p *path) setCancel(cancel context.CancelFunc) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cancel = cancel
+	if cancel != nil && p.intent >= wantClosed {
+		cancel()
+	}
+}
+
+// finishAttempt notes the result and moves on.
+func (p *path) finishAttempt(err error) {
+	p.countAttempt(err == nil)
+	switch {
+	case err == nil:
+		p.failures = 0
+		p.setState(PathConnected, nil)
+	case p.closing():
+		p.setState(PathClosing, err)
+	default:
+		p.failures++
+		p.setState(PathConnectingErr, err)
+	}
+}
+
+func (p *path) countAttempt(ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if ok {
+		p.stats.Reconnects++
+	} else {
+		p.stats.ReconnectsFailed++
+	}
+}
+
+// afterFailure decides between another attempt and the end.
+func (p *path) afterFailure() {
+	if p.closing() {
+		p.setState(PathClosing, nil)
+		return
+	}
+	p.setState(PathReconnecting, nil)
+}
+
+// rest waits in state closed for what the user wants next.
+func (p *path) rest() {
+	for {
+		switch p.takeIntent() {
+		case wantReconnect:
+			p.failures, p.noReconnect, p.skipDelay, p.queueDepth = 0, false, true, 0
+			p.setState(PathReconnecting, nil)
+			return
+		case wantDead:
+			p.setState(PathDead, nil)
+			return
+		}
+		<-p.kick
+	}
+}
+
+// retire ends the link that the path had, if any: no new requests, nothing on
+// the wire, then the requests in flight are failed over or fail.
+func (p *path) retire() {
+	l := p.link
+	if l == nil {
+		return
+	}
+	p.link = nil
+	l.fail(ErrConnLost)
+	p.session.linkDown(l)
+	l.close()
+	p.mu.Lock()
+	l.addStats(&p.stats)
+	p.current = nil
+	p.mu.Unlock()
+	p.session.settle(l)
+}
+
+// await waits until done says so, or ctx ends. done is called with mu held.
+func (p *path) await(ctx context.Context, done func() bool) error {
+	for {
+		p.mu.Lock()
+		ok, changed := done(), p.changed
+		p.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// reconnect makes the path anew, or joins the attempt under way, and waits for
+// the result.
+func (p *path) reconnect(ctx context.Context) error {
+	p.mu.Lock()
+	n := p.results
+	if p.state != PathConnecting {
+		p.wantLocked(wantReconnect)
+	}
+	p.mu.Unlock()
+	var result error
+	err := p.await(ctx, func() bool {
+		result = p.err
+		if result == nil && p.state != PathConnected {
+			result = fmt.Errorf("path is %v: %w", p.state, syscall.ECONNRESET)
+		}
+		return p.results > n || p.state == PathDead
+	})
+	if err != nil {
+		return err
+	}
+	return result
+}
+
+// State returns the state of the path.
+func (p *path) State() PathState {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.state
+}
+
+// PathInfo describes a path.
+type PathInfo struct {
+	ID     int
+	Addr   PathAddr
+	Src    netip.Addr // in use, or as asked for while not connected
+	Fabric string
+	State  PathState
+	Err    error // why the path is not connected, nil if that was asked for
+	Stats  PathStats
+}
+
+func (p *path) info() PathInfo {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := PathInfo{
+		ID: p.id, Addr: p.addr, Src: p.addr.Src, Fabric: p.addr.Device.Info().Fabric,
+		State: p.state, Err: p.err, Stats: p.stats,
+	}
+	i.Stats.Failovers = p.failovers.Load()
+	if l := p.current; l != nil {
+		l.addStats(&i.Stats)
+		i.Stats.Latency = l.hb.lastLatency()
+		i.Src = l.conns[0].qp.LocalAddr().Addr()
+	}
+	return i
+}
