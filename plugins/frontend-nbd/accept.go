@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	maxHandshakes = 64               // negotiations at a time; more connections wait to be accepted
+	handshakeTime = 15 * time.Second // for the whole negotiation
+	acceptPause   = 50 * time.Millisecond
+)
+
+// AddListener serves the exports on a listening socket. The daemon keeps the
+// socket: when this process dies, the next one goes on accepting.
+func (f *frontend) AddListener(_ context.Context, name string, file *os.File) error {
+	l, err := net.FileListener(file) // a duplicate
+	if err != nil {
+		return fmt.Errorf("descriptor does not listen: %w", err)
+	}
+	file.Close()
+	f.mu.Lock()
+	f.listeners = append(f.listeners, l)
+	f.mu.Unlock()
+	f.log().Info("listening", "listener", name, "address", l.Addr())
+	go f.accept(l)
+	return nil
+}
+
+// accept runs until the listener is closed.
+func (f *frontend) accept(l net.Listener) {
+	for {
+		f.handshakes <- struct{}{}
+		nc, err := l.Accept()
+		if err != nil {
+			<-f.handshakes
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			f.log().Warn("accept failed", "address", l.Addr(), "err", err)
+			time.Sleep(acceptPause) // out of descriptors: others may close some
+			continue
+		}
+		go f.welcome(nc)
+	}
+}
+
+// welcome negotiates and hands the connection to a queue.
+func (f *frontend) welcome(nc net.Conn) {
+	defer func() { <-f.handshakes }()
+	defer nc.Close()
+	if err := f.introduce(nc); err != nil && !errors.Is(err, errAborted) {
+		f.log().Info("connection refused", "peer", peerOf(nc), "err", err)
+	}
+}
+
+func (f *frontend) introduce(nc net.Conn) error {
+	if err := nc.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
+		return err
+	}
+	n, err := negotiate(nc, f)
+	if err != nil {
+		return err
+	}
+	return f.start(nc, n)
+}
+
+// start gives a negotiated connection to the queue that has the fewest of its
+// export. The export is released if that fails.
+func (f *frontend) start(nc net.Conn, n negotiated) error {
+	fd, err := duplicate(nc)
+	if err != nil {
+		n.exp.release()
+		return err
+	}
+	sh := f.assign(n.exp)
+	if sh == nil {
+		n.exp.release()
+		unix.Close(fd)
+		return errors.New("no queue to serve it")
+	}
+	c := newConn(fd, peerOf(nc), n, sh)
+	if !f.post(sh.q, func() { sh.q.add(c) }) {
+		n.exp.unassign(sh)
+		n.exp.release()
+		unix.Close(fd)
+		return errShutdown
+	}
+	f.log().Info("connection opened", "export", n.exp.name, "peer", c.peer, "structured", n.structured)
+	return nil
+}
+
+func (f *frontend) assign(e *export) *share {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return e.assign(f.queues)
+}
+
+// duplicate takes the socket out of the runtime's hands: a descriptor of our
+// own, non-blocking as the original.
+func duplicate(nc net.Conn) (fd int, err error) {
+	sc, ok := nc.(syscall.Conn)
+	if !ok {
+		return -1, fmt.Errorf("%T has no descriptor", nc)
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	cerr := raw.Control(func(old uintptr) {
+		fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0)
+	})
+	if err = errors.Join(cerr, err); err != nil {
+		return -1, fmt.Errorf("duplicate socket: %w", err)
+	}
+	return fd, nil
+}
+
+func peerOf(nc net.Conn) string {
+	if a := nc.RemoteAddr(); a != nil && a.String() != "" {
+		return a.String()
+	}
+	return nc.LocalAddr().String()
+}

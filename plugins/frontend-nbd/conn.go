@@ -1,0 +1,165 @@
+package main
+
+import (
+	"errors"
+	"io"
+
+	"golang.org/x/sys/unix"
+)
+
+// connState is the life of a connection in the transmission phase:
+//
+//	open ──DISC, end of file──► draining ──all answered──┐
+//	  │                            │                     ▼
+//	  └────error, removal──────────┴───────────────────► dead ──last slot back──► gone
+type connState uint8
+
+const (
+	connOpen     connState = iota // commands are read
+	connDraining                  // what was read is answered, then the socket is closed
+	connDead                      // the socket is closed; slots are still with the device
+)
+
+var connStateNames = [...]string{"open", "draining", "dead"}
+
+func (s connState) String() string { return connStateNames[s] }
+
+const (
+	stageSize     = 256 << 10 // staging buffer of a connection, bytes
+	bulkSize      = 64 << 10  // payload from here on goes from the socket into the slot
+	largeSize     = 256 << 10 // after I/O of this size the pump does not spin
+	receiveRounds = 8         // calls per connection and Poll, so that others get their turn
+	maxRequests   = 256       // commands under way per connection
+)
+
+var (
+	errGarbage  = errors.New("not an NBD request")
+	errLateRead = errors.New("device failed a read whose reply had begun")
+	errRemoved  = errors.New("device removed")
+	errShutdown = errors.New("front end stops")
+)
+
+// conn is a connection in the transmission phase. It belongs to one queue.
+type conn struct {
+	q          *queue
+	sh         *share
+	exp        *export
+	fd         int
+	peer       string // for the log
+	index      int    // in queue.table
+	state      connState
+	structured bool
+	readable   bool // the socket may have bytes
+	writable   bool // the socket may take bytes
+	stalled    bool // waits for a slot or a request; does not read
+	held       int  // slots
+
+	stage []byte // received and not yet taken: stage[r:w]
+	r, w  int
+	bulk  bool     // the last command was a write with much payload
+	cur   *request // whose range is being covered
+	fill  *op      // whose payload is being received
+
+	reqs       []request
+	free       []*request
+	unanswered int // commands whose last reply is not queued
+
+	out     []reply // ring of replies to send
+	outHead int
+	outLen  int
+	outSent int // bytes of out[outHead] that are sent
+}
+
+// newConn prepares a connection on a non-blocking socket, which it owns.
+func newConn(fd int, peer string, n negotiated, sh *share) *conn {
+	c := &conn{
+		q: sh.q, sh: sh, exp: n.exp, fd: fd, peer: peer, structured: n.structured,
+		stage: make([]byte, stageSize),
+		reqs:  make([]request, maxRequests),
+		free:  make([]*request, 0, maxRequests),
+		out:   make([]reply, maxRequests+len(sh.ops)),
+	}
+	for i := range c.reqs {
+		c.free = append(c.free, &c.reqs[i])
+	}
+	return c
+}
+
+func (c *conn) setState(to connState) {
+	if to <= c.state {
+		panic("nbd: connection goes from " + c.state.String() + " to " + to.String())
+	}
+	c.state = to
+}
+
+// blocked: the client does not take its replies.
+func (c *conn) blocked() bool { return c.outLen > 0 && !c.writable }
+
+// stageRoom makes room in the staging buffer; what is left in it is less than
+// a header.
+func (c *conn) stageRoom() []byte {
+	c.w = copy(c.stage, c.stage[c.r:c.w])
+	c.r = 0
+	return c.stage[c.w:]
+}
+
+func (c *conn) takeRequest() *request {
+	if len(c.free) == 0 {
+		return nil
+	}
+	r := c.free[len(c.free)-1]
+	c.free = c.free[:len(c.free)-1]
+	return r
+}
+
+func (c *conn) giveRequest(r *request) {
+	*r = request{}
+	c.free = append(c.free, r)
+	c.q.again = true
+}
+
+// idle: every command is answered.
+func (c *conn) idle() bool { return c.cur == nil && len(c.free) == len(c.reqs) }
+
+// onEOF: the client sends no more. Between commands that is a disconnect.
+func (c *conn) onEOF() {
+	if c.cur != nil || c.w != c.r {
+		c.fail(io.ErrUnexpectedEOF)
+		return
+	}
+	c.setState(connDraining)
+}
+
+// fail closes the socket at once. Slots that the device has come back later.
+func (c *conn) fail(cause error) {
+	if c.state == connDead {
+		return
+	}
+	c.setState(connDead)
+	unix.Close(c.fd)
+	c.q.log.Info("connection closed", "export", c.exp.name, "peer", c.peer, "cause", cause)
+	c.dropCurrent()
+	for ; c.outLen > 0; c.outLen-- {
+		c.retire(&c.out[c.outHead])
+		c.outHead = (c.outHead + 1) % len(c.out)
+	}
+}
+
+// dropCurrent ends a command that was not received as a whole.
+func (c *conn) dropCurrent() {
+	r := c.cur
+	if r == nil {
+		return
+	}
+	c.cur = nil
+	c.sh.ungather(r)
+	r.next = r.end
+	if o := c.fill; o != nil {
+		c.fill = nil
+		r.pending--
+		c.sh.give(o)
+	}
+	if r.pending == 0 {
+		c.finish(r)
+	}
+}

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// The errors that NBD knows.
+const (
+	nbdEPERM     = 1
+	nbdEIO       = 5
+	nbdENOMEM    = 12
+	nbdEINVAL    = 22
+	nbdENOSPC    = 28
+	nbdEOVERFLOW = 75
+	nbdENOTSUP   = 95
+)
+
+// nbdErrno is the one place where a block error becomes an NBD error. What
+// NBD has no number for is an I/O error to the client.
+func nbdErrno(e blk.Errno) uint32 {
+	switch e {
+	case blk.OK:
+		return 0
+	case blk.EPERM, blk.EACCES, blk.EROFS:
+		return nbdEPERM
+	case blk.ENOMEM:
+		return nbdENOMEM
+	case blk.EINVAL, blk.EMSGSIZE:
+		return nbdEINVAL
+	case blk.ENOSPC, blk.Errno(syscall.EFBIG), blk.Errno(syscall.EDQUOT):
+		return nbdENOSPC
+	case blk.Errno(syscall.EOVERFLOW):
+		return nbdEOVERFLOW
+	case blk.EOPNOTSUPP:
+		return nbdENOTSUP
+	}
+	return nbdEIO
+}

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+)
+
+// export is a device as NBD clients see it.
+type export struct {
+	index    uint32
+	name     string
+	arena    []byte
+	arenaID  uint32
+	slotSize int
+	slots    int
+	block    uint64 // logical block size in bytes
+	config   map[string]string
+
+	limits atomic.Pointer[blk.Limits] // replaced by a resize
+	claims claims
+
+	mu       sync.Mutex    // the export's own, taken after the server's; never per request
+	opens    int           // connections, from GO to the return of their last slot
+	removed  bool          // no new openers
+	idle     chan struct{} // closed when removed and opens == 0
+	shares   []*share      // changed only while assigned == 0
+	assigned int           // connections given to a share
+}
+
+func newExport(s plugin.DeviceSpec) (*export, error) {
+	if err := checkSpec(&s); err != nil {
+		return nil, err
+	}
+	e := &export{
+		index: s.Index, name: s.Name, arena: s.Arena, arenaID: s.ArenaID,
+		slotSize: s.SlotSize, slots: s.Slots, block: uint64(s.Limits.LogicalBlockSize),
+		config: s.Config, idle: make(chan struct{}),
+	}
+	e.claims.writes = make([]span, s.Slots)
+	e.setLimits(s.Limits)
+	return e, nil
+}
+
+func checkSpec(s *plugin.DeviceSpec) error {
+	bs := s.Limits.LogicalBlockSize
+	switch {
+	case len(s.Name) == 0 || len(s.Name) > maxName:
+		return fmt.Errorf("name of %d bytes, want 1 to %d: %w", len(s.Name), maxName, blk.EINVAL)
+	case bs < blk.SectorSize || bits.OnesCount32(bs) != 1:
+		return fmt.Errorf("logical block size %d: %w", bs, blk.EINVAL)
+	case s.Slots < 1 || s.SlotSize < int(bs):
+		return fmt.Errorf("%d slots of %d bytes for blocks of %d: %w", s.Slots, s.SlotSize, bs, blk.EINVAL)
+	case len(s.Arena)/s.SlotSize < s.Slots:
+		return fmt.Errorf("arena of %d bytes for %d slots of %d: %w", len(s.Arena), s.Slots, s.SlotSize, blk.EINVAL)
+	}
+	return nil
+}
+
+// setLimits takes new limits; bytes behind the last whole block do not exist.
+func (e *export) setLimits(l blk.Limits) {
+	l.Size &^= e.block - 1
+	e.limits.Store(&l)
+}
+
+// geometry is what the negotiation tells: size in bytes, transmission flags.
+func (e *export) geometry() (size uint64, flags uint16) {
+	l := e.limits.Load()
+	return l.Size, transmissionFlags(l)
+}
+
+// minBlock is the smallest unit of requests in bytes. Less than a block needs
+// a slot with room for the block and the payload beside it.
+func (e *export) minBlock() uint32 {
+	if uint64(e.slotSize) >= 2*e.block {
+		return 1
+	}
+	return uint32(e.block)
+}
+
+// chunk is the most that one slot moves, in whole blocks.
+func (e *export) chunk(l *blk.Limits) uint64 {
+	n := uint64(e.slotSize)
+	if l.MaxIOSize != 0 {
+		n = min(n, uint64(l.MaxIOSize))
+	}
+	return max(n&^(e.block-1), e.block)
+}
+
+// slot is the memory of one tag.
+func (e *export) slot(tag uint32) []byte {
+	return e.arena[int(tag)*e.slotSize:][:e.slotSize:e.slotSize]
+}
+
+// acquire counts an opener. False: the device is going away.
+func (e *export) acquire() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.removed {
+		return false
+	}
+	e.opens++
+	return true
+}
+
+// release forgets an opener that acquire counted.
+func (e *export) release() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.opens--
+	if e.removed && e.opens == 0 {
+		close(e.idle)
+	}
+}
+
+func (e *export) openers() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.opens
+}
+
+// retire refuses new openers. It fails with EBUSY if there are openers and
+// force is not set.
+func (e *export) retire(force bool) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.opens > 0 && !force {
+		return fmt.Errorf("%d connections are open: %w", e.opens, blk.EBUSY)
+	}
+	if !e.removed {
+		e.removed = true
+		if e.opens == 0 {
+			close(e.idle)
+		}
+	}
+	return nil
+}
+
+// share is the part of an export's slots that one queue owns.
+type share struct {
+	exp      *export
+	q        *queue
+	first    uint32
+	ops      []op     // by tag - first
+	free     []uint32 // stack of indices of ops
+	conns    []*conn
+	gather   *request // the one read that may hold slots while it waits for more
+	assigned int      // connections given to this share; guarded by exp.mu
+}
+
+// assign picks the share with the fewest connections for a new one; nil if
+// there is no queue. Slots are dealt out among the queues that exist when the
+// first connection comes.
+func (e *export) assign(queues []*queue) *share {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.assigned == 0 && !e.dealtTo(queues) {
+		e.deal(queues)
+	}
+	var best *share
+	for _, s := range e.shares {
+		if len(s.ops) > 0 && (best == nil || s.assigned < best.assigned) {
+			best = s
+		}
+	}
+	if best != nil {
+		best.assigned++
+		e.assigned++
+	}
+	return best
+}
+
+func (e *export) dealtTo(queues []*queue) bool {
+	return slices.EqualFunc(e.shares, queues, func(s *share, q *queue) bool { return s.q == q })
+}
+
+func (e *export) deal(queues []*queue) {
+	e.shares = make([]*share, len(queues))
+	for i, q := range queues {
+		first, end := e.slots*i/len(queues), e.slots*(i+1)/len(queues)
+		s := &share{exp: e, q: q, first: uint32(first), ops: make([]op, end-first)}
+		for j := range s.ops {
+			s.ops[j] = op{sh: s, tag: uint32(first + j)}
+			s.free = append(s.free, uint32(len(s.ops)-1-j))
+		}
+		e.shares[i] = s
+	}
+}
+
+// unassign takes a finished connection out of the count.
+func (e *export) unassign(s *share) {
+	e.mu.Lock()
+	s.assigned--
+	e.assigned--
+	e.mu.Unlock()
+}
+
+// parts are the shares at this moment.
+func (e *export) parts() []*share {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.shares
+}
+
+// take gives c a slot, or nil. One connection never gets the last free slots
+// while it holds most of them: a client that does not read its answers cannot
+// starve the others. Queue's thread.
+func (s *share) take(c *conn) *op {
+	free := len(s.free)
+	if free == 0 {
+		return nil
+	}
+	gathering := s.gather != nil && s.gather == c.cur
+	if c.held > 0 && !gathering && c.held >= hoard*(free-1) {
+		return nil
+	}
+	o := &s.ops[s.free[free-1]]
+	s.free = s.free[:free-1]
+	o.conn, o.busy = c, true
+	c.held++
+	return o
+}
+
+// hoard is how many times the free slots one connection may hold.
+const hoard = 4
+
+// give returns a slot.
+func (s *share) give(o *op) {
+	o.conn.held--
+	*o = op{sh: o.sh, tag: o.tag}
+	s.free = append(s.free, o.tag-s.first)
+	s.q.again = true
+}
+
+// forget takes a connection off the share.
+func (s *share) forget(c *conn) {
+	s.conns = slices.DeleteFunc(s.conns, func(other *conn) bool { return other == c })
+}
+
+// leaving: the device is being removed.
+func (e *export) leaving() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.removed
+}

@@ -1,0 +1,231 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"slices"
+	"sync"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+)
+
+const version = "0.1.0"
+
+// maxIndex bounds the tables by device index.
+const maxIndex = 1 << 16
+
+// frontend implements plugin.Frontend: devices, listeners and queues come and
+// go here. Lock order: frontend.mu, then export.mu.
+type frontend struct {
+	log        func() *slog.Logger
+	handshakes chan struct{} // one token per negotiation under way
+
+	mu        sync.Mutex
+	queues    []*queue
+	exports   map[uint32]*export
+	listeners []net.Listener
+}
+
+func newFrontend(log func() *slog.Logger) *frontend {
+	return &frontend{
+		log:        log,
+		handshakes: make(chan struct{}, maxHandshakes),
+		exports:    map[uint32]*export{},
+	}
+}
+
+func (f *frontend) Describe() plugin.Info {
+	return plugin.Info{Name: "nbd", Version: version}
+}
+
+// AddDevice makes a device an export under its name.
+func (f *frontend) AddDevice(_ context.Context, s plugin.DeviceSpec) error {
+	if s.Index >= maxIndex {
+		return fmt.Errorf("device index %d: %w", s.Index, blk.EINVAL)
+	}
+	e, err := newExport(s)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.exports[s.Index] != nil || f.byName(s.Name) != nil {
+		return fmt.Errorf("export %q or index %d is there already: %w", s.Name, s.Index, blk.EEXIST)
+	}
+	f.exports[s.Index] = e
+	f.log().Info("export added", "export", e.name, "size", e.limits.Load().Size)
+	return nil
+}
+
+// RemoveDevice takes an export away: EBUSY while it has connections and force
+// is not set. It returns when no slot is with the device any more.
+func (f *frontend) RemoveDevice(ctx context.Context, index uint32, force bool) error {
+	e := f.export(index)
+	if e == nil {
+		return blk.ENODEV
+	}
+	if err := e.retire(force); err != nil {
+		return fmt.Errorf("export %q: %w", e.name, err)
+	}
+	for _, s := range e.parts() {
+		f.post(s.q, func() { s.q.evict(e) })
+	}
+	select {
+	case <-e.idle:
+	case <-ctx.Done():
+		return fmt.Errorf("export %q: wait for requests in flight: %w", e.name, ctx.Err())
+	}
+	f.mu.Lock()
+	delete(f.exports, index)
+	f.mu.Unlock()
+	f.log().Info("export removed", "export", e.name)
+	return nil
+}
+
+// ResizeDevice takes new limits. NBD cannot tell the clients that are there;
+// new connections see them.
+func (f *frontend) ResizeDevice(_ context.Context, index uint32, l blk.Limits) error {
+	e := f.export(index)
+	if e == nil {
+		return blk.ENODEV
+	}
+	if uint64(l.LogicalBlockSize) != e.block {
+		return fmt.Errorf("export %q: logical block size %d becomes %d: %w", e.name, e.block, l.LogicalBlockSize, blk.EINVAL)
+	}
+	e.setLimits(l)
+	f.log().Info("export resized", "export", e.name, "size", l.Size)
+	return nil
+}
+
+// Openers is the number of connections of an export.
+func (f *frontend) Openers(index uint32) int {
+	if e := f.export(index); e != nil {
+		return e.openers()
+	}
+	return 0
+}
+
+// Location is the URI of an export on the first listener.
+func (f *frontend) Location(index uint32) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	e := f.exports[index]
+	if e == nil || len(f.listeners) == 0 {
+		return ""
+	}
+	addr := f.listeners[0].Addr()
+	u := url.URL{Scheme: "nbd", Host: addr.String(), Path: "/" + e.name}
+	if addr.Network() == "unix" {
+		u.Scheme, u.Host = "nbd+unix", ""
+		u.RawQuery = url.Values{"socket": {addr.String()}}.Encode()
+	}
+	return u.String()
+}
+
+// Serve runs one queue until the host closes it.
+func (f *frontend) Serve(fq *plugin.FrontQueue) error {
+	q, err := newQueue(fq, f.log())
+	if err != nil {
+		return err
+	}
+	p, err := pump.New(pump.Config{Name: fmt.Sprintf("nbd%d", fq.Pump()), Logger: f.log()})
+	if err != nil {
+		q.close()
+		return err
+	}
+	if err := p.Add(q); err != nil {
+		p.Stop()
+		q.close()
+		return err
+	}
+	q.do = p.Do
+	f.attach(q)
+	err = p.Run(fq.Closed)
+	f.detach(q)
+	q.close()
+	return err
+}
+
+func (f *frontend) attach(q *queue) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.queues = append(f.queues, q)
+}
+
+func (f *frontend) detach(q *queue) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.queues = slices.DeleteFunc(f.queues, func(other *queue) bool { return other == q })
+}
+
+// post runs fn on the queue's thread soon. False: the queue has ended. The
+// lock makes sure that it does not end in between.
+func (f *frontend) post(q *queue, fn func()) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !slices.Contains(f.queues, q) {
+		return false
+	}
+	q.do(fn)
+	return true
+}
+
+func (f *frontend) export(index uint32) *export {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.exports[index]
+}
+
+func (f *frontend) byName(name string) *export {
+	for _, e := range f.exports {
+		if e.name == name {
+			return e
+		}
+	}
+	return nil
+}
+
+// find implements catalogue. The empty name is the only export, if there is
+// just one.
+func (f *frontend) find(name string) (*export, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if e := f.byName(name); e != nil && !e.leaving() {
+		return e, nil
+	}
+	if name == "" && len(f.exports) == 1 {
+		for _, e := range f.exports {
+			return e, nil
+		}
+	}
+	return nil, fmt.Errorf("no export %q", name)
+}
+
+// open implements catalogue.
+func (f *frontend) open(name string) (*export, error) {
+	e, err := f.find(name)
+	if err != nil {
+		return nil, err
+	}
+	if !e.acquire() {
+		return nil, fmt.Errorf("export %q is being removed", e.name)
+	}
+	return e, nil
+}
+
+// names implements catalogue: sorted.
+func (f *frontend) names() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var names []string
+	for _, e := range f.exports {
+		names = append(names, e.name)
+	}
+	slices.Sort(names)
+	return names
+}

@@ -1,0 +1,289 @@
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// The negotiation, in the order of the wire: greeting, client flags, options
+// until one of them (EXPORT_NAME, GO) starts the transmission. It runs on a
+// goroutine of its own, bounded in time by the deadline of the connection and
+// in work by maxOptions. It reads exactly the bytes of the negotiation: those
+// of the transmission stay in the socket.
+
+// maxOptions bounds the options of one negotiation.
+const maxOptions = 1024
+
+var (
+	errAborted     = errors.New("client aborted the negotiation")
+	errManyOptions = errors.New("too many options")
+)
+
+// catalogue is what the negotiation knows of the exports.
+type catalogue interface {
+	// open finds an export and counts an opener; the caller closes it.
+	open(name string) (*export, error)
+	// find finds an export without opening it.
+	find(name string) (*export, error)
+	names() []string
+}
+
+// negotiated is the outcome: an opened export.
+type negotiated struct {
+	exp        *export
+	structured bool // reads are answered by structured replies
+}
+
+type negotiation struct {
+	rw         io.ReadWriter
+	exports    catalogue
+	fixed      bool // the client speaks fixed newstyle
+	noZeroes   bool
+	structured bool
+	exp        *export // opened: the transmission starts
+}
+
+// negotiate runs the handshake. On success the export is open and belongs to
+// the caller.
+func negotiate(rw io.ReadWriter, exports catalogue) (negotiated, error) {
+	n := &negotiation{rw: rw, exports: exports}
+	if err := n.greet(); err != nil {
+		return negotiated{}, err
+	}
+	for range maxOptions {
+		if err := n.option(); err != nil {
+			n.abandon()
+			return negotiated{}, err
+		}
+		if n.exp != nil {
+			return negotiated{exp: n.exp, structured: n.structured}, nil
+		}
+	}
+	return negotiated{}, errManyOptions
+}
+
+// abandon closes an export whose opening the client never learned of.
+func (n *negotiation) abandon() {
+	if n.exp != nil {
+		n.exp.release()
+		n.exp = nil
+	}
+}
+
+func (n *negotiation) greet() error {
+	var b [18]byte
+	binary.BigEndian.PutUint64(b[:], magicServer)
+	binary.BigEndian.PutUint64(b[8:], magicOption)
+	binary.BigEndian.PutUint16(b[16:], flagFixedNewstyle|flagNoZeroes)
+	if _, err := n.rw.Write(b[:]); err != nil {
+		return fmt.Errorf("send greeting: %w", err)
+	}
+	if _, err := io.ReadFull(n.rw, b[:4]); err != nil {
+		return fmt.Errorf("read client flags: %w", err)
+	}
+	flags := binary.BigEndian.Uint32(b[:])
+	if flags&^(flagFixedNewstyle|flagNoZeroes) != 0 {
+		return fmt.Errorf("unknown client flags %#x", flags)
+	}
+	n.fixed = flags&flagFixedNewstyle != 0
+	n.noZeroes = flags&flagNoZeroes != 0
+	return nil
+}
+
+// option reads one option and answers it.
+func (n *negotiation) option() error {
+	var h [optionSize]byte
+	if _, err := io.ReadFull(n.rw, h[:]); err != nil {
+		return fmt.Errorf("read option: %w", err)
+	}
+	if m := binary.BigEndian.Uint64(h[:]); m != magicOption {
+		return fmt.Errorf("wrong option magic %#x", m)
+	}
+	opt, length := binary.BigEndian.Uint32(h[8:]), binary.BigEndian.Uint32(h[12:])
+	if length > maxOption {
+		return fmt.Errorf("option %d has %d bytes of data, at most %d are accepted", opt, length, maxOption)
+	}
+	if opt != optExportName && !n.fixed {
+		return fmt.Errorf("option %d from a client that does not speak fixed newstyle", opt)
+	}
+	data := make([]byte, length)
+	if _, err := io.ReadFull(n.rw, data); err != nil {
+		return fmt.Errorf("read data of option %d: %w", opt, err)
+	}
+	return n.answer(opt, data)
+}
+
+func (n *negotiation) answer(opt uint32, data []byte) error {
+	switch opt {
+	case optExportName:
+		return n.onExportName(string(data))
+	case optAbort:
+		if err := n.reply(opt, repAck, nil); err != nil {
+			return err
+		}
+		return errAborted
+	case optList:
+		return n.onList(data)
+	case optInfo, optGo:
+		return n.onGo(opt, data)
+	case optStructuredReply:
+		return n.onStructuredReply(data)
+	}
+	return n.reply(opt, repErrUnsup, nil)
+}
+
+// onExportName starts the transmission; it has no way to answer an error but
+// to close the connection.
+func (n *negotiation) onExportName(name string) error {
+	if len(name) > maxName {
+		return fmt.Errorf("export name of %d bytes", len(name))
+	}
+	exp, err := n.exports.open(name)
+	if err != nil {
+		return err
+	}
+	n.exp = exp
+	b := make([]byte, 10, 134)
+	size, flags := exp.geometry()
+	binary.BigEndian.PutUint64(b, size)
+	binary.BigEndian.PutUint16(b[8:], flags)
+	if !n.noZeroes {
+		b = b[:134]
+	}
+	if _, err := n.rw.Write(b); err != nil {
+		return fmt.Errorf("answer EXPORT_NAME: %w", err)
+	}
+	return nil
+}
+
+func (n *negotiation) onList(data []byte) error {
+	if len(data) != 0 {
+		return n.reply(optList, repErrInvalid, nil)
+	}
+	var out []byte
+	for _, name := range n.exports.names() {
+		b := binary.BigEndian.AppendUint32(nil, uint32(len(name)))
+		out = appendReply(out, optList, repServer, append(b, name...))
+	}
+	return n.send(optList, appendReply(out, optList, repAck, nil))
+}
+
+func (n *negotiation) onStructuredReply(data []byte) error {
+	if len(data) != 0 {
+		return n.reply(optStructuredReply, repErrInvalid, nil)
+	}
+	n.structured = true
+	return n.reply(optStructuredReply, repAck, nil)
+}
+
+// onGo answers INFO and GO, which differ in what follows.
+func (n *negotiation) onGo(opt uint32, data []byte) error {
+	name, infos, ok := parseGo(data)
+	if !ok {
+		return n.reply(opt, repErrInvalid, nil)
+	}
+	if len(name) > maxName {
+		return n.reply(opt, repErrTooBig, nil)
+	}
+	exp, err := n.choose(opt, name)
+	if err != nil {
+		return n.reply(opt, repErrUnknown, []byte(err.Error()))
+	}
+	return n.send(opt, appendExport(nil, opt, exp, infos))
+}
+
+// choose finds the export, and opens it when the transmission is to start.
+func (n *negotiation) choose(opt uint32, name string) (*export, error) {
+	if opt == optInfo {
+		return n.exports.find(name)
+	}
+	exp, err := n.exports.open(name)
+	n.exp = exp
+	return exp, err
+}
+
+// parseGo takes the data of INFO and GO apart: the name and the requested
+// information items, two bytes each.
+func parseGo(data []byte) (name string, infos []byte, ok bool) {
+	if len(data) < 6 {
+		return "", nil, false
+	}
+	n := binary.BigEndian.Uint32(data)
+	data = data[4:]
+	if uint64(n)+2 > uint64(len(data)) {
+		return "", nil, false
+	}
+	name, data = string(data[:n]), data[n:]
+	count := int(binary.BigEndian.Uint16(data))
+	if len(data) != 2+2*count {
+		return "", nil, false
+	}
+	return name, data[2:], true
+}
+
+// appendExport appends the answers to INFO or GO. Block sizes are told
+// whether asked for or not, a name only when asked for.
+func appendExport(out []byte, opt uint32, exp *export, infos []byte) []byte {
+	size, flags := exp.geometry()
+	b := binary.BigEndian.AppendUint16(nil, infoExport)
+	b = binary.BigEndian.AppendUint64(b, size)
+	b = binary.BigEndian.AppendUint16(b, flags)
+	out = appendReply(out, opt, repInfo, b)
+
+	for ; len(infos) > 0; infos = infos[2:] {
+		if binary.BigEndian.Uint16(infos) == infoName {
+			b = binary.BigEndian.AppendUint16(nil, infoName)
+			out = appendReply(out, opt, repInfo, append(b, exp.name...))
+			break
+		}
+	}
+	b = binary.BigEndian.AppendUint16(nil, infoBlockSize)
+	b = binary.BigEndian.AppendUint32(b, exp.minBlock())
+	b = binary.BigEndian.AppendUint32(b, max(preferredSize, exp.minBlock()))
+	b = binary.BigEndian.AppendUint32(b, maxPayload)
+	out = appendReply(out, opt, repInfo, b)
+	return appendReply(out, opt, repAck, nil)
+}
+
+func appendReply(out []byte, opt, kind uint32, data []byte) []byte {
+	out = binary.BigEndian.AppendUint64(out, magicOptReply)
+	out = binary.BigEndian.AppendUint32(out, opt)
+	out = binary.BigEndian.AppendUint32(out, kind)
+	out = binary.BigEndian.AppendUint32(out, uint32(len(data)))
+	return append(out, data...)
+}
+
+func (n *negotiation) reply(opt, kind uint32, data []byte) error {
+	return n.send(opt, appendReply(nil, opt, kind, data))
+}
+
+func (n *negotiation) send(opt uint32, b []byte) error {
+	if _, err := n.rw.Write(b); err != nil {
+		return fmt.Errorf("answer option %d: %w", opt, err)
+	}
+	return nil
+}
+
+// transmissionFlags tells the client what an export of limits l can do. All
+// connections reach one device and nothing is cached on the way, so a flush on
+// one covers the completed writes of all.
+func transmissionFlags(l *blk.Limits) uint16 {
+	flags := uint16(txHasFlags | txSendFlush | txSendFUA | txCanMultiConn)
+	if l.ReadOnly {
+		flags |= txReadOnly
+	}
+	if l.Rotational {
+		flags |= txRotational
+	}
+	if l.MaxDiscard != 0 {
+		flags |= txSendTrim
+	}
+	if l.MaxWriteZeroes != 0 {
+		flags |= txSendWriteZeroes
+	}
+	return flags
+}

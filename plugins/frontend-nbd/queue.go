@@ -1,0 +1,355 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+const (
+	maxConns  = 256 // connections per queue
+	popBatch  = 128
+	eventsMax = 64
+	iovMax    = 256
+)
+
+// ring is this side of a queue's ring: plugin.FrontQueue, or shm.Submitter in
+// tests. Entries are passed by pointers into the queue, so nothing escapes.
+type ring interface {
+	Push(*shm.SQE) bool
+	Publish()
+	Pop([]shm.CQE) int
+	Arm() bool
+	Disarm()
+	FD() int
+}
+
+// queue is one pump's work: a ring and the connections that belong to it. It
+// implements pump.Source; all methods but kick run on the pump's thread.
+type queue struct {
+	ring  ring
+	epoll int // the sockets (edge triggered) and the doorbells
+	wake  int // eventfd: another queue has ended a write that ours waits for
+	log   *slog.Logger
+	do    func(func()) // runs a function on the queue's thread; any thread
+
+	table   [maxConns]*conn // by index in epoll events
+	conns   []*conn
+	turn    int      // which connection is served first
+	shares  []*share // by device
+	parked  opList   // met a conflict, see claims
+	backlog opList   // met a full ring
+
+	events int  // things done in this round
+	again  bool // something was given back: look at the stalled once more
+	large  bool
+
+	sqe  shm.SQE
+	cqes [popBatch]shm.CQE
+	evs  [eventsMax]unix.EpollEvent
+	iov  [iovMax]unix.Iovec
+
+	stats queueStats
+}
+
+// queueStats are counters; written by the queue's thread only.
+type queueStats struct {
+	requests         atomic.Uint64 // commands received
+	errors           atomic.Uint64 // answered with an error
+	placedBytes      atomic.Uint64 // payload bytes copied by place
+	strayCompletions atomic.Uint64 // dropped: no such request
+}
+
+func newQueue(r ring, log *slog.Logger) (*queue, error) {
+	q := &queue{ring: r, log: log, epoll: -1, wake: -1}
+	if err := q.open(); err != nil {
+		q.close()
+		return nil, err
+	}
+	return q, nil
+}
+
+func (q *queue) open() (err error) {
+	if q.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return fmt.Errorf("create epoll: %w", err)
+	}
+	if q.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return fmt.Errorf("create eventfd: %w", err)
+	}
+	if err = q.watch(q.wake, bellWake, unix.EPOLLIN); err != nil {
+		return err
+	}
+	return q.watch(q.ring.FD(), bellRing, unix.EPOLLIN|unix.EPOLLET)
+}
+
+// Doorbells among the epoll events; connections have indices from 0.
+const (
+	bellWake = -1
+	bellRing = -2
+)
+
+func (q *queue) watch(fd, index int, events uint32) error {
+	ev := unix.EpollEvent{Events: events, Fd: int32(index)}
+	if err := unix.EpollCtl(q.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+		return fmt.Errorf("watch descriptor: %w", err)
+	}
+	return nil
+}
+
+// close ends what is left after the pump has stopped.
+func (q *queue) close() {
+	for _, c := range q.conns {
+		c.fail(errShutdown)
+		q.gone(c)
+	}
+	q.conns = nil
+	for _, fd := range []int{q.epoll, q.wake} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+// Poll does one round: completions, sockets, one publish, replies. It returns
+// the number of things done; 0 is idle.
+func (q *queue) Poll() int {
+	q.events, q.again = 0, false
+	q.complete()
+	q.retryBacklog()
+	q.retryParked()
+	q.pollSockets()
+	for i := range q.conns {
+		c := q.conns[(i+q.turn)%len(q.conns)]
+		if c.stalled {
+			c.stalled = false
+			c.advance()
+		}
+		c.receive()
+	}
+	q.ring.Publish()
+	q.turn++
+	for _, c := range q.conns {
+		c.flush()
+	}
+	q.reap()
+	if q.again {
+		q.events++
+	}
+	return q.events
+}
+
+func (q *queue) complete() {
+	for {
+		n := q.ring.Pop(q.cqes[:])
+		for i := range n {
+			q.onCompletion(&q.cqes[i])
+		}
+		q.events += n
+		if n < len(q.cqes) {
+			return
+		}
+	}
+}
+
+func (q *queue) retryBacklog() {
+	for !q.backlog.empty() && q.tryPush(q.backlog.head) {
+		q.backlog.pop()
+		q.events++
+	}
+}
+
+// pollSockets marks the connections that have something to do.
+func (q *queue) pollSockets() {
+	n, err := unix.EpollWait(q.epoll, q.evs[:], 0)
+	if err != nil {
+		return // EINTR: the next round looks again
+	}
+	for _, ev := range q.evs[:n] {
+		q.onEvent(ev)
+	}
+}
+
+func (q *queue) onEvent(ev unix.EpollEvent) {
+	if ev.Fd == bellWake {
+		var b [8]byte
+		unix.Read(q.wake, b[:])
+		q.again = true
+		return
+	}
+	if ev.Fd < 0 || q.table[ev.Fd] == nil {
+		return
+	}
+	c := q.table[ev.Fd]
+	c.readable = c.readable || ev.Events&^unix.EPOLLOUT != 0
+	c.writable = c.writable || ev.Events&^unix.EPOLLIN != 0
+}
+
+// reap closes connections that are drained and forgets those that are over.
+func (q *queue) reap() {
+	for i := 0; i < len(q.conns); i++ {
+		c := q.conns[i]
+		if c.state == connDraining && c.idle() {
+			c.fail(nil)
+		}
+		if c.state == connDead && c.held == 0 {
+			q.conns = append(q.conns[:i], q.conns[i+1:]...)
+			q.gone(c)
+			i--
+		}
+	}
+}
+
+// add takes a connection in. It fails when the queue is full or the device is
+// on its way out; the connection is closed then.
+func (q *queue) add(c *conn) {
+	c.index = -1
+	for i := range q.table {
+		if q.table[i] == nil {
+			c.index = i
+			break
+		}
+	}
+	q.conns = append(q.conns, c)
+	c.sh.conns = append(c.sh.conns, c)
+	if c.index < 0 {
+		c.fail(fmt.Errorf("queue has %d connections", maxConns))
+		return
+	}
+	q.table[c.index] = c
+	for len(q.shares) <= int(c.exp.index) {
+		q.shares = append(q.shares, nil)
+	}
+	q.shares[c.exp.index] = c.sh
+	c.readable, c.writable = true, true
+	if err := q.watch(c.fd, c.index, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
+		c.fail(err)
+	}
+	if c.exp.leaving() {
+		c.fail(errRemoved)
+	}
+}
+
+// gone forgets a connection that has no slot any more.
+func (q *queue) gone(c *conn) {
+	if c.index >= 0 {
+		q.table[c.index] = nil
+	}
+	c.sh.forget(c)
+	c.exp.unassign(c.sh)
+	c.exp.release()
+	q.events++
+}
+
+// evict closes the connections of an export.
+func (q *queue) evict(e *export) {
+	for _, c := range q.conns {
+		if c.exp == e {
+			c.fail(errRemoved)
+		}
+	}
+}
+
+// claim makes sure that no other write interferes with o; see claims.
+func (q *queue) claim(o *op) bool {
+	e := o.sh.exp
+	if !o.req.op.Modifies() {
+		return true
+	}
+	if o.step != stepReadBlock {
+		o.plain = e.claims.begin(o.tag, o.off, o.off+uint64(o.n), e.block)
+		return o.plain
+	}
+	block := o.off / e.block
+	o.claimed = o.claimed || e.claims.claim(block)
+	return o.claimed && e.claims.drained(block, e.block)
+}
+
+// unclaim lets those wait no longer whom o was in the way of.
+func (q *queue) unclaim(o *op) {
+	e := o.sh.exp
+	switch {
+	case o.claimed:
+		e.claims.unclaim(o.off / e.block)
+	case o.plain:
+		e.claims.end(o.tag)
+	default:
+		return
+	}
+	o.claimed, o.plain = false, false
+	if e.claims.waiting.Load() == 0 {
+		return
+	}
+	q.again = true
+	for _, s := range e.shares {
+		if s.q != q {
+			s.q.kick()
+		}
+	}
+}
+
+// park keeps an op until the write in its way is over. The other one may have
+// ended before it could see us wait: hence one more round at once.
+func (q *queue) park(o *op) {
+	o.sh.exp.claims.waiting.Add(1)
+	q.parked.push(o)
+	q.again = true
+}
+
+func (q *queue) retryParked() {
+	list := q.parked
+	q.parked = opList{}
+	for !list.empty() {
+		o := list.pop()
+		if !q.claim(o) {
+			q.parked.push(o)
+			continue
+		}
+		o.sh.exp.claims.waiting.Add(-1)
+		q.push(o)
+		q.events++
+	}
+}
+
+// kick makes the queue look at its parked ops. Any thread.
+func (q *queue) kick() {
+	one := [8]byte{1}
+	unix.Write(q.wake, one[:])
+}
+
+// Arm asks for FD to become readable at the next event. False: there is
+// something to do.
+func (q *queue) Arm() bool { return !q.pressing() && q.ring.Arm() }
+
+// pressing: work that no event will announce.
+func (q *queue) pressing() bool {
+	for _, c := range q.conns {
+		if c.readable && !c.stalled && c.state == connOpen {
+			return true
+		}
+	}
+	return false
+}
+
+func (q *queue) Disarm()       { q.ring.Disarm() }
+func (q *queue) FD() int       { return q.epoll }
+func (q *queue) LargeIO() bool { return q.large }
+
+// tagOf names a slot of a device in the ring.
+func tagOf(device, slot uint32) uint64 { return uint64(device)<<32 | uint64(slot) }
+
+// opOf is the inverse of tagOf; nil for what this queue never asked.
+func (q *queue) opOf(tag uint64) *op {
+	device, slot := tag>>32, uint32(tag)
+	if device >= uint64(len(q.shares)) || q.shares[device] == nil {
+		return nil
+	}
+	s := q.shares[device]
+	if slot-s.first >= uint32(len(s.ops)) {
+		return nil
+	}
+	return &s.ops[slot-s.first]
+}

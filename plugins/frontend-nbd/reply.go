@@ -1,0 +1,197 @@
+package main
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// DATA PATH, the way back: replies are queued per connection, headers in the
+// queue, payload in the slots, and leave in one vectored call per round.
+
+// reply is one header, and the payload of one slot, either possibly missing.
+type reply struct {
+	header [maxHeader]byte
+	n      uint8    // bytes of header
+	op     *op      // payload; its slot is given back when sent
+	ends   *request // answered for good when sent
+}
+
+// answerSimple answers success without payload.
+func (c *conn) answerSimple(r *request) {
+	e := c.enqueue()
+	putSimple(e.header[:], r.cookie, 0)
+	e.n = simpleSize
+	c.end(e, r)
+}
+
+// answerError answers a failed request. Only a read must be answered in the
+// structured way.
+func (c *conn) answerError(r *request) {
+	c.q.stats.errors.Add(1)
+	e := c.enqueue()
+	c.end(e, r)
+	if c.structured && r.op == blk.Read {
+		putErrChunk(e.header[:], r.cookie, nbdErrno(r.errno))
+		e.n = errChunkSize
+		return
+	}
+	putSimple(e.header[:], r.cookie, nbdErrno(r.errno))
+	e.n = simpleSize
+}
+
+// answerData queues the payload of one child of a structured read: a chunk of
+// its own, in any order. The last child ends the request.
+func (c *conn) answerData(o *op) {
+	r := o.req
+	e := c.enqueue()
+	flags := uint16(0)
+	if r.pending == 0 && r.covered() && r.errno == blk.OK {
+		flags, r.headed = chunkDone, true
+		c.end(e, r)
+	}
+	putDataChunk(e.header[:], flags, r.cookie, o.off+uint64(o.skip), o.len)
+	e.n, e.op = dataChunkSize, o
+}
+
+// answerOrdered queues a simple read reply whose payload is all there.
+func (c *conn) answerOrdered(r *request) {
+	if r.first == nil && !r.headed { // a read of nothing
+		c.answerSimple(r)
+		return
+	}
+	c.answerStream(r)
+}
+
+// answerStream queues the payload that is there, in the order of the device.
+// A stream that is not whole begins when it is the only command unanswered.
+func (c *conn) answerStream(r *request) {
+	if r.stream && !r.headed && c.unanswered > 1 {
+		return
+	}
+	for r.first != nil && r.first.done && r.errno == blk.OK && c.state != connDead {
+		o := r.first
+		if r.first = o.sibling; r.first == nil {
+			r.last = nil
+		}
+		e := c.enqueue()
+		if !r.headed {
+			r.headed = true
+			putSimple(e.header[:], r.cookie, 0)
+			e.n = simpleSize
+		}
+		e.op = o
+		if r.first == nil && r.covered() {
+			c.end(e, r)
+		}
+	}
+}
+
+// answerEmptyRead answers a structured read without children.
+func (c *conn) answerEmptyRead(r *request) {
+	if r.headed {
+		return // the last chunk of data has ended it
+	}
+	e := c.enqueue()
+	putChunk(e.header[:], chunkDone, chunkNone, r.cookie, 0)
+	e.n = chunkSize
+	c.end(e, r)
+}
+
+// dropChildren gives back the slots of payload that will not be sent.
+func (c *conn) dropChildren(r *request) {
+	for o := r.first; o != nil; {
+		next := o.sibling
+		c.sh.give(o)
+		o = next
+	}
+	r.first, r.last = nil, nil
+}
+
+// end makes e the last reply to r.
+func (c *conn) end(e *reply, r *request) {
+	e.ends = r
+	c.unanswered--
+}
+
+// enqueue appends an empty reply. There is room: every reply has a slot or
+// ends a request, and the queue is as long as there are of both.
+func (c *conn) enqueue() *reply {
+	e := &c.out[(c.outHead+c.outLen)%len(c.out)]
+	c.outLen++
+	*e = reply{}
+	return e
+}
+
+// flush sends what is queued until the socket is full.
+func (c *conn) flush() {
+	for c.outLen > 0 && c.writable && c.state != connDead {
+		n, errno := writev(c.fd, c.vector())
+		switch {
+		case errno == unix.EINTR:
+		case errno == unix.EAGAIN:
+			c.writable = false
+		case errno != 0:
+			c.fail(errno)
+		default:
+			c.q.events++
+			c.onSent(n)
+		}
+	}
+}
+
+// vector gathers the queued replies, without what is sent already.
+func (c *conn) vector() []unix.Iovec {
+	iov := c.q.iov[:]
+	n, skip := 0, c.outSent
+	for i := 0; i < c.outLen && n+2 <= len(iov); i++ {
+		e := &c.out[(c.outHead+i)%len(c.out)]
+		if skip < int(e.n) {
+			setIovec(&iov[n], e.header[skip:e.n])
+			n, skip = n+1, 0
+		} else {
+			skip -= int(e.n)
+		}
+		if e.op != nil {
+			setIovec(&iov[n], e.op.room()[skip:])
+			n++
+		}
+		skip = 0
+	}
+	return iov[:n]
+}
+
+// onSent retires n bytes of replies.
+func (c *conn) onSent(n int) {
+	n += c.outSent
+	for c.outLen > 0 {
+		e := &c.out[c.outHead]
+		size := e.size()
+		if n < size {
+			break
+		}
+		n -= size
+		c.outHead = (c.outHead + 1) % len(c.out)
+		c.outLen--
+		c.retire(e)
+	}
+	c.outSent = n
+}
+
+func (e *reply) size() int {
+	if e.op == nil {
+		return int(e.n)
+	}
+	return int(e.n) + int(e.op.len)
+}
+
+// retire gives back what a reply held.
+func (c *conn) retire(e *reply) {
+	if e.op != nil {
+		c.sh.give(e.op)
+	}
+	if e.ends != nil {
+		c.giveRequest(e.ends)
+	}
+	*e = reply{}
+}

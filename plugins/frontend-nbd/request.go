@@ -1,0 +1,193 @@
+package main
+
+import "github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+
+// request is a command of a client until its last reply byte is sent. Its
+// range is covered by children, each an op with a slot; the first error among
+// them is the request's.
+type request struct {
+	cookie  uint64
+	op      blk.Op
+	flags   blk.Flags
+	errno   blk.Errno
+	next    uint64 // bytes of the device before next are covered by children
+	end     uint64
+	pending int // children that are not finished
+
+	flushAfter bool // a flush follows the last child (FUA where the device has none)
+	ordered    bool // read with a simple reply: payload leaves in the order of the device
+	stream     bool // ordered, and replied to before the last child is done
+	headed     bool // the header of the simple reply is queued
+	first      *op  // ordered: children that are not in the reply queue yet
+	last       *op
+}
+
+// covered: no child is missing. The last one may still wait for payload.
+func (r *request) covered() bool { return r.next == r.end }
+
+// streaming: the payload is not queued as a whole.
+func (r *request) streaming() bool {
+	return r.stream && (r.pending > 0 || r.first != nil && r.errno == blk.OK)
+}
+
+// fail keeps the first error.
+func (r *request) fail(e blk.Errno) {
+	if r.errno == blk.OK {
+		r.errno = e
+	}
+}
+
+// adopt appends a child in the order of the device.
+func (r *request) adopt(o *op) {
+	if r.last == nil {
+		r.first = o
+	} else {
+		r.last.sibling = o
+	}
+	r.last = o
+}
+
+// step is what an op does next; each is one request to the device.
+type step uint8
+
+const (
+	stepPlain      step = iota // the child's operation, on whole blocks
+	stepReadBlock              // read the block that a part is to be written into
+	stepWriteBlock             // write the changed block back
+	stepFlush                  // flush after the request's last child
+)
+
+// op is one slot and the child request in it.
+type op struct {
+	sh   *share
+	conn *conn
+	req  *request
+	tag  uint32 // slot in the arena
+	step step
+	busy bool // taken
+	sent bool // the device has it
+	done bool // read, ordered: payload is in the slot
+
+	claimed bool // claims: holds the block (stepReadBlock and later)
+	plain   bool // claims: published as a plain write
+
+	off  uint64 // range on the device, whole blocks
+	n    uint32
+	skip uint32 // the client's bytes within the range
+	len  uint32
+	got  uint32 // write: payload bytes received
+
+	next    *op // in a queue's list
+	sibling *op // in request.first
+}
+
+// room is the part of the slot that the client's bytes take. Those of a write
+// of part of a block wait beside the block.
+func (o *op) room() []byte {
+	b := o.sh.exp.slot(o.tag)
+	if o.step == stepReadBlock {
+		return b[o.sh.exp.block:][:o.len]
+	}
+	return b[o.skip:][:o.len]
+}
+
+// kind is the block operation of the step.
+func (o *op) kind() blk.Op {
+	switch o.step {
+	case stepReadBlock:
+		return blk.Read
+	case stepWriteBlock:
+		return blk.Write
+	case stepFlush:
+		return blk.Flush
+	}
+	return o.req.op
+}
+
+// merge puts the client's bytes into the block that was read.
+func (o *op) merge() {
+	block := o.sh.exp.slot(o.tag)[o.skip:][:o.len]
+	if o.req.op == blk.WriteZeroes {
+		clear(block)
+		return
+	}
+	o.sh.q.place(block, o.room())
+}
+
+// child is the next part of a request: a range of whole blocks, and how much
+// of it is the client's.
+type child struct {
+	off  uint64
+	n    uint64
+	skip uint64
+	len  uint64
+	part bool // write of a part of one block
+}
+
+// cut finds the next child of r on a device of limits l.
+func (r *request) cut(e *export, l *blk.Limits) child {
+	switch r.op {
+	case blk.Read:
+		return cutRead(r.next, r.end, e.block, e.chunk(l))
+	case blk.Write:
+		return cutWrite(r.next, r.end, e.block, e.chunk(l))
+	case blk.WriteZeroes:
+		return cutWrite(r.next, r.end, e.block, rangeChunk(l.MaxWriteZeroes, e.block))
+	case blk.Discard:
+		return cutWrite(r.next, r.end, e.block, rangeChunk(l.MaxDiscard, e.block))
+	}
+	return child{} // flush
+}
+
+// rangeChunk is the longest child without payload: what the device takes and
+// 32 bits can say.
+func rangeChunk(most, block uint64) uint64 {
+	return max(min(most, 1<<31)&^(block-1), block)
+}
+
+// cutRead takes up to most bytes of whole blocks around [off, end).
+func cutRead(off, end, block, most uint64) child {
+	start := off &^ (block - 1)
+	stop := min(end, start+most)
+	n := (stop - start + block - 1) &^ (block - 1)
+	return child{off: start, n: n, skip: off - start, len: stop - off}
+}
+
+// cutWrite takes up to most bytes of whole blocks, or the part of the first
+// block that [off, end) touches.
+func cutWrite(off, end, block, most uint64) child {
+	start := off &^ (block - 1)
+	if skip := off - start; skip != 0 || end-off < block {
+		stop := min(end, start+block)
+		return child{off: start, n: block, skip: skip, len: stop - off, part: true}
+	}
+	n := min(end-off, most) &^ (block - 1)
+	return child{off: off, n: n, len: n}
+}
+
+// opList is a queue of ops linked by next.
+type opList struct {
+	head, tail *op
+}
+
+func (l *opList) empty() bool { return l.head == nil }
+
+func (l *opList) push(o *op) {
+	o.next = nil
+	if l.tail == nil {
+		l.head = o
+	} else {
+		l.tail.next = o
+	}
+	l.tail = o
+}
+
+func (l *opList) pop() *op {
+	o := l.head
+	l.head = o.next
+	if l.head == nil {
+		l.tail = nil
+	}
+	o.next = nil
+	return o
+}

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Vectored calls on non-blocking sockets. The wrappers of x/sys build their
+// vector anew in every call; these take one that the queue keeps.
+
+// setIovec points v at b, which is not empty.
+func setIovec(v *unix.Iovec, b []byte) {
+	v.Base = unsafe.SliceData(b)
+	v.SetLen(len(b))
+}
+
+func readv(fd int, iov []unix.Iovec) (int, unix.Errno) {
+	return vectored(unix.SYS_READV, fd, iov)
+}
+
+func writev(fd int, iov []unix.Iovec) (int, unix.Errno) {
+	return vectored(unix.SYS_WRITEV, fd, iov)
+}
+
+func vectored(call uintptr, fd int, iov []unix.Iovec) (int, unix.Errno) {
+	n, _, errno := unix.Syscall(call, uintptr(fd), uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
+	runtime.KeepAlive(iov)
+	return int(n), errno
+}

@@ -1,0 +1,434 @@
+package main
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+// DATA PATH. The functions stand in the order a request meets them:
+//
+//	receive -> advance -> header -> begin        a command leaves the socket
+//	cover -> nextChild -> fill -> place          its range gets slots, payload goes there
+//	submit -> push                               children go to the device
+//	onDone -> onRead / finish                    completions come back
+//	answer* -> enqueue -> flush -> onSent        replies leave
+//
+// All of it runs on the thread of the connection's queue. Commands of one
+// connection are taken in order, one at a time; children and replies of many
+// are under way at once. Nothing here locks, allocates or waits: what cannot
+// go on (no slot, no bytes, full socket) returns, and Poll comes back.
+
+// receive reads what the socket has. Payload goes into its slot as far as the
+// slot is known, the rest into the staging buffer.
+func (c *conn) receive() {
+	for range receiveRounds {
+		if !c.readable || c.stalled || c.state != connOpen {
+			return
+		}
+		want := c.window()
+		n, errno := readv(c.fd, c.q.iov[:want.vectors])
+		switch {
+		case errno == unix.EINTR:
+			continue
+		case errno == unix.EAGAIN:
+			c.readable = false
+			return
+		case errno != 0:
+			c.fail(errno)
+			return
+		case n == 0:
+			c.onEOF()
+			return
+		}
+		c.q.events++
+		c.readable = n == want.bytes // a short read has emptied the socket
+		c.received(n)
+		c.advance()
+	}
+}
+
+type window struct {
+	vectors, bytes int
+}
+
+// window points the queue's vector at where the next bytes belong. While the
+// payload is bulky only a header is staged, so that the payload after it goes
+// straight to its slot.
+func (c *conn) window() (w window) {
+	stage := c.stageRoom()
+	if c.bulk && (c.cur == nil || c.fill != nil) {
+		stage = stage[:min(len(stage), max(0, requestSize-(c.w-c.r)))]
+	}
+	if o := c.fill; o != nil {
+		rest := o.room()[o.got:]
+		setIovec(&c.q.iov[0], rest)
+		w = window{1, len(rest)}
+		if c.bulk && !c.cur.covered() {
+			return w // more payload follows, for the next slot
+		}
+	}
+	setIovec(&c.q.iov[w.vectors], stage)
+	return window{w.vectors + 1, w.bytes + len(stage)}
+}
+
+// received accounts for n bytes that lie where window pointed.
+func (c *conn) received(n int) {
+	if o := c.fill; o != nil {
+		direct := min(n, int(o.len-o.got))
+		o.got += uint32(direct)
+		n -= direct
+	}
+	c.w += n
+}
+
+// advance takes commands out of the staging buffer until it needs more bytes,
+// or slots.
+func (c *conn) advance() {
+	for c.state != connDead {
+		if c.cur != nil {
+			if !c.cover() {
+				return
+			}
+			continue
+		}
+		if c.state != connOpen || !c.header() {
+			return
+		}
+	}
+}
+
+// header takes one command. False: its bytes are not there, or too many
+// commands are under way.
+func (c *conn) header() bool {
+	if c.w-c.r < requestSize {
+		return false
+	}
+	h := requestHeader(c.stage[c.r : c.r+requestSize])
+	if h.Magic() != magicRequest {
+		c.fail(errGarbage)
+		return false
+	}
+	r := c.takeRequest()
+	if r == nil {
+		c.stalled = true
+		return false
+	}
+	c.r += requestSize
+	c.q.stats.requests.Add(1)
+	c.bulk = h.Type() == cmdWrite && h.Length() >= bulkSize
+	c.q.large = h.Length() >= largeSize
+	c.begin(r, h)
+	return true
+}
+
+// begin turns a command into a request, or an error to answer. A write that is
+// refused still has its payload in the stream: cover drops it.
+func (c *conn) begin(r *request, h requestHeader) {
+	l := c.exp.limits.Load()
+	r.cookie = h.Cookie()
+	if h.Type() == cmdDisc {
+		c.giveRequest(r)
+		c.setState(connDraining)
+		return
+	}
+	c.cur = r
+	c.unanswered++
+	r.op, r.errno = check(c.exp, l, h)
+	if r.errno != blk.OK {
+		r.next = 0
+		if r.end = 0; h.Type() == cmdWrite {
+			r.end = uint64(h.Length())
+		}
+		return
+	}
+	if r.op == blk.Flush {
+		r.next, r.end = 0, 1 // one child without a range
+		return
+	}
+	r.next, r.end = h.Offset(), h.Offset()+uint64(h.Length())
+	switch r.op {
+	case blk.Read:
+		r.ordered = !c.structured
+		r.stream = r.ordered && c.tooLong(r, l)
+		return
+	case blk.Discard:
+		r.next, r.end = inner(r.next, r.end, c.exp.block)
+	case blk.WriteZeroes:
+		if h.Flags()&cmdFlagNoHole != 0 {
+			r.flags |= blk.NoUnmap
+		}
+	}
+	if h.Flags()&cmdFlagFUA != 0 && l.WriteCache {
+		r.flushAfter = !l.FUA || r.op == blk.Discard
+		if !r.flushAfter {
+			r.flags |= blk.FUA
+		}
+	}
+}
+
+// check tells which operation a command is and with which error to refuse it.
+func check(e *export, l *blk.Limits, h requestHeader) (blk.Op, blk.Errno) {
+	off, n := h.Offset(), uint64(h.Length())
+	allowed := uint16(cmdFlagFUA)
+	beyond := blk.EINVAL
+	var op blk.Op
+	switch h.Type() {
+	case cmdRead:
+		op = blk.Read
+	case cmdWrite:
+		op, beyond = blk.Write, blk.ENOSPC
+	case cmdFlush:
+		op, off, n = blk.Flush, 0, 0
+	case cmdTrim:
+		op = blk.Discard
+	case cmdWriteZeroes:
+		op, beyond = blk.WriteZeroes, blk.ENOSPC
+		allowed |= cmdFlagNoHole
+	default:
+		return blk.Flush, blk.EINVAL // no payload follows
+	}
+	switch {
+	case h.Flags()&^allowed != 0:
+		return op, blk.EINVAL
+	case op.Modifies() && l.ReadOnly:
+		return op, blk.EPERM
+	case op == blk.Discard && l.MaxDiscard == 0, op == blk.WriteZeroes && l.MaxWriteZeroes == 0:
+		return op, blk.EOPNOTSUPP
+	case op.HasData() && n > maxPayload:
+		return op, blk.EINVAL
+	case n > l.Size || off > l.Size-n:
+		return op, beyond
+	case (off|n)&uint64(e.minBlock()-1) != 0:
+		return op, blk.EINVAL
+	}
+	return op, blk.OK
+}
+
+// inner is the whole blocks within a range: a discard is a hint, the rest of
+// it is ignored.
+func inner(off, end, block uint64) (uint64, uint64) {
+	off = (off + block - 1) &^ (block - 1)
+	end &^= block - 1
+	return min(off, end), end
+}
+
+// cover gives the current request its children. False: it waits for payload or
+// for a slot. A streamed read stays the current one until its payload is
+// queued: no other reply may come in between.
+func (c *conn) cover() bool {
+	r := c.cur
+	for {
+		if r.stream {
+			c.answerStream(r)
+		}
+		switch {
+		case c.fill != nil:
+			if !c.fillUp() {
+				return false
+			}
+		case r.covered() && r.streaming():
+			c.stalled = true
+			return false
+		case r.covered():
+			c.sh.ungather(r)
+			c.cur = nil
+			if r.pending == 0 {
+				c.finish(r)
+			}
+			return true
+		case r.errno != blk.OK:
+			if !c.drop(r) {
+				return false
+			}
+		case !c.nextChild(r):
+			c.stalled = true
+			return false
+		}
+	}
+}
+
+// drop skips what is left of a request that has failed.
+func (c *conn) drop(r *request) bool {
+	if r.op != blk.Write {
+		r.next = r.end
+		return true
+	}
+	n := min(uint64(c.w-c.r), r.end-r.next)
+	c.r += int(n)
+	r.next += n
+	return r.covered()
+}
+
+// nextChild gives the next part of r a slot and submits it, or has it filled
+// first. False: no slot.
+func (c *conn) nextChild(r *request) bool {
+	l := c.exp.limits.Load()
+	if !c.sh.mayTake(c, r, l) {
+		return false
+	}
+	o := c.sh.take(c)
+	if o == nil {
+		return false
+	}
+	c.q.events++
+	o.req = r
+	r.pending++
+	if r.op == blk.Flush {
+		r.next = r.end
+		c.q.submit(o)
+		return true
+	}
+	ch := r.cut(c.exp, l)
+	o.off, o.n, o.skip, o.len = ch.off, uint32(ch.n), uint32(ch.skip), uint32(ch.len)
+	if ch.part {
+		o.step = stepReadBlock
+	}
+	r.next += ch.len
+	if r.ordered {
+		r.adopt(o)
+	}
+	if r.op == blk.Write {
+		c.fill = o
+	} else {
+		c.q.submit(o)
+	}
+	return true
+}
+
+// fillUp moves staged payload into the slot and submits it when it is whole.
+func (c *conn) fillUp() bool {
+	o := c.fill
+	n := min(c.w-c.r, int(o.len-o.got))
+	if n > 0 {
+		c.q.place(o.room()[o.got:], c.stage[c.r:c.r+n])
+		c.r += n
+		o.got += uint32(n)
+	}
+	if o.got < o.len {
+		return false
+	}
+	c.fill = nil
+	c.q.submit(o)
+	return true
+}
+
+// place is the one copy of payload: from the staging buffer into the slot, or
+// within the slot for a write of part of a block.
+func (q *queue) place(dst, src []byte) {
+	n := copy(dst, src)
+	q.stats.placedBytes.Add(uint64(n))
+}
+
+// submit hands a child to the device, unless another write is in the way.
+func (q *queue) submit(o *op) {
+	if !q.claim(o) {
+		q.park(o)
+		return
+	}
+	q.push(o)
+}
+
+// push puts an entry into the ring; the batch is published at the end of Poll.
+// When the ring is full the op waits its turn.
+func (q *queue) push(o *op) {
+	if !q.backlog.empty() || !q.tryPush(o) {
+		q.backlog.push(o)
+	}
+}
+
+func (q *queue) tryPush(o *op) bool {
+	e := o.sh.exp
+	q.sqe = shm.SQE{
+		Tag: tagOf(e.index, o.tag), Device: e.index, Arena: e.arenaID,
+		Op: o.kind(), ArenaOff: uint64(o.tag) * uint64(e.slotSize),
+	}
+	if q.sqe.Op != blk.Flush {
+		q.sqe.Offset, q.sqe.Len = o.off, o.n
+	}
+	if q.sqe.Op.Modifies() {
+		q.sqe.Flags = o.req.flags
+	}
+	if o.step == stepWriteBlock {
+		q.sqe.Flags &^= blk.NoUnmap
+	}
+	o.sent = q.ring.Push(&q.sqe)
+	return o.sent
+}
+
+// onCompletion finds the op of a completion. The host's word is checked: an
+// answer to a question never asked is dropped.
+func (q *queue) onCompletion(e *shm.CQE) {
+	o := q.opOf(e.Tag)
+	if o == nil || !o.sent {
+		q.stats.strayCompletions.Add(1)
+		return
+	}
+	o.sent = false
+	errno := blk.Errno(e.Errno)
+	if uint32(errno) != e.Errno {
+		errno = blk.EIO
+	}
+	o.conn.onDone(o, errno)
+}
+
+// onDone takes the next step of a child, or ends it.
+func (c *conn) onDone(o *op, e blk.Errno) {
+	r := o.req
+	if o.step == stepReadBlock && e == blk.OK {
+		o.merge()
+		o.step = stepWriteBlock
+		c.q.push(o) // the block stays claimed
+		return
+	}
+	c.q.unclaim(o)
+	r.fail(e)
+	if r.flushAfter && r.errno == blk.OK && r.pending == 1 && r.covered() {
+		r.flushAfter = false
+		o.step = stepFlush
+		c.q.push(o)
+		return
+	}
+	r.pending--
+	c.onEnd(o, e)
+	if r.pending == 0 && r.covered() && c.cur != r {
+		c.finish(r)
+	}
+}
+
+// onEnd gives the slot back, unless it has payload for the client.
+func (c *conn) onEnd(o *op, e blk.Errno) {
+	r := o.req
+	switch {
+	case r.op == blk.Read && r.ordered:
+		o.done = true
+	case r.op == blk.Read && e == blk.OK && c.state != connDead:
+		c.answerData(o)
+	default:
+		c.sh.give(o)
+	}
+}
+
+// finish answers a request whose children are all done. Structured reads end
+// with their last chunk of data, see answerData.
+func (c *conn) finish(r *request) {
+	switch {
+	case c.state == connDead:
+		c.dropChildren(r)
+		c.giveRequest(r)
+	case r.errno != blk.OK && r.headed:
+		c.fail(errLateRead)
+		c.dropChildren(r)
+		c.giveRequest(r)
+	case r.errno != blk.OK:
+		c.dropChildren(r)
+		c.answerError(r)
+	case r.op == blk.Read && r.ordered:
+		c.answerOrdered(r)
+	case r.op == blk.Read:
+		c.answerEmptyRead(r)
+	default:
+		c.answerSimple(r)
+	}
+}
