@@ -1,0 +1,27 @@
+package diskio
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// wireErrnos: an errno on the RNBD wire has 9 bits.
+const wireErrnos = 1 << 9
+
+// toErrno translates what a system call on a file answered into what a block
+// device answers. Errnos that block devices use themselves pass.
+func toErrno(e unix.Errno) blk.Errno {
+	switch e {
+	case unix.EFBIG, unix.EDQUOT:
+		return blk.ENOSPC // there is no room for these data
+	case unix.ENOSYS, unix.ENOTTY, unix.ENOTSUP:
+		return blk.EOPNOTSUPP
+	case unix.EBADF, unix.EFAULT, unix.ESTALE, unix.EINTR, unix.ESPIPE, unix.EISDIR:
+		return blk.EIO
+	}
+	if e <= 0 || e >= wireErrnos {
+		return blk.EIO
+	}
+	return blk.Errno(e)
+}

@@ -1,0 +1,317 @@
+package diskio
+
+// DATA PATH. In the order in which a request meets them: intake takes it out
+// of the ring, start asks the disk for a step, run tries it inline, submit
+// gives it to the engine; outlet reaps, onDone goes on with what is left,
+// finish answers. Everything runs on the thread of the queue.
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
+)
+
+const (
+	batchSize = 64
+	largeIO   = 256 << 10 // no spinning for the answer to I/O of this size
+	maxTries  = 8         // of a step that the kernel asks to try again
+)
+
+// ring is what a queue needs of *plugin.Queue.
+type ring interface {
+	Next(batch []plugin.Request) int
+	Complete(tag uint64, e blk.Errno)
+	Publish()
+	Arm() bool
+	Disarm()
+	FD() int
+	Closed() bool
+	Depth() int
+}
+
+// op is a request in flight; its index is the request's tag.
+type op struct {
+	req     plugin.Request
+	disk    Planner
+	step    Step
+	done    uint64 // bytes of the range that are finished
+	tries   uint8
+	syncing bool   // the step is the Fdatasync behind another one
+	bounced bool   // the transfer in flight uses bounce
+	bounce  []byte // nil until first needed, kept for later requests
+}
+
+// queue drives one ring with one engine.
+type queue struct {
+	ring   ring
+	engine uring.Engine
+	ops    []op
+	count  Counters
+
+	inFlight int
+	large    bool // the last request was large
+	started  bool // the engine holds requests that are not started
+	answered bool // the ring holds answers that are not published
+
+	// Scratch, so that nothing escapes to the heap per request.
+	batch   [batchSize]plugin.Request
+	done    [batchSize]uring.Completion
+	request uring.Request
+	iov     unix.Iovec
+}
+
+func newQueue(r ring, e uring.Engine) *queue {
+	return &queue{ring: r, engine: e, ops: make([]op, r.Depth())}
+}
+
+// intake is the ring as a source of the pump. It is the last one polled in a
+// loop and closes it: one start of the engine, one publication.
+type intake struct{ *queue }
+
+// Poll takes new requests.
+func (q intake) Poll() int {
+	total := 0
+	for {
+		n := q.ring.Next(q.batch[:])
+		for i := range q.batch[:n] {
+			q.start(&q.batch[i])
+		}
+		total += n
+		if n < len(q.batch) {
+			break
+		}
+	}
+	q.closeLoop()
+	return total
+}
+
+func (q intake) Arm() bool { return q.ring.Arm() }
+func (q intake) Disarm()   { q.ring.Disarm() }
+func (q intake) FD() int   { return q.ring.FD() }
+
+// LargeIO tells the pump, through both sources, not to spin.
+func (q *queue) LargeIO() bool { return q.large }
+
+func (q *queue) closeLoop() {
+	if q.started {
+		q.started = false
+		q.engine.Flush()
+	}
+	if q.answered {
+		q.answered = false
+		q.ring.Publish()
+	}
+}
+
+// start begins a request.
+func (q *queue) start(r *plugin.Request) {
+	o := &q.ops[r.Tag]
+	o.req, o.done, o.tries, o.syncing, o.bounced = *r, 0, 0, false, false
+	q.inFlight++
+	disk, ok := r.Disk.(Planner)
+	if !ok {
+		q.finish(o, blk.EIO)
+		return
+	}
+	q.large = r.Op.HasData() && r.Len >= largeIO
+	o.disk, o.step = disk, disk.Plan(r)
+	q.run(o)
+}
+
+// run begins a step.
+func (q *queue) run(o *op) {
+	switch {
+	case o.step.Inline == InlineNo:
+		q.submit(o)
+	case o.step.Op == uring.Fdatasync:
+		q.inlineSync(o)
+	default:
+		q.inlineTransfer(o)
+	}
+}
+
+// inlineTransfer moves what can be moved without waiting and leaves the rest
+// to the engine.
+func (q *queue) inlineTransfer(o *op) {
+	flags := o.step.RWFlags
+	if o.step.Inline == InlineCached {
+		flags |= unix.RWF_NOWAIT
+	}
+	n, errno := transfer(o.step.Op == uring.Pwrite, o.step.FD, o.req.Buf, o.req.Off, flags, &q.iov)
+	switch {
+	case errno == unix.EAGAIN || errno == unix.EINTR:
+		q.submit(o)
+	case errno != 0:
+		q.onError(o, errno)
+	case n == len(o.req.Buf):
+		q.count.Inline.Add(1)
+		q.onStepDone(o)
+	default:
+		o.done = uint64(n)
+		q.submit(o)
+	}
+}
+
+func (q *queue) inlineSync(o *op) {
+	if err := unix.Fdatasync(int(o.step.FD)); err != nil {
+		q.submit(o) // the engine reports it, or has better luck
+		return
+	}
+	q.count.Inline.Add(1)
+	q.onStepDone(o)
+}
+
+// submit gives the rest of the range to the engine.
+func (q *queue) submit(o *op) {
+	q.request = uring.Request{
+		Op: o.step.Op, FD: o.step.FD, RWFlags: o.step.RWFlags, Prio: o.req.Prio, Tag: o.req.Tag,
+		Off: o.req.Off + o.done, Len: uint64(o.req.Len) - o.done,
+	}
+	if o.step.moves() {
+		buf := q.memory(o)
+		if buf == nil {
+			q.finish(o, blk.ENOMEM)
+			return
+		}
+		q.request.Buf, q.request.Len = buf, uint64(len(buf))
+	}
+	if !q.engine.Submit(&q.request) {
+		// The engine is as deep as the ring, and holds one request per tag:
+		// only a broken engine refuses.
+		q.finish(o, blk.EIO)
+		return
+	}
+	q.started = true
+}
+
+// memory is where the next transfer goes to or comes from; nil: there is none.
+func (q *queue) memory(o *op) []byte {
+	o.bounced = false
+	if o.step.Zeroes {
+		return zeroes(uint64(o.req.Len) - o.done)
+	}
+	buf := o.req.Buf[o.done:]
+	if Aligned(buf, o.step.MemAlign) {
+		return buf
+	}
+	return q.place(o, buf)
+}
+
+// place puts a bounce buffer between the engine and a buffer that is not
+// aligned. It is the only copy of payload in this package, with its way back
+// in advance.
+func (q *queue) place(o *op, buf []byte) []byte {
+	if o.bounce == nil {
+		o.bounce = newBounce()
+		if o.bounce == nil {
+			return nil
+		}
+	}
+	o.bounced = true
+	n := min(len(buf), len(o.bounce))
+	if o.step.Op == uring.Pwrite {
+		copy(o.bounce, buf[:n])
+		q.count.BouncedBytes.Add(uint64(n))
+	}
+	return o.bounce[:n]
+}
+
+// outlet is the engine as a source of the pump.
+type outlet struct{ *queue }
+
+// Poll handles what the engine has finished.
+func (q outlet) Poll() int {
+	total := 0
+	for {
+		n := q.engine.Reap(q.done[:])
+		for i := range q.done[:n] {
+			q.onDone(&q.done[i])
+		}
+		total += n
+		if n < len(q.done) {
+			return total
+		}
+	}
+}
+
+func (q outlet) Arm() bool { q.closeLoop(); return q.engine.Arm() }
+func (q outlet) FD() int   { return q.engine.FD() }
+
+// onDone takes the result of a step or of a part of it.
+func (q *queue) onDone(c *uring.Completion) {
+	o := &q.ops[c.Tag]
+	switch {
+	case c.Res < 0:
+		q.onError(o, unix.Errno(-c.Res))
+	case o.step.moves():
+		q.advance(o, uint64(c.Res))
+	default:
+		q.onStepDone(o)
+	}
+}
+
+// advance counts n bytes as moved and goes on with the rest.
+func (q *queue) advance(o *op, n uint64) {
+	before := o.done
+	if o.bounced && o.step.Op == uring.Pread {
+		copy(o.req.Buf[o.done:], o.bounce[:n])
+		q.count.BouncedBytes.Add(n)
+	}
+	o.done += n
+	if o.done == uint64(o.req.Len) {
+		q.onStepDone(o)
+		return
+	}
+	if o.step.Align > 1 {
+		o.done -= o.done % uint64(o.step.Align)
+	}
+	if o.done == before {
+		q.finish(o, blk.EIO) // the file ends here: somebody cut it
+		return
+	}
+	o.tries = 0
+	q.submit(o)
+}
+
+// onStepDone: the range is finished.
+func (q *queue) onStepDone(o *op) {
+	if o.step.Sync && !o.syncing {
+		o.syncing = true
+		o.step = Step{Op: uring.Fdatasync, FD: o.step.FD}
+		q.submit(o)
+		return
+	}
+	q.finish(o, blk.OK)
+}
+
+// onError tries again, asks the disk for another way, or answers.
+func (q *queue) onError(o *op, errno unix.Errno) {
+	if (errno == unix.EINTR || errno == unix.EAGAIN) && o.tries < maxTries {
+		o.tries++
+		q.count.Retries.Add(1)
+		q.submit(o)
+		return
+	}
+	e := toErrno(errno)
+	if o.done == 0 && !o.syncing {
+		if step, ok := o.disk.Fallback(&o.req, o.step, e); ok {
+			q.count.Fallbacks.Add(1)
+			o.step = step
+			q.run(o)
+			return
+		}
+	}
+	q.finish(o, e)
+}
+
+// finish answers and leaves nothing of the request in its slot but the bounce
+// buffer.
+func (q *queue) finish(o *op, e blk.Errno) {
+	tag := o.req.Tag
+	*o = op{bounce: o.bounce}
+	q.inFlight--
+	q.answered = true
+	q.ring.Complete(tag, e)
+}

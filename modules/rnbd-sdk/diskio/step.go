@@ -1,0 +1,51 @@
+package diskio
+
+import (
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
+)
+
+// Planner is a disk that knows how to run requests on its descriptors. Its
+// methods neither block nor allocate.
+type Planner interface {
+	// Plan says how r is run.
+	Plan(r *plugin.Request) Step
+	// Fallback is asked when a step failed before it moved a byte: another
+	// way to run r, or false to let the client see errno. It must not offer a
+	// step twice for one request.
+	Fallback(r *plugin.Request, failed Step, errno blk.Errno) (Step, bool)
+}
+
+// Step is one way to run a request. It covers the request's whole range.
+type Step struct {
+	Op      uring.Op // Pread, Pwrite, Fdatasync, PunchHole, ZeroRange, Discard
+	FD      int32
+	RWFlags uint32 // RWF_* of Pread and Pwrite
+	// Align is what offset and length of every transfer must be a multiple
+	// of, in bytes; 0: nothing. A short transfer goes on from a multiple.
+	Align uint32
+	// MemAlign is what the address of the memory must be a multiple of; a
+	// buffer that is not goes through a bounce buffer. 0: nothing.
+	MemAlign uint32
+	Inline   Inline
+	Zeroes   bool // Pwrite: zeroes, there is no payload
+	Sync     bool // Fdatasync on FD behind it, before the answer
+}
+
+// Inline tells whether a step is tried on the queue's own thread first.
+type Inline uint8
+
+const (
+	// InlineNo: the engine runs it.
+	InlineNo Inline = iota
+	// InlineCached: a read of what the page cache has (RWF_NOWAIT); the rest
+	// goes to the engine.
+	InlineCached
+	// InlineMemory: a read or write of a file system in memory, which does not
+	// wait for a device.
+	InlineMemory
+)
+
+// moves tells whether the step transfers data.
+func (s *Step) moves() bool { return s.Op == uring.Pread || s.Op == uring.Pwrite }
