@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/diskio"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+)
+
+const version = "0.1.0"
+
+// backend is the plugin; Configure and Serve are diskio's.
+type backend struct{ diskio.Server }
+
+// Describe says that a crash loses no acknowledged write: the device, or its
+// cache, has it.
+func (*backend) Describe() plugin.Info {
+	return plugin.Info{
+		Name: "blockio", Version: version,
+		Crash: plugin.KeepsAcknowledged, Names: plugin.NamesPath, Matches: plugin.BlockDevices,
+	}
+}
+
+// Open opens a block device for direct I/O behind its fence. Anything but a
+// block device is ENOTBLK.
+func (*backend) Open(ctx context.Context, r plugin.OpenRequest) (plugin.Disk, error) {
+	if err := diskio.CheckKind(r, unix.S_IFBLK); err != nil {
+		return nil, err
+	}
+	f, err := diskio.Open(ctx, r, diskio.AccessFlags(r)|unix.O_DIRECT, 0)
+	if err != nil {
+		return nil, err
+	}
+	d := &disk{file: f, fd: int32(f.Fd()), name: r.Name, readOnly: !diskio.Writable(r)}
+	if _, err := d.Resize(ctx); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// disk is an open block device.
+type disk struct {
+	file     *os.File
+	fd       int32 // of file
+	name     string
+	readOnly bool // opened so
+
+	block   atomic.Uint32 // logical block size: alignment of direct I/O
+	noPunch atomic.Bool   // the device cannot punch holes: learned from a refusal
+
+	mu     sync.Mutex
+	limits blk.Limits
+}
+
+// Limits are what the device said at Open or the last Resize.
+func (d *disk) Limits() blk.Limits {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.limits
+}
+
+// Resize asks the device again.
+func (d *disk) Resize(context.Context) (blk.Limits, error) {
+	limits, err := d.readLimits()
+	if err != nil {
+		return blk.Limits{}, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.limits = limits
+	d.block.Store(limits.LogicalBlockSize)
+	return limits, nil
+}
+
+// Close closes the device; its fence falls when its last I/O has ended.
+func (d *disk) Close() error {
+	if err := d.file.Close(); err != nil {
+		return fmt.Errorf("close %q: %w", d.name, err)
+	}
+	return nil
+}

@@ -1,0 +1,67 @@
+package main
+
+// DATA PATH. What each request means on a block device; package diskio runs
+// it: ring -> Plan -> io_uring -> answer.
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/diskio"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
+)
+
+var _ diskio.Planner = (*disk)(nil)
+
+// Plan maps requests one to one. The limits have been checked.
+func (d *disk) Plan(r *plugin.Request) diskio.Step {
+	switch r.Op {
+	case blk.Read:
+		return d.transfer(uring.Pread, 0)
+	case blk.Write:
+		return d.transfer(uring.Pwrite, dsync(r))
+	case blk.Flush:
+		return diskio.Step{Op: uring.Fdatasync, FD: d.fd}
+	case blk.Discard:
+		return diskio.Step{Op: uring.Discard, FD: d.fd}
+	default: // WriteZeroes; SecureErase is not among our limits
+		return d.planZeroes(r)
+	}
+}
+
+// transfer asks of memory what direct I/O always accepts.
+func (d *disk) transfer(op uring.Op, flags uint32) diskio.Step {
+	block := d.block.Load()
+	return diskio.Step{Op: op, FD: d.fd, RWFlags: flags, Align: block, MemAlign: block}
+}
+
+// planZeroes lets the device unmap the range where that is allowed and leaves
+// the same zeroes. Neither way can carry FUA: a flush follows.
+func (d *disk) planZeroes(r *plugin.Request) diskio.Step {
+	s := diskio.Step{Op: uring.PunchHole, FD: d.fd, Sync: r.Flags&blk.FUA != 0}
+	if r.Flags&blk.NoUnmap != 0 || d.noPunch.Load() {
+		s.Op = uring.ZeroRange
+	}
+	return s
+}
+
+// Fallback: a device that cannot unmap with zeroes is written zeroes to, by
+// the kernel.
+func (d *disk) Fallback(_ *plugin.Request, failed diskio.Step, errno blk.Errno) (diskio.Step, bool) {
+	if failed.Op != uring.PunchHole || errno != blk.EOPNOTSUPP {
+		return failed, false
+	}
+	d.noPunch.Store(true)
+	failed.Op = uring.ZeroRange
+	return failed, true
+}
+
+// dsync is FUA as a flag of pwritev2(2): the block layer turns it into a FUA
+// write, or a write and a flush.
+func dsync(r *plugin.Request) uint32 {
+	if r.Flags&blk.FUA != 0 {
+		return unix.RWF_DSYNC
+	}
+	return 0
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+const (
+	// maxIO is the largest read or write, in bytes; files have no limit below
+	// that of a system call.
+	maxIO = 32 << 20
+	// maxRange bounds discard and write-zeroes of one request, in bytes; a
+	// ring entry has 32 bits for it.
+	maxRange = 1 << 31
+
+	maxLogicalBlock = 4096
+)
+
+// alignment is what direct I/O on a file asks for, in bytes.
+type alignment struct {
+	direct bool   // there is direct I/O, as far as is known
+	memory uint32 // of addresses
+	offset uint32 // of offsets and lengths
+}
+
+// lookAtFile finds out what I/O on the file is like; it does none.
+func (d *disk) lookAtFile() error {
+	fd := int(d.cachedFD)
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return fmt.Errorf("file system of %q: %w", d.name, err)
+	}
+	switch int64(fs.Type) {
+	case unix.TMPFS_MAGIC, unix.RAMFS_MAGIC:
+		d.memory = true
+	}
+	d.align = directAlignment(fd)
+	return nil
+}
+
+// directAlignment asks the kernel (Linux 6.1) and assumes sectors where it
+// does not say.
+func directAlignment(fd int) alignment {
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
+	if err != nil || st.Mask&unix.STATX_DIOALIGN == 0 {
+		return alignment{direct: true, memory: blk.SectorSize, offset: blk.SectorSize}
+	}
+	if st.Dio_offset_align == 0 {
+		return alignment{memory: 1, offset: blk.SectorSize}
+	}
+	return alignment{direct: true, memory: st.Dio_mem_align, offset: st.Dio_offset_align}
+}
+
+// readLimits finds out what the file can do as a disk.
+func (d *disk) readLimits() (blk.Limits, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(d.cachedFD), &st); err != nil {
+		return blk.Limits{}, fmt.Errorf("size of %q: %w", d.name, err)
+	}
+	block := min(max(d.align.offset, blk.SectorSize), maxLogicalBlock)
+	size := uint64(st.Size) - uint64(st.Size)%uint64(block)
+	if size != uint64(st.Size) {
+		slog.Warn("file is not a whole number of blocks, its end is not served",
+			"file", d.name, "bytes", st.Size, "block", block, "served", size)
+	}
+	l := blk.Limits{
+		Size: size, LogicalBlockSize: block, PhysicalBlockSize: physicalBlock(st.Blksize, block),
+		MaxIOSize: maxIO, MaxSegments: 1024, MaxWriteZeroes: maxRange,
+		WriteCache: true, FUA: true, ReadOnly: d.readOnly,
+	}
+	if !d.readOnly && d.punches(st.Size) {
+		l.MaxDiscard, l.DiscardGranularity = maxRange, l.PhysicalBlockSize
+	}
+	return l, nil
+}
+
+// physicalBlock is the file system's block, if it looks like one.
+func physicalBlock(blksize int64, logical uint32) uint32 {
+	if blksize < int64(logical) || blksize > 64<<10 || blksize&(blksize-1) != 0 {
+		return logical
+	}
+	return uint32(blksize)
+}
+
+// punches tries to punch a hole behind the end, which changes nothing.
+func (d *disk) punches(size int64) bool {
+	const behind = 1 << 20
+	const mode = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+	return unix.Fallocate(int(d.cachedFD), mode, size+behind-size%behind, behind) == nil
+}

@@ -1,0 +1,7 @@
+// Io-fileio is the storage plugin for regular files: reads through the page
+// cache, writes past it. See README.md.
+package main
+
+import "github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+
+func main() { plugin.ServeIO(&backend{}) }

@@ -1,0 +1,105 @@
+package main
+
+// DATA PATH. What each request means on a file; package diskio runs it:
+// ring -> Plan -> page cache inline, or io_uring -> answer.
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/diskio"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
+)
+
+var _ diskio.Planner = (*disk)(nil)
+
+// Plan says how r is run on the file's two descriptions. The limits have been
+// checked.
+func (d *disk) Plan(r *plugin.Request) diskio.Step {
+	switch r.Op {
+	case blk.Read:
+		return d.planRead()
+	case blk.Write:
+		return d.planWrite(r)
+	case blk.Flush:
+		return diskio.Step{Op: uring.Fdatasync, FD: d.cachedFD, Inline: d.inlineMemory()}
+	case blk.Discard:
+		return diskio.Step{Op: uring.PunchHole, FD: d.cachedFD}
+	default: // WriteZeroes; SecureErase is not among our limits
+		return d.planZeroes(r)
+	}
+}
+
+// planRead reads what the page cache has at once, the rest by the engine.
+func (d *disk) planRead() diskio.Step {
+	s := diskio.Step{Op: uring.Pread, FD: d.cachedFD, Inline: diskio.InlineCached}
+	if d.memory {
+		s.Inline = diskio.InlineMemory
+	} else if d.noNowait.Load() {
+		s.Inline = diskio.InlineNo
+	}
+	return s
+}
+
+// planWrite writes past the page cache where alignment allows, else through it
+// and down to the device.
+func (d *disk) planWrite(r *plugin.Request) diskio.Step {
+	mask := uint64(d.align.offset) - 1
+	if d.direct == nil || (r.Off|uint64(r.Len))&mask != 0 || !diskio.Aligned(r.Buf, d.align.memory) {
+		return d.planCachedWrite()
+	}
+	s := diskio.Step{Op: uring.Pwrite, FD: d.directFD, Align: d.align.offset, MemAlign: d.align.memory}
+	if r.Flags&blk.FUA != 0 {
+		s.RWFlags = unix.RWF_DSYNC
+	}
+	return s
+}
+
+func (d *disk) planCachedWrite() diskio.Step {
+	return diskio.Step{Op: uring.Pwrite, FD: d.cachedFD, RWFlags: unix.RWF_DSYNC, Inline: d.inlineMemory()}
+}
+
+// planZeroes takes the best way that has not been refused before. Only written
+// zeroes can carry FUA themselves: a flush follows the others.
+func (d *disk) planZeroes(r *plugin.Request) diskio.Step {
+	s := diskio.Step{Op: uring.ZeroRange, FD: d.cachedFD, Sync: r.Flags&blk.FUA != 0}
+	if !d.noZeroRange.Load() {
+		return s
+	}
+	if r.Flags&blk.NoUnmap == 0 && !d.noPunch.Load() {
+		s.Op = uring.PunchHole
+		return s
+	}
+	s = d.planCachedWrite()
+	s.Inline, s.Zeroes = diskio.InlineNo, true
+	return s
+}
+
+// Fallback learns from a refusal, for all later requests, and plans again.
+func (d *disk) Fallback(r *plugin.Request, failed diskio.Step, errno blk.Errno) (diskio.Step, bool) {
+	if errno == blk.EINVAL && failed.Op == uring.Pwrite && failed.FD == d.directFD && d.direct != nil {
+		return d.planCachedWrite(), true // alignment that the file system did not tell
+	}
+	if errno != blk.EOPNOTSUPP {
+		return failed, false
+	}
+	switch {
+	case failed.Inline == diskio.InlineCached:
+		d.noNowait.Store(true)
+	case r.Op == blk.WriteZeroes && failed.Op == uring.ZeroRange:
+		d.noZeroRange.Store(true)
+	case r.Op == blk.WriteZeroes && failed.Op == uring.PunchHole:
+		d.noPunch.Store(true)
+	default:
+		return failed, false
+	}
+	return d.Plan(r), true
+}
+
+func (d *disk) inlineMemory() diskio.Inline {
+	if d.memory {
+		return diskio.InlineMemory
+	}
+	return diskio.InlineNo
+}
