@@ -1,0 +1,119 @@
+package rnbdwire
+
+import (
+	"bytes"
+	"fmt"
+)
+
+// Open asks for a device.
+type Open []byte
+
+// IsValid tells whether the accessors may be used: the name must end.
+func (m Open) IsValid() bool {
+	return len(m) >= OpenSize && TypeOf(m) == TypeOpen && bytes.IndexByte(m[6:6+NameSize], 0) >= 0
+}
+
+// AccessMode is 0 read-only, 1 read-write, 2 migration.
+func (m Open) AccessMode() uint8 { return m[4] }
+
+// Name is the device's name, as the client's user gave it.
+func (m Open) Name() string {
+	name := m[6 : 6+NameSize]
+	return string(name[:bytes.IndexByte(name, 0)])
+}
+
+// OpenFields are the fields of an Open.
+type OpenFields struct {
+	AccessMode uint8
+	Name       string // 1 to 254 bytes, no NUL
+}
+
+// Put writes the message into m, which has room for OpenSize bytes.
+func (f OpenFields) Put(m []byte) error {
+	if n := len(f.Name); n == 0 || n >= NameSize || bytes.IndexByte([]byte(f.Name), 0) >= 0 {
+		return fmt.Errorf("device name of %d bytes: it has 1 to %d, without NUL", n, NameSize-1)
+	}
+	m = putHeader(m, TypeOpen, OpenSize)
+	m[4] = f.AccessMode
+	copy(m[6:], f.Name)
+	return nil
+}
+
+// Close gives a device back.
+type Close []byte
+
+// IsValid tells whether the accessors may be used.
+func (m Close) IsValid() bool { return len(m) >= CloseSize && TypeOf(m) == TypeClose }
+
+// DeviceID is the id of the OPEN_RSP.
+func (m Close) DeviceID() uint32 { return le.Uint32(m[4:]) }
+
+// CloseFields are the fields of a Close.
+type CloseFields struct{ DeviceID uint32 }
+
+// Put writes the message into m, which has room for CloseSize bytes.
+func (f CloseFields) Put(m []byte) { le.PutUint32(putHeader(m, TypeClose, CloseSize)[4:], f.DeviceID) }
+
+// Bits of OpenRspFields.CachePolicy.
+const (
+	CacheFUA       = 1 << 0
+	CacheWriteBack = 1 << 1
+)
+
+// OpenRsp describes an opened device.
+type OpenRsp []byte
+
+// IsValid tells whether Fields may be used. The kernel's client does not look
+// at the type, and neither do we.
+func (m OpenRsp) IsValid() bool { return len(m) >= OpenRspSize }
+
+// OpenRspFields are the fields of an OpenRsp. Sectors have 512 bytes.
+type OpenRspFields struct {
+	DeviceID            uint32
+	Sectors             uint64 // size of the device
+	MaxHWSectors        uint32
+	MaxWriteZeroesSects uint32 // 0: not supported
+	MaxDiscardSectors   uint32 // 0: not supported
+	DiscardGranularity  uint32 // bytes
+	DiscardAlignment    uint32 // bytes
+	PhysicalBlockSize   uint16 // bytes
+	LogicalBlockSize    uint16 // bytes
+	MaxSegments         uint16
+	SecureDiscard       uint16 // not 0: supported
+	CachePolicy         uint8
+}
+
+// Fields reads the message.
+func (m OpenRsp) Fields() OpenRspFields {
+	return OpenRspFields{
+		DeviceID:            le.Uint32(m[4:]),
+		Sectors:             le.Uint64(m[8:]),
+		MaxHWSectors:        le.Uint32(m[16:]),
+		MaxWriteZeroesSects: le.Uint32(m[20:]),
+		MaxDiscardSectors:   le.Uint32(m[24:]),
+		DiscardGranularity:  le.Uint32(m[28:]),
+		DiscardAlignment:    le.Uint32(m[32:]),
+		PhysicalBlockSize:   le.Uint16(m[36:]),
+		LogicalBlockSize:    le.Uint16(m[38:]),
+		MaxSegments:         le.Uint16(m[40:]),
+		SecureDiscard:       le.Uint16(m[42:]),
+		CachePolicy:         m[45],
+	}
+}
+
+// Put writes the message into m, which has room for OpenRspSize bytes.
+func (f OpenRspFields) Put(m []byte) {
+	m = putHeader(m, TypeOpenRsp, OpenRspSize)
+	le.PutUint32(m[4:], f.DeviceID)
+	le.PutUint64(m[8:], f.Sectors)
+	le.PutUint32(m[16:], f.MaxHWSectors)
+	le.PutUint32(m[20:], f.MaxWriteZeroesSects)
+	le.PutUint32(m[24:], f.MaxDiscardSectors)
+	le.PutUint32(m[28:], f.DiscardGranularity)
+	le.PutUint32(m[32:], f.DiscardAlignment)
+	le.PutUint16(m[36:], f.PhysicalBlockSize)
+	le.PutUint16(m[38:], f.LogicalBlockSize)
+	le.PutUint16(m[40:], f.MaxSegments)
+	le.PutUint16(m[42:], f.SecureDiscard)
+	m[45] = f.CachePolicy
+}

@@ -1,0 +1,61 @@
+package rnbdwire
+
+import "encoding/binary"
+
+var le = binary.LittleEndian
+
+// Version is the protocol's major version, the only one that travels.
+const Version = 2
+
+// Message types.
+const (
+	TypeSessInfo    = 0
+	TypeSessInfoRsp = 1
+	TypeOpen        = 2
+	TypeOpenRsp     = 3
+	TypeIO          = 4
+	TypeClose       = 5
+	typeNone        = 0xffff
+)
+
+// Sizes of the messages in bytes. Each begins with a type and two bytes of
+// padding.
+const (
+	headerSize      = 2 + 2
+	SessInfoSize    = headerSize + 1 + 31
+	SessInfoRspSize = SessInfoSize
+	OpenSize        = headerSize + 1 + 1 + NameSize + 3
+	OpenRspSize     = headerSize + 4 + 8 + 5*4 + 4*2 + 1 + 1 + 10
+	CloseSize       = headerSize + 4
+	IOSize          = headerSize + 4 + 8 + 4 + 4 + 2 + 6
+
+	// NameSize is the field of a device's name, its NUL included.
+	NameSize = 255
+	// ioMin is what an I/O message must have; a priority may be missing.
+	ioMin = IOSize - 6
+)
+
+// The sizes, checked at compile time.
+var (
+	_ [36]struct{}  = [SessInfoSize]struct{}{}
+	_ [264]struct{} = [OpenSize]struct{}{}
+	_ [56]struct{}  = [OpenRspSize]struct{}{}
+	_ [8]struct{}   = [CloseSize]struct{}{}
+	_ [32]struct{}  = [IOSize]struct{}{}
+)
+
+// TypeOf is the type of a message; of one too short to have any, a value that
+// no message has.
+func TypeOf(msg []byte) uint16 {
+	if len(msg) < headerSize {
+		return typeNone
+	}
+	return le.Uint16(msg)
+}
+
+func putHeader(msg []byte, typ uint16, size int) []byte {
+	msg = msg[:size]
+	clear(msg)
+	le.PutUint16(msg, typ)
+	return msg
+}

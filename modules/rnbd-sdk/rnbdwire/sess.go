@@ -1,0 +1,60 @@
+package rnbdwire
+
+// SessInfo is the first message of a session. Its reserved bytes are not
+// looked at: the kernel's client leaves them uninitialised.
+type SessInfo []byte
+
+// IsValid tells whether the accessors may be used.
+func (m SessInfo) IsValid() bool { return len(m) >= SessInfoSize && TypeOf(m) == TypeSessInfo }
+
+// Version is the sender's major version.
+func (m SessInfo) Version() uint8 { return m[4] }
+
+// SessInfoFields are the fields of a SessInfo.
+type SessInfoFields struct{ Version uint8 }
+
+// Put writes the message into m, which has room for SessInfoSize bytes.
+func (f SessInfoFields) Put(m []byte) { putHeader(m, TypeSessInfo, SessInfoSize)[4] = f.Version }
+
+// SessInfoRsp answers a SessInfo.
+type SessInfoRsp []byte
+
+// IsValid tells whether the accessors may be used.
+func (m SessInfoRsp) IsValid() bool {
+	return len(m) >= SessInfoRspSize && TypeOf(m) == TypeSessInfoRsp
+}
+
+// Version is the smaller of both ends' versions.
+func (m SessInfoRsp) Version() uint8 { return m[4] }
+
+// Features are the extensions that the server has; 0 from a kernel.
+func (m SessInfoRsp) Features() uint16 {
+	if le.Uint32(m[5:]) != extMagic || m[9] == 0 {
+		return 0
+	}
+	return le.Uint16(m[10:])
+}
+
+// extMagic marks an announcement of extensions in the reserved bytes of
+// SESS_INFO_RSP: magic, version, features. A kernel sends zeros there.
+const (
+	extMagic   = 0x58424e52 // "RNBX"
+	extVersion = 1
+)
+
+// SessInfoRspFields are the fields of a SessInfoRsp.
+type SessInfoRspFields struct {
+	Version  uint8
+	Features uint16 // 0: the extension block is left out
+}
+
+// Put writes the message into m, which has room for SessInfoRspSize bytes.
+func (f SessInfoRspFields) Put(m []byte) {
+	m = putHeader(m, TypeSessInfoRsp, SessInfoRspSize)
+	m[4] = f.Version
+	if f.Features != 0 {
+		le.PutUint32(m[5:], extMagic)
+		m[9] = extVersion
+		le.PutUint16(m[10:], f.Features)
+	}
+}
