@@ -144,7 +144,7 @@ func (q *qp) beginReadResponse(h header) termCode {
 	switch {
 	case x.left > 0 && h.stag() != r.stag:
 		return termSTag
-	case x.left > 0 && h.to() != uint64(r.got):
+	case x.left > 0 && h.to() != r.to+uint64(r.got):
 		return termBounds
 	case uint64(x.left) > uint64(rest) || x.last && uint64(x.left) != uint64(rest):
 		return termBounds

@@ -216,6 +216,7 @@ const (
 	termCRC           termCode = 0x020002
 	termFraming       termCode = 0x020003
 	termMPA           termCode = 0x020004
+	termSetup         termCode = 0x020005
 	termIRD           termCode = 0x020006
 	termRTR           termCode = 0x020007
 )
@@ -232,7 +233,7 @@ var termNames = map[termCode]string{
 	termQN: "invalid queue number", termNoBuffer: "no receive posted", termMSN: "MSN out of range",
 	termMO: "invalid message offset", termTooLong: "message longer than its receive", termVersion: "DDP version",
 	0x020001: "TCP connection lost", termCRC: "CRC mismatch", termFraming: "frame length", termMPA: "invalid MPA request or reply",
-	0x020005: "MPA local catastrophic", termIRD: "insufficient IRD", termRTR: "no matching RTR option",
+	termSetup: "MPA local catastrophic", termIRD: "insufficient IRD", termRTR: "no matching RTR option",
 }
 
 const (
@@ -299,6 +300,10 @@ func parseTerminate(b []byte) (c termCode, ok bool) {
 	case b[2]&0xe0 != 0:
 		return rfc, true
 	case termNames[rfc] == "" && termNames[siw] != "":
+		return siw, true
+	case rfc == termSetup || rfc == termIRD:
+		// These belong to the start-up, which is over: siw means RDMAP version
+		// and unexpected opcode.
 		return siw, true
 	}
 	return rfc, true

@@ -70,9 +70,12 @@ type message struct {
 	immData uint32
 }
 
+// readEntry is a READ of ours that waits for its Response. Sinks are named by
+// STags of their own, with tagged offsets from 0.
 type readEntry struct {
 	entry  uint64 // position in the send queue, or noEntry
 	stag   uint32
+	to     uint64 // of the first byte
 	length uint32
 	got    uint32
 	sge    int // where got stands in the elements
@@ -81,6 +84,7 @@ type readEntry struct {
 
 const noEntry = ^uint64(0) // an RTR read
 
+// serveEntry is a READ of the peer that waits for our Response.
 type serveEntry struct {
 	request [readRequestLen]byte
 }
