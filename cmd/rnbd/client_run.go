@@ -1,0 +1,125 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-client"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// clientOptions are the flags and the configuration file of the client.
+
+type clientOptions struct {
+	daemonOptions  `yaml:",inline"`
+	FrontendPlugin []string `yaml:"frontend-plugin"`
+	FrontendConfig []string `yaml:"frontend-config"`
+	NBDListen      []string `yaml:"nbd-listen"`
+	Slots          int      `yaml:"slots"`
+	Policy         string   `yaml:"policy"`
+	Loss           string   `yaml:"loss"`
+}
+
+func newClientRun() *cobra.Command {
+	def := client.DefaultConfig()
+	var o clientOptions
+	c := &cobra.Command{
+		Use:   "run",
+		Short: "Run the client daemon",
+		Example: `  rnbd client run
+  rnbd client run --nbd-listen tcp:127.0.0.1:10809 --loss queue:30s`,
+		Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := loadConfig(cmd, o.Config, &o); err != nil {
+				return err
+			}
+			return runClient(cmd, &o)
+		},
+	}
+	f := c.Flags()
+	o.daemonOptions.register(f, def.Pumps)
+	f.StringArrayVar(&o.FrontendPlugin, "frontend-plugin", nil, "front-end plugin NAME=PATH[,sha256=HEX], repeatable (default nbd of the plugin folder)")
+	f.StringArrayVar(&o.FrontendConfig, "frontend-config", nil, "NAME:KEY=VALUE: setting of a front-end plugin, repeatable")
+	f.StringArrayVar(&o.NBDListen, "nbd-listen", nil, "unix:PATH or tcp:ADDRESS:PORT of the NBD front end, repeatable (default nbd.sock beside the control socket)")
+	f.IntVar(&o.Slots, "slots", def.Slots, "requests in flight per device")
+	f.StringVar(&o.Policy, "policy", def.Policy.String(), "choice of the path: min-inflight, round-robin or min-latency")
+	f.StringVar(&o.Loss, "loss", "fail", "what requests do while no path is left: fail, or queue:DURATION")
+	return c
+}
+
+func runClient(cmd *cobra.Command, o *clientOptions) error {
+	log, err := o.start()
+	if err != nil {
+		return err
+	}
+	socket, err := cmd.Flags().GetString("socket")
+	if err != nil {
+		return err
+	}
+	cfg, err := o.config(socket)
+	if err != nil {
+		return err
+	}
+	cfg.Logger = log
+	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: o.MPACRC, Logger: log}); err != nil {
+		return err
+	}
+	sock, err := control.Listen(socket)
+	if err != nil {
+		return err
+	}
+	defer sock.Close()
+	c, err := client.New(cmd.Context(), cfg)
+	if err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	api := control.NewServer()
+	controlpb.RegisterClientDaemonServer(api, c.Control(versionString()))
+	log.Info("client is ready", "socket", socket, "version", versionString())
+	return serveUntilDone(cmd.Context(), api, sock, c.Close)
+}
+
+// config turns options into the library's configuration.
+
+func (o *clientOptions) config(socket string) (client.Config, error) {
+	cfg := client.DefaultConfig()
+	cfg.DefaultFabric = defaultFabric
+	cfg.Pumps, cfg.Spin, cfg.Slots = o.Pumps, o.spin(), o.Slots
+	if o.KernelTiming {
+		cfg.Timing = rtrs.KernelTiming()
+	}
+	var err error
+	if cfg.Policy, err = rtrs.ParsePolicy(o.Policy); err != nil {
+		return cfg, usageError{err}
+	}
+	if cfg.Loss, err = client.ParseLoss(o.Loss); err != nil {
+		return cfg, usageError{err}
+	}
+	if cfg.Hostname, err = os.Hostname(); err != nil {
+		return cfg, err
+	}
+	files, err := findPlugins(o.FrontendPlugin, o.PluginDir, "frontend-", "nbd")
+	if err != nil {
+		return cfg, err
+	}
+	settings, err := parseSettings(o.FrontendConfig)
+	if err != nil {
+		return cfg, err
+	}
+	for _, p := range files {
+		fe := client.FrontendConfig{Name: p.name, Path: p.path, SHA256: p.sha256, Configure: settings[p.name]}
+		if p.name == "nbd" {
+			fe.Listen = o.NBDListen
+			if len(fe.Listen) == 0 {
+				fe.Listen = []string{"unix:" + filepath.Join(filepath.Dir(socket), "nbd.sock")}
+			}
+		}
+		cfg.Frontends = append(cfg.Frontends, fe)
+	}
+	return cfg, nil
+}

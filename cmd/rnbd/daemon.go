@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"strconv"
+	"time"
+
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+)
+
+// daemonOptions are what both daemons take.
+type daemonOptions struct {
+	Config       string        `yaml:"-"`
+	PluginDir    string        `yaml:"plugin-dir"`
+	Pumps        int           `yaml:"pumps"`
+	Spin         time.Duration `yaml:"spin"`
+	MPACRC       bool          `yaml:"mpa-crc"`
+	KernelTiming bool          `yaml:"kernel-timing"`
+	LogFormat    string        `yaml:"log-format"`
+	LogLevel     string        `yaml:"log-level"`
+}
+
+func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
+	f.StringVar(&o.Config, "config", "", "YAML file with these options; the command line wins")
+	f.StringVar(&o.PluginDir, "plugin-dir", defaultPluginDir(), "folder of the plugins")
+	f.IntVar(&o.Pumps, "pumps", pumps, "threads of the data path")
+	f.DurationVar(&o.Spin, "spin", 100*time.Microsecond, "how long an idle pump looks for work before it sleeps; 0: not at all")
+	f.BoolVar(&o.MPACRC, "mpa-crc", true, "ask for checksums on iwarp connections")
+	f.BoolVar(&o.KernelTiming, "kernel-timing", false, "heartbeats and reconnects as slow as the Linux kernel's")
+	f.StringVar(&o.LogFormat, "log-format", "text", "text or json")
+	f.StringVar(&o.LogLevel, "log-level", "info", "debug, info, warn or error")
+}
+
+// spin is the pumps' setting: the flag's 0 is their "never".
+func (o *daemonOptions) spin() time.Duration {
+	if o.Spin == 0 {
+		return -1
+	}
+	return o.Spin
+}
+
+// start makes the logger and prepares the process.
+func (o *daemonOptions) start() (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(o.LogLevel)); err != nil {
+		return nil, usageError{fmt.Errorf("--log-level %q: use debug, info, warn or error", o.LogLevel)}
+	}
+	opts := &slog.HandlerOptions{Level: level}
+	var h slog.Handler
+	switch o.LogFormat {
+	case "text":
+		h = slog.NewTextHandler(os.Stderr, opts)
+	case "json":
+		h = slog.NewJSONHandler(os.Stderr, opts)
+	default:
+		return nil, usageError{fmt.Errorf("--log-format %q: use text or json", o.LogFormat)}
+	}
+	log := slog.New(h)
+	slog.SetDefault(log)
+	pump.SetProcs(o.Pumps)
+	return log, nil
+}
+
+// shutdownLimit bounds an orderly end.
+const shutdownLimit = 20 * time.Second
+
+// serveUntilDone serves the control API until ctx is cancelled by a signal,
+// then ends the daemon in order. A second signal ends it at once.
+func serveUntilDone(ctx context.Context, api *grpc.Server, sock net.Listener, closeDaemon func(context.Context) error) error {
+	failed := make(chan error, 1)
+	go func() { failed <- api.Serve(sock) }()
+	select {
+	case err := <-failed:
+		return errors.Join(err, closeWithin(closeDaemon))
+	case <-ctx.Done():
+	}
+	signal.Reset()
+	api.Stop()
+	return closeWithin(closeDaemon)
+}
+
+func closeWithin(closeDaemon func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownLimit)
+	defer cancel()
+	return closeDaemon(ctx)
+}
+
+func parseID(s string) (uint32, error) {
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil {
+		return 0, usageError{fmt.Errorf("%q %w", s, errNumber)}
+	}
+	return uint32(n), nil
+}

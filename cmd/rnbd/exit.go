@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// Exit codes. They are stable: scripts may rely on them.
+const (
+	exitOK          = 0
+	exitFailure     = 1
+	exitUsage       = 2
+	exitNotFound    = 3
+	exitExists      = 4
+	exitBusy        = 5
+	exitDenied      = 6
+	exitUnreachable = 7
+	exitTimeout     = 8
+)
+
+var exitTable = []struct {
+	code   int
+	what   string
+	errnos []syscall.Errno
+}{
+	{exitNotFound, "no such device, session, path or file", []syscall.Errno{syscall.ENOENT, syscall.ENXIO, syscall.ENODEV, syscall.ENOTBLK}},
+	{exitExists, "it is there already", []syscall.Errno{syscall.EEXIST, syscall.EALREADY, syscall.EADDRINUSE}},
+	{exitBusy, "it is in use", []syscall.Errno{syscall.EBUSY}},
+	{exitDenied, "not permitted", []syscall.Errno{syscall.EPERM, syscall.EACCES, syscall.EROFS}},
+	{exitUnreachable, "the daemon or the server cannot be reached", []syscall.Errno{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.ECONNABORTED, syscall.ENOTCONN, syscall.EHOSTUNREACH, syscall.ENETUNREACH}},
+	{exitTimeout, "it took longer than allowed", []syscall.Errno{syscall.ETIMEDOUT}},
+	{exitUsage, "the command line or the configuration is wrong", []syscall.Errno{syscall.EINVAL}},
+}
+
+func exitCode(err error) int {
+	var usage usageError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &usage):
+		return exitUsage
+	case errors.Is(err, context.DeadlineExceeded):
+		return exitTimeout
+	case errors.Is(err, errNoDaemon):
+		return exitUnreachable
+	}
+	for _, row := range exitTable {
+		for _, errno := range row.errnos {
+			if errors.Is(err, errno) {
+				return row.code
+			}
+		}
+	}
+	if strings.HasPrefix(err.Error(), "unknown command") || strings.HasPrefix(err.Error(), "required flag") {
+		return exitUsage
+	}
+	return exitFailure
+}
+
+// printError says what happened, and what to do where that is known.
+func printError(w io.Writer, err error, output string) {
+	hint := hintOf(err)
+	if output == "json" {
+		json.NewEncoder(w).Encode(map[string]any{
+			"error": err.Error(), "errno": uint16(errnoOf(err)), "code": exitCode(err), "hint": hint,
+		})
+		return
+	}
+	fmt.Fprintln(w, "rnbd:", err)
+	if hint != "" {
+		fmt.Fprintln(w, "hint:", hint)
+	}
+}
+
+func errnoOf(err error) blk.Errno {
+	var e syscall.Errno
+	if errors.As(err, &e) {
+		return blk.Errno(e)
+	}
+	return blk.OK
+}
+
+func hintOf(err error) string {
+	switch {
+	case errors.Is(err, errNoDaemon):
+		return "start it with `rnbd server run` or `rnbd client run`, or name its socket with --socket"
+	case errors.Is(err, syscall.ENOTBLK):
+		return "the server exports regular files only below an explicit --search-path"
+	case errors.Is(err, syscall.EADDRINUSE):
+		return "something else listens there; choose another address or stop it"
+	case errors.Is(err, syscall.EBUSY):
+		return "disconnect its users first, or use --force"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "nothing listens there: check the address and port, and that the server runs with that --listen"
+	case errors.Is(err, syscall.ECONNRESET):
+		return "a kernel server is reached with a RoCE fabric, not with iwarp; check that the peer is an rnbd server"
+	case errors.Is(err, syscall.EPERM):
+		return "another client may write to it already; map it read-only, or with --access migration"
+	}
+	return ""
+}
+
+func newExitCodes() *cobra.Command {
+	return &cobra.Command{
+		Use:   "exit-codes",
+		Short: "List the exit codes",
+		Args:  args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			w := cmd.OutOrStdout()
+			fmt.Fprintf(w, "%d  success\n%d  any other failure\n", exitOK, exitFailure)
+			for code := exitUsage; code <= exitTimeout; code++ {
+				for _, row := range exitTable {
+					if row.code == code {
+						fmt.Fprintf(w, "%d  %s\n", code, row.what)
+					}
+				}
+			}
+			return nil
+		},
+	}
+}

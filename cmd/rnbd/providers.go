@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"sort"
+	"strings"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// defaultFabric is used where an address names none.
+const defaultFabric = "iwarp"
+
+// fabricConfig is what users can set about fabrics.
+type fabricConfig struct {
+	MPACRC bool
+	Logger *slog.Logger
+}
+
+// fabrics are the providers of this build.
+var fabrics = map[string]func(fabricConfig) (verbs.Device, error){
+	"iwarp": func(c fabricConfig) (verbs.Device, error) {
+		cfg := iwarp.DefaultConfig()
+		cfg.CRC = c.MPACRC
+		cfg.RNRTimeout = -1 // RTRS asks for endless RNR retries
+		cfg.Logger = c.Logger
+		return iwarp.Open(cfg)
+	},
+}
+
+func fabricNames() (names []string) {
+	for n := range fabrics {
+		names = append(names, n)
+	}
+	sort.Strings(names)
+	return names
+}
+
+// openFabrics opens every provider of this build.
+func openFabrics(c fabricConfig) (map[string]verbs.Device, error) {
+	devs := map[string]verbs.Device{}
+	for name, open := range fabrics {
+		d, err := open(c)
+		if err != nil {
+			return nil, fmt.Errorf("fabric %s: %w", name, err)
+		}
+		devs[name] = d
+	}
+	return devs, nil
+}
+
+// cutFabric splits "fabric://rest"; without a fabric it is the default's.
+func cutFabric(s string) (fabric, rest string) {
+	if f, r, ok := strings.Cut(s, "://"); ok {
+		return f, r
+	}
+	return defaultFabric, s
+}

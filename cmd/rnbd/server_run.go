@@ -1,0 +1,157 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-server"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// serverOptions are the flags and the configuration file of the server.
+
+type serverOptions struct {
+	daemonOptions    `yaml:",inline"`
+	Listen           []string      `yaml:"listen"`
+	SearchPath       string        `yaml:"search-path"`
+	IOPlugin         []string      `yaml:"io-plugin"`
+	IOMode           []string      `yaml:"io-mode"`
+	IOConfig         []string      `yaml:"io-config"`
+	QueueDepth       int           `yaml:"queue-depth"`
+	ChunkSize        int           `yaml:"chunk-size"`
+	AlwaysInvalidate bool          `yaml:"always-invalidate"`
+	CrashLimit       int           `yaml:"crash-limit"`
+	CrashWindow      time.Duration `yaml:"crash-window"`
+}
+
+func newServerRun() *cobra.Command {
+	def := server.DefaultConfig()
+	var o serverOptions
+	c := &cobra.Command{
+		Use:   "run",
+		Short: "Run the server daemon",
+		Example: `  rnbd server run --search-path /srv/images --listen 0.0.0.0:1234
+  rnbd server run --config /etc/rnbd/server.yaml`,
+		Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := loadConfig(cmd, o.Config, &o); err != nil {
+				return err
+			}
+			return runServer(cmd, &o)
+		},
+	}
+	f := c.Flags()
+	o.daemonOptions.register(f, def.Pumps)
+	f.StringArrayVar(&o.Listen, "listen", []string{"127.0.0.1:1234"}, "where to listen: [FABRIC://]ADDRESS:PORT, repeatable")
+	f.StringVar(&o.SearchPath, "search-path", "", "folder that device names start from; %SESSNAME% is the session's name; without it block devices only are served, from /")
+	f.StringArrayVar(&o.IOPlugin, "io-plugin", nil, "storage plugin NAME=PATH[,sha256=HEX], repeatable (default blockio and fileio of the plugin folder)")
+	f.StringArrayVar(&o.IOMode, "io-mode", nil, "GLOB=NAME: device names that a plugin serves, repeatable, first match wins")
+	f.StringArrayVar(&o.IOConfig, "io-config", nil, "NAME:KEY=VALUE: setting of a storage plugin, repeatable")
+	f.IntVar(&o.QueueDepth, "queue-depth", def.QueueDepth, "requests in flight per session")
+	f.IntVar(&o.ChunkSize, "chunk-size", def.ChunkSize, "bytes of memory per request, a power of two")
+	f.BoolVar(&o.AlwaysInvalidate, "always-invalidate", def.AlwaysInvalidate, "change the key of a chunk after every request")
+	f.IntVar(&o.CrashLimit, "crash-limit", def.CrashLimit, "crashes of a plugin within --crash-window that are too many")
+	f.DurationVar(&o.CrashWindow, "crash-window", def.CrashWindow, "see --crash-limit")
+	return c
+}
+
+func runServer(cmd *cobra.Command, o *serverOptions) error {
+	log, err := o.start()
+	if err != nil {
+		return err
+	}
+	devices, err := openFabrics(fabricConfig{MPACRC: o.MPACRC, Logger: log})
+	if err != nil {
+		return err
+	}
+	cfg, err := o.config()
+	if err != nil {
+		return err
+	}
+	cfg.Logger = log
+	for _, l := range o.Listen {
+		fabric, addr := cutFabric(l)
+		dev, ok := devices[fabric]
+		if !ok {
+			return usageError{fmt.Errorf("--listen %s: this build has the fabrics %s", l, strings.Join(fabricNames(), ", "))}
+		}
+		ap, err := netip.ParseAddrPort(addr)
+		if err != nil {
+			return usageError{fmt.Errorf("--listen %s: %w; write [FABRIC://]ADDRESS:PORT", l, err)}
+		}
+		cfg.Listen = append(cfg.Listen, server.Listen{Device: dev, Addr: ap})
+	}
+	socket, err := cmd.Flags().GetString("socket")
+	if err != nil {
+		return err
+	}
+	sock, err := control.Listen(socket)
+	if err != nil {
+		return err
+	}
+	defer sock.Close()
+	s, err := server.New(cmd.Context(), cfg)
+	if err != nil {
+		return fmt.Errorf("server: %w", err)
+	}
+	api := control.NewServer()
+	controlpb.RegisterServerDaemonServer(api, s.Control(versionString()))
+	log.Info("server is ready", "socket", socket, "version", versionString())
+	return serveUntilDone(cmd.Context(), api, sock, s.Close)
+}
+
+// config turns options into the library's configuration.
+
+func (o *serverOptions) config() (server.Config, error) {
+	cfg := server.DefaultConfig()
+	cfg.SearchPath = o.SearchPath
+	cfg.Pumps, cfg.Spin = o.Pumps, o.spin()
+	cfg.QueueDepth, cfg.ChunkSize, cfg.AlwaysInvalidate = o.QueueDepth, o.ChunkSize, o.AlwaysInvalidate
+	cfg.CrashLimit, cfg.CrashWindow = o.CrashLimit, o.CrashWindow
+	if o.KernelTiming {
+		cfg.Timing = rtrs.KernelTiming()
+	}
+	files, err := findPlugins(o.IOPlugin, o.PluginDir, "io-", "blockio", "fileio")
+	if err != nil {
+		return cfg, err
+	}
+	settings, err := parseSettings(o.IOConfig)
+	if err != nil {
+		return cfg, err
+	}
+	for _, p := range files {
+		cfg.Plugins = append(cfg.Plugins, server.PluginConfig{Name: p.name, Path: p.path, SHA256: p.sha256, Configure: settings[p.name]})
+	}
+	for _, r := range o.IOMode {
+		glob, name, ok := strings.Cut(r, "=")
+		if !ok {
+			return cfg, usageError{fmt.Errorf("--io-mode %q: write GLOB=NAME", r)}
+		}
+		cfg.Rules = append(cfg.Rules, server.Rule{Glob: strings.TrimLeft(glob, "/"), Plugin: name})
+	}
+	return cfg, nil
+}
+
+// parseSettings reads NAME:KEY=VALUE.
+
+func parseSettings(in []string) (map[string]map[string]string, error) {
+	out := map[string]map[string]string{}
+	for _, s := range in {
+		name, kv, ok := strings.Cut(s, ":")
+		key, value, ok2 := strings.Cut(kv, "=")
+		if !ok || !ok2 || name == "" || key == "" {
+			return nil, usageError{fmt.Errorf("setting %q: write NAME:KEY=VALUE", s)}
+		}
+		if out[name] == nil {
+			out[name] = map[string]string{}
+		}
+		out[name][key] = value
+	}
+	return out, nil
+}

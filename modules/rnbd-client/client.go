@@ -1,0 +1,145 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"sync/atomic"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// MaxDevices bounds the devices of one client.
+const MaxDevices = 4096
+
+// Client maps devices. New makes it, Close ends it.
+type Client struct {
+	cfg       Config
+	log       *slog.Logger
+	pumps     []*pumpShare
+	frontends []*frontend
+
+	// devices by index; pumps read it.
+	devices [MaxDevices]atomic.Pointer[Device]
+
+	mapMu sync.Mutex // one map or unmap at a time
+
+	mu       sync.Mutex // guards sessions and their devices
+	sessions map[string]*session
+}
+
+// pumpShare is what one pump owns.
+type pumpShare struct {
+	client *Client
+	index  int
+	pump   *pump.Pump
+	poller *rtrs.Poller
+	// sources by the number in RTRS's tags. Owned by the pump; entries of
+	// front ends that are gone stay until their requests have ended.
+	sources []*source
+}
+
+// New starts the pumps and the front ends. On an error nothing is left behind.
+func New(ctx context.Context, cfg Config) (_ *Client, err error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	c := &Client{cfg: cfg, log: cfg.Logger, sessions: map[string]*session{}}
+	defer func() {
+		if err != nil {
+			c.Close(context.WithoutCancel(ctx))
+		}
+	}()
+	for i := range cfg.Pumps {
+		if err := c.startPump(i); err != nil {
+			return nil, fmt.Errorf("pump %d: %w", i, err)
+		}
+	}
+	for _, f := range cfg.Frontends {
+		if err := c.startFrontend(ctx, f); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+func (c *Client) startPump(i int) error {
+	poller, err := rtrs.NewPoller(i)
+	if err != nil {
+		return err
+	}
+	p, err := pump.New(pump.Config{Name: "clt" + strconv.Itoa(i), Spin: c.cfg.Spin, CPU: -1, Logger: c.log})
+	if err != nil {
+		poller.Close()
+		return err
+	}
+	c.pumps = append(c.pumps, &pumpShare{client: c, index: i, pump: p, poller: poller})
+	p.Start()
+	return p.Add(poller)
+}
+
+// Close unmaps everything by force and stops front ends and pumps.
+func (c *Client) Close(ctx context.Context) error {
+	var errs []error
+	for _, d := range c.Devices() {
+		errs = append(errs, c.Unmap(ctx, d.name, true))
+	}
+	for _, f := range c.frontends {
+		errs = append(errs, f.stop(ctx))
+	}
+	for _, p := range c.pumps {
+		p.pump.Stop()
+		errs = append(errs, p.poller.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// add gives s a number on its pump and starts polling it.
+func (p *pumpShare) add(s *source) error {
+	p.pump.Call(func() {
+		for i, old := range p.sources {
+			if old == nil {
+				s.index = uint32(i)
+				p.sources[i] = s
+				return
+			}
+		}
+		s.index = uint32(len(p.sources))
+		p.sources = append(p.sources, s)
+	})
+	return p.pump.Add(s)
+}
+
+// remove stops polling s, whose requests have all ended.
+func (p *pumpShare) remove(s *source) {
+	p.pump.Remove(s)
+	p.pump.Call(func() { p.sources[s.index] = nil })
+}
+
+func (c *Client) deviceAt(i uint32) *Device {
+	if i >= MaxDevices {
+		return nil
+	}
+	return c.devices[i].Load()
+}
+
+// Devices lists what is mapped, by index.
+func (c *Client) Devices() (out []*Device) {
+	for i := range c.devices {
+		if d := c.devices[i].Load(); d != nil {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// wake makes the pumps look at the gates of parked requests.
+func (c *Client) wake() {
+	for _, p := range c.pumps {
+		p.pump.Do(func() {})
+	}
+}

@@ -1,0 +1,104 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// Config says what a Client does.
+type Config struct {
+	// Fabrics are the devices that paths may use, by the fabric's name.
+	Fabrics map[string]verbs.Device
+	// DefaultFabric is used by paths that name none.
+	DefaultFabric string
+	// Hostname is part of the names of sessions that are made up.
+	Hostname string
+
+	Frontends []FrontendConfig
+
+	Pumps       int
+	Spin        time.Duration // how long an idle pump looks before it sleeps; < 0: not at all
+	Queues      int           // I/O connections per path; 0: one per pump
+	RingEntries int           // requests in flight per pump and front-end process
+	Slots       int           // requests in flight per device
+	Timing      rtrs.Timing
+	Policy      rtrs.Policy
+	Loss        Loss // default of new mappings
+
+	// MapTimeout bounds mapping, remapping and each step of unmapping.
+	MapTimeout time.Duration
+
+	Logger *slog.Logger
+}
+
+// FrontendConfig names a front-end plugin.
+type FrontendConfig struct {
+	Name      string
+	Path      string
+	SHA256    []byte
+	Configure map[string]string
+	// Listen are sockets that the client opens and keeps for the plugin:
+	// "unix:PATH" or "tcp:ADDRESS:PORT".
+	Listen []string
+}
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{
+		DefaultFabric: "iwarp",
+		Pumps:         2,
+		RingEntries:   1024,
+		Slots:         128,
+		Timing:        rtrs.DefaultTiming(),
+		Policy:        rtrs.MinInflight,
+		MapTimeout:    30 * time.Second,
+		Logger:        slog.New(slog.DiscardHandler),
+	}
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.Pumps < 1 || c.Pumps > 64:
+		return fmt.Errorf("pumps: %d is not between 1 and 64", c.Pumps)
+	case c.RingEntries < 16 || c.RingEntries&(c.RingEntries-1) != 0:
+		return fmt.Errorf("ring entries: %d is not a power of two from 16 up", c.RingEntries)
+	case c.Slots < 1 || c.Slots > c.RingEntries:
+		return fmt.Errorf("slots: %d is not between 1 and the %d ring entries", c.Slots, c.RingEntries)
+	case c.Logger == nil:
+		return errors.New("no logger")
+	}
+	return nil
+}
+
+// Loss is what happens to requests while no path to the server is left.
+type Loss struct {
+	// Queue: requests wait for that long, counted from the loss of the last
+	// path, before they fail with EIO. Zero: they fail at once.
+	Queue time.Duration
+}
+
+// ParseLoss reads "fail" or "queue:DURATION"; empty is "fail".
+func ParseLoss(s string) (Loss, error) {
+	if s == "" || s == "fail" {
+		return Loss{}, nil
+	}
+	if v, ok := strings.CutPrefix(s, "queue:"); ok {
+		if d, err := time.ParseDuration(v); err == nil && d > 0 {
+			return Loss{Queue: d}, nil
+		}
+	}
+	return Loss{}, fmt.Errorf(`loss %q: use "fail" or "queue:30s"`, s)
+}
+
+func (l Loss) String() string {
+	if l.Queue == 0 {
+		return "fail"
+	}
+	return "queue:" + l.Queue.String()
+}

@@ -1,0 +1,220 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// Control returns the daemon's control API. version is what `rnbd version`
+// prints.
+func (c *Client) Control(version string) controlpb.ClientDaemonServer {
+	return &controlAPI{c: c, version: version}
+}
+
+type controlAPI struct {
+	controlpb.UnimplementedClientDaemonServer
+	c       *Client
+	version string
+}
+
+func (a *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.DaemonInfo, error) {
+	info := &controlpb.DaemonInfo{Version: a.version, Kind: "client", Pid: int32(os.Getpid()), Pumps: int32(len(a.c.pumps))}
+	for _, f := range a.c.frontends {
+		info.Plugins = append(info.Plugins, f.describe())
+		for _, s := range f.sockets {
+			info.Listen = append(info.Listen, s.name)
+		}
+	}
+	return info, nil
+}
+
+func (f *frontend) describe() *controlpb.Plugin {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	d := &controlpb.Plugin{Name: f.cfg.Name, Kind: "frontend", Path: f.cfg.Path, State: "restarting", Restarts: int32(f.restarts)}
+	if f.proc != nil {
+		d.State, d.Pid, d.Version = "running", int32(f.proc.PID()), f.proc.Info().Version
+	}
+	return d
+}
+
+func (a *controlAPI) Map(ctx context.Context, r *controlpb.MapRequest) (*controlpb.ClientDevice, error) {
+	req := MapRequest{
+		Path: r.Path, Session: r.Session, Paths: r.Paths, Mode: blk.ReadWrite,
+		Frontend: r.Frontend, Loss: a.c.cfg.Loss, Name: r.Name, Options: r.Options,
+	}
+	if r.AccessMode != "" {
+		mode, ok := blk.ParseAccessMode(r.AccessMode)
+		if !ok {
+			return nil, fmt.Errorf("access mode %q: use ro, rw or migration: %w", r.AccessMode, syscall.EINVAL)
+		}
+		req.Mode = mode
+	}
+	if r.Loss != "" {
+		loss, err := ParseLoss(r.Loss)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
+		}
+		req.Loss = loss
+	}
+	d, err := a.c.Map(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return d.describe(ctx), nil
+}
+
+func (a *controlAPI) Unmap(ctx context.Context, r *controlpb.UnmapRequest) (*controlpb.Empty, error) {
+	return &controlpb.Empty{}, a.c.Unmap(ctx, r.Device, r.Force)
+}
+
+func (a *controlAPI) Remap(ctx context.Context, r *controlpb.DeviceRequest) (*controlpb.ClientDevice, error) {
+	d, err := a.c.Remap(ctx, r.Device)
+	if err != nil {
+		return nil, err
+	}
+	return d.describe(ctx), nil
+}
+
+func (a *controlAPI) ListDevices(ctx context.Context, _ *controlpb.ListRequest) (*controlpb.ClientDeviceList, error) {
+	list := &controlpb.ClientDeviceList{}
+	for _, d := range a.c.Devices() {
+		list.Devices = append(list.Devices, d.describe(ctx))
+	}
+	return list, nil
+}
+
+func (d *Device) describe(ctx context.Context) *controlpb.ClientDevice {
+	l := d.Limits()
+	out := &controlpb.ClientDevice{
+		Name: d.name, Index: d.index, Path: d.path, Session: d.session.name, AccessMode: d.mode.String(),
+		Frontend: "none", Loss: d.loss.String(), DeviceId: d.id.Load(), Inflight: uint64(d.inflight()),
+		Limits: &controlpb.Limits{
+			Size: l.Size, LogicalBlockSize: l.LogicalBlockSize, PhysicalBlockSize: l.PhysicalBlockSize,
+			MaxIoSize: l.MaxIOSize, MaxDiscard: l.MaxDiscard, DiscardGranularity: l.DiscardGranularity,
+			MaxWriteZeroes: l.MaxWriteZeroes, WriteCache: l.WriteCache, Fua: l.FUA,
+			Rotational: l.Rotational, ReadOnly: l.ReadOnly, SecureErase: l.SecureErase,
+		},
+	}
+	for i := range d.shares {
+		out.RxSectors += d.shares[i].rx.Load()
+		out.TxSectors += d.shares[i].tx.Load()
+	}
+	if d.fe != nil {
+		st := d.fe.status(ctx, d)
+		out.Frontend, out.Openers, out.Endpoint = d.fe.cfg.Name, uint32(st.Openers), st.Location
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	out.State, out.LastError = d.state.String(), d.lastError
+	return out
+}
+
+func (a *controlAPI) ListSessions(context.Context, *controlpb.ListRequest) (*controlpb.SessionList, error) {
+	list := &controlpb.SessionList{}
+	a.c.mu.Lock()
+	defer a.c.mu.Unlock()
+	for _, s := range a.c.sessions {
+		list.Sessions = append(list.Sessions, s.describe())
+	}
+	return list, nil
+}
+
+// describe is called with Client.mu held.
+func (s *session) describe() *controlpb.Session {
+	out := &controlpb.Session{
+		Name: s.name, State: "disconnected", Policy: s.transport.Policy().String(), Devices: uint32(len(s.devices)),
+		QueueDepth: uint32(s.transport.QueueDepth()), MaxIoSize: uint32(s.transport.MaxIOSize()),
+	}
+	if s.transport.Connected() {
+		out.State = "connected"
+	}
+	for _, p := range s.transport.Paths() {
+		out.Paths = append(out.Paths, s.describePath(p))
+	}
+	return out
+}
+
+func (s *session) describePath(p rtrs.PathInfo) *controlpb.Path {
+	out := &controlpb.Path{
+		Session: s.name, Id: uint32(p.ID), State: p.State.String(), Fabric: p.Fabric,
+		Device: p.Addr.Device.Info().Name, Dst: p.Addr.Dst.String(), Connections: uint32(s.transport.Queues() + 1),
+		RxBytes: p.Stats.ReadBytes, TxBytes: p.Stats.WriteBytes, Inflight: uint64(max(p.Stats.Inflight, 0)),
+		Reconnects: p.Stats.Reconnects, Failovers: p.Stats.Failovers, LatencyNs: uint64(p.Stats.Latency),
+	}
+	if p.Src.IsValid() {
+		out.Src = p.Src.String()
+	}
+	if p.Err != nil {
+		out.LastError = p.Err.Error()
+	}
+	return out
+}
+
+func (a *controlAPI) session(name string) (*session, error) {
+	a.c.mu.Lock()
+	defer a.c.mu.Unlock()
+	if s := a.c.sessions[name]; s != nil {
+		return s, nil
+	}
+	return nil, fmt.Errorf("there is no session %q: %w", name, syscall.ENOENT)
+}
+
+func (a *controlAPI) AddPath(ctx context.Context, r *controlpb.AddPathRequest) (*controlpb.Path, error) {
+	s, err := a.session(r.Session)
+	if err != nil {
+		return nil, err
+	}
+	addrs, err := a.c.addresses([]string{r.Path})
+	if err != nil {
+		return nil, err
+	}
+	id, err := s.transport.AddPath(ctx, addrs[0])
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range s.transport.Paths() {
+		if p.ID == id {
+			return s.describePath(p), nil
+		}
+	}
+	return &controlpb.Path{Session: s.name, Id: uint32(id)}, nil
+}
+
+func (a *controlAPI) RemovePath(ctx context.Context, r *controlpb.PathRequest) (*controlpb.Empty, error) {
+	return a.onPath(r, func(s *rtrs.Session) error { return s.RemovePath(ctx, int(r.Id)) })
+}
+
+func (a *controlAPI) DisconnectPath(ctx context.Context, r *controlpb.PathRequest) (*controlpb.Empty, error) {
+	return a.onPath(r, func(s *rtrs.Session) error { return s.DisconnectPath(ctx, int(r.Id)) })
+}
+
+func (a *controlAPI) ReconnectPath(ctx context.Context, r *controlpb.PathRequest) (*controlpb.Empty, error) {
+	return a.onPath(r, func(s *rtrs.Session) error { return s.ReconnectPath(ctx, int(r.Id)) })
+}
+
+func (a *controlAPI) onPath(r *controlpb.PathRequest, do func(*rtrs.Session) error) (*controlpb.Empty, error) {
+	s, err := a.session(r.Session)
+	if err != nil {
+		return nil, err
+	}
+	return &controlpb.Empty{}, do(s.transport)
+}
+
+func (a *controlAPI) SetPolicy(_ context.Context, r *controlpb.SetPolicyRequest) (*controlpb.Empty, error) {
+	s, err := a.session(r.Session)
+	if err != nil {
+		return nil, err
+	}
+	p, err := rtrs.ParsePolicy(r.Policy)
+	if err != nil {
+		return nil, err
+	}
+	return &controlpb.Empty{}, s.transport.SetPolicy(p)
+}

@@ -1,0 +1,151 @@
+package client
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// State of a device; the words are those of the kernel's control files.
+type State uint8
+
+const (
+	Init     State = iota // being mapped
+	Open                  // mapped: "open"
+	Closed                // mapped, but the server is not reached: "closed"
+	Unmapped              // being unmapped
+)
+
+func (s State) String() string { return [...]string{"init", "open", "closed", "unmapped"}[s] }
+
+// Device is a mapped device.
+type Device struct {
+	client  *Client
+	log     *slog.Logger
+	index   uint32
+	name    string
+	path    string // on the server
+	mode    blk.AccessMode
+	loss    Loss
+	session *session
+	fe      *frontend // nil: used through NewIO
+	arena   *shm.Arena
+	region  *rtrs.Region
+	options map[string]string // of the front end
+
+	// Read by the pumps.
+	id     atomic.Uint32 // on the server
+	limits atomic.Pointer[blk.Limits]
+	gate   atomic.Uint32
+	shares []share // by pump
+
+	mu         sync.Mutex
+	state      State
+	needsRemap bool
+	patience   *time.Timer // of loss=queue; runs while closed
+	lastError  string
+}
+
+// share counts one pump's requests of a device. Only that pump writes.
+type share struct {
+	inflight atomic.Int64
+	rx, tx   atomic.Uint64 // 512-byte sectors read, written
+	_        [40]byte      // a cache line of its own
+}
+
+func (s *share) count(e *shm.SQE) {
+	switch e.Op {
+	case blk.Read:
+		s.rx.Add(uint64(e.Len) / blk.SectorSize)
+	case blk.Write:
+		s.tx.Add(uint64(e.Len) / blk.SectorSize)
+	}
+}
+
+// Name is the device's name on this host, as "rnbd0".
+func (d *Device) Name() string { return d.name }
+
+// Limits are what the device can do, by the server's word.
+func (d *Device) Limits() blk.Limits { return *d.limits.Load() }
+
+// State returns the device's state now.
+func (d *Device) State() State {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.state
+}
+
+// moves are the changes of state that happen.
+var moves = map[State][]State{
+	Init:   {Open, Unmapped},
+	Open:   {Closed, Unmapped},
+	Closed: {Open, Unmapped},
+}
+
+// setState refuses moves that make no sense. Caller holds mu.
+func (d *Device) setState(to State) {
+	for _, ok := range moves[d.state] {
+		if ok == to {
+			d.log.Info("device state", "from", d.state.String(), "to", to.String())
+			d.state = to
+			return
+		}
+	}
+	panic(fmt.Sprintf("device %s: no way from %s to %s", d.name, d.state, to))
+}
+
+func (d *Device) setGate(g gate) {
+	d.gate.Store(g)
+	d.client.wake()
+}
+
+func (d *Device) inflight() (n int64) {
+	for i := range d.shares {
+		n += d.shares[i].inflight.Load()
+	}
+	return n
+}
+
+// slotSize is the largest request, a whole number of pages.
+func (d *Device) slotSize() int {
+	return min(d.session.transport.MaxIOSize(), maxIOSize) &^ 4095
+}
+
+// maxIOSize is the kernel client's own bound: 128 pages.
+const maxIOSize = 128 * 4096
+
+// makeArena gets the memory of the device's slots. It is taken from the
+// system when used, not before.
+func (d *Device) makeArena(slots int) error {
+	size := d.slotSize()
+	if size == 0 {
+		return fmt.Errorf("the server's largest request of %d bytes is smaller than a page: %w", d.session.transport.MaxIOSize(), syscall.EINVAL)
+	}
+	a, err := shm.NewArena("rnbd-"+d.name, slots*size, shm.Plain)
+	if err != nil {
+		return err
+	}
+	r, err := d.session.transport.Register(a.Bytes())
+	if err != nil {
+		a.Close()
+		return err
+	}
+	d.arena, d.region = a, r
+	return nil
+}
+
+func (d *Device) freeArena() {
+	if d.region != nil {
+		d.region.Close()
+	}
+	if d.arena != nil {
+		d.arena.Close()
+	}
+}

@@ -1,0 +1,181 @@
+package client
+
+import (
+	"fmt"
+	"runtime"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+// IO is the library's own way to a device that was mapped with front end
+// "none": requests by slot, without another process.
+//
+//	io, err := dev.NewIO(0)
+//	copy(io.Buf(slot), data)
+//	io.Submit(client.Request{Op: blk.Write, Slot: slot, Off: off, Len: n})
+//	n := io.Wait(done)
+//
+// One goroutine owns an IO. Wait drives the pump on the caller's thread when it
+// sleeps, so that a request at low depth is handed to no other thread.
+type IO struct {
+	dev    *Device
+	pump   *pumpShare
+	source *source
+	ring   *shm.Ring
+	sub    *shm.Submitter
+	slot   int
+	first  int // slot of the arena that is our slot 0
+	slots  int
+	cqes   [64]shm.CQE
+	drive  func() // the work of Wait on the pump, made once
+	into   []Done
+	got    int
+}
+
+// Request is one request of an IO. Its payload is Buf(Slot)[:Len]; a slot has
+// one request at a time.
+type Request struct {
+	Op    blk.Op
+	Flags blk.Flags
+	Slot  int
+	Off   uint64 // bytes
+	Len   uint32 // bytes
+}
+
+// Done is the answer to the request in Slot.
+type Done struct {
+	Slot  int
+	Errno blk.Errno
+}
+
+// NewIO makes a way to the device that uses pump (modulo their number) and
+// the device's slots from first on, slots of them.
+func (d *Device) NewIO(pump, first, slots int) (*IO, error) {
+	if d.fe != nil {
+		return nil, fmt.Errorf("device %s belongs to front end %s: %w", d.name, d.fe.cfg.Name, syscall.EBUSY)
+	}
+	if have := d.arena.Size() / d.slotSize(); first < 0 || slots < 1 || first+slots > have {
+		return nil, fmt.Errorf("device %s: slots %d to %d of %d: %w", d.name, first, first+slots-1, have, syscall.EINVAL)
+	}
+	entries := 16
+	for entries < slots {
+		entries *= 2
+	}
+	ring, err := shm.NewHeapRing(entries)
+	if err != nil {
+		return nil, err
+	}
+	p := d.client.pumps[pump%len(d.client.pumps)]
+	io := &IO{dev: d, pump: p, ring: ring, sub: ring.Submitter(), slot: d.slotSize(), first: first, slots: slots}
+	io.source = newSource(p, nil, ring.Completer(), entries)
+	io.drive = io.driven
+	if err := p.add(io.source); err != nil {
+		ring.Close()
+		return nil, err
+	}
+	return io, nil
+}
+
+// Slots is the number of slots, SlotSize the bytes of each.
+func (io *IO) Slots() int    { return io.slots }
+func (io *IO) SlotSize() int { return io.slot }
+
+// Buf is the memory of a slot.
+func (io *IO) Buf(slot int) []byte {
+	off := (io.first + slot) * io.slot
+	return io.dev.arena.Bytes()[off : off+io.slot : off+io.slot]
+}
+
+// Submit queues r; Flush or Wait sends what is queued. False: the slot is out
+// of range or more than Slots are queued.
+func (io *IO) Submit(r Request) bool {
+	if r.Slot < 0 || r.Slot >= io.slots {
+		return false
+	}
+	e := shm.SQE{
+		Tag: uint64(r.Slot), Op: r.Op, Flags: r.Flags, Offset: r.Off, Len: r.Len,
+		Device: io.dev.index, Arena: io.dev.index, ArenaOff: uint64((io.first + r.Slot) * io.slot),
+	}
+	return io.sub.Push(&e)
+}
+
+// Flush shows what was submitted to the pump.
+func (io *IO) Flush() { io.sub.Publish() }
+
+// Reap takes answers without waiting.
+func (io *IO) Reap(done []Done) int {
+	n := io.sub.Pop(io.cqes[:min(len(done), len(io.cqes))])
+	for i, c := range io.cqes[:n] {
+		done[i] = Done{Slot: int(c.Tag), Errno: blk.Errno(c.Errno)}
+	}
+	return n
+}
+
+// Wait sends what was submitted and returns at least one answer, unless
+// nothing is in flight: then 0.
+func (io *IO) Wait(done []Done) int {
+	io.sub.Publish()
+	for io.sub.InFlight() > 0 {
+		if n := io.Reap(done); n > 0 {
+			return n
+		}
+		io.got, io.into = 0, done
+		if io.pump.pump.TryDrive(io.drive) && io.got > 0 {
+			return io.got
+		}
+		if n := io.spin(done); n > 0 {
+			return n
+		}
+		if io.sub.Arm() {
+			io.sleep()
+		}
+		io.sub.Disarm()
+	}
+	return 0
+}
+
+// patience is how long Wait looks before it sleeps.
+const patience = 100 * time.Microsecond
+
+// driven runs as the pump: its work until there is an answer.
+func (io *IO) driven() {
+	for start := time.Now(); ; {
+		io.pump.pump.Turn()
+		if io.got = io.Reap(io.into); io.got > 0 || time.Since(start) > 2*patience {
+			return
+		}
+		runtime.Gosched()
+	}
+}
+
+// spin looks for answers of a pump that is awake.
+func (io *IO) spin(done []Done) int {
+	for start := time.Now(); time.Since(start) < patience; {
+		if n := io.Reap(done); n > 0 {
+			return n
+		}
+		unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	}
+	return 0
+}
+
+// sleep blocks until the ring's doorbell rings, a bounded time.
+func (io *IO) sleep() {
+	fds := []unix.PollFd{{Fd: int32(io.sub.FD()), Events: unix.POLLIN}}
+	_, _ = unix.Poll(fds, 1000) // an interrupted sleep is a short one
+}
+
+// Close ends the IO. Requests in flight end first.
+func (io *IO) Close() {
+	for io.sub.InFlight() > 0 {
+		var done [64]Done
+		io.Wait(done[:])
+	}
+	io.pump.remove(io.source)
+	io.ring.Close()
+}

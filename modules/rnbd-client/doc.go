@@ -1,0 +1,21 @@
+// Package client maps devices of RNBD servers and serves them to front ends.
+//
+// A Client owns P pumps. Each front-end process has one ring per pump; a
+// request is taken from the ring, sent over RTRS and answered in the ring, all
+// on one pump and without a lock (queue.go, read top to bottom). Sessions,
+// mapping, reconnects and the life of front-end processes are control: they run
+// on ordinary goroutines and steer the pumps through each device's gate.
+//
+// The memory of a device is one arena of slots. The front end puts payload
+// into a slot, RTRS reads it from there; the server's answer to a read is
+// placed there by the fabric.
+//
+//	         OPEN ok                last path lost
+//	init ---------------> open ---------------------> closed
+//	                       ^  \                        |  |
+//	                       |   \ unmap           unmap |  |
+//	                       |    `-----> unmapped <-----'  |
+//	                       |                              |
+//	                       `------ session is back, ------'
+//	                               OPEN ok; or remap
+package client

@@ -1,0 +1,348 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+// frontend is one front-end plugin and the process that runs it now.
+type frontend struct {
+	client *Client
+	cfg    FrontendConfig
+	log    *slog.Logger
+	// sockets are the daemon's, so that users of a dead plugin wait in the
+	// backlog instead of being refused.
+	sockets []socket
+
+	mu         sync.Mutex
+	proc       *plugin.Process
+	generation uint32
+	sources    []*source // of proc, by pump
+	rings      []*shm.Ring
+	devices    map[uint32]*Device
+	stopping   bool
+	restarts   int
+	lastStart  time.Time
+	lastError  string
+	wg         sync.WaitGroup
+}
+
+const callTimeout = 10 * time.Second
+
+func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
+	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), devices: map[uint32]*Device{}}
+	c.frontends = append(c.frontends, f)
+	for _, l := range cfg.Listen {
+		s, err := listen(l)
+		if err != nil {
+			return fmt.Errorf("front end %s: %w", cfg.Name, err)
+		}
+		f.sockets = append(f.sockets, s)
+	}
+	return f.start(ctx)
+}
+
+func (c *Client) frontendByName(name string) (*frontend, error) {
+	for _, f := range c.frontends {
+		if f.cfg.Name == name || name == "" {
+			return f, nil
+		}
+	}
+	if name == "" {
+		return nil, fmt.Errorf("no front end is configured: %w", syscall.ENODEV)
+	}
+	return nil, fmt.Errorf("there is no front end %q: %w", name, syscall.EINVAL)
+}
+
+// start launches a process and gives it rings and sockets.
+func (f *frontend) start(ctx context.Context) error {
+	f.mu.Lock()
+	f.generation++
+	gen := f.generation
+	f.lastStart = time.Now()
+	f.mu.Unlock()
+	proc, err := plugin.Launch(ctx, plugin.Config{
+		Path: f.cfg.Path, Kind: plugin.KindFrontend, Name: f.cfg.Name, Pumps: len(f.client.pumps), SHA256: f.cfg.SHA256,
+		Configure: f.cfg.Configure, Logger: f.log,
+		OnExit: func(err error) { f.onExit(gen, err) },
+	})
+	if err != nil {
+		return err
+	}
+	if err := f.attach(ctx, proc); err != nil {
+		proc.Kill()
+		f.detach()
+		return err
+	}
+	f.mu.Lock()
+	f.proc = proc
+	f.mu.Unlock()
+	select {
+	case <-proc.Exited(): // before it was ours, so onExit did not count it
+		f.onExit(gen, proc.ExitError())
+	default:
+	}
+	f.log.Info("front end started", "path", f.cfg.Path, "pid", proc.PID(), "version", proc.Info().Version)
+	return nil
+}
+
+// attach joins the process with every pump and gives it the sockets.
+func (f *frontend) attach(ctx context.Context, proc *plugin.Process) error {
+	for _, p := range f.client.pumps {
+		ring, err := shm.NewRing(f.client.cfg.RingEntries)
+		if err != nil {
+			return err
+		}
+		f.rings = append(f.rings, ring)
+		if err := proc.AttachQueue(ctx, p.index, ring); err != nil {
+			return fmt.Errorf("front end %s: ring %d: %w", f.cfg.Name, p.index, err)
+		}
+		s := newSource(p, f, ring.Completer(), ring.Entries())
+		f.sources = append(f.sources, s)
+		if err := p.add(s); err != nil {
+			return err
+		}
+	}
+	for _, s := range f.sockets {
+		if err := proc.AddListener(ctx, s.name, s.file); err != nil {
+			return fmt.Errorf("front end %s: socket %s: %w", f.cfg.Name, s.name, err)
+		}
+	}
+	return nil
+}
+
+// detach ends the rings of a process that is gone. Its requests go on, with
+// nobody to answer; detach returns when the last has ended, so that the slots
+// are free for the next process. Requests that wait for a session end now.
+func (f *frontend) detach() {
+	for _, s := range f.sources {
+		s.pump.pump.Call(func() { s.orphaned = true })
+		for {
+			left := 0
+			s.pump.pump.Call(func() { s.Poll(); left = s.inflight })
+			if left == 0 {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		s.pump.remove(s)
+	}
+	for _, r := range f.rings {
+		r.Close()
+	}
+	f.sources, f.rings = nil, nil
+}
+
+func (f *frontend) process() (*plugin.Process, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.proc == nil {
+		return nil, fmt.Errorf("front end %s is being restarted: %w", f.cfg.Name, syscall.EBUSY)
+	}
+	return f.proc, nil
+}
+
+// onExit is told by the process's watcher that generation gen has ended.
+func (f *frontend) onExit(gen uint32, cause error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if gen != f.generation || f.proc == nil || f.stopping {
+		return
+	}
+	f.proc = nil
+	f.restarts++
+	f.log.Warn("front end died", "error", cause)
+	f.wg.Add(1)
+	go func() {
+		defer f.wg.Done()
+		f.restart()
+	}()
+}
+
+// restart brings up a new process with the same devices. No mapping changes;
+// one that keeps dying is started at most once a second.
+func (f *frontend) restart() {
+	f.detach()
+	for pause := time.Duration(0); ; pause = time.Second {
+		time.Sleep(pause)
+		f.mu.Lock()
+		stopping := f.stopping
+		f.mu.Unlock()
+		if stopping {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		err := f.start(ctx)
+		if err == nil {
+			f.addAll(ctx)
+		}
+		cancel()
+		if err == nil {
+			return
+		}
+		f.log.Error("front end does not start again", "error", err)
+	}
+}
+
+func (f *frontend) addAll(ctx context.Context) {
+	f.mu.Lock()
+	proc := f.proc
+	var devices []*Device
+	for _, d := range f.devices {
+		devices = append(devices, d)
+	}
+	gen := f.generation
+	f.mu.Unlock()
+	for _, d := range devices {
+		if proc == nil {
+			return // died again; the next generation adds them
+		}
+		if err := f.show(ctx, proc, d, gen); err != nil {
+			f.log.Error("device does not come back", "device", d.name, "error", err)
+		}
+	}
+}
+
+// add shows d to users.
+func (f *frontend) add(ctx context.Context, d *Device) error {
+	proc, err := f.process()
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	gen := f.generation
+	f.mu.Unlock()
+	if err := f.show(ctx, proc, d, gen); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.devices[d.index] = d
+	if f.generation != gen {
+		return fmt.Errorf("front end %s died meanwhile: %w", f.cfg.Name, syscall.EBUSY)
+	}
+	return nil
+}
+
+func (f *frontend) show(ctx context.Context, proc *plugin.Process, d *Device, gen uint32) error {
+	if err := proc.AttachArena(ctx, d.index, d.arena); err != nil {
+		return fmt.Errorf("front end %s: memory of %s: %w", f.cfg.Name, d.name, err)
+	}
+	slot := d.slotSize()
+	err := proc.AddDevice(ctx, plugin.DeviceSpec{
+		Index: d.index, Name: d.name, Limits: d.Limits(), ArenaID: d.index,
+		SlotSize: slot, Slots: d.arena.Size() / slot, Generation: gen, Config: d.options,
+	})
+	if err != nil {
+		return fmt.Errorf("front end %s: device %s: %w", f.cfg.Name, d.name, err)
+	}
+	return nil
+}
+
+// remove takes d away from users: EBUSY while it is in use and not forced.
+func (f *frontend) remove(ctx context.Context, d *Device, force bool) error {
+	proc, err := f.process()
+	if err != nil {
+		if force {
+			return nil // nobody uses it; the next process is not told of it
+		}
+		return err
+	}
+	if err := proc.RemoveDevice(ctx, d.index, force); err != nil && !force {
+		return err
+	}
+	return nil
+}
+
+// forget ends d's place in the front end, after its last request.
+func (f *frontend) forget(d *Device) {
+	f.mu.Lock()
+	delete(f.devices, d.index)
+	proc := f.proc
+	f.mu.Unlock()
+	if proc == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	if err := proc.DetachArena(ctx, d.index); err != nil {
+		f.log.Warn("releasing a device's memory failed", "device", d.name, "error", err)
+	}
+}
+
+// resize tells users about limits that may have changed.
+func (f *frontend) resize(d *Device) {
+	proc, err := f.process()
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	if err := proc.ResizeDevice(ctx, d.index, d.Limits()); err != nil {
+		f.log.Warn("telling the device's size failed", "device", d.name, "error", err)
+	}
+}
+
+// status asks the process about d.
+func (f *frontend) status(ctx context.Context, d *Device) plugin.DeviceStatus {
+	proc, err := f.process()
+	if err != nil {
+		return plugin.DeviceStatus{}
+	}
+	st, err := proc.DeviceStatus(ctx, d.index)
+	if err != nil {
+		f.log.Warn("asking for a device's users failed", "device", d.name, "error", err)
+	}
+	return st
+}
+
+// corrupt is told by a pump that the plugin broke its ring: it is as good as
+// dead.
+func (f *frontend) corrupt(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.proc != nil {
+		f.log.Error("front end broke its ring, it is killed", "error", err)
+		go f.proc.Kill()
+	}
+}
+
+func (f *frontend) stop(ctx context.Context) error {
+	f.mu.Lock()
+	f.stopping = true
+	proc := f.proc
+	f.proc = nil
+	f.mu.Unlock()
+	f.wg.Wait()
+	var err error
+	if proc != nil {
+		err = proc.Stop(ctx)
+	}
+	f.detach()
+	for _, s := range f.sockets {
+		s.close()
+	}
+	return err
+}
+
+// socket is a listening socket that the daemon keeps.
+type socket struct {
+	name string // as configured
+	path string // of a unix socket
+	file *os.File
+}
+
+func (s socket) close() {
+	s.file.Close()
+	if s.path != "" {
+		os.Remove(s.path)
+	}
+}

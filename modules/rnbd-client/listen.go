@@ -1,0 +1,55 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// listen opens "unix:PATH" (mode 0600) or "tcp:ADDRESS:PORT".
+func listen(spec string) (socket, error) {
+	network, addr, ok := strings.Cut(spec, ":")
+	if !ok || addr == "" || network != "unix" && network != "tcp" {
+		return socket{}, fmt.Errorf("listen on %q: write unix:PATH or tcp:ADDRESS:PORT: %w", spec, syscall.EINVAL)
+	}
+	if network == "tcp" {
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			return socket{}, fmt.Errorf("listen on %q: %w", spec, err)
+		}
+		defer l.Close()
+		f, err := l.(*net.TCPListener).File()
+		return socket{name: "tcp:" + l.Addr().String(), file: f}, err
+	}
+	return listenUnix(addr)
+}
+
+func listenUnix(path string) (socket, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return socket{}, fmt.Errorf("listen on unix:%s: %w", path, err)
+	}
+	if c, err := net.Dial("unix", path); err == nil {
+		c.Close()
+		return socket{}, fmt.Errorf("listen on unix:%s: somebody serves there: %w", path, syscall.EADDRINUSE)
+	}
+	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return socket{}, fmt.Errorf("listen on unix:%s: %w", path, err)
+		}
+	}
+	old := syscall.Umask(0o177)
+	l, err := net.Listen("unix", path)
+	syscall.Umask(old)
+	if err != nil {
+		return socket{}, fmt.Errorf("listen on unix:%s: %w", path, err)
+	}
+	defer l.Close()
+	u := l.(*net.UnixListener)
+	u.SetUnlinkOnClose(false)
+	f, err := u.File()
+	return socket{name: "unix:" + path, path: path, file: f}, err
+}

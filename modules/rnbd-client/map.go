@@ -1,0 +1,273 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// MapRequest asks for a device.
+type MapRequest struct {
+	Path     string   // on the server
+	Session  string   // name of the session; empty: made from host and address
+	Paths    []string // to the server; may be empty for a session that is there
+	Mode     blk.AccessMode
+	Frontend string // name of a front end; empty: the first; "none": only NewIO
+	Loss     Loss
+	Name     string // empty: rnbdN
+	Slots    int    // requests in flight; 0: Config.Slots
+	Options  map[string]string
+}
+
+// Map opens the device on the server and gives it to the front end. The
+// errors are those of the kernel's map_device: EEXIST, ENXIO, and what the
+// server answers.
+func (c *Client) Map(ctx context.Context, r MapRequest) (*Device, error) {
+	c.mapMu.Lock()
+	defer c.mapMu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.MapTimeout)
+	defer cancel()
+	d, err := c.prepare(r)
+	if err != nil {
+		return nil, fmt.Errorf("map %q: %w", r.Path, err)
+	}
+	fresh, err := c.join(ctx, d, r)
+	if err != nil {
+		return nil, fmt.Errorf("map %q: %w", r.Path, err)
+	}
+	if err := c.mapOn(ctx, d, r); err != nil {
+		c.leave(context.WithoutCancel(ctx), d)
+		if fresh {
+			d.log.Info("session closed again", "session", d.session.name)
+		}
+		return nil, fmt.Errorf("map %q: %w", r.Path, err)
+	}
+	d.log.Info("device mapped", "path", d.path, "session", d.session.name, "size", d.Limits().Size, "mode", d.mode.String())
+	return d, nil
+}
+
+// prepare checks what can be checked without the server.
+func (c *Client) prepare(r MapRequest) (*Device, error) {
+	d := &Device{client: c, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, shares: make([]share, len(c.pumps))}
+	if r.Path == "" || len(r.Path) > 254 {
+		return nil, fmt.Errorf("a device path has 1 to 254 characters: %w", syscall.EINVAL)
+	}
+	index := -1
+	for i := range c.devices {
+		other := c.devices[i].Load()
+		if other == nil && index < 0 {
+			index = i
+		}
+		if other != nil && other.name == r.Name {
+			return nil, fmt.Errorf("the name %q is taken: %w", r.Name, syscall.EEXIST)
+		}
+	}
+	if index < 0 {
+		return nil, fmt.Errorf("%d devices are mapped already: %w", MaxDevices, syscall.ENOSPC)
+	}
+	d.index, d.name = uint32(index), r.Name
+	if d.name == "" {
+		d.name = "rnbd" + strconv.Itoa(index)
+	}
+	if strings.ContainsAny(d.name, "/\x00") {
+		return nil, fmt.Errorf("device name %q has a slash: %w", d.name, syscall.EINVAL)
+	}
+	d.log = c.log.With("device", d.name)
+	var err error
+	if r.Frontend != "none" {
+		d.fe, err = c.frontendByName(r.Frontend)
+	}
+	return d, err
+}
+
+// join finds or opens the session of r and enters d. fresh: it was opened.
+func (c *Client) join(ctx context.Context, d *Device, r MapRequest) (fresh bool, err error) {
+	name := r.Session
+	if name == "" {
+		if name, err = c.sessionName(r.Paths); err != nil {
+			return false, err
+		}
+	}
+	c.mu.Lock()
+	s := c.sessions[name]
+	c.mu.Unlock()
+	switch {
+	case s == nil && len(r.Paths) == 0:
+		return false, fmt.Errorf("there is no session %q, and no path to open it: %w", name, syscall.ENXIO)
+	case s == nil:
+		if s, err = c.openSession(ctx, name, r.Paths); err != nil {
+			return false, err
+		}
+		fresh = true
+	default:
+		for _, other := range s.list() {
+			if other.path == d.path {
+				return false, fmt.Errorf("it is mapped as %s in session %q: %w", other.name, name, syscall.EEXIST)
+			}
+		}
+	}
+	d.session = s
+	c.mu.Lock()
+	c.sessions[name] = s
+	s.devices = append(s.devices, d)
+	c.mu.Unlock()
+	return fresh, nil
+}
+
+// sessionName makes a name that the server accepts (no "/" and no ".") from
+// this host and the first path.
+func (c *Client) sessionName(paths []string) (string, error) {
+	if len(paths) == 0 {
+		return "", fmt.Errorf("neither a session nor a path is named: %w", syscall.EINVAL)
+	}
+	p, err := parsePath(paths[0])
+	if err != nil {
+		return "", err
+	}
+	clean := strings.NewReplacer("/", "-", ".", "-")
+	return clean.Replace(c.cfg.Hostname + "@" + p.dst.String()), nil
+}
+
+// leave takes d out of its session and closes the session with the last.
+func (c *Client) leave(ctx context.Context, d *Device) {
+	c.mu.Lock()
+	s := d.session
+	for i, other := range s.devices {
+		if other == d {
+			s.devices = append(s.devices[:i], s.devices[i+1:]...)
+			break
+		}
+	}
+	last := len(s.devices) == 0
+	if last {
+		delete(c.sessions, s.name)
+	}
+	c.mu.Unlock()
+	if last {
+		if err := s.close(ctx); err != nil {
+			s.log.Warn("closing the session failed", "error", err)
+		}
+	}
+}
+
+// mapOn opens d on its session and shows it to the front end.
+func (c *Client) mapOn(ctx context.Context, d *Device, r MapRequest) (err error) {
+	if !d.session.transport.Connected() {
+		return fmt.Errorf("session %q has no path to the server: %w", d.session.name, syscall.ECONNABORTED)
+	}
+	if err := d.open(ctx); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			c.devices[d.index].Store(nil)
+			d.sendClose(context.WithoutCancel(ctx), d.id.Load())
+			d.freeArena()
+		}
+	}()
+	slots := r.Slots
+	if slots == 0 {
+		slots = c.cfg.Slots
+	}
+	if err := d.makeArena(slots); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	d.setState(Open)
+	d.mu.Unlock()
+	d.gate.Store(gateOpen)
+	c.devices[d.index].Store(d)
+	if d.fe != nil {
+		return d.fe.add(ctx, d)
+	}
+	return nil
+}
+
+// Device finds a mapped device by its name, or by its path on the server if
+// only one has it.
+func (c *Client) Device(name string) (*Device, error) {
+	var found []*Device
+	for _, d := range c.Devices() {
+		if d.name == name {
+			return d, nil
+		}
+		if d.path == name {
+			found = append(found, d)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return nil, fmt.Errorf("there is no device %q: %w", name, syscall.ENOENT)
+	}
+	return nil, fmt.Errorf("%d devices have the path %q, name one of them: %w", len(found), name, syscall.EINVAL)
+}
+
+// Unmap takes a device away: EBUSY while a user has it open, unless forced.
+func (c *Client) Unmap(ctx context.Context, name string, force bool) error {
+	c.mapMu.Lock()
+	defer c.mapMu.Unlock()
+	d, err := c.Device(name)
+	if err != nil {
+		return fmt.Errorf("unmap %q: %w", name, err)
+	}
+	if d.fe != nil {
+		if err := d.fe.remove(ctx, d, force); err != nil {
+			return fmt.Errorf("unmap %s: %w", d.name, err)
+		}
+	}
+	d.mu.Lock()
+	wasOpen := d.state == Open
+	d.stopPatience()
+	d.setState(Unmapped)
+	d.mu.Unlock()
+	d.setGate(gateFail)
+	return c.unmap(ctx, d, wasOpen)
+}
+
+// forcedClose bounds what a forced unmap waits for a server that is silent.
+const forcedClose = 3 * time.Second
+
+func (c *Client) unmap(ctx context.Context, d *Device, wasOpen bool) error {
+	ctx = context.WithoutCancel(ctx)
+	err := d.drain(ctx, forcedClose)
+	if wasOpen && d.session.transport.Connected() {
+		close, cancel := context.WithTimeout(ctx, forcedClose)
+		d.sendClose(close, d.id.Load())
+		cancel()
+	}
+	c.devices[d.index].Store(nil)
+	c.leave(ctx, d) // a session that ends here ends its requests
+	if err != nil {
+		err = d.drain(ctx, forcedClose)
+	}
+	if d.fe != nil {
+		d.fe.forget(d)
+	}
+	if err != nil { // its memory may still be written to: it is not given back
+		return fmt.Errorf("unmap %s: %w", d.name, err)
+	}
+	d.freeArena()
+	d.log.Info("device unmapped")
+	return nil
+}
+
+// drain waits until no request of d is in flight, at most for limit.
+func (d *Device) drain(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for d.inflight() > 0 {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d requests have not ended: %w", d.inflight(), syscall.ETIMEDOUT)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	return nil
+}

@@ -1,0 +1,101 @@
+package client
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// DefaultPort is RNBD's (docs/protocol/rnbd.md).
+const DefaultPort = 1234
+
+// pathSpec is a path as users write it: [src@]dst[:port][%fabric]. IPv6
+// addresses that carry a port stand in brackets. The kernel's "ip:" before an
+// address is accepted, and "," for "@".
+type pathSpec struct {
+	src    netip.Addr // zero: the system chooses
+	dst    netip.AddrPort
+	fabric string // empty: the default
+}
+
+func parsePath(s string) (pathSpec, error) {
+	fail := func(why string) (pathSpec, error) {
+		return pathSpec{}, fmt.Errorf("path %q: %s; write [SRC@]DST[:PORT][%%FABRIC]: %w", s, why, syscall.EINVAL)
+	}
+	var p pathSpec
+	rest, fabric, hasFabric := strings.Cut(s, "%")
+	if p.fabric = fabric; hasFabric && fabric == "" {
+		return fail("no fabric after %")
+	}
+	dst := rest
+	if i := strings.IndexAny(rest, "@,"); i >= 0 {
+		src, err := netip.ParseAddr(strings.Trim(strings.TrimPrefix(rest[:i], "ip:"), "[]"))
+		if err != nil {
+			return fail("the source is no IP address")
+		}
+		p.src, dst = src.Unmap(), rest[i+1:]
+	}
+	var ok bool
+	if p.dst, ok = parseDst(strings.TrimPrefix(dst, "ip:")); !ok {
+		return fail("the destination is no IP address with an optional port")
+	}
+	if p.src.IsValid() && p.src.Is4() != p.dst.Addr().Is4() {
+		return fail("source and destination are of different families")
+	}
+	return p, nil
+}
+
+func parseDst(s string) (netip.AddrPort, bool) {
+	if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
+		return netip.AddrPortFrom(a.Unmap(), DefaultPort), true
+	}
+	host, port, ok := cutLast(s, ":")
+	if !ok {
+		return netip.AddrPort{}, false
+	}
+	a, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	n, perr := strconv.ParseUint(port, 10, 16)
+	if err != nil || perr != nil || n == 0 {
+		return netip.AddrPort{}, false
+	}
+	return netip.AddrPortFrom(a.Unmap(), uint16(n)), true
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
+	}
+	return s, "", false
+}
+
+// address finds the fabric's device for p.
+func (c *Client) address(p pathSpec) (rtrs.PathAddr, error) {
+	name := p.fabric
+	if name == "" {
+		name = c.cfg.DefaultFabric
+	}
+	dev, ok := c.cfg.Fabrics[name]
+	if !ok {
+		return rtrs.PathAddr{}, fmt.Errorf("fabric %q is not in this build: %w", name, syscall.EINVAL)
+	}
+	return rtrs.PathAddr{Device: dev, Src: p.src, Dst: p.dst}, nil
+}
+
+func (c *Client) addresses(specs []string) (out []rtrs.PathAddr, err error) {
+	for _, s := range specs {
+		p, err := parsePath(s)
+		if err != nil {
+			return nil, err
+		}
+		a, err := c.address(p)
+		if err != nil {
+			return nil, fmt.Errorf("path %q: %w", s, err)
+		}
+		out = append(out, a)
+	}
+	return out, nil
+}

@@ -1,0 +1,57 @@
+package client
+
+import (
+	"errors"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestParsePath(t *testing.T) {
+	for _, c := range []struct {
+		in       string
+		src, dst string
+		fabric   string
+	}{
+		{"10.0.0.1", "", "10.0.0.1:1234", ""},
+		{"10.0.0.1:99", "", "10.0.0.1:99", ""},
+		{"10.0.0.2@10.0.0.1", "10.0.0.2", "10.0.0.1:1234", ""},
+		{"ip:10.0.0.2,ip:10.0.0.1", "10.0.0.2", "10.0.0.1:1234", ""},
+		{"10.0.0.2@10.0.0.1:7%rocev2", "10.0.0.2", "10.0.0.1:7", "rocev2"},
+		{"fe80::1", "", "[fe80::1]:1234", ""},
+		{"[fe80::1]:9%iwarp", "", "[fe80::1]:9", "iwarp"},
+		{"::2@[::1]:9", "::2", "[::1]:9", ""},
+	} {
+		p, err := parsePath(c.in)
+		if err != nil {
+			t.Errorf("%s: %v", c.in, err)
+			continue
+		}
+		var src netip.Addr
+		if c.src != "" {
+			src = netip.MustParseAddr(c.src)
+		}
+		if want := (pathSpec{src, netip.MustParseAddrPort(c.dst), c.fabric}); p != want {
+			t.Errorf("%s: got %+v, want %+v", c.in, p, want)
+		}
+	}
+	for _, in := range []string{"", "host", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1%", "@10.0.0.1", "::1@10.0.0.1", "10.0.0.1:x", "1.2.3.4@", "10.0.0.1@10.0.0.2@10.0.0.3"} {
+		if p, err := parsePath(in); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("%q: got %+v, %v; want EINVAL", in, p, err)
+		}
+	}
+}
+
+func TestParseLoss(t *testing.T) {
+	for in, want := range map[string]Loss{"": {}, "fail": {}, "queue:30s": {Queue: 30 * time.Second}, "queue:1m": {Queue: time.Minute}} {
+		if got, err := ParseLoss(in); err != nil || got != want {
+			t.Errorf("%q: %v, %v", in, got, err)
+		}
+	}
+	for _, in := range []string{"queue", "queue:", "queue:-1s", "queue:0s", "wait"} {
+		if _, err := ParseLoss(in); err == nil {
+			t.Errorf("%q was accepted", in)
+		}
+	}
+}

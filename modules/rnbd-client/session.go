@@ -1,0 +1,179 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// session is one RTRS session and the devices mapped through it.
+type session struct {
+	client    *Client
+	name      string
+	log       *slog.Logger
+	transport *rtrs.Session
+	queues    []*rtrs.Queue // by pump
+
+	version uint8
+
+	devices []*Device // guarded by Client.mu
+
+	// News from RTRS, handled one by one by run.
+	mu     sync.Mutex
+	news   []rtrs.EventKind
+	signal chan struct{}
+	done   chan struct{}
+}
+
+// openSession connects all paths and says hello. All or nothing.
+func (c *Client) openSession(ctx context.Context, name string, paths []string) (*session, error) {
+	addrs, err := c.addresses(paths)
+	if err != nil {
+		return nil, err
+	}
+	s := &session{client: c, name: name, log: c.log.With("session", name), signal: make(chan struct{}, 1), done: make(chan struct{})}
+	var cfg rtrs.ClientConfig
+	for _, p := range c.pumps {
+		cfg.Pollers = append(cfg.Pollers, p.poller)
+	}
+	cfg.Queues = max(c.cfg.Queues, len(c.pumps))
+	cfg.Timing = c.cfg.Timing
+	cfg.Policy = c.cfg.Policy
+	cfg.Logger = c.log
+	cfg.OnDone = func(queue int, tag uint64, errno int) { c.pumps[queue%len(c.pumps)].onDone(tag, errno) }
+	cfg.OnPermit = func(int) {} // its sources try again whenever they are polled
+	cfg.OnEvent = s.onEvent
+	if s.transport, err = rtrs.Open(ctx, name, addrs, cfg); err != nil {
+		return nil, err
+	}
+	for i := range c.pumps {
+		s.queues = append(s.queues, s.transport.Queue(i))
+	}
+	if err := s.hello(ctx); err != nil {
+		s.transport.Close(ctx)
+		return nil, err
+	}
+	go s.run()
+	return s, nil
+}
+
+// hello is SESS_INFO.
+func (s *session) hello(ctx context.Context) error {
+	msg := make(rnbdwire.SessInfo, rnbdwire.SessInfoSize)
+	rnbdwire.SessInfoFields{Version: rnbdwire.Version}.Put(msg)
+	rsp := make(rnbdwire.SessInfoRsp, rnbdwire.SessInfoRspSize)
+	if err := s.transport.AdminRead(ctx, msg, rsp); err != nil {
+		return fmt.Errorf("session %q: session info: %w", s.name, err)
+	}
+	if !rsp.IsValid() {
+		return fmt.Errorf("session %q: the server's session info is malformed: %w", s.name, syscall.EPROTO)
+	}
+	s.version = min(rsp.Version(), rnbdwire.Version)
+	return nil
+}
+
+func (s *session) onEvent(e rtrs.Event) {
+	if e.Kind == rtrs.PathChanged {
+		return
+	}
+	s.mu.Lock()
+	s.news = append(s.news, e.Kind)
+	s.mu.Unlock()
+	select {
+	case s.signal <- struct{}{}:
+	default:
+	}
+	if e.Kind == rtrs.SessionDown {
+		s.onDown() // at once: nothing in here waits
+	}
+}
+
+// run handles the news of the session until it is closed.
+func (s *session) run() {
+	for {
+		select {
+		case <-s.done:
+			return
+		case <-s.signal:
+		}
+		for s.latest() == rtrs.SessionUp {
+			if s.onUp() == nil {
+				break
+			}
+			select {
+			case <-s.done:
+				return
+			case <-s.signal:
+			case <-time.After(reopenDelay):
+				s.again()
+			}
+		}
+	}
+}
+
+// reopenDelay is the pause before OPEN is tried again after a failure that
+// may pass, as a server that has not found the device yet.
+const reopenDelay = 500 * time.Millisecond
+
+// latest returns the last of the news and forgets them; 0: none.
+func (s *session) latest() (k rtrs.EventKind) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.news); n > 0 {
+		k = s.news[n-1]
+	}
+	s.news = nil
+	return k
+}
+
+func (s *session) again() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.news) == 0 && s.transport.Connected() {
+		s.news = append(s.news, rtrs.SessionUp)
+	}
+}
+
+// onDown closes the devices.
+func (s *session) onDown() {
+	for _, d := range s.list() {
+		d.onLost()
+	}
+	s.log.Warn("session lost its last path")
+}
+
+// onUp opens the devices again. An error means: try again.
+func (s *session) onUp() error {
+	ctx, cancel := context.WithTimeout(context.Background(), s.client.cfg.MapTimeout)
+	defer cancel()
+	if err := s.hello(ctx); err != nil {
+		s.log.Warn("session is back, but does not answer", "error", err)
+		return err
+	}
+	var errs []error
+	for _, d := range s.list() {
+		if d.wantsReopen() {
+			errs = append(errs, d.reopen(ctx))
+		}
+	}
+	s.log.Info("session is back", "devices", len(errs))
+	return errors.Join(errs...)
+}
+
+func (s *session) list() []*Device {
+	s.client.mu.Lock()
+	defer s.client.mu.Unlock()
+	return append([]*Device(nil), s.devices...)
+}
+
+func (s *session) close(ctx context.Context) error {
+	close(s.done)
+	return s.transport.Close(ctx)
+}

@@ -1,0 +1,42 @@
+package server
+
+import (
+	"fmt"
+	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// writers counts, per node, the mappings that may write. Read-only mappings
+// are not counted (docs/protocol/rnbd.md, "Access modes").
+type writers map[nodeID]int
+
+// take admits a mapping in mode m, or says why not.
+func (w writers) take(id nodeID, m blk.AccessMode) error {
+	limit := 0
+	switch m {
+	case blk.ReadOnly:
+		return nil
+	case blk.ReadWrite:
+		limit = 1
+	case blk.Migration:
+		limit = 2
+	default:
+		return fmt.Errorf("access mode %d is unknown: %w", m, syscall.EINVAL)
+	}
+	if w[id] >= limit {
+		return fmt.Errorf("%d mapping(s) may write already, %s is refused: %w", w[id], m, syscall.EPERM)
+	}
+	w[id]++
+	return nil
+}
+
+// give ends a mapping that take admitted.
+func (w writers) give(id nodeID, m blk.AccessMode) {
+	if m == blk.ReadOnly {
+		return
+	}
+	if w[id]--; w[id] == 0 {
+		delete(w, id)
+	}
+}

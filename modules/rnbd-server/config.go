@@ -1,0 +1,115 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// Config says what a Server does. DefaultConfig gives the defaults; New
+// refuses what cannot work.
+type Config struct {
+	// SearchPath is the folder below which clients' names are looked up;
+	// %SESSNAME% stands for the session's name. Empty: names start at /, and
+	// only block devices are served.
+	SearchPath string
+	// Listen are the fabrics and addresses to serve on.
+	Listen []Listen
+	// Plugins are the storage plugins. The first whose rule or kind of node
+	// matches serves a device.
+	Plugins []PluginConfig
+	// Rules choose a plugin by name of the device, before its kind is looked
+	// at; first match wins.
+	Rules []Rule
+
+	Pumps            int           // threads of the data path
+	Spin             time.Duration // how long an idle pump looks before it sleeps; < 0: not at all
+	QueueDepth       int           // requests in flight per session
+	ChunkSize        int           // bytes per request, 4096 of them for headers
+	RingEntries      int           // requests in flight per pump and plugin
+	AlwaysInvalidate bool          // change a chunk's key after each request
+	Timing           rtrs.Timing
+
+	// CrashLimit crashes of one plugin within CrashWindow are too many: it is
+	// not started again.
+	CrashLimit  int
+	CrashWindow time.Duration
+	// FenceTimeout is how long a device may wait for a dead plugin's I/O
+	// before it counts as stuck; it goes on waiting, alone.
+	FenceTimeout time.Duration
+
+	Logger *slog.Logger
+}
+
+// Listen is one end point.
+type Listen struct {
+	Device verbs.Device
+	Addr   netip.AddrPort
+}
+
+// PluginConfig names an io plugin.
+type PluginConfig struct {
+	Name      string // as rules and listings call it
+	Path      string // of the executable
+	SHA256    []byte // nil: not checked
+	Configure map[string]string
+}
+
+// Rule sends devices whose name matches Glob to Plugin.
+type Rule struct {
+	Glob   string // as path.Match
+	Plugin string
+}
+
+// DefaultConfig returns the defaults of the kernel's server where it has any.
+func DefaultConfig() Config {
+	return Config{
+		Pumps:            2,
+		QueueDepth:       512,
+		ChunkSize:        131072,
+		RingEntries:      1024,
+		AlwaysInvalidate: true,
+		Timing:           rtrs.DefaultTiming(),
+		CrashLimit:       3,
+		CrashWindow:      time.Minute,
+		FenceTimeout:     5 * time.Second,
+		Logger:           slog.New(slog.DiscardHandler),
+	}
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.Pumps < 1 || c.Pumps > 64:
+		return fmt.Errorf("pumps: %d is not between 1 and 64", c.Pumps)
+	case len(c.Plugins) == 0:
+		return errors.New("no io plugin is configured")
+	case c.RingEntries < 16 || c.RingEntries&(c.RingEntries-1) != 0:
+		return fmt.Errorf("ring entries: %d is not a power of two from 16 up", c.RingEntries)
+	case c.Logger == nil:
+		return errors.New("no logger")
+	}
+	for _, r := range c.Rules {
+		if _, err := path.Match(r.Glob, ""); err != nil {
+			return fmt.Errorf("io mode rule %q: %w", r.Glob, err)
+		}
+		if !c.hasPlugin(r.Plugin) {
+			return fmt.Errorf("io mode rule %q: there is no plugin %q", r.Glob, r.Plugin)
+		}
+	}
+	return nil
+}
+
+func (c *Config) hasPlugin(name string) bool {
+	for _, p := range c.Plugins {
+		if p.Name == name {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,152 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sort"
+	"strings"
+	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+)
+
+// Control returns the daemon's control API. version is what `rnbd version`
+// prints.
+func (s *Server) Control(version string) controlpb.ServerDaemonServer {
+	return &controlAPI{s: s, version: version}
+}
+
+type controlAPI struct {
+	controlpb.UnimplementedServerDaemonServer
+	s       *Server
+	version string
+}
+
+func (c *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.DaemonInfo, error) {
+	info := &controlpb.DaemonInfo{
+		Version: c.version, Kind: "server", Pid: int32(os.Getpid()),
+		Listen: c.s.bound, Pumps: int32(len(c.s.pumps)),
+	}
+	for _, p := range c.s.plugins {
+		info.Plugins = append(info.Plugins, p.describe())
+	}
+	return info, nil
+}
+
+func (p *ioPlugin) describe() *controlpb.Plugin {
+	d := &controlpb.Plugin{Name: p.cfg.Name, Kind: "io", Path: p.cfg.Path, State: p.state(), Version: p.info.Version}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	d.Restarts = int32(p.restarts)
+	if p.proc != nil {
+		d.Pid = int32(p.proc.PID())
+	}
+	return d
+}
+
+func (c *controlAPI) ListDevices(context.Context, *controlpb.ListRequest) (*controlpb.ServerDeviceList, error) {
+	byDevice := map[*device]*controlpb.ServerDevice{}
+	for i := range c.s.sessions {
+		sess := c.s.sessions[i].Load()
+		if sess == nil {
+			continue
+		}
+		for _, m := range sess.mappings() {
+			d := byDevice[m.dev]
+			if d == nil {
+				d = m.dev.describe()
+				byDevice[m.dev] = d
+			}
+			d.Users = append(d.Users, m.describe())
+		}
+	}
+	list := &controlpb.ServerDeviceList{}
+	for _, d := range byDevice {
+		list.Devices = append(list.Devices, d)
+	}
+	sort.Slice(list.Devices, func(i, j int) bool { return list.Devices[i].Path < list.Devices[j].Path })
+	return list, nil
+}
+
+func (d *device) describe() *controlpb.ServerDevice {
+	l := d.limits.Load()
+	return &controlpb.ServerDevice{
+		Name: d.name, Path: d.path, IoMode: d.plugin.cfg.Name, State: d.state(),
+		Limits: &controlpb.Limits{
+			Size: l.Size, LogicalBlockSize: l.LogicalBlockSize, PhysicalBlockSize: l.PhysicalBlockSize,
+			MaxIoSize: l.MaxIOSize, MaxDiscard: l.MaxDiscard, DiscardGranularity: l.DiscardGranularity,
+			MaxWriteZeroes: l.MaxWriteZeroes, WriteCache: l.WriteCache, Fua: l.FUA,
+			Rotational: l.Rotational, ReadOnly: l.ReadOnly, SecureErase: l.SecureErase,
+		},
+	}
+}
+
+func (m *mapping) describe() *controlpb.ServerDeviceUse {
+	u := &controlpb.ServerDeviceUse{Session: m.session.name, DeviceId: m.id, AccessMode: m.mode.String()}
+	for i := range m.use {
+		u.RxSectors += m.use[i].rx.Load()
+		u.TxSectors += m.use[i].tx.Load()
+	}
+	return u
+}
+
+func (c *controlAPI) ListSessions(context.Context, *controlpb.ListRequest) (*controlpb.SessionList, error) {
+	list := &controlpb.SessionList{}
+	for i := range c.s.sessions {
+		if sess := c.s.sessions[i].Load(); sess != nil {
+			list.Sessions = append(list.Sessions, sess.describe())
+		}
+	}
+	return list, nil
+}
+
+func (s *session) describe() *controlpb.Session {
+	out := &controlpb.Session{
+		Name: s.name, State: "connected", QueueDepth: uint32(len(s.reqs)), Devices: uint32(len(s.mappings())),
+	}
+	for _, p := range s.transport.Paths() {
+		out.Paths = append(out.Paths, &controlpb.Path{
+			Session: s.name, Id: uint32(p.ID), State: p.State.String(), Fabric: p.Fabric, Device: p.Device,
+			Src: p.Client.String(), Dst: p.Server.String(), Connections: uint32(p.Conns),
+			RxBytes: p.Stats.WriteBytes, TxBytes: p.Stats.ReadBytes, Inflight: uint64(max(p.Stats.Inflight, 0)),
+			LatencyNs: uint64(p.Stats.Latency),
+		})
+	}
+	return out
+}
+
+func (s *Server) sessionByName(name string) (*session, error) {
+	for i := range s.sessions {
+		if sess := s.sessions[i].Load(); sess != nil && sess.name == name {
+			return sess, nil
+		}
+	}
+	return nil, fmt.Errorf("there is no session %q: %w", name, syscall.ENOENT)
+}
+
+// CloseDevice closes a device by force: its I/O ends with ENOTCONN from now
+// on, and its id stays reserved.
+func (c *controlAPI) CloseDevice(_ context.Context, r *controlpb.CloseDeviceRequest) (*controlpb.Empty, error) {
+	sess, err := c.s.sessionByName(r.Session)
+	if err != nil {
+		return nil, err
+	}
+	m := sess.lookup(r.DeviceId)
+	if m == nil {
+		return nil, fmt.Errorf("session %q has no device %d: %w", r.Session, r.DeviceId, syscall.ENOENT)
+	}
+	c.s.closeMapping(m, true)
+	return &controlpb.Empty{}, nil
+}
+
+func (c *controlAPI) DisconnectSession(ctx context.Context, r *controlpb.SessionRequest) (*controlpb.Empty, error) {
+	sess, err := c.s.sessionByName(r.Session)
+	if err != nil {
+		return nil, err
+	}
+	return &controlpb.Empty{}, sess.transport.Close(ctx)
+}
+
+// cutFabric splits "fabric://rest".
+func cutFabric(s string) (fabric, rest string, ok bool) { return strings.Cut(s, "://") }

@@ -1,0 +1,235 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+)
+
+// deviceKey tells when two openings share a device: the same node, opened the
+// same way. A read-only opening is one of its own, since the node may not be
+// writable by us.
+type deviceKey struct {
+	id       nodeID
+	readOnly bool
+}
+
+// device is a node as one io plugin has it open, for all the mappings that use
+// it.
+type device struct {
+	key    deviceKey
+	index  uint32 // in the plugin's process
+	name   string // as first asked for
+	path   string
+	file   *os.File // O_PATH; nil for opaque names. Kept for the next process.
+	plugin *ioPlugin
+	limits atomic.Pointer[blk.Limits]
+
+	// ready: the plugin has it open and no older I/O is on its way. failed:
+	// what it held is lost, or its plugin is. Written by control, read by
+	// pumps.
+	ready, failed atomic.Bool
+	stuck         atomic.Bool // its fence has been awaited for too long
+	users         int         // guarded by Server.mu
+}
+
+// check is the gate of the data path.
+func (d *device) check(op blk.Op, off, n uint64) blk.Errno {
+	return d.limits.Load().Check(op, off, n)
+}
+
+func (d *device) state() string {
+	switch {
+	case d.failed.Load():
+		if d.plugin.failed() {
+			return "failed: plugin " + d.plugin.cfg.Name + " crashes too often"
+		}
+		return "failed: plugin state lost"
+	case d.stuck.Load():
+		return "stuck: waits for the I/O of a dead plugin"
+	case !d.ready.Load():
+		return "recovering"
+	}
+	return "open"
+}
+
+// choosePlugin finds who serves name: the first rule that matches, else the
+// first plugin that takes this kind of node.
+func (s *Server) choosePlugin(name string) *ioPlugin {
+	clean := path.Clean("/" + name)[1:]
+	for _, r := range s.cfg.Rules {
+		if ok, _ := path.Match(r.Glob, clean); ok {
+			return s.pluginByName(r.Plugin)
+		}
+	}
+	return nil
+}
+
+// pluginForNode is the choice when no rule matched.
+func (s *Server) pluginForNode(n *node) *ioPlugin {
+	want := plugin.RegularFiles
+	if n.block {
+		want = plugin.BlockDevices
+	}
+	for _, p := range s.plugins {
+		if p.info.Names == plugin.NamesPath && p.info.Matches&want != 0 {
+			return p
+		}
+	}
+	return nil
+}
+
+func (s *Server) pluginByName(name string) *ioPlugin {
+	for _, p := range s.plugins {
+		if p.cfg.Name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// resolve finds node and plugin for name.
+func (s *Server) resolve(session, name string) (*node, *ioPlugin, error) {
+	p := s.choosePlugin(name)
+	if p != nil && p.info.Names == plugin.NamesOpaque {
+		return &node{path: name, id: nodeID{opaque: p.cfg.Name + ":" + name}}, p, nil
+	}
+	n, err := s.jail.open(session, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	if p == nil {
+		p = s.pluginForNode(n)
+	}
+	if p == nil {
+		n.file.Close()
+		return nil, nil, fmt.Errorf("open %q: no io plugin serves %s: %w", name, n.path, syscall.ENOTBLK)
+	}
+	return n, p, nil
+}
+
+// acquire returns the device of node, opening it in the plugin if nobody has.
+// The node's descriptor is taken over. s.openMu is held, so that one node is
+// not opened twice at once.
+func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, name string, mode blk.AccessMode) (*device, error) {
+	key := deviceKey{n.id, mode == blk.ReadOnly}
+	s.mu.Lock()
+	d := s.devices[key]
+	if d != nil && !d.failed.Load() {
+		d.users++
+	}
+	s.mu.Unlock()
+	if d != nil && !d.failed.Load() {
+		n.close()
+		if d.stuck.Load() {
+			s.drop(d)
+			return nil, fmt.Errorf("open %q: the device waits for the I/O of a dead plugin: %w", name, syscall.EBUSY)
+		}
+		return d, nil
+	}
+	d = &device{key: key, name: name, path: n.path, file: n.file, plugin: p, users: 1}
+	if err := p.open(ctx, d); err != nil {
+		n.close()
+		return nil, err
+	}
+	s.mu.Lock()
+	s.devices[key] = d
+	s.mu.Unlock()
+	return d, nil
+}
+
+// drop gives one use of d back; the last closes it.
+func (s *Server) drop(d *device) {
+	s.mu.Lock()
+	d.users--
+	last := d.users == 0
+	if last && s.devices[d.key] == d {
+		delete(s.devices, d.key)
+	}
+	s.mu.Unlock()
+	if last {
+		d.plugin.close(d)
+		if d.file != nil {
+			d.file.Close()
+		}
+	}
+}
+
+func (n *node) close() {
+	if n.file != nil {
+		n.file.Close()
+	}
+}
+
+// openMapping is OPEN: docs/protocol/rnbd.md, "OPEN".
+func (s *Server) openMapping(ctx context.Context, sess *session, name string, mode blk.AccessMode) (*mapping, error) {
+	if mode > blk.Migration {
+		return nil, fmt.Errorf("open %q: access mode %d is unknown: %w", name, mode, syscall.EINVAL)
+	}
+	s.openMu.Lock()
+	defer s.openMu.Unlock()
+	if m := sess.byName(name); m != nil {
+		return m, nil
+	}
+	n, p, err := s.resolve(sess.name, name)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.writers.take(n.id, mode); err != nil {
+		n.close()
+		return nil, fmt.Errorf("open %q: %w", name, err)
+	}
+	id := n.id
+	dev, err := s.acquire(ctx, n, p, name, mode)
+	if err == nil {
+		if err = p.attachSession(ctx, sess); err != nil {
+			s.drop(dev)
+		}
+	}
+	if err != nil {
+		s.writers.give(id, mode)
+		return nil, err
+	}
+	m := &mapping{name: name, mode: mode, dev: dev, session: sess, use: make([]use, len(s.pumps))}
+	sess.mu.Lock()
+	sess.reserve(m)
+	sess.mu.Unlock()
+	s.log.Info("device opened", "session", sess.name, "device", name, "path", dev.path, "id", m.id, "mode", mode.String(), "plugin", p.cfg.Name)
+	return m, nil
+}
+
+// closeMapping is CLOSE: new requests fail, those in flight end, then the
+// device is released. With keepID the id is not given out again.
+func (s *Server) closeMapping(m *mapping, keepID bool) {
+	if m.closed.Swap(true) {
+		return
+	}
+	for m.inflight() > 0 {
+		time.Sleep(200 * time.Microsecond)
+	}
+	s.openMu.Lock()
+	defer s.openMu.Unlock()
+	if !keepID {
+		m.session.mu.Lock()
+		m.session.release(m)
+		m.session.mu.Unlock()
+	}
+	s.writers.give(m.dev.key.id, m.mode)
+	s.drop(m.dev)
+	s.log.Info("device closed", "session", m.session.name, "device", m.name, "id", m.id)
+}
+
+// mode is the widest access the plugin may be asked for.
+func (d *device) mode() blk.AccessMode {
+	if d.key.readOnly {
+		return blk.ReadOnly
+	}
+	return blk.ReadWrite
+}

@@ -1,0 +1,173 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// handler is the Server as RTRS sees it.
+type handler Server
+
+// adminTimeout bounds how long an OPEN may take.
+const adminTimeout = 60 * time.Second
+
+// SessionUp makes room for a session's requests.
+func (h *handler) SessionUp(t *rtrs.SrvSession) error {
+	s := (*Server)(h)
+	sess := &session{
+		name: t.Name(), transport: t, arena: t.Memory().(*shm.Arena), chunkSize: uint64(t.ChunkSize()),
+		reqs:     make([]request, t.QueueDepth()),
+		lanes:    make([]lane, len(s.pumps)*len(s.plugins)),
+		attached: map[*ioPlugin]bool{},
+	}
+	for i := range sess.lanes {
+		sess.lanes[i] = lane{s: sess, head: -1, tail: -1}
+	}
+	for i := range s.sessions {
+		sess.index = uint32(i)
+		if s.sessions[i].CompareAndSwap(nil, sess) {
+			t.SetContext(sess)
+			s.log.Info("session up", "session", sess.name)
+			return nil
+		}
+	}
+	return fmt.Errorf("session %q: %d sessions are open already: %w", t.Name(), MaxSessions, syscall.ENOMEM)
+}
+
+// SessionDown closes what the session had open. No request is in flight.
+func (h *handler) SessionDown(t *rtrs.SrvSession) {
+	s := (*Server)(h)
+	sess, ok := t.Context().(*session)
+	if !ok {
+		return
+	}
+	for _, m := range sess.mappings() {
+		s.closeMapping(m, false)
+	}
+	for _, p := range s.plugins {
+		p.detachSession(sess)
+	}
+	s.sessions[sess.index].Store(nil)
+	s.log.Info("session down", "session", sess.name)
+}
+
+// Request tells messages apart: I/O goes on here on the pump, the rest may
+// block and moves to a goroutine.
+func (h *handler) Request(op *rtrs.Op) {
+	s := (*Server)(h)
+	sess, ok := op.Session().Context().(*session)
+	if !ok {
+		op.Respond(int(blk.ENODEV))
+		return
+	}
+	user := op.User()
+	switch rnbdwire.TypeOf(user) {
+	case rnbdwire.TypeIO:
+		if msg := rnbdwire.IO(user); msg.IsValid() {
+			s.onIO(op, sess, msg)
+			return
+		}
+		op.Respond(int(blk.EINVAL))
+	case rnbdwire.TypeSessInfo, rnbdwire.TypeOpen, rnbdwire.TypeClose:
+		s.admin.Add(1)
+		go s.onAdmin(op, sess)
+	default:
+		op.Respond(int(blk.EINVAL))
+	}
+}
+
+// onAdmin serves a message that opens or closes things, then answers on the
+// pump that the request came from.
+func (s *Server) onAdmin(op *rtrs.Op, sess *session) {
+	defer s.admin.Done()
+	ctx, cancel := context.WithTimeout(context.Background(), adminTimeout)
+	defer cancel()
+	err := s.admin1(ctx, op, sess)
+	if err != nil {
+		s.log.Warn("request refused", "session", sess.name, "error", err)
+	}
+	errno := int(blk.ToErrno(err))
+	s.pumps[op.Poller()].poller.Do(func() { op.Respond(errno) })
+}
+
+func (s *Server) admin1(ctx context.Context, op *rtrs.Op, sess *session) error {
+	user := op.User()
+	switch rnbdwire.TypeOf(user) {
+	case rnbdwire.TypeSessInfo:
+		return s.onSessInfo(op, sess, rnbdwire.SessInfo(user))
+	case rnbdwire.TypeOpen:
+		return s.onOpen(ctx, op, sess, rnbdwire.Open(user))
+	}
+	return s.onClose(sess, rnbdwire.Close(user))
+}
+
+func (s *Server) onSessInfo(op *rtrs.Op, sess *session, msg rnbdwire.SessInfo) error {
+	if !msg.IsValid() || op.ReplyLen() != rnbdwire.SessInfoRspSize {
+		return fmt.Errorf("session info: message of %d bytes, reply of %d: %w", len(msg), op.ReplyLen(), syscall.EINVAL)
+	}
+	ver := min(msg.Version(), rnbdwire.Version)
+	sess.mu.Lock()
+	sess.version = ver
+	sess.mu.Unlock()
+	rnbdwire.SessInfoRspFields{Version: ver}.Put(op.Data())
+	return nil
+}
+
+func (s *Server) onOpen(ctx context.Context, op *rtrs.Op, sess *session, msg rnbdwire.Open) error {
+	if !msg.IsValid() || op.ReplyLen() != rnbdwire.OpenRspSize {
+		return fmt.Errorf("open: message of %d bytes, reply of %d: %w", len(msg), op.ReplyLen(), syscall.EINVAL)
+	}
+	m, err := s.openMapping(ctx, sess, msg.Name(), blk.AccessMode(msg.AccessMode()))
+	if err != nil {
+		return err
+	}
+	openRsp(m).Put(op.Data())
+	return nil
+}
+
+func (s *Server) onClose(sess *session, msg rnbdwire.Close) error {
+	if !msg.IsValid() {
+		return fmt.Errorf("close: message of %d bytes: %w", len(msg), syscall.EINVAL)
+	}
+	if m := sess.lookup(msg.DeviceID()); m != nil {
+		s.closeMapping(m, false)
+	}
+	return nil
+}
+
+// openRsp describes a device to the client. Sizes travel in 512-byte sectors.
+func openRsp(m *mapping) rnbdwire.OpenRspFields {
+	l := m.dev.limits.Load()
+	f := rnbdwire.OpenRspFields{
+		DeviceID:            m.id,
+		Sectors:             l.Size / blk.SectorSize,
+		MaxHWSectors:        l.MaxIOSize / blk.SectorSize,
+		MaxWriteZeroesSects: sectors32(l.MaxWriteZeroes),
+		MaxDiscardSectors:   sectors32(l.MaxDiscard),
+		DiscardGranularity:  l.DiscardGranularity,
+		DiscardAlignment:    l.DiscardAlignment,
+		PhysicalBlockSize:   uint16(min(l.PhysicalBlockSize, 1<<15)),
+		LogicalBlockSize:    uint16(l.LogicalBlockSize),
+		MaxSegments:         l.MaxSegments,
+	}
+	if l.SecureErase {
+		f.SecureDiscard = 1
+	}
+	if l.WriteCache {
+		f.CachePolicy |= rnbdwire.CacheWriteBack
+	}
+	if l.FUA {
+		f.CachePolicy |= rnbdwire.CacheFUA
+	}
+	return f
+}
+
+// sectors32 is a byte count in sectors, in 32 bits.
+func sectors32(n uint64) uint32 { return uint32(min(n/blk.SectorSize, 1<<32-1)) }

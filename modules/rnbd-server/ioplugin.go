@@ -1,0 +1,245 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+// ioPlugin is one storage plugin and the process that runs it now.
+type ioPlugin struct {
+	server *Server
+	cfg    PluginConfig
+	log    *slog.Logger
+	queues []*ioQueue // by pump
+	info   plugin.Info // of the first process
+
+	mu         sync.Mutex // guards the rest; held over calls to the process only where said
+	proc       *plugin.Process
+	generation uint32
+	stopping   bool
+	gaveUp     bool
+	crashes    []time.Time
+	restarts   int
+	nextIndex  uint32
+	devices    map[uint32]*device
+	sessions   map[*session]bool // attached arenas
+	wg         sync.WaitGroup    // restarts under way
+}
+
+// callTimeout bounds control calls to a plugin that do no I/O.
+const callTimeout = 10 * time.Second
+
+func (s *Server) startPlugin(ctx context.Context, i int, cfg PluginConfig) error {
+	p := &ioPlugin{
+		server: s, cfg: cfg, log: s.log.With("plugin", cfg.Name),
+		devices: map[uint32]*device{}, sessions: map[*session]bool{},
+	}
+	for pump := range s.pumps {
+		p.queues = append(p.queues, &ioQueue{server: s, plugin: p, pump: pump, index: pump*len(s.cfg.Plugins) + i})
+	}
+	s.plugins = append(s.plugins, p)
+	return p.start(ctx)
+}
+
+// start launches a process and gives it its rings. Devices and arenas of an
+// earlier process are not its business.
+func (p *ioPlugin) start(ctx context.Context) error {
+	p.mu.Lock()
+	p.generation++
+	gen := p.generation
+	p.mu.Unlock()
+	proc, err := plugin.Launch(ctx, plugin.Config{
+		Path: p.cfg.Path, Kind: plugin.KindIO, Name: p.cfg.Name, Pumps: len(p.queues), SHA256: p.cfg.SHA256,
+		Configure: p.cfg.Configure, Logger: p.log,
+		OnExit: func(err error) { p.onExit(gen, err) },
+	})
+	if err != nil {
+		return err
+	}
+	rings, err := p.attachRings(ctx, proc)
+	if err != nil {
+		proc.Kill()
+		return err
+	}
+	p.mu.Lock()
+	p.proc = proc
+	if gen == 1 {
+		p.info = proc.Info()
+	}
+	p.mu.Unlock()
+	for i, q := range p.queues {
+		q.resume(rings[i])
+	}
+	select {
+	case <-proc.Exited(): // before it was ours, so onExit did not count it
+		p.onExit(gen, proc.ExitError())
+	default:
+	}
+	p.log.Info("plugin started", "path", p.cfg.Path, "pid", proc.PID(), "version", p.info.Version, "crash-class", p.info.Crash.String())
+	return nil
+}
+
+func (p *ioPlugin) attachRings(ctx context.Context, proc *plugin.Process) (rings []*shm.Ring, err error) {
+	defer func() {
+		if err != nil {
+			for _, r := range rings {
+				r.Close()
+			}
+		}
+	}()
+	for i := range p.queues {
+		r, err := shm.NewRing(p.server.cfg.RingEntries)
+		if err != nil {
+			return rings, err
+		}
+		rings = append(rings, r)
+		if err := proc.AttachQueue(ctx, i, r); err != nil {
+			return rings, fmt.Errorf("plugin %s: ring %d: %w", p.cfg.Name, i, err)
+		}
+	}
+	return rings, nil
+}
+
+// process returns the process that runs, or says that none does.
+func (p *ioPlugin) process() (*plugin.Process, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.gaveUp:
+		return nil, fmt.Errorf("plugin %s crashes too often: %w", p.cfg.Name, syscall.EIO)
+	case p.proc == nil:
+		return nil, fmt.Errorf("plugin %s is being restarted: %w", p.cfg.Name, syscall.EBUSY)
+	}
+	return p.proc, nil
+}
+
+func (p *ioPlugin) failed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.gaveUp
+}
+
+// state describes the plugin to people.
+func (p *ioPlugin) state() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.gaveUp:
+		return "failed: crashes too often"
+	case p.proc == nil:
+		return "restarting"
+	}
+	return "running"
+}
+
+// open opens d in the running process and makes it ready.
+func (p *ioPlugin) open(ctx context.Context, d *device) error {
+	proc, err := p.process()
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	d.index = p.nextIndex
+	p.nextIndex++
+	gen := p.generation
+	p.mu.Unlock()
+	limits, err := proc.OpenDisk(ctx, d.request(gen))
+	if err != nil {
+		return fmt.Errorf("open %q in plugin %s: %w", d.name, p.cfg.Name, err)
+	}
+	d.limits.Store(&limits)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.generation != gen || p.proc == nil {
+		return fmt.Errorf("open %q: plugin %s died meanwhile: %w", d.name, p.cfg.Name, syscall.EBUSY)
+	}
+	p.devices[d.index] = d
+	d.ready.Store(true)
+	return nil
+}
+
+func (d *device) request(generation uint32) plugin.OpenRequest {
+	mode := d.mode()
+	return plugin.OpenRequest{
+		Device: d.index, Name: d.name, File: d.file, Mode: mode,
+		ReadOnly: d.key.readOnly, Generation: generation,
+	}
+}
+
+// close closes d, which has no request in flight.
+func (p *ioPlugin) close(d *device) {
+	p.mu.Lock()
+	delete(p.devices, d.index)
+	proc := p.proc
+	p.mu.Unlock()
+	if proc == nil || !d.ready.Load() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	if err := proc.CloseDisk(ctx, d.index); err != nil {
+		p.log.Warn("closing a device failed", "device", d.name, "error", err)
+	}
+}
+
+// attachSession shows the session's chunks to the process, once.
+func (p *ioPlugin) attachSession(ctx context.Context, s *session) error {
+	proc, err := p.process()
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	known := p.sessions[s]
+	p.sessions[s] = true
+	p.mu.Unlock()
+	if known {
+		return nil
+	}
+	if err := proc.AttachArena(ctx, s.index, s.arena); err != nil {
+		p.mu.Lock()
+		delete(p.sessions, s)
+		p.mu.Unlock()
+		return fmt.Errorf("plugin %s: memory of session %q: %w", p.cfg.Name, s.name, err)
+	}
+	return nil
+}
+
+func (p *ioPlugin) detachSession(s *session) {
+	p.mu.Lock()
+	known := p.sessions[s]
+	delete(p.sessions, s)
+	proc := p.proc
+	p.mu.Unlock()
+	if !known || proc == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	if err := proc.DetachArena(ctx, s.index); err != nil {
+		p.log.Warn("releasing a session's memory failed", "session", s.name, "error", err)
+	}
+}
+
+// stop ends the process in order: nothing is in flight any more.
+func (p *ioPlugin) stop(ctx context.Context) error {
+	p.mu.Lock()
+	p.stopping = true
+	proc := p.proc
+	p.mu.Unlock()
+	var err error
+	if proc != nil {
+		err = proc.Stop(ctx)
+	}
+	p.wg.Wait()
+	for _, q := range p.queues {
+		q.suspend()
+	}
+	return err
+}

@@ -1,0 +1,124 @@
+package server
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// sessionMarker in a search path is replaced by the session's name; what
+// follows it is dropped, as in Linux (docs/protocol/rnbd.md, "Names").
+const sessionMarker = "%SESSNAME%"
+
+// maxPath is the length that search path and name may have together.
+const maxPath = 4096
+
+// jail resolves the names that clients send. The zero value serves block
+// devices anywhere below / and nothing else.
+type jail struct {
+	searchPath string // empty: "/", block devices only
+}
+
+// filesAllowed reports whether regular files are served: only where somebody
+// chose the folder.
+func (j jail) filesAllowed() bool { return j.searchPath != "" }
+
+// root is the folder below which the session's names live.
+func (j jail) root(session string) string {
+	if j.searchPath == "" {
+		return "/"
+	}
+	before, _, found := strings.Cut(j.searchPath, sessionMarker)
+	if !found {
+		return j.searchPath
+	}
+	return strings.TrimRight(before, "/") + "/" + session
+}
+
+// node is what a name led to: an O_PATH descriptor and the identity that
+// access rules go by.
+type node struct {
+	file  *os.File // O_PATH, owned by the holder of the node
+	path  string   // where the name led to, for people
+	id    nodeID
+	block bool
+}
+
+// nodeID tells whether two names are the same device: the device number of a
+// block device, file system and inode of a file.
+type nodeID struct {
+	dev, ino uint64
+	opaque   string // for plugins that know names only
+}
+
+// open resolves name for session. Symbolic links are followed inside the
+// jail; a name that leads out of it does not exist.
+func (j jail) open(session, name string) (*node, error) {
+	fail := func(errno syscall.Errno, why string) error {
+		return fmt.Errorf("open %q for session %q: %s: %w", name, session, why, errno)
+	}
+	root := j.root(session)
+	if len(root)+len(name) >= maxPath {
+		return nil, fail(syscall.EINVAL, "the name is too long")
+	}
+	if strings.Contains(name, "..") {
+		return nil, fail(syscall.EINVAL, `".." is not allowed in names`)
+	}
+	dir, err := os.OpenFile(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fail(errnoOf(err), "the search path "+root+" cannot be opened")
+	}
+	defer dir.Close()
+	fd, err := unix.Openat2(int(dir.Fd()), strings.TrimLeft(name, "/"), &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return nil, fail(errnoOf(err), "not found below "+root)
+	}
+	n := &node{file: os.NewFile(uintptr(fd), name)}
+	if errno, why := n.identify(j.filesAllowed()); errno != 0 {
+		n.file.Close()
+		return nil, fail(errno, why)
+	}
+	return n, nil
+}
+
+// identify fills the node from its descriptor and refuses what is not served.
+func (n *node) identify(filesAllowed bool) (syscall.Errno, string) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(n.file.Fd()), &st); err != nil {
+		return errnoOf(err), "stat"
+	}
+	n.path, _ = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", n.file.Fd()))
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFBLK:
+		n.block = true
+		n.id = nodeID{dev: st.Rdev}
+	case unix.S_IFREG:
+		if !filesAllowed {
+			return syscall.ENOTBLK, "regular files are served only below an explicit --search-path"
+		}
+		n.id = nodeID{dev: st.Dev, ino: st.Ino}
+	default:
+		return syscall.ENOTBLK, "neither a block device nor a regular file"
+	}
+	return 0, ""
+}
+
+// errnoOf finds the errno in err; a jail never has one without.
+func errnoOf(err error) syscall.Errno {
+	for {
+		switch e := err.(type) {
+		case syscall.Errno:
+			return e
+		case *os.PathError:
+			err = e.Err
+		default:
+			return syscall.EIO
+		}
+	}
+}

@@ -1,0 +1,96 @@
+package server
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func TestR126_SessionMarker(t *testing.T) {
+	for _, c := range []struct{ search, session, want string }{
+		{"", "s1", "/"},
+		{"/srv/x", "s1", "/srv/x"},
+		{"/srv/%SESSNAME%", "s1", "/srv/s1"},
+		{"/srv/ns/%SESSNAME%/ignored", "s7", "/srv/ns/s7"},
+		{"/srv/a%SESSNAME%", "s7", "/srv/a/s7"},
+	} {
+		if got := (jail{c.search}).root(c.session); got != c.want {
+			t.Errorf("search path %q: root %q, want %q", c.search, got, c.want)
+		}
+	}
+}
+
+func TestJail(t *testing.T) {
+	dir := t.TempDir()
+	outside := filepath.Join(t.TempDir(), "secret")
+	must(t, os.WriteFile(outside, []byte("x"), 0o600))
+	must(t, os.MkdirAll(filepath.Join(dir, "s1", "sub"), 0o755))
+	must(t, os.WriteFile(filepath.Join(dir, "s1", "vol"), make([]byte, 4096), 0o644))
+	must(t, os.Symlink("vol", filepath.Join(dir, "s1", "link")))
+	must(t, os.Symlink("/vol", filepath.Join(dir, "s1", "rooted")))
+	must(t, os.Symlink(outside, filepath.Join(dir, "s1", "escape")))
+	must(t, syscall.Mkfifo(filepath.Join(dir, "s1", "fifo"), 0o644))
+
+	j := jail{dir + "/%SESSNAME%"}
+	for _, c := range []struct {
+		name string
+		want syscall.Errno
+	}{
+		{"vol", 0},
+		{"/vol", 0},
+		{"///vol", 0},
+		{"link", 0},
+		{"rooted", 0}, // an absolute link starts at the jail's root
+		{"escape", syscall.ENOENT},
+		{"nope", syscall.ENOENT},
+		{"sub", syscall.ENOTBLK},
+		{"fifo", syscall.ENOTBLK},
+		{"sub/../vol", syscall.EINVAL},
+		{"../s1/vol", syscall.EINVAL},
+		{"a..b", syscall.EINVAL},
+		{strings.Repeat("n", maxPath), syscall.EINVAL},
+	} {
+		n, err := j.open("s1", c.name)
+		if n != nil {
+			n.file.Close()
+		}
+		if c.want == 0 && err != nil || c.want != 0 && !errors.Is(err, c.want) {
+			t.Errorf("open %.40q: %v, want errno %d", c.name, err, c.want)
+		}
+	}
+}
+
+func TestJailByDefaultServesNoFiles(t *testing.T) {
+	_, err := jail{}.open("s1", "etc/shadow")
+	if !errors.Is(err, syscall.ENOTBLK) {
+		t.Fatalf("open etc/shadow: %v, want ENOTBLK", err)
+	}
+	if _, err := (jail{}).open("s1", "proc/self/root/etc/shadow"); !errors.Is(err, syscall.ELOOP) && !errors.Is(err, syscall.ENOTBLK) {
+		t.Fatalf("magic link: %v", err)
+	}
+}
+
+func TestSameFileHasOneIdentity(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "a"), nil, 0o644))
+	must(t, os.Link(filepath.Join(dir, "a"), filepath.Join(dir, "b")))
+	a, err := jail{dir}.open("s", "a")
+	must(t, err)
+	defer a.file.Close()
+	b, err := jail{dir}.open("s", "/b")
+	must(t, err)
+	defer b.file.Close()
+	if a.id != b.id {
+		t.Fatalf("%v and %v: two names of one file are two devices", a.id, b.id)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

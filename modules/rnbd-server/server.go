@@ -1,0 +1,155 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strconv"
+	"sync"
+	"sync/atomic"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// MaxSessions bounds the sessions of one server.
+const MaxSessions = 4096
+
+// Server exports devices. New makes it, Close ends it.
+type Server struct {
+	cfg     Config
+	log     *slog.Logger
+	jail    jail
+	pumps   []*pumpShare
+	plugins []*ioPlugin
+	rtrs    *rtrs.Server
+	bound   []string // fabric://addr:port of each listener
+
+	// sessions by index; pumps read it, SessionUp and SessionDown write.
+	sessions [MaxSessions]atomic.Pointer[session]
+
+	openMu  sync.Mutex // one OPEN or CLOSE at a time; guards writers
+	writers writers
+
+	mu      sync.Mutex // guards devices and their users
+	devices map[deviceKey]*device
+
+	admin sync.WaitGroup // requests answered off the pumps
+}
+
+// pumpShare is what one pump owns.
+type pumpShare struct {
+	pump   *pump.Pump
+	poller *rtrs.Poller
+}
+
+// New starts plugins and pumps and listens. On an error nothing is left
+// behind.
+func New(ctx context.Context, cfg Config) (_ *Server, err error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	s := &Server{
+		cfg: cfg, log: cfg.Logger, jail: jail{cfg.SearchPath},
+		writers: writers{}, devices: map[deviceKey]*device{},
+	}
+	defer func() {
+		if err != nil {
+			s.Close(context.WithoutCancel(ctx))
+		}
+	}()
+	if err := s.startPumps(); err != nil {
+		return nil, err
+	}
+	for i, p := range cfg.Plugins {
+		if err := s.startPlugin(ctx, i, p); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.startTransport(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Server) startPumps() error {
+	for i := range s.cfg.Pumps {
+		poller, err := rtrs.NewPoller(i)
+		if err != nil {
+			return fmt.Errorf("pump %d: %w", i, err)
+		}
+		p, err := pump.New(pump.Config{Name: "srv" + strconv.Itoa(i), Spin: s.cfg.Spin, CPU: -1, Logger: s.log})
+		if err != nil {
+			poller.Close()
+			return fmt.Errorf("pump %d: %w", i, err)
+		}
+		s.pumps = append(s.pumps, &pumpShare{pump: p, poller: poller})
+		p.Start()
+		p.Add(poller)
+	}
+	return nil
+}
+
+func (s *Server) startTransport() error {
+	var pollers []*rtrs.Poller
+	for _, p := range s.pumps {
+		pollers = append(pollers, p.poller)
+	}
+	cfg := rtrs.DefaultServerConfig()
+	cfg.Pollers = pollers
+	cfg.QueueDepth = s.cfg.QueueDepth
+	cfg.ChunkSize = s.cfg.ChunkSize
+	cfg.AlwaysInvalidate = s.cfg.AlwaysInvalidate
+	cfg.Timing = s.cfg.Timing
+	cfg.Logger = s.log
+	cfg.Alloc = func(size int) (rtrs.Memory, error) { return shm.NewArena("rnbd-chunks", size, shm.Plain) }
+	cfg.Handler = (*handler)(s)
+	r, err := rtrs.NewServer(cfg)
+	if err != nil {
+		return err
+	}
+	s.rtrs = r
+	for _, l := range s.cfg.Listen {
+		addr, err := r.Listen(l.Device, l.Addr)
+		if err != nil {
+			return fmt.Errorf("listen on %s://%s: %w", l.Device.Info().Fabric, l.Addr, err)
+		}
+		s.bound = append(s.bound, l.Device.Info().Fabric+"://"+addr.String())
+		s.log.Info("listening", "fabric", l.Device.Info().Fabric, "address", addr.String())
+	}
+	return nil
+}
+
+// Addr returns the address of the i-th listener, with the port it got.
+func (s *Server) Addr(i int) netip.AddrPort {
+	_, addr, _ := cutFabric(s.bound[i])
+	return netip.MustParseAddrPort(addr)
+}
+
+// Close disconnects all clients, waits for what is in flight and stops the
+// plugins.
+func (s *Server) Close(ctx context.Context) error {
+	var errs []error
+	if s.rtrs != nil {
+		errs = append(errs, s.rtrs.Close(ctx))
+	}
+	s.admin.Wait()
+	for _, p := range s.plugins {
+		errs = append(errs, p.stop(ctx))
+	}
+	for _, p := range s.pumps {
+		p.pump.Stop()
+		errs = append(errs, p.poller.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (s *Server) sessionAt(i uint32) *session {
+	if i >= MaxSessions {
+		return nil
+	}
+	return s.sessions[i].Load()
+}

@@ -1,0 +1,127 @@
+package server
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// session is one RTRS session: its chunks, the requests in them, and the
+// devices it has open.
+type session struct {
+	name      string
+	transport *rtrs.SrvSession
+	arena     *shm.Arena
+	index     uint32 // in Server.sessions, and the arena's number in every plugin
+	chunkSize uint64
+
+	// reqs[chunk] is the request in that chunk. The chunk belongs to one pump
+	// at a time: RTRS claims it before the request is shown to us.
+	reqs []request
+	// lanes[queue] is this session's share of an ioQueue; owned by its pump.
+	lanes []lane
+
+	// table[id] is the mapping with that device id; nil: unknown. Copied on
+	// write, read by pumps.
+	table atomic.Pointer[[]*mapping]
+
+	mu       sync.Mutex // guards the changes of table and attached
+	attached map[*ioPlugin]bool
+	version  uint8
+}
+
+// mapping is a device as one session has it open.
+type mapping struct {
+	id      uint32
+	name    string // as the client asked
+	mode    blk.AccessMode
+	dev     *device
+	session *session
+	// closed makes new requests fail with ENOTCONN.
+	closed atomic.Bool
+	use    []use // by pump
+}
+
+// use counts one pump's requests of a mapping. Only that pump writes.
+type use struct {
+	inflight atomic.Int64
+	rx, tx   atomic.Uint64 // 512-byte sectors: written by, read by the client
+	_        [40]byte      // a cache line of its own
+}
+
+// inflight sums over the pumps.
+func (m *mapping) inflight() (n int64) {
+	for i := range m.use {
+		n += m.use[i].inflight.Load()
+	}
+	return n
+}
+
+// lookup returns the mapping with id, or nil. Any pump.
+func (s *session) lookup(id uint32) *mapping {
+	t := s.table.Load()
+	if t == nil || uint64(id) >= uint64(len(*t)) {
+		return nil
+	}
+	m := (*t)[id]
+	if m == nil || m.closed.Load() {
+		return nil
+	}
+	return m
+}
+
+// mappings lists what is open. Caller holds mu or accepts a snapshot.
+func (s *session) mappings() (out []*mapping) {
+	if t := s.table.Load(); t != nil {
+		for _, m := range *t {
+			if m != nil && !m.closed.Load() {
+				out = append(out, m)
+			}
+		}
+	}
+	return out
+}
+
+// byName finds an open mapping of exactly that name. Caller holds mu.
+func (s *session) byName(name string) *mapping {
+	for _, m := range s.mappings() {
+		if m.name == name {
+			return m
+		}
+	}
+	return nil
+}
+
+// reserve gives m the lowest id that is free and shows it to the pumps. A
+// mapping that was closed by force keeps its place, so its id is not used
+// again in this session. Caller holds mu.
+func (s *session) reserve(m *mapping) {
+	var old []*mapping
+	if t := s.table.Load(); t != nil {
+		old = *t
+	}
+	id := len(old)
+	for i, o := range old {
+		if o == nil {
+			id = i
+			break
+		}
+	}
+	next := make([]*mapping, max(len(old), id+1))
+	copy(next, old)
+	m.id = uint32(id)
+	next[id] = m
+	s.table.Store(&next)
+}
+
+// release frees m's id. Caller holds mu.
+func (s *session) release(m *mapping) {
+	old := *s.table.Load()
+	next := make([]*mapping, len(old))
+	copy(next, old)
+	next[m.id] = nil
+	s.table.Store(&next)
+}
