@@ -1,0 +1,477 @@
+package rtrs
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// DATA PATH of the server. The functions stand in the order in which a request
+// meets them; all of them run on the owner of the connection that brought it,
+// on which it is answered:
+//
+//	connRecv      a completion of a receive, which is posted again already
+//	onRequest     which chunk; is it free
+//	claim, hold   one compare-and-swap; a chunk in use on another path waits
+//	load          header and user message are copied out of the chunk, once
+//	invalidate    changing keys: the client cannot reach the chunk any more
+//	              ... ServerHandler.Request, the consumer's turn ...
+//	Respond       wait for room in the send queue, if there is none
+//	answer        [WRITE data] [REG_MR] [SEND WITH INVALIDATE] [final immediate],
+//	              posted as one chain; the chunk is free right before
+//
+// Requests of different chunks are in no order. Requests of one chunk run one
+// after the other.
+
+// maxUsrLen is the longest user message that a client may send.
+const maxUsrLen = maxHdrSize - rtrswire.WriteHdrLen
+
+const (
+	maxChain = 4            // work requests of an answer
+	opRoom   = maxChain + 2 // the rest is for heartbeats and their answers
+	minSends = 16
+)
+
+// Op is one request. There is one for each chunk of a session.
+//
+// From ServerHandler.Request until Respond it belongs to the consumer, who may
+// read it anywhere; Respond belongs to the owner of its poller.
+type Op struct {
+	// Scratch is the consumer's.
+	Scratch uint64
+
+	sess  *SrvSession
+	chunk int
+	mem   []byte // the chunk
+
+	owner atomic.Uint32           // id of the path that uses the chunk, 0: free
+	held  atomic.Pointer[heldReq] // a request of another path that waits for it
+
+	// Of the path that owns it.
+	conn    *srvConn
+	req     rtrswire.Request
+	dataLen int
+	user    []byte // private copy of the message, req.UsrLen bytes of it
+	errno   int
+	stage   opStage
+	keepKey bool
+	next    *Op // in the connection's list of those that wait for room
+}
+
+// opStage tells what an Op waits for room for.
+type opStage uint8
+
+const (
+	opStarting opStage = iota // invalidation of the chunk
+	opAnswering
+)
+
+// heldReq is a request for a chunk that is in use on another path.
+type heldReq struct {
+	conn *srvConn
+	imm  rtrswire.Imm
+}
+
+// Session returns the session.
+func (op *Op) Session() *SrvSession { return op.sess }
+
+// Chunk returns the index of the chunk: the only request with this number that
+// is under way in the session.
+func (op *Op) Chunk() int { return op.chunk }
+
+// Poller returns the index, in ServerConfig.Pollers, of the poller whose owner
+// must call Respond.
+func (op *Op) Poller() int { return op.conn.pollerIndex }
+
+// IsRead tells the direction: a READ sends ReplyLen bytes back.
+func (op *Op) IsRead() bool { return op.req.Type == rtrswire.MsgRead }
+
+// Data returns the chunk's first DataLen bytes: what a WRITE brought, or the
+// place for what a READ sends back. The client can write to it too, by
+// mistake or malice; it is not ours alone.
+func (op *Op) Data() []byte { return op.mem[:op.dataLen:op.dataLen] }
+
+// DataLen returns the number of data bytes that the request announces.
+func (op *Op) DataLen() int { return op.dataLen }
+
+// ReplyLen returns the number of bytes from the start of the chunk that a
+// successful answer sends, 0 if none. It may differ from DataLen.
+func (op *Op) ReplyLen() int { return int(op.req.Desc.Len) }
+
+// User returns the user message, a private copy that is valid until Respond.
+func (op *Op) User() []byte { return op.user[:op.req.UsrLen] }
+
+// srvConn is a connection of a path.
+type srvConn struct {
+	*conn
+	path        *srvPath
+	pollerIndex int
+
+	// Owner only.
+	inflight   int // ops of this connection
+	head, tail *Op // that wait for room, in order
+	chain      [maxChain]verbs.SendWR
+	data, rkey [1]verbs.SGE
+}
+
+// infoReqRecv is the id of the receive of INFO_REQ.
+const infoReqRecv = 1 << 32
+
+func newSrvConn(p *srvPath, cid int) (*srvConn, error) {
+	cfg := &p.sess.srv.cfg
+	perOp, recvs := 3, cfg.QueueDepth+1
+	if p.newRkey {
+		perOp = 5
+	}
+	sends, interval := perOp*cfg.QueueDepth+1, cfg.QueueDepth
+	if cid == 0 {
+		sends = 2*rtrswire.ServiceDepth + 2
+		recvs, interval = sends, min(interval, rtrswire.ServiceDepth)
+	}
+	c := &srvConn{path: p}
+	if cid > 0 {
+		c.pollerIndex = (cid - 1) % len(cfg.Pollers)
+	}
+	var err error
+	c.conn, err = newConn(cfg.Pollers[c.pollerIndex], p.dev, p.pd, c, connConfig{
+		cid: cid, sendQueue: max(sends, minSends), recvQueue: recvs, maxSGE: 1, interval: interval,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if cid != 0 {
+		return c, nil
+	}
+	recv := [1]verbs.RecvWR{{ID: infoReqRecv, Buf: p.ctl.infoReq, LKey: p.ctl.key}}
+	if _, err := c.qp.PostRecv(recv[:]); err != nil {
+		c.destroy()
+		return nil, err
+	}
+	return c, nil
+}
+
+// onOwner runs f on the owner and waits for it.
+func (c *srvConn) onOwner(ctx context.Context, f func() error) error {
+	var err error
+	if e := c.poller.Call(ctx, func() { err = f() }); e != nil {
+		return e // err may still be written to
+	}
+	return err
+}
+
+// postAllRecvs posts the receives of requests. From now on a receive is posted
+// again before its request is processed.
+func (c *srvConn) postAllRecvs() error {
+	c.prepost = true
+	if c.cid == 0 {
+		return c.postRecvs(rtrswire.ServiceDepth)
+	}
+	return c.postRecvs(c.path.sess.QueueDepth())
+}
+
+func (c *srvConn) postInfoRsp() error {
+	c.rkey[0] = verbs.SGE{Buf: c.path.ctl.infoRsp, LKey: c.path.ctl.key}
+	c.chain[0] = verbs.SendWR{Op: verbs.OpSend, Signaled: true, SGEs: c.rkey[:]}
+	return c.post(c.chain[:1])
+}
+
+// connRecv handles what arrived. A SEND is the INFO_REQ, or nothing we know.
+func (c *srvConn) connRecv(wc *verbs.WC) {
+	switch {
+	case wc.ID == infoReqRecv && wc.Op == verbs.OpRecv:
+		go c.path.onInfoReq(int(wc.ByteLen))
+	case wc.ID == infoReqRecv:
+		c.path.close(protocolErrorf("immediate %#08x before INFO_REQ", wc.Imm))
+	case wc.Op == verbs.OpRecvImm:
+		c.onImm(rtrswire.Imm(wc.Imm))
+	}
+}
+
+func (c *srvConn) onImm(imm rtrswire.Imm) {
+	switch {
+	case imm.Type() == rtrswire.ImmIOReq:
+		c.onRequest(imm)
+	case c.cid == 0:
+		c.path.hb.onImm(c.conn, imm)
+	}
+}
+
+// onRequest starts the request that imm announces.
+func (c *srvConn) onRequest(imm rtrswire.Imm) {
+	p := c.path
+	if !p.connected() {
+		return
+	}
+	chunk, off := imm.IOReq(p.sess.srv.shift)
+	if chunk >= len(p.sess.ops) || off >= len(p.sess.ops[chunk].mem) {
+		p.close(protocolErrorf("request for chunk %d, offset %d", chunk, off))
+		return
+	}
+	op := &p.sess.ops[chunk]
+	if !c.claim(op, imm) {
+		return
+	}
+	op.conn = c
+	c.inflight++
+	c.stats.started.add(1)
+	if err := op.load(off); err != nil {
+		p.close(protocolErrorf("request in chunk %d at offset %d: %v", chunk, off, err))
+		op.drop()
+		return
+	}
+	op.stage = opStarting
+	if p.newRkey && c.mustWait(op) {
+		return
+	}
+	c.start(op)
+}
+
+// claim takes the chunk. A chunk that this path uses already ends the path; one
+// that another path uses is waited for.
+func (c *srvConn) claim(op *Op, imm rtrswire.Imm) bool {
+	me := uint32(c.path.id)
+	for {
+		if op.owner.CompareAndSwap(0, me) {
+			return true
+		}
+		switch op.owner.Load() {
+		case 0:
+			continue
+		case me:
+			c.path.close(protocolErrorf("second request for chunk %d before the answer to the first", op.chunk))
+			return false
+		}
+		if !c.hold(op, imm) {
+			return false
+		}
+	}
+}
+
+// hold leaves the request with the chunk until the other path has finished. It
+// returns true when that has just happened. Failover only, so it allocates.
+func (c *srvConn) hold(op *Op, imm rtrswire.Imm) (free bool) {
+	h := &heldReq{c, imm}
+	for {
+		old := op.held.Load()
+		if old != nil && old.conn.path.connected() {
+			c.path.close(protocolErrorf("third request for chunk %d before the answer to the first", op.chunk))
+			return false
+		}
+		if op.held.CompareAndSwap(old, h) {
+			// Whoever frees the chunk looks for h after that, so one of us
+			// sees the other.
+			return op.owner.Load() == 0 && op.held.CompareAndSwap(h, nil)
+		}
+	}
+}
+
+// free gives the chunk back and lets the request that waits for it run.
+func (op *Op) free() {
+	op.owner.Store(0)
+	if op.held.Load() == nil {
+		return
+	}
+	if h := op.held.Swap(nil); h != nil {
+		h.conn.poller.Do(func() { h.conn.onRequest(h.imm) })
+	}
+}
+
+// Errors of load.
+var (
+	errUsrLen  error = &sentinel{"user message is longer than what precedes the header, or than headers may be", 0}
+	errDescLen error = &sentinel{"length of the descriptor is 0 or more than a chunk", 0}
+)
+
+// load copies header and user message out of the chunk, where the client may
+// still change them, and checks the copies.
+func (op *Op) load(off int) (err error) {
+	var hdr [rtrswire.MaxReqHdrLen]byte
+	n := copy(hdr[:], op.mem[off:])
+	if op.req, err = rtrswire.ParseRequest(hdr[:n]); err != nil {
+		return err
+	}
+	usr := op.req.UsrLen
+	if usr > off || usr > maxUsrLen {
+		return errUsrLen
+	}
+	if d := &op.req.Desc; op.req.HasDesc && (d.Len == 0 || int64(d.Len) > int64(len(op.mem))) {
+		return errDescLen
+	}
+	op.dataLen = off - usr
+	copy(op.user, op.mem[op.dataLen:off])
+	return nil
+}
+
+// mustWait tells whether the send queue has no room for op now; then connCredit
+// goes on with it.
+func (c *srvConn) mustWait(op *Op) bool {
+	if c.head == nil && c.room() >= opRoom {
+		return false
+	}
+	op.next = nil
+	if c.head == nil {
+		c.head = op
+	} else {
+		c.tail.next = op
+	}
+	c.tail = op
+	return true
+}
+
+// connCredit goes on with the ops that wait, as far as there is room.
+func (c *srvConn) connCredit() {
+	for c.head != nil && c.room() >= opRoom {
+		op := c.popWaiting()
+		if op.stage == opStarting {
+			c.start(op)
+		} else {
+			c.answer(op)
+		}
+	}
+}
+
+func (c *srvConn) popWaiting() *Op {
+	op := c.head
+	c.head, op.next = op.next, nil
+	return op
+}
+
+// start hands op to the consumer. With changing keys the client loses the
+// chunk first; nobody waits for that, it only has to come before the new key.
+func (c *srvConn) start(op *Op) {
+	p := c.path
+	if p.newRkey {
+		c.chain[0] = verbs.SendWR{Op: verbs.OpLocalInv, RKey: p.rkeys[op.chunk]}
+		if err := c.post(c.chain[:1]); err != nil {
+			p.close(err)
+			op.drop()
+			return
+		}
+	}
+	if op.req.Type == rtrswire.MsgFence {
+		c.fence(op)
+		return
+	}
+	p.sess.srv.cfg.Handler.Request(op)
+}
+
+// Respond finishes op with errno, positive or 0, once. Owner of its poller
+// only. op belongs to the transport from then on.
+func (op *Op) Respond(errno int) { op.respond(errno, false) }
+
+// RespondSync is Respond that leaves the chunk its key, as the kernel's server
+// does when its consumer refuses a request at once.
+func (op *Op) RespondSync(errno int) { op.respond(errno, true) }
+
+func (op *Op) respond(errno int, keepKey bool) {
+	c := op.conn
+	op.errno, op.keepKey, op.stage = errno, keepKey, opAnswering
+	if c.down || !c.path.connected() {
+		op.drop()
+		return
+	}
+	if !c.mustWait(op) {
+		c.answer(op)
+	}
+}
+
+// answer posts the answer to op. The chunk is free before the client can know:
+// it may use it at once, on any connection.
+func (c *srvConn) answer(op *Op) {
+	if !c.path.connected() {
+		op.drop()
+		return
+	}
+	n := c.fill(op)
+	c.count(op)
+	op.free()
+	err := c.post(c.chain[:n])
+	c.finish()
+	if err != nil {
+		c.path.close(err)
+	}
+}
+
+// fill writes the chain for op and returns its length.
+func (c *srvConn) fill(op *Op) int {
+	p, n := c.path, 0
+	if op.req.HasDesc && op.errno == 0 {
+		d := &op.req.Desc
+		c.data[0] = verbs.SGE{Buf: op.mem[:d.Len:d.Len], LKey: p.localKey}
+		c.chain[n] = verbs.SendWR{Op: verbs.OpWrite, SGEs: c.data[:], RemoteAddr: d.Addr, RKey: d.Key}
+		n++
+	}
+	if p.newRkey {
+		if !op.keepKey {
+			p.rkeys[op.chunk] = verbs.NextKey(p.rkeys[op.chunk])
+		}
+		c.chain[n] = verbs.SendWR{Op: verbs.OpRegMR, RKey: p.rkeys[op.chunk]}
+		n++
+	}
+	inv := op.req.NeedInval && p.canInv
+	if inv {
+		c.chain[n] = verbs.SendWR{Op: verbs.OpSendInv, RKey: op.req.Desc.Key}
+		n++
+	}
+	c.chain[n] = c.final(op, rtrswire.IORspImm(inv, op.errno, op.chunk))
+	return n + 1
+}
+
+// final is the request that tells the client.
+func (c *srvConn) final(op *Op, imm rtrswire.Imm) verbs.SendWR {
+	p := c.path
+	if !p.newRkey {
+		return verbs.SendWR{Op: verbs.OpWriteImm, Imm: uint32(imm)}
+	}
+	m := p.ctl.rkeyRsp[op.chunk*rtrswire.RkeyRspLen:][:rtrswire.RkeyRspLen:rtrswire.RkeyRspLen]
+	rtrswire.RkeyRsp(m).Put(op.chunk, p.rkeys[op.chunk])
+	c.rkey[0] = verbs.SGE{Buf: m, LKey: p.ctl.key}
+	return verbs.SendWR{Op: verbs.OpSendImm, Imm: uint32(imm), SGEs: c.rkey[:]}
+}
+
+// count notes what op has moved.
+func (c *srvConn) count(op *Op) {
+	switch {
+	case op.req.Type == rtrswire.MsgWrite:
+		c.stats.writes.add(1)
+		c.stats.writeBytes.add(uint64(op.dataLen))
+	case op.req.Type == rtrswire.MsgRead:
+		c.stats.reads.add(1)
+		if op.errno == 0 {
+			c.stats.readBytes.add(uint64(op.req.Desc.Len))
+		}
+	}
+}
+
+// drop finishes op without an answer: its path is closing.
+func (op *Op) drop() {
+	c := op.conn
+	op.free()
+	c.finish()
+}
+
+// finish takes one op off the connection.
+func (c *srvConn) finish() {
+	c.stats.finished.add(1)
+	if c.inflight--; c.inflight == 0 && c.down {
+		c.path.live.Done()
+	}
+}
+
+// connFailed ends the path.
+func (c *srvConn) connFailed(err error) { c.path.close(err) }
+
+// connDown drops what waits for room. The connection is at its end when the
+// consumer has answered the rest.
+func (c *srvConn) connDown() {
+	c.path.close(ErrConnLost)
+	if c.inflight == 0 {
+		c.path.live.Done()
+		return
+	}
+	for c.head != nil {
+		c.popWaiting().drop()
+	}
+}

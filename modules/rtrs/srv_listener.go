@@ -1,0 +1,307 @@
+package rtrs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// Memory is the chunk memory of one session. The caller of the server brings
+// it, so that other users of the bytes can share it.
+type Memory interface {
+	Bytes() []byte
+	Close() error
+}
+
+// ServerHandler is what a server serves.
+type ServerHandler interface {
+	// SessionUp is called when the first path of a session is about to be
+	// connected: before the client can send requests. An error refuses it. Any
+	// goroutine, may block.
+	SessionUp(s *SrvSession) error
+	// SessionDown is called after the last path was closed and its last Op
+	// finished; SessionUp may follow if a new path is already being made. Any
+	// goroutine, may block; never at the same time as SessionUp of s.
+	SessionDown(s *SrvSession)
+	// Request takes op, to be answered with op.Respond now or later. It is
+	// called on the owner of the op's poller and must not block.
+	Request(op *Op)
+}
+
+// ServerConfig are the arguments of NewServer. See DefaultServerConfig.
+type ServerConfig struct {
+	// Pollers serve the connections: cid c >= 1 is on poller (c-1) mod n for
+	// life, cid 0 on the first.
+	Pollers    []*Poller
+	QueueDepth int // chunks of a session, 1 to 65535
+	ChunkSize  int // bytes, at least 8192; 4096 of them are for headers
+	// AlwaysInvalidate gives each chunk another key after each use, where the
+	// fabric can.
+	AlwaysInvalidate bool
+	Timing           Timing
+	Logger           *slog.Logger
+	// Alloc returns the chunk memory of a session, at least size bytes.
+	Alloc   func(size int) (Memory, error)
+	Handler ServerHandler
+	// Admit tells whether a client may connect; nil admits all.
+	Admit func(remote netip.AddrPort) bool
+}
+
+// DefaultServerConfig returns the defaults of the Linux kernel's server.
+func DefaultServerConfig() ServerConfig {
+	return ServerConfig{
+		QueueDepth:       512,
+		ChunkSize:        128 << 10,
+		AlwaysInvalidate: true,
+		Timing:           DefaultTiming(),
+		Logger:           slog.Default(),
+	}
+}
+
+const (
+	// maxHdrSize of each chunk is for the user message and the header.
+	maxHdrSize   = 4096
+	minChunkSize = 8192
+	// zombieTimeout ends a path that does not get connected.
+	zombieTimeout = 30 * time.Second
+)
+
+func (c *ServerConfig) check() error {
+	switch {
+	case len(c.Pollers) == 0:
+		return fmt.Errorf("no pollers: %w", syscall.EINVAL)
+	case c.Handler == nil || c.Alloc == nil:
+		return fmt.Errorf("no handler or no allocator: %w", syscall.EINVAL)
+	case c.QueueDepth < 1 || c.QueueDepth > rtrswire.MaxQueueDepth:
+		return fmt.Errorf("queue depth %d is not in 1..%d: %w", c.QueueDepth, rtrswire.MaxQueueDepth, syscall.EINVAL)
+	case c.ChunkSize < minChunkSize || c.ChunkSize%maxHdrSize != 0:
+		return fmt.Errorf("chunk size %d is not a multiple of %d from %d: %w", c.ChunkSize, maxHdrSize, minChunkSize, syscall.EINVAL)
+	case rtrswire.CeilLog2(c.QueueDepth)+rtrswire.CeilLog2(c.ChunkSize) > rtrswire.ImmPayloadBits:
+		return fmt.Errorf("%d chunks of %d bytes do not fit in an immediate: %w", c.QueueDepth, c.ChunkSize, syscall.EINVAL)
+	}
+	return c.Timing.Validate()
+}
+
+// Server accepts sessions.
+type Server struct {
+	cfg   ServerConfig
+	log   *slog.Logger
+	shift uint // of the chunk in a request's immediate
+
+	stopTicks func()
+	accepts   sync.WaitGroup // goroutines of listeners
+
+	// accepting serialises connection requests, and the point at which a path
+	// takes no more of them. Taken before mu.
+	accepting sync.Mutex
+
+	mu        sync.Mutex
+	sessions  map[rtrswire.UUID]*SrvSession
+	listeners []verbs.Listener
+	closed    bool
+}
+
+// NewServer makes a server that listens nowhere yet. The pollers must be
+// polled from before Listen until after Close.
+func NewServer(cfg ServerConfig) (*Server, error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("rtrs server: %w", err)
+	}
+	s := &Server{
+		cfg:      cfg,
+		log:      cfg.Logger,
+		shift:    rtrswire.BufShift(cfg.QueueDepth),
+		sessions: map[rtrswire.UUID]*SrvSession{},
+	}
+	s.stopTicks = processClock.subscribe(tickFor(cfg.Timing), s.tick)
+	return s, nil
+}
+
+// Listen accepts connections at addr and returns the address with its port.
+func (s *Server) Listen(dev verbs.Device, addr netip.AddrPort) (netip.AddrPort, error) {
+	if info := dev.Info(); info.Caps&verbs.CapWriteImm == 0 {
+		return addr, fmt.Errorf("listen on %s: fabric %s has no RDMA WRITE WITH IMM: %w", addr, info.Fabric, verbs.ErrUnsupported)
+	}
+	l, err := dev.Listen(addr)
+	if err != nil {
+		return addr, fmt.Errorf("listen on %s: %w", addr, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		_ = l.Close()
+		return addr, fmt.Errorf("listen on %s: %w", addr, ErrClosed)
+	}
+	s.listeners = append(s.listeners, l)
+	s.accepts.Add(1)
+	go s.run(dev, l)
+	s.log.Info("rtrs: listening", "addr", l.Addr(), "fabric", dev.Info().Fabric, "device", dev.Info().Name)
+	return l.Addr(), nil
+}
+
+func (s *Server) run(dev verbs.Device, l verbs.Listener) {
+	defer s.accepts.Done()
+	for {
+		req, err := l.Accept()
+		switch {
+		case err == nil:
+			s.onConnRequest(dev, req)
+		case errors.Is(err, verbs.ErrClosed):
+			return
+		default:
+			s.log.Warn("rtrs: accept", "addr", l.Addr(), "err", err)
+			time.Sleep(tickPeriod)
+		}
+	}
+}
+
+// onConnRequest answers one connection request.
+func (s *Server) onConnRequest(dev verbs.Device, req verbs.ConnRequest) {
+	s.accepting.Lock()
+	defer s.accepting.Unlock()
+	err := s.accept(dev, req)
+	if err == nil {
+		return
+	}
+	s.log.Warn("rtrs: connection refused", "client", req.RemoteAddr(), "server", req.LocalAddr(), "err", err)
+	var rsp [rtrswire.ConnRspLen]byte
+	rtrswire.ConnRsp(rsp[:]).Put(&rtrswire.ConnRspFields{Errno: int16(-ErrnoOf(err))})
+	if err := req.Reject(rsp[:]); err != nil {
+		s.log.Debug("rtrs: reject", "client", req.RemoteAddr(), "err", err)
+	}
+}
+
+// accept finds or makes the session and the path of req and adds the
+// connection. The errno of the error goes to the client.
+func (s *Server) accept(dev verbs.Device, req verbs.ConnRequest) error {
+	m := rtrswire.ConnReq(req.Private())
+	if err := m.Check(); err != nil {
+		return protocolErrorf("%v", err)
+	}
+	if s.cfg.Admit != nil && !s.cfg.Admit(req.RemoteAddr()) {
+		return fmt.Errorf("client %s is not admitted: %w", req.RemoteAddr(), syscall.EACCES)
+	}
+	f := m.Fields()
+	sess, err := s.sessionFor(&f)
+	if err != nil {
+		return err
+	}
+	p, err := sess.pathFor(dev, req, &f)
+	if err != nil {
+		sess.dropIfEmpty()
+		return err
+	}
+	return p.addConn(req, int(f.CID))
+}
+
+// sessionFor returns the session that f names, a new one if f allows that.
+func (s *Server) sessionFor(f *rtrswire.ConnReqFields) (*SrvSession, error) {
+	s.mu.Lock()
+	sess, closed := s.sessions[f.PathsUUID], s.closed
+	s.mu.Unlock()
+	switch {
+	case closed:
+		return nil, protocolErrorf("the server is closing")
+	case sess != nil:
+		return sess, nil
+	case !f.FirstConn:
+		return nil, fmt.Errorf("unknown session, and not its first connection: %w", syscall.ENXIO)
+	}
+	sess, err := newSrvSession(s, f.PathsUUID)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sessions[f.PathsUUID] = sess
+	return sess, nil
+}
+
+// Sessions returns the sessions that have a name, which they get when their
+// first path is connected.
+func (s *Server) Sessions() []*SrvSession {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var list []*SrvSession
+	for _, sess := range s.sessions {
+		if sess.named {
+			list = append(list, sess)
+		}
+	}
+	slices.SortFunc(list, func(a, b *SrvSession) int { return a.serial - b.serial })
+	return list
+}
+
+// DisconnectPath closes a path of the session with the given name; the client
+// may connect it again. It does not wait.
+func (s *Server) DisconnectPath(session string, path int) error {
+	for _, sess := range s.Sessions() {
+		if sess.Name() == session {
+			return sess.DisconnectPath(path)
+		}
+	}
+	return fmt.Errorf("session %q: %w", session, syscall.ENOENT)
+}
+
+// tick serves the timers of all paths.
+func (s *Server) tick(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sess := range s.sessions {
+		for _, p := range sess.paths {
+			p.tick(now)
+		}
+	}
+}
+
+// Close closes the listeners and all paths and waits until the last session
+// is gone or ctx is done.
+func (s *Server) Close(ctx context.Context) error {
+	s.mu.Lock()
+	s.closed = true
+	listeners := s.listeners
+	s.listeners = nil
+	s.mu.Unlock()
+	for _, l := range listeners {
+		_ = l.Close()
+	}
+	s.accepts.Wait()
+	defer s.stopTicks()
+	for {
+		p := s.anyPath()
+		if p == nil {
+			return nil
+		}
+		if err := p.closeAndWait(ctx); err != nil {
+			return fmt.Errorf("close rtrs server: %w", err)
+		}
+	}
+}
+
+func (s *Server) anyPath() *srvPath {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sess := range s.sessions {
+		for _, p := range sess.paths {
+			p.close(fmt.Errorf("%w: the server is closing", ErrClosed))
+		}
+	}
+	for _, sess := range s.sessions {
+		for _, p := range sess.paths {
+			return p
+		}
+	}
+	return nil
+}

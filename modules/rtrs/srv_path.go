@@ -1,0 +1,379 @@
+package rtrs
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// SrvPathState is the life of a path on the server:
+//
+//	connecting -> connected -> closing -> closed
+//	connecting --------------> closing
+type SrvPathState uint32
+
+const (
+	SrvPathConnecting SrvPathState = iota // connections arrive, INFO is missing
+	SrvPathConnected                      // requests are served
+	SrvPathClosing                        // connections and requests come to their end
+	SrvPathClosed
+)
+
+func (s SrvPathState) String() string {
+	return [...]string{"connecting", "connected", "closing", "closed"}[s]
+}
+
+// srvPath is one path of a session: its connections, and the session's chunks
+// as registered for it.
+type srvPath struct {
+	sess           *SrvSession
+	id             int // from 1, unique in the session for ever
+	uuid           rtrswire.UUID
+	dev            verbs.Device
+	client, server netip.AddrPort
+	born           time.Time
+
+	newRkey bool // keys change after each use, answers carry them
+	canInv  bool // the fabric has SEND WITH INVALIDATE
+
+	pd       verbs.PD
+	mrs      []verbs.MR
+	localKey uint32   // of the chunks, for what we send
+	rkeys    []uint32 // newRkey: of each chunk; belongs to whom the chunk belongs
+	ctl      pathCtl
+
+	state  atomic.Uint32
+	conns  []*srvConn // by cid; guarded by the server's accepting, fixed once connected
+	filled int        // conns that are not nil
+	live   sync.WaitGroup
+	hb     heartbeat
+
+	counted bool // in the session's up; guarded by its events
+
+	cause   error         // set before closing is closed
+	closing chan struct{} // closed when the path begins to close
+	closed  chan struct{} // closed when all is gone
+}
+
+// pathCtl is the registered memory of a path for all that is not data.
+type pathCtl struct {
+	key     uint32
+	infoReq rtrswire.InfoReq
+	infoRsp rtrswire.InfoRsp
+	rkeyRsp []byte // RkeyRspLen for each chunk
+}
+
+func newSrvPath(s *SrvSession, dev verbs.Device, req verbs.ConnRequest, f *rtrswire.ConnReqFields) (*srvPath, error) {
+	caps := dev.Info().Caps
+	const rotation = verbs.CapKeyRotation | verbs.CapSendImm
+	p := &srvPath{
+		sess:    s,
+		uuid:    f.SessUUID,
+		dev:     dev,
+		client:  req.RemoteAddr(),
+		server:  req.LocalAddr(),
+		born:    time.Now(),
+		newRkey: s.srv.cfg.AlwaysInvalidate && caps&rotation == rotation,
+		canInv:  caps&verbs.CapSendInv != 0,
+		conns:   make([]*srvConn, f.CIDNum),
+		closing: make(chan struct{}),
+		closed:  make(chan struct{}),
+	}
+	if err := p.register(); err != nil {
+		p.free()
+		return nil, fmt.Errorf("register chunks on %s: %w", dev.Info().Name, err)
+	}
+	return p, nil
+}
+
+// register makes the chunks reachable: with changing keys one region for each,
+// else one region for all.
+func (p *srvPath) register() (err error) {
+	s := p.sess
+	if p.pd, err = p.dev.AllocPD(); err != nil {
+		return err
+	}
+	access, regions := verbs.AccessRemoteWrite, 1
+	if p.newRkey {
+		access, regions = 0, len(s.ops)
+	}
+	all, err := p.regMR(s.chunks, access)
+	if err != nil {
+		return err
+	}
+	p.localKey = all.LKey()
+	if err := p.registerCtl(regions); err != nil {
+		return err
+	}
+	p.ctl.infoRsp.PutHeader(regions)
+	if !p.newRkey {
+		p.ctl.infoRsp.PutDesc(0, rtrswire.Desc{Addr: all.Addr(), Key: all.RKey(), Len: uint32(all.Len())})
+		return nil
+	}
+	p.rkeys = make([]uint32, regions)
+	for i := range s.ops {
+		mr, err := p.regMR(s.ops[i].mem, verbs.AccessRemoteWrite)
+		if err != nil {
+			return err
+		}
+		p.rkeys[i] = mr.RKey()
+		p.ctl.infoRsp.PutDesc(i, rtrswire.Desc{Addr: mr.Addr(), Key: mr.RKey(), Len: uint32(mr.Len())})
+	}
+	return nil
+}
+
+func (p *srvPath) registerCtl(regions int) error {
+	rsp := rtrswire.InfoRspLen(regions)
+	mem := make([]byte, rtrswire.InfoReqLen+rsp+rtrswire.RkeyRspLen*len(p.sess.ops))
+	mr, err := p.regMR(mem, 0)
+	if err != nil {
+		return err
+	}
+	p.ctl = pathCtl{
+		key:     mr.LKey(),
+		infoReq: mem[:rtrswire.InfoReqLen],
+		infoRsp: mem[rtrswire.InfoReqLen:][:rsp:rsp],
+		rkeyRsp: mem[rtrswire.InfoReqLen+rsp:],
+	}
+	return nil
+}
+
+func (p *srvPath) regMR(mem []byte, access verbs.Access) (verbs.MR, error) {
+	mr, err := p.pd.RegMR(mem, access)
+	if err == nil {
+		p.mrs = append(p.mrs, mr)
+	}
+	return mr, err
+}
+
+// mayJoin tells whether the connection of f belongs to p. Holds accepting.
+func (p *srvPath) mayJoin(f *rtrswire.ConnReqFields) error {
+	switch {
+	case p.State() != SrvPathConnecting:
+		return protocolErrorf("path %d is %s", p.id, p.State())
+	case int(f.CIDNum) != len(p.conns):
+		return protocolErrorf("path %d has %d connections, not %d", p.id, len(p.conns), f.CIDNum)
+	case p.conns[f.CID] != nil:
+		return protocolErrorf("path %d has connection %d already", p.id, f.CID)
+	}
+	return nil
+}
+
+// addConn accepts req as connection cid. An error is the client's answer, and
+// the end of the path. Holds accepting.
+func (p *srvPath) addConn(req verbs.ConnRequest, cid int) error {
+	c, err := newSrvConn(p, cid)
+	if err != nil {
+		p.close(err)
+		return err
+	}
+	p.conns[cid] = c
+	p.filled++
+	p.live.Add(1)
+	var rsp [rtrswire.ConnRspLen]byte
+	p.answer(rsp[:])
+	if err := req.Accept(c.qp, rsp[:]); err != nil {
+		p.conns[cid] = nil
+		p.live.Done()
+		c.destroy()
+		p.close(fmt.Errorf("accept connection %d: %w", cid, err))
+	}
+	return nil
+}
+
+// answer writes what every connection of p is accepted with.
+func (p *srvPath) answer(rsp rtrswire.ConnRsp) {
+	cfg := &p.sess.srv.cfg
+	f := rtrswire.ConnRspFields{
+		QueueDepth: uint16(cfg.QueueDepth),
+		MaxIOSize:  uint32(cfg.ChunkSize - maxHdrSize),
+		MaxHdrSize: maxHdrSize,
+		Features:   rtrswire.FeatureFence,
+	}
+	if p.newRkey {
+		f.Flags = rtrswire.FlagNewRkey
+	}
+	rsp.Put(&f)
+}
+
+// onInfoReq serves the INFO_REQ of n bytes. Goroutine of its own.
+func (p *srvPath) onInfoReq(n int) {
+	if err := p.establish(p.ctl.infoReq[:n]); err != nil {
+		p.close(err)
+	}
+}
+
+// establish checks the INFO_REQ and connects the path: receives on every
+// connection, session up, INFO_RSP.
+func (p *srvPath) establish(m rtrswire.InfoReq) error {
+	if err := m.Check(); err != nil {
+		return protocolErrorf("%v", err)
+	}
+	if err := p.complete(); err != nil {
+		return err
+	}
+	if err := p.sess.setName(m.Name()); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), p.sess.srv.cfg.Timing.ConnectTimeout)
+	defer cancel()
+	for _, c := range p.conns {
+		if err := c.onOwner(ctx, c.postAllRecvs); err != nil {
+			return err
+		}
+	}
+	p.hb.start(time.Now(), p.sess.srv.cfg.Timing.Heartbeat)
+	if err := p.sess.pathUp(p); err != nil {
+		return err
+	}
+	p.log("rtrs: path connected")
+	return p.conns[0].onOwner(ctx, p.conns[0].postInfoRsp)
+}
+
+// complete tells whether all connections are there.
+func (p *srvPath) complete() error {
+	p.sess.srv.accepting.Lock()
+	defer p.sess.srv.accepting.Unlock()
+	if p.State() != SrvPathConnecting || p.filled != len(p.conns) {
+		return protocolErrorf("INFO_REQ with %d of %d connections, path %s", p.filled, len(p.conns), p.State())
+	}
+	return nil
+}
+
+// State returns the state of the path.
+func (p *srvPath) State() SrvPathState { return SrvPathState(p.state.Load()) }
+
+// connected tells whether requests are served.
+func (p *srvPath) connected() bool { return p.state.Load() == uint32(SrvPathConnected) }
+
+// close begins the end of the path, once. Any goroutine, never blocks.
+func (p *srvPath) close(cause error) {
+	for {
+		s := p.state.Load()
+		if s >= uint32(SrvPathClosing) {
+			return
+		}
+		if p.state.CompareAndSwap(s, uint32(SrvPathClosing)) {
+			break
+		}
+	}
+	p.cause = cause
+	close(p.closing)
+	go p.teardown()
+}
+
+// closeAndWait closes the path and waits until it is gone.
+func (p *srvPath) closeAndWait(ctx context.Context) error {
+	p.close(ErrClosed)
+	select {
+	case <-p.closed:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("path %s: %w", p.client, context.Cause(ctx))
+	}
+}
+
+// teardown brings the path to its end: intake has stopped with the state;
+// connections end; requests under way finish, their answers are dropped;
+// memory is deregistered; the session goes down with its last path.
+func (p *srvPath) teardown() {
+	p.log("rtrs: path closing", "cause", p.cause)
+	srv := p.sess.srv
+	srv.accepting.Lock()
+	var conns []*srvConn
+	for _, c := range p.conns {
+		if c != nil {
+			conns = append(conns, c)
+		}
+	}
+	srv.accepting.Unlock()
+	for _, c := range conns {
+		c.qp.Disconnect()
+	}
+	p.live.Wait()
+	for _, c := range conns {
+		c.destroy()
+	}
+	p.free()
+	p.sess.pathDown(p)
+	p.log("rtrs: path closed")
+	srv.accepting.Lock()
+	p.state.Store(uint32(SrvPathClosed))
+	p.sess.removePath(p)
+	srv.accepting.Unlock()
+	close(p.closed)
+}
+
+// free deregisters memory.
+func (p *srvPath) free() {
+	for _, mr := range p.mrs {
+		if err := mr.Close(); err != nil {
+			p.sess.srv.log.Warn("rtrs: deregister memory", "err", err)
+		}
+	}
+	if p.pd == nil {
+		return
+	}
+	if err := p.pd.Close(); err != nil {
+		p.sess.srv.log.Warn("rtrs: free protection domain", "err", err)
+	}
+}
+
+// tick serves the path's timers. Holds the server's mu.
+func (p *srvPath) tick(now time.Time) {
+	switch p.State() {
+	case SrvPathConnecting:
+		if now.Sub(p.born) > zombieTimeout {
+			p.close(protocolErrorf("not connected within %s", zombieTimeout))
+		}
+	case SrvPathConnected:
+		p.tickHeartbeat(now)
+	}
+}
+
+func (p *srvPath) tickHeartbeat(now time.Time) {
+	heard := false
+	for _, c := range p.conns {
+		heard = c.stats.takeHeard() || heard
+	}
+	t := &p.sess.srv.cfg.Timing
+	switch p.hb.tick(now, heard, t.Heartbeat, t.HeartbeatMisses) {
+	case hbSend:
+		c := p.conns[0]
+		c.poller.Do(func() {
+			if !c.down {
+				p.hb.sendOn(c.conn)
+			}
+		})
+	case hbDead:
+		p.close(fmt.Errorf("%w: nothing heard for %d x %s", ErrHeartbeat, t.HeartbeatMisses+2, t.Heartbeat))
+	}
+}
+
+// info describes the path. Holds the server's mu.
+func (p *srvPath) info() SrvPathInfo {
+	dev := p.dev.Info()
+	i := SrvPathInfo{
+		ID: p.id, State: p.State(), Client: p.client, Server: p.server,
+		Fabric: dev.Fabric, Device: dev.Name, Port: dev.Port, Conns: len(p.conns),
+	}
+	if i.State != SrvPathConnected {
+		return i
+	}
+	for _, c := range p.conns {
+		i.Stats.addConn(&c.stats)
+	}
+	i.Stats.Latency = p.hb.lastLatency()
+	return i
+}
+
+// log writes one line about the path.
+func (p *srvPath) log(msg string, args ...any) {
+	p.sess.srv.log.Info(msg, append([]any{"session", p.sess.Name(), "client", p.client, "server", p.server}, args...)...)
+}

@@ -1,0 +1,273 @@
+package rtrs
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// SrvSession is a client as the server sees it: a set of chunks and the paths
+// that share them. It lives as long as it has paths.
+type SrvSession struct {
+	srv    *Server
+	serial int // in order of making
+	uuid   rtrswire.UUID
+	mem    Memory
+	chunks []byte
+	ops    []Op
+	ctx    atomic.Pointer[any]
+
+	// events serialises SessionUp and SessionDown. Taken before the server's mu.
+	events sync.Mutex
+	up     int // paths that are connected, or were and are not closed yet
+
+	// Guarded by the server's mu.
+	name   string
+	named  bool
+	paths  []*srvPath
+	lastID int
+}
+
+// sessionSerial numbers sessions.
+var sessionSerial atomic.Int64
+
+func newSrvSession(s *Server, uuid rtrswire.UUID) (*SrvSession, error) {
+	depth, size := s.cfg.QueueDepth, s.cfg.QueueDepth*s.cfg.ChunkSize
+	mem, err := s.cfg.Alloc(size)
+	if err != nil {
+		return nil, fmt.Errorf("allocate %d chunks of %d bytes: %w: %w", depth, s.cfg.ChunkSize, syscall.ENOMEM, err)
+	}
+	if len(mem.Bytes()) < size {
+		_ = mem.Close()
+		return nil, fmt.Errorf("allocate %d chunks: got %d bytes of %d: %w", depth, len(mem.Bytes()), size, syscall.ENOMEM)
+	}
+	sess := &SrvSession{
+		srv:    s,
+		serial: int(sessionSerial.Add(1)),
+		uuid:   uuid,
+		mem:    mem,
+		chunks: mem.Bytes()[:size:size],
+		ops:    make([]Op, depth),
+	}
+	users := make([]byte, depth*maxUsrLen)
+	for i := range sess.ops {
+		op := &sess.ops[i]
+		op.sess, op.chunk = sess, i
+		op.mem = sess.chunks[i*s.cfg.ChunkSize:][:s.cfg.ChunkSize:s.cfg.ChunkSize]
+		op.user = users[i*maxUsrLen:][:maxUsrLen:maxUsrLen]
+	}
+	return sess, nil
+}
+
+// Name returns the name that the client gave the session.
+func (s *SrvSession) Name() string {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	return s.name
+}
+
+// Memory returns the chunk memory; chunk i starts at byte i*ChunkSize.
+func (s *SrvSession) Memory() Memory { return s.mem }
+
+// ChunkSize returns the bytes of a chunk.
+func (s *SrvSession) ChunkSize() int { return s.srv.cfg.ChunkSize }
+
+// QueueDepth returns the number of chunks.
+func (s *SrvSession) QueueDepth() int { return len(s.ops) }
+
+// SetContext keeps a value of the consumer's.
+func (s *SrvSession) SetContext(v any) { s.ctx.Store(&v) }
+
+// Context returns the value of SetContext, nil before.
+func (s *SrvSession) Context() any {
+	if v := s.ctx.Load(); v != nil {
+		return *v
+	}
+	return nil
+}
+
+// SrvPathInfo describes a path of a server's session.
+type SrvPathInfo struct {
+	ID             int
+	State          SrvPathState
+	Client, Server netip.AddrPort
+	Fabric, Device string
+	Port           int
+	Conns          int // connections that the client announced
+	Stats          PathStats
+}
+
+// Paths returns the paths in the order in which they were made.
+func (s *SrvSession) Paths() []SrvPathInfo {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	list := make([]SrvPathInfo, 0, len(s.paths))
+	for _, p := range s.paths {
+		list = append(list, p.info())
+	}
+	return list
+}
+
+// DisconnectPath closes a path; the client may connect it again. It does not
+// wait.
+func (s *SrvSession) DisconnectPath(id int) error {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	for _, p := range s.paths {
+		if p.id == id {
+			p.close(fmt.Errorf("%w: disconnected by the administrator", ErrClosed))
+			return nil
+		}
+	}
+	return fmt.Errorf("path %d of session %q: %w", id, s.name, syscall.ENOENT)
+}
+
+// Close closes all paths and waits until the last of them is gone or ctx is
+// done.
+func (s *SrvSession) Close(ctx context.Context) error {
+	s.srv.mu.Lock()
+	paths := slices.Clone(s.paths)
+	s.srv.mu.Unlock()
+	for _, p := range paths {
+		p.close(fmt.Errorf("%w: the session is closing", ErrClosed))
+	}
+	for _, p := range paths {
+		if err := p.closeAndWait(ctx); err != nil {
+			return fmt.Errorf("close session %q: %w", s.Name(), err)
+		}
+	}
+	return nil
+}
+
+// pathFor returns the path that f names, a new one if there is none.
+func (s *SrvSession) pathFor(dev verbs.Device, req verbs.ConnRequest, f *rtrswire.ConnReqFields) (*srvPath, error) {
+	s.srv.mu.Lock()
+	p := s.pathByUUID(f.SessUUID)
+	count, taken := len(s.paths), s.sameAddrs(dev, req)
+	s.srv.mu.Unlock()
+	switch {
+	case p != nil:
+		return p, p.mayJoin(f)
+	case count >= rtrswire.MaxPaths:
+		return nil, protocolErrorf("the session has %d paths already", count)
+	case taken:
+		return nil, fmt.Errorf("the session has a path from %s to %s already: %w", req.RemoteAddr().Addr(), req.LocalAddr().Addr(), syscall.EEXIST)
+	}
+	p, err := newSrvPath(s, dev, req, f)
+	if err != nil {
+		return nil, err
+	}
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	s.lastID++
+	p.id = s.lastID
+	s.paths = append(s.paths, p)
+	return p, nil
+}
+
+// pathByUUID finds a path. Holds mu.
+func (s *SrvSession) pathByUUID(uuid rtrswire.UUID) *srvPath {
+	for _, p := range s.paths {
+		if p.uuid == uuid {
+			return p
+		}
+	}
+	return nil
+}
+
+// sameAddrs tells whether a path of the same fabric has the addresses of req,
+// whatever the ports. Holds mu.
+func (s *SrvSession) sameAddrs(dev verbs.Device, req verbs.ConnRequest) bool {
+	for _, p := range s.paths {
+		if p.dev.Info().Fabric == dev.Info().Fabric &&
+			p.client.Addr().Unmap() == req.RemoteAddr().Addr().Unmap() &&
+			p.server.Addr().Unmap() == req.LocalAddr().Addr().Unmap() {
+			return true
+		}
+	}
+	return false
+}
+
+// setName takes the name that a path brings.
+func (s *SrvSession) setName(name string) error {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	if s.named {
+		if s.name != name {
+			return protocolErrorf("INFO_REQ names session %q, its other paths %q", name, s.name)
+		}
+		return nil
+	}
+	for _, o := range s.srv.sessions {
+		if o != s && o.named && o.name == name {
+			return protocolErrorf("INFO_REQ names session %q, which another client has", name)
+		}
+	}
+	s.name, s.named = name, true
+	return nil
+}
+
+// pathUp counts p and connects it; the first one brings the session up.
+func (s *SrvSession) pathUp(p *srvPath) error {
+	s.events.Lock()
+	defer s.events.Unlock()
+	if p.State() != SrvPathConnecting {
+		return ErrClosed
+	}
+	if s.up == 0 {
+		if err := s.srv.cfg.Handler.SessionUp(s); err != nil {
+			return fmt.Errorf("session %q is refused: %w", s.Name(), err)
+		}
+	}
+	s.up++
+	p.counted = true
+	if !p.state.CompareAndSwap(uint32(SrvPathConnecting), uint32(SrvPathConnected)) {
+		return ErrClosed
+	}
+	return nil
+}
+
+// pathDown takes p out of the count; the last one takes the session down.
+func (s *SrvSession) pathDown(p *srvPath) {
+	s.events.Lock()
+	defer s.events.Unlock()
+	if !p.counted {
+		return
+	}
+	p.counted = false
+	if s.up--; s.up == 0 {
+		s.srv.cfg.Handler.SessionDown(s)
+	}
+}
+
+// removePath forgets p, and the session with its last path.
+func (s *SrvSession) removePath(p *srvPath) {
+	s.srv.mu.Lock()
+	s.paths = slices.DeleteFunc(s.paths, func(o *srvPath) bool { return o == p })
+	s.srv.mu.Unlock()
+	s.dropIfEmpty()
+}
+
+// dropIfEmpty frees a session without paths. Holds the server's accepting, so
+// that no path is being made.
+func (s *SrvSession) dropIfEmpty() {
+	s.srv.mu.Lock()
+	empty := len(s.paths) == 0 && s.srv.sessions[s.uuid] == s
+	if empty {
+		delete(s.srv.sessions, s.uuid)
+	}
+	s.srv.mu.Unlock()
+	if !empty {
+		return
+	}
+	if err := s.mem.Close(); err != nil {
+		s.srv.log.Warn("rtrs: free chunks", "session", s.Name(), "err", err)
+	}
+}
