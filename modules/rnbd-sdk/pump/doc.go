@@ -20,7 +20,9 @@
 // Before sleeping the pump arms every source and looks at each once more: Arm
 // returns false when work came meanwhile. Descriptors are watched for edges,
 // so a source need not drain its descriptor, but it must return false from Arm
-// as long as it has something left to do. An idle pump does not wake at all.
+// as long as it has something left to do. A descriptor may be an epoll set, but
+// not of further epoll sets: the kernel limits nesting. An idle pump does not
+// wake at all.
 //
 // # Spinning
 //

@@ -377,6 +377,81 @@ func TestPump_SpinnersLetGCStop(t *testing.T) {
 	inTime(t, "GC beside busy pumps", runtime.GC)
 }
 
+// A descriptor is watched for edges only: readable for ever wakes once.
+func TestPump_UndrainedDescriptorLetsItSleep(t *testing.T) {
+	p := newPump(t, Config{Name: "edge", Spin: -1})
+	s := newProbe(t)
+	add(t, p, s)
+	p.Start()
+	asleep(t, p)
+	for range 20 {
+		before := s.polls.Load()
+		signal(s.fd) // its counter grows and is never read
+		for end := time.Now().Add(5 * time.Second); s.polls.Load() == before; runtime.Gosched() {
+			if time.Now().After(end) {
+				t.Fatal("edge not noticed")
+			}
+		}
+		asleep(t, p)
+	}
+	if n := s.polls.Load(); n > 60 {
+		t.Errorf("polled %d times for 20 edges", n)
+	}
+}
+
+func TestPump_WakesBySetOfDescriptors(t *testing.T) {
+	set, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(set)
+	inner := newProbe(t)
+	if err := unix.EpollCtl(set, unix.EPOLL_CTL_ADD, inner.fd, &unix.EpollEvent{Events: unix.EPOLLIN}); err != nil {
+		t.Fatal(err)
+	}
+	p := newPump(t, Config{Name: "set", Spin: -1})
+	var b [8]byte
+	events := 0 // of the pump's thread
+	s := &probe{fd: set}
+	s.hook = func() {
+		if n, _ := unix.Read(inner.fd, b[:]); n == 8 {
+			events++
+		}
+	}
+	add(t, p, s)
+	p.Start()
+	for i := range 20 {
+		asleep(t, p)
+		signal(inner.fd)
+		got := 0
+		for end := time.Now().Add(5 * time.Second); got != i+1; p.Call(func() { got = events }) {
+			if time.Now().After(end) {
+				t.Fatalf("event %d not noticed", i)
+			}
+		}
+	}
+	stopInTime(t, p)
+}
+
+func TestPump_PinsItsThread(t *testing.T) {
+	if runtime.NumCPU() < 2 {
+		t.Skip("one CPU only")
+	}
+	for cpu, want := range map[int]int{1: 1, 0: -1, -1: -1, 100000: -1} {
+		p := newPump(t, Config{Name: "pin", CPU: cpu})
+		p.Start()
+		var all, got unix.CPUSet
+		unix.SchedGetaffinity(unix.Getpid(), &all)
+		p.Call(func() { unix.SchedGetaffinity(0, &got) })
+		if want >= 0 && (got.Count() != 1 || !got.IsSet(want)) {
+			t.Errorf("CPU %d: thread may run on %d CPUs", cpu, got.Count())
+		}
+		if want < 0 && got != all {
+			t.Errorf("CPU %d: thread may run on %d CPUs of %d", cpu, got.Count(), all.Count())
+		}
+	}
+}
+
 func TestPump_RunUntil(t *testing.T) {
 	p := newPump(t, Config{Name: "run"})
 	r := newRing(t)

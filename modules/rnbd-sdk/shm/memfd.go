@@ -12,8 +12,13 @@ import (
 // it cannot fault, and nobody can add a seal against writing.
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
+// maxMemfdName is what the kernel takes; the name is for people who look into
+// /proc and may be cut.
+const maxMemfdName = 249
+
 // sealedMemfd makes a memory file of exactly size bytes, close-on-exec.
 func sealedMemfd(name string, size int) (int, error) {
+	name = name[:min(len(name), maxMemfdName)]
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
 	if err == unix.EINVAL { // before Linux 6.3
 		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)

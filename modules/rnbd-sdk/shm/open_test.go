@@ -55,6 +55,14 @@ func TestArena_CannotBeShrunkByPeer(t *testing.T) {
 	a.Bytes()[8191] = 1
 }
 
+func TestArena_NameMayBeLong(t *testing.T) {
+	a, err := NewArena(strings.Repeat("dev/", 500), 4096, Plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Close()
+}
+
 func TestArena_PunchOutsideIsRefused(t *testing.T) {
 	a := must(NewArena("t", 8192, Plain))
 	defer a.Close()

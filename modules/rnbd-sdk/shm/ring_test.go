@@ -177,10 +177,10 @@ func TestRing_BrokenPeerIsCaught(t *testing.T) {
 		s.Publish()
 	}
 	tests := []struct {
-		name   string
-		break_ func(s *Submitter, c *Completer) // as the peer of the other end
-		use    func(s *Submitter, c *Completer)
-		err    func(s *Submitter, c *Completer) error
+		name     string
+		sabotage func(s *Submitter, c *Completer) // as the peer of the other end
+		use      func(s *Submitter, c *Completer)
+		err      func(s *Submitter, c *Completer) error
 	}{
 		{"completer shows an answer to nothing",
 			func(s *Submitter, c *Completer) { c.out.words.Tail.Store(1) },
@@ -244,7 +244,7 @@ func TestRing_BrokenPeerIsCaught(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			eachRing(t, 4, func(t *testing.T, s *Submitter, c *Completer) {
-				tt.break_(s, c)
+				tt.sabotage(s, c)
 				if err := tt.err(s, c); err != nil {
 					t.Fatalf("error before the index was looked at: %v", err)
 				}
