@@ -80,7 +80,7 @@ type Session struct {
 // errno in its chain that the Linux client would report: that of the server's
 // refusal, ECONNRESET, ETIMEDOUT, ...
 func Open(ctx context.Context, name string, paths []PathAddr, cfg ClientConfig) (*Session, error) {
-	s, err := newSession(name, cfg)
+	s, err := newCltSession(name, cfg)
 	if err == nil && len(paths) == 0 {
 		err = fmt.Errorf("no paths: %w", syscall.EINVAL)
 	}
@@ -100,7 +100,7 @@ func Open(ctx context.Context, name string, paths []PathAddr, cfg ClientConfig) 
 	return s, nil
 }
 
-func newSession(name string, cfg ClientConfig) (*Session, error) {
+func newCltSession(name string, cfg ClientConfig) (*Session, error) {
 	if cfg.Queues == 0 {
 		cfg.Queues = len(cfg.Pollers)
 	}
