@@ -1,0 +1,219 @@
+package verbstest
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+func receiverNotReady(t *testing.T, f Fabric) {
+	p := newPair(t, f)
+	const messages = 5
+	for i := range messages {
+		fill(p.client.mem[100*i:][:100], i)
+		p.client.send(p.client.qp, verbs.SendWR{ID: uint64(i), Op: verbs.OpSend, Signaled: true, SGEs: p.client.sge(100*i, 100, 1)})
+	}
+	p.idle()
+	if len(p.server.wcs) > 0 {
+		t.Fatalf("completions without a receive: %+v", p.server.wcs)
+	}
+	for i := range messages {
+		p.server.recv(p.server.qp, uint64(i), 100*i, 100)
+		p.waitOK(p.server, uint64(i))
+		if at := filled(p.server.mem[100*i:][:100], i); at >= 0 {
+			t.Errorf("byte %d of message %d is wrong", at, i)
+		}
+	}
+	p.waitOK(p.client, messages-1)
+}
+
+func receiverNotReadyOther(t *testing.T, f Fabric) {
+	p := newPair(t, f)
+	client, server := p.connect(f.Addr, 2)
+	p.client.send(p.client.qp, verbs.SendWR{ID: 1, Op: verbs.OpSend, Signaled: true})
+	p.idle()
+	p.server.recv(server, 2, 0, 8)
+	p.client.send(client, verbs.SendWR{ID: 2, Op: verbs.OpSend, Signaled: true})
+	p.waitOK(p.server, 2)
+	p.server.recv(p.server.qp, 1, 0, 8)
+	p.waitOK(p.server, 1)
+}
+
+func sendQueueFull(t *testing.T, f Fabric) {
+	p := newPair(t, f)
+	const enough = 1 << 16 // no provider rounds up that far
+	taken := 0
+	wrs := make([]verbs.SendWR, 7) // no divisor of the queue's size
+	for {
+		for i := range wrs {
+			wrs[i] = verbs.SendWR{ID: uint64(taken + i), Op: verbs.OpWrite, Signaled: true}
+		}
+		n, err := p.client.qp.PostSend(wrs)
+		taken += n
+		if n == len(wrs) && taken < enough {
+			continue
+		}
+		if !errors.Is(err, verbs.ErrQueueFull) {
+			t.Fatalf("PostSend took %d of %d after %d: %v, want ErrQueueFull", n, len(wrs), taken, err)
+		}
+		break
+	}
+	if taken < queueDepth {
+		t.Errorf("the queue took %d requests, %d were asked for", taken, queueDepth)
+	}
+	p.waitOK(p.client, uint64(taken-1))
+	for i, wc := range p.client.wcs {
+		if wc.ID != uint64(i) || wc.Status != verbs.StatusOK {
+			t.Fatalf("completion %d is %+v", i, wc)
+		}
+	}
+	if len(p.client.wcs) != taken {
+		t.Errorf("%d completions for %d requests", len(p.client.wcs), taken)
+	}
+	p.transfer(verbs.OpWrite, 100, 1)
+}
+
+func sharedCQ(t *testing.T, f Fabric) {
+	p := newPair(t, f)
+	client, server := p.connect(f.Addr, 2)
+	p.server.recv(p.server.qp, 11, 0, 8)
+	p.server.recv(server, 12, 8, 8)
+	p.client.send(client, verbs.SendWR{ID: 2, Op: verbs.OpSend, Signaled: true})
+	p.client.send(p.client.qp, verbs.SendWR{ID: 1, Op: verbs.OpSend, Signaled: true})
+	for qp := range uint64(2) {
+		for _, wc := range []verbs.WC{p.waitOK(p.server, 11+qp), p.waitOK(p.client, 1+qp)} {
+			if wc.QP != 1+qp {
+				t.Errorf("completion %+v, want that of queue pair %d", wc, 1+qp)
+			}
+		}
+	}
+	client.Disconnect()
+	p.settle(2)
+	p.transfer(verbs.OpWrite, 100, 1) // the other one lives
+}
+
+func manyConns(t *testing.T, f Fabric) {
+	p := &pair{t, newEnd(t, f.Client), newEnd(t, f.Server)}
+	const conns = 64
+	var clients, servers [conns]verbs.QP
+	for i := range conns {
+		clients[i], servers[i] = p.connect(f.Addr, uint64(i))
+		p.server.recv(servers[i], uint64(1000+i), i*8, 8)
+	}
+	for i := range conns {
+		fill(p.client.mem[i*8:][:8], i)
+		p.client.send(clients[i], verbs.SendWR{ID: uint64(i), Op: verbs.OpSend, Signaled: true, SGEs: p.client.sge(i*8, 8, 1)})
+	}
+	for i := range conns {
+		wc := p.waitOK(p.server, uint64(1000+i))
+		if wc.QP != uint64(i) || filled(p.server.mem[i*8:][:8], i) >= 0 {
+			t.Errorf("message of connection %d arrived as %+v", i, wc)
+		}
+	}
+}
+
+// manyOwners runs connections whose queues belong to different goroutines and
+// whose memory is one region.
+func manyOwners(t *testing.T, f Fabric) {
+	const owners, messages = 4, 300
+	client, server := newEnd(t, f.Client), newEnd(t, f.Server)
+	results := make(chan error, 2*owners)
+	for i := range owners {
+		c, s := newOwner(client), newOwner(server)
+		for id := range queueDepth {
+			s.end.recv(s.qp, uint64(id), 0, 0)
+			c.end.recv(c.qp, uint64(id), 0, 0)
+		}
+		dial(t, f.Client, f.Server, f.Addr, c.qp, s.qp)
+		go func() { results <- c.pingPong(s, i*messages*8, messages, true) }()
+		go func() { results <- s.pingPong(c, i*messages*8, messages, false) }()
+	}
+	for range 2 * owners {
+		if err := <-results; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// owner is a queue with one connection, on the memory of end.
+type owner struct {
+	end *end
+	cq  verbs.CQ
+	qp  verbs.QP
+}
+
+func newOwner(e *end) *owner {
+	o := &owner{end: e}
+	o.cq = must(e.dev.CreateCQ(2 * queueDepth))(e.t)
+	cfg := verbs.QPConfig{CQ: o.cq, SendQueue: queueDepth, RecvQueue: queueDepth, MaxSGE: 1}
+	o.qp = must(e.dev.CreateQP(e.pd, cfg))(e.t)
+	e.t.Cleanup(func() {
+		o.qp.Destroy()
+		check(e.t, o.cq.Close())
+	})
+	return o
+}
+
+// pingPong writes 8 bytes per message to the peer's memory from off on, and
+// waits for the answer of each. It ends with the connection.
+func (o *owner) pingPong(peer *owner, off, messages int, first bool) error {
+	sent := 0
+	send := func() error {
+		at := off + 8*sent
+		if !first {
+			at += memSize / 2
+		}
+		buf := o.end.mem[at:][:8]
+		fill(buf, sent)
+		wr := verbs.SendWR{Op: verbs.OpWriteImm, Signaled: true, Imm: uint32(sent), SGEs: []verbs.SGE{{Buf: buf, LKey: o.end.mr.LKey()}},
+			RemoteAddr: peer.end.at(at), RKey: peer.end.mr.RKey()}
+		sent++
+		_, err := o.qp.PostSend([]verbs.SendWR{wr})
+		return err
+	}
+	if first {
+		if err := send(); err != nil {
+			return fmt.Errorf("first message: %w", err)
+		}
+	}
+	received := 0
+	for last := time.Now(); ; {
+		var wcs [4]verbs.WC
+		n := o.cq.Poll(wcs[:])
+		for _, wc := range wcs[:n] {
+			last = time.Now()
+			switch {
+			case wc.Op == verbs.OpDisconnected:
+				if received != messages {
+					return fmt.Errorf("connection ended after %d messages", received)
+				}
+				return nil
+			case wc.Status == verbs.StatusFlushed:
+			case wc.Status != verbs.StatusOK:
+				return fmt.Errorf("completion %+v", wc)
+			case wc.Op == verbs.OpRecvImm:
+				if wc.Imm != uint32(received) {
+					return fmt.Errorf("message %d has immediate %d", received, wc.Imm)
+				}
+				received++
+				o.qp.PostRecv([]verbs.RecvWR{{}})
+				if sent < messages {
+					if err := send(); err != nil {
+						return fmt.Errorf("message %d: %w", sent, err)
+					}
+				}
+				if received == messages && first {
+					o.qp.Disconnect()
+				}
+			}
+		}
+		if n == 0 && time.Since(last) > Patience {
+			return fmt.Errorf("nothing came after %d messages", received)
+		}
+		runtime.Gosched()
+	}
+}
