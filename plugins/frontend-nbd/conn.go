@@ -51,6 +51,7 @@ type conn struct {
 	structured bool
 	readable   bool // the socket may have bytes
 	writable   bool // the socket may take bytes
+	hangup     bool // the end of the stream has been announced, and not again
 	stalled    bool // waits for a slot or a request; does not read
 	held       int  // slots
 

@@ -77,6 +77,18 @@ func (d *disk) at(off uint64, n int) []byte {
 	return append([]byte(nil), d.mem[off:][:n]...)
 }
 
+// with runs f while the device does nothing.
+func (d *disk) with(f func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f()
+}
+
+func (d *disk) flushed() (n int) {
+	d.with(func() { n = d.flushes })
+	return n
+}
+
 func (d *disk) requests() []shm.SQE {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -207,20 +207,13 @@ func (e *export) parts() []*share {
 	return e.shares
 }
 
-// take gives c a slot, or nil. One connection never gets the last free slots
-// while it holds most of them: a client that does not read its answers cannot
-// starve the others. Queue's thread.
+// take gives c a slot, or nil. Queue's thread.
 func (s *share) take(c *conn) *op {
-	free := len(s.free)
-	if free == 0 {
+	if !s.allows(c) {
 		return nil
 	}
-	gathering := s.gather != nil && s.gather == c.cur
-	if c.held > 0 && !gathering && c.held >= hoard*(free-1) {
-		return nil
-	}
-	o := &s.ops[s.free[free-1]]
-	s.free = s.free[:free-1]
+	o := &s.ops[s.free[len(s.free)-1]]
+	s.free = s.free[:len(s.free)-1]
 	o.conn, o.busy = c, true
 	c.held++
 	return o
@@ -228,6 +221,20 @@ func (s *share) take(c *conn) *op {
 
 // hoard is how many times the free slots one connection may hold.
 const hoard = 4
+
+// allows: the last free slot goes only to a connection that holds none, and
+// nobody takes more while it holds most of the slots. So a client that does
+// not read its replies does not starve the others.
+func (s *share) allows(c *conn) bool {
+	free := len(s.free)
+	if c.held == 0 || free == 0 {
+		return free > 0
+	}
+	if s.gather != nil && s.gather == c.cur {
+		return free > 1
+	}
+	return c.held < hoard*(free-1)
+}
 
 // give returns a slot.
 func (s *share) give(o *op) {

@@ -39,7 +39,7 @@ func (s *share) mayTake(c *conn, r *request, l *blk.Limits) bool {
 	if s.gather != r {
 		return false
 	}
-	if len(s.free) == 0 && (c.blocked() || left > s.obtainable(c)) {
+	if !s.allows(c) && (c.blocked() || left > s.obtainable(c)) {
 		s.ungather(r)
 		r.stream = true
 	}
@@ -57,7 +57,7 @@ func (s *share) ungather(r *request) {
 // obtainable is how many slots come back to c without the help of clients that
 // do not read their replies.
 func (s *share) obtainable(c *conn) int {
-	n := len(s.ops)
+	n := len(s.ops) - 1 // the last one is not for those who hold some
 	for _, other := range s.conns {
 		if other.blocked() {
 			n -= other.held

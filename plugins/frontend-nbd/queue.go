@@ -186,6 +186,7 @@ func (q *queue) onEvent(ev unix.EpollEvent) {
 	c := q.table[ev.Fd]
 	c.readable = c.readable || ev.Events&^unix.EPOLLOUT != 0
 	c.writable = c.writable || ev.Events&^unix.EPOLLIN != 0
+	c.hangup = c.hangup || ev.Events&^(unix.EPOLLIN|unix.EPOLLOUT) != 0
 }
 
 // reap closes connections that are drained and forgets those that are over.

@@ -237,3 +237,5 @@ func pair(t testing.TB) (int, net.Conn) {
 	}
 	return fds[0], c
 }
+
+type spec = plugin.DeviceSpec

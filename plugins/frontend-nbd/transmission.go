@@ -43,7 +43,7 @@ func (c *conn) receive() {
 			return
 		}
 		c.q.events++
-		c.readable = n == want.bytes // a short read has emptied the socket
+		c.readable = n == want.bytes || c.hangup // a short read has emptied the socket
 		c.received(n)
 		c.advance()
 	}

@@ -193,7 +193,7 @@ func TestPartialWriteDoesNotUndoWholeWrite(t *testing.T) {
 
 func TestLargestRequests(t *testing.T) {
 	bothReplies(t, func(t *testing.T, structured bool) {
-		for _, slots := range []int{3, 600} {
+		for _, slots := range []int{5, 600} {
 			r := newRig(t, rigConfig{slots: slots, limits: testLimits(48 << 20)})
 			c := r.connect(structured)
 			want := pattern(maxPayload, 1)
@@ -223,7 +223,7 @@ func TestLargestRequests(t *testing.T) {
 func TestConcurrentLargeReadsDoNotDeadlock(t *testing.T) {
 	bothReplies(t, func(t *testing.T, structured bool) {
 		r := newRig(t, rigConfig{slots: 16, slotSize: 4096, seed: 4})
-		copy(r.disks[0].mem, pattern(4<<20, 7))
+		r.disks[0].with(func() { copy(r.disks[0].mem, pattern(4<<20, 7)) })
 		var wg sync.WaitGroup
 		for i := range 6 {
 			c := r.connect(structured)
@@ -282,7 +282,7 @@ func TestRefusals(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			bothReplies(t, func(t *testing.T, structured bool) {
 				r := newRig(t, rigConfig{limits: v.limits})
-				r.disks[0].keep = true
+				r.disks[0].with(func() { r.disks[0].keep = true })
 				c := r.connect(structured)
 				if code := c.do(v.cmd, v.flags, v.off, v.n, make([]byte, v.n)); code != v.want {
 					t.Errorf("error %d, want %d", code, v.want)
@@ -302,12 +302,14 @@ func TestFirstErrorWins(t *testing.T) {
 	bothReplies(t, func(t *testing.T, structured bool) {
 		r := newRig(t, rigConfig{slots: 8, slotSize: 4096, seed: 2})
 		d := r.disks[0]
-		d.fails = func(e *shm.SQE) blk.Errno {
-			if e.Offset == 8192 {
-				return blk.ENOSPC
+		d.with(func() {
+			d.fails = func(e *shm.SQE) blk.Errno {
+				if e.Offset == 8192 {
+					return blk.ENOSPC
+				}
+				return blk.OK
 			}
-			return blk.OK
-		}
+		})
 		c := r.connect(structured)
 		if code := c.write(0, make([]byte, 64<<10)); code != nbdENOSPC {
 			t.Errorf("write: error %d", code)
@@ -334,12 +336,15 @@ func TestFirstErrorWins(t *testing.T) {
 func TestLateErrorOfStreamedRead(t *testing.T) {
 	bothReplies(t, func(t *testing.T, structured bool) {
 		r := newRig(t, rigConfig{slots: 4, slotSize: 4096})
-		r.disks[0].fails = func(e *shm.SQE) blk.Errno {
-			if e.Offset >= 64<<10 {
-				return blk.EIO
+		d := r.disks[0]
+		d.with(func() {
+			d.fails = func(e *shm.SQE) blk.Errno {
+				if e.Offset >= 64<<10 {
+					return blk.EIO
+				}
+				return blk.OK
 			}
-			return blk.OK
-		}
+		})
 		c := r.connect(structured)
 		code, err := c.start(cmdRead, 0, 0, 128<<10, make([]byte, 128<<10)).wait()
 		if structured && (code != nbdEIO || err != nil) {
