@@ -44,7 +44,8 @@ func inTime(t testing.TB, what string, f func()) {
 func asleep(t testing.TB, p *Pump) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Microsecond) {
-		if st := p.Stats(); p.asleep.Load() && st.Sleeps == st.Wakes+1 {
+		if st := p.Stats(); p.asleep.Load() && st.Sleeps == st.Wakes+1 && p.owner.TryLock() {
+			p.owner.Unlock()
 			return
 		}
 	}
@@ -351,12 +352,14 @@ func TestPump_SleepersDoNotDelayGC(t *testing.T) {
 		p.Start()
 		asleep(t, p)
 	}
+	best := time.Hour // of several: the machine may be busy with other things
 	for range 5 {
 		start := time.Now()
-		runtime.GC()
-		if d := time.Since(start); d > 100*time.Millisecond {
-			t.Errorf("collection took %v beside 4 sleeping pumps", d)
-		}
+		inTime(t, "GC beside sleeping pumps", runtime.GC)
+		best = min(best, time.Since(start))
+	}
+	if best > 100*time.Millisecond {
+		t.Errorf("collection took %v beside 4 sleeping pumps", best)
 	}
 }
 

@@ -59,7 +59,7 @@ type Engine interface {
 	// InFlight returns the requests submitted and not yet reaped.
 	InFlight() int
 	// Arm flushes, and has FD become readable at the next completion. False:
-	// there is one already, do not sleep.
+	// there is one already, do not sleep. FD may be readable without one.
 	Arm() bool
 	FD() int
 	// Close waits for what is in flight and drops its completions.
