@@ -1,0 +1,71 @@
+# Every target has a line of help behind ##. `make` alone prints them.
+
+MODULES  := modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client
+PLUGINS  := plugins/io-blockio plugins/io-fileio plugins/frontend-nbd
+PROGRAMS := cmd/rnbd $(PLUGINS) examples/io-memory
+ALL      := $(MODULES) $(PROGRAMS) test tools
+PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server fio e2fsprogs tshark iperf3 strace
+BIN      := $(CURDIR)/bin
+RESULTS  := $(CURDIR)/.cache/test-results
+
+export CGO_ENABLED ?= 0
+.DEFAULT_GOAL := help
+
+help: ## this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## every program and plugin, into bin/
+	@mkdir -p $(BIN)
+	@for p in $(PROGRAMS); do echo "build $$p"; (cd $$p && go build -o $(BIN)/ .) || exit 1; done
+
+demo: build ## export, map, copy, kill a plugin, verify: under a minute
+	@cd test && RNBD_BIN=$(BIN) go run ./demo
+
+test: tools-for-test build test-modules test-e2e conformance ## everything but the long forms
+
+tools-for-test:
+	@missing=; for t in nbdinfo qemu-io qemu-storage-daemon nbdkit nbd-server fio mke2fs tshark iperf3 strace; do \
+		command -v $$t >/dev/null || [ -x /usr/sbin/$$t ] || missing="$$missing $$t"; done; \
+	if [ -n "$$missing" ]; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "installing the clients and peers of the tests:$$missing"; \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(PACKAGES) >/dev/null; \
+		else echo "not installed, so their tests are left out:$$missing"; fi; fi
+
+test-modules: ## unit and in-process tests of every module, with the race detector
+	@mkdir -p $(RESULTS)
+	@CGO_ENABLED=1 go run ./tools/gotest -out $(RESULTS) -race $(MODULES) $(PLUGINS) examples/io-memory cmd/rnbd tools
+
+test-e2e: build ## real processes and real clients
+	@mkdir -p $(RESULTS)
+	@RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 test
+
+conformance: ## requirement -> test -> verdict, from the last results
+	@go run ./tools/conformance -results $(RESULTS) docs/protocol/conformance.md
+
+fuzz: ## every fuzz target, FUZZTIME each (default 5m)
+	@go run ./tools/fuzzall -time $(or $(FUZZTIME),5m) $(MODULES) $(PLUGINS)
+
+faults: build ## the long form of the fault tests
+	@cd test && RNBD_BIN=$(BIN) RNBD_LONG=1 go test -count=1 -timeout 60m -v ./faults
+
+bench: build tools-for-test ## against other NBD servers, on this machine
+	@cd test && RNBD_BIN=$(BIN) go run ./bench
+
+lint: ## gofmt, go vet and the rules of the tree
+	@test -z "$$(gofmt -l $(ALL) | tee /dev/stderr)"
+	@for m in $(ALL); do (cd $$m && go vet ./...) || exit 1; done
+
+generate: ## protobuf code (needs protoc)
+	@tools/generate.sh
+
+tidy: ## go.mod and go.sum of every module
+	@tools/tidy.sh
+
+release-check: ## build every module as a user would, without the workspace
+	@tools/release-check.sh
+
+clean: ## what was built
+	@rm -rf $(BIN) .cache bench-results.json
+
+.PHONY: help build demo test tools-for-test test-modules test-e2e conformance fuzz faults bench lint generate tidy release-check clean

@@ -1,0 +1,310 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+)
+
+// Lab is a folder with daemons in it.
+type Lab struct {
+	Dir  string // short, so that unix sockets fit
+	Bin  string
+	n    int
+	stop []func() error
+}
+
+// Open makes a lab. Close ends what it started and removes the folder.
+func Open() (*Lab, error) {
+	bin, err := Bin()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "rnbd-lab-")
+	if err != nil {
+		return nil, err
+	}
+	return &Lab{Dir: dir, Bin: bin}, nil
+}
+
+// Close ends all daemons, the last started first.
+func (l *Lab) Close() error {
+	var first error
+	for i := len(l.stop) - 1; i >= 0; i-- {
+		if err := l.stop[i](); err != nil && first == nil {
+			first = err
+		}
+	}
+	l.stop = nil
+	if err := os.RemoveAll(l.Dir); err != nil && first == nil {
+		first = err
+	}
+	return first
+}
+
+// ServerOptions say how to run a server. Extra goes to its command line.
+type ServerOptions struct {
+	SearchPath string
+	Addrs      []string // default 127.0.0.1; ports are chosen
+	Plugins    []string // NAME of a binary io-NAME; default fileio and blockio
+	Extra      []string
+	Env        []string
+	Prefix     []string // a program that runs the server, as prlimit
+}
+
+// Server is a running server daemon.
+type Server struct {
+	process
+	Socket string
+	Addrs  []string // address:port of each listener
+	API    controlpb.ServerDaemonClient
+	conn   *grpc.ClientConn
+}
+
+// StartServer runs a server and waits until it answers.
+func (l *Lab) StartServer(o ServerOptions) (*Server, error) {
+	l.n++
+	name := "server" + strconv.Itoa(l.n)
+	s := &Server{Socket: filepath.Join(l.Dir, name+".sock")}
+	args := []string{"server", "run", "--socket", s.Socket, "--plugin-dir", l.Bin}
+	if o.SearchPath != "" {
+		args = append(args, "--search-path", o.SearchPath)
+	}
+	if len(o.Addrs) == 0 {
+		o.Addrs = []string{"127.0.0.1"}
+	}
+	for _, a := range o.Addrs {
+		port, err := freePort(a)
+		if err != nil {
+			return nil, err
+		}
+		addr := net.JoinHostPort(a, port)
+		s.Addrs = append(s.Addrs, addr)
+		args = append(args, "--listen", addr)
+	}
+	for _, p := range o.Plugins {
+		args = append(args, "--io-plugin", p+"="+filepath.Join(l.Bin, "io-"+p))
+	}
+	s.process = l.daemon(name, o.Prefix, append(args, o.Extra...), o.Env)
+	l.stop = append(l.stop, s.Stop)
+	return s, s.Start()
+}
+
+// Start runs the server again after Kill or Stop, at the same addresses.
+func (s *Server) Start() error {
+	if err := s.start(); err != nil {
+		return err
+	}
+	return s.await(func(ctx context.Context) (err error) {
+		if s.API, s.conn, err = control.DialServer(ctx, s.Socket); err != nil {
+			return err
+		}
+		if _, err = s.API.Info(ctx, &controlpb.InfoRequest{}); err != nil {
+			s.conn.Close()
+		}
+		return err
+	})
+}
+
+// Stop ends the server in order.
+func (s *Server) Stop() error {
+	if s.conn != nil {
+		s.conn.Close()
+		s.conn = nil
+	}
+	return s.end(syscall.SIGTERM, 30*time.Second)
+}
+
+// Kill ends it by SIGKILL.
+func (s *Server) Kill() error { return s.end(syscall.SIGKILL, 10*time.Second) }
+
+// Plugin returns what the server says about an io plugin.
+func (s *Server) Plugin(name string) (*controlpb.Plugin, error) {
+	info, err := s.API.Info(context.Background(), &controlpb.InfoRequest{})
+	return findPlugin(info, name, err)
+}
+
+func findPlugin(info *controlpb.DaemonInfo, name string, err error) (*controlpb.Plugin, error) {
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range info.Plugins {
+		if p.Name == name {
+			return p, nil
+		}
+	}
+	return nil, fmt.Errorf("there is no plugin %q", name)
+}
+
+// KillPlugin ends the process of an io plugin by SIGKILL.
+func (s *Server) KillPlugin(name string) error {
+	p, err := s.Plugin(name)
+	return killPlugin(p, err)
+}
+
+func killPlugin(p *controlpb.Plugin, err error) error {
+	if err != nil {
+		return err
+	}
+	if p.Pid == 0 {
+		return fmt.Errorf("plugin %s is not running: %s", p.Name, p.State)
+	}
+	return syscall.Kill(int(p.Pid), syscall.SIGKILL)
+}
+
+// ClientOptions say how to run a client.
+type ClientOptions struct {
+	Extra  []string
+	Env    []string
+	Prefix []string
+}
+
+// Client is a running client daemon.
+type Client struct {
+	process
+	Socket string
+	NBD    string // unix socket of the NBD front end
+	API    controlpb.ClientDaemonClient
+	conn   *grpc.ClientConn
+}
+
+// StartClient runs a client and waits until it answers.
+func (l *Lab) StartClient(o ClientOptions) (*Client, error) {
+	l.n++
+	name := "client" + strconv.Itoa(l.n)
+	c := &Client{Socket: filepath.Join(l.Dir, name+".sock"), NBD: filepath.Join(l.Dir, name+"-nbd.sock")}
+	args := []string{"client", "run", "--socket", c.Socket, "--plugin-dir", l.Bin, "--nbd-listen", "unix:" + c.NBD}
+	c.process = l.daemon(name, o.Prefix, append(args, o.Extra...), o.Env)
+	l.stop = append(l.stop, c.Stop)
+	return c, c.Start()
+}
+
+// Start runs the client again after Kill or Stop.
+func (c *Client) Start() error {
+	if err := c.start(); err != nil {
+		return err
+	}
+	return c.await(func(ctx context.Context) (err error) {
+		if c.API, c.conn, err = control.DialClient(ctx, c.Socket); err != nil {
+			return err
+		}
+		if _, err = c.API.Info(ctx, &controlpb.InfoRequest{}); err != nil {
+			c.conn.Close()
+		}
+		return err
+	})
+}
+
+// Stop ends the client in order.
+func (c *Client) Stop() error {
+	if c.conn != nil {
+		c.conn.Close()
+		c.conn = nil
+	}
+	return c.end(syscall.SIGTERM, 30*time.Second)
+}
+
+// Kill ends it by SIGKILL.
+func (c *Client) Kill() error { return c.end(syscall.SIGKILL, 10*time.Second) }
+
+// Plugin returns what the client says about a front end.
+func (c *Client) Plugin(name string) (*controlpb.Plugin, error) {
+	info, err := c.API.Info(context.Background(), &controlpb.InfoRequest{})
+	return findPlugin(info, name, err)
+}
+
+// KillPlugin ends the process of a front end by SIGKILL.
+func (c *Client) KillPlugin(name string) error {
+	p, err := c.Plugin(name)
+	return killPlugin(p, err)
+}
+
+// Map maps path over all addresses of s, read-write, with changes to the
+// request by with.
+func (c *Client) Map(path string, s *Server, with ...func(*controlpb.MapRequest)) (*controlpb.ClientDevice, error) {
+	r := &controlpb.MapRequest{Path: path, Paths: s.Addrs}
+	for _, f := range with {
+		f(r)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	return c.API.Map(ctx, r)
+}
+
+// Unmap takes a device away.
+func (c *Client) Unmap(device string, force bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	_, err := c.API.Unmap(ctx, &controlpb.UnmapRequest{Device: device, Force: force})
+	return err
+}
+
+// Device returns what the client says about a device.
+func (c *Client) Device(name string) (*controlpb.ClientDevice, error) {
+	l, err := c.API.ListDevices(context.Background(), &controlpb.ListRequest{})
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range l.Devices {
+		if d.Name == name {
+			return d, nil
+		}
+	}
+	return nil, fmt.Errorf("there is no device %q", name)
+}
+
+// URI is where NBD clients find a device, in the form that they agree on.
+func (c *Client) URI(device string) string { return "nbd+unix:///" + device + "?socket=" + c.NBD }
+
+func (l *Lab) daemon(name string, prefix, args, env []string) process {
+	argv := append(append([]string{}, prefix...), filepath.Join(l.Bin, "rnbd"))
+	argv = append(argv, args...)
+	return process{log: filepath.Join(l.Dir, name+".log"), path: argv[0], args: argv[1:], env: env}
+}
+
+// await tries ask until it works or the process ends.
+func (p *process) await(ask func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	for {
+		err := ask(ctx)
+		if err == nil {
+			return nil
+		}
+		if gone, _ := p.Exited(); gone {
+			return fmt.Errorf("%s ended: %s", p.path, lastLines(p.Log(), 5))
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not answer: %w\n%s", p.path, err, lastLines(p.Log(), 20))
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func lastLines(s string, n int) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// freePort finds a port that nobody uses at addr now.
+func freePort(addr string) (string, error) {
+	l, err := net.Listen("tcp", net.JoinHostPort(addr, "0"))
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	return port, err
+}

@@ -1,0 +1,112 @@
+package lab
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// process is one daemon. Its output goes to a file of the lab.
+type process struct {
+	log  string
+	path string
+	args []string
+	env  []string
+
+	mu   sync.Mutex
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error
+}
+
+// start runs the program; the log is appended to.
+func (p *process) start() error {
+	f, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	cmd := exec.Command(p.path, p.args...)
+	cmd.Stdout, cmd.Stderr = f, f
+	cmd.Env = append(os.Environ(), p.env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	done := make(chan struct{})
+	p.mu.Lock()
+	p.cmd, p.done = cmd, done
+	p.mu.Unlock()
+	go func() {
+		err := cmd.Wait()
+		p.mu.Lock()
+		p.err = err
+		p.mu.Unlock()
+		close(done)
+	}()
+	return nil
+}
+
+// PID of the running process; 0 before the start.
+func (p *process) PID() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.cmd == nil {
+		return 0
+	}
+	return p.cmd.Process.Pid
+}
+
+// Signal sends sig to the process, and to it alone.
+func (p *process) Signal(sig syscall.Signal) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cmd.Process.Signal(sig)
+}
+
+// end sends sig and waits for the end, at most for limit; then SIGKILL.
+func (p *process) end(sig syscall.Signal, limit time.Duration) error {
+	p.mu.Lock()
+	cmd, done := p.cmd, p.done
+	p.mu.Unlock()
+	if cmd == nil {
+		return nil
+	}
+	_ = cmd.Process.Signal(sig) // it may have ended already
+	_ = cmd.Process.Signal(syscall.SIGCONT)
+	select {
+	case <-done:
+		return nil
+	case <-time.After(limit):
+	}
+	_ = cmd.Process.Kill()
+	<-done
+	if sig == syscall.SIGKILL {
+		return nil
+	}
+	return fmt.Errorf("%s did not end within %s of %s", p.path, limit, sig)
+}
+
+// Exited reports whether the process has ended, and how.
+func (p *process) Exited() (bool, error) {
+	p.mu.Lock()
+	done := p.done
+	p.mu.Unlock()
+	select {
+	case <-done:
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return true, p.err
+	default:
+		return false, nil
+	}
+}
+
+// Log is what the process has printed so far.
+func (p *process) Log() string {
+	b, _ := os.ReadFile(p.log)
+	return string(b)
+}
