@@ -1,0 +1,92 @@
+package pump
+
+import (
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+func TestSpinner(t *testing.T) {
+	const S = 100 * time.Microsecond
+	spins := func(s *spinner, hit bool, n int) (full, probes, none int) {
+		for range n {
+			switch d := s.next(); d {
+			case 0:
+				none++
+				continue
+			case S:
+				full++
+			case 2 * S:
+				probes++
+			default:
+				t.Fatalf("budget %v", d)
+			}
+			s.record(hit)
+		}
+		return
+	}
+	s := newSpinner(S)
+	if full, probes, none := spins(&s, true, 50); full != 50 || probes+none != 0 {
+		t.Errorf("while spins pay off: %d full, %d probes, %d none", full, probes, none)
+	}
+	// 13 misses leave 3 hits in 16: fewer than a quarter.
+	if full, probes, none := spins(&s, false, 13+160); full != 13 || probes != 10 || none != 150 {
+		t.Errorf("while spins miss: %d full, %d probes, %d none; want 13, 10, 150", full, probes, none)
+	}
+	// Four probes that pay off bring spinning back.
+	if full, probes, _ := spins(&s, true, 4*16+5); full != 5 || probes != 4 {
+		t.Errorf("when spins pay off again: %d full, %d probes; want 5, 4", full, probes)
+	}
+	s.large = true
+	if full, probes, none := spins(&s, true, 20); none != 20 {
+		t.Errorf("after large I/O: %d full, %d probes", full, probes)
+	}
+	never := newSpinner(-1)
+	if _, _, none := spins(&never, true, 40); none != 40 {
+		t.Error("spins though told never to")
+	}
+}
+
+// large is a source whose events are large I/O, or not, as told.
+type large struct {
+	*echo
+	is atomic.Bool
+}
+
+func (l *large) LargeIO() bool { return l.is.Load() }
+
+func TestPump_DoesNotSpinAfterLargeIO(t *testing.T) {
+	p := newPump(t, Config{Name: "large", Spin: 20 * time.Microsecond})
+	r := newRing(t)
+	l := &large{echo: &echo{Completer: r.Completer()}}
+	add(t, p, l)
+	p.Start()
+	s := r.Submitter()
+	event := func() (spins uint64) {
+		asleep(t, p)
+		before := p.Stats()
+		s.Push(&shm.SQE{})
+		s.Publish()
+		var c [1]shm.CQE
+		for s.Pop(c[:]) == 0 {
+			runtime.Gosched()
+		}
+		asleep(t, p)
+		st := p.Stats()
+		return st.SpinHits + st.SpinMisses - before.SpinHits - before.SpinMisses
+	}
+	if n := event(); n == 0 {
+		t.Error("no spin after small I/O")
+	}
+	l.is.Store(true)
+	if n := event(); n != 0 {
+		t.Errorf("%d spins after large I/O", n)
+	}
+	l.is.Store(false)
+	if n := event(); n == 0 {
+		t.Error("no spin after small I/O that followed large I/O")
+	}
+}
