@@ -1,0 +1,272 @@
+package rtrs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/provider/loopback"
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+func TestR104_AnyConnectionsEndClosesThePathAndTheLastPathTheSession(t *testing.T) {
+	for cid := range 3 {
+		t.Run(fmt.Sprintf("cid %d", cid), func(t *testing.T) {
+			net := loopback.New()
+			s := startServer(t, net, serve)
+			a := newSession(t, net, 3, "s")
+			b := a.second(net, otherAddr).connect().info("s")
+			net.CutConn(b.qps[cid].LocalAddr(), b.qps[cid].RemoteAddr())
+			b.waitDown()
+			a.stillWorks()
+			waitFor(t, "the path to be gone", func() bool { return len(s.Sessions()[0].Paths()) == 1 })
+			if _, downs, alive := s.handler.counts(); downs != 0 || alive != 1 {
+				t.Fatalf("%d sessions down, %d memories", downs, alive)
+			}
+			net.CutConn(a.qps[cid].LocalAddr(), a.qps[cid].RemoteAddr())
+			a.waitDown()
+			waitFor(t, "the session to be gone", func() bool {
+				_, downs, alive := s.handler.counts()
+				return downs == 1 && alive == 0 && len(s.Sessions()) == 0
+			})
+		})
+	}
+}
+
+func TestR104_SessionDownComesAfterTheLastRequest(t *testing.T) {
+	both(t, func(t *testing.T, mode serverOption, _ bool) {
+		net := loopback.New()
+		park := startParking(t, net, mode)
+		p := newSession(t, net, 2, "s")
+		p.write(1, 1, nil, []byte("u"))
+		op := park.take(p)
+		p.hangUp()
+		waitFor(t, "the path to close", func() bool { return park.s.Sessions()[0].Paths()[0].State == SrvPathClosing })
+		for range 20 {
+			_ = park.s.cfg.Pollers[op.Poller()].Call(t.Context(), func() {})
+		}
+		if _, downs, alive := park.s.handler.counts(); downs != 0 || alive != 1 {
+			t.Fatalf("with a request under way: %d down, %d memories", downs, alive)
+		}
+		park.respond(op, 0)
+		waitFor(t, "the session to be gone", func() bool { _, downs, alive := park.s.handler.counts(); return downs == 1 && alive == 0 })
+	})
+}
+
+func TestR011_R105_ReconnectIsRefusedUntilTheOldPathIsGone(t *testing.T) {
+	net := loopback.New()
+	s := startServer(t, net, serve)
+	s.handler.downBlocked = make(chan struct{})
+	p := newSession(t, net, 2, "s")
+	p.hangUp()
+	waitFor(t, "the path to close", func() bool { return s.Sessions()[0].Paths()[0].State == SrvPathClosing })
+	again := newRawPath(t, net, 2)
+	again.req = p.req
+	again.req.ReconCnt = 2
+	if got := again.refused(0, again.private(0)); got != -int(syscall.ECONNRESET) {
+		t.Errorf("same path: refused with %d", got)
+	}
+	other := newRawPath(t, net, 2)
+	other.req.PathsUUID = p.req.PathsUUID
+	if got := other.refused(0, other.private(0)); got != -int(syscall.EEXIST) {
+		t.Errorf("R-013 same addresses: refused with %d", got)
+	}
+	close(s.handler.downBlocked)
+	waitFor(t, "the path to be gone", func() bool { return len(s.Sessions()) == 0 })
+	again.connect().info("s").stillWorks()
+	if ups, _, _ := s.handler.counts(); ups != 2 {
+		t.Errorf("%d sessions up, want 2", ups)
+	}
+}
+
+// A path that joins while the last one is closing keeps the session's memory,
+// and brings it up again after it went down.
+func TestPathThatJoinsWhileTheLastOneCloses(t *testing.T) {
+	net := loopback.New()
+	s := startServer(t, net, serve)
+	s.handler.downBlocked = make(chan struct{})
+	a := newSession(t, net, 1, "s")
+	a.hangUp()
+	waitFor(t, "the path to close", func() bool { return s.Sessions()[0].Paths()[0].State == SrvPathClosing })
+	b := a.second(net, otherAddr).connect()
+	close(s.handler.downBlocked)
+	b.info("s").stillWorks()
+	if ups, downs, alive := s.handler.counts(); ups != 2 || downs != 1 || alive != 1 {
+		t.Errorf("%d up, %d down, %d memories", ups, downs, alive)
+	}
+}
+
+func TestR107_BothEndsMayDisconnectAtOnce(t *testing.T) {
+	net := loopback.New()
+	s := startServer(t, net, serve)
+	for round := range 20 {
+		p := newSession(t, net, 3, "s")
+		id := s.Sessions()[0].Paths()[0].ID
+		done := make(chan error)
+		go func() { done <- s.DisconnectPath("s", id) }()
+		for _, qp := range p.qps {
+			qp.Disconnect()
+		}
+		if err := <-done; err != nil && !errors.Is(err, syscall.ENOENT) {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		p.waitDown()
+		waitFor(t, "the session to be gone", func() bool { return len(s.Sessions()) == 0 })
+	}
+}
+
+func TestR107_DisconnectPathEndsEveryConnection(t *testing.T) {
+	net := loopback.New()
+	s := startServer(t, net, serve)
+	a := newSession(t, net, 3, "s")
+	b := a.second(net, otherAddr).connect().info("s")
+	if err := s.DisconnectPath("s", 2); err != nil {
+		t.Fatal(err)
+	}
+	b.waitDown()
+	a.stillWorks()
+	for name, err := range map[string]error{
+		"unknown session": s.DisconnectPath("nobody", 1),
+		"unknown path":    s.Sessions()[0].DisconnectPath(7),
+	} {
+		if !errors.Is(err, syscall.ENOENT) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestSessionClose(t *testing.T) {
+	net := loopback.New()
+	park := startParking(t, net)
+	a := newSession(t, net, 2, "s")
+	b := a.second(net, otherAddr).connect().info("s")
+	a.write(1, 0, nil, []byte("u"))
+	op := park.take(a, b)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	sess := park.s.Sessions()[0]
+	if err := sess.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("with a request under way: %v", err)
+	}
+	park.respond(op, 0)
+	if err := sess.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, downs, alive := park.s.handler.counts(); downs != 1 || alive != 0 {
+		t.Errorf("%d down, %d memories", downs, alive)
+	}
+}
+
+func TestClosedServerRefusesConnections(t *testing.T) {
+	net := loopback.New()
+	s := startServer(t, net, serve)
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Listen(s.dev, serverAddr); !errors.Is(err, ErrClosed) {
+		t.Errorf("Listen: %v", err)
+	}
+	p := newRawPath(t, net, 1)
+	if _, err := p.dial(0, p.private(0)); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("dial: %v", err)
+	}
+}
+
+func TestPathStuckInConnectingIsClosed(t *testing.T) {
+	net := loopback.New()
+	s := startServer(t, net, serve)
+	p := newRawPath(t, net, 3).connect(0, 1)
+	path := func() *srvPath {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.sessions[p.req.PathsUUID].paths[0]
+	}()
+	path.tick(time.Now().Add(zombieTimeout - time.Second))
+	if st := path.State(); st != SrvPathConnecting {
+		t.Fatalf("%s before the time", st)
+	}
+	path.tick(time.Now().Add(zombieTimeout + time.Second))
+	waitFor(t, "both connections to be closed", func() bool { p.pump(); return p.downs == 2 })
+	waitFor(t, "the memory to be freed", func() bool { _, _, alive := s.handler.counts(); return alive == 0 })
+}
+
+func TestR091_HeartbeatIsAnsweredAtOnce(t *testing.T) {
+	net := loopback.New()
+	startServer(t, net, serve)
+	p := newSession(t, net, 2, "s")
+	wire := tapServer(net)
+	p.imm(0, rtrswire.HeartbeatImm)
+	wc := p.recv()
+	if rtrswire.Imm(wc.Imm) != rtrswire.HeartbeatAckImm || wc.QP != 0 || wc.ByteLen != 0 {
+		t.Errorf("answer %+v", wc.WC)
+	}
+	if e := wire.take(); len(e) != 1 || e[0].Op != verbs.OpWriteImm || e[0].Imm != 0x90000000 || e[0].Len != 0 {
+		t.Errorf("sent %+v", e)
+	}
+}
+
+func TestR090_ServerSendsHeartbeatsOnCid0AndMeasures(t *testing.T) {
+	net := loopback.New()
+	s := startServer(t, net, serve, heartbeatEvery(20*time.Millisecond, 50))
+	p := newSession(t, net, 2, "s")
+	wire := tapServer(net)
+	beats := 0
+	waitFor(t, "heartbeats", func() bool {
+		p.pump()
+		for _, m := range p.got {
+			if m.Imm != uint32(rtrswire.HeartbeatImm) || m.QP != 0 {
+				t.Fatalf("got %+v", m.WC)
+			}
+			beats++
+			p.imm(0, rtrswire.HeartbeatAckImm)
+		}
+		p.got = nil
+		return beats >= 3
+	})
+	for _, e := range wire.take() {
+		if e.Op != verbs.OpWriteImm || e.Imm != 0x80000000 || e.Len != 0 || e.RemoteAddr != 0 || e.RKey != 0 {
+			t.Errorf("sent %+v", e)
+		}
+	}
+	waitFor(t, "a latency", func() bool { return s.Sessions()[0].Paths()[0].Stats.Latency > 0 })
+}
+
+func TestR092_R093_SilentClientIsGivenUp(t *testing.T) {
+	net := loopback.New()
+	s := startServer(t, net, serve, heartbeatEvery(20*time.Millisecond, 3))
+	start := time.Now()
+	quiet := newSession(t, net, 2, "quiet")
+	busy := newRawPath(t, net, 2)
+	busy.src = otherAddr
+	busy.connect().info("busy")
+	for len(s.Sessions()) > 1 {
+		if time.Since(start) > 5*time.Second {
+			t.Fatal("the silent client is still there")
+		}
+		busy.write(1, 0, nil, []byte("u")) // never answers a heartbeat
+		waitFor(t, "an answer", func() bool {
+			busy.pump()
+			for _, m := range busy.got {
+				if m.HasImm && rtrswire.Imm(m.Imm).Type() == rtrswire.ImmIORsp {
+					if len(m.data) == rtrswire.RkeyRspLen {
+						busy.bufs[0].rkey = rtrswire.RkeyRsp(m.data).Rkey()
+					}
+					busy.got = nil
+					return true
+				}
+			}
+			return false
+		})
+	}
+	if d := time.Since(start); d < 5*20*time.Millisecond {
+		t.Errorf("given up after %s: before 5 intervals", d)
+	}
+	quiet.waitDown()
+	if s.Sessions()[0].Name() != "busy" || busy.downs != 0 {
+		t.Error("the busy one is gone too")
+	}
+}
