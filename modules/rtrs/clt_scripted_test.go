@@ -31,7 +31,8 @@ type scriptedServer struct {
 	onConnect func(req rtrswire.ConnReqFields, rsp []byte) (reply []byte, errno int)
 	onInfo    func(rsp []byte) []byte // nil result: no answer
 	onRequest func(r *scriptedRequest)
-	onHB      func(c *scriptedConn) bool // false: do not answer
+	onImm     func(c *scriptedConn, imm rtrswire.Imm) // instead of onRequest
+	onHB      func(c *scriptedConn) bool              // false: do not answer
 
 	dev   verbs.Device
 	pd    verbs.PD
@@ -58,6 +59,22 @@ type scriptedConn struct {
 	req  rtrswire.ConnReqFields
 	info []byte
 	down bool
+	wrs  [1]verbs.SendWR
+	sges [1]verbs.SGE
+}
+
+// answerWithoutMemory answers a request and allocates nothing.
+func answerWithoutMemory(c *scriptedConn, imm rtrswire.Imm) {
+	s := c.srv
+	buf, off := imm.IOReq(rtrswire.BufShift(s.depth))
+	req, _ := rtrswire.ParseRequest(s.mem[buf*s.chunk:][off:s.chunk])
+	if req.HasDesc {
+		c.sges[0] = verbs.SGE{Buf: s.sends[:req.Desc.Len], LKey: s.send.LKey()}
+		c.wrs[0] = verbs.SendWR{Op: verbs.OpWrite, Signaled: true, SGEs: c.sges[:], RemoteAddr: req.Desc.Addr, RKey: req.Desc.Key}
+		_, _ = c.qp.PostSend(c.wrs[:])
+	}
+	c.wrs[0] = verbs.SendWR{Op: verbs.OpWriteImm, Signaled: true, Imm: uint32(rtrswire.IORspImm(false, 0, buf))}
+	_, _ = c.qp.PostSend(c.wrs[:])
 }
 
 // scriptedRequest is a decoded request.
@@ -68,6 +85,8 @@ type scriptedRequest struct {
 	user []byte
 	data []byte // the chunk up to the user message
 }
+
+var oneRecv [1]verbs.RecvWR
 
 const (
 	scriptedInfoID = 1 << 20
@@ -245,7 +264,7 @@ func (s *scriptedServer) complete(wc *verbs.WC) {
 	case wc.ID == scriptedInfoID:
 		s.sendInfo(c)
 	default:
-		_, _ = c.qp.PostRecv([]verbs.RecvWR{{}})
+		_, _ = c.qp.PostRecv(oneRecv[:])
 		s.imm(c, rtrswire.Imm(wc.Imm))
 	}
 }
@@ -287,6 +306,10 @@ func (s *scriptedServer) imm(c *scriptedConn, imm rtrswire.Imm) {
 }
 
 func (s *scriptedServer) request(c *scriptedConn, imm rtrswire.Imm) {
+	if s.onImm != nil {
+		s.onImm(c, imm)
+		return
+	}
 	buf, off := imm.IOReq(rtrswire.BufShift(s.depth))
 	chunk := s.mem[buf*s.chunk:][:s.chunk]
 	req, err := rtrswire.ParseRequest(chunk[off:])

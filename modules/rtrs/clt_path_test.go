@@ -1,0 +1,471 @@
+package rtrs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/provider/loopback"
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+)
+
+func addrOf(s string) netip.Addr { return netip.MustParseAddrPort(s).Addr() }
+
+// cltTwoPaths opens a session with a path to each of two scripted servers.
+func cltTwoPaths(t testing.TB, editServer func(*scriptedServer), editClient func(*ClientConfig)) (c *cltClient, a, b *scriptedServer, net *loopback.Network) {
+	t.Helper()
+	net = loopback.New()
+	a = startScripted(t, net, srvA, editServer)
+	b = startScripted(t, net, srvB, editServer)
+	dev := net.Device("client")
+	c = cltOpen(t, []PathAddr{pathTo(dev, cltA, srvA), pathTo(dev, cltB, srvB)}, editClient)
+	return c, a, b, net
+}
+
+func TestR022_ChangedQueueDepthStopsReconnects(t *testing.T) {
+	c, s, net := openScripted(t, nil)
+	s.close()
+	c.awaitState(1, PathReconnecting)
+	startScripted(t, net, srvA, func(s *scriptedServer) { s.depth, s.regions = 4, 4 })
+	if e := c.awaitState(1, PathConnectingErr); ErrnoOf(e.Err) != int(syscall.ECONNRESET) {
+		// Attempts before the new server listens fail in the same way.
+		t.Errorf("cause %v", e.Err)
+	}
+	c.awaitState(1, PathClosed)
+	time.Sleep(50 * time.Millisecond)
+	if p := c.Paths()[0]; p.State != PathClosed || p.Err == nil {
+		t.Fatalf("path is %v, %v", p.State, p.Err)
+	}
+	if err := c.write(0, 1, 0, 8, "u"); err != ErrDisconnected {
+		t.Errorf("write without path: %v", err)
+	}
+	if err := c.ReconnectPath(cltContext(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	if c.QueueDepth() != 4 {
+		t.Errorf("queue depth %d, want 4", c.QueueDepth())
+	}
+	c.awaitKind(SessionUp)
+	if err := c.write(0, 2, 0, 8, "u"); err != nil {
+		t.Fatal(err)
+	}
+	c.finished(2, 0)
+}
+
+func TestSecondPathWithAnotherQueueDepthIsRefused(t *testing.T) {
+	c, _, net := openScripted(t, nil)
+	startScripted(t, net, srvB, func(s *scriptedServer) { s.depth = 16 })
+	if _, err := c.AddPath(cltContext(t), pathTo(net.Device("client"), cltB, srvB)); ErrnoOf(err) != int(syscall.ECONNRESET) {
+		t.Errorf("AddPath: %v", err)
+	}
+	if n := len(c.Paths()); n != 1 {
+		t.Errorf("%d paths", n)
+	}
+}
+
+func TestR100_R101_AutomaticReconnects(t *testing.T) {
+	tests := []struct {
+		name     string
+		max      int
+		failures int // before the server is back
+		attempts int
+		end      PathState
+	}{
+		{"0 never tries", 0, 100, 0, PathClosed},
+		{"3 tries three times", 3, 100, 3, PathClosed},
+		{"3 is enough when the third succeeds", 3, 2, 3, PathConnected},
+		{"-1 tries for ever", -1, 12, 13, PathConnected},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			net := loopback.New()
+			refuse := 0
+			startScripted(t, net, srvA, func(s *scriptedServer) {
+				s.onConnect = func(_ rtrswire.ConnReqFields, rsp []byte) ([]byte, int) {
+					if refuse > 0 {
+						refuse--
+						return nil, 104
+					}
+					return rsp, 0
+				}
+			})
+			c := cltOpen(t, []PathAddr{pathTo(net.Device("client"), cltA, srvA)}, func(cfg *ClientConfig) {
+				cfg.Timing.MaxReconnectAttempts = tt.max
+				cfg.Timing.ReconnectMax = 5 * time.Millisecond
+			})
+			refuse = tt.failures // nobody connects now
+			tap := tapNet(net, func(e loopback.Event) bool {
+				return isConnect(e) && rtrswire.ConnReq(e.Data).CID() == 0
+			})
+			net.Cut(cltA, addrOf(srvA))
+			c.awaitState(1, PathReconnecting)
+			c.awaitState(1, tt.end)
+			time.Sleep(20 * time.Millisecond)
+			if got := len(tap.all()); got != tt.attempts {
+				t.Errorf("%d attempts, want %d", got, tt.attempts)
+			}
+			for i, r := range connReqs(tap) {
+				if int(r.ReconCnt) != i+2 {
+					t.Errorf("attempt %d has recon_cnt %d", i, r.ReconCnt)
+				}
+			}
+		})
+	}
+}
+
+func TestReconnectDelaysAreKept(t *testing.T) {
+	c, _, net := openScripted(t, nil)
+	timing := quickTiming()
+	timing.ReconnectFirst, timing.Jitter = 80*time.Millisecond, 0
+	if err := c.SetTiming(timing); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	net.Cut(cltA, addrOf(srvA))
+	c.awaitState(1, PathReconnecting)
+	c.awaitState(1, PathConnected)
+	if d := time.Since(begin); d < 80*time.Millisecond {
+		t.Errorf("reconnected after %v", d)
+	}
+}
+
+func TestR103_NoPathLeft(t *testing.T) {
+	hold := true
+	c, s, net := openScripted(t, func(s *scriptedServer) {
+		s.onRequest = func(r *scriptedRequest) {
+			if !hold {
+				r.respond(0)
+			}
+		}
+	})
+	c.awaitKind(SessionUp)
+	for tag := range uint64(3) {
+		if err := c.write(int(tag%2), tag, 0, 8, "u"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	admin := make(chan error)
+	go func() { admin <- c.AdminWrite(cltContext(t), []byte("u")) }()
+	eventually(t, "four requests are under way", func() bool { return c.Paths()[0].Stats.Inflight == 4 })
+	net.RefuseDial(netip.MustParseAddrPort(srvA), syscall.ECONNREFUSED)
+	net.Cut(cltA, addrOf(srvA))
+	for range 3 {
+		if d := c.next(); d.errno != int(syscall.ECONNABORTED) {
+			t.Errorf("errno %d, want ECONNABORTED", d.errno)
+		}
+	}
+	if err := <-admin; !errors.Is(err, syscall.ECONNABORTED) {
+		t.Errorf("admin request: %v", err)
+	}
+	c.awaitKind(SessionDown)
+	if err := c.write(0, 9, 0, 8, "u"); err != ErrDisconnected {
+		t.Errorf("write: %v", err)
+	}
+	if err := c.AdminWrite(cltContext(t), nil); !errors.Is(err, syscall.ECONNABORTED) {
+		t.Errorf("admin write: %v", err)
+	}
+	if c.Connected() || c.slots.permits.inUse() != 0 {
+		t.Errorf("connected %v, %d permits in use", c.Connected(), c.slots.permits.inUse())
+	}
+	s.do(func() { hold = false })
+	net.RefuseDial(netip.MustParseAddrPort(srvA), nil)
+	c.awaitKind(SessionUp)
+	if err := c.write(0, 10, 0, 8, "u"); err != nil {
+		t.Fatal(err)
+	}
+	c.finished(10, 0)
+}
+
+func TestR106_Policies(t *testing.T) {
+	setup := func(t *testing.T, p Policy) (*cltClient, []chan *scriptedRequest) {
+		arrived := []chan *scriptedRequest{make(chan *scriptedRequest, 16), make(chan *scriptedRequest, 16)}
+		i := 0
+		c, _, _, _ := cltTwoPaths(t, func(s *scriptedServer) {
+			ch := arrived[i]
+			i++
+			s.onRequest = func(r *scriptedRequest) { ch <- r }
+		}, func(cfg *ClientConfig) { cfg.Policy = p })
+		return c, arrived
+	}
+	answer := func(c *cltClient, r *scriptedRequest) {
+		r.conn.srv.do(func() { r.respond(0) })
+		c.next()
+	}
+	t.Run("min-inflight takes the first path on a tie and the less loaded otherwise", func(t *testing.T) {
+		c, arrived := setup(t, MinInflight)
+		var got []*scriptedRequest
+		for i, want := range []int{0, 1, 0, 1} {
+			if err := c.write(i%2, uint64(i), 0, 8, "u"); err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, <-arrived[want])
+		}
+		answer(c, got[1])
+		answer(c, got[3]) // path 2 is idle, path 1 has two
+		for i := range 2 {
+			if err := c.write(0, uint64(i), 0, 8, "u"); err != nil {
+				t.Fatal(err)
+			}
+			<-arrived[1]
+		}
+	})
+	t.Run("round-robin alternates for each queue", func(t *testing.T) {
+		c, arrived := setup(t, RoundRobin)
+		for i, want := range []int{0, 0, 1, 1, 0, 0} {
+			if err := c.write(i%2, uint64(i), 0, 8, "u"); err != nil {
+				t.Fatal(err)
+			}
+			answer(c, <-arrived[want])
+		}
+	})
+	t.Run("min-latency takes the faster path", func(t *testing.T) {
+		c, arrived := setup(t, MinLatency)
+		for i, want := range []int{1, 0} {
+			c.links[want].hb.latency.Store(1000)
+			c.links[1-want].hb.latency.Store(2000)
+			if err := c.write(0, uint64(i), 0, 8, "u"); err != nil {
+				t.Fatal(err)
+			}
+			answer(c, <-arrived[want])
+		}
+	})
+	t.Run("it can be changed", func(t *testing.T) {
+		c, arrived := setup(t, MinInflight)
+		if err := c.SetPolicy(RoundRobin); err != nil || c.Policy() != RoundRobin {
+			t.Fatal(err)
+		}
+		for _, want := range []int{0, 1} {
+			if err := c.write(0, 1, 0, 8, "u"); err != nil {
+				t.Fatal(err)
+			}
+			answer(c, <-arrived[want])
+		}
+		if err := c.SetPolicy(3); err == nil {
+			t.Error("policy 3 is accepted")
+		}
+	})
+	if (ClientConfig{}).Policy != MinInflight {
+		t.Error("the default is not min-inflight")
+	}
+}
+
+func TestParsePolicy(t *testing.T) {
+	for text, want := range map[string]Policy{
+		"0": RoundRobin, "1": MinInflight, "2": MinLatency, "rr": RoundRobin, "MI": MinInflight, "ml\n": MinLatency,
+		"Round-Robin": RoundRobin, "min-inflight (MI: 1)": MinInflight, "min-latency": MinLatency,
+	} {
+		if got, err := ParsePolicy(text); err != nil || got != want {
+			t.Errorf("%q: %v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "3", "r", "min", "rrr"} {
+		if p, err := ParsePolicy(text); err == nil {
+			t.Errorf("%q is accepted as %v", text, p)
+		}
+	}
+}
+
+func TestR109_LastPathRemovedAndAddedAgain(t *testing.T) {
+	c, _, net := openScripted(t, nil)
+	c.awaitKind(SessionUp)
+	if err := c.RemovePath(cltContext(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	c.awaitKind(SessionDown)
+	if err := c.write(0, 1, 0, 8, "u"); err != ErrDisconnected || len(c.Paths()) != 0 {
+		t.Errorf("write without path: %v", err)
+	}
+	tap := tapNet(net, isConnect)
+	id, err := c.AddPath(cltContext(t), pathTo(net.Device("client"), cltA, srvA))
+	if err != nil || id != 2 {
+		t.Fatalf("path %d, %v", id, err)
+	}
+	if r := connReqs(tap)[0]; !r.FirstConn || r.PathsUUID != c.UUID() {
+		t.Errorf("request %+v", r)
+	}
+	c.awaitKind(SessionUp)
+	if err := c.write(0, 2, 0, 8, "u"); err != nil {
+		t.Fatal(err)
+	}
+	c.finished(2, 0)
+}
+
+func TestR110_ReconnectTakesWhatTheServerSays(t *testing.T) {
+	c, s, net := openScripted(t, func(s *scriptedServer) { s.chunk = 16384 })
+	if c.MaxIOSize() != 12288 {
+		t.Fatalf("max I/O %d", c.MaxIOSize())
+	}
+	s.close()
+	c.awaitKind(SessionDown)
+	startScripted(t, net, srvA, func(s *scriptedServer) { s.newRkey, s.regions = true, 8 })
+	c.awaitKind(SessionUp)
+	if c.MaxIOSize() != 4096 {
+		t.Errorf("max I/O %d, want the smaller one", c.MaxIOSize())
+	}
+	if err := c.write(0, 1, 0, 12288, "u"); err != ErrTooLarge {
+		t.Errorf("a request of the old size: %v", err)
+	}
+	for tag := range uint64(20) {
+		if err := c.write(0, tag, 0, 4096, "u"); err != nil {
+			t.Fatal(err)
+		}
+		c.finished(tag, 0)
+	}
+}
+
+func TestDisconnectAndReconnectPath(t *testing.T) {
+	c, _, b, net := cltTwoPaths(t, nil, nil)
+	ctx := cltContext(t)
+	if err := c.DisconnectPath(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	if p := c.Paths()[0]; p.State != PathClosed || p.Err != nil {
+		t.Errorf("path 1 is %v, %v", p.State, p.Err)
+	}
+	for tag := range uint64(4) {
+		if err := c.write(0, tag, 0, 8, "u"); err != nil {
+			t.Fatal(err)
+		}
+		c.finished(tag, 0)
+	}
+	if n := c.Paths()[1].Stats.WriteCount; n != 4 {
+		t.Errorf("%d writes on path 2", n)
+	}
+	if err := c.ReconnectPath(ctx, 1); err != nil || c.Paths()[0].State != PathConnected {
+		t.Errorf("reconnect from closed: %v", err)
+	}
+	if err := c.ReconnectPath(ctx, 2); err != nil || c.Paths()[1].State != PathConnected {
+		t.Errorf("reconnect from connected: %v", err)
+	}
+	if n := c.Paths()[1].Stats.Reconnects; n != 1 {
+		t.Errorf("path 2 was reconnected %d times", n)
+	}
+	net.RefuseDial(b.addr, syscall.ECONNREFUSED)
+	if err := c.ReconnectPath(ctx, 2); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("reconnect with nobody there: %v", err)
+	}
+	if err := c.RemovePath(ctx, 2); err != nil || len(c.Paths()) != 1 {
+		t.Errorf("remove: %v", err)
+	}
+	for name, err := range map[string]error{
+		"remove":     c.RemovePath(ctx, 2),
+		"disconnect": c.DisconnectPath(ctx, 2),
+		"reconnect":  c.ReconnectPath(ctx, 2),
+	} {
+		if !errors.Is(err, syscall.ENOENT) {
+			t.Errorf("%s a path that is not there: %v", name, err)
+		}
+	}
+}
+
+func TestDisconnectInterruptsAnAttempt(t *testing.T) {
+	c, _, net := openScripted(t, nil)
+	net.Stall(cltA, addrOf(srvA))
+	go func() { _ = c.ReconnectPath(cltContext(t), 1) }()
+	c.awaitState(1, PathConnecting)
+	begin := time.Now()
+	if err := c.DisconnectPath(cltContext(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	if d := time.Since(begin); d > time.Second {
+		t.Errorf("it took %v", d)
+	}
+}
+
+func TestManualReconnectCutsTheDelayShort(t *testing.T) {
+	c, _, net := openScripted(t, nil)
+	timing := quickTiming()
+	timing.ReconnectFirst = time.Hour
+	if err := c.SetTiming(timing); err != nil {
+		t.Fatal(err)
+	}
+	net.Cut(cltA, addrOf(srvA))
+	c.awaitState(1, PathReconnecting)
+	if err := c.ReconnectPath(cltContext(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	net.Cut(cltA, addrOf(srvA))
+	c.awaitState(1, PathReconnecting)
+	if err := c.DisconnectPath(cltContext(t), 1); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCloseEndsWhatIsUnderWay(t *testing.T) {
+	c, _, _, _ := cltTwoPaths(t, func(s *scriptedServer) {
+		s.fences = true
+		s.onRequest = func(*scriptedRequest) {}
+	}, nil)
+	for tag := range uint64(6) {
+		if err := c.write(int(tag%2), tag, 0, 8, "u"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Close(cltContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(c.done); n != 6 {
+		t.Errorf("%d of 6 requests were answered when Close returned", n)
+	}
+	for range len(c.done) {
+		if d := <-c.done; d.errno != int(syscall.ECONNABORTED) {
+			t.Errorf("errno %d", d.errno)
+		}
+	}
+	if _, err := c.AddPath(cltContext(t), c.links0()); !errors.Is(err, ErrClosed) {
+		t.Errorf("AddPath after Close: %v", err)
+	}
+	if _, err := c.Register(make([]byte, 8)); err == nil {
+		t.Error("Register after Close")
+	}
+}
+
+func TestEventsAreInOrder(t *testing.T) {
+	c, _, net := openScripted(t, nil)
+	for range 3 {
+		net.Cut(cltA, addrOf(srvA))
+		c.awaitState(1, PathReconnecting)
+		c.awaitState(1, PathConnected)
+	}
+	if err := c.Close(cltContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	close(c.events)
+	for e := range c.events {
+		if e.Session != c.Session || e.Kind == 0 {
+			t.Errorf("event %+v", e)
+		}
+	}
+}
+
+func TestCloseGivesUpWithItsContext(t *testing.T) {
+	c, _, _ := openScripted(t, nil)
+	hold := make(chan struct{})
+	c.pollers[0].Do(func() { <-hold })
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	if err := c.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("close with a stuck owner: %v", err)
+	}
+	close(hold)
+}
+
+func (c *cltClient) links0() PathAddr {
+	return PathAddr{Device: loopback.New().Device("late"), Dst: netip.MustParseAddrPort(srvA)}
+}
+
+func TestPathAddrString(t *testing.T) {
+	dev := loopback.New().Device("d")
+	for want, a := range map[string]PathAddr{
+		"10.1.0.1@10.0.0.1:1234%loopback": pathTo(dev, cltA, srvA),
+		"10.0.0.1:1234%loopback":          pathTo(dev, netip.Addr{}, srvA),
+	} {
+		if got := fmt.Sprint(a); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
