@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -15,7 +16,9 @@ type asks struct {
 	closed atomic.Bool
 	broken atomic.Bool   // the host broke the ring
 	done   chan struct{} // closed when Serve has returned
-	event  int           // eventfd that the owner sleeps on
+
+	mu    sync.Mutex // guards event against the end of the ring; not for the owner
+	event int        // eventfd that the owner sleeps on; -1: the ring is gone
 }
 
 func (a *asks) init(event int) {
@@ -84,6 +87,18 @@ func (a *asks) close() {
 
 // kick wakes the owner, whether it asked for it or not.
 func (a *asks) kick() {
-	one := [8]byte{1}
-	_, _ = unix.Write(a.event, one[:])
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.event >= 0 {
+		one := [8]byte{1}
+		_, _ = unix.Write(a.event, one[:])
+	}
+}
+
+// forget is called before the ring is closed: its descriptor may come back as
+// something else.
+func (a *asks) forget() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.event = -1
 }

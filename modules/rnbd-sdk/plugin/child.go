@@ -10,7 +10,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/hashicorp/go-plugin/runner"
 	"golang.org/x/sys/unix"
@@ -30,6 +32,8 @@ type child struct {
 	mu    sync.Mutex
 	hello bytes.Buffer // first bytes of stdout
 
+	mute    atomic.Bool // stdout is closed: it is about to end
+	killed  atomic.Bool // Kill was called while it lived
 	words   *lastWords
 	started func(pid int)
 }
@@ -83,12 +87,25 @@ func (p *child) Kill(context.Context) error {
 	if p.cmd.Process == nil {
 		return nil
 	}
+	var grace time.Duration
+	if p.mute.Load() {
+		grace = muteGrace
+	}
+	select {
+	case <-p.ended:
+		return nil
+	case <-time.After(grace):
+	}
+	p.killed.Store(true)
 	err := p.cmd.Process.Kill()
 	if err == os.ErrProcessDone {
 		return nil
 	}
 	return err
 }
+
+// muteGrace lets a process that ends by itself say why.
+const muteGrace = 200 * time.Millisecond
 
 func (p *child) pid() int {
 	if p.cmd.Process == nil {
@@ -117,29 +134,37 @@ var _ runner.Runner = (*child)(nil)
 // tee shows what is read to see.
 type tee struct {
 	*os.File
-	see func([]byte)
+	see func([]byte, error)
 }
 
 func (t tee) Read(b []byte) (int, error) {
 	n, err := t.File.Read(b)
-	t.see(b[:n])
+	t.see(b[:n], err)
 	return n, err
 }
 
 const helloSize = 4096
 
-func (p *child) hear(b []byte) {
+func (p *child) hear(b []byte, err error) {
+	if err != nil {
+		p.mute.Store(true)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.hello.Write(b[:min(len(b), helloSize-p.hello.Len())])
 }
 
-// protocol is the application protocol that the plugin named in its handshake.
-func (p *child) protocol() (int, bool) {
+// said is the first line of stdout.
+func (p *child) said() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	line, _, _ := strings.Cut(p.hello.String(), "\n")
-	parts := strings.Split(line, "|")
+	return strings.TrimSpace(line)
+}
+
+// protocol is the application protocol that the plugin named in its handshake.
+func (p *child) protocol() (int, bool) {
+	parts := strings.Split(p.said(), "|")
 	if len(parts) < 4 {
 		return 0, false
 	}

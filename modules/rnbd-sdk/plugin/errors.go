@@ -3,7 +3,6 @@ package plugin
 import (
 	"context"
 	"errors"
-	"fmt"
 	"syscall"
 
 	"google.golang.org/grpc"
@@ -21,15 +20,15 @@ var ErrExited = errors.New("plugin has exited")
 // version, other kind, other checksum.
 var ErrIncompatible = errors.New("incompatible plugin")
 
-// remoteError is an error that the plugin returned, with the errno that was in
-// its chain.
+// remoteError is an error that the plugin returned, with what was in its chain:
+// an errno, or the end of the call's context.
 type remoteError struct {
-	msg   string
-	errno syscall.Errno
+	msg string
+	is  error
 }
 
 func (e *remoteError) Error() string { return e.msg }
-func (e *remoteError) Unwrap() error { return e.errno }
+func (e *remoteError) Unwrap() error { return e.is }
 
 // encodeErrors is the plugin's end: a failing call keeps its errno.
 func encodeErrors(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
@@ -39,6 +38,12 @@ func encodeErrors(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next gr
 	}
 	if _, ok := status.FromError(err); ok {
 		return nil, err
+	}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return nil, status.Error(codes.DeadlineExceeded, err.Error())
+	case errors.Is(err, context.Canceled):
+		return nil, status.Error(codes.Canceled, err.Error())
 	}
 	st := status.New(codes.Unknown, err.Error())
 	if with, derr := st.WithDetails(&pluginpb.ErrorDetail{Errno: uint32(errnoOf(err))}); derr == nil {
@@ -68,16 +73,16 @@ func decodeError(err error) error {
 	}
 	for _, d := range st.Details() {
 		if e, ok := d.(*pluginpb.ErrorDetail); ok && e.Errno != 0 {
-			return &remoteError{msg: st.Message(), errno: syscall.Errno(e.Errno)}
+			return &remoteError{st.Message(), syscall.Errno(e.Errno)}
 		}
 	}
 	switch st.Code() {
 	case codes.DeadlineExceeded:
-		return fmt.Errorf("no answer in time: %w", context.DeadlineExceeded)
+		return &remoteError{st.Message(), context.DeadlineExceeded}
 	case codes.Canceled:
-		return context.Canceled
+		return &remoteError{st.Message(), context.Canceled}
 	case codes.Unimplemented:
-		return fmt.Errorf("%s: %w", st.Message(), blk.EOPNOTSUPP)
+		return &remoteError{st.Message(), blk.EOPNOTSUPP}
 	}
 	return errors.New(st.Message())
 }

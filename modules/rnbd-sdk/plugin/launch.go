@@ -246,15 +246,14 @@ func (s *starter) explain(ctx context.Context, err error, words *lastWords) erro
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	select {
-	case <-s.child.ended:
-		return fmt.Errorf("it ended in the handshake (%s)%s", exitStatus(s.child.status), words)
-	case <-time.After(100 * time.Millisecond):
+	if hello := s.child.said(); hello != "" {
+		return fmt.Errorf("it answered the handshake with %q; is it an rnbd plugin?%s: %w", hello, words, err)
 	}
-	if strings.Contains(err.Error(), "timeout") {
+	<-s.child.ended // go-plugin has killed it if it lived
+	if s.child.killed.Load() {
 		return fmt.Errorf("no handshake within %v; is it an rnbd plugin?%s: %w", s.c.StartTimeout, words, os.ErrDeadlineExceeded)
 	}
-	return fmt.Errorf("handshake: %w%s", err, words)
+	return fmt.Errorf("it ended in the handshake (%s)%s", exitStatus(s.child.status), words)
 }
 
 // cleanup runs after the process has ended.
@@ -331,7 +330,8 @@ func (p *Process) introduce(ctx context.Context) error {
 	p.info = infoFromPB(d.GetInfo())
 	switch {
 	case p.info.Kind != p.c.Kind:
-		return fmt.Errorf("%w: it is an %s; configure it as one, or give the path of an %s", ErrIncompatible, p.info.Kind, p.c.Kind)
+		return fmt.Errorf("%w: wrong kind: it is a %q, wanted is a %q; correct its path or what it is configured as",
+			ErrIncompatible, p.info.Kind, p.c.Kind)
 	case d.GetRingVersion() != RingVersion:
 		return fmt.Errorf("%w: its rings have version %d, this host's version %d; "+
 			"install a plugin and a host of the same release", ErrIncompatible, d.GetRingVersion(), RingVersion)

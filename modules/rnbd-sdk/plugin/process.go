@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -227,10 +226,9 @@ func (p *Process) failed(what string, err error) error {
 	if err == nil {
 		return nil
 	}
-	unreachable := status.Code(err) == codes.Unavailable
+	code := status.Code(err)
 	err = decodeError(err)
-	var remote *remoteError
-	if !errors.As(err, &remote) && p.gone(unreachable) {
+	if (code == codes.Unavailable || code == codes.Canceled) && p.gone(code == codes.Unavailable) {
 		err = fmt.Errorf("%w: %w", ErrExited, blk.EIO)
 	}
 	return fmt.Errorf("%s: %s %q: %w", what, p.c.Kind, p.c.Name, err)
@@ -239,16 +237,19 @@ func (p *Process) failed(what string, err error) error {
 // gone also notices a death that supervise has not settled yet. gRPC may see it
 // first: then it waits a little.
 func (p *Process) gone(unreachable bool) bool {
-	var grace time.Duration
 	if unreachable {
-		grace = goneGrace
+		select {
+		case <-p.lost:
+		case <-p.exited:
+		case <-time.After(goneGrace):
+		}
 	}
 	select {
 	case <-p.lost:
 		return true
 	case <-p.exited:
 		return true
-	case <-time.After(grace):
+	default:
 		return false
 	}
 }

@@ -109,10 +109,11 @@ func adopt() (*net.UnixConn, error) {
 }
 
 // quiet leaves the end of the process to the host: a signal to the whole group
-// (systemd's stop, ctrl-C) must not kill a plugin that is still drained. A core
-// dump would hold the fence until it is written.
+// (systemd's stop, ctrl-C) must not kill a plugin that is still drained, nor a
+// log line that the dead host does not read. A core dump would hold the fence
+// until it is written.
 func quiet() {
-	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
 }
 

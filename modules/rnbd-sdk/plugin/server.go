@@ -175,6 +175,7 @@ func (s *server) run(pump uint32, w *worker) {
 }
 
 func (w *worker) closeRing() {
+	w.asks.forget()
 	if !w.local {
 		_ = w.ring.Close()
 	}

@@ -47,15 +47,15 @@ func (s *ioServer) OpenDisk(ctx context.Context, r *pluginpb.OpenDiskRequest) (*
 }
 
 func (s *ioServer) open(ctx context.Context, r *pluginpb.OpenDiskRequest) (blk.Limits, error) {
-	if s.disks.get(r.GetDevice()) != nil {
-		return blk.Limits{}, fmt.Errorf("index %d is in use: %w", r.GetDevice(), blk.EEXIST)
-	}
 	f, err := s.takeFile(ctx, r)
 	if err != nil {
 		return blk.Limits{}, err
 	}
 	if f != nil {
 		defer f.Close()
+	}
+	if s.disks.get(r.GetDevice()) != nil {
+		return blk.Limits{}, fmt.Errorf("index %d is in use: %w", r.GetDevice(), blk.EEXIST)
 	}
 	disk, err := s.b.Open(ctx, OpenRequest{
 		Device: r.GetDevice(), Name: r.GetName(), Mode: blk.AccessMode(r.GetMode()),

@@ -102,7 +102,8 @@ func (h *IO) start(b plugin.Backend) {
 	h.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
-	c := plugin.Config{Kind: plugin.KindIO, Configure: h.o.Configure, Logger: h.o.Logger, Path: h.o.Executable}
+	c := plugin.Config{Kind: plugin.KindIO, Configure: h.o.Configure, Logger: h.o.Logger, Path: h.o.Executable,
+		Env: []string{"GORACE=atexit_sleep_ms=0"}} // a race-enabled plugin would take a second to end
 	var err error
 	if h.o.Executable != "" {
 		h.Process, err = plugin.Launch(ctx, c)
