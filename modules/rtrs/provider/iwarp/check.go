@@ -48,7 +48,7 @@ func (q *qp) beginUntagged(h header) termCode {
 	case opReadRequest:
 		return q.beginReadRequest(h)
 	case opTerminate:
-		x.dst = x.ctl[:]
+		x.dst, x.control = x.ctl[:], true
 		if x.left > len(x.ctl) || h.mo() != 0 || !x.last {
 			return termUnspecified
 		}
@@ -69,7 +69,7 @@ func (q *qp) beginSend(h header) termCode {
 	}
 	buf := q.rq[q.rqHead&q.rqMask].buf
 	if x.op == opImmediate || x.op == opImmediateSE {
-		buf = x.ctl[:immediateLen]
+		buf, x.control = x.ctl[:immediateLen], true
 	}
 	switch {
 	case h.mo() != have:
@@ -89,7 +89,7 @@ func (q *qp) beginSend(h header) termCode {
 
 func (q *qp) beginReadRequest(h header) termCode {
 	x := &q.rx
-	x.dst = x.ctl[:]
+	x.dst, x.control = x.ctl[:], true
 	switch {
 	case x.untagged.open:
 		return termDDPFatal

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,6 +39,9 @@ type cq struct {
 	active []*qp // those with something to do, in the order of service
 	spare  []*qp
 	next   int64 // earliest deadline, 0: none
+	// waiting is the number of connections that are not read from because a
+	// message waits for a receive: only epoll tells when their peer goes.
+	waiting int
 
 	flag atomic.Bool // pending is not empty
 
@@ -103,9 +107,11 @@ func (c *cq) Poll(wcs []verbs.WC) int {
 	if c.next != 0 {
 		c.timers()
 	}
-	if c.count <= fewQPs {
+	few := c.count <= fewQPs
+	if few {
 		c.tryAll()
-	} else {
+	}
+	if !few || c.waiting > 0 {
 		c.collect()
 	}
 	c.transmit()
@@ -217,6 +223,9 @@ func (c *cq) collect() int {
 		}
 		if ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 			q.hangup = true
+			if q.rnrSince != 0 {
+				q.waitLess()
+			}
 		}
 		if ev.Events&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 			q.tx.blocked = false
@@ -283,6 +292,8 @@ func (q *qp) expire(now int64) {
 	case q.end.state == endTerminating:
 		q.hangUp(q.end.status, q.end.cause)
 	case q.end.state != endNone:
+	case q.rnrSince != 0 && q.hangup:
+		q.peerGone(io.EOF)
 	case q.rnrSince != 0:
 		q.tx.off.setHeader(q.rx.head[:])
 		q.terminate(termNoBuffer)

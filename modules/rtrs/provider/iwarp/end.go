@@ -55,7 +55,7 @@ func (q *qp) terminateFor(c termCode, status verbs.Status, cause error) {
 	q.end = ending{endTerminating, status, c, cause}
 	q.phase.Store(uint32(phaseDown))
 	q.log()
-	q.rnrSince = 0
+	q.stopWaiting()
 	q.setDeadline(q.cq.now() + int64(terminateLimit))
 	q.tx.term = true
 	q.cq.activate(q)
@@ -72,8 +72,8 @@ func (q *qp) hangUp(status verbs.Status, cause error) {
 	}
 	q.phase.Store(uint32(phaseDown))
 	q.end.state = endFlushing
+	q.stopWaiting()
 	q.setDeadline(0)
-	q.rnrSince = 0
 	q.closeSocket()
 	q.cq.activate(q)
 }

@@ -3,6 +3,7 @@ package iwarp
 import (
 	"io"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -54,16 +55,18 @@ type receiver struct {
 
 	phase rxPhase
 	// The segment in progress.
-	head   [fpduUntagged]byte
-	op     opcode
-	last   bool
-	left   int    // payload to come
-	dst    []byte // where the next of it goes
-	region *region
-	tail   int
-	crc    uint32
-	err    termCode // found wrong; payload is not placed
-	ctl    [maxTerminateLen]byte
+	head [fpduUntagged]byte
+	op   opcode
+	last bool
+	left int    // payload to come
+	dst  []byte // where the next of it goes
+	// control tells that dst is ctl: the payload is for us, not the consumer.
+	control bool
+	region  *region
+	tail    int
+	crc     uint32
+	err     termCode // found wrong; payload is not placed
+	ctl     [maxTerminateLen]byte
 
 	// Messages in progress, at most one of each class.
 	tagged   taggedMessage
@@ -214,7 +217,7 @@ func (q *qp) parseHeader() verdict {
 	}
 	copy(x.head[:], h[:size])
 	x.op, x.last, x.left, x.tail = h.op(), h.last(), h.payload(), h.tail()
-	x.dst, x.region = nil, nil
+	x.dst, x.region, x.control = nil, nil, false
 	if x.err = q.begin(); x.err == termNoBuffer {
 		return q.waitForRecv()
 	}
@@ -239,17 +242,33 @@ func (q *qp) parseHeader() verdict {
 func (q *qp) waitForRecv() verdict {
 	if q.rnrSince == 0 {
 		q.rnrSince = q.cq.now()
+		q.cq.waiting++
 		if q.dev.cfg.RNRTimeout > 0 {
 			q.setDeadline(q.rnrSince + int64(q.dev.cfg.RNRTimeout))
 		}
+		if q.hangup {
+			q.waitLess()
+		}
 	}
 	return rxNoRecv
+}
+
+// hangupGrace is how long a message of a peer that has gone waits for its
+// receive.
+const hangupGrace = 100 * time.Millisecond
+
+// waitLess is called when the peer goes while a message of its waits.
+func (q *qp) waitLess() {
+	if t := q.cq.now() + int64(hangupGrace); q.deadline == 0 || t < q.deadline {
+		q.setDeadline(t)
+	}
 }
 
 // stopWaiting ends the wait for a receive.
 func (q *qp) stopWaiting() {
 	if q.rnrSince != 0 {
 		q.rnrSince = 0
+		q.cq.waiting--
 		q.setDeadline(0)
 	}
 }
@@ -264,7 +283,11 @@ func (q *qp) takePayload() {
 				q.nextPiece()
 			}
 			src = src[:min(len(src), len(x.dst))]
-			q.dev.place(x.dst, src)
+			if x.control {
+				copy(x.dst, src)
+			} else {
+				q.dev.place(x.dst, src)
+			}
 			x.dst = x.dst[len(src):]
 		}
 		if x.crcOn {

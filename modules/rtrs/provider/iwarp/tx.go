@@ -185,11 +185,14 @@ func (q *qp) accept(n int) {
 // read: it may be a Terminate that explains the end.
 func (q *qp) sendFailed(errno unix.Errno) {
 	q.tx.dead = true
-	if q.end.state == endTerminating || q.rnrSince != 0 {
+	if q.end.state == endTerminating {
 		q.hangUp(verbs.StatusFatal, fmt.Errorf("send: %w", errno))
 		return
 	}
 	q.readable, q.hangup = true, true
+	if q.rnrSince != 0 {
+		q.waitLess()
+	}
 	q.cq.activate(q)
 }
 

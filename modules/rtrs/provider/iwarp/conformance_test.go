@@ -1,0 +1,56 @@
+package iwarp
+
+import (
+	"crypto/rand"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs/verbstest"
+)
+
+// Every provider runs the suite of the seam; here over 127.0.0.1 and ::1, with
+// and without CRC, and with frames small enough that everything is segmented.
+func TestConformance(t *testing.T) {
+	configs := map[string]Config{
+		"default":      DefaultConfig(),
+		"without CRC":  {},
+		"small frames": {CRC: true, MULPDU: 1436},
+	}
+	for name, cfg := range configs {
+		t.Run(name, func(t *testing.T) {
+			verbstest.Run(t, func(t *testing.T) verbstest.Fabric { return fabric(t, cfg) })
+		})
+	}
+}
+
+func fabric(t *testing.T, cfg Config) verbstest.Fabric {
+	f := verbstest.Fabric{
+		Client:  openDevice(t, cfg),
+		Server:  openDevice(t, cfg),
+		Addr:    netip.MustParseAddrPort("127.0.0.1:0"),
+		Garbage: garbage,
+	}
+	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
+		l.Close()
+		f.Addr6 = netip.MustParseAddrPort("[::1]:0")
+	}
+	return f
+}
+
+// garbage sends a listener what is no request: noise, nothing, half a request,
+// the wrong key.
+func garbage(t *testing.T, addr netip.AddrPort) {
+	noise := make([]byte, 4096)
+	rand.Read(noise)
+	frame := mpaFrame{flags: mpaEnhanced, rev: 2, private: make([]byte, 4)}
+	for _, b := range [][]byte{noise, nil, frame.encode(mpaKeyRequest)[:17], frame.encode(mpaKeyReply), []byte("GET / HTTP/1.0\r\n\r\n------")} {
+		conn, err := net.DialTimeout("tcp", addr.String(), time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Write(b)
+		conn.Close()
+	}
+}
