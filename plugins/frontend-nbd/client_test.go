@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"sync"
 	"testing"
 	"time"
@@ -218,3 +219,5 @@ func (c *client) end(cookie uint64) {
 	close(c.pending[cookie].done)
 	delete(c.pending, cookie)
 }
+
+func escaped(path string) string { return url.QueryEscape(path) }

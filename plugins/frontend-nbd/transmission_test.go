@@ -194,7 +194,10 @@ func TestPartialWriteDoesNotUndoWholeWrite(t *testing.T) {
 func TestLargestRequests(t *testing.T) {
 	bothReplies(t, func(t *testing.T, structured bool) {
 		for _, slots := range []int{5, 600} {
-			r := newRig(t, rigConfig{slots: slots, limits: testLimits(48 << 20)})
+			if structured == (slots == 5) {
+				continue // a simple reply from few slots is a stream, from many it gathers
+			}
+			r := newRig(t, rigConfig{slots: slots, limits: testLimits(36 << 20)})
 			c := r.connect(structured)
 			want := pattern(maxPayload, 1)
 			if code := c.write(1<<20, want); code != 0 {
