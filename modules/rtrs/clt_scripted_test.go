@@ -26,6 +26,7 @@ type scriptedServer struct {
 	newRkey      bool
 	fences       bool
 	regions      int // in INFO_RSP
+	queue        int // of each queue pair
 
 	// Hooks; nil does the right thing. They run on the server's goroutines.
 	onConnect func(req rtrswire.ConnReqFields, rsp []byte) (reply []byte, errno int)
@@ -97,7 +98,7 @@ const (
 func startScripted(t testing.TB, net *loopback.Network, addr string, edit func(*scriptedServer)) *scriptedServer {
 	t.Helper()
 	s := &scriptedServer{
-		t: t, net: net, addr: netip.MustParseAddrPort(addr), depth: 8, chunk: 8192, regions: 1,
+		t: t, net: net, addr: netip.MustParseAddrPort(addr), depth: 8, chunk: 8192, regions: 1, queue: 4096,
 		todo: make(chan func(), 64), stop: make(chan struct{}),
 	}
 	if edit != nil {
@@ -228,12 +229,12 @@ func (s *scriptedServer) answer(r verbs.ConnRequest) {
 func (s *scriptedServer) join(r verbs.ConnRequest, req rtrswire.ConnReqFields, rsp []byte) {
 	c := &scriptedConn{srv: s, req: req}
 	s.mu.Lock()
-	s.conns = append(s.conns, c)
-	slot := uint64(len(s.conns) - 1)
-	s.mu.Unlock()
-	qp, err := s.dev.CreateQP(s.pd, verbs.QPConfig{CQ: s.cq, Context: slot, SendQueue: 4096, RecvQueue: 4096, MaxSGE: 2})
+	defer s.mu.Unlock()
+	slot := uint64(len(s.conns))
+	qp, err := s.dev.CreateQP(s.pd, verbs.QPConfig{CQ: s.cq, Context: slot, SendQueue: s.queue, RecvQueue: s.queue, MaxSGE: 2})
 	s.must(err)
 	c.qp = qp
+	s.conns = append(s.conns, c)
 	var recvs []verbs.RecvWR
 	if req.CID == 0 {
 		c.info = make([]byte, rtrswire.InfoReqLen)
@@ -241,7 +242,7 @@ func (s *scriptedServer) join(r verbs.ConnRequest, req rtrswire.ConnReqFields, r
 		s.must(err)
 		recvs = append(recvs, verbs.RecvWR{ID: scriptedInfoID, Buf: c.info, LKey: mr.LKey()})
 	}
-	for range max(s.depth, 64) {
+	for range min(max(s.depth, 64), s.queue-1) {
 		recvs = append(recvs, verbs.RecvWR{})
 	}
 	_, err = qp.PostRecv(recvs)

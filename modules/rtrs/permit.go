@@ -28,6 +28,7 @@ type permits struct {
 	wake    func(queue int)
 
 	spares [maxSpares]atomic.Uint32 // ids kept back for fences, + 1; 0: none or in use
+	kept   int                      // how many there are, in use or not; of keepSpares' callers
 }
 
 // maxSpares fences can be under way when every other permit waits for one.
@@ -141,20 +142,19 @@ func (p *permits) inUse() int {
 
 // keepSpares takes a few ids out of the set for fences: when every other id
 // waits for a fence, the fence itself still needs one. It tops up to an eighth
-// of the queue depth and returns how many there are; a depth of 1 has none.
+// of the queue depth and returns how many there are; a depth of 1 has none. Not
+// for two goroutines at a time.
 func (p *permits) keepSpares() int {
 	want := min(max(p.depth/8, 1), maxSpares, p.depth-1)
-	for i := range want {
-		if p.spares[i].Load() != 0 {
-			continue
-		}
+	for p.kept < want {
 		id, ok := p.take(0)
 		if !ok {
-			return i
+			break
 		}
-		p.spares[i].Store(id + 1)
+		p.kept++
+		p.putSpare(id)
 	}
-	return want
+	return p.kept
 }
 
 // takeSpare returns a spare id if one is left.
@@ -174,5 +174,4 @@ func (p *permits) putSpare(id uint32) {
 			return
 		}
 	}
-	p.put(id)
 }
