@@ -68,7 +68,9 @@ type conn struct {
 	out     []reply // ring of replies to send
 	outHead int
 	outLen  int
-	outSent int // bytes of out[outHead] that are sent
+	outSent int    // bytes of out[outHead] that are sent
+	sent    uint64 // bytes of replies in all
+	mark    uint64 // of sent, see guard
 }
 
 // newConn prepares a connection on a non-blocking socket, which it owns.

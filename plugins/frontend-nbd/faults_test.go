@@ -136,6 +136,34 @@ func TestSlowReaderDoesNotStallOthers(t *testing.T) {
 	})
 }
 
+// Many such clients can hold every slot; when another one starves they go.
+func TestClientsThatHoldEverySlotAreClosed(t *testing.T) {
+	r := newRig(t, rigConfig{slots: 8, slotSize: 64 << 10, limits: testLimits(4 << 20)})
+	var slow []*client
+	for range 12 {
+		c := dial(t, "unix", r.addr, "disk0", true)
+		slow = append(slow, c)
+		go func() {
+			for i := range 16 {
+				c.conn.Write(command(cmdRead, 0, uint64(i), 0, 1<<20))
+			}
+		}()
+	}
+	eventually(t, "slots are gone", func() (gone bool) {
+		r.onQueue(0, func(q *queue) { gone = len(q.conns) == 12 && len(q.conns[0].sh.free) == 0 })
+		return gone
+	})
+	good := r.connect(false)
+	for range 10 {
+		if code := good.read(0, make([]byte, 100000)); code != 0 {
+			t.Fatal(code)
+		}
+	}
+	if n := r.f.Openers(0); n == len(slow)+1 {
+		t.Error("nobody was closed")
+	}
+}
+
 func TestSlowWriterHoldsOneSlot(t *testing.T) {
 	r := newRig(t, rigConfig{slots: 8, slotSize: 4096})
 	slow := dial(t, "unix", r.addr, "disk0", false)

@@ -32,8 +32,10 @@ type ring interface {
 // implements pump.Source; all methods but kick run on the pump's thread.
 type queue struct {
 	ring  ring
-	epoll int // the sockets (edge triggered) and the doorbells
-	wake  int // eventfd: another queue has ended a write that ours waits for
+	epoll int         // the sockets (edge triggered) and the doorbells
+	wake  int         // eventfd, see kick; open as long as the process, for kicks may come late
+	alarm atomic.Bool // kicked by the guard's timer
+	guard guard
 	log   *slog.Logger
 	do    func(func()) // runs a function on the queue's thread; any thread
 
@@ -65,7 +67,7 @@ type queueStats struct {
 }
 
 func newQueue(r ring, log *slog.Logger) (*queue, error) {
-	q := &queue{ring: r, log: log, epoll: -1, wake: -1}
+	q := &queue{ring: r, log: log, epoll: -1, wake: -1, guard: guard{patience: patience}}
 	if err := q.open(); err != nil {
 		q.close()
 		return nil, err
@@ -107,10 +109,9 @@ func (q *queue) close() {
 		q.gone(c)
 	}
 	q.conns = nil
-	for _, fd := range []int{q.epoll, q.wake} {
-		if fd >= 0 {
-			unix.Close(fd)
-		}
+	if q.epoll >= 0 {
+		unix.Close(q.epoll)
+		q.epoll = -1
 	}
 }
 
@@ -178,6 +179,9 @@ func (q *queue) onEvent(ev unix.EpollEvent) {
 		var b [8]byte
 		unix.Read(q.wake, b[:])
 		q.again = true
+		if q.alarm.Swap(false) {
+			q.evictIdle()
+		}
 		return
 	}
 	if ev.Fd < 0 || q.table[ev.Fd] == nil {
@@ -315,7 +319,7 @@ func (q *queue) retryParked() {
 	}
 }
 
-// kick makes the queue look at its parked ops. Any thread.
+// kick makes the queue look at its parked ops, and at its alarm. Any thread.
 func (q *queue) kick() {
 	one := [8]byte{1}
 	unix.Write(q.wake, one[:])

@@ -163,6 +163,7 @@ func (c *conn) vector() []unix.Iovec {
 
 // onSent retires n bytes of replies.
 func (c *conn) onSent(n int) {
+	c.sent += uint64(n)
 	n += c.outSent
 	for c.outLen > 0 {
 		e := &c.out[c.outHead]

@@ -99,6 +99,7 @@ func (r *rig) startQueue(c rigConfig, i int) {
 		r.t.Fatal(err)
 	}
 	q.do = p.Do
+	q.guard.patience = 200 * time.Millisecond
 	r.f.attach(q)
 	p.Start()
 	r.pumps = append(r.pumps, p)

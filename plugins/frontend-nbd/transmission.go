@@ -244,6 +244,7 @@ func (c *conn) cover() bool {
 			}
 		case !c.nextChild(r):
 			c.stalled = true
+			c.q.noSlot(c)
 			return false
 		}
 	}
