@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -8,6 +9,8 @@ import (
 	"path"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -45,6 +48,10 @@ type Config struct {
 	FenceTimeout time.Duration
 
 	Logger *slog.Logger
+
+	// Tests put plugins and rings into this process.
+	launch  func(context.Context, plugin.Config) (*plugin.Process, error)
+	newRing func(entries int) (*shm.Ring, error)
 }
 
 // Listen is one end point.
@@ -80,6 +87,8 @@ func DefaultConfig() Config {
 		CrashWindow:      time.Minute,
 		FenceTimeout:     5 * time.Second,
 		Logger:           slog.New(slog.DiscardHandler),
+		launch:           plugin.Launch,
+		newRing:          shm.NewRing,
 	}
 }
 

@@ -17,7 +17,7 @@ type ioPlugin struct {
 	server *Server
 	cfg    PluginConfig
 	log    *slog.Logger
-	queues []*ioQueue // by pump
+	queues []*ioQueue  // by pump
 	info   plugin.Info // of the first process
 
 	mu         sync.Mutex // guards the rest; held over calls to the process only where said
@@ -55,9 +55,9 @@ func (p *ioPlugin) start(ctx context.Context) error {
 	p.generation++
 	gen := p.generation
 	p.mu.Unlock()
-	proc, err := plugin.Launch(ctx, plugin.Config{
+	proc, err := p.server.cfg.launch(ctx, plugin.Config{
 		Path: p.cfg.Path, Kind: plugin.KindIO, Name: p.cfg.Name, Pumps: len(p.queues), SHA256: p.cfg.SHA256,
-		Configure: p.cfg.Configure, Logger: p.log,
+		Configure: p.cfg.Configure, Logger: p.server.log,
 		OnExit: func(err error) { p.onExit(gen, err) },
 	})
 	if err != nil {
@@ -95,7 +95,7 @@ func (p *ioPlugin) attachRings(ctx context.Context, proc *plugin.Process) (rings
 		}
 	}()
 	for i := range p.queues {
-		r, err := shm.NewRing(p.server.cfg.RingEntries)
+		r, err := p.server.cfg.newRing(p.server.cfg.RingEntries)
 		if err != nil {
 			return rings, err
 		}

@@ -98,10 +98,10 @@ func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk
 	if op.DataLen() != 0 && uint64(op.DataLen()) != n {
 		return blk.EINVAL
 	}
-	if bop.HasData() && n > uint64(op.DataLen()) {
-		return blk.EINVAL // there is no room for the data in the chunk
+	if bop == blk.Write && (op.IsRead() || n != uint64(op.DataLen())) {
+		return blk.EINVAL // what is in the chunk was not sent with this request
 	}
-	if bop == blk.Read && n != uint64(op.ReplyLen()) {
+	if bop == blk.Read && (n != uint64(op.DataLen()) || n != uint64(op.ReplyLen())) {
 		return blk.EINVAL
 	}
 	if m.mode == blk.ReadOnly && bop.Modifies() {

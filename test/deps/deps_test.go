@@ -1,0 +1,167 @@
+package deps
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+const prefix = "github.com/rnbd-go/rnbd/"
+
+// rule forbids imports, directly and in non-test code, for packages whose
+// path below the prefix matches from.
+type rule struct {
+	from   string // regexp
+	forbid string // regexp on the whole import path
+	except string // regexp; empty: none
+	reason string
+}
+
+var rules = []rule{
+	{`^modules/rtrs`, prefix + `(modules/rnbd-|plugins/|cmd/|test/)`, ``,
+		"RTRS is a transport of its own: usable without RNBD, released before it"},
+	{`^modules/rtrs$`, prefix + `modules/rtrs/provider/`, ``,
+		"the engine is handed a verbs.Device; a fabric it knows by name could not be replaced"},
+	{`^modules/rtrs/provider/`, prefix + `modules/rtrs(/rtrswire|/provider/.*)?$`, ``,
+		"a provider carries bytes: it knows neither RTRS nor another provider"},
+	{`^modules/rtrs/rtrswire$`, `\.`, ``,
+		"the wire format is a leaf: standard library only"},
+	{`^modules/rnbd-sdk/(rnbdwire|blk)$`, `\.`, ``,
+		"wire format and vocabulary are leaves: standard library only"},
+	{`^modules/rnbd-sdk`, prefix + `(modules/(rtrs|rnbd-server|rnbd-client)|plugins/|cmd/|test/)`, ``,
+		"plugins compile against the SDK without the transport and without a daemon"},
+	{`^modules/rnbd-sdk/(shm|pump|uring|blk|diskio|rnbdwire)`, `google\.golang\.org/grpc|hashicorp/go-plugin`, ``,
+		"gRPC is control: it never comes near the data path"},
+	{`^modules/rnbd-server`, prefix + `(modules/rnbd-client|plugins/|cmd/|test/|modules/rtrs/provider/)`, ``,
+		"the two daemons meet on the wire, and are handed their fabrics"},
+	{`^modules/rnbd-client`, prefix + `(modules/rnbd-server|plugins/|cmd/|test/|modules/rtrs/provider/)`, ``,
+		"the two daemons meet on the wire, and are handed their fabrics"},
+	{`^(plugins|examples)/`, prefix, prefix + `modules/rnbd-sdk/(plugin|shm|pump|uring|blk|diskio)`,
+		"a plugin sees the SDK and nothing else, as those of third parties do"},
+	{`^modules/`, `spf13/|charmbracelet|mpb`, ``,
+		"libraries do not draw in the command line's dependencies"},
+	{`.*`, prefix + `test/`, ``,
+		"nothing that is released depends on tests"},
+	{`.*`, prefix + `modules/(rtrs/verbs/verbstest|rnbd-sdk/plugin/plugintest)`, ``,
+		"test suites are imported by tests only"},
+	{`.*`, `^C$`, ``,
+		"everything builds with CGO_ENABLED=0"},
+}
+
+// released are the modules whose packages the rules are about.
+var released = []string{
+	"modules/rtrs", "modules/rnbd-sdk", "modules/rnbd-server", "modules/rnbd-client",
+	"plugins/io-blockio", "plugins/io-fileio", "plugins/frontend-nbd", "cmd/rnbd", "examples/io-memory",
+}
+
+func root() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
+}
+
+// packages maps each package of a module to its direct imports.
+func packages(t *testing.T, module string) map[string][]string {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-f", "{{.ImportPath}} {{join .Imports \" \"}}", "./...")
+	cmd.Dir = filepath.Join(root(), module)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list in %s: %v", module, err)
+	}
+	pkgs := map[string][]string{}
+	for _, l := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+		f := strings.Fields(l)
+		pkgs[strings.TrimPrefix(f[0], prefix)] = f[1:]
+	}
+	return pkgs
+}
+
+func TestImportRules(t *testing.T) {
+	used := make([]bool, len(rules))
+	for _, module := range released {
+		for pkg, imports := range packages(t, module) {
+			for i, r := range rules {
+				if !regexp.MustCompile(r.from).MatchString(pkg) {
+					continue
+				}
+				used[i] = true
+				for _, imp := range imports {
+					if r.breaks(imp) && !isOwnTestSuite(pkg, imp) {
+						t.Errorf("%s imports %s: forbidden, because %s", pkg, imp, r.reason)
+					}
+				}
+			}
+		}
+	}
+	for i, r := range rules {
+		if !used[i] {
+			t.Errorf("the rule for %s applies to no package: %s", r.from, r.reason)
+		}
+	}
+}
+
+func (r rule) breaks(imp string) bool {
+	if !regexp.MustCompile(r.forbid).MatchString(imp) {
+		return false
+	}
+	return r.except == "" || !regexp.MustCompile(r.except).MatchString(imp)
+}
+
+// isOwnTestSuite: a suite may be made of several packages.
+func isOwnTestSuite(pkg, imp string) bool {
+	return strings.HasPrefix(prefix+pkg, filepath.Dir(imp)) && strings.Contains(pkg, "test")
+}
+
+func TestCommandsKnowTheControlAPIOnly(t *testing.T) {
+	mayKnowDaemons := regexp.MustCompile(`^(server_run|client_run|providers|daemon)\.go$`)
+	files, err := filepath.Glob(filepath.Join(root(), "cmd/rnbd/*.go"))
+	if err != nil || len(files) == 0 {
+		t.Fatal("no files of cmd/rnbd", err)
+	}
+	daemon := regexp.MustCompile(`"` + prefix + `modules/(rnbd-server|rnbd-client|rtrs)`)
+	for _, f := range files {
+		name := filepath.Base(f)
+		if mayKnowDaemons.MatchString(name) || strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m := daemon.Find(text); m != nil {
+			t.Errorf("cmd/rnbd/%s imports %s: a command works through the control API, so that it can do what any other client of it can", name, m)
+		}
+	}
+}
+
+func TestNoReplaceInReleasedModules(t *testing.T) {
+	for _, module := range released {
+		text, err := os.ReadFile(filepath.Join(root(), module, "go.mod"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if regexp.MustCompile(`(?m)^replace`).Match(text) {
+			t.Errorf("%s/go.mod has a replace: go install of a released version refuses it", module)
+		}
+	}
+}
+
+func TestEveryPackageSaysWhatItIs(t *testing.T) {
+	for _, module := range append([]string{"test"}, released...) {
+		cmd := exec.Command("go", "list", "-f", "{{.ImportPath}}|{{.Doc}}", "./...")
+		cmd.Dir = filepath.Join(root(), module)
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+			if pkg, doc, _ := strings.Cut(l, "|"); doc == "" && !strings.HasSuffix(pkg, "pb") { // generated code has none
+				t.Errorf("%s has no package comment", pkg)
+			}
+		}
+	}
+}
