@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -31,13 +32,14 @@ type ring interface {
 // queue is one pump's work: a ring and the connections that belong to it. It
 // implements pump.Source; all methods but kick run on the pump's thread.
 type queue struct {
-	ring  ring
-	epoll int         // the sockets (edge triggered) and the doorbells
-	wake  int         // eventfd, see kick; open as long as the process, for kicks may come late
-	alarm atomic.Bool // kicked by the guard's timer
-	guard guard
-	log   *slog.Logger
-	do    func(func()) // runs a function on the queue's thread; any thread
+	ring   ring
+	epoll  int         // the sockets (edge triggered) and the doorbells
+	wake   int         // eventfd, see kick; open as long as the process, for kicks may come late
+	alarm  atomic.Bool // kicked by the guard's timer
+	guard  guard
+	kickMu sync.Mutex // keeps wake open while others kick
+	log    *slog.Logger
+	do     func(func()) // runs a function on the queue's thread; any thread
 
 	table   [maxConns]*conn // by index in epoll events
 	conns   []*conn
@@ -109,9 +111,13 @@ func (q *queue) close() {
 		q.gone(c)
 	}
 	q.conns = nil
-	if q.epoll >= 0 {
-		unix.Close(q.epoll)
-		q.epoll = -1
+	q.kickMu.Lock()
+	defer q.kickMu.Unlock()
+	for _, fd := range []*int{&q.epoll, &q.wake} {
+		if *fd >= 0 {
+			unix.Close(*fd)
+			*fd = -1
+		}
 	}
 }
 
@@ -319,10 +325,15 @@ func (q *queue) retryParked() {
 	}
 }
 
-// kick makes the queue look at its parked ops, and at its alarm. Any thread.
+// kick makes the queue look at its parked ops, and at its alarm. Any thread;
+// only when writes of one block met on two queues, or a connection starves.
 func (q *queue) kick() {
-	one := [8]byte{1}
-	unix.Write(q.wake, one[:])
+	q.kickMu.Lock()
+	defer q.kickMu.Unlock()
+	if q.wake >= 0 {
+		one := [8]byte{1}
+		unix.Write(q.wake, one[:])
+	}
 }
 
 // Arm asks for FD to become readable at the next event. False: there is

@@ -38,7 +38,7 @@ func newBench(t testing.TB, slots, slotSize int, structured bool) *bench {
 	b := &bench{t: t, q: q, d: d, exp: e, peer: peer, h: newHost(ring, map[uint32]*disk{0: d}, 0)}
 	b.c = newConn(fd, "test", negotiated{exp: e, structured: structured}, e.assign([]*queue{q}))
 	q.add(b.c)
-	t.Cleanup(func() { peer.Close(); q.close() })
+	t.Cleanup(func() { peer.Close(); q.close(); ring.Close() })
 	return b
 }
 
