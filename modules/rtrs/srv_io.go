@@ -107,6 +107,9 @@ func (op *Op) User() []byte { return op.user[:op.req.UsrLen] }
 type srvConn struct {
 	*conn
 	path        *srvPath
+	sess        *SrvSession
+	handler     ServerHandler
+	shift       uint // of the chunk in a request's immediate
 	pollerIndex int
 
 	// Owner only.
@@ -130,7 +133,7 @@ func newSrvConn(p *srvPath, cid int) (*srvConn, error) {
 		sends = 2*rtrswire.ServiceDepth + 2
 		recvs, interval = sends, min(interval, rtrswire.ServiceDepth)
 	}
-	c := &srvConn{path: p}
+	c := &srvConn{path: p, sess: p.sess, handler: cfg.Handler, shift: p.sess.srv.shift}
 	if cid > 0 {
 		c.pollerIndex = (cid - 1) % len(cfg.Pollers)
 	}
@@ -204,12 +207,12 @@ func (c *srvConn) onRequest(imm rtrswire.Imm) {
 	if !p.connected() {
 		return
 	}
-	chunk, off := imm.IOReq(p.sess.srv.shift)
-	if chunk >= len(p.sess.ops) || off >= len(p.sess.ops[chunk].mem) {
+	chunk, off := imm.IOReq(c.shift)
+	if chunk >= len(c.sess.ops) || off >= len(c.sess.ops[chunk].mem) {
 		p.close(protocolErrorf("request for chunk %d, offset %d", chunk, off))
 		return
 	}
-	op := &p.sess.ops[chunk]
+	op := &c.sess.ops[chunk]
 	if !c.claim(op, imm) {
 		return
 	}
@@ -354,7 +357,7 @@ func (c *srvConn) start(op *Op) {
 		c.fence(op)
 		return
 	}
-	p.sess.srv.cfg.Handler.Request(op)
+	c.handler.Request(op)
 }
 
 // Respond finishes op with errno, positive or 0, once. Owner of its poller

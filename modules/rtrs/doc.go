@@ -1,0 +1,45 @@
+// Package rtrs is a transport for requests over RDMA: sessions of several
+// paths, each of several connections, with memory reserved on the server for
+// every request a client may have under way. On the wire it is the Linux
+// kernel's RTRS (docs/protocol/rtrs.md); the fabrics are providers of package
+// verbs, handed in by the caller.
+//
+// # Words
+//
+// A session joins a client and a server. It has a name, a queue depth and as
+// many chunks of server memory. A path is one pair of addresses; it has its own
+// connections, keys and heartbeats. Connection 0 (cid 0) is for administration,
+// the others are queues of I/O. A permit is one number with three uses: the
+// client's right to send a request, the chunk it is written to, and its name in
+// the answer. An rkey is what makes a chunk reachable for the client.
+//
+// # Client
+//
+//	s, err := rtrs.Open(ctx, "name", []rtrs.PathAddr{{Device: dev, Dst: addr}}, cfg)
+//	r, err := s.Register(memory)
+//	err = s.Queue(0).Write(tag, rtrs.Data{Region: r, Len: 4096}, userMessage)
+//	// ... cfg.OnDone(0, tag, errno)
+//
+// # Server
+//
+//	cfg := rtrs.DefaultServerConfig()
+//	cfg.Pollers, cfg.Handler, cfg.Alloc = pollers, handler, alloc
+//	srv, err := rtrs.NewServer(cfg)
+//	addr, err := srv.Listen(dev, netip.MustParseAddrPort("[::]:1234"))
+//	// ... handler.Request(op): op.User(), op.Data(), op.Respond(errno)
+//
+// # Threads
+//
+// A Poller is polled by one goroutine, its owner, usually a locked thread that
+// polls other things too. A connection belongs to one poller for life, and all
+// that happens to a request happens on that thread: no lock, no channel, no
+// allocation. Queue.Write, Queue.Read and Op.Respond are the owner's; whatever
+// opens, closes or asks may be called by any other goroutine, and waits for the
+// owner where it must. So never call those from the owner itself.
+//
+// # Hazards
+//
+// The memory of a chunk stays writable for a client that has plain keys, and
+// that of a request belongs to the fabric until its completion. Look at data
+// once. Close sessions and servers before their pollers stop.
+package rtrs
