@@ -242,6 +242,9 @@ func TestR135_CloseWaitsForIO(t *testing.T) {
 	must(t, err)
 	mem.setHold(true)
 	write := i.start(false, 512, ioMessage(rsp.DeviceID, blk.Write, 0, 0, 512))
+	for len(mem.requests()) == 0 { // the close travels on another connection
+		time.Sleep(time.Millisecond)
+	}
 	closed := make(chan error, 1)
 	go func() { closed <- i.closeDevice(rsp.DeviceID) }()
 	select {
