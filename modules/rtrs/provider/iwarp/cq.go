@@ -33,6 +33,7 @@ type cq struct {
 	timerfd int
 	events  []unix.EpollEvent
 	base    time.Time
+	stats   *counters
 
 	slots  []*qp // attached connections by epoll token, nil where free
 	count  int
@@ -55,7 +56,7 @@ func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
 	if d.isClosed() {
 		return nil, fmt.Errorf("create completion queue: %w", verbs.ErrClosed)
 	}
-	c := &cq{dev: d, epfd: -1, wakefd: -1, timerfd: -1, events: make([]unix.EpollEvent, 128), base: time.Now()}
+	c := &cq{dev: d, epfd: -1, wakefd: -1, timerfd: -1, events: make([]unix.EpollEvent, 128), base: time.Now(), stats: d.newCounters()}
 	if err := c.open(); err != nil {
 		c.closeFDs()
 		return nil, fmt.Errorf("create completion queue: %w", err)

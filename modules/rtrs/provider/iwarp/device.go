@@ -88,9 +88,16 @@ type Device struct {
 
 	mu        sync.Mutex
 	listeners map[*listener]struct{}
+	counters  []*counters // of all completion queues, closed ones too
 	closed    bool
+}
 
+// counters are those of one completion queue: its owner adds, anybody reads.
+// They fill cache lines of their own, so that owners do not disturb each other.
+type counters struct {
+	_                                         [64]byte
 	placed, direct, sent, received, crcErrors atomic.Uint64
+	_                                         [64]byte
 }
 
 var _ verbs.Device = (*Device)(nil)
@@ -118,15 +125,27 @@ func (d *Device) Info() verbs.Info {
 	return verbs.Info{Fabric: "iwarp", Name: d.cfg.Name, Port: 1, Caps: caps, MaxQPWR: maxQPWR, MaxSGE: maxSGE}
 }
 
-// Stats returns the counters of all queues of the device. Any goroutine.
-func (d *Device) Stats() Stats {
-	return Stats{
-		PlacedCopyBytes: d.placed.Load(),
-		DirectBytes:     d.direct.Load(),
-		SentBytes:       d.sent.Load(),
-		ReceivedBytes:   d.received.Load(),
-		CRCErrors:       d.crcErrors.Load(),
+// Stats returns the sums of all queues of the device. Any goroutine.
+func (d *Device) Stats() (s Stats) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range d.counters {
+		s.PlacedCopyBytes += c.placed.Load()
+		s.DirectBytes += c.direct.Load()
+		s.SentBytes += c.sent.Load()
+		s.ReceivedBytes += c.received.Load()
+		s.CRCErrors += c.crcErrors.Load()
 	}
+	return s
+}
+
+// newCounters are kept for ever: sums must not fall when a queue is closed.
+func (d *Device) newCounters() *counters {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c := &counters{}
+	d.counters = append(d.counters, c)
+	return c
 }
 
 // AllocPD makes a protection domain.

@@ -34,7 +34,7 @@ func newOffline(t testing.TB, tm terms) *offline {
 
 func newOfflineOn(t testing.TB, dom *pd, tm terms) *offline {
 	t.Helper()
-	c := &cq{dev: dom.dev, base: time.Now(), epfd: -1, wakefd: -1, timerfd: -1}
+	c := &cq{dev: dom.dev, base: time.Now(), epfd: -1, wakefd: -1, timerfd: -1, stats: dom.dev.newCounters()}
 	v, err := dom.dev.CreateQP(dom, verbs.QPConfig{CQ: c, Context: 1, SendQueue: 64, RecvQueue: 64, MaxSGE: 4})
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 
 // end is one side of a connection, polled by the test.
 type end struct {
-	t   *testing.T
+	t   testing.TB
 	dev *Device
 	pd  verbs.PD
 	cq  verbs.CQ
@@ -27,7 +27,7 @@ func quiet(cfg Config) Config {
 	return cfg
 }
 
-func openDevice(t *testing.T, cfg Config) *Device {
+func openDevice(t testing.TB, cfg Config) *Device {
 	t.Helper()
 	d, err := Open(quiet(cfg))
 	if err != nil {
@@ -37,12 +37,12 @@ func openDevice(t *testing.T, cfg Config) *Device {
 	return d.(*Device)
 }
 
-func newEnd(t *testing.T, cfg Config) *end {
+func newEnd(t testing.TB, cfg Config) *end {
 	t.Helper()
 	return newEndOn(t, openDevice(t, cfg))
 }
 
-func newEndOn(t *testing.T, d *Device) *end {
+func newEndOn(t testing.TB, d *Device) *end {
 	t.Helper()
 	e := &end{t: t, dev: d}
 	var err error
@@ -123,7 +123,7 @@ func (e *end) next(others ...*end) verbs.WC {
 }
 
 // join connects c to s.
-func join(t *testing.T, c, s *end, at string) {
+func join(t testing.TB, c, s *end, at string) {
 	t.Helper()
 	l, err := s.dev.Listen(netip.MustParseAddrPort(at))
 	if err != nil {
@@ -150,7 +150,7 @@ func join(t *testing.T, c, s *end, at string) {
 	}
 }
 
-func pairOf(t *testing.T, cfg Config) (c, s *end) {
+func pairOf(t testing.TB, cfg Config) (c, s *end) {
 	t.Helper()
 	c, s = newEnd(t, cfg), newEnd(t, cfg)
 	join(t, c, s, "127.0.0.1:0")

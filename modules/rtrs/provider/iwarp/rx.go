@@ -151,8 +151,8 @@ func (q *qp) fill() int {
 	if got < direct+room && !q.hangup {
 		q.readable = false // drained: what comes now raises a new edge
 	}
-	q.dev.received.Add(uint64(got))
-	x.w += x.landed(got, direct, &q.dev.direct)
+	q.cq.stats.received.Add(uint64(got))
+	x.w += x.landed(got, direct, &q.cq.stats.direct)
 	return got
 }
 
@@ -286,7 +286,7 @@ func (q *qp) takePayload() {
 			if x.control {
 				copy(x.dst, src)
 			} else {
-				q.dev.place(x.dst, src)
+				q.cq.place(x.dst, src)
 			}
 			x.dst = x.dst[len(src):]
 		}
@@ -300,9 +300,9 @@ func (q *qp) takePayload() {
 
 // place copies payload from the staging buffer to where it belongs. It is the
 // only copy of payload in this package.
-func (d *Device) place(dst, src []byte) {
+func (c *cq) place(dst, src []byte) {
 	copy(dst, src)
-	d.placed.Add(uint64(len(src)))
+	c.stats.placed.Add(uint64(len(src)))
 }
 
 // reachable tells whether the segment may still be placed: the region of a
@@ -346,7 +346,7 @@ func (q *qp) finishSegment(wcs []verbs.WC) int {
 	if x.crcOn {
 		pad := x.tail - crcLen
 		if crcUpdate(x.crc, tail[:pad]) != getCRC(tail[pad:]) {
-			q.dev.crcErrors.Add(1)
+			q.cq.stats.crcErrors.Add(1)
 			q.terminate(termCRC)
 			return 0
 		}

@@ -169,7 +169,7 @@ func (q *qp) transmit() {
 func (q *qp) accept(n int) {
 	t := &q.tx
 	t.accepted += uint64(n)
-	q.dev.sent.Add(uint64(n))
+	q.cq.stats.sent.Add(uint64(n))
 	for n > 0 {
 		if l := int(t.v.iov[t.at].Len); n >= l {
 			n -= l
