@@ -27,8 +27,10 @@ type child struct {
 	stdout *os.File
 	stderr *os.File
 	ended  chan struct{} // closed when reaped
+	heard  chan struct{} // closed when all of stderr is read
 	status error         // of cmd.Wait; read after ended
 
+	once  sync.Once
 	mu    sync.Mutex
 	hello bytes.Buffer // first bytes of stdout
 
@@ -47,7 +49,7 @@ func newChild(path, executable string, args, env []string, control *os.File) *ch
 	cmd.Env = env
 	cmd.ExtraFiles = []*os.File{control} // descriptor 3
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	return &child{path: path, cmd: cmd, ended: make(chan struct{})}
+	return &child{path: path, cmd: cmd, ended: make(chan struct{}), heard: make(chan struct{})}
 }
 
 // Start runs the plugin. Stdin is /dev/null.
@@ -124,7 +126,7 @@ func (p *child) ID() string {
 func (p *child) Name() string                    { return p.path }
 func (p *child) Diagnose(context.Context) string { return "" }
 func (p *child) Stdout() io.ReadCloser           { return tee{p.stdout, p.hear} }
-func (p *child) Stderr() io.ReadCloser           { return p.stderr }
+func (p *child) Stderr() io.ReadCloser           { return tee{p.stderr, p.listen} }
 
 func (p *child) PluginToHost(n, a string) (string, string, error) { return n, a, nil }
 func (p *child) HostToPlugin(n, a string) (string, string, error) { return n, a, nil }
@@ -141,6 +143,22 @@ func (t tee) Read(b []byte) (int, error) {
 	n, err := t.File.Read(b)
 	t.see(b[:n], err)
 	return n, err
+}
+
+// listen is called by one goroutine, up to the first error.
+func (p *child) listen(_ []byte, err error) {
+	if err != nil {
+		p.once.Do(func() { close(p.heard) })
+	}
+}
+
+// hearOut waits for the last words, but not long: whoever has inherited stderr
+// keeps it open.
+func (p *child) hearOut(most time.Duration) {
+	select {
+	case <-p.heard:
+	case <-time.After(most):
+	}
 }
 
 const helloSize = 4096
@@ -209,6 +227,9 @@ func (w *lastWords) see(line string) {
 
 // String is empty or `; it said: "..."`.
 func (w *lastWords) String() string {
+	if w == nil {
+		return ""
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.line == "" {

@@ -250,6 +250,7 @@ func (s *starter) explain(ctx context.Context, err error, words *lastWords) erro
 		return fmt.Errorf("it answered the handshake with %q; is it an rnbd plugin?%s: %w", hello, words, err)
 	}
 	<-s.child.ended // go-plugin has killed it if it lived
+	s.child.hearOut(muteGrace)
 	if s.child.killed.Load() {
 		return fmt.Errorf("no handshake within %v; is it an rnbd plugin?%s: %w", s.c.StartTimeout, words, os.ErrDeadlineExceeded)
 	}

@@ -157,12 +157,23 @@ func (p *Process) verdict(reaped <-chan struct{}) error {
 	if p.killed.Load() {
 		how += ", killed by its host"
 	}
-	var words string
-	if p.child != nil && p.child.words != nil {
-		words = p.child.words.String()
+	err := &exitError{text: fmt.Sprintf("%s %q (%s, pid %d): %v: %s", p.c.Kind, p.c.Name, p.c.Path, p.PID(), ErrExited, how)}
+	if p.child != nil {
+		p.child.hearOut(reapGrace)
+		err.words = p.child.words
 	}
-	return fmt.Errorf("%s %q (%s, pid %d): %w: %s%s", p.c.Kind, p.c.Name, p.c.Path, p.PID(), ErrExited, how, words)
+	return err
 }
+
+// exitError quotes the last words, which may still be on their way when the
+// death is reported.
+type exitError struct {
+	text  string
+	words *lastWords
+}
+
+func (e *exitError) Error() string { return e.text + e.words.String() }
+func (e *exitError) Unwrap() error { return ErrExited }
 
 func (p *Process) report() {
 	if p.quietly.Load() {
