@@ -270,3 +270,19 @@ func TestR092_R093_SilentClientIsGivenUp(t *testing.T) {
 		t.Error("the busy one is gone too")
 	}
 }
+
+func TestServerTimersChangeAtRunTime(t *testing.T) {
+	net := loopback.New()
+	s := startServer(t, net, serve, heartbeatEvery(time.Second, 50))
+	p := newSession(t, net, 2, "s")
+	timing := s.Timing()
+	timing.Heartbeat = 0
+	if err := s.SetTiming(timing); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("heartbeat 0: %v", err)
+	}
+	timing.Heartbeat, timing.HeartbeatMisses = 5*time.Millisecond, 2
+	if err := s.SetTiming(timing); err != nil {
+		t.Fatal(err)
+	}
+	p.waitDown() // it never answers
+}

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -93,18 +94,19 @@ func (c *ServerConfig) check() error {
 
 // Server accepts sessions.
 type Server struct {
-	cfg   ServerConfig
-	log   *slog.Logger
-	shift uint // of the chunk in a request's immediate
+	cfg    ServerConfig
+	log    *slog.Logger
+	shift  uint // of the chunk in a request's immediate
+	timing atomic.Pointer[Timing]
 
-	stopTicks func()
-	accepts   sync.WaitGroup // goroutines of listeners
+	accepts sync.WaitGroup // goroutines of listeners
 
 	// accepting serialises connection requests, and the point at which a path
 	// takes no more of them. Taken before mu.
 	accepting sync.Mutex
 
 	mu        sync.Mutex
+	stopTicks func()
 	sessions  map[rtrswire.UUID]*SrvSession
 	listeners []verbs.Listener
 	closed    bool
@@ -125,8 +127,29 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		shift:    rtrswire.BufShift(cfg.QueueDepth),
 		sessions: map[rtrswire.UUID]*SrvSession{},
 	}
+	s.timing.Store(&cfg.Timing)
 	s.stopTicks = processClock.subscribe(tickFor(cfg.Timing), s.tick)
 	return s, nil
+}
+
+// Timing returns the timers in use.
+func (s *Server) Timing() Timing { return *s.timing.Load() }
+
+// SetTiming changes the timers of all sessions; a heartbeat interval counts
+// from the end of the current one.
+func (s *Server) SetTiming(t Timing) error {
+	if err := t.Validate(); err != nil {
+		return fmt.Errorf("rtrs server: %w: %w", syscall.EINVAL, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.timing.Store(&t)
+	s.stopTicks()
+	if s.closed {
+		return nil
+	}
+	s.stopTicks = processClock.subscribe(tickFor(t), s.tick)
+	return nil
 }
 
 // Listen accepts connections at addr and returns the address with its port.
@@ -278,16 +301,19 @@ func (s *Server) Close(ctx context.Context) error {
 		_ = l.Close()
 	}
 	s.accepts.Wait()
-	defer s.stopTicks()
 	for {
 		p := s.anyPath()
 		if p == nil {
-			return nil
+			break
 		}
 		if err := p.closeAndWait(ctx); err != nil {
 			return fmt.Errorf("close rtrs server: %w", err)
 		}
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopTicks()
+	return nil
 }
 
 func (s *Server) anyPath() *srvPath {

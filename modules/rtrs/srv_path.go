@@ -221,14 +221,14 @@ func (p *srvPath) establish(m rtrswire.InfoReq) error {
 	if err := p.sess.setName(m.Name()); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), p.sess.srv.cfg.Timing.ConnectTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), p.sess.srv.Timing().ConnectTimeout)
 	defer cancel()
 	for _, c := range p.conns {
 		if err := c.onOwner(ctx, c.postAllRecvs); err != nil {
 			return err
 		}
 	}
-	p.hb.start(time.Now(), p.sess.srv.cfg.Timing.Heartbeat)
+	p.hb.start(time.Now(), p.sess.srv.Timing().Heartbeat)
 	if err := p.sess.pathUp(p); err != nil {
 		return err
 	}
@@ -342,7 +342,7 @@ func (p *srvPath) tickHeartbeat(now time.Time) {
 	for _, c := range p.conns {
 		heard = c.stats.takeHeard() || heard
 	}
-	t := &p.sess.srv.cfg.Timing
+	t := p.sess.srv.Timing()
 	switch p.hb.tick(now, heard, t.Heartbeat, t.HeartbeatMisses) {
 	case hbSend:
 		c := p.conns[0]
