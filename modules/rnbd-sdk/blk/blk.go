@@ -1,5 +1,3 @@
-// Package blk is the vocabulary of block I/O that front ends, the client, the
-// server and storage plugins share. It does no I/O.
 package blk
 
 // SectorSize is the unit of sectors on the wire and in Linux, in bytes,

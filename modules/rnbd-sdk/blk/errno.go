@@ -1,6 +1,9 @@
 package blk
 
-import "syscall"
+import (
+	"errors"
+	"syscall"
+)
 
 // Errno is a Linux errno as a positive number; 0 is success. It rides in
 // completions on the data path, where an error value would allocate.
@@ -43,20 +46,17 @@ func (e Errno) Err() error {
 
 func (e Errno) Error() string { return syscall.Errno(e).Error() }
 
-// ToErrno finds the errno in err's chain; an error without one is EIO.
+// ToErrno finds the errno that err wraps; an error without one is EIO.
 func ToErrno(err error) Errno {
-	for e := err; e != nil; {
-		switch v := e.(type) {
-		case Errno:
-			return v
-		case syscall.Errno:
-			return Errno(v)
-		}
-		u, ok := e.(interface{ Unwrap() error })
-		if !ok {
-			return EIO
-		}
-		e = u.Unwrap()
+	var e Errno
+	var sys syscall.Errno
+	switch {
+	case err == nil:
+		return OK
+	case errors.As(err, &e):
+		return e
+	case errors.As(err, &sys):
+		return Errno(sys)
 	}
-	return OK
+	return EIO
 }
