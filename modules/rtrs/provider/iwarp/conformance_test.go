@@ -11,12 +11,13 @@ import (
 )
 
 // Every provider runs the suite of the seam; here over 127.0.0.1 and ::1, with
-// CRC and large frames, and without and with frames so small that most
-// messages are segmented.
+// CRC and large frames, without CRC and with frames so small that most
+// messages are segmented, and as with a foreign peer, without immediates.
 func TestConformance(t *testing.T) {
 	configs := map[string]Config{
 		"default":                   DefaultConfig(),
 		"small frames, without CRC": {MULPDU: 1436},
+		"foreign":                   {CRC: true, Foreign: true},
 	}
 	for name, cfg := range configs {
 		t.Run(name, func(t *testing.T) {

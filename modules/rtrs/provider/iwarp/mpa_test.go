@@ -217,6 +217,29 @@ func TestI002_InitiatorJudgesTheReply(t *testing.T) {
 	}
 }
 
+func TestI002_InitiatorChoosesTheRTR(t *testing.T) {
+	for _, tt := range []struct {
+		d    readDepths
+		want opcode
+		err  bool
+	}{
+		{readDepths{ird: 1, p2p: true, write: true, rtr: true}, opWrite, false},
+		{readDepths{ird: 1, p2p: true, rtr: true}, opReadRequest, false},
+		{readDepths{ird: 1}, noRTR, false},
+		{readDepths{ird: 0, p2p: true, rtr: true}, noRTR, true}, // no reads, no RTR by Read
+		{readDepths{ird: 1, p2p: true, send: true}, noRTR, true},
+	} {
+		cfg := Config{Foreign: true}.withDefaults()
+		req := cfg.request(nil)
+		rep := mpaFrame{flags: mpaEnhanced, rev: 2, private: tt.d.append(nil)}
+		tm, _, err := cfg.conclude(&req, &rep)
+		var te *termError
+		if tm.rtr != tt.want || (err != nil) != tt.err || tt.err && (!errors.As(err, &te) || te.code != termRTR) {
+			t.Errorf("%+v: RTR by opcode %d, %v", tt.d, tm.rtr, err)
+		}
+	}
+}
+
 func TestI002_RejectCarriesPrivateData(t *testing.T) {
 	cfg := DefaultConfig()
 	req := cfg.request(nil)
