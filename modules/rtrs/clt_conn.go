@@ -22,14 +22,16 @@ type cltConn struct {
 // infoRecv is the id of the receive for the INFO_RSP, above all others.
 const infoRecv = 1 << 32
 
-// postRequest sends sges to addr, with the immediate of a request.
+// postRequest sends sges to addr, with the immediate of a request. It fails with
+// errNoCredit, or with ErrDisconnected: then the path is being given up.
 func (c *cltConn) postRequest(sges []verbs.SGE, addr uint64, rkey uint32, imm rtrswire.Imm) error {
 	c.chain[0] = verbs.SendWR{Op: verbs.OpWriteImm, SGEs: sges, RemoteAddr: addr, RKey: rkey, Imm: uint32(imm)}
 	err := c.post(c.chain[:])
-	if err != nil && err != errNoCredit {
-		c.connFailed(err)
+	if err == nil || err == errNoCredit {
+		return err
 	}
-	return err
+	c.connFailed(err)
+	return ErrDisconnected
 }
 
 // connRecv handles what the server sent. Each receive that was used goes back

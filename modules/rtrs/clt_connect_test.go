@@ -107,8 +107,13 @@ func TestR016_R017_R018_IdentityAndCounters(t *testing.T) {
 // openErrno opens a session that must fail and returns its errno.
 func openErrno(t *testing.T, net *loopback.Network, dst string) syscall.Errno {
 	t.Helper()
+	return openErrnoWithin(t, net, dst, 5*time.Second)
+}
+
+func openErrnoWithin(t *testing.T, net *loopback.Network, dst string, timeout time.Duration) syscall.Errno {
+	t.Helper()
 	c, cfg := cltConfig(t, 1)
-	cfg.Timing.ConnectTimeout = 50 * time.Millisecond
+	cfg.Timing.ConnectTimeout = timeout
 	s, err := Open(cltContext(t), "clt", []PathAddr{pathTo(net.Device("client"), cltA, dst)}, cfg)
 	if err == nil {
 		_ = s.Close(cltContext(t))
@@ -227,7 +232,7 @@ func TestR023_RejectionsBecomeErrnos(t *testing.T) {
 		net := loopback.New()
 		startScripted(t, net, srvA, nil)
 		net.Stall(cltA, netip.MustParseAddrPort(srvA).Addr())
-		if got := openErrno(t, net, srvA); got != syscall.ETIMEDOUT {
+		if got := openErrnoWithin(t, net, srvA, 50*time.Millisecond); got != syscall.ETIMEDOUT {
 			t.Errorf("errno %v, want ETIMEDOUT", got)
 		}
 	})
@@ -301,7 +306,7 @@ func TestR036_InfoResponsesThatAreRefused(t *testing.T) {
 	t.Run("no answer", func(t *testing.T) {
 		net := loopback.New()
 		startScripted(t, net, srvA, func(s *scriptedServer) { s.onInfo = func([]byte) []byte { return nil } })
-		if got := openErrno(t, net, srvA); got != syscall.ETIMEDOUT {
+		if got := openErrnoWithin(t, net, srvA, 50*time.Millisecond); got != syscall.ETIMEDOUT {
 			t.Errorf("errno %v, want ETIMEDOUT", got)
 		}
 	})

@@ -170,6 +170,9 @@ func (s *Session) endConnect(p *path, accepted bool) {
 		}
 	}
 	s.fenceLost()
+	if !accepted { // else the path's goroutine publishes, after its own news
+		s.publishLocked()
+	}
 }
 
 // markLost marks the queue's requests on l and counts them. Owner; nothing more

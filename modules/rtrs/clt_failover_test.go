@@ -132,6 +132,7 @@ func TestFenceComesBeforeTheReplay(t *testing.T) {
 	}
 	held.next(t).answer(0)
 	c.finished(2, 0)
+	c.awaitState(1, PathReconnecting)
 	held.none(t)
 	if n := len(tap.all()); n != 0 {
 		t.Errorf("%d attempts to connect while the FENCE is under way", n)

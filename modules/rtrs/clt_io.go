@@ -49,8 +49,7 @@ var ErrBadData error = &sentinel{"rtrs: the data lies outside its region", sysca
 // Write sends d and the user message to the server. The completion comes as
 // OnDone(queue, tag, errno). The memory of d must not change until then; user
 // is copied. Nothing was sent if an error is returned: ErrNoPermit (OnPermit
-// tells when to try again), ErrDisconnected, ErrTooLarge, ErrBadData, or that
-// of the connection.
+// tells when to try again), ErrDisconnected, ErrTooLarge or ErrBadData.
 func (q *Queue) Write(tag uint64, d Data, user []byte) error {
 	return q.start(kindWrite, tag, d, user)
 }
