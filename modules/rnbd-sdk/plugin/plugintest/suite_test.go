@@ -1,0 +1,125 @@
+package plugintest
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+)
+
+// flawed is a backend in memory with one flaw.
+type flawed struct {
+	flaw   string
+	mu     sync.Mutex
+	data   []byte
+	writes int
+}
+
+func (b *flawed) Describe() plugin.Info {
+	return plugin.Info{Name: "flawed", Version: "1", Names: plugin.NamesOpaque}
+}
+
+func (b *flawed) Open(context.Context, plugin.OpenRequest) (plugin.Disk, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.data == nil || b.flaw == "forgets at close" {
+		b.data = make([]byte, 4<<20)
+	}
+	return &flawedDisk{b.flaw, b.data}, nil
+}
+
+type flawedDisk struct {
+	flaw string
+	data []byte
+}
+
+func (d *flawedDisk) Limits() blk.Limits {
+	l := blk.Limits{Size: uint64(len(d.data)), LogicalBlockSize: 512, MaxWriteZeroes: 1 << 20, FUA: true}
+	if d.flaw == "odd limits" {
+		l.MaxIOSize = 1000
+	}
+	return l
+}
+
+func (d *flawedDisk) Close() error { return nil }
+
+func (b *flawed) Serve(q *plugin.Queue) error {
+	batch := make([]plugin.Request, 16)
+	for !q.Closed() {
+		n := q.Next(batch)
+		for _, r := range batch[:n] {
+			q.Complete(r.Tag, b.do(r))
+		}
+		q.Publish()
+		if n == 0 {
+			q.Wait()
+		}
+	}
+	return nil
+}
+
+func (b *flawed) do(r plugin.Request) blk.Errno {
+	d := r.Disk.(*flawedDisk).data
+	switch {
+	case r.Op == blk.Read:
+		copy(r.Buf, d[r.Off:])
+	case r.Op == blk.Write:
+		b.writes++
+		if b.flaw == "loses a write" && b.writes%40 == 0 {
+			return blk.OK
+		}
+		if b.flaw == "writes one byte too few" {
+			r.Buf = r.Buf[:len(r.Buf)-1]
+		}
+		copy(d[r.Off:], r.Buf)
+	case r.Op == blk.WriteZeroes && b.flaw == "zeroes only when unmapping" && r.Flags&blk.NoUnmap != 0:
+	case r.Op == blk.WriteZeroes:
+		clear(d[r.Off:][:r.Len])
+	case r.Op == blk.Flush && b.flaw == "refuses flush":
+		return blk.EOPNOTSUPP
+	}
+	return blk.OK
+}
+
+const flawKey = "RNBD_TEST_FLAW"
+
+// TestFlawed is what the test below runs as a process.
+func TestFlawed(t *testing.T) {
+	flaw := os.Getenv(flawKey)
+	if flaw == "" {
+		t.Skip("only a process of TestRunIO_FindsFlaws")
+	}
+	RunIO(t, &flawed{flaw: flaw}, Options{})
+}
+
+// The suite passes a good backend and finds what is wrong with the others.
+func TestRunIO_FindsFlaws(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for flaw, says := range map[string]string{
+		"none":                       "",
+		"loses a write":              "seed",
+		"writes one byte too few":    "other bytes than were written",
+		"zeroes only when unmapping": "the disk differs at byte 512",
+		"refuses flush":              "flush: operation not supported",
+		"forgets at close":           "data_stay_over_close_and_open",
+		"odd limits":                 "largest request is 1000 bytes",
+	} {
+		t.Run(flaw, func(t *testing.T) {
+			t.Parallel()
+			c := exec.Command(exe, "-test.run=^TestFlawed$", "-test.v")
+			c.Env = append(os.Environ(), flawKey+"="+flaw)
+			out, err := c.CombinedOutput()
+			if (err == nil) != (flaw == "none") || !strings.Contains(string(out), says) {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
