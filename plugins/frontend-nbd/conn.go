@@ -33,6 +33,7 @@ const (
 )
 
 var (
+	errDone     = errors.New("client is done")
 	errGarbage  = errors.New("not an NBD request")
 	errLateRead = errors.New("device failed a read whose reply had begun")
 	errRemoved  = errors.New("device removed")

@@ -20,7 +20,6 @@ type export struct {
 	slotSize int
 	slots    int
 	block    uint64 // logical block size in bytes
-	config   map[string]string
 
 	limits atomic.Pointer[blk.Limits] // replaced by a resize
 	claims claims
@@ -40,7 +39,7 @@ func newExport(s plugin.DeviceSpec) (*export, error) {
 	e := &export{
 		index: s.Index, name: s.Name, arena: s.Arena, arenaID: s.ArenaID,
 		slotSize: s.SlotSize, slots: s.Slots, block: uint64(s.Limits.LogicalBlockSize),
-		config: s.Config, idle: make(chan struct{}),
+		idle: make(chan struct{}),
 	}
 	e.claims.writes = make([]span, s.Slots)
 	e.setLimits(s.Limits)
@@ -214,7 +213,7 @@ func (s *share) take(c *conn) *op {
 	}
 	o := &s.ops[s.free[len(s.free)-1]]
 	s.free = s.free[:len(s.free)-1]
-	o.conn, o.busy = c, true
+	o.conn = c
 	c.held++
 	return o
 }

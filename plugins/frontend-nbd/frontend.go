@@ -148,6 +148,9 @@ func (f *frontend) Serve(fq *plugin.FrontQueue) error {
 	err = p.Run(fq.Closed)
 	f.detach(q)
 	q.close()
+	f.log().Debug("queue ends", "queue", fq.Pump(), "requests", q.stats.requests.Load(),
+		"errors", q.stats.errors.Load(), "placed_copy_bytes", q.stats.placedBytes.Load(),
+		"stray_completions", q.stats.strayCompletions.Load())
 	return err
 }
 

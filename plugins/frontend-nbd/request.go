@@ -64,7 +64,6 @@ type op struct {
 	req  *request
 	tag  uint32 // slot in the arena
 	step step
-	busy bool // taken
 	sent bool // the device has it
 	done bool // read, ordered: payload is in the slot
 
