@@ -57,7 +57,8 @@ type Device struct {
 type share struct {
 	inflight atomic.Int64
 	rx, tx   atomic.Uint64 // 512-byte sectors read, written
-	_        [40]byte      // a cache line of its own
+	gate     gate          // as recheck has seen it
+	_        [36]byte      // a cache line of its own
 }
 
 func (s *share) count(e *shm.SQE) {

@@ -291,6 +291,12 @@ func (s *source) resend() (n int) {
 // may go are sent in the order of their tags.
 func (s *source) recheck() (n int) {
 	var ready []uint32
+	// A gate that moves meanwhile must not split a device's requests: each is
+	// looked at once.
+	for i := s.parked.head; i != none; i = s.reqs[i].next {
+		d := s.reqs[i].dev
+		d.shares[s.pump.index].gate = d.gate.Load()
+	}
 	parked := s.parked
 	s.parked = emptyList()
 	for !parked.empty() {
@@ -298,7 +304,7 @@ func (s *source) recheck() (n int) {
 		if s.orphaned {
 			s.finish(i, blk.EIO)
 			n++
-		} else if s.reqs[i].dev.gate.Load() == gateWait {
+		} else if s.reqs[i].dev.shares[s.pump.index].gate == gateWait {
 			s.push(&s.parked, i)
 		} else {
 			ready = append(ready, i)

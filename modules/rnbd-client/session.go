@@ -27,6 +27,7 @@ type session struct {
 
 	// News from RTRS, handled one by one by run.
 	mu     sync.Mutex
+	wasUp  bool
 	news   []rtrs.EventKind
 	signal chan struct{}
 	done   chan struct{}
@@ -80,10 +81,13 @@ func (s *session) hello(ctx context.Context) error {
 }
 
 func (s *session) onEvent(e rtrs.Event) {
-	if e.Kind == rtrs.PathChanged {
+	s.mu.Lock()
+	first := e.Kind == rtrs.SessionUp && !s.wasUp
+	s.wasUp = s.wasUp || first
+	if e.Kind == rtrs.PathChanged || first { // openSession sees to the first
+		s.mu.Unlock()
 		return
 	}
-	s.mu.Lock()
 	s.news = append(s.news, e.Kind)
 	s.mu.Unlock()
 	select {

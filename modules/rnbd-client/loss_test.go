@@ -1,0 +1,277 @@
+package client
+
+import (
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+func lossQueue(d time.Duration) func(*MapRequest) {
+	return func(r *MapRequest) { r.Loss.Queue = d }
+}
+
+func TestR142_LossFail(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	d, io := s.device(s.newClient())
+	s.kill()
+	eventually(t, "closed", func() bool { return d.State() == Closed })
+	start := time.Now()
+	if errno := do(t, io, Request{Op: blk.Read, Len: 512}); errno != blk.EIO {
+		t.Errorf("R-142: errno %d, want EIO", errno)
+	}
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("R-103: it took %s", took)
+	}
+	s.set(func() { s.rsp.Sectors *= 2 })
+	s.start()
+	eventually(t, "open again", func() bool { return d.State() == Open })
+	if errno := do(t, io, Request{Op: blk.Read, Len: 512}); errno != blk.OK {
+		t.Errorf("after the return: errno %d", errno)
+	}
+	if got := d.Limits().Size; got != 2<<20 {
+		t.Errorf("R-142: size %d after the reconnect, want the new %d", got, 2<<20)
+	}
+	messages := s.messages()
+	if n := len(messages); messages[n-3] != "sess-info" || messages[n-2] != "open vol" {
+		t.Errorf("R-123: after the reconnect: %q", messages)
+	}
+}
+
+func TestLossFailEndsRequestsInFlight(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	_, io := s.device(s.newClient())
+	s.set(func() { s.hold = true })
+	for slot := range 20 { // 16 on the server, 4 waiting for a permit
+		io.Submit(Request{Op: blk.Write, Slot: slot, Off: uint64(slot) * 512, Len: 512})
+	}
+	io.Flush()
+	eventually(t, "requests on the server", s.busy)
+	s.net.Cut(s.addrs[0].Addr(), s.net.Conns()[0][0].Addr())
+	var done [64]Done
+	for left := 20; left > 0; {
+		n := io.Wait(done[:])
+		for _, x := range done[:n] {
+			if x.Errno != blk.EIO && x.Errno != blk.OK {
+				t.Errorf("errno %d", x.Errno)
+			}
+		}
+		left -= n
+	}
+}
+
+func TestLossQueueWaitsForTheReturn(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	d, io := s.device(s.newClient(), lossQueue(30*time.Second))
+	s.set(func() { s.hold = true })
+	for slot := range 20 {
+		for i := range io.Buf(slot)[:512] {
+			io.Buf(slot)[i] = byte(slot + 1)
+		}
+		io.Submit(Request{Op: blk.Write, Slot: slot, Off: uint64(slot) * 512, Len: 512})
+	}
+	io.Flush()
+	eventually(t, "requests on the server", s.busy)
+	s.net.RefuseDial(s.addrs[0], syscall.ECONNREFUSED)
+	s.net.Cut(s.addrs[0].Addr(), s.net.Conns()[0][0].Addr())
+	eventually(t, "closed", func() bool { return d.State() == Closed })
+	io.Submit(Request{Op: blk.Read, Slot: 20, Len: 512}) // waits too
+	io.Flush()
+	var done [64]Done
+	time.Sleep(20 * time.Millisecond)
+	if n := io.Reap(done[:]); n != 0 {
+		t.Fatalf("%d answers while there is no server: %v", n, done[:n])
+	}
+	s.net.RefuseDial(s.addrs[0], nil)
+	time.Sleep(20 * time.Millisecond)
+	if n := io.Reap(done[:]); n != 0 {
+		t.Fatalf("%d answers while the server still works on the old path's requests: %v", n, done[:n])
+	}
+	s.releaseAll(blk.OK)
+	for left := 21; left > 0; {
+		n := io.Wait(done[:])
+		for _, x := range done[:n] {
+			if x.Errno != blk.OK {
+				t.Errorf("slot %d: errno %d", x.Slot, x.Errno)
+			}
+		}
+		left -= n
+	}
+	for slot := range 20 {
+		if got := s.data[slot*512]; got != byte(slot+1) {
+			t.Errorf("slot %d: byte %d on the disk", slot, got)
+		}
+	}
+}
+
+func TestLossQueueReissues(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	d, io := s.device(s.newClient(), lossQueue(30*time.Second))
+	s.kill()
+	eventually(t, "closed", func() bool { return d.State() == Closed })
+	for slot := range 20 {
+		for i := range io.Buf(slot)[:512] {
+			io.Buf(slot)[i] = byte(slot + 1)
+		}
+		io.Submit(Request{Op: blk.Write, Slot: slot, Off: uint64(slot) * 512, Len: 512})
+	}
+	io.Flush()
+	time.Sleep(20 * time.Millisecond)
+	oldID := d.id.Load()
+	s.set(func() { s.ios = nil })
+	s.start()
+	var done [64]Done
+	for left := 20; left > 0; {
+		n := io.Wait(done[:])
+		for _, x := range done[:n] {
+			if x.Errno != blk.OK {
+				t.Errorf("slot %d: errno %d", x.Slot, x.Errno)
+			}
+		}
+		left -= n
+	}
+	for slot := range 20 {
+		if got := s.data[slot*512]; got != byte(slot+1) {
+			t.Errorf("slot %d: byte %d on the disk", slot, got)
+		}
+	}
+	s.set(func() {
+		for i, m := range s.ios {
+			if m.DeviceID == oldID || m.DeviceID != d.id.Load() {
+				t.Errorf("request %d with the device id %d, not the new %d", i, m.DeviceID, d.id.Load())
+			}
+			if i > 0 && i < 12 && m.Sector < s.ios[i-1].Sector {
+				t.Errorf("request %d for sector %d came after that for %d: not in the order of tags", i, m.Sector, s.ios[i-1].Sector)
+			}
+		}
+	})
+}
+
+func TestLossQueueEnds(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient()
+	d, io := s.device(c, lossQueue(200*time.Millisecond))
+	s.kill()
+	eventually(t, "closed", func() bool { return d.State() == Closed })
+	start := time.Now()
+	if errno := do(t, io, Request{Op: blk.Read, Len: 512}); errno != blk.EIO {
+		t.Errorf("errno %d, want EIO", errno)
+	}
+	if took := time.Since(start); took < 50*time.Millisecond {
+		t.Errorf("it failed after %s, too early", took)
+	}
+	s.start()
+	eventually(t, "the session is back", d.session.transport.Connected)
+	time.Sleep(50 * time.Millisecond)
+	if d.State() != Closed {
+		t.Errorf("state %s; a device whose time ran out stays closed until it is remapped", d.State())
+	}
+	if _, err := c.Remap(t.Context(), d.Name()); err != nil {
+		t.Fatalf("remap: %v", err)
+	}
+	if errno := do(t, io, Request{Op: blk.Read, Len: 512}); errno != blk.OK {
+		t.Errorf("after the remap: errno %d", errno)
+	}
+}
+
+func TestLossQueueAndAServerThatChanged(t *testing.T) {
+	for _, x := range []struct {
+		name   string
+		change func(*target)
+	}{
+		{"the device is not there any more", func(s *target) { s.openErr = blk.ENOENT }},
+		{"another client writes to it", func(s *target) { s.openErr = blk.EPERM }},
+		{"it shrank", func(s *target) { s.rsp.Sectors /= 2 }},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			s := newTarget(t, 1<<20)
+			c := s.newClient()
+			d, io := s.device(c, lossQueue(30*time.Second))
+			s.kill()
+			eventually(t, "closed", func() bool { return d.State() == Closed })
+			s.set(func() { x.change(s) })
+			io.Submit(Request{Op: blk.Write, Len: 512})
+			io.Flush()
+			s.start()
+			var done [8]Done
+			eventually(t, "the answer", func() bool { return io.Wait(done[:]) > 0 })
+			if done[0].Errno != blk.EIO || d.State() != Closed {
+				t.Errorf("errno %d, state %s", done[0].Errno, d.State())
+			}
+		})
+	}
+}
+
+func TestLossQueueTriesAgainAfterAPassingError(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	d, io := s.device(s.newClient(), lossQueue(30*time.Second))
+	s.kill()
+	eventually(t, "closed", func() bool { return d.State() == Closed })
+	s.set(func() { s.openErr = blk.EBUSY })
+	s.start()
+	eventually(t, "a refused open", func() bool { return len(s.messages()) >= 4 })
+	s.set(func() { s.openErr = 0 })
+	if errno := do(t, io, Request{Op: blk.Read, Len: 512}); errno != blk.OK {
+		t.Errorf("errno %d", errno)
+	}
+}
+
+func TestRemapErrors(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient()
+	d, _ := s.device(c)
+	if _, err := c.Remap(t.Context(), d.Name()); !errors.Is(err, syscall.EALREADY) {
+		t.Errorf("open device: %v, want EALREADY", err)
+	}
+	if _, err := c.Remap(t.Context(), "rnbd7"); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("no device: %v, want ENOENT", err)
+	}
+	s.kill()
+	eventually(t, "closed", func() bool { return d.State() == Closed })
+	if _, err := c.Remap(t.Context(), d.Name()); !errors.Is(err, syscall.ECONNABORTED) {
+		t.Errorf("no path: %v, want ECONNABORTED", err)
+	}
+}
+
+func TestSecondPathKeepsTheDeviceOpen(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	d, io := s.device(s.newClient(), func(r *MapRequest) { r.Paths = []string{"10.0.0.9@10.0.0.1", "10.0.1.9@10.0.1.1"} })
+	for i := range 100 {
+		if i == 50 {
+			for _, conn := range s.net.Conns() {
+				if conn[1] == s.addrs[0] {
+					s.net.CutConn(conn[0], conn[1])
+				}
+			}
+		}
+		if errno := do(t, io, Request{Op: blk.Write, Off: uint64(i) * 512, Len: 512}); errno != blk.OK {
+			t.Fatalf("R-102: write %d: errno %d", i, errno)
+		}
+	}
+	if d.State() != Open {
+		t.Errorf("state %s", d.State())
+	}
+}
+
+func TestForcedUnmapWithADeadServer(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient()
+	d, io := s.device(c, lossQueue(time.Hour))
+	s.kill()
+	eventually(t, "closed", func() bool { return d.State() == Closed })
+	io.Submit(Request{Op: blk.Read, Len: 512})
+	io.Flush()
+	eventually(t, "the request waits", func() bool { return d.inflight() == 1 })
+	start := time.Now()
+	must(t, c.Unmap(t.Context(), d.Name(), true))
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	var done [8]Done
+	eventually(t, "the answer", func() bool { return io.Reap(done[:]) > 0 })
+	if done[0].Errno != blk.EIO {
+		t.Errorf("errno %d", done[0].Errno)
+	}
+}

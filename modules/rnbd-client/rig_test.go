@@ -1,0 +1,282 @@
+package client
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/provider/loopback"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// target is a scripted RNBD server on a loopback fabric: one disk under any
+// name, and what it says can be changed by a test.
+type target struct {
+	t       *testing.T
+	net     *loopback.Network
+	addrs   []netip.AddrPort
+	pollers []*rtrs.Poller
+	rtrs    *rtrs.Server
+	stop    func()
+
+	mu       sync.Mutex
+	data     []byte
+	rsp      rnbdwire.OpenRspFields
+	openErr  blk.Errno
+	ioErr    blk.Errno
+	log      []string // messages in the order of arrival, admin and I/O
+	ios      []rnbdwire.IOFields
+	dataLens []int
+	reads    []bool // RTRS direction of ios
+	hold     bool
+	held     []*rtrs.Op
+	nextID   uint32
+	sessions atomic.Int32
+}
+
+func newTarget(t *testing.T, size int) *target {
+	t.Helper()
+	s := &target{t: t, net: loopback.New(), data: make([]byte, size), addrs: []netip.AddrPort{
+		netip.MustParseAddrPort("10.0.0.1:1234"), netip.MustParseAddrPort("10.0.1.1:1234"),
+	}}
+	s.rsp = rnbdwire.OpenRspFields{
+		Sectors: uint64(size) / 512, MaxWriteZeroesSects: 1 << 20, MaxDiscardSectors: 1 << 20, DiscardGranularity: 4096,
+		PhysicalBlockSize: 4096, LogicalBlockSize: 512, MaxSegments: 64, CachePolicy: rnbdwire.CacheFUA | rnbdwire.CacheWriteBack,
+	}
+	s.start()
+	t.Cleanup(func() { s.kill() })
+	return s
+}
+
+type memoryOf []byte
+
+func (m memoryOf) Bytes() []byte { return m }
+func (m memoryOf) Close() error  { return nil }
+
+// start brings the target up, with its disk as it was.
+func (s *target) start() {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	poller, err := rtrs.NewPoller(0)
+	must(s.t, err)
+	var wg sync.WaitGroup
+	wg.Go(func() { poller.Run(ctx) })
+	s.pollers = []*rtrs.Poller{poller}
+	cfg := rtrs.DefaultServerConfig()
+	cfg.Pollers = s.pollers
+	cfg.QueueDepth, cfg.ChunkSize = 16, 65536
+	cfg.Alloc = func(n int) (rtrs.Memory, error) { return make(memoryOf, n), nil }
+	cfg.Handler = s
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	s.rtrs, err = rtrs.NewServer(cfg)
+	must(s.t, err)
+	for _, a := range s.addrs {
+		_, err := s.rtrs.Listen(s.net.Device("srv"), a)
+		must(s.t, err)
+	}
+	s.stop = func() {
+		ctx, done := context.WithTimeout(context.Background(), 10*time.Second)
+		defer done()
+		s.releaseAll(blk.EIO)
+		if err := s.rtrs.Close(ctx); err != nil {
+			s.t.Errorf("close of the target: %v", err)
+		}
+		cancel()
+		wg.Wait()
+		poller.Close()
+	}
+}
+
+// kill ends the target; clients lose their paths.
+func (s *target) kill() {
+	if s.stop != nil {
+		s.stop()
+		s.stop = nil
+	}
+}
+
+func (s *target) SessionUp(*rtrs.SrvSession) error { s.sessions.Add(1); return nil }
+func (s *target) SessionDown(*rtrs.SrvSession)     { s.sessions.Add(-1) }
+
+func (s *target) Request(op *rtrs.Op) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	user := op.User()
+	switch rnbdwire.TypeOf(user) {
+	case rnbdwire.TypeSessInfo:
+		s.log = append(s.log, "sess-info")
+		if op.IsRead() && op.ReplyLen() == 36 && len(user) == 36 {
+			rnbdwire.SessInfoRspFields{Version: 2}.Put(op.Data())
+		}
+		op.Respond(0)
+	case rnbdwire.TypeOpen:
+		s.log = append(s.log, "open "+rnbdwire.Open(user).Name())
+		if s.openErr == 0 {
+			f := s.rsp
+			f.DeviceID = s.nextID
+			s.nextID++
+			f.Put(op.Data())
+		}
+		op.Respond(int(s.openErr))
+	case rnbdwire.TypeClose:
+		s.log = append(s.log, "close")
+		op.Respond(0)
+	case rnbdwire.TypeIO:
+		s.log = append(s.log, "io")
+		m := rnbdwire.IO(user)
+		s.ios = append(s.ios, rnbdwire.IOFields{DeviceID: m.DeviceID(), Sector: m.Sector(), RW: uint32(m.Op()) | flagsOf(m), BISize: m.BISize(), Prio: m.Prio()})
+		s.dataLens = append(s.dataLens, op.DataLen())
+		s.reads = append(s.reads, op.IsRead())
+		if s.hold {
+			s.held = append(s.held, op)
+			return
+		}
+		s.finish(op, s.ioErr)
+	}
+}
+
+func flagsOf(m rnbdwire.IO) (f uint32) {
+	if m.Sync() {
+		f |= rnbdwire.FlagSync
+	}
+	if m.FUA() {
+		f |= rnbdwire.FlagFUA
+	}
+	return f
+}
+
+func (s *target) finish(op *rtrs.Op, errno blk.Errno) {
+	m := rnbdwire.IO(op.User())
+	off := m.Sector() * 512
+	if errno == 0 {
+		switch blk.Op(m.Op()) {
+		case blk.Read:
+			copy(op.Data(), s.data[off:])
+		case blk.Write:
+			copy(s.data[off:], op.Data())
+		}
+	}
+	op.Respond(int(errno))
+}
+
+func (s *target) releaseAll(errno blk.Errno) {
+	s.mu.Lock()
+	s.hold = false
+	held := s.held
+	s.held = nil
+	s.mu.Unlock()
+	if len(held) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_ = s.pollers[0].Call(ctx, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, op := range held {
+			s.finish(op, errno)
+		}
+	})
+}
+
+// busy: the requests of all permits but a few spare ones are held.
+func (s *target) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.held) >= 12
+}
+
+func (s *target) set(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
+func (s *target) messages() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]string(nil), s.log...)
+}
+
+// newClient makes a client without a front end that reaches the target.
+func (s *target) newClient(change ...func(*Config)) *Client {
+	s.t.Helper()
+	cfg := DefaultConfig()
+	cfg.Fabrics = map[string]verbs.Device{"loopback": s.net.Device("clt")}
+	cfg.DefaultFabric = "loopback"
+	cfg.Hostname = "host.example"
+	cfg.Timing.ReconnectMin, cfg.Timing.ReconnectMax = 5*time.Millisecond, 20*time.Millisecond
+	cfg.Slots = 32
+	cfg.MapTimeout = 5 * time.Second
+	for _, f := range change {
+		f(&cfg)
+	}
+	c, err := New(s.t.Context(), cfg)
+	must(s.t, err)
+	s.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := c.Close(ctx); err != nil {
+			s.t.Errorf("close of the client: %v", err)
+		}
+	})
+	return c
+}
+
+// device maps "vol" without a front end and returns a way to it.
+func (s *target) device(c *Client, change ...func(*MapRequest)) (*Device, *IO) {
+	s.t.Helper()
+	r := MapRequest{Path: "vol", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Frontend: "none"}
+	for _, f := range change {
+		f(&r)
+	}
+	d, err := c.Map(s.t.Context(), r)
+	must(s.t, err)
+	io, err := d.NewIO(0, 0, 32)
+	must(s.t, err)
+	// Heap rings need no closing order of their own: the client's end drains.
+	return d, io
+}
+
+// do runs one request and returns its errno.
+func do(t *testing.T, io *IO, r Request) blk.Errno {
+	t.Helper()
+	if !io.Submit(r) {
+		t.Fatal("submit refused")
+	}
+	var done [8]Done
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		if n := io.Wait(done[:]); n > 0 {
+			return done[0].Errno
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("no answer within 10 s")
+		}
+	}
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("never happened: %s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
