@@ -256,8 +256,13 @@ func (f *frontend) remove(ctx context.Context, d *Device, force bool) error {
 		}
 		return err
 	}
-	if err := proc.RemoveDevice(ctx, d.index, force); err != nil && !force {
-		return err
+	if !force {
+		return proc.RemoveDevice(ctx, d.index, false)
+	}
+	ctx, cancel := context.WithTimeout(ctx, forcedClose)
+	defer cancel()
+	if err := proc.RemoveDevice(ctx, d.index, true); err != nil {
+		f.log.Warn("front end does not let go of the device", "device", d.name, "error", err)
 	}
 	return nil
 }

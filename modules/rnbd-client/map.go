@@ -217,6 +217,9 @@ func (c *Client) Unmap(ctx context.Context, name string, force bool) error {
 	if err != nil {
 		return fmt.Errorf("unmap %q: %w", name, err)
 	}
+	if force {
+		d.failRequests() // else the front end would wait for them
+	}
 	if d.fe != nil {
 		if err := d.fe.remove(ctx, d, force); err != nil {
 			return fmt.Errorf("unmap %s: %w", d.name, err)
@@ -229,6 +232,15 @@ func (c *Client) Unmap(ctx context.Context, name string, force bool) error {
 	d.mu.Unlock()
 	d.setGate(gateFail)
 	return c.unmap(ctx, d, wasOpen)
+}
+
+// failRequests lets all requests of d fail from now on.
+func (d *Device) failRequests() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stopPatience()
+	d.needsRemap = true
+	d.setGate(gateFail)
 }
 
 // forcedClose bounds what a forced unmap waits for a server that is silent.

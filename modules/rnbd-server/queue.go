@@ -128,8 +128,14 @@ func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk
 	if bop == blk.Flush {
 		r.sqe.Offset, r.sqe.Len = 0, 0
 	}
-	if msg.FUA() && bop.Modifies() {
-		r.sqe.Flags |= blk.FUA
+	if msg.FUA() && (bop == blk.Write || bop == blk.WriteZeroes) {
+		l := m.dev.limits.Load()
+		if l.WriteCache && !l.FUA {
+			return blk.EOPNOTSUPP // the client was told so
+		}
+		if l.FUA {
+			r.sqe.Flags |= blk.FUA
+		}
 	}
 	if msg.Sync() {
 		r.sqe.Flags |= blk.Sync
