@@ -32,7 +32,8 @@ type Disk struct {
 	mu      sync.Mutex
 	changed *sync.Cond
 	data    []byte
-	hold    bool
+	hold    bool // writes
+	reads   bool // hold them too
 	delay   time.Duration
 	failure syscall.Errno
 	waiting int
@@ -73,6 +74,9 @@ func (d *Disk) mount() {
 	if err != nil {
 		d.t.Fatalf("mount slow disk on %s: %v", d.dir, err)
 	}
+	if err := keepFromChildren("/dev/fuse"); err != nil {
+		d.t.Fatalf("slow disk: %v", err)
+	}
 	d.t.Cleanup(func() {
 		d.Release()
 		d.SetDelay(0)
@@ -112,8 +116,11 @@ func (d *Disk) Loop() string {
 // HoldWrites keeps back every write from now on until Release.
 func (d *Disk) HoldWrites() { d.update(func() { d.hold = true }) }
 
-// Release lets held writes go and ends the holding.
-func (d *Disk) Release() { d.update(func() { d.hold = false }) }
+// HoldReads keeps back every read from now on until Release.
+func (d *Disk) HoldReads() { d.update(func() { d.reads = true }) }
+
+// Release lets everything go that is held and ends the holding.
+func (d *Disk) Release() { d.update(func() { d.hold, d.reads = false, false }) }
 
 // SetDelay makes every later write take at least delay.
 func (d *Disk) SetDelay(delay time.Duration) { d.update(func() { d.delay = delay }) }
@@ -128,20 +135,21 @@ func (d *Disk) update(change func()) {
 	d.changed.Broadcast()
 }
 
-// Held is the number of writes that have arrived and wait for Release.
+// Held is the number of writes and reads that have arrived and wait for
+// Release.
 func (d *Disk) Held() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.waiting
 }
 
-// WaitHeld waits until at least n writes are held; after 10 s it fails the
+// WaitHeld waits until at least n of them are held; after 10 s it fails the
 // test.
 func (d *Disk) WaitHeld(n int) {
 	d.t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); d.Held() < n; {
 		if time.Now().After(deadline) {
-			d.t.Fatalf("slow disk holds %d writes after 10 s, want %d", d.Held(), n)
+			d.t.Fatalf("slow disk holds %d requests after 10 s, want %d", d.Held(), n)
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -186,8 +194,13 @@ func (d *Disk) stall() {
 		time.Sleep(delay)
 		d.mu.Lock()
 	}
+	d.wait(&d.hold)
+}
+
+// wait waits for the end of a holding. Called and returns with mu held.
+func (d *Disk) wait(held *bool) {
 	d.waiting++
-	for d.hold {
+	for *held {
 		d.changed.Wait()
 	}
 	d.waiting--
@@ -197,6 +210,7 @@ func (d *Disk) stall() {
 func (d *Disk) fetch(dst []byte, off int64) (int, syscall.Errno) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.wait(&d.reads)
 	if d.failure != 0 {
 		return 0, d.failure
 	}

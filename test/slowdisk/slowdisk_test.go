@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"os/exec"
 	"syscall"
 	"testing"
 	"time"
@@ -78,4 +79,15 @@ func writeDirect(path string, fill byte) error {
 	skip := -int(uintptr(unsafe.Pointer(&room[0]))) & 4095
 	_, err = f.WriteAt(room[skip:skip+4096], 8192)
 	return err
+}
+
+func TestChildrenDoNotInheritTheMount(t *testing.T) {
+	New(t, 1<<20)
+	out, err := exec.Command("ls", "-l", "/proc/self/fd").CombinedOutput()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(out, []byte("/dev/fuse")) {
+		t.Errorf("a child has the FUSE device open:\n%s", out)
+	}
 }
