@@ -46,6 +46,28 @@ func flushOnce(t *testing.T, f Fabric) {
 	p.postsAreRefused()
 }
 
+// flushUnsignalled posts more than any socket takes to a peer without
+// receives, so that the last request cannot have been executed.
+func flushUnsignalled(t *testing.T, f Fabric) {
+	p := newPair(t, f)
+	const sends, size = 64, 512 << 10
+	for i := range sends {
+		p.client.send(p.client.qp, verbs.SendWR{ID: uint64(i), Op: verbs.OpSend, SGEs: p.client.sge(0, size, 1)})
+	}
+	p.idle()
+	p.client.qp.Disconnect()
+	p.settle(1)
+	for i := range sends {
+		if got := p.client.byID(uint64(i)); len(got) > 1 {
+			t.Errorf("send %d completed %d times", i, len(got))
+		}
+	}
+	if got := p.client.byID(sends - 1); len(got) != 1 || got[0].Status != verbs.StatusFlushed {
+		t.Errorf("the last send completed as %+v, want one flush", got)
+	}
+	p.disconnectedLast(p.client)
+}
+
 func (p *pair) disconnectedLast(e *end) {
 	p.t.Helper()
 	ends := e.find(func(wc *verbs.WC) bool { return wc.Op == verbs.OpDisconnected })

@@ -97,22 +97,23 @@ func wakeDisconnect(t *testing.T, f Fabric) {
 	check(t, <-ended)
 }
 
+// armRefuses takes one completion at a time and sleeps after each: an owner
+// that may sleep while others wait inside the queue misses them.
 func armRefuses(t *testing.T, f Fabric) {
-	p := newPair(t, f)
+	client, server := newOwners(t, f)
 	const messages = 12
-	for i := range messages {
-		p.server.recv(p.server.qp, uint64(i), 0, 8)
-		p.client.send(p.client.qp, verbs.SendWR{ID: uint64(i), Op: verbs.OpSend, Signaled: true})
+	for range messages {
+		client.end.send(client.qp, verbs.SendWR{Op: verbs.OpSend, Signaled: true})
 	}
-	// One completion at a time: after the first, the rest of what has come
-	// waits inside the queue, and an owner that slept would miss it.
+	isEnd := func(wc *verbs.WC) bool { return wc.Op == verbs.OpDisconnected }
+	ended := make(chan error, 1)
+	go func() { ended <- client.sleepUntil(isEnd) }()
 	var wcs [1]verbs.WC
 	for got := 0; got < messages; {
-		p.client.poll()
-		if p.server.cq.Poll(wcs[:]) == 1 {
-			got++
-			continue
-		}
-		check(t, sleep(p.server.cq))
+		check(t, sleep(server.cq))
+		got += server.cq.Poll(wcs[:])
 	}
+	client.qp.Disconnect()
+	check(t, <-ended)
+	check(t, server.sleepUntil(isEnd))
 }
