@@ -13,6 +13,9 @@ type cltConn struct {
 	queue *Queue
 	gone  chan struct{} // closed when nothing more will be completed
 
+	// Owner's. sized: the link's sizes are known and may be looked at; those
+	// come when connection 0 is up already.
+	sized     bool
 	infoTaken bool // the INFO_RSP was passed on
 
 	sges  [2]verbs.SGE // of the request being posted
@@ -94,9 +97,11 @@ func (c *cltConn) connFailed(err error) { c.link.fail(err) }
 // connDown: the requests of this connection are the queue's to fail over once
 // the path has decided how.
 func (c *cltConn) connDown() {
-	n := c.queue.markLost(c.link)
-	c.stats.finished.add(uint64(n))
-	c.link.unanswered.Add(n)
+	if c.sized {
+		n := c.queue.markLost(c.link)
+		c.stats.finished.add(uint64(n))
+		c.link.unanswered.Add(n)
+	}
 	c.link.fail(ErrConnLost)
 	close(c.gone)
 }

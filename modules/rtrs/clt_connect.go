@@ -73,7 +73,7 @@ func (l *link) dial(ctx context.Context, cid int) error {
 // connection are posted before it is up.
 func (l *link) newConn(cid int) (*cltConn, error) {
 	q := l.path.session.queues[cid]
-	c := &cltConn{link: l, queue: q, gone: make(chan struct{})}
+	c := &cltConn{link: l, queue: q, gone: make(chan struct{}), sized: cid > 0}
 	cfg := connConfig{cid: cid, maxSGE: cltMaxSGE, prepost: !l.newRkey,
 		sendQueue: serviceSends, recvQueue: serviceSends, interval: rtrswire.ServiceDepth}
 	if cid > 0 {
@@ -121,13 +121,18 @@ func connectError(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", syscall.ECONNRESET, err)
 }
 
+// errRefused is in the chain of an error if the server refused the connection
+// for no better reason than ECONNRESET: that is what it says while it still
+// clears away an earlier connection of the path.
+var errRefused error = &sentinel{"refused by the server", syscall.ECONNRESET}
+
 // rejectError is the errno that the server put in its refusal.
 func rejectError(rej *verbs.RejectError) error {
-	errno := syscall.ECONNRESET
-	if rsp := rtrswire.ConnRsp(rej.Private); rsp.Check() == nil && rsp.Errno() < 0 {
-		errno = syscall.Errno(-int(rsp.Errno()))
+	rsp := rtrswire.ConnRsp(rej.Private)
+	if rsp.Check() != nil || rsp.Errno() >= 0 || rsp.Errno() == -int16(syscall.ECONNRESET) {
+		return errRefused
 	}
-	return fmt.Errorf("refused by the server: %w", errno)
+	return fmt.Errorf("refused by the server: %w", syscall.Errno(-int(rsp.Errno())))
 }
 
 // checkResponse judges the private data of an accepted connection; that of
@@ -239,6 +244,7 @@ func (l *link) sendInfoReq(c *cltConn) {
 	if c.down {
 		return
 	}
+	c.sized = true
 	c.prepost = !l.newRkey
 	l.armRecvs(c)
 	_, err := c.qp.PostRecv([]verbs.RecvWR{{ID: infoRecv, Buf: l.infoRspBuf(), LKey: l.mr.LKey()}})

@@ -178,9 +178,6 @@ func (s *Session) endConnect(p *path, accepted bool) {
 // markLost marks the queue's requests on l and counts them. Owner; nothing more
 // can be posted on or arrive from that connection.
 func (q *Queue) markLost(l *link) (n int64) {
-	if l.slots == nil {
-		return 0 // lost before the sizes were known
-	}
 	l.slots.each(q.cid, func(id uint32, r *request) {
 		if r.link != l || r.state != reqInflight {
 			return

@@ -2,6 +2,7 @@ package rtrs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -369,27 +370,44 @@ func (p *path) await(ctx context.Context, done func() bool) error {
 	}
 }
 
+// reconnectPatience is how long a manual reconnect goes on when it is refused:
+// longer than our server needs to notice a dead path.
+const reconnectPatience = 6 * time.Second
+
 // reconnect makes the path anew, or joins the attempt under way, and waits for
-// the result.
+// the result. A server that still clears away the old connections refuses the
+// new ones; the automatic attempts that follow count for a while.
 func (p *path) reconnect(ctx context.Context) error {
+	patience := time.Now().Add(min(reconnectPatience, p.session.Timing().ConnectTimeout))
 	p.mu.Lock()
 	n := p.results
 	if p.state != PathConnecting {
 		p.wantLocked(wantReconnect)
 	}
 	p.mu.Unlock()
-	var result error
-	err := p.await(ctx, func() bool {
-		result = p.err
-		if result == nil && p.state != PathConnected {
-			result = fmt.Errorf("path is %v: %w", p.state, syscall.ECONNRESET)
+	for {
+		var result error
+		over := false
+		err := p.await(ctx, func() bool {
+			result, over = p.err, p.state == PathClosed || p.state == PathDead
+			if p.state == PathConnected {
+				result, over = nil, true
+			}
+			done := p.results > n
+			if done {
+				n = p.results
+			}
+			return done || p.state == PathDead
+		})
+		switch {
+		case err != nil:
+			return err
+		case over && result == nil && p.State() != PathConnected:
+			return fmt.Errorf("path is %v: %w", p.State(), syscall.ECONNRESET)
+		case over, !errors.Is(result, errRefused), time.Now().After(patience):
+			return result
 		}
-		return p.results > n || p.state == PathDead
-	})
-	if err != nil {
-		return err
 	}
-	return result
 }
 
 // State returns the state of the path.
