@@ -1,0 +1,207 @@
+package faults
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
+	"github.com/rnbd-go/rnbd/test/lab"
+)
+
+const (
+	device   = 1
+	arenaID  = 1
+	slotSize = 8 << 10
+	slots    = 64
+	enough   = 15 * time.Second // nothing that goes well takes longer
+)
+
+var builds struct {
+	sync.Mutex
+	dir  string
+	done map[string]string
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	lab.Cleanup()
+	if builds.dir != "" {
+		os.RemoveAll(builds.dir)
+	}
+	os.Exit(code)
+}
+
+// executable builds a plugin once.
+func executable(t *testing.T, name string) string {
+	t.Helper()
+	builds.Lock()
+	defer builds.Unlock()
+	if path := builds.done[name]; path != "" {
+		return path
+	}
+	if builds.dir == "" {
+		dir, err := os.MkdirTemp("", "rnbd-faults-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		builds.dir, builds.done = dir, map[string]string{}
+	}
+	path := filepath.Join(builds.dir, name)
+	out, err := exec.Command("go", "build", "-o", path, "../../plugins/"+name).CombinedOutput()
+	if err != nil {
+		t.Fatalf("build %s: %v\n%s", name, err, out)
+	}
+	builds.done[name] = path
+	return path
+}
+
+// host is a host with one generation of a plugin in a process of its own.
+type host struct {
+	t     *testing.T
+	p     *plugin.Process
+	ring  *shm.Ring
+	sub   *shm.Submitter
+	arena *shm.Arena
+	done  map[uint64]blk.Errno
+}
+
+func launch(t *testing.T, name, engine string) *host {
+	t.Helper()
+	if err := uring.Supported(); engine == "uring" && err != nil {
+		t.Skipf("no io_uring here: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), enough)
+	defer cancel()
+	p, err := plugin.Launch(ctx, plugin.Config{
+		Path: executable(t, name), Kind: plugin.KindIO, Env: []string{uring.EngineEnv + "=" + engine},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &host{t: t, p: p, done: map[uint64]blk.Errno{}}
+	t.Cleanup(h.stop)
+	if h.ring, err = shm.NewRing(shm.DefaultEntries); err != nil {
+		t.Fatal(err)
+	}
+	if h.arena, err = shm.NewArena("faults", (slots+1)*slotSize, shm.Plain); err != nil {
+		t.Fatal(err)
+	}
+	h.sub = h.ring.Submitter()
+	if err := p.AttachQueue(ctx, 0, h.ring); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.AttachArena(ctx, arenaID, h.arena); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func (h *host) stop() {
+	select {
+	case <-h.p.Exited():
+	default:
+		ctx, cancel := context.WithTimeout(context.Background(), enough)
+		defer cancel()
+		if err := h.p.Stop(ctx); err != nil {
+			h.t.Errorf("stop: %v", err)
+		}
+	}
+	if h.ring != nil {
+		h.ring.Close()
+	}
+	if h.arena != nil {
+		h.arena.Close()
+	}
+}
+
+func (h *host) open(ctx context.Context, index uint32, path string, mode blk.AccessMode) error {
+	f, err := os.OpenFile(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = h.p.OpenDisk(ctx, plugin.OpenRequest{
+		Device: index, Name: filepath.Base(path), Mode: mode, ReadOnly: mode == blk.ReadOnly, File: f, Generation: 1,
+	})
+	return err
+}
+
+func (h *host) mustOpen(index uint32, path string, mode blk.AccessMode) {
+	h.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), enough)
+	defer cancel()
+	if err := h.open(ctx, index, path, mode); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// kill kills the plugin and waits until the host knows.
+func (h *host) kill() {
+	h.t.Helper()
+	if err := unix.Kill(h.p.PID(), unix.SIGKILL); err != nil {
+		h.t.Fatal(err)
+	}
+	select {
+	case <-h.p.Exited():
+	case <-time.After(enough):
+		h.t.Fatal("the host did not notice the death of its plugin")
+	}
+}
+
+// request is one 4 KiB I/O of slot tag at block tag, skew bytes off alignment.
+func request(op blk.Op, tag uint64, skew uint64) shm.SQE {
+	return shm.SQE{
+		Op: op, Tag: tag, Device: device, Arena: arenaID, Len: 4096,
+		Offset: tag * 4096, ArenaOff: tag*slotSize + skew,
+	}
+}
+
+// write starts a write of fill.
+func (h *host) write(tag uint64, fill byte, skew uint64) {
+	h.t.Helper()
+	mem := h.arena.Bytes()[tag*slotSize:][:slotSize]
+	for i := range mem {
+		mem[i] = fill
+	}
+	h.start(request(blk.Write, tag, skew))
+}
+
+func (h *host) start(e shm.SQE) {
+	h.t.Helper()
+	delete(h.done, e.Tag)
+	if !h.sub.Push(&e) {
+		h.t.Fatal("the ring is full")
+	}
+	h.sub.Publish()
+}
+
+// poll takes the answers that are there and returns all so far.
+func (h *host) poll() map[uint64]blk.Errno {
+	var cqes [slots]shm.CQE
+	for _, c := range cqes[:h.sub.Pop(cqes[:])] {
+		h.done[c.Tag] = blk.Errno(c.Errno)
+	}
+	return h.done
+}
+
+// wait waits for the answer to tag.
+func (h *host) wait(tag uint64) blk.Errno {
+	h.t.Helper()
+	for deadline := time.Now().Add(enough); time.Now().Before(deadline); time.Sleep(200 * time.Microsecond) {
+		if e, ok := h.poll()[tag]; ok {
+			return e
+		}
+	}
+	h.t.Fatalf("no answer to request %d in %v", tag, enough)
+	return 0
+}

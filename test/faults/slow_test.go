@@ -1,0 +1,100 @@
+package faults
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/test/lab"
+	"github.com/rnbd-go/rnbd/test/slowdisk"
+)
+
+// slowTarget is a way of a server to a slow disk.
+type slowTarget struct {
+	name, plugin string
+	// serve returns the search path and the device's name.
+	serve func(*slowdisk.Disk) (search, device string)
+}
+
+var slowTargets = []slowTarget{
+	{"blockio on a loop device", "blockio", func(d *slowdisk.Disk) (string, string) { return "", d.Loop() }},
+	{"fileio on a file", "fileio", func(d *slowdisk.Disk) (string, string) {
+		return filepath.Dir(d.Path()), filepath.Base(d.Path())
+	}},
+}
+
+// TestKillingAnIOPluginWithWritesHeldInTheDisk kills the plugin while its
+// writes are on their way into the medium: whatever comes later, from whichever
+// process, must wait for them.
+func TestKillingAnIOPluginWithWritesHeldInTheDisk(t *testing.T) {
+	for _, target := range slowTargets {
+		t.Run(target.name, func(t *testing.T) {
+			disk := slowdisk.New(t, 4<<20)
+			search, device := target.serve(disk)
+			l := lab.New(t)
+			s := l.Server(lab.ServerOptions{SearchPath: search, Plugins: []string{target.plugin}, Extra: []string{"--crash-limit", "1000"}})
+			c := l.Client(lab.ClientOptions{})
+			d := l.Map(c, device, s)
+			w := startLoad(t, c, d.Name, loadOptions{workers: 8, blocks: 16, maxBlocks: 4})
+			disk.SetDelay(2 * time.Millisecond)
+			for range pick(3, 10) {
+				w.awaitProgress(50)
+				killWhileHeld(t, s, disk, w, target.plugin, device)
+			}
+			w.stop()
+		})
+	}
+}
+
+func killWhileHeld(t *testing.T, s *lab.Server, disk *slowdisk.Disk, w *load, plugin, device string) {
+	t.Helper()
+	disk.HoldWrites()
+	disk.WaitHeld(1)
+	time.Sleep(20 * time.Millisecond) // reads end, all workers come to a write
+	seen := len(disk.History())
+	pid := killPlugin(t, s, plugin)
+	killed := time.Now()
+	if plugin == "blockio" { // FUSE keeps the process from ending: then its death shows when its writes have ended
+		eventually(t, enough, "the server sees the death", func() bool {
+			return serverDevice(t, s, device).State != "open"
+		})
+	}
+	time.Sleep(20 * time.Millisecond)
+	answered := w.ops.Load()
+	time.Sleep(300 * time.Millisecond)
+	if n := w.ops.Load(); n != answered {
+		t.Errorf("%d requests were answered while writes of the dead plugin were held", n-answered)
+	}
+	if n := len(disk.History()); n != seen {
+		t.Errorf("%d writes reached the disk while those of the dead plugin were held", n-seen)
+	}
+	disk.Release()
+	eventually(t, enough, "another process serves the device", func() bool {
+		p, err := s.Plugin(plugin)
+		return err == nil && p.Pid != 0 && int(p.Pid) != pid && serverDevice(t, s, device).State == "open"
+	})
+	w.awaitProgress(50)
+	t.Logf("the disk was held for 300 ms; device %s %v after the kill", serverDevice(t, s, device).State, time.Since(killed).Round(time.Millisecond))
+	inOrder(t, disk.History(), killed)
+}
+
+// inOrder fails the test if a write that arrived before the kill was applied
+// after the arrival of one of the next process.
+func inOrder(t *testing.T, history []slowdisk.Write, killed time.Time) {
+	t.Helper()
+	var first time.Time // arrival of the next process's first write
+	for _, h := range history {
+		if h.Arrived.After(killed) && (first.IsZero() || h.Arrived.Before(first)) {
+			first = h.Arrived
+		}
+	}
+	if first.IsZero() {
+		t.Error("the next process has written nothing")
+		return
+	}
+	for _, h := range history {
+		if h.Arrived.Before(killed) && (h.Applied.IsZero() || h.Applied.After(first)) {
+			t.Errorf("a write of %d bytes at %d of the dead plugin was applied %v after the first of the next", h.Len, h.Off, h.Applied.Sub(first))
+		}
+	}
+}
