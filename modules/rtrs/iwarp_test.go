@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"sync"
@@ -21,7 +22,9 @@ import (
 
 func openIwarp(t testing.TB) verbs.Device {
 	t.Helper()
-	dev, err := iwarp.Open(iwarp.DefaultConfig())
+	cfg := iwarp.DefaultConfig()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	dev, err := iwarp.Open(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -247,26 +247,40 @@ func (s *SrvSession) pathDown(p *srvPath) {
 	}
 }
 
-// removePath forgets p, and the session with its last path.
+// removePath forgets p, and the session with its last path. Who finds p gone
+// finds the chunks freed. Holds the server's accepting, so that no path is
+// being made.
 func (s *SrvSession) removePath(p *srvPath) {
+	if s.pathCount() == 1 {
+		s.freeChunks()
+	}
 	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
 	s.paths = slices.DeleteFunc(s.paths, func(o *srvPath) bool { return o == p })
-	s.srv.mu.Unlock()
-	s.dropIfEmpty()
-}
-
-// dropIfEmpty frees a session without paths. Holds the server's accepting, so
-// that no path is being made.
-func (s *SrvSession) dropIfEmpty() {
-	s.srv.mu.Lock()
-	empty := len(s.paths) == 0 && s.srv.sessions[s.uuid] == s
-	if empty {
+	if len(s.paths) == 0 {
 		delete(s.srv.sessions, s.uuid)
 	}
-	s.srv.mu.Unlock()
-	if !empty {
+}
+
+// dropIfEmpty forgets a session whose first path could not be made. Holds
+// accepting.
+func (s *SrvSession) dropIfEmpty() {
+	if s.pathCount() > 0 {
 		return
 	}
+	s.freeChunks()
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	delete(s.srv.sessions, s.uuid)
+}
+
+func (s *SrvSession) pathCount() int {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	return len(s.paths)
+}
+
+func (s *SrvSession) freeChunks() {
 	if err := s.mem.Close(); err != nil {
 		s.srv.log.Warn("rtrs: free chunks", "session", s.Name(), "err", err)
 	}
