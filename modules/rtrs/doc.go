@@ -28,6 +28,55 @@
 //	addr, err := srv.Listen(dev, netip.MustParseAddrPort("[::]:1234"))
 //	// ... handler.Request(op): op.User(), op.Data(), op.Respond(errno)
 //
+// # A client's path
+//
+// A path is run by one goroutine, which alone changes its state. Each time it
+// connects it gets a new link: connections, keys, heartbeat. A link that is lost
+// never comes back.
+//
+//	     Open, AddPath
+//	          |
+//	          v       failed      +----------------+
+//	+--> connecting ------------> | connecting_err |
+//	|         |                   +----------------+
+//	|         | INFO_RSP is good          |
+//	|         v                           |
+//	|     connected                       |
+//	|         | lost, or reconnect        |
+//	|         v                           |
+//	+-- reconnecting <--------------------+
+//	    ^        its time has come: connecting
+//	    |
+//	    | reconnect by hand
+//	    |
+//	 closed <---- closing <---- from each of the four above: by hand, or
+//	    |                       no attempt is left, or (from connecting)
+//	    | removed               the queue depth is another one
+//	    v
+//	  dead
+//
+// A path that is lost waits in reconnecting: first all of its connections are
+// drained, so that nothing reads or writes the memory of its requests any more;
+// then the requests are sent again on another path, each by the owner of its
+// queue (clt_failover.go); then the path waits for its next attempt.
+//
+// # A request
+//
+//	        Write, Read                      answer
+//	idle ----------------> in flight ---------------------> idle
+//	                        |     ^
+//	     its path is lost   |     | nothing of the path can run late (fenced),
+//	                        v     | and another path takes it
+//	                        lost -+
+//	                        |
+//	no path is left:        v               fenced
+//	OnDone(ECONNABORTED)  aborted ---------------------> idle
+//
+// A request keeps its permit until it is idle. Between our own ends a lost path
+// is fenced: a FENCE on another path makes the server close it and wait for what
+// runs, or the server accepts the path anew, which it does only then. A server
+// without that extension, such as the kernel's, gets the request again at once.
+//
 // # Threads
 //
 // A Poller is polled by one goroutine, its owner, usually a locked thread that
@@ -35,11 +84,15 @@
 // that happens to a request happens on that thread: no lock, no channel, no
 // allocation. Queue.Write, Queue.Read and Op.Respond are the owner's; whatever
 // opens, closes or asks may be called by any other goroutine, and waits for the
-// owner where it must. So never call those from the owner itself.
+// owner where it must. So never call those from the owner itself, that is from
+// OnDone, OnPermit or ServerHandler.Request. OnEvent has a goroutine of its own.
 //
 // # Hazards
 //
 // The memory of a chunk stays writable for a client that has plain keys, and
 // that of a request belongs to the fabric until its completion. Look at data
-// once. Close sessions and servers before their pollers stop.
+// once. A request that ended with ECONNABORTED may have been executed, and on a
+// server without FENCE may still be: send it again unchanged, or report it. Wait
+// for SessionUp before you send it again. Close sessions and servers before
+// their pollers stop.
 package rtrs
