@@ -173,14 +173,16 @@ func (p *producer) room() (bool, error) {
 }
 
 // publish shows the peer everything written, and wakes it if it asked.
-// The store of the tail and the load of the flag are sequentially consistent,
-// as are their counterparts in consumer.arm: one of the two sees the other.
+// The write of the tail and the load of the flag must not change places, and
+// neither must their counterparts in consumer.arm: then one of the two sees the
+// other. Swap, not Store: under the race detector a store to memory that is not
+// Go's is a release only, and a wake-up was lost.
 func (p *producer) publish() {
 	if p.published == p.tail {
 		return
 	}
 	p.published = p.tail
-	p.words.Tail.Store(p.tail)
+	p.words.Tail.Swap(p.tail)
 	if p.words.Wake.Load() != 0 && p.words.Wake.Swap(0) != 0 {
 		p.kicks++
 		kick(p.event)
@@ -225,7 +227,7 @@ func (c *consumer) arm() bool {
 		c.stale = !drainEvent(c.event, c.token[:])
 	}
 	c.armed = true
-	c.words.Wake.Store(1)
+	c.words.Wake.Swap(1)
 	if c.words.Tail.Load() != c.head {
 		c.disarm()
 		return false
