@@ -62,7 +62,8 @@ func (c *Client) frontendByName(name string) (*frontend, error) {
 	return nil, fmt.Errorf("there is no front end %q: %w", name, syscall.EINVAL)
 }
 
-// start launches a process and gives it rings and sockets.
+// start launches a process and gives it rings, the devices and, last, the
+// sockets: whoever waits in their backlog must find the device.
 func (f *frontend) start(ctx context.Context) error {
 	f.mu.Lock()
 	f.generation++
@@ -77,7 +78,7 @@ func (f *frontend) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := f.attach(ctx, proc); err != nil {
+	if err := f.attach(ctx, proc, gen); err != nil {
 		proc.Kill()
 		f.detach()
 		return err
@@ -94,8 +95,8 @@ func (f *frontend) start(ctx context.Context) error {
 	return nil
 }
 
-// attach joins the process with every pump and gives it the sockets.
-func (f *frontend) attach(ctx context.Context, proc *plugin.Process) error {
+// attach joins the process with every pump, and then with users.
+func (f *frontend) attach(ctx context.Context, proc *plugin.Process, gen uint32) error {
 	for _, p := range f.client.pumps {
 		ring, err := shm.NewRing(f.client.cfg.RingEntries)
 		if err != nil {
@@ -111,6 +112,7 @@ func (f *frontend) attach(ctx context.Context, proc *plugin.Process) error {
 			return err
 		}
 	}
+	f.addAll(ctx, proc, gen)
 	for _, s := range f.sockets {
 		if err := proc.AddListener(ctx, s.name, s.file); err != nil {
 			return fmt.Errorf("front end %s: socket %s: %w", f.cfg.Name, s.name, err)
@@ -181,9 +183,6 @@ func (f *frontend) restart() {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		err := f.start(ctx)
-		if err == nil {
-			f.addAll(ctx)
-		}
 		cancel()
 		if err == nil {
 			return
@@ -192,19 +191,15 @@ func (f *frontend) restart() {
 	}
 }
 
-func (f *frontend) addAll(ctx context.Context) {
+// addAll shows the devices of earlier processes to a new one.
+func (f *frontend) addAll(ctx context.Context, proc *plugin.Process, gen uint32) {
 	f.mu.Lock()
-	proc := f.proc
 	var devices []*Device
 	for _, d := range f.devices {
 		devices = append(devices, d)
 	}
-	gen := f.generation
 	f.mu.Unlock()
 	for _, d := range devices {
-		if proc == nil {
-			return // died again; the next generation adds them
-		}
 		if err := f.show(ctx, proc, d, gen); err != nil {
 			f.log.Error("device does not come back", "device", d.name, "error", err)
 		}
@@ -225,10 +220,10 @@ func (f *frontend) add(ctx context.Context, d *Device) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.devices[d.index] = d
-	if f.generation != gen {
+	if f.proc != proc {
 		return fmt.Errorf("front end %s died meanwhile: %w", f.cfg.Name, syscall.EBUSY)
 	}
+	f.devices[d.index] = d
 	return nil
 }
 
