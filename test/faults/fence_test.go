@@ -48,7 +48,7 @@ const (
 func TestOpenAfterAKillReturnsOnlyWhenTheOldWritesHaveEnded(t *testing.T) {
 	onTargets(t, func(t *testing.T, d *slowdisk.Disk, c target, engine string) {
 		path := c.path(d)
-		first := launch(t, c.plugin, engine)
+		first := launch(t, d, c.plugin, engine)
 		first.mustOpen(device, path, blk.ReadWrite)
 		d.HoldWrites()
 		for tag := range uint64(8) {
@@ -57,7 +57,7 @@ func TestOpenAfterAKillReturnsOnlyWhenTheOldWritesHaveEnded(t *testing.T) {
 		d.WaitHeld(1)
 		first.kill()
 
-		second := launch(t, c.plugin, engine)
+		second := launch(t, d, c.plugin, engine)
 		opened := make(chan error, 1)
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), enough)
@@ -106,14 +106,14 @@ func noneLate(t *testing.T, d *slowdisk.Disk, granted time.Time) {
 func TestOpenThatWaitsTooLongIsBusyAndDoesNotGoAhead(t *testing.T) {
 	onTargets(t, func(t *testing.T, d *slowdisk.Disk, c target, engine string) {
 		path := c.path(d)
-		first := launch(t, c.plugin, engine)
+		first := launch(t, d, c.plugin, engine)
 		first.mustOpen(device, path, blk.ReadWrite)
 		d.HoldWrites()
 		first.write(0, oldData, c.skew)
 		d.WaitHeld(1)
 		first.kill()
 
-		second := launch(t, c.plugin, engine)
+		second := launch(t, d, c.plugin, engine)
 		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 		defer cancel()
 		err := second.open(ctx, device, path, blk.ReadWrite)
@@ -131,14 +131,14 @@ func TestOpenThatWaitsTooLongIsBusyAndDoesNotGoAhead(t *testing.T) {
 
 func TestAnotherDeviceOpensWhileOneIsHeld(t *testing.T) {
 	slow, quick := slowdisk.New(t, 1<<20), slowdisk.New(t, 1<<20)
-	first := launch(t, "io-fileio", "uring")
+	first := launch(t, slow, "io-fileio", "uring")
 	first.mustOpen(device, slow.Path(), blk.ReadWrite)
 	slow.HoldWrites()
 	first.write(0, oldData, 0)
 	slow.WaitHeld(1)
 	first.kill()
 
-	second := launch(t, "io-fileio", "uring")
+	second := launch(t, slow, "io-fileio", "uring")
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
 	if err := second.open(ctx, device, slow.Path(), blk.ReadWrite); err == nil {
@@ -156,14 +156,14 @@ func TestReadersAreFencedToo(t *testing.T) {
 		t.Run(engine, func(t *testing.T) {
 			d := slowdisk.New(t, 1<<20)
 			path := d.Loop()
-			first := launch(t, "io-blockio", engine)
+			first := launch(t, d, "io-blockio", engine)
 			first.mustOpen(device, path, blk.ReadOnly)
 			d.HoldReads()
 			first.start(request(blk.Read, 0, 0))
 			d.WaitHeld(1)
 			first.kill()
 
-			second := launch(t, "io-blockio", engine)
+			second := launch(t, d, "io-blockio", engine)
 			opened := make(chan error, 1)
 			go func() {
 				ctx, cancel := context.WithTimeout(context.Background(), enough)
@@ -194,7 +194,7 @@ func TestKillsKeepWhatWasAcknowledged(t *testing.T) {
 		var granted [generations + 1]time.Time
 		d.SetDelay(4 * time.Millisecond)
 		for gen := byte(1); gen <= generations; gen++ {
-			h := launch(t, c.plugin, engine)
+			h := launch(t, d, c.plugin, engine)
 			h.mustOpen(device, path, blk.ReadWrite)
 			granted[gen] = time.Now()
 			for tag := range uint64(blocks) {

@@ -1,7 +1,9 @@
 package faults
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
+	"github.com/rnbd-go/rnbd/test/slowdisk"
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
@@ -68,14 +71,17 @@ func executable(t *testing.T, name string) string {
 // host is a host with one generation of a plugin in a process of its own.
 type host struct {
 	t     *testing.T
+	disk  *slowdisk.Disk
 	p     *plugin.Process
 	ring  *shm.Ring
 	sub   *shm.Submitter
 	arena *shm.Arena
 	done  map[uint64]blk.Errno
+
+	killed bool
 }
 
-func launch(t *testing.T, name, engine string) *host {
+func launch(t *testing.T, d *slowdisk.Disk, name, engine string) *host {
 	t.Helper()
 	if err := uring.Supported(); engine == "uring" && err != nil {
 		t.Skipf("no io_uring here: %v", err)
@@ -88,7 +94,7 @@ func launch(t *testing.T, name, engine string) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &host{t: t, p: p, done: map[uint64]blk.Errno{}}
+	h := &host{t: t, disk: d, p: p, done: map[uint64]blk.Errno{}}
 	t.Cleanup(h.stop)
 	if h.ring, err = shm.NewRing(shm.DefaultEntries); err != nil {
 		t.Fatal(err)
@@ -106,13 +112,15 @@ func launch(t *testing.T, name, engine string) *host {
 	return h
 }
 
+// stop lets the medium go first: a process with I/O in it does not end.
 func (h *host) stop() {
+	h.disk.Release()
 	select {
 	case <-h.p.Exited():
 	default:
 		ctx, cancel := context.WithTimeout(context.Background(), enough)
 		defer cancel()
-		if err := h.p.Stop(ctx); err != nil {
+		if err := h.p.Stop(ctx); err != nil && !h.killed {
 			h.t.Errorf("stop: %v", err)
 		}
 	}
@@ -145,17 +153,23 @@ func (h *host) mustOpen(index uint32, path string, mode blk.AccessMode) {
 	}
 }
 
-// kill kills the plugin and waits until the host knows.
+// kill kills the plugin and waits until its main thread is dead. Threads that
+// have I/O in the medium live on in the kernel until that has ended: so the
+// process cannot be reaped, and its descriptors stay open.
 func (h *host) kill() {
 	h.t.Helper()
+	h.killed = true
 	if err := unix.Kill(h.p.PID(), unix.SIGKILL); err != nil {
 		h.t.Fatal(err)
 	}
-	select {
-	case <-h.p.Exited():
-	case <-time.After(enough):
-		h.t.Fatal("the host did not notice the death of its plugin")
+	stat := fmt.Sprintf("/proc/%d/stat", h.p.PID())
+	for deadline := time.Now().Add(enough); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		b, err := os.ReadFile(stat)
+		if err != nil || bytes.Contains(b, []byte(") Z ")) {
+			return
+		}
 	}
+	h.t.Fatal("the plugin does not die")
 }
 
 // request is one 4 KiB I/O of slot tag at block tag, skew bytes off alignment.

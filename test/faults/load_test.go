@@ -43,7 +43,8 @@ type load struct {
 	mu      sync.Mutex
 	conn    *nbdclient.Client
 	dials   int
-	slow    []span // requests of more than slowRequest
+	slow    []span    // requests of more than slowRequest
+	back    time.Time // first answer on the newest connection
 	allowed map[error]int
 }
 
@@ -211,6 +212,11 @@ func (l *load) timed(f func(*nbdclient.Client) error) error {
 		l.slow = append(l.slow, span{start, start.Add(took)})
 		l.mu.Unlock()
 	}
+	l.mu.Lock()
+	if err == nil && c == l.conn && l.back.IsZero() {
+		l.back = time.Now()
+	}
+	l.mu.Unlock()
 	if errors.Is(err, nbdclient.ErrClosed) && l.o.reconnect {
 		if _, dialErr := l.dial(c); dialErr != nil {
 			return dialErr
@@ -249,7 +255,7 @@ func (l *load) dial(old *nbdclient.Client) (*nbdclient.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.conn = c
+	l.conn, l.back = c, time.Time{}
 	l.dials++
 	return c, nil
 }
@@ -317,4 +323,12 @@ func figures(d []time.Duration) string {
 	d = slices.Sorted(slices.Values(d))
 	at := func(p int) time.Duration { return d[min(len(d)-1, len(d)*p/100)].Round(100 * time.Microsecond) }
 	return fmt.Sprintf("%d measured, shortest %v, p50 %v, p99 %v, longest %v", len(d), at(0), at(50), at(99), at(100))
+}
+
+// away is how long after at the first request was answered on the newest
+// connection.
+func (l *load) away(at time.Time) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.back.Sub(at)
 }
