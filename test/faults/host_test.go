@@ -17,8 +17,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
-	"github.com/rnbd-go/rnbd/test/slowdisk"
 	"github.com/rnbd-go/rnbd/test/lab"
+	"github.com/rnbd-go/rnbd/test/slowdisk"
 )
 
 const (
@@ -153,23 +153,38 @@ func (h *host) mustOpen(index uint32, path string, mode blk.AccessMode) {
 	}
 }
 
-// kill kills the plugin and waits until its main thread is dead. Threads that
-// have I/O in the medium live on in the kernel until that has ended: so the
-// process cannot be reaped, and its descriptors stay open.
+// kill kills the plugin and waits until no thread of it runs any more. Threads
+// that have I/O in the medium live on in the kernel until that has ended: so
+// the process cannot be reaped, and its descriptors stay open.
 func (h *host) kill() {
 	h.t.Helper()
 	h.killed = true
 	if err := unix.Kill(h.p.PID(), unix.SIGKILL); err != nil {
 		h.t.Fatal(err)
 	}
-	stat := fmt.Sprintf("/proc/%d/stat", h.p.PID())
 	for deadline := time.Now().Add(enough); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		b, err := os.ReadFile(stat)
-		if err != nil || bytes.Contains(b, []byte(") Z ")) {
+		if !runs(h.p.PID()) {
 			return
 		}
 	}
 	h.t.Fatal("the plugin does not die")
+}
+
+// runs tells whether a thread of the process may come back from the kernel:
+// one that is neither dead nor in an uninterruptible sleep.
+func runs(pid int) bool {
+	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, stat := range stats {
+		b, err := os.ReadFile(stat)
+		if err != nil {
+			continue
+		}
+		_, state, _ := bytes.Cut(b, []byte(") "))
+		if len(state) > 0 && !bytes.ContainsAny(state[:1], "DZX") {
+			return true
+		}
+	}
+	return false
 }
 
 // request is one 4 KiB I/O of slot tag at block tag, skew bytes off alignment.
