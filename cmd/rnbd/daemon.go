@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
 )
 
 // daemonOptions are what both daemons take.
@@ -67,6 +68,7 @@ func (o *daemonOptions) start() (*slog.Logger, error) {
 	log := slog.New(h)
 	slog.SetDefault(log)
 	pump.SetProcs(o.Pumps)
+	selfstats.Start(log)
 	return log, nil
 }
 

@@ -16,6 +16,8 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
 )
 
 // The handshake. The cookie only tells a plugin that a host started it; it is
@@ -77,6 +79,7 @@ func serve(author any, info Info, v versions) {
 	log := newLogger(os.Stderr)
 	slog.SetDefault(log)
 	quiet()
+	selfstats.Start(log)
 	s := newServer(author, info, log, newFDReceiver(conn))
 	s.procs = setProcs
 	s.ringVersion = v.ring
