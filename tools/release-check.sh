@@ -9,6 +9,14 @@ trap 'chmod -R u+w "$tmp"; rm -rf "$tmp"' EXIT
 prefix=github.com/rnbd-go/rnbd
 version=v0.1.0
 
+# Nothing of an earlier rehearsal may stay in the module cache.
+forget() {
+	for dir in "$(go env GOMODCACHE)/$prefix" "$(go env GOMODCACHE)/cache/download/$prefix"; do
+		[ ! -d "$dir" ] || { chmod -R u+w "$dir"; rm -rf "$dir"; }
+	done
+}
+forget
+
 git clone -q --no-hardlinks . "$tmp/repo"
 git -C "$tmp/repo" checkout -q HEAD
 for mod in modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client \
@@ -29,9 +37,4 @@ for mod in modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client
 	echo "$mod builds without the workspace: ok"
 done
 "$tmp/bin/rnbd" version | head -n 1
-go clean -modcache -n >/dev/null 2>&1 || :
-for mod in modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client; do
-	cache=$(go env GOMODCACHE)/$prefix
-	[ ! -d "$cache" ] || { chmod -R u+w "$cache"; rm -rf "$cache"; }
-	[ ! -d "$(go env GOMODCACHE)/cache/download/$prefix" ] || rm -rf "$(go env GOMODCACHE)/cache/download/$prefix"
-done
+forget

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ const MaxDevices = 4096
 type Client struct {
 	cfg       Config
 	log       *slog.Logger
+	token     string // tells this client from others of the host
 	pumps     []*pumpShare
 	frontends []*frontend
 
@@ -48,7 +50,7 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	c := &Client{cfg: cfg, log: cfg.Logger, sessions: map[string]*session{}}
+	c := &Client{cfg: cfg, log: cfg.Logger, sessions: map[string]*session{}, token: fmt.Sprintf("%04x", rand.Uint32N(1<<16))}
 	defer func() {
 		if err != nil {
 			c.Close(context.WithoutCancel(ctx))

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -235,8 +236,11 @@ func TestR145_UnmapSendsClose(t *testing.T) {
 func TestDevicesShareASession(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	c := s.newClient()
-	s.device(c)
-	d2, err := c.Map(t.Context(), MapRequest{Path: "vol2", Session: "host-example@10-0-0-1:1234", Mode: blk.ReadWrite, Frontend: "none"})
+	d1, _ := s.device(c)
+	if name := d1.session.name; !regexp.MustCompile(`^host-example-[0-9a-f]{4}@10-0-0-1:1234$`).MatchString(name) {
+		t.Errorf("name of the session: %q", name)
+	}
+	d2, err := c.Map(t.Context(), MapRequest{Path: "vol2", Session: d1.session.name, Mode: blk.ReadWrite, Frontend: "none"})
 	must(t, err)
 	if s.sessions.Load() != 1 || d2.Name() != "rnbd1" {
 		t.Errorf("%d sessions, name %s", s.sessions.Load(), d2.Name())

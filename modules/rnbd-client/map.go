@@ -120,7 +120,8 @@ func (c *Client) join(ctx context.Context, d *Device, r MapRequest) (fresh bool,
 }
 
 // sessionName makes a name that the server accepts (no "/" and no ".") from
-// this host and the first path.
+// this host, this client and the first path: two clients of one host must not
+// have the same, the server would refuse the second.
 func (c *Client) sessionName(paths []string) (string, error) {
 	if len(paths) == 0 {
 		return "", fmt.Errorf("neither a session nor a path is named: %w", syscall.EINVAL)
@@ -130,7 +131,7 @@ func (c *Client) sessionName(paths []string) (string, error) {
 		return "", err
 	}
 	clean := strings.NewReplacer("/", "-", ".", "-")
-	return clean.Replace(c.cfg.Hostname + "@" + p.dst.String()), nil
+	return clean.Replace(c.cfg.Hostname + "-" + c.token + "@" + p.dst.String()), nil
 }
 
 // leave takes d out of its session and closes the session with the last.
