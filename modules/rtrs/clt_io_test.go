@@ -642,84 +642,147 @@ func TestRegisteredMemoryIsOnAllDevices(t *testing.T) {
 }
 
 // The submit and complete path takes no memory. The loopback fabric does not
-// either once it is warm.
+// either once it is warm, nor do the servers.
 func TestWriteAndReadAllocateNothing(t *testing.T) {
-	net := loopback.New()
-	startScripted(t, net, srvA, func(s *scriptedServer) { s.onImm = answerWithoutMemory })
-	_, cfg := cltConfig(t, 0)
+	servers := map[string]func(net *loopback.Network){
+		"scripted server": func(net *loopback.Network) {
+			startScripted(t, net, srvA, func(s *scriptedServer) { s.onImm = answerWithoutMemory })
+		},
+		"server with plain keys": func(net *loopback.Network) { startServer(t, net, serve, plainKeys) },
+		"server with NEW_RKEY":   func(net *loopback.Network) { startServer(t, net, serve) },
+	}
+	for name, start := range servers {
+		t.Run(name, func(t *testing.T) {
+			net := loopback.New()
+			start(net)
+			b := openInline(t, net)
+			for range 100 {
+				b.round()
+			}
+			if n := testing.AllocsPerRun(100, b.round); n != 0 {
+				t.Errorf("%v allocations per WRITE and READ", n)
+			}
+		})
+	}
+}
+
+// inlineClient is a session whose poller the test itself drives.
+type inlineClient struct {
+	t        testing.TB
+	p        *Poller
+	s        *Session
+	data     Data
+	finished int
+}
+
+// openInline opens a session, lending the poller to a goroutine meanwhile.
+func openInline(t testing.TB, net *loopback.Network) *inlineClient {
+	t.Helper()
 	p, err := NewPoller(0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	stop := make(chan struct{})
-	stopped := make(chan struct{})
-	go func() { // until the measurement the poller needs an owner
-		defer close(stopped)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				p.Poll()
-			}
-		}
-	}()
-	finished := 0
+	c := &inlineClient{t: t, p: p}
+	_, cfg := cltConfig(t, 0)
 	cfg.Pollers = []*Poller{p}
 	cfg.OnDone = func(_ int, _ uint64, errno int) {
 		if errno != 0 {
 			t.Errorf("errno %d", errno)
 		}
-		finished++
+		c.finished++
 	}
-	s, err := Open(cltContext(t), "clt", []PathAddr{pathTo(net.Device("client"), cltA, srvA)}, cfg)
+	c.polling(func() {
+		if c.s, err = Open(cltContext(t), "clt", []PathAddr{pathTo(net.Device("client"), cltA, srvA)}, cfg); err != nil {
+			return
+		}
+		c.data.Region, err = c.s.Register(make([]byte, 4096))
+		c.data.Len = 4000
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	region, err := s.Register(make([]byte, 4096))
-	if err != nil {
-		t.Fatal(err)
-	}
-	close(stop)
-	<-stopped
-	q, user := s.Queue(0), make([]byte, 32)
-	round := func() {
-		want := finished + 2
-		if err := q.Write(1, Data{region, 0, 4096}, user); err != nil {
-			t.Fatal(err)
-		}
-		if err := q.Read(2, Data{region, 0, 4096}, user); err != nil {
-			t.Fatal(err)
-		}
-		for deadline := time.Now().Add(5 * time.Second); finished < want; {
-			if p.Poll() == 0 {
-				runtime.Gosched()
-			}
-			if time.Now().After(deadline) {
-				t.Fatal("no completion")
-			}
-		}
-	}
-	for range 200 {
-		round()
-	}
-	if n := testing.AllocsPerRun(200, round); n != 0 {
-		t.Errorf("%v allocations per WRITE and READ", n)
-	}
-	closed := make(chan error)
-	go func() { closed <- s.Close(cltContext(t)) }()
-	for open := true; open; {
+	t.Cleanup(c.close)
+	return c
+}
+
+// polling polls until f has returned.
+func (c *inlineClient) polling(f func()) {
+	done := make(chan struct{})
+	go func() { defer close(done); f() }()
+	for {
 		select {
-		case err := <-closed:
-			if err != nil {
-				t.Error(err)
-			}
-			open = false
+		case <-done:
+			return
 		default:
-			p.Poll()
+			c.p.Poll()
+			runtime.Gosched()
 		}
 	}
-	if err := p.Close(); err != nil {
-		t.Error(err)
+}
+
+var inlineUser [32]byte
+
+// round does one WRITE and one READ.
+func (c *inlineClient) round() {
+	q, want := c.s.Queue(0), c.finished+2
+	if err := q.Write(1, c.data, inlineUser[:]); err != nil {
+		c.t.Fatal(err)
 	}
+	if err := q.Read(2, c.data, inlineUser[:]); err != nil {
+		c.t.Fatal(err)
+	}
+	for deadline := time.Now().Add(5 * time.Second); c.finished < want; {
+		if c.p.Poll() == 0 {
+			runtime.Gosched()
+		}
+		if time.Now().After(deadline) {
+			c.t.Fatal("no completion")
+		}
+	}
+}
+
+func (c *inlineClient) close() {
+	var err error
+	c.polling(func() { err = c.s.Close(cltContext(c.t)) })
+	if err != nil {
+		c.t.Error(err)
+	}
+	if err := c.p.Close(); err != nil {
+		c.t.Error(err)
+	}
+}
+
+// What passes the checks of INFO_RSP gives every buffer one place, in a region
+// that was announced.
+func FuzzInfoRspTable(f *testing.F) {
+	good := rtrswire.InfoRsp(make([]byte, rtrswire.InfoRspLen(2)))
+	good.PutHeader(2)
+	good.PutDesc(0, rtrswire.Desc{Addr: 0x1000, Key: 7, Len: 3 * 8192})
+	good.PutDesc(1, rtrswire.Desc{Addr: 1<<64 - 8192, Key: 9, Len: 8192})
+	f.Add([]byte(good), uint16(4), uint32(8192))
+	f.Add([]byte(good[:8]), uint16(4), uint32(8192))
+	f.Fuzz(func(t *testing.T, b []byte, depth uint16, chunk uint32) {
+		p := &path{}
+		lp := linkParams{queueDepth: int(depth), chunkSize: int(chunk), maxIOSize: int(chunk), maxHdrSize: 4096}
+		if p.checkParams(&lp) != nil {
+			return
+		}
+		l := &link{linkParams: lp}
+		if l.takeInfoRsp(b) != nil {
+			return
+		}
+		if len(l.bufs) != int(depth) {
+			t.Fatalf("%d places for %d buffers", len(l.bufs), depth)
+		}
+		i := 0
+		for r := range rtrswire.InfoRsp(b).Count() {
+			d := rtrswire.InfoRsp(b).Desc(r)
+			for k := range uint64(d.Len / chunk) {
+				if want := (remoteBuf{d.Addr + k*uint64(chunk), d.Key}); l.bufs[i] != want {
+					t.Fatalf("buffer %d is at %+v, want %+v", i, l.bufs[i], want)
+				}
+				i++
+			}
+		}
+	})
 }

@@ -312,7 +312,7 @@ func loopbackPaths(net *loopback.Network) []PathAddr {
 
 func slowDisk(d *cltDisk) { d.slow = 300 * time.Microsecond }
 
-func TestR102_CutPathsUnderLoad(t *testing.T) {
+func TestR102_R108_CutPathsUnderLoad(t *testing.T) {
 	for _, newRkey := range []bool{false, true} {
 		t.Run(fmt.Sprintf("NEW_RKEY %v", newRkey), func(t *testing.T) {
 			net := loopback.New()
@@ -570,18 +570,28 @@ func TestR100_ReconnectWhileTheServerStillCloses(t *testing.T) {
 	}
 }
 
-func TestServerDisconnectsAPath(t *testing.T) {
+func TestR107_BothEndsDisconnect(t *testing.T) {
 	net := loopback.New()
 	_, srv := serveDisk(t, net)
 	c := cltOpen(t, loopbackPaths(net), nil)
-	for _, sess := range srv.Sessions() {
-		if sess.Name() != "clt" {
-			t.Errorf("session %q", sess.Name())
-		}
-		if err := sess.DisconnectPath(sess.Paths()[1].ID); err != nil {
-			t.Fatal(err)
-		}
+	sess := srv.Sessions()[0]
+	if sess.Name() != "clt" {
+		t.Errorf("session %q", sess.Name())
+	}
+	if err := sess.DisconnectPath(sess.Paths()[1].ID); err != nil {
+		t.Fatal(err)
 	}
 	c.awaitState(2, PathReconnecting)
 	c.awaitState(2, PathConnected)
+	for range 5 { // crossing
+		id := sess.Paths()[1].ID
+		go func() { _ = sess.DisconnectPath(id) }() // it may be gone already
+		if err := c.DisconnectPath(cltContext(t), 2); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the server has only path 1", func() bool { return len(sess.Paths()) == 1 })
+		if err := c.ReconnectPath(cltContext(t), 2); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

@@ -34,7 +34,7 @@ type ClientConfig struct {
 	// it may submit.
 	OnDone func(queue int, tag uint64, errno int)
 	// OnPermit says that a queue which got ErrNoPermit may try again, on the
-	// queue's owner. May be nil.
+	// queue's owner. It may come for no reason. May be nil.
 	OnPermit func(queue int)
 	// OnEvent reports news in order, on a goroutine of the session. It may
 	// block and may call the session, but not Close. May be nil. The events of
