@@ -158,16 +158,22 @@ func (h *host) mustOpen(index uint32, path string, mode blk.AccessMode) {
 // the process cannot be reaped, and its descriptors stay open.
 func (h *host) kill() {
 	h.t.Helper()
-	h.killed = true
-	if err := unix.Kill(h.p.PID(), unix.SIGKILL); err != nil {
-		h.t.Fatal(err)
-	}
+	h.signal()
 	for deadline := time.Now().Add(enough); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		if !runs(h.p.PID()) {
 			return
 		}
 	}
 	h.t.Fatal("the plugin does not die")
+}
+
+// signal kills the plugin and does not wait.
+func (h *host) signal() {
+	h.t.Helper()
+	h.killed = true
+	if err := unix.Kill(h.p.PID(), unix.SIGKILL); err != nil {
+		h.t.Fatal(err)
+	}
 }
 
 // runs tells whether a thread of the process may come back from the kernel:
