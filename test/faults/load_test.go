@@ -22,6 +22,7 @@ type loadOptions struct {
 	workers   int
 	blocks    int  // per worker
 	maxBlocks int  // per request
+	reads     int  // one request of that many is a read
 	reconnect bool // when the NBD connection ends
 	allow     func(error) bool
 	history   *History // of an earlier load of the same shape
@@ -67,6 +68,9 @@ func startLoad(t *testing.T, c *lab.Client, device string, o loadOptions) *load 
 	}
 	if o.maxBlocks == 0 {
 		o.maxBlocks = 32
+	}
+	if o.reads == 0 {
+		o.reads = 3
 	}
 	seed := rand.Uint64()
 	t.Logf("load on %s: seed %d, %d workers", device, seed, o.workers)
@@ -133,7 +137,7 @@ func (l *load) work(w int) {
 		n := 1 + rnd.IntN(min(l.o.maxBlocks, l.o.blocks))
 		first := w*l.o.blocks + rnd.IntN(l.o.blocks-n+1)
 		do := l.read
-		if rnd.IntN(3) > 0 {
+		if rnd.IntN(l.o.reads) > 0 {
 			do = l.write
 		}
 		if err := do(buf[:n*loadBlock], first, n); err != nil {
