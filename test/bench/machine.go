@@ -1,0 +1,95 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/test/lab"
+)
+
+// machine is where the results come from.
+type machine struct {
+	CPU      string            `json:"cpu"`
+	Cores    int               `json:"cores"`
+	Kernel   string            `json:"kernel"`
+	MemoryMB uint64            `json:"memory_mb"`
+	Go       string            `json:"go"`
+	Versions map[string]string `json:"versions"`
+}
+
+func thisMachine() machine {
+	m := machine{CPU: cpuModel(), Cores: runtime.NumCPU(), Go: runtime.Version(), Versions: versions()}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		m.Kernel = unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Machine[:])
+	}
+	var i unix.Sysinfo_t
+	if unix.Sysinfo(&i) == nil {
+		m.MemoryMB = uint64(i.Totalram) * uint64(i.Unit) >> 20
+	}
+	return m
+}
+
+func cpuModel() string {
+	b, _ := os.ReadFile("/proc/cpuinfo")
+	for s := bufio.NewScanner(bytes.NewReader(b)); s.Scan(); {
+		if k, v, ok := strings.Cut(s.Text(), ":"); ok && strings.TrimSpace(k) == "model name" {
+			return strings.TrimSpace(v)
+		}
+	}
+	return runtime.GOARCH
+}
+
+// versions asks every program that may take part.
+func versions() map[string]string {
+	v := map[string]string{}
+	for _, argv := range [][]string{
+		{"fio", "--version"}, {"nbdkit", "--version"}, {"qemu-nbd", "--version"},
+		{"qemu-storage-daemon", "--version"}, {"nbd-server", "-V"},
+	} {
+		out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput()
+		if line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n"); line != "" {
+			v[argv[0]] = line
+		}
+	}
+	v["rnbd"] = "development"
+	if out, err := exec.Command("git", "-C", lab.Root(), "describe", "--always", "--dirty").Output(); err == nil {
+		v["rnbd"] = strings.TrimSpace(string(out))
+	}
+	return v
+}
+
+// loadAverage of the last minute.
+func loadAverage() float64 {
+	b, _ := os.ReadFile("/proc/loadavg")
+	f := strings.Fields(string(b))
+	if len(f) == 0 {
+		return 0
+	}
+	v, _ := strconv.ParseFloat(f[0], 64)
+	return v
+}
+
+// busy returns the seconds that all CPUs have worked, and those that the
+// hypervisor has kept for itself.
+func busy() (work, stolen float64) {
+	b, _ := os.ReadFile("/proc/stat")
+	line, _, _ := strings.Cut(string(b), "\n")
+	f := strings.Fields(line)
+	if len(f) < 9 {
+		return 0, 0
+	}
+	at := func(i int) float64 {
+		v, _ := strconv.ParseFloat(f[i], 64)
+		return v / clockTick
+	}
+	// cpu user nice system idle iowait irq softirq steal
+	return at(1) + at(2) + at(3) + at(6) + at(7), at(8)
+}
