@@ -40,6 +40,7 @@ type load struct {
 	quit   chan struct{}
 	wg     sync.WaitGroup
 	ops    atomic.Int64
+	gate   sync.RWMutex // held for reading during a request
 
 	mu      sync.Mutex
 	conn    *nbdclient.Client
@@ -112,13 +113,27 @@ func (l *load) stop() {
 	l.t.Helper()
 	close(l.quit)
 	l.wg.Wait()
+	l.readAll()
+}
+
+func (l *load) readAll() {
+	l.t.Helper()
 	buf := make([]byte, loadBlock)
 	for b := range l.h.Blocks() {
 		if err := l.read(buf, b, 1); err != nil {
-			l.t.Errorf("at the end: %v", err)
+			l.t.Error(err)
 			return
 		}
 	}
+}
+
+// still runs f while no request is in flight, and reads every block after it.
+func (l *load) still(f func()) {
+	l.t.Helper()
+	l.gate.Lock()
+	defer l.gate.Unlock()
+	f()
+	l.readAll()
 }
 
 func (l *load) stopped() bool {
@@ -140,7 +155,10 @@ func (l *load) work(w int) {
 		if rnd.IntN(l.o.reads) > 0 {
 			do = l.write
 		}
-		if err := do(buf[:n*loadBlock], first, n); err != nil {
+		l.gate.RLock()
+		err := do(buf[:n*loadBlock], first, n)
+		l.gate.RUnlock()
+		if err != nil {
 			l.t.Errorf("worker %d: %v", w, err)
 			return
 		}

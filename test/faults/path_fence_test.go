@@ -40,8 +40,10 @@ func TestBytesOfALostPathThatArriveLate(t *testing.T) {
 	for range pick(5, 50) {
 		loseFirst(t, p, w, func() {})
 		w.awaitProgress(300) // all blocks are overwritten
-		p.proxy.release()
-		w.awaitProgress(100)
+		w.still(func() {
+			p.proxy.release()
+			time.Sleep(50 * time.Millisecond)
+		})
 	}
 	w.stop()
 	t.Logf("%d requests judged, %d dangerous bytes in the last round", w.ops.Load(), p.proxy.stuckBytes())
@@ -64,7 +66,8 @@ func TestBytesOfALostPathThatTheServerHasNotRead(t *testing.T) {
 		if err := p.server.Signal(syscall.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
-		w.awaitProgress(200)
+		w.awaitProgress(50)
+		w.still(func() { time.Sleep(20 * time.Millisecond) })
 	}
 	w.stop()
 	t.Logf("%d requests judged", w.ops.Load())
