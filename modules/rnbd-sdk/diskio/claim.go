@@ -12,26 +12,39 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/fence"
 )
 
-// descriptions is how many descriptions a disk may have.
-const descriptions = 2
+// Bytes of the fence. A writer's is the same whoever opens the file, so that the
+// last writes of a server that was killed hold up the next server too, and two
+// servers do not write to one file. What a reader's I/O can spoil is the memory
+// of its own host, so readers are told apart by device, and many may read.
+const (
+	descriptions = 2  // of one disk
+	firstReader  = 16 // slot of device 0; the writer's are 0 and 1
+)
+
+func slotOf(r plugin.OpenRequest, which uint32) uint32 {
+	if Writable(r) {
+		return which
+	}
+	return firstReader + r.Device*descriptions + which
+}
 
 // Open reopens the file of r and takes the fence of the description, which is
 // the which-th (0 or 1) of this disk. When it returns nil no I/O of an earlier
-// process through the same description of the same disk can reach the file any
-// more. While there is such I/O it waits, until ctx ends: then the error is
-// EBUSY. The file is closed on exec.
+// process through the same description can reach the file any more, and for a
+// writer nobody else writes to it. While there is such I/O it waits, until ctx
+// ends: then the error is EBUSY. The file is closed on exec.
 func Open(ctx context.Context, r plugin.OpenRequest, flags int, which uint32) (*os.File, error) {
 	f, err := r.Reopen(flags)
 	if err != nil {
 		return nil, err
 	}
-	err = fence.Lock(ctx, f, r.Device*descriptions+which)
+	err = fence.Lock(ctx, f, slotOf(r, which))
 	if err == nil {
 		return f, nil
 	}
 	f.Close()
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("open %q: another process still uses it as device %d: %v: %w", r.Name, r.Device, err, blk.EBUSY)
+		return nil, fmt.Errorf("open %q: another process has it open for writing, or its last I/O has not ended: %v: %w", r.Name, err, blk.EBUSY)
 	}
 	return nil, fmt.Errorf("open %q: %w", r.Name, err)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -36,7 +37,7 @@ type Process struct {
 	quietly  atomic.Bool // the start failed: no OnExit, no log
 	stopping atomic.Bool
 	killed   atomic.Bool
-	lost     chan struct{} // closed at the end of file of the control socket
+	lost     chan struct{} // closed at the end of file of the control socket, or of the main thread
 	exited   chan struct{}
 	cleaned  chan struct{} // closed after exited, when nothing of the process is left here
 	exitErr  error         // read after exited
@@ -85,11 +86,24 @@ func (p *Process) ExitError() error {
 // supervise waits for the end of the process. The end of file of the control
 // socket usually comes first.
 func (p *Process) supervise() {
+	var once sync.Once
+	lose := func() { once.Do(func() { close(p.lost) }) }
 	go func() {
 		var b [1]byte
 		_, _ = p.fds.conn.Read(b[:]) // nobody writes: end of file, or closed by us
-		close(p.lost)
+		lose()
 	}()
+	if p.child != nil {
+		end, stop := mainThreadEnd(p.PID())
+		defer stop()
+		go func() {
+			select {
+			case <-end:
+				lose()
+			case <-p.exited:
+			}
+		}()
+	}
 	reaped := p.reaped()
 	select {
 	case <-reaped:
@@ -138,7 +152,7 @@ func (p *Process) settle(reaped <-chan struct{}) {
 const reapGrace = 4 * time.Millisecond
 
 func (p *Process) verdict(reaped <-chan struct{}) error {
-	how := "end of file on its control socket, not reaped yet"
+	how := "its main thread or control socket has ended, not reaped yet"
 	select {
 	case <-reaped:
 		if p.child == nil {
@@ -228,9 +242,15 @@ func (p *Process) Stop(ctx context.Context) error {
 		p.Kill()
 		<-p.exited
 	}
-	<-p.cleaned
+	select {
+	case <-p.cleaned:
+	case <-time.After(stopGrace): // its I/O keeps it; there is nothing to wait for
+	}
 	return err
 }
+
+// stopGrace bounds the wait for a process that cannot be reaped.
+const stopGrace = 2 * time.Second
 
 // failed wraps the error of a call.
 func (p *Process) failed(what string, err error) error {
