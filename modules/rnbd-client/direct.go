@@ -159,7 +159,7 @@ func (io *IO) spin(done []Done) int {
 		if n := io.Reap(done); n > 0 {
 			return n
 		}
-		unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
 	return 0
 }

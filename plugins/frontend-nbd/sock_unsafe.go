@@ -24,8 +24,16 @@ func writev(fd int, iov []unix.Iovec) (int, unix.Errno) {
 	return vectored(unix.SYS_WRITEV, fd, iov)
 }
 
+// vectored is a raw call: on a non-blocking socket it never waits, and the
+// scheduler need not know of it.
 func vectored(call uintptr, fd int, iov []unix.Iovec) (int, unix.Errno) {
-	n, _, errno := unix.Syscall(call, uintptr(fd), uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
+	n, _, errno := unix.RawSyscall(call, uintptr(fd), uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
 	runtime.KeepAlive(iov)
+	return int(n), errno
+}
+
+// epollNow collects waiting events without blocking.
+func epollNow(fd int, events []unix.EpollEvent) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
 	return int(n), errno
 }

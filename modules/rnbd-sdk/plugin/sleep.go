@@ -2,11 +2,14 @@ package plugin
 
 import "golang.org/x/sys/unix"
 
-// yield lets others run; it is a point where the runtime may stop the thread.
+// yield lets others run. The call is raw: it blocks for nothing, and a thread
+// that is in an announced system call whenever the runtime's monitor looks has
+// its P taken away each time, which keeps the monitor busy. Being a function
+// of its own, yield is a point where the runtime may stop the thread.
 //
 //go:noinline
 func yield() {
-	_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 }
 
 // sleep waits for an eventfd and takes its token, which may be from a kick
