@@ -28,6 +28,7 @@ type cltDisk struct {
 	blocks map[uint32][blockSize]byte
 	gate   chan struct{} // operations wait until it is closed; nil: they do not
 	runs   atomic.Int64
+	begun  atomic.Int64  // requests that wait at the gate, or have
 	slow   time.Duration // longest time that an operation takes
 	srv    *ServerConfig
 }
@@ -41,6 +42,7 @@ func (d *cltDisk) request(op *Op) {
 		return
 	}
 	go func() {
+		d.begun.Add(1)
 		if d.gate != nil {
 			<-d.gate
 		}
@@ -521,7 +523,7 @@ func TestFence_RunningWriteFinishesBeforeTheReplay(t *testing.T) {
 	d.gate = make(chan struct{})
 	c := &cltWriter{cltClient: cltOpen(t, loopbackPaths(net), nil)}
 	c.start(1)
-	eventually(t, "the write runs", func() bool { return c.Paths()[0].Stats.Inflight == 1 && srvInflight(srv) == 1 })
+	eventually(t, "the write runs", func() bool { return c.Paths()[0].Stats.Inflight == 1 && srvInflight(srv) == 1 && d.begun.Load() == 1 })
 	net.RefuseDial(netip.MustParseAddrPort(srvA), syscall.ECONNREFUSED)
 	net.Cut(cltA, addrOf(srvA))
 	c.awaitState(1, PathReconnecting)
