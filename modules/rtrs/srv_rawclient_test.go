@@ -239,7 +239,12 @@ func newRawPath(t testing.TB, net *loopback.Network, conns int) *rawPath {
 		t.Fatal(err)
 	}
 	c.qps = make([]verbs.QP, conns)
-	t.Cleanup(c.hangUp)
+	t.Cleanup(func() { // after those of the queue pairs
+		c.hangUp()
+		if err := c.cq.Close(); err != nil {
+			t.Errorf("close the raw client: %v", err)
+		}
+	})
 	return c
 }
 
