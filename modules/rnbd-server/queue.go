@@ -12,6 +12,7 @@ package server
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
@@ -50,10 +51,18 @@ type lane struct {
 	listed     bool // in ioQueue.waiting
 }
 
-// contendedWindow is how many requests of one session may be in a plugin at
-// once while other sessions use the same queue: a session at depth 1 waits
-// behind that many of a session at depth 512, not behind 512.
-const contendedWindow = 24
+// How many requests of one session may be in a plugin at once: as many as the
+// ring takes while it is alone; fewer while others use the same queue; and few
+// while one of them is modest, that is, has little in flight: a session at depth
+// 1 then waits behind modestWindow of a session at depth 512, not behind 512.
+const (
+	contendedWindow = 24
+	modestWindow    = 8
+	modestDepth     = 2
+	// modestFor is how long a modest session is remembered. It has nothing in
+	// flight half of the time; a deep one would fill the ring each time.
+	modestFor = time.Second
+)
 
 // ioQueue is one pump's ring to one plugin process.
 type ioQueue struct {
@@ -64,6 +73,10 @@ type ioQueue struct {
 	ring   *shm.Ring
 	sub    *shm.Submitter // nil: the plugin is down
 	busy   int            // sessions with requests sent
+	// Who used the queue last, and when, on a clock that stands still between
+	// two Polls.
+	last                     *lane
+	now, lastAt, modestUntil time.Duration
 	// waiting are the lanes with a backlog, served round-robin from turn.
 	waiting []*lane
 	turn    int
@@ -146,6 +159,7 @@ func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk
 // admit sends r to the plugin, or lets it wait its turn.
 func (q *ioQueue) admit(r *request) {
 	l := &r.m.session.lanes[q.index]
+	q.note(l)
 	switch {
 	case r.m.dev.failed.Load():
 		q.finish(r, blk.EIO)
@@ -157,16 +171,38 @@ func (q *ioQueue) admit(r *request) {
 	}
 }
 
+// note remembers that l uses the queue.
+func (q *ioQueue) note(l *lane) {
+	if q.last != l {
+		if q.last != nil && q.now-q.lastAt < modestFor && l.sent < modestDepth && !l.listed {
+			q.modestUntil = q.now + modestFor
+		}
+		q.last = l
+	}
+	q.lastAt = q.now
+}
+
 // roomFor reports whether l may have one more request in the plugin.
 func (q *ioQueue) roomFor(l *lane) bool {
-	if q.sub == nil {
+	switch {
+	case q.sub == nil:
 		return false
+	case q.now < q.modestUntil:
+		return l.sent < modestWindow
 	}
-	others := q.busy
+	return l.sent < contendedWindow || q.alone(l)
+}
+
+// alone tells whether no other session has requests here.
+func (q *ioQueue) alone(l *lane) bool {
+	busy, waiting := q.busy, len(q.waiting)
 	if l.sent > 0 {
-		others--
+		busy--
 	}
-	return others == 0 && len(q.waiting) == 0 || l.sent < contendedWindow
+	if l.listed {
+		waiting--
+	}
+	return busy == 0 && waiting == 0
 }
 
 func (q *ioQueue) send(l *lane, r *request) bool {
@@ -200,6 +236,7 @@ func (q *ioQueue) Poll() int {
 	if q.sub == nil {
 		return 0
 	}
+	q.now = time.Since(q.server.started)
 	n := q.reap()
 	if len(q.waiting) > 0 {
 		n += q.feed()
@@ -297,7 +334,7 @@ func (q *ioQueue) feedOne(l *lane) bool {
 	r := &l.s.reqs[l.head]
 	dev := r.m.dev
 	if !dev.failed.Load() && dev.ready.Load() {
-		if !(len(q.waiting) == 1 || l.sent < contendedWindow) || q.sub == nil || !q.send(l, r) {
+		if !q.roomFor(l) || !q.send(l, r) {
 			return false
 		}
 		l.head = r.next

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
@@ -22,6 +23,7 @@ const MaxSessions = 4096
 type Server struct {
 	cfg     Config
 	log     *slog.Logger
+	started time.Time
 	jail    jail
 	pumps   []*pumpShare
 	plugins []*ioPlugin
@@ -53,7 +55,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		return nil, err
 	}
 	s := &Server{
-		cfg: cfg, log: cfg.Logger, jail: jail{cfg.SearchPath},
+		cfg: cfg, log: cfg.Logger, started: time.Now(), jail: jail{cfg.SearchPath},
 		writers: writers{}, devices: map[deviceKey]*device{},
 	}
 	defer func() {

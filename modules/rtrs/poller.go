@@ -15,8 +15,9 @@ import (
 )
 
 const (
-	// pollBatch completions are taken from a queue at a time.
-	pollBatch = 128
+	// pollBatch completions are taken from a queue at a time. It is how many
+	// requests of a busy connection a quiet one waits behind in each turn.
+	pollBatch = 16
 	// cqEntries is the size of a shared completion queue; connections that do
 	// not fit share another one.
 	cqEntries = 1 << 14
