@@ -54,11 +54,9 @@ func killWhileHeld(t *testing.T, s *lab.Server, disk *slowdisk.Disk, w *load, pl
 	seen := len(disk.History())
 	pid := killPlugin(t, s, plugin)
 	killed := time.Now()
-	if plugin == "blockio" { // FUSE keeps the process from ending: then its death shows when its writes have ended
-		eventually(t, enough, "the server sees the death", func() bool {
-			return serverDevice(t, s, device).State != "open"
-		})
-	}
+	eventually(t, enough, "the server sees the death", func() bool {
+		return serverDevice(t, s, device).State != "open"
+	})
 	time.Sleep(20 * time.Millisecond)
 	answered := w.ops.Load()
 	time.Sleep(300 * time.Millisecond)

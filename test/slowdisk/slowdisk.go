@@ -69,6 +69,8 @@ func (d *Disk) mount() {
 			MaxBackground:     256,
 			MaxWrite:          1 << 20,
 			DisableXAttrs:     true,
+			// Without it io_uring and loop devices have one request on the way.
+			ExtraCapabilities: fuse.CAP_ASYNC_DIO,
 		},
 	})
 	if err != nil {
