@@ -14,7 +14,6 @@ import (
 )
 
 // clientOptions are the flags and the configuration file of the client.
-
 type clientOptions struct {
 	daemonOptions  `yaml:",inline"`
 	FrontendPlugin []string `yaml:"frontend-plugin"`
@@ -85,7 +84,6 @@ func runClient(cmd *cobra.Command, o *clientOptions) error {
 }
 
 // config turns options into the library's configuration.
-
 func (o *clientOptions) config(socket string) (client.Config, error) {
 	cfg := client.DefaultConfig()
 	cfg.DefaultFabric = defaultFabric
@@ -107,12 +105,11 @@ func (o *clientOptions) config(socket string) (client.Config, error) {
 	if err != nil {
 		return cfg, err
 	}
-	settings, err := parseSettings(o.FrontendConfig)
-	if err != nil {
+	if err := giveSettings(files, o.FrontendConfig); err != nil {
 		return cfg, err
 	}
 	for _, p := range files {
-		fe := client.FrontendConfig{Name: p.name, Path: p.path, SHA256: p.sha256, Configure: settings[p.name]}
+		fe := client.FrontendConfig{Name: p.name, Path: p.path, SHA256: p.sha256, Configure: p.settings}
 		if p.name == "nbd" {
 			fe.Listen = o.NBDListen
 			if len(fe.Listen) == 0 {

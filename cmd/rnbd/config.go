@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -57,7 +58,13 @@ func givenFlags(cmd *cobra.Command) (restore []func() error) {
 func tidyYAML(err error) error {
 	var types *yaml.TypeError
 	if errors.As(err, &types) {
-		return errors.New(strings.Join(types.Errors, "; "))
+		lines := slices.Clone(types.Errors)
+		for i, l := range lines { // "line 3: field x not found in type main.options"
+			if before, _, ok := strings.Cut(l, " not found in type "); ok {
+				lines[i] = strings.Replace(before, ": field ", ": unknown key ", 1)
+			}
+		}
+		return errors.New(strings.Join(lines, "; "))
 	}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"strings"
 	"syscall"
 
@@ -52,6 +53,8 @@ func exitCode(err error) int {
 		return exitTimeout
 	case errors.Is(err, errNoDaemon):
 		return exitUnreachable
+	case errors.Is(err, fs.ErrPermission):
+		return exitDenied
 	}
 	for _, row := range exitTable {
 		for _, errno := range row.errnos {

@@ -14,20 +14,17 @@ import (
 // show prints a message of the control API: as JSON, or as the table that
 // rows makes of it.
 func show(cmd *cobra.Command, m proto.Message, rows func(w io.Writer)) error {
-	switch outputOf(cmd.Root()) {
-	case "json":
+	if outputOf(cmd.Root()) == "json" {
 		b, err := protojson.MarshalOptions{Multiline: true, Indent: "  ", UseProtoNames: true, EmitUnpopulated: true}.Marshal(m)
 		if err != nil {
 			return err
 		}
 		_, err = fmt.Fprintln(cmd.OutOrStdout(), string(b))
 		return err
-	case "table":
-		w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-		rows(w)
-		return w.Flush()
 	}
-	return usageError{errUnknownOutput}
+	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+	rows(w)
+	return w.Flush()
 }
 
 func row(w io.Writer, cells ...any) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -13,6 +14,7 @@ import (
 type pluginFile struct {
 	name, path string
 	sha256     []byte
+	settings   map[string]string
 }
 
 func parsePlugin(s string) (pluginFile, error) {
@@ -46,7 +48,7 @@ func findPlugins(named []string, dir, prefix string, defaults ...string) ([]plug
 		out = append(out, p)
 	}
 	if len(out) > 0 {
-		return out, nil
+		return out, noneTwice(out)
 	}
 	for _, name := range defaults {
 		path := filepath.Join(dir, prefix+name)
@@ -58,6 +60,37 @@ func findPlugins(named []string, dir, prefix string, defaults ...string) ([]plug
 		return nil, usageError{fmt.Errorf("no plugin %s{%s} in %s; name the folder with --plugin-dir", prefix, strings.Join(defaults, ","), dir)}
 	}
 	return out, nil
+}
+
+func noneTwice(files []pluginFile) error {
+	seen := map[string]bool{}
+	for _, p := range files {
+		if seen[p.name] {
+			return usageError{fmt.Errorf("plugin %q is named twice", p.name)}
+		}
+		seen[p.name] = true
+	}
+	return nil
+}
+
+// giveSettings reads NAME:KEY=VALUE and gives them to the plugins of the names.
+func giveSettings(files []pluginFile, in []string) error {
+	for _, s := range in {
+		name, kv, ok := strings.Cut(s, ":")
+		key, value, ok2 := strings.Cut(kv, "=")
+		if !ok || !ok2 || name == "" || key == "" {
+			return usageError{fmt.Errorf("setting %q: write NAME:KEY=VALUE", s)}
+		}
+		i := slices.IndexFunc(files, func(p pluginFile) bool { return p.name == name })
+		if i < 0 {
+			return usageError{fmt.Errorf("setting %q: there is no plugin %q", s, name)}
+		}
+		if files[i].settings == nil {
+			files[i].settings = map[string]string{}
+		}
+		files[i].settings[key] = value
+	}
+	return nil
 }
 
 // defaultPluginDir is the folder of this executable.

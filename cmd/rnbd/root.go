@@ -23,6 +23,9 @@ A server daemon exports, a client daemon maps; both are controlled with this
 command over a private unix socket.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		// Before anything is done: a device must not be mapped by a command
+		// that then cannot tell its name.
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return checkOutput(cmd) },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.PersistentFlags().String("output", "table", "how to print: table or json")
@@ -38,6 +41,14 @@ func outputOf(cmd *cobra.Command) string {
 		return "table"
 	}
 	return v
+}
+
+func checkOutput(cmd *cobra.Command) error {
+	switch outputOf(cmd.Root()) {
+	case "table", "json":
+		return nil
+	}
+	return usageError{errUnknownOutput}
 }
 
 // args wraps a check of arguments, so that a wrong number is a usage error.

@@ -15,7 +15,6 @@ import (
 )
 
 // serverOptions are the flags and the configuration file of the server.
-
 type serverOptions struct {
 	daemonOptions    `yaml:",inline"`
 	Listen           []string      `yaml:"listen"`
@@ -107,7 +106,6 @@ func runServer(cmd *cobra.Command, o *serverOptions) error {
 }
 
 // config turns options into the library's configuration.
-
 func (o *serverOptions) config() (server.Config, error) {
 	cfg := server.DefaultConfig()
 	cfg.SearchPath = o.SearchPath
@@ -121,12 +119,11 @@ func (o *serverOptions) config() (server.Config, error) {
 	if err != nil {
 		return cfg, err
 	}
-	settings, err := parseSettings(o.IOConfig)
-	if err != nil {
+	if err := giveSettings(files, o.IOConfig); err != nil {
 		return cfg, err
 	}
 	for _, p := range files {
-		cfg.Plugins = append(cfg.Plugins, server.PluginConfig{Name: p.name, Path: p.path, SHA256: p.sha256, Configure: settings[p.name]})
+		cfg.Plugins = append(cfg.Plugins, server.PluginConfig{Name: p.name, Path: p.path, SHA256: p.sha256, Configure: p.settings})
 	}
 	for _, r := range o.IOMode {
 		glob, name, ok := strings.Cut(r, "=")
@@ -136,22 +133,4 @@ func (o *serverOptions) config() (server.Config, error) {
 		cfg.Rules = append(cfg.Rules, server.Rule{Glob: strings.TrimLeft(glob, "/"), Plugin: name})
 	}
 	return cfg, nil
-}
-
-// parseSettings reads NAME:KEY=VALUE.
-
-func parseSettings(in []string) (map[string]map[string]string, error) {
-	out := map[string]map[string]string{}
-	for _, s := range in {
-		name, kv, ok := strings.Cut(s, ":")
-		key, value, ok2 := strings.Cut(kv, "=")
-		if !ok || !ok2 || name == "" || key == "" {
-			return nil, usageError{fmt.Errorf("setting %q: write NAME:KEY=VALUE", s)}
-		}
-		if out[name] == nil {
-			out[name] = map[string]string{}
-		}
-		out[name][key] = value
-	}
-	return out, nil
 }

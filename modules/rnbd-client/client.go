@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
@@ -48,7 +49,7 @@ type pumpShare struct {
 // New starts the pumps and the front ends. On an error nothing is left behind.
 func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 	if err := cfg.check(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
 	}
 	c := &Client{cfg: cfg, log: cfg.Logger, sessions: map[string]*session{}, token: fmt.Sprintf("%04x", rand.Uint32N(1<<16))}
 	defer func() {

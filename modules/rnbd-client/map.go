@@ -57,6 +57,9 @@ func (c *Client) prepare(r MapRequest) (*Device, error) {
 	if r.Path == "" || len(r.Path) > 254 {
 		return nil, fmt.Errorf("a device path has 1 to 254 characters: %w", syscall.EINVAL)
 	}
+	if _, err := c.addresses(r.Paths); err != nil { // also where a session is there
+		return nil, err
+	}
 	index := -1
 	for i := range c.devices {
 		other := c.devices[i].Load()

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
@@ -52,7 +53,7 @@ type pumpShare struct {
 // behind.
 func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err := cfg.check(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
 	}
 	s := &Server{
 		cfg: cfg, log: cfg.Logger, started: time.Now(), jail: jail{cfg.SearchPath},

@@ -127,13 +127,15 @@ type result struct {
 	code     int
 }
 
-// try runs a program to its end.
-func try(t *testing.T, argv ...string) result {
+// try runs a program to its end, or ends it after the limit.
+func try(t *testing.T, limit time.Duration, argv ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*enough)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second
 	cmd.Dir = t.TempDir() // some leave files behind
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
@@ -148,7 +150,7 @@ func try(t *testing.T, argv ...string) result {
 func run(t *testing.T, argv ...string) string {
 	t.Helper()
 	argv[0] = lab.Tool(t, argv[0])
-	r := try(t, argv...)
+	r := try(t, 5*enough, argv...)
 	if r.code != 0 {
 		t.Fatalf("%s: exit code %d\n%s%s", strings.Join(argv, " "), r.code, r.out, r.err)
 	}
