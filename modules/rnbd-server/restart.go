@@ -150,7 +150,7 @@ func (p *ioPlugin) reopen1(d *device, gen uint32, proc *plugin.Process) {
 		return // the next generation will open it
 	}
 	if err == nil && limits.Size < d.limits.Load().Size {
-		err = syscall.EIO
+		err = errors.Join(syscall.EIO, proc.CloseDisk(context.Background(), d.index))
 	}
 	p.mu.Lock()
 	current := p.generation == gen && p.proc == proc
