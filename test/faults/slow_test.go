@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/test/lab"
 	"github.com/rnbd-go/rnbd/test/slowdisk"
 )
@@ -95,5 +96,51 @@ func inOrder(t *testing.T, history []slowdisk.Write, at time.Time) {
 	}
 	if later == 0 {
 		t.Error("nothing was written after that")
+	}
+}
+
+// TestKillingTheServerWithWritesHeldInTheDisk starts a server anew while writes
+// of the old one's plugin are on their way into the medium. Devices are opened
+// in another order than before, and the fence must hold nevertheless.
+func TestKillingTheServerWithWritesHeldInTheDisk(t *testing.T) {
+	for _, target := range slowTargets {
+		t.Run(target.name, func(t *testing.T) {
+			other, disk := slowdisk.New(t, 1<<20), slowdisk.New(t, 4<<20)
+			search, device := target.serve(disk)
+			l := lab.New(t)
+			s := l.Server(lab.ServerOptions{SearchPath: search, Plugins: []string{target.plugin}})
+			c := l.Client(lab.ClientOptions{})
+			first := ""
+			if target.plugin == "blockio" { // has number 0 at first, and is not opened by the next
+				first = l.Map(c, other.Loop(), s, func(r *controlpb.MapRequest) { r.Session = "first" }).Name
+			}
+			d := l.Map(c, device, s, withLoss("queue:60s"))
+			w := startLoad(t, c, d.Name, loadOptions{workers: 8, blocks: 16, maxBlocks: 4})
+			w.awaitProgress(50)
+			disk.HoldWrites()
+			disk.WaitHeld(4)
+			time.Sleep(20 * time.Millisecond)
+			seen := len(disk.History())
+			if err := s.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			killed := time.Now()
+			if first != "" {
+				if err := c.Unmap(first, true); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := s.Start(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+			if n := len(disk.History()); n != seen {
+				t.Errorf("%d writes reached the disk while those of the dead server were held", n-seen)
+			}
+			disk.Release()
+			w.awaitProgress(100)
+			inOrder(t, disk.History(), killed)
+			w.stop()
+		})
 	}
 }
