@@ -17,6 +17,8 @@ import (
 var (
 	flagWord = regexp.MustCompile(`^--([a-z][a-z-]*)`)
 	helpFlag = regexp.MustCompile(`--([a-z][a-z-]*)`)
+
+	commandWord = regexp.MustCompile(`^[a-z][a-z-]*$`)
 )
 
 // help of a command, by the words that name it.
@@ -41,7 +43,9 @@ func (h *help) flags(words []string) map[string]bool {
 	if f, ok := h.known[key]; ok {
 		return f
 	}
-	out, err := exec.Command(h.bin, append(words, "--help")...).CombinedOutput()
+	ctx, cancel := context.WithTimeout(h.t.Context(), 10*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, h.bin, append(words[:len(words):len(words)], "--help")...).CombinedOutput()
 	var flags map[string]bool
 	usage := regexp.MustCompile(`(?m)^  rnbd ` + regexp.QuoteMeta(key) + `\b`)
 	if err == nil && (key == "" || usage.Match(out)) {
@@ -62,11 +66,13 @@ func command(line string) (words, flags []string, ok bool) {
 		line = strings.TrimPrefix(line, lead)
 	}
 	f := strings.Fields(line)
-	if len(f) == 0 || filepath.Base(f[0]) != "rnbd" {
+	if len(f) == 0 || f[0] != "rnbd" && f[0] != "/usr/bin/rnbd" {
 		return nil, nil, false
 	}
-	f = f[1:]
-	for len(f) > 0 && regexp.MustCompile(`^[a-z-]+$`).MatchString(f[0]) && len(words) < 3 {
+	for f = f[1:]; len(f) > 1 && flagWord.MatchString(f[0]); f = f[2:] { // --output json
+		flags = append(flags, flagWord.FindStringSubmatch(f[0])[1])
+	}
+	for len(f) > 0 && commandWord.MatchString(f[0]) && len(words) < 3 {
 		words = append(words, f[0])
 		f = f[1:]
 	}
