@@ -12,7 +12,7 @@ export CGO_ENABLED ?= 0
 .DEFAULT_GOAL := help
 
 help: ## this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## every program and plugin, into bin/
 	@mkdir -p $(BIN)
