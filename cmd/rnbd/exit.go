@@ -105,7 +105,7 @@ func hintOf(err error) string {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "nothing listens there: check the address and port, and that the server runs with that --listen"
 	case errors.Is(err, syscall.ECONNRESET):
-		return "a kernel server is reached with a RoCE fabric, not with iwarp; check that the peer is an rnbd server"
+		return "no rnbd server answered there: check address and port, and the server's --listen; a Linux kernel server takes a RoCE fabric, not iwarp"
 	case errors.Is(err, syscall.EPERM):
 		return "another client may write to it already; map it read-only, or with --access migration"
 	}

@@ -246,7 +246,7 @@ func TestMapAndUnmapAnswerInExitCodes(t *testing.T) {
 		{"port out of range", []string{"device", "map", "second.img", "from", "127.0.0.1:99999"}, exitUsage, []string{"127.0.0.1:99999"}},
 		{"source of another family", []string{"device", "map", "second.img", "from", "::1@127.0.0.1"}, exitUsage, []string{"families"}},
 		{"fabric that is not there", []string{"device", "map", "second.img", "from", addr + "%carrier"}, exitUsage, []string{"carrier"}},
-		{"nobody listens", []string{"device", "map", "second.img", "from", closed}, exitUnreachable, []string{closed, "connection refused", "hint:"}},
+		{"nobody listens", []string{"device", "map", "second.img", "from", closed}, exitUnreachable, []string{closed, "connection refused", "hint:", "--listen"}},
 		{"name that is not there", []string{"device", "map", "none.img", "from", addr}, exitNotFound, []string{"none.img"}},
 		{"name that leads out", []string{"device", "map", "../../etc/passwd", "from", addr}, exitUsage, []string{"etc/passwd"}},
 		{"name that is empty", []string{"device", "map", "", "from", addr}, exitUsage, []string{"1 to 254"}},
