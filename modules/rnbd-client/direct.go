@@ -2,7 +2,6 @@ package client
 
 import (
 	"fmt"
-	"runtime"
 	"syscall"
 	"time"
 
@@ -20,8 +19,8 @@ import (
 //	io.Submit(client.Request{Op: blk.Write, Slot: slot, Off: off, Len: n})
 //	n := io.Wait(done)
 //
-// One goroutine owns an IO. Wait drives the pump on the caller's thread when it
-// sleeps, so that a request at low depth is handed to no other thread.
+// One goroutine owns an IO. At low depth Wait drives the pump on the caller's
+// thread, so that a request is handed to no other thread.
 type IO struct {
 	dev    *Device
 	pump   *pumpShare
@@ -119,15 +118,11 @@ func (io *IO) Reap(done []Done) int {
 // Wait sends what was submitted and returns at least one answer, unless
 // nothing is in flight: then 0.
 func (io *IO) Wait(done []Done) int {
-	io.sub.Publish()
 	for io.sub.InFlight() > 0 {
-		if n := io.Reap(done); n > 0 {
-			return n
-		}
-		io.got, io.into = 0, done
-		if io.pump.pump.TryDrive(io.drive) && io.got > 0 {
+		if io.sub.InFlight() <= shallow && io.driveFor(done) {
 			return io.got
 		}
+		io.sub.Publish()
 		if n := io.spin(done); n > 0 {
 			return n
 		}
@@ -139,17 +134,32 @@ func (io *IO) Wait(done []Done) int {
 	return 0
 }
 
-// patience is how long Wait looks before it sleeps.
-const patience = 100 * time.Microsecond
+const (
+	// shallow is the number of requests up to which the caller's thread does
+	// the pump's work. With more of them two threads get more done than one.
+	shallow = 4
+	// patience is how long Wait looks before it sleeps.
+	patience = 100 * time.Microsecond
+)
 
-// driven runs as the pump: its work until there is an answer.
+// driveFor does the pump's work until there is an answer. False: there is
+// none, or the pump's own thread is at work.
+func (io *IO) driveFor(done []Done) bool {
+	io.got, io.into = 0, done
+	return io.pump.pump.TryDrive(io.drive) && io.got > 0
+}
+
+// driven runs as the pump: its work until there is an answer. What was
+// submitted is published here, where the ring is not armed and nobody needs to
+// be woken.
 func (io *IO) driven() {
+	io.sub.Publish()
 	for start := time.Now(); ; {
 		io.pump.pump.Turn()
 		if io.got = io.Reap(io.into); io.got > 0 || time.Since(start) > 2*patience {
 			return
 		}
-		runtime.Gosched()
+		yield()
 	}
 }
 
@@ -159,10 +169,16 @@ func (io *IO) spin(done []Done) int {
 		if n := io.Reap(done); n > 0 {
 			return n
 		}
-		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		yield()
 	}
 	return 0
 }
+
+// yield gives the CPU to another thread. runtime.Gosched would park a thread
+// that is locked, as that of a driver is.
+//
+//go:noinline
+func yield() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // sleep blocks until the ring's doorbell rings, a bounded time.
 func (io *IO) sleep() {

@@ -55,6 +55,40 @@ func TestTryDrive_SparesTheThread(t *testing.T) {
 	}
 }
 
+// stale is a source whose first Arm finds a trace of what was handled before,
+// as an epoll set with edges does.
+type stale struct {
+	*client
+	trace bool
+}
+
+func (s *stale) Arm() bool {
+	if s.trace {
+		s.trace = false
+		return false
+	}
+	return s.client.Arm()
+}
+
+func TestTryDrive_TraceOfHandledWorkDoesNotWakeTheThread(t *testing.T) {
+	near := newPump(t, Config{Name: "near"})
+	r := newRing(t)
+	s := &stale{client: &client{Submitter: r.Submitter()}}
+	add(t, near, s)
+	near.Start()
+	asleep(t, near)
+	before := near.Stats()
+	for range 50 {
+		if !near.TryDrive(func() { s.trace = true }) {
+			t.Fatal("sleeping pump is not driven")
+		}
+	}
+	time.Sleep(5 * time.Millisecond)
+	if after := near.Stats(); after.Wakes != before.Wakes {
+		t.Errorf("the thread woke %d times in 50 drives", after.Wakes-before.Wakes)
+	}
+}
+
 func TestTryDrive_LeftWorkWakesTheThread(t *testing.T) {
 	near, far := newPump(t, Config{Name: "near"}), newPump(t, Config{Name: "far"})
 	r := newRing(t)

@@ -299,6 +299,10 @@ func (p *Pump) TryDrive(once func()) bool {
 		p.compact()
 	}
 	idle := p.armAll()
+	if !idle { // often but the trace of what was handled: look once more
+		p.turn()
+		idle = p.armAll()
+	}
 	p.watchSources(true)
 	if !idle {
 		p.kick()
