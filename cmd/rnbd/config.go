@@ -31,6 +31,9 @@ func loadConfig(cmd *cobra.Command, path string, into any) error {
 	if err := dec.Decode(into); err != nil && !errors.Is(err, io.EOF) {
 		return usageError{fmt.Errorf("configuration %s: %w", path, tidyYAML(err))}
 	}
+	if err := dec.Decode(new(any)); err != io.EOF {
+		return usageError{fmt.Errorf("configuration %s: there is more than one document, or one is broken", path)}
+	}
 	for _, restore := range given {
 		if err := restore(); err != nil {
 			return usageError{err}
@@ -63,6 +66,7 @@ func tidyYAML(err error) error {
 			if before, _, ok := strings.Cut(l, " not found in type "); ok {
 				lines[i] = strings.Replace(before, ": field ", ": unknown key ", 1)
 			}
+			lines[i], _, _ = strings.Cut(lines[i], " into main.")
 		}
 		return errors.New(strings.Join(lines, "; "))
 	}

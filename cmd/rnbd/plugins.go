@@ -22,10 +22,10 @@ func parsePlugin(s string) (pluginFile, error) {
 		return pluginFile{}, usageError{fmt.Errorf("plugin %q: %s; write NAME=PATH[,sha256=HEX]", s, why)}
 	}
 	name, rest, ok := strings.Cut(s, "=")
-	if !ok || name == "" || rest == "" {
+	path, sum, pinned := strings.Cut(rest, ",sha256=")
+	if !ok || name == "" || path == "" {
 		return fail("no name or no path")
 	}
-	path, sum, pinned := strings.Cut(rest, ",sha256=")
 	p := pluginFile{name: name, path: path}
 	if pinned {
 		var err error

@@ -1,0 +1,338 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+)
+
+func TestExitCodeFollowsTheErrno(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		err  error
+		want int
+	}{
+		{"nothing wrong", nil, 0},
+		{"no errno", errors.New("bad luck"), 1},
+		{"wrong command line", usageError{errors.New("x")}, 2},
+		{"wrong value", fmt.Errorf("x: %w", syscall.EINVAL), 2},
+		{"wrong command line beats its errno", usageError{syscall.ENOENT}, 2},
+		{"no such device", fmt.Errorf("x: %w", syscall.ENOENT), 3},
+		{"no such session", fmt.Errorf("x: %w", syscall.ENXIO), 3},
+		{"a file where only block devices are served", fmt.Errorf("x: %w", syscall.ENOTBLK), 3},
+		{"mapped already", fmt.Errorf("x: %w", syscall.EEXIST), 4},
+		{"port taken", fmt.Errorf("x: %w", syscall.EADDRINUSE), 4},
+		{"in use", fmt.Errorf("x: %w", syscall.EBUSY), 5},
+		{"not permitted", fmt.Errorf("x: %w", syscall.EPERM), 6},
+		{"read-only", fmt.Errorf("x: %w", syscall.EROFS), 6},
+		{"a file that may not be executed", fmt.Errorf("x: %w", fs.ErrPermission), 6},
+		{"no daemon", fmt.Errorf("%w: %w", errNoDaemon, syscall.ENOENT), 7},
+		{"nobody listens", fmt.Errorf("x: %w", syscall.ECONNREFUSED), 7},
+		{"deadline", fmt.Errorf("x: %w", context.DeadlineExceeded), 8},
+		{"timed out", fmt.Errorf("x: %w", syscall.ETIMEDOUT), 8},
+		{"two causes, the first in the table", errors.Join(syscall.EIO, syscall.EBUSY), 5},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := exitCode(c.err); got != c.want {
+				t.Errorf("exit code %d, want %d", got, c.want)
+			}
+		})
+	}
+}
+
+func TestEveryExitCodeIsListed(t *testing.T) {
+	out, err := command(t, "exit-codes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if len(lines) != exitTimeout+1 {
+		t.Fatalf("%d lines for %d codes:\n%s", len(lines), exitTimeout+1, out)
+	}
+	for code, line := range lines {
+		if !strings.HasPrefix(line, fmt.Sprintf("%d  ", code)) {
+			t.Errorf("line %d is %q", code, line)
+		}
+	}
+}
+
+// command runs a command line in this process.
+func command(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(&out)
+	root.SetErr(&out)
+	err := root.Execute()
+	return out.String(), err
+}
+
+func TestWrongCommandLinesAreUsageErrors(t *testing.T) {
+	none := "--socket=" + filepath.Join(t.TempDir(), "none.sock")
+	for _, args := range [][]string{
+		{"frobnicate"}, {"client", "frobnicate"}, {"client", "device", "frobnicate"}, {"--frobnicate"},
+		{"client", "device", "map"}, {"client", "device", "map", "a"}, {"client", "device", "map", "a", "from"},
+		{"client", "device", "unmap"}, {"client", "device", "unmap", "a", "b"}, {"client", "device", "list", "a"},
+		{"client", "path", "remove", "s", "x"}, {"client", "path", "remove", "s", "-1"}, {"client", "path", "remove", "s", "4294967296"},
+		{"client", "device", "list", "--timeout", "soon"}, {"client", "device", "list", "--output", "yaml"},
+		{"version", "--output="}, {"server", "device", "close", "s"},
+	} {
+		t.Run(strings.Join(args, " "), func(t *testing.T) {
+			if strings.HasPrefix(args[0], "client") || args[0] == "server" {
+				args = append(args, none)
+			}
+			_, err := command(t, args...)
+			if got := exitCode(err); got != exitUsage {
+				t.Errorf("exit code %d, want %d: %v", got, exitUsage, err)
+			}
+		})
+	}
+}
+
+func TestGroupsPrintHelp(t *testing.T) {
+	for _, args := range [][]string{{}, {"client"}, {"server", "device"}, {"--help"}} {
+		out, err := command(t, args...)
+		if err != nil || !strings.Contains(out, "Usage:") {
+			t.Errorf("rnbd %v: %v\n%s", args, err, out)
+		}
+	}
+}
+
+func TestServerIsSafeByDefault(t *testing.T) {
+	f := newServerRun().Flags()
+	listen, err := f.GetStringArray("listen")
+	if err != nil || len(listen) != 1 || listen[0] != "127.0.0.1:1234" {
+		t.Errorf("it listens on %v, %v", listen, err)
+	}
+	if path, err := f.GetString("search-path"); err != nil || path != "" {
+		t.Errorf("its search path is %q, %v", path, err)
+	}
+	if on, err := f.GetBool("always-invalidate"); err != nil || !on {
+		t.Errorf("always-invalidate is %t, %v", on, err)
+	}
+}
+
+// load reads a configuration as the server does, with flags before it.
+func load(t *testing.T, text string, flags ...string) (*serverOptions, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "server.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var o serverOptions
+	cmd := &cobra.Command{}
+	f := cmd.Flags()
+	o.daemonOptions.register(f, 2)
+	f.StringArrayVar(&o.Listen, "listen", []string{"127.0.0.1:1234"}, "")
+	f.StringVar(&o.SearchPath, "search-path", "", "")
+	f.BoolVar(&o.AlwaysInvalidate, "always-invalidate", true, "")
+	f.DurationVar(&o.CrashWindow, "crash-window", time.Minute, "")
+	if err := f.Parse(flags); err != nil {
+		t.Fatal(err)
+	}
+	return &o, loadConfig(cmd, path, &o)
+}
+
+func TestConfigurationFillsWhatFlagsLeave(t *testing.T) {
+	o, err := load(t, `
+pumps: 3
+spin: 50us
+listen: ["127.0.0.5:1", "127.0.0.5:2"]
+search-path: /srv
+always-invalidate: false
+crash-window: 5m
+`, "--pumps", "1", "--crash-window", "2s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.Pumps != 1 || o.CrashWindow != 2*time.Second {
+		t.Errorf("the file has won over flags: %+v", o)
+	}
+	if o.Spin != 50*time.Microsecond || o.SearchPath != "/srv" || o.AlwaysInvalidate || strings.Join(o.Listen, " ") != "127.0.0.5:1 127.0.0.5:2" {
+		t.Errorf("the file is not heard: %+v", o)
+	}
+}
+
+func TestListsOfFlagsReplaceThoseOfTheFile(t *testing.T) {
+	o, err := load(t, "listen: [\"127.0.0.5:1\", \"127.0.0.5:2\"]\n", "--listen", "127.0.0.6:1", "--listen", "127.0.0.6:2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(o.Listen, " "); got != "127.0.0.6:1 127.0.0.6:2" {
+		t.Errorf("it listens on %s", got)
+	}
+}
+
+func TestAFlagWithItsDefaultWinsToo(t *testing.T) {
+	o, err := load(t, "always-invalidate: false\nlisten: []\n", "--always-invalidate", "--listen", "127.0.0.1:1234")
+	if err != nil || !o.AlwaysInvalidate || len(o.Listen) != 1 {
+		t.Errorf("%v, %+v", err, o)
+	}
+}
+
+func TestAnEmptyConfigurationChangesNothing(t *testing.T) {
+	for _, text := range []string{"", "\n", "# nothing\n", "---\n"} {
+		o, err := load(t, text)
+		if err != nil || o.Pumps != 2 || len(o.Listen) != 1 || !o.AlwaysInvalidate {
+			t.Errorf("%q: %v, %+v", text, err, o)
+		}
+	}
+}
+
+func TestWrongConfigurationsNameFileLineAndKey(t *testing.T) {
+	for _, c := range []struct{ name, text, want string }{
+		{"unknown key", "pumps: 1\nfrobnicate: 1\n", "line 2: unknown key frobnicate"},
+		{"two unknown keys", "a: 1\nb: 2\n", "line 1: unknown key a; line 2: unknown key b"},
+		{"word for a number", "pumps: many\n", "line 1: cannot unmarshal"},
+		{"number for a duration", "spin: [1]\n", "line 1: cannot unmarshal"},
+		{"key twice", "pumps: 1\npumps: 2\n", `line 2: mapping key "pumps" already defined`},
+		{"a list", "- pumps\n", "line 1: cannot unmarshal"},
+		{"no YAML", "pumps: {\n", "line"},
+		{"tabs", "pumps:\n\t- 1\n", "line 2"},
+		{"the key of the configuration itself", "config: other.yaml\n", "line 1: unknown key config"},
+		{"a second document", "pumps: 1\n---\npumps: 2\n", "more than one document"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := load(t, c.text)
+			if exitCode(err) != exitUsage {
+				t.Fatalf("error %v, want one of usage", err)
+			}
+			if s := err.Error(); !strings.Contains(s, c.want) || !strings.Contains(s, "server.yaml") || strings.Contains(s, "\n") || strings.Contains(s, "main.") {
+				t.Errorf("it says %q, want %q", s, c.want)
+			}
+		})
+	}
+}
+
+func TestPluginsAreNamedByUsers(t *testing.T) {
+	sum := strings.Repeat("ab", 32)
+	for _, c := range []struct {
+		in, name, path string
+		pinned, bad    bool
+	}{
+		{in: "a=/x/y", name: "a", path: "/x/y"},
+		{in: "a=/x,y=z", name: "a", path: "/x,y=z"},
+		{in: "a=/x/y,sha256=" + sum, name: "a", path: "/x/y", pinned: true},
+		{in: "a=/x/y,sha256=" + strings.ToUpper(sum), name: "a", path: "/x/y", pinned: true},
+		{in: "a=/x/y,sha256=abcd", bad: true},
+		{in: "a=/x/y,sha256=", bad: true},
+		{in: "a=,sha256=" + sum, bad: true},
+		{in: "/x/y", bad: true}, {in: "=/x/y", bad: true}, {in: "a=", bad: true}, {in: "", bad: true},
+	} {
+		p, err := parsePlugin(c.in)
+		if c.bad {
+			if exitCode(err) != exitUsage {
+				t.Errorf("%q gives %v, want an error of usage", c.in, err)
+			}
+			continue
+		}
+		if err != nil || p.name != c.name || p.path != c.path || (len(p.sha256) == 32) != c.pinned {
+			t.Errorf("%q is %+v, %v", c.in, p, err)
+		}
+	}
+}
+
+func TestPluginsAreFoundInTheFolder(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := findPlugins(nil, dir, "io-", "blockio", "fileio"); exitCode(err) != exitUsage || !strings.Contains(err.Error(), dir) {
+		t.Errorf("an empty folder gives %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "io-fileio"), nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	found, err := findPlugins(nil, dir, "io-", "blockio", "fileio")
+	if err != nil || len(found) != 1 || found[0].name != "fileio" {
+		t.Errorf("found %v, %v", found, err)
+	}
+	if named, err := findPlugins([]string{"a=/b"}, dir, "io-", "fileio"); err != nil || len(named) != 1 || named[0].name != "a" {
+		t.Errorf("what is named gives %v, %v", named, err)
+	}
+	if _, err := findPlugins([]string{"a=/b", "a=/c"}, dir, "io-"); exitCode(err) != exitUsage {
+		t.Errorf("a name twice gives %v", err)
+	}
+}
+
+func TestSettingsGoToTheirPlugin(t *testing.T) {
+	files := []pluginFile{{name: "a"}, {name: "b"}}
+	if err := giveSettings(files, []string{"a:k=v", "a:url=http://x:1/?q=1", "a:empty="}); err != nil {
+		t.Fatal(err)
+	}
+	if s := files[0].settings; s["k"] != "v" || s["url"] != "http://x:1/?q=1" || len(s) != 3 || len(files[1].settings) != 0 {
+		t.Errorf("settings are %v and %v", s, files[1].settings)
+	}
+	for _, bad := range []string{"", "a", "a:", "a:k", "a:=v", ":k=v", "c:k=v"} {
+		if err := giveSettings(files, []string{bad}); exitCode(err) != exitUsage {
+			t.Errorf("%q gives %v", bad, err)
+		}
+	}
+}
+
+func TestErrorsArePrintedWithAHint(t *testing.T) {
+	err := fmt.Errorf("unmap rnbd0: %w", syscall.EBUSY)
+	var text, js bytes.Buffer
+	printError(&text, err, "table")
+	if want := "rnbd: unmap rnbd0: device or resource busy\nhint: disconnect its users first, or use --force\n"; text.String() != want {
+		t.Errorf("text is %q", text.String())
+	}
+	printError(&js, err, "json")
+	if want := `{"code":5,"errno":16,"error":"unmap rnbd0: device or resource busy","hint":"disconnect its users first, or use --force"}` + "\n"; js.String() != want {
+		t.Errorf("JSON is %q", js.String())
+	}
+}
+
+func TestSizesArePrintedInBinaryUnits(t *testing.T) {
+	for n, want := range map[uint64]string{
+		0: "0B", 1: "1B", 1023: "1023B", 1024: "1K", 1536: "1.5K", 1 << 20: "1M", 10 << 30: "10G", 1 << 40: "1T", 1<<64 - 1: "16E",
+	} {
+		if got := size(n); got != want {
+			t.Errorf("%d is %s, want %s", n, got, want)
+		}
+	}
+}
+
+func TestOutputIsATableOrJSON(t *testing.T) {
+	m := &controlpb.SessionList{Sessions: []*controlpb.Session{{Name: "s", State: "connected"}}}
+	print := func(form string) string {
+		var out bytes.Buffer
+		root := newRoot()
+		root.SetOut(&out)
+		if err := root.PersistentFlags().Set("output", form); err != nil {
+			t.Fatal(err)
+		}
+		if err := showSessions(root, m); err != nil {
+			t.Fatal(err)
+		}
+		return out.String()
+	}
+	if got := print("table"); !strings.HasPrefix(got, "SESSION") || !strings.Contains(got, "\ns        connected") {
+		t.Errorf("table:\n%s", got)
+	}
+	if got := print("json"); !strings.Contains(got, `"queue_depth":`) || !strings.Contains(got, `"connected"`) {
+		t.Errorf("JSON:\n%s", got)
+	}
+}
+
+func TestAddressesNameTheirFabric(t *testing.T) {
+	for in, want := range map[string][2]string{
+		"127.0.0.1:1":         {defaultFabric, "127.0.0.1:1"},
+		"iwarp://127.0.0.1:1": {"iwarp", "127.0.0.1:1"},
+		"x://[::1]:1":         {"x", "[::1]:1"},
+	} {
+		if fabric, rest := cutFabric(in); fabric != want[0] || rest != want[1] {
+			t.Errorf("%s is %s and %s", in, fabric, rest)
+		}
+	}
+}
