@@ -14,9 +14,17 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// fewQPs is the number of connections up to which every Poll tries each
-// socket. Asking epoll first costs more than that many empty reads.
-const fewQPs = 4
+const (
+	// fewQPs is the number of connections up to which Poll tries sockets
+	// without asking epoll, which costs more than that many empty reads.
+	fewQPs = 4
+	// coldAfter is the number of polls without anything received or posted
+	// after which a connection is not tried any more: only epoll tells.
+	coldAfter = 256
+	// coldEvery is how many polls apart epoll is asked about cold
+	// connections while there are others.
+	coldEvery = 8
+)
 
 // What an epoll event is about, other than the slot of a queue pair.
 const (
@@ -43,6 +51,7 @@ type cq struct {
 	// waiting is the number of connections that are not read from because a
 	// message waits for a receive: only epoll tells when their peer goes.
 	waiting int
+	polls   uint32
 
 	flag atomic.Bool // pending is not empty
 
@@ -108,11 +117,7 @@ func (c *cq) Poll(wcs []verbs.WC) int {
 	if c.next != 0 {
 		c.timers()
 	}
-	few := c.count <= fewQPs
-	if few {
-		c.tryAll()
-	}
-	if !few || c.waiting > 0 {
+	if c.count > fewQPs || c.tryWarm() || c.waiting > 0 {
 		c.collect()
 	}
 	c.transmit()
@@ -199,14 +204,24 @@ func (c *cq) activate(q *qp) {
 	}
 }
 
-// tryAll makes every connection look at its socket.
-func (c *cq) tryAll() {
+// tryWarm makes the connections that are in use look at their sockets, and
+// tells whether it is time to ask epoll about the others.
+func (c *cq) tryWarm() (ask bool) {
+	c.polls++
+	warm, cold := false, false
 	for _, q := range c.slots {
-		if q != nil {
+		switch {
+		case q == nil:
+		case q.quiet >= coldAfter:
+			cold = true
+		default:
+			warm = true
+			q.quiet++
 			q.readable, q.tx.blocked = true, false
 			c.activate(q)
 		}
 	}
+	return cold && (!warm || c.polls%coldEvery == 0)
 }
 
 // collect asks epoll which connections have news, and returns how many events

@@ -82,6 +82,49 @@ func TestConnectionsShareAQueue(t *testing.T) {
 	}
 }
 
+// A connection that was quiet for long is read from when epoll says so, beside
+// one that is busy as well as alone.
+func TestQuietConnectionIsHeard(t *testing.T) {
+	for _, busy := range []bool{false, true} {
+		t.Run(fmt.Sprintf("another one is busy: %v", busy), func(t *testing.T) {
+			c, s := newEnd(t, DefaultConfig()), newEnd(t, DefaultConfig())
+			l := listen(t, s.dev)
+			var clients, servers []verbs.QP
+			for i := range 2 {
+				a, b := more(t, l, c, s, uint64(i))
+				clients, servers = append(clients, a), append(servers, b)
+			}
+			say := func(i int, imm uint32) {
+				t.Helper()
+				servers[i].PostRecv([]verbs.RecvWR{{ID: 1}})
+				if _, err := clients[i].PostSend([]verbs.SendWR{{Op: verbs.OpWriteImm, Imm: imm}}); err != nil {
+					t.Fatal(err)
+				}
+				if wc := s.next(c); wc.Op != verbs.OpRecvImm || wc.QP != uint64(i) || wc.Imm != imm {
+					t.Fatalf("completion %+v instead of immediate %d on %d", wc, imm, i)
+				}
+			}
+			for round := range uint32(4) {
+				say(1, round)
+				for n := range 2 * coldAfter {
+					s.poll()
+					c.poll()
+					if busy && n%32 == 0 {
+						say(0, round)
+					}
+				}
+			}
+			if quiet := servers[1].(*qp).quiet; quiet < coldAfter {
+				t.Errorf("the connection is tried at every poll: quiet for %d", quiet)
+			}
+			clients[1].Disconnect()
+			if wc := s.next(c); wc.Op != verbs.OpDisconnected && wc.Status != verbs.StatusFlushed {
+				t.Errorf("completion %+v after the end of a quiet connection", wc)
+			}
+		})
+	}
+}
+
 // A queue with little room for completions gets to every connection.
 func TestPollIsFairWhenTheCallerHasLittleRoom(t *testing.T) {
 	c, s := newEnd(t, DefaultConfig()), newEnd(t, DefaultConfig())

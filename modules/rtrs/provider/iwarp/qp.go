@@ -68,6 +68,7 @@ type qp struct {
 	readable bool // the socket may have something
 	more     bool // parsed segments wait for room in the caller's completions
 	hangup   bool // the peer's end was seen by epoll: read until it shows
+	quiet    int  // polls since something was received or posted
 
 	end      ending
 	rnrSince int64 // a message waits for a receive since; 0: none
@@ -152,6 +153,7 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (int, error) {
 	if !q.is(phaseUp) {
 		return 0, fmt.Errorf("post send: %w", verbs.ErrNotConnected)
 	}
+	q.quiet = 0
 	for i := range wrs {
 		if err := q.post(&wrs[i]); err != nil {
 			q.cq.activate(q)
