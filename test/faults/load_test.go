@@ -22,7 +22,7 @@ type loadOptions struct {
 	workers   int
 	blocks    int  // per worker
 	maxBlocks int  // per request
-	reads     int  // one request of that many is a read
+	reads     int  // one request of that many is a read; 0: 3
 	reconnect bool // when the NBD connection ends
 	allow     func(error) bool
 	history   *History // of an earlier load of the same shape
@@ -56,6 +56,7 @@ type span struct{ from, to time.Time }
 const (
 	loadBlock   = 4096
 	slowRequest = 5 * time.Millisecond
+	never       = 1 << 30 // for reads
 )
 
 // startLoad starts a load on device. It ends with the test, if not before.
@@ -99,13 +100,22 @@ func (l *load) end() {
 	default:
 		close(l.quit)
 	}
-	l.wg.Wait()
+	ended := make(chan struct{})
+	go func() {
+		l.wg.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(5 * time.Second): // a test failed while its requests were held
+	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.conn != nil {
-		l.conn.Close()
+		l.conn.Close() // ends what is in flight
 		l.conn = nil
 	}
+	l.mu.Unlock()
+	<-ended
 }
 
 // stop ends the load and reads every block once more.

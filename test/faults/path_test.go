@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -81,7 +82,13 @@ func (p *paths) change(what string, addr string) {
 	}
 	switch what {
 	case "add":
-		_, err = api.AddPath(ctx, &controlpb.AddPathRequest{Session: p.session, Path: addr})
+		add := &controlpb.AddPathRequest{Session: p.session, Path: addr}
+		for deadline := time.Now().Add(enough); ; time.Sleep(20 * time.Millisecond) {
+			// The server may still be closing a path between the same addresses.
+			if _, err = api.AddPath(ctx, add); err == nil || !strings.Contains(err.Error(), "file exists") || time.Now().After(deadline) {
+				break
+			}
+		}
 	case "remove":
 		_, err = api.RemovePath(ctx, r)
 	case "disconnect":
