@@ -91,7 +91,6 @@ func (f *frontend) start(ctx context.Context) error {
 		f.onExit(gen, proc.ExitError())
 	default:
 	}
-	f.log.Info("front end started", "path", f.cfg.Path, "pid", proc.PID(), "version", proc.Info().Version)
 	return nil
 }
 

@@ -82,7 +82,6 @@ func (p *ioPlugin) start(ctx context.Context) error {
 		p.onExit(gen, proc.ExitError())
 	default:
 	}
-	p.log.Info("plugin started", "path", p.cfg.Path, "pid", proc.PID(), "version", p.info.Version, "crash-class", p.info.Crash.String())
 	return nil
 }
 

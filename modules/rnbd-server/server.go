@@ -121,7 +121,6 @@ func (s *Server) startTransport() error {
 			return fmt.Errorf("listen on %s://%s: %w", l.Device.Info().Fabric, l.Addr, err)
 		}
 		s.bound = append(s.bound, l.Device.Info().Fabric+"://"+addr.String())
-		s.log.Info("listening", "fabric", l.Device.Info().Fabric, "address", addr.String())
 	}
 	return nil
 }

@@ -29,7 +29,7 @@ func (f *frontend) AddListener(_ context.Context, name string, file *os.File) er
 	f.mu.Lock()
 	f.listeners = append(f.listeners, l)
 	f.mu.Unlock()
-	f.log().Info("listening", "listener", name, "address", l.Addr())
+	f.log().Info("listening", "listener", name, "address", l.Addr().String())
 	go f.accept(l)
 	return nil
 }

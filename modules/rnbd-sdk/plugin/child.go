@@ -172,17 +172,18 @@ func (p *child) hear(b []byte, err error) {
 	p.hello.Write(b[:min(len(b), helloSize-p.hello.Len())])
 }
 
-// said is the first line of stdout.
-func (p *child) said() string {
+// said is the first line of stdout, if it printed anything there.
+func (p *child) said() (string, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	line, _, _ := strings.Cut(p.hello.String(), "\n")
-	return strings.TrimSpace(line)
+	return strings.TrimSpace(line), p.hello.Len() > 0
 }
 
 // protocol is the application protocol that the plugin named in its handshake.
 func (p *child) protocol() (int, bool) {
-	parts := strings.Split(p.said(), "|")
+	hello, _ := p.said()
+	parts := strings.Split(hello, "|")
 	if len(parts) < 4 {
 		return 0, false
 	}

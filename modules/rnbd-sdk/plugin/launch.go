@@ -101,7 +101,7 @@ func launch(ctx context.Context, c Config) (*Process, error) {
 		<-p.exited
 		return nil, err
 	}
-	c.Logger.Info("plugin started", "plugin", c.Name, "kind", c.Kind.String(), "version", p.info.Version, "pid", p.PID())
+	c.Logger.Info("plugin started", "plugin", c.Name, "kind", c.Kind.String(), "version", p.info.Version, "path", c.Path, "pid", p.PID())
 	return p, nil
 }
 
@@ -246,7 +246,7 @@ func (s *starter) explain(ctx context.Context, err error, words *lastWords) erro
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if hello := s.child.said(); hello != "" {
+	if hello, ok := s.child.said(); ok {
 		return fmt.Errorf("it answered the handshake with %q; is it an rnbd plugin?%s: %w", hello, words, err)
 	}
 	<-s.child.ended // go-plugin has killed it if it lived

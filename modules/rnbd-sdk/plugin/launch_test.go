@@ -57,6 +57,8 @@ func TestLaunch_Refuses(t *testing.T) {
 		{"hangs in the handshake", with(self(t, "hangs"), func(c *Config) { c.StartTimeout = 200 * time.Millisecond }),
 			os.ErrDeadlineExceeded, []string{"no handshake within 200ms", "is it an rnbd plugin?"}},
 		{"prints something else", self(t, "babbles"), nil, []string{"hello, I am a program"}},
+		{"answers with an empty line", at("/bin/echo"),
+			nil, []string{`it answered the handshake with ""`, "is it an rnbd plugin?"}},
 		{"refuses its settings", with(self(t, "memory"), func(c *Config) { c.Configure = map[string]string{"colour": "red"} }),
 			syscall.EINVAL, []string{`unknown setting "colour"`}},
 		{"takes no settings", with(self(t, "front end"), func(c *Config) { c.Configure = map[string]string{"a": "b"} }),
@@ -217,6 +219,7 @@ func TestLog_LinesOfPluginReachTheHost(t *testing.T) {
 	log := out.String()
 	for _, want := range []string{
 		fmt.Sprintf("level=WARN msg=careful plugin=mem pid=%d disk=log\n", p.PID()),
+		fmt.Sprintf("level=INFO msg=counted plugin=mem pid=%d size=134217728\n", p.PID()),
 		fmt.Sprintf("level=INFO msg=\"printed to stdout\" plugin=mem pid=%d\n", p.PID()),
 		fmt.Sprintf("level=INFO msg=\"printed to stderr\" plugin=mem pid=%d\n", p.PID()),
 		`msg="plugin started"`, `msg="plugin stopped"`,

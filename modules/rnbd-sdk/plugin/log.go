@@ -5,6 +5,7 @@ import (
 	"io"
 	"log"
 	"log/slog"
+	"math"
 	"os"
 	"strings"
 
@@ -73,13 +74,19 @@ func (h *hclogger) log(l slog.Level, msg string, args []any) {
 	h.to.Log(context.Background(), l, msg, append(h.extra(), withoutTime(args)...)...)
 }
 
-// withoutTime drops the plugin's timestamp: the line gets ours.
+// withoutTime drops the plugin's timestamp: the line gets ours. Numbers, which
+// JSON makes floating point, are whole again.
 func withoutTime(args []any) []any {
 	var out []any
 	for i := 0; i+1 < len(args); i += 2 {
-		if args[i] != "timestamp" {
-			out = append(out, args[i], args[i+1])
+		if args[i] == "timestamp" {
+			continue
 		}
+		value := args[i+1]
+		if f, ok := value.(float64); ok && f == math.Trunc(f) && math.Abs(f) < 1<<53 {
+			value = int64(f)
+		}
+		out = append(out, args[i], value)
 	}
 	return out
 }

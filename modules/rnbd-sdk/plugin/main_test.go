@@ -153,6 +153,7 @@ func (b *memory) Open(ctx context.Context, r OpenRequest) (Disk, error) {
 		return &memDisk{b: b, limits: blk.Limits{Size: 1000, LogicalBlockSize: 512}}, nil
 	case "log":
 		slog.Warn("careful", "disk", r.Name)
+		slog.Info("counted", "size", 134217728)
 		fmt.Println("printed to stdout")
 		fmt.Fprintln(os.Stderr, "printed to stderr")
 	}
