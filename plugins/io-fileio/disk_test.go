@@ -152,8 +152,8 @@ func TestOpenIsFencedPerDescription(t *testing.T) {
 		busy   bool
 	}{
 		{"the same device of another description waits", func() {}, blk.ReadWrite, 3, true},
-		{"so does a reader", func() {}, blk.ReadOnly, 3, true},
-		{"another device does not", func() {}, blk.ReadWrite, 4, false},
+		{"so does a writer that calls it another device", func() {}, blk.ReadWrite, 4, true},
+		{"a reader does not", func() {}, blk.ReadOnly, 3, false},
 		{"one description gone is not enough", func() { old.cached.Close() }, blk.ReadWrite, 3, true},
 		{"both are", func() { old.direct.Close() }, blk.ReadWrite, 3, false},
 	} {
