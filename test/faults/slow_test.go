@@ -73,9 +73,7 @@ func TestKillingAnIOPluginWithWritesHeldInTheDisk(t *testing.T) {
 func killWhileHeld(t *testing.T, s *lab.Server, disk *slowdisk.Disk, w *load, plugin, device string) {
 	t.Helper()
 	disk.HoldWrites()
-	disk.WaitHeld(1)
-	time.Sleep(20 * time.Millisecond) // reads end, all workers come to a write
-	seen := len(disk.History())
+	seen := allHeld(disk)
 	pid := killPlugin(t, s, plugin)
 	killed := time.Now()
 	eventually(t, enough, "the server sees the death", func() bool {
@@ -141,9 +139,7 @@ func TestKillingTheServerWithWritesHeldInTheDisk(t *testing.T) {
 			w := startLoad(t, c, d.Name, target.load())
 			w.awaitProgress(50)
 			disk.HoldWrites()
-			disk.WaitHeld(4)
-			time.Sleep(20 * time.Millisecond)
-			seen := len(disk.History())
+			seen := allHeld(disk)
 			if err := s.Kill(); err != nil {
 				t.Fatal(err)
 			}
@@ -166,4 +162,16 @@ func TestKillingTheServerWithWritesHeldInTheDisk(t *testing.T) {
 			target.finish(t, w, disk)
 		})
 	}
+}
+
+// allHeld waits until every worker has come to a write that the disk holds, and
+// returns how many writes the disk has seen.
+func allHeld(disk *slowdisk.Disk) (seen int) {
+	disk.WaitHeld(1)
+	for quiet := time.Now(); time.Since(quiet) < 150*time.Millisecond; time.Sleep(time.Millisecond) {
+		if n := len(disk.History()); n != seen {
+			seen, quiet = n, time.Now()
+		}
+	}
+	return seen
 }
