@@ -18,6 +18,7 @@ type clock struct {
 	changed chan struct{} // closed when the period changed or the last one left
 
 	ticking sync.Mutex // held during calls: they never overlap
+	calls   []*tickSub // of the tick that runs
 }
 
 type tickSub struct {
@@ -79,11 +80,12 @@ func (c *clock) tick(now time.Time) {
 	c.ticking.Lock()
 	defer c.ticking.Unlock()
 	c.mu.Lock()
-	subs := slices.Clone(c.subs)
+	c.calls = append(c.calls[:0], c.subs...)
 	c.mu.Unlock()
-	for _, s := range subs {
+	for _, s := range c.calls {
 		s.f(now)
 	}
+	clear(c.calls) // a subscriber that has left is not kept
 }
 
 // tickFor is a period fine enough for the timers of t.

@@ -35,6 +35,21 @@ func TestClock_CallsEverySubscriberWhileThereAreAny(t *testing.T) {
 	}
 }
 
+func TestClock_TickAllocatesNothing(t *testing.T) {
+	var c clock
+	calls := 0
+	for range 3 {
+		c.subs = append(c.subs, &tickSub{f: func(time.Time) { calls++ }})
+	}
+	now := time.Now()
+	if n := testing.AllocsPerRun(100, func() { c.tick(now) }); n != 0 {
+		t.Errorf("%v allocations per tick", n)
+	}
+	if calls != 3*101 {
+		t.Errorf("%d calls, want %d", calls, 3*101)
+	}
+}
+
 // waitFor polls cond for at most 10 s.
 func waitFor(t testing.TB, what string, cond func() bool) {
 	t.Helper()
