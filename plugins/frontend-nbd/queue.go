@@ -271,7 +271,9 @@ func (q *queue) claim(o *op) bool {
 		return true
 	}
 	if o.step != stepReadBlock {
-		o.plain = e.claims.begin(o.tag, o.off, o.off+uint64(o.n), e.block)
+		if o.plain = e.claims.begin(o.tag, o.off, o.off+uint64(o.n), e.block); !o.plain {
+			q.alert(e) // the claim in our way may have waited for what we withdrew
+		}
 		return o.plain
 	}
 	block := o.off / e.block
@@ -291,10 +293,17 @@ func (q *queue) unclaim(o *op) {
 		return
 	}
 	o.claimed, o.plain = false, false
+	if e.claims.waiting.Load() > 0 {
+		q.again = true
+		q.alert(e)
+	}
+}
+
+// alert lets the other queues look at their parked writes to e.
+func (q *queue) alert(e *export) {
 	if e.claims.waiting.Load() == 0 {
 		return
 	}
-	q.again = true
 	for _, s := range e.shares {
 		if s.q != q {
 			s.q.kick()
