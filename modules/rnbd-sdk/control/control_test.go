@@ -118,3 +118,28 @@ func TestNoDaemon(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 }
+
+// A daemon that ends closes its listener twice: with its API, and at the end.
+// Meanwhile another may listen there.
+func TestClosingTwiceLeavesTheSocketOfTheNextDaemon(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "server.sock")
+	first, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is still there: %v", err)
+	}
+	next, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	first.Close()
+	if _, err := os.Lstat(path); err != nil {
+		t.Errorf("the socket of the next daemon is gone: %v", err)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 
 	"google.golang.org/grpc"
@@ -62,16 +63,17 @@ func Listen(path string) (net.Listener, error) {
 }
 
 // listener removes the socket by its real path, since addr may go through a
-// descriptor that is closed by then.
+// descriptor that is closed by then. It does so once, and while it listens:
+// afterwards the path may be another daemon's.
 type listener struct {
 	net.Listener
 	path string
+	once sync.Once
 }
 
 func (l *listener) Close() error {
-	err := l.Listener.Close()
-	os.Remove(l.path)
-	return err
+	l.once.Do(func() { os.Remove(l.path) })
+	return l.Listener.Close()
 }
 
 func openDir(dir string) (*os.File, error) {
