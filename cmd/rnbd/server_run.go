@@ -53,7 +53,7 @@ func newServerRun() *cobra.Command {
 	f.StringArrayVar(&o.IOMode, "io-mode", nil, "GLOB=NAME: device names that a plugin serves, repeatable, first match wins")
 	f.StringArrayVar(&o.IOConfig, "io-config", nil, "NAME:KEY=VALUE: setting of a storage plugin, repeatable")
 	f.IntVar(&o.QueueDepth, "queue-depth", def.QueueDepth, "requests in flight per session")
-	f.IntVar(&o.ChunkSize, "chunk-size", def.ChunkSize, "bytes of memory per request, a power of two")
+	f.IntVar(&o.ChunkSize, "chunk-size", def.ChunkSize, "bytes of memory per request, a multiple of 4096 from 8192 up")
 	f.BoolVar(&o.AlwaysInvalidate, "always-invalidate", def.AlwaysInvalidate, "change the key of a chunk after every request")
 	f.IntVar(&o.CrashLimit, "crash-limit", def.CrashLimit, "crashes of a plugin within --crash-window that are too many")
 	f.DurationVar(&o.CrashWindow, "crash-window", def.CrashWindow, "see --crash-limit")

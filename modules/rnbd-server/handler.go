@@ -15,8 +15,9 @@ import (
 // handler is the Server as RTRS sees it.
 type handler Server
 
-// adminTimeout bounds how long an OPEN may take.
-const adminTimeout = 60 * time.Second
+// adminTimeout bounds how long an OPEN may take. It is shorter than a client's
+// patience, so that the reason arrives there.
+const adminTimeout = 20 * time.Second
 
 // SessionUp makes room for a session's requests.
 func (h *handler) SessionUp(t *rtrs.SrvSession) error {

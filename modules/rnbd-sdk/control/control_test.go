@@ -20,7 +20,11 @@ type daemon struct {
 	controlpb.UnimplementedClientDaemonServer
 }
 
-func (daemon) Unmap(_ context.Context, r *controlpb.UnmapRequest) (*controlpb.Empty, error) {
+func (daemon) Unmap(ctx context.Context, r *controlpb.UnmapRequest) (*controlpb.Empty, error) {
+	if r.Device == "slow" {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	if r.Device == "busy" {
 		return nil, fmt.Errorf("unmap %s: 2 connections are open: %w", r.Device, syscall.EBUSY)
 	}
@@ -58,6 +62,16 @@ func TestErrnoArrives(t *testing.T) {
 	}
 	if _, err := c.Unmap(t.Context(), &controlpb.UnmapRequest{Device: "free"}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestDaemonThatIsSlow(t *testing.T) {
+	c := serve(t, filepath.Join(t.TempDir(), "client.sock"))
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := c.Unmap(ctx, &controlpb.UnmapRequest{Device: "slow"})
+	if !errors.Is(err, syscall.ETIMEDOUT) || !strings.Contains(err.Error(), "in the time allowed") {
+		t.Fatalf("got %v", err)
 	}
 }
 

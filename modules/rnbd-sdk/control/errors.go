@@ -80,8 +80,11 @@ func restoreErrno(ctx context.Context, method string, req, reply any, cc *grpc.C
 			e.Errno = blk.Errno(n)
 		}
 	}
-	if e.Errno == blk.OK && e.Code == codes.DeadlineExceeded {
-		e.Errno = blk.ETIMEDOUT
+	if ctx.Err() == context.DeadlineExceeded || e.Errno == blk.OK && e.Code == codes.DeadlineExceeded {
+		// The connection was cut in the middle of the call; what it says about
+		// that helps nobody.
+		e.Errno, e.Code = blk.ETIMEDOUT, codes.DeadlineExceeded
+		e.Msg = "the daemon has not finished in the time allowed; it may still do so"
 	}
 	return e
 }
