@@ -137,7 +137,7 @@ func TestNoDaemon(t *testing.T) {
 // Meanwhile another may listen there.
 func TestClosingTwiceLeavesTheSocketOfTheNextDaemon(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "server.sock")
-	first, err := Listen(path)
+	first, err := control.Listen(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func TestClosingTwiceLeavesTheSocketOfTheNextDaemon(t *testing.T) {
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is still there: %v", err)
 	}
-	next, err := Listen(path)
+	next, err := control.Listen(path)
 	if err != nil {
 		t.Fatal(err)
 	}
