@@ -85,13 +85,17 @@ func addresses(t *testing.T, f Fabric, addr netip.AddrPort) {
 		local, remote = req.LocalAddr(), req.RemoteAddr()
 		return req.Accept(server, nil)
 	})
-	params := verbs.ConnectParams{Src: addr.Addr(), Dst: l.Addr()}
+	src := addr.Addr()
+	if f.Src.IsValid() && f.Src.Is4() == src.Is4() {
+		src = f.Src
+	}
+	params := verbs.ConnectParams{Src: src, Dst: l.Addr()}
 	must(f.Client.Connect(patient(t), client, params))(t)
 	check(t, <-done)
 	if local != l.Addr() || server.LocalAddr() != local || client.RemoteAddr() != l.Addr() {
 		t.Errorf("passive end is at %s: request says %s, its queue pair %s, the peer's %s", l.Addr(), local, server.LocalAddr(), client.RemoteAddr())
 	}
-	if remote != client.LocalAddr() || remote != server.RemoteAddr() || remote.Addr() != addr.Addr() {
+	if remote != client.LocalAddr() || remote != server.RemoteAddr() || remote.Addr() != src {
 		t.Errorf("active end is at %s: request says %s, the peer's queue pair %s", client.LocalAddr(), remote, server.RemoteAddr())
 	}
 	client.Disconnect()

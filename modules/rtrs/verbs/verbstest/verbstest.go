@@ -17,6 +17,7 @@ type Fabric struct {
 	Client, Server verbs.Device
 	Addr           netip.AddrPort // to listen at, and to connect to; port 0 picks one
 	Addr6          netip.AddrPort // the same for IPv6; zero: not supported here
+	Src            netip.Addr     // of the client where it is told to use one; zero: that of Addr
 
 	// Garbage sends bytes that are no connection request to addr and returns
 	// when they are on their way; nil: the fabric has no such thing.

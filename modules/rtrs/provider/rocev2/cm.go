@@ -1,0 +1,412 @@
+package rocev2
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// The connection manager. One goroutine of each port receives its messages;
+// they, the timers and the callers of Connect, Accept and Disconnect work on
+// the connections under one lock. It answers a message with at most one of the
+// same length, so that nobody can use it to flood a third.
+
+// connState is the state of a connection.
+//
+//	active:  reqSent ---REP--> established --Disconnect--> dreqSent --DREP--> timeWait
+//	passive: reqReceived --Accept--> repSent --RTU--> established
+//	                     --Reject--> timeWait         --DREQ--> timeWait
+type connState uint8
+
+const (
+	connReqSent     connState = iota // we asked
+	connReqReceived                  // the consumer has to answer
+	connRepSent                      // accepted; the peer may not know yet
+	connEstablished
+	connDreqSent // we left, the peer has to answer
+	connTimeWait // over; late messages still get their answers
+)
+
+const (
+	firstRepeat = 200 * time.Millisecond // of a message that is not answered, doubled each time
+	lastRepeat  = 2 * time.Second
+	rtuRepeat   = 100 * time.Millisecond
+	rtuRepeats  = 5
+	dreqRepeats = 6
+	timeWait    = 2 * time.Second
+	// maxRequests is how many connection requests wait for the consumer.
+	maxRequests = 256
+	maxMRA      = time.Minute
+	mraCode     = 24 // 4.096 us * 2^24 = 68 s, as the kernel's
+)
+
+// conn is a connection as the manager sees it. manager.mu guards it.
+type conn struct {
+	m     *manager
+	state connState
+	port  *port
+	peer  netip.Addr // with zone
+
+	local, remote       uint32 // communication ids
+	tid                 uint64
+	guid                uint64 // of the peer
+	localQPN, remoteQPN uint32
+
+	q      *qp
+	last   mad // repeated by the timer, or when the peer repeats itself
+	timer  *time.Timer
+	wait   time.Duration
+	tries  int
+	answer chan connResult // active side: the end of Connect
+
+	heard atomic.Bool // a data packet of the peer has come
+}
+
+type connResult struct {
+	private []byte
+	err     error
+}
+
+// peerKey finds a connection by what its peer calls it.
+type peerKey struct {
+	addr netip.Addr
+	guid uint64
+	id   uint32
+}
+
+// manager implements the connection manager of a device.
+type manager struct {
+	dev   *Device
+	guid  uint64
+	stats counters
+
+	mu        sync.Mutex // taken before cq.mu
+	conns     map[uint32]*conn
+	byPeer    map[peerKey]*conn // passive ones
+	byQPN     map[peerKey]*conn // live ones, id is the peer's queue pair number
+	listeners map[uint16][]*listener
+	requests  int // in connReqReceived
+	nextID    uint32
+	psn       uint32
+	stopped   bool
+}
+
+func (m *manager) init(d *Device, guid uint64) {
+	m.dev, m.guid = d, guid
+	m.conns, m.byPeer, m.byQPN = map[uint32]*conn{}, map[peerKey]*conn{}, map[peerKey]*conn{}
+	m.listeners = map[uint16][]*listener{}
+	m.nextID = rand.Uint32() // not those of an earlier life
+}
+
+// newConn makes a connection with an id of its own. m.mu is held.
+func (m *manager) newConn(p *port, peer netip.Addr, state connState) *conn {
+	for m.nextID++; m.nextID == 0 || m.conns[m.nextID] != nil; m.nextID++ {
+	}
+	c := &conn{m: m, state: state, port: p, peer: peer, local: m.nextID}
+	m.conns[c.local] = c
+	return c
+}
+
+func (c *conn) peerKey() peerKey { return peerKey{c.peer, c.guid, c.remote} }
+func (c *conn) qpnKey() peerKey  { return peerKey{c.peer, c.guid, c.remoteQPN} }
+
+// run receives the messages of a port until it is closed.
+func (p *port) run() {
+	m := &p.dev.cm
+	b := make([]byte, maxPacket+1)
+	for {
+		n, from, err := p.control.ReadFromUDPAddrPort(b)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			time.Sleep(10 * time.Millisecond) // a passing failure
+			continue
+		}
+		if why := m.receive(p, from, b[:n]); why != dropNone {
+			m.stats.dropped[why].Add(1)
+		}
+	}
+}
+
+// receive judges a packet for queue pair 1 and handles its message.
+func (m *manager) receive(p *port, from netip.AddrPort, b []byte) drop {
+	msg, why := parseDatagram(b)
+	if why != dropNone {
+		return why
+	}
+	peer := from.Addr().Unmap()
+	ps := newPseudo(peer, p.addr, from.Port())
+	if !ps.check(b, 0) {
+		return dropICRC
+	}
+	if f := m.dev.faults.Load(); f != nil && f.control != nil && !f.control(msg) {
+		return dropNone
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.stopped {
+		return dropState
+	}
+	return m.handle(p, peer, msg)
+}
+
+// handle takes a message. m.mu is held.
+func (m *manager) handle(p *port, peer netip.Addr, msg mad) drop {
+	if msg.attribute() == attrREQ {
+		return m.onREQ(p, peer, msg)
+	}
+	c := m.conns[msg.receiver()]
+	if c != nil && (c.peer != peer || c.port != p) {
+		return dropAddress
+	}
+	switch msg.attribute() {
+	case attrREJ:
+		return m.onREJ(c, peer, msg)
+	case attrDREQ:
+		return m.onDREQ(c, p, peer, msg)
+	}
+	if c == nil {
+		return dropState
+	}
+	switch msg.attribute() {
+	case attrREP:
+		return m.onREP(c, msg)
+	case attrRTU:
+		return m.onRTU(c, msg)
+	case attrMRA:
+		return m.onMRA(c, msg)
+	case attrDREP:
+		return m.onDREP(c, msg)
+	}
+	return dropMAD
+}
+
+// send transmits a message. m.mu is held.
+func (m *manager) send(p *port, peer netip.Addr, msg mad) {
+	b := make([]byte, cmPacketLen)
+	putDatagram(b, msg, m.psn)
+	m.psn++
+	ps := newPseudo(p.addr, peer, roceUDPPort)
+	ps.seal(b, 0)
+	if _, err := p.control.WriteToUDPAddrPort(b, netip.AddrPortFrom(peer, roceUDPPort)); err != nil {
+		m.dev.cfg.Logger.Debug("rocev2 message was not sent", "peer", peer, "err", err)
+	}
+}
+
+// say sends a message of a connection and keeps it to be repeated.
+func (c *conn) say(msg mad) {
+	c.last = msg
+	c.m.send(c.port, c.peer, msg)
+}
+
+// repeat sends the last message again, wait from now, doubling, at most tries
+// times.
+func (c *conn) repeat(wait time.Duration, tries int) {
+	c.wait, c.tries = wait, tries
+	c.after(wait)
+}
+
+// after makes expire run, in place of what was planned before.
+func (c *conn) after(d time.Duration) {
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	var t *time.Timer
+	t = time.AfterFunc(d, func() {
+		c.m.mu.Lock()
+		defer c.m.mu.Unlock()
+		if c.timer == t && !c.m.stopped {
+			c.expire()
+		}
+	})
+	c.timer = t
+}
+
+func (c *conn) expire() {
+	switch c.state {
+	case connTimeWait:
+		c.forget()
+	case connRepSent:
+		if !c.heard.Load() {
+			c.lose(peerLost)
+		}
+	case connEstablished:
+		if c.heard.Load() {
+			return
+		}
+		c.again()
+	case connReqSent:
+		c.again() // Connect has its own limit
+	case connDreqSent:
+		if !c.again() {
+			c.forget()
+		}
+	}
+}
+
+// again repeats the last message, unless that was done often enough.
+func (c *conn) again() bool {
+	if c.tries == 0 {
+		return false
+	}
+	c.tries--
+	c.m.send(c.port, c.peer, c.last)
+	c.wait = min(2*c.wait, lastRepeat)
+	c.after(c.wait)
+	return true
+}
+
+// forget removes every trace of the connection.
+func (c *conn) forget() {
+	c.m.count(c, -1)
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	delete(c.m.conns, c.local)
+	if c.m.byPeer[c.peerKey()] == c {
+		delete(c.m.byPeer, c.peerKey())
+	}
+	c.notLive()
+}
+
+func (c *conn) notLive() {
+	if c.m.byQPN[c.qpnKey()] == c {
+		delete(c.m.byQPN, c.qpnKey())
+	}
+}
+
+// count keeps the number of requests that wait for the consumer.
+func (m *manager) count(c *conn, n int) {
+	if c.state == connReqReceived {
+		m.requests += n
+	}
+}
+
+// linger ends the connection but for late messages, which get c.last.
+func (c *conn) linger(last mad) {
+	c.m.count(c, -1)
+	c.state, c.last = connTimeWait, last
+	c.notLive()
+	c.after(timeWait)
+}
+
+// lose ends a connection because of its peer.
+func (c *conn) lose(why gone) {
+	c.linger(nil)
+	if c.q != nil && c.q.peerGone.CompareAndSwap(0, uint32(why)) {
+		c.q.cq.submit(c.q)
+	}
+}
+
+// leave tells the peer that we have left. Any goroutine.
+func (m *manager) leave(c *conn) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.stopped || c.state != connRepSent && c.state != connEstablished {
+		return
+	}
+	c.notLive()
+	c.state = connDreqSent
+	c.say(newDREQ(rand.Uint64(), c.local, c.remote, c.remoteQPN))
+	c.repeat(firstRepeat, dreqRepeats)
+}
+
+// establish hands the connection to the owner of q's completion queue. m.mu is
+// held.
+func (m *manager) establish(c *conn, q *qp, l *link, hold bool) error {
+	q.conn = c
+	q.begun(l)
+	q.req.hold = hold
+	if !q.move(phaseConnecting, phaseUp) {
+		return fmt.Errorf("queue pair was destroyed: %w", verbs.ErrClosed)
+	}
+	c.q, c.localQPN = q, q.qpn
+	m.byQPN[c.qpnKey()] = c
+	q.cq.submit(q)
+	return nil
+}
+
+// onREJ takes a refusal: of our request, of our answer, or the end of a
+// request that was given up.
+func (m *manager) onREJ(c *conn, peer netip.Addr, msg mad) drop {
+	f := decodeREJ(msg)
+	if c == nil && f.reason == reasonTimeout && len(f.ari) >= 8 {
+		c = m.byPeer[peerKey{peer, be.Uint64(f.ari), msg.sender()}]
+	}
+	if c == nil {
+		return dropState
+	}
+	switch c.state {
+	case connReqSent:
+		c.answer <- connResult{err: f.err()}
+		c.forget()
+	case connReqReceived:
+		c.linger(nil)
+	case connRepSent, connEstablished:
+		c.lose(peerStale)
+	default:
+		return dropState
+	}
+	return dropNone
+}
+
+// err is what Connect returns.
+func (f *rejFields) err() error {
+	if f.reason == reasonConsumer {
+		return &verbs.RejectError{Private: append([]byte(nil), f.private...)}
+	}
+	return fmt.Errorf("connection refused: %s", f.reason)
+}
+
+// onDREQ takes the end that the peer asks for. One that concerns nothing we
+// know is answered too, so that the peer comes to rest.
+func (m *manager) onDREQ(c *conn, p *port, peer netip.Addr, msg mad) drop {
+	answer := newMAD(attrDREP, msg.tid(), msg.receiver(), msg.sender())
+	if c == nil {
+		m.send(p, peer, answer)
+		return dropNone
+	}
+	if msg.sender() != c.remote || msg.dreqQPN() != c.localQPN {
+		return dropState
+	}
+	switch c.state {
+	case connRepSent, connEstablished:
+		c.lose(peerLeft)
+	case connDreqSent:
+		c.linger(nil)
+	case connTimeWait:
+	default:
+		return dropState
+	}
+	c.say(answer)
+	return dropNone
+}
+
+func (m *manager) onDREP(c *conn, msg mad) drop {
+	if c.state != connDreqSent || msg.sender() != c.remote {
+		return dropState
+	}
+	c.linger(nil)
+	return dropNone
+}
+
+// stop ends everything. The ports are closed.
+func (m *manager) stop() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.stopped = true
+	for _, c := range m.conns {
+		if c.state == connReqSent && len(c.answer) == 0 {
+			c.answer <- connResult{err: verbs.ErrClosed}
+		}
+		c.forget()
+	}
+}

@@ -1,0 +1,90 @@
+package rocev2
+
+import (
+	"context"
+	"crypto/rand"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs/verbstest"
+)
+
+var (
+	// Addresses that no other test binds, since the port is always the same.
+	addrA = netip.MustParseAddr("127.47.91.1")
+	addrB = netip.MustParseAddr("127.47.91.2")
+	addr6 = netip.MustParseAddr("::1")
+)
+
+func openDevice(t testing.TB, cfg Config) *Device {
+	t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	if os.Getenv("ROCEV2_LOG") != "" {
+		cfg.Logger = slog.Default()
+	}
+	d, err := Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d.(*Device)
+}
+
+// Every provider runs the suite of the seam: between two devices with an
+// address each, and within one device without offloads and with small packets,
+// where IPv6 needs one address only.
+func TestConformance(t *testing.T) {
+	t.Run("two devices", func(t *testing.T) { verbstest.Run(t, twoDevices) })
+	t.Run("one device, path MTU 1024, no offloads", func(t *testing.T) { verbstest.Run(t, oneDevice) })
+}
+
+func twoDevices(t *testing.T) verbstest.Fabric {
+	return verbstest.Fabric{
+		Client: openDevice(t, Config{Addrs: []netip.Addr{addrA}}),
+		Server: openDevice(t, Config{Addrs: []netip.Addr{addrB}}),
+		Addr:   netip.AddrPortFrom(addrB, 0), Src: addrA, Garbage: garbage,
+	}
+}
+
+func oneDevice(t *testing.T) verbstest.Fabric {
+	d := openDevice(t, Config{Addrs: []netip.Addr{addrA, addrB}, PathMTU: 1024, NoOffload: true})
+	f := verbstest.Fabric{Client: d, Server: d, Addr: netip.AddrPortFrom(addrB, 0), Garbage: garbage}
+	if haveIPv6() {
+		f.Addr6 = netip.AddrPortFrom(addr6, 0)
+	}
+	return f
+}
+
+func haveIPv6() bool {
+	c, err := net.ListenPacket("udp", "[::1]:0")
+	if err != nil {
+		return false
+	}
+	c.Close()
+	return true
+}
+
+// garbage sends a port what is no message: noise, nothing, half a message, and
+// a REQ whose ICRC is wrong.
+func garbage(t *testing.T, addr netip.AddrPort) {
+	c, err := (&net.Dialer{}).DialContext(context.Background(), "udp", netip.AddrPortFrom(addr.Addr(), roceUDPPort).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	noise := make([]byte, 280)
+	rand.Read(noise)
+	f := reqFields{id: 1, service: servicePortSpace | uint64(addr.Port()), guid: 5, qpn: 17, mtu: 3, source: addrA, dest: addr.Addr()}
+	req := make([]byte, cmPacketLen)
+	putDatagram(req, f.encode(1), 0)
+	for _, b := range [][]byte{noise, {}, {1, 2, 3}, req[:100], req} {
+		if _, err := c.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(time.Millisecond)
+}

@@ -1,0 +1,330 @@
+package rocev2
+
+import (
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// Config sets up a device. DefaultConfig fills it; a zero number in a literal
+// of the caller's means the default named here.
+type Config struct {
+	Name string // for people; default "rocev2"
+	// Addrs are the local addresses bound at once. Others are bound when
+	// Listen or Connect names them first.
+	Addrs []netip.Addr
+	// PathMTU is the largest payload of a packet, in bytes: 256, 512, 1024,
+	// 2048 or 4096, the default. Interfaces lower it.
+	PathMTU int
+	// IRD and ORD are the RDMA READs that a connection serves and issues at a
+	// time: 0 means 16, negative none.
+	IRD, ORD int
+	// RetryTimeout is how long the peer may be silent while an answer is due
+	// before the connection fails. Default 4 s.
+	RetryTimeout time.Duration
+	// RNRTimeout is how long a message of ours may wait for a receive of the
+	// peer before the connection fails. Default 5 s, negative: for ever.
+	RNRTimeout time.Duration
+	// ConnectTimeout bounds a connect (as its context does), and the wait of an
+	// accepted connection for the first sign of its peer. Default 10 s.
+	ConnectTimeout time.Duration
+	// NoOffload sends and receives one packet at a time, as with an old kernel.
+	NoOffload bool
+	// Logger gets one line per state change; default slog.Default().
+	Logger *slog.Logger
+}
+
+// DefaultConfig is the configuration for a device without fixed addresses.
+func DefaultConfig() Config { return Config{}.withDefaults() }
+
+const (
+	maxQPWR      = 16384
+	maxSGE       = 16
+	maxReads     = 128
+	maxMessage   = 1 << 31 // bytes, as InfiniBand has it
+	queuesPerCQ  = 4096    // queue pairs
+	defaultReads = 16
+)
+
+func (c Config) withDefaults() Config {
+	c.Name = orDefault(c.Name, "rocev2")
+	c.PathMTU = orDefault(c.PathMTU, 4096)
+	c.IRD = min(max(orDefault(c.IRD, defaultReads), 0), maxReads)
+	c.ORD = min(max(orDefault(c.ORD, defaultReads), 0), maxReads)
+	c.RetryTimeout = orDefault(c.RetryTimeout, 4*time.Second)
+	c.RNRTimeout = orDefault(c.RNRTimeout, 5*time.Second)
+	c.ConnectTimeout = orDefault(c.ConnectTimeout, 10*time.Second)
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func orDefault[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
+}
+
+// Device is an opened RoCEv2 device.
+type Device struct {
+	cfg  Config
+	keys keyTable
+	cm   manager
+
+	mu       sync.Mutex // taken before cq.mu; never together with cm.mu
+	ports    map[netip.Addr]*port
+	slots    []*slot     // from index 1; 0 is the connection manager's
+	counters []*counters // of all completion queues, closed ones too
+	users    int         // the open device and its completion queues
+	closed   bool
+
+	faults atomic.Pointer[faults] // tests only
+}
+
+// faults are what tests do to the network.
+type faults struct {
+	inject  func(inbound) []inbound // what arrives in place of a data packet
+	control func(mad) bool          // whether a message of the connection manager arrives
+}
+
+// slot is the place of a completion queue in the group of every port.
+type slot struct {
+	index uint32
+	cq    *cq // nil: free; guarded by Device.mu
+}
+
+var _ verbs.Device = (*Device)(nil)
+
+// Open opens a device and binds cfg.Addrs. The result is a *Device, which also
+// offers Stats.
+func Open(cfg Config) (verbs.Device, error) {
+	cfg = cfg.withDefaults()
+	if cfg.PathMTU < 256 || cfg.PathMTU > 4096 || cfg.PathMTU&(cfg.PathMTU-1) != 0 {
+		return nil, fmt.Errorf("open rocev2 device %s: path MTU %d is none of 256, 512, 1024, 2048, 4096", cfg.Name, cfg.PathMTU)
+	}
+	d := &Device{cfg: cfg, ports: map[netip.Addr]*port{}, slots: []*slot{nil}, users: 1}
+	d.keys.init()
+	d.cm.init(d, rand.Uint64())
+	for _, a := range cfg.Addrs {
+		if _, err := d.portAt(a); err != nil {
+			d.Close()
+			return nil, fmt.Errorf("open rocev2 device %s: %w", cfg.Name, err)
+		}
+	}
+	return d, nil
+}
+
+// Info describes the device.
+func (d *Device) Info() verbs.Info {
+	return verbs.Info{Fabric: "rocev2", Name: d.cfg.Name, Port: 1,
+		Caps:    verbs.CapWriteImm | verbs.CapSendImm | verbs.CapSendInv | verbs.CapKeyRotation,
+		MaxQPWR: maxQPWR, MaxSGE: maxSGE}
+}
+
+// portAt returns the port of a local address, opened if it is not yet.
+func (d *Device) portAt(addr netip.Addr) (*port, error) {
+	addr = addr.Unmap()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p := d.ports[addr]; p != nil {
+		return p, nil
+	}
+	if d.closed {
+		return nil, fmt.Errorf("open UDP port %d at %s: %w", roceUDPPort, addr, verbs.ErrClosed)
+	}
+	if len(d.slots) == 1 { // a filter needs a group
+		d.slots = append(d.slots, &slot{index: 1})
+	}
+	p, err := d.openPort(addr, len(d.slots)-1)
+	if err != nil {
+		return nil, err
+	}
+	d.ports[addr] = p
+	for _, s := range d.slots[1:] {
+		if s.cq != nil {
+			s.cq.addPort(p)
+		}
+	}
+	go p.run()
+	return p, nil
+}
+
+// takeSlot finds a place for c and gives it the sockets there.
+func (d *Device) takeSlot(c *cq) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return verbs.ErrClosed
+	}
+	s := d.freeSlot()
+	if s == nil {
+		if len(d.slots) > maxSlots {
+			return fmt.Errorf("all %d are in use", maxSlots)
+		}
+		if err := d.growPorts(); err != nil {
+			return err
+		}
+		s = &slot{index: uint32(len(d.slots))}
+		d.slots = append(d.slots, s)
+	}
+	s.cq, c.slot = c, s
+	for _, p := range d.ports {
+		c.addPort(p)
+	}
+	d.users++
+	d.counters = append(d.counters, c.stats)
+	return nil
+}
+
+func (d *Device) freeSlot() *slot {
+	for _, s := range d.slots[1:] {
+		if s.cq == nil {
+			return s
+		}
+	}
+	return nil
+}
+
+// growPorts opens a socket for one more slot at every port, or at none.
+func (d *Device) growPorts() error {
+	var grown []*port
+	for _, p := range d.ports {
+		if err := p.grow(); err != nil {
+			for _, g := range grown {
+				g.shrink()
+			}
+			return err
+		}
+		grown = append(grown, p)
+	}
+	return nil
+}
+
+// leaveSlot gives the place of c back.
+func (d *Device) leaveSlot(c *cq) {
+	d.mu.Lock()
+	c.slot.cq = nil
+	d.mu.Unlock()
+	d.release()
+}
+
+// release drops a user. The last one closes the ports.
+func (d *Device) release() {
+	d.mu.Lock()
+	d.users--
+	last := d.users == 0
+	if last {
+		for a, p := range d.ports {
+			p.close()
+			delete(d.ports, a)
+		}
+	}
+	d.mu.Unlock()
+	if last {
+		d.cm.stop()
+	}
+}
+
+// AllocPD makes a protection domain.
+func (d *Device) AllocPD() (verbs.PD, error) {
+	if d.isClosed() {
+		return nil, fmt.Errorf("allocate protection domain on %s: %w", d.cfg.Name, verbs.ErrClosed)
+	}
+	return &pd{dev: d}, nil
+}
+
+// Close closes the listeners. Queues and regions of the device stay usable
+// until they are closed themselves; the addresses are free again after the
+// last completion queue was closed.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	again := d.closed
+	d.closed = true
+	d.mu.Unlock()
+	if again {
+		return nil
+	}
+	d.cm.closeListeners()
+	d.release()
+	return nil
+}
+
+func (d *Device) isClosed() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.closed
+}
+
+// Stats counts what a device has done since it was opened.
+type Stats struct {
+	SentPackets     uint64 // data packets passed to sockets
+	ReceivedPackets uint64 // data packets taken from sockets
+	PlacedCopyBytes uint64 // payload copied from the staging buffers to its place
+	Resent          uint64 // packets sent again
+	Timeouts        uint64 // answers that did not come in time
+	SequenceNAKs    uint64 // gaps reported by peers
+	RNRNAKs         uint64 // receives that peers did not have
+	Dropped         [Reasons]uint64
+}
+
+// counters are those of one completion queue: its owner adds, anybody reads.
+// They fill cache lines of their own, so that owners do not disturb each other.
+type counters struct {
+	_                                                          [64]byte
+	sent, received, placed, resent, timeouts, seqNAKs, rnrNAKs atomic.Uint64
+	dropped                                                    [Reasons]atomic.Uint64
+	_                                                          [64]byte
+}
+
+// drop is a reason to drop a packet; see Stats.Dropped and DropReason.
+type drop uint8
+
+const (
+	dropNone    drop = iota
+	dropLength       // shorter or longer than its headers say
+	dropHeader       // version or opcode
+	dropPKey         // wrong partition
+	dropKey          // wrong Q_Key of a datagram
+	dropQPN          // no such queue pair
+	dropAddress      // not from the connection's peer
+	dropICRC         // bytes were changed
+	dropGhost        // answers nothing that is outstanding
+	dropMAD          // no message of the connection manager, or makes no sense
+	dropBusy         // too many connection requests wait
+	dropState        // the connection does not take it now
+	// Reasons is the number of reasons.
+	Reasons = iota
+)
+
+// DropReason names index i of Stats.Dropped.
+func DropReason(i int) string {
+	return [Reasons]string{"none", "length", "header", "partition key", "queue key", "queue pair", "address", "icrc", "ghost", "management", "busy", "state"}[i]
+}
+
+// Stats returns the sums of all queues of the device. Any goroutine.
+func (d *Device) Stats() (s Stats) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range append([]*counters{&d.cm.stats}, d.counters...) {
+		s.SentPackets += c.sent.Load()
+		s.ReceivedPackets += c.received.Load()
+		s.PlacedCopyBytes += c.placed.Load()
+		s.Resent += c.resent.Load()
+		s.Timeouts += c.timeouts.Load()
+		s.SequenceNAKs += c.seqNAKs.Load()
+		s.RNRNAKs += c.rnrNAKs.Load()
+		for i := range c.dropped {
+			s.Dropped[i] += c.dropped[i].Load()
+		}
+	}
+	return s
+}

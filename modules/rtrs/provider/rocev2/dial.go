@@ -1,0 +1,191 @@
+package rocev2
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// The active side of the connection manager.
+
+// Ports of rdma_cm that are given when none is asked for.
+const (
+	ephemeralFirst = 32768
+	ephemeralLast  = 60999
+)
+
+func ephemeralPort() uint16 {
+	return uint16(ephemeralFirst + rand.IntN(ephemeralLast-ephemeralFirst+1))
+}
+
+var errConnectTimeout = errors.New("peer does not answer")
+
+// Connect joins v to the listener at p.Dst.
+func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams) ([]byte, error) {
+	q, ok := v.(*qp)
+	if !ok || q.dev != d {
+		return nil, fmt.Errorf("connect to %s: %w", p.Dst, errNotOurs)
+	}
+	if len(p.Private) > reqPrivateLen-ipHeaderLen {
+		return nil, fmt.Errorf("connect to %s: %d bytes of private data, at most %d", p.Dst, len(p.Private), reqPrivateLen-ipHeaderLen)
+	}
+	if !q.move(phaseIdle, phaseConnecting) {
+		return nil, fmt.Errorf("connect to %s: queue pair was used before", p.Dst)
+	}
+	private, err := d.connect(ctx, q, p)
+	if err != nil {
+		if q.move(phaseConnecting, phaseDown) {
+			q.cq.giveNumber(q)
+		}
+		return nil, fmt.Errorf("connect to %s: %w", p.Dst, err)
+	}
+	return private, nil
+}
+
+func (d *Device) connect(ctx context.Context, q *qp, p verbs.ConnectParams) ([]byte, error) {
+	dst := p.Dst.Addr().Unmap()
+	src := p.Src.Unmap()
+	if !src.IsValid() || src.IsUnspecified() {
+		var err error
+		if src, err = d.source(dst); err != nil {
+			return nil, err
+		}
+	}
+	if src.Is4() != dst.Is4() {
+		return nil, fmt.Errorf("source %s is of another address family", src)
+	}
+	at, err := d.portAt(src)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, d.cfg.ConnectTimeout, errConnectTimeout)
+	defer cancel()
+	c := d.cm.ask(at, dst, q, p)
+	select {
+	case r := <-c.answer:
+		return r.private, r.err
+	case <-ctx.Done():
+	}
+	if d.cm.giveUp(c) {
+		return nil, context.Cause(ctx)
+	}
+	r := <-c.answer // it came just in time
+	return r.private, r.err
+}
+
+// source chooses the local address to reach dst: the one that the system would
+// take, unless the device was given others.
+func (d *Device) source(dst netip.Addr) (netip.Addr, error) {
+	src, err := sourceFor(dst)
+	if err != nil {
+		return src, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ports[src] != nil {
+		return src, nil
+	}
+	for _, a := range d.cfg.Addrs {
+		if a = a.Unmap(); a.Is4() == dst.Is4() && d.ports[a] != nil {
+			return a, nil
+		}
+	}
+	return src, nil
+}
+
+// ask sends a request.
+func (m *manager) ask(p *port, dst netip.Addr, q *qp, params verbs.ConnectParams) *conn {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.newConn(p, dst, connReqSent)
+	c.q, c.localQPN, c.tid, c.answer = q, q.qpn, rand.Uint64(), make(chan connResult, 1)
+	f := reqFields{
+		id: c.local, service: servicePortSpace | uint64(params.Dst.Port()), guid: m.guid,
+		qpn: q.qpn, psn: rand.Uint32() & psnMask,
+		respRes: uint8(m.dev.cfg.IRD), initDepth: uint8(m.dev.cfg.ORD),
+		mtu: p.mtu, ackTimeout: ackTimeoutCode, srcGID: p.addr.As16(), dstGID: dst.As16(),
+		sourcePort: ephemeralPort(), source: p.addr, dest: dst, private: params.Private,
+	}
+	if m.stopped {
+		c.answer <- connResult{err: verbs.ErrClosed}
+		return c
+	}
+	c.say(f.encode(c.tid))
+	c.repeat(firstRepeat, cmRetries)
+	return c
+}
+
+// giveUp withdraws a request. It returns false when the answer has come.
+func (m *manager) giveUp(c *conn) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if c.state != connReqSent || len(c.answer) > 0 {
+		return false
+	}
+	r := rejFields{about: aboutOther, reason: reasonTimeout, ari: be.AppendUint64(nil, m.guid)}
+	m.send(c.port, c.peer, r.encode(c.tid, c.local, c.remote))
+	c.forget()
+	return true
+}
+
+// onREP takes the answer to our request.
+func (m *manager) onREP(c *conn, msg mad) drop {
+	if c.state == connEstablished && msg.sender() == c.remote && c.answer != nil {
+		m.send(c.port, c.peer, newMAD(attrRTU, c.tid, c.local, c.remote)) // our RTU was lost
+		return dropNone
+	}
+	if c.state != connReqSent {
+		return dropState
+	}
+	f := decodeREP(msg)
+	c.remote, c.guid, c.remoteQPN = msg.sender(), f.guid, f.qpn
+	if err := m.accepted(c, &f); err != nil {
+		c.answer <- connResult{err: err}
+		c.forget()
+		return dropNone
+	}
+	c.answer <- connResult{private: append([]byte(nil), f.private...)}
+	return dropNone
+}
+
+// accepted makes the connection that a REP offers.
+func (m *manager) accepted(c *conn, f *repFields) error {
+	sent := decodeREQ(c.last)
+	if !validQPN(f.qpn) || m.byQPN[c.qpnKey()] != nil {
+		m.send(c.port, c.peer, (&rejFields{about: aboutREP, reason: reasonStale}).encode(c.tid, c.local, c.remote))
+		return fmt.Errorf("peer answers with queue pair %#x, which is in use", f.qpn)
+	}
+	l := &link{
+		port: c.port, peer: c.peer, peerQPN: f.qpn, mtu: sent.mtu, sendPSN: f.psn, recvPSN: sent.psn,
+		local:  netip.AddrPortFrom(c.port.addr, sent.sourcePort),
+		remote: netip.AddrPortFrom(c.peer, uint16(sent.service)),
+		ird:    m.dev.cfg.IRD, ord: min(m.dev.cfg.ORD, int(f.respRes)),
+	}
+	if err := m.establish(c, c.q, l, false); err != nil {
+		m.send(c.port, c.peer, (&rejFields{about: aboutREP, reason: reasonConsumer}).encode(c.tid, c.local, c.remote))
+		return err
+	}
+	c.state = connEstablished
+	c.say(newMAD(attrRTU, c.tid, c.local, c.remote))
+	c.repeat(rtuRepeat, rtuRepeats)
+	return nil
+}
+
+// validQPN tells whether a queue pair of a reliable connection may have the
+// number.
+func validQPN(qpn uint32) bool { return qpn > cmQPN && qpn != qpnMask }
+
+// onMRA leaves a peer the time that it asks for.
+func (m *manager) onMRA(c *conn, msg mad) drop {
+	if c.state != connReqSent {
+		return dropState
+	}
+	c.remote = msg.sender()
+	c.after(min(time.Duration(4096)<<msg.mraTimeout(), maxMRA))
+	return dropNone
+}

@@ -1,0 +1,53 @@
+// Package rocev2 is RoCEv2 in user space: InfiniBand's reliable connections in
+// UDP datagrams on port 4791, with the InfiniBand connection manager. The peer
+// may be a Linux kernel over rxe, an RDMA adapter, or another one of us; here
+// nothing is installed and no device is needed.
+//
+// The wire is described in docs/protocol/rocev2.md.
+//
+//	dev, err := rocev2.Open(rocev2.Config{Addrs: []netip.Addr{addr}})
+//	pd, err := dev.AllocPD()
+//	mr, err := pd.RegMR(buf, verbs.AccessRemoteWrite)
+//	cq, err := dev.CreateCQ(128)
+//	qp, err := dev.CreateQP(pd, verbs.QPConfig{CQ: cq, SendQueue: 64, RecvQueue: 64, MaxSGE: 2})
+//	private, err := dev.Connect(ctx, qp, verbs.ConnectParams{Dst: peer})
+//
+// # Addresses
+//
+// UDP port 4791 of an address belongs to one device of one process. Addresses
+// are bound by Open, or when Listen or Connect first name them, and stay bound
+// until the device and all its completion queues are closed. The port numbers
+// of Listen and Connect are those of rdma_cm, carried in connection requests.
+//
+// # The data path
+//
+// The files in the order a packet meets them: qp.go (PostSend), requester.go
+// (work requests become packets; acknowledgements, repetition), outbox.go (one
+// sendmmsg of segmented sends for all connections), inbox.go (one recvmmsg
+// into staging buffers), cq.go (which connection a packet is for, and whether
+// it is genuine), responder.go (order, rights, placement, answers). Everything
+// there runs in the owner of the completion queue, takes no lock and allocates
+// nothing. Poll drives it, and all timers with it; Arm lets the owner sleep.
+//
+// Every completion queue has a socket of its own at each address. The kernel
+// picks it by the low byte of the destination queue pair number (socket.go).
+//
+// # The control path
+//
+// Messages of the connection manager go to queue pair 1. They come to a socket
+// of their own, which one goroutine per address reads (cm.go, dial.go,
+// listen.go). A finished connection is handed to the completion queue through
+// a guarded list and an eventfd, which Disconnect and Destroy use too.
+//
+// # Hazards
+//
+// There is no secret on the wire: who can send with the address of a peer and
+// guesses a queue pair number, a sequence number and a key can write. Use a
+// network that keeps forged addresses out.
+//
+// A signalled request is complete when the peer has acknowledged it, so its
+// memory is read again if a packet was lost.
+//
+// A peer that goes without a word is noticed only while an answer of it is
+// due, after Config.RetryTimeout.
+package rocev2

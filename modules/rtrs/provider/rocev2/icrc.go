@@ -1,0 +1,152 @@
+package rocev2
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"net/netip"
+)
+
+// The ICRC is a CRC-32 of the packet with the fields that change on the way
+// replaced by ones. It covers the IP header, which we do not send ourselves:
+// the sockets are set up so that IPv4 identification is 0, or the number of
+// the segment within one segmented send. docs/protocol/rocev2.md, ICRC.
+
+const roceUDPPort = 4791
+
+// pseudo is the stand-in for everything in front of the base transport
+// header, for one direction between two addresses.
+type pseudo struct {
+	b  [8 + 40 + 8]byte
+	n  int // bytes of b in use
+	v6 bool
+}
+
+const (
+	ip4Len, ip6Len, udpLen = 20, 40, 8
+	dontFragment           = 0x40
+)
+
+func newPseudo(src, dst netip.Addr, sport uint16) (p pseudo) {
+	p.v6 = !src.Is4()
+	for i := range 8 {
+		p.b[i] = 0xff
+	}
+	ip := p.b[8:]
+	var udp []byte
+	if p.v6 {
+		ip[0], ip[1], ip[2], ip[3] = 0x6f, 0xff, 0xff, 0xff
+		ip[6], ip[7] = 17, 0xff
+		s, d := src.As16(), dst.As16()
+		copy(ip[8:], s[:])
+		copy(ip[24:], d[:])
+		udp = ip[ip6Len:]
+		p.n = 8 + ip6Len + udpLen
+	} else {
+		ip[0], ip[1] = 0x45, 0xff
+		ip[6] = dontFragment
+		ip[8], ip[9] = 0xff, 17
+		ip[10], ip[11] = 0xff, 0xff
+		s, d := src.As4(), dst.As4()
+		copy(ip[12:], s[:])
+		copy(ip[16:], d[:])
+		udp = ip[ip4Len:]
+		p.n = 8 + ip4Len + udpLen
+	}
+	be.PutUint16(udp[0:], sport)
+	be.PutUint16(udp[2:], roceUDPPort)
+	udp[6], udp[7] = 0xff, 0xff
+	return p
+}
+
+func (p *pseudo) setSourcePort(port uint16) { be.PutUint16(p.b[p.n-udpLen:], port) }
+
+// start returns the CRC of everything in front of the base transport header of
+// a datagram with size bytes of UDP payload, ICRC included.
+func (p *pseudo) start(size int, id uint16) uint32 {
+	udp := size + udpLen
+	be.PutUint16(p.b[p.n-4:], uint16(udp))
+	if p.v6 {
+		be.PutUint16(p.b[8+4:], uint16(udp))
+	} else {
+		be.PutUint16(p.b[8+2:], uint16(udp+ip4Len))
+		be.PutUint16(p.b[8+4:], id)
+	}
+	return crc32.Update(0, crc32.IEEETable, p.b[:p.n])
+}
+
+// sumHeader continues crc over a header of ours, whose byte 4 is 0.
+func sumHeader(crc uint32, head []byte) uint32 {
+	head[4] = 0xff
+	crc = crc32.Update(crc, crc32.IEEETable, head)
+	head[4] = 0
+	return crc
+}
+
+func sum(crc uint32, b []byte) uint32 { return crc32.Update(crc, crc32.IEEETable, b) }
+
+func putICRC(b []byte, crc uint32) { binary.LittleEndian.PutUint32(b, crc) }
+func getICRC(b []byte) uint32      { return binary.LittleEndian.Uint32(b) }
+
+// seal writes the ICRC into the last four bytes of b, a whole packet.
+func (p *pseudo) seal(b []byte, id uint16) {
+	n := len(b) - icrcLen
+	putICRC(b[n:], sum(sumHeader(p.start(len(b), id), b[:bthLen]), b[bthLen:n]))
+}
+
+// check tells whether the ICRC of the packet b is right. id is the most likely
+// IPv4 identification, which a socket does not tell: when it does not fit, the
+// identification is solved for, which leaves 16 of the 32 bits as a check. It
+// overwrites byte 4 of b, which the ICRC does not cover.
+func (p *pseudo) check(b []byte, id uint16) bool {
+	n := len(b) - icrcLen
+	b[4] = 0xff
+	diff := sum(p.start(len(b), id), b[:n]) ^ getICRC(b[n:])
+	if diff == 0 || p.v6 {
+		return diff == 0
+	}
+	// Unwind to the four bytes of identification and flags. Behind them are 12
+	// bytes of IP header and the UDP header.
+	k := 4 + 12 + udpLen + n
+	if k >= len(unwind) {
+		return false
+	}
+	flags := crcMultiply(unwind[k], diff) >> 16
+	return flags == 0 || flags == dontFragment // the latter: sent without DF
+}
+
+// CRC polynomials are kept in reflected order: the coefficient of x^0 is the
+// top bit.
+
+const crcOne = 1 << 31
+
+// crcMultiply is a*b modulo the CRC polynomial.
+func crcMultiply(a, b uint32) (p uint32) {
+	for ; a != 0; a <<= 1 {
+		if a&crcOne != 0 {
+			p ^= b
+		}
+		b = b>>1 ^ crc32.IEEE&-(b&1)
+	}
+	return p
+}
+
+// unwind[k] takes a CRC register back over k zero bytes.
+var unwind = func() []uint32 {
+	inverse := uint32(crcOne) // x^-8: x^8 to the power of 2^32-2, since x^(2^32-1) = 1
+	for square, i := uint32(crcOne>>8), 0; i < 32; i++ {
+		if i > 0 {
+			inverse = crcMultiply(inverse, square)
+		}
+		square = crcMultiply(square, square)
+	}
+	t := make([]uint32, 4+12+udpLen+maxPacket+1)
+	t[0] = crcOne
+	for k := 1; k < len(t); k++ {
+		t[k] = crcMultiply(t[k-1], inverse)
+	}
+	return t
+}()
+
+// maxPacket is the longest packet we take, from the base transport header to
+// the ICRC.
+const maxPacket = bthLen + rethLen + immLen + 4096 + icrcLen

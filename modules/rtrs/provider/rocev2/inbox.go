@@ -1,0 +1,87 @@
+package rocev2
+
+import (
+	"golang.org/x/sys/unix"
+)
+
+// The way in: one recvmmsg into the staging buffers, then packet by packet.
+// The kernel may have merged packets of one size into one datagram.
+
+const (
+	rxBatch  = 16
+	rxBuffer = 64 << 10
+)
+
+// inbound is one received packet.
+type inbound struct {
+	b     []byte // from the base transport header to the ICRC
+	id    uint16 // the most likely IPv4 identification: position among the merged
+	addr  [16]byte
+	sport uint16
+	out   *outbox // of the port it came to
+}
+
+// stage holds what one call received.
+type stage struct {
+	msgs  []mmsghdr
+	iov   []unix.Iovec
+	names []sockaddr
+	ctl   []controlBuf
+	buf   []byte
+
+	out   *outbox // of the socket it came from
+	n     int     // datagrams received
+	at    int     // the one being taken apart
+	off   int     // in that one
+	index int     // of the packet at off
+}
+
+func newStage() stage {
+	s := stage{
+		msgs: make([]mmsghdr, rxBatch), iov: make([]unix.Iovec, rxBatch), names: make([]sockaddr, rxBatch),
+		ctl: make([]controlBuf, rxBatch), buf: make([]byte, rxBatch*rxBuffer),
+	}
+	for i := range s.msgs {
+		setIovec(&s.iov[i], s.buf[i*rxBuffer:][:rxBuffer])
+		s.names[i].n = unix.SizeofSockaddrInet6
+	}
+	return s
+}
+
+func (s *stage) empty() bool { return s.at == s.n }
+
+// fill receives from the socket of o and tells whether anything came.
+func (s *stage) fill(o *outbox) bool {
+	for i := range s.msgs {
+		s.names[i].n = unix.SizeofSockaddrInet6
+		s.msgs[i].describe(&s.names[i], s.iov[i:i+1], &s.ctl[i])
+	}
+	s.at, s.n, s.off, s.index, s.out = 0, 0, 0, 0, o
+	n, errno := receiveMany(o.fd, s.msgs)
+	if errno != 0 {
+		return false
+	}
+	s.n = n
+	return true
+}
+
+// next takes the next packet off the stage, which is not empty. A packet of an
+// empty datagram is empty.
+func (s *stage) next() (p inbound) {
+	m := &s.msgs[s.at]
+	total := int(m.n)
+	size := s.ctl[s.at].segment(int(m.hdr.Controllen))
+	if size <= 0 {
+		size = total
+	}
+	end := min(s.off+size, total)
+	p.b = s.buf[s.at*rxBuffer+s.off : s.at*rxBuffer+end]
+	p.id, p.out = uint16(s.index), s.out
+	p.addr, p.sport = s.names[s.at].from()
+	s.off, s.index = end, s.index+1
+	if end == total {
+		s.at++
+		s.off, s.index = 0, 0
+	}
+	return p
+}

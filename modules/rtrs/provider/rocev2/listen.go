@@ -1,0 +1,327 @@
+package rocev2
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// The passive side of the connection manager.
+
+// backlog is how many requests of a listener wait for Accept.
+const backlog = 128
+
+// listener implements verbs.Listener.
+type listener struct {
+	dev  *Device
+	addr netip.AddrPort
+	reqs chan *request
+	done chan struct{} // closed by Close
+	once sync.Once
+}
+
+// Listen accepts connections at addr, whose port is one of rdma_cm, not of
+// UDP. The unspecified address means Config.Addrs, or all of the host's.
+func (d *Device) Listen(addr netip.AddrPort) (verbs.Listener, error) {
+	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
+	if d.isClosed() {
+		return nil, fmt.Errorf("listen at %s: %w", addr, verbs.ErrClosed)
+	}
+	addrs := []netip.Addr{addr.Addr()}
+	if addr.Addr().IsUnspecified() {
+		var err error
+		if addrs, err = d.allAddrs(addr.Addr()); err != nil {
+			return nil, fmt.Errorf("listen at %s: %w", addr, err)
+		}
+	}
+	for _, a := range addrs {
+		if _, err := d.portAt(a); err != nil {
+			return nil, fmt.Errorf("listen at %s: %w", addr, err)
+		}
+	}
+	l, err := d.cm.listen(addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", addr, err)
+	}
+	return l, nil
+}
+
+// allAddrs are the addresses that an unspecified one stands for: IPv4 for
+// 0.0.0.0, both families for [::].
+func (d *Device) allAddrs(any netip.Addr) ([]netip.Addr, error) {
+	if len(d.cfg.Addrs) > 0 {
+		return d.cfg.Addrs, nil
+	}
+	list, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, err
+	}
+	var addrs []netip.Addr
+	for _, a := range list {
+		n, ok := a.(*net.IPNet)
+		if !ok {
+			continue
+		}
+		addr, _ := netip.AddrFromSlice(n.IP)
+		if addr = addr.Unmap(); addr.IsLinkLocalUnicast() || any.Is4() && !addr.Is4() {
+			continue
+		}
+		addrs = append(addrs, addr)
+	}
+	return addrs, nil
+}
+
+func (m *manager) listen(addr netip.AddrPort) (*listener, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for port, tries := addr.Port(), 0; tries < 100; tries++ {
+		if addr.Port() == 0 {
+			port = ephemeralPort()
+		}
+		if !m.portTaken(netip.AddrPortFrom(addr.Addr(), port)) {
+			l := &listener{dev: m.dev, addr: netip.AddrPortFrom(addr.Addr(), port), reqs: make(chan *request, backlog), done: make(chan struct{})}
+			m.listeners[port] = append(m.listeners[port], l)
+			return l, nil
+		}
+	}
+	return nil, fmt.Errorf("port is in use by another listener of this device")
+}
+
+func (m *manager) portTaken(addr netip.AddrPort) bool {
+	return slices.ContainsFunc(m.listeners[addr.Port()], func(l *listener) bool {
+		return l.addr.Addr() == addr.Addr() || l.addr.Addr().IsUnspecified() || addr.Addr().IsUnspecified()
+	})
+}
+
+// listenerFor finds who listens for a service at a local address.
+func (m *manager) listenerFor(service uint64, addr netip.Addr) *listener {
+	if service&^0xffff != servicePortSpace {
+		return nil
+	}
+	for _, l := range m.listeners[uint16(service)] {
+		if a := l.addr.Addr(); a == addr || a.IsUnspecified() && (a.Is6() || addr.Is4()) {
+			return l
+		}
+	}
+	return nil
+}
+
+// Addr implements verbs.Listener.
+func (l *listener) Addr() netip.AddrPort { return l.addr }
+
+// Accept implements verbs.Listener.
+func (l *listener) Accept() (verbs.ConnRequest, error) {
+	select {
+	case <-l.done: // even when requests wait
+	default:
+		select {
+		case r := <-l.reqs:
+			return r, nil
+		case <-l.done:
+		}
+	}
+	return nil, fmt.Errorf("accept at %s: %w", l.addr, verbs.ErrClosed)
+}
+
+// Close implements verbs.Listener. Requests that nobody took are refused.
+func (l *listener) Close() error {
+	l.once.Do(func() {
+		m := &l.dev.cm
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		close(l.done)
+		port := l.addr.Port()
+		m.listeners[port] = slices.DeleteFunc(m.listeners[port], func(o *listener) bool { return o == l })
+		if len(m.listeners[port]) == 0 {
+			delete(m.listeners, port)
+		}
+		for {
+			select {
+			case r := <-l.reqs:
+				m.reject(r.c, &rejFields{about: aboutREQ, reason: reasonInvalidService})
+			default:
+				return
+			}
+		}
+	})
+	return nil
+}
+
+func (m *manager) closeListeners() {
+	m.mu.Lock()
+	var open []*listener
+	for _, ls := range m.listeners {
+		open = append(open, ls...)
+	}
+	m.mu.Unlock()
+	for _, l := range open {
+		l.Close()
+	}
+}
+
+// onREQ takes a connection request.
+func (m *manager) onREQ(p *port, peer netip.Addr, msg mad) drop {
+	f := decodeREQ(msg)
+	if c := m.byPeer[peerKey{peer, f.guid, f.id}]; c != nil {
+		return m.askedAgain(c)
+	}
+	l, no := m.judge(p, peer, &f)
+	if no != nil {
+		m.send(p, peer, no.encode(msg.tid(), 0, f.id))
+		return dropNone
+	}
+	if m.requests >= maxRequests || len(l.reqs) == cap(l.reqs) {
+		return dropBusy // the peer will ask again
+	}
+	c := m.newConn(p, peer, connReqReceived)
+	c.remote, c.tid, c.guid, c.remoteQPN = f.id, msg.tid(), f.guid, f.qpn
+	m.byPeer[c.peerKey()] = c
+	m.byQPN[c.qpnKey()] = c
+	m.count(c, 1)
+	f.private = append([]byte(nil), f.private...)
+	l.reqs <- &request{dev: m.dev, c: c, f: f}
+	return dropNone
+}
+
+// askedAgain answers a REQ that was answered before.
+func (m *manager) askedAgain(c *conn) drop {
+	switch {
+	case c.state == connReqReceived:
+		m.send(c.port, c.peer, newMRA(c.tid, c.local, c.remote, mraCode))
+	case c.state == connRepSent, c.state == connTimeWait && c.last != nil && c.last.attribute() == attrREJ:
+		m.send(c.port, c.peer, c.last)
+	default:
+		return dropState
+	}
+	return dropNone
+}
+
+// judge finds the listener of a request, or how it is refused.
+func (m *manager) judge(p *port, peer netip.Addr, f *reqFields) (*listener, *rejFields) {
+	no := func(r reason) (*listener, *rejFields) { return nil, &rejFields{about: aboutREQ, reason: r} }
+	l := m.listenerFor(f.service, p.addr)
+	source := peer.WithZone("")
+	switch {
+	case l == nil:
+		return no(reasonInvalidService)
+	case f.transport != 0:
+		return no(reasonInvalidTransport)
+	case !validQPN(f.qpn):
+		return no(reasonUnsupported)
+	case f.mtu < minMTUCode || f.mtu > p.mtu:
+		return nil, &rejFields{about: aboutREQ, reason: reasonInvalidMTU, ari: []byte{p.mtu}}
+	case f.srcGID != source.As16() || f.dstGID != p.addr.As16():
+		return no(reasonInvalidGID)
+	case f.source != source || f.dest != p.addr.WithZone(""):
+		return no(reasonConsumer)
+	}
+	if old := m.byQPN[peerKey{peer, f.guid, f.qpn}]; old != nil {
+		old.lose(peerStale)
+		return no(reasonStale)
+	}
+	return l, nil
+}
+
+// onRTU completes the passive side.
+func (m *manager) onRTU(c *conn, msg mad) drop {
+	if c.state != connRepSent || msg.sender() != c.remote {
+		return dropState
+	}
+	c.state = connEstablished
+	c.timer.Stop()
+	c.q.confirmed.Store(true)
+	c.q.cq.submit(c.q)
+	return dropNone
+}
+
+// request implements verbs.ConnRequest.
+type request struct {
+	dev *Device
+	c   *conn
+	f   reqFields
+}
+
+func (r *request) Private() []byte { return r.f.private }
+
+func (r *request) LocalAddr() netip.AddrPort {
+	return netip.AddrPortFrom(r.c.port.addr, uint16(r.f.service))
+}
+
+func (r *request) RemoteAddr() netip.AddrPort {
+	return netip.AddrPortFrom(r.c.peer, r.f.sourcePort)
+}
+
+// Accept implements verbs.ConnRequest.
+func (r *request) Accept(v verbs.QP, private []byte) error {
+	q, ok := v.(*qp)
+	switch {
+	case !ok || q.dev != r.dev:
+		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), errNotOurs)
+	case len(private) > repPrivateLen:
+		return fmt.Errorf("accept %s: %d bytes of private data, at most %d", r.RemoteAddr(), len(private), repPrivateLen)
+	case !q.move(phaseIdle, phaseConnecting):
+		return fmt.Errorf("accept %s: queue pair was used before", r.RemoteAddr())
+	}
+	if err := r.dev.cm.accept(r, q, private); err != nil {
+		if q.move(phaseConnecting, phaseDown) {
+			q.cq.giveNumber(q)
+		}
+		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), err)
+	}
+	return nil
+}
+
+func (m *manager) accept(r *request, q *qp, private []byte) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := r.c
+	if c.state != connReqReceived || m.stopped {
+		return fmt.Errorf("peer has given up: %w", verbs.ErrClosed)
+	}
+	f := repFields{
+		guid: m.guid, qpn: q.qpn, psn: rand.Uint32() & psnMask, private: private,
+		respRes:   min(uint8(m.dev.cfg.IRD), r.f.initDepth),
+		initDepth: min(uint8(m.dev.cfg.ORD), r.f.respRes),
+	}
+	l := &link{
+		port: c.port, peer: c.peer, local: r.LocalAddr(), remote: r.RemoteAddr(), peerQPN: r.f.qpn, mtu: r.f.mtu,
+		sendPSN: r.f.psn, recvPSN: f.psn, ird: int(f.respRes), ord: int(f.initDepth),
+	}
+	m.count(c, -1)
+	c.state = connRepSent
+	if err := m.establish(c, q, l, true); err != nil {
+		c.linger(nil)
+		return err
+	}
+	c.say(f.encode(c.tid, c.local, c.remote))
+	c.after(m.dev.cfg.ConnectTimeout)
+	return nil
+}
+
+// Reject implements verbs.ConnRequest.
+func (r *request) Reject(private []byte) error {
+	private = private[:min(len(private), rejPrivateLen)]
+	m := &r.dev.cm
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.reject(r.c, &rejFields{about: aboutREQ, reason: reasonConsumer, private: private}) {
+		return fmt.Errorf("reject %s: peer has given up: %w", r.RemoteAddr(), verbs.ErrClosed)
+	}
+	return nil
+}
+
+// reject answers a request with f, as often as it is repeated.
+func (m *manager) reject(c *conn, f *rejFields) bool {
+	if c.state != connReqReceived || m.stopped {
+		return false
+	}
+	no := f.encode(c.tid, 0, c.remote)
+	c.linger(no)
+	m.send(c.port, c.peer, no)
+	return true
+}

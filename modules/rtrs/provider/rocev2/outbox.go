@@ -1,0 +1,194 @@
+package rocev2
+
+import (
+	"golang.org/x/sys/unix"
+)
+
+// The way out: packets are listed as pieces of header and payload, runs of
+// equal packets of one queue pair become one segmented send, and one sendmmsg
+// takes everything. What the socket refuses for now stays listed; nothing is
+// added until it has left.
+
+const (
+	outMessages = 64       // datagrams or segmented sends of a call
+	outVecs     = 2048     // pieces of a call
+	outHead     = 64 << 10 // headers, pads and ICRCs of a call
+	// A segmented send has at most this many packets and bytes.
+	maxSegments  = 64
+	maxSegmented = 65000
+	maxRunVecs   = 1024 // the kernel's limit of pieces of a datagram
+)
+
+// outbox is the way out of one completion queue at one port.
+type outbox struct {
+	port  *port
+	fd    int
+	gso   bool
+	stats *counters
+
+	msgs []mmsghdr
+	ctl  []controlBuf
+	runs []run
+	vecs []unix.Iovec
+	head []byte
+
+	at, n    int // messages at..n are to be sent
+	vecsUsed int
+	headUsed int
+	blocked  bool // the socket was full
+
+	// The packet being listed.
+	crc  uint32
+	size int
+}
+
+// run is a message: packets of equal size, only the last may be shorter.
+type run struct {
+	q           *qp
+	first, vecs int // of outbox.vecs
+	size        int // of a packet
+	packets     int
+	total       int
+	short       bool // a shorter one was added: it was the last
+}
+
+func newOutbox(p *port, fd int, stats *counters) *outbox {
+	return &outbox{
+		port: p, fd: fd, gso: p.gso, stats: stats,
+		msgs: make([]mmsghdr, outMessages), ctl: make([]controlBuf, outMessages), runs: make([]run, outMessages),
+		vecs: make([]unix.Iovec, outVecs), head: make([]byte, outHead),
+	}
+}
+
+// room tells whether a packet can be listed, after a flush if it takes one.
+func (o *outbox) room() bool {
+	if o.fits() {
+		return true
+	}
+	o.flush()
+	return o.fits()
+}
+
+func (o *outbox) fits() bool {
+	return !o.blocked && o.n < outMessages && o.vecsUsed+maxSGE+2 <= outVecs && o.headUsed+maxHeader+3+icrcLen <= outHead
+}
+
+// begin starts a packet of q with size bytes from the base transport header to
+// the ICRC, and returns room for its headers.
+func (o *outbox) begin(q *qp, header, size int) []byte {
+	r := o.runFor(q, size)
+	o.size = size
+	o.crc = q.toPeer.start(size, uint16(r.packets))
+	r.packets++
+	r.total += size
+	r.short = size < r.size
+	o.stats.sent.Add(1)
+	return o.putHead(header)
+}
+
+// runFor returns the message that the packet becomes part of.
+func (o *outbox) runFor(q *qp, size int) *run {
+	if o.gso && o.n > o.at {
+		r := &o.runs[o.n-1]
+		if r.q == q && !r.short && size <= r.size && r.packets < maxSegments && r.total+size <= maxSegmented && r.vecs+maxSGE+2 <= maxRunVecs {
+			return r
+		}
+	}
+	o.runs[o.n] = run{q: q, first: o.vecsUsed, size: size}
+	o.n++
+	return &o.runs[o.n-1]
+}
+
+// putHead lists n bytes of the header room.
+func (o *outbox) putHead(n int) []byte {
+	b := o.head[o.headUsed : o.headUsed+n]
+	r := &o.runs[o.n-1]
+	if r.vecs > 0 && o.vecs[o.vecsUsed-1].Base == lastOf(o.head, o.headUsed, &o.vecs[o.vecsUsed-1]) {
+		growIovec(&o.vecs[o.vecsUsed-1], n)
+	} else {
+		o.putVec(b)
+	}
+	o.headUsed += n
+	return b
+}
+
+// lastOf is where a piece that ends at head[used] starts.
+func lastOf(head []byte, used int, v *unix.Iovec) *byte {
+	if int(v.Len) > used {
+		return nil
+	}
+	return &head[used-int(v.Len)]
+}
+
+func (o *outbox) putVec(b []byte) {
+	setIovec(&o.vecs[o.vecsUsed], b)
+	o.vecsUsed++
+	o.runs[o.n-1].vecs++
+}
+
+// headerDone continues the ICRC over the headers.
+func (o *outbox) headerDone(head []byte) { o.crc = sumHeader(o.crc, head) }
+
+// payload lists b, which is not empty.
+func (o *outbox) payload(b []byte) {
+	o.putVec(b)
+	o.crc = sum(o.crc, b)
+}
+
+// end lists the pad and the ICRC.
+func (o *outbox) end(pad int) {
+	b := o.putHead(pad + icrcLen)
+	clear(b[:pad])
+	putICRC(b[pad:], sum(o.crc, b[:pad]))
+}
+
+// flush passes what is listed to the socket.
+func (o *outbox) flush() {
+	if o.at == o.n {
+		return
+	}
+	if !o.blocked {
+		for i := o.at; i < o.n; i++ {
+			o.describe(i)
+		}
+	}
+	o.blocked = false
+	for o.at < o.n {
+		n, errno := sendMany(o.fd, o.msgs[o.at:o.n])
+		switch errno {
+		case 0:
+			o.at += n
+		case unix.EINTR:
+		case unix.EAGAIN, unix.ENOBUFS:
+			o.blocked = true
+			return
+		default:
+			o.refused(errno)
+		}
+	}
+	o.discard()
+}
+
+func (o *outbox) describe(i int) {
+	r := &o.runs[i]
+	var control *controlBuf
+	if r.packets > 1 {
+		control = &o.ctl[i]
+		control.setSegment(r.size)
+	}
+	o.msgs[i].describe(&r.q.to, o.vecs[r.first:r.first+r.vecs], control)
+}
+
+// refused skips the next message: to the peer it is lost. When it was a
+// segmented one, no more of those are made.
+func (o *outbox) refused(errno unix.Errno) {
+	if o.runs[o.at].packets > 1 && errno != unix.ECONNREFUSED {
+		o.gso = false
+	}
+	o.at++
+}
+
+// discard forgets what is listed.
+func (o *outbox) discard() {
+	o.at, o.n, o.vecsUsed, o.headUsed, o.blocked = 0, 0, 0, 0, false
+}

@@ -1,0 +1,558 @@
+package rocev2
+
+import (
+	"fmt"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// The requester: work requests become packets with consecutive sequence
+// numbers. What is not acknowledged in time, or reported missing, is sent
+// again from the oldest such packet on (go back N). A READ takes the numbers
+// of its responses; long ones are asked for in pieces. docs/protocol/rocev2.md,
+// Requester.
+
+const (
+	maxWindow   = 256 // packets on their way, at most
+	firstWindow = 64
+	minWindow   = 2
+	// ackEvery is how many packets leave without asking for an acknowledgement.
+	ackEvery = 16
+	// readPiece is the number of packets of one READ on the wire.
+	readPiece = 64
+
+	firstTimeout = int64(50e6) // ns
+	minTimeout   = int64(5e6)
+	maxTimeout   = int64(500e6)
+)
+
+// place is a position in the send queue: before byte off of entry at, whose
+// packet has the sequence number psn. off is a multiple of the path MTU.
+type place struct {
+	at  uint64
+	off uint32
+	psn uint32
+}
+
+// requester is the sending half of a queue pair.
+type requester struct {
+	una place // the oldest packet that is not acknowledged
+	cur place // the next to be sent
+	// begun is the entry behind the last one with sequence numbers, top the
+	// number behind its last.
+	begun uint64
+	top   uint32
+	high  uint32 // behind the highest number ever sent
+
+	hold     bool // passive side: the peer does not know yet that it is connected
+	sinceAck int  // packets since an acknowledgement was asked for
+	sge      int  // where cur stands in the elements
+	sgeOff   int
+	reads    []uint32 // last sequence numbers of the READs on their way, a ring
+	readHead uint64
+	readTail uint64
+
+	window, threshold int32
+	credit            int32
+
+	timeout       int64 // until the next retry
+	srtt, rttvar  int64
+	timed         bool // the packet before timedPSN is timed
+	timedPSN      uint32
+	timedAt       int64
+	progressAt    int64 // the peer was last heard of, or there was nothing to hear
+	waitUntil     int64 // RNR: send nothing before
+	notReadySince int64 // RNR: since when, 0: not
+	retriedRead   bool  // una is a READ that was asked for again
+}
+
+func (r *requester) init(q *qp, psn uint32) {
+	r.una.psn, r.cur.psn, r.top, r.high = psn, psn, psn, psn
+	r.reads = make([]uint32, q.ord)
+	r.window, r.threshold = firstWindow, maxWindow
+	r.timeout = firstTimeout
+}
+
+func (r *requester) outstanding() int32 { return psnDiff(r.cur.psn, r.una.psn) }
+
+// requestable tells whether a packet may leave.
+func (q *qp) requestable() bool {
+	r := &q.req
+	if r.hold || r.waitUntil != 0 || r.cur.at == q.sqTail || r.outstanding() >= r.window {
+		return false
+	}
+	return q.sq[r.cur.at&q.sqMask].op != verbs.OpRead || r.readTail-r.readHead < uint64(len(r.reads))
+}
+
+// request lists packets until the window is full, nothing is left or the way
+// out is.
+func (q *qp) request() {
+	r := &q.req
+	idle := r.una.psn == r.high
+	for q.requestable() {
+		e := &q.sq[r.cur.at&q.sqMask]
+		switch {
+		case e.local() && r.cur.at < r.begun: // done before
+			r.step()
+		case e.local():
+			if !q.localWork(e) {
+				return
+			}
+		case !q.out.room():
+			return
+		case e.op == verbs.OpRead:
+			q.start(e)
+			q.sendRead(e)
+		default:
+			q.start(e)
+			q.sendPacket(e)
+		}
+	}
+	if r.outstanding() == 0 {
+		return
+	}
+	if idle {
+		r.progressAt = q.cq.clock
+	}
+	if q.deadline == 0 {
+		q.setDeadline(q.cq.clock + r.timeout)
+	}
+}
+
+// start gives the entry at cur its sequence numbers, the first time.
+func (q *qp) start(e *sendEntry) {
+	r := &q.req
+	if r.cur.at < r.begun {
+		return
+	}
+	e.first = r.cur.psn
+	e.last = psnAdd(e.first, packets(e.length, q.mtu)-1)
+	r.begun = r.cur.at + 1
+	r.top = psnAdd(e.last, 1)
+}
+
+// step goes to the next entry.
+func (r *requester) step() {
+	r.cur.at++
+	r.cur.off, r.sge, r.sgeOff = 0, 0, 0
+}
+
+// localWork runs OpLocalInv and OpRegMR, in their place in the order. One that
+// fails ends the connection.
+func (q *qp) localWork(e *sendEntry) bool {
+	ok := q.pd.validate
+	if e.op == verbs.OpLocalInv {
+		ok = q.pd.invalidate
+	}
+	if !ok(e.key) {
+		e.status = verbs.StatusLocalProt
+		q.hangUp(verbs.StatusLocalProt, fmt.Errorf("key %#x cannot be changed", e.key))
+		return false
+	}
+	r := &q.req
+	r.begun = r.cur.at + 1
+	r.step()
+	q.skipLocal()
+	return true
+}
+
+// skipLocal moves una over local work that was done.
+func (q *qp) skipLocal() {
+	r := &q.req
+	for r.una.at < r.begun && r.una.off == 0 && q.sq[r.una.at&q.sqMask].local() {
+		r.una.at++
+	}
+}
+
+// sendPacket lists the next packet of a SEND or a WRITE.
+func (q *qp) sendPacket(e *sendEntry) {
+	r := &q.req
+	n := int(min(e.length-r.cur.off, q.mtu))
+	first, last := r.cur.off == 0, r.cur.off+uint32(n) == e.length
+	op := packetOpcode(e.op, first, last)
+	shape := &shapes[op]
+	pad := padLen(n)
+	head := q.out.begin(q, shape.size, shape.size+n+pad+icrcLen)
+	ask := last || r.sinceAck+1 >= ackEvery || r.outstanding()+1 >= r.window
+	putBTH(head, op, pad, q.peerQPN, r.cur.psn, ask)
+	at := bthLen
+	if shape.reth {
+		putRETH(head[at:], e.addr, e.key, e.length)
+		at += rethLen
+	}
+	if shape.imm {
+		be.PutUint32(head[at:], e.imm)
+	} else if shape.inv {
+		be.PutUint32(head[at:], e.key)
+	}
+	q.out.headerDone(head)
+	q.gather(n)
+	q.out.end(pad)
+	q.left(1, ask)
+	if r.cur.off += uint32(n); last {
+		r.step()
+	}
+}
+
+// packetOpcode is the opcode of a packet of a message.
+func packetOpcode(op verbs.Opcode, first, last bool) opcode {
+	var o opcode
+	switch {
+	case first && last:
+		o = opSendOnly
+	case first:
+		o = opSendFirst
+	case last:
+		o = opSendLast
+	default:
+		o = opSendMiddle
+	}
+	if op == verbs.OpWrite || op == verbs.OpWriteImm {
+		o += opWriteFirst - opSendFirst
+	}
+	if !last {
+		return o
+	}
+	switch op {
+	case verbs.OpSendImm, verbs.OpWriteImm:
+		return o + 1
+	case verbs.OpSendInv:
+		if first {
+			return opSendOnlyInv
+		}
+		return opSendLastInv
+	}
+	return o
+}
+
+// gather lists the next n bytes of the entry's elements.
+func (q *qp) gather(n int) {
+	r := &q.req
+	base := int(r.cur.at&q.sqMask) * q.maxSGE
+	for n > 0 {
+		b := q.sges[base+r.sge].Buf[r.sgeOff:]
+		if len(b) == 0 {
+			r.sge, r.sgeOff = r.sge+1, 0
+			continue
+		}
+		b = b[:min(len(b), n)]
+		q.out.payload(b)
+		r.sgeOff += len(b)
+		n -= len(b)
+	}
+}
+
+// sendRead lists a request for the next piece of a READ. Pieces end at the
+// same places when they are asked for again, since a responder compares.
+func (q *qp) sendRead(e *sendEntry) {
+	r := &q.req
+	n := min(e.length-r.cur.off, readPiece*q.mtu-r.cur.off%(readPiece*q.mtu))
+	head := q.out.begin(q, bthLen+rethLen, bthLen+rethLen+icrcLen)
+	putBTH(head, opReadRequest, 0, q.peerQPN, r.cur.psn, true)
+	putRETH(head[bthLen:], e.addr+uint64(r.cur.off), e.key, n)
+	q.out.headerDone(head)
+	q.out.end(0)
+	count := packets(n, q.mtu)
+	r.reads[r.readTail%uint64(len(r.reads))] = psnAdd(r.cur.psn, count-1)
+	r.readTail++
+	q.left(count, true)
+	if r.cur.off += n; r.cur.off == e.length {
+		r.step()
+	}
+}
+
+// left accounts for a packet that takes n sequence numbers.
+func (q *qp) left(n uint32, asked bool) {
+	r := &q.req
+	r.sinceAck++
+	if asked {
+		r.sinceAck = 0
+	}
+	r.cur.psn = psnAdd(r.cur.psn, n)
+	if psnDiff(r.cur.psn, r.high) <= 0 {
+		q.cq.stats.resent.Add(1)
+		return
+	}
+	r.high = r.cur.psn
+	if asked && !r.timed {
+		r.timed, r.timedPSN, r.timedAt = true, r.cur.psn, q.cq.clock
+	}
+}
+
+// onAck takes an ACK, a NAK or an RNR NAK.
+func (q *qp) onAck(b bth) drop {
+	r := &q.req
+	a := aeth(b[bthLen:])
+	psn := b.psn()
+	behind := psnDiff(psn, r.una.psn)
+	switch {
+	case psnDiff(psn, r.high) > 0 || a.syndrome()&syndromeKindMask != syndromeNAK && psn == r.high:
+		return dropGhost
+	case behind < 0:
+		return dropNone // late
+	}
+	switch a.syndrome() & syndromeKindMask {
+	case syndromeAck:
+		q.acknowledge(psnAdd(psn, 1))
+		if r.una.psn != psnAdd(psn, 1) && psnDiff(psn, r.una.psn) >= 0 {
+			q.readAgain() // a READ in between was not answered
+		}
+	case syndromeRNR:
+		q.acknowledge(psn)
+		q.notReady(rnrDelay(a.syndrome()))
+	case syndromeNAK:
+		q.acknowledge(psn)
+		return q.refused(a.syndrome())
+	default:
+		return dropHeader
+	}
+	return dropNone
+}
+
+// acknowledge moves una up to the packet before psn, or to the first READ that
+// is not answered.
+func (q *qp) acknowledge(psn uint32) {
+	r := &q.req
+	before := r.una.psn
+	for psnDiff(psn, r.una.psn) > 0 && r.una.at < r.begun {
+		e := &q.sq[r.una.at&q.sqMask]
+		if e.op == verbs.OpRead {
+			break
+		}
+		q.advance(e, min(uint32(psnDiff(psn, r.una.psn)), uint32(psnDiff(e.last, r.una.psn))+1))
+	}
+	if n := psnDiff(r.una.psn, before); n > 0 {
+		q.progressed(n)
+	}
+}
+
+// advance moves una over n packets of its entry e.
+func (q *qp) advance(e *sendEntry, n uint32) {
+	r := &q.req
+	r.una.psn = psnAdd(r.una.psn, n)
+	r.una.off += n * q.mtu
+	if psnDiff(r.una.psn, e.last) > 0 {
+		r.una.at++
+		r.una.off = 0
+		q.skipLocal()
+	}
+}
+
+// progressed notes that n more packets have arrived at the peer.
+func (q *qp) progressed(n int32) {
+	r := &q.req
+	r.progressAt, r.notReadySince, r.retriedRead = q.cq.clock, 0, false
+	if r.timed && psnDiff(r.una.psn, r.timedPSN) >= 0 {
+		r.measured(q.cq.clock - r.timedAt)
+	}
+	r.open(n)
+	if psnDiff(r.una.psn, r.cur.psn) > 0 {
+		q.goBack() // forward, to be exact: what was to be repeated has arrived
+	}
+	if r.outstanding() == 0 {
+		q.setDeadline(0)
+	} else {
+		q.setDeadline(q.cq.clock + r.timeout)
+	}
+	q.cq.activate(q)
+}
+
+// measured takes a round trip time: the timeout follows it as in RFC 6298.
+func (r *requester) measured(rtt int64) {
+	r.timed = false
+	if r.srtt == 0 {
+		r.srtt, r.rttvar = rtt, rtt/2
+	} else {
+		r.rttvar += (max(rtt-r.srtt, r.srtt-rtt) - r.rttvar) / 4
+		r.srtt += (rtt - r.srtt) / 8
+	}
+	r.timeout = min(max(r.srtt+4*r.rttvar, minTimeout), maxTimeout)
+}
+
+// open widens the window after n packets have arrived.
+func (r *requester) open(n int32) {
+	if r.window < r.threshold {
+		r.window = min(r.window+n, maxWindow)
+		return
+	}
+	if r.credit += n; r.credit >= r.window {
+		r.credit = 0
+		r.window = min(r.window+1, maxWindow)
+	}
+}
+
+// narrow is the answer to a loss.
+func (r *requester) narrow(window int32) {
+	r.threshold = max(r.window/2, 2*minWindow)
+	r.window = max(min(window, r.threshold), minWindow)
+	r.credit = 0
+}
+
+// goBack makes una the next packet to be sent.
+func (q *qp) goBack() {
+	r := &q.req
+	r.cur = r.una
+	r.readHead = r.readTail
+	r.timed = false
+	r.sinceAck = 0
+	r.seek(q)
+	q.setDeadline(0) // set when it is sent
+	q.cq.activate(q)
+}
+
+// seek finds the element in which cur stands.
+func (r *requester) seek(q *qp) {
+	r.sge, r.sgeOff = 0, 0
+	base := int(r.cur.at&q.sqMask) * q.maxSGE
+	for left := int(r.cur.off); left > 0; {
+		n := len(q.sges[base+r.sge].Buf)
+		if left < n {
+			r.sgeOff = left
+			return
+		}
+		left -= n
+		r.sge++
+	}
+}
+
+// refused takes a NAK about the packet at una.
+func (q *qp) refused(syndrome byte) drop {
+	r := &q.req
+	status := verbs.StatusRemoteInvalid
+	switch syndrome {
+	case nakSequence:
+		q.cq.stats.seqNAKs.Add(1)
+		r.progressAt = q.cq.clock
+		r.narrow(r.window / 2)
+		q.goBack()
+		return dropNone
+	case nakAccess:
+		status = verbs.StatusRemoteAccess
+	case nakInvalid, nakOperation:
+	default:
+		return dropHeader
+	}
+	if r.una.at == r.begun {
+		return dropGhost // nothing is outstanding
+	}
+	q.failRequest(status, fmt.Errorf("peer refuses a request: NAK %#x", syndrome))
+	return dropNone
+}
+
+// failRequest ends the connection because of the request at una.
+func (q *qp) failRequest(status verbs.Status, cause error) {
+	if r := &q.req; r.una.at < q.sqTail {
+		q.sq[r.una.at&q.sqMask].status = status
+	}
+	q.hangUp(status, cause)
+}
+
+// notReady waits as an RNR NAK asks for, then tries with few packets.
+func (q *qp) notReady(delay int64) {
+	r := &q.req
+	now := q.cq.clock
+	q.cq.stats.rnrNAKs.Add(1)
+	r.progressAt = now
+	if r.notReadySince == 0 {
+		r.notReadySince = now
+	}
+	if limit := int64(q.dev.cfg.RNRTimeout); limit > 0 && now-r.notReadySince > limit {
+		q.failRequest(verbs.StatusRetryExceeded, fmt.Errorf("peer had no receive for %s", q.dev.cfg.RNRTimeout))
+		return
+	}
+	r.narrow(minWindow)
+	q.goBack()
+	r.waitUntil = now + delay
+	q.setDeadline(r.waitUntil)
+}
+
+// readAgain asks once more for the READ at una, whose response has a gap. It
+// does so once; if that is lost too the timer does the rest.
+func (q *qp) readAgain() {
+	r := &q.req
+	if r.retriedRead {
+		return
+	}
+	r.narrow(r.window / 2)
+	q.goBack()
+	r.retriedRead = true
+}
+
+// onResponse takes a packet of a READ response.
+func (q *qp) onResponse(b bth, shape *opShape, payload []byte) drop {
+	r := &q.req
+	psn := b.psn()
+	if shape.aeth && aeth(b[bthLen:]).syndrome()&syndromeKindMask != syndromeAck {
+		return dropHeader
+	}
+	if psnDiff(psn, r.high) >= 0 {
+		return dropGhost
+	}
+	if psnDiff(psn, r.una.psn) < 0 {
+		return dropNone // late
+	}
+	q.acknowledge(psn)
+	if psn != r.una.psn {
+		q.readAgain()
+		return dropNone
+	}
+	if r.una.at == r.begun || q.sq[r.una.at&q.sqMask].op != verbs.OpRead {
+		return dropGhost
+	}
+	e := &q.sq[r.una.at&q.sqMask]
+	if uint32(len(payload)) != min(e.length-r.una.off, q.mtu) {
+		q.failRequest(verbs.StatusFatal, fmt.Errorf("read response of %d bytes at %d of %d", len(payload), r.una.off, e.length))
+		return dropNone
+	}
+	q.scatter(payload)
+	q.advance(e, 1)
+	for r.readHead < r.readTail && psnDiff(r.una.psn, r.reads[r.readHead%uint64(len(r.reads))]) > 0 {
+		r.readHead++
+	}
+	q.progressed(1)
+	return dropNone
+}
+
+// scatter places a piece of a READ in the elements at una.
+func (q *qp) scatter(b []byte) {
+	base := int(q.req.una.at&q.sqMask) * q.maxSGE
+	skip := int(q.req.una.off)
+	for i := 0; len(b) > 0; i++ {
+		buf := q.sges[base+i].Buf
+		if skip >= len(buf) {
+			skip -= len(buf)
+			continue
+		}
+		n := q.place(buf[skip:], b)
+		b, skip = b[n:], 0
+	}
+}
+
+// place is the one copy of payload: from the staging buffer to where it
+// belongs.
+func (q *qp) place(dst, src []byte) int {
+	n := copy(dst, src)
+	q.cq.stats.placed.Add(uint64(n))
+	return n
+}
+
+// expire looks after the requester's timer.
+func (q *qp) expire() {
+	r := &q.req
+	switch {
+	case q.end.state != endNone:
+	case r.waitUntil != 0:
+		r.waitUntil = 0
+		q.cq.activate(q)
+	case r.outstanding() > 0:
+		q.cq.stats.timeouts.Add(1)
+		if limit := q.dev.cfg.RetryTimeout; q.cq.clock-r.progressAt > int64(limit) {
+			q.failRequest(verbs.StatusRetryExceeded, fmt.Errorf("peer has not answered for %s", limit))
+			return
+		}
+		r.narrow(minWindow)
+		r.timeout = min(2*r.timeout, maxTimeout)
+		q.goBack()
+		r.retriedRead = false
+	}
+}

@@ -1,0 +1,354 @@
+package rocev2
+
+import (
+	"fmt"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// The responder: packets are taken in the order of their sequence numbers
+// only. What was asked of us is answered once per Poll: first the data of
+// READs, then one acknowledgement for everything. docs/protocol/rocev2.md,
+// Responder.
+
+// rnrCode asks a peer without a receive here to wait 1.28 ms.
+const rnrCode = 14
+
+// responder is the receiving half of a queue pair.
+type responder struct {
+	psn    uint32 // expected
+	msn    uint32 // messages completed
+	silent bool   // the gap at psn was reported: say nothing until it is closed
+
+	msg message // in progress
+
+	ackDue  bool
+	nak     byte // syndrome to be sent for psn, 0: none
+	serves  []serve
+	head    uint64
+	tail    uint64
+	serving uint32 // packets of the oldest serve that were sent
+}
+
+// message is the one that is being received.
+type message struct {
+	class class // classNone: none
+	addr  uint64
+	key   uint32
+	total uint32 // of a WRITE
+	got   uint32
+}
+
+// serve is a READ of the peer that waits for its data.
+type serve struct {
+	psn    uint32
+	addr   uint64
+	key    uint32
+	length uint32
+	msn    uint32
+}
+
+func (x *responder) init(q *qp, psn uint32) {
+	x.psn = psn
+	x.serves = make([]serve, q.ird)
+}
+
+// wants tells whether something waits to be sent.
+func (x *responder) wants() bool { return x.ackDue || x.nak != 0 || x.head != x.tail }
+
+// onRequest takes a packet of a request. It returns the number of completions.
+func (q *qp) onRequest(b bth, shape *opShape, payload []byte, wc *verbs.WC) int {
+	x := &q.resp
+	q.cq.activate(q)
+	switch d := psnDiff(b.psn(), x.psn); {
+	case d > 0:
+		if !x.silent {
+			x.silent, x.nak = true, nakSequence
+		}
+		return 0
+	case d < 0:
+		q.repeated(b, shape)
+		return 0
+	}
+	if nak := q.judge(b, shape, payload); nak != 0 {
+		q.refuse(nak)
+		return 0
+	}
+	x.silent = false
+	if b.ackReq() {
+		x.ackDue = true
+	}
+	if shape.class == classRead {
+		q.takeRead(b)
+		return 0
+	}
+	x.psn = psnAdd(x.psn, 1)
+	return q.take(b, shape, payload, wc)
+}
+
+// refuse sends a NAK. All but those that ask for patience end the connection.
+func (q *qp) refuse(nak byte) {
+	x := &q.resp
+	x.nak = nak
+	if nak&syndromeKindMask == syndromeRNR {
+		x.silent = true
+		return
+	}
+	q.sayLast()
+	status := verbs.StatusFatal
+	q.hangUp(status, fmt.Errorf("peer broke the rules: NAK %#x", nak))
+}
+
+// repeated takes a packet that was taken before: its answer was lost.
+func (q *qp) repeated(b bth, shape *opShape) {
+	x := &q.resp
+	if shape.class != classRead {
+		x.ackDue = true
+		return
+	}
+	s := newServe(b)
+	if len(x.serves) == 0 || psnDiff(psnAdd(s.psn, packets(s.length, q.mtu)-1), x.psn) >= 0 {
+		return // it was not asked like that the first time
+	}
+	// Everything from here on will be asked again.
+	for x.tail > x.head && psnDiff(x.last(q), s.psn) >= 0 {
+		x.tail--
+	}
+	if x.tail == x.head {
+		x.serving = 0
+	}
+	s.msn = x.msn
+	x.serves[x.tail%uint64(len(x.serves))] = s
+	x.tail++
+}
+
+// last is the last sequence number of the newest serve.
+func (x *responder) last(q *qp) uint32 {
+	s := &x.serves[(x.tail-1)%uint64(len(x.serves))]
+	return psnAdd(s.psn, packets(s.length, q.mtu)-1)
+}
+
+func newServe(b bth) serve {
+	r := reth(b[bthLen:])
+	return serve{psn: b.psn(), addr: r.addr(), key: r.key(), length: r.length()}
+}
+
+// judge looks at the expected packet and changes nothing, so that it may come
+// again. It returns the syndrome of a NAK, or 0.
+func (q *qp) judge(b bth, shape *opShape, payload []byte) byte {
+	m := &q.resp.msg
+	if shape.first != (m.class == classNone) || !shape.first && m.class != shape.class {
+		return nakInvalid
+	}
+	n := uint32(len(payload))
+	if !shape.last && n != q.mtu || n > q.mtu || shape.last && !shape.first && n == 0 {
+		return nakInvalid
+	}
+	switch shape.class {
+	case classSend:
+		return q.judgeSend(b, shape, n)
+	case classWrite:
+		return q.judgeWrite(b, shape, n)
+	}
+	return q.judgeRead(b, n)
+}
+
+func (q *qp) judgeSend(b bth, shape *opShape, n uint32) byte {
+	if q.rqHead == q.rqTail {
+		return syndromeRNR | rnrCode
+	}
+	var got uint32
+	if !shape.first {
+		got = q.resp.msg.got
+	}
+	if uint64(got)+uint64(n) > uint64(len(q.rqBuffer())) {
+		q.recvStatus = verbs.StatusLocalLength
+		return nakInvalid
+	}
+	if shape.inv && !q.invalidated(be.Uint32(b[bthLen:])) {
+		q.recvStatus = verbs.StatusRemoteInvalid
+		return nakAccess
+	}
+	return 0
+}
+
+// invalidated takes the key away that a SEND WITH INVALIDATE names. It is the
+// last thing that is looked at, so that nothing has to be undone.
+func (q *qp) invalidated(key uint32) bool { return q.pd.invalidate(key) }
+
+func (q *qp) judgeWrite(b bth, shape *opShape, n uint32) byte {
+	m := q.resp.msg
+	if shape.first {
+		r := reth(b[bthLen:])
+		m = message{addr: r.addr(), key: r.key(), total: r.length()}
+	}
+	if m.total > maxMessage || shape.last != (m.got+n == m.total) || m.got+n > m.total {
+		return nakInvalid
+	}
+	if m.total > 0 && q.pd.remote(m.key, m.addr, uint64(m.total), verbs.AccessRemoteWrite) == nil {
+		return nakAccess
+	}
+	if shape.imm && q.rqHead == q.rqTail {
+		return syndromeRNR | rnrCode
+	}
+	return 0
+}
+
+func (q *qp) judgeRead(b bth, n uint32) byte {
+	x := &q.resp
+	s := newServe(b)
+	switch {
+	case n != 0 || s.length > maxMessage || x.tail-x.head >= uint64(len(x.serves)):
+		return nakInvalid
+	case s.length > 0 && q.pd.remote(s.key, s.addr, uint64(s.length), verbs.AccessRemoteRead) == nil:
+		return nakAccess
+	}
+	return 0
+}
+
+// take takes a packet of a SEND or a WRITE that is right.
+func (q *qp) take(b bth, shape *opShape, payload []byte, wc *verbs.WC) int {
+	x := &q.resp
+	m := &x.msg
+	if shape.first {
+		*m = message{class: shape.class}
+		if shape.reth {
+			r := reth(b[bthLen:])
+			m.addr, m.key, m.total = r.addr(), r.key(), r.length()
+		}
+	}
+	if len(payload) > 0 {
+		dst := q.rqBuffer()
+		if m.class == classWrite {
+			dst = q.pd.remote(m.key, m.addr, uint64(m.total), verbs.AccessRemoteWrite)
+		}
+		q.place(dst[m.got:], payload)
+		m.got += uint32(len(payload))
+	}
+	if !shape.last {
+		return 0
+	}
+	m.class = classNone
+	x.msn++
+	if shape.class == classWrite && !shape.imm {
+		return 0
+	}
+	q.received(b, shape, wc)
+	return 1
+}
+
+// rqBuffer is the receive in use, nil when there is none.
+func (q *qp) rqBuffer() []byte {
+	if q.rqHead == q.rqTail {
+		return nil
+	}
+	return q.rq[q.rqHead&q.rqMask].buf
+}
+
+// received completes the oldest receive.
+func (q *qp) received(b bth, shape *opShape, wc *verbs.WC) {
+	*wc = verbs.WC{ID: q.rq[q.rqHead&q.rqMask].id, QP: q.context, Op: verbs.OpRecv, ByteLen: q.resp.msg.got}
+	q.rqHead++
+	word := b[shape.size-immLen:]
+	switch {
+	case shape.imm:
+		wc.HasImm, wc.Imm = true, be.Uint32(word)
+		if shape.class == classWrite {
+			wc.Op = verbs.OpRecvImm
+		}
+	case shape.inv:
+		wc.HasInv, wc.InvKey = true, be.Uint32(word)
+	}
+}
+
+// takeRead queues the answer to a READ.
+func (q *qp) takeRead(b bth) {
+	x := &q.resp
+	s := newServe(b)
+	x.msn++
+	s.msn = x.msn
+	x.psn = psnAdd(x.psn, packets(s.length, q.mtu))
+	x.ackDue = false // the response says it
+	x.serves[x.tail%uint64(len(x.serves))] = s
+	x.tail++
+}
+
+// respond lists what is due. It returns false when the way out is full.
+func (q *qp) respond() bool {
+	x := &q.resp
+	for x.head != x.tail {
+		if !q.out.room() {
+			return false
+		}
+		if !q.sendResponse() {
+			return false
+		}
+	}
+	if x.nak == 0 && !x.ackDue {
+		return true
+	}
+	if !q.out.room() {
+		return false
+	}
+	syndrome, psn := byte(ackCreditsInvalid), psnAdd(x.psn, psnMask)
+	if x.nak != 0 {
+		syndrome, psn = x.nak, x.psn
+	}
+	q.sendAck(syndrome, psn)
+	x.nak, x.ackDue = 0, false
+	return true
+}
+
+func (q *qp) sendAck(syndrome byte, psn uint32) {
+	head := q.out.begin(q, bthLen+aethLen, bthLen+aethLen+icrcLen)
+	putBTH(head, opAck, 0, q.peerQPN, psn, false)
+	putAETH(head[bthLen:], syndrome, q.resp.msn)
+	q.out.headerDone(head)
+	q.out.end(0)
+}
+
+// sendResponse lists the next packet of the oldest READ. The key is looked at
+// for every packet, since it may be taken away in between; then the connection
+// ends and sendResponse returns false.
+func (q *qp) sendResponse() bool {
+	x := &q.resp
+	s := &x.serves[x.head%uint64(len(x.serves))]
+	off := x.serving * q.mtu
+	n := min(s.length-off, q.mtu)
+	var data []byte
+	if n > 0 {
+		if data = q.pd.remote(s.key, s.addr, uint64(s.length), verbs.AccessRemoteRead); data == nil {
+			q.sendAck(nakAccess, psnAdd(s.psn, x.serving))
+			q.hangUp(verbs.StatusFatal, fmt.Errorf("region of a read went away"))
+			return false
+		}
+		data = data[off : off+n]
+	}
+	first, last := off == 0, off+n == s.length
+	op := opReadRespMiddle
+	switch {
+	case first && last:
+		op = opReadRespOnly
+	case first:
+		op = opReadRespFirst
+	case last:
+		op = opReadRespLast
+	}
+	pad := padLen(int(n))
+	size := shapes[op].size
+	head := q.out.begin(q, size, size+int(n)+pad+icrcLen)
+	putBTH(head, op, pad, q.peerQPN, psnAdd(s.psn, x.serving), false)
+	if shapes[op].aeth {
+		putAETH(head[bthLen:], ackCreditsInvalid, s.msn)
+	}
+	q.out.headerDone(head)
+	if n > 0 {
+		q.out.payload(data)
+	}
+	q.out.end(pad)
+	if x.serving++; last {
+		x.serving = 0
+		x.head++
+	}
+	return true
+}

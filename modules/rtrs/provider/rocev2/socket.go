@@ -1,0 +1,295 @@
+package rocev2
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// A port is UDP 4791 at one local address: a group of SO_REUSEPORT sockets, in
+// which a filter of the kernel picks by the destination queue pair number.
+// Socket 0 takes what is addressed to queue pair 1, the connection manager,
+// and belongs to the port's control goroutine. Socket s belongs to slot s, one
+// completion queue; the numbers of its queue pairs are s modulo 256.
+//
+// Sockets of a group are known to the kernel by their position. So a slot's
+// socket stays open when its completion queue is closed, and waits for the
+// next one.
+
+const (
+	slotBits = 8
+	maxSlots = 1<<slotBits - 2 // without 0; 255 stays free so that no number is all ones
+
+	socketBuffer = 8 << 20
+)
+
+// port implements UDP 4791 at one address.
+type port struct {
+	dev     *Device
+	addr    netip.Addr
+	mtu     uint8 // code of the largest path MTU
+	control *net.UDPConn
+	pseudo  pseudo // of what is sent to queue pair 1; guarded by Device.cm.mu
+	socks   []int  // by slot, -1 for 0; guarded by Device.mu
+	gso     bool
+	gro     atomic.Bool
+}
+
+// peerAddr is where packets go.
+type peerAddr struct {
+	addr  netip.Addr
+	port  uint16
+	scope uint32
+}
+
+func newPeerAddr(a netip.Addr) peerAddr {
+	p := peerAddr{addr: a, port: roceUDPPort}
+	if z := a.Zone(); z != "" {
+		if ifi, err := net.InterfaceByName(z); err == nil {
+			p.scope = uint32(ifi.Index)
+		} else if n, err := strconv.ParseUint(z, 10, 32); err == nil {
+			p.scope = uint32(n)
+		}
+	}
+	return p
+}
+
+// openPort binds the sockets of slots 0 to slots.
+func (d *Device) openPort(addr netip.Addr, slots int) (*port, error) {
+	if !addr.IsValid() || addr.IsUnspecified() || addr.IsMulticast() {
+		return nil, fmt.Errorf("open UDP port %d at %s: not the address of this host", roceUDPPort, addr)
+	}
+	code, err := d.mtuOf(addr)
+	if err != nil {
+		return nil, fmt.Errorf("open UDP port %d at %s: %w", roceUDPPort, addr, err)
+	}
+	p := &port{dev: d, addr: addr, mtu: code}
+	if err := p.open(slots); err != nil {
+		p.close()
+		return nil, err
+	}
+	d.cfg.Logger.Info("rocev2 address bound", "addr", addr, "path_mtu", mtuBytes(p.mtu), "gso", p.gso, "gro", p.gro.Load())
+	return p, nil
+}
+
+func (p *port) open(slots int) error {
+	first, err := p.bind(true)
+	if err != nil {
+		return err
+	}
+	if err := p.takeControl(first); err != nil {
+		return fmt.Errorf("open UDP port %d at %s: %w", roceUDPPort, p.addr, err)
+	}
+	p.socks = []int{-1}
+	p.offloads()
+	for range max(slots, 1) {
+		if err := p.grow(); err != nil {
+			return err
+		}
+	}
+	filter := selectFilter()
+	err = unix.SetsockoptSockFprog(p.socks[1], unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
+	if err != nil {
+		return fmt.Errorf("open UDP port %d at %s: select by queue pair number: %w", roceUDPPort, p.addr, err)
+	}
+	return nil
+}
+
+// selectFilter returns the number of the socket: 0 for queue pair 1, else the
+// low byte of the destination queue pair number. A number without a socket is
+// answered by any of them, which drops the packet.
+func selectFilter() []unix.SockFilter {
+	return []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 4},
+		{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: qpnMask},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: 2, K: cmQPN},
+		{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: 1<<slotBits - 1},
+		{Code: unix.BPF_RET | unix.BPF_A},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+	}
+}
+
+// grow opens the socket of the next slot.
+func (p *port) grow() error {
+	fd, err := p.bind(false)
+	if err != nil {
+		return err
+	}
+	if p.gro.Load() {
+		unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_GRO, 1)
+	}
+	p.socks = append(p.socks, fd)
+	return nil
+}
+
+// bind opens a socket. The first of a port must have it alone, so that a
+// second process is refused; later ones join its group.
+func (p *port) bind(first bool) (int, error) {
+	family := unix.AF_INET6
+	var sa unix.Sockaddr = &unix.SockaddrInet6{Port: roceUDPPort, Addr: p.addr.As16(), ZoneId: newPeerAddr(p.addr).scope}
+	if p.addr.Is4() {
+		family, sa = unix.AF_INET, &unix.SockaddrInet4{Port: roceUDPPort, Addr: p.addr.As4()}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open UDP port %d at %s: %w", roceUDPPort, p.addr, err)
+	}
+	err = setOptions(fd, family)
+	if err == nil && !first {
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+	}
+	if err == nil {
+		err = unix.Bind(fd, sa)
+	}
+	if err == nil && first {
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+	}
+	if err == nil {
+		return fd, nil
+	}
+	unix.Close(fd)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return -1, fmt.Errorf("open UDP port %d at %s: another process holds it, probably another rnbd or the kernel's rxe: %w", roceUDPPort, p.addr, err)
+	}
+	return -1, fmt.Errorf("open UDP port %d at %s: %w", roceUDPPort, p.addr, err)
+}
+
+// setOptions makes the IPv4 identification of what is sent known, forbids
+// fragments, and takes datagrams without a UDP checksum.
+func setOptions(fd, family int) error {
+	var err error
+	if family == unix.AF_INET {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
+	} else {
+		err = errors.Join(
+			unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1),
+			unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO),
+			unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_NO_CHECK6_RX, 1))
+	}
+	for _, o := range [][2]int{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {
+		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, o[0], socketBuffer) != nil {
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, o[1], socketBuffer) // as much as is allowed
+		}
+	}
+	return err
+}
+
+// takeControl gives socket 0 to the runtime's poller.
+func (p *port) takeControl(fd int) error {
+	f := os.NewFile(uintptr(fd), "rocev2-control")
+	defer f.Close()
+	c, err := net.FilePacketConn(f)
+	if err != nil {
+		return err
+	}
+	p.control = c.(*net.UDPConn)
+	return nil
+}
+
+// offloads asks the kernel what it does for us.
+func (p *port) offloads() {
+	if p.dev.cfg.NoOffload {
+		return
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	_, err = unix.GetsockoptInt(fd, unix.SOL_UDP, unix.UDP_SEGMENT)
+	p.gso = err == nil
+	p.gro.Store(unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_GRO, 1) == nil)
+}
+
+// stopMerging turns GRO off: the kernel merges packets of different queue
+// pairs, and all of them go where the first one goes. Caller holds no lock.
+func (p *port) stopMerging() {
+	if !p.gro.Swap(false) {
+		return
+	}
+	p.dev.mu.Lock()
+	defer p.dev.mu.Unlock()
+	for _, fd := range p.socks {
+		if fd >= 0 {
+			unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_GRO, 0)
+		}
+	}
+	p.dev.cfg.Logger.Info("rocev2 receive offload is off: it mixes queue pairs", "addr", p.addr)
+}
+
+func (p *port) close() {
+	if p.control != nil {
+		p.control.Close()
+	}
+	for _, fd := range p.socks {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+	p.socks = nil
+}
+
+// mtuBytes is the path MTU with the given code: 256 to 4096 bytes of payload.
+func mtuBytes(code uint8) uint32 { return 128 << code }
+
+const (
+	minMTUCode, maxMTUCode = 1, 5
+	// packetOverhead is what the kernel takes off an interface's MTU: IPv6, UDP
+	// and all headers of a packet.
+	packetOverhead = 96
+)
+
+func mtuCode(interfaceMTU int) uint8 {
+	code := uint8(maxMTUCode)
+	for code > minMTUCode && int(mtuBytes(code))+packetOverhead > interfaceMTU {
+		code--
+	}
+	return code
+}
+
+// mtuOf is the code of the largest path MTU for the interface that has addr.
+func (d *Device) mtuOf(addr netip.Addr) (uint8, error) {
+	limit := uint8(maxMTUCode)
+	for limit > minMTUCode && mtuBytes(limit) > uint32(d.cfg.PathMTU) {
+		limit--
+	}
+	ifis, err := net.Interfaces()
+	if err != nil {
+		return 0, err
+	}
+	for _, ifi := range ifis {
+		addrs, err := ifi.Addrs()
+		if err != nil {
+			continue
+		}
+		for _, a := range addrs {
+			if n, ok := a.(*net.IPNet); ok && (n.IP.Equal(addr.AsSlice()) || ifi.Flags&net.FlagLoopback != 0 && n.Contains(addr.AsSlice())) {
+				return min(limit, mtuCode(ifi.MTU)), nil
+			}
+		}
+	}
+	return 0, errors.New("no interface has the address")
+}
+
+// sourceFor is the address that the system would send from to reach dst.
+func sourceFor(dst netip.Addr) (netip.Addr, error) {
+	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, roceUDPPort)))
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer c.Close()
+	return c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
+}
+
+// shrink closes the socket that was opened last.
+func (p *port) shrink() {
+	last := len(p.socks) - 1
+	unix.Close(p.socks[last])
+	p.socks = p.socks[:last]
+}
