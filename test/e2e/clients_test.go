@@ -68,9 +68,7 @@ func TestNbdinfoListsAllDevices(t *testing.T) {
 			t.Errorf("nbdinfo --list does not show %s:\n%s", want, list)
 		}
 	}
-	if err := r.client.Unmap(second.Name, false); err != nil {
-		t.Fatal(err)
-	}
+	eventually(t, "nbdinfo has left and the device is unmapped", func() bool { return r.client.Unmap(second.Name, false) == nil })
 	if list := run(t, "nbdinfo", "--list", "nbd://"+r.tcp); strings.Contains(list, second.Name) {
 		t.Errorf("an unmapped device is still listed:\n%s", list)
 	}

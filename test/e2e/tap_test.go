@@ -159,8 +159,40 @@ func (k *link) packets(out []byte, port uint16) []byte {
 	put(toServer, syn, nil)
 	put(toClient, syn|ack, nil)
 	put(toServer, ack, nil)
+	var pending [2][]byte
+	var started [2]bool
 	for _, p := range k.parts {
-		put(p.dir, push|ack, p.data)
+		pending[p.dir] = append(pending[p.dir], p.data...)
+		for {
+			n := nextPacket(pending[p.dir], started[p.dir])
+			if n == 0 {
+				break
+			}
+			started[p.dir] = true
+			put(p.dir, push|ack, pending[p.dir][:n])
+			pending[p.dir] = pending[p.dir][n:]
+		}
 	}
 	return out
+}
+
+// nextPacket is the length of the whole frames that b begins with and one
+// packet holds; 0: not even one is there. The start-up frame goes alone. A tap
+// cuts wherever a read happened to end, and tshark loses its way where that is
+// within the length of a frame.
+func nextPacket(b []byte, started bool) (n int) {
+	const most = 32 << 10
+	if !started {
+		if len(b) >= 20 && len(b) >= 20+int(binary.BigEndian.Uint16(b[18:])) {
+			n = 20 + int(binary.BigEndian.Uint16(b[18:]))
+		}
+		return n
+	}
+	for {
+		whole := fpduLen(b[n:])
+		if whole == 0 || n > 0 && n+whole > most {
+			return n
+		}
+		n += whole
+	}
 }
