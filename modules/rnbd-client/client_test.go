@@ -24,6 +24,23 @@ func TestR123_SessionInfoThenOpen(t *testing.T) {
 	}
 }
 
+func TestR120_R121_ShapeOfAdminMessages(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient()
+	d, _ := s.device(c)
+	must(t, c.Unmap(t.Context(), d.Name(), false))
+	want := []string{
+		"type 0 read true message 36 data 36 reply 36",
+		"type 2 read true message 264 data 56 reply 56",
+		"type 5 read false message 8 data 0 reply 0",
+	}
+	s.set(func() {
+		if !slices.Equal(s.shapes, want) {
+			t.Errorf("got %q\nwant %q", s.shapes, want)
+		}
+	})
+}
+
 func TestIOMessages(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	d, io := s.device(s.newClient())
@@ -58,7 +75,7 @@ func TestIOMessages(t *testing.T) {
 	}
 }
 
-func TestData(t *testing.T) {
+func TestR141_Data(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	d, io := s.device(s.newClient())
 	if io.SlotSize() != 61440 || d.Limits().MaxIOSize != 61440 {

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"sync"
@@ -31,6 +32,7 @@ type target struct {
 	rsp      rnbdwire.OpenRspFields
 	openErr  blk.Errno
 	ioErr    blk.Errno
+	shapes   []string // of admin messages: direction, data, reply
 	log      []string // messages in the order of arrival, admin and I/O
 	ios      []rnbdwire.IOFields
 	dataLens []int
@@ -109,6 +111,9 @@ func (s *target) Request(op *rtrs.Op) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	user := op.User()
+	if rnbdwire.TypeOf(user) != rnbdwire.TypeIO {
+		s.shapes = append(s.shapes, fmt.Sprintf("type %d read %t message %d data %d reply %d", rnbdwire.TypeOf(user), op.IsRead(), len(user), op.DataLen(), op.ReplyLen()))
+	}
 	switch rnbdwire.TypeOf(user) {
 	case rnbdwire.TypeSessInfo:
 		s.log = append(s.log, "sess-info")

@@ -23,7 +23,7 @@ func TestR126_SessionMarker(t *testing.T) {
 	}
 }
 
-func TestJail(t *testing.T) {
+func TestR127_Jail(t *testing.T) {
 	dir := t.TempDir()
 	outside := filepath.Join(t.TempDir(), "secret")
 	must(t, os.WriteFile(outside, []byte("x"), 0o600))

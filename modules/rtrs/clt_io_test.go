@@ -215,7 +215,7 @@ func TestR081_AnswersInAnyOrder(t *testing.T) {
 	}
 }
 
-func TestR051_ErrnoOfAnAnswer(t *testing.T) {
+func TestR051_R075_ErrnoOfAnAnswer(t *testing.T) {
 	c, _, _ := openScripted(t, func(s *scriptedServer) {
 		s.onRequest = func(r *scriptedRequest) { r.respond(int(r.user[0])) }
 	})
@@ -297,7 +297,7 @@ func TestAnswerOnAnotherConnectionIsIgnored(t *testing.T) {
 	c.finished(1, 0)
 }
 
-func TestR077_RkeysOfAnswersAreUsed(t *testing.T) {
+func TestR077_R078_RkeysOfAnswersAreUsed(t *testing.T) {
 	// Chunks are one region each; the server gives a new key with each answer.
 	keys := map[int]uint32{}
 	c, _, net := openScripted(t, func(s *scriptedServer) {

@@ -154,7 +154,7 @@ func TestSessionHasAtMost128Paths(t *testing.T) {
 	}
 }
 
-func TestR027_AnyNumberAndOrderOfConnections(t *testing.T) {
+func TestR027_R063_AnyNumberAndOrderOfConnections(t *testing.T) {
 	for _, order := range [][]int{{0}, {2, 1, 0}, {1, 0, 2, 3}} {
 		t.Run(fmt.Sprint(order), func(t *testing.T) {
 			net := loopback.New()
