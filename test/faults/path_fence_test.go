@@ -24,12 +24,29 @@ func loseFirst(t *testing.T, p *paths, w *load, between func()) {
 	}
 	p.change("disconnect", second)
 	w.awaitProgress(50)
-	p.proxy.holdRequests()
-	eventually(t, enough, "writes are on their way", func() bool { return p.proxy.stuckBytes() > 4*loadBlock })
-	time.Sleep(20 * time.Millisecond)
+	holdWrites(t, p, w)
 	p.change("reconnect", second)
 	between()
 	p.proxy.cut()
+}
+
+// holdWrites holds the proxy with at least one write of a block in it. Requests
+// of the same blocks wait for one another, so it may catch nothing but reads:
+// then it tries again, long before a heartbeat is missed.
+func holdWrites(t *testing.T, p *paths, w *load) {
+	t.Helper()
+	for range 50 {
+		p.proxy.holdRequests()
+		for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if p.proxy.stuckBytes() > loadBlock {
+				time.Sleep(20 * time.Millisecond)
+				return
+			}
+		}
+		p.proxy.release()
+		w.awaitProgress(10)
+	}
+	t.Fatal("no write is on its way")
 }
 
 // TestBytesOfALostPathThatArriveLate delivers the writes of a lost path after
