@@ -175,7 +175,7 @@ func (c *cq) receive(wcs []verbs.WC) (n int) {
 		}
 		if !c.stage.empty() {
 			p := c.stage.next()
-			if h := c.dev.faults.Load(); h != nil {
+			if h := c.dev.faults.Load(); h != nil && h.inject != nil {
 				c.injected = append(c.injected, h.inject(p)...)
 				continue
 			}

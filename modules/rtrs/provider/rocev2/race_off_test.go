@@ -1,0 +1,5 @@
+//go:build !race
+
+package rocev2
+
+const raceEnabled = false
