@@ -47,7 +47,7 @@ func TestC010_PrivateDataHidesTheIPHeader(t *testing.T) {
 	}
 	e.poll()
 	if e.qp.req.cur.psn != rawPSN || e.qp.resp.psn != g.psn {
-		t.Errorf("C-012: sends from %#x and expects %#x; the peer asked for %#x and was told %#x", e.qp.req.cur.psn, e.qp.resp.psn, rawPSN, g.psn)
+		t.Errorf("sends from %#x and expects %#x; the peer asked for %#x and was told %#x", e.qp.req.cur.psn, e.qp.resp.psn, rawPSN, g.psn)
 	}
 }
 
@@ -381,7 +381,7 @@ func TestC015_PatienceIsGivenWhereItIsAskedFor(t *testing.T) {
 	}
 	e.poll()
 	if e.qp.req.cur.psn != 5 || e.qp.ord != 1 || e.qp.ird != defaultReads || e.qp.resp.psn != decodeREQ(req).psn {
-		t.Errorf("C-012: sends from %d, expects %#x; reads issued %d, served %d", e.qp.req.cur.psn, e.qp.resp.psn, e.qp.ord, e.qp.ird)
+		t.Errorf("sends from %d, expects %#x; reads issued %d, served %d", e.qp.req.cur.psn, e.qp.resp.psn, e.qp.ord, e.qp.ird)
 	}
 	r.say(f.encode(req.tid(), rawID, req.sender()))
 	r.hear(attrRTU) // again
