@@ -48,6 +48,10 @@
 // A signalled request is complete when the peer has acknowledged it, so its
 // memory is read again if a packet was lost.
 //
+// Without privilege the receive buffers are as large as net.core.rmem_max
+// allows; with its usual default bursts are lost and sent again. The log line of
+// an address tells what was granted.
+//
 // A peer that goes without a word is noticed only while an answer of it is
 // due, after Config.RetryTimeout.
 package rocev2

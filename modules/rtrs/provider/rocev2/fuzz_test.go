@@ -201,10 +201,16 @@ func FuzzMAD(f *testing.F) {
 		defer d.Close()
 		dom := must(d.AllocPD())(t)
 		c := must(d.CreateCQ(1))(t).(*cq)
-		defer c.Close()
 		q := must(d.CreateQP(dom, verbs.QPConfig{CQ: c}))(t).(*qp)
+		defer func() {
+			q.Destroy()
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
 		q.move(phaseIdle, phaseConnecting)
 		p := &port{dev: d, addr: addrA, mtu: 5, control: sink}
+		c.outs = []*outbox{newOutbox(p, -1, c.stats)}
 		m := &d.cm
 		l := must(m.listen(netip.AddrPortFrom(netip.IPv4Unspecified(), 1234)))(t)
 		asked := m.ask(p, addrB, q, verbs.ConnectParams{Dst: netip.AddrPortFrom(addrB, 1)})

@@ -52,8 +52,8 @@ func TestC040_TenThousandMessagesOverABadNetwork(t *testing.T) {
 		messages            int
 	}{
 		{"5 % are lost", 5, 0, 0, Config{}, 10000},
-		{"5 % are lost, doubled and delayed each", 5, 5, 5, Config{PathMTU: 1024, NoOffload: true}, 1500},
-		{"5 % are lost within segmented sends", 5, 0, 0, Config{PathMTU: 256}, 1000},
+		{"5 % are lost, doubled and delayed each", 5, 5, 5, Config{PathMTU: 1024, NoOffload: true}, 1000},
+		{"5 % are lost within segmented sends", 5, 0, 0, Config{PathMTU: 256}, 500},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -74,7 +74,8 @@ func (d *Device) openPort(addr netip.Addr, slots int) (*port, error) {
 		p.close()
 		return nil, err
 	}
-	d.cfg.Logger.Info("rocev2 address bound", "addr", addr, "path_mtu", mtuBytes(p.mtu), "gso", p.gso, "gro", p.gro.Load())
+	buffer, _ := unix.GetsockoptInt(p.socks[1], unix.SOL_SOCKET, unix.SO_RCVBUF)
+	d.cfg.Logger.Info("rocev2 address bound", "addr", addr, "path_mtu", mtuBytes(p.mtu), "gso", p.gso, "gro", p.gro.Load(), "receive_buffer", buffer)
 	return p, nil
 }
 
