@@ -43,7 +43,7 @@ test-e2e: build ## real processes and real clients
 	@RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 test
 
 conformance: ## requirement -> test -> verdict, from the last results
-	@go run ./tools/conformance -results $(RESULTS) docs/protocol/conformance.md
+	@go run ./tools/conformance -results $(RESULTS) docs/protocol/conformance.md docs/protocol/iwarp.md docs/protocol/rocev2.md
 
 fuzz: ## every fuzz target, FUZZTIME each (default 5m)
 	@go run ./tools/fuzzall -time $(or $(FUZZTIME),5m) $(MODULES) $(PLUGINS)
