@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"syscall"
 
@@ -37,6 +38,9 @@ func keepErrno(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grp
 	}
 	if _, isStatus := status.FromError(err); isStatus {
 		return nil, err
+	}
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
+		return nil, status.FromContextError(ctx.Err()).Err() // the caller's patience, not ours
 	}
 	errno := blk.ToErrno(err)
 	if err := grpc.SetTrailer(ctx, metadata.Pairs(errnoKey, strconv.Itoa(int(errno)))); err != nil {
