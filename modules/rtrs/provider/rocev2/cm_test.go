@@ -222,7 +222,7 @@ func TestC020_DREQIsRepeatedUntilItIsAnswered(t *testing.T) {
 
 func TestC023_ForgedMessagesAreIgnored(t *testing.T) {
 	c := newRawConn(t, Config{}, true)
-	forger := newRaw(t, netip.MustParseAddr("127.47.91.4"), addrB)
+	forger := newRaw(t, testAddr(4), addrB)
 	before := c.end.dev.Stats()
 	forger.say(newDREQ(1, rawID, c.id, c.qpn))
 	forger.say((&rejFields{about: aboutREP, reason: reasonStale}).encode(1, rawID, c.id))

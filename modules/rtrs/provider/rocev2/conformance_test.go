@@ -14,11 +14,17 @@ import (
 )
 
 var (
-	// Addresses that no other test binds, since the port is always the same.
-	addrA = netip.MustParseAddr("127.47.91.1")
-	addrB = netip.MustParseAddr("127.47.91.2")
+	addrA = testAddr(1)
+	addrB = testAddr(2)
 	addr6 = netip.MustParseAddr("::1")
 )
+
+// testAddr is the n-th loopback address of this process: the port is always the
+// same, so two runs of these tests need addresses of their own.
+func testAddr(n byte) netip.Addr {
+	pid := os.Getpid()
+	return netip.AddrFrom4([4]byte{127, 64 | byte(pid>>8)&0x3f, byte(pid), n})
+}
 
 func openDevice(t testing.TB, cfg Config) *Device {
 	t.Helper()

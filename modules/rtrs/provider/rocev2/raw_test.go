@@ -20,7 +20,7 @@ type raw struct {
 	dev  netip.Addr // of the device under test
 }
 
-var addrRaw = netip.MustParseAddr("127.47.91.3")
+var addrRaw = testAddr(3)
 
 func newRaw(t testing.TB, at, dev netip.Addr) *raw {
 	t.Helper()

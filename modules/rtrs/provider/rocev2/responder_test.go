@@ -3,7 +3,6 @@ package rocev2
 import (
 	"bytes"
 	"math"
-	"net/netip"
 	"testing"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -239,7 +238,7 @@ func TestC039_ReadsBeyondTheDepthAreRefused(t *testing.T) {
 func TestC004_ForgedPacketsAreDropped(t *testing.T) {
 	c := newRawConn(t, Config{}, true)
 	c.end.recv(verbs.RecvWR{ID: 1})
-	forger := newRaw(t, netip.MustParseAddr("127.47.91.4"), addrB)
+	forger := newRaw(t, testAddr(4), addrB)
 	tests := []struct {
 		name string
 		why  drop
