@@ -119,6 +119,7 @@ func (c *conn) qpnKey() peerKey  { return peerKey{c.peer, c.guid, c.remoteQPN} }
 
 // run receives the messages of a port until it is closed.
 func (p *port) run() {
+	defer close(p.done)
 	m := &p.dev.cm
 	b := make([]byte, maxPacket+1)
 	for {

@@ -7,8 +7,12 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs/verbstest"
 )
@@ -57,20 +61,31 @@ func twoDevices(t *testing.T) verbstest.Fabric {
 }
 
 func oneDevice(t *testing.T) verbstest.Fabric {
-	d := openDevice(t, Config{Addrs: []netip.Addr{addrA, addrB}, PathMTU: 1024, NoOffload: true})
-	f := verbstest.Fabric{Client: d, Server: d, Addr: netip.AddrPortFrom(addrB, 0), Garbage: garbage}
-	if haveIPv6() {
+	cfg := Config{Addrs: []netip.Addr{addrA, addrB}, PathMTU: 1024, NoOffload: true}
+	f := verbstest.Fabric{Addr: netip.AddrPortFrom(addrB, 0), Garbage: garbage}
+	if strings.Contains(t.Name(), "IPv6") && waitIPv6(t) {
+		cfg.Addrs = append(cfg.Addrs, addr6)
 		f.Addr6 = netip.AddrPortFrom(addr6, 0)
 	}
+	d := openDevice(t, cfg)
+	f.Client, f.Server = d, d
 	return f
 }
 
-func haveIPv6() bool {
+// waitIPv6 tells whether this host has ::1, and waits until no other run of
+// these tests uses our port there. The lock is held until the test ends.
+func waitIPv6(t *testing.T) bool {
+	t.Helper()
 	c, err := net.ListenPacket("udp", "[::1]:0")
 	if err != nil {
 		return false
 	}
 	c.Close()
+	lock := must(os.OpenFile(filepath.Join(os.TempDir(), "rocev2-test-ipv6.lock"), os.O_CREATE|os.O_RDWR, 0o666))(t)
+	t.Cleanup(func() { lock.Close() })
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
 	return true
 }
 

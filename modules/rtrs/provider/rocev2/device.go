@@ -222,15 +222,21 @@ func (d *Device) release() {
 	d.mu.Lock()
 	d.users--
 	last := d.users == 0
+	var ports []*port
 	if last {
 		for a, p := range d.ports {
 			p.close()
 			delete(d.ports, a)
+			ports = append(ports, p)
 		}
 	}
 	d.mu.Unlock()
-	if last {
-		d.cm.stop()
+	if !last {
+		return
+	}
+	d.cm.stop()
+	for _, p := range ports {
+		<-p.done // the address is free now
 	}
 }
 

@@ -191,7 +191,7 @@ func FuzzMAD(f *testing.F) {
 	for _, m := range []mad{newMRA(1, 2, 3, 4), newDREQ(1, 2, 3, 4), (&rejFields{reason: reasonTimeout, ari: make([]byte, 8)}).encode(1, 2, 3)} {
 		f.Add(append(record(1, m), record(2, m)...))
 	}
-	sink, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 47, 91, 9)})
+	sink, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(testAddr(9), 0)))
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -249,7 +249,7 @@ func TestC043_ConnectionsOfManyQueuesGetTheirPackets(t *testing.T) {
 }
 
 func TestC040_IPv6OverABadNetwork(t *testing.T) {
-	if !haveIPv6() {
+	if !waitIPv6(t) {
 		t.Skip("this host has no ::1")
 	}
 	d := openDevice(t, Config{Addrs: []netip.Addr{addr6}})

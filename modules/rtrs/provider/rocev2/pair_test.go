@@ -35,7 +35,9 @@ func newEndOn(t testing.TB, d *Device) *end {
 	t.Cleanup(func() {
 		e.qp.Destroy()
 		e.poll()
-		e.cq.Close()
+		if err := e.cq.Close(); err != nil {
+			t.Error(err)
+		}
 	})
 	return e
 }

@@ -35,8 +35,8 @@ type port struct {
 	addr    netip.Addr
 	mtu     uint8 // code of the largest path MTU
 	control *net.UDPConn
-	pseudo  pseudo // of what is sent to queue pair 1; guarded by Device.cm.mu
-	socks   []int  // by slot, -1 for 0; guarded by Device.mu
+	done    chan struct{} // closed when the control goroutine has ended
+	socks   []int         // by slot, -1 for 0; guarded by Device.mu
 	gso     bool
 	gro     atomic.Bool
 }
@@ -69,7 +69,7 @@ func (d *Device) openPort(addr netip.Addr, slots int) (*port, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open UDP port %d at %s: %w", roceUDPPort, addr, err)
 	}
-	p := &port{dev: d, addr: addr, mtu: code}
+	p := &port{dev: d, addr: addr, mtu: code, done: make(chan struct{})}
 	if err := p.open(slots); err != nil {
 		p.close()
 		return nil, err
