@@ -36,7 +36,7 @@ test-modules: ## unit and in-process tests of every module, with the race detect
 	@mkdir -p $(RESULTS)
 	@CGO_ENABLED=1 go run ./tools/gotest -out $(RESULTS) -race $(MODULES) $(PLUGINS) examples/io-memory cmd/rnbd
 	@echo "allocation tests, which the race detector would spoil:"
-	@go run ./tools/gotest -run Alloc $(MODULES) $(PLUGINS)
+	@go run ./tools/gotest -out $(RESULTS)/alloc -run Alloc $(MODULES) $(PLUGINS)
 
 test-e2e: build ## real processes and real clients
 	@mkdir -p $(RESULTS)

@@ -38,7 +38,8 @@ func main() {
 		}
 	}
 	files, _ := filepath.Glob(filepath.Join(*results, "*.json"))
-	for _, f := range files {
+	more, _ := filepath.Glob(filepath.Join(*results, "*", "*.json")) // of further runs
+	for _, f := range append(files, more...) {
 		if err := readResults(f, reqs); err != nil {
 			fmt.Fprintln(os.Stderr, "conformance:", err)
 			os.Exit(1)
