@@ -342,6 +342,3 @@ func parseDatagram(b []byte) (mad, drop) {
 	}
 	return m, dropNone
 }
-
-// gidOf is the GID of an address.
-func gidOf(a netip.Addr) [16]byte { return a.As16() }

@@ -1,0 +1,90 @@
+package rocev2
+
+import (
+	"fmt"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// READs of ours: part of the requester.
+
+// sendRead lists a request for the next piece of a READ. Pieces end at the
+// same places when they are asked for again, since a responder compares.
+func (q *qp) sendRead(e *sendEntry) {
+	r := &q.req
+	n := min(e.length-r.cur.off, readPiece*q.mtu-r.cur.off%(readPiece*q.mtu))
+	head := q.out.begin(q, bthLen+rethLen, bthLen+rethLen+icrcLen)
+	putBTH(head, opReadRequest, 0, q.peerQPN, r.cur.psn, true)
+	putRETH(head[bthLen:], e.addr+uint64(r.cur.off), e.key, n)
+	q.out.headerDone(head)
+	q.out.end(0)
+	count := packets(n, q.mtu)
+	r.reads[r.readTail%uint64(len(r.reads))] = psnAdd(r.cur.psn, count-1)
+	r.readTail++
+	q.left(count, true)
+	if r.cur.off += n; r.cur.off == e.length {
+		r.step()
+	}
+}
+
+// readAgain asks once more for the READ at una, whose response has a gap. It
+// does so once; if that is lost too the timer does the rest.
+func (q *qp) readAgain() {
+	r := &q.req
+	if r.retriedRead {
+		return
+	}
+	r.narrow(r.window / 2)
+	q.goBack()
+	r.retriedRead = true
+}
+
+// onResponse takes a packet of a READ response.
+func (q *qp) onResponse(b bth, shape *opShape, payload []byte) drop {
+	r := &q.req
+	psn := b.psn()
+	if shape.aeth && aeth(b[bthLen:]).syndrome()&syndromeKindMask != syndromeAck {
+		return dropHeader
+	}
+	if psnDiff(psn, r.high) >= 0 {
+		return dropGhost
+	}
+	if psnDiff(psn, r.una.psn) < 0 {
+		return dropNone // late
+	}
+	q.acknowledge(psn)
+	if psn != r.una.psn {
+		q.readAgain()
+		return dropNone
+	}
+	if r.una.at == r.begun || q.sq[r.una.at&q.sqMask].op != verbs.OpRead {
+		return dropGhost
+	}
+	e := &q.sq[r.una.at&q.sqMask]
+	if uint32(len(payload)) != min(e.length-r.una.off, q.mtu) {
+		q.failRequest(verbs.StatusFatal, fmt.Errorf("read response of %d bytes at %d of %d", len(payload), r.una.off, e.length))
+		return dropNone
+	}
+	q.scatter(payload)
+	q.advance(e, 1)
+	for r.readHead < r.readTail && psnDiff(r.una.psn, r.reads[r.readHead%uint64(len(r.reads))]) > 0 {
+		r.readHead++
+	}
+	q.progressed(1)
+	return dropNone
+}
+
+// scatter places a piece of a READ in the elements at una.
+func (q *qp) scatter(b []byte) {
+	base := int(q.req.una.at&q.sqMask) * q.maxSGE
+	skip := int(q.req.una.off)
+	for i := 0; len(b) > 0; i++ {
+		buf := q.sges[base+i].Buf
+		if skip >= len(buf) {
+			skip -= len(buf)
+			continue
+		}
+		n := q.place(buf[skip:], b)
+		b, skip = b[n:], 0
+	}
+}
