@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
+	"github.com/rnbd-go/rnbd/modules/rtrs/provider/rocev2"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -27,6 +28,11 @@ var fabrics = map[string]func(fabricConfig) (verbs.Device, error){
 		cfg.RNRTimeout = -1 // RTRS asks for endless RNR retries
 		cfg.Logger = c.Logger
 		return iwarp.Open(cfg)
+	},
+	"rocev2": func(c fabricConfig) (verbs.Device, error) {
+		// Its UDP ports are bound when an address is first used. RTRS has no
+		// RDMA READs, and says so when it connects.
+		return rocev2.Open(rocev2.Config{IRD: -1, ORD: -1, Logger: c.Logger})
 	},
 }
 
