@@ -51,13 +51,11 @@ func serveIwarp(t testing.TB, newRkey bool) (*Server, []PathAddr) {
 		}
 	})
 	var paths []PathAddr
-	port := uint16(0)
 	for _, ip := range []string{"127.0.0.1", "127.0.0.2"} {
-		addr, err := srv.Listen(dev, netip.AddrPortFrom(netip.MustParseAddr(ip), port))
+		addr, err := srv.Listen(dev, netip.AddrPortFrom(netip.MustParseAddr(ip), 0))
 		if err != nil {
 			t.Fatal(err)
 		}
-		port = addr.Port()
 		paths = append(paths, PathAddr{Device: client, Src: addr.Addr(), Dst: addr})
 	}
 	return srv, paths

@@ -404,11 +404,16 @@ func (p *path) reconnect(ctx context.Context) error {
 			return err
 		case over && result == nil && p.State() != PathConnected:
 			return fmt.Errorf("path is %v: %w", p.State(), syscall.ECONNRESET)
-		case over, !errors.Is(result, errRefused), time.Now().After(patience):
+		case over, !mayPass(result), time.Now().After(patience):
 			return result
 		}
 	}
 }
+
+// mayPass tells whether an attempt failed for a reason that passes: the server
+// refused it, or took it and let go of it, since it was still ending the path's
+// last incarnation (a FENCE about that one may arrive late, on another path).
+func mayPass(err error) bool { return errors.Is(err, errRefused) || errors.Is(err, ErrConnLost) }
 
 // State returns the state of the path.
 func (p *path) State() PathState {
