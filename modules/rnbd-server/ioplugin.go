@@ -20,6 +20,8 @@ type ioPlugin struct {
 	queues []*ioQueue  // by pump
 	info   plugin.Info // of the first process
 
+	life sync.Mutex // held while queues get or lose their rings; taken before mu
+
 	mu         sync.Mutex // guards the rest; held over calls to the process only where said
 	proc       *plugin.Process
 	generation uint32
@@ -68,6 +70,7 @@ func (p *ioPlugin) start(ctx context.Context) error {
 		proc.Kill()
 		return err
 	}
+	p.life.Lock()
 	p.mu.Lock()
 	p.proc = proc
 	if gen == 1 {
@@ -77,6 +80,7 @@ func (p *ioPlugin) start(ctx context.Context) error {
 	for i, q := range p.queues {
 		q.resume(rings[i])
 	}
+	p.life.Unlock()
 	select {
 	case <-proc.Exited(): // before it was ours, so onExit did not count it
 		p.onExit(gen, proc.ExitError())

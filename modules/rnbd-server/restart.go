@@ -40,9 +40,11 @@ func (p *ioPlugin) onExit(gen uint32, cause error) {
 	}
 	go func() {
 		defer p.wg.Done()
+		p.life.Lock() // the process may have died while its queues were being resumed
 		for _, q := range p.queues {
 			q.suspend()
 		}
+		p.life.Unlock()
 		p.recover(devices)
 	}()
 }
@@ -112,10 +114,13 @@ func (p *ioPlugin) startAgain(ctx context.Context) error {
 	p.mu.Unlock()
 	for _, s := range sessions {
 		if proc == nil {
-			return plugin.ErrExited
+			return nil // died again: another recovery is under way
 		}
 		if err := proc.AttachArena(ctx, s.index, s.arena); err != nil {
-			return err
+			// It is of no use; its end starts a recovery of its own.
+			p.log.Error("plugin does not take a session's memory", "session", s.name, "error", err)
+			proc.Kill()
+			return nil
 		}
 	}
 	return nil

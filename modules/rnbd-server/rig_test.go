@@ -183,6 +183,13 @@ func newRig(t *testing.T, mem *memory, change ...func(*Config)) *rig {
 	return r
 }
 
+// launched is how many processes were started.
+func (r *rig) launched() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.procs)
+}
+
 // process is the plugin that runs now.
 func (r *rig) process() *plugin.Process {
 	r.mu.Lock()

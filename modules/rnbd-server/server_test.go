@@ -381,3 +381,29 @@ func TestDeviceIsOpenedOnceForAllSessions(t *testing.T) {
 		t.Errorf("the plugin opened it %d times", mem.opens)
 	}
 }
+
+func TestPluginThatDiesAgainAtOnce(t *testing.T) {
+	mem := newMemory()
+	mem.crash = plugin.KeepsAcknowledged
+	mem.add("a", 1<<20)
+	r := newRig(t, mem, func(c *Config) { c.CrashLimit = 1000 })
+	i := r.connect("s1")
+	rsp, err := i.open("a", blk.ReadWrite)
+	must(t, err)
+	for k := range 20 {
+		n := r.launched()
+		r.process().Kill()
+		for r.launched() == n { // and the next one while it is being set up
+			time.Sleep(50 * time.Microsecond)
+		}
+		r.process().Kill()
+		if errno := i.rw(rsp.DeviceID, blk.Write, uint64(k), make([]byte, 512)); errno != blk.OK {
+			t.Fatalf("round %d: errno %d", k, errno)
+		}
+	}
+	info, err := r.server.Control("").Info(t.Context(), &controlpb.InfoRequest{})
+	must(t, err)
+	if got, want := int(info.Plugins[0].Restarts), r.launched()-1; got != want {
+		t.Errorf("%d restarts counted, %d processes were started again", got, want)
+	}
+}
