@@ -46,11 +46,14 @@ type Device struct {
 	gate   atomic.Uint32
 	shares []share // by pump
 
-	mu         sync.Mutex
+	telling sync.Mutex // of the front end, about limits: the last told are the last known
+
+	mu         sync.Mutex // taken after telling; changes of limits are made with it
 	state      State
 	needsRemap bool
 	patience   *time.Timer // of loss=queue; runs while closed
 	lastError  string
+	served     uint64 // the size in bytes that the server told last
 }
 
 // share counts one pump's requests of a device. Only that pump writes.

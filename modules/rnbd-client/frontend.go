@@ -279,6 +279,8 @@ func (f *frontend) forget(d *Device) {
 
 // resize tells users about limits that may have changed.
 func (f *frontend) resize(d *Device) {
+	d.telling.Lock()
+	defer d.telling.Unlock()
 	proc, err := f.process()
 	if err != nil {
 		return

@@ -26,12 +26,25 @@ func (d *Device) open(ctx context.Context) error {
 		d.sendClose(ctx, rsp.Fields().DeviceID)
 		return err
 	}
-	if old := d.limits.Load(); old != nil && limits.Size < old.Size {
+	if err := d.take(rsp.Fields().DeviceID, limits); err != nil {
 		d.sendClose(ctx, rsp.Fields().DeviceID)
-		return fmt.Errorf("open %q: the device shrank from %d to %d bytes: %w", d.path, old.Size, limits.Size, errShrank)
+		return err
 	}
-	d.id.Store(rsp.Fields().DeviceID)
-	d.limits.Store(limits)
+	return nil
+}
+
+// take makes the server's word the device's. Where requests wait for the
+// return of the server, one that has become smaller is refused: they were
+// accepted for the larger one.
+func (d *Device) take(id uint32, l *blk.Limits) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if l.Size < d.served && d.gate.Load() == gateWait {
+		return fmt.Errorf("open %q: the device shrank from %d to %d bytes: %w", d.path, d.served, l.Size, errShrank)
+	}
+	d.served = l.Size
+	d.id.Store(id)
+	d.limits.Store(l)
 	return nil
 }
 
@@ -43,7 +56,7 @@ func (d *Device) limitsOf(f rnbdwire.OpenRspFields) (*blk.Limits, error) {
 	if lbs < blk.SectorSize || lbs > 4096 || lbs&(lbs-1) != 0 {
 		return nil, fmt.Errorf("open %q: the server's logical block size %d is unusable: %w", d.path, lbs, syscall.EINVAL)
 	}
-	if f.Sectors > 1<<54 {
+	if f.Sectors > maxSectors {
 		return nil, fmt.Errorf("open %q: the server's size of %d sectors is unusable: %w", d.path, f.Sectors, syscall.EINVAL)
 	}
 	l := &blk.Limits{

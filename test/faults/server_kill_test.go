@@ -191,35 +191,41 @@ func TestLossQueueEndsWithItsTime(t *testing.T) {
 	o.mustWork(3)
 }
 
-func TestAnImageThatShrankStaysClosed(t *testing.T) {
-	for _, loss := range []string{"fail", "queue:30s"} {
-		t.Run(loss, func(t *testing.T) {
-			o := newOutage(t, loss)
-			o.mustWork(1)
-			o.kill()
-			o.awaitState("closed")
-			if err := os.Truncate(o.image, 8<<20); err != nil {
-				t.Fatal(err)
-			}
-			waiting := make(chan error, 1)
-			go func() {
-				_, err := o.write(2)
-				waiting <- err
-			}()
-			o.start()
-			if err := <-waiting; !errors.Is(err, syscall.EIO) {
-				t.Errorf("the write that waited ends with %v, want EIO", err)
-			}
-			o.refused("shrank")
-			if err := os.Truncate(o.image, 16<<20); err != nil {
-				t.Fatal(err)
-			}
-			if err := o.remap(); err != nil {
-				t.Fatalf("remap after it has grown again: %v", err)
-			}
-			o.mustWork(3)
-		})
+func TestAnImageThatShrankStaysClosedForThoseWhoWaited(t *testing.T) {
+	o := newOutage(t, "queue:30s")
+	o.mustWork(1)
+	o.kill()
+	o.awaitState("closed")
+	if err := os.Truncate(o.image, 8<<20); err != nil {
+		t.Fatal(err)
 	}
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := o.write(2)
+		waiting <- err
+	}()
+	o.start()
+	if err := <-waiting; !errors.Is(err, syscall.EIO) {
+		t.Errorf("the write that waited ends with %v, want EIO", err)
+	}
+	o.givenUp("shrank")
+	if err := o.remap(); err != nil {
+		t.Fatalf("remap: %v", err)
+	}
+	o.mustWork(3)
+}
+
+func TestAnImageThatShrankOpensWhenNobodyWaited(t *testing.T) {
+	o := newOutage(t, "fail")
+	o.mustWork(1)
+	o.kill()
+	o.awaitState("closed")
+	if err := os.Truncate(o.image, 8<<20); err != nil {
+		t.Fatal(err)
+	}
+	o.start()
+	o.awaitState("open")
+	o.mustWork(2)
 }
 
 func TestAnImageThatVanishedStaysClosed(t *testing.T) {
@@ -248,13 +254,19 @@ func TestAnImageThatVanishedStaysClosed(t *testing.T) {
 // says why.
 func (o *outage) refused(why string) {
 	o.t.Helper()
+	o.givenUp(why)
+	if err := o.remap(); err == nil || !strings.Contains(err.Error(), why) {
+		o.t.Errorf("remap says %v, want %q in it", err, why)
+	}
+	o.awaitState("closed")
+}
+
+// givenUp: the server is there, and the device is closed all the same.
+func (o *outage) givenUp(why string) {
+	o.t.Helper()
 	o.awaitConnected()
 	eventually(o.t, enough, "the device says why it is closed", func() bool {
 		return strings.Contains(o.awaitState("closed").LastError, why)
 	})
 	o.mustFail()
-	if err := o.remap(); err == nil || !strings.Contains(err.Error(), why) {
-		o.t.Errorf("remap says %v, want %q in it", err, why)
-	}
-	o.awaitState("closed")
 }
