@@ -1610,6 +1610,818 @@ func (x *SetPolicyRequest) GetPolicy() string {
 	return ""
 }
 
+// PathStatsReply: counts of one path since it was made, or since the last
+// reset of their kind. The heading of each group is its kind.
+type PathStatsReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// rdma; bytes are those of data and user messages. inflight is never reset.
+	ReadCount  uint64 `protobuf:"varint,1,opt,name=read_count,json=readCount,proto3" json:"read_count,omitempty"`
+	ReadBytes  uint64 `protobuf:"varint,2,opt,name=read_bytes,json=readBytes,proto3" json:"read_bytes,omitempty"`
+	WriteCount uint64 `protobuf:"varint,3,opt,name=write_count,json=writeCount,proto3" json:"write_count,omitempty"`
+	WriteBytes uint64 `protobuf:"varint,4,opt,name=write_bytes,json=writeBytes,proto3" json:"write_bytes,omitempty"`
+	Inflight   uint64 `protobuf:"varint,5,opt,name=inflight,proto3" json:"inflight,omitempty"`
+	Failovers  uint64 `protobuf:"varint,6,opt,name=failovers,proto3" json:"failovers,omitempty"` // client: requests taken over from other paths
+	// reconnects, client
+	Reconnects       uint64 `protobuf:"varint,7,opt,name=reconnects,proto3" json:"reconnects,omitempty"`
+	ReconnectsFailed uint64 `protobuf:"varint,8,opt,name=reconnects_failed,json=reconnectsFailed,proto3" json:"reconnects_failed,omitempty"`
+	LatencyNs        uint64 `protobuf:"varint,9,opt,name=latency_ns,json=latencyNs,proto3" json:"latency_ns,omitempty"` // last heartbeat round trip; of no kind
+	// cpu_migration, client: requests sent on one CPU and answered on another,
+	// by CPU
+	CpuMigrationFrom []uint64 `protobuf:"varint,10,rep,packed,name=cpu_migration_from,json=cpuMigrationFrom,proto3" json:"cpu_migration_from,omitempty"`
+	CpuMigrationTo   []uint64 `protobuf:"varint,11,rep,packed,name=cpu_migration_to,json=cpuMigrationTo,proto3" json:"cpu_migration_to,omitempty"`
+	// sg_entries, client: requests by the length of their scatter-gather list
+	SgEntries []*SGEntries `protobuf:"bytes,12,rep,name=sg_entries,json=sgEntries,proto3" json:"sg_entries,omitempty"`
+	// rdma_lat, client: requests by the time to their answer
+	RdmaLat           []*RDMALatency `protobuf:"bytes,13,rep,name=rdma_lat,json=rdmaLat,proto3" json:"rdma_lat,omitempty"`
+	RdmaLatMaxReadNs  uint64         `protobuf:"varint,14,opt,name=rdma_lat_max_read_ns,json=rdmaLatMaxReadNs,proto3" json:"rdma_lat_max_read_ns,omitempty"`
+	RdmaLatMaxWriteNs uint64         `protobuf:"varint,15,opt,name=rdma_lat_max_write_ns,json=rdmaLatMaxWriteNs,proto3" json:"rdma_lat_max_write_ns,omitempty"`
+	// wc_completion
+	WcMax         uint64 `protobuf:"varint,16,opt,name=wc_max,json=wcMax,proto3" json:"wc_max,omitempty"`       // most completions that one look at the queue found
+	WcTotal       uint64 `protobuf:"varint,17,opt,name=wc_total,json=wcTotal,proto3" json:"wc_total,omitempty"` // completions
+	WcCalls       uint64 `protobuf:"varint,18,opt,name=wc_calls,json=wcCalls,proto3" json:"wc_calls,omitempty"` // looks that found some
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PathStatsReply) Reset() {
+	*x = PathStatsReply{}
+	mi := &file_control_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PathStatsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PathStatsReply) ProtoMessage() {}
+
+func (x *PathStatsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PathStatsReply.ProtoReflect.Descriptor instead.
+func (*PathStatsReply) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *PathStatsReply) GetReadCount() uint64 {
+	if x != nil {
+		return x.ReadCount
+	}
+	return 0
+}
+
+func (x *PathStatsReply) GetReadBytes() uint64 {
+	if x != nil {
+		return x.ReadBytes
+	}
+	return 0
+}
+
+func (x *PathStatsReply) GetWriteCount() uint64 {
+	if x != nil {
+		return x.WriteCount
+	}
+	return 0
+}
+
+func (x *PathStatsReply) GetWriteBytes() uint64 {
+	if x != nil {
+		return x.WriteBytes
+	}
+	return 0
+}
+
+func (x *PathStatsReply) GetInflight() uint64 {
+	if x != nil {
+		return x.Inflight
+	}
+	return 0
+}
+
+func (x *PathStatsReply) GetFailovers() uint64 {
+	if x != nil {
+		return x.Failovers
+	}
+	return 0
+}
+
+func (x *PathStatsReply) GetReconnects() uint64 {
+	if x != nil {
+		return x.Reconnects
+	}
+	return 0
+}
+
+func (x *PathStatsReply) GetReconnectsFailed() uint64 {
+	if x != nil {
+		return x.ReconnectsFailed
+	}
+	return 0
+}
+
+func (x *PathStatsReply) GetLatencyNs() uint64 {
+	if x != nil {
+		return x.LatencyNs
+	}
+	return 0
+}
+
+func (x *PathStatsReply) GetCpuMigrationFrom() []uint64 {
+	if x != nil {
+		return x.CpuMigrationFrom
+	}
+	return nil
+}
+
+func (x *PathStatsReply) GetCpuMigrationTo() []uint64 {
+	if x != nil {
+		return x.CpuMigrationTo
+	}
+	return nil
+}
+
+func (x *PathStatsReply) GetSgEntries() []*SGEntries {
+	if x != nil {
+		return x.SgEntries
+	}
+	return nil
+}
+
+func (x *PathStatsReply) GetRdmaLat() []*RDMALatency {
+	if x != nil {
+		return x.RdmaLat
+	}
+	return nil
+}
+
+func (x *PathStatsReply) GetRdmaLatMaxReadNs() uint64 {
+	if x != nil {
+		return x.RdmaLatMaxReadNs
+	}
+	return 0
+}
+
+func (x *PathStatsReply) GetRdmaLatMaxWriteNs() uint64 {
+	if x != nil {
+		return x.RdmaLatMaxWriteNs
+	}
+	return 0
+}
+
+func (x *PathStatsReply) GetWcMax() uint64 {
+	if x != nil {
+		return x.WcMax
+	}
+	return 0
+}
+
+func (x *PathStatsReply) GetWcTotal() uint64 {
+	if x != nil {
+		return x.WcTotal
+	}
+	return 0
+}
+
+func (x *PathStatsReply) GetWcCalls() uint64 {
+	if x != nil {
+		return x.WcCalls
+	}
+	return 0
+}
+
+// SGEntries is the distribution of one pump.
+type SGEntries struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pump          uint32                 `protobuf:"varint,1,opt,name=pump,proto3" json:"pump,omitempty"`
+	Counts        []uint64               `protobuf:"varint,2,rep,packed,name=counts,proto3" json:"counts,omitempty"` // by number of entries, from 0
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SGEntries) Reset() {
+	*x = SGEntries{}
+	mi := &file_control_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SGEntries) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SGEntries) ProtoMessage() {}
+
+func (x *SGEntries) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SGEntries.ProtoReflect.Descriptor instead.
+func (*SGEntries) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SGEntries) GetPump() uint32 {
+	if x != nil {
+		return x.Pump
+	}
+	return 0
+}
+
+func (x *SGEntries) GetCounts() []uint64 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+// RDMALatency counts requests that took less than limit_ms milliseconds and
+// not less than the bucket before allows; 0: no limit.
+type RDMALatency struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LimitMs       uint64                 `protobuf:"varint,1,opt,name=limit_ms,json=limitMs,proto3" json:"limit_ms,omitempty"`
+	Reads         uint64                 `protobuf:"varint,2,opt,name=reads,proto3" json:"reads,omitempty"`
+	Writes        uint64                 `protobuf:"varint,3,opt,name=writes,proto3" json:"writes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RDMALatency) Reset() {
+	*x = RDMALatency{}
+	mi := &file_control_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RDMALatency) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RDMALatency) ProtoMessage() {}
+
+func (x *RDMALatency) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RDMALatency.ProtoReflect.Descriptor instead.
+func (*RDMALatency) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *RDMALatency) GetLimitMs() uint64 {
+	if x != nil {
+		return x.LimitMs
+	}
+	return 0
+}
+
+func (x *RDMALatency) GetReads() uint64 {
+	if x != nil {
+		return x.Reads
+	}
+	return 0
+}
+
+func (x *RDMALatency) GetWrites() uint64 {
+	if x != nil {
+		return x.Writes
+	}
+	return 0
+}
+
+type ResetPathStatsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Session       string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	Id            uint32                 `protobuf:"varint,2,opt,name=id,proto3" json:"id,omitempty"`
+	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // "rdma", "reconnects", "cpu_migration", "sg_entries", "rdma_lat", "wc_completion", "all"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResetPathStatsRequest) Reset() {
+	*x = ResetPathStatsRequest{}
+	mi := &file_control_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResetPathStatsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResetPathStatsRequest) ProtoMessage() {}
+
+func (x *ResetPathStatsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResetPathStatsRequest.ProtoReflect.Descriptor instead.
+func (*ResetPathStatsRequest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ResetPathStatsRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *ResetPathStatsRequest) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ResetPathStatsRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+type DeviceStatsList struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Devices       []*DeviceStats         `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceStatsList) Reset() {
+	*x = DeviceStatsList{}
+	mi := &file_control_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceStatsList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceStatsList) ProtoMessage() {}
+
+func (x *DeviceStatsList) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceStatsList.ProtoReflect.Descriptor instead.
+func (*DeviceStatsList) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *DeviceStatsList) GetDevices() []*DeviceStats {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+type DeviceStats struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Device        string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"` // client: its name; server: its path
+	Stages        []*StageStats          `protobuf:"bytes,2,rep,name=stages,proto3" json:"stages,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceStats) Reset() {
+	*x = DeviceStats{}
+	mi := &file_control_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceStats) ProtoMessage() {}
+
+func (x *DeviceStats) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceStats.ProtoReflect.Descriptor instead.
+func (*DeviceStats) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *DeviceStats) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *DeviceStats) GetStages() []*StageStats {
+	if x != nil {
+		return x.Stages
+	}
+	return nil
+}
+
+// StageStats is the latency of one operation in one stage.
+type StageStats struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stage         string                 `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"` // client: "frontend", "queue", "wire", "whole"; server: "queue", "plugin", "disk"
+	Op            string                 `protobuf:"bytes,2,opt,name=op,proto3" json:"op,omitempty"`       // "read", "write", "flush", "discard", "write-zeroes"
+	Latency       *Histogram             `protobuf:"bytes,3,opt,name=latency,proto3" json:"latency,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StageStats) Reset() {
+	*x = StageStats{}
+	mi := &file_control_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StageStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StageStats) ProtoMessage() {}
+
+func (x *StageStats) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StageStats.ProtoReflect.Descriptor instead.
+func (*StageStats) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *StageStats) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *StageStats) GetOp() string {
+	if x != nil {
+		return x.Op
+	}
+	return ""
+}
+
+func (x *StageStats) GetLatency() *Histogram {
+	if x != nil {
+		return x.Latency
+	}
+	return nil
+}
+
+// Histogram of durations in nanoseconds.
+type Histogram struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Count         uint64                 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	SumNs         uint64                 `protobuf:"varint,2,opt,name=sum_ns,json=sumNs,proto3" json:"sum_ns,omitempty"`
+	Buckets       []*HistogramBucket     `protobuf:"bytes,3,rep,name=buckets,proto3" json:"buckets,omitempty"` // in order, those that are not empty
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Histogram) Reset() {
+	*x = Histogram{}
+	mi := &file_control_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Histogram) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Histogram) ProtoMessage() {}
+
+func (x *Histogram) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Histogram.ProtoReflect.Descriptor instead.
+func (*Histogram) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Histogram) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Histogram) GetSumNs() uint64 {
+	if x != nil {
+		return x.SumNs
+	}
+	return 0
+}
+
+func (x *Histogram) GetBuckets() []*HistogramBucket {
+	if x != nil {
+		return x.Buckets
+	}
+	return nil
+}
+
+type HistogramBucket struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UpperNs       uint64                 `protobuf:"varint,1,opt,name=upper_ns,json=upperNs,proto3" json:"upper_ns,omitempty"` // what was counted is below this
+	Count         uint64                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HistogramBucket) Reset() {
+	*x = HistogramBucket{}
+	mi := &file_control_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HistogramBucket) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HistogramBucket) ProtoMessage() {}
+
+func (x *HistogramBucket) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HistogramBucket.ProtoReflect.Descriptor instead.
+func (*HistogramBucket) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *HistogramBucket) GetUpperNs() uint64 {
+	if x != nil {
+		return x.UpperNs
+	}
+	return 0
+}
+
+func (x *HistogramBucket) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type LogLevelsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogLevelsRequest) Reset() {
+	*x = LogLevelsRequest{}
+	mi := &file_control_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogLevelsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogLevelsRequest) ProtoMessage() {}
+
+func (x *LogLevelsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogLevelsRequest.ProtoReflect.Descriptor instead.
+func (*LogLevelsRequest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{31}
+}
+
+// LogLevel of a subsystem: "debug", "info", "warn", "error".
+type LogLevel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Subsystem     string                 `protobuf:"bytes,1,opt,name=subsystem,proto3" json:"subsystem,omitempty"`
+	Level         string                 `protobuf:"bytes,2,opt,name=level,proto3" json:"level,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogLevel) Reset() {
+	*x = LogLevel{}
+	mi := &file_control_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogLevel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogLevel) ProtoMessage() {}
+
+func (x *LogLevel) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogLevel.ProtoReflect.Descriptor instead.
+func (*LogLevel) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *LogLevel) GetSubsystem() string {
+	if x != nil {
+		return x.Subsystem
+	}
+	return ""
+}
+
+func (x *LogLevel) GetLevel() string {
+	if x != nil {
+		return x.Level
+	}
+	return ""
+}
+
+type LogLevelsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Levels        []*LogLevel            `protobuf:"bytes,1,rep,name=levels,proto3" json:"levels,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogLevelsReply) Reset() {
+	*x = LogLevelsReply{}
+	mi := &file_control_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogLevelsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogLevelsReply) ProtoMessage() {}
+
+func (x *LogLevelsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogLevelsReply.ProtoReflect.Descriptor instead.
+func (*LogLevelsReply) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *LogLevelsReply) GetLevels() []*LogLevel {
+	if x != nil {
+		return x.Levels
+	}
+	return nil
+}
+
+// SetLogLevelsRequest: subsystem "all" stands for every one.
+type SetLogLevelsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Levels        []*LogLevel            `protobuf:"bytes,1,rep,name=levels,proto3" json:"levels,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetLogLevelsRequest) Reset() {
+	*x = SetLogLevelsRequest{}
+	mi := &file_control_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetLogLevelsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetLogLevelsRequest) ProtoMessage() {}
+
+func (x *SetLogLevelsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetLogLevelsRequest.ProtoReflect.Descriptor instead.
+func (*SetLogLevelsRequest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *SetLogLevelsRequest) GetLevels() []*LogLevel {
+	if x != nil {
+		return x.Levels
+	}
+	return nil
+}
+
 var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
@@ -1760,13 +2572,82 @@ const file_control_proto_rawDesc = "" +
 	"\x02id\x18\x02 \x01(\rR\x02id\"D\n" +
 	"\x10SetPolicyRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x16\n" +
-	"\x06policy\x18\x02 \x01(\tR\x06policy2\x87\x03\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\"\xb1\x05\n" +
+	"\x0ePathStatsReply\x12\x1d\n" +
+	"\n" +
+	"read_count\x18\x01 \x01(\x04R\treadCount\x12\x1d\n" +
+	"\n" +
+	"read_bytes\x18\x02 \x01(\x04R\treadBytes\x12\x1f\n" +
+	"\vwrite_count\x18\x03 \x01(\x04R\n" +
+	"writeCount\x12\x1f\n" +
+	"\vwrite_bytes\x18\x04 \x01(\x04R\n" +
+	"writeBytes\x12\x1a\n" +
+	"\binflight\x18\x05 \x01(\x04R\binflight\x12\x1c\n" +
+	"\tfailovers\x18\x06 \x01(\x04R\tfailovers\x12\x1e\n" +
+	"\n" +
+	"reconnects\x18\a \x01(\x04R\n" +
+	"reconnects\x12+\n" +
+	"\x11reconnects_failed\x18\b \x01(\x04R\x10reconnectsFailed\x12\x1d\n" +
+	"\n" +
+	"latency_ns\x18\t \x01(\x04R\tlatencyNs\x12,\n" +
+	"\x12cpu_migration_from\x18\n" +
+	" \x03(\x04R\x10cpuMigrationFrom\x12(\n" +
+	"\x10cpu_migration_to\x18\v \x03(\x04R\x0ecpuMigrationTo\x129\n" +
+	"\n" +
+	"sg_entries\x18\f \x03(\v2\x1a.rnbd.control.v1.SGEntriesR\tsgEntries\x127\n" +
+	"\brdma_lat\x18\r \x03(\v2\x1c.rnbd.control.v1.RDMALatencyR\ardmaLat\x12.\n" +
+	"\x14rdma_lat_max_read_ns\x18\x0e \x01(\x04R\x10rdmaLatMaxReadNs\x120\n" +
+	"\x15rdma_lat_max_write_ns\x18\x0f \x01(\x04R\x11rdmaLatMaxWriteNs\x12\x15\n" +
+	"\x06wc_max\x18\x10 \x01(\x04R\x05wcMax\x12\x19\n" +
+	"\bwc_total\x18\x11 \x01(\x04R\awcTotal\x12\x19\n" +
+	"\bwc_calls\x18\x12 \x01(\x04R\awcCalls\"7\n" +
+	"\tSGEntries\x12\x12\n" +
+	"\x04pump\x18\x01 \x01(\rR\x04pump\x12\x16\n" +
+	"\x06counts\x18\x02 \x03(\x04R\x06counts\"V\n" +
+	"\vRDMALatency\x12\x19\n" +
+	"\blimit_ms\x18\x01 \x01(\x04R\alimitMs\x12\x14\n" +
+	"\x05reads\x18\x02 \x01(\x04R\x05reads\x12\x16\n" +
+	"\x06writes\x18\x03 \x01(\x04R\x06writes\"U\n" +
+	"\x15ResetPathStatsRequest\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\rR\x02id\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\"I\n" +
+	"\x0fDeviceStatsList\x126\n" +
+	"\adevices\x18\x01 \x03(\v2\x1c.rnbd.control.v1.DeviceStatsR\adevices\"Z\n" +
+	"\vDeviceStats\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x123\n" +
+	"\x06stages\x18\x02 \x03(\v2\x1b.rnbd.control.v1.StageStatsR\x06stages\"h\n" +
+	"\n" +
+	"StageStats\x12\x14\n" +
+	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x0e\n" +
+	"\x02op\x18\x02 \x01(\tR\x02op\x124\n" +
+	"\alatency\x18\x03 \x01(\v2\x1a.rnbd.control.v1.HistogramR\alatency\"t\n" +
+	"\tHistogram\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\x04R\x05count\x12\x15\n" +
+	"\x06sum_ns\x18\x02 \x01(\x04R\x05sumNs\x12:\n" +
+	"\abuckets\x18\x03 \x03(\v2 .rnbd.control.v1.HistogramBucketR\abuckets\"B\n" +
+	"\x0fHistogramBucket\x12\x19\n" +
+	"\bupper_ns\x18\x01 \x01(\x04R\aupperNs\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\"\x12\n" +
+	"\x10LogLevelsRequest\">\n" +
+	"\bLogLevel\x12\x1c\n" +
+	"\tsubsystem\x18\x01 \x01(\tR\tsubsystem\x12\x14\n" +
+	"\x05level\x18\x02 \x01(\tR\x05level\"C\n" +
+	"\x0eLogLevelsReply\x121\n" +
+	"\x06levels\x18\x01 \x03(\v2\x19.rnbd.control.v1.LogLevelR\x06levels\"H\n" +
+	"\x13SetLogLevelsRequest\x121\n" +
+	"\x06levels\x18\x01 \x03(\v2\x19.rnbd.control.v1.LogLevelR\x06levels2\x9e\x06\n" +
 	"\fServerDaemon\x12A\n" +
 	"\x04Info\x12\x1c.rnbd.control.v1.InfoRequest\x1a\x1b.rnbd.control.v1.DaemonInfo\x12N\n" +
 	"\vListDevices\x12\x1c.rnbd.control.v1.ListRequest\x1a!.rnbd.control.v1.ServerDeviceList\x12J\n" +
 	"\fListSessions\x12\x1c.rnbd.control.v1.ListRequest\x1a\x1c.rnbd.control.v1.SessionList\x12J\n" +
 	"\vCloseDevice\x12#.rnbd.control.v1.CloseDeviceRequest\x1a\x16.rnbd.control.v1.Empty\x12L\n" +
-	"\x11DisconnectSession\x12\x1f.rnbd.control.v1.SessionRequest\x1a\x16.rnbd.control.v1.Empty2\x96\x06\n" +
+	"\x11DisconnectSession\x12\x1f.rnbd.control.v1.SessionRequest\x1a\x16.rnbd.control.v1.Empty\x12J\n" +
+	"\tPathStats\x12\x1c.rnbd.control.v1.PathRequest\x1a\x1f.rnbd.control.v1.PathStatsReply\x12P\n" +
+	"\x0eResetPathStats\x12&.rnbd.control.v1.ResetPathStatsRequest\x1a\x16.rnbd.control.v1.Empty\x12O\n" +
+	"\vDeviceStats\x12\x1e.rnbd.control.v1.DeviceRequest\x1a .rnbd.control.v1.DeviceStatsList\x12O\n" +
+	"\tLogLevels\x12!.rnbd.control.v1.LogLevelsRequest\x1a\x1f.rnbd.control.v1.LogLevelsReply\x12U\n" +
+	"\fSetLogLevels\x12$.rnbd.control.v1.SetLogLevelsRequest\x1a\x1f.rnbd.control.v1.LogLevelsReply2\xad\t\n" +
 	"\fClientDaemon\x12A\n" +
 	"\x04Info\x12\x1c.rnbd.control.v1.InfoRequest\x1a\x1b.rnbd.control.v1.DaemonInfo\x12A\n" +
 	"\x03Map\x12\x1b.rnbd.control.v1.MapRequest\x1a\x1d.rnbd.control.v1.ClientDevice\x12>\n" +
@@ -1779,7 +2660,12 @@ const file_control_proto_rawDesc = "" +
 	"RemovePath\x12\x1c.rnbd.control.v1.PathRequest\x1a\x16.rnbd.control.v1.Empty\x12F\n" +
 	"\x0eDisconnectPath\x12\x1c.rnbd.control.v1.PathRequest\x1a\x16.rnbd.control.v1.Empty\x12E\n" +
 	"\rReconnectPath\x12\x1c.rnbd.control.v1.PathRequest\x1a\x16.rnbd.control.v1.Empty\x12F\n" +
-	"\tSetPolicy\x12!.rnbd.control.v1.SetPolicyRequest\x1a\x16.rnbd.control.v1.EmptyB<Z:github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpbb\x06proto3"
+	"\tSetPolicy\x12!.rnbd.control.v1.SetPolicyRequest\x1a\x16.rnbd.control.v1.Empty\x12J\n" +
+	"\tPathStats\x12\x1c.rnbd.control.v1.PathRequest\x1a\x1f.rnbd.control.v1.PathStatsReply\x12P\n" +
+	"\x0eResetPathStats\x12&.rnbd.control.v1.ResetPathStatsRequest\x1a\x16.rnbd.control.v1.Empty\x12O\n" +
+	"\vDeviceStats\x12\x1e.rnbd.control.v1.DeviceRequest\x1a .rnbd.control.v1.DeviceStatsList\x12O\n" +
+	"\tLogLevels\x12!.rnbd.control.v1.LogLevelsRequest\x1a\x1f.rnbd.control.v1.LogLevelsReply\x12U\n" +
+	"\fSetLogLevels\x12$.rnbd.control.v1.SetLogLevelsRequest\x1a\x1f.rnbd.control.v1.LogLevelsReplyB<Z:github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpbb\x06proto3"
 
 var (
 	file_control_proto_rawDescOnce sync.Once
@@ -1793,31 +2679,44 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_control_proto_goTypes = []any{
-	(*Empty)(nil),              // 0: rnbd.control.v1.Empty
-	(*InfoRequest)(nil),        // 1: rnbd.control.v1.InfoRequest
-	(*ListRequest)(nil),        // 2: rnbd.control.v1.ListRequest
-	(*DaemonInfo)(nil),         // 3: rnbd.control.v1.DaemonInfo
-	(*Plugin)(nil),             // 4: rnbd.control.v1.Plugin
-	(*Limits)(nil),             // 5: rnbd.control.v1.Limits
-	(*ServerDevice)(nil),       // 6: rnbd.control.v1.ServerDevice
-	(*ServerDeviceUse)(nil),    // 7: rnbd.control.v1.ServerDeviceUse
-	(*ServerDeviceList)(nil),   // 8: rnbd.control.v1.ServerDeviceList
-	(*Session)(nil),            // 9: rnbd.control.v1.Session
-	(*Path)(nil),               // 10: rnbd.control.v1.Path
-	(*SessionList)(nil),        // 11: rnbd.control.v1.SessionList
-	(*CloseDeviceRequest)(nil), // 12: rnbd.control.v1.CloseDeviceRequest
-	(*SessionRequest)(nil),     // 13: rnbd.control.v1.SessionRequest
-	(*MapRequest)(nil),         // 14: rnbd.control.v1.MapRequest
-	(*ClientDevice)(nil),       // 15: rnbd.control.v1.ClientDevice
-	(*ClientDeviceList)(nil),   // 16: rnbd.control.v1.ClientDeviceList
-	(*DeviceRequest)(nil),      // 17: rnbd.control.v1.DeviceRequest
-	(*UnmapRequest)(nil),       // 18: rnbd.control.v1.UnmapRequest
-	(*AddPathRequest)(nil),     // 19: rnbd.control.v1.AddPathRequest
-	(*PathRequest)(nil),        // 20: rnbd.control.v1.PathRequest
-	(*SetPolicyRequest)(nil),   // 21: rnbd.control.v1.SetPolicyRequest
-	nil,                        // 22: rnbd.control.v1.MapRequest.OptionsEntry
+	(*Empty)(nil),                 // 0: rnbd.control.v1.Empty
+	(*InfoRequest)(nil),           // 1: rnbd.control.v1.InfoRequest
+	(*ListRequest)(nil),           // 2: rnbd.control.v1.ListRequest
+	(*DaemonInfo)(nil),            // 3: rnbd.control.v1.DaemonInfo
+	(*Plugin)(nil),                // 4: rnbd.control.v1.Plugin
+	(*Limits)(nil),                // 5: rnbd.control.v1.Limits
+	(*ServerDevice)(nil),          // 6: rnbd.control.v1.ServerDevice
+	(*ServerDeviceUse)(nil),       // 7: rnbd.control.v1.ServerDeviceUse
+	(*ServerDeviceList)(nil),      // 8: rnbd.control.v1.ServerDeviceList
+	(*Session)(nil),               // 9: rnbd.control.v1.Session
+	(*Path)(nil),                  // 10: rnbd.control.v1.Path
+	(*SessionList)(nil),           // 11: rnbd.control.v1.SessionList
+	(*CloseDeviceRequest)(nil),    // 12: rnbd.control.v1.CloseDeviceRequest
+	(*SessionRequest)(nil),        // 13: rnbd.control.v1.SessionRequest
+	(*MapRequest)(nil),            // 14: rnbd.control.v1.MapRequest
+	(*ClientDevice)(nil),          // 15: rnbd.control.v1.ClientDevice
+	(*ClientDeviceList)(nil),      // 16: rnbd.control.v1.ClientDeviceList
+	(*DeviceRequest)(nil),         // 17: rnbd.control.v1.DeviceRequest
+	(*UnmapRequest)(nil),          // 18: rnbd.control.v1.UnmapRequest
+	(*AddPathRequest)(nil),        // 19: rnbd.control.v1.AddPathRequest
+	(*PathRequest)(nil),           // 20: rnbd.control.v1.PathRequest
+	(*SetPolicyRequest)(nil),      // 21: rnbd.control.v1.SetPolicyRequest
+	(*PathStatsReply)(nil),        // 22: rnbd.control.v1.PathStatsReply
+	(*SGEntries)(nil),             // 23: rnbd.control.v1.SGEntries
+	(*RDMALatency)(nil),           // 24: rnbd.control.v1.RDMALatency
+	(*ResetPathStatsRequest)(nil), // 25: rnbd.control.v1.ResetPathStatsRequest
+	(*DeviceStatsList)(nil),       // 26: rnbd.control.v1.DeviceStatsList
+	(*DeviceStats)(nil),           // 27: rnbd.control.v1.DeviceStats
+	(*StageStats)(nil),            // 28: rnbd.control.v1.StageStats
+	(*Histogram)(nil),             // 29: rnbd.control.v1.Histogram
+	(*HistogramBucket)(nil),       // 30: rnbd.control.v1.HistogramBucket
+	(*LogLevelsRequest)(nil),      // 31: rnbd.control.v1.LogLevelsRequest
+	(*LogLevel)(nil),              // 32: rnbd.control.v1.LogLevel
+	(*LogLevelsReply)(nil),        // 33: rnbd.control.v1.LogLevelsReply
+	(*SetLogLevelsRequest)(nil),   // 34: rnbd.control.v1.SetLogLevelsRequest
+	nil,                           // 35: rnbd.control.v1.MapRequest.OptionsEntry
 }
 var file_control_proto_depIdxs = []int32{
 	4,  // 0: rnbd.control.v1.DaemonInfo.plugins:type_name -> rnbd.control.v1.Plugin
@@ -1826,46 +2725,74 @@ var file_control_proto_depIdxs = []int32{
 	6,  // 3: rnbd.control.v1.ServerDeviceList.devices:type_name -> rnbd.control.v1.ServerDevice
 	10, // 4: rnbd.control.v1.Session.paths:type_name -> rnbd.control.v1.Path
 	9,  // 5: rnbd.control.v1.SessionList.sessions:type_name -> rnbd.control.v1.Session
-	22, // 6: rnbd.control.v1.MapRequest.options:type_name -> rnbd.control.v1.MapRequest.OptionsEntry
+	35, // 6: rnbd.control.v1.MapRequest.options:type_name -> rnbd.control.v1.MapRequest.OptionsEntry
 	5,  // 7: rnbd.control.v1.ClientDevice.limits:type_name -> rnbd.control.v1.Limits
 	15, // 8: rnbd.control.v1.ClientDeviceList.devices:type_name -> rnbd.control.v1.ClientDevice
-	1,  // 9: rnbd.control.v1.ServerDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
-	2,  // 10: rnbd.control.v1.ServerDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
-	2,  // 11: rnbd.control.v1.ServerDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
-	12, // 12: rnbd.control.v1.ServerDaemon.CloseDevice:input_type -> rnbd.control.v1.CloseDeviceRequest
-	13, // 13: rnbd.control.v1.ServerDaemon.DisconnectSession:input_type -> rnbd.control.v1.SessionRequest
-	1,  // 14: rnbd.control.v1.ClientDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
-	14, // 15: rnbd.control.v1.ClientDaemon.Map:input_type -> rnbd.control.v1.MapRequest
-	18, // 16: rnbd.control.v1.ClientDaemon.Unmap:input_type -> rnbd.control.v1.UnmapRequest
-	17, // 17: rnbd.control.v1.ClientDaemon.Remap:input_type -> rnbd.control.v1.DeviceRequest
-	2,  // 18: rnbd.control.v1.ClientDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
-	2,  // 19: rnbd.control.v1.ClientDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
-	19, // 20: rnbd.control.v1.ClientDaemon.AddPath:input_type -> rnbd.control.v1.AddPathRequest
-	20, // 21: rnbd.control.v1.ClientDaemon.RemovePath:input_type -> rnbd.control.v1.PathRequest
-	20, // 22: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
-	20, // 23: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
-	21, // 24: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
-	3,  // 25: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	8,  // 26: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
-	11, // 27: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	0,  // 28: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
-	0,  // 29: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
-	3,  // 30: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	15, // 31: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 32: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
-	15, // 33: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
-	16, // 34: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
-	11, // 35: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	10, // 36: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
-	0,  // 37: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
-	0,  // 38: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 39: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 40: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
-	25, // [25:41] is the sub-list for method output_type
-	9,  // [9:25] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	23, // 9: rnbd.control.v1.PathStatsReply.sg_entries:type_name -> rnbd.control.v1.SGEntries
+	24, // 10: rnbd.control.v1.PathStatsReply.rdma_lat:type_name -> rnbd.control.v1.RDMALatency
+	27, // 11: rnbd.control.v1.DeviceStatsList.devices:type_name -> rnbd.control.v1.DeviceStats
+	28, // 12: rnbd.control.v1.DeviceStats.stages:type_name -> rnbd.control.v1.StageStats
+	29, // 13: rnbd.control.v1.StageStats.latency:type_name -> rnbd.control.v1.Histogram
+	30, // 14: rnbd.control.v1.Histogram.buckets:type_name -> rnbd.control.v1.HistogramBucket
+	32, // 15: rnbd.control.v1.LogLevelsReply.levels:type_name -> rnbd.control.v1.LogLevel
+	32, // 16: rnbd.control.v1.SetLogLevelsRequest.levels:type_name -> rnbd.control.v1.LogLevel
+	1,  // 17: rnbd.control.v1.ServerDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
+	2,  // 18: rnbd.control.v1.ServerDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
+	2,  // 19: rnbd.control.v1.ServerDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
+	12, // 20: rnbd.control.v1.ServerDaemon.CloseDevice:input_type -> rnbd.control.v1.CloseDeviceRequest
+	13, // 21: rnbd.control.v1.ServerDaemon.DisconnectSession:input_type -> rnbd.control.v1.SessionRequest
+	20, // 22: rnbd.control.v1.ServerDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
+	25, // 23: rnbd.control.v1.ServerDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
+	17, // 24: rnbd.control.v1.ServerDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
+	31, // 25: rnbd.control.v1.ServerDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
+	34, // 26: rnbd.control.v1.ServerDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
+	1,  // 27: rnbd.control.v1.ClientDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
+	14, // 28: rnbd.control.v1.ClientDaemon.Map:input_type -> rnbd.control.v1.MapRequest
+	18, // 29: rnbd.control.v1.ClientDaemon.Unmap:input_type -> rnbd.control.v1.UnmapRequest
+	17, // 30: rnbd.control.v1.ClientDaemon.Remap:input_type -> rnbd.control.v1.DeviceRequest
+	2,  // 31: rnbd.control.v1.ClientDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
+	2,  // 32: rnbd.control.v1.ClientDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
+	19, // 33: rnbd.control.v1.ClientDaemon.AddPath:input_type -> rnbd.control.v1.AddPathRequest
+	20, // 34: rnbd.control.v1.ClientDaemon.RemovePath:input_type -> rnbd.control.v1.PathRequest
+	20, // 35: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
+	20, // 36: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
+	21, // 37: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
+	20, // 38: rnbd.control.v1.ClientDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
+	25, // 39: rnbd.control.v1.ClientDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
+	17, // 40: rnbd.control.v1.ClientDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
+	31, // 41: rnbd.control.v1.ClientDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
+	34, // 42: rnbd.control.v1.ClientDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
+	3,  // 43: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	8,  // 44: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
+	11, // 45: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	0,  // 46: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
+	0,  // 47: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
+	22, // 48: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 49: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	26, // 50: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	33, // 51: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	33, // 52: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	3,  // 53: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	15, // 54: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 55: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
+	15, // 56: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
+	16, // 57: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
+	11, // 58: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	10, // 59: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
+	0,  // 60: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
+	0,  // 61: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 62: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 63: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
+	22, // 64: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 65: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	26, // 66: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	33, // 67: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	33, // 68: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	43, // [43:69] is the sub-list for method output_type
+	17, // [17:43] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -1879,7 +2806,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

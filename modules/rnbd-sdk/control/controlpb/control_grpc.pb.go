@@ -27,6 +27,11 @@ const (
 	ServerDaemon_ListSessions_FullMethodName      = "/rnbd.control.v1.ServerDaemon/ListSessions"
 	ServerDaemon_CloseDevice_FullMethodName       = "/rnbd.control.v1.ServerDaemon/CloseDevice"
 	ServerDaemon_DisconnectSession_FullMethodName = "/rnbd.control.v1.ServerDaemon/DisconnectSession"
+	ServerDaemon_PathStats_FullMethodName         = "/rnbd.control.v1.ServerDaemon/PathStats"
+	ServerDaemon_ResetPathStats_FullMethodName    = "/rnbd.control.v1.ServerDaemon/ResetPathStats"
+	ServerDaemon_DeviceStats_FullMethodName       = "/rnbd.control.v1.ServerDaemon/DeviceStats"
+	ServerDaemon_LogLevels_FullMethodName         = "/rnbd.control.v1.ServerDaemon/LogLevels"
+	ServerDaemon_SetLogLevels_FullMethodName      = "/rnbd.control.v1.ServerDaemon/SetLogLevels"
 )
 
 // ServerDaemonClient is the client API for ServerDaemon service.
@@ -41,6 +46,14 @@ type ServerDaemonClient interface {
 	// CloseDevice closes one session's device by force; its id stays reserved.
 	CloseDevice(ctx context.Context, in *CloseDeviceRequest, opts ...grpc.CallOption) (*Empty, error)
 	DisconnectSession(ctx context.Context, in *SessionRequest, opts ...grpc.CallOption) (*Empty, error)
+	// PathStats tells what one path has done; ResetPathStats starts counts anew.
+	PathStats(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*PathStatsReply, error)
+	ResetPathStats(ctx context.Context, in *ResetPathStatsRequest, opts ...grpc.CallOption) (*Empty, error)
+	// DeviceStats tells where the time of a device's requests goes.
+	DeviceStats(ctx context.Context, in *DeviceRequest, opts ...grpc.CallOption) (*DeviceStatsList, error)
+	// LogLevels lists the subsystems and what they log; SetLogLevels changes some.
+	LogLevels(ctx context.Context, in *LogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error)
+	SetLogLevels(ctx context.Context, in *SetLogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error)
 }
 
 type serverDaemonClient struct {
@@ -101,6 +114,56 @@ func (c *serverDaemonClient) DisconnectSession(ctx context.Context, in *SessionR
 	return out, nil
 }
 
+func (c *serverDaemonClient) PathStats(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*PathStatsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PathStatsReply)
+	err := c.cc.Invoke(ctx, ServerDaemon_PathStats_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serverDaemonClient) ResetPathStats(ctx context.Context, in *ResetPathStatsRequest, opts ...grpc.CallOption) (*Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Empty)
+	err := c.cc.Invoke(ctx, ServerDaemon_ResetPathStats_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serverDaemonClient) DeviceStats(ctx context.Context, in *DeviceRequest, opts ...grpc.CallOption) (*DeviceStatsList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeviceStatsList)
+	err := c.cc.Invoke(ctx, ServerDaemon_DeviceStats_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serverDaemonClient) LogLevels(ctx context.Context, in *LogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LogLevelsReply)
+	err := c.cc.Invoke(ctx, ServerDaemon_LogLevels_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serverDaemonClient) SetLogLevels(ctx context.Context, in *SetLogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LogLevelsReply)
+	err := c.cc.Invoke(ctx, ServerDaemon_SetLogLevels_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ServerDaemonServer is the server API for ServerDaemon service.
 // All implementations must embed UnimplementedServerDaemonServer
 // for forward compatibility.
@@ -113,6 +176,14 @@ type ServerDaemonServer interface {
 	// CloseDevice closes one session's device by force; its id stays reserved.
 	CloseDevice(context.Context, *CloseDeviceRequest) (*Empty, error)
 	DisconnectSession(context.Context, *SessionRequest) (*Empty, error)
+	// PathStats tells what one path has done; ResetPathStats starts counts anew.
+	PathStats(context.Context, *PathRequest) (*PathStatsReply, error)
+	ResetPathStats(context.Context, *ResetPathStatsRequest) (*Empty, error)
+	// DeviceStats tells where the time of a device's requests goes.
+	DeviceStats(context.Context, *DeviceRequest) (*DeviceStatsList, error)
+	// LogLevels lists the subsystems and what they log; SetLogLevels changes some.
+	LogLevels(context.Context, *LogLevelsRequest) (*LogLevelsReply, error)
+	SetLogLevels(context.Context, *SetLogLevelsRequest) (*LogLevelsReply, error)
 	mustEmbedUnimplementedServerDaemonServer()
 }
 
@@ -137,6 +208,21 @@ func (UnimplementedServerDaemonServer) CloseDevice(context.Context, *CloseDevice
 }
 func (UnimplementedServerDaemonServer) DisconnectSession(context.Context, *SessionRequest) (*Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method DisconnectSession not implemented")
+}
+func (UnimplementedServerDaemonServer) PathStats(context.Context, *PathRequest) (*PathStatsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method PathStats not implemented")
+}
+func (UnimplementedServerDaemonServer) ResetPathStats(context.Context, *ResetPathStatsRequest) (*Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResetPathStats not implemented")
+}
+func (UnimplementedServerDaemonServer) DeviceStats(context.Context, *DeviceRequest) (*DeviceStatsList, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeviceStats not implemented")
+}
+func (UnimplementedServerDaemonServer) LogLevels(context.Context, *LogLevelsRequest) (*LogLevelsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method LogLevels not implemented")
+}
+func (UnimplementedServerDaemonServer) SetLogLevels(context.Context, *SetLogLevelsRequest) (*LogLevelsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetLogLevels not implemented")
 }
 func (UnimplementedServerDaemonServer) mustEmbedUnimplementedServerDaemonServer() {}
 func (UnimplementedServerDaemonServer) testEmbeddedByValue()                      {}
@@ -249,6 +335,96 @@ func _ServerDaemon_DisconnectSession_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ServerDaemon_PathStats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PathRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).PathStats(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_PathStats_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).PathStats(ctx, req.(*PathRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServerDaemon_ResetPathStats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResetPathStatsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).ResetPathStats(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_ResetPathStats_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).ResetPathStats(ctx, req.(*ResetPathStatsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServerDaemon_DeviceStats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeviceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).DeviceStats(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_DeviceStats_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).DeviceStats(ctx, req.(*DeviceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServerDaemon_LogLevels_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LogLevelsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).LogLevels(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_LogLevels_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).LogLevels(ctx, req.(*LogLevelsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServerDaemon_SetLogLevels_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetLogLevelsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).SetLogLevels(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_SetLogLevels_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).SetLogLevels(ctx, req.(*SetLogLevelsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ServerDaemon_ServiceDesc is the grpc.ServiceDesc for ServerDaemon service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -276,6 +452,26 @@ var ServerDaemon_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "DisconnectSession",
 			Handler:    _ServerDaemon_DisconnectSession_Handler,
 		},
+		{
+			MethodName: "PathStats",
+			Handler:    _ServerDaemon_PathStats_Handler,
+		},
+		{
+			MethodName: "ResetPathStats",
+			Handler:    _ServerDaemon_ResetPathStats_Handler,
+		},
+		{
+			MethodName: "DeviceStats",
+			Handler:    _ServerDaemon_DeviceStats_Handler,
+		},
+		{
+			MethodName: "LogLevels",
+			Handler:    _ServerDaemon_LogLevels_Handler,
+		},
+		{
+			MethodName: "SetLogLevels",
+			Handler:    _ServerDaemon_SetLogLevels_Handler,
+		},
 	},
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "control.proto",
@@ -293,6 +489,11 @@ const (
 	ClientDaemon_DisconnectPath_FullMethodName = "/rnbd.control.v1.ClientDaemon/DisconnectPath"
 	ClientDaemon_ReconnectPath_FullMethodName  = "/rnbd.control.v1.ClientDaemon/ReconnectPath"
 	ClientDaemon_SetPolicy_FullMethodName      = "/rnbd.control.v1.ClientDaemon/SetPolicy"
+	ClientDaemon_PathStats_FullMethodName      = "/rnbd.control.v1.ClientDaemon/PathStats"
+	ClientDaemon_ResetPathStats_FullMethodName = "/rnbd.control.v1.ClientDaemon/ResetPathStats"
+	ClientDaemon_DeviceStats_FullMethodName    = "/rnbd.control.v1.ClientDaemon/DeviceStats"
+	ClientDaemon_LogLevels_FullMethodName      = "/rnbd.control.v1.ClientDaemon/LogLevels"
+	ClientDaemon_SetLogLevels_FullMethodName   = "/rnbd.control.v1.ClientDaemon/SetLogLevels"
 )
 
 // ClientDaemonClient is the client API for ClientDaemon service.
@@ -312,6 +513,14 @@ type ClientDaemonClient interface {
 	DisconnectPath(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*Empty, error)
 	ReconnectPath(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*Empty, error)
 	SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*Empty, error)
+	// PathStats tells what one path has done; ResetPathStats starts counts anew.
+	PathStats(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*PathStatsReply, error)
+	ResetPathStats(ctx context.Context, in *ResetPathStatsRequest, opts ...grpc.CallOption) (*Empty, error)
+	// DeviceStats tells where the time of a device's requests goes.
+	DeviceStats(ctx context.Context, in *DeviceRequest, opts ...grpc.CallOption) (*DeviceStatsList, error)
+	// LogLevels lists the subsystems and what they log; SetLogLevels changes some.
+	LogLevels(ctx context.Context, in *LogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error)
+	SetLogLevels(ctx context.Context, in *SetLogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error)
 }
 
 type clientDaemonClient struct {
@@ -432,6 +641,56 @@ func (c *clientDaemonClient) SetPolicy(ctx context.Context, in *SetPolicyRequest
 	return out, nil
 }
 
+func (c *clientDaemonClient) PathStats(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*PathStatsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PathStatsReply)
+	err := c.cc.Invoke(ctx, ClientDaemon_PathStats_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clientDaemonClient) ResetPathStats(ctx context.Context, in *ResetPathStatsRequest, opts ...grpc.CallOption) (*Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Empty)
+	err := c.cc.Invoke(ctx, ClientDaemon_ResetPathStats_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clientDaemonClient) DeviceStats(ctx context.Context, in *DeviceRequest, opts ...grpc.CallOption) (*DeviceStatsList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeviceStatsList)
+	err := c.cc.Invoke(ctx, ClientDaemon_DeviceStats_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clientDaemonClient) LogLevels(ctx context.Context, in *LogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LogLevelsReply)
+	err := c.cc.Invoke(ctx, ClientDaemon_LogLevels_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clientDaemonClient) SetLogLevels(ctx context.Context, in *SetLogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LogLevelsReply)
+	err := c.cc.Invoke(ctx, ClientDaemon_SetLogLevels_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClientDaemonServer is the server API for ClientDaemon service.
 // All implementations must embed UnimplementedClientDaemonServer
 // for forward compatibility.
@@ -449,6 +708,14 @@ type ClientDaemonServer interface {
 	DisconnectPath(context.Context, *PathRequest) (*Empty, error)
 	ReconnectPath(context.Context, *PathRequest) (*Empty, error)
 	SetPolicy(context.Context, *SetPolicyRequest) (*Empty, error)
+	// PathStats tells what one path has done; ResetPathStats starts counts anew.
+	PathStats(context.Context, *PathRequest) (*PathStatsReply, error)
+	ResetPathStats(context.Context, *ResetPathStatsRequest) (*Empty, error)
+	// DeviceStats tells where the time of a device's requests goes.
+	DeviceStats(context.Context, *DeviceRequest) (*DeviceStatsList, error)
+	// LogLevels lists the subsystems and what they log; SetLogLevels changes some.
+	LogLevels(context.Context, *LogLevelsRequest) (*LogLevelsReply, error)
+	SetLogLevels(context.Context, *SetLogLevelsRequest) (*LogLevelsReply, error)
 	mustEmbedUnimplementedClientDaemonServer()
 }
 
@@ -491,6 +758,21 @@ func (UnimplementedClientDaemonServer) ReconnectPath(context.Context, *PathReque
 }
 func (UnimplementedClientDaemonServer) SetPolicy(context.Context, *SetPolicyRequest) (*Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetPolicy not implemented")
+}
+func (UnimplementedClientDaemonServer) PathStats(context.Context, *PathRequest) (*PathStatsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method PathStats not implemented")
+}
+func (UnimplementedClientDaemonServer) ResetPathStats(context.Context, *ResetPathStatsRequest) (*Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResetPathStats not implemented")
+}
+func (UnimplementedClientDaemonServer) DeviceStats(context.Context, *DeviceRequest) (*DeviceStatsList, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeviceStats not implemented")
+}
+func (UnimplementedClientDaemonServer) LogLevels(context.Context, *LogLevelsRequest) (*LogLevelsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method LogLevels not implemented")
+}
+func (UnimplementedClientDaemonServer) SetLogLevels(context.Context, *SetLogLevelsRequest) (*LogLevelsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetLogLevels not implemented")
 }
 func (UnimplementedClientDaemonServer) mustEmbedUnimplementedClientDaemonServer() {}
 func (UnimplementedClientDaemonServer) testEmbeddedByValue()                      {}
@@ -711,6 +993,96 @@ func _ClientDaemon_SetPolicy_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ClientDaemon_PathStats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PathRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClientDaemonServer).PathStats(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClientDaemon_PathStats_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClientDaemonServer).PathStats(ctx, req.(*PathRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ClientDaemon_ResetPathStats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResetPathStatsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClientDaemonServer).ResetPathStats(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClientDaemon_ResetPathStats_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClientDaemonServer).ResetPathStats(ctx, req.(*ResetPathStatsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ClientDaemon_DeviceStats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeviceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClientDaemonServer).DeviceStats(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClientDaemon_DeviceStats_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClientDaemonServer).DeviceStats(ctx, req.(*DeviceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ClientDaemon_LogLevels_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LogLevelsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClientDaemonServer).LogLevels(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClientDaemon_LogLevels_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClientDaemonServer).LogLevels(ctx, req.(*LogLevelsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ClientDaemon_SetLogLevels_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetLogLevelsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClientDaemonServer).SetLogLevels(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClientDaemon_SetLogLevels_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClientDaemonServer).SetLogLevels(ctx, req.(*SetLogLevelsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ClientDaemon_ServiceDesc is the grpc.ServiceDesc for ClientDaemon service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -761,6 +1133,26 @@ var ClientDaemon_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetPolicy",
 			Handler:    _ClientDaemon_SetPolicy_Handler,
+		},
+		{
+			MethodName: "PathStats",
+			Handler:    _ClientDaemon_PathStats_Handler,
+		},
+		{
+			MethodName: "ResetPathStats",
+			Handler:    _ClientDaemon_ResetPathStats_Handler,
+		},
+		{
+			MethodName: "DeviceStats",
+			Handler:    _ClientDaemon_DeviceStats_Handler,
+		},
+		{
+			MethodName: "LogLevels",
+			Handler:    _ClientDaemon_LogLevels_Handler,
+		},
+		{
+			MethodName: "SetLogLevels",
+			Handler:    _ClientDaemon_SetLogLevels_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
