@@ -3,7 +3,9 @@ package client
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
+	"strings"
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
@@ -95,6 +97,7 @@ func (d *Device) describe(ctx context.Context) *controlpb.ClientDevice {
 	out := &controlpb.ClientDevice{
 		Name: d.name, Index: d.index, Path: d.path, Session: d.session.name, AccessMode: d.mode.String(),
 		Frontend: "none", Loss: d.loss.String(), DeviceId: d.id.Load(), Inflight: uint64(d.inflight()),
+		Options: d.options,
 		Limits: &controlpb.Limits{
 			Size: l.Size, LogicalBlockSize: l.LogicalBlockSize, PhysicalBlockSize: l.PhysicalBlockSize,
 			MaxIoSize: l.MaxIOSize, MaxDiscard: l.MaxDiscard, DiscardGranularity: l.DiscardGranularity,
@@ -131,6 +134,7 @@ func (s *session) describe() *controlpb.Session {
 	out := &controlpb.Session{
 		Name: s.name, State: "disconnected", Policy: s.transport.Policy().String(), Devices: uint32(len(s.devices)),
 		QueueDepth: uint32(s.transport.QueueDepth()), MaxIoSize: uint32(s.transport.MaxIOSize()),
+		MaxReconnectAttempts: int32(s.transport.Timing().MaxReconnectAttempts),
 	}
 	if s.transport.Connected() {
 		out.State = "connected"
@@ -138,7 +142,27 @@ func (s *session) describe() *controlpb.Session {
 	for _, p := range s.transport.Paths() {
 		out.Paths = append(out.Paths, s.describePath(p))
 	}
+	out.Hostname = s.serverHost(out.Paths)
+	out.ServerName = out.Hostname
 	return out
+}
+
+// serverHost names the server: by custom a session is called client@server,
+// else, and where this client has made the name up, it is the server's
+// address.
+func (s *session) serverHost(paths []*controlpb.Path) string {
+	_, server, ok := strings.Cut(s.name, "@")
+	if ok && server != "" && !strings.Contains(s.name, "-"+s.client.token+"@") {
+		return server
+	}
+	if len(paths) == 0 {
+		return ""
+	}
+	addr, err := netip.ParseAddrPort(paths[0].Dst)
+	if err != nil {
+		return ""
+	}
+	return addr.Addr().String()
 }
 
 func (s *session) describePath(p rtrs.PathInfo) *controlpb.Path {
@@ -148,8 +172,11 @@ func (s *session) describePath(p rtrs.PathInfo) *controlpb.Path {
 		RxBytes: p.Stats.ReadBytes, TxBytes: p.Stats.WriteBytes, Inflight: uint64(max(p.Stats.Inflight, 0)),
 		Reconnects: p.Stats.Reconnects, Failovers: p.Stats.Failovers, LatencyNs: uint64(p.Stats.Latency),
 	}
+	out.HcaPort = uint32(p.Addr.Device.Info().Port)
+	out.Name = "@" + p.Addr.Dst.Addr().String()
 	if p.Src.IsValid() {
 		out.Src = p.Src.String()
+		out.Name = out.Src + out.Name
 	}
 	if p.Err != nil {
 		out.LastError = p.Err.Error()
@@ -217,4 +244,14 @@ func (a *controlAPI) SetPolicy(_ context.Context, r *controlpb.SetPolicyRequest)
 		return nil, err
 	}
 	return &controlpb.Empty{}, s.transport.SetPolicy(p)
+}
+
+func (a *controlAPI) SetMaxReconnectAttempts(_ context.Context, r *controlpb.SetMaxReconnectAttemptsRequest) (*controlpb.Empty, error) {
+	s, err := a.session(r.Session)
+	if err != nil {
+		return nil, err
+	}
+	t := s.transport.Timing()
+	t.MaxReconnectAttempts = int(r.Attempts)
+	return &controlpb.Empty{}, s.transport.SetTiming(t)
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"regexp"
 	"sort"
 	"strings"
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
 // Control returns the daemon's control API. version is what `rnbd version`
@@ -104,16 +106,47 @@ func (c *controlAPI) ListSessions(context.Context, *controlpb.ListRequest) (*con
 func (s *session) describe() *controlpb.Session {
 	out := &controlpb.Session{
 		Name: s.name, State: "connected", QueueDepth: uint32(len(s.reqs)), Devices: uint32(len(s.mappings())),
+		ServerName: hostname(),
 	}
-	for _, p := range s.transport.Paths() {
+	paths := s.transport.Paths()
+	out.Hostname = clientHost(s.name, paths)
+	for _, p := range paths {
 		out.Paths = append(out.Paths, &controlpb.Path{
 			Session: s.name, Id: uint32(p.ID), State: p.State.String(), Fabric: p.Fabric, Device: p.Device,
 			Src: p.Client.String(), Dst: p.Server.String(), Connections: uint32(p.Conns),
 			RxBytes: p.Stats.WriteBytes, TxBytes: p.Stats.ReadBytes, Inflight: uint64(max(p.Stats.Inflight, 0)),
-			LatencyNs: uint64(p.Stats.Latency),
+			LatencyNs: uint64(p.Stats.Latency), HcaPort: uint32(p.Port),
+			Name: p.Client.Addr().String() + "@" + p.Server.Addr().String(),
 		})
 	}
 	return out
+}
+
+// madeUp matches the names that our clients give to sessions:
+// HOST-TOKEN@ADDRESS:PORT with dots replaced.
+var madeUp = regexp.MustCompile(`^(.+)-[0-9a-f]{4}@[][0-9a-fA-F:-]+:[0-9]+$`)
+
+// clientHost names the client of a session: by custom a session is called
+// client@server; else it is the client's address.
+func clientHost(session string, paths []rtrs.SrvPathInfo) string {
+	if m := madeUp.FindStringSubmatch(session); m != nil {
+		return m[1]
+	}
+	if client, _, ok := strings.Cut(session, "@"); ok && client != "" {
+		return client
+	}
+	if len(paths) == 0 {
+		return ""
+	}
+	return paths[0].Client.Addr().String()
+}
+
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return name
 }
 
 func (s *Server) sessionByName(name string) (*session, error) {
@@ -146,6 +179,14 @@ func (c *controlAPI) DisconnectSession(ctx context.Context, r *controlpb.Session
 		return nil, err
 	}
 	return &controlpb.Empty{}, sess.transport.Close(ctx)
+}
+
+func (c *controlAPI) DisconnectPath(_ context.Context, r *controlpb.PathRequest) (*controlpb.Empty, error) {
+	sess, err := c.s.sessionByName(r.Session)
+	if err != nil {
+		return nil, err
+	}
+	return &controlpb.Empty{}, sess.transport.DisconnectPath(int(r.Id))
 }
 
 // cutFabric splits "fabric://rest".

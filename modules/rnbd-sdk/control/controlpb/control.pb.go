@@ -655,17 +655,20 @@ func (x *ServerDeviceList) GetDevices() []*ServerDevice {
 }
 
 type Session struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // "connected" or "disconnected"
-	Policy        string                 `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`
-	QueueDepth    uint32                 `protobuf:"varint,4,opt,name=queue_depth,json=queueDepth,proto3" json:"queue_depth,omitempty"`
-	MaxIoSize     uint32                 `protobuf:"varint,5,opt,name=max_io_size,json=maxIoSize,proto3" json:"max_io_size,omitempty"`
-	Paths         []*Path                `protobuf:"bytes,6,rep,name=paths,proto3" json:"paths,omitempty"`
-	Devices       uint32                 `protobuf:"varint,7,opt,name=devices,proto3" json:"devices,omitempty"`
-	Loss          string                 `protobuf:"bytes,8,opt,name=loss,proto3" json:"loss,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state                protoimpl.MessageState `protogen:"open.v1"`
+	Name                 string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	State                string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // "connected" or "disconnected"
+	Policy               string                 `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`
+	QueueDepth           uint32                 `protobuf:"varint,4,opt,name=queue_depth,json=queueDepth,proto3" json:"queue_depth,omitempty"`
+	MaxIoSize            uint32                 `protobuf:"varint,5,opt,name=max_io_size,json=maxIoSize,proto3" json:"max_io_size,omitempty"`
+	Paths                []*Path                `protobuf:"bytes,6,rep,name=paths,proto3" json:"paths,omitempty"`
+	Devices              uint32                 `protobuf:"varint,7,opt,name=devices,proto3" json:"devices,omitempty"`
+	Loss                 string                 `protobuf:"bytes,8,opt,name=loss,proto3" json:"loss,omitempty"`
+	Hostname             string                 `protobuf:"bytes,9,opt,name=hostname,proto3" json:"hostname,omitempty"`                                                         // of the other end, as far as it is known
+	ServerName           string                 `protobuf:"bytes,10,opt,name=server_name,json=serverName,proto3" json:"server_name,omitempty"`                                  // host of the server, likewise
+	MaxReconnectAttempts int32                  `protobuf:"varint,11,opt,name=max_reconnect_attempts,json=maxReconnectAttempts,proto3" json:"max_reconnect_attempts,omitempty"` // of each path; negative: for ever
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
@@ -754,6 +757,27 @@ func (x *Session) GetLoss() string {
 	return ""
 }
 
+func (x *Session) GetHostname() string {
+	if x != nil {
+		return x.Hostname
+	}
+	return ""
+}
+
+func (x *Session) GetServerName() string {
+	if x != nil {
+		return x.ServerName
+	}
+	return ""
+}
+
+func (x *Session) GetMaxReconnectAttempts() int32 {
+	if x != nil {
+		return x.MaxReconnectAttempts
+	}
+	return 0
+}
+
 type Path struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Session       string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
@@ -771,6 +795,8 @@ type Path struct {
 	LatencyNs     uint64                 `protobuf:"varint,13,opt,name=latency_ns,json=latencyNs,proto3" json:"latency_ns,omitempty"` // last heartbeat round trip
 	Connections   uint32                 `protobuf:"varint,14,opt,name=connections,proto3" json:"connections,omitempty"`
 	LastError     string                 `protobuf:"bytes,15,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	Name          string                 `protobuf:"bytes,16,opt,name=name,proto3" json:"name,omitempty"` // SRC@DST, addresses without ports
+	HcaPort       uint32                 `protobuf:"varint,17,opt,name=hca_port,json=hcaPort,proto3" json:"hca_port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -908,6 +934,20 @@ func (x *Path) GetLastError() string {
 		return x.LastError
 	}
 	return ""
+}
+
+func (x *Path) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Path) GetHcaPort() uint32 {
+	if x != nil {
+		return x.HcaPort
+	}
+	return 0
 }
 
 type SessionList struct {
@@ -1168,6 +1208,7 @@ type ClientDevice struct {
 	Inflight      uint64                 `protobuf:"varint,14,opt,name=inflight,proto3" json:"inflight,omitempty"`
 	Openers       uint32                 `protobuf:"varint,15,opt,name=openers,proto3" json:"openers,omitempty"`
 	LastError     string                 `protobuf:"bytes,16,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	Options       map[string]string      `protobuf:"bytes,17,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // of the front end, as mapped
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1312,6 +1353,13 @@ func (x *ClientDevice) GetLastError() string {
 		return x.LastError
 	}
 	return ""
+}
+
+func (x *ClientDevice) GetOptions() map[string]string {
+	if x != nil {
+		return x.Options
+	}
+	return nil
 }
 
 type ClientDeviceList struct {
@@ -2422,6 +2470,154 @@ func (x *SetLogLevelsRequest) GetLevels() []*LogLevel {
 	return nil
 }
 
+type MapLineRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Line          string                 `protobuf:"bytes,1,opt,name=line,proto3" json:"line,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MapLineRequest) Reset() {
+	*x = MapLineRequest{}
+	mi := &file_control_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MapLineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MapLineRequest) ProtoMessage() {}
+
+func (x *MapLineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MapLineRequest.ProtoReflect.Descriptor instead.
+func (*MapLineRequest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *MapLineRequest) GetLine() string {
+	if x != nil {
+		return x.Line
+	}
+	return ""
+}
+
+type ResizeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Device        string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
+	Size          uint64                 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"` // bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeRequest) Reset() {
+	*x = ResizeRequest{}
+	mi := &file_control_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeRequest) ProtoMessage() {}
+
+func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeRequest.ProtoReflect.Descriptor instead.
+func (*ResizeRequest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ResizeRequest) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *ResizeRequest) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+type SetMaxReconnectAttemptsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Session       string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	Attempts      int32                  `protobuf:"varint,2,opt,name=attempts,proto3" json:"attempts,omitempty"` // negative: for ever; 0: never
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetMaxReconnectAttemptsRequest) Reset() {
+	*x = SetMaxReconnectAttemptsRequest{}
+	mi := &file_control_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetMaxReconnectAttemptsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetMaxReconnectAttemptsRequest) ProtoMessage() {}
+
+func (x *SetMaxReconnectAttemptsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetMaxReconnectAttemptsRequest.ProtoReflect.Descriptor instead.
+func (*SetMaxReconnectAttemptsRequest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *SetMaxReconnectAttemptsRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *SetMaxReconnectAttemptsRequest) GetAttempts() int32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
 var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
@@ -2482,7 +2678,7 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"tx_sectors\x18\x05 \x01(\x04R\ttxSectors\"K\n" +
 	"\x10ServerDeviceList\x127\n" +
-	"\adevices\x18\x01 \x03(\v2\x1d.rnbd.control.v1.ServerDeviceR\adevices\"\xe7\x01\n" +
+	"\adevices\x18\x01 \x03(\v2\x1d.rnbd.control.v1.ServerDeviceR\adevices\"\xda\x02\n" +
 	"\aSession\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
@@ -2492,7 +2688,12 @@ const file_control_proto_rawDesc = "" +
 	"\vmax_io_size\x18\x05 \x01(\rR\tmaxIoSize\x12+\n" +
 	"\x05paths\x18\x06 \x03(\v2\x15.rnbd.control.v1.PathR\x05paths\x12\x18\n" +
 	"\adevices\x18\a \x01(\rR\adevices\x12\x12\n" +
-	"\x04loss\x18\b \x01(\tR\x04loss\"\x8a\x03\n" +
+	"\x04loss\x18\b \x01(\tR\x04loss\x12\x1a\n" +
+	"\bhostname\x18\t \x01(\tR\bhostname\x12\x1f\n" +
+	"\vserver_name\x18\n" +
+	" \x01(\tR\n" +
+	"serverName\x124\n" +
+	"\x16max_reconnect_attempts\x18\v \x01(\x05R\x14maxReconnectAttempts\"\xb9\x03\n" +
 	"\x04Path\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12\x14\n" +
@@ -2513,7 +2714,9 @@ const file_control_proto_rawDesc = "" +
 	"latency_ns\x18\r \x01(\x04R\tlatencyNs\x12 \n" +
 	"\vconnections\x18\x0e \x01(\rR\vconnections\x12\x1d\n" +
 	"\n" +
-	"last_error\x18\x0f \x01(\tR\tlastError\"C\n" +
+	"last_error\x18\x0f \x01(\tR\tlastError\x12\x12\n" +
+	"\x04name\x18\x10 \x01(\tR\x04name\x12\x19\n" +
+	"\bhca_port\x18\x11 \x01(\rR\ahcaPort\"C\n" +
 	"\vSessionList\x124\n" +
 	"\bsessions\x18\x01 \x03(\v2\x18.rnbd.control.v1.SessionR\bsessions\"K\n" +
 	"\x12CloseDeviceRequest\x12\x18\n" +
@@ -2534,7 +2737,7 @@ const file_control_proto_rawDesc = "" +
 	"\aoptions\x18\b \x03(\v2(.rnbd.control.v1.MapRequest.OptionsEntryR\aoptions\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xca\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcc\x04\n" +
 	"\fClientDevice\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x12\n" +
@@ -2556,7 +2759,11 @@ const file_control_proto_rawDesc = "" +
 	"\binflight\x18\x0e \x01(\x04R\binflight\x12\x18\n" +
 	"\aopeners\x18\x0f \x01(\rR\aopeners\x12\x1d\n" +
 	"\n" +
-	"last_error\x18\x10 \x01(\tR\tlastError\"K\n" +
+	"last_error\x18\x10 \x01(\tR\tlastError\x12D\n" +
+	"\aoptions\x18\x11 \x03(\v2*.rnbd.control.v1.ClientDevice.OptionsEntryR\aoptions\x1a:\n" +
+	"\fOptionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"K\n" +
 	"\x10ClientDeviceList\x127\n" +
 	"\adevices\x18\x01 \x03(\v2\x1d.rnbd.control.v1.ClientDeviceR\adevices\"'\n" +
 	"\rDeviceRequest\x12\x16\n" +
@@ -2636,7 +2843,15 @@ const file_control_proto_rawDesc = "" +
 	"\x0eLogLevelsReply\x121\n" +
 	"\x06levels\x18\x01 \x03(\v2\x19.rnbd.control.v1.LogLevelR\x06levels\"H\n" +
 	"\x13SetLogLevelsRequest\x121\n" +
-	"\x06levels\x18\x01 \x03(\v2\x19.rnbd.control.v1.LogLevelR\x06levels2\x9e\x06\n" +
+	"\x06levels\x18\x01 \x03(\v2\x19.rnbd.control.v1.LogLevelR\x06levels\"$\n" +
+	"\x0eMapLineRequest\x12\x12\n" +
+	"\x04line\x18\x01 \x01(\tR\x04line\";\n" +
+	"\rResizeRequest\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x04R\x04size\"V\n" +
+	"\x1eSetMaxReconnectAttemptsRequest\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12\x1a\n" +
+	"\battempts\x18\x02 \x01(\x05R\battempts2\xe6\x06\n" +
 	"\fServerDaemon\x12A\n" +
 	"\x04Info\x12\x1c.rnbd.control.v1.InfoRequest\x1a\x1b.rnbd.control.v1.DaemonInfo\x12N\n" +
 	"\vListDevices\x12\x1c.rnbd.control.v1.ListRequest\x1a!.rnbd.control.v1.ServerDeviceList\x12J\n" +
@@ -2647,7 +2862,8 @@ const file_control_proto_rawDesc = "" +
 	"\x0eResetPathStats\x12&.rnbd.control.v1.ResetPathStatsRequest\x1a\x16.rnbd.control.v1.Empty\x12O\n" +
 	"\vDeviceStats\x12\x1e.rnbd.control.v1.DeviceRequest\x1a .rnbd.control.v1.DeviceStatsList\x12O\n" +
 	"\tLogLevels\x12!.rnbd.control.v1.LogLevelsRequest\x1a\x1f.rnbd.control.v1.LogLevelsReply\x12U\n" +
-	"\fSetLogLevels\x12$.rnbd.control.v1.SetLogLevelsRequest\x1a\x1f.rnbd.control.v1.LogLevelsReply2\xad\t\n" +
+	"\fSetLogLevels\x12$.rnbd.control.v1.SetLogLevelsRequest\x1a\x1f.rnbd.control.v1.LogLevelsReply\x12F\n" +
+	"\x0eDisconnectPath\x12\x1c.rnbd.control.v1.PathRequest\x1a\x16.rnbd.control.v1.Empty2\xa5\v\n" +
 	"\fClientDaemon\x12A\n" +
 	"\x04Info\x12\x1c.rnbd.control.v1.InfoRequest\x1a\x1b.rnbd.control.v1.DaemonInfo\x12A\n" +
 	"\x03Map\x12\x1b.rnbd.control.v1.MapRequest\x1a\x1d.rnbd.control.v1.ClientDevice\x12>\n" +
@@ -2665,7 +2881,10 @@ const file_control_proto_rawDesc = "" +
 	"\x0eResetPathStats\x12&.rnbd.control.v1.ResetPathStatsRequest\x1a\x16.rnbd.control.v1.Empty\x12O\n" +
 	"\vDeviceStats\x12\x1e.rnbd.control.v1.DeviceRequest\x1a .rnbd.control.v1.DeviceStatsList\x12O\n" +
 	"\tLogLevels\x12!.rnbd.control.v1.LogLevelsRequest\x1a\x1f.rnbd.control.v1.LogLevelsReply\x12U\n" +
-	"\fSetLogLevels\x12$.rnbd.control.v1.SetLogLevelsRequest\x1a\x1f.rnbd.control.v1.LogLevelsReplyB<Z:github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpbb\x06proto3"
+	"\fSetLogLevels\x12$.rnbd.control.v1.SetLogLevelsRequest\x1a\x1f.rnbd.control.v1.LogLevelsReply\x12I\n" +
+	"\aMapLine\x12\x1f.rnbd.control.v1.MapLineRequest\x1a\x1d.rnbd.control.v1.ClientDevice\x12G\n" +
+	"\x06Resize\x12\x1e.rnbd.control.v1.ResizeRequest\x1a\x1d.rnbd.control.v1.ClientDevice\x12b\n" +
+	"\x17SetMaxReconnectAttempts\x12/.rnbd.control.v1.SetMaxReconnectAttemptsRequest\x1a\x16.rnbd.control.v1.EmptyB<Z:github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpbb\x06proto3"
 
 var (
 	file_control_proto_rawDescOnce sync.Once
@@ -2679,44 +2898,48 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_control_proto_goTypes = []any{
-	(*Empty)(nil),                 // 0: rnbd.control.v1.Empty
-	(*InfoRequest)(nil),           // 1: rnbd.control.v1.InfoRequest
-	(*ListRequest)(nil),           // 2: rnbd.control.v1.ListRequest
-	(*DaemonInfo)(nil),            // 3: rnbd.control.v1.DaemonInfo
-	(*Plugin)(nil),                // 4: rnbd.control.v1.Plugin
-	(*Limits)(nil),                // 5: rnbd.control.v1.Limits
-	(*ServerDevice)(nil),          // 6: rnbd.control.v1.ServerDevice
-	(*ServerDeviceUse)(nil),       // 7: rnbd.control.v1.ServerDeviceUse
-	(*ServerDeviceList)(nil),      // 8: rnbd.control.v1.ServerDeviceList
-	(*Session)(nil),               // 9: rnbd.control.v1.Session
-	(*Path)(nil),                  // 10: rnbd.control.v1.Path
-	(*SessionList)(nil),           // 11: rnbd.control.v1.SessionList
-	(*CloseDeviceRequest)(nil),    // 12: rnbd.control.v1.CloseDeviceRequest
-	(*SessionRequest)(nil),        // 13: rnbd.control.v1.SessionRequest
-	(*MapRequest)(nil),            // 14: rnbd.control.v1.MapRequest
-	(*ClientDevice)(nil),          // 15: rnbd.control.v1.ClientDevice
-	(*ClientDeviceList)(nil),      // 16: rnbd.control.v1.ClientDeviceList
-	(*DeviceRequest)(nil),         // 17: rnbd.control.v1.DeviceRequest
-	(*UnmapRequest)(nil),          // 18: rnbd.control.v1.UnmapRequest
-	(*AddPathRequest)(nil),        // 19: rnbd.control.v1.AddPathRequest
-	(*PathRequest)(nil),           // 20: rnbd.control.v1.PathRequest
-	(*SetPolicyRequest)(nil),      // 21: rnbd.control.v1.SetPolicyRequest
-	(*PathStatsReply)(nil),        // 22: rnbd.control.v1.PathStatsReply
-	(*SGEntries)(nil),             // 23: rnbd.control.v1.SGEntries
-	(*RDMALatency)(nil),           // 24: rnbd.control.v1.RDMALatency
-	(*ResetPathStatsRequest)(nil), // 25: rnbd.control.v1.ResetPathStatsRequest
-	(*DeviceStatsList)(nil),       // 26: rnbd.control.v1.DeviceStatsList
-	(*DeviceStats)(nil),           // 27: rnbd.control.v1.DeviceStats
-	(*StageStats)(nil),            // 28: rnbd.control.v1.StageStats
-	(*Histogram)(nil),             // 29: rnbd.control.v1.Histogram
-	(*HistogramBucket)(nil),       // 30: rnbd.control.v1.HistogramBucket
-	(*LogLevelsRequest)(nil),      // 31: rnbd.control.v1.LogLevelsRequest
-	(*LogLevel)(nil),              // 32: rnbd.control.v1.LogLevel
-	(*LogLevelsReply)(nil),        // 33: rnbd.control.v1.LogLevelsReply
-	(*SetLogLevelsRequest)(nil),   // 34: rnbd.control.v1.SetLogLevelsRequest
-	nil,                           // 35: rnbd.control.v1.MapRequest.OptionsEntry
+	(*Empty)(nil),                          // 0: rnbd.control.v1.Empty
+	(*InfoRequest)(nil),                    // 1: rnbd.control.v1.InfoRequest
+	(*ListRequest)(nil),                    // 2: rnbd.control.v1.ListRequest
+	(*DaemonInfo)(nil),                     // 3: rnbd.control.v1.DaemonInfo
+	(*Plugin)(nil),                         // 4: rnbd.control.v1.Plugin
+	(*Limits)(nil),                         // 5: rnbd.control.v1.Limits
+	(*ServerDevice)(nil),                   // 6: rnbd.control.v1.ServerDevice
+	(*ServerDeviceUse)(nil),                // 7: rnbd.control.v1.ServerDeviceUse
+	(*ServerDeviceList)(nil),               // 8: rnbd.control.v1.ServerDeviceList
+	(*Session)(nil),                        // 9: rnbd.control.v1.Session
+	(*Path)(nil),                           // 10: rnbd.control.v1.Path
+	(*SessionList)(nil),                    // 11: rnbd.control.v1.SessionList
+	(*CloseDeviceRequest)(nil),             // 12: rnbd.control.v1.CloseDeviceRequest
+	(*SessionRequest)(nil),                 // 13: rnbd.control.v1.SessionRequest
+	(*MapRequest)(nil),                     // 14: rnbd.control.v1.MapRequest
+	(*ClientDevice)(nil),                   // 15: rnbd.control.v1.ClientDevice
+	(*ClientDeviceList)(nil),               // 16: rnbd.control.v1.ClientDeviceList
+	(*DeviceRequest)(nil),                  // 17: rnbd.control.v1.DeviceRequest
+	(*UnmapRequest)(nil),                   // 18: rnbd.control.v1.UnmapRequest
+	(*AddPathRequest)(nil),                 // 19: rnbd.control.v1.AddPathRequest
+	(*PathRequest)(nil),                    // 20: rnbd.control.v1.PathRequest
+	(*SetPolicyRequest)(nil),               // 21: rnbd.control.v1.SetPolicyRequest
+	(*PathStatsReply)(nil),                 // 22: rnbd.control.v1.PathStatsReply
+	(*SGEntries)(nil),                      // 23: rnbd.control.v1.SGEntries
+	(*RDMALatency)(nil),                    // 24: rnbd.control.v1.RDMALatency
+	(*ResetPathStatsRequest)(nil),          // 25: rnbd.control.v1.ResetPathStatsRequest
+	(*DeviceStatsList)(nil),                // 26: rnbd.control.v1.DeviceStatsList
+	(*DeviceStats)(nil),                    // 27: rnbd.control.v1.DeviceStats
+	(*StageStats)(nil),                     // 28: rnbd.control.v1.StageStats
+	(*Histogram)(nil),                      // 29: rnbd.control.v1.Histogram
+	(*HistogramBucket)(nil),                // 30: rnbd.control.v1.HistogramBucket
+	(*LogLevelsRequest)(nil),               // 31: rnbd.control.v1.LogLevelsRequest
+	(*LogLevel)(nil),                       // 32: rnbd.control.v1.LogLevel
+	(*LogLevelsReply)(nil),                 // 33: rnbd.control.v1.LogLevelsReply
+	(*SetLogLevelsRequest)(nil),            // 34: rnbd.control.v1.SetLogLevelsRequest
+	(*MapLineRequest)(nil),                 // 35: rnbd.control.v1.MapLineRequest
+	(*ResizeRequest)(nil),                  // 36: rnbd.control.v1.ResizeRequest
+	(*SetMaxReconnectAttemptsRequest)(nil), // 37: rnbd.control.v1.SetMaxReconnectAttemptsRequest
+	nil,                                    // 38: rnbd.control.v1.MapRequest.OptionsEntry
+	nil,                                    // 39: rnbd.control.v1.ClientDevice.OptionsEntry
 }
 var file_control_proto_depIdxs = []int32{
 	4,  // 0: rnbd.control.v1.DaemonInfo.plugins:type_name -> rnbd.control.v1.Plugin
@@ -2725,74 +2948,83 @@ var file_control_proto_depIdxs = []int32{
 	6,  // 3: rnbd.control.v1.ServerDeviceList.devices:type_name -> rnbd.control.v1.ServerDevice
 	10, // 4: rnbd.control.v1.Session.paths:type_name -> rnbd.control.v1.Path
 	9,  // 5: rnbd.control.v1.SessionList.sessions:type_name -> rnbd.control.v1.Session
-	35, // 6: rnbd.control.v1.MapRequest.options:type_name -> rnbd.control.v1.MapRequest.OptionsEntry
+	38, // 6: rnbd.control.v1.MapRequest.options:type_name -> rnbd.control.v1.MapRequest.OptionsEntry
 	5,  // 7: rnbd.control.v1.ClientDevice.limits:type_name -> rnbd.control.v1.Limits
-	15, // 8: rnbd.control.v1.ClientDeviceList.devices:type_name -> rnbd.control.v1.ClientDevice
-	23, // 9: rnbd.control.v1.PathStatsReply.sg_entries:type_name -> rnbd.control.v1.SGEntries
-	24, // 10: rnbd.control.v1.PathStatsReply.rdma_lat:type_name -> rnbd.control.v1.RDMALatency
-	27, // 11: rnbd.control.v1.DeviceStatsList.devices:type_name -> rnbd.control.v1.DeviceStats
-	28, // 12: rnbd.control.v1.DeviceStats.stages:type_name -> rnbd.control.v1.StageStats
-	29, // 13: rnbd.control.v1.StageStats.latency:type_name -> rnbd.control.v1.Histogram
-	30, // 14: rnbd.control.v1.Histogram.buckets:type_name -> rnbd.control.v1.HistogramBucket
-	32, // 15: rnbd.control.v1.LogLevelsReply.levels:type_name -> rnbd.control.v1.LogLevel
-	32, // 16: rnbd.control.v1.SetLogLevelsRequest.levels:type_name -> rnbd.control.v1.LogLevel
-	1,  // 17: rnbd.control.v1.ServerDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
-	2,  // 18: rnbd.control.v1.ServerDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
-	2,  // 19: rnbd.control.v1.ServerDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
-	12, // 20: rnbd.control.v1.ServerDaemon.CloseDevice:input_type -> rnbd.control.v1.CloseDeviceRequest
-	13, // 21: rnbd.control.v1.ServerDaemon.DisconnectSession:input_type -> rnbd.control.v1.SessionRequest
-	20, // 22: rnbd.control.v1.ServerDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
-	25, // 23: rnbd.control.v1.ServerDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
-	17, // 24: rnbd.control.v1.ServerDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
-	31, // 25: rnbd.control.v1.ServerDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
-	34, // 26: rnbd.control.v1.ServerDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
-	1,  // 27: rnbd.control.v1.ClientDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
-	14, // 28: rnbd.control.v1.ClientDaemon.Map:input_type -> rnbd.control.v1.MapRequest
-	18, // 29: rnbd.control.v1.ClientDaemon.Unmap:input_type -> rnbd.control.v1.UnmapRequest
-	17, // 30: rnbd.control.v1.ClientDaemon.Remap:input_type -> rnbd.control.v1.DeviceRequest
-	2,  // 31: rnbd.control.v1.ClientDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
-	2,  // 32: rnbd.control.v1.ClientDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
-	19, // 33: rnbd.control.v1.ClientDaemon.AddPath:input_type -> rnbd.control.v1.AddPathRequest
-	20, // 34: rnbd.control.v1.ClientDaemon.RemovePath:input_type -> rnbd.control.v1.PathRequest
-	20, // 35: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
-	20, // 36: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
-	21, // 37: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
-	20, // 38: rnbd.control.v1.ClientDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
-	25, // 39: rnbd.control.v1.ClientDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
-	17, // 40: rnbd.control.v1.ClientDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
-	31, // 41: rnbd.control.v1.ClientDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
-	34, // 42: rnbd.control.v1.ClientDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
-	3,  // 43: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	8,  // 44: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
-	11, // 45: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	0,  // 46: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
-	0,  // 47: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
-	22, // 48: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 49: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	26, // 50: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	33, // 51: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	33, // 52: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	3,  // 53: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	15, // 54: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 55: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
-	15, // 56: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
-	16, // 57: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
-	11, // 58: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	10, // 59: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
-	0,  // 60: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
-	0,  // 61: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 62: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 63: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
-	22, // 64: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 65: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	26, // 66: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	33, // 67: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	33, // 68: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	43, // [43:69] is the sub-list for method output_type
-	17, // [17:43] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	39, // 8: rnbd.control.v1.ClientDevice.options:type_name -> rnbd.control.v1.ClientDevice.OptionsEntry
+	15, // 9: rnbd.control.v1.ClientDeviceList.devices:type_name -> rnbd.control.v1.ClientDevice
+	23, // 10: rnbd.control.v1.PathStatsReply.sg_entries:type_name -> rnbd.control.v1.SGEntries
+	24, // 11: rnbd.control.v1.PathStatsReply.rdma_lat:type_name -> rnbd.control.v1.RDMALatency
+	27, // 12: rnbd.control.v1.DeviceStatsList.devices:type_name -> rnbd.control.v1.DeviceStats
+	28, // 13: rnbd.control.v1.DeviceStats.stages:type_name -> rnbd.control.v1.StageStats
+	29, // 14: rnbd.control.v1.StageStats.latency:type_name -> rnbd.control.v1.Histogram
+	30, // 15: rnbd.control.v1.Histogram.buckets:type_name -> rnbd.control.v1.HistogramBucket
+	32, // 16: rnbd.control.v1.LogLevelsReply.levels:type_name -> rnbd.control.v1.LogLevel
+	32, // 17: rnbd.control.v1.SetLogLevelsRequest.levels:type_name -> rnbd.control.v1.LogLevel
+	1,  // 18: rnbd.control.v1.ServerDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
+	2,  // 19: rnbd.control.v1.ServerDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
+	2,  // 20: rnbd.control.v1.ServerDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
+	12, // 21: rnbd.control.v1.ServerDaemon.CloseDevice:input_type -> rnbd.control.v1.CloseDeviceRequest
+	13, // 22: rnbd.control.v1.ServerDaemon.DisconnectSession:input_type -> rnbd.control.v1.SessionRequest
+	20, // 23: rnbd.control.v1.ServerDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
+	25, // 24: rnbd.control.v1.ServerDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
+	17, // 25: rnbd.control.v1.ServerDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
+	31, // 26: rnbd.control.v1.ServerDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
+	34, // 27: rnbd.control.v1.ServerDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
+	20, // 28: rnbd.control.v1.ServerDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
+	1,  // 29: rnbd.control.v1.ClientDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
+	14, // 30: rnbd.control.v1.ClientDaemon.Map:input_type -> rnbd.control.v1.MapRequest
+	18, // 31: rnbd.control.v1.ClientDaemon.Unmap:input_type -> rnbd.control.v1.UnmapRequest
+	17, // 32: rnbd.control.v1.ClientDaemon.Remap:input_type -> rnbd.control.v1.DeviceRequest
+	2,  // 33: rnbd.control.v1.ClientDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
+	2,  // 34: rnbd.control.v1.ClientDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
+	19, // 35: rnbd.control.v1.ClientDaemon.AddPath:input_type -> rnbd.control.v1.AddPathRequest
+	20, // 36: rnbd.control.v1.ClientDaemon.RemovePath:input_type -> rnbd.control.v1.PathRequest
+	20, // 37: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
+	20, // 38: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
+	21, // 39: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
+	20, // 40: rnbd.control.v1.ClientDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
+	25, // 41: rnbd.control.v1.ClientDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
+	17, // 42: rnbd.control.v1.ClientDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
+	31, // 43: rnbd.control.v1.ClientDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
+	34, // 44: rnbd.control.v1.ClientDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
+	35, // 45: rnbd.control.v1.ClientDaemon.MapLine:input_type -> rnbd.control.v1.MapLineRequest
+	36, // 46: rnbd.control.v1.ClientDaemon.Resize:input_type -> rnbd.control.v1.ResizeRequest
+	37, // 47: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:input_type -> rnbd.control.v1.SetMaxReconnectAttemptsRequest
+	3,  // 48: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	8,  // 49: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
+	11, // 50: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	0,  // 51: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
+	0,  // 52: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
+	22, // 53: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 54: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	26, // 55: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	33, // 56: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	33, // 57: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	0,  // 58: rnbd.control.v1.ServerDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	3,  // 59: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	15, // 60: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 61: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
+	15, // 62: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
+	16, // 63: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
+	11, // 64: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	10, // 65: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
+	0,  // 66: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
+	0,  // 67: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 68: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 69: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
+	22, // 70: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 71: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	26, // 72: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	33, // 73: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	33, // 74: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	15, // 75: rnbd.control.v1.ClientDaemon.MapLine:output_type -> rnbd.control.v1.ClientDevice
+	15, // 76: rnbd.control.v1.ClientDaemon.Resize:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 77: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:output_type -> rnbd.control.v1.Empty
+	48, // [48:78] is the sub-list for method output_type
+	18, // [18:48] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -2806,7 +3038,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   36,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -32,6 +32,7 @@ const (
 	ServerDaemon_DeviceStats_FullMethodName       = "/rnbd.control.v1.ServerDaemon/DeviceStats"
 	ServerDaemon_LogLevels_FullMethodName         = "/rnbd.control.v1.ServerDaemon/LogLevels"
 	ServerDaemon_SetLogLevels_FullMethodName      = "/rnbd.control.v1.ServerDaemon/SetLogLevels"
+	ServerDaemon_DisconnectPath_FullMethodName    = "/rnbd.control.v1.ServerDaemon/DisconnectPath"
 )
 
 // ServerDaemonClient is the client API for ServerDaemon service.
@@ -54,6 +55,7 @@ type ServerDaemonClient interface {
 	// LogLevels lists the subsystems and what they log; SetLogLevels changes some.
 	LogLevels(ctx context.Context, in *LogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error)
 	SetLogLevels(ctx context.Context, in *SetLogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error)
+	DisconnectPath(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*Empty, error)
 }
 
 type serverDaemonClient struct {
@@ -164,6 +166,16 @@ func (c *serverDaemonClient) SetLogLevels(ctx context.Context, in *SetLogLevelsR
 	return out, nil
 }
 
+func (c *serverDaemonClient) DisconnectPath(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Empty)
+	err := c.cc.Invoke(ctx, ServerDaemon_DisconnectPath_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ServerDaemonServer is the server API for ServerDaemon service.
 // All implementations must embed UnimplementedServerDaemonServer
 // for forward compatibility.
@@ -184,6 +196,7 @@ type ServerDaemonServer interface {
 	// LogLevels lists the subsystems and what they log; SetLogLevels changes some.
 	LogLevels(context.Context, *LogLevelsRequest) (*LogLevelsReply, error)
 	SetLogLevels(context.Context, *SetLogLevelsRequest) (*LogLevelsReply, error)
+	DisconnectPath(context.Context, *PathRequest) (*Empty, error)
 	mustEmbedUnimplementedServerDaemonServer()
 }
 
@@ -223,6 +236,9 @@ func (UnimplementedServerDaemonServer) LogLevels(context.Context, *LogLevelsRequ
 }
 func (UnimplementedServerDaemonServer) SetLogLevels(context.Context, *SetLogLevelsRequest) (*LogLevelsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetLogLevels not implemented")
+}
+func (UnimplementedServerDaemonServer) DisconnectPath(context.Context, *PathRequest) (*Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method DisconnectPath not implemented")
 }
 func (UnimplementedServerDaemonServer) mustEmbedUnimplementedServerDaemonServer() {}
 func (UnimplementedServerDaemonServer) testEmbeddedByValue()                      {}
@@ -425,6 +441,24 @@ func _ServerDaemon_SetLogLevels_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ServerDaemon_DisconnectPath_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PathRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).DisconnectPath(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_DisconnectPath_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).DisconnectPath(ctx, req.(*PathRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ServerDaemon_ServiceDesc is the grpc.ServiceDesc for ServerDaemon service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -472,28 +506,35 @@ var ServerDaemon_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "SetLogLevels",
 			Handler:    _ServerDaemon_SetLogLevels_Handler,
 		},
+		{
+			MethodName: "DisconnectPath",
+			Handler:    _ServerDaemon_DisconnectPath_Handler,
+		},
 	},
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "control.proto",
 }
 
 const (
-	ClientDaemon_Info_FullMethodName           = "/rnbd.control.v1.ClientDaemon/Info"
-	ClientDaemon_Map_FullMethodName            = "/rnbd.control.v1.ClientDaemon/Map"
-	ClientDaemon_Unmap_FullMethodName          = "/rnbd.control.v1.ClientDaemon/Unmap"
-	ClientDaemon_Remap_FullMethodName          = "/rnbd.control.v1.ClientDaemon/Remap"
-	ClientDaemon_ListDevices_FullMethodName    = "/rnbd.control.v1.ClientDaemon/ListDevices"
-	ClientDaemon_ListSessions_FullMethodName   = "/rnbd.control.v1.ClientDaemon/ListSessions"
-	ClientDaemon_AddPath_FullMethodName        = "/rnbd.control.v1.ClientDaemon/AddPath"
-	ClientDaemon_RemovePath_FullMethodName     = "/rnbd.control.v1.ClientDaemon/RemovePath"
-	ClientDaemon_DisconnectPath_FullMethodName = "/rnbd.control.v1.ClientDaemon/DisconnectPath"
-	ClientDaemon_ReconnectPath_FullMethodName  = "/rnbd.control.v1.ClientDaemon/ReconnectPath"
-	ClientDaemon_SetPolicy_FullMethodName      = "/rnbd.control.v1.ClientDaemon/SetPolicy"
-	ClientDaemon_PathStats_FullMethodName      = "/rnbd.control.v1.ClientDaemon/PathStats"
-	ClientDaemon_ResetPathStats_FullMethodName = "/rnbd.control.v1.ClientDaemon/ResetPathStats"
-	ClientDaemon_DeviceStats_FullMethodName    = "/rnbd.control.v1.ClientDaemon/DeviceStats"
-	ClientDaemon_LogLevels_FullMethodName      = "/rnbd.control.v1.ClientDaemon/LogLevels"
-	ClientDaemon_SetLogLevels_FullMethodName   = "/rnbd.control.v1.ClientDaemon/SetLogLevels"
+	ClientDaemon_Info_FullMethodName                    = "/rnbd.control.v1.ClientDaemon/Info"
+	ClientDaemon_Map_FullMethodName                     = "/rnbd.control.v1.ClientDaemon/Map"
+	ClientDaemon_Unmap_FullMethodName                   = "/rnbd.control.v1.ClientDaemon/Unmap"
+	ClientDaemon_Remap_FullMethodName                   = "/rnbd.control.v1.ClientDaemon/Remap"
+	ClientDaemon_ListDevices_FullMethodName             = "/rnbd.control.v1.ClientDaemon/ListDevices"
+	ClientDaemon_ListSessions_FullMethodName            = "/rnbd.control.v1.ClientDaemon/ListSessions"
+	ClientDaemon_AddPath_FullMethodName                 = "/rnbd.control.v1.ClientDaemon/AddPath"
+	ClientDaemon_RemovePath_FullMethodName              = "/rnbd.control.v1.ClientDaemon/RemovePath"
+	ClientDaemon_DisconnectPath_FullMethodName          = "/rnbd.control.v1.ClientDaemon/DisconnectPath"
+	ClientDaemon_ReconnectPath_FullMethodName           = "/rnbd.control.v1.ClientDaemon/ReconnectPath"
+	ClientDaemon_SetPolicy_FullMethodName               = "/rnbd.control.v1.ClientDaemon/SetPolicy"
+	ClientDaemon_PathStats_FullMethodName               = "/rnbd.control.v1.ClientDaemon/PathStats"
+	ClientDaemon_ResetPathStats_FullMethodName          = "/rnbd.control.v1.ClientDaemon/ResetPathStats"
+	ClientDaemon_DeviceStats_FullMethodName             = "/rnbd.control.v1.ClientDaemon/DeviceStats"
+	ClientDaemon_LogLevels_FullMethodName               = "/rnbd.control.v1.ClientDaemon/LogLevels"
+	ClientDaemon_SetLogLevels_FullMethodName            = "/rnbd.control.v1.ClientDaemon/SetLogLevels"
+	ClientDaemon_MapLine_FullMethodName                 = "/rnbd.control.v1.ClientDaemon/MapLine"
+	ClientDaemon_Resize_FullMethodName                  = "/rnbd.control.v1.ClientDaemon/Resize"
+	ClientDaemon_SetMaxReconnectAttempts_FullMethodName = "/rnbd.control.v1.ClientDaemon/SetMaxReconnectAttempts"
 )
 
 // ClientDaemonClient is the client API for ClientDaemon service.
@@ -521,6 +562,11 @@ type ClientDaemonClient interface {
 	// LogLevels lists the subsystems and what they log; SetLogLevels changes some.
 	LogLevels(ctx context.Context, in *LogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error)
 	SetLogLevels(ctx context.Context, in *SetLogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error)
+	// MapLine maps what a line of the kernel's map_device asks for.
+	MapLine(ctx context.Context, in *MapLineRequest, opts ...grpc.CallOption) (*ClientDevice, error)
+	// Resize sets the size that users of a device see.
+	Resize(ctx context.Context, in *ResizeRequest, opts ...grpc.CallOption) (*ClientDevice, error)
+	SetMaxReconnectAttempts(ctx context.Context, in *SetMaxReconnectAttemptsRequest, opts ...grpc.CallOption) (*Empty, error)
 }
 
 type clientDaemonClient struct {
@@ -691,6 +737,36 @@ func (c *clientDaemonClient) SetLogLevels(ctx context.Context, in *SetLogLevelsR
 	return out, nil
 }
 
+func (c *clientDaemonClient) MapLine(ctx context.Context, in *MapLineRequest, opts ...grpc.CallOption) (*ClientDevice, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ClientDevice)
+	err := c.cc.Invoke(ctx, ClientDaemon_MapLine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clientDaemonClient) Resize(ctx context.Context, in *ResizeRequest, opts ...grpc.CallOption) (*ClientDevice, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ClientDevice)
+	err := c.cc.Invoke(ctx, ClientDaemon_Resize_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clientDaemonClient) SetMaxReconnectAttempts(ctx context.Context, in *SetMaxReconnectAttemptsRequest, opts ...grpc.CallOption) (*Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Empty)
+	err := c.cc.Invoke(ctx, ClientDaemon_SetMaxReconnectAttempts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClientDaemonServer is the server API for ClientDaemon service.
 // All implementations must embed UnimplementedClientDaemonServer
 // for forward compatibility.
@@ -716,6 +792,11 @@ type ClientDaemonServer interface {
 	// LogLevels lists the subsystems and what they log; SetLogLevels changes some.
 	LogLevels(context.Context, *LogLevelsRequest) (*LogLevelsReply, error)
 	SetLogLevels(context.Context, *SetLogLevelsRequest) (*LogLevelsReply, error)
+	// MapLine maps what a line of the kernel's map_device asks for.
+	MapLine(context.Context, *MapLineRequest) (*ClientDevice, error)
+	// Resize sets the size that users of a device see.
+	Resize(context.Context, *ResizeRequest) (*ClientDevice, error)
+	SetMaxReconnectAttempts(context.Context, *SetMaxReconnectAttemptsRequest) (*Empty, error)
 	mustEmbedUnimplementedClientDaemonServer()
 }
 
@@ -773,6 +854,15 @@ func (UnimplementedClientDaemonServer) LogLevels(context.Context, *LogLevelsRequ
 }
 func (UnimplementedClientDaemonServer) SetLogLevels(context.Context, *SetLogLevelsRequest) (*LogLevelsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetLogLevels not implemented")
+}
+func (UnimplementedClientDaemonServer) MapLine(context.Context, *MapLineRequest) (*ClientDevice, error) {
+	return nil, status.Error(codes.Unimplemented, "method MapLine not implemented")
+}
+func (UnimplementedClientDaemonServer) Resize(context.Context, *ResizeRequest) (*ClientDevice, error) {
+	return nil, status.Error(codes.Unimplemented, "method Resize not implemented")
+}
+func (UnimplementedClientDaemonServer) SetMaxReconnectAttempts(context.Context, *SetMaxReconnectAttemptsRequest) (*Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetMaxReconnectAttempts not implemented")
 }
 func (UnimplementedClientDaemonServer) mustEmbedUnimplementedClientDaemonServer() {}
 func (UnimplementedClientDaemonServer) testEmbeddedByValue()                      {}
@@ -1083,6 +1173,60 @@ func _ClientDaemon_SetLogLevels_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ClientDaemon_MapLine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MapLineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClientDaemonServer).MapLine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClientDaemon_MapLine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClientDaemonServer).MapLine(ctx, req.(*MapLineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ClientDaemon_Resize_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResizeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClientDaemonServer).Resize(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClientDaemon_Resize_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClientDaemonServer).Resize(ctx, req.(*ResizeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ClientDaemon_SetMaxReconnectAttempts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetMaxReconnectAttemptsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClientDaemonServer).SetMaxReconnectAttempts(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClientDaemon_SetMaxReconnectAttempts_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClientDaemonServer).SetMaxReconnectAttempts(ctx, req.(*SetMaxReconnectAttemptsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ClientDaemon_ServiceDesc is the grpc.ServiceDesc for ClientDaemon service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1153,6 +1297,18 @@ var ClientDaemon_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetLogLevels",
 			Handler:    _ClientDaemon_SetLogLevels_Handler,
+		},
+		{
+			MethodName: "MapLine",
+			Handler:    _ClientDaemon_MapLine_Handler,
+		},
+		{
+			MethodName: "Resize",
+			Handler:    _ClientDaemon_Resize_Handler,
+		},
+		{
+			MethodName: "SetMaxReconnectAttempts",
+			Handler:    _ClientDaemon_SetMaxReconnectAttempts_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
