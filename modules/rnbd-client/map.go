@@ -22,6 +22,12 @@ type MapRequest struct {
 	Name     string // empty: rnbdN
 	Slots    int    // requests in flight; 0: Config.Slots
 	Options  map[string]string
+
+	// Port is that of paths which are added to the session by a control file;
+	// 0: DefaultPort. PollQueues is shown and, as in the kernel, keeps a
+	// session with any to one device; our pumps always poll.
+	Port       uint16
+	PollQueues int
 }
 
 // Map opens the device on the server and gives it to the front end. The

@@ -22,6 +22,18 @@ type pathSpec struct {
 	fabric string // empty: the default
 }
 
+// String is the spelling that parsePath reads.
+func (p pathSpec) String() string {
+	s := p.dst.String()
+	if p.src.IsValid() {
+		s = p.src.String() + "@" + s
+	}
+	if p.fabric != "" {
+		s += "%" + p.fabric
+	}
+	return s
+}
+
 func parsePath(s string) (pathSpec, error) {
 	fail := func(why string) (pathSpec, error) {
 		return pathSpec{}, fmt.Errorf("path %q: %s; write [SRC@]DST[:PORT][%%FABRIC]: %w", s, why, syscall.EINVAL)
