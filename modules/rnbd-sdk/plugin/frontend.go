@@ -47,6 +47,14 @@ type DeviceSpec struct {
 	Slots      int
 	Generation uint32            // of the plugin's process
 	Config     map[string]string // settings of this device
+	// Identity names the mapping, uniquely on this host, for as long as it
+	// lasts: processes come and go under it. A front end that leaves something
+	// behind when it dies marks it with this.
+	Identity string
+	// Location is where users found the device under an earlier process of the
+	// front end; empty: there was none. A front end whose devices outlive it
+	// takes over what is there.
+	Location string
 }
 
 // DeviceStatus is what a front end knows about a device.

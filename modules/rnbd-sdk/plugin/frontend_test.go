@@ -96,13 +96,13 @@ func TestFrontend_LifeOfADevice(t *testing.T) {
 		DiscardGranularity: 4096, DiscardAlignment: 4096, MaxWriteZeroes: 1 << 21, MaxSegments: 31,
 		SecureErase: true, WriteCache: true, FUA: true, Rotational: true, ReadOnly: true}
 	spec := DeviceSpec{Index: 3, Name: "disk", Limits: limits, ArenaID: rigArena, SlotSize: 65536, Slots: 16,
-		Generation: 2, Config: map[string]string{"a": "b"}}
+		Generation: 2, Identity: "d-1", Location: "/dev/old", Config: map[string]string{"a": "b"}}
 	if err := r.AddDevice(ctx, spec); err != nil {
 		t.Fatal(err)
 	}
 	got := f.devices[3]
 	if got.Name != "disk" || got.Limits != limits || got.SlotSize != 65536 || got.Slots != 16 ||
-		got.Generation != 2 || got.Config["a"] != "b" || len(got.Arena) != 1<<20 {
+		got.Generation != 2 || got.Config["a"] != "b" || got.Identity != "d-1" || got.Location != "/dev/old" || len(got.Arena) != 1<<20 {
 		t.Errorf("spec arrived as %+v", got)
 	}
 

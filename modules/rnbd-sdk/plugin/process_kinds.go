@@ -64,6 +64,7 @@ func (p *Process) AddDevice(ctx context.Context, s DeviceSpec) error {
 		Index: s.Index, Name: s.Name, Limits: limitsToPB(s.Limits),
 		Arena: s.ArenaID, SlotSize: uint32(s.SlotSize), Slots: uint32(s.Slots),
 		Generation: s.Generation, Settings: s.Config,
+		Identity: s.Identity, Location: s.Location,
 	})
 	return p.failed(fmt.Sprintf("add device %d", s.Index), err)
 }

@@ -67,6 +67,7 @@ func (s *frontServer) add(ctx context.Context, r *pluginpb.AddDeviceRequest) err
 		Index: r.GetIndex(), Name: r.GetName(), Limits: limitsFromPB(r.GetLimits()),
 		ArenaID: r.GetArena(), Arena: m.mem, SlotSize: int(r.GetSlotSize()), Slots: int(r.GetSlots()),
 		Generation: r.GetGeneration(), Config: r.GetSettings(),
+		Identity: r.GetIdentity(), Location: r.GetLocation(),
 	})
 	if err != nil {
 		s.leave(r.GetIndex())

@@ -1353,6 +1353,8 @@ type AddDeviceRequest struct {
 	Slots         uint32                 `protobuf:"varint,6,opt,name=slots,proto3" json:"slots,omitempty"`
 	Generation    uint32                 `protobuf:"varint,7,opt,name=generation,proto3" json:"generation,omitempty"`
 	Settings      map[string]string      `protobuf:"bytes,8,rep,name=settings,proto3" json:"settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Identity      string                 `protobuf:"bytes,9,opt,name=identity,proto3" json:"identity,omitempty"`  // of the mapping, the same for every process that serves it
+	Location      string                 `protobuf:"bytes,10,opt,name=location,proto3" json:"location,omitempty"` // DeviceStatus.location of an earlier process: to be taken over; empty: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1441,6 +1443,20 @@ func (x *AddDeviceRequest) GetSettings() map[string]string {
 		return x.Settings
 	}
 	return nil
+}
+
+func (x *AddDeviceRequest) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
+}
+
+func (x *AddDeviceRequest) GetLocation() string {
+	if x != nil {
+		return x.Location
+	}
+	return ""
 }
 
 type AddDeviceResponse struct {
@@ -1918,7 +1934,7 @@ const file_plugin_proto_rawDesc = "" +
 	"\x11ResizeDiskRequest\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\rR\x06device\"D\n" +
 	"\x12ResizeDiskResponse\x12.\n" +
-	"\x06limits\x18\x01 \x01(\v2\x16.rnbd.plugin.v1.LimitsR\x06limits\"\xde\x02\n" +
+	"\x06limits\x18\x01 \x01(\v2\x16.rnbd.plugin.v1.LimitsR\x06limits\"\x96\x03\n" +
 	"\x10AddDeviceRequest\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12.\n" +
@@ -1929,7 +1945,10 @@ const file_plugin_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\a \x01(\rR\n" +
 	"generation\x12J\n" +
-	"\bsettings\x18\b \x03(\v2..rnbd.plugin.v1.AddDeviceRequest.SettingsEntryR\bsettings\x1a;\n" +
+	"\bsettings\x18\b \x03(\v2..rnbd.plugin.v1.AddDeviceRequest.SettingsEntryR\bsettings\x12\x1a\n" +
+	"\bidentity\x18\t \x01(\tR\bidentity\x12\x1a\n" +
+	"\blocation\x18\n" +
+	" \x01(\tR\blocation\x1a;\n" +
 	"\rSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x13\n" +
