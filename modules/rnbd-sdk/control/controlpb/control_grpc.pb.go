@@ -33,6 +33,7 @@ const (
 	ServerDaemon_LogLevels_FullMethodName         = "/rnbd.control.v1.ServerDaemon/LogLevels"
 	ServerDaemon_SetLogLevels_FullMethodName      = "/rnbd.control.v1.ServerDaemon/SetLogLevels"
 	ServerDaemon_DisconnectPath_FullMethodName    = "/rnbd.control.v1.ServerDaemon/DisconnectPath"
+	ServerDaemon_ResizeDevice_FullMethodName      = "/rnbd.control.v1.ServerDaemon/ResizeDevice"
 )
 
 // ServerDaemonClient is the client API for ServerDaemon service.
@@ -56,6 +57,9 @@ type ServerDaemonClient interface {
 	LogLevels(ctx context.Context, in *LogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error)
 	SetLogLevels(ctx context.Context, in *SetLogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error)
 	DisconnectPath(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*Empty, error)
+	// ResizeDevice looks at the size of a device's backing store now, and tells
+	// clients that asked for news. The device is named by name or path.
+	ResizeDevice(ctx context.Context, in *DeviceRequest, opts ...grpc.CallOption) (*ServerDeviceList, error)
 }
 
 type serverDaemonClient struct {
@@ -176,6 +180,16 @@ func (c *serverDaemonClient) DisconnectPath(ctx context.Context, in *PathRequest
 	return out, nil
 }
 
+func (c *serverDaemonClient) ResizeDevice(ctx context.Context, in *DeviceRequest, opts ...grpc.CallOption) (*ServerDeviceList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ServerDeviceList)
+	err := c.cc.Invoke(ctx, ServerDaemon_ResizeDevice_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ServerDaemonServer is the server API for ServerDaemon service.
 // All implementations must embed UnimplementedServerDaemonServer
 // for forward compatibility.
@@ -197,6 +211,9 @@ type ServerDaemonServer interface {
 	LogLevels(context.Context, *LogLevelsRequest) (*LogLevelsReply, error)
 	SetLogLevels(context.Context, *SetLogLevelsRequest) (*LogLevelsReply, error)
 	DisconnectPath(context.Context, *PathRequest) (*Empty, error)
+	// ResizeDevice looks at the size of a device's backing store now, and tells
+	// clients that asked for news. The device is named by name or path.
+	ResizeDevice(context.Context, *DeviceRequest) (*ServerDeviceList, error)
 	mustEmbedUnimplementedServerDaemonServer()
 }
 
@@ -239,6 +256,9 @@ func (UnimplementedServerDaemonServer) SetLogLevels(context.Context, *SetLogLeve
 }
 func (UnimplementedServerDaemonServer) DisconnectPath(context.Context, *PathRequest) (*Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method DisconnectPath not implemented")
+}
+func (UnimplementedServerDaemonServer) ResizeDevice(context.Context, *DeviceRequest) (*ServerDeviceList, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResizeDevice not implemented")
 }
 func (UnimplementedServerDaemonServer) mustEmbedUnimplementedServerDaemonServer() {}
 func (UnimplementedServerDaemonServer) testEmbeddedByValue()                      {}
@@ -459,6 +479,24 @@ func _ServerDaemon_DisconnectPath_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ServerDaemon_ResizeDevice_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeviceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).ResizeDevice(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_ResizeDevice_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).ResizeDevice(ctx, req.(*DeviceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ServerDaemon_ServiceDesc is the grpc.ServiceDesc for ServerDaemon service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -509,6 +547,10 @@ var ServerDaemon_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DisconnectPath",
 			Handler:    _ServerDaemon_DisconnectPath_Handler,
+		},
+		{
+			MethodName: "ResizeDevice",
+			Handler:    _ServerDaemon_ResizeDevice_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
