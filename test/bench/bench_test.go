@@ -86,6 +86,9 @@ func checkResults(t *testing.T, path string) {
 			}
 		}
 	}
+	if !seen[overRoCE+" / "+direct] {
+		t.Error("rocev2 was not compared with iwarp")
+	}
 }
 
 func TestInterruptedRunLeavesNothing(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
+	"github.com/rnbd-go/rnbd/modules/rtrs/provider/rocev2"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -34,15 +35,12 @@ type library struct {
 const librarySlots = 128
 
 func openLibrary(ctx context.Context, c workerConfig) (*library, error) {
-	log := slog.New(slog.DiscardHandler)
-	fabric := iwarp.DefaultConfig()
-	fabric.CRC, fabric.RNRTimeout, fabric.Logger = c.crc, -1, log // as the daemon has it
-	dev, err := iwarp.Open(fabric)
+	dev, err := c.openFabric(slog.New(slog.DiscardHandler))
 	if err != nil {
 		return nil, err
 	}
 	cfg := client.DefaultConfig()
-	cfg.Fabrics = map[string]verbs.Device{"iwarp": dev}
+	cfg.Fabrics = map[string]verbs.Device{dev.Info().Fabric: dev}
 	cfg.Hostname, cfg.Slots = "bench", librarySlots
 	pump.SetProcs(cfg.Pumps)
 	l := &library{}
@@ -61,6 +59,16 @@ func openLibrary(ctx context.Context, c workerConfig) (*library, error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// openFabric opens the fabric as the daemon has it.
+func (c workerConfig) openFabric(log *slog.Logger) (verbs.Device, error) {
+	if c.fabric == "rocev2" {
+		return rocev2.Open(rocev2.Config{IRD: -1, ORD: -1, Logger: log})
+	}
+	cfg := iwarp.DefaultConfig()
+	cfg.CRC, cfg.RNRTimeout, cfg.Logger = c.crc, -1, log
+	return iwarp.Open(cfg)
 }
 
 func (l *library) close() error {

@@ -38,6 +38,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.StringVar(&o.worker.addr, "worker-addr", "", "internal")
 	f.StringVar(&o.worker.device, "worker-device", "", "internal")
 	f.BoolVar(&o.worker.crc, "worker-crc", true, "internal")
+	f.StringVar(&o.worker.fabric, "worker-fabric", "", "internal")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}

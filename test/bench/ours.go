@@ -14,6 +14,7 @@ const (
 	frontEnd = "rnbd, NBD front end"
 	direct   = "rnbd, client library"
 	crcOff   = ", CRC off"
+	overRoCE = "rnbd, client library over rocev2"
 )
 
 // addOurs starts a server and a client and adds what they offer.
@@ -26,7 +27,28 @@ func (s *site) addOurs(ctx context.Context) error {
 	if err := s.addPair(ctx, l, true); err != nil {
 		return err
 	}
-	return s.addPair(ctx, l, false)
+	if err := s.addPair(ctx, l, false); err != nil {
+		return err
+	}
+	return s.addRoCE(l)
+}
+
+// The two ends of rocev2: loopback addresses, which take packets of 4 KiB and
+// more, so that the path MTU is RoCE's largest.
+const roceServer, roceClient = "127.0.0.1", "127.0.0.2"
+
+// addRoCE adds a server that the library reaches over rocev2.
+func (s *site) addRoCE(l *lab.Lab) error {
+	server, err := l.StartServer(lab.ServerOptions{
+		SearchPath: s.dir, Plugins: []string{"memory"},
+		Extra: []string{"--io-mode", "ram*=memory", "--io-config", "memory:size=" + strconv.FormatInt(s.size, 10),
+			"--log-level", "warn", "--listen", "rocev2://" + roceServer + ":1234"},
+	})
+	if err != nil {
+		return err
+	}
+	return s.addWorker(classRAM, overRoCE, workerConfig{kind: "rnbd", fabric: "rocev2",
+		addr: roceClient + "@" + roceServer + ":1234%rocev2", device: "ram-roce"}, server.PID())
 }
 
 // addPair adds one server with one client. Without CRC only the RAM is of

@@ -69,6 +69,10 @@ func newReport(c settings, s *site, r *results) *report {
 				}
 			}
 			for _, o := range ours {
+				peers := peers
+				if o == overRoCE {
+					peers = append([]string{direct}, peers...) // what UDP costs against TCP
+				}
 				for _, peer := range peers {
 					p.Rows = append(p.Rows, r.compare(class, w, o, peer)...)
 				}

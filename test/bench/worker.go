@@ -40,7 +40,8 @@ type workerConfig struct {
 	kind   string // "rnbd": the client library; "nbd": test/nbdclient
 	addr   string
 	device string
-	crc    bool
+	fabric string // of kind "rnbd"; empty: iwarp
+	crc    bool   // of iwarp
 }
 
 func (c workerConfig) open(ctx context.Context) (loader, error) {
@@ -94,7 +95,7 @@ type worker struct {
 
 // startWorker runs this program, exe, as a worker.
 func startWorker(exe string, c workerConfig) (*worker, error) {
-	args := []string{"-worker", c.kind, "-worker-addr", c.addr, "-worker-device", c.device, fmt.Sprintf("-worker-crc=%t", c.crc)}
+	args := []string{"-worker", c.kind, "-worker-addr", c.addr, "-worker-device", c.device, "-worker-fabric", c.fabric, fmt.Sprintf("-worker-crc=%t", c.crc)}
 	w := &worker{cmd: exec.Command(exe, args...)}
 	w.cmd.Stderr = os.Stderr
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // ^C is for the parent
