@@ -82,8 +82,13 @@ func (l *link) newConn(cid int) (*cltConn, error) {
 		cfg.interval = min(l.queueDepth, rtrswire.ServiceDepth)
 	}
 	var err error
-	if c.conn, err = newConn(q.poller, l.dev.dev, l.dev.pd, c, cfg); err != nil || cid == 0 {
+	if c.conn, err = newConn(q.poller, l.dev.dev, l.dev.pd, c, cfg); err != nil {
 		return c, err
+	}
+	c.stats.migratedOff = make([]counter, possibleCPUs())
+	c.stats.migratedTo = make([]counter, possibleCPUs())
+	if cid == 0 {
+		return c, nil
 	}
 	if err := l.postIORecvs(c); err != nil {
 		c.destroy()

@@ -144,7 +144,7 @@ func (q *Queue) post(l *link, id uint32, r *request) error {
 		return err
 	}
 	r.link, r.state = l, reqInflight
-	c.stats.started.add(1)
+	c.countSent(r)
 	return nil
 }
 
@@ -182,24 +182,41 @@ func (q *Queue) onReply(c *cltConn, imm rtrswire.Imm, rkey rtrswire.RkeyRsp) {
 	if rkey != nil {
 		l.bufs[id].rkey = rkey.Rkey()
 	}
-	c.count(r)
+	c.countAnswered(r)
 	q.complete(l.slots, id, r, errno)
 	if len(q.waiting) > 0 {
 		q.retryAdmin()
 	}
 }
 
-// count notes a finished request.
-func (c *cltConn) count(r *request) {
-	c.stats.finished.add(1)
-	switch r.kind {
-	case kindRead:
-		c.stats.reads.add(1)
-		c.stats.readBytes.add(uint64(r.data.Len))
-	case kindWrite:
-		c.stats.writes.add(1)
-		c.stats.writeBytes.add(uint64(r.data.Len))
+// countSent notes a request that was posted.
+func (c *cltConn) countSent(r *request) {
+	r.sentAt, r.sentOn = c.poller.Now(), c.poller.cpu
+	if r.kind == kindFence {
+		c.stats.started.add(1)
+		return
 	}
+	c.stats.begin(r.kind == kindRead, r.data.Len+r.head.Len)
+	c.stats.pieces[min(r.data.Len, 1)].add(1)
+}
+
+// countAnswered notes the answer to a request.
+func (c *cltConn) countAnswered(r *request) {
+	c.stats.finished.add(1)
+	if cpu := c.poller.cpu; cpu != r.sentOn {
+		c.stats.migrated(r.sentOn, cpu)
+	}
+	if r.kind != kindFence {
+		c.stats.latency[kindIndex(r.kind)].add(c.poller.Now() - r.sentAt)
+	}
+}
+
+// kindIndex is 0 for a READ, 1 for a WRITE.
+func kindIndex(k requestKind) int {
+	if k == kindRead {
+		return 0
+	}
+	return 1
 }
 
 // complete gives the permit back and tells the submitter, in this order: the

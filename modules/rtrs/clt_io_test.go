@@ -623,7 +623,7 @@ func TestRegisteredMemoryIsOnAllDevices(t *testing.T) {
 		c.finished(uint64(tag), 0)
 	}
 	for _, p := range c.Paths() {
-		if p.Stats.ReadCount != 2 || p.Stats.ReadBytes != 8192 {
+		if p.Stats.ReadCount != 2 || p.Stats.ReadBytes != 2*(4096+1) {
 			t.Errorf("path %d: %+v", p.ID, p.Stats)
 		}
 	}

@@ -120,10 +120,11 @@ func (l *link) setBuffers(rsp rtrswire.InfoRsp) {
 	}
 }
 
-// addStats adds the counters of the connections to s.
-func (l *link) addStats(s *PathStats) {
+// addDetails adds all that the connections count to d.
+func (l *link) addDetails(d *PathDetails) {
+	pollers := len(l.path.session.cfg.Pollers)
 	for _, c := range l.conns {
-		s.addConn(&c.stats)
+		d.addConn(&c.stats, max(c.cid-1, 0)%pollers, pollers)
 	}
 }
 

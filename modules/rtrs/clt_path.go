@@ -62,7 +62,8 @@ type path struct {
 	cancel  context.CancelFunc // of the attempt under way
 	results uint64             // attempts that ended, with success or not, and closings
 	changed chan struct{}      // closed and replaced when the state changes
-	stats   PathStats          // of earlier links
+	stats   PathDetails        // of earlier links
+	base    PathDetails        // at the last resets
 	current *link              // for statistics
 }
 
@@ -347,7 +348,7 @@ func (p *path) retire() {
 	p.session.linkDown(l)
 	l.close()
 	p.mu.Lock()
-	l.addStats(&p.stats)
+	l.addDetails(&p.stats)
 	p.current = nil
 	p.mu.Unlock()
 	p.session.settle(l)
@@ -438,13 +439,36 @@ func (p *path) info() PathInfo {
 	defer p.mu.Unlock()
 	i := PathInfo{
 		ID: p.id, Addr: p.addr, Src: p.addr.Src, Fabric: p.addr.Device.Info().Fabric,
-		State: p.state, Err: p.err, Stats: p.stats,
+		State: p.state, Err: p.err, Stats: p.details().PathStats,
 	}
-	i.Stats.Failovers = p.failovers.Load()
 	if l := p.current; l != nil {
-		l.addStats(&i.Stats)
-		i.Stats.Latency = l.hb.lastLatency()
 		i.Src = l.conns[0].qp.LocalAddr().Addr()
 	}
 	return i
+}
+
+// total are all counts since the path was made. mu is held.
+func (p *path) total() (d PathDetails) {
+	d.add(&p.stats)
+	d.Failovers = p.failovers.Load()
+	if l := p.current; l != nil {
+		l.addDetails(&d)
+		d.Latency = l.hb.lastLatency()
+	}
+	return d
+}
+
+// details are the counts since the last resets. mu is held.
+func (p *path) details() PathDetails {
+	d := p.total()
+	d.since(&p.base)
+	return d
+}
+
+// resetStats starts some counts anew.
+func (p *path) resetStats(kinds StatKind) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.total()
+	p.base.reset(kinds, &now)
 }

@@ -285,6 +285,28 @@ func (s *Session) Stats() (sum PathStats) {
 	return sum
 }
 
+// PathDetails returns all counts of a path.
+func (s *Session) PathDetails(id int) (PathDetails, error) {
+	p, err := s.path(id)
+	if err != nil {
+		return PathDetails{}, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.details(), nil
+}
+
+// ResetStats starts the given counts of a path anew. The data path does not
+// notice.
+func (s *Session) ResetStats(id int, kinds StatKind) error {
+	p, err := s.path(id)
+	if err != nil {
+		return err
+	}
+	p.resetStats(kinds)
+	return nil
+}
+
 // RemovePath closes a path and forgets it. A session without paths stays, not
 // connected.
 func (s *Session) RemovePath(ctx context.Context, id int) error {

@@ -61,6 +61,9 @@ type request struct {
 	kind  requestKind
 	state requestState
 	spare bool // the permit is one of those kept for fences
+
+	sentAt int64  // by the poller's clock
+	sentOn uint32 // CPU
 }
 
 func newSlots(depth, queues int, headers *Region, wake func(queue int)) *slots {

@@ -67,6 +67,7 @@ type conn struct {
 	recvKey  uint32
 	due      []verbs.RecvWR // consumed receives to post again
 	hbChain  [1]verbs.SendWR
+	found    int // completions of this batch
 
 	stats connStats
 }
@@ -216,6 +217,14 @@ func (c *conn) flushRecv() {
 	if err != nil && !c.down {
 		c.qp.Disconnect()
 		c.h.connFailed(fmt.Errorf("connection %d: post receives: %w", c.cid, err))
+	}
+}
+
+// countLook counts the batch, once.
+func (c *conn) countLook() {
+	if c.found > 0 {
+		c.stats.looks[c.found].add(1)
+		c.found = 0
 	}
 }
 

@@ -35,6 +35,10 @@ type Poller struct {
 	wcs    [pollBatch]verbs.WC
 	at     [pollBatch]*conn
 	asleep bool // Arm returned true and Poll was not called since
+	polls  uint32
+	cpu    uint32 // that the owner ran on when it was last looked up
+	timed  bool   // time is that of this turn
+	time   int64
 
 	// Read by the owner at every Poll, replaced by others under mu.
 	cqs   atomic.Pointer[[]*pollerCQ]
@@ -77,6 +81,10 @@ func (p *Poller) Index() int { return p.index }
 // Poll does what there is to do, without blocking, and returns the number of
 // events it handled. Owner only.
 func (p *Poller) Poll() int {
+	p.timed = false
+	if p.polls++; p.asleep || p.polls%cpuEvery == 0 {
+		p.cpu = currentCPU()
+	}
 	if p.asleep {
 		p.asleep = false
 		p.mail.disarm()
@@ -86,6 +94,22 @@ func (p *Poller) Poll() int {
 		n += p.pollCQ(q)
 	}
 	return n
+}
+
+// cpuEvery polls the owner's CPU is looked up even if it never sleeps.
+const cpuEvery = 1024
+
+// processStart is the zero of Now.
+var processStart = time.Now()
+
+// Now is a clock for durations, in nanoseconds. It stands still from its first
+// use to the next Poll or Arm, so that one look at the system's clock serves
+// all requests of a turn. Owner only.
+func (p *Poller) Now() int64 {
+	if !p.timed {
+		p.timed, p.time = true, int64(time.Since(processStart))
+	}
+	return p.time
 }
 
 // pollCQ handles one batch. Receives of connections that need no look at their
@@ -108,12 +132,14 @@ func (p *Poller) pollCQ(q *pollerCQ) int {
 			if c.prepost {
 				c.flushRecv()
 			}
+			c.found++
 			c.dispatch(&p.wcs[i])
 		}
 	}
 	for i := range n {
 		if c := p.at[i]; c != nil {
 			c.flushRecv()
+			c.countLook()
 			p.at[i] = nil
 		}
 	}
@@ -136,7 +162,7 @@ func lookup(conns []atomic.Pointer[conn], ctx uint64) *conn {
 // Arm makes FD readable at the next event. It returns false when there is
 // something to do already: call Poll instead of sleeping. Owner only.
 func (p *Poller) Arm() bool {
-	p.asleep = true
+	p.asleep, p.timed = true, false
 	if !p.mail.arm() {
 		return false
 	}

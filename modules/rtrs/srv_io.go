@@ -218,12 +218,13 @@ func (c *srvConn) onRequest(imm rtrswire.Imm) {
 	}
 	op.conn = c
 	c.inflight++
-	c.stats.started.add(1)
 	if err := op.load(off); err != nil {
+		c.stats.started.add(1)
 		p.close(protocolErrorf("request in chunk %d at offset %d: %v", chunk, off, err))
 		op.drop()
 		return
 	}
+	c.count(op, off)
 	op.stage = opStarting
 	if p.newRkey && c.mustWait(op) {
 		return
@@ -307,6 +308,16 @@ func (op *Op) load(off int) (err error) {
 	return nil
 }
 
+// count notes a request whose header is n bytes from the start of the chunk,
+// behind data and user message.
+func (c *srvConn) count(op *Op, n int) {
+	if op.req.Type == rtrswire.MsgFence {
+		c.stats.started.add(1)
+		return
+	}
+	c.stats.begin(op.req.Type == rtrswire.MsgRead, n)
+}
+
 // mustWait tells whether the send queue has no room for op now; then connCredit
 // goes on with it.
 func (c *srvConn) mustWait(op *Op) bool {
@@ -388,7 +399,6 @@ func (c *srvConn) answer(op *Op) {
 		return
 	}
 	n := c.fill(op)
-	c.count(op)
 	op.free()
 	err := c.post(c.chain[:n])
 	c.finish()
@@ -432,20 +442,6 @@ func (c *srvConn) final(op *Op, imm rtrswire.Imm) verbs.SendWR {
 	rtrswire.RkeyRsp(m).Put(op.chunk, p.rkeys[op.chunk])
 	c.rkey[0] = verbs.SGE{Buf: m, LKey: p.ctl.key}
 	return verbs.SendWR{Op: verbs.OpSendImm, Imm: uint32(imm), SGEs: c.rkey[:]}
-}
-
-// count notes what op has moved.
-func (c *srvConn) count(op *Op) {
-	switch {
-	case op.req.Type == rtrswire.MsgWrite:
-		c.stats.writes.add(1)
-		c.stats.writeBytes.add(uint64(op.dataLen))
-	case op.req.Type == rtrswire.MsgRead:
-		c.stats.reads.add(1)
-		if op.errno == 0 {
-			c.stats.readBytes.add(uint64(op.req.Desc.Len))
-		}
-	}
 }
 
 // drop finishes op without an answer: its path is closing.

@@ -525,7 +525,7 @@ func TestStatsCountRequestsByDirection(t *testing.T) {
 		p.answer()
 	}
 	info = park.s.Sessions()[0].Paths()[0]
-	want := PathStats{ReadCount: 2, ReadBytes: 300, WriteCount: 2, WriteBytes: 1500}
+	want := PathStats{ReadCount: 2, ReadBytes: 602, WriteCount: 2, WriteBytes: 1502} // with the user messages
 	info.Stats.Latency = 0
 	if info.Stats != want {
 		t.Errorf("%+v, want %+v", info.Stats, want)

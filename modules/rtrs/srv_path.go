@@ -56,6 +56,8 @@ type srvPath struct {
 
 	counted bool // in the session's up; guarded by its events
 
+	base PathDetails // at the last resets; guarded by the server's mu
+
 	cause   error         // set before closing is closed
 	closing chan struct{} // closed when the path begins to close
 	closed  chan struct{} // closed when all is gone
@@ -359,18 +361,32 @@ func (p *srvPath) tickHeartbeat(now time.Time) {
 // info describes the path. Holds the server's mu.
 func (p *srvPath) info() SrvPathInfo {
 	dev := p.dev.Info()
-	i := SrvPathInfo{
+	return SrvPathInfo{
 		ID: p.id, State: p.State(), Client: p.client, Server: p.server,
 		Fabric: dev.Fabric, Device: dev.Name, Port: dev.Port, Conns: len(p.conns),
+		Stats: p.details().PathStats,
 	}
-	if i.State != SrvPathConnected {
-		return i
+}
+
+// total are all counts of a connected path. Holds the server's mu.
+func (p *srvPath) total() (d PathDetails) {
+	if p.State() != SrvPathConnected { // connections come or go
+		return d
 	}
 	for _, c := range p.conns {
-		i.Stats.addConn(&c.stats)
+		d.addConn(&c.stats, c.pollerIndex, len(p.sess.srv.cfg.Pollers))
 	}
-	i.Stats.Latency = p.hb.lastLatency()
-	return i
+	d.Latency = p.hb.lastLatency()
+	return d
+}
+
+// details are the counts since the last resets. Holds the server's mu.
+func (p *srvPath) details() PathDetails {
+	d := p.total()
+	if p.State() == SrvPathConnected {
+		d.since(&p.base)
+	}
+	return d
 }
 
 // log writes one line about the path.

@@ -115,18 +115,52 @@ func (s *SrvSession) Paths() []SrvPathInfo {
 	return list
 }
 
+// PathDetails returns all counts of a path.
+func (s *SrvSession) PathDetails(id int) (PathDetails, error) {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	p, err := s.pathByID(id)
+	if err != nil {
+		return PathDetails{}, err
+	}
+	return p.details(), nil
+}
+
+// ResetStats starts the given counts of a path anew. The data path does not
+// notice.
+func (s *SrvSession) ResetStats(id int, kinds StatKind) error {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	p, err := s.pathByID(id)
+	if err != nil {
+		return err
+	}
+	now := p.total()
+	p.base.reset(kinds, &now)
+	return nil
+}
+
+// pathByID finds a path. Holds the server's mu.
+func (s *SrvSession) pathByID(id int) (*srvPath, error) {
+	for _, p := range s.paths {
+		if p.id == id {
+			return p, nil
+		}
+	}
+	return nil, fmt.Errorf("path %d of session %q: %w", id, s.name, syscall.ENOENT)
+}
+
 // DisconnectPath closes a path; the client may connect it again. It does not
 // wait.
 func (s *SrvSession) DisconnectPath(id int) error {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
-	for _, p := range s.paths {
-		if p.id == id {
-			p.close(fmt.Errorf("%w: disconnected by the administrator", ErrClosed))
-			return nil
-		}
+	p, err := s.pathByID(id)
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("path %d of session %q: %w", id, s.name, syscall.ENOENT)
+	p.close(fmt.Errorf("%w: disconnected by the administrator", ErrClosed))
+	return nil
 }
 
 // Close closes all paths and waits until the last of them is gone or ctx is

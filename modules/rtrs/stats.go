@@ -1,9 +1,17 @@
 package rtrs
 
 import (
+	"fmt"
+	"math/bits"
+	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
+
+// Counters are written by the owner of a connection and read by anybody. A
+// reset touches no writer: the reader keeps what it read and subtracts it from
+// then on (PathDetails.since).
 
 // counter counts up. It has one writer, so add needs no locked instruction;
 // anybody may read it.
@@ -15,12 +23,20 @@ func (c *counter) value() uint64 { return c.v.Load() }
 // connStats are the counters of one connection, written by its owner. They
 // fill cache lines of their own.
 type connStats struct {
-	_                  [64]byte
-	reads, readBytes   counter     // finished READ requests and their reply bytes
-	writes, writeBytes counter     // finished WRITE requests and their data bytes
-	started, finished  counter     // requests
+	_ [64]byte
+	// READ and WRITE requests that were begun on this connection, and their
+	// bytes: data and user message.
+	reads, readBytes   counter
+	writes, writeBytes counter
+	pieces             [2]counter  // client: the same requests by the pieces of their data, none or one
+	started, finished  counter     // requests of every kind
 	arrived            atomic.Bool // something came in since the last look
-	_                  [64]byte
+
+	looks       [pollBatch + 1]counter // looks at the queue, by completions found
+	latency     [2]latencyCounter      // client: of reads, writes
+	migratedOff []counter              // client: by CPU, requests that were sent there and answered elsewhere
+	migratedTo  []counter              // client: by CPU, answers to requests that were sent elsewhere
+	_           [64]byte
 }
 
 // heard notes a sign of life.
@@ -41,13 +57,51 @@ func (s *connStats) inflight() int64 {
 	return int64(s.started.value() - done)
 }
 
-// PathStats is a snapshot of the counters of one path since it was made.
+// begin counts a request of n bytes, data and user message.
+func (s *connStats) begin(read bool, n int) {
+	s.started.add(1)
+	if read {
+		s.reads.add(1)
+		s.readBytes.add(uint64(n))
+	} else {
+		s.writes.add(1)
+		s.writeBytes.add(uint64(n))
+	}
+}
+
+// migrated counts an answer that came on another CPU than the request left.
+func (s *connStats) migrated(from, to uint32) {
+	if int(from) < len(s.migratedOff) && int(to) < len(s.migratedTo) {
+		s.migratedOff[from].add(1)
+		s.migratedTo[to].add(1)
+	}
+}
+
+// latencyCounter counts requests by the time to their answer.
+type latencyCounter struct {
+	counts [latencyBuckets]counter
+	max    atomic.Int64 // ns
+}
+
+// latencyBuckets: below 1, 2, 4, ... 65536 ms, and the rest.
+const latencyBuckets = 18
+
+func (l *latencyCounter) add(ns int64) {
+	i := bits.Len64(uint64(max(ns, 0)) / uint64(time.Millisecond))
+	l.counts[min(i, latencyBuckets-1)].add(1)
+	if ns > l.max.Load() {
+		l.max.Store(ns)
+	}
+}
+
+// PathStats are the counts of one path since it was made, or since the last
+// reset of their kind.
 type PathStats struct {
-	ReadCount  uint64        // finished READs
-	ReadBytes  uint64        // data bytes, server to client
-	WriteCount uint64        // finished WRITEs
-	WriteBytes uint64        // data bytes, client to server
-	Inflight   int64         // requests under way
+	ReadCount  uint64        // READs sent (client) or taken (server); an RNBD FLUSH or OPEN is one
+	ReadBytes  uint64        // their data, server to client, and user messages
+	WriteCount uint64        // WRITEs; an RNBD discard, write zeroes or CLOSE is one
+	WriteBytes uint64        // their data, client to server, and user messages
+	Inflight   int64         // requests under way; a fact, which no reset changes
 	Latency    time.Duration // last heartbeat round trip, 0 before the first
 
 	// Client only.
@@ -76,4 +130,247 @@ func (s *PathStats) addConn(c *connStats) {
 	s.WriteCount += c.writes.value()
 	s.WriteBytes += c.writeBytes.value()
 	s.Inflight += c.inflight()
+}
+
+// PathDetails are PathStats and the distributions that are too large for every
+// listing.
+type PathDetails struct {
+	PathStats
+
+	// Completions of both ends.
+	Completions CompletionStats
+
+	// Client only.
+
+	// CPUMigrationFrom and CPUMigrationTo count, by CPU, the requests that were
+	// sent on one CPU and answered on another: the owner's thread had moved,
+	// for a request never changes its owner. The CPU of a thread is looked up
+	// when it wakes and every 1024 polls.
+	CPUMigrationFrom, CPUMigrationTo []uint64
+	// SGEntries counts requests by the length of their scatter-gather list, by
+	// poller in the order of the configuration. Data is one piece of a region,
+	// or none.
+	SGEntries [][2]uint64
+	// ReadLatency and WriteLatency are from sending to the answer.
+	ReadLatency, WriteLatency LatencyStats
+}
+
+// CompletionStats counts the looks at a completion queue that found something
+// of the path, by the number of completions found.
+type CompletionStats [pollBatch + 1]uint64
+
+// Max is the largest number of completions found at once.
+func (c *CompletionStats) Max() (n int) {
+	for i, v := range c {
+		if v > 0 {
+			n = i
+		}
+	}
+	return n
+}
+
+// Calls is the number of looks that found something.
+func (c *CompletionStats) Calls() (n uint64) {
+	for _, v := range c {
+		n += v
+	}
+	return n
+}
+
+// Total is the number of completions.
+func (c *CompletionStats) Total() (n uint64) {
+	for i, v := range c {
+		n += uint64(i) * v
+	}
+	return n
+}
+
+// LatencyStats counts requests by duration.
+type LatencyStats struct {
+	// Counts[i] is for durations below 2^i ms that no earlier one is for; the
+	// last has no limit.
+	Counts [latencyBuckets]uint64
+	// Max is the longest. After a reset it may be an earlier one's: never
+	// more than the limit of the last count that is not 0.
+	Max time.Duration
+}
+
+func (l *LatencyStats) add(t *LatencyStats) {
+	for i := range l.Counts {
+		l.Counts[i] += t.Counts[i]
+	}
+	l.Max = max(l.Max, t.Max)
+}
+
+// sub takes away what was counted before.
+func (l *LatencyStats) sub(before *LatencyStats) {
+	limit := time.Duration(0)
+	for i := range l.Counts {
+		l.Counts[i] -= before.Counts[i]
+		if l.Counts[i] > 0 {
+			limit = time.Millisecond << i
+		}
+	}
+	switch {
+	case l.Max > before.Max: // reached since
+	case l.Counts[latencyBuckets-1] > 0:
+	default:
+		l.Max = min(l.Max, limit)
+	}
+}
+
+func (l *LatencyStats) addCounter(c *latencyCounter) {
+	for i := range l.Counts {
+		l.Counts[i] += c.counts[i].value()
+	}
+	l.Max = max(l.Max, time.Duration(c.max.Load()))
+}
+
+// addConn adds the counters of one connection, which belongs to the given
+// poller of all.
+func (d *PathDetails) addConn(c *connStats, poller, pollers int) {
+	d.PathStats.addConn(c)
+	for i := range c.looks {
+		d.Completions[i] += c.looks[i].value()
+	}
+	if c.migratedOff == nil { // the server's
+		return
+	}
+	d.CPUMigrationFrom = addCounters(d.CPUMigrationFrom, c.migratedOff)
+	d.CPUMigrationTo = addCounters(d.CPUMigrationTo, c.migratedTo)
+	d.ReadLatency.addCounter(&c.latency[0])
+	d.WriteLatency.addCounter(&c.latency[1])
+	d.SGEntries = grown(d.SGEntries, pollers)
+	for n := range c.pieces {
+		d.SGEntries[poller][n] += c.pieces[n].value()
+	}
+}
+
+func grown[T any](s []T, n int) []T {
+	if len(s) < n {
+		s = append(s, make([]T, n-len(s))...)
+	}
+	return s
+}
+
+func addCounters(sum []uint64, cs []counter) []uint64 {
+	sum = grown(sum, len(cs))
+	for i := range cs {
+		sum[i] += cs[i].value()
+	}
+	return sum
+}
+
+// add adds the counts of t.
+func (d *PathDetails) add(t *PathDetails) {
+	d.PathStats.Add(t.PathStats)
+	for i, n := range t.Completions {
+		d.Completions[i] += n
+	}
+	d.CPUMigrationFrom = addCounts(d.CPUMigrationFrom, t.CPUMigrationFrom, 1)
+	d.CPUMigrationTo = addCounts(d.CPUMigrationTo, t.CPUMigrationTo, 1)
+	d.SGEntries = addEntries(d.SGEntries, t.SGEntries, 1)
+	d.ReadLatency.add(&t.ReadLatency)
+	d.WriteLatency.add(&t.WriteLatency)
+}
+
+// addCounts adds counts, times 1 or, in the arithmetic of uint64, -1.
+func addCounts(sum, n []uint64, times uint64) []uint64 {
+	sum = grown(sum, len(n))
+	for i := range n {
+		sum[i] += times * n[i]
+	}
+	return sum
+}
+
+func addEntries(sum, n [][2]uint64, times uint64) [][2]uint64 {
+	sum = grown(sum, len(n))
+	for i := range n {
+		for k := range n[i] {
+			sum[i][k] += times * n[i][k]
+		}
+	}
+	return sum
+}
+
+const minusOne = ^uint64(0)
+
+// since takes away what was counted before. What is under way and the last
+// heartbeat stay.
+func (d *PathDetails) since(before *PathDetails) {
+	d.ReadCount -= before.ReadCount
+	d.ReadBytes -= before.ReadBytes
+	d.WriteCount -= before.WriteCount
+	d.WriteBytes -= before.WriteBytes
+	d.Failovers -= before.Failovers
+	d.Reconnects -= before.Reconnects
+	d.ReconnectsFailed -= before.ReconnectsFailed
+	for i, n := range before.Completions {
+		d.Completions[i] -= n
+	}
+	d.CPUMigrationFrom = addCounts(d.CPUMigrationFrom, before.CPUMigrationFrom, minusOne)
+	d.CPUMigrationTo = addCounts(d.CPUMigrationTo, before.CPUMigrationTo, minusOne)
+	d.SGEntries = addEntries(d.SGEntries, before.SGEntries, minusOne)
+	d.ReadLatency.sub(&before.ReadLatency)
+	d.WriteLatency.sub(&before.WriteLatency)
+}
+
+// StatKind is a set of counts that are reset together: one for each file of the
+// kernel's stats folders, today's and earlier ones.
+type StatKind uint8
+
+const (
+	StatRDMA         StatKind = 1 << iota // counts, bytes, failovers
+	StatReconnects                        // of both results
+	StatCPUMigration                      // in both directions
+	StatSGEntries
+	StatRDMALat
+	StatWCCompletion
+
+	StatAll = StatRDMA | StatReconnects | StatCPUMigration | StatSGEntries | StatRDMALat | StatWCCompletion
+)
+
+var statKinds = []struct {
+	kind StatKind
+	name string
+}{
+	{StatRDMA, "rdma"}, {StatReconnects, "reconnects"}, {StatCPUMigration, "cpu_migration"},
+	{StatSGEntries, "sg_entries"}, {StatRDMALat, "rdma_lat"}, {StatWCCompletion, "wc_completion"},
+	{StatAll, "all"},
+}
+
+// ParseStatKind reads the name of a kind, or "all".
+func ParseStatKind(name string) (StatKind, error) {
+	var names []string
+	for _, k := range statKinds {
+		if k.name == name {
+			return k.kind, nil
+		}
+		names = append(names, k.name)
+	}
+	return 0, fmt.Errorf("statistics %q: use one of %s: %w", name, strings.Join(names, ", "), syscall.EINVAL)
+}
+
+// reset makes now what later counts are relative to.
+func (d *PathDetails) reset(kinds StatKind, now *PathDetails) {
+	if kinds&StatRDMA != 0 {
+		d.ReadCount, d.ReadBytes = now.ReadCount, now.ReadBytes
+		d.WriteCount, d.WriteBytes = now.WriteCount, now.WriteBytes
+		d.Failovers = now.Failovers
+	}
+	if kinds&StatReconnects != 0 {
+		d.Reconnects, d.ReconnectsFailed = now.Reconnects, now.ReconnectsFailed
+	}
+	if kinds&StatCPUMigration != 0 {
+		d.CPUMigrationFrom, d.CPUMigrationTo = now.CPUMigrationFrom, now.CPUMigrationTo
+	}
+	if kinds&StatSGEntries != 0 {
+		d.SGEntries = now.SGEntries
+	}
+	if kinds&StatRDMALat != 0 {
+		d.ReadLatency, d.WriteLatency = now.ReadLatency, now.WriteLatency
+	}
+	if kinds&StatWCCompletion != 0 {
+		d.Completions = now.Completions
+	}
 }
