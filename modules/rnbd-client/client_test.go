@@ -13,6 +13,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
 func TestR123_SessionInfoThenOpen(t *testing.T) {
@@ -147,6 +148,28 @@ func TestErrors(t *testing.T) {
 	}
 	if n := len(s.messages()); n != before {
 		t.Errorf("%d bad requests reached the server", n-before)
+	}
+}
+
+func TestEntriesOfAFrontEndStayInTheirArena(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	d, _ := s.device(s.newClient())
+	size := uint64(d.arena.Size())
+	for _, x := range []struct {
+		name string
+		e    shm.SQE
+		want blk.Errno
+	}{
+		{"whole arena's end", shm.SQE{Op: blk.Read, Arena: d.index, ArenaOff: size - 512, Len: 512}, blk.OK},
+		{"a byte behind it", shm.SQE{Op: blk.Read, Arena: d.index, ArenaOff: size - 511, Len: 512}, blk.EINVAL},
+		{"begins at its end", shm.SQE{Op: blk.Read, Arena: d.index, ArenaOff: size, Len: 512}, blk.EINVAL},
+		{"offset that wraps", shm.SQE{Op: blk.Write, Arena: d.index, ArenaOff: ^uint64(0) - 511, Len: 512}, blk.EINVAL},
+		{"arena of another device", shm.SQE{Op: blk.Write, Arena: d.index + 1, Len: 512}, blk.EINVAL},
+		{"no data, no place", shm.SQE{Op: blk.Flush, Arena: d.index + 1, ArenaOff: size}, blk.OK},
+	} {
+		if got := d.check(&x.e); got != x.want {
+			t.Errorf("%s: errno %d, want %d", x.name, got, x.want)
+		}
 	}
 }
 

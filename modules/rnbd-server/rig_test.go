@@ -26,6 +26,7 @@ type memory struct {
 
 	mu    sync.Mutex
 	disks map[string]*memDisk
+	gate  chan struct{}    // not nil: Open waits until it is closed, as for a fence
 	hold  bool             // answers wait
 	held  []func()         // what waits
 	opens int              // calls of Open
@@ -63,6 +64,11 @@ func (m *memory) Open(_ context.Context, r plugin.OpenRequest) (plugin.Disk, err
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.opens++
+	if gate := m.gate; gate != nil {
+		m.mu.Unlock()
+		<-gate
+		m.mu.Lock()
+	}
 	if err := m.fail[r.Name]; err != nil {
 		return nil, err
 	}

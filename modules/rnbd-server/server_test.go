@@ -12,6 +12,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
 func TestR122_VersionIsTheSmaller(t *testing.T) {
@@ -46,6 +47,11 @@ func TestOpen(t *testing.T) {
 		must(t, err)
 		if second.DeviceID != 1 || other.DeviceID != 0 {
 			t.Errorf("ids %d and %d, want 1 and 0", second.DeviceID, other.DeviceID)
+		}
+	})
+	t.Run("R-131 the id of another session is none", func(t *testing.T) {
+		if errno := r.connect("s5").bare(first.DeviceID, blk.Flush, 0, 0, 0, false); errno != blk.ENOTCONN {
+			t.Errorf("errno %d, want ENOTCONN", errno)
 		}
 	})
 	t.Run("R-130 opening the same name again gives the same id", func(t *testing.T) {
@@ -240,6 +246,8 @@ func TestR135_CloseWaitsForIO(t *testing.T) {
 	i := r.connect("s1")
 	rsp, err := i.open("a", blk.ReadWrite)
 	must(t, err)
+	_, err = r.connect("s2").open("a", blk.Migration) // the plugin keeps it open
+	must(t, err)
 	mem.setHold(true)
 	write := i.start(false, 512, ioMessage(rsp.DeviceID, blk.Write, 0, 0, 512))
 	for len(mem.requests()) == 0 { // the close travels on another connection
@@ -263,7 +271,7 @@ func TestR135_CloseWaitsForIO(t *testing.T) {
 	if errno := i.bare(rsp.DeviceID, blk.Flush, 0, 0, 0, false); errno != blk.ENOTCONN {
 		t.Errorf("I/O after close: errno %d, want ENOTCONN", errno)
 	}
-	again, err := i.open("a", blk.ReadWrite)
+	again, err := i.open("a", blk.Migration)
 	must(t, err)
 	if again.DeviceID != rsp.DeviceID {
 		t.Errorf("R-131: id %d, want the free %d", again.DeviceID, rsp.DeviceID)
@@ -337,6 +345,66 @@ func TestPluginDeath(t *testing.T) {
 				t.Errorf("state %q, want %q", got, want)
 			}
 		})
+	}
+}
+
+// A new process that waits for its fence has a ring already; nothing may go
+// into it before the device is open.
+func TestNothingIsSentBeforeTheFence(t *testing.T) {
+	mem := newMemory()
+	mem.crash = plugin.KeepsAcknowledged
+	mem.add("a", 1<<20)
+	r := newRig(t, mem)
+	i := r.connect("s1")
+	rsp, err := i.open("a", blk.ReadWrite)
+	must(t, err)
+	opens := func() int {
+		mem.mu.Lock()
+		defer mem.mu.Unlock()
+		return mem.opens
+	}
+	gate := make(chan struct{})
+	mem.mu.Lock()
+	mem.gate = gate
+	mem.mu.Unlock()
+	r.process().Kill()
+	for opens() < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	write := i.start(false, 512, ioMessage(rsp.DeviceID, blk.Write, 0, 0, 512))
+	time.Sleep(30 * time.Millisecond)
+	if n := len(mem.requests()); n != 0 {
+		t.Errorf("%d requests reached the plugin while it waited for its fence", n)
+	}
+	close(gate)
+	if errno := i.await(write); errno != blk.OK {
+		t.Errorf("write: errno %d", errno)
+	}
+}
+
+// TestErrnoBeyondTheWire: a plugin's completion has 32 bits of errno, and the
+// plugin is not to be trusted with them.
+func TestErrnoBeyondTheWire(t *testing.T) {
+	mem := newMemory()
+	mem.add("a", 1<<20)
+	r := newRig(t, mem)
+	i := r.connect("s1")
+	rsp, err := i.open("a", blk.ReadWrite)
+	must(t, err)
+	mem.setHold(true)
+	for k, errno := range []uint32{512, 1 << 16, 1<<32 - 1} {
+		write := i.start(false, 512, ioMessage(rsp.DeviceID, blk.Write, 0, 0, 512))
+		for len(mem.requests()) <= k {
+			time.Sleep(time.Millisecond)
+		}
+		s := r.server.sessionAt(0)
+		r.server.pumps[0].pump.Call(func() {
+			q := r.server.plugins[0].queues[0]
+			q.each(func(req *request) { q.onDone(&shm.CQE{Tag: req.sqe.Tag, Errno: errno}) })
+		})
+		if got := i.await(write); got != blk.EIO {
+			t.Errorf("errno %d of the plugin arrives as %d in session %s, want EIO", errno, got, s.name)
+		}
 	}
 }
 

@@ -297,6 +297,31 @@ func TestAnswerOnAnotherConnectionIsIgnored(t *testing.T) {
 	c.finished(1, 0)
 }
 
+func TestAnswerOnAnotherPathIsIgnored(t *testing.T) {
+	held := make(heldRequests, 64)
+	c, a, b, _ := cltTwoPaths(t, held.hold(false), nil)
+	if err := c.write(0, 1, 0, 8, "u"); err != nil {
+		t.Fatal(err)
+	}
+	first := held.next(t)
+	if first.conn.srv != a {
+		t.Fatal("the request did not take the first path")
+	}
+	b.do(func() { b.last(1).imm(rtrswire.IORspImm(false, 5, first.buf)) })
+	// Any later answer on the same connection shows that it was processed.
+	if err := c.write(0, 2, 0, 8, "u"); err != nil {
+		t.Fatal(err)
+	}
+	second := held.next(t)
+	if second.conn.srv != b {
+		t.Fatal("the request did not take the second path")
+	}
+	second.answer(0)
+	c.finished(2, 0)
+	first.answer(0)
+	c.finished(1, 0)
+}
+
 func TestR077_R078_RkeysOfAnswersAreUsed(t *testing.T) {
 	// Chunks are one region each; the server gives a new key with each answer.
 	keys := map[int]uint32{}

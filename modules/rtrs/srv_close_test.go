@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -81,6 +82,27 @@ func TestR011_R105_ReconnectIsRefusedUntilTheOldPathIsGone(t *testing.T) {
 	if ups, _, _ := s.handler.counts(); ups != 2 {
 		t.Errorf("%d sessions up, want 2", ups)
 	}
+}
+
+func TestR011_ConnectionThatComesWhileItsPathClosesIsRefused(t *testing.T) {
+	net := loopback.New()
+	s := startServer(t, net, serve)
+	p := newRawPath(t, net, 3).connect(1)
+	path := func() *srvPath {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.sessions[p.req.PathsUUID].paths[0]
+	}()
+	hold := make(chan struct{})
+	release := sync.OnceFunc(func() { close(hold) })
+	t.Cleanup(release)
+	path.conns[1].poller.Do(func() { <-hold }) // its connection does not end meanwhile
+	path.close(ErrClosed)
+	if got := p.refused(0, p.private(0)); got != -int(syscall.ECONNRESET) {
+		t.Errorf("refused with %d", got)
+	}
+	release()
+	waitFor(t, "the path to be gone", func() bool { _, _, alive := s.handler.counts(); return alive == 0 })
 }
 
 // A path that joins while the last one is closing keeps the session's memory,

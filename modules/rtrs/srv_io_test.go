@@ -105,6 +105,21 @@ func TestR059_WhatTheConsumerSees(t *testing.T) {
 	})
 }
 
+// The client can write to the chunk of a request that is under way; the message
+// that was checked does not change any more.
+func TestUserMessageIsAPrivateCopy(t *testing.T) {
+	net := loopback.New()
+	park := startParking(t, net, plainKeys)
+	p := newSession(t, net, 3, "s")
+	p.write(1, 4, []byte("data"), []byte("hello"))
+	op := park.take(p)
+	clear(op.Session().Memory().Bytes()[4*8192:][:8192])
+	if got := string(op.User()); got != "hello" {
+		t.Errorf("the message now says %q", got)
+	}
+	park.respond(op, 0)
+}
+
 // sent describes what the server sent, one word per work request.
 func sent(events []loopback.Event) (s string) {
 	names := map[verbs.Opcode]string{

@@ -102,12 +102,15 @@ func heartbeatEvery(d time.Duration, misses int) serverOption {
 }
 
 // startServer runs a server with two pollers, 8 chunks of 8 KiB, and checks at
-// the end of the test that everything was given back.
+// the end of the test that everything was given back. It sends no heartbeats
+// unless opts say so: the raw client does not answer them, and a path that ends
+// for that reason would look like one that was closed for what it did.
 func startServer(t testing.TB, net *loopback.Network, request func(*Op), opts ...serverOption) *testServer {
 	t.Helper()
 	h := &testHandler{request: request}
 	cfg := DefaultServerConfig()
 	cfg.QueueDepth, cfg.ChunkSize = 8, 8192
+	cfg.Timing.Heartbeat = time.Hour
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	cfg.Pollers = startPollers(t, 2)
 	cfg.Handler = h

@@ -206,6 +206,16 @@ func TestRing_BrokenPeerIsCaught(t *testing.T) {
 			},
 			func(s *Submitter, c *Completer) { s.Push(&SQE{}) },
 			func(s *Submitter, c *Completer) error { return s.Err() }},
+		{"completer takes what was not published",
+			func(s *Submitter, c *Completer) {
+				pushed(s, 2)
+				s.inFlight = 0 // both answered
+				s.Push(&SQE{})
+				s.Push(&SQE{})
+				c.in.words.Head.Store(3)
+			},
+			func(s *Submitter, c *Completer) { s.Push(&SQE{}) },
+			func(s *Submitter, c *Completer) error { return s.Err() }},
 		{"completer answers what it never took",
 			func(s *Submitter, c *Completer) {
 				pushed(s, 4)
@@ -374,6 +384,35 @@ func readable(fd int, d time.Duration) bool {
 			return n == 1
 		}
 	}
+}
+
+// TestRing_ArmLooksAgain lets an entry come in the one moment that counts:
+// after Arm's first look, before its flag is up. A pipe in the place of the
+// eventfd holds Arm there.
+func TestRing_ArmLooksAgain(t *testing.T) {
+	eachRing(t, 8, func(t *testing.T, s *Submitter, c *Completer) {
+		var pipe [2]int
+		if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(pipe[0])
+		defer unix.Close(pipe[1])
+		event := c.in.event
+		c.in.event, c.in.stale = pipe[0], true // Arm takes an old token out first
+		sleeps := make(chan bool)
+		go func() { sleeps <- c.Arm() }()
+		time.Sleep(10 * time.Millisecond) // it reads the pipe now; if not yet, its first look sees the entry
+		s.Push(&SQE{})
+		s.Publish()
+		unix.Write(pipe[1], one)
+		if <-sleeps {
+			t.Fatal("Arm says sleep: nobody will wake it for the entry that came")
+		}
+		if s.Kicks() != 0 {
+			t.Error("the submitter saw a flag that was not up yet")
+		}
+		c.in.event = event
+	})
 }
 
 func TestRing_PeerAwakeIsNotKicked(t *testing.T) {

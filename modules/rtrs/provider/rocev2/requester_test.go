@@ -76,14 +76,18 @@ func TestC031_MessagesAreSegmented(t *testing.T) {
 func TestC037_LongMessagesAskForAcknowledgements(t *testing.T) {
 	c := newRawConn(t, Config{NoOffload: true}, true)
 	c.post(verbs.OpWrite, 1, 300*1024)
-	since := 0
+	since, asked := 0, 0
 	for i := 0; i < firstWindow; i++ {
 		if since++; c.data().ackReq() {
 			since = 0
+			asked++
 		}
 		if since >= ackEvery {
 			t.Fatalf("%d packets without asking for an acknowledgement", since)
 		}
+	}
+	if asked > firstWindow/ackEvery+1 {
+		t.Errorf("%d acknowledgements asked for in %d packets", asked, firstWindow)
 	}
 	t.Run("C-041 no more than the window is on its way", func(t *testing.T) {
 		c.noMore()

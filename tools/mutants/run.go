@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+type verdict string
+
+const (
+	caught   verdict = "caught"
+	survived verdict = "SURVIVED"
+	notBuilt verdict = "DOES NOT BUILD"
+	notFound verdict = "NOT FOUND" // the line is gone from the tree
+	noTest   verdict = "NO TEST"
+	failed   verdict = "FAILED" // the tool could not do its work
+)
+
+type result struct {
+	verdict verdict
+	detail  string
+}
+
+// runner tries mutants of the tree at root.
+type runner struct {
+	root  string
+	limit time.Duration // of one go test
+}
+
+// baseline runs the tests of all mutants on the unchanged tree: one that fails
+// anyway catches nothing.
+func (r *runner) baseline(mutants []mutant) error {
+	patterns := map[string][]string{}
+	for _, m := range mutants {
+		if !slices.Contains(patterns[m.pkg], m.run) {
+			patterns[m.pkg] = append(patterns[m.pkg], m.run)
+		}
+	}
+	for pkg, runs := range patterns {
+		if out, err := r.goTest(pkg, strings.Join(runs, "|"), 5*r.limit); err != nil {
+			return fmt.Errorf("%s: %w\n%s", pkg, err, out)
+		}
+	}
+	return nil
+}
+
+// try runs the tests of m with m in place.
+func (r *runner) try(m *mutant) result {
+	overlay, err := r.overlay(m)
+	if err != nil {
+		return result{notFound, err.Error()}
+	}
+	defer os.RemoveAll(filepath.Dir(overlay))
+	out, err := r.goTest(m.pkg, m.run, r.limit, "-failfast", "-overlay", overlay)
+	return result{judge(out, err), out}
+}
+
+// overlay writes the changed file and the description for go build's -overlay
+// into a folder of their own, and returns the description's name.
+func (r *runner) overlay(m *mutant) (string, error) {
+	file, err := filepath.Abs(filepath.Join(r.root, m.file))
+	if err != nil {
+		return "", err
+	}
+	src, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	changed, err := m.apply(string(src))
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp("", "mutant")
+	if err != nil {
+		return "", err
+	}
+	replacement, overlay := filepath.Join(dir, "mutant.go"), filepath.Join(dir, "overlay.json")
+	text, err := json.Marshal(map[string]any{"Replace": map[string]string{file: replacement}})
+	if err == nil {
+		err = errors.Join(os.WriteFile(replacement, []byte(changed), 0o644), os.WriteFile(overlay, text, 0o644))
+	}
+	return overlay, err
+}
+
+// goTest runs tests of one package. What hangs for longer than limit fails.
+func (r *runner) goTest(pkg, run string, limit time.Duration, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit+2*time.Minute) // with the build
+	defer cancel()
+	args = append([]string{"test", "-count=1", "-vet=off", "-timeout", limit.String(), "-run", run}, args...)
+	cmd := exec.CommandContext(ctx, "go", append(args, ".")...)
+	cmd.Dir = filepath.Join(r.root, pkg)
+	cmd.WaitDelay = 5 * time.Second // a child of a dead test may hold its output
+	out, err := cmd.CombinedOutput()
+	if ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	return string(out), err
+}
+
+// judge tells from go test's output what became of a mutant.
+func judge(out string, err error) verdict {
+	var exit *exec.ExitError
+	switch {
+	case strings.Contains(out, "[build failed]"), strings.Contains(out, "[setup failed]"):
+		return notBuilt
+	case strings.Contains(out, "[no tests to run]"):
+		return noTest
+	case err == nil:
+		return survived
+	case errors.As(err, &exit), errors.Is(err, context.DeadlineExceeded):
+		return caught
+	}
+	return failed
+}
