@@ -12,7 +12,7 @@ export CGO_ENABLED ?= 0
 .DEFAULT_GOAL := help
 
 help: ## this help
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## every program and plugin, into bin/
 	@mkdir -p $(BIN)
@@ -41,6 +41,15 @@ test-modules: ## unit and in-process tests of every module, with the race detect
 test-e2e: build ## real processes and real clients
 	@mkdir -p $(RESULTS)
 	@RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 test
+
+# After test-kernel, run conformance again: the numbers proven with the kernel count then.
+test-kernel: build ## with the Linux kernel as the peer, in a virtual machine (root, about 10 minutes)
+	@mkdir -p $(RESULTS)
+	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 -timeout 20m test/kernelvm
+
+test-kernel-full: build ## the long form of it
+	@mkdir -p $(RESULTS)
+	@RNBD_KERNEL=1 RNBD_LONG=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 -timeout 90m test/kernelvm
 
 conformance: ## requirement -> test -> verdict, from the last results
 	@go run ./tools/conformance -results $(RESULTS) docs/protocol/conformance.md docs/protocol/iwarp.md docs/protocol/rocev2.md
@@ -73,4 +82,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## what was built
 	@rm -rf $(BIN) .cache bench-results.json
 
-.PHONY: help build demo test tools-for-test test-modules test-e2e conformance fuzz mutants faults bench lint generate tidy release-check clean
+.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-kernel-full conformance fuzz mutants faults bench lint generate tidy release-check clean

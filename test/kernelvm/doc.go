@@ -1,0 +1,11 @@
+// Package kernelvm tests with the Linux kernel as the peer: its rnbd and rtrs
+// modules over software RoCEv2, in a guest of package vm.
+//
+//	make test-kernel                       all of them, the short form
+//	make test-kernel-full                  with what takes minutes
+//	RNBD_KERNEL=1 go test -run NAME -v .   one of them, in test/kernelvm
+//
+// They need root. The first run fetches Debian's kernel, its headers and its source
+// (280 MB) and builds the modules, in about two minutes, into .cache/kernelvm of
+// the repository; remove that folder to get a newer kernel.
+package kernelvm

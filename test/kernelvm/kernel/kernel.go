@@ -1,0 +1,149 @@
+// Package kernel fetches a Linux kernel of Debian for guests to boot and builds
+// its RDMA block modules, which Debian leaves out: rtrs, rnbd and siw.
+//
+// Everything lands in a cache folder of the repository, by kernel version; the
+// host's own kernel and modules are not touched. Processes that prepare the
+// same version wait for each other.
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/rnbd-go/rnbd/test/lab"
+)
+
+// series of the kernel that is fetched.
+const series = "6.12"
+
+// recipe changes when the contents of the cache do, so that old ones are left.
+const recipe = "1"
+
+// Kernel is what a guest needs.
+type Kernel struct {
+	Release string // as in uname -r
+	Image   string // to boot
+	Modules string // a folder lib/modules/Release, with rtrs, rnbd and siw in "extra"
+}
+
+var prepared = sync.OnceValues(prepare)
+
+// Prepare returns the kernel, fetching and building it if the cache has none.
+// It needs apt-get and a network then, and takes about a minute and a half.
+func Prepare() (Kernel, error) { return prepared() }
+
+func prepare() (Kernel, error) {
+	cache := filepath.Join(lab.Root(), ".cache", "kernelvm")
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return Kernel{}, err
+	}
+	unlock, err := lock(filepath.Join(cache, "lock"))
+	if err != nil {
+		return Kernel{}, err
+	}
+	defer unlock()
+	if err := installTools(); err != nil {
+		return Kernel{}, err
+	}
+	if k, err := cached(cache); err == nil {
+		return k, nil
+	}
+	pkgs, err := packages()
+	if err != nil {
+		return Kernel{}, err
+	}
+	dir := filepath.Join(cache, pkgs.release+"-r"+recipe)
+	k := at(dir, pkgs.release)
+	if err := os.RemoveAll(dir); err != nil { // of a run that was broken off
+		return Kernel{}, err
+	}
+	b := builder{dir: dir, release: pkgs.release, root: filepath.Join(dir, "root")}
+	if err := b.run(pkgs); err != nil {
+		return Kernel{}, fmt.Errorf("kernel %s: %w", pkgs.release, err)
+	}
+	return k, os.WriteFile(filepath.Join(dir, "complete"), []byte(pkgs.release), 0o644)
+}
+
+// cached finds the newest complete kernel of the cache.
+func cached(cache string) (Kernel, error) {
+	stamps, _ := filepath.Glob(filepath.Join(cache, "*-r"+recipe, "complete"))
+	if len(stamps) == 0 {
+		return Kernel{}, errors.New("the cache is empty")
+	}
+	stamp := stamps[len(stamps)-1]
+	release, err := os.ReadFile(stamp)
+	return at(filepath.Dir(stamp), string(release)), err
+}
+
+func at(dir, release string) Kernel {
+	return Kernel{
+		Release: release,
+		Image:   filepath.Join(dir, "root", "boot", "vmlinuz-"+release),
+		Modules: filepath.Join(dir, "root", "lib", "modules"),
+	}
+}
+
+func lock(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return func() { f.Close() }, nil
+}
+
+// tools are programs that the lab and its scenarios run, with their packages.
+var tools = map[string]string{
+	"qemu-system-x86_64": "qemu-system-x86", "ip": "iproute2", "rdma": "iproute2", "modprobe": "kmod", "xz": "xz-utils",
+	"make": "make", "gcc": "gcc", "mke2fs": "e2fsprogs", "mkfs.xfs": "xfsprogs", "fio": "fio", "tcpdump": "tcpdump", "tshark": "tshark",
+	"dmsetup": "dmsetup", "mdadm": "mdadm",
+}
+
+// installTools installs what is missing, when this is root's machine.
+func installTools() error {
+	var missing []string
+	for tool, pkg := range tools {
+		if !found(tool) {
+			missing = append(missing, pkg)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	if os.Getuid() != 0 {
+		return fmt.Errorf("not installed: %s", strings.Join(missing, " "))
+	}
+	if err := command("", "apt-get", "update", "-qq"); err != nil {
+		return err
+	}
+	return command("", "apt-get", append([]string{"install", "-y", "-qq", "--no-install-recommends"}, missing...)...)
+}
+
+func found(tool string) bool {
+	if _, err := exec.LookPath(tool); err == nil {
+		return true
+	}
+	_, err := os.Stat("/usr/sbin/" + tool)
+	return err == nil
+}
+
+// command runs a program; the error carries the end of its output.
+func command(dir, name string, args ...string) error {
+	cmd := exec.Command(name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out[max(0, len(out)-4000):])
+	}
+	return nil
+}

@@ -1,0 +1,64 @@
+package kernelvm
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/test/kernelvm/vm"
+)
+
+// The lab itself: the kernel's client maps a device of the kernel's server, in
+// one guest, and moves data.
+func TestLab_KernelToKernel(t *testing.T) {
+	g := vm.Boot(t, vm.Config{})
+	g.RXE(t, "rxe0", "10.1.0.1/24")
+	g.Modprobe(t, "brd", "rd_nr=1", "rd_size=65536")
+	g.Modprobe(t, "rnbd-server")
+	g.Modprobe(t, "rnbd-client")
+	g.WriteFile(t, "/sys/class/rnbd-client/ctl/map_device", "sessname=lab path=ip:10.1.0.1@ip:10.1.0.1 device_path=/dev/ram0")
+	g.Run(t, "dd", "if=/dev/urandom", "of=/tmp/data", "bs=1M", "count=4")
+	g.Run(t, "dd", "if=/tmp/data", "of=/dev/rnbd0", "bs=256k", "oflag=direct")
+	g.Run(t, "cmp", "-n", "4194304", "/tmp/data", "/dev/ram0")
+	if s := g.ReadFile(t, "/sys/block/rnbd0/rnbd/state"); s != "open\n" {
+		t.Errorf("state is %q", s)
+	}
+	g.WriteFile(t, "/sys/block/rnbd0/rnbd/unmap_device", "normal")
+	g.Rmmod(t, "rnbd_client", "rnbd_server")
+}
+
+// What the lab's users rely on: exit codes, errnos, background processes, and
+// a kernel's complaint that fails the test.
+func TestLab_Guest(t *testing.T) {
+	g := vm.Boot(t, vm.Config{CPUs: 1, MemMiB: 512})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var failed *vm.Error
+	if out, err := g.Try(ctx, "sh", "-c", "echo said; exit 3"); out != "said\n" || !errors.As(err, &failed) || failed.Code != 3 {
+		t.Errorf("output %q, error %v; want exit code 3", out, err)
+	}
+	if err := g.Write("/proc/sys/vm/swappiness", "9999"); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("refused write: %v, want EINVAL", err)
+	}
+	if _, err := g.Read("/nowhere"); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("read: %v, want ENOENT", err)
+	}
+	p := g.Start(t, "sh", "-c", "echo up; sleep 100")
+	for end := time.Now().Add(20 * time.Second); p.Output() != "up\n" && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	p.Stop()
+	if err := p.Wait(time.Second); !errors.As(err, &failed) || failed.Code != 128+int(syscall.SIGTERM) || p.Output() != "up\n" {
+		t.Errorf("stopped process: %v, output %q", err, p.Output())
+	}
+	if lines := vm.Splats(g.KernelLog()); len(lines) > 0 {
+		t.Errorf("a fresh guest complains: %q", lines)
+	}
+	splat := "[  1.0] ------------[ cut here ]------------\n[  1.0] WARNING: CPU: 0 PID: 1 at kernel/x.c:1 f+0x1/0x2\n"
+	if lines := vm.Splats(splat); len(lines) != 1 || !strings.Contains(lines[0], "WARNING") {
+		t.Errorf("found %q in a splat", lines)
+	}
+}
