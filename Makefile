@@ -1,7 +1,7 @@
 # Every target has a line of help behind ##. `make` alone prints them.
 
 MODULES  := modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client
-PLUGINS  := plugins/io-blockio plugins/io-fileio plugins/frontend-nbd
+PLUGINS  := plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/frontend-ublk
 PROGRAMS := cmd/rnbd $(PLUGINS) examples/io-memory
 ALL      := $(MODULES) $(PROGRAMS) test tools
 PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server fio e2fsprogs tshark iperf3 strace

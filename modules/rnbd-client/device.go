@@ -39,6 +39,8 @@ type Device struct {
 	arena   *shm.Arena
 	region  *rtrs.Region
 	options map[string]string // of the front end
+	// identity names the mapping to front ends, beyond the end of processes.
+	identity string
 
 	// Read by the pumps.
 	id     atomic.Uint32 // on the server
@@ -53,6 +55,7 @@ type Device struct {
 	needsRemap bool
 	patience   *time.Timer // of loss=queue; runs while closed
 	lastError  string
+	location   string // where users find it, as the front end says
 	served     uint64 // the size in bytes that the server told last
 }
 
@@ -103,6 +106,19 @@ func (d *Device) setState(to State) {
 		}
 	}
 	panic(fmt.Sprintf("device %s: no way from %s to %s", d.name, d.state, to))
+}
+
+// Location is where users find the device: a path, a URI. Empty: not known.
+func (d *Device) Location() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.location
+}
+
+func (d *Device) setLocation(l string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.location = l
 }
 
 func (d *Device) setGate(g gate) {

@@ -234,10 +234,16 @@ func (f *frontend) show(ctx context.Context, proc *plugin.Process, d *Device, ge
 	err := proc.AddDevice(ctx, plugin.DeviceSpec{
 		Index: d.index, Name: d.name, Limits: d.Limits(), ArenaID: d.index,
 		SlotSize: slot, Slots: d.arena.Size() / slot, Generation: gen, Config: d.options,
+		Identity: d.identity, Location: d.Location(),
 	})
 	if err != nil {
 		return fmt.Errorf("front end %s: device %s: %w", f.cfg.Name, d.name, err)
 	}
+	st, err := proc.DeviceStatus(ctx, d.index)
+	if err != nil {
+		return fmt.Errorf("front end %s: device %s: %w", f.cfg.Name, d.name, err)
+	}
+	d.setLocation(st.Location)
 	return nil
 }
 

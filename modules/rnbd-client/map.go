@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"strconv"
 	"strings"
@@ -59,7 +60,7 @@ func (c *Client) Map(ctx context.Context, r MapRequest) (*Device, error) {
 
 // prepare checks what can be checked without the server.
 func (c *Client) prepare(r MapRequest) (*Device, error) {
-	d := &Device{client: c, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, shares: make([]share, len(c.pumps))}
+	d := &Device{client: c, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, identity: rand.Text(), shares: make([]share, len(c.pumps))}
 	if r.Path == "" || len(r.Path) > 254 {
 		return nil, fmt.Errorf("a device path has 1 to 254 characters: %w", syscall.EINVAL)
 	}
@@ -175,9 +176,7 @@ func (c *Client) mapOn(ctx context.Context, d *Device, r MapRequest) (err error)
 	}
 	defer func() {
 		if err != nil {
-			c.devices[d.index].Store(nil)
-			d.sendClose(context.WithoutCancel(ctx), d.id.Load())
-			d.freeArena()
+			c.abandon(context.WithoutCancel(ctx), d)
 		}
 	}()
 	slots := r.Slots
@@ -196,6 +195,23 @@ func (c *Client) mapOn(ctx context.Context, d *Device, r MapRequest) (err error)
 		return d.fe.add(ctx, d)
 	}
 	return nil
+}
+
+// abandon takes back what mapOn has begun. A front end may have sent requests
+// already: their memory is not given back under them.
+func (c *Client) abandon(ctx context.Context, d *Device) {
+	d.failRequests()
+	err := d.drain(ctx, forcedClose)
+	c.devices[d.index].Store(nil)
+	d.sendClose(ctx, d.id.Load())
+	if d.fe != nil {
+		d.fe.forget(d)
+	}
+	if err != nil {
+		d.log.Error("the device's memory is not given back", "error", err)
+		return
+	}
+	d.freeArena()
 }
 
 // Device finds a mapped device by its name, or by its path on the server if

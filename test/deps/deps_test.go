@@ -34,13 +34,13 @@ var rules = []rule{
 		"wire format and vocabulary are leaves: standard library only"},
 	{`^modules/rnbd-sdk`, prefix + `(modules/(rtrs|rnbd-server|rnbd-client)|plugins/|cmd/|test/)`, ``,
 		"plugins compile against the SDK without the transport and without a daemon"},
-	{`^modules/rnbd-sdk/(shm|pump|uring|blk|diskio|rnbdwire)`, `google\.golang\.org/grpc|hashicorp/go-plugin`, ``,
+	{`^modules/rnbd-sdk/(shm|pump|uring|blk|blockdev|diskio|rnbdwire)`, `google\.golang\.org/grpc|hashicorp/go-plugin`, ``,
 		"gRPC is control: it never comes near the data path"},
 	{`^modules/rnbd-server`, prefix + `(modules/rnbd-client|plugins/|cmd/|test/|modules/rtrs/provider/)`, ``,
 		"the two daemons meet on the wire, and are handed their fabrics"},
 	{`^modules/rnbd-client`, prefix + `(modules/rnbd-server|plugins/|cmd/|test/|modules/rtrs/provider/)`, ``,
 		"the two daemons meet on the wire, and are handed their fabrics"},
-	{`^(plugins|examples)/`, prefix, prefix + `modules/rnbd-sdk/(plugin|shm|pump|uring|blk|diskio)`,
+	{`^(plugins|examples)/`, prefix, prefix + `modules/rnbd-sdk/(plugin|shm|pump|uring|blk|blockdev|diskio)`,
 		"a plugin sees the SDK and nothing else, as those of third parties do"},
 	{`^modules/`, `spf13/|charmbracelet|mpb`, ``,
 		"libraries do not draw in the command line's dependencies"},
@@ -55,7 +55,7 @@ var rules = []rule{
 // released are the modules whose packages the rules are about.
 var released = []string{
 	"modules/rtrs", "modules/rnbd-sdk", "modules/rnbd-server", "modules/rnbd-client",
-	"plugins/io-blockio", "plugins/io-fileio", "plugins/frontend-nbd", "cmd/rnbd", "examples/io-memory",
+	"plugins/io-blockio", "plugins/io-fileio", "plugins/frontend-nbd", "plugins/frontend-ublk", "cmd/rnbd", "examples/io-memory",
 }
 
 func root() string {

@@ -46,6 +46,7 @@ type DeviceSpec struct {
 	SlotSize   int    // bytes
 	Slots      int
 	Generation uint32            // of the plugin's process
+	Queues     int               // queues that the host has attached; Serve may just be beginning
 	Config     map[string]string // settings of this device
 	// Identity names the mapping, uniquely on this host, for as long as it
 	// lasts: processes come and go under it. A front end that leaves something

@@ -58,7 +58,7 @@ func (p *Process) ResizeDisk(ctx context.Context, device uint32) (blk.Limits, er
 }
 
 // AddDevice makes a device appear. The arena s.ArenaID has been attached;
-// s.Arena is not used. Front-end plugins only, as all below.
+// s.Arena and s.Queues are not used. Front-end plugins only, as all below.
 func (p *Process) AddDevice(ctx context.Context, s DeviceSpec) error {
 	_, err := p.front.AddDevice(ctx, &pluginpb.AddDeviceRequest{
 		Index: s.Index, Name: s.Name, Limits: limitsToPB(s.Limits),

@@ -66,7 +66,7 @@ func (s *frontServer) add(ctx context.Context, r *pluginpb.AddDeviceRequest) err
 	err := s.f.AddDevice(ctx, DeviceSpec{
 		Index: r.GetIndex(), Name: r.GetName(), Limits: limitsFromPB(r.GetLimits()),
 		ArenaID: r.GetArena(), Arena: m.mem, SlotSize: int(r.GetSlotSize()), Slots: int(r.GetSlots()),
-		Generation: r.GetGeneration(), Config: r.GetSettings(),
+		Generation: r.GetGeneration(), Queues: len(s.queues()), Config: r.GetSettings(),
 		Identity: r.GetIdentity(), Location: r.GetLocation(),
 	})
 	if err != nil {

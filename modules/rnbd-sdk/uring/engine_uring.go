@@ -207,10 +207,7 @@ func (e *uringEngine) Arm() bool {
 		return false
 	}
 	unix.Read(e.event, e.token[:])
-	if e.ring.flags&setupDeferTaskrun != 0 {
-		e.ring.Run() // fails on a foreign thread only, as does all else there
-	}
-	return !e.ready() && (e.side == nil || e.side.arm())
+	return e.ring.Settle() && !e.ready() && (e.side == nil || e.side.arm())
 }
 
 func (e *uringEngine) ready() bool {

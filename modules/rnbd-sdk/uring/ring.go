@@ -204,6 +204,16 @@ func (r *Ring) Peek(dst []CQE) int {
 // Ready tells whether Peek would find a completion without a system call.
 func (r *Ring) Ready() bool { return r.cqTail.Load() != r.cqHead.Load() }
 
+// Settle prepares the owner for sleep on the eventfd of RegisterEventfd, whose
+// old signals it has taken out: false, there is something to submit or to peek.
+// What completes after true signals the eventfd.
+func (r *Ring) Settle() bool {
+	if r.on && r.flags&setupDeferTaskrun != 0 {
+		r.Run() // fails on a foreign thread only, as does all else there
+	}
+	return !r.Ready() && r.Pending() == 0
+}
+
 // takeBack removes the entries that the kernel has not taken, telling each.
 func (r *Ring) takeBack(f func(userData uint64)) {
 	head := r.sqHead.Load()

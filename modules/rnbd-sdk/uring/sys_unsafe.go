@@ -68,6 +68,10 @@ func (r *Ring) register(what string, op uint32, arg unsafe.Pointer, n int) error
 func int32Pointer(p *int32) unsafe.Pointer      { return unsafe.Pointer(p) }
 func iovecPointer(p *unix.Iovec) unsafe.Pointer { return unsafe.Pointer(p) }
 
+// Address is where b lies, for payloads of driver commands; b stays reachable
+// and in place until the command is done by the caller's care.
+func Address(b []byte) uint64 { return addressOf(b) }
+
 func addressOf(b []byte) uint64 {
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 }

@@ -1,0 +1,277 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
+)
+
+const (
+	startTime = 20 * time.Second // for the first start and for recovery: requests are served meanwhile
+	stopTime  = 10 * time.Second
+	delTime   = 2 * time.Second // only an opener can make it longer
+	nodeTime  = 5 * time.Second // until a device node is there
+)
+
+// device is one device of the driver, and its requests' memory.
+type device struct {
+	ctl   *control
+	log   *slog.Logger
+	name  string
+	index uint32
+	info  devInfo
+	size  uint64
+
+	fetch    uint32 // I/O commands in the encoding of this kernel
+	again    uint32
+	arenaID  uint32
+	arena    uint64 // address
+	slotSize int
+
+	char  *os.File
+	desc  [][]byte // by hardware queue
+	parts []*part
+
+	failure atomic.Int32 // errno with which the driver has refused a command
+}
+
+// token tells our devices from others: it survives us in the driver.
+func token(identity string) uint64 {
+	sum := sha256.Sum256([]byte("rnbd\x00" + identity))
+	return native.Uint64(sum[:8]) | 1 // never 0
+}
+
+func newDevice(c *control, s *plugin.DeviceSpec, log *slog.Logger) *device {
+	fetch, again := c.ioCommands()
+	return &device{
+		fetch: fetch, again: again, ctl: c, log: log, name: s.Name, index: s.Index, size: s.Limits.Size,
+		arenaID: s.ArenaID, arena: uring.Address(s.Arena), slotSize: s.SlotSize,
+	}
+}
+
+func (d *device) slotAddr(slot uint32) uint64 { return d.arena + uint64(slot)*uint64(d.slotSize) }
+
+// refused remembers why a command of a tag failed.
+func (d *device) refused(errno int32) { d.failure.CompareAndSwap(0, errno) }
+
+// blockPath is where users find the disk of a device.
+func blockPath(id uint32) string { return fmt.Sprintf("/dev/ublkb%d", id) }
+func charPath(id uint32) string  { return fmt.Sprintf("/dev/ublkc%d", id) }
+
+// idOf is the inverse of blockPath.
+func idOf(path string) (uint32, bool) {
+	digits, ok := strings.CutPrefix(path, "/dev/ublkb")
+	id, err := strconv.ParseUint(digits, 10, 32)
+	return uint32(id), ok && err == nil
+}
+
+func (d *device) path() string { return blockPath(d.info.id) }
+
+// create makes a new device, with the number of the setting "number" if there
+// is one.
+func (d *device) create(ctx context.Context, s *plugin.DeviceSpec, queues []*queue) (err error) {
+	id, err := wantedID(s.Config)
+	if err != nil {
+		return err
+	}
+	n := min(len(queues), s.Slots)
+	d.info = devInfo{
+		queues: uint16(n), depth: uint16(min(s.Slots/n, maxQueueDepth)), maxIO: uint32(s.SlotSize), id: id, pid: int32(os.Getpid()),
+		flags: featUserRecovery | featUserRecoveryReissue, private: token(s.Identity),
+	}
+	if d.ctl.encoded {
+		d.info.flags |= featIoctlEncode
+	}
+	if err := d.ctl.add(&d.info); err != nil {
+		return addError(id, err)
+	}
+	defer func() {
+		if err != nil {
+			err = d.giveUp(err)
+		}
+	}()
+	p := paramsOf(&s.Limits, d.info.maxIO)
+	if err := d.ctl.setParams(d.info.id, &p); err != nil {
+		return fmt.Errorf("the ublk driver refuses the device's parameters (%+v): %w", p, err)
+	}
+	if err := d.serve(ctx, queues); err != nil {
+		return err
+	}
+	if err := d.ctl.start(d.info.id, within(ctx, startTime)); err != nil {
+		return d.because("start the device", err)
+	}
+	return awaitNode(ctx, d.path())
+}
+
+// errStuck: the driver does not let go of a device. Its tags point into memory
+// that others may get, so the process has to end, which the driver notices.
+var errStuck = errors.New("the ublk driver does not let go of the device")
+
+// giveUp takes away what create or recover has begun.
+func (d *device) giveUp(cause error) error {
+	d.failRequests()
+	if err := d.destroy(); err != nil {
+		return fmt.Errorf("%w; %w: %w", cause, errStuck, err)
+	}
+	return cause
+}
+
+// wantedID reads the settings of a device.
+func wantedID(settings map[string]string) (uint32, error) {
+	id := anyDevice
+	for k, v := range settings {
+		n, err := strconv.ParseUint(v, 10, 20)
+		if k != "number" {
+			return 0, fmt.Errorf("there is no setting %q of a ublk device, only number: %w", k, blk.EINVAL)
+		}
+		if err != nil {
+			return 0, fmt.Errorf("setting number %q: want the N of /dev/ublkbN: %w", v, blk.EINVAL)
+		}
+		id = uint32(n)
+	}
+	return id, nil
+}
+
+func addError(id uint32, err error) error {
+	switch {
+	case errors.Is(err, unix.EEXIST) && id != anyDevice:
+		return fmt.Errorf("%s is taken: %w", blockPath(id), err)
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return fmt.Errorf("ublk devices need root (CAP_SYS_ADMIN): %w", err)
+	case errors.Is(err, unix.ENOSPC):
+		return fmt.Errorf("the driver takes no more ublk devices (module parameter ublks_max): %w", err)
+	}
+	return fmt.Errorf("add a ublk device: %w", err)
+}
+
+// serve opens the character device and gives all tags to the driver. Hardware
+// queue i belongs to queue i mod P.
+func (d *device) serve(ctx context.Context, queues []*queue) (err error) {
+	if err := awaitNode(ctx, charPath(d.info.id)); err != nil {
+		return err
+	}
+	if d.char, err = os.OpenFile(charPath(d.info.id), os.O_RDWR, 0); err != nil {
+		return err
+	}
+	for i := range int(d.info.queues) {
+		desc, err := unix.Mmap(int(d.char.Fd()), descOffset(i), descSize(int(d.info.depth)), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE)
+		if err != nil {
+			return fmt.Errorf("map requests of hardware queue %d: %w", i, err)
+		}
+		d.desc = append(d.desc, desc)
+	}
+	for i, desc := range d.desc {
+		p := &part{
+			dev: d, queue: queues[i%len(queues)], hw: uint16(i), char: int32(d.char.Fd()), desc: desc, base: uint32(i) * uint32(d.info.depth),
+			tags: make([]tag, d.info.depth), ended: make(chan struct{}),
+		}
+		d.parts = append(d.parts, p)
+		p.queue.do(func() { p.queue.open(p) })
+	}
+	return nil
+}
+
+// destroy takes the device away. An error means that it is still there.
+func (d *device) destroy() error {
+	if err := d.stop(stopTime); err != nil {
+		return err
+	}
+	d.forget()
+	return nil
+}
+
+// forget gives the number of a stopped device back.
+func (d *device) forget() {
+	err := d.ctl.del(d.info.id, delTime)
+	switch {
+	case errors.Is(err, errLate), errors.Is(err, unix.EINTR):
+		d.log.Info("the number of the device is free when its last user closes it", "device", d.name, "path", d.path())
+	case err != nil && !errors.Is(err, unix.ENODEV):
+		d.log.Warn("deleting a stopped ublk device failed", "device", d.name, "number", d.info.id, "err", err)
+	}
+}
+
+// stop ends the disk and gets all tags back.
+func (d *device) stop(limit time.Duration) error {
+	end := time.Now().Add(limit)
+	if err := d.ctl.stop(d.info.id, limit); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("stop ublk device %d: %w", d.info.id, err)
+	}
+	for _, p := range d.parts {
+		select {
+		case <-p.ended:
+		case <-time.After(time.Until(end)):
+			return fmt.Errorf("stop ublk device %d: requests of hardware queue %d have not ended: %w", d.info.id, p.hw, blk.ETIMEDOUT)
+		}
+	}
+	d.parts = nil
+	d.release()
+	return nil
+}
+
+// release closes the character device: its last tag has ended.
+func (d *device) release() {
+	for _, m := range d.desc {
+		unix.Munmap(m)
+	}
+	d.desc = nil
+	if d.char != nil {
+		d.char.Close()
+		d.char = nil
+	}
+}
+
+// because adds what is known about a command that failed or did not end.
+func (d *device) because(what string, err error) error {
+	if errno := d.failure.Load(); errno != 0 {
+		return fmt.Errorf("%s: the driver refuses to hand out requests: %w", what, unix.Errno(errno))
+	}
+	state := "unknown"
+	if info, ierr := d.ctl.info(d.info.id); ierr == nil {
+		state = stateName(info.state)
+	}
+	return fmt.Errorf("%s (ublk device %d, %s): %w", what, d.info.id, state, err)
+}
+
+// failRequests answers what comes from now on with EIO, so that nobody waits
+// for a device that is given up.
+func (d *device) failRequests() {
+	for _, p := range d.parts {
+		p.queue.do(func() { p.fail = true })
+	}
+}
+
+// within is limit, or less if ctx ends before, with a little left to clean up.
+func within(ctx context.Context, limit time.Duration) time.Duration {
+	if end, ok := ctx.Deadline(); ok {
+		limit = min(limit, time.Until(end)-time.Second)
+	}
+	return max(limit, 100*time.Millisecond)
+}
+
+// awaitNode waits until devtmpfs or udev has made a device node.
+func awaitNode(ctx context.Context, path string) error {
+	for end := time.Now().Add(within(ctx, nodeTime)); ; {
+		_, err := os.Stat(path)
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("the kernel has made the device, but its node does not appear (no devtmpfs or udev here?): %w", err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}

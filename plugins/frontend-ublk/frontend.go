@@ -1,0 +1,240 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blockdev"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
+)
+
+const version = "0.1.0"
+
+// frontend implements plugin.Frontend: devices and queues come and go here.
+type frontend struct {
+	log    func() *slog.Logger
+	ctl    *control
+	doomed atomic.Pointer[error] // why the process has to end
+
+	mu      sync.Mutex
+	queues  []*queue // by pump
+	devices map[uint32]*device
+}
+
+func newFrontend(log func() *slog.Logger) *frontend {
+	return &frontend{log: log, ctl: &control{path: controlPath}, devices: map[uint32]*device{}}
+}
+
+func (f *frontend) Describe() plugin.Info { return plugin.Info{Name: "ublk", Version: version} }
+
+// AddDevice makes a device a disk, or takes over the disk that an earlier
+// process has left.
+func (f *frontend) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
+	if err := checkSpec(&s); err != nil {
+		return fmt.Errorf("device %q: %w", s.Name, err)
+	}
+	if err := f.ctl.open(); err != nil {
+		return err
+	}
+	d, taken, err := f.make(ctx, &s)
+	if errors.Is(err, errStuck) {
+		f.die(err)
+	}
+	if err != nil {
+		return fmt.Errorf("device %q: %w", s.Name, err)
+	}
+	f.mu.Lock()
+	f.devices[s.Index] = d
+	f.mu.Unlock()
+	f.log().Info("disk is ready", "device", s.Name, "path", d.path(), "taken_over", taken,
+		"queues", d.info.queues, "depth", d.info.depth, "features", fmt.Sprintf("%#x", d.info.flags))
+	if d.info.flags&featUserRecovery == 0 {
+		f.log().Warn("this kernel's ublk has no recovery: the disk goes when this process ends", "path", d.path())
+	}
+	return nil
+}
+
+func (f *frontend) make(ctx context.Context, s *plugin.DeviceSpec) (d *device, taken bool, err error) {
+	queues, err := f.serving(ctx, s.Queues)
+	if err != nil {
+		return nil, false, err
+	}
+	if s.Location != "" {
+		d = newDevice(f.ctl, s, f.log())
+		if err = d.recover(ctx, s, queues); err == nil {
+			return d, true, nil
+		}
+		if !errors.Is(err, errGone) {
+			// The disk is left: the next process may be luckier. Its tags are
+			// not, since they point into memory that is not ours any more.
+			if len(d.parts) > 0 {
+				err = fmt.Errorf("%w: %w", errStuck, err)
+			}
+			return nil, false, err
+		}
+		f.log().Warn("disk is made anew", "device", s.Name, "cause", err)
+	}
+	d = newDevice(f.ctl, s, f.log())
+	return d, false, d.create(ctx, s, queues)
+}
+
+// die ends the process: the queues return with an error.
+func (f *frontend) die(err error) { f.doomed.CompareAndSwap(nil, &err) }
+
+// serving are the queues, by pump, as soon as there are n.
+func (f *frontend) serving(ctx context.Context, n int) ([]*queue, error) {
+	for end := time.Now().Add(within(ctx, queueTime)); ; {
+		f.mu.Lock()
+		queues := slices.Clone(f.queues)
+		f.mu.Unlock()
+		if len(queues) >= max(n, 1) {
+			return queues, nil
+		}
+		if time.Now().After(end) {
+			return nil, fmt.Errorf("%d of %d queues serve: %w", len(queues), n, blk.ENODEV)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// queueTime is for the threads of queues to begin.
+const queueTime = 5 * time.Second
+
+// RemoveDevice takes a disk away: EBUSY while it is in use and force is not
+// set.
+func (f *frontend) RemoveDevice(ctx context.Context, index uint32, force bool) error {
+	d := f.device(index)
+	if d == nil {
+		return blk.ENODEV
+	}
+	if err := d.leave(ctx, force); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	delete(f.devices, index)
+	f.mu.Unlock()
+	d.forget()
+	f.log().Info("disk removed", "device", d.name, "path", d.path())
+	return nil
+}
+
+// leave stops the disk, if nobody uses it or by force.
+func (d *device) leave(ctx context.Context, force bool) error {
+	if force {
+		return d.stop(within(ctx, stopTime))
+	}
+	hold, err := blockdev.Claim(ctx, d.path()) // whoever mounts it from here on fails
+	if err != nil {
+		return fmt.Errorf("%s: %w", d.path(), err)
+	}
+	defer hold.Close()
+	return d.stop(within(ctx, stopTime))
+}
+
+// ResizeDevice takes new limits. The driver of these kernels cannot change a
+// disk's size.
+func (f *frontend) ResizeDevice(_ context.Context, index uint32, l blk.Limits) error {
+	d := f.device(index)
+	if d == nil {
+		return blk.ENODEV
+	}
+	if l.Size != d.size {
+		return fmt.Errorf("%s stays at %d bytes, ublk cannot resize a disk; unmap and map it to get %d: %w", d.path(), d.size, l.Size, blk.EOPNOTSUPP)
+	}
+	return nil
+}
+
+// AddListener: there is nothing to listen for.
+func (f *frontend) AddListener(_ context.Context, name string, l *os.File) error {
+	return fmt.Errorf("ublk devices have no listeners, so no %q: %w", name, blk.EINVAL)
+}
+
+// Openers is how many users the disk has: processes that have it open, mounts
+// and devices upon it.
+func (f *frontend) Openers(index uint32) int {
+	d := f.device(index)
+	if d == nil {
+		return 0
+	}
+	n, err := blockdev.Users(d.path())
+	if err != nil {
+		f.log().Warn("looking for users failed", "path", d.path(), "err", err)
+	}
+	return n
+}
+
+// Location is the disk's device node.
+func (f *frontend) Location(index uint32) string {
+	if d := f.device(index); d != nil {
+		return d.path()
+	}
+	return ""
+}
+
+func (f *frontend) device(index uint32) *device {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.devices[index]
+}
+
+// Serve runs one queue until the host closes it.
+func (f *frontend) Serve(fq *plugin.FrontQueue) error {
+	// Memory for this thread must not wait for writes to the disk it serves.
+	unix.Prctl(unix.PR_SET_IO_FLUSHER, 1, 0, 0, 0) // needs CAP_SYS_RESOURCE, and can be done without
+	p, err := pump.New(pump.Config{Name: fmt.Sprintf("ublk%d", fq.Pump()), Logger: f.log()})
+	if err != nil {
+		return err
+	}
+	if err := p.Add(&bell{fq}); err != nil {
+		p.Stop()
+		return err
+	}
+	if uring.Supported() != nil { // AddDevice says so
+		return p.Run(fq.Closed)
+	}
+	q, err := newQueue(fq, f.log())
+	if err == nil {
+		err = p.Add(q)
+	}
+	if err != nil {
+		p.Stop()
+		q.close()
+		return err
+	}
+	q.pump, q.do = fq.Pump(), p.Do
+	f.attach(q)
+	err = p.Run(func() bool { return fq.Closed() || f.doomed.Load() != nil })
+	f.detach(q)
+	q.close()
+	f.log().Debug("queue ends", "queue", fq.Pump(), "requests", q.stats.requests.Load(),
+		"errors", q.stats.errors.Load(), "stray_completions", q.stats.stray.Load())
+	if cause := f.doomed.Load(); cause != nil {
+		err = errors.Join(*cause, err)
+	}
+	return err
+}
+
+func (f *frontend) attach(q *queue) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.queues = append(f.queues, q)
+	slices.SortFunc(f.queues, func(a, b *queue) int { return a.pump - b.pump })
+}
+
+func (f *frontend) detach(q *queue) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.queues = slices.DeleteFunc(f.queues, func(other *queue) bool { return other == q })
+}

@@ -1,0 +1,388 @@
+package main
+
+// DATA PATH. A request meets these functions in this order:
+//
+//	reap -> onFetch       the driver has filled a tag and its slot
+//	submit -> push        an entry for the daemon
+//	take -> onDone        its answer
+//	commit                the driver gets the result and fetches the next
+//
+// All of it runs on the queue's thread. One io_uring_enter per round commits
+// everything and lets the driver fill what has come meanwhile.
+
+import (
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
+)
+
+const (
+	batch       = 128
+	commandRoom = 512       // I/O commands that are submitted at once
+	largeIO     = 256 << 10 // after I/O of this size the pump does not spin
+)
+
+// ring is this side of a queue's ring: plugin.FrontQueue, or shm.Submitter in
+// tests.
+type ring interface {
+	Push(*shm.SQE) bool
+	Publish()
+	Pop([]shm.CQE) int
+	Arm() bool
+	Disarm()
+	FD() int
+}
+
+// driver is the io_uring to the driver, or a fake of it in tests.
+type driver interface {
+	// Next is a cleared entry; nil: the ring is full, submit first.
+	Next() *uring.SQE
+	Cmd(*uring.SQE) []byte
+	Pending() int
+	Submit() error
+	Peek([]uring.CQE) int
+	Settle() bool
+}
+
+// tag is one request slot of a hardware queue.
+type tag struct {
+	state tagState
+	n     uint32 // bytes of the request
+	entry shm.SQE
+	part  *part
+	next  *tag // in a list of the queue
+
+	op     uint32 // the command that is due, and what it commits
+	result int32
+}
+
+// list is a line of tags.
+type list struct{ first, last *tag }
+
+func (l *list) push(t *tag) {
+	t.next = nil
+	if l.first == nil {
+		l.first = t
+	} else {
+		l.last.next = t
+	}
+	l.last = t
+}
+
+type tagState uint8
+
+const (
+	tagEnded   tagState = iota // no command: not begun, or the device is stopped
+	tagFetched                 // the driver has the command and the slot
+	tagSent                    // the daemon has the request and the slot
+)
+
+// part is one hardware queue of a device. Its queue's thread owns it from open
+// to the end of the last tag.
+type part struct {
+	dev    *device
+	queue  *queue
+	id     uint32 // in queue.parts
+	hw     uint16
+	char   int32 // the character device
+	desc   []byte
+	base   uint32 // first slot
+	tags   []tag
+	active int           // tags that are not ended
+	fail   bool          // requests that come now are answered with EIO
+	ended  chan struct{} // closed when no tag is active any more
+}
+
+// queue is one pump's work: a ring of the daemon and the hardware queues that
+// belong to it. It implements pump.Source; bell is the other half.
+type queue struct {
+	pump  int
+	ring  ring
+	drv   driver
+	uring *uring.Ring // nil with a fake driver
+	event int         // the driver's eventfd
+	log   *slog.Logger
+	do    func(func()) // runs a function on the queue's thread; any thread
+
+	parts   []*part
+	backlog list // requests that met a full ring of the daemon
+	due     list // commands that met a full ring of the driver
+	large   bool
+
+	answers [batch]shm.CQE
+	events  [batch]uring.CQE
+	token   [8]byte
+
+	stats struct{ requests, errors, stray atomic.Uint64 }
+}
+
+// newQueue makes a queue and its io_uring.
+func newQueue(r ring, log *slog.Logger) (*queue, error) {
+	u, err := uring.NewRing(commandRoom, uring.Options{CQEntries: 2 * maxQueueDepth})
+	if err != nil {
+		return nil, fmt.Errorf("io_uring, which the ublk driver is spoken to by: %w", err)
+	}
+	q := &queue{ring: r, drv: u, uring: u, log: log, event: -1}
+	if q.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err == nil {
+		err = u.RegisterEventfd(q.event)
+	}
+	if err != nil {
+		q.close()
+		return nil, fmt.Errorf("eventfd of an io_uring: %w", err)
+	}
+	return q, nil
+}
+
+func (q *queue) close() {
+	if q == nil {
+		return
+	}
+	if q.uring != nil {
+		q.uring.Close()
+	}
+	if q.event >= 0 {
+		unix.Close(q.event)
+		q.event = -1
+	}
+}
+
+// Poll does one round and returns the number of things done.
+func (q *queue) Poll() int {
+	n := q.take()
+	n += q.retry()
+	if q.drv.Pending() > 0 {
+		q.drv.Submit() // what the kernel does not take now stays for the next round
+	}
+	n += q.reap()
+	q.ring.Publish()
+	return n
+}
+
+// reap takes what the driver has completed.
+func (q *queue) reap() (n int) {
+	for {
+		k := q.drv.Peek(q.events[:])
+		for i := range k {
+			q.onEvent(&q.events[i])
+		}
+		n += k
+		if k < len(q.events) {
+			return n
+		}
+	}
+}
+
+func (q *queue) onEvent(e *uring.CQE) {
+	p, t := q.find(e.UserData)
+	if t == nil || t.state != tagFetched {
+		q.stats.stray.Add(1)
+		return
+	}
+	if e.Res < 0 {
+		q.onEnd(p, t, e.Res)
+		return
+	}
+	q.onFetch(p, t, e.UserData)
+}
+
+// onFetch turns a filled tag into a request to the daemon.
+func (q *queue) onFetch(p *part, t *tag, userData uint64) {
+	q.stats.requests.Add(1)
+	i := int(uint16(userData))
+	errno := t.read(ioDesc(p.desc[i*ioDescSize:][:ioDescSize]))
+	q.large = t.n >= largeIO && t.entry.Op.HasData()
+	t.state = tagSent
+	t.entry.Tag = userData
+	t.entry.Device, t.entry.Arena = p.dev.index, p.dev.arenaID
+	t.entry.ArenaOff = uint64(p.base+uint32(i)) * uint64(p.dev.slotSize)
+	if errno == blk.OK && p.fail {
+		errno = blk.EIO
+	}
+	if errno != blk.OK {
+		q.answer(t, errno)
+		return
+	}
+	q.submit(t)
+}
+
+// read takes the request out of the driver's descriptor.
+func (t *tag) read(d ioDesc) blk.Errno {
+	of := d.opFlags()
+	t.entry = shm.SQE{Offset: d.startSector() * blk.SectorSize}
+	t.n = d.sectors() * blk.SectorSize
+	t.entry.Len = t.n
+	switch of & opMask {
+	case opRead:
+		t.entry.Op = blk.Read
+	case opWrite:
+		t.entry.Op = blk.Write
+	case opFlush:
+		t.entry.Op = blk.Flush
+		t.entry.Offset, t.entry.Len = 0, 0
+	case opDiscard:
+		t.entry.Op = blk.Discard
+	case opWriteZeroes:
+		t.entry.Op = blk.WriteZeroes
+		if of&flagNoUnmap != 0 {
+			t.entry.Flags |= blk.NoUnmap
+		}
+	default:
+		return blk.EOPNOTSUPP
+	}
+	if of&flagFUA != 0 && (t.entry.Op == blk.Write || t.entry.Op == blk.WriteZeroes) {
+		t.entry.Flags |= blk.FUA
+	}
+	return blk.OK
+}
+
+// submit puts the entry into the ring, or in line when that is full.
+func (q *queue) submit(t *tag) {
+	if q.backlog.first != nil || !q.ring.Push(&t.entry) {
+		q.backlog.push(t)
+	}
+}
+
+// retry goes on with what met a full ring.
+func (q *queue) retry() (n int) {
+	for l := &q.backlog; l.first != nil && q.ring.Push(&l.first.entry); l.first = l.first.next {
+		n++
+	}
+	for l := &q.due; l.first != nil && q.place(l.first); l.first = l.first.next {
+		n++
+	}
+	return n
+}
+
+// take gets the daemon's answers.
+func (q *queue) take() (n int) {
+	for {
+		k := q.ring.Pop(q.answers[:])
+		for i := range k {
+			q.onDone(&q.answers[i])
+		}
+		n += k
+		if k < len(q.answers) {
+			return n
+		}
+	}
+}
+
+// onDone is the daemon's answer. Its word is checked: an answer to a question
+// never asked is dropped.
+func (q *queue) onDone(c *shm.CQE) {
+	_, t := q.find(c.Tag)
+	if t == nil || t.state != tagSent {
+		q.stats.stray.Add(1)
+		return
+	}
+	errno := blk.Errno(c.Errno)
+	if uint32(errno) != c.Errno {
+		errno = blk.EIO
+	}
+	q.answer(t, errno)
+}
+
+// answer commits the result of a request and fetches the next one.
+func (q *queue) answer(t *tag, errno blk.Errno) {
+	n := int32(0)
+	if t.entry.Op.HasData() {
+		n = int32(t.n)
+	}
+	if errno != blk.OK {
+		q.stats.errors.Add(1)
+	}
+	q.command(t, t.part.dev.again, result(errno, n))
+}
+
+// command gives a tag to the driver.
+func (q *queue) command(t *tag, op uint32, result int32) {
+	t.op, t.result = op, result
+	t.state = tagFetched
+	if q.due.first != nil || !q.place(t) {
+		q.due.push(t)
+	}
+}
+
+// place writes the command that is due for a tag, with its slot as the buffer.
+// False: no room.
+func (q *queue) place(t *tag) bool {
+	s := q.drv.Next()
+	if s == nil {
+		q.drv.Submit()
+		if s = q.drv.Next(); s == nil {
+			return false
+		}
+	}
+	p, i := t.part, uint16(t.entry.Tag)
+	s.URingCmd(p.char, t.op)
+	s.UserData = t.entry.Tag
+	putIO(q.drv.Cmd(s), p.hw, i, t.result, p.dev.slotAddr(p.base+uint32(i)))
+	return true
+}
+
+// find is the tag that user data names; nil for what there is not.
+func (q *queue) find(userData uint64) (*part, *tag) {
+	id, i := userData>>16, uint16(userData)
+	if id >= uint64(len(q.parts)) || q.parts[id] == nil || int(i) >= len(q.parts[id].tags) {
+		return nil, nil
+	}
+	p := q.parts[id]
+	return p, &p.tags[i]
+}
+
+// open begins to serve p: every tag is given to the driver. Queue's thread.
+func (q *queue) open(p *part) {
+	p.id = uint32(len(q.parts))
+	for i, other := range q.parts {
+		if other == nil {
+			p.id = uint32(i)
+			break
+		}
+	}
+	if int(p.id) == len(q.parts) {
+		q.parts = append(q.parts, nil)
+	}
+	q.parts[p.id] = p
+	p.active = len(p.tags)
+	for i := range p.tags {
+		t := &p.tags[i]
+		t.part, t.entry.Tag = p, uint64(p.id)<<16|uint64(i)
+		q.command(t, p.dev.fetch, -1)
+	}
+}
+
+// onEnd: the driver gives a tag back for good, since the device stops or the
+// command was refused.
+func (q *queue) onEnd(p *part, t *tag, res int32) {
+	if res != resAbort {
+		p.dev.refused(-res)
+	}
+	t.state = tagEnded
+	if p.active--; p.active == 0 {
+		q.parts[p.id] = nil
+		close(p.ended)
+	}
+}
+
+// Arm asks for FD to become readable when the driver has something. False:
+// there is something to do.
+func (q *queue) Arm() bool {
+	unix.Read(q.event, q.token[:])
+	return q.drv.Settle()
+}
+
+func (q *queue) FD() int       { return q.event }
+func (q *queue) LargeIO() bool { return q.large }
+
+// bell is the source that lets a pump sleep on the daemon's ring too; the
+// queue's Poll takes what is in it. Alone, for want of io_uring, it notices what
+// the host asks.
+type bell struct{ ring }
+
+func (b *bell) Poll() int { return b.Pop(nil) }

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+)
+
+// A device whose process dies is quiesced by the driver: its disk stays,
+// requests wait, and those that were in flight are issued again to the next
+// process (features USER_RECOVERY and USER_RECOVERY_REISSUE, Linux 6.1).
+
+const (
+	quiesceTime = 20 * time.Second // until the driver has noticed the death; before Linux 6.8 it looks every 5 s
+	quiesceLook = 5 * time.Millisecond
+)
+
+// errGone: there is no device of ours to take over.
+var errGone = errors.New("the device of the earlier process is gone")
+
+// recover takes over the device at s.Location. errGone in the chain: make a
+// new one.
+func (d *device) recover(ctx context.Context, s *plugin.DeviceSpec, queues []*queue) (err error) {
+	id, ok := idOf(s.Location)
+	if !ok {
+		return fmt.Errorf("%w: %q is no ublk device", errGone, s.Location)
+	}
+	if d.info, err = d.ctl.info(id); err != nil {
+		return fmt.Errorf("%w: %s: %w", errGone, s.Location, err)
+	}
+	if d.info.private != token(s.Identity) {
+		return fmt.Errorf("%w: %s is somebody else's now", errGone, s.Location)
+	}
+	if d.info.flags&featUserRecovery == 0 || d.info.state == stateDead {
+		return errors.Join(fmt.Errorf("%w: %s has ended with the process", errGone, s.Location), d.destroy())
+	}
+	if err := d.fits(s); err != nil {
+		return err
+	}
+	if err := d.begin(ctx); err != nil {
+		return err
+	}
+	if err := d.serve(ctx, queues); err != nil {
+		return err
+	}
+	if err := d.ctl.endRecovery(id, within(ctx, startTime)); err != nil {
+		return d.because("end the recovery", err)
+	}
+	if size, err := d.ctl.size(id); err == nil && size != s.Limits.Size {
+		d.log.Warn("the disk keeps the size that it was made with", "device", d.name, "path", d.path(), "disk", size, "server", s.Limits.Size)
+	}
+	return nil
+}
+
+// fits: the tags that the driver has are covered by the slots that we have.
+func (d *device) fits(s *plugin.DeviceSpec) error {
+	need := int(d.info.queues) * int(d.info.depth)
+	if need > s.Slots || int64(d.info.maxIO) > int64(s.SlotSize) {
+		return fmt.Errorf("%s has %d requests of %d bytes, the daemon offers %d slots of %d now; start it with the settings of before, or unmap: %w",
+			s.Location, need, d.info.maxIO, s.Slots, s.SlotSize, blk.EINVAL)
+	}
+	return nil
+}
+
+// begin waits until the driver has seen the end of the earlier process.
+func (d *device) begin(ctx context.Context) error {
+	for end := time.Now().Add(within(ctx, quiesceTime)); ; {
+		err := d.ctl.startRecovery(d.info.id)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) {
+			return d.because("take over the device", err)
+		}
+		if time.Now().After(end) {
+			return d.because("the earlier process still has the device", err)
+		}
+		time.Sleep(quiesceLook)
+	}
+}
