@@ -56,7 +56,7 @@ func runClient(cmd *cobra.Command, o *clientOptions) error {
 	if err != nil {
 		return err
 	}
-	socket, err := cmd.Flags().GetString("socket")
+	socket, err := socketPath(cmd, "client")
 	if err != nil {
 		return err
 	}

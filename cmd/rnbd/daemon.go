@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"strconv"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -94,12 +93,4 @@ func closeWithin(closeDaemon func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownLimit)
 	defer cancel()
 	return closeDaemon(ctx)
-}
-
-func parseID(s string) (uint32, error) {
-	n, err := strconv.ParseUint(s, 10, 32)
-	if err != nil {
-		return 0, usageError{fmt.Errorf("%q %w", s, errNumber)}
-	}
-	return uint32(n), nil
 }

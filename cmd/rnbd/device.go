@@ -2,159 +2,145 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"io"
+	"slices"
 
-	"github.com/spf13/cobra"
-
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 )
 
-func newClientDevice() *cobra.Command {
-	return group("device", "Mapped devices",
-		newDeviceMap(), newDeviceUnmap(), newDeviceRemap(), newDeviceList(), newDeviceShow())
+// deviceFields: the names and headers up to hostname are those of the tool
+// for the kernel's RNBD.
+var deviceFields = []report.Field[device]{
+	report.F("sessname", "Session", "name of the session", func(d device) any { return d.session }),
+	report.F("mapping_path", "Mapping Path", "name on the server", func(d device) any { return d.path }),
+	report.F("devname", "Device", "name here: rnbd0; on the server that of the node or file", func(d device) any { return d.name }),
+	report.F("devpath", "Device path", "node here: /dev/...; on the server the node or file", func(d device) any { return d.node }),
+	report.F("state", "State", "open, closed, ...", func(d device) any { return d.state }),
+	report.F("access_mode", "Access Mode", "ro, rw or migration", func(d device) any { return d.mode }),
+	report.F("rx_sect", "RX", "read, in sectors of 512 bytes", func(d device) any { return report.Sectors(d.rx) }),
+	report.F("tx_sect", "TX", "written, in sectors of 512 bytes", func(d device) any { return report.Sectors(d.tx) }),
+	report.F("direction", "Direction", "imported or exported", func(d device) any { return d.direction() }),
+	report.F("hostname", "Hostname", "host at the other end", func(d device) any { return d.hostname }),
+
+	report.F("size", "Size", "bytes", func(d device) any { return report.Bytes(d.limits.GetSize()) }),
+	report.F("endpoint", "Endpoint", "what users open here", onMapped(func(d device) any { return d.mapped.Endpoint })),
+	report.F("plugin", "Plugin", "front end here, io plugin on the server", func(d device) any { return d.plugin() }),
+	report.F("id", "Id", "number in its session", func(d device) any { return d.id() }),
+	report.F("loss", "On Loss", "what requests do without a path", onMapped(func(d device) any { return d.mapped.Loss })),
+	report.F("openers", "Users", "that have it open here", onMapped(func(d device) any { return report.Count(d.mapped.Openers) })),
+	report.F("inflights", "Inflights", "requests under way", onMapped(func(d device) any { return report.Count(d.mapped.Inflight) })),
+	report.F("logical_block", "Logical Block", "bytes", func(d device) any { return bytes32(d.limits.GetLogicalBlockSize()) }),
+	report.F("physical_block", "Physical Block", "bytes", func(d device) any { return bytes32(d.limits.GetPhysicalBlockSize()) }),
+	report.F("max_io", "Max IO", "largest request in bytes", func(d device) any { return bytes32(d.limits.GetMaxIoSize()) }),
+	report.F("write_cache", "Write Cache", "writes need a flush", func(d device) any { return d.limits.GetWriteCache() }),
+	report.F("fua", "FUA", "single writes can go through the cache", func(d device) any { return d.limits.GetFua() }),
+	report.F("max_discard", "Max Discard", "largest discard in bytes; 0: none", func(d device) any { return largest(d.limits.GetMaxDiscard()) }),
+	report.F("max_write_zeroes", "Max Zeroes", "largest write-zeroes in bytes; 0: none", func(d device) any { return largest(d.limits.GetMaxWriteZeroes()) }),
+	report.F("last_error", "Last Error", "why it is not open", onMapped(func(d device) any { return d.mapped.LastError })),
 }
 
-func newDeviceMap() *cobra.Command {
-	var r controlpb.MapRequest
-	c := &cobra.Command{
-		Use:   "map PATH from [SRC@]ADDRESS[:PORT][%FABRIC]...",
-		Short: "Map a device of a server",
-		Long: `Map opens PATH on the server and makes it a device here.
+// size limits are no amounts: they are not summed up.
+type limit = report.Limit
 
-Each address is one path to the same server; requests are spread over all of
-them, and go on as long as one is left. With --session alone an open session
-is used again.`,
-		Example: `  rnbd client device map disk.img from 192.0.2.1
-  rnbd client device map vg0/lv1 from 10.0.0.2@10.0.0.1 10.1.0.2@10.1.0.1 --loss queue:30s`,
-		Args: args(checkMapArgs),
-		RunE: func(cmd *cobra.Command, a []string) error {
-			r.Path = a[0]
-			if len(a) > 2 {
-				r.Paths = a[2:]
-			}
-			return withClient(cmd, func(ctx context.Context, c controlpb.ClientDaemonClient) error {
-				d, err := c.Map(ctx, &r)
-				if err != nil {
-					return err
-				}
-				return show(cmd, d, func(w io.Writer) { deviceRows(w, d) })
-			})
-		},
+func bytes32(n uint32) limit { return limit(n) }
+func largest(n uint64) limit { return limit(n) }
+
+// onMapped is the value of a field that exported devices do not have.
+func onMapped(get func(device) any) func(device) any {
+	return func(d device) any {
+		if d.mapped == nil {
+			return nil
+		}
+		return get(d)
 	}
-	f := c.Flags()
-	f.StringVar(&r.Session, "session", "", "name of the session (default made from host and address)")
-	f.StringVar(&r.AccessMode, "access", "rw", "ro, rw or migration")
-	f.StringVar(&r.Frontend, "frontend", "", "front end that serves it (default the first)")
-	f.StringVar(&r.Loss, "loss", "", "fail, or queue:DURATION (default the daemon's)")
-	f.StringVar(&r.Name, "name", "", "name of the device here (default rnbdN)")
-	f.StringToStringVar(&r.Options, "option", nil, "KEY=VALUE for the front end, repeatable")
-	return c
 }
 
-func checkMapArgs(cmd *cobra.Command, a []string) error {
-	session, err := cmd.Flags().GetString("session")
+func (d device) direction() string {
+	if d.mapped != nil {
+		return "imported"
+	}
+	return "exported"
+}
+
+func (d device) plugin() string {
+	if d.mapped != nil {
+		return d.mapped.Frontend
+	}
+	return d.exported.IoMode
+}
+
+func (d device) id() uint64 {
+	if d.mapped != nil {
+		return uint64(d.mapped.DeviceId)
+	}
+	return uint64(d.use.DeviceId)
+}
+
+func deviceNoun() *noun {
+	return &noun{
+		name: "device", plural: "devices", short: "Mapped and exported devices",
+		fields: report.Infos(deviceFields),
+		usual: func(daemonSet) []string {
+			return []string{"sessname", "mapping_path", "devname", "state", "access_mode"}
+		},
+		verbs: slices.Concat([]*verb{
+			{
+				name: "list", on: onBoth, words: outputWords, run: listDevices,
+				short: "List devices",
+				example: `  rnbd device list
+  rnbd list devices mapping_path,devname,size G
+  rnbd server device list +hostname json`,
+			},
+			{
+				name: "show", on: onBoth, words: outputWords, min: 1, max: 1, args: "DEVICE", args0: deviceNames, run: showDevice,
+				short: "Show all about a device",
+				long:  "Show all about a device, or the fields that are chosen.\n\nDEVICE is its name, its node, or its name on the server.",
+				example: `  rnbd device show rnbd0
+  rnbd device show disk.img state,last_error`,
+			},
+		}, mapVerbs(), deviceChanges()),
+	}
+}
+
+func listDevices(c *call) error {
+	return c.with(func(ctx context.Context, d *daemons) error {
+		inv, err := d.look(ctx, true)
+		if err != nil {
+			return err
+		}
+		t, err := table(c, c.noun, deviceFields, d.both(), inv.devices)
+		if err != nil {
+			return err
+		}
+		return report.List(c.cmd.OutOrStdout(), c.Options, t)
+	})
+}
+
+func showDevice(c *call) error {
+	return c.with(func(ctx context.Context, d *daemons) error {
+		inv, err := d.look(ctx, true)
+		if err != nil {
+			return err
+		}
+		dev, err := inv.device(c.arg(0), "")
+		if err != nil {
+			return err
+		}
+		return printDevice(c, dev)
+	})
+}
+
+// printDevice shows one device: all of it, if no fields are chosen.
+func printDevice(c *call, d device) error {
+	t, err := selected(c, deviceNoun(), deviceFields, everyField(deviceFields), []device{d})
 	if err != nil {
 		return err
 	}
-	switch {
-	case len(a) == 1 && session != "":
-		return nil
-	case len(a) >= 3 && a[1] == "from":
-		return nil
-	}
-	return fmt.Errorf("write: map PATH from ADDRESS, or: map PATH --session NAME")
+	return report.Show(c.cmd.OutOrStdout(), c.Options, t)
 }
 
-func newDeviceUnmap() *cobra.Command {
-	var force bool
-	c := &cobra.Command{
-		Use: "unmap DEVICE", Short: "Take a device away", Args: args(cobra.ExactArgs(1)),
-		Long: "Unmap refuses with exit code 5 while a user has the device open, unless forced.",
-		RunE: func(cmd *cobra.Command, a []string) error {
-			return withClient(cmd, func(ctx context.Context, c controlpb.ClientDaemonClient) error {
-				_, err := c.Unmap(ctx, &controlpb.UnmapRequest{Device: a[0], Force: force})
-				return err
-			})
-		},
+func everyField[T any](fields []report.Field[T]) (names []string) {
+	for _, f := range fields {
+		names = append(names, f.Name)
 	}
-	c.Flags().BoolVar(&force, "force", false, "disconnect users; their requests fail")
-	return c
-}
-
-func newDeviceRemap() *cobra.Command {
-	return &cobra.Command{
-		Use: "remap DEVICE", Short: "Open a closed device again", Args: args(cobra.ExactArgs(1)),
-		RunE: func(cmd *cobra.Command, a []string) error {
-			return withClient(cmd, func(ctx context.Context, c controlpb.ClientDaemonClient) error {
-				d, err := c.Remap(ctx, &controlpb.DeviceRequest{Device: a[0]})
-				if err != nil {
-					return err
-				}
-				return show(cmd, d, func(w io.Writer) { deviceRows(w, d) })
-			})
-		},
-	}
-}
-
-func newDeviceList() *cobra.Command {
-	return &cobra.Command{
-		Use: "list", Short: "List mapped devices", Args: args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withClient(cmd, func(ctx context.Context, c controlpb.ClientDaemonClient) error {
-				l, err := c.ListDevices(ctx, &controlpb.ListRequest{})
-				if err != nil {
-					return err
-				}
-				return show(cmd, l, func(w io.Writer) {
-					row(w, "DEVICE", "PATH", "SESSION", "SIZE", "ACCESS", "STATE", "ENDPOINT")
-					for _, d := range l.Devices {
-						row(w, d.Name, d.Path, d.Session, size(d.Limits.Size), d.AccessMode, d.State, d.Endpoint)
-					}
-				})
-			})
-		},
-	}
-}
-
-func newDeviceShow() *cobra.Command {
-	return &cobra.Command{
-		Use: "show DEVICE", Short: "Show all about a device", Args: args(cobra.ExactArgs(1)),
-		RunE: func(cmd *cobra.Command, a []string) error {
-			return withClient(cmd, func(ctx context.Context, c controlpb.ClientDaemonClient) error {
-				l, err := c.ListDevices(ctx, &controlpb.ListRequest{})
-				if err != nil {
-					return err
-				}
-				for _, d := range l.Devices {
-					if d.Name == a[0] || d.Path == a[0] {
-						return show(cmd, d, func(w io.Writer) { deviceRows(w, d) })
-					}
-				}
-				return notFound("device", a[0])
-			})
-		},
-	}
-}
-
-func deviceRows(w io.Writer, d *controlpb.ClientDevice) {
-	l := d.Limits
-	row(w, "device", d.Name)
-	row(w, "endpoint", d.Endpoint)
-	row(w, "path on the server", d.Path)
-	row(w, "session", d.Session)
-	row(w, "state", d.State)
-	row(w, "access", d.AccessMode)
-	row(w, "on loss of all paths", d.Loss)
-	row(w, "size", fmt.Sprintf("%d (%s)", l.Size, size(l.Size)))
-	row(w, "block size", fmt.Sprintf("%d logical, %d physical", l.LogicalBlockSize, l.PhysicalBlockSize))
-	row(w, "largest request", size(uint64(l.MaxIoSize)))
-	row(w, "write cache", fmt.Sprintf("%t, FUA %t", l.WriteCache, l.Fua))
-	row(w, "discard", size(l.MaxDiscard))
-	row(w, "write zeroes", size(l.MaxWriteZeroes))
-	row(w, "front end", d.Frontend)
-	row(w, "users", d.Openers)
-	row(w, "sectors read, written", fmt.Sprintf("%d, %d", d.RxSectors, d.TxSectors))
-	row(w, "in flight", d.Inflight)
-	row(w, "last error", d.LastError)
+	return names
 }

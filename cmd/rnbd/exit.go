@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 )
 
 // Exit codes. They are stable: scripts may rely on them.
@@ -74,7 +75,7 @@ func printError(w io.Writer, err error, output string) {
 	hint := hintOf(err)
 	if output == "json" {
 		json.NewEncoder(w).Encode(map[string]any{
-			"error": err.Error(), "errno": uint16(errnoOf(err)), "code": exitCode(err), "hint": hint,
+			"error": err.Error(), "causes": control.Causes(err), "errno": uint16(errnoOf(err)), "code": exitCode(err), "hint": hint,
 		})
 		return
 	}
@@ -96,6 +97,8 @@ func hintOf(err error) string {
 	switch {
 	case errors.Is(err, errNoDaemon):
 		return "start it with `rnbd server run` or `rnbd client run`, or name its socket with --socket"
+	case errors.Is(err, errAmbiguous):
+		return "name its session too, or start with `rnbd client` or `rnbd server`"
 	case errors.Is(err, syscall.ENOTBLK):
 		return "the server exports regular files only below an explicit --search-path"
 	case errors.Is(err, syscall.EADDRINUSE):
@@ -112,22 +115,29 @@ func hintOf(err error) string {
 	return ""
 }
 
+// exitCodes is the table for people.
+func exitCodes() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d  success\n%d  any other failure\n", exitOK, exitFailure)
+	for code := exitUsage; code <= exitTimeout; code++ {
+		for _, row := range exitTable {
+			if row.code == code {
+				fmt.Fprintf(&b, "%d  %s\n", code, row.what)
+			}
+		}
+	}
+	return b.String()
+}
+
 func newExitCodes() *cobra.Command {
 	return &cobra.Command{
 		Use:   "exit-codes",
 		Short: "List the exit codes",
+		Long:  "The exit codes of every command. They are stable.\n\n" + exitCodes(),
 		Args:  args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			w := cmd.OutOrStdout()
-			fmt.Fprintf(w, "%d  success\n%d  any other failure\n", exitOK, exitFailure)
-			for code := exitUsage; code <= exitTimeout; code++ {
-				for _, row := range exitTable {
-					if row.code == code {
-						fmt.Fprintf(w, "%d  %s\n", code, row.what)
-					}
-				}
-			}
-			return nil
+			_, err := io.WriteString(cmd.OutOrStdout(), exitCodes())
+			return err
 		},
 	}
 }

@@ -11,10 +11,9 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	root := newRoot()
-	err := root.ExecuteContext(ctx)
+	err := execute(ctx, newRoot(), os.Args[1:])
 	if err != nil {
-		printError(os.Stderr, err, outputOf(root))
+		printError(os.Stderr, err, errorFormat(os.Args[1:]))
 	}
 	os.Exit(exitCode(err))
 }

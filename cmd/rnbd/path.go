@@ -2,58 +2,255 @@ package main
 
 import (
 	"context"
-	"io"
+	"errors"
+	"slices"
+	"time"
 
-	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
-
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
-func newClientPath() *cobra.Command {
-	list := &cobra.Command{
-		Use: "list", Short: "List the paths of all sessions", Args: args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withClient(cmd, func(ctx context.Context, c controlpb.ClientDaemonClient) error {
-				l, err := c.ListSessions(ctx, &controlpb.ListRequest{})
-				if err != nil {
-					return err
-				}
-				return showPaths(cmd, l)
-			})
-		},
-	}
-	add := &cobra.Command{
-		Use: "add SESSION [SRC@]ADDRESS[:PORT][%FABRIC]", Short: "Add a path to a session", Args: args(cobra.ExactArgs(2)),
-		RunE: func(cmd *cobra.Command, a []string) error {
-			return withClient(cmd, func(ctx context.Context, c controlpb.ClientDaemonClient) error {
-				p, err := c.AddPath(ctx, &controlpb.AddPathRequest{Session: a[0], Path: a[1]})
-				if err != nil {
-					return err
-				}
-				return show(cmd, p, func(w io.Writer) { row(w, "path", p.Id, p.Src, p.Dst, p.State) })
-			})
-		},
-	}
-	return group("path", "Paths of sessions", list, add,
-		onPath("remove", "Remove a path; requests go on over the others", controlpb.ClientDaemonClient.RemovePath),
-		onPath("disconnect", "Disconnect a path until it is reconnected", controlpb.ClientDaemonClient.DisconnectPath),
-		onPath("reconnect", "Connect a path again, now", controlpb.ClientDaemonClient.ReconnectPath))
+// pathFields: the names and headers up to hostname are those of the tool for
+// the kernel's RNBD.
+var pathFields = []report.Field[transportPath]{
+	report.F("sessname", "Sessname", "name of the session", func(p transportPath) any { return p.Session }),
+	report.F("pathname", "Path name", "CLIENT@SERVER addresses", func(p transportPath) any { return p.Name }),
+	report.F("src_addr", "Client Addr", "address of the client", func(p transportPath) any { return hostOf(p.Src) }),
+	report.F("dst_addr", "Server Addr", "address and port of the server", func(p transportPath) any { return p.Dst }),
+	report.F("hca_name", "HCA", "device of the fabric", func(p transportPath) any { return p.Device }),
+	report.F("hca_port", "Port", "port of that device", func(p transportPath) any { return uint64(p.HcaPort) }),
+	report.F("state", "State", "connected, closed, ...", func(p transportPath) any { return p.State }),
+	report.F("rx_bytes", "RX", "bytes received", func(p transportPath) any { return report.Bytes(p.RxBytes) }),
+	report.F("tx_bytes", "TX", "bytes sent", func(p transportPath) any { return report.Bytes(p.TxBytes) }),
+	report.F("inflights", "Inflights", "requests under way", func(p transportPath) any { return report.Count(p.Inflight) }),
+	report.F("reconnects", "Reconnects", "times it came back, here", onOutgoingPath(func(p transportPath) any { return report.Count(p.Reconnects) })),
+	report.F("direction", "Direction", "outgoing here, incoming on the server", func(p transportPath) any { return direction(p.incoming) }),
+	report.F("hostname", "Hostname", "host at the other end", func(p transportPath) any { return p.host }),
+
+	report.F("id", "Id", "number in its session", func(p transportPath) any { return uint64(p.Id) }),
+	report.F("fabric", "Fabric", "kind of transport", func(p transportPath) any { return p.Fabric }),
+	report.F("connections", "Connections", "it is made of", func(p transportPath) any { return uint64(p.Connections) }),
+	report.F("failovers", "Failovers", "requests taken over from other paths, here", onOutgoingPath(func(p transportPath) any { return report.Count(p.Failovers) })),
+	report.F("latency", "Latency", "last heartbeat's round trip, for programs in ns", func(p transportPath) any { return time.Duration(p.LatencyNs) }),
+	report.F("last_error", "Last Error", "why it is not connected, here", onOutgoingPath(func(p transportPath) any { return p.LastError })),
 }
 
-// onPath is a command on one path by the number that list shows.
-func onPath(verb, short string, call func(controlpb.ClientDaemonClient, context.Context, *controlpb.PathRequest, ...grpc.CallOption) (*controlpb.Empty, error)) *cobra.Command {
-	return &cobra.Command{
-		Use: verb + " SESSION ID", Short: short, Args: args(cobra.ExactArgs(2)),
-		RunE: func(cmd *cobra.Command, a []string) error {
-			id, err := parseID(a[1])
+func onOutgoingPath(get func(transportPath) any) func(transportPath) any {
+	return func(p transportPath) any {
+		if p.incoming {
+			return nil
+		}
+		return get(p)
+	}
+}
+
+// pathUsual: a server's paths differ in the addresses of clients.
+func pathUsual(set daemonSet) []string {
+	if set == onServer {
+		return []string{"sessname", "hca_name", "hca_port", "src_addr", "state", "tx_bytes", "rx_bytes"}
+	}
+	return []string{"sessname", "hca_name", "hca_port", "dst_addr", "state", "tx_bytes", "rx_bytes"}
+}
+
+func pathNoun() *noun {
+	return &noun{
+		name: "path", plural: "paths", short: "Paths of sessions",
+		fields: report.Infos(pathFields), usual: pathUsual, verbs: pathVerbs(),
+	}
+}
+
+const pathArgs = "[SESSION] PATH"
+
+const pathHelp = `
+
+PATH is its number in the session, SESSION:NUMBER, its name CLIENT@SERVER, an
+address of it, or its HCA with or without the port. SESSION is needed where
+that is not clear without it.`
+
+func pathVerbs() []*verb {
+	return []*verb{
+		{
+			name: "list", on: onBoth, words: outputWords, run: listPaths,
+			short:   "List paths",
+			example: "  rnbd path list\n  rnbd server path list K all\n  rnbd list paths +latency -hca_name",
+		},
+		{
+			name: "show", on: onBoth, words: outputWords, min: 1, max: 2, args: pathArgs, args0: pathNames, run: showPath,
+			short:   "Show all about a path",
+			long:    "Show all about a path, or the fields that are chosen." + pathHelp,
+			example: "  rnbd path show web1@storage 1\n  rnbd path show 10.0.0.2@10.0.0.1 state",
+		},
+		{
+			name: "add", on: onClient, bare: true, min: 2, max: 2, args: "SESSION [SRC@]ADDRESS[:PORT][%FABRIC]", args0: sessionNames, words: outputWords, run: addPath,
+			short:   "Add a path to a session",
+			example: "  rnbd add web1@storage 10.2.0.1\n  rnbd path add web1@storage 10.2.0.2@10.2.0.1:1234%rocev2",
+		},
+		{
+			name: "delete", aliases: []string{"remove"}, on: onClient, bare: true, min: 1, max: 2, args: pathArgs, args0: pathNames, run: deletePath,
+			short:   "Delete a path; requests go on over the others",
+			long:    "Delete a path from its session; requests go on over the others." + pathHelp,
+			example: "  rnbd path delete web1@storage 3",
+		},
+		{
+			name: "readd", on: onClient, bare: true, min: 1, max: 2, args: pathArgs, args0: pathNames, run: readdPath,
+			short:   "Delete a path and add it again",
+			long:    "Delete a path from its session and add it again, with a new number." + pathHelp,
+			example: "  rnbd readd web1@storage 10.0.0.1",
+		},
+		{
+			name: "disconnect", on: onBoth, min: 1, max: 2, args: pathArgs, args0: pathNames, run: disconnectPath,
+			short:   "Disconnect a path",
+			long:    "Disconnect a path. Here it stays so until it is reconnected or recovered; a\nclient whose path is disconnected on the server connects it again by itself." + pathHelp,
+			example: "  rnbd path disconnect web1@storage 1",
+		},
+		{
+			name: "reconnect", on: onClient, min: 1, max: 2, args: pathArgs, args0: pathNames, run: reconnectPath,
+			short:   "Connect a path again, now",
+			long:    "Disconnect a path if it is connected, and connect it again." + pathHelp,
+			example: "  rnbd path reconnect 10.0.0.1",
+		},
+		{
+			name: "recover", on: onClient, min: 1, max: 2, args: "[SESSION] PATH|all", args0: pathNames, run: recoverPaths,
+			short:   "Connect a path again if it is not connected",
+			long:    "Connect a path again if it is not connected; with all, every one." + pathHelp,
+			example: "  rnbd path recover all\n  rnbd path recover web1@storage all",
+		},
+	}
+}
+
+func listPaths(c *call) error {
+	return c.with(func(ctx context.Context, d *daemons) error {
+		inv, err := d.look(ctx, false)
+		if err != nil {
+			return err
+		}
+		t, err := table(c, c.noun, pathFields, d.both(), inv.paths)
+		if err != nil {
+			return err
+		}
+		return report.List(c.cmd.OutOrStdout(), c.Options, t)
+	})
+}
+
+// onPath runs f with the path that the arguments name.
+func (c *call) onPath(f func(context.Context, *daemons, transportPath) error) error {
+	return c.with(func(ctx context.Context, d *daemons) error {
+		inv, err := d.look(ctx, false)
+		if err != nil {
+			return err
+		}
+		p, err := inv.path(c.args)
+		if err != nil {
+			return err
+		}
+		return f(ctx, d, p)
+	})
+}
+
+func showPath(c *call) error {
+	return c.onPath(func(_ context.Context, _ *daemons, p transportPath) error { return printPath(c, p) })
+}
+
+func printPath(c *call, p transportPath) error {
+	t, err := selected(c, pathNoun(), pathFields, everyField(pathFields), []transportPath{p})
+	if err != nil {
+		return err
+	}
+	return report.Show(c.cmd.OutOrStdout(), c.Options, t)
+}
+
+func addPath(c *call) error {
+	return c.with(func(ctx context.Context, d *daemons) error {
+		inv, err := d.look(ctx, false)
+		if err != nil {
+			return err
+		}
+		s, err := inv.session(c.args[0])
+		if err != nil {
+			return err
+		}
+		p, err := d.client.AddPath(ctx, &controlpb.AddPathRequest{Session: s.Name, Path: c.args[1]})
+		if err != nil {
+			return err
+		}
+		return printPath(c, transportPath{Path: p, host: s.Hostname})
+	})
+}
+
+func request(p *controlpb.Path) *controlpb.PathRequest {
+	return &controlpb.PathRequest{Session: p.Session, Id: p.Id}
+}
+
+// pathSpec names a path as users do when they add it. A source that the
+// system chose is named too: it chooses the same again.
+func pathSpec(p *controlpb.Path) string {
+	spec := p.Dst + "%" + p.Fabric
+	if p.Src != "" {
+		spec = hostOf(p.Src) + "@" + spec
+	}
+	return spec
+}
+
+func deletePath(c *call) error {
+	return c.onPath(func(ctx context.Context, d *daemons, p transportPath) error {
+		_, err := d.client.RemovePath(ctx, request(p.Path))
+		return err
+	})
+}
+
+func readdPath(c *call) error {
+	return c.onPath(func(ctx context.Context, d *daemons, p transportPath) error {
+		if _, err := d.client.RemovePath(ctx, request(p.Path)); err != nil {
+			return err
+		}
+		_, err := d.client.AddPath(ctx, &controlpb.AddPathRequest{Session: p.Session, Path: pathSpec(p.Path)})
+		return err
+	})
+}
+
+func disconnectPath(c *call) error {
+	return c.onPath(func(ctx context.Context, d *daemons, p transportPath) error { return c.disconnectPath(ctx, d, p) })
+}
+
+func (c *call) disconnectPath(ctx context.Context, d *daemons, p transportPath) (err error) {
+	if p.incoming {
+		_, err = d.server.DisconnectPath(ctx, request(p.Path))
+	} else {
+		_, err = d.client.DisconnectPath(ctx, request(p.Path))
+	}
+	return err
+}
+
+func reconnectPath(c *call) error {
+	return c.onPath(func(ctx context.Context, d *daemons, p transportPath) error {
+		return c.reconnectPaths(ctx, d.client, []*controlpb.Path{p.Path})
+	})
+}
+
+func recoverPaths(c *call) error {
+	last := c.args[len(c.args)-1]
+	if last != report.All {
+		return c.onPath(func(ctx context.Context, d *daemons, p transportPath) error {
+			return c.recoverPaths(ctx, d.client, []*controlpb.Path{p.Path})
+		})
+	}
+	return c.with(func(ctx context.Context, d *daemons) error {
+		inv, err := d.look(ctx, false)
+		if err != nil {
+			return err
+		}
+		which := inv.sessions
+		if len(c.args) > 1 {
+			s, err := inv.session(c.args[0])
 			if err != nil {
 				return err
 			}
-			return withClient(cmd, func(ctx context.Context, c controlpb.ClientDaemonClient) error {
-				_, err := call(c, ctx, &controlpb.PathRequest{Session: a[0], Id: id})
-				return err
-			})
-		},
-	}
+			which = []session{s}
+		}
+		var errs []error
+		for _, s := range slices.Clone(which) {
+			errs = append(errs, c.recoverPaths(ctx, d.client, s.Paths))
+		}
+		return errors.Join(errs...)
+	})
 }

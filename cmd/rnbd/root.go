@@ -1,11 +1,16 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 )
 
 // usageError is a command line that cannot be run.
@@ -14,41 +19,86 @@ type usageError struct{ error }
 func (e usageError) Unwrap() error { return e.error }
 
 func newRoot() *cobra.Command {
-	root := &cobra.Command{
-		Use:   "rnbd",
-		Short: "RDMA network block devices in userspace",
-		Long: `rnbd exports block devices and files of one host to others, over RTRS.
+	root := group("rnbd", "RDMA network block devices in userspace")
+	root.Long = `rnbd exports block devices and files of one host to others, over RTRS.
 
 A server daemon exports, a client daemon maps; both are controlled with this
-command over a private unix socket.`,
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		// Before anything is done: a device must not be mapped by a command
-		// that then cannot tell its name.
-		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return checkOutput(cmd) },
-	}
+command over a private unix socket:
+
+  rnbd [client|server] [device|session|path] COMMAND [ARGUMENTS] [OPTIONS]
+
+The mode may be left out: a command that both daemons know asks those that
+run. So may the noun, where the command has one only. Every word may be
+shortened as long as it is clear, and "rnbd list sessions" is "rnbd session
+list".`
+	root.Example = `  rnbd map disk.img from 10.0.0.1
+  rnbd list
+  rnbd session list +hostname json
+  rnbd unmap rnbd0`
+	root.SilenceErrors, root.SilenceUsage = true, true
+	// Before anything is done: a device must not be mapped by a command that
+	// then cannot tell its name.
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return checkOutput(cmd) }
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.PersistentFlags().String("output", "table", "how to print: table or json")
-	root.PersistentFlags().Duration("timeout", 30*time.Second, "longest time a command may take")
-	root.AddCommand(newServer(), newClient(), newVersion(), newExitCodes())
+	f := root.PersistentFlags()
+	f.StringP("output", "o", "table", "how to print: "+strings.Join(report.Formats, ", "))
+	f.Duration("timeout", 30*time.Second, "longest time a command may take")
+	f.String("socket", "", "control socket of the daemon, or the folder of client.sock and server.sock (default $RNBD_SOCKET, else /run/rnbd or the user's own)")
+	f.BoolP("verbose", "v", false, "print what is done")
+	root.AddGroup(&cobra.Group{ID: groupModes, Title: "Daemons:"})
+	for _, m := range modes {
+		c := group(m.name, m.short)
+		c.GroupID = groupModes
+		c.AddCommand(newRun[m.name]())
+		addVerbs(c, m.set)
+		root.AddCommand(c)
+	}
+	addVerbs(root, onBoth)
+	root.AddCommand(newVersion(), newExitCodes(), newMan())
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
 	return root
 }
 
-// outputOf is the form of output asked for, as far as it could be read.
-func outputOf(cmd *cobra.Command) string {
-	v, err := cmd.PersistentFlags().GetString("output")
-	if err != nil {
-		return "table"
+var newRun = map[string]func() *cobra.Command{"client": newClientRun, "server": newServerRun}
+
+// execute runs a command line.
+func execute(ctx context.Context, root *cobra.Command, args []string) error {
+	if len(args) > 0 && (args[0] == cobra.ShellCompRequestCmd || args[0] == cobra.ShellCompNoDescRequestCmd) {
+		args = resolveCompletion(root, args)
+	} else {
+		var err error
+		if args, err = resolve(root, args); err != nil {
+			return err
+		}
 	}
-	return v
+	root.SetArgs(args)
+	return root.ExecuteContext(ctx)
 }
 
 func checkOutput(cmd *cobra.Command) error {
-	switch outputOf(cmd.Root()) {
-	case "table", "json":
-		return nil
+	o, err := cmd.Flags().GetString("output")
+	if err != nil {
+		return err
 	}
-	return usageError{errUnknownOutput}
+	if !slices.Contains(report.Formats, o) {
+		return usageError{fmt.Errorf("--output %q: use one of %s", o, strings.Join(report.Formats, ", "))}
+	}
+	return nil
+}
+
+// errorFormat is the form in which an error is printed. It reads the command
+// line once more, since that may be what is wrong.
+func errorFormat(args []string) string {
+	for i, a := range args {
+		if a == "json" || a == "--output=json" || a == "-ojson" || a == "-o=json" {
+			return "json"
+		}
+		if (a == "--output" || a == "-o") && i+1 < len(args) && args[i+1] == "json" {
+			return "json"
+		}
+	}
+	return "table"
 }
 
 // args wraps a check of arguments, so that a wrong number is a usage error.
@@ -61,19 +111,4 @@ func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// group is a command that only holds others.
-func group(use, short string, sub ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{
-		Use: use, Short: short,
-		RunE: func(cmd *cobra.Command, a []string) error {
-			if len(a) > 0 {
-				return usageError{fmt.Errorf("unknown command %q for %q; see %s --help", a[0], cmd.CommandPath(), cmd.CommandPath())}
-			}
-			return cmd.Help()
-		},
-	}
-	c.AddCommand(sub...)
-	return c
-}
-
-var errUnknownOutput = errors.New("--output is table or json")
+var errNumber = errors.New("is not a number")

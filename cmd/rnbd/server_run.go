@@ -86,7 +86,7 @@ func runServer(cmd *cobra.Command, o *serverOptions) error {
 		}
 		cfg.Listen = append(cfg.Listen, server.Listen{Device: dev, Addr: ap})
 	}
-	socket, err := cmd.Flags().GetString("socket")
+	socket, err := socketPath(cmd, "server")
 	if err != nil {
 		return err
 	}

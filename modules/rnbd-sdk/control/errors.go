@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"google.golang.org/grpc"
@@ -20,6 +21,8 @@ type Error struct {
 	Msg   string
 	Errno blk.Errno // OK when the daemon gave none
 	Code  codes.Code
+	// Causes are the parts of Msg, what was tried first, the root last.
+	Causes []string
 }
 
 func (e *Error) Error() string { return e.Msg }
@@ -27,7 +30,43 @@ func (e *Error) Error() string { return e.Msg }
 // Unwrap gives the errno, so that errors.Is(err, syscall.EBUSY) works.
 func (e *Error) Unwrap() error { return e.Errno.Err() }
 
-const errnoKey = "rnbd-errno"
+const (
+	errnoKey  = "rnbd-errno"
+	causesKey = "rnbd-cause-bin"
+)
+
+// Causes takes the chain of an error apart: what each level says beyond its
+// cause. Levels that say nothing of their own are left out.
+func Causes(err error) []string {
+	if e, ok := err.(*Error); ok && len(e.Causes) > 0 {
+		return e.Causes
+	}
+	var below []error
+	switch e := err.(type) {
+	case nil:
+		return nil
+	case interface{ Unwrap() []error }:
+		below = e.Unwrap()
+	default:
+		if next := errors.Unwrap(err); next != nil {
+			below = []error{next}
+		}
+	}
+	own := err.Error()
+	var causes []string
+	for i := len(below) - 1; i >= 0; i-- {
+		before, ok := strings.CutSuffix(own, below[i].Error())
+		if !ok {
+			return []string{own}
+		}
+		own = strings.TrimRight(before, ": \n")
+		causes = append(Causes(below[i]), causes...)
+	}
+	if own != "" {
+		causes = append([]string{own}, causes...)
+	}
+	return causes
+}
 
 // keepErrno is the server's half: the errno of a failed call goes into the
 // trailer.
@@ -43,11 +82,19 @@ func keepErrno(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grp
 		return nil, status.FromContextError(ctx.Err()).Err() // the caller's patience, not ours
 	}
 	errno := blk.ToErrno(err)
-	if err := grpc.SetTrailer(ctx, metadata.Pairs(errnoKey, strconv.Itoa(int(errno)))); err != nil {
+	trailer := metadata.Pairs(errnoKey, strconv.Itoa(int(errno)))
+	if causes := Causes(err); len(err.Error()) <= maxCauses {
+		trailer.Append(causesKey, causes...)
+	}
+	if err := grpc.SetTrailer(ctx, trailer); err != nil {
 		return nil, err
 	}
 	return nil, status.Error(codeOf(errno), err.Error())
 }
+
+// maxCauses bounds the text of causes in bytes: metadata has a limit of its
+// own.
+const maxCauses = 4096
 
 // codeOf is the one table from errno to gRPC code.
 func codeOf(e blk.Errno) codes.Code {
@@ -78,7 +125,7 @@ func restoreErrno(ctx context.Context, method string, req, reply any, cc *grpc.C
 		return nil
 	}
 	st := status.Convert(err)
-	e := &Error{Msg: st.Message(), Code: st.Code()}
+	e := &Error{Msg: st.Message(), Code: st.Code(), Causes: trailer.Get(causesKey)}
 	if v := trailer.Get(errnoKey); len(v) == 1 {
 		if n, err := strconv.ParseUint(v[0], 10, 16); err == nil {
 			e.Errno = blk.Errno(n)
@@ -87,7 +134,7 @@ func restoreErrno(ctx context.Context, method string, req, reply any, cc *grpc.C
 	if ctx.Err() == context.DeadlineExceeded || e.Errno == blk.OK && e.Code == codes.DeadlineExceeded {
 		// The connection was cut in the middle of the call; what it says about
 		// that helps nobody.
-		e.Errno, e.Code = blk.ETIMEDOUT, codes.DeadlineExceeded
+		e.Errno, e.Code, e.Causes = blk.ETIMEDOUT, codes.DeadlineExceeded, nil
 		e.Msg = "the daemon has not finished in the time allowed; it may still do so"
 	}
 	return e

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
+)
+
+// completer offers arguments: what the daemons have, given what was typed.
+type completer func(inv *inventory, before []string) []string
+
+// completionLimit: nobody waits longer for a list of words.
+const completionLimit = 2 * time.Second
+
+// complete offers the arguments of v, then its options as words.
+func (v *verb) complete(set daemonSet) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		var words []string
+		if v.args0 != nil && (v.max < 0 || len(args) < v.max) {
+			words = v.args0(lookFor(cmd, set), args)
+		}
+		if len(args) >= v.min {
+			words = append(words, v.knownWords()...)
+		}
+		words = slices.DeleteFunc(words, func(w string) bool { return !strings.HasPrefix(w, typed) || slices.Contains(args, w) })
+		return words, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// lookFor asks the daemons what they have; nobody is told what fails.
+func lookFor(cmd *cobra.Command, set daemonSet) *inventory {
+	ctx, cancel := context.WithTimeout(context.Background(), completionLimit)
+	defer cancel()
+	d, err := connect(ctx, cmd, set)
+	if err != nil {
+		return &inventory{}
+	}
+	defer d.close()
+	inv, err := d.look(ctx, true)
+	if err != nil {
+		return &inventory{}
+	}
+	return inv
+}
+
+func deviceNames(inv *inventory, before []string) (names []string) {
+	if len(before) > 0 {
+		return nil
+	}
+	for _, d := range inv.devices {
+		names = append(names, d.key())
+	}
+	return names
+}
+
+func deviceNamesOrAll(inv *inventory, before []string) []string {
+	return orAll(deviceNames(inv, before), before)
+}
+
+func sessionNames(inv *inventory, before []string) (names []string) {
+	if len(before) > 0 {
+		return nil
+	}
+	for _, s := range inv.sessions {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+func sessionNamesOrAll(inv *inventory, before []string) []string {
+	return orAll(sessionNames(inv, before), before)
+}
+
+func orAll(names, before []string) []string {
+	if len(before) == 0 {
+		names = append(names, report.All)
+	}
+	return names
+}
+
+// pathNames offers paths by name; behind a session those of the session.
+func pathNames(inv *inventory, before []string) (names []string) {
+	for _, p := range inv.paths {
+		if len(before) == 0 || p.Session == before[0] {
+			names = append(names, p.Name)
+		}
+	}
+	if len(before) == 0 {
+		names = append(names, sessionNames(inv, nil)...)
+	}
+	return names
+}
+
+func anyNames(inv *inventory, before []string) []string {
+	return slices.Concat(deviceNames(inv, before), pathNames(inv, before))
+}
+
+// mapWords offers from, then the sessions and servers that are known.
+func mapWords(inv *inventory, before []string) []string {
+	switch {
+	case len(before) == 0:
+		return nil
+	case len(before) == 1:
+		return []string{"from"}
+	}
+	words := sessionNames(inv, nil)
+	for _, p := range inv.paths {
+		if !slices.Contains(words, p.Dst) {
+			words = append(words, p.Dst)
+		}
+	}
+	return words
+}
+
+func sessionSettings(inv *inventory, before []string) []string {
+	if len(before) == 0 {
+		return sessionNames(inv, nil)
+	}
+	return []string{"mp_policy=min-inflight", "mp_policy=round-robin", "mp_policy=min-latency", "max_reconnect_attempts="}
+}

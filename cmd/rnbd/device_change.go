@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+)
+
+func deviceChanges() []*verb {
+	return []*verb{
+		{
+			name: "resize", on: onClient, bare: true, min: 2, max: 2, args: "DEVICE SIZE[UNIT]", args0: deviceNames, words: outputWords, run: resizeDevice,
+			short: "Change the size of a mapped device",
+			long: `Change the size that users of a mapped device see. It may not be larger than
+the device on the server.
+
+SIZE is in bytes, or in the unit that stands behind it: 10G, or 10 G.`,
+			example: "  rnbd resize rnbd0 10G",
+		},
+		{
+			name: "unmap", on: onClient, bare: true, min: 1, max: 1, args: "DEVICE [force]", args0: deviceNames, words: forceWord, run: unmapDevice,
+			short:   "Take a mapped device away",
+			long:    "Take a mapped device away. That is refused with exit code 5 while a user has\nit open. By force users are disconnected and their requests fail; it ends\nwithin seconds even if the server is dead.",
+			example: "  rnbd unmap rnbd0\n  rnbd unmap disk.img force",
+		},
+		{
+			name: "remap", on: onClient, bare: true, min: 1, max: 1, args: "DEVICE [force]", args0: deviceNames, words: forceWord, run: remapDevice,
+			short:   "Open a closed device again",
+			long:    "Open a closed device again. One that is open is left alone with exit code 4;\nby force it is unmapped and mapped again, with the same settings.",
+			example: "  rnbd remap rnbd0",
+		},
+		{
+			name: "recover", on: onClient, min: 1, max: 1, args: "DEVICE|all", args0: deviceNamesOrAll, run: recoverDevices,
+			short:   "Open a device again if it is closed",
+			long:    "Open a device again if it is closed: connect the paths of its session that\nare not connected, then the device.",
+			example: "  rnbd device recover rnbd0\n  rnbd device recover all",
+		},
+		{
+			name: "close", on: onServer, bare: true, min: 1, max: 2, args: "DEVICE [SESSION] [force]", args0: deviceNames, words: forceWord, run: closeDevice,
+			short:   "Close a client's device by force",
+			long:    "Close an exported device: requests for it fail from then on. The client is not\nasked. SESSION says whose, if several have it open. That it happens by force\nneed not be said.",
+			example: "  rnbd close disk.img\n  rnbd server device close disk.img web1@storage",
+		},
+	}
+}
+
+// onDevice runs f with the device that the first argument names.
+func (c *call) onDevice(f func(context.Context, *daemons, *inventory, device) error) error {
+	return c.with(func(ctx context.Context, d *daemons) error {
+		inv, err := d.look(ctx, true)
+		if err != nil {
+			return err
+		}
+		session := ""
+		if len(c.args) > 1 && c.name == "close" {
+			session = c.args[1]
+		}
+		dev, err := inv.device(c.args[0], session)
+		if err != nil {
+			return err
+		}
+		return f(ctx, d, inv, dev)
+	})
+}
+
+func resizeDevice(c *call) error {
+	size, err := report.ParseSize(c.args[1], c.Unit)
+	if err != nil {
+		return usageError{fmt.Errorf("size %w", err)}
+	}
+	c.Unit = 0
+	return c.onDevice(func(ctx context.Context, d *daemons, _ *inventory, dev device) error {
+		after, err := d.client.Resize(ctx, &controlpb.ResizeRequest{Device: dev.name, Size: size})
+		if err != nil {
+			return err
+		}
+		return printDevice(c, mappedDevice(after, dev.hostname))
+	})
+}
+
+// unmapDevice asks the daemon at once: a list of all would only delay it.
+func unmapDevice(c *call) error {
+	return c.with(func(ctx context.Context, d *daemons) error {
+		_, err := d.client.Unmap(ctx, &controlpb.UnmapRequest{Device: nodeName(c.args[0]), Force: c.force})
+		if err == nil {
+			c.say("unmapped %s", c.args[0])
+		}
+		return err
+	})
+}
+
+func remapDevice(c *call) error {
+	return c.onDevice(func(ctx context.Context, d *daemons, inv *inventory, dev device) error {
+		return c.remap(ctx, d.client, inv, dev)
+	})
+}
+
+func (c *call) remap(ctx context.Context, client controlpb.ClientDaemonClient, inv *inventory, dev device) error {
+	if c.force {
+		return c.mapAgain(ctx, client, inv, dev)
+	}
+	if _, err := client.Remap(ctx, &controlpb.DeviceRequest{Device: dev.name}); err != nil {
+		return err
+	}
+	c.say("remapped %s", dev.name)
+	return nil
+}
+
+// mapAgain takes a device away and maps it with what it had. The session may
+// end with its last device, so the paths are named once more.
+func (c *call) mapAgain(ctx context.Context, client controlpb.ClientDaemonClient, inv *inventory, dev device) error {
+	s, err := inv.session(dev.session)
+	if err != nil {
+		return err
+	}
+	r := &controlpb.MapRequest{
+		Path: dev.path, Session: dev.session, AccessMode: dev.mode, Frontend: dev.mapped.Frontend,
+		Loss: dev.mapped.Loss, Name: dev.name, Options: dev.mapped.Options,
+	}
+	for _, p := range s.Paths {
+		r.Paths = append(r.Paths, pathSpec(p))
+	}
+	if _, err := client.Unmap(ctx, &controlpb.UnmapRequest{Device: dev.name, Force: true}); err != nil {
+		return err
+	}
+	if _, err := client.Map(ctx, r); err != nil {
+		return fmt.Errorf("%s is unmapped, and does not map again: %w", dev.name, err)
+	}
+	c.say("mapped %s again", dev.name)
+	return nil
+}
+
+func recoverDevices(c *call) error {
+	return c.with(func(ctx context.Context, d *daemons) error {
+		inv, err := d.look(ctx, true)
+		if err != nil {
+			return err
+		}
+		if c.args[0] == report.All {
+			return c.recoverDevices(ctx, d.client, inv, inv.devices)
+		}
+		dev, err := inv.device(c.args[0], "")
+		if err != nil {
+			return err
+		}
+		return c.recoverDevices(ctx, d.client, inv, []device{dev})
+	})
+}
+
+// recoverDevices opens those that are closed. All are tried.
+func (c *call) recoverDevices(ctx context.Context, client controlpb.ClientDaemonClient, inv *inventory, devices []device) error {
+	var errs []error
+	done := map[string]bool{} // sessions
+	for _, dev := range devices {
+		if dev.state != "closed" {
+			continue
+		}
+		if s, err := inv.session(dev.session); err == nil && !done[dev.session] {
+			done[dev.session] = true
+			errs = append(errs, c.recoverPaths(ctx, client, s.Paths))
+		}
+		errs = append(errs, c.recoverDevice(ctx, client, dev))
+	}
+	return errors.Join(errs...)
+}
+
+// reopens is how long a device may take to open by itself once its session is
+// back, before it is asked to.
+const reopens = time.Second
+
+func (c *call) recoverDevice(ctx context.Context, client controlpb.ClientDaemonClient, dev device) error {
+	for end := time.Now().Add(reopens); time.Now().Before(end) && dev.mapped.LastError == ""; time.Sleep(20 * time.Millisecond) {
+		inv, err := (&daemons{client: client}).look(ctx, true)
+		if err != nil {
+			return err
+		}
+		if dev, err = inv.device(dev.name, ""); err != nil {
+			return err
+		}
+		if dev.state == "open" {
+			c.say("%s is open", dev.name)
+			return nil
+		}
+	}
+	_, err := client.Remap(ctx, &controlpb.DeviceRequest{Device: dev.name})
+	if err != nil && !errors.Is(err, syscall.EALREADY) {
+		return err
+	}
+	c.say("remapped %s", dev.name)
+	return nil
+}
+
+func closeDevice(c *call) error {
+	return c.onDevice(func(ctx context.Context, d *daemons, _ *inventory, dev device) error {
+		_, err := d.server.CloseDevice(ctx, &controlpb.CloseDeviceRequest{Session: dev.session, DeviceId: dev.use.DeviceId})
+		if err == nil {
+			c.say("closed %s of session %s", dev.path, dev.session)
+		}
+		return err
+	})
+}

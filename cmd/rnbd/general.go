@@ -1,0 +1,231 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+)
+
+// generalVerbs are those without a noun: of no kind of object, or of the kind
+// that their argument turns out to be.
+func generalVerbs([]*noun) []*verb {
+	return []*verb{
+		{
+			name: "list", on: onBoth, words: outputWords, run: listAll,
+			short:   "List devices, sessions and paths",
+			example: "  rnbd list\n  rnbd server list json\n  rnbd list sessions",
+		},
+		{
+			name: "show", on: onBoth, words: outputWords, max: 2, args: "[DEVICE|SESSION|[SESSION] PATH]", args0: anyNames, run: showAny,
+			short:   "Show all about a device, session or path; alone: about the daemons",
+			example: "  rnbd show rnbd0\n  rnbd client show",
+		},
+		{
+			name: "disconnect", on: onBoth, min: 1, max: 2, args: "SESSION|[SESSION] PATH", args0: sessionNames, run: disconnectAny,
+			short:   "Disconnect a session or a path",
+			example: "  rnbd disconnect web1@storage\n  rnbd disconnect web1@storage 1",
+		},
+		{
+			name: "reconnect", on: onClient, min: 1, max: 2, args: "SESSION|[SESSION] PATH", args0: sessionNames, run: reconnectAny,
+			short:   "Connect a session or a path anew",
+			example: "  rnbd reconnect web1@storage\n  rnbd reconnect web1@storage 1",
+		},
+		{
+			name: "recover", on: onClient, min: 1, max: 2, args: "DEVICE|SESSION|[SESSION] PATH|all [add-missing]", args0: anyNames, words: missingWord, run: recoverAny,
+			short:   "Connect and open again what is not",
+			long:    "Connect paths that are not connected and open devices that are closed: of one\ndevice, session or path, or with all of everything.",
+			example: "  rnbd recover all\n  rnbd recover all add-missing\n  rnbd recover rnbd0",
+		},
+	}
+}
+
+func listAll(c *call) error {
+	return c.with(func(ctx context.Context, d *daemons) error {
+		inv, err := d.look(ctx, true)
+		if err != nil {
+			return err
+		}
+		devices, err := table(c, deviceNoun(), deviceFields, d.both(), inv.devices)
+		if err != nil {
+			return err
+		}
+		sessions, err := table(c, sessionNoun(), sessionFields, d.both(), inv.sessions)
+		if err != nil {
+			return err
+		}
+		paths, err := table(c, pathNoun(), pathFields, d.both(), inv.paths)
+		if err != nil {
+			return err
+		}
+		if c.Machine() || c.NoTree {
+			return report.Lists(c.cmd.OutOrStdout(), c.Options, devices, sessions, paths)
+		}
+		if sessions, err = sessionTable(c, sessions, inv.sessions); err != nil {
+			return err
+		}
+		return report.Lists(c.cmd.OutOrStdout(), c.Options, devices, sessions)
+	})
+}
+
+// found is what a name without a noun is; one of them, or two nil and an
+// error.
+type found struct {
+	device  *device
+	session *session
+	path    *transportPath
+}
+
+// find looks for what the arguments name among all kinds. kinds of which there
+// is none are "not found"; more than one is an error.
+func (inv *inventory) find(args []string, devices bool) (f found, err error) {
+	var errs []error
+	note := func(err error) bool {
+		if err != nil && !isNotFound(err) {
+			errs = append(errs, err)
+		}
+		return err == nil
+	}
+	n := 0
+	if len(args) == 1 {
+		if d, err := inv.device(args[0], ""); devices && note(err) {
+			f.device = &d
+			n++
+		}
+		if s, err := inv.session(args[0]); note(err) {
+			f.session = &s
+			n++
+		}
+	}
+	if p, err := inv.path(args); n == 0 && note(err) {
+		f.path = &p
+		n++
+	}
+	switch {
+	case len(errs) > 0:
+		return found{}, errors.Join(errs...)
+	case n == 0:
+		return found{}, notFound("device, session or path", fmt.Sprint(args), "")
+	case n > 1:
+		return found{}, usageError{fmt.Errorf("%q is a device and a session: say which", args[0])}
+	}
+	return f, nil
+}
+
+func (c *call) onAny(devices bool, f func(context.Context, *daemons, *inventory, found) error) error {
+	return c.with(func(ctx context.Context, d *daemons) error {
+		inv, err := d.look(ctx, devices)
+		if err != nil {
+			return err
+		}
+		what, err := inv.find(c.args, devices)
+		if err != nil {
+			return err
+		}
+		return f(ctx, d, inv, what)
+	})
+}
+
+func showAny(c *call) error {
+	if len(c.args) == 0 {
+		return showDaemons(c)
+	}
+	return c.onAny(true, func(_ context.Context, _ *daemons, _ *inventory, what found) error {
+		switch {
+		case what.device != nil:
+			return printDevice(c, *what.device)
+		case what.session != nil:
+			return printSession(c, *what.session)
+		}
+		return printPath(c, *what.path)
+	})
+}
+
+func disconnectAny(c *call) error {
+	return c.onAny(false, func(ctx context.Context, d *daemons, _ *inventory, what found) error {
+		if what.session != nil {
+			return c.disconnectSession(ctx, d, *what.session)
+		}
+		return c.disconnectPath(ctx, d, *what.path)
+	})
+}
+
+func reconnectAny(c *call) error {
+	return c.onAny(false, func(ctx context.Context, d *daemons, _ *inventory, what found) error {
+		if what.session != nil {
+			return c.reconnectPaths(ctx, d.client, what.session.Paths)
+		}
+		return c.reconnectPaths(ctx, d.client, []*controlpb.Path{what.path.Path})
+	})
+}
+
+func recoverAny(c *call) error {
+	if c.args[0] == report.All {
+		return c.with(func(ctx context.Context, d *daemons) error {
+			inv, err := d.look(ctx, true)
+			if err != nil {
+				return err
+			}
+			return errors.Join(c.recoverSessions(ctx, d.client, inv, inv.sessions),
+				c.recoverDevices(ctx, d.client, inv, inv.devices))
+		})
+	}
+	return c.onAny(true, func(ctx context.Context, d *daemons, inv *inventory, what found) error {
+		switch {
+		case what.device != nil:
+			return c.recoverDevices(ctx, d.client, inv, []device{*what.device})
+		case what.session != nil:
+			return c.recoverSessions(ctx, d.client, inv, []session{*what.session})
+		}
+		return c.recoverPaths(ctx, d.client, []*controlpb.Path{what.path.Path})
+	})
+}
+
+var daemonFields = []report.Field[*controlpb.DaemonInfo]{
+	report.F("kind", "Daemon", "client or server", func(i *controlpb.DaemonInfo) any { return i.Kind }),
+	report.F("version", "Version", "of the daemon", func(i *controlpb.DaemonInfo) any { return i.Version }),
+	report.F("pid", "Process", "its number", func(i *controlpb.DaemonInfo) any { return int64(i.Pid) }),
+	report.F("pumps", "Pumps", "threads of the data path", func(i *controlpb.DaemonInfo) any { return int64(i.Pumps) }),
+	report.F("listen", "Listens on", "addresses", func(i *controlpb.DaemonInfo) any { return i.Listen }),
+}
+
+var pluginFields = []report.Field[*controlpb.Plugin]{
+	report.F("name", "Plugin", "as configured", func(p *controlpb.Plugin) any { return p.Name }),
+	report.F("kind", "Kind", "io or frontend", func(p *controlpb.Plugin) any { return p.Kind }),
+	report.F("state", "State", "running, restarting, failed: ...", func(p *controlpb.Plugin) any { return p.State }),
+	report.F("pid", "Process", "its number", func(p *controlpb.Plugin) any { return int64(p.Pid) }),
+	report.F("restarts", "Restarts", "since the daemon started", func(p *controlpb.Plugin) any { return uint64(p.Restarts) }),
+	report.F("version", "Version", "of the plugin", func(p *controlpb.Plugin) any { return p.Version }),
+	report.F("path", "Path", "of its file", func(p *controlpb.Plugin) any { return p.Path }),
+}
+
+// showDaemons shows the daemon, or both.
+func showDaemons(c *call) error {
+	return c.with(func(ctx context.Context, d *daemons) error {
+		var infos []*controlpb.DaemonInfo
+		if d.client != nil {
+			i, err := d.client.Info(ctx, &controlpb.InfoRequest{})
+			if err != nil {
+				return err
+			}
+			infos = append(infos, i)
+		}
+		if d.server != nil {
+			i, err := d.server.Info(ctx, &controlpb.InfoRequest{})
+			if err != nil {
+				return err
+			}
+			infos = append(infos, i)
+		}
+		t := report.Build("daemons", "daemon", daemonFields, infos)
+		for i := range t.Rows {
+			t.Rows[i].Sub = []report.Table{report.Build("plugins", "plugin", pluginFields, infos[i].Plugins)}
+		}
+		if len(infos) > 1 {
+			return report.List(c.cmd.OutOrStdout(), c.Options, t)
+		}
+		return report.Show(c.cmd.OutOrStdout(), c.Options, t)
+	})
+}

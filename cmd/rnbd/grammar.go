@@ -1,0 +1,225 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
+)
+
+// A command line is [MODE] [NOUN] VERB: each verb stands in a table of its
+// noun, and newRoot makes commands of the tables. What may be left out is a
+// command too; resolve finds the one that shortened or turned words mean.
+
+// daemonSet says which daemons a command is for.
+type daemonSet uint8
+
+const (
+	onClient daemonSet = 1 << iota
+	onServer
+	onBoth = onClient | onServer
+)
+
+// modes are the words for sets of one.
+var modes = []struct {
+	name, short string
+	set         daemonSet
+}{
+	{"client", "Map devices and look after them", onClient},
+	{"server", "Export devices and look after them", onServer},
+}
+
+// noun is a kind of object that commands are about.
+type noun struct {
+	name, plural, short string
+	fields              []report.Info
+	usual               func(daemonSet) []string // fields shown when none are chosen
+	verbs               []*verb
+}
+
+// verb is a command.
+type verb struct {
+	noun    *noun // nil: of no kind, or of several
+	name    string
+	aliases []string
+	on      daemonSet // where it exists
+	bare    bool      // the noun may be left out
+	args    string    // as usage shows them
+	min     int       // arguments that are never taken for options
+	max     int       // arguments without options; -1: any number
+	short   string
+	long    string
+	example string
+	words   wordSet // option words it takes
+	flags   func(*pflag.FlagSet)
+	args0   completer // of its arguments
+	run     func(*call) error
+}
+
+// nouns are built per command tree, since verbs point to them.
+func nouns() []*noun {
+	all := []*noun{deviceNoun(), sessionNoun(), pathNoun()}
+	for _, n := range all {
+		for _, v := range n.verbs {
+			v.noun = n
+		}
+	}
+	return all
+}
+
+// addVerbs gives a mode, or the root, its nouns and verbs.
+func addVerbs(parent *cobra.Command, set daemonSet) {
+	all := nouns()
+	for _, n := range all {
+		group := group(n.name, n.short)
+		group.Aliases, group.GroupID = []string{n.plural}, groupNouns
+		for _, v := range n.verbs {
+			if on := v.on & set; on != 0 {
+				group.AddCommand(v.command(on))
+				if v.bare {
+					addShort(parent, v.command(on))
+				}
+			}
+		}
+		parent.AddCommand(group)
+	}
+	for _, v := range generalVerbs(all) {
+		if on := v.on & set; on != 0 {
+			addShort(parent, v.command(on))
+		}
+	}
+}
+
+func addShort(parent, c *cobra.Command) {
+	c.GroupID = groupVerbs
+	parent.AddCommand(c)
+}
+
+// group is a command that only holds others.
+func group(name, short string) *cobra.Command {
+	c := &cobra.Command{
+		Use: name, Short: short, Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			if len(a) > 0 {
+				return unknownCommand(cmd, a[0])
+			}
+			return cmd.Help()
+		},
+	}
+	c.AddGroup(&cobra.Group{ID: groupNouns, Title: "About one kind of object:"},
+		&cobra.Group{ID: groupVerbs, Title: "Commands:"})
+	return c
+}
+
+const (
+	groupModes = "modes"
+	groupNouns = "nouns"
+	groupVerbs = "verbs"
+)
+
+// verbOf names the verb behind a command, in its annotations.
+const verbOf = "rnbd-verb"
+
+// command makes a command of v for the daemons of set.
+func (v *verb) command(set daemonSet) *cobra.Command {
+	c := &cobra.Command{
+		Use: strings.TrimSpace(v.name + " " + v.args), Aliases: v.aliases,
+		Short: v.short, Long: v.help(set), Example: v.example, Args: cobra.ArbitraryArgs,
+		Annotations:           map[string]string{verbOf: v.name},
+		DisableFlagsInUseLine: false,
+		ValidArgsFunction:     v.complete(set),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			call, err := newCall(cmd, v, set, a)
+			if err != nil {
+				return err
+			}
+			defer call.cancel()
+			return v.run(call)
+		},
+	}
+	v.words.flags(c.Flags())
+	if v.flags != nil {
+		v.flags(c.Flags())
+	}
+	return c
+}
+
+// help is the long help: with the fields, where they can be chosen.
+func (v *verb) help(set daemonSet) string {
+	long := v.long
+	if long == "" {
+		long = v.short + "."
+	}
+	if v.noun == nil || !v.words.has(outputWords) {
+		return long
+	}
+	return long + "\n\nFields:\n" + fieldHelp(v.noun.fields) + "\nUsual fields: " + strings.Join(v.noun.usual(set), ",") +
+		"\n\nChoose them as a,b or +a,-b or all. After them, or instead, may stand csv, json, xml, yaml or table;\n" +
+		"a unit of B, K, M, G, T, P, E; tree or notree, noheaders, nototals."
+}
+
+func fieldHelp(fields []report.Info) string {
+	var b strings.Builder
+	for _, f := range fields {
+		fmt.Fprintf(&b, "  %-22s %-14s %s\n", f.Name, f.Header, f.Doc)
+	}
+	return b.String()
+}
+
+// call is one run of a verb.
+type call struct {
+	cmd *cobra.Command
+	*verb
+	options
+	set    daemonSet
+	args   []string // without option words
+	cancel func()
+}
+
+func newCall(cmd *cobra.Command, v *verb, set daemonSet, args []string) (*call, error) {
+	o, err := readFlags(cmd)
+	if err != nil {
+		return nil, err
+	}
+	c := &call{cmd: cmd, verb: v, options: o, set: set}
+	if c.args, err = c.takeWords(v, args); err != nil {
+		return nil, err
+	}
+	if len(c.args) < v.min {
+		return nil, usageError{fmt.Errorf("write: %s %s; see %s --help", cmd.CommandPath(), v.args, cmd.CommandPath())}
+	}
+	ctx, cancel, err := deadline(cmd)
+	if err != nil {
+		return nil, err
+	}
+	cmd.SetContext(ctx)
+	c.cancel = cancel
+	return c, nil
+}
+
+// arg is argument i, or "".
+func (c *call) arg(i int) string {
+	if i < len(c.args) {
+		return c.args[i]
+	}
+	return ""
+}
+
+// text is the value of a flag of the verb.
+func (c *call) text(flag string) string {
+	f := c.cmd.Flags().Lookup(flag)
+	if f == nil {
+		panic("rnbd " + c.name + " has no flag " + flag)
+	}
+	return f.Value.String()
+}
+
+// say reports a step that was taken, to who asked for it.
+func (c *call) say(format string, args ...any) {
+	if c.verbose {
+		fmt.Fprintf(c.cmd.OutOrStdout(), format+"\n", args...)
+	}
+}

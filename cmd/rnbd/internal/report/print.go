@@ -1,0 +1,90 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Formats are the names of the forms of output.
+var Formats = []string{"table", "csv", "json", "xml", "yaml"}
+
+// Options say how to print.
+type Options struct {
+	Format    string // one of Formats; empty: table
+	Unit      byte   // one of Units; 0: tables choose, programs get bytes and sectors
+	NoTree    bool   // without what belongs to a row
+	NoHeaders bool
+	NoTotals  bool
+}
+
+// Machine tells whether a program reads it.
+func (o Options) Machine() bool { return o.Format != "" && o.Format != "table" }
+
+// List prints a list.
+func List(w io.Writer, o Options, t Table) error {
+	return o.print(w, func(b *bytes.Buffer) error {
+		switch o.Format {
+		case "csv":
+			return writeCSV(b, o, t)
+		case "json", "yaml", "xml":
+			return encode(b, o, t.Name, o.list(t))
+		}
+		o.grid(b, t)
+		return nil
+	})
+}
+
+// Lists prints several lists of different kinds.
+func Lists(w io.Writer, o Options, tables ...Table) error {
+	return o.print(w, func(b *bytes.Buffer) error {
+		if o.Machine() && o.Format != "csv" {
+			all := object{}
+			for _, t := range tables {
+				all = append(all, member{t.Name, o.list(t)})
+			}
+			return encode(b, o, "rnbd", all)
+		}
+		for i, t := range tables {
+			if i > 0 {
+				b.WriteByte('\n')
+			}
+			if o.Format == "csv" {
+				if err := writeCSV(b, o, t); err != nil {
+					return err
+				}
+				continue
+			}
+			if !o.NoHeaders {
+				fmt.Fprintln(b, strings.ToUpper(t.Name[:1])+t.Name[1:])
+			}
+			o.grid(b, t)
+		}
+		return nil
+	})
+}
+
+// Show prints one object: the first row of t.
+func Show(w io.Writer, o Options, t Table) error {
+	return o.print(w, func(b *bytes.Buffer) error {
+		switch o.Format {
+		case "csv":
+			return writeCSV(b, o, t)
+		case "json", "yaml", "xml":
+			return encode(b, o, t.Item, o.object(t, t.Rows[0]))
+		}
+		o.card(b, t)
+		return nil
+	})
+}
+
+// print writes all or nothing.
+func (o Options) print(w io.Writer, f func(*bytes.Buffer) error) error {
+	var b bytes.Buffer
+	if err := f(&b); err != nil {
+		return err
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+)
+
+func mapVerbs() []*verb {
+	return []*verb{
+		{
+			name: "map", on: onClient, bare: true, min: 1, max: -1, args: "DEVICE from SERVER [PATH...] [ro|rw|migration]",
+			words: outputWords | accessWords, flags: mapFlags, args0: mapWords, run: mapDevice,
+			short: "Map a device of a server",
+			long: `Map opens DEVICE on the server and makes it a device here.
+
+SERVER is an address, a host name, or the name of a session that is there. It
+and each PATH is one path to the same server, [SRC@]ADDRESS[:PORT][%FABRIC];
+requests are spread over all of them, and go on as long as one is left. With
+--session alone an open session is used again.`,
+			example: `  rnbd map disk.img from 192.0.2.1
+  rnbd map vg0/lv1 from 10.0.0.2@10.0.0.1 10.1.0.2@10.1.0.1 ro --loss queue:30s
+  rnbd map vg0/lv2 from web1@storage`,
+		},
+		{
+			name: "map-line", on: onClient, bare: true, min: 1, max: 1, args: "LINE|-", words: outputWords, run: mapLine,
+			short: "Map by a line as the kernel's map_device takes it",
+			long: `Map what a line asks for that was written for the kernel's control file
+map_device. With - lines are read from standard input, one device each.`,
+			example: "  rnbd map-line 'sessname=s1 path=ip:192.0.2.1 device_path=disk.img access_mode=ro'\n  rnbd map-line - < /etc/rnbd/mappings",
+		},
+	}
+}
+
+func mapFlags(f *pflag.FlagSet) {
+	f.String("session", "", "name of the session (default made from host and address)")
+	f.String("frontend", "", "front end that serves it (default the first)")
+	f.String("loss", "", "fail, or queue:DURATION (default the daemon's)")
+	f.String("name", "", "name of the device here (default rnbdN)")
+	f.StringToString("option", nil, "KEY=VALUE for the front end, repeatable")
+}
+
+func mapDevice(c *call) error {
+	r := &controlpb.MapRequest{
+		Path: c.args[0], Session: c.text("session"), AccessMode: c.access,
+		Frontend: c.text("frontend"), Loss: c.text("loss"), Name: c.text("name"),
+	}
+	var err error
+	if r.Options, err = c.cmd.Flags().GetStringToString("option"); err != nil {
+		return err
+	}
+	if from := c.arg(1); from != "from" && (from != "" || r.Session == "") || from == "from" && len(c.args) < 3 {
+		return usageError{fmt.Errorf("write: map DEVICE from ADDRESS, or: map DEVICE --session NAME")}
+	}
+	return c.with(func(ctx context.Context, d *daemons) error {
+		if len(c.args) > 2 {
+			if err := c.setServer(ctx, d, r, c.args[2:]); err != nil {
+				return err
+			}
+		}
+		mapped, err := d.client.Map(ctx, r)
+		if err != nil {
+			return err
+		}
+		return printDevice(c, mappedDevice(mapped, ""))
+	})
+}
+
+// setServer reads what stands behind "from": paths, and names of hosts or of
+// one session.
+func (c *call) setServer(ctx context.Context, d *daemons, r *controlpb.MapRequest, from []string) error {
+	for i, s := range from {
+		if isAddress(s) {
+			r.Paths = append(r.Paths, s)
+			continue
+		}
+		if i == 0 && r.Session == "" {
+			inv, err := d.look(ctx, false)
+			if err != nil {
+				return err
+			}
+			known, err := inv.session(s)
+			if err == nil {
+				r.Session = known.Name
+				continue
+			}
+			if !isNotFound(err) {
+				return err
+			}
+		}
+		path, err := resolveHost(ctx, s)
+		if err != nil {
+			return err
+		}
+		r.Paths = append(r.Paths, path)
+	}
+	return nil
+}
+
+// isAddress tells what is left to the daemon to read from names of hosts and
+// sessions.
+func isAddress(s string) bool {
+	s, _, _ = strings.Cut(s, "%")
+	if i := strings.IndexAny(s, "@,"); i >= 0 {
+		s = s[i+1:]
+	}
+	if strings.HasPrefix(s, "ip:") || strings.HasPrefix(s, "gid:") {
+		return true
+	}
+	if inner, ok := strings.CutPrefix(s, "["); ok {
+		s, _, _ = strings.Cut(inner, "]")
+	} else if strings.Count(s, ":") == 1 {
+		s, _, _ = strings.Cut(s, ":")
+	}
+	_, err := netip.ParseAddr(s)
+	return err == nil
+}
+
+// lookupLimit is how long the name service may take.
+const lookupLimit = 5 * time.Second
+
+// resolveHost makes a path of HOST[:PORT][%FABRIC].
+func resolveHost(ctx context.Context, s string) (string, error) {
+	rest, fabric, _ := strings.Cut(s, "%")
+	host, port, _ := strings.Cut(rest, ":")
+	ctx, cancel := context.WithTimeout(ctx, lookupLimit)
+	defer cancel()
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil || len(addrs) == 0 {
+		return "", usageError{fmt.Errorf("%q is no IP address, no session and no host that is known", s)}
+	}
+	path := addrs[0].Unmap().String()
+	if port != "" {
+		path = net.JoinHostPort(path, port)
+	}
+	if fabric != "" {
+		path += "%" + fabric
+	}
+	return path, nil
+}
+
+func mapLine(c *call) error {
+	return c.with(func(ctx context.Context, d *daemons) error {
+		if c.args[0] != "-" {
+			return c.mapOneLine(ctx, d, c.args[0])
+		}
+		in := bufio.NewScanner(c.cmd.InOrStdin())
+		for n := 1; in.Scan(); n++ {
+			line := strings.TrimSpace(in.Text())
+			if line == "" || strings.HasPrefix(line, "#") {
+				continue
+			}
+			if err := c.mapOneLine(ctx, d, line); err != nil {
+				return fmt.Errorf("line %d: %w", n, err)
+			}
+		}
+		return in.Err()
+	})
+}
+
+func (c *call) mapOneLine(ctx context.Context, d *daemons, line string) error {
+	mapped, err := d.client.MapLine(ctx, &controlpb.MapLineRequest{Line: line})
+	if err != nil {
+		return err
+	}
+	return printDevice(c, mappedDevice(mapped, ""))
+}
