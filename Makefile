@@ -70,6 +70,9 @@ lint: ## gofmt, go vet and the rules of the tree
 	@test -z "$$(gofmt -l $(ALL) | tee /dev/stderr)"
 	@for m in $(ALL); do (cd $$m && go vet ./...) || exit 1; done
 
+man: build ## man pages of all commands, into bin/man
+	@rm -rf $(BIN)/man && $(BIN)/rnbd man $(BIN)/man
+
 generate: ## protobuf code (needs protoc)
 	@tools/generate.sh
 
@@ -82,4 +85,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## what was built
 	@rm -rf $(BIN) .cache bench-results.json
 
-.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-kernel-full conformance fuzz mutants faults bench lint generate tidy release-check clean
+.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-kernel-full conformance fuzz mutants faults bench lint man generate tidy release-check clean

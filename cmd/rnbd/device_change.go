@@ -16,8 +16,8 @@ func deviceChanges() []*verb {
 		{
 			name: "resize", on: onClient, bare: true, min: 2, max: 2, args: "DEVICE SIZE[UNIT]", args0: deviceNames, words: outputWords, run: resizeDevice,
 			short: "Change the size of a mapped device",
-			long: `Change the size that users of a mapped device see. It may not be larger than
-the device on the server.
+			long: `Change the size that users of a mapped device see, here only: after the device
+on the server has grown, say. The server is told nothing.
 
 SIZE is in bytes, or in the unit that stands behind it: 10G, or 10 G.`,
 			example: "  rnbd resize rnbd0 10G",
@@ -83,10 +83,22 @@ func resizeDevice(c *call) error {
 	})
 }
 
-// unmapDevice asks the daemon at once: a list of all would only delay it.
+// unmapDevice asks the daemon at once: a list of all would only delay it. Only
+// a name that the daemon does not know, as that of an endpoint, is looked up.
 func unmapDevice(c *call) error {
 	return c.with(func(ctx context.Context, d *daemons) error {
 		_, err := d.client.Unmap(ctx, &controlpb.UnmapRequest{Device: nodeName(c.args[0]), Force: c.force})
+		if isNotFound(err) {
+			inv, lookErr := d.look(ctx, true)
+			if lookErr != nil {
+				return lookErr
+			}
+			dev, findErr := inv.device(c.args[0], "")
+			if findErr != nil {
+				return findErr
+			}
+			_, err = d.client.Unmap(ctx, &controlpb.UnmapRequest{Device: dev.name, Force: c.force})
+		}
 		if err == nil {
 			c.say("unmapped %s", c.args[0])
 		}

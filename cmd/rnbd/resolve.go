@@ -39,6 +39,9 @@ func (r *resolver) walk(args []string) error {
 			return nil
 		}
 		if strings.HasPrefix(a, "-") && a != "-" {
+			if spec, ok := listSpec(r.node, a); ok {
+				a = spec
+			}
 			r.rest = append(r.rest, a)
 			if takesValue(r.node, a) && i+1 < len(args) {
 				i++
@@ -49,7 +52,7 @@ func (r *resolver) walk(args []string) error {
 		if !r.node.HasSubCommands() {
 			return r.arguments(args[i:])
 		}
-		next, err := find(r.node, a, nextWord(args[i+1:]))
+		next, err := find(r.node, a, nextWord(r.node, args[i+1:]))
 		if err != nil {
 			return err
 		}
@@ -210,10 +213,13 @@ func unknownCommand(node *cobra.Command, word string) error {
 }
 
 // nextWord is the first of args that is no flag.
-func nextWord(args []string) string {
-	for _, a := range args {
-		if !strings.HasPrefix(a, "-") {
+func nextWord(node *cobra.Command, args []string) string {
+	for i := 0; i < len(args); i++ {
+		switch a := args[i]; {
+		case !strings.HasPrefix(a, "-"):
 			return a
+		case takesValue(node, a):
+			i++
 		}
 	}
 	return ""

@@ -14,8 +14,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
 func TestExitCodeFollowsTheErrno(t *testing.T) {
@@ -73,28 +71,26 @@ func command(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
 	root := newRoot()
-	root.SetArgs(args)
 	root.SetOut(&out)
 	root.SetErr(&out)
-	err := root.Execute()
+	err := execute(t.Context(), root, args)
 	return out.String(), err
 }
 
 func TestWrongCommandLinesAreUsageErrors(t *testing.T) {
 	none := "--socket=" + filepath.Join(t.TempDir(), "none.sock")
 	for _, args := range [][]string{
-		{"frobnicate"}, {"client", "frobnicate"}, {"client", "device", "frobnicate"}, {"--frobnicate"},
-		{"client", "device", "map"}, {"client", "device", "map", "a"}, {"client", "device", "map", "a", "from"},
+		{"frobnicate"}, {"client", "frobnicate"}, {"client", "device", "frobnicate"}, {"--frobnicate"}, {""}, {"client", ""},
+		{"client", "device", "map"}, {"client", "device", "map", "a"}, {"client", "device", "map", "a", "from"}, {"map", "a", "at", "b"},
 		{"client", "device", "unmap"}, {"client", "device", "unmap", "a", "b"}, {"client", "device", "list", "a"},
-		{"client", "path", "remove", "s", "x"}, {"client", "path", "remove", "s", "-1"}, {"client", "path", "remove", "s", "4294967296"},
-		{"client", "device", "list", "--timeout", "soon"}, {"client", "device", "list", "--output", "yaml"},
-		{"version", "--output="}, {"server", "device", "close", "s"},
+		{"client", "close", "a"}, {"server", "map", "a", "from", "b"}, {"session", "unmap", "a"},
+		{"path", "delete", "s", "x", "y"}, {"path", "add", "s"}, {"resize", "rnbd0"}, {"resize", "rnbd0", "big"}, {"resize", "rnbd0", "10G", "K"},
+		{"device", "list", "--timeout", "soon"}, {"device", "list", "--output", "toml"}, {"device", "list", "--unit", "kilo"},
+		{"device", "list", "--output"}, {"device", "unmap", "rnbd0", "--output", "toml"},
+		{"version", "--output="}, {"version", "x"}, {"server", "device", "close"}, {"c"}, {"re", "rnbd0"}, {"list", "\x00\xff"},
 	} {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
-			if strings.HasPrefix(args[0], "client") || args[0] == "server" {
-				args = append(args, none)
-			}
-			_, err := command(t, args...)
+			_, err := command(t, append(args, none)...)
 			if got := exitCode(err); got != exitUsage {
 				t.Errorf("exit code %d, want %d: %v", got, exitUsage, err)
 			}
@@ -103,7 +99,7 @@ func TestWrongCommandLinesAreUsageErrors(t *testing.T) {
 }
 
 func TestGroupsPrintHelp(t *testing.T) {
-	for _, args := range [][]string{{}, {"client"}, {"server", "device"}, {"--help"}} {
+	for _, args := range [][]string{{}, {"client"}, {"server", "device"}, {"--help"}, {"dev"}, {"help"}, {"help", "cl", "dev", "map"}, {"map", "help"}, {"map", "a", "help"}} {
 		out, err := command(t, args...)
 		if err != nil || !strings.Contains(out, "Usage:") {
 			t.Errorf("rnbd %v: %v\n%s", args, err, out)
@@ -288,40 +284,8 @@ func TestErrorsArePrintedWithAHint(t *testing.T) {
 		t.Errorf("text is %q", text.String())
 	}
 	printError(&js, err, "json")
-	if want := `{"code":5,"errno":16,"error":"unmap rnbd0: device or resource busy","hint":"disconnect its users first, or use --force"}` + "\n"; js.String() != want {
+	if want := `{"causes":["unmap rnbd0","device or resource busy"],"code":5,"errno":16,"error":"unmap rnbd0: device or resource busy","hint":"disconnect its users first, or use --force"}` + "\n"; js.String() != want {
 		t.Errorf("JSON is %q", js.String())
-	}
-}
-
-func TestSizesArePrintedInBinaryUnits(t *testing.T) {
-	for n, want := range map[uint64]string{
-		0: "0B", 1: "1B", 1023: "1023B", 1024: "1K", 1536: "1.5K", 1 << 20: "1M", 10 << 30: "10G", 1 << 40: "1T", 1<<64 - 1: "16E",
-	} {
-		if got := size(n); got != want {
-			t.Errorf("%d is %s, want %s", n, got, want)
-		}
-	}
-}
-
-func TestOutputIsATableOrJSON(t *testing.T) {
-	m := &controlpb.SessionList{Sessions: []*controlpb.Session{{Name: "s", State: "connected"}}}
-	print := func(form string) string {
-		var out bytes.Buffer
-		root := newRoot()
-		root.SetOut(&out)
-		if err := root.PersistentFlags().Set("output", form); err != nil {
-			t.Fatal(err)
-		}
-		if err := showSessions(root, m); err != nil {
-			t.Fatal(err)
-		}
-		return out.String()
-	}
-	if got := print("table"); !strings.HasPrefix(got, "SESSION") || !strings.Contains(got, "\ns        connected") {
-		t.Errorf("table:\n%s", got)
-	}
-	if got := print("json"); !strings.Contains(got, `"queue_depth":`) || !strings.Contains(got, `"connected"`) {
-		t.Errorf("JSON:\n%s", got)
 	}
 }
 

@@ -72,6 +72,33 @@ func (a *controlAPI) Map(ctx context.Context, r *controlpb.MapRequest) (*control
 	return d.describe(ctx), nil
 }
 
+func (a *controlAPI) MapLine(ctx context.Context, r *controlpb.MapLineRequest) (*controlpb.ClientDevice, error) {
+	m, err := ParseMapLine(r.Line)
+	if err != nil {
+		return nil, err
+	}
+	m.Loss = a.c.cfg.Loss
+	d, err := a.c.Map(ctx, m.MapRequest)
+	if err != nil {
+		return nil, err
+	}
+	return d.describe(ctx), nil
+}
+
+func (a *controlAPI) Resize(ctx context.Context, r *controlpb.ResizeRequest) (*controlpb.ClientDevice, error) {
+	if r.Size%blk.SectorSize != 0 {
+		return nil, fmt.Errorf("resize %q: %d bytes are no whole number of sectors of %d: %w", r.Device, r.Size, blk.SectorSize, syscall.EINVAL)
+	}
+	if err := a.c.Resize(r.Device, r.Size/blk.SectorSize); err != nil {
+		return nil, err
+	}
+	d, err := a.c.Device(r.Device)
+	if err != nil {
+		return nil, err
+	}
+	return d.describe(ctx), nil
+}
+
 func (a *controlAPI) Unmap(ctx context.Context, r *controlpb.UnmapRequest) (*controlpb.Empty, error) {
 	return &controlpb.Empty{}, a.c.Unmap(ctx, r.Device, r.Force)
 }

@@ -122,6 +122,11 @@ func TestCommandsKnowTheControlAPIOnly(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatal("no files of cmd/rnbd", err)
 	}
+	below, err := filepath.Glob(filepath.Join(root(), "cmd/rnbd/internal/*/*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = append(files, below...)
 	daemon := regexp.MustCompile(`"` + prefix + `modules/(rnbd-server|rnbd-client|rtrs)`)
 	for _, f := range files {
 		name := filepath.Base(f)

@@ -262,12 +262,13 @@ func TestMapAndUnmapAnswerInExitCodes(t *testing.T) {
 		{"device that is not there", []string{"device", "unmap", "rnbd9"}, exitNotFound, []string{"rnbd9"}},
 		{"show of what is not there", []string{"device", "show", "rnbd9"}, exitNotFound, []string{"rnbd9"}},
 		{"remap of what is not there", []string{"device", "remap", "rnbd9"}, exitNotFound, []string{"rnbd9"}},
-		{"output that is none", []string{"device", "list", "--output", "yaml"}, exitUsage, []string{"table or json"}},
-		{"output that is none, before anything is done", []string{"device", "unmap", r.device.Name, "--output", "yaml"}, exitUsage, []string{"table or json"}},
+		{"output that is none", []string{"device", "list", "--output", "toml"}, exitUsage, []string{"table, csv, json, xml, yaml"}},
+		{"output that is none, before anything is done", []string{"device", "unmap", r.device.Name, "--output", "toml"}, exitUsage, []string{"toml"}},
 		{"path of no session", []string{"path", "add", "none", addr}, exitNotFound, []string{"none"}},
-		{"number that is none", []string{"path", "remove", r.device.Session, "first"}, exitUsage, []string{"first"}},
+		{"path that is none", []string{"path", "remove", r.device.Session, "first"}, exitNotFound, []string{"first"}},
 		{"path that is not there", []string{"path", "remove", r.device.Session, "77"}, exitNotFound, []string{"77"}},
-		{"policy that is none", []string{"session", "policy", r.device.Session, "best"}, exitUsage, []string{"best"}},
+		{"policy that is none", []string{"session", "set", r.device.Session, "mp_policy=best"}, exitUsage, []string{"best"}},
+		{"setting that is none", []string{"session", "set", r.device.Session, "colour=red"}, exitUsage, []string{"colour"}},
 		{"command that is none", []string{"device", "mapp"}, exitUsage, []string{"mapp"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -282,7 +283,7 @@ func TestMapAndUnmapAnswerInExitCodes(t *testing.T) {
 	}
 
 	r.cli("device", "map", "second.img", "from", addr, "--name", "two").want(t, 0, "second.img", "two")
-	r.cli("device", "list").want(t, 0, "DEVICE", r.device.Name, "two")
+	r.cli("device", "list").want(t, 0, "Mapping Path", r.device.Name, "two")
 	n := r.dial()
 	r.cli("device", "unmap", r.device.Name).want(t, exitBusy, r.device.Name, "--force")
 	if _, err := n.WriteAt(make([]byte, 512), 0); err != nil {
@@ -317,12 +318,12 @@ func devicesOf(t *testing.T, r *rig) (names []string) {
 	t.Helper()
 	res := r.cli("device", "list", "--output", "json")
 	res.want(t, 0)
-	var list struct{ Devices []struct{ Name string } }
+	var list []struct{ Devname string }
 	if err := json.Unmarshal([]byte(res.out), &list); err != nil {
 		t.Fatal(err)
 	}
-	for _, d := range list.Devices {
-		names = append(names, d.Name)
+	for _, d := range list {
+		names = append(names, d.Devname)
 	}
 	return names
 }
@@ -359,33 +360,33 @@ func TestJSONHasStableFields(t *testing.T) {
 		}
 		return o
 	}
-	first := func(o map[string]any, key string) map[string]any {
+	list := func(r result) map[string]any {
 		t.Helper()
-		list, ok := o[key].([]any)
-		if !ok || len(list) != 1 {
-			t.Fatalf("%s is %v", key, o[key])
+		r.want(t, 0)
+		var o []map[string]any
+		if err := json.Unmarshal([]byte(r.out), &o); err != nil || len(o) != 1 {
+			t.Fatalf("%v\n%s", err, r.out)
 		}
-		return list[0].(map[string]any)
+		return o[0]
 	}
 	j := []string{"--output", "json"}
 	device := object(r.cli(append(j, "device", "show", r.device.Name)...))
-	exported := first(object(r.serverCLI(append(j, "device", "list")...)), "devices")
-	session := first(object(r.cli(append(j, "session", "list")...)), "sessions")
+	exported := list(r.serverCLI(append(j, "device", "list", "all")...))
+	session := list(r.cli(append(j, "session", "list", "all")...))
+	path := list(r.cli("path", "list", "json", "all"))
 	info := object(r.cli(append(j, "show")...))
-	const limits = "discard_granularity fua logical_block_size max_discard max_io_size max_write_zeroes physical_block_size read_only rotational secure_erase size write_cache"
+	const fields = "sessname mapping_path devname devpath state access_mode rx_sect tx_sect direction hostname size endpoint plugin id loss openers inflights logical_block physical_block max_io write_cache fua max_discard max_write_zeroes last_error"
 	for _, c := range []struct {
 		what string
 		got  map[string]any
 		want string
 	}{
-		{"a device", device, "access_mode device_id endpoint frontend index inflight last_error limits loss name openers path rx_sectors session state tx_sectors"},
-		{"limits", device["limits"].(map[string]any), limits},
-		{"a device of the server", exported, "io_mode limits name path state users"},
-		{"a user", first(exported, "users"), "access_mode device_id rx_sectors session tx_sectors"},
-		{"a session", session, "devices max_io_size name paths policy queue_depth state"},
-		{"a path", first(session, "paths"), "connections device dst fabric failovers id inflight last_error latency_ns reconnects rx_bytes session src state tx_bytes"},
+		{"a device", device, fields},
+		{"a device of the server", exported, fields},
+		{"a session", session, "sessname path_cnt act_path_cnt state path_uu mp mp_short rx_bytes tx_bytes inflights reconnects direction srvname hostname devices queue_depth max_io max_reconnects paths"},
+		{"a path", path, "sessname pathname src_addr dst_addr hca_name hca_port state rx_bytes tx_bytes inflights reconnects direction hostname id fabric connections failovers latency last_error"},
 		{"a daemon", info, "kind listen pid plugins pumps version"},
-		{"a plugin", first(info, "plugins"), "kind name path pid restarts state version"},
+		{"a plugin", info["plugins"].([]any)[0].(map[string]any), "kind name path pid restarts state version"},
 	} {
 		for _, key := range strings.Fields(c.want) { // there may be more
 			if _, ok := c.got[key]; !ok {
@@ -393,16 +394,17 @@ func TestJSONHasStableFields(t *testing.T) {
 			}
 		}
 	}
-	if device["state"] != "open" || device["name"] != r.device.Name || device["limits"].(map[string]any)["size"] != "1048576" {
+	if device["state"] != "open" || device["devname"] != r.device.Name || device["size"] != 1048576.0 {
 		t.Errorf("device: %v", device)
 	}
 
 	fail := r.cli(append(j, "device", "unmap", "none")...)
 	var e struct {
 		Error, Hint string
+		Causes      []string
 		Errno, Code int
 	}
-	if err := json.Unmarshal([]byte(fail.err), &e); err != nil || e.Code != exitNotFound || e.Errno != 2 || !strings.Contains(e.Error, "none") {
+	if err := json.Unmarshal([]byte(fail.err), &e); err != nil || len(e.Causes) < 2 || e.Causes[len(e.Causes)-1] != "no such file or directory" || e.Code != exitNotFound || e.Errno != 2 || !strings.Contains(e.Error, "none") {
 		t.Errorf("error as JSON: %v, %s", err, fail.err)
 	}
 }
@@ -423,8 +425,8 @@ func TestCommandsWithoutADaemonSayHowToStartOne(t *testing.T) {
 	}
 	rnbd(t, "nonsense").want(t, exitUsage, "nonsense")
 	rnbd(t, "--nonsense").want(t, exitUsage, "--nonsense")
-	rnbd(t, "version", "--output", "yaml").want(t, exitUsage, "table or json")
-	rnbd(t, "server", "device", "close", "a", "b", "--socket", none).want(t, exitUsage, `"b"`)
+	rnbd(t, "version", "--output", "toml").want(t, exitUsage, "toml")
+	rnbd(t, "server", "device", "close", "a", "b", "c", "--socket", none).want(t, exitUsage, `"c"`)
 }
 
 // TestTwoDaemonsDoNotShareASocket starts second ones beside running ones.

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "rewrite the generated parts of docs/cli.md")
+
+const cliPage = "../../docs/cli.md"
+
+// TestCLIPageIsGenerated compares the tables of docs/cli.md with the code's.
+func TestCLIPageIsGenerated(t *testing.T) {
+	page, err := os.ReadFile(cliPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := map[string]string{"commands": commandTable()}
+	for _, n := range nouns() {
+		parts["fields "+n.name] = fieldTable(n)
+	}
+	found := 0
+	want := regexp.MustCompile(`(?s)<!-- (commands|fields \w+) -->\n.*?<!-- end -->`).ReplaceAllStringFunc(string(page), func(old string) string {
+		found++
+		head, _, _ := strings.Cut(old, "\n")
+		return head + "\n" + parts[strings.TrimSuffix(strings.TrimPrefix(head, "<!-- "), " -->")] + "<!-- end -->"
+	})
+	if found != len(parts) {
+		t.Errorf("%s has %d generated parts, want %d", cliPage, found, len(parts))
+	}
+	if want == string(page) {
+		return
+	}
+	if !*update {
+		t.Fatalf("%s differs from the code: go test ./cmd/rnbd -update", cliPage)
+	}
+	if err := os.WriteFile(cliPage, []byte(want), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func fieldTable(n *noun) string {
+	var b strings.Builder
+	b.WriteString("| field | header | | usual |\n|---|---|---|---|\n")
+	for _, f := range n.fields {
+		shown := ""
+		client, server := slices.Contains(n.usual(onClient), f.Name), slices.Contains(n.usual(onServer), f.Name)
+		switch {
+		case client && server:
+			shown = "yes"
+		case client:
+			shown = "client"
+		case server:
+			shown = "server"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.Name, f.Header, f.Doc, shown)
+	}
+	return b.String()
+}
+
+func commandTable() string {
+	var b strings.Builder
+	b.WriteString("| command | on | |\n|---|---|---|\n")
+	on := map[daemonSet]string{onClient: "client", onServer: "server", onBoth: "both"}
+	all := nouns()
+	line := func(prefix string, v *verb) {
+		use := strings.TrimSpace(strings.ReplaceAll(prefix+v.name+" "+v.args, "|", `\|`))
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", use, on[v.on], strings.ReplaceAll(v.short, "|", `\|`))
+	}
+	for _, v := range generalVerbs(all) {
+		line("", v)
+	}
+	for _, n := range all {
+		for _, v := range n.verbs {
+			if v.bare {
+				line("["+n.name+"] ", v)
+			} else {
+				line(n.name+" ", v)
+			}
+		}
+	}
+	return b.String()
+}
