@@ -197,7 +197,9 @@ func (c *cltConn) countSent(r *request) {
 		return
 	}
 	c.stats.begin(r.kind == kindRead, r.data.Len+r.head.Len)
-	c.stats.pieces[min(r.data.Len, 1)].add(1)
+	if r.data.Len == 0 {
+		c.stats.noData.add(1)
+	}
 }
 
 // countAnswered notes the answer to a request.

@@ -37,7 +37,8 @@ type Poller struct {
 	asleep bool // Arm returned true and Poll was not called since
 	polls  uint32
 	cpu    uint32 // that the owner ran on when it was last looked up
-	timed  bool   // time is that of this turn
+	clock  func() int64 // see UseClock; nil: its own
+	timed  bool         // time is that of this turn
 	time   int64
 
 	// Read by the owner at every Poll, replaced by others under mu.
@@ -106,11 +107,18 @@ var processStart = time.Now()
 // use to the next Poll or Arm, so that one look at the system's clock serves
 // all requests of a turn. Owner only.
 func (p *Poller) Now() int64 {
+	if p.clock != nil {
+		return p.clock()
+	}
 	if !p.timed {
 		p.timed, p.time = true, int64(time.Since(processStart))
 	}
 	return p.time
 }
+
+// UseClock makes Now the given clock: of a pump, which has one already. Call it
+// before the first Poll.
+func (p *Poller) UseClock(now func() int64) { p.clock = now }
 
 // pollCQ handles one batch. Receives of connections that need no look at their
 // buffer first are posted again before any of the batch is processed, those of

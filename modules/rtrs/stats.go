@@ -28,7 +28,7 @@ type connStats struct {
 	// bytes: data and user message.
 	reads, readBytes   counter
 	writes, writeBytes counter
-	pieces             [2]counter  // client: the same requests by the pieces of their data, none or one
+	noData             counter     // client: those of both without data
 	started, finished  counter     // requests of every kind
 	arrived            atomic.Bool // something came in since the last look
 
@@ -241,9 +241,9 @@ func (d *PathDetails) addConn(c *connStats, poller, pollers int) {
 	d.ReadLatency.addCounter(&c.latency[0])
 	d.WriteLatency.addCounter(&c.latency[1])
 	d.SGEntries = grown(d.SGEntries, pollers)
-	for n := range c.pieces {
-		d.SGEntries[poller][n] += c.pieces[n].value()
-	}
+	none, all := c.noData.value(), c.reads.value()+c.writes.value() // a later request has data, for a moment
+	d.SGEntries[poller][0] += none
+	d.SGEntries[poller][1] += all - none
 }
 
 func grown[T any](s []T, n int) []T {
@@ -269,7 +269,12 @@ func (d *PathDetails) add(t *PathDetails) {
 	}
 	d.CPUMigrationFrom = addCounts(d.CPUMigrationFrom, t.CPUMigrationFrom, 1)
 	d.CPUMigrationTo = addCounts(d.CPUMigrationTo, t.CPUMigrationTo, 1)
-	d.SGEntries = addEntries(d.SGEntries, t.SGEntries, 1)
+	d.SGEntries = grown(d.SGEntries, len(t.SGEntries))
+	for i, n := range t.SGEntries {
+		for k := range n {
+			d.SGEntries[i][k] += n[k]
+		}
+	}
 	d.ReadLatency.add(&t.ReadLatency)
 	d.WriteLatency.add(&t.WriteLatency)
 }
@@ -279,16 +284,6 @@ func addCounts(sum, n []uint64, times uint64) []uint64 {
 	sum = grown(sum, len(n))
 	for i := range n {
 		sum[i] += times * n[i]
-	}
-	return sum
-}
-
-func addEntries(sum, n [][2]uint64, times uint64) [][2]uint64 {
-	sum = grown(sum, len(n))
-	for i := range n {
-		for k := range n[i] {
-			sum[i][k] += times * n[i][k]
-		}
 	}
 	return sum
 }
@@ -310,7 +305,11 @@ func (d *PathDetails) since(before *PathDetails) {
 	}
 	d.CPUMigrationFrom = addCounts(d.CPUMigrationFrom, before.CPUMigrationFrom, minusOne)
 	d.CPUMigrationTo = addCounts(d.CPUMigrationTo, before.CPUMigrationTo, minusOne)
-	d.SGEntries = addEntries(d.SGEntries, before.SGEntries, minusOne)
+	for i, n := range before.SGEntries {
+		for k := range n { // the difference of two counters may go back by one
+			d.SGEntries[i][k] -= min(n[k], d.SGEntries[i][k])
+		}
+	}
 	d.ReadLatency.sub(&before.ReadLatency)
 	d.WriteLatency.sub(&before.WriteLatency)
 }

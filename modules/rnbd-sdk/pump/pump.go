@@ -83,6 +83,8 @@ type Pump struct {
 	dirty   bool // some are gone
 	spinner spinner
 	loops   uint64
+	now     int64 // see Now
+	timed   bool  // now is that of this turn
 
 	// Sleeping: the thread waits on gate, which holds wakeFD and, unless a
 	// caller drives, sourcesFD, the epoll set of all sources.
@@ -207,7 +209,28 @@ func (p *Pump) turn() int {
 	if n > 0 {
 		p.spinner.large = large
 	}
+	p.timed = false
 	return n
+}
+
+// processStart is the zero of Now.
+var processStart = time.Now()
+
+// Now is a clock for durations, in nanoseconds. It stands still from its first
+// use in a turn to the end of the turn: one look at the system's clock serves
+// all that the turn handles, and none is needed in a turn of a spin, which
+// watches the clock anyway. Owner only.
+func (p *Pump) Now() int64 {
+	if !p.timed {
+		return p.tick()
+	}
+	return p.now
+}
+
+// tick looks at the system's clock, for the turn to come as well.
+func (p *Pump) tick() int64 {
+	p.now, p.timed = int64(time.Since(processStart)), true
+	return p.now
 }
 
 // spin looks again and again within the budget; true: it met work.
@@ -217,8 +240,10 @@ func (p *Pump) spin() bool {
 		return false
 	}
 	hit := false
-	for start := time.Now(); !hit && time.Since(start) < budget; {
+	start := p.tick()
+	for now := start; !hit && time.Duration(now-start) < budget; {
 		yield()
+		now = p.tick()
 		hit = p.turn() > 0
 	}
 	p.spinner.record(hit)
@@ -292,6 +317,7 @@ func (p *Pump) TryDrive(once func()) bool {
 		return false
 	}
 	p.stats.drives.Add(1)
+	p.timed = false
 	p.watchSources(false)
 	p.disarmAll()
 	once()
@@ -368,6 +394,7 @@ func (p *Pump) Stats() Stats {
 
 func (p *Pump) own() {
 	p.owner.Lock()
+	p.timed = false // the last owner may have left it
 	p.ownerTID.Store(int32(unix.Gettid()))
 }
 

@@ -1,0 +1,179 @@
+package latency
+
+import (
+	"math"
+	"math/bits"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+const (
+	subBits = 2  // a power of two has 1<<subBits buckets
+	topBits = 37 // values of that many bits and less have a bucket of their own kind
+	// Below 1<<subBits each value has a bucket; then come those of the powers
+	// of two, then one for the rest.
+	buckets = (topBits-subBits+1)<<subBits + 1
+)
+
+// Histogram counts durations. The zero value is empty.
+type Histogram struct {
+	sum    atomic.Uint64 // ns
+	counts [buckets]atomic.Uint64
+}
+
+// Record counts a duration in nanoseconds; one below zero is counted as zero.
+// One goroutine at a time.
+func (h *Histogram) Record(ns int64) {
+	v := uint64(max(ns, 0))
+	if v > 0 { // a store costs more than a look
+		h.sum.Store(h.sum.Load() + v)
+	}
+	c := &h.counts[bucketOf(v)]
+	c.Store(c.Load() + 1)
+}
+
+// bucketOf finds the bucket of v: by its highest bit, and the subBits below.
+func bucketOf(v uint64) int {
+	if v < 1<<subBits {
+		return int(v)
+	}
+	shift := bits.Len64(v) - 1 - subBits
+	return min(shift<<subBits+int(v>>shift), buckets-1)
+}
+
+// upperOf is the first value above bucket i.
+func upperOf(i int) uint64 {
+	switch {
+	case i < 1<<subBits:
+		return uint64(i) + 1
+	case i >= buckets-1:
+		return math.MaxUint64
+	}
+	shift := i>>subBits - 1
+	return uint64(i&(1<<subBits-1)+1<<subBits+1) << shift
+}
+
+// Snapshot returns what was counted so far.
+func (h *Histogram) Snapshot() Snapshot {
+	s := Snapshot{Sum: h.sum.Load()}
+	for i := range h.counts {
+		if n := h.counts[i].Load(); n > 0 {
+			s.Buckets = append(s.Buckets, Bucket{Upper: upperOf(i), Count: n})
+		}
+	}
+	return s
+}
+
+// Snapshot is a histogram at rest.
+type Snapshot struct {
+	Sum     uint64   // ns
+	Buckets []Bucket // those that are not empty, in order
+}
+
+// Bucket has the durations below Upper that no earlier one has.
+type Bucket struct {
+	Upper uint64 // ns; math.MaxUint64: no limit
+	Count uint64
+}
+
+// Count is the number of durations.
+func (s *Snapshot) Count() (n uint64) {
+	for _, b := range s.Buckets {
+		n += b.Count
+	}
+	return n
+}
+
+// Add adds the counts of t, whatever its buckets.
+func (s *Snapshot) Add(t Snapshot) {
+	s.Sum += t.Sum
+	for _, b := range t.Buckets {
+		i, found := slices.BinarySearchFunc(s.Buckets, b.Upper, func(b Bucket, upper uint64) int {
+			switch {
+			case b.Upper < upper:
+				return -1
+			case b.Upper > upper:
+				return 1
+			}
+			return 0
+		})
+		if found {
+			s.Buckets[i].Count += b.Count
+		} else {
+			s.Buckets = slices.Insert(s.Buckets, i, b)
+		}
+	}
+}
+
+// Quantile is the duration that a share of q of the requests, 0 to 1, did not
+// exceed: the upper end of its bucket. 0 when nothing was counted.
+func (s *Snapshot) Quantile(q float64) time.Duration {
+	rank := uint64(math.Ceil(q * float64(s.Count())))
+	var seen uint64
+	for _, b := range s.Buckets {
+		if seen += b.Count; seen >= max(rank, 1) {
+			return time.Duration(min(b.Upper, math.MaxInt64))
+		}
+	}
+	return 0
+}
+
+// Mean is the average; 0 when nothing was counted.
+func (s *Snapshot) Mean() time.Duration {
+	if n := s.Count(); n > 0 {
+		return time.Duration(s.Sum / n)
+	}
+	return 0
+}
+
+// Ops are the histograms of one stage, by operation.
+type Ops [len(opNames)]Histogram
+
+// opNames are the operations that are told apart.
+var opNames = [...]string{"read", "write", "flush", "discard", "write-zeroes"}
+
+// OpName names the operation at index i of Ops.
+func OpName(i int) string { return opNames[i] }
+
+// Record counts a request. A secure erase is a discard; what is no operation
+// is not counted.
+func (o *Ops) Record(op blk.Op, ns int64) {
+	if i := opIndex(op); i >= 0 {
+		o[i].Record(ns)
+	}
+}
+
+func opIndex(op blk.Op) int {
+	switch op {
+	case blk.Read:
+		return 0
+	case blk.Write:
+		return 1
+	case blk.Flush:
+		return 2
+	case blk.Discard, blk.SecureErase:
+		return 3
+	case blk.WriteZeroes:
+		return 4
+	}
+	return -1
+}
+
+// Snapshots are those of an Ops.
+type Snapshots [len(opNames)]Snapshot
+
+// Add adds what o has counted.
+func (s *Snapshots) Add(o *Ops) {
+	for i := range o {
+		s[i].Add(o[i].Snapshot())
+	}
+}
+
+var start = time.Now()
+
+// Now is a clock for durations, in nanoseconds. It is one look at the system's
+// clock: take one for a batch of requests.
+func Now() int64 { return int64(time.Since(start)) }

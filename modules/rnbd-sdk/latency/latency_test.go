@@ -1,0 +1,147 @@
+package latency
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+func TestBucketsCoverAllValuesInOrder(t *testing.T) {
+	last := uint64(0) // first value of the bucket
+	for i := range buckets {
+		if got := bucketOf(last); got != i {
+			t.Fatalf("%d is in bucket %d, want %d", last, got, i)
+		}
+		upper := upperOf(i)
+		if upper <= last {
+			t.Fatalf("bucket %d ends at %d, begins at %d", i, upper, last)
+		}
+		if got := bucketOf(upper - 1); got != i {
+			t.Fatalf("%d is in bucket %d, want %d", upper-1, got, i)
+		}
+		last = upper
+	}
+	if last != math.MaxUint64 {
+		t.Errorf("the last bucket ends at %d", last)
+	}
+	if limit := upperOf(buckets - 2); limit < 100e9 {
+		t.Errorf("the last bucket with a limit ends at %v", time.Duration(limit))
+	}
+}
+
+func TestABucketIsAQuarterOfItsValue(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		v := rapid.Uint64Range(0, 100e9).Draw(t, "ns")
+		i := bucketOf(v)
+		upper := upperOf(i)
+		if v >= upper || upper-v > max(v/4, 1) {
+			t.Fatalf("%d is in a bucket that ends at %d", v, upper)
+		}
+	})
+}
+
+// Quantiles are those of the values themselves, up to the width of a bucket;
+// count and sum are exact, in one histogram and in the sum of several.
+func TestSnapshotsAgreeWithTheValues(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		values := rapid.SliceOfN(rapid.Int64Range(0, 100e9), 1, 200).Draw(t, "ns")
+		parts := make([]Histogram, rapid.IntRange(1, 4).Draw(t, "parts"))
+		var sum uint64
+		for i, v := range values {
+			parts[i%len(parts)].Record(v)
+			sum += uint64(v)
+		}
+		var s Snapshot
+		for i := range parts {
+			s.Add(parts[i].Snapshot())
+		}
+		if s.Count() != uint64(len(values)) || s.Sum != sum || s.Mean() != time.Duration(sum/uint64(len(values))) {
+			t.Fatalf("%d values, sum %d: %+v", len(values), sum, s)
+		}
+		if !slices.IsSortedFunc(s.Buckets, func(a, b Bucket) int { return int(a.Upper>>1) - int(b.Upper>>1) }) {
+			t.Fatalf("out of order: %v", s.Buckets)
+		}
+		slices.Sort(values)
+		q := rapid.Float64Range(0, 1).Draw(t, "q")
+		rank := max(int(math.Ceil(q*float64(len(values)))), 1)
+		exact := values[rank-1]
+		if got := int64(s.Quantile(q)); got <= exact || got-exact > max(exact/4, 1) {
+			t.Fatalf("quantile %v is %d, exactly %d", q, got, exact)
+		}
+	})
+}
+
+func TestEmptySnapshot(t *testing.T) {
+	var h Histogram
+	s := h.Snapshot()
+	if s.Count() != 0 || s.Quantile(0.5) != 0 || s.Mean() != 0 || s.Buckets != nil {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestExtremeDurations(t *testing.T) {
+	var h Histogram
+	h.Record(-5) // clocks of two CPUs
+	h.Record(math.MaxInt64)
+	s := h.Snapshot()
+	if want := []Bucket{{1, 1}, {math.MaxUint64, 1}}; !slices.Equal(s.Buckets, want) || s.Sum != math.MaxInt64 {
+		t.Errorf("%+v, want %v", s, want)
+	}
+	if s.Quantile(1) != math.MaxInt64 {
+		t.Errorf("longest %v", s.Quantile(1))
+	}
+}
+
+func TestOperations(t *testing.T) {
+	want := map[blk.Op]string{blk.Read: "read", blk.Write: "write", blk.Flush: "flush",
+		blk.Discard: "discard", blk.SecureErase: "discard", blk.WriteZeroes: "write-zeroes"}
+	for op := range blk.Op(32) {
+		var o Ops
+		o.Record(op, 1)
+		var s Snapshots
+		s.Add(&o)
+		var got string
+		for i := range s {
+			if s[i].Count() == 1 {
+				got += OpName(i)
+			}
+		}
+		if got != want[op] {
+			t.Errorf("operation %d is counted as %q, want %q", op, got, want[op])
+		}
+	}
+}
+
+func TestRecordAllocatesNothing(t *testing.T) {
+	var o Ops
+	ns := int64(0)
+	if n := testing.AllocsPerRun(1000, func() { ns += 12345; o.Record(blk.Write, ns) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestNowGoesOn(t *testing.T) {
+	a := Now()
+	time.Sleep(time.Millisecond)
+	if b := Now(); b < a+int64(time.Millisecond) {
+		t.Errorf("%d, then %d", a, b)
+	}
+}
+
+func BenchmarkRecord(b *testing.B) {
+	var o Ops
+	for i := range b.N {
+		o.Record(blk.Write, int64(i&0xffff)*100)
+	}
+}
+
+func BenchmarkNow(b *testing.B) {
+	for range b.N {
+		Now()
+	}
+}
