@@ -80,6 +80,7 @@ func (c *Client) startPump(i int) error {
 		poller.Close()
 		return err
 	}
+	poller.UseClock(p.Now)
 	c.pumps = append(c.pumps, &pumpShare{client: c, index: i, pump: p, poller: poller})
 	p.Start()
 	return p.Add(poller)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
@@ -48,6 +49,8 @@ type Device struct {
 	gate   atomic.Uint32
 	shares []share // by pump
 
+	latency []stages // by pump; only that pump writes
+
 	telling sync.Mutex // of the front end, about limits: the last told are the last known
 
 	mu         sync.Mutex // taken after telling; changes of limits are made with it
@@ -65,6 +68,12 @@ type share struct {
 	rx, tx   atomic.Uint64 // 512-byte sectors read, written
 	gate     gate          // as recheck has seen it
 	_        [36]byte      // a cache line of its own
+}
+
+// stages are where the time of a device's requests goes on one pump.
+type stages struct {
+	queue latency.Ops // from the front end's ring to sending
+	wire  latency.Ops // from sending to the answer
 }
 
 func (s *share) count(e *shm.SQE) {

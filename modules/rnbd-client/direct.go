@@ -154,9 +154,10 @@ func (io *IO) driveFor(done []Done) bool {
 // be woken.
 func (io *IO) driven() {
 	io.sub.Publish()
-	for start := time.Now(); ; {
-		io.pump.pump.Turn()
-		if io.got = io.Reap(io.into); io.got > 0 || time.Since(start) > 2*patience {
+	p := io.pump.pump
+	for start := p.Now(); ; {
+		p.Turn()
+		if io.got = io.Reap(io.into); io.got > 0 || time.Duration(p.Now()-start) > 2*patience {
 			return
 		}
 		yield()

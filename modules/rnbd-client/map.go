@@ -60,7 +60,8 @@ func (c *Client) Map(ctx context.Context, r MapRequest) (*Device, error) {
 
 // prepare checks what can be checked without the server.
 func (c *Client) prepare(r MapRequest) (*Device, error) {
-	d := &Device{client: c, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, identity: rand.Text(), shares: make([]share, len(c.pumps))}
+	d := &Device{client: c, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, identity: rand.Text(),
+		shares: make([]share, len(c.pumps)), latency: make([]stages, len(c.pumps))}
 	if r.Path == "" || len(r.Path) > 254 {
 		return nil, fmt.Errorf("a device path has 1 to 254 characters: %w", syscall.EINVAL)
 	}

@@ -33,6 +33,8 @@ type request struct {
 	sqe  shm.SQE
 	dev  *Device // nil: free
 	next uint32  // of the list it is in; none: last
+	// When it came from the front end, and when it was first sent; 0: not yet.
+	arrived, sent int64
 }
 
 // none ends a list of requests.
@@ -137,6 +139,7 @@ func (s *source) onSubmit(e *shm.SQE) {
 	i := s.pop(&s.free)
 	r := &s.reqs[i]
 	r.sqe, r.dev = *e, d
+	r.arrived, r.sent = s.pump.pump.Now(), 0
 	s.inflight++
 	d.shares[s.pump.index].inflight.Add(1)
 	s.large = s.large || e.Len >= largeIO
@@ -181,6 +184,7 @@ func (s *source) enter(i uint32) {
 func (s *source) send(i uint32) {
 	switch err := s.transmit(i); err {
 	case nil:
+		s.noteSent(&s.reqs[i])
 	case rtrs.ErrNoPermit:
 		s.push(&s.waiting, i)
 	case rtrs.ErrDisconnected:
@@ -206,6 +210,15 @@ func (s *source) transmit(i uint32) error {
 		return q.Read(tag, rtrs.Data{}, msg)
 	}
 	return q.Write(tag, rtrs.Data{}, msg)
+}
+
+// noteSent counts the time that a request waited here. A request that is sent
+// again because its path was lost has been on the wire all the time.
+func (s *source) noteSent(r *request) {
+	if r.sent == 0 {
+		r.sent = s.pump.pump.Now()
+		r.dev.latency[s.pump.index].queue.Record(r.sqe.Op, r.sent-r.arrived)
+	}
 }
 
 // encode fills the RNBD message for e: docs/protocol/rnbd.md, "IO".
@@ -253,6 +266,9 @@ func (s *source) finish(i uint32, errno blk.Errno) {
 	share := &r.dev.shares[s.pump.index]
 	if errno == blk.OK {
 		share.count(&r.sqe)
+	}
+	if r.sent != 0 {
+		r.dev.latency[s.pump.index].wire.Record(r.sqe.Op, s.pump.pump.Now()-r.sent)
 	}
 	s.answer(r.sqe.Tag, errno)
 	r.dev = nil

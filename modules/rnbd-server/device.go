@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -38,6 +39,14 @@ type device struct {
 	ready, failed atomic.Bool
 	stuck         atomic.Bool // its fence has been awaited for too long
 	users         int         // guarded by Server.mu
+
+	latency []stages // by pump; only that pump writes
+}
+
+// stages are where the time of a device's requests goes on one pump.
+type stages struct {
+	queue  latency.Ops // from the client's request to the plugin's ring
+	plugin latency.Ops // from there to the plugin's completion
 }
 
 // check is the gate of the data path.
@@ -134,7 +143,8 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, name string,
 		}
 		return d, nil
 	}
-	d = &device{key: key, name: name, path: n.path, file: n.file, plugin: p, users: 1}
+	d = &device{key: key, name: name, path: n.path, file: n.file, plugin: p, users: 1,
+		latency: make([]stages, len(s.pumps))}
 	if err := p.open(ctx, d); err != nil {
 		n.close()
 		return nil, err

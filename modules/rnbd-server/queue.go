@@ -37,6 +37,9 @@ type request struct {
 	sqe   shm.SQE
 	next  int32 // chunk of the next request in the lane; -1: last
 	state reqState
+	// When it came from the client, and when the plugin was first asked; 0:
+	// not yet.
+	arrived, sent int64
 	// owner is the queue that has the request, as ioQueue.owner; 0: none. The
 	// rest of the struct is that queue's pump's. Atomic, because a pump that
 	// looks for its own requests passes those of others.
@@ -73,8 +76,7 @@ type ioQueue struct {
 	ring   *shm.Ring
 	sub    *shm.Submitter // nil: the plugin is down
 	busy   int            // sessions with requests sent
-	// Who used the queue last, and when, on a clock that stands still between
-	// two Polls.
+	// Who used the queue last, and when, by the pump's clock.
 	last                     *lane
 	now, lastAt, modestUntil time.Duration
 	// waiting are the lanes with a backlog, served round-robin from turn.
@@ -102,6 +104,7 @@ func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO) {
 	u.inflight.Add(1)
 	q := m.dev.plugin.queues[op.Poller()]
 	r.owner.Store(q.owner())
+	r.arrived, r.sent = q.clock(), 0
 	q.admit(r)
 }
 
@@ -166,9 +169,17 @@ func (q *ioQueue) admit(r *request) {
 	case !r.m.dev.ready.Load():
 		r.state = reqParked
 	case l.head < 0 && q.roomFor(l) && q.send(l, r):
+		q.noteSent(r)
 	default:
 		q.wait(l, r)
 	}
+}
+
+// clock looks at the pump's clock and keeps the time in now.
+func (q *ioQueue) clock() int64 {
+	t := q.server.pumps[q.pump].pump.Now()
+	q.now = time.Duration(t)
+	return t
 }
 
 // note remembers that l uses the queue.
@@ -216,6 +227,15 @@ func (q *ioQueue) send(l *lane, r *request) bool {
 	return true
 }
 
+// noteSent counts the time that a request waited here, unless a plugin has died
+// with it: then it is the plugin's time all along.
+func (q *ioQueue) noteSent(r *request) {
+	if r.sent == 0 {
+		r.sent = q.clock()
+		r.m.dev.latency[q.pump].queue.Record(r.sqe.Op, r.sent-r.arrived)
+	}
+}
+
 func (q *ioQueue) wait(l *lane, r *request) {
 	r.state, r.next = reqBacklog, -1
 	chunk := int32(r.op.Chunk())
@@ -236,9 +256,9 @@ func (q *ioQueue) Poll() int {
 	if q.sub == nil {
 		return 0
 	}
-	q.now = time.Since(q.server.started)
 	n := q.reap()
 	if len(q.waiting) > 0 {
+		q.clock()
 		n += q.feed()
 	}
 	q.sub.Publish()
@@ -282,6 +302,7 @@ func (q *ioQueue) onDone(c *shm.CQE) {
 	if c.Errno > maxWireErrno {
 		errno = blk.EIO
 	}
+	r.m.dev.latency[q.pump].plugin.Record(r.sqe.Op, q.clock()-r.sent)
 	q.finish(r, errno)
 }
 
@@ -337,6 +358,7 @@ func (q *ioQueue) feedOne(l *lane) bool {
 		if !q.roomFor(l) || !q.send(l, r) {
 			return false
 		}
+		q.noteSent(r)
 		l.head = r.next
 		return true
 	}

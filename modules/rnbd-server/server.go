@@ -10,7 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
@@ -24,7 +23,6 @@ const MaxSessions = 4096
 type Server struct {
 	cfg     Config
 	log     *slog.Logger
-	started time.Time
 	jail    jail
 	pumps   []*pumpShare
 	plugins []*ioPlugin
@@ -56,7 +54,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
 	}
 	s := &Server{
-		cfg: cfg, log: cfg.Logger, started: time.Now(), jail: jail{cfg.SearchPath},
+		cfg: cfg, log: cfg.Logger, jail: jail{cfg.SearchPath},
 		writers: writers{}, devices: map[deviceKey]*device{},
 	}
 	defer func() {
@@ -89,6 +87,7 @@ func (s *Server) startPumps() error {
 			poller.Close()
 			return fmt.Errorf("pump %d: %w", i, err)
 		}
+		poller.UseClock(p.Now)
 		s.pumps = append(s.pumps, &pumpShare{pump: p, poller: poller})
 		p.Start()
 		p.Add(poller)

@@ -36,7 +36,7 @@ type Poller struct {
 	at     [pollBatch]*conn
 	asleep bool // Arm returned true and Poll was not called since
 	polls  uint32
-	cpu    uint32 // that the owner ran on when it was last looked up
+	cpu    uint32       // that the owner ran on when it was last looked up
 	clock  func() int64 // see UseClock; nil: its own
 	timed  bool         // time is that of this turn
 	time   int64

@@ -143,7 +143,7 @@ func (f *frontend) Serve(fq *plugin.FrontQueue) error {
 		q.close()
 		return err
 	}
-	q.do = p.Do
+	q.do, q.now, q.served = p.Do, p.Now, fq.Served
 	f.attach(q)
 	err = p.Run(fq.Closed)
 	f.detach(q)

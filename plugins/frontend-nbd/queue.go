@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -58,6 +59,11 @@ type queue struct {
 	iov  [iovMax]unix.Iovec
 
 	stats queueStats
+
+	// Set together, or not at all: a clock in nanoseconds, and what is told how
+	// long each request took. See plugin.FrontQueue.Served.
+	now    func() int64
+	served func(device uint32, op blk.Op, ns int64)
 }
 
 // queueStats are counters; written by the queue's thread only.

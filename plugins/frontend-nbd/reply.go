@@ -179,6 +179,13 @@ func (c *conn) onSent(n int) {
 	c.outSent = n
 }
 
+// measure counts a request whose reply has left.
+func (c *conn) measure(r *request) {
+	if r.began != 0 {
+		c.q.served(c.exp.index, r.op, c.q.now()-r.began)
+	}
+}
+
 func (e *reply) size() int {
 	if e.op == nil {
 		return int(e.n)
@@ -192,6 +199,7 @@ func (c *conn) retire(e *reply) {
 		c.sh.give(e.op)
 	}
 	if e.ends != nil {
+		c.measure(e.ends)
 		c.giveRequest(e.ends)
 	}
 	*e = reply{}

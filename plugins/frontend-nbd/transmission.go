@@ -143,6 +143,9 @@ func (c *conn) begin(r *request, h requestHeader) {
 		}
 		return
 	}
+	if c.q.now != nil {
+		r.began = c.q.now()
+	}
 	if r.op == blk.Flush {
 		r.next, r.end = 0, 1 // one child without a range
 		return

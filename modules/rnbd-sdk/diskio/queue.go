@@ -29,6 +29,7 @@ type ring interface {
 	FD() int
 	Closed() bool
 	Depth() int
+	UseClock(now func() int64)
 }
 
 // op is a request in flight; its index is the request's tag.

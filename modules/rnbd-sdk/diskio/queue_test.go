@@ -21,6 +21,8 @@ type fakeRing struct {
 	closed    bool
 }
 
+func (r *fakeRing) UseClock(func() int64) {}
+
 func (r *fakeRing) Next(batch []plugin.Request) int {
 	n := copy(batch, r.todo)
 	r.todo = r.todo[n:]

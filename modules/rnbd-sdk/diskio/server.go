@@ -83,6 +83,7 @@ func (q *queue) pump(name string) error {
 	if err != nil {
 		return err
 	}
+	q.ring.UseClock(p.Now)
 	if err := p.Add(outlet{q}); err != nil {
 		return err
 	}

@@ -130,23 +130,24 @@ func (s *Snapshot) Mean() time.Duration {
 }
 
 // Ops are the histograms of one stage, by operation.
-type Ops [len(opNames)]Histogram
+type Ops [len(ops)]Histogram
 
-// opNames are the operations that are told apart.
-var opNames = [...]string{"read", "write", "flush", "discard", "write-zeroes"}
+// ops are the operations that are told apart.
+var ops = [...]blk.Op{blk.Read, blk.Write, blk.Flush, blk.Discard, blk.WriteZeroes}
 
-// OpName names the operation at index i of Ops.
-func OpName(i int) string { return opNames[i] }
+// OpAt is the operation at index i of Ops.
+func OpAt(i int) blk.Op { return ops[i] }
 
 // Record counts a request. A secure erase is a discard; what is no operation
 // is not counted.
 func (o *Ops) Record(op blk.Op, ns int64) {
-	if i := opIndex(op); i >= 0 {
+	if i := IndexOf(op); i >= 0 {
 		o[i].Record(ns)
 	}
 }
 
-func opIndex(op blk.Op) int {
+// IndexOf is the index of op in Ops, -1 if it has none.
+func IndexOf(op blk.Op) int {
 	switch op {
 	case blk.Read:
 		return 0
@@ -163,7 +164,7 @@ func opIndex(op blk.Op) int {
 }
 
 // Snapshots are those of an Ops.
-type Snapshots [len(opNames)]Snapshot
+type Snapshots [len(ops)]Snapshot
 
 // Add adds what o has counted.
 func (s *Snapshots) Add(o *Ops) {

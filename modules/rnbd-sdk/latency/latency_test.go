@@ -108,7 +108,7 @@ func TestOperations(t *testing.T) {
 		var got string
 		for i := range s {
 			if s[i].Count() == 1 {
-				got += OpName(i)
+				got += OpAt(i).String()
 			}
 		}
 		if got != want[op] {

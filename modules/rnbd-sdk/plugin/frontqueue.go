@@ -2,7 +2,10 @@ package plugin
 
 // DATA PATH of front ends.
 
-import "github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+import (
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
 
 // FrontQueue is a front end's end of one ring: it asks, the host answers. It
 // belongs to the thread that Serve runs on; only Closed may be called from
@@ -12,10 +15,12 @@ type FrontQueue struct {
 	pump int
 	s    *shm.Submitter
 	size int
+	// stats by index of the device; others change the table.
+	stats *table[deviceStats]
 }
 
-func newFrontQueue(pump int, ring *shm.Ring) *FrontQueue {
-	q := &FrontQueue{pump: pump, s: ring.Submitter(), size: ring.Entries()}
+func newFrontQueue(pump int, ring *shm.Ring, stats *table[deviceStats]) *FrontQueue {
+	q := &FrontQueue{pump: pump, s: ring.Submitter(), size: ring.Entries(), stats: stats}
 	q.asks.init(q.s.FD())
 	return q
 }
@@ -41,6 +46,14 @@ func (q *FrontQueue) Pop(dst []shm.CQE) int {
 		q.asks.answer()
 	}
 	return n
+}
+
+// Served counts a request of a user of the device that took ns nanoseconds:
+// from its arrival to the reply's leaving, as the user would measure it.
+func (q *FrontQueue) Served(device uint32, op blk.Op, ns int64) {
+	if d := q.stats.get(device); d != nil && q.pump < len(d.queues) {
+		d.queues[q.pump].Record(op, ns)
+	}
 }
 
 // Arm asks for FD to become readable at the next event. False: something is

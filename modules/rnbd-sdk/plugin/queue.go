@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -36,6 +37,11 @@ type Queue struct {
 	next   int // popped[next:have] are not resolved yet
 	have   int
 	pushed bool // completions that are not published
+
+	now      func() int64 // see UseClock
+	poppedAt int64        // when popped was filled
+	timings  [popBatch]timing
+	timed    int // timings[:timed] are of answers that are not published
 }
 
 // slot is a request in flight.
@@ -44,6 +50,8 @@ type slot struct {
 	disk  *device
 	arena *mapping
 	busy  bool
+	op    blk.Op
+	since int64 // when it came out of the ring
 }
 
 // device is an open disk as the data path sees it; immutable. A resize makes
@@ -57,6 +65,7 @@ type device struct {
 // root is what the versions of a device share.
 type root struct {
 	readOnly bool
+	stats    deviceStats
 }
 
 // mapping is an attached arena; immutable.
@@ -69,7 +78,7 @@ func newQueue(pump int, ring *shm.Ring, disks *table[device], arenas *table[mapp
 	entries := ring.Entries()
 	q := &Queue{
 		pump: pump, c: ring.Completer(), disks: disks, arenas: arenas,
-		slots: make([]slot, entries), free: make([]uint32, entries),
+		slots: make([]slot, entries), free: make([]uint32, entries), now: latency.Now,
 	}
 	for i := range q.free {
 		q.free[i] = uint32(entries - 1 - i)
@@ -109,10 +118,14 @@ func (q *Queue) Next(batch []Request) int {
 // change any more.
 func (q *Queue) pop() bool {
 	q.next, q.have = 0, q.c.Pop(q.popped[:])
-	if q.have == 0 && q.c.Err() != nil {
+	if q.have > 0 {
+		q.poppedAt = q.now()
+		return true
+	}
+	if q.c.Err() != nil {
 		q.asks.broken.Store(true)
 	}
-	return q.have > 0
+	return false
 }
 
 // resolve turns an entry into a request, or says why not. r is written only on
@@ -142,7 +155,7 @@ func (q *Queue) resolve(e *shm.SQE, r *Request) blk.Errno {
 	}
 	i := q.free[len(q.free)-1]
 	q.free = q.free[:len(q.free)-1]
-	q.slots[i] = slot{tag: e.Tag, disk: d, arena: a, busy: true}
+	q.slots[i] = slot{tag: e.Tag, disk: d, arena: a, busy: true, op: e.Op, since: q.poppedAt}
 	*r = Request{
 		Disk: d.disk, Op: e.Op, Flags: e.Flags, Prio: e.Prio, Len: e.Len,
 		Tag: uint64(i), Off: e.Offset, Buf: buf, Arena: e.Arena, BufOff: e.ArenaOff,
@@ -159,6 +172,7 @@ func (q *Queue) Complete(tag uint64, e blk.Errno) {
 	}
 	s := &q.slots[tag]
 	host := s.tag
+	q.time(s)
 	*s = slot{}
 	q.free = append(q.free, uint32(tag))
 	q.answerTag(host, e)
@@ -174,7 +188,12 @@ func (q *Queue) answerTag(tag uint64, e blk.Errno) {
 func (q *Queue) Publish() {
 	q.c.Publish()
 	q.pushed = false
+	q.countTimings()
 }
+
+// UseClock gives the queue another clock than the system's, in nanoseconds: a
+// pump's, which has the time already. Before the first Next.
+func (q *Queue) UseClock(now func() int64) { q.now = now }
 
 // Arm asks for FD to become readable at the next event. False: something is
 // there already, do not sleep.

@@ -33,6 +33,7 @@ type server struct {
 
 	mu         sync.Mutex
 	configured bool
+	pumps      int // number of queues, from Configure
 	detached   bool
 	workers    map[uint32]*worker
 }
@@ -42,6 +43,7 @@ type kindServer interface {
 	register(*grpc.Server)
 	newWorker(pump int, ring *shm.Ring) *worker
 	arenaBusy(id uint32) error
+	eachStats(func(device uint32, d deviceStats))
 	closeAll() error
 }
 
@@ -92,6 +94,7 @@ func (s *server) Configure(_ context.Context, r *pluginpb.ConfigureRequest) (*pl
 	if err := s.configure(r.GetSettings()); err != nil {
 		return nil, fmt.Errorf("configure: %w", err)
 	}
+	s.pumps = min(int(r.GetPumps()), maxPumps)
 	if s.procs != nil {
 		s.procs(int(r.GetPumps()))
 	}

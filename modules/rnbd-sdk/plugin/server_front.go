@@ -21,12 +21,13 @@ type frontServer struct {
 
 	devMu   sync.Mutex
 	devices map[uint32]uint32 // index -> arena id
+	stats   table[deviceStats]
 }
 
 func (s *frontServer) register(g *grpc.Server) { pluginpb.RegisterFrontendServer(g, s) }
 
 func (s *frontServer) newWorker(pump int, ring *shm.Ring) *worker {
-	q := newFrontQueue(pump, ring)
+	q := newFrontQueue(pump, ring, &s.stats)
 	return &worker{asks: &q.asks, idle: q.idle, serve: func() error { return s.f.Serve(q) }}
 }
 
@@ -39,6 +40,10 @@ func (s *frontServer) arenaBusy(id uint32) error {
 		}
 	}
 	return nil
+}
+
+func (s *frontServer) eachStats(f func(uint32, deviceStats)) {
+	s.stats.each(func(index uint32, d *deviceStats) { f(index, *d) })
 }
 
 // closeAll: the devices have to be removed by the host; without queues they
@@ -63,6 +68,7 @@ func (s *frontServer) add(ctx context.Context, r *pluginpb.AddDeviceRequest) err
 	if !s.enter(r.GetIndex(), r.GetArena()) {
 		return fmt.Errorf("index %d is in use: %w", r.GetIndex(), blk.EEXIST)
 	}
+	_ = s.stats.add(r.GetIndex(), new(s.newStats())) // refused: the device is not counted
 	err := s.f.AddDevice(ctx, DeviceSpec{
 		Index: r.GetIndex(), Name: r.GetName(), Limits: limitsFromPB(r.GetLimits()),
 		ArenaID: r.GetArena(), Arena: m.mem, SlotSize: int(r.GetSlotSize()), Slots: int(r.GetSlots()),
@@ -89,6 +95,7 @@ func (s *frontServer) leave(index uint32) {
 	s.devMu.Lock()
 	defer s.devMu.Unlock()
 	delete(s.devices, index)
+	s.stats.swap(index, s.stats.get(index), nil)
 }
 
 // known refuses an index that was not added.

@@ -88,7 +88,7 @@ func (s *ioServer) takeFile(ctx context.Context, r *pluginpb.OpenDiskRequest) (*
 
 // enter puts an opened disk into the table, where requests find it.
 func (s *ioServer) enter(ctx context.Context, r *pluginpb.OpenDiskRequest, disk Disk) (blk.Limits, error) {
-	d, err := newDevice(disk, disk.Limits(), &root{readOnly: r.GetReadOnly()})
+	d, err := newDevice(disk, disk.Limits(), &root{readOnly: r.GetReadOnly(), stats: s.newStats()})
 	if err != nil {
 		return blk.Limits{}, err
 	}
@@ -159,6 +159,10 @@ func (s *ioServer) resize(ctx context.Context, index uint32) (blk.Limits, error)
 		return blk.Limits{}, fmt.Errorf("closed or resized meanwhile: %w", blk.EBUSY)
 	}
 	return next.limits, nil
+}
+
+func (s *ioServer) eachStats(f func(uint32, deviceStats)) {
+	s.disks.each(func(index uint32, d *device) { f(index, d.root.stats) })
 }
 
 // closeAll is called when no queue is served any more.

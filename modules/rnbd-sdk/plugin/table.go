@@ -63,6 +63,19 @@ func (t *table[T]) store(i uint32, v *T) {
 	t.cur.Store(&next)
 }
 
+// each calls f for what is in the table.
+func (t *table[T]) each(f func(uint32, *T)) {
+	s := t.cur.Load()
+	if s == nil {
+		return
+	}
+	for i, v := range *s {
+		if v != nil {
+			f(uint32(i), v)
+		}
+	}
+}
+
 // take empties the table and returns what was in it.
 func (t *table[T]) take() map[uint32]*T {
 	t.mu.Lock()

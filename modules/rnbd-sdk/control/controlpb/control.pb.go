@@ -2129,7 +2129,7 @@ func (x *DeviceStats) GetStages() []*StageStats {
 // StageStats is the latency of one operation in one stage.
 type StageStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Stage         string                 `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"` // client: "frontend", "queue", "wire", "whole"; server: "queue", "plugin", "disk"
+	Stage         string                 `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"` // client: "frontend", "queue", "wire"; server: "queue", "plugin", "disk"
 	Op            string                 `protobuf:"bytes,2,opt,name=op,proto3" json:"op,omitempty"`       // "read", "write", "flush", "discard", "write-zeroes"
 	Latency       *Histogram             `protobuf:"bytes,3,opt,name=latency,proto3" json:"latency,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -51,7 +51,8 @@ type ServerDaemonClient interface {
 	// PathStats tells what one path has done; ResetPathStats starts counts anew.
 	PathStats(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*PathStatsReply, error)
 	ResetPathStats(ctx context.Context, in *ResetPathStatsRequest, opts ...grpc.CallOption) (*Empty, error)
-	// DeviceStats tells where the time of a device's requests goes.
+	// DeviceStats tells where the time of a device's requests goes; without a
+	// device, of all.
 	DeviceStats(ctx context.Context, in *DeviceRequest, opts ...grpc.CallOption) (*DeviceStatsList, error)
 	// LogLevels lists the subsystems and what they log; SetLogLevels changes some.
 	LogLevels(ctx context.Context, in *LogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error)
@@ -205,7 +206,8 @@ type ServerDaemonServer interface {
 	// PathStats tells what one path has done; ResetPathStats starts counts anew.
 	PathStats(context.Context, *PathRequest) (*PathStatsReply, error)
 	ResetPathStats(context.Context, *ResetPathStatsRequest) (*Empty, error)
-	// DeviceStats tells where the time of a device's requests goes.
+	// DeviceStats tells where the time of a device's requests goes; without a
+	// device, of all.
 	DeviceStats(context.Context, *DeviceRequest) (*DeviceStatsList, error)
 	// LogLevels lists the subsystems and what they log; SetLogLevels changes some.
 	LogLevels(context.Context, *LogLevelsRequest) (*LogLevelsReply, error)
@@ -599,7 +601,8 @@ type ClientDaemonClient interface {
 	// PathStats tells what one path has done; ResetPathStats starts counts anew.
 	PathStats(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*PathStatsReply, error)
 	ResetPathStats(ctx context.Context, in *ResetPathStatsRequest, opts ...grpc.CallOption) (*Empty, error)
-	// DeviceStats tells where the time of a device's requests goes.
+	// DeviceStats tells where the time of a device's requests goes; without a
+	// device, of all.
 	DeviceStats(ctx context.Context, in *DeviceRequest, opts ...grpc.CallOption) (*DeviceStatsList, error)
 	// LogLevels lists the subsystems and what they log; SetLogLevels changes some.
 	LogLevels(ctx context.Context, in *LogLevelsRequest, opts ...grpc.CallOption) (*LogLevelsReply, error)
@@ -829,7 +832,8 @@ type ClientDaemonServer interface {
 	// PathStats tells what one path has done; ResetPathStats starts counts anew.
 	PathStats(context.Context, *PathRequest) (*PathStatsReply, error)
 	ResetPathStats(context.Context, *ResetPathStatsRequest) (*Empty, error)
-	// DeviceStats tells where the time of a device's requests goes.
+	// DeviceStats tells where the time of a device's requests goes; without a
+	// device, of all.
 	DeviceStats(context.Context, *DeviceRequest) (*DeviceStatsList, error)
 	// LogLevels lists the subsystems and what they log; SetLogLevels changes some.
 	LogLevels(context.Context, *LogLevelsRequest) (*LogLevelsReply, error)

@@ -1855,6 +1855,255 @@ func (x *DeviceStatusResponse) GetLocation() string {
 	return ""
 }
 
+type StatsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatsRequest) Reset() {
+	*x = StatsRequest{}
+	mi := &file_plugin_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatsRequest) ProtoMessage() {}
+
+func (x *StatsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
+func (*StatsRequest) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{33}
+}
+
+type StatsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Devices       []*DeviceLatency       `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatsResponse) Reset() {
+	*x = StatsResponse{}
+	mi := &file_plugin_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatsResponse) ProtoMessage() {}
+
+func (x *StatsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
+func (*StatsResponse) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *StatsResponse) GetDevices() []*DeviceLatency {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+// DeviceLatency counts the requests of a device since it was opened or added.
+// Io plugins: from taking a request out of the ring to publishing its answer.
+// Front ends: from receiving a user's request to sending the reply.
+type DeviceLatency struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Device        uint32                 `protobuf:"varint,1,opt,name=device,proto3" json:"device,omitempty"`
+	Ops           []*OpLatency           `protobuf:"bytes,2,rep,name=ops,proto3" json:"ops,omitempty"` // those that had requests
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceLatency) Reset() {
+	*x = DeviceLatency{}
+	mi := &file_plugin_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceLatency) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceLatency) ProtoMessage() {}
+
+func (x *DeviceLatency) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceLatency.ProtoReflect.Descriptor instead.
+func (*DeviceLatency) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *DeviceLatency) GetDevice() uint32 {
+	if x != nil {
+		return x.Device
+	}
+	return 0
+}
+
+func (x *DeviceLatency) GetOps() []*OpLatency {
+	if x != nil {
+		return x.Ops
+	}
+	return nil
+}
+
+type OpLatency struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Op            uint32                 `protobuf:"varint,1,opt,name=op,proto3" json:"op,omitempty"` // as in ring entries; secure erase is counted as discard
+	SumNs         uint64                 `protobuf:"varint,2,opt,name=sum_ns,json=sumNs,proto3" json:"sum_ns,omitempty"`
+	Buckets       []*LatencyBucket       `protobuf:"bytes,3,rep,name=buckets,proto3" json:"buckets,omitempty"` // ascending, those that are not empty
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpLatency) Reset() {
+	*x = OpLatency{}
+	mi := &file_plugin_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpLatency) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpLatency) ProtoMessage() {}
+
+func (x *OpLatency) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpLatency.ProtoReflect.Descriptor instead.
+func (*OpLatency) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *OpLatency) GetOp() uint32 {
+	if x != nil {
+		return x.Op
+	}
+	return 0
+}
+
+func (x *OpLatency) GetSumNs() uint64 {
+	if x != nil {
+		return x.SumNs
+	}
+	return 0
+}
+
+func (x *OpLatency) GetBuckets() []*LatencyBucket {
+	if x != nil {
+		return x.Buckets
+	}
+	return nil
+}
+
+// LatencyBucket has the requests that took less than upper_ns, and not less
+// than the bucket before allows.
+type LatencyBucket struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UpperNs       uint64                 `protobuf:"varint,1,opt,name=upper_ns,json=upperNs,proto3" json:"upper_ns,omitempty"` // the largest number: no limit
+	Count         uint64                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LatencyBucket) Reset() {
+	*x = LatencyBucket{}
+	mi := &file_plugin_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LatencyBucket) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LatencyBucket) ProtoMessage() {}
+
+func (x *LatencyBucket) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LatencyBucket.ProtoReflect.Descriptor instead.
+func (*LatencyBucket) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *LatencyBucket) GetUpperNs() uint64 {
+	if x != nil {
+		return x.UpperNs
+	}
+	return 0
+}
+
+func (x *LatencyBucket) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 var File_plugin_proto protoreflect.FileDescriptor
 
 const file_plugin_proto_rawDesc = "" +
@@ -1969,7 +2218,20 @@ const file_plugin_proto_rawDesc = "" +
 	"\x05index\x18\x01 \x01(\rR\x05index\"L\n" +
 	"\x14DeviceStatusResponse\x12\x18\n" +
 	"\aopeners\x18\x01 \x01(\rR\aopeners\x12\x1a\n" +
-	"\blocation\x18\x02 \x01(\tR\blocation*<\n" +
+	"\blocation\x18\x02 \x01(\tR\blocation\"\x0e\n" +
+	"\fStatsRequest\"H\n" +
+	"\rStatsResponse\x127\n" +
+	"\adevices\x18\x01 \x03(\v2\x1d.rnbd.plugin.v1.DeviceLatencyR\adevices\"T\n" +
+	"\rDeviceLatency\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\rR\x06device\x12+\n" +
+	"\x03ops\x18\x02 \x03(\v2\x19.rnbd.plugin.v1.OpLatencyR\x03ops\"k\n" +
+	"\tOpLatency\x12\x0e\n" +
+	"\x02op\x18\x01 \x01(\rR\x02op\x12\x15\n" +
+	"\x06sum_ns\x18\x02 \x01(\x04R\x05sumNs\x127\n" +
+	"\abuckets\x18\x03 \x03(\v2\x1d.rnbd.plugin.v1.LatencyBucketR\abuckets\"@\n" +
+	"\rLatencyBucket\x12\x19\n" +
+	"\bupper_ns\x18\x01 \x01(\x04R\aupperNs\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count*<\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aKIND_IO\x10\x01\x12\x11\n" +
@@ -1981,7 +2243,7 @@ const file_plugin_proto_rawDesc = "" +
 	"\x1eCRASH_CLASS_KEEPS_ACKNOWLEDGED\x10\x02*4\n" +
 	"\bNameKind\x12\x12\n" +
 	"\x0eNAME_KIND_PATH\x10\x00\x12\x14\n" +
-	"\x10NAME_KIND_OPAQUE\x10\x012\xc0\x04\n" +
+	"\x10NAME_KIND_OPAQUE\x10\x012\x86\x05\n" +
 	"\x06Plugin\x12M\n" +
 	"\bDescribe\x12\x1f.rnbd.plugin.v1.DescribeRequest\x1a .rnbd.plugin.v1.DescribeResponse\x12P\n" +
 	"\tConfigure\x12 .rnbd.plugin.v1.ConfigureRequest\x1a!.rnbd.plugin.v1.ConfigureResponse\x12V\n" +
@@ -1989,7 +2251,8 @@ const file_plugin_proto_rawDesc = "" +
 	"\vAttachArena\x12\".rnbd.plugin.v1.AttachArenaRequest\x1a#.rnbd.plugin.v1.AttachArenaResponse\x12V\n" +
 	"\vDetachArena\x12\".rnbd.plugin.v1.DetachArenaRequest\x1a#.rnbd.plugin.v1.DetachArenaResponse\x12D\n" +
 	"\x05Drain\x12\x1c.rnbd.plugin.v1.DrainRequest\x1a\x1d.rnbd.plugin.v1.DrainResponse\x12G\n" +
-	"\x06Detach\x12\x1d.rnbd.plugin.v1.DetachRequest\x1a\x1e.rnbd.plugin.v1.DetachResponse2\xff\x01\n" +
+	"\x06Detach\x12\x1d.rnbd.plugin.v1.DetachRequest\x1a\x1e.rnbd.plugin.v1.DetachResponse\x12D\n" +
+	"\x05Stats\x12\x1c.rnbd.plugin.v1.StatsRequest\x1a\x1d.rnbd.plugin.v1.StatsResponse2\xff\x01\n" +
 	"\aStorage\x12M\n" +
 	"\bOpenDisk\x12\x1f.rnbd.plugin.v1.OpenDiskRequest\x1a .rnbd.plugin.v1.OpenDiskResponse\x12P\n" +
 	"\tCloseDisk\x12 .rnbd.plugin.v1.CloseDiskRequest\x1a!.rnbd.plugin.v1.CloseDiskResponse\x12S\n" +
@@ -2015,7 +2278,7 @@ func file_plugin_proto_rawDescGZIP() []byte {
 }
 
 var file_plugin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_plugin_proto_goTypes = []any{
 	(Kind)(0),                    // 0: rnbd.plugin.v1.Kind
 	(CrashClass)(0),              // 1: rnbd.plugin.v1.CrashClass
@@ -2053,55 +2316,65 @@ var file_plugin_proto_goTypes = []any{
 	(*AddListenerResponse)(nil),  // 33: rnbd.plugin.v1.AddListenerResponse
 	(*DeviceStatusRequest)(nil),  // 34: rnbd.plugin.v1.DeviceStatusRequest
 	(*DeviceStatusResponse)(nil), // 35: rnbd.plugin.v1.DeviceStatusResponse
-	nil,                          // 36: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
-	nil,                          // 37: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	(*StatsRequest)(nil),         // 36: rnbd.plugin.v1.StatsRequest
+	(*StatsResponse)(nil),        // 37: rnbd.plugin.v1.StatsResponse
+	(*DeviceLatency)(nil),        // 38: rnbd.plugin.v1.DeviceLatency
+	(*OpLatency)(nil),            // 39: rnbd.plugin.v1.OpLatency
+	(*LatencyBucket)(nil),        // 40: rnbd.plugin.v1.LatencyBucket
+	nil,                          // 41: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	nil,                          // 42: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
 }
 var file_plugin_proto_depIdxs = []int32{
 	0,  // 0: rnbd.plugin.v1.Info.kind:type_name -> rnbd.plugin.v1.Kind
 	1,  // 1: rnbd.plugin.v1.Info.crash:type_name -> rnbd.plugin.v1.CrashClass
 	2,  // 2: rnbd.plugin.v1.Info.names:type_name -> rnbd.plugin.v1.NameKind
 	4,  // 3: rnbd.plugin.v1.DescribeResponse.info:type_name -> rnbd.plugin.v1.Info
-	36, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	41, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
 	19, // 5: rnbd.plugin.v1.OpenDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
 	19, // 6: rnbd.plugin.v1.ResizeDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
 	19, // 7: rnbd.plugin.v1.AddDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
-	37, // 8: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	42, // 8: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
 	19, // 9: rnbd.plugin.v1.ResizeDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
-	5,  // 10: rnbd.plugin.v1.Plugin.Describe:input_type -> rnbd.plugin.v1.DescribeRequest
-	7,  // 11: rnbd.plugin.v1.Plugin.Configure:input_type -> rnbd.plugin.v1.ConfigureRequest
-	9,  // 12: rnbd.plugin.v1.Plugin.AttachQueue:input_type -> rnbd.plugin.v1.AttachQueueRequest
-	11, // 13: rnbd.plugin.v1.Plugin.AttachArena:input_type -> rnbd.plugin.v1.AttachArenaRequest
-	13, // 14: rnbd.plugin.v1.Plugin.DetachArena:input_type -> rnbd.plugin.v1.DetachArenaRequest
-	15, // 15: rnbd.plugin.v1.Plugin.Drain:input_type -> rnbd.plugin.v1.DrainRequest
-	17, // 16: rnbd.plugin.v1.Plugin.Detach:input_type -> rnbd.plugin.v1.DetachRequest
-	20, // 17: rnbd.plugin.v1.Storage.OpenDisk:input_type -> rnbd.plugin.v1.OpenDiskRequest
-	22, // 18: rnbd.plugin.v1.Storage.CloseDisk:input_type -> rnbd.plugin.v1.CloseDiskRequest
-	24, // 19: rnbd.plugin.v1.Storage.ResizeDisk:input_type -> rnbd.plugin.v1.ResizeDiskRequest
-	26, // 20: rnbd.plugin.v1.Frontend.AddDevice:input_type -> rnbd.plugin.v1.AddDeviceRequest
-	28, // 21: rnbd.plugin.v1.Frontend.RemoveDevice:input_type -> rnbd.plugin.v1.RemoveDeviceRequest
-	30, // 22: rnbd.plugin.v1.Frontend.ResizeDevice:input_type -> rnbd.plugin.v1.ResizeDeviceRequest
-	32, // 23: rnbd.plugin.v1.Frontend.AddListener:input_type -> rnbd.plugin.v1.AddListenerRequest
-	34, // 24: rnbd.plugin.v1.Frontend.DeviceStatus:input_type -> rnbd.plugin.v1.DeviceStatusRequest
-	6,  // 25: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
-	8,  // 26: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
-	10, // 27: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
-	12, // 28: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
-	14, // 29: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
-	16, // 30: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
-	18, // 31: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
-	21, // 32: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
-	23, // 33: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
-	25, // 34: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
-	27, // 35: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
-	29, // 36: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
-	31, // 37: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
-	33, // 38: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
-	35, // 39: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
-	25, // [25:40] is the sub-list for method output_type
-	10, // [10:25] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	38, // 10: rnbd.plugin.v1.StatsResponse.devices:type_name -> rnbd.plugin.v1.DeviceLatency
+	39, // 11: rnbd.plugin.v1.DeviceLatency.ops:type_name -> rnbd.plugin.v1.OpLatency
+	40, // 12: rnbd.plugin.v1.OpLatency.buckets:type_name -> rnbd.plugin.v1.LatencyBucket
+	5,  // 13: rnbd.plugin.v1.Plugin.Describe:input_type -> rnbd.plugin.v1.DescribeRequest
+	7,  // 14: rnbd.plugin.v1.Plugin.Configure:input_type -> rnbd.plugin.v1.ConfigureRequest
+	9,  // 15: rnbd.plugin.v1.Plugin.AttachQueue:input_type -> rnbd.plugin.v1.AttachQueueRequest
+	11, // 16: rnbd.plugin.v1.Plugin.AttachArena:input_type -> rnbd.plugin.v1.AttachArenaRequest
+	13, // 17: rnbd.plugin.v1.Plugin.DetachArena:input_type -> rnbd.plugin.v1.DetachArenaRequest
+	15, // 18: rnbd.plugin.v1.Plugin.Drain:input_type -> rnbd.plugin.v1.DrainRequest
+	17, // 19: rnbd.plugin.v1.Plugin.Detach:input_type -> rnbd.plugin.v1.DetachRequest
+	36, // 20: rnbd.plugin.v1.Plugin.Stats:input_type -> rnbd.plugin.v1.StatsRequest
+	20, // 21: rnbd.plugin.v1.Storage.OpenDisk:input_type -> rnbd.plugin.v1.OpenDiskRequest
+	22, // 22: rnbd.plugin.v1.Storage.CloseDisk:input_type -> rnbd.plugin.v1.CloseDiskRequest
+	24, // 23: rnbd.plugin.v1.Storage.ResizeDisk:input_type -> rnbd.plugin.v1.ResizeDiskRequest
+	26, // 24: rnbd.plugin.v1.Frontend.AddDevice:input_type -> rnbd.plugin.v1.AddDeviceRequest
+	28, // 25: rnbd.plugin.v1.Frontend.RemoveDevice:input_type -> rnbd.plugin.v1.RemoveDeviceRequest
+	30, // 26: rnbd.plugin.v1.Frontend.ResizeDevice:input_type -> rnbd.plugin.v1.ResizeDeviceRequest
+	32, // 27: rnbd.plugin.v1.Frontend.AddListener:input_type -> rnbd.plugin.v1.AddListenerRequest
+	34, // 28: rnbd.plugin.v1.Frontend.DeviceStatus:input_type -> rnbd.plugin.v1.DeviceStatusRequest
+	6,  // 29: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
+	8,  // 30: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
+	10, // 31: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
+	12, // 32: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
+	14, // 33: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
+	16, // 34: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
+	18, // 35: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
+	37, // 36: rnbd.plugin.v1.Plugin.Stats:output_type -> rnbd.plugin.v1.StatsResponse
+	21, // 37: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
+	23, // 38: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
+	25, // 39: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
+	27, // 40: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
+	29, // 41: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
+	31, // 42: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
+	33, // 43: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
+	35, // 44: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
+	29, // [29:45] is the sub-list for method output_type
+	13, // [13:29] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_plugin_proto_init() }
@@ -2115,7 +2388,7 @@ func file_plugin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_plugin_proto_rawDesc), len(file_plugin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   35,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -36,6 +36,7 @@ const (
 	Plugin_DetachArena_FullMethodName = "/rnbd.plugin.v1.Plugin/DetachArena"
 	Plugin_Drain_FullMethodName       = "/rnbd.plugin.v1.Plugin/Drain"
 	Plugin_Detach_FullMethodName      = "/rnbd.plugin.v1.Plugin/Detach"
+	Plugin_Stats_FullMethodName       = "/rnbd.plugin.v1.Plugin/Stats"
 )
 
 // PluginClient is the client API for Plugin service.
@@ -56,6 +57,9 @@ type PluginClient interface {
 	// Detach closes the queues, waits for their threads, closes the disks and
 	// unmaps the arenas.
 	Detach(ctx context.Context, in *DetachRequest, opts ...grpc.CallOption) (*DetachResponse, error)
+	// Stats tells how long requests took. Optional: a host takes UNIMPLEMENTED
+	// as nothing known.
+	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error)
 }
 
 type pluginClient struct {
@@ -136,6 +140,16 @@ func (c *pluginClient) Detach(ctx context.Context, in *DetachRequest, opts ...gr
 	return out, nil
 }
 
+func (c *pluginClient) Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StatsResponse)
+	err := c.cc.Invoke(ctx, Plugin_Stats_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PluginServer is the server API for Plugin service.
 // All implementations must embed UnimplementedPluginServer
 // for forward compatibility.
@@ -154,6 +168,9 @@ type PluginServer interface {
 	// Detach closes the queues, waits for their threads, closes the disks and
 	// unmaps the arenas.
 	Detach(context.Context, *DetachRequest) (*DetachResponse, error)
+	// Stats tells how long requests took. Optional: a host takes UNIMPLEMENTED
+	// as nothing known.
+	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
 	mustEmbedUnimplementedPluginServer()
 }
 
@@ -184,6 +201,9 @@ func (UnimplementedPluginServer) Drain(context.Context, *DrainRequest) (*DrainRe
 }
 func (UnimplementedPluginServer) Detach(context.Context, *DetachRequest) (*DetachResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Detach not implemented")
+}
+func (UnimplementedPluginServer) Stats(context.Context, *StatsRequest) (*StatsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Stats not implemented")
 }
 func (UnimplementedPluginServer) mustEmbedUnimplementedPluginServer() {}
 func (UnimplementedPluginServer) testEmbeddedByValue()                {}
@@ -332,6 +352,24 @@ func _Plugin_Detach_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Plugin_Stats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StatsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PluginServer).Stats(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Plugin_Stats_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PluginServer).Stats(ctx, req.(*StatsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Plugin_ServiceDesc is the grpc.ServiceDesc for Plugin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -366,6 +404,10 @@ var Plugin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Detach",
 			Handler:    _Plugin_Detach_Handler,
+		},
+		{
+			MethodName: "Stats",
+			Handler:    _Plugin_Stats_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

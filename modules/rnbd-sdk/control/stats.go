@@ -1,0 +1,34 @@
+package control
+
+import (
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
+)
+
+// StageStats describes one stage, operation by operation; those without
+// requests are left out.
+func StageStats(stage string, sum *latency.Snapshots) (out []*controlpb.StageStats) {
+	for i := range sum {
+		if len(sum[i].Buckets) > 0 {
+			out = append(out, &controlpb.StageStats{Stage: stage, Op: latency.OpAt(i).String(), Latency: histogram(&sum[i])})
+		}
+	}
+	return out
+}
+
+func histogram(s *latency.Snapshot) *controlpb.Histogram {
+	h := &controlpb.Histogram{Count: s.Count(), SumNs: s.Sum}
+	for _, b := range s.Buckets {
+		h.Buckets = append(h.Buckets, &controlpb.HistogramBucket{UpperNs: b.Upper, Count: b.Count})
+	}
+	return h
+}
+
+// Latency is the histogram of a StageStats.
+func Latency(h *controlpb.Histogram) latency.Snapshot {
+	s := latency.Snapshot{Sum: h.GetSumNs()}
+	for _, b := range h.GetBuckets() {
+		s.Add(latency.Snapshot{Buckets: []latency.Bucket{{Upper: b.GetUpperNs(), Count: b.GetCount()}}})
+	}
+	return s
+}
