@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
@@ -35,7 +36,7 @@ func newBench(t testing.TB, entries int) *bench {
 	t.Cleanup(func() { _ = ring.Close() })
 	b := &bench{s: ring.Submitter(), disks: &table[device]{}, arenas: &table[mapping]{}, mem: make([]byte, 16<<10)}
 	b.Queue = newQueue(0, ring, b.disks, b.arenas)
-	d, err := newDevice(&memDisk{}, benchLimits, &root{})
+	d, err := newDevice(&memDisk{}, benchLimits, &root{stats: deviceStats{make([]latency.Ops, 1)}})
 	if err != nil {
 		t.Fatal(err)
 	}
