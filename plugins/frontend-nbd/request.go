@@ -12,8 +12,8 @@ type request struct {
 	errno   blk.Errno
 	next    uint64 // bytes of the device before next are covered by children
 	end     uint64
-	pending int // children that are not finished
-	began   int64  // when it was taken from the socket, by queue.now; 0: not measured
+	pending int   // children that are not finished
+	began   int64 // when it was taken from the socket, by queue.now; 0: not measured
 
 	flushAfter bool // a flush follows the last child (FUA where the device has none)
 	ordered    bool // read with a simple reply: payload leaves in the order of the device
