@@ -18,6 +18,7 @@ type clientOptions struct {
 	daemonOptions  `yaml:",inline"`
 	FrontendPlugin []string `yaml:"frontend-plugin"`
 	FrontendConfig []string `yaml:"frontend-config"`
+	Frontend       string   `yaml:"frontend"`
 	NBDListen      []string `yaml:"nbd-listen"`
 	Slots          int      `yaml:"slots"`
 	Policy         string   `yaml:"policy"`
@@ -42,8 +43,9 @@ func newClientRun() *cobra.Command {
 	}
 	f := c.Flags()
 	o.daemonOptions.register(f, def.Pumps)
-	f.StringArrayVar(&o.FrontendPlugin, "frontend-plugin", nil, "front-end plugin NAME=PATH[,sha256=HEX], repeatable (default nbd of the plugin folder)")
+	f.StringArrayVar(&o.FrontendPlugin, "frontend-plugin", nil, "front-end plugin NAME=PATH[,sha256=HEX], repeatable (default ublk and nbd of the plugin folder)")
 	f.StringArrayVar(&o.FrontendConfig, "frontend-config", nil, "NAME:KEY=VALUE: setting of a front-end plugin, repeatable")
+	f.StringVar(&o.Frontend, "frontend", def.Frontend, "front end of mappings that name none: auto, ublk, nbd, nbd-socket, or a plugin's name")
 	f.StringArrayVar(&o.NBDListen, "nbd-listen", nil, "unix:PATH or tcp:ADDRESS:PORT of the NBD front end, repeatable (default nbd.sock beside the control socket)")
 	f.IntVar(&o.Slots, "slots", def.Slots, "requests in flight per device")
 	f.StringVar(&o.Policy, "policy", def.Policy.String(), "choice of the path: min-inflight, round-robin or min-latency")
@@ -87,7 +89,7 @@ func runClient(cmd *cobra.Command, o *clientOptions) error {
 func (o *clientOptions) config(socket string) (client.Config, error) {
 	cfg := client.DefaultConfig()
 	cfg.DefaultFabric = defaultFabric
-	cfg.Pumps, cfg.Spin, cfg.Slots = o.Pumps, o.spin(), o.Slots
+	cfg.Pumps, cfg.Spin, cfg.Slots, cfg.Frontend = o.Pumps, o.spin(), o.Slots, o.Frontend
 	if o.KernelTiming {
 		cfg.Timing = rtrs.KernelTiming()
 	}
@@ -101,7 +103,7 @@ func (o *clientOptions) config(socket string) (client.Config, error) {
 	if cfg.Hostname, err = os.Hostname(); err != nil {
 		return cfg, err
 	}
-	files, err := findPlugins(o.FrontendPlugin, o.PluginDir, "frontend-", "nbd")
+	files, err := findPlugins(o.FrontendPlugin, o.PluginDir, "frontend-", "ublk", "nbd")
 	if err != nil {
 		return cfg, err
 	}

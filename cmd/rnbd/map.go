@@ -42,7 +42,7 @@ map_device. With - lines are read from standard input, one device each.`,
 
 func mapFlags(f *pflag.FlagSet) {
 	f.String("session", "", "name of the session (default made from host and address)")
-	f.String("frontend", "", "front end that serves it (default the first)")
+	f.String("frontend", "", "front end that serves it: auto, ublk, nbd, nbd-socket (default the daemon's)")
 	f.String("loss", "", "fail, or queue:DURATION (default the daemon's)")
 	f.String("name", "", "name of the device here (default rnbdN)")
 	f.StringToString("option", nil, "KEY=VALUE for the front end, repeatable")

@@ -67,6 +67,11 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 			return nil, err
 		}
 	}
+	if f := cfg.Frontend; f != "" && f != FrontendAuto { // said now, not at the first mapping
+		if _, err := c.choose(f); err != nil {
+			return nil, err
+		}
+	}
 	return c, nil
 }
 

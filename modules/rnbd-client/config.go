@@ -21,6 +21,9 @@ type Config struct {
 	Hostname string
 
 	Frontends []FrontendConfig
+	// Frontend serves the mappings that name none: the name of one of
+	// Frontends, or FrontendAuto, FrontendNBDSocket.
+	Frontend string
 
 	Pumps       int
 	Spin        time.Duration // how long an idle pump looks before it sleeps; < 0: not at all
@@ -52,6 +55,7 @@ type FrontendConfig struct {
 func DefaultConfig() Config {
 	return Config{
 		DefaultFabric: "iwarp",
+		Frontend:      FrontendAuto,
 		Pumps:         2,
 		RingEntries:   1024,
 		Slots:         128,

@@ -136,9 +136,12 @@ func (d *Device) describe(ctx context.Context) *controlpb.ClientDevice {
 		out.RxSectors += d.shares[i].rx.Load()
 		out.TxSectors += d.shares[i].tx.Load()
 	}
-	if d.fe != nil {
-		st := d.fe.status(ctx, d)
-		out.Frontend, out.Openers, out.Endpoint = d.fe.cfg.Name, uint32(st.Openers), st.Location
+	if fe := d.fe.Load(); fe != nil {
+		st := fe.status(ctx, d)
+		out.Frontend, out.Openers, out.Endpoint = fe.cfg.Name, uint32(st.Openers), st.Location
+		if fe.cfg.Name == frontendNBD && !isNode(st.Location) {
+			out.Frontend = FrontendNBDSocket
+		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

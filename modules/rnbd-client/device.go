@@ -36,15 +36,17 @@ type Device struct {
 	mode    blk.AccessMode
 	loss    Loss
 	session *session
-	fe      *frontend // nil: used through NewIO
 	arena   *shm.Arena
 	region  *rtrs.Region
-	options map[string]string // of the front end
+	options map[string]string // of the front end, as the user gave them
 	// identity names the mapping to front ends, beyond the end of processes.
 	identity string
 
+	choices []choice // of a front end, while d is being mapped
+
 	// Read by the pumps.
-	id     atomic.Uint32 // on the server
+	fe     atomic.Pointer[frontend] // nil: used through NewIO
+	id     atomic.Uint32            // on the server
 	limits atomic.Pointer[blk.Limits]
 	gate   atomic.Uint32
 	shares []share // by pump

@@ -55,8 +55,8 @@ type Done struct {
 // NewIO makes a way to the device that uses pump (modulo their number) and
 // the device's slots from first on, slots of them.
 func (d *Device) NewIO(pump, first, slots int) (*IO, error) {
-	if d.fe != nil {
-		return nil, fmt.Errorf("device %s belongs to front end %s: %w", d.name, d.fe.cfg.Name, syscall.EBUSY)
+	if fe := d.fe.Load(); fe != nil {
+		return nil, fmt.Errorf("device %s belongs to front end %s: %w", d.name, fe.cfg.Name, syscall.EBUSY)
 	}
 	if have := d.arena.Size() / d.slotSize(); first < 0 || slots < 1 || first+slots > have {
 		return nil, fmt.Errorf("device %s: slots %d to %d of %d: %w", d.name, first, first+slots-1, have, syscall.EINVAL)

@@ -50,18 +50,6 @@ func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
 	return f.start(ctx)
 }
 
-func (c *Client) frontendByName(name string) (*frontend, error) {
-	for _, f := range c.frontends {
-		if f.cfg.Name == name || name == "" {
-			return f, nil
-		}
-	}
-	if name == "" {
-		return nil, fmt.Errorf("no front end is configured: %w", syscall.ENODEV)
-	}
-	return nil, fmt.Errorf("there is no front end %q: %w", name, syscall.EINVAL)
-}
-
 // start launches a process and gives it rings, the devices and, last, the
 // sockets: whoever waits in their backlog must find the device.
 func (f *frontend) start(ctx context.Context) error {
@@ -233,7 +221,7 @@ func (f *frontend) show(ctx context.Context, proc *plugin.Process, d *Device, ge
 	slot := d.slotSize()
 	err := proc.AddDevice(ctx, plugin.DeviceSpec{
 		Index: d.index, Name: d.name, Limits: d.Limits(), ArenaID: d.index,
-		SlotSize: slot, Slots: d.arena.Size() / slot, Generation: gen, Config: d.options,
+		SlotSize: slot, Slots: d.arena.Size() / slot, Generation: gen, Config: d.settings(),
 		Identity: d.identity, Location: d.Location(),
 	})
 	if err != nil {

@@ -18,7 +18,7 @@ type MapRequest struct {
 	Session  string   // name of the session; empty: made from host and address
 	Paths    []string // to the server; may be empty for a session that is there
 	Mode     blk.AccessMode
-	Frontend string // name of a front end; empty: the first; "none": only NewIO
+	Frontend string // name of a front end, see Config.Frontend, which empty means; "none": only NewIO
 	Loss     Loss
 	Name     string // empty: rnbdN
 	Slots    int    // requests in flight; 0: Config.Slots
@@ -90,9 +90,7 @@ func (c *Client) prepare(r MapRequest) (*Device, error) {
 	}
 	d.log = c.log.With("device", d.name)
 	var err error
-	if r.Frontend != "none" {
-		d.fe, err = c.frontendByName(r.Frontend)
-	}
+	d.choices, err = c.choose(r.Frontend)
 	return d, err
 }
 
@@ -192,10 +190,7 @@ func (c *Client) mapOn(ctx context.Context, d *Device, r MapRequest) (err error)
 	d.mu.Unlock()
 	d.gate.Store(gateOpen)
 	c.devices[d.index].Store(d)
-	if d.fe != nil {
-		return d.fe.add(ctx, d)
-	}
-	return nil
+	return d.appear(ctx)
 }
 
 // abandon takes back what mapOn has begun. A front end may have sent requests
@@ -205,9 +200,7 @@ func (c *Client) abandon(ctx context.Context, d *Device) {
 	err := d.drain(ctx, forcedClose)
 	c.devices[d.index].Store(nil)
 	d.sendClose(ctx, d.id.Load())
-	if d.fe != nil {
-		d.fe.forget(d)
-	}
+	d.vanish()
 	if err != nil {
 		d.log.Error("the device's memory is not given back", "error", err)
 		return
@@ -247,8 +240,8 @@ func (c *Client) Unmap(ctx context.Context, name string, force bool) error {
 	if force {
 		d.failRequests() // else the front end would wait for them
 	}
-	if d.fe != nil {
-		if err := d.fe.remove(ctx, d, force); err != nil {
+	if fe := d.fe.Load(); fe != nil {
+		if err := fe.remove(ctx, d, force); err != nil {
 			return fmt.Errorf("unmap %s: %w", d.name, err)
 		}
 	}
@@ -286,9 +279,7 @@ func (c *Client) unmap(ctx context.Context, d *Device, wasOpen bool) error {
 	if err != nil {
 		err = d.drain(ctx, forcedClose)
 	}
-	if d.fe != nil {
-		d.fe.forget(d)
-	}
+	d.vanish()
 	if err != nil { // its memory may still be written to: it is not given back
 		return fmt.Errorf("unmap %s: %w", d.name, err)
 	}

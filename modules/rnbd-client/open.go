@@ -173,8 +173,8 @@ func (d *Device) opened() {
 	d.needsRemap, d.lastError = false, ""
 	d.setState(Open)
 	d.setGate(gateOpen)
-	if d.fe != nil {
-		go d.fe.resize(d)
+	if fe := d.fe.Load(); fe != nil {
+		go fe.resize(d)
 	}
 }
 

@@ -128,7 +128,7 @@ func (s *source) take() int {
 // onSubmit checks an entry of the front end and lets it through the gate.
 func (s *source) onSubmit(e *shm.SQE) {
 	d := s.pump.client.deviceAt(e.Device)
-	if d == nil || d.fe != s.owner {
+	if d == nil || d.fe.Load() != s.owner {
 		s.answer(e.Tag, blk.ENODEV)
 		return
 	}

@@ -23,8 +23,8 @@ func (c *Client) Resize(device string, sectors uint64) error {
 	if err := d.setSize(sectors * blk.SectorSize); err != nil {
 		return fmt.Errorf("resize %s: %w", d.name, err)
 	}
-	if d.fe != nil {
-		d.fe.resize(d)
+	if fe := d.fe.Load(); fe != nil {
+		fe.resize(d)
 	}
 	return nil
 }

@@ -257,7 +257,7 @@ func TestMapAndUnmapAnswerInExitCodes(t *testing.T) {
 		{"name with a slash", []string{"device", "map", "second.img", "from", addr, "--name", "a/b"}, exitUsage, []string{"slash"}},
 		{"access that is none", []string{"device", "map", "second.img", "from", addr, "--access", "wo"}, exitUsage, []string{"wo"}},
 		{"loss that is none", []string{"device", "map", "second.img", "from", addr, "--loss", "never"}, exitUsage, []string{"never"}},
-		{"front end that is not there", []string{"device", "map", "second.img", "from", addr, "--frontend", "ublk"}, exitUsage, []string{"ublk"}},
+		{"front end that is not there", []string{"device", "map", "second.img", "from", addr, "--frontend", "nosuch"}, exitUsage, []string{"nosuch"}},
 		{"session that is not there", []string{"device", "map", "second.img", "--session", "none"}, exitNotFound, []string{"none"}},
 		{"device that is not there", []string{"device", "unmap", "rnbd9"}, exitNotFound, []string{"rnbd9"}},
 		{"show of what is not there", []string{"device", "show", "rnbd9"}, exitNotFound, []string{"rnbd9"}},

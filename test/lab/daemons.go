@@ -165,9 +165,10 @@ func killPlugin(p *controlpb.Plugin, err error) error {
 
 // ClientOptions say how to run a client.
 type ClientOptions struct {
-	Extra  []string
-	Env    []string
-	Prefix []string
+	Frontend string // of mappings that name none; default nbd-socket, which works everywhere
+	Extra    []string
+	Env      []string
+	Prefix   []string
 }
 
 // Client is a running client daemon.
@@ -185,6 +186,10 @@ func (l *Lab) StartClient(o ClientOptions) (*Client, error) {
 	name := "client" + strconv.Itoa(l.n)
 	c := &Client{Socket: filepath.Join(l.Dir, name+".sock"), NBD: filepath.Join(l.Dir, name+"-nbd.sock")}
 	args := []string{"client", "run", "--socket", c.Socket, "--plugin-dir", l.Bin, "--nbd-listen", "unix:" + c.NBD}
+	if o.Frontend == "" {
+		o.Frontend = "nbd-socket"
+	}
+	args = append(args, "--frontend", o.Frontend)
 	c.process = l.daemon(name, o.Prefix, append(args, o.Extra...), o.Env)
 	l.stop = append(l.stop, c.Stop)
 	return c, c.Start()

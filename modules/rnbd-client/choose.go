@@ -1,0 +1,132 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"syscall"
+)
+
+// Names of front ends beside those of plugins.
+const (
+	// FrontendAuto is the first that works here: a ublk disk, a disk of the
+	// kernel's NBD client, an NBD export on the daemon's sockets.
+	FrontendAuto = "auto"
+	// FrontendNBDSocket is the plugin "nbd" without a disk: only the sockets.
+	FrontendNBDSocket = "nbd-socket"
+	// FrontendNone: nobody serves it, NewIO does.
+	FrontendNone = "none"
+
+	frontendUblk = "ublk"
+	frontendNBD  = "nbd"
+
+	// settingAttach tells the plugin "nbd" whether to attach the kernel's
+	// client: "auto" where there is one, "no".
+	settingAttach = "attach"
+)
+
+// choice is a front end that may serve a device, and with which settings.
+type choice struct {
+	fe       *frontend
+	settings map[string]string
+}
+
+// choose lists what to try for a name, in order.
+func (c *Client) choose(name string) ([]choice, error) {
+	if name == "" {
+		name = c.cfg.Frontend
+	}
+	var out []choice
+	try := func(plugin string, settings map[string]string) {
+		for _, f := range c.frontends {
+			if f.cfg.Name == plugin {
+				out = append(out, choice{f, settings})
+			}
+		}
+	}
+	attach := map[string]string{settingAttach: "auto"}
+	switch name {
+	case FrontendNone:
+		return nil, nil
+	case FrontendAuto:
+		try(frontendUblk, nil)
+		try(frontendNBD, attach)
+		if len(out) == 0 && len(c.frontends) > 0 { // others than ours
+			out = append(out, choice{fe: c.frontends[0]})
+		}
+		if len(out) == 0 {
+			return nil, fmt.Errorf("no front end is configured: %w", syscall.ENODEV)
+		}
+	case FrontendNBDSocket:
+		try(frontendNBD, map[string]string{settingAttach: "no"})
+	case frontendNBD:
+		try(frontendNBD, attach)
+	default:
+		try(name, nil)
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("there is no front end %q: %w", name, syscall.EINVAL)
+	}
+	return out, nil
+}
+
+// settings are those of d for its front end.
+func (d *Device) settings() map[string]string {
+	all := maps.Clone(d.options)
+	if len(d.choices) > 0 && len(d.choices[0].settings) > 0 {
+		if all == nil {
+			all = map[string]string{}
+		}
+		for k, v := range d.choices[0].settings {
+			if _, set := all[k]; !set {
+				all[k] = v
+			}
+		}
+	}
+	return all
+}
+
+// appear shows d to users by the first choice that works here.
+func (d *Device) appear(ctx context.Context) error {
+	if len(d.choices) == 0 {
+		return nil
+	}
+	for {
+		fe := d.choices[0].fe
+		d.fe.Store(fe)
+		err := fe.add(ctx, d)
+		if err == nil {
+			d.choices = d.choices[:1] // the one that serves d
+			return nil
+		}
+		if len(d.choices) == 1 || !unavailable(err) {
+			return err
+		}
+		d.log.Info("front end does not work here, trying the next", "frontend", fe.cfg.Name, "cause", err)
+		fe.forget(d)
+		d.choices = d.choices[1:]
+	}
+}
+
+// vanish ends d's place in its front end, after its last request.
+func (d *Device) vanish() {
+	if fe := d.fe.Load(); fe != nil {
+		fe.forget(d)
+	}
+}
+
+// unavailable tells a front end that this host does not offer from a device
+// that it refuses.
+func unavailable(err error) bool {
+	for _, errno := range []error{syscall.ENODEV, syscall.ENOSYS, syscall.EACCES, syscall.EPERM} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
+
+// isNode tells the path of a device node from a URI.
+func isNode(location string) bool { return strings.HasPrefix(location, "/dev/") }
