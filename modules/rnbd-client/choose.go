@@ -130,3 +130,9 @@ func unavailable(err error) bool {
 
 // isNode tells the path of a device node from a URI.
 func isNode(location string) bool { return strings.HasPrefix(location, "/dev/") }
+
+// hasNode: d is the device node of that path, or of that name in /dev.
+func (d *Device) hasNode(name string) bool {
+	l := d.Location()
+	return isNode(l) && (l == name || l == "/dev/"+name)
+}

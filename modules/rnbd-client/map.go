@@ -208,12 +208,12 @@ func (c *Client) abandon(ctx context.Context, d *Device) {
 	d.freeArena()
 }
 
-// Device finds a mapped device by its name, or by its path on the server if
+// Device finds a mapped device by its name or its node, or by its path on the server if
 // only one has it.
 func (c *Client) Device(name string) (*Device, error) {
 	var found []*Device
 	for _, d := range c.Devices() {
-		if d.name == name {
+		if d.name == name || d.hasNode(name) {
 			return d, nil
 		}
 		if d.path == name {
