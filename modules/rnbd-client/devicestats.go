@@ -35,11 +35,11 @@ func (d *Device) stageStats(ctx context.Context, told map[*frontend]map[uint32]*
 		wire.Add(&d.latency[i].wire)
 	}
 	var out []*controlpb.StageStats
-	if d.fe != nil {
-		if _, asked := told[d.fe]; !asked {
-			told[d.fe] = d.fe.stats(ctx)
+	if fe := d.fe.Load(); fe != nil {
+		if _, asked := told[fe]; !asked {
+			told[fe] = fe.stats(ctx)
 		}
-		if front := told[d.fe][d.index]; front != nil {
+		if front := told[fe][d.index]; front != nil {
 			out = control.StageStats("frontend", front)
 		}
 	}
