@@ -120,7 +120,7 @@ func (p *srvPath) register() (err error) {
 	}
 	p.rkeys = make([]uint32, regions)
 	for i := range s.ops {
-		mr, err := p.regMR(s.ops[i].mem, verbs.AccessRemoteWrite)
+		mr, err := p.regMR(s.ops[i].mem, verbs.AccessRemoteWrite|verbs.AccessRotate)
 		if err != nil {
 			return err
 		}

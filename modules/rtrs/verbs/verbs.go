@@ -14,12 +14,15 @@ const (
 	CapWriteImm Cap = 1 << iota
 	// CapSendImm: SEND WITH IMM reaches the peer as one message.
 	CapSendImm
-	// CapSendInv: SEND WITH INVALIDATE is carried and honoured.
+	// CapSendInv: SEND WITH INVALIDATE is carried.
 	CapSendInv
 	// CapKeyRotation: OpLocalInv and OpRegMR change a region's key between
 	// I/Os, valid for every queue pair of the protection domain. RTRS servers
 	// need it for always_invalidate.
 	CapKeyRotation
+	// CapRecvInv: a SEND WITH INVALIDATE that arrives takes the right away that
+	// it names.
+	CapRecvInv
 )
 
 // Info describes an opened device. It never changes while the device is open.
@@ -51,6 +54,24 @@ type Device interface {
 	// Listen accepts connections at addr. Port 0 picks a free one.
 	Listen(addr netip.AddrPort) (Listener, error)
 	Close() error
+}
+
+// Chooser is a Device that stands for several: which one it is follows from the
+// addresses. It listens for all of them, and its requests are DeviceRequests.
+// AllocPD, CreateCQ, CreateQP and Connect of the Chooser itself fail.
+type Chooser interface {
+	Device
+	// DeviceFor returns the device from whose address src dst is reached; a
+	// zero src is chosen by the system. It may block until ctx is done. The
+	// same device is the same value each time.
+	DeviceFor(ctx context.Context, src, dst netip.Addr) (Device, error)
+}
+
+// DeviceRequest is a ConnRequest that tells which device it came to. Its
+// queue pair is made there.
+type DeviceRequest interface {
+	ConnRequest
+	Device() Device
 }
 
 // ConnectParams are the arguments of Device.Connect.
@@ -105,6 +126,9 @@ type Access uint8
 const (
 	AccessRemoteWrite Access = 1 << iota
 	AccessRemoteRead
+	// AccessRotate: OpLocalInv and OpRegMR will change the key of the region.
+	// Needs CapKeyRotation.
+	AccessRotate
 )
 
 // MR is a registered memory region. All methods may be called by any

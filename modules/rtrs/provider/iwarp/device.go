@@ -118,7 +118,7 @@ func Open(cfg Config) (verbs.Device, error) {
 
 // Info describes the device.
 func (d *Device) Info() verbs.Info {
-	caps := verbs.CapSendInv | verbs.CapKeyRotation
+	caps := verbs.CapSendInv | verbs.CapRecvInv | verbs.CapKeyRotation
 	if !d.cfg.Foreign {
 		caps |= verbs.CapWriteImm | verbs.CapSendImm
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // AllCaps are the abilities of a device without options.
-const AllCaps = verbs.CapWriteImm | verbs.CapSendImm | verbs.CapSendInv | verbs.CapKeyRotation
+const AllCaps = verbs.CapWriteImm | verbs.CapSendImm | verbs.CapSendInv | verbs.CapRecvInv | verbs.CapKeyRotation
 
 // Option changes a Network when it is made.
 type Option func(*Network)

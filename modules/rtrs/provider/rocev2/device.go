@@ -126,7 +126,7 @@ func Open(cfg Config) (verbs.Device, error) {
 // Info describes the device.
 func (d *Device) Info() verbs.Info {
 	return verbs.Info{Fabric: "rocev2", Name: d.cfg.Name, Port: 1,
-		Caps:    verbs.CapWriteImm | verbs.CapSendImm | verbs.CapSendInv | verbs.CapKeyRotation,
+		Caps:    verbs.CapWriteImm | verbs.CapSendImm | verbs.CapSendInv | verbs.CapRecvInv | verbs.CapKeyRotation,
 		MaxQPWR: maxQPWR, MaxSGE: maxSGE}
 }
 

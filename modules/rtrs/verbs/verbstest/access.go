@@ -81,6 +81,7 @@ func outOfReach(t *testing.T, f Fabric) {
 			return reach{verbs.OpRead, mr.RKey(), mr.Addr(), 64}
 		}},
 		{"a write to an invalidated region", verbs.CapKeyRotation, func(p *pair, _ verbs.MR) reach {
+			p.server.mr = p.server.grant(allAccess | verbs.AccessRotate)
 			p.server.send(p.server.qp, verbs.SendWR{ID: 77, Op: verbs.OpLocalInv, Signaled: true, RKey: p.server.mr.RKey()})
 			p.waitOK(p.server, 77)
 			return reach{verbs.OpWrite, p.server.mr.RKey(), p.server.at(0), 64}
@@ -166,6 +167,7 @@ func (e *end) rotate(key uint32, id uint64) (next uint32, wrs []verbs.SendWR) {
 
 func rotateKey(t *testing.T, f Fabric) {
 	p := newPair(t, f)
+	p.server.mr = p.server.grant(allAccess | verbs.AccessRotate)
 	other, otherServer := p.connect(f.Addr, 2) // of the same protection domain
 	key := p.server.mr.RKey()
 	var wrs []verbs.SendWR
@@ -204,6 +206,7 @@ func rotateKey(t *testing.T, f Fabric) {
 // the rotation in one batch, and the peer uses the key at once.
 func rotateChain(t *testing.T, f Fabric) {
 	p := newPair(t, f)
+	p.server.mr = p.server.grant(allAccess | verbs.AccessRotate)
 	key := p.server.mr.RKey()
 	const rounds = 100
 	for i := range rounds {

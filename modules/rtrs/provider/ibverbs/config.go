@@ -1,0 +1,46 @@
+package ibverbs
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// Config sets up the fabric. The zero value is ready to use.
+type Config struct {
+	// IRD and ORD are the RDMA READs that a connection serves and issues at a
+	// time: 0 means 16 or what the device has, negative none.
+	IRD, ORD int
+	// ConnectTimeout bounds a connect, as its context does. Default 10 s.
+	ConnectTimeout time.Duration
+	// Logger gets one line per state change; default slog.Default().
+	Logger *slog.Logger
+}
+
+var _ verbs.Chooser = (*Fabric)(nil)
+
+// Info describes the fabric as a whole; its devices have names and abilities of
+// their own.
+func (f *Fabric) Info() verbs.Info { return verbs.Info{Fabric: "ibverbs", Name: "ibverbs", Port: 1} }
+
+func (c Config) withDefaults() Config {
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.ConnectTimeout == 0 {
+		c.ConnectTimeout = 10 * time.Second
+	}
+	c.IRD, c.ORD = reads(c.IRD), reads(c.ORD)
+	return c
+}
+
+func reads(n int) int {
+	switch {
+	case n == 0:
+		return 16
+	case n < 0:
+		return 0
+	}
+	return min(n, 255)
+}

@@ -1,0 +1,338 @@
+//go:build linux && cgo && ibverbs
+
+package ibverbs
+
+// #include "lib.h"
+import "C"
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// DATA PATH. A turn of the owner:
+//
+//	Poll             what others asked for; then one crossing into C, which
+//	                 posts what PostSend and PostRecv left and takes completions
+//	take             completions become those of the seam
+//	finish           connections that ended: their requests are flushed
+//	Arm              the last look before the owner sleeps
+
+// cq implements verbs.CQ.
+type cq struct {
+	dev    *Device
+	c      *cCQ
+	epfd   int
+	wakefd int
+
+	// Owner only. The arrays are C's.
+	sends    []cSend
+	sges     []C.struct_ibv_sge
+	recvs    []cRecv
+	wcs      []cWC
+	nsend    int
+	nsge     int
+	nrecv    int
+	at, have int   // of wcs: taken from C and not handed over yet
+	drained  []*qp // their queue pairs are gone, completions of theirs may wait
+	ended    []*qp // to flush
+
+	flag  atomic.Bool // something waits in pending
+	slots atomic.Pointer[[]atomic.Pointer[qp]]
+
+	mu      sync.Mutex
+	pending []*qp
+	gens    []uint16 // by slot: how often it was used
+	free    []int
+	closed  bool
+}
+
+const (
+	slotShift = 48
+	genShift  = 32
+	maxSlots  = 1 << 15
+	spareCQEs = 64
+)
+
+// CreateCQ implements verbs.Device.
+func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
+	if depth > d.maxCQE {
+		return nil, fmt.Errorf("create completion queue on %s: %d entries, it has at most %d", d.info.Name, depth, d.maxCQE)
+	}
+	c := &cq{dev: d, epfd: -1, wakefd: -1}
+	if err := errnoOf(C.rv_create_cq(d.ctx, C.int(min(depth+spareCQEs, d.maxCQE)), &c.c)); err != nil {
+		return nil, fmt.Errorf("create completion queue on %s with %d entries: %w", d.info.Name, depth, err)
+	}
+	c.sends, c.sges = c.c.sends[:], c.c.sges[:]
+	c.recvs, c.wcs = c.c.recvs[:], c.c.wcs[:]
+	c.slots.Store(new([]atomic.Pointer[qp]))
+	if err := c.openFDs(); err != nil {
+		C.rv_destroy_cq(c.c)
+		return nil, fmt.Errorf("create completion queue on %s: %w", d.info.Name, err)
+	}
+	return c, nil
+}
+
+func (c *cq) openFDs() (err error) {
+	defer func() {
+		if err != nil {
+			c.closeFDs()
+		}
+	}()
+	if c.epfd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return fmt.Errorf("epoll: %w", err)
+	}
+	if c.wakefd, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return fmt.Errorf("eventfd: %w", err)
+	}
+	for _, fd := range []int{c.wakefd, int(C.rv_cq_fd(c.c))} {
+		ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}
+		if err = unix.EpollCtl(c.epfd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+			return fmt.Errorf("epoll: %w", err)
+		}
+	}
+	return nil
+}
+
+func (c *cq) closeFDs() {
+	unix.Close(c.epfd)
+	unix.Close(c.wakefd)
+}
+
+// FD implements verbs.CQ.
+func (c *cq) FD() int { return c.epfd }
+
+// nextSend returns the place of the next send, with room for n elements.
+func (c *cq) nextSend(n int) *cSend {
+	if c.nsend == len(c.sends) || c.nsge+n > len(c.sges) {
+		c.Flush()
+	}
+	c.nsend++
+	return &c.sends[c.nsend-1]
+}
+
+func (c *cq) addSGE(g *verbs.SGE) {
+	s := &c.sges[c.nsge]
+	s.addr, s.length, s.lkey = addrOf(g.Buf), C.uint32_t(len(g.Buf)), C.uint32_t(g.LKey)
+	c.nsge++
+}
+
+// nextRecv returns the place of the next receive.
+func (c *cq) nextRecv() *cRecv {
+	if c.nrecv == len(c.recvs) {
+		c.Flush()
+	}
+	c.nrecv++
+	return &c.recvs[c.nrecv-1]
+}
+
+// Poll implements verbs.CQ.
+func (c *cq) Poll(wcs []verbs.WC) int {
+	if c.flag.Load() {
+		c.control()
+	}
+	n := c.take(wcs)
+	if c.at == c.have && n < len(wcs) {
+		empty := c.turn(len(wcs)-n) == 0
+		n += c.take(wcs[n:])
+		if empty {
+			c.ended = append(c.ended, c.drained...)
+			c.drained = c.drained[:0]
+		}
+	} else {
+		c.Flush()
+	}
+	if len(c.ended) > 0 {
+		n += c.finish(wcs[n:])
+	}
+	return n
+}
+
+// Flush implements verbs.CQ.
+func (c *cq) Flush() {
+	if c.nsend+c.nrecv > 0 {
+		c.turn(0)
+	}
+}
+
+// turn crosses into C. With room for completions none may wait in wcs.
+func (c *cq) turn(room int) int {
+	got := int(C.rv_turn(c.c, C.int(c.nrecv), C.int(c.nsend), C.int(min(room, len(c.wcs)))))
+	c.nrecv, c.nsend, c.nsge = 0, 0, 0
+	if room > 0 {
+		c.at, c.have = 0, got
+	}
+	if c.c.failure != 0 {
+		c.postFailed()
+	}
+	return got
+}
+
+// take hands over completions that C has left in wcs.
+func (c *cq) take(wcs []verbs.WC) (n int) {
+	for ; c.at < c.have && n < len(wcs); c.at++ {
+		w := &c.wcs[c.at]
+		if q := c.lookup(uint64(w.wr_id)); q != nil && q.done(w, &wcs[n]) {
+			n++
+		}
+	}
+	return n
+}
+
+// lookup finds the queue pair of a wr_id.
+func (c *cq) lookup(id uint64) *qp {
+	slots := *c.slots.Load()
+	slot := id >> slotShift
+	if slot >= uint64(len(slots)) {
+		return nil
+	}
+	if q := slots[slot].Load(); q != nil && q.slot == id&^(1<<genShift-1) {
+		return q
+	}
+	return nil
+}
+
+// finish flushes connections that have ended.
+func (c *cq) finish(wcs []verbs.WC) (n int) {
+	for len(c.ended) > 0 && n < len(wcs) {
+		k, last := c.ended[0].flush(wcs[n:])
+		n += k
+		if !last {
+			break
+		}
+		c.ended = c.ended[1:]
+	}
+	return n
+}
+
+// postFailed ends the connection whose requests the library did not take.
+func (c *cq) postFailed() {
+	q := c.lookup(uint64(c.c.failed))
+	err := errnoOf(c.c.failure)
+	c.c.failure = 0
+	if q == nil || q.closing || !q.is(phaseUp) {
+		return // it is ending
+	}
+	c.dev.f.cfg.Logger.Error("ibverbs: the device does not take a request", "device", c.dev.info.Name, "remote", q.RemoteAddr(), "err", err)
+	q.Disconnect()
+}
+
+// Arm implements verbs.CQ.
+func (c *cq) Arm() bool {
+	c.Flush()
+	if c.flag.Load() || c.at < c.have || len(c.ended)+len(c.drained) > 0 {
+		return false
+	}
+	if C.rv_arm(c.c) != 0 {
+		return false
+	}
+	return c.turn(len(c.wcs)) == 0
+}
+
+// Control path.
+
+// submit asks the owner to look at q. Any goroutine.
+func (c *cq) submit(q *qp) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || q.queued {
+		return
+	}
+	q.queued = true
+	c.pending = append(c.pending, q)
+	c.flag.Store(true)
+	var one [8]byte
+	binary.NativeEndian.PutUint64(one[:], 1)
+	unix.Write(c.wakefd, one[:]) // EAGAIN means that it is readable anyhow
+}
+
+// control does what other goroutines asked for. Owner.
+func (c *cq) control() {
+	var b [8]byte
+	unix.Read(c.wakefd, b[:])
+	c.mu.Lock()
+	list := c.pending
+	c.pending = nil
+	c.flag.Store(false)
+	for _, q := range list {
+		q.queued = false
+	}
+	c.mu.Unlock()
+	c.Flush() // nothing of a queue pair that is to go may wait for the next turn
+	for _, q := range list {
+		switch {
+		case q.is(phaseEnding) && !q.closing:
+			q.closing = true
+			go q.release()
+		case q.is(phaseGone):
+			c.drained = append(c.drained, q)
+		}
+	}
+}
+
+// add gives q a slot.
+func (c *cq) add(q *qp) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return verbs.ErrClosed
+	}
+	if len(c.free) == 0 && !c.grow() {
+		return fmt.Errorf("the completion queue has %d queue pairs already", maxSlots)
+	}
+	slot := c.free[len(c.free)-1]
+	c.free = c.free[:len(c.free)-1]
+	c.gens[slot]++
+	q.slot = uint64(slot)<<slotShift | uint64(c.gens[slot])<<genShift
+	(*c.slots.Load())[slot].Store(q)
+	return nil
+}
+
+func (c *cq) grow() bool {
+	old := *c.slots.Load()
+	if len(old) == maxSlots {
+		return false
+	}
+	table := make([]atomic.Pointer[qp], max(16, 2*len(old)))
+	for i := range old {
+		table[i].Store(old[i].Load())
+	}
+	for slot := len(table) - 1; slot >= len(old); slot-- {
+		c.free = append(c.free, slot)
+	}
+	c.gens = append(c.gens, make([]uint16, len(table)-len(old))...)
+	c.slots.Store(&table)
+	return true
+}
+
+// remove takes the slot of q back.
+func (c *cq) remove(q *qp) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	slot := int(q.slot >> slotShift)
+	if (*c.slots.Load())[slot].CompareAndSwap(q, nil) {
+		c.free = append(c.free, slot)
+	}
+}
+
+// Close implements verbs.CQ.
+func (c *cq) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return errors.New("close completion queue: closed before")
+	}
+	if err := errnoOf(C.rv_destroy_cq(c.c)); err != nil {
+		return fmt.Errorf("close completion queue of %s: %w", c.dev.info.Name, err)
+	}
+	c.closed = true
+	c.closeFDs()
+	return nil
+}

@@ -1,0 +1,243 @@
+//go:build linux && cgo && ibverbs
+
+package ibverbs
+
+// #include "lib.h"
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// event is one of the connection manager, copied.
+type event struct {
+	kind    C.int // enum rdma_cm_event_type
+	status  int
+	id      *cID // of a connection request
+	private []byte
+}
+
+// sink takes the events of an id, on the goroutine that reads them: it must
+// not block.
+type sink interface{ cmEvent(event) }
+
+// waiter hands events to whoever waits for them.
+type waiter chan event
+
+func (w waiter) cmEvent(e event) {
+	select {
+	case w <- e:
+	default: // nobody waits for that many
+	}
+}
+
+// cmID is one communication identifier of librdmacm.
+type cmID struct {
+	f      *Fabric
+	id     *cID
+	handle uint64
+	sink   sink // guarded by Fabric.mu
+}
+
+func (f *Fabric) newID(s sink) (*cmID, error) {
+	i := f.register(s)
+	if err := errnoOf(C.rv_create_id(f.channel, C.uint64_t(i.handle), &i.id)); err != nil {
+		f.forget(i)
+		return nil, fmt.Errorf("make a connection identifier: %w", err)
+	}
+	return i, nil
+}
+
+// adopt makes an identifier of the one that came with a request.
+func (f *Fabric) adopt(id *cID, s sink) *cmID {
+	i := f.register(s)
+	i.id = id
+	C.rv_adopt_id(id, C.uint64_t(i.handle))
+	return i
+}
+
+func (f *Fabric) register(s sink) *cmID {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.handles++
+	i := &cmID{f: f, handle: f.handles, sink: s}
+	f.ids[i.handle] = i
+	return i
+}
+
+func (f *Fabric) forget(i *cmID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.ids, i.handle)
+}
+
+// pass gives later events to s.
+func (i *cmID) pass(s sink) {
+	i.f.mu.Lock()
+	defer i.f.mu.Unlock()
+	i.sink = s
+}
+
+// destroy frees the identifier and its queue pair.
+func (i *cmID) destroy() {
+	i.f.forget(i)
+	C.rv_destroy_id(i.id)
+}
+
+func (i *cmID) localAddr() netip.AddrPort {
+	var a C.struct_rv_addr
+	C.rv_local_addr(i.id, &a)
+	return fromC(&a)
+}
+
+func (i *cmID) remoteAddr() netip.AddrPort {
+	var a C.struct_rv_addr
+	C.rv_remote_addr(i.id, &a)
+	return fromC(&a)
+}
+
+// resolve finds the device and the way to dst.
+func (i *cmID) resolve(ctx context.Context, w waiter, src netip.Addr, dst netip.AddrPort) error {
+	s, d := toC(netip.AddrPortFrom(src, 0)), toC(dst)
+	err := errnoOf(C.rv_resolve_addr(i.id, &s, &d, C.int(resolveTimeout.Milliseconds())))
+	switch {
+	case errors.Is(err, syscall.ENODEV):
+		return fmt.Errorf("%w has the address %s: %w", ErrNoDevice, orDestination(src, dst.Addr()), err)
+	case err != nil:
+		return fmt.Errorf("resolve: %w", err)
+	}
+	_, err = w.await(ctx, C.RDMA_CM_EVENT_ADDR_RESOLVED)
+	return err
+}
+
+func orDestination(src, dst netip.Addr) netip.Addr {
+	if src.IsValid() {
+		return src
+	}
+	return dst
+}
+
+// await waits for an event of the wanted kind; others are failures.
+func (w waiter) await(ctx context.Context, want C.int) (event, error) {
+	select {
+	case e := <-w:
+		if e.kind == want {
+			return e, nil
+		}
+		return e, e.failure()
+	case <-ctx.Done():
+		return event{}, context.Cause(ctx)
+	}
+}
+
+// failure explains an event that is not the one that was waited for.
+func (e *event) failure() error {
+	errno := syscall.Errno(max(-e.status, 0))
+	if errno == 0 {
+		errno = syscall.ECONNABORTED
+	}
+	switch e.kind {
+	case C.RDMA_CM_EVENT_ADDR_ERROR:
+		if errno == syscall.ENODEV || errno == syscall.EADDRNOTAVAIL {
+			return fmt.Errorf("%w leads there: %w", ErrNoDevice, errno)
+		}
+		return fmt.Errorf("the address does not resolve: %w", errno)
+	case C.RDMA_CM_EVENT_ROUTE_ERROR:
+		return fmt.Errorf("no RDMA route: %w", errno)
+	case C.RDMA_CM_EVENT_UNREACHABLE:
+		return fmt.Errorf("the peer does not answer: %w", errno)
+	case C.RDMA_CM_EVENT_REJECTED:
+		return rejected(e.status)
+	case C.RDMA_CM_EVENT_DEVICE_REMOVAL:
+		return fmt.Errorf("the device was removed: %w", syscall.ENODEV)
+	}
+	return fmt.Errorf("connection manager event %d: %w", e.kind, errno)
+}
+
+// run reads the events of the connection manager and of the devices, for as
+// long as the process lives: identifiers may be in use after Close.
+func (f *Fabric) run(ch *cChannel) {
+	fds := f.watched(ch)
+	for {
+		if _, err := unix.Poll(fds, -1); err != nil && err != unix.EINTR {
+			f.cfg.Logger.Error("ibverbs: wait for events", "err", err)
+			time.Sleep(time.Second)
+		}
+		if fds[1].Revents != 0 {
+			var b [8]byte
+			unix.Read(f.wakefd, b[:])
+			fds = f.watched(ch)
+			continue
+		}
+		f.cmEvents(ch)
+		f.asyncEvents()
+	}
+}
+
+// watched are the descriptors of run.
+func (f *Fabric) watched(ch *cChannel) []unix.PollFd {
+	fds := []unix.PollFd{{Fd: int32(C.rv_channel_fd(ch)), Events: unix.POLLIN}, {Fd: int32(f.wakefd), Events: unix.POLLIN}}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, d := range f.devices {
+		if !d.lost.Load() {
+			fds = append(fds, unix.PollFd{Fd: int32(C.rv_async_fd(d.ctx)), Events: unix.POLLIN})
+		}
+	}
+	return fds
+}
+
+func (f *Fabric) cmEvents(ch *cChannel) {
+	for {
+		var c C.struct_rv_event
+		err := errnoOf(C.rv_next_event(ch, &c))
+		if errors.Is(err, syscall.EAGAIN) {
+			return
+		}
+		if err != nil {
+			f.cfg.Logger.Error("ibverbs: read connection event", "err", err)
+			return
+		}
+		e := event{kind: c._type, status: int(c.status), id: c.id}
+		if c.private_len > 0 {
+			e.private = C.GoBytes(unsafe.Pointer(&c.private_data[0]), c.private_len)
+		}
+		f.deliver(uint64(c.handle), e)
+	}
+}
+
+func (f *Fabric) deliver(handle uint64, e event) {
+	f.mu.Lock()
+	var s sink
+	if i := f.ids[handle]; i != nil {
+		s = i.sink
+	}
+	f.mu.Unlock()
+	switch {
+	case s != nil:
+		s.cmEvent(e)
+	case e.kind == C.RDMA_CM_EVENT_CONNECT_REQUEST: // of a listener that is gone
+		C.rv_destroy_id(e.id)
+	}
+}
+
+// asyncEvents reads what devices report by themselves.
+func (f *Fabric) asyncEvents() {
+	f.mu.Lock()
+	var devs []*Device
+	for _, d := range f.devices {
+		devs = append(devs, d)
+	}
+	f.mu.Unlock()
+	for _, d := range devs {
+		d.asyncEvents()
+	}
+}

@@ -1,0 +1,52 @@
+package ibverbs
+
+// ring is a queue of fixed capacity. Its elements have indices that count up
+// in 31 bits.
+type ring[T any] struct {
+	items      []T // a power of two
+	capacity   uint32
+	head, tail uint32 // indices of the next pop and push
+}
+
+const indexMask = 1<<31 - 1
+
+func newRing[T any](capacity int) ring[T] {
+	size := 1
+	for size < capacity {
+		size *= 2
+	}
+	return ring[T]{items: make([]T, size), capacity: uint32(capacity)}
+}
+
+func (r *ring[T]) len() uint32 { return (r.tail - r.head) & indexMask }
+
+func (r *ring[T]) full() bool { return r.len() >= r.capacity }
+
+// push appends v, for which there is room, and returns its index.
+func (r *ring[T]) push(v T) (index uint32) {
+	index = r.tail
+	r.items[int(index)&(len(r.items)-1)] = v
+	r.tail = (r.tail + 1) & indexMask
+	return index
+}
+
+// pop takes the oldest element.
+func (r *ring[T]) pop() (v T, ok bool) {
+	if r.head == r.tail {
+		return v, false
+	}
+	v = r.items[int(r.head)&(len(r.items)-1)]
+	r.head = (r.head + 1) & indexMask
+	return v, true
+}
+
+// popTo takes the elements up to index and returns that one. An index that is
+// not in the ring changes nothing.
+func (r *ring[T]) popTo(index uint32) (v T, ok bool) {
+	if (index-r.head)&indexMask >= r.len() {
+		return v, false
+	}
+	v = r.items[int(index)&(len(r.items)-1)]
+	r.head = (index + 1) & indexMask
+	return v, true
+}
