@@ -11,12 +11,22 @@ RESULTS  := $(CURDIR)/.cache/test-results
 export CGO_ENABLED ?= 0
 .DEFAULT_GOAL := help
 
+# The fabric ibverbs is built in where there is a C compiler and the headers of rdma-core.
+ifeq ($(shell printf '%s\n' '\#include <infiniband/verbs.h>' '\#include <rdma/rdma_cma.h>' | $${CC:-gcc} -E - >/dev/null 2>&1 && echo yes),yes)
+export GOFLAGS += -tags=ibverbs
+CGO_RNBD := 1
+else
+CGO_RNBD := $(CGO_ENABLED)
+endif
+
 help: ## this help
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## every program and plugin, into bin/
 	@mkdir -p $(BIN)
-	@for p in $(PROGRAMS); do echo "build $$p"; (cd $$p && go build -o $(BIN)/ .) || exit 1; done
+	@for p in $(PROGRAMS); do echo "build $$p"; \
+		cgo=$(CGO_ENABLED); [ $$p != cmd/rnbd ] || cgo=$(CGO_RNBD); (cd $$p && CGO_ENABLED=$$cgo go build -o $(BIN)/ .) || exit 1; done
+	@$(BIN)/rnbd version | grep fabrics:
 
 demo: build ## export, map, copy, kill a plugin, verify: under a minute
 	@cd test && RNBD_BIN=$(BIN) go run ./demo

@@ -88,7 +88,7 @@ func runClient(cmd *cobra.Command, o *clientOptions) error {
 // config turns options into the library's configuration.
 func (o *clientOptions) config(socket string) (client.Config, error) {
 	cfg := client.DefaultConfig()
-	cfg.DefaultFabric = defaultFabric
+	cfg.DefaultFabric, cfg.PreferredFabric = defaultFabric, preferredFabric
 	cfg.Pumps, cfg.Spin, cfg.Slots, cfg.Frontend = o.Pumps, o.spin(), o.Slots, o.Frontend
 	if o.KernelTiming {
 		cfg.Timing = rtrs.KernelTiming()

@@ -6,13 +6,18 @@ import (
 	"sort"
 	"strings"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/provider/ibverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/rocev2"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// defaultFabric is used where an address names none.
-const defaultFabric = "iwarp"
+// defaultFabric is used where an address names none. A client tries
+// preferredFabric first, where an RDMA device leads to the address.
+const (
+	defaultFabric   = "iwarp"
+	preferredFabric = "ibverbs"
+)
 
 // fabricConfig is what users can set about fabrics.
 type fabricConfig struct {
@@ -29,6 +34,11 @@ var fabrics = map[string]func(fabricConfig) (verbs.Device, error){
 		cfg.Logger = c.Logger
 		return iwarp.Open(cfg)
 	},
+	"ibverbs": func(c fabricConfig) (verbs.Device, error) {
+		// Libraries and devices are looked for when it is first used. Without
+		// cgo it is a stub that says so.
+		return ibverbs.Open(ibverbs.Config{IRD: -1, ORD: -1, Logger: c.Logger}), nil
+	},
 	"rocev2": func(c fabricConfig) (verbs.Device, error) {
 		// Its UDP ports are bound when an address is first used. RTRS has no
 		// RDMA READs, and says so when it connects.
@@ -36,8 +46,12 @@ var fabrics = map[string]func(fabricConfig) (verbs.Device, error){
 	},
 }
 
+// fabricNames are the fabrics that work in this build.
 func fabricNames() (names []string) {
 	for n := range fabrics {
+		if n == "ibverbs" && !ibverbs.Built {
+			n += " (not built in: needs cgo and the headers of rdma-core)"
+		}
 		names = append(names, n)
 	}
 	sort.Strings(names)

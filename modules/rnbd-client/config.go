@@ -17,6 +17,9 @@ type Config struct {
 	Fabrics map[string]verbs.Device
 	// DefaultFabric is used by paths that name none.
 	DefaultFabric string
+	// PreferredFabric comes before it where it is a verbs.Chooser with a device
+	// that leads to the address, loopback addresses aside; empty: none.
+	PreferredFabric string
 	// Hostname is part of the names of sessions that are made up.
 	Hostname string
 

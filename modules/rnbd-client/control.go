@@ -228,13 +228,13 @@ func (a *controlAPI) AddPath(ctx context.Context, r *controlpb.AddPathRequest) (
 	if err != nil {
 		return nil, err
 	}
-	addrs, err := a.c.addresses([]string{r.Path})
+	addrs, err := a.c.addresses(ctx, []string{r.Path})
 	if err != nil {
 		return nil, err
 	}
 	id, err := s.transport.AddPath(ctx, addrs[0])
 	if err != nil {
-		return nil, err
+		return nil, refused(addrs, err)
 	}
 	for _, p := range s.transport.Paths() {
 		if p.ID == id {

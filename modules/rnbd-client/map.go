@@ -39,7 +39,7 @@ func (c *Client) Map(ctx context.Context, r MapRequest) (*Device, error) {
 	defer c.mapMu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.MapTimeout)
 	defer cancel()
-	d, err := c.prepare(r)
+	d, err := c.prepare(ctx, r)
 	if err != nil {
 		return nil, fmt.Errorf("map %q: %w", r.Path, err)
 	}
@@ -59,13 +59,13 @@ func (c *Client) Map(ctx context.Context, r MapRequest) (*Device, error) {
 }
 
 // prepare checks what can be checked without the server.
-func (c *Client) prepare(r MapRequest) (*Device, error) {
+func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	d := &Device{client: c, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, identity: rand.Text(),
 		shares: make([]share, len(c.pumps)), latency: make([]stages, len(c.pumps))}
 	if r.Path == "" || len(r.Path) > 254 {
 		return nil, fmt.Errorf("a device path has 1 to 254 characters: %w", syscall.EINVAL)
 	}
-	if _, err := c.addresses(r.Paths); err != nil { // also where a session is there
+	if _, err := c.addresses(ctx, r.Paths); err != nil { // also where a session is there
 		return nil, err
 	}
 	index := -1

@@ -1,13 +1,17 @@
 package client
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // DefaultPort is RNBD's (docs/protocol/rnbd.md).
@@ -85,10 +89,10 @@ func cutLast(s, sep string) (before, after string, found bool) {
 }
 
 // address finds the fabric's device for p.
-func (c *Client) address(p pathSpec) (rtrs.PathAddr, error) {
+func (c *Client) address(ctx context.Context, p pathSpec) (rtrs.PathAddr, error) {
 	name := p.fabric
 	if name == "" {
-		name = c.cfg.DefaultFabric
+		name = c.unnamed(ctx, p)
 	}
 	dev, ok := c.cfg.Fabrics[name]
 	if !ok {
@@ -97,13 +101,49 @@ func (c *Client) address(p pathSpec) (rtrs.PathAddr, error) {
 	return rtrs.PathAddr{Device: dev, Src: p.src, Dst: p.dst}, nil
 }
 
-func (c *Client) addresses(specs []string) (out []rtrs.PathAddr, err error) {
+// preferredTimeout bounds the question whether the preferred fabric leads to an
+// address.
+const preferredTimeout = 3 * time.Second
+
+// unnamed is the fabric of a path that names none.
+func (c *Client) unnamed(ctx context.Context, p pathSpec) string {
+	fabric, ok := c.cfg.Fabrics[c.cfg.PreferredFabric].(verbs.Chooser)
+	if !ok || p.dst.Addr().IsLoopback() {
+		return c.cfg.DefaultFabric
+	}
+	ctx, cancel := context.WithTimeout(ctx, preferredTimeout)
+	defer cancel()
+	if _, err := fabric.DeviceFor(ctx, p.src, p.dst.Addr()); err != nil {
+		c.log.Debug("the preferred fabric does not lead there", "path", p.String(), "fabric", c.cfg.PreferredFabric, "err", err)
+		return c.cfg.DefaultFabric
+	}
+	return c.cfg.PreferredFabric
+}
+
+// refused adds to the error of a path that nobody accepted which other fabric
+// the server may be on.
+func refused(addrs []rtrs.PathAddr, err error) error {
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return err
+	}
+	for _, a := range addrs {
+		switch a.Device.Info().Fabric {
+		case "iwarp":
+			return fmt.Errorf("%w (over iwarp; the server of a Linux kernel is reached with %s%%rocev2)", err, a.Dst)
+		case "ibverbs":
+			return fmt.Errorf("%w (over ibverbs, because an RDMA device leads there; a server that listens on TCP is reached with %s%%iwarp)", err, a.Dst)
+		}
+	}
+	return err
+}
+
+func (c *Client) addresses(ctx context.Context, specs []string) (out []rtrs.PathAddr, err error) {
 	for _, s := range specs {
 		p, err := parsePath(s)
 		if err != nil {
 			return nil, err
 		}
-		a, err := c.address(p)
+		a, err := c.address(ctx, p)
 		if err != nil {
 			return nil, fmt.Errorf("path %q: %w", s, err)
 		}

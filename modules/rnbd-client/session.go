@@ -35,7 +35,7 @@ type session struct {
 
 // openSession connects all paths and says hello. All or nothing.
 func (c *Client) openSession(ctx context.Context, name string, paths []string) (*session, error) {
-	addrs, err := c.addresses(paths)
+	addrs, err := c.addresses(ctx, paths)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +52,7 @@ func (c *Client) openSession(ctx context.Context, name string, paths []string) (
 	cfg.OnPermit = func(int) {} // its sources try again whenever they are polled
 	cfg.OnEvent = s.onEvent
 	if s.transport, err = rtrs.Open(ctx, name, addrs, cfg); err != nil {
-		return nil, err
+		return nil, refused(addrs, err)
 	}
 	for i := range c.pumps {
 		s.queues = append(s.queues, s.transport.Queue(i))

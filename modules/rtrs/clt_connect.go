@@ -23,14 +23,32 @@ const (
 // connect makes one attempt. On failure nothing is left, and the error has the
 // errno in its chain that the Linux client would report.
 func (p *path) connect(ctx context.Context) (*link, error) {
+	dev, err := p.device(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("rtrs: session %s: connect path %s: %w", p.session.name, p.addr, err)
+	}
 	p.reconCnt++
-	l := newLink(p)
+	l := newLink(p, dev)
 	if err := l.establish(ctx); err != nil {
 		l.fail(err)
 		l.close()
 		return nil, fmt.Errorf("rtrs: session %s: connect path %s: %w", p.session.name, p.addr, err)
 	}
 	return l, nil
+}
+
+// device finds the device that leads to the server now.
+func (p *path) device(ctx context.Context) (*sessionDevice, error) {
+	dev := p.addr.Device
+	if c, ok := dev.(verbs.Chooser); ok {
+		ctx, cancel := context.WithTimeout(ctx, p.session.Timing().ConnectTimeout)
+		defer cancel()
+		var err error
+		if dev, err = c.DeviceFor(ctx, p.addr.Src, p.addr.Dst.Addr()); err != nil {
+			return nil, connectError(ctx, err)
+		}
+	}
+	return p.session.device(dev)
 }
 
 func (l *link) establish(ctx context.Context) error {
@@ -56,7 +74,7 @@ func (l *link) dial(ctx context.Context, cid int) error {
 	p := l.path
 	ctx, cancel := context.WithTimeout(ctx, p.session.Timing().ConnectTimeout)
 	defer cancel()
-	private, err := p.addr.Device.Connect(ctx, c.qp, verbs.ConnectParams{
+	private, err := l.dev.dev.Connect(ctx, c.qp, verbs.ConnectParams{
 		Src:     p.addr.Src,
 		Dst:     p.addr.Dst,
 		Private: p.connReq(cid),
@@ -122,6 +140,10 @@ func connectError(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w", syscall.ETIMEDOUT, err)
 	case errors.As(err, &errno) && (errno == syscall.EHOSTUNREACH || errno == syscall.ENETUNREACH || errno == syscall.EADDRNOTAVAIL):
 		return fmt.Errorf("%w: %w", syscall.EHOSTUNREACH, err)
+	case errors.As(err, &errno) && errno == syscall.ENODEV:
+		return err // no device of the fabric leads there
+	case errors.Is(err, verbs.ErrUnsupported):
+		return fmt.Errorf("%w: %w", syscall.EOPNOTSUPP, err)
 	}
 	return fmt.Errorf("%w: %w", syscall.ECONNRESET, err)
 }

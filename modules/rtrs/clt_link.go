@@ -54,10 +54,10 @@ type remoteBuf struct {
 	rkey uint32
 }
 
-func newLink(p *path) *link {
+func newLink(p *path, dev *sessionDevice) *link {
 	return &link{
 		path:   p,
-		dev:    p.dev,
+		dev:    dev,
 		info:   make(chan []byte, 1),
 		failed: make(chan struct{}),
 	}

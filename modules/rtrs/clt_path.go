@@ -19,8 +19,8 @@ import (
 
 // PathAddr says how a path reaches the server.
 type PathAddr struct {
-	Device verbs.Device
-	Src    netip.Addr // zero: chosen by the system
+	Device verbs.Device // a verbs.Chooser is asked at each attempt
+	Src    netip.Addr   // zero: chosen by the system
 	Dst    netip.AddrPort
 }
 
@@ -39,7 +39,6 @@ type path struct {
 	addr    PathAddr
 	uuid    rtrswire.UUID
 	log     *slog.Logger
-	dev     *sessionDevice
 	kick    chan struct{} // intent has changed
 	ended   chan struct{} // closed when run has returned
 

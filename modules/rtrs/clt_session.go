@@ -220,7 +220,6 @@ func (s *Session) addPath(ctx context.Context, addr PathAddr, first bool) (id in
 	if err == nil {
 		defer s.adding.Done()
 		p.firstConn = first
-		p.dev, err = s.device(addr.Device)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("rtrs: session %s: add path %s: %w", s.name, addr, err)

@@ -194,6 +194,9 @@ func (s *Server) run(dev verbs.Device, l verbs.Listener) {
 func (s *Server) onConnRequest(dev verbs.Device, req verbs.ConnRequest) {
 	s.accepting.Lock()
 	defer s.accepting.Unlock()
+	if r, ok := req.(verbs.DeviceRequest); ok {
+		dev = r.Device()
+	}
 	err := s.accept(dev, req)
 	if err == nil {
 		return

@@ -91,6 +91,9 @@ func newSrvPath(s *SrvSession, dev verbs.Device, req verbs.ConnRequest, f *rtrsw
 		p.free()
 		return nil, fmt.Errorf("register chunks on %s: %w", dev.Info().Name, err)
 	}
+	if s.srv.cfg.AlwaysInvalidate && !p.newRkey {
+		p.log("rtrs: always_invalidate is off for this path: the device cannot change keys", "device", dev.Info().Name)
+	}
 	return p, nil
 }
 

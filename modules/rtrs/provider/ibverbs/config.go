@@ -22,7 +22,9 @@ var _ verbs.Chooser = (*Fabric)(nil)
 
 // Info describes the fabric as a whole; its devices have names and abilities of
 // their own.
-func (f *Fabric) Info() verbs.Info { return verbs.Info{Fabric: "ibverbs", Name: "ibverbs", Port: 1} }
+func (f *Fabric) Info() verbs.Info {
+	return verbs.Info{Fabric: "ibverbs", Name: "ibverbs", Port: 1, Caps: verbs.CapWriteImm}
+}
 
 func (c Config) withDefaults() Config {
 	if c.Logger == nil {

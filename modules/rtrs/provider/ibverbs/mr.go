@@ -182,6 +182,8 @@ type mr struct {
 	buf  []byte
 	w    *window // nil: the region's key
 	rkey uint32
+
+	closed bool // guarded by pd.mu
 }
 
 // open binds a window to m; pd.mu is held.
@@ -229,6 +231,10 @@ func (m *mr) Len() int     { return len(m.buf) }
 func (m *mr) Close() error {
 	m.pd.mu.Lock()
 	defer m.pd.mu.Unlock()
+	if m.closed {
+		return nil
+	}
+	m.closed = true
 	var err error
 	if m.w != nil {
 		m.pd.setWindow(m.w, false)

@@ -18,7 +18,7 @@ func recvTooSmall(t *testing.T, f Fabric) {
 		verbs.SendWR{ID: 1, Op: verbs.OpSend, Signaled: true, SGEs: p.client.sge(0, 100, 1)},
 		verbs.SendWR{ID: 2, Op: verbs.OpSend, Signaled: true, SGEs: p.client.sge(0, 100, 1)})
 	p.settle(1)
-	if wc := p.waitFor(p.server, 5); wc.Status != verbs.StatusLocalLength {
+	if wc := p.waitFor(p.server, 5); !f.is(wc.Status, verbs.StatusLocalLength) {
 		t.Errorf("receive of 99 bytes for a message of 100 completed as %+v", wc)
 	}
 	if wc := p.waitFor(p.server, 6); wc.Status != verbs.StatusFlushed {
@@ -135,6 +135,11 @@ func (p *pair) refused(r reach) {
 	}
 }
 
+// is tells whether a fault in local memory is reported as it should be.
+func (f *Fabric) is(got, want verbs.Status) bool {
+	return got == want || f.VagueErrors && got != verbs.StatusOK
+}
+
 func localOutside(t *testing.T, f Fabric) {
 	p := newPair(t, f)
 	foreign := make([]byte, 64)
@@ -146,7 +151,7 @@ func localOutside(t *testing.T, f Fabric) {
 	case err != nil || n != 1:
 		t.Errorf("PostSend took %d, %v", n, err)
 	default:
-		if wc := p.waitFor(p.client, 1); wc.Status != verbs.StatusLocalProt {
+		if wc := p.waitFor(p.client, 1); !f.is(wc.Status, verbs.StatusLocalProt) {
 			t.Errorf("completed as %+v", wc)
 		}
 		p.settle(1)

@@ -19,6 +19,10 @@ type Fabric struct {
 	Addr6          netip.AddrPort // the same for IPv6; zero: not supported here
 	Src            netip.Addr     // of the client where it is told to use one; zero: that of Addr
 
+	// VagueErrors: a fault in local memory completes with any error status, as
+	// software in the kernel has it. Otherwise it is the one of the seam.
+	VagueErrors bool
+
 	// Garbage sends bytes that are no connection request to addr and returns
 	// when they are on their way; nil: the fabric has no such thing.
 	Garbage func(t *testing.T, addr netip.AddrPort)
