@@ -43,6 +43,22 @@ func (s *Session) AdminRead(ctx context.Context, user, reply []byte) error {
 	return nil
 }
 
+// AdminListen is AdminRead of something that the server answers when there is
+// news, however long that takes: it counts as no request in flight. It keeps a
+// permit, and moves to another path when its own is lost. When ctx ends first
+// the server still has the request, until the next one takes its place.
+func (s *Session) AdminListen(ctx context.Context, user, reply []byte) error {
+	call, err := s.newCall(kindListen, user, len(reply))
+	if err == nil {
+		err = call.do(ctx, s.queues[0])
+	}
+	if err != nil {
+		return fmt.Errorf("rtrs: session %s: listen: %w", s.name, err)
+	}
+	copy(reply, call.reply.Region.mem[call.reply.Off:])
+	return nil
+}
+
 // AdminWrite is AdminRead without a reply other than success or failure.
 func (s *Session) AdminWrite(ctx context.Context, user []byte) error {
 	call, err := s.newCall(kindWrite, user, 0)

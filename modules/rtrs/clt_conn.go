@@ -98,9 +98,9 @@ func (c *cltConn) connFailed(err error) { c.link.fail(err) }
 // the path has decided how.
 func (c *cltConn) connDown() {
 	if c.sized {
-		n := c.queue.markLost(c.link)
-		c.stats.finished.add(uint64(n))
-		c.link.unanswered.Add(n)
+		lost, counted := c.queue.markLost(c.link)
+		c.stats.finished.add(uint64(counted))
+		c.link.unanswered.Add(lost)
 	}
 	c.link.fail(ErrConnLost)
 	close(c.gone)

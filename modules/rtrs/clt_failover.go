@@ -175,20 +175,24 @@ func (s *Session) endConnect(p *path, accepted bool) {
 	}
 }
 
-// markLost marks the queue's requests on l and counts them. Owner; nothing more
-// can be posted on or arrive from that connection.
-func (q *Queue) markLost(l *link) (n int64) {
+// markLost marks the queue's requests on l and counts them; counted are those
+// that count as in flight. Owner; nothing more can be posted on or arrive from
+// that connection.
+func (q *Queue) markLost(l *link) (lost, counted int64) {
 	l.slots.each(q.cid, func(id uint32, r *request) {
 		if r.link != l || r.state != reqInflight {
 			return
 		}
-		n++
+		lost++
+		if r.kind.counts() {
+			counted++
+		}
 		r.state = reqLost
 		if r.kind == kindFence { // it has a new one sent, with another permit
 			q.abortOne(r)
 		}
 	})
-	return n
+	return lost, counted
 }
 
 // failover sends the queue's requests of l again, and frees the permits of

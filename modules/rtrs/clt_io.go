@@ -134,7 +134,7 @@ func (q *Queue) post(l *link, id uint32, r *request) error {
 	buf := l.bufs[id]
 	sges := c.sges[:0]
 	switch {
-	case r.kind == kindRead:
+	case r.kind == kindRead || r.kind == kindListen:
 		buf.addr += uint64(r.data.Len)
 	case r.data.Len > 0:
 		sges = append(sges, r.data.sge(l.dev.index))
@@ -192,7 +192,10 @@ func (q *Queue) onReply(c *cltConn, imm rtrswire.Imm, rkey rtrswire.RkeyRsp) {
 // countSent notes a request that was posted.
 func (c *cltConn) countSent(r *request) {
 	r.sentAt, r.sentOn = c.poller.Now(), c.poller.cpu
-	if r.kind == kindFence {
+	switch r.kind {
+	case kindListen:
+		return
+	case kindFence:
 		c.stats.started.add(1)
 		return
 	}
@@ -204,6 +207,9 @@ func (c *cltConn) countSent(r *request) {
 
 // countAnswered notes the answer to a request.
 func (c *cltConn) countAnswered(r *request) {
+	if !r.kind.counts() {
+		return
+	}
 	c.stats.finished.add(1)
 	if cpu := c.poller.cpu; cpu != r.sentOn {
 		c.stats.migrated(r.sentOn, cpu)

@@ -34,7 +34,12 @@ const (
 	kindWrite requestKind = iota
 	kindRead
 	kindFence
+	kindListen // a READ that waits for news, and counts as no request in flight
 )
+
+// counts tells whether a request of this kind is one in flight to those who
+// count.
+func (k requestKind) counts() bool { return k != kindListen }
 
 // requestState is where a request is in its life.
 type requestState uint8

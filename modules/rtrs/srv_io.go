@@ -2,6 +2,7 @@ package rtrs
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
@@ -57,7 +58,8 @@ type Op struct {
 	errno   int
 	stage   opStage
 	keepKey bool
-	next    *Op // in the connection's list of those that wait for room
+	cancel  func(*Op) // of Park
+	next    *Op       // in the connection's list of those that wait for room
 }
 
 // opStage tells what an Op waits for room for.
@@ -113,8 +115,9 @@ type srvConn struct {
 	pollerIndex int
 
 	// Owner only.
-	inflight   int // ops of this connection
-	head, tail *Op // that wait for room, in order
+	inflight   int   // ops of this connection
+	parked     []*Op // those among them that wait for news
+	head, tail *Op   // that wait for room, in order
 	chain      [maxChain]verbs.SendWR
 	data, rkey [1]verbs.SGE
 }
@@ -379,8 +382,33 @@ func (op *Op) Respond(errno int) { op.respond(errno, false) }
 // does when its consumer refuses a request at once.
 func (op *Op) RespondSync(errno int) { op.respond(errno, true) }
 
+// Park says that op waits for news of the consumer's, for as long as that
+// takes. It counts as no request under way; when its path closes, cancel is
+// called on the owner, for the consumer to respond soon: the path waits for
+// that. Owner of its poller only, before Respond.
+func (op *Op) Park(cancel func(*Op)) {
+	c := op.conn
+	if c.down {
+		cancel(op)
+		return
+	}
+	op.cancel = cancel
+	c.parked = append(c.parked, op)
+	c.stats.finished.add(1)
+}
+
+// unpark makes op a request under way again.
+func (c *srvConn) unpark(op *Op) {
+	c.parked = slices.DeleteFunc(c.parked, func(o *Op) bool { return o == op })
+	op.cancel = nil
+	c.stats.started.add(1)
+}
+
 func (op *Op) respond(errno int, keepKey bool) {
 	c := op.conn
+	if op.cancel != nil {
+		c.unpark(op)
+	}
 	op.errno, op.keepKey, op.stage = errno, keepKey, opAnswering
 	if c.down || !c.path.connected() {
 		op.drop()
@@ -472,5 +500,10 @@ func (c *srvConn) connDown() {
 	}
 	for c.head != nil {
 		c.popWaiting().drop()
+	}
+	for len(c.parked) > 0 {
+		op, cancel := c.parked[0], c.parked[0].cancel
+		c.unpark(op)
+		cancel(op)
 	}
 }
