@@ -46,6 +46,9 @@ type Config struct {
 	// FenceTimeout is how long a device may wait for a dead plugin's I/O
 	// before it counts as stuck; it goes on waiting, alone.
 	FenceTimeout time.Duration
+	// SizePoll is how often the sizes of files and devices that are open are
+	// looked at; < 0: never.
+	SizePoll time.Duration
 
 	Logger *slog.Logger
 
@@ -86,6 +89,7 @@ func DefaultConfig() Config {
 		CrashLimit:       3,
 		CrashWindow:      time.Minute,
 		FenceTimeout:     5 * time.Second,
+		SizePoll:         time.Second,
 		Logger:           slog.New(slog.DiscardHandler),
 		launch:           plugin.Launch,
 		newRing:          shm.NewRing,

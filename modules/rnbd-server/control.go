@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
@@ -170,7 +171,27 @@ func (c *controlAPI) CloseDevice(_ context.Context, r *controlpb.CloseDeviceRequ
 		return nil, fmt.Errorf("session %q has no device %d: %w", r.Session, r.DeviceId, syscall.ENOENT)
 	}
 	c.s.closeMapping(m, true)
+	c.s.tell(m, rnbdwire.EventRemoved)
 	return &controlpb.Empty{}, nil
+}
+
+// ResizeDevice looks at the size of a device now, and lists what is served
+// under its name.
+func (c *controlAPI) ResizeDevice(ctx context.Context, r *controlpb.DeviceRequest) (*controlpb.ServerDeviceList, error) {
+	if err := c.s.Resize(ctx, r.Device); err != nil {
+		return nil, err
+	}
+	all, err := c.ListDevices(ctx, &controlpb.ListRequest{})
+	if err != nil {
+		return nil, err
+	}
+	list := &controlpb.ServerDeviceList{}
+	for _, d := range all.Devices {
+		if d.Name == r.Device || d.Path == r.Device {
+			list.Devices = append(list.Devices, d)
+		}
+	}
+	return list, nil
 }
 
 func (c *controlAPI) DisconnectSession(ctx context.Context, r *controlpb.SessionRequest) (*controlpb.Empty, error) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -39,6 +40,9 @@ type device struct {
 	ready, failed atomic.Bool
 	stuck         atomic.Bool // its fence has been awaited for too long
 	users         int         // guarded by Server.mu
+
+	sizeMu   sync.Mutex // one look at the size at a time
+	nodeSize uint64     // of the node in bytes, when looked at last; guarded by sizeMu
 
 	latency []stages // by pump; only that pump writes
 }
@@ -145,6 +149,7 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, name string,
 	}
 	d = &device{key: key, name: name, path: n.path, file: n.file, plugin: p, users: 1,
 		latency: make([]stages, len(s.pumps))}
+	d.nodeSize, _ = nodeSize(n.file) // before the plugin looks, so that no change goes unseen
 	if err := p.open(ctx, d); err != nil {
 		n.close()
 		return nil, err

@@ -76,6 +76,8 @@ func (h *handler) Request(op *rtrs.Op) {
 			return
 		}
 		op.Respond(int(blk.EINVAL))
+	case rnbdwire.TypeEvent:
+		s.onEvent(op, sess, rnbdwire.Event(user))
 	case rnbdwire.TypeSessInfo, rnbdwire.TypeOpen, rnbdwire.TypeClose:
 		s.admin.Add(1)
 		go s.onAdmin(op, sess)
@@ -117,7 +119,7 @@ func (s *Server) onSessInfo(op *rtrs.Op, sess *session, msg rnbdwire.SessInfo) e
 	sess.mu.Lock()
 	sess.version = ver
 	sess.mu.Unlock()
-	rnbdwire.SessInfoRspFields{Version: ver}.Put(op.Data())
+	rnbdwire.SessInfoRspFields{Version: ver, Features: rnbdwire.FeatureEvents}.Put(op.Data())
 	return nil
 }
 
@@ -158,6 +160,7 @@ func openRsp(m *mapping) rnbdwire.OpenRspFields {
 		LogicalBlockSize:    uint16(l.LogicalBlockSize),
 		MaxSegments:         l.MaxSegments,
 	}
+	f.Rotational = l.Rotational
 	if l.SecureErase {
 		f.SecureDiscard = 1
 	}

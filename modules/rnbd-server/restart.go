@@ -169,7 +169,7 @@ func (p *ioPlugin) reopen1(d *device, gen uint32, proc *plugin.Process) {
 		p.fail([]*device{d})
 		return
 	}
-	d.limits.Store(&limits)
+	p.server.takeLimits(d, limits)
 	d.stuck.Store(false)
 	p.revive(d, gen)
 }

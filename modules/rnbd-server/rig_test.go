@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -37,6 +38,8 @@ type memory struct {
 type memDisk struct {
 	data   []byte
 	limits blk.Limits
+	// resized is what the next look finds; nil: nothing new.
+	resized atomic.Pointer[blk.Limits]
 }
 
 func newMemory() *memory {

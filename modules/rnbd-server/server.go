@@ -39,6 +39,8 @@ type Server struct {
 	devices map[deviceKey]*device
 
 	admin sync.WaitGroup // requests answered off the pumps
+
+	stopWatch func() // ends watchSizes, and waits for that
 }
 
 // pumpShare is what one pump owns.
@@ -73,7 +75,18 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err := s.startTransport(); err != nil {
 		return nil, err
 	}
+	s.startWatch()
 	return s, nil
+}
+
+func (s *Server) startWatch() {
+	if s.cfg.SizePoll <= 0 {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { s.watchSizes(ctx, s.cfg.SizePoll) })
+	s.stopWatch = func() { cancel(); wg.Wait() }
 }
 
 func (s *Server) startPumps() error {
@@ -134,6 +147,13 @@ func (s *Server) Addr(i int) netip.AddrPort {
 // plugins.
 func (s *Server) Close(ctx context.Context) error {
 	var errs []error
+	if s.stopWatch != nil {
+		s.stopWatch()
+	}
+	s.tellDrain()
+	for _, p := range s.pumps {
+		errs = append(errs, p.poller.Call(ctx, func() {})) // what was told is on its way
+	}
 	if s.rtrs != nil {
 		errs = append(errs, s.rtrs.Close(ctx))
 	}

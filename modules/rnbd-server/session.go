@@ -28,7 +28,8 @@ type session struct {
 	// write, read by pumps.
 	table atomic.Pointer[[]*mapping]
 
-	mu       sync.Mutex // guards the changes of table and attached
+	mu       sync.Mutex // guards the changes of table and attached, and news
+	inbox    inbox
 	attached map[*ioPlugin]bool
 	version  uint8
 }
@@ -43,6 +44,7 @@ type mapping struct {
 	// closed makes new requests fail with ENOTCONN.
 	closed atomic.Bool
 	use    []use // by pump
+	news   news  // guarded by session.mu
 }
 
 // use counts one pump's requests of a mapping. Only that pump writes.
@@ -95,6 +97,10 @@ func (s *session) byName(name string) *mapping {
 	return nil
 }
 
+// freshIDs is how many ids a client that listens gets before one is used again:
+// news about a device that it closed must not be taken for news about another.
+const freshIDs = 4096
+
 // reserve gives m the lowest id that is free and shows it to the pumps. A
 // mapping that was closed by force keeps its place, so its id is not used
 // again in this session. Caller holds mu.
@@ -105,7 +111,7 @@ func (s *session) reserve(m *mapping) {
 	}
 	id := len(old)
 	for i, o := range old {
-		if o == nil {
+		if o == nil && (!s.inbox.listens || len(old) >= freshIDs) {
 			id = i
 			break
 		}

@@ -70,13 +70,27 @@ func FuzzOpen(f *testing.F) {
 func FuzzOpenRsp(f *testing.F) {
 	fuzz(f, "OPEN_RSP", OpenRspSize, func(m []byte) {
 		m[0], m[1], m[2], m[3] = TypeOpenRsp, 0, 0, 0
-		m[44] = 0
+		m[44] = min(m[44], 1)
 		clear(m[46:])
 	})
 }
 
 func FuzzClose(f *testing.F) {
 	fuzz(f, "CLOSE", CloseSize, func(m []byte) { clear(m[2:4]) })
+}
+
+func FuzzEvent(f *testing.F) {
+	msg := make([]byte, EventSize)
+	EventFields{7}.Put(msg)
+	f.Add(msg)
+	fuzz(f, "EVENT", EventSize, func(m []byte) { clear(m[2:8]) })
+}
+
+func FuzzEventRsp(f *testing.F) {
+	msg := make([]byte, EventRspSize)
+	EventRspFields{DeviceID: 3, Number: 7, Sectors: 1 << 30, Kind: EventResize}.Put(msg)
+	f.Add(msg)
+	fuzz(f, "EVENT_RSP", EventRspSize, func(m []byte) { clear(m[2:4]); clear(m[26:]) })
 }
 
 func FuzzIO(f *testing.F) {

@@ -80,6 +80,7 @@ type OpenRspFields struct {
 	LogicalBlockSize    uint16 // bytes
 	MaxSegments         uint16
 	SecureDiscard       uint16 // not 0: supported
+	Rotational          bool // kernels from 6.0 on neither tell nor look
 	CachePolicy         uint8
 }
 
@@ -97,6 +98,7 @@ func (m OpenRsp) Fields() OpenRspFields {
 		LogicalBlockSize:    le.Uint16(m[38:]),
 		MaxSegments:         le.Uint16(m[40:]),
 		SecureDiscard:       le.Uint16(m[42:]),
+		Rotational:          m[44] != 0,
 		CachePolicy:         m[45],
 	}
 }
@@ -115,5 +117,8 @@ func (f OpenRspFields) Put(m []byte) {
 	le.PutUint16(m[38:], f.LogicalBlockSize)
 	le.PutUint16(m[40:], f.MaxSegments)
 	le.PutUint16(m[42:], f.SecureDiscard)
+	if f.Rotational {
+		m[44] = 1
+	}
 	m[45] = f.CachePolicy
 }

@@ -15,7 +15,10 @@ const (
 	TypeOpenRsp     = 3
 	TypeIO          = 4
 	TypeClose       = 5
-	typeNone        = 0xffff
+	// Extensions of ours have the types from 0x8000 up.
+	TypeEvent    = 0x8000
+	TypeEventRsp = 0x8001
+	typeNone     = 0xffff
 )
 
 // Sizes of the messages in bytes. Each begins with a type and two bytes of
@@ -28,6 +31,8 @@ const (
 	OpenRspSize     = headerSize + 4 + 8 + 5*4 + 4*2 + 1 + 1 + 10
 	CloseSize       = headerSize + 4
 	IOSize          = headerSize + 4 + 8 + 4 + 4 + 2 + 6
+	EventSize       = headerSize + 4 + 8
+	EventRspSize    = headerSize + 4 + 8 + 8 + 2 + 6
 
 	// NameSize is the field of a device's name, its NUL included.
 	NameSize = 255
@@ -42,6 +47,8 @@ var (
 	_ [56]struct{}  = [OpenRspSize]struct{}{}
 	_ [8]struct{}   = [CloseSize]struct{}{}
 	_ [32]struct{}  = [IOSize]struct{}{}
+	_ [16]struct{}  = [EventSize]struct{}{}
+	_ [32]struct{}  = [EventRspSize]struct{}{}
 )
 
 // TypeOf is the type of a message; of one too short to have any, a value that

@@ -63,6 +63,16 @@ var formats = map[string]message{
 		fields: func(m []byte) any { return CloseFields{Close(m).DeviceID()} },
 		put:    func(f any, m []byte) { f.(CloseFields).Put(m) },
 	},
+	"EVENT": {
+		valid:  func(m []byte) bool { return Event(m).IsValid() },
+		fields: func(m []byte) any { return EventFields{Event(m).Seen()} },
+		put:    func(f any, m []byte) { f.(EventFields).Put(m) },
+	},
+	"EVENT_RSP": {
+		valid:  func(m []byte) bool { return EventRsp(m).IsValid() },
+		fields: func(m []byte) any { return EventRsp(m).Fields() },
+		put:    func(f any, m []byte) { f.(EventRspFields).Put(m) },
+	},
 	"IO": {
 		valid:  func(m []byte) bool { return IO(m).IsValid() },
 		fields: func(m []byte) any { return ioFields(m) },

@@ -1,0 +1,59 @@
+package rnbdwire
+
+// FeatureEvents, in SessInfoRspFields.Features: the server answers Event.
+const FeatureEvents = 1 << 0
+
+// Event asks for the server's next news: docs/protocol/rnbd.md, "Events". The
+// answer comes when there is some.
+type Event []byte
+
+// IsValid tells whether the accessors may be used.
+func (m Event) IsValid() bool { return len(m) >= EventSize && TypeOf(m) == TypeEvent }
+
+// Seen is the number of the last news that the client has taken; 0: none.
+func (m Event) Seen() uint64 { return le.Uint64(m[8:]) }
+
+// EventFields are the fields of an Event.
+type EventFields struct{ Seen uint64 }
+
+// Put writes the message into m, which has room for EventSize bytes.
+func (f EventFields) Put(m []byte) { le.PutUint64(putHeader(m, TypeEvent, EventSize)[8:], f.Seen) }
+
+// EventKind is what has happened. Kinds that are not known are to be ignored.
+type EventKind uint16
+
+const (
+	EventResize  EventKind = 1 // the device has another size
+	EventRemoved EventKind = 2 // the server closed the device: its I/O fails
+	EventDrain   EventKind = 3 // the server is about to end
+)
+
+// EventRsp is news.
+type EventRsp []byte
+
+// IsValid tells whether Fields may be used.
+func (m EventRsp) IsValid() bool { return len(m) >= EventRspSize && TypeOf(m) == TypeEventRsp }
+
+// EventRspFields are the fields of an EventRsp.
+type EventRspFields struct {
+	DeviceID uint32    // of the OPEN_RSP; 0 where Kind is about no device
+	Number   uint64    // of the news, from 1, growing
+	Sectors  uint64    // EventResize: the size now
+	Kind     EventKind // what has happened
+}
+
+// Fields reads the message.
+func (m EventRsp) Fields() EventRspFields {
+	return EventRspFields{
+		DeviceID: le.Uint32(m[4:]), Number: le.Uint64(m[8:]), Sectors: le.Uint64(m[16:]), Kind: EventKind(le.Uint16(m[24:])),
+	}
+}
+
+// Put writes the message into m, which has room for EventRspSize bytes.
+func (f EventRspFields) Put(m []byte) {
+	m = putHeader(m, TypeEventRsp, EventRspSize)
+	le.PutUint32(m[4:], f.DeviceID)
+	le.PutUint64(m[8:], f.Number)
+	le.PutUint64(m[16:], f.Sectors)
+	le.PutUint16(m[24:], uint16(f.Kind))
+}

@@ -1,0 +1,130 @@
+package server
+
+import (
+	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// News for clients that ask for it: docs/protocol/rnbd.md, "Events". A client
+// keeps one EVENT waiting; its answer is the oldest news that the client has not
+// seen. News about a device is kept with its mapping until then, the latest
+// alone: it is bounded, and told again when an answer is lost with its path.
+
+// inbox is the news of one session. Guarded by session.mu.
+type inbox struct {
+	last    uint64   // number of the latest news
+	drain   uint64   // number of EventDrain; 0: none
+	listens bool     // the client has asked for news
+	waiting *rtrs.Op // its EVENT, parked; nil: none
+	seen    uint64   // what waiting has told
+}
+
+// news is the latest about one mapping. Guarded by session.mu.
+type news struct {
+	number uint64 // 0: none
+	kind   rnbdwire.EventKind
+}
+
+// onEvent answers op with news, or keeps it until there is some. Owner of op's
+// poller. An EVENT that waits already gives way: its client has forgotten it.
+func (s *Server) onEvent(op *rtrs.Op, sess *session, msg rnbdwire.Event) {
+	if !msg.IsValid() || op.ReplyLen() != rnbdwire.EventRspSize {
+		op.Respond(int(blk.EINVAL))
+		return
+	}
+	sess.mu.Lock()
+	old := sess.inbox.waiting
+	sess.inbox.waiting, sess.inbox.seen, sess.inbox.listens = op, msg.Seen(), true
+	told := sess.deliver() != nil
+	sess.mu.Unlock()
+	switch {
+	case told:
+		op.Respond(0)
+	default:
+		op.Park(func(op *rtrs.Op) { sess.forget(op) })
+	}
+	if old != nil {
+		s.respond(old, blk.ECANCELED)
+	}
+}
+
+// deliver puts the oldest news that was not seen into the EVENT that waits, and
+// returns it for the caller to answer; nil: nothing to tell, or nobody to tell
+// it. Caller holds mu.
+func (s *session) deliver() *rtrs.Op {
+	in := &s.inbox
+	if in.waiting == nil {
+		return nil
+	}
+	f := rnbdwire.EventRspFields{Number: ^uint64(0)}
+	if in.drain > in.seen {
+		f.Number, f.Kind = in.drain, rnbdwire.EventDrain
+	}
+	if t := s.table.Load(); t != nil {
+		for _, m := range *t {
+			if m != nil && m.news.number > in.seen && m.news.number < f.Number {
+				f = rnbdwire.EventRspFields{Number: m.news.number, Kind: m.news.kind, DeviceID: m.id}
+				f.Sectors = m.dev.limits.Load().Size / blk.SectorSize
+			}
+		}
+	}
+	if f.Kind == 0 {
+		return nil
+	}
+	f.Put(in.waiting.Data())
+	op := in.waiting
+	in.waiting = nil
+	return op
+}
+
+// tell makes kind the news about m.
+func (s *Server) tell(m *mapping, kind rnbdwire.EventKind) {
+	sess := m.session
+	sess.mu.Lock()
+	sess.inbox.last++
+	m.news = news{sess.inbox.last, kind}
+	op := sess.deliver()
+	sess.mu.Unlock()
+	if op != nil {
+		s.respond(op, blk.OK)
+	}
+}
+
+// tellDrain says to every client that listens that the server is about to end.
+func (s *Server) tellDrain() {
+	for i := range s.sessions {
+		sess := s.sessions[i].Load()
+		if sess == nil {
+			continue
+		}
+		sess.mu.Lock()
+		sess.inbox.last++
+		sess.inbox.drain = sess.inbox.last
+		op := sess.deliver()
+		sess.mu.Unlock()
+		if op != nil {
+			s.respond(op, blk.OK)
+		}
+	}
+}
+
+// respond answers op on the pump that it came to.
+func (s *Server) respond(op *rtrs.Op, errno blk.Errno) {
+	s.pumps[op.Poller()].poller.Do(func() { op.Respond(int(errno)) })
+}
+
+// forget answers op, whose path closes, unless somebody does so already. Owner.
+func (s *session) forget(op *rtrs.Op) {
+	s.mu.Lock()
+	mine := s.inbox.waiting == op
+	if mine {
+		s.inbox.waiting = nil
+	}
+	s.mu.Unlock()
+	if mine {
+		op.Respond(int(syscall.ECANCELED))
+	}
+}
