@@ -170,7 +170,10 @@ func (c *Client) mapOn(ctx context.Context, d *Device, r MapRequest) (err error)
 	if !d.session.transport.Connected() {
 		return fmt.Errorf("session %q has no path to the server: %w", d.session.name, syscall.ECONNABORTED)
 	}
-	if err := d.open(ctx); err != nil {
+	d.session.opens.RLock()
+	err = d.open(ctx)
+	d.session.opens.RUnlock()
+	if err != nil {
 		return err
 	}
 	defer func() {

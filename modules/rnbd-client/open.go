@@ -136,6 +136,8 @@ func (d *Device) wantsReopen() bool {
 
 // reopen opens d after the session came back. An error means: try again.
 func (d *Device) reopen(ctx context.Context) error {
+	d.session.opens.RLock()
+	defer d.session.opens.RUnlock()
 	err := d.open(ctx)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -195,6 +197,8 @@ func (c *Client) Remap(ctx context.Context, name string) (*Device, error) {
 	if !d.session.transport.Connected() {
 		return nil, fmt.Errorf("remap %s: session %q has no path to the server: %w", d.name, d.session.name, syscall.ECONNABORTED)
 	}
+	d.session.opens.RLock()
+	defer d.session.opens.RUnlock()
 	if err := d.open(ctx); err != nil {
 		return nil, fmt.Errorf("remap %s: %w", d.name, err)
 	}

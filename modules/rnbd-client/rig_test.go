@@ -40,6 +40,9 @@ type target struct {
 	hold     bool
 	held     []*rtrs.Op
 	nextID   uint32
+	features uint16
+	events   []*rtrs.Op // EVENTs that wait
+	seen     []uint64   // what they told
 	sessions atomic.Int32
 }
 
@@ -118,7 +121,7 @@ func (s *target) Request(op *rtrs.Op) {
 	case rnbdwire.TypeSessInfo:
 		s.log = append(s.log, "sess-info")
 		if op.IsRead() && op.ReplyLen() == 36 && len(user) == 36 {
-			rnbdwire.SessInfoRspFields{Version: 2}.Put(op.Data())
+			rnbdwire.SessInfoRspFields{Version: 2, Features: s.features}.Put(op.Data())
 		}
 		op.Respond(0)
 	case rnbdwire.TypeOpen:
@@ -130,6 +133,14 @@ func (s *target) Request(op *rtrs.Op) {
 			f.Put(op.Data())
 		}
 		op.Respond(int(s.openErr))
+	case rnbdwire.TypeEvent:
+		s.log = append(s.log, "event")
+		s.seen = append(s.seen, rnbdwire.Event(user).Seen())
+		s.events = append(s.events, op)
+		op.Park(func(op *rtrs.Op) { // with mu not held: a path closes
+			s.set(func() { s.events = nil })
+			op.Respond(int(blk.ECANCELED))
+		})
 	case rnbdwire.TypeClose:
 		s.log = append(s.log, "close")
 		op.Respond(0)
@@ -189,6 +200,27 @@ func (s *target) releaseAll(errno blk.Errno) {
 			s.finish(op, errno)
 		}
 	})
+}
+
+// tell answers the EVENT that waits.
+func (s *target) tell(f rnbdwire.EventRspFields) {
+	s.t.Helper()
+	var op *rtrs.Op
+	eventually(s.t, "the client listens", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.events) == 0 {
+			return false
+		}
+		op, s.events = s.events[0], s.events[1:]
+		return true
+	})
+	must(s.t, s.pollers[0].Call(s.t.Context(), func() {
+		if op.ReplyLen() == rnbdwire.EventRspSize {
+			f.Put(op.Data())
+		}
+		op.Respond(0)
+	}))
 }
 
 // busy: the requests of all permits but a few spare ones are held.

@@ -22,6 +22,9 @@ type session struct {
 	queues    []*rtrs.Queue // by pump
 
 	version uint8
+	// opens is held for reading from an OPEN until its answer is taken over.
+	opens    sync.RWMutex
+	unlisten func() // ends listen
 
 	devices []*Device // guarded by Client.mu
 
@@ -39,7 +42,7 @@ func (c *Client) openSession(ctx context.Context, name string, paths []string) (
 	if err != nil {
 		return nil, err
 	}
-	s := &session{client: c, name: name, log: c.log.With("session", name), signal: make(chan struct{}, 1), done: make(chan struct{})}
+	s := &session{client: c, name: name, log: c.log.With("session", name), signal: make(chan struct{}, 1), done: make(chan struct{}), unlisten: func() {}}
 	var cfg rtrs.ClientConfig
 	for _, p := range c.pumps {
 		cfg.Pollers = append(cfg.Pollers, p.poller)
@@ -77,6 +80,7 @@ func (s *session) hello(ctx context.Context) error {
 		return fmt.Errorf("session %q: the server's session info is malformed: %w", s.name, syscall.EPROTO)
 	}
 	s.version = min(rsp.Version(), rnbdwire.Version)
+	s.listen(rsp.Features())
 	return nil
 }
 

@@ -1,0 +1,130 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
+)
+
+// News from a server of this project: docs/protocol/rnbd.md, "Events". One
+// EVENT waits at the server while the session is connected; RTRS moves it to
+// another path when its own is lost. After the loss of the last path the answer
+// to OPEN has what was missed.
+
+// minEventDepth is the queue depth from which on a permit can be spared for
+// news.
+const minEventDepth = 8
+
+// listen starts to take news, instead of what listened before. Not for two
+// goroutines at a time. It ends with the session's last path.
+func (s *session) listen(features uint16) {
+	s.unlisten()
+	if features&rnbdwire.FeatureEvents == 0 || s.transport.QueueDepth() < minEventDepth {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	s.unlisten = func() { cancel(); <-ended }
+	go func() {
+		defer close(ended)
+		s.takeNews(ctx)
+	}()
+}
+
+// takeNews asks for news and acts on it until the session is lost, or ctx ends.
+func (s *session) takeNews(ctx context.Context) {
+	msg := make(rnbdwire.Event, rnbdwire.EventSize)
+	rsp := make(rnbdwire.EventRsp, rnbdwire.EventRspSize)
+	var seen uint64
+	for {
+		rnbdwire.EventFields{Seen: seen}.Put(msg)
+		if err := s.transport.AdminListen(ctx, msg, rsp); err != nil {
+			if ctx.Err() == nil && !errors.Is(err, syscall.ECONNABORTED) {
+				s.log.Warn("no more news from the server", "error", err)
+			}
+			return
+		}
+		e := rsp.Fields()
+		if !rsp.IsValid() || e.Number <= seen {
+			s.log.Warn("no more news from the server: what it sent is none", "kind", e.Kind, "number", e.Number, "seen", seen)
+			return
+		}
+		seen = e.Number
+		s.onNews(e)
+	}
+}
+
+// onNews acts on one piece of news. Kinds that a later server knows are passed
+// over.
+func (s *session) onNews(e rnbdwire.EventRspFields) {
+	if e.Kind == rnbdwire.EventDrain {
+		s.log.Warn("the server is about to end")
+		return
+	}
+	s.opens.Lock() // those under way end first: the news may be about what they open
+	d := s.deviceByID(e.DeviceID)
+	s.opens.Unlock()
+	if d == nil {
+		return
+	}
+	switch e.Kind {
+	case rnbdwire.EventResize:
+		d.onResized(e.Sectors)
+	case rnbdwire.EventRemoved:
+		d.onRemoved()
+	}
+}
+
+// deviceByID finds the device that the server knows by id now; nil: none.
+func (s *session) deviceByID(id uint32) *Device {
+	for _, d := range s.list() {
+		state := d.State()
+		if (state == Open || state == Init) && d.limits.Load() != nil && d.id.Load() == id {
+			return d
+		}
+	}
+	return nil
+}
+
+// onResized takes over the size that the server tells, as the kernel's client
+// does after a reconnect: requests beyond it fail with EIO from now on, those
+// under way are the server's to answer.
+func (d *Device) onResized(sectors uint64) {
+	if err := d.takeSize(sectors); err != nil {
+		d.log.Warn("the server's new size is refused", "sectors", sectors, "error", err)
+		return
+	}
+	if d.fe != nil {
+		d.fe.resize(d)
+	}
+}
+
+func (d *Device) takeSize(sectors uint64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l := *d.limits.Load()
+	size := sectors * blk.SectorSize
+	if sectors > maxSectors || size%uint64(l.LogicalBlockSize) != 0 {
+		return fmt.Errorf("not a whole number of blocks, or too many: %w", syscall.EINVAL)
+	}
+	d.log.Info("device resized by the server", "from", l.Size, "to", size)
+	l.Size, d.served = size, size
+	d.limits.Store(&l)
+	return nil
+}
+
+// onRemoved: the server closed the device. Its requests fail, waiting would be
+// in vain; a remap opens it again.
+func (d *Device) onRemoved() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state != Open {
+		return
+	}
+	d.setState(Closed)
+	d.giveUp(fmt.Errorf("it was closed on the server: %w", syscall.ENOTCONN))
+}
