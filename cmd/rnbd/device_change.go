@@ -14,13 +14,16 @@ import (
 func deviceChanges() []*verb {
 	return []*verb{
 		{
-			name: "resize", on: onClient, bare: true, min: 2, max: 2, args: "DEVICE SIZE[UNIT]", args0: deviceNames, words: outputWords, run: resizeDevice,
-			short: "Change the size of a mapped device",
-			long: `Change the size that users of a mapped device see, here only: after the device
-on the server has grown, say. The server is told nothing.
+			name: "resize", on: onBoth, bare: true, min: 1, max: 2, args: "DEVICE [SIZE[UNIT]]", args0: deviceNames, words: outputWords, run: resizeDevice,
+			short: "Change the size of a mapped device, or look at that of an exported one",
+			long: `On the client, with SIZE: change the size that users of a mapped device see, here
+only. The server is told nothing. SIZE is in bytes, or in the unit that stands
+behind it: 10G, or 10 G.
 
-SIZE is in bytes, or in the unit that stands behind it: 10G, or 10 G.`,
-			example: "  rnbd resize rnbd0 10G",
+On the server, without SIZE: look at the size of the file or device now, and
+tell clients. Servers look every second by themselves, but for storage plugins
+whose names are no files.`,
+			example: "  rnbd client resize rnbd0 10G\n  rnbd server resize disk.img",
 		},
 		{
 			name: "unmap", on: onClient, bare: true, min: 1, max: 1, args: "DEVICE [force]", args0: deviceNames, words: forceWord, run: unmapDevice,
@@ -69,6 +72,15 @@ func (c *call) onDevice(f func(context.Context, *daemons, *inventory, device) er
 }
 
 func resizeDevice(c *call) error {
+	switch {
+	case len(c.args) == 1 && c.set == onServer:
+		return refreshDevice(c)
+	case len(c.args) == 1:
+		return usageError{fmt.Errorf("write: %s DEVICE SIZE[UNIT]", c.cmd.CommandPath())}
+	case c.set&onClient == 0:
+		return usageError{fmt.Errorf("the size of an exported device is that of its file; write: %s DEVICE", c.cmd.CommandPath())}
+	}
+	c.set = onClient
 	size, err := report.ParseSize(c.args[1], c.Unit)
 	if err != nil {
 		return usageError{fmt.Errorf("size %w", err)}
@@ -80,6 +92,20 @@ func resizeDevice(c *call) error {
 			return err
 		}
 		return printDevice(c, mappedDevice(after, dev.hostname))
+	})
+}
+
+// refreshDevice has the server look at a device's size.
+func refreshDevice(c *call) error {
+	return c.with(func(ctx context.Context, d *daemons) error {
+		l, err := d.server.ResizeDevice(ctx, &controlpb.DeviceRequest{Device: c.args[0]})
+		if err != nil {
+			return err
+		}
+		for _, dev := range l.Devices {
+			c.say("%s has %d bytes", dev.Path, dev.Limits.Size)
+		}
+		return nil
 	})
 }
 

@@ -45,7 +45,7 @@ func TestNothingIsAskedOfAServerThatAnnouncesNothing(t *testing.T) {
 	}
 }
 
-func TestE008_ResizeByTheServer(t *testing.T) {
+func TestE008_E011_ResizeByTheServer(t *testing.T) {
 	s := newsTarget(t)
 	d, io := s.device(s.newClient())
 	size := func(want uint64) {
@@ -110,6 +110,26 @@ func TestE007_ListensAgainAfterAReconnect(t *testing.T) {
 			t.Errorf("E-007: told as seen %v in a new session", s.seen)
 		}
 	})
+}
+
+func TestE013_NewsWhileADeviceIsBeingOpened(t *testing.T) {
+	s := newsTarget(t)
+	s.holdOpen = true
+	c := s.newClient()
+	mapped := make(chan *Device, 1)
+	go func() {
+		d, err := c.Map(t.Context(), MapRequest{Path: "vol", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Frontend: "none"})
+		if err != nil {
+			t.Error(err)
+		}
+		mapped <- d
+	}()
+	eventually(t, "OPEN is there", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.heldOpen != nil })
+	s.tell(rnbdwire.EventRspFields{DeviceID: 0, Number: 1, Sectors: 4096, Kind: rnbdwire.EventResize})
+	time.Sleep(10 * time.Millisecond) // the client has the news, and must not drop it
+	must(t, s.pollers[0].Call(t.Context(), func() { s.heldOpen.Respond(0) }))
+	d := <-mapped
+	eventually(t, "the new size", func() bool { return d.Limits().Size == 2<<20 })
 }
 
 func TestNewsThatIsNone(t *testing.T) {

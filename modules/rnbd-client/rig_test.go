@@ -40,6 +40,8 @@ type target struct {
 	hold     bool
 	held     []*rtrs.Op
 	nextID   uint32
+	holdOpen bool
+	heldOpen *rtrs.Op
 	features uint16
 	events   []*rtrs.Op // EVENTs that wait
 	seen     []uint64   // what they told
@@ -131,6 +133,10 @@ func (s *target) Request(op *rtrs.Op) {
 			f.DeviceID = s.nextID
 			s.nextID++
 			f.Put(op.Data())
+		}
+		if s.holdOpen {
+			s.heldOpen = op
+			return
 		}
 		op.Respond(int(s.openErr))
 	case rnbdwire.TypeEvent:

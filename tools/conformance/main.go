@@ -20,7 +20,7 @@ var (
 	strict  = flag.Bool("strict", false, "fail when a requirement is open")
 
 	inText = regexp.MustCompile(`^(?:- |\| )\**([A-Z])-(\d{3})\**[ |]+(.*)$`)
-	inName = regexp.MustCompile(`(?:^|[^A-Za-z])(?:Test|Fuzz|Example)?([RIC])-?(\d{3})`)
+	inName = regexp.MustCompile(`(?:^|[^A-Za-z])(?:Test|Fuzz|Example)?([RICE])-?(\d{3})`)
 )
 
 type requirement struct {
