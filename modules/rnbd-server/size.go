@@ -39,16 +39,6 @@ func (s *Server) watchSizes(ctx context.Context, interval time.Duration) {
 	}
 }
 
-// openDevices lists what any session has open.
-func (s *Server) openDevices() (out []*device) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, d := range s.devices {
-		out = append(out, d)
-	}
-	return out
-}
-
 // watch resizes d if its node has another size than when it was looked at last.
 func (s *Server) watch(ctx context.Context, d *device) {
 	d.sizeMu.Lock()

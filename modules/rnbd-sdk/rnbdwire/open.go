@@ -80,7 +80,7 @@ type OpenRspFields struct {
 	LogicalBlockSize    uint16 // bytes
 	MaxSegments         uint16
 	SecureDiscard       uint16 // not 0: supported
-	Rotational          bool // kernels from 6.0 on neither tell nor look
+	Rotational          bool   // kernels from 6.0 on neither tell nor look
 	CachePolicy         uint8
 }
 
