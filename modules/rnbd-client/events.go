@@ -98,8 +98,8 @@ func (d *Device) onResized(sectors uint64) {
 		d.log.Warn("the server's new size is refused", "sectors", sectors, "error", err)
 		return
 	}
-	if d.fe != nil {
-		d.fe.resize(d)
+	if fe := d.fe.Load(); fe != nil {
+		fe.resize(d)
 	}
 }
 
