@@ -54,10 +54,11 @@ func newClientRun() *cobra.Command {
 }
 
 func runClient(cmd *cobra.Command, o *clientOptions) error {
-	log, err := o.start()
+	l, err := o.start("client")
 	if err != nil {
 		return err
 	}
+	defer l.Flush()
 	socket, err := socketPath(cmd, "client")
 	if err != nil {
 		return err
@@ -66,8 +67,8 @@ func runClient(cmd *cobra.Command, o *clientOptions) error {
 	if err != nil {
 		return err
 	}
-	cfg.Logger = log
-	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: o.MPACRC, Logger: log}); err != nil {
+	cfg.Logs = l
+	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: o.MPACRC, Logs: l}); err != nil {
 		return err
 	}
 	sock, err := control.Listen(socket)
@@ -79,9 +80,9 @@ func runClient(cmd *cobra.Command, o *clientOptions) error {
 	if err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
-	api := control.NewServer()
+	api := control.NewServer(control.LogCalls(l.Logger("control")))
 	controlpb.RegisterClientDaemonServer(api, c.Control(versionString()))
-	log.Info("client is ready", "socket", socket, "version", versionString())
+	l.Logger("client").Info("client is ready", "socket", socket, "version", versionString())
 	return serveUntilDone(cmd.Context(), api, sock, c.Close)
 }
 

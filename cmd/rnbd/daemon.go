@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
 )
@@ -48,27 +49,28 @@ func (o *daemonOptions) spin() time.Duration {
 	return o.Spin
 }
 
-// start makes the logger and prepares the process.
-func (o *daemonOptions) start() (*slog.Logger, error) {
+// start makes the loggers and prepares the process. kind is that of the daemon,
+// and the name of its subsystem.
+func (o *daemonOptions) start(kind string) (*logs.Logs, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(o.LogLevel)); err != nil {
 		return nil, usageError{fmt.Errorf("--log-level %q: use debug, info, warn or error", o.LogLevel)}
 	}
-	opts := &slog.HandlerOptions{Level: level}
 	var h slog.Handler
 	switch o.LogFormat {
 	case "text":
-		h = slog.NewTextHandler(os.Stderr, opts)
+		h = slog.NewTextHandler(os.Stderr, logs.Everything)
 	case "json":
-		h = slog.NewJSONHandler(os.Stderr, opts)
+		h = slog.NewJSONHandler(os.Stderr, logs.Everything)
 	default:
 		return nil, usageError{fmt.Errorf("--log-format %q: use text or json", o.LogFormat)}
 	}
-	log := slog.New(h)
+	l := logs.New(h, level)
+	log := l.Logger(kind)
 	slog.SetDefault(log)
 	pump.SetProcs(o.Pumps)
 	selfstats.Start(log)
-	return log, nil
+	return l, nil
 }
 
 // shutdownLimit bounds an orderly end.

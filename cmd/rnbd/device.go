@@ -91,10 +91,12 @@ func deviceNoun() *noun {
   rnbd server device list +hostname json`,
 			},
 			{
-				name: "show", on: onBoth, words: outputWords, min: 1, max: 1, args: "DEVICE", args0: deviceNames, run: showDevice,
+				name: "show", on: onBoth, words: outputWords | statsWord, min: 1, max: 1, args: "DEVICE", args0: deviceNames, run: showDevice,
 				short: "Show all about a device",
-				long:  "Show all about a device, or the fields that are chosen.\n\nDEVICE is its name, its node, or its name on the server.",
+				long: "Show all about a device, or the fields that are chosen.\n\nDEVICE is its name, its node, or its name on the server.\n\n" +
+					"With stats the time of its requests follows, by stage and operation.",
 				example: `  rnbd device show rnbd0
+  rnbd client device show rnbd0 stats
   rnbd device show disk.img state,last_error`,
 			},
 		}, mapVerbs(), deviceChanges()),
@@ -125,15 +127,22 @@ func showDevice(c *call) error {
 		if err != nil {
 			return err
 		}
-		return printDevice(c, dev)
+		return printDevice(ctx, c, d, dev)
 	})
 }
 
 // printDevice shows one device: all of it, if no fields are chosen.
-func printDevice(c *call, d device) error {
+func printDevice(ctx context.Context, c *call, all *daemons, d device) error {
 	t, err := selected(c, deviceNoun(), deviceFields, everyField(deviceFields), []device{d})
 	if err != nil {
 		return err
+	}
+	if c.stats {
+		sub, err := deviceStats(ctx, all, d)
+		if err != nil {
+			return err
+		}
+		t.Rows[0].Sub = []report.Table{sub}
 	}
 	return report.Show(c.cmd.OutOrStdout(), c.Options, t)
 }

@@ -91,7 +91,7 @@ func resizeDevice(c *call) error {
 		if err != nil {
 			return err
 		}
-		return printDevice(c, mappedDevice(after, dev.hostname))
+		return printDevice(ctx, c, d, mappedDevice(after, dev.hostname))
 	})
 }
 

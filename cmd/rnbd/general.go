@@ -19,10 +19,11 @@ func generalVerbs([]*noun) []*verb {
 			example: "  rnbd list\n  rnbd server list json\n  rnbd list sessions",
 		},
 		{
-			name: "show", on: onBoth, words: outputWords, max: 2, args: "[DEVICE|SESSION|[SESSION] PATH]", args0: anyNames, run: showAny,
+			name: "show", on: onBoth, words: outputWords | statsWord, max: 2, args: "[DEVICE|SESSION|[SESSION] PATH]", args0: anyNames, run: showAny,
 			short:   "Show all about a device, session or path; alone: about the daemons",
 			example: "  rnbd show rnbd0\n  rnbd client show",
 		},
+		logVerb(),
 		{
 			name: "disconnect", on: onBoth, min: 1, max: 2, args: "SESSION|[SESSION] PATH", args0: sessionNames, run: disconnectAny,
 			short:   "Disconnect a session or a path",
@@ -132,10 +133,10 @@ func showAny(c *call) error {
 	if len(c.args) == 0 {
 		return showDaemons(c)
 	}
-	return c.onAny(true, func(_ context.Context, _ *daemons, _ *inventory, what found) error {
+	return c.onAny(true, func(ctx context.Context, d *daemons, _ *inventory, what found) error {
 		switch {
 		case what.device != nil:
-			return printDevice(c, *what.device)
+			return printDevice(ctx, c, d, *what.device)
 		case what.session != nil:
 			return printSession(c, *what.session)
 		}

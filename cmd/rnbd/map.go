@@ -70,7 +70,7 @@ func mapDevice(c *call) error {
 		if err != nil {
 			return err
 		}
-		return printDevice(c, mappedDevice(mapped, ""))
+		return printDevice(ctx, c, d, mappedDevice(mapped, ""))
 	})
 }
 
@@ -171,5 +171,5 @@ func (c *call) mapOneLine(ctx context.Context, d *daemons, line string) error {
 	if err != nil {
 		return err
 	}
-	return printDevice(c, mappedDevice(mapped, ""))
+	return printDevice(ctx, c, d, mappedDevice(mapped, ""))
 }

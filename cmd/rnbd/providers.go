@@ -6,6 +6,7 @@ import (
 	"sort"
 	"strings"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/ibverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/rocev2"
@@ -22,7 +23,8 @@ const (
 // fabricConfig is what users can set about fabrics.
 type fabricConfig struct {
 	MPACRC bool
-	Logger *slog.Logger
+	Logs   *logs.Logs
+	Logger *slog.Logger // of one fabric, made by openFabrics
 }
 
 // fabrics are the providers of this build.
@@ -62,6 +64,7 @@ func fabricNames() (names []string) {
 func openFabrics(c fabricConfig) (map[string]verbs.Device, error) {
 	devs := map[string]verbs.Device{}
 	for name, open := range fabrics {
+		c.Logger = c.Logs.Logger(name)
 		d, err := open(c)
 		if err != nil {
 			return nil, fmt.Errorf("fabric %s: %w", name, err)

@@ -61,11 +61,12 @@ func newServerRun() *cobra.Command {
 }
 
 func runServer(cmd *cobra.Command, o *serverOptions) error {
-	log, err := o.start()
+	l, err := o.start("server")
 	if err != nil {
 		return err
 	}
-	devices, err := openFabrics(fabricConfig{MPACRC: o.MPACRC, Logger: log})
+	defer l.Flush()
+	devices, err := openFabrics(fabricConfig{MPACRC: o.MPACRC, Logs: l})
 	if err != nil {
 		return err
 	}
@@ -73,7 +74,7 @@ func runServer(cmd *cobra.Command, o *serverOptions) error {
 	if err != nil {
 		return err
 	}
-	cfg.Logger = log
+	cfg.Logs = l
 	for _, l := range o.Listen {
 		fabric, addr := cutFabric(l)
 		dev, ok := devices[fabric]
@@ -99,9 +100,9 @@ func runServer(cmd *cobra.Command, o *serverOptions) error {
 	if err != nil {
 		return fmt.Errorf("server: %w", err)
 	}
-	api := control.NewServer()
+	api := control.NewServer(control.LogCalls(l.Logger("control")))
 	controlpb.RegisterServerDaemonServer(api, s.Control(versionString()))
-	log.Info("server is ready", "socket", socket, "version", versionString())
+	l.Logger("server").Info("server is ready", "socket", socket, "version", versionString())
 	return serveUntilDone(cmd.Context(), api, sock, s.Close)
 }
 

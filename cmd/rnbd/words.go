@@ -21,6 +21,7 @@ const (
 	forceWord
 	accessWords
 	missingWord
+	statsWord
 )
 
 func (s wordSet) has(one wordSet) bool { return s&one != 0 }
@@ -32,6 +33,7 @@ type options struct {
 	access  string
 	force   bool
 	missing bool
+	stats   bool
 	verbose bool
 }
 
@@ -53,6 +55,7 @@ var optionWordTable = []optionWord{
 	{accessWords, "rw", "map it for reading and writing", func(o *options) { o.access = "rw" }},
 	{accessWords, "migration", "map it where another may write too", func(o *options) { o.access = "migration" }},
 	{missingWord, "add-missing", "add the paths that other sessions with the server have", func(o *options) { o.missing = true }},
+	{statsWord, "stats", "with the time of requests, by stage and operation", func(o *options) { o.stats = true }},
 	{0, "verbose", "print what is done", func(o *options) { o.verbose = true }},
 }
 
@@ -70,6 +73,9 @@ func (s wordSet) flags(f *pflag.FlagSet) {
 	}
 	if s.has(accessWords) {
 		f.String("access", "rw", "ro, rw or migration")
+	}
+	if s.has(statsWord) {
+		f.Bool("stats", false, "with the time of requests, by stage and operation")
 	}
 	if s.has(missingWord) {
 		f.Bool("add-missing", false, "add the paths that other sessions with the server have")
@@ -89,7 +95,7 @@ func readFlags(cmd *cobra.Command) (o options, err error) {
 	o.Format = text("output")
 	o.fields, o.access = text("fields"), text("access")
 	o.NoTree, o.NoHeaders, o.NoTotals = on("notree"), on("noheaders"), on("nototals")
-	o.force, o.missing, o.verbose = on("force"), on("add-missing"), on("verbose")
+	o.force, o.missing, o.stats, o.verbose = on("force"), on("add-missing"), on("stats"), on("verbose")
 	if u := text("unit"); u != "" {
 		var ok bool
 		if o.Unit, ok = report.ParseUnit(u); !ok {

@@ -51,7 +51,7 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
 	}
-	c := &Client{cfg: cfg, log: cfg.Logger, sessions: map[string]*session{}, token: fmt.Sprintf("%04x", rand.Uint32N(1<<16))}
+	c := &Client{cfg: cfg, log: cfg.logger("client"), sessions: map[string]*session{}, token: fmt.Sprintf("%04x", rand.Uint32N(1<<16))}
 	defer func() {
 		if err != nil {
 			c.Close(context.WithoutCancel(ctx))

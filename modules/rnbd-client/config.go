@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -40,6 +41,9 @@ type Config struct {
 	// MapTimeout bounds mapping, remapping and each step of unmapping.
 	MapTimeout time.Duration
 
+	// Logs has a logger for each part of the daemon: "client", "rtrs" and
+	// "plugins". nil: all log to Logger.
+	Logs   *logs.Logs
 	Logger *slog.Logger
 }
 
@@ -69,6 +73,14 @@ func DefaultConfig() Config {
 	}
 }
 
+// logger is that of a part of the daemon.
+func (c *Config) logger(subsystem string) *slog.Logger {
+	if c.Logs != nil {
+		return c.Logs.Logger(subsystem)
+	}
+	return c.Logger
+}
+
 func (c *Config) check() error {
 	switch {
 	case c.Pumps < 1 || c.Pumps > 64:
@@ -77,7 +89,7 @@ func (c *Config) check() error {
 		return fmt.Errorf("ring entries: %d is not a power of two from 16 up", c.RingEntries)
 	case c.Slots < 1 || c.Slots > c.RingEntries:
 		return fmt.Errorf("slots: %d is not between 1 and the %d ring entries", c.Slots, c.RingEntries)
-	case c.Logger == nil:
+	case c.Logger == nil && c.Logs == nil:
 		return errors.New("no logger")
 	}
 	return nil

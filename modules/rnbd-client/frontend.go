@@ -60,7 +60,7 @@ func (f *frontend) start(ctx context.Context) error {
 	f.mu.Unlock()
 	proc, err := plugin.Launch(ctx, plugin.Config{
 		Path: f.cfg.Path, Kind: plugin.KindFrontend, Name: f.cfg.Name, Pumps: len(f.client.pumps), SHA256: f.cfg.SHA256,
-		Configure: f.cfg.Configure, Logger: f.client.log,
+		Configure: f.cfg.Configure, Logger: f.client.cfg.logger("plugins"),
 		OnExit: func(err error) { f.onExit(gen, err) },
 	})
 	if err != nil {

@@ -50,7 +50,7 @@ func (c *Client) openSession(ctx context.Context, name string, paths []string) (
 	cfg.Queues = max(c.cfg.Queues, len(c.pumps))
 	cfg.Timing = c.cfg.Timing
 	cfg.Policy = c.cfg.Policy
-	cfg.Logger = c.log
+	cfg.Logger = c.cfg.logger("rtrs")
 	cfg.OnDone = func(queue int, tag uint64, errno int) { c.pumps[queue%len(c.pumps)].onDone(tag, errno) }
 	cfg.OnPermit = func(int) {} // its sources try again whenever they are polled
 	cfg.OnEvent = s.onEvent

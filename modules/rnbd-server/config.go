@@ -9,6 +9,7 @@ import (
 	"path"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
@@ -50,6 +51,9 @@ type Config struct {
 	// looked at; < 0: never.
 	SizePoll time.Duration
 
+	// Logs has a logger for each part of the daemon: "server", "rtrs" and
+	// "plugins". nil: all log to Logger.
+	Logs   *logs.Logs
 	Logger *slog.Logger
 
 	// Tests put plugins and rings into this process.
@@ -96,6 +100,14 @@ func DefaultConfig() Config {
 	}
 }
 
+// logger is that of a part of the daemon.
+func (c *Config) logger(subsystem string) *slog.Logger {
+	if c.Logs != nil {
+		return c.Logs.Logger(subsystem)
+	}
+	return c.Logger
+}
+
 func (c *Config) check() error {
 	switch {
 	case c.Pumps < 1 || c.Pumps > 64:
@@ -104,7 +116,7 @@ func (c *Config) check() error {
 		return errors.New("no io plugin is configured")
 	case c.RingEntries < 16 || c.RingEntries&(c.RingEntries-1) != 0:
 		return fmt.Errorf("ring entries: %d is not a power of two from 16 up", c.RingEntries)
-	case c.Logger == nil:
+	case c.Logger == nil && c.Logs == nil:
 		return errors.New("no logger")
 	}
 	for _, r := range c.Rules {

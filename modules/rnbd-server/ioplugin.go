@@ -59,7 +59,7 @@ func (p *ioPlugin) start(ctx context.Context) error {
 	p.mu.Unlock()
 	proc, err := p.server.cfg.launch(ctx, plugin.Config{
 		Path: p.cfg.Path, Kind: plugin.KindIO, Name: p.cfg.Name, Pumps: len(p.queues), SHA256: p.cfg.SHA256,
-		Configure: p.cfg.Configure, Logger: p.server.log,
+		Configure: p.cfg.Configure, Logger: p.server.cfg.logger("plugins"),
 		OnExit: func(err error) { p.onExit(gen, err) },
 	})
 	if err != nil {

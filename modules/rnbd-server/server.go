@@ -56,7 +56,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
 	}
 	s := &Server{
-		cfg: cfg, log: cfg.Logger, jail: jail{cfg.SearchPath},
+		cfg: cfg, log: cfg.logger("server"), jail: jail{cfg.SearchPath},
 		writers: writers{}, devices: map[deviceKey]*device{},
 	}
 	defer func() {
@@ -119,7 +119,7 @@ func (s *Server) startTransport() error {
 	cfg.ChunkSize = s.cfg.ChunkSize
 	cfg.AlwaysInvalidate = s.cfg.AlwaysInvalidate
 	cfg.Timing = s.cfg.Timing
-	cfg.Logger = s.log
+	cfg.Logger = s.cfg.logger("rtrs")
 	cfg.Alloc = func(size int) (rtrs.Memory, error) { return shm.NewArena("rnbd-chunks", size, shm.Plain) }
 	cfg.Handler = (*handler)(s)
 	r, err := rtrs.NewServer(cfg)

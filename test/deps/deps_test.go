@@ -34,7 +34,7 @@ var rules = []rule{
 		"wire format and vocabulary are leaves: standard library only"},
 	{`^modules/rnbd-sdk`, prefix + `(modules/(rtrs|rnbd-server|rnbd-client)|plugins/|cmd/|test/)`, ``,
 		"plugins compile against the SDK without the transport and without a daemon"},
-	{`^modules/rnbd-sdk/(shm|pump|uring|blk|blockdev|diskio|rnbdwire)`, `google\.golang\.org/grpc|hashicorp/go-plugin`, ``,
+	{`^modules/rnbd-sdk/(shm|pump|uring|blk|blockdev|diskio|latency|rnbdwire)`, `google\.golang\.org/grpc|hashicorp/go-plugin`, ``,
 		"gRPC is control: it never comes near the data path"},
 	{`^modules/rnbd-server`, prefix + `(modules/rnbd-client|plugins/|cmd/|test/|modules/rtrs/provider/)`, ``,
 		"the two daemons meet on the wire, and are handed their fabrics"},

@@ -104,9 +104,10 @@ func shortPath(path string, dir *os.File) string {
 }
 
 // NewServer returns a gRPC server that keeps errnos; register a daemon's
-// implementation with RegisterServer or RegisterClient and call Serve.
-func NewServer() *grpc.Server {
-	return grpc.NewServer(grpc.UnaryInterceptor(keepErrno))
+// implementation with RegisterServer or RegisterClient and call Serve. Calls
+// pass through around, in order.
+func NewServer(around ...grpc.UnaryServerInterceptor) *grpc.Server {
+	return grpc.NewServer(grpc.ChainUnaryInterceptor(append([]grpc.UnaryServerInterceptor{keepErrno}, around...)...))
 }
 
 // conn dials path and checks that somebody listens, so that a missing daemon

@@ -109,13 +109,13 @@ func (s *Snapshot) Add(t Snapshot) {
 }
 
 // Quantile is the duration that a share of q of the requests, 0 to 1, did not
-// exceed: the upper end of its bucket. 0 when nothing was counted.
+// exceed: the longest of its bucket. 0 when nothing was counted.
 func (s *Snapshot) Quantile(q float64) time.Duration {
 	rank := uint64(math.Ceil(q * float64(s.Count())))
 	var seen uint64
 	for _, b := range s.Buckets {
 		if seen += b.Count; seen >= max(rank, 1) {
-			return time.Duration(min(b.Upper, math.MaxInt64))
+			return time.Duration(min(max(b.Upper, 1)-1, math.MaxInt64))
 		}
 	}
 	return 0

@@ -10,6 +10,11 @@ import (
 	"strings"
 
 	hclog "github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
 )
 
 // logLevelKey tells a plugin how much its host wants to hear.
@@ -18,9 +23,31 @@ const logLevelKey = "RNBD_PLUGIN_LOG"
 // newLogger writes lines that the host's end of go-plugin understands: JSON
 // with @level, @message and @timestamp.
 func newLogger(w io.Writer) *slog.Logger {
-	level := slog.LevelInfo
-	_ = level.UnmarshalText([]byte(os.Getenv(logLevelKey))) // unset or unknown: info
-	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: hclogKeys}))
+	_ = logLevel.UnmarshalText([]byte(os.Getenv(logLevelKey))) // unset or unknown: info
+	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: &logLevel, ReplaceAttr: hclogKeys}))
+}
+
+// logLevel is what this process logs, if it is a plugin.
+var logLevel slog.LevelVar
+
+// SetLog changes it on the host's word.
+func (s *server) SetLog(_ context.Context, r *pluginpb.SetLogRequest) (*pluginpb.SetLogResponse, error) {
+	level, err := logs.ParseLevel(r.GetLevel())
+	if err != nil {
+		return nil, err
+	}
+	logLevel.Set(level)
+	return &pluginpb.SetLogResponse{}, nil
+}
+
+// SetLog changes what the plugin logs. One that cannot goes on as it is: what is
+// below the host's own level is not written anyway.
+func (p *Process) SetLog(ctx context.Context, level slog.Level) error {
+	_, err := p.plugin.SetLog(ctx, &pluginpb.SetLogRequest{Level: logs.LevelName(level)})
+	if status.Code(err) == codes.Unimplemented {
+		return nil
+	}
+	return p.failed("set log level", err)
 }
 
 func hclogKeys(groups []string, a slog.Attr) slog.Attr {

@@ -39,6 +39,7 @@ type Queue struct {
 	pushed bool // completions that are not published
 
 	now      func() int64 // see UseClock
+	fresh    func() int64 // latency.Now
 	poppedAt int64        // when popped was filled
 	timings  [popBatch]timing
 	timed    int // timings[:timed] are of answers that are not published
@@ -78,7 +79,7 @@ func newQueue(pump int, ring *shm.Ring, disks *table[device], arenas *table[mapp
 	entries := ring.Entries()
 	q := &Queue{
 		pump: pump, c: ring.Completer(), disks: disks, arenas: arenas,
-		slots: make([]slot, entries), free: make([]uint32, entries), now: latency.Now,
+		slots: make([]slot, entries), free: make([]uint32, entries), now: latency.Now, fresh: latency.Now,
 	}
 	for i := range q.free {
 		q.free[i] = uint32(entries - 1 - i)
@@ -191,8 +192,8 @@ func (q *Queue) Publish() {
 	q.countTimings()
 }
 
-// UseClock gives the queue another clock than the system's, in nanoseconds: a
-// pump's, which has the time already. Before the first Next.
+// UseClock tells the queue that its requests come at the time of now, that of a
+// pump which need not look at the system's clock then. Before the first Next.
 func (q *Queue) UseClock(now func() int64) { q.now = now }
 
 // Arm asks for FD to become readable at the next event. False: something is

@@ -44,12 +44,13 @@ func (q *Queue) time(s *slot) {
 	q.timed++
 }
 
-// countTimings counts the answers noted so far as given now.
+// countTimings counts the answers noted so far as given now. The clock is read
+// anew: a turn of a pump may have waited for a disk.
 func (q *Queue) countTimings() {
 	if q.timed == 0 {
 		return
 	}
-	now := q.now()
+	now := q.fresh()
 	for i := range q.timings[:q.timed] {
 		t := &q.timings[i]
 		t.stats.Record(t.op, now-t.since)

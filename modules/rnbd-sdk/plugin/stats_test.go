@@ -2,8 +2,10 @@ package plugin
 
 import (
 	"context"
+	"log/slog"
 	"net"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -21,6 +23,7 @@ func TestQueue_TimesRequests(t *testing.T) {
 	b := newBench(t, 128)
 	now := int64(1000)
 	b.UseClock(func() int64 { return now })
+	b.fresh = b.now
 	for tag := range uint64(n) {
 		b.s.Push(&shm.SQE{Tag: tag, Op: blk.Read, Device: 1, Arena: 1, Len: 512})
 	}
@@ -100,8 +103,9 @@ func TestProcess_Stats(t *testing.T) {
 	r.close()
 }
 
-// A plugin from before the call has no statistics, which is no error.
-func TestProcess_StatsOfAnOldPlugin(t *testing.T) {
+// A plugin from before these calls has no statistics and keeps its log level,
+// which is no error.
+func TestProcess_StatsAndLogOfAnOldPlugin(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "old.sock")
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -119,6 +123,28 @@ func TestProcess_StatsOfAnOldPlugin(t *testing.T) {
 	p := newProcess(Config{Name: "old"}, nil, link)
 	if stats, err := p.Stats(testContext(t)); stats != nil || err != nil {
 		t.Errorf("%v, %v", stats, err)
+	}
+	if err := p.SetLog(testContext(t), slog.LevelDebug); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSetLog(t *testing.T) {
+	defer logLevel.Set(logLevel.Level())
+	s := &server{}
+	var out strings.Builder
+	log := newLogger(&out)
+	for _, level := range []string{"warn", "debug"} {
+		if _, err := s.SetLog(t.Context(), &pluginpb.SetLogRequest{Level: level}); err != nil {
+			t.Fatal(err)
+		}
+		log.Debug("at " + level)
+	}
+	if _, err := s.SetLog(t.Context(), &pluginpb.SetLogRequest{Level: "loud"}); errnoOf(err) != blk.EINVAL {
+		t.Errorf("unknown level: %v", err)
+	}
+	if got := out.String(); strings.Contains(got, "at warn") || !strings.Contains(got, "at debug") {
+		t.Errorf("logged: %s", got)
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 )
 
 // Source is what a pump polls. Poll, Arm and the optional methods are called
@@ -213,13 +215,10 @@ func (p *Pump) turn() int {
 	return n
 }
 
-// processStart is the zero of Now.
-var processStart = time.Now()
-
 // Now is a clock for durations, in nanoseconds. It stands still from its first
 // use in a turn to the end of the turn: one look at the system's clock serves
 // all that the turn handles, and none is needed in a turn of a spin, which
-// watches the clock anyway. Owner only.
+// watches the clock anyway. It is the clock of package latency. Owner only.
 func (p *Pump) Now() int64 {
 	if !p.timed {
 		return p.tick()
@@ -229,7 +228,7 @@ func (p *Pump) Now() int64 {
 
 // tick looks at the system's clock, for the turn to come as well.
 func (p *Pump) tick() int64 {
-	p.now, p.timed = int64(time.Since(processStart)), true
+	p.now, p.timed = latency.Now(), true
 	return p.now
 }
 

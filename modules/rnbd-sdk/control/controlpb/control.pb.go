@@ -134,16 +134,18 @@ func (*ListRequest) Descriptor() ([]byte, []int) {
 
 // DaemonInfo tells what runs: the first thing to print in a bug report.
 type DaemonInfo struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Version       string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"` // "server" or "client"
-	Pid           int32                  `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
-	Listen        []string               `protobuf:"bytes,4,rep,name=listen,proto3" json:"listen,omitempty"` // fabric://address:port
-	Plugins       []*Plugin              `protobuf:"bytes,5,rep,name=plugins,proto3" json:"plugins,omitempty"`
-	IoEngine      string                 `protobuf:"bytes,6,opt,name=io_engine,json=ioEngine,proto3" json:"io_engine,omitempty"`
-	Pumps         int32                  `protobuf:"varint,7,opt,name=pumps,proto3" json:"pumps,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Version        string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	Kind           string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"` // "server" or "client"
+	Pid            int32                  `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
+	Listen         []string               `protobuf:"bytes,4,rep,name=listen,proto3" json:"listen,omitempty"` // fabric://address:port
+	Plugins        []*Plugin              `protobuf:"bytes,5,rep,name=plugins,proto3" json:"plugins,omitempty"`
+	IoEngine       string                 `protobuf:"bytes,6,opt,name=io_engine,json=ioEngine,proto3" json:"io_engine,omitempty"`
+	Pumps          int32                  `protobuf:"varint,7,opt,name=pumps,proto3" json:"pumps,omitempty"`
+	PumpStats      []*PumpStats           `protobuf:"bytes,8,rep,name=pump_stats,json=pumpStats,proto3" json:"pump_stats,omitempty"`
+	FabricCounters []*FabricCounter       `protobuf:"bytes,9,rep,name=fabric_counters,json=fabricCounters,proto3" json:"fabric_counters,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *DaemonInfo) Reset() {
@@ -225,6 +227,190 @@ func (x *DaemonInfo) GetPumps() int32 {
 	return 0
 }
 
+func (x *DaemonInfo) GetPumpStats() []*PumpStats {
+	if x != nil {
+		return x.PumpStats
+	}
+	return nil
+}
+
+func (x *DaemonInfo) GetFabricCounters() []*FabricCounter {
+	if x != nil {
+		return x.FabricCounters
+	}
+	return nil
+}
+
+// PumpStats: counts of one thread of the data path.
+type PumpStats struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Loops         uint64                 `protobuf:"varint,2,opt,name=loops,proto3" json:"loops,omitempty"` // as of its last sleep
+	Sleeps        uint64                 `protobuf:"varint,3,opt,name=sleeps,proto3" json:"sleeps,omitempty"`
+	Wakes         uint64                 `protobuf:"varint,4,opt,name=wakes,proto3" json:"wakes,omitempty"`
+	SpinHits      uint64                 `protobuf:"varint,5,opt,name=spin_hits,json=spinHits,proto3" json:"spin_hits,omitempty"` // spins that met work
+	SpinMisses    uint64                 `protobuf:"varint,6,opt,name=spin_misses,json=spinMisses,proto3" json:"spin_misses,omitempty"`
+	Drives        uint64                 `protobuf:"varint,7,opt,name=drives,proto3" json:"drives,omitempty"` // times another thread did its work
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PumpStats) Reset() {
+	*x = PumpStats{}
+	mi := &file_control_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PumpStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PumpStats) ProtoMessage() {}
+
+func (x *PumpStats) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PumpStats.ProtoReflect.Descriptor instead.
+func (*PumpStats) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *PumpStats) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PumpStats) GetLoops() uint64 {
+	if x != nil {
+		return x.Loops
+	}
+	return 0
+}
+
+func (x *PumpStats) GetSleeps() uint64 {
+	if x != nil {
+		return x.Sleeps
+	}
+	return 0
+}
+
+func (x *PumpStats) GetWakes() uint64 {
+	if x != nil {
+		return x.Wakes
+	}
+	return 0
+}
+
+func (x *PumpStats) GetSpinHits() uint64 {
+	if x != nil {
+		return x.SpinHits
+	}
+	return 0
+}
+
+func (x *PumpStats) GetSpinMisses() uint64 {
+	if x != nil {
+		return x.SpinMisses
+	}
+	return 0
+}
+
+func (x *PumpStats) GetDrives() uint64 {
+	if x != nil {
+		return x.Drives
+	}
+	return 0
+}
+
+// FabricCounter is what a fabric counts, by names of its own.
+type FabricCounter struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Fabric        string                 `protobuf:"bytes,1,opt,name=fabric,proto3" json:"fabric,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"` // of a name that is counted by reasons
+	Bytes         bool                   `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`  // else a number of events
+	Value         uint64                 `protobuf:"varint,5,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FabricCounter) Reset() {
+	*x = FabricCounter{}
+	mi := &file_control_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FabricCounter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FabricCounter) ProtoMessage() {}
+
+func (x *FabricCounter) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FabricCounter.ProtoReflect.Descriptor instead.
+func (*FabricCounter) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *FabricCounter) GetFabric() string {
+	if x != nil {
+		return x.Fabric
+	}
+	return ""
+}
+
+func (x *FabricCounter) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *FabricCounter) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *FabricCounter) GetBytes() bool {
+	if x != nil {
+		return x.Bytes
+	}
+	return false
+}
+
+func (x *FabricCounter) GetValue() uint64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
 type Plugin struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -240,7 +426,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_control_proto_msgTypes[4]
+	mi := &file_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -252,7 +438,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[4]
+	mi := &file_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -265,7 +451,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{4}
+	return file_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Plugin) GetName() string {
@@ -337,7 +523,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_control_proto_msgTypes[5]
+	mi := &file_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -349,7 +535,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[5]
+	mi := &file_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -362,7 +548,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{5}
+	return file_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Limits) GetSize() uint64 {
@@ -464,7 +650,7 @@ type ServerDevice struct {
 
 func (x *ServerDevice) Reset() {
 	*x = ServerDevice{}
-	mi := &file_control_proto_msgTypes[6]
+	mi := &file_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -476,7 +662,7 @@ func (x *ServerDevice) String() string {
 func (*ServerDevice) ProtoMessage() {}
 
 func (x *ServerDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[6]
+	mi := &file_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -489,7 +675,7 @@ func (x *ServerDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerDevice.ProtoReflect.Descriptor instead.
 func (*ServerDevice) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{6}
+	return file_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ServerDevice) GetName() string {
@@ -547,7 +733,7 @@ type ServerDeviceUse struct {
 
 func (x *ServerDeviceUse) Reset() {
 	*x = ServerDeviceUse{}
-	mi := &file_control_proto_msgTypes[7]
+	mi := &file_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -559,7 +745,7 @@ func (x *ServerDeviceUse) String() string {
 func (*ServerDeviceUse) ProtoMessage() {}
 
 func (x *ServerDeviceUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[7]
+	mi := &file_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -572,7 +758,7 @@ func (x *ServerDeviceUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerDeviceUse.ProtoReflect.Descriptor instead.
 func (*ServerDeviceUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{7}
+	return file_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ServerDeviceUse) GetSession() string {
@@ -619,7 +805,7 @@ type ServerDeviceList struct {
 
 func (x *ServerDeviceList) Reset() {
 	*x = ServerDeviceList{}
-	mi := &file_control_proto_msgTypes[8]
+	mi := &file_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -631,7 +817,7 @@ func (x *ServerDeviceList) String() string {
 func (*ServerDeviceList) ProtoMessage() {}
 
 func (x *ServerDeviceList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[8]
+	mi := &file_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -644,7 +830,7 @@ func (x *ServerDeviceList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerDeviceList.ProtoReflect.Descriptor instead.
 func (*ServerDeviceList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{8}
+	return file_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ServerDeviceList) GetDevices() []*ServerDevice {
@@ -674,7 +860,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_control_proto_msgTypes[9]
+	mi := &file_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -686,7 +872,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[9]
+	mi := &file_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -699,7 +885,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{9}
+	return file_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Session) GetName() string {
@@ -811,7 +997,7 @@ type Path struct {
 
 func (x *Path) Reset() {
 	*x = Path{}
-	mi := &file_control_proto_msgTypes[10]
+	mi := &file_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -823,7 +1009,7 @@ func (x *Path) String() string {
 func (*Path) ProtoMessage() {}
 
 func (x *Path) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[10]
+	mi := &file_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -836,7 +1022,7 @@ func (x *Path) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Path.ProtoReflect.Descriptor instead.
 func (*Path) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{10}
+	return file_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Path) GetSession() string {
@@ -967,7 +1153,7 @@ type SessionList struct {
 
 func (x *SessionList) Reset() {
 	*x = SessionList{}
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -979,7 +1165,7 @@ func (x *SessionList) String() string {
 func (*SessionList) ProtoMessage() {}
 
 func (x *SessionList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -992,7 +1178,7 @@ func (x *SessionList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionList.ProtoReflect.Descriptor instead.
 func (*SessionList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{11}
+	return file_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SessionList) GetSessions() []*Session {
@@ -1012,7 +1198,7 @@ type CloseDeviceRequest struct {
 
 func (x *CloseDeviceRequest) Reset() {
 	*x = CloseDeviceRequest{}
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1024,7 +1210,7 @@ func (x *CloseDeviceRequest) String() string {
 func (*CloseDeviceRequest) ProtoMessage() {}
 
 func (x *CloseDeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1037,7 +1223,7 @@ func (x *CloseDeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseDeviceRequest.ProtoReflect.Descriptor instead.
 func (*CloseDeviceRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{12}
+	return file_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CloseDeviceRequest) GetSession() string {
@@ -1063,7 +1249,7 @@ type SessionRequest struct {
 
 func (x *SessionRequest) Reset() {
 	*x = SessionRequest{}
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1075,7 +1261,7 @@ func (x *SessionRequest) String() string {
 func (*SessionRequest) ProtoMessage() {}
 
 func (x *SessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1088,7 +1274,7 @@ func (x *SessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionRequest.ProtoReflect.Descriptor instead.
 func (*SessionRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{13}
+	return file_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SessionRequest) GetSession() string {
@@ -1114,7 +1300,7 @@ type MapRequest struct {
 
 func (x *MapRequest) Reset() {
 	*x = MapRequest{}
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1126,7 +1312,7 @@ func (x *MapRequest) String() string {
 func (*MapRequest) ProtoMessage() {}
 
 func (x *MapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1139,7 +1325,7 @@ func (x *MapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapRequest.ProtoReflect.Descriptor instead.
 func (*MapRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{14}
+	return file_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MapRequest) GetPath() string {
@@ -1223,7 +1409,7 @@ type ClientDevice struct {
 
 func (x *ClientDevice) Reset() {
 	*x = ClientDevice{}
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1235,7 +1421,7 @@ func (x *ClientDevice) String() string {
 func (*ClientDevice) ProtoMessage() {}
 
 func (x *ClientDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1248,7 +1434,7 @@ func (x *ClientDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientDevice.ProtoReflect.Descriptor instead.
 func (*ClientDevice) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{15}
+	return file_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ClientDevice) GetName() string {
@@ -1379,7 +1565,7 @@ type ClientDeviceList struct {
 
 func (x *ClientDeviceList) Reset() {
 	*x = ClientDeviceList{}
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1391,7 +1577,7 @@ func (x *ClientDeviceList) String() string {
 func (*ClientDeviceList) ProtoMessage() {}
 
 func (x *ClientDeviceList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1404,7 +1590,7 @@ func (x *ClientDeviceList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientDeviceList.ProtoReflect.Descriptor instead.
 func (*ClientDeviceList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{16}
+	return file_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ClientDeviceList) GetDevices() []*ClientDevice {
@@ -1423,7 +1609,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1435,7 +1621,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1448,7 +1634,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeviceRequest) GetDevice() string {
@@ -1468,7 +1654,7 @@ type UnmapRequest struct {
 
 func (x *UnmapRequest) Reset() {
 	*x = UnmapRequest{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1480,7 +1666,7 @@ func (x *UnmapRequest) String() string {
 func (*UnmapRequest) ProtoMessage() {}
 
 func (x *UnmapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1493,7 +1679,7 @@ func (x *UnmapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnmapRequest.ProtoReflect.Descriptor instead.
 func (*UnmapRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UnmapRequest) GetDevice() string {
@@ -1520,7 +1706,7 @@ type AddPathRequest struct {
 
 func (x *AddPathRequest) Reset() {
 	*x = AddPathRequest{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +1718,7 @@ func (x *AddPathRequest) String() string {
 func (*AddPathRequest) ProtoMessage() {}
 
 func (x *AddPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,7 +1731,7 @@ func (x *AddPathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPathRequest.ProtoReflect.Descriptor instead.
 func (*AddPathRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AddPathRequest) GetSession() string {
@@ -1572,7 +1758,7 @@ type PathRequest struct {
 
 func (x *PathRequest) Reset() {
 	*x = PathRequest{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +1770,7 @@ func (x *PathRequest) String() string {
 func (*PathRequest) ProtoMessage() {}
 
 func (x *PathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +1783,7 @@ func (x *PathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathRequest.ProtoReflect.Descriptor instead.
 func (*PathRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PathRequest) GetSession() string {
@@ -1624,7 +1810,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1636,7 +1822,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1649,7 +1835,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SetPolicyRequest) GetSession() string {
@@ -1701,7 +1887,7 @@ type PathStatsReply struct {
 
 func (x *PathStatsReply) Reset() {
 	*x = PathStatsReply{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1899,7 @@ func (x *PathStatsReply) String() string {
 func (*PathStatsReply) ProtoMessage() {}
 
 func (x *PathStatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1912,7 @@ func (x *PathStatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathStatsReply.ProtoReflect.Descriptor instead.
 func (*PathStatsReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PathStatsReply) GetReadCount() uint64 {
@@ -1866,7 +2052,7 @@ type SGEntries struct {
 
 func (x *SGEntries) Reset() {
 	*x = SGEntries{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +2064,7 @@ func (x *SGEntries) String() string {
 func (*SGEntries) ProtoMessage() {}
 
 func (x *SGEntries) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +2077,7 @@ func (x *SGEntries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SGEntries.ProtoReflect.Descriptor instead.
 func (*SGEntries) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SGEntries) GetPump() uint32 {
@@ -1921,7 +2107,7 @@ type RDMALatency struct {
 
 func (x *RDMALatency) Reset() {
 	*x = RDMALatency{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1933,7 +2119,7 @@ func (x *RDMALatency) String() string {
 func (*RDMALatency) ProtoMessage() {}
 
 func (x *RDMALatency) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1946,7 +2132,7 @@ func (x *RDMALatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RDMALatency.ProtoReflect.Descriptor instead.
 func (*RDMALatency) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RDMALatency) GetLimitMs() uint64 {
@@ -1981,7 +2167,7 @@ type ResetPathStatsRequest struct {
 
 func (x *ResetPathStatsRequest) Reset() {
 	*x = ResetPathStatsRequest{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1993,7 +2179,7 @@ func (x *ResetPathStatsRequest) String() string {
 func (*ResetPathStatsRequest) ProtoMessage() {}
 
 func (x *ResetPathStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2006,7 +2192,7 @@ func (x *ResetPathStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetPathStatsRequest.ProtoReflect.Descriptor instead.
 func (*ResetPathStatsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ResetPathStatsRequest) GetSession() string {
@@ -2039,7 +2225,7 @@ type DeviceStatsList struct {
 
 func (x *DeviceStatsList) Reset() {
 	*x = DeviceStatsList{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2051,7 +2237,7 @@ func (x *DeviceStatsList) String() string {
 func (*DeviceStatsList) ProtoMessage() {}
 
 func (x *DeviceStatsList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2064,7 +2250,7 @@ func (x *DeviceStatsList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatsList.ProtoReflect.Descriptor instead.
 func (*DeviceStatsList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeviceStatsList) GetDevices() []*DeviceStats {
@@ -2084,7 +2270,7 @@ type DeviceStats struct {
 
 func (x *DeviceStats) Reset() {
 	*x = DeviceStats{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2096,7 +2282,7 @@ func (x *DeviceStats) String() string {
 func (*DeviceStats) ProtoMessage() {}
 
 func (x *DeviceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2109,7 +2295,7 @@ func (x *DeviceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStats.ProtoReflect.Descriptor instead.
 func (*DeviceStats) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeviceStats) GetDevice() string {
@@ -2138,7 +2324,7 @@ type StageStats struct {
 
 func (x *StageStats) Reset() {
 	*x = StageStats{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2150,7 +2336,7 @@ func (x *StageStats) String() string {
 func (*StageStats) ProtoMessage() {}
 
 func (x *StageStats) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2163,7 +2349,7 @@ func (x *StageStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageStats.ProtoReflect.Descriptor instead.
 func (*StageStats) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StageStats) GetStage() string {
@@ -2199,7 +2385,7 @@ type Histogram struct {
 
 func (x *Histogram) Reset() {
 	*x = Histogram{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2211,7 +2397,7 @@ func (x *Histogram) String() string {
 func (*Histogram) ProtoMessage() {}
 
 func (x *Histogram) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2224,7 +2410,7 @@ func (x *Histogram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Histogram.ProtoReflect.Descriptor instead.
 func (*Histogram) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Histogram) GetCount() uint64 {
@@ -2258,7 +2444,7 @@ type HistogramBucket struct {
 
 func (x *HistogramBucket) Reset() {
 	*x = HistogramBucket{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2270,7 +2456,7 @@ func (x *HistogramBucket) String() string {
 func (*HistogramBucket) ProtoMessage() {}
 
 func (x *HistogramBucket) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2283,7 +2469,7 @@ func (x *HistogramBucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistogramBucket.ProtoReflect.Descriptor instead.
 func (*HistogramBucket) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *HistogramBucket) GetUpperNs() uint64 {
@@ -2308,7 +2494,7 @@ type LogLevelsRequest struct {
 
 func (x *LogLevelsRequest) Reset() {
 	*x = LogLevelsRequest{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2320,7 +2506,7 @@ func (x *LogLevelsRequest) String() string {
 func (*LogLevelsRequest) ProtoMessage() {}
 
 func (x *LogLevelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2333,7 +2519,7 @@ func (x *LogLevelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLevelsRequest.ProtoReflect.Descriptor instead.
 func (*LogLevelsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 // LogLevel of a subsystem: "debug", "info", "warn", "error".
@@ -2347,7 +2533,7 @@ type LogLevel struct {
 
 func (x *LogLevel) Reset() {
 	*x = LogLevel{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2359,7 +2545,7 @@ func (x *LogLevel) String() string {
 func (*LogLevel) ProtoMessage() {}
 
 func (x *LogLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2372,7 +2558,7 @@ func (x *LogLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLevel.ProtoReflect.Descriptor instead.
 func (*LogLevel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *LogLevel) GetSubsystem() string {
@@ -2398,7 +2584,7 @@ type LogLevelsReply struct {
 
 func (x *LogLevelsReply) Reset() {
 	*x = LogLevelsReply{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2410,7 +2596,7 @@ func (x *LogLevelsReply) String() string {
 func (*LogLevelsReply) ProtoMessage() {}
 
 func (x *LogLevelsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2423,7 +2609,7 @@ func (x *LogLevelsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLevelsReply.ProtoReflect.Descriptor instead.
 func (*LogLevelsReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *LogLevelsReply) GetLevels() []*LogLevel {
@@ -2443,7 +2629,7 @@ type SetLogLevelsRequest struct {
 
 func (x *SetLogLevelsRequest) Reset() {
 	*x = SetLogLevelsRequest{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2455,7 +2641,7 @@ func (x *SetLogLevelsRequest) String() string {
 func (*SetLogLevelsRequest) ProtoMessage() {}
 
 func (x *SetLogLevelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2468,7 +2654,7 @@ func (x *SetLogLevelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelsRequest.ProtoReflect.Descriptor instead.
 func (*SetLogLevelsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SetLogLevelsRequest) GetLevels() []*LogLevel {
@@ -2487,7 +2673,7 @@ type MapLineRequest struct {
 
 func (x *MapLineRequest) Reset() {
 	*x = MapLineRequest{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2499,7 +2685,7 @@ func (x *MapLineRequest) String() string {
 func (*MapLineRequest) ProtoMessage() {}
 
 func (x *MapLineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2512,7 +2698,7 @@ func (x *MapLineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapLineRequest.ProtoReflect.Descriptor instead.
 func (*MapLineRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *MapLineRequest) GetLine() string {
@@ -2532,7 +2718,7 @@ type ResizeRequest struct {
 
 func (x *ResizeRequest) Reset() {
 	*x = ResizeRequest{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2544,7 +2730,7 @@ func (x *ResizeRequest) String() string {
 func (*ResizeRequest) ProtoMessage() {}
 
 func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2557,7 +2743,7 @@ func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ResizeRequest) GetDevice() string {
@@ -2584,7 +2770,7 @@ type SetMaxReconnectAttemptsRequest struct {
 
 func (x *SetMaxReconnectAttemptsRequest) Reset() {
 	*x = SetMaxReconnectAttemptsRequest{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2596,7 +2782,7 @@ func (x *SetMaxReconnectAttemptsRequest) String() string {
 func (*SetMaxReconnectAttemptsRequest) ProtoMessage() {}
 
 func (x *SetMaxReconnectAttemptsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2609,7 +2795,7 @@ func (x *SetMaxReconnectAttemptsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMaxReconnectAttemptsRequest.ProtoReflect.Descriptor instead.
 func (*SetMaxReconnectAttemptsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SetMaxReconnectAttemptsRequest) GetSession() string {
@@ -2633,7 +2819,7 @@ const file_control_proto_rawDesc = "" +
 	"\rcontrol.proto\x12\x0frnbd.control.v1\"\a\n" +
 	"\x05Empty\"\r\n" +
 	"\vInfoRequest\"\r\n" +
-	"\vListRequest\"\xca\x01\n" +
+	"\vListRequest\"\xce\x02\n" +
 	"\n" +
 	"DaemonInfo\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
@@ -2642,7 +2828,25 @@ const file_control_proto_rawDesc = "" +
 	"\x06listen\x18\x04 \x03(\tR\x06listen\x121\n" +
 	"\aplugins\x18\x05 \x03(\v2\x17.rnbd.control.v1.PluginR\aplugins\x12\x1b\n" +
 	"\tio_engine\x18\x06 \x01(\tR\bioEngine\x12\x14\n" +
-	"\x05pumps\x18\a \x01(\x05R\x05pumps\"\xa2\x01\n" +
+	"\x05pumps\x18\a \x01(\x05R\x05pumps\x129\n" +
+	"\n" +
+	"pump_stats\x18\b \x03(\v2\x1a.rnbd.control.v1.PumpStatsR\tpumpStats\x12G\n" +
+	"\x0ffabric_counters\x18\t \x03(\v2\x1e.rnbd.control.v1.FabricCounterR\x0efabricCounters\"\xb9\x01\n" +
+	"\tPumpStats\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05loops\x18\x02 \x01(\x04R\x05loops\x12\x16\n" +
+	"\x06sleeps\x18\x03 \x01(\x04R\x06sleeps\x12\x14\n" +
+	"\x05wakes\x18\x04 \x01(\x04R\x05wakes\x12\x1b\n" +
+	"\tspin_hits\x18\x05 \x01(\x04R\bspinHits\x12\x1f\n" +
+	"\vspin_misses\x18\x06 \x01(\x04R\n" +
+	"spinMisses\x12\x16\n" +
+	"\x06drives\x18\a \x01(\x04R\x06drives\"\x7f\n" +
+	"\rFabricCounter\x12\x16\n" +
+	"\x06fabric\x18\x01 \x01(\tR\x06fabric\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\bR\x05bytes\x12\x14\n" +
+	"\x05value\x18\x05 \x01(\x04R\x05value\"\xa2\x01\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x12\n" +
@@ -2908,135 +3112,139 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_control_proto_goTypes = []any{
 	(*Empty)(nil),                          // 0: rnbd.control.v1.Empty
 	(*InfoRequest)(nil),                    // 1: rnbd.control.v1.InfoRequest
 	(*ListRequest)(nil),                    // 2: rnbd.control.v1.ListRequest
 	(*DaemonInfo)(nil),                     // 3: rnbd.control.v1.DaemonInfo
-	(*Plugin)(nil),                         // 4: rnbd.control.v1.Plugin
-	(*Limits)(nil),                         // 5: rnbd.control.v1.Limits
-	(*ServerDevice)(nil),                   // 6: rnbd.control.v1.ServerDevice
-	(*ServerDeviceUse)(nil),                // 7: rnbd.control.v1.ServerDeviceUse
-	(*ServerDeviceList)(nil),               // 8: rnbd.control.v1.ServerDeviceList
-	(*Session)(nil),                        // 9: rnbd.control.v1.Session
-	(*Path)(nil),                           // 10: rnbd.control.v1.Path
-	(*SessionList)(nil),                    // 11: rnbd.control.v1.SessionList
-	(*CloseDeviceRequest)(nil),             // 12: rnbd.control.v1.CloseDeviceRequest
-	(*SessionRequest)(nil),                 // 13: rnbd.control.v1.SessionRequest
-	(*MapRequest)(nil),                     // 14: rnbd.control.v1.MapRequest
-	(*ClientDevice)(nil),                   // 15: rnbd.control.v1.ClientDevice
-	(*ClientDeviceList)(nil),               // 16: rnbd.control.v1.ClientDeviceList
-	(*DeviceRequest)(nil),                  // 17: rnbd.control.v1.DeviceRequest
-	(*UnmapRequest)(nil),                   // 18: rnbd.control.v1.UnmapRequest
-	(*AddPathRequest)(nil),                 // 19: rnbd.control.v1.AddPathRequest
-	(*PathRequest)(nil),                    // 20: rnbd.control.v1.PathRequest
-	(*SetPolicyRequest)(nil),               // 21: rnbd.control.v1.SetPolicyRequest
-	(*PathStatsReply)(nil),                 // 22: rnbd.control.v1.PathStatsReply
-	(*SGEntries)(nil),                      // 23: rnbd.control.v1.SGEntries
-	(*RDMALatency)(nil),                    // 24: rnbd.control.v1.RDMALatency
-	(*ResetPathStatsRequest)(nil),          // 25: rnbd.control.v1.ResetPathStatsRequest
-	(*DeviceStatsList)(nil),                // 26: rnbd.control.v1.DeviceStatsList
-	(*DeviceStats)(nil),                    // 27: rnbd.control.v1.DeviceStats
-	(*StageStats)(nil),                     // 28: rnbd.control.v1.StageStats
-	(*Histogram)(nil),                      // 29: rnbd.control.v1.Histogram
-	(*HistogramBucket)(nil),                // 30: rnbd.control.v1.HistogramBucket
-	(*LogLevelsRequest)(nil),               // 31: rnbd.control.v1.LogLevelsRequest
-	(*LogLevel)(nil),                       // 32: rnbd.control.v1.LogLevel
-	(*LogLevelsReply)(nil),                 // 33: rnbd.control.v1.LogLevelsReply
-	(*SetLogLevelsRequest)(nil),            // 34: rnbd.control.v1.SetLogLevelsRequest
-	(*MapLineRequest)(nil),                 // 35: rnbd.control.v1.MapLineRequest
-	(*ResizeRequest)(nil),                  // 36: rnbd.control.v1.ResizeRequest
-	(*SetMaxReconnectAttemptsRequest)(nil), // 37: rnbd.control.v1.SetMaxReconnectAttemptsRequest
-	nil,                                    // 38: rnbd.control.v1.MapRequest.OptionsEntry
-	nil,                                    // 39: rnbd.control.v1.ClientDevice.OptionsEntry
+	(*PumpStats)(nil),                      // 4: rnbd.control.v1.PumpStats
+	(*FabricCounter)(nil),                  // 5: rnbd.control.v1.FabricCounter
+	(*Plugin)(nil),                         // 6: rnbd.control.v1.Plugin
+	(*Limits)(nil),                         // 7: rnbd.control.v1.Limits
+	(*ServerDevice)(nil),                   // 8: rnbd.control.v1.ServerDevice
+	(*ServerDeviceUse)(nil),                // 9: rnbd.control.v1.ServerDeviceUse
+	(*ServerDeviceList)(nil),               // 10: rnbd.control.v1.ServerDeviceList
+	(*Session)(nil),                        // 11: rnbd.control.v1.Session
+	(*Path)(nil),                           // 12: rnbd.control.v1.Path
+	(*SessionList)(nil),                    // 13: rnbd.control.v1.SessionList
+	(*CloseDeviceRequest)(nil),             // 14: rnbd.control.v1.CloseDeviceRequest
+	(*SessionRequest)(nil),                 // 15: rnbd.control.v1.SessionRequest
+	(*MapRequest)(nil),                     // 16: rnbd.control.v1.MapRequest
+	(*ClientDevice)(nil),                   // 17: rnbd.control.v1.ClientDevice
+	(*ClientDeviceList)(nil),               // 18: rnbd.control.v1.ClientDeviceList
+	(*DeviceRequest)(nil),                  // 19: rnbd.control.v1.DeviceRequest
+	(*UnmapRequest)(nil),                   // 20: rnbd.control.v1.UnmapRequest
+	(*AddPathRequest)(nil),                 // 21: rnbd.control.v1.AddPathRequest
+	(*PathRequest)(nil),                    // 22: rnbd.control.v1.PathRequest
+	(*SetPolicyRequest)(nil),               // 23: rnbd.control.v1.SetPolicyRequest
+	(*PathStatsReply)(nil),                 // 24: rnbd.control.v1.PathStatsReply
+	(*SGEntries)(nil),                      // 25: rnbd.control.v1.SGEntries
+	(*RDMALatency)(nil),                    // 26: rnbd.control.v1.RDMALatency
+	(*ResetPathStatsRequest)(nil),          // 27: rnbd.control.v1.ResetPathStatsRequest
+	(*DeviceStatsList)(nil),                // 28: rnbd.control.v1.DeviceStatsList
+	(*DeviceStats)(nil),                    // 29: rnbd.control.v1.DeviceStats
+	(*StageStats)(nil),                     // 30: rnbd.control.v1.StageStats
+	(*Histogram)(nil),                      // 31: rnbd.control.v1.Histogram
+	(*HistogramBucket)(nil),                // 32: rnbd.control.v1.HistogramBucket
+	(*LogLevelsRequest)(nil),               // 33: rnbd.control.v1.LogLevelsRequest
+	(*LogLevel)(nil),                       // 34: rnbd.control.v1.LogLevel
+	(*LogLevelsReply)(nil),                 // 35: rnbd.control.v1.LogLevelsReply
+	(*SetLogLevelsRequest)(nil),            // 36: rnbd.control.v1.SetLogLevelsRequest
+	(*MapLineRequest)(nil),                 // 37: rnbd.control.v1.MapLineRequest
+	(*ResizeRequest)(nil),                  // 38: rnbd.control.v1.ResizeRequest
+	(*SetMaxReconnectAttemptsRequest)(nil), // 39: rnbd.control.v1.SetMaxReconnectAttemptsRequest
+	nil,                                    // 40: rnbd.control.v1.MapRequest.OptionsEntry
+	nil,                                    // 41: rnbd.control.v1.ClientDevice.OptionsEntry
 }
 var file_control_proto_depIdxs = []int32{
-	4,  // 0: rnbd.control.v1.DaemonInfo.plugins:type_name -> rnbd.control.v1.Plugin
-	5,  // 1: rnbd.control.v1.ServerDevice.limits:type_name -> rnbd.control.v1.Limits
-	7,  // 2: rnbd.control.v1.ServerDevice.users:type_name -> rnbd.control.v1.ServerDeviceUse
-	6,  // 3: rnbd.control.v1.ServerDeviceList.devices:type_name -> rnbd.control.v1.ServerDevice
-	10, // 4: rnbd.control.v1.Session.paths:type_name -> rnbd.control.v1.Path
-	9,  // 5: rnbd.control.v1.SessionList.sessions:type_name -> rnbd.control.v1.Session
-	38, // 6: rnbd.control.v1.MapRequest.options:type_name -> rnbd.control.v1.MapRequest.OptionsEntry
-	5,  // 7: rnbd.control.v1.ClientDevice.limits:type_name -> rnbd.control.v1.Limits
-	39, // 8: rnbd.control.v1.ClientDevice.options:type_name -> rnbd.control.v1.ClientDevice.OptionsEntry
-	15, // 9: rnbd.control.v1.ClientDeviceList.devices:type_name -> rnbd.control.v1.ClientDevice
-	23, // 10: rnbd.control.v1.PathStatsReply.sg_entries:type_name -> rnbd.control.v1.SGEntries
-	24, // 11: rnbd.control.v1.PathStatsReply.rdma_lat:type_name -> rnbd.control.v1.RDMALatency
-	27, // 12: rnbd.control.v1.DeviceStatsList.devices:type_name -> rnbd.control.v1.DeviceStats
-	28, // 13: rnbd.control.v1.DeviceStats.stages:type_name -> rnbd.control.v1.StageStats
-	29, // 14: rnbd.control.v1.StageStats.latency:type_name -> rnbd.control.v1.Histogram
-	30, // 15: rnbd.control.v1.Histogram.buckets:type_name -> rnbd.control.v1.HistogramBucket
-	32, // 16: rnbd.control.v1.LogLevelsReply.levels:type_name -> rnbd.control.v1.LogLevel
-	32, // 17: rnbd.control.v1.SetLogLevelsRequest.levels:type_name -> rnbd.control.v1.LogLevel
-	1,  // 18: rnbd.control.v1.ServerDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
-	2,  // 19: rnbd.control.v1.ServerDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
-	2,  // 20: rnbd.control.v1.ServerDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
-	12, // 21: rnbd.control.v1.ServerDaemon.CloseDevice:input_type -> rnbd.control.v1.CloseDeviceRequest
-	13, // 22: rnbd.control.v1.ServerDaemon.DisconnectSession:input_type -> rnbd.control.v1.SessionRequest
-	20, // 23: rnbd.control.v1.ServerDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
-	25, // 24: rnbd.control.v1.ServerDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
-	17, // 25: rnbd.control.v1.ServerDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
-	31, // 26: rnbd.control.v1.ServerDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
-	34, // 27: rnbd.control.v1.ServerDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
-	20, // 28: rnbd.control.v1.ServerDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
-	17, // 29: rnbd.control.v1.ServerDaemon.ResizeDevice:input_type -> rnbd.control.v1.DeviceRequest
-	1,  // 30: rnbd.control.v1.ClientDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
-	14, // 31: rnbd.control.v1.ClientDaemon.Map:input_type -> rnbd.control.v1.MapRequest
-	18, // 32: rnbd.control.v1.ClientDaemon.Unmap:input_type -> rnbd.control.v1.UnmapRequest
-	17, // 33: rnbd.control.v1.ClientDaemon.Remap:input_type -> rnbd.control.v1.DeviceRequest
-	2,  // 34: rnbd.control.v1.ClientDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
-	2,  // 35: rnbd.control.v1.ClientDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
-	19, // 36: rnbd.control.v1.ClientDaemon.AddPath:input_type -> rnbd.control.v1.AddPathRequest
-	20, // 37: rnbd.control.v1.ClientDaemon.RemovePath:input_type -> rnbd.control.v1.PathRequest
-	20, // 38: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
-	20, // 39: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
-	21, // 40: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
-	20, // 41: rnbd.control.v1.ClientDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
-	25, // 42: rnbd.control.v1.ClientDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
-	17, // 43: rnbd.control.v1.ClientDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
-	31, // 44: rnbd.control.v1.ClientDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
-	34, // 45: rnbd.control.v1.ClientDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
-	35, // 46: rnbd.control.v1.ClientDaemon.MapLine:input_type -> rnbd.control.v1.MapLineRequest
-	36, // 47: rnbd.control.v1.ClientDaemon.Resize:input_type -> rnbd.control.v1.ResizeRequest
-	37, // 48: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:input_type -> rnbd.control.v1.SetMaxReconnectAttemptsRequest
-	3,  // 49: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	8,  // 50: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
-	11, // 51: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	0,  // 52: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
-	0,  // 53: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
-	22, // 54: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 55: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	26, // 56: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	33, // 57: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	33, // 58: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	0,  // 59: rnbd.control.v1.ServerDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	8,  // 60: rnbd.control.v1.ServerDaemon.ResizeDevice:output_type -> rnbd.control.v1.ServerDeviceList
-	3,  // 61: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	15, // 62: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 63: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
-	15, // 64: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
-	16, // 65: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
-	11, // 66: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	10, // 67: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
-	0,  // 68: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
-	0,  // 69: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 70: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 71: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
-	22, // 72: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 73: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	26, // 74: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	33, // 75: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	33, // 76: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	15, // 77: rnbd.control.v1.ClientDaemon.MapLine:output_type -> rnbd.control.v1.ClientDevice
-	15, // 78: rnbd.control.v1.ClientDaemon.Resize:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 79: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:output_type -> rnbd.control.v1.Empty
-	49, // [49:80] is the sub-list for method output_type
-	18, // [18:49] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	6,  // 0: rnbd.control.v1.DaemonInfo.plugins:type_name -> rnbd.control.v1.Plugin
+	4,  // 1: rnbd.control.v1.DaemonInfo.pump_stats:type_name -> rnbd.control.v1.PumpStats
+	5,  // 2: rnbd.control.v1.DaemonInfo.fabric_counters:type_name -> rnbd.control.v1.FabricCounter
+	7,  // 3: rnbd.control.v1.ServerDevice.limits:type_name -> rnbd.control.v1.Limits
+	9,  // 4: rnbd.control.v1.ServerDevice.users:type_name -> rnbd.control.v1.ServerDeviceUse
+	8,  // 5: rnbd.control.v1.ServerDeviceList.devices:type_name -> rnbd.control.v1.ServerDevice
+	12, // 6: rnbd.control.v1.Session.paths:type_name -> rnbd.control.v1.Path
+	11, // 7: rnbd.control.v1.SessionList.sessions:type_name -> rnbd.control.v1.Session
+	40, // 8: rnbd.control.v1.MapRequest.options:type_name -> rnbd.control.v1.MapRequest.OptionsEntry
+	7,  // 9: rnbd.control.v1.ClientDevice.limits:type_name -> rnbd.control.v1.Limits
+	41, // 10: rnbd.control.v1.ClientDevice.options:type_name -> rnbd.control.v1.ClientDevice.OptionsEntry
+	17, // 11: rnbd.control.v1.ClientDeviceList.devices:type_name -> rnbd.control.v1.ClientDevice
+	25, // 12: rnbd.control.v1.PathStatsReply.sg_entries:type_name -> rnbd.control.v1.SGEntries
+	26, // 13: rnbd.control.v1.PathStatsReply.rdma_lat:type_name -> rnbd.control.v1.RDMALatency
+	29, // 14: rnbd.control.v1.DeviceStatsList.devices:type_name -> rnbd.control.v1.DeviceStats
+	30, // 15: rnbd.control.v1.DeviceStats.stages:type_name -> rnbd.control.v1.StageStats
+	31, // 16: rnbd.control.v1.StageStats.latency:type_name -> rnbd.control.v1.Histogram
+	32, // 17: rnbd.control.v1.Histogram.buckets:type_name -> rnbd.control.v1.HistogramBucket
+	34, // 18: rnbd.control.v1.LogLevelsReply.levels:type_name -> rnbd.control.v1.LogLevel
+	34, // 19: rnbd.control.v1.SetLogLevelsRequest.levels:type_name -> rnbd.control.v1.LogLevel
+	1,  // 20: rnbd.control.v1.ServerDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
+	2,  // 21: rnbd.control.v1.ServerDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
+	2,  // 22: rnbd.control.v1.ServerDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
+	14, // 23: rnbd.control.v1.ServerDaemon.CloseDevice:input_type -> rnbd.control.v1.CloseDeviceRequest
+	15, // 24: rnbd.control.v1.ServerDaemon.DisconnectSession:input_type -> rnbd.control.v1.SessionRequest
+	22, // 25: rnbd.control.v1.ServerDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
+	27, // 26: rnbd.control.v1.ServerDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
+	19, // 27: rnbd.control.v1.ServerDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
+	33, // 28: rnbd.control.v1.ServerDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
+	36, // 29: rnbd.control.v1.ServerDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
+	22, // 30: rnbd.control.v1.ServerDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
+	19, // 31: rnbd.control.v1.ServerDaemon.ResizeDevice:input_type -> rnbd.control.v1.DeviceRequest
+	1,  // 32: rnbd.control.v1.ClientDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
+	16, // 33: rnbd.control.v1.ClientDaemon.Map:input_type -> rnbd.control.v1.MapRequest
+	20, // 34: rnbd.control.v1.ClientDaemon.Unmap:input_type -> rnbd.control.v1.UnmapRequest
+	19, // 35: rnbd.control.v1.ClientDaemon.Remap:input_type -> rnbd.control.v1.DeviceRequest
+	2,  // 36: rnbd.control.v1.ClientDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
+	2,  // 37: rnbd.control.v1.ClientDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
+	21, // 38: rnbd.control.v1.ClientDaemon.AddPath:input_type -> rnbd.control.v1.AddPathRequest
+	22, // 39: rnbd.control.v1.ClientDaemon.RemovePath:input_type -> rnbd.control.v1.PathRequest
+	22, // 40: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
+	22, // 41: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
+	23, // 42: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
+	22, // 43: rnbd.control.v1.ClientDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
+	27, // 44: rnbd.control.v1.ClientDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
+	19, // 45: rnbd.control.v1.ClientDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
+	33, // 46: rnbd.control.v1.ClientDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
+	36, // 47: rnbd.control.v1.ClientDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
+	37, // 48: rnbd.control.v1.ClientDaemon.MapLine:input_type -> rnbd.control.v1.MapLineRequest
+	38, // 49: rnbd.control.v1.ClientDaemon.Resize:input_type -> rnbd.control.v1.ResizeRequest
+	39, // 50: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:input_type -> rnbd.control.v1.SetMaxReconnectAttemptsRequest
+	3,  // 51: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	10, // 52: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
+	13, // 53: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	0,  // 54: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
+	0,  // 55: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
+	24, // 56: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 57: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	28, // 58: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	35, // 59: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	35, // 60: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	0,  // 61: rnbd.control.v1.ServerDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	10, // 62: rnbd.control.v1.ServerDaemon.ResizeDevice:output_type -> rnbd.control.v1.ServerDeviceList
+	3,  // 63: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	17, // 64: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 65: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
+	17, // 66: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
+	18, // 67: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
+	13, // 68: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	12, // 69: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
+	0,  // 70: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
+	0,  // 71: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 72: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 73: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
+	24, // 74: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 75: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	28, // 76: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	35, // 77: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	35, // 78: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	17, // 79: rnbd.control.v1.ClientDaemon.MapLine:output_type -> rnbd.control.v1.ClientDevice
+	17, // 80: rnbd.control.v1.ClientDaemon.Resize:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 81: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:output_type -> rnbd.control.v1.Empty
+	51, // [51:82] is the sub-list for method output_type
+	20, // [20:51] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -3050,7 +3258,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   40,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

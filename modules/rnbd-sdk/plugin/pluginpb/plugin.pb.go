@@ -2104,6 +2104,86 @@ func (x *LatencyBucket) GetCount() uint64 {
 	return 0
 }
 
+type SetLogRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Level         string                 `protobuf:"bytes,1,opt,name=level,proto3" json:"level,omitempty"` // "debug", "info", "warn", "error"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetLogRequest) Reset() {
+	*x = SetLogRequest{}
+	mi := &file_plugin_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetLogRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetLogRequest) ProtoMessage() {}
+
+func (x *SetLogRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetLogRequest.ProtoReflect.Descriptor instead.
+func (*SetLogRequest) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *SetLogRequest) GetLevel() string {
+	if x != nil {
+		return x.Level
+	}
+	return ""
+}
+
+type SetLogResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetLogResponse) Reset() {
+	*x = SetLogResponse{}
+	mi := &file_plugin_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetLogResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetLogResponse) ProtoMessage() {}
+
+func (x *SetLogResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetLogResponse.ProtoReflect.Descriptor instead.
+func (*SetLogResponse) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{39}
+}
+
 var File_plugin_proto protoreflect.FileDescriptor
 
 const file_plugin_proto_rawDesc = "" +
@@ -2231,7 +2311,10 @@ const file_plugin_proto_rawDesc = "" +
 	"\abuckets\x18\x03 \x03(\v2\x1d.rnbd.plugin.v1.LatencyBucketR\abuckets\"@\n" +
 	"\rLatencyBucket\x12\x19\n" +
 	"\bupper_ns\x18\x01 \x01(\x04R\aupperNs\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x04R\x05count*<\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\"%\n" +
+	"\rSetLogRequest\x12\x14\n" +
+	"\x05level\x18\x01 \x01(\tR\x05level\"\x10\n" +
+	"\x0eSetLogResponse*<\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aKIND_IO\x10\x01\x12\x11\n" +
@@ -2243,7 +2326,7 @@ const file_plugin_proto_rawDesc = "" +
 	"\x1eCRASH_CLASS_KEEPS_ACKNOWLEDGED\x10\x02*4\n" +
 	"\bNameKind\x12\x12\n" +
 	"\x0eNAME_KIND_PATH\x10\x00\x12\x14\n" +
-	"\x10NAME_KIND_OPAQUE\x10\x012\x86\x05\n" +
+	"\x10NAME_KIND_OPAQUE\x10\x012\xcf\x05\n" +
 	"\x06Plugin\x12M\n" +
 	"\bDescribe\x12\x1f.rnbd.plugin.v1.DescribeRequest\x1a .rnbd.plugin.v1.DescribeResponse\x12P\n" +
 	"\tConfigure\x12 .rnbd.plugin.v1.ConfigureRequest\x1a!.rnbd.plugin.v1.ConfigureResponse\x12V\n" +
@@ -2252,7 +2335,8 @@ const file_plugin_proto_rawDesc = "" +
 	"\vDetachArena\x12\".rnbd.plugin.v1.DetachArenaRequest\x1a#.rnbd.plugin.v1.DetachArenaResponse\x12D\n" +
 	"\x05Drain\x12\x1c.rnbd.plugin.v1.DrainRequest\x1a\x1d.rnbd.plugin.v1.DrainResponse\x12G\n" +
 	"\x06Detach\x12\x1d.rnbd.plugin.v1.DetachRequest\x1a\x1e.rnbd.plugin.v1.DetachResponse\x12D\n" +
-	"\x05Stats\x12\x1c.rnbd.plugin.v1.StatsRequest\x1a\x1d.rnbd.plugin.v1.StatsResponse2\xff\x01\n" +
+	"\x05Stats\x12\x1c.rnbd.plugin.v1.StatsRequest\x1a\x1d.rnbd.plugin.v1.StatsResponse\x12G\n" +
+	"\x06SetLog\x12\x1d.rnbd.plugin.v1.SetLogRequest\x1a\x1e.rnbd.plugin.v1.SetLogResponse2\xff\x01\n" +
 	"\aStorage\x12M\n" +
 	"\bOpenDisk\x12\x1f.rnbd.plugin.v1.OpenDiskRequest\x1a .rnbd.plugin.v1.OpenDiskResponse\x12P\n" +
 	"\tCloseDisk\x12 .rnbd.plugin.v1.CloseDiskRequest\x1a!.rnbd.plugin.v1.CloseDiskResponse\x12S\n" +
@@ -2278,7 +2362,7 @@ func file_plugin_proto_rawDescGZIP() []byte {
 }
 
 var file_plugin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_plugin_proto_goTypes = []any{
 	(Kind)(0),                    // 0: rnbd.plugin.v1.Kind
 	(CrashClass)(0),              // 1: rnbd.plugin.v1.CrashClass
@@ -2321,19 +2405,21 @@ var file_plugin_proto_goTypes = []any{
 	(*DeviceLatency)(nil),        // 38: rnbd.plugin.v1.DeviceLatency
 	(*OpLatency)(nil),            // 39: rnbd.plugin.v1.OpLatency
 	(*LatencyBucket)(nil),        // 40: rnbd.plugin.v1.LatencyBucket
-	nil,                          // 41: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
-	nil,                          // 42: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	(*SetLogRequest)(nil),        // 41: rnbd.plugin.v1.SetLogRequest
+	(*SetLogResponse)(nil),       // 42: rnbd.plugin.v1.SetLogResponse
+	nil,                          // 43: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	nil,                          // 44: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
 }
 var file_plugin_proto_depIdxs = []int32{
 	0,  // 0: rnbd.plugin.v1.Info.kind:type_name -> rnbd.plugin.v1.Kind
 	1,  // 1: rnbd.plugin.v1.Info.crash:type_name -> rnbd.plugin.v1.CrashClass
 	2,  // 2: rnbd.plugin.v1.Info.names:type_name -> rnbd.plugin.v1.NameKind
 	4,  // 3: rnbd.plugin.v1.DescribeResponse.info:type_name -> rnbd.plugin.v1.Info
-	41, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	43, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
 	19, // 5: rnbd.plugin.v1.OpenDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
 	19, // 6: rnbd.plugin.v1.ResizeDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
 	19, // 7: rnbd.plugin.v1.AddDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
-	42, // 8: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	44, // 8: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
 	19, // 9: rnbd.plugin.v1.ResizeDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
 	38, // 10: rnbd.plugin.v1.StatsResponse.devices:type_name -> rnbd.plugin.v1.DeviceLatency
 	39, // 11: rnbd.plugin.v1.DeviceLatency.ops:type_name -> rnbd.plugin.v1.OpLatency
@@ -2346,32 +2432,34 @@ var file_plugin_proto_depIdxs = []int32{
 	15, // 18: rnbd.plugin.v1.Plugin.Drain:input_type -> rnbd.plugin.v1.DrainRequest
 	17, // 19: rnbd.plugin.v1.Plugin.Detach:input_type -> rnbd.plugin.v1.DetachRequest
 	36, // 20: rnbd.plugin.v1.Plugin.Stats:input_type -> rnbd.plugin.v1.StatsRequest
-	20, // 21: rnbd.plugin.v1.Storage.OpenDisk:input_type -> rnbd.plugin.v1.OpenDiskRequest
-	22, // 22: rnbd.plugin.v1.Storage.CloseDisk:input_type -> rnbd.plugin.v1.CloseDiskRequest
-	24, // 23: rnbd.plugin.v1.Storage.ResizeDisk:input_type -> rnbd.plugin.v1.ResizeDiskRequest
-	26, // 24: rnbd.plugin.v1.Frontend.AddDevice:input_type -> rnbd.plugin.v1.AddDeviceRequest
-	28, // 25: rnbd.plugin.v1.Frontend.RemoveDevice:input_type -> rnbd.plugin.v1.RemoveDeviceRequest
-	30, // 26: rnbd.plugin.v1.Frontend.ResizeDevice:input_type -> rnbd.plugin.v1.ResizeDeviceRequest
-	32, // 27: rnbd.plugin.v1.Frontend.AddListener:input_type -> rnbd.plugin.v1.AddListenerRequest
-	34, // 28: rnbd.plugin.v1.Frontend.DeviceStatus:input_type -> rnbd.plugin.v1.DeviceStatusRequest
-	6,  // 29: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
-	8,  // 30: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
-	10, // 31: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
-	12, // 32: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
-	14, // 33: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
-	16, // 34: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
-	18, // 35: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
-	37, // 36: rnbd.plugin.v1.Plugin.Stats:output_type -> rnbd.plugin.v1.StatsResponse
-	21, // 37: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
-	23, // 38: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
-	25, // 39: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
-	27, // 40: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
-	29, // 41: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
-	31, // 42: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
-	33, // 43: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
-	35, // 44: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
-	29, // [29:45] is the sub-list for method output_type
-	13, // [13:29] is the sub-list for method input_type
+	41, // 21: rnbd.plugin.v1.Plugin.SetLog:input_type -> rnbd.plugin.v1.SetLogRequest
+	20, // 22: rnbd.plugin.v1.Storage.OpenDisk:input_type -> rnbd.plugin.v1.OpenDiskRequest
+	22, // 23: rnbd.plugin.v1.Storage.CloseDisk:input_type -> rnbd.plugin.v1.CloseDiskRequest
+	24, // 24: rnbd.plugin.v1.Storage.ResizeDisk:input_type -> rnbd.plugin.v1.ResizeDiskRequest
+	26, // 25: rnbd.plugin.v1.Frontend.AddDevice:input_type -> rnbd.plugin.v1.AddDeviceRequest
+	28, // 26: rnbd.plugin.v1.Frontend.RemoveDevice:input_type -> rnbd.plugin.v1.RemoveDeviceRequest
+	30, // 27: rnbd.plugin.v1.Frontend.ResizeDevice:input_type -> rnbd.plugin.v1.ResizeDeviceRequest
+	32, // 28: rnbd.plugin.v1.Frontend.AddListener:input_type -> rnbd.plugin.v1.AddListenerRequest
+	34, // 29: rnbd.plugin.v1.Frontend.DeviceStatus:input_type -> rnbd.plugin.v1.DeviceStatusRequest
+	6,  // 30: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
+	8,  // 31: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
+	10, // 32: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
+	12, // 33: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
+	14, // 34: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
+	16, // 35: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
+	18, // 36: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
+	37, // 37: rnbd.plugin.v1.Plugin.Stats:output_type -> rnbd.plugin.v1.StatsResponse
+	42, // 38: rnbd.plugin.v1.Plugin.SetLog:output_type -> rnbd.plugin.v1.SetLogResponse
+	21, // 39: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
+	23, // 40: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
+	25, // 41: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
+	27, // 42: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
+	29, // 43: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
+	31, // 44: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
+	33, // 45: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
+	35, // 46: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
+	30, // [30:47] is the sub-list for method output_type
+	13, // [13:30] is the sub-list for method input_type
 	13, // [13:13] is the sub-list for extension type_name
 	13, // [13:13] is the sub-list for extension extendee
 	0,  // [0:13] is the sub-list for field type_name
@@ -2388,7 +2476,7 @@ func file_plugin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_plugin_proto_rawDesc), len(file_plugin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   40,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

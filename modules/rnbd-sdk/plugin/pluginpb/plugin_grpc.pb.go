@@ -37,6 +37,7 @@ const (
 	Plugin_Drain_FullMethodName       = "/rnbd.plugin.v1.Plugin/Drain"
 	Plugin_Detach_FullMethodName      = "/rnbd.plugin.v1.Plugin/Detach"
 	Plugin_Stats_FullMethodName       = "/rnbd.plugin.v1.Plugin/Stats"
+	Plugin_SetLog_FullMethodName      = "/rnbd.plugin.v1.Plugin/SetLog"
 )
 
 // PluginClient is the client API for Plugin service.
@@ -60,6 +61,8 @@ type PluginClient interface {
 	// Stats tells how long requests took. Optional: a host takes UNIMPLEMENTED
 	// as nothing known.
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error)
+	// SetLog changes what the plugin logs. Optional.
+	SetLog(ctx context.Context, in *SetLogRequest, opts ...grpc.CallOption) (*SetLogResponse, error)
 }
 
 type pluginClient struct {
@@ -150,6 +153,16 @@ func (c *pluginClient) Stats(ctx context.Context, in *StatsRequest, opts ...grpc
 	return out, nil
 }
 
+func (c *pluginClient) SetLog(ctx context.Context, in *SetLogRequest, opts ...grpc.CallOption) (*SetLogResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetLogResponse)
+	err := c.cc.Invoke(ctx, Plugin_SetLog_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PluginServer is the server API for Plugin service.
 // All implementations must embed UnimplementedPluginServer
 // for forward compatibility.
@@ -171,6 +184,8 @@ type PluginServer interface {
 	// Stats tells how long requests took. Optional: a host takes UNIMPLEMENTED
 	// as nothing known.
 	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
+	// SetLog changes what the plugin logs. Optional.
+	SetLog(context.Context, *SetLogRequest) (*SetLogResponse, error)
 	mustEmbedUnimplementedPluginServer()
 }
 
@@ -204,6 +219,9 @@ func (UnimplementedPluginServer) Detach(context.Context, *DetachRequest) (*Detac
 }
 func (UnimplementedPluginServer) Stats(context.Context, *StatsRequest) (*StatsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Stats not implemented")
+}
+func (UnimplementedPluginServer) SetLog(context.Context, *SetLogRequest) (*SetLogResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetLog not implemented")
 }
 func (UnimplementedPluginServer) mustEmbedUnimplementedPluginServer() {}
 func (UnimplementedPluginServer) testEmbeddedByValue()                {}
@@ -370,6 +388,24 @@ func _Plugin_Stats_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Plugin_SetLog_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetLogRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PluginServer).SetLog(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Plugin_SetLog_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PluginServer).SetLog(ctx, req.(*SetLogRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Plugin_ServiceDesc is the grpc.ServiceDesc for Plugin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -408,6 +444,10 @@ var Plugin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Stats",
 			Handler:    _Plugin_Stats_Handler,
+		},
+		{
+			MethodName: "SetLog",
+			Handler:    _Plugin_SetLog_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -1,0 +1,55 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+)
+
+// LogLevels and SetLogLevels are about the parts of the daemon.
+func (c *controlAPI) LogLevels(context.Context, *controlpb.LogLevelsRequest) (*controlpb.LogLevelsReply, error) {
+	if c.s.cfg.Logs == nil {
+		return nil, errNoLogs
+	}
+	return control.LogLevels(c.s.cfg.Logs), nil
+}
+
+func (c *controlAPI) SetLogLevels(ctx context.Context, r *controlpb.SetLogLevelsRequest) (*controlpb.LogLevelsReply, error) {
+	l := c.s.cfg.Logs
+	if l == nil {
+		return nil, errNoLogs
+	}
+	before := l.Level("plugins")
+	if err := control.SetLogLevels(l, r.Levels); err != nil {
+		return nil, err
+	}
+	if level := l.Level("plugins"); level != before {
+		for _, p := range c.s.plugins {
+			p.setLog(ctx, level)
+		}
+	}
+	return control.LogLevels(l), nil
+}
+
+var errNoLogs = fmt.Errorf("this daemon has one log level for all: %w", syscall.EOPNOTSUPP)
+
+// setLogTimeout bounds the wait for one plugin.
+const setLogTimeout = 2 * time.Second
+
+// setLog tells the plugin, if one runs; the next one learns it at its start.
+func (p *ioPlugin) setLog(ctx context.Context, level slog.Level) {
+	proc, err := p.process()
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, setLogTimeout)
+	defer cancel()
+	if err := proc.SetLog(ctx, level); err != nil {
+		p.log.Warn("the plugin keeps its log level", "error", err)
+	}
+}
