@@ -39,6 +39,9 @@ func (c *Client) Map(ctx context.Context, r MapRequest) (*Device, error) {
 	defer c.mapMu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.MapTimeout)
 	defer cancel()
+	if err := ctx.Err(); err != nil { // it was given up while others mapped
+		return nil, fmt.Errorf("map %q: %w", r.Path, err)
+	}
 	d, err := c.prepare(ctx, r)
 	if err != nil {
 		return nil, fmt.Errorf("map %q: %w", r.Path, err)
@@ -60,7 +63,7 @@ func (c *Client) Map(ctx context.Context, r MapRequest) (*Device, error) {
 
 // prepare checks what can be checked without the server.
 func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
-	d := &Device{client: c, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, identity: rand.Text(),
+	d := &Device{client: c, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, pollQueues: r.PollQueues, identity: rand.Text(),
 		shares: make([]share, len(c.pumps)), latency: make([]stages, len(c.pumps))}
 	if r.Path == "" || len(r.Path) > 254 {
 		return nil, fmt.Errorf("a device path has 1 to 254 characters: %w", syscall.EINVAL)
@@ -109,10 +112,12 @@ func (c *Client) join(ctx context.Context, d *Device, r MapRequest) (fresh bool,
 	case s == nil && len(r.Paths) == 0:
 		return false, fmt.Errorf("there is no session %q, and no path to open it: %w", name, syscall.ENXIO)
 	case s == nil:
-		if s, err = c.openSession(ctx, name, r.Paths); err != nil {
+		if s, err = c.openSession(ctx, name, r); err != nil {
 			return false, err
 		}
 		fresh = true
+	case r.PollQueues > 0 || s.pollQueues > 0:
+		return false, fmt.Errorf("session %q is there, and one with poll queues has no other device: %w", name, syscall.EINVAL)
 	default:
 		for _, other := range s.list() {
 			if other.path == d.path {
@@ -232,12 +237,16 @@ func (c *Client) Device(name string) (*Device, error) {
 	return nil, fmt.Errorf("%d devices have the path %q, name one of them: %w", len(found), name, syscall.EINVAL)
 }
 
-// Unmap takes a device away: EBUSY while a user has it open, unless forced.
+// Unmap takes a device away: EBUSY while a user has it open, unless forced,
+// EALREADY while another does the same.
 func (c *Client) Unmap(ctx context.Context, name string, force bool) error {
+	d, err := c.Device(name)
+	if err == nil && d.State() == Unmapped {
+		return fmt.Errorf("unmap %s: it is being unmapped: %w", d.name, syscall.EALREADY)
+	}
 	c.mapMu.Lock()
 	defer c.mapMu.Unlock()
-	d, err := c.Device(name)
-	if err != nil {
+	if d, err = c.Device(name); err != nil {
 		return fmt.Errorf("unmap %q: %w", name, err)
 	}
 	if force {

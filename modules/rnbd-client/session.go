@@ -26,6 +26,10 @@ type session struct {
 	opens    sync.RWMutex
 	unlisten func() // ends listen
 
+	port       uint16 // of paths that control files add
+	pollQueues int
+	fabric     string // of the first path
+
 	devices []*Device // guarded by Client.mu
 
 	// News from RTRS, handled one by one by run.
@@ -37,12 +41,16 @@ type session struct {
 }
 
 // openSession connects all paths and says hello. All or nothing.
-func (c *Client) openSession(ctx context.Context, name string, paths []string) (*session, error) {
-	addrs, err := c.addresses(ctx, paths)
+func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*session, error) {
+	addrs, err := c.addresses(ctx, r.Paths)
 	if err != nil {
 		return nil, err
 	}
 	s := &session{client: c, name: name, log: c.log.With("session", name), signal: make(chan struct{}, 1), done: make(chan struct{}), unlisten: func() {}}
+	s.port, s.pollQueues, s.fabric = r.Port, r.PollQueues, addrs[0].Device.Info().Fabric
+	if s.port == 0 {
+		s.port = DefaultPort
+	}
 	var cfg rtrs.ClientConfig
 	for _, p := range c.pumps {
 		cfg.Pollers = append(cfg.Pollers, p.poller)

@@ -64,6 +64,7 @@ type path struct {
 	stats   PathDetails        // of earlier links
 	base    PathDetails        // at the last resets
 	current *link              // for statistics
+	lastSrc netip.Addr         // of the last connection
 }
 
 // pathIntent is what the user wants from a path.
@@ -271,7 +272,7 @@ func (p *path) adopt(l *link) error {
 	p.link = l
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.current = l
+	p.current, p.lastSrc = l, l.conns[0].qp.LocalAddr().Addr()
 	return nil
 }
 
@@ -426,7 +427,7 @@ func (p *path) State() PathState {
 type PathInfo struct {
 	ID     int
 	Addr   PathAddr
-	Src    netip.Addr // in use, or as asked for while not connected
+	Src    netip.Addr // in use, or that of the last connection
 	Fabric string
 	State  PathState
 	Err    error // why the path is not connected, nil if that was asked for
@@ -440,8 +441,8 @@ func (p *path) info() PathInfo {
 		ID: p.id, Addr: p.addr, Src: p.addr.Src, Fabric: p.addr.Device.Info().Fabric,
 		State: p.state, Err: p.err, Stats: p.details().PathStats,
 	}
-	if l := p.current; l != nil {
-		i.Src = l.conns[0].qp.LocalAddr().Addr()
+	if p.lastSrc.IsValid() {
+		i.Src = p.lastSrc
 	}
 	return i
 }

@@ -119,3 +119,18 @@ func errnoOf(err error) syscall.Errno {
 	}
 	return syscall.EIO
 }
+
+// Find follows path, names with slashes between them, from n down. nil: there
+// is no such node. Links are not followed.
+func Find(n Node, path string) Node {
+	for name := range strings.SplitSeq(path, "/") {
+		dir, ok := n.(Dir)
+		if !ok {
+			return nil
+		}
+		if n = dir.Lookup(name); n == nil {
+			return nil
+		}
+	}
+	return n
+}

@@ -1,0 +1,221 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+)
+
+// Tree returns the control files of c, by the places that ctltree.Mount gives
+// them. docs/control-tree.md has the list. The directories may be added to
+// before they are served.
+func (c *Client) Tree() map[string]ctltree.Node { return tree{c: c}.places() }
+
+// tree makes the nodes.
+type tree struct {
+	c        *Client
+	frontend string // of devices that are mapped through the tree; empty: the first
+}
+
+func (t tree) places() map[string]ctltree.Node {
+	return map[string]ctltree.Node{
+		"class/rnbd-client": ctltree.Fixed{"ctl": ctltree.Fixed{
+			"map_device": t.mapDevice(mapUsage, false),
+			"devices":    t.deviceLinks(true),
+		}},
+		"class/rtrs-client": t.sessions(&today),
+		// The links in devices/ lead to ../../../block. From below class/ that
+		// is this one.
+		"class/block": ctltree.Link("../block"),
+		"block":       t.blocks(),
+		"kernel/ibnbd_client": ctltree.Fixed{
+			"map_device": t.mapDevice(oldMapUsage, true),
+			"devices":    t.deviceLinks(false),
+		},
+		"kernel/ibtrs_client": t.sessions(&older),
+	}
+}
+
+const (
+	addrUsage = "addr ::= [ ip:<ipv4> | ip:<ipv6> | gid:<gid> ]"
+	mapUsage  = `Usage: echo "[dest_port=server port number] sessname=<name of the rtrs session> path=<[srcaddr@]dstaddr> [path=<[srcaddr@]dstaddr>] device_path=<full path on remote side> [access_mode=<ro|rw|migration>] [nr_poll_queues=<number of queues>]" > map_device` +
+		"\n\n" + addrUsage
+	oldMapUsage = `Usage: echo "sessname=<name of the ibtrs session> path=<[srcaddr,]dstaddr> [path=<[srcaddr,]dstaddr>] device_path=<full path on remote side> [access_mode=<ro|rw|migration>] [input_mode=<mq|rq>] [io_mode=<fileio|blockio>]" > map_device` +
+		"\n\n" + addrUsage
+)
+
+// mapDevice maps what a line asks for. The words of the older line are known
+// to the older file only.
+func (t tree) mapDevice(usage string, old bool) *ctltree.File {
+	return ctltree.Command(usage, func(ctx context.Context, line string) error {
+		m, err := ParseMapLine(line)
+		if err != nil {
+			return err
+		}
+		if !old && m.InputMode+m.IOMode != "" {
+			return fmt.Errorf("map line: input_mode and io_mode are for kernel/ibnbd_client/map_device: %w", syscall.EINVAL)
+		}
+		m.Loss, m.Frontend = t.c.cfg.Loss, t.frontend
+		if m.InputMode == "rq" {
+			m.Options = map[string]string{"queues": "1"}
+		}
+		d, err := t.c.Map(ctx, m.MapRequest)
+		if err == nil && m.IOMode != "" {
+			d.log.Info("the server's rules choose how a device is opened", "asked", m.IOMode)
+		}
+		return err
+	})
+}
+
+// deviceLinks has a link per device.
+func (t tree) deviceLinks(withSession bool) ctltree.Dir {
+	links := func() map[string]ctltree.Node {
+		out := map[string]ctltree.Node{}
+		for _, d := range t.c.Devices() {
+			id := strings.ReplaceAll(d.path, "/", "!")
+			if _, taken := out[id]; withSession || taken {
+				id += "@" + d.session.name
+			}
+			out[id] = ctltree.Link("../../../block/" + d.name)
+		}
+		return out
+	}
+	return ctltree.Listing{
+		Names: func() []string { return slices.Sorted(maps.Keys(links())) },
+		Node:  func(name string) ctltree.Node { return links()[name] },
+	}
+}
+
+func (t tree) blocks() ctltree.Dir {
+	return ctltree.Listing{
+		Names: func() (names []string) {
+			for _, d := range t.c.Devices() {
+				names = append(names, d.name)
+			}
+			return names
+		},
+		Node: func(name string) ctltree.Node {
+			for _, d := range t.c.Devices() {
+				if d.name == name {
+					return t.block(d)
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// block is what a device shows in the place of a block device of the kernel.
+func (t tree) block(d *Device) ctltree.Node {
+	files := ctltree.Fixed{
+		"unmap_device":   t.unmapDevice(d),
+		"resize":         t.resize(d),
+		"remap_device":   t.remapDevice(d),
+		"mapping_path":   ctltree.Text(func() string { return d.path }),
+		"state":          ctltree.Text(func() string { return d.State().String() }),
+		"session":        ctltree.Text(func() string { return d.session.name }),
+		"access_mode":    ctltree.Text(d.mode.String),
+		"nr_poll_queues": ctltree.Text(func() string { return strconv.Itoa(d.pollQueues) }),
+	}
+	dir := ctltree.Fixed{
+		"rnbd": files, "ibnbd_client": files, "ibnbd": files,
+		"size": ctltree.Text(func() string { return strconv.FormatUint(d.Limits().Size/blk.SectorSize, 10) }),
+		"ro":   ctltree.Text(func() string { return flag(d.Limits().ReadOnly) }),
+	}
+	if dev, ok := deviceNumber(d.Location()); ok {
+		dir["dev"] = ctltree.Text(func() string { return dev })
+	}
+	return dir
+}
+
+func flag(b bool) string {
+	if b {
+		return "1"
+	}
+	return "0"
+}
+
+// deviceNumber is MAJOR:MINOR of a front end that makes block devices.
+func deviceNumber(location string) (string, bool) {
+	var st unix.Stat_t
+	if !strings.HasPrefix(location, "/dev/") || unix.Stat(location, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return "", false
+	}
+	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)), true
+}
+
+// there tells whether d is still mapped: a file may be kept open longer.
+func (t tree) there(d *Device) error {
+	if t.c.deviceAt(d.index) != d {
+		return fmt.Errorf("device %s is not mapped any more: %w", d.name, syscall.ENODEV)
+	}
+	return nil
+}
+
+func (t tree) unmapDevice(d *Device) *ctltree.File {
+	return ctltree.Command("Usage: echo <normal|force> > unmap_device", func(ctx context.Context, how string) error {
+		if how != "normal" && how != "force" {
+			return fmt.Errorf("unmap %s: write normal or force: %w", d.name, syscall.EINVAL)
+		}
+		if err := t.there(d); err != nil {
+			return err
+		}
+		return t.c.Unmap(ctx, d.name, how == "force")
+	})
+}
+
+func (t tree) resize(d *Device) *ctltree.File {
+	return ctltree.Command("Usage: echo <new size in sectors> > resize", func(_ context.Context, size string) error {
+		sectors, err := strconv.ParseUint(size, 0, 64)
+		if err != nil || strings.Contains(size, "_") {
+			return numberError("resize "+d.name, size, err)
+		}
+		if err := t.there(d); err != nil {
+			return err
+		}
+		return t.c.Resize(d.name, sectors)
+	})
+}
+
+// numberError gives a number that cannot be read the kernel's errno.
+func numberError(what, number string, err error) error {
+	if e, ok := err.(*strconv.NumError); ok && e.Err == strconv.ErrRange {
+		return fmt.Errorf("%s: %q is too large: %w", what, number, syscall.ERANGE)
+	}
+	return fmt.Errorf("%s: %q is not a number: %w", what, number, syscall.EINVAL)
+}
+
+func (t tree) remapDevice(d *Device) *ctltree.File {
+	return one("Usage: echo <1> > remap_device", func(ctx context.Context) error {
+		if err := t.there(d); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, t.c.cfg.MapTimeout)
+		defer cancel()
+		_, err := t.c.Remap(ctx, d.name)
+		return err
+	})
+}
+
+// one is a file that does something when 1 is written.
+func one(usage string, do func(context.Context) error) *ctltree.File {
+	return digit("1", usage, do)
+}
+
+func digit(want, usage string, do func(context.Context) error) *ctltree.File {
+	return ctltree.Command(usage, func(ctx context.Context, word string) error {
+		if word != want {
+			return fmt.Errorf("write %s, nothing else: %w", want, syscall.EINVAL)
+		}
+		return do(ctx)
+	})
+}

@@ -1,0 +1,225 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// spelling is one of the two generations of control files that the kernel's
+// RTRS had.
+type spelling struct {
+	policy   string // name of the file
+	addUsage string
+	name     func(*session, rtrs.PathInfo) string // of a path's folder
+	stats    func(*session, int) ctltree.Fixed
+}
+
+var (
+	today = spelling{
+		policy:   "mpath_policy",
+		addUsage: "Usage: echo [<source addr>@]<destination addr> > add_path\n\n*addr ::= [ ip:<ipv4|ipv6> | gid:<gid> ]",
+		name:     pathName,
+		stats:    pathStats,
+	}
+	older = spelling{
+		policy:   "mp_policy",
+		addUsage: "Usage: echo [<source addr>,]<destination addr> > add_path\n\n*addr ::= [ ip:<ipv4|ipv6> | gid:<gid> ]",
+		name:     func(_ *session, p rtrs.PathInfo) string { return addrName(p.Addr.Dst.Addr()) },
+		stats:    olderPathStats,
+	}
+)
+
+func addrName(a netip.Addr) string { return "ip:" + a.Unmap().String() }
+
+// pathName is SRC@DST. The fabric is added where it is not that of the
+// session's first path.
+func pathName(s *session, p rtrs.PathInfo) string {
+	name := addrName(p.Src) + "@" + addrName(p.Addr.Dst.Addr())
+	if p.Fabric != s.fabric {
+		name += "%" + p.Fabric
+	}
+	return name
+}
+
+func (t tree) sessions(sp *spelling) ctltree.Dir {
+	return ctltree.Listing{
+		Names: func() []string {
+			t.c.mu.Lock()
+			defer t.c.mu.Unlock()
+			return slices.Sorted(maps.Keys(t.c.sessions))
+		},
+		Node: func(name string) ctltree.Node {
+			t.c.mu.Lock()
+			defer t.c.mu.Unlock()
+			if s := t.c.sessions[name]; s != nil {
+				return t.session(s, sp)
+			}
+			return nil
+		},
+	}
+}
+
+func (t tree) session(s *session, sp *spelling) ctltree.Node {
+	return ctltree.Fixed{
+		"add_path":               t.addPath(s, sp.addUsage),
+		"max_reconnect_attempts": maxReconnects(s),
+		sp.policy:                pathPolicy(s),
+		"paths":                  paths(s, sp),
+	}
+}
+
+func (t tree) addPath(s *session, usage string) *ctltree.File {
+	return ctltree.Command(usage, func(ctx context.Context, text string) error {
+		p, err := parseKernelPath(strings.TrimSpace(text), s.port)
+		if err != nil {
+			return fmt.Errorf("add path %q: %w: %w", text, syscall.EINVAL, err)
+		}
+		addr, err := t.c.address(ctx, p)
+		if err != nil {
+			return fmt.Errorf("add path %q: %w", text, err)
+		}
+		_, err = s.transport.AddPath(ctx, addr)
+		return err
+	})
+}
+
+func maxReconnects(s *session) *ctltree.File {
+	return &ctltree.File{
+		Show: func() (string, error) {
+			return fmt.Sprintln(s.transport.Timing().MaxReconnectAttempts), nil
+		},
+		Store: func(_ context.Context, data []byte) error {
+			const what = "max_reconnect_attempts"
+			n, err := strconv.ParseInt(ctltree.Word(data), 10, 32)
+			if err != nil {
+				return numberError(what, ctltree.Word(data), err)
+			}
+			if n < -1 || n > 9999 {
+				return fmt.Errorf("%s: %d is not from -1 to 9999: %w", what, n, syscall.EINVAL)
+			}
+			timing := s.transport.Timing()
+			timing.MaxReconnectAttempts = int(n)
+			return s.transport.SetTiming(timing)
+		},
+	}
+}
+
+func pathPolicy(s *session) *ctltree.File {
+	return &ctltree.File{
+		Show: func() (string, error) {
+			p := s.transport.Policy()
+			return fmt.Sprintf("%s (%s: %d)\n", p, strings.ToUpper(p.Short()), p.Number()), nil
+		},
+		Store: func(_ context.Context, data []byte) error {
+			p, err := rtrs.ParsePolicy(ctltree.Word(data))
+			if err != nil {
+				return err
+			}
+			return s.transport.SetPolicy(p)
+		},
+	}
+}
+
+// paths has a folder per path. Where two have one name, the later ones have
+// their number behind it.
+func paths(s *session, sp *spelling) ctltree.Dir {
+	named := func() map[string]int {
+		out := map[string]int{}
+		for _, p := range s.transport.Paths() {
+			name := sp.name(s, p)
+			if _, taken := out[name]; taken {
+				name += "#" + strconv.Itoa(p.ID)
+			}
+			out[name] = p.ID
+		}
+		return out
+	}
+	return ctltree.Listing{
+		Names: func() []string { return slices.Sorted(maps.Keys(named())) },
+		Node: func(name string) ctltree.Node {
+			if id, ok := named()[name]; ok {
+				return pathFiles(s, id, sp)
+			}
+			return nil
+		},
+	}
+}
+
+// disconnectLimit is how long the kernel waits for a dead peer.
+const disconnectLimit = 30 * time.Second
+
+func pathFiles(s *session, id int, sp *spelling) ctltree.Node {
+	show := func(f func(rtrs.PathInfo) string) *ctltree.File {
+		return &ctltree.File{Show: func() (string, error) {
+			p, err := pathInfo(s, id)
+			if err != nil {
+				return "", err
+			}
+			return f(p) + "\n", nil
+		}}
+	}
+	bounded := func(do func(context.Context, int) error) func(context.Context) error {
+		return func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, disconnectLimit)
+			defer cancel()
+			return do(ctx, id)
+		}
+	}
+	return ctltree.Fixed{
+		"state":       show(stateWord),
+		"reconnect":   one("Usage: echo 1 > reconnect", bounded(s.reconnectByHand)),
+		"disconnect":  one("Usage: echo 1 > disconnect", bounded(s.transport.DisconnectPath)),
+		"remove_path": one("Usage: echo 1 > remove_path", bounded(s.transport.RemovePath)),
+		"hca_name":    show(func(p rtrs.PathInfo) string { return p.Addr.Device.Info().Name }),
+		"hca_port":    show(func(p rtrs.PathInfo) string { return strconv.Itoa(p.Addr.Device.Info().Port) }),
+		"src_addr":    show(func(p rtrs.PathInfo) string { return addrName(p.Src) }),
+		"dst_addr":    show(func(p rtrs.PathInfo) string { return addrName(p.Addr.Dst.Addr()) }),
+		"cur_latency": show(func(p rtrs.PathInfo) string { return fmt.Sprintf("%d ns", p.Stats.Latency.Nanoseconds()) }),
+		"stats":       sp.stats(s, id),
+	}
+}
+
+func pathInfo(s *session, id int) (rtrs.PathInfo, error) {
+	for _, p := range s.transport.Paths() {
+		if p.ID == id {
+			return p, nil
+		}
+	}
+	return rtrs.PathInfo{}, fmt.Errorf("the path is gone: %w", syscall.ENODEV)
+}
+
+func stateWord(p rtrs.PathInfo) string {
+	if p.State == rtrs.PathConnected {
+		return "connected"
+	}
+	return "disconnected"
+}
+
+// reconnectByHand has the kernel's answers: EBUSY while the path is on its way
+// somewhere else, ENOTCONN if it does not connect, whatever the reason.
+func (s *session) reconnectByHand(ctx context.Context, id int) error {
+	p, err := pathInfo(s, id)
+	if err != nil {
+		return err
+	}
+	switch p.State {
+	case rtrs.PathConnecting, rtrs.PathClosing, rtrs.PathDead:
+		return fmt.Errorf("path %s is %s: %w", pathName(s, p), p.State, syscall.EBUSY)
+	}
+	err = s.transport.ReconnectPath(ctx, id)
+	if err == nil || errors.Is(err, context.Canceled) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", syscall.ENOTCONN, err)
+}
