@@ -29,7 +29,9 @@ type Client struct {
 	// devices by index; pumps read it.
 	devices [MaxDevices]atomic.Pointer[Device]
 
-	mapMu sync.Mutex // one map or unmap at a time
+	mapMu    sync.Mutex         // one map or unmap at a time
+	retired  map[uint32]*Device // by index: unmapped, with requests under way
+	retiring sync.WaitGroup     // of retired; Add only with mapMu held
 
 	mu       sync.Mutex // guards sessions and their devices
 	sessions map[string]*session
@@ -51,7 +53,7 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
 	}
-	c := &Client{cfg: cfg, log: cfg.logger("client"), sessions: map[string]*session{}, token: fmt.Sprintf("%04x", rand.Uint32N(1<<16))}
+	c := &Client{cfg: cfg, log: cfg.logger("client"), sessions: map[string]*session{}, retired: map[uint32]*Device{}, token: fmt.Sprintf("%04x", rand.Uint32N(1<<16))}
 	defer func() {
 		if err != nil {
 			c.Close(context.WithoutCancel(ctx))
@@ -97,6 +99,7 @@ func (c *Client) Close(ctx context.Context) error {
 	for _, d := range c.Devices() {
 		errs = append(errs, c.Unmap(ctx, d.name, true))
 	}
+	c.awaitRetired(forcedClose) // their sessions are closed
 	for _, f := range c.frontends {
 		errs = append(errs, f.stop(ctx))
 	}

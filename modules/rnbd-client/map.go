@@ -74,7 +74,7 @@ func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	index := -1
 	for i := range c.devices {
 		other := c.devices[i].Load()
-		if other == nil && index < 0 {
+		if other == nil && index < 0 && c.retired[uint32(i)] == nil {
 			index = i
 		}
 		if other != nil && other.name == r.Name {
@@ -275,8 +275,10 @@ func (d *Device) failRequests() {
 	d.setGate(gateFail)
 }
 
-// forcedClose bounds what a forced unmap waits for a server that is silent.
-const forcedClose = 3 * time.Second
+// forcedClose bounds what each step of an unmap waits for a server that is
+// silent: the front end's last requests, ours, and CLOSE. Together they end
+// within 5 s.
+const forcedClose = 1200 * time.Millisecond
 
 func (c *Client) unmap(ctx context.Context, d *Device, wasOpen bool) error {
 	ctx = context.WithoutCancel(ctx)
@@ -288,16 +290,54 @@ func (c *Client) unmap(ctx context.Context, d *Device, wasOpen bool) error {
 	}
 	c.devices[d.index].Store(nil)
 	c.leave(ctx, d) // a session that ends here ends its requests
-	if err != nil {
-		err = d.drain(ctx, forcedClose)
+	if d.inflight() > 0 {
+		c.retire(d, err)
+		return nil
 	}
-	d.vanish()
-	if err != nil { // its memory may still be written to: it is not given back
-		return fmt.Errorf("unmap %s: %w", d.name, err)
-	}
-	d.freeArena()
+	c.release(d)
 	d.log.Info("device unmapped")
 	return nil
+}
+
+// release gives the memory of a device back that has no requests any more.
+func (c *Client) release(d *Device) {
+	d.vanish()
+	d.freeArena()
+}
+
+// retire leaves the rest of an unmap to the end of the device's requests: a
+// server may still write to its memory until it has answered, or its path is
+// lost. Until then the device's number is not given to another. Holds mapMu.
+func (c *Client) retire(d *Device, cause error) {
+	d.log.Warn("device unmapped, its memory is kept until its requests have ended", "error", cause)
+	c.retired[d.index] = d
+	c.retiring.Add(1)
+	go func() {
+		defer c.retiring.Done()
+		for d.drain(context.Background(), time.Minute) != nil {
+		}
+		if fe := d.fe.Load(); fe != nil {
+			_ = fe.remove(context.Background(), d, true) // it has waited for the requests too
+		}
+		c.release(d)
+		c.mapMu.Lock()
+		delete(c.retired, d.index)
+		c.mapMu.Unlock()
+		d.log.Info("requests of the unmapped device have ended")
+	}()
+}
+
+// awaitRetired waits for the requests of unmapped devices, at most for limit.
+func (c *Client) awaitRetired(limit time.Duration) {
+	done := make(chan struct{})
+	go func() {
+		c.retiring.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(limit):
+	}
 }
 
 // drain waits until no request of d is in flight, at most for limit.
@@ -308,7 +348,7 @@ func (d *Device) drain(ctx context.Context, limit time.Duration) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%d requests have not ended: %w", d.inflight(), syscall.ETIMEDOUT)
-		case <-time.After(time.Millisecond):
+		case <-time.After(5 * time.Millisecond):
 		}
 	}
 	return nil
