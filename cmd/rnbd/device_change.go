@@ -166,7 +166,8 @@ func (c *call) mapAgain(ctx context.Context, client controlpb.ClientDaemonClient
 	if _, err := client.Unmap(ctx, &controlpb.UnmapRequest{Device: dev.name, Force: true}); err != nil {
 		return err
 	}
-	if _, err := client.Map(ctx, r); err != nil {
+	err = onceClosed(ctx, func() error { _, err := client.Map(ctx, r); return err })
+	if err != nil {
 		return fmt.Errorf("%s is unmapped, and does not map again: %w", dev.name, err)
 	}
 	c.say("mapped %s again", dev.name)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
@@ -11,7 +12,7 @@ import (
 
 // generalVerbs are those without a noun: of no kind of object, or of the kind
 // that their argument turns out to be.
-func generalVerbs([]*noun) []*verb {
+func generalVerbs(all []*noun) []*verb {
 	return []*verb{
 		{
 			name: "list", on: onBoth, words: outputWords, run: listAll,
@@ -19,7 +20,7 @@ func generalVerbs([]*noun) []*verb {
 			example: "  rnbd list\n  rnbd server list json\n  rnbd list sessions",
 		},
 		{
-			name: "show", on: onBoth, words: outputWords | statsWord, max: 2, args: "[DEVICE|SESSION|[SESSION] PATH]", args0: anyNames, run: showAny,
+			name: "show", on: onBoth, words: outputWords | statsWord, max: 2, anyFields: anyFields(all), args: "[DEVICE|SESSION|[SESSION] PATH]", args0: anyNames, run: showAny,
 			short:   "Show all about a device, session or path; alone: about the daemons",
 			example: "  rnbd show rnbd0\n  rnbd client show",
 		},
@@ -41,6 +42,24 @@ func generalVerbs([]*noun) []*verb {
 			example: "  rnbd recover all\n  rnbd recover all add-missing\n  rnbd recover rnbd0",
 		},
 	}
+}
+
+// anyFields are the fields of all kinds, each name once.
+func anyFields(all []*noun) (fields []report.Info) {
+	seen := map[string]bool{}
+	add := func(infos []report.Info) {
+		for _, f := range infos {
+			if !seen[f.Name] {
+				fields = append(fields, f)
+			}
+			seen[f.Name] = true
+		}
+	}
+	for _, n := range all {
+		add(n.fields)
+	}
+	add(report.Infos(daemonFields))
+	return fields
 }
 
 func listAll(c *call) error {
@@ -108,7 +127,7 @@ func (inv *inventory) find(args []string, devices bool) (f found, err error) {
 	case len(errs) > 0:
 		return found{}, errors.Join(errs...)
 	case n == 0:
-		return found{}, notFound("device, session or path", fmt.Sprint(args), "")
+		return found{}, notFound("device, session or path", strings.Join(args, " "), "")
 	case n > 1:
 		return found{}, usageError{fmt.Errorf("%q is a device and a session: say which", args[0])}
 	}
@@ -220,7 +239,11 @@ func showDaemons(c *call) error {
 			}
 			infos = append(infos, i)
 		}
-		t := report.Build("daemons", "daemon", daemonFields, infos)
+		fields, err := report.Select(daemonFields, everyField(daemonFields), c.chosen)
+		if err != nil {
+			return usageError{err}
+		}
+		t := report.Build("daemons", "daemon", fields, infos)
 		for i := range t.Rows {
 			t.Rows[i].Sub = []report.Table{report.Build("plugins", "plugin", pluginFields, infos[i].Plugins)}
 		}

@@ -54,9 +54,12 @@ type verb struct {
 	long    string
 	example string
 	words   wordSet // option words it takes
-	flags   func(*pflag.FlagSet)
-	args0   completer // of its arguments
-	run     func(*call) error
+	// anyFields are those of the kinds of objects that a verb without a noun
+	// can show.
+	anyFields []report.Info
+	flags     func(*pflag.FlagSet)
+	args0     completer // of its arguments
+	run       func(*call) error
 }
 
 // nouns are built per command tree, since verbs point to them.

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"path"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -106,6 +108,7 @@ func (inv *inventory) addServer(ctx context.Context, s controlpb.ServerDaemonCli
 	if err != nil {
 		return err
 	}
+	first := len(inv.devices)
 	for _, d := range list.Devices {
 		for _, u := range d.Users {
 			inv.devices = append(inv.devices, device{
@@ -114,12 +117,16 @@ func (inv *inventory) addServer(ctx context.Context, s controlpb.ServerDaemonCli
 			})
 		}
 	}
+	slices.SortStableFunc(inv.devices[first:], func(a, b device) int {
+		return cmp.Or(strings.Compare(a.node, b.node), strings.Compare(a.session, b.session))
+	})
 	return nil
 }
 
 // addSessions enters sessions and their paths, and returns their hosts.
 func (inv *inventory) addSessions(l *controlpb.SessionList, incoming bool) map[string]string {
 	hosts := map[string]string{}
+	slices.SortFunc(l.Sessions, func(a, b *controlpb.Session) int { return strings.Compare(a.Name, b.Name) })
 	for _, s := range l.Sessions {
 		hosts[s.Name] = s.Hostname
 		inv.sessions = append(inv.sessions, session{s, incoming})
@@ -281,7 +288,7 @@ func table[T any](c *call, n *noun, fields []report.Field[T], both bool, objects
 }
 
 func selected[T any](c *call, n *noun, fields []report.Field[T], usual []string, objects []T) (report.Table, error) {
-	chosen, err := report.Select(fields, usual, c.fields)
+	chosen, err := report.Select(fields, usual, c.chosen)
 	if err != nil {
 		return report.Table{}, usageError{err}
 	}

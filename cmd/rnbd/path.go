@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
@@ -203,9 +204,30 @@ func readdPath(c *call) error {
 		if _, err := d.client.RemovePath(ctx, request(p.Path)); err != nil {
 			return err
 		}
-		_, err := d.client.AddPath(ctx, &controlpb.AddPathRequest{Session: p.Session, Path: pathSpec(p.Path)})
-		return err
+		return onceClosed(ctx, func() error {
+			_, err := d.client.AddPath(ctx, &controlpb.AddPathRequest{Session: p.Session, Path: pathSpec(p.Path)})
+			return err
+		})
 	})
+}
+
+// closes is how long a server may take to notice that something was closed.
+const closes = 3 * time.Second
+
+// onceClosed makes something anew that was just closed: until the server has
+// noticed that, it is there already.
+func onceClosed(ctx context.Context, try func() error) error {
+	for end := time.Now().Add(closes); ; {
+		err := try()
+		if !errors.Is(err, syscall.EEXIST) || time.Now().After(end) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 func disconnectPath(c *call) error {

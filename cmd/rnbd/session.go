@@ -149,7 +149,7 @@ address, or a name of the server, in common.`,
 // sessionTable lists sessions with their paths.
 func sessionTable(c *call, t report.Table, sessions []session) (report.Table, error) {
 	usual := slices.DeleteFunc(pathUsual(c.set), func(f string) bool { return f == "sessname" })
-	if strings.Contains(c.fields, report.All) {
+	if strings.Contains(c.chosen, report.All) {
 		usual = everyField(pathFields)
 	}
 	fields, err := report.Select(pathFields, usual, "")

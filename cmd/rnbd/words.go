@@ -29,7 +29,7 @@ func (s wordSet) has(one wordSet) bool { return s&one != 0 }
 // options are what words and flags say.
 type options struct {
 	report.Options
-	fields  string
+	chosen  string // fields
 	access  string
 	force   bool
 	missing bool
@@ -93,7 +93,7 @@ func readFlags(cmd *cobra.Command) (o options, err error) {
 	}
 	on := func(name string) bool { return text(name) == "true" }
 	o.Format = text("output")
-	o.fields, o.access = text("fields"), text("access")
+	o.chosen, o.access = text("fields"), text("access")
 	o.NoTree, o.NoHeaders, o.NoTotals = on("notree"), on("noheaders"), on("nototals")
 	o.force, o.missing, o.stats, o.verbose = on("force"), on("add-missing"), on("stats"), on("verbose")
 	if u := text("unit"); u != "" {
@@ -108,9 +108,9 @@ func readFlags(cmd *cobra.Command) (o options, err error) {
 // takeWords sets the options among args and returns the rest. The first
 // v.min arguments are none.
 func (o *options) takeWords(v *verb, args []string) (rest []string, err error) {
-	for i, w := range args {
+	for _, w := range args {
 		switch {
-		case i >= v.min && o.takeWord(v, w):
+		case (len(rest) >= v.min || strings.HasPrefix(w, ",-")) && o.takeWord(v, w):
 		case v.max >= 0 && len(rest) >= v.max:
 			return nil, usageError{fmt.Errorf("%s does not take %q%s", v.name, w, spell.Suggest(w, v.knownWords()))}
 		default:
@@ -139,15 +139,28 @@ func (o *options) takeWord(v *verb, w string) bool {
 		return true
 	}
 	if v.isFields(w) {
-		o.fields += "," + w
+		o.chosen += "," + w
 		return true
 	}
 	return false
 }
 
-// isFields: a verb of several kinds has the fields of none.
+// isFields tells whether w chooses fields. Of several kinds only all of them
+// can be chosen, unless one object is shown.
 func (v *verb) isFields(w string) bool {
-	return v.noun != nil && report.IsSpec(v.noun.fields, w) || v.noun == nil && w == report.All
+	fields := v.fields()
+	if len(fields) == 0 {
+		return w == report.All
+	}
+	return report.IsSpec(fields, w)
+}
+
+// fields are those that v prints.
+func (v *verb) fields() []report.Info {
+	if v.noun != nil {
+		return v.noun.fields
+	}
+	return v.anyFields
 }
 
 // knownWords are all option words of v.
@@ -159,18 +172,17 @@ func (v *verb) knownWords() (out []string) {
 	}
 	if v.words.has(outputWords) {
 		out = append(append(out, report.Formats...), report.All)
-		if v.noun != nil {
-			for _, f := range v.noun.fields {
-				out = append(out, f.Name)
-			}
+		for _, f := range v.fields() {
+			out = append(out, f.Name)
 		}
 	}
 	return out
 }
 
-// listSpec makes a value of --fields of an argument that looks like a flag:
-// "-state" takes a field away, and is none of the flags of cmd.
-func listSpec(cmd *cobra.Command, arg string) (flag string, ok bool) {
+// listSpec makes a word of an argument that looks like a flag: "-state" takes a
+// field away, and is none of the flags of cmd. An empty name before it keeps
+// it from being read as one.
+func listSpec(cmd *cobra.Command, arg string) (word string, ok bool) {
 	if len(arg) < 3 || arg[0] != '-' || arg[1] == '-' || cmd.Flags().Lookup("fields") == nil {
 		return "", false
 	}
@@ -181,5 +193,5 @@ func listSpec(cmd *cobra.Command, arg string) (flag string, ok bool) {
 	if short != nil && !strings.Contains(cmd.Long, "\n  "+strings.SplitN(arg[1:], ",", 2)[0]+" ") {
 		return "", false
 	}
-	return "--fields=" + arg, true
+	return "," + arg, true
 }
