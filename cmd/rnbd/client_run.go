@@ -1,12 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
@@ -81,7 +83,13 @@ func runClient(cmd *cobra.Command, o *clientOptions) error {
 		return fmt.Errorf("client: %w", err)
 	}
 	api := control.NewServer(control.LogCalls(l.Logger("control")))
-	controlpb.RegisterClientDaemonServer(api, c.Control(versionString()))
+	daemon := c.Control(versionString())
+	controlpb.RegisterClientDaemonServer(api, daemon)
+	stopMetrics, err := o.serveMetrics(metrics.Client(daemon), l.Logger("client"))
+	if err != nil {
+		return errors.Join(err, closeWithin(c.Close))
+	}
+	defer stopMetrics()
 	l.Logger("client").Info("client is ready", "socket", socket, "version", versionString())
 	return serveUntilDone(cmd.Context(), api, sock, c.Close)
 }

@@ -10,9 +10,11 @@ import (
 	"os/signal"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
@@ -28,6 +30,7 @@ type daemonOptions struct {
 	KernelTiming bool          `yaml:"kernel-timing"`
 	LogFormat    string        `yaml:"log-format"`
 	LogLevel     string        `yaml:"log-level"`
+	Metrics      string        `yaml:"metrics"`
 }
 
 func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
@@ -38,7 +41,8 @@ func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
 	f.BoolVar(&o.MPACRC, "mpa-crc", true, "ask for checksums on iwarp connections")
 	f.BoolVar(&o.KernelTiming, "kernel-timing", false, "heartbeats and reconnects as slow as the Linux kernel's")
 	f.StringVar(&o.LogFormat, "log-format", "text", "text or json")
-	f.StringVar(&o.LogLevel, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&o.LogLevel, "log-level", "info", "debug, info, warn or error; \"rnbd log\" changes it")
+	f.StringVar(&o.Metrics, "metrics", "", "ADDRESS:PORT to serve metrics for Prometheus on (default not at all)")
 }
 
 // spin is the pumps' setting: the flag's 0 is their "never".
@@ -71,6 +75,19 @@ func (o *daemonOptions) start(kind string) (*logs.Logs, error) {
 	pump.SetProcs(o.Pumps)
 	selfstats.Start(log)
 	return l, nil
+}
+
+// serveMetrics serves c until the function that it returns is called.
+func (o *daemonOptions) serveMetrics(c prometheus.Collector, log *slog.Logger) (stop func() error, err error) {
+	if o.Metrics == "" {
+		return func() error { return nil }, nil
+	}
+	page, err := metrics.Listen(o.Metrics, c, log)
+	if err != nil {
+		return nil, err
+	}
+	log.Info("metrics are served", "address", page.Addr().String())
+	return page.Close, nil
 }
 
 // shutdownLimit bounds an orderly end.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-server"
@@ -101,7 +103,13 @@ func runServer(cmd *cobra.Command, o *serverOptions) error {
 		return fmt.Errorf("server: %w", err)
 	}
 	api := control.NewServer(control.LogCalls(l.Logger("control")))
-	controlpb.RegisterServerDaemonServer(api, s.Control(versionString()))
+	daemon := s.Control(versionString())
+	controlpb.RegisterServerDaemonServer(api, daemon)
+	stopMetrics, err := o.serveMetrics(metrics.Server(daemon), l.Logger("server"))
+	if err != nil {
+		return errors.Join(err, closeWithin(s.Close))
+	}
+	defer stopMetrics()
 	l.Logger("server").Info("server is ready", "socket", socket, "version", versionString())
 	return serveUntilDone(cmd.Context(), api, sock, s.Close)
 }

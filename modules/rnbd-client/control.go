@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
@@ -33,6 +34,10 @@ func (a *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.D
 			info.Listen = append(info.Listen, s.name)
 		}
 	}
+	for _, p := range a.c.pumps {
+		info.PumpStats = append(info.PumpStats, control.PumpStats(p.pump))
+	}
+	info.FabricCounters = fabricCounters(a.c.cfg.devices())
 	return info, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
@@ -34,6 +35,10 @@ func (c *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.D
 	for _, p := range c.s.plugins {
 		info.Plugins = append(info.Plugins, p.describe())
 	}
+	for _, p := range c.s.pumps {
+		info.PumpStats = append(info.PumpStats, control.PumpStats(p.pump))
+	}
+	info.FabricCounters = fabricCounters(c.s.cfg.devices())
 	return info, nil
 }
 

@@ -44,6 +44,8 @@ var rules = []rule{
 		"a plugin sees the SDK and nothing else, as those of third parties do"},
 	{`^modules/`, `spf13/|charmbracelet|mpb`, ``,
 		"libraries do not draw in the command line's dependencies"},
+	{`^(modules|plugins|examples)/`, `^github\.com/prometheus/`, ``,
+		"the command shows metrics; libraries tell what they count by the control API, whoever asks"},
 	{`.*`, prefix + `test/`, ``,
 		"nothing that is released depends on tests"},
 	{`.*`, prefix + `modules/(rtrs/verbs/verbstest|rnbd-sdk/plugin/plugintest)`, ``,

@@ -3,6 +3,7 @@ package control
 import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 )
 
 // StageStats describes one stage, operation by operation; those without
@@ -31,4 +32,13 @@ func Latency(h *controlpb.Histogram) latency.Snapshot {
 		s.Add(latency.Snapshot{Buckets: []latency.Bucket{{Upper: b.GetUpperNs(), Count: b.GetCount()}}})
 	}
 	return s
+}
+
+// PumpStats describes the counters of a pump.
+func PumpStats(p *pump.Pump) *controlpb.PumpStats {
+	s := p.Stats()
+	return &controlpb.PumpStats{
+		Name: p.Name(), Loops: s.Loops, Sleeps: s.Sleeps, Wakes: s.Wakes,
+		SpinHits: s.SpinHits, SpinMisses: s.SpinMisses, Drives: s.Drives,
+	}
 }

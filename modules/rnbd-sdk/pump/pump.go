@@ -383,6 +383,9 @@ func (p *Pump) finish() {
 	}
 }
 
+// Name is that of the configuration.
+func (p *Pump) Name() string { return p.cfg.Name }
+
 // Stats returns the counters.
 func (p *Pump) Stats() Stats {
 	return Stats{

@@ -1,0 +1,255 @@
+package metrics
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+)
+
+// api is what both daemons offer.
+type api interface {
+	Info(context.Context, *controlpb.InfoRequest) (*controlpb.DaemonInfo, error)
+	ListSessions(context.Context, *controlpb.ListRequest) (*controlpb.SessionList, error)
+	PathStats(context.Context, *controlpb.PathRequest) (*controlpb.PathStatsReply, error)
+	DeviceStats(context.Context, *controlpb.DeviceRequest) (*controlpb.DeviceStatsList, error)
+}
+
+// device is one of either daemon.
+type device struct {
+	name, state     string
+	rx, tx          uint64 // sectors
+	size            uint64 // bytes
+	inflight, users float64
+}
+
+// Client shows a client daemon.
+func Client(c controlpb.ClientDaemonServer) prometheus.Collector {
+	return newCollector("client", c, func(ctx context.Context) (out []device, err error) {
+		l, err := c.ListDevices(ctx, &controlpb.ListRequest{})
+		for _, d := range l.GetDevices() {
+			out = append(out, device{d.Name, d.State, d.RxSectors, d.TxSectors, d.GetLimits().GetSize(), float64(d.Inflight), float64(d.Openers)})
+		}
+		return out, err
+	})
+}
+
+// Server shows a server daemon.
+func Server(s controlpb.ServerDaemonServer) prometheus.Collector {
+	return newCollector("server", s, func(ctx context.Context) (out []device, err error) {
+		l, err := s.ListDevices(ctx, &controlpb.ListRequest{})
+		for _, d := range l.GetDevices() {
+			one := device{name: d.Path, state: d.State, size: d.GetLimits().GetSize(), users: float64(len(d.Users))}
+			for _, u := range d.Users { // the server counts what clients write as received
+				one.rx += u.TxSectors
+				one.tx += u.RxSectors
+			}
+			out = append(out, one)
+		}
+		return out, err
+	})
+}
+
+// collector asks a daemon at each scrape.
+type collector struct {
+	client  bool
+	api     api
+	devices func(context.Context) ([]device, error)
+	descs   []*prometheus.Desc
+
+	build                                                                   metric
+	sessions                                                                metric
+	pathUp, pathReads, pathWrites, pathReadBytes, pathWriteBytes            metric
+	pathInflight, pathReconnects, pathFailovers, pathLatency                metric
+	deviceOpen, deviceSize, deviceRead, deviceWritten, deviceUse, deviceRun metric
+	pumpLoops, pumpSleeps, pumpWakes, pumpSpins                             metric
+	pluginUp, pluginRestarts                                                metric
+	fabric, fabricBytes                                                     metric
+	latency                                                                 *prometheus.Desc
+}
+
+func newCollector(kind string, a api, devices func(context.Context) ([]device, error)) *collector {
+	var descs []*prometheus.Desc
+	desc := func(name, help string, labels []string) *prometheus.Desc {
+		d := prometheus.NewDesc(prometheus.BuildFQName("rnbd", kind, name), help, labels, nil)
+		descs = append(descs, d)
+		return d
+	}
+	counter := func(name, help string, labels ...string) metric {
+		return metric{desc(name, help, labels), prometheus.CounterValue}
+	}
+	gauge := func(name, help string, labels ...string) metric {
+		return metric{desc(name, help, labels), prometheus.GaugeValue}
+	}
+	c := &collector{
+		client: kind == "client", api: a, devices: devices,
+		build:          gauge("build_info", "1, with the version of the daemon.", "version"),
+		sessions:       gauge("sessions", "Sessions by state.", "state"),
+		pathUp:         gauge("path_connected", "Whether the path takes requests.", "session", "path", "fabric"),
+		pathReads:      counter("path_read_requests_total", "READs of the transport; flush and open are some.", "session", "path", "fabric"),
+		pathWrites:     counter("path_write_requests_total", "WRITEs of the transport; discard, write zeroes and close are some.", "session", "path", "fabric"),
+		pathReadBytes:  counter("path_read_bytes_total", "Data and messages of READs.", "session", "path", "fabric"),
+		pathWriteBytes: counter("path_write_bytes_total", "Data and messages of WRITEs.", "session", "path", "fabric"),
+		pathInflight:   gauge("path_inflight_requests", "Requests under way.", "session", "path", "fabric"),
+		pathReconnects: counter("path_reconnects_total", "Attempts to connect the path again.", "session", "path", "fabric", "result"),
+		pathFailovers:  counter("path_failovers_total", "Requests taken over from other paths.", "session", "path", "fabric"),
+		pathLatency:    gauge("path_heartbeat_latency_seconds", "Round trip of the last heartbeat.", "session", "path", "fabric"),
+		deviceOpen:     gauge("device_open", "Whether the device takes requests.", "device"),
+		deviceSize:     gauge("device_size_bytes", "Size of the device.", "device"),
+		deviceRead:     counter("device_read_bytes_total", "Bytes read from the device.", "device"),
+		deviceWritten:  counter("device_written_bytes_total", "Bytes written to the device.", "device"),
+		deviceUse:      gauge("device_users", "Who have the device open: users of the front end, or sessions.", "device"),
+		deviceRun:      gauge("device_inflight_requests", "Requests under way.", "device"),
+		pumpLoops:      counter("pump_loops_total", "Looks of a pump at all its sources, as of its last sleep.", "pump"),
+		pumpSleeps:     counter("pump_sleeps_total", "Times a pump went to sleep.", "pump"),
+		pumpWakes:      counter("pump_wakes_total", "Times a pump woke.", "pump"),
+		pumpSpins:      counter("pump_spins_total", "Times a pump looked for work instead of sleeping.", "pump", "result"),
+		pluginUp:       gauge("plugin_up", "Whether the plugin runs.", "plugin", "kind"),
+		pluginRestarts: counter("plugin_restarts_total", "Times the plugin was started again.", "plugin", "kind"),
+		fabric:         counter("fabric_events_total", "Events of a fabric, by its own names.", "fabric", "event", "reason"),
+		fabricBytes:    counter("fabric_bytes_total", "Bytes by what a fabric did with them.", "fabric", "what"),
+		latency:        desc("request_duration_seconds", "Time of requests in a stage.", []string{"device", "stage", "op"}),
+	}
+	c.descs = descs
+	return c
+}
+
+// Describe tells which metrics there can be.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range c.descs {
+		ch <- d
+	}
+}
+
+// Collect is one scrape.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := collectTime()
+	defer cancel()
+	b := newBatch()
+	for _, part := range []func(context.Context, *batch) error{c.daemon, c.paths, c.allDevices} {
+		if err := part(ctx, b); err != nil {
+			ch <- prometheus.NewInvalidMetric(c.build.desc, err)
+			return
+		}
+	}
+	b.send(ch)
+}
+
+func flag(on bool) float64 {
+	if on {
+		return 1
+	}
+	return 0
+}
+
+func (c *collector) daemon(ctx context.Context, b *batch) error {
+	info, err := c.api.Info(ctx, &controlpb.InfoRequest{})
+	if err != nil {
+		return fmt.Errorf("daemon: %w", err)
+	}
+	b.add(c.build, 1, info.Version)
+	for _, p := range info.PumpStats {
+		b.add(c.pumpLoops, float64(p.Loops), p.Name)
+		b.add(c.pumpSleeps, float64(p.Sleeps), p.Name)
+		b.add(c.pumpWakes, float64(p.Wakes), p.Name)
+		b.add(c.pumpSpins, float64(p.SpinHits), p.Name, "hit")
+		b.add(c.pumpSpins, float64(p.SpinMisses), p.Name, "miss")
+	}
+	for _, p := range info.Plugins {
+		b.add(c.pluginUp, flag(p.State == "running"), p.Name, p.Kind)
+		b.add(c.pluginRestarts, float64(p.Restarts), p.Name, p.Kind)
+	}
+	for _, f := range info.FabricCounters {
+		if f.Bytes {
+			b.add(c.fabricBytes, float64(f.Value), f.Fabric, f.Name)
+		} else {
+			b.add(c.fabric, float64(f.Value), f.Fabric, f.Name, f.Reason)
+		}
+	}
+	return nil
+}
+
+func (c *collector) paths(ctx context.Context, b *batch) error {
+	list, err := c.api.ListSessions(ctx, &controlpb.ListRequest{})
+	if err != nil {
+		return fmt.Errorf("sessions: %w", err)
+	}
+	var names []string
+	b.add(c.sessions, 0, "connected")
+	b.add(c.sessions, 0, "disconnected")
+	for _, s := range list.Sessions {
+		names = append(names, s.Name)
+		b.add(c.sessions, 1, s.State)
+	}
+	name := bounded(names)
+	for _, s := range list.Sessions {
+		for _, p := range s.Paths {
+			labels := []string{name(s.Name), strconv.Itoa(int(p.Id)), p.Fabric}
+			if labels[0] == other {
+				labels[1] = other
+			}
+			c.path(ctx, b, p, labels)
+		}
+	}
+	return nil
+}
+
+func (c *collector) path(ctx context.Context, b *batch, p *controlpb.Path, labels []string) {
+	st, err := c.api.PathStats(ctx, &controlpb.PathRequest{Session: p.Session, Id: p.Id})
+	if err != nil {
+		return // it has gone meanwhile
+	}
+	b.add(c.pathUp, flag(p.State == "connected"), labels...)
+	b.add(c.pathReads, float64(st.ReadCount), labels...)
+	b.add(c.pathWrites, float64(st.WriteCount), labels...)
+	b.add(c.pathReadBytes, float64(st.ReadBytes), labels...)
+	b.add(c.pathWriteBytes, float64(st.WriteBytes), labels...)
+	b.add(c.pathInflight, float64(st.Inflight), labels...)
+	if c.client {
+		b.add(c.pathReconnects, float64(st.Reconnects), append(labels[:3:3], "ok")...)
+		b.add(c.pathReconnects, float64(st.ReconnectsFailed), append(labels[:3:3], "failed")...)
+		b.add(c.pathFailovers, float64(st.Failovers), labels...)
+	}
+	if labels[0] != other { // a sum of latencies is none
+		b.add(c.pathLatency, float64(st.LatencyNs)/1e9, labels...)
+	}
+}
+
+func (c *collector) allDevices(ctx context.Context, b *batch) error {
+	devices, err := c.devices(ctx)
+	if err != nil {
+		return fmt.Errorf("devices: %w", err)
+	}
+	var names []string
+	for _, d := range devices {
+		names = append(names, d.name)
+	}
+	name := bounded(names)
+	seen := map[string]bool{}
+	for _, d := range devices {
+		label := name(d.name)
+		if !seen[d.name] { // a server has one opened twice, for readers apart
+			b.add(c.deviceOpen, flag(d.state == "open"), label)
+			b.add(c.deviceSize, float64(d.size), label)
+		}
+		seen[d.name] = true
+		b.add(c.deviceRead, 512*float64(d.rx), label)
+		b.add(c.deviceWritten, 512*float64(d.tx), label)
+		b.add(c.deviceUse, d.users, label)
+		b.add(c.deviceRun, d.inflight, label)
+	}
+	stats, err := c.api.DeviceStats(ctx, &controlpb.DeviceRequest{})
+	if err != nil {
+		return fmt.Errorf("statistics of devices: %w", err)
+	}
+	for _, d := range stats.Devices {
+		for _, s := range d.Stages {
+			b.addHistogram(c.latency, control.Latency(s.Latency), name(d.Device), s.Stage, s.Op)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Page is what Prometheus scrapes.
+type Page struct {
+	http *http.Server
+	addr net.Addr
+}
+
+// Limits of a page that anybody in reach may ask for.
+const (
+	maxScrapes    = 4
+	scrapeTimeout = 10 * time.Second
+)
+
+// Listen serves c, and the metrics of the process, on ADDRESS:PORT until Close.
+func Listen(addr string, c prometheus.Collector, log *slog.Logger) (*Page, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
+	reg := prometheus.NewPedanticRegistry()
+	reg.MustRegister(c, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{
+		ErrorLog: errorLog{log}, MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout,
+	}))
+	s := &Page{addr: l.Addr(), http: &http.Server{
+		Handler: mux, ReadTimeout: scrapeTimeout, WriteTimeout: 2 * scrapeTimeout, IdleTimeout: time.Minute, MaxHeaderBytes: 1 << 14,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}}
+	go func() {
+		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("metrics are not served any more", "err", err)
+		}
+	}()
+	return s, nil
+}
+
+// Addr is where it listens, with the port it got.
+func (s *Page) Addr() net.Addr { return s.addr }
+
+// Close ends it; scrapes under way are cut off.
+func (s *Page) Close() error { return s.http.Close() }
+
+type errorLog struct{ log *slog.Logger }
+
+func (e errorLog) Println(v ...any) { e.log.Warn("scrape failed", "err", fmt.Sprint(v...)) }
+
+// collectTime bounds what a scrape asks the daemon.
+func collectTime() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), scrapeTimeout/2)
+}

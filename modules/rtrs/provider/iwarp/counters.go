@@ -1,0 +1,15 @@
+package iwarp
+
+import "github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+
+// Counters are the Stats for those who know no fabric by name.
+func (d *Device) Counters() []verbs.Counter {
+	s := d.Stats()
+	return []verbs.Counter{
+		{Name: "sent", Bytes: true, Value: s.SentBytes},
+		{Name: "received", Bytes: true, Value: s.ReceivedBytes},
+		{Name: "placed_by_copy", Bytes: true, Value: s.PlacedCopyBytes},
+		{Name: "placed_by_socket", Bytes: true, Value: s.DirectBytes},
+		{Name: "closed", Reason: "crc", Value: s.CRCErrors},
+	}
+}

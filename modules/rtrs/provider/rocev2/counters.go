@@ -1,0 +1,23 @@
+package rocev2
+
+import "github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+
+// Counters are the Stats for those who know no fabric by name.
+func (d *Device) Counters() []verbs.Counter {
+	s := d.Stats()
+	out := []verbs.Counter{
+		{Name: "sent_packets", Value: s.SentPackets},
+		{Name: "received_packets", Value: s.ReceivedPackets},
+		{Name: "placed_by_copy", Bytes: true, Value: s.PlacedCopyBytes},
+		{Name: "resent_packets", Value: s.Resent},
+		{Name: "timeouts", Value: s.Timeouts},
+		{Name: "sequence_naks", Value: s.SequenceNAKs},
+		{Name: "rnr_naks", Value: s.RNRNAKs},
+	}
+	for i, n := range s.Dropped {
+		if drop(i) != dropNone {
+			out = append(out, verbs.Counter{Name: "dropped_packets", Reason: DropReason(i), Value: n})
+		}
+	}
+	return out
+}
