@@ -56,6 +56,8 @@ func TestIOMessages(t *testing.T) {
 		{"R-136 read", Request{Op: blk.Read, Off: 8192, Len: 4096}, 0x100, 16, 4096, true},
 		{"R-136 write", Request{Op: blk.Write, Off: 512, Len: 512}, 0x001, 1, 512, false},
 		{"R-136 synchronous write", Request{Op: blk.Write, Flags: blk.Sync, Len: 512}, 0x101, 0, 512, false},
+		{"write with a priority", Request{Op: blk.Write, Len: 512, Prio: 0x4004}, 0x001, 0, 512, false},
+		{"flush has no priority", Request{Op: blk.Flush, Prio: 0x4004}, 0x302, ^uint64(0), 0, true},
 		{"R-136 write with FUA", Request{Op: blk.Write, Flags: blk.FUA, Len: 512}, 0x301, 0, 512, false},
 		{"R-138 flush", Request{Op: blk.Flush}, 0x302, ^uint64(0), 0, true},
 		{"R-137 discard", Request{Op: blk.Discard, Len: 65536}, 0x003, 0, 0, false},
@@ -69,6 +71,9 @@ func TestIOMessages(t *testing.T) {
 			defer s.mu.Unlock()
 			n := len(s.ios) - 1
 			want := rnbdwire.IOFields{DeviceID: d.id.Load(), Sector: c.sector, RW: c.rw, BISize: c.r.Len}
+			if c.r.Op != blk.Flush {
+				want.Prio = c.r.Prio
+			}
 			if s.ios[n] != want || s.dataLens[n] != c.dataLen || s.reads[n] != c.read {
 				t.Errorf("got %+v, data %d, RTRS read %t\nwant %+v, data %d, RTRS read %t", s.ios[n], s.dataLens[n], s.reads[n], want, c.dataLen, c.read)
 			}
@@ -253,6 +258,18 @@ func TestReadOnly(t *testing.T) {
 	}
 	if errno := do(t, io, Request{Op: blk.Read, Len: 512}); errno != blk.OK {
 		t.Errorf("read: errno %d", errno)
+	}
+}
+
+func TestWhatTheServerSaysOfTheMedium(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	s.rsp.Rotational, s.rsp.SecureDiscard = true, 1
+	d, io := s.device(s.newClient())
+	if l := d.Limits(); !l.Rotational || !l.SecureErase {
+		t.Errorf("limits %+v", l)
+	}
+	if errno := do(t, io, Request{Op: blk.SecureErase, Len: 4096}); errno != blk.OK {
+		t.Errorf("secure erase: errno %d", errno)
 	}
 }
 

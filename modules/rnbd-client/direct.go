@@ -44,6 +44,7 @@ type Request struct {
 	Slot  int
 	Off   uint64 // bytes
 	Len   uint32 // bytes
+	Prio  uint16 // Linux ioprio, a hint; 0: none
 }
 
 // Done is the answer to the request in Slot.
@@ -97,7 +98,7 @@ func (io *IO) Submit(r Request) bool {
 		return false
 	}
 	e := shm.SQE{
-		Tag: uint64(r.Slot), Op: r.Op, Flags: r.Flags, Offset: r.Off, Len: r.Len,
+		Tag: uint64(r.Slot), Op: r.Op, Flags: r.Flags, Offset: r.Off, Len: r.Len, Prio: r.Prio,
 		Device: io.dev.index, Arena: io.dev.index, ArenaOff: uint64((io.first + r.Slot) * io.slot),
 	}
 	return io.sub.Push(&e)

@@ -71,6 +71,7 @@ func (d *Device) limitsOf(f rnbdwire.OpenRspFields) (*blk.Limits, error) {
 		MaxSegments:        f.MaxSegments,
 		SecureErase:        f.SecureDiscard != 0,
 		WriteCache:         f.CachePolicy&rnbdwire.CacheWriteBack != 0,
+		Rotational:         f.Rotational,
 		ReadOnly:           d.mode == blk.ReadOnly,
 	}
 	l.FUA = l.WriteCache && f.CachePolicy&rnbdwire.CacheFUA != 0

@@ -230,12 +230,12 @@ func (d *Device) encode(msg rnbdwire.IO, e *shm.SQE) {
 	if e.Flags&(blk.Sync|blk.FUA) != 0 || e.Op == blk.Read || e.Op == blk.Flush {
 		rw |= rnbdwire.FlagSync
 	}
-	sector := e.Offset / blk.SectorSize
+	sector, prio := e.Offset/blk.SectorSize, e.Prio
 	if e.Op == blk.Flush {
-		sector = ^uint64(0)
+		sector, prio = ^uint64(0), 0
 	}
 	rnbdwire.IOFields{
-		DeviceID: d.id.Load(), Sector: sector, RW: rw, BISize: e.Len, Prio: e.Prio,
+		DeviceID: d.id.Load(), Sector: sector, RW: rw, BISize: e.Len, Prio: prio,
 	}.Put(msg)
 }
 

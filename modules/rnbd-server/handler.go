@@ -116,9 +116,7 @@ func (s *Server) onSessInfo(op *rtrs.Op, sess *session, msg rnbdwire.SessInfo) e
 		return fmt.Errorf("session info: message of %d bytes, reply of %d: %w", len(msg), op.ReplyLen(), syscall.EINVAL)
 	}
 	ver := min(msg.Version(), rnbdwire.Version)
-	sess.mu.Lock()
-	sess.version = ver
-	sess.mu.Unlock()
+	sess.version.Store(uint32(ver))
 	rnbdwire.SessInfoRspFields{Version: ver, Features: rnbdwire.FeatureEvents}.Put(op.Data())
 	return nil
 }

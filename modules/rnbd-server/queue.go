@@ -108,6 +108,9 @@ func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO) {
 	q.admit(r)
 }
 
+// prioVersion is the first version of the protocol that has priorities.
+const prioVersion = 2
+
 // fill turns the message into a ring entry, or says why it is refused.
 func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk.Errno {
 	bop, n := blk.Op(msg.Op()), uint64(msg.BISize())
@@ -139,7 +142,9 @@ func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk
 		Arena:    s.index,
 		Len:      uint32(n),
 		Op:       bop,
-		Prio:     msg.Prio(),
+	}
+	if s.version.Load() >= prioVersion {
+		r.sqe.Prio = msg.Prio()
 	}
 	if bop == blk.Flush {
 		r.sqe.Offset, r.sqe.Len = 0, 0

@@ -169,7 +169,22 @@ func TestIO(t *testing.T) {
 			}
 		}
 	})
+	t.Run("R-122 no priority below version 2", func(t *testing.T) {
+		for _, ver := range []uint8{0, 1} {
+			if ver > 0 { // before SESS_INFO it is 0
+				_, err := i.sessInfo(ver)
+				must(t, err)
+			}
+			i.await(i.start(false, 512, ioMessage(id, blk.Write, 0, 16, 512)))
+			seen := mem.requests()
+			if got := seen[len(seen)-1].Prio; got != 0 {
+				t.Errorf("version %d: priority %#x reached the plugin", ver, got)
+			}
+		}
+	})
 	t.Run("R-136 the plugin sees operation, flags and priority", func(t *testing.T) {
+		_, err := i.sessInfo(2)
+		must(t, err)
 		i.bare(id, blk.Flush, rnbdwire.FlagSync|rnbdwire.FlagFUA, ^uint64(0), 0, true)
 		i.await(i.start(false, 512, ioMessage(id, blk.Write, rnbdwire.FlagSync|rnbdwire.FlagFUA, 16, 512)))
 		seen := mem.requests()

@@ -31,7 +31,8 @@ type session struct {
 	mu       sync.Mutex // guards the changes of table and attached, and news
 	inbox    inbox
 	attached map[*ioPlugin]bool
-	version  uint8
+
+	version atomic.Uint32 // of the protocol, 0 before SESS_INFO
 }
 
 // mapping is a device as one session has it open.

@@ -135,6 +135,7 @@ func TestPlan(t *testing.T) {
 			diskio.Step{Op: uring.Pwrite, FD: 10, Align: 512, MemAlign: 512, RWFlags: unix.RWF_DSYNC}},
 		{"flush", plugin.Request{Op: blk.Flush}, diskio.Step{Op: uring.Fdatasync, FD: 10}},
 		{"discard", plugin.Request{Op: blk.Discard}, diskio.Step{Op: uring.Discard, FD: 10}},
+		{"secure erase", plugin.Request{Op: blk.SecureErase}, diskio.Step{Op: uring.SecureErase, FD: 10}},
 		{"write-zeroes may unmap", plugin.Request{Op: blk.WriteZeroes}, diskio.Step{Op: uring.PunchHole, FD: 10}},
 		{"write-zeroes that must not unmap", plugin.Request{Op: blk.WriteZeroes, Flags: blk.NoUnmap | blk.FUA},
 			diskio.Step{Op: uring.ZeroRange, FD: 10, Sync: true}},

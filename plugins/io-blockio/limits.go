@@ -60,6 +60,7 @@ func (d *disk) readQueueLimits(l *blk.Limits) {
 	if l.MaxDiscard > 0 {
 		l.DiscardGranularity = uint32(max(q.number("queue/discard_granularity", 0), uint64(l.LogicalBlockSize)))
 		l.DiscardAlignment = uint32(q.number("discard_alignment", 0))
+		l.SecureErase = !d.readOnly && erases(d.fd)
 	}
 	// The kernel writes zeroes itself where the device cannot.
 	l.MaxWriteZeroes = maxRange
@@ -104,6 +105,14 @@ func (s sysfs) number(name string, missing uint64) uint64 {
 		return missing
 	}
 	return n
+}
+
+// erases tells whether the device has a secure erase, for which sysfs has no
+// file: the kernel looks at that before it refuses a range within a sector.
+func erases(fd int32) bool {
+	within := [2]uint64{1, 0}
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.BLKSECDISCARD, uintptr(unsafe.Pointer(&within)))
+	return errno == unix.EINVAL
 }
 
 // size is BLKGETSIZE64.

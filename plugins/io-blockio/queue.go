@@ -25,7 +25,9 @@ func (d *disk) Plan(r *plugin.Request) diskio.Step {
 		return diskio.Step{Op: uring.Fdatasync, FD: d.fd}
 	case blk.Discard:
 		return diskio.Step{Op: uring.Discard, FD: d.fd}
-	default: // WriteZeroes; SecureErase is not among our limits
+	case blk.SecureErase:
+		return diskio.Step{Op: uring.SecureErase, FD: d.fd}
+	default: // WriteZeroes
 		return d.planZeroes(r)
 	}
 }

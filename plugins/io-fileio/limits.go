@@ -3,6 +3,9 @@ package main
 import (
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -39,7 +42,27 @@ func (d *disk) lookAtFile() error {
 		d.memory = true
 	}
 	d.align = directAlignment(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("size of %q: %w", d.name, err)
+	}
+	d.canPunch = !d.readOnly && d.punches(st.Size)
 	return nil
+}
+
+// rotational looks at the queue of the device that a file system is on, or, of
+// a partition, at that of its disk. A file system without a device has none.
+func rotational(dev uint64) bool {
+	dir, err := filepath.EvalSymlinks(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(dev), unix.Minor(dev)))
+	if err != nil {
+		return false
+	}
+	for _, d := range []string{dir, filepath.Dir(dir)} {
+		if b, err := os.ReadFile(filepath.Join(d, "queue/rotational")); err == nil {
+			return strings.TrimSpace(string(b)) == "1"
+		}
+	}
+	return false
 }
 
 // directAlignment asks the kernel (Linux 6.1) and assumes sectors where it
@@ -73,9 +96,10 @@ func (d *disk) readLimits() (blk.Limits, error) {
 		MaxIOSize: maxIO, MaxSegments: 1024, MaxWriteZeroes: maxRange,
 		WriteCache: true, FUA: true, ReadOnly: d.readOnly,
 	}
-	if !d.readOnly && d.punches(st.Size) {
+	if d.canPunch {
 		l.MaxDiscard, l.DiscardGranularity = maxRange, l.PhysicalBlockSize
 	}
+	l.Rotational = rotational(st.Dev)
 	return l, nil
 }
 

@@ -98,9 +98,15 @@ func keepsWhatItHas(t *testing.T, n *nbdclient.Client, written, piece int64) {
 	}
 }
 
-// TestADiskThatFails gives EIO to those who use it, while it fails, and to
+// TestADiskThatFails gives the disk's error to those who use it, while it fails, and to
 // nobody else.
 func TestADiskThatFails(t *testing.T) {
+	for _, errno := range []syscall.Errno{syscall.EIO, syscall.ENOSPC} {
+		t.Run(errno.Error(), func(t *testing.T) { diskThatFails(t, errno) })
+	}
+}
+
+func diskThatFails(t *testing.T, errno syscall.Errno) {
 	bad, good := slowdisk.New(t, 4<<20), slowdisk.New(t, 4<<20)
 	l := lab.New(t)
 	s := l.Server(lab.ServerOptions{Plugins: []string{"blockio"}})
@@ -112,13 +118,13 @@ func TestADiskThatFails(t *testing.T) {
 	if _, err := n.WriteAt(data, 8192); err != nil {
 		t.Fatal(err)
 	}
-	bad.SetError(syscall.EIO)
+	bad.SetError(errno)
 	for range 3 {
-		if _, err := n.WriteAt(make([]byte, 4096), 8192); !errors.Is(err, syscall.EIO) {
-			t.Errorf("write to the failing disk: %v, want EIO", err)
+		if _, err := n.WriteAt(make([]byte, 4096), 8192); !errors.Is(err, errno) {
+			t.Errorf("write to the failing disk: %v, want %v", err, errno)
 		}
-		if _, err := n.ReadAt(make([]byte, 4096), 8192); !errors.Is(err, syscall.EIO) {
-			t.Errorf("read of the failing disk: %v, want EIO", err)
+		if _, err := n.ReadAt(make([]byte, 4096), 8192); !errors.Is(err, errno) {
+			t.Errorf("read of the failing disk: %v, want %v", err, errno)
 		}
 	}
 	bad.SetError(0)
