@@ -2,7 +2,6 @@ package ibverbs
 
 import (
 	"log/slog"
-	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -12,8 +11,6 @@ type Config struct {
 	// IRD and ORD are the RDMA READs that a connection serves and issues at a
 	// time: 0 means 16 or what the device has, negative none.
 	IRD, ORD int
-	// ConnectTimeout bounds a connect, as its context does. Default 10 s.
-	ConnectTimeout time.Duration
 	// Logger gets one line per state change; default slog.Default().
 	Logger *slog.Logger
 }
@@ -29,9 +26,6 @@ func (f *Fabric) Info() verbs.Info {
 func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
-	}
-	if c.ConnectTimeout == 0 {
-		c.ConnectTimeout = 10 * time.Second
 	}
 	c.IRD, c.ORD = reads(c.IRD), reads(c.ORD)
 	return c

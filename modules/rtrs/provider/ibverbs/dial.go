@@ -7,15 +7,12 @@ import "C"
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // The active side of a connection.
-
-var errConnectTimeout = errors.New("the peer does not answer")
 
 func (q *qp) connect(ctx context.Context, p verbs.ConnectParams) ([]byte, error) {
 	if len(p.Private) > verbs.MaxPrivate {
@@ -24,8 +21,6 @@ func (q *qp) connect(ctx context.Context, p verbs.ConnectParams) ([]byte, error)
 	if !q.move(phaseIdle, phaseConnecting) {
 		return nil, errUsed
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, q.dev.f.cfg.ConnectTimeout, errConnectTimeout)
-	defer cancel()
 	private, err := q.dial(ctx, p)
 	if err == nil {
 		return private, nil

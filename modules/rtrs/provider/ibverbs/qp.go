@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -274,7 +275,7 @@ func (q *qp) create(id *cmID) error {
 		first, C.int(len(q.first))))
 	q.first = nil
 	if err != nil {
-		return errors.Join(errors.New("create queue pair"), err)
+		return fmt.Errorf("create queue pair: %w", err)
 	}
 	q.c = C.rv_qp(id.id)
 	q.num = uint32(C.rv_qp_num(id.id))
