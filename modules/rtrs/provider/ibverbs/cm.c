@@ -140,7 +140,8 @@ uint32_t rv_qp_num(struct rdma_cm_id *id) { return id->qp ? id->qp->qp_num : 0; 
 void rv_patience(struct rdma_cm_id *id)
 {
 	struct ibv_qp_attr a = {.min_rnr_timer = 12}; // 0.64 ms; the connection manager sets 655 ms
-	rv.ibv_modify_qp(id->qp, &a, IBV_QP_MIN_RNR_TIMER);
+	if (id->qp)
+		rv.ibv_modify_qp(id->qp, &a, IBV_QP_MIN_RNR_TIMER);
 }
 
 static struct rdma_conn_param param(const uint8_t *priv, int len, int ird, int ord)

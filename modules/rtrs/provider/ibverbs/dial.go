@@ -23,6 +23,7 @@ func (q *qp) connect(ctx context.Context, p verbs.ConnectParams) ([]byte, error)
 	}
 	private, err := q.dial(ctx, p)
 	if err == nil {
+		q.patience()
 		return private, nil
 	}
 	if q.move(phaseConnecting, phaseFailed) {

@@ -187,12 +187,11 @@ func (r *request) accept(q *qp, private []byte) error {
 	if err == nil && r.gone.Load() {
 		q.Disconnect() // the peer gave up before we took over its events
 	}
-	if err != nil {
-		q.state.Store(uint32(phaseFailed))
+	if err != nil && q.move(phaseUp, phaseFailed) {
 		q.forgetID()
 		return err
 	}
-	C.rv_patience(r.id.id)
+	q.patience() // one that is ending already tells its owner
 	return nil
 }
 

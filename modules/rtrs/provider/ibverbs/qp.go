@@ -294,6 +294,15 @@ func (q *qp) goUp() bool {
 	return true
 }
 
+// patience lets a peer that finds no receive try again soon.
+func (q *qp) patience() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.id != nil {
+		C.rv_patience(q.id.id)
+	}
+}
+
 // Disconnect implements verbs.QP.
 func (q *qp) Disconnect() {
 	if q.move(phaseUp, phaseEnding) {
