@@ -175,9 +175,14 @@ func (c *controlAPI) CloseDevice(_ context.Context, r *controlpb.CloseDeviceRequ
 	if m == nil {
 		return nil, fmt.Errorf("session %q has no device %d: %w", r.Session, r.DeviceId, syscall.ENOENT)
 	}
-	c.s.closeMapping(m, true)
-	c.s.tell(m, rnbdwire.EventRemoved)
+	c.s.forceClose(m)
 	return &controlpb.Empty{}, nil
+}
+
+// forceClose takes a device away from a session.
+func (s *Server) forceClose(m *mapping) {
+	s.closeMapping(m, true)
+	s.tell(m, rnbdwire.EventRemoved)
 }
 
 // ResizeDevice looks at the size of a device now, and lists what is served

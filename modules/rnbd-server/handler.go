@@ -28,6 +28,9 @@ func (h *handler) SessionUp(t *rtrs.SrvSession) error {
 		lanes:    make([]lane, len(s.pumps)*len(s.plugins)),
 		attached: map[*ioPlugin]bool{},
 	}
+	if paths := t.Paths(); len(paths) > 0 {
+		sess.fabric = paths[0].Fabric
+	}
 	for i := range sess.lanes {
 		sess.lanes[i] = lane{s: sess, head: -1, tail: -1}
 	}

@@ -17,6 +17,7 @@ type session struct {
 	arena     *shm.Arena
 	index     uint32 // in Server.sessions, and the arena's number in every plugin
 	chunkSize uint64
+	fabric    string // of the first path
 
 	// reqs[chunk] is the request in that chunk. The chunk belongs to one pump
 	// at a time: RTRS claims it before the request is shown to us.

@@ -1,0 +1,192 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+)
+
+// Tree returns the control files of s, by the places that ctltree.Mount gives
+// them. docs/control-tree.md has the list. The directories may be added to
+// before they are served.
+func (s *Server) Tree() map[string]ctltree.Node {
+	t := tree{s}
+	return map[string]ctltree.Node{
+		"class/rnbd-server":   ctltree.Fixed{"ctl": ctltree.Fixed{"devices": t.exports()}},
+		"class/rtrs-server":   t.sessions(&today),
+		"kernel/ibnbd_server": ctltree.Fixed{"devices": t.exports()},
+		"kernel/ibtrs_server": t.sessions(&older),
+		"module/rnbd_server": ctltree.Fixed{"parameters": ctltree.Fixed{
+			"port_nr":         ctltree.Text(t.port),
+			"dev_search_path": ctltree.Text(t.searchPath),
+		}},
+		"module/rtrs_server": ctltree.Fixed{"parameters": ctltree.Fixed{
+			"max_chunk_size":    ctltree.Text(func() string { return strconv.Itoa(s.cfg.ChunkSize) }),
+			"sess_queue_depth":  ctltree.Text(func() string { return strconv.Itoa(s.cfg.QueueDepth) }),
+			"always_invalidate": ctltree.Text(t.alwaysInvalidate),
+		}},
+	}
+}
+
+// tree makes the nodes.
+type tree struct{ s *Server }
+
+// port is that of the first listener.
+func (t tree) port() string {
+	if len(t.s.bound) == 0 {
+		return "0"
+	}
+	return strconv.Itoa(int(t.s.Addr(0).Port()))
+}
+
+func (t tree) searchPath() string {
+	if t.s.cfg.SearchPath == "" {
+		return "/"
+	}
+	return t.s.cfg.SearchPath
+}
+
+func (t tree) alwaysInvalidate() string {
+	if t.s.cfg.AlwaysInvalidate {
+		return "Y"
+	}
+	return "N"
+}
+
+// open lists the sessions that are up.
+func (t tree) open() (out []*session) {
+	for i := range t.s.sessions {
+		if s := t.s.sessions[i].Load(); s != nil {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// exports has a folder per node that some session has open: a block device
+// under its kernel name, a file under its path.
+func (t tree) exports() ctltree.Dir {
+	byName := func() map[string][]*mapping {
+		out := map[string][]*mapping{}
+		for _, s := range t.open() {
+			for _, m := range s.mappings() {
+				name := exportName(m.dev)
+				out[name] = append(out[name], m)
+			}
+		}
+		return out
+	}
+	return ctltree.Listing{
+		Names: func() []string { return slices.Sorted(maps.Keys(byName())) },
+		Node: func(name string) ctltree.Node {
+			users := byName()[name]
+			if len(users) == 0 {
+				return nil
+			}
+			dir := ctltree.Fixed{"sessions": t.users(func() []*mapping { return byName()[name] })}
+			if l := nodeLink(users[0].dev); l != "" {
+				dir["block_dev"] = l
+			}
+			return dir
+		},
+	}
+}
+
+func exportName(d *device) string {
+	if name := kernelName(d.key.id); name != "" {
+		return name
+	}
+	path := d.path
+	if path == "" {
+		path = d.name
+	}
+	return strings.ReplaceAll(path, "/", "!")
+}
+
+// kernelName is what the kernel calls a block device; empty for other nodes.
+func kernelName(id nodeID) string {
+	if id.opaque != "" || id.ino != 0 {
+		return ""
+	}
+	target, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(id.dev), unix.Minor(id.dev)))
+	if err != nil {
+		return ""
+	}
+	return filepath.Base(target)
+}
+
+// nodeLink leads to what is exported: the kernel's folder of a block device, a
+// file itself.
+func nodeLink(d *device) ctltree.Link {
+	if name := kernelName(d.key.id); name != "" {
+		return ctltree.Link("/sys/class/block/" + name)
+	}
+	if d.key.id.opaque == "" {
+		return ctltree.Link(d.path)
+	}
+	return ""
+}
+
+// users has a folder per session. A session that has the device open more than
+// once, by several names, has its further ones with the id behind a dot, which
+// no session's name has.
+func (t tree) users(list func() []*mapping) ctltree.Dir {
+	byName := func() map[string]*mapping {
+		out := map[string]*mapping{}
+		for _, m := range list() {
+			name := m.session.name
+			if _, taken := out[name]; taken {
+				name += "." + strconv.Itoa(int(m.id))
+			}
+			out[name] = m
+		}
+		return out
+	}
+	return ctltree.Listing{
+		Names: func() []string { return slices.Sorted(maps.Keys(byName())) },
+		Node: func(name string) ctltree.Node {
+			if m := byName()[name]; m != nil {
+				return t.use(m)
+			}
+			return nil
+		},
+	}
+}
+
+func (t tree) use(m *mapping) ctltree.Node {
+	return ctltree.Fixed{
+		"access_mode": ctltree.Text(m.mode.String),
+		"read_only": ctltree.Text(func() string {
+			if m.mode == blk.ReadOnly {
+				return "1"
+			}
+			return "0"
+		}),
+		"mapping_path": ctltree.Text(func() string { return m.name }),
+		"force_close": digit("1", "Usage: echo 1 > force_close", func(context.Context) error {
+			t.s.forceClose(m)
+			return nil
+		}),
+	}
+}
+
+// digit is a file that does something when that digit is written.
+func digit(want, usage string, do func(context.Context) error) *ctltree.File {
+	return ctltree.Command(usage, func(ctx context.Context, word string) error {
+		if word != want {
+			return fmt.Errorf("write %s, nothing else: %w", want, syscall.EINVAL)
+		}
+		return do(ctx)
+	})
+}

@@ -1,0 +1,144 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// spelling is one of the two generations of control files that the kernel's
+// RTRS had.
+type spelling struct {
+	name  func(*session, rtrs.SrvPathInfo) string // of a path's folder
+	stats func(*session, int) ctltree.Fixed
+}
+
+var (
+	today = spelling{name: pathName, stats: pathStats}
+	older = spelling{
+		name:  func(_ *session, p rtrs.SrvPathInfo) string { return addrName(p.Client.Addr()) },
+		stats: olderPathStats,
+	}
+)
+
+func addrName(a netip.Addr) string { return "ip:" + a.Unmap().String() }
+
+// pathName is CLIENT@SERVER. The fabric is added where it is not that of the
+// session's first path.
+func pathName(s *session, p rtrs.SrvPathInfo) string {
+	name := addrName(p.Client.Addr()) + "@" + addrName(p.Server.Addr())
+	if p.Fabric != s.fabric {
+		name += "%" + p.Fabric
+	}
+	return name
+}
+
+func (t tree) sessions(sp *spelling) ctltree.Dir {
+	return ctltree.Listing{
+		Names: func() (names []string) {
+			for _, s := range t.open() {
+				names = append(names, s.name)
+			}
+			return names
+		},
+		Node: func(name string) ctltree.Node {
+			for _, s := range t.open() {
+				if s.name == name {
+					return ctltree.Fixed{"paths": paths(s, sp)}
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// paths has a folder per path from its INFO_REQ on until it is closed. Where
+// two have one name, the later ones have their number behind it.
+func paths(s *session, sp *spelling) ctltree.Dir {
+	named := func() map[string]int {
+		out := map[string]int{}
+		for _, p := range s.transport.Paths() {
+			if p.State == rtrs.SrvPathConnecting {
+				continue
+			}
+			name := sp.name(s, p)
+			if _, taken := out[name]; taken {
+				name += "#" + strconv.Itoa(p.ID)
+			}
+			out[name] = p.ID
+		}
+		return out
+	}
+	return ctltree.Listing{
+		Names: func() []string { return slices.Sorted(maps.Keys(named())) },
+		Node: func(name string) ctltree.Node {
+			if id, ok := named()[name]; ok {
+				return pathFiles(s, id, sp)
+			}
+			return nil
+		},
+	}
+}
+
+func pathFiles(s *session, id int, sp *spelling) ctltree.Node {
+	show := func(f func(rtrs.SrvPathInfo) string) *ctltree.File {
+		return &ctltree.File{Show: func() (string, error) {
+			for _, p := range s.transport.Paths() {
+				if p.ID == id {
+					return f(p) + "\n", nil
+				}
+			}
+			return "", fmt.Errorf("the path is gone: %w", syscall.ENODEV)
+		}}
+	}
+	return ctltree.Fixed{
+		"disconnect": digit("1", "Usage: echo 1 > disconnect", func(context.Context) error { return s.transport.DisconnectPath(id) }),
+		"hca_name":   show(func(p rtrs.SrvPathInfo) string { return p.Device }),
+		"hca_port":   show(func(p rtrs.SrvPathInfo) string { return strconv.Itoa(p.Port) }),
+		"src_addr":   show(func(p rtrs.SrvPathInfo) string { return addrName(p.Client.Addr()) }),
+		"dst_addr":   show(func(p rtrs.SrvPathInfo) string { return addrName(p.Server.Addr()) }),
+		"stats":      sp.stats(s, id),
+	}
+}
+
+// counted is a file of a path's counts that writing a digit resets.
+func counted(s *session, id int, digitToReset string, kind rtrs.StatKind, show func(*rtrs.PathDetails) string) *ctltree.File {
+	f := digit(digitToReset, "", func(context.Context) error { return s.transport.ResetStats(id, kind) })
+	f.Show = func() (string, error) {
+		d, err := s.transport.PathDetails(id)
+		if err != nil {
+			return "", err
+		}
+		return show(&d) + "\n", nil
+	}
+	return f
+}
+
+func pathStats(s *session, id int) ctltree.Fixed {
+	return ctltree.Fixed{"rdma": counted(s, id, "1", rtrs.StatRDMA, func(d *rtrs.PathDetails) string {
+		return fmt.Sprintf("%d %d %d %d", d.ReadCount, d.ReadBytes, d.WriteCount, d.WriteBytes)
+	})}
+}
+
+// olderPathStats are the files that the kernel had once, and the ways that it
+// had to reset them.
+func olderPathStats(s *session, id int) ctltree.Fixed {
+	return ctltree.Fixed{
+		"rdma": counted(s, id, "0", rtrs.StatRDMA, func(d *rtrs.PathDetails) string {
+			return fmt.Sprintf("%d %d %d %d %d", d.ReadCount, d.ReadBytes, d.WriteCount, d.WriteBytes, d.Inflight)
+		}),
+		"wc_completion": counted(s, id, "0", rtrs.StatWCCompletion, func(d *rtrs.PathDetails) string {
+			return fmt.Sprintf("%d %d %d", d.Completions.Max(), d.Completions.Total(), d.Completions.Calls())
+		}),
+		"reset_all": digit("0", "echo 0 to reset all statistics", func(context.Context) error {
+			return s.transport.ResetStats(id, rtrs.StatAll)
+		}),
+	}
+}
