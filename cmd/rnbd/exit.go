@@ -133,7 +133,7 @@ func newExitCodes() *cobra.Command {
 	return &cobra.Command{
 		Use:   "exit-codes",
 		Short: "List the exit codes",
-		Long:  "The exit codes of every command. They are stable.\n\n" + exitCodes(),
+		Long:  "The exit codes of every command. They are stable.\n\n  " + strings.ReplaceAll(strings.TrimSpace(exitCodes()), "\n", "\n  "),
 		Args:  args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := io.WriteString(cmd.OutOrStdout(), exitCodes())

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -156,6 +157,9 @@ func (v *verb) help(set daemonSet) string {
 	if long == "" {
 		long = v.short + "."
 	}
+	if v.bare {
+		long += "\n\nThe noun may be left out: rnbd " + v.name + "."
+	}
 	if v.noun == nil || !v.words.has(outputWords) {
 		return long
 	}
@@ -190,6 +194,11 @@ func newCall(cmd *cobra.Command, v *verb, set daemonSet, args []string) (*call, 
 	c := &call{cmd: cmd, verb: v, options: o, set: set}
 	if c.args, err = c.takeWords(v, args); err != nil {
 		return nil, err
+	}
+	for _, a := range c.args {
+		if !utf8.ValidString(a) {
+			return nil, usageError{fmt.Errorf("%q is not UTF-8", a)}
+		}
 	}
 	if len(c.args) < v.min {
 		return nil, usageError{fmt.Errorf("write: %s %s; see %s --help", cmd.CommandPath(), v.args, cmd.CommandPath())}
