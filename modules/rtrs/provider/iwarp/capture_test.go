@@ -163,7 +163,7 @@ func frames(b []byte) (out [][]byte) {
 // for.
 func replay(t *testing.T, c *conversation, dir, chunk, room int, grants []grant) *offline {
 	t.Helper()
-	tm := terms{crc: c.crc, ird: 16, ord: 64, rtr: noRTR}
+	tm := terms{crc: c.crc, ird: 16, ord: 64}
 	o := newOffline(t, tm)
 	for _, g := range grants {
 		plant(o, g)
@@ -205,13 +205,14 @@ func plant(o *offline, g grant) {
 }
 
 func expectRead(o *offline, r readRequest) {
-	entry := uint64(noEntry)
+	wr := verbs.SendWR{Op: verbs.OpRead, Signaled: true}
 	if r.size() > 0 {
 		buf, lr := o.region(int(r.size()), 0)
-		o.send(verbs.SendWR{Op: verbs.OpRead, Signaled: true, SGEs: []verbs.SGE{{Buf: buf, LKey: lr.lkey}}})
-		entry = o.q.sqBuilt
-		o.q.sqBuilt++
+		wr.SGEs = []verbs.SGE{{Buf: buf, LKey: lr.lkey}}
 	}
+	o.send(wr)
+	entry := o.q.sqBuilt
+	o.q.sqBuilt++
 	o.q.reads[o.q.readTail%uint64(len(o.q.reads))] = readEntry{entry: entry, stag: r.sinkSTag(), to: r.sinkTO(), length: r.size()}
 	o.q.readTail++
 }

@@ -219,9 +219,7 @@ func (q *qp) deliverReadResponse(h header) {
 	if !x.last {
 		return
 	}
-	if r.entry != noEntry {
-		q.sq[r.entry&q.sqMask].done = true
-	}
+	q.sq[r.entry&q.sqMask].done = true
 	q.readHead++
 	q.cq.activate(q)
 }

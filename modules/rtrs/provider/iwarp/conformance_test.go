@@ -26,7 +26,10 @@ func TestConformance(t *testing.T) {
 	}
 }
 
+// The suite waits for 5 s; a peer that goes while it is not read from is noticed
+// only when its message has waited in vain.
 func fabric(t *testing.T, cfg Config) verbstest.Fabric {
+	cfg.RNRTimeout = 2 * time.Second
 	f := verbstest.Fabric{
 		Client:  openDevice(t, cfg),
 		Server:  openDevice(t, cfg),

@@ -218,7 +218,6 @@ const (
 	termMPA           termCode = 0x020004
 	termSetup         termCode = 0x020005
 	termIRD           termCode = 0x020006
-	termRTR           termCode = 0x020007
 )
 
 var termNames = map[termCode]string{
@@ -233,7 +232,7 @@ var termNames = map[termCode]string{
 	termQN: "invalid queue number", termNoBuffer: "no receive posted", termMSN: "MSN out of range",
 	termMO: "invalid message offset", termTooLong: "message longer than its receive", termVersion: "DDP version",
 	0x020001: "TCP connection lost", termCRC: "CRC mismatch", termFraming: "frame length", termMPA: "invalid MPA request or reply",
-	termSetup: "MPA local catastrophic", termIRD: "insufficient IRD", termRTR: "no matching RTR option",
+	termSetup: "MPA local catastrophic", termIRD: "insufficient IRD", 0x020007: "no matching RTR option",
 }
 
 const (

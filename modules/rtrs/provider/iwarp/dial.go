@@ -82,14 +82,9 @@ func (d *Device) initiate(conn *net.TCPConn, private []byte) (terms, []byte, err
 	if errors.As(err, &refused) {
 		sendTerminate(conn, refused)
 	}
-	if err != nil {
-		return tm, nil, err
-	}
-	// The responder must not speak before it has seen our first frame.
-	if early(conn) {
-		return tm, nil, fmt.Errorf("%w: bytes behind the reply", errMPA)
-	}
-	return tm, answer, nil
+	// A responder should not speak before it has seen a frame of ours. siw's may,
+	// and what is behind the reply are its frames.
+	return tm, answer, err
 }
 
 // sendTerminate tells the peer why the start-up failed, if it still listens.
@@ -99,21 +94,6 @@ func sendTerminate(conn *net.TCPConn, e *termError) {
 	putUntagged(b[:], opTerminate, true, n, 0, 1, 0)
 	conn.SetWriteDeadline(time.Now().Add(terminateLimit))
 	conn.Write(sealFPDU(b[:], e.crc))
-}
-
-// early tells whether bytes wait in the socket.
-func early(conn *net.TCPConn) bool {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return false
-	}
-	waiting := false
-	raw.Control(func(fd uintptr) {
-		var b [1]byte
-		n, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		waiting = err == nil && n > 0
-	})
-	return waiting
 }
 
 var keepAlive = net.KeepAliveConfig{Enable: true}

@@ -137,9 +137,8 @@ func (q *qp) terminated(c termCode) {
 	}
 	if q.readHead != q.readTail && status != verbs.StatusFatal {
 		// A read waits for its data: the error is most likely its own.
-		if r := &q.reads[q.readHead%uint64(len(q.reads))]; r.entry != noEntry {
-			q.sq[r.entry&q.sqMask].status = status
-		}
+		r := &q.reads[q.readHead%uint64(len(q.reads))]
+		q.sq[r.entry&q.sqMask].status = status
 	}
 	q.hangUp(status, fmt.Errorf("%w: %s", errTerminated, c))
 }

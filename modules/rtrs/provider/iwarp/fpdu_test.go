@@ -47,10 +47,8 @@ func TestI001_EncoderMakesTheVectors(t *testing.T) {
 	o.send(verbs.SendWR{Op: verbs.OpWriteImm, Imm: 0x11223344})
 	expect("Immediate Data", crcVectors[6].frame+crcVectors[6].crc, o.take())
 
-	tm.rtr = opWrite
-	expect("RTR Write", crcVectors[3].frame+crcVectors[3].crc, newOffline(t, tm).take())
-	tm.rtr = opReadRequest
-	expect("RTR Read", crcVectors[4].frame+crcVectors[4].crc, newOffline(t, tm).take())
+	tm.opening = true
+	expect("opening Write", crcVectors[3].frame+crcVectors[3].crc, newOffline(t, tm).take())
 	o = newOffline(t, bothTerms())
 	o.send(verbs.SendWR{Op: verbs.OpSend})
 	expect("zero-length Send", crcVectors[5].frame+crcVectors[5].crc, o.take())

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -231,4 +233,19 @@ func (r *request) answer(reject bool, private []byte) error {
 	r.conn.SetDeadline(time.Now().Add(answerLimit))
 	_, err := r.conn.Write(f.encode(mpaKeyReply))
 	return err
+}
+
+// early tells whether bytes wait in the socket.
+func early(conn *net.TCPConn) bool {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	waiting := false
+	raw.Control(func(fd uintptr) {
+		var b [1]byte
+		n, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		waiting = err == nil && n > 0
+	})
+	return waiting
 }

@@ -101,15 +101,20 @@ func isTimeout(err error) bool {
 	return errors.As(err, &ne) && ne.Timeout()
 }
 
-func TestI005_EarlyFrameBehindTheReplyFailsTheConnect(t *testing.T) {
-	_, _, err := clientToRaw(t, DefaultConfig(), func(req mpaFrame, conn net.Conn) {
+// siw's consumer may speak as soon as it has accepted.
+func TestI005_EarlyFrameBehindTheReplyIsTaken(t *testing.T) {
+	_, c, err := clientToRaw(t, DefaultConfig(), func(req mpaFrame, conn net.Conn) {
 		cfg := DefaultConfig()
 		tm, _, d, _ := cfg.examine(&req)
 		rep := cfg.reply(&req, tm, d, false, nil)
 		conn.Write(append(rep.encode(mpaKeyReply), segment{op: opSend, msn: 1}.bytes(true)...))
 	})
-	if !errors.Is(err, errMPA) {
-		t.Errorf("connect: %v", err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.recv(verbs.RecvWR{ID: 3})
+	if wc := c.next(); wc.ID != 3 || wc.Op != verbs.OpRecv || wc.Status != verbs.StatusOK {
+		t.Errorf("%+v", wc)
 	}
 }
 
@@ -124,7 +129,7 @@ func TestI005_ResponderHoldsBackUntilTheFirstFrame(t *testing.T) {
 		t.Fatalf("responder spoke first: %x", f)
 	}
 	p.conn.SetReadDeadline(time.Now().Add(testLimit))
-	p.say(segment{op: opWrite, stag: rtrSTag})
+	p.say(segment{op: opWrite, stag: emptySTag})
 	if wc := s.next(); wc.ID != 1 || wc.Status != verbs.StatusOK {
 		t.Errorf("%+v", wc)
 	}
@@ -133,7 +138,7 @@ func TestI005_ResponderHoldsBackUntilTheFirstFrame(t *testing.T) {
 	}
 }
 
-func TestI005_RTRFrameOpensTheResponder(t *testing.T) {
+func TestI005_EmptyWriteOpensTheResponder(t *testing.T) {
 	c, s := pairOf(t, DefaultConfig())
 	c.recv(verbs.RecvWR{ID: 4})
 	s.send(verbs.SendWR{ID: 1, Op: verbs.OpWriteImm, Imm: 3, Signaled: true})
@@ -150,7 +155,7 @@ func TestI005_ForeignResponderIsPoked(t *testing.T) {
 	}
 	isPoke := func(f []byte) bool {
 		h := header(f)
-		return h.op() == opWrite && h.payload() == 0 && h.last() && h.stag() == rtrSTag
+		return h.op() == opWrite && h.payload() == 0 && h.last() && h.stag() == emptySTag
 	}
 	sleeper := make(chan struct{})
 	go func() { // the owner sleeps in between: the queue has to wake it
@@ -158,7 +163,7 @@ func TestI005_ForeignResponderIsPoked(t *testing.T) {
 		c.sleepUntil(func() bool { return c.qp.(*qp).terms.poke == false })
 	}()
 	start := time.Now()
-	for i := range 3 { // the RTR frame, then two pokes
+	for i := range 3 { // the opening, then two pokes
 		if f, err := p.hear(); err != nil || !isPoke(f) {
 			t.Fatalf("frame %d is %x, %v", i, f, err)
 		}
@@ -166,7 +171,7 @@ func TestI005_ForeignResponderIsPoked(t *testing.T) {
 	if d := time.Since(start); d < 50*time.Millisecond || d > 2*time.Second {
 		t.Errorf("second poke after %s", d)
 	}
-	p.say(segment{op: opWrite, stag: rtrSTag})
+	p.say(segment{op: opWrite, stag: emptySTag})
 	<-sleeper
 	p.conn.SetReadDeadline(time.Now().Add(250 * time.Millisecond))
 	if f, err := p.hear(); err == nil {
@@ -410,7 +415,7 @@ func TestBadFrameIsAnsweredWithATerminate(t *testing.T) {
 func TestTerminateDoesNotWaitForAPeerThatDoesNotRead(t *testing.T) {
 	p, s := rawToServer(t, DefaultConfig())
 	buf, r := s.region(1<<20, 0)
-	p.say(segment{op: opWrite, stag: rtrSTag})
+	p.say(segment{op: opWrite, stag: emptySTag})
 	for i := range 32 {
 		s.send(verbs.SendWR{ID: uint64(i), Op: verbs.OpSend, SGEs: []verbs.SGE{{Buf: buf, LKey: r.LKey()}}})
 	}

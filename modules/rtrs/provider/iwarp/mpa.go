@@ -154,11 +154,9 @@ type terms struct {
 	ird, ord  int  // reads we serve, reads we issue
 	features  byte // of both ends
 	initiator bool
-	rtr       opcode // initiator: kind of the first FPDU; opTerminate: none
-	poke      bool   // initiator: wake a siw responder that missed our first FPDU
+	opening   bool // initiator: an empty Write comes first, so that the responder may speak
+	poke      bool // initiator: wake a siw responder that missed our first FPDU
 }
-
-const noRTR = opTerminate
 
 // request builds our MPA request.
 func (c *Config) request(private []byte) mpaFrame {
@@ -166,9 +164,11 @@ func (c *Config) request(private []byte) mpaFrame {
 	if c.CRC {
 		f.flags |= mpaCRC
 	}
-	// The responder may want to speak first: offer an RTR frame, so that it
-	// does not wait for data that never comes.
-	f.private = readDepths{ird: c.IRD, ord: c.ORD, p2p: true, write: true, rtr: true}.append(nil)
+	// The responder may want to speak first. We open with an empty Write in any
+	// case, and do not ask for the peer-to-peer model, which would have it wait
+	// for that: a Linux 6.12 whose siw has answered yes and then loses the
+	// connection before the RTR frame crashes.
+	f.private = readDepths{ird: c.IRD, ord: c.ORD}.append(nil)
 	f.private = c.appendPrivate(f.private, private)
 	return f
 }
@@ -203,7 +203,7 @@ func refuse(req *mpaFrame, cause error) *refusal {
 // consumer's private data and the read words of the reply. An error may be a
 // *refusal.
 func (c *Config) examine(req *mpaFrame) (t terms, private []byte, d readDepths, err error) {
-	t = terms{crc: c.CRC || req.has(mpaCRC), rtr: noRTR, ird: c.IRD}
+	t = terms{crc: c.CRC || req.has(mpaCRC), ird: c.IRD}
 	private = req.private
 	if req.enhanced() {
 		if len(private) < enhancedLen {
@@ -270,7 +270,7 @@ func (e *termError) Error() string { return "handshake failed: " + e.code.String
 
 // conclude is the initiator's look at the reply to req.
 func (c *Config) conclude(req, rep *mpaFrame) (t terms, private []byte, err error) {
-	t = terms{crc: req.has(mpaCRC) || rep.has(mpaCRC), ird: c.IRD, initiator: true, rtr: noRTR, poke: c.Foreign}
+	t = terms{crc: req.has(mpaCRC) || rep.has(mpaCRC), ird: c.IRD, initiator: true, opening: true, poke: c.Foreign}
 	if rep.rev != req.rev || rep.enhanced() != req.enhanced() && !rep.has(mpaReject) {
 		return t, nil, fmt.Errorf("%w: reply of revision %d, flags %#x", errMPA, rep.rev, rep.flags)
 	}
@@ -297,19 +297,5 @@ func (c *Config) conclude(req, rep *mpaFrame) (t terms, private []byte, err erro
 		return t, nil, &termError{termIRD, t.crc}
 	}
 	t.ord = min(c.ORD, d.ird)
-	return t, private, t.chooseRTR(d)
-}
-
-// chooseRTR picks the first FPDU. A responder that did not mirror A wants none.
-func (t *terms) chooseRTR(d readDepths) error {
-	switch {
-	case !d.p2p:
-	case d.write:
-		t.rtr = opWrite
-	case d.rtr && t.ord > 0:
-		t.rtr = opReadRequest
-	default:
-		return &termError{termRTR, t.crc}
-	}
-	return nil
+	return t, private, nil
 }

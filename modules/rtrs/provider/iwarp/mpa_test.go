@@ -194,7 +194,6 @@ func TestI002_InitiatorJudgesTheReply(t *testing.T) {
 		{"markers", true, reply(mpaEnhanced|mpaMarkers, 2, depths, ""), "", nil, termMPA},
 		{"enhanced block cut short", true, mpaFrame{flags: mpaEnhanced, rev: 2, private: []byte{1, 2}}, "", nil, termMPA},
 		{"peer issues more reads than we serve", true, reply(mpaEnhanced, 2, readDepths{ird: 1, ord: 17}, ""), "", nil, termIRD},
-		{"no common RTR", true, reply(mpaEnhanced, 2, readDepths{ird: 1, ord: 1, p2p: true, send: true}, ""), "", nil, termRTR},
 	}
 	for _, tt := range tests {
 		cfg := Config{Foreign: tt.foreign}.withDefaults()
@@ -211,31 +210,25 @@ func TestI002_InitiatorJudgesTheReply(t *testing.T) {
 			if !errors.Is(err, tt.err) {
 				t.Errorf("%s: %v, want %v", tt.name, err, tt.err)
 			}
-		case err != nil || string(private) != tt.private || tm.ord != 5 || tm.rtr != opWrite || !tm.initiator:
+		case err != nil || string(private) != tt.private || tm.ord != 5 || !tm.opening || !tm.initiator:
 			t.Errorf("%s: %+v, private %q, %v", tt.name, tm, private, err)
 		}
 	}
 }
 
-func TestI002_InitiatorChoosesTheRTR(t *testing.T) {
-	for _, tt := range []struct {
-		d    readDepths
-		want opcode
-		err  bool
-	}{
-		{readDepths{ird: 1, p2p: true, write: true, rtr: true}, opWrite, false},
-		{readDepths{ird: 1, p2p: true, rtr: true}, opReadRequest, false},
-		{readDepths{ird: 1}, noRTR, false},
-		{readDepths{ird: 0, p2p: true, rtr: true}, noRTR, true}, // no reads, no RTR by Read
-		{readDepths{ird: 1, p2p: true, send: true}, noRTR, true},
+// Whatever the responder says about RTR frames was not asked for.
+func TestI002_InitiatorAsksForNoPeerToPeerModel(t *testing.T) {
+	for _, d := range []readDepths{
+		{ird: 1}, {ird: 1, p2p: true, write: true}, {ird: 1, p2p: true, rtr: true}, {p2p: true, send: true}, {ird: 1, p2p: true},
 	} {
 		cfg := Config{Foreign: true}.withDefaults()
 		req := cfg.request(nil)
-		rep := mpaFrame{flags: mpaEnhanced, rev: 2, private: tt.d.append(nil)}
-		tm, _, err := cfg.conclude(&req, &rep)
-		var te *termError
-		if tm.rtr != tt.want || (err != nil) != tt.err || tt.err && (!errors.As(err, &te) || te.code != termRTR) {
-			t.Errorf("%+v: RTR by opcode %d, %v", tt.d, tm.rtr, err)
+		if got := parseDepths(req.private); got.p2p || got != (readDepths{ird: 16, ord: 16}) {
+			t.Fatalf("asked for %+v", got)
+		}
+		rep := mpaFrame{flags: mpaEnhanced, rev: 2, private: d.append(nil)}
+		if tm, _, err := cfg.conclude(&req, &rep); err != nil || !tm.opening {
+			t.Errorf("%+v: %+v, %v", d, tm, err)
 		}
 	}
 }

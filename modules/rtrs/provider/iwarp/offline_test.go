@@ -19,7 +19,7 @@ type offline struct {
 }
 
 func bothTerms() terms {
-	return terms{crc: true, ird: 4, ord: 4, features: ourFeatures, rtr: noRTR, initiator: true}
+	return terms{crc: true, ird: 4, ord: 4, features: ourFeatures, initiator: true}
 }
 
 func newOffline(t testing.TB, tm terms) *offline {

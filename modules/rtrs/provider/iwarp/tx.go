@@ -36,7 +36,7 @@ type transmitter struct {
 	dead     bool   // the socket refused for good; what arrived may still be read
 
 	hold      bool // responder: nothing leaves before the first FPDU of the peer
-	rtr       opcode
+	opening   bool // an empty Write comes first
 	poke      bool
 	term      bool // send a Terminate and no more
 	termBuilt bool
@@ -73,7 +73,7 @@ type message struct {
 // readEntry is a READ of ours that waits for its Response. Sinks are named by
 // STags of their own, with tagged offsets from 0.
 type readEntry struct {
-	entry  uint64 // position in the send queue, or noEntry
+	entry  uint64 // position in the send queue
 	stag   uint32
 	to     uint64 // of the first byte
 	length uint32
@@ -82,7 +82,7 @@ type readEntry struct {
 	sgeOff int
 }
 
-const noEntry = ^uint64(0) // an RTR read
+const noEntry = ^uint64(0) // not of the send queue
 
 // serveEntry is a READ of the peer that waits for our Response.
 type serveEntry struct {
@@ -96,7 +96,7 @@ func (t *transmitter) init(mulpdu int, tm *terms) {
 	t.maxTagged, t.maxUntagged = segmentPayload(mulpdu)
 	t.crc = tm.crc
 	t.hold = !tm.initiator
-	t.rtr = tm.rtr
+	t.opening = tm.opening
 }
 
 // segmentPayload returns the payload of a full segment. It is the same for
@@ -123,7 +123,7 @@ func (q *qp) wants() bool {
 	case t.hold:
 		return false
 	}
-	return t.cur.active || t.poke || t.rtr != noRTR || q.serveHead != q.serveTail || q.sqBuilt != q.sqTail && !q.readBlocked()
+	return t.cur.active || t.poke || t.opening || q.serveHead != q.serveTail || q.sqBuilt != q.sqTail && !q.readBlocked()
 }
 
 // readBlocked tells whether the next work request is a read that has to wait
@@ -218,16 +218,14 @@ func (t *transmitter) room() bool {
 	return t.n+maxSGE+2 <= batchVecs && t.headUsed+segmentHead <= batchHead
 }
 
-// nextMessage starts the next message: RTR first, then answers to reads, then
+// nextMessage starts the next message: the opening first, then answers to reads, then
 // the send queue.
 func (q *qp) nextMessage() bool {
 	t := &q.tx
 	switch {
-	case t.rtr != noRTR:
-		q.startRTR()
-	case t.poke:
-		t.poke = false
-		t.cur = message{op: opWrite, active: true, stag: rtrSTag, slot: noEntry}
+	case t.opening, t.poke:
+		t.opening, t.poke = false, false
+		t.cur = message{op: opWrite, active: true, stag: emptySTag, slot: noEntry}
 	case q.serveHead != q.serveTail:
 		q.startServe()
 	case q.sqBuilt != q.sqTail && !q.readBlocked():
@@ -238,21 +236,9 @@ func (q *qp) nextMessage() bool {
 	return true
 }
 
-// rtrSTag is what siw puts into frames whose STag nobody looks at.
-const rtrSTag = 1
-
-func (q *qp) startRTR() {
-	t := &q.tx
-	op := t.rtr
-	t.rtr = noRTR
-	if op == opReadRequest {
-		q.reads[q.readTail%uint64(len(q.reads))] = readEntry{entry: noEntry}
-		q.readTail++
-		q.emitReadRequest(0, 0, rtrSTag, 0)
-		return
-	}
-	t.cur = message{op: opWrite, active: true, stag: rtrSTag, slot: noEntry}
-}
+// emptySTag is in frames whose STag nobody looks at. 0 would do as well, but
+// siw's own have 1.
+const emptySTag = 1
 
 // startServe begins the answer to the oldest read of the peer.
 func (q *qp) startServe() {
