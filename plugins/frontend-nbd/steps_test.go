@@ -5,6 +5,7 @@ import (
 	"net"
 	"testing"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -36,6 +37,7 @@ func newBench(t testing.TB, slots, slotSize int, structured bool) *bench {
 	e.acquire()
 	fd, peer := pair(t)
 	b := &bench{t: t, q: q, d: d, exp: e, peer: peer, h: newHost(ring, map[uint32]*disk{0: d}, 0)}
+	q.now, q.served = func() int64 { return 1 }, func(uint32, blk.Op, int64) {} // as in earnest
 	b.c = newConn(fd, "test", negotiated{exp: e, structured: structured}, e.assign([]*queue{q}))
 	q.add(b.c)
 	t.Cleanup(func() { peer.Close(); q.close(); ring.Close() })

@@ -213,7 +213,7 @@ func (f *frontend) Serve(fq *plugin.FrontQueue) error {
 		q.close()
 		return err
 	}
-	q.pump, q.do = fq.Pump(), p.Do
+	q.pump, q.do, q.now, q.served = fq.Pump(), p.Do, p.Now, fq.Served
 	f.attach(q)
 	err = p.Run(func() bool { return fq.Closed() || f.doomed.Load() != nil })
 	f.detach(q)

@@ -60,6 +60,7 @@ type tag struct {
 
 	op     uint32 // the command that is due, and what it commits
 	result int32
+	began  int64 // when the request came, by queue.now; 0: it is not measured
 }
 
 // list is a line of tags.
@@ -120,6 +121,11 @@ type queue struct {
 	token   [8]byte
 
 	stats struct{ requests, errors, stray atomic.Uint64 }
+
+	// Set together, or not at all: a clock in nanoseconds, and what is told how
+	// long each request took. See plugin.FrontQueue.Served.
+	now    func() int64
+	served func(device uint32, op blk.Op, ns int64)
 }
 
 // newQueue makes a queue and its io_uring.
@@ -207,6 +213,9 @@ func (q *queue) onFetch(p *part, t *tag, userData uint64) {
 	if errno != blk.OK {
 		q.answer(t, errno)
 		return
+	}
+	if q.now != nil {
+		t.began = q.now()
 	}
 	q.submit(t)
 }
@@ -296,6 +305,10 @@ func (q *queue) answer(t *tag, errno blk.Errno) {
 	}
 	if errno != blk.OK {
 		q.stats.errors.Add(1)
+	}
+	if t.began != 0 {
+		q.served(t.part.dev.index, t.entry.Op, q.now()-t.began)
+		t.began = 0
 	}
 	q.command(t, t.part.dev.again, result(errno, n))
 }

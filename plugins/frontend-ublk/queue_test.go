@@ -235,3 +235,29 @@ func TestQueue_OneCallPerRound(t *testing.T) {
 		t.Errorf("%d calls for 800 requests in 100 rounds", n)
 	}
 }
+
+// A request is measured from the driver's completion to the commit of its
+// result, once.
+func TestQueue_MeasuresRequests(t *testing.T) {
+	s := newStand(t, 4, 64)
+	now := int64(1000)
+	type served struct {
+		device uint32
+		op     blk.Op
+		ns     int64
+	}
+	var got []served
+	s.q.now = func() int64 { return now }
+	s.q.served = func(device uint32, op blk.Op, ns int64) { got = append(got, served{device, op, ns}) }
+	s.q.Poll()
+	s.request(2, opWrite, 80, 16)
+	s.q.Poll()
+	now = 1700
+	s.reply(s.hosted()[0].Tag, uint32(blk.EIO))
+	s.q.Poll()
+	s.request(2, 99, 0, 1) // unknown, answered at once: not measured
+	s.q.Poll()
+	if want := (served{3, blk.Write, 700}); len(got) != 1 || got[0] != want {
+		t.Errorf("measured %v, want %v", got, want)
+	}
+}

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"io"
+	"testing"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// A request is measured once, from its header to the last byte of its reply,
+// whatever it was cut into; what is refused at once is not.
+func TestRequestsAreMeasured(t *testing.T) {
+	for _, v := range []struct {
+		name       string
+		structured bool
+		send       []byte
+		reply      int
+		op         blk.Op // of the one that is measured
+		none       bool
+	}{
+		{"read", false, command(cmdRead, 0, 1, 4096, 4096), simpleSize + 4096, blk.Read, false},
+		{"read of several slots", false, command(cmdRead, 0, 1, 0, 32<<10), simpleSize + 32<<10, blk.Read, false},
+		{"structured read", true, command(cmdRead, 0, 1, 4096, 4096), dataChunkSize + 4096, blk.Read, false},
+		{"write", false, append(command(cmdWrite, 0, 1, 0, 4096), make([]byte, 4096)...), simpleSize, blk.Write, false},
+		{"unaligned write, read before", false, append(command(cmdWrite, 0, 1, 100, 1000), make([]byte, 1000)...), simpleSize, blk.Write, false},
+		{"write zeroes", false, command(cmdWriteZeroes, 0, 1, 4096, 4096), simpleSize, blk.WriteZeroes, false},
+		{"flush", false, command(cmdFlush, 0, 1, 0, 0), simpleSize, blk.Flush, false},
+		{"beyond the end", false, command(cmdRead, 0, 1, 1<<40, 512), simpleSize, 0, true},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			b := newBench(t, 32, 4096, v.structured)
+			now, first := int64(100), int64(0)
+			b.q.now = func() int64 {
+				now += 10
+				if first == 0 {
+					first = now
+				}
+				return now
+			}
+			var ops []blk.Op
+			var ns int64
+			b.q.served = func(_ uint32, op blk.Op, took int64) { ops, ns = append(ops, op), took }
+			b.peer.Write(v.send)
+			b.settle()
+			if _, err := io.ReadFull(b.peer, make([]byte, v.reply)); err != nil {
+				t.Fatal(err)
+			}
+			if v.none {
+				if len(ops) != 0 {
+					t.Errorf("measured %v", ops)
+				}
+				return
+			}
+			if len(ops) != 1 || ops[0] != v.op || ns != now-first || ns <= 0 {
+				t.Errorf("measured %v, %d ns; want %v, %d ns", ops, ns, v.op, now-first)
+			}
+		})
+	}
+}
