@@ -53,6 +53,7 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
 	}
+	cfg.nameLoggers()
 	c := &Client{cfg: cfg, log: cfg.logger("client"), sessions: map[string]*session{}, retired: map[uint32]*Device{}, token: fmt.Sprintf("%04x", rand.Uint32N(1<<16))}
 	defer func() {
 		if err != nil {

@@ -73,6 +73,14 @@ func DefaultConfig() Config {
 	}
 }
 
+// nameLoggers makes the parts known before they log.
+func (c *Config) nameLoggers() {
+	if c.Logs != nil {
+		c.Logs.Logger("rtrs")
+		c.Logs.Logger("plugins")
+	}
+}
+
 // logger is that of a part of the daemon.
 func (c *Config) logger(subsystem string) *slog.Logger {
 	if c.Logs != nil {

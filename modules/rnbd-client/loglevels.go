@@ -9,6 +9,8 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 )
 
 // LogLevels and SetLogLevels are about the parts of the daemon.
@@ -20,20 +22,35 @@ func (a *controlAPI) LogLevels(context.Context, *controlpb.LogLevelsRequest) (*c
 }
 
 func (a *controlAPI) SetLogLevels(ctx context.Context, r *controlpb.SetLogLevelsRequest) (*controlpb.LogLevelsReply, error) {
-	l := a.c.cfg.Logs
-	if l == nil {
+	if a.c.cfg.Logs == nil {
 		return nil, errNoLogs
 	}
-	before := l.Level("plugins")
-	if err := control.SetLogLevels(l, r.Levels); err != nil {
+	if err := a.c.setLogLevels(ctx, r.Levels); err != nil {
 		return nil, err
 	}
+	return control.LogLevels(a.c.cfg.Logs), nil
+}
+
+// setLogLevels changes levels, those of plugins in the plugins as well.
+func (c *Client) setLogLevels(ctx context.Context, set []*controlpb.LogLevel) error {
+	l := c.cfg.Logs
+	before := l.Level("plugins")
+	if err := control.SetLogLevels(l, set); err != nil {
+		return err
+	}
 	if level := l.Level("plugins"); level != before {
-		for _, p := range a.c.frontends {
+		for _, p := range c.frontends {
 			p.setLog(ctx, level)
 		}
 	}
-	return control.LogLevels(l), nil
+	return nil
+}
+
+// logLevels are the files that the kernel's drivers have none of.
+func (t tree) logLevels() ctltree.Dir {
+	return ctltree.LogLevels(t.c.cfg.Logs, func(ctx context.Context, subsystem string, level slog.Level) error {
+		return t.c.setLogLevels(ctx, []*controlpb.LogLevel{{Subsystem: subsystem, Level: logs.LevelName(level)}})
+	})
 }
 
 var errNoLogs = fmt.Errorf("this daemon has one log level for all: %w", syscall.EOPNOTSUPP)

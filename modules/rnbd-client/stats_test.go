@@ -2,6 +2,7 @@ package client
 
 import (
 	"errors"
+	"log/slog"
 	"syscall"
 	"testing"
 	"time"
@@ -9,7 +10,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
@@ -135,5 +138,45 @@ func TestWaitingForAPermitIsTimeInTheQueue(t *testing.T) {
 	queue := stage(list, "queue", "write")
 	if queue.Count() != 32 || queue.Quantile(0.25) > 20*time.Millisecond || queue.Quantile(1) < 20*time.Millisecond {
 		t.Errorf("%d waited, the first ones %v, the last ones %v", queue.Count(), queue.Quantile(0.25), queue.Quantile(1))
+	}
+}
+
+// Levels can be changed by the control API and by files, which say the same;
+// without loggers of its own a daemon has neither.
+func TestLogLevelsOfTheClient(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	l := logs.New(slog.DiscardHandler, slog.LevelInfo)
+	c := s.newClient(func(cfg *Config) { cfg.Logs = l })
+	s.device(c)
+	api := c.Control("test")
+	list := func() string {
+		t.Helper()
+		r, err := api.LogLevels(t.Context(), &controlpb.LogLevelsRequest{})
+		must(t, err)
+		text := ""
+		for _, v := range r.Levels {
+			text += v.Subsystem + "=" + v.Level + " "
+		}
+		return text
+	}
+	if got := list(); got != "client=info plugins=info rtrs=info " {
+		t.Errorf("at first %q", got)
+	}
+	_, err := api.SetLogLevels(t.Context(), &controlpb.SetLogLevelsRequest{Levels: []*controlpb.LogLevel{{Subsystem: "rtrs", Level: "warn"}}})
+	must(t, err)
+	f := ctltree.Find(c.Tree()["class/rnbd-client"], "log_level/rtrs").(*ctltree.File)
+	if got, err := f.Show(); got != "warn\n" || err != nil {
+		t.Errorf("the file says %q, %v", got, err)
+	}
+	must(t, f.Store(t.Context(), []byte("debug\n")))
+	if got := list(); got != "client=info plugins=info rtrs=debug " {
+		t.Errorf("at last %q", got)
+	}
+	plain := s.newClient()
+	if _, err := plain.Control("test").LogLevels(t.Context(), &controlpb.LogLevelsRequest{}); !errors.Is(err, syscall.EOPNOTSUPP) {
+		t.Errorf("without loggers: %v", err)
+	}
+	if ctltree.Find(plain.Tree()["class/rnbd-client"], "log_level") != nil {
+		t.Error("files of levels that are not there")
 	}
 }

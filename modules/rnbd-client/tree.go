@@ -27,11 +27,15 @@ type tree struct {
 }
 
 func (t tree) places() map[string]ctltree.Node {
+	class := ctltree.Fixed{"ctl": ctltree.Fixed{
+		"map_device": t.mapDevice(mapUsage, false),
+		"devices":    t.deviceLinks(true),
+	}}
+	if t.c.cfg.Logs != nil {
+		class["log_level"] = t.logLevels()
+	}
 	return map[string]ctltree.Node{
-		"class/rnbd-client": ctltree.Fixed{"ctl": ctltree.Fixed{
-			"map_device": t.mapDevice(mapUsage, false),
-			"devices":    t.deviceLinks(true),
-		}},
+		"class/rnbd-client": class,
 		"class/rtrs-client": t.sessions(&today),
 		// The links in devices/ lead to ../../../block. From below class/ that
 		// is this one.

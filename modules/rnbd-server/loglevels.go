@@ -20,20 +20,28 @@ func (c *controlAPI) LogLevels(context.Context, *controlpb.LogLevelsRequest) (*c
 }
 
 func (c *controlAPI) SetLogLevels(ctx context.Context, r *controlpb.SetLogLevelsRequest) (*controlpb.LogLevelsReply, error) {
-	l := c.s.cfg.Logs
-	if l == nil {
+	if c.s.cfg.Logs == nil {
 		return nil, errNoLogs
 	}
-	before := l.Level("plugins")
-	if err := control.SetLogLevels(l, r.Levels); err != nil {
+	if err := c.s.setLogLevels(ctx, r.Levels); err != nil {
 		return nil, err
 	}
+	return control.LogLevels(c.s.cfg.Logs), nil
+}
+
+// setLogLevels changes levels, those of plugins in the plugins as well.
+func (s *Server) setLogLevels(ctx context.Context, set []*controlpb.LogLevel) error {
+	l := s.cfg.Logs
+	before := l.Level("plugins")
+	if err := control.SetLogLevels(l, set); err != nil {
+		return err
+	}
 	if level := l.Level("plugins"); level != before {
-		for _, p := range c.s.plugins {
+		for _, p := range s.plugins {
 			p.setLog(ctx, level)
 		}
 	}
-	return control.LogLevels(l), nil
+	return nil
 }
 
 var errNoLogs = fmt.Errorf("this daemon has one log level for all: %w", syscall.EOPNOTSUPP)

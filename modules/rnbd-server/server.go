@@ -55,6 +55,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
 	}
+	cfg.nameLoggers()
 	s := &Server{
 		cfg: cfg, log: cfg.logger("server"), jail: jail{cfg.SearchPath},
 		writers: writers{}, devices: map[deviceKey]*device{},
