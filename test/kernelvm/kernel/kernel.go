@@ -105,7 +105,7 @@ func lock(path string) (unlock func(), err error) {
 var tools = map[string]string{
 	"qemu-system-x86_64": "qemu-system-x86", "ip": "iproute2", "rdma": "iproute2", "modprobe": "kmod", "xz": "xz-utils",
 	"make": "make", "gcc": "gcc", "mke2fs": "e2fsprogs", "mkfs.xfs": "xfsprogs", "fio": "fio", "tcpdump": "tcpdump", "tshark": "tshark",
-	"dmsetup": "dmsetup", "mdadm": "mdadm",
+	"dmsetup": "dmsetup", "mdadm": "mdadm", "sfdisk": "fdisk",
 }
 
 // installTools installs what is missing, when this is root's machine.

@@ -1,0 +1,14 @@
+// Package devices tests mapped devices as block devices of a host: front ends
+// ublk and nbd with the kernel's drivers, in a guest of package vm.
+//
+//	make test-devices                       the short form
+//	make soak                               with what takes long
+//	RNBD_KERNEL=1 go test -run TestInGuest/ublk -v .
+//
+// The test binary plays both parts: on the host it boots the guest and runs
+// itself there, in the guest (-guest) it runs server and client daemons and
+// uses what they offer with the tools of the trade. A machine whose kernel has
+// the drivers can run the second part itself, as root and at its own risk:
+//
+//	go test -run TestGuest -args -guest
+package devices
