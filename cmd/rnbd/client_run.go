@@ -22,6 +22,7 @@ type clientOptions struct {
 	FrontendConfig []string `yaml:"frontend-config"`
 	Frontend       string   `yaml:"frontend"`
 	NBDListen      []string `yaml:"nbd-listen"`
+	DeviceLinks    string   `yaml:"device-links"`
 	Slots          int      `yaml:"slots"`
 	Policy         string   `yaml:"policy"`
 	Loss           string   `yaml:"loss"`
@@ -49,6 +50,7 @@ func newClientRun() *cobra.Command {
 	f.StringArrayVar(&o.FrontendConfig, "frontend-config", nil, "NAME:KEY=VALUE: setting of a front-end plugin, repeatable")
 	f.StringVar(&o.Frontend, "frontend", def.Frontend, "front end of mappings that name none: auto, ublk, nbd, nbd-socket, or a plugin's name")
 	f.StringArrayVar(&o.NBDListen, "nbd-listen", nil, "unix:PATH or tcp:ADDRESS:PORT of the NBD front end, repeatable (default nbd.sock beside the control socket)")
+	f.StringVar(&o.DeviceLinks, "device-links", defaultLinkDir(), "folder of links SESSION/PATH to the device nodes; empty: none")
 	f.IntVar(&o.Slots, "slots", def.Slots, "requests in flight per device")
 	f.StringVar(&o.Policy, "policy", def.Policy.String(), "choice of the path: min-inflight, round-robin or min-latency")
 	f.StringVar(&o.Loss, "loss", "fail", "what requests do while no path is left: fail, or queue:DURATION")
@@ -94,11 +96,20 @@ func runClient(cmd *cobra.Command, o *clientOptions) error {
 	return serveUntilDone(cmd.Context(), api, sock, c.Close)
 }
 
+// defaultLinkDir is where other links to devices are; only root can write there.
+func defaultLinkDir() string {
+	if os.Geteuid() != 0 {
+		return ""
+	}
+	return "/dev/rnbd"
+}
+
 // config turns options into the library's configuration.
 func (o *clientOptions) config(socket string) (client.Config, error) {
 	cfg := client.DefaultConfig()
 	cfg.DefaultFabric, cfg.PreferredFabric = defaultFabric, preferredFabric
 	cfg.Pumps, cfg.Spin, cfg.Slots, cfg.Frontend = o.Pumps, o.spin(), o.Slots, o.Frontend
+	cfg.LinkDir = o.DeviceLinks
 	if o.KernelTiming {
 		cfg.Timing = rtrs.KernelTiming()
 	}

@@ -99,6 +99,7 @@ func (d *Device) appear(ctx context.Context) error {
 		err := fe.add(ctx, d)
 		if err == nil {
 			d.choices = d.choices[:1] // the one that serves d
+			d.link()
 			return nil
 		}
 		if len(d.choices) == 1 || !unavailable(err) {
@@ -112,6 +113,7 @@ func (d *Device) appear(ctx context.Context) error {
 
 // vanish ends d's place in its front end, after its last request.
 func (d *Device) vanish() {
+	d.unlink()
 	if fe := d.fe.Load(); fe != nil {
 		fe.forget(d)
 	}

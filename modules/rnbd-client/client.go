@@ -60,6 +60,7 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 			c.Close(context.WithoutCancel(ctx))
 		}
 	}()
+	c.sweepLinks()
 	for i := range cfg.Pumps {
 		if err := c.startPump(i); err != nil {
 			return nil, fmt.Errorf("pump %d: %w", i, err)

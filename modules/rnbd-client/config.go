@@ -38,6 +38,10 @@ type Config struct {
 	Policy      rtrs.Policy
 	Loss        Loss // default of new mappings
 
+	// LinkDir is where devices that have a node get a link of a lasting name:
+	// SESSION/PATH, with "!" for "/". Empty: no links.
+	LinkDir string
+
 	// MapTimeout bounds mapping, remapping and each step of unmapping.
 	MapTimeout time.Duration
 

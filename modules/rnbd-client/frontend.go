@@ -189,7 +189,9 @@ func (f *frontend) addAll(ctx context.Context, proc *plugin.Process, gen uint32)
 	for _, d := range devices {
 		if err := f.show(ctx, proc, d, gen); err != nil {
 			f.log.Error("device does not come back", "device", d.name, "error", err)
+			continue
 		}
+		d.link() // it may be another node
 	}
 }
 

@@ -57,6 +57,10 @@ func testBlockDevice(t *testing.T, s *stack) {
 	if size := strings.TrimSpace(run(t, "blockdev", "--getsize64", node)); size != fmt.Sprint(d.Limits.Size) {
 		t.Errorf("size %s, want %d", size, d.Limits.Size)
 	}
+	link := filepath.Join(s.client.Links, d.Session, "!dev!ram0")
+	if target, err := os.Readlink(link); err != nil || target != node {
+		t.Errorf("%s leads to %q, %v; want %s", link, target, err, node)
+	}
 	data := filepath.Join(t.TempDir(), "data")
 	run(t, "dd", "if=/dev/urandom", "of="+data, "bs=1M", "count=4")
 	run(t, "dd", "if="+data, "of="+node, "bs=1M", "oflag=direct")

@@ -176,6 +176,7 @@ type Client struct {
 	process
 	Socket string
 	NBD    string // unix socket of the NBD front end
+	Links  string // folder of links to device nodes
 	API    controlpb.ClientDaemonClient
 	conn   *grpc.ClientConn
 }
@@ -184,12 +185,12 @@ type Client struct {
 func (l *Lab) StartClient(o ClientOptions) (*Client, error) {
 	l.n++
 	name := "client" + strconv.Itoa(l.n)
-	c := &Client{Socket: filepath.Join(l.Dir, name+".sock"), NBD: filepath.Join(l.Dir, name+"-nbd.sock")}
+	c := &Client{Socket: filepath.Join(l.Dir, name+".sock"), NBD: filepath.Join(l.Dir, name+"-nbd.sock"), Links: filepath.Join(l.Dir, name+"-links")}
 	args := []string{"client", "run", "--socket", c.Socket, "--plugin-dir", l.Bin, "--nbd-listen", "unix:" + c.NBD}
 	if o.Frontend == "" {
 		o.Frontend = "nbd-socket"
 	}
-	args = append(args, "--frontend", o.Frontend)
+	args = append(args, "--frontend", o.Frontend, "--device-links", c.Links)
 	c.process = l.daemon(name, o.Prefix, append(args, o.Extra...), o.Env)
 	l.stop = append(l.stop, c.Stop)
 	return c, c.Start()
