@@ -25,6 +25,9 @@ func TestMain(m *testing.M) {
 	if *bin != "" {
 		os.Setenv("RNBD_BIN", *bin)
 	}
+	if *inGuest {
+		lab.Patience = 3 * time.Minute
+	}
 	code := m.Run()
 	lab.Cleanup()
 	os.Exit(code)

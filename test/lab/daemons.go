@@ -243,14 +243,14 @@ func (c *Client) Map(path string, s *Server, with ...func(*controlpb.MapRequest)
 	for _, f := range with {
 		f(r)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	return c.API.Map(ctx, r)
 }
 
 // Unmap takes a device away.
 func (c *Client) Unmap(device string, force bool) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	_, err := c.API.Unmap(ctx, &controlpb.UnmapRequest{Device: device, Force: force})
 	return err
@@ -279,9 +279,13 @@ func (l *Lab) daemon(name string, prefix, args, env []string) process {
 	return process{log: filepath.Join(l.Dir, name+".log"), path: argv[0], args: argv[1:], env: env}
 }
 
+// Patience bounds the start of a daemon and calls to it. An emulated machine
+// needs more.
+var Patience = 30 * time.Second
+
 // await tries ask until it works or the process ends.
 func (p *process) await(ask func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	for {
 		err := ask(ctx)
