@@ -46,8 +46,9 @@ type conn struct {
 	sh         *share
 	exp        *export
 	fd         int
-	peer       string // for the log
-	index      int    // in queue.table
+	peer       string      // for the log
+	disk       *kernelDisk // of the kernel's client; nil: another client
+	index      int         // in queue.table
 	state      connState
 	structured bool
 	readable   bool // the socket may have bytes

@@ -23,9 +23,11 @@ type export struct {
 
 	limits atomic.Pointer[blk.Limits] // replaced by a resize
 	claims claims
+	disk   atomic.Pointer[kernelDisk] // nil: an export alone
 
 	mu       sync.Mutex    // the export's own, taken after the server's; never per request
 	opens    int           // connections, from GO to the return of their last slot
+	own      int           // of these, of the kernel's client that we have attached
 	removed  bool          // no new openers
 	idle     chan struct{} // closed when removed and opens == 0
 	shares   []*share      // changed only while assigned == 0
@@ -117,10 +119,30 @@ func (e *export) release() {
 	}
 }
 
+// acquireOwn is acquire for a connection that is no user's.
+func (e *export) acquireOwn() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.removed {
+		return false
+	}
+	e.opens++
+	e.own++
+	return true
+}
+
+func (e *export) releaseOwn() {
+	e.mu.Lock()
+	e.own--
+	e.mu.Unlock()
+	e.release()
+}
+
+// openers are the users' connections.
 func (e *export) openers() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.opens
+	return e.opens - e.own
 }
 
 // retire refuses new openers. It fails with EBUSY if there are openers and
@@ -128,8 +150,8 @@ func (e *export) openers() int {
 func (e *export) retire(force bool) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.opens > 0 && !force {
-		return fmt.Errorf("%d connections are open: %w", e.opens, blk.EBUSY)
+	if users := e.opens - e.own; users > 0 && !force {
+		return fmt.Errorf("%d connections are open: %w", users, blk.EBUSY)
 	}
 	if !e.removed {
 		e.removed = true

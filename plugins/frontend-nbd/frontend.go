@@ -2,14 +2,17 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blockdev"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 )
@@ -23,6 +26,7 @@ const maxIndex = 1 << 16
 // go here. Lock order: frontend.mu, then export.mu.
 type frontend struct {
 	log        func() *slog.Logger
+	kernel     kernelClient
 	handshakes chan struct{} // one token per negotiation under way
 
 	mu        sync.Mutex
@@ -34,6 +38,7 @@ type frontend struct {
 func newFrontend(log func() *slog.Logger) *frontend {
 	return &frontend{
 		log:        log,
+		kernel:     netlinkClient{},
 		handshakes: make(chan struct{}, maxHandshakes),
 		exports:    map[uint32]*export{},
 	}
@@ -44,7 +49,7 @@ func (f *frontend) Describe() plugin.Info {
 }
 
 // AddDevice makes a device an export under its name.
-func (f *frontend) AddDevice(_ context.Context, s plugin.DeviceSpec) error {
+func (f *frontend) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
 	if s.Index >= maxIndex {
 		return fmt.Errorf("device index %d: %w", s.Index, blk.EINVAL)
 	}
@@ -52,13 +57,25 @@ func (f *frontend) AddDevice(_ context.Context, s plugin.DeviceSpec) error {
 	if err != nil {
 		return err
 	}
+	if err := f.enter(s.Index, e); err != nil {
+		return err
+	}
+	d, err := f.attach(ctx, e, &s)
+	if err != nil {
+		return errors.Join(fmt.Errorf("export %q: %w", e.name, err), f.remove(ctx, e, true))
+	}
+	e.disk.Store(d)
+	f.log().Info("export added", "export", e.name, "size", e.limits.Load().Size)
+	return nil
+}
+
+func (f *frontend) enter(index uint32, e *export) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.exports[s.Index] != nil || f.byName(s.Name) != nil {
-		return fmt.Errorf("export %q or index %d is there already: %w", s.Name, s.Index, blk.EEXIST)
+	if f.exports[index] != nil || f.byName(e.name) != nil {
+		return fmt.Errorf("export %q or index %d is there already: %w", e.name, index, blk.EEXIST)
 	}
-	f.exports[s.Index] = e
-	f.log().Info("export added", "export", e.name, "size", e.limits.Load().Size)
+	f.exports[index] = e
 	return nil
 }
 
@@ -69,8 +86,26 @@ func (f *frontend) RemoveDevice(ctx context.Context, index uint32, force bool) e
 	if e == nil {
 		return blk.ENODEV
 	}
+	d := e.disk.Load()
+	if d == nil || force {
+		return f.remove(ctx, e, force)
+	}
+	hold, err := blockdev.Claim(ctx, d.node()) // whoever mounts it from here on fails
+	if err != nil {
+		return fmt.Errorf("%s: %w", d.node(), err)
+	}
+	defer hold.Close()
+	return f.remove(ctx, e, force)
+}
+
+func (f *frontend) remove(ctx context.Context, e *export, force bool) error {
 	if err := e.retire(force); err != nil {
 		return fmt.Errorf("export %q: %w", e.name, err)
+	}
+	if d := e.disk.Load(); d != nil {
+		if err := d.detach(); err != nil {
+			f.log().Warn("the kernel's NBD client keeps its disk", "export", e.name, "err", err)
+		}
 	}
 	for _, s := range e.parts() {
 		f.post(s.q, func() { s.q.evict(e) })
@@ -81,7 +116,7 @@ func (f *frontend) RemoveDevice(ctx context.Context, index uint32, force bool) e
 		return fmt.Errorf("export %q: wait for requests in flight: %w", e.name, ctx.Err())
 	}
 	f.mu.Lock()
-	delete(f.exports, index)
+	delete(f.exports, e.index)
 	f.mu.Unlock()
 	f.log().Info("export removed", "export", e.name)
 	return nil
@@ -98,24 +133,45 @@ func (f *frontend) ResizeDevice(_ context.Context, index uint32, l blk.Limits) e
 		return fmt.Errorf("export %q: logical block size %d becomes %d: %w", e.name, e.block, l.LogicalBlockSize, blk.EINVAL)
 	}
 	e.setLimits(l)
+	if d := e.disk.Load(); d != nil {
+		if err := d.resize(e.limits.Load().Size); err != nil {
+			return err
+		}
+	}
 	f.log().Info("export resized", "export", e.name, "size", l.Size)
 	return nil
 }
 
-// Openers is the number of connections of an export.
+// Openers is the number of connections of an export, and of users of its disk.
 func (f *frontend) Openers(index uint32) int {
-	if e := f.export(index); e != nil {
-		return e.openers()
+	e := f.export(index)
+	if e == nil {
+		return 0
 	}
-	return 0
+	n := e.openers()
+	if d := e.disk.Load(); d != nil {
+		users, err := blockdev.Users(d.node())
+		if err != nil {
+			f.log().Warn("looking for users failed", "path", d.node(), "err", err)
+		}
+		n += users
+	}
+	return n
 }
 
-// Location is the URI of an export on the first listener.
+// Location is the node of an export's disk; without one the URI on the first
+// listener.
 func (f *frontend) Location(index uint32) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	e := f.exports[index]
-	if e == nil || len(f.listeners) == 0 {
+	if e == nil {
+		return ""
+	}
+	if d := e.disk.Load(); d != nil {
+		return d.node()
+	}
+	if len(f.listeners) == 0 {
 		return ""
 	}
 	addr := f.listeners[0].Addr()
@@ -144,7 +200,7 @@ func (f *frontend) Serve(fq *plugin.FrontQueue) error {
 		return err
 	}
 	q.do, q.now, q.served = p.Do, p.Now, fq.Served
-	f.attach(q)
+	f.enlist(q)
 	err = p.Run(fq.Closed)
 	f.detach(q)
 	q.close()
@@ -154,7 +210,7 @@ func (f *frontend) Serve(fq *plugin.FrontQueue) error {
 	return err
 }
 
-func (f *frontend) attach(q *queue) {
+func (f *frontend) enlist(q *queue) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.queues = append(f.queues, q)
@@ -164,6 +220,25 @@ func (f *frontend) detach(q *queue) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.queues = slices.DeleteFunc(f.queues, func(other *queue) bool { return other == q })
+}
+
+// awaitQueues returns as soon as n queues serve: their threads may just be
+// beginning.
+func (f *frontend) awaitQueues(ctx context.Context, n int) error {
+	for range 5000 {
+		f.mu.Lock()
+		have := len(f.queues)
+		f.mu.Unlock()
+		if have >= n {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Millisecond):
+		}
+	}
+	return fmt.Errorf("the queues do not begin to serve: %w", blk.ENODEV)
 }
 
 // post runs fn on the queue's thread soon. False: the queue has ended. The

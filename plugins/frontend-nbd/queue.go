@@ -257,7 +257,11 @@ func (q *queue) gone(c *conn) {
 	}
 	c.sh.forget(c)
 	c.exp.unassign(c.sh)
-	c.exp.release()
+	if c.disk != nil {
+		c.disk.lost()
+	} else {
+		c.exp.release()
+	}
 	q.events++
 }
 

@@ -100,7 +100,7 @@ func (r *rig) startQueue(c rigConfig, i int) {
 	}
 	q.do = p.Do
 	q.guard.patience = 200 * time.Millisecond
-	r.f.attach(q)
+	r.f.enlist(q)
 	p.Start()
 	r.pumps = append(r.pumps, p)
 	seed := c.seed

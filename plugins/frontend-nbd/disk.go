@@ -1,0 +1,301 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+)
+
+// A kernelDisk is an export that the kernel's NBD client has as /dev/nbdN. The
+// kernel gets one end of a socket pair; the other one is a connection like
+// those of other clients, without a handshake.
+//
+// There is one connection, not several: when a request takes longer than the
+// time-out, the kernel sends it again on another connection, while the first
+// one is still under way, and later writes could be overwritten by it. With one
+// connection it has to wait for a new one, and gets that when everything of the
+// old one has ended.
+
+const (
+	defaultTimeout = 30 * time.Second
+	deadTime       = time.Hour // that requests wait for the next process, or the next daemon
+	adoptTime      = 10 * time.Second
+)
+
+// settings are those of a device.
+type settings struct {
+	attach  string // auto, yes, no
+	number  int    // N of /dev/nbdN; -1: any
+	timeout time.Duration
+}
+
+func parseSettings(in map[string]string) (settings, error) {
+	s := settings{attach: "no", number: -1, timeout: defaultTimeout}
+	for k, v := range in {
+		n, err := strconv.ParseUint(v, 10, 20)
+		switch {
+		case k == "attach" && (v == "auto" || v == "yes" || v == "no"):
+			s.attach = v
+		case k == "number" && err == nil:
+			s.number = int(n)
+		case k == "timeout" && err == nil && n > 0:
+			s.timeout = time.Duration(n) * time.Second
+		default:
+			return s, fmt.Errorf("setting %s=%q: there are attach (auto, yes, no), number (the N of /dev/nbdN), timeout (seconds): %w", k, v, blk.EINVAL)
+		}
+	}
+	return s, nil
+}
+
+type kernelDisk struct {
+	f      *frontend
+	exp    *export
+	kernel kernelClient
+	log    *slog.Logger
+	config diskConfig // of the disk; index is what was asked for
+
+	mu      sync.Mutex
+	index   int  // N of /dev/nbdN; -1: none yet
+	leaving bool // no new connection
+}
+
+func nodePath(index int) string { return "/dev/nbd" + strconv.Itoa(index) }
+
+// indexOf is the inverse of nodePath.
+func indexOf(path string) (int, bool) {
+	digits, ok := strings.CutPrefix(path, "/dev/nbd")
+	n, err := strconv.ParseUint(digits, 10, 20)
+	return int(n), ok && err == nil
+}
+
+func (d *kernelDisk) node() string { return nodePath(d.number()) }
+
+func (d *kernelDisk) number() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.index
+}
+
+func (d *kernelDisk) setNumber(index int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.index = index
+}
+
+// attach makes e a disk as its settings say. nil, nil: it stays an export
+// alone, since this kernel has no NBD client for us.
+func (f *frontend) attach(ctx context.Context, e *export, s *plugin.DeviceSpec) (*kernelDisk, error) {
+	set, err := parseSettings(s.Config)
+	if err != nil || set.attach == "no" {
+		return nil, err
+	}
+	size, flags := e.geometry()
+	d := &kernelDisk{index: -1, f: f, exp: e, kernel: f.kernel, log: f.log().With("export", e.name), config: diskConfig{
+		index: set.number, size: size, block: e.block, flags: flags &^ txCanMultiConn, withFlags: true,
+		timeout: set.timeout, deadTime: deadTime, identity: s.Identity, socket: -1,
+	}}
+	if err := f.awaitQueues(ctx, s.Queues); err != nil {
+		return nil, err
+	}
+	err = errNotOurs
+	if index, ok := indexOf(s.Location); ok {
+		err = d.takeOver(ctx, index)
+	}
+	if err != nil {
+		err = d.connect()
+	}
+	if errors.Is(err, errNoKernel) && set.attach == "auto" {
+		d.log.Info("no disk, an export alone", "cause", err)
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	d.scan()
+	return d, nil
+}
+
+var errNotOurs = errors.New("there is no disk of an earlier process")
+
+// takeOver goes on with the disk of an earlier process, whose requests wait.
+func (d *kernelDisk) takeOver(ctx context.Context, index int) error {
+	d.setNumber(index)
+	if err := d.reconnect(ctx); err != nil {
+		d.log.Warn("disk is made anew", "path", nodePath(index), "cause", err)
+		d.setNumber(-1)
+		return err
+	}
+	d.log.Info("disk taken over", "path", d.node())
+	return nil
+}
+
+// connect makes the disk.
+func (d *kernelDisk) connect() error {
+	ours, theirs, err := socketPair()
+	if err != nil {
+		return err
+	}
+	c := d.config
+	c.socket = theirs
+	index, err := d.kernel.command(nlConnect, &c)
+	unix.Close(theirs)
+	if err == nil && index < 0 {
+		index = c.index
+	}
+	switch {
+	case errors.Is(err, unix.EBUSY) && c.index >= 0:
+		err = fmt.Errorf("%s is taken: %w", nodePath(c.index), err)
+	case err == nil && index < 0:
+		err = fmt.Errorf("the kernel's NBD client does not tell the disk's number: %w", blk.EIO)
+	}
+	if err != nil {
+		unix.Close(ours)
+		return err
+	}
+	d.setNumber(index)
+	if err := d.serve(ours); err != nil {
+		return errors.Join(err, d.detach())
+	}
+	d.log.Info("disk is ready", "path", d.node())
+	return nil
+}
+
+// reconnect gives the disk a new connection in place of one that has ended.
+// The kernel may not have noticed the end yet, and takes none then.
+func (d *kernelDisk) reconnect(ctx context.Context) error {
+	for end := time.Now().Add(adoptTime); ; {
+		taken, err := d.offer()
+		if taken || err != nil {
+			return err
+		}
+		if time.Now().After(end) || ctx.Err() != nil {
+			return fmt.Errorf("%s does not take a new connection: %w", d.node(), blk.EBUSY)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// offer tells whether the kernel has taken a new connection. It says nothing if
+// it does not need one, but closes the socket.
+func (d *kernelDisk) offer() (bool, error) {
+	ours, theirs, err := socketPair()
+	if err != nil {
+		return false, err
+	}
+	c := diskConfig{index: d.number(), identity: d.config.identity, socket: theirs}
+	_, err = d.kernel.command(nlReconfigure, &c)
+	unix.Close(theirs)
+	if err != nil || hungUp(ours) {
+		unix.Close(ours)
+		return false, err
+	}
+	return true, d.serve(ours)
+}
+
+func socketPair() (ours, theirs int, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, -1, fmt.Errorf("socket pair: %w", err)
+	}
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		unix.Close(fds[0])
+		unix.Close(fds[1])
+		return -1, -1, err
+	}
+	return fds[0], fds[1], nil
+}
+
+// hungUp: nobody has the other end.
+func hungUp(fd int) bool {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n == 1 && fds[0].Revents&(unix.POLLHUP|unix.POLLERR) != 0
+}
+
+// serve makes our end a connection of a queue.
+func (d *kernelDisk) serve(fd int) error {
+	if !d.exp.acquireOwn() {
+		unix.Close(fd)
+		return errRemoved
+	}
+	sh := d.f.assign(d.exp)
+	if sh == nil {
+		d.exp.releaseOwn()
+		unix.Close(fd)
+		return fmt.Errorf("no queue to serve it: %w", blk.ENODEV)
+	}
+	c := newConn(fd, "kernel", negotiated{exp: d.exp}, sh)
+	c.disk = d
+	if !d.f.post(sh.q, func() { sh.q.add(c) }) {
+		d.exp.unassign(sh)
+		d.exp.releaseOwn()
+		unix.Close(fd)
+		return errShutdown
+	}
+	return nil
+}
+
+// lost is told by the queue that the connection is over and its last request
+// has ended: now, and not before, the kernel may send again what it misses.
+func (d *kernelDisk) lost() {
+	d.exp.releaseOwn()
+	d.mu.Lock()
+	over := d.leaving || d.index < 0
+	d.mu.Unlock()
+	if over {
+		return
+	}
+	go func() {
+		d.log.Warn("the kernel has closed its connection, it gets another one", "path", d.node())
+		if err := d.reconnect(context.Background()); err != nil && !errors.Is(err, errRemoved) {
+			d.log.Error("the disk has no connection", "path", d.node(), "err", err)
+		}
+	}()
+}
+
+// detach ends the disk; requests of its users fail.
+func (d *kernelDisk) detach() error {
+	d.mu.Lock()
+	d.leaving = true
+	d.mu.Unlock()
+	_, err := d.kernel.command(nlDisconnect, &diskConfig{index: d.number(), socket: -1})
+	if err != nil && !errors.Is(err, syscall.EINVAL) { // EINVAL: it is gone
+		return fmt.Errorf("disconnect %s: %w", d.node(), err)
+	}
+	return nil
+}
+
+func (d *kernelDisk) resize(size uint64) error {
+	_, err := d.kernel.command(nlReconfigure, &diskConfig{index: d.number(), identity: d.config.identity, size: size, socket: -1})
+	if err != nil {
+		return fmt.Errorf("resize %s: %w", d.node(), err)
+	}
+	return nil
+}
+
+// scan opens the disk once, which has the kernel look for partitions.
+func (d *kernelDisk) scan() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if f, err := os.Open(d.node()); err == nil {
+			f.Close()
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(commandTime): // its reads wait, the scan goes on by itself
+	}
+}

@@ -1,0 +1,264 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+)
+
+func TestDiskAttributes(t *testing.T) {
+	if nativeIsBig() {
+		t.Skip("the goldens are little-endian")
+	}
+	for _, v := range []struct {
+		name   string
+		config diskConfig
+		want   string
+	}{
+		{"connect", diskConfig{index: 3, size: 1 << 30, block: 512, flags: 0x2d, withFlags: true, timeout: 30 * time.Second,
+			deadTime: time.Hour, identity: "abc", socket: 9},
+			`0800 0100 03000000  0c00 0200 0000004000000000  0c00 0300 0002000000000000  0c00 0400 1e00000000000000
+			0c00 0500 2d00000000000000  0c00 0800 100e000000000000  0800 0a00 61626300
+			1000 0780 0c00 0180 0800 0100 09000000`},
+		{"connect anywhere", diskConfig{index: -1, size: 4096, socket: -1}, `0c00 0200 0010000000000000`},
+		{"disconnect", diskConfig{index: 300, socket: -1}, `0800 0100 2c010000`},
+	} {
+		got, err := v.config.encode()
+		want, _ := hex.DecodeString(strings.Join(strings.Fields(v.want), ""))
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: %v\n%s\nwant\n%s", v.name, err, hex.Dump(got), hex.Dump(want))
+		}
+	}
+	if n, err := indexIn([]byte{8, 0, 1, 0, 7, 0, 0, 0}); n != 7 || err != nil {
+		t.Errorf("index %d, %v", n, err)
+	}
+	for _, bad := range [][]byte{{}, {8, 0, 1, 0, 7}, {1, 2, 3}, {8, 0, 2, 0, 7, 0, 0, 0}} {
+		if n, err := indexIn(bad); err == nil {
+			t.Errorf("%x has index %d", bad, n)
+		}
+	}
+}
+
+func nativeIsBig() bool {
+	data, err := (&diskConfig{index: 1, socket: -1}).encode()
+	return err != nil || data[0] == 0
+}
+
+func TestDiskSettings(t *testing.T) {
+	def := settings{attach: "no", number: -1, timeout: 30 * time.Second}
+	if s, err := parseSettings(nil); s != def || err != nil {
+		t.Errorf("none: %+v, %v", s, err)
+	}
+	want := settings{attach: "yes", number: 5, timeout: 3 * time.Second}
+	if s, err := parseSettings(map[string]string{"attach": "yes", "number": "5", "timeout": "3"}); s != want || err != nil {
+		t.Errorf("all: %+v, %v", s, err)
+	}
+	for k, v := range map[string]string{"attach": "maybe", "number": "-1", "timeout": "0", "colour": "red"} {
+		if _, err := parseSettings(map[string]string{k: v}); blk.ToErrno(err) != blk.EINVAL || !strings.Contains(err.Error(), k) {
+			t.Errorf("%s=%s: %v", k, v, err)
+		}
+	}
+}
+
+// fakeKernel keeps the ends of sockets that it is given, as the kernel does.
+type fakeKernel struct {
+	mu       sync.Mutex
+	refuse   error
+	busy     int // offers of a connection that are not taken yet
+	commands []uint8
+	configs  []diskConfig
+	conns    []net.Conn
+}
+
+func (k *fakeKernel) command(cmd uint8, c *diskConfig) (int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.commands = append(k.commands, cmd)
+	k.configs = append(k.configs, *c)
+	if k.refuse != nil {
+		return -1, k.refuse
+	}
+	if cmd == nlDisconnect && len(k.conns) > 0 {
+		k.conns[len(k.conns)-1].Close()
+	}
+	if c.socket < 0 {
+		return -1, nil
+	}
+	if cmd == nlReconfigure && k.busy > 0 {
+		k.busy--
+		return -1, nil
+	}
+	fd, err := unix.Dup(c.socket)
+	if err != nil {
+		return -1, err
+	}
+	f := os.NewFile(uintptr(fd), "kernel's end")
+	defer f.Close()
+	conn, err := net.FileConn(f)
+	k.conns = append(k.conns, conn)
+	return 4, err
+}
+
+func (k *fakeKernel) conn(i int) net.Conn {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if i >= len(k.conns) {
+		return nil
+	}
+	return k.conns[i]
+}
+
+func (k *fakeKernel) last() (uint8, diskConfig) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.commands[len(k.commands)-1], k.configs[len(k.configs)-1]
+}
+
+// newKernelRig has device 1, "disk1", that config describes.
+func newKernelRig(t *testing.T, k *fakeKernel, with ...func(*plugin.DeviceSpec)) (*rig, error) {
+	r := newRig(t, rigConfig{queues: 2})
+	r.f.kernel = k
+	r.disks[1] = newDisk(testLimits(4<<20), 16, 64<<10)
+	s := plugin.DeviceSpec{
+		Index: 1, Name: "disk1", Limits: r.disks[1].limits, Arena: r.disks[1].arena, ArenaID: 7, SlotSize: 64 << 10, Slots: 16,
+		Queues: 2, Identity: "id", Config: map[string]string{"attach": "yes", "timeout": "5"},
+	}
+	for _, f := range with {
+		f(&s)
+	}
+	return r, r.f.AddDevice(context.Background(), s)
+}
+
+// io does a write and a read as the kernel does.
+func kernelIO(t *testing.T, conn net.Conn, n byte) {
+	t.Helper()
+	data := bytes.Repeat([]byte{n}, 4096)
+	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	conn.Write(append(command(cmdWrite, 0, 1, 8192, 4096), data...))
+	reply := make([]byte, simpleSize+4096)
+	if _, err := conn.Read(reply[:simpleSize]); err != nil || reply[7] != 0 {
+		t.Fatalf("write: % x, %v", reply[:simpleSize], err)
+	}
+	conn.Write(command(cmdRead, 0, 2, 8192, 4096))
+	for got := 0; got < len(reply); {
+		k, err := conn.Read(reply[got:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		got += k
+	}
+	if !bytes.Equal(reply[simpleSize:], data) {
+		t.Error("data differ")
+	}
+}
+
+func TestKernelDisk(t *testing.T) {
+	k := &fakeKernel{}
+	r, err := newKernelRig(t, k)
+	must(t, "add", err)
+	c := k.configs[0]
+	if k.commands[0] != nlConnect || c.index != -1 || c.size != 4<<20 || c.timeout != 5*time.Second || c.deadTime != deadTime ||
+		c.identity != "id" || c.flags&txCanMultiConn != 0 || c.flags&txSendFlush == 0 {
+		t.Errorf("the kernel is told %+v", c)
+	}
+	if l := r.f.Location(1); l != "/dev/nbd4" {
+		t.Errorf("location %q", l)
+	}
+	kernelIO(t, k.conn(0), 1)
+	if n := r.f.export(1).openers(); n != 0 {
+		t.Errorf("the kernel's own connection counts as %d users", n)
+	}
+	must(t, "resize", r.f.ResizeDevice(t.Context(), 1, testLimits(8<<20)))
+	if cmd, c := k.last(); cmd != nlReconfigure || c.size != 8<<20 || c.index != 4 || c.identity != "id" {
+		t.Errorf("resize tells %d %+v", cmd, c)
+	}
+	must(t, "remove", r.f.RemoveDevice(t.Context(), 1, true))
+	if cmd, c := k.last(); cmd != nlDisconnect || c.index != 4 {
+		t.Errorf("removal tells %d %+v", cmd, c)
+	}
+	delete(r.disks, 1)
+	if r.f.export(1) != nil {
+		t.Error("the export is left")
+	}
+}
+
+// The kernel sends again what it has had no answer to, as soon as it has a
+// connection: not before the old requests have ended.
+func TestKernelDisk_NewConnectionAfterTheLastRequest(t *testing.T) {
+	k := &fakeKernel{busy: 2}
+	r, err := newKernelRig(t, k)
+	must(t, "add", err)
+	e := r.f.export(1)
+	var held *op
+	for i := range 2 { // a request that the device keeps
+		r.onQueue(i, func(q *queue) {
+			for _, c := range q.conns {
+				if c.disk != nil {
+					held = c.sh.take(c)
+				}
+			}
+		})
+	}
+	if held == nil {
+		t.Fatal("the kernel has no connection")
+	}
+	k.conn(0).Close()
+	time.Sleep(100 * time.Millisecond)
+	if k.conn(1) != nil {
+		t.Fatal("the kernel has a new connection while a request of the old one is under way")
+	}
+	held.sh.q.do(func() { held.sh.give(held) })
+	eventually(t, "new connection", func() bool { return k.conn(1) != nil })
+	kernelIO(t, k.conn(1), 2)
+	if cmd, c := k.last(); cmd != nlReconfigure || c.identity != "id" || c.size != 0 {
+		t.Errorf("the kernel is told %d %+v", cmd, c)
+	}
+	if n := e.openers(); n != 0 {
+		t.Errorf("%d users", n)
+	}
+	must(t, "remove", r.f.RemoveDevice(t.Context(), 1, true))
+	delete(r.disks, 1)
+}
+
+func TestKernelDisk_TakenOver(t *testing.T) {
+	k := &fakeKernel{busy: 3}
+	r, err := newKernelRig(t, k, func(s *plugin.DeviceSpec) { s.Location = "/dev/nbd9" })
+	must(t, "add", err)
+	if cmd, c := k.last(); cmd != nlReconfigure || c.index != 9 || r.f.Location(1) != "/dev/nbd9" {
+		t.Errorf("the kernel is told %d %+v, location %q", cmd, c, r.f.Location(1))
+	}
+	kernelIO(t, k.conn(0), 3)
+	must(t, "remove", r.f.RemoveDevice(t.Context(), 1, true))
+	delete(r.disks, 1)
+}
+
+func TestKernelDisk_WithoutKernel(t *testing.T) {
+	none := fmt.Errorf("%w: not there: %w", errNoKernel, blk.ENODEV)
+	r, err := newKernelRig(t, &fakeKernel{refuse: none}, func(s *plugin.DeviceSpec) { s.Config = map[string]string{"attach": "auto"} })
+	if err != nil || !strings.HasPrefix(r.f.Location(1), "nbd+unix://") {
+		t.Errorf("auto: %v, location %q", err, r.f.Location(1))
+	}
+	r, err = newKernelRig(t, &fakeKernel{refuse: none})
+	if !errors.Is(err, errNoKernel) || blk.ToErrno(err) != blk.ENODEV || r.f.export(1) != nil {
+		t.Errorf("yes: %v", err)
+	}
+	delete(r.disks, 1)
+	r, err = newKernelRig(t, &fakeKernel{refuse: unix.EBUSY}, func(s *plugin.DeviceSpec) { s.Config["number"] = "2" })
+	if blk.ToErrno(err) != blk.EBUSY || !strings.Contains(err.Error(), "/dev/nbd2 is taken") || r.f.export(1) != nil {
+		t.Errorf("taken: %v", err)
+	}
+	delete(r.disks, 1)
+}

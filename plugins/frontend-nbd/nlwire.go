@@ -1,0 +1,175 @@
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/mdlayher/genetlink"
+	"github.com/mdlayher/netlink"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// The control interface of the kernel's NBD client, generic netlink:
+// include/uapi/linux/nbd-netlink.h ("WITH Linux-syscall-note").
+const (
+	nlFamily  = "nbd"
+	nlVersion = 1
+
+	nlConnect     = 1
+	nlDisconnect  = 2
+	nlReconfigure = 3
+
+	attrIndex       = 1  // 32 bits: N of /dev/nbdN
+	attrSize        = 2  // 64 bits: bytes
+	attrBlockSize   = 3  // 64 bits
+	attrTimeout     = 4  // 64 bits: seconds until a request is sent again
+	attrServerFlags = 5  // 64 bits: transmission flags
+	attrSockets     = 7  // nested: items with descriptors
+	attrDeadTime    = 8  // 64 bits: seconds that requests wait for a connection
+	attrIdentity    = 10 // string, checked by later commands
+
+	attrSockItem = 1
+	attrSockFD   = 1
+)
+
+// diskConfig is what the kernel is told about a disk; zero values are left out.
+type diskConfig struct {
+	index     int // -1: the kernel chooses
+	size      uint64
+	block     uint64
+	flags     uint16
+	timeout   time.Duration
+	deadTime  time.Duration
+	identity  string
+	socket    int // descriptor of the kernel's end; -1: none
+	withFlags bool
+}
+
+// encode makes the attributes of a command.
+func (c *diskConfig) encode() ([]byte, error) {
+	e := netlink.NewAttributeEncoder()
+	e.ByteOrder = binary.NativeEndian
+	if c.index >= 0 {
+		e.Uint32(attrIndex, uint32(c.index))
+	}
+	put := func(attr uint16, v uint64) {
+		if v != 0 {
+			e.Uint64(attr, v)
+		}
+	}
+	put(attrSize, c.size)
+	put(attrBlockSize, c.block)
+	put(attrTimeout, uint64(c.timeout/time.Second))
+	if c.withFlags {
+		e.Uint64(attrServerFlags, uint64(c.flags))
+	}
+	put(attrDeadTime, uint64(c.deadTime/time.Second))
+	if c.identity != "" {
+		e.String(attrIdentity, c.identity)
+	}
+	if c.socket >= 0 {
+		e.Nested(attrSockets, func(e *netlink.AttributeEncoder) error {
+			e.Nested(attrSockItem, func(e *netlink.AttributeEncoder) error {
+				e.Uint32(attrSockFD, uint32(c.socket))
+				return nil
+			})
+			return nil
+		})
+	}
+	return e.Encode()
+}
+
+// kernelClient gives commands to the kernel's NBD client; a fake in tests.
+type kernelClient interface {
+	// command returns the index in the answer, -1 if there is none.
+	command(cmd uint8, c *diskConfig) (int, error)
+}
+
+// netlinkClient is the kernel's own. A command has a socket of its own: there
+// are few.
+type netlinkClient struct{}
+
+// errNoKernel: there is no NBD client in this kernel, or none for us.
+var errNoKernel = errors.New("the kernel's NBD client cannot be used")
+
+// commandTime bounds commands; the kernel works on them in the call.
+const commandTime = 10 * time.Second
+
+func (netlinkClient) command(cmd uint8, c *diskConfig) (int, error) {
+	type answer struct {
+		index int
+		err   error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		index, err := execute(cmd, c)
+		done <- answer{index, err}
+	}()
+	select {
+	case a := <-done:
+		return a.index, a.err
+	case <-time.After(commandTime):
+		return -1, fmt.Errorf("the kernel's NBD client has not answered within %s: %w", commandTime, blk.ETIMEDOUT)
+	}
+}
+
+func execute(cmd uint8, c *diskConfig) (int, error) {
+	conn, err := genetlink.Dial(nil)
+	if err != nil {
+		return -1, fmt.Errorf("%w: %w", errNoKernel, err)
+	}
+	defer conn.Close()
+	family, err := conn.GetFamily(nlFamily)
+	if errors.Is(err, os.ErrNotExist) {
+		return -1, fmt.Errorf("%w: it is not there, load it with `modprobe nbd`: %w", errNoKernel, blk.ENODEV)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("%w: %w", errNoKernel, err)
+	}
+	data, err := c.encode()
+	if err != nil {
+		return -1, err
+	}
+	msgs, err := conn.Execute(genetlink.Message{
+		Header: genetlink.Header{Command: cmd, Version: nlVersion}, Data: data,
+	}, family.ID, netlink.Request|netlink.Acknowledge)
+	if errors.Is(err, syscall.EPERM) {
+		return -1, fmt.Errorf("%w: it takes root (CAP_SYS_ADMIN): %w", errNoKernel, err)
+	}
+	if err != nil {
+		return -1, err
+	}
+	for _, m := range msgs {
+		if index, err := indexIn(m.Data); err == nil {
+			return index, nil
+		}
+	}
+	return -1, nil
+}
+
+// indexIn finds the index in the attributes of an answer.
+func indexIn(data []byte) (int, error) {
+	d, err := netlink.NewAttributeDecoder(data)
+	if err != nil {
+		return -1, err
+	}
+	d.ByteOrder = binary.NativeEndian
+	index := -1
+	for d.Next() {
+		if d.Type() == attrIndex {
+			index = int(d.Uint32())
+		}
+	}
+	if err := d.Err(); err != nil {
+		return -1, err
+	}
+	if index < 0 {
+		return -1, errors.New("no index")
+	}
+	return index, nil
+}
