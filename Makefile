@@ -57,6 +57,14 @@ test-kernel: build ## with the Linux kernel as the peer, in a virtual machine (r
 	@mkdir -p $(RESULTS)
 	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 -timeout 20m test/kernelvm
 
+test-devices: build ## front ends as block devices, in a virtual machine (root, about 10 minutes)
+	@mkdir -p $(RESULTS)
+	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 35m test/devices
+
+soak: build ## the long form of it
+	@mkdir -p $(RESULTS)
+	@RNBD_KERNEL=1 RNBD_LONG=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 90m test/devices
+
 test-kernel-full: build ## the long form of it
 	@mkdir -p $(RESULTS)
 	@RNBD_KERNEL=1 RNBD_LONG=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 -timeout 90m test/kernelvm
@@ -95,4 +103,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## what was built
 	@rm -rf $(BIN) .cache bench-results.json
 
-.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-kernel-full conformance fuzz mutants faults bench lint man generate tidy release-check clean
+.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak test-kernel-full conformance fuzz mutants faults bench lint man generate tidy release-check clean
