@@ -73,7 +73,7 @@ conformance: ## requirement -> test -> verdict, from the last results
 	@go run ./tools/conformance -results $(RESULTS) docs/protocol/conformance.md docs/protocol/rnbd.md docs/protocol/iwarp.md docs/protocol/rocev2.md
 
 fuzz: ## every fuzz target, FUZZTIME each (default 5m)
-	@go run ./tools/fuzzall -time $(or $(FUZZTIME),5m) $(MODULES) $(PLUGINS)
+	@go run ./tools/fuzzall -time $(or $(FUZZTIME),5m) $(MODULES) $(PLUGINS) cmd/rnbd
 
 faults: build ## the long form of the fault tests
 	@cd test && RNBD_BIN=$(BIN) RNBD_LONG=1 go test -count=1 -timeout 60m -v ./faults

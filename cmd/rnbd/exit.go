@@ -97,6 +97,8 @@ func hintOf(err error) string {
 	switch {
 	case errors.Is(err, errNoDaemon):
 		return "start it with `rnbd server run` or `rnbd client run`, or name its socket with --socket"
+	case unimplemented(err):
+		return "the socket is that of the other kind of daemon, or the daemon is older than this command"
 	case errors.Is(err, errAmbiguous):
 		return "name its session too, or start with `rnbd client` or `rnbd server`"
 	case errors.Is(err, syscall.ENOTBLK):

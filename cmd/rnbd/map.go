@@ -70,8 +70,19 @@ func mapDevice(c *call) error {
 		if err != nil {
 			return err
 		}
-		return printDevice(ctx, c, d, mappedDevice(mapped, ""))
+		return c.printMapped(ctx, d, mapped)
 	})
+}
+
+// printMapped shows a device that was just mapped.
+func (c *call) printMapped(ctx context.Context, d *daemons, mapped *controlpb.ClientDevice) error {
+	host := ""
+	if inv, err := d.look(ctx, false); err == nil {
+		if s, err := inv.session(mapped.Session); err == nil {
+			host = s.Hostname
+		}
+	}
+	return printDevice(ctx, c, d, mappedDevice(mapped, host))
 }
 
 // setServer reads what stands behind "from": paths, and names of hosts or of
@@ -171,5 +182,5 @@ func (c *call) mapOneLine(ctx context.Context, d *daemons, line string) error {
 	if err != nil {
 		return err
 	}
-	return printDevice(ctx, c, d, mappedDevice(mapped, ""))
+	return c.printMapped(ctx, d, mapped)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -62,6 +63,61 @@ func TestErrnoArrives(t *testing.T) {
 	}
 	if _, err := c.Unmap(t.Context(), &controlpb.UnmapRequest{Device: "free"}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestCausesArrive(t *testing.T) {
+	c := serve(t, filepath.Join(t.TempDir(), "client.sock"))
+	_, err := c.Unmap(t.Context(), &controlpb.UnmapRequest{Device: "busy"})
+	got := strings.Join(control.Causes(fmt.Errorf("try: %w", err)), "|")
+	if want := "try|unmap busy: 2 connections are open|device or resource busy"; got != want {
+		t.Errorf("causes are %q, want %q", got, want)
+	}
+}
+
+func TestChainsAreTakenApart(t *testing.T) {
+	a, b := errors.New("a"), fmt.Errorf("b: %w", syscall.ENOENT)
+	for want, err := range map[string]error{
+		"":                                nil,
+		"a":                               a,
+		"x|a":                             fmt.Errorf("x: %w", a),
+		"x|b|no such file or directory":   fmt.Errorf("x: %w", b),
+		"a|b|no such file or directory":   fmt.Errorf("%w: %w", a, b),
+		"x|a|b|no such file or directory": fmt.Errorf("x: %w: %w", a, b),
+		"a|a":                             errors.Join(a, a),
+		"a in the middle":                 fmt.Errorf("%w in the middle", a),
+	} {
+		if got := strings.Join(control.Causes(err), "|"); got != want {
+			t.Errorf("%v is taken apart to %q, want %q", err, got, want)
+		}
+	}
+}
+
+// TestDaemonThatHangsUp accepts connections and says nothing that gRPC knows.
+func TestDaemonThatHangsUp(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "client.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	c, conn, err := control.DialClient(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_, err = c.Info(t.Context(), &controlpb.InfoRequest{})
+	if !errors.Is(err, syscall.ENOTCONN) || !strings.Contains(err.Error(), "does not answer") {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -131,11 +131,15 @@ func restoreErrno(ctx context.Context, method string, req, reply any, cc *grpc.C
 			e.Errno = blk.Errno(n)
 		}
 	}
-	if ctx.Err() == context.DeadlineExceeded || e.Errno == blk.OK && e.Code == codes.DeadlineExceeded {
+	switch {
+	case ctx.Err() == context.DeadlineExceeded || e.Errno == blk.OK && e.Code == codes.DeadlineExceeded:
 		// The connection was cut in the middle of the call; what it says about
 		// that helps nobody.
 		e.Errno, e.Code, e.Causes = blk.ETIMEDOUT, codes.DeadlineExceeded, nil
 		e.Msg = "the daemon has not finished in the time allowed; it may still do so"
+	case e.Errno == blk.OK && e.Code == codes.Unavailable: // gRPC says so, not the daemon
+		e.Errno, e.Causes = blk.Errno(syscall.ENOTCONN), nil
+		e.Msg = "the daemon does not answer, or has ended: " + e.Msg
 	}
 	return e
 }
