@@ -159,7 +159,7 @@ func showAny(c *call) error {
 		case what.session != nil:
 			return printSession(c, *what.session)
 		}
-		return printPath(c, *what.path)
+		return printPath(ctx, c, d, *what.path)
 	})
 }
 

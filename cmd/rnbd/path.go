@@ -76,7 +76,7 @@ func pathVerbs() []*verb {
 			example: "  rnbd path list\n  rnbd server path list K all\n  rnbd list paths +latency -hca_name",
 		},
 		{
-			name: "show", on: onBoth, words: outputWords, min: 1, max: 2, args: pathArgs, args0: pathNames, run: showPath,
+			name: "show", on: onBoth, words: outputWords | statsWord, min: 1, max: 2, args: pathArgs, args0: pathNames, run: showPath,
 			short:   "Show all about a path",
 			long:    "Show all about a path, or the fields that are chosen." + pathHelp,
 			example: "  rnbd path show web1@storage 1\n  rnbd path show 10.0.0.2@10.0.0.1 state",
@@ -149,13 +149,20 @@ func (c *call) onPath(f func(context.Context, *daemons, transportPath) error) er
 }
 
 func showPath(c *call) error {
-	return c.onPath(func(_ context.Context, _ *daemons, p transportPath) error { return printPath(c, p) })
+	return c.onPath(func(ctx context.Context, d *daemons, p transportPath) error { return printPath(ctx, c, d, p) })
 }
 
-func printPath(c *call, p transportPath) error {
+func printPath(ctx context.Context, c *call, all *daemons, p transportPath) error {
 	t, err := selected(c, pathNoun(), pathFields, everyField(pathFields), []transportPath{p})
 	if err != nil {
 		return err
+	}
+	if c.stats {
+		sub, err := pathStats(ctx, all, p)
+		if err != nil {
+			return err
+		}
+		t.Rows[0].Sub = []report.Table{sub}
 	}
 	return report.Show(c.cmd.OutOrStdout(), c.Options, t)
 }
@@ -174,7 +181,7 @@ func addPath(c *call) error {
 		if err != nil {
 			return err
 		}
-		return printPath(c, transportPath{Path: p, host: s.Hostname})
+		return printPath(ctx, c, d, transportPath{Path: p, host: s.Hostname})
 	})
 }
 

@@ -64,3 +64,49 @@ func deviceStats(ctx context.Context, daemons *daemons, d device) (report.Table,
 	}
 	return report.Build("latency", "stage", statsFields, rows), nil
 }
+
+// pathCount is one of the numbers that the kernel keeps for a path.
+type pathCount struct {
+	kind, name string
+	value      uint64
+}
+
+var pathStatsFields = []report.Field[pathCount]{
+	report.F("kind", "Kind", "what is reset together", func(p pathCount) any { return p.kind }),
+	report.F("name", "Number", "of what", func(p pathCount) any { return p.name }),
+	report.F("value", "Value", "since the path was made or its kind was reset", func(p pathCount) any { return p.value }),
+}
+
+// pathStats asks the daemon that has p.
+func pathStats(ctx context.Context, daemons *daemons, p transportPath) (report.Table, error) {
+	ask := &controlpb.PathRequest{Session: p.Session, Id: p.Id}
+	var r *controlpb.PathStatsReply
+	var err error
+	if p.incoming {
+		r, err = daemons.server.PathStats(ctx, ask)
+	} else {
+		r, err = daemons.client.PathStats(ctx, ask)
+	}
+	if err != nil {
+		return report.Table{}, err
+	}
+	rows := []pathCount{
+		{"rdma", "reads", r.ReadCount}, {"rdma", "read bytes", r.ReadBytes},
+		{"rdma", "writes", r.WriteCount}, {"rdma", "written bytes", r.WriteBytes}, {"rdma", "in flight", r.Inflight},
+		{"wc_completion", "most at once", r.WcMax}, {"wc_completion", "completions", r.WcTotal}, {"wc_completion", "looks", r.WcCalls},
+	}
+	if !p.incoming {
+		rows = append(rows, pathCount{"rdma", "failovers", r.Failovers},
+			pathCount{"reconnects", "successful", r.Reconnects}, pathCount{"reconnects", "failed", r.ReconnectsFailed},
+			pathCount{"cpu_migration", "requests", total(r.CpuMigrationFrom)},
+			pathCount{"rdma_lat", "longest read, ns", r.RdmaLatMaxReadNs}, pathCount{"rdma_lat", "longest write, ns", r.RdmaLatMaxWriteNs})
+	}
+	return report.Build("stats", "count", pathStatsFields, rows), nil
+}
+
+func total(counts []uint64) (n uint64) {
+	for _, c := range counts {
+		n += c
+	}
+	return n
+}
