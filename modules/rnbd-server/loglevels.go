@@ -9,6 +9,8 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 )
 
 // LogLevels and SetLogLevels are about the parts of the daemon.
@@ -42,6 +44,13 @@ func (s *Server) setLogLevels(ctx context.Context, set []*controlpb.LogLevel) er
 		}
 	}
 	return nil
+}
+
+// logLevels are the files that the kernel's drivers have none of.
+func (t tree) logLevels() ctltree.Dir {
+	return ctltree.LogLevels(t.s.cfg.Logs, func(ctx context.Context, subsystem string, level slog.Level) error {
+		return t.s.setLogLevels(ctx, []*controlpb.LogLevel{{Subsystem: subsystem, Level: logs.LevelName(level)}})
+	})
 }
 
 var errNoLogs = fmt.Errorf("this daemon has one log level for all: %w", syscall.EOPNOTSUPP)

@@ -2,6 +2,7 @@ package server
 
 import (
 	"errors"
+	"log/slog"
 	"syscall"
 	"testing"
 	"time"
@@ -9,7 +10,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
@@ -115,5 +118,30 @@ func TestDeviceStatsOfTheServer(t *testing.T) {
 	}
 	if _, err := api.DeviceStats(t.Context(), &controlpb.DeviceRequest{Device: "x"}); !errors.Is(err, syscall.ENOENT) {
 		t.Errorf("unknown device: %v", err)
+	}
+}
+
+// Levels can be changed by the control API and by files, which say the same,
+// and the plugin learns of them.
+func TestLogLevelsOfTheServer(t *testing.T) {
+	l := logs.New(slog.DiscardHandler, slog.LevelInfo)
+	r := newRig(t, newMemory(), func(cfg *Config) { cfg.Logs = l })
+	api := r.server.Control("test")
+	reply, err := api.SetLogLevels(t.Context(), &controlpb.SetLogLevelsRequest{Levels: []*controlpb.LogLevel{{Subsystem: "plugins", Level: "error"}}})
+	must(t, err)
+	got := ""
+	for _, v := range reply.Levels {
+		got += v.Subsystem + "=" + v.Level + " "
+	}
+	if got != "plugins=error rtrs=info server=info " {
+		t.Errorf("levels %q", got)
+	}
+	f := ctltree.Find(r.server.Tree()["class/rnbd-server"], "log_level/plugins").(*ctltree.File)
+	if text, err := f.Show(); text != "error\n" || err != nil {
+		t.Errorf("the file says %q, %v", text, err)
+	}
+	must(t, f.Store(t.Context(), []byte("info\n")))
+	if l.Level("plugins") != slog.LevelInfo {
+		t.Error("the file does not change the level")
 	}
 }

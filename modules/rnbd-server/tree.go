@@ -22,8 +22,12 @@ import (
 // before they are served.
 func (s *Server) Tree() map[string]ctltree.Node {
 	t := tree{s}
+	class := ctltree.Fixed{"ctl": ctltree.Fixed{"devices": t.exports()}}
+	if s.cfg.Logs != nil {
+		class["log_level"] = t.logLevels()
+	}
 	return map[string]ctltree.Node{
-		"class/rnbd-server":   ctltree.Fixed{"ctl": ctltree.Fixed{"devices": t.exports()}},
+		"class/rnbd-server":   class,
 		"class/rtrs-server":   t.sessions(&today),
 		"kernel/ibnbd_server": ctltree.Fixed{"devices": t.exports()},
 		"kernel/ibtrs_server": t.sessions(&older),
