@@ -27,6 +27,16 @@ var Tap = Net{taps: true}
 // parties on two links.
 func Pair(with *Guest) Net { return Net{taps: true, peer: with} }
 
+// linkMTU: link 0 is ordinary Ethernet, link 1 has jumbo frames. The guest has to set
+// the same: Linux accepts a RoCE connection with a larger path MTU than its interface has,
+// and then cannot send.
+func linkMTU(link int) string {
+	if link == 1 {
+		return "9000"
+	}
+	return "1500"
+}
+
 // links is how many networks Tap makes.
 const links = 2
 
@@ -61,7 +71,7 @@ func (n Net) setUp(g *Guest) (args []string, err error) {
 		if err := g.net.ip("tuntap", "add", "dev", tap, "mode", "tap"); err != nil {
 			return nil, err
 		}
-		if err := g.net.ip("link", "set", tap, "master", fmt.Sprintf("br%d", link), "up"); err != nil {
+		if err := g.net.ip("link", "set", tap, "mtu", linkMTU(link), "master", fmt.Sprintf("br%d", link), "up"); err != nil {
 			return nil, err
 		}
 		id := fmt.Sprintf("net%d", link)

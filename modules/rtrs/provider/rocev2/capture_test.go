@@ -203,7 +203,7 @@ func TestC005_REQIsThatOfLinux(t *testing.T) {
 		if f.source != c.src || f.dest != c.dst || f.srcGID != c.src.As16() || f.dstGID != c.dst.As16() {
 			t.Errorf("%s: from %s to %s, GIDs %x %x", c.name, f.source, f.dest, f.srcGID, f.dstGID)
 		}
-		if f.service&^0xffff != servicePortSpace || f.mtu != 3 || f.transport != 0 || f.respRes != 0 || f.initDepth != 0 || f.id == 0 || !validQPN(f.qpn) {
+		if f.service&^0xffff != servicePortSpace || f.mtu != 3 || f.transport != 0 || f.ackTimeout != ackTimeoutCode || f.respRes != 0 || f.initDepth != 0 || f.id == 0 || !validQPN(f.qpn) {
 			t.Errorf("%s: %+v", c.name, f)
 		}
 		if magic := f.private[2:4]; len(f.private) != 56 || !bytes.Equal(magic, []byte{0xbd, 0x1b}) {

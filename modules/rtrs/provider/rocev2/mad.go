@@ -151,8 +151,10 @@ const (
 	cmTimeoutCode = 20 // 4.096 us * 2^20 = 4.3 s, as the kernel's
 	cmRetries     = 15
 	retryCount    = 7
-	// ackTimeoutCode asks a kernel peer to repeat what was lost after 67 ms.
-	ackTimeoutCode = 14
+	// ackTimeoutCode asks a peer to wait 0.54 s for an acknowledgement, as the
+	// kernel does: rxe repeats all that is unacknowledged then, and cannot repeat
+	// the REG_MR of a server that changes keys (docs/protocol/rocev2.md).
+	ackTimeoutCode = 17
 	ackDelayCode   = 15
 	anyLID         = 0xffff
 	hopLimit       = 64

@@ -1,0 +1,217 @@
+package kernelvm
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/rnbd-go/rnbd/test/kernelvm/vm"
+	"github.com/rnbd-go/rnbd/test/lab"
+)
+
+// Programs that tests run; known after TestMain.
+var rnbdPath, exercisePath, rawpeerPath string
+
+func repositoryRoot() string { return lab.Root() }
+
+func TestMain(m *testing.M) {
+	os.Exit(runAll(m))
+}
+
+func runAll(m *testing.M) int {
+	if !vm.Enabled() {
+		return m.Run()
+	}
+	dir, err := os.MkdirTemp("", "rnbd-kernelvm-")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		err = buildPrograms(dir)
+	}
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	defer lab.Cleanup()
+	defer stopShared()
+	return m.Run()
+}
+
+func buildPrograms(dir string) error {
+	bin, err := lab.Bin()
+	if err != nil {
+		return err
+	}
+	rnbdPath, exercisePath, rawpeerPath = filepath.Join(bin, "rnbd"), filepath.Join(dir, "exercise"), filepath.Join(dir, "rawpeer")
+	for path, pkg := range map[string]string{exercisePath: "./exercise/cmd", rawpeerPath: "./rawpeer"} {
+		cmd := exec.Command("go", "build", "-o", path, pkg)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
+		}
+	}
+	return nil
+}
+
+// shared is the guest that tests have one after the other.
+var shared struct {
+	mu sync.Mutex
+	g  *vm.Guest
+}
+
+func stopShared() {
+	if shared.g != nil {
+		shared.g.Stop()
+	}
+}
+
+// fast is the link with jumbo frames, where packets carry 4096 bytes; on the other one
+// they carry 1024.
+const fast = 1
+
+// guest returns the shared guest, with rxe on both its links. A test that fails
+// takes it along: what it left behind would fail the next one.
+func guest(t testing.TB) *vm.Guest {
+	t.Helper()
+	vm.Require(t)
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if shared.g == nil {
+		g, err := vm.Start(vm.Config{Net: vm.Tap, Modules: []string{"loop"}})
+		if err != nil {
+			t.Fatalf("boot: %v", err)
+		}
+		shared.g = g
+		for link := range 2 {
+			eth := fmt.Sprintf("eth%d", link)
+			if link == fast {
+				g.Run(t, "ip", "link", "set", eth, "mtu", "9000")
+			}
+			g.RXEOn(t, fmt.Sprintf("rxe%d", link), eth, g.Addr(link)+"/24", g.Addr6(link)+"/64")
+		}
+	}
+	g := shared.g
+	t.Cleanup(func() {
+		if t.Failed() {
+			shared.mu.Lock()
+			defer shared.mu.Unlock()
+			shared.g.Stop()
+			shared.g = nil
+		}
+	})
+	g.Watch(t)
+	return g
+}
+
+// column is a way for our daemons to run beside the kernel's modules.
+type column struct {
+	fabric string
+	ours   func(*vm.Guest) place
+	// addresses of our server, our client and the kernel on a link
+	server, client, kernel func(g *vm.Guest, link int) string
+}
+
+// rocev2: our daemons are on the host, and nothing is installed there.
+var rocev2 = column{
+	fabric: "rocev2",
+	ours:   func(g *vm.Guest) place { return hostPlace{g} },
+	server: func(_ *vm.Guest, link int) string { return vm.HostAddr(link) },
+	client: func(_ *vm.Guest, link int) string { return fmt.Sprintf("10.9.%d.101", link) },
+	kernel: func(g *vm.Guest, link int) string { return g.Addr(link) },
+}
+
+var columns = []column{rocev2}
+
+// side is who plays a part.
+type side string
+
+const (
+	ours   side = "ours"
+	kernel side = "kernel"
+)
+
+// cell is a client and a server that are to understand each other.
+type cell struct {
+	column
+	from, to   side     // client, server
+	invalidate bool     // always_invalidate of the server
+	flags      []string // of our daemons
+}
+
+func (c cell) String() string {
+	inv := map[bool]string{true: "Y", false: "N"}[c.invalidate]
+	return fmt.Sprintf("%s/%s client, %s server, always_invalidate=%s", c.fabric, c.from, c.to, inv)
+}
+
+// bench is a cell at work.
+type bench struct {
+	cell
+	g       *vm.Guest
+	c       client
+	s       server
+	records [2]*recording // by link
+}
+
+// set starts both parties. At the end the guest has none of it left.
+func (c cell) set(t testing.TB) *bench {
+	t.Helper()
+	g := guest(t)
+	b := &bench{cell: c, g: g}
+	addr := func(f func(*vm.Guest, int) string) func(int) string {
+		return func(link int) string { return f(g, link) }
+	}
+	if c.fabric == "rocev2" {
+		secondHostAddrs(t, g)
+	}
+	for link := range 2 {
+		b.records[link] = record(t, g, link)
+	}
+	if c.to == kernel {
+		b.s = &kernelServer{g: g, addr: addr(c.kernel), params: []string{"always_invalidate=" + map[bool]string{true: "Y", false: "N"}[c.invalidate]}}
+	} else {
+		b.s = &ourServer{at: c.ours(g), fabric: c.fabric, addr: addr(c.server), flags: append([]string{fmt.Sprintf("--always-invalidate=%t", c.invalidate)}, c.flags...)}
+	}
+	b.s.Start(t)
+	if c.from == kernel {
+		k := &kernelClient{g: g, addr: addr(c.kernel)}
+		k.load(t)
+		b.c = k
+	} else {
+		o := &ourClient{at: c.ours(g), fabric: c.fabric, addr: addr(c.client), flags: c.flags}
+		if c.to == kernel && c.invalidate {
+			// rxe loses the path when it has to repeat an answer, and on a busy
+			// machine it does: see docs/protocol/rocev2.md, "Linux and adapters".
+			o.flags = append([]string{"--loss", "queue:60s"}, o.flags...)
+		}
+		o.start(t)
+		b.c = o
+	}
+	return b
+}
+
+// secondHostAddrs gives the host an address for a client beside that of the server.
+func secondHostAddrs(t testing.TB, g *vm.Guest) {
+	t.Helper()
+	for link := range 2 {
+		argv := append(g.InNetns(), "ip", "addr", "replace", rocev2.client(g, link)+"/24", "dev", fmt.Sprintf("br%d", link))
+		if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", argv, err, out)
+		}
+	}
+}
+
+// mapDisk maps the server's disk over the given links.
+func (b *bench) mapDisk(t testing.TB, access string, links ...int) disk {
+	t.Helper()
+	d, err := b.c.Map(t.Context(), b.mapping(access, links...))
+	if err != nil {
+		t.Fatalf("map %s: %v", access, err)
+	}
+	return d
+}
+
+func (b *bench) mapping(access string, links ...int) mapping {
+	return mapping{session: "s", name: b.s.Disk(), access: access, links: links, to: b.s, port: 1234}
+}

@@ -1,0 +1,144 @@
+package kernelvm
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// eventually waits until done, or fails the test.
+func eventually(t testing.TB, limit time.Duration, what string, done func() bool) {
+	t.Helper()
+	begin := time.Now()
+	for !done() {
+		if time.Since(begin) > limit {
+			t.Fatalf("not within %s: %s", limit, what)
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	t.Logf("%s after %s", what, time.Since(begin).Round(100*time.Millisecond))
+}
+
+// A link is cut while both kinds of session work over two paths: the kernel's client
+// with our server and ours with the kernel's server, each beside a session that is
+// idle on the other link. Requests under way go over the other path, nothing is lost or
+// written late, the path comes back with the link, and the idle sessions live on
+// heartbeats alone for longer than they would without.
+func TestLinkLossAndIdle(t *testing.T) {
+	for _, col := range columns {
+		if col.fabric != "rocev2" {
+			continue // its link is not in the guest
+		}
+		t.Run(col.fabric, func(t *testing.T) {
+			var all []*lossy
+			for _, pair := range [][2]side{{kernel, ours}, {ours, kernel}} {
+				all = append(all, startLossy(t, cell{column: col, from: pair[0], to: pair[1], invalidate: true}))
+			}
+			begin := time.Now()
+			time.Sleep(3 * time.Second)
+			g := all[0].b.g
+			if err := g.CutLink(0, true); err != nil {
+				t.Fatal(err)
+			}
+			defer g.CutLink(0, false)
+			for _, l := range all { // Linux notices after 6 to 7 heartbeats of 5 s
+				eventually(t, 90*time.Second, l.b.String()+": one path is lost", func() bool { return l.connected() == 1 })
+			}
+			time.Sleep(2 * time.Second)
+			if err := g.CutLink(0, false); err != nil {
+				t.Fatal(err)
+			}
+			for _, l := range all { // after 30 s for the dead peer and 31 s of pause
+				eventually(t, 120*time.Second, l.b.String()+": both paths are back", func() bool { return l.connected() == 2 })
+			}
+			if rest := 45*time.Second - time.Since(begin); rest > 0 {
+				time.Sleep(rest)
+			}
+			for _, l := range all {
+				l.end(t)
+			}
+		})
+	}
+}
+
+// lossy is a bench with one session that works on two links, and an idle one.
+type lossy struct {
+	b          *bench
+	t          testing.TB
+	busy, idle disk
+	work       process
+}
+
+func startLossy(t testing.TB, c cell) *lossy {
+	t.Helper()
+	l := &lossy{b: c.set(t), t: t}
+	l.busy = l.b.mapDisk(t, "rw", 0, fast)
+	idle := l.b.mapping("ro", fast)
+	idle.session = "idle"
+	var err error
+	if l.idle, err = l.b.c.Map(t.Context(), idle); err != nil {
+		t.Fatalf("map the idle one: %v", err)
+	}
+	l.work = l.b.c.StartExercise(t, l.busy, "--until-stopped")
+	return l
+}
+
+// connected counts the paths of the busy session.
+func (l *lossy) connected() (n int) {
+	for _, s := range l.b.c.Paths(l.t, "s") {
+		if s == "connected" {
+			n++
+		}
+	}
+	return n
+}
+
+func (l *lossy) end(t *testing.T) {
+	l.work.Stop()
+	if err := l.work.Wait(time.Minute); err != nil {
+		t.Errorf("%s: %v", l.b, err)
+	}
+	t.Logf("%s: %s", l.b, strings.TrimSpace(l.work.Output()))
+	if s := l.b.c.Paths(t, "idle"); len(s) != 1 || s[0] != "connected" || l.b.c.Reconnects(t, "idle") != 0 {
+		t.Errorf("%s: the idle session has paths %v, and was reconnected %d times", l.b, s, l.b.c.Reconnects(t, "idle"))
+	}
+	l.b.c.Unmap(t, l.busy)
+	l.b.c.Unmap(t, l.idle)
+}
+
+// The server goes away in order and comes back: the device is closed meanwhile and
+// open again afterwards, without being mapped anew, and has its data.
+func TestServerRestart(t *testing.T) {
+	for _, col := range columns {
+		for _, pair := range [][2]side{{kernel, ours}, {ours, kernel}} {
+			c := cell{column: col, from: pair[0], to: pair[1], invalidate: true}
+			t.Run(c.String(), func(t *testing.T) { restart(t, c.set(t)) })
+		}
+	}
+}
+
+func restart(t *testing.T, b *bench) {
+	d := b.mapDisk(t, "rw", 0, fast)
+	if _, err := b.c.Exercise(t.Context(), d, "--for", "1s"); err != nil {
+		t.Fatal(err)
+	}
+	sum := b.s.Sum(t)
+	b.s.Stop(t)
+	eventually(t, 60*time.Second, "device is closed", func() bool { return b.c.State(t, d) == "closed" })
+	if _, err := b.c.Exercise(t.Context(), d, "--read"); err == nil {
+		t.Error("a closed device can be read")
+	}
+	b.s.Start(t)
+	for path := range 2 {
+		b.c.Reconnect(t, "s", path)
+	}
+	eventually(t, 90*time.Second, "device is open", func() bool { return b.c.State(t, d) == "open" })
+	got, err := b.c.Exercise(t.Context(), d, "--read")
+	if strings.TrimSpace(got) != sum || err != nil {
+		t.Errorf("after the restart the sum is %s, error %v; before it was %s", got, err, sum)
+	}
+	if _, err := b.c.Exercise(t.Context(), d, "--for", "1s"); err != nil {
+		t.Error(err)
+	}
+	b.c.Unmap(t, d)
+}

@@ -1,0 +1,406 @@
+package kernelvm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/test/kernelvm/vm"
+)
+
+// server exports one disk of diskSize bytes, and may do so again after Stop.
+type server interface {
+	Start(t testing.TB)
+	Stop(t testing.TB)
+	Disk() string            // its name for clients
+	Sum(t testing.TB) string // of the disk, read on the server
+	Addr(link int) string    // IP address
+	Sessions(t testing.TB) int
+}
+
+// client maps disks.
+type client interface {
+	// Map fails with an errno in its chain where the client tells one.
+	Map(ctx context.Context, r mapping) (disk, error)
+	Unmap(t testing.TB, d disk)
+	Exercise(ctx context.Context, d disk, args ...string) (string, error)
+	StartExercise(t testing.TB, d disk, args ...string) process
+	Addr(link int) string
+	// Paths are the states of a session's paths, in order.
+	Paths(t testing.TB, session string) []string
+	// Reconnect asks for a path to be connected now.
+	Reconnect(t testing.TB, session string, path int)
+	// Reconnects counts how often paths of a session were connected again.
+	Reconnects(t testing.TB, session string) int
+	State(t testing.TB, d disk) string
+	// Fio runs fio on a device.
+	Fio(ctx context.Context, d disk, args ...string) (string, error)
+}
+
+// mapping is what to map.
+type mapping struct {
+	session, name, access string
+	links                 []int // one path over each
+	to                    server
+	port                  int // default 1234
+}
+
+// disk is a mapped device.
+type disk struct {
+	name string // rnbd0
+	path string
+}
+
+const diskSize = 16 << 20
+
+// kernelServer is rnbd-server of the guest with a loop device.
+type kernelServer struct {
+	g      *vm.Guest
+	addr   func(link int) string
+	params []string // of rtrs-server
+	loop   string
+}
+
+func (s *kernelServer) Addr(link int) string { return s.addr(link) }
+func (s *kernelServer) Disk() string         { return s.loop }
+
+func (s *kernelServer) Start(t testing.TB) {
+	t.Helper()
+	if s.loop == "" {
+		s.g.Run(t, "truncate", "-s", fmt.Sprint(diskSize), "/tmp/disk.img")
+		s.loop = strings.TrimSpace(s.g.Run(t, "losetup", "-f", "--show", "/tmp/disk.img"))
+		t.Cleanup(func() { s.g.Run(t, "losetup", "-d", s.loop); s.g.Run(t, "rm", "/tmp/disk.img") })
+	}
+	s.g.Modprobe(t, "rtrs-server", s.params...)
+	s.g.Modprobe(t, "rnbd-server")
+	t.Cleanup(func() { s.Stop(t) })
+}
+
+func (s *kernelServer) Stop(t testing.TB) {
+	t.Helper()
+	if _, err := s.g.Read("/sys/module/rnbd_server/refcnt"); err == nil {
+		s.g.Rmmod(t, "rnbd_server", "rtrs_server")
+	}
+}
+
+func (s *kernelServer) Sum(t testing.TB) string {
+	t.Helper()
+	return strings.TrimSpace(s.g.Run(t, exercisePath, "--sum", s.loop))
+}
+
+func (s *kernelServer) Sessions(t testing.TB) int {
+	return count(s.g.Run(t, "sh", "-c", "ls /sys/class/rtrs-server 2>/dev/null | grep -v ^ctl$ || true"))
+}
+
+func count(lines string) (n int) {
+	for range strings.Lines(lines) {
+		n++
+	}
+	return n
+}
+
+// kernelClient is rnbd-client of the guest.
+type kernelClient struct {
+	g    *vm.Guest
+	addr func(link int) string
+}
+
+func (c *kernelClient) Addr(link int) string { return c.addr(link) }
+
+func (c *kernelClient) load(t testing.TB) {
+	t.Helper()
+	c.g.Modprobe(t, "rnbd-client")
+	t.Cleanup(func() { c.g.Rmmod(t, "rnbd_client", "rtrs_client") })
+}
+
+func (c *kernelClient) Map(ctx context.Context, r mapping) (disk, error) {
+	line := fmt.Sprintf("dest_port=%d sessname=%s device_path=%s", r.port, r.session, r.name)
+	if r.access != "" {
+		line += " access_mode=" + r.access
+	}
+	for _, link := range r.links {
+		line += fmt.Sprintf(" path=ip:%s@ip:%s", c.addr(link), r.to.Addr(link))
+	}
+	if err := c.g.Write("/sys/class/rnbd-client/ctl/map_device", line); err != nil {
+		return disk{}, fmt.Errorf("%s: %w", line, err)
+	}
+	link := "/sys/class/rnbd-client/ctl/devices/" + strings.ReplaceAll(r.name, "/", "!") + "@" + r.session
+	target, err := c.g.Try(ctx, "readlink", link)
+	name := filepath.Base(strings.TrimSpace(target))
+	return disk{name: name, path: "/dev/" + name}, err
+}
+
+func (c *kernelClient) Unmap(t testing.TB, d disk) {
+	t.Helper()
+	c.g.WriteFile(t, "/sys/block/"+d.name+"/rnbd/unmap_device", "normal")
+}
+
+func (c *kernelClient) Exercise(ctx context.Context, d disk, args ...string) (string, error) {
+	return guestPlace{c.g}.Try(ctx, append([]string{exercisePath, "--device", d.path}, args...)...)
+}
+
+func (c *kernelClient) StartExercise(t testing.TB, d disk, args ...string) process {
+	return guestPlace{c.g}.Start(t, append([]string{exercisePath, "--device", d.path}, args...)...)
+}
+
+func (c *kernelClient) pathDirs(t testing.TB, session string) []string {
+	t.Helper()
+	return strings.Fields(c.g.Run(t, "sh", "-c", `ls -d "$0"/*`, "/sys/class/rtrs-client/"+session+"/paths"))
+}
+
+func (c *kernelClient) Paths(t testing.TB, session string) (states []string) {
+	t.Helper()
+	for _, d := range c.pathDirs(t, session) {
+		states = append(states, strings.TrimSpace(c.g.ReadFile(t, d+"/state")))
+	}
+	return states
+}
+
+func (c *kernelClient) Reconnect(t testing.TB, session string, path int) {
+	t.Helper()
+	c.g.WriteFile(t, c.pathDirs(t, session)[path]+"/reconnect", "1")
+}
+
+func (c *kernelClient) Reconnects(t testing.TB, session string) (n int) {
+	t.Helper()
+	for _, d := range c.pathDirs(t, session) {
+		var good, bad int
+		fmt.Sscan(c.g.ReadFile(t, d+"/stats/reconnects"), &good, &bad)
+		n += good + bad
+	}
+	return n
+}
+
+func (c *kernelClient) Fio(ctx context.Context, d disk, args ...string) (string, error) {
+	return c.g.Try(ctx, append([]string{"fio", "--name=verify", "--ioengine=libaio", "--direct=1", "--filename=" + d.path}, args...)...)
+}
+
+func (c *kernelClient) State(t testing.TB, d disk) string {
+	t.Helper()
+	return strings.TrimSpace(c.g.ReadFile(t, "/sys/block/"+d.name+"/rnbd/state"))
+}
+
+// ourServer is rnbd server run.
+type ourServer struct {
+	at     place
+	fabric string
+	addr   func(link int) string
+	flags  []string
+	dir    string
+	proc   process
+}
+
+func (s *ourServer) Addr(link int) string { return s.addr(link) }
+func (s *ourServer) Disk() string         { return "disk.img" }
+func (s *ourServer) socket() string       { return s.dir + "/server.sock" }
+
+func (s *ourServer) Start(t testing.TB) {
+	t.Helper()
+	if s.dir == "" {
+		s.dir = strings.TrimSpace(run(t, s.at, "mktemp", "-d", "/tmp/rnbdkvXXXXXX"))
+		t.Cleanup(func() { run(t, s.at, "rm", "-r", s.dir) })
+		run(t, s.at, "mkdir", s.dir+"/images")
+		run(t, s.at, "truncate", "-s", fmt.Sprint(diskSize), s.dir+"/images/disk.img")
+	}
+	args := []string{rnbdPath, "server", "run", "--socket", s.socket(), "--search-path", s.dir + "/images"}
+	for link := range 2 {
+		args = append(args, "--listen", fmt.Sprintf("%s://%s:1234", s.fabric, s.addr(link)))
+	}
+	s.proc = s.at.Start(t, append(args, s.flags...)...)
+	up(t, s.at, s.proc, "server", s.socket())
+	t.Cleanup(func() {
+		s.Stop(t)
+		if t.Failed() {
+			t.Logf("our server:\n%s", s.proc.Output())
+		}
+	})
+}
+
+func (s *ourServer) Stop(testing.TB) { s.proc.Stop() }
+
+func (s *ourServer) Sum(t testing.TB) string {
+	t.Helper()
+	return strings.TrimSpace(run(t, s.at, exercisePath, "--sum", s.dir+"/images/disk.img"))
+}
+
+func (s *ourServer) Sessions(t testing.TB) int {
+	t.Helper()
+	var l struct{ Sessions []struct{} }
+	out := run(t, s.at, rnbdPath, "--socket", s.socket(), "--output", "json", "server", "session", "list")
+	if err := json.Unmarshal([]byte(out), &l); err != nil {
+		t.Fatalf("session list: %v\n%s", err, out)
+	}
+	return len(l.Sessions)
+}
+
+// up waits until a daemon answers.
+func up(t testing.TB, at place, p process, kind, socket string) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		_, err := at.Try(ctx, rnbdPath, "--socket", socket, kind, "show")
+		cancel()
+		if err == nil {
+			return
+		}
+		if ended := p.Wait(50 * time.Millisecond); !errors.Is(ended, context.DeadlineExceeded) || time.Now().After(end) {
+			t.Fatalf("our %s does not come up: %v\n%s", kind, err, p.Output())
+		}
+	}
+}
+
+// ourClient is rnbd client run, with the NBD front end.
+type ourClient struct {
+	at     place
+	fabric string
+	addr   func(link int) string
+	flags  []string
+	dir    string
+	proc   process
+}
+
+func (c *ourClient) Addr(link int) string { return c.addr(link) }
+
+func (c *ourClient) start(t testing.TB) {
+	t.Helper()
+	c.dir = strings.TrimSpace(run(t, c.at, "mktemp", "-d", "/tmp/rnbdkvXXXXXX"))
+	t.Cleanup(func() { run(t, c.at, "rm", "-r", c.dir) })
+	args := []string{rnbdPath, "client", "run", "--socket", c.dir + "/client.sock", "--nbd-listen", "unix:" + c.dir + "/nbd.sock"}
+	c.proc = c.at.Start(t, append(args, c.flags...)...)
+	t.Cleanup(func() {
+		c.proc.Stop()
+		if t.Failed() {
+			t.Logf("our client:\n%s", c.proc.Output())
+		}
+	})
+	up(t, c.at, c.proc, "client", c.dir+"/client.sock")
+}
+
+// cli runs a command of our client; the answer is JSON. An errno of the
+// daemon is in the chain of the error.
+func (c *ourClient) cli(ctx context.Context, answer any, args ...string) error {
+	argv := append([]string{rnbdPath, "--socket", c.dir + "/client.sock", "--output", "json", "client"}, args...)
+	out, err := c.at.Try(ctx, argv...)
+	if err != nil {
+		var said struct {
+			Error string
+			Errno syscall.Errno
+		}
+		if json.Unmarshal([]byte(out), &said) == nil && said.Errno != 0 {
+			return fmt.Errorf("%s: %w", said.Error, said.Errno)
+		}
+		return err
+	}
+	if answer == nil {
+		return nil
+	}
+	return json.Unmarshal([]byte(out), answer)
+}
+
+func (c *ourClient) Map(ctx context.Context, r mapping) (disk, error) {
+	args := []string{"device", "map", r.name, "from"}
+	for _, link := range r.links {
+		args = append(args, fmt.Sprintf("%s@%s:%d%%%s", c.addr(link), r.to.Addr(link), r.port, c.fabric))
+	}
+	args = append(args, "--session", r.session)
+	if r.access != "" {
+		args = append(args, "--access", r.access)
+	}
+	var d struct{ Name string }
+	err := c.cli(ctx, &d, args...)
+	return disk{name: d.Name}, err
+}
+
+func (c *ourClient) Unmap(t testing.TB, d disk) {
+	t.Helper()
+	if err := c.cli(t.Context(), nil, "device", "unmap", d.name); err != nil {
+		t.Fatalf("unmap: %v", err)
+	}
+}
+
+func (c *ourClient) argv(d disk, args []string) []string {
+	return append([]string{exercisePath, "--nbd", c.dir + "/nbd.sock", "--export", d.name}, args...)
+}
+
+func (c *ourClient) Exercise(ctx context.Context, d disk, args ...string) (string, error) {
+	return c.at.Try(ctx, c.argv(d, args)...)
+}
+
+func (c *ourClient) StartExercise(t testing.TB, d disk, args ...string) process {
+	return c.at.Start(t, c.argv(d, args)...)
+}
+
+func (c *ourClient) Paths(t testing.TB, session string) (states []string) {
+	t.Helper()
+	for _, p := range c.paths(t, session) {
+		states = append(states, p.State)
+	}
+	return states
+}
+
+type pathInfo struct {
+	ID         uint32
+	State      string
+	Reconnects int `json:",string"`
+}
+
+func (c *ourClient) paths(t testing.TB, session string) []pathInfo {
+	t.Helper()
+	var l struct {
+		Sessions []struct {
+			Name  string
+			Paths []pathInfo
+		}
+	}
+	if err := c.cli(t.Context(), &l, "path", "list"); err != nil {
+		t.Fatalf("path list: %v", err)
+	}
+	for _, s := range l.Sessions {
+		if s.Name == session {
+			return s.Paths
+		}
+	}
+	return nil
+}
+
+func (c *ourClient) Reconnect(t testing.TB, session string, path int) {
+	t.Helper()
+	if err := c.cli(t.Context(), nil, "path", "reconnect", session, fmt.Sprint(c.paths(t, session)[path].ID)); err != nil {
+		t.Fatalf("reconnect: %v", err)
+	}
+}
+
+func (c *ourClient) Reconnects(t testing.TB, session string) (n int) {
+	t.Helper()
+	for _, p := range c.paths(t, session) {
+		n += p.Reconnects
+	}
+	return n
+}
+
+func (c *ourClient) Fio(ctx context.Context, d disk, args ...string) (string, error) {
+	uri := "nbd+unix:///" + d.name + "?socket=" + c.dir + "/nbd.sock"
+	return c.at.Try(ctx, append([]string{"sh", "-c", `cd "$0" && exec fio "$@"`, c.dir, "--name=verify", "--ioengine=nbd", "--uri=" + uri}, args...)...)
+}
+
+func (c *ourClient) State(t testing.TB, d disk) string {
+	t.Helper()
+	var l struct {
+		Devices []struct{ Name, State string }
+	}
+	if err := c.cli(t.Context(), &l, "device", "list"); err != nil {
+		t.Fatalf("device list: %v", err)
+	}
+	for _, x := range l.Devices {
+		if x.Name == d.name {
+			return x.State
+		}
+	}
+	return "unmapped"
+}
