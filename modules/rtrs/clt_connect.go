@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -53,7 +54,13 @@ func (p *path) device(ctx context.Context) (*sessionDevice, error) {
 
 func (l *link) establish(ctx context.Context) error {
 	for cid := range l.path.session.queues {
-		if err := l.dial(ctx, cid); err != nil {
+		release := func() {}
+		if cid == 0 {
+			release = l.path.session.takeTurn(ctx)
+		}
+		err := l.dial(ctx, cid)
+		release()
+		if err != nil {
 			return fmt.Errorf("connection %d: %w", cid, err)
 		}
 		if cid == 0 {
@@ -63,6 +70,29 @@ func (l *link) establish(ctx context.Context) error {
 		}
 	}
 	return l.exchangeInfo(ctx)
+}
+
+// sessionTurn is how long a path waits for another one that may be making the
+// session.
+const sessionTurn = 3 * time.Second
+
+// takeTurn waits until no other path of a session without connections is
+// waiting for the answer to its connection 0. A server that has lost the
+// session makes it then, and Linux's would make it twice, under one name, and
+// crash. A path that gets no answer keeps the others back for sessionTurn.
+func (s *Session) takeTurn(ctx context.Context) (release func()) {
+	if s.Connected() {
+		return func() {}
+	}
+	timer := time.NewTimer(sessionTurn)
+	defer timer.Stop()
+	select {
+	case s.turn <- struct{}{}:
+		return func() { <-s.turn }
+	case <-timer.C:
+	case <-ctx.Done(): // dial says so
+	}
+	return func() {}
 }
 
 // dial makes connection cid and waits until it is up.

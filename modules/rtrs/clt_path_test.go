@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -467,5 +468,68 @@ func TestPathAddrString(t *testing.T) {
 		if got := fmt.Sprint(a); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+}
+
+// Linux's server makes two sessions of one name, and crashes, when the first
+// connections of two paths come at the same time and it has lost the session.
+func TestPathsMakeTheSessionAnewOneAfterTheOther(t *testing.T) {
+	var now, most atomic.Int32
+	hook := func(s *scriptedServer) {
+		s.onConnect = func(req rtrswire.ConnReqFields, rsp []byte) ([]byte, int) {
+			if req.CID == 0 {
+				most.Store(max(most.Load(), now.Add(1)))
+				defer now.Add(-1)
+				time.Sleep(50 * time.Millisecond)
+			}
+			return rsp, 0
+		}
+	}
+	c, a, b, net := cltTwoPaths(t, hook, nil)
+	refuse(net, a)
+	refuse(net, b)
+	a.hangUp()
+	b.hangUp()
+	c.awaitKind(SessionDown)
+	allow(net, a)
+	allow(net, b)
+	eventually(t, "both paths are back", func() bool {
+		return c.Paths()[0].State == PathConnected && c.Paths()[1].State == PathConnected
+	})
+	if most.Load() != 1 {
+		t.Errorf("%d paths asked for the session at a time", most.Load())
+	}
+}
+
+// A path whose server does not answer keeps the others back for a while only.
+func TestPathWithoutAnswerDoesNotKeepOthersBack(t *testing.T) {
+	var hang atomic.Bool
+	hangs, end := make(chan struct{}, 1), make(chan struct{})
+	defer close(end)
+	first := true
+	c, a, b, net := cltTwoPaths(t, func(s *scriptedServer) {
+		if !first {
+			return
+		}
+		first = false
+		s.onConnect = func(_ rtrswire.ConnReqFields, rsp []byte) ([]byte, int) {
+			if hang.Load() {
+				hangs <- struct{}{}
+				<-end
+			}
+			return rsp, 0
+		}
+	}, nil)
+	hang.Store(true)
+	refuse(net, b)
+	b.hangUp()
+	a.hangUp()
+	c.awaitKind(SessionDown)
+	<-hangs
+	begin := time.Now()
+	allow(net, b)
+	c.awaitKind(SessionUp)
+	if took := time.Since(begin); took < sessionTurn/2 || took > sessionTurn+6*time.Second {
+		t.Errorf("the other path was back after %v, want about %v", took, sessionTurn)
 	}
 }

@@ -52,6 +52,7 @@ type Session struct {
 	log    *slog.Logger
 	queues []*Queue // by cid; 0 is for admin requests
 	events *eventQueue
+	turn   chan struct{} // full while a path may be making the session, see takeTurn
 
 	// For the data path.
 	live   atomic.Pointer[liveSet] // nil: not connected
@@ -120,6 +121,7 @@ func newCltSession(name string, cfg ClientConfig) (*Session, error) {
 		log:     cfg.Logger.With("session", name),
 		events:  newEventQueue(),
 		regions: map[*Region]struct{}{},
+		turn:    make(chan struct{}, 1),
 	}
 	s.policy.Store(uint32(cfg.Policy))
 	s.timing.Store(&cfg.Timing)
