@@ -231,12 +231,12 @@ func (s *ourServer) Sum(t testing.TB) string {
 
 func (s *ourServer) Sessions(t testing.TB) int {
 	t.Helper()
-	var l struct{ Sessions []struct{} }
+	var all []struct{}
 	out := run(t, s.at, rnbdPath, "--socket", s.socket(), "--output", "json", "server", "session", "list")
-	if err := json.Unmarshal([]byte(out), &l); err != nil {
+	if err := json.Unmarshal([]byte(out), &all); err != nil {
 		t.Fatalf("session list: %v\n%s", err, out)
 	}
-	return len(l.Sessions)
+	return len(all)
 }
 
 // up waits until a daemon answers.
@@ -312,9 +312,9 @@ func (c *ourClient) Map(ctx context.Context, r mapping) (disk, error) {
 	if r.access != "" {
 		args = append(args, "--access", r.access)
 	}
-	var d struct{ Name string }
+	var d struct{ Devname string }
 	err := c.cli(ctx, &d, args...)
-	return disk{name: d.Name}, err
+	return disk{name: d.Devname}, err
 }
 
 func (c *ourClient) Unmap(t testing.TB, d disk) {
@@ -345,28 +345,24 @@ func (c *ourClient) Paths(t testing.TB, session string) (states []string) {
 }
 
 type pathInfo struct {
+	Sessname   string
 	ID         uint32
 	State      string
-	Reconnects int `json:",string"`
+	Reconnects int
 }
 
-func (c *ourClient) paths(t testing.TB, session string) []pathInfo {
+func (c *ourClient) paths(t testing.TB, session string) (paths []pathInfo) {
 	t.Helper()
-	var l struct {
-		Sessions []struct {
-			Name  string
-			Paths []pathInfo
-		}
-	}
-	if err := c.cli(t.Context(), &l, "path", "list"); err != nil {
+	var all []pathInfo
+	if err := c.cli(t.Context(), &all, "path", "list", "-f", "sessname,id,state,reconnects"); err != nil {
 		t.Fatalf("path list: %v", err)
 	}
-	for _, s := range l.Sessions {
-		if s.Name == session {
-			return s.Paths
+	for _, p := range all {
+		if p.Sessname == session {
+			paths = append(paths, p)
 		}
 	}
-	return nil
+	return paths
 }
 
 func (c *ourClient) Reconnect(t testing.TB, session string, path int) {
@@ -391,14 +387,12 @@ func (c *ourClient) Fio(ctx context.Context, d disk, args ...string) (string, er
 
 func (c *ourClient) State(t testing.TB, d disk) string {
 	t.Helper()
-	var l struct {
-		Devices []struct{ Name, State string }
-	}
-	if err := c.cli(t.Context(), &l, "device", "list"); err != nil {
+	var all []struct{ Devname, State string }
+	if err := c.cli(t.Context(), &all, "device", "list", "-f", "devname,state"); err != nil {
 		t.Fatalf("device list: %v", err)
 	}
-	for _, x := range l.Devices {
-		if x.Name == d.name {
+	for _, x := range all {
+		if x.Devname == d.name {
 			return x.State
 		}
 	}

@@ -28,7 +28,7 @@ func record(t testing.TB, g *vm.Guest, link int) *recording {
 		keep = t.TempDir()
 	}
 	r := &recording{file: filepath.Join(keep, fmt.Sprintf("%d-link%d.pcap", time.Now().Unix(), link))}
-	argv := append(g.InNetns(), "tcpdump", "-i", fmt.Sprintf("br%d", link), "-Z", "root", "-U", "-B", "65536", "-w", r.file, "udp port 4791")
+	argv := append(g.InNetns(), "tcpdump", "-i", fmt.Sprintf("br%d", link), "-Z", "root", "-U", "--immediate-mode", "-B", "65536", "-w", r.file, "udp port 4791")
 	r.cmd = exec.Command(argv[0], argv[1:]...)
 	stderr, err := r.cmd.StderrPipe()
 	if err != nil {
@@ -59,7 +59,7 @@ func (r *recording) stop() {
 
 // decode prints the last n packets, a line each.
 func (r *recording) decode(n int) string {
-	out, err := exec.Command("tshark", "-n", "-r", r.file).CombinedOutput()
+	out, err := exec.Command("tshark", "-n", "-r", r.file).Output()
 	if err != nil {
 		return err.Error() + "\n" + string(out)
 	}
