@@ -6,7 +6,10 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
@@ -117,12 +120,29 @@ func (a *controlAPI) Remap(ctx context.Context, r *controlpb.DeviceRequest) (*co
 }
 
 func (a *controlAPI) ListDevices(ctx context.Context, _ *controlpb.ListRequest) (*controlpb.ClientDeviceList, error) {
-	list := &controlpb.ClientDeviceList{}
-	for _, d := range a.c.Devices() {
-		list.Devices = append(list.Devices, d.describe(ctx))
+	devices := a.c.Devices()
+	list := &controlpb.ClientDeviceList{Devices: make([]*controlpb.ClientDevice, len(devices))}
+	ctx, cancel := context.WithTimeout(ctx, askFrontends)
+	defer cancel()
+	var next atomic.Int64
+	var asking sync.WaitGroup
+	for range min(len(devices), askAtOnce) {
+		asking.Go(func() {
+			for i := next.Add(1) - 1; i < int64(len(devices)); i = next.Add(1) - 1 {
+				list.Devices[i] = devices[i].describe(ctx)
+			}
+		})
 	}
+	asking.Wait()
 	return list, nil
 }
+
+// A list of devices asks front ends for their users: so many at once, and
+// those that hang no longer than this. What they know is left out then.
+const (
+	askAtOnce    = 8
+	askFrontends = 2 * time.Second
+)
 
 func (d *Device) describe(ctx context.Context) *controlpb.ClientDevice {
 	l := d.Limits()

@@ -291,7 +291,7 @@ func (f *frontend) resize(d *Device) {
 // status asks the process about d.
 func (f *frontend) status(ctx context.Context, d *Device) plugin.DeviceStatus {
 	proc, err := f.process()
-	if err != nil {
+	if err != nil || ctx.Err() != nil {
 		return plugin.DeviceStatus{}
 	}
 	st, err := proc.DeviceStatus(ctx, d.index)

@@ -152,6 +152,34 @@ func TestCommandsEndByTheirDeadline(t *testing.T) {
 	}
 }
 
+// TestFrontEndThatHangsDoesNotHideDevices stops the processes of front ends.
+func TestFrontEndThatHangsDoesNotHideDevices(t *testing.T) {
+	l := lab.New(t)
+	dir := l.Image("d0.img", 1<<20)
+	for i := range 20 {
+		l.Image(fmt.Sprintf("d%d.img", i), 1<<20)
+	}
+	s := l.Server(lab.ServerOptions{SearchPath: dir, Plugins: []string{"fileio"}})
+	c := l.Client(lab.ClientOptions{})
+	for i := range 20 {
+		l.Map(c, fmt.Sprintf("d%d.img", i), s)
+	}
+	info, err := c.API.Info(t.Context(), &controlpb.InfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range info.Plugins {
+		if err := syscall.Kill(int(p.Pid), syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		defer syscall.Kill(int(p.Pid), syscall.SIGCONT)
+	}
+	r := rnbd(t, c, "device", "list", "devname,state", "csv", "noheaders")
+	if r.code != 0 || strings.Count(r.out, ",open\n") != 20 || r.took > 8*time.Second {
+		t.Errorf("exit code %d after %v: %s%s", r.code, r.took, r.out, r.err)
+	}
+}
+
 // TestThousandDevices maps them over one session, by lines. The bounds are
 // wide: what one command does per device must not grow with their number.
 func TestThousandDevices(t *testing.T) {
