@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -92,8 +93,14 @@ func runClient(cmd *cobra.Command, o *clientOptions) error {
 		return errors.Join(err, closeWithin(c.Close))
 	}
 	defer stopMetrics()
+	unmount, err := o.mountTree("client", socket, c.Tree(), l.Logger("client"))
+	if err != nil {
+		return errors.Join(err, closeWithin(c.Close))
+	}
 	l.Logger("client").Info("client is ready", "socket", socket, "version", versionString())
-	return serveUntilDone(cmd.Context(), api, sock, c.Close)
+	return serveUntilDone(cmd.Context(), api, sock, func(ctx context.Context) error {
+		return errors.Join(unmount(), c.Close(ctx))
+	})
 }
 
 // defaultLinkDir is where other links to devices are; only root can write there.

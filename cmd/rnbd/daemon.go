@@ -31,6 +31,7 @@ type daemonOptions struct {
 	LogFormat    string        `yaml:"log-format"`
 	LogLevel     string        `yaml:"log-level"`
 	Metrics      string        `yaml:"metrics"`
+	Sys          string        `yaml:"sys"`
 }
 
 func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
@@ -43,6 +44,7 @@ func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
 	f.StringVar(&o.LogFormat, "log-format", "text", "text or json")
 	f.StringVar(&o.LogLevel, "log-level", "info", "debug, info, warn or error; \"rnbd log\" changes it")
 	f.StringVar(&o.Metrics, "metrics", "", "ADDRESS:PORT to serve metrics for Prometheus on (default not at all)")
+	f.StringVar(&o.Sys, "sys", sysAuto, "folder for the tree of control files, off, or auto: sys beside the control socket, where that can be mounted")
 }
 
 // spin is the pumps' setting: the flag's 0 is their "never".

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -110,8 +111,14 @@ func runServer(cmd *cobra.Command, o *serverOptions) error {
 		return errors.Join(err, closeWithin(s.Close))
 	}
 	defer stopMetrics()
+	unmount, err := o.mountTree("server", socket, s.Tree(), l.Logger("server"))
+	if err != nil {
+		return errors.Join(err, closeWithin(s.Close))
+	}
 	l.Logger("server").Info("server is ready", "socket", socket, "version", versionString())
-	return serveUntilDone(cmd.Context(), api, sock, s.Close)
+	return serveUntilDone(cmd.Context(), api, sock, func(ctx context.Context) error {
+		return errors.Join(unmount(), s.Close(ctx))
+	})
 }
 
 // config turns options into the library's configuration.

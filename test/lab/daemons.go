@@ -61,6 +61,7 @@ type ServerOptions struct {
 	Extra      []string
 	Env        []string
 	Prefix     []string // a program that runs the server, as prlimit
+	Sys        string   // folder for control files; empty: none
 }
 
 // Server is a running server daemon.
@@ -77,7 +78,7 @@ func (l *Lab) StartServer(o ServerOptions) (*Server, error) {
 	l.n++
 	name := "server" + strconv.Itoa(l.n)
 	s := &Server{Socket: filepath.Join(l.Dir, name+".sock")}
-	args := []string{"server", "run", "--socket", s.Socket, "--plugin-dir", l.Bin}
+	args := []string{"server", "run", "--socket", s.Socket, "--plugin-dir", l.Bin, "--sys", o.Sys}
 	if o.SearchPath != "" {
 		args = append(args, "--search-path", o.SearchPath)
 	}
@@ -169,6 +170,7 @@ type ClientOptions struct {
 	Extra    []string
 	Env      []string
 	Prefix   []string
+	Sys      string // folder for control files; empty: none
 }
 
 // Client is a running client daemon.
@@ -186,7 +188,7 @@ func (l *Lab) StartClient(o ClientOptions) (*Client, error) {
 	l.n++
 	name := "client" + strconv.Itoa(l.n)
 	c := &Client{Socket: filepath.Join(l.Dir, name+".sock"), NBD: filepath.Join(l.Dir, name+"-nbd.sock"), Links: filepath.Join(l.Dir, name+"-links")}
-	args := []string{"client", "run", "--socket", c.Socket, "--plugin-dir", l.Bin, "--nbd-listen", "unix:" + c.NBD}
+	args := []string{"client", "run", "--socket", c.Socket, "--plugin-dir", l.Bin, "--nbd-listen", "unix:" + c.NBD, "--sys", o.Sys}
 	if o.Frontend == "" {
 		o.Frontend = "nbd-socket"
 	}

@@ -84,11 +84,10 @@ func (t *Tree) put(place string, n Node) error {
 	if err := t.folder(filepath.Dir(path)); err != nil {
 		return err
 	}
-	if old, err := os.Readlink(path); err == nil && old == string(target) {
-		return nil // left by an earlier daemon, or another's too
-	}
-	if err := os.Symlink(string(target), path); err != nil {
-		return err
+	if old, err := os.Readlink(path); err != nil || old != string(target) { // else a daemon that was killed has left it
+		if err := os.Symlink(string(target), path); err != nil {
+			return err
+		}
 	}
 	t.undo = append(t.undo, func() error { return os.Remove(path) })
 	return nil

@@ -106,7 +106,7 @@ func TestPlaceInUse(t *testing.T) {
 // TestMountOfAKilledDaemonIsCleared runs this program again as the daemon.
 func TestMountOfAKilledDaemonIsCleared(t *testing.T) {
 	if root := os.Getenv("CTLTREE_TEST_ROOT"); root != "" {
-		if _, err := Mount(root, map[string]Node{"z": hello("killed")}, quiet("killed")); err != nil {
+		if _, err := Mount(root, map[string]Node{"z": hello("killed"), "l": Link("z")}, quiet("killed")); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
@@ -132,7 +132,7 @@ func TestMountOfAKilledDaemonIsCleared(t *testing.T) {
 	if _, err := read(root + "/z/f"); !errors.Is(err, syscall.ENOTCONN) {
 		t.Fatalf("the mount of the killed daemon: %v; want ENOTCONN", err)
 	}
-	tree, err := Mount(root, map[string]Node{"z": hello("new")}, quiet("new"))
+	tree, err := Mount(root, map[string]Node{"z": hello("new"), "l": Link("z")}, quiet("new"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,6 +141,9 @@ func TestMountOfAKilledDaemonIsCleared(t *testing.T) {
 	}
 	if err := tree.Close(); err != nil {
 		t.Error(err)
+	}
+	if entries, err := os.ReadDir(root); err != nil || len(entries) != 0 {
+		t.Errorf("left behind: %v, %v", entries, err)
 	}
 }
 
