@@ -2,8 +2,10 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -20,6 +22,7 @@ type export struct {
 	slotSize int
 	slots    int
 	block    uint64 // logical block size in bytes
+	queues   int    // the most that may serve it
 
 	limits atomic.Pointer[blk.Limits] // replaced by a resize
 	claims claims
@@ -41,7 +44,14 @@ func newExport(s plugin.DeviceSpec) (*export, error) {
 	e := &export{
 		index: s.Index, name: s.Name, arena: s.Arena, arenaID: s.ArenaID,
 		slotSize: s.SlotSize, slots: s.Slots, block: uint64(s.Limits.LogicalBlockSize),
-		idle: make(chan struct{}),
+		idle: make(chan struct{}), queues: math.MaxInt,
+	}
+	if v, ok := s.Config["queues"]; ok {
+		n, err := strconv.ParseUint(v, 10, 16)
+		if err != nil || n == 0 {
+			return nil, fmt.Errorf("setting queues %q: want a number from 1 up: %w", v, blk.EINVAL)
+		}
+		e.queues = int(n)
 	}
 	e.claims.writes = make([]span, s.Slots)
 	e.setLimits(s.Limits)
@@ -178,6 +188,7 @@ type share struct {
 // there is no queue. Slots are dealt out among the queues that exist when the
 // first connection comes.
 func (e *export) assign(queues []*queue) *share {
+	queues = queues[:min(len(queues), e.queues)]
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.assigned == 0 && !e.dealtTo(queues) {

@@ -409,3 +409,28 @@ func TestErrnoTable(t *testing.T) {
 		}
 	}
 }
+
+func TestAnExportMayHaveOneQueue(t *testing.T) {
+	queues := []*queue{{}, {}, {}}
+	with := func(setting string) (*export, error) {
+		return newExport(spec{Name: "x", Limits: testLimits(1 << 20), Arena: make([]byte, 6*4096), SlotSize: 4096, Slots: 6, Config: map[string]string{"queues": setting}})
+	}
+	for setting, want := range map[string]int{"1": 1, "2": 2, "9": 3} {
+		e, err := with(setting)
+		if err != nil {
+			t.Fatal(err)
+		}
+		used := map[*queue]bool{}
+		for range 6 {
+			used[e.assign(queues).q] = true
+		}
+		if len(used) != want {
+			t.Errorf("queues %s: %d serve it, want %d", setting, len(used), want)
+		}
+	}
+	for _, bad := range []string{"", "0", "-1", "many"} {
+		if _, err := with(bad); blk.ToErrno(err) != blk.EINVAL {
+			t.Errorf("queues %q: %v", bad, err)
+		}
+	}
+}

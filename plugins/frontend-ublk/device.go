@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -80,14 +81,13 @@ func idOf(path string) (uint32, bool) {
 
 func (d *device) path() string { return blockPath(d.info.id) }
 
-// create makes a new device, with the number of the setting "number" if there
-// is one.
+// create makes a new device, as its settings want it.
 func (d *device) create(ctx context.Context, s *plugin.DeviceSpec, queues []*queue) (err error) {
-	id, err := wantedID(s.Config)
+	id, most, err := wanted(s.Config)
 	if err != nil {
 		return err
 	}
-	n := min(len(queues), s.Slots)
+	n := min(len(queues), s.Slots, most)
 	d.info = devInfo{
 		queues: uint16(n), depth: uint16(min(s.Slots/n, maxQueueDepth)), maxIO: uint32(s.SlotSize), id: id, pid: int32(os.Getpid()),
 		flags: featUserRecovery | featUserRecoveryReissue, private: token(s.Identity),
@@ -129,20 +129,26 @@ func (d *device) giveUp(cause error) error {
 	return cause
 }
 
-// wantedID reads the settings of a device.
-func wantedID(settings map[string]string) (uint32, error) {
-	id := anyDevice
+// wanted reads the settings of a device: "number", the N of /dev/ublkbN, and
+// "queues", the most hardware queues that it may have.
+func wanted(settings map[string]string) (id uint32, queues int, err error) {
+	id, queues = anyDevice, math.MaxInt
 	for k, v := range settings {
 		n, err := strconv.ParseUint(v, 10, 20)
-		if k != "number" {
-			return 0, fmt.Errorf("there is no setting %q of a ublk device, only number: %w", k, blk.EINVAL)
+		switch {
+		case k == "number" && err == nil:
+			id = uint32(n)
+		case k == "number":
+			return 0, 0, fmt.Errorf("setting number %q: want the N of /dev/ublkbN: %w", v, blk.EINVAL)
+		case k == "queues" && err == nil && n > 0:
+			queues = int(n)
+		case k == "queues":
+			return 0, 0, fmt.Errorf("setting queues %q: want a number from 1 up: %w", v, blk.EINVAL)
+		default:
+			return 0, 0, fmt.Errorf("there is no setting %q of a ublk device, only number and queues: %w", k, blk.EINVAL)
 		}
-		if err != nil {
-			return 0, fmt.Errorf("setting number %q: want the N of /dev/ublkbN: %w", v, blk.EINVAL)
-		}
-		id = uint32(n)
 	}
-	return id, nil
+	return id, queues, nil
 }
 
 func addError(id uint32, err error) error {

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/hex"
+	"math"
 	"strings"
 	"testing"
 
@@ -232,14 +233,14 @@ func TestNumbers(t *testing.T) {
 			t.Errorf("%q is number %d, %v", path, id, ok)
 		}
 	}
-	if id, err := wantedID(map[string]string{"number": "5"}); id != 5 || err != nil {
-		t.Errorf("number 5: %d, %v", id, err)
+	if id, queues, err := wanted(map[string]string{"number": "5", "queues": "1"}); id != 5 || queues != 1 || err != nil {
+		t.Errorf("number 5, one queue: %d, %d, %v", id, queues, err)
 	}
-	if id, err := wantedID(nil); id != anyDevice || err != nil {
-		t.Errorf("no number: %d, %v", id, err)
+	if id, queues, err := wanted(nil); id != anyDevice || queues != math.MaxInt || err != nil {
+		t.Errorf("no settings: %d, %d, %v", id, queues, err)
 	}
-	for _, bad := range []map[string]string{{"number": "x"}, {"number": "-1"}, {"number": "1048577"}, {"colour": "1"}} {
-		if _, err := wantedID(bad); blk.ToErrno(err) != blk.EINVAL {
+	for _, bad := range []map[string]string{{"number": "x"}, {"number": "-1"}, {"number": "1048577"}, {"colour": "1"}, {"queues": "0"}, {"queues": "all"}} {
+		if _, _, err := wanted(bad); blk.ToErrno(err) != blk.EINVAL {
 			t.Errorf("%v: %v", bad, err)
 		}
 	}
