@@ -144,6 +144,12 @@ void rv_patience(struct rdma_cm_id *id)
 		rv.ibv_modify_qp(id->qp, &a, IBV_QP_MIN_RNR_TIMER);
 }
 
+int rv_ack_timeout(struct rdma_cm_id *id, int exponent)
+{
+	uint8_t t = exponent;
+	return result(rv.rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &t, sizeof(t)));
+}
+
 static struct rdma_conn_param param(const uint8_t *priv, int len, int ird, int ord)
 {
 	return (struct rdma_conn_param){.private_data = len ? priv : NULL, .private_data_len = len,

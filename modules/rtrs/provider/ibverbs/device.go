@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -23,7 +25,9 @@ type Device struct {
 	ctx    *cContext
 	info   verbs.Info
 	maxCQE int
-	lost   atomic.Bool // it was removed, or is broken
+	// software: the kernel imitates the device.
+	software bool
+	lost     atomic.Bool // it was removed, or is broken
 
 	mu  sync.Mutex
 	qps map[uint32]*qp // by number, those that the library has
@@ -40,6 +44,9 @@ func newDevice(f *Fabric, c *C.struct_rv_device) *Device {
 	d.info = verbs.Info{
 		Fabric: "ibverbs", Name: C.GoString(&c.name[0]), Port: 1,
 		MaxQPWR: int(c.max_qp_wr), MaxSGE: min(int(c.max_sge), maxSGE),
+	}
+	if link, err := os.Readlink("/sys/class/infiniband/" + d.info.Name); err == nil {
+		d.software = strings.Contains(link, "/virtual/")
 	}
 	if c.iwarp == 0 { // iWARP has no immediates
 		d.info.Caps = verbs.CapWriteImm | verbs.CapSendImm

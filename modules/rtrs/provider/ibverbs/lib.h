@@ -163,6 +163,10 @@ uint32_t rv_qp_num(struct rdma_cm_id *id);
 // rv_patience sets how long a peer is told to wait when a receive is missing.
 void rv_patience(struct rdma_cm_id *id);
 
+// rv_ack_timeout sets how long the peer may take to acknowledge a packet before
+// it is sent again: 4.096 us * 2^exponent. Before the connection is made.
+int rv_ack_timeout(struct rdma_cm_id *id, int exponent);
+
 int rv_connect(struct rdma_cm_id *id, const uint8_t *priv, int len, int ird, int ord);
 int rv_accept(struct rdma_cm_id *id, const uint8_t *priv, int len, int ird, int ord);
 int rv_reject(struct rdma_cm_id *id, const uint8_t *priv, int len);

@@ -21,6 +21,11 @@ import (
 // backlog is how many requests may wait for Accept.
 const backlog = 128
 
+// softAckTimeout, 4.3 s, is for servers on rxe: Linux 6.12's cannot repeat a
+// packet behind a window that was bound, the connection fails instead. A busy
+// host must not look like a lost packet.
+const softAckTimeout = 20
+
 type listener struct {
 	f     *Fabric
 	id    *cmID
@@ -178,6 +183,9 @@ func (r *request) accept(q *qp, private []byte) error {
 		q.move(phaseConnecting, phaseFailed)
 		q.forgetID()
 		return err
+	}
+	if q.dev.software && q.dev.info.Caps&verbs.CapKeyRotation != 0 {
+		C.rv_ack_timeout(r.id.id, softAckTimeout)
 	}
 	q.setID(r.id)
 	r.id.pass(q)

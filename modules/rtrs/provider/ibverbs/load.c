@@ -29,7 +29,7 @@ static const struct symbol {
 	C(rdma_get_devices), C(rdma_create_event_channel), C(rdma_get_cm_event), C(rdma_ack_cm_event),
 	C(rdma_create_id), C(rdma_destroy_id), C(rdma_bind_addr), C(rdma_listen),
 	C(rdma_resolve_addr), C(rdma_resolve_route), C(rdma_create_qp), C(rdma_destroy_qp),
-	C(rdma_connect), C(rdma_accept), C(rdma_reject), C(rdma_disconnect),
+	C(rdma_connect), C(rdma_accept), C(rdma_reject), C(rdma_disconnect), C(rdma_set_option),
 };
 
 static const char *load(const char *file, const struct symbol *s, size_t n)

@@ -47,6 +47,7 @@ struct rv_symbols {
 	F(rdma_accept);
 	F(rdma_reject);
 	F(rdma_disconnect);
+	F(rdma_set_option);
 };
 #undef F
 
