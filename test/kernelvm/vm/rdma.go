@@ -81,7 +81,7 @@ func (g *Guest) GoTest(t testing.TB, pkgDir string, args ...string) string {
 	shell := `cd "$0" && exec "$@"`
 	out, err := g.Try(ctx, append([]string{"sh", "-c", shell, dir, binary}, args...)...)
 	if err != nil {
-		t.Fatalf("tests of %s in the guest: %v", pkgDir, err)
+		t.Fatalf("tests of %s in the guest: %v\nall of their output:\n%s", pkgDir, err, out)
 	}
 	t.Logf("tests of %s in the guest:\n%s", pkgDir, out)
 	return out

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs/verbstest"
@@ -96,6 +97,7 @@ func garbage(t *testing.T, addr netip.AddrPort) {
 
 func TestConformance(t *testing.T) {
 	v4, v6 := addresses(t)
+	verbstest.Patience = 30 * time.Second // the guest of test/kernelvm is emulated
 	verbstest.Run(t, func(t *testing.T) verbstest.Fabric {
 		d := deviceAt(t, v4)
 		f := verbstest.Fabric{Client: d, Server: d, Addr: netip.AddrPortFrom(v4, 0), Garbage: garbage,

@@ -8,8 +8,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// Patience is how long a case waits for the next thing to happen.
-const Patience = 5 * time.Second
+// Patience is how long a case waits for the next thing to happen. Providers that
+// are tested on slow machines change it before Run.
+var Patience = 5 * time.Second
 
 // Fabric is what a provider hands to a case. Devices are closed by the
 // provider's own cleanup; Client and Server may be the same device.
