@@ -31,6 +31,12 @@ var pathFields = []report.Field[transportPath]{
 	report.F("id", "Id", "number in its session", func(p transportPath) any { return uint64(p.Id) }),
 	report.F("fabric", "Fabric", "kind of transport", func(p transportPath) any { return p.Fabric }),
 	report.F("connections", "Connections", "it is made of", func(p transportPath) any { return uint64(p.Connections) }),
+	report.F("changing_keys", "Changing Keys", "each request changes its chunk's key (always_invalidate), on the server", func(p transportPath) any {
+		if !p.incoming {
+			return nil
+		}
+		return p.ChangingKeys
+	}),
 	report.F("failovers", "Failovers", "requests taken over from other paths, here", onOutgoingPath(func(p transportPath) any { return report.Count(p.Failovers) })),
 	report.F("latency", "Latency", "last heartbeat's round trip, for programs in ns", func(p transportPath) any { return time.Duration(p.LatencyNs) }),
 	report.F("last_error", "Last Error", "why it is not connected, here", onOutgoingPath(func(p transportPath) any { return p.LastError })),

@@ -223,11 +223,11 @@ func (s *session) serverHost(paths []*controlpb.Path) string {
 func (s *session) describePath(p rtrs.PathInfo) *controlpb.Path {
 	out := &controlpb.Path{
 		Session: s.name, Id: uint32(p.ID), State: p.State.String(), Fabric: p.Fabric,
-		Device: p.Addr.Device.Info().Name, Dst: p.Addr.Dst.String(), Connections: uint32(s.transport.Queues() + 1),
+		Device: p.Device, Dst: p.Addr.Dst.String(), Connections: uint32(s.transport.Queues() + 1),
 		RxBytes: p.Stats.ReadBytes, TxBytes: p.Stats.WriteBytes, Inflight: uint64(max(p.Stats.Inflight, 0)),
 		Reconnects: p.Stats.Reconnects, Failovers: p.Stats.Failovers, LatencyNs: uint64(p.Stats.Latency),
 	}
-	out.HcaPort = uint32(p.Addr.Device.Info().Port)
+	out.HcaPort = uint32(p.Port)
 	out.Name = "@" + p.Addr.Dst.Addr().String()
 	if p.Src.IsValid() {
 		out.Src = p.Src.String()

@@ -121,7 +121,7 @@ func (s *session) describe() *controlpb.Session {
 			Session: s.name, Id: uint32(p.ID), State: p.State.String(), Fabric: p.Fabric, Device: p.Device,
 			Src: p.Client.String(), Dst: p.Server.String(), Connections: uint32(p.Conns),
 			RxBytes: p.Stats.WriteBytes, TxBytes: p.Stats.ReadBytes, Inflight: uint64(max(p.Stats.Inflight, 0)),
-			LatencyNs: uint64(p.Stats.Latency), HcaPort: uint32(p.Port),
+			LatencyNs: uint64(p.Stats.Latency), HcaPort: uint32(p.Port), ChangingKeys: p.ChangingKeys,
 			Name: p.Client.Addr().String() + "@" + p.Server.Addr().String(),
 		})
 	}

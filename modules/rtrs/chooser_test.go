@@ -43,6 +43,10 @@ func TestPathAsksTheFabricForItsDevice(t *testing.T) {
 		t.Errorf("the session has %d devices, not the chosen one", n)
 	}
 
+	if got := c.Paths()[0].Device; got != "one" {
+		t.Errorf("the path says it is on %q", got)
+	}
+
 	fabric.choose(net.Device("two"))
 	net.Cut(cltA, addrOf(srvA))
 	c.awaitState(1, PathReconnecting)
@@ -51,6 +55,9 @@ func TestPathAsksTheFabricForItsDevice(t *testing.T) {
 	c.finished(2, 0)
 	if v := d.version(0); v != 2 {
 		t.Errorf("version %d", v)
+	}
+	if got := c.Paths()[0].Device; got != "two" {
+		t.Errorf("after the reconnect the path says it is on %q", got)
 	}
 	if n := len(c.Session.devices); n != 2 || c.Session.devices[1].dev != *fabric.use.Load() {
 		t.Errorf("the session has %d devices, the new one is not the last", n)

@@ -65,6 +65,7 @@ type path struct {
 	base    PathDetails        // at the last resets
 	current *link              // for statistics
 	lastSrc netip.Addr         // of the last connection
+	lastDev verbs.Device       // likewise
 }
 
 // pathIntent is what the user wants from a path.
@@ -272,7 +273,7 @@ func (p *path) adopt(l *link) error {
 	p.link = l
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.current, p.lastSrc = l, l.conns[0].qp.LocalAddr().Addr()
+	p.current, p.lastSrc, p.lastDev = l, l.conns[0].qp.LocalAddr().Addr(), l.dev.dev
 	return nil
 }
 
@@ -429,6 +430,8 @@ type PathInfo struct {
 	Addr   PathAddr
 	Src    netip.Addr // in use, or that of the last connection
 	Fabric string
+	Device string // in use, or of the last connection; the fabric's name before
+	Port   int    // of Device
 	State  PathState
 	Err    error // why the path is not connected, nil if that was asked for
 	Stats  PathStats
@@ -441,6 +444,11 @@ func (p *path) info() PathInfo {
 		ID: p.id, Addr: p.addr, Src: p.addr.Src, Fabric: p.addr.Device.Info().Fabric,
 		State: p.state, Err: p.err, Stats: p.details().PathStats,
 	}
+	dev := p.addr.Device.Info()
+	if p.lastDev != nil {
+		dev = p.lastDev.Info()
+	}
+	i.Device, i.Port = dev.Name, dev.Port
 	if p.lastSrc.IsValid() {
 		i.Src = p.lastSrc
 	}

@@ -332,10 +332,13 @@ func TestServerAdaptsToTheFabric(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			net := loopback.New(loopback.WithCaps(c.caps))
-			startServer(t, net, serve)
+			srv := startServer(t, net, serve)
 			p := newSession(t, net, 1, "s")
 			if got := p.rep.Flags&rtrswire.FlagNewRkey != 0; got != c.newRkey {
 				t.Errorf("new rkeys: %v", got)
+			}
+			if got := srv.Sessions()[0].Paths()[0].ChangingKeys; got != c.newRkey {
+				t.Errorf("the path says that its keys change: %v", got)
 			}
 			p.read(0, 1, 16, []byte("usr"), true)
 			p.expect(answer{0, 1, 0, c.inv})

@@ -367,7 +367,7 @@ func (p *srvPath) info() SrvPathInfo {
 	return SrvPathInfo{
 		ID: p.id, State: p.State(), Client: p.client, Server: p.server,
 		Fabric: dev.Fabric, Device: dev.Name, Port: dev.Port, Conns: len(p.conns),
-		Stats: p.details().PathStats,
+		ChangingKeys: p.newRkey, Stats: p.details().PathStats,
 	}
 }
 

@@ -100,7 +100,8 @@ type SrvPathInfo struct {
 	Client, Server netip.AddrPort
 	Fabric, Device string
 	Port           int
-	Conns          int // connections that the client announced
+	Conns          int  // connections that the client announced
+	ChangingKeys   bool // each request changes the key of its chunk
 	Stats          PathStats
 }
 

@@ -991,6 +991,7 @@ type Path struct {
 	LastError     string                 `protobuf:"bytes,15,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	Name          string                 `protobuf:"bytes,16,opt,name=name,proto3" json:"name,omitempty"` // SRC@DST, addresses without ports
 	HcaPort       uint32                 `protobuf:"varint,17,opt,name=hca_port,json=hcaPort,proto3" json:"hca_port,omitempty"`
+	ChangingKeys  bool                   `protobuf:"varint,18,opt,name=changing_keys,json=changingKeys,proto3" json:"changing_keys,omitempty"` // server: each request changes the key of its chunk
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1142,6 +1143,13 @@ func (x *Path) GetHcaPort() uint32 {
 		return x.HcaPort
 	}
 	return 0
+}
+
+func (x *Path) GetChangingKeys() bool {
+	if x != nil {
+		return x.ChangingKeys
+	}
+	return false
 }
 
 type SessionList struct {
@@ -2906,7 +2914,7 @@ const file_control_proto_rawDesc = "" +
 	" \x01(\tR\n" +
 	"serverName\x124\n" +
 	"\x16max_reconnect_attempts\x18\v \x01(\x05R\x14maxReconnectAttempts\x12%\n" +
-	"\x0eretired_chunks\x18\f \x01(\rR\rretiredChunks\"\xb9\x03\n" +
+	"\x0eretired_chunks\x18\f \x01(\rR\rretiredChunks\"\xde\x03\n" +
 	"\x04Path\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12\x14\n" +
@@ -2929,7 +2937,8 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"last_error\x18\x0f \x01(\tR\tlastError\x12\x12\n" +
 	"\x04name\x18\x10 \x01(\tR\x04name\x12\x19\n" +
-	"\bhca_port\x18\x11 \x01(\rR\ahcaPort\"C\n" +
+	"\bhca_port\x18\x11 \x01(\rR\ahcaPort\x12#\n" +
+	"\rchanging_keys\x18\x12 \x01(\bR\fchangingKeys\"C\n" +
 	"\vSessionList\x124\n" +
 	"\bsessions\x18\x01 \x03(\v2\x18.rnbd.control.v1.SessionR\bsessions\"K\n" +
 	"\x12CloseDeviceRequest\x12\x18\n" +
