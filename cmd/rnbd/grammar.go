@@ -51,6 +51,7 @@ type verb struct {
 	args    string    // as usage shows them
 	min     int       // arguments that are never taken for options
 	max     int       // arguments without options; -1: any number
+	keyword string    // an argument; so is the word behind it
 	short   string
 	long    string
 	example string

@@ -17,7 +17,7 @@ import (
 func mapVerbs() []*verb {
 	return []*verb{
 		{
-			name: "map", on: onClient, bare: true, min: 1, max: -1, args: "DEVICE from SERVER [PATH...] [ro|rw|migration]",
+			name: "map", on: onClient, bare: true, min: 1, max: -1, keyword: "from", args: "DEVICE from SERVER [PATH...] [ro|rw|migration]",
 			words: outputWords | accessWords, flags: mapFlags, args0: mapWords, run: mapDevice,
 			short: "Map a device of a server",
 			long: `Map opens DEVICE on the server and makes it a device here.

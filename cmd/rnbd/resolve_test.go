@@ -143,6 +143,9 @@ func FuzzResolve(f *testing.F) {
 func TestOptionWordsAreTaken(t *testing.T) {
 	list, show := deviceNoun().verbs[0], deviceNoun().verbs[1]
 	list.noun, show.noun = deviceNoun(), deviceNoun()
+	show.max = 2
+	mapping := mapVerbs()[0]
+	mapping.noun = deviceNoun()
 	for _, c := range []struct {
 		v    *verb
 		line string
@@ -152,11 +155,13 @@ func TestOptionWordsAreTaken(t *testing.T) {
 		{list, "", "", options{}},
 		{list, "json", "", options{Options: report.Options{Format: "json"}}},
 		{list, "K csv noheaders", "", options{Options: report.Options{Format: "csv", Unit: 'K', NoHeaders: true}}},
-		{list, "sessname,state m", "", options{chosen: ",sessname,state", Options: report.Options{Unit: 'M'}}},
+		{list, "sessname,state M", "", options{chosen: ",sessname,state", Options: report.Options{Unit: 'M'}}},
 		{list, "state +size notree tree nototals", "", options{chosen: ",state,+size", Options: report.Options{NoTotals: true}}},
 		{list, "all", "", options{chosen: ",all"}},
 		{list, "verbose", "", options{verbose: true}},
 		{show, "json", "json", options{}},
+		{show, "t t", "t t", options{}},
+		{mapping, "ro from T ro T", "ro from T", options{access: "ro", Options: report.Options{Unit: 'T'}}},
 		{show, "state state", "state", options{chosen: ",state"}},
 		{show, ",-state rnbd0", "rnbd0", options{chosen: ",,-state"}},
 		{show, "rnbd0 xml", "rnbd0", options{Options: report.Options{Format: "xml"}}},

@@ -110,7 +110,7 @@ func readFlags(cmd *cobra.Command) (o options, err error) {
 func (o *options) takeWords(v *verb, args []string) (rest []string, err error) {
 	for _, w := range args {
 		switch {
-		case (len(rest) >= v.min || strings.HasPrefix(w, ",-")) && o.takeWord(v, w):
+		case v.mayBeOption(rest, w) && o.takeWord(v, w):
 		case v.max >= 0 && len(rest) >= v.max:
 			return nil, usageError{fmt.Errorf("%s does not take %q%s", v.name, w, spell.Suggest(w, v.knownWords()))}
 		default:
@@ -118,6 +118,13 @@ func (o *options) takeWords(v *verb, args []string) (rest []string, err error) {
 		}
 	}
 	return rest, nil
+}
+
+// mayBeOption: not the first arguments, nor what a keyword announces.
+func (v *verb) mayBeOption(before []string, w string) bool {
+	n := len(before)
+	announced := v.keyword != "" && n > 0 && before[n-1] == v.keyword
+	return n >= v.min && !announced || strings.HasPrefix(w, ",-")
 }
 
 func (o *options) takeWord(v *verb, w string) bool {
@@ -134,7 +141,7 @@ func (o *options) takeWord(v *verb, w string) bool {
 		o.Format = w
 		return true
 	}
-	if unit, ok := report.ParseUnit(w); ok {
+	if unit, ok := report.ParseUnit(w); ok && w == strings.ToUpper(w) {
 		o.Unit = unit
 		return true
 	}
