@@ -47,6 +47,9 @@ type Config struct {
 	// FenceTimeout is how long a device may wait for a dead plugin's I/O
 	// before it counts as stuck; it goes on waiting, alone.
 	FenceTimeout time.Duration
+	// RetireAfter is how long a path that closes waits for requests that do not
+	// end, before it goes without them: then their device is stuck.
+	RetireAfter time.Duration
 	// SizePoll is how often the sizes of files and devices that are open are
 	// looked at; < 0: never.
 	SizePoll time.Duration
@@ -93,6 +96,7 @@ func DefaultConfig() Config {
 		CrashLimit:       3,
 		CrashWindow:      time.Minute,
 		FenceTimeout:     5 * time.Second,
+		RetireAfter:      5 * time.Second,
 		SizePoll:         time.Second,
 		Logger:           slog.New(slog.DiscardHandler),
 		launch:           plugin.Launch,

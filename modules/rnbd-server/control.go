@@ -60,7 +60,10 @@ func (c *controlAPI) ListDevices(context.Context, *controlpb.ListRequest) (*cont
 		if sess == nil {
 			continue
 		}
-		for _, m := range sess.mappings() {
+		for _, m := range sess.all() {
+			if m.closed.Load() && m.inflight() == 0 {
+				continue
+			}
 			d := byDevice[m.dev]
 			if d == nil {
 				d = m.dev.describe()
@@ -102,7 +105,7 @@ func (m *mapping) describe() *controlpb.ServerDeviceUse {
 func (c *controlAPI) ListSessions(context.Context, *controlpb.ListRequest) (*controlpb.SessionList, error) {
 	list := &controlpb.SessionList{}
 	for i := range c.s.sessions {
-		if sess := c.s.sessions[i].Load(); sess != nil {
+		if sess := c.s.sessions[i].Load(); sess != nil && !sess.ended.Load() {
 			list.Sessions = append(list.Sessions, sess.describe())
 		}
 	}
@@ -111,7 +114,8 @@ func (c *controlAPI) ListSessions(context.Context, *controlpb.ListRequest) (*con
 
 func (s *session) describe() *controlpb.Session {
 	out := &controlpb.Session{
-		Name: s.name, State: "connected", QueueDepth: uint32(len(s.reqs)), Devices: uint32(len(s.mappings())),
+		Name: s.name, State: "connected", QueueDepth: uint32(len(s.reqs)), RetiredChunks: uint32(s.transport.Retired()),
+		Devices:    uint32(len(s.mappings())),
 		ServerName: hostname(),
 	}
 	paths := s.transport.Paths()
@@ -157,7 +161,7 @@ func hostname() string {
 
 func (s *Server) sessionByName(name string) (*session, error) {
 	for i := range s.sessions {
-		if sess := s.sessions[i].Load(); sess != nil && sess.name == name {
+		if sess := s.sessions[i].Load(); sess != nil && sess.name == name && !sess.ended.Load() {
 			return sess, nil
 		}
 	}

@@ -38,8 +38,9 @@ type device struct {
 	// what it held is lost, or its plugin is. Written by control, read by
 	// pumps.
 	ready, failed atomic.Bool
-	stuck         atomic.Bool // its fence has been awaited for too long
-	users         int         // guarded by Server.mu
+	stuck         atomic.Bool  // its fence has been awaited for too long
+	retired       atomic.Int64 // requests that do not end, whose paths have gone; pumps count
+	users         int          // guarded by Server.mu
 
 	sizeMu   sync.Mutex // one look at the size at a time
 	nodeSize uint64     // of the node in bytes, when looked at last; guarded by sizeMu
@@ -67,6 +68,8 @@ func (d *device) state() string {
 		return "failed: plugin state lost"
 	case d.stuck.Load():
 		return "stuck: waits for the I/O of a dead plugin"
+	case d.retired.Load() > 0:
+		return "stuck: waits for I/O that does not end"
 	case !d.ready.Load():
 		return "recovering"
 	}
@@ -160,6 +163,28 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, name string,
 	return d, nil
 }
 
+// busy is EBUSY while requests of lost paths have not ended: what the client
+// sends next could be overwritten by them.
+func (d *device) busy() error {
+	if n := d.retired.Load(); n > 0 {
+		return fmt.Errorf("%d requests of lost paths do not end: %w", n, syscall.EBUSY)
+	}
+	return nil
+}
+
+// nodeBusy is busy for every opening of a node.
+func (s *Server) nodeBusy(id nodeID) error {
+	for _, d := range s.openDevices() {
+		if d.key.id != id {
+			continue
+		}
+		if err := d.busy(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // drop gives one use of d back; the last closes it.
 func (s *Server) drop(d *device) {
 	s.mu.Lock()
@@ -191,11 +216,18 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name string, mo
 	s.openMu.Lock()
 	defer s.openMu.Unlock()
 	if m := sess.byName(name); m != nil {
+		if err := m.dev.busy(); err != nil {
+			return nil, fmt.Errorf("open %q: %w", name, err)
+		}
 		return m, nil
 	}
 	n, p, err := s.resolve(sess.name, name)
 	if err != nil {
 		return nil, err
+	}
+	if err := s.nodeBusy(n.id); err != nil {
+		n.close()
+		return nil, fmt.Errorf("open %q: %w", name, err)
 	}
 	if err := s.writers.take(n.id, mode); err != nil {
 		n.close()
@@ -226,8 +258,8 @@ func (s *Server) closeMapping(m *mapping, keepID bool) {
 	if m.closed.Swap(true) {
 		return
 	}
-	for m.inflight() > 0 {
-		time.Sleep(200 * time.Microsecond)
+	for pause := 200 * time.Microsecond; m.inflight() > 0; pause = min(2*pause, 10*time.Millisecond) {
+		time.Sleep(pause)
 	}
 	s.openMu.Lock()
 	defer s.openMu.Unlock()

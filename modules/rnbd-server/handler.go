@@ -45,21 +45,75 @@ func (h *handler) SessionUp(t *rtrs.SrvSession) error {
 	return fmt.Errorf("session %q: %d sessions are open already: %w", t.Name(), MaxSessions, syscall.ENOMEM)
 }
 
-// SessionDown closes what the session had open. No request is in flight.
+// Retired is told of a request that has not ended when its path did. Pump.
+func (h *handler) Retired(op *rtrs.Op) {
+	s := (*Server)(h)
+	sess, ok := op.Session().Context().(*session)
+	if !ok {
+		return
+	}
+	r := &sess.reqs[op.Chunk()]
+	if r.op != op || r.owner.Load() == 0 { // a message that opens or closes a device
+		return
+	}
+	r.retired = true
+	r.m.dev.retired.Add(1)
+	s.log.Error("device is stuck: a request does not end, and its path has gone", "session", sess.name, "device", r.m.name)
+}
+
+// SessionDown closes what the session had open. No request is in flight but
+// those that are retired: then it does not wait for them.
 func (h *handler) SessionDown(t *rtrs.SrvSession) {
 	s := (*Server)(h)
 	sess, ok := t.Context().(*session)
 	if !ok {
 		return
 	}
-	for _, m := range sess.mappings() {
+	sess.ended.Store(true)
+	stuck := s.closeIdle(sess)
+	s.log.Info("session down", "session", sess.name, "stuck", len(stuck))
+	if len(stuck) == 0 {
+		s.forget(sess)
+		return
+	}
+	go func() {
+		for _, m := range stuck {
+			s.releaseStuck(m)
+		}
+		s.forget(sess)
+	}()
+}
+
+// closeIdle closes what has no request in flight and returns the rest: closed
+// to new requests, and stuck until releaseStuck, so that it opens for nobody
+// before it was given back.
+func (s *Server) closeIdle(sess *session) (stuck []*mapping) {
+	for _, m := range sess.all() {
+		if m.inflight() > 0 {
+			m.dev.retired.Add(1)
+			stuck = append(stuck, m)
+			continue
+		}
 		s.closeMapping(m, false)
 	}
+	return stuck
+}
+
+// releaseStuck is closeMapping for one of closeIdle's.
+func (s *Server) releaseStuck(m *mapping) {
+	s.closeMapping(m, false)
+	for m.inflight() > 0 { // a CLOSE came first, and waits too
+		time.Sleep(10 * time.Millisecond)
+	}
+	m.dev.retired.Add(-1)
+}
+
+// forget gives up what a session has here: completions find it no more.
+func (s *Server) forget(sess *session) {
 	for _, p := range s.plugins {
 		p.detachSession(sess)
 	}
 	s.sessions[sess.index].Store(nil)
-	s.log.Info("session down", "session", sess.name)
 }
 
 // Request tells messages apart: I/O goes on here on the pump, the rest may

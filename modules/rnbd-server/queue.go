@@ -37,6 +37,8 @@ type request struct {
 	sqe   shm.SQE
 	next  int32 // chunk of the next request in the lane; -1: last
 	state reqState
+	// retired: its path has gone without it; only its end is awaited.
+	retired bool
 	// When it came from the client, and when the plugin was first asked; 0:
 	// not yet.
 	arrived, sent int64
@@ -169,7 +171,7 @@ func (q *ioQueue) admit(r *request) {
 	l := &r.m.session.lanes[q.index]
 	q.note(l)
 	switch {
-	case r.m.dev.failed.Load():
+	case r.m.dev.failed.Load(), r.retired: // what was not begun must not be, after its path
 		q.finish(r, blk.EIO)
 	case !r.m.dev.ready.Load():
 		r.state = reqParked
@@ -326,6 +328,10 @@ func (q *ioQueue) finish(r *request, errno blk.Errno) {
 			u.rx.Add(sectors)
 		}
 	}
+	if r.retired {
+		r.retired = false
+		r.m.dev.retired.Add(-1)
+	}
 	op := r.op
 	r.op, r.m, r.state = nil, nil, reqIdle
 	r.owner.Store(0)
@@ -359,6 +365,11 @@ func (q *ioQueue) feed() (n int) {
 func (q *ioQueue) feedOne(l *lane) bool {
 	r := &l.s.reqs[l.head]
 	dev := r.m.dev
+	if r.retired {
+		l.head = r.next
+		q.finish(r, blk.EIO)
+		return true
+	}
 	if !dev.failed.Load() && dev.ready.Load() {
 		if !q.roomFor(l) || !q.send(l, r) {
 			return false

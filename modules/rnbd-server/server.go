@@ -123,6 +123,7 @@ func (s *Server) startTransport() error {
 	cfg.Logger = s.cfg.logger("rtrs")
 	cfg.Alloc = func(size int) (rtrs.Memory, error) { return shm.NewArena("rnbd-chunks", size, shm.Plain) }
 	cfg.Handler = (*handler)(s)
+	cfg.RetireAfter = s.cfg.RetireAfter
 	r, err := rtrs.NewServer(cfg)
 	if err != nil {
 		return err

@@ -33,6 +33,7 @@ type session struct {
 	inbox    inbox
 	attached map[*ioPlugin]bool
 
+	ended   atomic.Bool   // only requests that do not end keep it
 	version atomic.Uint32 // of the protocol, 0 before SESS_INFO
 }
 
@@ -75,6 +76,18 @@ func (s *session) lookup(id uint32) *mapping {
 		return nil
 	}
 	return m
+}
+
+// all lists what has an id, closed or not.
+func (s *session) all() (out []*mapping) {
+	if t := s.table.Load(); t != nil {
+		for _, m := range *t {
+			if m != nil {
+				out = append(out, m)
+			}
+		}
+	}
+	return out
 }
 
 // mappings lists what is open. Caller holds mu or accepts a snapshot.

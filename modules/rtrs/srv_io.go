@@ -59,6 +59,7 @@ type Op struct {
 	stage   opStage
 	keepKey bool
 	cancel  func(*Op) // of Park
+	retired bool      // its path has gone without it; Respond only frees the chunk
 	next    *Op       // in the connection's list of those that wait for room
 }
 
@@ -406,6 +407,10 @@ func (c *srvConn) unpark(op *Op) {
 
 func (op *Op) respond(errno int, keepKey bool) {
 	c := op.conn
+	if op.retired {
+		op.unretire()
+		return
+	}
 	if op.cancel != nil {
 		c.unpark(op)
 	}

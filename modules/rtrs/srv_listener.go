@@ -30,7 +30,7 @@ type ServerHandler interface {
 	// goroutine, may block.
 	SessionUp(s *SrvSession) error
 	// SessionDown is called after the last path was closed and its last Op
-	// finished; SessionUp may follow if a new path is already being made. Any
+	// finished or was retired; SessionUp may follow if a new path is already being made. Any
 	// goroutine, may block; never at the same time as SessionUp of s.
 	SessionDown(s *SrvSession)
 	// Request takes op, to be answered with op.Respond now or later. It is
@@ -53,6 +53,10 @@ type ServerConfig struct {
 	// Alloc returns the chunk memory of a session, at least size bytes.
 	Alloc   func(size int) (Memory, error)
 	Handler ServerHandler
+	// RetireAfter is how long a path that closes waits for requests that the
+	// consumer has not answered; then their chunks are retired, see
+	// Retirer. 0: for ever.
+	RetireAfter time.Duration
 	// Admit tells whether a client may connect; nil admits all.
 	Admit func(remote netip.AddrPort) bool
 }
@@ -65,6 +69,7 @@ func DefaultServerConfig() ServerConfig {
 		AlwaysInvalidate: true,
 		Timing:           DefaultTiming(),
 		Logger:           slog.Default(),
+		RetireAfter:      5 * time.Second,
 	}
 }
 

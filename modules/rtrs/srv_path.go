@@ -285,8 +285,8 @@ func (p *srvPath) closeAndWait(ctx context.Context) error {
 }
 
 // teardown brings the path to its end: intake has stopped with the state;
-// connections end; requests under way finish, their answers are dropped;
-// memory is deregistered; the session goes down with its last path.
+// connections end; requests under way finish, their answers are dropped, or
+// their chunks are retired; memory is deregistered; the session goes down with its last path.
 func (p *srvPath) teardown() {
 	p.log("rtrs: path closing", "cause", p.cause)
 	srv := p.sess.srv
@@ -301,7 +301,7 @@ func (p *srvPath) teardown() {
 	for _, c := range conns {
 		c.qp.Disconnect()
 	}
-	p.live.Wait()
+	p.awaitRequests(conns)
 	for _, c := range conns {
 		c.destroy()
 	}

@@ -28,6 +28,10 @@ type SrvSession struct {
 	events sync.Mutex
 	up     int // paths that are connected, or were and are not closed yet
 
+	retireMu  sync.Mutex
+	retired   int  // chunks; guarded by retireMu
+	freeLater bool // the memory, after the last of them; guarded by retireMu
+
 	// Guarded by the server's mu.
 	name   string
 	named  bool
@@ -190,6 +194,8 @@ func (s *SrvSession) pathFor(dev verbs.Device, req verbs.ConnRequest, f *rtrswir
 	switch {
 	case p != nil:
 		return p, p.mayJoin(f)
+	case s.Retired() > 0:
+		return nil, fmt.Errorf("the session has %d chunks whose requests do not end: %w", s.Retired(), syscall.EBUSY)
 	case count >= rtrswire.MaxPaths:
 		return nil, protocolErrorf("the session has %d paths already", count)
 	case taken:
@@ -315,7 +321,7 @@ func (s *SrvSession) pathCount() int {
 	return len(s.paths)
 }
 
-func (s *SrvSession) freeChunks() {
+func (s *SrvSession) closeMemory() {
 	if err := s.mem.Close(); err != nil {
 		s.srv.log.Warn("rtrs: free chunks", "session", s.Name(), "err", err)
 	}

@@ -1,0 +1,128 @@
+package rtrs
+
+import (
+	"context"
+	"time"
+)
+
+// A path that closes waits for the requests that its consumer has not answered:
+// a late one may still touch the chunk, and the disk behind it. A disk that does
+// not answer at all must not hold up the path for ever, since others need it. So
+// after a while such a request is retired: the path goes without it, and its
+// chunk takes no other request until the consumer has answered. A request that
+// a client sends for that chunk on another path is held meanwhile
+// (srvConn.hold), which keeps the order of the two. That is the repetition of
+// the retired one, with the same data: only a client that has lost all paths
+// gives a chunk to something else. So no path joins a session with retired
+// chunks: such a client gets a new session, with memory of its own, as soon as
+// the last path of the old one is gone.
+
+// Retirer is a ServerHandler that wants to know which requests were retired.
+// Retired is called on the owner of op's poller, at most once, before
+// SessionDown; op is still to be answered, when it has ended.
+type Retirer interface {
+	Retired(op *Op)
+}
+
+// retiredOwner is the owner of a retired chunk: no path has that id.
+const retiredOwner = ^uint32(0)
+
+// awaitRequests returns when no connection of p has a request that is not
+// retired.
+func (p *srvPath) awaitRequests(conns []*srvConn) {
+	ended := make(chan struct{})
+	go func() { p.live.Wait(); close(ended) }()
+	limit := p.sess.srv.cfg.RetireAfter
+	if limit <= 0 {
+		<-ended
+		return
+	}
+	late := time.NewTicker(limit)
+	defer late.Stop()
+	for {
+		select {
+		case <-ended:
+			return
+		case <-late.C:
+			p.retire(conns)
+		}
+	}
+}
+
+func (p *srvPath) retire(conns []*srvConn) {
+	ctx := context.Background()
+	for _, c := range conns { // what their owners have written is seen by the others
+		_ = c.poller.Call(ctx, func() {})
+	}
+	retired := 0
+	for _, c := range conns {
+		_ = c.poller.Call(ctx, func() { retired += c.retire() })
+	}
+	if retired > 0 {
+		p.log("rtrs: path closes without requests that do not end", "chunks", retired)
+	}
+}
+
+// retire lets the path go without the requests of c that the consumer has. Owner.
+func (c *srvConn) retire() (n int) {
+	if !c.down {
+		return 0 // connDown is to come, which sees to those that are not the consumer's
+	}
+	me := uint32(c.path.id)
+	told, _ := c.handler.(Retirer)
+	for i := range c.sess.ops {
+		op := &c.sess.ops[i]
+		if op.owner.Load() != me || op.conn != c {
+			continue
+		}
+		op.retired = true
+		op.owner.Store(retiredOwner)
+		c.sess.retiring(1)
+		if told != nil {
+			told.Retired(op)
+		}
+		n++
+		c.finish()
+	}
+	return n
+}
+
+// unretire gives the chunk of a request that has ended at last back. Owner.
+func (op *Op) unretire() {
+	op.retired = false
+	op.free()
+	op.sess.retiring(-1)
+}
+
+// retiring counts retired chunks. The last one frees the memory of a session
+// that has ended.
+func (s *SrvSession) retiring(n int) {
+	s.retireMu.Lock()
+	s.retired += n
+	free := s.retired == 0 && s.freeLater
+	if free {
+		s.freeLater = false
+	}
+	s.retireMu.Unlock()
+	if free {
+		go s.closeMemory()
+	}
+}
+
+// Retired returns how many chunks are retired now.
+func (s *SrvSession) Retired() int {
+	s.retireMu.Lock()
+	defer s.retireMu.Unlock()
+	return s.retired
+}
+
+// freeChunks frees the memory, now or after the last retired request.
+func (s *SrvSession) freeChunks() {
+	s.retireMu.Lock()
+	s.freeLater = s.retired > 0
+	later := s.freeLater
+	s.retireMu.Unlock()
+	if !later {
+		s.closeMemory()
+	}
+}

@@ -1,0 +1,89 @@
+package rtrs
+
+import (
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/provider/loopback"
+)
+
+func retireAfter(d time.Duration) serverOption { return func(c *ServerConfig) { c.RetireAfter = d } }
+
+// A disk that does not answer holds up neither the path nor the session, and
+// its chunk takes no other request.
+func TestARequestThatDoesNotEndIsRetired(t *testing.T) {
+	both(t, func(t *testing.T, mode serverOption, _ bool) {
+		net := loopback.New()
+		park := startParking(t, net, mode, retireAfter(20*time.Millisecond))
+		a := newSession(t, net, 2, "s")
+		b := a.second(net, otherAddr).connect().info("s")
+		a.write(1, 1, nil, []byte("stuck"))
+		op := park.take(a)
+		a.hangUp()
+		sess := park.s.Sessions()[0]
+		waitFor(t, "the path to go", func() bool { b.pump(); return len(sess.Paths()) == 1 })
+		if n := sess.Retired(); n != 1 {
+			t.Errorf("%d chunks are retired, want 1", n)
+		}
+
+		b.write(1, 1, nil, []byte("again"))
+		park.empty(b)
+		b.write(1, 2, nil, []byte("other")) // another chunk
+		other := park.take(b)
+		park.respond(other, 0)
+
+		park.respond(op, 0)
+		again := park.take(b)
+		if again.Chunk() != 1 || string(again.User()) != "again" {
+			t.Errorf("chunk %d brings %q", again.Chunk(), again.User())
+		}
+		if n := sess.Retired(); n != 0 {
+			t.Errorf("%d chunks are retired at the end", n)
+		}
+		park.respond(again, 0)
+	})
+}
+
+func TestNoPathJoinsASessionWithRetiredChunks(t *testing.T) {
+	net := loopback.New()
+	park := startParking(t, net, retireAfter(20*time.Millisecond))
+	a := newSession(t, net, 2, "s")
+	b := a.second(net, otherAddr).connect().info("s")
+	a.write(1, 1, nil, []byte("stuck"))
+	op := park.take(a)
+	a.hangUp()
+	sess := park.s.Sessions()[0]
+	waitFor(t, "the path to go", func() bool { b.pump(); return len(sess.Paths()) == 1 })
+	c := a.second(net, clientAddr)
+	if got := c.refused(0, c.private(0)); got == 0 {
+		t.Error("a path was accepted")
+	}
+	park.respond(op, 0)
+	waitFor(t, "nothing is retired", func() bool { b.pump(); return sess.Retired() == 0 })
+	a.second(net, clientAddr).connect().info("s")
+}
+
+// The last path may go too: the memory stays until the request has ended, and a
+// new session of the client does not wait for that.
+func TestASessionEndsWithoutItsRetiredRequests(t *testing.T) {
+	net := loopback.New()
+	park := startParking(t, net, retireAfter(20*time.Millisecond))
+	a := newSession(t, net, 2, "s")
+	a.write(1, 1, nil, []byte("stuck"))
+	op := park.take(a)
+	a.hangUp()
+	waitFor(t, "the session to go", func() bool { _, downs, _ := park.s.handler.counts(); return downs == 1 && len(park.s.Sessions()) == 0 })
+	again := newSession(t, net, 2, "s")
+	again.write(1, 1, nil, []byte("fresh"))
+	fresh := park.take(again)
+	if &fresh.mem[0] == &op.mem[0] {
+		t.Error("the new session has the memory of the request that has not ended")
+	}
+	copy(op.Data(), "late") // what a disk may still do
+	if _, _, alive := park.s.handler.counts(); alive != 2 {
+		t.Errorf("%d memories, want that of the old session too", alive)
+	}
+	park.respond(op, 0)
+	waitFor(t, "the old memory to be freed", func() bool { _, _, alive := park.s.handler.counts(); return alive == 1 })
+	park.respond(fresh, 0)
+}
