@@ -59,6 +59,7 @@ type disk struct {
 	directFD int32    // of direct
 	align    alignment
 	memory   bool // the file system lives in memory
+	noDsync  bool // the file system does not heed RWF_DSYNC of direct writes
 	canPunch bool // found out at Open; trying changes the time stamps
 
 	noNowait, noZeroRange, noPunch atomic.Bool // learned from refusals

@@ -212,6 +212,14 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+func TestFUAWhereDirectWritesDoNotHeedIt(t *testing.T) {
+	d := &disk{cachedFD: 10, directFD: 11, direct: os.Stdin, noDsync: true, align: alignment{direct: true, memory: 1, offset: 512}}
+	r := plugin.Request{Op: blk.Write, Len: 512, Buf: make([]byte, 512), Flags: blk.FUA}
+	if got := d.Plan(&r); !got.Sync || got.RWFlags != 0 || got.FD != 11 {
+		t.Errorf("%+v, want a sync behind the write", got)
+	}
+}
+
 func TestFallbackLearnsAndEnds(t *testing.T) {
 	written := diskio.Step{Op: uring.Pwrite, FD: 10, RWFlags: unix.RWF_DSYNC, Zeroes: true}
 	for _, c := range []struct {

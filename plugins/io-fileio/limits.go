@@ -40,6 +40,8 @@ func (d *disk) lookAtFile() error {
 	switch int64(fs.Type) {
 	case unix.TMPFS_MAGIC, unix.RAMFS_MAGIC:
 		d.memory = true
+	case unix.FUSE_SUPER_MAGIC:
+		d.noDsync = true
 	}
 	d.align = directAlignment(fd)
 	var st unix.Stat_t

@@ -50,7 +50,11 @@ func (d *disk) planWrite(r *plugin.Request) diskio.Step {
 		return d.planCachedWrite()
 	}
 	s := diskio.Step{Op: uring.Pwrite, FD: d.directFD, Align: d.align.offset, MemAlign: d.align.memory}
-	if r.Flags&blk.FUA != 0 {
+	switch {
+	case r.Flags&blk.FUA == 0:
+	case d.noDsync:
+		s.Sync = true
+	default:
 		s.RWFlags = unix.RWF_DSYNC
 	}
 	return s

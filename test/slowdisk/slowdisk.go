@@ -37,6 +37,7 @@ type Disk struct {
 	delay   time.Duration
 	failure syscall.Errno
 	waiting int
+	syncs   []time.Time
 	history []Write
 }
 
@@ -163,6 +164,16 @@ func (d *Disk) History() []Write {
 	defer d.mu.Unlock()
 	return append([]Write(nil), d.history...)
 }
+
+// Syncs returns when the medium was told to make what it has durable: what a
+// disk with a volatile cache would do at a flush.
+func (d *Disk) Syncs() []time.Time {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return append([]time.Time(nil), d.syncs...)
+}
+
+func (d *Disk) noteSync() { d.update(func() { d.syncs = append(d.syncs, time.Now()) }) }
 
 // Bytes returns a copy of n bytes of the medium at off, past every cache.
 func (d *Disk) Bytes(off int64, n int) []byte {
