@@ -23,15 +23,6 @@ func (r *rig) deviceState(name string) string {
 	return ""
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("never happened: %s", what)
-		}
-	}
-}
-
 // A request that does not end keeps neither its path nor its session, only its
 // device: that is open for nobody until the request has ended.
 func TestADiskThatDoesNotAnswerHoldsUpNothingElse(t *testing.T) {
