@@ -175,6 +175,7 @@ func (c cell) set(t testing.TB) *bench {
 	}
 	b.s.Start(t)
 	if c.from == kernel {
+		meetNeighbours(t, g, c.fabric)
 		k := &kernelClient{g: g, addr: addr(c.kernel)}
 		k.load(t)
 		b.c = k
@@ -189,6 +190,21 @@ func (c cell) set(t testing.TB) *bench {
 		b.c = o
 	}
 	return b
+}
+
+// meetNeighbours lets the guest find the host's link addresses before it connects. Its
+// rdma_cm asks for them itself, but goes to sleep for 30 s when the answer comes faster
+// than the emulated processor gets around to waiting for it.
+func meetNeighbours(t testing.TB, g *vm.Guest, fabric string) {
+	t.Helper()
+	if fabric != "rocev2" {
+		return
+	}
+	for link := range 2 {
+		for _, a := range []string{vm.HostAddr(link), rocev2.client(g, link)} {
+			g.Run(t, "bash", "-c", `echo > /dev/udp/$0/9; for i in {1..200}; do ip neigh show to $0 | grep -q lladdr && exit; sleep 0.05; done; exit 1`, a)
+		}
+	}
 }
 
 // secondHostAddrs gives the host an address for a client beside that of the server.

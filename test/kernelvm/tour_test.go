@@ -40,6 +40,7 @@ func TestTour(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "disk.img"), make([]byte, 16<<20), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	var daemon process
 	env := "cd " + dir + "; export PATH=" + filepath.Dir(rnbdPath) + ":$PATH RNBD_SOCKET=" + dir + "; "
 	host := func(lines []string) {
 		for _, line := range lines {
@@ -49,9 +50,9 @@ func TestTour(t *testing.T) {
 				run(t, hostPlace{g}, "sh", "-c", env+command)
 				continue
 			}
-			p := hostPlace{g}.Start(t, "sh", "-c", env+"exec "+command)
+			daemon = hostPlace{g}.Start(t, "sh", "-c", env+"exec "+command)
 			kind := strings.Fields(command)[1]
-			up(t, hostPlace{g}, p, kind, filepath.Join(dir, kind+".sock"))
+			up(t, hostPlace{g}, daemon, kind, filepath.Join(dir, kind+".sock"))
 		}
 	}
 	guest := func(lines []string) {
@@ -65,6 +66,7 @@ func TestTour(t *testing.T) {
 		t.Errorf("device of the kernel: %s", got)
 	}
 	run(t, hostPlace{g}, "sh", "-c", env+"rnbd unmap rnbd0")
+	daemon.Stop() // both cannot have the address
 	host(blocks[2])
 	g.Modprobe(t, "rnbd-client")
 	guest(blocks[3])
