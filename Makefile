@@ -55,7 +55,7 @@ test-e2e: build ## real processes and real clients
 # After test-kernel, run conformance again: the numbers proven with the kernel count then.
 test-kernel: build ## with the Linux kernel as the peer, in a virtual machine (root, about 10 minutes)
 	@mkdir -p $(RESULTS)
-	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 -timeout 20m test/kernelvm
+	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 -timeout 40m test/kernelvm
 
 test-devices: build ## front ends as block devices, in a virtual machine (root, about 10 minutes)
 	@mkdir -p $(RESULTS)

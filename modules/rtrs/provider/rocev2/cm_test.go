@@ -137,6 +137,53 @@ func TestC022_NoAmplification(t *testing.T) {
 	t.Run("C-024 a peer that never confirms is given up", func(t *testing.T) { c.wantEnd(verbs.StatusFatal) })
 }
 
+// Whatever a stranger sends, he gets fewer bytes than he sent: who forges his
+// address cannot use the stack to flood somebody.
+func TestC022_AStrangerGetsNoMoreBytesThanHeSent(t *testing.T) {
+	r, e, l := listening(t, Config{})
+	sent := 0
+	say := func(edit func(b []byte)) {
+		f := r.request(l.Addr())
+		b := make([]byte, cmPacketLen)
+		putDatagram(b, f.encode(rawTID), 0)
+		if edit != nil {
+			edit(b)
+		}
+		r.send(b[:cmPacketLen-icrcLen])
+		sent += cmPacketLen
+	}
+	say(nil)
+	got := must(l.Accept())(t)
+	say(nil) // MRA
+	if err := got.Accept(e.qp, make([]byte, verbs.MaxPrivate)); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		say(nil)
+	}
+	const mad = bthLen + 8
+	for attribute := byte(0x0e); attribute < 0x1c; attribute++ { // about connections that are not there
+		say(func(b []byte) { b[mad+17], b[mad+27] = attribute, 9 })
+	}
+	say(func(b []byte) { b[mad+24+15]++ }) // another port
+	for op := range 256 {
+		b := make([]byte, 1200)
+		putBTH(b, opcode(op), 0, rawQPN, rawPSN, true)
+		r.send(b)
+		sent += len(b) + icrcLen
+	}
+	received := 0
+	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
+		e.poll()
+		if b := r.receive(5 * time.Millisecond); b != nil {
+			received += len(b) + icrcLen
+		}
+	}
+	if received == 0 || received > sent {
+		t.Errorf("%d bytes were answered by %d", sent, received)
+	}
+}
+
 func TestC024_FirstPacketConfirmsTheConnection(t *testing.T) {
 	c := newRawConn(t, Config{}, false)
 	c.end.send(verbs.SendWR{ID: 1, Op: verbs.OpSend, Signaled: true})
