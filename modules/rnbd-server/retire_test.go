@@ -39,7 +39,7 @@ func TestADiskThatDoesNotAnswerHoldsUpNothingElse(t *testing.T) {
 	first.start(false, 512, ioMessage(dev.DeviceID, blk.Write, 0, 0, 512))
 	eventually(t, "the plugin has the write", func() bool { return len(mem.requests()) == 1 })
 	first.close()
-	eventually(t, "the session is gone", func() bool { _, err := r.server.sessionByName("first"); return err != nil })
+	eventually(t, "the session is gone", func() bool { return len(r.server.rtrs.Sessions()) == 0 })
 
 	second := r.connect("first") // the same client again
 	if _, err := second.open("slow", blk.ReadWrite); !errors.Is(err, syscall.EBUSY) {
