@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 )
@@ -91,7 +92,11 @@ func (r *runner) all(mutants []mutant, n int) (bad int) {
 }
 
 func report(m *mutant, res result, took time.Duration) {
-	fmt.Printf("%-16s %-34s %5.1fs  %s\n", res.verdict, m.name, took.Seconds(), m.breaks)
+	how := ""
+	if res.verdict == caught && strings.Contains(res.detail, "test timed out after") {
+		how = " (by the time limit: is the machine busy?)"
+	}
+	fmt.Printf("%-16s %-34s %5.1fs  %s%s\n", res.verdict, m.name, took.Seconds(), m.breaks, how)
 	if res.verdict != caught || *verbose {
 		fmt.Println(res.detail)
 	}
