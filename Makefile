@@ -4,7 +4,7 @@ MODULES  := modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-clien
 PLUGINS  := plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/frontend-ublk
 PROGRAMS := cmd/rnbd $(PLUGINS) examples/io-memory
 ALL      := $(MODULES) $(PROGRAMS) test tools
-PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server fio e2fsprogs tshark iperf3 strace groff-base
+PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server fio e2fsprogs tshark iperf3 strace groff-base fuse3
 BIN      := $(CURDIR)/bin
 RESULTS  := $(CURDIR)/.cache/test-results
 
@@ -34,7 +34,7 @@ demo: build ## export, map, copy, kill a plugin, verify: under a minute
 test: tools-for-test build test-modules test-e2e conformance ## everything but the long forms
 
 tools-for-test:
-	@missing=; for t in nbdinfo qemu-io qemu-storage-daemon nbdkit nbd-server fio mke2fs tshark iperf3 strace groff; do \
+	@missing=; for t in nbdinfo qemu-io qemu-storage-daemon nbdkit nbd-server fio mke2fs tshark iperf3 strace groff fusermount3; do \
 		command -v $$t >/dev/null || [ -x /usr/sbin/$$t ] || missing="$$missing $$t"; done; \
 	if [ -n "$$missing" ]; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

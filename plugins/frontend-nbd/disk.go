@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -39,10 +40,11 @@ type settings struct {
 	attach  string // auto, yes, no
 	number  int    // N of /dev/nbdN; -1: any
 	timeout time.Duration
+	queues  int // the most that may serve the export
 }
 
 func parseSettings(in map[string]string) (settings, error) {
-	s := settings{attach: "no", number: -1, timeout: defaultTimeout}
+	s := settings{attach: "no", number: -1, timeout: defaultTimeout, queues: math.MaxInt}
 	for k, v := range in {
 		n, err := strconv.ParseUint(v, 10, 20)
 		switch {
@@ -52,8 +54,10 @@ func parseSettings(in map[string]string) (settings, error) {
 			s.number = int(n)
 		case k == "timeout" && err == nil && n > 0:
 			s.timeout = time.Duration(n) * time.Second
+		case k == "queues" && err == nil && n > 0:
+			s.queues = int(n)
 		default:
-			return s, fmt.Errorf("setting %s=%q: there are attach (auto, yes, no), number (the N of /dev/nbdN), timeout (seconds): %w", k, v, blk.EINVAL)
+			return s, fmt.Errorf("setting %s=%q: there are attach (auto, yes, no), number (the N of /dev/nbdN), timeout (seconds), queues (at most): %w", k, v, blk.EINVAL)
 		}
 	}
 	return s, nil

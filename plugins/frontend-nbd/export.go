@@ -2,10 +2,8 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"math/bits"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -41,17 +39,14 @@ func newExport(s plugin.DeviceSpec) (*export, error) {
 	if err := checkSpec(&s); err != nil {
 		return nil, err
 	}
+	set, err := parseSettings(s.Config)
+	if err != nil {
+		return nil, err
+	}
 	e := &export{
 		index: s.Index, name: s.Name, arena: s.Arena, arenaID: s.ArenaID,
 		slotSize: s.SlotSize, slots: s.Slots, block: uint64(s.Limits.LogicalBlockSize),
-		idle: make(chan struct{}), queues: math.MaxInt,
-	}
-	if v, ok := s.Config["queues"]; ok {
-		n, err := strconv.ParseUint(v, 10, 16)
-		if err != nil || n == 0 {
-			return nil, fmt.Errorf("setting queues %q: want a number from 1 up: %w", v, blk.EINVAL)
-		}
-		e.queues = int(n)
+		idle: make(chan struct{}), queues: set.queues,
 	}
 	e.claims.writes = make([]span, s.Slots)
 	e.setLimits(s.Limits)

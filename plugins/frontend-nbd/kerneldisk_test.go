@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"strings"
@@ -58,15 +59,15 @@ func nativeIsBig() bool {
 }
 
 func TestDiskSettings(t *testing.T) {
-	def := settings{attach: "no", number: -1, timeout: 30 * time.Second}
+	def := settings{attach: "no", number: -1, timeout: 30 * time.Second, queues: math.MaxInt}
 	if s, err := parseSettings(nil); s != def || err != nil {
 		t.Errorf("none: %+v, %v", s, err)
 	}
-	want := settings{attach: "yes", number: 5, timeout: 3 * time.Second}
-	if s, err := parseSettings(map[string]string{"attach": "yes", "number": "5", "timeout": "3"}); s != want || err != nil {
+	want := settings{attach: "yes", number: 5, timeout: 3 * time.Second, queues: 1}
+	if s, err := parseSettings(map[string]string{"attach": "yes", "number": "5", "timeout": "3", "queues": "1"}); s != want || err != nil {
 		t.Errorf("all: %+v, %v", s, err)
 	}
-	for k, v := range map[string]string{"attach": "maybe", "number": "-1", "timeout": "0", "colour": "red"} {
+	for k, v := range map[string]string{"attach": "maybe", "number": "-1", "timeout": "0", "queues": "0", "colour": "red"} {
 		if _, err := parseSettings(map[string]string{k: v}); blk.ToErrno(err) != blk.EINVAL || !strings.Contains(err.Error(), k) {
 			t.Errorf("%s=%s: %v", k, v, err)
 		}

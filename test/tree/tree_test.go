@@ -149,6 +149,58 @@ func TestWithoutTheRightToMount(t *testing.T) {
 	}
 }
 
+// TestAsAnotherUser: fusermount3 mounts for those who may not, and takes the
+// mounts of a killed daemon away.
+func TestAsAnotherUser(t *testing.T) {
+	mayMount(t)
+	setpriv := lab.Tool(t, "setpriv")
+	lab.Tool(t, "fusermount3")
+	bin, err := lab.Bin()
+	must(t, err)
+	home, err := os.MkdirTemp("", "tree-nobody-")
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(home) })
+	must(t, os.Chmod(home, 0o755))
+	for _, name := range []string{"rnbd", "io-fileio"} {
+		program, err := os.ReadFile(filepath.Join(bin, name))
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(home, name), program, 0o755))
+	}
+	run := filepath.Join(home, "run")
+	must(t, os.Mkdir(run, 0o700))
+	must(t, os.Chown(run, 65534, 65534))
+	asNobody := func(args ...string) *exec.Cmd {
+		cmd := exec.Command(setpriv, append([]string{"--reuid=65534", "--regid=65534", "--clear-groups"}, args...)...)
+		cmd.Dir = run
+		return cmd
+	}
+	file := filepath.Join(run, "sys/module/rtrs_server/parameters/sess_queue_depth")
+	for _, sig := range []os.Signal{os.Kill, syscall.SIGTERM} {
+		var said strings.Builder
+		daemon := asNobody(filepath.Join(home, "rnbd"), "server", "run", "--socket", filepath.Join(run, "server.sock"), "--listen", "127.0.0.1:0",
+			"--search-path", run, "--plugin-dir", home, "--io-plugin", "fileio="+filepath.Join(home, "io-fileio"))
+		daemon.Stdout, daemon.Stderr = &said, &said
+		must(t, daemon.Start())
+		for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+			if out, err := asNobody("cat", file).Output(); err == nil && string(out) == "512\n" {
+				break
+			}
+			if time.Now().After(end) {
+				t.Error("the user's daemon has no control files")
+				break
+			}
+		}
+		must(t, daemon.Process.Signal(sig))
+		_ = daemon.Wait()
+		if t.Failed() {
+			t.Fatal(said.String())
+		}
+	}
+	if entries, err := os.ReadDir(filepath.Join(run, "sys")); err != nil || len(entries) != 0 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+}
+
 // TestStressOfAPair: many users of both trees while devices, sessions and paths
 // come and go.
 func TestStressOfAPair(t *testing.T) {
