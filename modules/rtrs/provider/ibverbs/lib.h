@@ -47,8 +47,7 @@ struct rv_window {
 	struct ibv_mr *mr;
 	uint64_t addr, len;
 	unsigned access;
-	int moved;     // a request that is not posted yet gives it a new key
-	uint32_t next; // that key
+	uint32_t key; // after all requests so far
 };
 
 // rv_loop is two queue pairs of this process, connected to each other.

@@ -209,7 +209,7 @@ func (m *mr) open(access verbs.Access) error {
 		C.free(unsafe.Pointer(w))
 		return err
 	}
-	m.rkey = uint32(w.mw.rkey)
+	m.rkey = uint32(w.key)
 	m.w = &window{m.rkey >> 8, w}
 	p.setWindow(m.w, true)
 	return nil

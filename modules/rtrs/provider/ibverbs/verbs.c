@@ -164,22 +164,27 @@ static void post_recvs(struct rv_cq *cq, int n)
 	}
 }
 
-// bind makes wr the request that gives w a key. A window that is bound to
-// nothing has a key all the same; it must not be one that peers use next.
-static void bind_window(struct ibv_send_wr *wr, struct rv_window *w, uint32_t key, int on)
+// bind_window makes wr the request that gives w a key. A window that is bound
+// to nothing has a key all the same; it must not be one that peers use next.
+//
+// Libraries read the key that w has before from the struct ibv_mw. They get a
+// copy: as soon as wr is posted the peer may answer on another connection, whose
+// owner makes the next request of w.
+static void bind_window(struct ibv_send_wr *wr, struct ibv_mw *copy, struct rv_window *w, uint32_t key, int on)
 {
+	*copy = *w->mw;
+	copy->rkey = w->key;
+	w->key = on ? key : key ^ 0x80;
 	wr->opcode = IBV_WR_BIND_MW;
-	wr->bind_mw.mw = w->mw;
-	wr->bind_mw.rkey = on ? key : key ^ 0x80;
+	wr->bind_mw.mw = copy;
+	wr->bind_mw.rkey = w->key;
 	wr->bind_mw.bind_info.mr = w->mr;
 	wr->bind_mw.bind_info.addr = w->addr;
 	wr->bind_mw.bind_info.length = on ? w->len : 0;
 	wr->bind_mw.bind_info.mw_access_flags = on ? w->access : 0;
-	w->moved = 1;
-	w->next = wr->bind_mw.rkey;
 }
 
-static void fill(struct ibv_send_wr *wr, struct rv_send *s, struct ibv_sge *sges)
+static void fill(struct ibv_send_wr *wr, struct ibv_mw *copy, struct rv_send *s, struct ibv_sge *sges)
 {
 	memset(wr, 0, sizeof(*wr));
 	wr->wr_id = s->wr_id;
@@ -189,7 +194,7 @@ static void fill(struct ibv_send_wr *wr, struct rv_send *s, struct ibv_sge *sges
 	switch (s->opcode) {
 	case RV_INVALIDATE:
 	case RV_REGISTER:
-		bind_window(wr, s->window, s->rkey, s->opcode == RV_REGISTER);
+		bind_window(wr, copy, s->window, s->rkey, s->opcode == RV_REGISTER);
 		return;
 	case IBV_WR_SEND_WITH_INV:
 		wr->invalidate_rkey = s->rkey;
@@ -206,35 +211,24 @@ static void fill(struct ibv_send_wr *wr, struct rv_send *s, struct ibv_sge *sges
 	wr->wr.rdma.rkey = s->opcode == IBV_WR_SEND_WITH_INV ? 0 : s->rkey;
 }
 
-// post_sends posts runs of requests of one queue pair. Libraries read the key
-// of a window when it is posted, so a run ends before a window's second move.
 static void post_sends(struct rv_cq *cq, int n)
 {
 	struct ibv_send_wr wrs[CHAIN], *bad;
+	struct ibv_mw copies[CHAIN];
 	struct ibv_sge *sges = cq->sges;
 	for (int i = 0; i < n;) {
-		int k = 0, first = i;
+		int k = 0;
 		struct ibv_qp *qp = cq->sends[i].qp;
 		for (; i < n && k < CHAIN && cq->sends[i].qp == qp; i++, k++) {
-			struct rv_send *s = &cq->sends[i];
-			if (k && s->window && s->window->moved)
-				break;
-			fill(&wrs[k], s, sges);
+			fill(&wrs[k], &copies[k], &cq->sends[i], sges);
 			wrs[k].next = &wrs[k + 1];
-			sges += s->num_sge;
+			sges += cq->sends[i].num_sge;
 		}
 		wrs[k - 1].next = NULL;
 		bad = wrs;
 		int err = ibv_post_send(qp, wrs, &bad);
 		if (err)
 			post_failed(cq, bad->wr_id, err);
-		for (; first < i; first++) {
-			struct rv_window *w = cq->sends[first].window;
-			if (w && w->moved) {
-				w->mw->rkey = w->next;
-				w->moved = 0;
-			}
-		}
 	}
 }
 
@@ -401,13 +395,10 @@ static int run(struct rv_loop *l, struct ibv_qp *qp, struct ibv_send_wr *wr)
 static int move(struct rv_loop *l, struct ibv_qp *qp, struct rv_window *w, uint32_t key, int on)
 {
 	struct ibv_send_wr wr;
+	struct ibv_mw copy;
 	memset(&wr, 0, sizeof(wr));
-	bind_window(&wr, w, key, on);
-	w->moved = 0;
-	int err = run(l, qp, &wr);
-	if (!err)
-		w->mw->rkey = w->next;
-	return err;
+	bind_window(&wr, &copy, w, key, on);
+	return run(l, qp, &wr);
 }
 
 static uint32_t next_key(uint32_t key) { return (key & ~0xffu) | ((key + 1) & 0xff); }
@@ -417,7 +408,8 @@ int rv_window_open(struct rv_loop *l, struct ibv_pd *pd, struct rv_window *w)
 	w->mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
 	if (!w->mw)
 		return failed();
-	int err = move(l, l->a, w, next_key(w->mw->rkey), 1);
+	w->key = w->mw->rkey;
+	int err = move(l, l->a, w, next_key(w->key), 1);
 	if (err) {
 		ibv_dealloc_mw(w->mw);
 		w->mw = NULL;
@@ -425,7 +417,11 @@ int rv_window_open(struct rv_loop *l, struct ibv_pd *pd, struct rv_window *w)
 	return err < 0 ? EIO : err;
 }
 
-int rv_window_close(struct rv_window *w) { return ibv_dealloc_mw(w->mw); }
+int rv_window_close(struct rv_window *w)
+{
+	w->mw->rkey = w->key;
+	return ibv_dealloc_mw(w->mw);
+}
 
 struct probe {
 	struct ibv_pd *server, *client;
@@ -449,7 +445,7 @@ static const char *probe_steps(struct probe *p)
 {
 	if (rv_window_open(&p->one, p->server, &p->w))
 		return "it does not bind windows of type 1";
-	uint32_t key = p->w.mw->rkey;
+	uint32_t key = p->w.key;
 	memset(p->src, 1, sizeof(p->src));
 	if (probe_write(p, &p->two, key) || p->mem[0] != 1)
 		return "a window bound on one connection does not serve another";
