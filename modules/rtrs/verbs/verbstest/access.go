@@ -3,8 +3,12 @@ package verbstest
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math"
+	"runtime"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -233,6 +237,101 @@ func rotateChain(t *testing.T, f Fabric) {
 			t.Fatalf("told key %#x, want %#x", wc.Imm, key)
 		}
 	}
+}
+
+// rotateByTwo: each owner answers with the next key, and as soon as the client has
+// the answer it asks the other owner. So it is with the chunks of an RTRS server
+// whose connections belong to several pumps.
+func rotateByTwo(t *testing.T, f Fabric) {
+	client, server := newEnd(t, f.Client), newEnd(t, f.Server)
+	mr := server.grant(allAccess | verbs.AccessRotate)
+	c := newOwner(client)
+	var asked [2]verbs.QP
+	ended := make(chan error, 2)
+	var key atomic.Uint32 // of the owner that is asked
+	key.Store(mr.RKey())
+	for i := range asked {
+		s := newOwner(server)
+		asked[i] = must(f.Client.CreateQP(client.pd, verbs.QPConfig{CQ: c.cq, Context: uint64(i), SendQueue: queueDepth, RecvQueue: queueDepth, MaxSGE: 1}))(t)
+		t.Cleanup(asked[i].Destroy)
+		for id := range queueDepth {
+			server.recv(s.qp, uint64(id), 0, 0)
+			client.recv(asked[i], uint64(id), memSize-8, 0)
+		}
+		dial(t, f.Client, f.Server, f.Addr, asked[i], s.qp)
+		go func() { ended <- s.rotateWhenAsked(&key) }()
+	}
+	const rounds = 400
+	use, seen := mr.RKey(), 0
+	for round := range rounds {
+		fill(client.mem[:64], round)
+		wrs := []verbs.SendWR{
+			{Op: verbs.OpWrite, SGEs: client.sge(0, 64, 1), RemoteAddr: mr.Addr() + 4096, RKey: use},
+			{Op: verbs.OpSend, Signaled: true},
+		}
+		if _, err := asked[round%2].PostSend(wrs); err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		for last := time.Now(); seen <= round; {
+			var wcs [4]verbs.WC
+			for _, wc := range wcs[:c.cq.Poll(wcs[:])] {
+				if wc.Status != verbs.StatusOK || wc.Op == verbs.OpDisconnected {
+					t.Fatalf("round %d: completion %+v", round, wc)
+				}
+				if wc.HasImm {
+					use, seen = wc.Imm, seen+1
+					client.recv(asked[round%2], wc.ID, memSize-8, 0)
+				}
+			}
+			if time.Since(last) > Patience {
+				t.Fatalf("no answer in round %d", round)
+			}
+		}
+		if at := filled(server.mem[4096:][:64], round); at >= 0 {
+			t.Fatalf("byte %d of round %d is wrong", at, round)
+		}
+	}
+	for _, qp := range asked {
+		qp.Disconnect()
+	}
+	for left := 2; left > 0; {
+		var wcs [4]verbs.WC
+		for _, wc := range wcs[:c.cq.Poll(wcs[:])] {
+			if wc.Op == verbs.OpDisconnected {
+				left--
+			}
+		}
+	}
+	check(t, <-ended)
+	check(t, <-ended)
+}
+
+// rotateWhenAsked answers each message with the next key, until the connection
+// ends.
+func (o *owner) rotateWhenAsked(key *atomic.Uint32) error {
+	for last := time.Now(); time.Since(last) < Patience; runtime.Gosched() {
+		var wcs [4]verbs.WC
+		for _, wc := range wcs[:o.cq.Poll(wcs[:])] {
+			last = time.Now()
+			switch {
+			case wc.Op == verbs.OpDisconnected:
+				return nil
+			case wc.Status == verbs.StatusFlushed || wc.Op != verbs.OpRecv:
+				continue
+			case wc.Status != verbs.StatusOK:
+				return fmt.Errorf("completion %+v", wc)
+			}
+			old := key.Load()
+			next := verbs.NextKey(old)
+			key.Store(next)
+			o.qp.PostRecv([]verbs.RecvWR{{ID: wc.ID}})
+			wrs := []verbs.SendWR{{Op: verbs.OpLocalInv, RKey: old}, {Op: verbs.OpRegMR, RKey: next}, {Op: verbs.OpSendImm, Signaled: true, Imm: next}}
+			if _, err := o.qp.PostSend(wrs); err != nil {
+				return fmt.Errorf("answer: %w", err)
+			}
+		}
+	}
+	return errors.New("nobody asked")
 }
 
 func sendInvalidate(t *testing.T, f Fabric) {

@@ -88,6 +88,7 @@ var cases = []testCase{
 	{"local memory outside its region is refused", 0, localOutside},
 	{"rotated key works and the old one does not", verbs.CapKeyRotation, rotateKey},
 	{"key is fresh when the message about it arrives", capRotateImm, rotateChain},
+	{"a region is rotated by two owners in turns", capRotateImm, rotateByTwo},
 	{"send with invalidate takes the right away", verbs.CapSendInv | verbs.CapRecvInv, sendInvalidate},
 
 	// teardown.go
