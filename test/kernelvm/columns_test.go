@@ -111,6 +111,8 @@ type column struct {
 	ours   func(*vm.Guest) place
 	// addresses of our server, our client and the kernel on a link
 	server, client, kernel func(g *vm.Guest, link int) string
+	prepare                func(testing.TB, *vm.Guest) // before each cell; nil: nothing
+	cuts                   bool                        // vm.Guest.CutLink parts client and server
 }
 
 // rocev2: our daemons are on the host, and nothing is installed there.
@@ -118,8 +120,13 @@ var rocev2 = column{
 	fabric: "rocev2",
 	ours:   func(g *vm.Guest) place { return hostPlace{g} },
 	server: func(_ *vm.Guest, link int) string { return vm.HostAddr(link) },
-	client: func(_ *vm.Guest, link int) string { return fmt.Sprintf("10.9.%d.101", link) },
+	client: func(_ *vm.Guest, link int) string { return secondHostAddr(link) },
 	kernel: func(g *vm.Guest, link int) string { return g.Addr(link) },
+	prepare: func(t testing.TB, g *vm.Guest) {
+		addSecondHostAddrs(t, g)
+		meetNeighbours(t, g)
+	},
+	cuts: true,
 }
 
 var columns = []column{rocev2}
@@ -162,8 +169,8 @@ func (c cell) set(t testing.TB) *bench {
 	addr := func(f func(*vm.Guest, int) string) func(int) string {
 		return func(link int) string { return f(g, link) }
 	}
-	if c.fabric == "rocev2" {
-		secondHostAddrs(t, g)
+	if c.prepare != nil {
+		c.prepare(t, g)
 	}
 	for link := range 2 {
 		b.records[link] = record(t, g, link)
@@ -175,7 +182,6 @@ func (c cell) set(t testing.TB) *bench {
 	}
 	b.s.Start(t)
 	if c.from == kernel {
-		meetNeighbours(t, g, c.fabric)
 		k := &kernelClient{g: g, addr: addr(c.kernel)}
 		k.load(t)
 		b.c = k
@@ -195,23 +201,23 @@ func (c cell) set(t testing.TB) *bench {
 // meetNeighbours lets the guest find the host's link addresses before it connects. Its
 // rdma_cm asks for them itself, but goes to sleep for 30 s when the answer comes faster
 // than the emulated processor gets around to waiting for it.
-func meetNeighbours(t testing.TB, g *vm.Guest, fabric string) {
+func meetNeighbours(t testing.TB, g *vm.Guest) {
 	t.Helper()
-	if fabric != "rocev2" {
-		return
-	}
 	for link := range 2 {
-		for _, a := range []string{vm.HostAddr(link), rocev2.client(g, link)} {
+		for _, a := range []string{vm.HostAddr(link), secondHostAddr(link)} {
 			g.Run(t, "bash", "-c", `echo > /dev/udp/$0/9; for i in {1..200}; do ip neigh show to $0 | grep -q lladdr && exit; sleep 0.05; done; exit 1`, a)
 		}
 	}
 }
 
-// secondHostAddrs gives the host an address for a client beside that of the server.
-func secondHostAddrs(t testing.TB, g *vm.Guest) {
+// secondHostAddr is the host's address for a client, beside that of the server: each
+// has a UDP port for itself.
+func secondHostAddr(link int) string { return fmt.Sprintf("10.9.%d.101", link) }
+
+func addSecondHostAddrs(t testing.TB, g *vm.Guest) {
 	t.Helper()
 	for link := range 2 {
-		argv := append(g.InNetns(), "ip", "addr", "replace", rocev2.client(g, link)+"/24", "dev", fmt.Sprintf("br%d", link))
+		argv := append(g.InNetns(), "ip", "addr", "replace", secondHostAddr(link)+"/24", "dev", fmt.Sprintf("br%d", link))
 		if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v: %s", argv, err, out)
 		}
