@@ -47,6 +47,9 @@ func TestGuest(t *testing.T) {
 
 func testBlockDevice(t *testing.T, s *stack) {
 	d, node := s.disk(t, s.ram)
+	if s.frontend == "nbd" { // it cannot be told
+		d.Limits.PhysicalBlockSize = d.Limits.LogicalBlockSize
+	}
 	for name, want := range map[string]string{
 		"logical_block_size": fmt.Sprint(d.Limits.LogicalBlockSize), "physical_block_size": fmt.Sprint(d.Limits.PhysicalBlockSize), "rotational": "0",
 	} {

@@ -39,6 +39,7 @@ var frontends = []struct {
 	modules []string
 }{
 	{"ublk", []string{"ublk_drv"}},
+	{"nbd", []string{"nbd"}},
 }
 
 // TestInGuest boots a guest per front end and has it run TestGuest.
