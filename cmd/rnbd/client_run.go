@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -116,7 +117,7 @@ func (o *clientOptions) config(socket string) (client.Config, error) {
 	cfg := client.DefaultConfig()
 	cfg.DefaultFabric, cfg.PreferredFabric = defaultFabric, preferredFabric
 	cfg.Pumps, cfg.Spin, cfg.Slots, cfg.Frontend = o.Pumps, o.spin(), o.Slots, o.Frontend
-	cfg.LinkDir = o.DeviceLinks
+	cfg.LinkDir, cfg.StateFile = o.DeviceLinks, strings.TrimSuffix(socket, ".sock")+".devices"
 	if o.KernelTiming {
 		cfg.Timing = rtrs.KernelTiming()
 	}

@@ -138,3 +138,11 @@ func (d *Device) hasNode(name string) bool {
 	l := d.Location()
 	return isNode(l) && (l == name || l == "/dev/"+name)
 }
+
+// moved is told that users find d elsewhere by now.
+func (c *Client) moved(d *Device) {
+	c.mapMu.Lock()
+	defer c.mapMu.Unlock()
+	d.link()
+	c.save()
+}

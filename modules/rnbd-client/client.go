@@ -32,6 +32,11 @@ type Client struct {
 	mapMu    sync.Mutex         // one map or unmap at a time
 	retired  map[uint32]*Device // by index: unmapped, with requests under way
 	retiring sync.WaitGroup     // of retired; Add only with mapMu held
+	waiting  []savedDevice      // of the last daemon, not mapped yet; guarded by mapMu
+
+	life      context.Context // ends with Close
+	endLife   context.CancelFunc
+	restoring sync.WaitGroup
 
 	mu       sync.Mutex // guards sessions and their devices
 	sessions map[string]*session
@@ -55,6 +60,7 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 	}
 	cfg.nameLoggers()
 	c := &Client{cfg: cfg, log: cfg.logger("client"), sessions: map[string]*session{}, retired: map[uint32]*Device{}, token: fmt.Sprintf("%04x", rand.Uint32N(1<<16))}
+	c.life, c.endLife = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
 			c.Close(context.WithoutCancel(ctx))
@@ -76,6 +82,7 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 			return nil, err
 		}
 	}
+	c.restore()
 	return c, nil
 }
 
@@ -98,6 +105,7 @@ func (c *Client) startPump(i int) error {
 // Close unmaps everything by force and stops front ends and pumps.
 func (c *Client) Close(ctx context.Context) error {
 	var errs []error
+	c.endRestoring()
 	for _, d := range c.Devices() {
 		errs = append(errs, c.Unmap(ctx, d.name, true))
 	}

@@ -42,6 +42,10 @@ type Config struct {
 	// SESSION/PATH, with "!" for "/". Empty: no links.
 	LinkDir string
 
+	// StateFile is where mappings with a device node are written down, so that
+	// the next daemon serves them after this one was killed. Empty: nowhere.
+	StateFile string
+
 	// MapTimeout bounds mapping, remapping and each step of unmapping.
 	MapTimeout time.Duration
 

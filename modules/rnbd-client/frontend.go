@@ -187,11 +187,14 @@ func (f *frontend) addAll(ctx context.Context, proc *plugin.Process, gen uint32)
 	}
 	f.mu.Unlock()
 	for _, d := range devices {
+		before := d.Location()
 		if err := f.show(ctx, proc, d, gen); err != nil {
 			f.log.Error("device does not come back", "device", d.name, "error", err)
 			continue
 		}
-		d.link() // it may be another node
+		if d.Location() != before {
+			f.client.moved(d)
+		}
 	}
 }
 

@@ -29,6 +29,8 @@ type MapRequest struct {
 	// session with any to one device; our pumps always poll.
 	Port       uint16
 	PollQueues int
+
+	identity, location string // of a mapping of the last daemon; empty: a new one
 }
 
 // Map opens the device on the server and gives it to the front end. The
@@ -57,14 +59,22 @@ func (c *Client) Map(ctx context.Context, r MapRequest) (*Device, error) {
 		}
 		return nil, fmt.Errorf("map %q: %w", r.Path, err)
 	}
+	c.settle(d.identity)
+	c.save()
 	d.log.Info("device mapped", "path", d.path, "session", d.session.name, "size", d.Limits().Size, "mode", d.mode.String())
 	return d, nil
 }
 
 // prepare checks what can be checked without the server.
 func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
-	d := &Device{client: c, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, pollQueues: r.PollQueues, identity: rand.Text(),
+	d := &Device{client: c, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, pollQueues: r.PollQueues, identity: r.identity, location: r.location,
 		shares: make([]share, len(c.pumps)), latency: make([]stages, len(c.pumps))}
+	if d.identity == "" {
+		d.identity = rand.Text()
+	}
+	if err := c.checkWaiting(&r); err != nil {
+		return nil, err
+	}
 	if r.Path == "" || len(r.Path) > 254 {
 		return nil, fmt.Errorf("a device path has 1 to 254 characters: %w", syscall.EINVAL)
 	}
@@ -247,6 +257,12 @@ func (c *Client) Unmap(ctx context.Context, name string, force bool) error {
 	c.mapMu.Lock()
 	defer c.mapMu.Unlock()
 	if d, err = c.Device(name); err != nil {
+		if found, derr := c.drop(name, force); found {
+			err = derr
+		}
+		if err == nil {
+			return nil
+		}
 		return fmt.Errorf("unmap %q: %w", name, err)
 	}
 	if force {
@@ -289,6 +305,7 @@ func (c *Client) unmap(ctx context.Context, d *Device, wasOpen bool) error {
 		cancel()
 	}
 	c.devices[d.index].Store(nil)
+	c.save()
 	c.leave(ctx, d) // a session that ends here ends its requests
 	if d.inflight() > 0 {
 		c.retire(d, err)

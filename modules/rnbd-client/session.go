@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -28,7 +29,8 @@ type session struct {
 
 	port       uint16 // of paths that control files add
 	pollQueues int
-	fabric     string // of the first path
+	fabric     string   // of the first path
+	specs      []string // of the paths that it was opened with
 
 	devices []*Device // guarded by Client.mu
 
@@ -48,6 +50,7 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 	}
 	s := &session{client: c, name: name, log: c.log.With("session", name), signal: make(chan struct{}, 1), done: make(chan struct{}), unlisten: func() {}}
 	s.port, s.pollQueues, s.fabric = r.Port, r.PollQueues, addrs[0].Device.Info().Fabric
+	s.specs = slices.Clone(r.Paths)
 	if s.port == 0 {
 		s.port = DefaultPort
 	}

@@ -34,6 +34,7 @@ func TestGuest(t *testing.T) {
 				{"verified I/O of mixed sizes", testMixedSizes},
 				{"discard and partitions", testDiscardAndPartitions},
 				{"plugin killed under load", testPluginKilled},
+				{"client killed under load", testClientKilled},
 				{"read-only", testReadOnly},
 				{"unmap while mounted", testUnmapMounted},
 				{"forced unmap under load", testForcedUnmapUnderLoad},
@@ -178,12 +179,37 @@ func blocks(t *testing.T, path string) int64 {
 
 // testPluginKilled: users of the disk see a pause and nothing else.
 func testPluginKilled(t *testing.T, s *stack) {
-	kills, size := 3, "2m"
+	kills := 3
 	if *long {
-		kills, size = 20, "64m"
+		kills = 20
 	}
 	d, node := s.disk(t, s.image(t, 64<<20))
-	// One pass after another, until the kills are done.
+	end := load(node)
+	for i := range kills {
+		time.Sleep(time.Duration(500+700*i%1000) * time.Millisecond)
+		before, err := s.client.Plugin(s.plugin)
+		must(t, err)
+		s.killPlugin(t)
+		eventually(t, "the next process", func() bool {
+			p, err := s.client.Plugin(s.plugin)
+			return err == nil && p.Pid != 0 && p.Pid != before.Pid
+		})
+	}
+	if err := end(); err != nil {
+		t.Errorf("users saw it: %v", err)
+	}
+	if now, err := s.client.Device(d.Name); err != nil || now.Endpoint != node {
+		t.Errorf("the disk is at %q, %v; want %s", now.GetEndpoint(), err, node)
+	}
+}
+
+// load writes and verifies, one pass after another, until it is told to end;
+// the error is of the first pass that failed.
+func load(node string) (end func() error) {
+	size := "2m"
+	if *long {
+		size = "64m"
+	}
 	ended := make(chan error, 1)
 	stop := make(chan struct{})
 	go func() {
@@ -200,22 +226,28 @@ func testPluginKilled(t *testing.T, s *stack) {
 			}
 		}
 	}()
-	for i := range kills {
-		time.Sleep(time.Duration(500+700*i%1000) * time.Millisecond)
-		before, err := s.client.Plugin(s.plugin)
-		must(t, err)
-		s.killPlugin(t)
-		eventually(t, "the next process", func() bool {
-			p, err := s.client.Plugin(s.plugin)
-			return err == nil && p.Pid != 0 && p.Pid != before.Pid
-		})
+	return func() error {
+		close(stop)
+		return <-ended
 	}
-	close(stop)
-	if err := <-ended; err != nil {
+}
+
+// testClientKilled: the next daemon serves the disk again by itself.
+func testClientKilled(t *testing.T, s *stack) {
+	d, node := s.disk(t, s.image(t, 64<<20))
+	end := load(node)
+	time.Sleep(time.Second)
+	must(t, s.client.Kill())
+	if _, err := os.Stat("/sys/block/" + filepath.Base(node)); err != nil {
+		t.Errorf("the disk went with the daemon: %v", err)
+	}
+	must(t, s.client.Start())
+	eventually(t, "the disk is served again", func() bool {
+		now, err := s.client.Device(d.Name)
+		return err == nil && now.Endpoint == node && now.State == "open"
+	})
+	if err := end(); err != nil {
 		t.Errorf("users saw it: %v", err)
-	}
-	if now, err := s.client.Device(d.Name); err != nil || now.Endpoint != node {
-		t.Errorf("the disk is at %q, %v; want %s", now.GetEndpoint(), err, node)
 	}
 }
 
@@ -260,10 +292,10 @@ func testUnmapMounted(t *testing.T, s *stack) {
 
 func testForcedUnmapUnderLoad(t *testing.T, s *stack) {
 	d, node := s.disk(t, s.ram)
-	load := exec.Command("fio", "--name=x", "--filename="+node, "--direct=1", "--ioengine=libaio", "--iodepth=8", "--rw=randrw",
+	users := exec.Command("fio", "--name=x", "--filename="+node, "--direct=1", "--ioengine=libaio", "--iodepth=8", "--rw=randrw",
 		"--bs=4k", "--size=32m", "--time_based", "--runtime=600")
-	must(t, load.Start())
-	defer func() { load.Process.Kill(); load.Wait() }()
+	must(t, users.Start())
+	defer func() { users.Process.Kill(); users.Wait() }()
 	eventually(t, "load", func() bool { d, err := s.client.Device(d.Name); return err == nil && d.TxSectors > 20 })
 	begin := time.Now()
 	must(t, s.client.Unmap(d.Name, true))

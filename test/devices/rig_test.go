@@ -47,7 +47,8 @@ func newStack(t *testing.T, frontend string) *stack {
 	run(t, "mount", "/dev/ram1", s.images)
 	t.Cleanup(func() { exec.Command("umount", "-l", s.images).Run() })
 	s.server = s.lab.Server(lab.ServerOptions{SearchPath: "/", Extra: quick})
-	s.client = s.lab.Client(lab.ClientOptions{Frontend: frontend, Extra: quick})
+	s.client = s.lab.Client(lab.ClientOptions{Frontend: frontend,
+		Extra: append([]string{"--frontend-plugin", frontend + "=" + filepath.Join(s.lab.Bin, "frontend-"+frontend)}, quick...)})
 	return s
 }
 

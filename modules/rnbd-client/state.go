@@ -1,0 +1,223 @@
+package client
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// Disks outlive a daemon that is killed: their users wait. What is needed to
+// serve them again is kept in a file, which an orderly end leaves empty.
+
+const stateVersion = 1
+
+// savedState is the file.
+type savedState struct {
+	Version int           `json:"version"`
+	Devices []savedDevice `json:"devices"`
+}
+
+// savedDevice is a mapping whose users have a device node.
+type savedDevice struct {
+	Name       string            `json:"name"`
+	Path       string            `json:"path"`
+	Session    string            `json:"session"`
+	Paths      []string          `json:"paths"`
+	Port       uint16            `json:"port,omitempty"`
+	PollQueues int               `json:"poll_queues,omitempty"`
+	Access     string            `json:"access"`
+	Loss       string            `json:"loss"`
+	Frontend   string            `json:"frontend"`
+	Settings   map[string]string `json:"settings,omitempty"`
+	Slots      int               `json:"slots"`
+	Identity   string            `json:"identity"`
+	Location   string            `json:"location"`
+}
+
+func (d *Device) saved() savedDevice {
+	s := d.session
+	return savedDevice{
+		Name: d.name, Path: d.path, Session: s.name, Paths: s.specs, Port: s.port, PollQueues: s.pollQueues,
+		Access: d.mode.String(), Loss: d.loss.String(), Frontend: d.fe.Load().cfg.Name, Settings: d.settings(),
+		Slots: d.arena.Size() / d.slotSize(), Identity: d.identity, Location: d.Location(),
+	}
+}
+
+// request asks for the mapping again.
+func (s *savedDevice) request() (MapRequest, error) {
+	mode, ok := blk.ParseAccessMode(s.Access)
+	loss, err := ParseLoss(s.Loss)
+	switch {
+	case err != nil:
+		return MapRequest{}, err
+	case !ok || s.Name == "" || s.Identity == "" || !isNode(s.Location) || s.Slots < 1:
+		return MapRequest{}, fmt.Errorf("entry %+v is incomplete", *s)
+	}
+	return MapRequest{
+		Path: s.Path, Session: s.Session, Paths: s.Paths, Mode: mode, Frontend: s.Frontend, Loss: loss, Name: s.Name,
+		Slots: s.Slots, Options: s.Settings, Port: s.Port, PollQueues: s.PollQueues, identity: s.Identity, location: s.Location,
+	}, nil
+}
+
+// save writes down what is mapped now, and what still waits to be. Caller holds
+// mapMu.
+func (c *Client) save() {
+	if c.cfg.StateFile == "" {
+		return
+	}
+	state := savedState{Version: stateVersion, Devices: slices.Clone(c.waiting)}
+	for _, d := range c.Devices() {
+		if d.fe.Load() != nil && isNode(d.Location()) {
+			state.Devices = append(state.Devices, d.saved())
+		}
+	}
+	if err := writeState(c.cfg.StateFile, &state); err != nil {
+		c.log.Error("a killed daemon's disks will not be served again: the state is not written", "file", c.cfg.StateFile, "error", err)
+	}
+}
+
+// writeState replaces the file as a whole; nothing mapped needs none.
+func writeState(name string, state *savedState) error {
+	if len(state.Devices) == 0 {
+		if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	b, err := json.MarshalIndent(state, "", "\t")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+		return err
+	}
+	next := name + ".new"
+	if err := os.WriteFile(next, append(b, '\n'), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, name)
+}
+
+func readState(name string) ([]savedDevice, error) {
+	b, err := os.ReadFile(name)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	var state savedState
+	if err == nil {
+		err = json.Unmarshal(b, &state)
+	}
+	if err == nil && state.Version != stateVersion {
+		err = fmt.Errorf("it has version %d, this daemon knows %d", state.Version, stateVersion)
+	}
+	return state.Devices, err
+}
+
+// restore serves the disks of a daemon that was killed again. Servers may be
+// away: each is tried until it works, or somebody unmaps it.
+func (c *Client) restore() {
+	if c.cfg.StateFile == "" {
+		return
+	}
+	saved, err := readState(c.cfg.StateFile)
+	if err != nil {
+		bad := c.cfg.StateFile + ".bad"
+		c.log.Error("disks of the last daemon are not served again: its state is not readable", "file", bad, "error", err,
+			"rename", os.Rename(c.cfg.StateFile, bad))
+		return
+	}
+	for _, s := range saved {
+		r, err := s.request()
+		if err != nil {
+			c.log.Error("a disk of the last daemon is not served again", "file", c.cfg.StateFile, "error", err)
+			continue
+		}
+		c.waiting = append(c.waiting, s)
+		c.restoring.Go(func() { c.remap(r) })
+	}
+}
+
+const (
+	restorePause    = 200 * time.Millisecond
+	maxRestorePause = 5 * time.Second
+)
+
+// remap maps r, again and again.
+func (c *Client) remap(r MapRequest) {
+	log := c.log.With("device", r.Name, "path", r.Path, "node", r.location)
+	log.Info("disk of the last daemon waits to be served again")
+	for pause, last := restorePause, ""; ; pause = min(2*pause, maxRestorePause) {
+		_, err := c.Map(c.life, r)
+		switch {
+		case err == nil, c.life.Err() != nil, !c.isWaiting(r.identity):
+			return
+		case err.Error() != last:
+			last = err.Error()
+			log.Warn("disk of the last daemon cannot be served yet", "error", err)
+		}
+		select {
+		case <-c.life.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (c *Client) isWaiting(identity string) bool {
+	c.mapMu.Lock()
+	defer c.mapMu.Unlock()
+	return slices.ContainsFunc(c.waiting, func(s savedDevice) bool { return s.Identity == identity })
+}
+
+// settle takes the mapping of that identity off the list of those that wait.
+// Caller holds mapMu.
+func (c *Client) settle(identity string) {
+	c.waiting = slices.DeleteFunc(c.waiting, func(s savedDevice) bool { return s.Identity == identity })
+}
+
+// checkWaiting refuses a name that a disk of the last daemon will have. Caller
+// holds mapMu.
+func (c *Client) checkWaiting(r *MapRequest) error {
+	for _, s := range c.waiting {
+		if s.Name == r.Name && s.Identity != r.identity {
+			return fmt.Errorf("the name %q belongs to a disk (%s) that waits for its server since the last daemon ended: %w", s.Name, s.Location, syscall.EEXIST)
+		}
+		if r.identity != "" && s.Identity == r.identity {
+			return nil
+		}
+	}
+	if r.identity != "" {
+		return fmt.Errorf("it is not to be mapped any more: %w", syscall.ECANCELED)
+	}
+	return nil
+}
+
+// drop gives up a disk of the last daemon that still waits. found: there was
+// one of that name. Caller holds mapMu.
+func (c *Client) drop(name string, force bool) (found bool, err error) {
+	i := slices.IndexFunc(c.waiting, func(s savedDevice) bool { return s.Name == name || s.Location == name })
+	if i < 0 {
+		return false, nil
+	}
+	s := c.waiting[i]
+	if !force {
+		return true, fmt.Errorf("%s waits for its server, and its users with it, since the last daemon ended; forced, it is given up: %w", s.Location, syscall.EBUSY)
+	}
+	c.settle(s.Identity)
+	c.save()
+	c.log.Warn("disk of the last daemon is given up; it stays until its driver's own tool deletes it", "device", s.Name, "node", s.Location)
+	return true, nil
+}
+
+// endRestoring stops the attempts; what waits is written down still.
+func (c *Client) endRestoring() {
+	c.endLife()
+	c.restoring.Wait()
+}

@@ -1,0 +1,116 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+func savedSample() savedDevice {
+	return savedDevice{
+		Name: "rnbd3", Path: "vg0/lv1", Session: "s1", Paths: []string{"10.0.0.2@10.0.0.1", "10.1.0.1%iwarp"}, Port: 1234,
+		Access: "ro", Loss: "queue:30s", Frontend: "ublk", Settings: map[string]string{"number": "3"}, Slots: 64,
+		Identity: "ABC", Location: "/dev/ublkb3",
+	}
+}
+
+func TestState_RoundTrip(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "new", "client.devices")
+	if saved, err := readState(name); len(saved) != 0 || err != nil {
+		t.Errorf("no file: %v, %v", saved, err)
+	}
+	want := []savedDevice{savedSample()}
+	must(t, writeState(name, &savedState{Version: stateVersion, Devices: want}))
+	got, err := readState(name)
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("read back %+v, %v", got, err)
+	}
+	if st, err := os.Stat(name); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", st.Mode(), err)
+	}
+	r, err := got[0].request()
+	if err != nil || r.Mode != blk.ReadOnly || r.Loss.Queue != 30*time.Second || r.identity != "ABC" || r.location != "/dev/ublkb3" ||
+		r.Slots != 64 || r.Name != "rnbd3" || r.Frontend != "ublk" || r.Options["number"] != "3" || len(r.Paths) != 2 {
+		t.Errorf("request %+v, %v", r, err)
+	}
+	must(t, writeState(name, &savedState{Version: stateVersion}))
+	if _, err := os.Stat(name); !os.IsNotExist(err) {
+		t.Errorf("a file without devices is left: %v", err)
+	}
+}
+
+func TestState_BadEntries(t *testing.T) {
+	for name, change := range map[string]func(*savedDevice){
+		"no identity": func(s *savedDevice) { s.Identity = "" },
+		"no name":     func(s *savedDevice) { s.Name = "" },
+		"no node":     func(s *savedDevice) { s.Location = "nbd://x" },
+		"bad access":  func(s *savedDevice) { s.Access = "all" },
+		"bad loss":    func(s *savedDevice) { s.Loss = "never" },
+		"no slots":    func(s *savedDevice) { s.Slots = 0 },
+	} {
+		s := savedSample()
+		change(&s)
+		if r, err := s.request(); err == nil {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+}
+
+// stateClient is a client without pumps and front ends, that restores name.
+func stateClient(t *testing.T, name string) *Client {
+	c := &Client{cfg: Config{StateFile: name, MapTimeout: time.Second}, log: slog.New(slog.DiscardHandler), sessions: map[string]*session{}}
+	c.life, c.endLife = context.WithCancel(context.Background())
+	t.Cleanup(c.endRestoring)
+	c.restore()
+	return c
+}
+
+func TestState_UnreadableIsKept(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "client.devices")
+	for _, text := range []string{"{", `{"version": 9, "devices": []}`} {
+		must(t, os.WriteFile(name, []byte(text), 0o600))
+		c := stateClient(t, name)
+		b, err := os.ReadFile(name + ".bad")
+		if len(c.waiting) != 0 || err != nil || string(b) != text {
+			t.Errorf("%s: %d wait, kept %q, %v", text, len(c.waiting), b, err)
+		}
+	}
+}
+
+// A disk whose server is away waits, keeps its name and its entry, and can be
+// given up.
+func TestState_WaitingDisk(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "client.devices")
+	must(t, writeState(name, &savedState{Version: stateVersion, Devices: []savedDevice{savedSample()}}))
+	c := stateClient(t, name)
+	if _, err := c.Map(t.Context(), MapRequest{Path: "x", Name: "rnbd3", Paths: []string{"10.0.0.1"}}); !errors.Is(err, syscall.EEXIST) || !strings.Contains(err.Error(), "/dev/ublkb3") {
+		t.Errorf("its name is given away: %v", err)
+	}
+	c.mapMu.Lock()
+	c.save()
+	c.mapMu.Unlock()
+	if saved, err := readState(name); len(saved) != 1 || err != nil {
+		t.Errorf("its entry is lost: %v, %v", saved, err)
+	}
+	if err := c.Unmap(t.Context(), "rnbd3", false); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("unmap: %v", err)
+	}
+	if err := c.Unmap(t.Context(), "/dev/ublkb3", true); err != nil {
+		t.Errorf("forced: %v", err)
+	}
+	if saved, err := readState(name); len(saved) != 0 || err != nil {
+		t.Errorf("its entry is left: %v, %v", saved, err)
+	}
+	if err := c.Unmap(t.Context(), "rnbd3", true); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("again: %v", err)
+	}
+}
