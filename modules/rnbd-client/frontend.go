@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -28,6 +29,7 @@ type frontend struct {
 	sources    []*source // of proc, by pump
 	rings      []*shm.Ring
 	devices    map[uint32]*Device
+	lingering  map[uint32]bool // removed by force, and proc has not let go yet; their indices are not given away
 	stopping   bool
 	restarts   int
 	lastStart  time.Time
@@ -38,7 +40,7 @@ type frontend struct {
 const callTimeout = 10 * time.Second
 
 func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
-	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), devices: map[uint32]*Device{}}
+	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), devices: map[uint32]*Device{}, lingering: map[uint32]bool{}}
 	c.frontends = append(c.frontends, f)
 	for _, l := range cfg.Listen {
 		s, err := listen(l)
@@ -256,17 +258,76 @@ func (f *frontend) remove(ctx context.Context, d *Device, force bool) error {
 	defer cancel()
 	if err := proc.RemoveDevice(ctx, d.index, true); err != nil {
 		f.log.Warn("front end does not let go of the device", "device", d.name, "error", err)
+		f.linger(proc, d)
 	}
 	return nil
+}
+
+const (
+	lingerTime  = time.Minute
+	lingerPause = 100 * time.Millisecond
+)
+
+// linger waits for proc to let go of d. One that does not is killed: a dead
+// process holds nothing, and the next one takes over its other devices.
+func (f *frontend) linger(proc *plugin.Process, d *Device) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.lingering[d.index] {
+		return
+	}
+	f.lingering[d.index] = true
+	go func() {
+		defer func() {
+			f.mu.Lock()
+			delete(f.lingering, d.index)
+			f.mu.Unlock()
+		}()
+		ctx, cancel := context.WithTimeout(context.Background(), lingerTime)
+		defer cancel()
+		for {
+			err := proc.RemoveDevice(ctx, d.index, true)
+			if err == nil || errors.Is(err, syscall.ENODEV) {
+				err = proc.DetachArena(ctx, d.index)
+			}
+			if err == nil {
+				f.log.Info("front end has let go of the device", "device", d.name)
+				return
+			}
+			select {
+			case <-proc.Exited():
+				return
+			case <-ctx.Done():
+				f.log.Error("front end does not let go of the device, it is killed", "device", d.name, "error", err)
+				proc.Kill()
+				<-proc.Exited()
+				return
+			case <-time.After(lingerPause):
+			}
+		}
+	}()
+}
+
+// lingers: a front end still has what was at the index.
+func (c *Client) lingers(index uint32) bool {
+	for _, f := range c.frontends {
+		f.mu.Lock()
+		is := f.lingering[index]
+		f.mu.Unlock()
+		if is {
+			return true
+		}
+	}
+	return false
 }
 
 // forget ends d's place in the front end, after its last request.
 func (f *frontend) forget(d *Device) {
 	f.mu.Lock()
 	delete(f.devices, d.index)
-	proc := f.proc
+	proc, lingers := f.proc, f.lingering[d.index]
 	f.mu.Unlock()
-	if proc == nil {
+	if proc == nil || lingers {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)

@@ -84,7 +84,7 @@ func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	index := -1
 	for i := range c.devices {
 		other := c.devices[i].Load()
-		if other == nil && index < 0 && c.retired[uint32(i)] == nil {
+		if other == nil && index < 0 && c.retired[uint32(i)] == nil && !c.lingers(uint32(i)) {
 			index = i
 		}
 		if other != nil && other.name == r.Name {

@@ -202,7 +202,7 @@ func (c *Client) checkWaiting(r *MapRequest) error {
 // drop gives up a disk of the last daemon that still waits. found: there was
 // one of that name. Caller holds mapMu.
 func (c *Client) drop(name string, force bool) (found bool, err error) {
-	i := slices.IndexFunc(c.waiting, func(s savedDevice) bool { return s.Name == name || s.Location == name })
+	i := slices.IndexFunc(c.waiting, func(s savedDevice) bool { return s.Name == name || s.Location == name || s.Location == "/dev/"+name })
 	if i < 0 {
 		return false, nil
 	}

@@ -104,7 +104,7 @@ func TestState_WaitingDisk(t *testing.T) {
 	if err := c.Unmap(t.Context(), "rnbd3", false); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("unmap: %v", err)
 	}
-	if err := c.Unmap(t.Context(), "/dev/ublkb3", true); err != nil {
+	if err := c.Unmap(t.Context(), "ublkb3", true); err != nil {
 		t.Errorf("forced: %v", err)
 	}
 	if saved, err := readState(name); len(saved) != 0 || err != nil {

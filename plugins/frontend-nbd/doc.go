@@ -12,6 +12,9 @@
 //	client ── socket ──► conn ──► op (slot) ──► ring ──► daemon
 //	       ◄── writev ── reply ◄──────────────── ring ◄──
 //
+// disk.go has the kernel's NBD client attached: it gets one end of a socket
+// pair, the other one is a connection as above, without a negotiation.
+//
 // transmission.go and reply.go are the data path, in the order of a request.
 //
 // # Threads and ownership

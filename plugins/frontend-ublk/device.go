@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -46,6 +47,7 @@ type device struct {
 	desc  [][]byte // by hardware queue
 	parts []*part
 
+	ending  sync.Mutex   // one end at a time: a caller who lost patience comes again
 	failure atomic.Int32 // errno with which the driver has refused a command
 }
 
@@ -212,6 +214,8 @@ func (d *device) forget() {
 
 // stop ends the disk and gets all tags back.
 func (d *device) stop(limit time.Duration) error {
+	d.ending.Lock()
+	defer d.ending.Unlock()
 	end := time.Now().Add(limit)
 	if err := d.ctl.stop(d.info.id, limit); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("stop ublk device %d: %w", d.info.id, err)

@@ -125,7 +125,11 @@ func (f *frontend) RemoveDevice(ctx context.Context, index uint32, force bool) e
 	f.mu.Lock()
 	delete(f.devices, index)
 	f.mu.Unlock()
-	d.forget()
+	if force {
+		go d.forget() // its users may keep the number for long
+	} else {
+		d.forget()
+	}
 	f.log().Info("disk removed", "device", d.name, "path", d.path())
 	return nil
 }
