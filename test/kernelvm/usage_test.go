@@ -21,27 +21,31 @@ func TestFilesystemOnKernelClient(t *testing.T) {
 	for _, col := range columns {
 		t.Run(col.fabric, func(t *testing.T) {
 			b := cell{column: col, from: kernel, to: ours, invalidate: true}.set(t)
-			d := b.mapDisk(t, "rw", fast)
-			out := b.g.Run(t, "sh", "-euc", `
-				mkfs.ext4 -q -F "$1"
-				mkdir -p /mnt/fs && mount -o discard "$1" /mnt/fs
-				cp -r "$2"/test/kernelvm /mnt/fs/tree
-				dd if=/dev/urandom of=/mnt/fs/random bs=64k count=64 conv=fsync status=none
-				sha256sum /mnt/fs/random > /tmp/sum
-				umount /mnt/fs
-				fsck.ext4 -f -n "$1"
-				mount "$1" /mnt/fs
-				sha256sum -c /tmp/sum
-				diff -r "$2"/test/kernelvm /mnt/fs/tree
-				rm /mnt/fs/random && fstrim /mnt/fs
-				umount /mnt/fs
-				fsck.ext4 -f -n "$1"`, "sh", d.path, repositoryRoot())
-			if !strings.Contains(out, "random: OK") {
-				t.Errorf("output:\n%s", out)
-			}
-			b.c.Unmap(t, d)
+			filesystem(t, b)
 		})
 	}
+}
+
+func filesystem(t *testing.T, b *bench) {
+	d := b.mapDisk(t, "rw", fast)
+	out := b.g.Run(t, "sh", "-euc", `
+		mkfs.ext4 -q -F "$1"
+		mkdir -p /mnt/fs && mount -o discard "$1" /mnt/fs
+		cp -r "$2"/test/kernelvm /mnt/fs/tree
+		dd if=/dev/urandom of=/mnt/fs/random bs=64k count=64 conv=fsync status=none
+		sha256sum /mnt/fs/random > /tmp/sum
+		umount /mnt/fs
+		fsck.ext4 -f -n "$1"
+		mount "$1" /mnt/fs
+		sha256sum -c /tmp/sum
+		diff -r "$2"/test/kernelvm /mnt/fs/tree
+		rm /mnt/fs/random && fstrim /mnt/fs
+		umount /mnt/fs
+		fsck.ext4 -f -n "$1"`, "sh", d.path, repositoryRoot())
+	if !strings.Contains(out, "random: OK") {
+		t.Errorf("output:\n%s", out)
+	}
+	b.c.Unmap(t, d)
 }
 
 // fio writes and verifies, many requests at a time.
@@ -51,15 +55,19 @@ func TestFioVerify(t *testing.T) {
 			c := cell{column: col, from: pair[0], to: pair[1], invalidate: true}
 			t.Run(c.String(), func(t *testing.T) {
 				b := c.set(t)
-				d := b.mapDisk(t, "rw", 0, fast)
-				out, err := b.c.Fio(timeout(t, 3*time.Minute), d, "--rw=randrw", "--bsrange=4k-128k", "--iodepth=32", "--size=16m",
-					"--verify=crc32c", "--verify_fatal=1", "--verify_backlog=64", "--do_verify=1",
-					"--time_based", fmt.Sprintf("--runtime=%d", seconds(10, 60)))
-				if err != nil {
-					t.Errorf("fio: %v\n%s", err, out)
-				}
-				b.c.Unmap(t, d)
+				fioVerify(t, b)
 			})
 		}
 	}
+}
+
+func fioVerify(t *testing.T, b *bench) {
+	d := b.mapDisk(t, "rw", 0, fast)
+	out, err := b.c.Fio(timeout(t, 3*time.Minute), d, "--rw=randrw", "--bsrange=4k-128k", "--iodepth=32", "--size=16m",
+		"--verify=crc32c", "--verify_fatal=1", "--verify_backlog=64", "--do_verify=1",
+		"--time_based", fmt.Sprintf("--runtime=%d", seconds(10, 60)))
+	if err != nil {
+		t.Errorf("fio: %v\n%s", err, out)
+	}
+	b.c.Unmap(t, d)
 }
