@@ -84,9 +84,6 @@ mutants: ## break the tree in many places, one at a time: a test must notice
 bench: build tools-for-test ## against other NBD servers, on this machine
 	@cd test && RNBD_BIN=$(BIN) go run ./bench
 
-bench-kernel: build ## our ends beside the kernel's, in a virtual machine: ratios (root, about 20 minutes)
-	@cd test && RNBD_BENCH=1 RNBD_KERNEL=1 RNBD_BIN=$(BIN) go test -count=1 -timeout 60m -run TestBench_Peers -v ./kernelvm
-
 lint: ## gofmt, go vet and the rules of the tree
 	@test -z "$$(gofmt -l $(ALL) | tee /dev/stderr)"
 	@for m in $(ALL); do (cd $$m && go vet ./...) || exit 1; done
@@ -106,4 +103,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## what was built
 	@rm -rf $(BIN) .cache bench-results*.json
 
-.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak test-kernel-full conformance fuzz mutants faults bench bench-kernel lint man generate tidy release-check clean
+.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak test-kernel-full conformance fuzz mutants faults bench lint man generate tidy release-check clean
