@@ -71,7 +71,12 @@ type lossy struct {
 
 func startLossy(t testing.TB, c cell) *lossy {
 	t.Helper()
-	l := &lossy{b: c.set(t), t: t}
+	return lossyOn(t, c.set(t))
+}
+
+func lossyOn(t testing.TB, b *bench) *lossy {
+	t.Helper()
+	l := &lossy{b: b, t: t}
 	l.busy = l.b.mapDisk(t, "rw", 0, fast)
 	idle := l.b.mapping("ro", fast)
 	idle.session = "idle"
