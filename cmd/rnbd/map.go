@@ -44,6 +44,7 @@ func mapFlags(f *pflag.FlagSet) {
 	f.String("session", "", "name of the session (default made from host and address)")
 	f.String("frontend", "", "front end that serves it: auto, ublk, nbd, nbd-socket (default the daemon's)")
 	f.String("loss", "", "fail, or queue:DURATION (default the daemon's)")
+	f.String("io-mode", "", "io plugin of the server that opens it: fileio, blockio (default the server's choice)")
 	f.String("name", "", "name of the device here (default rnbdN)")
 	f.StringToString("option", nil, "KEY=VALUE for the front end, repeatable")
 }
@@ -51,7 +52,7 @@ func mapFlags(f *pflag.FlagSet) {
 func mapDevice(c *call) error {
 	r := &controlpb.MapRequest{
 		Path: c.args[0], Session: c.text("session"), AccessMode: c.access,
-		Frontend: c.text("frontend"), Loss: c.text("loss"), Name: c.text("name"),
+		Frontend: c.text("frontend"), Loss: c.text("loss"), Name: c.text("name"), IoMode: c.text("io-mode"),
 	}
 	var err error
 	if r.Options, err = c.cmd.Flags().GetStringToString("option"); err != nil {

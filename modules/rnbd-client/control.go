@@ -57,7 +57,7 @@ func (f *frontend) describe() *controlpb.Plugin {
 func (a *controlAPI) Map(ctx context.Context, r *controlpb.MapRequest) (*controlpb.ClientDevice, error) {
 	req := MapRequest{
 		Path: r.Path, Session: r.Session, Paths: r.Paths, Mode: blk.ReadWrite,
-		Frontend: r.Frontend, Loss: a.c.cfg.Loss, Name: r.Name, Options: r.Options,
+		Frontend: r.Frontend, Loss: a.c.cfg.Loss, Name: r.Name, Options: r.Options, IOMode: r.IoMode,
 	}
 	if r.AccessMode != "" {
 		mode, ok := blk.ParseAccessMode(r.AccessMode)

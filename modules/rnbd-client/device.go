@@ -39,6 +39,7 @@ type Device struct {
 	arena   *shm.Arena
 	region  *rtrs.Region
 	options map[string]string // of the front end, as the user gave them
+	ioMode  string            // that the user wishes; empty: the server chooses
 	// pollQueues is what the mapping asked for.
 	pollQueues int
 	// identity names the mapping to front ends, beyond the end of processes.

@@ -23,6 +23,9 @@ type MapRequest struct {
 	Name     string // empty: rnbdN
 	Slots    int    // requests in flight; 0: Config.Slots
 	Options  map[string]string
+	// IOMode is the io plugin of the server that shall open the device, as
+	// "fileio"; empty: the server chooses, as it does where it is a kernel.
+	IOMode string
 
 	// Port is that of paths which are added to the session by a control file;
 	// 0: DefaultPort. PollQueues is shown and, as in the kernel, keeps a
@@ -67,7 +70,7 @@ func (c *Client) Map(ctx context.Context, r MapRequest) (*Device, error) {
 
 // prepare checks what can be checked without the server.
 func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
-	d := &Device{client: c, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, pollQueues: r.PollQueues, identity: r.identity, location: r.location,
+	d := &Device{client: c, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, ioMode: r.IOMode, pollQueues: r.PollQueues, identity: r.identity, location: r.location,
 		shares: make([]share, len(c.pumps)), latency: make([]stages, len(c.pumps))}
 	if d.identity == "" {
 		d.identity = rand.Text()

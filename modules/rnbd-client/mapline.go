@@ -17,9 +17,7 @@ import (
 type MapLine struct {
 	MapRequest
 
-	// The words of the older line, empty if it did not use them.
-	InputMode string // "mq" or "rq"
-	IOMode    string // "fileio" or "blockio"
+	InputMode string // of the older line: "mq" or "rq", empty if it had none
 }
 
 const (

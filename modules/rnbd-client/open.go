@@ -13,8 +13,8 @@ import (
 
 // open sends OPEN for d and takes over what the server says.
 func (d *Device) open(ctx context.Context) error {
-	msg := make(rnbdwire.Open, rnbdwire.OpenSize)
-	if err := (rnbdwire.OpenFields{AccessMode: uint8(d.mode), Name: d.path}).Put(msg); err != nil {
+	msg, err := d.openMessage()
+	if err != nil {
 		return fmt.Errorf("open %q: %v: %w", d.path, err, syscall.ENAMETOOLONG)
 	}
 	rsp := make(rnbdwire.OpenRsp, rnbdwire.OpenRspSize)
@@ -31,6 +31,21 @@ func (d *Device) open(ctx context.Context) error {
 		return err
 	}
 	return nil
+}
+
+// openMessage is OPEN; with the io mode of the user's wish where the server
+// takes one.
+func (d *Device) openMessage() ([]byte, error) {
+	f := rnbdwire.OpenFields{AccessMode: uint8(d.mode), Name: d.path}
+	if d.ioMode != "" && d.session.features.Load()&rnbdwire.FeatureOpenAs != 0 {
+		msg := make([]byte, rnbdwire.OpenAsSize)
+		return msg, rnbdwire.OpenAsFields{OpenFields: f, IOMode: d.ioMode}.Put(msg)
+	}
+	if d.ioMode != "" {
+		d.log.Warn("the server chooses the io mode itself", "asked", d.ioMode)
+	}
+	msg := make([]byte, rnbdwire.OpenSize)
+	return msg, f.Put(msg)
 }
 
 // take makes the server's word the device's. Where requests wait for the

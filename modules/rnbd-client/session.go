@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,6 +24,8 @@ type session struct {
 	queues    []*rtrs.Queue // by pump
 
 	version uint8
+	// features are the extensions of the server as it is now.
+	features atomic.Uint32
 	// opens is held for reading from an OPEN until its answer is taken over.
 	opens    sync.RWMutex
 	unlisten func() // ends listen
@@ -91,6 +94,7 @@ func (s *session) hello(ctx context.Context) error {
 		return fmt.Errorf("session %q: the server's session info is malformed: %w", s.name, syscall.EPROTO)
 	}
 	s.version = min(rsp.Version(), rnbdwire.Version)
+	s.features.Store(uint32(rsp.Features()))
 	s.listen(rsp.Features())
 	return nil
 }

@@ -72,10 +72,7 @@ func (t tree) mapDevice(usage string, old bool) *ctltree.File {
 		if m.InputMode == "rq" {
 			m.Options = map[string]string{"queues": "1"}
 		}
-		d, err := t.c.Map(ctx, m.MapRequest)
-		if err == nil && m.IOMode != "" {
-			d.log.Info("the server's rules choose how a device is opened", "asked", m.IOMode)
-		}
+		_, err = t.c.Map(ctx, m.MapRequest)
 		return err
 	})
 }

@@ -76,16 +76,23 @@ func (d *device) state() string {
 	return "open"
 }
 
-// choosePlugin finds who serves name: the first rule that matches, else the
-// first plugin that takes this kind of node.
-func (s *Server) choosePlugin(name string) *ioPlugin {
+// choosePlugin finds who serves name by what the client wishes, else by the
+// first rule that matches; nil: by the kind of node.
+func (s *Server) choosePlugin(name, wish string) (*ioPlugin, error) {
+	if wish != "" {
+		p := s.pluginByName(wish)
+		if p == nil || p.info.Names != plugin.NamesPath { // one that makes devices of names is the operator's to choose
+			return nil, fmt.Errorf("open %q: io mode %q is not offered to clients: %w", name, wish, syscall.EINVAL)
+		}
+		return p, nil
+	}
 	clean := path.Clean("/" + name)[1:]
 	for _, r := range s.cfg.Rules {
 		if ok, _ := path.Match(r.Glob, clean); ok {
-			return s.pluginByName(r.Plugin)
+			return s.pluginByName(r.Plugin), nil
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // pluginForNode is the choice when no rule matched.
@@ -112,8 +119,11 @@ func (s *Server) pluginByName(name string) *ioPlugin {
 }
 
 // resolve finds node and plugin for name.
-func (s *Server) resolve(session, name string) (*node, *ioPlugin, error) {
-	p := s.choosePlugin(name)
+func (s *Server) resolve(session, name, ioMode string) (*node, *ioPlugin, error) {
+	p, err := s.choosePlugin(name, ioMode)
+	if err != nil {
+		return nil, nil, err
+	}
 	if p != nil && p.info.Names == plugin.NamesOpaque {
 		return &node{path: name, id: nodeID{opaque: p.cfg.Name + ":" + name}}, p, nil
 	}
@@ -133,8 +143,8 @@ func (s *Server) resolve(session, name string) (*node, *ioPlugin, error) {
 
 // acquire returns the device of node, opening it in the plugin if nobody has.
 // The node's descriptor is taken over. s.openMu is held, so that one node is
-// not opened twice at once.
-func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, name string, mode blk.AccessMode) (*device, error) {
+// not opened twice at once. wished: the client named p.
+func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool, name string, mode blk.AccessMode) (*device, error) {
 	key := deviceKey{n.id, mode == blk.ReadOnly}
 	s.mu.Lock()
 	d := s.devices[key]
@@ -144,6 +154,10 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, name string,
 	s.mu.Unlock()
 	if d != nil && !d.failed.Load() {
 		n.close()
+		if wished && d.plugin != p {
+			s.drop(d)
+			return nil, fmt.Errorf("open %q: it is open with io mode %s: %w", name, d.plugin.cfg.Name, syscall.EBUSY)
+		}
 		if d.stuck.Load() {
 			s.drop(d)
 			return nil, fmt.Errorf("open %q: the device waits for the I/O of a dead plugin: %w", name, syscall.EBUSY)
@@ -208,8 +222,9 @@ func (n *node) close() {
 	}
 }
 
-// openMapping is OPEN: docs/protocol/rnbd.md, "OPEN".
-func (s *Server) openMapping(ctx context.Context, sess *session, name string, mode blk.AccessMode) (*mapping, error) {
+// openMapping is OPEN: docs/protocol/rnbd.md, "OPEN". ioMode is what the client
+// wishes, empty if nothing.
+func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode string, mode blk.AccessMode) (*mapping, error) {
 	if mode > blk.Migration {
 		return nil, fmt.Errorf("open %q: access mode %d is unknown: %w", name, mode, syscall.EINVAL)
 	}
@@ -221,7 +236,7 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name string, mo
 		}
 		return m, nil
 	}
-	n, p, err := s.resolve(sess.name, name)
+	n, p, err := s.resolve(sess.name, name, ioMode)
 	if err != nil {
 		return nil, err
 	}
@@ -234,7 +249,7 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name string, mo
 		return nil, fmt.Errorf("open %q: %w", name, err)
 	}
 	id := n.id
-	dev, err := s.acquire(ctx, n, p, name, mode)
+	dev, err := s.acquire(ctx, n, p, ioMode != "", name, mode)
 	if err == nil {
 		if err = p.attachSession(ctx, sess); err != nil {
 			s.drop(dev)

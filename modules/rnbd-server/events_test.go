@@ -79,12 +79,35 @@ func await(t *testing.T, c <-chan told) told {
 	}
 }
 
-func TestE001_EventsAreAnnounced(t *testing.T) {
+func TestE001_E014_FeaturesAreAnnounced(t *testing.T) {
 	i := newRig(t, newMemory()).connect("s")
 	rsp, err := i.sessInfo(2)
 	must(t, err)
-	if rsp.Features() != rnbdwire.FeatureEvents {
-		t.Errorf("E-001: features %#x", rsp.Features())
+	if rsp.Features() != rnbdwire.FeatureEvents|rnbdwire.FeatureOpenAs {
+		t.Errorf("E-001, E-014: features %#x", rsp.Features())
+	}
+}
+
+// What a client wishes is a plugin that opens paths; one that makes devices of
+// names, as the rig's, is the operator's to choose.
+func TestE016_IOModesThatAreNotOffered(t *testing.T) {
+	mem := newMemory()
+	mem.add("vol", 1<<20)
+	i := newRig(t, mem).connect("s")
+	for mode, want := range map[string]error{"": nil, "memory": syscall.EINVAL, "nothing": syscall.EINVAL} {
+		msg, rsp := make([]byte, rnbdwire.OpenAsSize), make(rnbdwire.OpenRsp, rnbdwire.OpenRspSize)
+		must(t, rnbdwire.OpenAsFields{OpenFields: rnbdwire.OpenFields{AccessMode: uint8(blk.ReadOnly), Name: "vol"}, IOMode: mode}.Put(msg))
+		if err := i.session.AdminRead(i.ctx(), msg, rsp); !errors.Is(err, want) {
+			t.Errorf("io mode %q: %v, want %v", mode, err, want)
+		}
+		if want == nil {
+			must(t, i.closeDevice(rsp.Fields().DeviceID))
+		}
+	}
+	msg := make([]byte, rnbdwire.OpenAsSize-1)
+	copy(msg, []byte{2, 0x80})
+	if err := i.session.AdminRead(i.ctx(), msg, make([]byte, rnbdwire.OpenRspSize)); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("a short message: %v", err)
 	}
 }
 

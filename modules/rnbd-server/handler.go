@@ -135,7 +135,7 @@ func (h *handler) Request(op *rtrs.Op) {
 		op.Respond(int(blk.EINVAL))
 	case rnbdwire.TypeEvent:
 		s.onEvent(op, sess, rnbdwire.Event(user))
-	case rnbdwire.TypeSessInfo, rnbdwire.TypeOpen, rnbdwire.TypeClose:
+	case rnbdwire.TypeSessInfo, rnbdwire.TypeOpen, rnbdwire.TypeOpenAs, rnbdwire.TypeClose:
 		s.admin.Add(1)
 		go s.onAdmin(op, sess)
 	default:
@@ -163,7 +163,15 @@ func (s *Server) admin1(ctx context.Context, op *rtrs.Op, sess *session) error {
 	case rnbdwire.TypeSessInfo:
 		return s.onSessInfo(op, sess, rnbdwire.SessInfo(user))
 	case rnbdwire.TypeOpen:
-		return s.onOpen(ctx, op, sess, rnbdwire.Open(user))
+		if msg := rnbdwire.Open(user); msg.IsValid() {
+			return s.onOpen(ctx, op, sess, msg, "")
+		}
+		return fmt.Errorf("open: message of %d bytes: %w", len(user), syscall.EINVAL)
+	case rnbdwire.TypeOpenAs:
+		if msg := rnbdwire.OpenAs(user); msg.IsValid() {
+			return s.onOpen(ctx, op, sess, rnbdwire.Open(msg), msg.IOMode())
+		}
+		return fmt.Errorf("open with an io mode: message of %d bytes: %w", len(user), syscall.EINVAL)
 	}
 	return s.onClose(sess, rnbdwire.Close(user))
 }
@@ -174,15 +182,15 @@ func (s *Server) onSessInfo(op *rtrs.Op, sess *session, msg rnbdwire.SessInfo) e
 	}
 	ver := min(msg.Version(), rnbdwire.Version)
 	sess.version.Store(uint32(ver))
-	rnbdwire.SessInfoRspFields{Version: ver, Features: rnbdwire.FeatureEvents}.Put(op.Data())
+	rnbdwire.SessInfoRspFields{Version: ver, Features: rnbdwire.FeatureEvents | rnbdwire.FeatureOpenAs}.Put(op.Data())
 	return nil
 }
 
-func (s *Server) onOpen(ctx context.Context, op *rtrs.Op, sess *session, msg rnbdwire.Open) error {
-	if !msg.IsValid() || op.ReplyLen() != rnbdwire.OpenRspSize {
-		return fmt.Errorf("open: message of %d bytes, reply of %d: %w", len(msg), op.ReplyLen(), syscall.EINVAL)
+func (s *Server) onOpen(ctx context.Context, op *rtrs.Op, sess *session, msg rnbdwire.Open, ioMode string) error {
+	if op.ReplyLen() != rnbdwire.OpenRspSize {
+		return fmt.Errorf("open: reply of %d bytes: %w", op.ReplyLen(), syscall.EINVAL)
 	}
-	m, err := s.openMapping(ctx, sess, msg.Name(), blk.AccessMode(msg.AccessMode()))
+	m, err := s.openMapping(ctx, sess, msg.Name(), ioMode, blk.AccessMode(msg.AccessMode()))
 	if err != nil {
 		return err
 	}

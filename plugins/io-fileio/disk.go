@@ -36,9 +36,10 @@ func (*backend) Describe() plugin.Info {
 	}
 }
 
-// Open opens a regular file behind its fences. Anything else is ENOTBLK.
+// Open opens a regular file behind its fences, or a block device as if it were
+// one, for a client that wishes for the page cache. Anything else is ENOTBLK.
 func (*backend) Open(ctx context.Context, r plugin.OpenRequest) (plugin.Disk, error) {
-	if err := diskio.CheckKind(r, unix.S_IFREG); err != nil {
+	if err := diskio.CheckKind(r, unix.S_IFREG, unix.S_IFBLK); err != nil {
 		return nil, err
 	}
 	d := &disk{name: r.Name, readOnly: !diskio.Writable(r)}
@@ -58,6 +59,7 @@ type disk struct {
 	cachedFD int32    // of cached
 	directFD int32    // of direct
 	align    alignment
+	device   bool // a block device
 	memory   bool // the file system lives in memory
 	noDsync  bool // the file system does not heed RWF_DSYNC of direct writes
 	canPunch bool // found out at Open; trying changes the time stamps

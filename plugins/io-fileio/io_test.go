@@ -3,8 +3,10 @@ package main
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"os/signal"
 	"runtime"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -38,7 +40,26 @@ func TestConformance(t *testing.T) {
 		t.Run("in memory", func(t *testing.T) {
 			plugintest.RunIO(t, &backend{}, plugintest.Options{Path: file(t, tmpfs(t, "16M"), 8<<20), HeapRing: true, Span: 512 << 10})
 		})
+		t.Run("on a block device", func(t *testing.T) {
+			plugintest.RunIO(t, &backend{}, plugintest.Options{Path: loopDevice(t), HeapRing: true, Span: 512 << 10})
+		})
 	})
+}
+
+// loopDevice is a block device of 8 MiB.
+func loopDevice(t *testing.T) string {
+	t.Helper()
+	out, err := exec.Command("losetup", "--find", "--show", file(t, t.TempDir(), 8<<20)).CombinedOutput()
+	if err != nil {
+		t.Skipf("no loop device here: %v: %s", err, out)
+	}
+	path := strings.TrimSpace(string(out))
+	t.Cleanup(func() {
+		if out, err := exec.Command("losetup", "--detach", path).CombinedOutput(); err != nil {
+			t.Errorf("detach %s: %v: %s", path, err, out)
+		}
+	})
+	return path
 }
 
 func TestConformance_AsProcess(t *testing.T) {

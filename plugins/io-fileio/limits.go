@@ -43,28 +43,54 @@ func (d *disk) lookAtFile() error {
 	case unix.FUSE_SUPER_MAGIC:
 		d.noDsync = true
 	}
-	d.align = directAlignment(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return fmt.Errorf("size of %q: %w", d.name, err)
+		return fmt.Errorf("look at %q: %w", d.name, err)
 	}
+	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
+		return d.lookAtDevice(st.Rdev)
+	}
+	d.align = directAlignment(fd)
 	d.canPunch = !d.readOnly && d.punches(st.Size)
 	return nil
 }
 
-// rotational looks at the queue of the device that a file system is on, or, of
-// a partition, at that of its disk. A file system without a device has none.
-func rotational(dev uint64) bool {
+// lookAtDevice is lookAtFile for a block device.
+func (d *disk) lookAtDevice(dev uint64) error {
+	block, err := unix.IoctlGetInt(int(d.cachedFD), unix.BLKSSZGET)
+	if err != nil {
+		return fmt.Errorf("logical block size of %q: %w", d.name, err)
+	}
+	d.device, d.memory = true, false
+	d.align = alignment{direct: true, memory: uint32(block), offset: uint32(block)}
+	discards := queue(dev, "discard_max_bytes")
+	d.canPunch = !d.readOnly && discards != "" && discards != "0"
+	return nil
+}
+
+// size is that of a file or a block device, in bytes.
+func (d *disk) size() (int64, error) {
+	n, err := unix.Seek(int(d.cachedFD), 0, unix.SEEK_END)
+	if err != nil {
+		return 0, fmt.Errorf("size of %q: %w", d.name, err)
+	}
+	return n, nil
+}
+
+// queue is a file of the request queue of the device that a file system is on,
+// or, of a partition, of that of its disk. A file system without a device has
+// none.
+func queue(dev uint64, name string) string {
 	dir, err := filepath.EvalSymlinks(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(dev), unix.Minor(dev)))
 	if err != nil {
-		return false
+		return ""
 	}
 	for _, d := range []string{dir, filepath.Dir(dir)} {
-		if b, err := os.ReadFile(filepath.Join(d, "queue/rotational")); err == nil {
-			return strings.TrimSpace(string(b)) == "1"
+		if b, err := os.ReadFile(filepath.Join(d, "queue", name)); err == nil {
+			return strings.TrimSpace(string(b))
 		}
 	}
-	return false
+	return ""
 }
 
 // directAlignment asks the kernel (Linux 6.1) and assumes sectors where it
@@ -85,13 +111,17 @@ func directAlignment(fd int) alignment {
 func (d *disk) readLimits() (blk.Limits, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(d.cachedFD), &st); err != nil {
-		return blk.Limits{}, fmt.Errorf("size of %q: %w", d.name, err)
+		return blk.Limits{}, fmt.Errorf("look at %q: %w", d.name, err)
+	}
+	length, err := d.size()
+	if err != nil {
+		return blk.Limits{}, err
 	}
 	block := min(max(d.align.offset, blk.SectorSize), maxLogicalBlock)
-	size := uint64(st.Size) - uint64(st.Size)%uint64(block)
-	if size != uint64(st.Size) {
+	size := uint64(length) - uint64(length)%uint64(block)
+	if size != uint64(length) {
 		slog.Warn("file is not a whole number of blocks, its end is not served",
-			"file", d.name, "bytes", st.Size, "block", block, "served", size)
+			"file", d.name, "bytes", length, "block", block, "served", size)
 	}
 	l := blk.Limits{
 		Size: size, LogicalBlockSize: block, PhysicalBlockSize: physicalBlock(st.Blksize, block),
@@ -101,7 +131,11 @@ func (d *disk) readLimits() (blk.Limits, error) {
 	if d.canPunch {
 		l.MaxDiscard, l.DiscardGranularity = maxRange, l.PhysicalBlockSize
 	}
-	l.Rotational = rotational(st.Dev)
+	dev := st.Dev
+	if d.device {
+		dev = st.Rdev
+	}
+	l.Rotational = queue(dev, "rotational") == "1"
 	return l, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -60,9 +61,9 @@ func AccessFlags(r plugin.OpenRequest) int {
 	return os.O_RDONLY
 }
 
-// CheckKind looks at the node without opening it: ENOTBLK unless it is of the
-// given kind, as in unix.S_IFBLK.
-func CheckKind(r plugin.OpenRequest, kind uint32) error {
+// CheckKind looks at the node without opening it: ENOTBLK unless it is of one
+// of the given kinds, as in unix.S_IFBLK.
+func CheckKind(r plugin.OpenRequest, kinds ...uint32) error {
 	if r.File == nil {
 		return fmt.Errorf("open %q: no descriptor: %w", r.Name, blk.EINVAL)
 	}
@@ -70,8 +71,8 @@ func CheckKind(r plugin.OpenRequest, kind uint32) error {
 	if err := unix.Fstat(int(r.File.Fd()), &st); err != nil {
 		return fmt.Errorf("open %q: %w", r.Name, err)
 	}
-	if st.Mode&unix.S_IFMT != kind {
-		return fmt.Errorf("open %q: %s, not %s: %w", r.Name, kindName(st.Mode), kindName(kind), blk.ENOTBLK)
+	if !slices.Contains(kinds, st.Mode&unix.S_IFMT) {
+		return fmt.Errorf("open %q: %s, not %s: %w", r.Name, kindName(st.Mode), kindName(kinds[0]), blk.ENOTBLK)
 	}
 	return nil
 }

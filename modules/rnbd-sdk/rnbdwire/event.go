@@ -1,8 +1,5 @@
 package rnbdwire
 
-// FeatureEvents, in SessInfoRspFields.Features: the server answers Event.
-const FeatureEvents = 1 << 0
-
 // Event asks for the server's next news: docs/protocol/rnbd.md, "Events". The
 // answer comes when there is some.
 type Event []byte

@@ -79,6 +79,20 @@ func FuzzClose(f *testing.F) {
 	fuzz(f, "CLOSE", CloseSize, func(m []byte) { clear(m[2:4]) })
 }
 
+func FuzzOpenAs(f *testing.F) {
+	msg := make([]byte, OpenAsSize)
+	if err := (OpenAsFields{OpenFields{1, "vol"}, "fileio"}).Put(msg); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(msg)
+	fuzz(f, "OPEN_AS", OpenAsSize, func(m []byte) {
+		clear(m[2:4])
+		m[5] = 0
+		clear(m[6+len(OpenAs(m).Name()) : OpenSize])
+		clear(m[OpenSize+len(OpenAs(m).IOMode()):])
+	})
+}
+
 func FuzzEvent(f *testing.F) {
 	msg := make([]byte, EventSize)
 	EventFields{7}.Put(msg)

@@ -3,6 +3,7 @@ package rnbdwire
 import (
 	"bytes"
 	"fmt"
+	"strings"
 )
 
 // Open asks for a device.
@@ -36,6 +37,48 @@ func (f OpenFields) Put(m []byte) error {
 	m = putHeader(m, TypeOpen, OpenSize)
 	m[4] = f.AccessMode
 	copy(m[6:], f.Name)
+	return nil
+}
+
+// OpenAs is an Open that names the io mode: docs/protocol/rnbd.md, "Io modes".
+type OpenAs []byte
+
+// IsValid tells whether the accessors may be used: both names must end.
+func (m OpenAs) IsValid() bool {
+	return len(m) >= OpenAsSize && TypeOf(m) == TypeOpenAs &&
+		bytes.IndexByte(m[6:6+NameSize], 0) >= 0 && bytes.IndexByte(m[OpenSize:OpenAsSize], 0) >= 0
+}
+
+// AccessMode is that of an Open.
+func (m OpenAs) AccessMode() uint8 { return Open(m).AccessMode() }
+
+// Name is that of an Open.
+func (m OpenAs) Name() string { return Open(m).Name() }
+
+// IOMode is the name of the io mode; empty: the server chooses.
+func (m OpenAs) IOMode() string {
+	mode := m[OpenSize:OpenAsSize]
+	return string(mode[:bytes.IndexByte(mode, 0)])
+}
+
+// OpenAsFields are the fields of an OpenAs.
+type OpenAsFields struct {
+	OpenFields
+	IOMode string // at most 31 bytes, no NUL
+}
+
+// Put writes the message into m, which has room for OpenAsSize bytes.
+func (f OpenAsFields) Put(m []byte) error {
+	if n := len(f.IOMode); n >= IOModeSize || strings.IndexByte(f.IOMode, 0) >= 0 {
+		return fmt.Errorf("name of an io mode of %d bytes: it has at most %d, without NUL", n, IOModeSize-1)
+	}
+	if err := f.OpenFields.Put(m); err != nil {
+		return err
+	}
+	m = m[:OpenAsSize]
+	le.PutUint16(m, TypeOpenAs)
+	clear(m[OpenSize:])
+	copy(m[OpenSize:], f.IOMode)
 	return nil
 }
 

@@ -18,6 +18,7 @@ const (
 	// Extensions of ours have the types from 0x8000 up.
 	TypeEvent    = 0x8000
 	TypeEventRsp = 0x8001
+	TypeOpenAs   = 0x8002
 	typeNone     = 0xffff
 )
 
@@ -29,6 +30,7 @@ const (
 	SessInfoRspSize = SessInfoSize
 	OpenSize        = headerSize + 1 + 1 + NameSize + 3
 	OpenRspSize     = headerSize + 4 + 8 + 5*4 + 4*2 + 1 + 1 + 10
+	OpenAsSize      = OpenSize + IOModeSize
 	CloseSize       = headerSize + 4
 	IOSize          = headerSize + 4 + 8 + 4 + 4 + 2 + 6
 	EventSize       = headerSize + 4 + 8
@@ -36,6 +38,8 @@ const (
 
 	// NameSize is the field of a device's name, its NUL included.
 	NameSize = 255
+	// IOModeSize is the field of an io mode's name, its NUL included.
+	IOModeSize = 32
 	// ioMin is what an I/O message must have; a priority may be missing.
 	ioMin = IOSize - 6
 )
@@ -44,6 +48,7 @@ const (
 var (
 	_ [36]struct{}  = [SessInfoSize]struct{}{}
 	_ [264]struct{} = [OpenSize]struct{}{}
+	_ [296]struct{} = [OpenAsSize]struct{}{}
 	_ [56]struct{}  = [OpenRspSize]struct{}{}
 	_ [8]struct{}   = [CloseSize]struct{}{}
 	_ [32]struct{}  = [IOSize]struct{}{}

@@ -53,6 +53,17 @@ var formats = map[string]message{
 			}
 		},
 	},
+	"OPEN_AS": {
+		valid: func(m []byte) bool { return OpenAs(m).IsValid() && OpenAs(m).Name() != "" },
+		fields: func(m []byte) any {
+			return OpenAsFields{OpenFields{OpenAs(m).AccessMode(), OpenAs(m).Name()}, OpenAs(m).IOMode()}
+		},
+		put: func(f any, m []byte) {
+			if err := f.(OpenAsFields).Put(m); err != nil {
+				panic(err)
+			}
+		},
+	},
 	"OPEN_RSP": {
 		valid:  func(m []byte) bool { return OpenRsp(m).IsValid() },
 		fields: func(m []byte) any { return OpenRsp(m).Fields() },

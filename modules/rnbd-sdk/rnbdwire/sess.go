@@ -27,6 +27,12 @@ func (m SessInfoRsp) IsValid() bool {
 // Version is the smaller of both ends' versions.
 func (m SessInfoRsp) Version() uint8 { return m[4] }
 
+// Bits of SessInfoRspFields.Features.
+const (
+	FeatureEvents = 1 << 0 // the server answers Event
+	FeatureOpenAs = 1 << 1 // the server answers OpenAs
+)
+
 // Features are the extensions that the server has; 0 from a kernel.
 func (m SessInfoRsp) Features() uint16 {
 	if le.Uint32(m[5:]) != extMagic || m[9] == 0 {

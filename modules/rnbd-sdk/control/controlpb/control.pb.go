@@ -1302,6 +1302,7 @@ type MapRequest struct {
 	Loss          string                 `protobuf:"bytes,6,opt,name=loss,proto3" json:"loss,omitempty"`                                                                                 // "fail" or "queue:DURATION"
 	Name          string                 `protobuf:"bytes,7,opt,name=name,proto3" json:"name,omitempty"`                                                                                 // device name; empty: rnbdN
 	Options       map[string]string      `protobuf:"bytes,8,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // of the front end: "listen", "export"
+	IoMode        string                 `protobuf:"bytes,9,opt,name=io_mode,json=ioMode,proto3" json:"io_mode,omitempty"`                                                               // io plugin of the server; empty: the server chooses
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1390,6 +1391,13 @@ func (x *MapRequest) GetOptions() map[string]string {
 		return x.Options
 	}
 	return nil
+}
+
+func (x *MapRequest) GetIoMode() string {
+	if x != nil {
+		return x.IoMode
+	}
+	return ""
 }
 
 type ClientDevice struct {
@@ -2945,7 +2953,7 @@ const file_control_proto_rawDesc = "" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x1b\n" +
 	"\tdevice_id\x18\x02 \x01(\rR\bdeviceId\"*\n" +
 	"\x0eSessionRequest\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\"\xb5\x02\n" +
+	"\asession\x18\x01 \x01(\tR\asession\"\xce\x02\n" +
 	"\n" +
 	"MapRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x18\n" +
@@ -2956,7 +2964,8 @@ const file_control_proto_rawDesc = "" +
 	"\bfrontend\x18\x05 \x01(\tR\bfrontend\x12\x12\n" +
 	"\x04loss\x18\x06 \x01(\tR\x04loss\x12\x12\n" +
 	"\x04name\x18\a \x01(\tR\x04name\x12B\n" +
-	"\aoptions\x18\b \x03(\v2(.rnbd.control.v1.MapRequest.OptionsEntryR\aoptions\x1a:\n" +
+	"\aoptions\x18\b \x03(\v2(.rnbd.control.v1.MapRequest.OptionsEntryR\aoptions\x12\x17\n" +
+	"\aio_mode\x18\t \x01(\tR\x06ioMode\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcc\x04\n" +
