@@ -33,6 +33,7 @@ type savedDevice struct {
 	Port       uint16            `json:"port,omitempty"`
 	PollQueues int               `json:"poll_queues,omitempty"`
 	Access     string            `json:"access"`
+	IOMode     string            `json:"io_mode,omitempty"`
 	Loss       string            `json:"loss"`
 	Frontend   string            `json:"frontend"`
 	Settings   map[string]string `json:"settings,omitempty"`
@@ -45,7 +46,7 @@ func (d *Device) saved() savedDevice {
 	s := d.session
 	return savedDevice{
 		Name: d.name, Path: d.path, Session: s.name, Paths: s.specs, Port: s.port, PollQueues: s.pollQueues,
-		Access: d.mode.String(), Loss: d.loss.String(), Frontend: d.fe.Load().cfg.Name, Settings: d.settings(),
+		Access: d.mode.String(), IOMode: d.ioMode, Loss: d.loss.String(), Frontend: d.fe.Load().cfg.Name, Settings: d.settings(),
 		Slots: d.arena.Size() / d.slotSize(), Identity: d.identity, Location: d.Location(),
 	}
 }
@@ -61,7 +62,7 @@ func (s *savedDevice) request() (MapRequest, error) {
 		return MapRequest{}, fmt.Errorf("entry %+v is incomplete", *s)
 	}
 	return MapRequest{
-		Path: s.Path, Session: s.Session, Paths: s.Paths, Mode: mode, Frontend: s.Frontend, Loss: loss, Name: s.Name,
+		Path: s.Path, Session: s.Session, Paths: s.Paths, Mode: mode, IOMode: s.IOMode, Frontend: s.Frontend, Loss: loss, Name: s.Name,
 		Slots: s.Slots, Options: s.Settings, Port: s.Port, PollQueues: s.PollQueues, identity: s.Identity, location: s.Location,
 	}, nil
 }
