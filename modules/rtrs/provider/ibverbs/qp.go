@@ -310,12 +310,18 @@ func (q *qp) Disconnect() {
 	}
 }
 
-// hangUp tells the peer and stops the queue pair, then the owner.
+// hangUp tells the peer and stops the queue pair, then the owner. Where its
+// creator destroyed it first, nobody is left to be told.
 func (q *qp) hangUp() {
 	q.mu.Lock()
-	C.rv_disconnect(q.id.id)
+	destroyed := q.id == nil
+	if !destroyed {
+		C.rv_disconnect(q.id.id)
+	}
 	q.mu.Unlock()
-	q.cq.submit(q)
+	if !destroyed {
+		q.cq.submit(q)
+	}
 }
 
 // release destroys the library's queue pair: after that the device touches no
@@ -323,7 +329,9 @@ func (q *qp) hangUp() {
 func (q *qp) release() {
 	q.dev.removeQP(q.num)
 	q.mu.Lock()
-	C.rv_destroy_qp(q.id.id)
+	if q.id != nil {
+		C.rv_destroy_qp(q.id.id)
+	}
 	q.mu.Unlock()
 	q.state.Store(uint32(phaseGone))
 	q.cq.submit(q)
