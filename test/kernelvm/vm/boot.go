@@ -56,8 +56,21 @@ func Boot(t testing.TB, c Config) *Guest {
 	return g
 }
 
+// bootAttempts: about one guest of ten crashes on its way up on a host that has
+// more to do than cores, before anything of a test runs.
+const bootAttempts = 3
+
 // Start starts a guest, for tests that share one. The caller stops it.
-func Start(c Config) (*Guest, error) {
+func Start(c Config) (g *Guest, err error) {
+	for range bootAttempts {
+		if g, err = boot(c); !errors.Is(err, errNoAgent) {
+			break
+		}
+	}
+	return g, err
+}
+
+func boot(c Config) (*Guest, error) {
 	if c.CPUs == 0 {
 		c.CPUs = 2
 	}
@@ -172,13 +185,15 @@ func (g *Guest) connect() error {
 	select {
 	case err := <-up:
 		if err != nil {
-			return fmt.Errorf("the guest ended before its agent was up: %w", err)
+			return fmt.Errorf("%w: the guest ended: %w", errNoAgent, err)
 		}
 		return nil
 	case <-limit:
-		return errors.New("the guest's agent is not up within " + bootLimit.String())
+		return fmt.Errorf("%w within %v", errNoAgent, bootLimit)
 	}
 }
+
+var errNoAgent = errors.New("the guest's agent did not come up")
 
 // Stop ends the guest. It is cut off, not shut down: nothing of it lasts.
 func (g *Guest) Stop() {
