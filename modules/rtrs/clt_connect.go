@@ -81,14 +81,20 @@ const sessionTurn = 3 * time.Second
 // session makes it then, and Linux's would make it twice, under one name, and
 // crash. A path that gets no answer keeps the others back for sessionTurn.
 func (s *Session) takeTurn(ctx context.Context) (release func()) {
-	if s.Connected() {
-		return func() {}
+	release = func() { <-s.turn }
+	if s.Connected() { // nobody waits, but the last path may be lost meanwhile
+		select {
+		case s.turn <- struct{}{}:
+			return release
+		default:
+			return func() {}
+		}
 	}
 	timer := time.NewTimer(sessionTurn)
 	defer timer.Stop()
 	select {
 	case s.turn <- struct{}{}:
-		return func() { <-s.turn }
+		return release
 	case <-timer.C:
 	case <-ctx.Done(): // dial says so
 	}

@@ -514,7 +514,10 @@ func TestPathWithoutAnswerDoesNotKeepOthersBack(t *testing.T) {
 		first = false
 		s.onConnect = func(_ rtrswire.ConnReqFields, rsp []byte) ([]byte, int) {
 			if hang.Load() {
-				hangs <- struct{}{}
+				select {
+				case hangs <- struct{}{}:
+				default: // the path tries again
+				}
 				<-end
 			}
 			return rsp, 0
