@@ -256,7 +256,7 @@ func (f *frontend) remove(ctx context.Context, d *Device, force bool) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, forcedClose)
 	defer cancel()
-	if err := proc.RemoveDevice(ctx, d.index, true); err != nil {
+	if err := proc.RemoveDevice(ctx, d.index, true); err != nil && !errors.Is(err, syscall.ENODEV) {
 		f.log.Warn("front end does not let go of the device", "device", d.name, "error", err)
 		f.linger(proc, d)
 	}
@@ -290,7 +290,7 @@ func (f *frontend) linger(proc *plugin.Process, d *Device) {
 			if err == nil || errors.Is(err, syscall.ENODEV) {
 				err = proc.DetachArena(ctx, d.index)
 			}
-			if err == nil {
+			if err == nil || errors.Is(err, syscall.ENOENT) { // or somebody else has detached it
 				f.log.Info("front end has let go of the device", "device", d.name)
 				return
 			}
