@@ -389,7 +389,8 @@ func TestR163_PathsComeAndGo(t *testing.T) {
 	}
 	must(t, r.write(second+"disconnect", "1"))
 	must(t, r.write(second+"reconnect", "1"))
-	if got := r.read(second+"state") + r.read(second+"stats/reconnects"); got != "connected\n1 0\n" {
+	// An attempt fails where the server has not closed the old path yet.
+	if got := r.read(second+"state") + r.read(second+"stats/reconnects"); !strings.HasPrefix(got, "connected\n1 ") {
 		t.Errorf("after reconnect: %q", got)
 	}
 	must(t, r.write(second+"stats/reconnects", "1"))
