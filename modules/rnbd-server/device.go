@@ -231,6 +231,9 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 	s.openMu.Lock()
 	defer s.openMu.Unlock()
 	if m := sess.byName(name); m != nil {
+		if ioMode != "" && m.dev.plugin.cfg.Name != ioMode {
+			return nil, fmt.Errorf("open %q: it is open with io mode %s: %w", name, m.dev.plugin.cfg.Name, syscall.EBUSY)
+		}
 		if err := m.dev.busy(); err != nil {
 			return nil, fmt.Errorf("open %q: %w", name, err)
 		}

@@ -241,3 +241,16 @@ func TestAFileThatGrowsIsNoticed(t *testing.T) {
 		t.Errorf("told %+v, %v", x.EventRspFields, x.err)
 	}
 }
+
+func TestE017_AnOpenDeviceKeepsItsIOMode(t *testing.T) {
+	mem := newMemory()
+	mem.add("vol", 1<<20)
+	i := newRig(t, mem).connect("s")
+	_, err := i.open("vol", blk.ReadWrite)
+	must(t, err)
+	msg, rsp := make([]byte, rnbdwire.OpenAsSize), make(rnbdwire.OpenRsp, rnbdwire.OpenRspSize)
+	must(t, rnbdwire.OpenAsFields{OpenFields: rnbdwire.OpenFields{AccessMode: uint8(blk.ReadWrite), Name: "vol"}, IOMode: "fileio"}.Put(msg))
+	if err := i.session.AdminRead(i.ctx(), msg, rsp); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("the same session, another io mode: %v, want EBUSY", err)
+	}
+}
