@@ -2,58 +2,35 @@ package client
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 )
 
 // LogLevels and SetLogLevels are about the parts of the daemon.
 func (a *controlAPI) LogLevels(context.Context, *controlpb.LogLevelsRequest) (*controlpb.LogLevelsReply, error) {
-	if a.c.cfg.Logs == nil {
-		return nil, errNoLogs
-	}
-	return control.LogLevels(a.c.cfg.Logs), nil
+	return a.c.logs().Levels()
 }
 
 func (a *controlAPI) SetLogLevels(ctx context.Context, r *controlpb.SetLogLevelsRequest) (*controlpb.LogLevelsReply, error) {
-	if a.c.cfg.Logs == nil {
-		return nil, errNoLogs
-	}
-	if err := a.c.setLogLevels(ctx, r.Levels); err != nil {
-		return nil, err
-	}
-	return control.LogLevels(a.c.cfg.Logs), nil
-}
-
-// setLogLevels changes levels, those of plugins in the plugins as well.
-func (c *Client) setLogLevels(ctx context.Context, set []*controlpb.LogLevel) error {
-	l := c.cfg.Logs
-	before := l.Level("plugins")
-	if err := control.SetLogLevels(l, set); err != nil {
-		return err
-	}
-	if level := l.Level("plugins"); level != before {
-		for _, p := range c.frontends {
-			p.setLog(ctx, level)
-		}
-	}
-	return nil
+	return a.c.logs().Set(ctx, r.Levels)
 }
 
 // logLevels are the files that the kernel's drivers have none of.
 func (t tree) logLevels() ctltree.Dir {
-	return ctltree.LogLevels(t.c.cfg.Logs, func(ctx context.Context, subsystem string, level slog.Level) error {
-		return t.c.setLogLevels(ctx, []*controlpb.LogLevel{{Subsystem: subsystem, Level: logs.LevelName(level)}})
-	})
+	return ctltree.LogLevels(t.c.cfg.Logs, t.c.logs().SetOne)
 }
 
-var errNoLogs = fmt.Errorf("this daemon has one log level for all: %w", syscall.EOPNOTSUPP)
+func (c *Client) logs() control.LogControl {
+	return control.LogControl{Logs: c.cfg.Logs, Plugins: func(ctx context.Context, level slog.Level) {
+		for _, p := range c.frontends {
+			p.setLog(ctx, level)
+		}
+	}}
+}
 
 // setLogTimeout bounds the wait for one plugin.
 const setLogTimeout = 2 * time.Second

@@ -2,58 +2,35 @@ package server
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 )
 
 // LogLevels and SetLogLevels are about the parts of the daemon.
 func (c *controlAPI) LogLevels(context.Context, *controlpb.LogLevelsRequest) (*controlpb.LogLevelsReply, error) {
-	if c.s.cfg.Logs == nil {
-		return nil, errNoLogs
-	}
-	return control.LogLevels(c.s.cfg.Logs), nil
+	return c.s.logs().Levels()
 }
 
 func (c *controlAPI) SetLogLevels(ctx context.Context, r *controlpb.SetLogLevelsRequest) (*controlpb.LogLevelsReply, error) {
-	if c.s.cfg.Logs == nil {
-		return nil, errNoLogs
-	}
-	if err := c.s.setLogLevels(ctx, r.Levels); err != nil {
-		return nil, err
-	}
-	return control.LogLevels(c.s.cfg.Logs), nil
-}
-
-// setLogLevels changes levels, those of plugins in the plugins as well.
-func (s *Server) setLogLevels(ctx context.Context, set []*controlpb.LogLevel) error {
-	l := s.cfg.Logs
-	before := l.Level("plugins")
-	if err := control.SetLogLevels(l, set); err != nil {
-		return err
-	}
-	if level := l.Level("plugins"); level != before {
-		for _, p := range s.plugins {
-			p.setLog(ctx, level)
-		}
-	}
-	return nil
+	return c.s.logs().Set(ctx, r.Levels)
 }
 
 // logLevels are the files that the kernel's drivers have none of.
 func (t tree) logLevels() ctltree.Dir {
-	return ctltree.LogLevels(t.s.cfg.Logs, func(ctx context.Context, subsystem string, level slog.Level) error {
-		return t.s.setLogLevels(ctx, []*controlpb.LogLevel{{Subsystem: subsystem, Level: logs.LevelName(level)}})
-	})
+	return ctltree.LogLevels(t.s.cfg.Logs, t.s.logs().SetOne)
 }
 
-var errNoLogs = fmt.Errorf("this daemon has one log level for all: %w", syscall.EOPNOTSUPP)
+func (s *Server) logs() control.LogControl {
+	return control.LogControl{Logs: s.cfg.Logs, Plugins: func(ctx context.Context, level slog.Level) {
+		for _, p := range s.plugins {
+			p.setLog(ctx, level)
+		}
+	}}
+}
 
 // setLogTimeout bounds the wait for one plugin.
 const setLogTimeout = 2 * time.Second

@@ -2,8 +2,10 @@ package control
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"path"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -25,8 +27,51 @@ func LogCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// SetLogLevels changes what subsystems log: all that are named, or none.
-func SetLogLevels(l *logs.Logs, set []*controlpb.LogLevel) error {
+// LogControl changes and lists the log levels of a daemon, for its API and its
+// control files.
+type LogControl struct {
+	Logs *logs.Logs // nil: the daemon has one level for all, and every call says so
+	// Plugins tells the plugins that run their new level.
+	Plugins func(context.Context, slog.Level)
+}
+
+var errNoLogs = fmt.Errorf("this daemon has one log level for all: %w", syscall.EOPNOTSUPP)
+
+// Set changes levels, all that are named or none, those of plugins in the
+// plugins as well.
+func (c LogControl) Set(ctx context.Context, set []*controlpb.LogLevel) (*controlpb.LogLevelsReply, error) {
+	if c.Logs == nil {
+		return nil, errNoLogs
+	}
+	before := c.Logs.Level("plugins")
+	if err := setLogLevels(c.Logs, set); err != nil {
+		return nil, err
+	}
+	if level := c.Logs.Level("plugins"); level != before {
+		c.Plugins(ctx, level)
+	}
+	return c.Levels()
+}
+
+// SetOne is Set for one subsystem.
+func (c LogControl) SetOne(ctx context.Context, subsystem string, level slog.Level) error {
+	_, err := c.Set(ctx, []*controlpb.LogLevel{{Subsystem: subsystem, Level: logs.LevelName(level)}})
+	return err
+}
+
+// Levels lists what subsystems log.
+func (c LogControl) Levels() (*controlpb.LogLevelsReply, error) {
+	if c.Logs == nil {
+		return nil, errNoLogs
+	}
+	r := &controlpb.LogLevelsReply{}
+	for _, s := range c.Logs.Levels() {
+		r.Levels = append(r.Levels, &controlpb.LogLevel{Subsystem: s.Subsystem, Level: logs.LevelName(s.Level)})
+	}
+	return r, nil
+}
+
+func setLogLevels(l *logs.Logs, set []*controlpb.LogLevel) error {
 	before := l.Levels()
 	for _, s := range set {
 		level, err := logs.ParseLevel(s.GetLevel())
@@ -41,13 +86,4 @@ func SetLogLevels(l *logs.Logs, set []*controlpb.LogLevel) error {
 		}
 	}
 	return nil
-}
-
-// LogLevels lists what subsystems log.
-func LogLevels(l *logs.Logs) *controlpb.LogLevelsReply {
-	r := &controlpb.LogLevelsReply{}
-	for _, s := range l.Levels() {
-		r.Levels = append(r.Levels, &controlpb.LogLevel{Subsystem: s.Subsystem, Level: logs.LevelName(s.Level)})
-	}
-	return r
 }

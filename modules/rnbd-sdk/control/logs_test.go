@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,12 +16,19 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 )
 
-func TestSetLogLevels(t *testing.T) {
+func TestLogControl(t *testing.T) {
 	l := logs.New(slog.DiscardHandler, slog.LevelInfo)
 	l.Logger("rtrs")
 	l.Logger("client")
+	l.Logger("plugins")
+	var told []slog.Level
+	logControl := LogControl{Logs: l, Plugins: func(_ context.Context, level slog.Level) { told = append(told, level) }}
 	text := func() (s string) {
-		for _, v := range LogLevels(l).Levels {
+		r, err := logControl.Levels()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range r.Levels {
 			s += v.Subsystem + "=" + v.Level + " "
 		}
 		return s
@@ -34,18 +42,30 @@ func TestSetLogLevels(t *testing.T) {
 		err  error
 		want string
 	}{
-		{"nothing", nil, nil, "client=info rtrs=info "},
-		{"one", []*controlpb.LogLevel{level("rtrs", "debug")}, nil, "client=info rtrs=debug "},
-		{"a level that is not there changes nothing", []*controlpb.LogLevel{level("all", "warn"), level("rtrs", "loud")}, syscall.EINVAL, "client=info rtrs=debug "},
-		{"a subsystem that is not there changes nothing", []*controlpb.LogLevel{level("all", "warn"), level("rdma", "warn")}, syscall.ENOENT, "client=info rtrs=debug "},
-		{"all and one", []*controlpb.LogLevel{level("all", "warn"), level("rtrs", "error")}, nil, "client=warn rtrs=error "},
+		{"nothing", nil, nil, "client=info plugins=info rtrs=info "},
+		{"one", []*controlpb.LogLevel{level("rtrs", "debug")}, nil, "client=info plugins=info rtrs=debug "},
+		{"a level that is not there changes nothing", []*controlpb.LogLevel{level("all", "warn"), level("rtrs", "loud")}, syscall.EINVAL, "client=info plugins=info rtrs=debug "},
+		{"a subsystem that is not there changes nothing", []*controlpb.LogLevel{level("all", "warn"), level("rdma", "warn")}, syscall.ENOENT, "client=info plugins=info rtrs=debug "},
+		{"all and one", []*controlpb.LogLevel{level("all", "warn"), level("rtrs", "error")}, nil, "client=warn plugins=warn rtrs=error "},
 	} {
-		if err := SetLogLevels(l, c.set); !errors.Is(err, c.err) {
+		if _, err := logControl.Set(t.Context(), c.set); !errors.Is(err, c.err) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		if got := text(); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
+	}
+	if err := logControl.SetOne(t.Context(), "plugins", slog.LevelError); err != nil {
+		t.Error(err)
+	}
+	if !slices.Equal(told, []slog.Level{slog.LevelWarn, slog.LevelError}) {
+		t.Errorf("plugins were told %v", told)
+	}
+	if _, err := (LogControl{}).Levels(); !errors.Is(err, syscall.EOPNOTSUPP) {
+		t.Errorf("levels of a daemon without: %v", err)
+	}
+	if _, err := (LogControl{}).Set(t.Context(), nil); !errors.Is(err, syscall.EOPNOTSUPP) {
+		t.Errorf("set of a daemon without: %v", err)
 	}
 }
 
