@@ -55,7 +55,7 @@ type disk struct {
 	name     string
 	readOnly bool
 	cached   *os.File // through the page cache
-	direct   *os.File // past it; nil: read-only, or the file system cannot
+	direct   *os.File // past it; nil: read-only, a device, or the file system cannot
 	cachedFD int32    // of cached
 	directFD int32    // of direct
 	align    alignment
@@ -97,9 +97,12 @@ func (d *disk) open(ctx context.Context, r plugin.OpenRequest) error {
 	return nil
 }
 
-// openDirect is content with less where the file system has no direct I/O.
+// openDirect is content with less where the file system has no direct I/O. A
+// block device has none beside its page cache: unlike a file system, it does
+// not drop what a read puts there while a direct write of the same page is on
+// its way, so that later reads would see what was there before.
 func (d *disk) openDirect(ctx context.Context, r plugin.OpenRequest) error {
-	if d.memory || !d.align.direct {
+	if d.device || d.memory || !d.align.direct {
 		return nil
 	}
 	f, err := diskio.Open(ctx, r, os.O_RDWR|unix.O_DIRECT, directDescription)

@@ -212,6 +212,32 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// A block device's page cache is the only way to it, and pages are whole.
+func TestPlanOnABlockDevice(t *testing.T) {
+	d := &disk{cachedFD: 10, device: true, align: alignment{direct: true, memory: 512, offset: 512}}
+	buf := make([]byte, 4096)
+	written := diskio.Step{Op: uring.Pwrite, FD: 10, Zeroes: true}
+	for _, c := range []struct {
+		name string
+		r    plugin.Request
+		want diskio.Step
+	}{
+		{"writes go to the page cache", plugin.Request{Op: blk.Write, Len: 4096, Buf: buf}, diskio.Step{Op: uring.Pwrite, FD: 10}},
+		{"and with FUA to the device", plugin.Request{Op: blk.Write, Len: 4096, Buf: buf, Flags: blk.FUA},
+			diskio.Step{Op: uring.Pwrite, FD: 10, RWFlags: unix.RWF_DSYNC}},
+		{"pages are discarded", plugin.Request{Op: blk.Discard, Off: 4096, Len: 8192}, diskio.Step{Op: uring.PunchHole, FD: 10}},
+		{"parts of pages are kept", plugin.Request{Op: blk.Discard, Off: 4096, Len: 512}, diskio.Step{Op: uring.Nop}},
+		{"pages are zeroed", plugin.Request{Op: blk.WriteZeroes, Len: 4096}, diskio.Step{Op: uring.ZeroRange, FD: 10}},
+		{"in parts of pages zeroes are written", plugin.Request{Op: blk.WriteZeroes, Off: 512, Len: 4096}, written},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := d.Plan(&c.r); got != c.want {
+				t.Errorf("%+v, want %+v", got, c.want)
+			}
+		})
+	}
+}
+
 func TestFUAWhereDirectWritesDoNotHeedIt(t *testing.T) {
 	d := &disk{cachedFD: 10, directFD: 11, direct: os.Stdin, noDsync: true, align: alignment{direct: true, memory: 1, offset: 512}}
 	r := plugin.Request{Op: blk.Write, Len: 512, Buf: make([]byte, 512), Flags: blk.FUA}

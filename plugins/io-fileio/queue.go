@@ -4,6 +4,8 @@ package main
 // ring -> Plan -> page cache inline, or io_uring -> answer.
 
 import (
+	"os"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
@@ -25,6 +27,9 @@ func (d *disk) Plan(r *plugin.Request) diskio.Step {
 	case blk.Flush:
 		return diskio.Step{Op: uring.Fdatasync, FD: d.cachedFD, Inline: d.inlineMemory()}
 	case blk.Discard:
+		if d.splitsPage(r) {
+			return diskio.Step{Op: uring.Nop}
+		}
 		return diskio.Step{Op: uring.PunchHole, FD: d.cachedFD}
 	default: // WriteZeroes; SecureErase is not among our limits
 		return d.planZeroes(r)
@@ -47,7 +52,7 @@ func (d *disk) planRead() diskio.Step {
 func (d *disk) planWrite(r *plugin.Request) diskio.Step {
 	mask := uint64(d.align.offset) - 1
 	if d.direct == nil || (r.Off|uint64(r.Len))&mask != 0 || !diskio.Aligned(r.Buf, d.align.memory) {
-		return d.planCachedWrite()
+		return d.planCachedWrite(r)
 	}
 	s := diskio.Step{Op: uring.Pwrite, FD: d.directFD, Align: d.align.offset, MemAlign: d.align.memory}
 	switch {
@@ -60,22 +65,39 @@ func (d *disk) planWrite(r *plugin.Request) diskio.Step {
 	return s
 }
 
-func (d *disk) planCachedWrite() diskio.Step {
-	return diskio.Step{Op: uring.Pwrite, FD: d.cachedFD, RWFlags: unix.RWF_DSYNC, Inline: d.inlineMemory()}
+// planCachedWrite leaves nothing dirty where direct writes come after it.
+func (d *disk) planCachedWrite(r *plugin.Request) diskio.Step {
+	s := diskio.Step{Op: uring.Pwrite, FD: d.cachedFD, Inline: d.inlineMemory()}
+	if d.direct != nil || r.Flags&blk.FUA != 0 {
+		s.RWFlags = unix.RWF_DSYNC
+	}
+	return s
+}
+
+// pageMask has the bits of an offset within a page of the page cache.
+var pageMask = uint64(os.Getpagesize()) - 1
+
+// splitsPage tells whether r ends or begins within a page of a block device.
+// The kernel takes such a range off the device without a look at writes that
+// the rest of the page is getting: one that read the page before would bring
+// the old bytes back. Discards may do nothing, and zeroes can be written.
+func (d *disk) splitsPage(r *plugin.Request) bool {
+	return d.device && (r.Off|uint64(r.Len))&pageMask != 0
 }
 
 // planZeroes takes the best way that has not been refused before. Only written
 // zeroes can carry FUA themselves: a flush follows the others.
 func (d *disk) planZeroes(r *plugin.Request) diskio.Step {
 	s := diskio.Step{Op: uring.ZeroRange, FD: d.cachedFD, Sync: r.Flags&blk.FUA != 0}
-	if !d.noZeroRange.Load() {
+	split := d.splitsPage(r)
+	if !split && !d.noZeroRange.Load() {
 		return s
 	}
-	if r.Flags&blk.NoUnmap == 0 && !d.noPunch.Load() {
+	if !split && r.Flags&blk.NoUnmap == 0 && !d.noPunch.Load() {
 		s.Op = uring.PunchHole
 		return s
 	}
-	s = d.planCachedWrite()
+	s = d.planCachedWrite(r)
 	s.Inline, s.Zeroes = diskio.InlineNo, true
 	return s
 }
@@ -83,7 +105,7 @@ func (d *disk) planZeroes(r *plugin.Request) diskio.Step {
 // Fallback learns from a refusal, for all later requests, and plans again.
 func (d *disk) Fallback(r *plugin.Request, failed diskio.Step, errno blk.Errno) (diskio.Step, bool) {
 	if errno == blk.EINVAL && failed.Op == uring.Pwrite && failed.FD == d.directFD && d.direct != nil {
-		return d.planCachedWrite(), true // alignment that the file system did not tell
+		return d.planCachedWrite(r), true // alignment that the file system did not tell
 	}
 	if errno != blk.EOPNOTSUPP {
 		return failed, false
