@@ -5,7 +5,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
 
 // memory is a disk that can be made to lie.
@@ -59,21 +58,38 @@ func TestLostWriteIsFound(t *testing.T) {
 			t.Errorf("%s: %v, want wrong data", name, err)
 		}
 	}
-	n := 0
-	m := &memory{b: make([]byte, 16<<20), lose: func(int64, int) bool { n++; return n == 40 }}
-	if _, _, err := Until(within(t, 500*time.Millisecond), m, 1); err == nil {
+	// The 40th write is lost, and what comes to its first byte later, or that
+	// could hide it.
+	ctx, written := afterWrites(t, 100)
+	n, at := 0, int64(-1)
+	m := &memory{b: make([]byte, 16<<20), lose: func(off int64, size int) bool {
+		written()
+		if n++; n == 40 {
+			at = off
+		}
+		return at >= off && at < off+int64(size)
+	}}
+	if _, _, err := Until(ctx, m, 1); err == nil {
 		t.Error("Until has not found a lost write")
 	}
 }
 
-func within(t *testing.T, d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), d)
+// afterWrites ends a context at the nth call of the function, so that a test
+// takes as many requests on a busy machine as on an idle one.
+func afterWrites(t *testing.T, n int) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
-	return ctx
+	return ctx, func() {
+		if n--; n == 0 {
+			cancel()
+		}
+	}
 }
 
 func TestUntil(t *testing.T) {
-	n, longest, err := Until(within(t, 50*time.Millisecond), &memory{b: make([]byte, 16<<20)}, 1)
+	ctx, written := afterWrites(t, 100)
+	m := &memory{b: make([]byte, 16<<20), lose: func(int64, int) bool { written(); return false }}
+	n, longest, err := Until(ctx, m, 1)
 	if err != nil || n < 100 || longest == 0 {
 		t.Errorf("%d requests, longest %v, error %v", n, longest, err)
 	}
