@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/ibverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/rocev2"
@@ -71,6 +72,7 @@ func openFabrics(c fabricConfig) (map[string]verbs.Device, error) {
 		}
 		devs[name] = d
 	}
+	selfstats.Count(selfstats.PayloadCopied, func() uint64 { return verbs.PlacedByCopy(devs) })
 	return devs, nil
 }
 

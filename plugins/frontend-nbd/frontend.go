@@ -222,6 +222,16 @@ func (f *frontend) detach(q *queue) {
 	f.queues = slices.DeleteFunc(f.queues, func(other *queue) bool { return other == q })
 }
 
+// placedBytes is the payload that the queues have copied.
+func (f *frontend) placedBytes() (sum uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, q := range f.queues {
+		sum += q.stats.placedBytes.Load()
+	}
+	return sum
+}
+
 // awaitQueues returns as soon as n queues serve: their threads may just be
 // beginning.
 func (f *frontend) awaitQueues(ctx context.Context, n int) error {

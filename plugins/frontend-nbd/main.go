@@ -4,6 +4,11 @@ import (
 	"log/slog"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
 )
 
-func main() { plugin.ServeFrontend(newFrontend(slog.Default)) }
+func main() {
+	f := newFrontend(slog.Default)
+	selfstats.Count(selfstats.PayloadCopied, f.placedBytes)
+	plugin.ServeFrontend(f)
+}

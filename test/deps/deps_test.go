@@ -40,7 +40,7 @@ var rules = []rule{
 		"the two daemons meet on the wire, and are handed their fabrics"},
 	{`^modules/rnbd-client`, prefix + `(modules/rnbd-server|plugins/|cmd/|test/|modules/rtrs/provider/)`, ``,
 		"the two daemons meet on the wire, and are handed their fabrics"},
-	{`^(plugins|examples)/`, prefix, prefix + `modules/rnbd-sdk/(plugin|shm|pump|uring|blk|blockdev|diskio)`,
+	{`^(plugins|examples)/`, prefix, prefix + `modules/rnbd-sdk/(plugin|shm|pump|uring|blk|blockdev|diskio|selfstats)`,
 		"a plugin sees the SDK and nothing else, as those of third parties do"},
 	{`^modules/`, `spf13/|charmbracelet|mpb`, ``,
 		"libraries do not draw in the command line's dependencies"},

@@ -74,5 +74,6 @@ func report() []byte {
 			fmt.Fprintf(&b, "%s %g\n", s.Name, s.Value.Float64())
 		}
 	}
+	writeCounts(&b)
 	return b.Bytes()
 }

@@ -14,3 +14,23 @@ type Counter struct {
 	Bytes  bool   // counts bytes; else events
 	Value  uint64
 }
+
+// placedByCopy names the counter of payload that was copied to its place.
+// Devices that never copy have none.
+const placedByCopy = "placed_by_copy"
+
+// PlacedByCopy is the payload in bytes that devices have copied to its place.
+func PlacedByCopy(devices map[string]Device) (sum uint64) {
+	for _, d := range devices {
+		source, ok := d.(CounterSource)
+		if !ok {
+			continue
+		}
+		for _, c := range source.Counters() {
+			if c.Name == placedByCopy {
+				sum += c.Value
+			}
+		}
+	}
+	return sum
+}
