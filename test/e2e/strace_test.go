@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"sort"
 	"strconv"
 	"strings"
 	"syscall"
@@ -159,87 +158,4 @@ func TestReadingAGibibyteLeavesControlSocketsAlone(t *testing.T) {
 	if sum["TCP"] < 3*size { // sent by the server, received and sent by the client's side
 		t.Errorf("%d bytes went through TCP sockets: the trace misses some", sum["TCP"])
 	}
-}
-
-// calls counts the system calls of a process by name, from strace -c.
-func calls(t *testing.T, file string) map[string]int {
-	t.Helper()
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	out := map[string]int{}
-	for line := range strings.Lines(string(b)) {
-		f := strings.Fields(line) // % time, seconds, usecs/call, calls, [errors,] name
-		if len(f) < 5 {
-			continue
-		}
-		if n, err := strconv.Atoi(f[3]); err == nil && f[len(f)-1] != "total" {
-			out[f[len(f)-1]] += n
-		}
-	}
-	return out
-}
-
-// TestSystemCallsPerIO prints what the four processes ask of the kernel per
-// 4 KiB request. strace makes each call some fifty times slower and so changes
-// the batches, and pumps look around more often before they sleep: figures are
-// for comparison with one another. The bounds only catch calls that multiply.
-func TestSystemCallsPerIO(t *testing.T) {
-	n := 1000
-	if long() {
-		n = 50000
-	}
-	r := newRig(t, rigOptions{size: 64 << 20,
-		server: lab.ServerOptions{Extra: []string{"--pumps", "1"}}, client: lab.ClientOptions{Extra: []string{"--pumps", "1"}}})
-	run(t, "nbdcopy", "--flush", randomFile(t, 64<<20), r.unixURI())
-	for _, c := range []struct {
-		rw    string
-		depth int
-		bound float64
-	}{{"randread", 1, 200}, {"randread", 32, 40}, {"randwrite", 1, 200}, {"randwrite", 32, 40}} {
-		t.Run(fmt.Sprintf("%s depth %d", c.rw, c.depth), func(t *testing.T) {
-			traces := map[string]*strace{}
-			for role, pid := range r.pids() {
-				traces[role] = attach(t, []int{pid}, "-c")
-			}
-			run(t, "fio", "--name=calls", "--ioengine=nbd", "--uri="+r.unixURI(), "--rw="+c.rw, "--bs=4k",
-				fmt.Sprintf("--iodepth=%d", c.depth), "--size=64m", "--norandommap", fmt.Sprintf("--io_size=%d", n*4096))
-			total := 0
-			for _, role := range []string{"frontend-nbd", "client", "server", "io-fileio"} {
-				total += report(t, role, calls(t, traces[role].stop()[0]), n)
-			}
-			perIO := float64(total) / float64(n)
-			t.Logf("%-13s %6.2f calls per request", "together", perIO)
-			if perIO > c.bound {
-				t.Errorf("%.1f system calls per request, want at most %.0f", perIO, c.bound)
-			}
-		})
-	}
-}
-
-// waiting are calls that pass time: an idle pump yields, the Go runtime's
-// monitor sleeps. They are printed, and not counted.
-var waiting = map[string]bool{"sched_yield": true, "nanosleep": true}
-
-// report prints the calls of one process per request, the frequent ones by
-// name.
-func report(t *testing.T, role string, calls map[string]int, n int) (total int) {
-	t.Helper()
-	var names []string
-	for name, c := range calls {
-		if !waiting[name] {
-			total += c
-		}
-		names = append(names, name)
-	}
-	sort.Slice(names, func(i, j int) bool { return calls[names[i]] > calls[names[j]] })
-	var b strings.Builder
-	for _, name := range names {
-		if perIO := float64(calls[name]) / float64(n); perIO >= 0.01 {
-			fmt.Fprintf(&b, " %s %.2f", name, perIO)
-		}
-	}
-	t.Logf("%-13s %6.2f calls per request:%s", role, float64(total)/float64(n), b.String())
-	return total
 }
