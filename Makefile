@@ -4,7 +4,7 @@ MODULES  := modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-clien
 PLUGINS  := plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/frontend-ublk
 PROGRAMS := cmd/rnbd $(PLUGINS) examples/io-memory
 ALL      := $(MODULES) $(PROGRAMS) test tools
-PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server fio e2fsprogs tshark iperf3 strace groff-base fuse3
+PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server fio e2fsprogs tshark iperf3 iproute2 strace groff-base fuse3
 BIN      := $(CURDIR)/bin
 RESULTS  := $(CURDIR)/.cache/test-results
 
@@ -34,7 +34,7 @@ demo: build ## export, map, copy, kill a plugin, verify: under a minute
 test: tools-for-test build test-modules test-e2e conformance ## everything but the long forms
 
 tools-for-test:
-	@missing=; for t in nbdinfo qemu-io qemu-storage-daemon nbdkit nbd-server fio mke2fs tshark iperf3 strace groff fusermount3; do \
+	@missing=; for t in nbdinfo qemu-io qemu-storage-daemon nbdkit nbd-server fio mke2fs tshark iperf3 tc strace groff fusermount3; do \
 		command -v $$t >/dev/null || [ -x /usr/sbin/$$t ] || missing="$$missing $$t"; done; \
 	if [ -n "$$missing" ]; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -81,8 +81,11 @@ faults: build ## the long form of the fault tests
 mutants: ## break the tree in many places, one at a time: a test must notice
 	@go run ./tools/mutants
 
-bench: build tools-for-test ## against other NBD servers, on this machine
-	@cd test && RNBD_BIN=$(BIN) go run ./bench
+bench: build tools-for-test ## against other NBD servers, on this machine (root, about 25 minutes); BENCH='-only P1,P5': a part of it
+	@cd test && RNBD_BIN=$(BIN) go run ./bench $(BENCH)
+
+bench-report: build tools-for-test ## the same, with tables and plots into docs/benchmarks
+	@cd test && RNBD_BIN=$(BIN) go run ./bench -rounds 7 -markdown $(CURDIR)/docs/benchmarks/README.md $(BENCH)
 
 lint: ## gofmt, go vet and the rules of the tree
 	@test -z "$$(gofmt -l $(ALL) | tee /dev/stderr)"
@@ -101,6 +104,6 @@ release-check: ## build every module as a user would, without the workspace
 	@tools/release-check.sh
 
 clean: ## what was built
-	@rm -rf $(BIN) .cache bench-results*.json
+	@rm -rf $(BIN) .cache bench-results*
 
-.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak test-kernel-full conformance fuzz mutants faults bench lint man generate tidy release-check clean
+.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak test-kernel-full conformance fuzz mutants faults bench bench-report lint man generate tidy release-check clean

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -14,77 +16,131 @@ type settings struct {
 	Cell    time.Duration `json:"cell_ns"`
 	Size    int64         `json:"device_bytes"`
 	Foreign float64       `json:"foreign_cores_limit"`
-	Depths  []int         `json:"depths"`
+	Only    []string      `json:"only,omitempty"`
+	Quick   bool          `json:"quick,omitempty"`
+	Verify  bool          `json:"verify,omitempty"`
 }
 
-// round is what happened around a round.
+// phase is a set of targets that are there at the same time and take turns.
+// What is compared is of one phase; the others do not disturb it.
+type phase struct {
+	name  string
+	start func(*site, context.Context) error
+}
+
+var phases = []phase{
+	{"network", (*site).addNetwork},
+	{"keys", (*site).addKeys},
+	{"paths", (*site).addPaths},
+	{"disks", (*site).addDisks},
+	{"idle", (*site).addIdle},
+}
+
+// round is what happened around a round of a phase.
 type round struct {
+	Phase      string  `json:"phase"`
 	LoadBefore float64 `json:"load_before"`
 	LoadAfter  float64 `json:"load_after"`
-	Foreign    float64 `json:"foreign_cores"`
 	Stolen     float64 `json:"stolen_cores"`
-	Flagged    bool    `json:"flagged"` // foreign load above the limit
+	Runs       int     `json:"runs"`
+	Dropped    int     `json:"dropped_runs"`
 	Seconds    float64 `json:"seconds"`
 }
 
 // key names a series of samples.
-type key struct {
-	class, target, workload string
-}
+type key struct{ target, workload string }
 
 // results of a run: one sample per round for each key, nil where it failed.
 type results struct {
-	rounds  []round
-	samples map[key][]*sample
-	errors  []string
+	rounds   []round
+	samples  map[key][]*sample
+	budgets  []cost
+	skipped  []string
+	errors   []string
+	verified []string // runs of the verifying twins
 }
 
-// measured tells which workloads a class is about: what is cached is read,
-// what is direct is written.
-func (t *target) measured(w workload) bool {
-	switch t.class {
-	case classCached:
-		return !w.Write
-	case classDirect:
-		return w.Write
-	}
-	return true
-}
-
-// measure runs all rounds. In each, all targets of a class take turns at a
-// workload before the next one comes; who is first changes from round to
-// round.
-func (s *site) measure(ctx context.Context, c settings, out io.Writer) (*results, error) {
+// run does all phases of a plan.
+func run(ctx context.Context, c settings, p *plan, dir, raw string, out io.Writer) (*results, error) {
 	r := &results{samples: map[key][]*sample{}}
-	for n := range c.Rounds {
-		fmt.Fprintf(out, "round %d of %d, load average %.2f\n", n+1, c.Rounds, loadAverage())
-		if err := s.round(ctx, c, n, r); err != nil {
+	for _, ph := range phases {
+		if err := ph.run(ctx, c, p, dir, raw, r, out); err != nil {
 			return nil, err
 		}
-		last := r.rounds[len(r.rounds)-1]
-		fmt.Fprintf(out, "  %.0f s, foreign load %.2f cores%s\n", last.Seconds, last.Foreign, map[bool]string{true: ": flagged"}[last.Flagged])
 	}
 	return r, nil
 }
 
-func (s *site) round(ctx context.Context, c settings, n int, r *results) error {
+// run starts the targets of a phase, as far as the plan wants them, and does
+// its rounds.
+func (ph phase) run(ctx context.Context, c settings, p *plan, dir, raw string, r *results, out io.Writer) error {
+	s, err := openSite(dir, raw, c, p)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if err := ph.start(s, ctx); err != nil {
+		return fmt.Errorf("%s: %w", ph.name, err)
+	}
+	for _, why := range s.skipped {
+		fmt.Fprintln(out, "left out:", why)
+	}
+	r.skipped = append(r.skipped, s.skipped...)
+	if len(s.targets) == 0 {
+		return ctx.Err()
+	}
+	if err := s.prepare(ctx, ph, r, out); err != nil {
+		return err
+	}
+	for n := range c.Rounds {
+		this, err := s.round(ctx, n, r)
+		if err != nil {
+			return err
+		}
+		this.Phase = ph.name
+		r.rounds = append(r.rounds, this)
+		fmt.Fprintf(out, "%s, round %d of %d: %.0f s, load average %.2f, %d of %d runs dropped\n",
+			ph.name, n+1, c.Rounds, this.Seconds, this.LoadAfter, this.Dropped, this.Runs)
+	}
+	return nil
+}
+
+// prepare does what comes before the rounds: the verifying twins, and the
+// counts of the budgets.
+func (s *site) prepare(ctx context.Context, ph phase, r *results, out io.Writer) error {
+	if s.Verify {
+		if err := s.verify(ctx, r, out); err != nil {
+			return err
+		}
+	}
+	if ph.name != "network" {
+		return ctx.Err()
+	}
+	var err error
+	r.budgets, err = s.countAll(ctx)
+	if err != nil && ctx.Err() == nil {
+		r.skipped = append(r.skipped, fmt.Sprintf("budgets: %v", err))
+	}
+	return ctx.Err()
+}
+
+// round gives every target a turn at every workload that it has. Who is first
+// changes from round to round.
+func (s *site) round(ctx context.Context, n int, r *results) (round, error) {
 	this := round{LoadBefore: loadAverage()}
 	_, stolen := busy()
-	var foreign float64 // core-seconds
 	start := time.Now()
-	var measured float64
-	for _, w := range workloads(c.Depths...) {
+	for _, w := range s.plan.order {
 		for i := range s.targets {
 			t := s.targets[(i+n)%len(s.targets)]
-			if !t.measured(w) {
+			if !s.plan.has(t.name, w) {
 				continue
 			}
-			began := time.Now()
-			sample, err := s.cell(ctx, t, w, c.Cell)
+			got, err := s.cell(ctx, t, w)
 			if ctx.Err() != nil {
-				return ctx.Err()
+				return this, ctx.Err()
 			}
-			k := key{t.class, t.name, w.Name}
+			k := key{t.name, w.Name}
 			for len(r.samples[k]) < n {
 				r.samples[k] = append(r.samples[k], nil)
 			}
@@ -92,34 +148,54 @@ func (s *site) round(ctx context.Context, c settings, n int, r *results) error {
 				r.errors = append(r.errors, fmt.Sprintf("round %d, %s: %v", n+1, t.name, err))
 				continue
 			}
-			r.samples[k] = append(r.samples[k], &sample)
-			wall := time.Since(began).Seconds()
-			foreign += sample.Foreign * wall
-			measured += wall
+			r.samples[k] = append(r.samples[k], got)
+			this.Runs++
+			if got.Dropped {
+				this.Dropped++
+			}
+			if err := s.keep(got, t, w, n); err != nil {
+				return this, err
+			}
 		}
 	}
 	_, stolenAfter := busy()
 	this.Seconds = time.Since(start).Seconds()
 	this.LoadAfter = loadAverage()
-	this.Stolen = (stolenAfter - stolen) / this.Seconds
-	this.Foreign = foreign / max(measured, 1e-9)
-	this.Flagged = this.Foreign > c.Foreign
-	r.rounds = append(r.rounds, this)
-	return nil
+	this.Stolen = (stolenAfter - stolen) / max(this.Seconds, 1e-9)
+	return this, nil
 }
 
 // cell is one run of one workload on one target.
-func (s *site) cell(ctx context.Context, t *target, w workload, d time.Duration) (sample, error) {
+func (s *site) cell(ctx context.Context, t *target, w workload) (*sample, error) {
+	if err := t.warm(w); err != nil {
+		return nil, err
+	}
 	began, self := time.Now(), clockOf(os.Getpid())
 	work, _ := busy()
 	before := cpuOf(t.servers)
-	m, err := t.run(ctx, w, d)
+	m, err := t.run(ctx, w, s.Cell)
 	if err != nil {
-		return m, err
+		return nil, err
 	}
-	m.ServerCPU = cpuOf(t.servers) - before
+	m.ServerCPU += cpuOf(t.servers) - before
 	after, _ := busy()
 	own := m.ServerCPU + m.processes + clockOf(os.Getpid()) - self
-	m.Foreign = max(0, (after-work-own)/time.Since(began).Seconds())
-	return m, nil
+	if wall := time.Since(began).Seconds(); wall > 5./clockTick { // else the clock of the machine is too coarse
+		m.Foreign = max(0, (after-work-own)/wall)
+	}
+	m.Dropped = m.Foreign > s.Foreign
+	return &m, nil
+}
+
+// keep writes what the load generator printed into the folder of raw output.
+func (s *site) keep(m *sample, t *target, w workload, n int) error {
+	if m.raw == nil || s.raw == "" {
+		return nil
+	}
+	plain := strings.NewReplacer(", ", "-", ": ", "-", " ", "-")
+	name := fmt.Sprintf("%s-%s-round%d.json", plain.Replace(t.name), w.Name, n+1)
+	if err := os.WriteFile(filepath.Join(s.raw, name), m.raw, 0o644); err != nil {
+		return fmt.Errorf("raw output: %w", err)
+	}
+	return nil
 }

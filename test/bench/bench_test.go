@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"encoding/xml"
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -64,30 +67,36 @@ func checkResults(t *testing.T, path string) {
 	for _, e := range p.Errors {
 		t.Errorf("failed: %s", e)
 	}
-	seen := map[string]bool{}
+	missing := map[string]bool{}
+	for id := range titles {
+		missing[id] = os.Getenv("CI") != "" || len(p.LeftOut) == 0
+	}
 	for _, r := range p.Rows {
-		seen[r.OursName+" / "+r.PeerName] = true
-		if r.Runs != 1 || r.Ours <= 0 || r.Peer <= 0 || r.Ratio <= 0 {
-			t.Errorf("odd row %+v", r)
-		}
-		lower := strings.HasPrefix(r.Metric, "latency") || strings.HasPrefix(r.Metric, "CPU")
-		want := r.Ours / r.Peer
-		if lower {
-			want = 1 / want
-		}
-		if math.Abs(want/r.Ratio-1) > 1e-6 {
-			t.Errorf("ratio of %s, %s is %g, want %g", r.Workload, r.Metric, r.Ratio, want)
+		delete(missing, r.ID)
+		checkRow(t, r)
+	}
+	for id, must := range missing {
+		if must {
+			t.Errorf("row %s is missing; left out: %q", id, p.LeftOut)
 		}
 	}
-	for _, o := range []string{frontEnd, direct, frontEnd + crcOff, direct + crcOff} {
-		for _, peer := range []string{nbdkitMemory, nbdkitProxy, goClient, nbdkitFile} {
-			if !seen[o+" / "+peer] {
-				t.Errorf("%s was not compared with %s", o, peer)
-			}
+	for _, target := range []string{direct, frontEnd, direct + crcOff, frontEnd + crcOff, overRoCE, keysChange, keysStay, ioFileio} {
+		if !slices.ContainsFunc(p.Verified, func(v string) bool { return strings.HasPrefix(v, target+", 4k") || strings.HasPrefix(v, target+", 1m") }) {
+			t.Errorf("no data of %q was verified", target)
 		}
 	}
-	if !seen[overRoCE+" / "+direct] {
-		t.Error("rocev2 was not compared with iwarp")
+	if raw, _ := filepath.Glob(strings.TrimSuffix(path, ".json") + "-raw/nbdkit-memory-4k-*.json"); raw == nil {
+		t.Error("no raw output of fio is kept")
+	}
+}
+
+func checkRow(t *testing.T, r row) {
+	t.Helper()
+	if r.Runs != 1 || r.Ours < 0 || r.Peer <= 0 || r.Ratio < 0 {
+		t.Errorf("odd row %+v", r)
+	}
+	if r.Met != (r.Quartiles[1] >= r.Target) {
+		t.Errorf("%s, %s: ratios %v, target %g, met: %t", r.ID, r.Workload, r.Quartiles, r.Target, r.Met)
 	}
 }
 
@@ -95,23 +104,30 @@ func TestInterruptedRunLeavesNothing(t *testing.T) {
 	lab.Tool(t, "fio")
 	lab.Tool(t, "nbdkit")
 	dir := t.TempDir()
-	s, err := openSite(dir, 16<<20)
+	p := choose([]string{"P1", "P5"}, true)
+	s, err := openSite(dir, "", quick, p)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.addPeers(t.Context())
+	if err := s.addNetwork(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	var pids []int
 	for _, target := range s.targets {
-		pids = append(pids, target.servers...)
+		pids = append(append(pids, target.servers...), max(target.generator, 0))
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(200*time.Millisecond, cancel)
-	if _, err := s.measure(ctx, settings{Rounds: 1000, Cell: 50 * time.Millisecond, Depths: []int{1}}, &bytes.Buffer{}); err == nil {
+	time.AfterFunc(100*time.Millisecond, cancel)
+	r := &results{samples: map[key][]*sample{}}
+	for n := 0; err == nil && n < 1000; n++ {
+		_, err = s.round(ctx, n, r)
+	}
+	if err == nil {
 		t.Error("a run that was interrupted has no error")
 	}
 	s.close()
 	for _, pid := range pids {
-		if alive(pid) {
+		if pid != 0 && alive(pid) {
 			t.Errorf("process %d is still there", pid)
 		}
 	}
@@ -147,20 +163,64 @@ func TestHistogram(t *testing.T) {
 }
 
 func TestRatioAboveOneIsBetter(t *testing.T) {
-	r := &results{samples: map[key][]*sample{}}
-	w := workload{"w", false, false, 4096, 1}
-	fast := sample{IOs: 2000, Bytes: 1, Elapsed: 1, Mean: 10, P50: 10, P99: 10, ClientCPU: 1, ServerCPU: 1}
-	slow := sample{IOs: 1000, Bytes: 1, Elapsed: 1, Mean: 20, P50: 20, P99: 20, ClientCPU: 1, ServerCPU: 1}
-	r.samples[key{"c", "a", "w"}] = []*sample{&fast, nil, &fast, &slow}
-	r.samples[key{"c", "b", "w"}] = []*sample{&slow, &slow, &slow, &slow}
-	rows := r.compare("c", w, "a", "b")
-	if len(rows) != len(w.metrics()) {
-		t.Fatalf("%d rows of %d metrics", len(rows), len(w.metrics()))
-	}
-	for _, got := range rows {
-		if got.Ratio != 2 || got.Paired != 2 || got.Runs != 3 || got.Spread != [2]float64{1, 2} {
-			t.Errorf("%s: %+v", got.Metric, got)
+	w := random(false, 1, 1)
+	fast := &sample{IOs: 2000, Bytes: 1, Elapsed: 1, Mean: 10, P50: 10, P99: 10, ClientCPU: 1, ServerCPU: 1}
+	slow := &sample{IOs: 1000, Bytes: 1, Elapsed: 1, Mean: 20, P50: 20, P99: 20, ClientCPU: 2, ServerCPU: 0}
+	spoilt := &sample{IOs: 1, Elapsed: 1, Dropped: true}
+	r := &results{samples: map[key][]*sample{
+		{"a", w.Name}: {fast, nil, fast, fast, slow, spoilt},
+		{"b", w.Name}: {slow, slow, slow, slow, slow, slow},
+		{"c", w.Name}: {spoilt, spoilt, spoilt, spoilt, spoilt, spoilt},
+	}}
+	for _, m := range []metric{kiops, mean, median50, tail99, cpuPerIO} {
+		got, ok := r.row(claim{id: "P1", w: w, m: m, ours: "a", peers: []string{"c", "b"}, target: 2})
+		if !ok || got.PeerName != "b" || got.Ratio != 2 || got.Runs != 4 || got.Dropped != 1 {
+			t.Errorf("%s: %+v", m.name, got)
 		}
+		if got.Quartiles[0] != 1 || got.Quartiles[1] != 1.75 || got.Quartiles[4] != 2 || got.Met {
+			t.Errorf("%s: quartiles %v, met: %t; the lower one decides", m.name, got.Quartiles, got.Met)
+		}
+	}
+}
+
+func TestBestPeerCounts(t *testing.T) {
+	w, other := random(false, 16, 1), random(false, 64, 1)
+	of := func(ios uint64) []*sample { return []*sample{{IOs: ios, Elapsed: 1}} }
+	r := &results{samples: map[key][]*sample{
+		{"a", w.Name}: of(4000), {"b", w.Name}: of(1000), {"c", w.Name}: of(2000), {"a", other.Name}: of(8000),
+	}}
+	if got, _ := r.row(claim{w: w, m: kiops, ours: "a", peers: []string{"b", "c"}, target: 2}); got.PeerName != "c" || got.Ratio != 2 || !got.Met {
+		t.Errorf("of two peers: %+v", got)
+	}
+	got, _ := r.row(claim{w: w, m: kiops, ours: "a", peers: []string{"a"}, loads: []workload{w, other}, target: 0.8})
+	if got.PeerName != "a, "+other.Name || got.Ratio != 0.5 || got.Met {
+		t.Errorf("of two workloads: %+v", got)
+	}
+	if _, ok := r.row(claim{w: w, m: kiops, ours: "a", peers: []string{"nobody"}}); ok {
+		t.Error("a row against nobody")
+	}
+}
+
+func TestEveryRowHasATitleAndTakesPartInATryOut(t *testing.T) {
+	all, part := choose(nil, false), choose(nil, true)
+	for id := range titles {
+		for what, p := range map[string]*plan{"the run": all, "a try-out": part} {
+			if !slices.ContainsFunc(p.claims, func(c claim) bool { return c.id == id }) {
+				t.Errorf("%s is not in %s", id, what)
+			}
+		}
+	}
+	for _, c := range all.claims {
+		if titles[c.id] == "" {
+			t.Errorf("%s has no title", c.id)
+		}
+		if !all.has(c.ours, c.w) {
+			t.Errorf("%s: %s is not measured with %s", c.id, c.ours, c.w.Name)
+		}
+	}
+	only := choose([]string{"P14"}, false)
+	if !only.wants(overRoCE, direct) || only.wants(nbdkitMemory) {
+		t.Errorf("P14 alone needs %v", only.loads)
 	}
 }
 
@@ -171,10 +231,43 @@ func TestParseFio(t *testing.T) {
   "clat_ns": {"percentile": {"50.000000": 80000, "99.000000": 200000}}}, "write": {}}]}`
 	s, err := parseFio([]byte(out), workload{Block: 4096})
 	want := sample{IOs: 1000, Bytes: 4096000, Elapsed: 0.5, Mean: 90, P50: 80, P99: 200, ClientCPU: 0.25}
-	if err != nil || s != want {
+	if err != nil || !reflect.DeepEqual(s, want) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	if _, err := parseFio([]byte(out), workload{Write: true}); err == nil {
 		t.Error("a run without writes is taken for one of writes")
+	}
+}
+
+func TestParseIperf(t *testing.T) {
+	s, err := parseIperf([]byte(`{"end": {"sum_received": {"bytes": 3000000, "seconds": 1.5}}}`))
+	if got := bandwidth.of(s); err != nil || got != 2 {
+		t.Errorf("%g MB/s, %v", got, err)
+	}
+	if _, err := parseIperf([]byte(`{"error": "unable to connect"}`)); err == nil {
+		t.Error("a run without data has no error")
+	}
+}
+
+func TestPlotIsASVGWithAPointForEachDepth(t *testing.T) {
+	p := &report{}
+	for _, target := range []string{direct, nbdkitMemory} {
+		for _, depth := range curve {
+			p.Series = append(p.Series, series{target, random(true, depth, 1).Name, []*sample{{IOs: uint64(1000 * depth), Elapsed: 1, Mean: 50}}})
+		}
+	}
+	p.Series = append(p.Series, series{qemuNBD, random(true, 1, 1).Name, []*sample{{IOs: 1, Elapsed: 1, Mean: 50}}})
+	plots := p.plots()
+	if len(plots) != 2 {
+		t.Fatalf("%d plots, want throughput and latency of writes", len(plots))
+	}
+	for _, pl := range plots {
+		text := pl.svg()
+		if err := xml.Unmarshal(text, new(struct{})); err != nil {
+			t.Errorf("%s: %v", pl.file, err)
+		}
+		if n := bytes.Count(text, []byte("<circle")); n != 2*len(curve) || bytes.Contains(text, []byte("NaN")) || bytes.Contains(text, []byte("Inf")) {
+			t.Errorf("%s has %d points, want %d:\n%s", pl.file, n, 2*len(curve), text)
+		}
 	}
 }

@@ -6,29 +6,60 @@ import (
 	"encoding/json"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strconv"
 	"time"
 )
 
-// runFio runs w on the export of uri with fio's nbd engine.
-func runFio(ctx context.Context, uri string, size int64, w workload, d time.Duration) (sample, error) {
-	ctx, cancel := context.WithTimeout(ctx, d+20*time.Second)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "fio", "--name=bench", "--ioengine=nbd", "--uri="+uri, "--thread",
-		"--rw="+w.fioMode(), "--bs="+strconv.Itoa(w.Block), "--iodepth="+strconv.Itoa(w.Depth),
-		"--size="+strconv.FormatInt(size, 10), "--time_based", "--norandommap", "--randrepeat=0",
-		"--runtime="+strconv.FormatInt(d.Milliseconds(), 10)+"ms", "--output-format=json")
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil {
-		return sample{}, fmt.Errorf("fio %s: %w: %s%s", w.Name, err, errs.String(), out.String())
+// nbdEngine is how fio reaches an export.
+func nbdEngine(uri string) []string { return []string{"--ioengine=nbd", "--uri=" + uri, "--thread"} }
+
+// runFio runs w by an engine of fio.
+func runFio(ctx context.Context, engine []string, size int64, w workload, d time.Duration) (sample, error) {
+	args := slices.Concat(fioJob(engine, size, w), []string{"--rw=" + w.fioMode(), "--numjobs=" + strconv.Itoa(w.Jobs), "--group_reporting",
+		"--time_based", "--norandommap", "--randrepeat=0", "--runtime=" + strconv.FormatInt(d.Milliseconds(), 10) + "ms"})
+	out, cmd, err := fio(ctx, d, args)
+	if err != nil {
+		return sample{}, fmt.Errorf("%s: %w", w.Name, err)
 	}
-	s, err := parseFio(out.Bytes(), w)
+	s, err := parseFio(out, w)
 	if err != nil {
 		return s, fmt.Errorf("fio %s: %w", w.Name, err)
 	}
 	s.processes = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
+	s.raw = out
 	return s, nil
+}
+
+func fioJob(engine []string, size int64, w workload) []string {
+	return slices.Concat([]string{"--name=bench", "--bs=" + strconv.Itoa(w.Block), "--iodepth=" + strconv.Itoa(w.Depth),
+		"--size=" + strconv.FormatInt(size, 10), "--output-format=json"}, engine)
+}
+
+// fio runs it to its end, with time to start besides d.
+func fio(ctx context.Context, d time.Duration, args []string) ([]byte, *exec.Cmd, error) {
+	ctx, cancel := context.WithTimeout(ctx, d+20*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "fio", args...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return nil, cmd, fmt.Errorf("fio: %w: %s%s", err, errs.String(), out.String())
+	}
+	return out.Bytes(), cmd, nil
+}
+
+// fioVerify is the verifying twin of workloads that fio makes: it writes some
+// blocks of each job with checksums and reads them back.
+func (s *site) fioVerify(engine []string) func(context.Context, workload, time.Duration) error {
+	return func(ctx context.Context, w workload, d time.Duration) error {
+		w.Write = true
+		size := int64(4*w.Depth*w.Block) / int64(w.Jobs)
+		args := append(fioJob(engine, min(size, s.Size/int64(w.Jobs)), w), "--rw="+w.fioMode(), "--numjobs="+strconv.Itoa(w.Jobs),
+			"--offset_increment="+strconv.FormatInt(size, 10), "--verify=crc32c", "--verify_fatal=1", "--do_verify=1")
+		_, _, err := fio(ctx, d, args)
+		return err
+	}
 }
 
 type fioSide struct {
@@ -48,7 +79,7 @@ type fioOutput struct {
 		Error   int     `json:"error"`
 		Read    fioSide `json:"read"`
 		Write   fioSide `json:"write"`
-		Runtime float64 `json:"job_runtime"` // ms
+		Runtime float64 `json:"job_runtime"` // ms, of all jobs together
 		User    float64 `json:"usr_cpu"`     // percent of it
 		System  float64 `json:"sys_cpu"`
 	} `json:"jobs"`

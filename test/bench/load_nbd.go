@@ -22,10 +22,10 @@ type nbd struct {
 
 func openNBD(ctx context.Context, c workerConfig) (*nbd, error) {
 	network := "tcp"
-	if strings.HasPrefix(c.addr, "/") {
+	if strings.HasPrefix(c.addrs[0], "/") {
 		network = "unix"
 	}
-	client, err := nbdclient.Dial(ctx, network, c.addr, nbdclient.Options{Export: c.device})
+	client, err := nbdclient.Dial(ctx, network, c.addrs[0], nbdclient.Options{Export: c.device})
 	if err != nil {
 		return nil, err
 	}
@@ -34,7 +34,8 @@ func openNBD(ctx context.Context, c workerConfig) (*nbd, error) {
 
 func (n *nbd) close() error { return n.client.Close() }
 
-func (n *nbd) run(w workload, d time.Duration) (s sample, err error) {
+func (n *nbd) run(o order) (s sample, err error) {
+	w, d := *o.Workload, o.Duration
 	hists, errs := make([]histogram, w.Depth), make([]error, w.Depth)
 	var wg sync.WaitGroup
 	start := time.Now()
@@ -99,7 +100,7 @@ func (n *nbd) fill() error {
 // fillExport fills the export of an NBD server at addr, which is a unix socket
 // if it is a path.
 func fillExport(ctx context.Context, addr, export string) error {
-	n, err := openNBD(ctx, workerConfig{addr: addr, device: export})
+	n, err := openNBD(ctx, workerConfig{addrs: []string{addr}, device: export})
 	if err != nil {
 		return err
 	}

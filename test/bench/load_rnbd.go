@@ -2,36 +2,29 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/rocev2"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// library makes load with the client library in this process. Requests longer
-// than a slot are cut; an I/O is done when all its parts are.
+// library makes load with the client library in this process.
 type library struct {
-	client *client.Client
-	device *client.Device
-	io     *client.IO
-	size   uint64
-
-	w       workload
-	parts   int // of an I/O
-	next    uint64
-	started []time.Time // by I/O
-	left    []int       // parts under way, by I/O
-	done    [64]client.Done
+	client  *client.Client
+	devices []*client.Device
 }
 
-// librarySlots is the most parts in flight.
+// librarySlots is the most parts in flight on a device.
 const librarySlots = 128
 
 func openLibrary(ctx context.Context, c workerConfig) (*library, error) {
@@ -43,22 +36,36 @@ func openLibrary(ctx context.Context, c workerConfig) (*library, error) {
 	cfg.Fabrics = map[string]verbs.Device{dev.Info().Fabric: dev}
 	cfg.Hostname, cfg.Slots = "bench", librarySlots
 	pump.SetProcs(cfg.Pumps)
+	selfstats.Count(selfstats.PayloadCopied, func() uint64 { return verbs.PlacedByCopy(cfg.Fabrics) })
 	l := &library{}
 	if l.client, err = client.New(ctx, cfg); err != nil {
 		return nil, err
 	}
-	l.device, err = l.client.Map(ctx, client.MapRequest{
-		Path: c.device, Paths: []string{c.addr}, Session: "bench-" + c.device, Mode: blk.ReadWrite, Frontend: "none",
-	})
-	if err == nil {
-		l.size = l.device.Limits().Size
-		l.io, err = l.device.NewIO(0, 0, librarySlots)
-	}
-	if err != nil {
-		l.client.Close(ctx)
-		return nil, err
+	if err := l.mapAll(ctx, c); err != nil {
+		return nil, errors.Join(err, l.client.Close(ctx))
 	}
 	return l, nil
+}
+
+// mapAll maps the devices of c, all in one session.
+func (l *library) mapAll(ctx context.Context, c workerConfig) error {
+	names := []string{c.device}
+	if c.devices > 0 {
+		names = nil
+	}
+	for i := range c.devices {
+		names = append(names, fmt.Sprintf("%s%d", c.device, i))
+	}
+	for _, name := range names {
+		d, err := l.client.Map(ctx, client.MapRequest{
+			Path: name, Paths: c.addrs, Session: "bench-" + c.device, Mode: blk.ReadWrite, Frontend: "none",
+		})
+		if err != nil {
+			return err
+		}
+		l.devices = append(l.devices, d)
+	}
+	return nil
 }
 
 // openFabric opens the fabric as the daemon has it.
@@ -71,34 +78,99 @@ func (c workerConfig) openFabric(log *slog.Logger) (verbs.Device, error) {
 	return iwarp.Open(cfg)
 }
 
-func (l *library) close() error {
-	l.io.Close()
-	return l.client.Close(context.Background())
-}
+func (l *library) close() error { return l.client.Close(context.Background()) }
 
-func (l *library) run(w workload, d time.Duration) (s sample, err error) {
-	if err := l.begin(w); err != nil {
+// run gives every job of the workload a goroutine and a lane.
+func (l *library) run(o order) (s sample, err error) {
+	lanes, err := l.open(o)
+	defer func() {
+		for _, lane := range lanes {
+			lane.io.Close()
+		}
+	}()
+	if err != nil {
 		return s, err
 	}
-	var h histogram
+	errs := make([]error, len(lanes))
+	var wg sync.WaitGroup
 	start := time.Now()
-	for i := range w.Depth {
+	for i, lane := range lanes {
+		wg.Go(func() { errs[i] = lane.run(start, o.Duration) })
+	}
+	wg.Wait()
+	s.Elapsed = time.Since(start).Seconds()
+	if err := errors.Join(errs...); err != nil {
+		return s, fmt.Errorf("%s: %w", o.Workload.Name, err)
+	}
+	for _, lane := range lanes[1:] {
+		lanes[0].h.merge(&lane.h)
+	}
+	lanes[0].h.fill(&s)
+	s.Bytes = s.IOs * uint64(o.Workload.Block)
+	return s, nil
+}
+
+// open makes the lanes: job i on device i and pump i, modulo their numbers.
+func (l *library) open(o order) (lanes []*lane, err error) {
+	w := *o.Workload
+	for job := range w.Jobs {
+		on := job % max(w.Devices, 1)
+		if on >= len(l.devices) {
+			return lanes, fmt.Errorf("%s: there are %d devices only", w.Name, len(l.devices))
+		}
+		d := l.devices[on]
+		part := min(w.Block, int(d.Limits().MaxIOSize))
+		parts := (w.Block + part - 1) / part
+		io, err := d.NewIO(job, job/max(w.Devices, 1)*w.Depth*parts, w.Depth*parts)
+		if err != nil {
+			return lanes, fmt.Errorf("%s: %w", w.Name, err)
+		}
+		lane := &lane{io: io, size: d.Limits().Size, w: w, part: part, parts: parts,
+			started: make([]time.Time, w.Depth), left: make([]int, w.Depth)}
+		lanes = append(lanes, lane)
+		if o.Verify {
+			lane.check = newChecker(w, job, lane.size)
+		}
+	}
+	return lanes, nil
+}
+
+// lane is one job. Requests longer than a slot are cut; an I/O is done when
+// all its parts are.
+type lane struct {
+	io      *client.IO
+	size    uint64
+	w       workload
+	part    int // bytes of the longest part
+	parts   int // of an I/O
+	next    uint64
+	started []time.Time // by I/O
+	left    []int       // parts under way, by I/O
+	done    [64]client.Done
+	h       histogram
+	check   *checker // nil: the payload is of no interest
+}
+
+func (l *lane) run(start time.Time, d time.Duration) error {
+	for i := range l.w.Depth {
 		l.submit(i, start)
 	}
 	stop := false
-	for inFlight := w.Depth; inFlight > 0; {
+	for inFlight := l.w.Depth; inFlight > 0; {
 		n := l.io.Wait(l.done[:])
 		now := time.Now()
 		stop = stop || now.Sub(start) >= d
 		for _, done := range l.done[:n] {
 			if done.Errno != blk.OK {
-				return s, fmt.Errorf("%s: %w", w.Name, done.Errno)
+				return done.Errno
 			}
 			i := done.Slot / l.parts
 			if l.left[i]--; l.left[i] > 0 {
 				continue
 			}
-			h.add(now.Sub(l.started[i]))
+			if err := l.finish(i, now); err != nil {
+				return err
+			}
 			if stop {
 				inFlight--
 			} else {
@@ -106,37 +178,41 @@ func (l *library) run(w workload, d time.Duration) (s sample, err error) {
 			}
 		}
 	}
-	s.Elapsed = time.Since(start).Seconds()
-	h.fill(&s)
-	s.Bytes = s.IOs * uint64(w.Block)
-	return s, nil
-}
-
-func (l *library) begin(w workload) error {
-	l.w, l.next = w, 0
-	l.parts = (w.Block + l.io.SlotSize() - 1) / l.io.SlotSize()
-	if w.Depth*l.parts > l.io.Slots() {
-		return fmt.Errorf("%s: %d requests of %d parts need more than %d slots", w.Name, w.Depth, l.parts, l.io.Slots())
-	}
-	l.started, l.left = make([]time.Time, w.Depth), make([]int, w.Depth)
 	return nil
 }
 
+// finish is the end of I/O i.
+func (l *lane) finish(i int, now time.Time) error {
+	l.h.add(now.Sub(l.started[i]))
+	if l.check == nil {
+		return nil
+	}
+	return l.check.finish(i, func(off int) []byte { return l.buf(i, off) })
+}
+
+// buf is what I/O i has at its byte off, to the end of the part.
+func (l *lane) buf(i, off int) []byte {
+	return l.io.Buf(i*l.parts + off/l.part)[off%l.part : min(l.part, l.w.Block-off/l.part*l.part)]
+}
+
 // submit starts I/O i at the next place.
-func (l *library) submit(i int, now time.Time) {
+func (l *lane) submit(i int, now time.Time) {
 	l.started[i], l.left[i] = now, l.parts
 	off, op := l.place(), blk.Read
 	if l.w.Write {
 		op = blk.Write
 	}
-	for part, rest := 0, l.w.Block; rest > 0; part++ {
-		n := min(rest, l.io.SlotSize())
-		l.io.Submit(client.Request{Op: op, Slot: i*l.parts + part, Off: off, Len: uint32(n)})
+	if l.check != nil {
+		off, op = l.check.begin(i, func(off int) []byte { return l.buf(i, off) })
+	}
+	for k, rest := 0, l.w.Block; rest > 0; k++ {
+		n := min(rest, l.part)
+		l.io.Submit(client.Request{Op: op, Slot: i*l.parts + k, Off: off, Len: uint32(n)})
 		off, rest = off+uint64(n), rest-n
 	}
 }
 
-func (l *library) place() uint64 {
+func (l *lane) place() uint64 {
 	blocks := l.size / uint64(l.w.Block)
 	if !l.w.Seq {
 		return rand.Uint64N(blocks) * uint64(l.w.Block)
@@ -145,17 +221,32 @@ func (l *library) place() uint64 {
 	return l.next % blocks * uint64(l.w.Block)
 }
 
-// fill writes every byte of the device once.
+// fill writes every byte of the devices once.
 func (l *library) fill() error {
-	for i := range l.io.Slots() {
-		noise(l.io.Buf(i), uint64(i))
+	for _, d := range l.devices {
+		if err := fillDevice(d); err != nil {
+			return err
+		}
 	}
-	step := uint64(l.io.SlotSize())
-	for off := uint64(0); off < l.size; off += step {
-		n := min(step, l.size-off)
-		l.io.Submit(client.Request{Op: blk.Write, Slot: int(off / step % librarySlots), Off: off, Len: uint32(n)})
-		if l.io.Wait(l.done[:1]); l.done[0].Errno != blk.OK {
-			return fmt.Errorf("fill at %d: %w", off, l.done[0].Errno)
+	return nil
+}
+
+func fillDevice(d *client.Device) error {
+	io, err := d.NewIO(0, 0, librarySlots)
+	if err != nil {
+		return err
+	}
+	defer io.Close()
+	for i := range io.Slots() {
+		noise(io.Buf(i), uint64(i))
+	}
+	step, size := uint64(io.SlotSize()), d.Limits().Size
+	var done [1]client.Done
+	for off := uint64(0); off < size; off += step {
+		n := min(step, size-off)
+		io.Submit(client.Request{Op: blk.Write, Slot: int(off / step % librarySlots), Off: off, Len: uint32(n)})
+		if io.Wait(done[:]); done[0].Errno != blk.OK {
+			return fmt.Errorf("fill at %d: %w", off, done[0].Errno)
 		}
 	}
 	return nil

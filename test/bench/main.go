@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -16,45 +19,64 @@ import (
 // options are the command line.
 type options struct {
 	settings
-	quick          bool
 	json, markdown string
 	dir            string
 	worker         workerConfig
 }
 
+// quick is the run that shows that everything works: its figures mean nothing.
+var quick = settings{Rounds: 1, Cell: 40 * time.Millisecond, Size: 16 << 20, Foreign: 1000, Quick: true, Verify: true}
+
 func parse(args []string, out io.Writer) (options, error) {
 	var o options
+	var only, addrs string
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.SetOutput(out)
-	f.IntVar(&o.Rounds, "rounds", 5, "how often everybody has a turn; fewer than 5 say little")
+	f.IntVar(&o.Rounds, "rounds", 7, "how often everybody has a turn; fewer than 7 say little")
 	f.DurationVar(&o.Cell, "cell", 500*time.Millisecond, "length of one run")
 	f.Int64Var(&o.Size, "size", 256<<20, "bytes of each device")
-	f.Float64Var(&o.Foreign, "foreign", 0.5, "cores of foreign load from which a round is flagged")
-	f.BoolVar(&o.quick, "quick", false, "a try-out: one round of short runs on small devices")
-	f.StringVar(&o.json, "json", "../bench-results.json", "where the results go")
-	f.StringVar(&o.markdown, "markdown", "", "where the tables go, besides standard output")
+	f.Float64Var(&o.Foreign, "foreign", 0.5, "cores of foreign load from which a run is dropped")
+	f.StringVar(&only, "only", "", "rows to measure, as P1,P5 (default: all)")
+	f.BoolVar(&o.Quick, "quick", false, "a try-out: one round of short runs on small devices, a part of each row")
+	f.BoolVar(&o.Verify, "verify", false, "check the data of every workload of ours first")
+	f.StringVar(&o.json, "json", "../bench-results.json", "where the results go; raw output of fio goes to a folder beside it")
+	f.StringVar(&o.markdown, "markdown", "", "where the tables go, besides standard output, with the plots beside them")
 	f.StringVar(&o.dir, "dir", "", "folder on the disk of the file targets (default: the system's temporary folder)")
 	f.StringVar(&o.worker.kind, "worker", "", "internal: run as a load generator of this kind")
-	f.StringVar(&o.worker.addr, "worker-addr", "", "internal")
+	f.StringVar(&addrs, "worker-addr", "", "internal")
 	f.StringVar(&o.worker.device, "worker-device", "", "internal")
+	f.IntVar(&o.worker.devices, "worker-devices", 0, "internal")
 	f.BoolVar(&o.worker.crc, "worker-crc", true, "internal")
 	f.StringVar(&o.worker.fabric, "worker-fabric", "", "internal")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
-	o.Depths = []int{1, 16, 64}
-	if o.quick {
-		o.Rounds, o.Cell, o.Size, o.Depths = 1, 60*time.Millisecond, 16<<20, []int{16}
+	o.worker.addrs = strings.Split(addrs, ",")
+	if o.Quick {
+		o.settings = quick
+	}
+	if only != "" {
+		o.Only = strings.Split(only, ",")
+	}
+	return o, o.check()
+}
+
+func (o options) check() error {
+	for _, id := range o.Only {
+		if !slices.ContainsFunc(claims(), func(c claim) bool { return c.id == id }) {
+			return fmt.Errorf("-only %s: there is no such row, the first is P1", id)
+		}
 	}
 	if o.Rounds < 1 || o.Size < 16<<20 || o.Size%(1<<20) != 0 {
-		return o, fmt.Errorf("at least 1 round, and a size of whole MiB from 16 up")
+		return fmt.Errorf("-rounds %d, -size %d: at least 1 round, and a size of whole MiB from 16 up", o.Rounds, o.Size)
 	}
-	return o, nil
+	return nil
 }
 
 func main() {
 	o, err := parse(os.Args[1:], os.Stderr)
 	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -71,26 +93,16 @@ func main() {
 	}
 }
 
-// bench starts everybody, measures and reports.
+// bench measures and reports.
 func bench(ctx context.Context, o options, out io.Writer) error {
-	s, err := openSite(o.dir, o.Size)
+	raw := strings.TrimSuffix(o.json, ".json") + "-raw"
+	if err := errors.Join(os.RemoveAll(raw), os.MkdirAll(raw, 0o755)); err != nil {
+		return fmt.Errorf("folder of raw output: %w", err)
+	}
+	p := choose(o.Only, o.Quick)
+	r, err := run(ctx, o.settings, p, o.dir, raw, out)
 	if err != nil {
 		return err
 	}
-	defer s.close()
-	if !s.have("everything through NBD", "fio") {
-		return fmt.Errorf("fio is not installed")
-	}
-	if err := s.addOurs(ctx); err != nil {
-		return err
-	}
-	s.addPeers(ctx)
-	for _, why := range s.skipped {
-		fmt.Fprintln(out, "left out:", why)
-	}
-	r, err := s.measure(ctx, o.settings, out)
-	if err != nil {
-		return err
-	}
-	return publish(newReport(o.settings, s, r), o, out)
+	return publish(newReport(o.settings, p, r), o, out)
 }

@@ -7,15 +7,34 @@ import (
 	"strings"
 )
 
-// markdown writes the tables: per class and workload the medians of everybody,
-// then per target of ours the ratios.
+// titles of the rows, by id.
+var titles = map[string]string{
+	"P1":  "Latency of 4 KiB, one in flight: the library against nbdkit over TCP",
+	"P2":  "4 KiB at depth, one connection: the library against servers over TCP",
+	"P3":  "4 KiB, 4 jobs of depth 16: the library against servers over TCP, 4 connections",
+	"P4":  "1 MiB sequential: the library against servers over TCP, and against TCP itself",
+	"P5":  "The NBD front end against proxies of NBD: two hosts, a unix socket, one network hop",
+	"P6":  "The NBD front end, with its hop, against servers reached without one",
+	"P7":  "CPU time of all processes of both ends: the library against nbdkit with libnbd",
+	"P8":  "One device, 64 jobs: against our own best with fewer",
+	"P9":  "Keys that change after every request (always-invalidate) against keys that stay",
+	"P10": "Paths that are the limit: two and four against one",
+	"P11": "Storage plugins over loopback against fio on the same file and device",
+	"P12": "Daemons with 100 sessions and 1,000 devices that nobody uses",
+	"P13": "MPA checksums on against off",
+	"P14": "rocev2 against iwarp, path MTU 4096",
+}
+
+// markdown writes the tables.
 func (p *report) markdown() string {
 	var b strings.Builder
 	b.WriteString("# Benchmarks\n\nHow this is measured and what of it is fair: [benchmarking.md](../benchmarking.md).\n\n")
 	p.writeMachine(&b)
-	for _, class := range []string{classRAM, classCached, classDirect} {
-		p.writeClass(&b, class)
+	p.writePlots(&b)
+	for _, id := range p.ids() {
+		p.writeRows(&b, id)
 	}
+	p.writeBudgets(&b)
 	p.writeTroubles(&b)
 	return b.String()
 }
@@ -28,113 +47,75 @@ func (p *report) writeMachine(b *strings.Builder) {
 	}
 	c := p.Settings
 	fmt.Fprintf(b, "- %d rounds, %v per run, devices of %d MiB; %s\n", c.Rounds, c.Cell, c.Size>>20, p.Defaults)
-	fmt.Fprintf(b, "- %d of %d rounds had a foreign load above %.1f cores. They are in the medians.\n\n", p.Flagged, len(p.Rounds), c.Foreign)
-	b.WriteString("| round | load before | after | foreign cores | stolen cores | |\n|---|---|---|---|---|---|\n")
-	for i, r := range p.Rounds {
-		note := ""
-		if r.Flagged {
-			note = "foreign load"
-		}
-		fmt.Fprintf(b, "| %d | %.2f | %.2f | %.2f | %.2f | %s |\n", i+1, r.LoadBefore, r.LoadAfter, r.Foreign, r.Stolen, note)
+	fmt.Fprintf(b, "- %d of %d runs had a foreign load above %.1f cores and were dropped; load average %s\n", p.Dropped, p.Runs, c.Foreign, p.loadAverages())
+	met, asked := p.score()
+	fmt.Fprintf(b, "- **%d of %d targets are met**\n", met, asked)
+}
+
+// loadAverages are the least and the greatest around the rounds.
+func (p *report) loadAverages() string {
+	var all []float64
+	for _, r := range p.Rounds {
+		all = append(all, r.LoadBefore, r.LoadAfter)
 	}
+	return fmt.Sprintf("%.2f to %.2f", quantile(all, 0), quantile(all, 1))
 }
 
-// figure is a line of a table.
-type figure struct {
-	workload, metric, unit string
-}
-
-// table is what one target of ours did against every peer of its class.
-type table struct {
-	ours  string
-	peers []string
-	lines []figure
-	cells map[figure]map[string]row // by peer
-}
-
-// writeClass writes one table for each target of ours. Without CRC it is a
-// column in the table of the same target with it.
-func (p *report) writeClass(b *strings.Builder, class string) {
-	var tables []*table
-	off := map[string]map[figure]float64{}
+func (p *report) score() (met, asked int) {
 	for _, r := range p.Rows {
-		k := figure{r.Workload, r.Metric, r.Unit}
-		if r.Class != class || !printed(r.Metric) {
-			continue
-		}
-		if base, found := strings.CutSuffix(r.OursName, crcOff); found {
-			if off[base] == nil {
-				off[base] = map[figure]float64{}
-			}
-			off[base][k] = r.Ours
-			continue
-		}
-		i := slices.IndexFunc(tables, func(t *table) bool { return t.ours == r.OursName })
-		if i < 0 {
-			i = len(tables)
-			tables = append(tables, &table{ours: r.OursName, cells: map[figure]map[string]row{}})
-		}
-		tables[i].add(k, r)
-	}
-	if len(tables) > 0 {
-		fmt.Fprintf(b, "\n## %s\n", class)
-	}
-	for _, t := range tables {
-		t.write(b, off[t.ours])
-	}
-}
-
-// printed tells whether a metric is in the tables; the others are in the
-// results only.
-func printed(metric string) bool { return metric != serverCPUPerIO.name }
-
-func (t *table) add(k figure, r row) {
-	if !slices.Contains(t.peers, r.PeerName) {
-		t.peers = append(t.peers, r.PeerName)
-	}
-	if t.cells[k] == nil {
-		t.cells[k] = map[string]row{}
-		t.lines = append(t.lines, k)
-	}
-	t.cells[k][r.PeerName] = r
-}
-
-func (t *table) write(b *strings.Builder, off map[figure]float64) {
-	fmt.Fprintf(b, "\n### %s\n\nMedian of the peer, **ratio** (above 1: ours is better), spread of the ratio over the rounds.\n\n", t.ours)
-	columns := append([]string{"workload", "figure", "rnbd"}, t.peers...)
-	if off != nil {
-		columns = slices.Insert(columns, 3, "rnbd, CRC off")
-	}
-	fmt.Fprintf(b, "| %s |\n|%s\n", strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
-	for _, k := range t.lines {
-		fmt.Fprintf(b, "| %s | %s, %s | %s |", k.workload, k.metric, k.unit, number(t.own(k)))
-		if off != nil {
-			fmt.Fprintf(b, " %s |", number(off[k]))
-		}
-		for _, peer := range t.peers {
-			if r, ok := t.cells[k][peer]; ok {
-				fmt.Fprintf(b, " %s, **%.2f** (%.2f to %.2f) |", number(r.Peer), r.Ratio, r.Spread[0], r.Spread[1])
-			} else {
-				b.WriteString(" - |")
+		if r.Target > 0 {
+			asked++
+			if r.Met {
+				met++
 			}
 		}
-		b.WriteString("\n")
+	}
+	return met, asked
+}
+
+// writePlots shows the plots, if there are any.
+func (p *report) writePlots(b *strings.Builder) {
+	for i, pl := range p.plots() {
+		if i == 0 {
+			b.WriteString("\n## Over depth\n\n")
+		}
+		fmt.Fprintf(b, "![%s](%s)\n", pl.title, pl.file)
 	}
 }
 
-// own is our median in a line; it is the same in all its cells unless a peer
-// has missed a round.
-func (t *table) own(k figure) float64 {
-	for _, peer := range t.peers {
-		if r, ok := t.cells[k][peer]; ok {
-			return r.Ours
+// ids of the rows, in order.
+func (p *report) ids() (ids []string) {
+	for _, r := range p.Rows {
+		if !slices.Contains(ids, r.ID) {
+			ids = append(ids, r.ID)
 		}
 	}
-	return 0
+	return ids
 }
 
-// number prints three digits, or all before the point.
-func number(v float64) string {
+func (p *report) writeRows(b *strings.Builder, id string) {
+	fmt.Fprintf(b, "\n## %s: %s\n\n", id, titles[id])
+	b.WriteString("| workload | figure | ours | CRC off | against | theirs | ratio | lower quartile | target | runs | |\n")
+	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
+	for _, r := range p.Rows {
+		if r.ID != id {
+			continue
+		}
+		target, verdict := "", ""
+		if r.Target > 0 {
+			target, verdict = fmt.Sprint(r.Target), map[bool]string{true: "met", false: "**not met**"}[r.Met]
+		}
+		crc := ""
+		if r.CRCOff > 0 {
+			crc = digits(r.CRCOff)
+		}
+		fmt.Fprintf(b, "| %s | %s, %s | %s | %s | %s | %s | **%.2f** | %.2f | %s | %d | %s |\n", r.Workload, r.Metric, r.Unit,
+			digits(r.Ours), crc, r.PeerName, digits(r.Peer), r.Ratio, r.Quartiles[1], target, r.Runs, verdict)
+	}
+}
+
+// digits prints three digits, or all before the point.
+func digits(v float64) string {
 	switch {
 	case v >= 100:
 		return fmt.Sprintf("%.0f", v)
@@ -144,12 +125,63 @@ func number(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
+func (p *report) writeBudgets(b *strings.Builder) {
+	if len(p.Budgets) == 0 {
+		return
+	}
+	b.WriteString("\n## Budgets: what one I/O takes\n\nCounted in all processes of both hosts but fio. Calls that only pass time (")
+	b.WriteString(strings.Join(waiting, ", ") + ") are shown and not in the sum.\n\n")
+	b.WriteString("| path | workload | system calls | objects on the heap | copies of a byte |\n|---|---|---|---|---|\n")
+	for _, c := range p.Budgets {
+		calls := "not counted here"
+		if c.Calls != nil {
+			calls = fmt.Sprintf("%.2f", c.CallsIO)
+		}
+		fmt.Fprintf(b, "| %s | %s | %s | %.4f | %s |\n", c.Path, c.Workload, calls, total(c.Objects), shares(c.Copies))
+	}
+	b.WriteString("\nSystem calls of an I/O, by process:\n\n| path | workload | process | sum | |\n|---|---|---|---|---|\n")
+	for _, c := range p.Budgets {
+		c.writeCalls(b)
+	}
+}
+
+func total(of map[string]float64) (sum float64) {
+	for _, v := range of {
+		sum += v
+	}
+	return sum
+}
+
+func shares(of map[string]float64) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		parts = append(parts, fmt.Sprintf("%s %.2f", name, of[name]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// writeCalls writes a line for each process, its frequent calls first.
+func (c cost) writeCalls(b *strings.Builder) {
+	for _, role := range slices.Sorted(maps.Keys(c.Calls)) {
+		calls := c.Calls[role]
+		perIO := func(n uint64) float64 { return float64(n) / float64(c.IOs) }
+		names := slices.SortedFunc(maps.Keys(calls), func(a, b string) int { return int(calls[b]) - int(calls[a]) })
+		var parts []string
+		for _, name := range names {
+			if n := perIO(calls[name]); n >= 0.01 {
+				parts = append(parts, fmt.Sprintf("%s %.2f", name, n))
+			}
+		}
+		fmt.Fprintf(b, "| %s | %s | %s | %.2f | %s |\n", c.Path, c.Workload, role, perIO(calls.Sum(waiting...)), strings.Join(parts, ", "))
+	}
+}
+
 func (p *report) writeTroubles(b *strings.Builder) {
 	if len(p.LeftOut)+len(p.Errors) == 0 {
 		return
 	}
 	b.WriteString("\n## Left out and failed\n\n")
-	for _, s := range append(slices.Clone(p.LeftOut), p.Errors...) {
+	for _, s := range slices.Concat(p.LeftOut, p.Errors) {
 		fmt.Fprintf(b, "- %s\n", strings.ReplaceAll(s, "\n", " "))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/rnbd-go/rnbd/test/lab"
 )
@@ -11,26 +12,90 @@ import (
 // Names of our targets: through the NBD front end, and with the client library
 // in the application's process.
 const (
-	frontEnd = "rnbd, NBD front end"
-	direct   = "rnbd, client library"
-	crcOff   = ", CRC off"
-	overRoCE = "rnbd, client library over rocev2"
+	frontEnd   = "rnbd, NBD front end"
+	direct     = "rnbd, client library"
+	crcOff     = ", CRC off"
+	overRoCE   = "rnbd, client library over rocev2"
+	keysChange = "rnbd, client library, always-invalidate"
+	keysStay   = "rnbd, client library, no always-invalidate"
+	ioFileio   = "rnbd, io-fileio"
+	ioBlockio  = "rnbd, io-blockio"
+	idleFleet  = "rnbd, idle"
 )
 
-// addOurs starts a server and a client and adds what they offer.
-func (s *site) addOurs(ctx context.Context) error {
-	l, err := lab.Open()
+// paths names the library over n paths of limited rate.
+func paths(n int) string { return fmt.Sprintf("rnbd, client library, %d limited paths", n) }
+
+func isOurs(name string) bool { return strings.HasPrefix(name, "rnbd") }
+
+// hasCRCOff tells whether a target is measured without checksums too.
+func hasCRCOff(name string) bool { return name == frontEnd || name == direct }
+
+// addNetwork starts what serves memory over the network, ours and others. Each
+// target has a server of its own.
+func (s *site) addNetwork(ctx context.Context) error {
+	for _, crc := range []bool{true, false} {
+		suffix := map[bool]string{false: crcOff}[crc]
+		if err := s.addLibrary(direct+suffix, crc); err != nil {
+			return err
+		}
+		if err := s.addFrontEnd(ctx, frontEnd+suffix, crc); err != nil {
+			return err
+		}
+	}
+	if err := s.addRoCE(); err != nil {
+		return err
+	}
+	s.addPeers(ctx)
+	return nil
+}
+
+// memoryServer starts a server whose devices ram* are in memory, size bytes
+// each.
+func (s *site) memoryServer(size int64, o lab.ServerOptions, flags ...string) (*lab.Server, error) {
+	o.SearchPath, o.Plugins, o.Env = s.dir, []string{"memory"}, []string{lab.MetricsEnv(s.metrics())}
+	o.Extra = append([]string{"--io-mode", "ram*=memory", "--io-config", "memory:size=" + strconv.FormatInt(size, 10),
+		"--log-level", "warn"}, flags...)
+	return s.lab.StartServer(o)
+}
+
+// crcFlag is that of both daemons.
+func crcFlag(on bool) string { return fmt.Sprintf("--mpa-crc=%t", on) }
+
+func (s *site) addLibrary(name string, crc bool) error {
+	if !s.wants(name) {
+		return nil
+	}
+	server, err := s.memoryServer(s.Size, lab.ServerOptions{}, crcFlag(crc))
 	if err != nil {
 		return err
 	}
-	s.stops = append(s.stops, func() { l.Close() })
-	if err := s.addPair(ctx, l, true); err != nil {
+	return s.addWorker(name, workerConfig{kind: "rnbd", addrs: server.Addrs, device: "ram", crc: crc}, server.PID())
+}
+
+func (s *site) addFrontEnd(ctx context.Context, name string, crc bool) error {
+	if !s.wants(name) || !s.have(name, "fio") {
+		return nil
+	}
+	server, err := s.memoryServer(s.Size, lab.ServerOptions{}, crcFlag(crc))
+	if err != nil {
 		return err
 	}
-	if err := s.addPair(ctx, l, false); err != nil {
+	client, err := s.lab.StartClient(lab.ClientOptions{
+		Extra: []string{"--log-level", "warn", crcFlag(crc)}, Env: []string{lab.MetricsEnv(s.metrics())}})
+	if err != nil {
 		return err
 	}
-	return s.addRoCE(l)
+	d, err := client.Map("ram", server)
+	if err != nil {
+		return fmt.Errorf("%s: map: %w", name, err)
+	}
+	if err := fillExport(ctx, client.NBD, d.Name); err != nil {
+		return fmt.Errorf("%s: fill: %w", name, err)
+	}
+	t := s.addFio(name, nbdEngine(client.URI(d.Name)), server.PID(), client.PID())
+	t.verify = s.fioVerify(nbdEngine(client.URI(d.Name)))
+	return nil
 }
 
 // The two ends of rocev2: loopback addresses, which take packets of 4 KiB and
@@ -38,78 +103,36 @@ func (s *site) addOurs(ctx context.Context) error {
 const roceServer, roceClient = "127.0.0.1", "127.0.0.2"
 
 // addRoCE adds a server that the library reaches over rocev2.
-func (s *site) addRoCE(l *lab.Lab) error {
-	server, err := l.StartServer(lab.ServerOptions{
-		SearchPath: s.dir, Plugins: []string{"memory"},
-		Extra: []string{"--io-mode", "ram*=memory", "--io-config", "memory:size=" + strconv.FormatInt(s.size, 10),
-			"--log-level", "warn", "--listen", "rocev2://" + roceServer + ":1234"},
-	})
+func (s *site) addRoCE() error {
+	if !s.wants(overRoCE) {
+		return nil
+	}
+	server, err := s.memoryServer(s.Size, lab.ServerOptions{}, "--listen", "rocev2://"+roceServer+":1234")
 	if err != nil {
 		return err
 	}
-	return s.addWorker(classRAM, overRoCE, workerConfig{kind: "rnbd", fabric: "rocev2",
-		addr: roceClient + "@" + roceServer + ":1234%rocev2", device: "ram-roce"}, server.PID())
+	return s.addWorker(overRoCE, workerConfig{kind: "rnbd", fabric: "rocev2",
+		addrs: []string{roceClient + "@" + roceServer + ":1234%rocev2"}, device: "ram"}, server.PID())
 }
 
-// addPair adds one server with one client. Without CRC only the RAM is of
-// interest: what the checksum costs is the same for all.
-func (s *site) addPair(ctx context.Context, l *lab.Lab, crc bool) error {
-	flag := []string{"--log-level", "warn"}
-	suffix := ""
-	if !crc {
-		flag, suffix = append(flag, "--mpa-crc=false"), crcOff
-	}
-	server, err := l.StartServer(lab.ServerOptions{
-		SearchPath: s.dir, Plugins: []string{"memory", "fileio"},
-		Extra: append([]string{"--io-mode", "ram*=memory", "--io-config", "memory:size=" + strconv.FormatInt(s.size, 10)}, flag...),
-	})
-	if err != nil {
-		return err
-	}
-	client, err := l.StartClient(lab.ClientOptions{Extra: flag})
-	if err != nil {
-		return err
-	}
-	p := pair{s, server, client, crc}
-	if err := p.add(ctx, classRAM, suffix, "ram-nbd", "ram-lib"); err != nil || !crc {
-		return err
-	}
-	for _, f := range [][3]string{
-		{classCached, "cached-nbd", "cached-lib"},
-		{classDirect, "direct-nbd", "direct-lib"},
-	} {
-		for _, name := range f[1:] {
-			if _, err := s.disk(name); err != nil {
-				return err
-			}
+// keyDeviceSize is the size of the devices of addKeys, which are many.
+const keyDeviceSize = 8 << 20
+
+// addKeys adds two servers with many devices: one changes the key of a chunk
+// after every request, as is the default, the other does not.
+func (s *site) addKeys(context.Context) error {
+	for name, change := range map[string]bool{keysChange: true, keysStay: false} {
+		if !s.wants(name) {
+			continue
 		}
-		if err := p.add(ctx, f[0], "", f[1], f[2]); err != nil {
+		server, err := s.memoryServer(keyDeviceSize, lab.ServerOptions{}, fmt.Sprintf("--always-invalidate=%t", change))
+		if err != nil {
+			return err
+		}
+		c := workerConfig{kind: "rnbd", addrs: server.Addrs, device: "ram", devices: s.plan.devices(name), crc: true}
+		if err := s.addWorker(name, c, server.PID()); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// pair is one server and one client of ours.
-type pair struct {
-	site   *site
-	server *lab.Server
-	client *lab.Client
-	crc    bool
-}
-
-// add adds two devices of the server: one for the front end, one for the
-// library.
-func (p pair) add(ctx context.Context, class, suffix, nbdName, libName string) error {
-	d, err := p.client.Map(nbdName, p.server)
-	if err != nil {
-		return fmt.Errorf("map %s: %w", nbdName, err)
-	}
-	if class == classRAM {
-		if err := fillExport(ctx, p.client.NBD, d.Name); err != nil {
-			return fmt.Errorf("fill %s: %w", nbdName, err)
-		}
-	}
-	p.site.addFio(class, frontEnd+suffix, p.client.URI(d.Name), p.server.PID(), p.client.PID())
-	return p.site.addWorker(class, direct+suffix, workerConfig{kind: "rnbd", addr: p.server.Addrs[0], device: libName, crc: p.crc}, p.server.PID())
 }

@@ -17,7 +17,6 @@ import (
 // proxy, as our front end reaches our server.
 const (
 	nbdkitMemory = "nbdkit memory"
-	nbdkitFile   = "nbdkit file"
 	qemuNBD      = "qemu-nbd"
 	nbdServer    = "nbd-server"
 	goClient     = "Go NBD client, nbdkit memory"
@@ -25,25 +24,19 @@ const (
 	qemuProxy    = "2 hops: qemu-storage-daemon, nbdkit memory"
 )
 
-// addPeers starts what is installed. A peer that does not start is left out,
-// with the reason.
+// addPeers starts what is wanted and installed. A peer that does not start is
+// left out, with the reason.
 func (s *site) addPeers(ctx context.Context) {
-	if s.have(nbdkitMemory, "nbdkit") {
-		s.try(nbdkitMemory, s.addNbdkitMemory(ctx))
-		s.try(nbdkitFile, s.addNbdkitFiles(ctx))
+	if s.wants(nbdkitMemory, goClient, nbdkitProxy, qemuProxy) && s.have(nbdkitMemory, "nbdkit", "fio") {
+		s.try(nbdkitMemory, s.addNbdkit(ctx))
 	}
-	if s.have(qemuNBD, "qemu-nbd") {
+	if s.wants(qemuNBD) && s.have(qemuNBD, "qemu-nbd", "fio") {
 		s.try(qemuNBD, s.addQemu(ctx))
 	}
-	if s.have(nbdServer, "nbd-server") {
+	if s.wants(nbdServer) && s.have(nbdServer, "nbd-server", "fio") {
 		s.try(nbdServer, s.addNBDServer(ctx))
 	}
-}
-
-func (s *site) try(what string, err error) {
-	if err != nil {
-		s.skip(what, err)
-	}
+	s.try(iperf, s.addIperf(ctx))
 }
 
 // tcp starts a server that argv makes for a port, and returns where it
@@ -73,9 +66,10 @@ func (s *site) unix(ctx context.Context, name string, argv func(socket string) [
 	return p, socket, p.await(ctx, "unix", socket)
 }
 
-func (s *site) addNbdkitMemory(ctx context.Context) error {
+// addNbdkit adds nbdkit's memory plugin, and all who reach it in other ways.
+func (s *site) addNbdkit(ctx context.Context) error {
 	mem, addr, err := s.tcp(ctx, "nbdkit-memory", func(port string) []string {
-		return []string{"nbdkit", "-f", "-i", "127.0.0.1", "-p", port, "memory", fmt.Sprint(s.size)}
+		return []string{"nbdkit", "-f", "-i", "127.0.0.1", "-p", port, "memory", fmt.Sprint(s.Size)}
 	})
 	if err != nil {
 		return err
@@ -83,105 +77,90 @@ func (s *site) addNbdkitMemory(ctx context.Context) error {
 	if err := fillExport(ctx, addr, ""); err != nil {
 		return err
 	}
-	s.addFio(classRAM, nbdkitMemory, "nbd://"+addr+"/", mem.pid())
-	if err := s.addWorker(classRAM, goClient, workerConfig{kind: "nbd", addr: addr}, mem.pid()); err != nil {
-		return err
+	if s.wants(nbdkitMemory) {
+		s.addFio(nbdkitMemory, nbdEngine("nbd://"+addr+"/"), mem.pid())
 	}
+	if s.wants(goClient) {
+		s.try(goClient, s.addWorker(goClient, workerConfig{kind: "nbd", addrs: []string{addr}}, mem.pid()))
+	}
+	if s.wants(nbdkitProxy) {
+		s.try(nbdkitProxy, s.addNbdkitProxy(ctx, addr, mem.pid()))
+	}
+	if s.wants(qemuProxy) && s.have(qemuProxy, "qemu-storage-daemon") {
+		s.try(qemuProxy, s.addQemuProxy(ctx, addr, mem.pid()))
+	}
+	return nil
+}
+
+// addNbdkitProxy adds nbdkit in front of the server at addr.
+func (s *site) addNbdkitProxy(ctx context.Context, addr string, server int) error {
 	proxy, socket, err := s.unix(ctx, "nbdkit-nbd", func(socket string) []string {
 		return []string{"nbdkit", "-f", "-U", socket, "nbd", "uri=nbd://" + addr + "/"}
 	})
+	if err == nil {
+		s.addFio(nbdkitProxy, nbdEngine("nbd+unix:///?socket="+socket), proxy.pid(), server)
+	}
+	return err
+}
+
+// addQemuProxy adds qemu-storage-daemon in front of the server at addr.
+func (s *site) addQemuProxy(ctx context.Context, addr string, server int) error {
+	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return err
 	}
-	s.addFio(classRAM, nbdkitProxy, "nbd+unix:///?socket="+socket, proxy.pid(), mem.pid())
-	if !s.have(qemuProxy, "qemu-storage-daemon") {
-		return nil
-	}
-	host, port, _ := net.SplitHostPort(addr)
-	proxy, socket, err = s.unix(ctx, "qsd", func(socket string) []string {
+	proxy, socket, err := s.unix(ctx, "qsd", func(socket string) []string {
 		return []string{"qemu-storage-daemon",
 			"--blockdev", "driver=nbd,node-name=disk,server.type=inet,server.host=" + host + ",server.port=" + port,
 			"--nbd-server", "addr.type=unix,addr.path=" + socket + ",max-connections=0",
 			"--export", "type=nbd,id=disk,node-name=disk,name=disk,writable=on"}
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		s.addFio(qemuProxy, nbdEngine("nbd+unix:///disk?socket="+socket), proxy.pid(), server)
 	}
-	s.addFio(classRAM, qemuProxy, "nbd+unix:///disk?socket="+socket, proxy.pid(), mem.pid())
-	return nil
+	return err
 }
 
-// addNbdkitFiles adds nbdkit's file plugin on a file in memory and on one on
-// the disk.
-func (s *site) addNbdkitFiles(ctx context.Context) error {
-	return s.onFiles("nbdkit-file", func(class, path string) error {
-		p, addr, err := s.tcp(ctx, "nbdkit-file", func(port string) []string {
-			return []string{"nbdkit", "-f", "-i", "127.0.0.1", "-p", port, "file", path}
-		})
-		if err == nil {
-			s.addFio(class, nbdkitFile, "nbd://"+addr+"/", p.pid())
-		}
-		return err
-	})
-}
-
-// onFiles calls add for a file in memory and for one on the disk.
-func (s *site) onFiles(name string, add func(class, path string) error) error {
-	path, err := s.tmpfs(name)
-	if err != nil {
-		return err
-	}
-	if err := add(classRAM, path); err != nil {
-		return err
-	}
-	if path, err = s.disk(name + "-cached"); err != nil {
-		return err
-	}
-	return add(classCached, path)
-}
-
+// addQemu adds qemu-nbd on a file in memory.
 func (s *site) addQemu(ctx context.Context) error {
-	serve := func(class, path string, options ...string) error {
-		p, addr, err := s.tcp(ctx, "qemu-nbd", func(port string) []string {
-			return append([]string{"qemu-nbd", "-t", "-e", "4", "-f", "raw", "-b", "127.0.0.1", "-p", port, "-x", ""}, append(options, path)...)
-		})
-		if err == nil {
-			s.addFio(class, qemuNBD, "nbd://"+addr+"/", p.pid())
-		}
-		return err
-	}
-	if err := s.onFiles("qemu-nbd", func(class, path string) error { return serve(class, path) }); err != nil {
-		return err
-	}
-	path, err := s.disk("qemu-nbd-direct")
+	path, err := s.tmpfs("qemu-nbd")
 	if err != nil {
 		return err
 	}
-	return serve(classDirect, path, "--cache=none", "--aio=native")
+	p, addr, err := s.tcp(ctx, "qemu-nbd", func(port string) []string {
+		return []string{"qemu-nbd", "-t", "-e", "8", "-f", "raw", "-b", "127.0.0.1", "-p", port, "-x", "", path}
+	})
+	if err == nil {
+		s.addFio(qemuNBD, nbdEngine("nbd://"+addr+"/"), p.pid())
+	}
+	return err
 }
 
-// addNBDServer starts nbd-server, which goes to the background.
+// addNBDServer starts nbd-server on a file in memory. It goes to the
+// background.
 func (s *site) addNBDServer(ctx context.Context) error {
-	return s.onFiles("nbd-server", func(class, path string) error {
-		conf, pidFile := path+".conf", path+".pid"
-		port, err := freePort()
-		if err != nil {
-			return err
-		}
-		text := fmt.Sprintf("[generic]\nlistenaddr = 127.0.0.1\nport = %s\n[disk]\nexportname = %s\n", port, path)
-		if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
-			return err
-		}
-		out, err := exec.CommandContext(ctx, "nbd-server", "-C", conf, "-p", pidFile).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		pid, err := s.daemon(ctx, pidFile)
-		if err == nil {
-			s.addFio(class, nbdServer, "nbd://127.0.0.1:"+port+"/disk", pid)
-		}
+	path, err := s.tmpfs("nbd-server")
+	if err != nil {
 		return err
-	})
+	}
+	conf, pidFile := path+".conf", path+".pid"
+	port, err := freePort()
+	if err != nil {
+		return err
+	}
+	text := fmt.Sprintf("[generic]\nlistenaddr = 127.0.0.1\nport = %s\n[disk]\nexportname = %s\n", port, path)
+	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+		return err
+	}
+	out, err := exec.CommandContext(ctx, "nbd-server", "-C", conf, "-p", pidFile).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	pid, err := s.daemon(ctx, pidFile)
+	if err == nil {
+		s.addFio(nbdServer, nbdEngine("nbd://127.0.0.1:"+port+"/disk"), pid)
+	}
+	return err
 }
 
 // daemon waits for the file with the process of a daemon, which ends with the

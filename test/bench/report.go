@@ -5,32 +5,35 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 )
 
-// row is one comparison.
+// row is one comparison, measured.
 type row struct {
-	Class    string  `json:"class"`
+	ID       string  `json:"id"`
 	Workload string  `json:"workload"`
 	Metric   string  `json:"metric"`
 	Unit     string  `json:"unit"`
+	Ours     float64 `json:"ours"` // medians over the rounds
 	OursName string  `json:"ours_name"`
-	PeerName string  `json:"peer_name"`
-	Ours     float64 `json:"ours"` // medians
+	CRCOff   float64 `json:"ours_crc_off,omitempty"`
 	Peer     float64 `json:"peer"`
+	PeerName string  `json:"peer_name"`
 	// Ratio of the medians; above 1 ours is better, whatever the metric.
 	Ratio float64 `json:"ratio"`
-	// Paired is the median of the ratios within each round, Spread the
-	// smallest and the largest of them.
-	Paired float64    `json:"paired_ratio"`
-	Spread [2]float64 `json:"spread"`
-	Runs   int        `json:"runs"` // rounds in which both gave a figure
+	// Quartiles of the ratios within each round: least, lower, median, upper,
+	// greatest.
+	Quartiles [5]float64 `json:"quartiles"`
+	Target    float64    `json:"target,omitempty"` // 0: none
+	Runs      int        `json:"runs"`             // rounds in which both gave a figure
+	Dropped   int        `json:"dropped_runs"`     // rounds that foreign load has spoilt
+	Met       bool       `json:"met"`              // by the lower quartile; true where there is no target
 }
 
 // series is what was measured of one target, one figure per round.
 type series struct {
-	Class    string    `json:"class"`
 	Target   string    `json:"target"`
 	Workload string    `json:"workload"`
 	Samples  []*sample `json:"samples"`
@@ -43,102 +46,114 @@ type report struct {
 	Settings settings  `json:"settings"`
 	Defaults string    `json:"defaults"`
 	Rounds   []round   `json:"rounds"`
-	Flagged  int       `json:"flagged_rounds"`
+	Runs     int       `json:"runs"`
+	Dropped  int       `json:"dropped_runs"`
 	LeftOut  []string  `json:"left_out"`
 	Errors   []string  `json:"errors"`
+	Verified []string  `json:"verified"`
 	Rows     []row     `json:"rows"`
+	Budgets  []cost    `json:"budgets"`
 	Series   []series  `json:"series"`
 }
 
 const defaults = "product defaults: MPA CRC on, always-invalidate on, 2 pumps per process, spinning 100 us; \"CRC off\" is --mpa-crc=false on both ends"
 
-func newReport(c settings, s *site, r *results) *report {
-	p := &report{Time: time.Now().UTC(), Machine: thisMachine(), Settings: c, Defaults: defaults,
-		Rounds: r.rounds, LeftOut: s.skipped, Errors: r.errors}
+func newReport(c settings, p *plan, r *results) *report {
+	rep := &report{Time: time.Now().UTC(), Machine: thisMachine(), Settings: c, Defaults: defaults, Rounds: r.rounds,
+		LeftOut: r.skipped, Errors: r.errors, Verified: r.verified, Budgets: r.budgets}
 	for _, n := range r.rounds {
-		if n.Flagged {
-			p.Flagged++
+		rep.Runs += n.Runs
+		rep.Dropped += n.Dropped
+	}
+	for _, c := range p.claims {
+		if row, ok := r.row(c); ok {
+			rep.Rows = append(rep.Rows, row)
 		}
 	}
-	for _, class := range []string{classRAM, classCached, classDirect} {
-		ours, peers := s.sides(class)
-		for _, w := range workloads(c.Depths...) {
-			for _, t := range append(slices.Clone(ours), peers...) {
-				if got := r.samples[key{class, t, w.Name}]; got != nil {
-					p.Series = append(p.Series, series{class, t, w.Name, got})
-				}
-			}
-			for _, o := range ours {
-				peers := peers
-				if o == overRoCE {
-					peers = append([]string{direct}, peers...) // what UDP costs against TCP
-				}
-				for _, peer := range peers {
-					p.Rows = append(p.Rows, r.compare(class, w, o, peer)...)
-				}
-			}
-		}
+	for k, samples := range r.samples {
+		rep.Series = append(rep.Series, series{k.target, k.workload, samples})
 	}
-	return p
+	slices.SortFunc(rep.Series, func(a, b series) int {
+		return slices.Compare([]string{a.Target, a.Workload}, []string{b.Target, b.Workload})
+	})
+	return rep
 }
 
-// sides lists our targets of a class and those of others.
-func (s *site) sides(class string) (ours, peers []string) {
-	for _, t := range s.targets {
-		switch {
-		case t.class != class:
-		case isOurs(t.name):
-			ours = append(ours, t.name)
-		default:
-			peers = append(peers, t.name)
-		}
-	}
-	return ours, peers
-}
-
-func isOurs(name string) bool { return len(name) > 4 && name[:4] == "rnbd" }
-
-// compare makes the rows of a pair of targets.
-func (r *results) compare(class string, w workload, ours, peer string) (rows []row) {
-	a, b := r.samples[key{class, ours, w.Name}], r.samples[key{class, peer, w.Name}]
-	for _, m := range w.metrics() {
-		var x, y, ratios []float64
-		for i := range min(len(a), len(b)) {
-			if a[i] == nil || b[i] == nil {
+// row measures a claim by the peer whose median is best; false: one side is
+// missing.
+func (r *results) row(c claim) (best row, found bool) {
+	for _, peer := range c.peers {
+		for _, w := range c.peerLoads() {
+			got, ok := r.compare(c, key{peer, w.Name})
+			if !ok || found && !c.tougher(got, best) {
 				continue
 			}
-			x, y = append(x, m.of(*a[i])), append(y, m.of(*b[i]))
-			ratios = append(ratios, m.better(x[len(x)-1], y[len(y)-1]))
+			if c.loads != nil {
+				got.PeerName += ", " + w.Name
+			}
+			best, found = got, true
 		}
-		if len(x) == 0 {
+	}
+	best.CRCOff = r.median(key{c.ours + crcOff, c.w.Name}, c.m)
+	return best, found
+}
+
+// tougher tells whether the peer of a is better than that of b.
+func (c claim) tougher(a, b row) bool {
+	return b.Runs == 0 || a.Runs > 0 && c.m.better(a.Peer, b.Peer) > 1
+}
+
+// compare is a claim against one peer.
+func (r *results) compare(c claim, peer key) (row, bool) {
+	a, b := r.samples[key{c.ours, c.w.Name}], r.samples[peer]
+	out := row{ID: c.id, Workload: c.w.Name, Metric: c.m.name, Unit: c.m.unit, OursName: c.ours, PeerName: peer.target, Target: c.target}
+	var x, y, ratios []float64
+	for i := range min(len(a), len(b)) {
+		if a[i] == nil || b[i] == nil {
 			continue
 		}
-		o, p := median(x), median(y)
-		rows = append(rows, row{Class: class, Workload: w.Name, Metric: m.name, Unit: m.unit, OursName: ours, PeerName: peer,
-			Ours: o, Peer: p, Ratio: m.better(o, p), Paired: median(ratios),
-			Spread: [2]float64{slices.Min(ratios), slices.Max(ratios)}, Runs: len(x)})
+		if a[i].Dropped || b[i].Dropped {
+			out.Dropped++
+			continue
+		}
+		ours, theirs := c.m.of(*a[i]), c.m.of(*b[i])
+		x, y, ratios = append(x, ours), append(y, theirs), append(ratios, c.m.better(ours, theirs))
 	}
-	return rows
+	out.Runs = len(x)
+	if len(x) > 0 {
+		out.Ours, out.Peer = quantile(x, 0.5), quantile(y, 0.5)
+		out.Ratio = c.m.better(out.Ours, out.Peer)
+		for i := range out.Quartiles {
+			out.Quartiles[i] = quantile(ratios, float64(i)/4)
+		}
+		out.Met = out.Quartiles[1] >= c.target
+	}
+	return out, len(x) > 0 || out.Dropped > 0
 }
 
-// better is the ratio of two figures, above 1 if the first is the better one.
-func (m metric) better(ours, peer float64) float64 {
-	if m.lower {
-		ours, peer = peer, ours
+// median of a figure of a series; 0: there is none.
+func (r *results) median(k key, m metric) float64 {
+	var v []float64
+	for _, s := range r.samples[k] {
+		if s != nil && !s.Dropped {
+			v = append(v, m.of(*s))
+		}
 	}
-	if peer == 0 {
+	return quantile(v, 0.5)
+}
+
+// quantile interpolates between the two figures around q.
+func quantile(v []float64, q float64) float64 {
+	if len(v) == 0 {
 		return 0
 	}
-	return ours / peer
-}
-
-func median(v []float64) float64 {
 	v = slices.Sorted(slices.Values(v))
-	n := len(v)
-	if n == 0 {
-		return 0
+	at := q * float64(len(v)-1)
+	i := int(at)
+	if i+1 == len(v) {
+		return v[i]
 	}
-	return (v[(n-1)/2] + v[n/2]) / 2
+	return v[i] + (at-float64(i))*(v[i+1]-v[i])
 }
 
 // publish writes the report where it is wanted.
@@ -155,8 +170,17 @@ func publish(p *report, o options, out io.Writer) error {
 	if o.markdown == "" {
 		return nil
 	}
+	dir := filepath.Dir(o.markdown)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("tables: %w", err)
+	}
 	if err := os.WriteFile(o.markdown, []byte(text), 0o644); err != nil {
 		return fmt.Errorf("tables: %w", err)
+	}
+	for _, pl := range p.plots() {
+		if err := os.WriteFile(filepath.Join(dir, pl.file), pl.svg(), 0o644); err != nil {
+			return fmt.Errorf("plot: %w", err)
+		}
 	}
 	return nil
 }

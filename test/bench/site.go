@@ -7,51 +7,71 @@ import (
 	"os/exec"
 	"path/filepath"
 	"time"
-)
 
-// The classes: only targets of one class are compared with one another.
-const (
-	classRAM    = "RAM"
-	classCached = "file, cached"
-	classDirect = "file, direct"
+	"github.com/rnbd-go/rnbd/test/lab"
 )
 
 // target is something that is measured.
 type target struct {
 	name    string
-	class   string
 	servers []int // processes that take part, without the load generator
 	run     func(context.Context, workload, time.Duration) (sample, error)
+	// cached is a file that is brought into the page cache before each read
+	// workload; empty: none
+	cached string
+
+	// Of ours only.
+	generator int // process of a worker; 0: another program makes the load
+	// verify writes and reads back what w would, and compares every byte; nil
+	// for peers.
+	verify func(context.Context, workload, time.Duration) error
 }
 
-// site holds everything that runs on behalf of a benchmark.
+// site holds everything that runs on behalf of a phase.
 type site struct {
+	settings
+	plan    *plan
 	exe     string // this program
 	dir     string // on a disk
 	ram     string // on a tmpfs
-	size    int64  // of each device, bytes
+	raw     string // for raw output; empty: it is not kept
+	lab     *lab.Lab
 	targets []*target
 	skipped []string // and why
 	stops   []func()
 }
 
-// openSite makes the folders. The one for disks is below work.
-func openSite(work string, size int64) (*site, error) {
-	s := &site{size: size}
-	var err error
+// openSite makes the folders, that for disks below work, and a lab.
+func openSite(work, raw string, c settings, p *plan) (s *site, err error) {
+	s = &site{settings: c, plan: p, raw: raw}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
 	if s.exe, err = os.Executable(); err != nil {
-		return nil, err
+		return s, err
 	}
-	if s.dir, err = os.MkdirTemp(work, "rnbd-bench-"); err != nil {
-		return nil, err
+	if s.dir, err = s.folder(work); err != nil {
+		return s, err
 	}
-	s.stops = append(s.stops, func() { os.RemoveAll(s.dir) })
-	if s.ram, err = os.MkdirTemp("/dev/shm", "rnbd-bench-"); err != nil {
-		s.close()
-		return nil, fmt.Errorf("folder in memory: %w", err)
+	if s.ram, err = s.folder("/dev/shm"); err != nil {
+		return s, fmt.Errorf("folder in memory: %w", err)
 	}
-	s.stops = append(s.stops, func() { os.RemoveAll(s.ram) })
+	if s.lab, err = lab.Open(); err != nil {
+		return s, err
+	}
+	s.stops = append(s.stops, func() { s.lab.Close() })
 	return s, nil
+}
+
+// folder makes one that ends with the site.
+func (s *site) folder(parent string) (string, error) {
+	dir, err := os.MkdirTemp(parent, "rnbd-bench-")
+	if err == nil {
+		s.stops = append(s.stops, func() { os.RemoveAll(dir) })
+	}
+	return dir, err
 }
 
 // close ends everything, what was started last first.
@@ -66,6 +86,13 @@ func (s *site) skip(what string, err error) {
 	s.skipped = append(s.skipped, fmt.Sprintf("%s: %v", what, err))
 }
 
+// try leaves out what does not work, with the reason.
+func (s *site) try(what string, err error) {
+	if err != nil {
+		s.skip(what, err)
+	}
+}
+
 // have tells whether tools are there; if not, what is left out.
 func (s *site) have(what string, tools ...string) bool {
 	for _, t := range tools {
@@ -77,39 +104,50 @@ func (s *site) have(what string, tools ...string) bool {
 	return true
 }
 
-// addFio adds a target that fio reaches at uri.
-func (s *site) addFio(class, name, uri string, servers ...int) {
-	s.targets = append(s.targets, &target{name: name, class: class, servers: servers,
+// wants tells whether the plan has one of targets.
+func (s *site) wants(targets ...string) bool { return s.plan.wants(targets...) }
+
+// addFio adds a target that fio reaches with engine, its arguments.
+func (s *site) addFio(name string, engine []string, servers ...int) *target {
+	t := &target{name: name, servers: servers,
 		run: func(ctx context.Context, w workload, d time.Duration) (sample, error) {
-			return runFio(ctx, uri, s.size, w, d)
-		}})
+			return runFio(ctx, engine, s.Size, w, d)
+		}}
+	s.targets = append(s.targets, t)
+	return t
 }
 
 // addWorker adds a target that a worker reaches.
-func (s *site) addWorker(class, name string, c workerConfig, servers ...int) error {
-	w, err := startWorker(s.exe, c)
+func (s *site) addWorker(name string, c workerConfig, servers ...int) error {
+	w, err := startWorker(s.exe, c, lab.MetricsEnv(s.metrics()))
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	s.stops = append(s.stops, w.stop)
+	t := &target{name: name, servers: servers,
+		run: func(_ context.Context, l workload, d time.Duration) (sample, error) { return w.run(l, d) }}
 	if c.kind == "rnbd" {
 		if err := w.fill(); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
+		t.generator = w.pid()
+		t.verify = func(_ context.Context, l workload, d time.Duration) error { return w.verify(l, d) }
 	}
-	s.targets = append(s.targets, &target{name: name, class: class, servers: servers,
-		run: func(_ context.Context, l workload, d time.Duration) (sample, error) { return w.run(l, d) }})
+	s.targets = append(s.targets, t)
 	return nil
 }
+
+// metrics is where processes of ours write theirs.
+func (s *site) metrics() string { return filepath.Join(s.ram, "metrics") }
 
 // disk makes a filled file on the disk.
 func (s *site) disk(name string) (string, error) {
 	path := filepath.Join(s.dir, name)
-	return path, fillFile(path, s.size)
+	return path, fillFile(path, s.Size)
 }
 
 // tmpfs makes a filled file in memory.
 func (s *site) tmpfs(name string) (string, error) {
 	path := filepath.Join(s.ram, name)
-	return path, fillFile(path, s.size)
+	return path, fillFile(path, s.Size)
 }

@@ -7,20 +7,26 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
 )
 
 // A worker is this program again, as a load generator. It takes one order per
 // line of its standard input and answers each with a line; the end of its
 // input ends it.
 
-// order asks for one run, or, without a workload, to fill the device.
+// order asks for one run, or, without a workload, to fill the devices.
 type order struct {
 	Workload *workload
 	Duration time.Duration
+	Verify   bool // write and read back what the workload would, and compare
 }
 
 type answer struct {
@@ -30,18 +36,26 @@ type answer struct {
 
 // loader makes load in the worker's process.
 type loader interface {
-	run(w workload, d time.Duration) (sample, error)
+	run(o order) (sample, error)
 	fill() error
 	close() error
 }
 
 // workerConfig is the command line of a worker.
 type workerConfig struct {
-	kind   string // "rnbd": the client library; "nbd": test/nbdclient
-	addr   string
-	device string
-	fabric string // of kind "rnbd"; empty: iwarp
-	crc    bool   // of iwarp
+	kind    string   // "rnbd": the client library; "nbd": test/nbdclient
+	addrs   []string // of more than one path, if of kind "rnbd"
+	device  string
+	devices int      // of kind "rnbd"; 0: one, else device0, device1 and so on
+	fabric  string   // of kind "rnbd"; empty: iwarp
+	crc     bool     // of iwarp
+	prefix  []string // a program that runs the worker
+}
+
+// flags are the command line of the worker.
+func (c workerConfig) flags() []string {
+	return []string{"-worker", c.kind, "-worker-addr", strings.Join(c.addrs, ","), "-worker-device", c.device,
+		fmt.Sprintf("-worker-devices=%d", c.devices), "-worker-fabric", c.fabric, fmt.Sprintf("-worker-crc=%t", c.crc)}
 }
 
 func (c workerConfig) open(ctx context.Context) (loader, error) {
@@ -56,6 +70,7 @@ func (c workerConfig) open(ctx context.Context) (loader, error) {
 
 // work is the main function of a worker.
 func work(ctx context.Context, c workerConfig, in io.Reader, out io.Writer) error {
+	selfstats.Start(slog.Default())
 	l, err := c.open(ctx)
 	enc := json.NewEncoder(out)
 	if err != nil {
@@ -75,7 +90,7 @@ func work(ctx context.Context, c workerConfig, in io.Reader, out io.Writer) erro
 		if o.Workload == nil {
 			err = l.fill()
 		} else {
-			a.Sample, err = l.run(*o.Workload, o.Duration)
+			a.Sample, err = l.run(o)
 		}
 		if err != nil {
 			a.Error = err.Error()
@@ -94,10 +109,11 @@ type worker struct {
 }
 
 // startWorker runs this program, exe, as a worker.
-func startWorker(exe string, c workerConfig) (*worker, error) {
-	args := []string{"-worker", c.kind, "-worker-addr", c.addr, "-worker-device", c.device, "-worker-fabric", c.fabric, fmt.Sprintf("-worker-crc=%t", c.crc)}
-	w := &worker{cmd: exec.Command(exe, args...)}
+func startWorker(exe string, c workerConfig, env ...string) (*worker, error) {
+	argv := slices.Concat(c.prefix, []string{exe}, c.flags())
+	w := &worker{cmd: exec.Command(argv[0], argv[1:]...)}
 	w.cmd.Stderr = os.Stderr
+	w.cmd.Env = append(os.Environ(), env...)
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // ^C is for the parent
 	var err error
 	if w.in, err = w.cmd.StdinPipe(); err != nil {
@@ -145,10 +161,16 @@ func (w *worker) do(o order) (sample, error) {
 // run has the worker do one run.
 func (w *worker) run(l workload, d time.Duration) (sample, error) {
 	before := clockOf(w.pid())
-	s, err := w.do(order{&l, d})
+	s, err := w.do(order{Workload: &l, Duration: d})
 	s.ClientCPU = clockOf(w.pid()) - before
 	s.processes = s.ClientCPU
 	return s, err
+}
+
+// verify has it write and read back what l would.
+func (w *worker) verify(l workload, d time.Duration) error {
+	_, err := w.do(order{Workload: &l, Duration: d, Verify: true})
+	return err
 }
 
 func (w *worker) fill() error {

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/rnbd-go/rnbd/test/lab"
+	"github.com/rnbd-go/rnbd/test/syscalls"
+)
+
+// budget is the most that an I/O of a path may take.
+type budget struct {
+	calls  float64
+	copies float64 // of a byte, in any one process
+}
+
+// budgets leave room for a busy machine, where batches are small.
+var budgets = map[key]budget{
+	{direct, "4k-randread-d32"}:    {1.5, 1.1},
+	{direct, "4k-randwrite-d32"}:   {1.5, 1.1},
+	{direct, "1m-seqread-d8"}:      {200, 0.6},
+	{direct, "1m-seqwrite-d8"}:     {200, 0.6},
+	{frontEnd, "4k-randread-d32"}:  {4, 1.1},
+	{frontEnd, "4k-randwrite-d32"}: {4, 1.1},
+	{frontEnd, "1m-seqread-d8"}:    {200, 0.6},
+	{frontEnd, "1m-seqwrite-d8"}:   {200, 0.6},
+}
+
+// objectsPerIO is next to none, objectsAnyway what timers take meanwhile.
+const objectsPerIO, objectsAnyway = 0.01, 200
+
+func TestBudgets(t *testing.T) {
+	lab.Tool(t, "fio")
+	s, err := openSite(t.TempDir(), "", settings{Size: 64 << 20}, choose([]string{"P2", "P6"}, false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	if err := errors.Join(s.addLibrary(direct, true), s.addFrontEnd(t.Context(), frontEnd, true)); err != nil {
+		t.Fatal(err)
+	}
+	all, err := s.countAll(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) != len(budgets) {
+		t.Errorf("%d budgets are counted, want %d", len(all), len(budgets))
+	}
+	for _, c := range all {
+		t.Run(c.Path+", "+c.Workload, func(t *testing.T) { c.within(t, budgets[key{c.Path, c.Workload}]) })
+	}
+}
+
+func (c cost) within(t *testing.T, b budget) {
+	t.Logf("%d I/Os: %.2f calls each, %.4f objects, copies of a byte: %s", c.IOs, c.CallsIO, total(c.Objects), shares(c.Copies))
+	if n := total(c.Objects); n > objectsPerIO+objectsAnyway/float64(c.IOs) {
+		t.Errorf("%.3f objects on the heap per I/O, want at most %g: %v", n, objectsPerIO, c.Objects)
+	}
+	for role, n := range c.Copies {
+		if n > b.copies {
+			t.Errorf("%s copies each byte %.2f times, want at most %g", role, n, b.copies)
+		}
+	}
+	switch {
+	case c.Calls != nil:
+		if c.CallsIO > b.calls {
+			t.Errorf("%.2f system calls per I/O, want at most %g: %v", c.CallsIO, b.calls, c.Calls)
+		}
+	case os.Getenv("CI") != "" || !errors.Is(c.without, syscalls.ErrUnavailable):
+		t.Error("system calls are not counted:", c.without)
+	default:
+		t.Log("system calls are not counted:", c.without)
+	}
+}
