@@ -4,7 +4,7 @@ MODULES  := modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-clien
 PLUGINS  := plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/frontend-ublk
 PROGRAMS := cmd/rnbd $(PLUGINS) examples/io-memory
 ALL      := $(MODULES) $(PROGRAMS) test tools
-PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server fio e2fsprogs tshark iperf3 iproute2 strace groff-base fuse3
+PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server nbd-client fio e2fsprogs tshark iperf3 iproute2 strace groff-base fuse3
 BIN      := $(CURDIR)/bin
 RESULTS  := $(CURDIR)/.cache/test-results
 
@@ -34,7 +34,7 @@ demo: build ## export, map, copy, kill a plugin, verify: under a minute
 test: tools-for-test build test-modules test-e2e conformance ## everything but the long forms
 
 tools-for-test:
-	@missing=; for t in nbdinfo qemu-io qemu-storage-daemon nbdkit nbd-server fio mke2fs tshark iperf3 tc strace groff fusermount3; do \
+	@missing=; for t in nbdinfo qemu-io qemu-storage-daemon nbdkit nbd-server nbd-client fio mke2fs tshark iperf3 tc strace groff fusermount3; do \
 		command -v $$t >/dev/null || [ -x /usr/sbin/$$t ] || missing="$$missing $$t"; done; \
 	if [ -n "$$missing" ]; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -86,6 +86,9 @@ bench: build tools-for-test ## against other NBD servers, on this machine (root,
 
 bench-report: build tools-for-test ## the same, with tables and plots into docs/benchmarks
 	@cd test && RNBD_BIN=$(BIN) go run ./bench -rounds 7 -markdown $(CURDIR)/docs/benchmarks/README.md $(BENCH)
+
+bench-kernel: build tools-for-test ## against the kernel's modules, in a virtual machine: ratios in bench-results-kernel.json (root)
+	@cd test/kernelvm && RNBD_KERNEL=1 RNBD_BENCH=1 RNBD_BIN=$(BIN) go test -count=1 -v -timeout 40m -run TestBench_Peers .
 
 lint: ## gofmt, go vet and the rules of the tree
 	@test -z "$$(gofmt -l $(ALL) | tee /dev/stderr)"
