@@ -32,7 +32,8 @@ type Client struct {
 	mapMu    sync.Mutex         // one map or unmap at a time
 	retired  map[uint32]*Device // by index: unmapped, with requests under way
 	retiring sync.WaitGroup     // of retired; Add only with mapMu held
-	waiting  []savedDevice      // of the last daemon, not mapped yet; guarded by mapMu
+	waiting  []savedDevice      // of the last daemon, not mapped yet; see setWaiting
+	waitMu   sync.Mutex         // held with mapMu to change waiting; either lets it be read
 
 	life      context.Context // ends with Close
 	endLife   context.CancelFunc
@@ -102,10 +103,12 @@ func (c *Client) startPump(i int) error {
 	return p.Add(poller)
 }
 
-// Close unmaps everything by force and stops front ends and pumps.
+// Close unmaps everything by force and stops front ends and pumps. With a
+// state file disks that are in use stay: their users wait for the next client.
 func (c *Client) Close(ctx context.Context) error {
 	var errs []error
 	c.endRestoring()
+	c.leaveDisks(ctx)
 	for _, d := range c.Devices() {
 		errs = append(errs, c.Unmap(ctx, d.name, true))
 	}

@@ -134,6 +134,7 @@ func (a *controlAPI) ListDevices(ctx context.Context, _ *controlpb.ListRequest) 
 		})
 	}
 	asking.Wait()
+	list.Devices = append(list.Devices, a.c.describeWaiting()...)
 	return list, nil
 }
 

@@ -376,15 +376,22 @@ func (f *frontend) corrupt(err error) {
 	}
 }
 
-func (f *frontend) stop(ctx context.Context) error {
+// end lets no process be started any more and returns the last, if it lives.
+func (f *frontend) end() *plugin.Process {
 	f.mu.Lock()
 	f.stopping = true
+	f.mu.Unlock()
+	f.wg.Wait() // one may be starting
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	proc := f.proc
 	f.proc = nil
-	f.mu.Unlock()
-	f.wg.Wait()
+	return proc
+}
+
+func (f *frontend) stop(ctx context.Context) error {
 	var err error
-	if proc != nil {
+	if proc := f.end(); proc != nil {
 		err = proc.Stop(ctx)
 	}
 	f.detach()

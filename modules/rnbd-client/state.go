@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,10 +12,11 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
-// Disks outlive a daemon that is killed: their users wait. What is needed to
-// serve them again is kept in a file, which an orderly end leaves empty.
+// Disks outlive a daemon that is killed, and those in use one that is stopped:
+// their users wait. What is needed to serve them again is kept in a file.
 
 const stateVersion = 1
 
@@ -134,13 +136,15 @@ func (c *Client) restore() {
 			"rename", os.Rename(c.cfg.StateFile, bad))
 		return
 	}
+	c.mapMu.Lock()
+	defer c.mapMu.Unlock()
 	for _, s := range saved {
 		r, err := s.request()
 		if err != nil {
 			c.log.Error("a disk of the last daemon is not served again", "file", c.cfg.StateFile, "error", err)
 			continue
 		}
-		c.waiting = append(c.waiting, s)
+		c.setWaiting(append(c.waiting, s))
 		c.restoring.Go(func() { c.remap(r) })
 	}
 }
@@ -177,10 +181,31 @@ func (c *Client) isWaiting(identity string) bool {
 	return slices.ContainsFunc(c.waiting, func(s savedDevice) bool { return s.Identity == identity })
 }
 
+// setWaiting changes the list of disks of the last daemon. Caller holds mapMu.
+func (c *Client) setWaiting(list []savedDevice) {
+	c.waitMu.Lock()
+	defer c.waitMu.Unlock()
+	c.waiting = list
+}
+
+// describeWaiting lists the disks of the last daemon that are not served yet.
+func (c *Client) describeWaiting() (all []*controlpb.ClientDevice) {
+	c.waitMu.Lock()
+	waiting := c.waiting
+	c.waitMu.Unlock()
+	for _, s := range waiting {
+		all = append(all, &controlpb.ClientDevice{
+			Name: s.Name, Path: s.Path, Session: s.Session, AccessMode: s.Access, State: Closed.String(), Loss: s.Loss,
+			Frontend: s.Frontend, Endpoint: s.Location, LastError: "waits for its server since the last daemon ended",
+		})
+	}
+	return all
+}
+
 // settle takes the mapping of that identity off the list of those that wait.
 // Caller holds mapMu.
 func (c *Client) settle(identity string) {
-	c.waiting = slices.DeleteFunc(c.waiting, func(s savedDevice) bool { return s.Identity == identity })
+	c.setWaiting(slices.DeleteFunc(slices.Clone(c.waiting), func(s savedDevice) bool { return s.Identity == identity }))
 }
 
 // checkWaiting refuses a name that a disk of the last daemon will have. Caller
@@ -221,4 +246,31 @@ func (c *Client) drop(name string, force bool) (found bool, err error) {
 func (c *Client) endRestoring() {
 	c.endLife()
 	c.restoring.Wait()
+}
+
+// leaveDisks unmaps the disks that nobody uses. The others are written down,
+// and their front ends end without a word to them, as in a crash, before their
+// requests do: users see no error.
+func (c *Client) leaveDisks(ctx context.Context) {
+	if c.cfg.StateFile == "" {
+		return
+	}
+	used := map[*frontend]bool{}
+	for _, d := range c.Devices() {
+		f := d.fe.Load()
+		if f == nil || !isNode(d.Location()) || blk.ToErrno(c.Unmap(ctx, d.name, false)) != blk.EBUSY {
+			continue
+		}
+		used[f] = true
+		c.mapMu.Lock()
+		c.setWaiting(append(c.waiting, d.saved()))
+		c.mapMu.Unlock()
+		c.log.Warn("disk is in use: it stays, and its users wait for the next daemon", "device", d.name, "node", d.Location())
+	}
+	for f := range used {
+		if proc := f.end(); proc != nil {
+			proc.Kill()
+			<-proc.Exited()
+		}
+	}
 }

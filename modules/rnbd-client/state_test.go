@@ -95,6 +95,10 @@ func TestState_WaitingDisk(t *testing.T) {
 	if _, err := c.Map(t.Context(), MapRequest{Path: "x", Name: "rnbd3", Paths: []string{"10.0.0.1"}}); !errors.Is(err, syscall.EEXIST) || !strings.Contains(err.Error(), "/dev/ublkb3") {
 		t.Errorf("its name is given away: %v", err)
 	}
+	l, err := (&controlAPI{c: c}).ListDevices(t.Context(), nil)
+	if err != nil || len(l.Devices) != 1 || l.Devices[0].Name != "rnbd3" || l.Devices[0].State != "closed" || l.Devices[0].LastError == "" {
+		t.Errorf("listed as %v, %v", l.GetDevices(), err)
+	}
 	c.mapMu.Lock()
 	c.save()
 	c.mapMu.Unlock()

@@ -35,6 +35,7 @@ func TestGuest(t *testing.T) {
 				{"discard and partitions", testDiscardAndPartitions},
 				{"plugin killed under load", testPluginKilled},
 				{"client killed under load", testClientKilled},
+				{"client stopped under load", testClientStopped},
 				{"read-only", testReadOnly},
 				{"unmap while mounted", testUnmapMounted},
 				{"forced unmap under load", testForcedUnmapUnderLoad},
