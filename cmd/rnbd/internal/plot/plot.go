@@ -1,0 +1,278 @@
+// Package plot draws lines over a common axis as an SVG picture that is legible
+// on light and on dark ground.
+//
+// The horizontal axis is logarithmic, with a mark at each value that a line
+// has; each panel has a vertical axis of its own. The same figure gives the
+// same bytes.
+package plot
+
+import (
+	"bytes"
+	"encoding/xml"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// Figure is one picture.
+type Figure struct {
+	Title  string
+	Note   string // a line below the title
+	X      string // label of the horizontal axis
+	Panels []Panel
+}
+
+// Panel is one diagram.
+type Panel struct {
+	Y      string               // label of the vertical axis, with its unit
+	Log    bool                 // else it begins at 0
+	Format func(float64) string // of the marks
+	Lines  []Line
+}
+
+// Line is a series of points. Lines of the same name, color and dash in several
+// panels have one entry in the legend.
+type Line struct {
+	Name   string
+	Color  int // counted from 0; the palette begins again after Colors
+	Dashed bool
+	Points []Point // with X, and in a logarithmic panel Y, above 0
+}
+
+// Point is one value.
+type Point struct{ X, Y float64 }
+
+// Colors is the number of colors that can be told apart.
+const Colors = 6
+
+// Sizes in pixels. A panel is the frame of a diagram without its marks.
+const (
+	panelWidth  = 340.0
+	panelHeight = 230.0
+	left        = 78.0 // of a panel: marks and label
+	right       = 22.0
+	top         = 78.0 // title and note
+	bottom      = 56.0 // marks and label
+	legendRow   = 22.0
+	legendItem  = 210.0
+)
+
+const style = `<style>
+svg { --ground: #ffffff; --text: #24292f; --faint: #57606a; --grid: #d8dee4;
+  --c0: #0969da; --c1: #bc4c00; --c2: #1a7f37; --c3: #8250df; --c4: #9a6700; --c5: #bf3989; }
+@media (prefers-color-scheme: dark) {
+svg { --ground: #0d1117; --text: #e6edf3; --faint: #9198a1; --grid: #30363d;
+  --c0: #58a6ff; --c1: #f0883e; --c2: #3fb950; --c3: #bc8cff; --c4: #d9b44a; --c5: #f778ba; }
+}
+.ground { fill: var(--ground); }
+text { font: 12px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: var(--text); }
+.title { font-size: 16px; font-weight: 600; }
+.faint { fill: var(--faint); }
+.grid { stroke: var(--grid); stroke-width: 1; }
+.line { fill: none; stroke-width: 2; stroke-linejoin: round; }
+.dash { stroke-dasharray: 5 4; }
+.dot { stroke: var(--ground); stroke-width: 1; }
+.c0 { --c: var(--c0); } .c1 { --c: var(--c1); } .c2 { --c: var(--c2); }
+.c3 { --c: var(--c3); } .c4 { --c: var(--c4); } .c5 { --c: var(--c5); }
+.line { stroke: var(--c); } .dot { fill: var(--c); }
+</style>
+`
+
+// SVG draws the figure.
+func (f Figure) SVG() []byte {
+	legend := f.legend()
+	width := float64(len(f.Panels)) * (left + panelWidth + right)
+	perRow := max(1, int((width-left)/legendItem))
+	rows := (len(legend) + perRow - 1) / perRow
+	height := top + panelHeight + bottom + float64(rows)*legendRow
+	d := &drawing{}
+	d.add(`<svg xmlns="http://www.w3.org/2000/svg" width="%g" height="%g" viewBox="0 0 %g %g" role="img">`, width, height, width, height)
+	d.add(`<title>%s</title>`, escape(f.Title))
+	d.WriteString(style)
+	d.add(`<rect class="ground" width="%g" height="%g" rx="6"/>`, width, height)
+	d.text(left, 30, "title", "start", f.Title)
+	d.text(left, 52, "faint", "start", f.Note)
+	x := f.xAxis()
+	for i, p := range f.Panels {
+		d.panel(p, x, f.X, float64(i)*(left+panelWidth+right)+left)
+	}
+	for i, l := range legend {
+		d.entry(l, left+float64(i%perRow)*legendItem, top+panelHeight+bottom+float64(i/perRow)*legendRow+4)
+	}
+	d.WriteString("</svg>\n")
+	return d.Bytes()
+}
+
+// legend has each kind of line once.
+func (f Figure) legend() (out []Line) {
+	for _, p := range f.Panels {
+		for _, l := range p.Lines {
+			if !slices.ContainsFunc(out, func(o Line) bool { return o.Name == l.Name && o.Color == l.Color && o.Dashed == l.Dashed }) {
+				out = append(out, l)
+			}
+		}
+	}
+	return out
+}
+
+// xAxis has a mark at each value.
+func (f Figure) xAxis() axis {
+	var marks []float64
+	for _, p := range f.Panels {
+		for _, l := range p.Lines {
+			for _, pt := range l.Points {
+				marks = append(marks, pt.X)
+			}
+		}
+	}
+	slices.Sort(marks)
+	marks = slices.Compact(marks)
+	if len(marks) == 0 {
+		return axis{log: true, low: 1, high: 2}
+	}
+	return axis{log: true, low: marks[0], high: marks[len(marks)-1], marks: marks}
+}
+
+// drawing is a picture in the making.
+type drawing struct{ bytes.Buffer }
+
+func (d *drawing) add(format string, args ...any) { fmt.Fprintf(d, format+"\n", args...) }
+
+func (d *drawing) text(x, y float64, class, anchor, s string) {
+	d.add(`<text class="%s" x="%.1f" y="%.1f" text-anchor="%s">%s</text>`, class, x, y, anchor, escape(s))
+}
+
+// panel draws p with its frame's left side at x0.
+func (d *drawing) panel(p Panel, x axis, label string, x0 float64) {
+	y := p.axis()
+	atX := func(v float64) float64 { return x0 + 10 + x.share(v)*(panelWidth-20) }
+	atY := func(v float64) float64 { return top + panelHeight - y.share(v)*panelHeight }
+	for _, m := range y.marks {
+		d.add(`<line class="grid" x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f"/>`, x0, atY(m), x0+panelWidth, atY(m))
+		d.text(x0-8, atY(m)+4, "faint", "end", p.Format(m))
+	}
+	for _, m := range x.marks {
+		d.add(`<line class="grid" x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f"/>`, atX(m), top+panelHeight, atX(m), top+panelHeight+5)
+		d.text(atX(m), top+panelHeight+19, "faint", "middle", fmt.Sprintf("%g", m))
+	}
+	d.text(x0+panelWidth/2, top+panelHeight+38, "", "middle", label)
+	d.text(x0, top-10, "", "start", p.Y)
+	for _, l := range p.Lines {
+		d.line(l, atX, atY)
+	}
+}
+
+func (d *drawing) line(l Line, atX, atY func(float64) float64) {
+	var path []string
+	for _, p := range l.Points {
+		path = append(path, fmt.Sprintf("%.1f,%.1f", atX(p.X), atY(p.Y)))
+	}
+	d.add(`<polyline class="%s" points="%s"/>`, l.class(), strings.Join(path, " "))
+	for _, p := range l.Points {
+		d.add(`<circle class="dot c%d" cx="%.1f" cy="%.1f" r="4"/>`, l.Color%Colors, atX(p.X), atY(p.Y))
+	}
+}
+
+func (l Line) class() string {
+	class := fmt.Sprintf("line c%d", l.Color%Colors)
+	if l.Dashed {
+		class += " dash"
+	}
+	return class
+}
+
+// entry is a line of the legend.
+func (d *drawing) entry(l Line, x, y float64) {
+	d.add(`<polyline class="%s" points="%.1f,%.1f %.1f,%.1f"/>`, l.class(), x, y, x+28, y)
+	d.add(`<circle class="dot c%d" cx="%.1f" cy="%.1f" r="4"/>`, l.Color%Colors, x+14, y)
+	d.text(x+36, y+4, "", "start", l.Name)
+}
+
+func escape(s string) string {
+	var b strings.Builder
+	_ = xml.EscapeText(&b, []byte(s)) // a Builder takes everything
+	return b.String()
+}
+
+// axis is a scale and its marks.
+type axis struct {
+	log       bool
+	low, high float64
+	marks     []float64
+}
+
+// share is where v is, from 0 to 1; in the middle if there is one value only.
+func (a axis) share(v float64) float64 {
+	if a.high == a.low {
+		return 0.5
+	}
+	if a.log {
+		return math.Log(v/a.low) / math.Log(a.high/a.low)
+	}
+	return (v - a.low) / (a.high - a.low)
+}
+
+// axis of a panel: its ends are marks.
+func (p Panel) axis() axis {
+	low, high := math.Inf(1), 0.0
+	for _, l := range p.Lines {
+		for _, pt := range l.Points {
+			low, high = min(low, pt.Y), max(high, pt.Y)
+		}
+	}
+	switch {
+	case high <= 0:
+		return axis{high: 1, marks: []float64{0, 1}}
+	case p.Log:
+		return logAxis(low, high)
+	}
+	return linearAxis(high)
+}
+
+// linearAxis has about five steps of 1, 2 or 5 times a power of ten.
+func linearAxis(high float64) axis {
+	step := roundUp(high / 5)
+	a := axis{high: math.Ceil(high/step) * step}
+	for i := 0.0; i*step <= a.high; i++ {
+		a.marks = append(a.marks, i*step)
+	}
+	return a
+}
+
+// logAxis has marks at 1, 2 and 5 times the powers of ten, over more than two
+// decades at the powers only.
+func logAxis(low, high float64) axis {
+	steps := []float64{1, 2, 5}
+	if high/low > 100 {
+		steps = steps[:1]
+	}
+	a := axis{log: true}
+	for e := math.Floor(math.Log10(low)); ; e++ {
+		for i, s := range steps {
+			m := s * math.Pow(10, e)
+			next := steps[(i+1)%len(steps)] * math.Pow(10, e)
+			if i == len(steps)-1 {
+				next *= 10
+			}
+			if next <= low {
+				continue
+			}
+			if a.marks = append(a.marks, m); m >= high && len(a.marks) > 1 {
+				a.low, a.high = a.marks[0], m
+				return a
+			}
+		}
+	}
+}
+
+// roundUp is the next of 1, 2 or 5 times a power of ten.
+func roundUp(v float64) float64 {
+	e := math.Pow(10, math.Floor(math.Log10(v)))
+	for _, s := range []float64{1, 2, 5} {
+		if v <= s*e*(1+1e-9) {
+			return s * e
+		}
+	}
+	return 10 * e
+}
