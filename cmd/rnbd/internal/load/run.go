@@ -1,0 +1,195 @@
+package load
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
+)
+
+// Target is a device and how much of it is used.
+type Target struct {
+	Name    string
+	Device  Device
+	Size    uint64   // the first bytes; 0: all
+	Pattern *Pattern // nil: nothing is compared
+}
+
+func (t *Target) region() region {
+	size := t.Device.Limits().Size
+	if t.Size > 0 {
+		size = min(size, t.Size)
+	}
+	return region{0, size}
+}
+
+// Used is how much of the device load is made on.
+func (t *Target) Used() uint64 { return t.region().size }
+
+// room is how many of its largest I/Os a part must have place for. With a
+// pattern no two of those under way overlap, so that places must be left.
+func (t *Target) room(w Workload) uint64 {
+	if t.Pattern != nil {
+		return 4 * uint64(w.Depth)
+	}
+	return 1
+}
+
+// Fits tells whether w can run on t.
+func (t *Target) Fits(w Workload) error {
+	l := t.Device.Limits()
+	if w.Writes() && l.ReadOnly {
+		return fmt.Errorf("%s: it is read-only here: %w", t.Name, syscall.EROFS)
+	}
+	if len(w.Blocks) == 1 && l.LogicalBlockSize > 0 && w.Blocks[0].Bytes%int(l.LogicalBlockSize) != 0 {
+		return fmt.Errorf("%s: requests of %d bytes are no multiple of its blocks of %d: %w", t.Name, w.Blocks[0].Bytes, l.LogicalBlockSize, syscall.EINVAL)
+	}
+	if need := uint64(w.Jobs) * t.room(w) * uint64(w.largest()); t.region().size < need {
+		return fmt.Errorf("%s: %d bytes are too few for %s, which needs %d: use fewer jobs, a smaller depth or smaller requests: %w", t.Name, t.region().size, w.Name, need, syscall.EINVAL)
+	}
+	return nil
+}
+
+// Result is what a run gave. By operation: read, write.
+type Result struct {
+	Workload Workload
+	Elapsed  time.Duration
+	Latency  [2]latency.Snapshot
+	Bytes    [2]uint64
+}
+
+// Requests is their number.
+func (r *Result) Requests() uint64 { return r.Latency[0].Count() + r.Latency[1].Count() }
+
+// OpOf is the operation at index i of a Result.
+func OpOf(i int) blk.Op { return latency.OpAt(i) }
+
+// Options say how long, and who is told about it.
+type Options struct {
+	Time     time.Duration
+	Progress func(requests uint64, elapsed time.Duration) // nil: nobody
+}
+
+const progressEvery = 200 * time.Millisecond
+
+// Run makes the load of w on all targets at the same time. When ctx ends it
+// ends too, with what it has measured: that is no error.
+func Run(ctx context.Context, w Workload, targets []*Target, o Options) (Result, error) {
+	var stop atomic.Bool
+	var opened sync.WaitGroup
+	begin := make(chan struct{})
+	var jobs []*job
+	for _, t := range targets {
+		for i := range w.Jobs {
+			opened.Add(1)
+			jobs = append(jobs, &job{target: t, w: &w, number: i, stop: &stop, opened: opened.Done, begin: begin})
+		}
+	}
+	errs := make([]error, len(jobs))
+	var wg sync.WaitGroup
+	for i, j := range jobs {
+		wg.Go(func() { errs[i] = j.guard(ctx) })
+	}
+	ended := make(chan struct{})
+	go func() { wg.Wait(); close(ended) }()
+	opened.Wait()
+	start := time.Now()
+	close(begin)
+	watch(ctx, ended, start, jobs, o)
+	stop.Store(true)
+	<-ended
+	r := sum(w, jobs)
+	r.Elapsed = time.Since(start)
+	for _, err := range errs {
+		if err != nil {
+			return r, fmt.Errorf("%s: %w", w.Name, err)
+		}
+	}
+	return r, nil
+}
+
+// guard ends the others when this one fails.
+func (j *job) guard(ctx context.Context) error {
+	err := j.run(ctx)
+	if err == nil {
+		return nil
+	}
+	j.stop.Store(true)
+	return fmt.Errorf("%s: %w", j.target.Name, err)
+}
+
+// watch returns when the time is over, ctx has ended or all jobs have.
+func watch(ctx context.Context, ended <-chan struct{}, start time.Time, jobs []*job, o Options) {
+	over := time.NewTimer(o.Time)
+	defer over.Stop()
+	tick := time.NewTicker(progressEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-over.C:
+			return
+		case <-ctx.Done():
+			return
+		case <-ended:
+			return
+		case <-tick.C:
+			if o.Progress != nil {
+				r := sum(Workload{}, jobs)
+				o.Progress(r.Requests(), time.Since(start))
+			}
+		}
+	}
+}
+
+func sum(w Workload, jobs []*job) Result {
+	r := Result{Workload: w}
+	for _, j := range jobs {
+		for i := range r.Latency {
+			r.Latency[i].Add(j.latency[i].Snapshot())
+			r.Bytes[i] += j.bytes[i].Load()
+		}
+	}
+	return r
+}
+
+// readBackBlock is the size of the requests of ReadBack.
+const readBackBlock = 64 << 10
+
+// ReadBack reads everything that t's pattern was written to, compares it, and
+// returns how many bytes that were.
+func ReadBack(ctx context.Context, t *Target) (bytes uint64, err error) {
+	runtime.LockOSThread() // as queues demand
+	defer runtime.UnlockOSThread()
+	size := t.region().size
+	w := Workload{Name: "read back", Reads: 100, Blocks: []Block{{readBackBlock, 1}}, Depth: 1, Jobs: 1}
+	j := &job{target: t, w: &w, stop: new(atomic.Bool)}
+	j.stop.Store(true) // no I/O follows another by itself
+	if err := j.open(ctx); err != nil {
+		return 0, fmt.Errorf("read back %s: %w", t.Name, err)
+	}
+	defer func() {
+		if cerr := j.queue.Close(); err == nil && cerr != nil {
+			err = cerr
+		}
+	}()
+	for off := uint64(0); off < size && ctx.Err() == nil; off += uint64(j.slotSize) {
+		n := min(uint64(j.slotSize), size-off)
+		if !t.Pattern.written(off, n) {
+			continue
+		}
+		j.ios[0] = io{op: blk.Read, off: off, len: int(n)}
+		j.queue.Submit(Request{Op: blk.Read, Off: off, Len: int(n)})
+		j.queue.Wait(j.done[:1])
+		if err := j.judge(&j.ios[0], j.done[0]); err != nil {
+			return bytes, fmt.Errorf("read back %s: %w", t.Name, err)
+		}
+		bytes += n
+	}
+	return bytes, ctx.Err()
+}
