@@ -1,0 +1,233 @@
+// Package nbd makes load on an export of an NBD server, as a device of package
+// load.
+//
+// A queue is a connection of its own. Its owner sends; a goroutine reads the
+// replies, which are simple ones, since a server may answer while it does not
+// read. Negotiation is in handshake.go.
+package nbd
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/load"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// Export is a device that an NBD server has.
+type Export struct {
+	network, address, name string
+	limits                 blk.Limits
+}
+
+// Open connects once, to learn what the export is. uri is nbd://HOST:PORT/NAME
+// or nbd+unix:///NAME?socket=PATH.
+func Open(ctx context.Context, uri string) (*Export, error) {
+	e, err := parse(uri)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := e.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return e, conn.Close()
+}
+
+func parse(uri string) (*Export, error) {
+	u, err := url.Parse(uri)
+	if err != nil {
+		return nil, err
+	}
+	e := &Export{network: "tcp", address: u.Host, name: strings.TrimPrefix(u.Path, "/")}
+	if u.Scheme == "nbd+unix" {
+		e.network, e.address = "unix", u.Query().Get("socket")
+	}
+	if u.Scheme != "nbd" && u.Scheme != "nbd+unix" || e.address == "" {
+		return nil, fmt.Errorf("%q is no address of an NBD export: %w", uri, syscall.EINVAL)
+	}
+	return e, nil
+}
+
+// dial connects and negotiates, which ctx bounds.
+func (e *Export) dial(ctx context.Context) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, e.network, e.address)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	if e.limits, err = negotiate(conn, e.name); err == nil && !stop() {
+		err = ctx.Err()
+	}
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("open export %q of %s: %w", e.name, e.address, err)
+	}
+	return conn, nil
+}
+
+// Limits are what the server said.
+func (e *Export) Limits() blk.Limits { return e.limits }
+
+// Open makes a connection.
+func (e *Export) Open(ctx context.Context, _, _, slots, slotSize int) (load.Queue, error) {
+	own := *e
+	conn, err := own.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	q := &queue{conn: conn, slotSize: slotSize, send: bufio.NewWriterSize(conn, bufferSize),
+		expected: make([]atomic.Int64, slots), busy: make([]bool, slots), answers: make(chan load.Done, slots)}
+	if q.mem, err = unix.Mmap(-1, 0, slots*slotSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("memory for %d requests of %d bytes: %w", slots, slotSize, err)
+	}
+	go q.run()
+	return q, nil
+}
+
+const (
+	magicRequest = 0x25609513
+	magicReply   = 0x67446698
+	cmdRead      = 0
+	cmdWrite     = 1
+	cmdDisc      = 2
+	headerSize   = 28
+	replySize    = 16
+	bufferSize   = 256 << 10
+)
+
+// queue is one connection in transmission. A request's cookie is its slot.
+type queue struct {
+	conn     net.Conn
+	send     *bufio.Writer
+	header   [headerSize]byte
+	mem      []byte
+	slotSize int
+	busy     []bool // slots in flight; the owner's
+	inFlight int
+	// expected is 1 + the bytes that follow the reply to a slot; 0: none is
+	// due. The owner sets it, run takes it.
+	expected []atomic.Int64
+	answers  chan load.Done // closed when the connection is over
+	err      error          // why; read after that
+}
+
+func (q *queue) Buf(slot int) []byte { return q.mem[slot*q.slotSize : (slot+1)*q.slotSize] }
+
+// Submit writes into a buffer. That the connection is over shows in Wait.
+func (q *queue) Submit(r load.Request) {
+	cmd, payload, follows := uint16(cmdRead), []byte(nil), r.Len
+	if r.Op == blk.Write {
+		cmd, payload, follows = cmdWrite, q.Buf(r.Slot)[:r.Len], 0
+	}
+	q.busy[r.Slot] = true
+	q.inFlight++
+	q.expected[r.Slot].Store(1 + int64(follows))
+	q.put(cmd, uint64(r.Slot), r.Off, uint32(r.Len))
+	_, _ = q.send.Write(payload)
+}
+
+func (q *queue) put(cmd uint16, cookie, off uint64, n uint32) {
+	b := binary.BigEndian.AppendUint32(q.header[:0], magicRequest)
+	b = binary.BigEndian.AppendUint16(b, 0)
+	b = binary.BigEndian.AppendUint16(b, cmd)
+	b = binary.BigEndian.AppendUint64(b, cookie)
+	b = binary.BigEndian.AppendUint64(b, off)
+	_, _ = q.send.Write(binary.BigEndian.AppendUint32(b, n))
+}
+
+func (q *queue) Wait(done []load.Done) int {
+	if q.inFlight == 0 {
+		return 0
+	}
+	if q.send.Flush() != nil {
+		q.conn.Close() // ends run, which fails what is in flight
+	}
+	d, ok := <-q.answers
+	n := 0
+	for ok {
+		done[n] = d
+		q.busy[d.Slot] = false
+		q.inFlight--
+		if n++; n == len(done) {
+			return n
+		}
+		select {
+		case d, ok = <-q.answers:
+		default:
+			return n
+		}
+	}
+	return n + q.fail(done[n:])
+}
+
+// fail answers what is in flight on a connection that is over.
+func (q *queue) fail(done []load.Done) (n int) {
+	for slot, busy := range q.busy {
+		if busy && n < len(done) {
+			done[n] = load.Done{Slot: slot, Err: q.err}
+			q.busy[slot] = false
+			q.inFlight--
+			n++
+		}
+	}
+	return n
+}
+
+// run reads replies until the connection ends.
+func (q *queue) run() {
+	r := bufio.NewReaderSize(q.conn, bufferSize)
+	for {
+		d, err := q.reply(r)
+		if err != nil {
+			q.err = fmt.Errorf("the NBD connection is over: %w", err)
+			close(q.answers)
+			return
+		}
+		q.answers <- d
+	}
+}
+
+func (q *queue) reply(r io.Reader) (d load.Done, err error) {
+	var h [replySize]byte
+	if _, err := io.ReadFull(r, h[:]); err != nil {
+		return d, err
+	}
+	code, slot := binary.BigEndian.Uint32(h[4:]), binary.BigEndian.Uint64(h[8:])
+	if binary.BigEndian.Uint32(h[:]) != magicReply || slot >= uint64(len(q.expected)) {
+		return d, fmt.Errorf("reply % x is garbage", h)
+	}
+	expected := q.expected[slot].Swap(0)
+	if expected == 0 {
+		return d, fmt.Errorf("reply to request %d, which does not wait", slot)
+	}
+	d.Slot = int(slot)
+	if code != 0 {
+		d.Err = syscall.Errno(code) // NBD's numbers are those of Linux
+		return d, nil
+	}
+	_, err = io.ReadFull(r, q.Buf(d.Slot)[:expected-1])
+	return d, err
+}
+
+// Close says goodbye. It waits for run, which has the memory.
+func (q *queue) Close() error {
+	q.put(cmdDisc, 0, 0, 0)
+	_ = q.send.Flush() // a courtesy
+	err := q.conn.Close()
+	for range q.answers {
+	}
+	return errors.Join(err, unix.Munmap(q.mem))
+}

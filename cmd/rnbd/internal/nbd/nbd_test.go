@@ -1,0 +1,256 @@
+package nbd
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/load"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// server is as much of an NBD server as the client needs, with a disk of its
+// own per connection. after is what it does when it has answered so many
+// requests.
+type server struct {
+	disk  []byte
+	flags uint16
+	after map[int]func(net.Conn)
+}
+
+const exportName = "rnbd0"
+
+// serve returns the address of a server in this process.
+func serve(t *testing.T, s *server) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "nbd.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go s.talk(conn)
+		}
+	}()
+	return "nbd+unix:///" + exportName + "?" + url.Values{"socket": {path}}.Encode()
+}
+
+func (s *server) talk(conn net.Conn) {
+	defer conn.Close()
+	hello := binary.BigEndian.AppendUint64(nil, magicServer)
+	hello = binary.BigEndian.AppendUint64(hello, magicOption)
+	conn.Write(binary.BigEndian.AppendUint16(hello, flagsKnown))
+	option := make([]byte, 4+16)
+	if _, err := io.ReadFull(conn, option); err != nil {
+		return
+	}
+	data := make([]byte, binary.BigEndian.Uint32(option[16:]))
+	io.ReadFull(conn, data)
+	if name := string(data[4 : 4+binary.BigEndian.Uint32(data)]); name != exportName {
+		conn.Write(optReply(repUnknown, []byte("no export "+name)))
+		return
+	}
+	export := binary.BigEndian.AppendUint64([]byte{0, infoExport}, uint64(len(s.disk)))
+	conn.Write(optReply(repInfo, binary.BigEndian.AppendUint16(export, s.flags)))
+	block := binary.BigEndian.AppendUint32([]byte{0, infoBlock}, 512)
+	block = binary.BigEndian.AppendUint32(block, 4096)
+	conn.Write(optReply(repInfo, binary.BigEndian.AppendUint32(block, 8192+100)))
+	conn.Write(optReply(repAck, nil))
+	for n := 0; s.answer(conn) == nil; n++ {
+		if f := s.after[n]; f != nil {
+			f(conn)
+		}
+	}
+}
+
+func optReply(kind uint32, data []byte) []byte {
+	b := binary.BigEndian.AppendUint64(nil, magicOptReply)
+	b = binary.BigEndian.AppendUint32(b, optGo)
+	b = binary.BigEndian.AppendUint32(b, kind)
+	return append(binary.BigEndian.AppendUint32(b, uint32(len(data))), data...)
+}
+
+// answer does one request. Beyond the disk's end is ENOSPC.
+func (s *server) answer(conn net.Conn) error {
+	h := make([]byte, headerSize)
+	if _, err := io.ReadFull(conn, h); err != nil {
+		return err
+	}
+	cmd, cookie := binary.BigEndian.Uint16(h[6:]), h[8:16]
+	off, n := binary.BigEndian.Uint64(h[16:]), uint64(binary.BigEndian.Uint32(h[24:]))
+	if cmd == cmdDisc {
+		return io.EOF
+	}
+	payload := make([]byte, n)
+	if cmd == cmdWrite {
+		if _, err := io.ReadFull(conn, payload); err != nil {
+			return err
+		}
+	}
+	code := uint32(0)
+	switch {
+	case off+n > uint64(len(s.disk)):
+		code, payload = uint32(syscall.ENOSPC), nil
+	case cmd == cmdWrite:
+		copy(s.disk[off:], payload)
+		payload = nil
+	default:
+		copy(payload, s.disk[off:])
+	}
+	_, err := conn.Write(append(simpleReply(cookie, code), payload...))
+	return err
+}
+
+func simpleReply(cookie []byte, code uint32) []byte {
+	b := binary.BigEndian.AppendUint32(nil, magicReply)
+	return append(binary.BigEndian.AppendUint32(b, code), cookie...)
+}
+
+func open(t *testing.T, uri string, slots int) load.Queue {
+	t.Helper()
+	e, err := Open(t.Context(), uri)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := e.Open(t.Context(), 0, 1, slots, 8192)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q
+}
+
+func TestTheExportIsWhatTheServerSays(t *testing.T) {
+	e, err := Open(t.Context(), serve(t, &server{disk: make([]byte, 1<<20), flags: txReadOnly}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := blk.Limits{Size: 1 << 20, LogicalBlockSize: 512, MaxIOSize: 8192, ReadOnly: true}
+	if e.Limits() != want {
+		t.Errorf("limits are %+v, want %+v", e.Limits(), want)
+	}
+}
+
+func TestLoadOverNBDIsCompared(t *testing.T) {
+	e, err := Open(t.Context(), serve(t, &server{disk: make([]byte, 1<<20)}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := &load.Target{Name: "nbd", Device: e, Pattern: load.NewPattern(1<<20, 1)}
+	w := load.Mixed(2, 1)
+	r, err := load.Run(t.Context(), w, []*load.Target{target}, load.Options{Time: 50 * time.Millisecond})
+	if err != nil || r.Requests() == 0 {
+		t.Fatalf("%d requests, %v", r.Requests(), err)
+	}
+	if n, err := load.ReadBack(t.Context(), target); err != nil || n == 0 {
+		t.Errorf("%d bytes read back, %v", n, err)
+	}
+}
+
+// wait collects n answers by slot.
+func wait(t *testing.T, q load.Queue, n int) map[int]error {
+	t.Helper()
+	got := map[int]error{}
+	for len(got) < n {
+		var done [2]load.Done
+		k := q.Wait(done[:])
+		if k == 0 {
+			t.Fatalf("nothing comes after %d of %d answers", len(got), n)
+		}
+		for _, d := range done[:k] {
+			if _, twice := got[d.Slot]; twice {
+				t.Fatalf("slot %d is answered twice", d.Slot)
+			}
+			got[d.Slot] = d.Err
+		}
+	}
+	if k := q.Wait(make([]load.Done, 1)); k != 0 {
+		t.Errorf("%d answers with nothing in flight", k)
+	}
+	return got
+}
+
+func TestAnErrorIsThatOfItsRequest(t *testing.T) {
+	q := open(t, serve(t, &server{disk: make([]byte, 8192)}), 3)
+	for slot, off := range []uint64{0, 8192, 4096} {
+		q.Submit(load.Request{Op: blk.Read, Slot: slot, Off: off, Len: 4096})
+	}
+	got := wait(t, q, 3)
+	if got[0] != nil || !errors.Is(got[1], syscall.ENOSPC) || got[2] != nil {
+		t.Errorf("answers are %v", got)
+	}
+	if err := q.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestALostConnectionFailsWhatIsInFlight(t *testing.T) {
+	for name, f := range map[string]func(net.Conn){
+		"the server closes it":       func(c net.Conn) { c.Close() },
+		"a reply is garbage":         func(c net.Conn) { c.Write(make([]byte, replySize)) },
+		"a reply comes twice":        func(c net.Conn) { c.Write(simpleReply(make([]byte, 8), 0)) },
+		"a reply is to no request":   func(c net.Conn) { c.Write(simpleReply([]byte{0, 0, 0, 0, 0, 0, 1, 0}, 0)) },
+		"a reply ends in its middle": func(c net.Conn) { c.Write([]byte{0x67, 0x44}); c.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			q := open(t, serve(t, &server{disk: make([]byte, 8192), after: map[int]func(net.Conn){0: f}}), 1)
+			q.Submit(load.Request{Op: blk.Read, Len: 512})
+			if got := wait(t, q, 1); got[0] != nil {
+				t.Fatal(got[0])
+			}
+			select {
+			case d, more := <-q.(*queue).answers:
+				if more {
+					t.Fatalf("answer %+v to no request", d)
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatal("the connection goes on")
+			}
+			q.Submit(load.Request{Op: blk.Write, Len: 512})
+			if got := wait(t, q, 1); got[0] == nil {
+				t.Error("a write on a connection that is over is answered")
+			}
+			q.Close()
+		})
+	}
+}
+
+func TestOpenSaysWhatIsWrong(t *testing.T) {
+	uri := serve(t, &server{disk: make([]byte, 8192)})
+	silent, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	for _, c := range []struct {
+		name, uri string
+		want      error
+		text      string
+	}{
+		{"no such export", strings.Replace(uri, exportName, "other", 1), syscall.ENOENT, "no export other"},
+		{"nobody listens", "nbd+unix:///x?socket=/nonexistent", syscall.ENOENT, "nonexistent"},
+		{"another scheme", "http://127.0.0.1/x", syscall.EINVAL, "no address"},
+		{"no address", "nbd:///x", syscall.EINVAL, "no address"},
+		{"a server that is silent", "nbd+unix:///x?socket=" + silent.Addr().String(), nil, "greeting"},
+	} {
+		_, err := Open(ctx, c.uri)
+		if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
