@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 )
 
 var update = flag.Bool("update", false, "rewrite the generated parts of docs/cli.md")
@@ -24,6 +26,7 @@ func TestCLIPageIsGenerated(t *testing.T) {
 	for _, n := range nouns() {
 		parts["fields "+n.name] = fieldTable(n)
 	}
+	parts["fields bench"] = fieldTable(&noun{fields: report.Infos(benchFields), usual: func(daemonSet) []string { return benchUsual }})
 	found := 0
 	want := regexp.MustCompile(`(?s)<!-- (commands|fields \w+) -->\n.*?<!-- end -->`).ReplaceAllStringFunc(string(page), func(old string) string {
 		found++

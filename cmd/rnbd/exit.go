@@ -93,8 +93,19 @@ func errnoOf(err error) blk.Errno {
 	return blk.OK
 }
 
+// hinted is an error whose maker knows what to do.
+type hinted struct {
+	error
+	hint string
+}
+
+func (e hinted) Unwrap() error { return e.error }
+
 func hintOf(err error) string {
+	var h hinted
 	switch {
+	case errors.As(err, &h):
+		return h.hint
 	case errors.Is(err, errNoDaemon):
 		return "start it with `rnbd server run` or `rnbd client run`, or name its socket with --socket"
 	case unimplemented(err):

@@ -25,6 +25,7 @@ func generalVerbs(all []*noun) []*verb {
 			example: "  rnbd show rnbd0\n  rnbd client show",
 		},
 		logVerb(),
+		benchVerb(),
 		{
 			name: "disconnect", on: onBoth, min: 1, max: 2, args: "SESSION|[SESSION] PATH", args0: sessionNames, run: disconnectAny,
 			short:   "Disconnect a session or a path",

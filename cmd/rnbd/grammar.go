@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"unicode/utf8"
@@ -61,7 +62,10 @@ type verb struct {
 	anyFields []report.Info
 	flags     func(*pflag.FlagSet)
 	args0     completer // of its arguments
-	run       func(*call) error
+	// atLength: it takes as long as it is told to; --timeout is for what it
+	// asks others on the way.
+	atLength bool
+	run      func(*call) error
 }
 
 // nouns are built per command tree, since verbs point to them.
@@ -207,6 +211,10 @@ func newCall(cmd *cobra.Command, v *verb, set daemonSet, args []string) (*call, 
 	ctx, cancel, err := deadline(cmd)
 	if err != nil {
 		return nil, err
+	}
+	if v.atLength {
+		cancel()
+		ctx, cancel = context.WithCancel(cmd.Context())
 	}
 	cmd.SetContext(ctx)
 	c.cancel = cancel

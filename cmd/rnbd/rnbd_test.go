@@ -121,8 +121,8 @@ func TestServerIsSafeByDefault(t *testing.T) {
 	}
 }
 
-// load reads a configuration as the server does, with flags before it.
-func load(t *testing.T, text string, flags ...string) (*serverOptions, error) {
+// readServer reads a configuration as the server does, with flags before it.
+func readServer(t *testing.T, text string, flags ...string) (*serverOptions, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "server.yaml")
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -143,7 +143,7 @@ func load(t *testing.T, text string, flags ...string) (*serverOptions, error) {
 }
 
 func TestConfigurationFillsWhatFlagsLeave(t *testing.T) {
-	o, err := load(t, `
+	o, err := readServer(t, `
 pumps: 3
 spin: 50us
 listen: ["127.0.0.5:1", "127.0.0.5:2"]
@@ -163,7 +163,7 @@ crash-window: 5m
 }
 
 func TestListsOfFlagsReplaceThoseOfTheFile(t *testing.T) {
-	o, err := load(t, "listen: [\"127.0.0.5:1\", \"127.0.0.5:2\"]\n", "--listen", "127.0.0.6:1", "--listen", "127.0.0.6:2")
+	o, err := readServer(t, "listen: [\"127.0.0.5:1\", \"127.0.0.5:2\"]\n", "--listen", "127.0.0.6:1", "--listen", "127.0.0.6:2")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func TestListsOfFlagsReplaceThoseOfTheFile(t *testing.T) {
 }
 
 func TestAFlagWithItsDefaultWinsToo(t *testing.T) {
-	o, err := load(t, "always-invalidate: false\nlisten: []\n", "--always-invalidate", "--listen", "127.0.0.1:1234")
+	o, err := readServer(t, "always-invalidate: false\nlisten: []\n", "--always-invalidate", "--listen", "127.0.0.1:1234")
 	if err != nil || !o.AlwaysInvalidate || len(o.Listen) != 1 {
 		t.Errorf("%v, %+v", err, o)
 	}
@@ -181,7 +181,7 @@ func TestAFlagWithItsDefaultWinsToo(t *testing.T) {
 
 func TestAnEmptyConfigurationChangesNothing(t *testing.T) {
 	for _, text := range []string{"", "\n", "# nothing\n", "---\n"} {
-		o, err := load(t, text)
+		o, err := readServer(t, text)
 		if err != nil || o.Pumps != 2 || len(o.Listen) != 1 || !o.AlwaysInvalidate {
 			t.Errorf("%q: %v, %+v", text, err, o)
 		}
@@ -202,7 +202,7 @@ func TestWrongConfigurationsNameFileLineAndKey(t *testing.T) {
 		{"a second document", "pumps: 1\n---\npumps: 2\n", "more than one document"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := load(t, c.text)
+			_, err := readServer(t, c.text)
 			if exitCode(err) != exitUsage {
 				t.Fatalf("error %v, want one of usage", err)
 			}

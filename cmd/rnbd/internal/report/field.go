@@ -13,7 +13,7 @@ import (
 type Info struct{ Name, Header, Doc string }
 
 // Field is one property of a T. Get returns a string, bool, uint64, int64,
-// []string, time.Duration, Bytes, Sectors, Count, or nil where t has no such
+// float64, []string, time.Duration, Bytes, Sectors, Count, or nil where t has no such
 // property.
 type Field[T any] struct {
 	Info

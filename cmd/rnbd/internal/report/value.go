@@ -140,7 +140,7 @@ func plain(v any, unit byte) (s string, quoted bool) {
 // number tells what is aligned to the right.
 func number(v any) bool {
 	switch v.(type) {
-	case Bytes, Sectors, Count, Limit, uint64, int64, time.Duration:
+	case Bytes, Sectors, Count, Limit, uint64, int64, float64, time.Duration:
 		return true
 	}
 	return false

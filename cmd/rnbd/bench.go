@@ -1,0 +1,185 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/load"
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
+)
+
+// bench is in these files: bench.go (the steps), bench_options.go,
+// bench_target.go and bench_server.go (what is measured), bench_report.go,
+// bench_machine.go, bench_plot.go and bench_progress.go (what is shown).
+
+func benchVerb() *verb {
+	o := &benchOptions{}
+	return &verb{
+		name: "bench", on: onClient, min: 1, max: -1, args: "DEVICE...", words: outputWords, anyFields: report.Infos(benchFields),
+		flags: o.register, args0: deviceNames, atLength: true, run: o.run,
+		short: "Measure how fast devices are",
+		long: `Make load on devices and measure requests per second, bandwidth and latency.
+
+DEVICE is a mapped device, by its name or its node; a block device or file of
+this host, by a path that begins with / or a dot; or with --server a device of
+that server, which is then used by the client library in this process, without
+a daemon. Several devices have the same load at the same time.
+
+Without --rw, --bs, --depth and --zipf the load is 4 KiB random reads with 1, 4,
+16 and 64 in flight and 1 MiB sequential reads with 8; with --write the same as
+writes too, and the mixed load of a storage server: reads and writes of 512
+bytes to 64 KiB, some places far more popular than others, 129 in flight.
+
+Only with --write anything is written, and THEN WHAT WAS ON THE DEVICE IS LOST.
+
+Latencies are the upper ends of their buckets, at most a quarter too long. An
+interrupt ends the measurement; what was measured is printed. --timeout is for
+opening devices, not for the load.
+
+Fields:
+` + fieldHelp(report.Infos(benchFields)) + "\nUsual fields: " + strings.Join(benchUsual, ",") + "; for programs all.",
+		example: `  rnbd bench rnbd0
+  rnbd bench rnbd0 --write --plot rnbd0.svg
+  rnbd bench disk.img --server 192.0.2.1 --rw randread --bs 4K --depth 1,32 json
+  rnbd bench /dev/nvme0n1 --rw read --bs 1M --depth 8 --time 10s`,
+	}
+}
+
+// run is the command.
+func (o *benchOptions) run(c *call) error {
+	ws, size, err := o.plan(len(c.args))
+	if err != nil {
+		return usageError{err}
+	}
+	fields, err := benchColumns(c)
+	if err != nil {
+		return usageError{err}
+	}
+	if o.write && !o.yes && !isTerminal(c.cmd.InOrStdin()) {
+		return usageError{errors.New("--write destroys what is on the devices: say --yes too, since nobody can be asked here")}
+	}
+	// A second interrupt ends the process, should a device not answer.
+	defer context.AfterFunc(c.cmd.Context(), func() { signal.Reset(syscall.SIGINT, syscall.SIGTERM) })()
+	targets, err := o.open(c, ws)
+	if err != nil {
+		return err
+	}
+	defer targets.close()
+	if err := o.prepare(targets, ws, size); err != nil {
+		return err
+	}
+	if err := o.confirm(c, targets); err != nil {
+		return err
+	}
+	r := newBenchRun(o, targets)
+	return errors.Join(o.measure(c, r, ws), o.show(c, r, fields))
+}
+
+// prepare checks that all workloads can run, and makes patterns.
+func (o *benchOptions) prepare(targets *benchTargets, ws []load.Workload, size uint64) error {
+	seed := rand.Uint64()
+	for _, t := range targets.list {
+		if t.Size = size; size > t.Device.Limits().Size {
+			return fmt.Errorf("--size: %s has %d bytes only: %w", t.Name, t.Device.Limits().Size, syscall.EINVAL)
+		}
+		if o.verify {
+			if t.Used() > maxVerified {
+				return fmt.Errorf("--verify of %s takes too much memory: choose a part of it, up to %s, with --size: %w", t.Name, report.Human(maxVerified), syscall.EINVAL)
+			}
+			t.Pattern = load.NewPattern(t.Used(), seed)
+		}
+		for _, w := range ws {
+			if err := t.Fits(w); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// maxVerified is how much of a device --verify takes: 512 MiB of memory.
+const maxVerified = 64 << 30
+
+// confirm asks whether the data may be lost.
+func (o *benchOptions) confirm(c *call, targets *benchTargets) error {
+	if !o.write || o.yes {
+		return nil
+	}
+	w := c.cmd.ErrOrStderr()
+	fmt.Fprintln(w, "WARNING: all data will be lost on")
+	for _, t := range targets.list {
+		fmt.Fprintf(w, "  %s (%s)\n", t.Name, report.Human(t.Used()))
+	}
+	fmt.Fprint(w, "Write \"yes\" to go on: ")
+	in := bufio.NewScanner(c.cmd.InOrStdin())
+	if in.Scan(); strings.TrimSpace(in.Text()) != "yes" {
+		return errors.New("nothing was written: the answer was not \"yes\"")
+	}
+	return nil
+}
+
+// measure runs the workloads, until one fails or the user has enough.
+func (o *benchOptions) measure(c *call, r *benchRun, ws []load.Workload) error {
+	ctx := c.cmd.Context()
+	p := newProgress(c.cmd.ErrOrStderr(), len(ws), o.time)
+	defer p.clear()
+	for i, w := range ws {
+		result, err := load.Run(ctx, w, r.loads(), load.Options{Time: o.time, Progress: p.of(i, w.Name)})
+		if err != nil {
+			return err
+		}
+		if ctx.Err() != nil && result.Requests() == 0 {
+			break
+		}
+		r.add(result)
+	}
+	r.loadAfter = loadAverage()
+	if ctx.Err() != nil {
+		if len(r.rows) == 0 {
+			return errors.New("interrupted before anything was measured")
+		}
+		return nil
+	}
+	r.complete = true
+	if !o.verify {
+		return nil
+	}
+	p.say("reading back what was written")
+	for _, t := range r.loads() {
+		n, err := load.ReadBack(ctx, t)
+		if err != nil {
+			return err
+		}
+		r.verified += n
+	}
+	return nil
+}
+
+// show prints what there is, and draws it.
+func (o *benchOptions) show(c *call, r *benchRun, fields []report.Field[benchRow]) error {
+	if len(r.rows) == 0 {
+		return nil
+	}
+	if err := r.print(c, fields); err != nil || o.plot == "" {
+		return err
+	}
+	return r.draw(o.plot)
+}
+
+// isTerminal tells whether a person is at the other end of f.
+func isTerminal(f any) bool {
+	file, ok := f.(interface{ Fd() uintptr })
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+	return err == nil
+}

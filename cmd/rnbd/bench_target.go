@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/load"
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/nbd"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+)
+
+// benchTarget is a device that is measured, and what is known about the way to
+// it. Empty: it has none of that.
+type benchTarget struct {
+	load.Target
+	node   string   // what is opened here
+	export string   // name of the device on its server
+	via    string   // name of the session
+	access string   // how this process makes requests
+	plugin string   // front end here
+	ioMode string   // io plugin of the server, as far as it is known
+	fabric []string // of the paths
+	paths  []string // names of the paths
+}
+
+// benchTargets are all of them; closers are called the last first.
+type benchTargets struct {
+	list    []*benchTarget
+	closers []func() error
+}
+
+// closing is how long a server has to let go of what was mapped.
+const closing = 5 * time.Second
+
+// close gives them back. The measurement is over: what fails now has no effect
+// on it, and the kernel or the server cleans up.
+func (b *benchTargets) close() {
+	for _, f := range slices.Backward(b.closers) {
+		_ = f()
+	}
+}
+
+// open opens the devices of the command line.
+func (o *benchOptions) open(c *call, ws []load.Workload) (b *benchTargets, err error) {
+	ctx, cancel, err := deadline(c.cmd)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	b = &benchTargets{}
+	if len(o.servers) > 0 {
+		err = o.openServer(ctx, c, b, ws)
+	} else {
+		err = o.openHere(ctx, c, b)
+	}
+	if err != nil {
+		b.close()
+		return nil, err
+	}
+	b.askServer(ctx, c)
+	return b, nil
+}
+
+// askServer finds out what opens the devices on a server that runs on this
+// host. Of others that is not known.
+func (b *benchTargets) askServer(ctx context.Context, c *call) {
+	d, err := connect(ctx, c.cmd, onServer)
+	if err != nil {
+		return
+	}
+	defer d.close()
+	inv, err := d.look(ctx, true)
+	if err != nil {
+		return
+	}
+	for _, t := range b.list {
+		for _, e := range inv.devices {
+			if t.via != "" && e.session == t.via && e.path == t.export {
+				t.ioMode = e.plugin()
+			}
+		}
+	}
+}
+
+// openHere opens devices that this host has. A path is never taken for the name
+// that a mapped device has on its server.
+func (o *benchOptions) openHere(ctx context.Context, c *call, b *benchTargets) error {
+	var inv *inventory
+	for _, name := range c.args {
+		known := inv
+		switch {
+		case strings.HasPrefix(name, "/dev/"):
+			known, _ = inventoryOf(ctx, c, inv) // to say more about a node
+		case isLocalPath(name):
+			known = nil
+		default:
+			var err error
+			if known, err = inventoryOf(ctx, c, inv); err != nil {
+				return orLocal(name, err)
+			}
+		}
+		if known != nil {
+			inv = known
+		}
+		t, err := o.openOne(ctx, b, known, name)
+		if err != nil {
+			return fmt.Errorf("bench %s: %w", name, err)
+		}
+		b.list = append(b.list, t)
+	}
+	return nil
+}
+
+func isLocalPath(name string) bool {
+	return strings.HasPrefix(name, "/") || strings.HasPrefix(name, ".")
+}
+
+// orLocal is for who meant a file.
+func orLocal(name string, err error) error {
+	if _, serr := os.Stat(name); serr == nil {
+		return hinted{err, "for the local file write ./" + name}
+	}
+	return err
+}
+
+// inventoryOf asks the daemons, once.
+func inventoryOf(ctx context.Context, c *call, have *inventory) (*inventory, error) {
+	if have != nil {
+		return have, nil
+	}
+	d, err := connect(ctx, c.cmd, onClient)
+	if err != nil {
+		return nil, err
+	}
+	defer d.close()
+	return d.look(ctx, true)
+}
+
+// openOne opens name: a mapped device if inv has it, else a path.
+func (o *benchOptions) openOne(ctx context.Context, b *benchTargets, inv *inventory, name string) (*benchTarget, error) {
+	if inv == nil {
+		return o.openFile(ctx, b, name, &benchTarget{})
+	}
+	d, err := inv.device(name, "")
+	if err != nil {
+		if isNotFound(err) && isLocalPath(name) {
+			return o.openFile(ctx, b, name, &benchTarget{})
+		}
+		return nil, orLocal(name, err)
+	}
+	t := &benchTarget{node: d.mapped.Endpoint, plugin: d.mapped.Frontend, export: d.path}
+	t.Name = d.name
+	if s, err := inv.session(d.session); err == nil {
+		t.describePaths(s.Session)
+	}
+	if d.state != "open" {
+		return nil, fmt.Errorf("it is %s (%s): %w", d.state, d.mapped.LastError, syscall.ENOTCONN)
+	}
+	if o.write && (d.mode == "ro" || d.limits.GetReadOnly()) {
+		return nil, fmt.Errorf("it is mapped read-only: %w", syscall.EROFS)
+	}
+	if o.write && d.mapped.Openers > 0 {
+		return nil, inUse(fmt.Errorf("users that have it open: %d: %w", d.mapped.Openers, syscall.EBUSY))
+	}
+	if d.node != "" {
+		return o.openFile(ctx, b, d.node, t)
+	}
+	e, err := nbd.Open(ctx, d.mapped.Endpoint)
+	if err != nil {
+		return nil, err
+	}
+	t.Device, t.access = e, "NBD"
+	return t, nil
+}
+
+func (o *benchOptions) openFile(ctx context.Context, b *benchTargets, path string, t *benchTarget) (*benchTarget, error) {
+	f, err := load.OpenFile(ctx, path, o.write)
+	if errors.Is(err, syscall.EBUSY) {
+		err = inUse(err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	b.closers = append(b.closers, f.Close)
+	if t.Name == "" {
+		t.Name = path
+	}
+	t.node, t.Device, t.access = path, f, f.Access()
+	return t, nil
+}
+
+// inUse: what others have open is not written to, nor is there a way to force
+// it.
+func inUse(err error) error {
+	return hinted{err, "writes would destroy what its users have: stop them, or measure reads, without --write"}
+}
+
+// describePaths notes how the server is reached.
+func (t *benchTarget) describePaths(s *controlpb.Session) {
+	t.via = s.Name
+	for _, p := range s.Paths {
+		t.paths = append(t.paths, p.Name)
+		if !slices.Contains(t.fabric, p.Fabric) {
+			t.fabric = append(t.fabric, p.Fabric)
+		}
+	}
+}
