@@ -172,6 +172,7 @@ func (s *site) cell(ctx context.Context, t *target, w workload) (*sample, error)
 	}
 	began, self := time.Now(), clockOf(os.Getpid())
 	work, _ := busy()
+	kernel := kernelThreads()
 	before := cpuOf(t.servers)
 	m, err := t.run(ctx, w, s.Cell)
 	if err != nil {
@@ -179,7 +180,7 @@ func (s *site) cell(ctx context.Context, t *target, w workload) (*sample, error)
 	}
 	m.ServerCPU += cpuOf(t.servers) - before
 	after, _ := busy()
-	own := m.ServerCPU + m.processes + clockOf(os.Getpid()) - self
+	own := m.ServerCPU + m.processes + clockOf(os.Getpid()) - self + kernelThreads() - kernel
 	if wall := time.Since(began).Seconds(); wall > 5./clockTick { // else the clock of the machine is too coarse
 		m.Foreign = max(0, (after-work-own)/wall)
 	}

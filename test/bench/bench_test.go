@@ -227,8 +227,8 @@ func TestEveryRowHasATitleAndTakesPartInATryOut(t *testing.T) {
 func TestParseFio(t *testing.T) {
 	const out = `note: something
 {"jobs": [{"error": 0, "job_runtime": 500, "usr_cpu": 20.0, "sys_cpu": 30.0,
- "read": {"total_ios": 1000, "io_bytes": 4096000, "runtime": 500, "lat_ns": {"mean": 90000},
-  "clat_ns": {"percentile": {"50.000000": 80000, "99.000000": 200000}}}, "write": {}}]}`
+ "read": {"total_ios": 1000, "io_bytes": 4096000, "runtime": 500,
+  "lat_ns": {"mean": 90000, "percentile": {"50.000000": 80000, "99.000000": 200000}}}, "write": {}}]}`
 	s, err := parseFio([]byte(out), workload{Block: 4096})
 	want := sample{IOs: 1000, Bytes: 4096000, Elapsed: 0.5, Mean: 90, P50: 80, P99: 200, ClientCPU: 0.25}
 	if err != nil || !reflect.DeepEqual(s, want) {

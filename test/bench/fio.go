@@ -17,7 +17,7 @@ func nbdEngine(uri string) []string { return []string{"--ioengine=nbd", "--uri="
 // runFio runs w by an engine of fio.
 func runFio(ctx context.Context, engine []string, size int64, w workload, d time.Duration) (sample, error) {
 	args := slices.Concat(fioJob(engine, size, w), []string{"--rw=" + w.fioMode(), "--numjobs=" + strconv.Itoa(w.Jobs), "--group_reporting",
-		"--time_based", "--norandommap", "--randrepeat=0", "--runtime=" + strconv.FormatInt(d.Milliseconds(), 10) + "ms"})
+		"--time_based", "--lat_percentiles=1", "--clat_percentiles=0", "--norandommap", "--randrepeat=0", "--runtime=" + strconv.FormatInt(d.Milliseconds(), 10) + "ms"})
 	out, cmd, err := fio(ctx, d, args)
 	if err != nil {
 		return sample{}, fmt.Errorf("%s: %w", w.Name, err)
@@ -67,11 +67,9 @@ type fioSide struct {
 	Bytes   uint64 `json:"io_bytes"`
 	Runtime uint64 `json:"runtime"` // ms
 	Lat     struct {
-		Mean float64 `json:"mean"`
-	} `json:"lat_ns"`
-	Completion struct {
+		Mean       float64            `json:"mean"`
 		Percentile map[string]float64 `json:"percentile"`
-	} `json:"clat_ns"`
+	} `json:"lat_ns"` // of all of a request; clat leaves out the sending, which libnbd does in the call
 }
 
 type fioOutput struct {
@@ -107,7 +105,7 @@ func parseFio(b []byte, w workload) (sample, error) {
 	return sample{
 		IOs: side.IOs, Bytes: side.Bytes, Elapsed: float64(side.Runtime) / 1e3,
 		Mean: side.Lat.Mean / 1e3,
-		P50:  side.Completion.Percentile["50.000000"] / 1e3, P99: side.Completion.Percentile["99.000000"] / 1e3,
+		P50:  side.Lat.Percentile["50.000000"] / 1e3, P99: side.Lat.Percentile["99.000000"] / 1e3,
 		ClientCPU: (j.User + j.System) / 100 * j.Runtime / 1e3,
 	}, nil
 }

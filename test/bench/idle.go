@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -79,13 +80,23 @@ func watchIdle(ctx context.Context, daemons []int, d time.Duration) (s sample, e
 	case <-time.After(max(d, idleWatch)):
 	}
 	s.Elapsed = time.Since(start).Seconds()
+	var each []idleProcess
 	for i, pid := range pids {
-		s.Wakes = max(s.Wakes, float64(wakeUps(pid)-before[i])/s.Elapsed)
 		kb, rerr := resident(pid)
-		s.Resident += float64(kb) * 1024 / 1e6
 		err = errors.Join(err, rerr)
+		p := idleProcess{role(pid), float64(wakeUps(pid)-before[i]) / s.Elapsed, float64(kb) * 1024 / 1e6}
+		s.Wakes, s.Resident = max(s.Wakes, p.Wakes), s.Resident+p.Resident
+		each = append(each, p)
 	}
+	s.raw, _ = json.Marshal(each) // of plain numbers
 	return s, err
+}
+
+// idleProcess is what one of them takes, for the raw output.
+type idleProcess struct {
+	Process  string  `json:"process"`
+	Wakes    float64 `json:"wakes_per_s"`
+	Resident float64 `json:"resident_mb"`
 }
 
 // wakeUps counts how often threads of a process have gone to sleep.

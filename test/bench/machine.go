@@ -93,3 +93,19 @@ func busy() (work, stolen float64) {
 	// cpu user nice system idle iowait irq softirq steal
 	return at(1) + at(2) + at(3) + at(6) + at(7), at(8)
 }
+
+// kernelThreads returns the CPU seconds of the threads of the kernel: what
+// loop devices and the network have them do is no foreign load.
+func kernelThreads() (sum float64) {
+	for _, pid := range children(kthreadd) {
+		b, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/schedstat")
+		if f := strings.Fields(string(b)); len(f) > 0 {
+			ns, _ := strconv.ParseFloat(f[0], 64)
+			sum += ns / 1e9
+		}
+	}
+	return sum
+}
+
+// kthreadd is the parent of all threads of the kernel.
+const kthreadd = 2

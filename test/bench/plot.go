@@ -63,8 +63,8 @@ func (p *report) line(target string, m metric, write bool) line {
 // The picture, in pixels. Both axes are logarithmic: targets differ by orders
 // of magnitude.
 const (
-	plotWidth, plotHeight                    = 820, 420
-	plotLeft, plotRight, plotTop, plotBottom = 60, 270, 40, 50
+	plotWidth, plotHeight                    = 880, 420
+	plotLeft, plotRight, plotTop, plotBottom = 60, 340, 40, 50
 )
 
 // colours that stay apart for the colour-blind (Okabe and Ito).
