@@ -131,34 +131,38 @@ func (o *benchOptions) measure(c *call, r *benchRun, ws []load.Workload) error {
 	ctx := c.cmd.Context()
 	p := newProgress(c.cmd.ErrOrStderr(), len(ws), o.time)
 	defer p.clear()
+	defer func() { r.loadAfter = loadAverage() }()
 	for i, w := range ws {
+		if ctx.Err() != nil {
+			break
+		}
 		result, err := load.Run(ctx, w, r.loads(), load.Options{Time: o.time, Progress: p.of(i, w.Name)})
 		if err != nil {
 			return err
 		}
-		if ctx.Err() != nil && result.Requests() == 0 {
-			break
-		}
 		r.add(result)
 	}
-	r.loadAfter = loadAverage()
-	if ctx.Err() != nil {
-		if len(r.rows) == 0 {
-			return errors.New("interrupted before anything was measured")
+	if ctx.Err() != nil && len(r.rows) == 0 {
+		return errors.New("interrupted before anything was measured")
+	}
+	if o.verify && ctx.Err() == nil {
+		p.say("reading back what was written")
+		if err := r.readBack(ctx); err != nil && ctx.Err() == nil {
+			return err
 		}
-		return nil
 	}
-	r.complete = true
-	if !o.verify {
-		return nil
-	}
-	p.say("reading back what was written")
+	r.complete = ctx.Err() == nil
+	return nil
+}
+
+// readBack compares everything that was written.
+func (r *benchRun) readBack(ctx context.Context) error {
 	for _, t := range r.loads() {
 		n, err := load.ReadBack(ctx, t)
+		r.verified += n
 		if err != nil {
 			return err
 		}
-		r.verified += n
 	}
 	return nil
 }

@@ -37,7 +37,7 @@ func (r *benchRun) figure() plot.Figure {
 		addPoint(&times, plot.Line{Name: name, Color: c}, x, float64(row.latency.Quantile(0.5)))
 		addPoint(&times, plot.Line{Name: name + ", 99 %", Color: c, Dashed: true}, x, float64(row.latency.Quantile(0.99)))
 	}
-	return plot.Figure{Title: r.title(), Note: r.note(), X: "requests in flight, per job", Panels: []plot.Panel{rates, times}}
+	return plot.Figure{Title: r.title(), Notes: r.notes(), X: "requests in flight, per job", Panels: []plot.Panel{rates, times}}
 }
 
 // addPoint gives the line of that name a point, in the order of workloads.
@@ -72,9 +72,12 @@ func (r *benchRun) title() string {
 	return strings.Join(names, ", ") + ": " + way
 }
 
-func (r *benchRun) note() string {
-	return fmt.Sprintf("%s, %d cores, %s, load %.2f to %.2f, rnbd %s, %s",
-		cpuModel(), runtime.NumCPU(), kernelVersion(), r.loadBefore, r.loadAfter, versionString(), r.start.UTC().Format(time.DateOnly))
+// notes say where the figures come from.
+func (r *benchRun) notes() []string {
+	return []string{
+		fmt.Sprintf("%s, %d cores, %s", cpuModel(), runtime.NumCPU(), kernelVersion()),
+		fmt.Sprintf("load average %.2f before, %.2f after, rnbd %s, %s", r.loadBefore, r.loadAfter, versionString(), r.start.UTC().Format(time.DateOnly)),
+	}
 }
 
 // metric is a number with the prefix that suits it.

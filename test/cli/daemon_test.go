@@ -25,21 +25,33 @@ type result struct {
 	took     time.Duration
 }
 
-// rnbd runs a command on the client c.
-func rnbd(t *testing.T, c *lab.Client, args ...string) result {
+// program is the file of rnbd.
+func program(t *testing.T) string {
 	t.Helper()
 	bin, err := lab.Bin()
 	if err != nil {
 		t.Fatal(err)
 	}
+	return filepath.Join(bin, "rnbd")
+}
+
+// rnbd runs a command on the client c.
+func rnbd(t *testing.T, c *lab.Client, args ...string) result {
+	t.Helper()
+	return rnbdAt(t, c.Socket, args...)
+}
+
+// rnbdAt runs a command on the daemon with that socket.
+func rnbdAt(t *testing.T, socket string, args ...string) result {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(bin, "rnbd"), args...)
-	cmd.Env = append(os.Environ(), "RNBD_SOCKET="+c.Socket)
+	cmd := exec.CommandContext(ctx, program(t), args...)
+	cmd.Env = append(os.Environ(), "RNBD_SOCKET="+socket)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	start := time.Now()
-	err = cmd.Run()
+	err := cmd.Run()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)

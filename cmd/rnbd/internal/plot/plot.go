@@ -18,8 +18,8 @@ import (
 // Figure is one picture.
 type Figure struct {
 	Title  string
-	Note   string // a line below the title
-	X      string // label of the horizontal axis
+	Notes  []string // lines below the title
+	X      string   // label of the horizontal axis
 	Panels []Panel
 }
 
@@ -52,32 +52,11 @@ const (
 	panelHeight = 230.0
 	left        = 78.0 // of a panel: marks and label
 	right       = 22.0
-	top         = 78.0 // title and note
+	noteRow     = 18.0
 	bottom      = 56.0 // marks and label
 	legendRow   = 22.0
 	legendItem  = 210.0
 )
-
-const style = `<style>
-svg { --ground: #ffffff; --text: #24292f; --faint: #57606a; --grid: #d8dee4;
-  --c0: #0969da; --c1: #bc4c00; --c2: #1a7f37; --c3: #8250df; --c4: #9a6700; --c5: #bf3989; }
-@media (prefers-color-scheme: dark) {
-svg { --ground: #0d1117; --text: #e6edf3; --faint: #9198a1; --grid: #30363d;
-  --c0: #58a6ff; --c1: #f0883e; --c2: #3fb950; --c3: #bc8cff; --c4: #d9b44a; --c5: #f778ba; }
-}
-.ground { fill: var(--ground); }
-text { font: 12px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: var(--text); }
-.title { font-size: 16px; font-weight: 600; }
-.faint { fill: var(--faint); }
-.grid { stroke: var(--grid); stroke-width: 1; }
-.line { fill: none; stroke-width: 2; stroke-linejoin: round; }
-.dash { stroke-dasharray: 5 4; }
-.dot { stroke: var(--ground); stroke-width: 1; }
-.c0 { --c: var(--c0); } .c1 { --c: var(--c1); } .c2 { --c: var(--c2); }
-.c3 { --c: var(--c3); } .c4 { --c: var(--c4); } .c5 { --c: var(--c5); }
-.line { stroke: var(--c); } .dot { fill: var(--c); }
-</style>
-`
 
 // SVG draws the figure.
 func (f Figure) SVG() []byte {
@@ -85,17 +64,20 @@ func (f Figure) SVG() []byte {
 	width := float64(len(f.Panels)) * (left + panelWidth + right)
 	perRow := max(1, int((width-left)/legendItem))
 	rows := (len(legend) + perRow - 1) / perRow
+	top := 60 + float64(len(f.Notes))*noteRow
 	height := top + panelHeight + bottom + float64(rows)*legendRow
 	d := &drawing{}
 	d.add(`<svg xmlns="http://www.w3.org/2000/svg" width="%g" height="%g" viewBox="0 0 %g %g" role="img">`, width, height, width, height)
 	d.add(`<title>%s</title>`, escape(f.Title))
-	d.WriteString(style)
+	d.WriteString(style())
 	d.add(`<rect class="ground" width="%g" height="%g" rx="6"/>`, width, height)
 	d.text(left, 30, "title", "start", f.Title)
-	d.text(left, 52, "faint", "start", f.Note)
+	for i, n := range f.Notes {
+		d.text(left, 52+float64(i)*noteRow, "faint", "start", n)
+	}
 	x := f.xAxis()
 	for i, p := range f.Panels {
-		d.panel(p, x, f.X, float64(i)*(left+panelWidth+right)+left)
+		d.panel(p, x, f.X, float64(i)*(left+panelWidth+right)+left, top)
 	}
 	for i, l := range legend {
 		d.entry(l, left+float64(i%perRow)*legendItem, top+panelHeight+bottom+float64(i/perRow)*legendRow+4)
@@ -143,8 +125,8 @@ func (d *drawing) text(x, y float64, class, anchor, s string) {
 	d.add(`<text class="%s" x="%.1f" y="%.1f" text-anchor="%s">%s</text>`, class, x, y, anchor, escape(s))
 }
 
-// panel draws p with its frame's left side at x0.
-func (d *drawing) panel(p Panel, x axis, label string, x0 float64) {
+// panel draws p with the upper left corner of its frame at x0 and top.
+func (d *drawing) panel(p Panel, x axis, label string, x0, top float64) {
 	y := p.axis()
 	atX := func(v float64) float64 { return x0 + 10 + x.share(v)*(panelWidth-20) }
 	atY := func(v float64) float64 { return top + panelHeight - y.share(v)*panelHeight }

@@ -16,7 +16,7 @@ var update = flag.Bool("update", false, "rewrite testdata/golden.svg")
 
 func figure() Figure {
 	return Figure{
-		Title: "rnbd0", Note: "CPU <model>, 2 cores & Linux 6.18", X: "requests in flight",
+		Title: "rnbd0", Notes: []string{"CPU <model>, 2 cores & Linux 6.18", "load 0.1"}, X: "requests in flight",
 		Panels: []Panel{
 			{Y: "kIOPS", Format: func(v float64) string { return fmt.Sprintf("%g", v) }, Lines: []Line{
 				{Name: "random reads, 4 KiB", Points: []Point{{1, 6.8}, {4, 17.8}, {16, 33.6}, {64, 58.9}}},
