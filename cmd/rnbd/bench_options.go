@@ -41,8 +41,11 @@ func (o *benchOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.plot, "plot", "", "FILE.svg for curves over depth")
 }
 
-// maxBenchDevices bounds the devices of one measurement.
-const maxBenchDevices = 64
+// Bounds of one measurement.
+const (
+	maxBenchDevices = 64
+	maxBenchMemory  = 4 << 30 // of the requests in flight
+)
 
 // plan checks the options, and makes workloads and the size of them.
 func (o *benchOptions) plan(devices int) (ws []load.Workload, size uint64, err error) {
@@ -54,7 +57,13 @@ func (o *benchOptions) plan(devices int) (ws []load.Workload, size uint64, err e
 			return nil, 0, fmt.Errorf("--size %q: write a number of bytes, or of K, M, G, T", o.size)
 		}
 	}
+	memory := 0
+	for _, w := range ws {
+		memory = max(memory, w.Memory()*devices)
+	}
 	switch {
+	case memory > maxBenchMemory:
+		err = fmt.Errorf("requests in flight of %s are more than %s: choose a smaller --depth, --jobs or --bs, or fewer devices", report.Human(uint64(memory)), report.Human(maxBenchMemory))
 	case devices > maxBenchDevices:
 		err = fmt.Errorf("%d devices are more than %d", devices, maxBenchDevices)
 	case o.time < time.Millisecond:

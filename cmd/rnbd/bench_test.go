@@ -129,6 +129,7 @@ func TestBenchRefuses(t *testing.T) {
 		{"plots of other kinds", []string{path, "--plot", "x.png"}, exitUsage, ".svg"},
 		{"an io mode without a server", []string{path, "--io-mode", "fileio"}, exitUsage, "--server"},
 		{"times that are none", []string{path, "--time", "0s"}, exitUsage, "--time"},
+		{"more in flight than there is memory for", []string{path, "--depth", "4096", "--jobs", "64", "--bs", "1M"}, exitUsage, "256G are more than 4G"},
 		{"no jobs", []string{path, "--jobs", "0"}, exitUsage, "jobs"},
 		{"devices that are too small", []string{path}, exitUsage, "too few for 1m-seqread-d8"},
 		{"more than there is", []string{path, "--size", "1G", "--depth", "1"}, exitUsage, "65536 bytes only"},

@@ -60,6 +60,9 @@ func shortSize(n int) string {
 	return fmt.Sprint(n)
 }
 
+// Memory is what the requests of one device in flight take, in bytes.
+func (w Workload) Memory() int { return w.Jobs * w.Depth * w.largest() }
+
 // largest is the size of the largest requests, smallest that of the smallest.
 func (w Workload) largest() int  { return slices.MaxFunc(w.Blocks, bySize).Bytes }
 func (w Workload) smallest() int { return slices.MinFunc(w.Blocks, bySize).Bytes }
