@@ -156,10 +156,15 @@ func direction(incoming bool) string {
 
 // hostOf is an address without its port, as the text it was if it is none.
 func hostOf(addr string) string {
-	if ap, err := netip.ParseAddrPort(addr); err == nil {
+	text, isGID := strings.CutPrefix(addr, "gid:")
+	switch ap, err := netip.ParseAddrPort(text); {
+	case err != nil:
+		return addr
+	case isGID:
+		return "gid:" + ap.Addr().StringExpanded()
+	default:
 		return ap.Addr().String()
 	}
-	return addr
 }
 
 // pick finds the one of all that id names. The ways to name one are tried in

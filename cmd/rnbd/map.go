@@ -23,9 +23,10 @@ func mapVerbs() []*verb {
 			long: `Map opens DEVICE on the server and makes it a device here.
 
 SERVER is an address, a host name, or the name of a session that is there. It
-and each PATH is one path to the same server, [SRC@]ADDRESS[:PORT][%FABRIC];
-requests are spread over all of them, and go on as long as one is left. With
---session alone an open session is used again.`,
+and each PATH is one path to the same server, [SRC@]ADDRESS[:PORT][%FABRIC],
+where an ADDRESS is an IP address or gid:GID; requests are spread over all of
+them, and go on as long as one is left. With --session alone an open session is
+used again.`,
 			example: `  rnbd map disk.img from 192.0.2.1
   rnbd map vg0/lv1 from 10.0.0.2@10.0.0.1 10.1.0.2@10.1.0.1 ro --loss queue:30s
   rnbd map vg0/lv2 from web1@storage`,

@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -15,6 +14,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // Control returns the daemon's control API. version is what `rnbd version`
@@ -214,24 +214,24 @@ func (s *session) serverHost(paths []*controlpb.Path) string {
 	if len(paths) == 0 {
 		return ""
 	}
-	addr, err := netip.ParseAddrPort(paths[0].Dst)
-	if err != nil {
+	addr, ok := parseDst(paths[0].Dst)
+	if !ok {
 		return ""
 	}
-	return addr.Addr().String()
+	return verbs.AddrString(addr.Addr())
 }
 
 func (s *session) describePath(p rtrs.PathInfo) *controlpb.Path {
 	out := &controlpb.Path{
 		Session: s.name, Id: uint32(p.ID), State: p.State.String(), Fabric: p.Fabric,
-		Device: p.Device, Dst: p.Addr.Dst.String(), Connections: uint32(s.transport.Queues() + 1),
+		Device: p.Device, Dst: verbs.AddrPortString(p.Addr.Dst), Connections: uint32(s.transport.Queues() + 1),
 		RxBytes: p.Stats.ReadBytes, TxBytes: p.Stats.WriteBytes, Inflight: uint64(max(p.Stats.Inflight, 0)),
 		Reconnects: p.Stats.Reconnects, Failovers: p.Stats.Failovers, LatencyNs: uint64(p.Stats.Latency),
 	}
 	out.HcaPort = uint32(p.Port)
-	out.Name = "@" + p.Addr.Dst.Addr().String()
+	out.Name = "@" + verbs.AddrString(p.Addr.Dst.Addr())
 	if p.Src.IsValid() {
-		out.Src = p.Src.String()
+		out.Src = verbs.AddrString(p.Src)
 		out.Name = out.Src + out.Name
 	}
 	if p.Err != nil {

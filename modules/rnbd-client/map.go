@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // MapRequest asks for a device.
@@ -158,7 +159,7 @@ func (c *Client) sessionName(paths []string) (string, error) {
 		return "", err
 	}
 	clean := strings.NewReplacer("/", "-", ".", "-")
-	return clean.Replace(c.cfg.Hostname + "-" + c.token + "@" + p.dst.String()), nil
+	return clean.Replace(c.cfg.Hostname + "-" + c.token + "@" + verbs.AddrPortString(p.dst)), nil
 }
 
 // leave takes d out of its session and closes the session with the last.

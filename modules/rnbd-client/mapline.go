@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // MapLine is what a line written to map_device asks for.
@@ -155,7 +156,7 @@ func parseKernelPath(s string, port uint16) (p pathSpec, err error) {
 	if err != nil {
 		return p, fmt.Errorf("destination %q: %w", dst, err)
 	}
-	if p.src.IsValid() && p.src.Is4() != a.Is4() {
+	if p.src.IsValid() && !verbs.SameFamily(p.src, a) {
 		return p, fmt.Errorf("source and destination are of different families: %w", syscall.EINVAL)
 	}
 	p.dst = netip.AddrPortFrom(a, port)
@@ -174,7 +175,10 @@ func parseKernelAddr(s string) (a netip.Addr, err error) {
 	if err != nil || a.Zone() != "" || !isIP && !a.Is6() {
 		return a, fmt.Errorf("not an address: %w", syscall.EINVAL)
 	}
-	return a.Unmap(), nil // the GID of an IPv4 address is that address mapped
+	if !isIP {
+		return verbs.GID(a), nil
+	}
+	return a.Unmap(), nil
 }
 
 // possibleCPUs is the number of CPUs that the system may ever have, which is

@@ -17,9 +17,9 @@ import (
 // DefaultPort is RNBD's (docs/protocol/rnbd.md).
 const DefaultPort = 1234
 
-// pathSpec is a path as users write it: [src@]dst[:port][%fabric]. IPv6
-// addresses that carry a port stand in brackets. The kernel's "ip:" before an
-// address is accepted, and "," for "@".
+// pathSpec is a path as users write it: [src@]dst[:port][%fabric]. An address
+// is an IP address, or "gid:" and a GID. With a port, IPv6 addresses and GIDs stand
+// in brackets. The kernel's "ip:" before an address is accepted, and "," for "@".
 type pathSpec struct {
 	src    netip.Addr // zero: the system chooses
 	dst    netip.AddrPort
@@ -28,9 +28,9 @@ type pathSpec struct {
 
 // String is the spelling that parsePath reads.
 func (p pathSpec) String() string {
-	s := p.dst.String()
+	s := verbs.AddrPortString(p.dst)
 	if p.src.IsValid() {
-		s = p.src.String() + "@" + s
+		s = verbs.AddrString(p.src) + "@" + s
 	}
 	if p.fabric != "" {
 		s += "%" + p.fabric
@@ -49,36 +49,51 @@ func parsePath(s string) (pathSpec, error) {
 	}
 	dst := rest
 	if i := strings.IndexAny(rest, "@,"); i >= 0 {
-		src, err := netip.ParseAddr(strings.Trim(strings.TrimPrefix(rest[:i], "ip:"), "[]"))
-		if err != nil {
-			return fail("the source is no IP address")
+		var ok bool
+		if p.src, ok = parseAddr(rest[:i]); !ok {
+			return fail("the source is no IP address and no gid:GID")
 		}
-		p.src, dst = src.Unmap(), rest[i+1:]
+		dst = rest[i+1:]
 	}
 	var ok bool
-	if p.dst, ok = parseDst(strings.TrimPrefix(dst, "ip:")); !ok {
-		return fail("the destination is no IP address with an optional port")
+	if p.dst, ok = parseDst(dst); !ok {
+		return fail("the destination is no IP address or gid:GID with an optional port")
 	}
-	if p.src.IsValid() && p.src.Is4() != p.dst.Addr().Is4() {
+	if p.src.IsValid() && !verbs.SameFamily(p.src, p.dst.Addr()) {
 		return fail("source and destination are of different families")
 	}
 	return p, nil
 }
 
+func parseAddr(s string) (netip.Addr, bool) {
+	text, isGID := strings.CutPrefix(s, "gid:")
+	if !isGID {
+		text = strings.TrimPrefix(s, "ip:")
+	}
+	a, err := netip.ParseAddr(strings.Trim(text, "[]"))
+	switch {
+	case err != nil || isGID && a.Is4():
+		return netip.Addr{}, false
+	case isGID:
+		return verbs.GID(a), true
+	}
+	return a.Unmap(), true
+}
+
 func parseDst(s string) (netip.AddrPort, bool) {
-	if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
-		return netip.AddrPortFrom(a.Unmap(), DefaultPort), true
+	if a, ok := parseAddr(s); ok {
+		return netip.AddrPortFrom(a, DefaultPort), true
 	}
 	host, port, ok := cutLast(s, ":")
 	if !ok {
 		return netip.AddrPort{}, false
 	}
-	a, err := netip.ParseAddr(strings.Trim(host, "[]"))
-	n, perr := strconv.ParseUint(port, 10, 16)
-	if err != nil || perr != nil || n == 0 {
+	a, ok := parseAddr(host)
+	n, err := strconv.ParseUint(port, 10, 16)
+	if !ok || err != nil || n == 0 {
 		return netip.AddrPort{}, false
 	}
-	return netip.AddrPortFrom(a.Unmap(), uint16(n)), true
+	return netip.AddrPortFrom(a, uint16(n)), true
 }
 
 func cutLast(s, sep string) (before, after string, found bool) {
@@ -129,9 +144,9 @@ func refused(addrs []rtrs.PathAddr, err error) error {
 	for _, a := range addrs {
 		switch a.Device.Info().Fabric {
 		case "iwarp":
-			return fmt.Errorf("%w (over iwarp; the server of a Linux kernel is reached with %s%%rocev2)", err, a.Dst)
+			return fmt.Errorf("%w (over iwarp; the server of a Linux kernel is reached with %s%%rocev2)", err, verbs.AddrPortString(a.Dst))
 		case "ibverbs":
-			return fmt.Errorf("%w (over ibverbs, because an RDMA device leads there; a server that listens on TCP is reached with %s%%iwarp)", err, a.Dst)
+			return fmt.Errorf("%w (over ibverbs, because an RDMA device leads there; a server that listens on TCP is reached with %s%%iwarp)", err, verbs.AddrPortString(a.Dst))
 		}
 	}
 	return err

@@ -22,6 +22,9 @@ func TestParsePath(t *testing.T) {
 		{"fe80::1", "", "[fe80::1]:1234", ""},
 		{"[fe80::1]:9%iwarp", "", "[fe80::1]:9", "iwarp"},
 		{"::2@[::1]:9", "::2", "[::1]:9", ""},
+		{"gid:fe80::1", "", "[fe80::1%gid:]:1234", ""},
+		{"gid:fe80::2@gid:[fe80::1]:9%ibverbs", "fe80::2%gid:", "[fe80::1%gid:]:9", "ibverbs"},
+		{"gid:::ffff:10.0.0.1", "", "[::ffff:10.0.0.1%gid:]:1234", ""},
 	} {
 		p, err := parsePath(c.in)
 		if err != nil {
@@ -35,8 +38,12 @@ func TestParsePath(t *testing.T) {
 		if want := (pathSpec{src, netip.MustParseAddrPort(c.dst), c.fabric}); p != want {
 			t.Errorf("%s: got %+v, want %+v", c.in, p, want)
 		}
+		if again, err := parsePath(p.String()); err != nil || again != p {
+			t.Errorf("%s is spelled %s, which is %+v, %v", c.in, p, again, err)
+		}
 	}
-	for _, in := range []string{"", "host", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1%", "@10.0.0.1", "::1@10.0.0.1", "10.0.0.1:x", "1.2.3.4@", "10.0.0.1@10.0.0.2@10.0.0.3"} {
+	for _, in := range []string{"", "host", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1%", "@10.0.0.1", "::1@10.0.0.1", "10.0.0.1:x", "1.2.3.4@", "10.0.0.1@10.0.0.2@10.0.0.3",
+		"gid:10.0.0.1", "gid:ip:fe80::1", "gid:", "fe80::2@gid:fe80::1", "gid:fe80::2@fe80::1"} {
 		if p, err := parsePath(in); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%q: got %+v, %v; want EINVAL", in, p, err)
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // spelling is one of the two generations of control files that the kernel's
@@ -35,17 +35,15 @@ var (
 	older = spelling{
 		policy:   "mp_policy",
 		addUsage: "Usage: echo [<source addr>,]<destination addr> > add_path\n\n*addr ::= [ ip:<ipv4|ipv6> | gid:<gid> ]",
-		name:     func(_ *session, p rtrs.PathInfo) string { return addrName(p.Addr.Dst.Addr()) },
+		name:     func(_ *session, p rtrs.PathInfo) string { return verbs.TreeString(p.Addr.Dst.Addr()) },
 		stats:    olderPathStats,
 	}
 )
 
-func addrName(a netip.Addr) string { return "ip:" + a.Unmap().String() }
-
 // pathName is SRC@DST. The fabric is added where it is not that of the
 // session's first path.
 func pathName(s *session, p rtrs.PathInfo) string {
-	name := addrName(p.Src) + "@" + addrName(p.Addr.Dst.Addr())
+	name := verbs.TreeString(p.Src) + "@" + verbs.TreeString(p.Addr.Dst.Addr())
 	if p.Fabric != s.fabric {
 		name += "%" + p.Fabric
 	}
@@ -183,8 +181,8 @@ func pathFiles(s *session, id int, sp *spelling) ctltree.Node {
 		"remove_path": one("Usage: echo 1 > remove_path", bounded(s.transport.RemovePath)),
 		"hca_name":    show(func(p rtrs.PathInfo) string { return p.Device }),
 		"hca_port":    show(func(p rtrs.PathInfo) string { return strconv.Itoa(p.Port) }),
-		"src_addr":    show(func(p rtrs.PathInfo) string { return addrName(p.Src) }),
-		"dst_addr":    show(func(p rtrs.PathInfo) string { return addrName(p.Addr.Dst.Addr()) }),
+		"src_addr":    show(func(p rtrs.PathInfo) string { return verbs.TreeString(p.Src) }),
+		"dst_addr":    show(func(p rtrs.PathInfo) string { return verbs.TreeString(p.Addr.Dst.Addr()) }),
 		"cur_latency": show(func(p rtrs.PathInfo) string { return fmt.Sprintf("%d ns", p.Stats.Latency.Nanoseconds()) }),
 		"stats":       sp.stats(s, id),
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // Control returns the daemon's control API. version is what `rnbd version`
@@ -123,10 +124,10 @@ func (s *session) describe() *controlpb.Session {
 	for _, p := range paths {
 		out.Paths = append(out.Paths, &controlpb.Path{
 			Session: s.name, Id: uint32(p.ID), State: p.State.String(), Fabric: p.Fabric, Device: p.Device,
-			Src: p.Client.String(), Dst: p.Server.String(), Connections: uint32(p.Conns),
+			Src: verbs.AddrPortString(p.Client), Dst: verbs.AddrPortString(p.Server), Connections: uint32(p.Conns),
 			RxBytes: p.Stats.WriteBytes, TxBytes: p.Stats.ReadBytes, Inflight: uint64(max(p.Stats.Inflight, 0)),
 			LatencyNs: uint64(p.Stats.Latency), HcaPort: uint32(p.Port), ChangingKeys: p.ChangingKeys,
-			Name: p.Client.Addr().String() + "@" + p.Server.Addr().String(),
+			Name: verbs.AddrString(p.Client.Addr()) + "@" + verbs.AddrString(p.Server.Addr()),
 		})
 	}
 	return out
@@ -134,7 +135,7 @@ func (s *session) describe() *controlpb.Session {
 
 // madeUp matches the names that our clients give to sessions:
 // HOST-TOKEN@ADDRESS:PORT with dots replaced.
-var madeUp = regexp.MustCompile(`^(.+)-[0-9a-f]{4}@[][0-9a-fA-F:-]+:[0-9]+$`)
+var madeUp = regexp.MustCompile(`^(.+)-[0-9a-f]{4}@(?:gid:)?[][0-9a-fA-F:-]+:[0-9]+$`)
 
 // clientHost names the client of a session: by custom a session is called
 // client@server; else it is the client's address.
@@ -148,7 +149,7 @@ func clientHost(session string, paths []rtrs.SrvPathInfo) string {
 	if len(paths) == 0 {
 		return ""
 	}
-	return paths[0].Client.Addr().String()
+	return verbs.AddrString(paths[0].Client.Addr())
 }
 
 func hostname() string {

@@ -13,6 +13,7 @@ func TestClientHostIsTakenFromTheSessionsName(t *testing.T) {
 		"web1-3fa2@10-0-0-1:1234":    "web1",
 		"web1-3fa2@[fd00--1]:1234":   "web1",
 		"web1-3fa2@[fd00::1]:1234":   "web1",
+		"web1-3fa2@gid:[fd00::1]:99": "web1",
 		"web1@storage2":              "web1",
 		"web1-3fa2@storage2":         "web1-3fa2",
 		"demo":                       "10.0.0.2",

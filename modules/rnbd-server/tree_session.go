@@ -4,13 +4,13 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strconv"
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // spelling is one of the two generations of control files that the kernel's
@@ -23,17 +23,15 @@ type spelling struct {
 var (
 	today = spelling{name: pathName, stats: pathStats}
 	older = spelling{
-		name:  func(_ *session, p rtrs.SrvPathInfo) string { return addrName(p.Client.Addr()) },
+		name:  func(_ *session, p rtrs.SrvPathInfo) string { return verbs.TreeString(p.Client.Addr()) },
 		stats: olderPathStats,
 	}
 )
 
-func addrName(a netip.Addr) string { return "ip:" + a.Unmap().String() }
-
 // pathName is CLIENT@SERVER. The fabric is added where it is not that of the
 // session's first path.
 func pathName(s *session, p rtrs.SrvPathInfo) string {
-	name := addrName(p.Client.Addr()) + "@" + addrName(p.Server.Addr())
+	name := verbs.TreeString(p.Client.Addr()) + "@" + verbs.TreeString(p.Server.Addr())
 	if p.Fabric != s.fabric {
 		name += "%" + p.Fabric
 	}
@@ -102,8 +100,8 @@ func pathFiles(s *session, id int, sp *spelling) ctltree.Node {
 		"disconnect": digit("1", "Usage: echo 1 > disconnect", func(context.Context) error { return s.transport.DisconnectPath(id) }),
 		"hca_name":   show(func(p rtrs.SrvPathInfo) string { return p.Device }),
 		"hca_port":   show(func(p rtrs.SrvPathInfo) string { return strconv.Itoa(p.Port) }),
-		"src_addr":   show(func(p rtrs.SrvPathInfo) string { return addrName(p.Client.Addr()) }),
-		"dst_addr":   show(func(p rtrs.SrvPathInfo) string { return addrName(p.Server.Addr()) }),
+		"src_addr":   show(func(p rtrs.SrvPathInfo) string { return verbs.TreeString(p.Client.Addr()) }),
+		"dst_addr":   show(func(p rtrs.SrvPathInfo) string { return verbs.TreeString(p.Server.Addr()) }),
 		"stats":      sp.stats(s, id),
 	}
 }

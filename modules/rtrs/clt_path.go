@@ -25,10 +25,11 @@ type PathAddr struct {
 }
 
 func (a PathAddr) String() string {
+	dst := verbs.AddrPortString(a.Dst) + "%" + a.Device.Info().Fabric
 	if !a.Src.IsValid() {
-		return fmt.Sprintf("%s%%%s", a.Dst, a.Device.Info().Fabric)
+		return dst
 	}
-	return fmt.Sprintf("%s@%s%%%s", a.Src, a.Dst, a.Device.Info().Fabric)
+	return verbs.AddrString(a.Src) + "@" + dst
 }
 
 // path is one way to the server. From its first connection on it is run by one
@@ -274,6 +275,9 @@ func (p *path) adopt(l *link) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.current, p.lastSrc, p.lastDev = l, l.conns[0].qp.LocalAddr().Addr(), l.dev.dev
+	if verbs.IsGID(p.addr.Dst.Addr()) { // and the fabric may use the IP addresses that the GIDs are
+		p.lastSrc = verbs.GID(p.lastSrc)
+	}
 	return nil
 }
 

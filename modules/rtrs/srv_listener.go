@@ -206,7 +206,7 @@ func (s *Server) onConnRequest(dev verbs.Device, req verbs.ConnRequest) {
 	if err == nil {
 		return
 	}
-	s.log.Warn("rtrs: connection refused", "client", req.RemoteAddr(), "server", req.LocalAddr(), "err", err)
+	s.log.Warn("rtrs: connection refused", "client", verbs.AddrPortString(req.RemoteAddr()), "server", verbs.AddrPortString(req.LocalAddr()), "err", err)
 	var rsp [rtrswire.ConnRspLen]byte
 	rtrswire.ConnRsp(rsp[:]).Put(&rtrswire.ConnRspFields{Errno: int16(-ErrnoOf(err))})
 	if err := req.Reject(rsp[:]); err != nil {
@@ -222,7 +222,7 @@ func (s *Server) accept(dev verbs.Device, req verbs.ConnRequest) error {
 		return protocolErrorf("%v", err)
 	}
 	if s.cfg.Admit != nil && !s.cfg.Admit(req.RemoteAddr()) {
-		return fmt.Errorf("client %s is not admitted: %w", req.RemoteAddr(), syscall.EACCES)
+		return fmt.Errorf("client %s is not admitted: %w", verbs.AddrPortString(req.RemoteAddr()), syscall.EACCES)
 	}
 	f := m.Fields()
 	sess, err := s.sessionFor(&f)

@@ -394,5 +394,5 @@ func (p *srvPath) details() PathDetails {
 
 // log writes one line about the path.
 func (p *srvPath) log(msg string, args ...any) {
-	p.sess.srv.log.Info(msg, append([]any{"session", p.sess.Name(), "client", p.client, "server", p.server}, args...)...)
+	p.sess.srv.log.Info(msg, append([]any{"session", p.sess.Name(), "client", verbs.AddrPortString(p.client), "server", verbs.AddrPortString(p.server)}, args...)...)
 }

@@ -199,7 +199,7 @@ func (s *SrvSession) pathFor(dev verbs.Device, req verbs.ConnRequest, f *rtrswir
 	case count >= rtrswire.MaxPaths:
 		return nil, protocolErrorf("the session has %d paths already", count)
 	case taken:
-		return nil, fmt.Errorf("the session has a path from %s to %s already: %w", req.RemoteAddr().Addr(), req.LocalAddr().Addr(), syscall.EEXIST)
+		return nil, fmt.Errorf("the session has a path from %s to %s already: %w", verbs.AddrString(req.RemoteAddr().Addr()), verbs.AddrString(req.LocalAddr().Addr()), syscall.EEXIST)
 	}
 	p, err := newSrvPath(s, dev, req, f)
 	if err != nil {

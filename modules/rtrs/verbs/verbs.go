@@ -74,7 +74,7 @@ type DeviceRequest interface {
 	Device() Device
 }
 
-// ConnectParams are the arguments of Device.Connect.
+// ConnectParams are the arguments of Device.Connect. Addresses may be GIDs.
 type ConnectParams struct {
 	Src     netip.Addr // zero: chosen by the system
 	Dst     netip.AddrPort

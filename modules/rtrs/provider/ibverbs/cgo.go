@@ -21,6 +21,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // Types of the C side. They have aliases because cgo's names are of one file.
@@ -55,20 +57,20 @@ func bytePointer(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.SliceData(b))
 
 // toC makes an address for C; the zero Addr has family 0.
 func toC(a netip.AddrPort) (c C.struct_rv_addr) {
-	addr := a.Addr().Unmap()
+	addr := a.Addr()
 	c.port = C.uint16_t(a.Port())
 	switch {
-	case addr.Is4():
+	case verbs.IsGID(addr):
+		c.family = unix.AF_IB
+	case addr.Unmap().Is4():
+		addr = addr.Unmap()
 		c.family = unix.AF_INET
-		for i, b := range addr.As4() {
-			c.ip[i] = C.uint8_t(b)
-		}
 	case addr.Is6():
 		c.family = unix.AF_INET6
 		c.scope = C.uint32_t(scopeOf(addr.Zone()))
-		for i, b := range addr.As16() {
-			c.ip[i] = C.uint8_t(b)
-		}
+	}
+	for i, b := range addr.AsSlice() {
+		c.ip[i] = C.uint8_t(b)
 	}
 	return c
 }
@@ -102,6 +104,8 @@ func fromC(c *C.struct_rv_addr) netip.AddrPort {
 			addr = addr.WithZone(zone)
 		}
 		return netip.AddrPortFrom(addr, uint16(c.port))
+	case unix.AF_IB:
+		return netip.AddrPortFrom(verbs.GID(netip.AddrFrom16(ip)), uint16(c.port))
 	}
 	return netip.AddrPort{}
 }

@@ -1,8 +1,10 @@
 //go:build linux && cgo && ibverbs
 
 #include "sym.h"
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <infiniband/ib.h>
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,9 +45,10 @@ int rv_next_event(struct rdma_event_channel *ch, struct rv_event *out)
 	return result(rv.rdma_ack_cm_event(e));
 }
 
-int rv_create_id(struct rdma_event_channel *ch, uint64_t handle, struct rdma_cm_id **out)
+int rv_create_id(struct rdma_event_channel *ch, uint64_t handle, int family, struct rdma_cm_id **out)
 {
-	return result(rv.rdma_create_id(ch, out, (void *)(uintptr_t)handle, RDMA_PS_TCP));
+	enum rdma_port_space space = family == AF_IB ? RDMA_PS_IB : RDMA_PS_TCP;
+	return result(rv.rdma_create_id(ch, out, (void *)(uintptr_t)handle, space));
 }
 
 void rv_adopt_id(struct rdma_cm_id *id, uint64_t handle) { id->context = (void *)(uintptr_t)handle; }
@@ -73,7 +76,21 @@ static void from_sockaddr(struct rv_addr *to, struct sockaddr *from)
 		to->port = ntohs(in6->sin6_port);
 		to->scope = in6->sin6_scope_id;
 		memcpy(to->ip, &in6->sin6_addr, 16);
+	} else if (from->sa_family == AF_IB) {
+		struct sockaddr_ib *ib = (struct sockaddr_ib *)from;
+		to->port = be64toh(ib->sib_sid) & RDMA_IB_IP_PORT_MASK;
+		memcpy(to->ip, &ib->sib_addr, 16);
 	}
+}
+
+// The port is the end of a service id, all of whose bits count.
+static void to_sockaddr_ib(struct sockaddr_ib *ib, struct rv_addr *from)
+{
+	ib->sib_family = AF_IB;
+	ib->sib_pkey = htons(0xffff); // the partition that all nodes are in
+	ib->sib_sid = htobe64(RDMA_IB_PS_IB | from->port);
+	ib->sib_sid_mask = htobe64(UINT64_MAX);
+	memcpy(&ib->sib_addr, from->ip, 16);
 }
 
 static struct sockaddr *to_sockaddr(struct sockaddr_storage *to, struct rv_addr *from)
@@ -84,6 +101,8 @@ static struct sockaddr *to_sockaddr(struct sockaddr_storage *to, struct rv_addr 
 		in->sin_family = AF_INET;
 		in->sin_port = htons(from->port);
 		memcpy(&in->sin_addr, from->ip, 4);
+	} else if (from->family == AF_IB) {
+		to_sockaddr_ib((struct sockaddr_ib *)to, from);
 	} else {
 		struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)to;
 		in6->sin6_family = AF_INET6;

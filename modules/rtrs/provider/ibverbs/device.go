@@ -169,11 +169,11 @@ var errNotOurs = errors.New("belongs to another device")
 func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams) ([]byte, error) {
 	q, ok := v.(*qp)
 	if !ok || q.dev != d {
-		return nil, fmt.Errorf("connect to %s: %w", p.Dst, errNotOurs)
+		return nil, fmt.Errorf("connect to %s: %w", verbs.AddrPortString(p.Dst), errNotOurs)
 	}
 	private, err := q.connect(ctx, p)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", p.Dst, err)
+		return nil, fmt.Errorf("connect to %s: %w", verbs.AddrPortString(p.Dst), err)
 	}
 	return private, nil
 }

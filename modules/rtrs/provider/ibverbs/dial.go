@@ -38,24 +38,18 @@ func (q *qp) connect(ctx context.Context, p verbs.ConnectParams) ([]byte, error)
 // established the queue pair is up, by cmEvent.
 func (q *qp) dial(ctx context.Context, p verbs.ConnectParams) ([]byte, error) {
 	f := q.dev.f
-	id, err := f.newID(q)
+	id, err := f.reach(ctx, q, q.answers, p.Src, p.Dst)
 	if err != nil {
 		return nil, err
 	}
 	q.setID(id)
-	if err := id.resolve(ctx, q.answers, p.Src, p.Dst); err != nil {
-		return nil, err
-	}
 	if err := q.dev.connectable(C.rv_id_context(id.id)); err != nil {
 		return nil, err
 	}
 	if err := q.create(id); err != nil {
 		return nil, err
 	}
-	if err := errnoOf(C.rv_resolve_route(id.id, C.int(resolveTimeout.Milliseconds()))); err != nil {
-		return nil, fmt.Errorf("RDMA route: %w", err)
-	}
-	if _, err := q.answers.await(ctx, C.RDMA_CM_EVENT_ROUTE_RESOLVED); err != nil {
+	if err := id.route(ctx, q.answers); err != nil {
 		return nil, err
 	}
 	q.setAddrs(id)

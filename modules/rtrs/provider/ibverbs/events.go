@@ -10,11 +10,15 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"strings"
 	"syscall"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // event is one of the connection manager, copied.
@@ -47,9 +51,11 @@ type cmID struct {
 	sink   sink // guarded by Fabric.mu
 }
 
-func (f *Fabric) newID(s sink) (*cmID, error) {
+// newID makes an identifier for addresses of addr's family.
+func (f *Fabric) newID(s sink, addr netip.Addr) (*cmID, error) {
 	i := f.register(s)
-	if err := errnoOf(C.rv_create_id(f.channel, C.uint64_t(i.handle), &i.id)); err != nil {
+	family := toC(netip.AddrPortFrom(addr, 0)).family
+	if err := errnoOf(C.rv_create_id(f.channel, C.uint64_t(i.handle), family, &i.id)); err != nil {
 		f.forget(i)
 		return nil, fmt.Errorf("make a connection identifier: %w", err)
 	}
@@ -104,17 +110,69 @@ func (i *cmID) remoteAddr() netip.AddrPort {
 	return fromC(&a)
 }
 
+// reach returns an identifier that is bound to the device that leads from src to
+// dst. Over Ethernet Linux finds no route for a GID (ENODEV): there its IP address
+// is taken.
+func (f *Fabric) reach(ctx context.Context, s sink, w waiter, src netip.Addr, dst netip.AddrPort) (*cmID, error) {
+	id, err := f.resolve(ctx, s, w, src, dst)
+	if !verbs.IsGID(dst.Addr()) || err == nil && id.linkLayer() == "InfiniBand" {
+		return id, err
+	}
+	if err == nil {
+		id.destroy()
+	}
+	p, ipErr := verbs.ConnectParams{Src: src, Dst: dst}.IP()
+	if ipErr == nil {
+		id, ipErr = f.resolve(ctx, s, w, p.Src, p.Dst)
+	}
+	if err != nil && ipErr != nil {
+		return nil, fmt.Errorf("on InfiniBand: %w; on Ethernet: %w", err, ipErr)
+	}
+	return id, ipErr
+}
+
+func (f *Fabric) resolve(ctx context.Context, s sink, w waiter, src netip.Addr, dst netip.AddrPort) (*cmID, error) {
+	id, err := f.newID(s, dst.Addr())
+	if err != nil {
+		return nil, err
+	}
+	if err := id.resolve(ctx, w, src, dst); err != nil {
+		id.destroy()
+		return nil, err
+	}
+	return id, nil
+}
+
+// linkLayer is "InfiniBand" or "Ethernet"; empty where the system does not tell.
+func (i *cmID) linkLayer() string {
+	d, err := i.f.deviceOf(C.rv_id_context(i.id))
+	if err != nil {
+		return ""
+	}
+	text, _ := os.ReadFile(fmt.Sprintf("/sys/class/infiniband/%s/ports/%d/link_layer", d.info.Name, C.rv_id_port_num(i.id)))
+	return strings.TrimSpace(string(text))
+}
+
 // resolve finds the device and the way to dst.
 func (i *cmID) resolve(ctx context.Context, w waiter, src netip.Addr, dst netip.AddrPort) error {
 	s, d := toC(netip.AddrPortFrom(src, 0)), toC(dst)
 	err := errnoOf(C.rv_resolve_addr(i.id, &s, &d, C.int(resolveTimeout.Milliseconds())))
 	switch {
 	case errors.Is(err, syscall.ENODEV):
-		return fmt.Errorf("%w has the address %s: %w", ErrNoDevice, orDestination(src, dst.Addr()), err)
+		return fmt.Errorf("%w has the address %s: %w", ErrNoDevice, verbs.AddrString(orDestination(src, dst.Addr())), err)
 	case err != nil:
 		return fmt.Errorf("resolve: %w", err)
 	}
 	_, err = w.await(ctx, C.RDMA_CM_EVENT_ADDR_RESOLVED)
+	return err
+}
+
+// route finds the route to the address that was resolved.
+func (i *cmID) route(ctx context.Context, w waiter) error {
+	if err := errnoOf(C.rv_resolve_route(i.id, C.int(resolveTimeout.Milliseconds()))); err != nil {
+		return fmt.Errorf("RDMA route: %w", err)
+	}
+	_, err := w.await(ctx, C.RDMA_CM_EVENT_ROUTE_RESOLVED)
 	return err
 }
 

@@ -165,7 +165,7 @@ const resolveTimeout = 2 * time.Second
 func (f *Fabric) DeviceFor(ctx context.Context, src, dst netip.Addr) (verbs.Device, error) {
 	d, err := f.deviceFor(ctx, src, dst)
 	if err != nil {
-		return nil, fmt.Errorf("find the RDMA device for %s: %w", dst, err)
+		return nil, fmt.Errorf("find the RDMA device for %s: %w", verbs.AddrString(dst), err)
 	}
 	return d, nil
 }
@@ -175,14 +175,11 @@ func (f *Fabric) deviceFor(ctx context.Context, src, dst netip.Addr) (*Device, e
 		return nil, err
 	}
 	w := waiter(make(chan event, 4))
-	id, err := f.newID(w)
+	id, err := f.reach(ctx, w, w, src, netip.AddrPortFrom(dst, 1))
 	if err != nil {
 		return nil, err
 	}
 	defer id.destroy()
-	if err := id.resolve(ctx, w, src, netip.AddrPortFrom(dst, 1)); err != nil {
-		return nil, err
-	}
 	return f.deviceOf(C.rv_id_context(id.id))
 }
 

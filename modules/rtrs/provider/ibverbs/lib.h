@@ -122,7 +122,7 @@ int rv_arm(struct rv_cq *cq);
 // ---- connections
 
 struct rv_addr {
-	int family; // AF_INET or AF_INET6
+	int family; // AF_INET, AF_INET6, or AF_IB: ip is the GID
 	uint16_t port;
 	uint32_t scope;
 	uint8_t ip[16];
@@ -141,7 +141,8 @@ int rv_create_channel(struct rdma_event_channel **out);
 int rv_channel_fd(struct rdma_event_channel *ch);
 int rv_next_event(struct rdma_event_channel *ch, struct rv_event *out);
 
-int rv_create_id(struct rdma_event_channel *ch, uint64_t handle, struct rdma_cm_id **out);
+// rv_create_id makes an identifier for addresses of the family.
+int rv_create_id(struct rdma_event_channel *ch, uint64_t handle, int family, struct rdma_cm_id **out);
 void rv_adopt_id(struct rdma_cm_id *id, uint64_t handle);
 void rv_destroy_id(struct rdma_cm_id *id);
 struct ibv_context *rv_id_context(struct rdma_cm_id *id);

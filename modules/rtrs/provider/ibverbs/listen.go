@@ -28,7 +28,7 @@ const softAckTimeout = 20
 
 type listener struct {
 	f     *Fabric
-	id    *cmID
+	ids   []*cmID
 	addr  netip.AddrPort
 	queue chan *request
 
@@ -37,11 +37,11 @@ type listener struct {
 }
 
 // Listen implements verbs.Device. A wildcard address is that of all devices,
-// those to come included.
+// those to come included; that of IPv6 stands for GIDs too.
 func (f *Fabric) Listen(addr netip.AddrPort) (verbs.Listener, error) {
 	l, err := f.listen(addr)
 	if err != nil {
-		return nil, fmt.Errorf("listen at %s: %w", addr, err)
+		return nil, fmt.Errorf("listen at %s: %w", verbs.AddrPortString(addr), err)
 	}
 	return l, nil
 }
@@ -54,25 +54,38 @@ func (f *Fabric) listen(addr netip.AddrPort) (*listener, error) {
 		return nil, err
 	}
 	l := &listener{f: f, queue: make(chan *request, backlog), closed: make(chan struct{})}
-	id, err := f.newID(l)
-	if err != nil {
-		return nil, err
-	}
-	at := toC(addr)
-	err = errnoOf(C.rv_listen(id.id, &at, backlog))
-	if err != nil {
-		id.destroy()
+	if err := l.bind(addr); err != nil {
 		if errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.EADDRNOTAVAIL) {
 			return nil, fmt.Errorf("%w has this address: %w", ErrNoDevice, err)
 		}
 		return nil, err
 	}
-	l.id = id
-	l.addr = netip.AddrPortFrom(addr.Addr(), id.localAddr().Port())
+	l.addr = netip.AddrPortFrom(addr.Addr(), l.ids[0].localAddr().Port())
+	if addr.Addr() == netip.IPv6Unspecified() {
+		gids := netip.AddrPortFrom(verbs.GID(netip.IPv6Unspecified()), l.addr.Port())
+		if err := l.bind(gids); err != nil {
+			f.cfg.Logger.Warn("ibverbs: clients reach this listener by IP address, not by GID", "listener", l.addr, "err", err)
+		}
+	}
 	f.mu.Lock()
 	f.lists[l] = struct{}{}
 	f.mu.Unlock()
 	return l, nil
+}
+
+// bind makes an identifier that listens at addr.
+func (l *listener) bind(addr netip.AddrPort) error {
+	id, err := l.f.newID(l, addr.Addr())
+	if err != nil {
+		return err
+	}
+	at := toC(addr)
+	if err := errnoOf(C.rv_listen(id.id, &at, backlog)); err != nil {
+		id.destroy()
+		return err
+	}
+	l.ids = append(l.ids, id)
+	return nil
 }
 
 // cmEvent takes a request.
@@ -117,7 +130,9 @@ func (l *listener) Close() error {
 		l.f.mu.Lock()
 		delete(l.f.lists, l)
 		l.f.mu.Unlock()
-		l.id.destroy()
+		for _, id := range l.ids {
+			id.destroy()
+		}
 		for {
 			select {
 			case r := <-l.queue:

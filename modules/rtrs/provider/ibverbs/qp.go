@@ -290,7 +290,8 @@ func (q *qp) goUp() bool {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.dev.f.cfg.Logger.Info("ibverbs: connection up", "device", q.dev.info.Name, "local", q.local, "remote", q.remote, "qpn", q.num)
+	q.dev.f.cfg.Logger.Info("ibverbs: connection up", "device", q.dev.info.Name,
+		"local", verbs.AddrPortString(q.local), "remote", verbs.AddrPortString(q.remote), "qpn", q.num)
 	return true
 }
 

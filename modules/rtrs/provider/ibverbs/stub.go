@@ -24,7 +24,7 @@ func Open(cfg Config) *Fabric {
 
 // DeviceFor implements verbs.Chooser.
 func (f *Fabric) DeviceFor(_ context.Context, _, dst netip.Addr) (verbs.Device, error) {
-	return nil, fmt.Errorf("reach %s: %w", dst, ErrNotBuilt)
+	return nil, fmt.Errorf("reach %s: %w", verbs.AddrString(dst), ErrNotBuilt)
 }
 
 // AllocPD implements verbs.Device.

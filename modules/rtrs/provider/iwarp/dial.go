@@ -23,6 +23,10 @@ func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams)
 	if !ok || q.dev != d {
 		return nil, fmt.Errorf("connect to %s: %w", p.Dst, errNotOurs)
 	}
+	p, err := p.IP()
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
 	if len(p.Private) > maxUserData {
 		return nil, fmt.Errorf("connect to %s: %d bytes of private data, at most %d", p.Dst, len(p.Private), maxUserData)
 	}

@@ -28,6 +28,10 @@ type dial struct {
 }
 
 func (d *device) Connect(ctx context.Context, q verbs.QP, p verbs.ConnectParams) ([]byte, error) {
+	p, err := p.IP()
+	if err != nil {
+		return nil, fmt.Errorf("loopback: connect: %w", err)
+	}
 	private, err := d.connect(ctx, q.(*queuePair), p)
 	if err != nil {
 		return nil, fmt.Errorf("loopback: connect to %s: %w", p.Dst, err)

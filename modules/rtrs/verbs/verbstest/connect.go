@@ -62,17 +62,30 @@ func connectPrivateData(t *testing.T, f Fabric) {
 	}
 }
 
-func connectAddresses(t *testing.T, f Fabric) { addresses(t, f, f.Addr) }
+// itself and verbs.GID are how the active end may name addresses.
+func itself(a netip.Addr) netip.Addr { return a }
+
+func connectAddresses(t *testing.T, f Fabric) { addresses(t, f, f.Addr, itself) }
+
+func connectGIDs(t *testing.T, f Fabric) {
+	if f.OwnGIDs {
+		t.Skip("GIDs are no IP addresses here")
+	}
+	addresses(t, f, f.Addr, verbs.GID)
+	if f.Addr6.IsValid() {
+		addresses(t, f, f.Addr6, verbs.GID)
+	}
+}
 
 func connectIPv6(t *testing.T, f Fabric) {
 	if !f.Addr6.IsValid() {
 		t.Skip("no IPv6 here")
 	}
-	addresses(t, f, f.Addr6)
+	addresses(t, f, f.Addr6, itself)
 }
 
 // addresses connects and checks what everybody says about where.
-func addresses(t *testing.T, f Fabric, addr netip.AddrPort) {
+func addresses(t *testing.T, f Fabric, addr netip.AddrPort, as func(netip.Addr) netip.Addr) {
 	p := &pair{t, newEnd(t, f.Client), newEnd(t, f.Server)}
 	client, server := p.client.newQP(1), p.server.newQP(1)
 	l := must(f.Server.Listen(addr))(t)
@@ -89,7 +102,7 @@ func addresses(t *testing.T, f Fabric, addr netip.AddrPort) {
 	if f.Src.IsValid() && f.Src.Is4() == src.Is4() {
 		src = f.Src
 	}
-	params := verbs.ConnectParams{Src: src, Dst: l.Addr()}
+	params := verbs.ConnectParams{Src: as(src), Dst: netip.AddrPortFrom(as(l.Addr().Addr()), l.Addr().Port())}
 	must(f.Client.Connect(patient(t), client, params))(t)
 	check(t, <-done)
 	if local != l.Addr() || server.LocalAddr() != local || client.RemoteAddr() != l.Addr() {

@@ -20,6 +20,9 @@ type Fabric struct {
 	Addr6          netip.AddrPort // the same for IPv6; zero: not supported here
 	Src            netip.Addr     // of the client where it is told to use one; zero: that of Addr
 
+	// OwnGIDs: GIDs are not the devices' IP addresses, as on InfiniBand.
+	OwnGIDs bool
+
 	// VagueErrors: a fault in local memory completes with any error status, as
 	// software in the kernel has it. Otherwise it is the one of the seam.
 	VagueErrors bool
@@ -55,6 +58,7 @@ var cases = []testCase{
 	{"connect carries private data both ways", 0, connectPrivateData},
 	{"connect tells both ends the addresses", 0, connectAddresses},
 	{"connect works over IPv6", 0, connectIPv6},
+	{"an IP address may be named as a GID", 0, connectGIDs},
 	{"reject carries private data", 0, rejectPrivateData},
 	{"connect fails where nobody listens", 0, connectAbsent},
 	{"garbage never reaches accept", 0, garbage},
