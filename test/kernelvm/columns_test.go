@@ -108,6 +108,7 @@ func guest(t testing.TB) *vm.Guest {
 // column is a way for our daemons to run beside the kernel's modules.
 type column struct {
 	fabric string
+	ipv6   bool
 	ours   func(*vm.Guest) place
 	// addresses of our server, our client and the kernel on a link
 	server, client, kernel func(g *vm.Guest, link int) string
@@ -123,8 +124,10 @@ var rocev2 = column{
 	client: func(_ *vm.Guest, link int) string { return secondHostAddr(link) },
 	kernel: func(g *vm.Guest, link int) string { return g.Addr(link) },
 	prepare: func(t testing.TB, g *vm.Guest) {
-		addSecondHostAddrs(t, g)
-		meetNeighbours(t, g)
+		for link := range 2 {
+			addHostAddr(t, g, link, secondHostAddr(link)+"/24")
+			meetNeighbours(t, g, vm.HostAddr(link), secondHostAddr(link))
+		}
 	},
 	cuts: true,
 }
@@ -149,7 +152,8 @@ type cell struct {
 
 func (c cell) String() string {
 	inv := map[bool]string{true: "Y", false: "N"}[c.invalidate]
-	return fmt.Sprintf("%s/%s client, %s server, always_invalidate=%s", c.fabric, c.from, c.to, inv)
+	ip := map[bool]string{true: " on IPv6", false: ""}[c.ipv6]
+	return fmt.Sprintf("%s%s/%s client, %s server, always_invalidate=%s", c.fabric, ip, c.from, c.to, inv)
 }
 
 // bench is a cell at work.
@@ -201,12 +205,10 @@ func (c cell) set(t testing.TB) *bench {
 // meetNeighbours lets the guest find the host's link addresses before it connects. Its
 // rdma_cm asks for them itself, but goes to sleep for 30 s when the answer comes faster
 // than the emulated processor gets around to waiting for it.
-func meetNeighbours(t testing.TB, g *vm.Guest) {
+func meetNeighbours(t testing.TB, g *vm.Guest, addrs ...string) {
 	t.Helper()
-	for link := range 2 {
-		for _, a := range []string{vm.HostAddr(link), secondHostAddr(link)} {
-			g.Run(t, "bash", "-c", `echo > /dev/udp/$0/9; for i in {1..200}; do ip neigh show to $0 | grep -q lladdr && exit; sleep 0.05; done; exit 1`, a)
-		}
+	for _, a := range addrs {
+		g.Run(t, "bash", "-c", `echo > /dev/udp/$0/9; for i in {1..200}; do ip neigh show to $0 | grep -q lladdr && exit; sleep 0.05; done; exit 1`, a)
 	}
 }
 
@@ -214,14 +216,10 @@ func meetNeighbours(t testing.TB, g *vm.Guest) {
 // has a UDP port for itself.
 func secondHostAddr(link int) string { return fmt.Sprintf("10.9.%d.101", link) }
 
-func addSecondHostAddrs(t testing.TB, g *vm.Guest) {
+// addHostAddr gives the host an address on a link; an IPv6 address can be used at once.
+func addHostAddr(t testing.TB, g *vm.Guest, link int, addr string) {
 	t.Helper()
-	for link := range 2 {
-		argv := append(g.InNetns(), "ip", "addr", "replace", secondHostAddr(link)+"/24", "dev", fmt.Sprintf("br%d", link))
-		if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v: %s", argv, err, out)
-		}
-	}
+	run(t, hostPlace{g}, "ip", "addr", "replace", addr, "dev", fmt.Sprintf("br%d", link), "nodad")
 }
 
 // mapDisk maps the server's disk over the given links.

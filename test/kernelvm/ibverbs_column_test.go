@@ -27,6 +27,9 @@ func TestIBVerbs_Matrix(t *testing.T) {
 		t.Run(c.String(), func(t *testing.T) {
 			b := c.set(t)
 			wholeLife(t, b)
+			if c.from == ours && !c.invalidate && !t.Failed() {
+				t.Run("other addresses", func(t *testing.T) { otherAddresses(t, b) })
+			}
 			if c.from == c.to || t.Failed() {
 				return
 			}

@@ -27,8 +27,9 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-func wholeLife(t *testing.T, b *bench) {
-	d := b.mapDisk(t, "rw", fast)
+// fill writes and reads all of a disk, compares it with the server's and returns the sum.
+func fill(t *testing.T, b *bench, d disk) string {
+	t.Helper()
 	sum, err := b.c.Exercise(t.Context(), d, "--seed", "7")
 	if err != nil {
 		t.Fatalf("exercise: %v", err)
@@ -37,6 +38,12 @@ func wholeLife(t *testing.T, b *bench) {
 	if got := b.s.Sum(t); got != sum {
 		t.Errorf("the disk of the server has the sum %s, the client %s", got, sum)
 	}
+	return sum
+}
+
+func wholeLife(t *testing.T, b *bench) {
+	d := b.mapDisk(t, "rw", fast)
+	sum := fill(t, b, d)
 	missing := b.mapping("rw", fast)
 	missing.name = "nowhere"
 	if _, err := b.c.Map(t.Context(), missing); !errors.Is(err, syscall.ENOENT) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -48,7 +49,28 @@ type mapping struct {
 	session, name, access string
 	links                 []int // one path over each
 	to                    server
-	port                  int // default 1234
+	port                  int    // default 1234
+	from                  string // address of the client; empty: its own on the link
+	gid                   bool   // addresses are given as GIDs
+}
+
+// path is the two ends of one over a link, as both clients read them.
+func (m mapping) path(c client, link int) (src, dst string) {
+	if src = m.from; src == "" {
+		src = c.Addr(link)
+	}
+	return m.spell(src), m.spell(m.to.Addr(link))
+}
+
+// spell is an address in the words of control files.
+func (m mapping) spell(addr string) string {
+	switch {
+	case !m.gid:
+		return "ip:" + addr
+	case strings.Contains(addr, ":"):
+		return "gid:" + addr
+	}
+	return "gid:::ffff:" + addr
 }
 
 // disk is a mapped device.
@@ -125,7 +147,8 @@ func (c *kernelClient) Map(ctx context.Context, r mapping) (disk, error) {
 		line += " access_mode=" + r.access
 	}
 	for _, link := range r.links {
-		line += fmt.Sprintf(" path=ip:%s@ip:%s", c.addr(link), r.to.Addr(link))
+		src, dst := r.path(c, link)
+		line += " path=" + src + "@" + dst
 	}
 	if err := c.g.Write("/sys/class/rnbd-client/ctl/map_device", line); err != nil {
 		return disk{}, fmt.Errorf("%s: %w", line, err)
@@ -210,7 +233,7 @@ func (s *ourServer) Start(t testing.TB) {
 	}
 	args := []string{rnbdPath, "server", "run", "--socket", s.socket(), "--search-path", s.dir + "/images"}
 	for link := range 2 {
-		args = append(args, "--listen", fmt.Sprintf("%s://%s:1234", s.fabric, s.addr(link)))
+		args = append(args, "--listen", s.fabric+"://"+net.JoinHostPort(s.addr(link), "1234"))
 	}
 	s.proc = s.at.Start(t, append(args, s.flags...)...)
 	up(t, s.at, s.proc, "server", s.socket())
@@ -306,7 +329,9 @@ func (c *ourClient) cli(ctx context.Context, answer any, args ...string) error {
 func (c *ourClient) Map(ctx context.Context, r mapping) (disk, error) {
 	args := []string{"device", "map", r.name, "from"}
 	for _, link := range r.links {
-		args = append(args, fmt.Sprintf("%s@%s:%d%%%s", c.addr(link), r.to.Addr(link), r.port, c.fabric))
+		src, dst := r.path(c, link)
+		kind, addr, _ := strings.Cut(dst, ":")
+		args = append(args, fmt.Sprintf("%s@%s:[%s]:%d%%%s", src, kind, addr, r.port, c.fabric))
 	}
 	args = append(args, "--session", r.session)
 	if r.access != "" {
