@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -88,27 +89,18 @@ func (b *benchTargets) askServer(ctx context.Context, c *call) {
 	}
 }
 
-// openHere opens devices that this host has. A path is never taken for the name
-// that a mapped device has on its server.
+// openHere opens devices that this host has.
 func (o *benchOptions) openHere(ctx context.Context, c *call, b *benchTargets) error {
-	var inv *inventory
+	ask := sync.OnceValues(func() (*inventory, error) {
+		d, err := connect(ctx, c.cmd, onClient)
+		if err != nil {
+			return nil, err
+		}
+		defer d.close()
+		return d.look(ctx, true)
+	})
 	for _, name := range c.args {
-		known := inv
-		switch {
-		case strings.HasPrefix(name, "/dev/"):
-			known, _ = inventoryOf(ctx, c, inv) // to say more about a node
-		case isLocalPath(name):
-			known = nil
-		default:
-			var err error
-			if known, err = inventoryOf(ctx, c, inv); err != nil {
-				return orLocal(name, err)
-			}
-		}
-		if known != nil {
-			inv = known
-		}
-		t, err := o.openOne(ctx, b, known, name)
+		t, err := o.openOne(ctx, b, ask, name)
 		if err != nil {
 			return fmt.Errorf("bench %s: %w", name, err)
 		}
@@ -121,52 +113,38 @@ func isLocalPath(name string) bool {
 	return strings.HasPrefix(name, "/") || strings.HasPrefix(name, ".")
 }
 
-// orLocal is for who meant a file.
-func orLocal(name string, err error) error {
-	if _, serr := os.Stat(name); serr == nil {
-		return hinted{err, "for the local file write ./" + name}
-	}
-	return err
-}
-
-// inventoryOf asks the daemons, once.
-func inventoryOf(ctx context.Context, c *call, have *inventory) (*inventory, error) {
-	if have != nil {
-		return have, nil
-	}
-	d, err := connect(ctx, c.cmd, onClient)
-	if err != nil {
-		return nil, err
-	}
-	defer d.close()
-	return d.look(ctx, true)
-}
-
-// openOne opens name: a mapped device if inv has it, else a path.
-func (o *benchOptions) openOne(ctx context.Context, b *benchTargets, inv *inventory, name string) (*benchTarget, error) {
-	if inv == nil {
+// openOne opens a mapped device or a path. A path is never taken for the name
+// that a mapped device has on its server: writes would go to the wrong one. The
+// daemon is asked about nodes since it has more to say about its own.
+func (o *benchOptions) openOne(ctx context.Context, b *benchTargets, ask func() (*inventory, error), name string) (*benchTarget, error) {
+	if isLocalPath(name) && !strings.HasPrefix(name, "/dev/") {
 		return o.openFile(ctx, b, name, &benchTarget{})
 	}
-	d, err := inv.device(name, "")
-	if err != nil {
-		if isNotFound(err) && isLocalPath(name) {
-			return o.openFile(ctx, b, name, &benchTarget{})
-		}
-		return nil, orLocal(name, err)
+	inv, err := ask()
+	var d device
+	if err == nil {
+		d, err = inv.device(name, "")
+	}
+	switch {
+	case err == nil && (d.node == name || !isLocalPath(name)):
+		return o.openMapped(ctx, b, inv, d)
+	case isLocalPath(name):
+		return o.openFile(ctx, b, name, &benchTarget{})
+	}
+	if _, serr := os.Stat(name); serr == nil {
+		err = hinted{err, "for the local file write ./" + name}
+	}
+	return nil, err
+}
+
+func (o *benchOptions) openMapped(ctx context.Context, b *benchTargets, inv *inventory, d device) (*benchTarget, error) {
+	if err := o.mayUse(d); err != nil {
+		return nil, err
 	}
 	t := &benchTarget{node: d.mapped.Endpoint, plugin: d.mapped.Frontend, export: d.path}
 	t.Name = d.name
 	if s, err := inv.session(d.session); err == nil {
 		t.describePaths(s.Session)
-	}
-	if d.state != "open" {
-		return nil, fmt.Errorf("it is %s (%s): %w", d.state, d.mapped.LastError, syscall.ENOTCONN)
-	}
-	if o.write && (d.mode == "ro" || d.limits.GetReadOnly()) {
-		return nil, fmt.Errorf("it is mapped read-only: %w", syscall.EROFS)
-	}
-	if o.write && d.mapped.Openers > 0 {
-		return nil, inUse(fmt.Errorf("users that have it open: %d: %w", d.mapped.Openers, syscall.EBUSY))
 	}
 	if d.node != "" {
 		return o.openFile(ctx, b, d.node, t)
@@ -177,6 +155,19 @@ func (o *benchOptions) openOne(ctx context.Context, b *benchTargets, inv *invent
 	}
 	t.Device, t.access = e, "NBD"
 	return t, nil
+}
+
+// mayUse tells why a mapped device cannot be measured.
+func (o *benchOptions) mayUse(d device) error {
+	switch {
+	case d.state != "open":
+		return fmt.Errorf("it is %s (%s): %w", d.state, d.mapped.LastError, syscall.ENOTCONN)
+	case o.write && (d.mode == "ro" || d.limits.GetReadOnly()):
+		return fmt.Errorf("it is mapped read-only: %w", syscall.EROFS)
+	case o.write && d.mapped.Openers > 0:
+		return inUse(fmt.Errorf("users that have it open: %d: %w", d.mapped.Openers, syscall.EBUSY))
+	}
+	return nil
 }
 
 func (o *benchOptions) openFile(ctx context.Context, b *benchTargets, path string, t *benchTarget) (*benchTarget, error) {

@@ -73,7 +73,6 @@ func (p *Pattern) name(got, scratch []byte) string {
 	if string(got) == string(scratch) {
 		return fmt.Sprintf("version %d of the sector at %d", g, s*sector)
 	}
-	p.put(scratch, s, g)
 	same := 0
 	for same < sector && got[same] == scratch[same] {
 		same++

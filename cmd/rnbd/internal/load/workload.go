@@ -102,12 +102,14 @@ func Mixed(depth, jobs int) Workload {
 	}.named()
 }
 
-// kinds are the words for --rw.
-var kinds = []struct {
+// kind is a word for a load.
+type kind struct {
 	name   string
 	reads  int
 	random bool
-}{
+}
+
+var kinds = []kind{
 	{"read", 100, false}, {"write", 0, false}, {"randread", 100, true}, {"randwrite", 0, true}, {"randrw", 50, true},
 }
 
@@ -122,19 +124,12 @@ func KindNames() string {
 
 // Custom makes a workload for each depth; none: those that suit the kind. A
 // block or zipf of 0 is that of the kind.
-func Custom(kind string, block int, zipf float64, depths []int, jobs int) (ws []Workload, err error) {
-	w := Mixed(0, jobs)
-	usual := []int{mixedDepth}
-	if kind != "mixed" {
-		i := slices.IndexFunc(kinds, func(k struct {
-			name   string
-			reads  int
-			random bool
-		}) bool {
-			return k.name == kind
-		})
+func Custom(name string, block int, zipf float64, depths []int, jobs int) (ws []Workload, err error) {
+	w, usual := Mixed(0, jobs), []int{mixedDepth}
+	if name != "mixed" {
+		i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
 		if i < 0 {
-			return nil, fmt.Errorf("%q is no kind of load: use one of %s", kind, KindNames())
+			return nil, fmt.Errorf("%q is no kind of load: use one of %s", name, KindNames())
 		}
 		w = Workload{Reads: kinds[i].reads, Random: kinds[i].random, Blocks: []Block{{4 << 10, 1}}, Jobs: jobs}
 		usual = usualDepths
