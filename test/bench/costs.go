@@ -35,16 +35,18 @@ var waiting = []string{"sched_yield", "nanosleep", "clock_nanosleep"}
 // countTime is how long is counted: some thousand I/Os.
 const countTime = 400 * time.Millisecond
 
-// countAll counts what the library and the front end take for small requests
-// at depth and for large ones.
+// countedLoads are small requests at depth and large ones.
+var countedLoads = []workload{random(true, 32, 1), random(false, 32, 1), sequential(true), sequential(false)}
+
+// countAll counts what the library and the front end take.
 func (s *site) countAll(ctx context.Context) (all []cost, err error) {
 	for _, t := range s.targets {
 		if t.name != direct && t.name != frontEnd {
 			continue
 		}
-		loads := []workload{random(false, 32, 1), random(true, 32, 1), sequential(false), sequential(true)}
+		loads := countedLoads
 		if s.Quick {
-			loads = loads[1:2]
+			loads = loads[:1]
 		}
 		costs, err := s.countLoads(ctx, t, loads)
 		if all = append(all, costs...); err != nil {

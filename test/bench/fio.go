@@ -56,7 +56,7 @@ func (s *site) fioVerify(engine []string) func(context.Context, workload, time.D
 		w.Write = true
 		size := int64(4*w.Depth*w.Block) / int64(w.Jobs)
 		args := append(fioJob(engine, min(size, s.Size/int64(w.Jobs)), w), "--rw="+w.fioMode(), "--numjobs="+strconv.Itoa(w.Jobs),
-			"--offset_increment="+strconv.FormatInt(size, 10), "--verify=crc32c", "--verify_fatal=1", "--do_verify=1")
+			"--offset_increment="+strconv.FormatInt(size, 10), "--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--verify_state_save=0")
 		_, _, err := fio(ctx, d, args)
 		return err
 	}
