@@ -117,7 +117,9 @@ func (s *site) prepare(ctx context.Context, ph phase, r *results, out io.Writer)
 		return ctx.Err()
 	}
 	var err error
-	r.budgets, err = s.countAll(ctx)
+	if r.budgets, err = s.countAll(ctx); err == nil && len(r.budgets) > 0 {
+		err = r.budgets[0].without
+	}
 	if err != nil && ctx.Err() == nil {
 		r.skipped = append(r.skipped, fmt.Sprintf("budgets: %v", err))
 	}
@@ -136,24 +138,7 @@ func (s *site) round(ctx context.Context, n int, r *results) (round, error) {
 			if !s.plan.has(t.name, w) {
 				continue
 			}
-			got, err := s.cell(ctx, t, w)
-			if ctx.Err() != nil {
-				return this, ctx.Err()
-			}
-			k := key{t.name, w.Name}
-			for len(r.samples[k]) < n {
-				r.samples[k] = append(r.samples[k], nil)
-			}
-			if err != nil {
-				r.errors = append(r.errors, fmt.Sprintf("round %d, %s: %v", n+1, t.name, err))
-				continue
-			}
-			r.samples[k] = append(r.samples[k], got)
-			this.Runs++
-			if got.Dropped {
-				this.Dropped++
-			}
-			if err := s.keep(got, t, w, n); err != nil {
+			if err := s.turn(ctx, t, w, n, r, &this); err != nil {
 				return this, err
 			}
 		}
@@ -163,6 +148,29 @@ func (s *site) round(ctx context.Context, n int, r *results) (round, error) {
 	this.LoadAfter = loadAverage()
 	this.Stolen = (stolenAfter - stolen) / max(this.Seconds, 1e-9)
 	return this, nil
+}
+
+// turn adds the sample of one run in round n. A run that fails is noted, and
+// the round goes on.
+func (s *site) turn(ctx context.Context, t *target, w workload, n int, r *results, this *round) error {
+	got, err := s.cell(ctx, t, w)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		r.errors = append(r.errors, fmt.Sprintf("round %d, %s: %v", n+1, t.name, err))
+		return nil
+	}
+	k := key{t.name, w.Name}
+	for len(r.samples[k]) < n {
+		r.samples[k] = append(r.samples[k], nil)
+	}
+	r.samples[k] = append(r.samples[k], got)
+	this.Runs++
+	if got.Dropped {
+		this.Dropped++
+	}
+	return s.keep(got, t, w, n)
 }
 
 // cell is one run of one workload on one target.
