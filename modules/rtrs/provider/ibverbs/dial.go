@@ -76,5 +76,11 @@ func (q *qp) cmEvent(e event) {
 	case C.RDMA_CM_EVENT_DISCONNECTED, C.RDMA_CM_EVENT_DEVICE_REMOVAL, C.RDMA_CM_EVENT_CONNECT_ERROR,
 		C.RDMA_CM_EVENT_UNREACHABLE, C.RDMA_CM_EVENT_REJECTED:
 		q.Disconnect()
+	case C.RDMA_CM_EVENT_ESTABLISHED:
+		// The passive side is up before the peer's last word has come, and the connection
+		// manager sends no word of an end until then, without an error.
+		if !q.is(phaseUp) {
+			go q.tellPeer()
+		}
 	}
 }

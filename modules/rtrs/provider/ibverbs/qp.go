@@ -314,15 +314,20 @@ func (q *qp) Disconnect() {
 // hangUp tells the peer and stops the queue pair, then the owner. Where its
 // creator destroyed it first, nobody is left to be told.
 func (q *qp) hangUp() {
-	q.mu.Lock()
-	destroyed := q.id == nil
-	if !destroyed {
-		C.rv_disconnect(q.id.id)
-	}
-	q.mu.Unlock()
-	if !destroyed {
+	if q.tellPeer() {
 		q.cq.submit(q)
 	}
+}
+
+// tellPeer tells the peer of the end and stops the queue pair, unless it was destroyed.
+func (q *qp) tellPeer() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.id == nil {
+		return false
+	}
+	C.rv_disconnect(q.id.id)
+	return true
 }
 
 // release destroys the library's queue pair: after that the device touches no

@@ -113,6 +113,29 @@ func disconnectReaches(t *testing.T, f Fabric) {
 	}
 }
 
+// disconnectAtOnce: the passive end hangs up when the active one may not know yet that it
+// was accepted.
+func disconnectAtOnce(t *testing.T, f Fabric) {
+	p := &pair{t, newEnd(t, f.Client), newEnd(t, f.Server)}
+	l := must(f.Server.Listen(f.Addr))(t)
+	t.Cleanup(func() { l.Close() })
+	for i := range uint64(10) {
+		client, server := p.client.newQP(i), p.server.newQP(i)
+		done := answerOne(l, func(req verbs.ConnRequest) error {
+			err := req.Accept(server, nil)
+			server.Disconnect()
+			return err
+		})
+		_, err := f.Client.Connect(patient(t), client, verbs.ConnectParams{Dst: l.Addr()})
+		check(t, <-done)
+		p.wait("the ends that were connected to be disconnected", func() bool {
+			return p.server.gone(i) && (err != nil || p.client.gone(i))
+		})
+		client.Destroy()
+		server.Destroy()
+	}
+}
+
 func disconnectConcurrent(t *testing.T, f Fabric) {
 	p := newPair(t, f)
 	var others sync.WaitGroup

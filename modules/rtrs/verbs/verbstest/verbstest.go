@@ -99,6 +99,7 @@ var cases = []testCase{
 	{"disconnect flushes every request once", 0, flushOnce},
 	{"disconnect flushes requests that are not signalled", 0, flushUnsignalled},
 	{"disconnect of either end reaches both", 0, disconnectReaches},
+	{"disconnect right after accept reaches the peer", 0, disconnectAtOnce},
 	{"disconnect may be called by anybody at any time", 0, disconnectConcurrent},
 	{"connections come and go without a trace", 0, noLeak},
 
