@@ -59,11 +59,16 @@ test-kernel: build ## with the Linux kernel as the peer, in a virtual machine (r
 
 test-devices: build ## front ends as block devices, in a virtual machine (root, about 10 minutes)
 	@mkdir -p $(RESULTS)
-	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 35m test/devices
+	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 45m $(if $(RUN),-run '$(RUN)') test/devices
 
-soak: build ## the long form of it
+soak: build tools-for-soak ## the long form of it, about an hour; a part: RUN=TestInGuest/ublk/power
 	@mkdir -p $(RESULTS)
-	@RNBD_KERNEL=1 RNBD_LONG=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 90m test/devices
+	@RNBD_KERNEL=1 RNBD_LONG=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 160m $(if $(RUN),-run '$(RUN)') test/devices
+
+tools-for-soak:
+	@command -v stress-ng >/dev/null || if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends stress-ng >/dev/null; \
+	else echo "not installed, so its test is left out: stress-ng"; fi
 
 test-kernel-full: build ## the long form of it
 	@mkdir -p $(RESULTS)
@@ -109,4 +114,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## what was built
 	@rm -rf $(BIN) .cache bench-results*
 
-.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak test-kernel-full conformance fuzz mutants faults bench bench-report lint man generate tidy release-check clean
+.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak tools-for-soak test-kernel-full conformance fuzz mutants faults bench bench-report lint man generate tidy release-check clean

@@ -12,7 +12,6 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
-	"github.com/rnbd-go/rnbd/test/lab"
 )
 
 // TestGuest is what a guest runs: one stack per front end, and every test on
@@ -29,13 +28,16 @@ func TestGuest(t *testing.T) {
 				run  func(*testing.T, *stack)
 			}{
 				{"data of a block device", testBlockDevice},
-				{"ext4 on a file", testExt4},
-				{"xfs on a file", testXFS},
+				{"file systems", testFileSystems},
 				{"verified I/O of mixed sizes", testMixedSizes},
 				{"discard and partitions", testDiscardAndPartitions},
-				{"plugin killed under load", testPluginKilled},
-				{"client killed under load", testClientKilled},
+				{"growing disk", testGrowing},
+				{"kills under load", testKills},
 				{"client stopped under load", testClientStopped},
+				{"raid over two servers", testRAID},
+				{"files against a model", testModel},
+				{"stress", testStress},
+				{"power cuts", testPowerCuts},
 				{"read-only", testReadOnly},
 				{"unmap while mounted", testUnmapMounted},
 				{"forced unmap under load", testForcedUnmapUnderLoad},
@@ -87,40 +89,6 @@ func testBlockDevice(t *testing.T, s *stack) {
 	if err := s.client.Unmap(d.Name, false); blk.ToErrno(err) != blk.EBUSY {
 		t.Errorf("unmap while open: %v", err)
 	}
-}
-
-// tree is the source that is copied onto file systems.
-func tree(t *testing.T) string { return filepath.Join(lab.Root(), "modules", "rnbd-sdk", "shm") }
-
-func (s *stack) fileSystem(t *testing.T, node, fs string, mkfs, check []string) {
-	t.Helper()
-	run(t, append(mkfs, node)...)
-	dir := t.TempDir()
-	run(t, "mount", "-t", fs, node, dir)
-	run(t, "sh", "-c", "tar -C "+tree(t)+" -cf - . | tar -C "+dir+" -xf -")
-	run(t, "umount", dir)
-	run(t, "mount", "-t", fs, node, dir)
-	run(t, "diff", "-r", tree(t), dir, "-x", "lost+found")
-	run(t, "rm", dir+"/ring.go")
-	run(t, "fstrim", dir)
-	run(t, "umount", dir)
-	run(t, append(check, node)...)
-}
-
-func testExt4(t *testing.T, s *stack) {
-	d, node := s.disk(t, s.image(t, 64<<20))
-	if got := queue(node, "write_cache"); got != "write back" || !d.Limits.WriteCache {
-		t.Errorf("write cache is %q", got)
-	}
-	s.fileSystem(t, node, "ext4", []string{"mkfs.ext4", "-q", "-F"}, []string{"e2fsck", "-f", "-n"})
-}
-
-func testXFS(t *testing.T, s *stack) {
-	if !*long {
-		t.Skip("long form")
-	}
-	_, node := s.disk(t, s.image(t, 310<<20))
-	s.fileSystem(t, node, "xfs", []string{"mkfs.xfs", "-q", "-f"}, []string{"xfs_repair", "-n"})
 }
 
 func testMixedSizes(t *testing.T, s *stack) {
@@ -176,80 +144,6 @@ func blocks(t *testing.T, path string) int64 {
 	var st syscall.Stat_t
 	must(t, syscall.Stat(path, &st))
 	return st.Blocks * 512
-}
-
-// testPluginKilled: users of the disk see a pause and nothing else.
-func testPluginKilled(t *testing.T, s *stack) {
-	kills := 3
-	if *long {
-		kills = 20
-	}
-	d, node := s.disk(t, s.image(t, 64<<20))
-	end := load(node)
-	for i := range kills {
-		time.Sleep(time.Duration(500+700*i%1000) * time.Millisecond)
-		before, err := s.client.Plugin(s.plugin)
-		must(t, err)
-		s.killPlugin(t)
-		eventually(t, "the next process", func() bool {
-			p, err := s.client.Plugin(s.plugin)
-			return err == nil && p.Pid != 0 && p.Pid != before.Pid
-		})
-	}
-	if err := end(); err != nil {
-		t.Errorf("users saw it: %v", err)
-	}
-	if now, err := s.client.Device(d.Name); err != nil || now.Endpoint != node {
-		t.Errorf("the disk is at %q, %v; want %s", now.GetEndpoint(), err, node)
-	}
-}
-
-// load writes and verifies, one pass after another, until it is told to end;
-// the error is of the first pass that failed.
-func load(node string) (end func() error) {
-	size := "2m"
-	if *long {
-		size = "64m"
-	}
-	ended := make(chan error, 1)
-	stop := make(chan struct{})
-	go func() {
-		for {
-			if _, err := attempt(fio(node, "--rw=randwrite", "--bs=4k", "--size="+size)...); err != nil {
-				ended <- err
-				return
-			}
-			select {
-			case <-stop:
-				ended <- nil
-				return
-			default:
-			}
-		}
-	}()
-	return func() error {
-		close(stop)
-		return <-ended
-	}
-}
-
-// testClientKilled: the next daemon serves the disk again by itself.
-func testClientKilled(t *testing.T, s *stack) {
-	d, node := s.disk(t, s.image(t, 64<<20))
-	end := load(node)
-	time.Sleep(time.Second)
-	must(t, s.client.Kill())
-	if _, err := os.Stat("/sys/block/" + filepath.Base(node)); err != nil {
-		t.Errorf("the disk went with the daemon: %v", err)
-	}
-	must(t, s.client.Start())
-	eventually(t, "the disk is served again", func() bool {
-		now, err := s.client.Device(d.Name)
-		return err == nil && now.Endpoint == node && now.State == "open"
-	})
-	if err := end(); err != nil {
-		t.Errorf("users saw it: %v", err)
-	}
 }
 
 func testReadOnly(t *testing.T, s *stack) {

@@ -2,8 +2,9 @@
 // ublk and nbd with the kernel's drivers, in a guest of package vm.
 //
 //	make test-devices                       the short form
-//	make soak                               with what takes long
-//	RNBD_KERNEL=1 go test -run TestInGuest/ublk -v .
+//	make soak                               with what takes long: an hour
+//	make soak RUN=TestInGuest/ublk/power    a part of it
+//	RNBD_KERNEL=1 go test -run TestInGuest/nbd/raid -v .
 //
 // The test binary plays both parts: on the host it boots the guest and runs
 // itself there, in the guest (-guest) it runs server and client daemons and

@@ -3,6 +3,7 @@ package devices
 import (
 	"context"
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,6 +43,14 @@ var frontends = []struct {
 	{"nbd", []string{"nbd"}},
 }
 
+// limit bounds the tests of one guest. A quiet machine needs a third of it.
+func limit() time.Duration {
+	if *long {
+		return 75 * time.Minute
+	}
+	return 18 * time.Minute
+}
+
 // TestInGuest boots a guest per front end and has it run TestGuest.
 func TestInGuest(t *testing.T) {
 	if *inGuest {
@@ -59,18 +68,14 @@ func TestInGuest(t *testing.T) {
 	dir := filepath.Join(lab.Root(), "test", "devices")
 	for _, fe := range frontends {
 		t.Run(fe.name, func(t *testing.T) {
-			g := vm.Boot(t, vm.Config{MemMiB: 2048, Modules: append([]string{"loop", "ext4", "xfs"}, fe.modules...)})
-			limit := 15 * time.Minute // an idle machine needs a fifth of it
-			args := []string{"sh", "-c", `cd "$0" && exec "$@"`, dir, binary, "-guest", "-bin", programs,
-				"-test.v", "-test.run", "^TestGuest$/^" + fe.name + "$"}
-			if *long {
-				limit = 40 * time.Minute
-				args = append(args, "-long", "-test.timeout", limit.String())
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			g := vm.Boot(t, vm.Config{MemMiB: 3072, Modules: append([]string{"loop", "ext4", "xfs"}, fe.modules...)})
+			ctx, cancel := context.WithTimeout(t.Context(), limit()+time.Minute)
 			defer cancel()
-			out, err := g.Try(ctx, args...)
-			report(t, out)
+			out, err := g.Try(ctx, "sh", "-c", `cd "$0" && exec "$@"`, dir, binary, "-guest", "-bin", programs, fmt.Sprintf("-long=%v", *long),
+				"-test.v", "-test.parallel", "4", "-test.timeout", limit().String(), "-test.run", guestTests(fe.name))
+			if report(t, out) == 0 {
+				t.Errorf("no test ran in the guest")
+			}
 			if err != nil && !t.Failed() {
 				t.Errorf("tests in the guest: %v", err)
 			}
@@ -78,14 +83,26 @@ func TestInGuest(t *testing.T) {
 	}
 }
 
-// report makes the guest's verdicts tests of their own, with their output.
-func report(t *testing.T, out string) {
+// guestTests is what -test.run asks of the guest: TestInGuest/ublk/cuts here is
+// TestGuest/ublk/cuts there.
+func guestTests(frontend string) string {
+	all := "^TestGuest$/^" + frontend + "$"
+	if parts := strings.SplitN(flag.Lookup("test.run").Value.String(), "/", 3); len(parts) == 3 {
+		return all + "/" + parts[2]
+	}
+	return all
+}
+
+// report makes the guest's verdicts tests of their own, with their output, and
+// returns how many there were.
+func report(t *testing.T, out string) (verdicts int) {
 	t.Log(out)
 	for _, line := range strings.Split(out, "\n") {
 		f := strings.Fields(line)
 		if len(f) < 3 || f[0] != "---" || strings.Count(f[2], "/") < 2 {
 			continue
 		}
+		verdicts++
 		name := strings.SplitN(f[2], "/", 3)[2]
 		switch f[1] {
 		case "PASS:":
@@ -96,4 +113,5 @@ func report(t *testing.T, out string) {
 			t.Run(name, func(t *testing.T) { t.Skip("skipped in the guest, see its output") })
 		}
 	}
+	return verdicts
 }

@@ -19,7 +19,6 @@ import (
 type stack struct {
 	t        *testing.T
 	frontend string
-	plugin   string // the front end's process
 	lab      *lab.T
 	server   *lab.Server
 	client   *lab.Client
@@ -28,18 +27,17 @@ type stack struct {
 	n        int
 }
 
-const (
-	ramSize   = 96 << 20
-	imageSize = 320 << 20 // sparse
-)
+// ramDiskSize is what each RAM disk may grow to: memory is taken when it is
+// written.
+const ramDiskSize = 640 << 20
 
 // quick: an emulated machine has no time to spin.
 var quick = []string{"--spin", "0s"}
 
 func newStack(t *testing.T, frontend string) *stack {
-	s := &stack{t: t, frontend: frontend, plugin: frontend, lab: lab.New(t), ram: "/dev/ram0"}
-	if _, err := os.Stat(s.ram); err != nil {
-		run(t, "modprobe", "brd", "rd_nr=2", fmt.Sprintf("rd_size=%d", (ramSize+imageSize)>>10))
+	s := &stack{t: t, frontend: frontend, lab: lab.New(t), ram: "/dev/ram0"}
+	if _, err := os.Stat(s.ram); err != nil { // ram0 is exported, ram1 has the images, the others are for power cuts
+		run(t, "modprobe", "brd", "rd_nr=4", fmt.Sprintf("rd_size=%d", ramDiskSize>>10))
 	}
 	s.images = filepath.Join(s.lab.Dir, "images")
 	must(t, os.Mkdir(s.images, 0o755))
@@ -68,6 +66,17 @@ func (s *stack) image(t *testing.T, size int64) string {
 type change = func(*controlpb.MapRequest)
 
 func readOnly(r *controlpb.MapRequest) { r.AccessMode = "ro" }
+
+// queueing: requests wait for a server that is gone.
+func queueing(r *controlpb.MapRequest) { r.Loss = "queue:2m" }
+
+// pick chooses by the form of the test.
+func pick[T any](short, longForm T) T {
+	if *long {
+		return longForm
+	}
+	return short
+}
 
 // disk maps path until the end of the test and returns the device and its node.
 func (s *stack) disk(t *testing.T, path string, with ...change) (*controlpb.ClientDevice, string) {
@@ -101,11 +110,6 @@ func (s *stack) leftOver(t *testing.T, node string) {
 	if size != "" && size != "0" { // /dev/nbdN itself stays
 		t.Errorf("%s is left, with %s sectors", node, size)
 	}
-}
-
-func (s *stack) killPlugin(t *testing.T) {
-	t.Helper()
-	must(t, s.client.KillPlugin(s.plugin))
 }
 
 func readFile(path string) string {

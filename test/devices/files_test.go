@@ -1,0 +1,198 @@
+package devices
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/test/devices/filemodel"
+	"github.com/rnbd-go/rnbd/test/lab"
+)
+
+// fileSystem is one to make, use and check on a disk.
+type fileSystem struct {
+	name  string
+	size  int64 // of the disk
+	mkfs  []string
+	check []string
+}
+
+var fileSystems = []fileSystem{
+	{"ext4", 64 << 20, []string{"mkfs.ext4", "-q", "-F"}, []string{"e2fsck", "-f", "-n"}},
+	{"xfs", 310 << 20, []string{"mkfs.xfs", "-q", "-f"}, []string{"xfs_repair", "-n"}}, // mkfs refuses less than 300 MiB
+}
+
+// mount mounts node on a new folder until the end of the test.
+func (fs fileSystem) mount(t *testing.T, node string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	fs.mountAt(t, node, dir)
+	t.Cleanup(func() { exec.Command("umount", dir).Run() }) // most tests have done so
+	return dir
+}
+
+func (fs fileSystem) mountAt(t *testing.T, node, dir string) {
+	t.Helper()
+	run(t, "mount", "-t", fs.name, node, dir)
+}
+
+// make makes it on node and mounts it.
+func (fs fileSystem) make(t *testing.T, node string) (dir string) {
+	t.Helper()
+	run(t, append(fs.mkfs, node)...)
+	return fs.mount(t, node)
+}
+
+// remount empties the page cache of it.
+func (fs fileSystem) remount(t *testing.T, node, dir string) {
+	t.Helper()
+	run(t, "umount", dir)
+	fs.mountAt(t, node, dir)
+}
+
+// end unmounts it and has it checked.
+func (fs fileSystem) end(t *testing.T, node, dir string) {
+	t.Helper()
+	run(t, "umount", dir)
+	run(t, append(fs.check, node)...)
+}
+
+// tree is the source that is copied onto file systems.
+func tree() string {
+	return filepath.Join(lab.Root(), pick("modules/rnbd-sdk/shm", "modules"))
+}
+
+// testFileSystems unpacks a source tree and compares.
+func testFileSystems(t *testing.T, s *stack) {
+	for _, fs := range fileSystems {
+		t.Run(fs.name, func(t *testing.T) {
+			if fs.name == "xfs" && !*long {
+				t.Skip("long form")
+			}
+			d, node := s.disk(t, s.image(t, fs.size))
+			if got := queue(node, "write_cache"); got != "write back" || !d.Limits.WriteCache {
+				t.Errorf("write cache is %q", got)
+			}
+			dir := fs.make(t, node)
+			run(t, "sh", "-c", `tar -C "$0" -cf - . | tar -C "$1" -xf -`, tree(), dir)
+			fs.remount(t, node, dir)
+			run(t, "diff", "-r", tree(), dir, "-x", "lost+found")
+			run(t, "rm", "-r", filepath.Join(dir, pick("ring.go", "rnbd-sdk")))
+			run(t, "fstrim", dir)
+			fs.end(t, node, dir)
+		})
+	}
+}
+
+// onEach runs test on every file system on a mapped disk, and in the long form
+// on a loop device: what fails there is no fault of the stack. They run at the
+// same time.
+func (s *stack) onEach(t *testing.T, test func(t *testing.T, fs fileSystem, node, dir string)) {
+	for _, fs := range fileSystems {
+		t.Run(fs.name, func(t *testing.T) {
+			_, node := s.disk(t, s.image(t, fs.size))
+			t.Parallel()
+			test(t, fs, node, fs.make(t, node))
+		})
+	}
+	if !*long {
+		return
+	}
+	t.Run("ext4 on a loop device", func(t *testing.T) {
+		fs := fileSystems[0]
+		node := strings.TrimSpace(run(t, "losetup", "--find", "--show", s.image(t, fs.size)))
+		t.Cleanup(func() { run(t, "losetup", "-d", node) })
+		t.Parallel()
+		test(t, fs, node, fs.make(t, node))
+	})
+}
+
+// testModel does random things to files, and looks at all of them again after
+// each mount.
+func testModel(t *testing.T, s *stack) {
+	seed := rand.Uint64()
+	s.onEach(t, func(t *testing.T, fs fileSystem, node, dir string) {
+		t.Logf("seed %d", seed)
+		m, err := filemodel.New(filemodel.Config{Dir: dir, Seed: seed, MaxSize: 256 << 10})
+		must(t, err)
+		t.Cleanup(func() { m.Close() })
+		for range pick(1, 10) {
+			end := time.Now().Add(pick(8*time.Second, time.Minute))
+			must(t, m.Run(func() bool { return time.Now().After(end) }))
+			must(t, m.Close())
+			fs.remount(t, node, dir)
+			must(t, m.Check())
+		}
+		must(t, m.Close())
+		fs.end(t, node, dir)
+		t.Logf("%d steps", m.Steps())
+	})
+}
+
+// testStress has stress-ng verify what it writes.
+func testStress(t *testing.T, s *stack) {
+	if !*long {
+		t.Skip("long form")
+	}
+	lab.Tool(t, "stress-ng")
+	s.onEach(t, func(t *testing.T, fs fileSystem, node, dir string) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		const seconds = 90
+		out, err := exec.CommandContext(ctx, "stress-ng", "--hdd", "1", "--hdd-bytes", "8m", "--iomix", "1", "--iomix-bytes", "8m",
+			"--verify", "--temp-path", dir, "--timeout", fmt.Sprint(seconds), "--metrics-brief").CombinedOutput()
+		if err != nil {
+			t.Fatalf("stress-ng: %v\n%s", err, out)
+		}
+		t.Logf("%s", out)
+		fs.end(t, node, dir)
+	})
+}
+
+// testGrowing makes an image larger under a mounted file system. ublk of Linux
+// 6.12 cannot change a disk: there the new size comes with the next mapping.
+func testGrowing(t *testing.T, s *stack) {
+	const before, after = 16 << 20, 32 << 20
+	ext4 := fileSystems[0]
+	image := s.image(t, before)
+	d, node := s.disk(t, image)
+	dir := ext4.make(t, node)
+	run(t, "cp", "-r", tree(), filepath.Join(dir, "tree"))
+	must(t, os.Truncate(image, after))
+	eventually(t, "the client knows the new size", func() bool {
+		now, err := s.client.Device(d.Name)
+		return err == nil && now.Limits.Size == after
+	})
+	if s.frontend == "ublk" {
+		if got := sizeOf(t, node); got != before {
+			t.Errorf("the disk has %d bytes without a new mapping", got)
+		}
+		run(t, "umount", dir)
+		must(t, s.client.Unmap(d.Name, false))
+		d, node = s.disk(t, image)
+		ext4.mountAt(t, node, dir)
+	}
+	eventually(t, "the disk has the new size", func() bool { return sizeOf(t, node) == after })
+	run(t, "resize2fs", node)
+	data := filepath.Join(t.TempDir(), "data")
+	run(t, "dd", "if=/dev/urandom", "of="+data, "bs=1M", fmt.Sprint("count=", before>>20)) // there was no room for that
+	run(t, "cp", data, dir)
+	ext4.remount(t, node, dir)
+	run(t, "cmp", data, filepath.Join(dir, "data"))
+	run(t, "diff", "-r", tree(), filepath.Join(dir, "tree"))
+	ext4.end(t, node, dir)
+}
+
+func sizeOf(t *testing.T, node string) int64 {
+	t.Helper()
+	n, err := strconv.ParseInt(strings.TrimSpace(run(t, "blockdev", "--getsize64", node)), 10, 64)
+	must(t, err)
+	return n
+}
