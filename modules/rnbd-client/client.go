@@ -29,6 +29,8 @@ type Client struct {
 	// devices by index; pumps read it.
 	devices [MaxDevices]atomic.Pointer[Device]
 
+	waiters atomic.Int32 // callers of IO.Wait
+
 	mapMu    sync.Mutex         // one map or unmap at a time
 	retired  map[uint32]*Device // by index: unmapped, with requests under way
 	retiring sync.WaitGroup     // of retired; Add only with mapMu held

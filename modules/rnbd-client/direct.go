@@ -2,6 +2,8 @@ package client
 
 import (
 	"fmt"
+	"os"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -31,7 +33,9 @@ type IO struct {
 	first  int // slot of the arena that is our slot 0
 	slots  int
 	cqes   [64]shm.CQE
-	drive  func() // the work of Wait on the pump, made once
+	drive  func()   // the work of Wait on the pump, made once
+	bell   *os.File // the ring's doorbell, a descriptor of its own
+	token  [8]byte  // room for what it says
 	into   []Done
 	got    int
 }
@@ -74,7 +78,14 @@ func (d *Device) NewIO(pump, first, slots int) (*IO, error) {
 	io := &IO{dev: d, pump: p, ring: ring, sub: ring.Submitter(), slot: d.slotSize(), first: first, slots: slots}
 	io.source = newSource(p, nil, ring.Completer(), entries)
 	io.drive = io.driven
+	bell, err := unix.FcntlInt(uintptr(io.sub.FD()), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		ring.Close()
+		return nil, fmt.Errorf("device %s: doorbell: %w", d.name, err)
+	}
+	io.bell = os.NewFile(uintptr(bell), "doorbell")
 	if err := p.add(io.source); err != nil {
+		io.bell.Close()
 		ring.Close()
 		return nil, err
 	}
@@ -119,21 +130,32 @@ func (io *IO) Reap(done []Done) int {
 // Wait sends what was submitted and returns at least one answer, unless
 // nothing is in flight: then 0.
 func (io *IO) Wait(done []Done) int {
+	waiters := int(io.dev.client.waiters.Add(1))
+	defer io.dev.client.waiters.Add(-1)
 	for io.sub.InFlight() > 0 {
-		if io.sub.InFlight() <= shallow && io.driveFor(done) {
+		if io.sub.InFlight() <= shallow && waiters <= len(io.dev.client.pumps) && io.driveFor(done) {
 			return io.got
 		}
 		io.sub.Publish()
-		if n := io.spin(done); n > 0 {
-			return n
+		if waiters <= mostSpinners {
+			if n := io.spin(done); n > 0 {
+				return n
+			}
 		}
 		if io.sub.Arm() {
 			io.sleep()
 		}
 		io.sub.Disarm()
+		if n := io.Reap(done); n > 0 {
+			return n
+		}
 	}
 	return 0
 }
+
+// mostSpinners is the number of callers of a client that look for answers
+// before they sleep. More would take the CPUs from the pumps they wait for.
+var mostSpinners = max(runtime.NumCPU()/2, 1)
 
 const (
 	// shallow is the number of requests up to which the caller's thread does
@@ -182,10 +204,10 @@ func (io *IO) spin(done []Done) int {
 //go:noinline
 func yield() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
-// sleep blocks until the ring's doorbell rings, a bounded time.
+// sleep blocks until the ring's doorbell rings. It leaves the thread to others:
+// many callers wait on few threads.
 func (io *IO) sleep() {
-	fds := []unix.PollFd{{Fd: int32(io.sub.FD()), Events: unix.POLLIN}}
-	_, _ = unix.Poll(fds, 1000) // an interrupted sleep is a short one
+	_, _ = io.bell.Read(io.token[:]) // what it says does not matter
 }
 
 // Close ends the IO. Requests in flight end first.
@@ -195,5 +217,6 @@ func (io *IO) Close() {
 		io.Wait(done[:])
 	}
 	io.pump.remove(io.source)
+	io.bell.Close()
 	io.ring.Close()
 }

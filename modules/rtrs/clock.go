@@ -7,8 +7,8 @@ import (
 )
 
 // tickPeriod is the period of the one ticker that serves all sessions of the
-// process, so that an idle process wakes at most ten times a second.
-const tickPeriod = 100 * time.Millisecond
+// process, so that an idle process wakes no more than four times a second.
+const tickPeriod = 250 * time.Millisecond
 
 // clock calls its subscribers from one goroutine, which runs while there are
 // any. A subscriber with short timers makes everybody's tick shorter.
@@ -28,7 +28,7 @@ type tickSub struct {
 
 var processClock clock
 
-// subscribe calls f about every period, which is cut to 5..100 ms, until stop.
+// subscribe calls f about every period, which is cut to 5..250 ms, until stop.
 // f must not block. It may be called once more while stop returns.
 func (c *clock) subscribe(every time.Duration, f func(now time.Time)) (stop func()) {
 	s := &tickSub{min(max(every, 5*time.Millisecond), tickPeriod), f}

@@ -31,10 +31,24 @@ const (
 	hbDead             // give the path up
 )
 
-// start begins watching: the first HB_MSG goes out after one interval.
+// start begins watching: the first HB_MSG goes out after one interval, or up to
+// a second one later.
 func (h *heartbeat) start(now time.Time, interval time.Duration) {
-	h.next, h.missed = now.Add(interval), 0
+	h.next, h.missed = beat(now.Add(interval), interval), 0
 	h.sentAt.Store(0)
+}
+
+// beats are counted from here. It has a monotonic clock, which nobody sets.
+var firstBeat = time.Now()
+
+// beat is the next moment, from t on, at which all paths of the process with
+// that interval send: together they wake an idle process, and its peer, once
+// per interval and not once per path.
+func beat(t time.Time, interval time.Duration) time.Time {
+	if late := t.Sub(firstBeat) % interval; late > 0 {
+		return t.Add(interval - late)
+	}
+	return t
 }
 
 // tick is called by the ticker, more often than the interval. heard tells
@@ -46,7 +60,7 @@ func (h *heartbeat) tick(now time.Time, heard bool, interval time.Duration, limi
 	if now.Before(h.next) {
 		return hbNothing
 	}
-	h.next = now.Add(interval)
+	h.next = beat(now.Add(1), interval)
 	switch {
 	case h.missed > limit:
 		return hbDead

@@ -1,13 +1,14 @@
 package rtrs
 
 import (
+	"maps"
 	"testing"
 	"time"
 )
 
 func TestR090_R092_R093_HeartbeatWithKernelTimers(t *testing.T) {
 	timing := KernelTiming()
-	start := time.Unix(1000, 0)
+	start := firstBeat.Add(1000 * time.Second)
 	var h heartbeat
 	h.start(start, timing.Heartbeat)
 	tick := func(second int, heard bool) hbAction {
@@ -31,7 +32,7 @@ func TestR090_R092_R093_HeartbeatWithKernelTimers(t *testing.T) {
 
 func TestR092_AnyArrivalKeepsThePathAlive(t *testing.T) {
 	var h heartbeat
-	now := time.Unix(0, 0)
+	now := firstBeat
 	h.start(now, time.Second)
 	sent := 0
 	for i := range 100 {
@@ -45,5 +46,24 @@ func TestR092_AnyArrivalKeepsThePathAlive(t *testing.T) {
 	}
 	if sent != 26 { // the first, and one after each of 25 arrivals
 		t.Errorf("%d heartbeats sent, want 26", sent)
+	}
+}
+
+// Paths that come up at any time send at the same moments.
+func TestHeartbeatsOfAllPathsAreSentTogether(t *testing.T) {
+	sent := map[time.Duration]int{}
+	for i := range 10 {
+		var h heartbeat
+		up := firstBeat.Add(time.Duration(i) * 97 * time.Millisecond)
+		h.start(up, time.Second)
+		for d := time.Duration(0); d < 5*time.Second; d += 100 * time.Millisecond {
+			if now := firstBeat.Add(d); now.After(up) && h.tick(now, true, time.Second, 4) == hbSend {
+				sent[d]++
+			}
+		}
+	}
+	want := map[time.Duration]int{1 * time.Second: 1, 2 * time.Second: 10, 3 * time.Second: 10, 4 * time.Second: 10}
+	if !maps.Equal(sent, want) {
+		t.Errorf("sent at %v, want %v", sent, want)
 	}
 }
