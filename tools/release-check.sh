@@ -9,25 +9,24 @@ trap 'chmod -R u+w "$tmp"; rm -rf "$tmp"' EXIT
 prefix=github.com/rnbd-go/rnbd
 version=v0.1.0
 
-# Nothing of an earlier rehearsal may stay in the module cache.
-forget() {
-	for dir in "$(go env GOMODCACHE)/$prefix" "$(go env GOMODCACHE)/cache/download/$prefix"; do
-		[ ! -d "$dir" ] || { chmod -R u+w "$dir"; rm -rf "$dir"; }
-	done
-}
-forget
+# A module cache of its own: nothing of an earlier rehearsal is in it, not even
+# in the go command's clones of repositories. What others made is taken from the
+# user's cache where that has it.
+GOPROXY="file://$(go env GOMODCACHE)/cache/download,$(go env GOPROXY)"
+GOMODCACHE="$tmp/mod"
+export GOPROXY GOMODCACHE
 
 git clone -q --no-hardlinks . "$tmp/repo"
 git -C "$tmp/repo" checkout -q HEAD
 for mod in modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client \
-	plugins/io-blockio plugins/io-fileio plugins/frontend-nbd cmd/rnbd; do
+	plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/frontend-ublk cmd/rnbd; do
 	git -C "$tmp/repo" tag -f "$mod/$version" >/dev/null
 done
 
 export GOWORK=off GOFLAGS=-mod=mod GOPRIVATE="$prefix" GONOSUMDB="$prefix" GONOSUMCHECK=1
 export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0="url.file://$tmp/repo.insteadOf" GIT_CONFIG_VALUE_0="https://$prefix"
 export GOBIN="$tmp/bin" CGO_ENABLED=0
-for mod in plugins/io-blockio plugins/io-fileio plugins/frontend-nbd cmd/rnbd; do
+for mod in plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/frontend-ublk cmd/rnbd; do
 	(cd "$tmp" && go install "$prefix/$mod@$version")
 	echo "go install $prefix/$mod@$version: ok"
 done
@@ -37,4 +36,3 @@ for mod in modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client
 	echo "$mod builds without the workspace: ok"
 done
 "$tmp/bin/rnbd" version | head -n 1
-forget
