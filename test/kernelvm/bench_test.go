@@ -50,7 +50,7 @@ func TestBench_Peers(t *testing.T) {
 		t.Skip("takes minutes: make bench-kernel")
 	}
 	b := newPeerBench(t)
-	r := benchResult{Kernel: b.g.Kernel.Release, CPUs: 2, Rounds: 7, Seconds: 3, Pairs: b.what(),
+	r := benchResult{Kernel: b.g.Kernel.Release, CPUs: 2, Rounds: 5, Seconds: 2, Pairs: b.what(),
 		Load: "fio: libaio with O_DIRECT on devices, its nbd engine on the unix socket of the NBD front end"}
 	if os.Getenv("RNBD_BENCH") == "quick" { // a try-out
 		r.Rounds, r.Seconds = 1, 1
