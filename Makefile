@@ -63,7 +63,7 @@ test-devices: build ## front ends as block devices, in a virtual machine (root, 
 
 soak: build tools-for-soak ## the long form of it, about an hour; a part: RUN=TestInGuest/ublk/power
 	@mkdir -p $(RESULTS)
-	@RNBD_KERNEL=1 RNBD_LONG=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 160m $(if $(RUN),-run '$(RUN)') test/devices
+	@RNBD_KERNEL=1 RNBD_LONG=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 250m $(if $(RUN),-run '$(RUN)') test/devices
 
 tools-for-soak:
 	@command -v stress-ng >/dev/null || if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

@@ -29,9 +29,9 @@ type cutTarget struct {
 type outages struct{ n, cuts int }
 
 var cutTargets = []cutTarget{
-	{name: "block device", size: cutSize, short: outages{1, 3}, long: outages{10, 14}},
-	{name: "image on ext4", size: 4 * cutSize, image: true, short: outages{1, 2}, long: outages{6, 5}},
-	{name: "ext4 on the disk", size: 4 * cutSize, file: true, long: outages{6, 5}},
+	{name: "block device", size: cutSize, short: outages{1, 3}, long: outages{7, 20}},
+	{name: "image on ext4", size: 4 * cutSize, image: true, short: outages{1, 2}, long: outages{5, 6}},
+	{name: "ext4 on the disk", size: 4 * cutSize, file: true, long: outages{5, 6}},
 }
 
 const (

@@ -146,12 +146,10 @@ func testStress(t *testing.T, s *stack) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
 		const seconds = 90
-		out, err := exec.CommandContext(ctx, "stress-ng", "--hdd", "1", "--hdd-bytes", "8m", "--iomix", "1", "--iomix-bytes", "8m",
-			"--verify", "--temp-path", dir, "--timeout", fmt.Sprint(seconds), "--metrics-brief").CombinedOutput()
-		if err != nil {
-			t.Fatalf("stress-ng: %v\n%s", err, out)
-		}
-		t.Logf("%s", out)
+		out, err := attemptIn(ctx, "stress-ng", "--hdd", "1", "--hdd-bytes", "8m", "--iomix", "1", "--iomix-bytes", "8m",
+			"--verify", "--temp-path", dir, "--timeout", fmt.Sprint(seconds), "--metrics-brief")
+		must(t, err)
+		t.Log(out)
 		fs.end(t, node, dir)
 	})
 }

@@ -1,6 +1,7 @@
 package devices
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -71,13 +72,19 @@ func killServer(t *testing.T, s *stack, _ string) {
 }
 
 // load writes and verifies size of the disk, one pass after another, until it is
-// told to end. A pass that fails fails the test.
+// told to end. A pass that fails fails the test. A pass may take long when its
+// disk is away for much of the time; the end of the test ends it.
 func load(t *testing.T, node, size string) (end func()) {
+	ctx, cancel := context.WithCancel(context.Background())
 	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
 		for {
-			if _, err := attempt(fio(node, "--rw=randwrite", "--bs=4k", "--size="+size)...); err != nil {
+			_, err := attemptIn(ctx, fio(node, "--rw=randwrite", "--bs=4k", "--size="+size)...)
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil {
 				t.Errorf("users saw it: %v", err)
 				return
 			}
@@ -89,7 +96,7 @@ func load(t *testing.T, node, size string) (end func()) {
 		}
 	}()
 	end = sync.OnceFunc(func() { close(stop); <-ended })
-	t.Cleanup(end)
+	t.Cleanup(func() { cancel(); end() })
 	return end
 }
 

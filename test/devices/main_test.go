@@ -44,12 +44,7 @@ var frontends = []struct {
 }
 
 // limit bounds the tests of one guest. A quiet machine needs a third of it.
-func limit() time.Duration {
-	if *long {
-		return 75 * time.Minute
-	}
-	return 18 * time.Minute
-}
+func limit() time.Duration { return pick(18*time.Minute, 2*time.Hour) }
 
 // TestInGuest boots a guest per front end and has it run TestGuest.
 func TestInGuest(t *testing.T) {

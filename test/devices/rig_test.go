@@ -135,6 +135,11 @@ const commandTime = 3 * time.Minute
 func attempt(argv ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), commandTime)
 	defer cancel()
+	return attemptIn(ctx, argv...)
+}
+
+// attemptIn runs a command, which ends with ctx.
+func attemptIn(ctx context.Context, argv ...string) (string, error) {
 	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%s: %w\n%s", strings.Join(argv, " "), err, out)
