@@ -61,7 +61,7 @@ test-devices: build ## front ends as block devices, in a virtual machine (root, 
 	@mkdir -p $(RESULTS)
 	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 45m $(if $(RUN),-run '$(RUN)') test/devices
 
-soak: build tools-for-soak ## the long form of it, about an hour; a part: RUN=TestInGuest/ublk/power
+soak: build tools-for-soak ## the long form of it, about 90 minutes; a part: RUN=TestInGuest/ublk/power
 	@mkdir -p $(RESULTS)
 	@RNBD_KERNEL=1 RNBD_LONG=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 250m $(if $(RUN),-run '$(RUN)') test/devices
 

@@ -33,7 +33,7 @@ func testRAID(t *testing.T, s *stack) {
 	t.Cleanup(func() { exec.Command("mdadm", "--stop", array).Run() })
 	must(t, os.WriteFile(mdFile("sync_speed_min"), []byte("1000000"), 0)) // do not wait for an idle moment to catch up
 	end := load(t, array, pick("2m", "8m"))
-	for range pick(1, 5) {
+	for range pick(1, 3) {
 		awaitIO(t, array)
 		must(t, second.Kill())
 		eventually(t, "the array notices", func() bool { return md("degraded") == "1" })
