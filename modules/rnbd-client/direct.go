@@ -145,7 +145,6 @@ func (io *IO) Wait(done []Done) int {
 		if io.sub.Arm() {
 			io.sleep()
 		}
-		io.sub.Disarm()
 		if n := io.Reap(done); n > 0 {
 			return n
 		}
@@ -207,7 +206,11 @@ func yield() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 // sleep blocks until the ring's doorbell rings. It leaves the thread to others:
 // many callers wait on few threads.
 func (io *IO) sleep() {
-	_, _ = io.bell.Read(io.token[:]) // what it says does not matter
+	if _, err := io.bell.Read(io.token[:]); err != nil {
+		io.sub.Disarm()
+		return
+	}
+	io.sub.Woken()
 }
 
 // Close ends the IO. Requests in flight end first.

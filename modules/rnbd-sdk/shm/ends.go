@@ -88,6 +88,14 @@ func (s *Submitter) Disarm() {
 	}
 }
 
+// Woken is Disarm for a caller that slept in a read of FD, not in a poll: the
+// next Arm need not empty it.
+func (s *Submitter) Woken() {
+	if s.err == nil {
+		s.in.woken()
+	}
+}
+
 // FD is the eventfd to sleep on.
 func (s *Submitter) FD() int { return s.in.event }
 

@@ -246,3 +246,12 @@ func (c *consumer) disarm() {
 		c.stale = true
 	}
 }
+
+// woken is disarm for a consumer that has taken a token out of the eventfd
+// itself: that of the kick, unless there was an older one.
+func (c *consumer) woken() {
+	older := c.stale
+	c.stale = false
+	c.disarm()
+	c.stale = c.stale && older
+}

@@ -415,6 +415,38 @@ func TestRing_ArmLooksAgain(t *testing.T) {
 	})
 }
 
+// TestRing_ReadingTheDoorbell: who reads the eventfd to sleep leaves nothing to
+// be taken out, unless an older kick came late.
+func TestRing_ReadingTheDoorbell(t *testing.T) {
+	eachRing(t, 8, func(t *testing.T, s *Submitter, c *Completer) {
+		var token [8]byte
+		answer := func() { s.Push(&SQE{}); s.Publish(); c.Pop(make([]SQE, 1)); c.Push(&CQE{}); c.Publish() }
+		for _, late := range []bool{false, true} {
+			if !s.Arm() {
+				t.Fatal("Arm sees work where there is none")
+			}
+			s.in.stale = late
+			answer()
+			if n, err := unix.Read(s.FD(), token[:]); n != len(token) {
+				t.Fatalf("the doorbell: %d bytes, %v", n, err)
+			}
+			s.Woken()
+			if s.in.stale != late || s.in.armed {
+				t.Errorf("older kick %v: stale %v, armed %v", late, s.in.stale, s.in.armed)
+			}
+			s.Pop(make([]CQE, 1))
+		}
+		s.in.stale = false
+		s.Arm()
+		unix.Write(s.FD(), one) // the older kick comes; the flag is still up
+		unix.Read(s.FD(), token[:])
+		s.Woken()
+		if s.in.stale {
+			t.Error("a token is expected that has been taken out")
+		}
+	})
+}
+
 func TestRing_PeerAwakeIsNotKicked(t *testing.T) {
 	eachRing(t, 8, func(t *testing.T, s *Submitter, c *Completer) {
 		publish := func() { s.Push(&SQE{}); s.Publish() }
