@@ -31,8 +31,8 @@ const (
 	hbDead             // give the path up
 )
 
-// start begins watching: the first HB_MSG goes out after one interval, or up to
-// a second one later.
+// start begins watching: the first HB_MSG goes out between one and two
+// intervals from now.
 func (h *heartbeat) start(now time.Time, interval time.Duration) {
 	h.next, h.missed = beat(now.Add(interval), interval), 0
 	h.sentAt.Store(0)

@@ -15,9 +15,9 @@ type Counter struct {
 	Value  uint64
 }
 
-// placedByCopy names the counter of payload that was copied to its place.
-// Devices that never copy have none.
-const placedByCopy = "placed_by_copy"
+// CounterPlacedByCopy counts payload that was copied to its place. Devices that
+// never copy have none.
+const CounterPlacedByCopy = "placed_by_copy"
 
 // PlacedByCopy is the payload in bytes that devices have copied to its place.
 func PlacedByCopy(devices map[string]Device) (sum uint64) {
@@ -27,7 +27,7 @@ func PlacedByCopy(devices map[string]Device) (sum uint64) {
 			continue
 		}
 		for _, c := range source.Counters() {
-			if c.Name == placedByCopy {
+			if c.Name == CounterPlacedByCopy {
 				sum += c.Value
 			}
 		}

@@ -8,7 +8,7 @@ func (d *Device) Counters() []verbs.Counter {
 	return []verbs.Counter{
 		{Name: "sent", Bytes: true, Value: s.SentBytes},
 		{Name: "received", Bytes: true, Value: s.ReceivedBytes},
-		{Name: "placed_by_copy", Bytes: true, Value: s.PlacedCopyBytes},
+		{Name: verbs.CounterPlacedByCopy, Bytes: true, Value: s.PlacedCopyBytes},
 		{Name: "placed_by_socket", Bytes: true, Value: s.DirectBytes},
 		{Name: "closed", Reason: "crc", Value: s.CRCErrors},
 	}

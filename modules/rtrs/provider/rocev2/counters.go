@@ -8,7 +8,7 @@ func (d *Device) Counters() []verbs.Counter {
 	out := []verbs.Counter{
 		{Name: "sent_packets", Value: s.SentPackets},
 		{Name: "received_packets", Value: s.ReceivedPackets},
-		{Name: "placed_by_copy", Bytes: true, Value: s.PlacedCopyBytes},
+		{Name: verbs.CounterPlacedByCopy, Bytes: true, Value: s.PlacedCopyBytes},
 		{Name: "resent_packets", Value: s.Resent},
 		{Name: "timeouts", Value: s.Timeouts},
 		{Name: "sequence_naks", Value: s.SequenceNAKs},
