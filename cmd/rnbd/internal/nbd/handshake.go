@@ -26,6 +26,7 @@ const (
 	infoBlock   = 3
 	txReadOnly  = 1 << 1
 	maxOptReply = 1 << 16
+	maxBlock    = 64 << 10 // of NBD's minimum block size
 )
 
 // negotiate asks for an export and returns what it is.
@@ -103,6 +104,9 @@ func take(l *blk.Limits, kind uint32, data []byte) error {
 	case infoBlock:
 		if len(d) != 12 {
 			return fmt.Errorf("block size information of %d bytes", len(d))
+		}
+		if n := binary.BigEndian.Uint32(d); n == 0 || n > maxBlock || n&(n-1) != 0 {
+			return fmt.Errorf("blocks of %d bytes: want a power of two up to %d", n, maxBlock)
 		}
 		l.LogicalBlockSize = max(blk.SectorSize, binary.BigEndian.Uint32(d))
 		l.MaxIOSize = max(l.LogicalBlockSize, binary.BigEndian.Uint32(d[8:])&^(l.LogicalBlockSize-1))

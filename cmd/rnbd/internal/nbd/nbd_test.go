@@ -1,6 +1,7 @@
 package nbd
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"net"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -253,4 +255,38 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
+}
+
+// FuzzNegotiate: whatever a server says, its limits are usable or it is refused.
+func FuzzNegotiate(f *testing.F) {
+	hello := binary.BigEndian.AppendUint64(nil, magicServer)
+	hello = binary.BigEndian.AppendUint64(hello, magicOption)
+	hello = binary.BigEndian.AppendUint16(hello, flagsKnown)
+	said := func(kind uint32, data []byte) []byte {
+		b := binary.BigEndian.AppendUint64(nil, magicOptReply)
+		b = binary.BigEndian.AppendUint32(b, optGo)
+		b = binary.BigEndian.AppendUint32(b, kind)
+		return append(binary.BigEndian.AppendUint32(b, uint32(len(data))), data...)
+	}
+	blocks := func(least, most uint32) []byte {
+		b := binary.BigEndian.AppendUint16(nil, infoBlock)
+		b = binary.BigEndian.AppendUint32(b, least)
+		return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, 4096), most)
+	}
+	f.Add(slices.Concat(hello, said(repInfo, blocks(512, 1<<20)), said(repAck, nil)))
+	f.Add(slices.Concat(hello, said(repInfo, blocks(3, 0)), said(repAck, nil)))
+	f.Add(slices.Concat(hello, said(repInfo, blocks(1<<31, 1)), said(repAck, nil)))
+	f.Add(slices.Concat(hello, said(repUnknown, []byte("no"))))
+	f.Fuzz(func(t *testing.T, said []byte) {
+		l, err := negotiate(struct {
+			io.Reader
+			io.Writer
+		}{bytes.NewReader(said), io.Discard}, exportName)
+		if err != nil {
+			return
+		}
+		if n := l.LogicalBlockSize; n < blk.SectorSize || n > maxBlock || n&(n-1) != 0 || l.MaxIOSize < n || l.MaxIOSize%n != 0 {
+			t.Errorf("blocks of %d bytes, requests of up to %d", l.LogicalBlockSize, l.MaxIOSize)
+		}
+	})
 }
