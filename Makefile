@@ -53,7 +53,7 @@ test-e2e: build ## real processes and real clients
 	@RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 test
 
 # After test-kernel, run conformance again: the numbers proven with the kernel count then.
-test-kernel: build ## with the Linux kernel as the peer, in a virtual machine (root, about 10 minutes)
+test-kernel: build ## with the Linux kernel as the peer, in a virtual machine (root, about 20 minutes)
 	@mkdir -p $(RESULTS)
 	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 -timeout 40m test/kernelvm
 
@@ -61,7 +61,7 @@ test-devices: build ## front ends as block devices, in a virtual machine (root, 
 	@mkdir -p $(RESULTS)
 	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 45m $(if $(RUN),-run '$(RUN)') test/devices
 
-soak: build tools-for-soak ## the long form of it, about 90 minutes; a part: RUN=TestInGuest/ublk/power
+soak: build tools-for-soak ## the long form of it, hours on a slow machine; a part: RUN=TestInGuest/ublk/power
 	@mkdir -p $(RESULTS)
 	@RNBD_KERNEL=1 RNBD_LONG=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 250m $(if $(RUN),-run '$(RUN)') test/devices
 
@@ -86,7 +86,7 @@ faults: build ## the long form of the fault tests
 mutants: ## break the tree in many places, one at a time: a test must notice
 	@go run ./tools/mutants
 
-bench: build tools-for-test ## against other NBD servers, on this machine (root, about 25 minutes); BENCH='-only P1,P5': a part of it
+bench: build tools-for-test ## against other NBD servers, on this machine (root; a quarter of an hour and more); BENCH='-only P1,P5': a part of it
 	@cd test && RNBD_BIN=$(BIN) go run ./bench $(BENCH)
 
 bench-report: build tools-for-test ## the same, with tables and plots into docs/benchmarks

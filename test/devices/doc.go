@@ -2,7 +2,7 @@
 // ublk and nbd with the kernel's drivers, in a guest of package vm.
 //
 //	make test-devices                       the short form
-//	make soak                               with what takes long: 90 minutes
+//	make soak                               with what takes long: hours
 //	make soak RUN=TestInGuest/ublk/power    a part of it
 //	RNBD_KERNEL=1 go test -run TestInGuest/nbd/raid -v .
 //
