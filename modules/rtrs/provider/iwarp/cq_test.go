@@ -262,8 +262,8 @@ func TestBackpressure(t *testing.T) {
 		if st.PlacedCopyBytes+st.DirectBytes != msgs*size || st.ReceivedBytes < msgs*size {
 			t.Errorf("%+v do not add up to %d", st, msgs*size)
 		}
-		if cfg.MULPDU == defaultMULPDU && st.DirectBytes < st.PlacedCopyBytes {
-			t.Errorf("of large payloads %d bytes were copied, only %d came directly", st.PlacedCopyBytes, st.DirectBytes)
+		if cfg.MULPDU == defaultMULPDU && st.PlacedCopyBytes > msgs*size/100 {
+			t.Errorf("of large payloads %d bytes were copied, %d came directly", st.PlacedCopyBytes, st.DirectBytes)
 		}
 	}
 }

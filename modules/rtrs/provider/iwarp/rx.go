@@ -18,10 +18,12 @@ import (
 
 const (
 	stageSize = 256 << 10
-	// bulkMin is the rest of a payload from which on little is staged, since
+	// bulkMin is the payload of a segment from which on little is staged, since
 	// more of the same kind follows and should go to its place directly.
-	bulkMin   = 16 << 10
-	bulkStage = 8 << 10
+	bulkMin = 16 << 10
+	// bulkStage is that little between messages: what of a large message comes
+	// with its header is copied.
+	bulkStage = 512
 	// directMin is the rest of a payload that is worth an entry of its own.
 	directMin = 512
 	// readBudget is what one call takes from one connection.
@@ -58,6 +60,7 @@ type receiver struct {
 	head [fpduUntagged]byte
 	op   opcode
 	last bool
+	bulk bool   // the last payload of a Write was large
 	left int    // payload to come
 	dst  []byte // where the next of it goes
 	// control tells that dst is ctl: the payload is for us, not the consumer.
@@ -123,17 +126,14 @@ func (q *qp) fill() int {
 	x := &q.rx
 	x.w = copy(x.stage, x.stage[x.r:x.w]) // part of a header or a tail at most
 	x.r = 0
-	room, vecs, direct := len(x.stage), 0, 0
+	vecs, direct := 0, 0
 	if x.phase == rxPayload && len(x.dst) >= directMin && q.reachable() {
 		direct = len(x.dst)
 		x.v.set(0, x.dst)
 		vecs = 1
-		if direct >= bulkMin {
-			room = bulkStage
-		}
 	}
-	x.v.set(vecs, x.stage[x.w:room])
-	room -= x.w
+	room := x.room(direct)
+	x.v.set(vecs, x.stage[x.w:][:room])
 	got, errno := x.v.recv(q.fd, vecs+1)
 	switch {
 	case errno == unix.EAGAIN:
@@ -155,6 +155,18 @@ func (q *qp) fill() int {
 	q.cq.stats.received.Add(uint64(got))
 	x.w += x.landed(got, direct, &q.cq.stats.direct)
 	return got
+}
+
+// room is how many bytes to stage behind direct ones of payload. Between the
+// segments of a message it is what stands between their payloads.
+func (x *receiver) room(direct int) int {
+	switch {
+	case direct >= bulkMin && direct == x.left && !x.last:
+		return x.tail + header(x.head[:]).size()
+	case (direct >= bulkMin || x.bulk) && x.w < bulkStage:
+		return bulkStage - x.w
+	}
+	return len(x.stage) - x.w
 }
 
 // landed accounts for got bytes of which the first direct ones went to their
@@ -224,6 +236,9 @@ func (q *qp) parseHeader() verdict {
 	}
 	if x.err == 0 && len(x.dst) > x.left {
 		x.dst = x.dst[:x.left]
+	}
+	if x.op == opWrite && x.left > 0 && !x.tagged.open {
+		x.bulk = x.left >= bulkMin
 	}
 	q.stopWaiting()
 	if x.err != 0 && !x.crcOn {
