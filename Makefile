@@ -12,7 +12,10 @@ export CGO_ENABLED ?= 0
 .DEFAULT_GOAL := help
 
 # The fabric ibverbs is built in where there is a C compiler and the headers of rdma-core.
-ifeq ($(shell printf '%s\n' '\#include <infiniband/verbs.h>' '\#include <rdma/rdma_cma.h>' | $${CC:-gcc} -E - >/dev/null 2>&1 && echo yes),yes)
+# (Some versions of make want a # escaped in $(shell), others pass the escape on.)
+HASH := \#
+RDMA_HEADERS := $(shell printf '%s\n' '$(HASH)include <infiniband/verbs.h>' '$(HASH)include <rdma/rdma_cma.h>' | $(or $(CC),gcc) -E - >/dev/null 2>&1 && echo yes)
+ifeq ($(RDMA_HEADERS),yes)
 export GOFLAGS += -tags=ibverbs
 CGO_RNBD := 1
 else

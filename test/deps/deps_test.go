@@ -177,3 +177,20 @@ func TestEveryPackageSaysWhatItIs(t *testing.T) {
 		}
 	}
 }
+
+// TestMakefile_BuildsWithoutHeaders shows that the fabric ibverbs is asked for
+// only where it can be built.
+func TestMakefile_BuildsWithoutHeaders(t *testing.T) {
+	if _, err := exec.LookPath("make"); err != nil {
+		t.Skip("needs make")
+	}
+	for _, cc := range []string{"gcc -nostdinc", "no-such-compiler"} {
+		out, err := exec.Command("make", "-C", root(), "-pn", "help", "CC="+cc, "CGO_ENABLED=0").CombinedOutput()
+		if err != nil {
+			t.Fatalf("make: %v: %s", err, out)
+		}
+		if !strings.Contains(string(out), "\nCGO_RNBD := 0\n") || strings.Contains(string(out), "-tags=ibverbs") {
+			t.Errorf("with %q as the compiler, the Makefile wants ibverbs", cc)
+		}
+	}
+}
