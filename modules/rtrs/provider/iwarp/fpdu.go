@@ -3,6 +3,8 @@ package iwarp
 import (
 	"encoding/binary"
 	"hash/crc32"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/checksum"
 )
 
 // An FPDU is the frame of RFC 5044 around one DDP segment: length, segment,
@@ -15,7 +17,7 @@ const crcLen = 4
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // crcUpdate continues a CRC32C, which starts from 0.
-func crcUpdate(crc uint32, b []byte) uint32 { return crc32.Update(crc, castagnoli, b) }
+func crcUpdate(crc uint32, b []byte) uint32 { return checksum.Update(crc, castagnoli, b) }
 
 func putCRC(b []byte, crc uint32) { binary.LittleEndian.PutUint32(b, crc) }
 func getCRC(b []byte) uint32      { return binary.LittleEndian.Uint32(b) }

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"net/netip"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/checksum"
 )
 
 // The ICRC is a CRC-32 of the packet with the fields that change on the way
@@ -82,7 +84,7 @@ func sumHeader(crc uint32, head []byte) uint32 {
 	return crc
 }
 
-func sum(crc uint32, b []byte) uint32 { return crc32.Update(crc, crc32.IEEETable, b) }
+func sum(crc uint32, b []byte) uint32 { return checksum.Update(crc, crc32.IEEETable, b) }
 
 func putICRC(b []byte, crc uint32) { binary.LittleEndian.PutUint32(b, crc) }
 func getICRC(b []byte) uint32      { return binary.LittleEndian.Uint32(b) }
