@@ -20,11 +20,18 @@ const controlPath = "/dev/ublk-control"
 // control speaks to the driver's control device.
 type control struct {
 	path string
+	do   func(cmd uint32, r request) error // one command and its answer
 
 	mu       sync.Mutex
 	file     *os.File // open from the first use on
 	encoded  bool     // commands are ioctl numbers
 	features uint64   // 0: the driver does not tell
+}
+
+func newControl() *control {
+	c := &control{path: controlPath}
+	c.do = c.send
+	return c
 }
 
 // open makes sure that there is a driver and finds out how to speak to it. The
@@ -90,9 +97,9 @@ type request struct {
 // errLate: the driver has not answered. It may still do, and write to the page.
 var errLate = fmt.Errorf("the ublk driver has not answered in time: %w", blk.ETIMEDOUT)
 
-// do sends one command and waits for its answer, at most for limit. Each has an
-// io_uring of its own, so that one that hangs hinders nobody.
-func (c *control) do(cmd uint32, r request) error {
+// send sends one command and waits for its answer, at most for r.limit. Each has
+// an io_uring of its own, so that one that hangs hinders nobody.
+func (c *control) send(cmd uint32, r request) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	ring, err := uring.NewRing(2, uring.Options{SQE128: true})
@@ -179,7 +186,16 @@ func (c *control) setParams(id uint32, p *params) error {
 	return c.withPage(cmdSetParams, request{id: id, n: paramsSize}, p.put, nil)
 }
 
-// size is the device's size in bytes as it was set.
+// canResize: the driver changes the size of disks.
+func (c *control) canResize() bool { return c.features&featUpdateSize != 0 }
+
+// resize changes the size of a disk that is there. Drivers before Linux 7.0
+// crash the kernel if there is none.
+func (c *control) resize(id uint32, size uint64) error {
+	return c.do(cmdUpdateSize, request{id: id, data: size / blk.SectorSize, limit: commandTime})
+}
+
+// size is the device's size in bytes as it was set last.
 func (c *control) size(id uint32) (size uint64, err error) {
 	put := func(b []byte) { native.PutUint32(b, paramsSize) }
 	err = c.withPage(cmdGetParams, request{id: id, n: paramsSize}, put, func(b []byte) { size = sizeIn(b) })

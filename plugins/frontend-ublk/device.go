@@ -35,7 +35,7 @@ type device struct {
 	name  string
 	index uint32
 	info  devInfo
-	size  uint64
+	block uint32 // logical block size in bytes
 
 	fetch    uint32 // I/O commands in the encoding of this kernel
 	again    uint32
@@ -47,7 +47,10 @@ type device struct {
 	desc  [][]byte // by hardware queue
 	parts []*part
 
-	ending  sync.Mutex   // one end at a time: a caller who lost patience comes again
+	ending   sync.Mutex // one end at a time: a caller who lost patience comes again
+	stopping bool       // stop has begun; guarded by ending
+	size     uint64     // of the disk in bytes, 0: not known; guarded by ending
+
 	failure atomic.Int32 // errno with which the driver has refused a command
 }
 
@@ -60,7 +63,7 @@ func token(identity string) uint64 {
 func newDevice(c *control, s *plugin.DeviceSpec, log *slog.Logger) *device {
 	fetch, again := c.ioCommands()
 	return &device{
-		fetch: fetch, again: again, ctl: c, log: log, name: s.Name, index: s.Index, size: s.Limits.Size,
+		fetch: fetch, again: again, ctl: c, log: log, name: s.Name, index: s.Index, size: s.Limits.Size, block: s.Limits.LogicalBlockSize,
 		arenaID: s.ArenaID, arena: uring.Address(s.Arena), slotSize: s.SlotSize,
 	}
 }
@@ -92,7 +95,7 @@ func (d *device) create(ctx context.Context, s *plugin.DeviceSpec, queues []*que
 	n := min(len(queues), s.Slots, most)
 	d.info = devInfo{
 		queues: uint16(n), depth: uint16(min(s.Slots/n, maxQueueDepth)), maxIO: uint32(s.SlotSize), id: id, pid: int32(os.Getpid()),
-		flags: featUserRecovery | featUserRecoveryReissue, private: token(s.Identity),
+		flags: featUserRecovery | featUserRecoveryReissue | d.ctl.features&featUpdateSize, private: token(s.Identity),
 	}
 	if d.ctl.encoded {
 		d.info.flags |= featIoctlEncode
@@ -216,6 +219,7 @@ func (d *device) forget() {
 func (d *device) stop(limit time.Duration) error {
 	d.ending.Lock()
 	defer d.ending.Unlock()
+	d.stopping = true
 	end := time.Now().Add(limit)
 	if err := d.ctl.stop(d.info.id, limit); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("stop ublk device %d: %w", d.info.id, err)

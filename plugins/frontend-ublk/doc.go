@@ -16,7 +16,8 @@
 // between it and the pages of the request, and nobody else does.
 //
 // wire.go has the driver's structures, ctrl.go its commands, device.go the life
-// of a device, recover.go how the next process takes over from a dead one.
+// of a device, recover.go how the next process takes over from a dead one,
+// resize.go how a disk gets another size.
 //
 // # Threads and ownership
 //

@@ -34,7 +34,7 @@ type frontend struct {
 }
 
 func newFrontend(log func() *slog.Logger) *frontend {
-	return &frontend{log: log, ctl: &control{path: controlPath}, devices: map[uint32]*device{}}
+	return &frontend{log: log, ctl: newControl(), devices: map[uint32]*device{}}
 }
 
 func (f *frontend) Describe() plugin.Info { return plugin.Info{Name: "ublk", Version: version} }
@@ -59,7 +59,7 @@ func (f *frontend) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
 	f.devices[s.Index] = d
 	f.mu.Unlock()
 	f.log().Info("disk is ready", "device", s.Name, "path", d.path(), "taken_over", taken,
-		"queues", d.info.queues, "depth", d.info.depth, "features", fmt.Sprintf("%#x", d.info.flags))
+		"queues", d.info.queues, "depth", d.info.depth, "features", fmt.Sprintf("%#x", d.info.flags), "driver_offers", fmt.Sprintf("%#x", f.ctl.features))
 	if d.info.flags&featUserRecovery == 0 {
 		f.log().Warn("this kernel's ublk has no recovery: the disk goes when this process ends", "path", d.path())
 	}
@@ -147,17 +147,14 @@ func (d *device) leave(ctx context.Context, force bool) error {
 	return d.stop(within(ctx, stopTime))
 }
 
-// ResizeDevice takes new limits. The driver of these kernels cannot change a
-// disk's size.
+// ResizeDevice gives the disk another size under its users. EOPNOTSUPP: the
+// kernel's driver cannot.
 func (f *frontend) ResizeDevice(_ context.Context, index uint32, l blk.Limits) error {
 	d := f.device(index)
 	if d == nil {
 		return blk.ENODEV
 	}
-	if l.Size != d.size {
-		return fmt.Errorf("%s stays at %d bytes, ublk cannot resize a disk; unmap and map it to get %d: %w", d.path(), d.size, l.Size, blk.EOPNOTSUPP)
-	}
-	return nil
+	return d.resize(l.Size)
 }
 
 // AddListener: there is nothing to listen for.

@@ -48,14 +48,21 @@ func checkSpec(s *plugin.DeviceSpec) error {
 		return fmt.Errorf("logical block size %d is no power of two from 512 up: %w", bs, blk.EINVAL)
 	case int64(bs) > pageSize:
 		return fmt.Errorf("logical block size %d is larger than a page of this host (%d): %w", bs, pageSize, blk.EINVAL)
-	case l.Size == 0:
-		return fmt.Errorf("the device has no size: %w", blk.EINVAL)
-	case l.Size%uint64(bs) != 0:
-		return fmt.Errorf("size %d is no multiple of the logical block size %d: %w", l.Size, bs, blk.EINVAL)
 	case s.Slots < 1 || int64(s.SlotSize) < pageSize || int64(s.SlotSize)%pageSize != 0:
 		return fmt.Errorf("%d slots of %d bytes, want whole pages: %w", s.Slots, s.SlotSize, blk.EINVAL)
 	case len(s.Arena)/s.SlotSize < s.Slots:
 		return fmt.Errorf("arena of %d bytes for %d slots of %d: %w", len(s.Arena), s.Slots, s.SlotSize, blk.EINVAL)
+	}
+	return checkSize(l.Size, l.LogicalBlockSize)
+}
+
+// checkSize refuses sizes that a disk cannot have, in bytes.
+func checkSize(size uint64, block uint32) error {
+	switch {
+	case size == 0:
+		return fmt.Errorf("the device has no size: %w", blk.EINVAL)
+	case size%uint64(block) != 0:
+		return fmt.Errorf("size %d is no multiple of the logical block size %d: %w", size, block, blk.EINVAL)
 	}
 	return nil
 }

@@ -52,10 +52,22 @@ func (d *device) recover(ctx context.Context, s *plugin.DeviceSpec, queues []*qu
 	if err := d.ctl.endRecovery(id, within(ctx, startTime)); err != nil {
 		return d.because("end the recovery", err)
 	}
-	if size, err := d.ctl.size(id); err == nil && size != s.Limits.Size {
-		d.log.Warn("the disk keeps the size that it was made with", "device", d.name, "path", d.path(), "disk", size, "server", s.Limits.Size)
-	}
+	d.adopt(s.Limits.Size)
 	return nil
+}
+
+// adopt gives the disk of an earlier process the size that it should have now.
+func (d *device) adopt(want uint64) {
+	size, err := d.ctl.size(d.info.id)
+	if err != nil {
+		d.log.Warn("the driver does not tell the size of the disk", "device", d.name, "path", d.path(), "err", err)
+	}
+	d.ending.Lock()
+	d.size = size
+	d.ending.Unlock()
+	if err := d.resize(want); err != nil {
+		d.log.Warn("the disk keeps its size", "device", d.name, "path", d.path(), "disk", size, "server", want, "err", err)
+	}
 }
 
 // fits: the tags that the driver has are covered by the slots that we have.

@@ -21,6 +21,7 @@ const (
 	cmdStartUserRecovery = 0x10
 	cmdEndUserRecovery   = 0x11
 	cmdGetFeatures       = 0x13 // encoded only
+	cmdUpdateSize        = 0x15 // Linux 6.16
 )
 
 // I/O commands.
@@ -37,6 +38,7 @@ const (
 	featUserRecovery        = 1 << 3
 	featUserRecoveryReissue = 1 << 4
 	featIoctlEncode         = 1 << 6
+	featUpdateSize          = 1 << 10
 )
 
 // States of a device.

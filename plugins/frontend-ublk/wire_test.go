@@ -29,12 +29,13 @@ func wantBytes(t *testing.T, got []byte, want string) {
 	}
 }
 
-// The numbers were printed by a C program with the header of Linux 6.12.
+// The numbers were printed by a C program with the header of Linux 6.12; that
+// of UPDATE_SIZE, which is younger, follows from its definition.
 func TestCommandNumbers(t *testing.T) {
 	for nr, want := range map[uint32]uint32{
 		cmdGetDevInfo: 0x80207502, cmdAddDev: 0xc0207504, cmdDelDev: 0xc0207505, cmdStartDev: 0xc0207506,
 		cmdStopDev: 0xc0207507, cmdSetParams: 0xc0207508, cmdGetParams: 0x80207509,
-		cmdStartUserRecovery: 0xc0207510, cmdEndUserRecovery: 0xc0207511, cmdGetFeatures: 0x80207513,
+		cmdStartUserRecovery: 0xc0207510, cmdEndUserRecovery: 0xc0207511, cmdGetFeatures: 0x80207513, cmdUpdateSize: 0xc0207515,
 	} {
 		if got := encoded(nr); got != want {
 			t.Errorf("command %#x is %#x, want %#x", nr, got, want)

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// resize gives the disk another size in bytes, under its users (feature
+// UPDATE_SIZE, Linux 6.16). Errors: EOPNOTSUPP where the driver cannot, EINVAL
+// for a size that no disk has, ENODEV while the disk goes.
+func (d *device) resize(size uint64) error {
+	d.ending.Lock() // the disk is there until we are done
+	defer d.ending.Unlock()
+	if size == d.size {
+		return nil
+	}
+	if err := checkSize(size, d.block); err != nil {
+		return fmt.Errorf("%s stays at %d bytes: %w", d.path(), d.size, err)
+	}
+	if !d.ctl.canResize() {
+		return fmt.Errorf("%s stays at %d bytes, this kernel's ublk cannot resize a disk (Linux 6.16 can); unmap and map it to get %d: %w",
+			d.path(), d.size, size, blk.EOPNOTSUPP)
+	}
+	if err := d.there(); err != nil {
+		return fmt.Errorf("resize %s: %w", d.path(), err)
+	}
+	if err := d.ctl.resize(d.info.id, size); err != nil {
+		return fmt.Errorf("%s stays at %d bytes, the driver refuses %d: %w", d.path(), d.size, size, err)
+	}
+	d.log.Info("disk resized", "device", d.name, "path", d.path(), "from", d.size, "to", size)
+	d.size = size
+	return nil
+}
+
+// there makes sure that the disk exists. Caller holds ending.
+func (d *device) there() error {
+	if d.stopping {
+		return fmt.Errorf("it is being removed: %w", blk.ENODEV)
+	}
+	info, err := d.ctl.info(d.info.id)
+	if err == nil && info.state != stateLive {
+		err = fmt.Errorf("it is %s: %w", stateName(info.state), blk.ENODEV)
+	}
+	return err
+}
