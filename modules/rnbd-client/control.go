@@ -258,7 +258,7 @@ func (a *controlAPI) AddPath(ctx context.Context, r *controlpb.AddPathRequest) (
 	if err != nil {
 		return nil, err
 	}
-	id, err := s.transport.AddPath(ctx, addrs[0])
+	id, err := s.addPath(ctx, r.Path, addrs[0])
 	if err != nil {
 		return nil, refused(addrs, err)
 	}
@@ -271,7 +271,11 @@ func (a *controlAPI) AddPath(ctx context.Context, r *controlpb.AddPathRequest) (
 }
 
 func (a *controlAPI) RemovePath(ctx context.Context, r *controlpb.PathRequest) (*controlpb.Empty, error) {
-	return a.onPath(r, func(s *rtrs.Session) error { return s.RemovePath(ctx, int(r.Id)) })
+	s, err := a.session(r.Session)
+	if err != nil {
+		return nil, err
+	}
+	return &controlpb.Empty{}, s.removePath(ctx, int(r.Id))
 }
 
 func (a *controlAPI) DisconnectPath(ctx context.Context, r *controlpb.PathRequest) (*controlpb.Empty, error) {

@@ -63,8 +63,9 @@ type Device struct {
 	needsRemap bool
 	patience   *time.Timer // of loss=queue; runs while closed
 	lastError  string
-	location   string // where users find it, as the front end says
-	served     uint64 // the size in bytes that the server told last
+	location   string     // where users find it, as the front end says
+	served     uint64     // the size in bytes that the server told last
+	told       blk.Limits // what the front end knows
 }
 
 // share counts one pump's requests of a device. Only that pump writes.
@@ -129,10 +130,11 @@ func (d *Device) Location() string {
 	return d.location
 }
 
-func (d *Device) setLocation(l string) {
+// shown is told where a front end shows d, and what it knows about it.
+func (d *Device) shown(location string, l blk.Limits) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.location = l
+	d.location, d.told = location, l
 }
 
 func (d *Device) setGate(g gate) {

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -75,7 +77,11 @@ func (f *frontend) start(ctx context.Context) error {
 	}
 	f.mu.Lock()
 	f.proc = proc
+	devices := slices.Collect(maps.Values(f.devices))
 	f.mu.Unlock()
+	for _, d := range devices {
+		f.retell(d)
+	}
 	select {
 	case <-proc.Exited(): // before it was ours, so onExit did not count it
 		f.onExit(gen, proc.ExitError())
@@ -213,11 +219,15 @@ func (f *frontend) add(ctx context.Context, d *Device) error {
 		return err
 	}
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.proc != proc {
+	died := f.proc != proc
+	if !died {
+		f.devices[d.index] = d
+	}
+	f.mu.Unlock()
+	if died {
 		return fmt.Errorf("front end %s died meanwhile: %w", f.cfg.Name, syscall.EBUSY)
 	}
-	f.devices[d.index] = d
+	f.retell(d)
 	return nil
 }
 
@@ -225,9 +235,9 @@ func (f *frontend) show(ctx context.Context, proc *plugin.Process, d *Device, ge
 	if err := proc.AttachArena(ctx, d.index, d.arena); err != nil {
 		return fmt.Errorf("front end %s: memory of %s: %w", f.cfg.Name, d.name, err)
 	}
-	slot := d.slotSize()
+	slot, limits := d.slotSize(), d.Limits()
 	err := proc.AddDevice(ctx, plugin.DeviceSpec{
-		Index: d.index, Name: d.name, Limits: d.Limits(), ArenaID: d.index,
+		Index: d.index, Name: d.name, Limits: limits, ArenaID: d.index,
 		SlotSize: slot, Slots: d.arena.Size() / slot, Generation: gen, Config: d.settings(),
 		Identity: d.identity, Location: d.Location(),
 	})
@@ -238,7 +248,7 @@ func (f *frontend) show(ctx context.Context, proc *plugin.Process, d *Device, ge
 	if err != nil {
 		return fmt.Errorf("front end %s: device %s: %w", f.cfg.Name, d.name, err)
 	}
-	d.setLocation(st.Location)
+	d.shown(st.Location, limits)
 	return nil
 }
 
@@ -347,8 +357,24 @@ func (f *frontend) resize(d *Device) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	if err := proc.ResizeDevice(ctx, d.index, d.Limits()); err != nil {
+	l := d.Limits()
+	if err := proc.ResizeDevice(ctx, d.index, l); err != nil {
 		f.log.Warn("telling the device's size failed", "device", d.name, "error", err)
+		return
+	}
+	d.mu.Lock()
+	d.told = l
+	d.mu.Unlock()
+}
+
+// retell tells users about limits that have changed while d was shown to them:
+// resize found no process then, or one that did not know d yet.
+func (f *frontend) retell(d *Device) {
+	d.mu.Lock()
+	told := d.told
+	d.mu.Unlock()
+	if d.Limits() != told {
+		f.resize(d)
 	}
 }
 

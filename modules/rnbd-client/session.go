@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -32,8 +31,8 @@ type session struct {
 
 	port       uint16 // of paths that control files add
 	pollQueues int
-	fabric     string   // of the first path
-	specs      []string // of the paths that it was opened with
+	fabric     string // of the first path
+	spelling   pathSpelling
 
 	devices []*Device // guarded by Client.mu
 
@@ -53,7 +52,9 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 	}
 	s := &session{client: c, name: name, log: c.log.With("session", name), signal: make(chan struct{}, 1), done: make(chan struct{}), unlisten: func() {}}
 	s.port, s.pollQueues, s.fabric = r.Port, r.PollQueues, addrs[0].Device.Info().Fabric
-	s.specs = slices.Clone(r.Paths)
+	for i, a := range addrs {
+		s.spelling.note(a, r.Paths[i])
+	}
 	if s.port == 0 {
 		s.port = DefaultPort
 	}

@@ -47,7 +47,7 @@ type savedDevice struct {
 func (d *Device) saved() savedDevice {
 	s := d.session
 	return savedDevice{
-		Name: d.name, Path: d.path, Session: s.name, Paths: s.specs, Port: s.port, PollQueues: s.pollQueues,
+		Name: d.name, Path: d.path, Session: s.name, Paths: s.savedPaths(), Port: s.port, PollQueues: s.pollQueues,
 		Access: d.mode.String(), IOMode: d.ioMode, Loss: d.loss.String(), Frontend: d.fe.Load().cfg.Name, Settings: d.settings(),
 		Slots: d.arena.Size() / d.slotSize(), Identity: d.identity, Location: d.Location(),
 	}

@@ -87,7 +87,7 @@ func (t tree) addPath(s *session, usage string) *ctltree.File {
 		if err != nil {
 			return fmt.Errorf("add path %q: %w", text, err)
 		}
-		_, err = s.transport.AddPath(ctx, addr)
+		_, err = s.addPath(ctx, p.String(), addr)
 		return err
 	})
 }
@@ -178,7 +178,7 @@ func pathFiles(s *session, id int, sp *spelling) ctltree.Node {
 		"state":       show(stateWord),
 		"reconnect":   one("Usage: echo 1 > reconnect", bounded(s.reconnectByHand)),
 		"disconnect":  one("Usage: echo 1 > disconnect", bounded(s.transport.DisconnectPath)),
-		"remove_path": one("Usage: echo 1 > remove_path", bounded(s.transport.RemovePath)),
+		"remove_path": one("Usage: echo 1 > remove_path", bounded(s.removePath)),
 		"hca_name":    show(func(p rtrs.PathInfo) string { return p.Device }),
 		"hca_port":    show(func(p rtrs.PathInfo) string { return strconv.Itoa(p.Port) }),
 		"src_addr":    show(func(p rtrs.PathInfo) string { return verbs.TreeString(p.Src) }),

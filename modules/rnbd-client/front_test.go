@@ -1,0 +1,179 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/plugintest"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+func TestMain(m *testing.M) {
+	plugintest.Main(m, func() { plugin.ServeFrontend(&testFront{devices: map[uint32]plugin.DeviceSpec{}}) })
+}
+
+// testFront is a front end whose devices seem to be disks, in a process of its
+// own: this program. The option "dir" of a device names a folder by which it
+// talks to the test: "told" has a line for each call, a file "hold" keeps
+// AddDevice from coming back, a file "used" makes the disk be in use.
+type testFront struct {
+	mu      sync.Mutex
+	devices map[uint32]plugin.DeviceSpec
+}
+
+// frontDir is the test's end of such a folder.
+type frontDir string
+
+func (d frontDir) file(name string) string { return filepath.Join(string(d), name) }
+
+func (d frontDir) has(name string) bool {
+	_, err := os.Stat(d.file(name))
+	return err == nil
+}
+
+func (d frontDir) tell(format string, args ...any) {
+	f, err := os.OpenFile(d.file("told"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err == nil {
+		fmt.Fprintf(f, format+"\n", args...)
+		f.Close()
+	}
+}
+
+func (d frontDir) told() []string {
+	b, _ := os.ReadFile(d.file("told"))
+	return strings.Split(strings.TrimSpace(string(b)), "\n")
+}
+
+func (f *testFront) Describe() plugin.Info { return plugin.Info{Name: "test", Version: "1"} }
+
+func (f *testFront) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
+	dir := frontDir(s.Config["dir"])
+	dir.tell("add %d pid %d", s.Limits.Size, os.Getpid())
+	for dir.has("hold") && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.devices[s.Index] = s
+	return ctx.Err()
+}
+
+func (f *testFront) device(index uint32) (plugin.DeviceSpec, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s, ok := f.devices[index]
+	if !ok {
+		return s, blk.ENODEV
+	}
+	return s, nil
+}
+
+func (f *testFront) RemoveDevice(_ context.Context, index uint32, force bool) error {
+	s, err := f.device(index)
+	if err != nil {
+		return err
+	}
+	if !force && frontDir(s.Config["dir"]).has("used") {
+		return blk.EBUSY
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.devices, index)
+	return nil
+}
+
+func (f *testFront) ResizeDevice(_ context.Context, index uint32, l blk.Limits) error {
+	s, err := f.device(index)
+	if err == nil {
+		frontDir(s.Config["dir"]).tell("resize %d", l.Size)
+	}
+	return err
+}
+
+func (f *testFront) AddListener(context.Context, string, *os.File) error { return blk.EINVAL }
+func (f *testFront) Openers(uint32) int                                  { return 0 }
+
+func (f *testFront) Location(index uint32) string {
+	s, err := f.device(index)
+	if err != nil {
+		return ""
+	}
+	return "/dev/test-" + s.Name
+}
+
+func (f *testFront) Serve(q *plugin.FrontQueue) error {
+	var done [8]shm.CQE
+	for !q.Closed() {
+		q.Pop(done[:])
+		time.Sleep(time.Millisecond)
+	}
+	return nil
+}
+
+// withTestFront gives a client that front end.
+func withTestFront(t *testing.T) func(*Config) {
+	exe, err := os.Executable()
+	must(t, err)
+	return func(cfg *Config) {
+		cfg.Frontends = []FrontendConfig{{Name: "test", Path: exe}}
+		cfg.Frontend = "test"
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// A size that the server tells while a process of the front end is starting
+// reaches it all the same.
+func TestFrontend_ResizedWhileItStarts(t *testing.T) {
+	for _, v := range []string{"mapping", "after a crash"} {
+		t.Run(v, func(t *testing.T) {
+			s := newTarget(t, 1<<20)
+			c := s.newClient(withTestFront(t))
+			dir := frontDir(t.TempDir())
+			hold := func() { must(t, os.WriteFile(dir.file("hold"), nil, 0o600)) }
+			adds := func() (n int) {
+				for _, l := range dir.told() {
+					if strings.HasPrefix(l, "add ") {
+						n++
+					}
+				}
+				return n
+			}
+			mapped := make(chan error, 1)
+			begin := func() {
+				_, err := c.Map(t.Context(), MapRequest{Path: "vol", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Options: map[string]string{"dir": string(dir)}})
+				mapped <- err
+			}
+			want := 1
+			if v == "mapping" {
+				hold()
+				go begin()
+			} else {
+				begin()
+				hold()
+				proc, err := c.frontends[0].process()
+				must(t, err)
+				proc.Kill()
+				want = 2
+			}
+			eventually(t, "the front end gets the device", func() bool { return adds() == want })
+			d, err := c.Device("rnbd0")
+			must(t, err)
+			d.onResized(4096)
+			must(t, os.Remove(dir.file("hold")))
+			must(t, <-mapped)
+			eventually(t, "the front end knows the new size", func() bool {
+				told := dir.told()
+				return told[len(told)-1] == fmt.Sprint("resize ", 4096*512)
+			})
+		})
+	}
+}

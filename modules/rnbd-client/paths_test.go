@@ -1,0 +1,143 @@
+package client
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// savedPathsOf reads what the next daemon would have.
+func savedPathsOf(t *testing.T, name string) []string {
+	t.Helper()
+	saved, err := readState(name)
+	must(t, err)
+	if len(saved) != 1 {
+		t.Fatalf("%d devices are written down, want 1", len(saved))
+	}
+	return saved[0].Paths
+}
+
+func TestPathsSurviveTheDaemon(t *testing.T) {
+	const first, second = "10.0.0.1", "10.0.1.1:1234%loopback"
+	for _, v := range []struct {
+		name   string
+		change func(*testing.T, *Client)
+		want   []string
+	}{
+		{"none was added", func(*testing.T, *Client) {}, []string{first}},
+		{"one was added by command", func(t *testing.T, c *Client) {
+			addPath(t, c, second)
+		}, []string{first, second}},
+		{"one was added by a control file", func(t *testing.T, c *Client) {
+			must(t, treeOf(t, c).write("class/rtrs-client/s/add_path", "ip:10.0.0.7@ip:10.0.1.1"))
+		}, []string{first, "10.0.0.7@10.0.1.1:1234"}},
+		{"one that could not be added", func(t *testing.T, c *Client) {
+			if _, err := c.Control("").AddPath(t.Context(), &controlpb.AddPathRequest{Session: "s", Path: "10.0.9.9"}); err == nil {
+				t.Error("a path to nowhere is added")
+			}
+		}, []string{first}},
+		{"the first one was replaced", func(t *testing.T, c *Client) {
+			addPath(t, c, second)
+			removePath(t, c, 1)
+		}, []string{second}},
+		{"one was removed by a control file", func(t *testing.T, c *Client) {
+			addPath(t, c, "10.0.0.7@10.0.1.1")
+			must(t, treeOf(t, c).write("class/rtrs-client/s/paths/ip:10.0.0.7@ip:10.0.1.1/remove_path", "1"))
+		}, []string{first}},
+		{"one was disconnected", func(t *testing.T, c *Client) {
+			addPath(t, c, second)
+			_, err := c.Control("").DisconnectPath(t.Context(), &controlpb.PathRequest{Session: "s", Id: 1})
+			must(t, err)
+		}, []string{first, second}},
+		{"all were removed: without any it could never be served again", func(t *testing.T, c *Client) {
+			addPath(t, c, second)
+			removePath(t, c, 1)
+			removePath(t, c, 2)
+		}, []string{second}},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			s := newTarget(t, 1<<20)
+			dir := t.TempDir()
+			state, options := filepath.Join(dir, "devices"), map[string]string{"dir": dir}
+			withState := func(name string) func(*Config) { return func(cfg *Config) { cfg.StateFile = name } }
+			c := s.newClient(withTestFront(t), withState(state))
+			_, err := c.Map(t.Context(), MapRequest{Path: "vol", Session: "s", Paths: []string{first}, Mode: blk.ReadWrite, Options: options})
+			must(t, err)
+			v.change(t, c)
+			if got := savedPathsOf(t, state); !reflect.DeepEqual(got, v.want) {
+				t.Fatalf("written down are %q, want %q", got, v.want)
+			}
+			// What a killed daemon leaves is the file as it is now.
+			b, err := os.ReadFile(state)
+			must(t, err)
+			killed := filepath.Join(dir, "killed")
+			must(t, os.WriteFile(killed, b, 0o600))
+			must(t, c.Unmap(t.Context(), "rnbd0", true))
+
+			next := s.newClient(withTestFront(t), withState(killed))
+			eventually(t, "the disk is served again", func() bool {
+				d, err := next.Device("rnbd0")
+				return err == nil && d.State() == Open
+			})
+			if got := connectedPaths(t, next); got != len(v.want) {
+				t.Errorf("%d paths are connected, want %d", got, len(v.want))
+			}
+			if got := savedPathsOf(t, killed); !reflect.DeepEqual(got, v.want) {
+				t.Errorf("the next daemon writes down %q, want %q", got, v.want)
+			}
+		})
+	}
+}
+
+// A disk in use stays when the daemon is stopped, and its paths with it.
+func TestPathsSurviveAStop(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	dir := frontDir(t.TempDir())
+	must(t, os.WriteFile(dir.file("used"), nil, 0o600))
+	withState := func(cfg *Config) { cfg.StateFile = dir.file("devices") }
+	c := s.newClient(withTestFront(t), withState)
+	_, err := c.Map(t.Context(), MapRequest{Path: "vol", Session: "s", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Options: map[string]string{"dir": string(dir)}})
+	must(t, err)
+	addPath(t, c, "10.0.1.1")
+	must(t, c.Close(t.Context()))
+	next := s.newClient(withTestFront(t), withState)
+	eventually(t, "the disk is served again over both paths", func() bool {
+		d, err := next.Device("rnbd0")
+		return err == nil && d.State() == Open && connectedPaths(t, next) == 2
+	})
+}
+
+func treeOf(t *testing.T, c *Client) *treeRig {
+	return &treeRig{t: t, c: c, root: tree{c: c, frontend: "test"}.places()}
+}
+
+func addPath(t *testing.T, c *Client, path string) {
+	t.Helper()
+	_, err := c.Control("").AddPath(t.Context(), &controlpb.AddPathRequest{Session: "s", Path: path})
+	must(t, err)
+}
+
+func removePath(t *testing.T, c *Client, id uint32) {
+	t.Helper()
+	_, err := c.Control("").RemovePath(t.Context(), &controlpb.PathRequest{Session: "s", Id: id})
+	must(t, err)
+}
+
+func connectedPaths(t *testing.T, c *Client) (n int) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.sessions {
+		for _, p := range s.transport.Paths() {
+			if p.State == rtrs.PathConnected {
+				n++
+			}
+		}
+	}
+	return n
+}
