@@ -199,7 +199,7 @@ func (f *frontend) Serve(fq *plugin.FrontQueue) error {
 		q.close()
 		return err
 	}
-	q.do, q.now, q.served = p.Do, p.Now, fq.Served
+	q.do, q.now, q.served, q.spaced = p.Do, p.Now, fq.Served, true
 	f.enlist(q)
 	err = p.Run(fq.Closed)
 	f.detach(q)

@@ -64,6 +64,9 @@ type queue struct {
 	// long each request took. See plugin.FrontQueue.Served.
 	now    func() int64
 	served func(device uint32, op blk.Op, ns int64)
+
+	spaced bool  // looks at idle sockets are lookEvery apart
+	lookAt int64 // the next of them, by now
 }
 
 // queueStats are counters; written by the queue's thread only.
@@ -175,11 +178,22 @@ func (q *queue) retryBacklog() {
 	}
 }
 
+// lookEvery is the time in nanoseconds between two looks at sockets that had
+// nothing: a spin comes by more often than that, and each look is a system
+// call. A pump that goes to sleep misses nothing by it, since it sleeps on them.
+const lookEvery = 2000
+
 // pollSockets marks the connections that have something to do.
 func (q *queue) pollSockets() {
+	if q.spaced && q.now() < q.lookAt {
+		return
+	}
 	n, errno := epollNow(q.epoll, q.evs[:])
 	if errno != 0 {
 		return // EINTR: the next round looks again
+	}
+	if n == 0 && q.spaced {
+		q.lookAt = q.now() + lookEvery
 	}
 	for _, ev := range q.evs[:n] {
 		q.onEvent(ev)
