@@ -21,8 +21,9 @@
 // returns false when work came meanwhile. Descriptors are watched for edges,
 // so a source need not drain its descriptor, but it must return false from Arm
 // as long as it has something left to do. A descriptor may be an epoll set, but
-// not of further epoll sets: the kernel limits nesting. An idle pump does not
-// wake at all.
+// not of more than one further level of them: the kernel limits nesting. An idle
+// pump does not wake at all. One that is woken now and then sleeps in Go's network
+// poller, where it disturbs no other thread (see park_unsafe.go).
 //
 // # Spinning
 //
@@ -32,7 +33,8 @@
 // processes, not one wake-up: a shorter one makes everybody spin and then sleep
 // all the same. It does not spin after large I/O (the transfer dwarfs the
 // wake-up) nor while fewer than a quarter of the last 16 spins paid off; then
-// one idle moment in 16 is a probe.
+// one idle moment in 16 is a probe. After a sleep of 20 ms and more it always
+// spins: what comes seldom comes in groups.
 //
 // # Hazards
 //

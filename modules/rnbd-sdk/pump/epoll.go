@@ -26,10 +26,11 @@ func (p *Pump) openFDs() (err error) {
 			return fmt.Errorf("epoll_ctl: %w", err)
 		}
 	}
-	return nil
+	return p.openBerth()
 }
 
 func (p *Pump) closeFDs() {
+	p.closeBerth()
 	for _, fd := range []*int{&p.gate, &p.sourcesFD, &p.wakeFD} {
 		if *fd >= 0 {
 			unix.Close(*fd)
@@ -71,6 +72,10 @@ func (p *Pump) unwatch(fd int) {
 // arrives for a caller who drives does not wake it, or puts them back; what
 // came meanwhile and was not consumed wakes it then.
 func (p *Pump) watchSources(on bool) {
+	if p.parked {
+		p.watchBerth(on)
+		return
+	}
 	var events uint32
 	if on {
 		events = unix.EPOLLIN

@@ -92,6 +92,9 @@ type Pump struct {
 	// caller drives, sourcesFD, the epoll set of all sources.
 	gate, sourcesFD, wakeFD int
 	asleep                  atomic.Bool // wakeFD must be kicked to be heard
+	berth                   berth       // where it sleeps instead while there is little to do
+	brisk                   int         // short sleeps in a row; of the owner
+	parked                  bool        // the thread sleeps in the berth; of the owner
 
 	mu      sync.Mutex // guards the mailbox and what follows
 	mailbox []func()
@@ -120,7 +123,7 @@ func New(cfg Config) (*Pump, error) {
 		cfg.Logger = slog.Default()
 	}
 	p := &Pump{cfg: cfg, log: cfg.Logger.With("pump", cfg.Name), done: make(chan struct{}),
-		spinner: newSpinner(cfg.Spin), gate: -1, sourcesFD: -1, wakeFD: -1}
+		spinner: newSpinner(cfg.Spin), gate: -1, sourcesFD: -1, wakeFD: -1, berth: berth{fd: -1}}
 	if err := p.openFDs(); err != nil {
 		p.closeFDs()
 		return nil, fmt.Errorf("new pump %q: %w", cfg.Name, err)
@@ -232,9 +235,15 @@ func (p *Pump) tick() int64 {
 	return p.now
 }
 
-// spin looks again and again within the budget; true: it met work.
+// spin looks again and again within the budget; true: it met work. After a long
+// sleep there is always a budget: what comes seldom often comes in groups, and a
+// miss tells nothing about the spins of a busy pump.
 func (p *Pump) spin() bool {
 	budget := p.spinner.next()
+	rested := p.brisk == 0 && !p.spinner.large
+	if rested {
+		budget = max(budget, p.cfg.Spin)
+	}
 	if budget <= 0 {
 		return false
 	}
@@ -245,7 +254,9 @@ func (p *Pump) spin() bool {
 		now = p.tick()
 		hit = p.turn() > 0
 	}
-	p.spinner.record(hit)
+	if hit || !rested {
+		p.spinner.record(hit)
+	}
 	if hit {
 		p.stats.hits.Add(1)
 	} else {
@@ -258,6 +269,7 @@ func (p *Pump) spin() bool {
 // thread. It returns at once when there is work.
 func (p *Pump) sleep() error {
 	p.stats.loops.Store(p.loops)
+	park := p.mayPark()
 	if !p.armAll() {
 		return nil
 	}
@@ -268,12 +280,32 @@ func (p *Pump) sleep() error {
 		return nil
 	}
 	p.stats.sleeps.Add(1)
+	start := p.tick()
+	err := p.block(park)
+	p.stats.wakes.Add(1)
+	p.slept(time.Duration(p.tick() - start))
+	p.disarmAll()
+	return err
+}
+
+// block sleeps without being the owner.
+func (p *Pump) block(park bool) (err error) {
+	if park {
+		p.parked = true
+		p.watchBerth(true)
+	}
 	p.disown()
-	err := p.wait()
+	if park {
+		err = p.berth.conn.Read(p.berth.look)
+	} else {
+		err = p.wait()
+	}
 	p.asleep.Store(false)
 	p.own()
-	p.stats.wakes.Add(1)
-	p.disarmAll()
+	if park {
+		p.parked = false
+		p.watchBerth(false)
+	}
 	return err
 }
 

@@ -1,0 +1,144 @@
+package pump
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// switches is how often the threads of this process have gone to sleep.
+func switches(t *testing.T) (n int) {
+	t.Helper()
+	tasks, _ := filepath.Glob("/proc/self/task/*/status")
+	for _, task := range tasks {
+		text, err := os.ReadFile(task)
+		if err != nil {
+			continue // it has ended
+		}
+		_, rest, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:")
+		line, _, _ := strings.Cut(rest, "\n")
+		k, err := strconv.Atoi(strings.TrimSpace(line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += k
+	}
+	return n
+}
+
+// beatEvery makes a source that is woken by the kernel's clock, with nothing in
+// this process that would wake it too.
+func beatEvery(t *testing.T, d time.Duration) *probe {
+	t.Helper()
+	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	at := unix.NsecToTimespec(int64(d))
+	if err := unix.TimerfdSettime(fd, 0, &unix.ItimerSpec{Interval: at, Value: at}, nil); err != nil {
+		t.Fatal(err)
+	}
+	var count [8]byte
+	return &probe{fd: fd, hook: func() { // raw: an ordinary call would wake the monitor
+		unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&count)), uintptr(len(count)))
+	}}
+}
+
+// A pump that is woken now and then costs the process a few sleeps of threads
+// each time, not the fifty of the runtime's monitor.
+func TestPump_SeldomWokenWakesNobodyElse(t *testing.T) {
+	const beats = 20
+	best := 1 << 30 // of several: the runtime has work of its own at times
+	for range 3 {
+		p := newPump(t, Config{Name: "seldom"})
+		add(t, p, beatEvery(t, 2*longSleep))
+		p.Start()
+		asleep(t, p)
+		time.Sleep(100 * time.Millisecond)
+		wakes, before := p.Stats().Wakes, switches(t)
+		time.Sleep(2 * beats * longSleep)
+		n, woken := switches(t)-before, int(p.Stats().Wakes-wakes)
+		stopInTime(t, p)
+		if woken < beats/2 {
+			t.Fatalf("woken %d times in %v", woken, 2*beats*longSleep)
+		}
+		if best = min(best, n/woken); best <= 10 {
+			return
+		}
+	}
+	t.Errorf("one wake-up of the pump made threads sleep %d times", best)
+}
+
+func TestPump_ParksWhileItIsSeldomWoken(t *testing.T) {
+	p := newPump(t, Config{Name: "park"})
+	steps := []struct {
+		slept time.Duration
+		times int
+		parks bool
+	}{
+		{0, 0, true},
+		{longSleep / 2, briskAfter - 1, true},
+		{longSleep, 1, true},
+		{longSleep / 2, briskAfter, false},
+		{longSleep / 2, briskAfter, false},
+		{time.Second, 1, true},
+	}
+	for i, s := range steps {
+		for range s.times {
+			p.slept(s.slept)
+		}
+		if got := p.mayPark(); got != s.parks {
+			t.Errorf("step %d, after %d sleeps of %v: parks: %v", i, s.times, s.slept, got)
+		}
+	}
+}
+
+// Whoever wakes it, and whether it blocks or parks, it wakes.
+func TestPump_WakesFromEitherSleep(t *testing.T) {
+	const rounds = 100
+	for _, brisk := range []int{0, briskAfter} {
+		t.Run(fmt.Sprintf("after %d short sleeps", brisk), func(t *testing.T) {
+			p := newPump(t, Config{Name: "either", Spin: -1})
+			s := newProbe(t)
+			add(t, p, s)
+			p.Start()
+			parked := 0
+			for i := range rounds {
+				p.Call(func() { p.brisk = brisk })
+				asleep(t, p)
+				p.owner.Lock()
+				if p.parked {
+					parked++
+				}
+				p.owner.Unlock()
+				before := s.polls.Load()
+				switch i % 3 {
+				case 0:
+					signal(s.fd) // is never read
+				case 1:
+					p.Do(func() {})
+				case 2:
+					if !p.TryDrive(func() { signal(s.fd) }) {
+						t.Fatal("a sleeping pump is not driven")
+					}
+				}
+				for end := time.Now().Add(5 * time.Second); s.polls.Load() == before; time.Sleep(20 * time.Microsecond) {
+					if time.Now().After(end) {
+						t.Fatalf("round %d: it sleeps on", i)
+					}
+				}
+			}
+			if often := parked > rounds/2; often != (brisk < briskAfter) {
+				t.Errorf("it was parked in %d of %d rounds", parked, rounds)
+			}
+		})
+	}
+}

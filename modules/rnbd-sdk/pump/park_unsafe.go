@@ -1,0 +1,122 @@
+package pump
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// A thread that blocks in a system call keeps its place in Go's scheduler for
+// up to 10 ms, and while it does, the runtime's monitor thread wakes up some
+// fifty times to look after it. That is nothing for a pump that is busy, and
+// most of what an idle process does. So a pump that is seldom woken parks its
+// goroutine in Go's network poller: a wake-up takes two threads then, the
+// poller's and the pump's, but the monitor sleeps on.
+
+const (
+	// longSleep is a sleep after which the pump is idle, and parks.
+	longSleep = 20 * time.Millisecond
+	// briskAfter shorter sleeps in a row the pump blocks in a system call, the
+	// faster way. A heartbeat of many connections takes fewer.
+	briskAfter = 32
+)
+
+// berth is an epoll set of the pump's descriptors that Go's poller watches. It
+// is silent but while the pump is parked.
+type berth struct {
+	fd   int // of file; -1: none, the pump does not park
+	file *os.File
+	conn syscall.RawConn
+	look func(uintptr) bool
+}
+
+// openBerth makes the berth. Without Go's poller there is none.
+func (p *Pump) openBerth() error {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("epoll_create1: %w", err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil { // or os.File would not have it polled
+		unix.Close(fd)
+		return fmt.Errorf("epoll set without blocking: %w", err)
+	}
+	p.berth.file = os.NewFile(uintptr(fd), "pump "+p.cfg.Name)
+	if p.berth.file.SetReadDeadline(time.Time{}) != nil {
+		return nil
+	}
+	if p.berth.conn, err = p.berth.file.SyscallConn(); err != nil {
+		return fmt.Errorf("epoll set: %w", err)
+	}
+	p.berth.fd, p.berth.look = fd, p.woken
+	if err := control(fd, unix.EPOLL_CTL_ADD, p.wakeFD, unix.EPOLLIN); err != nil {
+		return fmt.Errorf("epoll_ctl: %w", err)
+	}
+	if err := control(fd, unix.EPOLL_CTL_ADD, p.sourcesFD, 0); err != nil {
+		return fmt.Errorf("epoll_ctl: %w", err)
+	}
+	return nil
+}
+
+func (p *Pump) closeBerth() {
+	if p.berth.file != nil {
+		p.berth.file.Close()
+		p.berth = berth{fd: -1}
+	}
+}
+
+// mayPark tells whether the coming sleep is likely to be a long one. Then it
+// forgets what the sources' descriptors have signalled so far: their Arm, which
+// comes next, tells what is left to do.
+func (p *Pump) mayPark() bool {
+	if p.berth.fd < 0 || p.brisk >= briskAfter {
+		return false
+	}
+	var events [16]unix.EpollEvent
+	for epollNow(p.sourcesFD, events[:]) == len(events) {
+	}
+	return true
+}
+
+// slept notes how long a sleep was.
+func (p *Pump) slept(d time.Duration) {
+	if d >= longSleep {
+		p.brisk = 0
+	} else if p.brisk < briskAfter {
+		p.brisk++
+	}
+}
+
+// watchBerth lets the sources wake the parked goroutine, once, or not.
+func (p *Pump) watchBerth(on bool) {
+	ev := unix.EpollEvent{Events: unix.EPOLLONESHOT, Fd: int32(p.sourcesFD)}
+	if on {
+		ev.Events |= unix.EPOLLIN
+	}
+	unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(p.berth.fd), unix.EPOLL_CTL_MOD, uintptr(p.sourcesFD), uintptr(unsafe.Pointer(&ev)), 0, 0)
+}
+
+// woken tells whether the parked goroutine is to go on. wakeFD is never
+// drained: it may tell of a kick that was heard long ago.
+func (p *Pump) woken(fd uintptr) bool {
+	var events [2]unix.EpollEvent
+	for _, ev := range events[:epollNow(int(fd), events[:])] {
+		if int(ev.Fd) == p.sourcesFD || !p.asleep.Load() {
+			return true
+		}
+	}
+	return false
+}
+
+// epollNow collects waiting events without blocking; a raw call, since an
+// ordinary one would wake the monitor thread.
+func epollNow(fd int, events []unix.EpollEvent) int {
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
+	if errno != 0 {
+		return 0
+	}
+	return int(n)
+}
