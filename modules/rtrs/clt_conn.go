@@ -1,6 +1,8 @@
 package rtrs
 
 import (
+	"time"
+
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -101,6 +103,9 @@ func (c *cltConn) connDown() {
 		lost, counted := c.queue.markLost(c.link)
 		c.stats.finished.add(uint64(counted))
 		c.link.unanswered.Add(lost)
+	}
+	if c.cid == 0 {
+		c.poller.alarms.put(&c.link.hb.alarm, time.Time{})
 	}
 	c.link.fail(ErrConnLost)
 	close(c.gone)

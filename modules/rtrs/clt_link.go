@@ -3,6 +3,7 @@ package rtrs
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -97,6 +98,35 @@ func (l *link) close() {
 	if l.mr != nil {
 		_ = l.mr.Close() // nobody can use it: all queue pairs are gone
 	}
+}
+
+// startBeats begins the heartbeats. Before the link is published.
+func (l *link) startBeats(now time.Time) {
+	c := l.conns[0]
+	l.hb.start(now, l.path.session.Timing().Heartbeat)
+	l.hb.alarm.f = l.beat
+	c.poller.Do(func() {
+		if !c.down {
+			c.poller.alarms.put(&l.hb.alarm, l.hb.next)
+		}
+	})
+}
+
+// beat is called when a heartbeat is due. Owner of connection 0.
+func (l *link) beat(now time.Time) {
+	heard := false
+	for _, c := range l.conns {
+		heard = c.stats.takeHeard() || heard
+	}
+	t := l.path.session.Timing()
+	switch l.hb.tick(now, heard, t.Heartbeat, t.HeartbeatMisses) {
+	case hbSend:
+		l.hb.sendOn(l.conns[0].conn)
+	case hbDead:
+		l.fail(ErrHeartbeat)
+		return
+	}
+	l.conns[0].poller.alarms.put(&l.hb.alarm, l.hb.next)
 }
 
 func (l *link) latencyCost() int64 { return l.hb.latency.Load() }

@@ -60,7 +60,6 @@ type Session struct {
 
 	timing    atomic.Pointer[Timing]
 	maxIOSize atomic.Int64
-	stopTick  func()
 
 	// Lock order: mu, then path.mu. Nobody waits for an owner while holding mu.
 	mu       sync.Mutex
@@ -73,6 +72,7 @@ type Session struct {
 	devices  []*sessionDevice
 	regions  map[*Region]struct{}
 	lastID   int
+	opened   bool // Open has succeeded: events are handed out
 	closed   bool
 	adding   sync.WaitGroup // paths under way; Add only with mu held and closed unset
 }
@@ -95,7 +95,7 @@ func Open(ctx context.Context, name string, paths []PathAddr, cfg ClientConfig) 
 		}
 	}
 	s.mu.Lock()
-	s.stopTick = processClock.subscribe(tickFor(s.Timing()), s.tick)
+	s.opened = true
 	s.mu.Unlock()
 	go s.events.run(cfg.OnEvent)
 	return s, nil
@@ -193,18 +193,13 @@ func (s *Session) SetPolicy(p Policy) error {
 // Timing returns the timers.
 func (s *Session) Timing() Timing { return *s.timing.Load() }
 
-// SetTiming changes the timers. A wait under way goes on.
+// SetTiming changes the timers. A wait under way goes on, and so does the
+// current interval between two heartbeats.
 func (s *Session) SetTiming(t Timing) error {
 	if err := t.Validate(); err != nil {
 		return fmt.Errorf("rtrs: session %s: %w: %w", s.name, syscall.EINVAL, err)
 	}
 	s.timing.Store(&t)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stopTick != nil && !s.closed {
-		s.stopTick()
-		s.stopTick = processClock.subscribe(tickFor(t), s.tick)
-	}
 	return nil
 }
 
@@ -361,11 +356,8 @@ func (s *Session) ReconnectPath(ctx context.Context, id int) error {
 func (s *Session) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
-	stop := s.stopTick
+	opened := s.opened
 	s.mu.Unlock()
-	if stop != nil {
-		stop()
-	}
 	s.adding.Wait()
 	for _, i := range s.Paths() {
 		if err := s.RemovePath(ctx, i.ID); err != nil && !errors.Is(err, syscall.ENOENT) {
@@ -378,7 +370,7 @@ func (s *Session) Close(ctx context.Context) error {
 		}
 	}
 	s.events.close()
-	if stop != nil {
+	if opened {
 		select {
 		case <-s.events.done:
 		case <-ctx.Done():
@@ -450,7 +442,7 @@ func (s *Session) addLink(l *link) error {
 	}
 	i, _ := slices.BinarySearchFunc(s.links, l.path.id, func(o *link, id int) int { return o.path.id - id })
 	s.links = slices.Insert(s.links, i, l)
-	l.hb.start(time.Now(), s.Timing().Heartbeat)
+	l.startBeats(time.Now())
 	return nil
 }
 
@@ -492,25 +484,5 @@ func (s *Session) linkDown(l *link) {
 	}
 	for _, q := range s.queues {
 		q.poller.Do(q.resume) // what waits for this path must not
-	}
-}
-
-// tick runs the heartbeats.
-func (s *Session) tick(now time.Time) {
-	t := s.Timing()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, l := range s.links {
-		heard := false
-		for _, c := range l.conns {
-			heard = c.stats.takeHeard() || heard
-		}
-		switch l.hb.tick(now, heard, t.Heartbeat, t.HeartbeatMisses) {
-		case hbSend:
-			c := l.conns[0]
-			c.poller.Do(func() { l.hb.sendOn(c.conn) })
-		case hbDead:
-			l.fail(ErrHeartbeat)
-		}
 	}
 }

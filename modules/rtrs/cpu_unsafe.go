@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +16,13 @@ import (
 func currentCPU() (cpu uint32) {
 	_, _, _ = unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0)
 	return cpu
+}
+
+// setTimer makes a timerfd readable once after d; 0: never. A raw call, since an
+// ordinary one wakes the monitor thread of Go's runtime.
+func setTimer(fd int, d time.Duration) {
+	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(d))}
+	_, _, _ = unix.RawSyscall6(unix.SYS_TIMERFD_SETTIME, uintptr(fd), 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0)
 }
 
 // possibleCPUs is one more than the largest number that a CPU can have.

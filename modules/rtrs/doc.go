@@ -86,6 +86,8 @@
 // opens, closes or asks may be called by any other goroutine, and waits for the
 // owner where it must. So never call those from the owner itself, that is from
 // OnDone, OnPermit or ServerHandler.Request. OnEvent has a goroutine of its own.
+// Heartbeats are sent by the owner of connection 0, woken by the poller's timer;
+// no goroutine has one while nothing happens.
 //
 // # Hazards
 //

@@ -14,9 +14,11 @@ import (
 // unanswered HB_MSG, it is dead; if one is unanswered, wait; else send one.
 // Anything that arrives on any connection of the path counts as an answer.
 type heartbeat struct {
-	// The ticker's.
+	// Of the owner of connection 0.
 	next   time.Time
+	last   time.Time // when it was due last, or the start
 	missed int
+	alarm  alarm
 
 	sentAt  atomic.Int64 // Unix ns of the last HB_MSG; 0: answered
 	latency atomic.Int64 // ns of the last round trip, 0: none yet
@@ -34,7 +36,7 @@ const (
 // start begins watching: the first HB_MSG goes out between one and two
 // intervals from now.
 func (h *heartbeat) start(now time.Time, interval time.Duration) {
-	h.next, h.missed = beat(now.Add(interval), interval), 0
+	h.next, h.last, h.missed = beat(now.Add(interval), interval), now, 0
 	h.sentAt.Store(0)
 }
 
@@ -51,8 +53,8 @@ func beat(t time.Time, interval time.Duration) time.Time {
 	return t
 }
 
-// tick is called by the ticker, more often than the interval. heard tells
-// whether anything arrived since the last call.
+// tick is called at h.next, or before. heard tells whether anything arrived since
+// the last call.
 func (h *heartbeat) tick(now time.Time, heard bool, interval time.Duration, limit int) hbAction {
 	if heard {
 		h.missed = 0
@@ -60,7 +62,7 @@ func (h *heartbeat) tick(now time.Time, heard bool, interval time.Duration, limi
 	if now.Before(h.next) {
 		return hbNothing
 	}
-	h.next = beat(now.Add(1), interval)
+	h.next, h.last = beat(now.Add(1), interval), now
 	switch {
 	case h.missed > limit:
 		return hbDead
@@ -70,6 +72,18 @@ func (h *heartbeat) tick(now time.Time, heard bool, interval time.Duration, limi
 	}
 	h.missed = 1
 	return hbSend
+}
+
+// follow is called when an HB_MSG of the peer has come: ours goes out together
+// with the answer, so that two idle hosts wake once per interval and not twice.
+// Ours is not due again before the peer's next one has had its time and some
+// more. Only one end may follow.
+func (h *heartbeat) follow(now time.Time, interval time.Duration, tick func(now time.Time)) {
+	if now.Sub(h.last) >= interval/2 {
+		h.next = now
+		tick(now)
+	}
+	h.next = now.Add(interval + interval/8)
 }
 
 // lastLatency returns the last round trip, 0 before the first.

@@ -1,6 +1,7 @@
 package rtrs
 
 import (
+	"fmt"
 	"maps"
 	"testing"
 	"time"
@@ -65,5 +66,57 @@ func TestHeartbeatsOfAllPathsAreSentTogether(t *testing.T) {
 	want := map[time.Duration]int{1 * time.Second: 1, 2 * time.Second: 10, 3 * time.Second: 10, 4 * time.Second: 10}
 	if !maps.Equal(sent, want) {
 		t.Errorf("sent at %v, want %v", sent, want)
+	}
+}
+
+// An end that follows sends together with its answers to the peer's heartbeats,
+// and is no later than others to notice that the peer is gone.
+func TestR090_R093_HeartbeatThatFollowsThePeers(t *testing.T) {
+	const (
+		interval, limit = time.Second, 4
+		alive           = 50 * time.Second // of the peer, which answers at once
+	)
+	for _, every := range []time.Duration{interval, interval * 9 / 10, interval * 5} {
+		for _, phase := range []time.Duration{0, 300 * time.Millisecond, 700 * time.Millisecond} {
+			var h heartbeat
+			up := firstBeat.Add(500 * time.Second)
+			h.start(up, interval)
+			sent, alone, heard, dead := 0, 0, false, false
+			tick := func(now time.Time) {
+				switch h.tick(now, heard, interval, limit) {
+				case hbSend:
+					sent++
+				case hbDead:
+					dead = true
+				}
+				heard = false
+			}
+			next, end := phase+interval, time.Duration(0) // the peer's next heartbeat
+			for ; !dead; end += time.Millisecond {
+				now := up.Add(end)
+				if !now.Before(h.next) {
+					before := sent
+					tick(now)
+					if end < alive {
+						alone += sent - before
+					}
+				}
+				if end < alive && end == next {
+					heard, next = true, next+every
+					h.follow(now, interval, tick)
+				}
+				heard = heard || h.missed > 0 && end < alive
+			}
+			name := fmt.Sprintf("peer's interval %v, phase %v", every, phase)
+			if every <= interval && alone > 2 {
+				t.Errorf("%s: %d of %d heartbeats did not follow", name, alone, sent)
+			}
+			if n := int(alive / interval); sent < n-10 || sent > n+10 {
+				t.Errorf("%s: %d heartbeats, want about %d", name, sent, n)
+			}
+			if silent := end - alive; silent < (limit+1)*interval-interval/100 || silent > (limit+2)*interval+interval/4 {
+				t.Errorf("%s: the peer was silent for %v", name, silent)
+			}
+		}
 	}
 }

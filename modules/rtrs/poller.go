@@ -36,7 +36,8 @@ type Poller struct {
 	at     [pollBatch]*conn
 	asleep bool // Arm returned true and Poll was not called since
 	polls  uint32
-	cpu    uint32       // that the owner ran on when it was last looked up
+	cpu    uint32 // that the owner ran on when it was last looked up
+	alarms alarms
 	clock  func() int64 // see UseClock; nil: its own
 	timed  bool         // time is that of this turn
 	time   int64
@@ -71,6 +72,11 @@ func NewPoller(index int) (*Poller, error) {
 		_ = unix.Close(p.epfd)
 		return nil, fmt.Errorf("poller %d: mailbox: %w", index, err)
 	}
+	if err = p.alarms.open(p.epfd); err != nil {
+		p.mail.close()
+		_ = unix.Close(p.epfd)
+		return nil, fmt.Errorf("poller %d: timer: %w", index, err)
+	}
 	p.cqs.Store(new([]*pollerCQ))
 	p.conns.Store(new([]atomic.Pointer[conn]))
 	return p, nil
@@ -83,22 +89,30 @@ func (p *Poller) Index() int { return p.index }
 // events it handled. Owner only.
 func (p *Poller) Poll() int {
 	p.timed = false
+	n := 0
 	if p.polls++; p.asleep || p.polls%cpuEvery == 0 {
 		p.cpu = currentCPU()
+	}
+	if p.asleep || p.polls%alarmEvery == 0 {
+		n = p.alarms.run(time.Now())
 	}
 	if p.asleep {
 		p.asleep = false
 		p.mail.disarm()
 	}
-	n := p.mail.run()
+	n += p.mail.run()
 	for _, q := range *p.cqs.Load() {
 		n += p.pollCQ(q)
 	}
 	return n
 }
 
-// cpuEvery polls the owner's CPU is looked up even if it never sleeps.
-const cpuEvery = 1024
+// Even if it never sleeps, the owner looks up its CPU every cpuEvery polls, and
+// its alarms every alarmEvery.
+const (
+	cpuEvery   = 1024
+	alarmEvery = 64
+)
 
 // processStart is the zero of Now.
 var processStart = time.Now()
@@ -171,7 +185,7 @@ func lookup(conns []atomic.Pointer[conn], ctx uint64) *conn {
 // something to do already: call Poll instead of sleeping. Owner only.
 func (p *Poller) Arm() bool {
 	p.asleep, p.timed = true, false
-	if !p.mail.arm() {
+	if !p.alarms.arm() || !p.mail.arm() {
 		return false
 	}
 	for _, q := range *p.cqs.Load() {
@@ -247,6 +261,7 @@ func (p *Poller) Close() error {
 	}
 	p.cqs.Store(new([]*pollerCQ))
 	p.mail.close()
+	p.alarms.close()
 	_ = unix.Close(p.epfd)
 	return err
 }

@@ -207,11 +207,12 @@ func TestPathStuckInConnectingIsClosed(t *testing.T) {
 		defer s.mu.Unlock()
 		return s.sessions[p.req.PathsUUID].paths[0]
 	}()
-	path.tick(time.Now().Add(zombieTimeout - time.Second))
 	if st := path.State(); st != SrvPathConnecting {
 		t.Fatalf("%s before the time", st)
 	}
-	path.tick(time.Now().Add(zombieTimeout + time.Second))
+	if !path.zombie.Reset(time.Millisecond) {
+		t.Fatal("no timer was running")
+	}
 	waitFor(t, "both connections to be closed", func() bool { p.pump(); return p.downs == 2 })
 	waitFor(t, "the memory to be freed", func() bool { _, _, alive := s.handler.counts(); return alive == 0 })
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -202,6 +203,9 @@ func (c *srvConn) onImm(imm rtrswire.Imm) {
 		c.onRequest(imm)
 	case c.cid == 0:
 		c.path.hb.onImm(c.conn, imm)
+		if imm.Type() == rtrswire.ImmHeartbeat {
+			c.path.followBeat(time.Now())
+		}
 	}
 }
 
@@ -498,6 +502,9 @@ func (c *srvConn) connFailed(err error) { c.path.close(err) }
 // connDown drops what waits for room. The connection is at its end when the
 // consumer has answered the rest.
 func (c *srvConn) connDown() {
+	if c.cid == 0 {
+		c.poller.alarms.put(&c.path.hb.alarm, time.Time{})
+	}
 	c.path.close(ErrConnLost)
 	if c.inflight == 0 {
 		c.path.live.Done()

@@ -79,6 +79,8 @@ const (
 	minChunkSize = 8192
 	// zombieTimeout ends a path that does not get connected.
 	zombieTimeout = 30 * time.Second
+	// acceptPause follows a failure to accept.
+	acceptPause = 250 * time.Millisecond
 )
 
 func (c *ServerConfig) check() error {
@@ -111,7 +113,6 @@ type Server struct {
 	accepting sync.Mutex
 
 	mu        sync.Mutex
-	stopTicks func()
 	sessions  map[rtrswire.UUID]*SrvSession
 	listeners []verbs.Listener
 	closed    bool
@@ -133,7 +134,6 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		sessions: map[rtrswire.UUID]*SrvSession{},
 	}
 	s.timing.Store(&cfg.Timing)
-	s.stopTicks = processClock.subscribe(tickFor(cfg.Timing), s.tick)
 	return s, nil
 }
 
@@ -146,14 +146,7 @@ func (s *Server) SetTiming(t Timing) error {
 	if err := t.Validate(); err != nil {
 		return fmt.Errorf("rtrs server: %w: %w", syscall.EINVAL, err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.timing.Store(&t)
-	s.stopTicks()
-	if s.closed {
-		return nil
-	}
-	s.stopTicks = processClock.subscribe(tickFor(t), s.tick)
 	return nil
 }
 
@@ -190,7 +183,7 @@ func (s *Server) run(dev verbs.Device, l verbs.Listener) {
 			return
 		default:
 			s.log.Warn("rtrs: accept", "addr", l.Addr(), "err", err)
-			time.Sleep(tickPeriod)
+			time.Sleep(acceptPause)
 		}
 	}
 }
@@ -286,17 +279,6 @@ func (s *Server) DisconnectPath(session string, path int) error {
 	return fmt.Errorf("session %q: %w", session, syscall.ENOENT)
 }
 
-// tick serves the timers of all paths.
-func (s *Server) tick(now time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, sess := range s.sessions {
-		for _, p := range sess.paths {
-			p.tick(now)
-		}
-	}
-}
-
 // Close closes the listeners and all paths and waits until the last session
 // is gone or ctx is done.
 func (s *Server) Close(ctx context.Context) error {
@@ -318,9 +300,6 @@ func (s *Server) Close(ctx context.Context) error {
 			return fmt.Errorf("close rtrs server: %w", err)
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stopTicks()
 	return nil
 }
 

@@ -37,7 +37,7 @@ type srvPath struct {
 	uuid           rtrswire.UUID
 	dev            verbs.Device
 	client, server netip.AddrPort
-	born           time.Time
+	zombie         *time.Timer // while connecting
 
 	newRkey bool // keys change after each use, answers carry them
 	canInv  bool // the fabric has SEND WITH INVALIDATE
@@ -80,7 +80,6 @@ func newSrvPath(s *SrvSession, dev verbs.Device, req verbs.ConnRequest, f *rtrsw
 		dev:     dev,
 		client:  req.RemoteAddr(),
 		server:  req.LocalAddr(),
-		born:    time.Now(),
 		newRkey: s.srv.cfg.AlwaysInvalidate && caps&rotation == rotation,
 		canInv:  caps&verbs.CapSendInv != 0,
 		conns:   make([]*srvConn, f.CIDNum),
@@ -91,6 +90,7 @@ func newSrvPath(s *SrvSession, dev verbs.Device, req verbs.ConnRequest, f *rtrsw
 		p.free()
 		return nil, fmt.Errorf("register chunks on %s: %w", dev.Info().Name, err)
 	}
+	p.zombie = time.AfterFunc(zombieTimeout, p.expire)
 	if s.srv.cfg.AlwaysInvalidate && !p.newRkey {
 		p.log("rtrs: always_invalidate is off for this path: the device cannot change keys", "device", dev.Info().Name)
 	}
@@ -233,12 +233,15 @@ func (p *srvPath) establish(m rtrswire.InfoReq) error {
 			return err
 		}
 	}
-	p.hb.start(time.Now(), p.sess.srv.Timing().Heartbeat)
 	if err := p.sess.pathUp(p); err != nil {
 		return err
 	}
+	p.zombie.Stop()
 	p.log("rtrs: path connected")
-	return p.conns[0].onOwner(ctx, p.conns[0].postInfoRsp)
+	return p.conns[0].onOwner(ctx, func() error {
+		p.startBeats(time.Now())
+		return p.conns[0].postInfoRsp()
+	})
 }
 
 // complete tells whether all connections are there.
@@ -269,8 +272,16 @@ func (p *srvPath) close(cause error) {
 		}
 	}
 	p.cause = cause
+	p.zombie.Stop()
 	close(p.closing)
 	go p.teardown()
+}
+
+// expire closes the path if it is not connected yet.
+func (p *srvPath) expire() {
+	if p.State() == SrvPathConnecting {
+		p.close(protocolErrorf("not connected within %s", zombieTimeout))
+	}
 }
 
 // closeAndWait closes the path and waits until it is gone.
@@ -330,19 +341,22 @@ func (p *srvPath) free() {
 	}
 }
 
-// tick serves the path's timers. Holds the server's mu.
-func (p *srvPath) tick(now time.Time) {
-	switch p.State() {
-	case SrvPathConnecting:
-		if now.Sub(p.born) > zombieTimeout {
-			p.close(protocolErrorf("not connected within %s", zombieTimeout))
-		}
-	case SrvPathConnected:
-		p.tickHeartbeat(now)
+// startBeats begins the heartbeats. Owner of connection 0, like all that follows.
+func (p *srvPath) startBeats(now time.Time) {
+	c := p.conns[0]
+	if c.down {
+		return
 	}
+	p.hb.start(now, p.sess.srv.Timing().Heartbeat)
+	p.hb.alarm.f = p.beat
+	c.poller.alarms.put(&p.hb.alarm, p.hb.next)
 }
 
-func (p *srvPath) tickHeartbeat(now time.Time) {
+// beat is called when a heartbeat is due.
+func (p *srvPath) beat(now time.Time) {
+	if !p.connected() {
+		return
+	}
 	heard := false
 	for _, c := range p.conns {
 		heard = c.stats.takeHeard() || heard
@@ -350,15 +364,21 @@ func (p *srvPath) tickHeartbeat(now time.Time) {
 	t := p.sess.srv.Timing()
 	switch p.hb.tick(now, heard, t.Heartbeat, t.HeartbeatMisses) {
 	case hbSend:
-		c := p.conns[0]
-		c.poller.Do(func() {
-			if !c.down {
-				p.hb.sendOn(c.conn)
-			}
-		})
+		p.hb.sendOn(p.conns[0].conn)
 	case hbDead:
 		p.close(fmt.Errorf("%w: nothing heard for %d x %s", ErrHeartbeat, t.HeartbeatMisses+2, t.Heartbeat))
+		return
 	}
+	p.conns[0].poller.alarms.put(&p.hb.alarm, p.hb.next)
+}
+
+// followBeat is called when the client's HB_MSG was answered.
+func (p *srvPath) followBeat(now time.Time) {
+	if !p.connected() || p.hb.alarm.slot == 0 {
+		return
+	}
+	p.hb.follow(now, p.sess.srv.Timing().Heartbeat, p.beat)
+	p.conns[0].poller.alarms.put(&p.hb.alarm, p.hb.next)
 }
 
 // info describes the path. Holds the server's mu.

@@ -617,3 +617,13 @@ func (l *wireLog) take() []loopback.Event {
 }
 
 func le32(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
+
+// waitFor polls cond for at most 10 s.
+func waitFor(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !cond(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("timed out waiting for %s", what)
+		}
+	}
+}

@@ -1,0 +1,124 @@
+package rtrs
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// alarm is something that the owner of a poller does at a time that it has set
+// before. It belongs to that owner.
+type alarm struct {
+	f    func(now time.Time) // may set its alarm, or any other, again
+	at   int64               // ns since processStart; 0: not set
+	slot int                 // in alarms.list, from 1; 0: not there
+}
+
+// alarms are those of one poller. All that are due at a time cost one wake-up
+// of its owner, and those that are not cost nothing: the clock is one
+// descriptor among those that the owner sleeps on.
+type alarms struct {
+	fd    int      // timerfd
+	set   int64    // when fd fires; 0: never
+	next  int64    // the earliest, or a time before it if stale; 0: none
+	stale bool     // next has to be found again
+	list  []*alarm // in no order
+}
+
+func (a *alarms) open(epfd int) (err error) {
+	if a.fd, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK); err != nil {
+		return fmt.Errorf("timerfd_create: %w", err)
+	}
+	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(a.fd)}
+	if err := unix.EpollCtl(epfd, unix.EPOLL_CTL_ADD, a.fd, &ev); err != nil {
+		_ = unix.Close(a.fd)
+		return fmt.Errorf("epoll_ctl: %w", err)
+	}
+	return nil
+}
+
+func (a *alarms) close() { _ = unix.Close(a.fd) }
+
+// put sets al to a time, instead of the one that it was set to. The zero time
+// takes it back.
+func (a *alarms) put(al *alarm, at time.Time) {
+	al.at, a.stale = 0, true
+	if at.IsZero() {
+		a.drop(al)
+		return
+	}
+	al.at = max(int64(at.Sub(processStart)), 1)
+	if al.slot == 0 {
+		a.list = append(a.list, al)
+		al.slot = len(a.list)
+	}
+	if a.next == 0 || al.at < a.next {
+		a.next = al.at
+	}
+}
+
+func (a *alarms) drop(al *alarm) {
+	if al.slot == 0 {
+		return
+	}
+	last := a.list[len(a.list)-1]
+	a.list[al.slot-1], last.slot = last, al.slot
+	a.list[len(a.list)-1] = nil
+	a.list, al.slot = a.list[:len(a.list)-1], 0
+}
+
+// run calls those that are due and returns their number.
+func (a *alarms) run(now time.Time) (n int) {
+	t := int64(now.Sub(processStart))
+	if a.next == 0 || t < a.next {
+		return 0
+	}
+	for i := 0; i < len(a.list); {
+		al := a.list[i]
+		if al.at > t {
+			i++
+			continue
+		}
+		al.at = 0
+		al.f(now)
+		n++
+		if al.at == 0 {
+			a.drop(al)
+		} else {
+			i++
+		}
+	}
+	a.find()
+	return n
+}
+
+// find looks for the earliest.
+func (a *alarms) find() {
+	a.stale, a.next = false, math.MaxInt64
+	for _, al := range a.list {
+		a.next = min(a.next, al.at)
+	}
+	if len(a.list) == 0 {
+		a.next = 0
+	}
+}
+
+// arm makes fd readable at the earliest. It returns false if that is now.
+func (a *alarms) arm() bool {
+	if a.stale {
+		a.find()
+	}
+	wait := time.Duration(0)
+	if a.next != 0 {
+		if wait = time.Duration(a.next) - time.Since(processStart); wait <= 0 {
+			return false
+		}
+	}
+	if a.next != a.set {
+		a.set = a.next
+		setTimer(a.fd, wait)
+	}
+	return true
+}
