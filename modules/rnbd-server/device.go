@@ -174,6 +174,7 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool,
 	s.mu.Lock()
 	s.devices[key] = d
 	s.mu.Unlock()
+	s.noteNode(d)
 	return d, nil
 }
 

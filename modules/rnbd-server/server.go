@@ -40,7 +40,8 @@ type Server struct {
 
 	admin sync.WaitGroup // requests answered off the pumps
 
-	stopWatch func() // ends watchSizes, and waits for that
+	stopWatch  func()        // ends watchSizes, and waits for that
+	nodeOpened chan struct{} // of room for one: a device with a node is open
 }
 
 // pumpShare is what one pump owns.
@@ -58,7 +59,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	cfg.nameLoggers()
 	s := &Server{
 		cfg: cfg, log: cfg.logger("server"), jail: jail{cfg.SearchPath},
-		writers: writers{}, devices: map[deviceKey]*device{},
+		writers: writers{}, devices: map[deviceKey]*device{}, nodeOpened: make(chan struct{}, 1),
 	}
 	defer func() {
 		if err != nil {

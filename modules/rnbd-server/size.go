@@ -23,19 +23,55 @@ import (
 // clients are told. Names that are opaque have no node: there is the command
 // alone.
 
-// watchSizes looks every interval, until ctx ends.
+// watchSizes looks every interval, until ctx ends. While no device has a node it
+// sleeps.
 func (s *Server) watchSizes(ctx context.Context, interval time.Duration) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
+	var devices []*device
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		for _, d := range s.openDevices() {
+		devices = s.devicesWithNode(devices[:0])
+		for _, d := range devices {
 			s.watch(ctx, d)
 		}
+		if len(devices) > 0 {
+			continue
+		}
+		tick.Stop()
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.nodeOpened:
+			tick.Reset(interval)
+		}
+	}
+}
+
+// devicesWithNode adds to out the open devices that have a node.
+func (s *Server) devicesWithNode(out []*device) []*device {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range s.devices {
+		if d.file != nil {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// noteNode tells watchSizes that d is open.
+func (s *Server) noteNode(d *device) {
+	if d.file == nil {
+		return
+	}
+	select {
+	case s.nodeOpened <- struct{}{}:
+	default: // it has not heard of the last one yet
 	}
 }
 
