@@ -107,7 +107,8 @@ func ownClaims(write bool) []claim {
 		claim{"P13", d16, kiops, direct, off, nil, 0.85},
 		claim{"P13", d64, kiops, direct, off, nil, 0.85},
 		claim{"P13", seq, bandwidth, direct, off, nil, 0.85},
-		claim{"P14", seq, bandwidth, overRoCE, []string{direct}, nil, 1})
+		claim{"P14", seq, bandwidth, overRoCE, []string{direct}, nil, 1},
+		claim{"P14", seq, cpuPerGB, overRoCE, []string{direct}, nil, 0})
 }
 
 func pathClaims(write bool) []claim {
