@@ -42,6 +42,7 @@ func TestGuest(t *testing.T) {
 				{"unmap while mounted", testUnmapMounted},
 				{"forced unmap under load", testForcedUnmapUnderLoad},
 				{"bad input", testBadInput},
+				{"links by udev", testUdev},
 			} {
 				t.Run(test.name, func(t *testing.T) { test.run(t, s) })
 			}
@@ -67,6 +68,12 @@ func testBlockDevice(t *testing.T, s *stack) {
 	link := filepath.Join(s.client.Links, d.Session, "!dev!ram0")
 	if target, err := os.Readlink(link); err != nil || target != node {
 		t.Errorf("%s leads to %q, %v; want %s", link, target, err, node)
+	}
+	for line := range strings.Lines(s.client.Log()) { // what the driver offers is in it
+		if strings.Contains(line, "disk is ready") {
+			t.Log(line)
+			break
+		}
 	}
 	data := filepath.Join(t.TempDir(), "data")
 	run(t, "dd", "if=/dev/urandom", "of="+data, "bs=1M", "count=4")

@@ -4,6 +4,7 @@
 //	make test-devices                       the short form
 //	make soak                               with what takes long: hours
 //	make soak RUN=TestInGuest/ublk/power    a part of it
+//	make soak RUN=TestInGuest/newer/growing a part of it on a newer kernel
 //	RNBD_KERNEL=1 go test -run TestInGuest/nbd/raid -v .
 //
 // The test binary plays both parts: on the host it boots the guest and runs

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rnbd-go/rnbd/test/devices/filemodel"
 	"github.com/rnbd-go/rnbd/test/lab"
 )
@@ -154,21 +156,32 @@ func testStress(t *testing.T, s *stack) {
 	})
 }
 
-// testGrowing makes an image larger under a mounted file system. ublk of Linux
-// 6.12 cannot change a disk: there the new size comes with the next mapping.
+// testGrowing makes an image larger under a mounted file system, while all is
+// well and while the processes that serve the disk die.
 func testGrowing(t *testing.T, s *stack) {
-	const before, after = 16 << 20, 32 << 20
+	const before, step = 16 << 20, 16 << 20
 	ext4 := fileSystems[0]
-	image := s.image(t, before)
-	d, node := s.disk(t, image)
+	size := int64(before)
+	image := s.image(t, size)
+	d, node := s.disk(t, image, queueing)
 	dir := ext4.make(t, node)
 	run(t, "cp", "-r", tree(), filepath.Join(dir, "tree"))
-	must(t, os.Truncate(image, after))
+	data := filepath.Join(t.TempDir(), "data")
+	run(t, "dd", "if=/dev/urandom", "of="+data, "bs=1M", fmt.Sprint("count=", step*3/4>>20))
+	larger := func() { size += step; must(t, os.Truncate(image, size)) }
+	copies := 0
+	fill := func() {
+		eventually(t, "the disk has the new size", func() bool { return sizeOf(t, node) == size })
+		run(t, "resize2fs", node)
+		copies++
+		run(t, "cp", data, filepath.Join(dir, fmt.Sprint("data", copies))) // there was no room for that
+	}
+	larger()
 	eventually(t, "the client knows the new size", func() bool {
 		now, err := s.client.Device(d.Name)
-		return err == nil && now.Limits.Size == after
+		return err == nil && now.Limits.Size == uint64(size)
 	})
-	if s.frontend == "ublk" {
+	if !s.resizes(t) { // the new size comes with the next mapping
 		if got := sizeOf(t, node); got != before {
 			t.Errorf("the disk has %d bytes without a new mapping", got)
 		}
@@ -177,15 +190,39 @@ func testGrowing(t *testing.T, s *stack) {
 		d, node = s.disk(t, image)
 		ext4.mountAt(t, node, dir)
 	}
-	eventually(t, "the disk has the new size", func() bool { return sizeOf(t, node) == after })
-	run(t, "resize2fs", node)
-	data := filepath.Join(t.TempDir(), "data")
-	run(t, "dd", "if=/dev/urandom", "of="+data, "bs=1M", fmt.Sprint("count=", before>>20)) // there was no room for that
-	run(t, "cp", data, dir)
+	fill()
+	if s.resizes(t) {
+		killFrontend(t, s, node)
+		larger()
+		fill()
+	}
+	if s.resizes(t) && s.frontend == "ublk" { // nobody tells the next daemon what happened meanwhile
+		must(t, s.client.Kill())
+		larger()
+		must(t, s.client.Start())
+		fill()
+	}
 	ext4.remount(t, node, dir)
-	run(t, "cmp", data, filepath.Join(dir, "data"))
+	for i := range copies {
+		run(t, "cmp", data, filepath.Join(dir, fmt.Sprint("data", i+1)))
+	}
 	run(t, "diff", "-r", tree(), filepath.Join(dir, "tree"))
 	ext4.end(t, node, dir)
+}
+
+// resizes: disks of this front end change their size on this kernel. nbd always
+// could.
+func (s *stack) resizes(t *testing.T) bool {
+	if s.frontend != "ublk" {
+		return true
+	}
+	var name unix.Utsname
+	must(t, unix.Uname(&name))
+	var major, minor int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor); err != nil {
+		t.Fatalf("release %q: %v", name.Release, err)
+	}
+	return major > 6 || major == 6 && minor >= 16
 }
 
 func sizeOf(t *testing.T, node string) int64 {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/test/kernelvm/kernel"
 	"github.com/rnbd-go/rnbd/test/kernelvm/vm"
 	"github.com/rnbd-go/rnbd/test/lab"
 )
@@ -18,6 +19,7 @@ import (
 var (
 	inGuest = flag.Bool("guest", false, "this is the guest: run the tests here")
 	bin     = flag.String("bin", "", "folder of the programs (with -guest)")
+	udev    = flag.String("udev", "", "folder with the files of the package udev (with -guest); empty: its test is left out")
 	long    = flag.Bool("long", os.Getenv("RNBD_LONG") != "", "the long form")
 )
 
@@ -43,10 +45,29 @@ var frontends = []struct {
 	{"nbd", []string{"nbd"}},
 }
 
+// machine is a guest to boot, for the tests of one front end.
+type machine struct {
+	name, frontend string
+	modules        []string
+	newer          bool // with the kernel of Debian's backports
+}
+
+// machines are one per front end. The long form has one more, for what ublk has
+// learned since the usual kernel; its tests are in their short form.
+func machines() (out []machine) {
+	for _, fe := range frontends {
+		out = append(out, machine{name: fe.name, frontend: fe.name, modules: fe.modules})
+		if fe.name == "ublk" && *long {
+			out = append(out, machine{name: "newer", frontend: fe.name, modules: fe.modules, newer: true})
+		}
+	}
+	return out
+}
+
 // limit bounds the tests of one guest. A quiet machine needs a third of it.
 func limit() time.Duration { return pick(18*time.Minute, 2*time.Hour) }
 
-// TestInGuest boots a guest per front end and has it run TestGuest.
+// TestInGuest boots the machines and has them run TestGuest.
 func TestInGuest(t *testing.T) {
 	if *inGuest {
 		t.Skip("this is the guest")
@@ -60,14 +81,20 @@ func TestInGuest(t *testing.T) {
 	if out, err := exec.Command("go", "test", "-c", "-o", binary, ".").CombinedOutput(); err != nil {
 		t.Fatalf("build the tests: %v\n%s", err, out)
 	}
+	var udevFiles string
+	if *long {
+		if udevFiles, err = kernel.Unpack("udev"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	dir := filepath.Join(lab.Root(), "test", "devices")
-	for _, fe := range frontends {
-		t.Run(fe.name, func(t *testing.T) {
-			g := vm.Boot(t, vm.Config{MemMiB: 3072, Modules: append([]string{"loop", "ext4", "xfs"}, fe.modules...)})
+	for _, m := range machines() {
+		t.Run(m.name, func(t *testing.T) {
+			g := vm.Boot(t, vm.Config{MemMiB: 3072, Modules: append([]string{"loop", "ext4", "xfs"}, m.modules...), Newer: m.newer})
 			ctx, cancel := context.WithTimeout(t.Context(), limit()+time.Minute)
 			defer cancel()
-			out, err := g.Try(ctx, "sh", "-c", `cd "$0" && exec "$@"`, dir, binary, "-guest", "-bin", programs, fmt.Sprintf("-long=%v", *long),
-				"-test.v", "-test.parallel", "4", "-test.timeout", limit().String(), "-test.run", guestTests(fe.name))
+			out, err := g.Try(ctx, "sh", "-c", `cd "$0" && exec "$@"`, dir, binary, "-guest", "-bin", programs, "-udev", udevFiles, fmt.Sprintf("-long=%v", *long && !m.newer),
+				"-test.v", "-test.parallel", "4", "-test.timeout", limit().String(), "-test.run", guestTests(m.frontend))
 			if report(t, out) == 0 {
 				t.Errorf("no test ran in the guest")
 			}

@@ -1,6 +1,9 @@
 // Package kernel fetches a Linux kernel of Debian for guests to boot and builds
 // its RDMA block modules, which Debian leaves out: rtrs, rnbd and siw.
 //
+// Where a test is about what the kernel has learned since, there is the one of
+// Debian's backports: PrepareNewer.
+//
 // Everything lands in a cache folder of the repository, by kernel version; the
 // host's own kernel and modules are not touched. Processes that prepare the
 // same version wait for each other.
@@ -29,7 +32,7 @@ const recipe = "1"
 type Kernel struct {
 	Release string // as in uname -r
 	Image   string // to boot
-	Modules string // a folder lib/modules/Release, with rtrs, rnbd and siw in "extra"
+	Modules string // a folder lib/modules/Release; unless newer, with rtrs, rnbd and siw in "extra"
 }
 
 var prepared = sync.OnceValues(prepare)
@@ -38,21 +41,28 @@ var prepared = sync.OnceValues(prepare)
 // It needs apt-get and a network then, and takes about a minute and a half.
 func Prepare() (Kernel, error) { return prepared() }
 
-func prepare() (Kernel, error) {
+// withCache runs f with the cache folder and the tools there, alone.
+func withCache[T any](f func(cache string) (T, error)) (none T, err error) {
 	cache := filepath.Join(lab.Root(), ".cache", "kernelvm")
 	if err := os.MkdirAll(cache, 0o755); err != nil {
-		return Kernel{}, err
+		return none, err
 	}
 	unlock, err := lock(filepath.Join(cache, "lock"))
 	if err != nil {
-		return Kernel{}, err
+		return none, err
 	}
 	defer unlock()
 	if err := installTools(); err != nil {
-		return Kernel{}, err
+		return none, err
 	}
-	if k, err := cached(cache); err == nil {
-		return k, nil
+	return f(cache)
+}
+
+func prepare() (Kernel, error) { return withCache(prepareIn) }
+
+func prepareIn(cache string) (Kernel, error) {
+	if dir, release, err := cached(cache, "-r"+recipe); err == nil {
+		return at(dir, release), nil
 	}
 	pkgs, err := packages()
 	if err != nil {
@@ -67,18 +77,24 @@ func prepare() (Kernel, error) {
 	if err := b.run(pkgs); err != nil {
 		return Kernel{}, fmt.Errorf("kernel %s: %w", pkgs.release, err)
 	}
-	return k, os.WriteFile(filepath.Join(dir, "complete"), []byte(pkgs.release), 0o644)
+	return k, complete(dir, pkgs.release)
 }
 
-// cached finds the newest complete kernel of the cache.
-func cached(cache string) (Kernel, error) {
-	stamps, _ := filepath.Glob(filepath.Join(cache, "*-r"+recipe, "complete"))
+// complete marks dir as a kernel that may be used.
+func complete(dir, release string) error {
+	return os.WriteFile(filepath.Join(dir, "complete"), []byte(release), 0o644)
+}
+
+// cached finds the newest complete kernel of the cache, by the end of its
+// folder's name.
+func cached(cache, suffix string) (dir, release string, err error) {
+	stamps, _ := filepath.Glob(filepath.Join(cache, "*"+suffix, "complete"))
 	if len(stamps) == 0 {
-		return Kernel{}, errors.New("the cache is empty")
+		return "", "", errors.New("the cache is empty")
 	}
 	stamp := stamps[len(stamps)-1]
-	release, err := os.ReadFile(stamp)
-	return at(filepath.Dir(stamp), string(release)), err
+	b, err := os.ReadFile(stamp)
+	return filepath.Dir(stamp), string(b), err
 }
 
 func at(dir, release string) Kernel {
@@ -138,12 +154,20 @@ func found(tool string) bool {
 
 // command runs a program; the error carries the end of its output.
 func command(dir, name string, args ...string) error {
+	_, err := run(dir, name, args...)
+	return err
+}
+
+// output is what a program says.
+func output(name string, args ...string) (string, error) { return run("", name, args...) }
+
+func run(dir, name string, args ...string) (string, error) {
 	cmd := exec.Command(name, args...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out[max(0, len(out)-4000):])
+		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out[max(0, len(out)-4000):])
 	}
-	return nil
+	return string(out), nil
 }

@@ -40,6 +40,9 @@ type Config struct {
 	Net     Net
 	Modules []string // loaded after the start, by modprobe
 	Cmdline string   // added to the kernel's command line
+	// Newer asks for the kernel of Debian's backports, which has no rtrs, rnbd
+	// and siw, instead of the usual one.
+	Newer bool
 }
 
 // Boot starts a guest that ends with the test. The test is skipped where tests
@@ -77,7 +80,11 @@ func boot(c Config) (*Guest, error) {
 	if c.MemMiB == 0 {
 		c.MemMiB = 1536
 	}
-	k, err := kernel.Prepare()
+	prepare := kernel.Prepare
+	if c.Newer {
+		prepare = kernel.PrepareNewer
+	}
+	k, err := prepare()
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,7 @@
 //	g.WriteFile(t, "/sys/...", "...")
 //	out := g.Run(t, "fio", "--filename=/dev/rnbd0", ...)
 //
-// The guest has the kernel of package kernel and the host's files: the host's root
+// The guest has a kernel of package kernel and the host's files: the host's root
 // is its root, read-only under a file system in memory, so programs that were just
 // built are there under their own names, and what the guest writes is gone with it.
 // Files that the host changes after the guest has seen them may look old: use new

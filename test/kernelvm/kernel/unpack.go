@@ -1,0 +1,32 @@
+package kernel
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// Unpack returns a folder with the files of a package of the host's Debian,
+// which is not installed: what its scripts would do to the host is not wanted.
+func Unpack(pkg string) (root string, err error) {
+	return withCache(func(cache string) (string, error) {
+		dir := filepath.Join(cache, "package-"+pkg)
+		b := builder{dir: dir, root: filepath.Join(dir, "root")}
+		if _, err := os.Stat(filepath.Join(dir, "complete")); err == nil {
+			return b.root, nil
+		}
+		deb := filepath.Join(dir, "deb")
+		if err := os.RemoveAll(dir); err != nil { // of a run that was broken off
+			return "", err
+		}
+		if err := os.MkdirAll(deb, 0o755); err != nil {
+			return "", err
+		}
+		if err := command(deb, "apt-get", "-o", "APT::Sandbox::User=root", "download", "-qq", pkg); err != nil {
+			return "", err
+		}
+		if err := b.unpack(deb, pkg); err != nil {
+			return "", err
+		}
+		return b.root, complete(dir, pkg)
+	})
+}
