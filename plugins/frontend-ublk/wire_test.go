@@ -29,8 +29,8 @@ func wantBytes(t *testing.T, got []byte, want string) {
 	}
 }
 
-// The numbers were printed by a C program with the header of Linux 6.12; that
-// of UPDATE_SIZE, which is younger, follows from its definition.
+// The numbers were printed by a C program with the header of Linux 6.12, that of
+// UPDATE_SIZE with the one of Linux 7.3.
 func TestCommandNumbers(t *testing.T) {
 	for nr, want := range map[uint32]uint32{
 		cmdGetDevInfo: 0x80207502, cmdAddDev: 0xc0207504, cmdDelDev: 0xc0207505, cmdStartDev: 0xc0207506,
