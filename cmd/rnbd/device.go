@@ -99,6 +99,7 @@ func deviceNoun() *noun {
   rnbd client device show rnbd0 stats
   rnbd device show disk.img state,last_error`,
 			},
+			udevVerb(),
 		}, mapVerbs(), deviceChanges()),
 	}
 }

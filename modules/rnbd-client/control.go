@@ -13,6 +13,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -77,7 +78,7 @@ func (a *controlAPI) Map(ctx context.Context, r *controlpb.MapRequest) (*control
 	if err != nil {
 		return nil, err
 	}
-	return d.describe(ctx), nil
+	return d.describeNow(ctx), nil
 }
 
 func (a *controlAPI) MapLine(ctx context.Context, r *controlpb.MapLineRequest) (*controlpb.ClientDevice, error) {
@@ -90,7 +91,7 @@ func (a *controlAPI) MapLine(ctx context.Context, r *controlpb.MapLineRequest) (
 	if err != nil {
 		return nil, err
 	}
-	return d.describe(ctx), nil
+	return d.describeNow(ctx), nil
 }
 
 func (a *controlAPI) Resize(ctx context.Context, r *controlpb.ResizeRequest) (*controlpb.ClientDevice, error) {
@@ -104,7 +105,7 @@ func (a *controlAPI) Resize(ctx context.Context, r *controlpb.ResizeRequest) (*c
 	if err != nil {
 		return nil, err
 	}
-	return d.describe(ctx), nil
+	return d.describeNow(ctx), nil
 }
 
 func (a *controlAPI) Unmap(ctx context.Context, r *controlpb.UnmapRequest) (*controlpb.Empty, error) {
@@ -116,12 +117,19 @@ func (a *controlAPI) Remap(ctx context.Context, r *controlpb.DeviceRequest) (*co
 	if err != nil {
 		return nil, err
 	}
-	return d.describe(ctx), nil
+	return d.describeNow(ctx), nil
 }
 
-func (a *controlAPI) ListDevices(ctx context.Context, _ *controlpb.ListRequest) (*controlpb.ClientDeviceList, error) {
+func (a *controlAPI) ListDevices(ctx context.Context, r *controlpb.ListRequest) (*controlpb.ClientDeviceList, error) {
 	devices := a.c.Devices()
 	list := &controlpb.ClientDeviceList{Devices: make([]*controlpb.ClientDevice, len(devices))}
+	if r.GetBrief() {
+		for i, d := range devices {
+			list.Devices[i] = d.describe(plugin.DeviceStatus{Location: d.Location()})
+		}
+		list.Devices = append(list.Devices, a.c.describeWaiting()...)
+		return list, nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, askFrontends)
 	defer cancel()
 	var next atomic.Int64
@@ -129,7 +137,7 @@ func (a *controlAPI) ListDevices(ctx context.Context, _ *controlpb.ListRequest) 
 	for range min(len(devices), askAtOnce) {
 		asking.Go(func() {
 			for i := next.Add(1) - 1; i < int64(len(devices)); i = next.Add(1) - 1 {
-				list.Devices[i] = devices[i].describe(ctx)
+				list.Devices[i] = devices[i].describeNow(ctx)
 			}
 		})
 	}
@@ -145,7 +153,16 @@ const (
 	askFrontends = 2 * time.Second
 )
 
-func (d *Device) describe(ctx context.Context) *controlpb.ClientDevice {
+// describeNow asks the front end for the users of d.
+func (d *Device) describeNow(ctx context.Context) *controlpb.ClientDevice {
+	if fe := d.fe.Load(); fe != nil {
+		return d.describe(fe.status(ctx, d))
+	}
+	return d.describe(plugin.DeviceStatus{})
+}
+
+// describe tells about d; st is what its front end says.
+func (d *Device) describe(st plugin.DeviceStatus) *controlpb.ClientDevice {
 	l := d.Limits()
 	out := &controlpb.ClientDevice{
 		Name: d.name, Index: d.index, Path: d.path, Session: d.session.name, AccessMode: d.mode.String(),
@@ -163,7 +180,6 @@ func (d *Device) describe(ctx context.Context) *controlpb.ClientDevice {
 		out.TxSectors += d.shares[i].tx.Load()
 	}
 	if fe := d.fe.Load(); fe != nil {
-		st := fe.status(ctx, d)
 		out.Frontend, out.Openers, out.Endpoint = fe.cfg.Name, uint32(st.Openers), st.Location
 		if fe.cfg.Name == frontendNBD && !isNode(st.Location) {
 			out.Frontend = FrontendNBDSocket

@@ -79,7 +79,7 @@ func TestE009_RemovalByTheServer(t *testing.T) {
 	if errno := do(t, io, Request{Op: blk.Read, Len: 512}); errno != blk.EIO {
 		t.Errorf("E-009: errno %d, want EIO at once", errno)
 	}
-	if e := d.describe(t.Context()).LastError; !strings.Contains(e, "closed on the server") {
+	if e := d.describeNow(t.Context()).LastError; !strings.Contains(e, "closed on the server") {
 		t.Errorf("last error %q", e)
 	}
 	if _, err := c.Remap(t.Context(), "rnbd0"); err != nil {

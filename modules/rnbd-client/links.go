@@ -17,12 +17,16 @@ func linkName(session, path string) string {
 	return filepath.Join(clean.Replace(session), clean.Replace(path))
 }
 
-// link makes the link of d, if d has a node. The name is a help, no condition:
-// what goes wrong is logged.
+// link makes the link of d, if d has a node, and lets udev make its own. The
+// names are a help, no condition: what goes wrong is logged.
 func (d *Device) link() {
 	node := d.Location()
+	if !isNode(node) {
+		return
+	}
+	defer d.announce(node)
 	dir := d.client.cfg.LinkDir
-	if dir == "" || !isNode(node) {
+	if dir == "" {
 		return
 	}
 	name := filepath.Join(dir, linkName(d.session.name, d.path))
@@ -49,11 +53,37 @@ func replaceLink(name, node string) error {
 	return os.Rename(next, name)
 }
 
+// announce has udev look at the node once more. When the kernel told it of the
+// disk, this daemon could not say yet whose it is; and some nodes stay when
+// their disk is unmapped.
+func (d *Device) announce(node string) {
+	err := changed(sysBlock, node)
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // it went with the disk
+		d.log.Debug("udev is not told about the device", "node", node, "error", err)
+	}
+}
+
+const sysBlock = "/sys/class/block"
+
+// changed sends the uevent "change" of a block device; sys has their folders.
+func changed(sys, node string) error {
+	f, err := os.OpenFile(filepath.Join(sys, filepath.Base(node), "uevent"), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString("change")
+	return errors.Join(err, f.Close())
+}
+
 // unlink takes the link of d away, unless it leads elsewhere by now.
 func (d *Device) unlink() {
 	node := d.Location()
+	if !isNode(node) {
+		return
+	}
+	defer d.announce(node)
 	dir := d.client.cfg.LinkDir
-	if dir == "" || !isNode(node) {
+	if dir == "" {
 		return
 	}
 	name := filepath.Join(dir, linkName(d.session.name, d.path))

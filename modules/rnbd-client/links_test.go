@@ -70,3 +70,17 @@ func TestLinks_None(t *testing.T) {
 		t.Error("a file is replaced")
 	}
 }
+
+func TestChanged(t *testing.T) {
+	sys := t.TempDir()
+	if err := changed(sys, "/dev/ublkb1"); !os.IsNotExist(err) {
+		t.Errorf("of a disk that is gone: %v", err)
+	}
+	must(t, os.Mkdir(filepath.Join(sys, "ublkb1"), 0o755))
+	uevent := filepath.Join(sys, "ublkb1", "uevent")
+	must(t, os.WriteFile(uevent, nil, 0o644))
+	must(t, changed(sys, "/dev/ublkb1"))
+	if b, _ := os.ReadFile(uevent); string(b) != "change" {
+		t.Errorf("the kernel is told %q", b)
+	}
+}

@@ -98,6 +98,7 @@ func (*InfoRequest) Descriptor() ([]byte, []int) {
 
 type ListRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Brief         bool                   `protobuf:"varint,1,opt,name=brief,proto3" json:"brief,omitempty"` // of devices of a client: without what front ends would have to be asked for, their users
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -130,6 +131,13 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
 	return file_control_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ListRequest) GetBrief() bool {
+	if x != nil {
+		return x.Brief
+	}
+	return false
 }
 
 // DaemonInfo tells what runs: the first thing to print in a bug report.
@@ -2834,8 +2842,9 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"\rcontrol.proto\x12\x0frnbd.control.v1\"\a\n" +
 	"\x05Empty\"\r\n" +
-	"\vInfoRequest\"\r\n" +
-	"\vListRequest\"\xce\x02\n" +
+	"\vInfoRequest\"#\n" +
+	"\vListRequest\x12\x14\n" +
+	"\x05brief\x18\x01 \x01(\bR\x05brief\"\xce\x02\n" +
 	"\n" +
 	"DaemonInfo\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
