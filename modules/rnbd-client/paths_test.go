@@ -1,10 +1,14 @@
 package client
 
 import (
+	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
@@ -84,9 +88,7 @@ func TestPathsSurviveTheDaemon(t *testing.T) {
 				d, err := next.Device("rnbd0")
 				return err == nil && d.State() == Open
 			})
-			if got := connectedPaths(t, next); got != len(v.want) {
-				t.Errorf("%d paths are connected, want %d", got, len(v.want))
-			}
+			eventually(t, "all paths are connected", func() bool { return connectedPaths(t, next) == len(v.want) })
 			if got := savedPathsOf(t, killed); !reflect.DeepEqual(got, v.want) {
 				t.Errorf("the next daemon writes down %q, want %q", got, v.want)
 			}
@@ -140,4 +142,61 @@ func connectedPaths(t *testing.T, c *Client) (n int) {
 		}
 	}
 	return n
+}
+
+// A disk of the last daemon does not wait for all of its paths, and gets the
+// others when they come.
+func TestPathsThatAreDownKeepNoDiskWaiting(t *testing.T) {
+	for _, down := range []int{0, 1} {
+		t.Run(fmt.Sprint("path ", down+1), func(t *testing.T) {
+			s := newTarget(t, 1<<20)
+			dir := t.TempDir()
+			state := filepath.Join(dir, "devices")
+			paths := []string{"10.0.0.1", "10.0.1.1"}
+			saved := savedSample()
+			saved.Session, saved.Paths, saved.Frontend, saved.Settings, saved.Slots = "s", paths, "test", map[string]string{"dir": dir}, 16
+			saved.Location = "/dev/test-" + saved.Name
+			must(t, writeState(state, &savedState{Version: stateVersion, Devices: []savedDevice{saved}}))
+			s.kill()
+			all := s.addrs
+			s.addrs = []netip.AddrPort{all[1-down]}
+			s.start()
+
+			c := s.newClient(withTestFront(t), func(cfg *Config) { cfg.StateFile = state })
+			eventually(t, "the disk is served", func() bool {
+				d, err := c.Device(saved.Name)
+				return err == nil && d.State() == Open
+			})
+			got := savedPathsOf(t, state)
+			slices.Sort(got)
+			if !slices.Equal(got, paths) {
+				t.Errorf("the next daemon would have %q, want %q", got, paths)
+			}
+			_, err := s.rtrs.Listen(s.net.Device("srv"), all[down])
+			must(t, err)
+			eventually(t, "the other path is added", func() bool { return connectedPaths(t, c) == 2 })
+			if got := savedPathsOf(t, state); len(got) != 2 {
+				t.Errorf("then it would have %q", got)
+			}
+		})
+	}
+}
+
+// A path that an earlier daemon had and that does not come ends with the
+// session.
+func TestMissingPathsEndWithTheSession(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	dir := t.TempDir()
+	state := filepath.Join(dir, "devices")
+	saved := savedSample()
+	saved.Session, saved.Paths, saved.Frontend, saved.Settings, saved.Slots = "s", []string{"10.0.9.9", "10.0.0.1"}, "test", map[string]string{"dir": dir}, 16
+	must(t, writeState(state, &savedState{Version: stateVersion, Devices: []savedDevice{saved}}))
+	c := s.newClient(withTestFront(t), func(cfg *Config) { cfg.StateFile = state })
+	eventually(t, "the disk is served", func() bool { _, err := c.Device(saved.Name); return err == nil && s.sessions.Load() == 1 })
+	began := time.Now()
+	must(t, c.Unmap(t.Context(), saved.Name, true))
+	if took := time.Since(began); took > forcedClose*4 {
+		t.Errorf("the unmap took %v", took)
+	}
+	eventually(t, "the session ends", func() bool { return s.sessions.Load() == 0 })
 }

@@ -44,7 +44,8 @@ type session struct {
 	done   chan struct{}
 }
 
-// openSession connects all paths and says hello. All or nothing.
+// openSession connects all paths and says hello. All or nothing, unless disks
+// of the last daemon wait for it.
 func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*session, error) {
 	addrs, err := c.addresses(ctx, r.Paths)
 	if err != nil {
@@ -69,7 +70,13 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 	cfg.OnDone = func(queue int, tag uint64, errno int) { c.pumps[queue%len(c.pumps)].onDone(tag, errno) }
 	cfg.OnPermit = func(int) {} // its sources try again whenever they are polled
 	cfg.OnEvent = s.onEvent
-	if s.transport, err = rtrs.Open(ctx, name, addrs, cfg); err != nil {
+	var missing []rtrs.PathAddr
+	if r.identity == "" {
+		s.transport, err = rtrs.Open(ctx, name, addrs, cfg)
+	} else {
+		s.transport, missing, err = openAny(ctx, name, addrs, cfg)
+	}
+	if err != nil {
 		return nil, refused(addrs, err)
 	}
 	for i := range c.pumps {
@@ -80,6 +87,10 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 		return nil, err
 	}
 	go s.run()
+	if len(missing) > 0 {
+		s.spelling.miss(missing)
+		go s.addMissing(missing)
+	}
 	return s, nil
 }
 

@@ -34,8 +34,10 @@ func testUdev(t *testing.T, s *stack) {
 
 	// Nobody answers while the daemon is away, and events come all the same.
 	must(t, c.Kill())
-	uevent(t, d.Endpoint)
-	settle(t)
+	if s.frontend == "ublk" { // a disk of nbd without a connection keeps udev until it has one: opening it reads partitions
+		uevent(t, d.Endpoint)
+		settle(t)
+	}
 	if !leads() {
 		t.Error("the link went with the daemon")
 	}
