@@ -34,7 +34,7 @@ func testUdev(t *testing.T, s *stack) {
 
 	// Nobody answers while the daemon is away, and events come all the same.
 	must(t, c.Kill())
-	if s.frontend == "ublk" { // a disk of nbd without a connection keeps udev until it has one: opening it reads partitions
+	if s.frontend == "ublk" { // rules of other packages read disks of nbd, and wait while they have no connection
 		uevent(t, d.Endpoint)
 		settle(t)
 	}
