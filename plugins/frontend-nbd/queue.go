@@ -183,14 +183,15 @@ func (q *queue) retryBacklog() {
 // call. A pump that goes to sleep misses nothing by it, since it sleeps on them.
 const lookEvery = 2000
 
-// pollSockets marks the connections that have something to do.
-func (q *queue) pollSockets() {
+// pollSockets marks the connections that have something to do, and returns the
+// number of its news.
+func (q *queue) pollSockets() int {
 	if q.spaced && q.now() < q.lookAt {
-		return
+		return 0
 	}
 	n, errno := epollNow(q.epoll, q.evs[:])
 	if errno != 0 {
-		return // EINTR: the next round looks again
+		return 1 // EINTR: the next round looks again
 	}
 	if n == 0 && q.spaced {
 		q.lookAt = q.now() + lookEvery
@@ -198,6 +199,7 @@ func (q *queue) pollSockets() {
 	for _, ev := range q.evs[:n] {
 		q.onEvent(ev)
 	}
+	return n
 }
 
 func (q *queue) onEvent(ev unix.EpollEvent) {
@@ -370,8 +372,12 @@ func (q *queue) kick() {
 }
 
 // Arm asks for FD to become readable at the next event. False: there is
-// something to do.
-func (q *queue) Arm() bool { return !q.pressing() && q.ring.Arm() }
+// something to do. It looks at the sockets once more, since the pump may have
+// forgotten what they told it while it was awake.
+func (q *queue) Arm() bool {
+	q.lookAt = 0
+	return q.pollSockets() == 0 && !q.pressing() && q.ring.Arm()
+}
 
 // pressing: work that no event will announce.
 func (q *queue) pressing() bool {

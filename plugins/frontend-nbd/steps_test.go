@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"testing"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
@@ -199,6 +200,23 @@ func FuzzTransmission(f *testing.F) {
 		}
 		b.d.check(t)
 	})
+}
+
+// What comes between a round and the sleep is not slept on.
+func TestArm_SeesWhatTheLastRoundDidNot(t *testing.T) {
+	b := newBench(t, 32, 4096, false)
+	b.q.spaced = true // the clock stands still: no round looks at the sockets again
+	b.settle()
+	b.peer.Write(command(cmdRead, 0, 1, 0, 4096))
+	for end := time.Now().Add(10 * time.Second); b.q.Arm(); b.q.Disarm() {
+		if time.Now().After(end) {
+			t.Fatal("a request is in the socket, and the queue may sleep")
+		}
+	}
+	b.settle()
+	if _, err := io.ReadFull(b.peer, make([]byte, simpleSize+4096)); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // checkStream: simple replies may carry payload of unknown length, so only
