@@ -89,11 +89,12 @@ func (q *qp) leave() {
 	if q.end.state != endNone || q.fd < 0 {
 		return
 	}
-	q.rx.v.set(0, q.rx.stage)
 	for range 16 {
+		q.rx.v.set(0, q.rx.stage)
 		if n, _ := q.rx.v.recv(q.fd, 1); n <= 0 || n < len(q.rx.stage) {
 			break
 		}
+		q.rx.widen()
 	}
 	q.hangUp(verbs.StatusOK, nil)
 }

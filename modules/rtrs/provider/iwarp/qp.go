@@ -43,7 +43,7 @@ type qp struct {
 	terms    terms
 
 	// Send queue: entries head..built are on their way or done, built..tail
-	// wait for tx.
+	// wait for tx. The ring has room for a few at first and grows with use.
 	sq                      []sendEntry
 	sges                    []verbs.SGE // maxSGE for each entry
 	sqMask                  uint64
@@ -134,11 +134,27 @@ func (d *Device) CreateQP(p verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 	}
 	q := &qp{dev: d, pd: dom, cq: queue, context: cfg.Context, fd: -1, maxSGE: max(cfg.MaxSGE, 1)}
 	q.sqDepth, q.rqDepth = uint64(max(cfg.SendQueue, 1)), uint64(max(cfg.RecvQueue, 1))
-	q.sq = make([]sendEntry, ringSize(q.sqDepth))
+	q.sq = make([]sendEntry, min(ringSize(q.sqDepth), firstRing))
 	q.rq = make([]recvEntry, ringSize(q.rqDepth))
 	q.sqMask, q.rqMask = uint64(len(q.sq)-1), uint64(len(q.rq)-1)
 	q.sges = make([]verbs.SGE, len(q.sq)*q.maxSGE)
 	return q, nil
+}
+
+// firstRing is the room of a send queue that has not had more in it yet.
+const firstRing = 64
+
+// growSend doubles the ring of the send queue.
+func (q *qp) growSend() {
+	old, sges, mask := q.sq, q.sges, q.sqMask
+	q.sq = make([]sendEntry, 2*len(old))
+	q.sges = make([]verbs.SGE, 2*len(sges))
+	q.sqMask = uint64(len(q.sq) - 1)
+	for at := q.sqHead; at != q.sqTail; at++ {
+		from := at & mask
+		q.sq[at&q.sqMask] = old[from]
+		copy(q.entrySGEs(at&q.sqMask), sges[int(from)*q.maxSGE:])
+	}
 }
 
 // ringSize is the power of two that holds n.
@@ -181,6 +197,9 @@ func (q *qp) post(wr *verbs.SendWR) error {
 	}
 	if len(wr.SGEs) > q.maxSGE {
 		return errPostSGEs
+	}
+	if q.sqTail-q.sqHead == uint64(len(q.sq)) {
+		q.growSend()
 	}
 	slot := q.sqTail & q.sqMask
 	length, err := q.takeSGEs(slot, wr.SGEs)

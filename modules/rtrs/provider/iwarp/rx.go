@@ -17,7 +17,10 @@ import (
 // anything delivered. check.go has the rules.
 
 const (
-	stageSize = 256 << 10
+	// stageSize is the staging buffer of a connection, and stageFirst what it
+	// has until more than that came at once.
+	stageSize  = 256 << 10
+	stageFirst = 16 << 10
 	// bulkMin is the payload of a segment from which on little is staged, since
 	// more of the same kind follows and should go to its place directly.
 	bulkMin = 16 << 10
@@ -95,7 +98,7 @@ type untaggedMessage struct {
 }
 
 func (x *receiver) init(crcOn bool) {
-	x.stage = make([]byte, stageSize)
+	x.stage = make([]byte, stageFirst)
 	x.v = newVec(2)
 	x.crcOn = crcOn
 	x.msn = [3]uint32{1, 1, 1}
@@ -154,7 +157,19 @@ func (q *qp) fill() int {
 	q.quiet, q.lookAt = 0, 0
 	q.cq.stats.received.Add(uint64(got))
 	x.w += x.landed(got, direct, &q.cq.stats.direct)
+	if x.w == len(x.stage) {
+		x.widen()
+	}
 	return got
+}
+
+// widen gives x its whole staging buffer.
+func (x *receiver) widen() {
+	if len(x.stage) < stageSize {
+		stage := make([]byte, stageSize)
+		copy(stage, x.stage[:x.w])
+		x.stage = stage
+	}
 }
 
 // room is how many bytes to stage behind direct ones of payload. Between the

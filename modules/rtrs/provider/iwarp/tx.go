@@ -63,7 +63,7 @@ type message struct {
 	to      uint64
 	length  uint32
 	off     uint32
-	slot    uint64 // send queue slot whose elements are the payload
+	entry   uint64 // position in the send queue; its elements are the payload
 	sge     int
 	sgeOff  int
 	msn     uint32
@@ -225,7 +225,7 @@ func (q *qp) nextMessage() bool {
 	switch {
 	case t.opening, t.poke:
 		t.opening, t.poke = false, false
-		t.cur = message{op: opWrite, active: true, stag: emptySTag, slot: noEntry}
+		t.cur = message{op: opWrite, active: true, stag: emptySTag, entry: noEntry}
 	case q.serveHead != q.serveTail:
 		q.startServe()
 	case q.sqBuilt != q.sqTail && !q.readBlocked():
@@ -243,7 +243,7 @@ const emptySTag = 1
 // startServe begins the answer to the oldest read of the peer.
 func (q *qp) startServe() {
 	r := readRequest(q.serves[q.serveHead%uint64(len(q.serves))].request[:])
-	q.tx.cur = message{op: opReadResponse, active: true, serve: true, stag: r.sinkSTag(), to: r.sinkTO(), length: r.size(), slot: noEntry}
+	q.tx.cur = message{op: opReadResponse, active: true, serve: true, stag: r.sinkSTag(), to: r.sinkTO(), length: r.size(), entry: noEntry}
 }
 
 // startEntry begins the next work request of the send queue. Local work is
@@ -251,9 +251,8 @@ func (q *qp) startServe() {
 func (q *qp) startEntry() {
 	t := &q.tx
 	at := q.sqBuilt
-	slot := at & q.sqMask
-	e := &q.sq[slot]
-	m := message{active: true, slot: slot, length: e.length}
+	e := &q.sq[at&q.sqMask]
+	m := message{active: true, entry: at, length: e.length}
 	switch e.op {
 	case verbs.OpLocalInv, verbs.OpRegMR:
 		q.localWork(e)
@@ -353,20 +352,20 @@ func (q *qp) endMessage() {
 	t, m := &q.tx, &q.tx.cur
 	m.active = false
 	t.lastWrite = m.op == opWrite
-	if m.slot == noEntry {
+	if m.entry == noEntry {
 		return
 	}
 	if m.imm {
 		q.emitImmediate(m.immData)
 	}
-	q.finishEntry(&q.sq[m.slot])
+	q.finishEntry(&q.sq[m.entry&q.sqMask])
 }
 
 // gather lists the next n payload bytes of the message's elements.
 func (q *qp) gather(n int, crc uint32) uint32 {
 	t, m := &q.tx, &q.tx.cur
 	for n > 0 {
-		b := q.sges[int(m.slot)*q.maxSGE+m.sge].Buf[m.sgeOff:]
+		b := q.sges[int(m.entry&q.sqMask)*q.maxSGE+m.sge].Buf[m.sgeOff:]
 		if len(b) == 0 {
 			m.sge, m.sgeOff = m.sge+1, 0
 			continue
