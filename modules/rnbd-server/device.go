@@ -189,8 +189,10 @@ func (d *device) busy() error {
 
 // nodeBusy is busy for every opening of a node.
 func (s *Server) nodeBusy(id nodeID) error {
-	for _, d := range s.openDevices() {
-		if d.key.id != id {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key, d := range s.devices {
+		if key.id != id {
 			continue
 		}
 		if err := d.busy(); err != nil {

@@ -30,6 +30,9 @@ import (
 // maxUsrLen is the longest user message that a client may send.
 const maxUsrLen = maxHdrSize - rtrswire.WriteHdrLen
 
+// firstUsrLen is the room for it that an Op has until a longer one comes.
+const firstUsrLen = 64
+
 const (
 	maxChain = 4            // work requests of an answer
 	opRoom   = maxChain + 2 // the rest is for heartbeats and their answers
@@ -312,6 +315,9 @@ func (op *Op) load(off int) (err error) {
 		return errDescLen
 	}
 	op.dataLen = off - usr
+	if usr > len(op.user) {
+		op.user = make([]byte, maxUsrLen) // once: messages of requests are short
+	}
 	copy(op.user, op.mem[op.dataLen:off])
 	return nil
 }

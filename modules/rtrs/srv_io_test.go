@@ -84,6 +84,7 @@ func TestR059_WhatTheConsumerSees(t *testing.T) {
 			{"READ", func() { p.read(2, 5, 512, []byte("usr"), true) }, true, 5, 512, 512, "usr", 1},
 			{"READ without descriptor", func() { p.read(1, 5, 0, []byte("usr"), false) }, true, 5, 0, 0, "usr", 0},
 			{"longest user message", func() { p.write(1, 5, nil, bytes.Repeat([]byte("u"), 4092)) }, false, 5, 0, 0, string(bytes.Repeat([]byte("u"), 4092)), 0},
+			{"short again", func() { p.write(1, 5, nil, []byte("hello")) }, false, 5, 0, 0, "hello", 0},
 		} {
 			c.send()
 			op := park.take(p)

@@ -60,12 +60,12 @@ func newSrvSession(s *Server, uuid rtrswire.UUID) (*SrvSession, error) {
 		chunks: mem.Bytes()[:size:size],
 		ops:    make([]Op, depth),
 	}
-	users := make([]byte, depth*maxUsrLen)
+	users := make([]byte, depth*firstUsrLen)
 	for i := range sess.ops {
 		op := &sess.ops[i]
 		op.sess, op.chunk = sess, i
 		op.mem = sess.chunks[i*s.cfg.ChunkSize:][:s.cfg.ChunkSize:s.cfg.ChunkSize]
-		op.user = users[i*maxUsrLen:][:maxUsrLen:maxUsrLen]
+		op.user = users[i*firstUsrLen:][:firstUsrLen:firstUsrLen]
 	}
 	return sess, nil
 }
