@@ -129,8 +129,30 @@ func (s *Snapshot) Mean() time.Duration {
 	return 0
 }
 
-// Ops are the histograms of one stage, by operation.
-type Ops [len(ops)]Histogram
+// Ops are the histograms of one stage, by operation. The zero value is empty,
+// and small: an operation has a histogram from its first request on.
+type Ops [len(ops)]Lazy
+
+// Lazy is a histogram that takes memory when something is counted.
+type Lazy struct{ h atomic.Pointer[Histogram] }
+
+// Record is that of the histogram.
+func (l *Lazy) Record(ns int64) {
+	h := l.h.Load()
+	if h == nil {
+		h = new(Histogram)
+		l.h.Store(h)
+	}
+	h.Record(ns)
+}
+
+// Snapshot is that of the histogram.
+func (l *Lazy) Snapshot() Snapshot {
+	if h := l.h.Load(); h != nil {
+		return h.Snapshot()
+	}
+	return Snapshot{}
+}
 
 // ops are the operations that are told apart.
 var ops = [...]blk.Op{blk.Read, blk.Write, blk.Flush, blk.Discard, blk.WriteZeroes}

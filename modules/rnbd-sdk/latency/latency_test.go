@@ -2,6 +2,7 @@ package latency
 
 import (
 	"math"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -143,5 +144,21 @@ func BenchmarkRecord(b *testing.B) {
 func BenchmarkNow(b *testing.B) {
 	for range b.N {
 		Now()
+	}
+}
+
+// Devices that nobody uses are many: their histograms are not made.
+func TestOpsWithoutRequestsAreSmall(t *testing.T) {
+	var o Ops
+	var s Snapshots
+	if s.Add(&o); s[IndexOf(blk.Read)].Count() != 0 {
+		t.Errorf("an empty one has counted %+v", s)
+	}
+	if size := reflect.TypeFor[Ops]().Size(); size > 64 {
+		t.Errorf("%d bytes", size)
+	}
+	o.Record(blk.Read, 5)
+	if s.Add(&o); s[IndexOf(blk.Read)].Count() != 1 || o[IndexOf(blk.Write)].h.Load() != nil {
+		t.Error("a read is not counted, or made the histogram of writes")
 	}
 }
