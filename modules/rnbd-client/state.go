@@ -76,8 +76,8 @@ func (c *Client) save() {
 		return
 	}
 	state := savedState{Version: stateVersion, Devices: slices.Clone(c.waiting)}
-	for _, d := range c.Devices() {
-		if d.fe.Load() != nil && isNode(d.Location()) {
+	for i := range c.devices {
+		if d := c.devices[i].Load(); d != nil && d.fe.Load() != nil && isNode(d.Location()) {
 			state.Devices = append(state.Devices, d.saved())
 		}
 	}
