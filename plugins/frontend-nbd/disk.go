@@ -142,6 +142,9 @@ func (d *kernelDisk) takeOver(ctx context.Context, index int) error {
 		return err
 	}
 	d.log.Info("disk taken over", "path", d.node())
+	if err := d.resize(d.config.size); err != nil { // it may have changed since
+		d.log.Warn("the disk keeps its size", "path", d.node(), "server", d.config.size, "err", err)
+	}
 	return nil
 }
 

@@ -241,6 +241,9 @@ func TestKernelDisk_TakenOver(t *testing.T) {
 	if cmd, c := k.last(); cmd != nlReconfigure || c.index != 9 || r.f.Location(1) != "/dev/nbd9" {
 		t.Errorf("the kernel is told %d %+v, location %q", cmd, c, r.f.Location(1))
 	}
+	if cmd, c := k.last(); cmd != nlReconfigure || c.size != 4<<20 || c.socket != -1 {
+		t.Errorf("the kernel is not told the size of now: %d %+v", cmd, c)
+	}
 	kernelIO(t, k.conn(0), 3)
 	must(t, "remove", r.f.RemoveDevice(t.Context(), 1, true))
 	delete(r.disks, 1)
