@@ -9,10 +9,11 @@ import (
 	"github.com/rnbd-go/rnbd/test/kernelvm/vm"
 )
 
-// benchPair is a client, a server and how fio reaches the device.
+// benchPair is a client, a server and how the load reaches the device: fio with
+// the arguments of target, or our own command with those of library.
 type benchPair struct {
-	name, what string
-	target     []string
+	name, what      string
+	target, library []string
 }
 
 // peerBench is one guest with everybody that is compared. Each pair has a
@@ -26,10 +27,11 @@ type peerBench struct {
 const benchAddr = "10.1.0.1"
 
 func newPeerBench(t *testing.T) *peerBench {
-	g := vm.Boot(t, vm.Config{MemMiB: 3072, Modules: []string{"ublk_drv", "nbd"}})
+	g := vm.Boot(t, vm.Config{MemMiB: 3072, Modules: []string{"ublk_drv", "nbd"}, Cmdline: countCalls})
 	b := &peerBench{t: t, g: g}
+	b.withoutTraces()
 	g.RXE(t, "rxe0", benchAddr+"/24")
-	g.Modprobe(t, "brd", "rd_nr=6", "rd_size=65536")
+	g.Modprobe(t, "brd", "rd_nr=8", "rd_size=65536")
 	g.Modprobe(t, "rnbd-server")
 	g.Modprobe(t, "rnbd-client")
 	b.startOurs()
@@ -39,9 +41,15 @@ func newPeerBench(t *testing.T) *peerBench {
 	b.ourMap("ours-ours", "our client over ibverbs on rxe, NBD front end on a unix socket, to our server", 3, "nbd-socket", "1235%ibverbs")
 	b.ourMap("ublk, ibverbs", "our client over ibverbs on rxe, ublk, to our server", 4, "ublk", "1235%ibverbs")
 	b.ourMap("ublk, iwarp", "our client over iwarp, ublk, to our server", 5, "ublk", "1236%iwarp")
+	b.library("library, ibverbs", "rnbd bench with the client library over ibverbs on rxe, to our server", 6, "1235%ibverbs")
+	b.library("library, iwarp", "rnbd bench with the client library over iwarp, to our server", 7, "1236%iwarp")
 	b.nbdkit()
 	return b
 }
+
+// fewCPUs are the flags of our daemons: the guest has two emulated CPUs, and
+// who spins takes them from the kernel's threads that have the work.
+var fewCPUs = []string{"--spin", "0s", "--pumps", "1"}
 
 // startOurs starts our server on two fabrics and our client, from copies in
 // the guest's memory: reading programs over 9p again would be measured, too.
@@ -52,11 +60,11 @@ func (b *peerBench) startOurs() {
 		run(b.t, at, "cp", filepath.Join(filepath.Dir(rnbdPath), plugin), residentDir)
 	}
 	rnbd := residentDir + "/rnbd"
-	server := b.g.Start(b.t, rnbd, "server", "run", "--socket", "/run/s.sock", "--io-plugin", "blockio="+residentDir+"/io-blockio",
-		"--listen", "ibverbs://"+benchAddr+":1235", "--listen", "iwarp://"+benchAddr+":1236")
+	server := b.g.Start(b.t, append([]string{rnbd, "server", "run", "--socket", "/run/s.sock", "--io-plugin", "blockio=" + residentDir + "/io-blockio",
+		"--listen", "ibverbs://" + benchAddr + ":1235", "--listen", "iwarp://" + benchAddr + ":1236"}, fewCPUs...)...)
 	up(b.t, at, server, "server", "/run/s.sock")
-	client := b.g.Start(b.t, rnbd, "client", "run", "--socket", "/run/c.sock", "--nbd-listen", "unix:/run/nbd.sock",
-		"--frontend-plugin", "nbd="+residentDir+"/frontend-nbd", "--frontend-plugin", "ublk="+residentDir+"/frontend-ublk")
+	client := b.g.Start(b.t, append([]string{rnbd, "client", "run", "--socket", "/run/c.sock", "--nbd-listen", "unix:/run/nbd.sock",
+		"--frontend-plugin", "nbd=" + residentDir + "/frontend-nbd", "--frontend-plugin", "ublk=" + residentDir + "/frontend-ublk"}, fewCPUs...)...)
 	up(b.t, at, client, "client", "/run/c.sock")
 	b.t.Cleanup(func() {
 		for i := range 2 {
@@ -87,7 +95,13 @@ func (b *peerBench) ourMap(name, what string, disk int, frontend, port string) {
 		b.device(name, what, d.Endpoint)
 		return
 	}
-	b.pairs = append(b.pairs, benchPair{name, what, []string{"--ioengine=nbd", "--uri=nbd+unix:///" + d.Name + "?socket=/run/nbd.sock"}})
+	b.pairs = append(b.pairs, benchPair{name: name, what: what, target: []string{"--ioengine=nbd", "--uri=nbd+unix:///" + d.Name + "?socket=/run/nbd.sock"}})
+}
+
+// library is the load in the process of the client.
+func (b *peerBench) library(name, what string, disk int, port string) {
+	b.pairs = append(b.pairs, benchPair{name: name, what: what, library: []string{residentDir + "/rnbd", "bench", fmt.Sprintf("/dev/ram%d", disk),
+		"--server", fmt.Sprintf("%[1]s@%[1]s:%[2]s", benchAddr, port), "--write", "--yes", "json"}})
 }
 
 // nbdkit is reached by the kernel's NBD client.
@@ -99,5 +113,5 @@ func (b *peerBench) nbdkit() {
 }
 
 func (b *peerBench) device(name, what, node string) {
-	b.pairs = append(b.pairs, benchPair{name, what, []string{"--ioengine=libaio", "--direct=1", "--filename=" + node}})
+	b.pairs = append(b.pairs, benchPair{name: name, what: what, target: []string{"--ioengine=libaio", "--direct=1", "--filename=" + node}})
 }

@@ -10,20 +10,20 @@ import (
 	"testing"
 )
 
-// benchWork is what fio does.
+// benchWork is a load.
 type benchWork struct {
-	name string
-	args []string
+	name, rw, bs string
+	depth        int
 }
 
 func benchWorks() (all []benchWork) {
 	for _, rw := range []string{"randread", "randwrite"} {
 		for _, depth := range []int{1, 32} {
-			all = append(all, benchWork{fmt.Sprintf("4 KiB %s, depth %d", rw, depth), []string{"--rw=" + rw, "--bs=4k", fmt.Sprintf("--iodepth=%d", depth)}})
+			all = append(all, benchWork{fmt.Sprintf("4 KiB %s, depth %d", rw, depth), rw, "4k", depth})
 		}
 	}
 	for _, rw := range []string{"read", "write"} {
-		all = append(all, benchWork{"1 MiB sequential " + rw + ", depth 4", []string{"--rw=" + rw, "--bs=1m", "--iodepth=4"}})
+		all = append(all, benchWork{"1 MiB sequential " + rw + ", depth 4", rw, "1m", 4})
 	}
 	return all
 }
@@ -38,6 +38,7 @@ type benchResult struct {
 	Load    string
 	Pairs   map[string]string           // what each is
 	Ratios  map[string]map[string]ratio // workload, pair
+	Costs   map[string]map[string]perIO // the same, in a run of its own
 }
 
 // ratio is of the throughput of a pair to that of the kernel's pair in the same
@@ -64,7 +65,7 @@ func TestBench_Peers(t *testing.T) {
 			b.round(w, r.Seconds, seen[w.name])
 		}
 	}
-	r.Ratios = medians(seen)
+	r.Ratios, r.Costs = medians(seen), b.costs(r.Seconds)
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +76,10 @@ func TestBench_Peers(t *testing.T) {
 	for _, w := range benchWorks() {
 		for _, p := range b.pairs[1:] {
 			x := r.Ratios[w.name][p.name]
-			t.Logf("%-34s %-14s %.2f of %s (%.2f to %.2f)", w.name, p.name, x.Median, b.pairs[0].name, x.Min, x.Max)
+			t.Logf("%-34s %-18s %.2f of %s (%.2f to %.2f)", w.name, p.name, x.Median, b.pairs[0].name, x.Min, x.Max)
+		}
+		for _, p := range b.pairs {
+			t.Logf("%-34s %-18s %s", w.name, p.name, r.Costs[w.name][p.name])
 		}
 	}
 }
@@ -91,32 +95,53 @@ func (b *peerBench) what() map[string]string {
 // round lets every pair have a turn at w, and notes their ratios to the first.
 func (b *peerBench) round(w benchWork, secs int, seen map[string][]float64) {
 	b.t.Helper()
-	base := b.run(b.pairs[0], w, secs)
+	base, _ := b.run(b.pairs[0], w, secs)
 	for _, p := range b.pairs[1:] {
-		seen[p.name] = append(seen[p.name], b.run(p, w, secs)/base)
+		iops, _ := b.run(p, w, secs)
+		seen[p.name] = append(seen[p.name], iops/base)
 	}
 }
 
-// run returns requests per second.
-func (b *peerBench) run(p benchPair, w benchWork, secs int) float64 {
+// run returns requests per second, and how many there were.
+func (b *peerBench) run(p benchPair, w benchWork, secs int) (iops, ios float64) {
 	b.t.Helper()
+	if p.library != nil {
+		return b.runLibrary(p, w, secs)
+	}
 	args := append([]string{"fio", "--name=b", "--size=32m", "--time_based", fmt.Sprintf("--runtime=%d", secs), "--output-format=json"}, p.target...)
-	out := b.g.Run(b.t, append(args, w.args...)...)
+	out := b.g.Run(b.t, append(args, "--rw="+w.rw, "--bs="+w.bs, fmt.Sprintf("--iodepth=%d", w.depth))...)
 	var r struct {
 		Jobs []struct {
 			Read, Write struct {
-				IOPS float64 `json:"iops"`
+				IOPS  float64 `json:"iops"`
+				Total float64 `json:"total_ios"`
 			}
 		}
 	}
 	if i := strings.IndexByte(out, '{'); i < 0 || json.Unmarshal([]byte(out[i:]), &r) != nil || len(r.Jobs) != 1 {
 		b.t.Fatalf("fio says %s", out)
 	}
-	n := r.Jobs[0].Read.IOPS + r.Jobs[0].Write.IOPS
-	if n == 0 {
+	read, write := r.Jobs[0].Read, r.Jobs[0].Write
+	if iops = read.IOPS + write.IOPS; iops == 0 {
 		b.t.Fatalf("fio did nothing: %s", out)
 	}
-	return n
+	return iops, read.Total + write.Total
+}
+
+func (b *peerBench) runLibrary(p benchPair, w benchWork, secs int) (iops, ios float64) {
+	b.t.Helper()
+	out := b.g.Run(b.t, append(slices.Clone(p.library), "--size", "32M", "--time", fmt.Sprintf("%ds", secs),
+		"--rw", w.rw, "--bs", strings.ToUpper(w.bs), "--depth", fmt.Sprint(w.depth))...)
+	var r struct {
+		Results []struct {
+			IOPS     float64 `json:"iops"`
+			Requests float64 `json:"requests"`
+		}
+	}
+	if i := strings.IndexByte(out, '{'); i < 0 || json.Unmarshal([]byte(out[i:]), &r) != nil || len(r.Results) != 1 || r.Results[0].IOPS == 0 {
+		b.t.Fatalf("rnbd bench says %s", out)
+	}
+	return r.Results[0].IOPS, r.Results[0].Requests
 }
 
 func medians(seen map[string]map[string][]float64) map[string]map[string]ratio {
