@@ -28,7 +28,7 @@ var titles = map[string]string{
 // markdown writes the tables.
 func (p *report) markdown() string {
 	var b strings.Builder
-	b.WriteString("# Benchmarks\n\nHow this is measured and what of it is fair: [benchmarking.md](../benchmarking.md).\n\n")
+	b.WriteString("# Benchmarks\n\nHow this is measured and what of it is fair: [benchmarking.md](../benchmarking.md). What bounds the rows that miss their\ntarget: [limits.md](limits.md).\n\n")
 	p.writeMachine(&b)
 	p.writePlots(&b)
 	for _, id := range p.ids() {
