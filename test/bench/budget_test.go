@@ -18,12 +18,12 @@ type budget struct {
 var budgets = map[key]budget{
 	{direct, "4k-randread-d32"}:    {1.5, 1.1},
 	{direct, "4k-randwrite-d32"}:   {1.5, 1.1},
-	{direct, "1m-seqread-d8"}:      {100, 0.6},
-	{direct, "1m-seqwrite-d8"}:     {100, 0.6},
+	{direct, "1m-seqread-d8"}:      {100, 0.05},
+	{direct, "1m-seqwrite-d8"}:     {100, 0.05},
 	{frontEnd, "4k-randread-d32"}:  {3.5, 1.1},
 	{frontEnd, "4k-randwrite-d32"}: {3.5, 1.1},
-	{frontEnd, "1m-seqread-d8"}:    {200, 0.6},
-	{frontEnd, "1m-seqwrite-d8"}:   {200, 0.6},
+	{frontEnd, "1m-seqread-d8"}:    {200, 0.05},
+	{frontEnd, "1m-seqwrite-d8"}:   {200, 0.05},
 }
 
 // objectsPerIO is next to none, objectsAnyway what timers take meanwhile.
