@@ -33,8 +33,8 @@
 // processes, not one wake-up: a shorter one makes everybody spin and then sleep
 // all the same. It does not spin after large I/O (the transfer dwarfs the
 // wake-up) nor while fewer than a quarter of the last 16 spins paid off; then
-// one idle moment in 16 is a probe. After a sleep of 20 ms and more it always
-// spins: what comes seldom comes in groups.
+// one idle moment in 16 is a probe. After a sleep of 200 ms and more it spins
+// until that was in vain once: what comes seldom comes in groups.
 //
 // # Hazards
 //

@@ -3,6 +3,7 @@ package pump
 import (
 	"fmt"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -18,11 +19,19 @@ import (
 // poller's and the pump's, but the monitor sleeps on.
 
 const (
-	// longSleep is a sleep after which the pump is idle, and parks.
-	longSleep = 20 * time.Millisecond
-	// briskAfter shorter sleeps in a row the pump blocks in a system call, the
-	// faster way. A heartbeat of many connections takes fewer.
-	briskAfter = 32
+	// longSleep is a sleep after which the pump is idle, and parks. It is longer
+	// than the delays of an overloaded machine, which makes parking slower still.
+	longSleep = 200 * time.Millisecond
+	// briskAfter shorter sleeps in a row, and at first, the pump blocks in a
+	// system call, the faster way. A heartbeat of many connections takes fewer.
+	briskAfter = 8
+)
+
+// Go's poller is looked after by whoever is idle. Where the pumps can keep all of
+// GOMAXPROCS busy a parked one would wake up to 10 ms late: none parks there.
+var (
+	pumps atomic.Int32 // that run in this process
+	procs atomic.Int32 // how many may, for one to park; 0 before SetProcs
 )
 
 // berth is an epoll set of the pump's descriptors that Go's poller watches. It
@@ -68,11 +77,14 @@ func (p *Pump) closeBerth() {
 	}
 }
 
+// parks tells whether the pump can park.
+func (p *Pump) parks() bool { return p.berth.fd >= 0 && pumps.Load() < procs.Load() }
+
 // mayPark tells whether the coming sleep is likely to be a long one. Then it
 // forgets what the sources' descriptors have signalled so far: their Arm, which
 // comes next, tells what is left to do.
 func (p *Pump) mayPark() bool {
-	if p.berth.fd < 0 || p.brisk >= briskAfter {
+	if !p.parks() || p.brisk >= briskAfter {
 		return false
 	}
 	var events [16]unix.EpollEvent
@@ -84,7 +96,7 @@ func (p *Pump) mayPark() bool {
 // slept notes how long a sleep was.
 func (p *Pump) slept(d time.Duration) {
 	if d >= longSleep {
-		p.brisk = 0
+		p.brisk, p.rested = 0, p.parks()
 	} else if p.brisk < briskAfter {
 		p.brisk++
 	}

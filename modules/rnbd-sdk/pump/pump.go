@@ -97,6 +97,7 @@ type Pump struct {
 	berth                   berth       // where it sleeps instead while there is little to do
 	brisk                   int         // short sleeps in a row; of the owner
 	parked                  bool        // the thread sleeps in the berth; of the owner
+	rested                  bool        // no spin was in vain since the last long sleep; of the owner
 
 	mu      sync.Mutex // guards the mailbox and what follows
 	mailbox []func()
@@ -125,7 +126,7 @@ func New(cfg Config) (*Pump, error) {
 		cfg.Logger = slog.Default()
 	}
 	p := &Pump{cfg: cfg, log: cfg.Logger.With("pump", cfg.Name), done: make(chan struct{}),
-		spinner: newSpinner(cfg.Spin), gate: -1, sourcesFD: -1, wakeFD: -1, berth: berth{fd: -1}}
+		spinner: newSpinner(cfg.Spin), brisk: briskAfter, gate: -1, sourcesFD: -1, wakeFD: -1, berth: berth{fd: -1}}
 	if err := p.openFDs(); err != nil {
 		p.closeFDs()
 		return nil, fmt.Errorf("new pump %q: %w", cfg.Name, err)
@@ -162,6 +163,8 @@ func (p *Pump) begin() {
 }
 
 func (p *Pump) run(until func() bool) error {
+	pumps.Add(1)
+	defer pumps.Add(-1)
 	p.pin()
 	p.own()
 	p.log.Debug("pump runs", "thread", unix.Gettid(), "spin", p.cfg.Spin)
@@ -238,11 +241,11 @@ func (p *Pump) tick() int64 {
 }
 
 // spin looks again and again within the budget; true: it met work. After a long
-// sleep there is always a budget: what comes seldom often comes in groups, and a
-// miss tells nothing about the spins of a busy pump.
+// sleep there is a budget until the first miss: what comes seldom often comes in
+// groups, and that miss tells nothing about the spins of a busy pump.
 func (p *Pump) spin() bool {
 	budget := p.spinner.next()
-	rested := p.brisk == 0 && !p.spinner.large
+	rested := p.rested && !p.spinner.large
 	if rested {
 		budget = max(budget, p.cfg.Spin)
 	}
@@ -259,6 +262,7 @@ func (p *Pump) spin() bool {
 	if hit || !rested {
 		p.spinner.record(hit)
 	}
+	p.rested = p.rested && hit
 	if hit {
 		p.stats.hits.Add(1)
 	} else {
@@ -446,9 +450,12 @@ func (p *Pump) onThread() bool { return p.ownerTID.Load() == int32(unix.Gettid()
 // SetProcs sets GOMAXPROCS for a process with that many pumps: each takes one
 // while it spins, and the rest of the process needs two to four more. It also
 // halves the garbage that may pile up, unless GOGC is set: on a data path that
-// allocates nothing it is all of set-up, and would stay for good.
+// allocates nothing it is all of set-up, and would stay for good. Pumps of a process
+// without it do not park while idle.
 func SetProcs(pumps int) {
-	runtime.GOMAXPROCS(pumps + min(max(runtime.NumCPU(), 2), 4))
+	n := pumps + min(max(runtime.NumCPU(), 2), 4)
+	runtime.GOMAXPROCS(n)
+	procs.Store(int32(n))
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
 	}
