@@ -20,7 +20,8 @@ var importRules = []struct {
 	{"rtrswire", nil, "the wire format is a leaf"},
 	{"verbs/verbstest", []string{"verbs"}, "the suite knows the seam only"},
 	{"verbs", nil, "the seam is a leaf"},
-	{"provider", []string{"verbs"}, "a provider knows neither the transport nor another provider"},
+	{"internal/checksum", nil, "it adds up bytes, whosever they are"},
+	{"provider", []string{"verbs", "internal/checksum"}, "a provider knows neither the transport nor another provider"},
 	{".", []string{"verbs", "rtrswire"}, "providers are handed in, and what is carried is the caller's business"},
 }
 
