@@ -47,10 +47,6 @@ func newPeerBench(t *testing.T) *peerBench {
 	return b
 }
 
-// fewCPUs are the flags of our daemons: the guest has two emulated CPUs, and
-// who spins takes them from the kernel's threads that have the work.
-var fewCPUs = []string{"--spin", "0s", "--pumps", "1"}
-
 // startOurs starts our server on two fabrics and our client, from copies in
 // the guest's memory: reading programs over 9p again would be measured, too.
 func (b *peerBench) startOurs() {
@@ -60,11 +56,11 @@ func (b *peerBench) startOurs() {
 		run(b.t, at, "cp", filepath.Join(filepath.Dir(rnbdPath), plugin), residentDir)
 	}
 	rnbd := residentDir + "/rnbd"
-	server := b.g.Start(b.t, append([]string{rnbd, "server", "run", "--socket", "/run/s.sock", "--io-plugin", "blockio=" + residentDir + "/io-blockio",
-		"--listen", "ibverbs://" + benchAddr + ":1235", "--listen", "iwarp://" + benchAddr + ":1236"}, fewCPUs...)...)
+	server := b.g.Start(b.t, rnbd, "server", "run", "--socket", "/run/s.sock", "--io-plugin", "blockio="+residentDir+"/io-blockio",
+		"--listen", "ibverbs://"+benchAddr+":1235", "--listen", "iwarp://"+benchAddr+":1236")
 	up(b.t, at, server, "server", "/run/s.sock")
-	client := b.g.Start(b.t, append([]string{rnbd, "client", "run", "--socket", "/run/c.sock", "--nbd-listen", "unix:/run/nbd.sock",
-		"--frontend-plugin", "nbd=" + residentDir + "/frontend-nbd", "--frontend-plugin", "ublk=" + residentDir + "/frontend-ublk"}, fewCPUs...)...)
+	client := b.g.Start(b.t, rnbd, "client", "run", "--socket", "/run/c.sock", "--nbd-listen", "unix:/run/nbd.sock",
+		"--frontend-plugin", "nbd="+residentDir+"/frontend-nbd", "--frontend-plugin", "ublk="+residentDir+"/frontend-ublk")
 	up(b.t, at, client, "client", "/run/c.sock")
 	b.t.Cleanup(func() {
 		for i := range 2 {
