@@ -199,7 +199,7 @@ func (f *frontend) Serve(fq *plugin.FrontQueue) error {
 		q.close()
 		return err
 	}
-	q.do, q.now, q.served, q.spaced = p.Do, p.Now, fq.Served, true
+	q.do, q.now, q.served = p.Do, p.Now, fq.Served
 	f.enlist(q)
 	err = p.Run(fq.Closed)
 	f.detach(q)

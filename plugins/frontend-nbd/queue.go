@@ -64,9 +64,6 @@ type queue struct {
 	// long each request took. See plugin.FrontQueue.Served.
 	now    func() int64
 	served func(device uint32, op blk.Op, ns int64)
-
-	spaced bool  // looks at idle sockets are lookEvery apart
-	lookAt int64 // the next of them, by now
 }
 
 // queueStats are counters; written by the queue's thread only.
@@ -178,23 +175,12 @@ func (q *queue) retryBacklog() {
 	}
 }
 
-// lookEvery is the time in nanoseconds between two looks at sockets that had
-// nothing: a spin comes by more often than that, and each look is a system
-// call. A pump that goes to sleep misses nothing by it, since it sleeps on them.
-const lookEvery = 2000
-
 // pollSockets marks the connections that have something to do, and returns the
 // number of its news.
 func (q *queue) pollSockets() int {
-	if q.spaced && q.now() < q.lookAt {
-		return 0
-	}
 	n, errno := epollNow(q.epoll, q.evs[:])
 	if errno != 0 {
 		return 1 // EINTR: the next round looks again
-	}
-	if n == 0 && q.spaced {
-		q.lookAt = q.now() + lookEvery
 	}
 	for _, ev := range q.evs[:n] {
 		q.onEvent(ev)
@@ -375,7 +361,6 @@ func (q *queue) kick() {
 // something to do. It looks at the sockets once more, since the pump may have
 // forgotten what they told it while it was awake.
 func (q *queue) Arm() bool {
-	q.lookAt = 0
 	return q.pollSockets() == 0 && !q.pressing() && q.ring.Arm()
 }
 

@@ -205,7 +205,6 @@ func FuzzTransmission(f *testing.F) {
 // What comes between a round and the sleep is not slept on.
 func TestArm_SeesWhatTheLastRoundDidNot(t *testing.T) {
 	b := newBench(t, 32, 4096, false)
-	b.q.spaced = true // the clock stands still: no round looks at the sockets again
 	b.settle()
 	b.peer.Write(command(cmdRead, 0, 1, 0, 4096))
 	for end := time.Now().Add(10 * time.Second); b.q.Arm(); b.q.Disarm() {

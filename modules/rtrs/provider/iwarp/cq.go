@@ -21,9 +21,6 @@ const (
 	// coldAfter is the number of polls without anything received or posted
 	// after which a connection is not tried any more: only epoll tells.
 	coldAfter = 256
-	// lookEvery is the time in nanoseconds between two tries of a socket that
-	// had nothing. Who spins polls more often, and each try is a system call.
-	lookEvery = 2000
 	// coldEvery is how many polls apart epoll is asked about cold
 	// connections while there are others.
 	coldEvery = 8
@@ -211,7 +208,7 @@ func (c *cq) activate(q *qp) {
 // tells whether it is time to ask epoll about the others.
 func (c *cq) tryWarm() (ask bool) {
 	c.polls++
-	warm, cold, now := false, false, c.now()
+	warm, cold := false, false
 	for _, q := range c.slots {
 		switch {
 		case q == nil:
@@ -220,11 +217,8 @@ func (c *cq) tryWarm() (ask bool) {
 		default:
 			warm = true
 			q.quiet++
-			if now >= q.lookAt {
-				q.lookAt = now + lookEvery
-				q.readable, q.tx.blocked = true, false
-				c.activate(q)
-			}
+			q.readable, q.tx.blocked = true, false
+			c.activate(q)
 		}
 	}
 	return cold && (!warm || c.polls%coldEvery == 0)

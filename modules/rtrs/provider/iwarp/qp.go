@@ -65,11 +65,10 @@ type qp struct {
 	tx transmitter
 	rx receiver
 
-	readable bool  // the socket may have something
-	more     bool  // parsed segments wait for room in the caller's completions
-	hangup   bool  // the peer's end was seen by epoll: read until it shows
-	lookAt   int64 // when the socket is tried next, by cq.now
-	quiet    int   // polls since something was received or posted
+	readable bool // the socket may have something
+	more     bool // parsed segments wait for room in the caller's completions
+	hangup   bool // the peer's end was seen by epoll: read until it shows
+	quiet    int  // polls since something was received or posted
 
 	end      ending
 	rnrSince int64 // a message waits for a receive since; 0: none

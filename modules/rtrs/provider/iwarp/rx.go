@@ -154,7 +154,7 @@ func (q *qp) fill() int {
 	if got < direct+room && !q.hangup {
 		q.readable = false // drained: what comes now raises a new edge
 	}
-	q.quiet, q.lookAt = 0, 0
+	q.quiet = 0
 	q.cq.stats.received.Add(uint64(got))
 	x.w += x.landed(got, direct, &q.cq.stats.direct)
 	if x.w == len(x.stage) {
