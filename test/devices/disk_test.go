@@ -98,15 +98,18 @@ func testBlockDevice(t *testing.T, s *stack) {
 	}
 }
 
+// testMixedSizes verifies with several sizes of requests, then with two writers
+// that have a part of the disk each; for a minute in the long form.
 func testMixedSizes(t *testing.T, s *stack) {
-	size := "2m"
-	if *long {
-		size = "64m"
+	_, image := s.disk(t, s.image(t, 64<<20))
+	_, ram := s.disk(t, s.ram)
+	for end := time.Now().Add(pick(0, time.Minute)); ; {
+		run(t, fio(image, "--rw=randrw", "--bsrange=512-256k", "--bs_unaligned=0", "--blockalign=512", "--size="+pick("2m", "64m"), "--fsync=32")...)
+		run(t, fio(ram, "--rw=randwrite", "--bs=4k", "--numjobs=2", "--offset_increment=32m", "--size="+pick("2m", "32m"))...)
+		if time.Now().After(end) {
+			return
+		}
 	}
-	_, node := s.disk(t, s.image(t, 64<<20))
-	run(t, fio(node, "--rw=randrw", "--bsrange=512-256k", "--bs_unaligned=0", "--blockalign=512", "--size="+size, "--fsync=32")...)
-	_, node = s.disk(t, s.ram)
-	run(t, fio(node, "--rw=randwrite", "--bs=4k", "--numjobs=2", "--offset_increment=32m", "--size="+size)...)
 }
 
 func testDiscardAndPartitions(t *testing.T, s *stack) {
