@@ -101,14 +101,16 @@ func after(d time.Duration) func() bool {
 	return func() bool { return time.Now().After(end) }
 }
 
-// maxFactor is how much longer the modest session may wait beside the greedy
-// one than alone. The programs of this test want more than four processors;
-// where others use them too, what is measured is the scheduler.
-func maxFactor() float64 {
+// maxFactors are how much longer the modest session may wait beside the greedy
+// one than alone, in the median and at the 99th percentile; a server that serves
+// in the order of arrival takes about a hundred times as long. The programs of
+// this test want more than four processors. Where there are fewer, the 99th
+// percentile is a turn of the scheduler: the short form leaves it room.
+func maxFactors() (p50, p99 float64) {
 	if long() {
-		return 4
+		return 4, 4
 	}
-	return 8
+	return 8, 40
 }
 
 // TestASessionAtDepthOneIsServedBesideOneAtDepth512 measures the modest one
@@ -133,10 +135,11 @@ func TestASessionAtDepthOneIsServedBesideOneAtDepth512(t *testing.T) {
 		quit.Store(true)
 		requests += <-over
 	}
-	factor := float64(median(beside.p99)) / float64(median(alone.p99))
-	t.Logf("alone %v; beside %v; factor %.1f; the greedy one had %d requests", alone, beside, factor, requests)
-	if factor > maxFactor() {
-		t.Errorf("beside the greedy session p99 is %.1f times as long", factor)
+	p50 := float64(median(beside.p50)) / float64(median(alone.p50))
+	p99 := float64(median(beside.p99)) / float64(median(alone.p99))
+	t.Logf("alone %v; beside %v; factors %.1f and %.1f; the greedy one had %d requests", alone, beside, p50, p99, requests)
+	if most50, most99 := maxFactors(); p50 > most50 || p99 > most99 {
+		t.Errorf("beside the greedy session p50 is %.1f times as long, p99 %.1f times; want at most %g and %g", p50, p99, most50, most99)
 	}
 }
 
