@@ -1,16 +1,19 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"sync"
 )
 
 // backports is where Debian has kernels that are younger than those of its
-// releases. apt checks the signature, and the packages by it.
-const backports = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie-backports main\n"
+// releases, for the mirror that the host uses. apt checks the signature, and the
+// packages by it.
+const backports = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s trixie-backports main\n"
 
 // recipeNewer changes when the contents of a newer kernel's folder do.
 const recipeNewer = "1"
@@ -88,8 +91,8 @@ func (b builder) fetchNewer(a *apt) error {
 	return nil
 }
 
-// apt is a package index of its own: what the host has installed and where its
-// packages come from has no part in it.
+// apt is a package index of its own, of the host's mirror: what the host has
+// installed has no part in it.
 type apt struct {
 	dir string
 }
@@ -112,10 +115,27 @@ func (a *apt) open() error {
 			return err
 		}
 	}
-	if err := os.WriteFile(filepath.Join(a.dir, "sources.list"), []byte(backports), 0o644); err != nil {
+	from, err := mirror()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(a.dir, "sources.list"), fmt.Appendf(nil, backports, from), 0o644); err != nil {
 		return err
 	}
 	return command(a.dir, "apt-get", append(a.options(), "update", "-qq")...)
+}
+
+// mirror is where the host has Debian's packages from.
+func mirror() (string, error) {
+	out, err := output("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Label: Debian")
+	if err != nil {
+		return "", err
+	}
+	from, _, _ := strings.Cut(out, "\n")
+	if from == "" {
+		return "", errors.New("apt knows no mirror of Debian: run apt-get update")
+	}
+	return from, nil
 }
 
 // all finds what the first group of line means in the dependencies of pkg.
