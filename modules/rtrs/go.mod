@@ -3,6 +3,6 @@ module github.com/rnbd-go/rnbd/modules/rtrs
 go 1.26.0
 
 require (
-	golang.org/x/sys v0.49.0
 	github.com/google/uuid v1.6.0
+	golang.org/x/sys v0.49.0
 )
