@@ -204,24 +204,28 @@ func (c *cq) activate(q *qp) {
 	}
 }
 
-// tryWarm makes the connections that are in use look at their sockets, and
-// tells whether it is time to ask epoll about the others.
+// tryWarm makes the connections that are in use look at their sockets, or tells
+// that it is time to ask epoll, which knows of these and of the others.
 func (c *cq) tryWarm() (ask bool) {
 	c.polls++
 	warm, cold := false, false
 	for _, q := range c.slots {
-		switch {
-		case q == nil:
-		case q.quiet >= coldAfter:
-			cold = true
-		default:
-			warm = true
+		if q != nil {
+			warm = warm || q.quiet < coldAfter
+			cold = cold || q.quiet >= coldAfter
+		}
+	}
+	if cold && (!warm || c.polls%coldEvery == 0) {
+		return true
+	}
+	for _, q := range c.slots {
+		if q != nil && q.quiet < coldAfter {
 			q.quiet++
 			q.readable, q.tx.blocked = true, false
 			c.activate(q)
 		}
 	}
-	return cold && (!warm || c.polls%coldEvery == 0)
+	return false
 }
 
 // collect asks epoll which connections have news, and returns how many events

@@ -394,8 +394,22 @@ func TestSocketOptions(t *testing.T) {
 				t.Errorf("%s is %d, %v", name, got, err)
 			}
 		}
+		if n, err := unix.GetsockoptInt(e.q().fd, unix.SOL_SOCKET, unix.SO_SNDBUF); n < sendWaiting || n >= sendMost || (n-sendWaiting)%sendRate != 0 || err != nil {
+			t.Errorf("send buffer of %d bytes to a near peer, %v", n, err)
+		}
 		if fl, _ := unix.FcntlInt(uintptr(e.q().fd), unix.F_GETFL, 0); fl&unix.O_NONBLOCK == 0 {
 			t.Error("socket blocks")
+		}
+	}
+}
+
+func TestSendBufferFor(t *testing.T) {
+	for rtt, want := range map[time.Duration]int{
+		0: 384 << 10, 25 * time.Microsecond: 484 << 10, 100 * time.Microsecond: 784 << 10,
+		2 * time.Millisecond: 8384 << 10, time.Hour: 4000384 << 10,
+	} {
+		if got := sendBufferFor(rtt); got != want {
+			t.Errorf("%v: %d KiB, want %d", rtt, got>>10, want>>10)
 		}
 	}
 }

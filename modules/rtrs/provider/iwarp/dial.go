@@ -119,6 +119,7 @@ func (q *qp) hand(conn *net.TCPConn, tm terms) error {
 	if dupErr != nil {
 		return fmt.Errorf("duplicate socket: %w", dupErr)
 	}
+	fitSendBuffer(fd)
 	q.local.Store(&addrPair{addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr())})
 	q.begun(fd, tm)
 	if !q.move(phaseConnecting, phaseUp) {
