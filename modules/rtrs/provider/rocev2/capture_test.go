@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/hex"
+	"hash/crc32"
 	"net/netip"
 	"os"
 	"strings"
@@ -90,7 +91,7 @@ func TestC003_ICRCIsCheckedWithoutTheIdentification(t *testing.T) {
 	for _, c := range captures(t) {
 		p := c.pseudo()
 		for _, id := range []uint16{0, 7, c.id} {
-			if !p.check(bytes.Clone(c.b), id) {
+			if !p.check(bytes.Clone(c.b), nil, id) {
 				t.Errorf("%s: refused with identification %#x in place of %#x", c.name, id, c.id)
 			}
 		}
@@ -99,7 +100,7 @@ func TestC003_ICRCIsCheckedWithoutTheIdentification(t *testing.T) {
 			fragments.b[8+6] = 0 // sent without DF
 			own := bytes.Clone(c.b)
 			fragments.seal(own, c.id)
-			if !p.check(own, 0) {
+			if !p.check(own, nil, 0) {
 				t.Errorf("%s: refused when it is sent without DF", c.name)
 			}
 		}
@@ -117,7 +118,7 @@ func TestC002_ICRCFindsChangedBits(t *testing.T) {
 			}
 			b := bytes.Clone(c.b)
 			b[bit/8] ^= 1 << (bit % 8)
-			switch found := !p.check(b, c.id); {
+			switch found := !p.check(b, nil, c.id); {
 			case !found && p.v6:
 				t.Errorf("%s: bit %d was missed", c.name, bit)
 			case !found:
@@ -127,6 +128,31 @@ func TestC002_ICRCFindsChangedBits(t *testing.T) {
 	}
 	if len(missed) > 3 { // of 8500 positions; one in 32768 is to be expected
 		t.Errorf("changed bits are missed at %v", missed)
+	}
+}
+
+// What is looked up is the sum over the pseudo header.
+func TestC002_SumOfThePseudoHeaderIsThatOfItsBytes(t *testing.T) {
+	pseudos := []pseudo{newPseudo(netip.MustParseAddr("10.77.0.2"), netip.MustParseAddr("10.77.0.1"), 7), newPseudo(netip.MustParseAddr("fd00::2"), netip.MustParseAddr("fd00::1"), 7)}
+	for _, p := range pseudos {
+		for _, port := range []uint16{7, 7, 0xc000, roceUDPPort} {
+			p.setSourcePort(port)
+			for size := bthLen + icrcLen; size <= maxPacket; size += 7 {
+				id := uint16(size * 61)
+				b := bytes.Clone(p.b[:p.n])
+				be.PutUint16(b[p.n-udpLen:], port)
+				be.PutUint16(b[p.n-4:], uint16(size+udpLen))
+				if p.v6 {
+					be.PutUint16(b[8+4:], uint16(size+udpLen))
+				} else {
+					be.PutUint16(b[8+2:], uint16(size+udpLen+ip4Len))
+					be.PutUint16(b[8+4:], id)
+				}
+				if got, want := p.start(size, id), crc32.ChecksumIEEE(b); got != want {
+					t.Fatalf("port %d, %d bytes, identification %#x: %#x, want %#x", port, size, id, got, want)
+				}
+			}
+		}
 	}
 }
 

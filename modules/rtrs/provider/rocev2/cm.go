@@ -145,7 +145,7 @@ func (m *manager) receive(p *port, from netip.AddrPort, b []byte) drop {
 	}
 	peer := from.Addr().Unmap()
 	ps := newPseudo(peer, p.addr, from.Port())
-	if !ps.check(b, 0) {
+	if !ps.check(b, nil, 0) {
 		return dropICRC
 	}
 	if f := m.dev.faults.Load(); f != nil && f.control != nil && !f.control(msg) {

@@ -21,9 +21,9 @@ const (
 )
 
 const (
-	// fetches is how many receive calls one Poll makes, so that the owner gets
-	// to its other work.
-	fetches = 8
+	// fetches is how many datagrams one Poll receives, so that the owner gets to
+	// its other work.
+	fetches = 8 * rxBatch
 	// blockedWait is how long a full socket is left alone.
 	blockedWait = int64(time.Millisecond)
 )
@@ -50,6 +50,8 @@ type cq struct {
 	drained  bool      // no packet is waiting, as far as this Poll saw
 	table    []*qp     // attached, by number modulo its size
 	attached int       // connections
+	onePeer  bool      // all of them are to the same address
+	writing  *qp       // whose peer sent a packet of a long WRITE last
 	active   []*qp     // those with something to do, in the order of service
 	spare    []*qp
 
@@ -67,8 +69,9 @@ type cq struct {
 func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
 	c := &cq{
 		dev: d, epfd: -1, wakefd: -1, timerfd: -1, events: make([]unix.EpollEvent, 16), base: time.Now(), stats: &counters{},
-		stage: newStage(), table: make([]*qp, queuesPerCQ), numbers: make([]bool, queuesPerCQ), number: rand.Uint32(),
+		table: make([]*qp, queuesPerCQ), numbers: make([]bool, queuesPerCQ), number: rand.Uint32(),
 	}
+	c.stage = newStage(c.stats)
 	if err := c.open(); err != nil {
 		c.closeFDs()
 		return nil, fmt.Errorf("create completion queue: %w", err)
@@ -174,21 +177,26 @@ func (c *cq) receive(wcs []verbs.WC) (n int) {
 			continue
 		}
 		if !c.stage.empty() {
+			h := c.dev.faults.Load()
+			if h != nil && h.inject != nil {
+				c.stage.settle()
+			}
 			p := c.stage.next()
-			if h := c.dev.faults.Load(); h != nil && h.inject != nil {
+			if h != nil && h.inject != nil {
 				c.injected = append(c.injected, h.inject(p)...)
 				continue
 			}
 			n += c.packet(&p, &wcs[n])
 			continue
 		}
-		if silent == len(c.outs) || budget == 0 {
+		if silent == len(c.outs) || budget <= 0 {
 			break
 		}
 		c.turn = (c.turn + 1) % len(c.outs)
-		if c.stage.fill(c.outs[c.turn]) {
+		c.foresee(c.outs[c.turn])
+		if got := c.stage.fill(c.outs[c.turn]); got > 0 {
 			silent = 0
-			budget--
+			budget -= got
 		} else {
 			silent++
 		}
@@ -232,14 +240,17 @@ func (c *cq) deliver(p *inbound, wc *verbs.WC) (int, drop) {
 		return 0, dropAddress
 	}
 	q.fromPeer.setSourcePort(p.sport)
-	if !q.fromPeer.check(b, p.id) {
+	if !q.fromPeer.check(b, p.place, p.id) {
 		return 0, dropICRC
 	}
 	if q.end.state != endNone {
 		return 0, dropState
 	}
 	q.hear()
-	payload := b[shape.size : len(b)-icrcLen-b.pad()]
+	payload := p.place
+	if payload == nil {
+		payload = b[shape.size : len(b)-icrcLen-b.pad()]
+	}
 	switch shape.class {
 	case classAck:
 		return 0, q.onAck(b)
@@ -428,6 +439,7 @@ func (c *cq) attach(q *qp) {
 	c.table[q.qpn>>slotBits%queuesPerCQ] = q
 	c.attached++
 	q.attached = true
+	c.survey()
 	c.activate(q)
 	c.dev.cfg.Logger.Info("rocev2 connection up", "local", q.LocalAddr(), "remote", q.RemoteAddr(), "qpn", q.qpn, "path_mtu", q.mtu)
 }
@@ -440,6 +452,10 @@ func (c *cq) detach(q *qp) {
 	q.attached = false
 	c.table[q.qpn>>slotBits%queuesPerCQ] = nil
 	c.attached--
+	if c.writing == q {
+		c.writing = nil
+	}
+	c.survey()
 	c.giveNumber(q)
 }
 

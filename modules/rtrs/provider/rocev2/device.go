@@ -274,7 +274,7 @@ func (d *Device) isClosed() bool {
 type Stats struct {
 	SentPackets     uint64 // data packets passed to sockets
 	ReceivedPackets uint64 // data packets taken from sockets
-	PlacedCopyBytes uint64 // payload copied from the staging buffers to its place
+	PlacedCopyBytes uint64 // payload copied from the staging buffers to its place, or from a wrong one to them
 	Resent          uint64 // packets sent again
 	Timeouts        uint64 // answers that did not come in time
 	SequenceNAKs    uint64 // gaps reported by peers

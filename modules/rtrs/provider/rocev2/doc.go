@@ -24,7 +24,8 @@
 // The files in the order a packet meets them: qp.go (PostSend), requester.go
 // (work requests become packets; acknowledgements, repetition), outbox.go (one
 // sendmmsg of segmented sends for all connections), inbox.go (one recvmmsg
-// into staging buffers), cq.go (which connection a packet is for, and whether
+// into staging buffers), ahead.go (payload of long WRITEs comes straight to its
+// place), cq.go (which connection a packet is for, and whether
 // it is genuine), responder.go (order, rights, placement, answers). Everything
 // there runs in the owner of the completion queue, takes no lock and allocates
 // nothing. Poll drives it, and all timers with it; Arm lets the owner sleep.
@@ -50,7 +51,8 @@
 //
 // Without privilege the receive buffers are as large as net.core.rmem_max
 // allows; with its usual default bursts are lost and sent again. The log line of
-// an address tells what was granted.
+// an address tells what was granted. Large buffers also widen the window of what
+// is on its way (requester.go), as if the peer had the same.
 //
 // A peer that goes without a word is noticed only while an answer of it is
 // due, after Config.RetryTimeout.

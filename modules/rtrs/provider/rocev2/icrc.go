@@ -3,6 +3,7 @@ package rocev2
 import (
 	"encoding/binary"
 	"hash/crc32"
+	"math"
 	"net/netip"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/internal/checksum"
@@ -18,9 +19,10 @@ const roceUDPPort = 4791
 // pseudo is the stand-in for everything in front of the base transport
 // header, for one direction between two addresses.
 type pseudo struct {
-	b  [8 + 40 + 8]byte
-	n  int // bytes of b in use
-	v6 bool
+	crc uint32           // of b
+	n   int              // bytes of b in use
+	b   [8 + 40 + 8]byte // lengths and identification are 0
+	v6  bool
 }
 
 const (
@@ -57,24 +59,56 @@ func newPseudo(src, dst netip.Addr, sport uint16) (p pseudo) {
 	be.PutUint16(udp[0:], sport)
 	be.PutUint16(udp[2:], roceUDPPort)
 	udp[6], udp[7] = 0xff, 0xff
+	p.crc = crc32.ChecksumIEEE(p.b[:p.n])
 	return p
 }
 
-func (p *pseudo) setSourcePort(port uint16) { be.PutUint16(p.b[p.n-udpLen:], port) }
+func (p *pseudo) setSourcePort(port uint16) {
+	if at := p.b[p.n-udpLen:]; be.Uint16(at) != port {
+		be.PutUint16(at, port)
+		p.crc = crc32.ChecksumIEEE(p.b[:p.n])
+	}
+}
 
 // start returns the CRC of everything in front of the base transport header of
-// a datagram with size bytes of UDP payload, ICRC included.
+// a datagram with size bytes of UDP payload, ICRC included, at most maxPacket.
 func (p *pseudo) start(size int, id uint16) uint32 {
-	udp := size + udpLen
-	be.PutUint16(p.b[p.n-4:], uint16(udp))
 	if p.v6 {
-		be.PutUint16(p.b[8+4:], uint16(udp))
-	} else {
-		be.PutUint16(p.b[8+2:], uint16(udp+ip4Len))
-		be.PutUint16(p.b[8+4:], id)
+		return p.crc ^ lengths6[size]
 	}
-	return crc32.Update(0, crc32.IEEETable, p.b[:p.n])
+	return p.crc ^ lengths4[size] ^ idsLow[id&0xff] ^ idsHigh[id>>8]
 }
+
+// A CRC is linear: what fields add to it that were 0 depends on their value and
+// their place alone. So the short and slow sum of each packet's pseudo header
+// is looked up.
+var (
+	lengths4, lengths6 [maxPacket + 1]uint32 // by bytes of UDP payload
+	idsLow, idsHigh    [256]uint32           // by byte of the IPv4 identification
+)
+
+func init() {
+	var ip4 [ip4Len + udpLen]byte
+	var ip6 [ip6Len + udpLen]byte
+	for n := range lengths4 {
+		udp := uint16(n + udpLen)
+		be.PutUint16(ip4[2:], udp+ip4Len)
+		be.PutUint16(ip4[ip4Len+4:], udp)
+		be.PutUint16(ip6[4:], udp)
+		be.PutUint16(ip6[ip6Len+4:], udp)
+		lengths4[n], lengths6[n] = sumZero(ip4[:]), sumZero(ip6[:])
+	}
+	clear(ip4[:])
+	for n := range idsLow {
+		ip4[4], ip4[5] = 0, byte(n)
+		idsLow[n] = sumZero(ip4[:])
+		ip4[4], ip4[5] = byte(n), 0
+		idsHigh[n] = sumZero(ip4[:])
+	}
+}
+
+// sumZero is the CRC register after b when it starts at 0.
+func sumZero(b []byte) uint32 { return ^crc32.Update(math.MaxUint32, crc32.IEEETable, b) }
 
 // sumHeader continues crc over a header of ours, whose byte 4 is 0.
 func sumHeader(crc uint32, head []byte) uint32 {
@@ -85,6 +119,9 @@ func sumHeader(crc uint32, head []byte) uint32 {
 }
 
 func sum(crc uint32, b []byte) uint32 { return checksum.Update(crc, crc32.IEEETable, b) }
+
+// sumReceived is sum of what was just received: it is in the cache.
+func sumReceived(crc uint32, b []byte) uint32 { return checksum.InCache(crc, crc32.IEEETable, b) }
 
 func putICRC(b []byte, crc uint32) { binary.LittleEndian.PutUint32(b, crc) }
 func getICRC(b []byte) uint32      { return binary.LittleEndian.Uint32(b) }
@@ -98,11 +135,16 @@ func (p *pseudo) seal(b []byte, id uint16) {
 // check tells whether the ICRC of the packet b is right. id is the most likely
 // IPv4 identification, which a socket does not tell: when it does not fit, the
 // identification is solved for, which leaves 16 of the 32 bits as a check. It
-// overwrites byte 4 of b, which the ICRC does not cover.
-func (p *pseudo) check(b []byte, id uint16) bool {
+// overwrites byte 4 of b, which the ICRC does not cover. Payload that is not in
+// b, where it leaves a hole before the ICRC, is in place.
+func (p *pseudo) check(b, place []byte, id uint16) bool {
 	n := len(b) - icrcLen
 	b[4] = 0xff
-	diff := sum(p.start(len(b), id), b[:n]) ^ getICRC(b[n:])
+	crc := sumReceived(p.start(len(b), id), b[:n-len(place)])
+	if len(place) > 0 {
+		crc = sumReceived(crc, place)
+	}
+	diff := crc ^ getICRC(b[n:])
 	if diff == 0 || p.v6 {
 		return diff == 0
 	}

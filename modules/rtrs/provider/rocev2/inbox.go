@@ -5,7 +5,8 @@ import (
 )
 
 // The way in: one recvmmsg into the staging buffers, then packet by packet.
-// The kernel may have merged packets of one size into one datagram.
+// The kernel may have merged packets of one size into one datagram. Payload of
+// long WRITEs does not come through the staging buffers (ahead.go).
 
 const (
 	rxBatch  = 16
@@ -15,6 +16,7 @@ const (
 // inbound is one received packet.
 type inbound struct {
 	b     []byte // from the base transport header to the ICRC
+	place []byte // the payload when it is here and not in b
 	id    uint16 // the most likely IPv4 identification: position among the merged
 	addr  [16]byte
 	sport uint16
@@ -34,10 +36,13 @@ type stage struct {
 	at    int     // the one being taken apart
 	off   int     // in that one
 	index int     // of the packet at off
+	ahead ahead
+	stats *counters
 }
 
-func newStage() stage {
+func newStage(stats *counters) stage {
 	s := stage{
+		ahead: ahead{iov: make([]unix.Iovec, 0, 2*aheadPackets+1)}, stats: stats,
 		msgs: make([]mmsghdr, rxBatch), iov: make([]unix.Iovec, rxBatch), names: make([]sockaddr, rxBatch),
 		ctl: make([]controlBuf, rxBatch), buf: make([]byte, rxBatch*rxBuffer),
 	}
@@ -50,19 +55,26 @@ func newStage() stage {
 
 func (s *stage) empty() bool { return s.at == s.n }
 
-// fill receives from the socket of o and tells whether anything came.
-func (s *stage) fill(o *outbox) bool {
-	for i := range s.msgs {
+// fill receives from the socket of o, as was foreseen, and returns the number
+// of datagrams that came.
+func (s *stage) fill(o *outbox) int {
+	msgs := s.msgs
+	if s.ahead.recent > 0 {
+		msgs = msgs[:1]
+	}
+	for i := range msgs {
 		s.names[i].n = unix.SizeofSockaddrInet6
-		s.msgs[i].describe(&s.names[i], s.iov[i:i+1], &s.ctl[i])
+		msgs[i].describe(&s.names[i], s.iov[i:i+1], &s.ctl[i])
+	}
+	if s.ahead.places != nil {
+		msgs[0].describe(&s.names[0], s.ahead.iov, &s.ctl[0])
 	}
 	s.at, s.n, s.off, s.index, s.out = 0, 0, 0, 0, o
-	n, errno := receiveMany(o.fd, s.msgs)
-	if errno != 0 {
-		return false
+	if n, errno := receiveMany(o.fd, msgs); errno == 0 {
+		s.n = n
+		s.ahead.recent = max(s.ahead.recent-1, 0)
 	}
-	s.n = n
-	return true
+	return s.n
 }
 
 // next takes the next packet off the stage, which is not empty. A packet of an
@@ -77,11 +89,15 @@ func (s *stage) next() (p inbound) {
 	end := min(s.off+size, total)
 	p.b = s.buf[s.at*rxBuffer+s.off : s.at*rxBuffer+end]
 	p.id, p.out = uint16(s.index), s.out
+	if s.ahead.places != nil {
+		p.place = s.elsewhere(p.b)
+	}
 	p.addr, p.sport = s.names[s.at].from()
 	s.off, s.index = end, s.index+1
 	if end == total {
 		s.at++
 		s.off, s.index = 0, 0
+		s.ahead.places = nil
 	}
 	return p
 }

@@ -156,7 +156,7 @@ func (q *qp) begun(l *link) {
 	q.fromPeer = newPseudo(l.peer, l.port.addr, roceUDPPort)
 	q.peerQPN, q.mtu = l.peerQPN, mtuBytes(l.mtu)
 	q.ird, q.ord = l.ird, l.ord
-	q.req.init(q, l.sendPSN)
+	q.req.init(q, l.sendPSN, windowLimit(l.port.buffer, int(q.mtu)))
 	q.resp.init(q, l.recvPSN)
 }
 

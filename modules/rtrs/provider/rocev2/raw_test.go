@@ -58,7 +58,7 @@ func (r *raw) receive(wait time.Duration) []byte {
 		r.t.Fatal(err)
 	}
 	p := newPseudo(r.dev, r.addr, from.Port())
-	if from.Addr() != r.dev || from.Port() != roceUDPPort || !p.check(b[:n], 0) {
+	if from.Addr() != r.dev || from.Port() != roceUDPPort || !p.check(b[:n], nil, 0) {
 		r.t.Fatalf("packet from %s, or its ICRC is wrong: %x", from, b[:n])
 	}
 	b[4] = 0 // check has changed it

@@ -13,7 +13,10 @@ import (
 // Requester.
 
 const (
-	maxWindow   = 256 // packets on their way, at most
+	// The window is how many packets may be on their way: 1 MiB at the largest
+	// path MTU, and more where receive buffers are large (windowLimit).
+	baseWindow  = 256
+	maxWindow   = 1024
 	firstWindow = 64
 	minWindow   = 2
 	// ackEvery is how many packets leave without asking for an acknowledgement.
@@ -53,6 +56,7 @@ type requester struct {
 	readTail uint64
 
 	window, threshold int32
+	limit             int32 // of window
 	credit            int32
 
 	timeout       int64 // until the next retry
@@ -66,11 +70,20 @@ type requester struct {
 	retriedRead   bool  // una is a READ that was asked for again
 }
 
-func (r *requester) init(q *qp, psn uint32) {
+func (r *requester) init(q *qp, psn uint32, limit int32) {
 	r.una.psn, r.cur.psn, r.top, r.high = psn, psn, psn, psn
 	r.reads = make([]uint32, q.ord)
-	r.window, r.threshold = firstWindow, maxWindow
+	r.limit = limit
+	r.window, r.threshold = firstWindow, r.limit
 	r.timeout = firstTimeout
+}
+
+// windowLimit is the widest window towards a peer whose receive buffer is as
+// large as ours: the peer does not tell. A window may fill a quarter of it,
+// since the kernel counts packets with what surrounds them, and connections of
+// a queue share it.
+func windowLimit(buffer, mtu int) int32 {
+	return int32(min(max(buffer/4/mtu, baseWindow), maxWindow))
 }
 
 func (r *requester) outstanding() int32 { return psnDiff(r.cur.psn, r.una.psn) }
@@ -353,12 +366,12 @@ func (r *requester) measured(rtt int64) {
 // open widens the window after n packets have arrived.
 func (r *requester) open(n int32) {
 	if r.window < r.threshold {
-		r.window = min(r.window+n, maxWindow)
+		r.window = min(r.window+n, r.limit)
 		return
 	}
 	if r.credit += n; r.credit >= r.window {
 		r.credit = 0
-		r.window = min(r.window+1, maxWindow)
+		r.window = min(r.window+1, r.limit)
 	}
 }
 
@@ -448,8 +461,11 @@ func (q *qp) notReady(delay int64) {
 }
 
 // place is the one copy of payload: from the staging buffer to where it
-// belongs.
+// belongs, unless it was received there.
 func (q *qp) place(dst, src []byte) int {
+	if &dst[0] == &src[0] {
+		return len(src)
+	}
 	n := copy(dst, src)
 	q.cq.stats.placed.Add(uint64(n))
 	return n

@@ -98,6 +98,31 @@ func TestC037_LongMessagesAskForAcknowledgements(t *testing.T) {
 	})
 }
 
+func TestC041_LargeReceiveBuffersWidenTheWindow(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		buffer, mtu int
+		want        int32
+	}{
+		{"unknown buffer", 0, 4096, baseWindow},
+		{"what a system allows without privilege", 425984, 4096, baseWindow},
+		{"a quarter of the buffer", 8 << 20, 4096, 512},
+		{"what we ask for", 2 * socketBuffer, 4096, 1024},
+		{"small packets", 2 * socketBuffer, 1024, maxWindow},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := requester{window: firstWindow, limit: windowLimit(tt.buffer, tt.mtu)}
+			r.threshold = r.limit
+			for range 100 {
+				r.open(64)
+			}
+			if r.window != tt.want {
+				t.Errorf("the window opens to %d packets, want %d", r.window, tt.want)
+			}
+		})
+	}
+}
+
 // noMore fails when a new packet comes before the requester's timer.
 func (c *rawConn) noMore() {
 	c.t.Helper()

@@ -21,6 +21,7 @@ type responder struct {
 	silent bool   // the gap at psn was reported: say nothing until it is closed
 
 	msg message // in progress
+	dst []byte  // where the message of the packet that was judged belongs
 
 	ackDue  bool
 	nak     byte // syndrome to be sent for psn, 0: none
@@ -133,8 +134,8 @@ func newServe(b bth) serve {
 	return serve{psn: b.psn(), addr: r.addr(), key: r.key(), length: r.length()}
 }
 
-// judge looks at the expected packet and changes nothing, so that it may come
-// again. It returns the syndrome of a NAK, or 0.
+// judge looks at the expected packet, finds where its message belongs and changes
+// nothing else, so that it may come again. It returns the syndrome of a NAK, or 0.
 func (q *qp) judge(b bth, shape *opShape, payload []byte) byte {
 	m := &q.resp.msg
 	if shape.first != (m.class == classNone) || !shape.first && m.class != shape.class {
@@ -161,7 +162,8 @@ func (q *qp) judgeSend(b bth, shape *opShape, n uint32) byte {
 	if !shape.first {
 		got = q.resp.msg.got
 	}
-	if uint64(got)+uint64(n) > uint64(len(q.rqBuffer())) {
+	q.resp.dst = q.rqBuffer()
+	if uint64(got)+uint64(n) > uint64(len(q.resp.dst)) {
 		q.recvStatus = verbs.StatusLocalLength
 		return nakInvalid
 	}
@@ -185,8 +187,12 @@ func (q *qp) judgeWrite(b bth, shape *opShape, n uint32) byte {
 	if m.total > maxMessage || shape.last != (m.got+n == m.total) || m.got+n > m.total {
 		return nakInvalid
 	}
-	if m.total > 0 && q.pd.remote(m.key, m.addr, uint64(m.total), verbs.AccessRemoteWrite) == nil {
-		return nakAccess
+	if m.total > 0 {
+		// Another owner may take the key away at any time: it is looked up once.
+		q.resp.dst = q.pd.remote(m.key, m.addr, uint64(m.total), verbs.AccessRemoteWrite)
+		if q.resp.dst == nil {
+			return nakAccess
+		}
 	}
 	if shape.imm && q.rqHead == q.rqTail {
 		return syndromeRNR | rnrCode
@@ -218,14 +224,13 @@ func (q *qp) take(b bth, shape *opShape, payload []byte, wc *verbs.WC) int {
 		}
 	}
 	if len(payload) > 0 {
-		dst := q.rqBuffer()
-		if m.class == classWrite {
-			dst = q.pd.remote(m.key, m.addr, uint64(m.total), verbs.AccessRemoteWrite)
-		}
-		q.place(dst[m.got:], payload)
+		q.place(x.dst[m.got:], payload)
 		m.got += uint32(len(payload))
 	}
 	if !shape.last {
+		if m.class == classWrite {
+			q.cq.writing = q
+		}
 		return 0
 	}
 	m.class = classNone

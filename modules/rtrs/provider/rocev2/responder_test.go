@@ -331,3 +331,32 @@ func TestC004_ForgedDatagramsAreDropped(t *testing.T) {
 		})
 	}
 }
+
+// Another owner may take the key of a region away between the look at a packet
+// and its placement: the packet is placed, or not, and nobody falls.
+func TestKeyGoesWhileAPacketIsTaken(t *testing.T) {
+	for name, op := range map[string]opcode{"only": opWriteOnly, "first": opWriteFirst} {
+		t.Run(name, func(t *testing.T) {
+			c := newRawConn(t, Config{}, true)
+			q, payload := c.end.qp, make([]byte, 1024)
+			n := uint32(len(payload))
+			if op == opWriteFirst {
+				n *= 2
+			}
+			fill(payload, 5)
+			b, shape := bth(c.packet(op, c.reth(0, n), payload)), &shapes[op]
+			if nak := q.judge(b, shape, payload); nak != 0 {
+				t.Fatalf("NAK %#x", nak)
+			}
+			q.pd.invalidate(c.mr.RKey())
+			var wc verbs.WC
+			q.take(b, shape, payload, &wc)
+			if op == opWriteFirst {
+				b = c.packet(opWriteLast, nil, payload)
+				if nak := q.judge(b, &shapes[opWriteLast], payload); nak != nakAccess {
+					t.Errorf("the next packet: %#x, want %#x", nak, nakAccess)
+				}
+			}
+		})
+	}
+}

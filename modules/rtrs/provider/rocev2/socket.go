@@ -37,6 +37,7 @@ type port struct {
 	control *net.UDPConn
 	done    chan struct{} // closed when the control goroutine has ended
 	socks   []int         // by slot, -1 for 0; guarded by Device.mu
+	buffer  int           // bytes of a receive buffer, as the kernel counts them
 	gso     bool
 	gro     atomic.Bool
 }
@@ -74,8 +75,8 @@ func (d *Device) openPort(addr netip.Addr, slots int) (*port, error) {
 		p.close()
 		return nil, err
 	}
-	buffer, _ := unix.GetsockoptInt(p.socks[1], unix.SOL_SOCKET, unix.SO_RCVBUF)
-	d.cfg.Logger.Info("rocev2 address bound", "addr", addr, "path_mtu", mtuBytes(p.mtu), "gso", p.gso, "gro", p.gro.Load(), "receive_buffer", buffer)
+	p.buffer, _ = unix.GetsockoptInt(p.socks[1], unix.SOL_SOCKET, unix.SO_RCVBUF)
+	d.cfg.Logger.Info("rocev2 address bound", "addr", addr, "path_mtu", mtuBytes(p.mtu), "gso", p.gso, "gro", p.gro.Load(), "receive_buffer", p.buffer)
 	return p, nil
 }
 
