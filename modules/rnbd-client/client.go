@@ -54,6 +54,10 @@ type pumpShare struct {
 	// sources by the number in RTRS's tags. Owned by the pump; entries of
 	// front ends that are gone stay until their requests have ended.
 	sources []*source
+
+	waiters atomic.Int32 // callers of IO.Wait on this pump
+	crowded atomic.Int32 // how many calls are left until one may borrow the pump
+	crowd   crowd
 }
 
 // New starts the pumps and the front ends. On an error nothing is left behind.
@@ -100,8 +104,11 @@ func (c *Client) startPump(i int) error {
 		return err
 	}
 	poller.UseClock(p.Now)
-	c.pumps = append(c.pumps, &pumpShare{client: c, index: i, pump: p, poller: poller})
+	share := &pumpShare{client: c, index: i, pump: p, poller: poller, crowd: crowd{called: make(chan struct{}, 1)}}
+	share.crowd.serve = share.serveCrowd
+	c.pumps = append(c.pumps, share)
 	p.Start()
+	go share.attend()
 	return p.Add(poller)
 }
 

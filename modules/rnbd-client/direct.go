@@ -32,6 +32,8 @@ type IO struct {
 	slot   int
 	first  int // slot of the arena that is our slot 0
 	slots  int
+	large  bool // the last request was of largeCopy and more
+	slow   bool // the last answer took longer than Wait looks for one
 	cqes   [64]shm.CQE
 	drive  func()   // the work of Wait on the pump, made once
 	bell   *os.File // the ring's doorbell, a descriptor of its own
@@ -77,6 +79,7 @@ func (d *Device) NewIO(pump, first, slots int) (*IO, error) {
 	p := d.client.pumps[pump%len(d.client.pumps)]
 	io := &IO{dev: d, pump: p, ring: ring, sub: ring.Submitter(), slot: d.slotSize(), first: first, slots: slots}
 	io.source = newSource(p, nil, ring.Completer(), entries)
+	io.source.caller.bell = make(chan struct{}, 1)
 	io.drive = io.driven
 	bell, err := unix.FcntlInt(uintptr(io.sub.FD()), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -108,6 +111,7 @@ func (io *IO) Submit(r Request) bool {
 	if r.Slot < 0 || r.Slot >= io.slots {
 		return false
 	}
+	io.large = r.Len >= largeCopy
 	e := shm.SQE{
 		Tag: uint64(r.Slot), Op: r.Op, Flags: r.Flags, Offset: r.Off, Len: r.Len, Prio: r.Prio,
 		Device: io.dev.index, Arena: io.dev.index, ArenaOff: uint64((io.first + r.Slot) * io.slot),
@@ -132,13 +136,22 @@ func (io *IO) Reap(done []Done) int {
 func (io *IO) Wait(done []Done) int {
 	waiters := int(io.dev.client.waiters.Add(1))
 	defer io.dev.client.waiters.Add(-1)
+	alone := io.pump.enter()
+	defer io.pump.waiters.Add(-1)
 	for io.sub.InFlight() > 0 {
-		if io.sub.InFlight() <= shallow && waiters <= len(io.dev.client.pumps) && io.driveFor(done) {
+		if waiters <= len(io.dev.client.pumps) && io.sub.InFlight() <= io.drivenDepth(alone) && io.driveFor(done, alone) {
 			return io.got
 		}
 		io.sub.Publish()
+		if !alone && !io.large && io.pump.attended() {
+			if n := io.rest(done); n > 0 {
+				return n
+			}
+			continue
+		}
 		if waiters <= mostSpinners {
 			if n := io.spin(done); n > 0 {
+				io.slow = false
 				return n
 			}
 		}
@@ -156,33 +169,72 @@ func (io *IO) Wait(done []Done) int {
 // before they sleep. More would take the CPUs from the pumps they wait for.
 var mostSpinners = max(runtime.NumCPU()/2, 1)
 
-const (
-	// shallow is the number of requests up to which the caller's thread does
-	// the pump's work. With more of them two threads get more done than one.
-	shallow = 4
-	// patience is how long Wait looks before it sleeps.
-	patience = 100 * time.Microsecond
-)
+// drivenDepth is the number of requests up to which the caller's thread does the
+// pump's work. With more of them two threads get more done than one, where there
+// are CPUs for both and the server, or much to copy.
+func (io *IO) drivenDepth(alone bool) int {
+	if alone && fewCPUs && !io.large && !io.slow {
+		return io.slots
+	}
+	return 4
+}
+
+// fewCPUs: a thread more takes the CPU from one that has work.
+var fewCPUs = runtime.NumCPU() <= 2
+
+// largeCopy is the size from which a request is much to copy.
+const largeCopy = 32 << 10
+
+// patience is how long Wait looks before it sleeps.
+const patience = 100 * time.Microsecond
+
+// crowdedFor is how many calls of Wait a pump is not borrowed for after two callers
+// have waited at once.
+const crowdedFor = 64
+
+// enter counts a caller of Wait and tells whether he may borrow the pump: not
+// while there are others, who would wait for answers that nobody looks for.
+func (p *pumpShare) enter() (alone bool) {
+	if p.waiters.Add(1) > 1 {
+		p.crowded.Store(crowdedFor)
+		return false
+	}
+	if p.crowded.Load() > 0 {
+		p.crowded.Add(-1)
+		return false
+	}
+	return true
+}
 
 // driveFor does the pump's work until there is an answer. False: there is
 // none, or the pump's own thread is at work.
-func (io *IO) driveFor(done []Done) bool {
+func (io *IO) driveFor(done []Done, borrow bool) bool {
 	io.got, io.into = 0, done
-	return io.pump.pump.TryDrive(io.drive) && io.got > 0
+	drive := io.pump.pump.TryDrive
+	if borrow {
+		drive = io.pump.pump.Drive
+	}
+	return drive(io.drive) && io.got > 0
 }
 
 // driven runs as the pump: its work until there is an answer. What was
 // submitted is published here, where the ring is not armed and nobody needs to
-// be woken.
+// be woken, and taken at once, so that it is sent before answers are received.
 func (io *IO) driven() {
 	io.sub.Publish()
+	io.source.Poll()
 	p := io.pump.pump
-	for start := p.Now(); ; {
+	for start := p.Now(); ; yield() {
 		p.Turn()
-		if io.got = io.Reap(io.into); io.got > 0 || time.Duration(p.Now()-start) > 2*patience {
-			return
+		io.got = io.Reap(io.into)
+		if io.got == 0 && time.Duration(p.Now()-start) <= 2*patience {
+			continue
 		}
-		yield()
+		io.slow = io.got == 0
+		if io.slow || io.pump.waiters.Load() > 1 {
+			p.GiveBack()
+		}
+		return
 	}
 }
 

@@ -62,6 +62,8 @@ type source struct {
 	// orphaned: the front end is gone, nobody reads answers.
 	orphaned bool
 	large    bool
+	answered bool   // there are answers to publish
+	caller   rester // of an IO
 
 	sqes [64]shm.SQE
 	cqe  shm.CQE
@@ -104,9 +106,18 @@ func (s *source) Poll() int {
 	}
 	if !s.orphaned {
 		n += s.take()
-		s.comp.Publish()
+		s.publish()
 	}
 	return n
+}
+
+// publish shows answers to the front end.
+func (s *source) publish() {
+	if s.answered {
+		s.answered = false
+		s.comp.Publish()
+		s.rouse()
+	}
 }
 
 func (s *source) take() int {
@@ -283,6 +294,7 @@ func (s *source) answer(tag uint64, errno blk.Errno) {
 	}
 	s.cqe = shm.CQE{Tag: tag, Errno: uint32(errno)}
 	s.comp.Push(&s.cqe)
+	s.answered = true
 }
 
 // resend tries the requests that wait for a permit, in order.

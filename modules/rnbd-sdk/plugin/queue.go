@@ -19,6 +19,11 @@ const knownFlags = blk.FUA | blk.Sync | blk.NoUnmap
 // popBatch is how many entries are taken from the ring at once.
 const popBatch = 64
 
+// publishEvery is how many bytes of requests are answered before the host is
+// shown the answers without being asked to: it sends the first while the author is
+// still busy with the rest of a batch.
+const publishEvery = 32 << 10
+
 // waitSpin covers the round trip of a request through sleeping processes.
 const waitSpin = 100 * time.Microsecond
 
@@ -37,6 +42,7 @@ type Queue struct {
 	next   int // popped[next:have] are not resolved yet
 	have   int
 	pushed bool // completions that are not published
+	bytes  int  // of the requests that they answer
 
 	now      func() int64 // see UseClock
 	fresh    func() int64 // latency.Now
@@ -52,7 +58,8 @@ type slot struct {
 	arena *mapping
 	busy  bool
 	op    blk.Op
-	since int64 // when it came out of the ring
+	n     uint32 // bytes
+	since int64  // when it came out of the ring
 }
 
 // device is an open disk as the data path sees it; immutable. A resize makes
@@ -156,7 +163,7 @@ func (q *Queue) resolve(e *shm.SQE, r *Request) blk.Errno {
 	}
 	i := q.free[len(q.free)-1]
 	q.free = q.free[:len(q.free)-1]
-	q.slots[i] = slot{tag: e.Tag, disk: d, arena: a, busy: true, op: e.Op, since: q.poppedAt}
+	q.slots[i] = slot{tag: e.Tag, disk: d, arena: a, busy: true, op: e.Op, n: e.Len, since: q.poppedAt}
 	*r = Request{
 		Disk: d.disk, Op: e.Op, Flags: e.Flags, Prio: e.Prio, Len: e.Len,
 		Tag: uint64(i), Off: e.Offset, Buf: buf, Arena: e.Arena, BufOff: e.ArenaOff,
@@ -165,7 +172,7 @@ func (q *Queue) resolve(e *shm.SQE, r *Request) blk.Errno {
 }
 
 // Complete answers a request that Next has given out. The answer reaches the
-// host with the next Publish. It panics for a tag that is not in flight: the
+// host with the next Publish, or sooner. It panics for a tag that is not in flight: the
 // data of another request would be at stake.
 func (q *Queue) Complete(tag uint64, e blk.Errno) {
 	if tag >= uint64(len(q.slots)) || !q.slots[tag].busy {
@@ -174,9 +181,13 @@ func (q *Queue) Complete(tag uint64, e blk.Errno) {
 	s := &q.slots[tag]
 	host := s.tag
 	q.time(s)
+	q.bytes += int(s.n)
 	*s = slot{}
 	q.free = append(q.free, uint32(tag))
 	q.answerTag(host, e)
+	if q.bytes >= publishEvery {
+		q.Publish()
+	}
 }
 
 func (q *Queue) answerTag(tag uint64, e blk.Errno) {
@@ -188,7 +199,7 @@ func (q *Queue) answerTag(tag uint64, e blk.Errno) {
 // enough.
 func (q *Queue) Publish() {
 	q.c.Publish()
-	q.pushed = false
+	q.pushed, q.bytes = false, 0
 	q.countTimings()
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -194,6 +195,29 @@ func TestQueue_BatchesOfAnySize(t *testing.T) {
 		if (tag%3 == 0) != (blk.Errno(errno) == blk.ENODEV) {
 			t.Errorf("tag %d: errno %d", tag, errno)
 		}
+	}
+}
+
+// An author who answers a long batch at the end of it only would keep the host
+// from sending what is there.
+func TestQueue_AnswersToMuchDataAreShownAtOnce(t *testing.T) {
+	b := newBench(t, 16)
+	for i := range uint64(10) {
+		b.s.Push(&shm.SQE{Tag: i, Op: blk.Read, Device: 1, Arena: 1, Len: 4096})
+	}
+	b.s.Publish()
+	var reqs [16]Request
+	var c [16]shm.CQE
+	shown := []int{}
+	for _, r := range reqs[:b.Next(reqs[:])] {
+		b.Complete(r.Tag, blk.OK)
+		shown = append(shown, b.s.Pop(c[:]))
+	}
+	if want := []int{0, 0, 0, 0, 0, 0, 0, 8, 0, 0}; !slices.Equal(shown, want) {
+		t.Errorf("answers shown after each of ten requests of 4 KiB: %v, want %v", shown, want)
+	}
+	if b.Publish(); b.s.Pop(c[:]) != 2 {
+		t.Error("Publish does not show the rest")
 	}
 }
 

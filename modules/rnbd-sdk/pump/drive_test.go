@@ -4,6 +4,7 @@ import (
 	"math/rand"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -140,15 +141,20 @@ func TestTryDrive_DoDuringADriveIsHeard(t *testing.T) {
 	stopInTime(t, p)
 }
 
-func TestTryDrive_RefusedWhileAwake(t *testing.T) {
-	p := newPump(t, Config{Name: "awake"})
-	s := newProbe(t)
+// busyPump is awake as long as its source is busy.
+func busyPump(t *testing.T) (*Pump, *probe) {
+	p, s := newPump(t, Config{Name: "awake"}), newProbe(t)
 	s.busy.Store(true)
 	add(t, p, s)
 	p.Start()
 	for s.polls.Load() == 0 {
 		runtime.Gosched()
 	}
+	return p, s
+}
+
+func TestTryDrive_RefusedWhileAwake(t *testing.T) {
+	p, _ := busyPump(t)
 	for range 100 {
 		if p.TryDrive(func() {}) {
 			t.Fatal("a busy pump lets itself be driven")
@@ -163,6 +169,7 @@ func TestTryDrive_RefusedWhileAwake(t *testing.T) {
 // Many callers, some driving, some posting; every request is answered, and the
 // race detector sees one owner at a time.
 func TestTryDrive_AmongManyCallers(t *testing.T) {
+	roomForPumps(t)
 	near, far := newPump(t, Config{Name: "near", Spin: 5 * time.Microsecond}), newPump(t, Config{Name: "far"})
 	r := newRing(t)
 	c := &client{Submitter: r.Submitter()}
@@ -182,7 +189,11 @@ func TestTryDrive_AmongManyCallers(t *testing.T) {
 		wg.Go(func() {
 			rnd := rand.New(rand.NewSource(int64(g)))
 			for range 400 {
-				if !near.TryDrive(func() { submit(); near.Turn() }) {
+				drive := near.TryDrive
+				if g%2 == 0 {
+					drive = near.Drive
+				}
+				if !drive(func() { submit(); near.Turn() }) {
 					near.Do(submit)
 				}
 				if rnd.Intn(4) == 0 {
@@ -204,5 +215,140 @@ func TestTryDrive_AmongManyCallers(t *testing.T) {
 	}
 	if st := near.Stats(); st.Drives == 0 {
 		t.Errorf("nobody ever drove: %+v", st)
+	}
+}
+
+// watched counts how often its pump prepared to sleep.
+type watched struct {
+	*client
+	arms atomic.Int32
+}
+
+func (w *watched) Arm() bool {
+	w.arms.Add(1)
+	return w.client.Arm()
+}
+
+func TestDrive_CallersWhoKeepDrivingGetThePumpLent(t *testing.T) {
+	roomForPumps(t)
+	p := newPump(t, Config{Name: "lent"})
+	r := newRing(t)
+	w := &watched{client: &client{Submitter: r.Submitter()}}
+	add(t, p, w)
+	p.Start()
+	asleep(t, p)
+	unarmed := 0 // drives in a row without anything armed
+	for end := time.Now().Add(10 * time.Second); unarmed < 100; {
+		if time.Now().After(end) {
+			t.Fatalf("not lent: %+v", p.Stats())
+		}
+		before := w.arms.Load()
+		if p.Drive(func() {}); w.arms.Load() > before {
+			unarmed = 0
+		} else {
+			unarmed++
+		}
+	}
+	if st := p.Stats(); st.Loans == 0 {
+		t.Errorf("lent without a loan: %+v", st)
+	}
+	asleep(t, p) // soon after the last drive the thread has it back
+}
+
+func TestDrive_AwakePumpIsLent(t *testing.T) {
+	roomForPumps(t)
+	p, s := busyPump(t)
+	for end := time.Now().Add(10 * time.Second); !p.Drive(func() {}); {
+		if time.Now().After(end) {
+			t.Fatal("a busy pump is never lent")
+		}
+	}
+	had := s.polls.Load()
+	for end := time.Now().Add(10 * time.Second); s.polls.Load() == had; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the thread does not take back what nobody drives")
+		}
+	}
+}
+
+// A caller who finds nothing for long says so: its answers come to the thread.
+func TestDrive_GivenBackAtOnce(t *testing.T) {
+	roomForPumps(t)
+	p := newPump(t, Config{Name: "back"})
+	p.loan.look = time.Hour
+	s := newProbe(t)
+	s.busy.Store(true)
+	add(t, p, s)
+	p.Start()
+	for end := time.Now().Add(10 * time.Second); !p.Drive(func() {}); {
+		if time.Now().After(end) {
+			t.Fatal("a busy pump is never lent")
+		}
+	}
+	had := s.polls.Load()
+	time.Sleep(5 * time.Millisecond)
+	if s.polls.Load() != had {
+		t.Fatal("the thread works while the pump is lent")
+	}
+	if !p.Drive(p.GiveBack) {
+		t.Fatal("lent, and not to be driven")
+	}
+	for end := time.Now().Add(10 * time.Second); s.polls.Load() == had; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the thread has not got it back")
+		}
+	}
+}
+
+// What a caller leaves behind, or others post, is done without him.
+func TestDrive_NothingIsLostInALoan(t *testing.T) {
+	roomForPumps(t)
+	near, far := newPump(t, Config{Name: "near"}), newPump(t, Config{Name: "far"})
+	r := newRing(t)
+	c := &client{Submitter: r.Submitter()}
+	add(t, near, c)
+	add(t, far, &echo{Completer: r.Completer()})
+	near.Start()
+	far.Start()
+	answered := func() (n int) {
+		near.Call(func() { n = c.answered })
+		return n
+	}
+	want := 0
+	for range 50 {
+		for loans := near.Stats().Loans; near.Stats().Loans == loans; {
+			near.Drive(func() {})
+		}
+		if near.Drive(func() { c.Push(&shm.SQE{}); c.Publish() }) {
+			want++
+		}
+		for end := time.Now().Add(10 * time.Second); answered() < want; time.Sleep(20 * time.Microsecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%d of %d answered: %+v", answered(), want, near.Stats())
+			}
+		}
+	}
+	for near.Stats().Loans == 0 || !near.Drive(func() {}) {
+	}
+	stopInTime(t, near)
+	if near.Drive(func() {}) {
+		t.Error("a stopped pump is driven")
+	}
+}
+
+// A thread that has lent its pump keeps a place in the scheduler, which others need
+// where there are few.
+func TestDrive_NotLentWithoutRoom(t *testing.T) {
+	procs.Store(0)
+	p := newPump(t, Config{Name: "crowd"})
+	p.Start()
+	for range 100 {
+		asleep(t, p)
+		if !p.Drive(func() {}) {
+			t.Fatal("a sleeping pump is not driven")
+		}
+	}
+	if st := p.Stats(); st.Loans != 0 {
+		t.Errorf("lent: %+v", st)
 	}
 }

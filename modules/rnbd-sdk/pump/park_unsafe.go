@@ -123,12 +123,17 @@ func (p *Pump) woken(fd uintptr) bool {
 	return false
 }
 
-// epollNow collects waiting events without blocking; a raw call, since an
-// ordinary one would wake the monitor thread.
-func epollNow(fd int, events []unix.EpollEvent) int {
-	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
+// epollNow collects waiting events without blocking.
+func epollNow(fd int, events []unix.EpollEvent) int { return max(epollRaw(fd, events, 0), 0) }
+
+// epollRaw collects events, waiting for the first for up to limit, in whole
+// milliseconds; a raw call, since an ordinary one would wake the monitor thread.
+// Negative: it was interrupted.
+func epollRaw(fd int, events []unix.EpollEvent, limit time.Duration) int {
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)),
+		uintptr(limit/time.Millisecond), 0, 0)
 	if errno != 0 {
-		return 0
+		return -1
 	}
 	return int(n)
 }

@@ -62,6 +62,8 @@ type Stats struct {
 	SpinHits   uint64 // spins that met work
 	SpinMisses uint64
 	Drives     uint64 // times a caller drove the pump
+	Loans      uint64 // times the thread lent it to callers
+	GivenBack  uint64 // loans that a caller ended
 }
 
 type entry struct {
@@ -98,6 +100,7 @@ type Pump struct {
 	brisk                   int         // short sleeps in a row; of the owner
 	parked                  bool        // the thread sleeps in the berth; of the owner
 	rested                  bool        // no spin was in vain since the last long sleep; of the owner
+	loan                    loan
 
 	mu      sync.Mutex // guards the mailbox and what follows
 	mailbox []func()
@@ -106,7 +109,7 @@ type Pump struct {
 	quit    atomic.Bool
 	done    chan struct{}
 
-	stats struct{ loops, sleeps, wakes, hits, misses, drives atomic.Uint64 }
+	stats struct{ loops, sleeps, wakes, hits, misses, drives, loans, givenBack atomic.Uint64 }
 }
 
 type state uint8
@@ -126,7 +129,7 @@ func New(cfg Config) (*Pump, error) {
 		cfg.Logger = slog.Default()
 	}
 	p := &Pump{cfg: cfg, log: cfg.Logger.With("pump", cfg.Name), done: make(chan struct{}),
-		spinner: newSpinner(cfg.Spin), brisk: briskAfter, gate: -1, sourcesFD: -1, wakeFD: -1, berth: berth{fd: -1}}
+		spinner: newSpinner(cfg.Spin), brisk: briskAfter, gate: -1, sourcesFD: -1, wakeFD: -1, berth: berth{fd: -1}, loan: loan{look: loanLook}}
 	if err := p.openFDs(); err != nil {
 		p.closeFDs()
 		return nil, fmt.Errorf("new pump %q: %w", cfg.Name, err)
@@ -170,10 +173,13 @@ func (p *Pump) run(until func() bool) error {
 	p.log.Debug("pump runs", "thread", unix.Gettid(), "spin", p.cfg.Spin)
 	var err error
 	for err == nil && !p.quit.Load() && !until() {
-		if p.turn() > 0 || p.spin() {
-			continue
+		switch worked := p.turn() > 0; {
+		case p.loan.wanted.Load():
+			p.lend()
+		case worked, p.spin():
+		default:
+			err = p.sleep()
 		}
-		err = p.sleep()
 	}
 	p.finish()
 	if err != nil {
@@ -240,9 +246,10 @@ func (p *Pump) tick() int64 {
 	return p.now
 }
 
-// spin looks again and again within the budget; true: it met work. After a long
-// sleep there is a budget until the first miss: what comes seldom often comes in
-// groups, and that miss tells nothing about the spins of a busy pump.
+// spin looks again and again within the budget; true: it met work, or a caller
+// wants the pump. After a long sleep there is a budget until the first miss: what
+// comes seldom often comes in groups, and that miss tells nothing about the spins of
+// a busy pump.
 func (p *Pump) spin() bool {
 	budget := p.spinner.next()
 	rested := p.rested && !p.spinner.large
@@ -254,10 +261,13 @@ func (p *Pump) spin() bool {
 	}
 	hit := false
 	start := p.tick()
-	for now := start; !hit && time.Duration(now-start) < budget; {
+	for now := start; !hit && time.Duration(now-start) < budget && !p.loan.wanted.Load(); {
 		yield()
 		now = p.tick()
 		hit = p.turn() > 0
+	}
+	if p.loan.wanted.Load() {
+		return true
 	}
 	if hit || !rested {
 		p.spinner.record(hit)
@@ -336,48 +346,6 @@ func (p *Pump) disarm(es []entry) {
 	}
 }
 
-// TryDrive lets the caller do the pump's work inline, sparing the hand-over to
-// another thread, if the pump's thread sleeps: it runs once as the pump's owner
-// and returns true. False: the pump is awake, use Do. Inside once the sources
-// may be used and Turn may be called; before it, and after it, their wake-up
-// flags are kept so that nobody signals the sleeping thread. Work that once
-// leaves behind wakes the thread.
-func (p *Pump) TryDrive(once func()) bool {
-	if !p.asleep.Load() || !p.owner.TryLock() {
-		return false
-	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	p.ownerTID.Store(int32(unix.Gettid()))
-	if !p.asleep.Load() || p.quit.Load() {
-		p.disown()
-		return false
-	}
-	p.stats.drives.Add(1)
-	p.timed = false
-	p.watchSources(false)
-	p.disarmAll()
-	once()
-	if p.dirty {
-		p.compact()
-	}
-	idle := p.armAll()
-	if !idle { // often but the trace of what was handled: look once more
-		p.turn()
-		idle = p.armAll()
-	}
-	p.watchSources(true)
-	if !idle {
-		p.kick()
-	}
-	p.disown()
-	return true
-}
-
-// Turn looks at everything once, for the function given to TryDrive, and
-// returns the number of events handled.
-func (p *Pump) Turn() int { return p.turn() }
-
 // Stop ends the pump's thread and waits for it, unless it is called on that
 // thread. Functions posted before it still run. Sources are not touched
 // afterwards.
@@ -428,7 +396,8 @@ func (p *Pump) Name() string { return p.cfg.Name }
 func (p *Pump) Stats() Stats {
 	return Stats{
 		Loops: p.stats.loops.Load(), Sleeps: p.stats.sleeps.Load(), Wakes: p.stats.wakes.Load(),
-		SpinHits: p.stats.hits.Load(), SpinMisses: p.stats.misses.Load(), Drives: p.stats.drives.Load(),
+		SpinHits: p.stats.hits.Load(), SpinMisses: p.stats.misses.Load(),
+		Drives: p.stats.drives.Load(), Loans: p.stats.loans.Load(), GivenBack: p.stats.givenBack.Load(),
 	}
 }
 

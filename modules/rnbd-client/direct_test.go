@@ -1,0 +1,106 @@
+package client
+
+import (
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+)
+
+// roomForPumps lets pumps be lent until the end of the test.
+func roomForPumps(t *testing.T) {
+	before, percent := runtime.GOMAXPROCS(0), debug.SetGCPercent(100)
+	pump.SetProcs(16)
+	t.Cleanup(func() {
+		runtime.GOMAXPROCS(before)
+		debug.SetGCPercent(percent)
+	})
+}
+
+// A caller whose answers come fast drives the pump, which is lent to him. When an
+// answer takes longer than he looks for it, he gives the pump back: the answer
+// must not wait until the pump's thread finds out that nobody looks any more.
+func TestIO_SlowAnswerAfterFastOnes(t *testing.T) {
+	roomForPumps(t)
+	s := newTarget(t, 1<<20)
+	_, io := s.device(s.newClient())
+	defer io.Close()
+	read := func() {
+		if errno := do(t, io, Request{Op: blk.Read, Len: 4096}); errno != blk.OK {
+			t.Fatal(errno)
+		}
+	}
+	p := io.pump.pump
+	for end := time.Now().Add(10 * time.Second); p.Stats().GivenBack == 0; {
+		for loans := p.Stats().Loans; p.Stats().Loans == loans; read() {
+			if time.Now().After(end) {
+				t.Fatalf("never given back: %+v", p.Stats())
+			}
+		}
+		s.set(func() { s.hold = true })
+		go func() {
+			time.Sleep(time.Millisecond)
+			for held := 0; held == 0; time.Sleep(100 * time.Microsecond) {
+				s.set(func() { held = len(s.held) })
+			}
+			s.releaseAll(blk.OK)
+		}()
+		read()
+	}
+}
+
+// Callers who share a pump do not borrow it: the one who leaves first would let the
+// other one's answer lie.
+func TestPumpShare_EnterKnowsWhoIsAlone(t *testing.T) {
+	var p pumpShare
+	visit := func() bool {
+		defer p.waiters.Add(-1)
+		return p.enter()
+	}
+	if !visit() || !visit() {
+		t.Fatal("the only caller is not alone")
+	}
+	p.enter()
+	if visit() {
+		t.Error("alone beside another one")
+	}
+	p.waiters.Add(-1)
+	for i := range crowdedFor {
+		if visit() {
+			t.Fatalf("alone %d calls after another one", i+1)
+		}
+	}
+	if !visit() {
+		t.Error("still not alone")
+	}
+}
+
+// A caller who has his answer leaves. If others came while he drove, nobody looks
+// for theirs unless he gives the pump back.
+func TestIO_CallerWhoLeavesGivesThePumpToOthers(t *testing.T) {
+	roomForPumps(t)
+	s := newTarget(t, 1<<20)
+	_, io := s.device(s.newClient())
+	defer io.Close()
+	p := io.pump.pump
+	var done [1]Done
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+		if do(t, io, Request{Op: blk.Read, Len: 4096}); p.Stats().Sleeps != p.Stats().Wakes {
+			continue // its thread sleeps: it is not lent
+		}
+		before := p.Stats().GivenBack
+		io.pump.waiters.Add(2) // the caller, and somebody who comes while he drives
+		io.Submit(Request{Op: blk.Read, Len: 4096})
+		answered := io.driveFor(done[:], true)
+		io.pump.waiters.Add(-2)
+		if !answered {
+			io.Wait(done[:])
+		} else if p.Stats().GivenBack > before {
+			return
+		}
+	}
+	t.Fatalf("never given back: %+v", p.Stats())
+}
