@@ -55,7 +55,11 @@ type conn struct {
 	writable   bool // the socket may take bytes
 	hangup     bool // the end of the stream has been announced, and not again
 	stalled    bool // waits for a slot or a request; does not read
+	drained    bool // the last read has emptied the socket, see due
 	held       int  // slots
+	quiet      int  // vain reads in a row
+	passed     int  // turns in which a sated client's socket was due
+	appetite   appetite
 
 	stage []byte // received and not yet taken: stage[r:w]
 	r, w  int

@@ -37,6 +37,7 @@ type queue struct {
 	epoll  int         // the sockets (edge triggered) and the doorbells
 	wake   int         // eventfd, see kick; open as long as the process, for kicks may come late
 	alarm  atomic.Bool // kicked by the guard's timer
+	kicked atomic.Bool // wake is readable: ask epoll
 	guard  guard
 	kickMu sync.Mutex // keeps wake open while others kick
 	log    *slog.Logger
@@ -44,7 +45,7 @@ type queue struct {
 
 	table   [maxConns]*conn // by index in epoll events
 	conns   []*conn
-	turn    int      // which connection is served first
+	turn    int      // of Poll; tells which connection is served first
 	shares  []*share // by device
 	parked  opList   // met a conflict, see claims
 	backlog opList   // met a full ring
@@ -134,7 +135,7 @@ func (q *queue) Poll() int {
 	q.complete()
 	q.retryBacklog()
 	q.retryParked()
-	q.pollSockets()
+	q.look()
 	for i := range q.conns {
 		c := q.conns[(i+q.turn)%len(q.conns)]
 		if c.stalled {
@@ -144,7 +145,6 @@ func (q *queue) Poll() int {
 		c.receive()
 	}
 	q.ring.Publish()
-	q.turn++
 	for _, c := range q.conns {
 		c.flush()
 	}
@@ -173,38 +173,6 @@ func (q *queue) retryBacklog() {
 		q.backlog.pop()
 		q.events++
 	}
-}
-
-// pollSockets marks the connections that have something to do, and returns the
-// number of its news.
-func (q *queue) pollSockets() int {
-	n, errno := epollNow(q.epoll, q.evs[:])
-	if errno != 0 {
-		return 1 // EINTR: the next round looks again
-	}
-	for _, ev := range q.evs[:n] {
-		q.onEvent(ev)
-	}
-	return n
-}
-
-func (q *queue) onEvent(ev unix.EpollEvent) {
-	if ev.Fd == bellWake {
-		var b [8]byte
-		unix.Read(q.wake, b[:])
-		q.again = true
-		if q.alarm.Swap(false) {
-			q.evictIdle()
-		}
-		return
-	}
-	if ev.Fd < 0 || q.table[ev.Fd] == nil {
-		return
-	}
-	c := q.table[ev.Fd]
-	c.readable = c.readable || ev.Events&^unix.EPOLLOUT != 0
-	c.writable = c.writable || ev.Events&^unix.EPOLLIN != 0
-	c.hangup = c.hangup || ev.Events&^(unix.EPOLLIN|unix.EPOLLOUT) != 0
 }
 
 // reap closes connections that are drained and forgets those that are over.
@@ -354,29 +322,12 @@ func (q *queue) kick() {
 	if q.wake >= 0 {
 		one := [8]byte{1}
 		unix.Write(q.wake, one[:])
+		q.kicked.Store(true) // not before: the queue may look at once
 	}
 }
 
-// Arm asks for FD to become readable at the next event. False: there is
-// something to do. It looks at the sockets once more, since the pump may have
-// forgotten what they told it while it was awake.
-func (q *queue) Arm() bool {
-	return q.pollSockets() == 0 && !q.pressing() && q.ring.Arm()
-}
-
-// pressing: work that no event will announce.
-func (q *queue) pressing() bool {
-	for _, c := range q.conns {
-		if c.readable && !c.stalled && c.state == connOpen {
-			return true
-		}
-	}
-	return false
-}
-
-func (q *queue) Disarm()       { q.ring.Disarm() }
-func (q *queue) FD() int       { return q.epoll }
-func (q *queue) LargeIO() bool { return q.large }
+func (q *queue) Disarm() { q.ring.Disarm() }
+func (q *queue) FD() int { return q.epoll }
 
 // tagOf names a slot of a device in the ring.
 func tagOf(device, slot uint32) uint64 { return uint64(device)<<32 | uint64(slot) }

@@ -9,6 +9,7 @@ import (
 
 // DATA PATH. The functions stand in the order a request meets them:
 //
+//	look                                         sockets are found worth a read
 //	receive -> advance -> header -> begin        a command leaves the socket
 //	cover -> nextChild -> fill -> place          its range gets slots, payload goes there
 //	submit -> push                               children go to the device
@@ -34,6 +35,7 @@ func (c *conn) receive() {
 			continue
 		case errno == unix.EAGAIN:
 			c.readable = false
+			c.quiet++
 			return
 		case errno != 0:
 			c.fail(errno)
@@ -43,7 +45,9 @@ func (c *conn) receive() {
 			return
 		}
 		c.q.events++
-		c.readable = n == want.bytes || c.hangup // a short read has emptied the socket
+		c.drained = n < want.bytes // a short read
+		c.readable = !c.drained || c.hangup
+		c.quiet = 0
 		c.received(n)
 		c.advance()
 	}
@@ -135,6 +139,7 @@ func (c *conn) begin(r *request, h requestHeader) {
 	}
 	c.cur = r
 	c.unanswered++
+	c.appetite.note(c.unanswered)
 	r.op, r.errno = check(c.exp, l, h)
 	if r.errno != blk.OK {
 		r.next = 0
