@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"path"
+	"runtime"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
@@ -32,7 +33,7 @@ type Config struct {
 	// at; first match wins.
 	Rules []Rule
 
-	Pumps            int           // threads of the data path
+	Pumps            int           // threads of the data path, each with one of a plugin's
 	Spin             time.Duration // how long an idle pump looks before it sleeps; < 0: not at all
 	QueueDepth       int           // requests in flight per session
 	ChunkSize        int           // bytes per request, 4096 of them for headers
@@ -87,7 +88,7 @@ type Rule struct {
 // DefaultConfig returns the defaults of the kernel's server where it has any.
 func DefaultConfig() Config {
 	return Config{
-		Pumps:            2,
+		Pumps:            defaultPumps(),
 		QueueDepth:       512,
 		ChunkSize:        131072,
 		RingEntries:      1024,
@@ -103,6 +104,10 @@ func DefaultConfig() Config {
 		newRing:          shm.NewRing,
 	}
 }
+
+// defaultPumps is 2 where there are CPUs for them and for as many threads of a
+// storage plugin, who work on the same requests.
+func defaultPumps() int { return min(max(runtime.NumCPU()/2, 1), 2) }
 
 // nameLoggers makes the parts known before they log.
 func (c *Config) nameLoggers() {

@@ -162,7 +162,7 @@ func newRig(t *testing.T, mem *memory, change ...func(*Config)) *rig {
 	cfg.Listen = []Listen{{Device: r.net.Device("srv"), Addr: r.addr}}
 	cfg.Plugins = []PluginConfig{{Name: "memory", Path: "in process"}}
 	cfg.Rules = []Rule{{Glob: "*", Plugin: "memory"}, {Glob: "*/*", Plugin: "memory"}}
-	cfg.QueueDepth = 16
+	cfg.Pumps, cfg.QueueDepth = 2, 16 // whatever the machine has
 	cfg.Timing.ReconnectMin = 5 * time.Millisecond
 	cfg.Logger = slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	cfg.newRing = shm.NewHeapRing

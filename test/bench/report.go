@@ -56,7 +56,7 @@ type report struct {
 	Series   []series  `json:"series"`
 }
 
-const defaults = "product defaults: MPA CRC on, always-invalidate on, 2 pumps per process, spinning 100 us; \"CRC off\" is --mpa-crc=false on both ends"
+const defaults = "product defaults: MPA CRC on, always-invalidate on, 2 pumps in a client, in a server 1 for every 2 CPUs and 2 at most, spinning 100 us; \"CRC off\" is --mpa-crc=false on both ends"
 
 func newReport(c settings, p *plan, r *results) *report {
 	rep := &report{Time: time.Now().UTC(), Machine: thisMachine(), Settings: c, Defaults: defaults, Rounds: r.rounds,

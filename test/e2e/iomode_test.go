@@ -47,8 +47,6 @@ func TestE014_E016_E017_TheClientChoosesTheIOMode(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if _, err := c.API.Unmap(t.Context(), &controlpb.UnmapRequest{Device: d.Name}); err != nil {
-			t.Fatal(err)
-		}
+		eventually(t, "qemu-io has left and the device is unmapped", func() bool { return c.Unmap(d.Name, false) == nil })
 	}
 }

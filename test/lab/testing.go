@@ -38,9 +38,10 @@ func New(t testing.TB) *T {
 	return &T{l, t}
 }
 
-// Server runs a server.
+// Server runs a server, with two pumps whatever the machine has.
 func (l *T) Server(o ServerOptions) *Server {
 	l.t.Helper()
+	o.Extra = append([]string{"--pumps", "2"}, o.Extra...)
 	s, err := l.StartServer(o)
 	if err != nil {
 		l.t.Fatalf("server: %v", err)

@@ -149,12 +149,25 @@ func TestWithoutTheRightToMount(t *testing.T) {
 	}
 }
 
+// openFUSE gives /dev/fuse the rights that it usually has, for the time of a test:
+// where no udev runs, it has those that the kernel gave it.
+func openFUSE(t *testing.T) {
+	const usual = 0o666
+	info, err := os.Stat("/dev/fuse")
+	must(t, err)
+	if info.Mode().Perm() != usual {
+		must(t, os.Chmod("/dev/fuse", usual))
+		t.Cleanup(func() { _ = os.Chmod("/dev/fuse", info.Mode().Perm()) })
+	}
+}
+
 // TestAsAnotherUser: fusermount3 mounts for those who may not, and takes the
 // mounts of a killed daemon away.
 func TestAsAnotherUser(t *testing.T) {
 	mayMount(t)
 	setpriv := lab.Tool(t, "setpriv")
 	lab.Tool(t, "fusermount3")
+	openFUSE(t)
 	bin, err := lab.Bin()
 	must(t, err)
 	home, err := os.MkdirTemp("", "tree-nobody-")
