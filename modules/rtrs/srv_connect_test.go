@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/loopback"
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
@@ -199,6 +200,35 @@ func TestR031_R032_InfoRequestsThatCloseThePath(t *testing.T) {
 			other.stillWorks()
 			if ups, _, _ := s.handler.counts(); ups != 1 {
 				t.Errorf("%d sessions came up", ups)
+			}
+		})
+	}
+}
+
+// A client that closes a session and opens one of the same name at once is here
+// before the server has done with the old one, or has even seen its end.
+func TestR033_NameOfASessionThatEndsIsWaitedFor(t *testing.T) {
+	for _, seen := range []bool{true, false} {
+		t.Run(fmt.Sprintf("end seen %t", seen), func(t *testing.T) {
+			net := loopback.New()
+			s := startServer(t, net, serve)
+			s.handler.downBlocked = make(chan struct{})
+			old := newSession(t, net, 2, "s")
+			if seen {
+				old.hangUp()
+				waitFor(t, "the path to close", func() bool { return s.Sessions()[0].Paths()[0].State == SrvPathClosing })
+			}
+			p := newRawPath(t, net, 2).connect()
+			p.sendInfo(infoReq("s"))
+			time.Sleep(20 * time.Millisecond)
+			if p.pump(); p.downs > 0 {
+				t.Fatal("refused at once")
+			}
+			old.hangUp()
+			close(s.handler.downBlocked)
+			p.takeInfo().stillWorks()
+			if ups, downs, _ := s.handler.counts(); ups != 2 || downs != 1 {
+				t.Errorf("%d sessions up, %d down", ups, downs)
 			}
 		})
 	}

@@ -79,6 +79,9 @@ const (
 	minChunkSize = 8192
 	// zombieTimeout ends a path that does not get connected.
 	zombieTimeout = 30 * time.Second
+	// nameGrace is how long the end of a session is waited for whose name another
+	// client brings.
+	nameGrace = time.Second
 	// acceptPause follows a failure to accept.
 	acceptPause = 250 * time.Millisecond
 )

@@ -223,7 +223,7 @@ func (p *srvPath) establish(m rtrswire.InfoReq) error {
 	if err := p.complete(); err != nil {
 		return err
 	}
-	if err := p.sess.setName(m.Name()); err != nil {
+	if err := p.takeName(m.Name()); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), p.sess.srv.Timing().ConnectTimeout)
@@ -244,6 +244,27 @@ func (p *srvPath) establish(m rtrswire.InfoReq) error {
 	})
 }
 
+// takeName gives the session the name. Another one may have it that is about to
+// end: its client has closed it, and connects anew before this server has done
+// with it, or has seen its end. That end is waited for.
+func (p *srvPath) takeName(name string) error {
+	for {
+		holder, err := p.sess.setName(name)
+		if holder == nil {
+			return err
+		}
+		select {
+		case <-holder.closed:
+		case <-p.closing: // zombieTimeout has passed, or the client has given up
+			return err
+		case <-time.After(nameGrace):
+			if holder.goesOn() {
+				return err
+			}
+		}
+	}
+}
+
 // complete tells whether all connections are there.
 func (p *srvPath) complete() error {
 	p.sess.srv.accepting.Lock()
@@ -259,6 +280,9 @@ func (p *srvPath) State() SrvPathState { return SrvPathState(p.state.Load()) }
 
 // connected tells whether requests are served.
 func (p *srvPath) connected() bool { return p.state.Load() == uint32(SrvPathConnected) }
+
+// goesOn tells whether the path is not about to end, as far as is known.
+func (p *srvPath) goesOn() bool { return p.State() < SrvPathClosing }
 
 // close begins the end of the path, once. Any goroutine, never blocks.
 func (p *srvPath) close(cause error) {

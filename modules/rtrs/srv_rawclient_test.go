@@ -360,6 +360,12 @@ func infoReq(name string) []byte {
 func (c *rawPath) info(name string) *rawPath {
 	c.t.Helper()
 	c.sendInfo(infoReq(name))
+	return c.takeInfo()
+}
+
+// takeInfo takes the INFO_RSP and posts receives.
+func (c *rawPath) takeInfo() *rawPath {
+	c.t.Helper()
 	wc := c.recv()
 	m := rtrswire.InfoRsp(wc.data)
 	if err := m.Check(int(c.rep.QueueDepth), c.chunk); err != nil {

@@ -236,23 +236,29 @@ func (s *SrvSession) sameAddrs(dev verbs.Device, req verbs.ConnRequest) bool {
 	return false
 }
 
-// setName takes the name that a path brings.
-func (s *SrvSession) setName(name string) error {
+// setName takes the name that a path brings. Where another session has it,
+// holder is one of that session's paths: one that goes on if there is one.
+func (s *SrvSession) setName(name string) (holder *srvPath, err error) {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
 	if s.named {
 		if s.name != name {
-			return protocolErrorf("INFO_REQ names session %q, its other paths %q", name, s.name)
+			return nil, protocolErrorf("INFO_REQ names session %q, its other paths %q", name, s.name)
 		}
-		return nil
+		return nil, nil
 	}
 	for _, o := range s.srv.sessions {
-		if o != s && o.named && o.name == name {
-			return protocolErrorf("INFO_REQ names session %q, which another client has", name)
+		if o == s || !o.named || o.name != name {
+			continue
 		}
+		holder := o.paths[0]
+		if i := slices.IndexFunc(o.paths, (*srvPath).goesOn); i >= 0 {
+			holder = o.paths[i]
+		}
+		return holder, protocolErrorf("INFO_REQ names session %q, which another client has", name)
 	}
 	s.name, s.named = name, true
-	return nil
+	return nil, nil
 }
 
 // pathUp counts p and connects it; the first one brings the session up.
