@@ -315,11 +315,7 @@ func (a *controlAPI) SetPolicy(_ context.Context, r *controlpb.SetPolicyRequest)
 	if err != nil {
 		return nil, err
 	}
-	p, err := rtrs.ParsePolicy(r.Policy)
-	if err != nil {
-		return nil, err
-	}
-	return &controlpb.Empty{}, s.transport.SetPolicy(p)
+	return &controlpb.Empty{}, s.setPolicy(r.Policy)
 }
 
 func (a *controlAPI) SetMaxReconnectAttempts(_ context.Context, r *controlpb.SetMaxReconnectAttemptsRequest) (*controlpb.Empty, error) {
@@ -327,7 +323,5 @@ func (a *controlAPI) SetMaxReconnectAttempts(_ context.Context, r *controlpb.Set
 	if err != nil {
 		return nil, err
 	}
-	t := s.transport.Timing()
-	t.MaxReconnectAttempts = int(r.Attempts)
-	return &controlpb.Empty{}, s.transport.SetTiming(t)
+	return &controlpb.Empty{}, s.setMaxReconnects(int(r.Attempts))
 }

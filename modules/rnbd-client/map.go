@@ -35,6 +35,7 @@ type MapRequest struct {
 	PollQueues int
 
 	identity, location string // of a mapping of the last daemon; empty: a new one
+	tuning             tuning // of a session of the last daemon
 }
 
 // Map opens the device on the server and gives it to the front end. The

@@ -84,7 +84,7 @@ func (s *session) savedPaths() []string { return s.spelling.of(s.transport.Paths
 func (s *session) addPath(ctx context.Context, text string, addr rtrs.PathAddr) (id int, err error) {
 	s.spelling.note(addr, text)
 	if id, err = s.transport.AddPath(ctx, addr); err == nil {
-		s.client.pathsChanged()
+		s.client.sessionChanged()
 	}
 	return id, err
 }
@@ -93,15 +93,26 @@ func (s *session) addPath(ctx context.Context, text string, addr rtrs.PathAddr) 
 func (s *session) removePath(ctx context.Context, id int) error {
 	err := s.transport.RemovePath(ctx, id)
 	if err == nil {
-		s.client.pathsChanged()
+		s.client.sessionChanged()
 	}
 	return err
 }
 
-func (c *Client) pathsChanged() {
-	c.mapMu.Lock()
-	defer c.mapMu.Unlock()
-	c.save()
+// sessionChanged writes down what was changed on a session: at once, or after the
+// map under way, which may wait for its server for long.
+func (c *Client) sessionChanged() {
+	save := func() {
+		defer c.mapMu.Unlock()
+		c.save()
+	}
+	if c.mapMu.TryLock() {
+		save()
+		return
+	}
+	go func() {
+		c.mapMu.Lock()
+		save()
+	}()
 }
 
 // openAny connects a session with the first path that works, for disks whose

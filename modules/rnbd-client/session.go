@@ -33,6 +33,7 @@ type session struct {
 	pollQueues int
 	fabric     string // of the first path
 	spelling   pathSpelling
+	tuning     tuned
 
 	devices []*Device // guarded by Client.mu
 
@@ -66,6 +67,10 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 	cfg.Queues = max(c.cfg.Queues, len(c.pumps))
 	cfg.Timing = c.cfg.Timing
 	cfg.Policy = c.cfg.Policy
+	if err := r.tuning.apply(&cfg); err != nil {
+		return nil, fmt.Errorf("session %q: %w", name, err)
+	}
+	s.tuning.now = r.tuning
 	cfg.Logger = c.cfg.logger("rtrs")
 	cfg.OnDone = func(queue int, tag uint64, errno int) { c.pumps[queue%len(c.pumps)].onDone(tag, errno) }
 	cfg.OnPermit = func(int) {} // its sources try again whenever they are polled

@@ -42,6 +42,7 @@ type savedDevice struct {
 	Slots      int               `json:"slots"`
 	Identity   string            `json:"identity"`
 	Location   string            `json:"location"`
+	tuning                       // of the session
 }
 
 func (d *Device) saved() savedDevice {
@@ -49,7 +50,7 @@ func (d *Device) saved() savedDevice {
 	return savedDevice{
 		Name: d.name, Path: d.path, Session: s.name, Paths: s.savedPaths(), Port: s.port, PollQueues: s.pollQueues,
 		Access: d.mode.String(), IOMode: d.ioMode, Loss: d.loss.String(), Frontend: d.fe.Load().cfg.Name, Settings: d.settings(),
-		Slots: d.arena.Size() / d.slotSize(), Identity: d.identity, Location: d.Location(),
+		Slots: d.arena.Size() / d.slotSize(), Identity: d.identity, Location: d.Location(), tuning: s.tuning.get(),
 	}
 }
 
@@ -65,7 +66,7 @@ func (s *savedDevice) request() (MapRequest, error) {
 	}
 	return MapRequest{
 		Path: s.Path, Session: s.Session, Paths: s.Paths, Mode: mode, IOMode: s.IOMode, Frontend: s.Frontend, Loss: loss, Name: s.Name,
-		Slots: s.Slots, Options: s.Settings, Port: s.Port, PollQueues: s.PollQueues, identity: s.Identity, location: s.Location,
+		Slots: s.Slots, Options: s.Settings, Port: s.Port, PollQueues: s.PollQueues, identity: s.Identity, location: s.Location, tuning: s.tuning,
 	}, nil
 }
 

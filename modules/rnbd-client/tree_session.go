@@ -103,12 +103,7 @@ func maxReconnects(s *session) *ctltree.File {
 			if err != nil {
 				return numberError(what, ctltree.Word(data), err)
 			}
-			if n < -1 || n > 9999 {
-				return fmt.Errorf("%s: %d is not from -1 to 9999: %w", what, n, syscall.EINVAL)
-			}
-			timing := s.transport.Timing()
-			timing.MaxReconnectAttempts = int(n)
-			return s.transport.SetTiming(timing)
+			return s.setMaxReconnects(int(n))
 		},
 	}
 }
@@ -120,11 +115,7 @@ func pathPolicy(s *session) *ctltree.File {
 			return fmt.Sprintf("%s (%s: %d)\n", p, strings.ToUpper(p.Short()), p.Number()), nil
 		},
 		Store: func(_ context.Context, data []byte) error {
-			p, err := rtrs.ParsePolicy(ctltree.Word(data))
-			if err != nil {
-				return err
-			}
-			return s.transport.SetPolicy(p)
+			return s.setPolicy(ctltree.Word(data))
 		},
 	}
 }

@@ -1,0 +1,101 @@
+package client
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// What a killed daemon's user had set on a session is set for the next one, and
+// what he had not is as the next daemon's configuration says.
+func TestTuningSurvivesTheDaemon(t *testing.T) {
+	const attempts = 17 // of the next daemon's configuration
+	for _, v := range []struct {
+		name       string
+		change     func(*testing.T, *Client)
+		policy     rtrs.Policy
+		reconnects int
+	}{
+		{"nothing", func(*testing.T, *Client) {}, rtrs.MinLatency, attempts},
+		{"by command", func(t *testing.T, c *Client) {
+			_, err := c.Control("").SetPolicy(t.Context(), &controlpb.SetPolicyRequest{Session: "s", Policy: "rr"})
+			must(t, err)
+			_, err = c.Control("").SetMaxReconnectAttempts(t.Context(), &controlpb.SetMaxReconnectAttemptsRequest{Session: "s", Attempts: -1})
+			must(t, err)
+		}, rtrs.RoundRobin, -1},
+		{"by control files", func(t *testing.T, c *Client) {
+			tree := treeOf(t, c)
+			must(t, tree.write("class/rtrs-client/s/mpath_policy", "round-robin"))
+			must(t, tree.write("class/rtrs-client/s/max_reconnect_attempts", "0"))
+		}, rtrs.RoundRobin, 0},
+		{"something impossible", func(t *testing.T, c *Client) {
+			if _, err := c.Control("").SetPolicy(t.Context(), &controlpb.SetPolicyRequest{Session: "s", Policy: "best"}); err == nil {
+				t.Error("there is a policy best")
+			}
+			if _, err := c.Control("").SetMaxReconnectAttempts(t.Context(), &controlpb.SetMaxReconnectAttemptsRequest{Session: "s", Attempts: -2}); err == nil {
+				t.Error("-2 attempts are taken")
+			}
+		}, rtrs.MinLatency, attempts},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			s := newTarget(t, 1<<20)
+			dir := t.TempDir()
+			state := filepath.Join(dir, "devices")
+			c := s.newClient(withTestFront(t), func(cfg *Config) { cfg.StateFile = state })
+			_, err := c.Map(t.Context(), MapRequest{Path: "vol", Session: "s", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Options: map[string]string{"dir": dir}})
+			must(t, err)
+			v.change(t, c)
+			b, err := os.ReadFile(state)
+			must(t, err)
+			killed := filepath.Join(dir, "killed")
+			must(t, os.WriteFile(killed, b, 0o600))
+			must(t, c.Unmap(t.Context(), "rnbd0", true))
+
+			next := s.newClient(withTestFront(t), func(cfg *Config) {
+				cfg.StateFile, cfg.Policy, cfg.Timing.MaxReconnectAttempts = killed, rtrs.MinLatency, attempts
+			})
+			eventually(t, "the disk is served again", func() bool {
+				d, err := next.Device("rnbd0")
+				return err == nil && d.State() == Open
+			})
+			d, err := next.Device("rnbd0")
+			must(t, err)
+			if got := d.session.transport.Policy(); got != v.policy {
+				t.Errorf("policy %v, want %v", got, v.policy)
+			}
+			if got := d.session.transport.Timing().MaxReconnectAttempts; got != v.reconnects {
+				t.Errorf("%d reconnect attempts, want %d", got, v.reconnects)
+			}
+		})
+	}
+}
+
+// A change of a session does not wait for a map whose server is silent, and is
+// written down after it.
+func TestSessionChangesDuringAMap(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	dir := t.TempDir()
+	state := filepath.Join(dir, "devices")
+	c := s.newClient(withTestFront(t), func(cfg *Config) { cfg.StateFile = state })
+	_, err := c.Map(t.Context(), MapRequest{Path: "vol", Session: "s", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Options: map[string]string{"dir": dir}})
+	must(t, err)
+	c.mapMu.Lock() // as a map holds it
+	changed := make(chan struct{})
+	go func() {
+		defer close(changed)
+		addPath(t, c, "10.0.1.1")
+	}()
+	select {
+	case <-changed:
+	case <-time.After(10 * time.Second):
+		t.Error("it waits for the map")
+	}
+	c.mapMu.Unlock()
+	<-changed
+	eventually(t, "both paths are written down", func() bool { return len(savedPathsOf(t, state)) == 2 })
+}
