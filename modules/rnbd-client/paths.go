@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs"
@@ -21,8 +20,6 @@ type pathSpelling struct {
 	mu    sync.Mutex
 	words map[pathSpec]string // by the path with its fabric
 	last  []string            // told
-	// missing are paths of the last daemon that are not connected yet.
-	missing []rtrs.PathAddr
 }
 
 func (p *pathSpelling) note(a rtrs.PathAddr, text string) {
@@ -34,15 +31,8 @@ func (p *pathSpelling) note(a rtrs.PathAddr, text string) {
 	p.words[specOf(a)] = text
 }
 
-// miss replaces the list of paths that are to come.
-func (p *pathSpelling) miss(addrs []rtrs.PathAddr) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.missing = slices.Clone(addrs)
-}
-
-// of spells the paths that are not removed, or are to come. Without any it spells those of
-// before: a session that nobody can open again is of no use.
+// of spells the paths that are not removed. Without any it spells those of before:
+// a session that nobody can open again is of no use.
 func (p *pathSpelling) of(paths []rtrs.PathInfo) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -51,10 +41,7 @@ func (p *pathSpelling) of(paths []rtrs.PathInfo) []string {
 		if i.State == rtrs.PathDead {
 			continue
 		}
-		now = append(now, p.spell(pathSpec{src: i.Addr.Src, dst: i.Addr.Dst, fabric: i.Fabric}))
-	}
-	for _, a := range p.missing {
-		if text := p.spell(specOf(a)); !slices.Contains(now, text) {
+		if text := p.spell(pathSpec{src: i.Addr.Src, dst: i.Addr.Dst, fabric: i.Fabric}); !slices.Contains(now, text) {
 			now = append(now, text)
 		}
 	}
@@ -116,23 +103,33 @@ func (c *Client) sessionChanged() {
 }
 
 // openAny connects a session with the first path that works, for disks whose
-// users wait already. missing are the others.
-func openAny(ctx context.Context, name string, addrs []rtrs.PathAddr, cfg rtrs.ClientConfig) (s *rtrs.Session, missing []rtrs.PathAddr, err error) {
+// users wait already. The others may follow when they do.
+func openAny(ctx context.Context, name string, addrs []rtrs.PathAddr, cfg rtrs.ClientConfig) (*rtrs.Session, error) {
 	if len(addrs) < 2 {
-		s, err = rtrs.Open(ctx, name, addrs, cfg)
-		return s, nil, err
+		return rtrs.Open(ctx, name, addrs, cfg)
 	}
 	var errs []error
-	for i, a := range addrs {
+	for i := range addrs {
 		try, cancel := shareOf(ctx, len(addrs)-i+1) // one share is for what follows
 		s, err := rtrs.Open(try, name, addrs[i:i+1], cfg)
 		cancel()
 		if err == nil {
-			return s, slices.DeleteFunc(slices.Clone(addrs), func(other rtrs.PathAddr) bool { return specOf(other) == specOf(a) }), nil
+			return addLater(ctx, s, slices.Delete(slices.Clone(addrs), i, i+1))
 		}
 		errs = append(errs, err)
 	}
-	return nil, nil, fmt.Errorf("none of %d paths works: %w", len(addrs), errors.Join(errs...))
+	return nil, fmt.Errorf("none of %d paths works: %w", len(addrs), errors.Join(errs...))
+}
+
+// addLater lists paths that may not work yet.
+func addLater(ctx context.Context, s *rtrs.Session, addrs []rtrs.PathAddr) (*rtrs.Session, error) {
+	for _, a := range addrs {
+		if _, err := s.AddPathLater(a); err != nil {
+			_ = s.Close(context.WithoutCancel(ctx))
+			return nil, err
+		}
+	}
+	return s, nil
 }
 
 // shareOf is ctx with one of n equal parts of its time.
@@ -142,47 +139,4 @@ func shareOf(ctx context.Context, n int) (context.Context, context.CancelFunc) {
 		return context.WithCancel(ctx)
 	}
 	return context.WithTimeout(ctx, time.Until(end)/time.Duration(n))
-}
-
-// addMissing adds paths of the last daemon as soon as they work, until the
-// session ends.
-func (s *session) addMissing(addrs []rtrs.PathAddr) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	go func() {
-		<-s.done
-		cancel()
-	}()
-	warned := map[pathSpec]bool{}
-	for pause := restorePause; ctx.Err() == nil; pause = min(2*pause, maxRestorePause) {
-		addrs = slices.DeleteFunc(addrs, func(a rtrs.PathAddr) bool {
-			err := s.addMissingPath(ctx, a)
-			if err != nil && !warned[specOf(a)] && ctx.Err() == nil {
-				warned[specOf(a)] = true
-				s.log.Warn("a path of the last daemon does not connect yet", "path", specOf(a).String(), "error", err)
-			}
-			return err == nil
-		})
-		s.spelling.miss(addrs)
-		if len(addrs) == 0 {
-			return
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-	}
-}
-
-func (s *session) addMissingPath(ctx context.Context, a rtrs.PathAddr) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	_, err := s.transport.AddPath(ctx, a)
-	if errors.Is(err, syscall.EEXIST) { // added by hand
-		return nil
-	}
-	if err == nil {
-		s.log.Info("path of the last daemon is back", "path", specOf(a).String())
-	}
-	return err
 }

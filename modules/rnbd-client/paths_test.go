@@ -172,6 +172,10 @@ func TestPathsThatAreDownKeepNoDiskWaiting(t *testing.T) {
 			if !slices.Equal(got, paths) {
 				t.Errorf("the next daemon would have %q, want %q", got, paths)
 			}
+			eventually(t, "the other path is listed", func() bool {
+				list, err := c.Control("").ListSessions(t.Context(), nil)
+				return err == nil && len(list.Sessions[0].Paths) == 2 && list.Sessions[0].Paths[1].LastError != ""
+			})
 			_, err := s.rtrs.Listen(s.net.Device("srv"), all[down])
 			must(t, err)
 			eventually(t, "the other path is added", func() bool { return connectedPaths(t, c) == 2 })

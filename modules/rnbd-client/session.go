@@ -75,12 +75,11 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 	cfg.OnDone = func(queue int, tag uint64, errno int) { c.pumps[queue%len(c.pumps)].onDone(tag, errno) }
 	cfg.OnPermit = func(int) {} // its sources try again whenever they are polled
 	cfg.OnEvent = s.onEvent
-	var missing []rtrs.PathAddr
-	if r.identity == "" {
-		s.transport, err = rtrs.Open(ctx, name, addrs, cfg)
-	} else {
-		s.transport, missing, err = openAny(ctx, name, addrs, cfg)
+	open := rtrs.Open
+	if r.identity != "" {
+		open = openAny
 	}
+	s.transport, err = open(ctx, name, addrs, cfg)
 	if err != nil {
 		return nil, refused(addrs, err)
 	}
@@ -92,10 +91,6 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 		return nil, err
 	}
 	go s.run()
-	if len(missing) > 0 {
-		s.spelling.miss(missing)
-		go s.addMissing(missing)
-	}
 	return s, nil
 }
 

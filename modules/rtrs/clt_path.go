@@ -158,8 +158,8 @@ func (p *path) closing() bool {
 	return p.intent >= wantClosed
 }
 
-// run is the path's life. It starts with a connected path and ends when the
-// path is dead.
+// run is the path's life, from where it is when the session lists it until it is
+// dead.
 func (p *path) run() {
 	defer close(p.ended)
 	for {

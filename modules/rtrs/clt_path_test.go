@@ -118,6 +118,81 @@ func TestR100_R101_AutomaticReconnects(t *testing.T) {
 	}
 }
 
+// A path that is added for later is there from the beginning, is connected as
+// soon as that works, and can be removed before.
+func TestAddPathLater(t *testing.T) {
+	c, s, net := openScripted(t, nil)
+	c.awaitKind(SessionUp)
+	dev := net.Device("client")
+	later := func() int {
+		id, err := c.AddPathLater(pathTo(dev, cltB, srvB))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.awaitState(id, PathConnectingErr)
+		c.awaitState(id, PathConnecting) // again
+		if p := c.Paths(); len(p) != 2 || p[1].ID != id || p[1].State == PathConnected || p[1].Err == nil {
+			t.Errorf("paths %+v", p)
+		}
+		return id
+	}
+	if err := c.RemovePath(cltContext(t), later()); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(c.Paths()); n != 1 {
+		t.Errorf("%d paths after the removal", n)
+	}
+	id := later()
+	startScripted(t, net, srvB, nil)
+	c.awaitState(id, PathConnected)
+	s.close() // its requests go there
+	c.awaitState(1, PathReconnecting)
+	if err := c.write(0, 7, 0, 8, "u"); err != nil {
+		t.Fatal(err)
+	}
+	c.finished(7, 0)
+}
+
+// A session ends with paths that have never worked, and gets no other then.
+func TestAddPathLater_SessionEnds(t *testing.T) {
+	c, _, net := openScripted(t, nil)
+	to := pathTo(net.Device("client"), cltB, srvB)
+	if _, err := c.AddPathLater(to); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(cltContext(t)); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.AddPathLater(to); !errors.Is(err, ErrClosed) {
+		t.Errorf("after the end: %v", err)
+	}
+	if _, err := c.AddPathLater(PathAddr{Dst: to.Dst}); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("without a device: %v", err)
+	}
+}
+
+// It may make the session on a server that has lost it.
+func TestAddPathLater_AfterTheOthersWereLost(t *testing.T) {
+	c, s, net := openScripted(t, nil)
+	if _, err := c.AddPathLater(pathTo(net.Device("client"), cltB, srvB)); err != nil {
+		t.Fatal(err)
+	}
+	s.close()
+	c.awaitKind(SessionDown)
+	made := false
+	startScripted(t, net, srvB, func(s *scriptedServer) {
+		s.onConnect = func(req rtrswire.ConnReqFields, rsp []byte) ([]byte, int) {
+			made = made || req.FirstConn
+			if !made {
+				return nil, int(syscall.ENXIO)
+			}
+			return rsp, 0
+		}
+	})
+	c.awaitState(2, PathConnected)
+	c.awaitKind(SessionUp)
+}
+
 func TestReconnectDelaysAreKept(t *testing.T) {
 	c, _, net := openScripted(t, nil)
 	timing := quickTiming()

@@ -210,22 +210,37 @@ func (s *Session) AddPath(ctx context.Context, addr PathAddr) (id int, err error
 }
 
 func (s *Session) addPath(ctx context.Context, addr PathAddr, first bool) (id int, err error) {
-	if addr.Device == nil {
-		return 0, fmt.Errorf("rtrs: session %s: add path to %s: no device: %w", s.name, addr.Dst, syscall.EINVAL)
-	}
 	p, err := s.beginAdd(addr)
-	if err == nil {
-		defer s.adding.Done()
-		p.firstConn = first
-	}
 	if err != nil {
-		return 0, fmt.Errorf("rtrs: session %s: add path %s: %w", s.name, addr, err)
+		return 0, err
 	}
+	defer s.adding.Done()
+	p.firstConn = first
 	if err := p.connectFenced(ctx); err != nil {
 		return 0, err
 	}
 	p.setState(PathConnected, nil)
 	s.publish()
+	s.list(p)
+	return p.id, nil
+}
+
+// AddPathLater adds a path that need not work yet, and returns its id: it is
+// tried at once, and then like one that was lost. It is for paths that worked
+// once.
+func (s *Session) AddPathLater(addr PathAddr) (id int, err error) {
+	p, err := s.beginAdd(addr)
+	if err != nil {
+		return 0, err
+	}
+	defer s.adding.Done()
+	p.firstConn = true // the others may be lost when it works
+	s.list(p)
+	return p.id, nil
+}
+
+// list gives the session a path, which lives from now on.
+func (s *Session) list(p *path) {
 	s.mu.Lock()
 	i, _ := slices.BinarySearchFunc(s.paths, p.id, func(o *path, id int) int { return o.id - id })
 	s.paths = slices.Insert(s.paths, i, p)
@@ -234,15 +249,17 @@ func (s *Session) addPath(ctx context.Context, addr PathAddr, first bool) (id in
 	}
 	s.mu.Unlock()
 	go p.run()
-	return p.id, nil
 }
 
-// beginAdd makes a path with the next id.
+// beginAdd makes a path with the next id. Who gets one calls adding.Done.
 func (s *Session) beginAdd(addr PathAddr) (*path, error) {
+	if addr.Device == nil {
+		return nil, fmt.Errorf("rtrs: session %s: add path to %s: no device: %w", s.name, addr.Dst, syscall.EINVAL)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return nil, ErrClosed
+		return nil, fmt.Errorf("rtrs: session %s: add path %s: %w", s.name, addr, ErrClosed)
 	}
 	s.adding.Add(1)
 	s.lastID++
