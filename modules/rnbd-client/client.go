@@ -36,6 +36,7 @@ type Client struct {
 	retiring sync.WaitGroup     // of retired; Add only with mapMu held
 	waiting  []savedDevice      // of the last daemon, not mapped yet; see setWaiting
 	waitMu   sync.Mutex         // held with mapMu to change waiting; either lets it be read
+	ended    endedSessions      // guarded by mapMu
 
 	life      context.Context // ends with Close
 	endLife   context.CancelFunc

@@ -182,6 +182,7 @@ func (c *Client) leave(ctx context.Context, d *Device) {
 		if err := s.close(ctx); err != nil {
 			s.log.Warn("closing the session failed", "error", err)
 		}
+		c.ended.note(s.name)
 	}
 }
 

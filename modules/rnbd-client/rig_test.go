@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -26,6 +27,8 @@ type target struct {
 	pollers []*rtrs.Poller
 	rtrs    *rtrs.Server
 	stop    func()
+
+	refuse atomic.Int32 // how many sessions are let go of
 
 	mu       sync.Mutex
 	data     []byte
@@ -109,8 +112,15 @@ func (s *target) kill() {
 	}
 }
 
-func (s *target) SessionUp(*rtrs.SrvSession) error { s.sessions.Add(1); return nil }
-func (s *target) SessionDown(*rtrs.SrvSession)     { s.sessions.Add(-1) }
+func (s *target) SessionUp(*rtrs.SrvSession) error {
+	if s.refuse.Add(-1) >= 0 {
+		return syscall.EPERM
+	}
+	s.sessions.Add(1)
+	return nil
+}
+
+func (s *target) SessionDown(*rtrs.SrvSession) { s.sessions.Add(-1) }
 
 func (s *target) Request(op *rtrs.Op) {
 	s.mu.Lock()

@@ -80,6 +80,9 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 		open = openAny
 	}
 	s.transport, err = open(ctx, name, addrs, cfg)
+	for errors.Is(err, rtrs.ErrConnLost) && c.ended.lately(name) && pauseFor(ctx, namePause) {
+		s.transport, err = open(ctx, name, addrs, cfg)
+	}
 	if err != nil {
 		return nil, refused(addrs, err)
 	}

@@ -1,0 +1,39 @@
+package client
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// A server that has not done with a session lets go of the next one of its name:
+// that is tried again, but only then.
+func TestNameOfASessionThatJustEnded(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient()
+	mapVol := func() error {
+		_, err := c.Map(t.Context(), MapRequest{Path: "vol", Session: "s", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Frontend: "none"})
+		return err
+	}
+	s.refuse.Store(1)
+	if err := mapVol(); !errors.Is(err, rtrs.ErrConnLost) || s.refuse.Load() != 0 {
+		t.Fatalf("a name of another client: %v", err)
+	}
+	must(t, mapVol())
+	must(t, c.Unmap(t.Context(), "rnbd0", false))
+	s.refuse.Store(3)
+	must(t, mapVol())
+	must(t, c.Unmap(t.Context(), "rnbd0", false))
+
+	s.refuse.Store(1 << 20)
+	began := time.Now()
+	if err := mapVol(); !errors.Is(err, rtrs.ErrConnLost) {
+		t.Errorf("refused for good: %v", err)
+	}
+	if took := time.Since(began); took < nameLingers/2 || took > 2*nameLingers {
+		t.Errorf("given up after %v", took)
+	}
+}
