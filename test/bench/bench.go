@@ -33,6 +33,7 @@ var phases = []phase{
 	{"keys", (*site).addKeys},
 	{"paths", (*site).addPaths},
 	{"disks", (*site).addDisks},
+	{"plugins", (*site).addPlugins},
 	{"idle", (*site).addIdle},
 }
 

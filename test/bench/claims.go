@@ -123,6 +123,8 @@ func diskClaims(write bool) []claim {
 	return []claim{
 		{"P11", w, kiops, ioFileio, []string{localFile}, nil, 0.7},
 		{"P11", w, kiops, ioBlockio, []string{localLoop}, nil, 0.7},
+		{"P11", w, kiops, ringFileio, []string{ringFile}, nil, 0},
+		{"P11", w, kiops, ringBlockio, []string{ringLoop}, nil, 0.8},
 	}
 }
 

@@ -14,41 +14,71 @@ import (
 )
 
 // What the storage plugins are compared with: fio on the same file and block
-// device, on the same machine.
+// device, on the same machine. Two plugins do not write to one store, so that of a
+// plugin that is measured alone is another one, of the same kind.
 const (
 	localFile = "fio io_uring, the file"
 	localLoop = "fio io_uring, the loop device"
+	ringFile  = "fio io_uring, the plugin's file"
+	ringLoop  = "fio io_uring, the plugin's loop device"
 )
 
-// addDisks serves a file on a disk by io-fileio, and a loop device on such a
-// file by io-blockio.
+// store is a file on a disk, or a loop device on such a file, with a plugin of
+// ours and fio on it.
+type store struct {
+	ours, local string
+	plugin      string
+	loop        bool
+}
+
+// addDisks serves stores over the network.
 func (s *site) addDisks(context.Context) error {
-	if s.wants(ioFileio) && s.have(localFile, "fio") {
-		path, err := s.disk("file")
-		if err != nil {
+	return s.addStores(s.serve, store{ioFileio, localFile, "fileio", false}, store{ioBlockio, localLoop, "blockio", true})
+}
+
+// addPlugins has the load generator use the plugins itself, as a server does.
+func (s *site) addPlugins(context.Context) error {
+	return s.addStores(s.alone, store{ringFileio, ringFile, "fileio", false}, store{ringBlockio, ringLoop, "blockio", true})
+}
+
+// addStores adds each store by a plugin and by fio on it directly. Both write past
+// the page cache; a file is read through it, as io-fileio does, a device is not.
+func (s *site) addStores(ours func(store, string) error, stores ...store) error {
+	for _, st := range stores {
+		if !s.wants(st.ours) || !s.have(st.local, "fio") {
+			continue
+		}
+		make := s.disk
+		if st.loop {
+			make = s.loop
+		}
+		path, err := make(st.plugin)
+		if err != nil && st.loop {
+			s.skip(st.ours, err)
+			continue
+		} else if err != nil {
 			return err
 		}
-		if err := s.addDisk(ioFileio, localFile, "fileio", path, false); err != nil {
+		first := len(s.targets)
+		if err := ours(st, path); err != nil {
 			return err
 		}
+		s.addLocal(st.local, path, st.loop)
+		for _, t := range s.targets[first:] {
+			if !st.loop {
+				t.cached = path
+			}
+		}
 	}
-	if !s.wants(ioBlockio) || !s.have(localLoop, "fio", "losetup") {
-		return nil
-	}
-	path, err := s.loop()
-	if err != nil {
-		s.skip(ioBlockio, err)
-		return nil
-	}
-	return s.addDisk(ioBlockio, localLoop, "blockio", path, true)
+	return nil
 }
 
 // loop attaches a file to a loop device, which ends with the site.
-func (s *site) loop() (string, error) {
+func (s *site) loop(name string) (string, error) {
 	if os.Geteuid() != 0 {
 		return "", fmt.Errorf("a loop device needs root")
 	}
-	path, err := s.disk("loop")
+	path, err := s.disk(name)
 	if err != nil {
 		return "", err
 	}
@@ -61,26 +91,21 @@ func (s *site) loop() (string, error) {
 	return device, nil
 }
 
-// addDisk adds what is at path, by a plugin of ours and by fio on it directly.
-// Both write past the page cache; a file is read through it, as io-fileio
-// does, a device is not.
-func (s *site) addDisk(ours, local, plugin, path string, directReads bool) error {
-	server, err := s.lab.StartServer(lab.ServerOptions{SearchPath: filepath.Dir(path), Plugins: []string{plugin},
+func (s *site) serve(st store, path string) error {
+	server, err := s.lab.StartServer(lab.ServerOptions{SearchPath: filepath.Dir(path), Plugins: []string{st.plugin},
 		Extra: []string{"--log-level", "warn"}})
 	if err != nil {
 		return err
 	}
-	c := workerConfig{kind: "rnbd", addrs: server.Addrs, device: filepath.Base(path), crc: true}
-	if err := s.addWorker(ours, c, server.PID()); err != nil {
+	return s.addWorker(st.ours, workerConfig{kind: "rnbd", addrs: server.Addrs, device: filepath.Base(path), crc: true}, server.PID())
+}
+
+func (s *site) alone(st store, path string) error {
+	bin, err := lab.Bin()
+	if err != nil {
 		return err
 	}
-	s.addLocal(local, path, directReads)
-	if !directReads {
-		for _, t := range s.targets[len(s.targets)-2:] {
-			t.cached = path
-		}
-	}
-	return nil
+	return s.addWorker(st.ours, workerConfig{kind: "plugin", plugin: filepath.Join(bin, "io-"+st.plugin), device: path})
 }
 
 // addLocal adds fio on a file or device of this machine.

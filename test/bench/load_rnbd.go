@@ -80,8 +80,8 @@ func (c workerConfig) openFabric(log *slog.Logger) (verbs.Device, error) {
 
 func (l *library) close() error { return l.client.Close(context.Background()) }
 
-// run gives every job of the workload a goroutine and a lane.
-func (l *library) run(o order) (s sample, err error) {
+// run gives every job of the workload a lane.
+func (l *library) run(o order) (sample, error) {
 	lanes, err := l.open(o)
 	defer func() {
 		for _, lane := range lanes {
@@ -89,8 +89,13 @@ func (l *library) run(o order) (s sample, err error) {
 		}
 	}()
 	if err != nil {
-		return s, err
+		return sample{}, err
 	}
+	return runLanes(o, lanes)
+}
+
+// runLanes gives every lane a goroutine.
+func runLanes(o order, lanes []*lane) (s sample, err error) {
 	errs := make([]error, len(lanes))
 	var wg sync.WaitGroup
 	start := time.Now()
@@ -119,26 +124,30 @@ func (l *library) open(o order) (lanes []*lane, err error) {
 			return lanes, fmt.Errorf("%s: there are %d devices only", w.Name, len(l.devices))
 		}
 		d := l.devices[on]
-		part := min(w.Block, int(d.Limits().MaxIOSize))
-		parts := (w.Block + part - 1) / part
-		io, err := d.NewIO(job, job/max(w.Devices, 1)*w.Depth*parts, w.Depth*parts)
-		if err != nil {
+		lane := newLane(o, job, nil, d.Limits())
+		slots := w.Depth * lane.parts
+		if lane.io, err = d.NewIO(job, job/max(w.Devices, 1)*slots, slots); err != nil {
 			return lanes, fmt.Errorf("%s: %w", w.Name, err)
 		}
-		lane := &lane{io: io, size: d.Limits().Size, w: w, part: part, parts: parts,
-			started: make([]time.Time, w.Depth), left: make([]int, w.Depth)}
 		lanes = append(lanes, lane)
-		if o.Verify {
-			lane.check = newChecker(w, job, lane.size)
-		}
 	}
 	return lanes, nil
+}
+
+// slotIO takes requests by slot: a client.IO, or a ring.
+type slotIO interface {
+	Slots() int
+	SlotSize() int
+	Buf(slot int) []byte
+	Submit(client.Request) bool
+	Wait([]client.Done) int
+	Close()
 }
 
 // lane is one job. Requests longer than a slot are cut; an I/O is done when
 // all its parts are.
 type lane struct {
-	io      *client.IO
+	io      slotIO
 	size    uint64
 	w       workload
 	part    int // bytes of the longest part
@@ -149,6 +158,17 @@ type lane struct {
 	done    [64]client.Done
 	h       histogram
 	check   *checker // nil: the payload is of no interest
+}
+
+func newLane(o order, job int, io slotIO, limits blk.Limits) *lane {
+	w := *o.Workload
+	l := &lane{io: io, size: limits.Size, w: w, part: min(w.Block, int(limits.MaxIOSize)),
+		started: make([]time.Time, w.Depth), left: make([]int, w.Depth)}
+	l.parts = (w.Block + l.part - 1) / l.part
+	if o.Verify {
+		l.check = newChecker(w, job, l.size)
+	}
+	return l
 }
 
 func (l *lane) run(start time.Time, d time.Duration) error {
@@ -237,10 +257,15 @@ func fillDevice(d *client.Device) error {
 		return err
 	}
 	defer io.Close()
+	return fillSlots(io, d.Limits().Size)
+}
+
+// fillSlots writes every byte of a disk.
+func fillSlots(io slotIO, size uint64) error {
 	for i := range io.Slots() {
 		noise(io.Buf(i), uint64(i))
 	}
-	step, size := uint64(io.SlotSize()), d.Limits().Size
+	step := uint64(io.SlotSize())
 	var done [1]client.Done
 	for off := uint64(0); off < size; off += step {
 		n := min(step, size-off)

@@ -45,6 +45,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.StringVar(&o.worker.kind, "worker", "", "internal: run as a load generator of this kind")
 	f.StringVar(&addrs, "worker-addr", "", "internal")
 	f.StringVar(&o.worker.device, "worker-device", "", "internal")
+	f.StringVar(&o.worker.plugin, "worker-plugin", "", "internal")
 	f.IntVar(&o.worker.devices, "worker-devices", 0, "internal")
 	f.BoolVar(&o.worker.crc, "worker-crc", true, "internal")
 	f.StringVar(&o.worker.fabric, "worker-fabric", "", "internal")

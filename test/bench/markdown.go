@@ -19,7 +19,7 @@ var titles = map[string]string{
 	"P8":  "One device, 64 jobs: against our own best with fewer",
 	"P9":  "Keys that change after every request (always-invalidate) against keys that stay",
 	"P10": "Paths that are the limit: two and four against one",
-	"P11": "Storage plugins over loopback against fio on the same file and device",
+	"P11": "Storage plugins, over loopback and alone, against fio on the same file and device",
 	"P12": "Daemons with 100 sessions and 1,000 devices that nobody uses",
 	"P13": "MPA checksums on against off",
 	"P14": "rocev2 against iwarp, path MTU 4096",

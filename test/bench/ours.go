@@ -9,18 +9,20 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// Names of our targets: through the NBD front end, and with the client library
-// in the application's process.
+// Names of our targets: through the NBD front end, with the client library in the
+// application's process, and a storage plugin without server and network.
 const (
-	frontEnd   = "rnbd, NBD front end"
-	direct     = "rnbd, client library"
-	crcOff     = ", CRC off"
-	overRoCE   = "rnbd, client library over rocev2"
-	keysChange = "rnbd, client library, always-invalidate"
-	keysStay   = "rnbd, client library, no always-invalidate"
-	ioFileio   = "rnbd, io-fileio"
-	ioBlockio  = "rnbd, io-blockio"
-	idleFleet  = "rnbd, idle"
+	frontEnd    = "rnbd, NBD front end"
+	direct      = "rnbd, client library"
+	crcOff      = ", CRC off"
+	overRoCE    = "rnbd, client library over rocev2"
+	keysChange  = "rnbd, client library, always-invalidate"
+	keysStay    = "rnbd, client library, no always-invalidate"
+	ioFileio    = "rnbd, io-fileio"
+	ioBlockio   = "rnbd, io-blockio"
+	ringFileio  = "rnbd, io-fileio alone"
+	ringBlockio = "rnbd, io-blockio alone"
+	idleFleet   = "rnbd, idle"
 )
 
 // paths names the library over n paths of limited rate.

@@ -126,7 +126,10 @@ func (s *site) addWorker(name string, c workerConfig, servers ...int) error {
 	s.stops = append(s.stops, w.stop)
 	t := &target{name: name, servers: servers,
 		run: func(_ context.Context, l workload, d time.Duration) (sample, error) { return w.run(l, d) }}
-	if c.kind == "rnbd" {
+	if c.kind == "plugin" {
+		t.servers = children(w.pid())
+	}
+	if c.kind != "nbd" {
 		if err := w.fill(); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}

@@ -43,9 +43,10 @@ type loader interface {
 
 // workerConfig is the command line of a worker.
 type workerConfig struct {
-	kind    string   // "rnbd": the client library; "nbd": test/nbdclient
+	kind    string   // "rnbd": the client library; "nbd": test/nbdclient; "plugin": a storage plugin's ring
 	addrs   []string // of more than one path, if of kind "rnbd"
-	device  string
+	device  string   // of kind "plugin": a file or device of this machine
+	plugin  string   // of kind "plugin": its program
 	devices int      // of kind "rnbd"; 0: one, else device0, device1 and so on
 	fabric  string   // of kind "rnbd"; empty: iwarp
 	crc     bool     // of iwarp
@@ -55,7 +56,7 @@ type workerConfig struct {
 // flags are the command line of the worker.
 func (c workerConfig) flags() []string {
 	return []string{"-worker", c.kind, "-worker-addr", strings.Join(c.addrs, ","), "-worker-device", c.device,
-		fmt.Sprintf("-worker-devices=%d", c.devices), "-worker-fabric", c.fabric, fmt.Sprintf("-worker-crc=%t", c.crc)}
+		fmt.Sprintf("-worker-devices=%d", c.devices), "-worker-plugin", c.plugin, "-worker-fabric", c.fabric, fmt.Sprintf("-worker-crc=%t", c.crc)}
 }
 
 func (c workerConfig) open(ctx context.Context) (loader, error) {
@@ -64,6 +65,8 @@ func (c workerConfig) open(ctx context.Context) (loader, error) {
 		return openLibrary(ctx, c)
 	case "nbd":
 		return openNBD(ctx, c)
+	case "plugin":
+		return openRing(ctx, c)
 	}
 	return nil, fmt.Errorf("unknown kind of worker %q", c.kind)
 }
