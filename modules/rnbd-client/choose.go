@@ -142,7 +142,7 @@ func (d *Device) hasNode(name string) bool {
 // moved is told that users find d elsewhere by now.
 func (c *Client) moved(d *Device) {
 	c.mapMu.Lock()
-	defer c.mapMu.Unlock()
+	defer c.mapDone()
 	d.link()
 	c.save()
 }

@@ -31,7 +31,8 @@ type Client struct {
 
 	waiters atomic.Int32 // callers of IO.Wait
 
-	mapMu    sync.Mutex         // one map or unmap at a time
+	mapMu    sync.Mutex         // one map or unmap at a time; given back by mapDone
+	unsaved  atomic.Bool        // a session has changed since the state was written
 	retired  map[uint32]*Device // by index: unmapped, with requests under way
 	retiring sync.WaitGroup     // of retired; Add only with mapMu held
 	waiting  []savedDevice      // of the last daemon, not mapped yet; see setWaiting

@@ -43,7 +43,7 @@ type MapRequest struct {
 // server answers.
 func (c *Client) Map(ctx context.Context, r MapRequest) (*Device, error) {
 	c.mapMu.Lock()
-	defer c.mapMu.Unlock()
+	defer c.mapDone()
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.MapTimeout)
 	defer cancel()
 	if err := ctx.Err(); err != nil { // it was given up while others mapped
@@ -261,7 +261,7 @@ func (c *Client) Unmap(ctx context.Context, name string, force bool) error {
 		return fmt.Errorf("unmap %s: it is being unmapped: %w", d.name, syscall.EALREADY)
 	}
 	c.mapMu.Lock()
-	defer c.mapMu.Unlock()
+	defer c.mapDone()
 	if d, err = c.Device(name); err != nil {
 		if found, derr := c.drop(name, force); found {
 			err = derr
@@ -345,7 +345,7 @@ func (c *Client) retire(d *Device, cause error) {
 		c.release(d)
 		c.mapMu.Lock()
 		delete(c.retired, d.index)
-		c.mapMu.Unlock()
+		c.mapDone()
 		d.log.Info("requests of the unmapped device have ended")
 	}()
 }

@@ -85,21 +85,23 @@ func (s *session) removePath(ctx context.Context, id int) error {
 	return err
 }
 
-// sessionChanged writes down what was changed on a session: at once, or after the
-// map under way, which may wait for its server for long.
+// sessionChanged writes down what was changed on a session: at once, or at the end
+// of the map under way, which may wait for its server for long.
 func (c *Client) sessionChanged() {
-	save := func() {
-		defer c.mapMu.Unlock()
-		c.save()
-	}
+	c.unsaved.Store(true)
 	if c.mapMu.TryLock() {
-		save()
-		return
+		c.mapDone()
 	}
-	go func() {
-		c.mapMu.Lock()
-		save()
-	}()
+}
+
+// mapDone gives mapMu back, after what sessions changed meanwhile is written down.
+func (c *Client) mapDone() {
+	for more := true; more; more = c.unsaved.Load() && c.mapMu.TryLock() {
+		if c.unsaved.Swap(false) {
+			c.save()
+		}
+		c.mapMu.Unlock()
+	}
 }
 
 // openAny connects a session with the first path that works, for disks whose

@@ -138,7 +138,7 @@ func (c *Client) restore() {
 		return
 	}
 	c.mapMu.Lock()
-	defer c.mapMu.Unlock()
+	defer c.mapDone()
 	for _, s := range saved {
 		r, err := s.request()
 		if err != nil {
@@ -178,7 +178,7 @@ func (c *Client) remap(r MapRequest) {
 
 func (c *Client) isWaiting(identity string) bool {
 	c.mapMu.Lock()
-	defer c.mapMu.Unlock()
+	defer c.mapDone()
 	return slices.ContainsFunc(c.waiting, func(s savedDevice) bool { return s.Identity == identity })
 }
 
@@ -265,7 +265,7 @@ func (c *Client) leaveDisks(ctx context.Context) {
 		used[f] = true
 		c.mapMu.Lock()
 		c.setWaiting(append(c.waiting, d.saved()))
-		c.mapMu.Unlock()
+		c.mapDone()
 		c.log.Warn("disk is in use: it stays, and its users wait for the next daemon", "device", d.name, "node", d.Location())
 	}
 	for f := range used {

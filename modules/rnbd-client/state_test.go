@@ -101,7 +101,7 @@ func TestState_WaitingDisk(t *testing.T) {
 	}
 	c.mapMu.Lock()
 	c.save()
-	c.mapMu.Unlock()
+	c.mapDone()
 	if saved, err := readState(name); len(saved) != 1 || err != nil {
 		t.Errorf("its entry is lost: %v, %v", saved, err)
 	}

@@ -95,7 +95,7 @@ func TestSessionChangesDuringAMap(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("it waits for the map")
 	}
-	c.mapMu.Unlock()
+	c.mapDone()
 	<-changed
 	eventually(t, "both paths are written down", func() bool { return len(savedPathsOf(t, state)) == 2 })
 }

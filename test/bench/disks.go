@@ -48,11 +48,11 @@ func (s *site) addStores(ours func(store, string) error, stores ...store) error 
 		if !s.wants(st.ours) || !s.have(st.local, "fio") {
 			continue
 		}
-		make := s.disk
+		place := s.disk
 		if st.loop {
-			make = s.loop
+			place = s.loop
 		}
-		path, err := make(st.plugin)
+		path, err := place(st.plugin)
 		if err != nil && st.loop {
 			s.skip(st.ours, err)
 			continue
@@ -64,10 +64,11 @@ func (s *site) addStores(ours func(store, string) error, stores ...store) error 
 			return err
 		}
 		s.addLocal(st.local, path, st.loop)
+		if st.loop {
+			continue
+		}
 		for _, t := range s.targets[first:] {
-			if !st.loop {
-				t.cached = path
-			}
+			t.cached = path
 		}
 	}
 	return nil
