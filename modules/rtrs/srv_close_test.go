@@ -113,7 +113,7 @@ func TestPathThatJoinsWhileTheLastOneCloses(t *testing.T) {
 	s.handler.downBlocked = make(chan struct{})
 	a := newSession(t, net, 1, "s")
 	a.hangUp()
-	waitFor(t, "the path to close", func() bool { return s.Sessions()[0].Paths()[0].State == SrvPathClosing })
+	s.handler.waitGoingDown(t)
 	b := a.second(net, otherAddr).connect()
 	close(s.handler.downBlocked)
 	b.info("s").stillWorks()

@@ -43,6 +43,7 @@ type testHandler struct {
 	upErr       error
 	ups, downs  int
 	alive       int // session memories
+	goingDown   int // calls of SessionDown, those that are blocked among them
 	downBlocked chan struct{}
 }
 
@@ -56,12 +57,26 @@ func (h *testHandler) SessionUp(*SrvSession) error {
 }
 
 func (h *testHandler) SessionDown(*SrvSession) {
+	h.mu.Lock()
+	h.goingDown++
+	h.mu.Unlock()
 	if h.downBlocked != nil {
 		<-h.downBlocked
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.downs++
+}
+
+// waitGoingDown waits until a session is being taken down, which downBlocked
+// keeps from ending.
+func (h *testHandler) waitGoingDown(t *testing.T) {
+	t.Helper()
+	waitFor(t, "the session to go down", func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.goingDown > 0
+	})
 }
 
 func (h *testHandler) Request(op *Op) { h.request(op) }
