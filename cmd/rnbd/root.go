@@ -72,7 +72,7 @@ func execute(ctx context.Context, root *cobra.Command, args []string) error {
 			return err
 		}
 	}
-	root.SetArgs(args)
+	root.SetArgs(append([]string{}, args...)) // cobra takes nil for the process's own
 	return root.ExecuteContext(ctx)
 }
 
