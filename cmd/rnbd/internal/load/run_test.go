@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -21,10 +22,23 @@ type ram struct {
 	limits blk.Limits
 	wrong  func(r Request) error // nil: nothing
 	lose   func(r Request) bool  // a write that is acknowledged and not done
+
+	answered  atomic.Int64
+	enough    int64 // as many requests end the run
+	endOfRuns context.CancelFunc
 }
 
 func newRAM(size int) *ram {
 	return &ram{data: make([]byte, size), limits: blk.Limits{Size: uint64(size), LogicalBlockSize: 512, MaxIOSize: 16 << 10}}
+}
+
+// runs returns the context of runs that end when d has answered n requests:
+// how long that takes is the machine's matter.
+func (d *ram) runs(t *testing.T, n int64) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	d.enough, d.endOfRuns = n, cancel
+	return ctx
 }
 
 func (d *ram) Limits() blk.Limits { return d.limits }
@@ -60,10 +74,14 @@ func (q *ramQueue) Wait(done []Done) (n int) {
 		}
 	}
 	q.queued = q.queued[n:]
+	if total := q.answered.Add(int64(n)); q.endOfRuns != nil && total >= q.enough {
+		q.endOfRuns()
+	}
 	return n
 }
 
-var short = Options{Time: 20 * time.Millisecond}
+// untilEnough is for runs that end by what they have done.
+var untilEnough = Options{Time: time.Minute}
 
 func workload(reads, block, depth, jobs int) Workload {
 	return Workload{Reads: reads, Random: true, Blocks: []Block{{block, 1}}, Depth: depth, Jobs: jobs}.named()
@@ -73,7 +91,7 @@ func TestRunCountsWhatIsAnswered(t *testing.T) {
 	a, b := newRAM(1<<20), newRAM(1<<20)
 	targets := []*Target{{Name: "a", Device: a}, {Name: "b", Device: b, Size: 512 << 10}}
 	w := workload(50, 40<<10, 3, 2) // in three parts each
-	r, err := Run(t.Context(), w, targets, short)
+	r, err := Run(a.runs(t, 1000), w, targets, untilEnough)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +100,7 @@ func TestRunCountsWhatIsAnswered(t *testing.T) {
 			t.Errorf("%s: %d bytes in %d requests", OpOf(i), bytes, n)
 		}
 	}
-	if r.Elapsed < short.Time || r.Requests() != r.Latency[0].Count()+r.Latency[1].Count() {
+	if r.Elapsed <= 0 || r.Elapsed >= untilEnough.Time || r.Requests() != r.Latency[0].Count()+r.Latency[1].Count() {
 		t.Errorf("%d requests in %v", r.Requests(), r.Elapsed)
 	}
 	for i, c := range b.data[512<<10:] {
@@ -128,18 +146,23 @@ func TestAnErrorEndsAllJobs(t *testing.T) {
 }
 
 func TestAnInterruptEndsARunWithItsResult(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	r, err := Run(ctx, workload(100, 4096, 4, 1), []*Target{{Device: newRAM(1 << 20)}}, Options{Time: time.Minute})
-	if err != nil || r.Requests() == 0 {
+	d := newRAM(1 << 20)
+	r, err := Run(d.runs(t, 100), workload(100, 4096, 4, 1), []*Target{{Device: d}}, untilEnough)
+	if err != nil || r.Requests() < 100 {
 		t.Errorf("%d requests, %v", r.Requests(), err)
 	}
 }
 
 func TestProgressIsTold(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	told := uint64(0)
-	o := Options{Time: 3 * progressEvery, Progress: func(n uint64, d time.Duration) { told = n }}
-	if _, err := Run(t.Context(), workload(100, 4096, 4, 1), []*Target{{Device: newRAM(1 << 20)}}, o); err != nil || told == 0 {
+	o := Options{Time: time.Minute, Progress: func(n uint64, _ time.Duration) {
+		if told = n; n > 0 {
+			cancel()
+		}
+	}}
+	if _, err := Run(ctx, workload(100, 4096, 4, 1), []*Target{{Device: newRAM(1 << 20)}}, o); err != nil || told == 0 {
 		t.Errorf("%d requests were told, %v", told, err)
 	}
 }
@@ -176,7 +199,7 @@ func TestPatternsFindWhatIsWrong(t *testing.T) {
 			d := newRAM(256 << 10)
 			c.spoil(d)
 			target := &Target{Name: "d", Device: d, Pattern: NewPattern(d.limits.Size, 42)}
-			_, err := Run(t.Context(), workload(50, 4096, 4, 1), []*Target{target}, short)
+			_, err := Run(d.runs(t, 5000), workload(50, 4096, 4, 1), []*Target{target}, untilEnough)
 			bytes := uint64(0)
 			if err == nil {
 				bytes, err = ReadBack(t.Context(), target)
@@ -194,9 +217,16 @@ func TestPatternsFindWhatIsWrong(t *testing.T) {
 // What is written last and never read again by the load is found in the end.
 func TestReadBackFindsALostWrite(t *testing.T) {
 	d := newRAM(256 << 10)
-	d.lose = func(r Request) bool { return r.Off == 8192 }
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	d.lose = func(r Request) bool {
+		if r.Off == 8192 {
+			cancel() // there is something to find
+		}
+		return r.Off == 8192
+	}
 	target := &Target{Name: "d", Device: d, Pattern: NewPattern(d.limits.Size, 42)}
-	if _, err := Run(t.Context(), workload(0, 4096, 2, 1), []*Target{target}, short); err != nil {
+	if _, err := Run(ctx, workload(0, 4096, 2, 1), []*Target{target}, untilEnough); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ReadBack(t.Context(), target); err == nil || !strings.Contains(err.Error(), "data at 8192 are wrong") {
@@ -253,8 +283,12 @@ func TestFilesHoldWhatIsWritten(t *testing.T) {
 		if err := target.Fits(w); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Run(t.Context(), w, []*Target{target}, short); err != nil {
-			t.Fatal(err)
+		for done := uint64(0); done < 100; {
+			r, err := Run(t.Context(), w, []*Target{target}, Options{Time: 20 * time.Millisecond})
+			if err != nil {
+				t.Fatal(err)
+			}
+			done += r.Requests()
 		}
 	}
 	if n, err := ReadBack(t.Context(), target); err != nil || n == 0 {
