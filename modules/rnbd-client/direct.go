@@ -120,7 +120,10 @@ func (io *IO) Submit(r Request) bool {
 }
 
 // Flush shows what was submitted to the pump.
-func (io *IO) Flush() { io.sub.Publish() }
+func (io *IO) Flush() {
+	io.sub.Publish()
+	io.pump.pump.Recall()
+}
 
 // Reap takes answers without waiting.
 func (io *IO) Reap(done []Done) int {
@@ -149,6 +152,7 @@ func (io *IO) Wait(done []Done) int {
 			}
 			continue
 		}
+		io.pump.pump.Recall() // the thread is to do it
 		if waiters <= mostSpinners {
 			if n := io.spin(done); n > 0 {
 				io.slow = false

@@ -104,3 +104,40 @@ func TestIO_CallerWhoLeavesGivesThePumpToOthers(t *testing.T) {
 	}
 	t.Fatalf("never given back: %+v", p.Stats())
 }
+
+// A caller whose requests become more than he drives for leaves them to the pump's
+// thread, which must not find out by itself, a millisecond later, that nobody
+// drives.
+func TestIO_MoreRequestsThanTheCallerDrivesFor(t *testing.T) {
+	roomForPumps(t)
+	s := newTarget(t, 1<<20)
+	_, io := s.device(s.newClient())
+	defer io.Close()
+	p := io.pump.pump
+	var done [16]Done
+	for _, leave := range []struct {
+		how string
+		do  func() int
+	}{
+		{"by Wait", func() int { return io.Wait(done[:]) }},
+		{"by Flush", func() int { io.Flush(); return 0 }},
+	} {
+		recalled := false
+		for end := time.Now().Add(20 * time.Second); !recalled; {
+			for loans := p.Stats().Loans; p.Stats().Loans == loans; {
+				if do(t, io, Request{Op: blk.Read, Len: 4096}); time.Now().After(end) {
+					t.Fatalf("%s: not recalled: %+v", leave.how, p.Stats())
+				}
+			}
+			before := p.Stats().GivenBack
+			for slot := range 8 {
+				io.Submit(Request{Slot: slot, Op: blk.Read, Len: largeCopy})
+			}
+			n := leave.do()
+			recalled = p.Stats().GivenBack > before
+			for n < 8 {
+				n += io.Wait(done[:])
+			}
+		}
+	}
+}

@@ -30,7 +30,7 @@ const (
 type loan struct {
 	look   time.Duration // loanLook
 	wanted atomic.Bool   // the thread is asked to lend the pump
-	out    bool          // the pump is lent; of the owner
+	out    atomic.Bool   // the pump is lent, or about to be
 	back   bool          // the caller has given it back; of the owner
 	streak int           // drives soon after another; of the owner
 	last   int64         // end of the last; of the owner
@@ -59,7 +59,7 @@ func (p *Pump) tryDrive(once func(), again bool) bool {
 	}
 	p.stats.drives.Add(1)
 	p.timed = false
-	if p.loan.out {
+	if p.loan.out.Load() {
 		p.loan.back = false
 		if once(); p.loan.back {
 			p.stats.givenBack.Add(1)
@@ -75,7 +75,8 @@ func (p *Pump) tryDrive(once func(), again bool) bool {
 // Drive is TryDrive for callers who drive again and again: the pump is lent to
 // them, even if it is awake. False: it is not given away soon enough. A thread that
 // has lent its pump keeps a place in Go's scheduler, so pumps of a process without
-// SetProcs are not lent.
+// SetProcs are not lent. A caller who is refused leaves no wish behind: the pump is
+// with its thread, or soon will be.
 func (p *Pump) Drive(once func()) bool {
 	lends := p.Lends()
 	if p.tryDrive(once, lends) {
@@ -84,13 +85,25 @@ func (p *Pump) Drive(once func()) bool {
 	if !lends {
 		return false
 	}
-	p.loan.wanted.Store(true)
 	for start := time.Now(); time.Since(start) < askFor; yield() {
+		p.loan.wanted.Store(true) // another caller may have taken it back
 		if p.tryDrive(once, true) {
 			return true
 		}
 	}
+	p.loan.wanted.Store(false) // nobody waits for it any more
+	p.Recall()
 	return false
+}
+
+// Recall ends a loan, if there is one, for who has published work and does not
+// drive: nothing is armed during a loan, so that nobody would see it until the
+// thread looks. Any goroutine.
+func (p *Pump) Recall() {
+	if p.loan.out.Load() {
+		p.stats.givenBack.Add(1)
+		p.kick()
+	}
 }
 
 // Lends tells whether Drive may be lent the pump, as far as the process goes.
@@ -139,26 +152,27 @@ func (p *Pump) GiveBack() { p.loan.back = true }
 // returns the number of events handled.
 func (p *Pump) Turn() int { return p.turn() }
 
-// lend gives the pump away until nobody has driven it for a while, or something
-// was posted.
+// lend gives the pump away until nobody has driven it for a while, something was
+// posted, or a caller ends it. Who publishes work for the thread looks afterwards
+// whether the pump is out (Recall), who takes his wish back likewise: so the thread
+// looks for both after it has said that it is.
 func (p *Pump) lend() {
-	p.loan.wanted.Store(false)
 	p.loan.streak = 0
 	p.stats.loops.Store(p.loops)
 	p.watchSources(false)
 	p.asleep.Store(true)
-	if p.pending.Load() || p.quit.Load() { // posted before asleep was seen
+	p.loan.out.Store(true)
+	p.turn()
+	if p.loan.wanted.Load() && !p.pending.Load() && !p.quit.Load() {
+		p.stats.loans.Add(1)
+		p.disown()
+		p.waitForCallers()
 		p.asleep.Store(false)
-		p.watchSources(true)
-		return
+		p.own()
 	}
-	p.loan.out = true
-	p.stats.loans.Add(1)
-	p.disown()
-	p.waitForCallers()
 	p.asleep.Store(false)
-	p.own()
-	p.loan.out = false
+	p.loan.wanted.Store(false)
+	p.loan.out.Store(false)
 	p.watchSources(true)
 }
 
