@@ -29,7 +29,7 @@ type ioPlugin struct {
 	gaveUp     bool
 	crashes    []time.Time
 	restarts   int
-	nextIndex  uint32
+	indices    indices
 	devices    map[uint32]*device
 	sessions   map[*session]bool // attached arenas
 	wg         sync.WaitGroup    // restarts under way
@@ -149,18 +149,25 @@ func (p *ioPlugin) open(ctx context.Context, d *device) error {
 		return err
 	}
 	p.mu.Lock()
-	d.index = p.nextIndex
-	p.nextIndex++
 	gen := p.generation
+	d.index, err = p.indices.take(gen)
 	p.mu.Unlock()
-	limits, err := proc.OpenDisk(ctx, d.request(gen))
 	if err != nil {
 		return fmt.Errorf("open %q in plugin %s: %w", d.name, p.cfg.Name, err)
 	}
-	d.limits.Store(&limits)
+	limits, err := proc.OpenDisk(ctx, d.request(gen))
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if err != nil {
+		p.indices.give(d.index)
+		if ctx.Err() != nil { // it may be opened yet
+			p.indices.spoil(d.index, p.generation)
+		}
+		return fmt.Errorf("open %q in plugin %s: %w", d.name, p.cfg.Name, err)
+	}
+	d.limits.Store(&limits)
 	if p.generation != gen || p.proc == nil {
+		p.indices.give(d.index)
 		return fmt.Errorf("open %q: plugin %s died meanwhile: %w", d.name, p.cfg.Name, syscall.EBUSY)
 	}
 	p.devices[d.index] = d
@@ -176,19 +183,27 @@ func (d *device) request(generation uint32) plugin.OpenRequest {
 	}
 }
 
-// close closes d, which has no request in flight.
+// close closes d, which has no request in flight. Its index is free again when the
+// process has closed it, or has ended.
 func (p *ioPlugin) close(d *device) {
 	p.mu.Lock()
 	delete(p.devices, d.index)
-	proc := p.proc
+	gen, proc := p.generation, p.proc
 	p.mu.Unlock()
-	if proc == nil || !d.ready.Load() {
-		return
+	closed := proc == nil
+	if proc != nil && d.ready.Load() { // else it is being opened again: reopen1 closes it
+		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+		defer cancel()
+		err := proc.CloseDisk(ctx, d.index)
+		if closed = err == nil; !closed {
+			p.log.Warn("closing a device failed", "device", d.name, "error", err)
+		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-	defer cancel()
-	if err := proc.CloseDisk(ctx, d.index); err != nil {
-		p.log.Warn("closing a device failed", "device", d.name, "error", err)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.indices.give(d.index)
+	if !closed {
+		p.indices.spoil(d.index, gen)
 	}
 }
 

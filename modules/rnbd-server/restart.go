@@ -142,7 +142,7 @@ func (p *ioPlugin) reopen(devices []*device) {
 }
 
 func (p *ioPlugin) reopen1(d *device, gen uint32, proc *plugin.Process) {
-	if proc == nil {
+	if proc == nil || !p.serves(d) {
 		return
 	}
 	late := time.AfterFunc(p.server.cfg.FenceTimeout, func() {
@@ -159,9 +159,15 @@ func (p *ioPlugin) reopen1(d *device, gen uint32, proc *plugin.Process) {
 	}
 	p.mu.Lock()
 	current := p.generation == gen && p.proc == proc
-	_, wanted := p.devices[d.index]
+	wanted := p.devices[d.index] == d
 	p.mu.Unlock()
-	if !current || !wanted {
+	switch {
+	case !current:
+		return
+	case !wanted: // closed meanwhile
+		if err == nil {
+			_ = proc.CloseDisk(context.Background(), d.index)
+		}
 		return
 	}
 	if err != nil {
@@ -172,6 +178,13 @@ func (p *ioPlugin) reopen1(d *device, gen uint32, proc *plugin.Process) {
 	p.server.takeLimits(d, limits)
 	d.stuck.Store(false)
 	p.revive(d, gen)
+}
+
+// serves tells whether d is open, as far as the server is concerned.
+func (p *ioPlugin) serves(d *device) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.devices[d.index] == d
 }
 
 // revive lets requests of d through again, the parked ones first.
