@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // listen opens "unix:PATH" (mode 0600) or "tcp:ADDRESS:PORT".
@@ -32,8 +33,7 @@ func listenUnix(path string) (socket, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return socket{}, fmt.Errorf("listen on unix:%s: %w", path, err)
 	}
-	if c, err := net.Dial("unix", path); err == nil {
-		c.Close()
+	if isServed(path) {
 		return socket{}, fmt.Errorf("listen on unix:%s: somebody serves there: %w", path, syscall.EADDRINUSE)
 	}
 	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
@@ -52,4 +52,22 @@ func listenUnix(path string) (socket, error) {
 	u.SetUnlinkOnClose(false)
 	f, err := u.File()
 	return socket{name: "unix:" + path, path: path, file: f}, err
+}
+
+// orphanEnds is how long the plugin of a daemon that was killed may go on to serve
+// its socket: it ends by itself.
+const orphanEnds = 3 * time.Second
+
+// isServed tells whether somebody serves the socket, and goes on to.
+func isServed(path string) bool {
+	for end := time.Now().Add(orphanEnds); ; time.Sleep(20 * time.Millisecond) {
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			return false
+		}
+		c.Close()
+		if time.Now().After(end) {
+			return true
+		}
+	}
 }
