@@ -91,6 +91,7 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 	}
 	if err := s.hello(ctx); err != nil {
 		s.transport.Close(ctx)
+		c.ended.note(name)
 		return nil, err
 	}
 	go s.run()

@@ -76,6 +76,7 @@ func (c *Client) save() {
 	if c.cfg.StateFile == "" {
 		return
 	}
+	c.followSessions()
 	state := savedState{Version: stateVersion, Devices: slices.Clone(c.waiting)}
 	for i := range c.devices {
 		if d := c.devices[i].Load(); d != nil && d.fe.Load() != nil && isNode(d.Location()) {
@@ -85,6 +86,21 @@ func (c *Client) save() {
 	if err := writeState(c.cfg.StateFile, &state); err != nil {
 		c.log.Error("a killed daemon's disks will not be served again: the state is not written", "file", c.cfg.StateFile, "error", err)
 	}
+}
+
+// followSessions gives disks that wait what users have changed on their sessions.
+// Caller holds mapMu.
+func (c *Client) followSessions() {
+	waiting := slices.Clone(c.waiting)
+	for i := range waiting {
+		c.mu.Lock()
+		s := c.sessions[waiting[i].Session]
+		c.mu.Unlock()
+		if s != nil {
+			waiting[i].Paths, waiting[i].tuning = s.savedPaths(), s.tuning.get()
+		}
+	}
+	c.setWaiting(waiting)
 }
 
 // writeState replaces the file as a whole; nothing mapped needs none.
@@ -140,13 +156,12 @@ func (c *Client) restore() {
 	c.mapMu.Lock()
 	defer c.mapDone()
 	for _, s := range saved {
-		r, err := s.request()
-		if err != nil {
+		if _, err := s.request(); err != nil {
 			c.log.Error("a disk of the last daemon is not served again", "file", c.cfg.StateFile, "error", err)
 			continue
 		}
 		c.setWaiting(append(c.waiting, s))
-		c.restoring.Go(func() { c.remap(r) })
+		c.restoring.Go(func() { c.remap(s) })
 	}
 }
 
@@ -155,14 +170,18 @@ const (
 	maxRestorePause = 5 * time.Second
 )
 
-// remap maps r, again and again.
-func (c *Client) remap(r MapRequest) {
-	log := c.log.With("device", r.Name, "path", r.Path, "node", r.location)
+// remap maps a disk that waits, again and again.
+func (c *Client) remap(s savedDevice) {
+	log := c.log.With("device", s.Name, "path", s.Path, "node", s.Location)
 	log.Info("disk of the last daemon waits to be served again")
 	for pause, last := restorePause, ""; ; pause = min(2*pause, maxRestorePause) {
+		r, waits := c.waitingRequest(s.Identity)
+		if !waits {
+			return
+		}
 		_, err := c.Map(c.life, r)
 		switch {
-		case err == nil, c.life.Err() != nil, !c.isWaiting(r.identity):
+		case err == nil, c.life.Err() != nil:
 			return
 		case err.Error() != last:
 			last = err.Error()
@@ -176,10 +195,16 @@ func (c *Client) remap(r MapRequest) {
 	}
 }
 
-func (c *Client) isWaiting(identity string) bool {
-	c.mapMu.Lock()
-	defer c.mapDone()
-	return slices.ContainsFunc(c.waiting, func(s savedDevice) bool { return s.Identity == identity })
+// waitingRequest asks for a disk that waits. False: it does not any more.
+func (c *Client) waitingRequest(identity string) (MapRequest, bool) {
+	c.waitMu.Lock()
+	defer c.waitMu.Unlock()
+	i := slices.IndexFunc(c.waiting, func(s savedDevice) bool { return s.Identity == identity })
+	if i < 0 {
+		return MapRequest{}, false
+	}
+	r, err := c.waiting[i].request()
+	return r, err == nil
 }
 
 // setWaiting changes the list of disks of the last daemon. Caller holds mapMu.

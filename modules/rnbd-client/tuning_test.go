@@ -99,3 +99,30 @@ func TestSessionChangesDuringAMap(t *testing.T) {
 	<-changed
 	eventually(t, "both paths are written down", func() bool { return len(savedPathsOf(t, state)) == 2 })
 }
+
+// What is set on a session holds for its disks that still wait, too: they may be
+// the first that the next daemon maps.
+func TestTuningOfDisksThatWait(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	dir := t.TempDir()
+	state := filepath.Join(dir, "devices")
+	saved := savedSample()
+	saved.Session, saved.Paths = "s", []string{"10.0.0.1"}
+	saved.Frontend = "not started" // so it waits
+	must(t, writeState(state, &savedState{Version: stateVersion, Devices: []savedDevice{saved}}))
+	c := s.newClient(withTestFront(t), func(cfg *Config) { cfg.StateFile = state })
+	_, err := c.Map(t.Context(), MapRequest{Path: "vol", Session: "s", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Options: map[string]string{"dir": dir}})
+	must(t, err)
+	_, err = c.Control("").SetPolicy(t.Context(), &controlpb.SetPolicyRequest{Session: "s", Policy: "rr"})
+	must(t, err)
+	addPath(t, c, "10.0.1.1")
+	eventually(t, "both entries have it", func() bool {
+		all, err := readState(state)
+		must(t, err)
+		done := len(all) == 2
+		for _, d := range all {
+			done = done && len(d.Paths) == 2 && d.Policy != ""
+		}
+		return done
+	})
+}
