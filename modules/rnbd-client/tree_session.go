@@ -40,10 +40,13 @@ var (
 	}
 )
 
-// pathName is SRC@DST. The fabric is added where it is not that of the
+// pathName is SRC@DST, DST alone before the system has chosen a source. The fabric is added where it is not that of the
 // session's first path.
 func pathName(s *session, p rtrs.PathInfo) string {
-	name := verbs.TreeString(p.Src) + "@" + verbs.TreeString(p.Addr.Dst.Addr())
+	name := verbs.TreeString(p.Addr.Dst.Addr())
+	if p.Src.IsValid() {
+		name = verbs.TreeString(p.Src) + "@" + name
+	}
 	if p.Fabric != s.fabric {
 		name += "%" + p.Fabric
 	}
@@ -172,11 +175,19 @@ func pathFiles(s *session, id int, sp *spelling) ctltree.Node {
 		"remove_path": one("Usage: echo 1 > remove_path", bounded(s.removePath)),
 		"hca_name":    show(func(p rtrs.PathInfo) string { return p.Device }),
 		"hca_port":    show(func(p rtrs.PathInfo) string { return strconv.Itoa(p.Port) }),
-		"src_addr":    show(func(p rtrs.PathInfo) string { return verbs.TreeString(p.Src) }),
+		"src_addr":    show(srcAddr),
 		"dst_addr":    show(func(p rtrs.PathInfo) string { return verbs.TreeString(p.Addr.Dst.Addr()) }),
 		"cur_latency": show(func(p rtrs.PathInfo) string { return fmt.Sprintf("%d ns", p.Stats.Latency.Nanoseconds()) }),
 		"stats":       sp.stats(s, id),
 	}
+}
+
+// srcAddr is empty before the system has chosen it.
+func srcAddr(p rtrs.PathInfo) string {
+	if !p.Src.IsValid() {
+		return ""
+	}
+	return verbs.TreeString(p.Src)
 }
 
 func pathInfo(s *session, id int) (rtrs.PathInfo, error) {
