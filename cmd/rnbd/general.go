@@ -189,8 +189,11 @@ func recoverAny(c *call) error {
 			if err != nil {
 				return err
 			}
-			return errors.Join(c.recoverSessions(ctx, d.client, inv, inv.sessions),
-				c.recoverDevices(ctx, d.client, inv, inv.devices))
+			errs := c.recoverSessions(ctx, d.client, inv, inv.sessions)
+			if inv, err = d.look(ctx, true); err != nil { // paths that are back must not be cut again
+				return errors.Join(errs, err)
+			}
+			return errors.Join(errs, c.recoverDevices(ctx, d.client, inv, inv.devices))
 		})
 	}
 	return c.onAny(true, func(ctx context.Context, d *daemons, inv *inventory, what found) error {
