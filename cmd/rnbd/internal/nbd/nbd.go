@@ -18,6 +18,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -222,12 +223,16 @@ func (q *queue) reply(r io.Reader) (d load.Done, err error) {
 	return d, err
 }
 
-// Close says goodbye. It waits for run, which has the memory.
+// goodbye is how long a server is waited for that is asked to end the connection.
+const goodbye = time.Second
+
+// Close says goodbye, and waits until the server has ended the connection: who
+// asks it next finds a user less. It waits for run, which has the memory.
 func (q *queue) Close() error {
 	q.put(cmdDisc, 0, 0, 0)
 	_ = q.send.Flush() // a courtesy
-	err := q.conn.Close()
+	_ = q.conn.SetReadDeadline(time.Now().Add(goodbye))
 	for range q.answers {
 	}
-	return errors.Join(err, unix.Munmap(q.mem))
+	return errors.Join(q.conn.Close(), unix.Munmap(q.mem))
 }
