@@ -26,6 +26,8 @@ const (
 	fetches = 8 * rxBatch
 	// blockedWait is how long a full socket is left alone.
 	blockedWait = int64(time.Millisecond)
+	// patience is for how many Polls timers that are due let packets go first.
+	patience = 32
 )
 
 // cq implements verbs.CQ. It holds no completions: those of receives are made
@@ -43,6 +45,7 @@ type cq struct {
 
 	clock    int64 // of this Poll
 	next     int64 // earliest deadline, 0: none
+	late     int   // Polls since timers was due
 	outs     []*outbox
 	stage    stage
 	injected []inbound // tests only
@@ -124,11 +127,11 @@ func (c *cq) Poll(wcs []verbs.WC) int {
 	if c.flag.Load() {
 		c.control()
 	}
-	if c.next != 0 && c.clock >= c.next {
-		c.timers()
-	}
 	c.transmit()
 	n := c.receive(wcs)
+	if c.due() {
+		c.timers()
+	}
 	c.transmit()
 	return n + c.serve(wcs[n:])
 }
@@ -343,6 +346,19 @@ func (c *cq) wakeBy(t int64) {
 	if c.next == 0 || t < c.next {
 		c.next = t
 	}
+}
+
+// due tells whether timers has to run: when all that has arrived was looked at,
+// since it may be what they wait for, or else after some Polls.
+func (c *cq) due() bool {
+	if c.next == 0 || c.clock < c.next {
+		return false
+	}
+	if c.late++; !c.drained && c.late < patience {
+		return false
+	}
+	c.late = 0
+	return true
 }
 
 // timers looks after the connections whose time has come.

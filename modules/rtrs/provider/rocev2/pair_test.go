@@ -113,15 +113,6 @@ func (e *end) next(others ...*end) verbs.WC {
 	return wc
 }
 
-// pass lets time go by while the ends are polled.
-func pass(d time.Duration, ends ...*end) {
-	for stop := time.Now().Add(d); time.Now().Before(stop); time.Sleep(100 * time.Microsecond) {
-		for _, e := range ends {
-			e.poll()
-		}
-	}
-}
-
 // join connects c to s.
 func join(t testing.TB, c, s *end) {
 	t.Helper()

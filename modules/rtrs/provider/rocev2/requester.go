@@ -60,6 +60,7 @@ type requester struct {
 	credit            int32
 
 	timeout       int64 // until the next retry
+	floor         int64 // of timeout
 	srtt, rttvar  int64
 	timed         bool // the packet before timedPSN is timed
 	timedPSN      uint32
@@ -75,7 +76,7 @@ func (r *requester) init(q *qp, psn uint32, limit int32) {
 	r.reads = make([]uint32, q.ord)
 	r.limit = limit
 	r.window, r.threshold = firstWindow, r.limit
-	r.timeout = firstTimeout
+	r.timeout, r.floor = firstTimeout, minTimeout
 }
 
 // windowLimit is the widest window towards a peer whose receive buffer is as
@@ -360,7 +361,7 @@ func (r *requester) measured(rtt int64) {
 		r.rttvar += (max(rtt-r.srtt, r.srtt-rtt) - r.rttvar) / 4
 		r.srtt += (rtt - r.srtt) / 8
 	}
-	r.timeout = min(max(r.srtt+4*r.rttvar, minTimeout), maxTimeout)
+	r.timeout = max(min(r.srtt+4*r.rttvar, maxTimeout), r.floor)
 }
 
 // open widens the window after n packets have arrived.
