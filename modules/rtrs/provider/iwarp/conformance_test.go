@@ -14,6 +14,7 @@ import (
 // CRC and large frames, without CRC and with frames so small that most
 // messages are segmented, and as with a foreign peer, without immediates.
 func TestConformance(t *testing.T) {
+	verbstest.Patience = 10 * time.Second
 	configs := map[string]Config{
 		"default":                   DefaultConfig(),
 		"small frames, without CRC": {MULPDU: 1436},
@@ -26,10 +27,10 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// The suite waits for 5 s; a peer that goes while it is not read from is noticed
-// only when its message has waited in vain.
+// A peer that goes while it is not read from is noticed only when its message has
+// waited in vain: that is before the suite's patience ends.
 func fabric(t *testing.T, cfg Config) verbstest.Fabric {
-	cfg.RNRTimeout = 2 * time.Second
+	cfg.RNRTimeout = 4 * time.Second
 	f := verbstest.Fabric{
 		Client:  openDevice(t, cfg),
 		Server:  openDevice(t, cfg),

@@ -312,6 +312,8 @@ func (q *qp) expire(now int64) {
 	case q.end.state == endTerminating:
 		q.hangUp(q.end.status, q.end.cause)
 	case q.end.state != endNone:
+	case q.rnrSince != 0 && q.rqHead != q.rqTail:
+		q.cq.activate(q) // the receive is there
 	case q.rnrSince != 0 && q.hangup:
 		q.peerGone(io.EOF)
 	case q.rnrSince != 0:

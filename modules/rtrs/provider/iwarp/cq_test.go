@@ -216,13 +216,12 @@ func TestDisconnectWakesASleepingOwner(t *testing.T) {
 	wg.Go(func() { s.sleepUntil(gone(s)) })
 	wg.Go(func() { c.sleepUntil(gone(c)) })
 	time.Sleep(10 * time.Millisecond)
-	start := time.Now()
 	for range 4 {
 		wg.Go(c.qp.Disconnect)
 	}
 	wg.Wait()
-	if !gone(c)() || !gone(s)() || time.Since(start) > time.Second {
-		t.Errorf("%+v %+v after %s", c.wcs, s.wcs, time.Since(start))
+	if !gone(c)() || !gone(s)() {
+		t.Errorf("%+v %+v", c.wcs, s.wcs)
 	}
 }
 
@@ -394,8 +393,14 @@ func TestSocketOptions(t *testing.T) {
 				t.Errorf("%s is %d, %v", name, got, err)
 			}
 		}
-		if n, err := unix.GetsockoptInt(e.q().fd, unix.SOL_SOCKET, unix.SO_SNDBUF); n < sendWaiting || n >= sendMost || (n-sendWaiting)%sendRate != 0 || err != nil {
-			t.Errorf("send buffer of %d bytes to a near peer, %v", n, err)
+		n, err := unix.GetsockoptInt(e.q().fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+		info, ierr := unix.GetsockoptTCPInfo(e.q().fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err != nil || ierr != nil {
+			t.Fatal(err, ierr)
+		}
+		most := sendBufferFor(time.Duration(info.Min_rtt) * time.Microsecond) // the least may have become less
+		if n < sendWaiting*3/4 || most < sendMost && n > max(most, sendMost/2) {
+			t.Errorf("send buffer of %d bytes to a peer %d us away", n, info.Min_rtt)
 		}
 		if fl, _ := unix.FcntlInt(uintptr(e.q().fd), unix.F_GETFL, 0); fl&unix.O_NONBLOCK == 0 {
 			t.Error("socket blocks")
@@ -410,6 +415,22 @@ func TestSendBufferFor(t *testing.T) {
 	} {
 		if got := sendBufferFor(rtt); got != want {
 			t.Errorf("%v: %d KiB, want %d", rtt, got>>10, want>>10)
+		}
+	}
+}
+
+// A limit that cannot be had would cost more than none.
+func TestSendBufferThatTheKernelCuts(t *testing.T) {
+	for _, c := range []struct {
+		most int
+		rtt  time.Duration
+		want bool
+	}{
+		{2 * 212992, 0, true}, {2 * 212992, 25 * time.Microsecond, true}, {2 * 212992, 100 * time.Microsecond, false},
+		{2 * 212992, 500 * time.Microsecond, false}, {8 << 20, 500 * time.Microsecond, true},
+	} {
+		if got := fitsBelow(c.most, sendBufferFor(c.rtt)); got != c.want {
+			t.Errorf("%d bytes at most, %v: %t", c.most, c.rtt, got)
 		}
 	}
 }
