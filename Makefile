@@ -8,6 +8,10 @@ PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server nbd-clien
 BIN      := $(CURDIR)/bin
 RESULTS  := $(CURDIR)/.cache/test-results
 
+# Another apt may be at work: for the lock of the index apt does not wait.
+APT_UPDATE  := for i in 1 2 3 4 5 6 7 8 9 10; do apt-get update -qq && break; [ $$i -lt 10 ] && sleep 6; done
+APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o DPkg::Lock::Timeout=600
+
 export CGO_ENABLED ?= 0
 .DEFAULT_GOAL := help
 
@@ -42,7 +46,7 @@ tools-for-test:
 	if [ -n "$$missing" ]; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			echo "installing the clients and peers of the tests:$$missing"; \
-			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(PACKAGES) >/dev/null; \
+			{ $(APT_UPDATE); } && $(APT_INSTALL) $(PACKAGES) >/dev/null; \
 		else echo "not installed, so their tests are left out:$$missing"; fi; fi
 
 test-modules: ## unit and in-process tests of every module, with the race detector
@@ -70,7 +74,7 @@ soak: build tools-for-soak ## the long form of it, hours on a slow machine; a pa
 
 tools-for-soak:
 	@command -v stress-ng >/dev/null || if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends stress-ng >/dev/null; \
+		{ $(APT_UPDATE); } && $(APT_INSTALL) --no-install-recommends stress-ng >/dev/null; \
 	else echo "not installed, so its test is left out: stress-ng"; fi
 
 test-kernel-full: build ## the long form of it

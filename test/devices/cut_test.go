@@ -93,7 +93,7 @@ func newCutRig(t *testing.T, s *stack, target cutTarget) *cutRig {
 		r.medium.mkfs("mkfs.ext4", "-q", "-F", "-b", "4096", "-J", "size=4")
 	}
 	r.medium.powerOn()
-	t.Cleanup(func() { exec.Command("umount", r.serverDir).Run() })
+	t.Cleanup(func() { takeAway(t, r.serverDir, func() bool { return mounted(r.serverDir) }, "umount", r.serverDir) })
 	if r.image {
 		mountExt4(t, mediumNode, r.serverDir)
 		f, err := os.Create(r.exported())
@@ -106,7 +106,7 @@ func newCutRig(t *testing.T, s *stack, target cutTarget) *cutRig {
 	r.device, r.node = d.Name, node
 	if r.file {
 		run(t, "mkfs.ext4", "-q", "-F", "-J", "size=4", node)
-		t.Cleanup(func() { exec.Command("umount", r.clientDir).Run() })
+		t.Cleanup(func() { takeAway(t, r.clientDir, func() bool { return mounted(r.clientDir) }, "umount", r.clientDir) })
 		mountExt4(t, node, r.clientDir)
 		run(t, "dd", "if=/dev/zero", "of="+r.written(), "bs=1M", "count=8", "conv=fsync") // so that to overwrite it is to write with FUA alone
 	}

@@ -37,9 +37,10 @@ func testKills(t *testing.T, s *stack) {
 				pauses = append(pauses, time.Since(at).Round(10*time.Millisecond))
 			}
 			end()
-			if now, err := s.client.Device(d.Name); err != nil || now.Endpoint != node || now.State != "open" {
-				t.Errorf("the disk is %s at %q, %v; want %s", now.GetState(), now.GetEndpoint(), err, node)
-			}
+			eventually(t, "the disk is open at "+node, func() bool {
+				now, err := s.client.Device(d.Name)
+				return err == nil && now.Endpoint == node && now.State == "open"
+			})
 			slices.Sort(pauses)
 			t.Logf("%d kills; until there was as much I/O again as may be in flight: median %s, longest %s", len(pauses), pauses[len(pauses)/2], pauses[len(pauses)-1])
 		})

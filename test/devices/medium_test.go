@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rnbd-go/rnbd/test/devices/writelog"
 )
@@ -43,7 +44,9 @@ func newMedium(t *testing.T, size int) *medium {
 	t.Setenv("DM_DISABLE_UDEV", "1") // dmsetup has to make the node
 	m := &medium{t: t, disk: "/dev/ram2", log: "/dev/ram3", durable: make([]byte, size)}
 	m.restore()
-	t.Cleanup(func() { attempt("dmsetup", "remove", mediumName) })
+	t.Cleanup(func() {
+		takeAway(t, mediumNode, func() bool { _, err := os.Lstat(mediumNode); return err == nil }, "dmsetup", "remove", mediumName)
+	})
 	return m
 }
 
@@ -108,6 +111,23 @@ func unmount(t *testing.T, dir string) {
 	t.Helper()
 	eventually(t, dir+" is unmounted", func() bool {
 		_, err := attempt("umount", dir)
-		return err == nil || !strings.Contains(readFile("/proc/mounts"), " "+filepath.Clean(dir)+" ")
+		return err == nil || !mounted(dir)
 	})
+}
+
+func mounted(dir string) bool {
+	return strings.Contains(readFile("/proc/mounts"), " "+filepath.Clean(dir)+" ")
+}
+
+// takeAway is for the end of a test, where a server may close a disk later than its
+// client: it runs a command until what is gone.
+func takeAway(t *testing.T, what string, there func() bool, argv ...string) {
+	t.Helper()
+	var err error
+	for end := time.Now().Add(30 * time.Second); there(); time.Sleep(200 * time.Millisecond) {
+		if _, err = attempt(argv...); err != nil && time.Now().After(end) {
+			t.Errorf("%s is left: %v", what, err)
+			return
+		}
+	}
 }

@@ -5,8 +5,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/rnbd-go/rnbd/test/kernelvm/vm"
 	"github.com/rnbd-go/rnbd/test/lab"
@@ -191,11 +193,6 @@ func (c cell) set(t testing.TB) *bench {
 		b.c = k
 	} else {
 		o := &ourClient{at: c.ours(g), fabric: c.fabric, addr: addr(c.client), flags: c.flags}
-		if c.to == kernel && c.invalidate {
-			// rxe loses the path when it has to repeat an answer, and on a busy
-			// machine it does: see docs/protocol/rocev2.md, "Linux and adapters".
-			o.flags = append([]string{"--loss", "queue:60s"}, o.flags...)
-		}
 		o.start(t)
 		b.c = o
 	}
@@ -208,7 +205,7 @@ func (c cell) set(t testing.TB) *bench {
 func meetNeighbours(t testing.TB, g *vm.Guest, addrs ...string) {
 	t.Helper()
 	for _, a := range addrs {
-		g.Run(t, "bash", "-c", `echo > /dev/udp/$0/9; for i in {1..200}; do ip neigh show to $0 | grep -q lladdr && exit; sleep 0.05; done; exit 1`, a)
+		g.Run(t, "bash", "-c", `for i in {1..200}; do echo > /dev/udp/$0/9; ip neigh show to $0 | grep -q lladdr && exit; sleep 0.05; done; exit 1`, a)
 	}
 }
 
@@ -230,6 +227,47 @@ func (b *bench) mapDisk(t testing.TB, access string, links ...int) disk {
 		t.Fatalf("map %s: %v", access, err)
 	}
 	return d
+}
+
+// unmap takes the only disk away, and waits for the server's end of the session: until
+// then its name is taken.
+func (b *bench) unmap(t *testing.T, d disk) {
+	t.Helper()
+	b.c.Unmap(t, d)
+	eventually(t, time.Minute, "no session is left", func() bool { return b.s.Sessions(t) == 0 })
+}
+
+// repeat does again what the loss of a path has made fail, at most twice: a kernel client
+// lets no request wait for a path.
+func (b *bench) repeat(t *testing.T, d disk, do func() error) (err error) {
+	t.Helper()
+	if b.from != kernel {
+		return do()
+	}
+	for range 3 {
+		before := b.c.Reconnects(t, "s")
+		err = do()
+		if err == nil || !strings.Contains(strings.ToLower(err.Error()), "input/output error") {
+			return err
+		}
+		whole := func() bool { return b.connected(t) == len(b.c.Paths(t, "s")) }
+		if whole() && b.c.Reconnects(t, "s") == before {
+			return err
+		}
+		t.Logf("a path was lost: %v", err)
+		eventually(t, 2*time.Minute, "the device is open again", func() bool { return whole() && b.c.State(t, d) == "open" })
+	}
+	return err
+}
+
+// connected counts the paths of session "s" that are.
+func (b *bench) connected(t testing.TB) (n int) {
+	for _, s := range b.c.Paths(t, "s") {
+		if s == "connected" {
+			n++
+		}
+	}
+	return n
 }
 
 func (b *bench) mapping(access string, links ...int) mapping {

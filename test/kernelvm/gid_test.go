@@ -43,7 +43,7 @@ func mapAt(t *testing.T, b *bench, addr string, gid bool, shown string) {
 	} else if _, err := b.c.Exercise(t.Context(), d, "--for", "1s"); err != nil { // over the IP address that it is
 		t.Error(err)
 	}
-	b.c.Unmap(t, d)
+	b.unmap(t, d)
 }
 
 // lostGIDs: neither client finds one that no device has. The kernel's finds none at all over

@@ -40,8 +40,8 @@ func TestIBVerbs_Matrix(t *testing.T) {
 				}
 				t.Run("fio", func(t *testing.T) { fioVerify(t, b) })
 			}
-			// Last, since the server that it starts ends with it. As in
-			// TestServerRestart: with it, our client waits for a kernel server.
+			// Last, since the server that it starts ends with it. The cells are
+			// those of TestServerRestart.
 			if c.invalidate == (c.to == ours) {
 				t.Run("server restart", func(t *testing.T) { restart(t, b) })
 			}
@@ -75,7 +75,7 @@ func (p residentPlace) local(argv []string) []string {
 	case "server run":
 		argv = append(argv, "--io-plugin", "fileio="+residentDir+"/io-fileio")
 	case "client run":
-		argv = append(argv, "--frontend-plugin", "nbd="+residentDir+"/frontend-nbd", "--frontend", "nbd-socket")
+		argv = append(argv, "--frontend-plugin", "nbd="+residentDir+"/frontend-nbd")
 	}
 	return argv
 }

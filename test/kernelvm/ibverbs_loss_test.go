@@ -48,7 +48,5 @@ func TestIBVerbs_LinkLossAndIdle(t *testing.T) {
 	if rest := 42*time.Second - time.Since(begin); rest > 0 {
 		time.Sleep(rest)
 	}
-	for _, l := range all {
-		l.end(t)
-	}
+	endAll(t, all)
 }

@@ -2,8 +2,11 @@ package kernelvm
 
 import (
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/rnbd-go/rnbd/test/kernelvm/vm"
 )
 
 // eventually waits until done, or fails the test.
@@ -54,9 +57,7 @@ func TestLinkLossAndIdle(t *testing.T) {
 			if rest := 45*time.Second - time.Since(begin); rest > 0 {
 				time.Sleep(rest)
 			}
-			for _, l := range all {
-				l.end(t)
-			}
+			endAll(t, all)
 		})
 	}
 }
@@ -67,6 +68,7 @@ type lossy struct {
 	t          testing.TB
 	busy, idle disk
 	work       process
+	silence    func() time.Duration // the guest's longest
 }
 
 func startLossy(t testing.TB, c cell) *lossy {
@@ -76,7 +78,7 @@ func startLossy(t testing.TB, c cell) *lossy {
 
 func lossyOn(t testing.TB, b *bench) *lossy {
 	t.Helper()
-	l := &lossy{b: b, t: t}
+	l := &lossy{b: b, t: t, silence: watchSilence(t, b.g)}
 	l.busy = l.b.mapDisk(t, "rw", 0, fast)
 	idle := l.b.mapping("ro", fast)
 	idle.session = "idle"
@@ -88,27 +90,55 @@ func lossyOn(t testing.TB, b *bench) *lossy {
 	return l
 }
 
-// connected counts the paths of the busy session.
-func (l *lossy) connected() (n int) {
-	for _, s := range l.b.c.Paths(l.t, "s") {
-		if s == "connected" {
-			n++
+// watchSilence measures until the end of the test how long the guest does not answer.
+func watchSilence(t testing.TB, g *vm.Guest) (longest func() time.Duration) {
+	var most atomic.Int64
+	go func() {
+		for t.Context().Err() == nil {
+			begin := time.Now()
+			_, _ = g.Read("/proc/uptime")
+			most.Store(max(most.Load(), int64(time.Since(begin))))
+			time.Sleep(200 * time.Millisecond)
 		}
+	}()
+	return func() time.Duration { return time.Duration(most.Load()) }
+}
+
+// connected counts the paths of the busy session.
+func (l *lossy) connected() int { return l.b.connected(l.t) }
+
+// endAll ends the work of all before it looks at any: to stop, each reads its disk.
+func endAll(t *testing.T, all []*lossy) {
+	for _, l := range all {
+		l.work.Terminate()
 	}
-	return n
+	for _, l := range all {
+		l.end(t)
+	}
 }
 
 func (l *lossy) end(t *testing.T) {
-	l.work.Stop()
-	if err := l.work.Wait(time.Minute); err != nil {
+	if err := l.work.Wait(3 * time.Minute); err != nil {
 		t.Errorf("%s: %v", l.b, err)
 	}
 	t.Logf("%s: %s", l.b, strings.TrimSpace(l.work.Output()))
-	if s := l.b.c.Paths(t, "idle"); len(s) != 1 || s[0] != "connected" || l.b.c.Reconnects(t, "idle") != 0 {
-		t.Errorf("%s: the idle session has paths %v, and was reconnected %d times", l.b, s, l.b.c.Reconnects(t, "idle"))
-	}
+	l.checkIdle(t)
 	l.b.c.Unmap(t, l.busy)
 	l.b.c.Unmap(t, l.idle)
+}
+
+// checkIdle: the idle path was never lost. Only a guest that was silent for 4 s may lose
+// one; as measured, which is coarse, half of that.
+func (l *lossy) checkIdle(t *testing.T) {
+	s, n, silent := l.b.c.Paths(t, "idle"), l.b.c.Reconnects(t, "idle"), l.silence()
+	if len(s) == 1 && s[0] == "connected" && n == 0 {
+		return
+	}
+	report := t.Errorf
+	if silent > 2*time.Second {
+		report = t.Logf
+	}
+	report("%s: the idle session has paths %v, and was reconnected %d times; the guest was silent for %s at most", l.b, s, n, silent)
 }
 
 // The server goes away in order and comes back: the device is closed meanwhile and
@@ -116,7 +146,8 @@ func (l *lossy) end(t *testing.T) {
 func TestServerRestart(t *testing.T) {
 	for _, col := range columns {
 		for _, pair := range [][2]side{{kernel, ours}, {ours, kernel}} {
-			// Without always_invalidate our client does not wait for a kernel server.
+			// Here our client does not wait for a path, and with always_invalidate a
+			// kernel server may lose one: see ourClient.Map.
 			c := cell{column: col, from: pair[0], to: pair[1], invalidate: pair[1] == ours}
 			t.Run(c.String(), func(t *testing.T) { restart(t, c.set(t)) })
 		}
@@ -124,7 +155,12 @@ func TestServerRestart(t *testing.T) {
 }
 
 func restart(t *testing.T, b *bench) {
-	d := b.mapDisk(t, "rw", 0, fast)
+	m := b.mapping("rw", 0, fast)
+	m.loss = "fail"
+	d, err := b.c.Map(t.Context(), m)
+	if err != nil {
+		t.Fatalf("map: %v", err)
+	}
 	if _, err := b.c.Exercise(t.Context(), d, "--for", "1s"); err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +172,9 @@ func restart(t *testing.T, b *bench) {
 	}
 	b.s.Start(t)
 	for path := range 2 {
-		b.c.Reconnect(t, "s", path)
+		eventually(t, 90*time.Second, "path is reconnected", func() bool {
+			return b.c.TryReconnect(t, "s", path) == nil || b.c.Paths(t, "s")[path] == "connected"
+		})
 	}
 	eventually(t, 90*time.Second, "device is open", func() bool { return b.c.State(t, d) == "open" })
 	got, err := b.c.Exercise(t.Context(), d, "--read")

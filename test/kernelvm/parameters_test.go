@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"os"
 	"testing"
+	"time"
 )
 
 // Attributes of messages of the connection manager.
@@ -13,19 +14,18 @@ const (
 	attrREP = 0x13
 )
 
-// connects are the messages with an attribute in a capture, without their headers:
+// connects are the messages with an attribute in a capture so far, without their headers:
 // offsets count from the byte 24 of the management datagram, as in
 // docs/protocol/rocev2.md.
 func (r *recording) connects(t *testing.T, attribute uint16) (all [][]byte) {
 	t.Helper()
-	r.stop()
 	b, err := os.ReadFile(r.file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	const ethernet, ipv4, udp, bth, deth = 14, 20, 8, 12, 8
 	const mad = ethernet + ipv4 + udp + bth + deth
-	for b = b[24:]; len(b) >= 16; {
+	for b = b[min(24, len(b)):]; len(b) >= 16; {
 		n := 16 + int(binary.LittleEndian.Uint32(b[8:]))
 		if n > len(b) {
 			break
@@ -45,10 +45,12 @@ func TestConnectParameters(t *testing.T) {
 	for _, pair := range [][2]side{{ours, kernel}, {kernel, ours}} {
 		b := cell{column: rocev2, from: pair[0], to: pair[1], invalidate: true}.set(t)
 		b.c.Unmap(t, b.mapDisk(t, "rw", fast))
-		reqs, reps := b.records[fast].connects(t, attrREQ), b.records[fast].connects(t, attrREP)
-		if len(reqs) < 3 || len(reps) < 3 {
-			t.Fatalf("%d REQs and %d REPs were captured", len(reqs), len(reps))
-		}
+		var reqs, reps [][]byte
+		eventually(t, 30*time.Second, "three REQs and REPs are captured", func() bool {
+			reqs, reps = b.records[fast].connects(t, attrREQ), b.records[fast].connects(t, attrREP)
+			return len(reqs) >= 3 && len(reps) >= 3
+		})
+		b.records[fast].stop()
 		t.Run("R-002 private data, from "+string(pair[0]), func(t *testing.T) {
 			for _, m := range reqs {
 				if consumer := m[140+36:]; len(consumer) < 56 || !bytes.Equal(consumer[:6], []byte{0, 0, 0xbd, 0x1b, 0, 2}) {

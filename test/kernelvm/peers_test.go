@@ -35,8 +35,8 @@ type client interface {
 	Addr(link int) string
 	// Paths are the states of a session's paths, in order.
 	Paths(t testing.TB, session string) []string
-	// Reconnect asks for a path to be connected now.
-	Reconnect(t testing.TB, session string, path int)
+	// TryReconnect asks for a path to be connected now.
+	TryReconnect(t testing.TB, session string, path int) error
 	// Reconnects counts how often paths of a session were connected again.
 	Reconnects(t testing.TB, session string) int
 	State(t testing.TB, d disk) string
@@ -52,6 +52,7 @@ type mapping struct {
 	port                  int    // default 1234
 	from                  string // address of the client; empty: its own on the link
 	gid                   bool   // addresses are given as GIDs
+	loss                  string // of our client; empty: requests wait for a path
 }
 
 // path is the two ends of one over a link, as both clients read them.
@@ -185,9 +186,9 @@ func (c *kernelClient) Paths(t testing.TB, session string) (states []string) {
 	return states
 }
 
-func (c *kernelClient) Reconnect(t testing.TB, session string, path int) {
+func (c *kernelClient) TryReconnect(t testing.TB, session string, path int) error {
 	t.Helper()
-	c.g.WriteFile(t, c.pathDirs(t, session)[path]+"/reconnect", "1")
+	return c.g.Write(c.pathDirs(t, session)[path]+"/reconnect", "1")
 }
 
 func (c *kernelClient) Reconnects(t testing.TB, session string) (n int) {
@@ -255,12 +256,15 @@ func (s *ourServer) Sum(t testing.TB) string {
 func (s *ourServer) Sessions(t testing.TB) int {
 	t.Helper()
 	var all []struct{}
-	out := run(t, s.at, rnbdPath, "--socket", s.socket(), "--output", "json", "server", "session", "list")
+	out := run(t, s.at, rnbdPath, "--timeout", cliLimit, "--socket", s.socket(), "--output", "json", "server", "session", "list")
 	if err := json.Unmarshal([]byte(out), &all); err != nil {
 		t.Fatalf("session list: %v\n%s", err, out)
 	}
 	return len(all)
 }
+
+// cliLimit is for commands of ours in a guest.
+const cliLimit = "3m"
 
 // up waits until a daemon answers.
 func up(t testing.TB, at place, p process, kind, socket string) {
@@ -294,7 +298,7 @@ func (c *ourClient) start(t testing.TB) {
 	t.Helper()
 	c.dir = strings.TrimSpace(run(t, c.at, "mktemp", "-d", "/tmp/rnbdkvXXXXXX"))
 	t.Cleanup(func() { run(t, c.at, "rm", "-r", c.dir) })
-	args := []string{rnbdPath, "client", "run", "--socket", c.dir + "/client.sock", "--nbd-listen", "unix:" + c.dir + "/nbd.sock"}
+	args := []string{rnbdPath, "client", "run", "--socket", c.dir + "/client.sock", "--frontend", "nbd-socket", "--nbd-listen", "unix:" + c.dir + "/nbd.sock"}
 	c.proc = c.at.Start(t, append(args, c.flags...)...)
 	t.Cleanup(func() {
 		c.proc.Stop()
@@ -308,7 +312,7 @@ func (c *ourClient) start(t testing.TB) {
 // cli runs a command of our client; the answer is JSON. An errno of the
 // daemon is in the chain of the error.
 func (c *ourClient) cli(ctx context.Context, answer any, args ...string) error {
-	argv := append([]string{rnbdPath, "--socket", c.dir + "/client.sock", "--output", "json", "client"}, args...)
+	argv := append([]string{rnbdPath, "--timeout", cliLimit, "--socket", c.dir + "/client.sock", "--output", "json", "client"}, args...)
 	out, err := c.at.Try(ctx, argv...)
 	if err != nil {
 		var said struct {
@@ -333,7 +337,13 @@ func (c *ourClient) Map(ctx context.Context, r mapping) (disk, error) {
 		kind, addr, _ := strings.Cut(dst, ":")
 		args = append(args, fmt.Sprintf("%s@%s:[%s]:%d%%%s", src, kind, addr, r.port, c.fabric))
 	}
-	args = append(args, "--session", r.session)
+	loss := r.loss
+	if loss == "" {
+		// A stalled machine loses paths, and rxe does when it has to repeat an answer:
+		// see docs/protocol/rocev2.md, "Linux and adapters".
+		loss = "queue:60s"
+	}
+	args = append(args, "--session", r.session, "--loss", loss)
 	if r.access != "" {
 		args = append(args, "--access", r.access)
 	}
@@ -390,11 +400,9 @@ func (c *ourClient) paths(t testing.TB, session string) (paths []pathInfo) {
 	return paths
 }
 
-func (c *ourClient) Reconnect(t testing.TB, session string, path int) {
+func (c *ourClient) TryReconnect(t testing.TB, session string, path int) error {
 	t.Helper()
-	if err := c.cli(t.Context(), nil, "path", "reconnect", session, fmt.Sprint(c.paths(t, session)[path].ID)); err != nil {
-		t.Fatalf("reconnect: %v", err)
-	}
+	return c.cli(t.Context(), nil, "path", "reconnect", session, fmt.Sprint(c.paths(t, session)[path].ID))
 }
 
 func (c *ourClient) Reconnects(t testing.TB, session string) (n int) {

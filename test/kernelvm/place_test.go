@@ -24,6 +24,7 @@ type place interface {
 
 // process runs in a place until it is stopped, or the test ends.
 type process interface {
+	Terminate() // asks it to end
 	Stop()
 	Kill()
 	Wait(limit time.Duration) error
@@ -128,9 +129,12 @@ func (p *hostProcess) Wait(limit time.Duration) error {
 	}
 }
 
+// Terminate asks it to end.
+func (p *hostProcess) Terminate() { _ = p.cmd.Process.Signal(syscall.SIGTERM) } // it may have ended
+
 // Stop lets it end in order, and kills it if it does not.
 func (p *hostProcess) Stop() {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+	p.Terminate()
 	if errors.Is(p.Wait(30*time.Second), context.DeadlineExceeded) {
 		p.Kill()
 	}

@@ -45,7 +45,7 @@ func filesystem(t *testing.T, b *bench) {
 	if !strings.Contains(out, "random: OK") {
 		t.Errorf("output:\n%s", out)
 	}
-	b.c.Unmap(t, d)
+	b.unmap(t, d)
 }
 
 // fio writes and verifies, many requests at a time.
@@ -63,11 +63,15 @@ func TestFioVerify(t *testing.T) {
 
 func fioVerify(t *testing.T, b *bench) {
 	d := b.mapDisk(t, "rw", 0, fast)
-	out, err := b.c.Fio(timeout(t, 3*time.Minute), d, "--rw=randrw", "--bsrange=4k-128k", "--iodepth=32", "--size=16m",
-		"--verify=crc32c", "--verify_fatal=1", "--verify_backlog=64", "--do_verify=1",
-		"--time_based", fmt.Sprintf("--runtime=%d", seconds(10, 60)))
+	var out string
+	err := b.repeat(t, d, func() (err error) {
+		out, err = b.c.Fio(timeout(t, 3*time.Minute), d, "--rw=randrw", "--bsrange=4k-128k", "--iodepth=32", "--size=16m",
+			"--verify=crc32c", "--verify_fatal=1", "--verify_backlog=64", "--do_verify=1",
+			"--time_based", fmt.Sprintf("--runtime=%d", seconds(10, 60)))
+		return err
+	})
 	if err != nil {
 		t.Errorf("fio: %v\n%s", err, out)
 	}
-	b.c.Unmap(t, d)
+	b.unmap(t, d)
 }

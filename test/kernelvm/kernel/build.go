@@ -22,26 +22,15 @@ var dependsOnImage = regexp.MustCompile(`(?m)Depends: linux-image-(\S+-amd64)$`)
 
 // packages asks apt for the packages of the series, which all have one version.
 func packages() (pkgs, error) {
-	ask := func() (string, error) {
-		out, err := exec.Command("apt-cache", "depends", "linux-image-"+series+"-amd64").Output()
-		m := dependsOnImage.FindSubmatch(out)
-		if err == nil && m == nil {
-			err = errors.New("it depends on no image")
-		}
-		if err != nil {
-			return "", fmt.Errorf("package linux-image-%s-amd64: %w", series, err)
-		}
-		return string(m[1]), nil
-	}
-	release, err := ask()
-	if err != nil && os.Getuid() == 0 {
-		if err = command("", "apt-get", "update", "-qq"); err == nil {
-			release, err = ask()
-		}
+	out, err := exec.Command("apt-cache", "depends", "linux-image-"+series+"-amd64").Output()
+	m := dependsOnImage.FindSubmatch(out)
+	if err == nil && m == nil {
+		err = errors.New("it depends on no image")
 	}
 	if err != nil {
-		return pkgs{}, err
+		return pkgs{}, fmt.Errorf("package linux-image-%s-amd64: %w", series, err)
 	}
+	release := string(m[1])
 	version := strings.TrimSuffix(release, "-amd64")
 	return pkgs{
 		release: release,
@@ -55,16 +44,24 @@ type builder struct {
 	dir, release, root string
 }
 
+func (b builder) deb() string { return filepath.Join(b.dir, "deb") }
+
+// fetch downloads packages into dir, which is new then; if it fails, there is
+// none.
+func (b builder) fetch(names ...string) error {
+	if err := os.RemoveAll(b.dir); err != nil { // of a run that was broken off
+		return err
+	}
+	err := download(b.deb(), names...)
+	if err != nil {
+		os.RemoveAll(b.dir)
+	}
+	return err
+}
+
+// run makes of the packages what a guest needs.
 func (b builder) run(p pkgs) error {
-	deb := filepath.Join(b.dir, "deb")
-	if err := os.MkdirAll(deb, 0o755); err != nil {
-		return err
-	}
-	// As root apt wants to drop privileges, and then cannot write here.
-	get := append([]string{"-o", "APT::Sandbox::User=root", "download", "-qq"}, append(p.names, p.source)...)
-	if err := command(deb, "apt-get", get...); err != nil {
-		return err
-	}
+	deb := b.deb()
 	for _, name := range p.names {
 		if err := b.unpack(deb, name); err != nil {
 			return err

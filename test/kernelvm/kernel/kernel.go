@@ -64,20 +64,23 @@ func prepareIn(cache string) (Kernel, error) {
 	if dir, release, err := cached(cache, "-r"+recipe); err == nil {
 		return at(dir, release), nil
 	}
-	pkgs, err := packages()
+	var p pkgs
+	var b builder
+	err := withIndex(func() (err error) {
+		if p, err = packages(); err != nil {
+			return err
+		}
+		dir := filepath.Join(cache, p.release+"-r"+recipe)
+		b = builder{dir: dir, release: p.release, root: filepath.Join(dir, "root")}
+		return b.fetch(append(p.names, p.source)...)
+	})
 	if err != nil {
 		return Kernel{}, err
 	}
-	dir := filepath.Join(cache, pkgs.release+"-r"+recipe)
-	k := at(dir, pkgs.release)
-	if err := os.RemoveAll(dir); err != nil { // of a run that was broken off
-		return Kernel{}, err
+	if err := b.run(p); err != nil {
+		return Kernel{}, fmt.Errorf("kernel %s: %w", p.release, err)
 	}
-	b := builder{dir: dir, release: pkgs.release, root: filepath.Join(dir, "root")}
-	if err := b.run(pkgs); err != nil {
-		return Kernel{}, fmt.Errorf("kernel %s: %w", pkgs.release, err)
-	}
-	return k, complete(dir, pkgs.release)
+	return at(b.dir, p.release), complete(b.dir, p.release)
 }
 
 // complete marks dir as a kernel that may be used.
@@ -117,11 +120,14 @@ func lock(path string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// tools are programs that the lab and its scenarios run, with their packages.
+// tools are programs that the lab and its scenarios run, and files that they
+// need, with their packages.
 var tools = map[string]string{
 	"qemu-system-x86_64": "qemu-system-x86", "ip": "iproute2", "rdma": "iproute2", "modprobe": "kmod", "xz": "xz-utils",
 	"make": "make", "gcc": "gcc", "mke2fs": "e2fsprogs", "mkfs.xfs": "xfsprogs", "fio": "fio", "tcpdump": "tcpdump", "tshark": "tshark",
 	"dmsetup": "dmsetup", "mdadm": "mdadm", "sfdisk": "fdisk",
+	// for tests that are built for the guest
+	"/usr/include/stdio.h": "libc6-dev", "/usr/include/infiniband/verbs.h": "libibverbs-dev", "/usr/include/rdma/rdma_cma.h": "librdmacm-dev",
 }
 
 // installTools installs what is missing, when this is root's machine.
@@ -138,17 +144,21 @@ func installTools() error {
 	if os.Getuid() != 0 {
 		return fmt.Errorf("not installed: %s", strings.Join(missing, " "))
 	}
-	if err := command("", "apt-get", "update", "-qq"); err != nil {
+	if err := update(); err != nil {
 		return err
 	}
-	return command("", "apt-get", append([]string{"install", "-y", "-qq", "--no-install-recommends"}, missing...)...)
+	return command("", "apt-get", append([]string{"install", "-y", "-qq", "-o", "DPkg::Lock::Timeout=600", "--no-install-recommends"}, missing...)...)
 }
 
 func found(tool string) bool {
 	if _, err := exec.LookPath(tool); err == nil {
 		return true
 	}
-	_, err := os.Stat("/usr/sbin/" + tool)
+	path := tool
+	if !filepath.IsAbs(path) {
+		path = "/usr/sbin/" + tool
+	}
+	_, err := os.Stat(path)
 	return err == nil
 }
 

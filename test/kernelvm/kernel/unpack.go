@@ -14,17 +14,10 @@ func Unpack(pkg string) (root string, err error) {
 		if _, err := os.Stat(filepath.Join(dir, "complete")); err == nil {
 			return b.root, nil
 		}
-		deb := filepath.Join(dir, "deb")
-		if err := os.RemoveAll(dir); err != nil { // of a run that was broken off
+		if err := withIndex(func() error { return b.fetch(pkg) }); err != nil {
 			return "", err
 		}
-		if err := os.MkdirAll(deb, 0o755); err != nil {
-			return "", err
-		}
-		if err := command(deb, "apt-get", "-o", "APT::Sandbox::User=root", "download", "-qq", pkg); err != nil {
-			return "", err
-		}
-		if err := b.unpack(deb, pkg); err != nil {
+		if err := b.unpack(b.deb(), pkg); err != nil {
 			return "", err
 		}
 		return b.root, complete(dir, pkg)

@@ -61,12 +61,12 @@ func Boot(t testing.TB, c Config) *Guest {
 
 // bootAttempts: about one guest of ten crashes on its way up on a host that has
 // more to do than cores, before anything of a test runs.
-const bootAttempts = 3
+const bootAttempts = 5
 
 // Start starts a guest, for tests that share one. The caller stops it.
 func Start(c Config) (g *Guest, err error) {
 	for range bootAttempts {
-		if g, err = boot(c); !errors.Is(err, errNoAgent) {
+		if g, err = boot(c); !errors.Is(err, errNoAgent) && !errors.Is(err, errCrashed) {
 			break
 		}
 	}
@@ -95,6 +95,9 @@ func boot(c Config) (*Guest, error) {
 	g := &Guest{Kernel: k, dir: dir, calls: map[uint32]*call{}, gone: make(chan struct{})}
 	if err := g.start(c); err != nil {
 		err = fmt.Errorf("%w\n%s", err, tail(g.KernelLog(), 30))
+		if g.crashed() {
+			err = fmt.Errorf("%w: %w", errCrashed, err)
+		}
 		g.Stop()
 		return nil, err
 	}
@@ -200,7 +203,10 @@ func (g *Guest) connect() error {
 	}
 }
 
-var errNoAgent = errors.New("the guest's agent did not come up")
+var (
+	errNoAgent = errors.New("the guest's agent did not come up")
+	errCrashed = errors.New("the guest crashed on its way up")
+)
 
 // Stop ends the guest. It is cut off, not shut down: nothing of it lasts.
 func (g *Guest) Stop() {

@@ -121,7 +121,17 @@ func (g *Guest) ask(r wire.Request) (uint32, *call, error) {
 	r.ID = g.next
 	c := &call{done: make(chan struct{})}
 	g.calls[r.ID] = c
-	return r.ID, c, g.out.Encode(r)
+	if err := g.out.Encode(r); err != nil {
+		g.lost = fmt.Errorf("the guest is gone: %w", err)
+	}
+	return r.ID, c, g.lost
+}
+
+// crashed tells whether nothing can be asked any more.
+func (g *Guest) crashed() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.lost != nil
 }
 
 func (g *Guest) tell(r wire.Request) {
@@ -267,9 +277,12 @@ func (p *Process) Wait(limit time.Duration) error {
 	}
 }
 
+// Terminate asks it to end, by SIGTERM.
+func (p *Process) Terminate() { p.signal(syscall.SIGTERM) }
+
 // Stop ends it by SIGTERM, after half a minute by SIGKILL.
 func (p *Process) Stop() {
-	p.signal(syscall.SIGTERM)
+	p.Terminate()
 	if errors.Is(p.Wait(30*time.Second), context.DeadlineExceeded) {
 		p.Kill()
 	}
