@@ -57,6 +57,9 @@ func (l *link) establish(ctx context.Context) error {
 		release := func() {}
 		if cid == 0 {
 			release = l.path.session.takeTurn(ctx)
+			if l.path.later {
+				l.path.firstConn = !l.path.session.Connected()
+			}
 		}
 		err := l.dial(ctx, cid)
 		release()
@@ -211,7 +214,7 @@ func (l *link) checkResponse(cid int, private []byte) error {
 	if cid > 0 {
 		return nil
 	}
-	l.path.firstConn = true // any path may make the session from now on
+	l.path.firstConn, l.path.later = true, false // any path may make the session from now on
 	l.linkParams = linkParams{
 		queueDepth: int(rsp.QueueDepth()),
 		maxIOSize:  int(rsp.MaxIOSize()),

@@ -2,9 +2,12 @@ package rtrs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // What becomes of the requests of a lost path.
@@ -73,6 +76,7 @@ func (s *Session) fenceLost() {
 		case l.fencing != nil || l.path.connecting:
 		case !carrier.fences: // not the server that l was connected to
 			s.fenced(l)
+		case s.closed: // no memory for a FENCE; the end of the last path answers
 		default:
 			l.fencing = make(chan struct{})
 			go s.fence(l, carrier)
@@ -93,7 +97,7 @@ func (s *Session) fenceCarrier() *link {
 // fence asks the server on carrier to close the path of l, and waits.
 func (s *Session) fence(l, carrier *link) {
 	err := s.sendFence(l, carrier)
-	if err != nil && !carrier.lost() {
+	if err != nil && !carrier.lost() && !errors.Is(err, verbs.ErrClosed) { // that would be the session
 		carrier.fail(fmt.Errorf("FENCE of path %s: %w", l.path.addr, err))
 	}
 	s.mu.Lock()
@@ -170,7 +174,7 @@ func (s *Session) endConnect(p *path, accepted bool) {
 		}
 	}
 	s.fenceLost()
-	if !accepted { // else the path's goroutine publishes, after its own news
+	if !accepted { // else the path's goroutine publishes, with its own news
 		s.publishLocked()
 	}
 }

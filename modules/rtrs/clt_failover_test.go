@@ -98,6 +98,7 @@ func TestFailedOverReadNamesTheMemoryOfItsNewDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := held.next(t)
+	refuse(net, a)
 	net.Cut(cltA, a.addr.Addr())
 	again := held.next(t)
 	if again.Desc.Key == first.Desc.Key {

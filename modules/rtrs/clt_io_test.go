@@ -548,9 +548,9 @@ func TestR092_AnyArrivalKeepsTheClientsPathAlive(t *testing.T) {
 		s.onHB = func(*scriptedConn) bool { return false }
 	})
 	c := cltOpen(t, []PathAddr{pathTo(net.Device("client"), cltA, srvA)}, func(cfg *ClientConfig) {
-		cfg.Timing.Heartbeat, cfg.Timing.HeartbeatMisses = 50*time.Millisecond, 1
+		cfg.Timing.Heartbeat, cfg.Timing.HeartbeatMisses = 100*time.Millisecond, 9 // silence ends it after 1.1 s at least
 	})
-	for end := time.Now().Add(400 * time.Millisecond); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		s.do(func() { s.last(2).imm(5 << 28) })
 	}
 	if p := c.Paths()[0]; p.State != PathConnected || p.Stats.Reconnects != 0 {
@@ -608,17 +608,25 @@ func TestAdminWaitsForAPermit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	short, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-	defer cancel()
-	if err := c.AdminWrite(short, []byte("no")); err == nil {
-		t.Fatal("AdminWrite did not wait for a permit")
-	}
-	result := make(chan error)
-	go func() { result <- c.AdminWrite(cltContext(t), []byte("yes")) }()
-	eventually(t, "the admin request waits", func() (ok bool) {
-		_ = c.Queue(0).poller.Call(cltContext(t), func() { ok = len(c.queues[0].waiting) == 2 })
+	eventually(t, "all requests have arrived", func() (ok bool) {
+		s.do(func() { ok = len(held) == 8 })
 		return ok
 	})
+	result := make(chan error)
+	write := func(ctx context.Context, waiting int) {
+		go func() { result <- c.AdminWrite(ctx, []byte("u")) }()
+		eventually(t, "the admin request waits", func() (ok bool) {
+			_ = c.Queue(0).poller.Call(cltContext(t), func() { ok = len(c.queues[0].waiting) == waiting })
+			return ok
+		})
+	}
+	short, cancel := context.WithCancel(cltContext(t))
+	write(short, 1)
+	cancel()
+	if err := <-result; !errors.Is(err, context.Canceled) {
+		t.Fatalf("AdminWrite that is given up: %v", err)
+	}
+	write(cltContext(t), 2)
 	s.do(func() { held[3].respond(0) })
 	if err := <-result; err != nil {
 		t.Errorf("AdminWrite: %v", err)

@@ -47,6 +47,8 @@ type path struct {
 	link        *link  // while connected
 	reconCnt    uint16 // attempts
 	firstConn   bool   // the server may make the session
+	later       bool   // not connected since AddPathLater
+	twin        bool   // another path has its addresses
 	queueDepth  int    // of the last connection, 0: none
 	noReconnect bool   // until a manual reconnect
 	failures    int    // failed attempts since the path was lost
@@ -178,6 +180,9 @@ func (p *path) run() {
 		case PathClosed:
 			p.rest()
 		case PathDead:
+			if p.twin {
+				p.session.forget(p)
+			}
 			return
 		}
 	}
@@ -244,8 +249,7 @@ func (p *path) attempt() {
 		p.finishAttempt(err)
 		return
 	}
-	p.finishAttempt(nil)
-	p.session.publish()
+	p.session.publish(func() { p.finishAttempt(nil) })
 }
 
 // connectFenced connects while no FENCE for this path is under way: that would
@@ -299,6 +303,10 @@ func (p *path) finishAttempt(err error) {
 		p.failures = 0
 		p.setState(PathConnected, nil)
 	case p.closing():
+		p.setState(PathClosing, err)
+	case p.later && errors.Is(err, syscall.EEXIST):
+		p.twin = true
+		p.want(wantDead)
 		p.setState(PathClosing, err)
 	default:
 		p.failures++

@@ -405,11 +405,12 @@ type cltDone struct {
 	errno int
 }
 
+// quickTiming loses no time and sends no heartbeats.
 func quickTiming() Timing {
 	t := DefaultTiming()
-	t.Heartbeat = 200 * time.Millisecond
+	t.Heartbeat = time.Hour
 	t.ReconnectMin, t.ReconnectMax = 5*time.Millisecond, 20*time.Millisecond
-	t.ConnectTimeout = 2 * time.Second
+	t.ConnectTimeout = 10 * time.Second
 	return t
 }
 

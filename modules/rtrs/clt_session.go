@@ -219,24 +219,32 @@ func (s *Session) addPath(ctx context.Context, addr PathAddr, first bool) (id in
 	if err := p.connectFenced(ctx); err != nil {
 		return 0, err
 	}
-	p.setState(PathConnected, nil)
-	s.publish()
+	s.publish(func() { p.setState(PathConnected, nil) })
 	s.list(p)
 	return p.id, nil
 }
 
 // AddPathLater adds a path that need not work yet, and returns its id: it is
 // tried at once, and then like one that was lost. It is for paths that worked
-// once.
+// once. It makes the session only while no other path is connected: what its
+// address leads to now need not be the server that the others have. It goes when
+// the server says that the session has a path with its addresses.
 func (s *Session) AddPathLater(addr PathAddr) (id int, err error) {
 	p, err := s.beginAdd(addr)
 	if err != nil {
 		return 0, err
 	}
 	defer s.adding.Done()
-	p.firstConn = true // the others may be lost when it works
+	p.later = true
 	s.list(p)
 	return p.id, nil
+}
+
+// forget takes p out of the list.
+func (s *Session) forget(p *path) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.paths = slices.DeleteFunc(s.paths, func(o *path) bool { return o == p })
 }
 
 // list gives the session a path, which lives from now on.
@@ -333,9 +341,7 @@ func (s *Session) RemovePath(ctx context.Context, id int) error {
 	case <-ctx.Done():
 		return fmt.Errorf("rtrs: session %s: remove path %s: %w", s.name, p.addr, context.Cause(ctx))
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.paths = slices.DeleteFunc(s.paths, func(o *path) bool { return o == p })
+	s.forget(p)
 	return nil
 }
 
@@ -463,21 +469,34 @@ func (s *Session) addLink(l *link) error {
 	return nil
 }
 
-// publish shows the connected links to the data path. After total loss that
-// waits until nothing of a lost link can run late any more.
-func (s *Session) publish() {
+// publish shows the connected links to the data path, and then lets news tell of
+// the latest: who hears of it can use it.
+func (s *Session) publish(news func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.publishLocked()
+	s.show()
+	news()
+	s.tell()
 }
 
 func (s *Session) publishLocked() {
+	s.show()
+	s.tell()
+}
+
+// show gives the data path the connected links. After total loss that waits
+// until nothing of a lost link can run late any more. mu is held.
+func (s *Session) show() {
 	switch {
 	case len(s.links) == 0:
 		s.live.Store(nil)
 	case s.up || s.draining == 0 && len(s.lost) == 0:
 		s.live.Store(&liveSet{slices.Clone(s.links), s.links[0].slots})
 	}
+}
+
+// tell says whether the session is up, if that has changed. mu is held.
+func (s *Session) tell() {
 	if up := s.live.Load() != nil; up != s.up {
 		s.up = up
 		kind := SessionDown

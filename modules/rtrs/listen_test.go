@@ -68,9 +68,7 @@ func TestListen(t *testing.T) {
 	}
 
 	got := listen()
-	if n, m := c.Stats().Inflight, srvInflight(srv); n != 0 || m != 0 {
-		t.Errorf("in flight while it waits: %d at the client, %d at the server", n, m)
-	}
+	eventually(t, "nothing in flight while it waits", func() bool { return c.Stats().Inflight == 0 && srvInflight(srv) == 0 })
 	news.tell("one!")
 	if a := <-got; a.err != nil || a.text != "one!" {
 		t.Fatalf("got %q, %v", a.text, a.err)

@@ -234,7 +234,7 @@ func TestR091_HeartbeatIsAnsweredAtOnce(t *testing.T) {
 
 func TestR090_ServerSendsHeartbeatsOnCid0AndMeasures(t *testing.T) {
 	net := loopback.New()
-	s := startServer(t, net, serve, heartbeatEvery(20*time.Millisecond, 50))
+	s := startServer(t, net, serve, heartbeatEvery(20*time.Millisecond, 500))
 	p := newSession(t, net, 2, "s")
 	wire := tapServer(net)
 	beats := 0
@@ -260,14 +260,14 @@ func TestR090_ServerSendsHeartbeatsOnCid0AndMeasures(t *testing.T) {
 
 func TestR092_R093_SilentClientIsGivenUp(t *testing.T) {
 	net := loopback.New()
-	s := startServer(t, net, serve, heartbeatEvery(20*time.Millisecond, 3))
+	s := startServer(t, net, serve, heartbeatEvery(20*time.Millisecond, 50))
 	start := time.Now()
 	quiet := newSession(t, net, 2, "quiet")
 	busy := newRawPath(t, net, 2)
 	busy.src = otherAddr
 	busy.connect().info("busy")
 	for len(s.Sessions()) > 1 {
-		if time.Since(start) > 5*time.Second {
+		if time.Since(start) > 10*time.Second {
 			t.Fatal("the silent client is still there")
 		}
 		busy.write(1, 0, nil, []byte("u")) // never answers a heartbeat
@@ -285,8 +285,8 @@ func TestR092_R093_SilentClientIsGivenUp(t *testing.T) {
 			return false
 		})
 	}
-	if d := time.Since(start); d < 5*20*time.Millisecond {
-		t.Errorf("given up after %s: before 5 intervals", d)
+	if d := time.Since(start); d < 52*20*time.Millisecond {
+		t.Errorf("given up after %s: before 52 intervals", d)
 	}
 	quiet.waitDown()
 	if s.Sessions()[0].Name() != "busy" || busy.downs != 0 {

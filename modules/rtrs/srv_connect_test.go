@@ -212,6 +212,7 @@ func TestR033_NameOfASessionThatEndsIsWaitedFor(t *testing.T) {
 		t.Run(fmt.Sprintf("end seen %t", seen), func(t *testing.T) {
 			net := loopback.New()
 			s := startServer(t, net, serve)
+			s.nameGrace = 10 * time.Second
 			s.handler.downBlocked = make(chan struct{})
 			old := newSession(t, net, 2, "s")
 			if seen {

@@ -79,9 +79,8 @@ const (
 	minChunkSize = 8192
 	// zombieTimeout ends a path that does not get connected.
 	zombieTimeout = 30 * time.Second
-	// nameGrace is how long the end of a session is waited for whose name another
-	// client brings.
-	nameGrace = time.Second
+	// defaultNameGrace is the usual Server.nameGrace.
+	defaultNameGrace = time.Second
 	// acceptPause follows a failure to accept.
 	acceptPause = 250 * time.Millisecond
 )
@@ -109,6 +108,10 @@ type Server struct {
 	shift  uint // of the chunk in a request's immediate
 	timing atomic.Pointer[Timing]
 
+	// nameGrace is how long the end of a session is waited for whose name another
+	// client brings.
+	nameGrace time.Duration
+
 	accepts sync.WaitGroup // goroutines of listeners
 
 	// accepting serialises connection requests, and the point at which a path
@@ -135,6 +138,8 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		log:      cfg.Logger,
 		shift:    rtrswire.BufShift(cfg.QueueDepth),
 		sessions: map[rtrswire.UUID]*SrvSession{},
+
+		nameGrace: defaultNameGrace,
 	}
 	s.timing.Store(&cfg.Timing)
 	return s, nil

@@ -257,7 +257,7 @@ func (p *srvPath) takeName(name string) error {
 		case <-holder.closed:
 		case <-p.closing: // zombieTimeout has passed, or the client has given up
 			return err
-		case <-time.After(nameGrace):
+		case <-time.After(p.sess.srv.nameGrace):
 			if holder.goesOn() {
 				return err
 			}

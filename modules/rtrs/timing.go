@@ -33,7 +33,7 @@ type Timing struct {
 }
 
 // DefaultTiming returns the timers used towards any peer: a dead peer is
-// noticed within five seconds, a lost path is tried again at once.
+// noticed within six seconds, a lost path is tried again at once.
 func DefaultTiming() Timing {
 	return Timing{
 		Heartbeat:            time.Second,
