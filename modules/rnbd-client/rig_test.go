@@ -84,6 +84,7 @@ func (s *target) start() {
 	cfg.QueueDepth, cfg.ChunkSize = 16, 65536
 	cfg.Alloc = func(n int) (rtrs.Memory, error) { return make(memoryOf, n), nil }
 	cfg.Handler = s
+	cfg.Timing.Heartbeat = time.Hour // see noHeartbeats
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	s.rtrs, err = rtrs.NewServer(cfg)
 	must(s.t, err)
@@ -282,6 +283,9 @@ func (s *target) newClient(change ...func(*Config)) *Client {
 	})
 	return c
 }
+
+// noHeartbeats is for tests that count what a path carries.
+func noHeartbeats(cfg *Config) { cfg.Timing.Heartbeat = time.Hour }
 
 // device maps "vol" without a front end and returns a way to it.
 func (s *target) device(c *Client, change ...func(*MapRequest)) (*Device, *IO) {

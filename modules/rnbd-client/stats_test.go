@@ -20,7 +20,7 @@ import (
 // reads, a discard is a write; bytes are data and message.
 func TestPathStatsOfTheClient(t *testing.T) {
 	s := newTarget(t, 1<<20)
-	c := s.newClient()
+	c := s.newClient(noHeartbeats)
 	d, io := s.device(c)
 	for _, r := range []Request{
 		{Op: blk.Write, Len: 4096}, {Op: blk.Read, Len: 512}, {Op: blk.Flush},

@@ -158,13 +158,15 @@ type rig struct {
 func newRig(t *testing.T, mem *memory, change ...func(*Config)) *rig {
 	t.Helper()
 	r := &rig{t: t, net: loopback.New(), mem: mem, addr: netip.MustParseAddrPort("10.0.0.1:1234")}
+	log := &testWriter{t: t}
+	t.Cleanup(log.end) // the last one to run
 	cfg := DefaultConfig()
 	cfg.Listen = []Listen{{Device: r.net.Device("srv"), Addr: r.addr}}
 	cfg.Plugins = []PluginConfig{{Name: "memory", Path: "in process"}}
 	cfg.Rules = []Rule{{Glob: "*", Plugin: "memory"}, {Glob: "*/*", Plugin: "memory"}}
 	cfg.Pumps, cfg.QueueDepth = 2, 16 // whatever the machine has
 	cfg.Timing.ReconnectMin = 5 * time.Millisecond
-	cfg.Logger = slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	cfg.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	cfg.newRing = shm.NewHeapRing
 	cfg.launch = func(ctx context.Context, c plugin.Config) (*plugin.Process, error) {
 		p, err := plugin.LaunchInProcess(ctx, c, mem)
@@ -206,9 +208,28 @@ func (r *rig) process() *plugin.Process {
 	return r.procs[len(r.procs)-1]
 }
 
-type testWriter struct{ t *testing.T }
+// testWriter logs until the test ends: a goroutine that is on its way out then
+// must not.
+type testWriter struct {
+	t     *testing.T
+	mu    sync.Mutex
+	ended bool
+}
 
-func (w testWriter) Write(b []byte) (int, error) { w.t.Logf("%s", b); return len(b), nil }
+func (w *testWriter) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.ended {
+		w.t.Logf("%s", b)
+	}
+	return len(b), nil
+}
+
+func (w *testWriter) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ended = true
+}
 
 // initiator is a client of RTRS that sends RNBD messages as a test wants them.
 type initiator struct {

@@ -92,13 +92,19 @@ func TestDeviceStatsOfTheServer(t *testing.T) {
 	}
 	mem.setHold(true)
 	late := i.start(true, 512, ioMessage(dev.DeviceID, blk.Read, 0, 0, 512))
+	eventually(t, "the plugin has the read", func() bool { return len(mem.requests()) == 6 })
 	time.Sleep(30 * time.Millisecond)
 	mem.setHold(false)
 	i.await(late)
 
 	api := r.server.Control("test")
-	list, err := api.DeviceStats(t.Context(), &controlpb.DeviceRequest{Device: "d"})
-	must(t, err)
+	var list *controlpb.DeviceStatsList
+	eventually(t, "the plugin has counted the read", func() bool { // after its answer
+		list, err = api.DeviceStats(t.Context(), &controlpb.DeviceRequest{Device: "d"})
+		must(t, err)
+		reads := stage(list, "disk", "read")
+		return reads.Count() == 1
+	})
 	if len(list.Devices) != 1 || list.Devices[0].Device != "d" {
 		t.Fatalf("asked for d: %v", list)
 	}

@@ -85,18 +85,26 @@ func (p *child) Wait(context.Context) error {
 	return p.status
 }
 
+// Kill is go-plugin's, when a handshake fails.
 func (p *child) Kill(context.Context) error {
 	if p.cmd.Process == nil {
 		return nil
 	}
-	var grace time.Duration
 	if p.mute.Load() {
-		grace = muteGrace
+		select {
+		case <-p.ended:
+		case <-time.After(muteGrace):
+		}
 	}
+	return p.kill()
+}
+
+// kill waits for nothing.
+func (p *child) kill() error {
 	select {
 	case <-p.ended:
 		return nil
-	case <-time.After(grace):
+	default:
 	}
 	p.killed.Store(true)
 	err := p.cmd.Process.Kill()
@@ -107,7 +115,7 @@ func (p *child) Kill(context.Context) error {
 }
 
 // muteGrace lets a process that ends by itself say why.
-const muteGrace = 200 * time.Millisecond
+const muteGrace = 2 * time.Second
 
 func (p *child) pid() int {
 	if p.cmd.Process == nil {

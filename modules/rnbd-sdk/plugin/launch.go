@@ -25,7 +25,7 @@ import (
 )
 
 // startTimeout is the default of Config.StartTimeout.
-const startTimeout = 10 * time.Second
+const startTimeout = 30 * time.Second
 
 // Config says which plugin to start, and how.
 type Config struct {
@@ -37,7 +37,7 @@ type Config struct {
 	Env          []string          // KEY=value, added to the few that are passed on
 	Configure    map[string]string // settings for the plugin
 	Pumps        int               // how many queues will be attached; 0: 1
-	StartTimeout time.Duration     // until the handshake is done; 0: 10 s
+	StartTimeout time.Duration     // until the handshake is done; 0: 30 s
 	Logger       *slog.Logger      // gets the plugin's log lines too; nil: slog.Default
 	// OnExit is called once, on a goroutine of its own, when the process has
 	// ended: nil after Stop. The end of the process is no fence: its I/O may
@@ -179,7 +179,9 @@ func (s *starter) start(ctx context.Context) (grpc.ClientConnInterface, error) {
 	s.client = goplugin.NewClient(&goplugin.ClientConfig{
 		HandshakeConfig:  handshake(),
 		VersionedPlugins: map[int]goplugin.PluginSet{ProtocolVersion: {setName: &grpcPlugin{}}},
-		RunnerFunc:       s.newRunner,
+		RunnerFunc: func(_ hclog.Logger, cmd *exec.Cmd, _ string) (runner.Runner, error) {
+			return s.newRunner(ctx, cmd), nil
+		},
 		UnixSocketConfig: &goplugin.UnixSocketConfig{TempDir: s.dir},
 		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
 		AutoMTLS:         true,
@@ -222,16 +224,21 @@ func (s *starter) connect(ctx context.Context) (grpc.ClientConnInterface, error)
 
 func (s *starter) kill() {
 	if pid := s.pid.Load(); pid != 0 {
-		_ = s.child.Kill(context.Background())
+		_ = s.child.kill()
 	}
 }
 
 // newRunner is called by go-plugin with the environment it wants.
-func (s *starter) newRunner(_ hclog.Logger, cmd *exec.Cmd, _ string) (runner.Runner, error) {
+func (s *starter) newRunner(ctx context.Context, cmd *exec.Cmd) *child {
 	env := append(hostEnv(s.c), cmd.Env...)
 	s.child = newChild(s.c.Path, s.exe, s.c.Args, env, s.control)
-	s.child.started = func(pid int) { s.pid.Store(int64(pid)) }
-	return s.child, nil
+	s.child.started = func(pid int) {
+		s.pid.Store(int64(pid))
+		if ctx.Err() != nil { // connect found nothing to kill
+			s.kill()
+		}
+	}
+	return s.child
 }
 
 // explain says what went wrong in a start, and what to do.

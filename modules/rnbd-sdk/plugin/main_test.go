@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -102,6 +103,7 @@ func launchT(t testing.TB, c Config) *Process {
 type memory struct {
 	deaf     bool          // Serve never returns
 	gate     chan struct{} // if set, requests are answered once it is closed
+	taken    atomic.Int32  // requests that wait for it
 	settings map[string]string
 	arenas   sync.Map
 
@@ -168,6 +170,7 @@ func (b *memory) Serve(q *Queue) error {
 		n := q.Next(batch)
 		if gate != nil {
 			held = append(held, batch[:n]...)
+			b.taken.Add(int32(n))
 			select {
 			case <-gate:
 				gate = nil

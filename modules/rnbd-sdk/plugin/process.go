@@ -140,7 +140,7 @@ func (p *Process) settle(reaped <-chan struct{}) {
 	case <-time.After(reapGrace):
 	}
 	if p.child != nil {
-		_ = p.child.Kill(context.Background())
+		_ = p.child.kill()
 	}
 	select {
 	case <-reaped:
@@ -211,7 +211,7 @@ func (p *Process) Kill() {
 		p.kill()
 		return
 	}
-	_ = p.child.Kill(context.Background())
+	_ = p.child.kill()
 }
 
 // Drain waits until nothing is in flight in the plugin. The host has stopped
@@ -285,7 +285,7 @@ func (p *Process) gone(unreachable bool) bool {
 	}
 }
 
-const goneGrace = 100 * time.Millisecond
+const goneGrace = 2 * time.Second
 
 // AttachQueue gives the plugin its end of a ring; Serve starts for it. The
 // ring stays the caller's.

