@@ -83,9 +83,10 @@ func TestBenchOfAServerNeedsNoClientDaemon(t *testing.T) {
 	if m := b.Results[0]; m.Elapsed < 1e9 || m.Elapsed > 10e9 {
 		t.Errorf("it ran for %v", time.Duration(m.Elapsed))
 	}
-	if list := rnbdAt(t, s.Socket, "session", "list", "csv", "noheaders"); list.out != "" {
-		t.Errorf("a session is left: %s", list.out)
-	}
+	await(t, "no session is left", func() bool {
+		list := rnbdAt(t, s.Socket, "session", "list", "csv", "noheaders")
+		return list.code == 0 && list.out == ""
+	})
 }
 
 func TestBenchWritesThroughTheFrontEnd(t *testing.T) {
@@ -104,6 +105,10 @@ func TestBenchWritesThroughTheFrontEnd(t *testing.T) {
 	if after, err := c.Device(d.Name); err != nil || after.TxSectors != 0 {
 		t.Errorf("%d sectors were written, %v", after.GetTxSectors(), err)
 	}
+	await(t, "nobody has the device open", func() bool {
+		idle, err := c.Device(d.Name)
+		return err == nil && idle.Openers == 0
+	})
 	r := rnbd(t, c, "bench", d.Name, "--rw", "mixed", "--depth", "16", "--time", "500ms", "--write", "--yes", "--verify", "json")
 	b := parseBench(t, r, "mixed-d16 read", "mixed-d16 write")
 	if b.Verified == 0 || len(b.Devices) != 1 || b.Devices[0].Plugin != "nbd-socket" || b.Devices[0].Fabric != "iwarp" {
@@ -142,18 +147,27 @@ func TestBenchDoesNotWriteToWhatOthersUse(t *testing.T) {
 
 func TestAnInterruptedBenchPrintsWhatItHas(t *testing.T) {
 	path := filepath.Join(lab.New(t).Image("a.img", 4<<20), "a.img")
-	cmd := exec.Command(program(t), "bench", path, "--depth", "1,4", "--time", "1h", "json")
-	var out, errOut strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &errOut
+	screen, tty := terminal(t)
+	cmd := exec.CommandContext(t.Context(), program(t), "bench", path, "--depth", "1,4", "--time", "1h", "json")
+	var out, shown strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, tty
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Second)
+	tty.Close()
+	for buf := make([]byte, 4096); !strings.Contains(shown.String(), "kIOPS"); { // it measures
+		n, err := screen.Read(buf)
+		shown.Write(buf[:n])
+		if err != nil {
+			t.Fatalf("%v: %s", err, shown.String())
+		}
+	}
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
+	io.Copy(&shown, screen) // ends with EIO when nobody has the terminal any more
 	cmd.Wait()
-	b := parseBench(t, result{code: cmd.ProcessState.ExitCode(), out: out.String(), err: errOut.String()}, "4k-randread-d1 read")
+	b := parseBench(t, result{code: cmd.ProcessState.ExitCode(), out: out.String(), err: shown.String()}, "4k-randread-d1 read")
 	if b.Complete {
 		t.Error("it says that it is complete")
 	}

@@ -60,14 +60,15 @@ func rnbdAt(t *testing.T, socket string, args ...string) result {
 }
 
 // TestForcedUnmapEndsWithADeadServer stops the server's process while a
-// request is under way: the unmap has 5 s. Another device keeps the session,
-// so the request can only end with the path, which is noticed later.
+// request is under way: the unmap does not wait for it. Another device keeps
+// the session, so the request can only end with the path, half a minute later
+// by the kernel's timing.
 func TestForcedUnmapEndsWithADeadServer(t *testing.T) {
 	l := lab.New(t)
 	dir := l.Image("a.img", 1<<20)
 	l.Image("b.img", 1<<20)
 	s := l.Server(lab.ServerOptions{SearchPath: dir, Plugins: []string{"fileio"}})
-	c := l.Client(lab.ClientOptions{Extra: []string{"--loss", "queue:60s"}})
+	c := l.Client(lab.ClientOptions{Extra: []string{"--loss", "queue:60s", "--kernel-timing"}})
 	a := l.Map(c, "a.img", s)
 	l.Map(c, "b.img", s)
 	user := dial(t, c, a.Name)
@@ -82,11 +83,11 @@ func TestForcedUnmapEndsWithADeadServer(t *testing.T) {
 	}()
 	awaitInflight(t, c, a.Name)
 
-	if r := rnbd(t, c, "unmap", a.Name); r.code != 5 || r.took > 5*time.Second {
+	if r := rnbd(t, c, "unmap", a.Name); r.code != 5 || r.took > 15*time.Second {
 		t.Errorf("unmap without force: exit code %d after %v: %s", r.code, r.took, r.err)
 	}
 	r := rnbd(t, c, "unmap", a.Name, "force")
-	if r.code != 0 || r.took > 5*time.Second {
+	if r.code != 0 || r.took > 15*time.Second {
 		t.Errorf("unmap by force: exit code %d after %v: %s", r.code, r.took, r.err)
 	}
 	t.Logf("the forced unmap took %v", r.took)
@@ -132,12 +133,20 @@ func dial(t *testing.T, c *lab.Client, device string) *nbdclient.Client {
 
 func awaitInflight(t *testing.T, c *lab.Client, device string) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if d, err := c.Device(device); err == nil && d.Inflight > 0 {
-			return
+	await(t, "a request is under way", func() bool {
+		d, err := c.Device(device)
+		return err == nil && d.Inflight > 0
+	})
+}
+
+// await waits for a condition.
+func await(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 20 s: %s", what)
 		}
 	}
-	t.Fatal("no request is under way")
 }
 
 // TestCommandsEndByTheirDeadline has a daemon that never answers.
@@ -155,11 +164,11 @@ func TestCommandsEndByTheirDeadline(t *testing.T) {
 		{"path", "disconnect", "1"}, {"client", "show"},
 	} {
 		r := rnbd(t, c, append([]string{"--timeout", "1s"}, args...)...)
-		if r.code != 8 || r.took > 4*time.Second {
+		if r.code != 8 || r.took > 15*time.Second {
 			t.Errorf("rnbd %s: exit code %d after %v: %s", strings.Join(args, " "), r.code, r.took, r.err)
 		}
 	}
-	if r := rnbd(t, c, "__complete", "unmap", ""); r.code != 0 || r.took > 5*time.Second {
+	if r := rnbd(t, c, "__complete", "unmap", ""); r.code != 0 || r.took > 15*time.Second {
 		t.Errorf("completion: exit code %d after %v", r.code, r.took)
 	}
 }
@@ -181,7 +190,7 @@ func TestFrontEndThatHangsDoesNotHideDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range info.Plugins {
-		if err := syscall.Kill(int(p.Pid), syscall.SIGSTOP); err != nil {
+		if err := lab.Freeze(int(p.Pid)); err != nil {
 			t.Fatal(err)
 		}
 		defer syscall.Kill(int(p.Pid), syscall.SIGCONT)
@@ -232,7 +241,7 @@ func TestThousandDevices(t *testing.T) {
 		t.Errorf("unmap: %s", one.err)
 	}
 	t.Logf("%d devices: mapped in %v, listed in %v, one unmapped in %v", n, mapped, list.took, one.took)
-	if mapped > 30*time.Second || list.took > 3*time.Second || one.took > 3*time.Second {
+	if mapped > 110*time.Second || list.took > 15*time.Second || one.took > 15*time.Second {
 		t.Errorf("%d devices: mapped in %v, listed in %v, one unmapped in %v", n, mapped, list.took, one.took)
 	}
 	sessions, err := c.API.ListSessions(t.Context(), &controlpb.ListRequest{})

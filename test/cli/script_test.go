@@ -17,6 +17,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
@@ -40,6 +41,7 @@ func TestMain(m *testing.M) {
 //	fails CODE FILE ARG...   likewise, and it must end with that code
 //	ports FILE               puts the server's port in the place of PORT
 //	eventually WORD ARG...   rnbd, until it prints WORD
+//	reconnects NAME ARG...   rnbd, and waits until a path of session NAME is back
 //
 // What rnbd prints has 127.0.0.1:11111, 127.0.0.2:22222 and the lab's folder (LAB) in the
 // place of what they are in this run.
@@ -80,7 +82,7 @@ func TestScripts(t *testing.T) {
 			"feed":       func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, args[0], 0, args[1:]) },
 			"fails":      fails,
 			"ports":      ports,
-			"eventually": eventually,
+			"eventually": eventually, "reconnects": reconnects,
 		},
 	})
 }
@@ -202,6 +204,30 @@ func eventually(ts *testscript.TestScript, neg bool, args []string) {
 		}
 	}
 	ts.Fatalf("it does not print %q in 20 s, but %s%s", args[0], out, errOut)
+}
+
+func reconnects(ts *testscript.TestScript, neg bool, args []string) {
+	before := reconnectsOf(ts, args[0])
+	expect(ts, neg, "", 0, args[1:])
+	for end := time.Now().Add(20 * time.Second); reconnectsOf(ts, args[0]) == before; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			ts.Fatalf("no path of session %s is back in 20 s", args[0])
+		}
+	}
+}
+
+// reconnectsOf is how often paths of a session were connected again.
+func reconnectsOf(ts *testscript.TestScript, session string) (sum uint64) {
+	l, err := on(ts).client.API.ListSessions(context.Background(), &controlpb.ListRequest{})
+	ts.Check(err)
+	for _, s := range l.Sessions {
+		for _, p := range s.Paths {
+			if s.Name == session {
+				sum += p.Reconnects
+			}
+		}
+	}
+	return sum
 }
 
 // A made-up name of a session has a token, and the port.

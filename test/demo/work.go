@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
@@ -213,7 +214,7 @@ func (d *demo) check(content []byte) error {
 }
 
 func (d *demo) unmapAndCheck() error {
-	if err := d.client.Unmap(d.device.Name, false); err != nil {
+	if err := d.unmap(); err != nil {
 		return err
 	}
 	content, err := os.ReadFile(d.image)
@@ -225,6 +226,17 @@ func (d *demo) unmapAndCheck() error {
 	}
 	say("unmapped  the server's file holds every byte")
 	return nil
+}
+
+// unmap takes the device away, once the front end has noticed that its last
+// user has gone.
+func (d *demo) unmap() (err error) {
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err = d.client.Unmap(d.device.Name, false)
+		if !errors.Is(err, syscall.EBUSY) || time.Now().After(end) {
+			return err
+		}
+	}
 }
 
 // inParallel runs n workers and returns their errors.

@@ -273,9 +273,10 @@ func TestGarbageOnTheNBDSocketEndsOnlyItsConnection(t *testing.T) {
 		}
 	}
 	eventually(t, "no descriptor is left", func() bool { return descriptors(t, pids["frontend-nbd"]) <= before })
-	if d, err := r.client.Device(r.device.Name); err != nil || d.Openers != 0 || d.Inflight != 0 {
-		t.Errorf("the device is %v, %v", d, err)
-	}
+	eventually(t, "nobody has the device open", func() bool {
+		d, err := r.client.Device(r.device.Name)
+		return err == nil && d.Openers == 0 && d.Inflight == 0
+	})
 	if err := r.client.Unmap(r.device.Name, false); err != nil {
 		t.Errorf("unmap: %v", err)
 	}

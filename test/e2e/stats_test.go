@@ -82,6 +82,10 @@ func TestStatisticsOfRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	// The front end counts what it has answered.
+	eventually(t, "the front end has counted the flush", func() bool {
+		return stages(t, r.cli("device", "show", r.device.Name, "stats", "json"))["frontend flush"] == 1
+	})
 	onClient := stages(t, r.cli("device", "show", r.device.Name, "stats", "json"))
 	onServer := stages(t, r.serverCLI("device", "show", "disk.img", "stats", "json"))
 	clientSeries, serverSeries := scrape(t, r.client.Log()), scrape(t, r.server.Log())

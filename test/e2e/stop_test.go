@@ -9,12 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/test/lab"
 	"github.com/rnbd-go/rnbd/test/nbdclient"
 )
 
-// stopLimit is how long a daemon may take to end in order.
-const stopLimit = 5 * time.Second
+// stopLimit is how long a daemon may take to end in order: less than where it
+// gives up, 20 s.
+const stopLimit = 15 * time.Second
 
 // load keeps requests in flight until the device fails; errors are expected.
 func load(t *testing.T, n *nbdclient.Client) {
@@ -127,13 +129,17 @@ func loaded(t *testing.T, loss string) (*rig, temps) {
 func TestSecondSignalEndsADaemonAtOnce(t *testing.T) {
 	r := newRig(t, rigOptions{size: 16 << 20})
 	plugin := r.pids()["frontend-nbd"]
-	if err := syscall.Kill(plugin, syscall.SIGSTOP); err != nil {
+	if err := lab.Freeze(plugin); err != nil {
 		t.Fatal(err)
 	}
 	defer syscall.Kill(plugin, syscall.SIGCONT)
 	if err := r.client.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "the daemon has seen the first signal", func() bool {
+		_, err := r.client.API.Info(t.Context(), &controlpb.InfoRequest{})
+		return err != nil
+	})
 	time.Sleep(300 * time.Millisecond)
 	if gone, _ := r.client.Exited(); gone {
 		t.Skip("it could end in order")

@@ -116,11 +116,14 @@ func TestOpenThatWaitsTooLongIsBusyAndDoesNotGoAhead(t *testing.T) {
 		second := launch(t, d, c.plugin, engine)
 		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 		defer cancel()
-		err := second.open(ctx, device, path, blk.ReadWrite)
+		// An index of its own: what is left of this open is closed behind our back.
+		err := second.open(ctx, device+1, path, blk.ReadWrite)
 		if err == nil {
 			t.Fatal("open went ahead while a write of the dead process was held")
 		}
-		second.start(request(blk.Write, 0, 0))
+		e := request(blk.Write, 0, 0)
+		e.Device = device + 1
+		second.start(e)
 		if e := second.wait(0); e != blk.ENODEV {
 			t.Errorf("a write to the disk that was not opened: %v, want ENODEV", e)
 		}
@@ -141,7 +144,8 @@ func TestAnotherDeviceOpensWhileOneIsHeld(t *testing.T) {
 	second := launch(t, slow, "io-fileio", "uring")
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
-	if err := second.open(ctx, device, slow.Path(), blk.ReadWrite); err == nil {
+	// Its index is not used again: the host closes it once more.
+	if err := second.open(ctx, device+1, slow.Path(), blk.ReadWrite); err == nil {
 		t.Fatal("open went ahead while a write of the dead process was held")
 	}
 	second.mustOpen(device, quick.Path(), blk.ReadWrite)

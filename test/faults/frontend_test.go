@@ -115,6 +115,10 @@ func TestQEMUConnectsAgain(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
+	eventually(t, enough, "qemu has written", func() bool {
+		x, err := c.Device(d.Name)
+		return err == nil && x.TxSectors > 0
+	})
 	for range 3 {
 		time.Sleep(200 * time.Millisecond)
 		awaitFrontend(t, c, killFrontend(t, c))

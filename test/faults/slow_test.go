@@ -73,7 +73,7 @@ func TestKillingAnIOPluginWithWritesHeldInTheDisk(t *testing.T) {
 func killWhileHeld(t *testing.T, s *lab.Server, disk *slowdisk.Disk, w *load, plugin, device string) {
 	t.Helper()
 	disk.HoldWrites()
-	seen := allHeld(disk)
+	seen := allHeld(disk, w)
 	pid := killPlugin(t, s, plugin)
 	killed := time.Now()
 	eventually(t, enough, "the server sees the death", func() bool {
@@ -139,7 +139,7 @@ func TestKillingTheServerWithWritesHeldInTheDisk(t *testing.T) {
 			w := startLoad(t, c, d.Name, target.load())
 			w.awaitProgress(50)
 			disk.HoldWrites()
-			seen := allHeld(disk)
+			seen := allHeld(disk, w)
 			if err := s.Kill(); err != nil {
 				t.Fatal(err)
 			}
@@ -165,12 +165,15 @@ func TestKillingTheServerWithWritesHeldInTheDisk(t *testing.T) {
 }
 
 // allHeld waits until every worker has come to a write that the disk holds, and
-// returns how many writes the disk has seen.
-func allHeld(disk *slowdisk.Disk) (seen int) {
+// returns how many writes the disk has seen. It judges by looks, not by time:
+// where nobody gets to run, nobody looks.
+func allHeld(disk *slowdisk.Disk, w *load) (seen int) {
 	disk.WaitHeld(1)
-	for quiet := time.Now(); time.Since(quiet) < 150*time.Millisecond; time.Sleep(time.Millisecond) {
-		if n := len(disk.History()); n != seen {
-			seen, quiet = n, time.Now()
+	ops := int64(-1)
+	for quiet := 0; quiet < 100; quiet++ {
+		time.Sleep(10 * time.Millisecond)
+		if n, o := len(disk.History()), w.ops.Load(); n != seen || o != ops {
+			seen, ops, quiet = n, o, 0
 		}
 	}
 	return seen

@@ -3,7 +3,7 @@ package lab
 import (
 	"context"
 	"fmt"
-	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
@@ -56,7 +57,7 @@ func (l *Lab) Close() error {
 // ServerOptions say how to run a server. Extra goes to its command line.
 type ServerOptions struct {
 	SearchPath string
-	Addrs      []string // default 127.0.0.1; ports are chosen
+	Addrs      []string // of IPv4, default 127.0.0.1; ports are chosen
 	Plugins    []string // NAME of a binary io-NAME; default fileio and blockio
 	Extra      []string
 	Env        []string
@@ -86,11 +87,11 @@ func (l *Lab) StartServer(o ServerOptions) (*Server, error) {
 		o.Addrs = []string{"127.0.0.1"}
 	}
 	for _, a := range o.Addrs {
-		port, err := freePort(a)
+		addr, release, err := reserve(a)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("reserve a port of %s: %w", a, err)
 		}
-		addr := net.JoinHostPort(a, port)
+		l.stop = append(l.stop, release)
 		s.Addrs = append(s.Addrs, addr)
 		args = append(args, "--listen", addr)
 	}
@@ -124,7 +125,7 @@ func (s *Server) Stop() error {
 		s.conn.Close()
 		s.conn = nil
 	}
-	return s.end(syscall.SIGTERM, 30*time.Second)
+	return s.end(syscall.SIGTERM, Patience)
 }
 
 // Kill ends it by SIGKILL.
@@ -220,7 +221,7 @@ func (c *Client) Stop() error {
 		c.conn.Close()
 		c.conn = nil
 	}
-	return c.end(syscall.SIGTERM, 30*time.Second)
+	return c.end(syscall.SIGTERM, Patience)
 }
 
 // Kill ends it by SIGKILL.
@@ -281,8 +282,8 @@ func (l *Lab) daemon(name string, prefix, args, env []string) process {
 	return process{log: filepath.Join(l.Dir, name+".log"), path: argv[0], args: argv[1:], env: env}
 }
 
-// Patience bounds the start of a daemon and calls to it. An emulated machine
-// needs more.
+// Patience bounds the start of a daemon, its end and calls to it. An emulated
+// machine needs more.
 var Patience = 30 * time.Second
 
 // await tries ask until it works or the process ends.
@@ -310,13 +311,30 @@ func lastLines(s string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// freePort finds a port that nobody uses at addr now.
-func freePort(addr string) (string, error) {
-	l, err := net.Listen("tcp", net.JoinHostPort(addr, "0"))
+// reserve finds a port of an address that nobody else gets before release, also
+// while its server is away. Its socket is bound and does not listen: so who
+// connects is refused, and who asks for this port, with SO_REUSEADDR, gets it.
+func reserve(host string) (addr string, release func() error, err error) {
+	ip, err := netip.ParseAddr(host)
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	return port, err
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return "", nil, err
+	}
+	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrInet4{Addr: ip.As4()})
+	}
+	var bound unix.Sockaddr
+	if err == nil {
+		bound, err = unix.Getsockname(fd)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return "", nil, err
+	}
+	port := bound.(*unix.SockaddrInet4).Port
+	return netip.AddrPortFrom(ip, uint16(port)).String(), func() error { return unix.Close(fd) }, nil
 }

@@ -1,9 +1,11 @@
 package lab
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -60,11 +62,48 @@ func (p *process) PID() int {
 	return p.cmd.Process.Pid
 }
 
-// Signal sends sig to the process, and to it alone.
+// Signal sends sig to the process, and to it alone. After SIGSTOP it does
+// nothing any more.
 func (p *process) Signal(sig syscall.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.cmd.Process.Signal(sig)
+	err := p.cmd.Process.Signal(sig)
+	if err == nil && sig == syscall.SIGSTOP {
+		err = awaitStopped(p.cmd.Process.Pid)
+	}
+	return err
+}
+
+// Freeze stops a process by SIGSTOP. It does nothing any more then.
+func Freeze(pid int) error {
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		return err
+	}
+	return awaitStopped(pid)
+}
+
+// awaitStopped waits until no thread of a process that got SIGSTOP runs any
+// more: where processors are busy, that takes a while.
+func awaitStopped(pid int) error {
+	for end := time.Now().Add(Patience); runs(pid); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			return fmt.Errorf("process %d does not stop", pid)
+		}
+	}
+	return nil
+}
+
+// runs tells whether a thread of the process runs, or will when what it waits
+// for comes.
+func runs(pid int) bool {
+	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, name := range stats {
+		stat, _ := os.ReadFile(name)
+		if _, state, ok := bytes.Cut(stat, []byte(") ")); ok && bytes.ContainsAny(state[:1], "RS") {
+			return true
+		}
+	}
+	return false
 }
 
 // end sends sig and waits for the end, at most for limit; then SIGKILL.
