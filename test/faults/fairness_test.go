@@ -137,7 +137,7 @@ func TestASessionAtDepthOneIsServedBesideOneAtDepth512(t *testing.T) {
 	}
 	p50 := float64(median(beside.p50)) / float64(median(alone.p50))
 	p99 := float64(median(beside.p99)) / float64(median(alone.p99))
-	ahead := requests / ofModest
+	ahead := requests / max(ofModest, 1)
 	t.Logf("alone %v; beside %v; factors %.1f and %.1f; %d requests of the greedy one for one of the modest", alone, beside, p50, p99, ahead)
 	if ahead > mostAhead {
 		t.Errorf("%d requests of the greedy session were served for one of the modest, want at most %d", ahead, mostAhead)
