@@ -50,7 +50,7 @@ func TestIBVerbs_Matrix(t *testing.T) {
 }
 
 // residentPlace is the guest with our programs in its memory: their first pages
-// come slowly from the host's files, and plugins have ten seconds to answer.
+// come slowly from the host's files, and plugins have half a minute to answer.
 type residentPlace struct{ guestPlace }
 
 const residentDir = "/tmp/bin"
