@@ -60,7 +60,7 @@ const orphanEnds = 3 * time.Second
 
 // isServed tells whether somebody serves the socket, and goes on to.
 func isServed(path string) bool {
-	for end := time.Now().Add(orphanEnds); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(orphanEnds); ; time.Sleep(100 * time.Millisecond) {
 		c, err := net.Dial("unix", path)
 		if err != nil {
 			return false

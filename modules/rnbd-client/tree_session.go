@@ -40,8 +40,8 @@ var (
 	}
 )
 
-// pathName is SRC@DST, DST alone before the system has chosen a source. The fabric is added where it is not that of the
-// session's first path.
+// pathName is SRC@DST, DST alone before the system has chosen a source. The fabric
+// is added where it is not that of the session's first path.
 func pathName(s *session, p rtrs.PathInfo) string {
 	name := verbs.TreeString(p.Addr.Dst.Addr())
 	if p.Src.IsValid() {

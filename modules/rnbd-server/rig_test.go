@@ -40,6 +40,7 @@ type memDisk struct {
 	limits blk.Limits
 	// resized is what the next look finds; nil: nothing new.
 	resized atomic.Pointer[blk.Limits]
+	closes  atomic.Int32
 }
 
 func newMemory() *memory {
@@ -82,7 +83,7 @@ func (m *memory) Open(_ context.Context, r plugin.OpenRequest) (plugin.Disk, err
 }
 
 func (d *memDisk) Limits() blk.Limits { return d.limits }
-func (d *memDisk) Close() error       { return nil }
+func (d *memDisk) Close() error       { d.closes.Add(1); return nil }
 
 func (m *memory) Serve(q *plugin.Queue) error {
 	batch := make([]plugin.Request, 16)

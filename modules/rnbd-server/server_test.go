@@ -397,6 +397,31 @@ func TestNothingIsSentBeforeTheFence(t *testing.T) {
 	}
 }
 
+// A device that is closed while a new process opens it again is not left open there.
+func TestClosedWhileItIsOpenedAgain(t *testing.T) {
+	mem := newMemory()
+	mem.crash = plugin.KeepsAcknowledged
+	disk := mem.add("a", 1<<20)
+	r := newRig(t, mem)
+	i := r.connect("s1")
+	rsp, err := i.open("a", blk.ReadWrite)
+	must(t, err)
+	gate := make(chan struct{})
+	mem.mu.Lock()
+	mem.gate = gate
+	mem.mu.Unlock()
+	r.process().Kill()
+	eventually(t, "the new process opens it", func() bool {
+		mem.mu.Lock()
+		defer mem.mu.Unlock()
+		return mem.opens == 2
+	})
+	closed := disk.closes.Load()
+	must(t, i.closeDevice(rsp.DeviceID))
+	close(gate)
+	eventually(t, "it is closed", func() bool { return disk.closes.Load() > closed })
+}
+
 // TestErrnoBeyondTheWire: a plugin's completion has 32 bits of errno, and the
 // plugin is not to be trusted with them.
 func TestErrnoBeyondTheWire(t *testing.T) {

@@ -42,6 +42,7 @@ func TestMain(m *testing.M) {
 //	ports FILE               puts the server's port in the place of PORT
 //	eventually WORD ARG...   rnbd, until it prints WORD
 //	reconnects NAME ARG...   rnbd, and waits until a path of session NAME is back
+//	paths N NAME ARG...      rnbd, which connects N paths of session NAME, each once
 //
 // What rnbd prints has 127.0.0.1:11111, 127.0.0.2:22222 and the lab's folder (LAB) in the
 // place of what they are in this run.
@@ -82,7 +83,7 @@ func TestScripts(t *testing.T) {
 			"feed":       func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, args[0], 0, args[1:]) },
 			"fails":      fails,
 			"ports":      ports,
-			"eventually": eventually, "reconnects": reconnects,
+			"eventually": eventually, "reconnects": reconnects, "paths": paths,
 		},
 	})
 }
@@ -213,6 +214,15 @@ func reconnects(ts *testscript.TestScript, neg bool, args []string) {
 		if time.Now().After(end) {
 			ts.Fatalf("no path of session %s is back in 20 s", args[0])
 		}
+	}
+}
+
+// paths runs rnbd, which connects N paths of a session, each once.
+func paths(ts *testscript.TestScript, neg bool, args []string) {
+	before := reconnectsOf(ts, args[1])
+	expect(ts, neg, "", 0, args[2:])
+	if got := fmt.Sprint(reconnectsOf(ts, args[1]) - before); got != args[0] {
+		ts.Fatalf("%s paths of session %s were connected, want %s", got, args[1], args[0])
 	}
 }
 

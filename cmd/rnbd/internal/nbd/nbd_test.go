@@ -26,6 +26,7 @@ type server struct {
 	disk  []byte
 	flags uint16
 	after map[int]func(net.Conn)
+	bye   chan struct{} // not nil: it ends a connection that is told to end after that
 }
 
 const exportName = "rnbd0"
@@ -95,6 +96,9 @@ func (s *server) answer(conn net.Conn) error {
 	cmd, cookie := binary.BigEndian.Uint16(h[6:]), h[8:16]
 	off, n := binary.BigEndian.Uint64(h[16:]), uint64(binary.BigEndian.Uint32(h[24:]))
 	if cmd == cmdDisc {
+		if s.bye != nil {
+			<-s.bye
+		}
 		return io.EOF
 	}
 	payload := make([]byte, n)
@@ -230,6 +234,27 @@ func TestALostConnectionFailsWhatIsInFlight(t *testing.T) {
 			}
 			q.Close()
 		})
+	}
+}
+
+// Who asks the server next must find a user less.
+func TestCloseWaitsForTheServersEnd(t *testing.T) {
+	s := &server{disk: make([]byte, 1<<20), bye: make(chan struct{})}
+	q := open(t, serve(t, s), 1)
+	began := time.Now()
+	ended := make(chan error, 1)
+	go func() { ended <- q.Close() }()
+	select {
+	case err := <-ended:
+		if took := time.Since(began); took < goodbye {
+			t.Errorf("it returned after %v, %v", took, err)
+		}
+		close(s.bye)
+	case <-time.After(20 * time.Millisecond):
+		close(s.bye)
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
 	}
 }
 
