@@ -62,3 +62,25 @@ func TestLab_Guest(t *testing.T) {
 		t.Errorf("found %q in a splat", lines)
 	}
 }
+
+// Jump labels are switched by writing over code that the other processor runs.
+// An emulator that does not stand it lets the guest die of an int3 that is gone
+// from memory, in any test.
+func TestLab_CodePatched(t *testing.T) {
+	g := vm.Boot(t, vm.Config{MemMiB: 512})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	_, err := g.Try(ctx, "bash", "-c", `
+		end=$((SECONDS + 15))
+		for busy in 1 2; do while [ $SECONDS -lt $end ]; do : | :; done & done
+		while [ $SECONDS -lt $end ]; do
+			for v in 1 0; do
+				echo $v > /proc/sys/kernel/sched_schedstats
+				echo $v > /proc/sys/kernel/timer_migration
+			done
+		done
+		wait`)
+	if err != nil {
+		t.Error(err)
+	}
+}
