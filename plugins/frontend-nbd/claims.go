@@ -15,12 +15,18 @@ import "sync/atomic"
 // stays, keeps further plain writes away, and waits for those under way to
 // end. A read-modify-write holds one block at a time and needs nothing else,
 // so nobody waits for one who waits.
+//
+// Where writes are exclusive a plain write also waits for others that overlap
+// it. Of two that find each other the one with the lower slot stays published
+// and looks again, the other one withdraws: so one of them goes on.
 
 // claimBuckets bounds the read-modify-writes under way on a device. Blocks
 // that share a bucket exclude one another.
 const claimBuckets = 16
 
 type claims struct {
+	exclusive atomic.Bool // writes that overlap are not under way at once
+
 	active  atomic.Int32 // claimed buckets
 	waiting atomic.Int32 // operations of all queues that met a conflict
 	blocks  [claimBuckets]atomic.Uint64
@@ -33,25 +39,48 @@ type span struct {
 }
 
 // begin publishes a plain write of [start, end). False: it overlaps a claimed
-// block, try again later.
+// block, or a write where these are exclusive; try again later.
 func (c *claims) begin(slot uint32, start, end, blockSize uint64) bool {
 	s := &c.writes[slot]
 	s.start.Store(start)
 	s.end.Store(end)
-	if c.active.Load() == 0 {
-		return true
+	if c.active.Load() != 0 && c.claimed(start, end, blockSize) {
+		s.end.Store(0)
+		return false
 	}
+	return !c.exclusive.Load() || c.alone(slot, start, end)
+}
+
+// claimed reports whether a block of [start, end) is.
+func (c *claims) claimed(start, end, blockSize uint64) bool {
 	for i := range c.blocks {
 		b := c.blocks[i].Load()
 		if b == 0 {
 			continue
 		}
 		if at := (b - 1) * blockSize; at < end && start < at+blockSize {
-			s.end.Store(0)
-			return false
+			return true
 		}
 	}
-	return true
+	return false
+}
+
+// alone reports whether no other plain write overlaps [start, end), which slot
+// has published. It withdraws the write for one with a lower slot.
+func (c *claims) alone(slot uint32, start, end uint64) bool {
+	alone := true
+	for i := range c.writes {
+		s := &c.writes[i]
+		if e := s.end.Load(); uint32(i) == slot || e <= start || s.start.Load() >= end {
+			continue
+		}
+		if uint32(i) < slot {
+			c.writes[slot].end.Store(0)
+			return false
+		}
+		alone = false
+	}
+	return alone
 }
 
 func (c *claims) end(slot uint32) { c.writes[slot].end.Store(0) }

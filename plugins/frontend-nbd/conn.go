@@ -130,6 +130,15 @@ func (c *conn) giveRequest(r *request) {
 // idle: every command is answered.
 func (c *conn) idle() bool { return c.cur == nil && len(c.free) == len(c.reqs) }
 
+// givenUp: the kernel has closed its end, and other connections of the same disk
+// get what this one has not answered. Data of before the end can still be read.
+func (c *conn) givenUp() bool {
+	if c.disk == nil || !c.exp.claims.exclusive.Load() {
+		return false
+	}
+	return c.state == connDead || hungUp(c.fd)
+}
+
 // onEOF: the client sends no more. Between commands that is a disconnect.
 func (c *conn) onEOF() {
 	if c.cur != nil || c.w != c.r {

@@ -23,28 +23,32 @@ import (
 // kernel gets one end of a socket pair; the other one is a connection like
 // those of other clients, without a handshake.
 //
-// There is one connection, not several: when a request takes longer than the
-// time-out, the kernel sends it again on another connection, while the first
-// one is still under way, and later writes could be overwritten by it. With one
-// connection it has to wait for a new one, and gets that when everything of the
-// old one has ended.
+// When a request takes longer than the time-out, the kernel gives its connection
+// up and sends it again on another one. The first is still under way, and must
+// not overwrite what is written after the second. With one connection the kernel
+// has to wait for a new one, and gets that when everything of the old one has
+// ended. With several the claims hold a write back while one of the same blocks
+// is with the device (claims.exclusive), and a write that has not got there when
+// its connection is given up never does (queue.start).
 
 const (
 	defaultTimeout = 30 * time.Second
 	deadTime       = time.Hour // that requests wait for the next process, or the next daemon
 	adoptTime      = 10 * time.Second
+	maxPerDisk     = 16 // connections
 )
 
 // settings are those of a device.
 type settings struct {
-	attach  string // auto, yes, no
-	number  int    // N of /dev/nbdN; -1: any
-	timeout time.Duration
-	queues  int // the most that may serve the export
+	attach      string // auto, yes, no
+	number      int    // N of /dev/nbdN; -1: any
+	timeout     time.Duration
+	connections int // of the kernel
+	queues      int // the most that may serve the export
 }
 
 func parseSettings(in map[string]string) (settings, error) {
-	s := settings{attach: "no", number: -1, timeout: defaultTimeout, queues: math.MaxInt}
+	s := settings{attach: "no", number: -1, timeout: defaultTimeout, connections: 1, queues: math.MaxInt}
 	for k, v := range in {
 		n, err := strconv.ParseUint(v, 10, 20)
 		switch {
@@ -54,10 +58,12 @@ func parseSettings(in map[string]string) (settings, error) {
 			s.number = int(n)
 		case k == "timeout" && err == nil && n > 0:
 			s.timeout = time.Duration(n) * time.Second
+		case k == "connections" && err == nil && n > 0 && n <= maxPerDisk:
+			s.connections = int(n)
 		case k == "queues" && err == nil && n > 0:
 			s.queues = int(n)
 		default:
-			return s, fmt.Errorf("setting %s=%q: there are attach (auto, yes, no), number (the N of /dev/nbdN), timeout (seconds), queues (at most): %w", k, v, blk.EINVAL)
+			return s, fmt.Errorf("setting %s=%q: there are attach (auto, yes, no), number (the N of /dev/nbdN), timeout (seconds), connections (1 to %d), queues (at most): %w", k, v, maxPerDisk, blk.EINVAL)
 		}
 	}
 	return s, nil
@@ -69,6 +75,7 @@ type kernelDisk struct {
 	kernel kernelClient
 	log    *slog.Logger
 	config diskConfig // of the disk; index is what was asked for
+	conns  int        // that the kernel has, or gets when one is lost
 
 	mu      sync.Mutex
 	index   int  // N of /dev/nbdN; -1: none yet
@@ -107,8 +114,8 @@ func (f *frontend) attach(ctx context.Context, e *export, s *plugin.DeviceSpec) 
 	}
 	size, flags := e.geometry()
 	d := &kernelDisk{index: -1, f: f, exp: e, kernel: f.kernel, log: f.log().With("export", e.name), config: diskConfig{
-		index: set.number, size: size, block: e.block, flags: flags &^ txCanMultiConn, withFlags: true,
-		timeout: set.timeout, deadTime: deadTime, identity: s.Identity, socket: -1,
+		index: set.number, size: size, block: e.block, flags: flags, withFlags: true,
+		timeout: set.timeout, deadTime: deadTime, identity: s.Identity,
 	}}
 	if err := f.awaitQueues(ctx, s.Queues); err != nil {
 		return nil, err
@@ -118,7 +125,7 @@ func (f *frontend) attach(ctx context.Context, e *export, s *plugin.DeviceSpec) 
 		err = d.takeOver(ctx, index)
 	}
 	if err != nil {
-		err = d.connect()
+		err = d.connect(set.connections)
 	}
 	if errors.Is(err, errNoKernel) && set.attach == "auto" {
 		d.log.Info("no disk, an export alone", "cause", err)
@@ -136,28 +143,46 @@ var errNotOurs = errors.New("there is no disk of an earlier process")
 // takeOver goes on with the disk of an earlier process, whose requests wait.
 func (d *kernelDisk) takeOver(ctx context.Context, index int) error {
 	d.setNumber(index)
-	if err := d.reconnect(ctx); err != nil {
-		d.log.Warn("disk is made anew", "path", nodePath(index), "cause", err)
-		d.setNumber(-1)
-		return err
+	d.expect(d.kernel.connections(index))
+	for i := range d.conns {
+		err := d.reconnect(ctx)
+		if err != nil && i == 0 {
+			d.log.Warn("disk is made anew", "path", nodePath(index), "cause", err)
+			d.setNumber(-1)
+			return err
+		}
+		if err != nil {
+			d.log.Warn("the disk has fewer connections than before", "path", d.node(), "before", d.conns, "now", i, "err", err)
+			break
+		}
 	}
-	d.log.Info("disk taken over", "path", d.node())
+	d.log.Info("disk taken over", "path", d.node(), "connections", d.conns)
 	if err := d.resize(d.config.size); err != nil { // it may have changed since
 		d.log.Warn("the disk keeps its size", "path", d.node(), "server", d.config.size, "err", err)
 	}
 	return nil
 }
 
-// connect makes the disk.
-func (d *kernelDisk) connect() error {
-	ours, theirs, err := socketPair()
+// expect tells how many connections the kernel will have, before it has one.
+func (d *kernelDisk) expect(n int) {
+	d.conns = n
+	d.exp.claims.exclusive.Store(n > 1)
+}
+
+// connect makes the disk, with n connections if it may have as many.
+func (d *kernelDisk) connect(n int) error {
+	d.expect(min(n, d.kernel.mostConnections()))
+	ours, theirs, err := socketPairs(d.conns)
 	if err != nil {
 		return err
 	}
 	c := d.config
-	c.socket = theirs
+	c.sockets = theirs
+	if d.conns == 1 {
+		c.flags &^= txCanMultiConn
+	}
 	index, err := d.kernel.command(nlConnect, &c)
-	unix.Close(theirs)
+	closeAll(theirs)
 	if err == nil && index < 0 {
 		index = c.index
 	}
@@ -168,14 +193,17 @@ func (d *kernelDisk) connect() error {
 		err = fmt.Errorf("the kernel's NBD client does not tell the disk's number: %w", blk.EIO)
 	}
 	if err != nil {
-		unix.Close(ours)
+		closeAll(ours)
 		return err
 	}
 	d.setNumber(index)
-	if err := d.serve(ours); err != nil {
-		return errors.Join(err, d.detach())
+	for i, fd := range ours {
+		if err := d.serve(fd); err != nil {
+			closeAll(ours[i+1:])
+			return errors.Join(err, d.detach())
+		}
 	}
-	d.log.Info("disk is ready", "path", d.node())
+	d.log.Info("disk is ready", "path", d.node(), "connections", d.conns)
 	return nil
 }
 
@@ -201,7 +229,7 @@ func (d *kernelDisk) offer() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	c := diskConfig{index: d.number(), identity: d.config.identity, socket: theirs}
+	c := diskConfig{index: d.number(), identity: d.config.identity, sockets: []int{theirs}}
 	_, err = d.kernel.command(nlReconfigure, &c)
 	unix.Close(theirs)
 	if err != nil || hungUp(ours) {
@@ -209,6 +237,25 @@ func (d *kernelDisk) offer() (bool, error) {
 		return false, err
 	}
 	return true, d.serve(ours)
+}
+
+func socketPairs(n int) (ours, theirs []int, err error) {
+	for range n {
+		our, their, err := socketPair()
+		if err != nil {
+			closeAll(ours)
+			closeAll(theirs)
+			return nil, nil, err
+		}
+		ours, theirs = append(ours, our), append(theirs, their)
+	}
+	return ours, theirs, nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
 }
 
 func socketPair() (ours, theirs int, err error) {
@@ -222,13 +269,6 @@ func socketPair() (ours, theirs int, err error) {
 		return -1, -1, err
 	}
 	return fds[0], fds[1], nil
-}
-
-// hungUp: nobody has the other end.
-func hungUp(fd int) bool {
-	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, 0)
-	return err == nil && n == 1 && fds[0].Revents&(unix.POLLHUP|unix.POLLERR) != 0
 }
 
 // serve makes our end a connection of a queue.
@@ -277,7 +317,7 @@ func (d *kernelDisk) detach() error {
 	d.mu.Lock()
 	d.leaving = true
 	d.mu.Unlock()
-	_, err := d.kernel.command(nlDisconnect, &diskConfig{index: d.number(), socket: -1})
+	_, err := d.kernel.command(nlDisconnect, &diskConfig{index: d.number()})
 	if err != nil && !errors.Is(err, syscall.EINVAL) { // EINVAL: it is gone
 		return fmt.Errorf("disconnect %s: %w", d.node(), err)
 	}
@@ -285,7 +325,7 @@ func (d *kernelDisk) detach() error {
 }
 
 func (d *kernelDisk) resize(size uint64) error {
-	_, err := d.kernel.command(nlReconfigure, &diskConfig{index: d.number(), identity: d.config.identity, size: size, socket: -1})
+	_, err := d.kernel.command(nlReconfigure, &diskConfig{index: d.number(), identity: d.config.identity, size: size})
 	if err != nil {
 		return fmt.Errorf("resize %s: %w", d.node(), err)
 	}

@@ -30,12 +30,12 @@ func TestDiskAttributes(t *testing.T) {
 		want   string
 	}{
 		{"connect", diskConfig{index: 3, size: 1 << 30, block: 512, flags: 0x2d, withFlags: true, timeout: 30 * time.Second,
-			deadTime: time.Hour, identity: "abc", socket: 9},
+			deadTime: time.Hour, identity: "abc", sockets: []int{9, 10}},
 			`0800 0100 03000000  0c00 0200 0000004000000000  0c00 0300 0002000000000000  0c00 0400 1e00000000000000
 			0c00 0500 2d00000000000000  0c00 0800 100e000000000000  0800 0a00 61626300
-			1000 0780 0c00 0180 0800 0100 09000000`},
-		{"connect anywhere", diskConfig{index: -1, size: 4096, socket: -1}, `0c00 0200 0010000000000000`},
-		{"disconnect", diskConfig{index: 300, socket: -1}, `0800 0100 2c010000`},
+			1c00 0780 0c00 0180 0800 0100 09000000 0c00 0180 0800 0100 0a000000`},
+		{"connect anywhere", diskConfig{index: -1, size: 4096}, `0c00 0200 0010000000000000`},
+		{"disconnect", diskConfig{index: 300}, `0800 0100 2c010000`},
 	} {
 		got, err := v.config.encode()
 		want, _ := hex.DecodeString(strings.Join(strings.Fields(v.want), ""))
@@ -54,20 +54,20 @@ func TestDiskAttributes(t *testing.T) {
 }
 
 func nativeIsBig() bool {
-	data, err := (&diskConfig{index: 1, socket: -1}).encode()
+	data, err := (&diskConfig{index: 1}).encode()
 	return err != nil || data[0] == 0
 }
 
 func TestDiskSettings(t *testing.T) {
-	def := settings{attach: "no", number: -1, timeout: 30 * time.Second, queues: math.MaxInt}
+	def := settings{attach: "no", number: -1, timeout: 30 * time.Second, connections: 1, queues: math.MaxInt}
 	if s, err := parseSettings(nil); s != def || err != nil {
 		t.Errorf("none: %+v, %v", s, err)
 	}
-	want := settings{attach: "yes", number: 5, timeout: 3 * time.Second, queues: 1}
-	if s, err := parseSettings(map[string]string{"attach": "yes", "number": "5", "timeout": "3", "queues": "1"}); s != want || err != nil {
+	want := settings{attach: "yes", number: 5, timeout: 3 * time.Second, connections: 4, queues: 1}
+	if s, err := parseSettings(map[string]string{"attach": "yes", "number": "5", "timeout": "3", "connections": "4", "queues": "1"}); s != want || err != nil {
 		t.Errorf("all: %+v, %v", s, err)
 	}
-	for k, v := range map[string]string{"attach": "maybe", "number": "-1", "timeout": "0", "queues": "0", "colour": "red"} {
+	for k, v := range map[string]string{"attach": "maybe", "number": "-1", "timeout": "0", "connections": "17", "queues": "0", "colour": "red"} {
 		if _, err := parseSettings(map[string]string{k: v}); blk.ToErrno(err) != blk.EINVAL || !strings.Contains(err.Error(), k) {
 			t.Errorf("%s=%s: %v", k, v, err)
 		}
@@ -79,6 +79,7 @@ type fakeKernel struct {
 	mu       sync.Mutex
 	refuse   error
 	busy     int // offers of a connection that are not taken yet
+	had      int // connections of the disk of an earlier process
 	commands []uint8
 	configs  []diskConfig
 	conns    []net.Conn
@@ -92,26 +93,40 @@ func (k *fakeKernel) command(cmd uint8, c *diskConfig) (int, error) {
 	if k.refuse != nil {
 		return -1, k.refuse
 	}
-	if cmd == nlDisconnect && len(k.conns) > 0 {
-		k.conns[len(k.conns)-1].Close()
+	if cmd == nlDisconnect {
+		for _, conn := range k.conns {
+			conn.Close()
+		}
 	}
-	if c.socket < 0 {
+	if len(c.sockets) == 0 {
 		return -1, nil
 	}
 	if cmd == nlReconfigure && k.busy > 0 {
 		k.busy--
 		return -1, nil
 	}
-	fd, err := unix.Dup(c.socket)
+	for _, theirs := range c.sockets {
+		conn, err := ownConn(theirs)
+		if err != nil {
+			return -1, err
+		}
+		k.conns = append(k.conns, conn)
+	}
+	return 4, nil
+}
+
+func ownConn(fd int) (net.Conn, error) {
+	fd, err := unix.Dup(fd)
 	if err != nil {
-		return -1, err
+		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), "kernel's end")
 	defer f.Close()
-	conn, err := net.FileConn(f)
-	k.conns = append(k.conns, conn)
-	return 4, err
+	return net.FileConn(f)
 }
+
+func (k *fakeKernel) connections(int) int  { return max(1, k.had) }
+func (k *fakeKernel) mostConnections() int { return 4 }
 
 func (k *fakeKernel) conn(i int) net.Conn {
 	k.mu.Lock()
@@ -241,7 +256,7 @@ func TestKernelDisk_TakenOver(t *testing.T) {
 	if cmd, c := k.last(); cmd != nlReconfigure || c.index != 9 || r.f.Location(1) != "/dev/nbd9" {
 		t.Errorf("the kernel is told %d %+v, location %q", cmd, c, r.f.Location(1))
 	}
-	if cmd, c := k.last(); cmd != nlReconfigure || c.size != 4<<20 || c.socket != -1 {
+	if cmd, c := k.last(); cmd != nlReconfigure || c.size != 4<<20 || len(c.sockets) != 0 {
 		t.Errorf("the kernel is not told the size of now: %d %+v", cmd, c)
 	}
 	kernelIO(t, k.conn(0), 3)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -46,7 +48,7 @@ type diskConfig struct {
 	timeout   time.Duration
 	deadTime  time.Duration
 	identity  string
-	socket    int // descriptor of the kernel's end; -1: none
+	sockets   []int // descriptors of the kernel's ends
 	withFlags bool
 }
 
@@ -72,12 +74,14 @@ func (c *diskConfig) encode() ([]byte, error) {
 	if c.identity != "" {
 		e.String(attrIdentity, c.identity)
 	}
-	if c.socket >= 0 {
+	if len(c.sockets) > 0 {
 		e.Nested(attrSockets, func(e *netlink.AttributeEncoder) error {
-			e.Nested(attrSockItem, func(e *netlink.AttributeEncoder) error {
-				e.Uint32(attrSockFD, uint32(c.socket))
-				return nil
-			})
+			for _, fd := range c.sockets {
+				e.Nested(attrSockItem, func(e *netlink.AttributeEncoder) error {
+					e.Uint32(attrSockFD, uint32(fd))
+					return nil
+				})
+			}
 			return nil
 		})
 	}
@@ -88,6 +92,10 @@ func (c *diskConfig) encode() ([]byte, error) {
 type kernelClient interface {
 	// command returns the index in the answer, -1 if there is none.
 	command(cmd uint8, c *diskConfig) (int, error)
+	// connections is how many the disk with this index was made with.
+	connections(index int) int
+	// mostConnections is how many of a disk are used.
+	mostConnections() int
 }
 
 // netlinkClient is the kernel's own. A command has a socket of its own: there
@@ -116,6 +124,18 @@ func (netlinkClient) command(cmd uint8, c *diskConfig) (int, error) {
 	case <-time.After(commandTime):
 		return -1, fmt.Errorf("the kernel's NBD client has not answered within %s: %w", commandTime, blk.ETIMEDOUT)
 	}
+}
+
+// mostConnections: a connection serves a hardware queue, of which a disk has at
+// most one for each processor.
+func (netlinkClient) mostConnections() int { return runtime.NumCPU() }
+
+func (netlinkClient) connections(index int) int {
+	queues, err := os.ReadDir(filepath.Join("/sys/block", filepath.Base(nodePath(index)), "mq"))
+	if err != nil {
+		return 1
+	}
+	return max(1, len(queues))
 }
 
 func execute(cmd uint8, c *diskConfig) (int, error) {

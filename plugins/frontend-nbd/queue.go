@@ -309,7 +309,7 @@ func (q *queue) retryParked() {
 			continue
 		}
 		o.sh.exp.claims.waiting.Add(-1)
-		q.push(o)
+		q.start(o)
 		q.events++
 	}
 }

@@ -32,6 +32,14 @@ func vectored(call uintptr, fd int, iov []unix.Iovec) (int, unix.Errno) {
 	return int(n), errno
 }
 
+// hungUp: nobody has the other end of the socket, or it is shut down.
+func hungUp(fd int) bool {
+	p := unix.PollFd{Fd: int32(fd)}
+	var now unix.Timespec
+	n, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&p)), 1, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
+	return errno == 0 && n == 1 && p.Revents&(unix.POLLHUP|unix.POLLERR) != 0
+}
+
 // epollNow collects waiting events without blocking.
 func epollNow(fd int, events []unix.EpollEvent) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)

@@ -336,6 +336,18 @@ func (q *queue) submit(o *op) {
 		q.park(o)
 		return
 	}
+	q.start(o)
+}
+
+// start hands over a child that nothing is in the way of. A write whose
+// connection the kernel has given up ends here: the kernel sends it again on
+// another one, and may have its answer already. The claim comes before the
+// look: who sends it again from now on finds the claim.
+func (q *queue) start(o *op) {
+	if o.req.op.Modifies() && o.conn.givenUp() {
+		o.conn.onDone(o, blk.EIO)
+		return
+	}
 	q.push(o)
 }
 

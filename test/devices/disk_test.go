@@ -34,6 +34,7 @@ func TestGuest(t *testing.T) {
 				{"discard and partitions", testDiscardAndPartitions},
 				{"growing disk", testGrowing},
 				{"kills under load", testKills},
+				{"several connections", testSeveralConnections},
 				{"client stopped under load", testClientStopped},
 				{"raid over two servers", testRAID},
 				{"files against a model", testModel},

@@ -67,6 +67,16 @@ type change = func(*controlpb.MapRequest)
 
 func readOnly(r *controlpb.MapRequest) { r.AccessMode = "ro" }
 
+// options are words of the front end, in pairs.
+func options(words ...string) change {
+	return func(r *controlpb.MapRequest) {
+		r.Options = map[string]string{}
+		for i := 0; i < len(words); i += 2 {
+			r.Options[words[i]] = words[i+1]
+		}
+	}
+}
+
 // queueing: requests wait for a server that is gone.
 func queueing(r *controlpb.MapRequest) { r.Loss = "queue:2m" }
 
@@ -82,7 +92,7 @@ func pick[T any](short, longForm T) T {
 func (s *stack) disk(t *testing.T, path string, with ...change) (*controlpb.ClientDevice, string) {
 	t.Helper()
 	if s.frontend == "nbd" { // until the kernel sends again what a dead process had
-		with = append(with, func(r *controlpb.MapRequest) { r.Options = map[string]string{"timeout": "5"} })
+		with = append([]change{options("timeout", "5")}, with...)
 	}
 	d, err := s.client.Map(path, s.server, with...)
 	if err != nil {
