@@ -153,6 +153,7 @@ func (d *kernelDisk) takeOver(ctx context.Context, index int) error {
 		}
 		if err != nil {
 			d.log.Warn("the disk has fewer connections than before", "path", d.node(), "before", d.conns, "now", i, "err", err)
+			d.conns = i
 			break
 		}
 	}

@@ -130,6 +130,7 @@ func (netlinkClient) command(cmd uint8, c *diskConfig) (int, error) {
 // most one for each processor.
 func (netlinkClient) mostConnections() int { return runtime.NumCPU() }
 
+// connections counts the disk's hardware queues.
 func (netlinkClient) connections(index int) int {
 	queues, err := os.ReadDir(filepath.Join("/sys/block", filepath.Base(nodePath(index)), "mq"))
 	if err != nil {
