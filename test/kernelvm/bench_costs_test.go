@@ -25,7 +25,8 @@ func (c perIO) String() string {
 }
 
 // The kernel counts the system calls of every program at a tracepoint. It is on
-// from the start, so that every round pays for it alike.
+// from the start: to turn one on changes code that the other CPU may be running,
+// which parallel emulation does not stand.
 const (
 	countCalls  = "trace_event=raw_syscalls:sys_enter"
 	callEvents  = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/"

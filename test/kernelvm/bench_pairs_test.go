@@ -27,7 +27,7 @@ type peerBench struct {
 const benchAddr = "10.1.0.1"
 
 func newPeerBench(t *testing.T) *peerBench {
-	g := vm.Boot(t, vm.Config{MemMiB: 3072, Modules: []string{"ublk_drv", "nbd"}, Cmdline: countCalls})
+	g := vm.Boot(t, vm.Config{MemMiB: 3072, Parallel: true, Modules: []string{"ublk_drv", "nbd"}, Cmdline: countCalls})
 	b := &peerBench{t: t, g: g}
 	b.withoutTraces()
 	g.RXE(t, "rxe0", benchAddr+"/24")

@@ -40,6 +40,11 @@ type Config struct {
 	Net     Net
 	Modules []string // loaded after the start, by modprobe
 	Cmdline string   // added to the kernel's command line
+	// Parallel has an emulating thread for each processor, for figures that need
+	// processors which work at the same time. With it QEMU 7.2 keeps translations of
+	// code that another processor is patching, and the guest may die of an int3 that
+	// was there for a moment.
+	Parallel bool
 	// Newer asks for the kernel of Debian's backports, which has no rtrs, rnbd
 	// and siw, instead of the usual one.
 	Newer bool
@@ -114,12 +119,13 @@ func (g *Guest) start(c Config) error {
 	}
 	// Watchdogs measure the host's load here, not the guest's health.
 	cmdline := "console=ttyS0 quiet panic=-1 net.ifnames=0 watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120 kfence.sample_interval=100 " + c.Cmdline
-	// One thread for all processors: with a thread each, QEMU 7.2 keeps translations
-	// of code that another processor is patching, and the guest dies of an int3 that
-	// was there for a moment.
+	threads := "single"
+	if c.Parallel {
+		threads = "multi"
+	}
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-machine", "q35", "-accel", "tcg,thread=single", "-cpu", "max",
+		"-machine", "q35", "-accel", "tcg,thread=" + threads, "-cpu", "max",
 		"-smp", strconv.Itoa(c.CPUs), "-m", strconv.Itoa(c.MemMiB),
 		"-kernel", g.Kernel.Image, "-initrd", filepath.Join(g.dir, "initrd"), "-append", cmdline,
 		"-serial", "file:" + g.consolePath(),
