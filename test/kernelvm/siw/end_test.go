@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -231,14 +232,33 @@ func connect(t testing.TB, addr netip.Addr, active string, change ...func(*iwarp
 	return connectWith(t, addr, active, []byte("question"), []byte("answer"), change...)
 }
 
-func connectWith(t testing.TB, addr netip.Addr, active string, ask, say []byte, change ...func(*iwarp.Config)) *pair {
+func connectWith(t testing.TB, addr netip.Addr, active string, ask, say []byte, change ...func(*iwarp.Config)) (p *pair) {
+	t.Helper()
+	check(t, onFreePort(func() error {
+		p = newPair(t, addr, active, change...)
+		return p.join(addr, ask, say)
+	}))
+	return p
+}
+
+// onFreePort tries with another port where that of siw was taken: the kernel
+// chooses it from a list of its own, beside that of TCP, in which siw opens it.
+func onFreePort(try func() error) (err error) {
+	for range 5 {
+		if err = try(); !errors.Is(err, syscall.EADDRINUSE) {
+			break
+		}
+	}
+	return err
+}
+
+func newPair(t testing.TB, addr netip.Addr, active string, change ...func(*iwarp.Config)) *pair {
 	t.Helper()
 	p := &pair{our: newEnd(t, "ours", ours(t, change...)), siw: newEnd(t, "siw", siwAt(t, addr))}
 	p.client, p.server = p.our, p.siw
 	if active == "siw" {
 		p.client, p.server = p.siw, p.our
 	}
-	check(t, p.join(addr, ask, say))
 	return p
 }
 

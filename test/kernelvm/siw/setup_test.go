@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"testing"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
@@ -125,36 +126,38 @@ func TestI005_Siw_StalledListenerIsPoked(t *testing.T) {
 
 func TestI002_Siw_Reject(t *testing.T) {
 	v4, _ := addresses(t)
-	refuse := func(t *testing.T, p *pair, private []byte) error {
-		l, err := p.server.dev.Listen(v4Port(v4))
-		check(t, err)
-		defer l.Close()
-		done := make(chan error, 1)
-		go func() {
-			r, err := l.Accept()
-			if err == nil {
-				err = r.Reject(private)
+	refuse := func(t *testing.T, active string, private []byte) error {
+		return onFreePort(func() error {
+			p := newPair(t, v4, active)
+			l, err := p.server.dev.Listen(v4Port(v4))
+			check(t, err)
+			defer l.Close()
+			done := make(chan error, 1)
+			go func() {
+				r, err := l.Accept()
+				if err == nil {
+					err = r.Reject(private)
+				}
+				done <- err
+			}()
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			_, err = p.client.dev.Connect(ctx, p.client.qp, verbs.ConnectParams{Src: v4, Dst: l.Addr(), Private: []byte("may I?")})
+			if errors.Is(err, syscall.EADDRINUSE) {
+				return err
 			}
-			done <- err
-		}()
-		ctx, cancel := context.WithTimeout(t.Context(), limit)
-		defer cancel()
-		_, err = p.client.dev.Connect(ctx, p.client.qp, verbs.ConnectParams{Src: v4, Dst: l.Addr(), Private: []byte("may I?")})
-		check(t, <-done)
-		return err
+			check(t, <-done)
+			return err
+		})
 	}
 	t.Run("by siw", func(t *testing.T) {
-		p := &pair{our: newEnd(t, "ours", ours(t)), siw: newEnd(t, "siw", siwAt(t, v4))}
-		p.client, p.server = p.our, p.siw
 		var rej *verbs.RejectError
-		if err := refuse(t, p, []byte("no")); !errors.As(err, &rej) || string(rej.Private) != "no" {
+		if err := refuse(t, "ours", []byte("no")); !errors.As(err, &rej) || string(rej.Private) != "no" {
 			t.Errorf("%v, want a refusal that says no", err)
 		}
 	})
 	t.Run("by ours", func(t *testing.T) {
-		p := &pair{our: newEnd(t, "ours", ours(t)), siw: newEnd(t, "siw", siwAt(t, v4))}
-		p.client, p.server = p.siw, p.our
-		if err := refuse(t, p, []byte("no")); err == nil {
+		if err := refuse(t, "siw", []byte("no")); err == nil {
 			t.Error("siw thinks it is connected")
 		} else {
 			t.Log(err)
