@@ -11,9 +11,6 @@ import (
 // testSeveralConnections: nbd.ko gives a connection up when one of its requests
 // is late, and sends what it had on another one. Users see a pause.
 func testSeveralConnections(t *testing.T, s *stack) {
-	if s.frontend != "nbd" {
-		t.Skip("ublk has none")
-	}
 	d, node := s.disk(t, s.image(t, 64<<20), queueing, options("timeout", "3", "connections", "2"))
 	end := load(t, node, "2m")
 	for _, event := range []struct {

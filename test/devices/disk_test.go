@@ -34,7 +34,6 @@ func TestGuest(t *testing.T) {
 				{"discard and partitions", testDiscardAndPartitions},
 				{"growing disk", testGrowing},
 				{"kills under load", testKills},
-				{"several connections", testSeveralConnections},
 				{"client stopped under load", testClientStopped},
 				{"raid over two servers", testRAID},
 				{"files against a model", testModel},
@@ -47,6 +46,9 @@ func TestGuest(t *testing.T) {
 				{"links by udev", testUdev},
 			} {
 				t.Run(test.name, func(t *testing.T) { test.run(t, s) })
+			}
+			if fe.name == "nbd" {
+				t.Run("several connections", func(t *testing.T) { testSeveralConnections(t, s) })
 			}
 		})
 	}
