@@ -366,13 +366,18 @@ func TestRecall_WorkLeftToTheThread(t *testing.T) {
 	add(t, far, &echo{Completer: r.Completer()})
 	near.Start()
 	far.Start()
-	for end := time.Now().Add(10 * time.Second); near.Stats().Loans == 0 || !near.loan.out.Load(); near.Drive(func() {}) {
+	left := false
+	leave := func() {
+		if left = near.loan.out.Load(); left {
+			c.Push(&shm.SQE{})
+			c.Publish()
+		}
+	}
+	for end := time.Now().Add(10 * time.Second); !left; near.Drive(leave) {
 		if time.Now().After(end) {
 			t.Fatalf("not lent: %+v", near.Stats())
 		}
 	}
-	c.Push(&shm.SQE{})
-	c.Publish()
 	near.Recall()
 	select {
 	case <-answered:
