@@ -612,8 +612,9 @@ func TestEventsAreInOrder(t *testing.T) {
 
 func TestCloseGivesUpWithItsContext(t *testing.T) {
 	c, _, _ := openScripted(t, nil)
-	hold := make(chan struct{})
-	c.pollers[0].Do(func() { <-hold })
+	held, hold := make(chan struct{}), make(chan struct{})
+	c.pollers[0].Do(func() { close(held); <-hold })
+	<-held
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
 	if err := c.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {

@@ -93,10 +93,11 @@ func TestR011_ConnectionThatComesWhileItsPathClosesIsRefused(t *testing.T) {
 		defer s.mu.Unlock()
 		return s.sessions[p.req.PathsUUID].paths[0]
 	}()
-	hold := make(chan struct{})
+	held, hold := make(chan struct{}), make(chan struct{})
 	release := sync.OnceFunc(func() { close(hold) })
 	t.Cleanup(release)
-	path.conns[1].poller.Do(func() { <-hold }) // its connection does not end meanwhile
+	path.conns[1].poller.Do(func() { close(held); <-hold }) // its connection does not end meanwhile
+	<-held
 	path.close(ErrClosed)
 	if got := p.refused(0, p.private(0)); got != -int(syscall.ECONNRESET) {
 		t.Errorf("refused with %d", got)
