@@ -452,11 +452,14 @@ func TestPump_PinsItsThread(t *testing.T) {
 	if runtime.NumCPU() < 2 {
 		t.Skip("one CPU only")
 	}
+	runtime.LockOSThread() // the process's first thread may have been a pump's, and pinned
+	defer runtime.UnlockOSThread()
+	var all unix.CPUSet
+	unix.SchedGetaffinity(0, &all)
 	for cpu, want := range map[int]int{1: 1, 0: -1, -1: -1, 100000: -1} {
 		p := newPump(t, Config{Name: "pin", CPU: cpu})
 		p.Start()
-		var all, got unix.CPUSet
-		unix.SchedGetaffinity(unix.Getpid(), &all)
+		var got unix.CPUSet
 		p.Call(func() { unix.SchedGetaffinity(0, &got) })
 		if want >= 0 && (got.Count() != 1 || !got.IsSet(want)) {
 			t.Errorf("CPU %d: thread may run on %d CPUs", cpu, got.Count())
