@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -245,19 +246,29 @@ func (p *ioPlugin) detachSession(s *session) {
 	}
 }
 
-// stop ends the process in order: nothing is in flight any more.
+// stop ends the process in order: nothing is in flight any more. A restart that is
+// under way may wait for the process that runs, or bring up another one.
 func (p *ioPlugin) stop(ctx context.Context) error {
 	p.mu.Lock()
 	p.stopping = true
-	proc := p.proc
 	p.mu.Unlock()
-	var err error
-	if proc != nil {
-		err = proc.Stop(ctx)
-	}
+	err := p.stopProcess(ctx)
 	p.wg.Wait()
+	err = errors.Join(err, p.stopProcess(ctx))
 	for _, q := range p.queues {
 		q.suspend()
 	}
 	return err
+}
+
+// stopProcess stops the process that runs, if there is one.
+func (p *ioPlugin) stopProcess(ctx context.Context) error {
+	p.mu.Lock()
+	proc := p.proc
+	p.proc = nil
+	p.mu.Unlock()
+	if proc == nil {
+		return nil
+	}
+	return proc.Stop(ctx)
 }

@@ -64,10 +64,10 @@ func (p *ioPlugin) recover(devices []*device) {
 	}
 	for p.mayRestart() {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		err := p.startAgain(ctx)
+		proc, err := p.startAgain(ctx)
 		cancel()
 		if err == nil {
-			p.reopen(devices)
+			p.reopen(devices, proc)
 			return
 		}
 		p.log.Error("plugin does not start again", "error", err)
@@ -100,10 +100,11 @@ func (p *ioPlugin) mayRestart() bool {
 	return true
 }
 
-// startAgain starts a process that knows the arenas of all sessions.
-func (p *ioPlugin) startAgain(ctx context.Context) error {
+// startAgain starts a process that knows the arenas of all sessions. Nil without an
+// error: it has died again, or is about to, which starts a recovery of its own.
+func (p *ioPlugin) startAgain(ctx context.Context) (*plugin.Process, error) {
 	if err := p.start(ctx); err != nil {
-		return err
+		return nil, err
 	}
 	p.mu.Lock()
 	proc := p.proc
@@ -114,23 +115,25 @@ func (p *ioPlugin) startAgain(ctx context.Context) error {
 	p.mu.Unlock()
 	for _, s := range sessions {
 		if proc == nil {
-			return nil // died again: another recovery is under way
+			return nil, nil
 		}
 		if err := proc.AttachArena(ctx, s.index, s.arena); err != nil {
-			// It is of no use; its end starts a recovery of its own.
 			p.log.Error("plugin does not take a session's memory", "session", s.name, "error", err)
 			proc.Kill()
-			return nil
+			return nil, nil
 		}
 	}
-	return nil
+	return proc, nil
 }
 
-// reopen opens the devices again, each on its own: one that waits for its
-// fence holds up nobody else.
-func (p *ioPlugin) reopen(devices []*device) {
+// reopen opens the devices again in proc, if there is one, each on its own: one that
+// waits for its fence holds up nobody else.
+func (p *ioPlugin) reopen(devices []*device, proc *plugin.Process) {
+	if proc == nil {
+		return
+	}
 	p.mu.Lock()
-	gen, proc := p.generation, p.proc
+	gen := p.generation
 	p.mu.Unlock()
 	for _, d := range devices {
 		p.wg.Add(1)
@@ -142,7 +145,7 @@ func (p *ioPlugin) reopen(devices []*device) {
 }
 
 func (p *ioPlugin) reopen1(d *device, gen uint32, proc *plugin.Process) {
-	if proc == nil || !p.serves(d) {
+	if !p.serves(d) {
 		return
 	}
 	late := time.AfterFunc(p.server.cfg.FenceTimeout, func() {

@@ -127,6 +127,9 @@ func (in *inProcess) watch() {
 func (in *inProcess) end() {
 	in.once.Do(func() {
 		_ = in.peer.Close()
+		in.server.mu.Lock()
+		in.server.ended = true // calls still come, and a queue that started now would live on
+		in.server.mu.Unlock()
 		for _, w := range in.server.queues() {
 			w.asks.close()
 		}

@@ -35,6 +35,7 @@ type server struct {
 	configured bool
 	pumps      int // number of queues, from Configure
 	detached   bool
+	ended      bool // a plugin within the host's process has been killed
 	workers    map[uint32]*worker
 }
 
@@ -146,7 +147,7 @@ func (s *server) start(pump uint32, w *worker) error {
 	switch {
 	case !s.configured:
 		return fmt.Errorf("before configure: %w", blk.EINVAL)
-	case s.detached:
+	case s.detached, s.ended:
 		return fmt.Errorf("after detach: %w", blk.ENODEV)
 	case s.workers[pump] != nil:
 		return fmt.Errorf("in use: %w", blk.EEXIST)
