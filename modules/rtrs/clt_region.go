@@ -55,7 +55,7 @@ func (s *Session) Register(mem []byte) (*Region, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return nil, fmt.Errorf("rtrs: register memory for session %s: %w", s.name, verbs.ErrClosed)
+		return nil, fmt.Errorf("rtrs: register memory for session %s: %w: %w", s.name, ErrClosed, verbs.ErrClosed)
 	}
 	for _, d := range s.devices {
 		if err := r.addDevice(d); err != nil {

@@ -43,6 +43,8 @@ type Config struct {
 	// ended: nil after Stop. The end of the process is no fence: its I/O may
 	// still reach the disk.
 	OnExit func(error)
+
+	reapGrace time.Duration // 0: reapGrace
 }
 
 func (c Config) withDefaults() Config {
@@ -54,6 +56,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.StartTimeout == 0 {
 		c.StartTimeout = startTimeout
+	}
+	if c.reapGrace == 0 {
+		c.reapGrace = reapGrace
 	}
 	c.Pumps = max(c.Pumps, 1)
 	return c

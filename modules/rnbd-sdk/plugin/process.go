@@ -137,14 +137,14 @@ func (p *Process) settle(reaped <-chan struct{}) {
 	select {
 	case <-reaped:
 		return
-	case <-time.After(reapGrace):
+	case <-time.After(p.c.reapGrace):
 	}
 	if p.child != nil {
 		_ = p.child.kill()
 	}
 	select {
 	case <-reaped:
-	case <-time.After(reapGrace):
+	case <-time.After(p.c.reapGrace):
 	}
 }
 
@@ -173,7 +173,7 @@ func (p *Process) verdict(reaped <-chan struct{}) error {
 	}
 	err := &exitError{text: fmt.Sprintf("%s %q (%s, pid %d): %v: %s", p.c.Kind, p.c.Name, p.c.Path, p.PID(), ErrExited, how)}
 	if p.child != nil {
-		p.child.hearOut(reapGrace)
+		p.child.hearOut(p.c.reapGrace)
 		err.words = p.child.words
 	}
 	return err

@@ -244,7 +244,7 @@ func TestDrive_CallersWhoKeepDrivingGetThePumpLent(t *testing.T) {
 			t.Fatalf("not lent: %+v", p.Stats())
 		}
 		before := w.arms.Load()
-		if p.Drive(func() {}); w.arms.Load() > before {
+		if !p.Drive(func() {}) || w.arms.Load() > before {
 			unarmed = 0
 		} else {
 			unarmed++

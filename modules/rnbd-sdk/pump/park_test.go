@@ -35,6 +35,19 @@ func switches(t *testing.T) (n int) {
 	return n
 }
 
+// queued is how long this process's threads have waited for a processor.
+func queued() (d time.Duration) {
+	tasks, _ := filepath.Glob("/proc/self/task/*/schedstat")
+	for _, task := range tasks {
+		text, _ := os.ReadFile(task)
+		if f := strings.Fields(string(text)); len(f) > 1 {
+			ns, _ := strconv.Atoi(f[1])
+			d += time.Duration(ns)
+		}
+	}
+	return d
+}
+
 // roomForPumps lets pumps park until the end of the test.
 func roomForPumps(t *testing.T) {
 	before, percent := runtime.GOMAXPROCS(0), debug.SetGCPercent(100)
@@ -85,27 +98,32 @@ func beatEvery(t *testing.T, d time.Duration) *probe {
 }
 
 // A pump that is woken now and then costs the process a few sleeps of threads
-// each time, not the fifty of the runtime's monitor.
+// each time, not the fifty of the runtime's monitor, which looks at a thread that
+// waits for a processor as well.
 func TestPump_SeldomWokenWakesNobodyElse(t *testing.T) {
 	roomForPumps(t)
 	const beats = 4
-	best := 1 << 30 // of several: the runtime has work of its own at times
+	best, judged := 1<<30, 0 // of several: the runtime has work of its own at times
 	for range 10 {
 		p := newPump(t, Config{Name: "seldom"})
 		add(t, p, beatEvery(t, 2*longSleep))
 		p.Start()
 		asleep(t, p)
 		time.Sleep(4 * longSleep)
-		wakes, before := p.Stats().Wakes, switches(t)
+		wakes, before, crowd := p.Stats().Wakes, switches(t), queued()
 		time.Sleep(2 * beats * longSleep)
 		n, woken := switches(t)-before, int(p.Stats().Wakes-wakes)
 		stopInTime(t, p)
-		if woken < beats/2 {
+		if woken < beats/2 || queued()-crowd > 2*time.Millisecond {
 			continue
 		}
+		judged++
 		if best = min(best, n/woken); best <= 10 {
 			return
 		}
+	}
+	if judged == 0 {
+		t.Skip("the processors are too busy to tell")
 	}
 	t.Errorf("one wake-up of the pump made threads sleep %d times, if it woke at all", best)
 }
@@ -162,8 +180,8 @@ func TestPump_WakesFromEitherSleep(t *testing.T) {
 				case 1:
 					p.Do(func() {})
 				case 2:
-					if !p.TryDrive(func() { signal(s.fd) }) {
-						t.Fatal("a sleeping pump is not driven")
+					for !p.TryDrive(func() { signal(s.fd) }) {
+						asleep(t, p) // a trace of the last wake-up may have woken it once more
 					}
 				}
 				for end := time.Now().Add(5 * time.Second); s.polls.Load() == before; time.Sleep(20 * time.Microsecond) {

@@ -174,7 +174,7 @@ func TestPump_DoAndCallFromManyGoroutines(t *testing.T) {
 	for g := range 8 {
 		wg.Go(func() {
 			rnd := rand.New(rand.NewSource(int64(g)))
-			for range 500 {
+			for range 100 {
 				p.Do(func() { n++ })
 				seen := 0
 				p.Call(func() { calls++; seen = calls })
@@ -189,8 +189,8 @@ func TestPump_DoAndCallFromManyGoroutines(t *testing.T) {
 	}
 	inTime(t, "Do and Call", wg.Wait)
 	p.Call(func() {
-		if n != 4000 || calls != 4000 {
-			t.Errorf("%d and %d functions ran, want 4000 each", n, calls)
+		if n != 800 || calls != 800 {
+			t.Errorf("%d and %d functions ran, want 800 each", n, calls)
 		}
 		inner := false
 		p.Call(func() { inner = true })

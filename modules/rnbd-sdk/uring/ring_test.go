@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -130,6 +131,9 @@ func TestRing_DriverCommand(t *testing.T) {
 	self, _ := unix.Getsockname(sock)
 	if err := unix.Sendto(sock, []byte("seven b"), 0, self); err != nil {
 		t.Fatal(err)
+	}
+	if !readable(sock, 10*time.Second) {
+		t.Fatal("a datagram is lost on its way to its sender")
 	}
 	for i := range 3 { // entries of 128 bytes: the second is not behind the first half of the first
 		s := r.Next()
