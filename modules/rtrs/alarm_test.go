@@ -213,7 +213,7 @@ func TestIdleSessionsWakeTheirOwnersTogether(t *testing.T) {
 	time.Sleep(beats * beat)
 	n := near.sleeps.Load() + far.sleeps.Load() - before
 	t.Logf("%d wake-ups of two owners in %d intervals", n, beats)
-	if n < beats || n > 10*beats {
-		t.Errorf("%d sessions woke their owners %d times in %d intervals, want %d to %d", sessions, n, beats, beats, 10*beats)
+	if most := int64(sessions * beats); n < beats || n > most { // one by one they would do it twice as often, at least
+		t.Errorf("%d sessions woke their owners %d times in %d intervals, want %d to %d", sessions, n, beats, beats, most)
 	}
 }

@@ -403,11 +403,15 @@ func TestSmallSendQueue(t *testing.T) {
 		}
 	}
 	go func() {
-		for r := range arrived {
-			r.conn.srv.do(func() { r.respond(0) })
+		for {
+			select {
+			case r := <-arrived:
+				r.respondWithRoom()
+			case <-t.Context().Done():
+				return
+			}
 		}
 	}()
-	t.Cleanup(func() { close(arrived) })
 	net.Cut(cltA, a.addr.Addr())
 	for range sent {
 		if d := c.next(); d.errno != 0 {

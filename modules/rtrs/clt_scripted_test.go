@@ -62,6 +62,8 @@ type scriptedConn struct {
 	down bool
 	wrs  [1]verbs.SendWR
 	sges [1]verbs.SGE
+
+	flying int // of post, not completed; of the owner
 }
 
 // answerWithoutMemory answers a request and allocates nothing.
@@ -261,7 +263,9 @@ func (s *scriptedServer) complete(wc *verbs.WC) {
 	switch {
 	case wc.Op == verbs.OpDisconnected:
 		c.down = true
-	case wc.Status != verbs.StatusOK || wc.Op != verbs.OpRecv && wc.Op != verbs.OpRecvImm:
+	case wc.Op != verbs.OpRecv && wc.Op != verbs.OpRecvImm:
+		c.flying--
+	case wc.Status != verbs.StatusOK:
 	case wc.ID == scriptedInfoID:
 		s.sendInfo(c)
 	default:
@@ -339,6 +343,17 @@ func (r *scriptedRequest) respond(errno int) {
 	r.conn.rkeyRsp(imm, r.buf, r.conn.srv.rkey(r.buf))
 }
 
+// respondWithRoom responds when the client has taken enough of the answers before.
+func (r *scriptedRequest) respondWithRoom() {
+	for answered := false; !answered; time.Sleep(100 * time.Microsecond) {
+		r.conn.srv.do(func() {
+			if answered = r.conn.down || r.conn.flying < r.conn.srv.queue-2; answered {
+				r.respond(0)
+			}
+		})
+	}
+}
+
 // rkey is the key of a chunk.
 func (s *scriptedServer) rkey(buf int) uint32 { return s.mrs[buf*s.regions/s.depth].RKey() }
 
@@ -362,7 +377,10 @@ func (c *scriptedConn) post(wr verbs.SendWR, payload []byte) {
 		wr.SGEs = []verbs.SGE{{Buf: mem, LKey: mr.LKey()}}
 	}
 	wr.Signaled = true
-	if _, err := c.qp.PostSend([]verbs.SendWR{wr}); err != nil && !c.down && !errors.Is(err, verbs.ErrNotConnected) {
+	switch _, err := c.qp.PostSend([]verbs.SendWR{wr}); {
+	case err == nil:
+		c.flying++
+	case !c.down && !errors.Is(err, verbs.ErrNotConnected):
 		s.t.Errorf("scripted server: post: %v", err)
 	}
 }

@@ -277,6 +277,20 @@ func TestFlushCoversOtherConnections(t *testing.T) {
 	}
 }
 
+// Who unmaps right after its client has ended is not told that it is in use.
+func TestRemoveDevice_ConnectionsThatJustEnded(t *testing.T) {
+	r := newRig(t, rigConfig{queues: 2})
+	c := r.connect(false)
+	c.read(0, make([]byte, 512))
+	for _, p := range r.pumps {
+		p.Do(func() { time.Sleep(100 * time.Millisecond) })
+	}
+	c.conn.Close()
+	if err := r.f.RemoveDevice(t.Context(), 0, false); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRemoveDevice(t *testing.T) {
 	r := newRig(t, rigConfig{queues: 2})
 	ctx := context.Background()

@@ -79,8 +79,12 @@ func (f *frontend) enter(index uint32, e *export) error {
 	return nil
 }
 
-// RemoveDevice takes an export away: EBUSY while it has connections and force
-// is not set. It returns when no slot is with the device any more.
+// partingTime is for clients that have ended, whose connections have not been seen
+// to end yet.
+const partingTime = time.Second
+
+// RemoveDevice takes an export away: EBUSY if it keeps connections for a second and
+// force is not set. It returns when no slot is with the device any more.
 func (f *frontend) RemoveDevice(ctx context.Context, index uint32, force bool) error {
 	e := f.export(index)
 	if e == nil {
@@ -99,7 +103,12 @@ func (f *frontend) RemoveDevice(ctx context.Context, index uint32, force bool) e
 }
 
 func (f *frontend) remove(ctx context.Context, e *export, force bool) error {
-	if err := e.retire(force); err != nil {
+	err := e.retire(force)
+	for end := time.Now().Add(partingTime); errors.Is(err, blk.EBUSY) && time.Now().Before(end) && ctx.Err() == nil; {
+		time.Sleep(10 * time.Millisecond)
+		err = e.retire(force)
+	}
+	if err != nil {
 		return fmt.Errorf("export %q: %w", e.name, err)
 	}
 	if d := e.disk.Load(); d != nil {

@@ -2,28 +2,31 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/rnbd-go/rnbd/test/lab"
 	"github.com/rnbd-go/rnbd/test/syscalls"
 )
 
-// budget is the most that an I/O of a path may take.
+// budget is the most that an I/O of a path may take: of system calls twice what a
+// quiet machine with two cores takes, since they are more on a busy one.
 type budget struct {
 	calls  float64
 	copies float64 // of a byte, in any one process
 }
 
 var budgets = map[key]budget{
-	{direct, "4k-randread-d32"}:    {1.5, 1.1},
-	{direct, "4k-randwrite-d32"}:   {1.5, 1.1},
-	{direct, "1m-seqread-d8"}:      {100, 0.05},
-	{direct, "1m-seqwrite-d8"}:     {100, 0.05},
-	{frontEnd, "4k-randread-d32"}:  {3.5, 1.1},
-	{frontEnd, "4k-randwrite-d32"}: {3.5, 1.1},
-	{frontEnd, "1m-seqread-d8"}:    {200, 0.05},
-	{frontEnd, "1m-seqwrite-d8"}:   {200, 0.05},
+	{direct, "4k-randread-d32"}:    {2.5, 1.1},
+	{direct, "4k-randwrite-d32"}:   {2.5, 1.1},
+	{direct, "1m-seqread-d8"}:      {150, 0.05},
+	{direct, "1m-seqwrite-d8"}:     {150, 0.05},
+	{frontEnd, "4k-randread-d32"}:  {4.5, 1.1},
+	{frontEnd, "4k-randwrite-d32"}: {4.5, 1.1},
+	{frontEnd, "1m-seqread-d8"}:    {400, 0.05},
+	{frontEnd, "1m-seqwrite-d8"}:   {400, 0.05},
 }
 
 // objectsPerIO is next to none, objectsAnyway what timers take meanwhile.
@@ -46,27 +49,29 @@ func TestBudgets(t *testing.T) {
 				if !ok {
 					t.Fatal("there is no budget")
 				}
-				s.fewest(t, target, w, b).within(t, b)
+				s.cheapest(t, target, w, b).within(t, b)
 			})
 		}
 	}
 }
 
-// fewest counts again if the calls do not fit, or too little happened: on a busy
+// cheapest counts again if something does not fit, or too little happened: on a busy
 // machine batches are small, and pumps look around while others have the CPU.
-func (s *site) fewest(t *testing.T, target *target, w workload, b budget) (best cost) {
+func (s *site) cheapest(t *testing.T, target *target, w workload, b budget) (best cost) {
 	t.Helper()
 	var err error
-	for range 16 {
+	for try := range 16 {
+		time.Sleep(time.Duration(try) * 100 * time.Millisecond) // what made it busy may pass
 		var all []cost
 		if all, err = s.countLoads(t.Context(), target, []workload{w}); err != nil {
 			continue
 		}
-		if c := all[0]; best.IOs == 0 || c.CallsIO < best.CallsIO {
-			best = c
+		c := all[0]
+		if c.excess(b) == nil {
+			return c
 		}
-		if best.CallsIO <= b.calls {
-			break
+		if best.IOs == 0 || c.CallsIO < best.CallsIO {
+			best = c
 		}
 	}
 	if best.IOs == 0 {
@@ -75,21 +80,29 @@ func (s *site) fewest(t *testing.T, target *target, w workload, b budget) (best 
 	return best
 }
 
-func (c cost) within(t *testing.T, b budget) {
-	t.Logf("%d I/Os: %.2f calls each, %.4f objects, copies of a byte: %s; calls: %v", c.IOs, c.CallsIO, total(c.Objects), shares(c.Copies), c.Calls)
+// excess tells what is more than the budget allows.
+func (c cost) excess(b budget) (over []string) {
 	if n := total(c.Objects); n > objectsPerIO+objectsAnyway/float64(c.IOs) {
-		t.Errorf("%.3f objects on the heap per I/O, want at most %g: %v", n, objectsPerIO, c.Objects)
+		over = append(over, fmt.Sprintf("%.3f objects on the heap per I/O, want at most %g: %v", n, objectsPerIO, c.Objects))
 	}
 	for role, n := range c.Copies {
 		if n > b.copies {
-			t.Errorf("%s copies each byte %.2f times, want at most %g", role, n, b.copies)
+			over = append(over, fmt.Sprintf("%s copies each byte %.2f times, want at most %g", role, n, b.copies))
 		}
+	}
+	if c.Calls != nil && c.CallsIO > b.calls {
+		over = append(over, fmt.Sprintf("%.2f system calls per I/O, want at most %g", c.CallsIO, b.calls))
+	}
+	return over
+}
+
+func (c cost) within(t *testing.T, b budget) {
+	t.Logf("%d I/Os: %.2f calls each, %.4f objects, copies of a byte: %s; calls: %v", c.IOs, c.CallsIO, total(c.Objects), shares(c.Copies), c.Calls)
+	for _, over := range c.excess(b) {
+		t.Error(over)
 	}
 	switch {
 	case c.Calls != nil:
-		if c.CallsIO > b.calls {
-			t.Errorf("%.2f system calls per I/O, want at most %g", c.CallsIO, b.calls)
-		}
 	case os.Getenv("CI") != "" || !errors.Is(c.without, syscalls.ErrUnavailable):
 		t.Error("system calls are not counted:", c.without)
 	default:

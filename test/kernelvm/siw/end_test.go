@@ -262,6 +262,16 @@ func newPair(t testing.TB, addr netip.Addr, active string, change ...func(*iwarp
 	return p
 }
 
+// listen takes another port where the one that the kernel chose is taken.
+func listen(t testing.TB, d verbs.Device, addr netip.Addr) (l verbs.Listener) {
+	t.Helper()
+	check(t, onFreePort(func() (err error) {
+		l, err = d.Listen(netip.AddrPortFrom(addr, 0))
+		return err
+	}))
+	return l
+}
+
 // join connects the ends.
 func (p *pair) join(addr netip.Addr, ask, say []byte) error {
 	l, err := p.server.dev.Listen(netip.AddrPortFrom(addr, 0))

@@ -84,8 +84,7 @@ func ask(t *testing.T, l verbs.Listener, request []byte) (conn net.Conn, a answe
 func dialRaw(t *testing.T, addr netip.Addr, request []byte) (*rawPeer, answer) {
 	t.Helper()
 	p := &rawPeer{t: t, siw: newEnd(t, "siw", siwAt(t, addr))}
-	l, err := p.siw.dev.Listen(netip.AddrPortFrom(addr, 0))
-	check(t, err)
+	l := listen(t, p.siw.dev, addr)
 	accepted := make(chan error, 1)
 	go func() {
 		r, err := l.Accept()
@@ -205,8 +204,7 @@ func TestI002_Siw_AnswersByHand(t *testing.T) {
 			}
 		})
 	}
-	l, err := siwAt(t, v4).Listen(netip.AddrPortFrom(v4, 0))
-	check(t, err)
+	l := listen(t, siwAt(t, v4), v4)
 	defer l.Close()
 	for _, c := range []struct {
 		name    string

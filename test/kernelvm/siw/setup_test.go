@@ -129,8 +129,7 @@ func TestI002_Siw_Reject(t *testing.T) {
 	refuse := func(t *testing.T, active string, private []byte) error {
 		return onFreePort(func() error {
 			p := newPair(t, v4, active)
-			l, err := p.server.dev.Listen(v4Port(v4))
-			check(t, err)
+			l := listen(t, p.server.dev, v4)
 			defer l.Close()
 			done := make(chan error, 1)
 			go func() {
@@ -142,7 +141,7 @@ func TestI002_Siw_Reject(t *testing.T) {
 			}()
 			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			defer cancel()
-			_, err = p.client.dev.Connect(ctx, p.client.qp, verbs.ConnectParams{Src: v4, Dst: l.Addr(), Private: []byte("may I?")})
+			_, err := p.client.dev.Connect(ctx, p.client.qp, verbs.ConnectParams{Src: v4, Dst: l.Addr(), Private: []byte("may I?")})
 			if errors.Is(err, syscall.EADDRINUSE) {
 				return err
 			}
@@ -164,9 +163,12 @@ func TestI002_Siw_Reject(t *testing.T) {
 		}
 	})
 	t.Run("a peer of ours does not take siw for one of its own", func(t *testing.T) {
-		p := &pair{our: newEnd(t, "ours", ours(t, func(c *iwarp.Config) { c.Foreign = false })), siw: newEnd(t, "siw", siwAt(t, v4))}
-		p.client, p.server = p.our, p.siw
-		if err := p.join(v4, nil, nil); err == nil {
+		var p *pair
+		err := onFreePort(func() error {
+			p = newPair(t, v4, "ours", func(c *iwarp.Config) { c.Foreign = false })
+			return p.join(v4, nil, nil)
+		})
+		if err == nil {
 			t.Error("the extension block was not missed")
 		}
 		p.siw.end(p.our)

@@ -5,14 +5,11 @@ package siw
 import (
 	"bytes"
 	"math/rand/v2"
-	"net/netip"
 	"testing"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
-
-func v4Port(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, 0) }
 
 var sizes = []int{0, 1, 3, 7, 8, 64, 1427, 1428, 4096, 5001, 65480, 70001, 200001}
 

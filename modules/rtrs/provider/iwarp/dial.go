@@ -53,6 +53,7 @@ func (d *Device) connect(ctx context.Context, q *qp, p verbs.ConnectParams) ([]b
 	}
 	defer conn.Close()
 	tcp := conn.(*net.TCPConn)
+	tcp.SetDeadline(time.Now().Add(d.cfg.ReplyTimeout))
 	stop := context.AfterFunc(ctx, func() { tcp.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	tm, private, err := d.initiate(tcp, p.Private)
@@ -67,9 +68,8 @@ func (d *Device) connect(ctx context.Context, q *qp, p verbs.ConnectParams) ([]b
 	return private, q.hand(tcp, tm)
 }
 
-// initiate sends the request and judges the reply.
+// initiate sends the request and judges the reply, by conn's deadline.
 func (d *Device) initiate(conn *net.TCPConn, private []byte) (terms, []byte, error) {
-	conn.SetDeadline(time.Now().Add(d.cfg.ReplyTimeout))
 	req := d.cfg.request(private)
 	if _, err := conn.Write(req.encode(mpaKeyRequest)); err != nil {
 		return terms{}, nil, fmt.Errorf("send MPA request: %w", err)

@@ -270,6 +270,7 @@ func (c *conn) forget() {
 	c.m.count(c, -1)
 	if c.timer != nil {
 		c.timer.Stop()
+		c.timer = nil // it may have fired, and wait for its turn
 	}
 	delete(c.m.conns, c.local)
 	if c.m.byPeer[c.peerKey()] == c {

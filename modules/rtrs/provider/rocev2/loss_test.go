@@ -153,6 +153,7 @@ func TestC040_LongTransfersOverABadNetwork(t *testing.T) {
 			fill(from, 5)
 			c.send(verbs.SendWR{ID: 1, Op: op, Signaled: true, RemoteAddr: rmr.Addr(), RKey: rmr.RKey(),
 				SGEs: []verbs.SGE{{Buf: local[:777], LKey: lmr.LKey()}, {Buf: local[777:], LKey: lmr.LKey()}}})
+			c.within(time.Minute, "the end of it", func() bool { return len(c.wcs) > 0 }, s)
 			if wc := c.next(s); wc.ID != 1 || wc.Status != verbs.StatusOK || !bytes.Equal(from, to) {
 				t.Errorf("%+v, first difference at %d", wc, differs(from, to))
 			}

@@ -90,7 +90,13 @@ const testLimit = 5 * time.Second
 // until polls e, and the others, until cond holds.
 func (e *end) until(what string, cond func() bool, others ...*end) {
 	e.t.Helper()
-	for stop := time.Now().Add(testLimit); !cond(); {
+	e.within(testLimit, what, cond, others...)
+}
+
+// within is until, for what takes long.
+func (e *end) within(limit time.Duration, what string, cond func() bool, others ...*end) {
+	e.t.Helper()
+	for stop := time.Now().Add(limit); !cond(); {
 		idle := e.poll() == 0
 		for _, o := range others {
 			idle = o.poll() == 0 && idle

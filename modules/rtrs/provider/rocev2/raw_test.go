@@ -1,6 +1,7 @@
 package rocev2
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -34,10 +35,15 @@ func newRaw(t testing.TB, at, dev netip.Addr) *raw {
 // send sends b, from the base transport header on, with a right ICRC.
 func (r *raw) send(b []byte) {
 	r.t.Helper()
-	b = append(b, make([]byte, icrcLen)...)
+	r.sendAsIs(r.sealed(b))
+}
+
+// sealed is b with a right ICRC.
+func (r *raw) sealed(b []byte) []byte {
+	b = append(bytes.Clone(b), make([]byte, icrcLen)...)
 	p := newPseudo(r.addr, r.dev, roceUDPPort)
 	p.seal(b, 0)
-	r.sendAsIs(b)
+	return b
 }
 
 func (r *raw) sendAsIs(b []byte) {

@@ -268,7 +268,9 @@ func TestC004_ForgedPacketsAreDropped(t *testing.T) {
 		})
 	}
 	t.Run("with a wrong ICRC", func(t *testing.T) {
-		c.sendAsIs(append(bytes.Clone(good), 1, 2, 3, 4))
+		b := c.sealed(good)
+		b[len(b)-1] ^= 1
+		c.sendAsIs(b)
 		c.dropped(dropICRC)
 	})
 	t.Run("too short to be one", func(t *testing.T) {
