@@ -102,7 +102,7 @@ func (s *site) addFrontEnd(ctx context.Context, name string, crc bool) error {
 
 // The two ends of rocev2: loopback addresses, which take packets of 4 KiB and
 // more, so that the path MTU is RoCE's largest.
-const roceServer, roceClient = "127.0.0.1", "127.0.0.2"
+var roceServer, roceClient = lab.LoopbackAddr(1), lab.LoopbackAddr(2)
 
 // addRoCE adds a server that the library reaches over rocev2.
 func (s *site) addRoCE() error {

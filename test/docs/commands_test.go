@@ -157,7 +157,7 @@ func TestConfigExamplesAreAccepted(t *testing.T) {
 			}
 			args := []string{kind[1], "run", "--config", file, "--socket", filepath.Join(dir, "s"), "--plugin-dir", filepath.Dir(h.bin), "--log-format", "text"}
 			if kind[1] == "server" {
-				args = append(args, "--listen", "127.0.0.1:0", "--search-path", dir)
+				args = append(args, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--search-path", dir)
 			} else {
 				args = append(args, "--nbd-listen", "unix:"+filepath.Join(dir, "n"))
 			}

@@ -33,6 +33,10 @@ func TestNothingGrowsUnderLoad(t *testing.T) {
 	} {
 		r.loadFor(length, load...)
 	}
+	eventually(t, "fio's jobs are connected", func() bool {
+		d, err := r.client.Device(r.device.Name)
+		return err == nil && d.Openers == 3
+	})
 	seen := map[string][]usage{}
 	for range samples {
 		time.Sleep(length / time.Duration(samples+1))

@@ -2,9 +2,7 @@ package e2e
 
 import (
 	"context"
-	"fmt"
 	"net"
-	"os"
 	"sync"
 	"testing"
 	"time"
@@ -12,13 +10,6 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/test/lab"
 )
-
-// roceAddr is a loopback address of this process: the UDP port of RoCEv2 is
-// always the same.
-func roceAddr(n byte) string {
-	pid := os.Getpid()
-	return fmt.Sprintf("127.%d.%d.%d", 128|pid>>8&0x3f, pid&0xff, n)
-}
 
 // One session with a path over TCP and one over UDP: requests go over both,
 // and over either when the other is taken away.
@@ -30,11 +21,11 @@ func TestPathsOfTwoFabricsInOneSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := l.Server(lab.ServerOptions{SearchPath: dir, Plugins: []string{"fileio"}, Extra: []string{"--listen", "rocev2://" + roceAddr(1) + ":" + port}})
+	s := l.Server(lab.ServerOptions{SearchPath: dir, Plugins: []string{"fileio"}, Extra: []string{"--listen", "rocev2://" + lab.LoopbackAddr(1) + ":" + port}})
 	c := l.Client(lab.ClientOptions{Extra: []string{"--policy", "round-robin", "--loss", "queue:30s"}})
 	d := l.Map(c, "disk.img", s, func(r *controlpb.MapRequest) {
 		r.Session = "mixed"
-		r.Paths = []string{s.Addrs[0], roceAddr(2) + "@" + roceAddr(1) + ":" + port + "%rocev2"}
+		r.Paths = []string{s.Addrs[0], lab.LoopbackAddr(2) + "@" + lab.LoopbackAddr(1) + ":" + port + "%rocev2"}
 	})
 	ids := map[string]uint32{}
 	for _, p := range sessionsOf(t, c)[0].Paths {
@@ -52,7 +43,7 @@ func TestPathsOfTwoFabricsInOneSession(t *testing.T) {
 			flap(t, c, ids[fabric])
 		}
 	})
-	fioVerify(t, c.URI(d.Name), deviceSize, "--time_based", "--runtime=3")
+	fioVerifies(t, 1, c.URI(d.Name), deviceSize, "--time_based", "--runtime=3")
 	close(stop)
 	wg.Wait()
 	for _, p := range sessionsOf(t, c)[0].Paths {

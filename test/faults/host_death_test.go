@@ -16,7 +16,7 @@ func orphanLimit() time.Duration {
 	if long() {
 		return time.Second
 	}
-	return 6 * time.Second
+	return 20 * time.Second
 }
 
 // TestPluginsEndWithTheirHost kills the daemons under load.

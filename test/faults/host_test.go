@@ -86,10 +86,11 @@ func launch(t *testing.T, d *slowdisk.Disk, name, engine string) *host {
 	if err := uring.Supported(); engine == "uring" && err != nil {
 		t.Skipf("no io_uring here: %v", err)
 	}
+	path := executable(t, name) // which may have to be built
 	ctx, cancel := context.WithTimeout(context.Background(), enough)
 	defer cancel()
 	p, err := plugin.Launch(ctx, plugin.Config{
-		Path: executable(t, name), Kind: plugin.KindIO, Env: []string{uring.EngineEnv + "=" + engine},
+		Path: path, Kind: plugin.KindIO, Env: []string{uring.EngineEnv + "=" + engine},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -36,6 +36,7 @@ func newPaths(t *testing.T, o lab.ServerOptions, device string, second bool) *pa
 		if r.Paths = []string{p.proxy.addr}; second {
 			r.Paths = append(r.Paths, p.server.Addrs[1])
 		}
+		r.Loss = "queue:30s" // a busy machine may miss the heartbeats of the only path
 	})
 	p.session, p.device = d.Session, d.Name
 	return p

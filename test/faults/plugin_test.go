@@ -28,7 +28,7 @@ func maxPause() time.Duration {
 	if long() {
 		return 2 * time.Second
 	}
-	return 5 * time.Second
+	return 15 * time.Second
 }
 
 func TestKillingAnIOPluginUnderLoad(t *testing.T) {

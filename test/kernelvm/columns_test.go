@@ -1,12 +1,14 @@
 package kernelvm
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -222,11 +224,22 @@ func addHostAddr(t testing.TB, g *vm.Guest, link int, addr string) {
 // mapDisk maps the server's disk over the given links.
 func (b *bench) mapDisk(t testing.TB, access string, links ...int) disk {
 	t.Helper()
-	d, err := b.c.Map(t.Context(), b.mapping(access, links...))
-	if err != nil {
-		t.Fatalf("map %s: %v", access, err)
+	return b.mustMap(t, b.mapping(access, links...))
+}
+
+// mustMap tries again when a guest is too slow to answer in time.
+func (b *bench) mustMap(t testing.TB, m mapping) disk {
+	t.Helper()
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Second) {
+		d, err := b.c.Map(t.Context(), m)
+		if err == nil {
+			return d
+		}
+		if slow := errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, syscall.ECONNRESET); !slow || time.Now().After(end) {
+			t.Fatalf("map %s: %v", m.access, err)
+		}
+		t.Logf("map %s: %v", m.access, err)
 	}
-	return d
 }
 
 // unmap takes the only disk away, and waits for the server's end of the session: until

@@ -34,7 +34,7 @@ func TestLab_KernelToKernel(t *testing.T) {
 // a kernel's complaint that fails the test.
 func TestLab_Guest(t *testing.T) {
 	g := vm.Boot(t, vm.Config{CPUs: 1, MemMiB: 512})
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	var failed *vm.Error
 	if out, err := g.Try(ctx, "sh", "-c", "echo said; exit 3"); out != "said\n" || !errors.As(err, &failed) || failed.Code != 3 {
@@ -47,7 +47,7 @@ func TestLab_Guest(t *testing.T) {
 		t.Errorf("read: %v, want ENOENT", err)
 	}
 	p := g.Start(t, "sh", "-c", "echo up; sleep 100")
-	for end := time.Now().Add(20 * time.Second); p.Output() != "up\n" && time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); p.Output() != "up\n" && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	p.Stop()
@@ -68,7 +68,7 @@ func TestLab_Guest(t *testing.T) {
 // from memory, in any test.
 func TestLab_CodePatched(t *testing.T) {
 	g := vm.Boot(t, vm.Config{MemMiB: 512})
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	_, err := g.Try(ctx, "bash", "-c", `
 		end=$((SECONDS + 15))

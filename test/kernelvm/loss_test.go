@@ -119,7 +119,7 @@ func endAll(t *testing.T, all []*lossy) {
 
 func (l *lossy) end(t *testing.T) {
 	if err := l.work.Wait(3 * time.Minute); err != nil {
-		t.Errorf("%s: %v", l.b, err)
+		l.report()("%s: %v", l.b, err)
 	}
 	t.Logf("%s: %s", l.b, strings.TrimSpace(l.work.Output()))
 	l.checkIdle(t)
@@ -127,18 +127,22 @@ func (l *lossy) end(t *testing.T) {
 	l.b.c.Unmap(t, l.idle)
 }
 
-// checkIdle: the idle path was never lost. Only a guest that was silent for 4 s may lose
-// one; as measured, which is coarse, half of that.
+// checkIdle: the idle path was never lost.
 func (l *lossy) checkIdle(t *testing.T) {
-	s, n, silent := l.b.c.Paths(t, "idle"), l.b.c.Reconnects(t, "idle"), l.silence()
+	s, n := l.b.c.Paths(t, "idle"), l.b.c.Reconnects(t, "idle")
 	if len(s) == 1 && s[0] == "connected" && n == 0 {
 		return
 	}
-	report := t.Errorf
-	if silent > 2*time.Second {
-		report = t.Logf
+	l.report()("%s: the idle session has paths %v, and was reconnected %d times; the guest was silent for %s at most", l.b, s, n, l.silence())
+}
+
+// report is that of a failure, unless the guest was silent for so long that a path
+// may be lost: 4 s; as measured, which is coarse, half of that.
+func (l *lossy) report() func(format string, args ...any) {
+	if l.silence() > 2*time.Second {
+		return l.t.Logf
 	}
-	report("%s: the idle session has paths %v, and was reconnected %d times; the guest was silent for %s at most", l.b, s, n, silent)
+	return l.t.Errorf
 }
 
 // The server goes away in order and comes back: the device is closed meanwhile and
@@ -157,10 +161,7 @@ func TestServerRestart(t *testing.T) {
 func restart(t *testing.T, b *bench) {
 	m := b.mapping("rw", 0, fast)
 	m.loss = "fail"
-	d, err := b.c.Map(t.Context(), m)
-	if err != nil {
-		t.Fatalf("map: %v", err)
-	}
+	d := b.mustMap(t, m)
 	if _, err := b.c.Exercise(t.Context(), d, "--for", "1s"); err != nil {
 		t.Fatal(err)
 	}

@@ -269,7 +269,7 @@ const cliLimit = "3m"
 // up waits until a daemon answers.
 func up(t testing.TB, at place, p process, kind, socket string) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; {
+	for end := time.Now().Add(3 * time.Minute); ; {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		_, err := at.Try(ctx, rnbdPath, "--socket", socket, kind, "show")
 		cancel()
@@ -352,10 +352,17 @@ func (c *ourClient) Map(ctx context.Context, r mapping) (disk, error) {
 	return disk{name: d.Devname}, err
 }
 
+// Unmap waits for the front end of a slow guest to notice that its users have gone.
 func (c *ourClient) Unmap(t testing.TB, d disk) {
 	t.Helper()
-	if err := c.cli(t.Context(), nil, "device", "unmap", d.name); err != nil {
-		t.Fatalf("unmap: %v", err)
+	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		err := c.cli(t.Context(), nil, "device", "unmap", d.name)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, syscall.EBUSY) || time.Now().After(end) {
+			t.Fatalf("unmap: %v", err)
+		}
 	}
 }
 

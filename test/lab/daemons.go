@@ -338,3 +338,10 @@ func reserve(host string) (addr string, release func() error, err error) {
 	port := bound.(*unix.SockaddrInet4).Port
 	return netip.AddrPortFrom(ip, uint16(port)).String(), func() error { return unix.Close(fd) }, nil
 }
+
+// LoopbackAddr is the n-th loopback address of this process alone, for what has
+// always the same port: RoCEv2.
+func LoopbackAddr(n byte) string {
+	pid := os.Getpid()
+	return fmt.Sprintf("127.%d.%d.%d", 128|pid>>8&0x3f, pid&0xff, n)
+}

@@ -37,7 +37,7 @@ func serveQemu(t *testing.T, export string) (socket, file string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	for range 200 {
+	for range 3000 {
 		if c, err := net.Dial("unix", socket); err == nil {
 			c.Close()
 			return socket, file

@@ -110,7 +110,7 @@ func TestInterruptedMapReturnsAtOnce(t *testing.T) {
 	start := time.Now()
 	must(t, cmd.Process.Signal(syscall.SIGTERM)) // who runs in the background ignores interrupts
 	_ = cmd.Wait()
-	if took := time.Since(start); took > 5*time.Second {
+	if took := time.Since(start); took > 8*time.Second { // after 10 s it would give up itself
 		t.Errorf("the writer came back after %s", took)
 	}
 	must(t, p.write(mapDevice, p.line("s", "disk"))) // the next is not held up
