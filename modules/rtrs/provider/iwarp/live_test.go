@@ -98,6 +98,24 @@ func TestI002_InitiatorGivesUp(t *testing.T) {
 	}
 }
 
+// The end of a context is a deadline of the connection, whenever it comes.
+func TestI002_CancelledInitiatorReturnsAtOnce(t *testing.T) {
+	nl, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nl.Close()
+	conn, err := net.Dial("tcp", nl.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Unix(1, 0))
+	if _, _, err := newEnd(t, DefaultConfig()).dev.initiate(conn.(*net.TCPConn), nil); !isTimeout(err) {
+		t.Errorf("%v", err)
+	}
+}
+
 func isTimeout(err error) bool {
 	var ne net.Error
 	return errors.As(err, &ne) && ne.Timeout()

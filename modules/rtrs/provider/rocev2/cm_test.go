@@ -368,6 +368,25 @@ func TestC021_GivenUpRequestIsWithdrawn(t *testing.T) {
 	}
 }
 
+// A timer that fires while its connection is being forgotten does nothing.
+func TestC021_ForgottenRequestIsNotRepeated(t *testing.T) {
+	c := newEnd(t, Config{}, addrA)
+	m := &c.dev.cm
+	req := m.ask(c.dev.ports[addrA], addrRaw, c.qp, verbs.ConnectParams{Dst: netip.AddrPortFrom(addrRaw, 1234)})
+	m.mu.Lock()
+	before := req.tries
+	req.after(0)
+	time.Sleep(10 * time.Millisecond) // it waits for its turn
+	req.forget()
+	m.mu.Unlock()
+	time.Sleep(10 * time.Millisecond)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if req.tries != before {
+		t.Error("it is sent again")
+	}
+}
+
 func TestC021_SilentPeerIsGivenUp(t *testing.T) {
 	c := newEnd(t, Config{ConnectTimeout: time.Second}, addrA)
 	r := newRaw(t, addrRaw, addrA)
