@@ -1,10 +1,12 @@
 // Package blockdev tells who uses a block device of this host.
 //
 // The kernel keeps the number of openers to itself. What can be seen from
-// outside is taken together: an exclusive opening is refused while the device
-// or a partition of it is mounted, swapped to or part of another device; and
-// /proc tells which processes have it open. Processes that this one may not
-// look into, as those of other users for an unprivileged one, are not seen.
+// outside is taken together: /proc tells which processes have the device open,
+// what is mounted and what is swapped to, /sys which devices are built on it.
+// Processes that this one may not look into, as those of other users for an
+// unprivileged one, are not seen. Who wants to be sure opens it exclusively,
+// which the kernel refuses to all but one: nobody can mount it meanwhile, so
+// Users, which only asks, does not.
 package blockdev
 
 import (
@@ -29,15 +31,8 @@ func Users(path string) (int, error) {
 		return 0, err
 	}
 	n, err := openers("/proc", numbers)
-	if err != nil {
-		return 0, err
-	}
-	f, err := exclusive(path)
-	if err == nil {
-		return n, f.Close()
-	}
-	if errors.Is(err, syscall.EBUSY) {
-		return n + 1, nil
+	if err == nil && held("/proc", numbers) {
+		n++
 	}
 	return n, err
 }

@@ -240,7 +240,11 @@ func (p *Process) Stop(ctx context.Context) error {
 	}
 	if err != nil {
 		p.Kill()
-		<-p.exited
+		select {
+		case <-p.exited:
+		case <-time.After(killGrace):
+			return fmt.Errorf("%w; it is killed, and its I/O keeps it", err)
+		}
 	}
 	select {
 	case <-p.cleaned:
@@ -249,8 +253,13 @@ func (p *Process) Stop(ctx context.Context) error {
 	return err
 }
 
-// stopGrace bounds the wait for a process that cannot be reaped.
-const stopGrace = 2 * time.Second
+const (
+	// stopGrace bounds the wait for what a process has left behind.
+	stopGrace = 2 * time.Second
+	// killGrace bounds the wait for a killed process that cannot be reaped: its disk
+	// may never answer.
+	killGrace = 5 * time.Second
+)
 
 // failed wraps the error of a call.
 func (p *Process) failed(what string, err error) error {

@@ -430,6 +430,19 @@ func TestProcess_StopKillsWhatDoesNotEnd(t *testing.T) {
 	r.close()
 }
 
+// A killed process whose disk never answers is not reaped: Stop returns all the same.
+func TestProcess_StopGivesUpWhatIsNotReaped(t *testing.T) {
+	p := inProcessT(t, newMemory())
+	kill := p.kill
+	p.kill = func() {}
+	t.Cleanup(func() { p.kill = kill })
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := p.Stop(over); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "its I/O keeps it") {
+		t.Errorf("stop: %v", err)
+	}
+}
+
 // playHost is a host that is going to be killed.
 func playHost() {
 	exe, err := os.Executable()
