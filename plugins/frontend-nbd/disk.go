@@ -80,6 +80,7 @@ type kernelDisk struct {
 	mu      sync.Mutex
 	index   int  // N of /dev/nbdN; -1: none yet
 	leaving bool // no new connection
+	ended   bool // the kernel has let go of it
 }
 
 func nodePath(index int) string { return "/dev/nbd" + strconv.Itoa(index) }
@@ -307,21 +308,47 @@ func (d *kernelDisk) lost() {
 	}
 	go func() {
 		d.log.Warn("the kernel has closed its connection, it gets another one", "path", d.node())
-		if err := d.reconnect(context.Background()); err != nil && !errors.Is(err, errRemoved) {
-			d.log.Error("the disk has no connection", "path", d.node(), "err", err)
+		for {
+			err := d.reconnect(context.Background())
+			if err == nil || errors.Is(err, errRemoved) || d.isLeaving() {
+				return
+			}
+			slow := errors.Is(err, blk.ETIMEDOUT) || errors.Is(err, blk.EBUSY) // else the kernel has no such disk
+			d.log.Error("the disk has no connection", "path", d.node(), "err", err, "tried_again", slow)
+			if !slow {
+				return
+			}
+			time.Sleep(lostPause)
 		}
 	}()
 }
 
-// detach ends the disk; requests of its users fail.
+// lostPause is between tries to give the disk a connection again.
+const lostPause = time.Second
+
+func (d *kernelDisk) isLeaving() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.leaving
+}
+
+// detach ends the disk, once; requests of its users fail. Afterwards the number may be
+// that of another disk.
 func (d *kernelDisk) detach() error {
 	d.mu.Lock()
 	d.leaving = true
+	ended := d.ended
 	d.mu.Unlock()
+	if ended {
+		return nil
+	}
 	_, err := d.kernel.command(nlDisconnect, &diskConfig{index: d.number()})
 	if err != nil && !errors.Is(err, syscall.EINVAL) { // EINVAL: it is gone
 		return fmt.Errorf("disconnect %s: %w", d.node(), err)
 	}
+	d.mu.Lock()
+	d.ended = true
+	d.mu.Unlock()
 	return nil
 }
 

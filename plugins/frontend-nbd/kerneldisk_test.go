@@ -79,6 +79,7 @@ type fakeKernel struct {
 	mu       sync.Mutex
 	refuse   error
 	busy     int // offers of a connection that are not taken yet
+	late     int // commands that are not answered in time
 	had      int // connections of the disk of an earlier process
 	commands []uint8
 	configs  []diskConfig
@@ -92,6 +93,10 @@ func (k *fakeKernel) command(cmd uint8, c *diskConfig) (int, error) {
 	k.configs = append(k.configs, *c)
 	if k.refuse != nil {
 		return -1, k.refuse
+	}
+	if k.late > 0 {
+		k.late--
+		return -1, blk.ETIMEDOUT
 	}
 	if cmd == nlDisconnect {
 		for _, conn := range k.conns {
@@ -247,6 +252,42 @@ func TestKernelDisk_NewConnectionAfterTheLastRequest(t *testing.T) {
 	}
 	must(t, "remove", r.f.RemoveDevice(t.Context(), 1, true))
 	delete(r.disks, 1)
+}
+
+// A kernel that was too slow to take a connection is asked again.
+func TestKernelDisk_NewConnectionFromASlowKernel(t *testing.T) {
+	k := &fakeKernel{}
+	r, err := newKernelRig(t, k)
+	must(t, "add", err)
+	k.mu.Lock()
+	k.late = 1
+	k.mu.Unlock()
+	k.conn(0).Close()
+	eventually(t, "new connection", func() bool { return k.conn(1) != nil })
+	kernelIO(t, k.conn(1), 2)
+	r.removeKernelDisk()
+}
+
+// After its end the number may be that of another disk.
+func TestKernelDisk_EndsOnce(t *testing.T) {
+	k := &fakeKernel{}
+	r, err := newKernelRig(t, k)
+	must(t, "add", err)
+	d := r.f.export(1).disk.Load()
+	for range 2 {
+		must(t, "detach", d.detach())
+	}
+	ends := 0
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, cmd := range k.commands {
+		if cmd == nlDisconnect {
+			ends++
+		}
+	}
+	if ends != 1 {
+		t.Errorf("the kernel was told %d times", ends)
+	}
 }
 
 func TestKernelDisk_TakenOver(t *testing.T) {

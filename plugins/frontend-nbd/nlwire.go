@@ -122,6 +122,11 @@ func (netlinkClient) command(cmd uint8, c *diskConfig) (int, error) {
 	case a := <-done:
 		return a.index, a.err
 	case <-time.After(commandTime):
+	}
+	select { // this process may have stood still for so long
+	case a := <-done:
+		return a.index, a.err
+	default:
 		return -1, fmt.Errorf("the kernel's NBD client has not answered within %s: %w", commandTime, blk.ETIMEDOUT)
 	}
 }

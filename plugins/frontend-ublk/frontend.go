@@ -110,7 +110,7 @@ func (f *frontend) serving(ctx context.Context, n int) ([]*queue, error) {
 }
 
 // queueTime is for the threads of queues to begin.
-const queueTime = 5 * time.Second
+const queueTime = 15 * time.Second
 
 // RemoveDevice takes a disk away: EBUSY while it is in use and force is not
 // set.
