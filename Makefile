@@ -66,7 +66,7 @@ test-kernel: build ## with the Linux kernel as the peer, in a virtual machine (r
 
 test-devices: build ## front ends as block devices, in a virtual machine (root, about 10 minutes)
 	@mkdir -p $(RESULTS)
-	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 45m $(if $(RUN),-run '$(RUN)') test/devices
+	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 75m $(if $(RUN),-run '$(RUN)') test/devices
 
 soak: build tools-for-soak ## the long form of it, hours on a slow machine; a part: RUN=TestInGuest/ublk/power
 	@mkdir -p $(RESULTS)

@@ -34,9 +34,10 @@ func testSeveralConnections(t *testing.T, s *stack) {
 	if strings.Contains(s.client.Log(), "fewer connections") {
 		t.Error("a connection was not replaced")
 	}
-	if now, err := s.client.Device(d.Name); err != nil || now.Endpoint != node {
-		t.Errorf("the disk is %v, %v", now, err)
-	}
+	eventually(t, "the disk is at its node", func() bool {
+		now, err := s.client.Device(d.Name)
+		return err == nil && now.Endpoint == node
+	})
 }
 
 // connections are as many as the disk has queues.
@@ -52,7 +53,7 @@ func lateRequests(t *testing.T, s *stack, _ string) {
 	const given = "the kernel has closed its connection"
 	before := strings.Count(s.client.Log(), given)
 	must(t, s.server.Kill())
-	time.Sleep(15 * time.Second) // time-outs of both connections, one after the other
+	time.Sleep(25 * time.Second) // time-outs of both connections, one after the other
 	must(t, s.server.Start())
 	eventually(t, "connections given up, and others in their place", func() bool {
 		return strings.Count(s.client.Log(), given) >= before+2

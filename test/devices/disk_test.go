@@ -212,7 +212,7 @@ func testForcedUnmapUnderLoad(t *testing.T, s *stack) {
 	eventually(t, "load", func() bool { d, err := s.client.Device(d.Name); return err == nil && d.TxSectors > 20 })
 	begin := time.Now()
 	must(t, s.client.Unmap(d.Name, true))
-	if took := time.Since(begin); took > 30*time.Second {
+	if took := time.Since(begin); took > 2*time.Minute {
 		t.Errorf("a forced unmap takes %s", took)
 	}
 }
@@ -252,8 +252,6 @@ func testBadInput(t *testing.T, s *stack) {
 		t.Errorf("%d devices are mapped, %v; want 1", len(l.GetDevices()), err)
 	}
 	if s.frontend == "ublk" {
-		if nodes, _ := filepath.Glob("/dev/ublkc*"); len(nodes) != 1 {
-			t.Errorf("left behind: %v", nodes)
-		}
+		eventually(t, "one node is left", func() bool { nodes, _ := filepath.Glob("/dev/ublkc*"); return len(nodes) == 1 })
 	}
 }

@@ -64,8 +64,8 @@ func machines() (out []machine) {
 	return out
 }
 
-// limit bounds the tests of one guest. A quiet machine needs a third of it.
-func limit() time.Duration { return pick(18*time.Minute, 2*time.Hour) }
+// limit bounds the tests of one guest. A quiet machine needs a fifth of it.
+func limit() time.Duration { return pick(30*time.Minute, 2*time.Hour) }
 
 // TestInGuest boots the machines and has them run TestGuest.
 func TestInGuest(t *testing.T) {

@@ -2,11 +2,13 @@ package devices
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -95,6 +97,10 @@ func (s *stack) disk(t *testing.T, path string, with ...change) (*controlpb.Clie
 		with = append([]change{options("timeout", "5")}, with...)
 	}
 	d, err := s.client.Map(path, s.server, with...)
+	for end := time.Now().Add(lab.Patience); errors.Is(err, syscall.ECONNRESET) && time.Now().Before(end); { // a guest that stood still
+		time.Sleep(time.Second)
+		d, err = s.client.Map(path, s.server, with...)
+	}
 	if err != nil {
 		t.Fatalf("map %s: %v\n%s", path, err, s.client.Log())
 	}
@@ -116,10 +122,10 @@ func (s *stack) disk(t *testing.T, path string, with ...change) (*controlpb.Clie
 // leftOver fails if the disk at node still exists.
 func (s *stack) leftOver(t *testing.T, node string) {
 	t.Helper()
-	size := strings.TrimSpace(readFile("/sys/block/" + filepath.Base(node) + "/size"))
-	if size != "" && size != "0" { // /dev/nbdN itself stays
-		t.Errorf("%s is left, with %s sectors", node, size)
-	}
+	eventually(t, "the end of "+node, func() bool { // the kernel may still be at it
+		size := strings.TrimSpace(readFile("/sys/block/" + filepath.Base(node) + "/size"))
+		return size == "" || size == "0" // /dev/nbdN itself stays
+	})
 }
 
 func readFile(path string) string {
