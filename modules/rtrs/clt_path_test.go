@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -621,6 +622,26 @@ func TestCloseGivesUpWithItsContext(t *testing.T) {
 		t.Errorf("close with a stuck owner: %v", err)
 	}
 	close(hold)
+}
+
+// A session whose closing nobody waits for any more ends all its paths.
+func TestCloseThatIsGivenUpEndsEveryPath(t *testing.T) {
+	c, _, _, _ := cltTwoPaths(t, nil, nil)
+	c.Session.mu.Lock()
+	paths := slices.Clone(c.paths)
+	c.Session.mu.Unlock()
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := c.Close(over); err != nil && !errors.Is(err, context.Canceled) {
+		t.Errorf("close: %v", err)
+	}
+	for _, p := range paths {
+		select {
+		case <-p.ended:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("path %d lives on", p.id)
+		}
+	}
 }
 
 func (c *cltClient) links0() PathAddr {

@@ -384,6 +384,7 @@ func (s *Session) Close(ctx context.Context) error {
 	s.adding.Wait()
 	for _, i := range s.Paths() {
 		if err := s.RemovePath(ctx, i.ID); err != nil && !errors.Is(err, syscall.ENOENT) {
+			s.endPaths()
 			return err
 		}
 	}
@@ -401,6 +402,15 @@ func (s *Session) Close(ctx context.Context) error {
 		}
 	}
 	return s.freeMemory()
+}
+
+// endPaths lets all paths end, without waiting for it.
+func (s *Session) endPaths() {
+	for _, i := range s.Paths() {
+		if p, err := s.path(i.ID); err == nil {
+			p.want(wantDead)
+		}
+	}
 }
 
 // freeMemory ends all registrations.
