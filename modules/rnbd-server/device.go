@@ -233,6 +233,9 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 	}
 	s.openMu.Lock()
 	defer s.openMu.Unlock()
+	if err := sess.gone(); err != nil { // while this OPEN waited for another one
+		return nil, fmt.Errorf("open %q: %w", name, err)
+	}
 	if m := sess.byName(name); m != nil {
 		if ioMode != "" && m.dev.plugin.cfg.Name != ioMode {
 			return nil, fmt.Errorf("open %q: it is open with io mode %s: %w", name, m.dev.plugin.cfg.Name, syscall.EBUSY)
@@ -256,19 +259,19 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 	}
 	id := n.id
 	dev, err := s.acquire(ctx, n, p, ioMode != "", name, mode)
-	if err == nil {
-		if err = p.attachSession(ctx, sess); err != nil {
-			s.drop(dev)
-		}
-	}
 	if err != nil {
 		s.writers.give(id, mode)
 		return nil, err
 	}
 	m := &mapping{name: name, mode: mode, dev: dev, session: sess, use: make([]use, len(s.pumps))}
-	sess.mu.Lock()
-	sess.reserve(m)
-	sess.mu.Unlock()
+	if err = p.attachSession(ctx, sess); err == nil {
+		err = sess.add(m)
+	}
+	if err != nil {
+		s.drop(dev)
+		s.writers.give(id, mode)
+		return nil, fmt.Errorf("open %q: %w", name, err)
+	}
 	s.log.Info("device opened", "session", sess.name, "device", name, "path", dev.path, "id", m.id, "mode", mode.String(), "plugin", p.cfg.Name)
 	return m, nil
 }
@@ -279,9 +282,7 @@ func (s *Server) closeMapping(m *mapping, keepID bool) {
 	if m.closed.Swap(true) {
 		return
 	}
-	for pause := 200 * time.Microsecond; m.inflight() > 0; pause = min(2*pause, 10*time.Millisecond) {
-		time.Sleep(pause)
-	}
+	s.awaitIdle(m)
 	s.openMu.Lock()
 	defer s.openMu.Unlock()
 	if !keepID {
@@ -292,6 +293,14 @@ func (s *Server) closeMapping(m *mapping, keepID bool) {
 	s.writers.give(m.dev.key.id, m.mode)
 	s.drop(m.dev)
 	s.log.Info("device closed", "session", m.session.name, "device", m.name, "id", m.id)
+}
+
+// awaitIdle returns when m has no request in flight, or when no plugin is left that
+// could end them.
+func (s *Server) awaitIdle(m *mapping) {
+	for pause := 200 * time.Microsecond; m.inflight() > 0 && !s.stopped.Load(); pause = min(2*pause, 10*time.Millisecond) {
+		time.Sleep(pause)
+	}
 }
 
 // mode is the widest access the plugin may be asked for.

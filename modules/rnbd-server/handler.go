@@ -31,6 +31,7 @@ func (h *handler) SessionUp(t *rtrs.SrvSession) error {
 	if paths := t.Paths(); len(paths) > 0 {
 		sess.fabric = paths[0].Fabric
 	}
+	sess.holds.Store(1)
 	for i := range sess.lanes {
 		sess.lanes[i] = lane{s: sess, head: -1, tail: -1}
 	}
@@ -62,25 +63,26 @@ func (h *handler) Retired(op *rtrs.Op) {
 }
 
 // SessionDown closes what the session had open. No request is in flight but
-// those that are retired: then it does not wait for them.
+// those that are retired: then it does not wait for them, and the session is
+// forgotten when they have ended.
 func (h *handler) SessionDown(t *rtrs.SrvSession) {
 	s := (*Server)(h)
 	sess, ok := t.Context().(*session)
 	if !ok {
 		return
 	}
-	sess.ended.Store(true)
+	sess.end()
 	stuck := s.closeIdle(sess)
 	s.log.Info("session down", "session", sess.name, "stuck", len(stuck))
 	if len(stuck) == 0 {
-		s.forget(sess)
+		s.letGo(sess)
 		return
 	}
 	go func() {
 		for _, m := range stuck {
 			s.releaseStuck(m)
 		}
-		s.forget(sess)
+		s.letGo(sess)
 	}()
 }
 
@@ -102,10 +104,15 @@ func (s *Server) closeIdle(sess *session) (stuck []*mapping) {
 // releaseStuck is closeMapping for one of closeIdle's.
 func (s *Server) releaseStuck(m *mapping) {
 	s.closeMapping(m, false)
-	for m.inflight() > 0 { // a CLOSE came first, and waits too
-		time.Sleep(10 * time.Millisecond)
-	}
+	s.awaitIdle(m) // a CLOSE came first, and waits too
 	m.dev.retired.Add(-1)
+}
+
+// letGo gives back one of sess.holds; with the last the session is forgotten.
+func (s *Server) letGo(sess *session) {
+	if sess.holds.Add(-1) == 0 {
+		s.forget(sess)
+	}
 }
 
 // forget gives up what a session has here: completions find it no more.
@@ -137,6 +144,7 @@ func (h *handler) Request(op *rtrs.Op) {
 		s.onEvent(op, sess, rnbdwire.Event(user))
 	case rnbdwire.TypeSessInfo, rnbdwire.TypeOpen, rnbdwire.TypeOpenAs, rnbdwire.TypeClose:
 		s.admin.Add(1)
+		sess.holds.Add(1)
 		go s.onAdmin(op, sess)
 	default:
 		op.Respond(int(blk.EINVAL))
@@ -154,6 +162,7 @@ func (s *Server) onAdmin(op *rtrs.Op, sess *session) {
 		s.log.Warn("request refused", "session", sess.name, "error", err)
 	}
 	errno := int(blk.ToErrno(err))
+	s.letGo(sess) // before the answer, with which the session's memory may go
 	s.pumps[op.Poller()].poller.Do(func() { op.Respond(errno) })
 }
 

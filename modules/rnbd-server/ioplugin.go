@@ -32,8 +32,10 @@ type ioPlugin struct {
 	restarts   int
 	indices    indices
 	devices    map[uint32]*device
-	sessions   map[*session]bool // attached arenas
-	wg         sync.WaitGroup    // restarts under way
+	// sessions are those whose arena every next process is shown, with the process
+	// that has seen it; nil: none has yet.
+	sessions map[*session]*plugin.Process
+	wg       sync.WaitGroup // restarts under way
 }
 
 // callTimeout bounds control calls to a plugin that do no I/O.
@@ -42,7 +44,7 @@ const callTimeout = 10 * time.Second
 func (s *Server) startPlugin(ctx context.Context, i int, cfg PluginConfig) error {
 	p := &ioPlugin{
 		server: s, cfg: cfg, log: s.log.With("plugin", cfg.Name),
-		devices: map[uint32]*device{}, sessions: map[*session]bool{},
+		devices: map[uint32]*device{}, sessions: map[*session]*plugin.Process{},
 	}
 	for pump := range s.pumps {
 		p.queues = append(p.queues, &ioQueue{server: s, plugin: p, pump: pump, index: pump*len(s.cfg.Plugins) + i})
@@ -210,33 +212,66 @@ func (p *ioPlugin) close(d *device) {
 
 // attachSession shows the session's chunks to the process, once.
 func (p *ioPlugin) attachSession(ctx context.Context, s *session) error {
+	s.arenaMu.Lock()
+	defer s.arenaMu.Unlock()
+	if err := s.gone(); err != nil {
+		return err
+	}
 	proc, err := p.process()
 	if err != nil {
 		return err
 	}
-	p.mu.Lock()
-	known := p.sessions[s]
-	p.sessions[s] = true
-	p.mu.Unlock()
-	if known {
-		return nil
-	}
-	if err := proc.AttachArena(ctx, s.index, s.arena); err != nil {
-		p.mu.Lock()
-		delete(p.sessions, s)
-		p.mu.Unlock()
+	if err := p.attach(ctx, proc, s); err != nil {
 		return fmt.Errorf("plugin %s: memory of session %q: %w", p.cfg.Name, s.name, err)
 	}
 	return nil
 }
 
-func (p *ioPlugin) detachSession(s *session) {
+// attachAgain is attachSession for a process that follows another one. The session may
+// have ended since it was listed: then its arena may be gone, and nothing that is sent
+// from now on is in it.
+func (p *ioPlugin) attachAgain(ctx context.Context, proc *plugin.Process, s *session) error {
+	s.arenaMu.Lock()
+	defer s.arenaMu.Unlock()
 	p.mu.Lock()
-	known := p.sessions[s]
-	delete(p.sessions, s)
-	proc := p.proc
+	_, listed := p.sessions[s]
 	p.mu.Unlock()
-	if !known || proc == nil {
+	if !listed || s.ended.Load() {
+		return nil
+	}
+	return p.attach(ctx, proc, s)
+}
+
+// attach shows s's arena to proc, if that has not seen it. Caller holds s.arenaMu.
+func (p *ioPlugin) attach(ctx context.Context, proc *plugin.Process, s *session) error {
+	p.mu.Lock()
+	last, listed := p.sessions[s]
+	p.sessions[s] = last // a process that follows this one is shown it, whenever this one dies
+	p.mu.Unlock()
+	if last == proc {
+		return nil
+	}
+	err := proc.AttachArena(ctx, s.index, s.arena)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case err == nil:
+		p.sessions[s] = proc
+	case !listed:
+		delete(p.sessions, s)
+	}
+	return err
+}
+
+// detachSession takes s's arena away from the process, if it has it.
+func (p *ioPlugin) detachSession(s *session) {
+	s.arenaMu.Lock()
+	defer s.arenaMu.Unlock()
+	p.mu.Lock()
+	last, proc := p.sessions[s], p.proc
+	delete(p.sessions, s)
+	p.mu.Unlock()
+	if last == nil || last != proc {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)

@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
@@ -117,7 +118,7 @@ func (p *ioPlugin) startAgain(ctx context.Context) (*plugin.Process, error) {
 		if proc == nil {
 			return nil, nil
 		}
-		if err := proc.AttachArena(ctx, s.index, s.arena); err != nil {
+		if err := p.attachAgain(ctx, proc, s); err != nil {
 			p.log.Error("plugin does not take a session's memory", "session", s.name, "error", err)
 			proc.Kill()
 			return nil, nil
@@ -145,62 +146,81 @@ func (p *ioPlugin) reopen(devices []*device, proc *plugin.Process) {
 }
 
 func (p *ioPlugin) reopen1(d *device, gen uint32, proc *plugin.Process) {
-	if !p.serves(d) {
+	if !p.awaited(d, gen) {
 		return
 	}
-	late := time.AfterFunc(p.server.cfg.FenceTimeout, func() {
-		d.stuck.Store(true)
-		p.log.Error("device is stuck: I/O of the dead plugin has not ended", "device", d.name)
-	})
-	limits, err := proc.OpenDisk(context.Background(), d.request(gen))
-	late.Stop()
+	limits, err := p.passFence(d, gen, proc)
 	if errors.Is(err, plugin.ErrExited) {
 		return // the next generation will open it
 	}
 	if err == nil && limits.Size < d.limits.Load().Size {
 		err = errors.Join(syscall.EIO, proc.CloseDisk(context.Background(), d.index))
 	}
-	p.mu.Lock()
-	current := p.generation == gen && p.proc == proc
-	wanted := p.devices[d.index] == d
-	p.mu.Unlock()
-	switch {
-	case !current:
-		return
-	case !wanted: // closed meanwhile
-		if err == nil {
-			_ = proc.CloseDisk(context.Background(), d.index)
+	awaited := p.awaited(d, gen)
+	if err != nil {
+		if awaited {
+			p.log.Error("device does not open again after the plugin's death", "device", d.name, "error", err)
+			p.fail([]*device{d})
 		}
 		return
 	}
-	if err != nil {
-		p.log.Error("device does not open again after the plugin's death", "device", d.name, "error", err)
-		p.fail([]*device{d})
-		return
+	if awaited {
+		p.server.takeLimits(d, limits)
 	}
-	p.server.takeLimits(d, limits)
-	d.stuck.Store(false)
-	p.revive(d, gen)
+	if !p.revive(d, gen) {
+		_ = proc.CloseDisk(context.Background(), d.index)
+	}
 }
 
-// serves tells whether d is open, as far as the server is concerned.
-func (p *ioPlugin) serves(d *device) bool {
+// passFence opens d in proc. While that takes too long d counts as stuck; not after
+// it has returned.
+func (p *ioPlugin) passFence(d *device, gen uint32, proc *plugin.Process) (blk.Limits, error) {
+	told := make(chan struct{})
+	late := time.AfterFunc(p.server.cfg.FenceTimeout, func() {
+		defer close(told)
+		d.stuck.Store(true)
+		p.log.Error("device is stuck: I/O of the dead plugin has not ended", "device", d.name)
+	})
+	limits, err := proc.OpenDisk(context.Background(), d.request(gen))
+	if !late.Stop() {
+		<-told
+	}
+	return limits, err
+}
+
+// awaited tells whether d is open, as far as the server is concerned, and the process
+// of the generation is the one to serve it.
+func (p *ioPlugin) awaited(d *device, gen uint32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.devices[d.index] == d
+	return p.awaitedLocked(d, gen)
 }
 
-// revive lets requests of d through again, the parked ones first.
-func (p *ioPlugin) revive(d *device, gen uint32) {
+// awaitedLocked is awaited. Caller holds mu.
+func (p *ioPlugin) awaitedLocked(d *device, gen uint32) bool {
+	return p.devices[d.index] == d && p.generation == gen && p.proc != nil
+}
+
+// revive lets requests of d through again, the parked ones first. False: d was closed
+// meanwhile, or the process has died again. Who closes a device takes it from the table
+// in mu and looks at ready then: so either that finds it ready, or revive does not find
+// it, and it is for the caller to close it in the process.
+func (p *ioPlugin) revive(d *device, gen uint32) bool {
 	p.mu.Lock()
-	if p.generation == gen && p.proc != nil {
+	awaited := p.awaitedLocked(d, gen)
+	if awaited {
+		d.stuck.Store(false)
 		d.ready.Store(true)
 	}
 	p.mu.Unlock()
+	if !awaited {
+		return false
+	}
 	for _, q := range p.queues {
 		p.server.pumps[q.pump].pump.Call(func() { q.unpark(d) })
 	}
 	p.log.Info("device is back", "device", d.name)
+	return true
 }
 
 // fail ends the requests of devices with EIO, now and from now on.

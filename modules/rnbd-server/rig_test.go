@@ -33,6 +33,8 @@ type memory struct {
 	opens int              // calls of Open
 	fail  map[string]error // of Open, by name
 	seen  []plugin.Request // requests that reached the plugin, without payload
+
+	attaching func(arena uint32) // not nil: called before an arena is attached
 }
 
 type memDisk struct {
@@ -81,6 +83,18 @@ func (m *memory) Open(_ context.Context, r plugin.OpenRequest) (plugin.Disk, err
 	}
 	return nil, fmt.Errorf("no disk %q: %w", r.Name, syscall.ENOENT)
 }
+
+func (m *memory) AttachArena(id uint32, _ []byte) error {
+	m.mu.Lock()
+	hook := m.attaching
+	m.mu.Unlock()
+	if hook != nil {
+		hook(id)
+	}
+	return nil
+}
+
+func (m *memory) DetachArena(uint32) {}
 
 func (d *memDisk) Limits() blk.Limits { return d.limits }
 func (d *memDisk) Close() error       { d.closes.Add(1); return nil }
@@ -138,6 +152,20 @@ func (m *memory) setHold(hold bool) {
 	m.mu.Unlock()
 }
 
+// setGate lets Open wait until the channel that it returns is closed.
+func (m *memory) setGate() chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.gate = make(chan struct{})
+	return m.gate
+}
+
+func (m *memory) opened() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.opens
+}
+
 func (m *memory) requests() []plugin.Request {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -152,8 +180,9 @@ type rig struct {
 	mem    *memory
 	addr   netip.AddrPort
 
-	mu    sync.Mutex
-	procs []*plugin.Process
+	mu     sync.Mutex
+	procs  []*plugin.Process
+	closed bool // by the test itself
 }
 
 func newRig(t *testing.T, mem *memory, change ...func(*Config)) *rig {
@@ -188,6 +217,9 @@ func newRig(t *testing.T, mem *memory, change ...func(*Config)) *rig {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		mem.setHold(false)
+		if r.closed {
+			return
+		}
 		if err := s.Close(ctx); err != nil {
 			t.Errorf("close: %v", err)
 		}

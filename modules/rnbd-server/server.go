@@ -38,7 +38,8 @@ type Server struct {
 	mu      sync.Mutex // guards devices and their users
 	devices map[deviceKey]*device
 
-	admin sync.WaitGroup // requests answered off the pumps
+	admin   sync.WaitGroup // requests answered off the pumps
+	stopped atomic.Bool    // no plugin runs any more
 
 	stopWatch  func()        // ends watchSizes, and waits for that
 	nodeOpened chan struct{} // of room for one: a device with a node is open
@@ -147,7 +148,8 @@ func (s *Server) Addr(i int) netip.AddrPort {
 }
 
 // Close disconnects all clients, waits for what is in flight and stops the
-// plugins.
+// plugins. Once ctx is done it does not wait, and stops them with what is in
+// flight there.
 func (s *Server) Close(ctx context.Context) error {
 	var errs []error
 	if s.stopWatch != nil {
@@ -160,15 +162,28 @@ func (s *Server) Close(ctx context.Context) error {
 	if s.rtrs != nil {
 		errs = append(errs, s.rtrs.Close(ctx))
 	}
-	s.admin.Wait()
+	answered := s.adminAnswered()
+	select {
+	case <-answered:
+	case <-ctx.Done(): // a CLOSE may wait for a disk that hangs
+	}
 	for _, p := range s.plugins {
 		errs = append(errs, p.stop(ctx))
 	}
+	s.stopped.Store(true)
+	<-answered // on the pumps
 	for _, p := range s.pumps {
 		p.pump.Stop()
 		errs = append(errs, p.poller.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// adminAnswered is closed when all requests that are served off the pumps have been.
+func (s *Server) adminAnswered() <-chan struct{} {
+	done := make(chan struct{})
+	go func() { s.admin.Wait(); close(done) }()
+	return done
 }
 
 func (s *Server) sessionAt(i uint32) *session {

@@ -1,8 +1,10 @@
 package server
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
@@ -33,8 +35,34 @@ type session struct {
 	inbox    inbox
 	attached map[*ioPlugin]bool
 
-	ended   atomic.Bool   // only requests that do not end keep it
+	// arenaMu is held while a plugin is shown the arena, or gives it up. Taken
+	// before mu and ioPlugin.mu.
+	arenaMu sync.Mutex
+	// ended: only requests that do not end keep it. Set with arenaMu and mu held, so
+	// that SessionDown finds what was added to a session that had not ended.
+	ended atomic.Bool
+	// holds keep the session from being forgotten: one of the transport, one of each
+	// message that opens or closes things and is not answered yet.
+	holds   atomic.Int32
 	version atomic.Uint32 // of the protocol, 0 before SESS_INFO
+}
+
+// end marks the session as ended. From then on no mapping is added, and no plugin is
+// shown the arena, which goes when the last request has ended.
+func (s *session) end() {
+	s.arenaMu.Lock()
+	defer s.arenaMu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended.Store(true)
+}
+
+// gone is the error of what is asked for a session that has ended, nil before.
+func (s *session) gone() error {
+	if s.ended.Load() {
+		return fmt.Errorf("session %q has ended: %w", s.name, syscall.ENOTCONN)
+	}
+	return nil
 }
 
 // mapping is a device as one session has it open.
@@ -109,6 +137,17 @@ func (s *session) byName(name string) *mapping {
 			return m
 		}
 	}
+	return nil
+}
+
+// add shows m to the pumps, unless the session has ended: nobody would close it then.
+func (s *session) add(m *mapping) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.gone(); err != nil {
+		return err
+	}
+	s.reserve(m)
 	return nil
 }
 
