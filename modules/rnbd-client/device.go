@@ -60,6 +60,7 @@ type Device struct {
 
 	mu         sync.Mutex // taken after telling; changes of limits are made with it
 	state      State
+	openedIn   uint64 // the session's epoch in which the server opened it as id; 0: not open there
 	needsRemap bool
 	patience   *time.Timer // of loss=queue; runs while closed
 	lastError  string

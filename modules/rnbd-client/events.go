@@ -125,6 +125,7 @@ func (d *Device) onRemoved() {
 	if d.state != Open {
 		return
 	}
+	d.openedIn = 0
 	d.setState(Closed)
 	d.giveUp(fmt.Errorf("it was closed on the server: %w", syscall.ENOTCONN))
 }

@@ -18,14 +18,20 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	plugintest.Main(m, func() { plugin.ServeFrontend(&testFront{devices: map[uint32]plugin.DeviceSpec{}}) })
+	plugintest.Main(m, func() {
+		plugin.ServeFrontend(&testFront{devices: map[uint32]plugin.DeviceSpec{}, send: make(chan shm.SQE)})
+	})
 }
 
 // testFront is a front end whose devices seem to be disks, in a process of its
 // own: this program. The option "dir" of a device names a folder by which it
 // talks to the test: "told" has a line for each call, a file "hold" keeps
-// AddDevice from coming back, a file "used" makes the disk be in use.
+// AddDevice from coming back, "read" makes it send a read before, and "fail" fail
+// after. A file "used" makes the disk be in use, "slow" is how long RemoveDevice
+// takes, and "hold-remove" keeps it from coming back, whatever its caller does.
 type testFront struct {
+	send chan shm.SQE // to Serve
+
 	mu      sync.Mutex
 	devices map[uint32]plugin.DeviceSpec
 }
@@ -48,6 +54,16 @@ func (d frontDir) tell(format string, args ...any) {
 	}
 }
 
+func (d frontDir) set(name, value string) error {
+	return os.WriteFile(d.file(name), []byte(value), 0o600)
+}
+
+func (d frontDir) slow() time.Duration {
+	b, _ := os.ReadFile(d.file("slow"))
+	limit, _ := time.ParseDuration(string(b))
+	return limit
+}
+
 func (d frontDir) told() []string {
 	b, _ := os.ReadFile(d.file("told"))
 	return strings.Split(strings.TrimSpace(string(b)), "\n")
@@ -58,8 +74,17 @@ func (f *testFront) Describe() plugin.Info { return plugin.Info{Name: "test", Ve
 func (f *testFront) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
 	dir := frontDir(s.Config["dir"])
 	dir.tell("add %d pid %d", s.Limits.Size, os.Getpid())
+	if dir.has("read") {
+		f.send <- shm.SQE{Op: blk.Read, Device: s.Index, Arena: s.ArenaID, Len: 4096}
+	}
+	if dir.has("deaf") {
+		ctx = context.WithoutCancel(ctx)
+	}
 	for dir.has("hold") && ctx.Err() == nil {
 		time.Sleep(time.Millisecond)
+	}
+	if dir.has("fail") {
+		return blk.EIO
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -77,12 +102,24 @@ func (f *testFront) device(index uint32) (plugin.DeviceSpec, error) {
 	return s, nil
 }
 
-func (f *testFront) RemoveDevice(_ context.Context, index uint32, force bool) error {
+func (f *testFront) RemoveDevice(ctx context.Context, index uint32, force bool) error {
 	s, err := f.device(index)
 	if err != nil {
 		return err
 	}
-	if !force && frontDir(s.Config["dir"]).has("used") {
+	dir := frontDir(s.Config["dir"])
+	dir.tell("remove forced %t", force)
+	for dir.has("hold-remove") {
+		time.Sleep(time.Millisecond)
+	}
+	if slow := dir.slow(); slow > 0 {
+		select {
+		case <-time.After(slow):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if !force && dir.has("used") {
 		return blk.EBUSY
 	}
 	f.mu.Lock()
@@ -114,7 +151,12 @@ func (f *testFront) Serve(q *plugin.FrontQueue) error {
 	var done [8]shm.CQE
 	for !q.Closed() {
 		q.Pop(done[:])
-		time.Sleep(time.Millisecond)
+		select {
+		case e := <-f.send:
+			q.Push(&e)
+			q.Publish()
+		case <-time.After(time.Millisecond):
+		}
 	}
 	return nil
 }
@@ -138,7 +180,7 @@ func TestFrontend_ResizedWhileItStarts(t *testing.T) {
 			s := newTarget(t, 1<<20)
 			c := s.newClient(withTestFront(t))
 			dir := frontDir(t.TempDir())
-			hold := func() { must(t, os.WriteFile(dir.file("hold"), nil, 0o600)) }
+			hold := func() { must(t, dir.set("hold", "")) }
 			adds := func() (n int) {
 				for _, l := range dir.told() {
 					if strings.HasPrefix(l, "add ") {

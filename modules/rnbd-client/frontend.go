@@ -216,6 +216,9 @@ func (f *frontend) add(ctx context.Context, d *Device) error {
 	gen := f.generation
 	f.mu.Unlock()
 	if err := f.show(ctx, proc, d, gen); err != nil {
+		if ctx.Err() != nil { // the process may be about to show it
+			f.linger(proc, d)
+		}
 		return err
 	}
 	f.mu.Lock()
@@ -262,7 +265,11 @@ func (f *frontend) remove(ctx context.Context, d *Device, force bool) error {
 		return err
 	}
 	if !force {
-		return proc.RemoveDevice(ctx, d.index, false)
+		err := proc.RemoveDevice(ctx, d.index, false)
+		if errors.Is(err, syscall.ENODEV) && !knows(ctx, proc, d) {
+			return nil // an earlier call was given up, and succeeded all the same
+		}
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, forcedClose)
 	defer cancel()
@@ -271,6 +278,12 @@ func (f *frontend) remove(ctx context.Context, d *Device, force bool) error {
 		f.linger(proc, d)
 	}
 	return nil
+}
+
+// knows: proc has d, and ENODEV was a word about the disk behind it.
+func knows(ctx context.Context, proc *plugin.Process, d *Device) bool {
+	_, err := proc.DeviceStatus(ctx, d.index)
+	return !errors.Is(err, syscall.ENODEV)
 }
 
 const (

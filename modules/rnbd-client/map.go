@@ -210,9 +210,11 @@ func (c *Client) mapOn(ctx context.Context, d *Device, r MapRequest) (err error)
 		return err
 	}
 	d.mu.Lock()
-	d.setState(Open)
+	err = d.opened()
 	d.mu.Unlock()
-	d.gate.Store(gateOpen)
+	if err != nil {
+		return fmt.Errorf("open %q: %w", d.path, err)
+	}
 	c.devices[d.index].Store(d)
 	return d.appear(ctx)
 }
@@ -220,16 +222,26 @@ func (c *Client) mapOn(ctx context.Context, d *Device, r MapRequest) (err error)
 // abandon takes back what mapOn has begun. A front end may have sent requests
 // already: their memory is not given back under them.
 func (c *Client) abandon(ctx context.Context, d *Device) {
-	d.failRequests()
+	epoch := d.end()
 	err := d.drain(ctx, forcedClose)
 	c.devices[d.index].Store(nil)
-	d.sendClose(ctx, d.id.Load())
-	d.vanish()
-	if err != nil {
-		d.log.Error("the device's memory is not given back", "error", err)
+	d.sendClose(ctx, epoch, d.id.Load())
+	if d.inflight() > 0 {
+		c.retire(d, err)
 		return
 	}
-	d.freeArena()
+	c.release(d)
+}
+
+// end makes d Unmapped: its requests fail, and no OPEN opens it any more. It
+// returns the epoch in which the server has it open.
+func (d *Device) end() (epoch uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stopPatience()
+	d.setState(Unmapped)
+	d.setGate(gateFail)
+	return d.openedIn
 }
 
 // Device finds a mapped device by its name or its node, or by its path on the server if
@@ -279,13 +291,8 @@ func (c *Client) Unmap(ctx context.Context, name string, force bool) error {
 			return fmt.Errorf("unmap %s: %w", d.name, err)
 		}
 	}
-	d.mu.Lock()
-	wasOpen := d.state == Open
-	d.stopPatience()
-	d.setState(Unmapped)
-	d.mu.Unlock()
-	d.setGate(gateFail)
-	return c.unmap(ctx, d, wasOpen)
+	c.unmap(ctx, d)
+	return nil
 }
 
 // failRequests lets all requests of d fail from now on.
@@ -302,24 +309,22 @@ func (d *Device) failRequests() {
 // within 5 s.
 const forcedClose = 1200 * time.Millisecond
 
-func (c *Client) unmap(ctx context.Context, d *Device, wasOpen bool) error {
+// unmap is the rest of an unmap, after the front end has let go of d. Caller
+// holds mapMu.
+func (c *Client) unmap(ctx context.Context, d *Device) {
 	ctx = context.WithoutCancel(ctx)
+	epoch := d.end()
 	err := d.drain(ctx, forcedClose)
-	if wasOpen && d.session.transport.Connected() {
-		close, cancel := context.WithTimeout(ctx, forcedClose)
-		d.sendClose(close, d.id.Load())
-		cancel()
-	}
+	d.sendClose(ctx, epoch, d.id.Load())
 	c.devices[d.index].Store(nil)
 	c.save()
 	c.leave(ctx, d) // a session that ends here ends its requests
 	if d.inflight() > 0 {
 		c.retire(d, err)
-		return nil
+		return
 	}
 	c.release(d)
 	d.log.Info("device unmapped")
-	return nil
 }
 
 // release gives the memory of a device back that has no requests any more.

@@ -18,19 +18,29 @@ func (d *Device) open(ctx context.Context) error {
 		return fmt.Errorf("open %q: %v: %w", d.path, err, syscall.ENAMETOOLONG)
 	}
 	rsp := make(rnbdwire.OpenRsp, rnbdwire.OpenRspSize)
+	epoch := d.session.epoch()
 	if err := d.session.transport.AdminRead(ctx, msg, rsp); err != nil {
 		return fmt.Errorf("open %q on the server: %w", d.path, err)
 	}
+	id := rsp.Fields().DeviceID
 	limits, err := d.limitsOf(rsp.Fields())
+	if err == nil {
+		err = d.take(epoch, id, limits)
+	}
 	if err != nil {
-		d.sendClose(ctx, rsp.Fields().DeviceID)
-		return err
+		d.giveBack(ctx, epoch, id)
 	}
-	if err := d.take(rsp.Fields().DeviceID, limits); err != nil {
-		d.sendClose(ctx, rsp.Fields().DeviceID)
-		return err
+	return err
+}
+
+// giveBack closes on the server what OPEN opened and d cannot be.
+func (d *Device) giveBack(ctx context.Context, epoch uint64, id uint32) {
+	d.mu.Lock()
+	if d.openedIn == epoch { // a server has one open of a name, also for two OPENs
+		d.openedIn = 0
 	}
-	return nil
+	d.mu.Unlock()
+	d.sendClose(ctx, epoch, id)
 }
 
 // openMessage is OPEN; with the io mode of the user's wish where the server
@@ -50,20 +60,30 @@ func (d *Device) openMessage() ([]byte, error) {
 
 // take makes the server's word the device's. Where requests wait for the
 // return of the server, one that has become smaller is refused: they were
-// accepted for the larger one.
-func (d *Device) take(id uint32, l *blk.Limits) error {
+// accepted for the larger one. From here on the end of d sends CLOSE.
+func (d *Device) take(epoch uint64, id uint32, l *blk.Limits) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if epoch != d.session.epoch() {
+		return fmt.Errorf("open %q: %w", d.path, errVoid)
+	}
+	if d.state == Unmapped {
+		return fmt.Errorf("open %q: it was unmapped meanwhile: %w", d.path, syscall.ENODEV)
+	}
 	if l.Size < d.served && d.gate.Load() == gateWait {
 		return fmt.Errorf("open %q: the device shrank from %d to %d bytes: %w", d.path, d.served, l.Size, errShrank)
 	}
 	d.served = l.Size
 	d.id.Store(id)
 	d.limits.Store(l)
+	d.openedIn = epoch
 	return nil
 }
 
-var errShrank = fmt.Errorf("smaller than before: %w", syscall.EIO)
+var (
+	errShrank = fmt.Errorf("smaller than before: %w", syscall.EIO)
+	errVoid   = fmt.Errorf("the session was lost before it was open: %w", syscall.ECONNABORTED)
+)
 
 // limitsOf translates OPEN_RSP; sizes travel in 512-byte sectors.
 func (d *Device) limitsOf(f rnbdwire.OpenRspFields) (*blk.Limits, error) {
@@ -93,8 +113,16 @@ func (d *Device) limitsOf(f rnbdwire.OpenRspFields) (*blk.Limits, error) {
 	return l, nil
 }
 
-// sendClose is CLOSE for id; what the server says to it changes nothing.
-func (d *Device) sendClose(ctx context.Context, id uint32) {
+// sendClose is CLOSE for what OPEN opened as id; what the server says to it
+// changes nothing, and it is not waited for long: behind it may be a disk that
+// hangs. After that epoch the id may be another device's. The end of ctx, as of a
+// map that is given up, is no reason to leave the device open.
+func (d *Device) sendClose(ctx context.Context, epoch uint64, id uint32) {
+	if epoch != d.session.epoch() || !d.session.transport.Connected() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), forcedClose)
+	defer cancel()
 	msg := make(rnbdwire.Close, rnbdwire.CloseSize)
 	rnbdwire.CloseFields{DeviceID: id}.Put(msg)
 	if err := d.session.transport.AdminWrite(ctx, msg); err != nil {
@@ -154,17 +182,21 @@ func (d *Device) wantsReopen() bool {
 func (d *Device) reopen(ctx context.Context) error {
 	d.session.opens.RLock()
 	defer d.session.opens.RUnlock()
-	err := d.open(ctx)
+	return d.reopened(d.open(ctx))
+}
+
+// reopened ends a reopen whose OPEN had that result.
+func (d *Device) reopened(err error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.state != Closed || d.needsRemap {
+		return nil // nobody waits for it; its end closes it on the server
+	}
+	if err == nil {
+		err = d.opened()
+	}
 	switch {
-	case d.state != Closed || d.needsRemap:
-		if err == nil && d.state == Unmapped {
-			go d.sendClose(context.WithoutCancel(ctx), d.id.Load())
-		}
-		return nil
 	case err == nil:
-		d.opened()
 		return nil
 	case final(err):
 		d.giveUp(err)
@@ -185,8 +217,13 @@ func final(err error) bool {
 	return false
 }
 
-// opened lets requests through. Caller holds mu.
-func (d *Device) opened() {
+// opened lets requests through, unless the session was lost since OPEN was
+// answered: nobody would tell d of that any more, and its id is void. Caller
+// holds mu.
+func (d *Device) opened() error {
+	if d.openedIn != d.session.epoch() {
+		return errVoid
+	}
 	d.stopPatience()
 	d.needsRemap, d.lastError = false, ""
 	d.setState(Open)
@@ -194,6 +231,7 @@ func (d *Device) opened() {
 	if fe := d.fe.Load(); fe != nil {
 		go fe.resize(d)
 	}
+	return nil
 }
 
 // Remap opens a closed device again: the way back after requests had to fail.
@@ -218,10 +256,21 @@ func (c *Client) Remap(ctx context.Context, name string) (*Device, error) {
 	if err := d.open(ctx); err != nil {
 		return nil, fmt.Errorf("remap %s: %w", d.name, err)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.state == Closed {
-		d.opened()
+	if err := d.remapped(); err != nil {
+		return nil, fmt.Errorf("remap %s: %w", d.name, err)
 	}
 	return d, nil
+}
+
+// remapped ends a remap whose OPEN was answered.
+func (d *Device) remapped() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch d.state {
+	case Closed:
+		return d.opened()
+	case Unmapped: // which has sent CLOSE
+		return fmt.Errorf("it was unmapped meanwhile: %w", syscall.ENODEV)
+	}
+	return nil
 }

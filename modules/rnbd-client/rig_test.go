@@ -45,6 +45,8 @@ type target struct {
 	nextID   uint32
 	holdOpen bool
 	heldOpen *rtrs.Op
+	onOpen   func()     // once, before the next OPEN is answered
+	closes   []*rtrs.Op // that wait for held
 	features uint16
 	events   []*rtrs.Op // EVENTs that wait
 	seen     []uint64   // what they told
@@ -145,6 +147,10 @@ func (s *target) Request(op *rtrs.Op) {
 			s.nextID++
 			f.Put(op.Data())
 		}
+		if f := s.onOpen; f != nil {
+			s.onOpen = nil
+			f()
+		}
 		if s.holdOpen {
 			s.heldOpen = op
 			return
@@ -160,6 +166,10 @@ func (s *target) Request(op *rtrs.Op) {
 		})
 	case rnbdwire.TypeClose:
 		s.log = append(s.log, "close")
+		if len(s.held) > 0 {
+			s.closes = append(s.closes, op)
+			return
+		}
 		op.Respond(0)
 	case rnbdwire.TypeIO:
 		s.log = append(s.log, "io")
@@ -202,8 +212,8 @@ func (s *target) finish(op *rtrs.Op, errno blk.Errno) {
 func (s *target) releaseAll(errno blk.Errno) {
 	s.mu.Lock()
 	s.hold = false
-	held := s.held
-	s.held = nil
+	held, closes := s.held, s.closes
+	s.held, s.closes = nil, nil
 	s.mu.Unlock()
 	if len(held) == 0 {
 		return
@@ -215,6 +225,9 @@ func (s *target) releaseAll(errno blk.Errno) {
 		defer s.mu.Unlock()
 		for _, op := range held {
 			s.finish(op, errno)
+		}
+		for _, op := range closes {
+			op.Respond(0)
 		}
 	})
 }
@@ -262,6 +275,20 @@ func (s *target) messages() []string {
 // newClient makes a client without a front end that reaches the target.
 func (s *target) newClient(change ...func(*Config)) *Client {
 	s.t.Helper()
+	c := s.clientToClose(change...)
+	s.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := c.Close(ctx); err != nil {
+			s.t.Errorf("close of the client: %v", err)
+		}
+	})
+	return c
+}
+
+// clientToClose is newClient for a test that closes it.
+func (s *target) clientToClose(change ...func(*Config)) *Client {
+	s.t.Helper()
 	cfg := DefaultConfig()
 	cfg.Fabrics = map[string]verbs.Device{"loopback": s.net.Device("clt")}
 	cfg.DefaultFabric = "loopback"
@@ -274,13 +301,6 @@ func (s *target) newClient(change ...func(*Config)) *Client {
 	}
 	c, err := New(s.t.Context(), cfg)
 	must(s.t, err)
-	s.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		if err := c.Close(ctx); err != nil {
-			s.t.Errorf("close of the client: %v", err)
-		}
-	})
 	return c
 }
 

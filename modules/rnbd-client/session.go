@@ -25,6 +25,8 @@ type session struct {
 	version uint8
 	// features are the extensions of the server as it is now.
 	features atomic.Uint32
+	// downs counts how often the last path was lost, see epoch.
+	downs atomic.Uint64
 	// opens is held for reading from an OPEN until its answer is taken over.
 	opens    sync.RWMutex
 	unlisten func() // ends listen
@@ -90,7 +92,9 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 		s.queues = append(s.queues, s.transport.Queue(i))
 	}
 	if err := s.hello(ctx); err != nil {
-		s.transport.Close(ctx)
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), forcedClose)
+		defer cancel()
+		s.transport.Close(closing)
 		c.ended.note(name)
 		return nil, err
 	}
@@ -115,7 +119,14 @@ func (s *session) hello(ctx context.Context) error {
 	return nil
 }
 
+// epoch numbers the times between two losses of the last path, from 1. What the
+// server said in one, as the ids of devices, means nothing in the next.
+func (s *session) epoch() uint64 { return s.downs.Load() + 1 }
+
 func (s *session) onEvent(e rtrs.Event) {
+	if e.Kind == rtrs.SessionDown {
+		s.downs.Add(1) // before onDown: an OPEN that it finds under way is void
+	}
 	s.mu.Lock()
 	first := e.Kind == rtrs.SessionUp && !s.wasUp
 	s.wasUp = s.wasUp || first

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -78,10 +79,8 @@ func (c *Client) save() {
 	}
 	c.followSessions()
 	state := savedState{Version: stateVersion, Devices: slices.Clone(c.waiting)}
-	for i := range c.devices {
-		if d := c.devices[i].Load(); d != nil && d.fe.Load() != nil && isNode(d.Location()) {
-			state.Devices = append(state.Devices, d.saved())
-		}
+	for _, d := range c.disks() {
+		state.Devices = append(state.Devices, d.saved())
 	}
 	if err := writeState(c.cfg.StateFile, &state); err != nil {
 		c.log.Error("a killed daemon's disks will not be served again: the state is not written", "file", c.cfg.StateFile, "error", err)
@@ -281,22 +280,57 @@ func (c *Client) leaveDisks(ctx context.Context) {
 	if c.cfg.StateFile == "" {
 		return
 	}
-	used := map[*frontend]bool{}
-	for _, d := range c.Devices() {
-		f := d.fe.Load()
-		if f == nil || !isNode(d.Location()) || blk.ToErrno(c.Unmap(ctx, d.name, false)) != blk.EBUSY {
-			continue
-		}
-		used[f] = true
-		c.mapMu.Lock()
-		c.setWaiting(append(c.waiting, d.saved()))
-		c.mapDone()
-		c.log.Warn("disk is in use: it stays, and its users wait for the next daemon", "device", d.name, "node", d.Location())
-	}
-	for f := range used {
+	for f := range c.unmapDisks(ctx) {
 		if proc := f.end(); proc != nil {
 			proc.Kill()
 			<-proc.Exited()
 		}
 	}
+}
+
+// unmapDisks unmaps the disks that their front ends take away, and returns the
+// front ends of the others. Whatever keeps a disk, it may have users, so it stays:
+// an unused one is better left than a used one taken away.
+func (c *Client) unmapDisks(ctx context.Context) (used map[*frontend]bool) {
+	c.mapMu.Lock()
+	defer c.mapDone()
+	disks := c.disks()
+	kept := removeAll(ctx, disks)
+	for i, d := range disks {
+		if kept[i] == nil {
+			c.unmap(ctx, d)
+		}
+	}
+	used = map[*frontend]bool{}
+	for i, d := range disks {
+		if kept[i] == nil {
+			continue
+		}
+		used[d.fe.Load()] = true
+		c.setWaiting(append(c.waiting, d.saved()))
+		c.log.Warn("disk stays, and its users, if there are any, wait for the next daemon", "device", d.name, "node", d.Location(), "cause", kept[i])
+	}
+	return used
+}
+
+// disks are the devices whose users have a device node.
+func (c *Client) disks() (out []*Device) {
+	for _, d := range c.Devices() {
+		if d.fe.Load() != nil && isNode(d.Location()) {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// removeAll asks the front ends for all disks at once: to refuse one that is in
+// use takes a front end a second, and there may be many.
+func removeAll(ctx context.Context, disks []*Device) []error {
+	errs := make([]error, len(disks))
+	var wg sync.WaitGroup
+	for i, d := range disks {
+		wg.Go(func() { errs[i] = d.fe.Load().remove(ctx, d, false) })
+	}
+	wg.Wait()
+	return errs
 }
