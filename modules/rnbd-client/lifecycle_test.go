@@ -76,9 +76,7 @@ func TestClose_ManyUsedDisksAndLittleTime(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
 	defer cancel()
-	if err := c.Close(ctx); err != nil {
-		t.Errorf("close: %v", err)
-	}
+	_ = c.Close(ctx) // which may have no time for the rest
 	saved, err := readState(state)
 	if len(saved) != 3 || err != nil {
 		t.Errorf("%d of 3 disks are written down, %v", len(saved), err)
@@ -199,9 +197,10 @@ func TestMap_FailsWithARequestThatHangs(t *testing.T) {
 		defer c.mapDone()
 		return len(c.retired)
 	}
-	if retired() != 1 || s.count("close") != 1 {
-		t.Errorf("%d devices keep their memory, messages %q", retired(), s.messages())
+	if retired() != 1 {
+		t.Errorf("%d devices keep their memory", retired())
 	}
+	eventually(t, "the server is told", func() bool { return s.count("close") == 1 })
 	if err := soon(t, "the next map", async(func() error { _, err := s.mapIn(c, "vol2", frontDir(t.TempDir())); return err })); err != nil {
 		t.Errorf("map of another device: %v", err)
 	}

@@ -2,7 +2,6 @@ package server
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"math/rand/v2"
 	"syscall"
@@ -488,44 +487,6 @@ func TestDeviceIsOpenedOnceForAllSessions(t *testing.T) {
 	}
 	if mem.opens != 1 {
 		t.Errorf("the plugin opened it %d times", mem.opens)
-	}
-}
-
-// A process that is started while the server is being closed ends with it.
-func TestCloseDuringARestart(t *testing.T) {
-	mem := newMemory()
-	mem.crash = plugin.KeepsAcknowledged
-	starting, closing := make(chan struct{}), make(chan struct{})
-	r := newRig(t, mem, func(c *Config) {
-		launch, first := c.launch, true
-		c.launch = func(ctx context.Context, pc plugin.Config) (*plugin.Process, error) {
-			if !first {
-				close(starting)
-				<-closing
-			}
-			first = false
-			return launch(ctx, pc)
-		}
-	})
-	r.process().Kill()
-	<-starting
-	closed := make(chan error)
-	go func() { closed <- r.server.plugins[0].stop(t.Context()) }()
-	for {
-		r.server.plugins[0].mu.Lock()
-		stopping := r.server.plugins[0].stopping
-		r.server.plugins[0].mu.Unlock()
-		if stopping {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
-	close(closing)
-	must(t, <-closed)
-	select {
-	case <-r.process().Exited():
-	case <-time.After(10 * time.Second):
-		t.Error("the process that was being started lives on")
 	}
 }
 
