@@ -26,9 +26,10 @@ func TestMain(m *testing.M) {
 // testFront is a front end whose devices seem to be disks, in a process of its
 // own: this program. The option "dir" of a device names a folder by which it
 // talks to the test: "told" has a line for each call, a file "hold" keeps
-// AddDevice from coming back, "read" makes it send a read before, and "fail" fail
-// after. A file "used" makes the disk be in use, "slow" is how long RemoveDevice
-// takes, and "hold-remove" keeps it from coming back, whatever its caller does.
+// AddDevice from coming back, "deaf" lets it forget its caller, "read" makes it
+// send a read before, and "fail" fail after. A file "used" makes the disk be in
+// use, "slow" is how long RemoveDevice takes, and "hold-remove" keeps it from
+// coming back, whatever its caller does.
 type testFront struct {
 	send chan shm.SQE // to Serve
 

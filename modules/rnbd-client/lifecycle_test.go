@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -284,4 +285,31 @@ func TestUnmap_AgainAfterOneThatWasGivenUp(t *testing.T) {
 	must(t, err)
 	eventually(t, "the front end has let go", func() bool { return !knows(t.Context(), proc, d) })
 	must(t, c.Unmap(t.Context(), d.name, false))
+}
+
+// A front end that shows a device although nobody waits for it any more is made to take
+// it away: its place is free again.
+func TestMap_CancelledWhileTheFrontEndShowsIt(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient(withTestFront(t))
+	dir := frontDir(t.TempDir())
+	for _, name := range []string{"hold", "deaf"} {
+		must(t, dir.set(name, ""))
+	}
+	r := MapRequest{Path: "vol", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Options: map[string]string{"dir": string(dir)}}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	mapped := async(func() error { _, err := c.Map(ctx, r); return err })
+	eventually(t, "the front end gets the device", func() bool { return strings.HasPrefix(dir.told()[0], "add ") })
+	cancel()
+	if err := soon(t, "the map", mapped); !errors.Is(err, context.Canceled) {
+		t.Fatalf("map: %v", err)
+	}
+	must(t, os.Remove(dir.file("hold")))
+	eventually(t, "its place is free", func() bool { return !c.lingers(0) })
+	d, err := c.Map(t.Context(), r)
+	must(t, err)
+	if d.index != 0 {
+		t.Errorf("index %d", d.index)
+	}
 }

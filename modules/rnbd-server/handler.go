@@ -24,9 +24,8 @@ func (h *handler) SessionUp(t *rtrs.SrvSession) error {
 	s := (*Server)(h)
 	sess := &session{
 		name: t.Name(), transport: t, arena: t.Memory().(*shm.Arena), chunkSize: uint64(t.ChunkSize()),
-		reqs:     make([]request, t.QueueDepth()),
-		lanes:    make([]lane, len(s.pumps)*len(s.plugins)),
-		attached: map[*ioPlugin]bool{},
+		reqs:  make([]request, t.QueueDepth()),
+		lanes: make([]lane, len(s.pumps)*len(s.plugins)),
 	}
 	if paths := t.Paths(); len(paths) > 0 {
 		sess.fabric = paths[0].Fabric

@@ -31,9 +31,8 @@ type session struct {
 	// write, read by pumps.
 	table atomic.Pointer[[]*mapping]
 
-	mu       sync.Mutex // guards the changes of table and attached, and news
-	inbox    inbox
-	attached map[*ioPlugin]bool
+	mu    sync.Mutex // guards the changes of table and attached, and news
+	inbox inbox
 
 	// arenaMu is held while a plugin is shown the arena, or gives it up. Taken
 	// before mu and ioPlugin.mu.
