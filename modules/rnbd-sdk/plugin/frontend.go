@@ -43,6 +43,7 @@ type DeviceSpec struct {
 	Limits     blk.Limits
 	ArenaID    uint32 // of the device's memory in ring entries
 	Arena      []byte // slot i is Arena[i*SlotSize:][:SlotSize]; valid until RemoveDevice returns
+	ArenaFD    int    // the file behind Arena, which begins at its offset 0; the SDK's, valid as long
 	SlotSize   int    // bytes
 	Slots      int
 	Generation uint32            // of the plugin's process

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
@@ -120,7 +122,7 @@ func TestFrontend_LifeOfADevice(t *testing.T) {
 	copy(r.mem.Bytes(), "data")
 	comp.Push(&shm.CQE{Tag: 5, Errno: uint32(blk.EIO)})
 	comp.Publish()
-	if c := <-f.answers; c.Tag != 5 || blk.Errno(c.Errno) != blk.EIO || string(got.Arena[:4]) != "data" {
+	if c := <-f.answers; c.Tag != 5 || blk.Errno(c.Errno) != blk.EIO || string(got.Arena[:4]) != "data" || fileBegins(t, got.ArenaFD, 4) != "data" {
 		t.Errorf("answer %+v", c)
 	}
 
@@ -234,4 +236,13 @@ func TestFrontend_AsProcess(t *testing.T) {
 	if err := p.Stop(testContext(t)); err != nil {
 		t.Error(err)
 	}
+}
+
+func fileBegins(t *testing.T, fd, n int) string {
+	t.Helper()
+	b := make([]byte, n)
+	if _, err := unix.Pread(fd, b, 0); err != nil {
+		t.Errorf("read the arena's file: %v", err)
+	}
+	return string(b)
 }

@@ -79,6 +79,7 @@ type root struct {
 // mapping is an attached arena; immutable.
 type mapping struct {
 	mem   []byte
+	fd    int // of mem, from its beginning
 	close func() error
 }
 

@@ -205,7 +205,7 @@ func (s *server) mapArena(id uint32, fd int, size uint64) error {
 	if err != nil {
 		return err
 	}
-	m := &mapping{mem: a.Bytes(), close: a.Close}
+	m := &mapping{mem: a.Bytes(), fd: a.FD(), close: a.Close}
 	if s.arenas.get(id) != nil {
 		_ = a.Close()
 		return fmt.Errorf("in use: %w", blk.EEXIST)

@@ -71,7 +71,7 @@ func (s *frontServer) add(ctx context.Context, r *pluginpb.AddDeviceRequest) err
 	_ = s.stats.add(r.GetIndex(), new(s.newStats())) // refused: the device is not counted
 	err := s.f.AddDevice(ctx, DeviceSpec{
 		Index: r.GetIndex(), Name: r.GetName(), Limits: limitsFromPB(r.GetLimits()),
-		ArenaID: r.GetArena(), Arena: m.mem, SlotSize: int(r.GetSlotSize()), Slots: int(r.GetSlots()),
+		ArenaID: r.GetArena(), Arena: m.mem, ArenaFD: m.fd, SlotSize: int(r.GetSlotSize()), Slots: int(r.GetSlots()),
 		Generation: r.GetGeneration(), Queues: len(s.queues()), Config: r.GetSettings(),
 		Identity: r.GetIdentity(), Location: r.GetLocation(),
 	})

@@ -47,6 +47,9 @@ const (
 	registerEventfd     = 4
 	registerProbe       = 8
 	registerEnableRings = 12
+	registerBuffers2    = 15
+
+	registerSparse = 1 << 0
 )
 
 // Options of NewRing.
@@ -257,6 +260,14 @@ func (r *Ring) RegisterBuffers(bufs [][]byte) error {
 		vecs[i].SetLen(len(b))
 	}
 	return r.register("buffers", registerBuffers, iovecPointer(&vecs[0]), len(vecs))
+}
+
+// ReserveBuffers makes room for n registered buffers, which are not there yet: a
+// driver registers the pages of a request at an index that it is told (Linux
+// 5.19). Once, instead of RegisterBuffers.
+func (r *Ring) ReserveBuffers(n int) error {
+	arg := bufferTable{nr: uint32(n), flags: registerSparse}
+	return r.register("buffer table", registerBuffers2, arg.pointer(), bufferTableSize)
 }
 
 // Close unmaps and closes the ring. What is in flight runs on in the kernel.

@@ -118,6 +118,34 @@ func TestRing_RegisteredFilesAndBuffers(t *testing.T) {
 	}
 }
 
+// The buffers of the table are a driver's to fill: until then there are none.
+func TestRing_ReservedBuffersAreEmpty(t *testing.T) {
+	r := newTestRing(t, 4, Options{})
+	file := tempFile(t, 4096, unix.O_RDWR)
+	if err := r.ReserveBuffers(8); errors.Is(err, unix.EINVAL) {
+		t.Skip("Linux before 5.19")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	for _, fill := range []func(*SQE){
+		func(s *SQE) { s.ReadPages(file, 4096, 0, 7) },
+		func(s *SQE) { s.WritePages(file, 4096, 0, 0) },
+		func(s *SQE) { s.WritePages(file, 4096, 0, 8) }, // beyond the table
+	} {
+		fill(r.Next())
+		if err := r.Wait(1); err != nil {
+			t.Fatal(err)
+		}
+		var c [1]CQE
+		if r.Peek(c[:]) != 1 || c[0].Res != -int32(unix.EFAULT) {
+			t.Errorf("result %d, want EFAULT", c[0].Res)
+		}
+	}
+	if err := r.ReserveBuffers(8); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("reserved twice: %v", err)
+	}
+}
+
 func TestRing_DriverCommand(t *testing.T) {
 	r := newTestRing(t, 4, Options{SQE128: true})
 	sock, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

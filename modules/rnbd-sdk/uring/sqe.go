@@ -66,6 +66,17 @@ func (s *SQE) WriteFixed(fd int32, buf []byte, off uint64, rwFlags uint32, index
 	s.BufIndex = index
 }
 
+// ReadPages is Read of n bytes to the beginning of registered buffer number
+// index, which a driver has registered: no process has its memory.
+func (s *SQE) ReadPages(fd int32, n uint32, off uint64, index uint16) {
+	s.Opcode, s.FD, s.Off, s.Len, s.BufIndex = opReadFixed, fd, off, n, index
+}
+
+// WritePages is Write of n bytes from the beginning of such a buffer.
+func (s *SQE) WritePages(fd int32, n uint32, off uint64, index uint16) {
+	s.Opcode, s.FD, s.Off, s.Len, s.BufIndex = opWriteFix, fd, off, n, index
+}
+
 func (s *SQE) transfer(op uint8, fd int32, buf []byte, off uint64, rwFlags uint32) {
 	s.Opcode, s.FD, s.Off = op, fd, off
 	s.Addr, s.Len, s.OpFlags = addressOf(buf), uint32(len(buf)), rwFlags

@@ -22,8 +22,20 @@ type params struct {
 	}
 }
 
+// bufferTable is struct io_uring_rsrc_register.
+type bufferTable struct {
+	nr, flags     uint32
+	_, data, tags uint64
+}
+
+const bufferTableSize = int(unsafe.Sizeof(bufferTable{}))
+
+func (b *bufferTable) pointer() unsafe.Pointer { return unsafe.Pointer(b) }
+
 // Compile-time layout.
 var (
+	_ [unsafe.Sizeof(bufferTable{}) - 32]struct{}
+	_ [32 - unsafe.Sizeof(bufferTable{})]struct{}
 	_ [unsafe.Sizeof(params{}) - 120]struct{}
 	_ [120 - unsafe.Sizeof(params{})]struct{}
 	_ [unsafe.Sizeof(SQE{}) - 64]struct{}
