@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -41,6 +40,7 @@ type device struct {
 	again    uint32
 	arenaID  uint32
 	arena    uint64 // address
+	arenaFD  int32
 	slotSize int
 
 	char  *os.File
@@ -64,7 +64,7 @@ func newDevice(c *control, s *plugin.DeviceSpec, log *slog.Logger) *device {
 	fetch, again := c.ioCommands()
 	return &device{
 		fetch: fetch, again: again, ctl: c, log: log, name: s.Name, index: s.Index, size: s.Limits.Size, block: s.Limits.LogicalBlockSize,
-		arenaID: s.ArenaID, arena: uring.Address(s.Arena), slotSize: s.SlotSize,
+		arenaID: s.ArenaID, arena: uring.Address(s.Arena), arenaFD: int32(s.ArenaFD), slotSize: s.SlotSize,
 	}
 }
 
@@ -88,20 +88,20 @@ func (d *device) path() string { return blockPath(d.info.id) }
 
 // create makes a new device, as its settings want it.
 func (d *device) create(ctx context.Context, s *plugin.DeviceSpec, queues []*queue) (err error) {
-	id, most, err := wanted(s.Config)
+	want, err := wanted(s.Config)
 	if err != nil {
 		return err
 	}
-	n := min(len(queues), s.Slots, most)
+	n := min(len(queues), s.Slots, want.queues)
 	d.info = devInfo{
-		queues: uint16(n), depth: uint16(min(s.Slots/n, maxQueueDepth)), maxIO: uint32(s.SlotSize), id: id, pid: int32(os.Getpid()),
-		flags: featUserRecovery | featUserRecoveryReissue | d.ctl.features&featUpdateSize, private: token(s.Identity),
+		queues: uint16(n), depth: uint16(min(s.Slots/n, maxQueueDepth)), maxIO: uint32(s.SlotSize), id: want.number, pid: int32(os.Getpid()),
+		flags: featUserRecovery | featUserRecoveryReissue | d.ctl.features&featUpdateSize | d.pages(want), private: token(s.Identity),
 	}
 	if d.ctl.encoded {
 		d.info.flags |= featIoctlEncode
 	}
 	if err := d.ctl.add(&d.info); err != nil {
-		return addError(id, err)
+		return addError(want.number, err)
 	}
 	defer func() {
 		if err != nil {
@@ -134,26 +134,18 @@ func (d *device) giveUp(cause error) error {
 	return cause
 }
 
-// wanted reads the settings of a device: "number", the N of /dev/ublkbN, and
-// "queues", the most hardware queues that it may have.
-func wanted(settings map[string]string) (id uint32, queues int, err error) {
-	id, queues = anyDevice, math.MaxInt
-	for k, v := range settings {
-		n, err := strconv.ParseUint(v, 10, 20)
-		switch {
-		case k == "number" && err == nil:
-			id = uint32(n)
-		case k == "number":
-			return 0, 0, fmt.Errorf("setting number %q: want the N of /dev/ublkbN: %w", v, blk.EINVAL)
-		case k == "queues" && err == nil && n > 0:
-			queues = int(n)
-		case k == "queues":
-			return 0, 0, fmt.Errorf("setting queues %q: want a number from 1 up: %w", v, blk.EINVAL)
-		default:
-			return 0, 0, fmt.Errorf("there is no setting %q of a ublk device, only number and queues: %w", k, blk.EINVAL)
-		}
+// pages are the features with which the driver hands out the pages of requests
+// instead of copying; none where that is not wanted or not offered.
+func (d *device) pages(want settings) uint64 {
+	const feats = featZeroCopy | featAutoBufReg
+	switch {
+	case !want.zeroCopy:
+		return 0
+	case d.ctl.features&feats != feats:
+		d.log.Warn("this kernel's ublk does not register pages (Linux 6.16 does): setting zero_copy is left out", "device", d.name)
+		return 0
 	}
-	return id, queues, nil
+	return feats
 }
 
 func addError(id uint32, err error) error {
@@ -187,7 +179,8 @@ func (d *device) serve(ctx context.Context, queues []*queue) (err error) {
 	for i, desc := range d.desc {
 		p := &part{
 			dev: d, queue: queues[i%len(queues)], hw: uint16(i), char: int32(d.char.Fd()), desc: desc, base: uint32(i) * uint32(d.info.depth),
-			tags: make([]tag, d.info.depth), ended: make(chan struct{}),
+			pages: d.info.flags&featAutoBufReg != 0,
+			tags:  make([]tag, d.info.depth), ended: make(chan struct{}),
 		}
 		d.parts = append(d.parts, p)
 		p.queue.do(func() { p.queue.open(p) })

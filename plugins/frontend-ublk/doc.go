@@ -13,11 +13,12 @@
 //
 // queue.go is the data path, in the order of a request. The buffer of a tag is
 // its slot in the arena that we share with the daemon: the driver copies
-// between it and the pages of the request, and nobody else does.
+// between it and the pages of the request, and nobody else does. pages.go is for
+// disks of which the driver registers the pages instead.
 //
-// wire.go has the driver's structures, ctrl.go its commands, device.go the life
-// of a device, recover.go how the next process takes over from a dead one,
-// resize.go how a disk gets another size.
+// wire.go has the driver's structures, ctrl.go its commands, settings.go what
+// users may say, device.go the life of a device, recover.go how the next
+// process takes over from a dead one, resize.go how a disk gets another size.
 //
 // # Threads and ownership
 //

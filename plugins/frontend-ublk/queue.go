@@ -2,7 +2,8 @@ package main
 
 // DATA PATH. A request meets these functions in this order:
 //
-//	reap -> onFetch       the driver has filled a tag and its slot
+//	reap -> onFetch       the driver has filled a tag and its slot; or without
+//	                      the slot: pages.go
 //	submit -> push        an entry for the daemon
 //	take -> onDone        its answer
 //	commit                the driver gets the result and fetches the next
@@ -48,6 +49,7 @@ type driver interface {
 	Submit() error
 	Peek([]uring.CQE) int
 	Settle() bool
+	ReserveBuffers(int) error
 }
 
 // tag is one request slot of a hardware queue.
@@ -81,6 +83,7 @@ type tagState uint8
 const (
 	tagEnded   tagState = iota // no command: not begun, or the device is stopped
 	tagFetched                 // the driver has the command and the slot
+	tagMoving                  // payload is on its way between the request's pages and the slot
 	tagSent                    // the daemon has the request and the slot
 )
 
@@ -94,6 +97,8 @@ type part struct {
 	char   int32 // the character device
 	desc   []byte
 	base   uint32 // first slot
+	pages  bool   // the driver registers the pages of requests: see pages.go
+	buffer int    // number of its first tag's pages in the ring's table
 	tags   []tag
 	active int           // tags that are not ended
 	fail   bool          // requests that come now are answered with EIO
@@ -115,6 +120,7 @@ type queue struct {
 	backlog list // requests that met a full ring of the daemon
 	due     list // commands that met a full ring of the driver
 	large   bool
+	pages   bool // the table of registered pages is there
 
 	answers [batch]shm.CQE
 	events  [batch]uring.CQE
@@ -185,6 +191,10 @@ func (q *queue) reap() (n int) {
 }
 
 func (q *queue) onEvent(e *uring.CQE) {
+	if e.UserData&movedPages != 0 {
+		q.onMoved(e.UserData&^movedPages, e.Res)
+		return
+	}
 	p, t := q.find(e.UserData)
 	if t == nil || t.state != tagFetched {
 		q.stats.stray.Add(1)
@@ -216,6 +226,10 @@ func (q *queue) onFetch(p *part, t *tag, userData uint64) {
 	}
 	if q.now != nil {
 		t.began = q.now()
+	}
+	if p.pages && t.entry.Op == blk.Write {
+		q.move(t)
+		return
 	}
 	q.submit(t)
 }
@@ -294,6 +308,10 @@ func (q *queue) onDone(c *shm.CQE) {
 	if uint32(errno) != c.Errno {
 		errno = blk.EIO
 	}
+	if errno == blk.OK && t.part.pages && t.entry.Op == blk.Read {
+		q.move(t)
+		return
+	}
 	q.answer(t, errno)
 }
 
@@ -317,13 +335,19 @@ func (q *queue) answer(t *tag, errno blk.Errno) {
 func (q *queue) command(t *tag, op uint32, result int32) {
 	t.op, t.result = op, result
 	t.state = tagFetched
+	q.enter(t)
+}
+
+// enter puts what is due for a tag into the driver's ring, or in line when that
+// is full.
+func (q *queue) enter(t *tag) {
 	if q.due.first != nil || !q.place(t) {
 		q.due.push(t)
 	}
 }
 
-// place writes the command that is due for a tag, with its slot as the buffer.
-// False: no room.
+// place writes what is due for a tag: the way of its payload, or a command with
+// its slot as the buffer. False: no room.
 func (q *queue) place(t *tag) bool {
 	s := q.drv.Next()
 	if s == nil {
@@ -332,10 +356,18 @@ func (q *queue) place(t *tag) bool {
 			return false
 		}
 	}
+	if t.state == tagMoving {
+		t.placeMove(s)
+		return true
+	}
 	p, i := t.part, uint16(t.entry.Tag)
 	s.URingCmd(p.char, t.op)
 	s.UserData = t.entry.Tag
-	putIO(q.drv.Cmd(s), p.hw, i, t.result, p.dev.slotAddr(p.base+uint32(i)))
+	addr := p.dev.slotAddr(p.base + uint32(i))
+	if p.pages {
+		s.Addr, addr = autoBufReg(t.pages()), 0
+	}
+	putIO(q.drv.Cmd(s), p.hw, i, t.result, addr)
 	return true
 }
 
@@ -361,11 +393,16 @@ func (q *queue) open(p *part) {
 	if int(p.id) == len(q.parts) {
 		q.parts = append(q.parts, nil)
 	}
+	refused := q.reservePages(p)
 	q.parts[p.id] = p
 	p.active = len(p.tags)
 	for i := range p.tags {
 		t := &p.tags[i]
 		t.part, t.entry.Tag = p, uint64(p.id)<<16|uint64(i)
+		if refused != blk.OK {
+			q.onEnd(p, t, -int32(refused))
+			continue
+		}
 		q.command(t, p.dev.fetch, -1)
 	}
 }

@@ -22,10 +22,12 @@ type fakeDriver struct {
 	sqes    [8]uring.SQE
 	cmds    [8][ioCmdSize]byte
 	filled  int
-	fetches map[uint64]command // by user data
-	order   []command          // as submitted
+	fetches map[uint64]command   // by user data
+	order   []command            // as submitted
+	moves   map[uint64]uring.SQE // of payload, under way, by user data of the tag
 	done    []uring.CQE
 	submits int
+	table   int // registered buffers, as reserved
 }
 
 type command struct {
@@ -35,6 +37,7 @@ type command struct {
 	tag    uint16
 	result int32
 	addr   uint64
+	pages  uint64
 }
 
 func (d *fakeDriver) Next() *uring.SQE {
@@ -64,9 +67,13 @@ func (d *fakeDriver) Submit() error {
 	}
 	d.submits++
 	for i := range d.filled {
+		if s := d.sqes[i]; s.UserData&movedPages != 0 {
+			d.moves[s.UserData&^movedPages] = s
+			continue
+		}
 		b := d.cmds[i][:]
 		c := command{op: d.sqes[i].Off, user: d.sqes[i].UserData, hw: native.Uint16(b), tag: native.Uint16(b[2:]),
-			result: int32(native.Uint32(b[4:])), addr: native.Uint64(b[8:])}
+			result: int32(native.Uint32(b[4:])), addr: native.Uint64(b[8:]), pages: d.sqes[i].Addr}
 		if _, twice := d.fetches[c.user]; twice {
 			d.t.Fatalf("tag %#x has two commands", c.user)
 		}
@@ -81,6 +88,23 @@ func (d *fakeDriver) Peek(dst []uring.CQE) int {
 	n := copy(dst, d.done)
 	d.done = d.done[:copy(d.done, d.done[n:])]
 	return n
+}
+
+func (d *fakeDriver) ReserveBuffers(n int) error {
+	if d.table != 0 {
+		d.t.Error("the table of buffers is reserved twice")
+	}
+	d.table = n
+	return nil
+}
+
+// moved ends the move of a tag's payload.
+func (d *fakeDriver) moved(user uint64, res int32) {
+	if _, ok := d.moves[user]; !ok {
+		d.t.Fatalf("no payload of tag %#x is under way", user)
+	}
+	delete(d.moves, user)
+	d.done = append(d.done, uring.CQE{UserData: user | movedPages, Res: res})
 }
 
 func (d *fakeDriver) Settle() bool { return len(d.done) == 0 && d.filled == 0 }
@@ -111,18 +135,25 @@ const standSlot = 8192
 
 func newStand(t testing.TB, depth, entries int) *stand {
 	t.Helper()
+	s := newClosedStand(t, depth, entries)
+	s.q.open(s.p)
+	return s
+}
+
+// newClosedStand is a stand whose hardware queue is not served yet.
+func newClosedStand(t testing.TB, depth, entries int) *stand {
+	t.Helper()
 	ring, err := shm.NewHeapRing(entries)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ring.Close() })
-	drv := &fakeDriver{t: t, room: 8, fetches: map[uint64]command{}}
+	drv := &fakeDriver{t: t, room: 8, fetches: map[uint64]command{}, moves: map[uint64]uring.SQE{}}
 	s := &stand{t: t, drv: drv, host: ring.Completer(), q: &queue{ring: ring.Submitter(), drv: drv, event: -1, log: quiet()}}
 	s.dev = newDevice(&control{encoded: true}, &plugin.DeviceSpec{
 		Index: 3, Name: "x", ArenaID: 9, Arena: make([]byte, 3*depth*standSlot), SlotSize: standSlot,
 	}, quiet())
 	s.p = s.part(1, depth)
-	s.q.open(s.p)
 	return s
 }
 

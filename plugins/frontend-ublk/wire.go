@@ -35,10 +35,12 @@ const resAbort = -19 // ENODEV
 
 // Features of a device.
 const (
+	featZeroCopy            = 1 << 0
 	featUserRecovery        = 1 << 3
 	featUserRecoveryReissue = 1 << 4
 	featIoctlEncode         = 1 << 6
 	featUpdateSize          = 1 << 10
+	featAutoBufReg          = 1 << 11 // Linux 6.16
 )
 
 // States of a device.
@@ -122,6 +124,10 @@ func putIO(b []byte, queue, tag uint16, result int32, addr uint64) {
 	native.PutUint32(b[4:], uint32(result))
 	native.PutUint64(b[8:], addr)
 }
+
+// autoBufReg is struct ublk_auto_buf_reg as the address of an I/O command: where
+// in the ring's buffer table the driver registers the pages of the request.
+func autoBufReg(index uint16) uint64 { return uint64(index) }
 
 // devInfo is struct ublksrv_ctrl_dev_info.
 type devInfo struct {

@@ -234,14 +234,16 @@ func TestNumbers(t *testing.T) {
 			t.Errorf("%q is number %d, %v", path, id, ok)
 		}
 	}
-	if id, queues, err := wanted(map[string]string{"number": "5", "queues": "1"}); id != 5 || queues != 1 || err != nil {
-		t.Errorf("number 5, one queue: %d, %d, %v", id, queues, err)
+	if s, err := wanted(map[string]string{"number": "5", "queues": "1", "zero_copy": "yes"}); s != (settings{5, 1, true}) || err != nil {
+		t.Errorf("number 5, one queue, zero copy: %+v, %v", s, err)
 	}
-	if id, queues, err := wanted(nil); id != anyDevice || queues != math.MaxInt || err != nil {
-		t.Errorf("no settings: %d, %d, %v", id, queues, err)
+	for _, words := range []map[string]string{nil, {"zero_copy": "no"}} {
+		if s, err := wanted(words); s != (settings{anyDevice, math.MaxInt, false}) || err != nil {
+			t.Errorf("settings %v: %+v, %v", words, s, err)
+		}
 	}
-	for _, bad := range []map[string]string{{"number": "x"}, {"number": "-1"}, {"number": "1048577"}, {"colour": "1"}, {"queues": "0"}, {"queues": "all"}} {
-		if _, _, err := wanted(bad); blk.ToErrno(err) != blk.EINVAL {
+	for _, bad := range []map[string]string{{"number": "x"}, {"number": "-1"}, {"number": "1048577"}, {"colour": "1"}, {"queues": "0"}, {"queues": "all"}, {"zero_copy": "1"}} {
+		if _, err := wanted(bad); blk.ToErrno(err) != blk.EINVAL {
 			t.Errorf("%v: %v", bad, err)
 		}
 	}

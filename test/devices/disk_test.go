@@ -33,6 +33,7 @@ func TestGuest(t *testing.T) {
 				{"verified I/O of mixed sizes", testMixedSizes},
 				{"discard and partitions", testDiscardAndPartitions},
 				{"growing disk", testGrowing},
+				{"zero copy", testZeroCopy},
 				{"kills under load", testKills},
 				{"client stopped under load", testClientStopped},
 				{"raid over two servers", testRAID},

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"slices"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
+)
+
+// DATA PATH of disks with setting zero_copy, where the driver has AUTO_BUF_REG.
+// It does not copy then: the pages of a request come as a registered buffer of
+// the queue's io_uring, which operations of that ring can name, and which is
+// memory of no process. The daemon needs payload in the arena, so the ring moves
+// it between pages and the arena's file, once, as the driver would:
+//
+//	onFetch -> move -> onMoved -> submit    a write
+//	onDone  -> move -> onMoved -> answer    a read
+
+const (
+	movedPages = 1 << 63 // in the user data of a move, beside the tag's
+	mostPages  = 1 << 14 // registered buffers of one ring, the kernel's limit
+)
+
+// move begins the way of a request's payload: from its pages to its slot for a
+// write, back for a read.
+func (q *queue) move(t *tag) {
+	t.state = tagMoving
+	q.enter(t)
+}
+
+func (t *tag) placeMove(s *uring.SQE) {
+	file := t.part.dev.arenaFD
+	if t.entry.Op == blk.Write {
+		s.WritePages(file, t.n, t.entry.ArenaOff, t.pages())
+	} else {
+		s.ReadPages(file, t.n, t.entry.ArenaOff, t.pages())
+	}
+	s.UserData = t.entry.Tag | movedPages
+}
+
+// pages is the number of the tag's pages in the ring's table.
+func (t *tag) pages() uint16 { return uint16(t.part.buffer) + uint16(t.entry.Tag) }
+
+// onMoved goes on with a request whose payload has arrived: res bytes of it, or
+// a negative errno.
+func (q *queue) onMoved(userData uint64, res int32) {
+	_, t := q.find(userData)
+	switch {
+	case t == nil || t.state != tagMoving:
+		q.stats.stray.Add(1)
+	case res != int32(t.n):
+		q.log.Error("payload has not reached its place", "device", t.part.dev.name, "op", t.entry.Op, "bytes", t.n, "result", res)
+		q.answer(t, blk.EIO)
+	case t.entry.Op == blk.Write:
+		t.state = tagSent
+		q.submit(t)
+	default:
+		q.answer(t, blk.OK)
+	}
+}
+
+// reservePages finds numbers for the pages of p's tags, which is not in q.parts
+// yet. ENOSPC: the disks of this ring have them all.
+func (q *queue) reservePages(p *part) blk.Errno {
+	if !p.pages {
+		return blk.OK
+	}
+	if !q.pages {
+		if err := q.drv.ReserveBuffers(mostPages); err != nil {
+			q.log.Error("no room for the pages of requests", "err", err)
+			return blk.ToErrno(err)
+		}
+		q.pages = true
+	}
+	others := slices.DeleteFunc(slices.Clone(q.parts), func(o *part) bool { return o == nil || !o.pages })
+	slices.SortFunc(others, func(a, b *part) int { return a.buffer - b.buffer })
+	p.buffer = 0
+	for _, o := range others {
+		if o.buffer-p.buffer >= len(p.tags) {
+			break
+		}
+		p.buffer = o.buffer + len(o.tags)
+	}
+	if p.buffer+len(p.tags) > mostPages {
+		return blk.ENOSPC
+	}
+	return blk.OK
+}
