@@ -123,7 +123,7 @@ func (c *Client) Close(ctx context.Context) error {
 	for _, d := range c.Devices() {
 		errs = append(errs, c.Unmap(ctx, d.name, true))
 	}
-	c.awaitRetired(forcedClose) // their sessions are closed
+	await(&c.retiring, forcedClose) // their sessions are closed
 	for _, f := range c.frontends {
 		errs = append(errs, f.stop(ctx))
 	}

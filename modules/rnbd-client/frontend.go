@@ -37,12 +37,17 @@ type frontend struct {
 	lastStart  time.Time
 	lastError  string
 	wg         sync.WaitGroup
+
+	life    context.Context // ends with stop
+	endLife context.CancelFunc
+	orphans sync.WaitGroup // requests of earlier processes
 }
 
 const callTimeout = 10 * time.Second
 
 func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
 	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), devices: map[uint32]*Device{}, lingering: map[uint32]bool{}}
+	f.life, f.endLife = context.WithCancel(context.Background())
 	c.frontends = append(c.frontends, f)
 	for _, l := range cfg.Listen {
 		s, err := listen(l)
@@ -114,28 +119,6 @@ func (f *frontend) attach(ctx context.Context, proc *plugin.Process, gen uint32)
 		}
 	}
 	return nil
-}
-
-// detach ends the rings of a process that is gone. Its requests go on, with
-// nobody to answer; detach returns when the last has ended, so that the slots
-// are free for the next process. Requests that wait for a session end now.
-func (f *frontend) detach() {
-	for _, s := range f.sources {
-		s.pump.pump.Call(func() { s.orphaned = true })
-		for {
-			left := 0
-			s.pump.pump.Call(func() { s.Poll(); left = s.inflight })
-			if left == 0 {
-				break
-			}
-			time.Sleep(time.Millisecond)
-		}
-		s.pump.remove(s)
-	}
-	for _, r := range f.rings {
-		r.Close()
-	}
-	f.sources, f.rings = nil, nil
 }
 
 func (f *frontend) process() (*plugin.Process, error) {
@@ -257,19 +240,13 @@ func (f *frontend) show(ctx context.Context, proc *plugin.Process, d *Device, ge
 
 // remove takes d away from users: EBUSY while it is in use and not forced.
 func (f *frontend) remove(ctx context.Context, d *Device, force bool) error {
+	if !force {
+		return f.dismiss(ctx, d)
+	}
+	f.strike(d)
 	proc, err := f.process()
 	if err != nil {
-		if force {
-			return nil // nobody uses it; the next process is not told of it
-		}
-		return err
-	}
-	if !force {
-		err := proc.RemoveDevice(ctx, d.index, false)
-		if errors.Is(err, syscall.ENODEV) && !knows(ctx, proc, d) {
-			return nil // an earlier call was given up, and succeeded all the same
-		}
-		return err
+		return nil // nobody uses it; the next process is not told of it
 	}
 	ctx, cancel := context.WithTimeout(ctx, forcedClose)
 	defer cancel()
@@ -278,6 +255,22 @@ func (f *frontend) remove(ctx context.Context, d *Device, force bool) error {
 		f.linger(proc, d)
 	}
 	return nil
+}
+
+// dismiss takes d away if nobody uses it.
+func (f *frontend) dismiss(ctx context.Context, d *Device) error {
+	proc, err := f.process()
+	if err != nil {
+		return err
+	}
+	err = proc.RemoveDevice(ctx, d.index, false)
+	if errors.Is(err, syscall.ENODEV) && !knows(ctx, proc, d) {
+		err = nil // an earlier call was given up, and succeeded all the same
+	}
+	if err == nil {
+		f.strike(d)
+	}
+	return err
 }
 
 // knows: proc has d, and ENODEV was a word about the disk behind it.
@@ -355,7 +348,8 @@ func (f *frontend) forget(d *Device) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	if err := proc.DetachArena(ctx, d.index); err != nil {
+	err := proc.DetachArena(ctx, d.index)
+	if err != nil && !errors.Is(err, syscall.ENOENT) { // ENOENT: it is a later process
 		f.log.Warn("releasing a device's memory failed", "device", d.name, "error", err)
 	}
 }
@@ -434,6 +428,9 @@ func (f *frontend) stop(ctx context.Context) error {
 		err = proc.Stop(ctx)
 	}
 	f.detach()
+	await(&f.orphans, forcedClose)
+	f.endLife()
+	f.orphans.Wait()
 	for _, s := range f.sockets {
 		s.close()
 	}

@@ -355,19 +355,6 @@ func (c *Client) retire(d *Device, cause error) {
 	}()
 }
 
-// awaitRetired waits for the requests of unmapped devices, at most for limit.
-func (c *Client) awaitRetired(limit time.Duration) {
-	done := make(chan struct{})
-	go func() {
-		c.retiring.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-time.After(limit):
-	}
-}
-
 // drain waits until no request of d is in flight, at most for limit.
 func (d *Device) drain(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
