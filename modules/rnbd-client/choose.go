@@ -143,6 +143,9 @@ func (d *Device) hasNode(name string) bool {
 func (c *Client) moved(d *Device) {
 	c.mapMu.Lock()
 	defer c.mapDone()
+	if c.deviceAt(d.index) != d { // it was unmapped meanwhile
+		return
+	}
 	d.link()
 	c.save()
 }

@@ -127,6 +127,7 @@ func (c *Client) Close(ctx context.Context) error {
 	for _, f := range c.frontends {
 		errs = append(errs, f.stop(ctx))
 	}
+	await(&c.retiring, forcedClose) // a process that was starting may have had their memory
 	for _, p := range c.pumps {
 		p.pump.Stop()
 		errs = append(errs, p.poller.Close())

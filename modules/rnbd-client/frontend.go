@@ -31,7 +31,8 @@ type frontend struct {
 	sources    []*source // of proc, by pump
 	rings      []*shm.Ring
 	devices    map[uint32]*Device
-	lingering  map[uint32]bool // removed by force, and proc has not let go yet; their indices are not given away
+	lingering  map[uint32]bool // by index: removed by force, and not gone yet
+	showing    map[*Device]int // that a new process is being shown, which uses their memory
 	stopping   bool
 	restarts   int
 	lastStart  time.Time
@@ -41,12 +42,13 @@ type frontend struct {
 	life    context.Context // ends with stop
 	endLife context.CancelFunc
 	orphans sync.WaitGroup // requests of earlier processes
+	leaving sync.WaitGroup // of lingering; Add only with mu held and not stopping
 }
 
 const callTimeout = 10 * time.Second
 
 func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
-	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), devices: map[uint32]*Device{}, lingering: map[uint32]bool{}}
+	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), devices: map[uint32]*Device{}, lingering: map[uint32]bool{}, showing: map[*Device]int{}}
 	f.life, f.endLife = context.WithCancel(context.Background())
 	c.frontends = append(c.frontends, f)
 	for _, l := range cfg.Listen {
@@ -179,7 +181,7 @@ func (f *frontend) addAll(ctx context.Context, proc *plugin.Process, gen uint32)
 	f.mu.Unlock()
 	for _, d := range devices {
 		before := d.Location()
-		if err := f.show(ctx, proc, d, gen); err != nil {
+		if err := f.showAgain(ctx, proc, d, gen); err != nil {
 			f.log.Error("device does not come back", "device", d.name, "error", err)
 			continue
 		}
@@ -187,6 +189,44 @@ func (f *frontend) addAll(ctx context.Context, proc *plugin.Process, gen uint32)
 			f.client.moved(d)
 		}
 	}
+}
+
+// showAgain shows d to a new process, unless it is removed by now. If that happens
+// meanwhile, the process has to let go of it again.
+func (f *frontend) showAgain(ctx context.Context, proc *plugin.Process, d *Device, gen uint32) error {
+	if !f.beginShow(d) {
+		return nil
+	}
+	defer f.endShow(proc, d)
+	return f.show(ctx, proc, d, gen)
+}
+
+func (f *frontend) beginShow(d *Device) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.devices[d.index] != d {
+		return false
+	}
+	f.showing[d]++
+	return true
+}
+
+func (f *frontend) endShow(proc *plugin.Process, d *Device) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.devices[d.index] != d { // before its memory and its index are given back
+		f.lingerLocked(proc, d, true)
+	}
+	if f.showing[d]--; f.showing[d] == 0 {
+		delete(f.showing, d)
+	}
+}
+
+// shows: a new process is being shown d.
+func (f *frontend) shows(d *Device) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.showing[d] > 0
 }
 
 // add shows d to users.
@@ -200,7 +240,7 @@ func (f *frontend) add(ctx context.Context, d *Device) error {
 	f.mu.Unlock()
 	if err := f.show(ctx, proc, d, gen); err != nil {
 		if ctx.Err() != nil { // the process may be about to show it
-			f.linger(proc, d)
+			f.linger(proc, d, false)
 		}
 		return err
 	}
@@ -221,21 +261,26 @@ func (f *frontend) show(ctx context.Context, proc *plugin.Process, d *Device, ge
 	if err := proc.AttachArena(ctx, d.index, d.arena); err != nil {
 		return fmt.Errorf("front end %s: memory of %s: %w", f.cfg.Name, d.name, err)
 	}
-	slot, limits := d.slotSize(), d.Limits()
-	err := proc.AddDevice(ctx, plugin.DeviceSpec{
-		Index: d.index, Name: d.name, Limits: limits, ArenaID: d.index,
-		SlotSize: slot, Slots: d.arena.Size() / slot, Generation: gen, Config: d.settings(),
-		Identity: d.identity, Location: d.Location(),
-	})
-	if err != nil {
+	spec := d.spec(gen)
+	if err := proc.AddDevice(ctx, spec); err != nil {
 		return fmt.Errorf("front end %s: device %s: %w", f.cfg.Name, d.name, err)
 	}
 	st, err := proc.DeviceStatus(ctx, d.index)
 	if err != nil {
 		return fmt.Errorf("front end %s: device %s: %w", f.cfg.Name, d.name, err)
 	}
-	d.shown(st.Location, limits)
+	d.shown(st.Location, spec.Limits)
 	return nil
+}
+
+// spec is d as a process of that generation is told.
+func (d *Device) spec(gen uint32) plugin.DeviceSpec {
+	slot := d.slotSize()
+	return plugin.DeviceSpec{
+		Index: d.index, Name: d.name, Limits: d.Limits(), ArenaID: d.index,
+		SlotSize: slot, Slots: d.arena.Size() / slot, Generation: gen, Config: d.settings(),
+		Identity: d.identity, Location: d.Location(),
+	}
 }
 
 // remove takes d away from users: EBUSY while it is in use and not forced.
@@ -243,17 +288,7 @@ func (f *frontend) remove(ctx context.Context, d *Device, force bool) error {
 	if !force {
 		return f.dismiss(ctx, d)
 	}
-	f.strike(d)
-	proc, err := f.process()
-	if err != nil {
-		return nil // nobody uses it; the next process is not told of it
-	}
-	ctx, cancel := context.WithTimeout(ctx, forcedClose)
-	defer cancel()
-	if err := proc.RemoveDevice(ctx, d.index, true); err != nil && !errors.Is(err, syscall.ENODEV) {
-		f.log.Warn("front end does not let go of the device", "device", d.name, "error", err)
-		f.linger(proc, d)
-	}
+	f.evict(ctx, d)
 	return nil
 }
 
@@ -277,64 +312,6 @@ func (f *frontend) dismiss(ctx context.Context, d *Device) error {
 func knows(ctx context.Context, proc *plugin.Process, d *Device) bool {
 	_, err := proc.DeviceStatus(ctx, d.index)
 	return !errors.Is(err, syscall.ENODEV)
-}
-
-const (
-	lingerTime  = time.Minute
-	lingerPause = 100 * time.Millisecond
-)
-
-// linger waits for proc to let go of d. One that does not is killed: a dead
-// process holds nothing, and the next one takes over its other devices.
-func (f *frontend) linger(proc *plugin.Process, d *Device) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.lingering[d.index] {
-		return
-	}
-	f.lingering[d.index] = true
-	go func() {
-		defer func() {
-			f.mu.Lock()
-			delete(f.lingering, d.index)
-			f.mu.Unlock()
-		}()
-		ctx, cancel := context.WithTimeout(context.Background(), lingerTime)
-		defer cancel()
-		for {
-			err := proc.RemoveDevice(ctx, d.index, true)
-			if err == nil || errors.Is(err, syscall.ENODEV) {
-				err = proc.DetachArena(ctx, d.index)
-			}
-			if err == nil || errors.Is(err, syscall.ENOENT) { // or somebody else has detached it
-				f.log.Info("front end has let go of the device", "device", d.name)
-				return
-			}
-			select {
-			case <-proc.Exited():
-				return
-			case <-ctx.Done():
-				f.log.Error("front end does not let go of the device, it is killed", "device", d.name, "error", err)
-				proc.Kill()
-				<-proc.Exited()
-				return
-			case <-time.After(lingerPause):
-			}
-		}
-	}()
-}
-
-// lingers: a front end still has what was at the index.
-func (c *Client) lingers(index uint32) bool {
-	for _, f := range c.frontends {
-		f.mu.Lock()
-		is := f.lingering[index]
-		f.mu.Unlock()
-		if is {
-			return true
-		}
-	}
-	return false
 }
 
 // forget ends d's place in the front end, after its last request.
@@ -409,12 +386,17 @@ func (f *frontend) corrupt(err error) {
 	}
 }
 
-// end lets no process be started any more and returns the last, if it lives.
-func (f *frontend) end() *plugin.Process {
+// endStarts lets no process be started any more.
+func (f *frontend) endStarts() {
 	f.mu.Lock()
 	f.stopping = true
 	f.mu.Unlock()
 	f.wg.Wait() // one may be starting
+}
+
+// end is endStarts and returns the last process, if it lives.
+func (f *frontend) end() *plugin.Process {
+	f.endStarts()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	proc := f.proc
@@ -423,6 +405,10 @@ func (f *frontend) end() *plugin.Process {
 }
 
 func (f *frontend) stop(ctx context.Context) error {
+	f.endStarts()
+	if _, err := f.process(); err == nil {
+		await(&f.leaving, takeAwayTime)
+	}
 	var err error
 	if proc := f.end(); proc != nil {
 		err = proc.Stop(ctx)
@@ -431,6 +417,7 @@ func (f *frontend) stop(ctx context.Context) error {
 	await(&f.orphans, forcedClose)
 	f.endLife()
 	f.orphans.Wait()
+	f.leaving.Wait()
 	for _, s := range f.sockets {
 		s.close()
 	}

@@ -314,12 +314,12 @@ const forcedClose = 1200 * time.Millisecond
 func (c *Client) unmap(ctx context.Context, d *Device) {
 	ctx = context.WithoutCancel(ctx)
 	epoch := d.end()
-	err := d.drain(ctx, forcedClose)
+	_ = d.drain(ctx, forcedClose)
 	d.sendClose(ctx, epoch, d.id.Load())
 	c.devices[d.index].Store(nil)
 	c.save()
 	c.leave(ctx, d) // a session that ends here ends its requests
-	if d.inflight() > 0 {
+	if err := d.held(); err != nil {
 		c.retire(d, err)
 		return
 	}
@@ -355,16 +355,30 @@ func (c *Client) retire(d *Device, cause error) {
 	}()
 }
 
-// drain waits until no request of d is in flight, at most for limit.
+// held tells what may still use the memory of d.
+func (d *Device) held() error {
+	if n := d.inflight(); n > 0 {
+		return fmt.Errorf("%d requests have not ended: %w", n, syscall.ETIMEDOUT)
+	}
+	if fe := d.fe.Load(); fe != nil && fe.shows(d) {
+		return fmt.Errorf("a new process of front end %s is being shown it: %w", fe.cfg.Name, syscall.ETIMEDOUT)
+	}
+	return nil
+}
+
+// drain waits until nothing uses the memory of d, at most for limit.
 func (d *Device) drain(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	for d.inflight() > 0 {
+	for {
+		err := d.held()
+		if err == nil {
+			return nil
+		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%d requests have not ended: %w", d.inflight(), syscall.ETIMEDOUT)
+			return err
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-	return nil
 }

@@ -79,15 +79,6 @@ func settle(orphans []*source) []*source {
 	})
 }
 
-// strike takes d off the list of what the next process is shown.
-func (f *frontend) strike(d *Device) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.devices[d.index] == d {
-		delete(f.devices, d.index)
-	}
-}
-
 // await waits for a group, at most for limit.
 func await(group *sync.WaitGroup, limit time.Duration) {
 	done := make(chan struct{})

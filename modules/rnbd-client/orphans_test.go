@@ -4,6 +4,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
@@ -53,6 +54,13 @@ func (c *Client) sourcesLeft() (n int) {
 	return n
 }
 
+// retires: the device that was unmapped keeps its memory.
+func (c *Client) retires(index uint32) bool {
+	c.mapMu.Lock()
+	defer c.mapDone()
+	return c.retired[index] != nil
+}
+
 // killFront kills the process of the test front end.
 func (c *Client) killFront(t *testing.T) {
 	t.Helper()
@@ -74,34 +82,26 @@ func TestFrontend_RestartsBesideRequestsOfAnUnmappedDevice(t *testing.T) {
 			_, err := s.mapIn(c, "other", other)
 			must(t, err)
 			d, dir := s.mapHanging(c, "vol")
-			unmap := func() {
-				if err := soon(t, "the unmap", async(func() error { return c.Unmap(t.Context(), d.name, true) })); err != nil {
-					t.Errorf("unmap: %v", err)
-				}
-			}
 			if unmapFirst {
-				unmap()
+				c.unmapByForce(t, d)
 				c.killFront(t)
 			} else {
 				c.killFront(t)
-				unmap()
+				c.unmapByForce(t, d)
 			}
 			eventually(t, "the other device is back", func() bool { return other.adds() == 2 })
 			if d.inflight() != 1 {
 				t.Errorf("%d requests of the unmapped device are counted, and the server holds one", d.inflight())
 			}
-			if dir.adds() != 1 {
+			if unmapFirst && dir.adds() != 1 {
 				t.Error("the unmapped device is shown again")
 			}
 			sources := len(c.pumps)
 			eventually(t, "a source is left", func() bool { return c.sourcesLeft() == sources+1 })
 			s.releaseAll(blk.OK)
 			eventually(t, "the source ends", func() bool { return c.sourcesLeft() == sources })
-			eventually(t, "the memory is given back", func() bool {
-				c.mapMu.Lock()
-				defer c.mapDone()
-				return len(c.retired) == 0
-			})
+			eventually(t, "the memory is given back", func() bool { return !c.retires(d.index) })
+			eventually(t, "the front end has let go", func() bool { return c.isGone(t, d) })
 		})
 	}
 }
@@ -113,7 +113,8 @@ func TestFrontend_RestartWaitsForRequestsOfItsDevices(t *testing.T) {
 	d, dir := s.mapHanging(c, "vol")
 	c.killFront(t)
 	f := c.frontends[0]
-	eventually(t, "the end is noticed", func() bool { _, err := f.process(); return err != nil })
+	f.awaitDeath(t)
+	time.Sleep(300 * time.Millisecond) // for a process that does not wait
 	if !f.busy() || dir.adds() != 1 {
 		t.Errorf("busy %t, shown %d times, and a request is under way", f.busy(), dir.adds())
 	}
@@ -130,7 +131,7 @@ func TestClose_WhileTheFrontEndWaitsForItsRequests(t *testing.T) {
 	c := s.clientToClose(withTestFront(t), func(cfg *Config) { cfg.StateFile = t.TempDir() + "/client.devices" })
 	s.mapHanging(c, "vol")
 	c.killFront(t)
-	eventually(t, "the end is noticed", func() bool { _, err := c.frontends[0].process(); return err != nil })
+	c.frontends[0].awaitDeath(t)
 	_ = soon(t, "the close", async(func() error { return c.Close(t.Context()) }))
 	if n := c.sourcesLeft(); n != 0 {
 		t.Errorf("%d sources are left", n)
