@@ -77,8 +77,9 @@ func (f *frontend) make(ctx context.Context, s *plugin.DeviceSpec) (d *device, t
 			return d, true, nil
 		}
 		if !errors.Is(err, errGone) {
-			// The disk is left: the next process may be luckier. Its tags are
-			// not, since they point into memory that is not ours any more.
+			// The disk is left: the next try may be luckier. Its tags are not,
+			// since they point into memory that is not ours any more: then the
+			// next try is the next process's.
 			if len(d.parts) > 0 {
 				err = fmt.Errorf("%w: %w", errStuck, err)
 			}

@@ -25,14 +25,23 @@ const (
 var errGone = errors.New("the device of the earlier process is gone")
 
 // recover takes over the device at s.Location. errGone in the chain: make a
-// new one.
+// new one. Any other error leaves the disk as it is, to be tried again: it may be
+// mounted, and its requests wait.
 func (d *device) recover(ctx context.Context, s *plugin.DeviceSpec, queues []*queue) (err error) {
+	defer func() {
+		if err != nil && len(d.parts) == 0 {
+			d.release() // the driver lets it be opened once, so the next try could not
+		}
+	}()
 	id, ok := idOf(s.Location)
 	if !ok {
 		return fmt.Errorf("%w: %q is no ublk device", errGone, s.Location)
 	}
-	if d.info, err = d.ctl.info(id); err != nil {
+	if d.info, err = d.ctl.info(id); d.ctl.noDevice(err) {
 		return fmt.Errorf("%w: %s: %w", errGone, s.Location, err)
+	}
+	if err != nil {
+		return fmt.Errorf("the ublk driver does not tell whether %s is there still, so it is left as it is: %w", s.Location, err)
 	}
 	if d.info.private != token(s.Identity) {
 		return fmt.Errorf("%w: %s is somebody else's now", errGone, s.Location)
@@ -54,6 +63,12 @@ func (d *device) recover(ctx context.Context, s *plugin.DeviceSpec, queues []*qu
 	}
 	d.adopt(s.Limits.Size)
 	return nil
+}
+
+// noDevice tells the driver's answer about a number that has no device from an
+// error that says nothing about it. Drivers before Linux 6.3 say EINVAL.
+func (c *control) noDevice(err error) bool {
+	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) && !c.encoded
 }
 
 // adopt gives the disk of an earlier process the size that it should have now.

@@ -23,6 +23,8 @@ type fakeDisk struct {
 	refuse   map[uint32]error
 	sent     []uint32
 	added    uint64 // features that the device was made with
+	owner    uint64 // the private word of the device
+	old      bool   // a driver before the encoding of commands
 }
 
 const fakeID = 5
@@ -37,7 +39,7 @@ func (f *fakeDisk) do(cmd uint32, r request) error {
 	}
 	switch cmd {
 	case cmdGetDevInfo:
-		(&devInfo{id: fakeID, state: f.state}).put(r.buf)
+		(&devInfo{id: fakeID, flags: featUserRecovery, private: f.owner}).put(r.buf)
 		native.PutUint16(r.buf[4:], f.state)
 	case cmdGetParams:
 		(&params{sectors: f.size / blk.SectorSize}).put(r.buf)
