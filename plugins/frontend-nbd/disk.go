@@ -121,11 +121,11 @@ func (f *frontend) attach(ctx context.Context, e *export, s *plugin.DeviceSpec) 
 	if err := f.awaitQueues(ctx, s.Queues); err != nil {
 		return nil, err
 	}
-	err = errNotOurs
-	if index, ok := indexOf(s.Location); ok {
-		err = d.takeOver(ctx, index)
-	}
+	taken, err := d.takeOverAt(ctx, s.Location)
 	if err != nil {
+		return nil, err
+	}
+	if !taken {
 		err = d.connect(set.connections)
 	}
 	if errors.Is(err, errNoKernel) && set.attach == "auto" {
@@ -139,7 +139,31 @@ func (f *frontend) attach(ctx context.Context, e *export, s *plugin.DeviceSpec) 
 	return d, nil
 }
 
+// errNotOurs: there is no disk of ours to take over.
 var errNotOurs = errors.New("there is no disk of an earlier process")
+
+// noDisk tells the kernel's answer about a disk that is not there, or is somebody
+// else's, from one that says nothing about it. ENODEV: it has no NBD client, and so
+// no disks of it.
+func noDisk(err error) bool { return errors.Is(err, unix.EINVAL) || errors.Is(err, blk.ENODEV) }
+
+// takeOverAt takes over the disk of an earlier process, if there is one. An error
+// leaves it as it is, to be tried again: it may be mounted, and its requests wait.
+func (d *kernelDisk) takeOverAt(ctx context.Context, location string) (taken bool, err error) {
+	index, ok := indexOf(location)
+	if !ok {
+		return false, nil
+	}
+	err = d.takeOver(ctx, index)
+	if errors.Is(err, errNotOurs) {
+		d.log.Warn("disk is made anew", "path", location, "cause", err)
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("%s cannot be taken over yet, it is left as it is: %w", location, err)
+	}
+	return true, nil
+}
 
 // takeOver goes on with the disk of an earlier process, whose requests wait.
 func (d *kernelDisk) takeOver(ctx context.Context, index int) error {
@@ -148,7 +172,6 @@ func (d *kernelDisk) takeOver(ctx context.Context, index int) error {
 	for i := range d.conns {
 		err := d.reconnect(ctx)
 		if err != nil && i == 0 {
-			d.log.Warn("disk is made anew", "path", nodePath(index), "cause", err)
 			d.setNumber(-1)
 			return err
 		}
@@ -233,6 +256,9 @@ func (d *kernelDisk) offer() (bool, error) {
 	}
 	c := diskConfig{index: d.number(), identity: d.config.identity, sockets: []int{theirs}}
 	_, err = d.kernel.command(nlReconfigure, &c)
+	if noDisk(err) {
+		err = fmt.Errorf("%w: %w", errNotOurs, err)
+	}
 	unix.Close(theirs)
 	if err != nil || hungUp(ours) {
 		unix.Close(ours)
@@ -313,9 +339,9 @@ func (d *kernelDisk) lost() {
 			if err == nil || errors.Is(err, errRemoved) || d.isLeaving() {
 				return
 			}
-			slow := errors.Is(err, blk.ETIMEDOUT) || errors.Is(err, blk.EBUSY) // else the kernel has no such disk
-			d.log.Error("the disk has no connection", "path", d.node(), "err", err, "tried_again", slow)
-			if !slow {
+			over := errors.Is(err, errNotOurs) || errors.Is(err, errShutdown)
+			d.log.Error("the disk has no connection", "path", d.node(), "err", err, "tried_again", !over)
+			if over {
 				return
 			}
 			time.Sleep(lostPause)

@@ -9,6 +9,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -78,9 +79,10 @@ func TestDiskSettings(t *testing.T) {
 type fakeKernel struct {
 	mu       sync.Mutex
 	refuse   error
-	busy     int // offers of a connection that are not taken yet
-	late     int // commands that are not answered in time
-	had      int // connections of the disk of an earlier process
+	deny     error // refuses new connections of a disk that is there
+	busy     int   // offers of a connection that are not taken yet
+	late     int   // commands that are not answered in time
+	had      int   // connections of the disk of an earlier process
 	commands []uint8
 	configs  []diskConfig
 	conns    []net.Conn
@@ -93,6 +95,9 @@ func (k *fakeKernel) command(cmd uint8, c *diskConfig) (int, error) {
 	k.configs = append(k.configs, *c)
 	if k.refuse != nil {
 		return -1, k.refuse
+	}
+	if k.deny != nil && cmd == nlReconfigure && len(c.sockets) > 0 {
+		return -1, k.deny
 	}
 	if k.late > 0 {
 		k.late--
@@ -153,6 +158,11 @@ func newKernelRig(t *testing.T, k *fakeKernel, with ...func(*plugin.DeviceSpec))
 	r := newRig(t, rigConfig{queues: 2})
 	r.f.kernel = k
 	r.disks[1] = newDisk(testLimits(4<<20), 16, 64<<10)
+	return r, r.f.AddDevice(context.Background(), r.spec(with...))
+}
+
+// spec is device 1.
+func (r *rig) spec(with ...func(*plugin.DeviceSpec)) plugin.DeviceSpec {
 	s := plugin.DeviceSpec{
 		Index: 1, Name: "disk1", Limits: r.disks[1].limits, Arena: r.disks[1].arena, ArenaID: 7, SlotSize: 64 << 10, Slots: 16,
 		Queues: 2, Identity: "id", Config: map[string]string{"attach": "yes", "timeout": "5"},
@@ -160,7 +170,7 @@ func newKernelRig(t *testing.T, k *fakeKernel, with ...func(*plugin.DeviceSpec))
 	for _, f := range with {
 		f(&s)
 	}
-	return r, r.f.AddDevice(context.Background(), s)
+	return s
 }
 
 // io does a write and a read as the kernel does.
@@ -303,6 +313,89 @@ func TestKernelDisk_TakenOver(t *testing.T) {
 	kernelIO(t, k.conn(0), 3)
 	must(t, "remove", r.f.RemoveDevice(t.Context(), 1, true))
 	delete(r.disks, 1)
+}
+
+// Another disk is made only where the kernel says that there is none of ours.
+// Whatever else keeps it from telling, the disk of before may be mounted, and its
+// requests wait for whoever asks again.
+func TestKernelDisk_WhatIsGone(t *testing.T) {
+	for _, v := range []struct {
+		name string
+		deny error
+		gone bool
+	}{
+		{"no such disk, or somebody else's", unix.EINVAL, true},
+		{"no NBD client in the kernel", fmt.Errorf("%w: %w", errNoKernel, blk.ENODEV), true},
+		{"a kernel that is late", blk.ETIMEDOUT, false},
+		{"interrupted", unix.EINTR, false},
+		{"no memory", unix.ENOMEM, false},
+		{"no netlink socket", fmt.Errorf("%w: %w", errNoKernel, unix.EMFILE), false},
+		{"no permission", fmt.Errorf("%w: %w", errNoKernel, unix.EPERM), false},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			k := &fakeKernel{deny: v.deny}
+			r, err := newKernelRig(t, k, func(s *plugin.DeviceSpec) { s.Location, s.Config["attach"] = "/dev/nbd9", "auto" })
+			if made := slices.Contains(k.commands, nlConnect); made != v.gone || (err == nil) != v.gone {
+				t.Errorf("another disk is made: %t, want %t, %v", made, v.gone, err)
+			}
+			if v.gone {
+				r.removeKernelDisk()
+				return
+			}
+			if !errors.Is(err, v.deny) || r.f.export(1) != nil || slices.Contains(k.commands, nlDisconnect) {
+				t.Errorf("got %v, the kernel is told %d", err, k.commands)
+			}
+			k.set(func() { k.deny = nil })
+			s := r.spec(func(s *plugin.DeviceSpec) { s.Location = "/dev/nbd9" })
+			must(t, "add again", r.f.AddDevice(context.Background(), s))
+			if l := r.f.Location(1); l != "/dev/nbd9" {
+				t.Errorf("location %q", l)
+			}
+			kernelIO(t, k.conn(0), 3)
+			r.removeKernelDisk()
+		})
+	}
+}
+
+// A disk that keeps all its connections is served by somebody still.
+func TestKernelDisk_StillServed(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // or the kernel would be asked for long
+	k := &fakeKernel{busy: math.MaxInt}
+	d := &kernelDisk{exp: &export{}, kernel: k, log: quiet(), index: -1}
+	if taken, err := d.takeOverAt(ctx, "/dev/nbd9"); taken || !errors.Is(err, blk.EBUSY) {
+		t.Errorf("taken %t, %v", taken, err)
+	}
+}
+
+// A connection that could not be made for want of something is tried again.
+func TestKernelDisk_NewConnectionLater(t *testing.T) {
+	k := &fakeKernel{}
+	r, err := newKernelRig(t, k)
+	must(t, "add", err)
+	k.set(func() { k.deny = unix.ENOMEM })
+	k.conn(0).Close()
+	inTime(t, "the kernel is asked", func() bool { cmd, _ := k.last(); return cmd == nlReconfigure })
+	k.set(func() { k.deny = nil })
+	inTime(t, "new connection", func() bool { return k.conn(1) != nil })
+	kernelIO(t, k.conn(1), 2)
+	r.removeKernelDisk()
+}
+
+func (k *fakeKernel) set(f func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	f()
+}
+
+// inTime is eventually for a machine that stalls.
+func inTime(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("does not happen: %s", what)
+		}
+	}
 }
 
 func TestKernelDisk_WithoutKernel(t *testing.T) {
