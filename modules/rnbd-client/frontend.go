@@ -31,25 +31,29 @@ type frontend struct {
 	sources    []*source // of proc, by pump
 	rings      []*shm.Ring
 	devices    map[uint32]*Device
-	lingering  map[uint32]bool // by index: removed by force, and not gone yet
-	showing    map[*Device]int // that a new process is being shown, which uses their memory
+	lingering  map[uint32]bool    // by index: removed by force, and not gone yet
+	showing    map[*Device]int    // that a new process is being shown, which uses their memory
+	missing    map[*Device]uint32 // that the process of that generation has not taken over yet
 	stopping   bool
 	restarts   int
 	lastStart  time.Time
 	lastError  string
-	wg         sync.WaitGroup
+	wg         sync.WaitGroup // of starts; Add only with mu held and not stopping
 
-	life    context.Context // ends with stop
-	endLife context.CancelFunc
-	orphans sync.WaitGroup // requests of earlier processes
-	leaving sync.WaitGroup // of lingering; Add only with mu held and not stopping
+	starts   context.Context // ends when no process is to be started any more
+	noStarts context.CancelFunc
+	life     context.Context // ends with stop
+	endLife  context.CancelFunc
+	orphans  sync.WaitGroup // requests of earlier processes
+	leaving  sync.WaitGroup // of lingering; Add only with mu held and not stopping
 }
 
 const callTimeout = 10 * time.Second
 
 func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
-	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), devices: map[uint32]*Device{}, lingering: map[uint32]bool{}, showing: map[*Device]int{}}
+	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), devices: map[uint32]*Device{}, lingering: map[uint32]bool{}, showing: map[*Device]int{}, missing: map[*Device]uint32{}}
 	f.life, f.endLife = context.WithCancel(context.Background())
+	f.starts, f.noStarts = context.WithCancel(f.life)
 	c.frontends = append(c.frontends, f)
 	for _, l := range cfg.Listen {
 		s, err := listen(l)
@@ -171,64 +175,6 @@ func (f *frontend) restart() {
 	}
 }
 
-// addAll shows the devices of earlier processes to a new one.
-func (f *frontend) addAll(ctx context.Context, proc *plugin.Process, gen uint32) {
-	f.mu.Lock()
-	var devices []*Device
-	for _, d := range f.devices {
-		devices = append(devices, d)
-	}
-	f.mu.Unlock()
-	for _, d := range devices {
-		before := d.Location()
-		if err := f.showAgain(ctx, proc, d, gen); err != nil {
-			f.log.Error("device does not come back", "device", d.name, "error", err)
-			continue
-		}
-		if d.Location() != before {
-			f.client.moved(d)
-		}
-	}
-}
-
-// showAgain shows d to a new process, unless it is removed by now. If that happens
-// meanwhile, the process has to let go of it again.
-func (f *frontend) showAgain(ctx context.Context, proc *plugin.Process, d *Device, gen uint32) error {
-	if !f.beginShow(d) {
-		return nil
-	}
-	defer f.endShow(proc, d)
-	return f.show(ctx, proc, d, gen)
-}
-
-func (f *frontend) beginShow(d *Device) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.devices[d.index] != d {
-		return false
-	}
-	f.showing[d]++
-	return true
-}
-
-func (f *frontend) endShow(proc *plugin.Process, d *Device) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.devices[d.index] != d { // before its memory and its index are given back
-		f.lingerLocked(proc, d, true)
-	}
-	if f.showing[d]--; f.showing[d] == 0 {
-		delete(f.showing, d)
-	}
-}
-
-// shows: a new process is being shown d.
-func (f *frontend) shows(d *Device) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.showing[d] > 0
-}
-
 // add shows d to users.
 func (f *frontend) add(ctx context.Context, d *Device) error {
 	proc, err := f.process()
@@ -295,6 +241,9 @@ func (f *frontend) remove(ctx context.Context, d *Device, force bool) error {
 // dismiss takes d away if nobody uses it.
 func (f *frontend) dismiss(ctx context.Context, d *Device) error {
 	proc, err := f.process()
+	if err == nil {
+		err = f.missed(d)
+	}
 	if err != nil {
 		return err
 	}
@@ -318,6 +267,7 @@ func knows(ctx context.Context, proc *plugin.Process, d *Device) bool {
 func (f *frontend) forget(d *Device) {
 	f.mu.Lock()
 	delete(f.devices, d.index)
+	delete(f.missing, d)
 	proc, lingers := f.proc, f.lingering[d.index]
 	f.mu.Unlock()
 	if proc == nil || lingers {
@@ -391,6 +341,7 @@ func (f *frontend) endStarts() {
 	f.mu.Lock()
 	f.stopping = true
 	f.mu.Unlock()
+	f.noStarts()
 	f.wg.Wait() // one may be starting
 }
 

@@ -41,10 +41,10 @@ type lingerer struct {
 func (f *frontend) evict(ctx context.Context, d *Device) {
 	ctx, cancel := context.WithTimeout(ctx, forcedClose)
 	defer cancel()
-	proc, known := f.strike(d)
-	if proc == nil {
+	proc, known, missing := f.strike(d)
+	if proc == nil || missing {
 		if known && f.linger(nil, d, true) {
-			f.log.Warn("front end is being restarted, it takes the device away when it is back", "device", d.name, "location", d.Location())
+			f.log.Warn("front end has died, its next process takes the device away", "device", d.name, "location", d.Location())
 			f.awaitGone(ctx, d.index)
 		}
 		return
@@ -56,14 +56,16 @@ func (f *frontend) evict(ctx context.Context, d *Device) {
 }
 
 // strike takes d off the list of what the next process is shown, and returns the
-// one there is. known: d was on the list.
-func (f *frontend) strike(d *Device) (proc *plugin.Process, known bool) {
+// one there is. known: d was on the list. missing: the process has not got it yet.
+func (f *frontend) strike(d *Device) (proc *plugin.Process, known, missing bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if known = f.devices[d.index] == d; known {
 		delete(f.devices, d.index)
 	}
-	return f.proc, known
+	_, missing = f.missing[d]
+	delete(f.missing, d)
+	return f.proc, known, missing
 }
 
 // awaitGone waits until nothing lingers at the index. A client that closes has no

@@ -129,7 +129,7 @@ func TestClose_WhileAFrontEndRestarts(t *testing.T) {
 		must(t, dir.set("hold", ""))
 	}
 	c.killFront(t)
-	eventually(t, "the new process gets a disk", func() bool { return dirs[0].adds()+dirs[1].adds() == 3 })
+	eventually(t, "the new process gets the disks", func() bool { return dirs[0].adds()+dirs[1].adds() == 4 })
 	closed := async(func() error { return c.Close(t.Context()) })
 	eventually(t, "the disks are unmapped", func() bool { return len(c.Devices()) == 0 })
 	for _, dir := range dirs {

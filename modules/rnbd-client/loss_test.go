@@ -62,6 +62,42 @@ func TestLossFailEndsRequestsInFlight(t *testing.T) {
 	}
 }
 
+// Requests that wait for a permit when their device is taken away are not sent
+// when there is one: the id in them may be another device's by then.
+func TestFailedGateStopsRequestsThatWaitForAPermit(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	d, io := s.device(s.newClient())
+	s.set(func() { s.hold = true })
+	for slot := range 20 { // more than there are permits
+		io.Buf(slot)[0] = 1
+		io.Submit(Request{Op: blk.Write, Slot: slot, Off: uint64(slot) * 512, Len: 512})
+	}
+	io.Flush()
+	eventually(t, "requests on the server", s.busy)
+	d.failRequests()
+	failed := map[int]bool{}
+	var done [64]Done
+	eventually(t, "those that wait have failed", func() bool {
+		for _, x := range done[:io.Reap(done[:])] {
+			failed[x.Slot] = true
+			if x.Errno != blk.EIO {
+				t.Errorf("slot %d: errno %d, want EIO", x.Slot, x.Errno)
+			}
+		}
+		return len(failed) > 0 && len(failed)+s.holds() == 20
+	})
+	left := s.holds()
+	s.releaseAll(blk.OK)
+	for left > 0 {
+		left -= io.Wait(done[:])
+	}
+	for slot := range 20 {
+		if written := s.data[slot*512] == 1; written == failed[slot] {
+			t.Errorf("slot %d: written %t, failed %t", slot, written, failed[slot])
+		}
+	}
+}
+
 func TestLossQueueWaitsForTheReturn(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	d, io := s.device(s.newClient(), lossQueue(30*time.Second))

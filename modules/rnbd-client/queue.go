@@ -297,13 +297,15 @@ func (s *source) answer(tag uint64, errno blk.Errno) {
 	s.answered = true
 }
 
-// resend tries the requests that wait for a permit, in order.
+// resend tries the requests that wait for a permit, in order. Their gates may have
+// moved since: what is sent past one that is shut bears the id of a device that is
+// open no more, and the server may have given it to another.
 func (s *source) resend() (n int) {
 	waiting := s.waiting
 	s.waiting = emptyList()
 	for !waiting.empty() {
 		i := s.pop(&waiting)
-		if s.send(i); !s.waiting.empty() { // still no permit
+		if s.enter(i); !s.waiting.empty() { // still no permit
 			s.reqs[i].next = waiting.head
 			if waiting.head != none {
 				s.waiting.tail = waiting.tail
