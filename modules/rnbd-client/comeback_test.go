@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -233,5 +234,42 @@ func TestComeback_Close(t *testing.T) {
 			}
 			soon(t, "the end of all tries", async(func() error { r.f.wg.Wait(); return nil }))
 		})
+	}
+}
+
+// A disk of the last daemon that is not taken over in time is left as it is: it may
+// be in use. What the process does after all ends with it.
+func TestRestore_GivenUpLeavesTheDisk(t *testing.T) {
+	t.Parallel()
+	s := newTarget(t, 1<<20)
+	c := s.newClient(withTestFront(t))
+	dir := frontDir(t.TempDir())
+	for _, name := range []string{"hold", "deaf"} {
+		must(t, dir.set(name, ""))
+	}
+	proc, err := c.frontends[0].process()
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	request := MapRequest{Path: "vol", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Options: map[string]string{"dir": string(dir)},
+		Name: "vol0", identity: "before", location: "/dev/null"}
+	c.mapMu.Lock()
+	c.setWaiting([]savedDevice{{Name: "vol0", Identity: "before", Location: "/dev/null"}})
+	c.mapDone()
+	mapped := async(func() error { _, err := c.Map(ctx, request); return err })
+	eventually(t, "the front end gets the device", func() bool { return dir.adds() == 1 })
+	cancel()
+	if err := soon(t, "the map", mapped); !errors.Is(err, context.Canceled) {
+		t.Errorf("map: %v", err)
+	}
+	eventually(t, "the process has ended", func() bool { now, _ := c.frontends[0].process(); return now != proc })
+	for _, name := range []string{"hold", "deaf"} {
+		must(t, os.Remove(dir.file(name)))
+	}
+	eventually(t, "there is another process", func() bool { _, err := c.frontends[0].process(); return err == nil })
+	if _, err := c.Map(t.Context(), request); err != nil {
+		t.Errorf("the next map: %v", err)
+	}
+	if told := dir.told(); slices.ContainsFunc(told, func(l string) bool { return strings.HasPrefix(l, "remove ") }) {
+		t.Errorf("the front end was told %q", told)
 	}
 }

@@ -184,9 +184,10 @@ func (f *frontend) add(ctx context.Context, d *Device) error {
 	f.mu.Lock()
 	gen := f.generation
 	f.mu.Unlock()
+	fresh := d.Location() == "" // else it is a disk of the last daemon, which may be in use
 	if err := f.show(ctx, proc, d, gen); err != nil {
 		if ctx.Err() != nil { // the process may be about to show it
-			f.linger(proc, d, false)
+			f.unsure(proc, d, fresh)
 		}
 		return err
 	}
@@ -197,10 +198,25 @@ func (f *frontend) add(ctx context.Context, d *Device) error {
 	}
 	f.mu.Unlock()
 	if died {
+		if fresh {
+			f.linger(nil, d, true)
+		}
 		return fmt.Errorf("front end %s died meanwhile: %w", f.cfg.Name, syscall.EBUSY)
 	}
 	f.retell(d)
 	return nil
+}
+
+// unsure sees to a device that proc may show although nobody waits for that any
+// more. A new disk is taken away again. One of the last daemon must not be: a dead
+// process leaves it as it was, for whoever maps it next.
+func (f *frontend) unsure(proc *plugin.Process, d *Device, fresh bool) {
+	if fresh {
+		f.linger(proc, d, false)
+		return
+	}
+	f.log.Error("front end has not taken over the disk of the last daemon in time, it is started again", "device", d.name, "node", d.Location())
+	go proc.Kill()
 }
 
 func (f *frontend) show(ctx context.Context, proc *plugin.Process, d *Device, gen uint32) error {
