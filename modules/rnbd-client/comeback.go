@@ -77,7 +77,7 @@ type comeback struct {
 // the process has ended, or the front end ends.
 func (c *comeback) tryAgain(ctx context.Context, err error) {
 	for pause := comebackPause; err != nil; pause = min(2*pause, maxComebackPause) {
-		if ctx.Err() != nil || errors.Is(err, plugin.ErrExited) {
+		if ctx.Err() != nil || errors.Is(err, plugin.ErrExited) || errors.Is(err, errStruck) {
 			return
 		}
 		c.f.log.Error("device does not come back, it is tried again", "device", c.d.name, "pause", pause.String(), "error", err)
@@ -114,11 +114,14 @@ func (c *comeback) try(ctx context.Context) error {
 	return nil
 }
 
-// showAgain shows d to a new process, unless it is removed by now. If that happens
-// meanwhile, the process has to let go of it again.
+// errStruck: the device has been removed, so no process is to have it.
+var errStruck = errors.New("the device has been removed")
+
+// showAgain shows d to a new process, unless it is removed by now: errStruck. If
+// that happens meanwhile, the process has to let go of it again.
 func (f *frontend) showAgain(ctx context.Context, proc *plugin.Process, d *Device, gen uint32) (err error) {
 	if !f.beginShow(d) {
-		return nil
+		return errStruck
 	}
 	defer func() { f.endShow(proc, d, gen, err) }()
 	if err = f.adopt(ctx, proc, d); err == nil { // an answer of before was late

@@ -154,7 +154,9 @@ func (d *kernelDisk) takeOverAt(ctx context.Context, location string) (taken boo
 	if !ok {
 		return false, nil
 	}
-	err = d.takeOver(ctx, index)
+	if err = d.ours(index); err == nil {
+		err = d.takeOver(ctx, index)
+	}
 	if errors.Is(err, errNotOurs) {
 		d.log.Warn("disk is made anew", "path", location, "cause", err)
 		return false, nil
@@ -163,6 +165,15 @@ func (d *kernelDisk) takeOverAt(ctx context.Context, location string) (taken boo
 		return false, fmt.Errorf("%s cannot be taken over yet, it is left as it is: %w", location, err)
 	}
 	return true, nil
+}
+
+// ours: the disk bears our mark, or the kernel does not tell. It refuses those with
+// another mark itself, but none that have no mark.
+func (d *kernelDisk) ours(index int) error {
+	if mark, told := d.kernel.backend(index); told && mark != d.config.identity {
+		return fmt.Errorf("%w: %s has the backend identifier %q", errNotOurs, nodePath(index), mark)
+	}
+	return nil
 }
 
 // takeOver goes on with the disk of an earlier process, whose requests wait.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -79,10 +80,11 @@ func TestDiskSettings(t *testing.T) {
 type fakeKernel struct {
 	mu       sync.Mutex
 	refuse   error
-	deny     error // refuses new connections of a disk that is there
-	busy     int   // offers of a connection that are not taken yet
-	late     int   // commands that are not answered in time
-	had      int   // connections of the disk of an earlier process
+	deny     error  // refuses new connections of a disk that is there
+	busy     int    // offers of a connection that are not taken yet
+	late     int    // commands that are not answered in time
+	mark     string // of the disk of an earlier process; empty: ours
+	had      int    // connections of the disk of an earlier process
 	commands []uint8
 	configs  []diskConfig
 	conns    []net.Conn
@@ -137,6 +139,12 @@ func ownConn(fd int) (net.Conn, error) {
 
 func (k *fakeKernel) connections(int) int  { return max(1, k.had) }
 func (k *fakeKernel) mostConnections() int { return 4 }
+func (k *fakeKernel) backend(int) (string, bool) {
+	if k.mark == "untold" {
+		return "", false
+	}
+	return cmp.Or(k.mark, "id"), true
+}
 
 func (k *fakeKernel) conn(i int) net.Conn {
 	k.mu.Lock()
@@ -357,12 +365,26 @@ func TestKernelDisk_WhatIsGone(t *testing.T) {
 	}
 }
 
+// A disk that bears another mark, or none, is somebody else's, whatever the kernel
+// says to a new connection.
+func TestKernelDisk_Marks(t *testing.T) {
+	for mark, ours := range map[string]bool{"id": true, "untold": true, "another": false, " ": false} {
+		k := &fakeKernel{mark: mark}
+		r, err := newKernelRig(t, k, func(s *plugin.DeviceSpec) { s.Location = "/dev/nbd9" })
+		must(t, "add", err)
+		if made := slices.Contains(k.commands, nlConnect); made == ours {
+			t.Errorf("mark %q: another disk is made: %t", mark, made)
+		}
+		r.removeKernelDisk()
+	}
+}
+
 // A disk that keeps all its connections is served by somebody still.
 func TestKernelDisk_StillServed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // or the kernel would be asked for long
 	k := &fakeKernel{busy: math.MaxInt}
-	d := &kernelDisk{exp: &export{}, kernel: k, log: quiet(), index: -1}
+	d := &kernelDisk{exp: &export{}, kernel: k, log: quiet(), index: -1, config: diskConfig{identity: "id"}}
 	if taken, err := d.takeOverAt(ctx, "/dev/nbd9"); taken || !errors.Is(err, blk.EBUSY) {
 		t.Errorf("taken %t, %v", taken, err)
 	}

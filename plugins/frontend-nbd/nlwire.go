@@ -7,11 +7,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/mdlayher/genetlink"
 	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
@@ -96,6 +98,9 @@ type kernelClient interface {
 	connections(index int) int
 	// mostConnections is how many of a disk are used.
 	mostConnections() int
+	// backend is the identity that the disk with this index was made with; empty:
+	// with none, or it is not there. Not told by kernels before Linux 5.14.
+	backend(index int) (identity string, told bool)
 }
 
 // netlinkClient is the kernel's own. A command has a socket of its own: there
@@ -129,6 +134,28 @@ func (netlinkClient) command(cmd uint8, c *diskConfig) (int, error) {
 	default:
 		return -1, fmt.Errorf("the kernel's NBD client has not answered within %s: %w", commandTime, blk.ETIMEDOUT)
 	}
+}
+
+func (netlinkClient) backend(index int) (identity string, told bool) {
+	b, err := os.ReadFile(fmt.Sprintf("/sys/block/nbd%d/backend", index))
+	if err == nil {
+		return strings.TrimSuffix(string(b), "\n"), true
+	}
+	return "", errors.Is(err, os.ErrNotExist) && tellsBackends()
+}
+
+// tellsBackends is asked of the kernel's version: a disk without the attribute is
+// one of an old kernel, or one that was made without.
+func tellsBackends() bool {
+	var u unix.Utsname
+	var major, minor int
+	if unix.Uname(&u) != nil {
+		return false
+	}
+	if n, _ := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); n != 2 {
+		return false
+	}
+	return major > 5 || major == 5 && minor >= 14
 }
 
 // mostConnections: a connection serves a hardware queue, of which a disk has at
