@@ -99,7 +99,7 @@ type kernelClient interface {
 	// mostConnections is how many of a disk are used.
 	mostConnections() int
 	// backend is the identity that the disk with this index was made with; empty:
-	// with none, or it is not there. Not told by kernels before Linux 5.14.
+	// with none. Not told by kernels before Linux 5.14.
 	backend(index int) (identity string, told bool)
 }
 
@@ -137,9 +137,13 @@ func (netlinkClient) command(cmd uint8, c *diskConfig) (int, error) {
 }
 
 func (netlinkClient) backend(index int) (identity string, told bool) {
-	b, err := os.ReadFile(fmt.Sprintf("/sys/block/nbd%d/backend", index))
+	disk := filepath.Join("/sys/block", filepath.Base(nodePath(index)))
+	b, err := os.ReadFile(filepath.Join(disk, "backend"))
 	if err == nil {
 		return strings.TrimSuffix(string(b), "\n"), true
+	}
+	if _, derr := os.Stat(disk); derr != nil { // or there is no sysfs here
+		return "", false
 	}
 	return "", errors.Is(err, os.ErrNotExist) && tellsBackends()
 }
