@@ -159,7 +159,7 @@ func TestComeback_Unmapped(t *testing.T) {
 			for _, name := range x.files {
 				must(t, os.Remove(dir.file(name)))
 			}
-			eventually(t, "its place is free", func() bool { return !r.c.lingers(0) })
+			eventually(t, "its place is free", func() bool { return !r.c.lingers(0) && !r.c.retires(0) })
 			tries := dir.adds()
 			if knows(t.Context(), r.serving(), d) {
 				t.Error("the process has a device that is unmapped")

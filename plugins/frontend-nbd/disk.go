@@ -218,7 +218,6 @@ func (d *kernelDisk) connect(n int) error {
 		c.flags &^= txCanMultiConn
 	}
 	index, err := d.kernel.command(nlConnect, &c)
-	closeAll(theirs)
 	if err == nil && index < 0 {
 		index = c.index
 	}
@@ -270,7 +269,6 @@ func (d *kernelDisk) offer() (bool, error) {
 	if noDisk(err) {
 		err = fmt.Errorf("%w: %w", errNotOurs, err)
 	}
-	unix.Close(theirs)
 	if err != nil || hungUp(ours) {
 		unix.Close(ours)
 		return false, err

@@ -93,6 +93,7 @@ type fakeKernel struct {
 func (k *fakeKernel) command(cmd uint8, c *diskConfig) (int, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	defer closeAll(c.sockets)
 	k.commands = append(k.commands, cmd)
 	k.configs = append(k.configs, *c)
 	if k.refuse != nil {

@@ -92,7 +92,9 @@ func (c *diskConfig) encode() ([]byte, error) {
 
 // kernelClient gives commands to the kernel's NBD client; a fake in tests.
 type kernelClient interface {
-	// command returns the index in the answer, -1 if there is none.
+	// command returns the index in the answer, -1 if there is none. It owns
+	// c.sockets and closes them when the kernel has answered, be it late: their
+	// numbers must not be another file's when it looks.
 	command(cmd uint8, c *diskConfig) (int, error)
 	// connections is how many the disk with this index was made with.
 	connections(index int) int
@@ -121,6 +123,7 @@ func (netlinkClient) command(cmd uint8, c *diskConfig) (int, error) {
 	done := make(chan answer, 1)
 	go func() {
 		index, err := execute(cmd, c)
+		closeAll(c.sockets)
 		done <- answer{index, err}
 	}()
 	select {
