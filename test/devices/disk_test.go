@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -43,6 +44,7 @@ func TestGuest(t *testing.T) {
 				{"read-only", testReadOnly},
 				{"unmap while mounted", testUnmapMounted},
 				{"forced unmap under load", testForcedUnmapUnderLoad},
+				{"forced unmap without plugin", testForcedUnmapWithoutPlugin},
 				{"bad input", testBadInput},
 				{"links by udev", testUdev},
 			} {
@@ -203,19 +205,44 @@ func testUnmapMounted(t *testing.T, s *stack) {
 
 func testForcedUnmapUnderLoad(t *testing.T, s *stack) {
 	d, node := s.disk(t, s.ram)
-	users := exec.Command("fio", "--name=x", "--filename="+node, "--direct=1", "--ioengine=libaio", "--iodepth=8", "--rw=randrw",
-		"--bs=4k", "--size=32m", "--time_based", "--runtime=600")
-	var out bytes.Buffer // Wait waits for all that write to it: for fio's jobs too
-	users.Stdout, users.Stderr = &out, &out
-	users.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	must(t, users.Start())
-	defer func() { syscall.Kill(-users.Process.Pid, syscall.SIGKILL); users.Wait() }()
-	eventually(t, "load", func() bool { d, err := s.client.Device(d.Name); return err == nil && d.TxSectors > 20 })
+	defer s.users(t, d)()
 	begin := time.Now()
 	must(t, s.client.Unmap(d.Name, true))
 	if took := time.Since(begin); took > 2*time.Minute {
 		t.Errorf("a forced unmap takes %s", took)
 	}
+	s.leftOver(t, node)
+}
+
+// testForcedUnmapWithoutPlugin takes disks away whose plugin has just died. The
+// kernel has them still: the next process takes them away, and goes on with others.
+func testForcedUnmapWithoutPlugin(t *testing.T, s *stack) {
+	_, other := s.disk(t, s.image(t, 8<<20), queueing)
+	for i := range pick(3, 20) {
+		d, node := s.disk(t, s.ram)
+		end := s.users(t, d)
+		must(t, s.client.KillPlugin(s.frontend))
+		time.Sleep(time.Duration(i%5) * 100 * time.Millisecond) // the next process is further on each time
+		must(t, s.client.Unmap(d.Name, true))
+		s.leftOver(t, node)
+		end()
+		run(t, fio(other, "--rw=randrw", "--bs=4k", "--size=256k")...)
+	}
+}
+
+// users begins a load on d that does not mind errors, and returns how to end it.
+func (s *stack) users(t *testing.T, d *controlpb.ClientDevice) (end func()) {
+	t.Helper()
+	users := exec.Command("fio", "--name=x", "--filename="+d.Endpoint, "--direct=1", "--ioengine=libaio", "--iodepth=8", "--rw=randrw",
+		"--bs=4k", "--size=32m", "--time_based", "--runtime=600")
+	var out bytes.Buffer // Wait waits for all that write to it: for fio's jobs too
+	users.Stdout, users.Stderr = &out, &out
+	users.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	must(t, users.Start())
+	end = sync.OnceFunc(func() { syscall.Kill(-users.Process.Pid, syscall.SIGKILL); users.Wait() })
+	t.Cleanup(end)
+	eventually(t, "load", func() bool { d, err := s.client.Device(d.Name); return err == nil && d.TxSectors > 20 })
+	return end
 }
 
 func testBadInput(t *testing.T, s *stack) {
