@@ -28,28 +28,28 @@ func TestIO_SlowAnswerAfterFastOnes(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	_, io := s.device(s.newClient())
 	defer io.Close()
-	read := func() {
-		if errno := do(t, io, Request{Op: blk.Read, Len: 4096}); errno != blk.OK {
-			t.Fatal(errno)
-		}
-	}
 	p := io.pump.pump
-	for end := time.Now().Add(time.Minute); p.Stats().GivenBack == 0; {
-		for loans := p.Stats().Loans; p.Stats().Loans == loans; read() {
-			if time.Now().After(end) {
-				t.Fatalf("never given back: %+v", p.Stats())
-			}
+	var done [1]Done
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+		if do(t, io, Request{Op: blk.Read, Len: 4096}); p.Stats().Sleeps != p.Stats().Wakes {
+			continue // its thread sleeps: it is not lent
 		}
 		s.set(func() { s.hold = true })
-		go func() {
-			time.Sleep(time.Millisecond)
-			for held := 0; held == 0; time.Sleep(100 * time.Microsecond) {
-				s.set(func() { held = len(s.held) })
-			}
-			s.releaseAll(blk.OK)
-		}()
-		read()
+		io.Submit(Request{Op: blk.Read, Len: 4096})
+		before := p.Stats()
+		answered := io.driveFor(done[:], true) // not Wait, which recalls the pump besides
+		after := p.Stats()
+		eventually(t, "the server has the read", func() (has bool) { s.set(func() { has = len(s.held) == 1 }); io.Flush(); return has })
+		s.releaseAll(blk.OK)
+		if answered {
+			t.Fatal("an answer that the server has not given")
+		}
+		io.Wait(done[:])
+		if after.Drives > before.Drives && after.GivenBack > before.GivenBack {
+			return
+		}
 	}
+	t.Fatalf("never given back: %+v", p.Stats())
 }
 
 // Callers who share a pump do not borrow it: the one who leaves first would let the
