@@ -71,6 +71,7 @@ type comeback struct {
 	gen   uint32
 	d     *Device
 	turns chan struct{} // a token for each try under way
+	tried bool
 }
 
 // tryAgain goes on after a try that ended with err, until the device is back, or
@@ -104,7 +105,7 @@ func (c *comeback) try(ctx context.Context) error {
 	}
 	defer func() { <-c.turns }()
 	before := c.d.Location()
-	if err := c.f.showAgain(ctx, c.proc, c.d, c.gen); err != nil {
+	if err := c.show(ctx); err != nil {
 		return err
 	}
 	if c.d.Location() != before {
@@ -117,27 +118,28 @@ func (c *comeback) try(ctx context.Context) error {
 // errStruck: the device has been removed, so no process is to have it.
 var errStruck = errors.New("the device has been removed")
 
-// showAgain shows d to a new process, unless it is removed by now: errStruck. If
-// that happens meanwhile, the process has to let go of it again.
-func (f *frontend) showAgain(ctx context.Context, proc *plugin.Process, d *Device, gen uint32) (err error) {
-	if !f.beginShow(d) {
+// show shows the device, unless it is removed by now: errStruck. If that happens
+// meanwhile, the process has to let go of it again.
+func (c *comeback) show(ctx context.Context) (err error) {
+	if !c.f.beginShow(c.d) {
 		return errStruck
 	}
-	defer func() { f.endShow(proc, d, gen, err) }()
-	if err = f.adopt(ctx, proc, d); err == nil { // an answer of before was late
+	defer func() { c.f.endShow(c.proc, c.d, c.gen, err) }()
+	if c.tried && c.adopt(ctx) == nil { // the answer to the last try was lost
 		return nil
 	}
-	if err = f.show(ctx, proc, d, gen); err != nil {
-		_ = proc.DetachArena(ctx, d.index) // which the next try attaches
+	c.tried = true
+	if err = c.f.show(ctx, c.proc, c.d, c.gen); err != nil {
+		_ = c.proc.DetachArena(ctx, c.d.index) // which the next try attaches
 	}
 	return err
 }
 
-// adopt takes d as shown if proc has it.
-func (f *frontend) adopt(ctx context.Context, proc *plugin.Process, d *Device) error {
-	st, err := proc.DeviceStatus(ctx, d.index)
+// adopt takes the device as shown if the process has it.
+func (c *comeback) adopt(ctx context.Context) error {
+	st, err := c.proc.DeviceStatus(ctx, c.d.index)
 	if err == nil {
-		d.shown(st.Location, blk.Limits{})
+		c.d.shown(st.Location, blk.Limits{})
 	}
 	return err
 }

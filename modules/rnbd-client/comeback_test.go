@@ -273,3 +273,20 @@ func TestRestore_GivenUpLeavesTheDisk(t *testing.T) {
 		t.Errorf("the front end was told %q", told)
 	}
 }
+
+// A process that has taken the device over, but whose answer was lost, is not shown
+// it again, which it would refuse for ever.
+func TestComeback_AnswerWasLost(t *testing.T) {
+	_, c, d, dir := mapShown(t)
+	f := c.frontends[0]
+	proc, err := f.process()
+	must(t, err)
+	f.mu.Lock()
+	f.missing[d] = f.generation
+	again := comeback{f: f, proc: proc, gen: f.generation, d: d, turns: make(chan struct{}, 1), tried: true}
+	f.mu.Unlock()
+	must(t, again.try(t.Context()))
+	if dir.adds() != 1 || f.misses(d) {
+		t.Errorf("shown %d times, missing %t", dir.adds(), f.misses(d))
+	}
+}

@@ -25,6 +25,31 @@ func (s *target) mapIn(c *Client, path string, dir frontDir) (*Device, error) {
 	return c.Map(s.t.Context(), r)
 }
 
+// mapShown maps "vol" by the test front end, which dir tells about.
+func mapShown(t *testing.T) (s *target, c *Client, d *Device, dir frontDir) {
+	t.Helper()
+	s = newTarget(t, 1<<20)
+	c = s.newClient(withTestFront(t))
+	dir = frontDir(t.TempDir())
+	d, err := s.mapIn(c, "vol", dir)
+	must(t, err)
+	return s, c, d, dir
+}
+
+// mapLost maps "vol" beside another device, which keeps the session, and has it
+// lose the server.
+func mapLost(t *testing.T) (s *target, c *Client, d *Device) {
+	t.Helper()
+	s = newTarget(t, 1<<20)
+	c = s.newClient()
+	_, err := s.mapIn(c, "other", "")
+	must(t, err)
+	d, err = s.mapIn(c, "vol", "")
+	must(t, err)
+	d.session.onEvent(rtrs.Event{Kind: rtrs.SessionDown})
+	return s, c, d
+}
+
 // soon returns what f does within the time that a stalled machine may take.
 func soon[T any](t *testing.T, what string, result <-chan T) T {
 	t.Helper()
@@ -221,13 +246,7 @@ func TestOpen_AnsweredAfterTheUnmap(t *testing.T) {
 		{"reopen", func(ctx context.Context, _ *Client, d *Device) error { return d.reopen(ctx) }, nil},
 	} {
 		t.Run(x.name, func(t *testing.T) {
-			s := newTarget(t, 1<<20)
-			c := s.newClient()
-			_, err := s.mapIn(c, "other", "") // keeps the session
-			must(t, err)
-			d, err := s.mapIn(c, "vol", "")
-			must(t, err)
-			d.session.onEvent(rtrs.Event{Kind: rtrs.SessionDown})
+			s, c, d := mapLost(t)
 			s.set(func() { s.holdOpen = true })
 			opened := async(func() error { return x.open(t.Context(), c, d) })
 			eventually(t, "OPEN is there", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.heldOpen != nil })
@@ -246,13 +265,7 @@ func TestOpen_AnsweredAfterTheUnmap(t *testing.T) {
 // The same a moment earlier: the unmap finds a device that is closed here, but
 // open on the server already.
 func TestUnmap_OpenOnTheServerOnly(t *testing.T) {
-	s := newTarget(t, 1<<20)
-	c := s.newClient()
-	_, err := s.mapIn(c, "other", "") // keeps the session
-	must(t, err)
-	d, err := s.mapIn(c, "vol", "")
-	must(t, err)
-	d.session.onEvent(rtrs.Event{Kind: rtrs.SessionDown})
+	s, c, d := mapLost(t)
 	must(t, d.open(t.Context()))
 	must(t, c.Unmap(t.Context(), d.name, true))
 	if s.count("close") != 1 {
@@ -266,11 +279,7 @@ func TestUnmap_OpenOnTheServerOnly(t *testing.T) {
 // An unmap that was given up while the front end let go of the device can be
 // repeated.
 func TestUnmap_AgainAfterOneThatWasGivenUp(t *testing.T) {
-	s := newTarget(t, 1<<20)
-	c := s.newClient(withTestFront(t))
-	dir := frontDir(t.TempDir())
-	d, err := s.mapIn(c, "vol", dir)
-	must(t, err)
+	_, c, d, dir := mapShown(t)
 	must(t, dir.set("hold-remove", ""))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

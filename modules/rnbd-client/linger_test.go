@@ -35,11 +35,7 @@ func (f *frontend) awaitDeath(t *testing.T) {
 // A disk that is unmapped while its front end is dead is taken away by the next
 // process: the kernel has it, and its users wait.
 func TestUnmap_ForcedWhileTheFrontEndIsDead(t *testing.T) {
-	s := newTarget(t, 1<<20)
-	c := s.newClient(withTestFront(t))
-	dir := frontDir(t.TempDir())
-	d, err := s.mapIn(c, "vol", dir)
-	must(t, err)
+	s, c, d, dir := mapShown(t)
 	_, busy := s.mapHanging(c, "busy") // keeps the next process from being started
 	c.killFront(t)
 	c.frontends[0].awaitDeath(t)
@@ -65,11 +61,7 @@ func TestUnmap_ForcedWhileTheFrontEndIsDead(t *testing.T) {
 
 // One that comes back soon takes it away before the unmap ends, or after it.
 func TestUnmap_ForcedWhileTheFrontEndRestarts(t *testing.T) {
-	s := newTarget(t, 1<<20)
-	c := s.newClient(withTestFront(t))
-	dir := frontDir(t.TempDir())
-	d, err := s.mapIn(c, "vol", dir)
-	must(t, err)
+	_, c, d, dir := mapShown(t)
 	c.killFront(t)
 	c.unmapByForce(t, d)
 	eventually(t, "the disk is taken away", func() bool { return c.isGone(t, d) })
@@ -81,11 +73,7 @@ func TestUnmap_ForcedWhileTheFrontEndRestarts(t *testing.T) {
 // A disk that is unmapped while a new process is being shown it does not stay there,
 // and its memory is the process's until then.
 func TestUnmap_WhileANewProcessIsShownTheDisk(t *testing.T) {
-	s := newTarget(t, 1<<20)
-	c := s.newClient(withTestFront(t))
-	dir := frontDir(t.TempDir())
-	d, err := s.mapIn(c, "vol", dir)
-	must(t, err)
+	_, c, d, dir := mapShown(t)
 	must(t, dir.set("hold", ""))
 	c.killFront(t)
 	eventually(t, "the new process gets the disk", func() bool { return dir.adds() == 2 })
@@ -100,11 +88,7 @@ func TestUnmap_WhileANewProcessIsShownTheDisk(t *testing.T) {
 
 // A process that is killed because it does not let go leaves the disk to the next.
 func TestUnmap_ForcedAndTheFrontEndDies(t *testing.T) {
-	s := newTarget(t, 1<<20)
-	c := s.newClient(withTestFront(t))
-	dir := frontDir(t.TempDir())
-	d, err := s.mapIn(c, "vol", dir)
-	must(t, err)
+	_, c, d, dir := mapShown(t)
 	must(t, dir.set("hold-remove", ""))
 	c.unmapByForce(t, d)
 	if !c.lingers(d.index) {
