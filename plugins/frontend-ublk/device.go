@@ -95,7 +95,7 @@ func (d *device) create(ctx context.Context, s *plugin.DeviceSpec, queues []*que
 	n := min(len(queues), s.Slots, want.queues)
 	d.info = devInfo{
 		queues: uint16(n), depth: uint16(min(s.Slots/n, maxQueueDepth)), maxIO: uint32(s.SlotSize), id: want.number, pid: int32(os.Getpid()),
-		flags: featUserRecovery | featUserRecoveryReissue | d.ctl.features&featUpdateSize | d.pages(want), private: token(s.Identity),
+		flags: featUserRecovery | featUserRecoveryReissue | d.ctl.features&featUpdateSize | d.pageFeatures(want), private: token(s.Identity),
 	}
 	if d.ctl.encoded {
 		d.info.flags |= featIoctlEncode
@@ -134,9 +134,9 @@ func (d *device) giveUp(cause error) error {
 	return cause
 }
 
-// pages are the features with which the driver hands out the pages of requests
+// pageFeatures are those with which the driver hands out the pages of requests
 // instead of copying; none where that is not wanted or not offered.
-func (d *device) pages(want settings) uint64 {
+func (d *device) pageFeatures(want settings) uint64 {
 	const feats = featZeroCopy | featAutoBufReg
 	switch {
 	case !want.zeroCopy:

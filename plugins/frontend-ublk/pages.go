@@ -31,15 +31,15 @@ func (q *queue) move(t *tag) {
 func (t *tag) placeMove(s *uring.SQE) {
 	file := t.part.dev.arenaFD
 	if t.entry.Op == blk.Write {
-		s.WritePages(file, t.n, t.entry.ArenaOff, t.pages())
+		s.WritePages(file, t.n, t.entry.ArenaOff, t.buffer())
 	} else {
-		s.ReadPages(file, t.n, t.entry.ArenaOff, t.pages())
+		s.ReadPages(file, t.n, t.entry.ArenaOff, t.buffer())
 	}
 	s.UserData = t.entry.Tag | movedPages
 }
 
-// pages is the number of the tag's pages in the ring's table.
-func (t *tag) pages() uint16 { return uint16(t.part.buffer) + uint16(t.entry.Tag) }
+// buffer is the number of the tag's pages in the ring's table.
+func (t *tag) buffer() uint16 { return uint16(t.part.buffer) + uint16(t.entry.Tag) }
 
 // onMoved goes on with a request whose payload has arrived: res bytes of it, or
 // a negative errno.

@@ -365,7 +365,7 @@ func (q *queue) place(t *tag) bool {
 	s.UserData = t.entry.Tag
 	addr := p.dev.slotAddr(p.base + uint32(i))
 	if p.pages {
-		s.Addr, addr = autoBufReg(t.pages()), 0
+		s.Addr, addr = autoBufReg(t.buffer()), 0
 	}
 	putIO(q.drv.Cmd(s), p.hw, i, t.result, addr)
 	return true
