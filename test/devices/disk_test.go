@@ -34,7 +34,6 @@ func TestGuest(t *testing.T) {
 				{"verified I/O of mixed sizes", testMixedSizes},
 				{"discard and partitions", testDiscardAndPartitions},
 				{"growing disk", testGrowing},
-				{"zero copy", testZeroCopy},
 				{"kills under load", testKills},
 				{"client stopped under load", testClientStopped},
 				{"raid over two servers", testRAID},
@@ -50,7 +49,10 @@ func TestGuest(t *testing.T) {
 			} {
 				t.Run(test.name, func(t *testing.T) { test.run(t, s) })
 			}
-			if fe.name == "nbd" {
+			switch fe.name {
+			case "ublk":
+				t.Run("zero copy", func(t *testing.T) { testZeroCopy(t, s) })
+			case "nbd":
 				t.Run("several connections", func(t *testing.T) { testSeveralConnections(t, s) })
 			}
 		})

@@ -11,9 +11,6 @@ import (
 // testZeroCopy has the driver hand out the pages of requests. Where it cannot,
 // the disk works without.
 func testZeroCopy(t *testing.T, s *stack) {
-	if s.frontend != "ublk" {
-		t.Skip("a setting of ublk")
-	}
 	d, node := s.disk(t, s.ram, options("zero_copy", "yes"), queueing)
 	if !registersPages(t, s) {
 		if s.resizes(t) { // as old as pages: Linux 6.16
