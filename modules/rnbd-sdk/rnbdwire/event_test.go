@@ -38,6 +38,27 @@ func TestE002_E003_E015_ExtensionMessages(t *testing.T) {
 	}
 }
 
+// A kernel's client looks at nothing behind the cache policy.
+func TestE018_IdentityInTheReservedBytesOfOpenRsp(t *testing.T) {
+	plain, told := make(OpenRsp, OpenRspSize), make(OpenRsp, OpenRspSize)
+	f := OpenRspFields{DeviceID: 1, Sectors: 2, LogicalBlockSize: 512, CachePolicy: 3}
+	f.Put(plain)
+	f.Volume, f.Properties = 0x0102030405060708, 0x090a
+	f.Put(told)
+	if !bytes.Equal(told[:46], plain[:46]) {
+		t.Errorf("bytes that a kernel reads differ:\n%x\n%x", told[:46], plain[:46])
+	}
+	if want := []byte{8, 7, 6, 5, 4, 3, 2, 1, 10, 9}; !bytes.Equal(told[46:], want) {
+		t.Errorf("bytes 46 to 55 are %x, want %x", told[46:], want)
+	}
+	if told.Fields() != f {
+		t.Errorf("read as %+v, want %+v", told.Fields(), f)
+	}
+	if kernel := OpenRsp(golden(t, "open_rsp_loop")).Fields(); kernel.Volume != 0 || kernel.Properties != 0 {
+		t.Errorf("a kernel's answer has volume %#x, properties %#x", kernel.Volume, kernel.Properties)
+	}
+}
+
 func TestE015_NamesThatDoNotFitAreNotWritten(t *testing.T) {
 	for _, f := range []OpenAsFields{
 		{OpenFields{1, "vol"}, strings.Repeat("x", IOModeSize)},

@@ -68,10 +68,12 @@ func FuzzOpen(f *testing.F) {
 }
 
 func FuzzOpenRsp(f *testing.F) {
+	msg := make([]byte, OpenRspSize)
+	OpenRspFields{DeviceID: 1, Sectors: 8, Volume: 1<<63 | 1, Properties: 0x8001}.Put(msg)
+	f.Add(msg)
 	fuzz(f, "OPEN_RSP", OpenRspSize, func(m []byte) {
 		m[0], m[1], m[2], m[3] = TypeOpenRsp, 0, 0, 0
 		m[44] = min(m[44], 1)
-		clear(m[46:])
 	})
 }
 

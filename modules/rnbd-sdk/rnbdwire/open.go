@@ -125,6 +125,11 @@ type OpenRspFields struct {
 	SecureDiscard       uint16 // not 0: supported
 	Rotational          bool   // kernels from 6.0 on neither tell nor look
 	CachePolicy         uint8
+
+	// Extensions, from servers that announce FeatureIdentity: docs/protocol/rnbd.md,
+	// "Identity". 0: not told.
+	Volume     uint64 // names what the device is on: another volume, another number
+	Properties uint16 // differs when any limit but the size does
 }
 
 // Fields reads the message.
@@ -143,6 +148,8 @@ func (m OpenRsp) Fields() OpenRspFields {
 		SecureDiscard:       le.Uint16(m[42:]),
 		Rotational:          m[44] != 0,
 		CachePolicy:         m[45],
+		Volume:              le.Uint64(m[46:]),
+		Properties:          le.Uint16(m[54:]),
 	}
 }
 
@@ -164,4 +171,6 @@ func (f OpenRspFields) Put(m []byte) {
 		m[44] = 1
 	}
 	m[45] = f.CachePolicy
+	le.PutUint64(m[46:], f.Volume)
+	le.PutUint16(m[54:], f.Properties)
 }

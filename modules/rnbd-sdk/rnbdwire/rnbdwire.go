@@ -29,7 +29,7 @@ const (
 	SessInfoSize    = headerSize + 1 + 31
 	SessInfoRspSize = SessInfoSize
 	OpenSize        = headerSize + 1 + 1 + NameSize + 3
-	OpenRspSize     = headerSize + 4 + 8 + 5*4 + 4*2 + 1 + 1 + 10
+	OpenRspSize     = headerSize + 4 + 8 + 5*4 + 4*2 + 1 + 1 + 8 + 2
 	OpenAsSize      = OpenSize + IOModeSize
 	CloseSize       = headerSize + 4
 	IOSize          = headerSize + 4 + 8 + 4 + 4 + 2 + 6

@@ -29,8 +29,9 @@ func (m SessInfoRsp) Version() uint8 { return m[4] }
 
 // Bits of SessInfoRspFields.Features.
 const (
-	FeatureEvents = 1 << 0 // the server answers Event
-	FeatureOpenAs = 1 << 1 // the server answers OpenAs
+	FeatureEvents   = 1 << 0 // the server answers Event
+	FeatureOpenAs   = 1 << 1 // the server answers OpenAs
+	FeatureIdentity = 1 << 2 // OpenRsp has Volume and Properties
 )
 
 // Features are the extensions that the server has; 0 from a kernel.
