@@ -47,7 +47,7 @@ func (p *Pump) TryDrive(once func()) bool { return p.tryDrive(once, false) }
 
 // tryDrive is TryDrive; again: the caller is one who drives again and again.
 func (p *Pump) tryDrive(once func(), again bool) bool {
-	if !p.asleep.Load() || !p.owner.TryLock() {
+	if p.virtual() || !p.asleep.Load() || !p.owner.TryLock() {
 		return false
 	}
 	runtime.LockOSThread()
@@ -107,7 +107,7 @@ func (p *Pump) Recall() {
 }
 
 // Lends tells whether Drive may be lent the pump, as far as the process goes.
-func (p *Pump) Lends() bool { return pumps.Load() < procs.Load() }
+func (p *Pump) Lends() bool { return !p.virtual() && pumps.Load() < procs.Load() }
 
 // driveAsleep runs once while the thread sleeps, and lets it sleep on.
 func (p *Pump) driveAsleep(once func(), again bool) {

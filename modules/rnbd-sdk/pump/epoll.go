@@ -52,7 +52,7 @@ func (p *Pump) watch(fd int, s Source) error {
 	if p.state == stopped {
 		return ErrStopped
 	}
-	if fd < 0 {
+	if fd < 0 || p.virtual() {
 		return nil
 	}
 	events := uint32(unix.EPOLLIN)

@@ -88,7 +88,7 @@ func (p *Pump) post(f func()) state {
 	p.mailbox = append(p.mailbox, f)
 	p.pending.Store(true)
 	if p.asleep.Swap(false) {
-		signal(p.wakeFD)
+		p.rouse()
 	}
 	return p.state
 }
@@ -99,7 +99,7 @@ func (p *Pump) kick() {
 	defer p.mu.Unlock()
 	if p.state == running {
 		p.asleep.Store(false)
-		signal(p.wakeFD)
+		p.rouse()
 	}
 }
 
@@ -126,6 +126,15 @@ func (p *Pump) inPlace(f func()) {
 	p.own()
 	defer p.disown()
 	f()
+}
+
+// rouse ends the sleep of the pump's thread.
+func (p *Pump) rouse() {
+	if p.virtual() {
+		p.nap.ring()
+		return
+	}
+	signal(p.wakeFD)
 }
 
 func signal(fd int) { unix.Write(fd, one) }

@@ -52,6 +52,10 @@ type Config struct {
 	// serves most interrupts, cannot be chosen.
 	CPU    int
 	Logger *slog.Logger // nil: slog.Default()
+	// Virtual is for simulations under testing/synctest: the pump sleeps on Go's
+	// timers, looks at its sources every 2 ms at the latest, never spins, and
+	// cannot be driven by callers.
+	Virtual bool
 }
 
 // Stats are counters since New.
@@ -101,6 +105,7 @@ type Pump struct {
 	parked                  bool        // the thread sleeps in the berth; of the owner
 	rested                  bool        // no spin was in vain since the last long sleep; of the owner
 	loan                    loan
+	nap                     nap // of a virtual pump
 
 	mu      sync.Mutex // guards the mailbox and what follows
 	mailbox []func()
@@ -130,6 +135,11 @@ func New(cfg Config) (*Pump, error) {
 	}
 	p := &Pump{cfg: cfg, log: cfg.Logger.With("pump", cfg.Name), done: make(chan struct{}),
 		spinner: newSpinner(cfg.Spin), brisk: briskAfter, gate: -1, sourcesFD: -1, wakeFD: -1, berth: berth{fd: -1}, loan: loan{look: loanLook}}
+	if cfg.Virtual {
+		p.nap = nap{bell: make(chan struct{}, 1), next: firstNap}
+		p.spinner = newSpinner(-1)
+		return p, nil
+	}
 	if err := p.openFDs(); err != nil {
 		p.closeFDs()
 		return nil, fmt.Errorf("new pump %q: %w", cfg.Name, err)
@@ -176,7 +186,9 @@ func (p *Pump) run(until func() bool) error {
 		switch worked := p.turn() > 0; {
 		case p.loan.wanted.Load():
 			p.lend()
-		case worked, p.spin():
+		case worked:
+			p.nap.worked()
+		case p.spin():
 		default:
 			err = p.sleep()
 		}
@@ -311,9 +323,12 @@ func (p *Pump) block(park bool) (err error) {
 		p.watchBerth(true)
 	}
 	p.disown()
-	if park {
+	switch {
+	case p.virtual():
+		p.nap.wait()
+	case park:
 		err = p.berth.conn.Read(p.berth.look)
-	} else {
+	default:
 		err = p.wait()
 	}
 	p.asleep.Store(false)

@@ -1,0 +1,45 @@
+package pump
+
+import "time"
+
+// A virtual pump sleeps on Go's timers instead of descriptors, so that it can run
+// in a bubble of testing/synctest: time advances there only while all goroutines
+// wait for something that the runtime knows, and a system call is not. Its sources'
+// descriptors are not watched. They are looked at whenever a function is posted,
+// and after naps that grow while there is nothing to do.
+
+const (
+	firstNap = 20 * time.Microsecond
+	// maxNap is how late a virtual pump may notice what came to a source.
+	maxNap = 2 * time.Millisecond
+)
+
+// nap is how a virtual pump sleeps.
+type nap struct {
+	bell chan struct{} // of one place; nil: the pump is not virtual
+	next time.Duration
+}
+
+func (p *Pump) virtual() bool { return p.nap.bell != nil }
+
+// ring wakes the pump.
+func (n *nap) ring() {
+	select {
+	case n.bell <- struct{}{}:
+	default:
+	}
+}
+
+// wait returns after the next nap, or when the bell rings.
+func (n *nap) wait() {
+	t := time.NewTimer(n.next)
+	defer t.Stop()
+	select {
+	case <-n.bell:
+	case <-t.C:
+	}
+	n.next = min(2*n.next, maxNap)
+}
+
+// worked makes the next nap a short one.
+func (n *nap) worked() { n.next = firstNap }
