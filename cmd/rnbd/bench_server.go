@@ -86,7 +86,7 @@ func newBenchClient(ctx context.Context, ws []load.Workload) (*client.Client, er
 		cfg.RingEntries *= 2
 	}
 	var err error
-	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: true, Logs: l}); err != nil {
+	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: true, Timing: cfg.Timing, Logs: l}); err != nil {
 		return nil, err
 	}
 	if cfg.Hostname, err = os.Hostname(); err != nil {

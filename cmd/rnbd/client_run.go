@@ -74,7 +74,7 @@ func runClient(cmd *cobra.Command, o *clientOptions) error {
 		return err
 	}
 	cfg.Logs = l
-	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: o.MPACRC, Logs: l}); err != nil {
+	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: o.MPACRC, Timing: cfg.Timing, Logs: l}); err != nil {
 		return err
 	}
 	sock, err := control.Listen(socket)

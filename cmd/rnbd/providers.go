@@ -5,9 +5,11 @@ import (
 	"log/slog"
 	"sort"
 	"strings"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/ibverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/rocev2"
@@ -24,6 +26,7 @@ const (
 // fabricConfig is what users can set about fabrics.
 type fabricConfig struct {
 	MPACRC bool
+	Timing rtrs.Timing
 	Logs   *logs.Logs
 	Logger *slog.Logger // of one fabric, made by openFabrics
 }
@@ -34,6 +37,7 @@ var fabrics = map[string]func(fabricConfig) (verbs.Device, error){
 		cfg := iwarp.DefaultConfig()
 		cfg.CRC = c.MPACRC
 		cfg.RNRTimeout = -1 // RTRS asks for endless RNR retries
+		cfg.PeerTimeout = peerTimeout(c.Timing)
 		cfg.Logger = c.Logger
 		return iwarp.Open(cfg)
 	},
@@ -47,6 +51,13 @@ var fabrics = map[string]func(fabricConfig) (verbs.Device, error){
 		// RDMA READs, and says so when it connects.
 		return rocev2.Open(rocev2.Config{IRD: -1, ORD: -1, Logger: c.Logger})
 	},
+}
+
+// peerTimeout is how long a connection may be silent while it owes an answer.
+// Heartbeats notice within HeartbeatMisses+2 ticks that a peer is gone
+// altogether; one connection of several gets a tick more.
+func peerTimeout(t rtrs.Timing) time.Duration {
+	return time.Duration(t.HeartbeatMisses+3) * t.Heartbeat
 }
 
 // fabricNames are the fabrics that work in this build.

@@ -69,11 +69,11 @@ func runServer(cmd *cobra.Command, o *serverOptions) error {
 		return err
 	}
 	defer l.Flush()
-	devices, err := openFabrics(fabricConfig{MPACRC: o.MPACRC, Logs: l})
+	cfg, err := o.config()
 	if err != nil {
 		return err
 	}
-	cfg, err := o.config()
+	devices, err := openFabrics(fabricConfig{MPACRC: o.MPACRC, Timing: cfg.Timing, Logs: l})
 	if err != nil {
 		return err
 	}

@@ -386,7 +386,9 @@ func TestSocketOptions(t *testing.T) {
 		for name, tt := range map[string]struct{ level, opt, want int }{
 			"TCP_NODELAY":      {unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
 			"SO_KEEPALIVE":     {unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
-			"TCP_USER_TIMEOUT": {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 0},
+			"TCP_USER_TIMEOUT": {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 7000},
+			"TCP_KEEPIDLE":     {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 3},
+			"TCP_KEEPINTVL":    {unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 2},
 			"SO_PROTOCOL":      {unix.SOL_SOCKET, unix.SO_PROTOCOL, unix.IPPROTO_TCP},
 		} {
 			if got, err := unix.GetsockoptInt(e.q().fd, tt.level, tt.opt); got != tt.want || err != nil {

@@ -33,6 +33,14 @@ type Config struct {
 	// RequestTimeout bounds the wait for the MPA request of an accepted
 	// connection (default 5 s), ReplyTimeout that for the reply (default 10 s).
 	RequestTimeout, ReplyTimeout time.Duration
+	// PeerTimeout ends a connection whose peer acknowledges nothing, or takes
+	// nothing, for that long. The time runs while bytes wait for the peer; a
+	// connection without any is probed. It also bounds the TCP handshake. The
+	// default of 7 s is above the 6 s within which heartbeats of 1 s notice a
+	// peer that is gone altogether, and below 10 s, so that a path that loses
+	// one connection of several is given up while requests may still wait.
+	// Negative: the system's limits, about 15 minutes.
+	PeerTimeout time.Duration
 	// Logger gets one line per state change; default slog.Default().
 	Logger *slog.Logger
 }
@@ -58,6 +66,7 @@ func (c Config) withDefaults() Config {
 	c.RNRTimeout = orDefault(c.RNRTimeout, 5*time.Second)
 	c.RequestTimeout = orDefault(c.RequestTimeout, 5*time.Second)
 	c.ReplyTimeout = orDefault(c.ReplyTimeout, 10*time.Second)
+	c.PeerTimeout = orDefault(c.PeerTimeout, 7*time.Second)
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}

@@ -42,7 +42,7 @@ func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams)
 }
 
 func (d *Device) connect(ctx context.Context, q *qp, p verbs.ConnectParams) ([]byte, error) {
-	dialer := net.Dialer{KeepAliveConfig: keepAlive}
+	dialer := net.Dialer{KeepAliveConfig: d.cfg.keepAlive(), Control: d.cfg.limitSilence}
 	dialer.SetMultipathTCP(false)
 	if p.Src.IsValid() {
 		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(p.Src, 0))
@@ -99,8 +99,6 @@ func sendTerminate(conn *net.TCPConn, e *termError) {
 	conn.SetWriteDeadline(time.Now().Add(terminateLimit))
 	conn.Write(sealFPDU(b[:], e.crc))
 }
-
-var keepAlive = net.KeepAliveConfig{Enable: true}
 
 // hand takes the socket away from conn, which the caller closes, and gives it
 // to the owner of the completion queue.

@@ -111,9 +111,15 @@ func (q *qp) abandon() {
 // A FIN is the normal end unless it cuts something off.
 func (q *qp) peerGone(cause error) {
 	status := verbs.StatusOK
+	if q.tx.dead && q.tx.errno != unix.EPIPE && cause == io.EOF {
+		cause = q.tx.errno // the socket tells an error once, and was asked to send
+	}
 	switch {
 	case cause != io.EOF:
 		status = verbs.StatusFatal
+		if cause == unix.ETIMEDOUT {
+			status = verbs.StatusRetryExceeded
+		}
 		cause = fmt.Errorf("connection lost: %w", cause)
 	case q.rx.midMessage() || q.readHead != q.readTail:
 		status = verbs.StatusFatal

@@ -34,7 +34,8 @@ type listener struct {
 
 // Listen accepts connections at addr.
 func (d *Device) Listen(addr netip.AddrPort) (verbs.Listener, error) {
-	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	// Connections inherit the options of the socket that listens.
+	lc := net.ListenConfig{KeepAliveConfig: d.cfg.keepAlive(), Control: d.cfg.limitSilence}
 	lc.SetMultipathTCP(false)
 	nl, err := lc.Listen(context.Background(), "tcp", addr.String())
 	if err != nil {

@@ -30,10 +30,11 @@ type transmitter struct {
 	headUsed int
 	headVec  bool // the last entry is of head, its neighbour extends it
 
-	queued   uint64 // stream position behind the list
-	accepted uint64 // stream position that the socket has taken
-	blocked  bool   // the socket was full
-	dead     bool   // the socket refused for good; what arrived may still be read
+	queued   uint64     // stream position behind the list
+	accepted uint64     // stream position that the socket has taken
+	blocked  bool       // the socket was full
+	dead     bool       // the socket refused for good; what arrived may still be read
+	errno    unix.Errno // why
 
 	hold      bool // responder: nothing leaves before the first FPDU of the peer
 	opening   bool // an empty Write comes first
@@ -184,7 +185,7 @@ func (q *qp) accept(n int) {
 // sendFailed stops sending. What the peer said before it went away is still
 // read: it may be a Terminate that explains the end.
 func (q *qp) sendFailed(errno unix.Errno) {
-	q.tx.dead = true
+	q.tx.dead, q.tx.errno = true, errno
 	if q.end.state == endTerminating {
 		q.hangUp(verbs.StatusFatal, fmt.Errorf("send: %w", errno))
 		return
