@@ -141,11 +141,28 @@ func (d *device) leave(ctx context.Context, force bool) error {
 		return d.stop(within(ctx, stopTime))
 	}
 	hold, err := blockdev.Claim(ctx, d.path()) // whoever mounts it from here on fails
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO):
+		err = d.missing(err)
+	case err == nil:
+		defer hold.Close()
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", d.path(), err)
 	}
-	defer hold.Close()
 	return d.stop(within(ctx, stopTime))
+}
+
+// missing returns nil if the disk, whose node cannot be opened, is gone: somebody
+// has deleted the device. If the driver still has it, nothing tells whether it is
+// in use: EBUSY in the chain.
+func (d *device) missing(cause error) error {
+	info, err := d.ctl.info(d.info.id)
+	if d.ctl.noDevice(err) || err == nil && info.state == stateDead {
+		d.log.Warn("disk was deleted by another", "device", d.name, "path", d.path())
+		return nil
+	}
+	return fmt.Errorf("the driver has the disk, but its node cannot be opened (%v), so whether it is in use is not known; force it: %w", cause, blk.EBUSY)
 }
 
 // ResizeDevice gives the disk another size under its users. EOPNOTSUPP: the

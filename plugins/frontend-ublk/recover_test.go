@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -90,5 +91,37 @@ func TestRecover_ClosesWhatItHasOpened(t *testing.T) {
 	}
 	if d.char != nil {
 		t.Error("the character device is open")
+	}
+}
+
+// A disk that somebody else has deleted is gone: its node is, and the driver does
+// not know it. One that has lost only its node may be in use.
+func TestRemoveDevice_WithoutANode(t *testing.T) {
+	for _, v := range []struct {
+		name   string
+		change func(*fakeDisk)
+		force  bool
+		want   blk.Errno
+	}{
+		{"the driver does not know it", func(f *fakeDisk) { f.refuse[cmdGetDevInfo] = unix.ENODEV }, false, blk.OK},
+		{"the driver has stopped it", func(f *fakeDisk) { f.state = stateDead }, false, blk.OK},
+		{"the driver serves it", func(f *fakeDisk) { f.state = stateLive }, false, blk.EBUSY},
+		{"the driver serves it, by force", func(f *fakeDisk) { f.state = stateLive }, true, blk.OK},
+		{"the driver does not answer", func(f *fakeDisk) { f.refuse[cmdGetDevInfo] = errLate }, false, blk.EBUSY},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			disk, f, s := leftDisk(t)
+			v.change(disk)
+			f.ctl.encoded = true
+			d := newDevice(f.ctl, s, quiet())
+			d.info.id = 5
+			f.devices[s.Index] = d
+			if err := f.RemoveDevice(t.Context(), s.Index, v.force); err != nil && blk.ToErrno(err) != v.want || (err == nil) != (v.want == blk.OK) {
+				t.Errorf("got %v, want %v", err, v.want)
+			}
+			if f.device(s.Index) == nil != (v.want == blk.OK) {
+				t.Errorf("the device is there: %t", f.device(s.Index) != nil)
+			}
+		})
 	}
 }
