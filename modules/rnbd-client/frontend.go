@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"os"
 	"slices"
 	"sync"
 	"syscall"
@@ -389,18 +388,4 @@ func (f *frontend) stop(ctx context.Context) error {
 		s.close()
 	}
 	return err
-}
-
-// socket is a listening socket that the daemon keeps.
-type socket struct {
-	name string // as configured
-	path string // of a unix socket
-	file *os.File
-}
-
-func (s socket) close() {
-	s.file.Close()
-	if s.path != "" {
-		os.Remove(s.path)
-	}
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
 )
 
 // listen opens "unix:PATH" (mode 0600) or "tcp:ADDRESS:PORT".
@@ -29,10 +31,14 @@ func listen(spec string) (socket, error) {
 	return listenUnix(addr)
 }
 
+// listenUnix makes the socket at path in a folder that only its owner changes,
+// and replaces one that nobody serves.
 func listenUnix(path string) (socket, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+	dir, err := private.Folder(filepath.Dir(path))
+	if err != nil {
 		return socket{}, fmt.Errorf("listen on unix:%s: %w", path, err)
 	}
+	defer dir.Close()
 	if isServed(path) {
 		return socket{}, fmt.Errorf("listen on unix:%s: somebody serves there: %w", path, syscall.EADDRINUSE)
 	}
@@ -58,7 +64,7 @@ func listenUnix(path string) (socket, error) {
 // its socket: it ends by itself.
 const orphanEnds = 3 * time.Second
 
-// isServed tells whether somebody serves the socket, and goes on to.
+// isServed reports whether somebody serves the socket, and goes on to.
 func isServed(path string) bool {
 	for end := time.Now().Add(orphanEnds); ; time.Sleep(100 * time.Millisecond) {
 		c, err := net.Dial("unix", path)
@@ -70,4 +76,20 @@ func isServed(path string) bool {
 			return true
 		}
 	}
+}
+
+// socket is a listening socket that the daemon keeps.
+type socket struct {
+	name string // as configured
+	path string // of a unix socket
+	file *os.File
+}
+
+// close removes the socket's name first: the next daemon may make it as soon as
+// nobody listens.
+func (s socket) close() {
+	if s.path != "" {
+		os.Remove(s.path)
+	}
+	s.file.Close()
 }

@@ -3,6 +3,7 @@ package client
 import (
 	"errors"
 	"net"
+	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -21,5 +22,29 @@ func TestListen_AfterAnOrphan(t *testing.T) {
 	began := time.Now()
 	if _, err := listen("unix:" + path); !errors.Is(err, syscall.EADDRINUSE) || time.Since(began) < orphanEnds {
 		t.Errorf("somebody serves: %v after %v", err, time.Since(began))
+	}
+}
+
+// A folder that others can change is not used, nor one that is a link.
+func TestListen_FolderOfOthers(t *testing.T) {
+	open, link := filepath.Join(t.TempDir(), "open"), filepath.Join(t.TempDir(), "link")
+	must(t, os.Mkdir(open, 0o700))
+	must(t, os.Chmod(open, 0o777))
+	must(t, os.Symlink(t.TempDir(), link))
+	for dir, want := range map[string]error{open: syscall.EPERM, link: syscall.ENOTDIR} {
+		if _, err := listen("unix:" + filepath.Join(dir, "disk.sock")); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", dir, err, want)
+		}
+	}
+}
+
+// The end of a front end takes its socket away, and not that of the next daemon.
+func TestListen_Close(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk.sock")
+	s, err := listen("unix:" + path)
+	must(t, err)
+	s.close()
+	if _, err := os.Lstat(path); !os.IsNotExist(err) {
+		t.Errorf("the socket is left: %v", err)
 	}
 }

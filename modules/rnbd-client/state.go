@@ -5,8 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
 )
 
 // Disks outlive a daemon that is killed, and those in use one that is stopped:
@@ -105,28 +106,18 @@ func (c *Client) followSessions() {
 // writeState replaces the file as a whole; nothing mapped needs none.
 func writeState(name string, state *savedState) error {
 	if len(state.Devices) == 0 {
-		if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-		return nil
+		return private.Remove(name)
 	}
 	b, err := json.MarshalIndent(state, "", "\t")
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-		return err
-	}
-	next := name + ".new"
-	if err := os.WriteFile(next, append(b, '\n'), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(next, name)
+	return private.Replace(name, append(b, '\n'))
 }
 
 func readState(name string) ([]savedDevice, error) {
-	b, err := os.ReadFile(name)
-	if errors.Is(err, os.ErrNotExist) {
+	b, err := private.Read(name)
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	var state savedState

@@ -48,6 +48,25 @@ func TestState_RoundTrip(t *testing.T) {
 	}
 }
 
+// A state that is a link to another file is not followed: it is set aside like one
+// that cannot be read.
+func TestState_Link(t *testing.T) {
+	dir := t.TempDir()
+	name, other := filepath.Join(dir, "client.devices"), filepath.Join(dir, "other")
+	must(t, writeState(other, &savedState{Version: stateVersion, Devices: []savedDevice{savedSample()}}))
+	must(t, os.Symlink(other, name))
+	if saved, err := readState(name); err == nil {
+		t.Errorf("read %+v", saved)
+	}
+	if c := stateClient(t, name); len(c.waiting) != 0 {
+		t.Errorf("%d disks wait", len(c.waiting))
+	}
+	must(t, writeState(name, &savedState{Version: stateVersion, Devices: []savedDevice{savedSample()}}))
+	if st, err := os.Lstat(name); err != nil || !st.Mode().IsRegular() {
+		t.Errorf("mode %v, %v", st.Mode(), err)
+	}
+}
+
 func TestState_BadEntries(t *testing.T) {
 	for name, change := range map[string]func(*savedDevice){
 		"no identity": func(s *savedDevice) { s.Identity = "" },

@@ -182,6 +182,32 @@ func TestFileInTheWay(t *testing.T) {
 	}
 }
 
+// A folder that somebody else has made, or can change, is not used.
+func TestFolderOfOthers(t *testing.T) {
+	open, link := filepath.Join(t.TempDir(), "open"), filepath.Join(t.TempDir(), "link")
+	if err := os.Mkdir(open, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Chmod(open, 0o777), os.Symlink(t.TempDir(), link)); err != nil {
+		t.Fatal(err)
+	}
+	for name, x := range map[string]struct {
+		dir  string
+		want error
+	}{
+		"everybody can write to it": {open, syscall.EPERM},
+		"it is a link":              {link, syscall.ENOTDIR},
+	} {
+		l, err := control.Listen(filepath.Join(x.dir, "client.sock"))
+		if !errors.Is(err, x.want) {
+			t.Errorf("%s: got %v, want %v", name, err, x.want)
+		}
+		if err == nil {
+			l.Close()
+		}
+	}
+}
+
 func TestNoDaemon(t *testing.T) {
 	_, _, err := control.DialClient(t.Context(), filepath.Join(t.TempDir(), "client.sock"))
 	if err == nil || !strings.Contains(err.Error(), "no daemon answers on") {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
 )
 
 // maxUnixPath is what fits into sockaddr_un with its NUL.
@@ -37,9 +38,10 @@ func DefaultSocket(kind string) string {
 // Listen opens the unix socket at path with mode 0600, making its folder with
 // mode 0700. A socket file that nobody answers on is replaced; one that a
 // running daemon answers on is EADDRINUSE. Paths too long for a unix address
-// work too.
+// work too. EPERM in the chain: the folder belongs to another user, or
+// everybody can write to it.
 func Listen(path string) (net.Listener, error) {
-	dir, err := openDir(filepath.Dir(path))
+	dir, err := private.Folder(filepath.Dir(path))
 	if err != nil {
 		return nil, fmt.Errorf("control socket %s: %w", path, err)
 	}
@@ -74,13 +76,6 @@ type listener struct {
 func (l *listener) Close() error {
 	l.once.Do(func() { os.Remove(l.path) })
 	return l.Listener.Close()
-}
-
-func openDir(dir string) (*os.File, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	return os.Open(dir)
 }
 
 func removeSocket(path string) error {
@@ -126,13 +121,22 @@ func conn(ctx context.Context, path string) (*grpc.ClientConn, error) {
 }
 
 func dialUnix(ctx context.Context, path string) (net.Conn, error) {
-	dir, err := os.Open(filepath.Dir(path))
+	dir, err := lookDir(filepath.Dir(path))
 	if err != nil {
 		return nil, err
 	}
 	defer dir.Close()
 	var d net.Dialer
 	return d.DialContext(ctx, "unix", shortPath(path, dir))
+}
+
+// lookDir opens the folder of a daemon. Somebody else's daemon is not spoken
+// to, except by root: it could answer anything.
+func lookDir(dir string) (*os.File, error) {
+	if os.Geteuid() == 0 {
+		return os.Open(dir)
+	}
+	return private.Look(dir)
 }
 
 // DialServer connects to a server daemon. The caller closes the connection.
