@@ -18,6 +18,13 @@
 // Poll: queued sends leave, sockets are read, completions are returned. FD and
 // Arm let the owner sleep.
 //
+// # Memory
+//
+// Memory that a provider may touch is registered. It is the caller's again when
+// MR.Close has returned: from then on no provider reads or writes it, even if a
+// packet has to be repeated or a peer keeps writing. A completion gives the
+// elements of its request back for reuse, not for unmapping.
+//
 // # A connection's life
 //
 //	active:  CreateQP -> PostRecv -> Connect -> post and poll -> Disconnect -> ... OpDisconnected -> Destroy

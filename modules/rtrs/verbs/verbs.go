@@ -113,8 +113,8 @@ type ConnRequest interface {
 
 // PD is a protection domain: keys of one are refused on the others.
 type PD interface {
-	// RegMR registers buf, which must stay mapped until MR.Close. The region
-	// starts with a valid key. Any goroutine.
+	// RegMR registers buf, which must stay mapped until MR.Close has returned.
+	// The region starts with a valid key. Any goroutine.
 	RegMR(buf []byte, access Access) (MR, error)
 	Close() error
 }
@@ -132,7 +132,7 @@ const (
 )
 
 // MR is a registered memory region. All methods may be called by any
-// goroutine; Close only when no queue pair can touch the region any more.
+// goroutine.
 type MR interface {
 	LKey() uint32
 	// RKey is the key at registration; OpRegMR changes the valid key without
@@ -141,6 +141,24 @@ type MR interface {
 	// Addr is the address the peer uses for the first byte.
 	Addr() uint64
 	Len() int
+	// Close ends the registration. After it returns, the provider neither
+	// reads nor writes the memory, whatever work requests, retransmissions or
+	// messages of the peer still name it: the caller may unmap it. Its keys
+	// are refused from then on, like keys that were never given.
+	//
+	// Work that is outstanding and names the region either completes without
+	// the memory, from a copy that Close made, or fails and ends its
+	// connection. A received message never completes with StatusOK if its
+	// bytes are not in the memory. No request that names the region may be
+	// posted while Close runs.
+	//
+	// Close waits for no peer. It waits for the owner of a completion queue
+	// only while that is inside Poll, Flush or Arm, none of which blocks. So
+	// any goroutine may call it, with connections up or down: also the owner
+	// itself between two such calls, and others when the owner sleeps or has
+	// stopped. It must not be called with a lock held that an owner may wait
+	// for inside these calls; providers call nothing of their users there.
+	// The error is that of a region closed before, or the system's.
 	Close() error
 }
 

@@ -27,6 +27,10 @@ type Fabric struct {
 	// software in the kernel has it. Otherwise it is the one of the seam.
 	VagueErrors bool
 
+	// LateAccess: work of the provider still touches the memory of a region that
+	// was closed, against the contract. The cases about it are left out.
+	LateAccess bool
+
 	// Garbage sends bytes that are no connection request to addr and returns
 	// when they are on their way; nil: the fabric has no such thing.
 	Garbage func(t *testing.T, addr netip.AddrPort)
@@ -94,6 +98,10 @@ var cases = []testCase{
 	{"key is fresh when the message about it arrives", capRotateImm, rotateChain},
 	{"a region is rotated by two owners in turns", capRotateImm, rotateByTwo},
 	{"send with invalidate takes the right away", verbs.CapSendInv | verbs.CapRecvInv, sendInvalidate},
+
+	// region.go
+	{"a region that is closed is left alone", 0, regionClosed},
+	{"a region may be closed while the owners work", 0, regionClosedByOther},
 
 	// teardown.go
 	{"disconnect flushes every request once", 0, flushOnce},
