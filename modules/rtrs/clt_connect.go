@@ -222,8 +222,13 @@ func (l *link) checkResponse(cid int, private []byte) error {
 		chunkSize:  int(rsp.MaxIOSize()) + int(rsp.MaxHdrSize()),
 		newRkey:    rsp.Flags()&rtrswire.FlagNewRkey != 0,
 		fences:     rsp.Features()&rtrswire.FeatureFence != 0,
+
+		incarnation: rsp.Incarnation(),
 	}
-	return l.path.checkParams(&l.linkParams)
+	if err := l.path.checkParams(&l.linkParams); err != nil {
+		return err
+	}
+	return l.path.session.checkIncarnation(l)
 }
 
 // checkParams refuses sizes that cannot work, and a queue depth that is not

@@ -34,15 +34,15 @@ func (s *Session) settle(l *link) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.draining--
+	if l.epoch != s.downs {
+		s.abort(l)
+	}
 	switch {
 	case l.unanswered.Load() == 0:
 	case !l.fences:
 		s.handBack(l)
 	default:
 		s.lost = append(s.lost, l)
-		if len(s.links) == 0 {
-			s.abortLost()
-		}
 		s.fenceLost()
 	}
 	s.publishLocked()
@@ -59,9 +59,15 @@ func (s *Session) handBack(l *link) {
 // abortLost answers what waits for fences: there is no path left. mu is held.
 func (s *Session) abortLost() {
 	for _, l := range s.lost {
-		for _, q := range s.queues {
-			q.poller.Do(func() { q.abort(l) })
-		}
+		s.abort(l)
+	}
+}
+
+// abort answers what is lost with l: SessionDown was told since it was sent, so
+// the consumer has to look at it again before it is repeated.
+func (s *Session) abort(l *link) {
+	for _, q := range s.queues {
+		q.poller.Do(func() { q.abort(l) })
 	}
 }
 
@@ -73,9 +79,10 @@ func (s *Session) fenceLost() {
 			return
 		}
 		switch {
-		case l.fencing != nil || l.path.connecting:
-		case !carrier.fences: // not the server that l was connected to
+		case l.fencing != nil:
+		case !carrier.fences || l.incarnation != carrier.incarnation: // not the session that l was of
 			s.fenced(l)
+		case l.path.connecting:
 		case s.closed: // no memory for a FENCE; the end of the last path answers
 		default:
 			l.fencing = make(chan struct{})

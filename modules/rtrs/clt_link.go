@@ -35,6 +35,7 @@ type link struct {
 	failed   chan struct{} // closed when the link is lost
 	cause    error         // set before failed is closed
 
+	epoch      uint64        // the session's, when it was connected; session's mu
 	unanswered atomic.Int64  // requests found in flight when the connections ended
 	fencing    chan struct{} // while a FENCE for this link is under way; closed at its end; session's mu
 }
@@ -47,6 +48,9 @@ type linkParams struct {
 	maxHdrSize int  // bytes
 	newRkey    bool // every answer carries the buffer's next rkey
 	fences     bool // the server answers FENCE
+
+	// incarnation of the server's session; zero: not told
+	incarnation rtrswire.UUID
 }
 
 // remoteBuf is where a chunk of the server is.
@@ -127,6 +131,25 @@ func (l *link) beat(now time.Time) {
 		return
 	}
 	l.conns[0].poller.alarms.put(&l.hb.alarm, l.hb.next)
+}
+
+// probe gives the server one interval to show that it knows the link. Any
+// goroutine.
+func (l *link) probe() {
+	c := l.conns[0]
+	c.poller.Do(func() {
+		if c.down {
+			return
+		}
+		for _, c := range l.conns {
+			c.stats.takeHeard()
+		}
+		t := l.path.session.Timing()
+		if l.hb.probe(time.Now(), t.Heartbeat, t.HeartbeatMisses) {
+			l.hb.sendOn(c.conn)
+			c.poller.alarms.put(&l.hb.alarm, l.hb.next)
+		}
+	})
 }
 
 func (l *link) latencyCost() int64 { return l.hb.latency.Load() }

@@ -25,6 +25,7 @@ type scriptedServer struct {
 	depth, chunk int
 	newRkey      bool
 	fences       bool
+	incarnation  byte
 	regions      int // in INFO_RSP
 	queue        int // of each queue pair
 
@@ -211,6 +212,10 @@ func (s *scriptedServer) answer(r verbs.ConnRequest) {
 	}
 	if s.fences {
 		f.Features = rtrswire.FeatureFence
+	}
+	if s.incarnation != 0 {
+		f.Features |= rtrswire.FeatureIncarnation
+		f.Incarnation[0] = s.incarnation
 	}
 	rtrswire.ConnRsp(rsp).Put(&f)
 	if s.onConnect != nil {

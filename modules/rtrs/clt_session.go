@@ -68,6 +68,7 @@ type Session struct {
 	draining int     // links lost but not settled
 	lost     []*link // links with unanswered requests that are not fenced
 	up       bool    // SessionUp was the last news
+	downs    uint64  // SessionDown events
 	slots    *slots
 	devices  []*sessionDevice
 	regions  map[*Region]struct{}
@@ -466,7 +467,10 @@ func (s *Session) addLink(l *link) error {
 	if len(s.links) > 0 && s.links[0].slots != l.slots {
 		return protocolErrorf("queue depth %d is not the session's %d", l.slots.depth, s.links[0].slots.depth)
 	}
-	s.slots = l.slots
+	if err := s.compareIncarnation(l); err != nil {
+		return err
+	}
+	s.slots, l.epoch = l.slots, s.downs
 	if l.fences {
 		l.slots.permits.keepSpares()
 	}
@@ -477,6 +481,28 @@ func (s *Session) addLink(l *link) error {
 	s.links = slices.Insert(s.links, i, l)
 	l.startBeats(time.Now())
 	return nil
+}
+
+// checkIncarnation is compareIncarnation for who does not hold mu.
+func (s *Session) checkIncarnation(l *link) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.compareIncarnation(l)
+}
+
+// compareIncarnation keeps l from joining links of another incarnation of the
+// server's session: what the consumer knows of that one, as the ids of devices,
+// means nothing here. Either the server has started anew and those links do not
+// know it yet, or l leads to another server. They are asked: when none of them is
+// left the session is down, and the next attempt brings it up. mu is held.
+func (s *Session) compareIncarnation(l *link) error {
+	if len(s.links) == 0 || s.links[0].incarnation == l.incarnation {
+		return nil
+	}
+	for _, o := range s.links {
+		o.probe()
+	}
+	return protocolErrorf("the server has the session anew, or is another one")
 }
 
 // publish shows the connected links to the data path, and then lets news tell of
@@ -509,9 +535,10 @@ func (s *Session) show() {
 func (s *Session) tell() {
 	if up := s.live.Load() != nil; up != s.up {
 		s.up = up
-		kind := SessionDown
-		if up {
-			kind = SessionUp
+		kind := SessionUp
+		if !up {
+			kind = SessionDown
+			s.downs++
 		}
 		s.log.Info("rtrs: " + kind.String())
 		s.events.add(Event{Kind: kind, Session: s})

@@ -74,6 +74,16 @@ func (h *heartbeat) tick(now time.Time, heard bool, interval time.Duration, limi
 	return hbSend
 }
 
+// probe makes the peer dead unless it is heard of within one interval from now.
+// It reports whether an HB_MSG is to be sent; false: such a wait is under way.
+func (h *heartbeat) probe(now time.Time, interval time.Duration, limit int) bool {
+	if h.missed > limit {
+		return false
+	}
+	h.next, h.missed = now.Add(interval), limit+1
+	return true
+}
+
 // follow is called when an HB_MSG of the peer has come: ours goes out together
 // with the answer, so that two idle hosts wake once per interval and not twice.
 // Ours is not due again before the peer's next one has had its time and some

@@ -92,7 +92,7 @@ func TestR005_R024_R025_EveryConnectionGetsTheSameAnswer(t *testing.T) {
 	both(t, func(t *testing.T, mode serverOption, newRkey bool) {
 		net := loopback.New()
 		startServer(t, net, serve, mode, depth(100), func(c *ServerConfig) { c.ChunkSize = 69632 })
-		want := rtrswire.ConnRspFields{QueueDepth: 100, MaxIOSize: 65536, MaxHdrSize: 4096, Features: rtrswire.FeatureFence}
+		want := rtrswire.ConnRspFields{QueueDepth: 100, MaxIOSize: 65536, MaxHdrSize: 4096, Features: rtrswire.FeatureFence | rtrswire.FeatureIncarnation}
 		if newRkey {
 			want.Flags = rtrswire.FlagNewRkey
 		}
@@ -105,7 +105,11 @@ func TestR005_R024_R025_EveryConnectionGetsTheSameAnswer(t *testing.T) {
 			if err := rtrswire.ConnRsp(rep).Check(); err != nil {
 				t.Error(err)
 			}
-			if got := rtrswire.ConnRsp(rep).Fields(); got != want {
+			got := rtrswire.ConnRsp(rep).Fields()
+			if cid == 0 {
+				want.Incarnation = got.Incarnation
+			}
+			if got.Incarnation == (rtrswire.UUID{}) || got != want {
 				t.Errorf("cid %d: %+v, want %+v", cid, got, want)
 			}
 		}

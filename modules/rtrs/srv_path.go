@@ -199,7 +199,9 @@ func (p *srvPath) answer(rsp rtrswire.ConnRsp) {
 		QueueDepth: uint16(cfg.QueueDepth),
 		MaxIOSize:  uint32(cfg.ChunkSize - maxHdrSize),
 		MaxHdrSize: maxHdrSize,
-		Features:   rtrswire.FeatureFence,
+		Features:   rtrswire.FeatureFence | rtrswire.FeatureIncarnation,
+
+		Incarnation: p.sess.life,
 	}
 	if p.newRkey {
 		f.Flags = rtrswire.FlagNewRkey

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/google/uuid"
+
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -19,6 +21,7 @@ type SrvSession struct {
 	srv    *Server
 	serial int // in order of making
 	uuid   rtrswire.UUID
+	life   rtrswire.UUID // of this object: a session that is made anew has another
 	mem    Memory
 	chunks []byte
 	ops    []Op
@@ -42,7 +45,7 @@ type SrvSession struct {
 // sessionSerial numbers sessions.
 var sessionSerial atomic.Int64
 
-func newSrvSession(s *Server, uuid rtrswire.UUID) (*SrvSession, error) {
+func newSrvSession(s *Server, name rtrswire.UUID) (*SrvSession, error) {
 	depth, size := s.cfg.QueueDepth, s.cfg.QueueDepth*s.cfg.ChunkSize
 	mem, err := s.cfg.Alloc(size)
 	if err != nil {
@@ -55,7 +58,8 @@ func newSrvSession(s *Server, uuid rtrswire.UUID) (*SrvSession, error) {
 	sess := &SrvSession{
 		srv:    s,
 		serial: int(sessionSerial.Add(1)),
-		uuid:   uuid,
+		uuid:   name,
+		life:   rtrswire.UUID(uuid.New()),
 		mem:    mem,
 		chunks: mem.Bytes()[:size:size],
 		ops:    make([]Op, depth),

@@ -111,14 +111,21 @@ type ConnRspFields struct {
 	MaxHdrSize uint32 // bytes; a chunk has MaxIOSize + MaxHdrSize
 	Flags      ConnFlags
 	Features   Features // of our own servers, zero from a kernel
+	// Incarnation names the session as the server has it: one that was made anew,
+	// by this server or the next, has another. Zero without FeatureIncarnation.
+	Incarnation UUID
 }
 
 // Features are extensions that a server of this project announces in bytes
 // 20..27 of its answer, which a kernel leaves zero and ignores.
 type Features uint16
 
-// FeatureFence: the server answers FENCE requests.
-const FeatureFence Features = 1
+const (
+	// FeatureFence: the server answers FENCE requests.
+	FeatureFence Features = 1 << iota
+	// FeatureIncarnation: bytes 28..43 are the incarnation.
+	FeatureIncarnation
+)
 
 const (
 	extMagic   = 0x58424E52 // "RNBX" on the wire
@@ -142,6 +149,9 @@ func (m ConnRsp) Put(f *ConnRspFields) {
 		le.PutUint32(m[20:], extMagic)
 		le.PutUint16(m[24:], extVersion)
 		le.PutUint16(m[26:], uint16(f.Features))
+	}
+	if f.Features&FeatureIncarnation != 0 {
+		copy(m[28:44], f.Incarnation[:])
 	}
 }
 
@@ -175,7 +185,15 @@ func (m ConnRsp) Features() Features {
 	return Features(le.Uint16(m[26:]))
 }
 
+// Incarnation returns what the server announced; zero if it did not.
+func (m ConnRsp) Incarnation() UUID {
+	if m.Features()&FeatureIncarnation == 0 {
+		return UUID{}
+	}
+	return UUID(m[28:44])
+}
+
 // Fields returns the contents.
 func (m ConnRsp) Fields() ConnRspFields {
-	return ConnRspFields{m.Errno(), m.QueueDepth(), m.MaxIOSize(), m.MaxHdrSize(), m.Flags(), m.Features()}
+	return ConnRspFields{m.Errno(), m.QueueDepth(), m.MaxIOSize(), m.MaxHdrSize(), m.Flags(), m.Features(), m.Incarnation()}
 }

@@ -132,6 +132,21 @@ func TestR005_R006_ConnRspAsCaptured(t *testing.T) {
 	}
 }
 
+func TestConnRspNamesTheIncarnation(t *testing.T) {
+	want := ConnRspFields{QueueDepth: 1, Features: FeatureFence | FeatureIncarnation, Incarnation: uuid("bf10813d3e364fbfa918d88767066ee8")}
+	m := make(ConnRsp, ConnRspLen)
+	m.Put(&want)
+	if got, want := hex.EncodeToString(m[20:56]), "524e425801000300"+"bf10813d3e364fbfa918d88767066ee8"+"000000000000000000000000"; got != want {
+		t.Errorf("bytes 20..55 are %s, want %s", got, want)
+	}
+	if got := m.Fields(); got != want {
+		t.Errorf("%+v becomes %+v", want, got)
+	}
+	if i := ConnRsp(golden(t, "rep_new_rkey")).Incarnation(); i != (UUID{}) {
+		t.Errorf("a kernel's answer has incarnation %x", i)
+	}
+}
+
 func TestR020_ConnRspCheck(t *testing.T) {
 	for _, c := range []struct {
 		name string
