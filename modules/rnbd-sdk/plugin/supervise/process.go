@@ -1,0 +1,63 @@
+package supervise
+
+import (
+	"context"
+	"log/slog"
+	"os"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+// Process is a running plugin as a daemon sees it. *plugin.Process is one;
+// another implementation runs in the daemon's own process, without gRPC and
+// without sockets. The contract of each method is that of *plugin.Process.
+type Process interface {
+	Info() plugin.Info
+	PID() int
+	Exited() <-chan struct{} // closed when the process has ended
+	ExitError() error        // why it ended; nil before, and after an orderly Stop
+	Kill()                   // does not wait
+	Stop(ctx context.Context) error
+
+	AttachQueue(ctx context.Context, pump int, ring *shm.Ring) error
+	AttachArena(ctx context.Context, id uint32, a *shm.Arena) error
+	DetachArena(ctx context.Context, id uint32) error
+	SetLog(ctx context.Context, level slog.Level) error
+	Stats(ctx context.Context) (map[uint32]*latency.Snapshots, error)
+
+	Disks
+	Devices
+}
+
+// Disks is what a storage plugin can do.
+type Disks interface {
+	OpenDisk(ctx context.Context, r plugin.OpenRequest) (blk.Limits, error)
+	CloseDisk(ctx context.Context, device uint32) error
+	ResizeDisk(ctx context.Context, device uint32) (blk.Limits, error)
+}
+
+// Devices is what a front end can do.
+type Devices interface {
+	AddDevice(ctx context.Context, s plugin.DeviceSpec) error
+	RemoveDevice(ctx context.Context, index uint32, force bool) error
+	ResizeDevice(ctx context.Context, index uint32, limits blk.Limits) error
+	DeviceStatus(ctx context.Context, index uint32) (plugin.DeviceStatus, error)
+	AddListener(ctx context.Context, name string, l *os.File) error
+}
+
+var _ Process = (*plugin.Process)(nil)
+
+// Launch starts a process. It honours the end of ctx; Config.OnExit is nil.
+type Launch func(ctx context.Context, c plugin.Config) (Process, error)
+
+// Exec is the Launch of executables.
+func Exec(ctx context.Context, c plugin.Config) (Process, error) {
+	p, err := plugin.Launch(ctx, c)
+	if err != nil {
+		return nil, err // not a *plugin.Process that is nil
+	}
+	return p, nil
+}
