@@ -54,14 +54,25 @@ func unixConn(f *os.File) (*net.UnixConn, error) {
 }
 
 // fdSender is the host's end.
-type fdSender struct {
+type fdSender interface {
+	// send passes copies of fds and returns their token. The caller keeps its own.
+	send(fds ...int) (token uint64, err error)
+	// skip returns a token that carries nothing.
+	skip() (token uint64)
+	// close is the end of file for the plugin.
+	close()
+	// waitEnd returns when the plugin has closed its end, or close was called.
+	waitEnd()
+}
+
+// connSender sends over a connection.
+type connSender struct {
 	mu   sync.Mutex
 	conn *net.UnixConn
 	last uint64 // token
 }
 
-// send passes copies of fds and returns their token. The caller keeps its own.
-func (s *fdSender) send(fds ...int) (uint64, error) {
+func (s *connSender) send(fds ...int) (uint64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.last++
@@ -73,8 +84,14 @@ func (s *fdSender) send(fds ...int) (uint64, error) {
 	return s.last, nil
 }
 
-// skip returns a token that carries nothing.
-func (s *fdSender) skip() uint64 {
+func (s *connSender) close() { _ = s.conn.Close() }
+
+func (s *connSender) waitEnd() {
+	var b [1]byte
+	_, _ = s.conn.Read(b[:]) // nobody writes
+}
+
+func (s *connSender) skip() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.last++

@@ -51,22 +51,30 @@ func launchInProcess(ctx context.Context, c Config, author any) (*Process, error
 		_ = conn.Close()
 		return nil, err
 	}
-	in := &inProcess{server: newServer(author, info, c.Logger, newFDReceiver(peer)), peer: peer}
-	in.server.fail = func(err error) {
-		c.Logger.Error("plugin cannot go on", "plugin", c.Name, "err", err)
-		in.end()
-	}
-	in.server.local = in.take
+	fds := newFDReceiver(peer)
+	in := newInProcess(c, author, info, fds)
+	in.hangUp = func() { _ = peer.Close() }
 	link, err := in.serve()
 	if err != nil {
 		_, _ = conn.Close(), peer.Close()
 		return nil, err
 	}
-	p := newProcess(c, conn, link)
+	in.closeLink = func() {
+		_ = link.Close()
+		in.grpc.Stop()
+	}
+	go func() { // what server.watch is to a real process
+		_ = fds.run()
+		in.end()
+	}()
+	return in.start(ctx, newProcess(c, &connSender{conn: conn}, link))
+}
+
+// start has the plugin introduce itself to the host's end of it.
+func (in *inProcess) start(ctx context.Context, p *Process) (*Process, error) {
 	p.kill = in.end
 	p.handOver = in.put
-	p.cleanup = func() { in.close(link) }
-	go in.watch()
+	p.cleanup = in.close
 	go p.supervise()
 	if err := p.introduce(ctx); err != nil {
 		p.quietly.Store(true)
@@ -89,13 +97,24 @@ func describe(author any) (Info, error) {
 
 // inProcess is the plugin's end.
 type inProcess struct {
-	server *server
-	peer   *net.UnixConn
-	grpc   *grpc.Server
-	once   sync.Once
+	server    *server
+	hangUp    func() // closes the plugin's end of the control socket
+	closeLink func()
+	grpc      *grpc.Server // nil: calls come directly
+	once      sync.Once
 
 	mu    sync.Mutex
 	rings map[uint64]*shm.Ring
+}
+
+func newInProcess(c Config, author any, info Info, fds *fdReceiver) *inProcess {
+	in := &inProcess{server: newServer(author, info, c.Logger, fds)}
+	in.server.fail = func(err error) {
+		c.Logger.Error("plugin cannot go on", "plugin", c.Name, "err", err)
+		in.end()
+	}
+	in.server.local = in.take
+	return in
 }
 
 // serve starts gRPC over a socket pair of its own.
@@ -117,16 +136,10 @@ func (in *inProcess) serve() (*grpc.ClientConn, error) {
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return b, nil }))
 }
 
-// watch is what server.watch is to a real process.
-func (in *inProcess) watch() {
-	_ = in.server.fds.run()
-	in.end()
-}
-
 // end is the plugin's death.
 func (in *inProcess) end() {
 	in.once.Do(func() {
-		_ = in.peer.Close()
+		in.hangUp()
 		in.server.mu.Lock()
 		in.server.ended = true // calls still come, and a queue that started now would live on
 		in.server.mu.Unlock()
@@ -136,12 +149,11 @@ func (in *inProcess) end() {
 	})
 }
 
-func (in *inProcess) close(link *grpc.ClientConn) {
+func (in *inProcess) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), abandonTime)
 	defer cancel()
 	_ = in.server.detach(ctx)
-	_ = link.Close()
-	in.grpc.Stop()
+	in.closeLink()
 }
 
 func (in *inProcess) put(token uint64, r *shm.Ring) {

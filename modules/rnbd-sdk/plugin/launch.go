@@ -96,7 +96,7 @@ func launch(ctx context.Context, c Config) (*Process, error) {
 		s.cleanup()
 		return nil, err
 	}
-	p := newProcess(c, conn, link)
+	p := newProcess(c, &connSender{conn: conn}, link)
 	p.child = s.child
 	p.cleanup = s.cleanup
 	go p.supervise()

@@ -3,7 +3,6 @@ package plugin
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -27,7 +26,7 @@ type Process struct {
 	plugin pluginpb.PluginClient
 	disks  pluginpb.StorageClient
 	front  pluginpb.FrontendClient
-	fds    fdSender
+	fds    fdSender // the end of file of its connection is the plugin's
 
 	child    *child                          // nil in process
 	kill     func()                          // in process: what SIGKILL is to a child
@@ -43,13 +42,13 @@ type Process struct {
 	exitErr  error         // read after exited
 }
 
-func newProcess(c Config, conn *net.UnixConn, link grpc.ClientConnInterface) *Process {
+func newProcess(c Config, fds fdSender, link grpc.ClientConnInterface) *Process {
 	return &Process{
 		c:       c,
 		plugin:  pluginpb.NewPluginClient(link),
 		disks:   pluginpb.NewStorageClient(link),
 		front:   pluginpb.NewFrontendClient(link),
-		fds:     fdSender{conn: conn},
+		fds:     fds,
 		lost:    make(chan struct{}),
 		exited:  make(chan struct{}),
 		cleaned: make(chan struct{}),
@@ -89,8 +88,7 @@ func (p *Process) supervise() {
 	var once sync.Once
 	lose := func() { once.Do(func() { close(p.lost) }) }
 	go func() {
-		var b [1]byte
-		_, _ = p.fds.conn.Read(b[:]) // nobody writes: end of file, or closed by us
+		p.fds.waitEnd()
 		lose()
 	}()
 	if p.child != nil {
@@ -111,7 +109,7 @@ func (p *Process) supervise() {
 		p.settle(reaped)
 	}
 	p.exitErr = p.verdict(reaped)
-	_ = p.fds.conn.Close()
+	p.fds.close()
 	close(p.exited)
 	p.report()
 	p.cleanup()
@@ -231,7 +229,7 @@ func (p *Process) Stop(ctx context.Context) error {
 		err = p.failed("detach", err)
 	}
 	if err == nil {
-		_ = p.fds.conn.Close() // end of file for the plugin
+		p.fds.close() // end of file for the plugin
 		select {
 		case <-p.exited:
 		case <-ctx.Done():

@@ -374,7 +374,7 @@ func TestFDPass_TokensFindTheirDescriptors(t *testing.T) {
 	r := newFDReceiver(peer)
 	ended := make(chan error, 1)
 	go func() { ended <- r.run() }()
-	s := fdSender{conn: conn}
+	s := &connSender{conn: conn}
 	ctx := testContext(t)
 	first, err := s.send(0)
 	if err != nil {

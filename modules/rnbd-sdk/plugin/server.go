@@ -41,7 +41,7 @@ type server struct {
 
 // kindServer is what differs between kinds of plugin.
 type kindServer interface {
-	register(*grpc.Server)
+	register(grpc.ServiceRegistrar)
 	newWorker(pump int, ring *shm.Ring) *worker
 	arenaBusy(id uint32) error
 	eachStats(func(device uint32, d deviceStats))
@@ -77,7 +77,7 @@ func newGRPC(opts []grpc.ServerOption) *grpc.Server {
 	return grpc.NewServer(append(opts, grpc.UnaryInterceptor(encodeErrors))...)
 }
 
-func (s *server) register(g *grpc.Server) {
+func (s *server) register(g grpc.ServiceRegistrar) {
 	pluginpb.RegisterPluginServer(g, s)
 	s.kind.register(g)
 }

@@ -24,7 +24,7 @@ type frontServer struct {
 	stats   table[deviceStats]
 }
 
-func (s *frontServer) register(g *grpc.Server) { pluginpb.RegisterFrontendServer(g, s) }
+func (s *frontServer) register(g grpc.ServiceRegistrar) { pluginpb.RegisterFrontendServer(g, s) }
 
 func (s *frontServer) newWorker(pump int, ring *shm.Ring) *worker {
 	q := newFrontQueue(pump, ring, &s.stats)

@@ -22,7 +22,7 @@ type ioServer struct {
 	disks table[device]
 }
 
-func (s *ioServer) register(g *grpc.Server) { pluginpb.RegisterStorageServer(g, s) }
+func (s *ioServer) register(g grpc.ServiceRegistrar) { pluginpb.RegisterStorageServer(g, s) }
 
 func (s *ioServer) newWorker(pump int, ring *shm.Ring) *worker {
 	q := newQueue(pump, ring, &s.disks, &s.arenas)
