@@ -43,23 +43,30 @@ func (c *cltConn) postRequest(sges []verbs.SGE, addr uint64, rkey uint32, imm rt
 // at once, so that their number never changes: with buffers (NEW_RKEY) here,
 // after they were read, without by conn before we are called.
 func (c *cltConn) connRecv(wc *verbs.WC) {
-	if wc.ID == infoRecv && !c.infoTaken && wc.Op == verbs.OpRecv && !wc.HasImm {
-		c.infoTaken = true
-		c.link.info <- c.link.infoRspBuf()[:wc.ByteLen]
+	if wc.ID == infoRecv && !c.infoTaken {
+		c.onInfoRsp(wc)
 		return
 	}
-	var payload []byte
 	if c.recvSize > 0 {
-		payload = c.recvBuf(wc.ID)[:wc.ByteLen]
 		defer c.repost(wc.ID)
 	}
 	switch {
 	case !wc.HasImm: // SEND WITH INVALIDATE, or nothing that we know
 	case wc.Op == verbs.OpRecv && c.link.newRkey:
-		c.onRkeyRsp(rtrswire.Imm(wc.Imm), payload)
-	default:
+		c.onRkeyRsp(rtrswire.Imm(wc.Imm), c.recvBuf(wc.ID)[:wc.ByteLen])
+	default: // a WRITE has left nothing in the receive, however long it was
 		c.onImm(rtrswire.Imm(wc.Imm), nil)
 	}
+}
+
+// onInfoRsp passes on what took the receive of the INFO_RSP.
+func (c *cltConn) onInfoRsp(wc *verbs.WC) {
+	c.infoTaken = true
+	if wc.Op != verbs.OpRecv || wc.HasImm {
+		c.connFailed(protocolErrorf("immediate %#08x before INFO_RSP", wc.Imm))
+		return
+	}
+	c.link.info <- c.link.infoRspBuf()[:wc.ByteLen]
 }
 
 // onImm dispatches on the type of an immediate; unknown types are ignored.
