@@ -80,6 +80,50 @@ func (n *Network) Resume(a, b netip.Addr) {
 	n.change(b, a, func(l *link) { l.stalled = false })
 }
 
+// StallConn lets nothing arrive on the connection with the ends a and b, in any
+// order, until it is called again with stalled false; other connections between
+// the same addresses go on. It reports whether there was such a connection.
+func (n *Network) StallConn(a, b netip.AddrPort, stalled bool) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, c := range n.conns {
+		x, y := c.ends[1].remote, c.ends[1].local
+		if x == a && y == b || x == b && y == a {
+			c.pipes[0].shut, c.pipes[1].shut = stalled, stalled
+			c.ends[0].cq.kick()
+			c.ends[1].cq.kick()
+			return true
+		}
+	}
+	return false
+}
+
+// Crash ends a device as the death of its process would: its listeners close, its
+// connection requests are given up, and its connections die at its end without a
+// word to their peers, as on a fabric over datagrams. With reset the peers are told
+// at once, as by a host that answers for a dead process, unless a link is stalled.
+func (n *Network) Crash(dev verbs.Device, reset bool) {
+	_ = dev.Close()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, dl := range slices.Clone(n.dials) {
+		if dl.qp.pd.dev == dev {
+			n.abandon(dl, fmt.Errorf("the device has crashed: %w", syscall.ECONNABORTED))
+		}
+	}
+	for _, c := range slices.Clone(n.conns) {
+		for side, q := range c.ends {
+			if q.pd.dev != dev {
+				continue
+			}
+			if p := &c.pipes[side]; reset && !p.shut && !p.link.stalled {
+				c.sendBye(side)
+			}
+			q.kill(verbs.StatusFatal)
+		}
+	}
+}
+
 // Delay lets messages sent between a and b from now on arrive d later.
 func (n *Network) Delay(a, b netip.Addr, d time.Duration) {
 	n.mu.Lock()

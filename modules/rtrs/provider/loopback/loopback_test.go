@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -420,4 +421,56 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 	if got := testing.AllocsPerRun(100, step); got != 0 {
 		t.Errorf("%v allocations per message, want 0", got)
 	}
+}
+
+func TestStallConn_OthersGoOn(t *testing.T) {
+	n := loopback.New()
+	first, firstServer := pair(t, n, clientIP)
+	second, secondServer := pair(t, n, clientIP)
+	firstServer.recvs(1)
+	secondServer.recvs(1)
+	a, b := first.qp.LocalAddr(), first.qp.RemoteAddr()
+	if !n.StallConn(a, b, true) {
+		t.Fatal("there is no such connection")
+	}
+	first.write(firstServer, 1, "x")
+	second.write(secondServer, 2, "y")
+	expect(t, "stalled server", firstServer.drain())
+	expect(t, "other server", secondServer.drain(), "imm 2")
+	expect(t, "stalled client", first.drain())
+	expect(t, "other client", second.drain(), "2 ok")
+	n.StallConn(a, b, false)
+	expect(t, "server", firstServer.drain(), "imm 1")
+	expect(t, "client", first.drain(), "1 ok")
+}
+
+func TestCrash_PeersHearOfItOnlyByAReset(t *testing.T) {
+	for _, reset := range []bool{true, false} {
+		t.Run(fmt.Sprintf("reset %t", reset), func(t *testing.T) {
+			n := loopback.New()
+			client, server := pair(t, n, clientIP)
+			server.recvs(1)
+			client.write(server, 1, "x")
+			n.Crash(server.dev, reset)
+			if reset {
+				expect(t, "client", client.drain(), "1 status 1", "disconnected status 0")
+			} else {
+				expect(t, "client", client.drain())
+			}
+			expect(t, "server", server.drain(), "1000 status 1", "disconnected status 7")
+		})
+	}
+}
+
+func TestWithAckTimeout_EndsAnEndWithoutProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := loopback.New(loopback.WithAckTimeout(7 * time.Second))
+		client, server := pair(t, n, clientIP)
+		server.recvs(2)
+		n.Stall(clientIP, serverIP)
+		client.write(server, 1, "x")
+		expect(t, "client", client.drain())
+		time.Sleep(8 * time.Second)
+		expect(t, "client", client.drain(), "1 status 1", "disconnected status 7")
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -24,11 +25,17 @@ func WithLimits(maxQPWR, maxSGE int) Option {
 	return func(n *Network) { n.info.MaxQPWR, n.info.MaxSGE = maxQPWR, maxSGE }
 }
 
+// WithAckTimeout ends a connection at an end whose requests make no progress for d,
+// as the retries of a transport do. Without it an end waits for ever.
+func WithAckTimeout(d time.Duration) Option { return func(n *Network) { n.ackTimeout = d } }
+
 // Network joins devices of one process. The zero value is not usable, see New.
 type Network struct {
-	info  verbs.Info // of every device, but for the name
-	tapMu sync.Mutex // serialises tap; taken before mu, never while holding it
-	tap   atomic.Pointer[func(Event)]
+	info verbs.Info // of every device, but for the name
+	// ackTimeout is how long an end waits for progress of its requests; 0: for ever.
+	ackTimeout time.Duration
+	tapMu      sync.Mutex // serialises tap; taken before mu, never while holding it
+	tap        atomic.Pointer[func(Event)]
 
 	mu        sync.Mutex // guards everything below, and all objects of the network
 	listeners map[netip.AddrPort]*listener

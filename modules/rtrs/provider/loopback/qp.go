@@ -41,6 +41,8 @@ type queuePair struct {
 	local, remote netip.AddrPort
 	destroyed     bool
 
+	watched bool // a timer looks whether requests make progress
+
 	sends                                    []sendEntry
 	sendPosted, sendSent, sendDone, sendFree uint64 // counters of requests
 	recvs                                    []verbs.RecvWR

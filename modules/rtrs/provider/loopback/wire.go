@@ -37,6 +37,7 @@ type message struct {
 // pipe is one direction of a connection.
 type pipe struct {
 	link  *link
+	shut  bool // nothing arrives, see StallConn
 	msgs  []message
 	head  int
 	acked uint64 // requests below were executed by the receiver
@@ -45,6 +46,9 @@ type pipe struct {
 func (p *pipe) len() int        { return len(p.msgs) - p.head }
 func (p *pipe) first() *message { return &p.msgs[p.head] }
 func (p *pipe) last() *message  { return &p.msgs[len(p.msgs)-1] }
+
+// passes reports whether m, which is in p, may arrive now.
+func (p *pipe) passes(m *message) bool { return !p.shut && p.link.passes(m) }
 
 func (p *pipe) push(m message) {
 	if p.head > 0 && len(p.msgs) == cap(p.msgs) {
@@ -136,6 +140,27 @@ func (q *queuePair) transmit() {
 			q.conn.send(q.side, m)
 		}
 	}
+	q.watchProgress()
+}
+
+// watchProgress ends q if none of its requests completes for the network's ackTimeout.
+func (q *queuePair) watchProgress() {
+	n := q.cq.net
+	if n.ackTimeout == 0 || q.watched || q.state != stateUp || q.sendDone == q.sendSent {
+		return
+	}
+	q.watched = true
+	before := q.sendDone
+	time.AfterFunc(n.ackTimeout, func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		q.watched = false
+		if q.state == stateUp && q.sendDone == before && q.sendDone < q.sendSent {
+			q.kill(verbs.StatusFatal)
+			return
+		}
+		q.watchProgress()
+	})
 }
 
 // encode copies what e sends.
@@ -170,7 +195,10 @@ func (q *queuePair) runLocal(e *sendEntry) {
 func (q *queuePair) receive() {
 	for q.state == stateUp && q.receiveOne() {
 	}
-	if q.state == stateUp && !q.conn.pipes[1-q.side].link.stalled {
+	if q.state != stateUp {
+		return
+	}
+	if in := &q.conn.pipes[1-q.side]; !in.shut && !in.link.stalled {
 		q.acknowledge()
 	}
 }
@@ -178,12 +206,12 @@ func (q *queuePair) receive() {
 // receiveOne takes one message and reports whether there may be more.
 func (q *queuePair) receiveOne() bool {
 	p := &q.conn.pipes[1-q.side]
-	if p.len() == 0 || !p.link.passes(p.first()) {
+	if p.len() == 0 || !p.passes(p.first()) {
 		return false
 	}
 	m := p.first()
 	if m.kind == msgRequest && consumesRecv(m.op) && q.recvDone == q.recvPosted {
-		if p.last().kind != msgBye || !p.link.passes(p.last()) {
+		if p.last().kind != msgBye || !p.passes(p.last()) {
 			return false // wait for a receive
 		}
 		m = p.last() // the peer has gone and will not send it again
