@@ -96,9 +96,9 @@ func (d *device) describe() *controlpb.ServerDevice {
 
 func (m *mapping) describe() *controlpb.ServerDeviceUse {
 	u := &controlpb.ServerDeviceUse{Session: m.session.name, DeviceId: m.id, AccessMode: m.mode.String()}
-	for i := range m.use {
-		u.RxSectors += m.use[i].rx.Load()
-		u.TxSectors += m.use[i].tx.Load()
+	for i := range m.flows {
+		u.RxSectors += m.flows[i].rx.Load()
+		u.TxSectors += m.flows[i].tx.Load()
 	}
 	return u
 }

@@ -46,6 +46,7 @@ type device struct {
 	nodeSize uint64     // of the node in bytes, when looked at last; guarded by sizeMu
 
 	latency []stages // by pump; only that pump writes
+	loads   []load   // by pump
 }
 
 // stages are where the time of a device's requests goes on one pump.
@@ -165,7 +166,7 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool,
 		return d, nil
 	}
 	d = &device{key: key, name: name, path: n.path, file: n.file, plugin: p, users: 1,
-		latency: make([]stages, len(s.pumps))}
+		latency: make([]stages, len(s.pumps)), loads: make([]load, len(s.pumps))}
 	d.nodeSize, _ = nodeSize(n.file) // before the plugin looks, so that no change goes unseen
 	if err := p.open(ctx, d); err != nil {
 		n.close()
@@ -263,7 +264,7 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 		s.writers.give(id, mode)
 		return nil, err
 	}
-	m := &mapping{name: name, mode: mode, dev: dev, session: sess, use: make([]use, len(s.pumps))}
+	m := sess.newMapping(dev, name, mode)
 	if err = p.attachSession(ctx, sess); err == nil {
 		err = sess.add(m)
 	}

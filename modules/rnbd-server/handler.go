@@ -32,7 +32,7 @@ func (h *handler) SessionUp(t *rtrs.SrvSession) error {
 	}
 	sess.holds.Store(1)
 	for i := range sess.lanes {
-		sess.lanes[i] = lane{s: sess, head: -1, tail: -1}
+		sess.lanes[i] = lane{s: sess}
 	}
 	for i := range s.sessions {
 		sess.index = uint32(i)

@@ -4,7 +4,7 @@ package server
 // order a request meets them:
 //
 //	onIO    wire -> checks -> admit      the RNBD message is read once
-//	admit   checks -> ring or backlog    fairness between sessions
+//	admit   checks -> ring or backlog    room, by device and session: window.go
 //	Poll    ring -> onDone -> wire       completions, then the backlog
 //
 // Everything here runs on the pump. A request is a slot of its session's reqs,
@@ -25,7 +25,7 @@ type reqState uint8
 
 const (
 	reqIdle    reqState = iota
-	reqBacklog          // waits in its session's lane for room in the ring
+	reqBacklog          // waits in its mapping's flow for room in the ring
 	reqSent             // in the ring or in the plugin
 	reqParked           // waits for its device to come back after a plugin's death
 )
@@ -35,7 +35,7 @@ type request struct {
 	op    *rtrs.Op
 	m     *mapping
 	sqe   shm.SQE
-	next  int32 // chunk of the next request in the lane; -1: last
+	next  int32 // chunk of the next request in the flow; -1: last
 	state reqState
 	// retired: its path has gone without it; only its end is awaited.
 	retired bool
@@ -48,27 +48,6 @@ type request struct {
 	owner atomic.Int32
 }
 
-// lane is the share of one session in one ioQueue.
-type lane struct {
-	s          *session
-	head, tail int32 // backlog of chunks; -1: empty
-	sent       int32
-	listed     bool // in ioQueue.waiting
-}
-
-// How many requests of one session may be in a plugin at once: as many as the
-// ring takes while it is alone; fewer while others use the same queue; and few
-// while one of them is modest, that is, has little in flight: a session at depth
-// 1 then waits behind modestWindow of a session at depth 512, not behind 512.
-const (
-	contendedWindow = 24
-	modestWindow    = 8
-	modestDepth     = 2
-	// modestFor is how long a modest session is remembered. It has nothing in
-	// flight half of the time; a deep one would fill the ring each time.
-	modestFor = time.Second
-)
-
 // ioQueue is one pump's ring to one plugin process.
 type ioQueue struct {
 	server *Server
@@ -77,10 +56,10 @@ type ioQueue struct {
 	index  int // in session.lanes
 	ring   *shm.Ring
 	sub    *shm.Submitter // nil: the plugin is down
-	busy   int            // sessions with requests sent
-	// Who used the queue last, and when, by the pump's clock.
-	last                     *lane
-	now, lastAt, modestUntil time.Duration
+	// The session that used the queue last, and when, by the pump's clock; until
+	// when sessions share it, and until when one of them is modest.
+	last                                  *lane
+	now, lastAt, sharedUntil, modestUntil time.Duration
 	// waiting are the lanes with a backlog, served round-robin from turn.
 	waiting []*lane
 	turn    int
@@ -102,8 +81,7 @@ func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO) {
 		op.Respond(int(errno))
 		return
 	}
-	u := &m.use[op.Poller()]
-	u.inflight.Add(1)
+	m.flows[op.Poller()].inflight.Add(1)
 	q := m.dev.plugin.queues[op.Poller()]
 	r.owner.Store(q.owner())
 	r.arrived, r.sent = q.clock(), 0
@@ -168,17 +146,17 @@ func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk
 
 // admit sends r to the plugin, or lets it wait its turn.
 func (q *ioQueue) admit(r *request) {
-	l := &r.m.session.lanes[q.index]
-	q.note(l)
+	f := &r.m.flows[q.pump]
+	q.note(f.lane)
 	switch {
 	case r.m.dev.failed.Load(), r.retired: // what was not begun must not be, after its path
 		q.finish(r, blk.EIO)
 	case !r.m.dev.ready.Load():
 		r.state = reqParked
-	case l.head < 0 && q.roomFor(l) && q.send(l, r):
+	case f.head < 0 && q.roomFor(f) && q.send(f, r):
 		q.noteSent(r)
 	default:
-		q.wait(l, r)
+		q.wait(f, r)
 	}
 }
 
@@ -189,48 +167,12 @@ func (q *ioQueue) clock() int64 {
 	return t
 }
 
-// note remembers that l uses the queue.
-func (q *ioQueue) note(l *lane) {
-	if q.last != l {
-		if q.last != nil && q.now-q.lastAt < modestFor && l.sent < modestDepth && !l.listed {
-			q.modestUntil = q.now + modestFor
-		}
-		q.last = l
-	}
-	q.lastAt = q.now
-}
-
-// roomFor reports whether l may have one more request in the plugin.
-func (q *ioQueue) roomFor(l *lane) bool {
-	switch {
-	case q.sub == nil:
-		return false
-	case q.now < q.modestUntil:
-		return l.sent < modestWindow
-	}
-	return l.sent < contendedWindow || q.alone(l)
-}
-
-// alone tells whether no other session has requests here.
-func (q *ioQueue) alone(l *lane) bool {
-	busy, waiting := q.busy, len(q.waiting)
-	if l.sent > 0 {
-		busy--
-	}
-	if l.listed {
-		waiting--
-	}
-	return busy == 0 && waiting == 0
-}
-
-func (q *ioQueue) send(l *lane, r *request) bool {
+func (q *ioQueue) send(f *flow, r *request) bool {
 	if !q.sub.Push(&r.sqe) {
 		return false
 	}
 	r.state = reqSent
-	if l.sent++; l.sent == 1 {
-		q.busy++
-	}
+	f.enter()
 	return true
 }
 
@@ -240,21 +182,6 @@ func (q *ioQueue) noteSent(r *request) {
 	if r.sent == 0 {
 		r.sent = q.clock()
 		r.m.dev.latency[q.pump].queue.Record(r.sqe.Op, r.sent-r.arrived)
-	}
-}
-
-func (q *ioQueue) wait(l *lane, r *request) {
-	r.state, r.next = reqBacklog, -1
-	chunk := int32(r.op.Chunk())
-	if l.head < 0 {
-		l.head = chunk
-	} else {
-		l.s.reqs[l.tail].next = chunk
-	}
-	l.tail = chunk
-	if !l.listed {
-		l.listed = true
-		q.waiting = append(q.waiting, l)
 	}
 }
 
@@ -301,15 +228,14 @@ func (q *ioQueue) onDone(c *shm.CQE) {
 	if r.owner.Load() != q.owner() || r.state != reqSent {
 		return
 	}
-	l := &s.lanes[q.index]
-	if l.sent--; l.sent == 0 {
-		q.busy--
-	}
 	errno := blk.Errno(c.Errno)
 	if c.Errno > maxWireErrno {
 		errno = blk.EIO
 	}
 	r.m.dev.latency[q.pump].plugin.Record(r.sqe.Op, q.clock()-r.sent)
+	f := &r.m.flows[q.pump]
+	f.leave()
+	q.note(f.lane)
 	q.finish(r, errno)
 }
 
@@ -318,14 +244,14 @@ const maxWireErrno = 1<<9 - 1
 
 // finish answers r with errno and forgets it.
 func (q *ioQueue) finish(r *request, errno blk.Errno) {
-	u := &r.m.use[q.pump]
-	u.inflight.Add(-1)
+	f := &r.m.flows[q.pump]
+	f.inflight.Add(-1)
 	if errno == blk.OK {
 		sectors := uint64(r.sqe.Len) / blk.SectorSize
 		if r.sqe.Op == blk.Read {
-			u.tx.Add(sectors)
+			f.tx.Add(sectors)
 		} else {
-			u.rx.Add(sectors)
+			f.rx.Add(sectors)
 		}
 	}
 	if r.retired {
@@ -336,55 +262,6 @@ func (q *ioQueue) finish(r *request, errno blk.Errno) {
 	r.op, r.m, r.state = nil, nil, reqIdle
 	r.owner.Store(0)
 	op.Respond(int(errno))
-}
-
-// feed moves waiting requests to the ring, one of each lane in turn.
-func (q *ioQueue) feed() (n int) {
-	for idle := 0; idle < len(q.waiting); {
-		if q.turn >= len(q.waiting) {
-			q.turn = 0
-		}
-		l := q.waiting[q.turn]
-		if !q.feedOne(l) {
-			idle++
-			q.turn++
-			continue
-		}
-		n, idle = n+1, 0
-		if l.head < 0 {
-			l.listed = false
-			q.waiting = append(q.waiting[:q.turn], q.waiting[q.turn+1:]...)
-		} else {
-			q.turn++
-		}
-	}
-	return n
-}
-
-// feedOne moves the first request of l on. False: it must go on waiting.
-func (q *ioQueue) feedOne(l *lane) bool {
-	r := &l.s.reqs[l.head]
-	dev := r.m.dev
-	if r.retired {
-		l.head = r.next
-		q.finish(r, blk.EIO)
-		return true
-	}
-	if !dev.failed.Load() && dev.ready.Load() {
-		if !q.roomFor(l) || !q.send(l, r) {
-			return false
-		}
-		q.noteSent(r)
-		l.head = r.next
-		return true
-	}
-	l.head = r.next
-	if dev.failed.Load() {
-		q.finish(r, blk.EIO)
-	} else {
-		r.state = reqParked
-	}
-	return true
 }
 
 // Arm and FD make the queue a source of its pump.

@@ -259,10 +259,7 @@ func (q *ioQueue) suspend() {
 		q.each(func(r *request) {
 			if r.state == reqSent {
 				r.state = reqParked
-				l := &r.m.session.lanes[q.index]
-				if l.sent--; l.sent == 0 {
-					q.busy--
-				}
+				r.m.flows[q.pump].leave()
 			}
 		})
 	})

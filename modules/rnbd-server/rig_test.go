@@ -43,6 +43,7 @@ type memDisk struct {
 	// resized is what the next look finds; nil: nothing new.
 	resized atomic.Pointer[blk.Limits]
 	closes  atomic.Int32
+	hung    atomic.Bool // requests wait
 }
 
 func newMemory() *memory {
@@ -110,17 +111,15 @@ func (m *memory) Serve(q *plugin.Queue) error {
 			kept := r
 			kept.Buf = nil
 			m.seen = append(m.seen, kept)
-			if hold {
+		}
+		all := append(late, batch[:n]...)
+		late = nil
+		for _, r := range all {
+			if hold || r.Disk.(*memDisk).hung.Load() {
 				late = append(late, r)
 			} else {
 				q.Complete(r.Tag, m.do(r))
 			}
-		}
-		if !hold {
-			for _, r := range late {
-				q.Complete(r.Tag, m.do(r))
-			}
-			late = nil
 		}
 		m.mu.Unlock()
 		q.Publish()
@@ -150,6 +149,13 @@ func (m *memory) setHold(hold bool) {
 	m.mu.Lock()
 	m.hold = hold
 	m.mu.Unlock()
+}
+
+// wake lets all disks answer.
+func (m *memory) wake() {
+	for _, d := range m.disks {
+		d.hung.Store(false)
+	}
 }
 
 // setGate lets Open wait until the channel that it returns is closed.
@@ -217,6 +223,7 @@ func newRig(t *testing.T, mem *memory, change ...func(*Config)) *rig {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		mem.setHold(false)
+		mem.wake()
 		if r.closed {
 			return
 		}

@@ -73,21 +73,24 @@ type mapping struct {
 	session *session
 	// closed makes new requests fail with ENOTCONN.
 	closed atomic.Bool
-	use    []use // by pump
-	news   news  // guarded by session.mu
+	flows  []flow // by pump
+	news   news   // guarded by session.mu
 }
 
-// use counts one pump's requests of a mapping. Only that pump writes.
-type use struct {
-	inflight atomic.Int64
-	rx, tx   atomic.Uint64 // 512-byte sectors: written by, read by the client
-	_        [40]byte      // a cache line of its own
+// newMapping makes a mapping of dev that no pump sees yet.
+func (s *session) newMapping(dev *device, name string, mode blk.AccessMode) *mapping {
+	m := &mapping{name: name, mode: mode, dev: dev, session: s, flows: make([]flow, len(dev.loads))}
+	for i, q := range dev.plugin.queues {
+		f := &m.flows[i]
+		f.lane, f.load, f.head, f.tail = &s.lanes[q.index], &dev.loads[i], -1, -1
+	}
+	return m
 }
 
 // inflight sums over the pumps.
 func (m *mapping) inflight() (n int64) {
-	for i := range m.use {
-		n += m.use[i].inflight.Load()
+	for i := range m.flows {
+		n += m.flows[i].inflight.Load()
 	}
 	return n
 }

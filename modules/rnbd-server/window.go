@@ -1,0 +1,242 @@
+package server
+
+// DATA PATH. How many requests of a device and of a session may be in a plugin at
+// once, and what waits. A request waits for its own device or for room in the ring,
+// never for another device:
+//
+//	flow   the requests of one mapping on one pump: what waits is a FIFO of chunks
+//	lane   the flows of one session in one ioQueue that have something waiting
+//	load   the requests of one device in the plugin on one pump, over all sessions
+//
+// feed serves the lanes in turn, and the flows of a lane in turn.
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// flow is the I/O of one mapping on one pump. Only that pump writes.
+type flow struct {
+	inflight atomic.Int64
+	rx, tx   atomic.Uint64 // 512-byte sectors: written by, read by the client
+
+	lane       *lane
+	load       *load
+	next       *flow // in the lane
+	head, tail int32 // chunks of the requests that wait; -1: none
+	sent       int32 // requests in the plugin
+	listed     bool  // in the lane
+}
+
+// load counts the requests of one device in the plugin on one pump.
+type load struct {
+	sent int32
+	_    [60]byte // a cache line of its own
+}
+
+// lane is the share of one session in one ioQueue.
+type lane struct {
+	s           *session
+	first, last *flow // flows with requests that wait, in turn
+	sent        int32 // requests in the plugin
+	active      int32 // flows with requests that wait or are in the plugin
+	listed      bool  // in ioQueue.waiting
+}
+
+// One half of the ring is kept for devices with few requests: up to the 256th part of
+// the ring each. Of the other half a device has at most as much as is free besides:
+// one that hangs leaves the half of it, two leave a quarter.
+//
+// While several sessions use a queue, the requests of each are limited too: a window
+// is divided among the devices for which the session has requests. Each device gets
+// the windowShare-th part at least, whatever the others hold, so that a device that
+// hangs costs the others of its session no more than it would if it worked. The
+// window is small while one of the sessions is modest, that is, has little in flight:
+// a session at depth 1 then waits behind modestWindow of a session at depth 512, not
+// behind 512.
+const (
+	contendedWindow = 24
+	modestWindow    = 8
+	windowShare     = 4
+	modestDepth     = 2
+	// modestFor is how long a modest session is remembered. It has nothing in
+	// flight half of the time; a deep one would fill the ring each time.
+	modestFor = time.Second
+	// sharedFor is how long a session counts as using the queue after its last
+	// request or answer. One whose requests hang does not keep others small.
+	sharedFor = 100 * time.Millisecond
+)
+
+// note remembers that l uses the queue.
+func (q *ioQueue) note(l *lane) {
+	if last := q.last; last != l {
+		if last != nil && q.now-q.lastAt < sharedFor {
+			q.sharedUntil = q.now + sharedFor
+		}
+		if last != nil && q.now-q.lastAt < modestFor && last.sent < modestDepth && !last.listed {
+			q.modestUntil = q.now + modestFor
+		}
+		q.last = l
+	}
+	q.lastAt = q.now
+}
+
+// roomFor reports whether f may have one more request in the plugin.
+func (q *ioQueue) roomFor(f *flow) bool {
+	switch {
+	case q.sub == nil, !f.load.fits(q.sub.Space(), q.sub.Space()+q.sub.InFlight()):
+		return false
+	case q.now < q.modestUntil:
+		return f.sent < f.share(modestWindow)
+	case q.now < q.sharedUntil:
+		return f.sent < f.share(contendedWindow)
+	}
+	return true
+}
+
+// fits reports whether the device may have one more request in a ring of size
+// entries, of which free are.
+func (l *load) fits(free, size int) bool {
+	sent := int(l.sent)
+	return free > 0 && (sent < max(size/256, 1) || sent < free-size/2)
+}
+
+// share is f's part of its session's window.
+func (f *flow) share(window int32) int32 {
+	return max(window/max(f.lane.active, 1), window/windowShare)
+}
+
+// idle reports whether f has no request here.
+func (f *flow) idle() bool { return f.sent == 0 && f.head < 0 }
+
+// enter counts a request that goes to the plugin.
+func (f *flow) enter() {
+	if f.idle() {
+		f.lane.active++
+	}
+	f.sent++
+	f.lane.sent++
+	f.load.sent++
+}
+
+// leave counts one that comes back.
+func (f *flow) leave() {
+	f.sent--
+	f.lane.sent--
+	f.load.sent--
+	if f.idle() {
+		f.lane.active--
+	}
+}
+
+// wait puts r behind what waits in f.
+func (q *ioQueue) wait(f *flow, r *request) {
+	r.state, r.next = reqBacklog, -1
+	if f.idle() {
+		f.lane.active++
+	}
+	chunk := int32(r.op.Chunk())
+	if f.head < 0 {
+		f.head = chunk
+	} else {
+		f.lane.s.reqs[f.tail].next = chunk
+	}
+	f.tail = chunk
+	l := f.lane
+	if !f.listed {
+		l.push(f)
+	}
+	if !l.listed {
+		l.listed = true
+		q.waiting = append(q.waiting, l)
+	}
+}
+
+// pop takes r, the first request, out of f.
+func (f *flow) pop(r *request) {
+	f.head = r.next
+	if f.idle() {
+		f.lane.active--
+	}
+}
+
+// push makes f the last of l.
+func (l *lane) push(f *flow) {
+	f.listed, f.next = true, nil
+	if l.first == nil {
+		l.first = f
+	} else {
+		l.last.next = f
+	}
+	l.last = f
+}
+
+// pop takes the first flow out of l.
+func (l *lane) pop() *flow {
+	f := l.first
+	l.first, f.next, f.listed = f.next, nil, false
+	if l.first == nil {
+		l.last = nil
+	}
+	return f
+}
+
+// feed moves waiting requests to the ring, one of each lane in turn.
+func (q *ioQueue) feed() (n int) {
+	for idle := 0; idle < len(q.waiting); {
+		if q.turn >= len(q.waiting) {
+			q.turn = 0
+		}
+		l := q.waiting[q.turn]
+		if !q.feedLane(l) {
+			idle++
+			q.turn++
+			continue
+		}
+		n, idle = n+1, 0
+		if l.first == nil {
+			l.listed = false
+			q.waiting = append(q.waiting[:q.turn], q.waiting[q.turn+1:]...)
+		} else {
+			q.turn++
+		}
+	}
+	return n
+}
+
+// feedLane moves one request of l on: of the first flow that can. False: all must
+// go on waiting.
+func (q *ioQueue) feedLane(l *lane) bool {
+	for last := l.last; ; {
+		f := l.pop()
+		moved := q.feedOne(f)
+		if f.head >= 0 {
+			l.push(f)
+		}
+		if moved || f == last {
+			return moved
+		}
+	}
+}
+
+// feedOne moves the first request of f on. False: it must go on waiting.
+func (q *ioQueue) feedOne(f *flow) bool {
+	r := &f.lane.s.reqs[f.head]
+	dev := r.m.dev
+	switch {
+	case r.retired, dev.failed.Load():
+		f.pop(r)
+		q.finish(r, blk.EIO)
+	case !dev.ready.Load():
+		f.pop(r)
+		r.state = reqParked
+	case q.roomFor(f) && q.send(f, r):
+		q.noteSent(r)
+		f.pop(r)
+	default:
+		return false
+	}
+	return true
+}
