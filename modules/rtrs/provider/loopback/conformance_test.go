@@ -22,7 +22,7 @@ func TestConformance(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			verbstest.Run(t, func(t *testing.T) verbstest.Fabric {
 				n := loopback.New(tt.opts...)
-				return verbstest.Fabric{LateAccess: true,
+				return verbstest.Fabric{
 					Client: n.Device("client"), Server: n.Device("server"),
 					Addr:  netip.MustParseAddrPort("127.0.0.1:0"),
 					Addr6: netip.MustParseAddrPort("[::1]:0"),

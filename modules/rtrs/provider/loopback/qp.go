@@ -25,7 +25,7 @@ type sendEntry struct {
 	sges     []verbs.SGE  // capacity MaxSGE
 	size     int
 	readDone bool
-	status   verbs.Status // of a local operation
+	status   verbs.Status // of a local operation, or of one whose memory was taken back
 }
 
 type queuePair struct {

@@ -124,7 +124,16 @@ func (q *queuePair) transmit() {
 	n := q.cq.net
 	for q.state == stateUp && q.sendSent < q.sendPosted {
 		num := q.sendSent
+		if num > q.sendDone && q.sends[(num-1)%uint64(len(q.sends))].status != verbs.StatusOK {
+			return // that one ends the connection
+		}
 		e := &q.sends[num%uint64(len(q.sends))]
+		if !q.holdsAll(e) {
+			e.status = verbs.StatusLocalProt
+			q.sendSent++
+			q.cq.ready.Store(true)
+			return
+		}
 		m := q.encode(e, num)
 		if n.tap.Load() != nil {
 			n.emitUnlocked(e.event(q, m.data))
@@ -161,6 +170,16 @@ func (q *queuePair) watchProgress() {
 		}
 		q.watchProgress()
 	})
+}
+
+// holdsAll reports whether the elements of e are still registered.
+func (q *queuePair) holdsAll(e *sendEntry) bool {
+	for i := range e.sges {
+		if !q.pd.holds(e.sges[i].LKey, e.sges[i].Buf) {
+			return false
+		}
+	}
+	return true
 }
 
 // encode copies what e sends.
@@ -290,6 +309,10 @@ func (q *queuePair) takeSend(m *message) verbs.Status {
 		wc.Status = verbs.StatusLocalLength
 		q.completeRecv(wc)
 		return verbs.StatusRemoteInvalid
+	case !q.pd.holds(recv.LKey, recv.Buf):
+		wc.Status = verbs.StatusLocalProt
+		q.completeRecv(wc)
+		return verbs.StatusRemoteInvalid
 	case m.op == verbs.OpSendInv && !q.pd.invalidate(m.key):
 		return verbs.StatusRemoteAccess
 	case m.op == verbs.OpSendInv:
@@ -318,6 +341,10 @@ func (q *queuePair) refuse(num uint64, status verbs.Status) {
 // onReadData places the answer to request m.num.
 func (q *queuePair) onReadData(m *message) {
 	e := &q.sends[m.num%uint64(len(q.sends))]
+	if !q.holdsAll(e) {
+		e.status = verbs.StatusLocalProt
+		return
+	}
 	at := 0
 	for i := range e.sges {
 		at += copy(e.sges[i].Buf, m.data[at:])

@@ -53,7 +53,7 @@ func TestConformance(t *testing.T) {
 }
 
 func twoDevices(t *testing.T) verbstest.Fabric {
-	return verbstest.Fabric{LateAccess: true,
+	return verbstest.Fabric{
 		Client: openDevice(t, Config{Addrs: []netip.Addr{addrA}}),
 		Server: openDevice(t, Config{Addrs: []netip.Addr{addrB}}),
 		Addr:   netip.AddrPortFrom(addrB, 0), Src: addrA, Garbage: garbage,
@@ -62,7 +62,7 @@ func twoDevices(t *testing.T) verbstest.Fabric {
 
 func oneDevice(t *testing.T) verbstest.Fabric {
 	cfg := Config{Addrs: []netip.Addr{addrA, addrB}, PathMTU: 1024, NoOffload: true}
-	f := verbstest.Fabric{LateAccess: true, Addr: netip.AddrPortFrom(addrB, 0), Garbage: garbage}
+	f := verbstest.Fabric{Addr: netip.AddrPortFrom(addrB, 0), Garbage: garbage}
 	if strings.Contains(t.Name(), "IPv6") && waitIPv6(t) {
 		cfg.Addrs = append(cfg.Addrs, addr6)
 		f.Addr6 = netip.AddrPortFrom(addr6, 0)

@@ -43,13 +43,17 @@ type cq struct {
 	base    time.Time
 	stats   *counters
 
+	// turn is held by the owner in Poll, Flush and Arm, and by whoever closes a
+	// region (mr.go). It is taken before every other lock.
+	turn sync.Mutex
+
 	clock    int64 // of this Poll
 	next     int64 // earliest deadline, 0: none
 	late     int   // Polls since timers was due
 	outs     []*outbox
 	stage    stage
 	injected []inbound // tests only
-	turn     int       // the port to receive from next
+	port     int       // in outs, to receive from next
 	drained  bool      // no packet is waiting, as far as this Poll saw
 	table    []*qp     // attached, by number modulo its size
 	attached int       // connections
@@ -123,6 +127,8 @@ func (c *cq) FD() int { return c.epfd }
 
 // Poll implements verbs.CQ.
 func (c *cq) Poll(wcs []verbs.WC) int {
+	c.turn.Lock()
+	defer c.turn.Unlock()
 	c.clock = c.now()
 	if c.flag.Load() {
 		c.control()
@@ -138,6 +144,12 @@ func (c *cq) Poll(wcs []verbs.WC) int {
 
 // Flush implements verbs.CQ.
 func (c *cq) Flush() {
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	c.flush()
+}
+
+func (c *cq) flush() {
 	c.clock = c.now()
 	if c.flag.Load() {
 		c.control()
@@ -195,9 +207,9 @@ func (c *cq) receive(wcs []verbs.WC) (n int) {
 		if silent == len(c.outs) || budget <= 0 {
 			break
 		}
-		c.turn = (c.turn + 1) % len(c.outs)
-		c.foresee(c.outs[c.turn])
-		if got := c.stage.fill(c.outs[c.turn]); got > 0 {
+		c.port = (c.port + 1) % len(c.outs)
+		c.foresee(c.outs[c.port])
+		if got := c.stage.fill(c.outs[c.port]); got > 0 {
 			silent = 0
 			budget -= got
 		} else {
@@ -320,7 +332,9 @@ func (c *cq) activate(q *qp) {
 
 // Arm implements verbs.CQ.
 func (c *cq) Arm() bool {
-	c.Flush()
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	c.flush()
 	if !c.stage.empty() || len(c.injected) > 0 {
 		return false
 	}
@@ -504,6 +518,8 @@ func (c *cq) giveNumber(q *qp) {
 
 // Close implements verbs.CQ.
 func (c *cq) Close() error {
+	c.turn.Lock()
+	defer c.turn.Unlock()
 	c.control()
 	if c.attached > 0 {
 		return fmt.Errorf("close completion queue: %d connections are still up", c.attached)

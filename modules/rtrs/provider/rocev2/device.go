@@ -185,6 +185,18 @@ func (d *Device) takeSlot(c *cq) error {
 	return nil
 }
 
+// queues are the open completion queues.
+func (d *Device) queues() (cqs []*cq) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range d.slots[1:] {
+		if s.cq != nil {
+			cqs = append(cqs, s.cq)
+		}
+	}
+	return cqs
+}
+
 func (d *Device) freeSlot() *slot {
 	for _, s := range d.slots[1:] {
 		if s.cq == nil {

@@ -47,7 +47,8 @@
 // network that keeps forged addresses out.
 //
 // A signalled request is complete when the peer has acknowledged it, so its
-// memory is read again if a packet was lost.
+// memory is read again if a packet was lost. A region that is closed before
+// costs a copy of what is not acknowledged.
 //
 // Without privilege the receive buffers are as large as net.core.rmem_max
 // allows; with its usual default bursts are lost and sent again. The log line of

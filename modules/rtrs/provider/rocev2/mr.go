@@ -1,6 +1,7 @@
 package rocev2
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -97,18 +98,20 @@ func (t *keyTable) insert(r *region) error {
 	return nil
 }
 
-func (t *keyTable) remove(r *region) {
+// remove reports whether r was there.
+func (t *keyTable) remove(r *region) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	pages := *t.pages.Load()
 	if !pages[r.slot/pageSize][r.slot%pageSize].CompareAndSwap(r, nil) {
-		return // closed twice
+		return false
 	}
 	last := r.key
 	if v := r.valid.Swap(0); v != 0 {
 		last = v
 	}
 	t.free = append(t.free, restingKey{r.slot, last & 0xff})
+	return true
 }
 
 // span returns n bytes at addr, or nil when they are not all inside.
@@ -177,7 +180,64 @@ func (m *mr) RKey() uint32 { return m.r.key }
 func (m *mr) Addr() uint64 { return m.r.base }
 func (m *mr) Len() int     { return len(m.r.buf) }
 
+// Close implements verbs.MR. Once the key is gone, nothing new reaches the
+// memory: every placement, READ response and first transmission looks the key
+// up in the same turn of the owner. What may be sent again is copied.
 func (m *mr) Close() error {
-	m.r.pd.dev.keys.remove(m.r)
+	d := m.r.pd.dev
+	if !d.keys.remove(m.r) {
+		return fmt.Errorf("close memory region %#x: %w", m.r.key, verbs.ErrClosed)
+	}
+	for _, c := range d.queues() {
+		c.letGo(m.r)
+	}
 	return nil
+}
+
+// letGo makes the queue independent of the memory of r, whose key is gone. It
+// waits for the turn of the owner to end. Any goroutine.
+func (c *cq) letGo(r *region) {
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	for _, o := range c.outs {
+		o.letGo(r)
+	}
+	for left, i := c.attached, 0; left > 0; i++ {
+		if q := c.table[i]; q != nil {
+			left--
+			q.letGo(r)
+		}
+	}
+}
+
+// letGo moves the payload of requests that may have to be sent again out of the
+// memory of r. The owner may post meanwhile, so requests that were not started
+// are not looked at: start finds that their key is gone.
+func (q *qp) letGo(r *region) {
+	if q.end.state != endNone {
+		return // nothing is sent any more
+	}
+	for at := q.req.una.at; at < q.req.begun; at++ {
+		e := &q.sq[at&q.sqMask]
+		if e.op == verbs.OpRead {
+			continue // the key is looked up before each placement
+		}
+		for i := range e.nsge {
+			s := &q.sges[int(at&q.sqMask)*q.maxSGE+int(i)]
+			if s.LKey == r.key {
+				*s = verbs.SGE{Buf: bytes.Clone(s.Buf)}
+			}
+		}
+	}
+}
+
+// holdsAll reports whether the elements of entry at are still registered.
+func (q *qp) holdsAll(at uint64) bool {
+	slot := int(at & q.sqMask)
+	for i := range int(q.sq[slot].nsge) {
+		if s := &q.sges[slot*q.maxSGE+i]; !q.pd.holds(s.LKey, s.Buf) {
+			return false
+		}
+	}
+	return true
 }

@@ -188,6 +188,29 @@ func (o *outbox) refused(errno unix.Errno) {
 	o.at++
 }
 
+// letGo makes what is listed independent of the memory of r: it leaves, or is
+// discarded, which is to the peers as if it were lost.
+func (o *outbox) letGo(r *region) {
+	if !o.names(r) {
+		return
+	}
+	if o.flush(); o.at < o.n {
+		o.discard()
+	}
+}
+
+// names reports whether a listed message has payload in the memory of r.
+func (o *outbox) names(r *region) bool {
+	for _, m := range o.runs[o.at:o.n] {
+		for i := range m.vecs {
+			if r.span(pieceAddr(&o.vecs[m.first+i]), 1) != nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // discard forgets what is listed.
 func (o *outbox) discard() {
 	o.at, o.n, o.vecsUsed, o.headUsed, o.blocked = 0, 0, 0, 0, false

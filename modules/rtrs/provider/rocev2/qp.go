@@ -93,8 +93,9 @@ type sendEntry struct {
 func (e *sendEntry) local() bool { return e.op == verbs.OpLocalInv || e.op == verbs.OpRegMR }
 
 type recvEntry struct {
-	id  uint64
-	buf []byte
+	id   uint64
+	buf  []byte
+	lkey uint32
 }
 
 type addrPair struct{ local, remote netip.AddrPort }
@@ -233,7 +234,7 @@ func (q *qp) PostRecv(wrs []verbs.RecvWR) (int, error) {
 		if !q.pd.holds(wr.LKey, wr.Buf) {
 			return i, fmt.Errorf("post receive: %w", verbs.ErrAccess)
 		}
-		q.rq[q.rqTail&q.rqMask] = recvEntry{wr.ID, wr.Buf}
+		q.rq[q.rqTail&q.rqMask] = recvEntry{wr.ID, wr.Buf, wr.LKey}
 		q.rqTail++
 	}
 	return len(wrs), nil

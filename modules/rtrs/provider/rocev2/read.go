@@ -65,6 +65,10 @@ func (q *qp) onResponse(b bth, shape *opShape, payload []byte) drop {
 		q.failRequest(verbs.StatusFatal, fmt.Errorf("read response of %d bytes at %d of %d", len(payload), r.una.off, e.length))
 		return dropNone
 	}
+	if !q.holdsAll(r.una.at) {
+		q.failRequest(verbs.StatusLocalProt, errRegionClosed)
+		return dropNone
+	}
 	q.scatter(payload)
 	q.advance(e, 1)
 	for r.readHead < r.readTail && psnDiff(r.una.psn, r.reads[r.readHead%uint64(len(r.reads))]) > 0 {

@@ -1,6 +1,7 @@
 package rocev2
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -114,11 +115,11 @@ func (q *qp) request() {
 			}
 		case !q.out.room():
 			return
+		case !q.start(e):
+			return
 		case e.op == verbs.OpRead:
-			q.start(e)
 			q.sendRead(e)
 		default:
-			q.start(e)
 			q.sendPacket(e)
 		}
 	}
@@ -133,17 +134,26 @@ func (q *qp) request() {
 	}
 }
 
-// start gives the entry at cur its sequence numbers, the first time.
-func (q *qp) start(e *sendEntry) {
+// start gives the entry at cur its sequence numbers, the first time. It returns
+// false when the memory was taken back since it was posted: the connection ends.
+func (q *qp) start(e *sendEntry) bool {
 	r := &q.req
 	if r.cur.at < r.begun {
-		return
+		return true
+	}
+	if !q.holdsAll(r.cur.at) {
+		e.status = verbs.StatusLocalProt
+		q.hangUp(verbs.StatusLocalProt, errRegionClosed)
+		return false
 	}
 	e.first = r.cur.psn
 	e.last = psnAdd(e.first, packets(e.length, q.mtu)-1)
 	r.begun = r.cur.at + 1
 	r.top = psnAdd(e.last, 1)
+	return true
 }
+
+var errRegionClosed = errors.New("region of a request was closed before it was done")
 
 // step goes to the next entry.
 func (r *requester) step() {

@@ -162,7 +162,11 @@ func (q *qp) judgeSend(b bth, shape *opShape, n uint32) byte {
 	if !shape.first {
 		got = q.resp.msg.got
 	}
-	q.resp.dst = q.rqBuffer()
+	in := &q.rq[q.rqHead&q.rqMask]
+	if q.resp.dst = in.buf; !q.pd.holds(in.lkey, in.buf) {
+		q.recvStatus = verbs.StatusLocalProt
+		return nakOperation
+	}
 	if uint64(got)+uint64(n) > uint64(len(q.resp.dst)) {
 		q.recvStatus = verbs.StatusLocalLength
 		return nakInvalid
@@ -240,14 +244,6 @@ func (q *qp) take(b bth, shape *opShape, payload []byte, wc *verbs.WC) int {
 	}
 	q.received(b, shape, wc)
 	return 1
-}
-
-// rqBuffer is the receive in use, nil when there is none.
-func (q *qp) rqBuffer() []byte {
-	if q.rqHead == q.rqTail {
-		return nil
-	}
-	return q.rq[q.rqHead&q.rqMask].buf
 }
 
 // received completes the oldest receive.

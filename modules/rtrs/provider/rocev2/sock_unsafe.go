@@ -112,5 +112,8 @@ func setIovec(v *unix.Iovec, b []byte) {
 	v.SetLen(len(b))
 }
 
+// pieceAddr returns the address of the first byte that v describes.
+func pieceAddr(v *unix.Iovec) uint64 { return uint64(uintptr(unsafe.Pointer(v.Base))) }
+
 // growIovec makes v n bytes longer: what follows it in memory belongs to it.
 func growIovec(v *unix.Iovec, n int) { v.SetLen(int(v.Len) + n) }

@@ -99,14 +99,19 @@ var closeCases = []closeCase{
 		for i := range lentTimes {
 			p.client.send(p.client.qp, verbs.SendWR{ID: uint64(i), Op: verbs.OpWrite, SGEs: p.client.sge(0, lentSize, 1), RemoteAddr: l.mr.Addr(), RKey: l.mr.RKey()})
 		}
-		p.client.send(p.client.qp, verbs.SendWR{ID: lastID, Op: verbs.OpSend, Signaled: true}) // no receive waits for it
-	}, nil, func(p *pair, l *lent) bool { return l.mem[0] == 0 }, nil},
+		p.client.send(p.client.qp, verbs.SendWR{ID: lastID, Op: verbs.OpSend, Signaled: true})
+	}, receiveLast, func(p *pair, l *lent) bool { return l.mem[0] == 0 }, nil},
 	{"reads of the peer from it", serverOwns, func(p *pair, l *lent) {
 		for i := range lentTimes {
 			p.client.send(p.client.qp, verbs.SendWR{ID: uint64(i), Op: verbs.OpRead, SGEs: p.client.sge(0, lentSize, 1), RemoteAddr: l.mr.Addr(), RKey: l.mr.RKey()})
 		}
 		p.client.send(p.client.qp, verbs.SendWR{ID: lastID, Op: verbs.OpSend, Signaled: true})
-	}, nil, func(p *pair, l *lent) bool { return p.client.mem[0] != 0 }, checkRead},
+	}, receiveLast, func(p *pair, l *lent) bool { return p.client.mem[0] != 0 }, checkRead},
+}
+
+// receiveLast lets the peer's last message come, if the connection is still up.
+func receiveLast(p *pair, _ *lent) {
+	_, _ = p.server.qp.PostRecv([]verbs.RecvWR{{ID: 1}})
 }
 
 func regionClosed(t *testing.T, f Fabric) {
