@@ -9,7 +9,7 @@ import (
 var _ verbs.CounterSource = (*Device)(nil)
 
 func TestCountersAreTheStats(t *testing.T) {
-	d := &Device{}
+	d := openDevice(t, DefaultConfig())
 	c := d.newCounters()
 	c.sent.Store(1)
 	c.received.Store(2)
@@ -29,5 +29,36 @@ func TestCountersAreTheStats(t *testing.T) {
 	}
 	if len(got) != len(want) {
 		t.Errorf("%d counters, want %d", len(got), len(want))
+	}
+}
+
+func TestClosedQueueIsFreed(t *testing.T) {
+	c, s := pairOf(t, DefaultConfig())
+	s.recv(verbs.RecvWR{ID: 1})
+	c.send(verbs.SendWR{Op: verbs.OpWriteImm})
+	s.next(c)
+	before := c.dev.Stats()
+	c.qp.Destroy()
+	if err := c.cq.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := c.poll(); n != 0 || c.cq.FD() != -1 {
+		t.Errorf("a closed queue has %d completions and descriptor %d", n, c.cq.FD())
+	}
+	for range 100 {
+		q, err := c.dev.CreateCQ(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.Close()
+	}
+	if n := len(c.dev.counters); n != 0 {
+		t.Errorf("the device still knows %d closed queues", n)
+	}
+	if after := c.dev.Stats(); after.SentBytes < before.SentBytes || before.SentBytes == 0 {
+		t.Errorf("%d bytes sent, %d before the queue was closed", after.SentBytes, before.SentBytes)
+	}
+	if err := c.cq.Close(); err == nil {
+		t.Error("closed twice")
 	}
 }

@@ -67,7 +67,7 @@ func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
 	}
 	c := &cq{dev: d, epfd: -1, wakefd: -1, timerfd: -1, events: make([]unix.EpollEvent, 128), base: time.Now(), stats: d.newCounters()}
 	if err := c.open(); err != nil {
-		c.closeFDs()
+		c.free()
 		return nil, fmt.Errorf("create completion queue: %w", err)
 	}
 	return c, nil
@@ -95,12 +95,16 @@ func (c *cq) watch(fd, token int, what uint32) error {
 	return unix.EpollCtl(c.epfd, unix.EPOLL_CTL_ADD, fd, &ev)
 }
 
-func (c *cq) closeFDs() {
-	for _, fd := range []int{c.timerfd, c.wakefd, c.epfd} {
-		if fd >= 0 {
-			unix.Close(fd)
+// free gives back what c has. Poll finds nothing from then on.
+func (c *cq) free() {
+	for _, fd := range []*int{&c.timerfd, &c.wakefd, &c.epfd} {
+		if *fd >= 0 {
+			unix.Close(*fd)
 		}
+		*fd = -1 // the number may be somebody else's next
 	}
+	c.slots, c.active, c.spare, c.next = nil, nil, nil, 0
+	c.dev.dropCounters(c.stats)
 }
 
 // now is a monotonic time in nanoseconds, never 0.
@@ -423,6 +427,6 @@ func (c *cq) Close() error {
 		return errors.New("close completion queue: closed before")
 	}
 	c.closed = true
-	c.closeFDs()
+	c.free()
 	return nil
 }

@@ -97,7 +97,8 @@ type Device struct {
 
 	mu        sync.Mutex
 	listeners map[*listener]struct{}
-	counters  []*counters // of all completion queues, closed ones too
+	counters  map[*counters]struct{} // of the open completion queues
+	past      Stats                  // of the closed ones: sums do not fall
 	closed    bool
 }
 
@@ -120,7 +121,7 @@ func Open(cfg Config) (verbs.Device, error) {
 	if cfg.IRD > maxReadDepth || cfg.ORD > maxReadDepth {
 		return nil, fmt.Errorf("open iwarp device %s: IRD %d, ORD %d: at most %d", cfg.Name, cfg.IRD, cfg.ORD, maxReadDepth)
 	}
-	d := &Device{cfg: cfg, listeners: map[*listener]struct{}{}}
+	d := &Device{cfg: cfg, listeners: map[*listener]struct{}{}, counters: map[*counters]struct{}{}}
 	d.stags.init()
 	return d, nil
 }
@@ -135,26 +136,40 @@ func (d *Device) Info() verbs.Info {
 }
 
 // Stats returns the sums of all queues of the device. Any goroutine.
-func (d *Device) Stats() (s Stats) {
+func (d *Device) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, c := range d.counters {
-		s.PlacedCopyBytes += c.placed.Load()
-		s.DirectBytes += c.direct.Load()
-		s.SentBytes += c.sent.Load()
-		s.ReceivedBytes += c.received.Load()
-		s.CRCErrors += c.crcErrors.Load()
+	s := d.past
+	for c := range d.counters {
+		s.add(c)
 	}
 	return s
 }
 
-// newCounters are kept for ever: sums must not fall when a queue is closed.
+func (s *Stats) add(c *counters) {
+	s.PlacedCopyBytes += c.placed.Load()
+	s.DirectBytes += c.direct.Load()
+	s.SentBytes += c.sent.Load()
+	s.ReceivedBytes += c.received.Load()
+	s.CRCErrors += c.crcErrors.Load()
+}
+
 func (d *Device) newCounters() *counters {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c := &counters{}
-	d.counters = append(d.counters, c)
+	d.counters[c] = struct{}{}
 	return c
+}
+
+// dropCounters adds up the counters of a completion queue that is closed.
+func (d *Device) dropCounters(c *counters) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, open := d.counters[c]; open {
+		delete(d.counters, c)
+		d.past.add(c)
+	}
 }
 
 // AllocPD makes a protection domain.
