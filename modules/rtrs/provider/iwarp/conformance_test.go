@@ -31,7 +31,7 @@ func TestConformance(t *testing.T) {
 // waited in vain: that is before the suite's patience ends.
 func fabric(t *testing.T, cfg Config) verbstest.Fabric {
 	cfg.RNRTimeout = 4 * time.Second
-	f := verbstest.Fabric{LateAccess: true,
+	f := verbstest.Fabric{
 		Client:  openDevice(t, cfg),
 		Server:  openDevice(t, cfg),
 		Addr:    netip.MustParseAddrPort("127.0.0.1:0"),

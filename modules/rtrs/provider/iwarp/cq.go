@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -53,10 +54,14 @@ type cq struct {
 	waiting int
 	polls   uint32
 
-	flag atomic.Bool // pending is not empty
+	flag atomic.Bool // pending or revoked is not empty
+	// turns is odd while the owner is inside Poll, Flush or Arm. Nobody touches
+	// registered memory outside of them.
+	turns atomic.Uint32
 
 	mu      sync.Mutex
-	pending []*qp // to be attached, disconnected or destroyed
+	pending []*qp     // to be attached, disconnected or destroyed
+	revoked []*region // were closed: their work ends
 	closed  bool
 }
 
@@ -115,6 +120,8 @@ func (c *cq) FD() int { return c.epfd }
 
 // Poll implements verbs.CQ.
 func (c *cq) Poll(wcs []verbs.WC) int {
+	c.turns.Add(1)
+	defer c.turns.Add(1)
 	if c.flag.Load() {
 		c.control()
 	}
@@ -130,6 +137,12 @@ func (c *cq) Poll(wcs []verbs.WC) int {
 
 // Flush implements verbs.CQ.
 func (c *cq) Flush() {
+	c.turns.Add(1)
+	defer c.turns.Add(1)
+	c.flush()
+}
+
+func (c *cq) flush() {
 	if c.flag.Load() {
 		c.control()
 	}
@@ -261,7 +274,9 @@ func (c *cq) collect() int {
 
 // Arm implements verbs.CQ.
 func (c *cq) Arm() bool {
-	c.Flush()
+	c.turns.Add(1)
+	defer c.turns.Add(1)
+	c.flush()
 	for _, q := range c.active {
 		if q.busy() {
 			return false
@@ -340,22 +355,62 @@ func (c *cq) submit(q *qp) {
 	}
 	q.queued = true
 	c.pending = append(c.pending, q)
+	c.wake()
+}
+
+// wake makes the owner call control. mu is held.
+func (c *cq) wake() {
 	c.flag.Store(true)
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
 	unix.Write(c.wakefd, one[:]) // EAGAIN means that it is readable anyhow
 }
 
+// revoke asks the owner to end the connections with work that names r. Any
+// goroutine.
+func (c *cq) revoke(r *region) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.revoked = append(c.revoked, r)
+		c.wake()
+	}
+}
+
+// passTurn returns when the owner has seen what was asked of it, or will see it
+// before it touches memory. It waits while the owner is inside a call, none of
+// which blocks. Any goroutine.
+func (c *cq) passTurn() {
+	turn := c.turns.Load()
+	if turn%2 == 0 {
+		return
+	}
+	for n := 0; c.turns.Load() == turn; n++ {
+		if n < 100 {
+			runtime.Gosched()
+		} else {
+			time.Sleep(20 * time.Microsecond)
+		}
+	}
+}
+
 // control does what other goroutines asked for.
 func (c *cq) control() {
 	c.mu.Lock()
-	list := c.pending
-	c.pending = nil
+	list, revoked := c.pending, c.revoked
+	c.pending, c.revoked = nil, nil
 	c.flag.Store(false)
 	for _, q := range list {
 		q.queued = false
 	}
 	c.mu.Unlock()
+	for _, r := range revoked {
+		for _, q := range c.slots {
+			if q != nil && q.pd == r.pd && q.names(r) {
+				q.hangUp(verbs.StatusLocalProt, errRevoked)
+			}
+		}
+	}
 	for _, q := range list {
 		if !q.attached && q.is(phaseUp) {
 			c.attach(q)
@@ -377,6 +432,11 @@ func (c *cq) attach(q *qp) {
 	c.count++
 	q.attached, q.readable = true, true
 	c.activate(q)
+	q.pd.join(c)
+	if !q.inPlace() {
+		q.hangUp(verbs.StatusLocalProt, errRevoked)
+		return
+	}
 	if err := c.watch(q.fd, q.slot, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP); err != nil {
 		q.hangUp(verbs.StatusFatal, fmt.Errorf("epoll: %w", err))
 		return
@@ -408,6 +468,7 @@ func (c *cq) detach(q *qp) {
 		return
 	}
 	q.attached = false
+	q.pd.leave(c)
 	c.slots[q.slot] = nil
 	c.count--
 	for n := len(c.slots); n > 0 && c.slots[n-1] == nil; n-- {

@@ -32,6 +32,11 @@
 // table of memory regions is shared by all queues: lookups and key rotation
 // are atomic, registration takes a lock.
 //
+// Registered memory is touched inside Poll, Flush and Arm only. MR.Close takes
+// the region out of the table, then asks the owners with connections of its
+// domain to end those with work that names it, and waits for the call that an
+// owner is inside of.
+//
 // # Hazards
 //
 // A signalled SEND or WRITE is complete when the socket has taken its bytes,

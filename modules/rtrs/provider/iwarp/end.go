@@ -17,6 +17,53 @@ import (
 // errTerminated is the cause when the peer sent a Terminate.
 var errTerminated = errors.New("terminated by the peer")
 
+// errRevoked is the cause when a region was closed that work names.
+var errRevoked = errors.New("memory of posted work was deregistered")
+
+// names reports whether work that is not finished uses the memory of r, which
+// is closed. A Write of the peer into it needs no end here: it is refused at
+// its next byte.
+func (q *qp) names(r *region) bool {
+	return q.tx.sends(r) || q.anyElement(func(lkey uint32, _ []byte) bool { return lkey == r.lkey })
+}
+
+// inPlace reports whether the regions of all work are there.
+func (q *qp) inPlace() bool {
+	return !q.anyElement(func(lkey uint32, buf []byte) bool { return !q.pd.local(lkey, buf) })
+}
+
+// anyElement reports whether match holds for an element of a request that is
+// not finished.
+func (q *qp) anyElement(match func(lkey uint32, buf []byte) bool) bool {
+	for at := q.sqHead; at != q.sqTail; at++ {
+		e := &q.sq[at&q.sqMask]
+		if at < q.sqBuilt && q.sent(e) {
+			continue
+		}
+		for _, s := range q.entrySGEs(at & q.sqMask)[:e.nsge] {
+			if len(s.Buf) > 0 && match(s.LKey, s.Buf) {
+				return true
+			}
+		}
+	}
+	for at := q.rqHead; at != q.rqTail; at++ {
+		if e := &q.rq[at&q.rqMask]; len(e.buf) > 0 && match(e.lkey, e.buf) {
+			return true
+		}
+	}
+	return false
+}
+
+// sends reports whether the list has bytes of r that answer a read.
+func (t *transmitter) sends(r *region) bool {
+	for i := t.at; t.served && i < t.n; i++ {
+		if r.span(t.v.addr(i), 1) != nil {
+			return true
+		}
+	}
+	return false
+}
+
 // Disconnect implements verbs.QP.
 func (q *qp) Disconnect() {
 	if !q.disconnect.Swap(true) && !q.is(phaseIdle) {

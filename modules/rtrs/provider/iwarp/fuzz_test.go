@@ -92,7 +92,7 @@ func newFuzzEnd(t testing.TB, crc bool) *fuzzEnd {
 	e.region.valid.Store(fuzzSTag)
 	for i := range 4 {
 		at := 2*guard + fuzzSize + i*64
-		e.q.rq[i] = recvEntry{uint64(i), e.arena[at : at+64]}
+		e.q.rq[i] = recvEntry{id: uint64(i), buf: e.arena[at : at+64]}
 	}
 	e.q.rqTail = 4
 	return e

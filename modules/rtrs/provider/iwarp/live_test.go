@@ -245,8 +245,8 @@ func TestI006_HowThePeerEnds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, s := rawToServer(t, DefaultConfig())
-			s.recv(verbs.RecvWR{ID: 1}, verbs.RecvWR{ID: 2})
-			s.q().rq[0].buf = make([]byte, 8)
+			buf, mr := s.region(8, 0)
+			s.recv(verbs.RecvWR{ID: 1, Buf: buf, LKey: mr.LKey()}, verbs.RecvWR{ID: 2})
 			s.send(verbs.SendWR{ID: 3, Op: verbs.OpSend}) // held back
 			s.poll()
 			tt.act(p)

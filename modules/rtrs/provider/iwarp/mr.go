@@ -3,7 +3,9 @@ package iwarp
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -46,9 +48,12 @@ type region struct {
 	access verbs.Access
 	slot   uint32
 	// valid is the whole STag under which the peer reaches the region, 0 while
-	// it is invalidated.
+	// it is invalidated, closedKey for ever once it is closed.
 	valid atomic.Uint32
 }
+
+// closedKey is no STag of a region, since no region has index 0.
+const closedKey = 1
 
 func (t *stagTable) init() {
 	t.mult = rand.Uint32()&slotMask | 1
@@ -116,18 +121,20 @@ func (t *stagTable) takeSlot() (slot, key uint32, err error) {
 	return slot, rand.Uint32() & 0xff, nil
 }
 
-func (t *stagTable) remove(r *region) {
+// remove takes r out of the table and reports whether it was there.
+func (t *stagTable) remove(r *region) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	pages := *t.pages.Load()
 	if !pages[r.slot/pageSlots][r.slot%pageSlots].CompareAndSwap(r, nil) {
-		return // closed twice
+		return false
 	}
 	last := r.lkey
-	if v := r.valid.Swap(0); v != 0 {
+	if v := r.valid.Swap(closedKey); v != 0 {
 		last = v
 	}
 	t.free = append(t.free, freeSlot{r.slot, last & 0xff})
+	return true
 }
 
 // span returns n bytes at to, or nil when they are not all inside. It cannot
@@ -147,7 +154,38 @@ func (r *region) holds(buf []byte) bool {
 }
 
 // pd implements verbs.PD.
-type pd struct{ dev *Device }
+type pd struct {
+	dev *Device
+
+	mu    sync.Mutex
+	users map[*cq]int // attached connections of the domain by their queue
+}
+
+// join notes that a connection of the domain is attached to c.
+func (p *pd) join(c *cq) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.users == nil {
+		p.users = map[*cq]int{}
+	}
+	p.users[c]++
+}
+
+// leave notes that one is attached no more.
+func (p *pd) leave(c *cq) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.users[c]--; p.users[c] <= 0 {
+		delete(p.users, c)
+	}
+}
+
+// queues are those with connections of the domain.
+func (p *pd) queues() []*cq {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Collect(maps.Keys(p.users))
+}
 
 func (p *pd) RegMR(buf []byte, access verbs.Access) (verbs.MR, error) {
 	if len(buf) == 0 {
@@ -223,7 +261,21 @@ func (m *mr) RKey() uint32 { return m.r.lkey }
 func (m *mr) Addr() uint64 { return m.r.base }
 func (m *mr) Len() int     { return len(m.r.buf) }
 
+// Close implements verbs.MR. The region is out of the table first, so nothing
+// new finds it; a connection that is attached meanwhile looks for itself. Then
+// every owner that may be at work learns that it is gone before it touches
+// memory again.
 func (m *mr) Close() error {
-	m.r.pd.dev.stags.remove(m.r)
+	p := m.r.pd
+	if !p.dev.stags.remove(m.r) {
+		return nil // closed before
+	}
+	queues := p.queues()
+	for _, c := range queues {
+		c.revoke(m.r)
+	}
+	for _, c := range queues {
+		c.passTurn()
+	}
 	return nil
 }

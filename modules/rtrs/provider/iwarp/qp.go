@@ -92,8 +92,9 @@ type sendEntry struct {
 }
 
 type recvEntry struct {
-	id  uint64
-	buf []byte
+	id   uint64
+	buf  []byte
+	lkey uint32
 }
 
 type addrPair struct{ local, remote netip.AddrPort }
@@ -267,7 +268,7 @@ func (q *qp) PostRecv(wrs []verbs.RecvWR) (int, error) {
 		if !q.pd.local(wr.LKey, wr.Buf) {
 			return i, fmt.Errorf("post receive: %w", verbs.ErrAccess)
 		}
-		q.rq[q.rqTail&q.rqMask] = recvEntry{wr.ID, wr.Buf}
+		q.rq[q.rqTail&q.rqMask] = recvEntry{wr.ID, wr.Buf, wr.LKey}
 		q.rqTail++
 	}
 	if q.rnrSince != 0 { // only the owner sees this: a message waits

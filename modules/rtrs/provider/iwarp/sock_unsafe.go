@@ -26,6 +26,9 @@ func (v *vec) set(i int, b []byte) {
 // grow makes entry i n bytes longer: what follows it in memory belongs to it.
 func (v *vec) grow(i, n int) { v.iov[i].SetLen(int(v.iov[i].Len) + n) }
 
+// addr is where entry i starts.
+func (v *vec) addr(i int) uint64 { return uint64(uintptr(unsafe.Pointer(v.iov[i].Base))) }
+
 // drop takes n bytes off the front of entry i.
 func (v *vec) drop(i, n int) {
 	v.iov[i].Base = (*byte)(unsafe.Add(unsafe.Pointer(v.iov[i].Base), n))

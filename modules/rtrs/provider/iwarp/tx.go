@@ -29,6 +29,7 @@ type transmitter struct {
 	head     []byte // headers of the list
 	headUsed int
 	headVec  bool // the last entry is of head, its neighbour extends it
+	served   bool // answers to reads are in the list
 
 	queued   uint64     // stream position behind the list
 	accepted uint64     // stream position that the socket has taken
@@ -141,7 +142,7 @@ func (q *qp) transmit() {
 			return
 		}
 		if t.at == t.n {
-			t.at, t.n, t.headUsed, t.headVec = 0, 0, 0, false
+			t.at, t.n, t.headUsed, t.headVec, t.served = 0, 0, 0, false, false
 			q.build()
 		}
 		if t.at == t.n {
@@ -402,6 +403,7 @@ func (q *qp) emitServed(n int, last bool) {
 	crc := t.sum(0, head)
 	if n > 0 {
 		t.putPayload(src)
+		t.served = true
 		crc = t.sum(crc, src)
 	}
 	t.putTail(header(head).length(), crc)
