@@ -29,7 +29,8 @@ type Client struct {
 	// devices by index; pumps read it.
 	devices [MaxDevices]atomic.Pointer[Device]
 
-	waiters atomic.Int32 // callers of IO.Wait
+	waiters atomic.Int32  // callers of IO.Wait
+	gates   atomic.Uint32 // counts the moves of gates of devices
 
 	mapMu    sync.Mutex         // one map or unmap at a time; given back by mapDone
 	unsaved  atomic.Bool        // a session has changed since the state was written
@@ -56,6 +57,11 @@ type pumpShare struct {
 	// sources by the number in RTRS's tags. Owned by the pump; entries of
 	// front ends that are gone stay until their requests have ended.
 	sources []*source
+	// Of the owner: lane.go.
+	lanes  *lane      // to be served
+	stuck  *lane      // some of whose devices wait for permits or their window
+	parked deviceList // whose gates were shut when they were counted as gates
+	gates  uint32
 
 	waiters atomic.Int32 // callers of IO.Wait on this pump
 	crowded atomic.Int32 // how many calls are left until one may borrow the pump

@@ -69,12 +69,27 @@ type Device struct {
 	told       blk.Limits // what the front end knows
 }
 
-// share counts one pump's requests of a device. Only that pump writes.
+// share is what one pump knows of a device.
 type share struct {
-	inflight atomic.Int64
+	// Only that pump writes these.
+	inflight atomic.Int64  // requests of front ends without an answer
 	rx, tx   atomic.Uint64 // 512-byte sectors read, written
-	gate     gate          // as recheck has seen it
-	_        [36]byte      // a cache line of its own
+
+	// Of the pump's owner: lane.go.
+	waiting list
+	sent    int      // requests that hold a permit
+	placed  bool     // in a list of devices
+	next    *Device  // there
+	_       [64]byte // the next share is on another cache line
+}
+
+// newShares makes one for each pump.
+func newShares(pumps int) []share {
+	all := make([]share, pumps)
+	for i := range all {
+		all[i].waiting = emptyList()
+	}
+	return all
 }
 
 // stages are where the time of a device's requests goes on one pump.
@@ -140,6 +155,7 @@ func (d *Device) shown(location string, l blk.Limits) {
 
 func (d *Device) setGate(g gate) {
 	d.gate.Store(g)
+	d.client.gates.Add(1)
 	d.client.wake()
 }
 

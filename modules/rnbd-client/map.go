@@ -73,7 +73,7 @@ func (c *Client) Map(ctx context.Context, r MapRequest) (*Device, error) {
 // prepare checks what can be checked without the server.
 func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	d := &Device{client: c, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, ioMode: r.IOMode, pollQueues: r.PollQueues, identity: r.identity, location: r.location,
-		shares: make([]share, len(c.pumps)), latency: make([]stages, len(c.pumps))}
+		shares: newShares(len(c.pumps)), latency: make([]stages, len(c.pumps))}
 	if d.identity == "" {
 		d.identity = rand.Text()
 	}
@@ -144,6 +144,7 @@ func (c *Client) join(ctx context.Context, d *Device, r MapRequest) (fresh bool,
 	c.mu.Lock()
 	c.sessions[name] = s
 	s.devices = append(s.devices, d)
+	s.divide()
 	c.mu.Unlock()
 	return fresh, nil
 }
@@ -173,6 +174,7 @@ func (c *Client) leave(ctx context.Context, d *Device) {
 			break
 		}
 	}
+	s.divide()
 	last := len(s.devices) == 0
 	if last {
 		delete(c.sessions, s.name)

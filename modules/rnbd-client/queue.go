@@ -4,16 +4,15 @@ package client
 // order a request meets them:
 //
 //	Poll      ring -> onSubmit                entries are snapshots
-//	onSubmit  checks -> gate -> send          bounds, limits, device's state
-//	send      RNBD message -> RTRS queue      or wait for a permit
+//	onSubmit  checks -> enter                 bounds and limits
+//	enter     gate, window -> send            or wait in the device's list: lane.go
+//	send      RNBD message -> RTRS queue
 //	onDone    RTRS -> completion in the ring  or wait for the session
 //
 // Everything here runs on the pump. A request is a slot of its source's reqs;
 // RTRS's tag is (source, slot).
 
 import (
-	"slices"
-
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
@@ -32,20 +31,11 @@ const (
 type request struct {
 	sqe  shm.SQE
 	dev  *Device // nil: free
-	next uint32  // of the list it is in; none: last
+	next uint64  // in the list of those that wait
+	held bool    // it holds a permit; otherwise it waits
 	// When it came from the front end, and when it was first sent; 0: not yet.
 	arrived, sent int64
 }
-
-// none ends a list of requests.
-const none = ^uint32(0)
-
-// list is a queue of requests of one source, by slot.
-type list struct{ head, tail uint32 }
-
-func emptyList() list { return list{none, none} }
-
-func (l *list) empty() bool { return l.head == none }
 
 // source is one ring of a front end on one pump.
 type source struct {
@@ -55,10 +45,8 @@ type source struct {
 	comp  *shm.Completer
 
 	reqs     []request
-	free     list
+	free     []uint32 // slots
 	inflight int
-	waiting  list // for a permit
-	parked   list // for their device's gate
 	// orphaned: the front end is gone, nobody reads answers.
 	orphaned bool
 	large    bool
@@ -71,42 +59,35 @@ type source struct {
 }
 
 func newSource(p *pumpShare, owner *frontend, comp *shm.Completer, entries int) *source {
-	s := &source{pump: p, owner: owner, comp: comp, reqs: make([]request, entries),
-		free: emptyList(), waiting: emptyList(), parked: emptyList()}
-	for i := range s.reqs {
-		s.push(&s.free, uint32(i))
+	s := &source{pump: p, owner: owner, comp: comp, reqs: make([]request, entries), free: make([]uint32, entries)}
+	for i := range s.free {
+		s.free[i] = uint32(entries - 1 - i)
 	}
 	return s
 }
 
-func (s *source) push(l *list, i uint32) {
-	s.reqs[i].next = none
-	if l.head == none {
-		l.head = i
-	} else {
-		s.reqs[l.tail].next = i
-	}
-	l.tail = i
-}
+// tag names request i on the pump, and to RTRS.
+func (s *source) tag(i uint32) uint64 { return uint64(s.index)<<32 | uint64(i) }
 
-func (s *source) pop(l *list) uint32 {
-	i := l.head
-	l.head = s.reqs[i].next
-	return i
-}
-
-// Poll takes requests from the ring and publishes answers.
+// Poll sends what waits on the pump, takes requests from the ring and publishes
+// answers.
 func (s *source) Poll() int {
-	n := 0
-	if !s.parked.empty() {
-		n += s.recheck()
+	if s.orphaned {
+		return s.drop()
 	}
-	if !s.waiting.empty() {
-		n += s.resend()
-	}
-	if !s.orphaned {
-		n += s.take()
-		s.publish()
+	n := s.pump.serve() + s.take()
+	s.publish()
+	return n
+}
+
+// drop ends the requests that wait, and whose answers nobody reads.
+func (s *source) drop() (n int) {
+	for i := range s.reqs {
+		if r := &s.reqs[i]; r.dev != nil && !r.held {
+			before := s.inflight
+			s.pump.dismiss(r.dev, s)
+			n += before - s.inflight
+		}
 	}
 	return n
 }
@@ -147,7 +128,8 @@ func (s *source) onSubmit(e *shm.SQE) {
 		s.answer(e.Tag, errno)
 		return
 	}
-	i := s.pop(&s.free)
+	i := s.free[len(s.free)-1]
+	s.free = s.free[:len(s.free)-1]
 	r := &s.reqs[i]
 	r.sqe, r.dev = *e, d
 	r.arrived, r.sent = s.pump.pump.Now(), 0
@@ -174,35 +156,42 @@ func (d *Device) check(e *shm.SQE) blk.Errno {
 	return blk.OK
 }
 
-// enter sends request i, parks or fails it, as its device's gate says.
+// enter sends request i, or has it wait or fail, as its device's gate and window
+// say.
 func (s *source) enter(i uint32) {
-	r := &s.reqs[i]
-	switch r.dev.gate.Load() {
-	case gateOpen:
-		if !s.waiting.empty() {
-			s.push(&s.waiting, i) // not past those that wait for a permit
+	d := s.reqs[i].dev
+	l, sh := d.session.lanes[s.pump.index], &d.shares[s.pump.index]
+	gate := d.gate.Load()
+	switch {
+	case gate == gateFail:
+		s.finish(i, blk.EIO)
+		return
+	case gate == gateOpen && sh.waiting.empty() && l.turn.head == nil && l.admits(sh):
+		if s.send(i) == served {
 			return
 		}
-		s.send(i)
-	case gateWait:
-		s.push(&s.parked, i)
-	default:
-		s.finish(i, blk.EIO)
 	}
+	l.wait(d, s.tag(i))
 }
 
 // send hands request i to RTRS.
-func (s *source) send(i uint32) {
-	switch err := s.transmit(i); err {
-	case nil:
-		s.noteSent(&s.reqs[i])
-	case rtrs.ErrNoPermit:
-		s.push(&s.waiting, i)
-	case rtrs.ErrDisconnected:
-		s.lost(i)
+func (s *source) send(i uint32) verdict {
+	r := &s.reqs[i]
+	switch err := s.transmit(i); {
+	case err == nil:
+		r.held = true
+		r.dev.session.lanes[s.pump.index].began(&r.dev.shares[s.pump.index])
+		s.noteSent(r)
+	case err == rtrs.ErrNoPermit:
+		return noPermit
+	case err == rtrs.ErrDisconnected && r.dev.loss.Queue != 0:
+		return isShut
+	case err == rtrs.ErrDisconnected:
+		s.finish(i, blk.EIO)
 	default:
 		s.finish(i, blk.ToErrno(err))
 	}
+	return served
 }
 
 func (s *source) transmit(i uint32) error {
@@ -210,8 +199,7 @@ func (s *source) transmit(i uint32) error {
 	d, e := r.dev, &r.sqe
 	msg := rnbdwire.IO(s.msg[:])
 	d.encode(msg, e)
-	q := d.session.queues[s.pump.index]
-	tag := uint64(s.index)<<32 | uint64(i)
+	q, tag := d.session.lanes[s.pump.index].queue, s.tag(i)
 	switch e.Op {
 	case blk.Read:
 		return q.Read(tag, rtrs.Data{Region: d.region, Off: int(e.ArenaOff), Len: int(e.Len)}, msg)
@@ -252,8 +240,10 @@ func (d *Device) encode(msg rnbdwire.IO, e *shm.SQE) {
 
 // onDone is RTRS's answer to the request of tag.
 func (p *pumpShare) onDone(tag uint64, errno int) {
-	s := p.sources[tag>>32]
-	i := uint32(tag)
+	s, i := p.at(tag)
+	r := &s.reqs[i]
+	r.held = false
+	r.dev.session.lanes[p.index].ended(&r.dev.shares[p.index])
 	if errno == int(blk.ECONNABORTED) {
 		s.lost(i)
 	} else {
@@ -268,7 +258,7 @@ func (s *source) lost(i uint32) {
 		s.finish(i, blk.EIO)
 		return
 	}
-	s.push(&s.parked, i)
+	d.session.lanes[s.pump.index].waitAgain(d, s.tag(i))
 }
 
 // finish answers request i and forgets it.
@@ -283,7 +273,7 @@ func (s *source) finish(i uint32, errno blk.Errno) {
 	}
 	s.answer(r.sqe.Tag, errno)
 	r.dev = nil
-	s.push(&s.free, i)
+	s.free = append(s.free, i)
 	s.inflight--
 	share.inflight.Add(-1)
 }
@@ -297,70 +287,14 @@ func (s *source) answer(tag uint64, errno blk.Errno) {
 	s.answered = true
 }
 
-// resend tries the requests that wait for a permit, in order. Their gates may have
-// moved since: what is sent past one that is shut bears the id of a device that is
-// open no more, and the server may have given it to another.
-func (s *source) resend() (n int) {
-	waiting := s.waiting
-	s.waiting = emptyList()
-	for !waiting.empty() {
-		i := s.pop(&waiting)
-		if s.enter(i); !s.waiting.empty() { // still no permit
-			s.reqs[i].next = waiting.head
-			if waiting.head != none {
-				s.waiting.tail = waiting.tail
-			}
-			return n
-		}
-		n++
-	}
-	return n
-}
-
-// recheck looks whether the gates of parked requests have changed; those that
-// may go are sent in the order of their tags.
-func (s *source) recheck() (n int) {
-	var ready []uint32
-	// A gate that moves meanwhile must not split a device's requests: each is
-	// looked at once.
-	for i := s.parked.head; i != none; i = s.reqs[i].next {
-		d := s.reqs[i].dev
-		d.shares[s.pump.index].gate = d.gate.Load()
-	}
-	parked := s.parked
-	s.parked = emptyList()
-	for !parked.empty() {
-		i := s.pop(&parked)
-		if s.orphaned {
-			s.finish(i, blk.EIO)
-			n++
-		} else if s.reqs[i].dev.shares[s.pump.index].gate == gateWait {
-			s.push(&s.parked, i)
-		} else {
-			ready = append(ready, i)
-		}
-	}
-	slices.SortFunc(ready, func(a, b uint32) int {
-		ta, tb := s.reqs[a].sqe.Tag, s.reqs[b].sqe.Tag
-		switch {
-		case ta < tb:
-			return -1
-		case ta > tb:
-			return 1
-		}
-		return 0
-	})
-	for _, i := range ready {
-		s.enter(i)
-	}
-	return n + len(ready)
-}
-
-// Arm, Disarm and FD make it a source of the pump. Parked requests are woken
-// by the control side, which calls pump.Do after it moved a gate.
+// Arm, Disarm and FD make it a source of the pump. The control side wakes the
+// pump after it moved a gate.
 func (s *source) Arm() bool {
 	if s.orphaned {
 		return true
+	}
+	if s.pump.lanes != nil {
+		return false
 	}
 	if s.inflight == len(s.reqs) {
 		return true // no room for more; answers come from elsewhere

@@ -21,7 +21,7 @@ import (
 // target is a scripted RNBD server on a loopback fabric: one disk under any
 // name, and what it says can be changed by a test.
 type target struct {
-	t       *testing.T
+	t       testing.TB
 	net     *loopback.Network
 	addrs   []netip.AddrPort
 	pollers []*rtrs.Poller
@@ -41,6 +41,7 @@ type target struct {
 	dataLens []int
 	reads    []bool // RTRS direction of ios
 	hold     bool
+	hung     map[uint32]bool // devices, by id, whose requests are held
 	held     []*rtrs.Op
 	nextID   uint32
 	holdOpen bool
@@ -53,7 +54,7 @@ type target struct {
 	sessions atomic.Int32
 }
 
-func newTarget(t *testing.T, size int) *target {
+func newTarget(t testing.TB, size int) *target {
 	t.Helper()
 	s := &target{t: t, net: loopback.New(), data: make([]byte, size), addrs: []netip.AddrPort{
 		netip.MustParseAddrPort("10.0.0.1:1234"), netip.MustParseAddrPort("10.0.1.1:1234"),
@@ -177,7 +178,7 @@ func (s *target) Request(op *rtrs.Op) {
 		s.ios = append(s.ios, rnbdwire.IOFields{DeviceID: m.DeviceID(), Sector: m.Sector(), RW: uint32(m.Op()) | flagsOf(m), BISize: m.BISize(), Prio: m.Prio()})
 		s.dataLens = append(s.dataLens, op.DataLen())
 		s.reads = append(s.reads, op.IsRead())
-		if s.hold {
+		if s.hold || s.hung[m.DeviceID()] {
 			s.held = append(s.held, op)
 			return
 		}
@@ -211,7 +212,7 @@ func (s *target) finish(op *rtrs.Op, errno blk.Errno) {
 
 func (s *target) releaseAll(errno blk.Errno) {
 	s.mu.Lock()
-	s.hold = false
+	s.hold, s.hung = false, nil
 	held, closes := s.held, s.closes
 	s.held, s.closes = nil, nil
 	s.mu.Unlock()
@@ -323,7 +324,7 @@ func (s *target) device(c *Client, change ...func(*MapRequest)) (*Device, *IO) {
 }
 
 // do runs one request and returns its errno.
-func do(t *testing.T, io *IO, r Request) blk.Errno {
+func do(t testing.TB, io *IO, r Request) blk.Errno {
 	t.Helper()
 	if !io.Submit(r) {
 		t.Fatal("submit refused")
@@ -340,7 +341,7 @@ func do(t *testing.T, io *IO, r Request) blk.Errno {
 	}
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
+func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)
 	for !ok() {
@@ -351,7 +352,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

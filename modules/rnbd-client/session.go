@@ -20,7 +20,8 @@ type session struct {
 	name      string
 	log       *slog.Logger
 	transport *rtrs.Session
-	queues    []*rtrs.Queue // by pump
+	lanes     []*lane // by pump
+	window    atomic.Pointer[window]
 
 	version uint8
 	// features are the extensions of the server as it is now.
@@ -65,6 +66,7 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 	var cfg rtrs.ClientConfig
 	for _, p := range c.pumps {
 		cfg.Pollers = append(cfg.Pollers, p.poller)
+		s.lanes = append(s.lanes, &lane{session: s, pump: p})
 	}
 	cfg.Queues = max(c.cfg.Queues, len(c.pumps))
 	cfg.Timing = c.cfg.Timing
@@ -75,7 +77,7 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 	s.tuning.now = r.tuning
 	cfg.Logger = c.cfg.logger("rtrs")
 	cfg.OnDone = func(queue int, tag uint64, errno int) { c.pumps[queue%len(c.pumps)].onDone(tag, errno) }
-	cfg.OnPermit = func(int) {} // its sources try again whenever they are polled
+	cfg.OnPermit = func(queue int) { s.lanes[queue%len(s.lanes)].unblock() }
 	cfg.OnEvent = s.onEvent
 	open := rtrs.Open
 	if r.identity != "" {
@@ -88,9 +90,10 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 	if err != nil {
 		return nil, refused(addrs, err)
 	}
-	for i := range c.pumps {
-		s.queues = append(s.queues, s.transport.Queue(i))
+	for i, l := range s.lanes {
+		l.queue = s.transport.Queue(i)
 	}
+	s.divide()
 	if err := s.hello(ctx); err != nil {
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), forcedClose)
 		defer cancel()
@@ -207,6 +210,9 @@ func (s *session) onUp() error {
 		s.log.Warn("session is back, but does not answer", "error", err)
 		return err
 	}
+	s.client.mu.Lock()
+	s.divide() // the server may have another queue depth now
+	s.client.mu.Unlock()
 	var errs []error
 	for _, d := range s.list() {
 		if d.wantsReopen() {
@@ -221,6 +227,12 @@ func (s *session) list() []*Device {
 	s.client.mu.Lock()
 	defer s.client.mu.Unlock()
 	return append([]*Device(nil), s.devices...)
+}
+
+// divide gives each device its part of the permits. Caller holds Client.mu, or has
+// the session alone.
+func (s *session) divide() {
+	s.window.Store(newWindow(s.transport.QueueDepth(), len(s.lanes), len(s.devices)))
 }
 
 func (s *session) close(ctx context.Context) error {

@@ -1,0 +1,330 @@
+package client
+
+// DATA PATH. A lane joins the devices of one session with one pump. Requests that
+// cannot go on wait in the list of their device on that pump (share.waiting), in
+// the order in which they came, those that a lost session gave back before the
+// others. Devices with such a list are in one of these places:
+//
+//	lane.turn     served by rounds, a request each, as permits allow
+//	lane.full     at the bound of their window; an answer moves them to turn
+//	pump.parked   their gate is shut; the move of a gate moves them to turn
+//
+// So a session without permits holds up its own devices, and a device whose
+// requests hang leaves permits to the others of its session.
+
+import (
+	"sync/atomic"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// none ends a list of requests.
+const none = ^uint64(0)
+
+// list is a queue of requests of one pump, by tag: the number of their source in
+// pumpShare.sources and their slot there.
+type list struct{ head, tail uint64 }
+
+func emptyList() list { return list{none, none} }
+
+func (l *list) empty() bool { return l.head == none }
+
+// deviceList is a queue of devices, linked by their shares of one pump.
+type deviceList struct{ head, tail *Device }
+
+func (l *deviceList) push(pump int, d *Device) {
+	d.shares[pump].next = nil
+	if l.head == nil {
+		l.head = d
+	} else {
+		l.tail.shares[pump].next = d
+	}
+	l.tail = d
+}
+
+func (l *deviceList) pop(pump int) *Device {
+	d := l.head
+	l.head = d.shares[pump].next
+	return d
+}
+
+func (l *deviceList) pushFront(pump int, d *Device) {
+	if d.shares[pump].next = l.head; l.head == nil {
+		l.tail = d
+	}
+	l.head = d
+}
+
+// take moves all of other to the end of l.
+func (l *deviceList) take(pump int, other *deviceList) {
+	if other.head == nil {
+		return
+	}
+	if l.head == nil {
+		*l = *other
+	} else {
+		l.tail.shares[pump].next = other.head
+		l.tail = other.tail
+	}
+	other.head = nil
+}
+
+// lane is what one pump knows of a session. The pump owns it.
+type lane struct {
+	session *session
+	pump    *pumpShare
+	queue   *rtrs.Queue
+
+	turn, full deviceList
+	blocked    bool         // RTRS had no permit, and will say when to try again
+	pooled     int          // permits in use beyond the first one of each device
+	sent       atomic.Int32 // permits in use; other pumps read it
+	listed     bool         // in pump.lanes
+	next       *lane        // there
+	stuck      bool         // in pump.stuck
+	nextStuck  *lane        // there
+}
+
+// window says how many permits of a session a device may hold.
+type window struct {
+	total int  // for all requests of the session; the rest is for OPEN, CLOSE and fences
+	lane  int  // those of one pump
+	pool  int  // of these, what devices share beyond the first permit of each
+	alone bool // the session has one device
+}
+
+// newWindow divides depth permits among devices on pumps.
+func newWindow(depth, pumps, devices int) *window {
+	kept := min(4+depth/32, depth/4+1, depth-1)
+	w := &window{total: max(depth-kept, 1), alone: devices <= 1}
+	w.lane = max(w.total/pumps, 1)
+	w.pool = max(w.lane-devices, w.lane/2)
+	return w
+}
+
+// greed is how many permits of the pool a device may hold for each one that is
+// free. A device that hangs alone leaves a third of the pool to the others, a
+// second one a fifth, and each device has one permit that is not of the pool.
+const greed = 2
+
+// admits reports whether the device with that share may send one more request.
+func (l *lane) admits(sh *share) bool {
+	w := l.session.window.Load()
+	switch {
+	case sh.sent == 0:
+		return true
+	case w.alone:
+		return sh.sent < w.lane || l.session.sent() < w.total
+	}
+	return sh.sent <= greed*(w.pool-l.pooled)
+}
+
+// sent counts the requests that hold a permit, on all pumps.
+func (s *session) sent() (n int) {
+	for _, l := range s.lanes {
+		n += int(l.sent.Load())
+	}
+	return n
+}
+
+// began counts a request that was given a permit, ended one that gave it back.
+func (l *lane) began(sh *share) {
+	if sh.sent++; sh.sent > 1 {
+		l.pooled++
+	}
+	l.sent.Add(1)
+}
+
+func (l *lane) ended(sh *share) {
+	if sh.sent > 1 {
+		l.pooled--
+	}
+	sh.sent--
+	l.sent.Add(-1)
+	l.turn.take(l.pump.index, &l.full)
+	l.unblock()
+}
+
+// unblock has the lane served again: a permit is free.
+func (l *lane) unblock() {
+	l.blocked = false
+	if l.turn.head != nil {
+		l.list()
+	}
+}
+
+// list has the lane served in the pump's next turn.
+func (l *lane) list() {
+	if !l.listed && !l.blocked {
+		l.listed, l.next, l.pump.lanes = true, l.pump.lanes, l
+	}
+}
+
+// enqueue lets d take its turn, if it is in no place yet.
+func (l *lane) enqueue(d *Device) {
+	if sh := &d.shares[l.pump.index]; !sh.placed {
+		sh.placed = true
+		l.turn.push(l.pump.index, d)
+		l.list()
+	}
+}
+
+// wait puts a request behind the others of d.
+func (l *lane) wait(d *Device, tag uint64) {
+	l.pump.push(&d.shares[l.pump.index].waiting, tag)
+	l.enqueue(d)
+}
+
+// waitAgain puts a request that was sent already before those that were not, in
+// the order of their tags.
+func (l *lane) waitAgain(d *Device, tag uint64) {
+	p, waiting := l.pump, &d.shares[l.pump.index].waiting
+	r, before := p.request(tag), none
+	next := waiting.head
+	for ; next != none; before, next = next, p.request(next).next {
+		if o := p.request(next); o.sent == 0 || o.sqe.Tag > r.sqe.Tag {
+			break
+		}
+	}
+	if r.next = next; next == none {
+		waiting.tail = tag
+	}
+	if before == none {
+		waiting.head = tag
+	} else {
+		p.request(before).next = tag
+	}
+	l.enqueue(d)
+}
+
+// serve sends what waits and may go on, and returns how many requests that were.
+func (p *pumpShare) serve() (n int) {
+	if g := p.client.gates.Load(); g != p.gates {
+		p.gates = g
+		p.unpark()
+	}
+	for p.lanes != nil {
+		l := p.lanes
+		p.lanes, l.listed = l.next, false
+		n += l.serve()
+	}
+	return n
+}
+
+// unpark lets all devices take their turn that wait for a gate, a permit or a
+// window: a gate may have moved to fail.
+func (p *pumpShare) unpark() {
+	for p.parked.head != nil {
+		d := p.parked.pop(p.index)
+		l := d.session.lanes[p.index]
+		l.turn.push(p.index, d)
+		l.list()
+	}
+	for p.stuck != nil {
+		l := p.stuck
+		p.stuck, l.stuck = l.nextStuck, false
+		l.turn.take(p.index, &l.full)
+		l.unblock()
+	}
+}
+
+// verdict is what became of an attempt to send a request.
+type verdict uint8
+
+const (
+	served   verdict = iota // sent or answered
+	nothing                 // the device has no request that waits
+	isShut                  // the device's gate, or its session is lost
+	isFull                  // the device's window
+	noPermit                // of the session
+)
+
+// serve sends a request of each device in turn until permits or requests run out.
+func (l *lane) serve() (n int) {
+	for i := l.pump.index; l.turn.head != nil && !l.blocked; {
+		d := l.turn.pop(i)
+		switch sh := &d.shares[i]; l.serveOne(d, sh) {
+		case served:
+			n++
+			l.turn.push(i, d)
+		case nothing:
+			sh.placed = false
+		case isShut:
+			l.pump.parked.push(i, d)
+		case isFull:
+			l.full.push(i, d)
+		case noPermit:
+			l.turn.pushFront(i, d)
+			l.blocked = true
+		}
+	}
+	if !l.stuck && (l.blocked || l.full.head != nil) {
+		l.stuck, l.nextStuck, l.pump.stuck = true, l.pump.stuck, l
+	}
+	return n
+}
+
+// serveOne sends the next request of d. What is sent past a gate that is shut
+// bears the id of a device that is open no more, and the server may have given it
+// to another.
+func (l *lane) serveOne(d *Device, sh *share) verdict {
+	if sh.waiting.empty() {
+		return nothing
+	}
+	s, i := l.pump.at(sh.waiting.head)
+	v := served
+	switch gate := d.gate.Load(); {
+	case s.orphaned || gate == gateFail:
+		s.finish(i, blk.EIO)
+	case gate == gateWait:
+		return isShut
+	case !l.admits(sh):
+		return isFull
+	default:
+		v = s.send(i)
+	}
+	if v == served {
+		l.pump.pop(&sh.waiting)
+	}
+	return v
+}
+
+// dismiss ends those of d's requests that wait and came from s, of which nobody
+// reads answers.
+func (p *pumpShare) dismiss(d *Device, s *source) {
+	waiting := &d.shares[p.index].waiting
+	all := *waiting
+	*waiting = emptyList()
+	for !all.empty() {
+		tag := p.pop(&all)
+		if from, i := p.at(tag); from == s {
+			s.finish(i, blk.EIO)
+		} else {
+			p.push(waiting, tag)
+		}
+	}
+}
+
+func (p *pumpShare) at(tag uint64) (s *source, i uint32) { return p.sources[tag>>32], uint32(tag) }
+
+func (p *pumpShare) request(tag uint64) *request {
+	s, i := p.at(tag)
+	return &s.reqs[i]
+}
+
+func (p *pumpShare) push(l *list, tag uint64) {
+	p.request(tag).next = none
+	if l.empty() {
+		l.head = tag
+	} else {
+		p.request(l.tail).next = tag
+	}
+	l.tail = tag
+}
+
+func (p *pumpShare) pop(l *list) uint64 {
+	tag := l.head
+	l.head = p.request(tag).next
+	return tag
+}
