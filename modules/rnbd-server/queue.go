@@ -94,13 +94,7 @@ const prioVersion = 2
 // fill turns the message into a ring entry, or says why it is refused.
 func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk.Errno {
 	bop, n := blk.Op(msg.Op()), uint64(msg.BISize())
-	if op.DataLen() != 0 && uint64(op.DataLen()) != n {
-		return blk.EINVAL
-	}
-	if bop == blk.Write && (op.IsRead() || n != uint64(op.DataLen())) {
-		return blk.EINVAL // what is in the chunk was not sent with this request
-	}
-	if bop == blk.Read && (n != uint64(op.DataLen()) || n != uint64(op.ReplyLen())) {
+	if !dataFits(bop, op.IsRead(), n, uint64(op.DataLen()), uint64(op.ReplyLen())) {
 		return blk.EINVAL
 	}
 	if m.mode == blk.ReadOnly && bop.Modifies() {
@@ -142,6 +136,19 @@ func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk
 		r.sqe.Flags |= blk.Sync
 	}
 	return blk.OK
+}
+
+// dataFits reports whether a message about n bytes goes with what RTRS announced:
+// the direction, the bytes of data in the chunk, and the bytes that the answer sends.
+// The answer may send more than the data: what else is in the session's chunk.
+func dataFits(op blk.Op, read bool, n, data, reply uint64) bool {
+	switch op {
+	case blk.Read:
+		return read && n == data && n <= reply
+	case blk.Write: // what is in the chunk must have come with this request
+		return !read && n == data
+	}
+	return data == 0 || n == data
 }
 
 // admit sends r to the plugin, or lets it wait its turn.

@@ -254,6 +254,33 @@ func TestIO(t *testing.T) {
 	}
 }
 
+func TestR139_DataThatGoWithAMessage(t *testing.T) {
+	for _, tt := range []struct {
+		name           string
+		op             blk.Op
+		read           bool
+		n, data, reply uint64
+		want           bool
+	}{
+		{"a read", blk.Read, true, 512, 512, 512, true},
+		{"a read whose descriptor is longer than the data", blk.Read, true, 512, 512, 4096, true},
+		{"a read whose descriptor is shorter than the data", blk.Read, true, 1024, 1024, 512, false},
+		{"a read of another size than its data", blk.Read, true, 1024, 512, 1024, false},
+		{"a read without data", blk.Read, true, 512, 0, 0, false},
+		{"a read as an RTRS write", blk.Read, false, 512, 512, 0, false},
+		{"a write", blk.Write, false, 512, 512, 0, true},
+		{"a write of more than came", blk.Write, false, 1024, 512, 0, false},
+		{"a write as an RTRS read", blk.Write, true, 512, 512, 512, false},
+		{"a flush as an RTRS read", blk.Flush, true, 0, 0, 0, true},
+		{"a flush with data", blk.Flush, false, 0, 512, 0, false},
+		{"a discard", blk.Discard, false, 1 << 20, 0, 0, true},
+	} {
+		if got := dataFits(tt.op, tt.read, tt.n, tt.data, tt.reply); got != tt.want {
+			t.Errorf("%s: fits %t, want %t", tt.name, got, tt.want)
+		}
+	}
+}
+
 func TestR135_CloseWaitsForIO(t *testing.T) {
 	mem := newMemory()
 	mem.add("a", 1<<20)
