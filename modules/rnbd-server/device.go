@@ -77,23 +77,33 @@ func (d *device) state() string {
 	return "open"
 }
 
-// choosePlugin finds who serves name by what the client wishes, else by the
-// first rule that matches; nil: by the kind of node.
+// choosePlugin finds who serves name: the first rule that matches, else what the
+// client wishes; nil: by the kind of node. EINVAL: the wish is not offered; EPERM: a
+// rule says otherwise.
 func (s *Server) choosePlugin(name, wish string) (*ioPlugin, error) {
-	if wish != "" {
-		p := s.pluginByName(wish)
-		if p == nil || p.info.Names != plugin.NamesPath { // one that makes devices of names is the operator's to choose
-			return nil, fmt.Errorf("open %q: io mode %q is not offered to clients: %w", name, wish, syscall.EINVAL)
-		}
-		return p, nil
+	ruled := s.pluginByRule(name)
+	if wish == "" {
+		return ruled, nil
 	}
+	p := s.pluginByName(wish)
+	if p == nil || p.info.Names != plugin.NamesPath { // one that makes devices of names is the operator's to choose
+		return nil, fmt.Errorf("open %q: io mode %q is not offered to clients: %w", name, wish, syscall.EINVAL)
+	}
+	if ruled != nil && ruled != p {
+		return nil, fmt.Errorf("open %q: the server's rules say io mode %s, not %s: %w", name, ruled.cfg.Name, wish, syscall.EPERM)
+	}
+	return p, nil
+}
+
+// pluginByRule returns the plugin of the first rule that matches name, nil if none does.
+func (s *Server) pluginByRule(name string) *ioPlugin {
 	clean := path.Clean("/" + name)[1:]
 	for _, r := range s.cfg.Rules {
 		if ok, _ := path.Match(r.Glob, clean); ok {
-			return s.pluginByName(r.Plugin), nil
+			return s.pluginByName(r.Plugin)
 		}
 	}
-	return nil, nil
+	return nil
 }
 
 // pluginForNode is the choice when no rule matched.

@@ -111,6 +111,38 @@ func TestE016_IOModesThatAreNotOffered(t *testing.T) {
 	}
 }
 
+// The operator's rule is binding; where none matches the client's wish counts.
+func TestE016_RulesComeBeforeWishes(t *testing.T) {
+	s := &Server{cfg: Config{Rules: []Rule{{"scratch*", "memory"}, {"*.img", "fileio"}, {"raw/*", "blockio"}}}}
+	for _, p := range []plugin.Info{{Name: "fileio"}, {Name: "blockio"}, {Name: "memory", Names: plugin.NamesOpaque}} {
+		s.plugins = append(s.plugins, &ioPlugin{cfg: PluginConfig{Name: p.Name}, info: p})
+	}
+	for _, tt := range []struct {
+		name, wish, want string
+		err              error
+	}{
+		{"a.img", "", "fileio", nil},
+		{"a.img", "fileio", "fileio", nil},
+		{"a.img", "blockio", "", syscall.EPERM},
+		{"/./a.img", "blockio", "", syscall.EPERM},
+		{"scratch1", "fileio", "", syscall.EPERM},
+		{"raw/a", "fileio", "", syscall.EPERM},
+		{"other", "blockio", "blockio", nil},
+		{"other", "", "", nil},
+		{"other", "memory", "", syscall.EINVAL},
+		{"other", "nothing", "", syscall.EINVAL},
+	} {
+		p, err := s.choosePlugin(tt.name, tt.wish)
+		got := ""
+		if p != nil {
+			got = p.cfg.Name
+		}
+		if got != tt.want || !errors.Is(err, tt.err) {
+			t.Errorf("open %q, wish %q: %q, %v; want %q, %v", tt.name, tt.wish, got, err, tt.want, tt.err)
+		}
+	}
+}
+
 func TestE004_ResizeIsToldUntilItIsSeen(t *testing.T) {
 	mem := newMemory()
 	disk := mem.add("vol", 1<<20)

@@ -60,6 +60,9 @@ func (j jail) open(session, name string) (*node, error) {
 	fail := func(errno syscall.Errno, why string) error {
 		return fmt.Errorf("open %q for session %q: %s: %w", name, session, why, errno)
 	}
+	if session == "" && strings.Contains(j.searchPath, sessionMarker) {
+		return nil, fail(syscall.EINVAL, "the session has no name, and each has a folder of its own by name")
+	}
 	root := j.root(session)
 	if len(root)+len(name) >= maxPath {
 		return nil, fail(syscall.EINVAL, "the name is too long")

@@ -63,6 +63,21 @@ func TestR127_Jail(t *testing.T) {
 	}
 }
 
+// The folder above those of the sessions is nobody's.
+func TestR126_ASessionWithoutANameHasNoFolder(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(dir, "s1"), 0o755))
+	for _, name := range []string{"vol", "s1/vol"} {
+		must(t, os.WriteFile(filepath.Join(dir, name), make([]byte, 4096), 0o644))
+		if n, err := (jail{dir + "/%SESSNAME%"}).open("", name); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("open %q for a session without a name: %v, %v, want EINVAL", name, n, err)
+		}
+	}
+	n, err := jail{dir}.open("", "vol") // where sessions share a folder it needs none
+	must(t, err)
+	n.file.Close()
+}
+
 func TestJailByDefaultServesNoFiles(t *testing.T) {
 	_, err := jail{}.open("s1", "etc/shadow")
 	if !errors.Is(err, syscall.ENOTBLK) {
