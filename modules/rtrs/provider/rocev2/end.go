@@ -52,8 +52,8 @@ func (q *qp) asked() {
 		q.hangUp(verbs.StatusOK, nil)
 		q.end.state = endDone
 		q.cq.detach(q)
-	case q.disconnect.Load() && q.end.state == endNone:
-		q.leave()
+	case q.disconnect.Load():
+		q.hangUp(verbs.StatusOK, nil)
 	case q.peerGone.Load() != 0:
 		q.cq.activate(q) // it ends when what arrived before was looked at
 	}
@@ -74,16 +74,6 @@ func (q *qp) hear() {
 func (q *qp) release() {
 	q.req.hold = false
 	q.cq.activate(q)
-}
-
-// leave is the end that our side asked for. What was posted gets a last
-// chance.
-func (q *qp) leave() {
-	if q.wants() {
-		q.transmit()
-	}
-	q.out.flush()
-	q.hangUp(verbs.StatusOK, nil)
 }
 
 // gone is why a peer is no longer there.
@@ -113,15 +103,14 @@ func (q *qp) sayLast() {
 	q.out.flush()
 }
 
-// hangUp ends the connection.
+// hangUp ends the connection. Nothing of it is sent any more, neither what was
+// posted nor what waits for room in the socket: whoever gave the connection up
+// may have sent the same another way, and newer data after it.
 func (q *qp) hangUp(status verbs.Status, cause error) {
 	if q.end.state != endNone {
 		return
 	}
-	q.out.flush()
-	if q.out.at < q.out.n {
-		q.out.discard() // it names memory that is about to be given back
-	}
+	q.out.forget(q)
 	q.end = ending{endFlushing, status, cause}
 	q.phase.Store(uint32(phaseDown))
 	q.setDeadline(0)

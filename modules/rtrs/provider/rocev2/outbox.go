@@ -90,7 +90,7 @@ func (o *outbox) begin(q *qp, header, size int) []byte {
 func (o *outbox) runFor(q *qp, size int) *run {
 	if o.gso && o.n > o.at {
 		r := &o.runs[o.n-1]
-		if r.q == q && !r.short && size <= r.size && r.packets < maxSegments && r.total+size <= maxSegmented && r.vecs+maxSGE+2 <= maxRunVecs {
+		if r.q == q && r.first+r.vecs == o.vecsUsed && !r.short && size <= r.size && r.packets < maxSegments && r.total+size <= maxSegmented && r.vecs+maxSGE+2 <= maxRunVecs {
 			return r
 		}
 	}
@@ -209,6 +209,26 @@ func (o *outbox) names(r *region) bool {
 		}
 	}
 	return false
+}
+
+// forget takes back what q has listed.
+func (o *outbox) forget(q *qp) {
+	n := o.at
+	for _, r := range o.runs[o.at:o.n] {
+		if r.q != q {
+			o.runs[n] = r
+			n++
+		}
+	}
+	o.n = n
+	switch {
+	case o.at == o.n:
+		o.discard()
+	case o.blocked:
+		for i := o.at; i < o.n; i++ {
+			o.describe(i)
+		}
+	}
 }
 
 // discard forgets what is listed.

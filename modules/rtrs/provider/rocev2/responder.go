@@ -320,6 +320,7 @@ func (q *qp) sendResponse() bool {
 	if n > 0 {
 		if data = q.pd.remote(s.key, s.addr, uint64(s.length), verbs.AccessRemoteRead); data == nil {
 			q.sendAck(nakAccess, psnAdd(s.psn, x.serving))
+			q.out.flush()
 			q.hangUp(verbs.StatusFatal, fmt.Errorf("region of a read went away"))
 			return false
 		}
