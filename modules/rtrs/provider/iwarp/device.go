@@ -33,6 +33,11 @@ type Config struct {
 	// RequestTimeout bounds the wait for the MPA request of an accepted
 	// connection (default 5 s), ReplyTimeout that for the reply (default 10 s).
 	RequestTimeout, ReplyTimeout time.Duration
+	// MaxHandshakes bounds the connections of a listener whose request has not
+	// come or has not been accepted yet, default 512. MaxHandshakesPerAddress
+	// bounds those of one address, or of one /64 of IPv6, whose request has not
+	// come, default 128. Beyond either the oldest of them is closed.
+	MaxHandshakes, MaxHandshakesPerAddress int
 	// PeerTimeout ends a connection whose peer acknowledges nothing, or takes
 	// nothing, for that long. The time runs while bytes wait for the peer; a
 	// connection without any is probed. It also bounds the TCP handshake. The
@@ -54,6 +59,9 @@ const (
 	maxMULPDU      = 65535
 	terminateLimit = time.Second // to get a Terminate out
 
+	defaultHandshakes = 512
+	defaultPerAddress = 128
+
 	maxQPWR = 16384
 	maxSGE  = 32
 )
@@ -66,6 +74,8 @@ func (c Config) withDefaults() Config {
 	c.RNRTimeout = orDefault(c.RNRTimeout, 5*time.Second)
 	c.RequestTimeout = orDefault(c.RequestTimeout, 5*time.Second)
 	c.ReplyTimeout = orDefault(c.ReplyTimeout, 10*time.Second)
+	c.MaxHandshakes = orDefault(c.MaxHandshakes, defaultHandshakes)
+	c.MaxHandshakesPerAddress = orDefault(c.MaxHandshakesPerAddress, min(defaultPerAddress, c.MaxHandshakes))
 	c.PeerTimeout = orDefault(c.PeerTimeout, 7*time.Second)
 	if c.Logger == nil {
 		c.Logger = slog.Default()
@@ -88,6 +98,15 @@ type Stats struct {
 	SentBytes       uint64 // everything accepted by sockets
 	ReceivedBytes   uint64 // everything taken from sockets
 	CRCErrors       uint64
+	Handshakes      HandshakeStats
+}
+
+// HandshakeStats counts the connections to listeners that came to nothing
+// before their request reached Accept.
+type HandshakeStats struct {
+	GaveWay uint64 // too many were unfinished
+	Late    uint64 // the request did not come in time
+	Refused uint64 // what came was no request that is served, or the peer left
 }
 
 // Device is an opened software iWARP device.
@@ -120,6 +139,9 @@ func Open(cfg Config) (verbs.Device, error) {
 	}
 	if cfg.IRD > maxReadDepth || cfg.ORD > maxReadDepth {
 		return nil, fmt.Errorf("open iwarp device %s: IRD %d, ORD %d: at most %d", cfg.Name, cfg.IRD, cfg.ORD, maxReadDepth)
+	}
+	if cfg.MaxHandshakes < 1 || cfg.MaxHandshakesPerAddress < 1 {
+		return nil, fmt.Errorf("open iwarp device %s: %d handshakes, %d of an address: at least 1", cfg.Name, cfg.MaxHandshakes, cfg.MaxHandshakesPerAddress)
 	}
 	d := &Device{cfg: cfg, listeners: map[*listener]struct{}{}, counters: map[*counters]struct{}{}}
 	d.stags.init()

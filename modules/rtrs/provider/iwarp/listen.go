@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"sync"
@@ -14,20 +15,14 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// maxHandshakes is how many connections of a listener may be between accept
-// and the consumer's Accept. More wait in the kernel's backlog.
-const maxHandshakes = 256
-
 // listener implements verbs.Listener.
 type listener struct {
-	dev  *Device
-	tcp  *net.TCPListener
-	reqs chan *request
-	room chan struct{} // one token for each handshake
-	done chan struct{} // closed by Close
-
-	mu    sync.Mutex
-	conns map[*net.TCPConn]struct{} // handshakes in progress
+	dev   *Device
+	tcp   *net.TCPListener
+	crowd *crowd
+	reqs  chan *request
+	room  chan struct{} // one token for each handshake, also of requests that wait for Accept
+	done  chan struct{} // closed by Close
 	wg    sync.WaitGroup
 	once  sync.Once
 }
@@ -42,9 +37,8 @@ func (d *Device) Listen(addr netip.AddrPort) (verbs.Listener, error) {
 		return nil, fmt.Errorf("listen at %s: %w", addr, err)
 	}
 	l := &listener{
-		dev: d, tcp: nl.(*net.TCPListener),
-		reqs: make(chan *request), room: make(chan struct{}, maxHandshakes), done: make(chan struct{}),
-		conns: map[*net.TCPConn]struct{}{},
+		dev: d, tcp: nl.(*net.TCPListener), crowd: newCrowd(d.cfg.MaxHandshakes, d.cfg.MaxHandshakesPerAddress),
+		reqs: make(chan *request), room: make(chan struct{}, d.cfg.MaxHandshakes), done: make(chan struct{}),
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -75,11 +69,7 @@ func (l *listener) Close() error {
 	l.once.Do(func() {
 		close(l.done)
 		l.tcp.Close()
-		l.mu.Lock()
-		for c := range l.conns {
-			c.Close()
-		}
-		l.mu.Unlock()
+		l.crowd.close()
 		l.dev.mu.Lock()
 		delete(l.dev.listeners, l)
 		l.dev.mu.Unlock()
@@ -92,18 +82,14 @@ func (l *listener) Close() error {
 // descriptor left, is waited out.
 func (l *listener) run() {
 	for {
-		select {
-		case l.room <- struct{}{}:
-		case <-l.done:
-			return
-		}
 		conn, err := l.tcp.AcceptTCP()
-		if err == nil {
-			l.wg.Go(func() { l.handshake(conn); <-l.room })
+		switch {
+		case err == nil:
+			if !l.begin(conn) {
+				return
+			}
 			continue
-		}
-		<-l.room
-		if errors.Is(err, net.ErrClosed) {
+		case errors.Is(err, net.ErrClosed):
 			return
 		}
 		l.dev.cfg.Logger.Warn("iwarp listener", "addr", l.Addr(), "err", err)
@@ -115,48 +101,70 @@ func (l *listener) run() {
 	}
 }
 
-// handshake reads the request and offers it to Accept.
-func (l *listener) handshake(conn *net.TCPConn) {
-	if !l.track(conn) {
-		conn.Close()
-		return
+// begin starts the handshake on conn. Another one may have to give way; where
+// all others are requests that wait for Accept, so does begin, and further
+// connections wait in the kernel's backlog. It reports whether the listener is
+// still open.
+func (l *listener) begin(conn *net.TCPConn) bool {
+	conn.SetDeadline(time.Now().Add(l.dev.cfg.RequestTimeout))
+	h := &handshake{conn: conn, source: sourceOf(addrPort(conn.RemoteAddr()).Addr())}
+	if gone := l.crowd.enter(h); gone != nil {
+		gone.giveWay()
 	}
-	r, err := l.dev.examine(conn)
+	if !l.enterRoom(h) {
+		conn.Close()
+		return false
+	}
+	l.wg.Go(func() {
+		l.handshake(h)
+		<-l.room
+	})
+	return true
+}
+
+// enterRoom waits for one of the places of all handshakes. One that was about to
+// be read when h came may be silent since, and gives way then.
+func (l *listener) enterRoom(h *handshake) bool {
+	for {
+		select {
+		case l.room <- struct{}{}:
+			return true
+		case <-l.done:
+			return false
+		case <-time.After(10 * time.Millisecond):
+			if gone := l.crowd.relieve(h); gone != nil {
+				gone.giveWay()
+			}
+		}
+	}
+}
+
+// handshake reads the request and offers it to Accept.
+func (l *listener) handshake(h *handshake) {
+	r, err := l.dev.examine(h.conn)
+	if stayed := l.crowd.leave(h); err != nil && !stayed {
+		err = errGaveWay
+	}
 	if err == nil {
 		select {
 		case l.reqs <- r:
-			l.untrack(conn)
 			return
 		case <-l.done:
 			err = verbs.ErrClosed
 		}
 	}
-	l.untrack(conn)
-	conn.Close()
-	l.dev.cfg.Logger.Info("iwarp connection refused", "remote", addrPort(conn.RemoteAddr()), "cause", err)
-}
-
-func (l *listener) track(conn *net.TCPConn) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	select {
-	case <-l.done:
-		return false
-	default:
-		l.conns[conn] = struct{}{}
-		return true
+	h.conn.Close()
+	l.dev.countHandshake(err)
+	level := slog.LevelInfo
+	if err == errGaveWay {
+		level = slog.LevelDebug // there are many, and they are counted
 	}
+	l.dev.cfg.Logger.Log(context.Background(), level, "iwarp connection refused", "remote", addrPort(h.conn.RemoteAddr()), "cause", err)
 }
 
-func (l *listener) untrack(conn *net.TCPConn) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.conns, conn)
-}
-
-// examine reads and judges a request. A refusal is sent before it returns.
+// examine reads and judges a request, by conn's deadline. A refusal is sent
+// before it returns.
 func (d *Device) examine(conn *net.TCPConn) (*request, error) {
-	conn.SetDeadline(time.Now().Add(d.cfg.RequestTimeout))
 	frame, err := readMPA(conn, mpaKeyRequest)
 	if err != nil {
 		return nil, fmt.Errorf("receive MPA request: %w", err)
