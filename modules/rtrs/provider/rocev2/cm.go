@@ -1,9 +1,9 @@
 package rocev2
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"sync"
@@ -23,12 +23,14 @@ import (
 //	active:  reqSent ---REP--> established --Disconnect--> dreqSent --DREP--> timeWait
 //	passive: reqReceived --Accept--> repSent --RTU--> established
 //	                     --Reject--> timeWait         --DREQ--> timeWait
+//	         repSent --Disconnect--> left --RTU--> dreqSent
 type connState uint8
 
 const (
 	connReqSent     connState = iota // we asked
 	connReqReceived                  // the consumer has to answer
 	connRepSent                      // accepted; the peer may not know yet
+	connLeft                         // the same, and we have left since
 	connEstablished
 	connDreqSent // we left, the peer has to answer
 	connTimeWait // over; late messages still get their answers
@@ -93,7 +95,6 @@ type manager struct {
 	byQPN     map[peerKey]*conn // live ones, id is the peer's queue pair number
 	listeners map[uint16][]*listener
 	requests  int // in connReqReceived
-	nextID    uint32
 	psn       uint32
 	stopped   bool
 }
@@ -102,14 +103,25 @@ func (m *manager) init(d *Device, guid uint64) {
 	m.dev, m.guid = d, guid
 	m.conns, m.byPeer, m.byQPN = map[uint32]*conn{}, map[peerKey]*conn{}, map[peerKey]*conn{}
 	m.listeners = map[uint16][]*listener{}
-	m.nextID = rand.Uint32() // not those of an earlier life
+}
+
+// Numbers that a peer has to repeat cannot be guessed by those who do not see
+// the packets.
+func random32() uint32 { return uint32(random64()) }
+
+func random64() uint64 {
+	var b [8]byte
+	rand.Read(b[:]) // never fails
+	return be.Uint64(b[:])
 }
 
 // newConn makes a connection with an id of its own. m.mu is held.
 func (m *manager) newConn(p *port, peer netip.Addr, state connState) *conn {
-	for m.nextID++; m.nextID == 0 || m.conns[m.nextID] != nil; m.nextID++ {
+	id := random32()
+	for id == 0 || m.conns[id] != nil {
+		id = random32()
 	}
-	c := &conn{m: m, state: state, port: p, peer: peer, local: m.nextID}
+	c := &conn{m: m, state: state, port: p, peer: peer, local: id}
 	m.conns[c.local] = c
 	return c
 }
@@ -239,6 +251,8 @@ func (c *conn) expire() {
 		if !c.heard.Load() {
 			c.lose(peerLost)
 		}
+	case connLeft:
+		c.forget()
 	case connEstablished:
 		if c.heard.Load() {
 			return
@@ -308,16 +322,25 @@ func (c *conn) lose(why gone) {
 	}
 }
 
-// leave tells the peer that we have left. Any goroutine.
+// leave tells the peer that we have left, as soon as it has shown that it
+// knows our answer: before, its address may be forged. Any goroutine.
 func (m *manager) leave(c *conn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.stopped || c.state != connRepSent && c.state != connEstablished {
-		return
+	switch {
+	case m.stopped:
+	case c.state == connRepSent && !c.heard.Load():
+		c.notLive()
+		c.state = connLeft // the timer goes on
+	case c.state == connRepSent, c.state == connEstablished:
+		c.sayDREQ()
 	}
+}
+
+func (c *conn) sayDREQ() {
 	c.notLive()
 	c.state = connDreqSent
-	c.say(newDREQ(rand.Uint64(), c.local, c.remote, c.remoteQPN))
+	c.say(newDREQ(random64(), c.local, c.remote, c.remoteQPN))
 	c.repeat(firstRepeat, dreqRepeats)
 }
 
@@ -343,21 +366,40 @@ func (m *manager) onREJ(c *conn, peer netip.Addr, msg mad) drop {
 	if c == nil && f.reason == reasonTimeout && len(f.ari) >= 8 {
 		c = m.byPeer[peerKey{peer, be.Uint64(f.ari), msg.sender()}]
 	}
-	if c == nil {
+	if c == nil || !c.believes(msg, &f) {
 		return dropState
 	}
 	switch c.state {
 	case connReqSent:
 		c.answer <- connResult{err: f.err()}
 		c.forget()
-	case connReqReceived:
+	case connReqReceived, connLeft:
 		c.linger(nil)
-	case connRepSent, connEstablished:
-		c.lose(peerStale)
 	default:
-		return dropState
+		c.lose(peerStale)
 	}
 	return dropNone
+}
+
+// believes reports whether a REJ fits what was said before: a message of the
+// same exchange, from the same end, about what is open. The end of a connection
+// that both sides know is a DREQ, unless one of them has lost its state.
+func (c *conn) believes(msg mad, f *rejFields) bool {
+	if msg.tid() != c.tid {
+		return false
+	}
+	sender := msg.sender() == c.remote
+	switch c.state {
+	case connReqSent: // a peer that refuses at once has no id
+		return f.about != aboutREP && (sender || msg.sender() == 0 || c.remote == 0)
+	case connReqReceived:
+		return sender && f.about == aboutOther
+	case connRepSent, connLeft:
+		return sender && f.about != aboutREQ
+	case connEstablished:
+		return sender && f.about != aboutREQ && (f.reason == reasonStale || c.answer != nil && !c.heard.Load())
+	}
+	return false
 }
 
 // err is what Connect returns.
@@ -382,7 +424,7 @@ func (m *manager) onDREQ(c *conn, p *port, peer netip.Addr, msg mad) drop {
 	switch c.state {
 	case connRepSent, connEstablished:
 		c.lose(peerLeft)
-	case connDreqSent:
+	case connDreqSent, connLeft:
 		c.linger(nil)
 	case connTimeWait:
 	default:
@@ -393,7 +435,7 @@ func (m *manager) onDREQ(c *conn, p *port, peer netip.Addr, msg mad) drop {
 }
 
 func (m *manager) onDREP(c *conn, msg mad) drop {
-	if c.state != connDreqSent || msg.sender() != c.remote {
+	if c.state != connDreqSent || msg.sender() != c.remote || msg.tid() != c.last.tid() {
 		return dropState
 	}
 	c.linger(nil)

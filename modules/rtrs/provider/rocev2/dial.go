@@ -107,10 +107,10 @@ func (m *manager) ask(p *port, dst netip.Addr, q *qp, params verbs.ConnectParams
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := m.newConn(p, dst, connReqSent)
-	c.q, c.localQPN, c.tid, c.answer = q, q.qpn, rand.Uint64(), make(chan connResult, 1)
+	c.q, c.localQPN, c.tid, c.answer = q, q.qpn, random64(), make(chan connResult, 1)
 	f := reqFields{
 		id: c.local, service: servicePortSpace | uint64(params.Dst.Port()), guid: m.guid,
-		qpn: q.qpn, psn: rand.Uint32() & psnMask,
+		qpn: q.qpn, psn: random32() & psnMask,
 		respRes: uint8(m.dev.cfg.IRD), initDepth: uint8(m.dev.cfg.ORD),
 		mtu: p.mtu, ackTimeout: ackTimeoutCode, srcGID: p.addr.As16(), dstGID: dst.As16(),
 		sourcePort: ephemeralPort(), source: p.addr, dest: dst, private: params.Private,
@@ -139,6 +139,9 @@ func (m *manager) giveUp(c *conn) bool {
 
 // onREP takes the answer to our request.
 func (m *manager) onREP(c *conn, msg mad) drop {
+	if msg.tid() != c.tid {
+		return dropState
+	}
 	if c.state == connEstablished && msg.sender() == c.remote && c.answer != nil {
 		m.send(c.port, c.peer, newMAD(attrRTU, c.tid, c.local, c.remote)) // our RTU was lost
 		return dropNone
@@ -186,7 +189,7 @@ func validQPN(qpn uint32) bool { return qpn > cmQPN && qpn != qpnMask }
 
 // onMRA leaves a peer the time that it asks for.
 func (m *manager) onMRA(c *conn, msg mad) drop {
-	if c.state != connReqSent {
+	if c.state != connReqSent || msg.tid() != c.tid || msg.about() != aboutREQ {
 		return dropState
 	}
 	c.remote = msg.sender()

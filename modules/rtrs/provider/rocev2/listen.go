@@ -2,7 +2,6 @@ package rocev2
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -193,6 +192,8 @@ func (m *manager) askedAgain(c *conn) drop {
 	switch {
 	case c.state == connReqReceived:
 		m.send(c.port, c.peer, newMRA(c.tid, c.local, c.remote, mraCode))
+	case c.state == connLeft:
+		m.send(c.port, c.peer, (&rejFields{about: aboutREQ, reason: reasonConsumer}).encode(c.tid, c.local, c.remote))
 	case c.state == connRepSent, c.state == connTimeWait && c.last != nil && c.last.attribute() == attrREJ:
 		m.send(c.port, c.peer, c.last)
 	default:
@@ -229,8 +230,12 @@ func (m *manager) judge(p *port, peer netip.Addr, f *reqFields) (*listener, *rej
 
 // onRTU completes the passive side.
 func (m *manager) onRTU(c *conn, msg mad) drop {
-	if c.state != connRepSent || msg.sender() != c.remote {
+	if c.state != connRepSent && c.state != connLeft || msg.sender() != c.remote || msg.tid() != c.tid {
 		return dropState
+	}
+	if c.state == connLeft {
+		c.sayDREQ()
+		return dropNone
 	}
 	c.state = connEstablished
 	c.timer.Stop()
@@ -284,7 +289,7 @@ func (m *manager) accept(r *request, q *qp, private []byte) error {
 		return fmt.Errorf("peer has given up: %w", verbs.ErrClosed)
 	}
 	f := repFields{
-		guid: m.guid, qpn: q.qpn, psn: rand.Uint32() & psnMask, private: private,
+		guid: m.guid, qpn: q.qpn, psn: random32() & psnMask, private: private,
 		respRes:   min(uint8(m.dev.cfg.IRD), r.f.initDepth),
 		initDepth: min(uint8(m.dev.cfg.ORD), r.f.respRes),
 	}

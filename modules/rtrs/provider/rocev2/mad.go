@@ -290,7 +290,7 @@ func (f *rejFields) encode(tid uint64, sender, receiver uint32) mad {
 
 func decodeREJ(m mad) (f rejFields) {
 	b := m.body()
-	f.about, f.reason = b[8]>>6, reason(be.Uint16(b[10:]))
+	f.about, f.reason = m.about(), reason(be.Uint16(b[10:]))
 	f.ari = b[rejARI : rejARI+min(int(b[9]>>1), rejPrivate-rejARI)]
 	f.private = b[rejPrivate : rejPrivate+rejPrivateLen]
 	return f
@@ -302,6 +302,9 @@ func newMRA(tid uint64, sender, receiver uint32, timeout byte) mad {
 	m.body()[8], m.body()[9] = aboutREQ<<6, timeout<<3
 	return m
 }
+
+// about is which message a REJ or a MRA is about.
+func (m mad) about() byte { return m.body()[8] >> 6 }
 
 func (m mad) mraTimeout() byte { return m.body()[9] >> 3 }
 

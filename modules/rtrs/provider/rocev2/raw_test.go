@@ -138,6 +138,7 @@ func (r *raw) request(to netip.AddrPort) reqFields {
 type rawConn struct {
 	*raw
 	end    *end
+	asked  reqFields
 	qpn    uint32 // of the device
 	id     uint32 // of the device
 	psn    uint32 // next of the raw peer
@@ -154,6 +155,7 @@ func newRawConn(t testing.TB, cfg Config, rtu bool) *rawConn {
 	l := must(c.end.dev.Listen(netip.AddrPortFrom(addrB, 0)))(t)
 	f := c.request(l.Addr())
 	c.say(f.encode(rawTID))
+	c.asked = f
 	req := must(l.Accept())(t)
 	if err := req.Accept(c.end.qp, []byte("answer")); err != nil {
 		t.Fatal(err)
