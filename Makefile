@@ -87,8 +87,12 @@ conformance: ## requirement -> test -> verdict, from the last results; STRICT=1:
 fuzz: ## every fuzz target, FUZZTIME each (default 5m)
 	@go run ./tools/fuzzall -time $(or $(FUZZTIME),5m) $(MODULES) $(PLUGINS) cmd/rnbd
 
-faults: build ## the long form of the fault tests
+faults: build ## the long form of the fault tests; SCHEDULES=300: so many random schedules of 20 s; SEED=7 or SCHEDULE=FILE: one of them again
+ifeq ($(SCHEDULES)$(SEED)$(SCHEDULE),)
 	@cd test && RNBD_BIN=$(BIN) RNBD_LONG=1 go test -count=1 -timeout 60m -v ./faults
+endif
+	@cd test && RNBD_BIN=$(BIN) RNBD_LONG=1 RNBD_SCHEDULES=$(or $(SCHEDULES),$(if $(SEED)$(SCHEDULE),1,20)) RNBD_SEED=$(SEED) \
+		RNBD_SCHEDULE=$(abspath $(SCHEDULE)) RNBD_MINIMISE=$(MINIMISE) go test -count=1 -timeout 24h -v -run TestSchedules ./nemesis
 
 mutants: ## break the tree in many places, one at a time: a test must notice
 	@go run ./tools/mutants

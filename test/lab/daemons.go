@@ -58,6 +58,7 @@ func (l *Lab) Close() error {
 type ServerOptions struct {
 	SearchPath string
 	Addrs      []string // of IPv4, default 127.0.0.1; ports are chosen
+	Listen     []string // where the server listens, as --listen has it; instead of Addrs
 	Plugins    []string // NAME of a binary io-NAME; default fileio and blockio
 	Extra      []string
 	Env        []string
@@ -72,6 +73,7 @@ type Server struct {
 	Addrs  []string // address:port of each listener
 	API    controlpb.ServerDaemonClient
 	conn   *grpc.ClientConn
+	extra  int // arguments at the end that are ServerOptions.Extra
 }
 
 // StartServer runs a server and waits until it answers.
@@ -83,8 +85,12 @@ func (l *Lab) StartServer(o ServerOptions) (*Server, error) {
 	if o.SearchPath != "" {
 		args = append(args, "--search-path", o.SearchPath)
 	}
-	if len(o.Addrs) == 0 {
+	if len(o.Addrs) == 0 && len(o.Listen) == 0 {
 		o.Addrs = []string{"127.0.0.1"}
+	}
+	for _, a := range o.Listen {
+		s.Addrs = append(s.Addrs, a)
+		args = append(args, "--listen", a)
 	}
 	for _, a := range o.Addrs {
 		addr, release, err := reserve(a)
@@ -98,7 +104,7 @@ func (l *Lab) StartServer(o ServerOptions) (*Server, error) {
 	for _, p := range o.Plugins {
 		args = append(args, "--io-plugin", p+"="+filepath.Join(l.Bin, "io-"+p))
 	}
-	s.process = l.daemon(name, o.Prefix, append(args, o.Extra...), o.Env)
+	s.process, s.extra = l.daemon(name, o.Prefix, append(args, o.Extra...), o.Env), len(o.Extra)
 	l.stop = append(l.stop, s.Stop)
 	return s, s.Start()
 }
@@ -117,6 +123,13 @@ func (s *Server) Start() error {
 		}
 		return err
 	})
+}
+
+// Options replaces what Extra was in the command line; it counts from the next
+// Start on.
+func (s *Server) Options(extra ...string) {
+	s.args = append(s.args[:len(s.args)-s.extra:len(s.args)-s.extra], extra...)
+	s.extra = len(extra)
 }
 
 // Stop ends the server in order.
