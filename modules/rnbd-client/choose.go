@@ -88,6 +88,10 @@ func (d *Device) settings() map[string]string {
 	return all
 }
 
+// mayHaveNode reports whether the front end may make a disk of d, which outlives
+// its process.
+func (d *Device) mayHaveNode() bool { return d.settings()[settingAttach] != "no" }
+
 // appear shows d to users by the first choice that works here.
 func (d *Device) appear(ctx context.Context) error {
 	if len(d.choices) == 0 {

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 )
 
 // The tests of comebacks wait for pauses most of the time, so they run in parallel.
@@ -50,11 +50,19 @@ func (r *comebackRig) close() {
 	}
 }
 
-// misses: the process has not got d yet.
-func (f *frontend) misses(d *Device) bool { return f.missed(d) != nil }
+// misses reports whether the process has not got d yet.
+func (f *frontend) misses(d *Device) bool {
+	a := f.attachmentOf(d)
+	if a == nil {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.state == attaching || a.state == away
+}
 
 // serving waits for a process that is in use.
-func (r *comebackRig) serving() (proc *plugin.Process) {
+func (r *comebackRig) serving() (proc supervise.Process) {
 	r.t.Helper()
 	eventually(r.t, "a process of the front end is in use", func() (ok bool) {
 		var err error
@@ -232,7 +240,7 @@ func TestComeback_Close(t *testing.T) {
 			if slices.ContainsFunc(r.dirs[0].told(), func(l string) bool { return strings.HasPrefix(l, "remove ") }) {
 				t.Error("a disk that is not back is taken away")
 			}
-			soon(t, "the end of all tries", async(func() error { r.f.wg.Wait(); return nil }))
+			soon(t, "the end of all tries", async(func() error { r.f.workers.Wait(); return nil }))
 		})
 	}
 }
@@ -278,15 +286,13 @@ func TestRestore_GivenUpLeavesTheDisk(t *testing.T) {
 // it again, which it would refuse for ever.
 func TestComeback_AnswerWasLost(t *testing.T) {
 	_, c, d, dir := mapShown(t)
-	f := c.frontends[0]
-	proc, err := f.process()
-	must(t, err)
-	f.mu.Lock()
-	f.missing[d] = f.generation
-	again := comeback{f: f, proc: proc, gen: f.generation, d: d, turns: make(chan struct{}, 1), tried: true}
-	f.mu.Unlock()
-	must(t, again.try(t.Context()))
-	if dir.adds() != 1 || f.misses(d) {
-		t.Errorf("shown %d times, missing %t", dir.adds(), f.misses(d))
+	a := c.frontends[0].attachmentOf(d)
+	a.mu.Lock()
+	a.move(away)
+	a.mu.Unlock()
+	a.poke()
+	eventually(t, "the device is back", func() bool { return !c.frontends[0].misses(d) })
+	if dir.adds() != 1 {
+		t.Errorf("shown %d times", dir.adds())
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -25,6 +27,10 @@ type Config struct {
 	Hostname string
 
 	Frontends []FrontendConfig
+	// Launch starts the processes of front ends; nil: as executables.
+	Launch supervise.Launch
+	// NewRing makes the rings of front ends; nil: shm.NewRing.
+	NewRing func(entries int) (*shm.Ring, error)
 	// Frontend serves the mappings that name none: the name of one of
 	// Frontends, or FrontendAuto, FrontendNBDSocket.
 	Frontend string

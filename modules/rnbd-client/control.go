@@ -14,6 +14,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -46,11 +47,10 @@ func (a *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.D
 }
 
 func (f *frontend) describe() *controlpb.Plugin {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	d := &controlpb.Plugin{Name: f.cfg.Name, Kind: "frontend", Path: f.cfg.Path, State: "restarting", Restarts: int32(f.restarts)}
-	if f.proc != nil {
-		d.State, d.Pid, d.Version = "running", int32(f.proc.PID()), f.proc.Info().Version
+	st := f.sup.Status()
+	d := &controlpb.Plugin{Name: f.cfg.Name, Kind: "frontend", Path: f.cfg.Path, State: "restarting", Restarts: int32(st.Restarts)}
+	if st.State == supervise.Running {
+		d.State, d.Pid, d.Version = "running", int32(st.PID), f.sup.Info().Version
 	}
 	return d
 }

@@ -48,25 +48,24 @@ type Device struct {
 	choices []choice // of a front end, while d is being mapped
 
 	// Read by the pumps.
-	fe     atomic.Pointer[frontend] // nil: used through NewIO
-	id     atomic.Uint32            // on the server
+	fe     atomic.Pointer[frontend]   // nil: used through NewIO
+	att    atomic.Pointer[attachment] // at fe
+	host   atomic.Pointer[host]       // the process that may send requests; nil: none, or used through NewIO
+	id     atomic.Uint32              // on the server
 	limits atomic.Pointer[blk.Limits]
 	gate   atomic.Uint32
 	shares []share // by pump
 
 	latency []stages // by pump; only that pump writes
 
-	telling sync.Mutex // of the front end, about limits: the last told are the last known
-
-	mu         sync.Mutex // taken after telling; changes of limits are made with it
+	mu         sync.Mutex // the last to take; changes of limits are made with it
 	state      State
 	openedIn   uint64 // the session's epoch in which the server opened it as id; 0: not open there
 	needsRemap bool
 	patience   *time.Timer // of loss=queue; runs while closed
 	lastError  string
-	location   string     // where users find it, as the front end says
-	served     uint64     // the size in bytes that the server told last
-	told       blk.Limits // what the front end knows
+	location   string // where users find it, as the front end says
+	served     uint64 // the size in bytes that the server told last
 }
 
 // share is what one pump knows of a device.
@@ -146,11 +145,11 @@ func (d *Device) Location() string {
 	return d.location
 }
 
-// shown is told where a front end shows d, and what it knows about it.
-func (d *Device) shown(location string, l blk.Limits) {
+// setLocation takes over where a front end shows d.
+func (d *Device) setLocation(location string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.location, d.told = location, l
+	d.location = location
 }
 
 func (d *Device) setGate(g gate) {

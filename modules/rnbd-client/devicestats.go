@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"syscall"
-	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
@@ -44,22 +43,4 @@ func (d *Device) stageStats(ctx context.Context, told map[*frontend]map[uint32]*
 		}
 	}
 	return append(append(out, control.StageStats("queue", &queue)...), control.StageStats("wire", &wire)...)
-}
-
-// statsTimeout bounds the wait for a plugin, whose figures are missing then.
-const statsTimeout = 2 * time.Second
-
-// stats asks the plugin; nothing if it cannot tell.
-func (f *frontend) stats(ctx context.Context) map[uint32]*latency.Snapshots {
-	proc, err := f.process()
-	if err != nil {
-		return nil // on its way back
-	}
-	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
-	defer cancel()
-	stats, err := proc.Stats(ctx)
-	if err != nil {
-		f.log.Warn("asking for statistics failed", "error", err)
-	}
-	return stats
 }

@@ -2,18 +2,21 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/plugintest"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -161,6 +164,56 @@ func (f *testFront) Serve(q *plugin.FrontQueue) error {
 	}
 	return nil
 }
+
+// process is the process of the front end that is in use.
+func (f *frontend) process() (supervise.Process, error) {
+	h, err := f.current()
+	if err != nil {
+		return nil, err
+	}
+	return h.Process, nil
+}
+
+// knows reports whether proc has d.
+func knows(ctx context.Context, proc supervise.Process, d *Device) bool {
+	_, err := proc.DeviceStatus(ctx, d.index)
+	return !errors.Is(err, syscall.ENODEV)
+}
+
+// startGate is a Launch that can be shut: processes are not started then.
+type startGate struct {
+	mu   sync.Mutex
+	open chan struct{} // nil: it is open
+}
+
+func (g *startGate) launch(ctx context.Context, c plugin.Config) (supervise.Process, error) {
+	g.mu.Lock()
+	open := g.open
+	g.mu.Unlock()
+	if open != nil {
+		select {
+		case <-open:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return supervise.Exec(ctx, c)
+}
+
+func (g *startGate) shut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.open = make(chan struct{})
+}
+
+func (g *startGate) release() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.open)
+	g.open = nil
+}
+
+func (g *startGate) use(cfg *Config) { cfg.Launch = g.launch }
 
 // withTestFront gives a client that front end.
 func withTestFront(t *testing.T) func(*Config) {

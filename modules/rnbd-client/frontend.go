@@ -11,48 +11,56 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 )
 
-// frontend is one front-end plugin and the process that runs it now.
+// frontend is one front-end plugin: its sockets, and the devices that it serves.
+// sup keeps a process of it running.
 type frontend struct {
 	client *Client
 	cfg    FrontendConfig
 	log    *slog.Logger
+	sup    *supervise.Supervisor
 	// sockets are the daemon's, so that users of a dead plugin wait in the
 	// backlog instead of being refused.
 	sockets []socket
 
-	mu         sync.Mutex
-	proc       *plugin.Process
-	generation uint32
-	sources    []*source // of proc, by pump
-	rings      []*shm.Ring
-	devices    map[uint32]*Device
-	lingering  map[uint32]bool    // by index: removed by force, and not gone yet
-	showing    map[*Device]int    // that a new process is being shown, which uses their memory
-	missing    map[*Device]uint32 // that the process of that generation has not taken over yet
-	stopping   bool
-	restarts   int
-	lastStart  time.Time
-	lastError  string
-	wg         sync.WaitGroup // of starts; Add only with mu held and not stopping
+	// mu comes before attachment.mu. Nothing is called with it held.
+	mu          sync.Mutex
+	attachments map[uint32]*attachment // by index of the device
+	host        *host                  // the process that attachments use; nil: none
+	over        bool                   // no process is started any more
 
-	starts   context.Context // ends when no process is to be started any more
-	noStarts context.CancelFunc
-	life     context.Context // ends with stop
-	endLife  context.CancelFunc
-	orphans  sync.WaitGroup // requests of earlier processes
-	leaving  sync.WaitGroup // of lingering; Add only with mu held and not stopping
+	life    context.Context // ends with stop
+	endLife context.CancelFunc
+	workers sync.WaitGroup // of attachments; Add only with mu held and not over, or by one of them
+	orphans sync.WaitGroup // requests of earlier processes
 }
 
-const callTimeout = 10 * time.Second
+const (
+	// apart is the least time from one restart of a process to the next.
+	apart = time.Second
+	// socketsWait is how long a new process has no sockets, for the sake of
+	// users who wait there for devices that it takes over.
+	socketsWait = 2 * time.Second
+	// takeAwayTime is how long the end of a front end waits for it to take away
+	// what lingers. Nobody's requests are under way then.
+	takeAwayTime = 5 * time.Second
+)
 
 func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
-	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), devices: map[uint32]*Device{}, lingering: map[uint32]bool{}, showing: map[*Device]int{}, missing: map[*Device]uint32{}}
+	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), attachments: map[uint32]*attachment{}}
 	f.life, f.endLife = context.WithCancel(context.Background())
-	f.starts, f.noStarts = context.WithCancel(f.life)
+	f.sup = supervise.New(supervise.Config{
+		Plugin: plugin.Config{
+			Path: cfg.Path, Kind: plugin.KindFrontend, Name: cfg.Name, Pumps: len(c.pumps), SHA256: cfg.SHA256,
+			Configure: cfg.Configure, Logger: c.cfg.logger("plugins"),
+		},
+		Launch: c.cfg.Launch, NewRing: c.cfg.NewRing, Entries: c.cfg.RingEntries,
+		Apart: apart, Logger: f.log, Joined: f.joined, Left: f.left,
+	})
 	c.frontends = append(c.frontends, f)
 	for _, l := range cfg.Listen {
 		s, err := listen(l)
@@ -61,331 +69,271 @@ func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
 		}
 		f.sockets = append(f.sockets, s)
 	}
-	return f.start(ctx)
+	return f.sup.Start(ctx)
 }
 
-// start launches a process and gives it rings, the devices and, last, the
-// sockets: whoever waits in their backlog must find the device.
-func (f *frontend) start(ctx context.Context) error {
-	f.mu.Lock()
-	f.generation++
-	gen := f.generation
-	f.lastStart = time.Now()
-	f.mu.Unlock()
-	proc, err := plugin.Launch(ctx, plugin.Config{
-		Path: f.cfg.Path, Kind: plugin.KindFrontend, Name: f.cfg.Name, Pumps: len(f.client.pumps), SHA256: f.cfg.SHA256,
-		Configure: f.cfg.Configure, Logger: f.client.cfg.logger("plugins"),
-		OnExit: func(err error) { f.onExit(gen, err) },
-	})
-	if err != nil {
+// joined gives a process its devices and, last, the sockets: whoever waits in
+// their backlog must find the device.
+func (f *frontend) joined(ctx context.Context, in *supervise.Instance) error {
+	h := newHost(f, in)
+	f.setHost(h)
+	if err := h.addSources(); err != nil {
 		return err
 	}
-	if err := f.attach(ctx, proc, gen); err != nil {
-		proc.Kill()
-		f.detach()
-		return err
-	}
-	f.mu.Lock()
-	f.proc = proc
-	devices := slices.Collect(maps.Values(f.devices))
-	f.mu.Unlock()
-	for _, d := range devices {
-		f.retell(d)
-	}
-	select {
-	case <-proc.Exited(): // before it was ours, so onExit did not count it
-		f.onExit(gen, proc.ExitError())
-	default:
-	}
-	return nil
-}
-
-// attach joins the process with every pump, and then with users.
-func (f *frontend) attach(ctx context.Context, proc *plugin.Process, gen uint32) error {
-	for _, p := range f.client.pumps {
-		ring, err := shm.NewRing(f.client.cfg.RingEntries)
-		if err != nil {
-			return err
-		}
-		f.rings = append(f.rings, ring)
-		if err := proc.AttachQueue(ctx, p.index, ring); err != nil {
-			return fmt.Errorf("front end %s: ring %d: %w", f.cfg.Name, p.index, err)
-		}
-		s := newSource(p, f, ring.Completer(), ring.Entries())
-		f.sources = append(f.sources, s)
-		if err := p.add(s); err != nil {
-			return err
-		}
-	}
-	f.addAll(ctx, proc, gen)
+	f.awaitSettled(ctx, h)
 	for _, s := range f.sockets {
-		if err := proc.AddListener(ctx, s.name, s.file); err != nil {
+		if err := h.AddListener(ctx, s.name, s.file); err != nil {
 			return fmt.Errorf("front end %s: socket %s: %w", f.cfg.Name, s.name, err)
 		}
 	}
 	return nil
 }
 
-func (f *frontend) process() (*plugin.Process, error) {
+// left takes over that the process is gone.
+func (f *frontend) left(*supervise.Instance, error) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.proc == nil {
-		return nil, fmt.Errorf("front end %s is being restarted: %w", f.cfg.Name, syscall.EBUSY)
-	}
-	return f.proc, nil
+	h := f.host
+	f.host = nil
+	f.mu.Unlock()
+	h.orphan()
+	f.pokeAll()
 }
 
-// onExit is told by the process's watcher that generation gen has ended.
-func (f *frontend) onExit(gen uint32, cause error) {
+// setHost lets attachments use h.
+func (f *frontend) setHost(h *host) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	if gen != f.generation || f.proc == nil || f.stopping {
+	f.host = h
+	f.mu.Unlock()
+	f.pokeAll()
+}
+
+// awaitSettled waits until h serves the devices of the process before, except
+// for those that fail. One that hangs delays the sockets for a moment only.
+func (f *frontend) awaitSettled(ctx context.Context, h *host) {
+	if len(f.sockets) == 0 {
 		return
 	}
-	f.proc = nil
-	f.restarts++
-	f.log.Warn("front end died", "error", cause)
-	f.wg.Add(1)
-	go func() {
-		defer f.wg.Done()
-		f.restart()
-	}()
+	ctx, cancel := context.WithTimeout(ctx, socketsWait)
+	defer cancel()
+	defer context.AfterFunc(h.Context(), cancel)()
+	for _, a := range f.all() {
+		a.await(ctx, func() bool { return a.settled(h) })
+	}
 }
 
-// restart brings up a new process with the same devices. No mapping changes;
-// one that keeps dying is started at most once a second.
-func (f *frontend) restart() {
-	f.detach()
-	for pause := time.Duration(0); ; pause = time.Second {
-		time.Sleep(pause)
-		f.mu.Lock()
-		stopping := f.stopping
-		f.mu.Unlock()
-		if stopping {
-			return
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		err := f.start(ctx)
-		cancel()
-		if err == nil {
-			return
-		}
-		f.log.Error("front end does not start again", "error", err)
+// all are the attachments.
+func (f *frontend) all() []*attachment {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Collect(maps.Values(f.attachments))
+}
+
+func (f *frontend) pokeAll() {
+	for _, a := range f.all() {
+		a.poke()
 	}
+}
+
+// now returns the process to use, nil: none; over: none will be started.
+func (f *frontend) now() (h *host, over bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.host.alive() {
+		h = f.host
+	}
+	return h, f.over
+}
+
+// alive reports whether a process can be used.
+func (f *frontend) alive() bool {
+	h, _ := f.now()
+	return h != nil
+}
+
+// current returns the process to use. EBUSY in the chain: it is being
+// restarted.
+func (f *frontend) current() (*host, error) {
+	h, _ := f.now()
+	if h == nil {
+		return nil, fmt.Errorf("front end %s is being restarted: %w", f.cfg.Name, syscall.EBUSY)
+	}
+	return h, nil
+}
+
+// enter starts the worker of a.
+func (f *frontend) enter(a *attachment) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.over:
+		return fmt.Errorf("front end %s ends: %w", f.cfg.Name, syscall.ECANCELED)
+	case f.attachments[a.index] != nil:
+		return fmt.Errorf("front end %s still has device %d: %w", f.cfg.Name, a.index, syscall.EBUSY)
+	}
+	f.attachments[a.index] = a
+	f.workers.Go(a.run)
+	return nil
+}
+
+// leave ends a's place, whose worker ends.
+func (f *frontend) leave(a *attachment) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.attachments, a.index)
 }
 
 // add shows d to users.
 func (f *frontend) add(ctx context.Context, d *Device) error {
-	proc, err := f.process()
+	a, first, err := f.newAttachment(ctx, d)
 	if err != nil {
 		return err
 	}
-	f.mu.Lock()
-	gen := f.generation
-	f.mu.Unlock()
-	fresh := d.Location() == "" // else it is a disk of the last daemon, which may be in use
-	if err := f.show(ctx, proc, d, gen); err != nil {
-		if ctx.Err() != nil { // the process may be about to show it
-			f.unsure(proc, d, fresh)
-		}
-		return err
-	}
-	f.mu.Lock()
-	died := f.proc != proc
-	if !died {
-		f.devices[d.index] = d
-	}
-	f.mu.Unlock()
-	if died {
-		if fresh {
-			f.linger(nil, d, true)
-		}
-		return fmt.Errorf("front end %s died meanwhile: %w", f.cfg.Name, syscall.EBUSY)
-	}
-	f.retell(d)
-	return nil
-}
-
-// unsure sees to a device that proc may show although nobody waits for that any
-// more. A new disk is taken away again. One of the last daemon must not be: a dead
-// process leaves it as it was, for whoever maps it next.
-func (f *frontend) unsure(proc *plugin.Process, d *Device, fresh bool) {
-	if fresh {
-		f.linger(proc, d, false)
-		return
-	}
-	f.log.Error("front end has not taken over the disk of the last daemon in time, it is started again", "device", d.name, "node", d.Location())
-	go proc.Kill()
-}
-
-func (f *frontend) show(ctx context.Context, proc *plugin.Process, d *Device, gen uint32) error {
-	if err := proc.AttachArena(ctx, d.index, d.arena); err != nil {
-		return fmt.Errorf("front end %s: memory of %s: %w", f.cfg.Name, d.name, err)
-	}
-	spec := d.spec(gen)
-	if err := proc.AddDevice(ctx, spec); err != nil {
-		return fmt.Errorf("front end %s: device %s: %w", f.cfg.Name, d.name, err)
-	}
-	st, err := proc.DeviceStatus(ctx, d.index)
-	if err != nil {
-		return fmt.Errorf("front end %s: device %s: %w", f.cfg.Name, d.name, err)
-	}
-	d.shown(st.Location, spec.Limits)
-	return nil
-}
-
-// spec is d as a process of that generation is told.
-func (d *Device) spec(gen uint32) plugin.DeviceSpec {
-	slot := d.slotSize()
-	return plugin.DeviceSpec{
-		Index: d.index, Name: d.name, Limits: d.Limits(), ArenaID: d.index,
-		SlotSize: slot, Slots: d.arena.Size() / slot, Generation: gen, Config: d.settings(),
-		Identity: d.identity, Location: d.Location(),
-	}
-}
-
-// remove takes d away from users: EBUSY while it is in use and not forced.
-func (f *frontend) remove(ctx context.Context, d *Device, force bool) error {
-	if !force {
-		return f.dismiss(ctx, d)
-	}
-	f.evict(ctx, d)
-	return nil
-}
-
-// dismiss takes d away if nobody uses it.
-func (f *frontend) dismiss(ctx context.Context, d *Device) error {
-	proc, err := f.process()
-	if err == nil {
-		err = f.missed(d)
-	}
-	if err != nil {
-		return err
-	}
-	err = proc.RemoveDevice(ctx, d.index, false)
-	if errors.Is(err, syscall.ENODEV) && !knows(ctx, proc, d) {
-		err = nil // an earlier call was given up, and succeeded all the same
-	}
-	if err == nil {
-		f.strike(d)
+	if err = a.isShown(first); err != nil && ctx.Err() == nil {
+		ctx, cancel := context.WithTimeout(ctx, forcedClose)
+		defer cancel()
+		a.awaitGone(ctx) // its index is free then
 	}
 	return err
 }
 
-// knows: proc has d, and ENODEV was a word about the disk behind it.
-func knows(ctx context.Context, proc *plugin.Process, d *Device) bool {
-	_, err := proc.DeviceStatus(ctx, d.index)
-	return !errors.Is(err, syscall.ENODEV)
+// remove takes d away from users: EBUSY while it is in use and not forced.
+func (f *frontend) remove(ctx context.Context, d *Device, force bool) error {
+	a := f.attachmentOf(d)
+	switch {
+	case a == nil:
+		return nil
+	case force:
+		a.evict(ctx)
+		return nil
+	}
+	return a.dismiss(ctx)
+}
+
+// attachmentOf returns d's place at f; nil: it has none (any more).
+func (f *frontend) attachmentOf(d *Device) *attachment {
+	if a := d.att.Load(); a != nil && a.fe == f && !a.isGone() {
+		return a
+	}
+	return nil
 }
 
 // forget ends d's place in the front end, after its last request.
 func (f *frontend) forget(d *Device) {
-	f.mu.Lock()
-	delete(f.devices, d.index)
-	delete(f.missing, d)
-	proc, lingers := f.proc, f.lingering[d.index]
-	f.mu.Unlock()
-	if proc == nil || lingers {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-	defer cancel()
-	err := proc.DetachArena(ctx, d.index)
-	if err != nil && !errors.Is(err, syscall.ENOENT) { // ENOENT: it is a later process
-		f.log.Warn("releasing a device's memory failed", "device", d.name, "error", err)
+	if a := f.attachmentOf(d); a != nil {
+		a.release()
 	}
 }
 
-// resize tells users about limits that may have changed.
+// resize has users told about limits that may have changed.
 func (f *frontend) resize(d *Device) {
-	d.telling.Lock()
-	defer d.telling.Unlock()
-	proc, err := f.process()
-	if err != nil {
-		return
+	if a := f.attachmentOf(d); a != nil {
+		a.poke()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-	defer cancel()
-	l := d.Limits()
-	if err := proc.ResizeDevice(ctx, d.index, l); err != nil {
-		f.log.Warn("telling the device's size failed", "device", d.name, "error", err)
-		return
-	}
-	d.mu.Lock()
-	d.told = l
-	d.mu.Unlock()
 }
 
-// retell tells users about limits that have changed while d was shown to them:
-// resize found no process then, or one that did not know d yet.
-func (f *frontend) retell(d *Device) {
-	d.mu.Lock()
-	told := d.told
-	d.mu.Unlock()
-	if d.Limits() != told {
-		f.resize(d)
+// resizeNow is resize that waits until the process has been told, if one
+// serves d.
+func (f *frontend) resizeNow(ctx context.Context, d *Device) {
+	a := f.attachmentOf(d)
+	if a == nil {
+		return
 	}
+	a.poke()
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	a.await(ctx, func() bool { return a.state != shown || a.told == d.Limits() })
+}
+
+// shows reports whether a process is being shown d, whose memory it uses.
+func (f *frontend) shows(d *Device) bool {
+	a := f.attachmentOf(d)
+	return a != nil && a.shows()
+}
+
+// lingers reports whether the front end still has what was at the index.
+func (f *frontend) lingers(index uint32) bool {
+	f.mu.Lock()
+	a := f.attachments[index]
+	f.mu.Unlock()
+	return a != nil && a.lingers()
+}
+
+// lingers reports whether a front end still has what was at the index.
+func (c *Client) lingers(index uint32) bool {
+	return slices.ContainsFunc(c.frontends, func(f *frontend) bool { return f.lingers(index) })
 }
 
 // status asks the process about d.
 func (f *frontend) status(ctx context.Context, d *Device) plugin.DeviceStatus {
-	proc, err := f.process()
+	h, err := f.current()
 	if err != nil || ctx.Err() != nil {
 		return plugin.DeviceStatus{}
 	}
-	st, err := proc.DeviceStatus(ctx, d.index)
-	if err != nil {
+	st, err := h.DeviceStatus(ctx, d.index)
+	if err != nil && !errors.Is(err, syscall.ENODEV) {
 		f.log.Warn("asking for a device's users failed", "device", d.name, "error", err)
 	}
 	return st
 }
 
-// corrupt is told by a pump that the plugin broke its ring: it is as good as
-// dead.
-func (f *frontend) corrupt(err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.proc != nil {
-		f.log.Error("front end broke its ring, it is killed", "error", err)
-		go f.proc.Kill()
-	}
+// stats asks the process how long requests took, by device.
+func (f *frontend) stats(ctx context.Context) map[uint32]*latency.Snapshots {
+	return f.sup.Stats(ctx)
 }
 
-// endStarts lets no process be started any more.
+// endStarts lets no process be started any more. Nobody waits for one then.
 func (f *frontend) endStarts() {
 	f.mu.Lock()
-	f.stopping = true
+	f.over = true
 	f.mu.Unlock()
-	f.noStarts()
-	f.wg.Wait() // one may be starting
+	f.sup.NoRestart()
+	f.pokeAll()
 }
 
-// end is endStarts and returns the last process, if it lives.
-func (f *frontend) end() *plugin.Process {
+// abandon ends the process without a word, as a crash does, and starts no other.
+func (f *frontend) abandon() {
 	f.endStarts()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	proc := f.proc
-	f.proc = nil
-	return proc
+	if in, err := f.sup.Current(); err == nil {
+		in.Process.Kill()
+		<-in.Exited()
+	}
 }
 
+// stop ends the process and what it had.
 func (f *frontend) stop(ctx context.Context) error {
-	f.endStarts()
-	if _, err := f.process(); err == nil {
-		await(&f.leaving, takeAwayTime)
-	}
-	var err error
-	if proc := f.end(); proc != nil {
-		err = proc.Stop(ctx)
-	}
-	f.detach()
-	await(&f.orphans, forcedClose)
-	f.endLife()
-	f.orphans.Wait()
-	f.leaving.Wait()
 	for _, s := range f.sockets {
 		s.close()
 	}
+	f.endStarts()
+	f.awaitTakenAway()
+	err := f.sup.Stop(ctx)
+	await(&f.orphans, forcedClose)
+	f.endLife()
+	f.workers.Wait()
+	f.orphans.Wait()
 	return err
+}
+
+// awaitTakenAway waits until the process that runs has taken away what lingers.
+func (f *frontend) awaitTakenAway() {
+	ctx, cancel := context.WithTimeout(f.life, takeAwayTime)
+	defer cancel()
+	for _, a := range f.all() {
+		if a.lingers() {
+			a.awaitGone(ctx)
+		}
+	}
+}
+
+// await waits for a group, at most for limit.
+func await(group *sync.WaitGroup, limit time.Duration) {
+	done := make(chan struct{})
+	go func() {
+		group.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(limit):
+	}
 }

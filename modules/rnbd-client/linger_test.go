@@ -5,8 +5,6 @@ import (
 	"os"
 	"slices"
 	"testing"
-
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
 const removedByForce = "remove forced true"
@@ -35,8 +33,15 @@ func (f *frontend) awaitDeath(t *testing.T) {
 // A disk that is unmapped while its front end is dead is taken away by the next
 // process: the kernel has it, and its users wait.
 func TestUnmap_ForcedWhileTheFrontEndIsDead(t *testing.T) {
-	s, c, d, dir := mapShown(t)
-	_, busy := s.mapHanging(c, "busy") // keeps the next process from being started
+	var gate startGate
+	s := newTarget(t, 1<<20)
+	c := s.newClient(withTestFront(t), gate.use)
+	dir, other := frontDir(t.TempDir()), frontDir(t.TempDir())
+	d, err := s.mapIn(c, "vol", dir)
+	must(t, err)
+	_, err = s.mapIn(c, "other", other)
+	must(t, err)
+	gate.shut()
 	c.killFront(t)
 	c.frontends[0].awaitDeath(t)
 	c.unmapByForce(t, d)
@@ -46,7 +51,7 @@ func TestUnmap_ForcedWhileTheFrontEndIsDead(t *testing.T) {
 	if !c.lingers(d.index) {
 		t.Error("the index of the disk that is left is free")
 	}
-	s.releaseAll(blk.OK)
+	gate.release()
 	eventually(t, "the disk is taken away", func() bool { return c.isGone(t, d) })
 	if told := dir.told(); told[len(told)-1] != removedByForce {
 		t.Errorf("the front end was told %q", told)
@@ -54,9 +59,7 @@ func TestUnmap_ForcedWhileTheFrontEndIsDead(t *testing.T) {
 	if again, err := s.mapIn(c, "vol", frontDir(t.TempDir())); err != nil || again.index != d.index {
 		t.Errorf("the next map: %v", err)
 	}
-	if busy.adds() != 2 {
-		t.Errorf("the other device was shown %d times", busy.adds())
-	}
+	eventually(t, "the other device is back", func() bool { return other.adds() == 2 })
 }
 
 // One that comes back soon takes it away before the unmap ends, or after it.
@@ -137,11 +140,12 @@ func TestClose_WhileAFrontEndRestarts(t *testing.T) {
 
 // Nor does a front end that has no process keep it.
 func TestClose_WhileADiskLingers(t *testing.T) {
+	var gate startGate
 	s := newTarget(t, 1<<20)
-	c := s.clientToClose(withTestFront(t))
+	c := s.clientToClose(withTestFront(t), gate.use)
 	d, err := s.mapIn(c, "vol", frontDir(t.TempDir()))
 	must(t, err)
-	s.mapHanging(c, "busy")
+	gate.shut()
 	c.killFront(t)
 	c.frontends[0].awaitDeath(t)
 	c.unmapByForce(t, d)

@@ -3,7 +3,7 @@ package client
 import (
 	"context"
 	"log/slog"
-	"time"
+	"sync"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
@@ -26,24 +26,10 @@ func (t tree) logLevels() ctltree.Dir {
 
 func (c *Client) logs() control.LogControl {
 	return control.LogControl{Logs: c.cfg.Logs, Plugins: func(ctx context.Context, level slog.Level) {
-		for _, p := range c.frontends {
-			p.setLog(ctx, level)
+		var told sync.WaitGroup
+		for _, f := range c.frontends {
+			told.Go(func() { f.sup.SetLog(ctx, level) })
 		}
+		told.Wait()
 	}}
-}
-
-// setLogTimeout bounds the wait for one plugin.
-const setLogTimeout = 2 * time.Second
-
-// setLog tells the plugin, if one runs; the next one learns it at its start.
-func (p *frontend) setLog(ctx context.Context, level slog.Level) {
-	proc, err := p.process()
-	if err != nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, setLogTimeout)
-	defer cancel()
-	if err := proc.SetLog(ctx, level); err != nil {
-		p.log.Warn("the plugin keeps its log level", "error", err)
-	}
 }

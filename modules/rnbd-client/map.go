@@ -228,7 +228,7 @@ func (c *Client) abandon(ctx context.Context, d *Device) {
 	err := d.drain(ctx, forcedClose)
 	c.devices[d.index].Store(nil)
 	d.sendClose(ctx, epoch, d.id.Load())
-	if d.inflight() > 0 {
+	if err != nil {
 		c.retire(d, err)
 		return
 	}

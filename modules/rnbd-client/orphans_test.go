@@ -106,17 +106,23 @@ func TestFrontend_RestartsBesideRequestsOfAnUnmappedDevice(t *testing.T) {
 	}
 }
 
-// A device that stays mapped is shown again only when its slots are free.
-func TestFrontend_RestartWaitsForRequestsOfItsDevices(t *testing.T) {
+// A device is shown to the next process only when its slots are free. The others are
+// shown at once.
+func TestFrontend_RestartWaitsForRequestsOfEachDevice(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	c := s.newClient(withTestFront(t))
+	other := frontDir(t.TempDir())
+	_, err := s.mapIn(c, "other", other)
+	must(t, err)
 	d, dir := s.mapHanging(c, "vol")
 	c.killFront(t)
-	f := c.frontends[0]
-	f.awaitDeath(t)
+	eventually(t, "the other device is back", func() bool { return other.adds() == 2 })
 	time.Sleep(300 * time.Millisecond) // for a process that does not wait
-	if !f.busy() || dir.adds() != 1 {
-		t.Errorf("busy %t, shown %d times, and a request is under way", f.busy(), dir.adds())
+	if dir.adds() != 1 || d.inflight() != 1 {
+		t.Errorf("shown %d times, %d requests are under way", dir.adds(), d.inflight())
+	}
+	if d.host.Load() != nil {
+		t.Error("a process may send requests for a device whose slots are taken")
 	}
 	s.releaseAll(blk.OK)
 	eventually(t, "the device is back", func() bool { return dir.adds() == 2 })
@@ -143,13 +149,13 @@ func TestClose_BesideARequestThatNeverEnds(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	c := s.clientToClose(withTestFront(t))
 	f, p := c.frontends[0], c.pumps[0]
-	orphan := newSource(p, f, nil, 16)
+	orphan := newSource(p, nil, nil, 16)
 	orphan.orphaned, orphan.inflight = true, 1
 	p.pump.Call(func() {
 		orphan.index = uint32(len(p.sources))
 		p.sources = append(p.sources, orphan)
 	})
-	f.orphans.Go(func() { f.outlive([]*source{orphan}) })
+	f.orphans.Go(func() { f.outlive(orphan, make(chan struct{})) })
 	if err := soon(t, "the close", async(func() error { return c.Close(t.Context()) })); err != nil {
 		t.Errorf("close: %v", err)
 	}

@@ -40,8 +40,8 @@ type request struct {
 // source is one ring of a front end on one pump.
 type source struct {
 	pump  *pumpShare
-	owner *frontend // only its devices may be named
-	index uint32    // in pump.sources
+	host  *host  // only devices that it is shown may be named; nil: of an IO
+	index uint32 // in pump.sources
 	comp  *shm.Completer
 
 	reqs     []request
@@ -49,6 +49,7 @@ type source struct {
 	inflight int
 	// orphaned: the front end is gone, nobody reads answers.
 	orphaned bool
+	ended    chan struct{} // of an orphan: closed when its last request has ended
 	large    bool
 	answered bool   // there are answers to publish
 	caller   rester // of an IO
@@ -58,8 +59,8 @@ type source struct {
 	msg  [rnbdwire.IOSize]byte
 }
 
-func newSource(p *pumpShare, owner *frontend, comp *shm.Completer, entries int) *source {
-	s := &source{pump: p, owner: owner, comp: comp, reqs: make([]request, entries), free: make([]uint32, entries)}
+func newSource(p *pumpShare, h *host, comp *shm.Completer, entries int) *source {
+	s := &source{pump: p, host: h, comp: comp, reqs: make([]request, entries), free: make([]uint32, entries)}
 	for i := range s.free {
 		s.free[i] = uint32(entries - 1 - i)
 	}
@@ -112,7 +113,7 @@ func (s *source) take() int {
 		s.onSubmit(&s.sqes[i])
 	}
 	if s.comp.Err() != nil {
-		s.owner.corrupt(s.comp.Err())
+		s.host.corrupt(s.comp.Err())
 	}
 	return n
 }
@@ -120,7 +121,7 @@ func (s *source) take() int {
 // onSubmit checks an entry of the front end and lets it through the gate.
 func (s *source) onSubmit(e *shm.SQE) {
 	d := s.pump.client.deviceAt(e.Device)
-	if d == nil || d.fe.Load() != s.owner {
+	if d == nil || d.host.Load() != s.host {
 		s.answer(e.Tag, blk.ENODEV)
 		return
 	}
@@ -272,10 +273,14 @@ func (s *source) finish(i uint32, errno blk.Errno) {
 		r.dev.latency[s.pump.index].wire.Record(r.sqe.Op, s.pump.pump.Now()-r.sent)
 	}
 	s.answer(r.sqe.Tag, errno)
+	d := r.dev
 	r.dev = nil
 	s.free = append(s.free, i)
 	s.inflight--
 	share.inflight.Add(-1)
+	if s.orphaned {
+		s.settle(d)
+	}
 }
 
 func (s *source) answer(tag uint64, errno blk.Errno) {

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"fmt"
 	"syscall"
 
@@ -24,7 +25,7 @@ func (c *Client) Resize(device string, sectors uint64) error {
 		return fmt.Errorf("resize %s: %w", d.name, err)
 	}
 	if fe := d.fe.Load(); fe != nil {
-		fe.resize(d)
+		fe.resizeNow(context.Background(), d)
 	}
 	return nil
 }

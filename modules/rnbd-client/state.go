@@ -272,10 +272,7 @@ func (c *Client) leaveDisks(ctx context.Context) {
 		return
 	}
 	for f := range c.unmapDisks(ctx) {
-		if proc := f.end(); proc != nil {
-			proc.Kill()
-			<-proc.Exited()
-		}
+		f.abandon()
 	}
 }
 

@@ -55,9 +55,14 @@ type DeviceSpec struct {
 	Identity string
 	// Location is where users found the device under an earlier process of the
 	// front end; empty: there was none. A front end whose devices outlive it
-	// takes over what is there.
+	// takes over what is there. LocationUnknown: an earlier process may have
+	// left something with that Identity, nobody knows where; the front end takes
+	// it over, or says ENODEV if there is none.
 	Location string
 }
+
+// LocationUnknown is a DeviceSpec.Location that has to be looked for.
+const LocationUnknown = "?"
 
 // DeviceStatus is what a front end knows about a device.
 type DeviceStatus struct {
