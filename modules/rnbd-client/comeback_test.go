@@ -22,6 +22,7 @@ import (
 // comebackRig is a client with devices by the test front end.
 type comebackRig struct {
 	t    *testing.T
+	s    *target
 	c    *Client
 	f    *frontend
 	dirs []frontDir
@@ -30,7 +31,7 @@ type comebackRig struct {
 
 func newComebackRig(t *testing.T, devices int, change ...func(*Config)) *comebackRig {
 	s := newTarget(t, 1<<20)
-	r := &comebackRig{t: t, c: s.clientToClose(append(change, withTestFront(t))...)}
+	r := &comebackRig{t: t, s: s, c: s.clientToClose(append(change, withTestFront(t))...)}
 	t.Cleanup(func() { r.close() })
 	r.f = r.c.frontends[0]
 	for i := range devices {

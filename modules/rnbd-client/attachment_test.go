@@ -1,0 +1,165 @@
+package client
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+func TestAttachment_NextStep(t *testing.T) {
+	for _, x := range []struct {
+		name string
+		in   situation
+		want step
+	}{
+		{"a new device is shown", situation{state: absent, host: otherHost, due: true}, stepAttach},
+		{"a new device without a process fails", situation{state: absent}, stepEnd},
+		{"a disk that the last daemon did not finish is taken away", situation{state: absent, want: wantGone, left: true}, stepLinger},
+
+		{"a device that is shown rests", situation{state: shown, host: sameHost, due: true}, stepRest},
+		{"its process dies", situation{state: shown, due: true}, stepLose},
+		{"another process runs already", situation{state: shown, host: otherHost, due: true}, stepLose},
+		{"it is asked to go", situation{state: shown, host: sameHost, asked: true, stale: true, due: true}, stepDismiss},
+		{"it has to go", situation{state: shown, host: sameHost, want: wantGone, asked: true, due: true}, stepRemove},
+		{"its limits have changed", situation{state: shown, host: sameHost, stale: true, due: true}, stepResize},
+
+		{"a device that is away waits for a process", situation{state: away, due: true, left: true}, stepRest},
+		{"it waits for its own requests", situation{state: away, host: otherHost, busy: true, due: true}, stepRest},
+		{"it waits for its next try", situation{state: away, host: sameHost}, stepRest},
+		{"it is shown to the next process", situation{state: away, host: otherHost, due: true, left: true}, stepAttach},
+		{"it is unmapped and has a disk", situation{state: away, want: wantGone, left: true, busy: true}, stepLinger},
+		{"it is unmapped and has none", situation{state: away, want: wantGone, host: otherHost}, stepEnd},
+		{"it is left to the next daemon", situation{state: away, want: wantLeft, left: true, host: otherHost, due: true}, stepEnd},
+
+		{"a process that does not let go is asked again", situation{state: removing, want: wantGone, host: sameHost, due: true}, stepRemove},
+		{"but not at once", situation{state: removing, want: wantGone, host: sameHost}, stepRest},
+		{"it dies", situation{state: removing, want: wantGone, left: true, due: true}, stepLose},
+		{"it dies and the next one is there", situation{state: removing, want: wantGone, host: otherHost}, stepLose},
+
+		{"what lingers waits for a process", situation{state: lingering, want: wantGone, left: true, due: true}, stepRest},
+		{"one takes it away", situation{state: lingering, want: wantGone, left: true, host: otherHost, due: true, busy: true}, stepClear},
+		{"one that failed tries again later", situation{state: lingering, want: wantGone, left: true, host: otherHost}, stepRest},
+		{"it was tried often enough", situation{state: lingering, want: wantGone, left: true, host: otherHost, due: true, spent: true}, stepEnd},
+		{"no process will come", situation{state: lingering, want: wantGone, left: true, over: true, due: true}, stepEnd},
+		{"the last process takes it away", situation{state: lingering, want: wantGone, left: true, over: true, host: sameHost, due: true}, stepClear},
+
+		{"what is gone ends", situation{state: gone}, stepEnd},
+	} {
+		if got := x.in.next(); got != x.want {
+			t.Errorf("%s: %s, want %s", x.name, got, x.want)
+		}
+	}
+}
+
+// What is wanted is reached from every situation, or somebody else has to act
+// first: nothing rests that could go on.
+func TestAttachment_NothingIsForgotten(t *testing.T) {
+	flags := []bool{false, true}
+	for state := absent; state < gone; state++ {
+		for want := wantShown; want <= wantLeft; want++ {
+			for host := noHost; host <= otherHost; host++ {
+				for _, left := range flags {
+					for _, over := range flags {
+						s := situation{state: state, want: want, host: host, left: left, over: over, due: true}
+						step := s.next()
+						waits := state == shown && want == wantShown && host == sameHost ||
+							state == away && want == wantShown && host == noHost ||
+							state == lingering && want != wantLeft && host == noHost && !over
+						if (step == stepRest) != waits && state != attaching {
+							t.Errorf("%s, want %d, host %d, left %t, over %t: %s", state, want, host, left, over, step)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestAttachment_RefusesWrongMoves(t *testing.T) {
+	for from := absent; from <= gone; from++ {
+		for to := absent; to <= gone; to++ {
+			allowed := false
+			for _, ok := range attMoves[from] {
+				allowed = allowed || ok == to
+			}
+			func() {
+				defer func() {
+					if refused := recover() != nil; refused == allowed {
+						t.Errorf("from %s to %s: refused %t", from, to, refused)
+					}
+				}()
+				a := &attachment{fe: &frontend{}, state: from, changed: make(chan struct{})}
+				a.move(to)
+			}()
+		}
+	}
+}
+
+// A call that hangs gives its turn to others after a while.
+func TestHost_Turns(t *testing.T) {
+	h := &host{turns: make(chan struct{}, 1)}
+	if _, err := h.turn(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	done, err := h.turn(t.Context())
+	if err != nil || time.Since(begun) < turnTime/2 {
+		t.Errorf("the next turn after %v, %v", time.Since(begun), err)
+	}
+	done()
+	if _, err := h.turn(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Devices that a new process hangs over keep neither it nor its other devices
+// waiting, however many they are; nor the commands about others.
+func TestComeback_ManyThatHang(t *testing.T) {
+	t.Parallel()
+	r := newComebackRig(t, turnsAtOnce+4)
+	last := len(r.devs) - 1
+	for _, dir := range r.dirs[:last] {
+		must(t, dir.set("hold", ""))
+	}
+	r.kill()
+	eventually(t, "the device that does not hang is back", func() bool { return r.isBack(last) })
+	must(t, r.c.Unmap(t.Context(), r.devs[last].name, false))
+	d, err := r.s.mapIn(r.c, "another", frontDir(t.TempDir()))
+	must(t, err)
+	must(t, r.c.Unmap(t.Context(), d.name, false))
+	for i, dir := range r.dirs[:last] {
+		if !r.f.misses(r.devs[i]) {
+			t.Errorf("device %d is back, and the process hangs over it", i)
+		}
+		must(t, os.Remove(dir.file("hold")))
+	}
+	for i := range r.devs[:last] {
+		eventually(t, fmt.Sprintf("device %d is back", i), func() bool { return r.isBack(i) })
+	}
+}
+
+// A request of a dead process that hangs keeps its own device from the next one,
+// however many processes die, and is counted until it ends.
+func TestFrontend_DiesTwiceBesideARequestThatHangs(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient(withTestFront(t))
+	other := frontDir(t.TempDir())
+	_, err := s.mapIn(c, "other", other)
+	must(t, err)
+	d, dir := s.mapHanging(c, "vol")
+	sources := c.sourcesLeft()
+	for deaths := 1; deaths <= 2; deaths++ {
+		c.killFront(t)
+		eventually(t, "the other device is back", func() bool { return other.adds() == deaths+1 })
+		eventually(t, "one source is left", func() bool { return c.sourcesLeft() == sources+1 })
+	}
+	if dir.adds() != 1 || d.inflight() != 1 {
+		t.Errorf("shown %d times, %d requests are under way", dir.adds(), d.inflight())
+	}
+	s.releaseAll(blk.OK)
+	eventually(t, "the device is back", func() bool { return dir.adds() == 2 })
+	eventually(t, "no source is left", func() bool { return c.sourcesLeft() == sources })
+}
