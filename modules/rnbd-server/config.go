@@ -63,6 +63,9 @@ type Config struct {
 	// Tests put plugins and rings into this process.
 	launch  func(context.Context, plugin.Config) (*plugin.Process, error)
 	newRing func(entries int) (*shm.Ring, error)
+	// Tests have file systems that do not answer.
+	lookUp        func(j jail, session, name string) (*node, error)
+	lookUpTimeout time.Duration
 }
 
 // Listen is one end point.
@@ -102,6 +105,8 @@ func DefaultConfig() Config {
 		Logger:           slog.New(slog.DiscardHandler),
 		launch:           plugin.Launch,
 		newRing:          shm.NewRing,
+		lookUp:           jail.open,
+		lookUpTimeout:    lookUpTimeout,
 	}
 }
 

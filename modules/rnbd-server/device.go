@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
@@ -42,8 +41,9 @@ type device struct {
 	retired       atomic.Int64 // requests that do not end, whose paths have gone; pumps count
 	users         int          // guarded by Server.mu
 
-	sizeMu   sync.Mutex // one look at the size at a time
-	nodeSize uint64     // of the node in bytes, when looked at last; guarded by sizeMu
+	looking  atomic.Bool // watch is at work
+	sizeMu   sync.Mutex  // one call to the plugin about the size at a time
+	nodeSize uint64      // of the node in bytes, when looked at last; guarded by sizeMu
 
 	latency []stages // by pump; only that pump writes
 	loads   []load   // by pump
@@ -129,32 +129,9 @@ func (s *Server) pluginByName(name string) *ioPlugin {
 	return nil
 }
 
-// resolve finds node and plugin for name.
-func (s *Server) resolve(session, name, ioMode string) (*node, *ioPlugin, error) {
-	p, err := s.choosePlugin(name, ioMode)
-	if err != nil {
-		return nil, nil, err
-	}
-	if p != nil && p.info.Names == plugin.NamesOpaque {
-		return &node{path: name, id: nodeID{opaque: p.cfg.Name + ":" + name}}, p, nil
-	}
-	n, err := s.jail.open(session, name)
-	if err != nil {
-		return nil, nil, err
-	}
-	if p == nil {
-		p = s.pluginForNode(n)
-	}
-	if p == nil {
-		n.file.Close()
-		return nil, nil, fmt.Errorf("open %q: no io plugin serves %s: %w", name, n.path, syscall.ENOTBLK)
-	}
-	return n, p, nil
-}
-
 // acquire returns the device of node, opening it in the plugin if nobody has.
-// The node's descriptor is taken over. s.openMu is held, so that one node is
-// not opened twice at once. wished: the client named p.
+// The node's descriptor is taken over. Caller has the node's turn, so that one node
+// is not opened twice at once. wished: the client named p.
 func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool, name string, mode blk.AccessMode) (*device, error) {
 	key := deviceKey{n.id, mode == blk.ReadOnly}
 	s.mu.Lock()
@@ -177,7 +154,7 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool,
 	}
 	d = &device{key: key, name: name, path: n.path, file: n.file, plugin: p, users: 1,
 		latency: make([]stages, len(s.pumps)), loads: make([]load, len(s.pumps))}
-	d.nodeSize, _ = nodeSize(n.file) // before the plugin looks, so that no change goes unseen
+	d.nodeSize = n.size // before the plugin looks, so that no change goes unseen
 	if err := p.open(ctx, d); err != nil {
 		n.close()
 		return nil, err
@@ -233,84 +210,6 @@ func (s *Server) drop(d *device) {
 func (n *node) close() {
 	if n.file != nil {
 		n.file.Close()
-	}
-}
-
-// openMapping is OPEN: docs/protocol/rnbd.md, "OPEN". ioMode is what the client
-// wishes, empty if nothing.
-func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode string, mode blk.AccessMode) (*mapping, error) {
-	if mode > blk.Migration {
-		return nil, fmt.Errorf("open %q: access mode %d is unknown: %w", name, mode, syscall.EINVAL)
-	}
-	s.openMu.Lock()
-	defer s.openMu.Unlock()
-	if err := sess.gone(); err != nil { // while this OPEN waited for another one
-		return nil, fmt.Errorf("open %q: %w", name, err)
-	}
-	if m := sess.byName(name); m != nil {
-		if ioMode != "" && m.dev.plugin.cfg.Name != ioMode {
-			return nil, fmt.Errorf("open %q: it is open with io mode %s: %w", name, m.dev.plugin.cfg.Name, syscall.EBUSY)
-		}
-		if err := m.dev.busy(); err != nil {
-			return nil, fmt.Errorf("open %q: %w", name, err)
-		}
-		return m, nil
-	}
-	n, p, err := s.resolve(sess.name, name, ioMode)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.nodeBusy(n.id); err != nil {
-		n.close()
-		return nil, fmt.Errorf("open %q: %w", name, err)
-	}
-	if err := s.writers.take(n.id, mode); err != nil {
-		n.close()
-		return nil, fmt.Errorf("open %q: %w", name, err)
-	}
-	id := n.id
-	dev, err := s.acquire(ctx, n, p, ioMode != "", name, mode)
-	if err != nil {
-		s.writers.give(id, mode)
-		return nil, err
-	}
-	m := sess.newMapping(dev, name, mode)
-	if err = p.attachSession(ctx, sess); err == nil {
-		err = sess.add(m)
-	}
-	if err != nil {
-		s.drop(dev)
-		s.writers.give(id, mode)
-		return nil, fmt.Errorf("open %q: %w", name, err)
-	}
-	s.log.Info("device opened", "session", sess.name, "device", name, "path", dev.path, "id", m.id, "mode", mode.String(), "plugin", p.cfg.Name)
-	return m, nil
-}
-
-// closeMapping is CLOSE: new requests fail, those in flight end, then the
-// device is released. With keepID the id is not given out again.
-func (s *Server) closeMapping(m *mapping, keepID bool) {
-	if m.closed.Swap(true) {
-		return
-	}
-	s.awaitIdle(m)
-	s.openMu.Lock()
-	defer s.openMu.Unlock()
-	if !keepID {
-		m.session.mu.Lock()
-		m.session.release(m)
-		m.session.mu.Unlock()
-	}
-	s.writers.give(m.dev.key.id, m.mode)
-	s.drop(m.dev)
-	s.log.Info("device closed", "session", m.session.name, "device", m.name, "id", m.id)
-}
-
-// awaitIdle returns when m has no request in flight, or when no plugin is left that
-// could end them.
-func (s *Server) awaitIdle(m *mapping) {
-	for pause := 200 * time.Microsecond; m.inflight() > 0 && !s.stopped.Load(); pause = min(2*pause, 10*time.Millisecond) {
-		time.Sleep(pause)
 	}
 }
 

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"sync"
 	"syscall"
 	"time"
 
@@ -26,6 +27,8 @@ func (h *handler) SessionUp(t *rtrs.SrvSession) error {
 		name: t.Name(), transport: t, arena: t.Memory().(*shm.Arena), chunkSize: uint64(t.ChunkSize()),
 		reqs:  make([]request, t.QueueDepth()),
 		lanes: make([]lane, len(s.pumps)*len(s.plugins)),
+
+		lookUps: make(chan struct{}, maxSessionLookUps),
 	}
 	if paths := t.Paths(); len(paths) > 0 {
 		sess.fabric = paths[0].Fabric
@@ -87,16 +90,18 @@ func (h *handler) SessionDown(t *rtrs.SrvSession) {
 
 // closeIdle closes what has no request in flight and returns the rest: closed
 // to new requests, and stuck until releaseStuck, so that it opens for nobody
-// before it was given back.
+// before it was given back. A plugin that does not close one holds up no other.
 func (s *Server) closeIdle(sess *session) (stuck []*mapping) {
+	var wg sync.WaitGroup
 	for _, m := range sess.all() {
 		if m.inflight() > 0 {
 			m.dev.retired.Add(1)
 			stuck = append(stuck, m)
 			continue
 		}
-		s.closeMapping(m, false)
+		wg.Go(func() { s.closeMapping(m, false) })
 	}
+	wg.Wait()
 	return stuck
 }
 
@@ -154,7 +159,7 @@ func (h *handler) Request(op *rtrs.Op) {
 // pump that the request came from.
 func (s *Server) onAdmin(op *rtrs.Op, sess *session) {
 	defer s.admin.Done()
-	ctx, cancel := context.WithTimeout(context.Background(), adminTimeout)
+	ctx, cancel := context.WithTimeout(s.admins, adminTimeout)
 	defer cancel()
 	err := s.admin1(ctx, op, sess)
 	if err != nil {

@@ -45,6 +45,7 @@ type node struct {
 	path  string   // where the name led to, for people
 	id    nodeID
 	block bool
+	size  uint64 // bytes; 0: none, or not known
 }
 
 // nodeID tells whether two names are the same device: the device number of a
@@ -87,6 +88,7 @@ func (j jail) open(session, name string) (*node, error) {
 		n.file.Close()
 		return nil, fail(errno, why)
 	}
+	n.size, _ = nodeSize(n.file)
 	return n, nil
 }
 

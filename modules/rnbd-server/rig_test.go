@@ -44,6 +44,8 @@ type memDisk struct {
 	resized atomic.Pointer[blk.Limits]
 	closes  atomic.Int32
 	hung    atomic.Bool // requests wait
+	// Open and Close wait until they are closed; nil: they do not.
+	opening, closing chan struct{}
 }
 
 func newMemory() *memory {
@@ -80,6 +82,11 @@ func (m *memory) Open(_ context.Context, r plugin.OpenRequest) (plugin.Disk, err
 		return nil, err
 	}
 	if d := m.disks[r.Name]; d != nil {
+		if gate := d.opening; gate != nil {
+			m.mu.Unlock()
+			<-gate
+			m.mu.Lock()
+		}
 		return d, nil
 	}
 	return nil, fmt.Errorf("no disk %q: %w", r.Name, syscall.ENOENT)
@@ -98,7 +105,13 @@ func (m *memory) AttachArena(id uint32, _ []byte) error {
 func (m *memory) DetachArena(uint32) {}
 
 func (d *memDisk) Limits() blk.Limits { return d.limits }
-func (d *memDisk) Close() error       { d.closes.Add(1); return nil }
+func (d *memDisk) Close() error {
+	if d.closing != nil {
+		<-d.closing
+	}
+	d.closes.Add(1)
+	return nil
+}
 
 func (m *memory) Serve(q *plugin.Queue) error {
 	batch := make([]plugin.Request, 16)

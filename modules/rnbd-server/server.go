@@ -32,11 +32,17 @@ type Server struct {
 	// sessions by index; pumps read it, SessionUp and SessionDown write.
 	sessions [MaxSessions]atomic.Pointer[session]
 
-	openMu  sync.Mutex // one OPEN or CLOSE at a time; guards writers
-	writers writers
+	nodes      turns           // of OPENs and CLOSEs
+	lookUps    chan struct{}   // a place for each name that is looked up
+	admins     context.Context // of OPENs; ends with the server
+	stopAdmins func()
 
-	mu      sync.Mutex // guards devices and their users
+	// Locks, in the order in which they are taken: session.arenaMu, session.mu,
+	// ioPlugin.mu, mu, turns.mu. None is held over a system call on a name that a
+	// client chose. A node's turn is taken before all of them.
+	mu      sync.Mutex // guards devices and their users, and writers
 	devices map[deviceKey]*device
+	writers writers
 
 	admin   sync.WaitGroup // requests answered off the pumps
 	stopped atomic.Bool    // no plugin runs any more
@@ -61,7 +67,9 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	s := &Server{
 		cfg: cfg, log: cfg.logger("server"), jail: jail{cfg.SearchPath},
 		writers: writers{}, devices: map[deviceKey]*device{}, nodeOpened: make(chan struct{}, 1),
+		lookUps: make(chan struct{}, maxLookUps),
 	}
+	s.admins, s.stopAdmins = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
 			s.Close(context.WithoutCancel(ctx))
@@ -159,6 +167,7 @@ func (s *Server) Close(ctx context.Context) error {
 	for _, p := range s.pumps {
 		errs = append(errs, p.poller.Call(ctx, func() {})) // what was told is on its way
 	}
+	s.stopAdmins()
 	if s.rtrs != nil {
 		errs = append(errs, s.rtrs.Close(ctx))
 	}

@@ -44,6 +44,7 @@ type session struct {
 	// message that opens or closes things and is not answered yet.
 	holds   atomic.Int32
 	version atomic.Uint32 // of the protocol, 0 before SESS_INFO
+	lookUps chan struct{} // a place for each name that is looked up
 }
 
 // end marks the session as ended. From then on no mapping is added, and no plugin is
@@ -132,7 +133,8 @@ func (s *session) mappings() (out []*mapping) {
 	return out
 }
 
-// byName finds an open mapping of exactly that name. Caller holds mu.
+// byName finds an open mapping of exactly that name. Caller holds mu or accepts a
+// snapshot.
 func (s *session) byName(name string) *mapping {
 	for _, m := range s.mappings() {
 		if m.name == name {
@@ -143,11 +145,15 @@ func (s *session) byName(name string) *mapping {
 }
 
 // add shows m to the pumps, unless the session has ended: nobody would close it then.
+// EBUSY: a name that now leads elsewhere was opened at the same time.
 func (s *session) add(m *mapping) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.gone(); err != nil {
 		return err
+	}
+	if s.byName(m.name) != nil {
+		return fmt.Errorf("the name has just been opened, and led to another node: %w", syscall.EBUSY)
 	}
 	s.reserve(m)
 	return nil

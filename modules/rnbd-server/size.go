@@ -37,7 +37,9 @@ func (s *Server) watchSizes(ctx context.Context, interval time.Duration) {
 		}
 		devices = s.devicesWithNode(devices[:0])
 		for _, d := range devices {
-			s.watch(ctx, d)
+			if !d.looking.Swap(true) { // else its file system or plugin does not answer
+				go s.watch(ctx, d)
+			}
 		}
 		if len(devices) > 0 {
 			continue
@@ -76,10 +78,12 @@ func (s *Server) noteNode(d *device) {
 }
 
 // watch resizes d if its node has another size than when it was looked at last.
+// It may take for ever, as nodeSize does.
 func (s *Server) watch(ctx context.Context, d *device) {
+	defer d.looking.Store(false)
+	size, ok := nodeSize(d.file)
 	d.sizeMu.Lock()
 	defer d.sizeMu.Unlock()
-	size, ok := nodeSize(d.file)
 	if !ok || size == d.nodeSize || !d.ready.Load() {
 		return
 	}
@@ -91,7 +95,7 @@ func (s *Server) watch(ctx context.Context, d *device) {
 
 // nodeSize is the size in bytes of the file or block device behind an O_PATH
 // descriptor. A block device without a size has lost its medium; that is no
-// size to tell.
+// size to tell. It takes for ever where a network file system does not answer.
 func nodeSize(f *os.File) (uint64, bool) {
 	if f == nil {
 		return 0, false

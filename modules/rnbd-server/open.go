@@ -1,0 +1,147 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+)
+
+// resolve finds node and plugin for name. The file system may take its time, as
+// lookUp says.
+func (s *Server) resolve(ctx context.Context, sess *session, name, ioMode string) (*node, *ioPlugin, error) {
+	p, err := s.choosePlugin(name, ioMode)
+	if err != nil {
+		return nil, nil, err
+	}
+	if p != nil && p.info.Names == plugin.NamesOpaque {
+		return &node{path: name, id: nodeID{opaque: p.cfg.Name + ":" + name}}, p, nil
+	}
+	n, err := s.lookUp(ctx, sess, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	if p == nil {
+		p = s.pluginForNode(n)
+	}
+	if p == nil {
+		n.close()
+		return nil, nil, fmt.Errorf("open %q: no io plugin serves %s: %w", name, n.path, syscall.ENOTBLK)
+	}
+	return n, p, nil
+}
+
+// openMapping is OPEN: docs/protocol/rnbd.md, "OPEN". ioMode is what the client
+// wishes, empty if nothing. OPENs of different nodes run at the same time.
+func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode string, mode blk.AccessMode) (*mapping, error) {
+	fail := func(err error) (*mapping, error) { return nil, fmt.Errorf("open %q: %w", name, err) }
+	if mode > blk.Migration {
+		return fail(fmt.Errorf("access mode %d is unknown: %w", mode, syscall.EINVAL))
+	}
+	if m, err := sess.opened(name, ioMode); m != nil || err != nil {
+		return m, err
+	}
+	n, p, err := s.resolve(ctx, sess, name, ioMode)
+	if err != nil {
+		return nil, err
+	}
+	turn, err := s.nodes.take(ctx, n.id)
+	if err != nil {
+		n.close()
+		return fail(fmt.Errorf("another OPEN or CLOSE of the device does not end: %w", syscall.EBUSY))
+	}
+	defer turn.give()
+	if m, err := sess.opened(name, ioMode); m != nil || err != nil { // by an OPEN that had the turn before
+		n.close()
+		return m, err
+	}
+	if err := s.admitWriter(n.id, mode); err != nil {
+		n.close()
+		return fail(err)
+	}
+	id := n.id
+	dev, err := s.acquire(ctx, n, p, ioMode != "", name, mode)
+	if err != nil {
+		s.releaseWriter(id, mode)
+		return nil, err
+	}
+	m := sess.newMapping(dev, name, mode)
+	if err = p.attachSession(ctx, sess); err == nil {
+		err = sess.add(m)
+	}
+	if err != nil {
+		s.drop(dev)
+		s.releaseWriter(id, mode)
+		return fail(err)
+	}
+	s.log.Info("device opened", "session", sess.name, "device", name, "path", dev.path, "id", m.id, "mode", mode.String(), "plugin", p.cfg.Name)
+	return m, nil
+}
+
+// opened returns what the session has open under name, nil if nothing. ioMode is as
+// in openMapping.
+func (s *session) opened(name, ioMode string) (*mapping, error) {
+	fail := func(err error) (*mapping, error) { return nil, fmt.Errorf("open %q: %w", name, err) }
+	if err := s.gone(); err != nil {
+		return fail(err)
+	}
+	m := s.byName(name)
+	switch {
+	case m == nil:
+		return nil, nil
+	case ioMode != "" && m.dev.plugin.cfg.Name != ioMode:
+		return fail(fmt.Errorf("it is open with io mode %s: %w", m.dev.plugin.cfg.Name, syscall.EBUSY))
+	}
+	if err := m.dev.busy(); err != nil {
+		return fail(err)
+	}
+	return m, nil
+}
+
+// admitWriter counts one more mapping of a node that nothing stands in the way of.
+// Caller has the node's turn.
+func (s *Server) admitWriter(id nodeID, mode blk.AccessMode) error {
+	if err := s.nodeBusy(id); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.writers.take(id, mode)
+}
+
+func (s *Server) releaseWriter(id nodeID, mode blk.AccessMode) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.writers.give(id, mode)
+}
+
+// closeMapping is CLOSE: new requests fail, those in flight end, then the
+// device is released. With keepID the id is not given out again.
+func (s *Server) closeMapping(m *mapping, keepID bool) {
+	if m.closed.Swap(true) {
+		return
+	}
+	s.awaitIdle(m)
+	id := m.dev.key.id
+	turn, _ := s.nodes.take(context.Background(), id)
+	defer turn.give()
+	if !keepID {
+		m.session.mu.Lock()
+		m.session.release(m)
+		m.session.mu.Unlock()
+	}
+	s.drop(m.dev)
+	s.releaseWriter(id, m.mode)
+	s.log.Info("device closed", "session", m.session.name, "device", m.name, "id", m.id)
+}
+
+// awaitIdle returns when m has no request in flight, or when no plugin is left that
+// could end them.
+func (s *Server) awaitIdle(m *mapping) {
+	for pause := 200 * time.Microsecond; m.inflight() > 0 && !s.stopped.Load(); pause = min(2*pause, 10*time.Millisecond) {
+		time.Sleep(pause)
+	}
+}
