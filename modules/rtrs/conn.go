@@ -171,12 +171,15 @@ func (c *conn) post(chain []verbs.SendWR) error {
 }
 
 // postImm posts an empty WRITE WITH IMM: a heartbeat or its answer. When there
-// is no room it is dropped; what fills the queue is a sign of life as well.
-func (c *conn) postImm(imm rtrswire.Imm) {
+// is no room it is dropped and postImm returns false; what fills the queue is a
+// sign of life as well.
+func (c *conn) postImm(imm rtrswire.Imm) bool {
 	c.hbChain[0] = verbs.SendWR{Op: verbs.OpWriteImm, Imm: uint32(imm)}
-	if err := c.post(c.hbChain[:]); err != nil && err != errNoCredit && !c.down {
+	err := c.post(c.hbChain[:])
+	if err != nil && err != errNoCredit && !c.down {
 		c.h.connFailed(err)
 	}
+	return err == nil
 }
 
 // dispatch handles one completion.

@@ -1,6 +1,7 @@
 package rtrs
 
 import (
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -19,9 +20,18 @@ type heartbeat struct {
 	last   time.Time // when it was due last, or the start
 	missed int
 	alarm  alarm
+	posted uint64  // HB_MSGs
+	acked  uint64  // how many of them are answered, at least
+	asks   []hbAsk // in the order of their numbers
 
-	sentAt  atomic.Int64 // Unix ns of the last HB_MSG; 0: answered
+	sentAt  atomic.Int64 // by monotonicNow, of the last HB_MSG; 0: answered
 	latency atomic.Int64 // ns of the last round trip, 0: none yet
+}
+
+// hbAsk is called when the HB_MSG with that number is answered.
+type hbAsk struct {
+	number uint64
+	f      func()
 }
 
 // hbAction is what a tick asks for.
@@ -101,9 +111,39 @@ func (h *heartbeat) lastLatency() time.Duration { return time.Duration(h.latency
 
 // sendOn posts an HB_MSG on c, whose owner calls it.
 func (h *heartbeat) sendOn(c *conn) {
-	h.sentAt.Store(time.Now().UnixNano())
-	c.postImm(rtrswire.HeartbeatImm)
+	h.sentAt.Store(monotonicNow())
+	h.post(c)
 }
+
+func (h *heartbeat) post(c *conn) {
+	if c.postImm(rtrswire.HeartbeatImm) {
+		h.posted++
+	}
+}
+
+// ask sends one more HB_MSG on c and calls f, on the owner of c, when the peer
+// has answered that one or a later one. If the send queue is full it is the next
+// that will be sent.
+func (h *heartbeat) ask(c *conn, f func()) {
+	if len(h.asks) == rtrswire.MaxPaths { // of a peer that answers none
+		h.asks = slices.Delete(h.asks, 0, 1)
+	}
+	h.asks = append(h.asks, hbAsk{h.posted + 1, f})
+	h.sentAt.CompareAndSwap(0, monotonicNow())
+	h.post(c)
+}
+
+// answered counts an HB_ACK. Answers are in order; a peer may leave some out.
+func (h *heartbeat) answered() {
+	h.acked = min(h.acked+1, h.posted)
+	for len(h.asks) > 0 && h.asks[0].number <= h.acked {
+		h.asks[0].f()
+		h.asks = h.asks[1:]
+	}
+}
+
+// monotonicNow is a time in nanoseconds that nobody sets, never 0.
+func monotonicNow() int64 { return max(int64(time.Since(processStart)), 1) }
 
 // onImm serves the heartbeat immediates that arrive on c, connection 0 of the
 // path. Any other immediate is none of ours. Owner of c.
@@ -112,8 +152,12 @@ func (h *heartbeat) onImm(c *conn, imm rtrswire.Imm) {
 	case rtrswire.ImmHeartbeat:
 		c.postImm(rtrswire.HeartbeatAckImm)
 	case rtrswire.ImmHeartbeatAck:
-		if at := h.sentAt.Swap(0); at != 0 {
-			h.latency.Store(max(time.Now().UnixNano()-at, 1))
+		if c.cid != 0 {
+			return
 		}
+		if at := h.sentAt.Swap(0); at != 0 {
+			h.latency.Store(max(monotonicNow()-at, 1))
+		}
+		h.answered()
 	}
 }

@@ -107,19 +107,41 @@ func TestR011_ConnectionThatComesWhileItsPathClosesIsRefused(t *testing.T) {
 }
 
 // A path that joins while the last one is closing keeps the session's memory,
-// and brings it up again after it went down.
+// and brings it up again after it went down: if no operation of the last one
+// runs in that memory any more.
 func TestPathThatJoinsWhileTheLastOneCloses(t *testing.T) {
-	net := loopback.New()
-	s := startServer(t, net, serve)
-	s.handler.downBlocked = make(chan struct{})
-	a := newSession(t, net, 1, "s")
-	a.hangUp()
-	s.handler.waitGoingDown(t)
-	b := a.second(net, otherAddr).connect()
-	close(s.handler.downBlocked)
-	b.info("s").stillWorks()
-	if ups, downs, alive := s.handler.counts(); ups != 2 || downs != 1 || alive != 1 {
-		t.Errorf("%d up, %d down, %d memories", ups, downs, alive)
+	for _, c := range []struct {
+		name string
+		ops  bool
+	}{
+		{"nothing runs", false},
+		{"an operation runs", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			net := loopback.New()
+			park := startParking(t, net)
+			s := park.s
+			s.handler.downBlocked = make(chan struct{})
+			a := newSession(t, net, 1, "s")
+			var op *Op
+			if c.ops {
+				a.write(0, 1, nil, []byte("slow"))
+				op = park.take(a)
+			}
+			a.hangUp()
+			b := a.second(net, otherAddr).connect()
+			b.sendInfo(infoReq("s"))
+			if c.ops {
+				b.silent("while an operation of the other path runs")
+				park.respond(op, 0)
+			}
+			s.handler.waitGoingDown(t)
+			close(s.handler.downBlocked)
+			b.takeInfo().stillWorksWith(park)
+			if ups, downs, alive := s.handler.counts(); ups != 2 || downs != 1 || alive != 1 {
+				t.Errorf("%d up, %d down, %d memories", ups, downs, alive)
+			}
+		})
 	}
 }
 

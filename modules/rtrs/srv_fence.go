@@ -10,7 +10,9 @@ import (
 // FENCE, an extension between our own ends: a client that lost a path asks on
 // another one for the certainty that nothing of the lost path will run any
 // more. The answer comes when the path is unknown to the server, or closed:
-// its unread requests dropped, the others finished. See docs/protocol/rtrs.md.
+// its unread requests dropped, the others finished. It is EBUSY while some of
+// those are retired: the client may send them again, and must not use their
+// chunks for anything else. See docs/protocol/rtrs.md.
 
 // fence serves op, a FENCE. Owner of c.
 func (c *srvConn) fence(op *Op) {
@@ -20,25 +22,31 @@ func (c *srvConn) fence(op *Op) {
 	}
 	uuid := rtrswire.UUID(op.User())
 	go func() {
-		c.path.fence(uuid)
-		c.poller.Do(func() { op.Respond(0) })
+		errno := c.path.fence(uuid)
+		c.poller.Do(func() { op.Respond(errno) })
 	}()
 }
 
 // fence returns when the path named uuid of p's session is gone, or p itself is
-// about to go. A path that names itself was made again after its earlier life
-// had ended: nothing is left to wait for.
-func (p *srvPath) fence(uuid rtrswire.UUID) {
+// about to go, with the errno of the answer. A path that names itself was made
+// again after its earlier life had ended: nothing is left to wait for.
+func (p *srvPath) fence(uuid rtrswire.UUID) (errno int) {
 	s := p.sess
 	s.srv.mu.Lock()
 	lost := s.pathByUUID(uuid)
 	s.srv.mu.Unlock()
-	if lost == nil || lost == p {
-		return
+	if lost == p {
+		return 0
 	}
-	lost.close(fmt.Errorf("%w: the client gave it up", ErrConnLost))
-	select {
-	case <-lost.closed:
-	case <-p.closing: // or two paths that fence each other would wait for ever
+	if lost != nil {
+		lost.close(fmt.Errorf("%w: the client gave it up", ErrConnLost))
+		select {
+		case <-lost.closed:
+		case <-p.closing: // or two paths that fence each other would wait for ever
+		}
 	}
+	if s.retiredOf(uuid) > 0 {
+		return int(syscall.EBUSY)
+	}
+	return 0
 }

@@ -228,22 +228,30 @@ func (p *srvPath) establish(m rtrswire.InfoReq) error {
 	if err := p.takeName(m.Name()); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), p.sess.srv.Timing().ConnectTimeout)
-	defer cancel()
 	for _, c := range p.conns {
-		if err := c.onOwner(ctx, c.postAllRecvs); err != nil {
+		if err := p.onOwner(c, c.postAllRecvs); err != nil {
 			return err
 		}
+	}
+	if err := p.sess.awaitChunks(p); err != nil {
+		return err
 	}
 	if err := p.sess.pathUp(p); err != nil {
 		return err
 	}
 	p.zombie.Stop()
 	p.log("rtrs: path connected")
-	return p.conns[0].onOwner(ctx, func() error {
+	return p.onOwner(p.conns[0], func() error {
 		p.startBeats(time.Now())
 		return p.conns[0].postInfoRsp()
 	})
+}
+
+// onOwner runs f on the owner of c, which is given the time of a connection.
+func (p *srvPath) onOwner(c *srvConn, f func() error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), p.sess.srv.Timing().ConnectTimeout)
+	defer cancel()
+	return c.onOwner(ctx, f)
 }
 
 // takeName gives the session the name. Another one may have it that is about to
@@ -326,6 +334,7 @@ func (p *srvPath) closeAndWait(ctx context.Context) error {
 // their chunks are retired; memory is deregistered; the session goes down with its last path.
 func (p *srvPath) teardown() {
 	p.log("rtrs: path closing", "cause", p.cause)
+	p.sess.changed.ring()
 	srv := p.sess.srv
 	srv.accepting.Lock()
 	var conns []*srvConn

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -524,6 +525,30 @@ func (c *rawPath) recv() rawMsg {
 	return wc
 }
 
+// answerBeats polls once and answers the heartbeats that have come.
+func (c *rawPath) answerBeats() {
+	c.pump()
+	c.got = slices.DeleteFunc(c.got, func(m rawMsg) bool {
+		if !m.HasImm || rtrswire.Imm(m.Imm) != rtrswire.HeartbeatImm {
+			return false
+		}
+		c.imm(0, rtrswire.HeartbeatAckImm)
+		return true
+	})
+}
+
+// silent checks that the server sends nothing for a while.
+func (c *rawPath) silent(when string) {
+	c.t.Helper()
+	for range 20 {
+		c.pump()
+		time.Sleep(time.Millisecond)
+	}
+	if len(c.got) > 0 || c.downs > 0 {
+		c.t.Fatalf("%s: %d messages, %d connections down", when, len(c.got), c.downs)
+	}
+}
+
 // answer is what the client learns of a request.
 type answer struct {
 	cid, chunk, errno int
@@ -593,6 +618,14 @@ func (c *rawPath) stillWorks() {
 	if c.downs > 0 {
 		c.t.Fatal("a connection is down")
 	}
+}
+
+// stillWorksWith is stillWorks where the consumer keeps its requests.
+func (c *rawPath) stillWorksWith(p *parking) {
+	c.t.Helper()
+	c.write(0, 0, []byte("data"), []byte("usr"))
+	p.respond(p.take(c), 0)
+	c.expect(answer{0, 0, 0, false})
 }
 
 // newSession connects a path with conns connections.

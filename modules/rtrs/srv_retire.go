@@ -3,6 +3,8 @@ package rtrs
 import (
 	"context"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
 )
 
 // A path that closes waits for the requests that its consumer has not answered:
@@ -13,9 +15,9 @@ import (
 // a client sends for that chunk on another path is held meanwhile
 // (srvConn.hold), which keeps the order of the two. That is the repetition of
 // the retired one, with the same data: only a client that has lost all paths
-// gives a chunk to something else. So no path joins a session with retired
-// chunks: such a client gets a new session, with memory of its own, as soon as
-// the last path of the old one is gone.
+// gives a chunk to something else. The path of such a client does not join
+// (srv_join.go): it gets a new session, with memory of its own, as soon as the
+// last path of the old one is gone.
 
 // Retirer is a ServerHandler that wants to know which requests were retired.
 // Retired is called on the owner of op's poller, at most once, before
@@ -77,7 +79,7 @@ func (c *srvConn) retire() (n int) {
 		}
 		op.retired = true
 		op.owner.Store(retiredOwner)
-		c.sess.retiring(1)
+		c.sess.retiring(c.path.uuid, 1)
 		if told != nil {
 			told.Retired(op)
 		}
@@ -91,35 +93,48 @@ func (c *srvConn) retire() (n int) {
 func (op *Op) unretire() {
 	op.retired = false
 	op.free()
-	op.sess.retiring(-1)
+	op.sess.retiring(op.conn.path.uuid, -1)
 }
 
-// retiring counts retired chunks. The last one frees the memory of a session
-// that has ended.
-func (s *SrvSession) retiring(n int) {
+// retiring counts the retired chunks of a path. The last one frees the memory of
+// a session that has ended.
+func (s *SrvSession) retiring(path rtrswire.UUID, n int) {
 	s.retireMu.Lock()
-	s.retired += n
-	free := s.retired == 0 && s.freeLater
+	if s.retired[path] += n; s.retired[path] == 0 {
+		delete(s.retired, path)
+	}
+	free := len(s.retired) == 0 && s.freeLater
 	if free {
 		s.freeLater = false
 	}
 	s.retireMu.Unlock()
+	s.changed.ring()
 	if free {
 		go s.closeMemory()
 	}
 }
 
 // Retired returns how many chunks are retired now.
-func (s *SrvSession) Retired() int {
+func (s *SrvSession) Retired() (n int) {
 	s.retireMu.Lock()
 	defer s.retireMu.Unlock()
-	return s.retired
+	for _, of := range s.retired {
+		n += of
+	}
+	return n
+}
+
+// retiredOf returns how many of them are of the path with that name.
+func (s *SrvSession) retiredOf(path rtrswire.UUID) int {
+	s.retireMu.Lock()
+	defer s.retireMu.Unlock()
+	return s.retired[path]
 }
 
 // freeChunks frees the memory, now or after the last retired request.
 func (s *SrvSession) freeChunks() {
 	s.retireMu.Lock()
-	s.freeLater = s.retired > 0
+	s.freeLater = len(s.retired) > 0
 	later := s.freeLater
 	s.retireMu.Unlock()
 	if !later {

@@ -1,6 +1,7 @@
 package rtrs
 
 import (
+	"syscall"
 	"testing"
 	"time"
 
@@ -44,7 +45,9 @@ func TestARequestThatDoesNotEndIsRetired(t *testing.T) {
 	})
 }
 
-func TestNoPathJoinsASessionWithRetiredChunks(t *testing.T) {
+// A path with retired chunks does not come back under its name, and a new one
+// joins if another path proves that the client has not lost all of them.
+func TestPathsThatJoinASessionWithRetiredChunks(t *testing.T) {
 	net := loopback.New()
 	park := startParking(t, net, retireAfter(20*time.Millisecond))
 	a := newSession(t, net, 2, "s")
@@ -54,13 +57,22 @@ func TestNoPathJoinsASessionWithRetiredChunks(t *testing.T) {
 	a.hangUp()
 	sess := park.s.Sessions()[0]
 	waitFor(t, "the path to go", func() bool { b.pump(); return len(sess.Paths()) == 1 })
-	c := a.second(net, clientAddr)
-	if got := c.refused(0, c.private(0)); got == 0 {
-		t.Error("a path was accepted")
+	again := newRawPath(t, net, 2)
+	again.req = a.req
+	if got := again.refused(0, again.private(0)); got != -int(syscall.EBUSY) {
+		t.Errorf("the path comes back: refused with %d", got)
 	}
+	c := a.second(net, clientAddr).connect()
+	c.sendInfo(infoReq("s"))
+	c.silent("while no other path has answered a heartbeat")
+	waitFor(t, "the path to join", func() bool { b.answerBeats(); c.pump(); return len(c.got) > 0 })
+	c.takeInfo().stillWorksWith(park)
+	c.hangUp()
+
 	park.respond(op, 0)
 	waitFor(t, "nothing is retired", func() bool { b.pump(); return sess.Retired() == 0 })
-	a.second(net, clientAddr).connect().info("s")
+	waitFor(t, "the path to go", func() bool { return len(sess.Paths()) == 1 })
+	again.connect().info("s")
 }
 
 // The last path may go too: the memory stays until the request has ended, and a

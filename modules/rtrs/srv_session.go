@@ -31,9 +31,13 @@ type SrvSession struct {
 	events sync.Mutex
 	up     int // paths that are connected, or were and are not closed yet
 
+	// changed rings when a path has come, begins to end or is gone, and when a
+	// chunk was retired or given back.
+	changed bell
+
 	retireMu  sync.Mutex
-	retired   int  // chunks; guarded by retireMu
-	freeLater bool // the memory, after the last of them; guarded by retireMu
+	retired   map[rtrswire.UUID]int // chunks, by their path; guarded by retireMu
+	freeLater bool                  // the memory, after the last of them; guarded by retireMu
 
 	// Guarded by the server's mu.
 	name   string
@@ -63,6 +67,8 @@ func newSrvSession(s *Server, name rtrswire.UUID) (*SrvSession, error) {
 		mem:    mem,
 		chunks: mem.Bytes()[:size:size],
 		ops:    make([]Op, depth),
+
+		retired: map[rtrswire.UUID]int{},
 	}
 	users := make([]byte, depth*firstUsrLen)
 	for i := range sess.ops {
@@ -194,11 +200,14 @@ func (s *SrvSession) pathFor(dev verbs.Device, req verbs.ConnRequest, f *rtrswir
 	s.srv.mu.Lock()
 	p := s.pathByUUID(f.SessUUID)
 	count, taken := len(s.paths), s.sameAddrs(dev, req)
+	alone := !slices.ContainsFunc(s.paths, (*srvPath).connected)
 	s.srv.mu.Unlock()
 	switch {
 	case p != nil:
 		return p, p.mayJoin(f)
-	case s.Retired() > 0:
+	case s.retiredOf(f.SessUUID) > 0: // or its client would take the path's last life for fenced
+		return nil, fmt.Errorf("the path has %d chunks whose requests do not end: %w", s.retiredOf(f.SessUUID), syscall.EBUSY)
+	case alone && s.Retired() > 0: // see awaitChunks
 		return nil, fmt.Errorf("the session has %d chunks whose requests do not end: %w", s.Retired(), syscall.EBUSY)
 	case count >= rtrswire.MaxPaths:
 		return nil, protocolErrorf("the session has %d paths already", count)
@@ -282,6 +291,7 @@ func (s *SrvSession) pathUp(p *srvPath) error {
 	if !p.state.CompareAndSwap(uint32(SrvPathConnecting), uint32(SrvPathConnected)) {
 		return ErrClosed
 	}
+	s.changed.ring()
 	return nil
 }
 
@@ -302,6 +312,7 @@ func (s *SrvSession) pathDown(p *srvPath) {
 // finds the chunks freed. Holds the server's accepting, so that no path is
 // being made.
 func (s *SrvSession) removePath(p *srvPath) {
+	defer s.changed.ring()
 	if s.pathCount() == 1 {
 		s.freeChunks()
 	}

@@ -1,0 +1,141 @@
+package rtrs
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+)
+
+// When a path may join a session whose chunks are in use.
+//
+// A client uses a chunk again when its request was answered; on another path,
+// with the same contents, when it has lost the path of its request; and for
+// something else when it has lost all its paths. The kernel's client does the
+// last on the next path that it connects, without asking. If an operation still
+// runs in that chunk, it writes bytes of the new request to its disk, or its
+// own into the new request. That the new request is held does not help: its
+// data are in the chunk before the server sees it.
+//
+// So a path is connected only when nobody can have given up a chunk in which an
+// operation runs:
+//
+//   - no operation of another path runs, or
+//   - another path is connected and its client has answered a heartbeat that
+//     was sent after the INFO_REQ of the joining path: it has not lost all its
+//     paths since those operations began, because that path has vouched for all
+//     operations when it joined itself.
+//
+// Else the path waits with its INFO_RSP. If an operation is retired meanwhile
+// and no path is left that could vouch, its chunk is lost to the session: the
+// path is closed, which ends the session, and the client gets a new one with
+// memory of its own.
+
+// join is a path that waits for the chunks of its session.
+type join struct {
+	path  *srvPath
+	asked map[*srvPath]bool
+
+	mu      sync.Mutex
+	vouched []*srvPath
+}
+
+// awaitChunks returns nil when p may be connected.
+func (s *SrvSession) awaitChunks(p *srvPath) error {
+	j := &join{path: p, asked: map[*srvPath]bool{}}
+	for {
+		changed := s.changed.next()
+		if done, err := j.look(); done || err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-p.closing:
+			return p.cause
+		}
+	}
+}
+
+// look reports whether the path may be connected now.
+func (j *join) look() (done bool, err error) {
+	s := j.path.sess
+	if s.idle() || j.vouchedFor() {
+		return true, nil
+	}
+	others := s.connectedPaths()
+	for _, w := range others {
+		if !j.asked[w] {
+			j.asked[w] = true
+			j.ask(w)
+		}
+	}
+	if n := s.Retired(); n > 0 && len(others) == 0 {
+		return false, fmt.Errorf("the session has %d chunks whose requests do not end: %w", n, syscall.EBUSY)
+	}
+	return false, nil
+}
+
+// ask sends a heartbeat on w. Its answer vouches for the path.
+func (j *join) ask(w *srvPath) {
+	c := w.conns[0]
+	c.poller.Do(func() {
+		if c.down {
+			return
+		}
+		w.hb.ask(c.conn, func() {
+			j.mu.Lock()
+			j.vouched = append(j.vouched, w)
+			j.mu.Unlock()
+			w.sess.changed.ring()
+		})
+	})
+}
+
+// vouchedFor reports whether a path that has vouched is still connected.
+func (j *join) vouchedFor() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.ContainsFunc(j.vouched, (*srvPath).connected)
+}
+
+// idle reports whether no operation runs in any chunk.
+func (s *SrvSession) idle() bool {
+	for i := range s.ops {
+		if s.ops[i].owner.Load() != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// connectedPaths returns the paths that are connected.
+func (s *SrvSession) connectedPaths() []*srvPath {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.paths), func(p *srvPath) bool { return !p.connected() })
+}
+
+// bell wakes all who wait for the next change of something.
+type bell struct {
+	mu sync.Mutex
+	ch chan struct{} // nil: nobody waits
+}
+
+// next is closed by the next ring.
+func (b *bell) next() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ch == nil {
+		b.ch = make(chan struct{})
+	}
+	return b.ch
+}
+
+func (b *bell) ring() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ch != nil {
+		close(b.ch)
+		b.ch = nil
+	}
+}
