@@ -169,7 +169,7 @@ func (c *cq) turn(room int) int {
 	if room > 0 {
 		c.at, c.have = 0, got
 	}
-	if c.c.failure != 0 {
+	if c.c.nfailures != 0 {
 		c.postFailed()
 	}
 	return got
@@ -212,16 +212,18 @@ func (c *cq) finish(wcs []verbs.WC) (n int) {
 	return n
 }
 
-// postFailed ends the connection whose requests the library did not take.
+// postFailed ends the connections whose requests the library did not take.
 func (c *cq) postFailed() {
-	q := c.lookup(uint64(c.c.failed))
-	err := errnoOf(c.c.failure)
-	c.c.failure = 0
-	if q == nil || q.closing || !q.is(phaseUp) {
-		return // it is ending
+	for i := range c.c.failures[:c.c.nfailures] {
+		f := &c.c.failures[i]
+		q := c.lookup(uint64(f.wr_id))
+		if q == nil || q.closing || !q.is(phaseUp) {
+			continue // it is ending
+		}
+		c.dev.f.cfg.Logger.Error("ibverbs: the device does not take a request", "device", c.dev.info.Name, "remote", q.RemoteAddr(), "err", errnoOf(f.err))
+		q.Disconnect()
 	}
-	c.dev.f.cfg.Logger.Error("ibverbs: the device does not take a request", "device", c.dev.info.Name, "remote", q.RemoteAddr(), "err", err)
-	q.Disconnect()
+	c.c.nfailures = 0
 }
 
 // Arm implements verbs.CQ.

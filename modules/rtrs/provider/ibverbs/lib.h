@@ -95,17 +95,24 @@ struct rv_wc {
 
 enum { RV_SENDS = 256, RV_SGES = 1024, RV_RECVS = 256, RV_WCS = 64 };
 
+// rv_failure is a request that could not be posted. Those behind it in its chain
+// were not tried.
+struct rv_failure {
+	uint64_t wr_id;
+	int err; // errno
+};
+
 // rv_cq is a completion queue with what waits to be posted.
 struct rv_cq {
 	struct ibv_cq *cq;
 	struct ibv_comp_channel *channel;
 	int armed;
-	uint64_t failed; // wr_id of a request that could not be posted
-	int failure;     // its errno, 0: none
+	int nfailures; // since the caller set it to 0, which it does after a turn
 	struct rv_send sends[RV_SENDS];
 	struct ibv_sge sges[RV_SGES];
 	struct rv_recv recvs[RV_RECVS];
 	struct rv_wc wcs[RV_WCS];
+	struct rv_failure failures[RV_SENDS + RV_RECVS]; // one for each chain of a turn
 };
 
 int rv_create_cq(struct ibv_context *ctx, int depth, struct rv_cq **out);

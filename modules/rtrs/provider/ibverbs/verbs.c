@@ -138,10 +138,7 @@ int rv_cq_fd(struct rv_cq *cq) { return cq->channel->fd; }
 
 static void post_failed(struct rv_cq *cq, uint64_t wr_id, int err)
 {
-	if (cq->failure)
-		return;
-	cq->failed = wr_id;
-	cq->failure = err < 0 ? -err : err;
+	cq->failures[cq->nfailures++] = (struct rv_failure){wr_id, err < 0 ? -err : err};
 }
 
 enum { CHAIN = 64 }; // requests posted in one call
