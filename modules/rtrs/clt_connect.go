@@ -116,7 +116,7 @@ func (l *link) dial(ctx context.Context, cid int) error {
 	private, err := l.dev.dev.Connect(ctx, c.qp, verbs.ConnectParams{
 		Src:     p.addr.Src,
 		Dst:     p.addr.Dst,
-		Private: p.connReq(cid),
+		Private: l.connReq(cid),
 	})
 	if err != nil {
 		c.destroy()
@@ -155,14 +155,14 @@ func (l *link) newConn(cid int) (*cltConn, error) {
 }
 
 // connReq is the private data of connection cid.
-func (p *path) connReq(cid int) []byte {
-	m := make([]byte, rtrswire.ConnReqLen)
+func (l *link) connReq(cid int) []byte {
+	p, m := l.path, make([]byte, rtrswire.ConnReqLen)
 	rtrswire.ConnReq(m).Put(&rtrswire.ConnReqFields{
 		CID:       uint16(cid),
 		CIDNum:    uint16(len(p.session.queues)),
 		ReconCnt:  p.reconCnt,
-		SessUUID:  p.uuid,
-		PathsUUID: p.session.uuid,
+		SessUUID:  l.uuid,
+		PathsUUID: l.group,
 		FirstConn: p.firstConn,
 	})
 	return m

@@ -1,13 +1,7 @@
 package rtrs
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"slices"
 	"syscall"
-
-	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // What becomes of the requests of a lost path.
@@ -21,13 +15,10 @@ import (
 //	                      then send again          keep the permit until fenced
 //	server without        send again now           answer ECONNABORTED now
 //
-// A request of a lost path may still sit unread at the server. Executed after
-// its repetition it would overwrite newer data. So a server with the FENCE
-// extension is asked on another path to close the lost one: its answer says
-// that nothing of it can run any more. A path that is accepted again says the
-// same of its own last incarnation.
-//
 // A request keeps its permit, and so its chunk and its memory, all the way.
+// When it is given up, because no path is left or because the caller of an admin
+// request waits no longer, its chunk may still be in use at the server: the
+// permit stays reserved until its link has ended there (clt_fence.go).
 
 // settle decides about the requests of a drained link.
 func (s *Session) settle(l *link) {
@@ -39,17 +30,25 @@ func (s *Session) settle(l *link) {
 	}
 	switch {
 	case l.unanswered.Load() == 0:
-	case !l.fences:
+	case l.fences:
+		s.lost = append(s.lost, l)
+	case l.calls.Load() > 0 && !l.aborted: // some may be given up: until the path is accepted again
+		s.lost = append(s.lost, l)
+		l.busy = true
 		s.handBack(l)
 	default:
-		s.lost = append(s.lost, l)
-		s.fenceLost()
+		l.ended.Store(true)
+		s.handBack(l)
+	}
+	s.fenceLost()
+	if s.renew && len(s.links) == 0 && s.draining == 0 {
+		s.changeName()
 	}
 	s.publishLocked()
 }
 
-// handBack lets the owners send the requests of l again: nothing of it can run
-// late. mu is held.
+// handBack lets the owners send the requests of l again, and free the permits
+// of those that were given up if l has ended. mu is held.
 func (s *Session) handBack(l *link) {
 	for _, q := range s.queues {
 		q.poller.Do(func() { q.failover(l) })
@@ -64,125 +63,11 @@ func (s *Session) abortLost() {
 }
 
 // abort answers what is lost with l: SessionDown was told since it was sent, so
-// the consumer has to look at it again before it is repeated.
+// the consumer has to look at it again before it is repeated. mu is held.
 func (s *Session) abort(l *link) {
+	l.aborted = true
 	for _, q := range s.queues {
 		q.poller.Do(func() { q.abort(l) })
-	}
-}
-
-// fenceLost starts the FENCEs that can be sent. mu is held.
-func (s *Session) fenceLost() {
-	for _, l := range slices.Clone(s.lost) {
-		carrier := s.fenceCarrier()
-		if carrier == nil {
-			return
-		}
-		switch {
-		case l.fencing != nil:
-		case !carrier.fences || l.incarnation != carrier.incarnation: // not the session that l was of
-			s.fenced(l)
-		case l.path.connecting:
-		case s.closed: // no memory for a FENCE; the end of the last path answers
-		default:
-			l.fencing = make(chan struct{})
-			go s.fence(l, carrier)
-		}
-	}
-}
-
-// fenceCarrier is a link that can take a FENCE.
-func (s *Session) fenceCarrier() *link {
-	for _, l := range s.links {
-		if !l.lost() {
-			return l
-		}
-	}
-	return nil
-}
-
-// fence asks the server on carrier to close the path of l, and waits.
-func (s *Session) fence(l, carrier *link) {
-	err := s.sendFence(l, carrier)
-	if err != nil && !carrier.lost() && !errors.Is(err, verbs.ErrClosed) { // that would be the session
-		carrier.fail(fmt.Errorf("FENCE of path %s: %w", l.path.addr, err))
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	close(l.fencing)
-	l.fencing = nil
-	if err == nil {
-		s.log.Info("rtrs: lost path fenced", "path", l.path.addr.String())
-		s.fenced(l)
-	}
-	s.fenceLost()
-	s.publishLocked()
-}
-
-func (s *Session) sendFence(l, carrier *link) error {
-	call, err := s.newCall(kindFence, l.path.uuid[:], 0)
-	if err != nil {
-		return err
-	}
-	call.carrier = carrier
-	return call.do(context.Background(), s.queues[0])
-}
-
-// fenced forgets l: nothing of it can run any more. mu is held.
-func (s *Session) fenced(l *link) {
-	if i := slices.Index(s.lost, l); i >= 0 {
-		s.lost = slices.Delete(s.lost, i, i+1)
-		s.handBack(l)
-	}
-}
-
-// beginConnect waits until no FENCE for p is under way, and keeps new ones from
-// starting until endConnect.
-func (s *Session) beginConnect(ctx context.Context, p *path) error {
-	for {
-		s.mu.Lock()
-		pending := s.pendingFence(p)
-		if pending == nil {
-			p.connecting = true
-			s.mu.Unlock()
-			return nil
-		}
-		s.mu.Unlock()
-		select {
-		case <-pending:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-// pendingFence is closed at the end of a FENCE for p, nil if there is none. mu
-// is held.
-func (s *Session) pendingFence(p *path) chan struct{} {
-	for _, l := range s.lost {
-		if l.path == p && l.fencing != nil {
-			return l.fencing
-		}
-	}
-	return nil
-}
-
-// endConnect ends what beginConnect began. The server has accepted the path
-// again: then its earlier links are fenced.
-func (s *Session) endConnect(p *path, accepted bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p.connecting = false
-	if accepted {
-		for _, l := range slices.Clone(s.lost) {
-			if l.path == p {
-				s.fenced(l)
-			}
-		}
-	}
-	s.fenceLost()
-	if !accepted { // else the path's goroutine publishes, with its own news
-		s.publishLocked()
 	}
 }
 
@@ -199,7 +84,10 @@ func (q *Queue) markLost(l *link) (lost, counted int64) {
 			counted++
 		}
 		r.state = reqLost
-		if r.kind == kindFence { // it has a new one sent, with another permit
+		if r.call != nil && r.kind != kindFence {
+			l.calls.Add(1)
+		}
+		if r.kind == kindFence || r.givenUp() { // a FENCE has a new one sent, with another permit
 			q.abortOne(r)
 		}
 	})
@@ -207,17 +95,15 @@ func (q *Queue) markLost(l *link) (lost, counted int64) {
 }
 
 // failover sends the queue's requests of l again, and frees the permits of
-// those that were given up. Owner.
+// those that were given up if nothing can use their chunks. Owner.
 func (q *Queue) failover(l *link) {
 	sl := l.slots
 	sl.each(q.cid, func(id uint32, r *request) {
 		switch {
-		case r.link != l:
-		case r.state == reqLost:
-			r.link = nil
-			q.resubmit(sl, id, r)
 		case r.state == reqAborted:
-			q.release(sl, id, r)
+			q.freeAborted(sl, id, r)
+		case r.link == l && (r.state == reqLost || r.state == reqAgain):
+			q.sendAgain(sl, id, r)
 		}
 	})
 	if q.cid == 0 {
@@ -225,8 +111,18 @@ func (q *Queue) failover(l *link) {
 	}
 }
 
-// resubmit sends a request that was lost and whose link is forgotten.
-func (q *Queue) resubmit(sl *slots, id uint32, r *request) {
+// sendAgain sends a request that was lost, and may be sent on another link,
+// unless it was given up. Owner.
+func (q *Queue) sendAgain(sl *slots, id uint32, r *request) {
+	if !r.link.ended.Load() {
+		r.runs = r.link
+	}
+	if r.givenUp() {
+		q.abortOne(r)
+		q.freeAborted(sl, id, r)
+		return
+	}
+	r.state = reqAgain
 	err := ErrDisconnected
 	if live := q.session.live.Load(); live != nil && live.slots == sl {
 		err = q.submit(live, id, r)
@@ -238,6 +134,14 @@ func (q *Queue) resubmit(sl *slots, id uint32, r *request) {
 		q.retry, q.noCredit = sl, true // resume comes back
 	default:
 		q.complete(sl, id, r, ErrnoOf(err))
+	}
+}
+
+// freeAborted gives the permit of a request back that was answered before it
+// ended, if it has ended.
+func (q *Queue) freeAborted(sl *slots, id uint32, r *request) {
+	if r.link.ended.Load() && (r.runs == nil || r.runs.ended.Load()) {
+		q.release(sl, id, r)
 	}
 }
 
@@ -263,8 +167,8 @@ func (q *Queue) resume() {
 	if sl := q.retry; sl != nil {
 		q.retry = nil
 		sl.each(q.cid, func(id uint32, r *request) {
-			if r.state == reqLost && r.link == nil {
-				q.resubmit(sl, id, r)
+			if r.state == reqAgain {
+				q.sendAgain(sl, id, r)
 			}
 		})
 	}

@@ -35,9 +35,19 @@ type link struct {
 	failed   chan struct{} // closed when the link is lost
 	cause    error         // set before failed is closed
 
-	epoch      uint64        // the session's, when it was connected; session's mu
-	unanswered atomic.Int64  // requests found in flight when the connections ended
-	fencing    chan struct{} // while a FENCE for this link is under way; closed at its end; session's mu
+	uuid  rtrswire.UUID // of the path when this was connected
+	group rtrswire.UUID // of the session, likewise
+
+	unanswered atomic.Int64 // requests found in flight when the connections ended
+	calls      atomic.Int64 // admin requests among them
+	ended      atomic.Bool  // nothing of it can use a chunk of the server any more
+
+	// Guarded by the session's mu.
+	epoch   uint64        // the session's, when it was connected
+	fencing chan struct{} // while a FENCE for this link is under way; closed at its end
+	pausing bool          // fenceLater will come
+	busy    bool          // what was lost was sent again, but the link has not ended
+	aborted bool          // what was lost was given up
 }
 
 // linkParams are what the server told in its answer to connection 0.
@@ -60,9 +70,13 @@ type remoteBuf struct {
 }
 
 func newLink(p *path, dev *sessionDevice) *link {
+	p.session.mu.Lock()
+	defer p.session.mu.Unlock()
 	return &link{
 		path:   p,
 		dev:    dev,
+		uuid:   p.uuid,
+		group:  p.session.uuid,
 		info:   make(chan []byte, 1),
 		failed: make(chan struct{}),
 	}

@@ -38,7 +38,7 @@ type path struct {
 	session *Session
 	id      int // grows in the order of adding
 	addr    PathAddr
-	uuid    rtrswire.UUID
+	uuid    rtrswire.UUID // session's mu; changes only while no connection is being made
 	log     *slog.Logger
 	kick    chan struct{} // intent has changed
 	ended   chan struct{} // closed when run has returned
@@ -61,14 +61,14 @@ type path struct {
 	state   PathState
 	err     error // why the path is not connected
 	intent  pathIntent
-	cancel  context.CancelFunc // of the attempt under way
-	results uint64             // attempts that ended, with success or not, and closings
-	changed chan struct{}      // closed and replaced when the state changes
-	stats   PathDetails        // of earlier links
-	base    PathDetails        // at the last resets
-	current *link              // for statistics
-	lastSrc netip.Addr         // of the last connection
-	lastDev verbs.Device       // likewise
+	cancel  func(cause error) // ends the attempt under way
+	results uint64            // attempts that ended, with success or not, and closings
+	changed chan struct{}     // closed and replaced when the state changes
+	stats   PathDetails       // of earlier links
+	base    PathDetails       // at the last resets
+	current *link             // for statistics
+	lastSrc netip.Addr        // of the last connection
+	lastDev verbs.Device      // likewise
 }
 
 // pathIntent is what the user wants from a path.
@@ -134,7 +134,7 @@ func (p *path) wantLocked(i pathIntent) {
 	}
 	p.intent = i
 	if p.cancel != nil && i >= wantClosed {
-		p.cancel()
+		p.cancel(nil)
 	}
 	select {
 	case p.kick <- struct{}{}:
@@ -241,8 +241,8 @@ func (p *path) sleep(d time.Duration) {
 
 // attempt connects the path once.
 func (p *path) attempt() {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
 	p.setCancel(cancel)
 	defer p.setCancel(nil)
 	if err := p.connectFenced(ctx); err != nil {
@@ -261,8 +261,11 @@ func (p *path) connectFenced(ctx context.Context) error {
 		return err
 	}
 	l, err := p.connect(ctx)
-	if err == nil {
+	switch {
+	case err == nil:
 		err = p.adopt(l)
+	case context.Cause(ctx) == errInterrupted:
+		err = fmt.Errorf("%w: %w", errInterrupted, err)
 	}
 	s.endConnect(p, err == nil)
 	return err
@@ -286,12 +289,25 @@ func (p *path) adopt(l *link) error {
 }
 
 // setCancel makes cancel the way to end the attempt.
-func (p *path) setCancel(cancel context.CancelFunc) {
+func (p *path) setCancel(cancel func(cause error)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cancel = cancel
 	if cancel != nil && p.intent >= wantClosed {
-		cancel()
+		cancel(nil)
+	}
+}
+
+// errInterrupted ends an attempt that will be repeated soon.
+var errInterrupted error = &sentinel{"the path's last connections are fenced first", syscall.ECONNRESET}
+
+// interrupt ends the attempt under way, for another one to follow. It does not
+// wait.
+func (p *path) interrupt() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.cancel != nil {
+		p.cancel(errInterrupted)
 	}
 }
 
@@ -427,7 +443,9 @@ func (p *path) reconnect(ctx context.Context) error {
 // mayPass tells whether an attempt failed for a reason that passes: the server
 // refused it, or took it and let go of it, since it was still ending the path's
 // last incarnation (a FENCE about that one may arrive late, on another path).
-func mayPass(err error) bool { return errors.Is(err, errRefused) || errors.Is(err, ErrConnLost) }
+func mayPass(err error) bool {
+	return errors.Is(err, errRefused) || errors.Is(err, ErrConnLost) || errors.Is(err, errInterrupted)
+}
 
 // State returns the state of the path.
 func (p *path) State() PathState {

@@ -47,7 +47,6 @@ type ClientConfig struct {
 // for their owners.
 type Session struct {
 	name   string
-	uuid   rtrswire.UUID
 	cfg    ClientConfig
 	log    *slog.Logger
 	queues []*Queue // by cid; 0 is for admin requests
@@ -63,10 +62,12 @@ type Session struct {
 
 	// Lock order: mu, then path.mu. Nobody waits for an owner while holding mu.
 	mu       sync.Mutex
+	uuid     rtrswire.UUID
 	paths    []*path // in the order of ids, not those under way
 	links    []*link // connected, in path order
 	draining int     // links lost but not settled
-	lost     []*link // links with unanswered requests that are not fenced
+	lost     []*link // links with unanswered requests that have not ended
+	renew    bool    // see startAnew
 	up       bool    // SessionUp was the last news
 	downs    uint64  // SessionDown events
 	slots    *slots
@@ -154,7 +155,11 @@ func checkConfig(name string, cfg *ClientConfig) error {
 func (s *Session) Name() string { return s.name }
 
 // UUID names the session on the wire.
-func (s *Session) UUID() [16]byte { return s.uuid }
+func (s *Session) UUID() [16]byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.uuid
+}
 
 // Queues returns the number of I/O queues.
 func (s *Session) Queues() int { return len(s.queues) - 1 }
@@ -464,7 +469,10 @@ func (s *Session) wakeQueue(cid int) {
 func (s *Session) addLink(l *link) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.links) > 0 && s.links[0].slots != l.slots {
+	switch {
+	case s.renew || l.group != s.uuid:
+		return protocolErrorf("the session is made anew")
+	case len(s.links) > 0 && s.links[0].slots != l.slots:
 		return protocolErrorf("queue depth %d is not the session's %d", l.slots.depth, s.links[0].slots.depth)
 	}
 	if err := s.compareIncarnation(l); err != nil {
@@ -526,7 +534,7 @@ func (s *Session) show() {
 	switch {
 	case len(s.links) == 0:
 		s.live.Store(nil)
-	case s.up || s.draining == 0 && len(s.lost) == 0:
+	case s.up || s.draining == 0 && s.allFenced():
 		s.live.Store(&liveSet{slices.Clone(s.links), s.links[0].slots})
 	}
 }

@@ -51,14 +51,17 @@ const (
 	reqInflight
 	// reqLost: link is lost; waits for the fence, then goes to another path.
 	reqLost
+	// reqAgain: may be sent again, and waits for room in a send queue.
+	reqAgain
 	// reqAborted: its submitter was told; the permit stays reserved until
-	// link is fenced.
+	// nothing of link, and of runs, can use the chunk.
 	reqAborted
 )
 
 // request is one permit's request.
 type request struct {
 	link  *link // last sent on
+	runs  *link // an earlier one whose operation may run for long; nil: none
 	tag   uint64
 	data  Data
 	head  Data // the user message, with room for the header after it
@@ -70,6 +73,9 @@ type request struct {
 	sentAt int64  // by the poller's clock
 	sentOn uint32 // CPU
 }
+
+// givenUp reports whether nobody waits for an admin request any more.
+func (r *request) givenUp() bool { return r.call != nil && r.call.abandoned.Load() }
 
 func newSlots(depth, queues int, headers *Region, wake func(queue int)) *slots {
 	sl := &slots{

@@ -157,6 +157,9 @@ func (p *permits) keepSpares() int {
 	return p.kept
 }
 
+// hasSpares reports whether there are any, in use or not. Like keepSpares.
+func (p *permits) hasSpares() bool { return p.kept > 0 }
+
 // takeSpare returns a spare id if one is left.
 func (p *permits) takeSpare() (id uint32, ok bool) {
 	for i := range p.spares {

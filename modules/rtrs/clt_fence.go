@@ -1,0 +1,235 @@
+package rtrs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// FENCE, the client's side.
+//
+// A request of a lost path may still sit unread at the server. Executed after
+// its repetition it would overwrite newer data. So a server with the FENCE
+// extension is asked on another path to close the lost one. Its answers:
+//
+//	0        nothing of the path can run any more, and nothing uses its chunks
+//	EBUSY    nothing new of it can run; but some operations do, and use theirs
+//
+// A path that is accepted again has ended before, which is as good as 0. So is
+// a session that the server has made anew: its chunks are others.
+//
+// After EBUSY what was lost is sent again, in the same chunk and with the same
+// contents: the server lets it wait for the operation. The permits of what was
+// given up stay reserved, and the FENCE is repeated until its answer is 0. If
+// everything was given up, because no path was left in between, the session has
+// to do without the permits of all that was under way; so it is made anew.
+//
+// The FENCE itself takes a permit, one that is kept for it. With a queue depth of
+// 1 there is none, and the session is made anew as well.
+
+// fencePause is between two FENCEs for a path whose operations run, and after
+// one that could not be sent.
+const fencePause = time.Second
+
+// fenceLost starts the FENCEs that can be sent. mu is held.
+func (s *Session) fenceLost() {
+	for _, l := range slices.Clone(s.lost) {
+		carrier := s.fenceCarrier()
+		if carrier == nil {
+			return
+		}
+		switch {
+		case l.fencing != nil, l.pausing:
+		case l.fences && !carrier.fences, l.incarnation != carrier.incarnation: // not the session that l was of
+			s.fenced(l)
+		case !l.fences:
+		case l.path.connecting && l.uuid == l.path.uuid:
+			l.path.interrupt() // the FENCE would close the new connections; endConnect comes back
+		case s.closed: // no memory for a FENCE; the end of the last path answers
+		case !carrier.slots.permits.hasSpares():
+			s.startAnew(errNoSpare)
+		default:
+			l.fencing = make(chan struct{})
+			go s.fence(l, carrier)
+		}
+	}
+}
+
+// Reasons for a session to be made anew.
+var (
+	errNoSpare = fmt.Errorf("%w: a FENCE needs a permit, and the queue depth is 1", ErrConnLost)
+	errBusy    = fmt.Errorf("%w: requests that were given up still run at the server", ErrConnLost)
+)
+
+// fenceCarrier is a link that can take a FENCE.
+func (s *Session) fenceCarrier() *link {
+	for _, l := range s.links {
+		if !l.lost() {
+			return l
+		}
+	}
+	return nil
+}
+
+// fence asks the server on carrier to close the path of l, and waits.
+func (s *Session) fence(l, carrier *link) {
+	errno, err := s.sendFence(l, carrier)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(l.fencing)
+	l.fencing = nil
+	switch {
+	case errors.Is(err, verbs.ErrClosed): // the session is
+	case err != nil: // which is not the carrier's fault
+		s.log.Warn("rtrs: FENCE of a lost path", "path", l.path.addr.String(), "err", err)
+		s.fenceLater(l)
+	case errno == 0:
+		s.log.Info("rtrs: lost path fenced", "path", l.path.addr.String())
+		s.fenced(l)
+	case carrier.lost():
+	case errno == syscall.EBUSY && l.aborted:
+		s.startAnew(errBusy)
+	case errno == syscall.EBUSY:
+		s.operationsRun(l)
+	default:
+		carrier.fail(fmt.Errorf("FENCE of path %s: %w", l.path.addr, errno))
+	}
+	s.fenceLost()
+	s.publishLocked()
+}
+
+// sendFence returns the server's answer. An error says that it was not asked.
+func (s *Session) sendFence(l, carrier *link) (errno syscall.Errno, err error) {
+	call, err := s.newCall(kindFence, l.uuid[:], 0)
+	if err != nil {
+		return 0, err
+	}
+	call.carrier = carrier
+	errors.As(call.do(context.Background(), s.queues[0]), &errno)
+	return errno, nil
+}
+
+// fenced forgets l: nothing of it can run any more. mu is held.
+func (s *Session) fenced(l *link) {
+	if i := slices.Index(s.lost, l); i >= 0 {
+		s.lost = slices.Delete(s.lost, i, i+1)
+		l.ended.Store(true)
+		s.handBack(l)
+	}
+}
+
+// operationsRun is for the answer EBUSY: the path of l has ended, and some of
+// its operations use their chunks for who knows how long. The path gets another
+// name: under the old one the server does not take it again before those have
+// ended. mu is held.
+func (s *Session) operationsRun(l *link) {
+	if !l.busy {
+		l.busy = true
+		s.log.Warn("rtrs: requests of a lost path still run at the server", "path", l.path.addr.String())
+		s.handBack(l)
+	}
+	if l.path.uuid == l.uuid {
+		l.path.uuid = rtrswire.UUID(uuid.New())
+	}
+	s.fenceLater(l)
+}
+
+// fenceLater sends a FENCE for l after a while. mu is held.
+func (s *Session) fenceLater(l *link) {
+	l.pausing = true
+	time.AfterFunc(fencePause, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		l.pausing = false
+		s.fenceLost()
+	})
+}
+
+// startAnew ends all links. When they are drained the session takes another
+// name, under which the server makes a new one, with other chunks. The server
+// does that when all paths of the old one have ended. mu is held.
+func (s *Session) startAnew(cause error) {
+	s.renew = true
+	for _, l := range s.links {
+		l.fail(cause)
+	}
+}
+
+// changeName gives the session, which has no links, another name. mu is held.
+func (s *Session) changeName() {
+	s.renew, s.uuid = false, rtrswire.UUID(uuid.New())
+	s.log.Warn("rtrs: session is made anew")
+	for _, p := range s.paths {
+		if p.connecting {
+			p.interrupt()
+		}
+	}
+	s.abortLost()
+	for _, l := range slices.Clone(s.lost) {
+		s.fenced(l)
+	}
+}
+
+// allFenced reports whether nothing of a lost link can run late, but for what
+// waits for its repetition. mu is held.
+func (s *Session) allFenced() bool {
+	return !slices.ContainsFunc(s.lost, func(l *link) bool { return !l.busy })
+}
+
+// beginConnect waits until no FENCE for p is under way, and keeps new ones from
+// starting until endConnect.
+func (s *Session) beginConnect(ctx context.Context, p *path) error {
+	for {
+		s.mu.Lock()
+		pending := s.pendingFence(p)
+		if pending == nil {
+			p.connecting = true
+			s.mu.Unlock()
+			return nil
+		}
+		s.mu.Unlock()
+		select {
+		case <-pending:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// pendingFence is closed at the end of a FENCE for p, nil if there is none. mu
+// is held.
+func (s *Session) pendingFence(p *path) chan struct{} {
+	for _, l := range s.lost {
+		if l.uuid == p.uuid && l.fencing != nil {
+			return l.fencing
+		}
+	}
+	return nil
+}
+
+// endConnect ends what beginConnect began. The server has accepted the path
+// again: then its earlier links are fenced.
+func (s *Session) endConnect(p *path, accepted bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.connecting = false
+	if accepted {
+		for _, l := range slices.Clone(s.lost) {
+			if l.uuid == p.uuid {
+				s.fenced(l)
+			}
+		}
+	}
+	s.fenceLost()
+	if !accepted { // else the path's goroutine publishes, with its own news
+		s.publishLocked()
+	}
+}
