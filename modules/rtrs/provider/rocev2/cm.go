@@ -43,8 +43,6 @@ const (
 	rtuRepeats  = 5
 	dreqRepeats = 6
 	timeWait    = 2 * time.Second
-	// maxRequests is how many connection requests wait for the consumer.
-	maxRequests = 256
 	maxMRA      = time.Minute
 	mraCode     = 24 // 4.096 us * 2^24 = 68 s, as the kernel's
 )
@@ -89,12 +87,14 @@ type manager struct {
 	guid  uint64
 	stats counters
 
+	displaced atomic.Uint64 // handshakes that gave way
+
 	mu        sync.Mutex // taken before cq.mu
 	conns     map[uint32]*conn
 	byPeer    map[peerKey]*conn // passive ones
 	byQPN     map[peerKey]*conn // live ones, id is the peer's queue pair number
 	listeners map[uint16][]*listener
-	requests  int // in connReqReceived
+	crowd     []*conn // handshakes that others began, see crowd.go
 	psn       uint32
 	stopped   bool
 }
@@ -281,7 +281,7 @@ func (c *conn) again() bool {
 
 // forget removes every trace of the connection.
 func (c *conn) forget() {
-	c.m.count(c, -1)
+	c.m.known(c)
 	if c.timer != nil {
 		c.timer.Stop()
 		c.timer = nil // it may have fired, and wait for its turn
@@ -299,16 +299,8 @@ func (c *conn) notLive() {
 	}
 }
 
-// count keeps the number of requests that wait for the consumer.
-func (m *manager) count(c *conn, n int) {
-	if c.state == connReqReceived {
-		m.requests += n
-	}
-}
-
 // linger ends the connection but for late messages, which get c.last.
 func (c *conn) linger(last mad) {
-	c.m.count(c, -1)
 	c.state, c.last = connTimeWait, last
 	c.notLive()
 	c.after(timeWait)
@@ -368,6 +360,9 @@ func (m *manager) onREJ(c *conn, peer netip.Addr, msg mad) drop {
 	}
 	if c == nil || !c.believes(msg, &f) {
 		return dropState
+	}
+	if msg.receiver() == c.local {
+		m.known(c)
 	}
 	switch c.state {
 	case connReqSent:

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -360,7 +361,7 @@ func TestC021_GivenUpRequestIsWithdrawn(t *testing.T) {
 	withdrawn := func() bool {
 		s.dev.cm.mu.Lock()
 		defer s.dev.cm.mu.Unlock()
-		return s.dev.cm.requests == 0
+		return !slices.ContainsFunc(s.dev.cm.crowd, func(c *conn) bool { return c.state == connReqReceived })
 	}
 	s.until("the request to be withdrawn", withdrawn)
 	if err := req.Accept(s.qp, nil); !errors.Is(err, verbs.ErrClosed) {

@@ -13,6 +13,7 @@ func (d *Device) Counters() []verbs.Counter {
 		{Name: "timeouts", Value: s.Timeouts},
 		{Name: "sequence_naks", Value: s.SequenceNAKs},
 		{Name: "rnr_naks", Value: s.RNRNAKs},
+		{Name: "refused_handshakes", Reason: "gave way", Value: s.Displaced},
 	}
 	for i, n := range s.Dropped {
 		if drop(i) != dropNone {

@@ -9,7 +9,7 @@ import (
 var _ verbs.CounterSource = (*Device)(nil)
 
 func TestCountersHaveEveryReasonOnce(t *testing.T) {
-	d := &Device{}
+	d := openDevice(t, Config{})
 	d.cm.stats.dropped[dropICRC].Store(7)
 	d.cm.stats.resent.Store(3)
 	seen := map[string]uint64{}
@@ -23,7 +23,7 @@ func TestCountersHaveEveryReasonOnce(t *testing.T) {
 	if seen["dropped_packets/icrc"] != 7 || seen["resent_packets/"] != 3 {
 		t.Errorf("%v", seen)
 	}
-	if n := len(seen); n != 7+Reasons-1 {
+	if n := len(seen); n != 8+Reasons-1 {
 		t.Errorf("%d counters: %v", n, seen)
 	}
 }

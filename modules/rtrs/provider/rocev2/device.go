@@ -34,6 +34,11 @@ type Config struct {
 	// ConnectTimeout bounds a connect (as its context does), and the wait of an
 	// accepted connection for the first sign of its peer. Default 10 s.
 	ConnectTimeout time.Duration
+	// MaxHandshakes bounds the connection requests of peers that have not shown
+	// yet that they receive our answer, default 512. MaxHandshakesPerAddress
+	// bounds those of one address, or of one /64 of IPv6, default 128. Beyond
+	// either an old one gives way to the new one.
+	MaxHandshakes, MaxHandshakesPerAddress int
 	// NoOffload sends and receives one packet at a time, as with an old kernel.
 	NoOffload bool
 	// Logger gets one line per state change; default slog.Default().
@@ -60,6 +65,8 @@ func (c Config) withDefaults() Config {
 	c.RetryTimeout = orDefault(c.RetryTimeout, 4*time.Second)
 	c.RNRTimeout = orDefault(c.RNRTimeout, 5*time.Second)
 	c.ConnectTimeout = orDefault(c.ConnectTimeout, 10*time.Second)
+	c.MaxHandshakes = orDefault(c.MaxHandshakes, defaultHandshakes)
+	c.MaxHandshakesPerAddress = orDefault(c.MaxHandshakesPerAddress, min(defaultPerAddress, c.MaxHandshakes))
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
@@ -82,9 +89,10 @@ type Device struct {
 
 	mu       sync.Mutex // taken before cq.mu; never together with cm.mu
 	ports    map[netip.Addr]*port
-	slots    []*slot     // from index 1; 0 is the connection manager's
-	counters []*counters // of all completion queues, closed ones too
-	users    int         // the open device and its completion queues
+	slots    []*slot                // from index 1; 0 is the connection manager's
+	counters map[*counters]struct{} // of the connection manager and the open completion queues
+	past     Stats                  // of the closed ones: sums do not fall
+	users    int                    // the open device and its completion queues
 	closed   bool
 
 	faults atomic.Pointer[faults] // tests only
@@ -111,7 +119,11 @@ func Open(cfg Config) (verbs.Device, error) {
 	if cfg.PathMTU < 256 || cfg.PathMTU > 4096 || cfg.PathMTU&(cfg.PathMTU-1) != 0 {
 		return nil, fmt.Errorf("open rocev2 device %s: path MTU %d is none of 256, 512, 1024, 2048, 4096", cfg.Name, cfg.PathMTU)
 	}
-	d := &Device{cfg: cfg, ports: map[netip.Addr]*port{}, slots: []*slot{nil}, users: 1}
+	if cfg.MaxHandshakes < 1 || cfg.MaxHandshakesPerAddress < 1 {
+		return nil, fmt.Errorf("open rocev2 device %s: %d handshakes, %d of an address: at least 1", cfg.Name, cfg.MaxHandshakes, cfg.MaxHandshakesPerAddress)
+	}
+	d := &Device{cfg: cfg, ports: map[netip.Addr]*port{}, slots: []*slot{nil}, users: 1, counters: map[*counters]struct{}{}}
+	d.counters[&d.cm.stats] = struct{}{}
 	d.keys.init()
 	d.cm.init(d, rand.Uint64())
 	for _, a := range cfg.Addrs {
@@ -181,7 +193,7 @@ func (d *Device) takeSlot(c *cq) error {
 		c.addPort(p)
 	}
 	d.users++
-	d.counters = append(d.counters, c.stats)
+	d.counters[c.stats] = struct{}{}
 	return nil
 }
 
@@ -225,6 +237,8 @@ func (d *Device) growPorts() error {
 func (d *Device) leaveSlot(c *cq) {
 	d.mu.Lock()
 	c.slot.cq = nil
+	delete(d.counters, c.stats)
+	d.past.add(c.stats)
 	d.mu.Unlock()
 	d.release()
 }
@@ -291,6 +305,7 @@ type Stats struct {
 	Timeouts        uint64 // answers that did not come in time
 	SequenceNAKs    uint64 // gaps reported by peers
 	RNRNAKs         uint64 // receives that peers did not have
+	Displaced       uint64 // handshakes that gave way to newer ones
 	Dropped         [Reasons]uint64
 }
 
@@ -317,7 +332,6 @@ const (
 	dropICRC         // bytes were changed
 	dropGhost        // answers nothing that is outstanding
 	dropMAD          // no message of the connection manager, or makes no sense
-	dropBusy         // too many connection requests wait
 	dropState        // the connection does not take it now
 	// Reasons is the number of reasons.
 	Reasons = iota
@@ -325,24 +339,30 @@ const (
 
 // DropReason names index i of Stats.Dropped.
 func DropReason(i int) string {
-	return [Reasons]string{"none", "length", "header", "partition key", "queue key", "queue pair", "address", "icrc", "ghost", "management", "busy", "state"}[i]
+	return [Reasons]string{"none", "length", "header", "partition key", "queue key", "queue pair", "address", "icrc", "ghost", "management", "state"}[i]
 }
 
 // Stats returns the sums of all queues of the device. Any goroutine.
-func (d *Device) Stats() (s Stats) {
+func (d *Device) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, c := range append([]*counters{&d.cm.stats}, d.counters...) {
-		s.SentPackets += c.sent.Load()
-		s.ReceivedPackets += c.received.Load()
-		s.PlacedCopyBytes += c.placed.Load()
-		s.Resent += c.resent.Load()
-		s.Timeouts += c.timeouts.Load()
-		s.SequenceNAKs += c.seqNAKs.Load()
-		s.RNRNAKs += c.rnrNAKs.Load()
-		for i := range c.dropped {
-			s.Dropped[i] += c.dropped[i].Load()
-		}
+	s := d.past
+	for c := range d.counters {
+		s.add(c)
 	}
+	s.Displaced = d.cm.displaced.Load()
 	return s
+}
+
+func (s *Stats) add(c *counters) {
+	s.SentPackets += c.sent.Load()
+	s.ReceivedPackets += c.received.Load()
+	s.PlacedCopyBytes += c.placed.Load()
+	s.Resent += c.resent.Load()
+	s.Timeouts += c.timeouts.Load()
+	s.SequenceNAKs += c.seqNAKs.Load()
+	s.RNRNAKs += c.rnrNAKs.Load()
+	for i := range c.dropped {
+		s.Dropped[i] += c.dropped[i].Load()
+	}
 }

@@ -243,8 +243,8 @@ func FuzzMAD(f *testing.F) {
 			if requests {
 				known++
 			}
-			if len(m.conns) > known || m.requests > len(l.reqs) {
-				t.Fatalf("%d connections are kept, %d requests, %d wait", len(m.conns), m.requests, len(l.reqs))
+			if len(m.conns) > known || len(l.queue) > len(m.crowd) {
+				t.Fatalf("%d connections are kept, %d handshakes, %d requests wait", len(m.conns), len(m.crowd), len(l.queue))
 			}
 		})
 		for _, c := range m.conns {

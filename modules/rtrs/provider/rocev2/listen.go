@@ -12,16 +12,15 @@ import (
 
 // The passive side of the connection manager.
 
-// backlog is how many requests of a listener wait for Accept.
-const backlog = 128
-
 // listener implements verbs.Listener.
 type listener struct {
 	dev  *Device
 	addr netip.AddrPort
-	reqs chan *request
+	more chan struct{} // has a token when queue may not be empty
 	done chan struct{} // closed by Close
 	once sync.Once
+
+	queue []*request // for Accept, oldest first; guarded by manager.mu
 }
 
 // Listen accepts connections at addr, whose port is one of rdma_cm, not of
@@ -83,7 +82,7 @@ func (m *manager) listen(addr netip.AddrPort) (*listener, error) {
 			port = ephemeralPort()
 		}
 		if !m.portTaken(netip.AddrPortFrom(addr.Addr(), port)) {
-			l := &listener{dev: m.dev, addr: netip.AddrPortFrom(addr.Addr(), port), reqs: make(chan *request, backlog), done: make(chan struct{})}
+			l := &listener{dev: m.dev, addr: netip.AddrPortFrom(addr.Addr(), port), more: make(chan struct{}, 1), done: make(chan struct{})}
 			m.listeners[port] = append(m.listeners[port], l)
 			return l, nil
 		}
@@ -115,16 +114,49 @@ func (l *listener) Addr() netip.AddrPort { return l.addr }
 
 // Accept implements verbs.Listener.
 func (l *listener) Accept() (verbs.ConnRequest, error) {
-	select {
-	case <-l.done: // even when requests wait
-	default:
+	for {
 		select {
-		case r := <-l.reqs:
-			return r, nil
+		case <-l.done: // even when requests wait
+		default:
+			if r := l.take(); r != nil {
+				return r, nil
+			}
+		}
+		select {
+		case <-l.more:
 		case <-l.done:
+			return nil, fmt.Errorf("accept at %s: %w", l.addr, verbs.ErrClosed)
 		}
 	}
-	return nil, fmt.Errorf("accept at %s: %w", l.addr, verbs.ErrClosed)
+}
+
+// put leaves a request for Accept. manager.mu is held.
+func (l *listener) put(r *request) {
+	l.queue = append(slices.DeleteFunc(l.queue, (*request).over), r)
+	l.wake()
+}
+
+// take returns the oldest request that its peer still waits for, nil when there
+// is none.
+func (l *listener) take() *request {
+	m := &l.dev.cm
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l.queue = slices.DeleteFunc(l.queue, (*request).over)
+	if len(l.queue) == 0 {
+		return nil
+	}
+	r := l.queue[0]
+	l.queue = slices.Delete(l.queue, 0, 1)
+	l.wake() // another Accept may wait
+	return r
+}
+
+func (l *listener) wake() {
+	select {
+	case l.more <- struct{}{}:
+	default:
+	}
 }
 
 // Close implements verbs.Listener. Requests that nobody took are refused.
@@ -139,14 +171,10 @@ func (l *listener) Close() error {
 		if len(m.listeners[port]) == 0 {
 			delete(m.listeners, port)
 		}
-		for {
-			select {
-			case r := <-l.reqs:
-				m.reject(r.c, &rejFields{about: aboutREQ, reason: reasonInvalidService})
-			default:
-				return
-			}
+		for _, r := range l.queue {
+			m.reject(r.c, &rejFields{about: aboutREQ, reason: reasonInvalidService})
 		}
+		l.queue = nil
 	})
 	return nil
 }
@@ -174,16 +202,14 @@ func (m *manager) onREQ(p *port, peer netip.Addr, msg mad) drop {
 		m.send(p, peer, no.encode(msg.tid(), 0, f.id))
 		return dropNone
 	}
-	if m.requests >= maxRequests || len(l.reqs) == cap(l.reqs) {
-		return dropBusy // the peer will ask again
-	}
+	m.admit(peer)
 	c := m.newConn(p, peer, connReqReceived)
 	c.remote, c.tid, c.guid, c.remoteQPN = f.id, msg.tid(), f.guid, f.qpn
 	m.byPeer[c.peerKey()] = c
 	m.byQPN[c.qpnKey()] = c
-	m.count(c, 1)
+	m.crowd = append(m.crowd, c)
 	f.private = append([]byte(nil), f.private...)
-	l.reqs <- &request{dev: m.dev, c: c, f: f}
+	l.put(&request{dev: m.dev, c: c, f: f})
 	return dropNone
 }
 
@@ -233,6 +259,7 @@ func (m *manager) onRTU(c *conn, msg mad) drop {
 	if c.state != connRepSent && c.state != connLeft || msg.sender() != c.remote || msg.tid() != c.tid {
 		return dropState
 	}
+	m.known(c)
 	if c.state == connLeft {
 		c.sayDREQ()
 		return dropNone
@@ -250,6 +277,10 @@ type request struct {
 	c   *conn
 	f   reqFields
 }
+
+// over reports whether the request cannot be answered any more. manager.mu is
+// held.
+func (r *request) over() bool { return r.c.state != connReqReceived }
 
 func (r *request) Private() []byte { return r.f.private }
 
@@ -297,7 +328,6 @@ func (m *manager) accept(r *request, q *qp, private []byte) error {
 		port: c.port, peer: c.peer, local: r.LocalAddr(), remote: r.RemoteAddr(), peerQPN: r.f.qpn, mtu: r.f.mtu,
 		sendPSN: r.f.psn, recvPSN: f.psn, ird: int(f.respRes), ord: int(f.initDepth),
 	}
-	m.count(c, -1)
 	c.state = connRepSent
 	if err := m.establish(c, q, l, true); err != nil {
 		c.linger(nil)
