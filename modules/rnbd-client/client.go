@@ -32,13 +32,19 @@ type Client struct {
 	waiters atomic.Int32  // callers of IO.Wait
 	gates   atomic.Uint32 // counts the moves of gates of devices
 
-	mapMu    sync.Mutex         // one map or unmap at a time; given back by mapDone
-	unsaved  atomic.Bool        // a session has changed since the state was written
+	// Locks, in the order in which they are taken: saving, mapMu, mu,
+	// session.mu, Device.mu. No lock is held while a server, a front end or a name
+	// that a user chose is waited for; saving is held while the state file is written.
+
+	saving  sync.Mutex  // one writer of the state file at a time
+	unsaved atomic.Bool // something has changed since it was written
+
+	mapMu    sync.Mutex         // given back by mapDone
+	places   map[uint32]*place  // of mappings, by index
 	retired  map[uint32]*Device // by index: unmapped, with requests under way
 	retiring sync.WaitGroup     // of retired; Add only with mapMu held
 	waiting  []savedDevice      // of the last daemon, not mapped yet; see setWaiting
 	waitMu   sync.Mutex         // held with mapMu to change waiting; either lets it be read
-	ended    endedSessions      // guarded by mapMu
 
 	life      context.Context // ends with Close
 	endLife   context.CancelFunc
@@ -46,6 +52,8 @@ type Client struct {
 
 	mu       sync.Mutex // guards sessions and their devices
 	sessions map[string]*session
+	changing map[string]chan struct{} // names of sessions that are being opened or closed
+	ended    endedSessions
 }
 
 // pumpShare is what one pump owns.
@@ -74,7 +82,7 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
 	}
 	cfg.nameLoggers()
-	c := &Client{cfg: cfg, log: cfg.logger("client"), sessions: map[string]*session{}, retired: map[uint32]*Device{}, token: fmt.Sprintf("%04x", rand.Uint32N(1<<16))}
+	c := &Client{cfg: cfg, log: cfg.logger("client"), sessions: map[string]*session{}, changing: map[string]chan struct{}{}, places: map[uint32]*place{}, retired: map[uint32]*Device{}, token: fmt.Sprintf("%04x", rand.Uint32N(1<<16))}
 	c.life, c.endLife = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -126,9 +134,7 @@ func (c *Client) Close(ctx context.Context) error {
 	var errs []error
 	c.endRestoring()
 	c.leaveDisks(ctx)
-	for _, d := range c.Devices() {
-		errs = append(errs, c.Unmap(ctx, d.name, true))
-	}
+	errs = append(errs, c.unmapAll(ctx))
 	await(&c.retiring, forcedClose) // their sessions are closed
 	for _, f := range c.frontends {
 		errs = append(errs, f.stop(ctx))
@@ -138,6 +144,27 @@ func (c *Client) Close(ctx context.Context) error {
 		p.pump.Stop()
 		errs = append(errs, p.poller.Close())
 	}
+	return errors.Join(errs...)
+}
+
+// unmapAll unmaps everything by force, and gives up what is being mapped.
+func (c *Client) unmapAll(ctx context.Context) error {
+	c.mapMu.Lock()
+	var names []string
+	for _, p := range c.places {
+		names = append(names, p.d.name)
+	}
+	c.mapMu.Unlock()
+	errs := make([]error, len(names))
+	var unmapping sync.WaitGroup
+	for i, name := range names {
+		unmapping.Go(func() {
+			if err := c.Unmap(ctx, name, true); !errors.Is(err, syscall.ENOENT) {
+				errs[i] = err
+			}
+		})
+	}
+	unmapping.Wait()
 	return errors.Join(errs...)
 }
 

@@ -65,17 +65,56 @@ func (s *session) onNews(e rnbdwire.EventRspFields) {
 		s.log.Warn("the server is about to end")
 		return
 	}
-	s.opens.Lock() // those under way end first: the news may be about what they open
 	d := s.deviceByID(e.DeviceID)
-	s.opens.Unlock()
 	if d == nil {
-		return
+		s.keepEarly(e)
+		d = s.deviceByID(e.DeviceID) // its OPEN may have ended meanwhile
 	}
+	if d != nil {
+		d.onNews(e)
+	}
+}
+
+func (d *Device) onNews(e rnbdwire.EventRspFields) {
 	switch e.Kind {
 	case rnbdwire.EventResize:
 		d.onResized(e.Sectors)
 	case rnbdwire.EventRemoved:
 		d.onRemoved()
+	}
+}
+
+// maxEarly bounds the news that wait for OPENs.
+const maxEarly = 256
+
+// keepEarly keeps news about a device that nobody knows while OPENs are under way:
+// it may be one of theirs.
+func (s *session) keepEarly(e rnbdwire.EventRspFields) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.opening > 0 && len(s.early) < maxEarly {
+		s.early = append(s.early, e)
+	}
+}
+
+// awaitOpen is called before an OPEN, and what it returns when its answer is taken
+// over: then d gets the news that came before.
+func (s *session) awaitOpen(d *Device) (taken func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.opening++
+	return func() {
+		s.mu.Lock()
+		early := s.early
+		if s.opening--; s.opening == 0 {
+			s.early = nil
+		}
+		s.mu.Unlock()
+		for _, e := range early {
+			if s.deviceByID(e.DeviceID) == d {
+				d.onNews(e)
+			}
+		}
 	}
 }
 

@@ -79,6 +79,13 @@ func (s *target) count(text string) (n int) {
 	return n
 }
 
+// hasOpen: an OPEN is held.
+func (s *target) hasOpen() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.heldOpen != nil
+}
+
 // answerOpen lets the OPEN go that is held.
 func (s *target) answerOpen() {
 	s.t.Helper()

@@ -3,8 +3,8 @@ package client
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -42,42 +42,63 @@ type MapRequest struct {
 // errors are those of the kernel's map_device: EEXIST, ENXIO, and what the
 // server answers.
 func (c *Client) Map(ctx context.Context, r MapRequest) (*Device, error) {
-	c.mapMu.Lock()
-	defer c.mapDone()
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.MapTimeout)
 	defer cancel()
-	if err := ctx.Err(); err != nil { // it was given up while others mapped
+	d, err := c.mapAt(ctx, r)
+	if err != nil {
 		return nil, fmt.Errorf("map %q: %w", r.Path, err)
 	}
+	d.log.Info("device mapped", "path", d.path, "session", d.session.name, "size", d.Limits().Size, "mode", d.mode.String())
+	return d, nil
+}
+
+func (c *Client) mapAt(ctx context.Context, r MapRequest) (*Device, error) {
 	d, err := c.prepare(ctx, r)
 	if err != nil {
-		return nil, fmt.Errorf("map %q: %w", r.Path, err)
+		return nil, err
 	}
-	fresh, err := c.join(ctx, d, r)
+	session := r.Session
+	if session == "" {
+		if session, err = c.sessionName(r.Paths); err != nil {
+			return nil, err
+		}
+	}
+	ctx, p, err := c.take(ctx, d, session, &r)
 	if err != nil {
-		return nil, fmt.Errorf("map %q: %w", r.Path, err)
+		return nil, err
+	}
+	d.log = c.log.With("device", d.name)
+	fresh, err := c.join(ctx, d, session, r)
+	if err != nil {
+		c.vacate(p)
+		return nil, err
 	}
 	if err := c.mapOn(ctx, d, r); err != nil {
-		c.leave(context.WithoutCancel(ctx), d)
-		if fresh {
-			d.log.Info("session closed again", "session", d.session.name)
+		if cause := context.Cause(ctx); errors.Is(cause, errForced) {
+			err = cause
 		}
-		return nil, fmt.Errorf("map %q: %w", r.Path, err)
+		c.leave(context.WithoutCancel(ctx), d)
+		c.vacate(p)
+		if fresh {
+			d.log.Info("session closed again", "session", session)
+		}
+		return nil, err
 	}
-	c.settle(d.identity)
-	c.save()
-	d.log.Info("device mapped", "path", d.path, "session", d.session.name, "size", d.Limits().Size, "mode", d.mode.String())
+	c.settled(p)
 	return d, nil
 }
 
 // prepare checks what can be checked without the server.
 func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
-	d := &Device{client: c, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, ioMode: r.IOMode, pollQueues: r.PollQueues, identity: r.identity, location: r.location,
-		shares: newShares(len(c.pumps)), latency: make([]stages, len(c.pumps))}
+	d := &Device{client: c, log: c.log, name: r.Name, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, ioMode: r.IOMode, pollQueues: r.PollQueues,
+		identity: r.identity, location: r.location, shares: newShares(len(c.pumps)), latency: make([]stages, len(c.pumps))}
 	if d.identity == "" {
 		d.identity = rand.Text()
 	}
-	if err := c.checkWaiting(&r); err != nil {
+	c.mapMu.Lock()
+	err := c.checkWaiting(&r)
+	c.mapMu.Unlock()
+	if err != nil {
 		return nil, err
 	}
 	if r.Path == "" || len(r.Path) > 254 {
@@ -86,67 +107,66 @@ func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	if _, err := c.addresses(ctx, r.Paths); err != nil { // also where a session is there
 		return nil, err
 	}
-	index := -1
-	for i := range c.devices {
-		other := c.devices[i].Load()
-		if other == nil && index < 0 && c.retired[uint32(i)] == nil && !c.lingers(uint32(i)) {
-			index = i
-		}
-		if other != nil && other.name == r.Name {
-			return nil, fmt.Errorf("the name %q is taken: %w", r.Name, syscall.EEXIST)
-		}
-	}
-	if index < 0 {
-		return nil, fmt.Errorf("%d devices are mapped already: %w", MaxDevices, syscall.ENOSPC)
-	}
-	d.index, d.name = uint32(index), r.Name
-	if d.name == "" {
-		d.name = "rnbd" + strconv.Itoa(index)
-	}
 	if strings.ContainsAny(d.name, "/\x00") {
 		return nil, fmt.Errorf("device name %q has a slash: %w", d.name, syscall.EINVAL)
 	}
-	d.log = c.log.With("device", d.name)
-	var err error
 	d.choices, err = c.choose(r.Frontend)
 	return d, err
 }
 
-// join finds or opens the session of r and enters d. fresh: it was opened.
-func (c *Client) join(ctx context.Context, d *Device, r MapRequest) (fresh bool, err error) {
-	name := r.Session
-	if name == "" {
-		if name, err = c.sessionName(r.Paths); err != nil {
-			return false, err
+// join finds or opens the session of that name and enters d. fresh: it was opened.
+// Maps wait for the one that opens their session, or closes the last of that name.
+func (c *Client) join(ctx context.Context, d *Device, name string, r MapRequest) (fresh bool, err error) {
+	changed, err := c.joinOpen(d, name, r)
+	for ; changed != nil; changed, err = c.joinOpen(d, name, r) {
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false, fmt.Errorf("session %q is being opened or closed: %w", name, context.Cause(ctx))
 		}
 	}
+	if err != nil || d.session != nil {
+		return false, err
+	}
+	s, err := c.openSession(ctx, name, r)
 	c.mu.Lock()
-	s := c.sessions[name]
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	if err == nil {
+		d.session, s.devices = s, []*Device{d}
+		s.divide()
+		c.sessions[name] = s
+	}
+	c.endChange(name)
+	return err == nil, err
+}
+
+// joinOpen enters d in the session of that name. Without one it marks the name: the
+// caller opens it and ends the mark by endChange. If the name is marked already, it
+// returns what is closed at the end of that.
+func (c *Client) joinOpen(d *Device, name string, r MapRequest) (changed <-chan struct{}, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s, changing := c.sessions[name], c.changing[name]
 	switch {
+	case changing != nil:
+		return changing, nil
 	case s == nil && len(r.Paths) == 0:
-		return false, fmt.Errorf("there is no session %q, and no path to open it: %w", name, syscall.ENXIO)
+		return nil, fmt.Errorf("there is no session %q, and no path to open it: %w", name, syscall.ENXIO)
 	case s == nil:
-		if s, err = c.openSession(ctx, name, r); err != nil {
-			return false, err
-		}
-		fresh = true
+		c.changing[name] = make(chan struct{})
+		return nil, nil
 	case r.PollQueues > 0 || s.pollQueues > 0:
-		return false, fmt.Errorf("session %q is there, and one with poll queues has no other device: %w", name, syscall.EINVAL)
-	default:
-		for _, other := range s.list() {
-			if other.path == d.path {
-				return false, fmt.Errorf("it is mapped as %s in session %q: %w", other.name, name, syscall.EEXIST)
-			}
-		}
+		return nil, fmt.Errorf("session %q is there, and one with poll queues has no other device: %w", name, syscall.EINVAL)
 	}
-	d.session = s
-	c.mu.Lock()
-	c.sessions[name] = s
-	s.devices = append(s.devices, d)
+	d.session, s.devices = s, append(s.devices, d)
 	s.divide()
-	c.mu.Unlock()
-	return fresh, nil
+	return nil, nil
+}
+
+// endChange ends the mark of a name that joinOpen or leave has set. Caller holds mu.
+func (c *Client) endChange(name string) {
+	close(c.changing[name])
+	delete(c.changing, name)
 }
 
 // sessionName makes a name that the server accepts (no "/" and no ".") from
@@ -178,14 +198,19 @@ func (c *Client) leave(ctx context.Context, d *Device) {
 	last := len(s.devices) == 0
 	if last {
 		delete(c.sessions, s.name)
+		c.changing[s.name] = make(chan struct{})
 	}
 	c.mu.Unlock()
-	if last {
-		if err := s.close(ctx); err != nil {
-			s.log.Warn("closing the session failed", "error", err)
-		}
-		c.ended.note(s.name)
+	if !last {
+		return
 	}
+	if err := s.close(ctx); err != nil {
+		s.log.Warn("closing the session failed", "error", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended.note(s.name)
+	c.endChange(s.name)
 }
 
 // mapOn opens d on its session and shows it to the front end.
@@ -193,10 +218,8 @@ func (c *Client) mapOn(ctx context.Context, d *Device, r MapRequest) (err error)
 	if !d.session.transport.Connected() {
 		return fmt.Errorf("session %q has no path to the server: %w", d.session.name, syscall.ECONNABORTED)
 	}
-	d.session.opens.RLock()
-	err = d.open(ctx)
-	d.session.opens.RUnlock()
-	if err != nil {
+	defer d.session.awaitOpen(d)()
+	if err = d.open(ctx); err != nil {
 		return err
 	}
 	defer func() {
@@ -267,33 +290,45 @@ func (c *Client) Device(name string) (*Device, error) {
 	return nil, fmt.Errorf("%d devices have the path %q, name one of them: %w", len(found), name, syscall.EINVAL)
 }
 
-// Unmap takes a device away: EBUSY while a user has it open, unless forced,
-// EALREADY while another does the same.
+// Unmap takes a device away: EBUSY while a user has it open, or it is being mapped,
+// unless forced; EALREADY while another does the same.
 func (c *Client) Unmap(ctx context.Context, name string, force bool) error {
-	d, err := c.Device(name)
-	if err == nil && d.State() == Unmapped {
-		return fmt.Errorf("unmap %s: it is being unmapped: %w", d.name, syscall.EALREADY)
-	}
-	c.mapMu.Lock()
-	defer c.mapDone()
-	if d, err = c.Device(name); err != nil {
-		if found, derr := c.drop(name, force); found {
+	ctx, p, err := c.claim(ctx, name, force)
+	switch {
+	case errors.Is(err, syscall.ENOENT), err == errGivenUp:
+		if found, derr := c.dropWaiting(name, force); found || err == errGivenUp {
 			err = derr
 		}
-		if err == nil {
-			return nil
-		}
+	case err == nil:
+		err = c.unmapAt(ctx, p, force)
+	}
+	if err != nil {
 		return fmt.Errorf("unmap %q: %w", name, err)
 	}
+	return nil
+}
+
+func (c *Client) dropWaiting(name string, force bool) (found bool, err error) {
+	c.mapMu.Lock()
+	defer c.mapDone()
+	return c.drop(name, force)
+}
+
+// unmapAt is the unmap of what was claimed. If the front end does not let go of it,
+// it stays mapped.
+func (c *Client) unmapAt(ctx context.Context, p *place, force bool) error {
 	if force {
-		d.failRequests() // else the front end would wait for them
+		p.d.failRequests() // else the front end would wait for them
 	}
-	if fe := d.fe.Load(); fe != nil {
-		if err := fe.remove(ctx, d, force); err != nil {
-			return fmt.Errorf("unmap %s: %w", d.name, err)
+	if fe := p.d.fe.Load(); fe != nil {
+		if err := fe.remove(ctx, p.d, force); err != nil {
+			c.mapMu.Lock()
+			defer c.mapDone()
+			p.end()
+			return err
 		}
 	}
-	c.unmap(ctx, d)
+	c.unmap(ctx, p)
 	return nil
 }
 
@@ -311,22 +346,30 @@ func (d *Device) failRequests() {
 // within 5 s.
 const forcedClose = 1200 * time.Millisecond
 
-// unmap is the rest of an unmap, after the front end has let go of d. Caller
-// holds mapMu.
-func (c *Client) unmap(ctx context.Context, d *Device) {
+// unmap is the rest of an unmap, after the front end has let go of the device.
+func (c *Client) unmap(ctx context.Context, p *place) {
+	d := p.d
 	ctx = context.WithoutCancel(ctx)
 	epoch := d.end()
 	_ = d.drain(ctx, forcedClose)
 	d.sendClose(ctx, epoch, d.id.Load())
 	c.devices[d.index].Store(nil)
-	c.save()
+	c.forgetDisk()
 	c.leave(ctx, d) // a session that ends here ends its requests
 	if err := d.held(); err != nil {
 		c.retire(d, err)
-		return
+	} else {
+		c.release(d)
+		d.log.Info("device unmapped")
 	}
-	c.release(d)
-	d.log.Info("device unmapped")
+	c.vacate(p)
+}
+
+// forgetDisk writes down that a device is gone, before its session is.
+func (c *Client) forgetDisk() {
+	c.mapMu.Lock()
+	defer c.mapDone()
+	c.save()
 }
 
 // release gives the memory of a device back that has no requests any more.
@@ -337,11 +380,14 @@ func (c *Client) release(d *Device) {
 
 // retire leaves the rest of an unmap to the end of the device's requests: a
 // server may still write to its memory until it has answered, or its path is
-// lost. Until then the device's number is not given to another. Holds mapMu.
+// lost. Until then the device's number is not given to another. The caller vacates
+// its place afterwards.
 func (c *Client) retire(d *Device, cause error) {
 	d.log.Warn("device unmapped, its memory is kept until its requests have ended", "error", cause)
+	c.mapMu.Lock()
 	c.retired[d.index] = d
 	c.retiring.Add(1)
+	c.mapDone()
 	go func() {
 		defer c.retiring.Done()
 		for d.drain(context.Background(), time.Minute) != nil {

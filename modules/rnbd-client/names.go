@@ -45,3 +45,9 @@ func pauseFor(ctx context.Context, d time.Duration) bool {
 		return true
 	}
 }
+
+func (c *Client) endedLately(name string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ended.lately(name)
+}

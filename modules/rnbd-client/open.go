@@ -180,8 +180,7 @@ func (d *Device) wantsReopen() bool {
 
 // reopen opens d after the session came back. An error means: try again.
 func (d *Device) reopen(ctx context.Context) error {
-	d.session.opens.RLock()
-	defer d.session.opens.RUnlock()
+	defer d.session.awaitOpen(d)()
 	return d.reopened(d.open(ctx))
 }
 
@@ -251,8 +250,7 @@ func (c *Client) Remap(ctx context.Context, name string) (*Device, error) {
 	if !d.session.transport.Connected() {
 		return nil, fmt.Errorf("remap %s: session %q has no path to the server: %w", d.name, d.session.name, syscall.ECONNABORTED)
 	}
-	d.session.opens.RLock()
-	defer d.session.opens.RUnlock()
+	defer d.session.awaitOpen(d)()
 	if err := d.open(ctx); err != nil {
 		return nil, fmt.Errorf("remap %s: %w", d.name, err)
 	}

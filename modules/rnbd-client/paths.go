@@ -85,22 +85,28 @@ func (s *session) removePath(ctx context.Context, id int) error {
 	return err
 }
 
-// sessionChanged writes down what was changed on a session: at once, or at the end
-// of the map under way, which may wait for its server for long.
+// sessionChanged writes down what was changed on a session.
 func (c *Client) sessionChanged() {
 	c.unsaved.Store(true)
-	if c.mapMu.TryLock() {
-		c.mapDone()
-	}
+	c.flush()
 }
 
-// mapDone gives mapMu back, after what sessions changed meanwhile is written down.
+// mapDone gives mapMu back and then writes down what was changed.
 func (c *Client) mapDone() {
-	for more := true; more; more = c.unsaved.Load() && c.mapMu.TryLock() {
-		if c.unsaved.Swap(false) {
-			c.save()
-		}
-		c.mapMu.Unlock()
+	c.mapMu.Unlock()
+	c.flush()
+}
+
+// flush writes the state file if something has changed since it was written. It
+// returns when the caller's changes are in the file.
+func (c *Client) flush() {
+	if !c.unsaved.Load() {
+		return
+	}
+	c.saving.Lock()
+	defer c.saving.Unlock()
+	if c.unsaved.Swap(false) {
+		c.write()
 	}
 }
 

@@ -27,9 +27,7 @@ type session struct {
 	// features are the extensions of the server as it is now.
 	features atomic.Uint32
 	// downs counts how often the last path was lost, see epoch.
-	downs atomic.Uint64
-	// opens is held for reading from an OPEN until its answer is taken over.
-	opens    sync.RWMutex
+	downs    atomic.Uint64
 	unlisten func() // ends listen
 
 	port       uint16 // of paths that control files add
@@ -40,8 +38,14 @@ type session struct {
 
 	devices []*Device // guarded by Client.mu
 
+	mu sync.Mutex // guards what follows
+
+	// OPENs under way, and what the server told meanwhile about devices that are
+	// not known yet: see awaitOpen.
+	opening int
+	early   []rnbdwire.EventRspFields
+
 	// News from RTRS, handled one by one by run.
-	mu     sync.Mutex
 	wasUp  bool
 	news   []rtrs.EventKind
 	signal chan struct{}
@@ -84,7 +88,7 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 		open = openAny
 	}
 	s.transport, err = open(ctx, name, addrs, cfg)
-	for errors.Is(err, rtrs.ErrConnLost) && c.ended.lately(name) && pauseFor(ctx, namePause) {
+	for errors.Is(err, rtrs.ErrConnLost) && c.endedLately(name) && pauseFor(ctx, namePause) {
 		s.transport, err = open(ctx, name, addrs, cfg)
 	}
 	if err != nil {
@@ -98,7 +102,9 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), forcedClose)
 		defer cancel()
 		s.transport.Close(closing)
+		c.mu.Lock()
 		c.ended.note(name)
+		c.mu.Unlock()
 		return nil, err
 	}
 	go s.run()

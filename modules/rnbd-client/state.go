@@ -72,20 +72,30 @@ func (s *savedDevice) request() (MapRequest, error) {
 	}, nil
 }
 
-// save writes down what is mapped now, and what still waits to be. Caller holds
-// mapMu.
-func (c *Client) save() {
+// save has mapDone write down what is mapped, and what still waits to be.
+func (c *Client) save() { c.unsaved.Store(true) }
+
+// write writes the state file. Caller holds saving.
+func (c *Client) write() {
 	if c.cfg.StateFile == "" {
 		return
 	}
+	if err := writeState(c.cfg.StateFile, c.snapshot()); err != nil {
+		c.log.Error("a killed daemon's disks will not be served again: the state is not written", "file", c.cfg.StateFile, "error", err)
+	}
+}
+
+func (c *Client) snapshot() *savedState {
+	c.mapMu.Lock()
+	defer c.mapMu.Unlock()
 	c.followSessions()
 	state := savedState{Version: stateVersion, Devices: slices.Clone(c.waiting)}
 	for _, d := range c.disks() {
-		state.Devices = append(state.Devices, d.saved())
+		if p := c.places[d.index]; p == nil || p.work != mapping {
+			state.Devices = append(state.Devices, d.saved())
+		}
 	}
-	if err := writeState(c.cfg.StateFile, &state); err != nil {
-		c.log.Error("a killed daemon's disks will not be served again: the state is not written", "file", c.cfg.StateFile, "error", err)
-	}
+	return &state
 }
 
 // followSessions gives disks that wait what users have changed on their sessions.
@@ -280,13 +290,26 @@ func (c *Client) leaveDisks(ctx context.Context) {
 // front ends of the others. Whatever keeps a disk, it may have users, so it stays:
 // an unused one is better left than a used one taken away.
 func (c *Client) unmapDisks(ctx context.Context) (used map[*frontend]bool) {
+	var disks []*Device
+	var places []*place
+	for _, d := range c.disks() {
+		if _, p, err := c.claim(ctx, d.name, false); err == nil {
+			disks, places = append(disks, d), append(places, p)
+		}
+	}
+	kept := removeAll(ctx, disks)
+	var unmapped sync.WaitGroup
+	for i, p := range places {
+		if kept[i] == nil {
+			unmapped.Go(func() { c.unmap(ctx, p) })
+		}
+	}
+	unmapped.Wait()
 	c.mapMu.Lock()
 	defer c.mapDone()
-	disks := c.disks()
-	kept := removeAll(ctx, disks)
-	for i, d := range disks {
-		if kept[i] == nil {
-			c.unmap(ctx, d)
+	for i, p := range places {
+		if kept[i] != nil {
+			p.end()
 		}
 	}
 	used = map[*frontend]bool{}

@@ -69,7 +69,7 @@ func TestTreeStress(t *testing.T) {
 var expected = []syscall.Errno{
 	syscall.EINVAL, syscall.EEXIST, syscall.ENOENT, syscall.ENODEV, syscall.EBUSY, syscall.EALREADY, syscall.ENXIO,
 	syscall.ENOTCONN, syscall.ECONNRESET, syscall.ECONNABORTED, syscall.ETIMEDOUT, syscall.EPROTONOSUPPORT, syscall.ERANGE,
-	syscall.ESHUTDOWN,
+	syscall.ESHUTDOWN, syscall.ECANCELED,
 }
 
 func stressUsers(t *testing.T, root string) {

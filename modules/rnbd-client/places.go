@@ -1,0 +1,210 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+)
+
+// A mapping takes its place before it does anything that may take long, and keeps
+// it to the end of its unmap: an index, a name, and a path in a session. Nothing
+// else of the client waits for a server or a front end that is slow: whoever wants
+// a place that is taken is refused, and waits only while it is being given back.
+
+// place is that of one mapping. Guarded by Client.mapMu.
+type place struct {
+	d       *Device
+	session string // its name
+	work    work
+	give    context.CancelCauseFunc // gives the work up
+	ended   chan struct{}           // closed when the work has ended
+}
+
+// work is what is being done about a mapping.
+type work uint8
+
+const (
+	mapping work = iota + 1
+	unmapping
+	unmappingByForce // which waits for nothing long
+)
+
+var errForced = fmt.Errorf("the device is unmapped by force: %w", syscall.ECANCELED)
+
+// begin starts work on p. Its context ends with ctx, and when somebody else gives
+// the work up. Caller holds mapMu.
+func (p *place) begin(ctx context.Context, w work) context.Context {
+	ctx, give := context.WithCancelCause(ctx)
+	p.work, p.give, p.ended = w, give, make(chan struct{})
+	return ctx
+}
+
+// end ends the work on p. Caller holds mapMu.
+func (p *place) end() {
+	p.give(nil)
+	p.work = 0
+	close(p.ended)
+}
+
+// take gives d its place: EEXIST if what it wants is another's. The context is that
+// of the mapping.
+func (c *Client) take(ctx context.Context, d *Device, session string, r *MapRequest) (context.Context, *place, error) {
+	c.mapMu.Lock()
+	defer c.mapDone()
+	for {
+		if c.life.Err() != nil {
+			return ctx, nil, fmt.Errorf("the client ends: %w", syscall.ESHUTDOWN)
+		}
+		if err := c.checkWaiting(r); err != nil {
+			return ctx, nil, err
+		}
+		other, err := c.takenBy(d, session)
+		if err != nil {
+			return ctx, nil, err
+		}
+		if other == nil {
+			break
+		}
+		ended := other.ended
+		c.mapMu.Unlock()
+		select {
+		case <-ended:
+		case <-ctx.Done():
+		}
+		c.mapMu.Lock()
+		if err := ctx.Err(); err != nil {
+			return ctx, nil, fmt.Errorf("%s is still being unmapped: %w", other.d.name, err)
+		}
+	}
+	index, ok := c.freeIndex()
+	if !ok {
+		return ctx, nil, fmt.Errorf("%d devices are mapped already: %w", MaxDevices, syscall.ENOSPC)
+	}
+	d.index = index
+	if d.name == "" {
+		d.name = c.freeName(index)
+	}
+	p := &place{d: d, session: session}
+	c.places[index] = p
+	return p.begin(ctx, mapping), p, nil
+}
+
+// takenBy looks for a mapping with the name or the path of d: an error if it stays,
+// its place if it is about to go. Caller holds mapMu.
+func (c *Client) takenBy(d *Device, session string) (*place, error) {
+	for _, p := range c.places {
+		sameName := d.name != "" && p.d.name == d.name
+		samePath := p.session == session && p.d.path == d.path
+		goes := p.work == unmapping || p.work == unmappingByForce
+		switch {
+		case !sameName && !samePath:
+		case goes:
+			return p, nil
+		case sameName:
+			return nil, fmt.Errorf("the name %q is taken: %w", d.name, syscall.EEXIST)
+		case p.work == mapping:
+			return nil, fmt.Errorf("it is being mapped as %s in session %q: %w", p.d.name, session, syscall.EEXIST)
+		default:
+			return nil, fmt.Errorf("it is mapped as %s in session %q: %w", p.d.name, session, syscall.EEXIST)
+		}
+	}
+	return nil, nil
+}
+
+// freeIndex finds the first index that nothing has. Caller holds mapMu.
+func (c *Client) freeIndex() (uint32, bool) {
+	for i := range uint32(MaxDevices) {
+		if c.places[i] == nil && c.retired[i] == nil && !c.lingers(i) {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// freeName makes a name from an index. Caller holds mapMu.
+func (c *Client) freeName(index uint32) string {
+	taken := map[string]bool{}
+	for _, p := range c.places {
+		taken[p.d.name] = true
+	}
+	name := fmt.Sprint("rnbd", index)
+	for i := MaxDevices; taken[name]; i++ {
+		name = fmt.Sprint("rnbd", i)
+	}
+	return name
+}
+
+// vacate ends the work on p and gives the place back.
+func (c *Client) vacate(p *place) {
+	c.mapMu.Lock()
+	defer c.mapDone()
+	delete(c.places, p.d.index)
+	p.end()
+}
+
+// settled ends a map that has succeeded.
+func (c *Client) settled(p *place) {
+	c.mapMu.Lock()
+	defer c.mapDone()
+	p.end()
+	c.settle(p.d.identity)
+	c.save()
+}
+
+// claim begins the unmap of the device with that name, node or path. A map of it
+// under way, and an unmap that is not forced, are given up by one that is: claim
+// waits for their end. Errors: EBUSY while it is being mapped, EALREADY while
+// another unmap is under way, ENOENT.
+func (c *Client) claim(ctx context.Context, name string, force bool) (context.Context, *place, error) {
+	c.mapMu.Lock()
+	defer c.mapMu.Unlock()
+	for {
+		p, err := c.find(name)
+		if err != nil {
+			return ctx, nil, err
+		}
+		switch {
+		case p.work == 0 && force:
+			return p.begin(ctx, unmappingByForce), p, nil
+		case p.work == 0:
+			return p.begin(ctx, unmapping), p, nil
+		case p.work == mapping && !force:
+			return ctx, nil, fmt.Errorf("%s is being mapped; forced, that is given up: %w", p.d.name, syscall.EBUSY)
+		case p.work == unmappingByForce || !force:
+			return ctx, nil, fmt.Errorf("%s is being unmapped: %w", p.d.name, syscall.EALREADY)
+		}
+		p.give(errForced)
+		mapped, ended := p.work == mapping, p.ended
+		c.mapMu.Unlock()
+		select {
+		case <-ended:
+		case <-ctx.Done():
+		}
+		c.mapMu.Lock()
+		if err := ctx.Err(); err != nil {
+			return ctx, nil, err
+		}
+		if mapped && c.places[p.d.index] != p { // what was wanted
+			return ctx, nil, errGivenUp
+		}
+	}
+}
+
+// errGivenUp: a map was given up, so there is nothing to unmap.
+var errGivenUp = errors.New("the map was given up")
+
+// find looks for a mapping as Device does, also for one that is on its way. Caller
+// holds mapMu.
+func (c *Client) find(name string) (*place, error) {
+	for _, p := range c.places {
+		if p.work == mapping && p.d.name == name {
+			return p, nil
+		}
+	}
+	d, err := c.Device(name)
+	if err != nil {
+		return nil, err
+	}
+	return c.places[d.index], nil // which is given back after the device is off the list
+}
