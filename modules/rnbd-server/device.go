@@ -31,6 +31,7 @@ type device struct {
 	path   string
 	file   *os.File // O_PATH; nil for opaque names. Kept for the next process.
 	plugin *ioPlugin
+	volume uint64 // what the node was on when it was opened
 	limits atomic.Pointer[blk.Limits]
 
 	// ready: the plugin has it open and no older I/O is on its way. failed:
@@ -154,6 +155,7 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool,
 	}
 	d = &device{key: key, name: name, path: n.path, file: n.file, plugin: p, users: 1,
 		latency: make([]stages, len(s.pumps)), loads: make([]load, len(s.pumps))}
+	d.volume = n.volume
 	d.nodeSize = n.size // before the plugin looks, so that no change goes unseen
 	if err := p.open(ctx, d); err != nil {
 		n.close()

@@ -79,12 +79,12 @@ func await(t *testing.T, c <-chan told) told {
 	}
 }
 
-func TestE001_E014_FeaturesAreAnnounced(t *testing.T) {
+func TestE001_E014_E018_FeaturesAreAnnounced(t *testing.T) {
 	i := newRig(t, newMemory()).connect("s")
 	rsp, err := i.sessInfo(2)
 	must(t, err)
-	if rsp.Features() != rnbdwire.FeatureEvents|rnbdwire.FeatureOpenAs {
-		t.Errorf("E-001, E-014: features %#x", rsp.Features())
+	if rsp.Features() != rnbdwire.FeatureEvents|rnbdwire.FeatureOpenAs|rnbdwire.FeatureIdentity {
+		t.Errorf("E-001, E-014, E-018: features %#x", rsp.Features())
 	}
 }
 

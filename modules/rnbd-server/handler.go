@@ -189,13 +189,16 @@ func (s *Server) admin1(ctx context.Context, op *rtrs.Op, sess *session) error {
 	return s.onClose(sess, rnbdwire.Close(user))
 }
 
+// features are the extensions that the server announces.
+const features = rnbdwire.FeatureEvents | rnbdwire.FeatureOpenAs | rnbdwire.FeatureIdentity
+
 func (s *Server) onSessInfo(op *rtrs.Op, sess *session, msg rnbdwire.SessInfo) error {
 	if !msg.IsValid() || op.ReplyLen() != rnbdwire.SessInfoRspSize {
 		return fmt.Errorf("session info: message of %d bytes, reply of %d: %w", len(msg), op.ReplyLen(), syscall.EINVAL)
 	}
 	ver := min(msg.Version(), rnbdwire.Version)
 	sess.version.Store(uint32(ver))
-	rnbdwire.SessInfoRspFields{Version: ver, Features: rnbdwire.FeatureEvents | rnbdwire.FeatureOpenAs}.Put(op.Data())
+	rnbdwire.SessInfoRspFields{Version: ver, Features: features}.Put(op.Data())
 	return nil
 }
 
@@ -235,6 +238,8 @@ func openRsp(m *mapping) rnbdwire.OpenRspFields {
 		PhysicalBlockSize:   uint16(min(l.PhysicalBlockSize, 1<<15)),
 		LogicalBlockSize:    uint16(l.LogicalBlockSize),
 		MaxSegments:         l.MaxSegments,
+		Volume:              m.dev.volume,
+		Properties:          properties(l),
 	}
 	f.Rotational = l.Rotational
 	if l.SecureErase {

@@ -46,6 +46,8 @@ type node struct {
 	id    nodeID
 	block bool
 	size  uint64 // bytes; 0: none, or not known
+	// volume is what the node is on, as in OPEN_RSP; 0: not known.
+	volume uint64
 }
 
 // nodeID tells whether two names are the same device: the device number of a
@@ -98,6 +100,7 @@ func (n *node) identify(filesAllowed bool) (syscall.Errno, string) {
 	if err := unix.Fstat(int(n.file.Fd()), &st); err != nil {
 		return errnoOf(err), "stat"
 	}
+	n.volume = volumeOf(n.file, &st)
 	n.path, _ = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", n.file.Fd()))
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFBLK:

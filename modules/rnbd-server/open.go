@@ -18,7 +18,9 @@ func (s *Server) resolve(ctx context.Context, sess *session, name, ioMode string
 		return nil, nil, err
 	}
 	if p != nil && p.info.Names == plugin.NamesOpaque {
-		return &node{path: name, id: nodeID{opaque: p.cfg.Name + ":" + name}}, p, nil
+		n := &node{path: name, id: nodeID{opaque: p.cfg.Name + ":" + name}}
+		n.volume = volume("name", p.cfg.Name, name)
+		return n, p, nil
 	}
 	n, err := s.lookUp(ctx, sess, name)
 	if err != nil {

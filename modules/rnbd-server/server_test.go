@@ -67,8 +67,10 @@ func TestOpen(t *testing.T) {
 			DiscardGranularity: 4096, PhysicalBlockSize: 4096, LogicalBlockSize: 512, MaxSegments: 64,
 			CachePolicy: rnbdwire.CacheFUA | rnbdwire.CacheWriteBack,
 		}
-		if first != want {
-			t.Errorf("got %+v\nwant %+v", first, want)
+		got := first
+		got.Volume, got.Properties = 0, 0 // the last ten bytes: E-018
+		if got != want {
+			t.Errorf("got %+v\nwant %+v", got, want)
 		}
 	})
 	for _, c := range []struct {

@@ -133,6 +133,9 @@ func (s *Server) resize(ctx context.Context, d *device) error {
 	if err != nil {
 		return err
 	}
+	if err := compatible(d.limits.Load(), &limits); err != nil {
+		return fmt.Errorf("the limits of %s have changed: %w", d.name, err)
+	}
 	s.takeLimits(d, limits)
 	return nil
 }

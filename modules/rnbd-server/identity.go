@@ -1,0 +1,135 @@
+package server
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// What OPEN_RSP says of the volume: docs/protocol/rnbd.md, "Identity". A client that
+// opens a device again compares it.
+
+// volume makes a number of facts about a volume, never 0.
+func volume(facts ...string) uint64 {
+	sum := sha256.Sum256([]byte(strings.Join(facts, "\x00")))
+	return max(binary.LittleEndian.Uint64(sum[:]), 1)
+}
+
+// properties is a checksum over the limits but for the size, and the mode in which the
+// device is open; never 0.
+func properties(l *blk.Limits) uint16 {
+	flat := *l
+	flat.Size, flat.ReadOnly = 0, false
+	sum := sha256.Sum256(fmt.Appendf(nil, "%+v", flat))
+	return max(binary.LittleEndian.Uint16(sum[:]), 1)
+}
+
+// volumeOf identifies the node behind an O_PATH descriptor; 0: it cannot be told. It
+// takes for ever where a network file system does not answer.
+func volumeOf(f *os.File, st *unix.Stat_t) uint64 {
+	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
+		return volumeOfDisk("/sys", st.Rdev)
+	}
+	return volume(append([]string{"file"}, fileFacts(int(f.Fd()), "", st)...)...)
+}
+
+// fileFacts are the facts of a file, or of what path names from there: the file
+// system, the inode, and the time of birth, since inodes are used again.
+func fileFacts(fd int, path string, st *unix.Stat_t) []string {
+	facts := []string{fmt.Sprint("inode ", st.Ino)}
+	var x unix.Statx_t
+	born := unix.Statx(fd, path, unix.AT_EMPTY_PATH, unix.STATX_BTIME, &x) == nil && x.Mask&unix.STATX_BTIME != 0
+	if born {
+		facts = append(facts, fmt.Sprintf("born %d.%09d", x.Btime.Sec, x.Btime.Nsec))
+	}
+	var fs unix.Statfs_t
+	err := unix.Fstatfs(fd, &fs)
+	if path != "" {
+		err = unix.Statfs(path, &fs)
+	}
+	switch {
+	case err == nil && fs.Fsid != (unix.Fsid{}) && fs.Type != unix.XFS_SUPER_MAGIC: // XFS has the device's number there, which changes
+		facts = append(facts, fmt.Sprintf("file system %x %08x%08x", fs.Type, uint32(fs.Fsid.Val[0]), uint32(fs.Fsid.Val[1])))
+	case !born:
+		facts = append(facts, fmt.Sprint("device ", st.Dev))
+	}
+	return facts
+}
+
+// volumeOfDisk identifies a block device by what the tree at sys says of it.
+func volumeOfDisk(sys string, rdev uint64) uint64 {
+	number := fmt.Sprintf("%d:%d", unix.Major(rdev), unix.Minor(rdev))
+	dir, err := filepath.EvalSymlinks(filepath.Join(sys, "dev/block", number))
+	if err != nil {
+		return 0
+	}
+	var facts []string
+	if part := attribute(dir, "partition"); part != "" {
+		facts = []string{"partition " + part, "from " + attribute(dir, "start")}
+		dir = filepath.Dir(dir)
+	}
+	return volume(append(facts, diskFacts(sys, dir, number)...)...)
+}
+
+// diskFacts are the facts of the disk with that folder in sysfs. Number is that of the
+// disk or of its partition.
+func diskFacts(sys, dir, number string) []string {
+	for _, name := range []string{"wwid", "device/wwid", "uuid", "dm/uuid", "md/uuid", "serial", "device/serial", "device/cid"} {
+		if id := attribute(dir, name); id != "" {
+			return []string{name, id}
+		}
+	}
+	if file := attribute(dir, "loop/backing_file"); file != "" {
+		facts := []string{"loop", "from " + attribute(dir, "loop/offset")}
+		var st unix.Stat_t
+		if err := unix.Stat(file, &st); err == nil {
+			return append(facts, fileFacts(unix.AT_FDCWD, file, &st)...)
+		}
+		return append(facts, "file "+file)
+	}
+	if device, err := filepath.EvalSymlinks(filepath.Join(dir, "device")); err == nil {
+		if place, err := filepath.Rel(sys, device); err == nil { // where it is plugged in
+			return []string{"place", place}
+		}
+	}
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return []string{"number", number, attribute(dir, "diskseq"), string(boot)}
+}
+
+// attribute reads a file in a folder of sysfs; empty: there is none.
+func attribute(dir, name string) string {
+	text, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// compatible is the error of going on with limits l where users were told old: EIO.
+// The size is not looked at.
+func compatible(old, l *blk.Limits) error {
+	var errs []error
+	refuse := func(bad bool, format string, a ...any) {
+		if bad {
+			errs = append(errs, fmt.Errorf(format, a...))
+		}
+	}
+	refuse(l.WriteCache && !old.WriteCache, "it has a write cache now, and nobody would flush it")
+	refuse(old.WriteCache && l.WriteCache && old.FUA && !l.FUA, "it has no FUA any more")
+	refuse(l.LogicalBlockSize > old.LogicalBlockSize, "its logical block size was %d bytes and is %d", old.LogicalBlockSize, l.LogicalBlockSize)
+	refuse(l.MaxIOSize < old.MaxIOSize, "its largest request was of %d bytes and is of %d", old.MaxIOSize, l.MaxIOSize)
+	refuse(l.ReadOnly && !old.ReadOnly, "it is read-only now")
+	if len(errs) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", errors.Join(errs...), syscall.EIO)
+}
