@@ -8,7 +8,9 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,9 +18,14 @@ import (
 // Descriptors travel in messages of 8 bytes, the token, over a SEQPACKET
 // socket pair. Only the host sends. Its end of file ends the plugin.
 const (
-	tokenSize  = 8
-	maxFDs     = 4
-	maxPending = 64 // messages that nobody has asked for yet
+	tokenSize = 8
+	maxFDs    = 4
+
+	// Messages that nobody has asked for yet. The call that asks follows its
+	// message at once, but may never come: its caller has given up. So they are
+	// kept for a while, and the oldest is dropped when there are many.
+	maxPending = 512
+	pendingFor = time.Minute
 )
 
 // socketPair returns the host's connection and the plugin's descriptor. Both
@@ -104,8 +111,15 @@ type fdReceiver struct {
 
 	mu      sync.Mutex
 	pending map[uint64][]int
-	order   []uint64
+	order   []arrival     // of what is pending; tokens grow
+	dropped uint64        // the last token whose descriptors were dropped
 	changed chan struct{} // closed and replaced at every arrival
+}
+
+// arrival is a message and when it came.
+type arrival struct {
+	token uint64
+	at    time.Time
 }
 
 func newFDReceiver(conn *net.UnixConn) *fdReceiver {
@@ -153,28 +167,33 @@ func rights(oob []byte) ([]int, error) {
 func (r *fdReceiver) put(token uint64, fds []int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	now := time.Now()
 	r.pending[token] = fds
-	r.order = append(r.order, token)
-	if len(r.order) > maxPending {
-		closeFDs(r.pending[r.order[0]])
-		delete(r.pending, r.order[0])
-		r.order = r.order[1:]
+	r.order = append(r.order, arrival{token, now})
+	for len(r.order) > maxPending || now.Sub(r.order[0].at) > pendingFor {
+		old := r.order[0].token
+		closeFDs(r.pending[old])
+		delete(r.pending, old)
+		r.order, r.dropped = r.order[1:], max(r.dropped, old)
 	}
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
 
 // take waits for the descriptors of token; they belong to the caller. Exactly
-// n are expected.
+// n are expected. ENOBUFS: they were dropped.
 func (r *fdReceiver) take(ctx context.Context, token uint64, n int) ([]int, error) {
 	for {
-		fds, changed := r.look(token)
+		fds, changed, dropped := r.look(token)
 		if fds != nil {
 			if len(fds) != n {
 				closeFDs(fds)
 				return nil, fmt.Errorf("token %d: %d descriptors, want %d: %w", token, len(fds), n, unix.EPROTO)
 			}
 			return fds, nil
+		}
+		if dropped {
+			return nil, fmt.Errorf("descriptors of token %d came long before the call, or too many did: %w", token, unix.ENOBUFS)
 		}
 		select {
 		case <-changed:
@@ -184,20 +203,15 @@ func (r *fdReceiver) take(ctx context.Context, token uint64, n int) ([]int, erro
 	}
 }
 
-func (r *fdReceiver) look(token uint64) ([]int, chan struct{}) {
+func (r *fdReceiver) look(token uint64) (fds []int, changed chan struct{}, dropped bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	fds := r.pending[token]
+	fds = r.pending[token]
 	if fds != nil {
 		delete(r.pending, token)
-		for i, t := range r.order {
-			if t == token {
-				r.order = append(r.order[:i], r.order[i+1:]...)
-				break
-			}
-		}
+		r.order = slices.DeleteFunc(r.order, func(a arrival) bool { return a.token == token })
 	}
-	return fds, r.changed
+	return fds, r.changed, fds == nil && token <= r.dropped
 }
 
 func (r *fdReceiver) closeAll() {

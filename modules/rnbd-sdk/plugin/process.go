@@ -40,6 +40,9 @@ type Process struct {
 	exited   chan struct{}
 	cleaned  chan struct{} // closed after exited, when nothing of the process is left here
 	exitErr  error         // read after exited
+
+	mu        sync.Mutex
+	abandoned map[uint32]chan struct{} // disks that are closed because nobody waits for their open
 }
 
 func newProcess(c Config, fds fdSender, link grpc.ClientConnInterface) *Process {

@@ -14,6 +14,9 @@ import (
 // which stays the caller's. Io plugins only.
 func (p *Process) OpenDisk(ctx context.Context, r OpenRequest) (blk.Limits, error) {
 	what := fmt.Sprintf("open disk %d", r.Device)
+	if err := p.awaitAbandoned(ctx, r.Device); err != nil {
+		return blk.Limits{}, p.failed(what, err)
+	}
 	req := &pluginpb.OpenDiskRequest{
 		Device: r.Device, Name: r.Name, Mode: uint32(r.Mode), ReadOnly: r.ReadOnly, Generation: r.Generation,
 	}
@@ -27,7 +30,7 @@ func (p *Process) OpenDisk(ctx context.Context, r OpenRequest) (blk.Limits, erro
 	resp, err := p.disks.OpenDisk(ctx, req)
 	if err != nil {
 		if ctx.Err() != nil {
-			go p.abandon(r.Device)
+			p.abandon(r.Device)
 		}
 		return blk.Limits{}, p.failed(what, err)
 	}
@@ -37,11 +40,44 @@ func (p *Process) OpenDisk(ctx context.Context, r OpenRequest) (blk.Limits, erro
 // abandonTime bounds the clean-up of an open whose caller has gone.
 const abandonTime = 5 * time.Second
 
-// abandon closes a disk whose open may have succeeded after all.
+// abandon closes a disk whose open may have succeeded after all. It does not wait;
+// the next open of that index does.
 func (p *Process) abandon(device uint32) {
-	ctx, cancel := context.WithTimeout(context.Background(), abandonTime)
-	defer cancel()
-	_ = p.CloseDisk(ctx, device)
+	done := make(chan struct{})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.abandoned == nil {
+		p.abandoned = map[uint32]chan struct{}{}
+	}
+	p.abandoned[device] = done
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), abandonTime)
+		defer cancel()
+		_ = p.CloseDisk(ctx, device)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		close(done)
+		if p.abandoned[device] == done {
+			delete(p.abandoned, device)
+		}
+	}()
+}
+
+// awaitAbandoned waits until no abandon of the index is under way, which would
+// close what is opened now.
+func (p *Process) awaitAbandoned(ctx context.Context, device uint32) error {
+	p.mu.Lock()
+	done := p.abandoned[device]
+	p.mu.Unlock()
+	if done == nil {
+		return nil
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // CloseDisk returns when no request of the disk is in flight and it is closed.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -397,10 +398,21 @@ func TestFDPass_TokensFindTheirDescriptors(t *testing.T) {
 	if _, err := r.take(short, 999, 1); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("unknown token: %v", err)
 	}
+	var tokens []uint64
 	for range 3 * maxPending { // nobody wants them
-		if _, err := s.send(0); err != nil {
+		token, err := s.send(0)
+		if err != nil {
 			t.Fatal(err)
 		}
+		tokens = append(tokens, token)
+	}
+	if fds, err := r.take(ctx, tokens[len(tokens)-1], 1); err != nil {
+		t.Errorf("the last of many: %v", err)
+	} else {
+		closeFDs(fds)
+	}
+	if _, err := r.take(ctx, tokens[0], 1); !errors.Is(err, syscall.ENOBUFS) {
+		t.Errorf("a token whose descriptors were dropped: %v, want ENOBUFS at once", err)
 	}
 	_ = conn.Close()
 	if err := <-ended; err != nil {
@@ -409,6 +421,41 @@ func TestFDPass_TokensFindTheirDescriptors(t *testing.T) {
 	_ = peer.Close()
 	if now := openFDs(t, selfPID); now > before {
 		t.Errorf("%d descriptors open, were %d", now, before)
+	}
+}
+
+// The calls that ask for descriptors may all come after all descriptors: those of a
+// host that opens many disks at once are all kept.
+func TestFDPass_ManyBeforeTheFirstCall(t *testing.T) {
+	conn, peerFile, err := socketPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	peer, err := unixConn(peerFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	r := newFDReceiver(peer)
+	go func() { _ = r.run() }()
+	defer r.closeAll()
+	s := connSender{conn: conn}
+	var tokens []uint64
+	for range 300 {
+		token, err := s.send(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokens = append(tokens, token)
+	}
+	ctx := testContext(t)
+	for i, token := range tokens {
+		fds, err := r.take(ctx, token, 1)
+		if err != nil {
+			t.Fatalf("descriptor %d of %d: %v", i+1, len(tokens), err)
+		}
+		closeFDs(fds)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 	"os"
+	"sync"
 
 	"google.golang.org/grpc"
 
@@ -20,6 +21,8 @@ type ioServer struct {
 	*server
 	b     Backend
 	disks table[device]
+
+	opening sync.Map // indices that Open is asked for, which may hang
 }
 
 func (s *ioServer) register(g grpc.ServiceRegistrar) { pluginpb.RegisterStorageServer(g, s) }
@@ -57,6 +60,10 @@ func (s *ioServer) open(ctx context.Context, r *pluginpb.OpenDiskRequest) (blk.L
 	if s.disks.get(r.GetDevice()) != nil {
 		return blk.Limits{}, fmt.Errorf("index %d is in use: %w", r.GetDevice(), blk.EEXIST)
 	}
+	if _, busy := s.opening.LoadOrStore(r.GetDevice(), true); busy {
+		return blk.Limits{}, fmt.Errorf("index %d is being opened: %w", r.GetDevice(), blk.EBUSY)
+	}
+	defer s.opening.Delete(r.GetDevice())
 	disk, err := s.b.Open(ctx, OpenRequest{
 		Device: r.GetDevice(), Name: r.GetName(), Mode: blk.AccessMode(r.GetMode()),
 		ReadOnly: r.GetReadOnly(), File: f, Generation: r.GetGeneration(),

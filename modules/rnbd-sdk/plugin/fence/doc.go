@@ -28,6 +28,12 @@
 //   - Where Lock fails because ctx ended, old I/O may still land. Give up;
 //     never go ahead.
 //
+// A host that sends requests of a dead process again takes the slot Owner for
+// itself, on a description without I/O, before its plugin opens the store, and
+// keeps it until it is done with the store: else another host that waits for
+// the plugin's slots gets them between two processes, and the requests that are
+// sent again overwrite what it has written.
+//
 // The locks do not interact with flock(2), so udev's probing is not in the
 // way.
 package fence

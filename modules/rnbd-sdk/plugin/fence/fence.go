@@ -10,6 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Owner is a slot that no plugin takes: the host's, which lasts from one of its
+// plugin's processes to the next (doc.go).
+const Owner = 1 << 24
+
 // base is the offset of slot 0: far beyond the end of any file or device.
 const base = 1 << 62
 
@@ -45,6 +49,22 @@ func Lock(ctx context.Context, f *os.File, slot uint32) error {
 		}
 		wait = min(2*wait, retryMost)
 	}
+}
+
+// Free reports whether no other description of f's file holds the slot of any
+// plugin: nothing of earlier processes can reach the store any more. f needs no
+// permission to write.
+func Free(f *os.File) (free bool, err error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return false, err
+	}
+	probe := span(unix.F_WRLCK, 0)
+	probe.Len = Owner
+	if cerr := raw.Control(func(fd uintptr) { err = fcntl(fd, unix.F_OFD_GETLK, &probe) }); cerr != nil {
+		return false, cerr
+	}
+	return err == nil && probe.Type == unix.F_UNLCK, err
 }
 
 // try asks once.
