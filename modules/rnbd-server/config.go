@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,7 +10,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -60,9 +59,10 @@ type Config struct {
 	Logs   *logs.Logs
 	Logger *slog.Logger
 
-	// Tests put plugins and rings into this process.
-	launch  func(context.Context, plugin.Config) (*plugin.Process, error)
-	newRing func(entries int) (*shm.Ring, error)
+	// Launch starts plugins, and NewRing makes their rings: nil, unless plugins
+	// run in this process.
+	Launch  supervise.Launch
+	NewRing func(entries int) (*shm.Ring, error)
 	// Tests have file systems that do not answer.
 	lookUp        func(j jail, session, name string) (*node, error)
 	lookUpTimeout time.Duration
@@ -103,8 +103,6 @@ func DefaultConfig() Config {
 		RetireAfter:      5 * time.Second,
 		SizePoll:         time.Second,
 		Logger:           slog.New(slog.DiscardHandler),
-		launch:           plugin.Launch,
-		newRing:          shm.NewRing,
 		lookUp:           jail.open,
 		lookUpTimeout:    lookUpTimeout,
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -44,14 +45,24 @@ func (c *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.D
 }
 
 func (p *ioPlugin) describe() *controlpb.Plugin {
-	d := &controlpb.Plugin{Name: p.cfg.Name, Kind: "io", Path: p.cfg.Path, State: p.state(), Version: p.info.Version}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	d.Restarts = int32(p.restarts)
-	if p.proc != nil {
-		d.Pid = int32(p.proc.PID())
+	st := p.sup.Status()
+	return &controlpb.Plugin{
+		Name: p.cfg.Name, Kind: "io", Path: p.cfg.Path, State: pluginState(st), Version: p.info.Version,
+		Restarts: int32(st.Restarts), Pid: int32(st.PID),
 	}
-	return d
+}
+
+// pluginState describes a plugin to people.
+func pluginState(st supervise.Status) string {
+	switch {
+	case st.State == supervise.Running:
+		return "running"
+	case st.State == supervise.GivenUp:
+		return "failed: crashes too often"
+	case st.FailedStarts > 0:
+		return "restarting: does not start: " + st.LastError
+	}
+	return "restarting"
 }
 
 func (c *controlAPI) ListDevices(context.Context, *controlpb.ListRequest) (*controlpb.ServerDeviceList, error) {

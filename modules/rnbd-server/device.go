@@ -34,13 +34,12 @@ type device struct {
 	volume uint64 // what the node was on when it was opened
 	limits atomic.Pointer[blk.Limits]
 
-	// ready: the plugin has it open and no older I/O is on its way. failed:
-	// what it held is lost, or its plugin is. Written by control, read by
-	// pumps.
-	ready, failed atomic.Bool
-	stuck         atomic.Bool  // its fence has been awaited for too long
-	retired       atomic.Int64 // requests that do not end, whose paths have gone; pumps count
-	users         int          // guarded by Server.mu
+	word    atomic.Uint32 // a devState; changed by move, read by pumps
+	why     failure       // when failing or failed; guarded by plugin.mu
+	openErr string        // of failedOpen; guarded by plugin.mu
+	guard   *guard        // for as long as there are users
+	retired atomic.Int64  // requests that do not end, whose paths have gone; pumps count
+	users   int           // guarded by Server.mu
 
 	looking  atomic.Bool // watch is at work
 	sizeMu   sync.Mutex  // one call to the plugin about the size at a time
@@ -59,23 +58,6 @@ type stages struct {
 // check is the gate of the data path.
 func (d *device) check(op blk.Op, off, n uint64) blk.Errno {
 	return d.limits.Load().Check(op, off, n)
-}
-
-func (d *device) state() string {
-	switch {
-	case d.failed.Load():
-		if d.plugin.failed() {
-			return "failed: plugin " + d.plugin.cfg.Name + " crashes too often"
-		}
-		return "failed: plugin state lost"
-	case d.stuck.Load():
-		return "stuck: waits for the I/O of a dead plugin"
-	case d.retired.Load() > 0:
-		return "stuck: waits for I/O that does not end"
-	case !d.ready.Load():
-		return "recovering"
-	}
-	return "open"
 }
 
 // choosePlugin finds who serves name: the first rule that matches, else what the
@@ -135,29 +117,25 @@ func (s *Server) pluginByName(name string) *ioPlugin {
 // is not opened twice at once. wished: the client named p.
 func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool, name string, mode blk.AccessMode) (*device, error) {
 	key := deviceKey{n.id, mode == blk.ReadOnly}
-	s.mu.Lock()
-	d := s.devices[key]
-	if d != nil && !d.failed.Load() {
-		d.users++
-	}
-	s.mu.Unlock()
-	if d != nil && !d.failed.Load() {
+	if d := s.share(key); d != nil {
 		n.close()
-		if wished && d.plugin != p {
+		if err := d.shareable(p, wished); err != nil {
 			s.drop(d)
-			return nil, fmt.Errorf("open %q: it is open with io mode %s: %w", name, d.plugin.cfg.Name, syscall.EBUSY)
-		}
-		if d.stuck.Load() {
-			s.drop(d)
-			return nil, fmt.Errorf("open %q: the device waits for the I/O of a dead plugin: %w", name, syscall.EBUSY)
+			return nil, fmt.Errorf("open %q: %w", name, err)
 		}
 		return d, nil
 	}
-	d = &device{key: key, name: name, path: n.path, file: n.file, plugin: p, users: 1,
+	g, err := s.guardNode(ctx, key, n, p)
+	if err != nil {
+		n.close()
+		return nil, fmt.Errorf("open %q: %w", name, err)
+	}
+	d := &device{key: key, name: name, path: n.path, file: n.file, plugin: p, guard: g, users: 1,
 		latency: make([]stages, len(s.pumps)), loads: make([]load, len(s.pumps))}
 	d.volume = n.volume
 	d.nodeSize = n.size // before the plugin looks, so that no change goes unseen
 	if err := p.open(ctx, d); err != nil {
+		s.giveGuard(key, g)
 		n.close()
 		return nil, err
 	}
@@ -166,6 +144,37 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool,
 	s.mu.Unlock()
 	s.noteNode(d)
 	return d, nil
+}
+
+// share returns the device of key for one more user; nil: there is none, or what
+// it held is lost.
+func (s *Server) share(key deviceKey) *device {
+	s.mu.Lock()
+	d := s.devices[key]
+	s.mu.Unlock()
+	if d == nil || d.lost() {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.devices[key] != d { // closed meanwhile
+		return nil
+	}
+	d.users++
+	return d
+}
+
+// shareable is the error of an OPEN that would share d.
+func (d *device) shareable(p *ioPlugin, wished bool) error {
+	switch now := d.now(); {
+	case wished && d.plugin != p:
+		return fmt.Errorf("it is open with io mode %s: %w", d.plugin.cfg.Name, syscall.EBUSY)
+	case now == devStuck:
+		return fmt.Errorf("the device waits for the I/O of a dead plugin: %w", syscall.EBUSY)
+	case d.fails():
+		return fmt.Errorf("%s: %w", d.state(), syscall.EIO)
+	}
+	return nil
 }
 
 // busy is EBUSY while requests of lost paths have not ended: what the client
@@ -203,6 +212,7 @@ func (s *Server) drop(d *device) {
 	s.mu.Unlock()
 	if last {
 		d.plugin.close(d)
+		s.giveGuard(d.key, d.guard)
 		if d.file != nil {
 			d.file.Close()
 		}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
@@ -48,29 +47,11 @@ func (d *device) stageStats(ctx context.Context, told map[*ioPlugin]map[uint32]*
 		inPlugin.Add(&d.latency[i].plugin)
 	}
 	if _, asked := told[d.plugin]; !asked {
-		told[d.plugin] = d.plugin.stats(ctx)
+		told[d.plugin] = d.plugin.sup.Stats(ctx)
 	}
 	out := append(control.StageStats("queue", &queue), control.StageStats("plugin", &inPlugin)...)
 	if disk := told[d.plugin][d.index]; disk != nil {
 		out = append(out, control.StageStats("disk", disk)...)
 	}
 	return out
-}
-
-// statsTimeout bounds the wait for a plugin, whose figures are missing then.
-const statsTimeout = 2 * time.Second
-
-// stats asks the plugin; nothing if it cannot tell.
-func (p *ioPlugin) stats(ctx context.Context) map[uint32]*latency.Snapshots {
-	proc, err := p.process()
-	if err != nil {
-		return nil // on its way back
-	}
-	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
-	defer cancel()
-	stats, err := proc.Stats(ctx)
-	if err != nil {
-		p.log.Warn("asking for statistics failed", "error", err)
-	}
-	return stats
 }

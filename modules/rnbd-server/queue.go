@@ -156,9 +156,9 @@ func (q *ioQueue) admit(r *request) {
 	f := &r.m.flows[q.pump]
 	q.note(f.lane)
 	switch {
-	case r.m.dev.failed.Load(), r.retired: // what was not begun must not be, after its path
+	case r.m.dev.fails(), r.retired: // what was not begun must not be, after its path
 		q.finish(r, blk.EIO)
-	case !r.m.dev.ready.Load():
+	case !r.m.dev.serves():
 		r.state = reqParked
 	case f.head < 0 && q.roomFor(f) && q.send(f, r):
 		q.noteSent(r)

@@ -3,245 +3,317 @@ package server
 // What happens when an io plugin's process dies (docs/decisions, "plugin
 // crash"):
 //
-//	onExit    intake stops: every queue drops its ring after taking the
+//	left      intake stops: every queue drops its ring after taking the
 //	          completions that are in it, requests without one are parked
-//	start     a new process, new rings, the same arenas
+//	joined    a new process, new rings, the same arenas
 //	reopen    each device is opened again; the plugin's Open returns after the
 //	          fence: no I/O of the old process is on its way any more
 //	revive    the device's parked requests are sent again
 //
 // Devices of a plugin that does not keep acknowledged writes fail instead:
-// their requests end with EIO, and they stay failed until opened anew.
+// their requests end with EIO, and they stay failed until opened anew. So do
+// those of a plugin that is given up, until that is reset. A request that a
+// dead process had is answered after the fence in any case (passFence).
 
 import (
 	"context"
 	"errors"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/fence"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// onExit is told by the process's watcher that generation gen has ended.
-func (p *ioPlugin) onExit(gen uint32, cause error) {
+const (
+	// opensAtOnce devices are opened again at a time; one that takes longer than
+	// opensQuick makes room for others, and waits on.
+	opensAtOnce = 16
+	opensQuick  = time.Second
+	// reopenTimeout bounds one try.
+	reopenTimeout = 30 * time.Second
+	// Pauses between tries, to open a device or to find that its fence has passed.
+	reopenFirst = 20 * time.Millisecond
+	reopenMost  = 5 * time.Second
+)
+
+// joined gives the queues the rings of a new process, shows it the arenas, and
+// opens the devices again. Supervisor.
+func (p *ioPlugin) joined(ctx context.Context, in *supervise.Instance) error {
+	for i, q := range p.queues {
+		q.resume(in.Rings[i])
+	}
+	if err := p.showAll(ctx, in); err != nil {
+		return err
+	}
+	current := p.server.currentDevices()
 	p.mu.Lock()
-	if gen != p.generation || p.proc == nil || p.stopping {
-		p.mu.Unlock()
-		return
+	defer p.mu.Unlock()
+	if in.Generation == 1 {
+		p.info = in.Info()
 	}
-	p.proc = nil
-	p.wg.Add(1)
-	devices := p.openDevices()
-	p.mu.Unlock()
-	p.log.Warn("plugin died", "error", cause)
-	for _, d := range devices {
-		d.ready.Store(false)
-	}
-	go func() {
-		defer p.wg.Done()
-		p.life.Lock() // the process may have died while its queues were being resumed
-		for _, q := range p.queues {
-			q.suspend()
+	p.in = in
+	for _, d := range p.devices {
+		if d.fails() && d.why == failedPlugin && current[d] { // the plugin was reset
+			d.move(devRecovering)
 		}
-		p.life.Unlock()
-		p.recover(devices)
-	}()
+		if !d.fails() || d.why == failedOpen {
+			p.work.Go(func() { p.reopen(in, d) })
+		}
+	}
+	return nil
 }
 
-// openDevices lists them. Caller holds mu.
-func (p *ioPlugin) openDevices() (out []*device) {
-	for _, d := range p.devices {
-		out = append(out, d)
+// currentDevices are those that a further OPEN would share.
+func (s *Server) currentDevices() map[*device]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[*device]bool{}
+	for _, d := range s.devices {
+		out[d] = true
 	}
 	return out
 }
 
-func (p *ioPlugin) recover(devices []*device) {
-	if p.info.Crash != plugin.KeepsAcknowledged {
-		p.fail(devices)
-		devices = nil
+// left takes the rings away from the queues and lets the devices wait, or fail.
+// Supervisor.
+func (p *ioPlugin) left(in *supervise.Instance, _ error) {
+	keeps := in.Info().Crash == plugin.KeepsAcknowledged
+	p.mu.Lock()
+	p.in = nil
+	var failing []*device
+	for _, d := range p.devices {
+		if keeps {
+			if d.now() == devOpen {
+				d.move(devRecovering)
+			}
+		} else if d.moveToFailing(failedLost) {
+			failing = append(failing, d)
+		}
 	}
-	for p.mayRestart() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		proc, err := p.startAgain(ctx)
-		cancel()
-		if err == nil {
-			p.reopen(devices, proc)
+	p.mu.Unlock()
+	for _, q := range p.queues {
+		q.suspend()
+	}
+	p.failAll(failing)
+}
+
+// gaveUp fails the devices: no process is started any more. Supervisor.
+func (p *ioPlugin) gaveUp(error) {
+	p.mu.Lock()
+	var failing []*device
+	for _, d := range p.devices {
+		if d.moveToFailing(failedPlugin) {
+			failing = append(failing, d)
+		} else if d.why == failedOpen && d.fails() {
+			d.why = failedPlugin
+		}
+	}
+	p.mu.Unlock()
+	p.failAll(failing)
+}
+
+// failAll answers the requests of devices that fail from now on.
+func (p *ioPlugin) failAll(devices []*device) {
+	for _, d := range devices {
+		p.log.Error("device failed", "device", d.name, "state", d.state())
+		p.unpark(d)
+		if d.now() == devFailing {
+			p.work.Go(func() { p.passFence(d) })
+		}
+	}
+}
+
+// unpark looks at the waiting requests of d again.
+func (p *ioPlugin) unpark(d *device) {
+	for _, q := range p.queues {
+		p.server.pumps[q.pump].pump.Call(func() { q.unpark(d) })
+	}
+}
+
+// passFence waits until nothing of a dead process of d can reach disk or memory
+// any more, and answers the requests that it had then. Where the server sees no
+// locks of the plugin's, a process that has the device open knows; where there is
+// none, the requests wait for the plugin's reset, or for the end of their path.
+func (p *ioPlugin) passFence(d *device) {
+	for pause := reopenFirst; d.now() == devFailing; pause = min(2*pause, reopenMost) {
+		if p.fenced(d) {
+			p.mu.Lock()
+			moved := d.move(devFailed)
+			p.mu.Unlock()
+			if moved {
+				p.unpark(d)
+			}
 			return
 		}
-		p.log.Error("plugin does not start again", "error", err)
-		time.Sleep(100 * time.Millisecond)
+		if !sleep(p.life, pause) {
+			return
+		}
 	}
-	p.fail(devices)
 }
 
-// mayRestart counts a crash and says whether there were too many.
-func (p *ioPlugin) mayRestart() bool {
+// fenced reports whether the fence of a device that fails has passed.
+func (p *ioPlugin) fenced(d *device) bool {
+	if d.guard.file != nil {
+		free, err := fence.Free(d.guard.file)
+		return err == nil && free
+	}
+	p.mu.Lock()
+	in := p.in
+	p.mu.Unlock()
+	if in == nil || !d.lost() { // reopen opens what is not lost
+		return false
+	}
+	if _, err := p.openAgain(in, d); err != nil {
+		return false
+	}
+	return p.closeDisk(in, d) == nil
+}
+
+// reopen opens d in a process that follows another one, for as long as that runs
+// and d is wanted.
+func (p *ioPlugin) reopen(in *supervise.Instance, d *device) {
+	late := time.AfterFunc(p.server.cfg.FenceTimeout, func() { p.late(in, d) })
+	defer late.Stop()
+	begun := time.Now()
+	for pause := reopenFirst; p.awaits(in, d); pause = min(2*pause, reopenMost) {
+		limits, err := p.openAgain(in, d)
+		switch {
+		case err == nil:
+			p.opened(in, d, limits)
+			return
+		case in.Context().Err() != nil || errors.Is(err, plugin.ErrExited):
+			return // the next process will open it
+		case !passing(err) && time.Since(begun) > p.server.cfg.FenceTimeout:
+			p.notOpened(in, d, err)
+		}
+		if !sleep(in.Context(), pause) {
+			return
+		}
+	}
+}
+
+// passing reports whether an error of OpenDisk ends by itself: the fence, or a lack
+// of something.
+func passing(err error) bool {
+	for _, e := range []error{context.DeadlineExceeded, syscall.EBUSY, syscall.EAGAIN, syscall.EINTR, syscall.ENOMEM, syscall.ENFILE, syscall.EMFILE, syscall.ETIMEDOUT} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// openAgain asks in to open d, a few devices at a time.
+func (p *ioPlugin) openAgain(in *supervise.Instance, d *device) (blk.Limits, error) {
+	select {
+	case p.opens <- struct{}{}:
+	case <-in.Context().Done():
+		return blk.Limits{}, plugin.ErrExited
+	}
+	makeRoom := sync.OnceFunc(func() { <-p.opens })
+	defer makeRoom()
+	defer time.AfterFunc(opensQuick, makeRoom).Stop()
+	ctx, cancel := context.WithTimeout(in.Context(), reopenTimeout)
+	defer cancel()
+	return in.OpenDisk(ctx, d.request(in.Generation))
+}
+
+// awaits reports whether d is open, as far as clients are concerned, and in is the
+// process to serve it.
+func (p *ioPlugin) awaits(in *supervise.Instance, d *device) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.stopping {
-		return false
-	}
-	now := time.Now()
-	recent := p.crashes[:0]
-	for _, t := range p.crashes {
-		if now.Sub(t) < p.server.cfg.CrashWindow {
-			recent = append(recent, t)
-		}
-	}
-	p.crashes = append(recent, now)
-	if len(p.crashes) >= p.server.cfg.CrashLimit {
-		p.gaveUp = true
-		p.log.Error("plugin crashes too often and is not started again", "crashes", len(p.crashes), "within", p.server.cfg.CrashWindow)
-		return false
-	}
-	p.restarts++
-	return true
+	return p.awaitsLocked(in, d)
 }
 
-// startAgain starts a process that knows the arenas of all sessions. Nil without an
-// error: it has died again, or is about to, which starts a recovery of its own.
-func (p *ioPlugin) startAgain(ctx context.Context) (*plugin.Process, error) {
-	if err := p.start(ctx); err != nil {
-		return nil, err
-	}
+func (p *ioPlugin) awaitsLocked(in *supervise.Instance, d *device) bool {
+	return p.devices[d.index] == d && p.in == in
+}
+
+// late is told that d waits for its fence for long.
+func (p *ioPlugin) late(in *supervise.Instance, d *device) {
 	p.mu.Lock()
-	proc := p.proc
-	var sessions []*session
-	for s := range p.sessions {
-		sessions = append(sessions, s)
+	moved := p.awaitsLocked(in, d) && d.move(devStuck)
+	p.mu.Unlock()
+	if moved {
+		p.log.Error("device is stuck: I/O of the dead plugin has not ended", "device", d.name)
+	}
+}
+
+// notOpened fails d for the time being.
+func (p *ioPlugin) notOpened(in *supervise.Instance, d *device, err error) {
+	p.mu.Lock()
+	moved := p.awaitsLocked(in, d) && d.moveToFailing(failedOpen)
+	if moved {
+		d.openErr = err.Error()
 	}
 	p.mu.Unlock()
-	for _, s := range sessions {
-		if proc == nil {
-			return nil, nil
-		}
-		if err := p.attachAgain(ctx, proc, s); err != nil {
-			p.log.Error("plugin does not take a session's memory", "session", s.name, "error", err)
-			proc.Kill()
-			return nil, nil
-		}
-	}
-	return proc, nil
-}
-
-// reopen opens the devices again in proc, if there is one, each on its own: one that
-// waits for its fence holds up nobody else.
-func (p *ioPlugin) reopen(devices []*device, proc *plugin.Process) {
-	if proc == nil {
-		return
-	}
-	p.mu.Lock()
-	gen := p.generation
-	p.mu.Unlock()
-	for _, d := range devices {
-		p.wg.Add(1)
-		go func() {
-			defer p.wg.Done()
-			p.reopen1(d, gen, proc)
-		}()
+	if moved {
+		p.failAll([]*device{d})
 	}
 }
 
-func (p *ioPlugin) reopen1(d *device, gen uint32, proc *plugin.Process) {
-	if !p.awaited(d, gen) {
+// opened takes d back into use.
+func (p *ioPlugin) opened(in *supervise.Instance, d *device, limits blk.Limits) {
+	if limits.Size < d.limits.Load().Size {
+		p.shrunk(in, d)
 		return
 	}
-	limits, err := p.passFence(d, gen, proc)
-	if errors.Is(err, plugin.ErrExited) {
-		return // the next generation will open it
-	}
-	if err == nil && limits.Size < d.limits.Load().Size {
-		err = errors.Join(syscall.EIO, proc.CloseDisk(context.Background(), d.index))
-	}
-	awaited := p.awaited(d, gen)
-	if err != nil {
-		if awaited {
-			p.log.Error("device does not open again after the plugin's death", "device", d.name, "error", err)
-			p.fail([]*device{d})
-		}
-		return
-	}
-	if awaited {
+	if p.awaits(in, d) {
 		p.server.takeLimits(d, limits)
 	}
-	if !p.revive(d, gen) {
-		_ = proc.CloseDisk(context.Background(), d.index)
+	if !p.revive(in, d) {
+		if err := p.closeDisk(in, d); err != nil && in.Context().Err() == nil {
+			p.log.Warn("closing a device failed", "device", d.name, "error", err)
+		}
 	}
 }
 
-// passFence opens d in proc. While that takes too long d counts as stuck; not after
-// it has returned.
-func (p *ioPlugin) passFence(d *device, gen uint32, proc *plugin.Process) (blk.Limits, error) {
-	told := make(chan struct{})
-	late := time.AfterFunc(p.server.cfg.FenceTimeout, func() {
-		defer close(told)
-		d.stuck.Store(true)
-		p.log.Error("device is stuck: I/O of the dead plugin has not ended", "device", d.name)
-	})
-	limits, err := proc.OpenDisk(context.Background(), d.request(gen))
-	if !late.Stop() {
-		<-told
+// shrunk fails d, whose requests may lie beyond its end now.
+func (p *ioPlugin) shrunk(in *supervise.Instance, d *device) {
+	if err := p.closeDisk(in, d); err != nil && in.Context().Err() == nil {
+		p.log.Warn("closing a device failed", "device", d.name, "error", err)
 	}
-	return limits, err
-}
-
-// awaited tells whether d is open, as far as the server is concerned, and the process
-// of the generation is the one to serve it.
-func (p *ioPlugin) awaited(d *device, gen uint32) bool {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.awaitedLocked(d, gen)
-}
-
-// awaitedLocked is awaited. Caller holds mu.
-func (p *ioPlugin) awaitedLocked(d *device, gen uint32) bool {
-	return p.devices[d.index] == d && p.generation == gen && p.proc != nil
+	moved := p.awaitsLocked(in, d) && (d.moveToFailing(failedShrunk) || d.fails())
+	if moved {
+		d.why = failedShrunk
+		d.move(devFailed)
+	}
+	p.mu.Unlock()
+	if moved {
+		p.failAll([]*device{d})
+	}
 }
 
 // revive lets requests of d through again, the parked ones first. False: d was closed
 // meanwhile, or the process has died again. Who closes a device takes it from the table
-// in mu and looks at ready then: so either that finds it ready, or revive does not find
-// it, and it is for the caller to close it in the process.
-func (p *ioPlugin) revive(d *device, gen uint32) bool {
+// in mu and looks at its state then: so either that finds it open, or revive does not
+// find it, and it is for the caller to close it in the process.
+func (p *ioPlugin) revive(in *supervise.Instance, d *device) bool {
 	p.mu.Lock()
-	awaited := p.awaitedLocked(d, gen)
-	if awaited {
-		d.stuck.Store(false)
-		d.ready.Store(true)
-	}
+	revived := p.awaitsLocked(in, d) && d.move(devOpen)
 	p.mu.Unlock()
-	if !awaited {
+	if !revived {
 		return false
 	}
-	for _, q := range p.queues {
-		p.server.pumps[q.pump].pump.Call(func() { q.unpark(d) })
-	}
+	p.unpark(d)
 	p.log.Info("device is back", "device", d.name)
 	return true
 }
 
-// fail ends the requests of devices with EIO, now and from now on.
-func (p *ioPlugin) fail(devices []*device) {
-	for _, d := range devices {
-		d.failed.Store(true)
-		for _, q := range p.queues {
-			p.server.pumps[q.pump].pump.Call(func() { q.unpark(d) })
-		}
-		p.log.Error("device failed", "device", d.name, "state", d.state())
-	}
-}
-
-// corrupt is told by a pump that the plugin broke its ring: it is as good as
-// dead.
+// corrupt is told by a pump that the plugin broke its ring: it is killed.
 func (p *ioPlugin) corrupt(err error) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.proc != nil {
-		p.log.Error("plugin broke its ring, it is killed", "error", err)
-		go p.proc.Kill()
+	in := p.in
+	p.mu.Unlock()
+	if in != nil {
+		in.Kill(err)
 	}
 }
 
@@ -275,14 +347,16 @@ func (q *ioQueue) resume(r *shm.Ring) {
 	p.Add(q)
 }
 
-// unpark sends the parked requests of d again, or fails them. Pump.
+// unpark sends the parked requests of d again, or fails them; those that a dead
+// process had stay while d's fence has not passed. Pump.
 func (q *ioQueue) unpark(d *device) {
+	unfenced := d.now() == devFailing
 	q.each(func(r *request) {
-		if r.state == reqParked && r.m.dev == d {
+		if r.state == reqParked && r.m.dev == d && !(unfenced && r.sent != 0) {
 			q.admit(r)
 		}
 	})
-	if d.failed.Load() {
+	if d.fails() {
 		q.feed()
 	}
 	if q.sub != nil {

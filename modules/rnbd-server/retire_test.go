@@ -74,14 +74,23 @@ func TestARetiredRequestThatWasNotBegunIsNot(t *testing.T) {
 	dev, err := i.open("vol", blk.ReadWrite)
 	must(t, err)
 	d := r.server.openDevices()[0]
-	d.ready.Store(false) // as while its plugin is on the way back
+	setState(d, devRecovering) // as while its plugin is on the way back
 	i.start(false, 512, ioMessage(dev.DeviceID, blk.Write, 0, 0, 512))
 	eventually(t, "the write is parked", func() bool { return d.plugin.server.sessions[0].Load().mappings()[0].inflight() == 1 })
 	i.close()
 	eventually(t, "the device is stuck", func() bool { return d.retired.Load() > 0 })
-	d.plugin.revive(d, d.plugin.generation)
+	in, err := d.plugin.sup.Current()
+	must(t, err)
+	d.plugin.revive(in, d)
 	eventually(t, "it is free", func() bool { return d.retired.Load() == 0 })
 	if n := len(mem.requests()); n != 0 {
 		t.Errorf("%d requests of a path that has gone reached the plugin", n)
 	}
+}
+
+// setState moves d, which has that move.
+func setState(d *device, to devState) {
+	d.plugin.mu.Lock()
+	defer d.plugin.mu.Unlock()
+	d.move(to)
 }

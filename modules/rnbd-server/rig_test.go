@@ -13,6 +13,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
@@ -216,13 +217,16 @@ func newRig(t *testing.T, mem *memory, change ...func(*Config)) *rig {
 	cfg.Pumps, cfg.QueueDepth = 2, 16 // whatever the machine has
 	cfg.Timing.ReconnectMin = 5 * time.Millisecond
 	cfg.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	cfg.newRing = shm.NewHeapRing
-	cfg.launch = func(ctx context.Context, c plugin.Config) (*plugin.Process, error) {
+	cfg.NewRing = shm.NewHeapRing
+	cfg.Launch = func(ctx context.Context, c plugin.Config) (supervise.Process, error) {
 		p, err := plugin.LaunchInProcess(ctx, c, mem)
 		r.mu.Lock()
 		defer r.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
 		r.procs = append(r.procs, p)
-		return p, err
+		return p, nil
 	}
 	for _, f := range change {
 		f(&cfg)

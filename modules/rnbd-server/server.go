@@ -37,11 +37,10 @@ type Server struct {
 	admins     context.Context // of OPENs; ends with the server
 	stopAdmins func()
 
-	// Locks, in the order in which they are taken: session.arenaMu, session.mu,
-	// ioPlugin.mu, mu, turns.mu. None is held over a system call on a name that a
-	// client chose. A node's turn is taken before all of them.
-	mu      sync.Mutex // guards devices and their users, and writers
+	// Locks: at the struct of ioPlugin.
+	mu      sync.Mutex // guards devices, guards, their users, and writers
 	devices map[deviceKey]*device
+	guards  map[deviceKey]*guard
 	writers writers
 
 	admin   sync.WaitGroup // requests answered off the pumps
@@ -66,7 +65,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	cfg.nameLoggers()
 	s := &Server{
 		cfg: cfg, log: cfg.logger("server"), jail: jail{cfg.SearchPath},
-		writers: writers{}, devices: map[deviceKey]*device{}, nodeOpened: make(chan struct{}, 1),
+		writers: writers{}, devices: map[deviceKey]*device{}, guards: map[deviceKey]*guard{}, nodeOpened: make(chan struct{}, 1),
 		lookUps: make(chan struct{}, maxLookUps),
 	}
 	s.admins, s.stopAdmins = context.WithCancel(context.Background())

@@ -527,7 +527,7 @@ func TestPluginThatDiesAgainAtOnce(t *testing.T) {
 	i := r.connect("s1")
 	rsp, err := i.open("a", blk.ReadWrite)
 	must(t, err)
-	for k := range 20 {
+	for k := range 10 {
 		n := r.launched()
 		r.process().Kill()
 		for r.launched() == n { // and the next one while it is being set up
@@ -540,7 +540,7 @@ func TestPluginThatDiesAgainAtOnce(t *testing.T) {
 	}
 	info, err := r.server.Control("").Info(t.Context(), &controlpb.InfoRequest{})
 	must(t, err)
-	if got, want := int(info.Plugins[0].Restarts), r.launched()-1; got != want {
-		t.Errorf("%d restarts counted, %d processes were started again", got, want)
+	if got, most := int(info.Plugins[0].Restarts), r.launched()-1; got < 10 || got > most {
+		t.Errorf("%d restarts counted, %d processes were started again", got, most)
 	}
 }

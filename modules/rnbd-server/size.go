@@ -84,7 +84,7 @@ func (s *Server) watch(ctx context.Context, d *device) {
 	size, ok := nodeSize(d.file)
 	d.sizeMu.Lock()
 	defer d.sizeMu.Unlock()
-	if !ok || size == d.nodeSize || !d.ready.Load() {
+	if !ok || size == d.nodeSize || !d.serves() {
 		return
 	}
 	d.nodeSize = size
@@ -123,7 +123,7 @@ func nodeSize(f *os.File) (uint64, bool) {
 // resize asks the plugin for d's limits and tells clients of a new size. Caller
 // holds d.sizeMu.
 func (s *Server) resize(ctx context.Context, d *device) error {
-	proc, err := d.plugin.process()
+	proc, err := d.plugin.sup.Current()
 	if err != nil {
 		return err
 	}

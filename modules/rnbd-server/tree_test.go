@@ -286,7 +286,7 @@ func TestR167_ParametersOfTheServer(t *testing.T) {
 	} {
 		cfg := def
 		cfg.Plugins = []PluginConfig{{Name: "memory", Path: "in process"}}
-		cfg.newRing, cfg.launch = newRig(t, newMemory()).server.cfg.newRing, newRig(t, newMemory()).server.cfg.launch
+		cfg.NewRing, cfg.Launch = newRig(t, newMemory()).server.cfg.NewRing, newRig(t, newMemory()).server.cfg.Launch
 		cfg.ChunkSize, cfg.QueueDepth = c.chunk, c.depth
 		s, err := New(t.Context(), cfg)
 		if err == nil {

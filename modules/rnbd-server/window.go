@@ -226,10 +226,10 @@ func (q *ioQueue) feedOne(f *flow) bool {
 	r := &f.lane.s.reqs[f.head]
 	dev := r.m.dev
 	switch {
-	case r.retired, dev.failed.Load():
+	case r.retired, dev.fails():
 		f.pop(r)
 		q.finish(r, blk.EIO)
-	case !dev.ready.Load():
+	case !dev.serves():
 		f.pop(r)
 		r.state = reqParked
 	case q.roomFor(f) && q.send(f, r):

@@ -1,0 +1,169 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+// showing is a session's arena in a process of a plugin.
+type showing struct {
+	in   *supervise.Instance // nil: no process has it
+	done chan struct{}       // closed when in has answered
+	err  error               // of the answer; read after done
+}
+
+// attachSession shows the session's chunks to the process, once.
+func (p *ioPlugin) attachSession(ctx context.Context, s *session) error {
+	if err := s.gone(); err != nil {
+		return err
+	}
+	in, err := p.sup.Current()
+	if err != nil {
+		return err
+	}
+	if err := p.show(ctx, in, s, false); err != nil {
+		return fmt.Errorf("plugin %s: memory of session %q: %w", p.cfg.Name, s.name, err)
+	}
+	return nil
+}
+
+// showAll shows a process that follows another one the arenas that that had.
+func (p *ioPlugin) showAll(ctx context.Context, in *supervise.Instance) error {
+	p.mu.Lock()
+	var sessions []*session
+	for s := range p.shown {
+		sessions = append(sessions, s)
+	}
+	p.mu.Unlock()
+	for _, s := range sessions {
+		if err := p.show(ctx, in, s, true); err != nil {
+			return fmt.Errorf("memory of session %q: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
+// show shows s's arena to in, if that has not seen it. again: if it is still
+// listed. An arena is listed from the first try on, so that the next process is
+// shown it, whenever this one dies. No lock is held while the process is asked:
+// the memory is kept by a handle of its own.
+func (p *ioPlugin) show(ctx context.Context, in *supervise.Instance, s *session, again bool) error {
+	p.mu.Lock()
+	last := p.shown[s]
+	if last == nil && again {
+		p.mu.Unlock()
+		return nil
+	}
+	if last != nil && last.in == in {
+		p.mu.Unlock()
+		select {
+		case <-last.done:
+			return last.err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	now := &showing{in: in, done: make(chan struct{})}
+	p.shown[s] = now
+	p.mu.Unlock()
+	now.err = p.attach(ctx, in, s)
+	close(now.done)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case now.err == nil || p.shown[s] != now:
+	case last == nil:
+		delete(p.shown, s)
+	default:
+		p.shown[s] = &showing{}
+	}
+	return now.err
+}
+
+// attach shows the arena to in. That of a session that has ended may be gone, and
+// nothing that is sent from now on is in it.
+func (p *ioPlugin) attach(ctx context.Context, in *supervise.Instance, s *session) error {
+	a, err := s.keepArena()
+	if err != nil || a == nil {
+		return err
+	}
+	defer a.Close()
+	return in.AttachArena(ctx, s.index, a)
+}
+
+// keepArena returns a handle of the session's arena that lasts; nil: the session
+// has ended.
+func (s *session) keepArena() (*shm.Arena, error) {
+	s.arenaMu.Lock()
+	defer s.arenaMu.Unlock()
+	if s.ended.Load() {
+		return nil, nil
+	}
+	fd, err := unix.FcntlInt(uintptr(s.arena.FD()), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate an arena's descriptor: %w", err)
+	}
+	return shm.OpenArena(fd, s.arena.Size())
+}
+
+// detachSession takes s's arena away from the process, if it has it. It returns
+// when the process does not know its number any more.
+func (p *ioPlugin) detachSession(s *session) {
+	p.mu.Lock()
+	last := p.shown[s]
+	delete(p.shown, s)
+	p.mu.Unlock()
+	if last == nil || last.in == nil {
+		return
+	}
+	select {
+	case <-last.done:
+	case <-last.in.Context().Done():
+		return
+	}
+	if last.err == nil {
+		p.detach(last.in, s)
+	}
+}
+
+// Pauses between tries to detach an arena.
+const (
+	detachFirst = 10 * time.Millisecond
+	detachMost  = 5 * time.Second
+)
+
+// detach tries until the process has let go, or has ended.
+func (p *ioPlugin) detach(in *supervise.Instance, s *session) {
+	for pause, told := detachFirst, false; ; pause = min(2*pause, detachMost) {
+		ctx, cancel := context.WithTimeout(in.Context(), callTimeout)
+		err := in.DetachArena(ctx, s.index)
+		cancel()
+		if err == nil || errors.Is(err, syscall.ENOENT) || !sleep(in.Context(), pause) {
+			return
+		}
+		if !told {
+			p.log.Warn("plugin does not release a session's memory, which is tried on", "session", s.name, "error", err)
+			told = true
+		}
+	}
+}
+
+// sleep pauses; false: ctx has ended.
+func sleep(ctx context.Context, pause time.Duration) bool {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

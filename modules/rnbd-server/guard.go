@@ -1,0 +1,128 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/fence"
+)
+
+// guard is a description of a node that the server keeps while it has the node
+// open. No I/O goes through it. It has two uses:
+//
+//   - Opened for writing it holds the lock fence.Owner. The locks of a plugin's
+//     process go when its I/O has ended; another server that waits for them
+//     would write then, and what the next process replays would overwrite that.
+//     So servers first take the lock that does not go with a process.
+//   - It shows when the locks of a dead process have gone, where no process is
+//     to be started that would wait for them.
+type guard struct {
+	file  *os.File // nil: the node cannot be opened, or its plugin has no locks
+	users int      // guarded by Server.mu
+}
+
+// guardNode returns the guard of a node, for one more user; EBUSY: another
+// server has it open for writing. The OPENs of one node come one after another.
+func (s *Server) guardNode(ctx context.Context, key deviceKey, n *node, p *ioPlugin) (*guard, error) {
+	s.mu.Lock()
+	g := s.guards[key]
+	if g != nil {
+		g.users++
+	}
+	s.mu.Unlock()
+	if g != nil {
+		return g, nil
+	}
+	g = &guard{users: 1}
+	if n.file != nil && p.info.Crash != plugin.LosesAll {
+		if err := g.open(ctx, n.file, key.readOnly); err != nil {
+			return nil, err
+		}
+		if g.file == nil {
+			p.log.Warn("device has no lock of the server: another server may open it while the plugin restarts", "device", n.path)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.guards[key] = g
+	return g, nil
+}
+
+func (s *Server) giveGuard(key deviceKey, g *guard) {
+	s.mu.Lock()
+	g.users--
+	last := g.users == 0
+	if last {
+		delete(s.guards, key)
+	}
+	s.mu.Unlock()
+	if last && g.file != nil {
+		g.file.Close()
+	}
+}
+
+// open opens the node again and takes the lock. A node that cannot be opened, or
+// has no locks, is left to the plugin, whose error says more.
+func (g *guard) open(ctx context.Context, node *os.File, readOnly bool) error {
+	flags := os.O_RDWR
+	if readOnly {
+		flags = os.O_RDONLY
+	}
+	f, err := reopenNode(ctx, node, flags)
+	if err != nil {
+		return context.Cause(ctx)
+	}
+	if !readOnly {
+		if err := fence.Lock(ctx, f, fence.Owner); err != nil {
+			f.Close()
+			if ctx.Err() != nil {
+				return fmt.Errorf("another server has it open for writing: %w", syscall.EBUSY)
+			}
+			return nil
+		}
+	}
+	g.file = f
+	return nil
+}
+
+// reopenNode opens what an O_PATH descriptor names. The system call may wait for
+// ever, as for a server of files that is away; this waits until ctx ends.
+func reopenNode(ctx context.Context, node *os.File, flags int) (*os.File, error) {
+	raw, err := node.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var path int
+	if cerr := raw.Control(func(fd uintptr) { path, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); cerr != nil || err != nil {
+		return nil, fmt.Errorf("duplicate: %w", err)
+	}
+	type result struct {
+		fd  int
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", path), flags|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+		unix.Close(path)
+		done <- result{fd, err}
+	}()
+	select {
+	case r := <-done:
+		if r.err != nil {
+			return nil, r.err
+		}
+		return os.NewFile(uintptr(r.fd), node.Name()), nil
+	case <-ctx.Done():
+		go func() {
+			if r := <-done; r.err == nil {
+				unix.Close(r.fd)
+			}
+		}()
+		return nil, context.Cause(ctx)
+	}
+}
