@@ -65,6 +65,23 @@ func pluginState(st supervise.Status) string {
 	return "restarting"
 }
 
+// ResetPlugin lets a plugin that is given up, or waits for its next start, be
+// started at once, and waits for that until ctx ends. ENOENT: there is no such
+// plugin.
+func (s *Server) ResetPlugin(ctx context.Context, name string) error {
+	p := s.pluginByName(name)
+	if p == nil {
+		return fmt.Errorf("there is no plugin %q: %w", name, syscall.ENOENT)
+	}
+	if err := p.sup.Reset(); err != nil {
+		return err
+	}
+	if _, err := p.sup.Await(ctx); err != nil {
+		return fmt.Errorf("%w (%s)", err, p.sup.Status().LastError)
+	}
+	return nil
+}
+
 func (c *controlAPI) ListDevices(context.Context, *controlpb.ListRequest) (*controlpb.ServerDeviceList, error) {
 	byDevice := map[*device]*controlpb.ServerDevice{}
 	for i := range c.s.sessions {

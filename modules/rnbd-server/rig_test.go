@@ -36,6 +36,9 @@ type memory struct {
 	seen  []plugin.Request // requests that reached the plugin, without payload
 
 	attaching func(arena uint32) // not nil: called before an arena is attached
+	// wrap makes the disk that a plugin answers with; nil: it is the memDisk.
+	wrap func(context.Context, plugin.OpenRequest, *memDisk) (plugin.Disk, error)
+	last plugin.Disk // that was opened
 }
 
 type memDisk struct {
@@ -70,7 +73,7 @@ func (m *memory) Describe() plugin.Info {
 	return plugin.Info{Name: "memory", Version: "1", Crash: m.crash, Names: m.names, Matches: plugin.RegularFiles | plugin.BlockDevices}
 }
 
-func (m *memory) Open(_ context.Context, r plugin.OpenRequest) (plugin.Disk, error) {
+func (m *memory) Open(ctx context.Context, r plugin.OpenRequest) (plugin.Disk, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.opens++
@@ -87,6 +90,13 @@ func (m *memory) Open(_ context.Context, r plugin.OpenRequest) (plugin.Disk, err
 			m.mu.Unlock()
 			<-gate
 			m.mu.Lock()
+		}
+		if m.wrap != nil {
+			m.mu.Unlock()
+			w, err := m.wrap(ctx, r, d)
+			m.mu.Lock()
+			m.last = w
+			return w, err
 		}
 		return d, nil
 	}
@@ -129,7 +139,7 @@ func (m *memory) Serve(q *plugin.Queue) error {
 		all := append(late, batch[:n]...)
 		late = nil
 		for _, r := range all {
-			if hold || r.Disk.(*memDisk).hung.Load() {
+			if hold || r.Disk.(interface{ memory() *memDisk }).memory().hung.Load() {
 				late = append(late, r)
 			} else {
 				q.Complete(r.Tag, m.do(r))
@@ -147,7 +157,7 @@ func (m *memory) Serve(q *plugin.Queue) error {
 }
 
 func (m *memory) do(r plugin.Request) blk.Errno {
-	d := r.Disk.(*memDisk)
+	d := r.Disk.(interface{ memory() *memDisk }).memory()
 	switch r.Op {
 	case blk.Read:
 		copy(r.Buf, d.data[r.Off:])
@@ -157,6 +167,22 @@ func (m *memory) do(r plugin.Request) blk.Errno {
 		clear(d.data[r.Off : r.Off+uint64(r.Len)])
 	}
 	return blk.OK
+}
+
+// memory is that of a disk, wrapped or not.
+func (d *memDisk) memory() *memDisk { return d }
+
+func (m *memory) lastDisk() plugin.Disk {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.last
+}
+
+// setFail lets Open of name fail; nil: no more.
+func (m *memory) setFail(name string, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fail[name] = err
 }
 
 func (m *memory) setHold(hold bool) {

@@ -490,6 +490,7 @@ func TestPluginThatCrashesTooOften(t *testing.T) {
 		want := blk.OK
 		if n == 3 {
 			want = blk.EIO
+			eventually(t, "the plugin is given up", func() bool { return r.deviceState("a") == "failed: plugin memory crashes too often" })
 		}
 		if errno := i.bare(rsp.DeviceID, blk.Flush, 0, 0, 0, false); errno != want {
 			t.Fatalf("flush after crash %d: errno %d, want %d", n, errno, want)
