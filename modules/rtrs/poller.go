@@ -302,7 +302,27 @@ func (p *Poller) addCQ(dev verbs.Device, entries int) (*pollerCQ, error) {
 func (p *Poller) releaseCQ(q *pollerCQ, entries int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	q.used -= entries
+	if q.used -= entries; p.spare(q) {
+		p.Do(func() { p.closeSpare(q) })
+	}
+}
+
+// spare reports whether q is unused and its device has another queue. mu is
+// held.
+func (p *Poller) spare(q *pollerCQ) bool {
+	return q.used == 0 && slices.ContainsFunc(*p.cqs.Load(), func(o *pollerCQ) bool { return o != q && o.dev == q.dev })
+}
+
+// closeSpare frees a queue that is still not needed: each costs a look in every
+// Poll, and devices have a limited number. Owner only.
+func (p *Poller) closeSpare(q *pollerCQ) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || !p.spare(q) || q.Close() != nil {
+		return // what cannot be closed now is used again, or closed with p
+	}
+	cqs := slices.DeleteFunc(slices.Clone(*p.cqs.Load()), func(o *pollerCQ) bool { return o == q })
+	p.cqs.Store(&cqs)
 }
 
 // addConn gives c a slot and a context.

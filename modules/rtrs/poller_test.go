@@ -3,6 +3,7 @@ package rtrs
 import (
 	"context"
 	"errors"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -146,6 +147,66 @@ func TestPoller_ConnectionsThatDoNotFitShareAnotherQueue(t *testing.T) {
 	if _, err := p.reserveCQ(dev, 1); !errors.Is(err, ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
+}
+
+// Queues that were needed for a while only are closed; the last of a device stays.
+func TestPoller_QueuesThatAreNotNeededAreClosed(t *testing.T) {
+	net := loopback.New()
+	devs := []verbs.Device{net.Device("d"), net.Device("e")}
+	p, err := NewPoller(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reserve := func(dev verbs.Device, n int) *pollerCQ {
+		t.Helper()
+		q, err := p.reserveCQ(dev, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return q
+	}
+	files := openDescriptors(t)
+	for range 100 {
+		var qs []*pollerCQ
+		for i := range 6 {
+			qs = append(qs, reserve(devs[i%2], cqEntries))
+		}
+		for _, q := range qs {
+			p.releaseCQ(q, cqEntries)
+		}
+		p.Poll()
+	}
+	if n := len(*p.cqs.Load()); n != 2 {
+		t.Errorf("%d completion queues are left, want one of each device", n)
+	}
+	if n := openDescriptors(t) - files; n > 2 {
+		t.Errorf("%d descriptors more than before", n)
+	}
+	first := reserve(devs[0], cqEntries)
+	second := reserve(devs[0], cqEntries)
+	p.releaseCQ(second, cqEntries)
+	if again := reserve(devs[0], 1); again != second {
+		t.Error("a queue that is still there was not taken")
+	}
+	p.Poll()
+	if n := len(*p.cqs.Load()); n != 3 {
+		t.Errorf("%d completion queues: one was closed although it was needed again", n)
+	}
+	p.releaseCQ(first, cqEntries)
+	p.releaseCQ(second, 1)
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	p.Poll() // what was left to the owner is too late, and harmless
+}
+
+func openDescriptors(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
 }
 
 // postRecorder is a queue pair that only remembers.
