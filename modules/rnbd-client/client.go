@@ -132,6 +132,11 @@ func (c *Client) startPump(i int) error {
 // state file disks that are in use stay: their users wait for the next client.
 func (c *Client) Close(ctx context.Context) error {
 	var errs []error
+	for _, f := range c.frontends { // first: the end may be cut short
+		for i := range f.sockets {
+			f.sockets[i].hide()
+		}
+	}
 	c.endRestoring()
 	c.leaveDisks(ctx)
 	errs = append(errs, c.unmapAll(ctx))

@@ -301,8 +301,8 @@ func (f *frontend) abandon() {
 
 // stop ends the process and what it had.
 func (f *frontend) stop(ctx context.Context) error {
-	for _, s := range f.sockets {
-		s.close()
+	for i := range f.sockets {
+		f.sockets[i].close()
 	}
 	f.endStarts()
 	f.awaitTakenAway()

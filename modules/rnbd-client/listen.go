@@ -85,11 +85,17 @@ type socket struct {
 	file *os.File
 }
 
-// close removes the socket's name first: the next daemon may make it as soon as
-// nobody listens.
-func (s socket) close() {
+// hide removes the socket's name, once: later it may be another daemon's.
+func (s *socket) hide() {
 	if s.path != "" {
 		os.Remove(s.path)
+		s.path = ""
 	}
+}
+
+// close removes the socket's name first: the next daemon may make it as soon as
+// nobody listens.
+func (s *socket) close() {
+	s.hide()
 	s.file.Close()
 }

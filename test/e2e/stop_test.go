@@ -90,8 +90,11 @@ func endsCleanly(t *testing.T, d daemon, sig syscall.Signal, plugin int, temp st
 // TestSignalEndsADaemonInOrder ends each daemon with devices mapped and
 // requests in flight.
 func TestSignalEndsADaemonInOrder(t *testing.T) {
-	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
 		for _, loss := range []string{"fail", "queue:1m"} {
+			if sig == syscall.SIGHUP && loss != "fail" {
+				continue // as the others
+			}
 			t.Run(fmt.Sprintf("%s with loss=%s, client first", sig, loss), func(t *testing.T) {
 				r, temp := loaded(t, loss)
 				pids := r.pids()
@@ -151,6 +154,11 @@ func TestSecondSignalEndsADaemonAtOnce(t *testing.T) {
 	eventually(t, "the daemon ends", func() (gone bool) { gone, _ = r.client.Exited(); return gone })
 	if d := time.Since(start); d > stopLimit {
 		t.Errorf("it ended %v after the second signal", d)
+	}
+	for _, s := range []string{r.client.Socket, r.client.NBD} {
+		if _, err := os.Lstat(s); err == nil {
+			t.Errorf("the socket %s is left", s)
+		}
 	}
 	if err := syscall.Kill(plugin, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
