@@ -20,6 +20,8 @@ type cltConn struct {
 	sized     bool
 	infoTaken bool // the INFO_RSP was passed on
 
+	silent int // see link.watch; of the owner of connection 0
+
 	sges  [2]verbs.SGE // of the request being posted
 	chain [1]verbs.SendWR
 }

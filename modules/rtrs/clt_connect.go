@@ -222,6 +222,7 @@ func (l *link) checkResponse(cid int, private []byte) error {
 		chunkSize:  int(rsp.MaxIOSize()) + int(rsp.MaxHdrSize()),
 		newRkey:    rsp.Flags()&rtrswire.FlagNewRkey != 0,
 		fences:     rsp.Features()&rtrswire.FeatureFence != 0,
+		beats:      rsp.Features()&rtrswire.FeatureBeats != 0,
 
 		incarnation: rsp.Incarnation(),
 	}

@@ -1,6 +1,7 @@
 package rtrs
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,6 +59,7 @@ type linkParams struct {
 	maxHdrSize int  // bytes
 	newRkey    bool // every answer carries the buffer's next rkey
 	fences     bool // the server answers FENCE
+	beats      bool // the server answers HB_MSG on every connection
 
 	// incarnation of the server's session; zero: not told
 	incarnation rtrswire.UUID
@@ -132,11 +134,15 @@ func (l *link) startBeats(now time.Time) {
 
 // beat is called when a heartbeat is due. Owner of connection 0.
 func (l *link) beat(now time.Time) {
+	t := l.path.session.Timing()
 	heard := false
 	for _, c := range l.conns {
-		heard = c.stats.takeHeard() || heard
+		h := c.stats.takeHeard()
+		heard = heard || h
+		if !l.watch(c, h, t.HeartbeatMisses) {
+			return
+		}
 	}
-	t := l.path.session.Timing()
 	switch l.hb.tick(now, heard, t.Heartbeat, t.HeartbeatMisses) {
 	case hbSend:
 		l.hb.sendOn(l.conns[0].conn)
@@ -145,6 +151,31 @@ func (l *link) beat(now time.Time) {
 		return
 	}
 	l.conns[0].poller.alarms.put(&l.hb.alarm, l.hb.next)
+}
+
+// watch looks after one connection: the others may live while the network, or
+// the server's thread, has lost this one. While it has requests in flight and is
+// silent it gets an HB_MSG of its own in each interval; a slow disk does not
+// keep the server from answering that. After as many intervals as the path has,
+// the path is given up, and watch returns false. Owner of connection 0.
+func (l *link) watch(c *cltConn, heard bool, misses int) bool {
+	if c.cid == 0 || !l.beats {
+		return true
+	}
+	if heard || c.stats.inflight() == 0 {
+		c.silent = 0
+		return true
+	}
+	if c.silent++; c.silent > misses+1 {
+		l.fail(fmt.Errorf("%w on connection %d", ErrHeartbeat, c.cid))
+		return false
+	}
+	c.poller.Do(func() {
+		if !c.down {
+			c.postImm(rtrswire.HeartbeatImm)
+		}
+	})
+	return true
 }
 
 // probe gives the server one interval to show that it knows the link. Any

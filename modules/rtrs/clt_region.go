@@ -86,8 +86,10 @@ func (r *Region) addDevice(d *sessionDevice) error {
 // Bytes returns the registered memory.
 func (r *Region) Bytes() []byte { return r.mem }
 
-// Close ends the registration. No request may use the region any more; the
-// memory is the caller's again. Any goroutine.
+// Close ends the registration. No request may use the region any more. When it
+// returns nobody reads or writes the memory, also not a server that goes on
+// writing to it, or a retransmission of what was sent from it: the caller may
+// unmap it. Any goroutine.
 func (r *Region) Close() error {
 	s := r.session
 	s.mu.Lock()

@@ -209,6 +209,8 @@ func (c *srvConn) onImm(imm rtrswire.Imm) {
 		if imm.Type() == rtrswire.ImmHeartbeat {
 			c.path.followBeat(time.Now())
 		}
+	case imm.Type() == rtrswire.ImmHeartbeat: // see link.watch
+		c.postImm(rtrswire.HeartbeatAckImm)
 	}
 }
 

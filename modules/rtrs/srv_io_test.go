@@ -355,10 +355,21 @@ func TestR080_UnknownImmediatesAreIgnored(t *testing.T) {
 				p.imm(1, typ<<28|77)
 			}
 		}
-		p.imm(1, rtrswire.HeartbeatImm) // not on cid 0: no answer
 		p.write(1, 1, nil, []byte("u"))
 		p.expect(answer{1, 1, 0, false})
 	})
+}
+
+func TestHeartbeatIsAnsweredOnEveryConnection(t *testing.T) {
+	net := loopback.New()
+	startServer(t, net, serve)
+	p := newSession(t, net, 3, "s")
+	for cid := range 3 {
+		p.imm(cid, rtrswire.HeartbeatImm)
+		if m := p.recv(); int(m.QP) != cid || rtrswire.Imm(m.Imm) != rtrswire.HeartbeatAckImm {
+			t.Errorf("on connection %d: %#08x on connection %d", cid, m.Imm, m.QP)
+		}
+	}
 }
 
 func TestEmptySendIsIgnored(t *testing.T) {

@@ -199,7 +199,7 @@ func (p *srvPath) answer(rsp rtrswire.ConnRsp) {
 		QueueDepth: uint16(cfg.QueueDepth),
 		MaxIOSize:  uint32(cfg.ChunkSize - maxHdrSize),
 		MaxHdrSize: maxHdrSize,
-		Features:   rtrswire.FeatureFence | rtrswire.FeatureIncarnation,
+		Features:   rtrswire.FeatureFence | rtrswire.FeatureIncarnation | rtrswire.FeatureBeats,
 
 		Incarnation: p.sess.life,
 	}

@@ -125,6 +125,8 @@ const (
 	FeatureFence Features = 1 << iota
 	// FeatureIncarnation: bytes 28..43 are the incarnation.
 	FeatureIncarnation
+	// FeatureBeats: the server answers HB_MSG on every connection.
+	FeatureBeats
 )
 
 const (
