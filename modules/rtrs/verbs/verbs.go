@@ -235,12 +235,16 @@ type RecvWR struct {
 
 // WC is a completion.
 type WC struct {
-	ID         uint64 // of the work request; undefined for OpDisconnected
-	QP         uint64 // QPConfig.Context of the queue pair
-	Op         Opcode // of the request, or OpRecv, OpRecvImm, OpDisconnected
-	Status     Status
-	HasImm     bool
-	HasInv     bool // the message invalidated InvKey
+	ID     uint64 // of the work request; undefined for OpDisconnected
+	QP     uint64 // QPConfig.Context of the queue pair
+	Op     Opcode // of the request, or OpRecv, OpRecvImm, OpDisconnected
+	Status Status
+	HasImm bool
+	HasInv bool // the message invalidated InvKey
+	// ByteLen is the number of bytes of the message. OpRecv with StatusOK: they
+	// are in the receive's Buf, which is at least as long. OpRecvImm: they are
+	// where the peer wrote them, the Buf is untouched and is no bound; the peer
+	// chooses, within the region it wrote to. Undefined in a failure.
 	ByteLen    uint32
 	Imm        uint32 // host order
 	InvKey     uint32

@@ -3,6 +3,7 @@ package iwarp
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -112,7 +113,7 @@ func (q *qp) beginWrite(h header) termCode {
 		switch {
 		case x.tagged.stag != h.stag():
 			return termSTag
-		case x.tagged.next != h.to():
+		case x.tagged.next != h.to(), uint64(x.tagged.length)+uint64(x.left) > math.MaxUint32:
 			return termBounds
 		}
 	}

@@ -225,6 +225,10 @@ var rules = []rule{
 	{"row 16, Write leaves a hole", termBounds, nil, func(o *offline, r *region) []segment {
 		return []segment{{op: opWrite, more: true, stag: r.lkey, to: r.base, payload: some}, {op: opWrite, stag: r.lkey, to: r.base + 16, payload: some}}
 	}},
+	{"row 16, Write grows beyond 4 GiB", termBounds, nil, func(o *offline, r *region) []segment {
+		o.q.rx.tagged = taggedMessage{open: true, op: opWrite, stag: r.lkey, next: r.base, length: math.MaxUint32 - 7}
+		return writeTo(r.lkey, r.base)
+	}},
 	{"row 15, region is invalidated between two segments", termSTag, nil, func(o *offline, r *region) []segment {
 		first := segment{op: opWrite, more: true, stag: r.lkey, to: r.base, payload: some}
 		first.after = func([]byte) {}
