@@ -62,7 +62,7 @@ type disk struct {
 	device   bool // a block device
 	memory   bool // the file system lives in memory
 	noDsync  bool // the file system does not heed RWF_DSYNC of direct writes
-	canPunch bool // found out at Open; trying changes the time stamps
+	canPunch bool // found out at Open, without a touch of the file
 
 	noNowait, noZeroRange, noPunch atomic.Bool // learned from refusals
 

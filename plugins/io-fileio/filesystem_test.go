@@ -91,6 +91,41 @@ func TestResizeChangesNoTimeStamps(t *testing.T) {
 	}
 }
 
+// Another program may be making the file longer: what it has allocated behind the end,
+// or just written there, is not the plugin's. Opening leaves no trace on the file at all.
+func TestOpenTouchesNothingBehindTheEnd(t *testing.T) {
+	for _, size := range []int64{1 << 20, 1<<20 + 512} {
+		path := file(t, t.TempDir(), size)
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, 4<<20); err != nil {
+			t.Skipf("the file system cannot allocate behind the end: %v", err)
+		}
+		blocks := func() int64 {
+			var st unix.Stat_t
+			if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+				t.Fatal(err)
+			}
+			return st.Blocks
+		}
+		before, stamp := blocks(), stampOf(t, path)
+		d := open(t, request(t, path, blk.ReadWrite))
+		if l := d.Limits(); l.MaxDiscard == 0 {
+			t.Error("the file system can punch holes, and is not said to")
+		}
+		if after := blocks(); after != before {
+			t.Errorf("a file of %d bytes has %d blocks, had %d", size, after, before)
+		}
+		if after := stampOf(t, path); after != stamp {
+			t.Errorf("change time %v became %v", stamp, after)
+		}
+		d.Close()
+	}
+}
+
 func stampOf(t *testing.T, path string) unix.Timespec {
 	t.Helper()
 	var st unix.Stat_t

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -51,7 +52,7 @@ func (d *disk) lookAtFile() error {
 		return d.lookAtDevice(st.Rdev)
 	}
 	d.align = directAlignment(fd)
-	d.canPunch = !d.readOnly && d.punches(st.Size)
+	d.canPunch = !d.readOnly && d.punches(st.Dev)
 	return nil
 }
 
@@ -147,9 +148,28 @@ func physicalBlock(blksize int64, logical uint32) uint32 {
 	return uint32(blksize)
 }
 
-// punches tries to punch a hole behind the end, which changes nothing.
-func (d *disk) punches(size int64) bool {
-	const behind = 1 << 20
+// punches reports whether the file system can punch holes, as a nameless file beside
+// the served one shows. Where there can be none it is taken to be able: the first
+// discard shows. The served file is not touched: what is behind its end may be another
+// program's, which makes it longer at this moment.
+func (d *disk) punches(dev uint64) bool {
+	dir, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", d.cachedFD))
+	if err != nil {
+		return true
+	}
+	f, err := os.OpenFile(filepath.Dir(dir), os.O_RDWR|unix.O_TMPFILE, 0o600)
+	if err != nil {
+		return true
+	}
+	defer f.Close()
+	const length = 64 << 10
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Dev != dev {
+		return true // the served file is a mount of its own
+	}
+	if err := f.Truncate(length); err != nil {
+		return true
+	}
 	const mode = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
-	return unix.Fallocate(int(d.cachedFD), mode, size+behind-size%behind, behind) == nil
+	return !errors.Is(unix.Fallocate(int(f.Fd()), mode, 0, length), unix.EOPNOTSUPP)
 }
