@@ -114,7 +114,7 @@ func (c *Client) startPump(i int) error {
 	if err != nil {
 		return err
 	}
-	p, err := pump.New(pump.Config{Name: "clt" + strconv.Itoa(i), Spin: c.cfg.Spin, CPU: -1, Logger: c.log})
+	p, err := pump.New(pump.Config{Name: "clt" + strconv.Itoa(i), Spin: c.cfg.Spin, CPU: -1, Logger: c.log, Virtual: c.cfg.Virtual})
 	if err != nil {
 		poller.Close()
 		return err

@@ -59,6 +59,10 @@ type Config struct {
 	// "plugins". nil: all log to Logger.
 	Logs   *logs.Logs
 	Logger *slog.Logger
+
+	// Virtual is for simulations under testing/synctest: pumps sleep on Go's timers
+	// (pump.Config), and nothing else of the daemon waits for the system.
+	Virtual bool
 }
 
 // FrontendConfig names a front-end plugin.

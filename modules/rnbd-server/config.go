@@ -59,6 +59,10 @@ type Config struct {
 	Logs   *logs.Logs
 	Logger *slog.Logger
 
+	// Virtual is for simulations under testing/synctest: pumps sleep on Go's timers
+	// (pump.Config), and nothing else of the daemon waits for the system.
+	Virtual bool
+
 	// Launch starts plugins, and NewRing makes their rings: nil, unless plugins
 	// run in this process.
 	Launch  supervise.Launch

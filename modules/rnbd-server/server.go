@@ -105,7 +105,7 @@ func (s *Server) startPumps() error {
 		if err != nil {
 			return fmt.Errorf("pump %d: %w", i, err)
 		}
-		p, err := pump.New(pump.Config{Name: "srv" + strconv.Itoa(i), Spin: s.cfg.Spin, CPU: -1, Logger: s.log})
+		p, err := pump.New(pump.Config{Name: "srv" + strconv.Itoa(i), Spin: s.cfg.Spin, CPU: -1, Logger: s.log, Virtual: s.cfg.Virtual})
 		if err != nil {
 			poller.Close()
 			return fmt.Errorf("pump %d: %w", i, err)

@@ -25,6 +25,7 @@ func LaunchDirect(ctx context.Context, c Config, author any) (*Process, error) {
 	}
 	fds := newFDReceiver(nil)
 	in := newInProcess(c, author, info, fds)
+	in.server.direct = true
 	sender := &directSender{to: fds, ended: make(chan struct{})}
 	link := &directLink{services: map[string]*directService{}, ended: sender.ended}
 	in.server.register(link)

@@ -29,6 +29,7 @@ type server struct {
 	fail        func(error)            // the process cannot go on
 	local       func(uint64) *shm.Ring // rings that need no descriptors; nil in real processes
 	procs       func(pumps int)        // sets GOMAXPROCS; nil where the process is not ours
+	direct      bool                   // part of a simulation, whose queues need no threads
 	arenas      table[mapping]
 
 	mu         sync.Mutex
@@ -159,7 +160,9 @@ func (s *server) start(pump uint32, w *worker) error {
 
 // run is the life of a queue's thread. The thread ends with it.
 func (s *server) run(pump uint32, w *worker) {
-	runtime.LockOSThread()
+	if !s.direct {
+		runtime.LockOSThread()
+	}
 	err := w.serve()
 	asked := w.asks.closed.Load()
 	close(w.asks.done)

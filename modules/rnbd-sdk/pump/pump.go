@@ -53,7 +53,7 @@ type Config struct {
 	CPU    int
 	Logger *slog.Logger // nil: slog.Default()
 	// Virtual is for simulations under testing/synctest: the pump sleeps on Go's
-	// timers, looks at its sources every 2 ms at the latest, never spins, and
+	// timers, looks at its sources every 10 ms at the latest, never spins, and
 	// cannot be driven by callers.
 	Virtual bool
 }
@@ -151,7 +151,9 @@ func New(cfg Config) (*Pump, error) {
 func (p *Pump) Start() {
 	p.begin()
 	go func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		if !p.virtual() {
+			runtime.LockOSThread() // for good: the thread ends with the goroutine
+		}
 		p.run(func() bool { return false })
 	}()
 }
@@ -419,7 +421,7 @@ func (p *Pump) Stats() Stats {
 func (p *Pump) own() {
 	p.owner.Lock()
 	p.timed = false // the last owner may have left it
-	p.ownerTID.Store(int32(unix.Gettid()))
+	p.ownerTID.Store(p.self())
 }
 
 func (p *Pump) disown() {
@@ -429,7 +431,15 @@ func (p *Pump) disown() {
 
 // onThread tells whether the caller is the owner. An owner is locked to its
 // thread, so no other goroutine can have that thread's id.
-func (p *Pump) onThread() bool { return p.ownerTID.Load() == int32(unix.Gettid()) }
+func (p *Pump) onThread() bool { return p.ownerTID.Load() == p.self() }
+
+// self names the caller's thread; to a virtual pump, its goroutine.
+func (p *Pump) self() int32 {
+	if p.virtual() {
+		return goroutineID()
+	}
+	return int32(unix.Gettid())
+}
 
 // SetProcs sets GOMAXPROCS for a process with that many pumps: each takes one
 // while it spins, and the rest of the process needs two to four more. It also

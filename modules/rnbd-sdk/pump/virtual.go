@@ -1,6 +1,11 @@
 package pump
 
-import "time"
+import (
+	"bytes"
+	"runtime"
+	"strconv"
+	"time"
+)
 
 // A virtual pump sleeps on Go's timers instead of descriptors, so that it can run
 // in a bubble of testing/synctest: time advances there only while all goroutines
@@ -9,9 +14,9 @@ import "time"
 // and after naps that grow while there is nothing to do.
 
 const (
-	firstNap = 20 * time.Microsecond
+	firstNap = 50 * time.Microsecond
 	// maxNap is how late a virtual pump may notice what came to a source.
-	maxNap = 2 * time.Millisecond
+	maxNap = 10 * time.Millisecond
 )
 
 // nap is how a virtual pump sleeps.
@@ -39,6 +44,17 @@ func (n *nap) wait() {
 	case <-t.C:
 	}
 	n.next = min(2*n.next, maxNap)
+}
+
+// goroutineID names the calling goroutine. The runtime tells it in stack traces only.
+// Virtual pumps are not locked to threads, since a change of goroutines that are costs
+// two changes of threads, and simulations consist of little else.
+func goroutineID() int32 {
+	var b [64]byte
+	_, rest, _ := bytes.Cut(b[:runtime.Stack(b[:], false)], []byte("goroutine "))
+	id, _, _ := bytes.Cut(rest, []byte(" "))
+	n, _ := strconv.ParseInt(string(id), 10, 64)
+	return int32(n)
 }
 
 // worked makes the next nap a short one.

@@ -1,0 +1,359 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+// userDisk is a disk in the kernel of a client's host: it outlives the processes of
+// the front end, and issues again what the last one has not answered.
+type userDisk struct {
+	name string
+
+	mu       sync.Mutex
+	waiting  []*userRequest // no process has them
+	served   *front         // nil: by nobody
+	identity string
+	limits   blk.Limits
+	gone     bool // its front end has taken it away
+}
+
+// userRequest is one request of a user.
+type userRequest struct {
+	op     blk.Op
+	flags  blk.Flags
+	off    uint64
+	data   []byte // of a write, or for a read
+	length uint32
+	done   chan blk.Errno // of room for one
+}
+
+// submit hands r to whoever serves the disk.
+func (u *userDisk) submit(r *userRequest) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.gone {
+		r.done <- blk.EIO
+		return
+	}
+	u.waiting = append(u.waiting, r)
+}
+
+// take returns the oldest waiting request for p; nil: none, or another serves.
+func (u *userDisk) take(p *front) *userRequest {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.served != p || len(u.waiting) == 0 {
+		return nil
+	}
+	r := u.waiting[0]
+	u.waiting = u.waiting[1:]
+	return r
+}
+
+// abandon is told that p is dead, with these requests.
+func (u *userDisk) abandon(p *front, unanswered []*userRequest) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.waiting = append(unanswered, u.waiting...)
+	if u.served == p {
+		u.served = nil
+	}
+	if u.gone {
+		u.failAll()
+	}
+}
+
+func (u *userDisk) remove() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.gone, u.served = true, nil
+	u.failAll()
+}
+
+func (u *userDisk) failAll() {
+	for _, r := range u.waiting {
+		r.done <- blk.EIO
+	}
+	u.waiting = nil
+}
+
+// front is one process of the front end.
+type front struct {
+	supervise.Process
+
+	w      *world
+	c      *host
+	number int
+	once   sync.Once
+	ended  chan struct{}
+	frozen atomic.Bool
+	deaf   atomic.Bool
+
+	mu       sync.Mutex
+	attached map[uint32]*attached
+}
+
+// attached is a device that the process serves, on one of its queues.
+type attached struct {
+	spec  plugin.DeviceSpec
+	user  *userDisk
+	queue int
+
+	mu    sync.Mutex
+	free  []int
+	slots []*userRequest // under way, by slot
+	ended bool
+}
+
+func (w *world) launchFront(ctx context.Context, c *host, cfg plugin.Config) (supervise.Process, error) {
+	if err := c.start.wait(ctx); err != nil {
+		return nil, err
+	}
+	p := &front{w: w, c: c, number: w.number(), ended: make(chan struct{}), attached: map[uint32]*attached{}}
+	inner, err := plugin.LaunchDirect(ctx, cfg, &frontBackend{p})
+	if err != nil {
+		return nil, err
+	}
+	p.Process = inner
+	if !c.adopt(p) {
+		p.Kill()
+		return nil, fmt.Errorf("the host is going down: %w", syscall.ESHUTDOWN)
+	}
+	return p, nil
+}
+
+func (p *front) Kill() {
+	p.die()
+	p.Process.Kill()
+}
+
+func (p *front) Stop(ctx context.Context) error {
+	err := p.Process.Stop(ctx)
+	p.die()
+	return err
+}
+
+// die gives the requests that nobody will answer back to their disks.
+func (p *front) die() {
+	p.once.Do(func() { close(p.ended) })
+	p.mu.Lock()
+	all := p.attached
+	p.attached = map[uint32]*attached{}
+	p.mu.Unlock()
+	for _, a := range all {
+		a.user.abandon(p, a.end())
+	}
+}
+
+func (p *front) dead() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// end takes all requests that are under way.
+func (a *attached) end() (unanswered []*userRequest) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ended = true
+	for i, r := range a.slots {
+		if r != nil {
+			unanswered = append(unanswered, r)
+		}
+		a.slots[i] = nil
+	}
+	return unanswered
+}
+
+// frontBackend is front as the plugin API sees it.
+type frontBackend struct{ p *front }
+
+func (b *frontBackend) Describe() plugin.Info {
+	return plugin.Info{Name: "sim", Version: "1"}
+}
+
+func (p *front) answering(ctx context.Context) error {
+	for p.frozen.Load() || p.deaf.Load() {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-p.ended:
+			return syscall.EIO
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+func (b *frontBackend) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
+	p := b.p
+	if err := p.answering(ctx); err != nil {
+		return err
+	}
+	u := p.w.user(s.Name)
+	if u == nil {
+		return fmt.Errorf("device %q: %w", s.Name, syscall.ENODEV)
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.served != nil && !u.served.dead() && u.served != p {
+		return fmt.Errorf("device %q is served by process %d: %w", s.Name, u.served.number, syscall.EBUSY)
+	}
+	a := &attached{spec: s, user: u, queue: int(s.Index) % max(s.Queues, 1), slots: make([]*userRequest, s.Slots)}
+	for i := range s.Slots {
+		a.free = append(a.free, i)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.dead() {
+		return syscall.EIO
+	}
+	p.attached[s.Index] = a
+	u.served, u.identity, u.limits, u.gone = p, s.Identity, s.Limits, false
+	return nil
+}
+
+func (b *frontBackend) RemoveDevice(ctx context.Context, index uint32, force bool) error {
+	p := b.p
+	if err := p.answering(ctx); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	a := p.attached[index]
+	p.mu.Unlock()
+	if a == nil {
+		return syscall.ENODEV
+	}
+	if !force && a.busy() {
+		return syscall.EBUSY
+	}
+	p.mu.Lock()
+	delete(p.attached, index)
+	p.mu.Unlock()
+	a.user.abandon(p, a.end())
+	a.user.remove()
+	return nil
+}
+
+func (a *attached) busy() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.free) < len(a.slots)
+}
+
+func (b *frontBackend) ResizeDevice(ctx context.Context, index uint32, l blk.Limits) error {
+	return b.p.answering(ctx)
+}
+
+func (b *frontBackend) AddListener(context.Context, string, *os.File) error { return nil }
+
+func (b *frontBackend) Openers(index uint32) int { return 0 }
+
+// Location is a device node: such a device outlives the process.
+func (b *frontBackend) Location(index uint32) string {
+	b.p.mu.Lock()
+	defer b.p.mu.Unlock()
+	if a := b.p.attached[index]; a != nil {
+		return "/dev/sim/" + a.user.name
+	}
+	return ""
+}
+
+// Serve moves the requests of users to the daemon.
+func (b *frontBackend) Serve(q *plugin.FrontQueue) error {
+	p := b.p
+	var done [32]shm.CQE
+	for nap := shortNap; !q.Closed() && !p.dead(); {
+		n := 0
+		if !p.frozen.Load() {
+			n = q.Pop(done[:])
+			for _, c := range done[:n] {
+				p.finish(&c)
+			}
+			n += p.push(q)
+		}
+		if n > 0 {
+			nap = shortNap
+		}
+		time.Sleep(nap)
+		nap = min(2*nap, longNap)
+	}
+	return nil
+}
+
+// push sends what waits at the disks of the queue.
+func (p *front) push(q *plugin.FrontQueue) (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, a := range p.attached {
+		for a.queue == q.Pump() && q.Space() > 0 && a.pushOne(p, q) {
+			n++
+		}
+	}
+	q.Publish()
+	return n
+}
+
+func (a *attached) pushOne(p *front, q *plugin.FrontQueue) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.free) == 0 || a.ended {
+		return false
+	}
+	r := a.user.take(p)
+	if r == nil {
+		return false
+	}
+	slot := a.free[len(a.free)-1]
+	a.free = a.free[:len(a.free)-1]
+	a.slots[slot] = r
+	if r.op == blk.Write {
+		copy(a.slot(slot), r.data)
+	}
+	return q.Push(&shm.SQE{
+		Tag: uint64(a.spec.Index)<<32 | uint64(slot), Device: a.spec.Index, Arena: a.spec.ArenaID,
+		ArenaOff: uint64(slot * a.spec.SlotSize), Offset: r.off, Len: r.length, Op: r.op, Flags: r.flags,
+	})
+}
+
+func (a *attached) slot(i int) []byte { return a.spec.Arena[i*a.spec.SlotSize:][:a.spec.SlotSize] }
+
+// finish answers the user.
+func (p *front) finish(c *shm.CQE) {
+	p.mu.Lock()
+	a := p.attached[uint32(c.Tag>>32)]
+	p.mu.Unlock()
+	if a == nil {
+		return // of a device that was removed by force
+	}
+	slot := int(uint32(c.Tag))
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if slot >= len(a.slots) || a.slots[slot] == nil {
+		if !a.ended {
+			p.w.violate("the daemon answered tag %#x, which is not in flight", c.Tag)
+		}
+		return
+	}
+	r := a.slots[slot]
+	a.slots[slot] = nil
+	a.free = append(a.free, slot)
+	if r.op == blk.Read && c.Errno == 0 {
+		copy(r.data, a.slot(slot))
+	}
+	r.done <- blk.Errno(c.Errno)
+}

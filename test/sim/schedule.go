@@ -1,0 +1,92 @@
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Schedule is what one run does. The same seed draws the same.
+type Schedule struct {
+	Seed       uint64
+	Servers    int
+	Devices    int // of each server
+	Paths      int // of each session
+	Pumps      int // of each daemon
+	QueueDepth int
+	ChunkSize  int
+	Slots      int // of each device
+	Users      int // of each device
+	Blocks     int // of each disk
+	Cache      bool
+	Queue      time.Duration // loss=queue:T; 0: loss=fail
+	Resets     []bool        // by path: its fabric tells peers of a dead process
+	Length     time.Duration
+	Faults     []Fault
+}
+
+// Fault is one thing that goes wrong, and when.
+type Fault struct {
+	Kind string
+	At   time.Duration
+	For  time.Duration // 0: it is over at once
+	// What is meant depends on the kind: a server, a path, a device, a number.
+	Server, Path, Device, N int
+}
+
+func (f Fault) String() string {
+	return fmt.Sprintf("%8v +%-8v %-16s server %d path %d device %d n %d", f.At, f.For, f.Kind, f.Server, f.Path, f.Device, f.N)
+}
+
+func (s *Schedule) resets(path int) bool { return s.Resets[path%len(s.Resets)] }
+
+func (s *Schedule) String() string {
+	var b strings.Builder
+	head := *s
+	head.Faults = nil
+	j, _ := json.Marshal(head)
+	fmt.Fprintf(&b, "%s\n", j)
+	for _, f := range s.Faults {
+		fmt.Fprintf(&b, "  %s\n", f)
+	}
+	return b.String()
+}
+
+// Draw makes the schedule of a seed.
+func Draw(seed uint64) *Schedule {
+	rnd := rand.New(rand.NewPCG(seed, 14))
+	s := &Schedule{
+		Seed: seed, Servers: 1 + rnd.IntN(2), Devices: 1 + rnd.IntN(3), Paths: 1 + rnd.IntN(3), Pumps: 1 + rnd.IntN(2),
+		QueueDepth: []int{1, 2, 4, 16, 64}[rnd.IntN(5)], ChunkSize: []int{32768, 65536, 131072}[rnd.IntN(3)],
+		Slots: []int{2, 8, 16}[rnd.IntN(3)], Users: 1 + rnd.IntN(6), Blocks: 8 + rnd.IntN(25), Cache: rnd.IntN(2) == 0,
+		Length: 10 * time.Second,
+	}
+	if rnd.IntN(4) > 0 {
+		s.Queue = 2 * time.Minute
+	}
+	for range s.Paths {
+		s.Resets = append(s.Resets, rnd.IntN(2) == 0)
+	}
+	kinds := slices.Clone(faultKinds)
+	rnd.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
+	kinds = kinds[:1+rnd.IntN(5)] // few kinds at a time meet more often
+	for range 2 + rnd.IntN(10) {
+		s.Faults = append(s.Faults, s.draw(rnd, kinds[rnd.IntN(len(kinds))]))
+	}
+	slices.SortFunc(s.Faults, func(a, b Fault) int { return int(a.At - b.At) })
+	return s
+}
+
+func (s *Schedule) draw(rnd *rand.Rand, kind string) Fault {
+	f := Fault{Kind: kind, At: time.Duration(rnd.Int64N(int64(s.Length))), Server: rnd.IntN(s.Servers), Path: rnd.IntN(s.Paths),
+		Device: rnd.IntN(s.Servers * s.Devices), N: rnd.IntN(100)}
+	f.For = time.Duration(rnd.Int64N(int64(3 * time.Second)))
+	if rnd.IntN(3) == 0 {
+		f.For = 3*time.Second + time.Duration(rnd.Int64N(int64(9*time.Second)))
+	}
+	f.At, f.For = f.At.Truncate(time.Millisecond), f.For.Truncate(time.Millisecond)
+	return f
+}

@@ -1,0 +1,165 @@
+package sim
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// Environment of the tests: SIM_SEED runs one schedule with its log, SIM_N so many
+// from SIM_FROM on. SIM_WORKER is for processes that this program starts.
+
+func envInt(name string, otherwise int) int {
+	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
+		return n
+	}
+	return otherwise
+}
+
+// logger writes times as the run counts them.
+func logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.String("t", a.Value.Time().Sub(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)).String())
+		}
+		return a
+	}}))
+}
+
+// TestSeed runs one schedule and shows what happens: SIM_SEED=7 go test -v -run Seed.
+func TestSeed(t *testing.T) {
+	seed := envInt("SIM_SEED", -1)
+	if seed < 0 {
+		t.Skip("SIM_SEED names the schedule")
+	}
+	plan := Draw(uint64(seed))
+	t.Logf("%s", plan)
+	r := Run(t, plan, logger())
+	if len(r.Violations) == 0 {
+		t.Logf("%s", r)
+		return
+	}
+	t.Errorf("%s", r)
+	if os.Getenv("SIM_MINIMISE") != "" {
+		t.Logf("least faults that fail:\n%s", Minimise(t, plan))
+	}
+}
+
+// verdict is what a worker says of one seed.
+type verdict struct {
+	Seed    int
+	Result  Result
+	Seconds float64
+}
+
+// TestWorker runs seeds in turn; the process that started it reads the verdicts.
+func TestWorker(t *testing.T) {
+	list := os.Getenv("SIM_WORKER")
+	if list == "" {
+		t.Skip("TestSchedules starts it")
+	}
+	for _, word := range strings.Split(list, ",") {
+		seed, _ := strconv.Atoi(word)
+		begin := time.Now()
+		fmt.Printf("begin %d\n", seed)
+		r := Run(t, Draw(uint64(seed)), slog.New(slog.DiscardHandler))
+		b, _ := json.Marshal(verdict{Seed: seed, Result: r, Seconds: time.Since(begin).Seconds()})
+		fmt.Printf("verdict %s\n", b)
+	}
+}
+
+// TestSchedules runs schedules in processes of their own: one that dies or hangs
+// costs only its own seed.
+func TestSchedules(t *testing.T) {
+	if os.Getenv("SIM_WORKER") != "" {
+		t.Skip("a worker starts none")
+	}
+	n, from := envInt("SIM_N", 1000), envInt("SIM_FROM", 1)
+	begin := time.Now()
+	var next, answers atomic.Int64
+	var mu sync.Mutex
+	failed := map[int]string{}
+	note := func(seed int, what string) {
+		mu.Lock()
+		defer mu.Unlock()
+		failed[seed] = what
+	}
+	var workers sync.WaitGroup
+	for range 2 {
+		workers.Go(func() {
+			for {
+				var seeds []string
+				for range 25 {
+					if k := int(next.Add(1)) - 1; k < n {
+						seeds = append(seeds, strconv.Itoa(from+k))
+					}
+				}
+				if len(seeds) == 0 {
+					return
+				}
+				answers.Add(work(t, seeds, note))
+			}
+		})
+	}
+	workers.Wait()
+	t.Logf("%d schedules, %d requests of users answered, %.0f s", n, answers.Load(), time.Since(begin).Seconds())
+	for seed, what := range failed {
+		t.Errorf("seed %d: %s\n%s", seed, Draw(uint64(seed)), what)
+	}
+}
+
+// work has seeds run by one process after the other, and returns the number of
+// requests that were answered.
+func work(t *testing.T, seeds []string, note func(int, string)) (answers int64) {
+	for len(seeds) > 0 {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=TestWorker", "-test.count=1")
+		cmd.Env = append(os.Environ(), "SIM_WORKER="+strings.Join(seeds, ","), "GOMAXPROCS=1")
+		var out, stderr bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &stderr
+		err := cmd.Run()
+		current := -1
+		for lines := bufio.NewScanner(&out); lines.Scan(); {
+			word, rest, _ := strings.Cut(lines.Text(), " ")
+			switch word {
+			case "begin":
+				current, _ = strconv.Atoi(rest)
+				seeds = seeds[1:]
+			case "verdict":
+				var v verdict
+				if json.Unmarshal([]byte(rest), &v) != nil {
+					continue
+				}
+				current = -1
+				answers += int64(v.Result.Answers)
+				if len(v.Result.Violations) > 0 {
+					note(v.Seed, v.Result.String())
+				}
+			}
+		}
+		if current >= 0 {
+			note(current, fmt.Sprintf("its process ended: %v\n%s", err, tail(stderr.String()+out.String())))
+		} else if err != nil && len(seeds) > 0 {
+			t.Errorf("worker: %v\n%s", err, tail(stderr.String()))
+			return answers
+		}
+	}
+	return answers
+}
+
+// tail keeps what a person reads of a long output.
+func tail(s string) string {
+	if i := strings.Index(s, "panic: "); i >= 0 {
+		s = s[i:]
+	}
+	return s[:min(len(s), 6000)]
+}

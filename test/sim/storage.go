@@ -1,0 +1,214 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+// storage is one process of a storage plugin. It plays the part of fileio: what it
+// has acknowledged its successor finds, and it opens a disk only when nothing of its
+// predecessor is on the way.
+type storage struct {
+	supervise.Process // the API towards the daemon
+
+	w      *world
+	number int
+	ended  chan struct{}
+	once   sync.Once
+	frozen atomic.Bool // it is stopped, as by SIGSTOP
+	deaf   atomic.Bool // calls of its control API do not return
+
+	mu      sync.Mutex
+	open    map[*disk]bool
+	regions map[uint32]*region // by id of the arena
+	ready   map[*plugin.Queue][]completion
+}
+
+type completion struct {
+	tag   uint64
+	errno blk.Errno
+}
+
+// launchStorage starts a process for a server.
+func (w *world) launchStorage(ctx context.Context, s *host, c plugin.Config) (supervise.Process, error) {
+	if err := s.start.wait(ctx); err != nil {
+		return nil, err
+	}
+	p := &storage{w: w, number: w.number(), ended: make(chan struct{}), open: map[*disk]bool{},
+		regions: map[uint32]*region{}, ready: map[*plugin.Queue][]completion{}}
+	inner, err := plugin.LaunchDirect(ctx, c, &storageBackend{p})
+	if err != nil {
+		return nil, err
+	}
+	p.Process = inner
+	if !s.adopt(p) {
+		p.Kill()
+		return nil, fmt.Errorf("the host is going down: %w", syscall.ESHUTDOWN)
+	}
+	return p, nil
+}
+
+// Kill ends the process. Operations that it has begun go on.
+func (p *storage) Kill() {
+	p.die()
+	p.Process.Kill()
+}
+
+// Stop is the daemon's orderly end.
+func (p *storage) Stop(ctx context.Context) error {
+	err := p.Process.Stop(ctx)
+	p.die()
+	return err
+}
+
+func (p *storage) die() {
+	p.once.Do(func() { close(p.ended) })
+	p.mu.Lock()
+	open := p.open
+	p.open = map[*disk]bool{}
+	p.mu.Unlock()
+	for d := range open {
+		d.release(p, true)
+	}
+}
+
+func (p *storage) dead() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// AttachArena has the daemon's arena mapped for operations that outlive p.
+func (p *storage) AttachArena(ctx context.Context, id uint32, a *shm.Arena) error {
+	r, err := p.w.memories.of(a)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	p.regions[id] = r
+	p.mu.Unlock()
+	return p.Process.AttachArena(ctx, id, a)
+}
+
+// storageBackend is storage as the plugin API sees it.
+type storageBackend struct{ p *storage }
+
+func (backend *storageBackend) Describe() plugin.Info {
+	return plugin.Info{Name: "sim", Version: "1", Crash: plugin.KeepsAcknowledged, Names: plugin.NamesOpaque,
+		Matches: plugin.RegularFiles | plugin.BlockDevices}
+}
+
+func (backend *storageBackend) Open(ctx context.Context, r plugin.OpenRequest) (plugin.Disk, error) {
+	p := backend.p
+	if err := p.answering(ctx); err != nil {
+		return nil, err
+	}
+	d := p.w.disk(r.Name)
+	if d == nil {
+		return nil, fmt.Errorf("no disk %q: %w", r.Name, syscall.ENOENT)
+	}
+	if err := d.open(ctx, p); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	p.open[d] = true
+	p.mu.Unlock()
+	if p.dead() { // it died meanwhile
+		d.release(p, true)
+		return nil, syscall.EIO
+	}
+	return &openDisk{d: d, p: p}, nil
+}
+
+// answering waits while the process is frozen or deaf.
+func (p *storage) answering(ctx context.Context) error {
+	for p.frozen.Load() || p.deaf.Load() {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-p.ended:
+			return syscall.EIO
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+type openDisk struct {
+	d *disk
+	p *storage
+}
+
+func (o *openDisk) Limits() blk.Limits { return o.d.limits }
+func (o *openDisk) Close() error       { o.d.release(o.p, false); return nil }
+
+const (
+	shortNap = 50 * time.Microsecond
+	longNap  = 10 * time.Millisecond
+)
+
+// Serve moves requests from the queue to the disks.
+func (backend *storageBackend) Serve(q *plugin.Queue) error {
+	p := backend.p
+	var batch [32]plugin.Request
+	for nap := shortNap; !q.Closed() && !p.dead(); {
+		n := 0
+		if !p.frozen.Load() {
+			n = q.Next(batch[:])
+			for _, r := range batch[:n] {
+				p.begin(q, r)
+			}
+			n += p.answer(q)
+		}
+		if n > 0 {
+			nap = shortNap
+		}
+		time.Sleep(nap)
+		nap = min(2*nap, longNap)
+	}
+	return nil
+}
+
+func (p *storage) begin(q *plugin.Queue, r plugin.Request) {
+	d := r.Disk.(*openDisk).d
+	o := &operation{d: d, p: p, q: q, r: r}
+	if r.Op.HasData() {
+		p.mu.Lock()
+		o.mem = p.regions[r.Arena]
+		p.mu.Unlock()
+	}
+	d.begin(o)
+}
+
+// done is told by a disk that o has ended.
+func (p *storage) done(o *operation, errno blk.Errno) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ready[o.q] = append(p.ready[o.q], completion{o.r.Tag, errno})
+}
+
+func (p *storage) answer(q *plugin.Queue) int {
+	p.mu.Lock()
+	ready := p.ready[q]
+	delete(p.ready, q)
+	p.mu.Unlock()
+	for _, c := range ready {
+		q.Complete(c.tag, c.errno)
+	}
+	if len(ready) > 0 {
+		q.Publish()
+	}
+	return len(ready)
+}

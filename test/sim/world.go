@@ -1,0 +1,363 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-client"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-server"
+	"github.com/rnbd-go/rnbd/modules/rtrs/provider/loopback"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// world is what a schedule runs in. Lock order: world.mu is taken last.
+type world struct {
+	plan     *Schedule
+	net      *loopback.Network
+	memories memories
+	servers  []*host
+	client   *host
+	loads    []*load
+	log      *slog.Logger
+	start    time.Time
+	zombies  sync.WaitGroup // daemons that were killed, on their way out
+	numbers  atomic.Int64
+
+	mu         sync.Mutex
+	disks      map[string]*disk
+	users      map[string]*userDisk
+	violations []string
+}
+
+// host runs one daemon at a time, and the processes of its plugins.
+type host struct {
+	w     *world
+	name  string
+	index int
+	addrs []netip.Addr
+	start startGate
+
+	mu    sync.Mutex
+	up    bool
+	devs  []verbs.Device
+	procs []supervise.Process // of the daemon that runs
+	srv   *server.Server
+	clt   *client.Client
+	api   controlpb.ClientDaemonServer
+	depth int // of the server's queues
+}
+
+// startGate is what a new plugin process meets.
+type startGate struct {
+	mu    sync.Mutex
+	fail  int // so many starts fail
+	delay time.Duration
+}
+
+func (g *startGate) wait(ctx context.Context) error {
+	g.mu.Lock()
+	fail, delay := g.fail > 0, g.delay
+	g.fail = max(g.fail-1, 0)
+	g.mu.Unlock()
+	select {
+	case <-time.After(delay):
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if fail {
+		return errors.New("the process does not start")
+	}
+	return nil
+}
+
+func (g *startGate) set(fail int, delay time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.fail, g.delay = fail, delay
+}
+
+// adopt enters a new process of the daemon that runs.
+func (h *host) adopt(p supervise.Process) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.up {
+		return false
+	}
+	h.procs = append(h.procs, p)
+	return true
+}
+
+// process returns the latest plugin process; nil: there is none.
+func (h *host) process() supervise.Process {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if n := len(h.procs); n > 0 {
+		return h.procs[n-1]
+	}
+	return nil
+}
+
+func (w *world) number() int { return int(w.numbers.Add(1)) }
+
+func (w *world) disk(name string) *disk {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.disks[name]
+}
+
+func (w *world) user(name string) *userDisk {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.users[strings.TrimSuffix(name, " (removed)")]
+}
+
+// since is a time as schedules count it.
+func (w *world) since(t time.Time) time.Duration { return t.Sub(w.start).Round(time.Millisecond) }
+
+// violate notes what must not have happened.
+func (w *world) violate(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.violations) < 20 {
+		w.violations = append(w.violations, fmt.Sprintf("%v: ", w.since(time.Now()))+fmt.Sprintf(format, args...))
+	}
+	w.log.Error("violation", "what", fmt.Sprintf(format, args...))
+}
+
+// newWorld starts everything and maps the devices.
+func newWorld(ctx context.Context, plan *Schedule, log *slog.Logger) (*world, error) {
+	w := &world{plan: plan, log: log, start: time.Now(), disks: map[string]*disk{}, users: map[string]*userDisk{}}
+	w.net = loopback.New(loopback.WithAckTimeout(7 * time.Second))
+	w.memories = memories{w: w, by: map[uint64]*region{}}
+	for i := range plan.Servers {
+		h := &host{w: w, name: fmt.Sprintf("server%d", i), index: i, depth: plan.QueueDepth}
+		for p := range plan.Paths {
+			h.addrs = append(h.addrs, netip.AddrFrom4([4]byte{10, byte(p), byte(i), 1}))
+		}
+		w.servers = append(w.servers, h)
+		for d := range plan.Devices {
+			w.addDevice(i, d)
+		}
+		if err := h.startServer(ctx); err != nil {
+			return w, err
+		}
+	}
+	w.client = &host{w: w, name: "client"}
+	for p := range plan.Paths {
+		w.client.addrs = append(w.client.addrs, netip.AddrFrom4([4]byte{10, byte(p), 9, 9}))
+	}
+	if err := w.client.startClient(ctx); err != nil {
+		return w, err
+	}
+	for _, l := range w.loads {
+		if err := w.mapDevice(ctx, l); err != nil {
+			return w, err
+		}
+	}
+	return w, nil
+}
+
+// addDevice makes the disk d of server s, and its users' end.
+func (w *world) addDevice(s, d int) {
+	name := fmt.Sprintf("s%dd%d", s, d)
+	seed := rand.NewPCG(w.plan.Seed, uint64(s)<<8|uint64(d))
+	disk := newDisk(w, name, w.plan.Blocks, w.plan.Cache, rand.New(seed))
+	user := &userDisk{name: name}
+	w.disks[name], w.users[name] = disk, user
+	w.loads = append(w.loads, &load{w: w, name: name, user: user, disk: disk, history: newHistory(uint32(s)<<8|uint32(d)+1, w.plan.Blocks),
+		blocks: w.plan.Blocks, queues: w.plan.Queue > 0, writing: make([]bool, w.plan.Blocks), pending: map[*userRequest]time.Time{}})
+}
+
+func (w *world) serverOf(l *load) *host {
+	for i, h := range w.servers {
+		if strings.HasPrefix(l.name, fmt.Sprintf("s%dd", i)) {
+			return h
+		}
+	}
+	return nil
+}
+
+func (w *world) mapDevice(ctx context.Context, l *load) error {
+	s := w.serverOf(l)
+	r := client.MapRequest{Path: l.name, Session: s.name, Name: l.name, Mode: blk.ReadWrite, Frontend: "sim", Loss: client.Loss{Queue: w.plan.Queue}}
+	for i := range s.addrs {
+		r.Paths = append(r.Paths, w.path(s, i))
+	}
+	w.client.mu.Lock()
+	c := w.client.clt
+	w.client.mu.Unlock()
+	_, err := c.Map(ctx, r)
+	return err
+}
+
+func (w *world) path(s *host, i int) string {
+	return fmt.Sprintf("%s@%s%%loopback", w.client.addrs[i], s.addrs[i])
+}
+
+// startServer brings a server up, with its disks as they are.
+func (h *host) startServer(ctx context.Context) error {
+	w := h.w
+	cfg := server.DefaultConfig()
+	h.mu.Lock()
+	h.up, h.procs, h.devs = true, nil, nil
+	for i, a := range h.addrs {
+		dev := w.net.Device(fmt.Sprintf("%s.%d.%d", h.name, i, w.number()))
+		h.devs = append(h.devs, dev)
+		cfg.Listen = append(cfg.Listen, server.Listen{Device: dev, Addr: netip.AddrPortFrom(a, client.DefaultPort)})
+	}
+	cfg.QueueDepth = h.depth
+	h.mu.Unlock()
+	cfg.ChunkSize = w.plan.ChunkSize
+	cfg.Plugins = []server.PluginConfig{{Name: "sim", Path: "simulated"}}
+	cfg.Rules = []server.Rule{{Glob: "*", Plugin: "sim"}}
+	cfg.Pumps, cfg.RingEntries = w.plan.Pumps, 64
+	cfg.SizePoll = -1
+	cfg.CrashLimit = 1000
+	cfg.Logger = w.log.With("host", h.name)
+	cfg.Virtual = true
+	cfg.NewRing = shm.NewHeapRing
+	cfg.Launch = func(ctx context.Context, c plugin.Config) (supervise.Process, error) {
+		return w.launchStorage(ctx, h, c)
+	}
+	s, err := server.New(ctx, cfg)
+	if err != nil {
+		h.mu.Lock()
+		h.up = false
+		h.mu.Unlock()
+		return fmt.Errorf("start of %s: %w", h.name, err)
+	}
+	h.mu.Lock()
+	h.srv = s
+	h.mu.Unlock()
+	return nil
+}
+
+// kill ends a server as a failure of its host would: processes first, then its
+// connections. What is left of the daemon in this process does no harm and ends.
+func (h *host) kill(power bool) {
+	h.mu.Lock()
+	if !h.up || h.srv == nil {
+		h.mu.Unlock()
+		return
+	}
+	srv, procs, devs := h.srv, h.procs, h.devs
+	h.up, h.srv, h.procs = false, nil, nil
+	h.mu.Unlock()
+	for _, p := range procs {
+		p.Kill()
+	}
+	for i, d := range devs {
+		h.w.net.Crash(d, h.w.plan.resets(i) && !power)
+	}
+	if power {
+		h.w.powerCut(h)
+	}
+	h.w.zombies.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		_ = srv.Close(ctx)
+	})
+}
+
+func (w *world) powerCut(h *host) {
+	for _, l := range w.loads {
+		if w.serverOf(l) == h {
+			l.disk.powerCut()
+			l.powerCut()
+		}
+	}
+}
+
+// stop ends a server in order.
+func (h *host) stop() {
+	h.mu.Lock()
+	srv := h.srv
+	h.srv = nil
+	h.mu.Unlock()
+	if srv == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	begin := time.Now()
+	_ = srv.Close(ctx)
+	if d := time.Since(begin); d > 30*time.Second {
+		h.w.violate("liveness: the stop of %s took %v", h.name, d)
+	}
+	h.mu.Lock()
+	h.up = false
+	procs := h.procs
+	h.procs = nil
+	h.mu.Unlock()
+	for _, p := range procs {
+		p.Kill() // as the end of the daemon does
+	}
+}
+
+func (h *host) startClient(ctx context.Context) error {
+	w := h.w
+	h.mu.Lock()
+	h.up = true
+	h.mu.Unlock()
+	cfg := client.DefaultConfig()
+	dev := w.net.Device("client")
+	h.devs = []verbs.Device{dev}
+	cfg.Fabrics = map[string]verbs.Device{"loopback": dev}
+	cfg.DefaultFabric = "loopback"
+	cfg.Hostname = "sim"
+	cfg.Frontends = []client.FrontendConfig{{Name: "sim", Path: "simulated"}}
+	cfg.Frontend = "sim"
+	cfg.Pumps, cfg.RingEntries, cfg.Slots = w.plan.Pumps, 64, w.plan.Slots
+	cfg.Logger = w.log.With("host", h.name)
+	cfg.Virtual = true
+	cfg.NewRing = shm.NewHeapRing
+	cfg.Launch = func(ctx context.Context, c plugin.Config) (supervise.Process, error) { return w.launchFront(ctx, h, c) }
+	c, err := client.New(ctx, cfg)
+	if err != nil {
+		return fmt.Errorf("start of the client: %w", err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.clt, h.api = c, c.Control("sim")
+	return nil
+}
+
+// close ends everything.
+func (w *world) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if w.client != nil && w.client.clt != nil {
+		_ = w.client.clt.Close(ctx)
+	}
+	for _, h := range w.servers {
+		h.stop()
+	}
+	for _, h := range append(slices.Clone(w.servers), w.client) {
+		if h == nil {
+			continue
+		}
+		h.mu.Lock()
+		procs := h.procs
+		h.up = false
+		h.mu.Unlock()
+		for _, p := range procs {
+			p.Kill()
+		}
+	}
+	w.zombies.Wait()
+	w.memories.close()
+}
