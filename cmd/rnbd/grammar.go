@@ -70,7 +70,7 @@ type verb struct {
 
 // nouns are built per command tree, since verbs point to them.
 func nouns() []*noun {
-	all := []*noun{deviceNoun(), sessionNoun(), pathNoun()}
+	all := []*noun{deviceNoun(), sessionNoun(), pathNoun(), pluginNoun()}
 	for _, n := range all {
 		for _, v := range n.verbs {
 			v.noun = n
@@ -93,7 +93,9 @@ func addVerbs(parent *cobra.Command, set daemonSet) {
 				}
 			}
 		}
-		parent.AddCommand(group)
+		if group.HasSubCommands() {
+			parent.AddCommand(group)
+		}
 	}
 	for _, v := range generalVerbs(all) {
 		if on := v.on & set; on != 0 {

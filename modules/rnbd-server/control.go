@@ -65,6 +65,14 @@ func pluginState(st supervise.Status) string {
 	return "restarting"
 }
 
+// ResetPlugin is Server.ResetPlugin.
+func (c *controlAPI) ResetPlugin(ctx context.Context, r *controlpb.PluginRequest) (*controlpb.Plugin, error) {
+	if err := c.s.ResetPlugin(ctx, r.Name); err != nil {
+		return nil, err
+	}
+	return c.s.pluginByName(r.Name).describe(), nil
+}
+
 // ResetPlugin lets a plugin that is given up, or waits for its next start, be
 // started at once, and waits for that until ctx ends. ENOENT: there is no such
 // plugin.

@@ -34,6 +34,7 @@ const (
 	ServerDaemon_SetLogLevels_FullMethodName      = "/rnbd.control.v1.ServerDaemon/SetLogLevels"
 	ServerDaemon_DisconnectPath_FullMethodName    = "/rnbd.control.v1.ServerDaemon/DisconnectPath"
 	ServerDaemon_ResizeDevice_FullMethodName      = "/rnbd.control.v1.ServerDaemon/ResizeDevice"
+	ServerDaemon_ResetPlugin_FullMethodName       = "/rnbd.control.v1.ServerDaemon/ResetPlugin"
 )
 
 // ServerDaemonClient is the client API for ServerDaemon service.
@@ -61,6 +62,9 @@ type ServerDaemonClient interface {
 	// ResizeDevice looks at the size of a device's backing store now, and tells
 	// clients that asked for news. The device is named by name or path.
 	ResizeDevice(ctx context.Context, in *DeviceRequest, opts ...grpc.CallOption) (*ServerDeviceList, error)
+	// ResetPlugin starts a plugin that is given up, or waits for its next start, and
+	// waits until it runs.
+	ResetPlugin(ctx context.Context, in *PluginRequest, opts ...grpc.CallOption) (*Plugin, error)
 }
 
 type serverDaemonClient struct {
@@ -191,6 +195,16 @@ func (c *serverDaemonClient) ResizeDevice(ctx context.Context, in *DeviceRequest
 	return out, nil
 }
 
+func (c *serverDaemonClient) ResetPlugin(ctx context.Context, in *PluginRequest, opts ...grpc.CallOption) (*Plugin, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Plugin)
+	err := c.cc.Invoke(ctx, ServerDaemon_ResetPlugin_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ServerDaemonServer is the server API for ServerDaemon service.
 // All implementations must embed UnimplementedServerDaemonServer
 // for forward compatibility.
@@ -216,6 +230,9 @@ type ServerDaemonServer interface {
 	// ResizeDevice looks at the size of a device's backing store now, and tells
 	// clients that asked for news. The device is named by name or path.
 	ResizeDevice(context.Context, *DeviceRequest) (*ServerDeviceList, error)
+	// ResetPlugin starts a plugin that is given up, or waits for its next start, and
+	// waits until it runs.
+	ResetPlugin(context.Context, *PluginRequest) (*Plugin, error)
 	mustEmbedUnimplementedServerDaemonServer()
 }
 
@@ -261,6 +278,9 @@ func (UnimplementedServerDaemonServer) DisconnectPath(context.Context, *PathRequ
 }
 func (UnimplementedServerDaemonServer) ResizeDevice(context.Context, *DeviceRequest) (*ServerDeviceList, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResizeDevice not implemented")
+}
+func (UnimplementedServerDaemonServer) ResetPlugin(context.Context, *PluginRequest) (*Plugin, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResetPlugin not implemented")
 }
 func (UnimplementedServerDaemonServer) mustEmbedUnimplementedServerDaemonServer() {}
 func (UnimplementedServerDaemonServer) testEmbeddedByValue()                      {}
@@ -499,6 +519,24 @@ func _ServerDaemon_ResizeDevice_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ServerDaemon_ResetPlugin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PluginRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).ResetPlugin(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_ResetPlugin_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).ResetPlugin(ctx, req.(*PluginRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ServerDaemon_ServiceDesc is the grpc.ServiceDesc for ServerDaemon service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -553,6 +591,10 @@ var ServerDaemon_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ResizeDevice",
 			Handler:    _ServerDaemon_ResizeDevice_Handler,
+		},
+		{
+			MethodName: "ResetPlugin",
+			Handler:    _ServerDaemon_ResetPlugin_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
