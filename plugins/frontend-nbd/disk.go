@@ -121,7 +121,11 @@ func (f *frontend) attach(ctx context.Context, e *export, s *plugin.DeviceSpec) 
 	if err := f.awaitQueues(ctx, s.Queues); err != nil {
 		return nil, err
 	}
-	taken, err := d.takeOverAt(ctx, s.Location)
+	location, err := d.locate(s.Location)
+	if err != nil {
+		return nil, err
+	}
+	taken, err := d.takeOverAt(ctx, location)
 	if err != nil {
 		return nil, err
 	}
@@ -146,6 +150,20 @@ var errNotOurs = errors.New("there is no disk of an earlier process")
 // else's, from one that says nothing about it. ENODEV: it has no NBD client, and so
 // no disks of it.
 func noDisk(err error) bool { return errors.Is(err, unix.EINVAL) || errors.Is(err, blk.ENODEV) }
+
+// locate returns where the disk of an earlier process is. ENODEV in the chain:
+// that has to be looked for, and no disk bears our mark.
+func (d *kernelDisk) locate(location string) (string, error) {
+	if location != plugin.LocationUnknown {
+		return location, nil
+	}
+	for _, index := range d.kernel.disks() {
+		if mark, told := d.kernel.backend(index); told && mark == d.config.identity {
+			return nodePath(index), nil
+		}
+	}
+	return "", fmt.Errorf("no disk has the backend identifier %q: %w", d.config.identity, blk.ENODEV)
+}
 
 // takeOverAt takes over the disk of an earlier process, if there is one. An error
 // leaves it as it is, to be tried again: it may be mounted, and its requests wait.

@@ -140,6 +140,7 @@ func ownConn(fd int) (net.Conn, error) {
 
 func (k *fakeKernel) connections(int) int  { return max(1, k.had) }
 func (k *fakeKernel) mostConnections() int { return 4 }
+func (k *fakeKernel) disks() []int         { return []int{3, 9} }
 func (k *fakeKernel) backend(int) (string, bool) {
 	if k.mark == "untold" {
 		return "", false
@@ -363,6 +364,23 @@ func TestKernelDisk_WhatIsGone(t *testing.T) {
 			kernelIO(t, k.conn(0), 3)
 			r.removeKernelDisk()
 		})
+	}
+}
+
+// A disk that has to be looked for is found by its mark, and none is made.
+func TestKernelDisk_LookedFor(t *testing.T) {
+	for mark, there := range map[string]bool{"id": true, "another": false, "untold": false} {
+		k := &fakeKernel{mark: mark}
+		r, err := newKernelRig(t, k, func(s *plugin.DeviceSpec) { s.Location = plugin.LocationUnknown })
+		if slices.Contains(k.commands, nlConnect) || (err == nil) != there || !there && !errors.Is(err, blk.ENODEV) {
+			t.Errorf("mark %q: %v, the kernel is told %d", mark, err, k.commands)
+		}
+		if there {
+			if l := r.f.Location(1); l != "/dev/nbd3" {
+				t.Errorf("location %q", l)
+			}
+			r.removeKernelDisk()
+		}
 	}
 }
 

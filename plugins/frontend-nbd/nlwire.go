@@ -103,6 +103,8 @@ type kernelClient interface {
 	// backend is the identity that the disk with this index was made with; empty:
 	// with none. Not told by kernels before Linux 5.14.
 	backend(index int) (identity string, told bool)
+	// disks are the indices of all disks.
+	disks() []int
 }
 
 // netlinkClient is the kernel's own. A command has a socket of its own: there
@@ -149,6 +151,16 @@ func (netlinkClient) backend(index int) (identity string, told bool) {
 		return "", false
 	}
 	return "", errors.Is(err, os.ErrNotExist) && tellsBackends()
+}
+
+func (netlinkClient) disks() (all []int) {
+	names, _ := filepath.Glob("/sys/block/nbd*") // fails for a bad pattern only
+	for _, name := range names {
+		if index, ok := indexOf("/dev/" + filepath.Base(name)); ok {
+			all = append(all, index)
+		}
+	}
+	return all
 }
 
 // tellsBackends is asked of the kernel's version: a disk without the attribute is

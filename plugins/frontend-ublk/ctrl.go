@@ -4,7 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -21,6 +24,8 @@ const controlPath = "/dev/ublk-control"
 type control struct {
 	path string
 	do   func(cmd uint32, r request) error // one command and its answer
+	// devices are the numbers of all devices.
+	devices func() []uint32
 
 	mu       sync.Mutex
 	file     *os.File // open from the first use on
@@ -29,9 +34,20 @@ type control struct {
 }
 
 func newControl() *control {
-	c := &control{path: controlPath}
+	c := &control{path: controlPath, devices: listDevices}
 	c.do = c.send
 	return c
+}
+
+// listDevices looks for the character devices, of which each device has one.
+func listDevices() (all []uint32) {
+	names, _ := filepath.Glob("/dev/ublkc*") // fails for a bad pattern only
+	for _, name := range names {
+		if id, err := strconv.ParseUint(strings.TrimPrefix(name, "/dev/ublkc"), 10, 32); err == nil {
+			all = append(all, uint32(id))
+		}
+	}
+	return all
 }
 
 // open makes sure that there is a driver and finds out how to speak to it. The

@@ -85,6 +85,9 @@ func (f *frontend) make(ctx context.Context, s *plugin.DeviceSpec) (d *device, t
 			}
 			return nil, false, err
 		}
+		if s.Location == plugin.LocationUnknown {
+			return nil, false, fmt.Errorf("%w: %w", err, blk.ENODEV)
+		}
 		f.log().Warn("disk is made anew", "device", s.Name, "cause", err)
 	}
 	d = newDevice(f.ctl, s, f.log())

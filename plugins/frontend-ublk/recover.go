@@ -33,7 +33,7 @@ func (d *device) recover(ctx context.Context, s *plugin.DeviceSpec, queues []*qu
 			d.release() // the driver lets it be opened once, so the next try could not
 		}
 	}()
-	id, ok := idOf(s.Location)
+	id, ok := d.locate(s)
 	if !ok {
 		return fmt.Errorf("%w: %q is no ublk device", errGone, s.Location)
 	}
@@ -63,6 +63,20 @@ func (d *device) recover(ctx context.Context, s *plugin.DeviceSpec, queues []*qu
 	}
 	d.adopt(s.Limits.Size)
 	return nil
+}
+
+// locate returns the number of the device at s.Location. One that has to be
+// looked for bears our mark.
+func (d *device) locate(s *plugin.DeviceSpec) (id uint32, ok bool) {
+	if s.Location != plugin.LocationUnknown {
+		return idOf(s.Location)
+	}
+	for _, id := range d.ctl.devices() {
+		if info, err := d.ctl.info(id); err == nil && info.private == token(s.Identity) {
+			return id, true
+		}
+	}
+	return 0, false
 }
 
 // noDevice tells the driver's answer about a number that has no device from an

@@ -76,6 +76,25 @@ func TestRecover_WhatIsGone(t *testing.T) {
 	}
 }
 
+// A disk that has to be looked for is found by its mark, and none is made.
+func TestRecover_LookedFor(t *testing.T) {
+	for owner, there := range map[string]bool{"id": true, "other": false} {
+		disk, f, s := leftDisk(t)
+		disk.owner = token(owner)
+		disk.refuse[cmdStartUserRecovery] = unix.EIO // as far as the fake goes
+		f.ctl.devices = func() []uint32 { return []uint32{fakeID} }
+		s.Location = plugin.LocationUnknown
+		_, _, err := f.make(t.Context(), s)
+		want := blk.ENODEV
+		if there {
+			want = blk.EIO
+		}
+		if blk.ToErrno(err) != want || slices.Contains(disk.sent, cmdAddDev) {
+			t.Errorf("of %q: got %v, sent %#x", owner, err, disk.sent)
+		}
+	}
+}
+
 // A take-over that fails leaves nothing open that would keep the next try out:
 // the driver lets the character device be opened once.
 func TestRecover_ClosesWhatItHasOpened(t *testing.T) {
