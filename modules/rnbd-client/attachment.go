@@ -52,6 +52,7 @@ type attachment struct {
 	pause  time.Duration
 	due    time.Time // of the next try
 	err    error     // of the last try
+	undone bool      // it ended, and its disk is left
 }
 
 // attState is where an attachment is in its life.
@@ -149,23 +150,27 @@ func (f *frontend) newAttachment(ctx context.Context, d *Device) (*attachment, *
 	if _, err := f.current(); err != nil {
 		return nil, nil, err
 	}
-	first := &firstTry{ctx: ctx, fresh: d.Location() == "", ended: make(chan struct{})}
 	slot := d.slotSize()
-	a := &attachment{
-		fe: f, index: d.index, log: f.log.With("device", d.name),
-		wake: make(chan struct{}, 1), done: make(chan struct{}), changed: make(chan struct{}),
-		dev: d, node: d.mayHaveNode(), first: first,
-		spec: plugin.DeviceSpec{
-			Index: d.index, Name: d.name, ArenaID: d.index, SlotSize: slot, Slots: d.arena.Size() / slot,
-			Config: d.settings(), Identity: d.identity, Location: d.Location(), Limits: d.Limits(),
-		},
-	}
+	a := f.makeAttachment(plugin.DeviceSpec{
+		Index: d.index, Name: d.name, ArenaID: d.index, SlotSize: slot, Slots: d.arena.Size() / slot,
+		Config: d.settings(), Identity: d.identity, Location: d.Location(), Limits: d.Limits(),
+	})
+	first := &firstTry{ctx: ctx, fresh: d.Location() == "", ended: make(chan struct{})}
+	a.dev, a.first = d, first
 	d.att.Store(a)
 	if err := f.enter(a); err != nil {
 		d.att.Store(nil)
 		return nil, nil, err
 	}
 	return a, first, nil
+}
+
+// makeAttachment makes one that has no worker yet.
+func (f *frontend) makeAttachment(spec plugin.DeviceSpec) *attachment {
+	return &attachment{
+		fe: f, index: spec.Index, log: f.log.With("device", spec.Name), spec: spec, node: mayHaveNode(spec.Config),
+		wake: make(chan struct{}, 1), done: make(chan struct{}), changed: make(chan struct{}),
+	}
 }
 
 // move changes the state. Caller holds mu, and is the worker.

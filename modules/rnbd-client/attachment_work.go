@@ -17,8 +17,11 @@ import (
 func (a *attachment) run() {
 	for a.work() {
 	}
-	a.fe.leave(a)
+	a.fe.leave(a, a.undone)
 	close(a.done)
+	if a.node {
+		a.fe.client.note()
+	}
 }
 
 // work does the next step. False: the attachment is gone.
@@ -102,6 +105,7 @@ func (a *attachment) finish() {
 	}
 	a.endFirst(fmt.Errorf("front end %s has no process: %w", a.fe.cfg.Name, syscall.EBUSY))
 	if a.state != gone {
+		a.undone = a.want == wantGone && a.left()
 		a.leaveHost()
 		a.move(gone)
 	}
@@ -137,6 +141,9 @@ func (a *attachment) later(first time.Duration) {
 
 // attach shows the device to h.
 func (a *attachment) attach(h *host) {
+	if a.first != nil && a.node {
+		a.fe.client.note() // a disk that a killed daemon leaves is known to the next one
+	}
 	d := a.beginAttach(h)
 	before := d.Location()
 	err := a.show(h, d)

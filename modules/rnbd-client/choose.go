@@ -88,9 +88,9 @@ func (d *Device) settings() map[string]string {
 	return all
 }
 
-// mayHaveNode reports whether the front end may make a disk of d, which outlives
-// its process.
-func (d *Device) mayHaveNode() bool { return d.settings()[settingAttach] != "no" }
+// mayHaveNode reports whether a front end may make a disk, which outlives its
+// process, of a device with those settings.
+func mayHaveNode(settings map[string]string) bool { return settings[settingAttach] != "no" }
 
 // appear shows d to users by the first choice that works here.
 func (d *Device) appear(ctx context.Context) error {

@@ -44,6 +44,7 @@ type Client struct {
 	retired  map[uint32]*Device // by index: unmapped, with requests under way
 	retiring sync.WaitGroup     // of retired; Add only with mapMu held
 	waiting  []savedDevice      // of the last daemon, not mapped yet; see setWaiting
+	foreign  []savedLeftover    // of the last daemon, which no front end here can take away
 	waitMu   sync.Mutex         // held with mapMu to change waiting; either lets it be read
 
 	life      context.Context // ends with Close

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 // talks to the test: "told" has a line for each call, a file "hold" keeps
 // AddDevice from coming back, "deaf" lets it forget its caller, "read" makes it
 // send a read before, and "fail" fail after. A file "used" makes the disk be in
-// use, "slow" is how long RemoveDevice takes, and "hold-remove" keeps it from
+// use, "none" says that a disk that is looked for is not there, "slow" is how long RemoveDevice takes, and "hold-remove" keeps it from
 // coming back, whatever its caller does.
 type testFront struct {
 	send chan shm.SQE // to Serve
@@ -62,6 +62,8 @@ func (d frontDir) set(name, value string) error {
 	return os.WriteFile(d.file(name), []byte(value), 0o600)
 }
 
+func (d frontDir) remove(name string) error { return os.Remove(d.file(name)) }
+
 func (d frontDir) slow() time.Duration {
 	b, _ := os.ReadFile(d.file("slow"))
 	limit, _ := time.ParseDuration(string(b))
@@ -89,6 +91,9 @@ func (f *testFront) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
 	}
 	if dir.has("fail") {
 		return blk.EIO
+	}
+	if s.Location == plugin.LocationUnknown && dir.has("none") {
+		return blk.ENODEV
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

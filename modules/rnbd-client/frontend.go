@@ -32,6 +32,7 @@ type frontend struct {
 	attachments map[uint32]*attachment // by index of the device
 	host        *host                  // the process that attachments use; nil: none
 	over        bool                   // no process is started any more
+	undone      []savedLeftover        // that no process has taken away
 
 	life    context.Context // ends with stop
 	endLife context.CancelFunc
@@ -175,11 +176,15 @@ func (f *frontend) enter(a *attachment) error {
 	return nil
 }
 
-// leave ends a's place, whose worker ends.
-func (f *frontend) leave(a *attachment) {
+// leave ends a's place, whose worker ends. undone: its disk is left.
+func (f *frontend) leave(a *attachment, undone bool) {
+	l, ok := a.leftoverLocked() // nobody changes it any more
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.attachments, a.index)
+	if undone && ok {
+		f.undone = append(f.undone, l)
+	}
 }
 
 // add shows d to users.

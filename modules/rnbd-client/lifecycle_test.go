@@ -114,6 +114,9 @@ func TestClose_ManyUsedDisksAndLittleTime(t *testing.T) {
 	if len(saved) != 3 || err != nil {
 		t.Errorf("%d of 3 disks are written down, %v", len(saved), err)
 	}
+	if left := load(t, state).Leftovers; len(left) != 0 {
+		t.Errorf("disks in use are to be taken away: %+v", left)
+	}
 	for i, dir := range dirs {
 		if slices.Contains(dir.told(), "remove forced true") {
 			t.Errorf("disk %d, which is in use, is taken away by force", i)

@@ -115,11 +115,16 @@ func (c *Client) takenBy(d *Device, session string) (*place, error) {
 // freeIndex finds the first index that nothing has. Caller holds mapMu.
 func (c *Client) freeIndex() (uint32, bool) {
 	for i := range uint32(MaxDevices) {
-		if c.places[i] == nil && c.retired[i] == nil && !c.lingers(i) {
+		if c.isFree(i) {
 			return i, true
 		}
 	}
 	return 0, false
+}
+
+// isFree reports whether nothing has the index. Caller holds mapMu.
+func (c *Client) isFree(i uint32) bool {
+	return c.places[i] == nil && c.retired[i] == nil && !c.lingers(i)
 }
 
 // freeName makes a name from an index. Caller holds mapMu.

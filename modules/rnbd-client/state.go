@@ -26,6 +26,8 @@ const stateVersion = 1
 type savedState struct {
 	Version int           `json:"version"`
 	Devices []savedDevice `json:"devices"`
+	// Leftovers are disks that are to be taken away.
+	Leftovers []savedLeftover `json:"leftovers,omitempty"`
 }
 
 // savedDevice is a mapping whose users have a device node.
@@ -89,9 +91,11 @@ func (c *Client) snapshot() *savedState {
 	c.mapMu.Lock()
 	defer c.mapMu.Unlock()
 	c.followSessions()
-	state := savedState{Version: stateVersion, Devices: slices.Clone(c.waiting)}
+	state := savedState{Version: stateVersion, Devices: slices.Clone(c.waiting), Leftovers: c.leftovers()}
 	for _, d := range c.disks() {
-		if p := c.places[d.index]; p == nil || p.work != mapping {
+		p := c.places[d.index]
+		waits := slices.ContainsFunc(c.waiting, func(s savedDevice) bool { return s.Identity == d.identity })
+		if (p == nil || p.work != mapping) && !waits {
 			state.Devices = append(state.Devices, d.saved())
 		}
 	}
@@ -115,7 +119,7 @@ func (c *Client) followSessions() {
 
 // writeState replaces the file as a whole; nothing mapped needs none.
 func writeState(name string, state *savedState) error {
-	if len(state.Devices) == 0 {
+	if len(state.Devices)+len(state.Leftovers) == 0 {
 		return private.Remove(name)
 	}
 	b, err := json.MarshalIndent(state, "", "\t")
@@ -125,19 +129,18 @@ func writeState(name string, state *savedState) error {
 	return private.Replace(name, append(b, '\n'))
 }
 
-func readState(name string) ([]savedDevice, error) {
+func loadState(name string) (state savedState, err error) {
 	b, err := private.Read(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return state, nil
 	}
-	var state savedState
 	if err == nil {
 		err = json.Unmarshal(b, &state)
 	}
 	if err == nil && state.Version != stateVersion {
 		err = fmt.Errorf("it has version %d, this daemon knows %d", state.Version, stateVersion)
 	}
-	return state.Devices, err
+	return state, err
 }
 
 // restore serves the disks of a daemon that was killed again. Servers may be
@@ -146,7 +149,7 @@ func (c *Client) restore() {
 	if c.cfg.StateFile == "" {
 		return
 	}
-	saved, err := readState(c.cfg.StateFile)
+	saved, err := loadState(c.cfg.StateFile)
 	if err != nil {
 		bad := c.cfg.StateFile + ".bad"
 		c.log.Error("disks of the last daemon are not served again: its state is not readable", "file", bad, "error", err,
@@ -155,7 +158,8 @@ func (c *Client) restore() {
 	}
 	c.mapMu.Lock()
 	defer c.mapDone()
-	for _, s := range saved {
+	c.takeBack(saved.Leftovers)
+	for _, s := range saved.Devices {
 		if _, err := s.request(); err != nil {
 			c.log.Error("a disk of the last daemon is not served again", "file", c.cfg.StateFile, "error", err)
 			continue

@@ -15,6 +15,12 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
+// readState returns the disks that the file has.
+func readState(name string) ([]savedDevice, error) {
+	state, err := loadState(name)
+	return state.Devices, err
+}
+
 func savedSample() savedDevice {
 	return savedDevice{
 		Name: "rnbd3", Path: "vg0/lv1", Session: "s1", Paths: []string{"10.0.0.2@10.0.0.1", "10.1.0.1%iwarp"}, Port: 1234,
