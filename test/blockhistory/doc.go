@@ -1,6 +1,9 @@
 // Package blockhistory judges what a disk answered to concurrent reads and
-// writes: each block must have behaved like one register that every request
-// reads or writes at one moment between its begin and its end.
+// writes: each block must have behaved like one register that every read reads
+// at one moment between its begin and its end, and every write writes at one or
+// more moments between its begin and its end. More, since a write whose answer is
+// lost with its path is repeated; so the order of writes that are under way at
+// the same time may seem to change, but what was acknowledged stays.
 //
 //	h := blockhistory.New(512, seed)
 //	w := h.BeginWrite(block, buf)        // fills buf, n blocks long
@@ -12,5 +15,5 @@
 //	err := h.Judge()                     // at the end
 //
 // A write that failed, or whose answer was lost, may take effect at any later
-// moment, once or never.
+// moment, or never.
 package blockhistory

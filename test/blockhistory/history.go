@@ -18,7 +18,7 @@ type History struct {
 
 	mu     sync.Mutex
 	last   uint64
-	blocks map[int64]map[uint64]*zone // by number and stamp of the write
+	blocks map[int64]map[uint64]*written // by number and stamp of the write
 	judged int64
 }
 
@@ -27,15 +27,16 @@ const (
 	never = math.MaxInt64
 )
 
-// zone is a value that a block had: the write and all reads that returned it.
-// Times are ns since the start.
-type zone struct {
-	begin   int64 // of the write
-	ack     int64 // of the write; never: it was not acknowledged
-	minEnd  int64 // the first end of write and reads
-	maxFrom int64 // the last begin of write and reads
-	read    bool
+// written is a write of a block, and the reads that returned it. Times are ns
+// since the start.
+type written struct {
+	begin, ack int64  // of the write; never: it was not acknowledged
+	late       int64  // last begin of the reads that began after ack; 0: none
+	during     []span // reads that began before
 }
+
+// span is the time of a request.
+type span struct{ begin, end int64 }
 
 // New is the history of a disk of blocks of size bytes. Contents depend on seed,
 // so that data of another history are not taken for ours.
@@ -43,7 +44,7 @@ func New(size int, seed uint64) *History {
 	if size < grain || size%grain != 0 {
 		panic(fmt.Sprintf("blockhistory: blocks of %d bytes", size))
 	}
-	return &History{seed: seed, size: size, start: time.Now(), blocks: map[int64]map[uint64]*zone{}}
+	return &History{seed: seed, size: size, start: time.Now(), blocks: map[int64]map[uint64]*written{}}
 }
 
 // BlockSize returns the bytes of a block.
@@ -58,14 +59,15 @@ func (h *History) Judged() int64 {
 
 func (h *History) now() int64 { return int64(time.Since(h.start)) }
 
-// zones returns the values of a block, with that of the beginning. mu is held.
-func (h *History) zones(block int64) map[uint64]*zone {
-	z := h.blocks[block]
-	if z == nil {
-		z = map[uint64]*zone{0: {begin: -2, ack: -1, minEnd: -1, maxFrom: -2}}
-		h.blocks[block] = z
+// writes returns those of a block, with what was there in the beginning. mu is
+// held.
+func (h *History) writes(block int64) map[uint64]*written {
+	w := h.blocks[block]
+	if w == nil {
+		w = map[uint64]*written{0: {begin: -2, ack: -1}}
+		h.blocks[block] = w
 	}
-	return z
+	return w
 }
 
 // Write is a write under way.
@@ -84,7 +86,7 @@ func (h *History) BeginWrite(block int64, buf []byte) Write {
 	w := Write{h, block, n, h.last}
 	now := h.now()
 	for b := block; b < block+int64(n); b++ {
-		h.zones(b)[w.stamp] = &zone{begin: now, ack: never, minEnd: never, maxFrom: now}
+		h.writes(b)[w.stamp] = &written{begin: now, ack: never}
 	}
 	h.mu.Unlock()
 	for i := range n {
@@ -100,8 +102,7 @@ func (w Write) Done() {
 	defer h.mu.Unlock()
 	now := h.now()
 	for b := w.block; b < w.block+int64(w.n); b++ {
-		z := h.blocks[b][w.stamp]
-		z.ack, z.minEnd = now, min(z.minEnd, now)
+		h.blocks[b][w.stamp].ack = now
 	}
 	h.judged += int64(w.n)
 }
@@ -144,25 +145,28 @@ func (r Read) Done(buf []byte) error {
 
 // note takes the answer for one block. mu is held.
 func (h *History) note(r Read, block int64, stamp uint64, torn bool, end int64) error {
-	z := h.zones(block)[stamp]
+	w := h.writes(block)[stamp]
 	switch {
-	case z == nil:
+	case w == nil:
 		return fmt.Errorf("block %d holds write %d, which was never begun (seed %d)", block, stamp, h.seed)
-	case torn && !h.written(block, r.begin):
+	case torn && !h.writing(block, r.begin):
 		return fmt.Errorf("block %d is torn, begins with write %d, and nothing was written meanwhile (seed %d)", block, stamp, h.seed)
 	case torn: // by a write that ran at the same time
 		return nil
 	}
-	z.read = true
-	z.minEnd, z.maxFrom = min(z.minEnd, end), max(z.maxFrom, r.begin)
+	if r.begin > w.ack {
+		w.late = max(w.late, r.begin)
+	} else {
+		w.during = append(w.during, span{r.begin, end})
+	}
 	return nil
 }
 
-// written reports whether a write of the block may have run since then. mu is
+// writing reports whether a write of the block may have run since then. mu is
 // held.
-func (h *History) written(block, since int64) bool {
-	for stamp, z := range h.blocks[block] {
-		if stamp != 0 && z.ack >= since {
+func (h *History) writing(block, since int64) bool {
+	for stamp, w := range h.blocks[block] {
+		if stamp != 0 && w.ack >= since {
 			return true
 		}
 	}

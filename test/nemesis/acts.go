@@ -99,7 +99,13 @@ func (w *world) stormFrontend(f *Fault) error {
 	return storm(f, func() error { return w.killFrontend(f) })
 }
 
-func (w *world) killPlugin(*Fault) error    { return signal(w.server.PID(), "io-", syscall.SIGKILL) }
+// killPlugin spares the plugins of a server that starts: it would end with them.
+func (w *world) killPlugin(*Fault) error {
+	w.run.Lock()
+	defer w.run.Unlock()
+	return signal(w.server.PID(), "io-", syscall.SIGKILL)
+}
+
 func (w *world) freezePlugin(*Fault) error  { return signal(w.server.PID(), "io-", syscall.SIGSTOP) }
 func (w *world) thawPlugin(*Fault) error    { return signal(w.server.PID(), "io-", syscall.SIGCONT) }
 func (w *world) stormPlugin(f *Fault) error { return storm(f, func() error { return w.killPlugin(f) }) }

@@ -18,6 +18,9 @@
 //	make faults SCHEDULES=300            300 schedules of 20 s
 //	make faults SEED=17                  the one of seed 17
 //	make faults SCHEDULE=failed.json     one from a file, as a failure prints it
+//	make faults SCHEDULES=9 KINDS='flap,disk hang'
+//
+// MINIMISE=1 leaves out faults of one that fails as long as it fails.
 //
 // In two namespaces the networks between client and server are pairs of TUN
 // devices that the test joins: it drops, delays, repeats and spoils packets

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -53,13 +54,17 @@ const (
 
 // TestSchedules runs those of RNBD_SCHEDULE (a file), of RNBD_SEED (one), of
 // RNBD_SCHEDULES (their number; seeds count from RNBD_SEED or the time on), or
-// the short form.
+// the short form. RNBD_KINDS are the kinds of faults that are drawn, with commas
+// between them; another choice is another schedule of the same seed.
 func TestSchedules(t *testing.T) {
 	root := rooted(t)
 	o := options{length: shortLength, rooted: root}
 	long := os.Getenv("RNBD_LONG") != ""
 	if long {
 		o.length, o.crowd = longLength, 200
+	}
+	if only := os.Getenv("RNBD_KINDS"); only != "" {
+		o.only = strings.Split(only, ",")
 	}
 	if name := os.Getenv("RNBD_SCHEDULE"); name != "" {
 		s, err := Load(name)

@@ -69,8 +69,9 @@ func (s *Schedule) String() string {
 // options bound what is drawn.
 type options struct {
 	length Millis
-	crowd  int  // devices of a crowd, if one is drawn
-	rooted bool // namespaces, wires and slow disks
+	crowd  int      // devices of a crowd, if one is drawn
+	rooted bool     // namespaces, wires and slow disks
+	only   []string // kinds; empty: all
 }
 
 // Draw makes the schedule of a seed. The same seed and options give the same.
@@ -90,13 +91,13 @@ func Draw(seed uint64, o options) *Schedule {
 	}
 	var names []string
 	for name, k := range kinds {
-		if o.rooted || !k.rooted {
+		if (o.rooted || !k.rooted) && (len(o.only) == 0 || slices.Contains(o.only, name)) {
 			names = append(names, name)
 		}
 	}
 	slices.Sort(names)
 	rnd.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-	names = names[:2+rnd.IntN(5)]
+	names = names[:min(len(names), 2+rnd.IntN(5))]
 	n := 3 + rnd.IntN(2+int(o.length/1000))
 	for range n {
 		name := pick(rnd, names)
