@@ -66,7 +66,8 @@ type conn struct {
 	tries  int
 	answer chan connResult // active side: the end of Connect
 
-	heard atomic.Bool // a data packet of the peer has come
+	suspect uint32      // path MTU that may be why the connection failed; 0: it is not
+	heard   atomic.Bool // a data packet of the peer has come
 }
 
 type connResult struct {
@@ -94,7 +95,8 @@ type manager struct {
 	byPeer    map[peerKey]*conn // passive ones
 	byQPN     map[peerKey]*conn // live ones, id is the peer's queue pair number
 	listeners map[uint16][]*listener
-	crowd     []*conn // handshakes that others began, see crowd.go
+	crowd     []*conn                // handshakes that others began, see crowd.go
+	learned   map[netip.Addr]learned // path MTUs, by peer; see mtu.go
 	psn       uint32
 	stopped   bool
 }
@@ -102,7 +104,7 @@ type manager struct {
 func (m *manager) init(d *Device, guid uint64) {
 	m.dev, m.guid = d, guid
 	m.conns, m.byPeer, m.byQPN = map[uint32]*conn{}, map[peerKey]*conn{}, map[peerKey]*conn{}
-	m.listeners = map[uint16][]*listener{}
+	m.listeners, m.learned = map[uint16][]*listener{}, map[netip.Addr]learned{}
 }
 
 // Numbers that a peer has to repeat cannot be guessed by those who do not see
@@ -315,10 +317,12 @@ func (c *conn) lose(why gone) {
 }
 
 // leave tells the peer that we have left, as soon as it has shown that it
-// knows our answer: before, its address may be forged. Any goroutine.
-func (m *manager) leave(c *conn) {
+// knows our answer: before, its address may be forged. suspect is the path MTU
+// if it may be the cause, else 0. Any goroutine.
+func (m *manager) leave(c *conn, suspect uint32) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	c.suspect = suspect
 	switch {
 	case m.stopped:
 	case c.state == connRepSent && !c.heard.Load():
@@ -402,6 +406,9 @@ func (f *rejFields) err() error {
 	if f.reason == reasonConsumer {
 		return &verbs.RejectError{Private: append([]byte(nil), f.private...)}
 	}
+	if f.reason == reasonInvalidMTU && len(f.ari) > 0 && f.ari[0] >= minMTUCode {
+		return &mtuError{f.ari[0]}
+	}
 	return fmt.Errorf("connection refused: %s", f.reason)
 }
 
@@ -420,6 +427,7 @@ func (m *manager) onDREQ(c *conn, p *port, peer netip.Addr, msg mad) drop {
 	case connRepSent, connEstablished:
 		c.lose(peerLeft)
 	case connDreqSent, connLeft:
+		c.answered()
 		c.linger(nil)
 	case connTimeWait:
 	default:
@@ -433,8 +441,18 @@ func (m *manager) onDREP(c *conn, msg mad) drop {
 	if c.state != connDreqSent || msg.sender() != c.remote || msg.tid() != c.last.tid() {
 		return dropState
 	}
+	c.answered()
 	c.linger(nil)
 	return dropNone
+}
+
+// answered notes that the peer is there after all: if packets of full size were
+// all that did not arrive, it is for their size.
+func (c *conn) answered() {
+	if c.suspect != 0 {
+		c.m.lost(c.peer, c.suspect)
+		c.suspect = 0
+	}
 }
 
 // stop ends everything. The ports are closed.

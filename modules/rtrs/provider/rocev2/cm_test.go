@@ -373,7 +373,7 @@ func TestC021_GivenUpRequestIsWithdrawn(t *testing.T) {
 func TestC021_ForgottenRequestIsNotRepeated(t *testing.T) {
 	c := newEnd(t, Config{}, addrA)
 	m := &c.dev.cm
-	req := m.ask(c.dev.ports[addrA], addrRaw, c.qp, verbs.ConnectParams{Dst: netip.AddrPortFrom(addrRaw, 1234)})
+	req := m.ask(c.dev.ports[addrA], addrRaw, c.qp, verbs.ConnectParams{Dst: netip.AddrPortFrom(addrRaw, 1234)}, maxMTUCode)
 	m.mu.Lock()
 	before := req.tries
 	req.after(0)

@@ -69,13 +69,36 @@ func (d *Device) connect(ctx context.Context, q *qp, p verbs.ConnectParams) ([]b
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, d.cfg.ConnectTimeout, errConnectTimeout)
 	defer cancel()
-	c := d.cm.ask(at, dst, q, p)
+	mtu := uint8(maxMTUCode)
+	if n := routeMTU(src, dst); n > 0 {
+		mtu = mtuCode(n)
+	}
+	for {
+		c := d.cm.ask(at, dst, q, p, mtu)
+		private, err := d.cm.wait(ctx, c)
+		var less *mtuError
+		if !errors.As(err, &less) || less.code >= decodeREQ(c.last).mtu {
+			return private, err
+		}
+		mtu = less.code
+	}
+}
+
+// mtuError is a refusal for the path MTU.
+type mtuError struct{ code uint8 } // that the peer takes
+
+func (e *mtuError) Error() string {
+	return fmt.Sprintf("connection refused: %s, which takes %d", reasonInvalidMTU, mtuBytes(e.code))
+}
+
+// wait returns the answer to a request.
+func (m *manager) wait(ctx context.Context, c *conn) ([]byte, error) {
 	select {
 	case r := <-c.answer:
 		return r.private, r.err
 	case <-ctx.Done():
 	}
-	if d.cm.giveUp(c) {
+	if m.giveUp(c) {
 		return nil, context.Cause(ctx)
 	}
 	r := <-c.answer // it came just in time
@@ -102,8 +125,8 @@ func (d *Device) source(dst netip.Addr) (netip.Addr, error) {
 	return src, nil
 }
 
-// ask sends a request.
-func (m *manager) ask(p *port, dst netip.Addr, q *qp, params verbs.ConnectParams) *conn {
+// ask sends a request for a path MTU of at most the code mtu.
+func (m *manager) ask(p *port, dst netip.Addr, q *qp, params verbs.ConnectParams, mtu uint8) *conn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := m.newConn(p, dst, connReqSent)
@@ -112,7 +135,7 @@ func (m *manager) ask(p *port, dst netip.Addr, q *qp, params verbs.ConnectParams
 		id: c.local, service: servicePortSpace | uint64(params.Dst.Port()), guid: m.guid,
 		qpn: q.qpn, psn: random32() & psnMask,
 		respRes: uint8(m.dev.cfg.IRD), initDepth: uint8(m.dev.cfg.ORD),
-		mtu: p.mtu, ackTimeout: ackTimeoutCode, srcGID: p.addr.As16(), dstGID: dst.As16(),
+		mtu: min(mtu, m.mtuTo(p, dst)), ackTimeout: ackTimeoutCode, srcGID: p.addr.As16(), dstGID: dst.As16(),
 		sourcePort: ephemeralPort(), source: p.addr, dest: dst, private: params.Private,
 	}
 	if m.stopped {

@@ -114,7 +114,7 @@ func (q *qp) hangUp(status verbs.Status, cause error) {
 	q.end = ending{endFlushing, status, cause}
 	q.phase.Store(uint32(phaseDown))
 	q.setDeadline(0)
-	q.dev.cm.leave(q.conn)
+	q.dev.cm.leave(q.conn, q.suspectMTU())
 	q.cq.activate(q)
 	how := "closed"
 	if status != verbs.StatusOK {

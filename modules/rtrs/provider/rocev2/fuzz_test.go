@@ -213,7 +213,7 @@ func FuzzMAD(f *testing.F) {
 		c.outs = []*outbox{newOutbox(p, -1, c.stats)}
 		m := &d.cm
 		l := must(m.listen(netip.AddrPortFrom(netip.IPv4Unspecified(), 1234)))(t)
-		asked := m.ask(p, addrB, q, verbs.ConnectParams{Dst: netip.AddrPortFrom(addrB, 1)})
+		asked := m.ask(p, addrB, q, verbs.ConnectParams{Dst: netip.AddrPortFrom(addrB, 1)}, maxMTUCode)
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		known := len(m.conns)

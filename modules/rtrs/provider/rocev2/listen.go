@@ -240,8 +240,8 @@ func (m *manager) judge(p *port, peer netip.Addr, f *reqFields) (*listener, *rej
 		return no(reasonInvalidTransport)
 	case !validQPN(f.qpn):
 		return no(reasonUnsupported)
-	case f.mtu < minMTUCode || f.mtu > p.mtu:
-		return nil, &rejFields{about: aboutREQ, reason: reasonInvalidMTU, ari: []byte{p.mtu}}
+	case f.mtu < minMTUCode || f.mtu > m.mtuTo(p, peer):
+		return nil, &rejFields{about: aboutREQ, reason: reasonInvalidMTU, ari: []byte{m.mtuTo(p, peer)}}
 	case f.srcGID != source.As16() || f.dstGID != p.addr.As16():
 		return no(reasonInvalidGID)
 	case f.source != source || f.dest != p.addr.WithZone(""):

@@ -159,7 +159,7 @@ func (o *outbox) flush() {
 		case 0:
 			o.at += n
 		case unix.EINTR:
-		case unix.EAGAIN, unix.ENOBUFS:
+		case unix.EAGAIN, unix.ENOBUFS, unix.ENOMEM:
 			o.blocked = true
 			return
 		default:
@@ -180,12 +180,30 @@ func (o *outbox) describe(i int) {
 }
 
 // refused skips the next message: to the peer it is lost. When it was a
-// segmented one, no more of those are made.
+// segmented one that the kernel cannot send, no more of those are made. All
+// other errors may pass: of the route, the interface, a filter.
 func (o *outbox) refused(errno unix.Errno) {
-	if o.runs[o.at].packets > 1 && errno != unix.ECONNREFUSED {
-		o.gso = false
-	}
+	r := &o.runs[o.at]
 	o.at++
+	if r.packets == 1 {
+		return
+	}
+	switch errno {
+	case unix.EIO, unix.EOPNOTSUPP: // the device, or what is on the way to it, cannot
+		o.gso = false
+	case unix.EINVAL: // the same, or the segments are too large for the route
+		o.gso = o.segmentsTooLarge(r)
+	}
+}
+
+// segmentsTooLarge reports whether the packets of r are too large for the route.
+func (o *outbox) segmentsTooLarge(r *run) bool {
+	headers := 20 + 8 // IPv4 and UDP
+	if o.port.addr.Is6() {
+		headers = 40 + 8
+	}
+	mtu := routeMTU(o.port.addr, r.q.conn.peer)
+	return mtu > 0 && r.size+headers > mtu
 }
 
 // letGo makes what is listed independent of the memory of r: it leaves, or is

@@ -92,6 +92,11 @@ type sendEntry struct {
 // local tells whether nothing is sent for e.
 func (e *sendEntry) local() bool { return e.op == verbs.OpLocalInv || e.op == verbs.OpRegMR }
 
+// fullAt reports whether the packet of e at off is of ours and of full size.
+func (e *sendEntry) fullAt(off, mtu uint32) bool {
+	return e.op != verbs.OpRead && e.length-off >= mtu
+}
+
 type recvEntry struct {
 	id   uint64
 	buf  []byte

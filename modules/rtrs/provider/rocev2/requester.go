@@ -70,6 +70,10 @@ type requester struct {
 	waitUntil     int64 // RNR: send nothing before
 	notReadySince int64 // RNR: since when, 0: not
 	retriedRead   bool  // una is a READ that was asked for again
+
+	fullArrived bool // a packet of full size was acknowledged
+	gapTold     bool // the peer has reported that una is missing
+	stuck       int  // how many times in a row silence made it go back to una
 }
 
 func (r *requester) init(q *qp, psn uint32, limit int32) {
@@ -334,6 +338,9 @@ func (q *qp) acknowledge(psn uint32) {
 // advance moves una over n packets of its entry e.
 func (q *qp) advance(e *sendEntry, n uint32) {
 	r := &q.req
+	if !r.fullArrived && e.fullAt(r.una.off, q.mtu) {
+		r.fullArrived = true
+	}
 	r.una.psn = psnAdd(r.una.psn, n)
 	r.una.off += n * q.mtu
 	if psnDiff(r.una.psn, e.last) > 0 {
@@ -347,6 +354,7 @@ func (q *qp) advance(e *sendEntry, n uint32) {
 func (q *qp) progressed(n int32) {
 	r := &q.req
 	r.progressAt, r.notReadySince, r.retriedRead = q.cq.clock, 0, false
+	r.gapTold, r.stuck = false, 0
 	if r.timed && psnDiff(r.una.psn, r.timedPSN) >= 0 {
 		r.measured(q.cq.clock - r.timedAt)
 	}
@@ -427,7 +435,7 @@ func (q *qp) refused(syndrome byte) drop {
 	switch syndrome {
 	case nakSequence:
 		q.cq.stats.seqNAKs.Add(1)
-		r.progressAt = q.cq.clock
+		r.progressAt, r.gapTold = q.cq.clock, true
 		r.narrow(r.window / 2)
 		q.goBack()
 		return dropNone
@@ -492,6 +500,7 @@ func (q *qp) expire() {
 		q.cq.activate(q)
 	case r.outstanding() > 0:
 		q.cq.stats.timeouts.Add(1)
+		r.stuck++
 		if limit := q.dev.cfg.RetryTimeout; q.cq.clock-r.progressAt > int64(limit) {
 			q.failRequest(verbs.StatusRetryExceeded, fmt.Errorf("peer has not answered for %s", limit))
 			return

@@ -1,7 +1,10 @@
 package rocev2
 
 import (
+	"fmt"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -35,15 +38,48 @@ func TestC042_MergingStopsWhenItMixesQueuePairs(t *testing.T) {
 	}
 }
 
-// A segmented send that the kernel refuses is lost, and the last of its kind.
-func TestC042_RefusedSegmentedSendIsTheLast(t *testing.T) {
+// A send that the kernel refuses is lost. Segmented ones go on, unless the error
+// says that the kernel cannot do it.
+func TestC042_RefusedSegmentedSends(t *testing.T) {
+	for _, tt := range []struct {
+		errno unix.Errno
+		size  int // of a packet
+		want  bool
+	}{
+		{unix.EIO, 1000, false},
+		{unix.EOPNOTSUPP, 1000, false},
+		{unix.EINVAL, 1000, false},
+		{unix.EINVAL, 1 << 20, true}, // larger than the route of lo takes
+		{unix.EMSGSIZE, 1000, true},
+		{unix.EPERM, 1000, true},
+		{unix.ECONNREFUSED, 1000, true},
+		{unix.ENETUNREACH, 1000, true},
+		{unix.EHOSTUNREACH, 1000, true},
+		{unix.ENETDOWN, 1000, true},
+		{unix.EBADF, 1000, true},
+	} {
+		t.Run(fmt.Sprintf("%s for packets of %d bytes", unix.ErrnoName(tt.errno), tt.size), func(t *testing.T) {
+			c, _ := pairOf(t, Config{})
+			out := c.qp.out
+			out.gso = true
+			out.runs[0] = run{q: c.qp, size: tt.size, packets: 2}
+			out.n = 1
+			out.refused(tt.errno)
+			if out.gso != tt.want || out.at != 1 {
+				t.Errorf("segmented sends are on: %t, %d messages wait", out.gso, out.n-out.at)
+			}
+			out.discard()
+		})
+	}
+}
+
+func TestC042_RefusedSendsAreLost(t *testing.T) {
 	o := newOffline(t) // its socket refuses everything
 	defer o.finish()
 	out := o.q.out
-	out.gso = true
 	o.cq.transmit()
-	if out.gso || out.at != 0 || out.n != 0 {
-		t.Errorf("segmented sends are on: %t, %d messages wait", out.gso, out.n-out.at)
+	if out.at != 0 || out.n != 0 {
+		t.Errorf("%d messages wait", out.n-out.at)
 	}
 	if n := o.q.req.outstanding(); n == 0 {
 		t.Error("nothing was sent")

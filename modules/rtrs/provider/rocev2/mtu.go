@@ -1,0 +1,102 @@
+package rocev2
+
+import (
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The path MTU is chosen once, by the active side. It follows the interface,
+// what the kernel knows of the route, and what was learned: a connection on
+// which short packets arrive and none of full size ever did tells that something
+// in between carries less, and keeps it to itself. The next connections between
+// the two hosts use less; the passive side makes the active one by refusing.
+
+const (
+	// learnedFor is how long a smaller path MTU is used before the full one is
+	// tried again.
+	learnedFor = 10 * time.Minute
+	// ethernetCode is the path MTU of Ethernet's 1500 bytes: 1024.
+	ethernetCode = 3
+	// stuckAfter is how many times in a row the same packet was sent in vain
+	// before its size is to blame.
+	stuckAfter = 3
+)
+
+// learned is a path MTU that was learned.
+type learned struct {
+	code  uint8
+	until time.Time
+}
+
+// mtuTo returns the code of the largest path MTU between a port and a peer, as
+// far as is known without asking the kernel. m.mu is held.
+func (m *manager) mtuTo(p *port, peer netip.Addr) uint8 {
+	if l, ok := m.learned[peer]; ok && time.Now().Before(l.until) {
+		return min(p.mtu, l.code)
+	}
+	return p.mtu
+}
+
+// lost notes that packets with the path MTU mtu, in bytes, do not arrive at a
+// peer. m.mu is held.
+func (m *manager) lost(peer netip.Addr, mtu uint32) {
+	code := uint8(minMTUCode)
+	for mtuBytes(code+1) < mtu {
+		code++
+	}
+	code = min(code, ethernetCode)
+	now := time.Now()
+	for a, l := range m.learned {
+		if now.After(l.until) {
+			delete(m.learned, a)
+		}
+	}
+	m.learned[peer] = learned{code, now.Add(learnedFor)}
+	m.dev.cfg.Logger.Warn("rocev2 packets of full size do not arrive: something in between carries less than the interfaces",
+		"peer", peer, "path_mtu", mtu, "next", mtuBytes(code), "for", learnedFor)
+}
+
+// suspectMTU returns the path MTU when the size of its packets may be why the
+// connection has failed, else 0. What the peer has told already is noted.
+func (q *qp) suspectMTU() uint32 {
+	r := &q.req
+	if r.fullArrived || r.stuck < stuckAfter || r.una.at >= r.begun || q.mtu == mtuBytes(minMTUCode) ||
+		!q.sq[r.una.at&q.sqMask].fullAt(r.una.off, q.mtu) {
+		return 0
+	}
+	if !r.gapTold {
+		return q.mtu
+	}
+	m := &q.dev.cm
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lost(q.conn.peer, q.mtu)
+	return 0
+}
+
+// routeMTU is the largest IP packet, in bytes, that the kernel would send from
+// src to dst; 0 when it does not say.
+func routeMTU(src, dst netip.Addr) int {
+	family, level, option := unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_MTU
+	to := newPeerAddr(dst)
+	var from, peer unix.Sockaddr = &unix.SockaddrInet6{Addr: src.As16(), ZoneId: newPeerAddr(src).scope}, &unix.SockaddrInet6{Addr: dst.As16(), Port: roceUDPPort, ZoneId: to.scope}
+	if dst.Is4() {
+		family, level, option = unix.AF_INET, unix.IPPROTO_IP, unix.IP_MTU
+		from, peer = &unix.SockaddrInet4{Addr: src.As4()}, &unix.SockaddrInet4{Addr: dst.As4(), Port: roceUDPPort}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0
+	}
+	defer unix.Close(fd)
+	if unix.Bind(fd, from) != nil || unix.Connect(fd, peer) != nil {
+		return 0
+	}
+	n, err := unix.GetsockoptInt(fd, level, option)
+	if err != nil {
+		return 0
+	}
+	return n
+}
