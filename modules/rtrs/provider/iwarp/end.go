@@ -125,15 +125,13 @@ func (q *qp) hangUp(status verbs.Status, cause error) {
 	q.cq.activate(q)
 }
 
-// leave is the end that our side asked for. What was posted gets a last
-// chance, and what came in is thrown away, since closing a socket with unread
-// data resets the connection and may take our last words with it.
+// leave is the end that our side asked for. Nothing is sent any more, neither
+// what was posted nor the rest of a list: whoever gave the connection up may
+// have sent the same another way, and newer data after it. What came in is
+// thrown away, since closing a socket with unread data resets the connection,
+// which would not look like an end that was asked for.
 func (q *qp) leave() {
 	if q.end.state != endNone {
-		return
-	}
-	q.transmit()
-	if q.end.state != endNone || q.fd < 0 {
 		return
 	}
 	for range 16 {

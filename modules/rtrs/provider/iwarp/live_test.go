@@ -3,6 +3,7 @@ package iwarp
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"runtime"
 	"slices"
@@ -518,5 +519,43 @@ func TestDestroyWithoutWaiting(t *testing.T) {
 	}
 	if err := s.cq.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A connection that is given up sends nothing any more: its consumer may have
+// sent the same another way.
+func TestNothingIsSentAfterDisconnect(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		full bool // the socket, with the rest of a list waiting
+	}{{"requests that were not started", false}, {"the rest of what the socket did not take", true}} {
+		t.Run(tt.name, func(t *testing.T) {
+			p, c, err := clientToRaw(t, DefaultConfig(), agree)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.poll()
+			buf, mr := c.region(1<<20, 0)
+			message := verbs.SendWR{Op: verbs.OpSend, SGEs: []verbs.SGE{{Buf: buf, LKey: mr.LKey()}}}
+			for n := 0; tt.full && !c.q().tx.blocked; n++ {
+				if n == 32 {
+					t.Fatal("the socket took 32 MiB")
+				}
+				c.send(message)
+				c.poll()
+			}
+			sent := c.dev.Stats().SentBytes
+			c.send(message)
+			c.qp.Disconnect()
+			got := make(chan int64, 1)
+			go func() {
+				n, _ := io.Copy(io.Discard, p.conn)
+				got <- n
+			}()
+			c.ended()
+			if n := <-got; uint64(n) != sent || c.dev.Stats().SentBytes != sent {
+				t.Errorf("%d bytes were sent before Disconnect, %d came", sent, n)
+			}
+		})
 	}
 }
