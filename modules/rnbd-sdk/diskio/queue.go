@@ -41,6 +41,8 @@ type op struct {
 	tries   uint8
 	syncing bool   // the step is the Fdatasync behind another one
 	bounced bool   // the transfer in flight uses bounce
+	share   *share // of the engine's workers that it counts for; nil: none
+	next    int32  // tag of the next one in a list; -1: last
 	bounce  []byte // nil until first needed, kept for later requests
 }
 
@@ -52,6 +54,8 @@ type queue struct {
 	count  Counters
 
 	inFlight int
+	throttle
+	refused  list // the engine had no room
 	large    bool // the last request was large
 	started  bool // the engine holds requests that are not started
 	answered bool // the ring holds answers that are not published
@@ -64,7 +68,7 @@ type queue struct {
 }
 
 func newQueue(r ring, e uring.Engine) *queue {
-	return &queue{ring: r, engine: e, ops: make([]op, r.Depth())}
+	return &queue{ring: r, engine: e, ops: make([]op, r.Depth()), refused: empty, throttle: newThrottle(r.Depth())}
 }
 
 // intake is the ring as a source of the pump. It is the last one polled in a
@@ -96,6 +100,9 @@ func (q intake) FD() int   { return q.ring.FD() }
 func (q *queue) LargeIO() bool { return q.large }
 
 func (q *queue) closeLoop() {
+	if q.refused != empty {
+		q.submitAgain()
+	}
 	if q.started {
 		q.started = false
 		q.engine.Flush()
@@ -109,7 +116,7 @@ func (q *queue) closeLoop() {
 // start begins a request.
 func (q *queue) start(r *plugin.Request) {
 	o := &q.ops[r.Tag]
-	o.req, o.done, o.tries, o.syncing, o.bounced = *r, 0, 0, false, false
+	o.req, o.done, o.tries, o.syncing, o.bounced, o.share = *r, 0, 0, false, false, nil
 	q.inFlight++
 	disk, ok := r.Disk.(Planner)
 	if !ok {
@@ -125,7 +132,7 @@ func (q *queue) start(r *plugin.Request) {
 func (q *queue) run(o *op) {
 	switch {
 	case o.step.Inline == InlineNo:
-		q.submit(o)
+		q.enter(o)
 	case o.step.Op == uring.Fdatasync:
 		q.inlineSync(o)
 	default:
@@ -143,7 +150,7 @@ func (q *queue) inlineTransfer(o *op) {
 	n, errno := transfer(o.step.Op == uring.Pwrite, o.step.FD, o.req.Buf, o.req.Off, flags, &q.iov)
 	switch {
 	case errno == unix.EAGAIN || errno == unix.EINTR:
-		q.submit(o)
+		q.enter(o)
 	case errno != 0:
 		q.onError(o, errno)
 	case n == len(o.req.Buf):
@@ -151,13 +158,13 @@ func (q *queue) inlineTransfer(o *op) {
 		q.onStepDone(o)
 	default:
 		o.done = uint64(n)
-		q.submit(o)
+		q.enter(o)
 	}
 }
 
 func (q *queue) inlineSync(o *op) {
 	if err := unix.Fdatasync(int(o.step.FD)); err != nil {
-		q.submit(o) // the engine reports it, or has better luck
+		q.enter(o) // the engine reports it, or has better luck
 		return
 	}
 	q.count.Inline.Add(1)
@@ -178,13 +185,22 @@ func (q *queue) submit(o *op) {
 		}
 		q.request.Buf, q.request.Len = buf, uint64(len(buf))
 	}
-	if !q.engine.Submit(&q.request) {
-		// The engine is as deep as the ring, and holds one request per tag:
-		// only a broken engine refuses.
+	switch {
+	case q.engine.Submit(&q.request):
+		q.started = true
+	case q.engine.InFlight() == 0: // it is broken: it takes nothing
 		q.finish(o, blk.EIO)
-		return
+	default:
+		q.refused.push(q.ops, o)
 	}
-	q.started = true
+}
+
+// submitAgain goes on with what the engine had no room for.
+func (q *queue) submitAgain() {
+	waiting := q.refused
+	for q.refused = empty; waiting != empty; {
+		q.submit(waiting.pop(q.ops))
+	}
 }
 
 // memory is where the next transfer goes to or comes from; nil: there is none.
@@ -281,7 +297,7 @@ func (q *queue) onStepDone(o *op) {
 	if o.step.Sync && !o.syncing {
 		o.syncing = true
 		o.step = Step{Op: uring.Fdatasync, FD: o.step.FD}
-		q.submit(o)
+		q.enter(o)
 		return
 	}
 	q.finish(o, blk.OK)
@@ -310,9 +326,12 @@ func (q *queue) onError(o *op, errno unix.Errno) {
 // finish answers and leaves nothing of the request in its slot but the bounce
 // buffer.
 func (q *queue) finish(o *op, e blk.Errno) {
-	tag := o.req.Tag
+	tag, s := o.req.Tag, o.share
 	*o = op{bounce: o.bounce}
 	q.inFlight--
+	if s != nil {
+		q.leave(s)
+	}
 	q.answered = true
 	q.ring.Complete(tag, e)
 }

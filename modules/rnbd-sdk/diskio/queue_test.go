@@ -41,6 +41,8 @@ func (r *fakeRing) Depth() int                       { return 128 }
 type fakeEngine struct {
 	run     func(r *uring.Request) int32
 	full    bool
+	workers int            // as many of the oldest requests make progress; 0: all
+	hung    map[int32]bool // descriptors whose requests do not end
 	waiting []uring.Request
 	flushes int
 	log     []uring.Request // all that was submitted
@@ -58,13 +60,22 @@ func (e *fakeEngine) Submit(r *uring.Request) bool {
 func (e *fakeEngine) Flush() { e.flushes++ }
 
 func (e *fakeEngine) Reap(done []uring.Completion) int {
-	n := min(len(done), len(e.waiting))
-	for i := range n {
-		done[i] = uring.Completion{Tag: e.waiting[i].Tag, Res: e.run(&e.waiting[i])}
+	n, kept := 0, 0
+	for i := range e.waiting {
+		r := &e.waiting[i]
+		if n == len(done) || e.hung[r.FD] || e.workers > 0 && i >= e.workers {
+			e.waiting[kept] = *r
+			kept++
+			continue
+		}
+		done[n] = uring.Completion{Tag: r.Tag, Res: e.run(r)}
+		n++
 	}
-	e.waiting = append(e.waiting[:0], e.waiting[n:]...)
+	e.waiting = e.waiting[:kept]
 	return n
 }
+
+func (e *fakeEngine) Workers(uring.Op) int { return e.workers }
 
 func (e *fakeEngine) Arm() bool     { return len(e.waiting) == 0 }
 func (e *fakeEngine) FD() int       { return -1 }

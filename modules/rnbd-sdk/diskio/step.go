@@ -6,8 +6,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
 )
 
-// Planner is a disk that knows how to run requests on its descriptors. Its
-// methods neither block nor allocate.
+// Planner is a disk that knows how to run requests on its descriptors; it is a
+// pointer. Its methods neither block nor allocate.
 type Planner interface {
 	// Plan says how r is run.
 	Plan(r *plugin.Request) Step

@@ -66,6 +66,9 @@ type Engine interface {
 	Close() error
 	// Name is "uring" or "threads".
 	Name() string
+	// Workers returns how many requests of the kind the engine runs at once; 0: all
+	// that are in flight. The rest waits for one of these to end.
+	Workers(op Op) int
 }
 
 // BufferRegistrar is what an Engine with Request.Fixed also has. The owner
@@ -80,7 +83,7 @@ type EngineConfig struct {
 	// Prefer is "auto" (or empty: io_uring where it works, see Supported),
 	// "uring" or "threads". The environment variable RNBD_IO_ENGINE overrides it.
 	Prefer  string
-	Threads int // of the thread engine; 0: 16
+	Threads int // most threads of the thread engine, started as needed; 0: 64
 }
 
 // EngineEnv names the environment variable that overrides EngineConfig.Prefer.
@@ -89,7 +92,7 @@ const EngineEnv = "RNBD_IO_ENGINE"
 const (
 	defaultDepth   = 256
 	maxDepth       = 1 << 15
-	defaultThreads = 16
+	defaultThreads = 64
 )
 
 // NewEngine makes an engine. Where "auto" had to take threads, Supported says

@@ -42,6 +42,7 @@ type pool struct {
 	tail, doneHead uint32
 	unflushed      uint64
 	inFlight       int
+	started, most  int // workers
 	token          [8]byte
 
 	sem, event int // tokens for workers; wakes the owner
@@ -78,13 +79,10 @@ func newThreads(cfg EngineConfig, event int) (*threadEngine, error) {
 	}
 	e := &threadEngine{pool: pool{
 		ops: make([]threadOp, cfg.Depth), queue: make([]atomic.Uint32, cfg.Depth), done: make([]atomic.Uint32, cfg.Depth),
-		sem: sem, event: event,
+		sem: sem, event: event, most: min(cfg.Threads, cfg.Depth),
 	}}
 	for i := range cfg.Depth {
 		e.free = append(e.free, uint32(i))
-	}
-	for range min(cfg.Threads, cfg.Depth) {
-		e.workers.Go(e.work)
 	}
 	return e, nil
 }
@@ -92,6 +90,8 @@ func newThreads(cfg EngineConfig, event int) (*threadEngine, error) {
 func (e *threadEngine) Name() string  { return "threads" }
 func (e *threadEngine) FD() int       { return e.event }
 func (e *threadEngine) InFlight() int { return e.inFlight }
+
+func (e *threadEngine) Workers(Op) int { return e.most }
 
 func (e *threadEngine) Submit(r *Request) bool {
 	place := &e.queue[e.tail&uint32(len(e.queue)-1)]
@@ -105,6 +105,10 @@ func (e *threadEngine) Submit(r *Request) bool {
 	e.tail++
 	e.unflushed++
 	e.inFlight++
+	if e.inFlight > e.started && e.started < e.most {
+		e.started++
+		e.workers.Go(e.work)
+	}
 	return true
 }
 

@@ -32,7 +32,14 @@ type failure struct {
 	res int32
 }
 
-const sideThreads = 4
+const (
+	// sideThreads bounds the threads for what io_uring does not have.
+	sideThreads = 64
+	// blockedWorkers bounds the kernel's threads of a ring for requests that it
+	// cannot start without waiting. By itself it takes a few per CPU, and a file
+	// system that hangs would have all of them.
+	blockedWorkers = 512
+)
 
 func newURingEngine(cfg EngineConfig) (Engine, error) {
 	ring, err := NewRing(cfg.Depth, Options{})
@@ -49,6 +56,7 @@ func newURingEngine(cfg EngineConfig) (Engine, error) {
 		ring.Close()
 		return nil, fmt.Errorf("new io_uring engine: %w", err)
 	}
+	ring.allowWorkers(blockedWorkers) // as far as it can: kernels before 5.15 do not
 	e := &uringEngine{ring: ring, event: event, ops: make([]uringOp, cfg.Depth), failed: make([]failure, 0, cfg.Depth)}
 	for i := range cfg.Depth {
 		e.free = append(e.free, uint32(i))
@@ -58,6 +66,13 @@ func newURingEngine(cfg EngineConfig) (Engine, error) {
 
 func (e *uringEngine) Name() string { return "uring" }
 func (e *uringEngine) FD() int      { return e.event }
+
+func (e *uringEngine) Workers(op Op) int {
+	if op >= Discard {
+		return min(sideThreads, len(e.ops))
+	}
+	return 0
+}
 
 func (e *uringEngine) RegisterBuffers(bufs [][]byte) error { return e.ring.RegisterBuffers(bufs) }
 

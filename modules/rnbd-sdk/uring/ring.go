@@ -48,6 +48,7 @@ const (
 	registerProbe       = 8
 	registerEnableRings = 12
 	registerBuffers2    = 15
+	registerMaxWorkers  = 19
 
 	registerSparse = 1 << 0
 )
@@ -234,6 +235,13 @@ func (r *Ring) FD() int { return r.fd }
 func (r *Ring) RegisterEventfd(fd int) error {
 	v := int32(fd)
 	return r.register("eventfd", registerEventfd, int32Pointer(&v), 1)
+}
+
+// allowWorkers has the kernel start up to n threads for requests on files and block
+// devices that it cannot start without waiting.
+func (r *Ring) allowWorkers(n int32) error {
+	v := [2]int32{n, 0} // of bounded work, of other work; 0: as it is
+	return r.register("workers", registerMaxWorkers, int32Pointer(&v[0]), len(v))
 }
 
 // RegisterFiles gives descriptors indices for FixedFile, once.
