@@ -417,3 +417,44 @@ func TestServerConfigIsChecked(t *testing.T) {
 		}
 	}
 }
+
+// removable is a device that hands out requests which came to no device.
+type removable struct{ verbs.Device }
+
+type removableListener struct{ verbs.Listener }
+
+type homeless struct{ verbs.ConnRequest }
+
+func (d removable) Listen(addr netip.AddrPort) (verbs.Listener, error) {
+	l, err := d.Device.Listen(addr)
+	return removableListener{l}, err
+}
+
+func (l removableListener) Accept() (verbs.ConnRequest, error) {
+	r, err := l.Listener.Accept()
+	return homeless{r}, err
+}
+
+func (homeless) Device() verbs.Device { return nil }
+
+func TestRequestToADeviceThatWasRemovedIsRefused(t *testing.T) {
+	net := loopback.New()
+	s := startServer(t, net, serve)
+	other := netip.AddrPortFrom(serverAddr.Addr(), 99)
+	if _, err := s.Listen(removable{net.Device("removed")}, other); err != nil {
+		t.Fatal(err)
+	}
+	p := newRawPath(t, net, 1)
+	qp, err := p.dev.CreateQP(p.pd, verbs.QPConfig{CQ: p.cq, SendQueue: 1, RecvQueue: 1, MaxSGE: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer qp.Destroy()
+	var rej *verbs.RejectError
+	if _, err := p.dev.Connect(t.Context(), qp, verbs.ConnectParams{Dst: other, Private: p.private(0)}); !errors.As(err, &rej) {
+		t.Fatalf("connect: %v", err)
+	}
+	if got := rtrswire.ConnRsp(rej.Private).Errno(); got != -int16(syscall.ENODEV) {
+		t.Errorf("refused with %d", got)
+	}
+}

@@ -57,6 +57,11 @@ type ServerConfig struct {
 	// consumer has not answered; then their chunks are retired, see
 	// Retirer. 0: for ever.
 	RetireAfter time.Duration
+	// Limits bound what clients can take.
+	Limits Limits
+	// InfoTimeout is how long a path has from its first connection until it is
+	// connected, which its INFO_REQ asks for.
+	InfoTimeout time.Duration
 	// Admit tells whether a client may connect; nil admits all.
 	Admit func(remote netip.AddrPort) bool
 }
@@ -70,6 +75,8 @@ func DefaultServerConfig() ServerConfig {
 		Timing:           DefaultTiming(),
 		Logger:           slog.Default(),
 		RetireAfter:      5 * time.Second,
+		Limits:           DefaultLimits(),
+		InfoTimeout:      30 * time.Second,
 	}
 }
 
@@ -77,8 +84,6 @@ const (
 	// maxHdrSize of each chunk is for the user message and the header.
 	maxHdrSize   = 4096
 	minChunkSize = 8192
-	// zombieTimeout ends a path that does not get connected.
-	zombieTimeout = 30 * time.Second
 	// defaultNameGrace is the usual Server.nameGrace.
 	defaultNameGrace = time.Second
 	// acceptPause follows a failure to accept.
@@ -97,6 +102,11 @@ func (c *ServerConfig) check() error {
 		return fmt.Errorf("chunk size %d is not a multiple of %d from %d: %w", c.ChunkSize, maxHdrSize, minChunkSize, syscall.EINVAL)
 	case rtrswire.CeilLog2(c.QueueDepth)+rtrswire.CeilLog2(c.ChunkSize) > rtrswire.ImmPayloadBits:
 		return fmt.Errorf("%d chunks of %d bytes do not fit in an immediate: %w", c.QueueDepth, c.ChunkSize, syscall.EINVAL)
+	case c.InfoTimeout <= 0:
+		return fmt.Errorf("time to connect a path %s is not positive: %w", c.InfoTimeout, syscall.EINVAL)
+	}
+	if err := c.Limits.check(); err != nil {
+		return err
 	}
 	return c.Timing.Validate()
 }
@@ -113,6 +123,8 @@ type Server struct {
 	nameGrace time.Duration
 
 	accepts sync.WaitGroup // goroutines of listeners
+
+	accounts accounts
 
 	// accepting serialises connection requests, and the point at which a path
 	// takes no more of them. Taken before mu.
@@ -140,6 +152,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		sessions: map[rtrswire.UUID]*SrvSession{},
 
 		nameGrace: defaultNameGrace,
+		accounts:  accounts{limits: cfg.Limits, of: map[netip.Addr]*account{}, waiting: map[netip.Addr]int{}},
 	}
 	s.timing.Store(&cfg.Timing)
 	return s, nil
@@ -196,6 +209,9 @@ func (s *Server) run(dev verbs.Device, l verbs.Listener) {
 	}
 }
 
+// errDeviceGone refuses a request that came to a device which was removed since.
+var errDeviceGone error = &sentinel{"the device was removed", syscall.ENODEV}
+
 // onConnRequest answers one connection request.
 func (s *Server) onConnRequest(dev verbs.Device, req verbs.ConnRequest) {
 	s.accepting.Lock()
@@ -203,7 +219,10 @@ func (s *Server) onConnRequest(dev verbs.Device, req verbs.ConnRequest) {
 	if r, ok := req.(verbs.DeviceRequest); ok {
 		dev = r.Device()
 	}
-	err := s.accept(dev, req)
+	err := errDeviceGone
+	if dev != nil {
+		err = s.accept(dev, req)
+	}
 	if err == nil {
 		return
 	}
@@ -226,7 +245,7 @@ func (s *Server) accept(dev verbs.Device, req verbs.ConnRequest) error {
 		return fmt.Errorf("client %s is not admitted: %w", verbs.AddrPortString(req.RemoteAddr()), syscall.EACCES)
 	}
 	f := m.Fields()
-	sess, err := s.sessionFor(&f)
+	sess, err := s.sessionFor(payer(req.RemoteAddr()), &f)
 	if err != nil {
 		return err
 	}
@@ -238,8 +257,9 @@ func (s *Server) accept(dev verbs.Device, req verbs.ConnRequest) error {
 	return p.addConn(req, int(f.CID))
 }
 
-// sessionFor returns the session that f names, a new one if f allows that.
-func (s *Server) sessionFor(f *rtrswire.ConnReqFields) (*SrvSession, error) {
+// sessionFor returns the session that f names, a new one, for a client at addr,
+// if f allows that.
+func (s *Server) sessionFor(addr netip.Addr, f *rtrswire.ConnReqFields) (*SrvSession, error) {
 	s.mu.Lock()
 	sess, closed := s.sessions[f.PathsUUID], s.closed
 	s.mu.Unlock()
@@ -251,10 +271,16 @@ func (s *Server) sessionFor(f *rtrswire.ConnReqFields) (*SrvSession, error) {
 	case !f.FirstConn:
 		return nil, fmt.Errorf("unknown session, and not its first connection: %w", syscall.ENXIO)
 	}
-	sess, err := newSrvSession(s, f.PathsUUID)
-	if err != nil {
+	memory := int64(s.cfg.QueueDepth) * int64(s.cfg.ChunkSize)
+	if err := s.accounts.takeSession(addr, memory); err != nil {
 		return nil, err
 	}
+	sess, err := newSrvSession(s, f.PathsUUID)
+	if err != nil {
+		s.accounts.drop(addr, account{sessions: 1, memory: memory})
+		return nil, err
+	}
+	sess.payer = addr
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sessions[f.PathsUUID] = sess

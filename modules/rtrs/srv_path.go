@@ -90,7 +90,7 @@ func newSrvPath(s *SrvSession, dev verbs.Device, req verbs.ConnRequest, f *rtrsw
 		p.free()
 		return nil, fmt.Errorf("register chunks on %s: %w", dev.Info().Name, err)
 	}
-	p.zombie = time.AfterFunc(zombieTimeout, p.expire)
+	p.zombie = time.AfterFunc(s.srv.cfg.InfoTimeout, p.expire)
 	if s.srv.cfg.AlwaysInvalidate && !p.newRkey {
 		p.log("rtrs: always_invalidate is off for this path: the device cannot change keys", "device", dev.Info().Name)
 	}
@@ -173,7 +173,7 @@ func (p *srvPath) mayJoin(f *rtrswire.ConnReqFields) error {
 // addConn accepts req as connection cid. An error is the client's answer, and
 // the end of the path. Holds accepting.
 func (p *srvPath) addConn(req verbs.ConnRequest, cid int) error {
-	c, err := newSrvConn(p, cid)
+	c, err := p.newConn(cid)
 	if err != nil {
 		p.close(err)
 		return err
@@ -186,10 +186,29 @@ func (p *srvPath) addConn(req verbs.ConnRequest, cid int) error {
 	if err := req.Accept(c.qp, rsp[:]); err != nil {
 		p.conns[cid] = nil
 		p.live.Done()
-		c.destroy()
+		p.destroy(c)
 		p.close(fmt.Errorf("accept connection %d: %w", cid, err))
 	}
 	return nil
+}
+
+// newConn makes a connection, if the client may have one more.
+func (p *srvPath) newConn(cid int) (*srvConn, error) {
+	a := &p.sess.srv.accounts
+	if err := a.takeConn(payer(p.client)); err != nil {
+		return nil, err
+	}
+	c, err := newSrvConn(p, cid)
+	if err != nil {
+		a.drop(payer(p.client), account{conns: 1})
+	}
+	return c, err
+}
+
+// destroy frees a connection of newConn.
+func (p *srvPath) destroy(c *srvConn) {
+	c.destroy()
+	p.sess.srv.accounts.drop(payer(p.client), account{conns: 1})
 }
 
 // answer writes what every connection of p is accepted with.
@@ -240,6 +259,7 @@ func (p *srvPath) establish(m rtrswire.InfoReq) error {
 		return err
 	}
 	p.zombie.Stop()
+	p.sess.srv.accounts.end(p)
 	p.log("rtrs: path connected")
 	return p.onOwner(p.conns[0], func() error {
 		p.startBeats(time.Now())
@@ -265,7 +285,7 @@ func (p *srvPath) takeName(name string) error {
 		}
 		select {
 		case <-holder.closed:
-		case <-p.closing: // zombieTimeout has passed, or the client has given up
+		case <-p.closing: // InfoTimeout has passed, or the client has given up
 			return err
 		case <-time.After(p.sess.srv.nameGrace):
 			if holder.goesOn() {
@@ -307,6 +327,7 @@ func (p *srvPath) close(cause error) {
 	}
 	p.cause = cause
 	p.zombie.Stop()
+	p.sess.srv.accounts.end(p)
 	close(p.closing)
 	go p.teardown()
 }
@@ -314,7 +335,8 @@ func (p *srvPath) close(cause error) {
 // expire closes the path if it is not connected yet.
 func (p *srvPath) expire() {
 	if p.State() == SrvPathConnecting {
-		p.close(protocolErrorf("not connected within %s", zombieTimeout))
+		p.sess.srv.accounts.timedOut()
+		p.close(protocolErrorf("not connected within %s", p.sess.srv.cfg.InfoTimeout))
 	}
 }
 
@@ -349,7 +371,7 @@ func (p *srvPath) teardown() {
 	}
 	p.awaitRequests(conns)
 	for _, c := range conns {
-		c.destroy()
+		p.destroy(c)
 	}
 	p.free()
 	p.sess.pathDown(p)

@@ -22,6 +22,7 @@ type SrvSession struct {
 	serial int // in order of making
 	uuid   rtrswire.UUID
 	life   rtrswire.UUID // of this object: a session that is made anew has another
+	payer  netip.Addr    // counts for it
 	mem    Memory
 	chunks []byte
 	ops    []Op
@@ -218,6 +219,7 @@ func (s *SrvSession) pathFor(dev verbs.Device, req verbs.ConnRequest, f *rtrswir
 	if err != nil {
 		return nil, err
 	}
+	s.srv.accounts.begin(p)
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
 	s.lastID++
@@ -320,8 +322,14 @@ func (s *SrvSession) removePath(p *srvPath) {
 	defer s.srv.mu.Unlock()
 	s.paths = slices.DeleteFunc(s.paths, func(o *srvPath) bool { return o == p })
 	if len(s.paths) == 0 {
-		delete(s.srv.sessions, s.uuid)
+		s.forgotten()
 	}
+}
+
+// forgotten takes s off the server's list. The server's mu is held.
+func (s *SrvSession) forgotten() {
+	delete(s.srv.sessions, s.uuid)
+	s.srv.accounts.drop(s.payer, account{sessions: 1})
 }
 
 // dropIfEmpty forgets a session whose first path could not be made. Holds
@@ -333,7 +341,7 @@ func (s *SrvSession) dropIfEmpty() {
 	s.freeChunks()
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
-	delete(s.srv.sessions, s.uuid)
+	s.forgotten()
 }
 
 func (s *SrvSession) pathCount() int {
@@ -346,4 +354,5 @@ func (s *SrvSession) closeMemory() {
 	if err := s.mem.Close(); err != nil {
 		s.srv.log.Warn("rtrs: free chunks", "session", s.Name(), "err", err)
 	}
+	s.srv.accounts.drop(s.payer, account{memory: int64(len(s.chunks))})
 }

@@ -71,6 +71,7 @@ type Chooser interface {
 // queue pair is made there.
 type DeviceRequest interface {
 	ConnRequest
+	// Device returns nil if the device was removed since.
 	Device() Device
 }
 

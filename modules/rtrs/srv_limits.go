@@ -1,0 +1,274 @@
+package rtrs
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+)
+
+// Limits bound what clients can take of a server, all together and those of one
+// address. A client gets most of it before the server knows anything of it but
+// the address. 0: no limit.
+//
+// What would exceed a limit is refused with ENOMEM, as if it were used up, and
+// a path that is not connected yet gives way for the next attempt. A path is not
+// refused for the number of others that are not connected yet: one of those gives
+// way at once. It is the oldest of the address whose limit is met, or else of the
+// address that has the most; the addresses of one /64 of IPv6 count as one here.
+type Limits struct {
+	Sessions        int // with and without a name
+	SessionsPerAddr int
+
+	Connections        int // of all paths
+	ConnectionsPerAddr int
+
+	ChunkMemory        int64 // bytes; of sessions that have ended too, until it is freed
+	ChunkMemoryPerAddr int64
+
+	Unfinished        int // paths that are not connected yet
+	UnfinishedPerAddr int // those of one address, or of one /64 of IPv6
+}
+
+// DefaultLimits returns limits that no honest client meets.
+func DefaultLimits() Limits {
+	return Limits{
+		Sessions:           4096,
+		SessionsPerAddr:    256,
+		Connections:        16384,
+		ConnectionsPerAddr: 4096,
+		ChunkMemory:        256 << 30,
+		ChunkMemoryPerAddr: 16 << 30,
+		Unfinished:         1024,
+		UnfinishedPerAddr:  128,
+	}
+}
+
+func (l *Limits) check() error {
+	for _, n := range []int64{int64(l.Sessions), int64(l.SessionsPerAddr), int64(l.Connections), int64(l.ConnectionsPerAddr),
+		l.ChunkMemory, l.ChunkMemoryPerAddr, int64(l.Unfinished), int64(l.UnfinishedPerAddr)} {
+		if n < 0 {
+			return fmt.Errorf("limit %d is negative: %w", n, syscall.EINVAL)
+		}
+	}
+	return nil
+}
+
+// Usage is what the clients of a server hold now, and what became of those that
+// wanted more.
+type Usage struct {
+	Sessions    int
+	Connections int
+	ChunkMemory int64 // bytes
+	Unfinished  int   // paths that are not connected yet
+	Addresses   int   // that hold any of it
+
+	RefusedSessions    uint64
+	RefusedConnections uint64
+	RefusedChunkMemory uint64
+	GaveWay            uint64 // paths that were not connected yet, for newer ones
+	TimedOut           uint64 // paths that were not connected in time
+}
+
+// account is what is held, by all or by one address.
+type account struct {
+	sessions, conns int
+	memory          int64
+}
+
+// accounts enforce Limits.
+type accounts struct {
+	limits Limits
+
+	mu         sync.Mutex
+	all        account
+	of         map[netip.Addr]*account
+	unfinished []*srvPath         // paths that are not connected yet, oldest first
+	waiting    map[netip.Addr]int // their number, by neighbours
+	counts     Usage              // only what has happened
+}
+
+// payer is the address that p's connections count for.
+func payer(client netip.AddrPort) netip.Addr { return client.Addr().Unmap() }
+
+// take adds d to what addr holds if the limits allow it, and counts a refusal in
+// refused if not.
+func (a *accounts) take(addr netip.Addr, d account, refused *uint64) error {
+	a.mu.Lock()
+	old, err := a.tryTake(addr, d)
+	if err != nil {
+		*refused++
+	}
+	a.mu.Unlock()
+	if old != nil {
+		old.close(errGaveWay)
+	}
+	return err
+}
+
+// tryTake is take. With an error it returns the path that gives way. mu is held.
+func (a *accounts) tryTake(addr netip.Addr, d account) (old *srvPath, err error) {
+	one, l := a.account(addr), &a.limits
+	for _, c := range []struct {
+		what       string
+		more       int64
+		all, allOf int64
+		one, oneOf int64
+	}{
+		{"sessions", int64(d.sessions), int64(a.all.sessions), int64(l.Sessions), int64(one.sessions), int64(l.SessionsPerAddr)},
+		{"connections", int64(d.conns), int64(a.all.conns), int64(l.Connections), int64(one.conns), int64(l.ConnectionsPerAddr)},
+		{"bytes of chunk memory", d.memory, a.all.memory, l.ChunkMemory, one.memory, l.ChunkMemoryPerAddr},
+	} {
+		switch {
+		case c.more <= 0:
+		case c.oneOf > 0 && c.one+c.more > c.oneOf:
+			return a.giveWay(neighbours(addr)), fmt.Errorf("%s has %d of %d %s: %w", addr, c.one, c.oneOf, c.what, syscall.ENOMEM)
+		case c.allOf > 0 && c.all+c.more > c.allOf:
+			return a.giveWay(a.busiest()), fmt.Errorf("clients have %d of %d %s: %w", c.all, c.allOf, c.what, syscall.ENOMEM)
+		}
+	}
+	a.add(addr, d)
+	return nil, nil
+}
+
+// account returns what addr holds. mu is held.
+func (a *accounts) account(addr netip.Addr) *account {
+	if one := a.of[addr]; one != nil {
+		return one
+	}
+	return &account{}
+}
+
+// add books d. mu is held.
+func (a *accounts) add(addr netip.Addr, d account) {
+	one := a.account(addr)
+	for _, to := range []*account{&a.all, one} {
+		to.sessions += d.sessions
+		to.conns += d.conns
+		to.memory += d.memory
+	}
+	if *one == (account{}) {
+		delete(a.of, addr)
+	} else {
+		a.of[addr] = one
+	}
+}
+
+// takeSession books a session with its memory.
+func (a *accounts) takeSession(addr netip.Addr, memory int64) error {
+	if err := a.take(addr, account{sessions: 1}, &a.counts.RefusedSessions); err != nil {
+		return err
+	}
+	err := a.take(addr, account{memory: memory}, &a.counts.RefusedChunkMemory)
+	if err != nil {
+		a.drop(addr, account{sessions: 1})
+	}
+	return err
+}
+
+func (a *accounts) takeConn(addr netip.Addr) error {
+	return a.take(addr, account{conns: 1}, &a.counts.RefusedConnections)
+}
+
+// drop gives back what was taken.
+func (a *accounts) drop(addr netip.Addr, d account) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.add(addr, account{sessions: -d.sessions, conns: -d.conns, memory: -d.memory})
+}
+
+// neighbours is the group of addresses that a path which is not connected yet
+// counts for: those that one host may have.
+func neighbours(addr netip.Addr) netip.Addr {
+	if addr.Is6() {
+		if p, err := addr.WithZone("").Prefix(64); err == nil {
+			return p.Addr()
+		}
+	}
+	return addr
+}
+
+// begin notes a path that is not connected yet, for which another one may have
+// to give way.
+func (a *accounts) begin(p *srvPath) {
+	from := neighbours(payer(p.client))
+	a.mu.Lock()
+	var old *srvPath
+	switch l := &a.limits; {
+	case l.UnfinishedPerAddr > 0 && a.waiting[from] >= l.UnfinishedPerAddr:
+		old = a.giveWay(from)
+	case l.Unfinished > 0 && len(a.unfinished) >= l.Unfinished:
+		old = a.giveWay(a.busiest())
+	}
+	a.waiting[from]++
+	a.unfinished = append(a.unfinished, p)
+	a.mu.Unlock()
+	if old != nil {
+		old.close(errGaveWay)
+	}
+}
+
+// busiest returns the neighbours with the most paths that are not connected yet.
+// mu is held.
+func (a *accounts) busiest() (from netip.Addr) {
+	for addr, n := range a.waiting {
+		if n > a.waiting[from] {
+			from = addr
+		}
+	}
+	return from
+}
+
+// giveWay takes out and returns the oldest path that is not connected yet of
+// those neighbours; nil: there is none. mu is held.
+func (a *accounts) giveWay(from netip.Addr) *srvPath {
+	i := slices.IndexFunc(a.unfinished, func(p *srvPath) bool { return neighbours(payer(p.client)) == from })
+	if i < 0 {
+		return nil
+	}
+	old := a.unfinished[i]
+	a.counts.GaveWay++
+	a.forget(old)
+	return old
+}
+
+// errGaveWay ends a path that is not connected when there are too many of them.
+var errGaveWay = protocolErrorf("not connected yet, and newer paths need the room")
+
+// end forgets a path that is connected now, or closes. It may be called again.
+func (a *accounts) end(p *srvPath) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.forget(p)
+}
+
+func (a *accounts) forget(p *srvPath) {
+	i := slices.Index(a.unfinished, p)
+	if i < 0 {
+		return
+	}
+	a.unfinished = slices.Delete(a.unfinished, i, i+1)
+	from := neighbours(payer(p.client))
+	if a.waiting[from]--; a.waiting[from] == 0 {
+		delete(a.waiting, from)
+	}
+}
+
+// timedOut counts a path that was not connected in time.
+func (a *accounts) timedOut() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.counts.TimedOut++
+}
+
+// Usage returns what clients hold.
+func (s *Server) Usage() Usage {
+	a := &s.accounts
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	u := a.counts
+	u.Sessions, u.Connections, u.ChunkMemory = a.all.sessions, a.all.conns, a.all.memory
+	u.Unfinished, u.Addresses = len(a.unfinished), len(a.of)
+	return u
+}
