@@ -290,6 +290,9 @@ func (a *attachment) accept(ask *dismissal) error {
 	case a.state != shown || !a.host.alive():
 		return a.missedLocked()
 	}
+	if a.give != nil {
+		a.give()
+	}
 	a.ask = ask
 	return nil
 }

@@ -1,8 +1,10 @@
 package client
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -162,4 +164,31 @@ func TestFrontend_DiesTwiceBesideARequestThatHangs(t *testing.T) {
 	s.releaseAll(blk.OK)
 	eventually(t, "the device is back", func() bool { return dir.adds() == 2 })
 	eventually(t, "no source is left", func() bool { return c.sourcesLeft() == sources })
+}
+
+// A size that a process does not take over holds up neither the unmap of its device,
+// nor the news of the server. It is told again.
+func TestFrontend_HangsOverASize(t *testing.T) {
+	_, c, d, dir := mapShown(t)
+	must(t, dir.set("hold-resize", ""))
+	must(t, dir.set("used", ""))
+	d.onResized(4096)
+	resized := func() (n int) {
+		for _, l := range dir.told() {
+			if l == fmt.Sprint("resize ", 4096*512) {
+				n++
+			}
+		}
+		return n
+	}
+	eventually(t, "the front end is told the size", func() bool { return resized() == 1 })
+	err := soon(t, "the unmap", async(func() error { return c.Unmap(t.Context(), d.name, false) }))
+	if !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("unmap of a disk in use: %v", err)
+	}
+	eventually(t, "the front end is told again", func() bool { return resized() == 2 })
+	must(t, dir.remove("used"))
+	if err := soon(t, "the unmap", async(func() error { return c.Unmap(t.Context(), d.name, false) })); err != nil {
+		t.Error(err)
+	}
 }

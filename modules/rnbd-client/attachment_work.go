@@ -430,12 +430,15 @@ func (a *attachment) resize(h *host) {
 	ctx, cancelTime := context.WithTimeout(ctx, callTimeout)
 	defer cancelTime()
 	err := h.ResizeDevice(ctx, a.index, l)
-	if err != nil && h.alive() {
-		a.log.Warn("telling the device's size failed", "error", err)
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.give = nil
+	if errors.Is(ctx.Err(), context.Canceled) { // somebody wants something else first
+		return
+	}
+	if err != nil {
+		a.log.Warn("telling the device's size failed", "error", err)
+	}
 	a.told = l
 	a.move(a.state) // for those who wait for it
 }

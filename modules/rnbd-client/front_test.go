@@ -28,11 +28,18 @@ func TestMain(m *testing.M) {
 
 // testFront is a front end whose devices seem to be disks, in a process of its
 // own: this program. The option "dir" of a device names a folder by which it
-// talks to the test: "told" has a line for each call, a file "hold" keeps
-// AddDevice from coming back, "deaf" lets it forget its caller, "read" makes it
-// send a read before, and "fail" fail after. A file "used" makes the disk be in
-// use, "none" says that a disk that is looked for is not there, "slow" is how long RemoveDevice takes, and "hold-remove" keeps it from
-// coming back, whatever its caller does.
+// talks to the test: "told" has a line for each call, and files change what it
+// does:
+//
+//	hold         AddDevice does not come back
+//	deaf         AddDevice forgets its caller
+//	read         AddDevice sends a read before
+//	fail         AddDevice fails after that
+//	none         a disk that is looked for is not there
+//	used         the disk is in use
+//	slow         how long RemoveDevice takes
+//	hold-remove  RemoveDevice does not come back, whatever its caller does
+//	hold-resize  ResizeDevice does not come back
 type testFront struct {
 	send chan shm.SQE // to Serve
 
@@ -137,12 +144,17 @@ func (f *testFront) RemoveDevice(ctx context.Context, index uint32, force bool) 
 	return nil
 }
 
-func (f *testFront) ResizeDevice(_ context.Context, index uint32, l blk.Limits) error {
+func (f *testFront) ResizeDevice(ctx context.Context, index uint32, l blk.Limits) error {
 	s, err := f.device(index)
-	if err == nil {
-		frontDir(s.Config["dir"]).tell("resize %d", l.Size)
+	if err != nil {
+		return err
 	}
-	return err
+	dir := frontDir(s.Config["dir"])
+	dir.tell("resize %d", l.Size)
+	for dir.has("hold-resize") && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	return nil
 }
 
 func (f *testFront) AddListener(context.Context, string, *os.File) error { return blk.EINVAL }
