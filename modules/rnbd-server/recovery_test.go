@@ -338,6 +338,58 @@ func (p *noDetach) DetachArena(ctx context.Context, id uint32) error {
 	return p.Process.DetachArena(ctx, id)
 }
 
+// Close ends soon after its time, whatever hangs: a plugin's process that cannot be
+// killed, and an OPEN in it.
+func TestServerClosesInTime(t *testing.T) {
+	mem := newMemory()
+	mem.add("a", 1<<20)
+	asked, goOn := make(chan struct{}), make(chan struct{})
+	r := newRig(t, mem, func(c *Config) {
+		launch := c.Launch
+		c.Launch = func(ctx context.Context, pc plugin.Config) (supervise.Process, error) {
+			p, err := launch(ctx, pc)
+			return &hung{p, asked, goOn}, err
+		}
+	})
+	i := r.connect("s")
+	i.openAsync("a")
+	<-asked
+	r.closed = true
+	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	defer cancel()
+	ended := make(chan error)
+	go func() { ended <- r.server.Close(ctx) }()
+	select {
+	case err := <-ended:
+		if err == nil {
+			t.Error("close is content")
+		}
+	case <-time.After(8 * time.Second):
+		t.Error("the server does not close")
+	}
+	close(goOn)
+	r.process().Kill()
+}
+
+// hung is a process in the kernel's hands.
+type hung struct {
+	supervise.Process
+	asked, goOn chan struct{}
+}
+
+func (p *hung) Kill() {}
+
+func (p *hung) Stop(context.Context) error {
+	<-p.goOn
+	return nil
+}
+
+func (p *hung) OpenDisk(context.Context, plugin.OpenRequest) (blk.Limits, error) {
+	close(p.asked)
+	<-p.goOn
+	return blk.Limits{}, plugin.ErrExited
+}
+
 // openDevicesByName returns the device of that name.
 func (s *Server) openDevicesByName(name string) *device {
 	for _, d := range s.openDevices() {

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
@@ -156,7 +157,7 @@ func (s *Server) Addr(i int) netip.AddrPort {
 
 // Close disconnects all clients, waits for what is in flight and stops the
 // plugins. Once ctx is done it does not wait, and stops them with what is in
-// flight there.
+// flight there. It returns within two seconds of the end of ctx, whatever hangs.
 func (s *Server) Close(ctx context.Context) error {
 	var errs []error
 	if s.stopWatch != nil {
@@ -175,15 +176,31 @@ func (s *Server) Close(ctx context.Context) error {
 	case <-answered:
 	case <-ctx.Done(): // a CLOSE may wait for a disk that hangs
 	}
-	for _, p := range s.plugins {
-		errs = append(errs, p.stop(ctx))
-	}
+	errs = append(errs, s.stopPlugins(ctx))
 	s.stopped.Store(true)
-	<-answered // on the pumps
+	select {
+	case <-answered: // on the pumps
+	case <-time.After(closeGrace):
+		return errors.Join(append(errs, errors.New("an OPEN or CLOSE does not end; the pumps that would answer it are left"))...)
+	}
 	for _, p := range s.pumps {
 		p.pump.Stop()
 		errs = append(errs, p.poller.Close())
 	}
+	return errors.Join(errs...)
+}
+
+// closeGrace is what an OPEN or CLOSE has after its plugin has ended.
+const closeGrace = time.Second
+
+// stopPlugins stops all at the same time.
+func (s *Server) stopPlugins(ctx context.Context) error {
+	errs := make([]error, len(s.plugins))
+	var wg sync.WaitGroup
+	for i, p := range s.plugins {
+		wg.Go(func() { errs[i] = p.stop(ctx) })
+	}
+	wg.Wait()
 	return errors.Join(errs...)
 }
 
