@@ -37,6 +37,7 @@ type device struct {
 	word    atomic.Uint32 // a devState; changed by move, read by pumps
 	why     failure       // when failing or failed; guarded by plugin.mu
 	openErr string        // of failedOpen; guarded by plugin.mu
+	told    bool          // clients know that it has failed; guarded by plugin.mu
 	guard   *guard        // for as long as there are users
 	retired atomic.Int64  // requests that do not end, whose paths have gone; pumps count
 	users   int           // guarded by Server.mu

@@ -15,6 +15,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/diskio"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
 // fileDisk is a disk of memory whose file is locked as those of real plugins are.
@@ -149,7 +150,7 @@ func (r *rig) giveUp(name string, last func()) {
 }
 
 // A plugin that was given up comes back with its devices, without a new OPEN.
-func TestPluginThatIsGivenUpIsReset(t *testing.T) {
+func TestE023_E024_PluginThatIsGivenUpIsReset(t *testing.T) {
 	mem := newMemory()
 	mem.crash = plugin.KeepsAcknowledged
 	mem.add("a", 1<<20)
@@ -165,6 +166,9 @@ func TestPluginThatIsGivenUpIsReset(t *testing.T) {
 		eventually(t, "the plugin has the write", func() bool { return len(mem.requests()) > sent })
 		r.process().Kill()
 	})
+	if e := await(t, i.listen(0)); e.err != nil || e.Kind != rnbdwire.EventFailed || e.DeviceID != dev.DeviceID {
+		t.Errorf("clients are told %+v, want that it has failed", e)
+	}
 	eventually(t, "the device is failed", func() bool { return r.deviceState("a") == "failed: plugin memory crashes too often" })
 	if errno := i.bare(dev.DeviceID, blk.Flush, 0, 0, 0, false); errno != blk.EIO {
 		t.Errorf("a new request: errno %d, want EIO", errno)
@@ -178,6 +182,9 @@ func TestPluginThatIsGivenUpIsReset(t *testing.T) {
 	must(t, r.server.ResetPlugin(t.Context(), "memory"))
 	if errno := i.await(held); errno != blk.OK {
 		t.Errorf("the request that waited: errno %d", errno)
+	}
+	if e := await(t, i.listen(1)); e.err != nil || e.Kind != rnbdwire.EventBack || e.Sectors != dev.Sectors {
+		t.Errorf("clients are told %+v, want that it is back", e)
 	}
 	if errno := i.bare(dev.DeviceID, blk.Flush, 0, 0, 0, false); errno != blk.OK {
 		t.Errorf("after the reset: errno %d", errno)

@@ -26,6 +26,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/fence"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -121,6 +122,10 @@ func (p *ioPlugin) gaveUp(error) {
 func (p *ioPlugin) failAll(devices []*device) {
 	for _, d := range devices {
 		p.log.Error("device failed", "device", d.name, "state", d.state())
+		p.mu.Lock()
+		d.told = true
+		p.mu.Unlock()
+		p.server.tellAll(d, rnbdwire.EventFailed)
 		p.unpark(d)
 		if d.now() == devFailing {
 			p.work.Go(func() { p.passFence(d) })
@@ -298,11 +303,18 @@ func (p *ioPlugin) shrunk(in *supervise.Instance, d *device) {
 func (p *ioPlugin) revive(in *supervise.Instance, d *device) bool {
 	p.mu.Lock()
 	revived := p.awaitsLocked(in, d) && d.move(devOpen)
+	told := d.told
+	if revived {
+		d.told = false
+	}
 	p.mu.Unlock()
 	if !revived {
 		return false
 	}
 	p.unpark(d)
+	if told {
+		p.server.tellAll(d, rnbdwire.EventBack)
+	}
 	p.log.Info("device is back", "device", d.name)
 	return true
 }

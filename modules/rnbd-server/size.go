@@ -148,6 +148,11 @@ func (s *Server) takeLimits(d *device, l blk.Limits) {
 		return
 	}
 	s.log.Info("device resized", "device", d.name, "from", old.Size, "to", l.Size)
+	s.tellAll(d, rnbdwire.EventResize)
+}
+
+// tellAll is tell for all mappings of d.
+func (s *Server) tellAll(d *device, kind rnbdwire.EventKind) {
 	for i := range s.sessions {
 		sess := s.sessions[i].Load()
 		if sess == nil {
@@ -155,7 +160,7 @@ func (s *Server) takeLimits(d *device, l blk.Limits) {
 		}
 		for _, m := range sess.mappings() {
 			if m.dev == d {
-				s.tell(m, rnbdwire.EventResize)
+				s.tell(m, kind)
 			}
 		}
 	}

@@ -23,6 +23,8 @@ const (
 	EventResize  EventKind = 1 // the device has another size
 	EventRemoved EventKind = 2 // the server closed the device: its I/O fails
 	EventDrain   EventKind = 3 // the server is about to end
+	EventFailed  EventKind = 4 // the device's I/O fails until EventBack, or for good
+	EventBack    EventKind = 5 // the device has failed, and serves again
 )
 
 // EventRsp is news.
@@ -35,7 +37,7 @@ func (m EventRsp) IsValid() bool { return len(m) >= EventRspSize && TypeOf(m) ==
 type EventRspFields struct {
 	DeviceID uint32    // of the OPEN_RSP; 0 where Kind is about no device
 	Number   uint64    // of the news, from 1, growing
-	Sectors  uint64    // EventResize: the size now
+	Sectors  uint64    // the size of the device now
 	Kind     EventKind // what has happened
 }
 

@@ -383,7 +383,7 @@ func TestFirstStart_ItsErrorIsTheCallers(t *testing.T) {
 func TestJoinedFails_IsAFailedStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(r *rig, c *Config) {
-			c.Crash = Limit{Count: 2, Window: time.Hour}
+			c.Crash = Limit{Count: 3, Window: time.Hour}
 			c.Joined = func(_ context.Context, in *Instance) error {
 				r.note("joined")
 				if in.Generation > 1 && in.Generation < 5 {
@@ -396,6 +396,7 @@ func TestJoinedFails_IsAFailedStart(t *testing.T) {
 		r.crash()
 		time.Sleep(time.Minute)
 		r.want("joined, left, joined, left, joined, left, joined, left, joined")
+		r.crash() // the second one
 		if r.State() != Running {
 			t.Errorf("it is %v", r.State())
 		}
