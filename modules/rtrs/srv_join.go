@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // When a path may join a session whose chunks are in use.
@@ -75,13 +76,15 @@ func (j *join) look() (done bool, err error) {
 	return false, nil
 }
 
-// ask sends a heartbeat on w. Its answer vouches for the path.
+// ask sends a heartbeat on w. Its answer vouches for the path. A client that has
+// lost w without the server's notice does not answer, and w ends soon.
 func (j *join) ask(w *srvPath) {
 	c := w.conns[0]
 	c.poller.Do(func() {
 		if c.down {
 			return
 		}
+		w.probe(time.Now())
 		w.hb.ask(c.conn, func() {
 			j.mu.Lock()
 			j.vouched = append(j.vouched, w)

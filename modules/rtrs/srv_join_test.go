@@ -171,6 +171,21 @@ func TestAPathThatWaitsEndsWithTheLastOne(t *testing.T) {
 	waitFor(t, "its memory to be freed", func() bool { _, _, alive := park.s.handler.counts(); return alive == 0 })
 }
 
+// A path that its client has lost without the server's notice holds up the next
+// one for one interval, not until it is noticed by itself.
+func TestAPathThatDoesNotVouchEnds(t *testing.T) {
+	net := loopback.New()
+	park := startParking(t, net, func(c *ServerConfig) { c.Timing.Heartbeat, c.Timing.HeartbeatMisses = 20*time.Millisecond, 1<<30 })
+	a := newSession(t, net, 2, "s")
+	a.write(1, 1, nil, []byte("slow"))
+	op := park.take(a)
+	b := a.second(net, otherAddr).connect()
+	b.sendInfo(infoReq("s"))
+	a.waitDown()
+	park.respond(op, 0)
+	b.takeInfo()
+}
+
 // A FENCE is not answered with 0 as long as an operation of the path runs.
 func TestFence_OfAPathWithRetiredChunksIsEBUSY(t *testing.T) {
 	both(t, func(t *testing.T, mode serverOption, _ bool) {

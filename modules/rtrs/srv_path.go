@@ -429,6 +429,17 @@ func (p *srvPath) beat(now time.Time) {
 	p.conns[0].poller.alarms.put(&p.hb.alarm, p.hb.next)
 }
 
+// probe ends the path unless its client is heard of within one interval.
+func (p *srvPath) probe(now time.Time) {
+	for _, c := range p.conns {
+		c.stats.takeHeard()
+	}
+	t := p.sess.srv.Timing()
+	if p.hb.probe(now, t.Heartbeat, t.HeartbeatMisses) {
+		p.conns[0].poller.alarms.put(&p.hb.alarm, p.hb.next)
+	}
+}
+
 // followBeat is called when the client's HB_MSG was answered.
 func (p *srvPath) followBeat(now time.Time) {
 	if !p.connected() || p.hb.alarm.slot == 0 {
