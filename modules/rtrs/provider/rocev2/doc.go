@@ -37,8 +37,9 @@
 //
 // Messages of the connection manager go to queue pair 1. They come to a socket
 // of their own, which one goroutine per address reads (cm.go, dial.go,
-// listen.go, crowd.go, mtu.go). A finished connection is handed to the completion queue through
-// a guarded list and an eventfd, which Disconnect and Destroy use too.
+// listen.go, crowd.go, mtu.go). A finished connection is handed to the
+// completion queue through a guarded list and an eventfd, which Disconnect and
+// Destroy use too.
 //
 // # Hazards
 //
