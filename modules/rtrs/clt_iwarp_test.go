@@ -4,9 +4,13 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"os"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -116,4 +120,82 @@ func TestIwarp_AdminAndInfo(t *testing.T) {
 	if p.Fabric != "iwarp" || p.Src != paths[0].Src || p.State != PathConnected || p.Stats.ReadCount != 1 {
 		t.Errorf("path %+v", p)
 	}
+}
+
+// A network may lose one connection of a path and carry the others, for minutes.
+// Heartbeats notice it, or TCP does, and the requests go another way.
+func TestIwarp_OneConnectionOfAPathIsLost(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		beat time.Duration
+		tcp  time.Duration
+		want error
+	}{
+		{"noticed by heartbeats", 50 * time.Millisecond, -1, ErrHeartbeat},
+		{"noticed by TCP", time.Minute, 500 * time.Millisecond, ErrConnLost},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, paths := serveIwarp(t, true)
+			cfg := iwarp.DefaultConfig()
+			cfg.Logger, cfg.PeerTimeout = slog.New(slog.DiscardHandler), tt.tcp
+			dev, err := iwarp.Open(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range paths {
+				paths[i].Device = dev
+			}
+			w, c := openLoad(t, paths, func(cfg *ClientConfig) { cfg.Timing.Heartbeat, cfg.Timing.HeartbeatMisses = tt.beat, 5 })
+			w.start()
+			w.until(100)
+			c.mu.Lock()
+			qp := c.links[0].conns[1].qp
+			c.mu.Unlock()
+			loseConnection(t, qp.LocalAddr(), qp.RemoteAddr())
+			e := c.awaitState(1, PathReconnecting)
+			if !errors.Is(e.Err, tt.want) {
+				t.Errorf("cause %v", e.Err)
+			}
+			c.awaitState(1, PathConnected)
+			w.until(100)
+			w.finish()
+		})
+	}
+}
+
+// loseConnection lets the kernel drop what arrives at either end of a connection.
+func loseConnection(t *testing.T, a, b netip.AddrPort) {
+	t.Helper()
+	drop := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K}}
+	prog := unix.SockFprog{Len: uint16(len(drop)), Filter: &drop[0]}
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, f := range files {
+		fd, _ := strconv.Atoi(f.Name())
+		from, err1 := unix.Getsockname(fd)
+		to, err2 := unix.Getpeername(fd)
+		if err1 != nil || err2 != nil {
+			continue
+		}
+		x, y := ipv4Of(from), ipv4Of(to)
+		if x == a && y == b || x == b && y == a {
+			n++
+			if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &prog); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n != 2 {
+		t.Fatalf("%d sockets of the connection %s - %s", n, a, b)
+	}
+}
+
+func ipv4Of(a unix.Sockaddr) netip.AddrPort {
+	if v4, ok := a.(*unix.SockaddrInet4); ok {
+		return netip.AddrPortFrom(netip.AddrFrom4(v4.Addr), uint16(v4.Port))
+	}
+	return netip.AddrPort{}
 }
