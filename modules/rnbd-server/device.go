@@ -25,18 +25,19 @@ type deviceKey struct {
 // device is a node as one io plugin has it open, for all the mappings that use
 // it.
 type device struct {
-	key    deviceKey
-	index  uint32 // in the plugin's process
-	name   string // as first asked for
-	path   string
-	file   *os.File // O_PATH; nil for opaque names. Kept for the next process.
-	plugin *ioPlugin
-	volume uint64 // what the node was on when it was opened
-	limits atomic.Pointer[blk.Limits]
+	key     deviceKey
+	index   uint32 // in the plugin's process
+	name    string // as first asked for
+	path    string
+	file    *os.File // O_PATH; nil for opaque names. Kept for the next process.
+	plugin  *ioPlugin
+	volume  uint64 // what the node was on when it was opened
+	diskSeq string // of a block device, then
+	limits  atomic.Pointer[blk.Limits]
 
 	word    atomic.Uint32 // a devState; changed by move, read by pumps
 	why     failure       // when failing or failed; guarded by plugin.mu
-	openErr string        // of failedOpen; guarded by plugin.mu
+	openErr string        // of failedOpen and failedChanged; guarded by plugin.mu
 	told    bool          // clients know that it has failed; guarded by plugin.mu
 	guard   *guard        // for as long as there are users
 	retired atomic.Int64  // requests that do not end, whose paths have gone; pumps count
@@ -133,7 +134,7 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool,
 	}
 	d := &device{key: key, name: name, path: n.path, file: n.file, plugin: p, guard: g, users: 1,
 		latency: make([]stages, len(s.pumps)), loads: make([]load, len(s.pumps))}
-	d.volume = n.volume
+	d.volume, d.diskSeq = n.volume, n.diskSeq
 	d.nodeSize = n.size // before the plugin looks, so that no change goes unseen
 	if err := p.open(ctx, d); err != nil {
 		s.giveGuard(key, g)

@@ -51,14 +51,17 @@ var devMoves = [...][]devState{
 type failure uint8
 
 const (
-	failedLost   failure = iota // the plugin does not keep what it acknowledged; for good
-	failedShrunk                // requests may lie beyond its end; for good
-	failedPlugin                // the plugin is given up; until that is reset
-	failedOpen                  // it does not open again, which is tried on
+	failedLost    failure = iota // the plugin does not keep what it acknowledged; for good
+	failedShrunk                 // requests may lie beyond its end; for good
+	failedChanged                // another volume, or limits that users were not told; for good
+	failedPlugin                 // the plugin is given up; until that is reset
+	failedOpen                   // it does not open again, which is tried on
 )
 
 // forGood reports whether only a new OPEN helps.
-func (f failure) forGood() bool { return f == failedLost || f == failedShrunk }
+func (f failure) forGood() bool {
+	return f == failedLost || f == failedShrunk || f == failedChanged
+}
 
 // now is the state. Any goroutine, any pump.
 func (d *device) now() devState { return devState(d.word.Load()) }
@@ -81,7 +84,7 @@ func (d *device) move(to devState) bool {
 // holds d.plugin.mu.
 func (d *device) moveToFailing(why failure) bool {
 	to := devFailing
-	if why == failedShrunk || d.plugin.info.Crash == plugin.LosesAll { // its I/O ends with the process
+	if why == failedShrunk || why == failedChanged || d.plugin.info.Crash == plugin.LosesAll { // its I/O ends with the process
 		to = devFailed
 	}
 	if !d.move(to) {
@@ -112,6 +115,8 @@ func (d *device) state() string {
 			return "failed: does not open again: " + openErr
 		case failedShrunk:
 			return "failed: smaller than before its plugin died"
+		case failedChanged:
+			return "failed: not what it was before its plugin died: " + openErr
 		}
 		return "failed: plugin state lost"
 	case now == devStuck:

@@ -114,6 +114,24 @@ func attribute(dir, name string) string {
 	return strings.TrimSpace(string(text))
 }
 
+// sameVolume is the error of going on with d if its node, a block device, is another
+// disk than when it was opened. A file stays the one that it is.
+func (d *device) sameVolume() error {
+	if d.file == nil || d.key.id.ino != 0 {
+		return nil
+	}
+	if d.diskSeq != "" && diskSeq(d.key.id.dev) == d.diskSeq || volumeOfDisk("/sys", d.key.id.dev) == d.volume {
+		return nil
+	}
+	return fmt.Errorf("%s is another disk: %w", d.path, syscall.EIO)
+}
+
+// diskSeq is the number that the kernel gave to a disk and gives to no other until it
+// starts again; empty: before Linux 5.15, or of a partition.
+func diskSeq(rdev uint64) string {
+	return attribute(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(rdev), unix.Minor(rdev)), "diskseq")
+}
+
 // compatible is the error of going on with limits l where users were told old: EIO.
 // The size is not looked at.
 func compatible(old, l *blk.Limits) error {

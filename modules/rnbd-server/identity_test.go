@@ -179,6 +179,40 @@ func TestLimitsThatUsersWereNotTold(t *testing.T) {
 	}
 }
 
+// What a plugin's next process opens must be what users were told.
+func TestADeviceThatHasChangedWhenItsPluginComesBack(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		after func(l *blk.Limits)
+		want  blk.Errno
+	}{
+		{"nothing has changed", func(l *blk.Limits) {}, blk.OK},
+		{"it has a write cache now", func(l *blk.Limits) { l.WriteCache = true }, blk.EIO},
+		{"it has larger blocks", func(l *blk.Limits) { l.LogicalBlockSize = 4096 }, blk.EIO},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			mem := newMemory()
+			mem.crash = plugin.KeepsAcknowledged
+			through := func(l *blk.Limits) { l.WriteCache, l.FUA = false, false }
+			mem.add("a", 1<<20, through)
+			r := newRig(t, mem)
+			i := r.connect("s")
+			dev, err := i.open("a", blk.ReadWrite)
+			must(t, err)
+			mem.mu.Lock()
+			mem.add("a", 1<<20, through, tt.after)
+			mem.mu.Unlock()
+			r.process().Kill()
+			if errno := i.rw(dev.DeviceID, blk.Write, 0, make([]byte, 4096)); errno != tt.want {
+				t.Errorf("write: errno %d, want %d", errno, tt.want)
+			}
+			if s := r.deviceState("a"); (s == "open") != (tt.want == blk.OK) {
+				t.Errorf("it is shown as %q", s)
+			}
+		})
+	}
+}
+
 // A description without a number is not told as one.
 func TestVolumeOfANodeWithoutFacts(t *testing.T) {
 	if v := volumeOf(nil, &unix.Stat_t{Mode: unix.S_IFBLK, Rdev: unix.Mkdev(4095, 1048575)}); v != 0 {

@@ -47,7 +47,8 @@ type node struct {
 	block bool
 	size  uint64 // bytes; 0: none, or not known
 	// volume is what the node is on, as in OPEN_RSP; 0: not known.
-	volume uint64
+	volume  uint64
+	diskSeq string // of a block device, as diskSeq
 }
 
 // nodeID tells whether two names are the same device: the device number of a
@@ -104,7 +105,7 @@ func (n *node) identify(filesAllowed bool) (syscall.Errno, string) {
 	n.path, _ = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", n.file.Fd()))
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFBLK:
-		n.block = true
+		n.block, n.diskSeq = true, diskSeq(st.Rdev)
 		n.id = nodeID{dev: st.Rdev}
 	case unix.S_IFREG:
 		if !filesAllowed {

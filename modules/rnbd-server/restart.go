@@ -266,7 +266,11 @@ func (p *ioPlugin) notOpened(in *supervise.Instance, d *device, err error) {
 // opened takes d back into use.
 func (p *ioPlugin) opened(in *supervise.Instance, d *device, limits blk.Limits) {
 	if limits.Size < d.limits.Load().Size {
-		p.shrunk(in, d)
+		p.unfit(in, d, failedShrunk, "")
+		return
+	}
+	if err := errors.Join(d.sameVolume(), compatible(d.limits.Load(), &limits)); err != nil {
+		p.unfit(in, d, failedChanged, err.Error())
 		return
 	}
 	if p.awaits(in, d) {
@@ -279,15 +283,16 @@ func (p *ioPlugin) opened(in *supervise.Instance, d *device, limits blk.Limits) 
 	}
 }
 
-// shrunk fails d, whose requests may lie beyond its end now.
-func (p *ioPlugin) shrunk(in *supervise.Instance, d *device) {
+// unfit fails d, whose requests may lie beyond its end now, or for which its users
+// were told something else.
+func (p *ioPlugin) unfit(in *supervise.Instance, d *device, why failure, text string) {
 	if err := p.closeDisk(in, d); err != nil && in.Context().Err() == nil {
 		p.log.Warn("closing a device failed", "device", d.name, "error", err)
 	}
 	p.mu.Lock()
-	moved := p.awaitsLocked(in, d) && (d.moveToFailing(failedShrunk) || d.fails())
+	moved := p.awaitsLocked(in, d) && (d.moveToFailing(why) || d.fails())
 	if moved {
-		d.why = failedShrunk
+		d.why, d.openErr = why, text
 		d.move(devFailed)
 	}
 	p.mu.Unlock()
