@@ -32,10 +32,14 @@ whose names are no files.`,
 			example: "  rnbd unmap rnbd0\n  rnbd unmap disk.img force",
 		},
 		{
-			name: "remap", on: onClient, bare: true, min: 1, max: 1, args: "DEVICE [force]", args0: deviceNames, words: forceWord, run: remapDevice,
-			short:   "Open a closed device again",
-			long:    "Open a closed device again. One that is open is left alone with exit code 4;\nby force it is unmapped and mapped again, with the same settings.",
-			example: "  rnbd remap rnbd0",
+			name: "remap", on: onClient, bare: true, min: 1, max: 1, args: "DEVICE [force] [accept-new]", args0: deviceNames, words: forceWord | acceptWord, run: remapDevice,
+			short: "Open a closed device again",
+			long: `Open a closed device again. One that is open is left alone with exit code 4;
+by force it is unmapped and mapped again, with the same settings.
+
+A device whose name leads to another volume by now stays closed, unless
+accept-new says that this is the right one.`,
+			example: "  rnbd remap rnbd0\n  rnbd remap rnbd0 accept-new",
 		},
 		{
 			name: "recover", on: onClient, min: 1, max: 1, args: "DEVICE|all", args0: deviceNamesOrAll, run: recoverDevices,
@@ -142,7 +146,7 @@ func (c *call) remap(ctx context.Context, client controlpb.ClientDaemonClient, i
 	if c.force {
 		return c.mapAgain(ctx, client, inv, dev)
 	}
-	if _, err := client.Remap(ctx, &controlpb.DeviceRequest{Device: dev.name}); err != nil {
+	if _, err := client.Remap(ctx, &controlpb.RemapRequest{Device: dev.name, AcceptNew: c.accept}); err != nil {
 		return err
 	}
 	c.say("remapped %s", dev.name)
@@ -226,7 +230,7 @@ func (c *call) recoverDevice(ctx context.Context, client controlpb.ClientDaemonC
 			return nil
 		}
 	}
-	_, err := client.Remap(ctx, &controlpb.DeviceRequest{Device: dev.name})
+	_, err := client.Remap(ctx, &controlpb.RemapRequest{Device: dev.name})
 	if err != nil && !errors.Is(err, syscall.EALREADY) {
 		return err
 	}

@@ -93,9 +93,9 @@ func pathVerbs() []*verb {
 			example: "  rnbd add web1@storage 10.2.0.1\n  rnbd path add web1@storage 10.2.0.2@10.2.0.1:1234%rocev2",
 		},
 		{
-			name: "delete", aliases: []string{"remove"}, on: onClient, bare: true, min: 1, max: 2, args: pathArgs, args0: pathNames, run: deletePath,
+			name: "delete", aliases: []string{"remove"}, on: onClient, bare: true, min: 1, max: 2, args: pathArgs + " [force]", args0: pathNames, words: forceWord, run: deletePath,
 			short:   "Delete a path; requests go on over the others",
-			long:    "Delete a path from its session; requests go on over the others." + pathHelp,
+			long:    "Delete a path from its session; requests go on over the others. The last one\nis kept with exit code 5, unless by force: devices have no server then." + pathHelp,
 			example: "  rnbd path delete web1@storage 3",
 		},
 		{
@@ -207,14 +207,18 @@ func pathSpec(p *controlpb.Path) string {
 
 func deletePath(c *call) error {
 	return c.onPath(func(ctx context.Context, d *daemons, p transportPath) error {
-		_, err := d.client.RemovePath(ctx, request(p.Path))
+		r := request(p.Path)
+		r.Force = c.force
+		_, err := d.client.RemovePath(ctx, r)
 		return err
 	})
 }
 
 func readdPath(c *call) error {
 	return c.onPath(func(ctx context.Context, d *daemons, p transportPath) error {
-		if _, err := d.client.RemovePath(ctx, request(p.Path)); err != nil {
+		r := request(p.Path)
+		r.Force = true // it is back at once
+		if _, err := d.client.RemovePath(ctx, r); err != nil {
 			return err
 		}
 		return onceClosed(ctx, func() error {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
@@ -274,8 +275,11 @@ func (c *call) recoverSessions(ctx context.Context, client controlpb.ClientDaemo
 	var errs []error
 	for _, s := range which {
 		errs = append(errs, c.recoverPaths(ctx, client, s.Paths))
-		if c.missing {
+		switch {
+		case c.missing:
 			errs = append(errs, c.addMissing(ctx, client, s, inv.sessions))
+		case len(s.Paths) == 0:
+			errs = append(errs, fmt.Errorf("session %s has no path that could be connected, add one: rnbd path add %s ADDRESS: %w", s.Name, s.Name, syscall.ENOTCONN))
 		}
 	}
 	return errors.Join(errs...)

@@ -22,6 +22,7 @@ const (
 	accessWords
 	missingWord
 	statsWord
+	acceptWord
 )
 
 func (s wordSet) has(one wordSet) bool { return s&one != 0 }
@@ -33,6 +34,7 @@ type options struct {
 	access  string
 	force   bool
 	missing bool
+	accept  bool
 	stats   bool
 	verbose bool
 }
@@ -55,6 +57,7 @@ var optionWordTable = []optionWord{
 	{accessWords, "rw", "map it for reading and writing", func(o *options) { o.access = "rw" }},
 	{accessWords, "migration", "map it where another may write too", func(o *options) { o.access = "migration" }},
 	{missingWord, "add-missing", "add the paths that other sessions with the server have", func(o *options) { o.missing = true }},
+	{acceptWord, "accept-new", "also where the name leads to another volume by now", func(o *options) { o.accept = true }},
 	{statsWord, "stats", "with the time of requests, by stage and operation", func(o *options) { o.stats = true }},
 	{0, "verbose", "print what is done", func(o *options) { o.verbose = true }},
 }
@@ -77,6 +80,9 @@ func (s wordSet) flags(f *pflag.FlagSet) {
 	if s.has(statsWord) {
 		f.Bool("stats", false, "with the time of requests, by stage and operation")
 	}
+	if s.has(acceptWord) {
+		f.Bool("accept-new", false, "also where the name leads to another volume by now")
+	}
 	if s.has(missingWord) {
 		f.Bool("add-missing", false, "add the paths that other sessions with the server have")
 	}
@@ -95,7 +101,7 @@ func readFlags(cmd *cobra.Command) (o options, err error) {
 	o.Format = text("output")
 	o.chosen, o.access = text("fields"), text("access")
 	o.NoTree, o.NoHeaders, o.NoTotals = on("notree"), on("noheaders"), on("nototals")
-	o.force, o.missing, o.stats, o.verbose = on("force"), on("add-missing"), on("stats"), on("verbose")
+	o.force, o.missing, o.accept, o.stats, o.verbose = on("force"), on("add-missing"), on("accept-new"), on("stats"), on("verbose")
 	if u := text("unit"); u != "" {
 		var ok bool
 		if o.Unit, ok = report.ParseUnit(u); !ok {

@@ -112,10 +112,17 @@ func (a *controlAPI) Unmap(ctx context.Context, r *controlpb.UnmapRequest) (*con
 	return &controlpb.Empty{}, a.c.Unmap(ctx, r.Device, r.Force)
 }
 
-func (a *controlAPI) Remap(ctx context.Context, r *controlpb.DeviceRequest) (*controlpb.ClientDevice, error) {
-	d, err := a.c.Remap(ctx, r.Device)
+func (a *controlAPI) Remap(ctx context.Context, r *controlpb.RemapRequest) (*controlpb.ClientDevice, error) {
+	remap := a.c.Remap
+	if r.AcceptNew {
+		remap = a.c.RemapNew
+	}
+	d, err := remap(ctx, r.Device)
 	if err != nil {
 		return nil, err
+	}
+	if d == nil {
+		return &controlpb.ClientDevice{Name: r.Device, State: Closed.String()}, nil
 	}
 	return d.describeNow(ctx), nil
 }
@@ -291,7 +298,7 @@ func (a *controlAPI) RemovePath(ctx context.Context, r *controlpb.PathRequest) (
 	if err != nil {
 		return nil, err
 	}
-	return &controlpb.Empty{}, s.removePath(ctx, int(r.Id))
+	return &controlpb.Empty{}, s.removePath(ctx, int(r.Id), r.Force)
 }
 
 func (a *controlAPI) DisconnectPath(ctx context.Context, r *controlpb.PathRequest) (*controlpb.Empty, error) {

@@ -38,6 +38,7 @@ type Device struct {
 	session *session
 	arena   *shm.Arena
 	region  *rtrs.Region
+	slot    int               // bytes of one of the arena's
 	options map[string]string // of the front end, as the user gave them
 	ioMode  string            // that the user wishes; empty: the server chooses
 	// pollQueues is what the mapping asked for.
@@ -66,6 +67,7 @@ type Device struct {
 	lastError  string
 	location   string // where users find it, as the front end says
 	served     uint64 // the size in bytes that the server told last
+	known      *known // nil: not opened yet
 }
 
 // share is what one pump knows of a device.
@@ -165,10 +167,12 @@ func (d *Device) inflight() (n int64) {
 	return n
 }
 
-// slotSize is the largest request, a whole number of pages.
-func (d *Device) slotSize() int {
-	return min(d.session.transport.MaxIOSize(), maxIOSize) &^ 4095
-}
+// slotSize is the size of a slot of the arena, as the device was mapped: a whole
+// number of pages.
+func (d *Device) slotSize() int { return d.slot }
+
+// maxIO is the largest request that the server takes now, a whole number of pages.
+func (s *session) maxIO() int { return min(s.transport.MaxIOSize(), maxIOSize) &^ 4095 }
 
 // maxIOSize is the kernel client's own bound: 128 pages.
 const maxIOSize = 128 * 4096
@@ -176,7 +180,7 @@ const maxIOSize = 128 * 4096
 // makeArena gets the memory of the device's slots. It is taken from the
 // system when used, not before.
 func (d *Device) makeArena(slots int) error {
-	size := d.slotSize()
+	size := int(d.Limits().MaxIOSize)
 	if size == 0 {
 		return fmt.Errorf("the server's largest request of %d bytes is smaller than a page: %w", d.session.transport.MaxIOSize(), syscall.EINVAL)
 	}
@@ -189,7 +193,7 @@ func (d *Device) makeArena(slots int) error {
 		a.Close()
 		return err
 	}
-	d.arena, d.region = a, r
+	d.arena, d.region, d.slot = a, r, size
 	return nil
 }
 

@@ -35,6 +35,7 @@ type MapRequest struct {
 	PollQueues int
 
 	identity, location string // of a mapping of the last daemon; empty: a new one
+	known              *known // of that mapping
 	tuning             tuning // of a session of the last daemon
 }
 
@@ -91,7 +92,8 @@ func (c *Client) mapAt(ctx context.Context, r MapRequest) (*Device, error) {
 // prepare checks what can be checked without the server.
 func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	d := &Device{client: c, log: c.log, name: r.Name, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, ioMode: r.IOMode, pollQueues: r.PollQueues,
-		identity: r.identity, location: r.location, shares: newShares(len(c.pumps)), latency: make([]stages, len(c.pumps))}
+		identity: r.identity, location: r.location, known: r.known,
+		shares: newShares(len(c.pumps)), latency: make([]stages, len(c.pumps))}
 	if d.identity == "" {
 		d.identity = rand.Text()
 	}

@@ -12,7 +12,10 @@ import (
 )
 
 // open sends OPEN for d and takes over what the server says.
-func (d *Device) open(ctx context.Context) error {
+func (d *Device) open(ctx context.Context) error { return d.openAccepting(ctx, false) }
+
+// openAccepting is open. accept: the name may lead to another volume than before.
+func (d *Device) openAccepting(ctx context.Context, accept bool) error {
 	msg, err := d.openMessage()
 	if err != nil {
 		return fmt.Errorf("open %q: %v: %w", d.path, err, syscall.ENAMETOOLONG)
@@ -22,10 +25,14 @@ func (d *Device) open(ctx context.Context) error {
 	if err := d.session.transport.AdminRead(ctx, msg, rsp); err != nil {
 		return fmt.Errorf("open %q on the server: %w", d.path, err)
 	}
-	id := rsp.Fields().DeviceID
-	limits, err := d.limitsOf(rsp.Fields())
+	f := rsp.Fields()
+	if d.session.features.Load()&rnbdwire.FeatureIdentity == 0 {
+		f.Volume = 0 // bytes without a meaning
+	}
+	id := f.DeviceID
+	limits, err := d.limitsOf(f)
 	if err == nil {
-		err = d.take(epoch, id, limits)
+		err = d.take(epoch, id, limits, knownOf(f.Volume, limits), accept)
 	}
 	if err != nil {
 		d.giveBack(ctx, epoch, id)
@@ -60,8 +67,9 @@ func (d *Device) openMessage() ([]byte, error) {
 
 // take makes the server's word the device's. Where requests wait for the
 // return of the server, one that has become smaller is refused: they were
-// accepted for the larger one. From here on the end of d sends CLOSE.
-func (d *Device) take(epoch uint64, id uint32, l *blk.Limits) error {
+// accepted for the larger one. One that is not what its users know is refused, see
+// known. From here on the end of d sends CLOSE.
+func (d *Device) take(epoch uint64, id uint32, l *blk.Limits, now *known, accept bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if epoch != d.session.epoch() {
@@ -73,6 +81,13 @@ func (d *Device) take(epoch uint64, id uint32, l *blk.Limits) error {
 	if l.Size < d.served && d.gate.Load() == gateWait {
 		return fmt.Errorf("open %q: the device shrank from %d to %d bytes: %w", d.path, d.served, l.Size, errShrank)
 	}
+	if d.known != nil {
+		if err := d.known.admit(now, accept); err != nil {
+			return fmt.Errorf("open %q: %w", d.path, err)
+		}
+		l.MaxIOSize, l.WriteCache, l.FUA = now.MaxIO, now.WriteCache, now.FUA
+	}
+	d.known = now
 	d.served = l.Size
 	d.id.Store(id)
 	d.limits.Store(l)
@@ -98,7 +113,7 @@ func (d *Device) limitsOf(f rnbdwire.OpenRspFields) (*blk.Limits, error) {
 		Size:               f.Sectors * blk.SectorSize,
 		LogicalBlockSize:   lbs,
 		PhysicalBlockSize:  max(uint32(f.PhysicalBlockSize), lbs),
-		MaxIOSize:          uint32(d.slotSize()),
+		MaxIOSize:          uint32(d.session.maxIO()),
 		MaxDiscard:         uint64(f.MaxDiscardSectors) * blk.SectorSize,
 		DiscardGranularity: f.DiscardGranularity,
 		DiscardAlignment:   f.DiscardAlignment,
@@ -208,7 +223,7 @@ func (d *Device) reopened(err error) error {
 
 // final tells whether an OPEN after a reconnect may succeed if tried again.
 func final(err error) bool {
-	for _, errno := range []error{syscall.EPERM, syscall.ENOENT, syscall.EINVAL, syscall.ENOTBLK, syscall.EACCES, errShrank} {
+	for _, errno := range []error{syscall.EPERM, syscall.ENOENT, syscall.EINVAL, syscall.ENOTBLK, syscall.EACCES, errShrank, errOtherVolume, errChanged} {
 		if errors.Is(err, errno) {
 			return true
 		}
@@ -235,6 +250,20 @@ func (d *Device) opened() error {
 
 // Remap opens a closed device again: the way back after requests had to fail.
 func (c *Client) Remap(ctx context.Context, name string) (*Device, error) {
+	return c.remapAs(ctx, name, false)
+}
+
+// RemapNew is Remap that takes another volume than the device had. A disk of the
+// last daemon that waits for its server takes it, too, with the next attempt: then
+// there is no device.
+func (c *Client) RemapNew(ctx context.Context, name string) (*Device, error) {
+	if c.acceptWaiting(name) {
+		return nil, nil
+	}
+	return c.remapAs(ctx, name, true)
+}
+
+func (c *Client) remapAs(ctx context.Context, name string, accept bool) (*Device, error) {
 	d, err := c.Device(name)
 	if err != nil {
 		return nil, err
@@ -251,13 +280,23 @@ func (c *Client) Remap(ctx context.Context, name string) (*Device, error) {
 		return nil, fmt.Errorf("remap %s: session %q has no path to the server: %w", d.name, d.session.name, syscall.ECONNABORTED)
 	}
 	defer d.session.awaitOpen(d)()
-	if err := d.open(ctx); err != nil {
+	if err := d.openAccepting(ctx, accept); err != nil {
+		d.failed(err)
 		return nil, fmt.Errorf("remap %s: %w", d.name, err)
 	}
 	if err := d.remapped(); err != nil {
 		return nil, fmt.Errorf("remap %s: %w", d.name, err)
 	}
 	return d, nil
+}
+
+// failed notes why d is closed still.
+func (d *Device) failed(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state == Closed {
+		d.lastError = err.Error()
+	}
 }
 
 // remapped ends a remap whose OPEN was answered.

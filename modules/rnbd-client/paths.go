@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs"
@@ -76,13 +77,42 @@ func (s *session) addPath(ctx context.Context, text string, addr rtrs.PathAddr) 
 	return id, err
 }
 
-// removePath ends a path for good: for the next daemon, too.
-func (s *session) removePath(ctx context.Context, id int) error {
+// removePath ends a path for good: for the next daemon, too. The last one stays
+// unless it is forced: EBUSY.
+func (s *session) removePath(ctx context.Context, id int, force bool) error {
+	last, done := s.beginRemove(id)
+	defer done()
+	if last && !force {
+		return fmt.Errorf("remove path %d of session %q: it is the last one, devices would be without a server; forced, it goes: %w", id, s.name, syscall.EBUSY)
+	}
 	err := s.transport.RemovePath(ctx, id)
 	if err == nil {
 		s.client.sessionChanged()
 	}
 	return err
+}
+
+// beginRemove reports whether the session has no other path than that of id and
+// those that are being removed. done ends the removal.
+func (s *session) beginRemove(id int) (last bool, done func()) {
+	paths := s.transport.Paths()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last = true
+	for _, p := range paths {
+		last = last && (p.ID == id || p.State == rtrs.PathDead || s.removing[p.ID] > 0)
+	}
+	if s.removing == nil {
+		s.removing = map[int]int{}
+	}
+	s.removing[id]++
+	return last, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.removing[id]--; s.removing[id] == 0 {
+			delete(s.removing, id)
+		}
+	}
 }
 
 // sessionChanged writes down what was changed on a session.

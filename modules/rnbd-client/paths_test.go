@@ -1,6 +1,7 @@
 package client
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -131,8 +133,30 @@ func addPath(t *testing.T, c *Client, path string) {
 
 func removePath(t *testing.T, c *Client, id uint32) {
 	t.Helper()
-	_, err := c.Control("").RemovePath(t.Context(), &controlpb.PathRequest{Session: "s", Id: id})
+	_, err := c.Control("").RemovePath(t.Context(), &controlpb.PathRequest{Session: "s", Id: id, Force: true})
 	must(t, err)
+}
+
+// The last path of a session stays, unless it is forced away.
+func TestLastPathStays(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient()
+	_, err := c.Map(t.Context(), MapRequest{Path: "vol", Session: "s", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Frontend: "none"})
+	must(t, err)
+	api := c.Control("")
+	if _, err := api.RemovePath(t.Context(), &controlpb.PathRequest{Session: "s", Id: 1}); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("the last path: %v, want EBUSY", err)
+	}
+	addPath(t, c, "10.0.1.1")
+	removePath(t, c, 1)
+	if _, err := api.RemovePath(t.Context(), &controlpb.PathRequest{Session: "s", Id: 2}); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("the last path: %v, want EBUSY", err)
+	}
+	_, err = api.RemovePath(t.Context(), &controlpb.PathRequest{Session: "s", Id: 2, Force: true})
+	must(t, err)
+	if n := connectedPaths(t, c); n != 0 {
+		t.Errorf("%d paths are left", n)
+	}
 }
 
 func connectedPaths(t *testing.T, c *Client) (n int) {

@@ -28,6 +28,7 @@ type target struct {
 	rtrs    *rtrs.Server
 	stop    func()
 
+	chunk  int          // bytes, of the next start
 	refuse atomic.Int32 // how many sessions are let go of
 
 	mu       sync.Mutex
@@ -56,7 +57,7 @@ type target struct {
 
 func newTarget(t testing.TB, size int) *target {
 	t.Helper()
-	s := &target{t: t, net: loopback.New(), data: make([]byte, size), addrs: []netip.AddrPort{
+	s := &target{t: t, net: loopback.New(), data: make([]byte, size), chunk: 65536, addrs: []netip.AddrPort{
 		netip.MustParseAddrPort("10.0.0.1:1234"), netip.MustParseAddrPort("10.0.1.1:1234"),
 	}}
 	s.rsp = rnbdwire.OpenRspFields{
@@ -84,7 +85,7 @@ func (s *target) start() {
 	s.pollers = []*rtrs.Poller{poller}
 	cfg := rtrs.DefaultServerConfig()
 	cfg.Pollers = s.pollers
-	cfg.QueueDepth, cfg.ChunkSize = 16, 65536
+	cfg.QueueDepth, cfg.ChunkSize = 16, s.chunk
 	cfg.Alloc = func(n int) (rtrs.Memory, error) { return make(memoryOf, n), nil }
 	cfg.Handler = s
 	cfg.Timing.Heartbeat = time.Hour // see noHeartbeats

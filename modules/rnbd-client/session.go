@@ -38,7 +38,8 @@ type session struct {
 
 	devices []*Device // guarded by Client.mu
 
-	mu sync.Mutex // guards what follows
+	mu       sync.Mutex  // guards what follows
+	removing map[int]int // paths, by id: how many remove it
 
 	// OPENs under way, and what the server told meanwhile about devices that are
 	// not known yet: see awaitOpen.

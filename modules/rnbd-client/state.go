@@ -46,15 +46,19 @@ type savedDevice struct {
 	Slots      int               `json:"slots"`
 	Identity   string            `json:"identity"`
 	Location   string            `json:"location"`
+	Known      *known            `json:"known,omitempty"`
 	tuning                       // of the session
 }
 
 func (d *Device) saved() savedDevice {
 	s := d.session
+	d.mu.Lock()
+	known := d.known
+	d.mu.Unlock()
 	return savedDevice{
 		Name: d.name, Path: d.path, Session: s.name, Paths: s.savedPaths(), Port: s.port, PollQueues: s.pollQueues,
 		Access: d.mode.String(), IOMode: d.ioMode, Loss: d.loss.String(), Frontend: d.fe.Load().cfg.Name, Settings: d.settings(),
-		Slots: d.arena.Size() / d.slotSize(), Identity: d.identity, Location: d.Location(), tuning: s.tuning.get(),
+		Slots: d.arena.Size() / d.slotSize(), Identity: d.identity, Location: d.Location(), Known: known, tuning: s.tuning.get(),
 	}
 }
 
@@ -70,7 +74,7 @@ func (s *savedDevice) request() (MapRequest, error) {
 	}
 	return MapRequest{
 		Path: s.Path, Session: s.Session, Paths: s.Paths, Mode: mode, IOMode: s.IOMode, Frontend: s.Frontend, Loss: loss, Name: s.Name,
-		Slots: s.Slots, Options: s.Settings, Port: s.Port, PollQueues: s.PollQueues, identity: s.Identity, location: s.Location, tuning: s.tuning,
+		Slots: s.Slots, Options: s.Settings, Port: s.Port, PollQueues: s.PollQueues, identity: s.Identity, location: s.Location, known: s.Known, tuning: s.tuning,
 	}, nil
 }
 
@@ -230,6 +234,24 @@ func (c *Client) describeWaiting() (all []*controlpb.ClientDevice) {
 		})
 	}
 	return all
+}
+
+// acceptWaiting lets a disk that waits be served with another volume than it had.
+// False: there is none of that name.
+func (c *Client) acceptWaiting(name string) bool {
+	c.mapMu.Lock()
+	defer c.mapDone()
+	i := slices.IndexFunc(c.waiting, func(s savedDevice) bool { return s.Name == name || s.Location == name || s.Location == "/dev/"+name })
+	if i < 0 || c.waiting[i].Known == nil {
+		return false
+	}
+	waiting := slices.Clone(c.waiting)
+	accepted := *waiting[i].Known
+	accepted.Volume = 0
+	waiting[i].Known = &accepted
+	c.setWaiting(waiting)
+	c.save()
+	return true
 }
 
 // settle takes the mapping of that identity off the list of those that wait.

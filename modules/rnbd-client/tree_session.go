@@ -172,7 +172,7 @@ func pathFiles(s *session, id int, sp *spelling) ctltree.Node {
 		"state":       show(stateWord),
 		"reconnect":   one("Usage: echo 1 > reconnect", bounded(s.reconnectByHand)),
 		"disconnect":  one("Usage: echo 1 > disconnect", bounded(s.transport.DisconnectPath)),
-		"remove_path": one("Usage: echo 1 > remove_path", bounded(s.removePath)),
+		"remove_path": one("Usage: echo 1 > remove_path", bounded(func(ctx context.Context, id int) error { return s.removePath(ctx, id, true) })),
 		"hca_name":    show(func(p rtrs.PathInfo) string { return p.Device }),
 		"hca_port":    show(func(p rtrs.PathInfo) string { return strconv.Itoa(p.Port) }),
 		"src_addr":    show(srcAddr),

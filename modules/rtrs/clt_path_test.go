@@ -410,6 +410,19 @@ func TestR109_LastPathRemovedAndAddedAgain(t *testing.T) {
 	c.finished(2, 0)
 }
 
+// A server that comes back with larger chunks is not held to what it took before.
+func TestMaxIOSizeIsThatOfTheServerNow(t *testing.T) {
+	c, s, net := openScripted(t, func(s *scriptedServer) { s.chunk = 8192 })
+	small := c.MaxIOSize()
+	s.close()
+	c.awaitKind(SessionDown)
+	startScripted(t, net, srvA, func(s *scriptedServer) { s.chunk = 16384 })
+	c.awaitKind(SessionUp)
+	if got := c.MaxIOSize(); got != small+8192 {
+		t.Errorf("max I/O %d after %d, want the larger one", got, small)
+	}
+}
+
 func TestR110_ReconnectTakesWhatTheServerSays(t *testing.T) {
 	c, s, net := openScripted(t, func(s *scriptedServer) { s.chunk = 16384 })
 	if c.MaxIOSize() != 12288 {

@@ -170,8 +170,9 @@ func (s *Session) Queue(i int) *Queue { return s.queues[i+1] }
 // Connected tells whether requests are taken.
 func (s *Session) Connected() bool { return s.live.Load() != nil }
 
-// MaxIOSize is the largest data length in bytes that every server state seen
-// so far takes: it only shrinks.
+// MaxIOSize is the largest data length in bytes that the server takes on every
+// path, as of the time when it was connected last. A server that comes back may
+// take another one.
 func (s *Session) MaxIOSize() int { return int(s.maxIOSize.Load()) }
 
 // QueueDepth is the number of requests that can be in flight.
@@ -482,7 +483,7 @@ func (s *Session) addLink(l *link) error {
 	if l.fences {
 		l.slots.permits.keepSpares()
 	}
-	if now := s.maxIOSize.Load(); now == 0 || int64(l.maxIOSize) < now {
+	if now := s.maxIOSize.Load(); len(s.links) == 0 || int64(l.maxIOSize) < now {
 		s.maxIOSize.Store(int64(l.maxIOSize))
 	}
 	i, _ := slices.BinarySearchFunc(s.links, l.path.id, func(o *link, id int) int { return o.path.id - id })

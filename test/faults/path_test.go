@@ -91,6 +91,7 @@ func (p *paths) change(what string, addr string) {
 			}
 		}
 	case "remove":
+		r.Force = true
 		_, err = api.RemovePath(ctx, r)
 	case "disconnect":
 		_, err = api.DisconnectPath(ctx, r)

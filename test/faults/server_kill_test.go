@@ -105,7 +105,7 @@ func (o *outage) mustFail() {
 }
 
 func (o *outage) remap() error {
-	_, err := o.client.API.Remap(o.t.Context(), &controlpb.DeviceRequest{Device: o.device})
+	_, err := o.client.API.Remap(o.t.Context(), &controlpb.RemapRequest{Device: o.device})
 	return err
 }
 

@@ -225,6 +225,7 @@ func (w *world) reconnectPath(f *Fault) error {
 
 func (w *world) deletePath(f *Fault) error {
 	return w.noted(w.onPath(f, func(ctx context.Context, r *controlpb.PathRequest) error {
+		r.Force = true
 		_, err := w.client.API.RemovePath(ctx, r)
 		return err
 	}))
@@ -267,7 +268,7 @@ func (w *world) reconnectSession(f *Fault) error {
 func (w *world) remap(*Fault) error {
 	for _, name := range w.names {
 		_ = w.noted(command(func(ctx context.Context) error {
-			_, err := w.client.API.Remap(ctx, &controlpb.DeviceRequest{Device: name})
+			_, err := w.client.API.Remap(ctx, &controlpb.RemapRequest{Device: name})
 			return err
 		}))
 	}

@@ -632,7 +632,7 @@ type ClientDaemonClient interface {
 	Info(ctx context.Context, in *InfoRequest, opts ...grpc.CallOption) (*DaemonInfo, error)
 	Map(ctx context.Context, in *MapRequest, opts ...grpc.CallOption) (*ClientDevice, error)
 	Unmap(ctx context.Context, in *UnmapRequest, opts ...grpc.CallOption) (*Empty, error)
-	Remap(ctx context.Context, in *DeviceRequest, opts ...grpc.CallOption) (*ClientDevice, error)
+	Remap(ctx context.Context, in *RemapRequest, opts ...grpc.CallOption) (*ClientDevice, error)
 	ListDevices(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ClientDeviceList, error)
 	ListSessions(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*SessionList, error)
 	AddPath(ctx context.Context, in *AddPathRequest, opts ...grpc.CallOption) (*Path, error)
@@ -694,7 +694,7 @@ func (c *clientDaemonClient) Unmap(ctx context.Context, in *UnmapRequest, opts .
 	return out, nil
 }
 
-func (c *clientDaemonClient) Remap(ctx context.Context, in *DeviceRequest, opts ...grpc.CallOption) (*ClientDevice, error) {
+func (c *clientDaemonClient) Remap(ctx context.Context, in *RemapRequest, opts ...grpc.CallOption) (*ClientDevice, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ClientDevice)
 	err := c.cc.Invoke(ctx, ClientDaemon_Remap_FullMethodName, in, out, cOpts...)
@@ -863,7 +863,7 @@ type ClientDaemonServer interface {
 	Info(context.Context, *InfoRequest) (*DaemonInfo, error)
 	Map(context.Context, *MapRequest) (*ClientDevice, error)
 	Unmap(context.Context, *UnmapRequest) (*Empty, error)
-	Remap(context.Context, *DeviceRequest) (*ClientDevice, error)
+	Remap(context.Context, *RemapRequest) (*ClientDevice, error)
 	ListDevices(context.Context, *ListRequest) (*ClientDeviceList, error)
 	ListSessions(context.Context, *ListRequest) (*SessionList, error)
 	AddPath(context.Context, *AddPathRequest) (*Path, error)
@@ -904,7 +904,7 @@ func (UnimplementedClientDaemonServer) Map(context.Context, *MapRequest) (*Clien
 func (UnimplementedClientDaemonServer) Unmap(context.Context, *UnmapRequest) (*Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method Unmap not implemented")
 }
-func (UnimplementedClientDaemonServer) Remap(context.Context, *DeviceRequest) (*ClientDevice, error) {
+func (UnimplementedClientDaemonServer) Remap(context.Context, *RemapRequest) (*ClientDevice, error) {
 	return nil, status.Error(codes.Unimplemented, "method Remap not implemented")
 }
 func (UnimplementedClientDaemonServer) ListDevices(context.Context, *ListRequest) (*ClientDeviceList, error) {
@@ -1028,7 +1028,7 @@ func _ClientDaemon_Unmap_Handler(srv interface{}, ctx context.Context, dec func(
 }
 
 func _ClientDaemon_Remap_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(DeviceRequest)
+	in := new(RemapRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
@@ -1040,7 +1040,7 @@ func _ClientDaemon_Remap_Handler(srv interface{}, ctx context.Context, dec func(
 		FullMethod: ClientDaemon_Remap_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(ClientDaemonServer).Remap(ctx, req.(*DeviceRequest))
+		return srv.(ClientDaemonServer).Remap(ctx, req.(*RemapRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
