@@ -131,11 +131,22 @@ func (t tree) block(d *Device) ctltree.Node {
 		"rnbd": files, "ibnbd_client": files, "ibnbd": files,
 		"size": ctltree.Text(func() string { return strconv.FormatUint(d.Limits().Size/blk.SectorSize, 10) }),
 		"ro":   ctltree.Text(func() string { return flag(d.Limits().ReadOnly) }),
+		"stat": ctltree.Text(d.blockStat),
 	}
 	if dev, ok := deviceNumber(d.Location()); ok {
 		dir["dev"] = ctltree.Text(func() string { return dev })
 	}
 	return dir
+}
+
+// blockStat is the file stat of a block device.
+func (d *Device) blockStat() string {
+	var read, written uint64
+	for i := range d.shares {
+		read += d.shares[i].rx.Load()
+		written += d.shares[i].tx.Load()
+	}
+	return ctltree.BlockStat(read, written, 0)
 }
 
 func flag(b bool) string {

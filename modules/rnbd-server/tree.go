@@ -27,6 +27,7 @@ func (s *Server) Tree() map[string]ctltree.Node {
 		class["log_level"] = t.logLevels()
 	}
 	return map[string]ctltree.Node{
+		"block":               ctltree.Folder{}, // a client's; tools expect it on every host
 		"class/rnbd-server":   class,
 		"class/rtrs-server":   t.sessions(&today),
 		"kernel/ibnbd_server": ctltree.Fixed{"devices": t.exports()},
@@ -99,9 +100,16 @@ func (t tree) exports() ctltree.Dir {
 				return nil
 			}
 			dir := ctltree.Fixed{"sessions": t.users(func() []*mapping { return byName()[name] })}
-			if l := nodeLink(users[0].dev); l != "" {
+			dev := users[0].dev
+			if l := nodeLink(dev.key.id); l != "" {
 				dir["block_dev"] = l
+				return dir
 			}
+			// Tools take the last part of the link for the device's name, and look
+			// behind it for what a block device has.
+			dir["block_dev"] = ctltree.Link("../" + name)
+			dir["size"] = ctltree.Text(func() string { return strconv.FormatUint(dev.limits.Load().Size/blk.SectorSize, 10) })
+			dir["stat"] = ctltree.Text(func() string { return blockStat(byName()[name]) })
 			return dir
 		},
 	}
@@ -130,16 +138,31 @@ func kernelName(id nodeID) string {
 	return filepath.Base(target)
 }
 
-// nodeLink leads to what is exported: the kernel's folder of a block device, a
-// file itself.
-func nodeLink(d *device) ctltree.Link {
-	if name := kernelName(d.key.id); name != "" {
-		return ctltree.Link("/sys/class/block/" + name)
+// nodeLink leads to the kernel's folder of a block device, by the place that no mount
+// of this tree over /sys hides; empty for other nodes.
+func nodeLink(id nodeID) ctltree.Link {
+	if kernelName(id) == "" {
+		return ""
 	}
-	if d.key.id.opaque == "" {
-		return ctltree.Link(d.path)
+	dir, err := filepath.EvalSymlinks(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(id.dev), unix.Minor(id.dev)))
+	if err != nil {
+		return ""
 	}
-	return ""
+	return ctltree.Link(dir)
+}
+
+// blockStat adds up what clients did with a device.
+func blockStat(users []*mapping) string {
+	var read, written uint64
+	var inFlight int64
+	for _, m := range users {
+		for i := range m.flows {
+			read += m.flows[i].tx.Load()
+			written += m.flows[i].rx.Load()
+		}
+		inFlight += m.inflight()
+	}
+	return ctltree.BlockStat(read, written, inFlight)
 }
 
 // users has a folder per session. A session that has the device open more than

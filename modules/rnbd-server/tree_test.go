@@ -240,8 +240,21 @@ func TestR162_NodesByName(t *testing.T) {
 	if got := r.names("class/rnbd-server/ctl/devices"); got != id {
 		t.Fatalf("devices %q, want %q", got, id)
 	}
-	if l, _ := r.at("class/rnbd-server/ctl/devices/" + id + "/block_dev").(ctltree.Link); string(l) != filepath.Join(dir, "disk.img") {
+	// The authors' tool closes a device by the last part of this link.
+	if l, _ := r.at("class/rnbd-server/ctl/devices/" + id + "/block_dev").(ctltree.Link); filepath.Join("devices", id, string(l)) != filepath.Join("devices", id) {
 		t.Errorf("block_dev leads to %q", l)
+	}
+	if errno := s.rw(0, blk.Write, 0, make([]byte, 4096)); errno != blk.OK {
+		t.Errorf("write: errno %d", errno)
+	}
+	if errno := s.rw(0, blk.Read, 0, make([]byte, 1024)); errno != blk.OK {
+		t.Errorf("read: errno %d", errno)
+	}
+	if got := strings.Fields(r.read("class/rnbd-server/ctl/devices/" + id + "/stat")); len(got) != 17 || got[2] != "2" || got[6] != "8" {
+		t.Errorf("stat: %q, want 2 sectors read and 8 written", got)
+	}
+	if got := r.read("class/rnbd-server/ctl/devices/" + id + "/size"); got != "2048\n" {
+		t.Errorf("size: %q", got)
 	}
 	if got := r.read("module/rnbd_server/parameters/dev_search_path"); got != dir+"\n" {
 		t.Errorf("dev_search_path %q", got)
@@ -263,7 +276,8 @@ func TestR162_NodesByName(t *testing.T) {
 	if got := exportName(block); got != filepath.Base(target) {
 		t.Errorf("block device %s is shown as %q, want %q", nodes[0], got, filepath.Base(target))
 	}
-	if got := string(nodeLink(block)); got != "/sys/class/block/"+filepath.Base(target) {
+	// /sys/class and /sys/block are where this tree is mounted for the kernel's tools.
+	if got := string(nodeLink(block.key.id)); got != filepath.Join("/sys/dev/block", target) {
 		t.Errorf("it leads to %q", got)
 	}
 }

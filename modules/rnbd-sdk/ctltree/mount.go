@@ -38,7 +38,7 @@ type Tree struct {
 }
 
 // Mount serves places, whose names are paths below the folder root: a Dir
-// becomes a mount, a Link a link in the folder. Folders are made, and removed
+// becomes a mount, a Link a link in the folder, a Folder a folder. Folders are made, and removed
 // by Close if they are empty then. Mounts of daemons that are gone are cleared
 // away; EBUSY says that another daemon serves a place, or something else is
 // mounted there, ENOTEMPTY that a mount would hide files. On an error nothing
@@ -76,6 +76,9 @@ func (t *Tree) put(place string, n Node) error {
 	path := filepath.Join(t.root, place)
 	if d, ok := n.(Dir); ok {
 		return t.mount(place, path, d)
+	}
+	if _, ok := n.(Folder); ok {
+		return t.folder(path)
 	}
 	target, ok := n.(Link)
 	if !ok {

@@ -166,3 +166,21 @@ short
 		}
 	}
 }
+
+// A folder for another daemon's mount is there from the start, and gone in the end.
+func TestAFolderForOthers(t *testing.T) {
+	root := t.TempDir()
+	tree, err := Mount(root, map[string]Node{"block": Folder{}}, quiet("one"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(filepath.Join(root, "block")); err != nil || !st.IsDir() {
+		t.Errorf("no folder: %v", err)
+	}
+	if err := tree.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(root, "block")); !os.IsNotExist(err) {
+		t.Errorf("the folder is left: %v", err)
+	}
+}

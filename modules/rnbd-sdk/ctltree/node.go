@@ -3,13 +3,14 @@ package ctltree
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"syscall"
 )
 
-// Node is a *File, a Link or a Dir.
+// Node is a *File, a Link or a Dir; for Mount also a Folder.
 type Node interface {
 	// mode is the type and the permissions, as of stat(2).
 	mode() uint32
@@ -44,6 +45,19 @@ func (f *File) mode() uint32 {
 type Link string
 
 func (Link) mode() uint32 { return syscall.S_IFLNK | 0o777 }
+
+// Folder is a place for Mount only: a folder in which another daemon may mount, empty
+// until then.
+type Folder struct{}
+
+func (Folder) mode() uint32 { return dirMode }
+
+// BlockStat is the file stat of a block device (Documentation/block/stat.rst in Linux),
+// of what is known: sectors of 512 bytes read and written, and requests in flight.
+func BlockStat(read, written uint64, inFlight int64) string {
+	return fmt.Sprintf("%8d %8d %8d %8d %8d %8d %8d %8d %8d %8d %8d %8d %8d %8d %8d %8d %8d",
+		0, 0, read, 0, 0, 0, written, 0, inFlight, 0, 0, 0, 0, 0, 0, 0, 0)
+}
 
 // Dir is a directory.
 type Dir interface {
