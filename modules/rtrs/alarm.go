@@ -12,7 +12,7 @@ import (
 // before. It belongs to that owner.
 type alarm struct {
 	f    func(now time.Time) // may set its alarm, or any other, again
-	at   int64               // ns since processStart; 0: not set
+	at   int64               // ns since alarms.born; 0: not set
 	slot int                 // in alarms.list, from 1; 0: not there
 }
 
@@ -20,6 +20,7 @@ type alarm struct {
 // of its owner, and those that are not cost nothing: the clock is one
 // descriptor among those that the owner sleeps on.
 type alarms struct {
+	born  time.Time
 	fd    int      // timerfd
 	set   int64    // when fd fires; 0: never
 	next  int64    // the earliest, or a time before it if stale; 0: none
@@ -28,6 +29,7 @@ type alarms struct {
 }
 
 func (a *alarms) open(epfd int) (err error) {
+	a.born = time.Now()
 	if a.fd, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK); err != nil {
 		return fmt.Errorf("timerfd_create: %w", err)
 	}
@@ -49,7 +51,7 @@ func (a *alarms) put(al *alarm, at time.Time) {
 		a.drop(al)
 		return
 	}
-	al.at = max(int64(at.Sub(processStart)), 1)
+	al.at = max(int64(at.Sub(a.born)), 1)
 	if al.slot == 0 {
 		a.list = append(a.list, al)
 		al.slot = len(a.list)
@@ -71,7 +73,7 @@ func (a *alarms) drop(al *alarm) {
 
 // run calls those that are due and returns their number.
 func (a *alarms) run(now time.Time) (n int) {
-	t := int64(now.Sub(processStart))
+	t := int64(now.Sub(a.born))
 	if a.next == 0 || t < a.next {
 		return 0
 	}
@@ -112,7 +114,7 @@ func (a *alarms) arm() bool {
 	}
 	wait := time.Duration(0)
 	if a.next != 0 {
-		if wait = time.Duration(a.next) - time.Since(processStart); wait <= 0 {
+		if wait = time.Duration(a.next) - time.Since(a.born); wait <= 0 {
 			return false
 		}
 	}

@@ -24,7 +24,8 @@ type heartbeat struct {
 	acked  uint64  // how many of them are answered, at least
 	asks   []hbAsk // in the order of their numbers
 
-	sentAt  atomic.Int64 // by monotonicNow, of the last HB_MSG; 0: answered
+	born    time.Time
+	sentAt  atomic.Int64 // ns since born, of the last HB_MSG; 0: answered
 	latency atomic.Int64 // ns of the last round trip, 0: none yet
 }
 
@@ -46,7 +47,7 @@ const (
 // start begins watching: the first HB_MSG goes out between one and two
 // intervals from now.
 func (h *heartbeat) start(now time.Time, interval time.Duration) {
-	h.next, h.last, h.missed = beat(now.Add(interval), interval), now, 0
+	h.next, h.last, h.missed, h.born = beat(now.Add(interval), interval), now, 0, now
 	h.sentAt.Store(0)
 }
 
@@ -57,7 +58,11 @@ var firstBeat = time.Now()
 // that interval send: together they wake an idle process, and its peer, once
 // per interval and not once per path.
 func beat(t time.Time, interval time.Duration) time.Time {
-	if late := t.Sub(firstBeat) % interval; late > 0 {
+	late := t.Sub(firstBeat) % interval
+	if late < 0 { // in virtual time, which begins long ago
+		late += interval
+	}
+	if late > 0 {
 		return t.Add(interval - late)
 	}
 	return t
@@ -111,7 +116,7 @@ func (h *heartbeat) lastLatency() time.Duration { return time.Duration(h.latency
 
 // sendOn posts an HB_MSG on c, whose owner calls it.
 func (h *heartbeat) sendOn(c *conn) {
-	h.sentAt.Store(monotonicNow())
+	h.sentAt.Store(h.now())
 	h.post(c)
 }
 
@@ -129,7 +134,7 @@ func (h *heartbeat) ask(c *conn, f func()) {
 		h.asks = slices.Delete(h.asks, 0, 1)
 	}
 	h.asks = append(h.asks, hbAsk{h.posted + 1, f})
-	h.sentAt.CompareAndSwap(0, monotonicNow())
+	h.sentAt.CompareAndSwap(0, h.now())
 	h.post(c)
 }
 
@@ -142,8 +147,8 @@ func (h *heartbeat) answered() {
 	}
 }
 
-// monotonicNow is a time in nanoseconds that nobody sets, never 0.
-func monotonicNow() int64 { return max(int64(time.Since(processStart)), 1) }
+// now is a time in nanoseconds by a clock that nobody sets, never 0.
+func (h *heartbeat) now() int64 { return max(int64(time.Since(h.born)), 1) }
 
 // onImm serves the heartbeat immediates that arrive on c, connection 0 of the
 // path. Any other immediate is none of ours. Owner of c.
@@ -156,7 +161,7 @@ func (h *heartbeat) onImm(c *conn, imm rtrswire.Imm) {
 			return
 		}
 		if at := h.sentAt.Swap(0); at != 0 {
-			h.latency.Store(max(monotonicNow()-at, 1))
+			h.latency.Store(max(h.now()-at, 1))
 		}
 		h.answered()
 	}

@@ -1,0 +1,42 @@
+package rtrs
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// In a bubble of virtual time, which begins in the past, alarms and heartbeats
+// come when they are due.
+func TestAlarmsAndBeatsInVirtualTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, err := NewPoller(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		var rang time.Time
+		al := alarm{f: func(now time.Time) { rang = now }}
+		due := time.Now().Add(time.Second)
+		p.alarms.put(&al, due)
+		for range 12 {
+			p.Arm()
+			p.Poll()
+			if early := time.Now().Before(due); early != rang.IsZero() {
+				t.Errorf("at %v: rang at %v", time.Now(), rang)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+
+		var h heartbeat
+		h.start(time.Now(), time.Second)
+		if wait := h.next.Sub(time.Now()); wait < time.Second || wait > 2*time.Second {
+			t.Errorf("the first heartbeat is due in %v", wait)
+		}
+		h.sentAt.Store(h.now())
+		time.Sleep(30 * time.Millisecond)
+		if took := time.Duration(h.now() - h.sentAt.Load()); took < 29*time.Millisecond || took > 31*time.Millisecond {
+			t.Errorf("30 ms took %v", took)
+		}
+	})
+}
