@@ -306,3 +306,60 @@ func TestAHungOperationKeepsItsMemory(t *testing.T) {
 		})
 	}
 }
+
+// While another path is connected a request that hangs costs no other anything:
+// what was lost with it is sent again, its path comes back, and in the end it is
+// answered itself.
+func TestAHungOperationCostsOthersNothing(t *testing.T) {
+	net := loopback.New()
+	hung := make(chan *Op, 2)
+	var pollers []*Poller
+	srv := startServer(t, net, func(op *Op) {
+		switch string(op.User()) {
+		case "hang":
+			hung <- op
+		case "slow":
+			time.AfterFunc(20*time.Millisecond, func() { pollers[op.Poller()].Do(func() { op.Respond(0) }) })
+		default:
+			op.Respond(0)
+		}
+	}, retireAfter(100*time.Millisecond), func(cfg *ServerConfig) { pollers = cfg.Pollers })
+	dev := net.Device("client")
+	dst := serverAddr.String()
+	c := cltOpen(t, []PathAddr{pathTo(dev, clientAddr, dst), pathTo(dev, otherAddr, dst)}, func(cfg *ClientConfig) { cfg.Policy = MinLatency })
+	c.links[0].hb.latency.Store(1)
+	c.links[1].hb.latency.Store(1 << 60)
+	if err := c.write(0, 1, 0, 8, "hang"); err != nil {
+		t.Fatal(err)
+	}
+	op := <-hung
+	for tag := range uint64(3) {
+		if err := c.write(1, 10+tag, 0, 8, "slow"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	net.Cut(clientAddr, serverAddr.Addr())
+	c.awaitState(1, PathReconnecting)
+	for range 3 {
+		if d := c.next(); d.tag < 10 || d.errno != 0 {
+			t.Errorf("tag %d: errno %d", d.tag, d.errno)
+		}
+	}
+	c.awaitState(1, PathConnected)
+	for tag := range uint64(20) {
+		if err := c.write(int(tag%2), 20+tag, 0, 8, "go on"); err != nil {
+			t.Fatal(err)
+		}
+		c.finished(20+tag, 0)
+	}
+	respond := func(op *Op) {
+		_ = srv.cfg.Pollers[op.Poller()].Call(t.Context(), func() { op.Respond(0) })
+	}
+	respond(op)
+	respond(<-hung) // its repetition
+	c.finished(1, 0)
+	eventually(t, "nothing is left of the lost link", func() bool { c.mu.Lock(); defer c.mu.Unlock(); return len(c.lost) == 0 })
+	if ups, downs, _ := srv.handler.counts(); ups != 1 || downs != 0 {
+		t.Errorf("the session was up %d times and down %d times", ups, downs)
+	}
+}
