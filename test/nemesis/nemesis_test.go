@@ -117,6 +117,9 @@ func seeds(t *testing.T) []uint64 {
 func play(t *testing.T, s *Schedule, root, long bool) Result {
 	t.Helper()
 	r, err := Run(t, s, root)
+	if err == nil && r.Took > s.Length.duration()+10*time.Second {
+		t.Logf("it was slow:\n%s\n%v", strings.Join(r.Events, "\n"), s)
+	}
 	if err == nil {
 		return r
 	}

@@ -18,14 +18,15 @@ type Result struct {
 	Failed int64 // that failed, as they may
 	Blocks int64 // judged
 	Logs   string
+	Took   time.Duration
 	Events []string
 }
 
 // Run lets a schedule happen. The error says what is wrong; then the daemons'
 // logs are kept in Result.Logs.
 func Run(t testing.TB, s *Schedule, rooted bool) (r Result, err error) {
+	built := time.Now()
 	w, err := build(t, s.Setup, rooted)
-	defer w.close()
 	var mu sync.Mutex
 	start := time.Now()
 	w.log = func(format string, args ...any) {
@@ -33,6 +34,12 @@ func Run(t testing.TB, s *Schedule, rooted bool) (r Result, err error) {
 		defer mu.Unlock()
 		r.Events = append(r.Events, fmt.Sprintf("%7.3f ", time.Since(start).Seconds())+fmt.Sprintf(format, args...))
 	}
+	w.log("built in %v", start.Sub(built))
+	defer func() {
+		w.close()
+		w.log("gone")
+		r.Took = time.Since(built)
+	}()
 	if err == nil {
 		err = w.suffer(s, &r)
 	}
