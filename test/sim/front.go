@@ -116,7 +116,7 @@ type attached struct {
 	ended bool
 }
 
-func (w *world) launchFront(ctx context.Context, c *host, cfg plugin.Config) (supervise.Process, error) {
+func (w *world) launchFront(ctx context.Context, c *host, life int, cfg plugin.Config) (supervise.Process, error) {
 	if err := c.start.wait(ctx); err != nil {
 		return nil, err
 	}
@@ -126,7 +126,7 @@ func (w *world) launchFront(ctx context.Context, c *host, cfg plugin.Config) (su
 		return nil, err
 	}
 	p.Process = inner
-	if !c.adopt(p) {
+	if !c.adopt(p, life) {
 		p.Kill()
 		return nil, fmt.Errorf("the host is going down: %w", syscall.ESHUTDOWN)
 	}

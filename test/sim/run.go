@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -110,9 +111,27 @@ func (w *world) run(ctx context.Context) {
 
 // heal ends what faults may have left: servers that are down come back.
 func (w *world) heal() {
+	w.client.start.set(0, 0)
 	for _, h := range w.servers {
 		h.start.set(0, 0)
 		h.restart()
+		w.addMissingPaths(h)
+	}
+}
+
+// addMissingPaths brings back paths that were removed and could not be added again.
+func (w *world) addMissingPaths(h *host) {
+	for i, a := range h.addrs {
+		add := &controlpb.AddPathRequest{Session: h.name, Path: w.path(h, i)}
+		for range 10 {
+			if slices.ContainsFunc(w.paths(h.name), func(p *controlpb.Path) bool {
+				dst, err := netip.ParseAddrPort(p.Dst)
+				return err == nil && dst.Addr() == a && p.State != "dead"
+			}) {
+				break
+			}
+			command(func(ctx context.Context) error { _, err := w.client.api.AddPath(ctx, add); return err })
+		}
 	}
 }
 

@@ -39,7 +39,7 @@ type completion struct {
 }
 
 // launchStorage starts a process for a server.
-func (w *world) launchStorage(ctx context.Context, s *host, c plugin.Config) (supervise.Process, error) {
+func (w *world) launchStorage(ctx context.Context, s *host, life int, c plugin.Config) (supervise.Process, error) {
 	if err := s.start.wait(ctx); err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func (w *world) launchStorage(ctx context.Context, s *host, c plugin.Config) (su
 		return nil, err
 	}
 	p.Process = inner
-	if !s.adopt(p) {
+	if !s.adopt(p, life) {
 		p.Kill()
 		return nil, fmt.Errorf("the host is going down: %w", syscall.ESHUTDOWN)
 	}

@@ -53,6 +53,7 @@ type host struct {
 
 	mu    sync.Mutex
 	up    bool
+	life  int // counts the daemons
 	devs  []verbs.Device
 	procs []supervise.Process // of the daemon that runs
 	srv   *server.Server
@@ -90,11 +91,11 @@ func (g *startGate) set(fail int, delay time.Duration) {
 	g.fail, g.delay = fail, delay
 }
 
-// adopt enters a new process of the daemon that runs.
-func (h *host) adopt(p supervise.Process) bool {
+// adopt enters a new process of a daemon, unless that is dead.
+func (h *host) adopt(p supervise.Process, life int) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !h.up {
+	if !h.up || h.life != life {
 		return false
 	}
 	h.procs = append(h.procs, p)
@@ -214,6 +215,8 @@ func (h *host) startServer(ctx context.Context) error {
 	cfg := server.DefaultConfig()
 	h.mu.Lock()
 	h.up, h.procs, h.devs = true, nil, nil
+	h.life++
+	life := h.life
 	for i, a := range h.addrs {
 		dev := w.net.Device(fmt.Sprintf("%s.%d.%d", h.name, i, w.number()))
 		h.devs = append(h.devs, dev)
@@ -231,7 +234,7 @@ func (h *host) startServer(ctx context.Context) error {
 	cfg.Virtual = true
 	cfg.NewRing = shm.NewHeapRing
 	cfg.Launch = func(ctx context.Context, c plugin.Config) (supervise.Process, error) {
-		return w.launchStorage(ctx, h, c)
+		return w.launchStorage(ctx, h, life, c)
 	}
 	s, err := server.New(ctx, cfg)
 	if err != nil {
@@ -312,6 +315,8 @@ func (h *host) startClient(ctx context.Context) error {
 	w := h.w
 	h.mu.Lock()
 	h.up = true
+	h.life++
+	life := h.life
 	h.mu.Unlock()
 	cfg := client.DefaultConfig()
 	dev := w.net.Device("client")
@@ -325,7 +330,7 @@ func (h *host) startClient(ctx context.Context) error {
 	cfg.Logger = w.log.With("host", h.name)
 	cfg.Virtual = true
 	cfg.NewRing = shm.NewHeapRing
-	cfg.Launch = func(ctx context.Context, c plugin.Config) (supervise.Process, error) { return w.launchFront(ctx, h, c) }
+	cfg.Launch = func(ctx context.Context, c plugin.Config) (supervise.Process, error) { return w.launchFront(ctx, h, life, c) }
 	c, err := client.New(ctx, cfg)
 	if err != nil {
 		return fmt.Errorf("start of the client: %w", err)
