@@ -330,7 +330,9 @@ func (h *host) startClient(ctx context.Context) error {
 	cfg.Logger = w.log.With("host", h.name)
 	cfg.Virtual = true
 	cfg.NewRing = shm.NewHeapRing
-	cfg.Launch = func(ctx context.Context, c plugin.Config) (supervise.Process, error) { return w.launchFront(ctx, h, life, c) }
+	cfg.Launch = func(ctx context.Context, c plugin.Config) (supervise.Process, error) {
+		return w.launchFront(ctx, h, life, c)
+	}
 	c, err := client.New(ctx, cfg)
 	if err != nil {
 		return fmt.Errorf("start of the client: %w", err)
