@@ -1,10 +1,6 @@
 package server
 
-import (
-	"slices"
-
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
-)
+import "slices"
 
 // devState is the state of a device.
 //
@@ -84,7 +80,7 @@ func (d *device) move(to devState) bool {
 // holds d.plugin.mu.
 func (d *device) moveToFailing(why failure) bool {
 	to := devFailing
-	if why == failedShrunk || why == failedChanged || d.plugin.info.Crash == plugin.LosesAll { // its I/O ends with the process
+	if why == failedShrunk || why == failedChanged { // in the next process, after the fence
 		to = devFailed
 	}
 	if !d.move(to) {

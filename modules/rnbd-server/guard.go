@@ -43,7 +43,7 @@ func (s *Server) guardNode(ctx context.Context, key deviceKey, n *node, p *ioPlu
 		if err := g.open(ctx, n.file, key.readOnly); err != nil {
 			return nil, err
 		}
-		if g.file == nil {
+		if g.file == nil && !key.readOnly {
 			p.log.Warn("device has no lock of the server: another server may open it while the plugin restarts", "device", n.path)
 		}
 	}

@@ -35,8 +35,9 @@ type ioPlugin struct {
 	opens   chan struct{}  // room for devices that are opened again
 	work    sync.WaitGroup // what waits for fences; Add only while in is not nil, or by the supervisor
 
-	mu      sync.Mutex // guards the rest, and the states of devices
-	in      *supervise.Instance
+	mu      sync.Mutex          // guards the rest, and the states of devices
+	in      *supervise.Instance // that serves; nil: none
+	dead    *supervise.Instance // the last one that has ended
 	indices indices
 	devices map[uint32]*device
 	// shown are the sessions whose arena every next process is shown.

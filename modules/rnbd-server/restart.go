@@ -85,7 +85,7 @@ func (s *Server) currentDevices() map[*device]bool {
 func (p *ioPlugin) left(in *supervise.Instance, _ error) {
 	keeps := in.Info().Crash == plugin.KeepsAcknowledged
 	p.mu.Lock()
-	p.in = nil
+	p.in, p.dead = nil, in
 	var failing []*device
 	for _, d := range p.devices {
 		if keeps {
@@ -168,8 +168,16 @@ func (p *ioPlugin) fenced(d *device) bool {
 		return err == nil && free
 	}
 	p.mu.Lock()
-	in := p.in
+	in, dead := p.in, p.dead
 	p.mu.Unlock()
+	if p.info.Crash == plugin.LosesAll { // its I/O ends with the process
+		select {
+		case <-dead.Reaped():
+			return true
+		default:
+			return false
+		}
+	}
 	if in == nil || !d.lost() { // reopen opens what is not lost
 		return false
 	}

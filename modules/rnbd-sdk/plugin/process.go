@@ -75,6 +75,11 @@ func (p *Process) Executable() string { return p.c.Path }
 // Exited is closed when the process has ended.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
+// Reaped is closed when nothing of the process runs any more: no thread of it
+// touches memory that it shares with the host. What the kernel has of its I/O may
+// still do so.
+func (p *Process) Reaped() <-chan struct{} { return p.reaped() }
+
 // ExitError is why it ended; nil while it runs and after an orderly Stop.
 func (p *Process) ExitError() error {
 	select {

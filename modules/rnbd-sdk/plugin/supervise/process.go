@@ -18,6 +18,7 @@ type Process interface {
 	Info() plugin.Info
 	PID() int
 	Exited() <-chan struct{} // closed when the process has ended
+	Reaped() <-chan struct{} // closed when no thread of it runs any more
 	ExitError() error        // why it ended; nil before, and after an orderly Stop
 	Kill()                   // does not wait
 	Stop(ctx context.Context) error
