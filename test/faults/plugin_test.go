@@ -1,6 +1,8 @@
 package faults
 
 import (
+	"context"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"syscall"
@@ -112,4 +114,53 @@ func serverDevice(t *testing.T, s *lab.Server, name string) *controlpb.ServerDev
 	}
 	t.Fatalf("the server has no device %q: %v", name, list.Devices)
 	return nil
+}
+
+// A plugin that dies with more devices than a few comes back with all of them, and
+// one that is given up comes back with them by command.
+func TestKillingAnIOPluginWithManyDevices(t *testing.T) {
+	const devices = 90
+	l := lab.New(t)
+	var dir string
+	for k := range devices {
+		dir = l.Image(fmt.Sprintf("disk%02d.img", k), 1<<20)
+	}
+	s := l.Server(lab.ServerOptions{SearchPath: dir, Plugins: []string{"fileio"}, Extra: []string{"--crash-limit", "2", "--crash-window", "1h"}})
+	c := l.Client(lab.ClientOptions{})
+	var last *controlpb.ClientDevice
+	for k := range devices {
+		last = l.Map(c, fmt.Sprintf("disk%02d.img", k), s)
+	}
+	pid := killPlugin(t, s, "fileio")
+	eventually(t, enough, "the killed plugin runs again", func() bool {
+		p, err := s.Plugin("fileio")
+		return err == nil && p.Pid != 0 && int(p.Pid) != pid
+	})
+	allDevices(t, s, devices, "open")
+	killPlugin(t, s, "fileio")
+	allDevices(t, s, devices, "failed: plugin fileio crashes too often")
+	ctx, cancel := context.WithTimeout(t.Context(), enough)
+	defer cancel()
+	if p, err := s.API.ResetPlugin(ctx, &controlpb.PluginRequest{Name: "fileio"}); err != nil || p.State != "running" {
+		t.Fatalf("reset: %v, %v", p, err)
+	}
+	allDevices(t, s, devices, "open")
+	if _, err := mustDial(t, c, last.Name).WriteAt(make([]byte, 4096), 0); err != nil {
+		t.Errorf("a write after the reset: %v", err)
+	}
+}
+
+// allDevices waits until the server has n devices in that state.
+func allDevices(t *testing.T, s *lab.Server, n int, state string) {
+	t.Helper()
+	eventually(t, enough, fmt.Sprintf("%d devices are %q", n, state), func() bool {
+		list, err := s.API.ListDevices(t.Context(), &controlpb.ListRequest{})
+		in := 0
+		for _, d := range list.GetDevices() {
+			if d.State == state {
+				in++
+			}
+		}
+		return err == nil && in == n
+	})
 }
