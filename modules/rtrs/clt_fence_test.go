@@ -223,8 +223,8 @@ func TestAdminRequestThatWasGivenUpIsNotRepeated(t *testing.T) {
 			var others []*scriptedRequest
 			for c.write(0, 2, 0, 8, "u") == nil { // all the permits that there are
 				r := held.next(t)
-				if r.Type == rtrswire.MsgFence {
-					t.Fatal("a FENCE follows at once")
+				for ; r.Type == rtrswire.MsgFence; r = held.next(t) { // a second has passed
+					r.answer(busy)
 				}
 				if r.buf == lost.buf {
 					t.Error("its buffer is used while it may run")

@@ -18,7 +18,7 @@ func TestSilentConnectionEndsItsPath(t *testing.T) {
 	net := loopback.New()
 	startServer(t, net, serve)
 	dev := net.Device("client")
-	c := cltOpen(t, []PathAddr{pathTo(dev, clientAddr, serverAddr.String()), pathTo(dev, otherAddr, serverAddr.String())}, beats(50*time.Millisecond))
+	c := cltOpen(t, []PathAddr{pathTo(dev, clientAddr, serverAddr.String()), pathTo(dev, otherAddr, serverAddr.String())}, beats(200*time.Millisecond))
 	qp := c.links[0].conns[2].qp
 	if !net.StallConn(qp.LocalAddr(), qp.RemoteAddr(), true) {
 		t.Fatal("no such connection")
@@ -42,12 +42,12 @@ func TestSilentConnectionEndsItsPath(t *testing.T) {
 func TestSlowDiskIsNoSilentConnection(t *testing.T) {
 	net := loopback.New()
 	park := startParking(t, net)
-	c := cltOpen(t, []PathAddr{pathTo(net.Device("client"), clientAddr, serverAddr.String())}, beats(100*time.Millisecond))
+	c := cltOpen(t, []PathAddr{pathTo(net.Device("client"), clientAddr, serverAddr.String())}, beats(200*time.Millisecond))
 	if err := c.write(1, 1, 0, 8, "u"); err != nil {
 		t.Fatal(err)
 	}
 	op := park.take()
-	time.Sleep(time.Second) // 10 intervals; 7 of silence are the limit
+	time.Sleep(1800 * time.Millisecond) // 9 intervals; 7 of silence are the limit
 	park.respond(op, 0)
 	c.finished(1, 0)
 	if p := c.Paths()[0]; p.State != PathConnected || p.Stats.Reconnects != 0 {
@@ -59,7 +59,11 @@ func TestSlowDiskIsNoSilentConnection(t *testing.T) {
 func TestKernelServerGetsNoHeartbeatsOnIOConnections(t *testing.T) {
 	held := make(heldRequests, 8)
 	c, s, net := openScripted(t, func(s *scriptedServer) { held.hold(false)(s) })
-	if err := c.SetTiming(func() Timing { t := quickTiming(); t.Heartbeat = 5 * time.Millisecond; return t }()); err != nil {
+	if err := c.SetTiming(func() Timing {
+		t := quickTiming()
+		t.Heartbeat, t.HeartbeatMisses = 5*time.Millisecond, 10000
+		return t
+	}()); err != nil {
 		t.Fatal(err)
 	}
 	tap := tapNet(net, func(e loopback.Event) bool { return clientWork(e) && len(e.Data) == 0 })
