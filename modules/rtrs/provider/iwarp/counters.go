@@ -11,6 +11,7 @@ func (d *Device) Counters() []verbs.Counter {
 		{Name: verbs.CounterPlacedByCopy, Bytes: true, Value: s.PlacedCopyBytes},
 		{Name: "placed_by_socket", Bytes: true, Value: s.DirectBytes},
 		{Name: "closed", Reason: "crc", Value: s.CRCErrors},
+		{Name: "closed", Reason: "silent", Value: s.Silent},
 		{Name: "refused_handshakes", Reason: "gave way", Value: s.Handshakes.GaveWay},
 		{Name: "refused_handshakes", Reason: "late", Value: s.Handshakes.Late},
 		{Name: "refused_handshakes", Reason: "bad", Value: s.Handshakes.Refused},

@@ -17,6 +17,7 @@ func TestCountersAreTheStats(t *testing.T) {
 	c.placed.Store(3)
 	c.direct.Store(4)
 	c.crcErrors.Store(5)
+	c.silent.Store(6)
 	d.countHandshake(errGaveWay)
 	d.countHandshake(os.ErrDeadlineExceeded)
 	d.countHandshake(errMPA)
@@ -24,6 +25,7 @@ func TestCountersAreTheStats(t *testing.T) {
 		{Name: "sent", Bytes: true, Value: 1}: true, {Name: "received", Bytes: true, Value: 2}: true,
 		{Name: "placed_by_copy", Bytes: true, Value: 3}: true, {Name: "placed_by_socket", Bytes: true, Value: 4}: true,
 		{Name: "closed", Reason: "crc", Value: 5}:                  true,
+		{Name: "closed", Reason: "silent", Value: 6}:               true,
 		{Name: "refused_handshakes", Reason: "gave way", Value: 1}: true, {Name: "refused_handshakes", Reason: "late", Value: 1}: true,
 		{Name: "refused_handshakes", Reason: "bad", Value: 1}: true,
 	}

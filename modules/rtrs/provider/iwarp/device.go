@@ -98,6 +98,7 @@ type Stats struct {
 	SentBytes       uint64 // everything accepted by sockets
 	ReceivedBytes   uint64 // everything taken from sockets
 	CRCErrors       uint64
+	Silent          uint64 // connections that ended by Config.PeerTimeout
 	Handshakes      HandshakeStats
 }
 
@@ -124,9 +125,9 @@ type Device struct {
 // counters are those of one completion queue: its owner adds, anybody reads.
 // They fill cache lines of their own, so that owners do not disturb each other.
 type counters struct {
-	_                                         [64]byte
-	placed, direct, sent, received, crcErrors atomic.Uint64
-	_                                         [64]byte
+	_                                                 [64]byte
+	placed, direct, sent, received, crcErrors, silent atomic.Uint64
+	_                                                 [64]byte
 }
 
 var _ verbs.Device = (*Device)(nil)
@@ -174,6 +175,7 @@ func (s *Stats) add(c *counters) {
 	s.SentBytes += c.sent.Load()
 	s.ReceivedBytes += c.received.Load()
 	s.CRCErrors += c.crcErrors.Load()
+	s.Silent += c.silent.Load()
 }
 
 func (d *Device) newCounters() *counters {

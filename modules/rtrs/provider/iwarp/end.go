@@ -164,6 +164,7 @@ func (q *qp) peerGone(cause error) {
 		status = verbs.StatusFatal
 		if cause == unix.ETIMEDOUT {
 			status = verbs.StatusRetryExceeded
+			q.cq.stats.silent.Add(1)
 		}
 		cause = fmt.Errorf("connection lost: %w", cause)
 	case q.rx.midMessage() || q.readHead != q.readTail:

@@ -89,6 +89,9 @@ func TestConnectionThatIsCutOffEnds(t *testing.T) {
 			if wc := c.endOf(2, near); wc.Status != verbs.StatusRetryExceeded {
 				t.Errorf("the connection ended with %+v", wc)
 			}
+			if n := c.dev.Stats().Silent; n != 1 {
+				t.Errorf("%d silent connections were counted", n)
+			}
 			if took := time.Since(start); took < patience/2 {
 				t.Errorf("it ended after %s already", took)
 			}
