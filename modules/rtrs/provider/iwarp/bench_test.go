@@ -3,6 +3,7 @@ package iwarp
 import (
 	"fmt"
 	"runtime"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -29,12 +30,13 @@ func benchWriteImm(b *testing.B, cfg Config, size, depth int) {
 	src, lmr := c.region(size*depth, 0)
 	_, rmr := s.region(size*depth, verbs.AccessRemoteWrite)
 	stop := make(chan struct{})
+	var owner sync.WaitGroup
 	recv, answer := []verbs.RecvWR{{}}, []verbs.SendWR{{Op: verbs.OpWriteImm}}
 	for range 2 * depth {
 		s.recv(recv...)
 		c.recv(recv...)
 	}
-	go func() {
+	owner.Go(func() {
 		runtime.LockOSThread()
 		wcs := make([]verbs.WC, 64)
 		for {
@@ -54,7 +56,7 @@ func benchWriteImm(b *testing.B, cfg Config, size, depth int) {
 				}
 			}
 		}
-	}()
+	})
 	wrs := make([]verbs.SendWR, depth)
 	for i := range wrs {
 		wrs[i] = verbs.SendWR{Op: verbs.OpWriteImm, Imm: uint32(i), RemoteAddr: rmr.Addr() + uint64(i*size), RKey: rmr.RKey(),
@@ -89,5 +91,6 @@ func benchWriteImm(b *testing.B, cfg Config, size, depth int) {
 	}
 	b.StopTimer()
 	close(stop)
+	owner.Wait() // the queue is the test's again
 	c.qp.Disconnect()
 }
