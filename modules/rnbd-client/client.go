@@ -33,8 +33,9 @@ type Client struct {
 	gates   atomic.Uint32 // counts the moves of gates of devices
 
 	// Locks, in the order in which they are taken: saving, mapMu, mu,
-	// session.mu, Device.mu. No lock is held while a server, a front end or a name
-	// that a user chose is waited for; saving is held while the state file is written.
+	// session.mu, frontend.mu, attachment.mu, Device.mu. No lock is held while a
+	// server, a front end or a name that a user chose is waited for; saving is held
+	// while the state file is written.
 
 	saving  sync.Mutex  // one writer of the state file at a time
 	unsaved atomic.Bool // something has changed since it was written

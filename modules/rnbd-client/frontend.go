@@ -298,9 +298,14 @@ func (f *frontend) endStarts() {
 // abandon ends the process without a word, as a crash does, and starts no other.
 func (f *frontend) abandon() {
 	f.endStarts()
-	if in, err := f.sup.Current(); err == nil {
-		in.Process.Kill()
-		<-in.Exited()
+	in, err := f.sup.Current()
+	if err != nil {
+		return
+	}
+	in.Process.Kill()
+	select {
+	case <-in.Exited():
+	case <-time.After(takeAwayTime): // its I/O keeps it; it serves nobody any more
 	}
 }
 

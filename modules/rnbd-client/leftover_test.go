@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -141,5 +142,37 @@ func TestState_LingeringDiskIsLeftToTheNextDaemon(t *testing.T) {
 	eventually(t, "nothing is written down", func() bool { return len(load(t, file).Leftovers) == 0 })
 	if told := dir.told(); !strings.HasPrefix(told[len(told)-1], removedByForce) {
 		t.Errorf("the front end was told %q", told)
+	}
+}
+
+// A map that is given up while its disk is being written down gives its memory back,
+// and no process is shown it afterwards.
+func TestState_MapGivenUpBeforeTheDiskIsWrittenDown(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	_, use := withState(t)
+	c := s.newClient(withTestFront(t), use)
+	dir := frontDir(t.TempDir())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c.saving.Lock()
+	mapped := async(func() error {
+		_, err := c.Map(ctx, MapRequest{Path: "vol", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Options: map[string]string{"dir": string(dir)}})
+		return err
+	})
+	var all []*attachment
+	eventually(t, "the disk is to be written down", func() bool { all = c.frontends[0].all(); return len(all) == 1 && c.unsaved.Load() })
+	cancel()
+	eventually(t, "the memory is given back", func() bool {
+		all[0].mu.Lock()
+		defer all[0].mu.Unlock()
+		return all[0].dev == nil
+	})
+	c.saving.Unlock()
+	if err := soon(t, "the map", mapped); !errors.Is(err, context.Canceled) {
+		t.Errorf("map: %v", err)
+	}
+	eventually(t, "its place is free", func() bool { return !c.lingers(0) })
+	if dir.adds() != 0 {
+		t.Error("the device was shown")
 	}
 }

@@ -1,0 +1,153 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+)
+
+// How an attachment is shown to a process.
+
+// attach shows the device to h.
+func (a *attachment) attach(h *host) {
+	if a.first != nil && a.node {
+		a.fe.client.note() // a disk that a killed daemon leaves is known to the next one
+	}
+	d := a.beginAttach(h)
+	if d == nil {
+		return
+	}
+	before := d.Location()
+	err := a.show(h, d)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	again := a.tries > 0
+	a.tries++
+	a.err = err
+	switch {
+	case err == nil:
+		a.attached(d, before)
+		if again {
+			a.log.Info("device is back")
+		}
+		return
+	case a.first != nil:
+		a.failedFirst(h, err)
+		return
+	case h.alive() && a.want == wantShown:
+		a.later(comebackPause)
+		a.log.Error("device does not come back, it is tried again", "pause", a.pause.String(), "error", err)
+	}
+	a.leaveHost()
+	a.host = h // where it was tried
+	a.move(away)
+}
+
+// beginAttach makes h the process that may send requests for the device. nil:
+// nobody wants it any more, and its memory may be given back.
+func (a *attachment) beginAttach(h *host) *Device {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.want != wantShown || a.dev == nil {
+		return nil
+	}
+	if a.host != h {
+		a.tries, a.pause, a.unsure = 0, 0, false
+	}
+	a.host = h
+	a.spec.Limits, a.spec.Generation = a.dev.Limits(), h.Generation
+	a.dev.host.Store(h)
+	a.move(attaching)
+	return a.dev
+}
+
+// attached takes over that the process serves the device. Caller holds mu.
+func (a *attachment) attached(d *Device, before string) {
+	a.pause, a.due = 0, time.Time{}
+	a.spec.Location = d.Location()
+	if a.first == nil && a.spec.Location != before {
+		a.fe.workers.Go(func() { a.fe.client.moved(d) }) // which waits for maps under way
+	}
+	a.move(shown)
+	a.endFirst(nil)
+}
+
+// failedFirst ends a first try at h that failed. Caller holds mu.
+func (a *attachment) failedFirst(h *host, err error) {
+	fresh := a.first.fresh
+	a.giveUp(a.first)
+	a.endFirst(err)
+	switch {
+	case h.alive():
+		a.since, a.due = time.Now(), time.Time{}
+		a.move(removing)
+	case fresh && a.node: // it may have died with the disk half made
+		a.spec.Location = plugin.LocationUnknown
+		a.leaveHost()
+		a.move(lingering)
+	default:
+		a.leaveHost()
+		a.move(gone)
+	}
+}
+
+// show has h show the device, unless it does already: the answer to the last
+// try may have been lost.
+func (a *attachment) show(h *host, d *Device) error {
+	var also context.Context
+	if a.first != nil {
+		also = a.first.ctx
+	}
+	ctx, cancel := a.callContext(h, also)
+	defer cancel()
+	done, err := h.turn(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if a.unsure && a.adopt(ctx, h, d) == nil {
+		return nil
+	}
+	a.unsure = true
+	if err = a.present(ctx, h, d); err != nil && a.first == nil {
+		_ = h.DetachArena(ctx, a.index) // which the next try attaches
+	}
+	return err
+}
+
+// adopt takes the device as shown if h has it.
+func (a *attachment) adopt(ctx context.Context, h *host, d *Device) error {
+	st, err := h.DeviceStatus(ctx, a.index)
+	if err == nil {
+		a.know(d, st.Location, blk.Limits{})
+	}
+	return err
+}
+
+func (a *attachment) present(ctx context.Context, h *host, d *Device) error {
+	name := a.fe.cfg.Name
+	if err := h.AttachArena(ctx, a.index, d.arena); err != nil {
+		return fmt.Errorf("front end %s: memory of %s: %w", name, d.name, err)
+	}
+	if err := h.AddDevice(ctx, a.spec); err != nil {
+		return fmt.Errorf("front end %s: device %s: %w", name, d.name, err)
+	}
+	st, err := h.DeviceStatus(ctx, a.index)
+	if err != nil {
+		return fmt.Errorf("front end %s: device %s: %w", name, d.name, err)
+	}
+	a.know(d, st.Location, a.spec.Limits)
+	return nil
+}
+
+// know takes over where users find the device, and what the process knows of
+// it.
+func (a *attachment) know(d *Device, location string, l blk.Limits) {
+	a.mu.Lock()
+	a.told = l
+	a.mu.Unlock()
+	d.setLocation(location)
+}
