@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-server"
 )
 
 func TestExitCodeFollowsTheErrno(t *testing.T) {
@@ -297,6 +299,30 @@ func TestAddressesNameTheirFabric(t *testing.T) {
 	} {
 		if fabric, rest := cutFabric(in); fabric != want[0] || rest != want[1] {
 			t.Errorf("%s is %s and %s", in, fabric, rest)
+		}
+	}
+}
+
+func TestLimitsOfTheServer(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		args []string
+		ok   bool
+	}{
+		{"none", nil, true},
+		{"some", []string{"sessions=7", "chunk-memory=1099511627776", "opens=0"}, true},
+		{"an unknown name", []string{"session=7"}, false},
+		{"no number", []string{"sessions"}, false},
+		{"a number below zero", []string{"sessions=-1"}, false},
+	} {
+		cfg := server.DefaultConfig()
+		err := setLimits(&cfg, tt.args)
+		var usage usageError
+		if (err == nil) != tt.ok || !tt.ok && !errors.As(err, &usage) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		if tt.name == "some" && (cfg.Limits.Sessions != 7 || cfg.Limits.ChunkMemory != 1<<40 || cfg.Opens != 0 || cfg.SessionDevices != 1024) {
+			t.Errorf("%s: %+v", tt.name, cfg.Limits)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 	"time"
 
@@ -28,6 +29,8 @@ type serverOptions struct {
 	QueueDepth       int           `yaml:"queue-depth"`
 	ChunkSize        int           `yaml:"chunk-size"`
 	AlwaysInvalidate bool          `yaml:"always-invalidate"`
+	Limit            []string      `yaml:"limit"`
+	InfoTimeout      time.Duration `yaml:"info-timeout"`
 	CrashLimit       int           `yaml:"crash-limit"`
 	CrashWindow      time.Duration `yaml:"crash-window"`
 }
@@ -58,6 +61,8 @@ func newServerRun() *cobra.Command {
 	f.IntVar(&o.QueueDepth, "queue-depth", def.QueueDepth, "requests in flight per session")
 	f.IntVar(&o.ChunkSize, "chunk-size", def.ChunkSize, "bytes of memory per request, a multiple of 4096 from 8192 up")
 	f.BoolVar(&o.AlwaysInvalidate, "always-invalidate", def.AlwaysInvalidate, "change the key of a chunk after every request")
+	f.StringArrayVar(&o.Limit, "limit", nil, "NAME=NUMBER: what clients can take at most, repeatable, 0 for no limit: "+strings.Join(limitNames(), ", "))
+	f.DurationVar(&o.InfoTimeout, "info-timeout", def.InfoTimeout, "time for a path from its first connection until it is connected")
 	f.IntVar(&o.CrashLimit, "crash-limit", def.CrashLimit, "crashes of a plugin within --crash-window that are too many")
 	f.DurationVar(&o.CrashWindow, "crash-window", def.CrashWindow, "see --crash-limit")
 	return c
@@ -128,6 +133,10 @@ func (o *serverOptions) config() (server.Config, error) {
 	cfg.Pumps, cfg.Spin = o.Pumps, o.spin()
 	cfg.QueueDepth, cfg.ChunkSize, cfg.AlwaysInvalidate = o.QueueDepth, o.ChunkSize, o.AlwaysInvalidate
 	cfg.CrashLimit, cfg.CrashWindow = o.CrashLimit, o.CrashWindow
+	cfg.InfoTimeout = o.InfoTimeout
+	if err := setLimits(&cfg, o.Limit); err != nil {
+		return cfg, err
+	}
 	if o.KernelTiming {
 		cfg.Timing = rtrs.KernelTiming()
 	}
@@ -149,4 +158,52 @@ func (o *serverOptions) config() (server.Config, error) {
 		cfg.Rules = append(cfg.Rules, server.Rule{Glob: strings.TrimLeft(glob, "/"), Plugin: name})
 	}
 	return cfg, nil
+}
+
+// serverLimit is one of --limit.
+type serverLimit struct {
+	name string
+	set  func(cfg *server.Config, n int64)
+}
+
+var serverLimits = []serverLimit{
+	{"sessions", func(c *server.Config, n int64) { c.Limits.Sessions = int(n) }},
+	{"sessions-per-address", func(c *server.Config, n int64) { c.Limits.SessionsPerAddr = int(n) }},
+	{"connections", func(c *server.Config, n int64) { c.Limits.Connections = int(n) }},
+	{"connections-per-address", func(c *server.Config, n int64) { c.Limits.ConnectionsPerAddr = int(n) }},
+	{"chunk-memory", func(c *server.Config, n int64) { c.Limits.ChunkMemory = n }},
+	{"chunk-memory-per-address", func(c *server.Config, n int64) { c.Limits.ChunkMemoryPerAddr = n }},
+	{"unfinished", func(c *server.Config, n int64) { c.Limits.Unfinished = int(n) }},
+	{"unfinished-per-address", func(c *server.Config, n int64) { c.Limits.UnfinishedPerAddr = int(n) }},
+	{"devices-per-session", func(c *server.Config, n int64) { c.SessionDevices = int(n) }},
+	{"opens", func(c *server.Config, n int64) { c.Opens = int(n) }},
+}
+
+func limitNames() (names []string) {
+	for _, l := range serverLimits {
+		names = append(names, l.name)
+	}
+	return names
+}
+
+// setLimits takes the arguments of --limit over into cfg.
+func setLimits(cfg *server.Config, args []string) error {
+	for _, arg := range args {
+		name, number, _ := strings.Cut(arg, "=")
+		n, err := strconv.ParseInt(number, 10, 64)
+		if err != nil || n < 0 {
+			return usageError{fmt.Errorf("--limit %q: write NAME=NUMBER, bytes for memory", arg)}
+		}
+		known := false
+		for _, l := range serverLimits {
+			if l.name == name {
+				l.set(cfg, n)
+				known = true
+			}
+		}
+		if !known {
+			return usageError{fmt.Errorf("--limit %q: the names are %s", arg, strings.Join(limitNames(), ", "))}
+		}
+	}
+	return nil
 }

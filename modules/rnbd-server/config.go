@@ -40,6 +40,14 @@ type Config struct {
 	AlwaysInvalidate bool          // change a chunk's key after each request
 	Timing           rtrs.Timing
 
+	// Limits bound what clients can take of the transport, and InfoTimeout how long
+	// a path may take until it is connected.
+	Limits      rtrs.Limits
+	InfoTimeout time.Duration
+	// SessionDevices bounds the devices that a session has open, Opens the OPENs
+	// under way in all; 0: no limit.
+	SessionDevices, Opens int
+
 	// CrashLimit crashes of one plugin within CrashWindow are too many: it is
 	// not started again.
 	CrashLimit  int
@@ -101,6 +109,10 @@ func DefaultConfig() Config {
 		RingEntries:      1024,
 		AlwaysInvalidate: true,
 		Timing:           rtrs.DefaultTiming(),
+		Limits:           rtrs.DefaultLimits(),
+		InfoTimeout:      rtrs.DefaultServerConfig().InfoTimeout,
+		SessionDevices:   1024,
+		Opens:            4096,
 		CrashLimit:       3,
 		CrashWindow:      time.Minute,
 		FenceTimeout:     5 * time.Second,
@@ -140,6 +152,8 @@ func (c *Config) check() error {
 		return errors.New("no io plugin is configured")
 	case c.RingEntries < 16 || c.RingEntries&(c.RingEntries-1) != 0:
 		return fmt.Errorf("ring entries: %d is not a power of two from 16 up", c.RingEntries)
+	case c.SessionDevices < 0 || c.Opens < 0:
+		return fmt.Errorf("limit of %d devices per session, %d OPENs: a limit is not negative", c.SessionDevices, c.Opens)
 	case c.Logger == nil && c.Logs == nil:
 		return errors.New("no logger")
 	}

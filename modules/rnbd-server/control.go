@@ -40,7 +40,7 @@ func (c *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.D
 	for _, p := range c.s.pumps {
 		info.PumpStats = append(info.PumpStats, control.PumpStats(p.pump))
 	}
-	info.FabricCounters = fabricCounters(c.s.cfg.devices())
+	info.FabricCounters = append(fabricCounters(c.s.cfg.devices()), c.s.limitCounters()...)
 	return info, nil
 }
 

@@ -209,6 +209,10 @@ func (s *Server) onOpen(ctx context.Context, op *rtrs.Op, sess *session, msg rnb
 	if op.ReplyLen() != rnbdwire.OpenRspSize {
 		return fmt.Errorf("open: reply of %d bytes: %w", op.ReplyLen(), syscall.EINVAL)
 	}
+	if err := s.admitOpen(); err != nil {
+		return fmt.Errorf("open %q: %w", msg.Name(), err)
+	}
+	defer s.doneOpen()
 	m, err := s.openMapping(ctx, sess, msg.Name(), ioMode, blk.AccessMode(msg.AccessMode()))
 	if err != nil {
 		return err

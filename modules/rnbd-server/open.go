@@ -46,6 +46,9 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 	if m, err := sess.opened(name, ioMode); m != nil || err != nil {
 		return m, err
 	}
+	if err := s.roomFor(len(sess.mappings())); err != nil {
+		return fail(err)
+	}
 	n, p, err := s.resolve(ctx, sess, name, ioMode)
 	if err != nil {
 		return nil, err
@@ -72,7 +75,7 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 	}
 	m := sess.newMapping(dev, name, mode)
 	if err = p.attachSession(ctx, sess); err == nil {
-		err = sess.add(m)
+		err = sess.add(m, s.roomFor)
 	}
 	if err != nil {
 		s.drop(dev)

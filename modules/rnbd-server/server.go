@@ -33,8 +33,10 @@ type Server struct {
 	// sessions by index; pumps read it, SessionUp and SessionDown write.
 	sessions [MaxSessions]atomic.Pointer[session]
 
-	nodes      turns           // of OPENs and CLOSEs
-	lookUps    chan struct{}   // a place for each name that is looked up
+	nodes      turns         // of OPENs and CLOSEs
+	lookUps    chan struct{} // a place for each name that is looked up
+	opens      atomic.Int64  // OPENs under way
+	refused    refusals
 	admins     context.Context // of OPENs; ends with the server
 	stopAdmins func()
 
@@ -134,6 +136,7 @@ func (s *Server) startTransport() error {
 	cfg.Alloc = func(size int) (rtrs.Memory, error) { return shm.NewArena("rnbd-chunks", size, shm.Plain) }
 	cfg.Handler = (*handler)(s)
 	cfg.RetireAfter = s.cfg.RetireAfter
+	cfg.Limits, cfg.InfoTimeout = s.cfg.Limits, s.cfg.InfoTimeout
 	r, err := rtrs.NewServer(cfg)
 	if err != nil {
 		return err

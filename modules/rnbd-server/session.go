@@ -145,8 +145,9 @@ func (s *session) byName(name string) *mapping {
 }
 
 // add shows m to the pumps, unless the session has ended: nobody would close it then.
-// EBUSY: a name that now leads elsewhere was opened at the same time.
-func (s *session) add(m *mapping) error {
+// EBUSY: a name that now leads elsewhere was opened at the same time. room is asked
+// with the number of mappings.
+func (s *session) add(m *mapping, room func(n int) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.gone(); err != nil {
@@ -154,6 +155,9 @@ func (s *session) add(m *mapping) error {
 	}
 	if s.byName(m.name) != nil {
 		return fmt.Errorf("the name has just been opened, and led to another node: %w", syscall.EBUSY)
+	}
+	if err := room(len(s.mappings())); err != nil {
+		return err
 	}
 	s.reserve(m)
 	return nil

@@ -1,0 +1,50 @@
+package server
+
+import (
+	"fmt"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+)
+
+// refusals count what Config's limits have refused.
+type refusals struct{ opens, devices atomic.Uint64 }
+
+// admitOpen counts an OPEN that comes, unless there are too many: EBUSY. doneOpen
+// ends it.
+func (s *Server) admitOpen() error {
+	if n := s.opens.Add(1); s.cfg.Opens > 0 && n > int64(s.cfg.Opens) {
+		s.opens.Add(-1)
+		s.refused.opens.Add(1)
+		return fmt.Errorf("%d OPENs are under way: %w", s.cfg.Opens, syscall.EBUSY)
+	}
+	return nil
+}
+
+func (s *Server) doneOpen() { s.opens.Add(-1) }
+
+// roomFor is the error of one more device in a session that has n: EMFILE.
+func (s *Server) roomFor(n int) error {
+	if s.cfg.SessionDevices > 0 && n >= s.cfg.SessionDevices {
+		s.refused.devices.Add(1)
+		return fmt.Errorf("the session has %d devices open, and gets no more: %w", n, syscall.EMFILE)
+	}
+	return nil
+}
+
+// limitCounters are what was refused, as counters of a fabric called server.
+func (s *Server) limitCounters() (out []*controlpb.FabricCounter) {
+	add := func(name, reason string, n uint64) {
+		out = append(out, &controlpb.FabricCounter{Fabric: "server", Name: name, Reason: reason, Value: n})
+	}
+	u := s.rtrs.Usage()
+	add("refused", "sessions", u.RefusedSessions)
+	add("refused", "connections", u.RefusedConnections)
+	add("refused", "chunk-memory", u.RefusedChunkMemory)
+	add("refused", "devices", s.refused.devices.Load())
+	add("refused", "opens", s.refused.opens.Load())
+	add("unfinished", "gave-way", u.GaveWay)
+	add("unfinished", "timed-out", u.TimedOut)
+	return out
+}
