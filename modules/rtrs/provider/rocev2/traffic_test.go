@@ -151,11 +151,11 @@ func TestC052_RequestsAndAnswersWithLostPackets(t *testing.T) {
 		requests int
 		cfg      Config
 	}{
-		{"1 %, one request at a time", 1, 1, 500, Config{}},
-		{"1 %, 32 requests at a time", 1, 32, 5000, Config{}},
-		{"2 %, 32 requests at a time", 2, 32, 5000, Config{}},
-		{"2 %, 32 requests at a time, path MTU 1024", 2, 32, 2000, Config{PathMTU: 1024}},
-		{"10 %, 8 requests at a time", 10, 8, 500, Config{}},
+		{"1 %, one request at a time", 1, 1, 300, Config{}},
+		{"1 %, 32 requests at a time", 1, 32, 1000, Config{}},
+		{"2 %, 32 requests at a time", 2, 32, 1000, Config{}},
+		{"2 %, 32 requests at a time, path MTU 1024", 2, 32, 500, Config{PathMTU: 1024}},
+		{"10 %, 8 requests at a time", 10, 8, 200, Config{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, s := pairOf(t, tt.cfg)
