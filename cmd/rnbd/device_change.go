@@ -200,6 +200,9 @@ func (c *call) recoverDevices(ctx context.Context, client controlpb.ClientDaemon
 	var errs []error
 	done := map[string]bool{} // sessions
 	for _, dev := range devices {
+		if dev.state == "open" && dev.mapped != nil && dev.mapped.LastError != "" {
+			errs = append(errs, fmt.Errorf("%s: %s: %w", dev.name, dev.mapped.LastError, syscall.EIO))
+		}
 		if dev.state != "closed" {
 			continue
 		}

@@ -55,7 +55,8 @@ type Device struct {
 	id     atomic.Uint32              // on the server
 	limits atomic.Pointer[blk.Limits]
 	gate   atomic.Uint32
-	shares []share // by pump
+	denied atomic.Bool // set by them: the server does not know the device
+	shares []share     // by pump
 
 	latency []stages // by pump; only that pump writes
 
@@ -63,6 +64,9 @@ type Device struct {
 	state      State
 	openedIn   uint64 // the session's epoch in which the server opened it as id; 0: not open there
 	needsRemap bool
+	reopening  bool        // by reopenUntilOpen
+	deniedOpen bool        // closed by onDenied
+	failing    bool        // open, but the server says that it has failed
 	patience   *time.Timer // of loss=queue; runs while closed
 	lastError  string
 	location   string // where users find it, as the front end says

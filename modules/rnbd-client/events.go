@@ -81,6 +81,11 @@ func (d *Device) onNews(e rnbdwire.EventRspFields) {
 		d.onResized(e.Sectors)
 	case rnbdwire.EventRemoved:
 		d.onRemoved()
+	case rnbdwire.EventFailed:
+		d.onFailed("it has failed on the server, which answers its requests with EIO")
+	case rnbdwire.EventBack:
+		d.onFailed("")
+		d.onResized(e.Sectors)
 	}
 }
 
@@ -122,7 +127,7 @@ func (s *session) awaitOpen(d *Device) (taken func()) {
 func (s *session) deviceByID(id uint32) *Device {
 	for _, d := range s.list() {
 		state := d.State()
-		if (state == Open || state == Init) && d.limits.Load() != nil && d.id.Load() == id {
+		if (state == Open || state == Init || d.wasDenied()) && d.limits.Load() != nil && d.id.Load() == id {
 			return d
 		}
 	}
@@ -161,10 +166,24 @@ func (d *Device) takeSize(sectors uint64) error {
 func (d *Device) onRemoved() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.state != Open {
+	switch {
+	case d.state == Open:
+		d.setState(Closed)
+	case d.state != Closed || !d.deniedOpen: // denied: a request was answered before
 		return
 	}
-	d.openedIn = 0
-	d.setState(Closed)
+	d.openedIn, d.deniedOpen = 0, false
 	d.giveUp(fmt.Errorf("it was closed on the server: %w", syscall.ENOTCONN))
+}
+
+// onFailed notes why requests of an open device fail on the server; empty: they do
+// not any more.
+func (d *Device) onFailed(why string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state == Open || d.state == Init {
+		d.failing = why != ""
+		d.lastError = why
+		d.log.Info("news of the device from the server", "failing", d.failing)
+	}
 }

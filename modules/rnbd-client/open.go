@@ -20,9 +20,9 @@ func (d *Device) openAccepting(ctx context.Context, accept bool) error {
 	if err != nil {
 		return fmt.Errorf("open %q: %v: %w", d.path, err, syscall.ENAMETOOLONG)
 	}
-	rsp := make(rnbdwire.OpenRsp, rnbdwire.OpenRspSize)
 	epoch := d.session.epoch()
-	if err := d.session.transport.AdminRead(ctx, msg, rsp); err != nil {
+	rsp, err := d.ask(ctx, epoch, msg)
+	if err != nil {
 		return fmt.Errorf("open %q on the server: %w", d.path, err)
 	}
 	f := rsp.Fields()
@@ -38,6 +38,25 @@ func (d *Device) openAccepting(ctx context.Context, accept bool) error {
 		d.giveBack(ctx, epoch, id)
 	}
 	return err
+}
+
+// ask sends an OPEN and waits for its answer. One that is given up is closed on the
+// server when it is answered after all.
+func (d *Device) ask(ctx context.Context, epoch uint64, msg []byte) (rnbdwire.OpenRsp, error) {
+	rsp := make(rnbdwire.OpenRsp, rnbdwire.OpenRspSize)
+	answered := make(chan error, 1)
+	go func() { answered <- d.session.transport.AdminRead(context.WithoutCancel(ctx), msg, rsp) }()
+	select {
+	case err := <-answered:
+		return rsp, err
+	case <-ctx.Done():
+		go func() {
+			if err := <-answered; err == nil && !d.client.opensPath(d.session, d.path) {
+				d.sendClose(ctx, epoch, rsp.Fields().DeviceID)
+			}
+		}()
+		return nil, context.Cause(ctx)
+	}
 }
 
 // giveBack closes on the server what OPEN opened and d cannot be.
@@ -149,10 +168,15 @@ func (d *Device) sendClose(ctx context.Context, epoch uint64, id uint32) {
 func (d *Device) onLost() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.state != Open {
-		return
+	if d.state == Open {
+		d.close()
 	}
+}
+
+// close has the requests of d wait or fail until it is open again. Caller holds mu.
+func (d *Device) close() {
 	d.setState(Closed)
+	d.failing = false
 	if d.loss.Queue == 0 {
 		d.setGate(gateFail)
 		return
@@ -168,7 +192,11 @@ func (d *Device) onTooLate() {
 	if d.state != Closed || d.patience == nil {
 		return
 	}
-	d.giveUp(fmt.Errorf("no path to the server for %s: %w", d.loss.Queue, syscall.ETIMEDOUT))
+	why := "no path to the server"
+	if d.session.transport.Connected() {
+		why = "the server has not opened it again"
+	}
+	d.giveUp(fmt.Errorf("%s for %s: %w", why, d.loss.Queue, syscall.ETIMEDOUT))
 }
 
 // giveUp leaves d closed until it is remapped. Caller holds mu.
@@ -187,16 +215,94 @@ func (d *Device) stopPatience() {
 	}
 }
 
-func (d *Device) wantsReopen() bool {
+// reopensAtOnce bounds the OPENs of devices of one session that are opened again by
+// themselves: what hangs leaves places to the others.
+const reopensAtOnce = 16
+
+// beginReopen reports whether d is to be opened again, and nobody does that yet.
+func (d *Device) beginReopen() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.state == Closed && !d.needsRemap
+	if d.reopening || d.state != Closed || d.needsRemap {
+		return false
+	}
+	d.reopening = true
+	return true
 }
 
-// reopen opens d after the session came back. An error means: try again.
+// goesOn reports whether d is still to be opened; otherwise the reopening has ended.
+func (d *Device) goesOn() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.reopening = d.state == Closed && !d.needsRemap && d.session.ready.Load()
+	return d.reopening
+}
+
+// reopenUntilOpen opens d after the session came back, or after the server denied to
+// know it. It ends when d is open, is given up, or the session is lost: then its
+// return begins another one.
+func (d *Device) reopenUntilOpen() {
+	s := d.session
+	if d.wasDenied() && s.features.Load()&rnbdwire.FeatureEvents != 0 && !s.pause(newsDelay) {
+		return
+	}
+	for d.goesOn() {
+		select {
+		case s.turns <- struct{}{}:
+		case <-s.done:
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), s.client.cfg.MapTimeout)
+		err := d.reopen(ctx)
+		cancel()
+		<-s.turns
+		if err != nil && !s.pause(reopenDelay) {
+			return
+		}
+	}
+}
+
+// newsDelay is how long the news that somebody has closed a device on the server may
+// take: that one is not opened again by itself.
+const newsDelay = 300 * time.Millisecond
+
+// pause waits, and reports whether the session goes on.
+func (s *session) pause(d time.Duration) bool {
+	select {
+	case <-s.done:
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// reopen opens d again once. An error means: try again.
 func (d *Device) reopen(ctx context.Context) error {
 	defer d.session.awaitOpen(d)()
 	return d.reopened(d.open(ctx))
+}
+
+// onDenied closes d if the server has answered a request of it that it does not know
+// the device: it has closed it, or is another one than it was.
+func (d *Device) onDenied() {
+	if !d.denied.Swap(false) {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state != Open {
+		return
+	}
+	d.openedIn, d.deniedOpen = 0, true
+	d.lastError = fmt.Sprintf("the server does not know the device any more: %v", syscall.ENOTCONN)
+	d.log.Warn("device is not open on the server any more, it is opened again")
+	d.close()
+}
+
+func (d *Device) wasDenied() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.deniedOpen
 }
 
 // reopened ends a reopen whose OPEN had that result.
@@ -239,7 +345,10 @@ func (d *Device) opened() error {
 		return errVoid
 	}
 	d.stopPatience()
-	d.needsRemap, d.lastError = false, ""
+	d.needsRemap, d.deniedOpen = false, false
+	if !d.failing { // news that came before
+		d.lastError = ""
+	}
 	d.setState(Open)
 	d.setGate(gateOpen)
 	if fe := d.fe.Load(); fe != nil {
@@ -270,6 +379,9 @@ func (c *Client) remapAs(ctx context.Context, name string, accept bool) (*Device
 	}
 	switch d.State() {
 	case Open:
+		if why := d.failure(); why != "" {
+			return nil, fmt.Errorf("remap %s: %s: %w", d.name, why, syscall.EIO)
+		}
 		return nil, fmt.Errorf("remap %s: it is open: %w", d.name, syscall.EALREADY)
 	case Unmapped:
 		return nil, fmt.Errorf("remap %s: it is being unmapped: %w", d.name, syscall.ENODEV)
@@ -288,6 +400,16 @@ func (c *Client) remapAs(ctx context.Context, name string, accept bool) (*Device
 		return nil, fmt.Errorf("remap %s: %w", d.name, err)
 	}
 	return d, nil
+}
+
+// failure returns why requests of d fail on the server, empty if they do not.
+func (d *Device) failure() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.failing {
+		return ""
+	}
+	return d.lastError
 }
 
 // failed notes why d is closed still.

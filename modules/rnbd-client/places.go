@@ -213,3 +213,16 @@ func (c *Client) find(name string) (*place, error) {
 	}
 	return c.places[d.index], nil // which is given back after the device is off the list
 }
+
+// opensPath reports whether a mapping has that path of the session: a server has one
+// open of it, also for several OPENs.
+func (c *Client) opensPath(s *session, path string) bool {
+	c.mapMu.Lock()
+	defer c.mapMu.Unlock()
+	for _, p := range c.places {
+		if p.d.session == s && p.d.path == path {
+			return true
+		}
+	}
+	return false
+}

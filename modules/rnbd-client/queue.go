@@ -33,6 +33,7 @@ type request struct {
 	dev  *Device // nil: free
 	next uint64  // in the list of those that wait
 	held bool    // it holds a permit; otherwise it waits
+	id   uint32  // of the device, as it was sent
 	// When it came from the front end, and when it was first sent; 0: not yet.
 	arrived, sent int64
 }
@@ -199,7 +200,8 @@ func (s *source) transmit(i uint32) error {
 	r := &s.reqs[i]
 	d, e := r.dev, &r.sqe
 	msg := rnbdwire.IO(s.msg[:])
-	d.encode(msg, e)
+	r.id = d.id.Load()
+	d.encode(msg, e, r.id)
 	q, tag := d.session.lanes[s.pump.index].queue, s.tag(i)
 	switch e.Op {
 	case blk.Read:
@@ -222,7 +224,7 @@ func (s *source) noteSent(r *request) {
 }
 
 // encode fills the RNBD message for e: docs/protocol/rnbd.md, "IO".
-func (d *Device) encode(msg rnbdwire.IO, e *shm.SQE) {
+func (d *Device) encode(msg rnbdwire.IO, e *shm.SQE, id uint32) {
 	rw := uint32(e.Op)
 	if e.Flags&blk.FUA != 0 || e.Op == blk.Flush {
 		rw |= rnbdwire.FlagFUA
@@ -235,7 +237,7 @@ func (d *Device) encode(msg rnbdwire.IO, e *shm.SQE) {
 		sector, prio = ^uint64(0), 0
 	}
 	rnbdwire.IOFields{
-		DeviceID: d.id.Load(), Sector: sector, RW: rw, BISize: e.Len, Prio: prio,
+		DeviceID: id, Sector: sector, RW: rw, BISize: e.Len, Prio: prio,
 	}.Put(msg)
 }
 
@@ -245,11 +247,31 @@ func (p *pumpShare) onDone(tag uint64, errno int) {
 	r := &s.reqs[i]
 	r.held = false
 	r.dev.session.lanes[p.index].ended(&r.dev.shares[p.index])
-	if errno == int(blk.ECONNABORTED) {
+	switch {
+	case errno == int(blk.ECONNABORTED):
 		s.lost(i)
-	} else {
+	case errno == int(blk.ENOTCONN):
+		s.deny(i)
+	default:
 		s.finish(i, blk.Errno(errno))
 	}
+}
+
+// deny handles a request of a device that the server does not know. It has done
+// nothing: the device is opened again, and loss says what the request does meanwhile.
+func (s *source) deny(i uint32) {
+	r := &s.reqs[i]
+	d := r.dev
+	shut := gateWait
+	if d.loss.Queue == 0 {
+		shut = gateFail
+	}
+	if r.id == d.id.Load() && d.gate.CompareAndSwap(gateOpen, shut) {
+		s.pump.client.gates.Add(1)
+		d.denied.Store(true)
+		d.session.poke()
+	}
+	s.lost(i)
 }
 
 // lost handles a request that no path is left for.

@@ -42,6 +42,8 @@ type target struct {
 	dataLens []int
 	reads    []bool // RTRS direction of ios
 	hold     bool
+	forgot   uint32          // requests of devices below this id are answered ENOTCONN
+	slow     string          // the OPEN of that path is held
 	hung     map[uint32]bool // devices, by id, whose requests are held
 	held     []*rtrs.Op
 	nextID   uint32
@@ -153,7 +155,7 @@ func (s *target) Request(op *rtrs.Op) {
 			s.onOpen = nil
 			f()
 		}
-		if s.holdOpen {
+		if s.holdOpen || s.slow != "" && s.slow == rnbdwire.Open(user).Name() {
 			s.heldOpen = op
 			return
 		}
@@ -179,6 +181,10 @@ func (s *target) Request(op *rtrs.Op) {
 		s.ios = append(s.ios, rnbdwire.IOFields{DeviceID: m.DeviceID(), Sector: m.Sector(), RW: uint32(m.Op()) | flagsOf(m), BISize: m.BISize(), Prio: m.Prio()})
 		s.dataLens = append(s.dataLens, op.DataLen())
 		s.reads = append(s.reads, op.IsRead())
+		if m.DeviceID() < s.forgot {
+			op.Respond(int(blk.ENOTCONN))
+			return
+		}
 		if s.hold || s.hung[m.DeviceID()] {
 			s.held = append(s.held, op)
 			return
@@ -305,6 +311,15 @@ func (s *target) clientToClose(change ...func(*Config)) *Client {
 	must(s.t, err)
 	return c
 }
+
+// logTo has a client log to write.
+func logTo(write func([]byte)) func(*Config) {
+	return func(cfg *Config) { cfg.Logger = slog.New(slog.NewTextHandler(writerFunc(write), nil)) }
+}
+
+type writerFunc func([]byte)
+
+func (f writerFunc) Write(b []byte) (int, error) { f(b); return len(b), nil }
 
 // noHeartbeats is for tests that count what a path carries.
 func noHeartbeats(cfg *Config) { cfg.Timing.Heartbeat = time.Hour }

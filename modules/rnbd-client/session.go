@@ -29,6 +29,9 @@ type session struct {
 	// downs counts how often the last path was lost, see epoch.
 	downs    atomic.Uint64
 	unlisten func() // ends listen
+	// ready: the server has answered SESS_INFO since the session is connected.
+	ready atomic.Bool
+	turns chan struct{} // full of devices that are being opened again
 
 	port       uint16 // of paths that control files add
 	pollQueues int
@@ -48,6 +51,7 @@ type session struct {
 
 	// News from RTRS, handled one by one by run.
 	wasUp  bool
+	back   bool // of run: what the news handled so far say
 	news   []rtrs.EventKind
 	signal chan struct{}
 	done   chan struct{}
@@ -60,7 +64,7 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 	if err != nil {
 		return nil, err
 	}
-	s := &session{client: c, name: name, log: c.log.With("session", name), signal: make(chan struct{}, 1), done: make(chan struct{}), unlisten: func() {}}
+	s := &session{client: c, name: name, log: c.log.With("session", name), signal: make(chan struct{}, 1), turns: make(chan struct{}, reopensAtOnce), done: make(chan struct{}), unlisten: func() {}}
 	s.port, s.pollQueues, s.fabric = r.Port, r.PollQueues, addrs[0].Device.Info().Fabric
 	for i, a := range addrs {
 		s.spelling.note(a, r.Paths[i])
@@ -108,6 +112,10 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 		c.mu.Unlock()
 		return nil, err
 	}
+	s.mu.Lock()
+	s.back = len(s.news) == 0 // else it was lost meanwhile
+	s.ready.Store(s.back)
+	s.mu.Unlock()
 	go s.run()
 	return s, nil
 }
@@ -146,10 +154,7 @@ func (s *session) onEvent(e rtrs.Event) {
 	}
 	s.news = append(s.news, e.Kind)
 	s.mu.Unlock()
-	select {
-	case s.signal <- struct{}{}:
-	default:
-	}
+	s.poke()
 	if e.Kind == rtrs.SessionDown {
 		s.onDown() // at once: nothing in here waits
 	}
@@ -158,22 +163,15 @@ func (s *session) onEvent(e rtrs.Event) {
 // run handles the news of the session until it is closed.
 func (s *session) run() {
 	for {
+		var again <-chan time.Time
+		if s.work() != nil {
+			again = time.After(reopenDelay)
+		}
 		select {
 		case <-s.done:
 			return
 		case <-s.signal:
-		}
-		for s.latest() == rtrs.SessionUp {
-			if s.onUp() == nil {
-				break
-			}
-			select {
-			case <-s.done:
-				return
-			case <-s.signal:
-			case <-time.After(reopenDelay):
-				s.again()
-			}
+		case <-again:
 		}
 	}
 }
@@ -182,52 +180,80 @@ func (s *session) run() {
 // may pass, as a server that has not found the device yet.
 const reopenDelay = 500 * time.Millisecond
 
-// latest returns the last of the news and forgets them; 0: none.
-func (s *session) latest() (k rtrs.EventKind) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if n := len(s.news); n > 0 {
-		k = s.news[n-1]
+// work says hello to a server that is back, and has the devices opened again that
+// are closed. An error means: try again.
+func (s *session) work() error {
+	if !s.isBack() {
+		return nil
 	}
-	s.news = nil
-	return k
+	if !s.ready.Load() {
+		if err := s.greet(); err != nil {
+			s.log.Warn("session is back, but does not answer", "error", err)
+			return err
+		}
+	}
+	devices := 0
+	for _, d := range s.list() {
+		d.onDenied()
+		if d.beginReopen() {
+			devices++
+			go d.reopenUntilOpen()
+		}
+	}
+	if devices > 0 {
+		s.log.Info("devices are opened again", "devices", devices)
+	}
+	return nil
 }
 
-func (s *session) again() {
+// isBack handles the news since the last call and reports whether the session is
+// connected.
+func (s *session) isBack() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.news) == 0 && s.transport.Connected() {
-		s.news = append(s.news, rtrs.SessionUp)
+	for _, k := range s.news {
+		s.ready.Store(false) // also after a loss that is over
+		s.back = k == rtrs.SessionUp
+	}
+	s.news = nil
+	return s.back
+}
+
+// greet is hello to a server that is back.
+func (s *session) greet() error {
+	ctx, cancel := context.WithTimeout(context.Background(), s.client.cfg.MapTimeout)
+	defer cancel()
+	epoch := s.epoch()
+	if err := s.hello(ctx); err != nil {
+		return err
+	}
+	s.log.Info("session is back")
+	s.client.mu.Lock()
+	s.divide() // the server may have another queue depth now
+	s.client.mu.Unlock()
+	s.ready.Store(epoch == s.epoch())
+	return nil
+}
+
+// poke has run look at the devices.
+func (s *session) poke() {
+	select {
+	case s.signal <- struct{}{}:
+	default:
 	}
 }
 
 // onDown closes the devices.
 func (s *session) onDown() {
+	s.ready.Store(false)
 	for _, d := range s.list() {
 		d.onLost()
 	}
-	s.log.Warn("session lost its last path")
-}
-
-// onUp opens the devices again. An error means: try again.
-func (s *session) onUp() error {
-	ctx, cancel := context.WithTimeout(context.Background(), s.client.cfg.MapTimeout)
-	defer cancel()
-	if err := s.hello(ctx); err != nil {
-		s.log.Warn("session is back, but does not answer", "error", err)
-		return err
+	select {
+	case <-s.done: // it was closed
+	default:
+		s.log.Warn("session lost its last path")
 	}
-	s.client.mu.Lock()
-	s.divide() // the server may have another queue depth now
-	s.client.mu.Unlock()
-	var errs []error
-	for _, d := range s.list() {
-		if d.wantsReopen() {
-			errs = append(errs, d.reopen(ctx))
-		}
-	}
-	s.log.Info("session is back", "devices", len(errs))
-	return errors.Join(errs...)
 }
 
 func (s *session) list() []*Device {
