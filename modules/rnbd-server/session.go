@@ -34,8 +34,8 @@ type session struct {
 	mu    sync.Mutex // guards the changes of table and attached, and news
 	inbox inbox
 
-	// arenaMu is held while a plugin is shown the arena, or gives it up. Taken
-	// before mu and ioPlugin.mu.
+	// arenaMu is held while a handle of the arena is made for a plugin, so that the
+	// arena does not go meanwhile. Taken before mu and ioPlugin.mu.
 	arenaMu sync.Mutex
 	// ended: only requests that do not end keep it. Set with arenaMu and mu held, so
 	// that SessionDown finds what was added to a session that had not ended.
