@@ -106,9 +106,10 @@ func TestR011_ConnectionThatComesWhileItsPathClosesIsRefused(t *testing.T) {
 	waitFor(t, "the path to be gone", func() bool { _, _, alive := s.handler.counts(); return alive == 0 })
 }
 
-// A path that joins while the last one is closing keeps the session's memory,
-// and brings it up again after it went down: if no operation of the last one
-// runs in that memory any more.
+// A path that joins while the last one is closing ends with it: its client may
+// not know of that end, and would go on with what the session has forgotten. The
+// next attempt brings the session up again: if no operation of the last one runs
+// in its memory any more.
 func TestPathThatJoinsWhileTheLastOneCloses(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -137,7 +138,11 @@ func TestPathThatJoinsWhileTheLastOneCloses(t *testing.T) {
 			}
 			s.handler.waitGoingDown(t)
 			close(s.handler.downBlocked)
-			b.takeInfo().stillWorksWith(park)
+			b.waitDown()
+			again := a.second(net, otherAddr)
+			again.req.FirstConn = true
+			waitFor(t, "the path's last life to be over", func() bool { _, _, alive := s.handler.counts(); return alive == 0 })
+			again.connect().info("s").stillWorksWith(park)
 			if ups, downs, alive := s.handler.counts(); ups != 2 || downs != 1 || alive != 1 {
 				t.Errorf("%d up, %d down, %d memories", ups, downs, alive)
 			}

@@ -63,15 +63,13 @@ func TestAChunkInUseIsGivenToNobody(t *testing.T) {
 
 					b := a.second(net, otherAddr).connect()
 					b.sendInfo(infoReq("s"))
-					if retired {
-						b.waitDown()
-						b = a.rejoin(net, b)
-					} else {
+					if !retired {
 						b.silent("while the operation runs")
 						finish(op, read)
 						park.respond(op, 0)
-						b.takeInfo()
 					}
+					b.waitDown() // the session has ended
+					b = a.rejoin(net, b)
 					b.write(1, 1, []byte("DISK2"), []byte("disk 2"))
 					other := park.take(b)
 					if retired {
@@ -183,7 +181,8 @@ func TestAPathThatDoesNotVouchEnds(t *testing.T) {
 	b.sendInfo(infoReq("s"))
 	a.waitDown()
 	park.respond(op, 0)
-	b.takeInfo()
+	b.waitDown() // the session has ended with the other path
+	a.rejoin(net, b)
 }
 
 // A FENCE is not answered with 0 as long as an operation of the path runs.

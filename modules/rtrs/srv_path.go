@@ -35,6 +35,7 @@ type srvPath struct {
 	sess           *SrvSession
 	id             int // from 1, unique in the session for ever
 	uuid           rtrswire.UUID
+	life           rtrswire.UUID // the session's when the path began, as its client was told
 	dev            verbs.Device
 	client, server netip.AddrPort
 	zombie         *time.Timer // while connecting
@@ -76,6 +77,7 @@ func newSrvPath(s *SrvSession, dev verbs.Device, req verbs.ConnRequest, f *rtrsw
 	const rotation = verbs.CapKeyRotation | verbs.CapSendImm
 	p := &srvPath{
 		sess:    s,
+		life:    *s.life.Load(),
 		uuid:    f.SessUUID,
 		dev:     dev,
 		client:  req.RemoteAddr(),
@@ -220,7 +222,7 @@ func (p *srvPath) answer(rsp rtrswire.ConnRsp) {
 		MaxHdrSize: maxHdrSize,
 		Features:   rtrswire.FeatureFence | rtrswire.FeatureIncarnation | rtrswire.FeatureBeats,
 
-		Incarnation: p.sess.life,
+		Incarnation: p.life,
 	}
 	if p.newRkey {
 		f.Flags = rtrswire.FlagNewRkey

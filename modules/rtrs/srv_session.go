@@ -21,8 +21,8 @@ type SrvSession struct {
 	srv    *Server
 	serial int // in order of making
 	uuid   rtrswire.UUID
-	life   rtrswire.UUID // of this object: a session that is made anew has another
-	payer  netip.Addr    // counts for it
+	life   atomic.Pointer[rtrswire.UUID] // its incarnation: another one since it went down
+	payer  netip.Addr                    // counts for it
 	mem    Memory
 	chunks []byte
 	ops    []Op
@@ -64,13 +64,13 @@ func newSrvSession(s *Server, name rtrswire.UUID) (*SrvSession, error) {
 		srv:    s,
 		serial: int(sessionSerial.Add(1)),
 		uuid:   name,
-		life:   rtrswire.UUID(uuid.New()),
 		mem:    mem,
 		chunks: mem.Bytes()[:size:size],
 		ops:    make([]Op, depth),
 
 		retired: map[rtrswire.UUID]int{},
 	}
+	sess.begin()
 	users := make([]byte, depth*firstUsrLen)
 	for i := range sess.ops {
 		op := &sess.ops[i]
@@ -79,6 +79,12 @@ func newSrvSession(s *Server, name rtrswire.UUID) (*SrvSession, error) {
 		op.user = users[i*firstUsrLen:][:firstUsrLen:firstUsrLen]
 	}
 	return sess, nil
+}
+
+// begin gives the session another incarnation.
+func (s *SrvSession) begin() {
+	life := rtrswire.UUID(uuid.New())
+	s.life.Store(&life)
 }
 
 // Name returns the name that the client gave the session.
@@ -280,8 +286,11 @@ func (s *SrvSession) setName(name string) (holder *srvPath, err error) {
 func (s *SrvSession) pathUp(p *srvPath) error {
 	s.events.Lock()
 	defer s.events.Unlock()
-	if p.State() != SrvPathConnecting {
+	switch {
+	case p.State() != SrvPathConnecting:
 		return ErrClosed
+	case p.life != *s.life.Load(): // its client may believe that the session goes on
+		return protocolErrorf("the session has ended since the path began")
 	}
 	if s.up == 0 {
 		if err := s.srv.cfg.Handler.SessionUp(s); err != nil {
@@ -306,6 +315,7 @@ func (s *SrvSession) pathDown(p *srvPath) {
 	}
 	p.counted = false
 	if s.up--; s.up == 0 {
+		s.begin()
 		s.srv.cfg.Handler.SessionDown(s)
 	}
 }
