@@ -129,8 +129,11 @@ func TestPathThatJoinsWhileTheLastOneCloses(t *testing.T) {
 				a.write(0, 1, nil, []byte("slow"))
 				op = park.take(a)
 			}
-			a.hangUp()
 			b := a.second(net, otherAddr).connect()
+			a.hangUp()
+			if !c.ops {
+				s.handler.waitGoingDown(t)
+			}
 			b.sendInfo(infoReq("s"))
 			if c.ops {
 				b.silent("while an operation of the other path runs")
