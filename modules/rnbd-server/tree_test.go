@@ -121,7 +121,7 @@ func TestTreeReads(t *testing.T) {
 	for _, c := range []struct{ number, path, want string }{
 		{"R-162", "class/rnbd-server/ctl", "devices"},
 		{"R-162", "class/rnbd-server/ctl/devices", "dir!vol"},
-		{"R-162", "class/rnbd-server/ctl/devices/dir!vol", "sessions"}, // of a name without a node; block_dev is tested below
+		{"R-162", "class/rnbd-server/ctl/devices/dir!vol", "block_dev sessions size stat"}, // of a name without a node
 		{"R-162", "class/rnbd-server/ctl/devices/dir!vol/sessions", "s1 s2"},
 		{"R-162", "class/rnbd-server/ctl/devices/dir!vol/sessions/s1", "access_mode force_close mapping_path read_only"},
 		{"R-165", "class/rtrs-server", "s1 s2"},
