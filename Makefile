@@ -92,7 +92,7 @@ ifeq ($(SCHEDULES)$(SEED)$(SCHEDULE),)
 	@cd test && RNBD_BIN=$(BIN) RNBD_LONG=1 go test -count=1 -timeout 60m -v ./faults
 endif
 	@cd test && RNBD_BIN=$(BIN) RNBD_LONG=1 RNBD_SCHEDULES=$(or $(SCHEDULES),$(if $(SEED)$(SCHEDULE),1,20)) RNBD_SEED=$(SEED) \
-		RNBD_SCHEDULE=$(abspath $(SCHEDULE)) RNBD_MINIMISE=$(MINIMISE) RNBD_KINDS='$(KINDS)' go test -count=1 -timeout 24h -v $(if $(SEED)$(SCHEDULE)$(SCHEDULES),-run TestSchedules) ./nemesis
+		RNBD_SCHEDULE=$(abspath $(SCHEDULE)) RNBD_MINIMISE=$(MINIMISE) RNBD_KINDS='$(KINDS)' go test -count=1 -timeout 24h -v $(if $(SEED)$(SCHEDULE)$(SCHEDULES),-run 'TestSchedules$$') ./nemesis
 
 mutants: ## break the tree in many places, one at a time: a test must notice
 	@go run ./tools/mutants

@@ -88,6 +88,30 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
+// TestSchedulesThatFailed are those that have found something.
+func TestSchedulesThatFailed(t *testing.T) {
+	if os.Getenv("RNBD_LONG") == "" {
+		t.Skip("in the long form")
+	}
+	names, err := filepath.Glob("testdata/*.json")
+	if err != nil || len(names) == 0 {
+		t.Fatalf("schedules: %v, %v", names, err)
+	}
+	root := rooted(t)
+	if !root {
+		t.Skip("they need namespaces")
+	}
+	for _, name := range names {
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			s, err := Load(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			play(t, s, root, true)
+		})
+	}
+}
+
 func seeds(t *testing.T) []uint64 {
 	number := func(name string) uint64 {
 		n, err := strconv.ParseUint(os.Getenv(name), 10, 64)
