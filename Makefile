@@ -94,6 +94,10 @@ endif
 	@cd test && RNBD_BIN=$(BIN) RNBD_LONG=1 RNBD_SCHEDULES=$(or $(SCHEDULES),$(if $(SEED)$(SCHEDULE),1,20)) RNBD_SEED=$(SEED) \
 		RNBD_SCHEDULE=$(abspath $(SCHEDULE)) RNBD_MINIMISE=$(MINIMISE) RNBD_KINDS='$(KINDS)' go test -count=1 -timeout 24h -v $(if $(SEED)$(SCHEDULE)$(SCHEDULES),-run 'TestSchedules$$') ./nemesis
 
+simulate: ## faults that meet, in virtual time: N schedules (default 1000) from seed FROM on; SEED=7 shows one
+	@cd test && $(if $(SEED),SIM_SEED=$(SEED) go test -count=1 -v -run TestSeed ./sim,\
+		SIM_N=$(or $(N),1000) SIM_FROM=$(or $(FROM),1) go test -count=1 -v -timeout 0 -run TestSchedules ./sim)
+
 mutants: ## break the tree in many places, one at a time: a test must notice
 	@go run ./tools/mutants
 
@@ -125,4 +129,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## what was built
 	@rm -rf $(BIN) .cache bench-results*
 
-.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak tools-for-soak test-kernel-full conformance fuzz mutants faults bench bench-report lint man generate tidy release-check clean
+.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak tools-for-soak test-kernel-full conformance fuzz simulate mutants faults bench bench-report lint man generate tidy release-check clean
