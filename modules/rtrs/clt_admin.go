@@ -144,7 +144,7 @@ func (q *Queue) tryAdmin(c *adminCall) bool {
 	case c.abandoned.Load():
 		c.finish(int(syscall.ECANCELED))
 		return true
-	case live == nil, c.carrier != nil && c.carrier.conns[0].down:
+	case live == nil, c.carrier != nil && c.carrier.lost():
 		c.finish(int(syscall.ECONNABORTED))
 		return true
 	case q.running >= maxAdmin:

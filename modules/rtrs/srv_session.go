@@ -28,8 +28,9 @@ type SrvSession struct {
 	ops    []Op
 	ctx    atomic.Pointer[any]
 
-	// events serialises SessionUp and SessionDown. Taken before the server's mu.
-	events sync.Mutex
+	// events has room for the one who calls SessionUp or SessionDown, which wait for
+	// storage: who waits for that must not hold a lock. Taken before the server's mu.
+	events chan struct{}
 	up     int // paths that are connected, or were and are not closed yet
 
 	// changed rings when a path has come, begins to end or is gone, and when a
@@ -68,6 +69,7 @@ func newSrvSession(s *Server, name rtrswire.UUID) (*SrvSession, error) {
 		chunks: mem.Bytes()[:size:size],
 		ops:    make([]Op, depth),
 
+		events:  make(chan struct{}, 1),
 		retired: map[rtrswire.UUID]int{},
 	}
 	sess.begin()
@@ -284,8 +286,8 @@ func (s *SrvSession) setName(name string) (holder *srvPath, err error) {
 
 // pathUp counts p and connects it; the first one brings the session up.
 func (s *SrvSession) pathUp(p *srvPath) error {
-	s.events.Lock()
-	defer s.events.Unlock()
+	s.events <- struct{}{}
+	defer func() { <-s.events }()
 	switch {
 	case p.State() != SrvPathConnecting:
 		return ErrClosed
@@ -308,8 +310,8 @@ func (s *SrvSession) pathUp(p *srvPath) error {
 
 // pathDown takes p out of the count; the last one takes the session down.
 func (s *SrvSession) pathDown(p *srvPath) {
-	s.events.Lock()
-	defer s.events.Unlock()
+	s.events <- struct{}{}
+	defer func() { <-s.events }()
 	if !p.counted {
 		return
 	}
