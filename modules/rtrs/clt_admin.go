@@ -24,6 +24,7 @@ type adminCall struct {
 	carrier   *link       // of a FENCE: the link it goes on, and no other
 	result    chan int    // takes one errno
 	abandoned atomic.Bool // nobody waits for it any more
+	noPermit  bool        // a FENCE that cannot get one; set before result
 }
 
 // AdminRead sends user to the server and waits for its answer, which fills
@@ -151,7 +152,12 @@ func (q *Queue) tryAdmin(c *adminCall) bool {
 		return false
 	}
 	id, spare, ok := q.takeAdminPermit(live.slots, c)
-	if !ok {
+	switch {
+	case !ok && c.kind == kindFence && q.sparesLost(live.slots):
+		c.noPermit = true
+		c.finish(int(syscall.ENOBUFS))
+		return true
+	case !ok:
 		return false
 	}
 	r := &live.slots.reqs[id]
@@ -166,6 +172,22 @@ func (q *Queue) tryAdmin(c *adminCall) bool {
 		c.finish(ErrnoOf(err))
 	}
 	return true
+}
+
+// sparesLost reports whether only FENCEs that were lost themselves have the permits
+// that are kept for FENCEs, of which none is left. They keep them until their carriers
+// are fenced, which takes a permit. Owner.
+func (q *Queue) sparesLost(sl *slots) bool {
+	lost, under := 0, 0
+	sl.each(q.cid, func(_ uint32, r *request) {
+		switch {
+		case r.spare && r.state == reqAborted:
+			lost++
+		case r.spare:
+			under++
+		}
+	})
+	return lost > 0 && under == 0
 }
 
 // takeAdminPermit lets a FENCE have one of the permits that are kept for it.

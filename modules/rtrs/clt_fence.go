@@ -33,7 +33,8 @@ import (
 // to do without the permits of all that was under way; so it is made anew.
 //
 // The FENCE itself takes a permit, one that is kept for it. With a queue depth of
-// 1 there is none, and the session is made anew as well.
+// 1 there is none, and where carriers were lost with their FENCEs none may be left:
+// the session is made anew then as well.
 
 // fencePause is between two FENCEs for a path whose operations run, and after
 // one that could not be sent.
@@ -65,7 +66,7 @@ func (s *Session) fenceLost() {
 
 // Reasons for a session to be made anew.
 var (
-	errNoSpare = fmt.Errorf("%w: a FENCE needs a permit, and the queue depth is 1", ErrConnLost)
+	errNoSpare = fmt.Errorf("%w: a FENCE needs a permit, and none is left for it", ErrConnLost)
 	errBusy    = fmt.Errorf("%w: requests that were given up still run at the server", ErrConnLost)
 )
 
@@ -88,6 +89,8 @@ func (s *Session) fence(l, carrier *link) {
 	l.fencing = nil
 	switch {
 	case errors.Is(err, verbs.ErrClosed): // the session is
+	case err == errNoSpare && !carrier.lost():
+		s.startAnew(err)
 	case err != nil: // which is not the carrier's fault
 		s.log.Warn("rtrs: FENCE of a lost path", "path", l.path.addr.String(), "err", err)
 		s.fenceLater(l)
@@ -114,6 +117,9 @@ func (s *Session) sendFence(l, carrier *link) (errno syscall.Errno, err error) {
 	}
 	call.carrier = carrier
 	errors.As(call.do(context.Background(), s.queues[0]), &errno)
+	if call.noPermit {
+		return 0, errNoSpare
+	}
 	return errno, nil
 }
 
