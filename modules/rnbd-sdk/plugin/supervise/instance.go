@@ -44,6 +44,13 @@ func (in *Instance) Kill(cause error) {
 	go in.Process.Kill()
 }
 
+// isKilled reports whether Kill was called.
+func (in *Instance) isKilled() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.killed != nil
+}
+
 // cause is why the process ended.
 func (in *Instance) cause() error {
 	in.mu.Lock()

@@ -2,6 +2,7 @@ package supervise
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/bits"
 	"time"
@@ -299,6 +300,9 @@ func (s *Supervisor) stopRunning(ctx context.Context, in *Instance) {
 		case <-time.After(killWait):
 			err = fmt.Errorf("stop of plugin %s: %w; it is killed, and its I/O keeps it", s.cfg.Plugin.Name, context.Cause(ctx))
 		}
+	}
+	if in.isKilled() && errors.Is(err, plugin.ErrExited) {
+		err = nil // it was to end before
 	}
 	s.stopErr = err
 	cause := err

@@ -24,6 +24,7 @@ type fake struct {
 	once    sync.Once
 	err     error
 	hang    bool // neither Stop nor Kill ends it
+	slow    bool // Stop takes a second
 	attach  error
 }
 
@@ -55,6 +56,12 @@ func (f *fake) Kill() {
 func (f *fake) Stop(ctx context.Context) error {
 	if f.hang {
 		time.Sleep(time.Hour) // as a process that is in the kernel
+	}
+	if f.slow {
+		time.Sleep(time.Second)
+	}
+	if err := f.ExitError(); err != nil {
+		return err
 	}
 	f.end(nil)
 	return nil
@@ -485,6 +492,33 @@ func TestStop_IsBoundedInEveryState(t *testing.T) {
 				}
 				r.want("joined, left" + map[bool]string{true: ", gave up"}[c.name == "after it was given up"])
 				time.Sleep(2 * time.Hour) // for what hangs
+			})
+		})
+	}
+}
+
+func TestStop_OfAProcessThatEndsMeanwhile(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		end  func(*Instance)
+		bad  bool
+	}{
+		{"killed by its host", func(in *Instance) { in.Kill(errors.New("it hangs")) }, false},
+		{"crashed", func(in *Instance) { in.Process.(*fake).die() }, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, nil)
+				r.launch = func(int) (*fake, error) { f := newFake(); f.slow = true; return f, nil }
+				r.start()
+				in, err := r.Current()
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.AfterFunc(500*time.Millisecond, func() { c.end(in) })
+				if err := r.Stop(t.Context()); (err != nil) != c.bad {
+					t.Errorf("stop: %v", err)
+				}
 			})
 		})
 	}
