@@ -276,7 +276,7 @@ func TestStressOfAPair(t *testing.T) {
 // and goes.
 var expected = []syscall.Errno{
 	syscall.EINVAL, syscall.EEXIST, syscall.ENOENT, syscall.ENODEV, syscall.EBUSY, syscall.EALREADY, syscall.ENXIO, syscall.EPERM,
-	syscall.ENOTCONN, syscall.ECONNRESET, syscall.ECONNREFUSED, syscall.ECONNABORTED, syscall.ETIMEDOUT, syscall.EPROTONOSUPPORT, syscall.ERANGE,
+	syscall.ENOTCONN, syscall.ECONNRESET, syscall.ECONNREFUSED, syscall.ECONNABORTED, syscall.ETIMEDOUT, syscall.EPROTONOSUPPORT, syscall.ERANGE, syscall.ECANCELED,
 }
 
 // walk reads every file that it finds.
