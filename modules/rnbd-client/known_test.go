@@ -25,7 +25,7 @@ func (s *target) comeBackChanged(d *Device, change func()) {
 
 // What comes back under a device's name must be what its users know: requests that
 // wait are not sent otherwise, and the device says why.
-func TestReopenOfAnotherDevice(t *testing.T) {
+func TestE021_E022_ReopenOfAnotherDevice(t *testing.T) {
 	const writeThrough, writeBack, fua = 0, rnbdwire.CacheWriteBack, rnbdwire.CacheFUA
 	for _, x := range []struct {
 		name   string

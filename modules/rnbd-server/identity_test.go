@@ -131,7 +131,7 @@ func TestE019_TheVolumeOfAFile(t *testing.T) {
 }
 
 // What clients are told: the same volume in every mode, session and server.
-func TestE018_OpenTellsVolumeAndProperties(t *testing.T) {
+func TestE018_E020_OpenTellsVolumeAndProperties(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "vol"), make([]byte, 1<<20), 0o600))
 	var volumes []uint64
