@@ -75,7 +75,8 @@ func (m *medium) restore() {
 // powerOn makes mediumNode of what the RAM disk has.
 func (m *medium) powerOn() {
 	m.t.Helper()
-	run(m.t, "dmsetup", "create", mediumName, "--table", fmt.Sprintf("0 %d log-writes %s %s", len(m.durable)/512, m.disk, m.log))
+	// With a UUID it is the same volume after each cut, as a disk is.
+	run(m.t, "dmsetup", "create", mediumName, "--uuid", mediumName, "--table", fmt.Sprintf("0 %d log-writes %s %s", len(m.durable)/512, m.disk, m.log))
 }
 
 // cut is a moment at which the power may have gone. Those who use the disk do
