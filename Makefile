@@ -82,7 +82,7 @@ test-kernel-full: build ## the long form of it
 	@RNBD_KERNEL=1 RNBD_LONG=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 -timeout 90m test/kernelvm
 
 conformance: ## requirement -> test -> verdict, from the last results; STRICT=1: none may be open
-	@go run ./tools/conformance $(if $(STRICT),-strict) -results $(RESULTS) docs/protocol/conformance.md docs/protocol/rnbd.md docs/protocol/iwarp.md docs/protocol/rocev2.md
+	@go run ./tools/conformance $(if $(STRICT),-strict) -results $(RESULTS) $(wildcard docs/protocol/*.md)
 
 fuzz: ## every fuzz target, FUZZTIME each (default 5m)
 	@go run ./tools/fuzzall -time $(or $(FUZZTIME),5m) $(MODULES) $(PLUGINS) cmd/rnbd

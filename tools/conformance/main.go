@@ -19,8 +19,9 @@ var (
 	results = flag.String("results", "", "folder with the JSON results of go test")
 	strict  = flag.Bool("strict", false, "fail when a requirement is open")
 
-	inText = regexp.MustCompile(`^(?:- |\| )\**([A-Z])-(\d{3})\**[ |]+(.*)$`)
-	inName = regexp.MustCompile(`(?:^|[^A-Za-z])(?:Test|Fuzz|Example)?([RICE])-?(\d{3})`)
+	// Numbers have three digits, or two behind the prefixes of IPoIB and bonding.
+	inText = regexp.MustCompile(`^(?:- |\| )\**([A-Z]-\d{3}|(?:IP|BO|W)-\d{2})\**[ |]+(.*)$`)
+	inName = regexp.MustCompile(`(?:^|[^A-Za-z])(?:Test|Fuzz|Example)?(?:([RICE])-?(\d{3})|(IP|BO|W)-?(\d{2}))(\d?)`)
 )
 
 type requirement struct {
@@ -59,8 +60,7 @@ func readDoc(path string, reqs map[string]*requirement) error {
 	scan := bufio.NewScanner(f)
 	for scan.Scan() {
 		if m := inText.FindStringSubmatch(scan.Text()); m != nil {
-			id := m[1] + "-" + m[2]
-			reqs[id] = &requirement{id: id, text: strings.Trim(m[3], " |")}
+			reqs[m[1]] = &requirement{id: m[1], text: strings.Trim(m[2], " |")}
 		}
 	}
 	return scan.Err()
@@ -93,7 +93,9 @@ func readResults(path string, reqs map[string]*requirement) error {
 func idsIn(name string) (ids []string) {
 	last := name[strings.LastIndex(name, "/")+1:]
 	for _, m := range inName.FindAllStringSubmatch(last, -1) {
-		ids = append(ids, m[1]+"-"+m[2])
+		if m[3] == "" || m[5] == "" { // else a longer number
+			ids = append(ids, m[1]+m[3]+"-"+m[2]+m[4])
+		}
 	}
 	return ids
 }
