@@ -2,11 +2,11 @@
 // virtual time, and lets faults meet.
 //
 // A schedule is a topology, a load and a list of faults, drawn from a seed. A run
-// of a schedule takes some 40 seconds of virtual time in a bubble of
-// testing/synctest, and a fraction of a second of real time. What runs is the
-// product: both daemons as libraries, RTRS, plugins behind the plugin API, rings
-// and pumps. Simulated are the fabric (rtrs/provider/loopback), the storage plugin
-// and its disks (storage.go, disk.go), the front end and its users (front.go,
+// of a schedule takes some 15 seconds of virtual time in a bubble of
+// testing/synctest, and 0.06 s of one CPU: "make test" runs 1,000 of them. What runs
+// is the product: both daemons as libraries, RTRS, plugins behind the plugin API,
+// rings and pumps. Simulated are the fabric (rtrs/provider/loopback), the storage
+// plugin and its disks (storage.go, disk.go), the front end and its users (front.go,
 // users.go), and time.
 //
 // # The judge

@@ -290,7 +290,7 @@ func (b *frontBackend) Serve(q *plugin.FrontQueue) error {
 			nap = shortNap
 		}
 		time.Sleep(nap)
-		nap = min(2*nap, longNap)
+		nap = min(4*nap, longNap)
 	}
 	return nil
 }

@@ -19,8 +19,8 @@ import (
 // Environment of the tests: SIM_SEED runs one schedule with its log, SIM_N so many
 // from SIM_FROM on. SIM_WORKER is for processes that this program starts.
 
-// fewSchedules is how many run where nobody says how many: 15 s on two CPUs.
-const fewSchedules = 40
+// fewSchedules is how many run where nobody says how many: half a minute on two CPUs.
+const fewSchedules = 1000
 
 func envInt(name string, otherwise int) int {
 	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
@@ -126,7 +126,7 @@ func TestSchedules(t *testing.T) {
 func work(t *testing.T, seeds []string, note func(int, string)) (answers int64) {
 	for len(seeds) > 0 {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=TestWorker", "-test.count=1")
-		cmd.Env = append(os.Environ(), "SIM_WORKER="+strings.Join(seeds, ","), "GOMAXPROCS=1")
+		cmd.Env = append(os.Environ(), "SIM_WORKER="+strings.Join(seeds, ","), "GOMAXPROCS=1", "GOGC=400")
 		var out, stderr bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &stderr
 		err := cmd.Run()

@@ -176,7 +176,7 @@ func (backend *storageBackend) Serve(q *plugin.Queue) error {
 			nap = shortNap
 		}
 		time.Sleep(nap)
-		nap = min(2*nap, longNap)
+		nap = min(4*nap, longNap)
 	}
 	return nil
 }

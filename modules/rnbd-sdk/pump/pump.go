@@ -181,6 +181,7 @@ func (p *Pump) run(until func() bool) error {
 	pumps.Add(1)
 	defer pumps.Add(-1)
 	p.pin()
+	p.nap.runner = p.self()
 	p.own()
 	p.log.Debug("pump runs", "thread", unix.Gettid(), "spin", p.cfg.Spin)
 	var err error
@@ -334,7 +335,7 @@ func (p *Pump) block(park bool) (err error) {
 		err = p.wait()
 	}
 	p.asleep.Store(false)
-	p.own()
+	p.wakeUp()
 	if park {
 		p.parked = false
 		p.watchBerth(false)
@@ -422,6 +423,17 @@ func (p *Pump) own() {
 	p.owner.Lock()
 	p.timed = false // the last owner may have left it
 	p.ownerTID.Store(p.self())
+}
+
+// wakeUp is own for the goroutine of run.
+func (p *Pump) wakeUp() {
+	if !p.virtual() {
+		p.own()
+		return
+	}
+	p.owner.Lock()
+	p.timed = false
+	p.ownerTID.Store(p.nap.runner)
 }
 
 func (p *Pump) disown() {

@@ -21,8 +21,12 @@ const (
 
 // nap is how a virtual pump sleeps.
 type nap struct {
-	bell chan struct{} // of one place; nil: the pump is not virtual
-	next time.Duration
+	bell  chan struct{} // of one place; nil: the pump is not virtual
+	next  time.Duration
+	timer *time.Timer // of the goroutine that runs the pump; used again and again
+	// runner is the goroutine that runs the pump. It is looked up once: that costs
+	// more than all else that a turn does.
+	runner int32
 }
 
 func (p *Pump) virtual() bool { return p.nap.bell != nil }
@@ -37,13 +41,17 @@ func (n *nap) ring() {
 
 // wait returns after the next nap, or when the bell rings.
 func (n *nap) wait() {
-	t := time.NewTimer(n.next)
-	defer t.Stop()
+	if n.timer == nil {
+		n.timer = time.NewTimer(n.next)
+	} else {
+		n.timer.Reset(n.next)
+	}
 	select {
 	case <-n.bell:
-	case <-t.C:
+		n.timer.Stop()
+	case <-n.timer.C:
 	}
-	n.next = min(2*n.next, maxNap)
+	n.next = min(4*n.next, maxNap)
 }
 
 // goroutineID names the calling goroutine. The runtime tells it in stack traces only.
