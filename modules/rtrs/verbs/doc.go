@@ -33,4 +33,9 @@
 // A connection that ends, for whatever reason, flushes every outstanding work
 // request with StatusFlushed, signalled or not, exactly one completion each,
 // then delivers one completion with OpDisconnected, the last of its queue pair.
+//
+// # Datagrams
+//
+// A fabric may have unreliable datagrams too: its Device is a DatagramDevice then.
+// They need no completion queue; RTRS does not use them.
 package verbs

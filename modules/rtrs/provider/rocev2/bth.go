@@ -50,7 +50,7 @@ const (
 	opAck             opcode = 0x11
 	opSendLastInv     opcode = 0x16
 	opSendOnlyInv     opcode = 0x17
-	opDatagram        opcode = 0x64 // UD SEND only, which carries the connection manager
+	opDatagram        opcode = 0x64 // UD SEND only, which also carries the connection manager
 	opcodesOfRC              = 0x18
 	ackCreditsInvalid        = 0x1f
 )

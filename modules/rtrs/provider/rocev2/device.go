@@ -90,6 +90,8 @@ type Device struct {
 	mu       sync.Mutex // taken before cq.mu; never together with cm.mu
 	ports    map[netip.Addr]*port
 	slots    []*slot                // from index 1; 0 is the connection manager's
+	ud       *slot                  // of the UD queue pairs, nil before the first one
+	agents   map[*port]*udAgent     // of the ports with UD queue pairs
 	counters map[*counters]struct{} // of the connection manager and the open completion queues
 	past     Stats                  // of the closed ones: sums do not fall
 	users    int                    // the open device and its completion queues
@@ -107,7 +109,7 @@ type faults struct {
 // slot is the place of a completion queue in the group of every port.
 type slot struct {
 	index uint32
-	cq    *cq // nil: free; guarded by Device.mu
+	cq    *cq // nil: free; guarded by Device.mu. That of Device.ud has none
 }
 
 var _ verbs.Device = (*Device)(nil)
@@ -122,7 +124,7 @@ func Open(cfg Config) (verbs.Device, error) {
 	if cfg.MaxHandshakes < 1 || cfg.MaxHandshakesPerAddress < 1 {
 		return nil, fmt.Errorf("open rocev2 device %s: %d handshakes, %d of an address: at least 1", cfg.Name, cfg.MaxHandshakes, cfg.MaxHandshakesPerAddress)
 	}
-	d := &Device{cfg: cfg, ports: map[netip.Addr]*port{}, slots: []*slot{nil}, users: 1, counters: map[*counters]struct{}{}}
+	d := &Device{cfg: cfg, ports: map[netip.Addr]*port{}, agents: map[*port]*udAgent{}, slots: []*slot{nil}, users: 1, counters: map[*counters]struct{}{}}
 	d.counters[&d.cm.stats] = struct{}{}
 	d.keys.init()
 	d.cm.init(d, rand.Uint64())
@@ -211,7 +213,7 @@ func (d *Device) queues() (cqs []*cq) {
 
 func (d *Device) freeSlot() *slot {
 	for _, s := range d.slots[1:] {
-		if s.cq == nil {
+		if s.cq == nil && s != d.ud {
 			return s
 		}
 	}

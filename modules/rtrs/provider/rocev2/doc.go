@@ -41,6 +41,11 @@
 // completion queue through a guarded list and an eventfd, which Disconnect and
 // Destroy use too.
 //
+// # Datagrams
+//
+// UD queue pairs (ud_qp.go) share one socket of each address, which a goroutine
+// reads (ud_agent.go).
+//
 // # Hazards
 //
 // There is no secret on the wire: who can send with the address of a peer and

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // A port is UDP 4791 at one local address: a group of SO_REUSEPORT sockets, in
@@ -95,25 +97,38 @@ func (p *port) open(slots int) error {
 			return err
 		}
 	}
-	filter := selectFilter()
-	err = unix.SetsockoptSockFprog(p.socks[1], unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
+	return p.selectSockets()
+}
+
+// selectSockets makes the kernel pick the socket of each packet. Device.mu is
+// held.
+func (p *port) selectSockets() error {
+	multicast := uint32(0) // queue pair 1 drops it
+	if p.dev.ud != nil {
+		multicast = p.dev.ud.index
+	}
+	filter := selectFilter(multicast)
+	err := unix.SetsockoptSockFprog(p.socks[1], unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
 	if err != nil {
 		return fmt.Errorf("open UDP port %d at %s: select by queue pair number: %w", roceUDPPort, p.addr, err)
 	}
 	return nil
 }
 
-// selectFilter returns the number of the socket: 0 for queue pair 1, else the
-// low byte of the destination queue pair number. A number without a socket is
-// answered by any of them, which drops the packet.
-func selectFilter() []unix.SockFilter {
+// selectFilter returns the number of the socket: 0 for queue pair 1, multicast
+// for the queue pair number of multicast, else the low byte of the destination
+// queue pair number. A number without a socket is answered by any of them, which
+// drops the packet.
+func selectFilter(multicast uint32) []unix.SockFilter {
 	return []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 4},
 		{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: qpnMask},
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: 2, K: cmQPN},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: 3, K: cmQPN},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: 3, K: verbs.MulticastQPN},
 		{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: 1<<slotBits - 1},
 		{Code: unix.BPF_RET | unix.BPF_A},
 		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+		{Code: unix.BPF_RET | unix.BPF_K, K: multicast},
 	}
 }
 
@@ -261,6 +276,15 @@ func (d *Device) mtuOf(addr netip.Addr) (uint8, error) {
 	for limit > minMTUCode && mtuBytes(limit) > uint32(d.cfg.PathMTU) {
 		limit--
 	}
+	mtu, err := interfaceMTU(addr)
+	if err != nil {
+		return 0, err
+	}
+	return min(limit, mtuCode(mtu)), nil
+}
+
+// interfaceMTU returns the MTU of the interface that has addr, in bytes.
+func interfaceMTU(addr netip.Addr) (int, error) {
 	ifis, err := net.Interfaces()
 	if err != nil {
 		return 0, err
@@ -272,7 +296,7 @@ func (d *Device) mtuOf(addr netip.Addr) (uint8, error) {
 		}
 		for _, a := range addrs {
 			if n, ok := a.(*net.IPNet); ok && (n.IP.Equal(addr.AsSlice()) || ifi.Flags&net.FlagLoopback != 0 && n.Contains(addr.AsSlice())) {
-				return min(limit, mtuCode(ifi.MTU)), nil
+				return ifi.MTU, nil
 			}
 		}
 	}
