@@ -24,7 +24,7 @@ func benchVerb() *verb {
 	o := &benchOptions{}
 	return &verb{
 		name: "bench", on: onClient, min: 1, max: -1, args: "DEVICE...", words: outputWords, anyFields: report.Infos(benchFields),
-		flags: o.register, args0: deviceNames, atLength: true, run: o.run,
+		flags: o.register, args0: deviceNames, atLength: true, run: o.run, interrupted: "the measurement was not finished",
 		short: "Measure how fast devices are",
 		long: `Make load on devices and measure requests per second, bandwidth and latency.
 

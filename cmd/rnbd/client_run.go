@@ -84,7 +84,7 @@ func runClient(cmd *cobra.Command, o *clientOptions) error {
 	defer sock.Close()
 	c, err := client.New(cmd.Context(), cfg)
 	if err != nil {
-		return fmt.Errorf("client: %w", err)
+		return explainListen(fmt.Errorf("client: %w", err))
 	}
 	api := control.NewServer(control.LogCalls(l.Logger("control")))
 	daemon := c.Control(versionString())

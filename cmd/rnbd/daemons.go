@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -44,6 +45,9 @@ func deadline(cmd *cobra.Command) (context.Context, context.CancelFunc, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	if limit <= 0 {
+		return nil, nil, usageError{fmt.Errorf("--timeout %s: write how long it may take, as 30s or 2m", limit)}
+	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), limit)
 	return ctx, cancel, nil
 }
@@ -81,13 +85,42 @@ func connect(ctx context.Context, cmd *cobra.Command, set daemonSet) (*daemons, 
 		}
 	}
 	if len(d.conns) == 0 {
-		return nil, fmt.Errorf("%w: %w", errNoDaemon, errors.Join(errs...))
+		return nil, noDaemon(cmd, errs)
 	}
 	if d.both() {
 		return d, d.tellApart(ctx)
 	}
 	return d, nil
 }
+
+// noDaemon is the error of a command that reaches no daemon, where dialing gave
+// errs. EACCES or EPERM in the chain: one may be there, and is not for this user.
+func noDaemon(cmd *cobra.Command, errs []error) error {
+	for _, err := range errs {
+		if errors.Is(err, fs.ErrPermission) {
+			return noDaemonError{fmt.Errorf("not permitted: %w", err)}
+		}
+	}
+	if f := cmd.Flags().Lookup("socket"); f != nil && f.Value.String() == "" && os.Getenv("RNBD_SOCKET") == "" {
+		if _, err := os.Lstat(filepath.Join(rootFolder, "client.sock")); errors.Is(err, fs.ErrPermission) {
+			return noDaemonError{fmt.Errorf("not permitted: you run no daemon, and those of root are not for you: %w", err)}
+		}
+	}
+	if len(errs) == 2 && errs[0].Error() == errs[1].Error() { // --socket names one for both
+		errs = errs[:1]
+	}
+	return noDaemonError{errors.Join(errs...)}
+}
+
+// rootFolder has the control sockets of root's daemons.
+const rootFolder = "/run/rnbd"
+
+// noDaemonError says why no daemon answers; it is errNoDaemon.
+type noDaemonError struct{ error }
+
+func (e noDaemonError) Unwrap() error { return e.error }
+
+func (e noDaemonError) Is(target error) bool { return target == errNoDaemon }
 
 func (d *daemons) dial(ctx context.Context, set daemonSet, path string) error {
 	var conn *grpc.ClientConn

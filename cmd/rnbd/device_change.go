@@ -8,16 +8,18 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
+	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
 func deviceChanges() []*verb {
 	return []*verb{
 		{
-			name: "resize", on: onBoth, bare: true, min: 1, max: 2, args: "DEVICE [SIZE[UNIT]]", args0: deviceNames, words: outputWords, run: resizeDevice,
+			name: "resize", on: onBoth, bare: true, min: 1, max: 2, args: "DEVICE [SIZE[UNIT]]", args0: deviceNames, words: outputWords, run: resizeDevice, interrupted: partLeft,
 			short: "Change the size of a mapped device, or look at that of an exported one",
 			long: `On the client, with SIZE: change the size that users of a mapped device see, here
-only. The server is told nothing. SIZE is in bytes, or in the unit that stands
+only. The server is told nothing, and SIZE is not larger than what it exports.
+SIZE is in bytes, or in the unit that stands
 behind it: 10G, or 10 G.
 
 On the server, without SIZE: look at the size of the file or device now, and
@@ -26,13 +28,13 @@ whose names are no files.`,
 			example: "  rnbd client resize rnbd0 10G\n  rnbd server resize disk.img",
 		},
 		{
-			name: "unmap", on: onClient, bare: true, min: 1, max: 1, args: "DEVICE [force]", args0: deviceNames, words: forceWord, run: unmapDevice,
+			name: "unmap", on: onClient, bare: true, min: 1, max: 1, args: "DEVICE [force]", args0: deviceNames, words: forceWord, run: unmapDevice, interrupted: partLeft,
 			short:   "Take a mapped device away",
 			long:    "Take a mapped device away. That is refused with exit code 5 while a user has\nit open. By force users are disconnected and their requests fail; it ends\nwithin seconds even if the server is dead.",
 			example: "  rnbd unmap rnbd0\n  rnbd unmap disk.img force",
 		},
 		{
-			name: "remap", on: onClient, bare: true, min: 1, max: 1, args: "DEVICE [force] [accept-new]", args0: deviceNames, words: forceWord | acceptWord, run: remapDevice,
+			name: "remap", on: onClient, bare: true, min: 1, max: 1, args: "DEVICE [force] [accept-new]", args0: deviceNames, words: forceWord | acceptWord, run: remapDevice, interrupted: partLeft,
 			short: "Open a closed device again",
 			long: `Open a closed device again. One that is open is left alone with exit code 4;
 by force it is unmapped and mapped again, with the same settings.
@@ -42,13 +44,13 @@ accept-new says that this is the right one.`,
 			example: "  rnbd remap rnbd0\n  rnbd remap rnbd0 accept-new",
 		},
 		{
-			name: "recover", on: onClient, min: 1, max: 1, args: "DEVICE|all", args0: deviceNamesOrAll, run: recoverDevices,
+			name: "recover", on: onClient, min: 1, max: 1, args: "DEVICE|all", args0: deviceNamesOrAll, run: recoverDevices, interrupted: partLeft,
 			short:   "Open a device again if it is closed",
 			long:    "Open a device again if it is closed: connect the paths of its session that\nare not connected, then the device.",
 			example: "  rnbd device recover rnbd0\n  rnbd device recover all",
 		},
 		{
-			name: "close", on: onServer, bare: true, min: 1, max: 2, args: "DEVICE [SESSION] [force]", args0: deviceNames, words: forceWord, run: closeDevice,
+			name: "close", on: onServer, bare: true, min: 1, max: 2, args: "DEVICE [SESSION] [force]", args0: deviceNames, words: forceWord, run: closeDevice, interrupted: partLeft,
 			short:   "Close a client's device by force",
 			long:    "Close an exported device: requests for it fail from then on. The client is not\nasked. SESSION says whose, if several have it open. That it happens by force\nneed not be said.",
 			example: "  rnbd close disk.img\n  rnbd server device close disk.img web1@storage",
@@ -65,7 +67,11 @@ func (c *call) onDevice(f func(context.Context, *daemons, *inventory, device) er
 		}
 		session := ""
 		if len(c.args) > 1 && c.name == "close" {
-			session = c.args[1]
+			s, err := inv.session(c.args[1])
+			if err != nil {
+				return err
+			}
+			session = s.Name
 		}
 		dev, err := inv.device(c.args[0], session)
 		if err != nil {
@@ -90,6 +96,9 @@ func resizeDevice(c *call) error {
 		return usageError{fmt.Errorf("size %w", err)}
 	}
 	c.Unit = 0
+	if size == 0 {
+		return usageError{errors.New("a device of 0 bytes cannot be used; unmap takes it away")}
+	}
 	return c.onDevice(func(ctx context.Context, d *daemons, _ *inventory, dev device) error {
 		after, err := d.client.Resize(ctx, &controlpb.ResizeRequest{Device: dev.name, Size: size})
 		if err != nil {
@@ -219,9 +228,9 @@ func (c *call) recoverDevices(ctx context.Context, client controlpb.ClientDaemon
 // back, before it is asked to.
 const reopens = time.Second
 
-func (c *call) recoverDevice(ctx context.Context, client controlpb.ClientDaemonClient, dev device) error {
-	for end := time.Now().Add(reopens); time.Now().Before(end) && dev.mapped.LastError == ""; time.Sleep(20 * time.Millisecond) {
-		inv, err := (&daemons{client: client}).look(ctx, true)
+func (c *call) recoverDevice(ctx context.Context, daemon controlpb.ClientDaemonClient, dev device) error {
+	for end := time.Now().Add(reopens); time.Now().Before(end) && client.OpensAgain(dev.mapped.LastError); time.Sleep(20 * time.Millisecond) {
+		inv, err := (&daemons{client: daemon}).look(ctx, true)
 		if err != nil {
 			return err
 		}
@@ -233,7 +242,7 @@ func (c *call) recoverDevice(ctx context.Context, client controlpb.ClientDaemonC
 			return nil
 		}
 	}
-	_, err := client.Remap(ctx, &controlpb.RemapRequest{Device: dev.name})
+	_, err := daemon.Remap(ctx, &controlpb.RemapRequest{Device: dev.name})
 	if err != nil && !errors.Is(err, syscall.EALREADY) {
 		return err
 	}

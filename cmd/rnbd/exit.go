@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 )
@@ -27,6 +28,9 @@ const (
 	exitDenied      = 6
 	exitUnreachable = 7
 	exitTimeout     = 8
+
+	// exitInterrupted is that of shells for a command that SIGINT ended.
+	exitInterrupted = 130
 )
 
 var exitTable = []struct {
@@ -40,22 +44,25 @@ var exitTable = []struct {
 	{exitDenied, "not permitted", []syscall.Errno{syscall.EPERM, syscall.EACCES, syscall.EROFS}},
 	{exitUnreachable, "the daemon or the server cannot be reached", []syscall.Errno{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.ECONNABORTED, syscall.ENOTCONN, syscall.EHOSTUNREACH, syscall.ENETUNREACH}},
 	{exitTimeout, "it took longer than allowed", []syscall.Errno{syscall.ETIMEDOUT}},
-	{exitUsage, "the command line or the configuration is wrong", []syscall.Errno{syscall.EINVAL}},
+	{exitUsage, "the command line or the configuration is wrong", []syscall.Errno{syscall.EINVAL, syscall.EADDRNOTAVAIL}},
 }
 
 func exitCode(err error) int {
 	var usage usageError
+	var stopped interruptedError
 	switch {
 	case err == nil:
 		return exitOK
+	case errors.As(err, &stopped):
+		return exitInterrupted
 	case errors.As(err, &usage):
 		return exitUsage
 	case errors.Is(err, context.DeadlineExceeded):
 		return exitTimeout
-	case errors.Is(err, errNoDaemon):
-		return exitUnreachable
 	case errors.Is(err, fs.ErrPermission):
 		return exitDenied
+	case errors.Is(err, errNoDaemon):
+		return exitUnreachable
 	}
 	for _, row := range exitTable {
 		for _, errno := range row.errnos {
@@ -70,20 +77,41 @@ func exitCode(err error) int {
 	return exitFailure
 }
 
-// printError says what happened, and what to do where that is known.
+// printError writes what happened, and what to do where that is known: an
+// object in the formats for programs, else text.
 func printError(w io.Writer, err error, output string) {
 	hint := hintOf(err)
-	if output == "json" {
+	switch output {
+	case "json":
 		json.NewEncoder(w).Encode(map[string]any{
 			"error": err.Error(), "causes": control.Causes(err), "errno": uint16(errnoOf(err)), "code": exitCode(err), "hint": hint,
 		})
 		return
+	case "yaml", "xml":
+		if report.Show(w, report.Options{Format: output}, report.Build("errors", "failure", failureFields, []error{err})) == nil {
+			return
+		}
 	}
 	fmt.Fprintln(w, "rnbd:", err)
 	if hint != "" {
 		fmt.Fprintln(w, "hint:", hint)
 	}
 }
+
+// failureFields are those of an error, as in its JSON object.
+var failureFields = []report.Field[error]{
+	report.F("error", "Error", "the whole text", func(err error) any { return err.Error() }),
+	report.F("causes", "Causes", "its parts, the root last", func(err error) any { return control.Causes(err) }),
+	report.F("code", "Code", "exit code", func(err error) any { return uint64(exitCode(err)) }),
+	report.F("errno", "Errno", "0: none", func(err error) any { return uint64(errnoOf(err)) }),
+	report.F("hint", "Hint", "what to do", func(err error) any { return hintOf(err) }),
+}
+
+// interruptedError is the end of a command by a signal. left says what the
+// command leaves behind.
+type interruptedError struct{ left string }
+
+func (e interruptedError) Error() string { return "interrupted: " + e.left }
 
 func errnoOf(err error) blk.Errno {
 	var e syscall.Errno
@@ -106,24 +134,24 @@ func hintOf(err error) string {
 	switch {
 	case errors.As(err, &h):
 		return h.hint
+	case errors.Is(err, errNoDaemon) && errors.Is(err, fs.ErrPermission):
+		return "run it as root, or as the user who runs the daemon"
 	case errors.Is(err, errNoDaemon):
 		return "start it with `rnbd server run` or `rnbd client run`, or name its socket with --socket"
 	case unimplemented(err):
 		return "the socket is that of the other kind of daemon, or the daemon is older than this command"
 	case errors.Is(err, errAmbiguous):
 		return "name its session too, or start with `rnbd client` or `rnbd server`"
-	case errors.Is(err, syscall.ENOTBLK):
-		return "the server exports regular files only below an explicit --search-path"
 	case errors.Is(err, syscall.EADDRINUSE):
 		return "something else listens there; choose another address or stop it"
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return "no interface of this host has that address; `ip address` lists those that there are"
 	case errors.Is(err, syscall.EBUSY):
 		return "disconnect its users first, or use --force"
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "nothing listens there: check the address and port, and that the server runs with that --listen"
 	case errors.Is(err, syscall.ECONNRESET):
 		return "no rnbd server answered there: check address and port, and the server's --listen; a Linux kernel server takes a RoCE fabric, not iwarp"
-	case errors.Is(err, syscall.EPERM):
-		return "another client may write to it already; map it read-only, or with --access migration"
 	}
 	return ""
 }
@@ -139,6 +167,7 @@ func exitCodes() string {
 			}
 		}
 	}
+	fmt.Fprintf(&b, "%d  interrupted by a signal\n", exitInterrupted)
 	return b.String()
 }
 

@@ -27,17 +27,17 @@ func generalVerbs(all []*noun) []*verb {
 		logVerb(),
 		benchVerb(),
 		{
-			name: "disconnect", on: onBoth, min: 1, max: 2, args: "SESSION|[SESSION] PATH", args0: sessionNames, run: disconnectAny,
+			name: "disconnect", on: onBoth, min: 1, max: 2, args: "SESSION|[SESSION] PATH", args0: sessionNames, run: disconnectAny, interrupted: partLeft,
 			short:   "Disconnect a session or a path",
 			example: "  rnbd disconnect web1@storage\n  rnbd disconnect web1@storage 1",
 		},
 		{
-			name: "reconnect", on: onClient, min: 1, max: 2, args: "SESSION|[SESSION] PATH", args0: sessionNames, run: reconnectAny,
+			name: "reconnect", on: onClient, min: 1, max: 2, args: "SESSION|[SESSION] PATH", args0: sessionNames, run: reconnectAny, interrupted: partLeft,
 			short:   "Connect a session or a path anew",
 			example: "  rnbd reconnect web1@storage\n  rnbd reconnect web1@storage 1",
 		},
 		{
-			name: "recover", on: onClient, min: 1, max: 2, args: "DEVICE|SESSION|[SESSION] PATH|all [add-missing]", args0: anyNames, words: missingWord, run: recoverAny,
+			name: "recover", on: onClient, min: 1, max: 2, args: "DEVICE|SESSION|[SESSION] PATH|all [add-missing]", args0: anyNames, words: missingWord, run: recoverAny, interrupted: partLeft,
 			short:   "Connect and open again what is not",
 			long:    "Connect paths that are not connected and open devices that are closed: of one\ndevice, session or path, or with all of everything.",
 			example: "  rnbd recover all\n  rnbd recover all add-missing\n  rnbd recover rnbd0",

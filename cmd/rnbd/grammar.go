@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -65,7 +66,9 @@ type verb struct {
 	// atLength: it takes as long as it is told to; --timeout is for what it
 	// asks others on the way.
 	atLength bool
-	run      func(*call) error
+	// interrupted is what a signal leaves of it; empty: it changes nothing.
+	interrupted string
+	run         func(*call) error
 }
 
 // nouns are built per command tree, since verbs point to them.
@@ -143,12 +146,16 @@ func (v *verb) command(set daemonSet) *cobra.Command {
 		DisableFlagsInUseLine: false,
 		ValidArgsFunction:     v.complete(set),
 		RunE: func(cmd *cobra.Command, a []string) error {
+			signaled := cmd.Context()
 			call, err := newCall(cmd, v, set, a)
 			if err != nil {
 				return err
 			}
 			defer call.cancel()
-			return v.run(call)
+			if err = v.run(call); err != nil && signaled.Err() != nil {
+				return interruptedError{cmp.Or(v.interrupted, "nothing was changed")}
+			}
+			return err
 		},
 	}
 	v.words.flags(c.Flags())

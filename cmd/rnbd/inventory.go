@@ -241,13 +241,20 @@ func (p transportPath) label() string { return p.key() + " (" + direction(p.inco
 // device finds a device by its name, its node, or its name on the server; if
 // session is not empty, one of that session.
 func (inv *inventory) device(id, session string) (device, error) {
-	in := func(d device) bool { return session == "" || d.session == session }
-	return pick("device", id, inv.devices,
-		func(d device) bool { return in(d) && d.mapped != nil && (d.name == id || "/dev/"+d.name == id) },
-		func(d device) bool { return in(d) && d.node != "" && d.node == id },
-		func(d device) bool { return in(d) && d.mapped != nil && d.mapped.Endpoint == id },
-		func(d device) bool { return in(d) && d.path == id },
-		func(d device) bool { return in(d) && d.name == id })
+	all := inv.devices
+	if session != "" {
+		all = slices.DeleteFunc(slices.Clone(all), func(d device) bool { return d.session != session })
+	}
+	dev, err := pick("device", id, all,
+		func(d device) bool { return d.mapped != nil && (d.name == id || "/dev/"+d.name == id) },
+		func(d device) bool { return d.node != "" && d.node == id },
+		func(d device) bool { return d.mapped != nil && d.mapped.Endpoint == id },
+		func(d device) bool { return d.path == id },
+		func(d device) bool { return d.name == id })
+	if err != nil && session != "" && isNotFound(err) {
+		return dev, fmt.Errorf("session %q: %w", session, err)
+	}
+	return dev, err
 }
 
 // session finds a session by its name or by the host at its other end.

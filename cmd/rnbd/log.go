@@ -21,7 +21,7 @@ var logFields = []report.Field[logLevel]{
 
 func logVerb() *verb {
 	return &verb{
-		name: "log", on: onBoth, words: outputWords, max: -1, args: "[SUBSYSTEM=LEVEL]...", run: logLevels,
+		name: "log", on: onBoth, words: outputWords, max: -1, args: "[SUBSYSTEM=LEVEL]...", run: logLevels, interrupted: "`rnbd log` lists the levels that hold",
 		short: "List or change what daemons log",
 		long: "List what the subsystems of the daemons log, after changing those that are named. LEVEL is\n" +
 			"debug, info, warn or error; the subsystem all stands for every one.",

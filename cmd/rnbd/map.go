@@ -3,14 +3,17 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/spell"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
@@ -18,7 +21,7 @@ func mapVerbs() []*verb {
 	return []*verb{
 		{
 			name: "map", on: onClient, bare: true, min: 1, max: -1, keyword: "from", args: "DEVICE from SERVER [PATH...] [ro|rw|migration]",
-			words: outputWords | accessWords, flags: mapFlags, args0: mapWords, run: mapDevice,
+			words: outputWords | accessWords, flags: mapFlags, args0: mapWords, run: mapDevice, interrupted: mapLeft,
 			short: "Map a device of a server",
 			long: `Map opens DEVICE on the server and makes it a device here.
 
@@ -32,7 +35,7 @@ used again.`,
   rnbd map vg0/lv2 from web1@storage`,
 		},
 		{
-			name: "map-line", on: onClient, bare: true, min: 1, max: 1, args: "LINE|-", words: outputWords, run: mapLine,
+			name: "map-line", on: onClient, bare: true, min: 1, max: 1, args: "LINE|-", words: outputWords, run: mapLine, interrupted: mapLeft,
 			short: "Map by a line as the kernel's map_device takes it",
 			long: `Map what a line asks for that was written for the kernel's control file
 map_device. With - lines are read from standard input, one device each.`,
@@ -40,6 +43,13 @@ map_device. With - lines are read from standard input, one device each.`,
 		},
 	}
 }
+
+// mapLeft is what a map leaves that a signal ends: the daemon sees the end of the
+// call, and undoes what it has begun.
+const mapLeft = "the daemon takes the mapping back; `rnbd list` shows what was mapped before"
+
+// partLeft is what other changes leave: the daemon ends what it has begun.
+const partLeft = "the daemon may have done it, or a part of it; `rnbd list` shows what is there"
 
 func mapFlags(f *pflag.FlagSet) {
 	f.String("session", "", "name of the session (default made from host and address)")
@@ -59,8 +69,8 @@ func mapDevice(c *call) error {
 	if r.Options, err = c.cmd.Flags().GetStringToString("option"); err != nil {
 		return err
 	}
-	if from := c.arg(1); from != "from" && (from != "" || r.Session == "") || from == "from" && len(c.args) < 3 {
-		return usageError{fmt.Errorf("write: map DEVICE from ADDRESS, or: map DEVICE --session NAME")}
+	if err := c.checkFrom(r.Session); err != nil {
+		return err
 	}
 	return c.with(func(ctx context.Context, d *daemons) error {
 		if len(c.args) > 2 {
@@ -70,10 +80,43 @@ func mapDevice(c *call) error {
 		}
 		mapped, err := d.client.Map(ctx, r)
 		if err != nil {
-			return err
+			return mapHint(err, r.AccessMode)
 		}
 		return c.printMapped(ctx, d, mapped)
 	})
+}
+
+// checkFrom checks the word behind the device: "from" and a server, or nothing
+// where a session is named.
+func (c *call) checkFrom(session string) error {
+	device, word := c.args[0], c.arg(1)
+	wrong := func(format string, args ...any) error {
+		return usageError{fmt.Errorf(format+"; write: rnbd map %s from ADDRESS, or: rnbd map %s --session NAME", append(args, device, device)...)}
+	}
+	switch {
+	case word == "from" && len(c.args) < 3:
+		return wrong(`no server stands behind "from"`)
+	case word == "from", word == "" && session != "":
+		return nil
+	case word == "":
+		return wrong("the server is missing")
+	case isAddress(word):
+		return wrong(`"from" is missing before %q`, word)
+	}
+	return wrong(`%q stands where "from" belongs%s`, word, spell.Suggest(word, []string{"from"}))
+}
+
+// mapHint adds to the error of a map where to look for what prevents it.
+func mapHint(err error, access string) error {
+	switch {
+	case errors.Is(err, syscall.EPERM) && access == "rw":
+		return hinted{err, "`rnbd server device list +hostname` on the server shows which client has it; map it read-only (ro) meanwhile, or with --access migration"}
+	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EBUSY):
+		return hinted{err, "the server's log has the reason; `rnbd server device list +hostname` there shows which client has it"}
+	case errors.Is(err, syscall.ENOENT):
+		return hinted{err, "names are those below the server's --search-path, without it paths of block devices as /dev/vda"}
+	}
+	return err
 }
 
 // printMapped shows a device that was just mapped.

@@ -12,7 +12,7 @@ func pluginNoun() *noun {
 		name: "plugin", plural: "plugins", short: "Storage plugins",
 		usual: func(daemonSet) []string { return nil },
 		verbs: []*verb{{
-			name: "reset", on: onServer, min: 1, max: 1, args: "PLUGIN", run: resetPlugin,
+			name: "reset", on: onServer, min: 1, max: 1, args: "PLUGIN", run: resetPlugin, interrupted: partLeft,
 			short:   "Start a storage plugin again that crashed too often",
 			long:    "Start a storage plugin again that crashed too often, or that does not start: at\nonce, and with its crashes forgotten. Its devices come back with it. `rnbd server\nshow` lists the plugins.",
 			example: "  rnbd server plugin reset fileio",

@@ -40,6 +40,9 @@ func TestExitCodeFollowsTheErrno(t *testing.T) {
 		{"a file that may not be executed", fmt.Errorf("x: %w", fs.ErrPermission), 6},
 		{"no daemon", fmt.Errorf("%w: %w", errNoDaemon, syscall.ENOENT), 7},
 		{"nobody listens", fmt.Errorf("x: %w", syscall.ECONNREFUSED), 7},
+		{"no permission on the daemon's socket", noDaemonError{fmt.Errorf("x: %w", syscall.EACCES)}, 6},
+		{"interrupted", fmt.Errorf("x: %w", interruptedError{"nothing was changed"}), 130},
+		{"address of another host", fmt.Errorf("x: %w", syscall.EADDRNOTAVAIL), 2},
 		{"deadline", fmt.Errorf("x: %w", context.DeadlineExceeded), 8},
 		{"timed out", fmt.Errorf("x: %w", syscall.ETIMEDOUT), 8},
 		{"two causes, the first in the table", errors.Join(syscall.EIO, syscall.EBUSY), 5},
@@ -58,10 +61,14 @@ func TestEveryExitCodeIsListed(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	if len(lines) != exitTimeout+1 {
-		t.Fatalf("%d lines for %d codes:\n%s", len(lines), exitTimeout+1, out)
+	if len(lines) != exitTimeout+2 {
+		t.Fatalf("%d lines for %d codes:\n%s", len(lines), exitTimeout+2, out)
 	}
-	for code, line := range lines {
+	for i, line := range lines {
+		code := i
+		if i > exitTimeout {
+			code = exitInterrupted
+		}
 		if !strings.HasPrefix(line, fmt.Sprintf("%d  ", code)) {
 			t.Errorf("line %d is %q", code, line)
 		}
@@ -87,7 +94,7 @@ func TestWrongCommandLinesAreUsageErrors(t *testing.T) {
 		{"client", "device", "unmap"}, {"client", "device", "unmap", "a", "b"}, {"client", "device", "list", "a"},
 		{"client", "close", "a"}, {"server", "map", "a", "from", "b"}, {"session", "unmap", "a"},
 		{"path", "delete", "s", "x", "y"}, {"path", "add", "s"}, {"resize", "rnbd0"}, {"resize", "rnbd0", "big"}, {"resize", "rnbd0", "10G", "K"},
-		{"device", "list", "--timeout", "soon"}, {"device", "list", "--output", "toml"}, {"device", "list", "--unit", "kilo"},
+		{"device", "list", "--timeout", "soon"}, {"list", "--timeout", "0"}, {"list", "--timeout", "-1s"}, {"map", "a", "192.0.2.1"}, {"map", "a", "form", "b"}, {"resize", "rnbd0", "0"}, {"device", "list", "--output", "toml"}, {"device", "list", "--unit", "kilo"},
 		{"device", "list", "--output"}, {"device", "unmap", "rnbd0", "--output", "toml"},
 		{"version", "--output="}, {"version", "x"}, {"server", "device", "close"}, {"c"}, {"re", "rnbd0"}, {"list", "\x00\xff"},
 	} {

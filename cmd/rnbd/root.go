@@ -73,7 +73,11 @@ func execute(ctx context.Context, root *cobra.Command, args []string) error {
 		}
 	}
 	root.SetArgs(append([]string{}, args...)) // cobra takes nil for the process's own
-	return root.ExecuteContext(ctx)
+	err := root.ExecuteContext(ctx)
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) { // a daemon that was starting
+		return interruptedError{"nothing was started"}
+	}
+	return err
 }
 
 func checkOutput(cmd *cobra.Command) error {
@@ -91,11 +95,20 @@ func checkOutput(cmd *cobra.Command) error {
 // line once more, since that may be what is wrong.
 func errorFormat(args []string) string {
 	for i, a := range args {
-		if a == "json" || a == "--output=json" || a == "-ojson" || a == "-o=json" {
-			return "json"
+		value, isFlag := strings.CutPrefix(a, "--output=")
+		if !isFlag {
+			if value, isFlag = strings.CutPrefix(a, "-o"); isFlag {
+				value = strings.TrimPrefix(value, "=")
+			}
 		}
-		if (a == "--output" || a == "-o") && i+1 < len(args) && args[i+1] == "json" {
-			return "json"
+		if i > 0 && (args[i-1] == "--output" || args[i-1] == "-o") {
+			value, isFlag = a, true
+		}
+		if !isFlag {
+			value = a
+		}
+		if slices.Contains(report.Formats, value) && (report.Options{Format: value}).Machine() {
+			return value
 		}
 	}
 	return "table"

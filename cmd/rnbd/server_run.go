@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
+	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,6 +26,7 @@ type serverOptions struct {
 	daemonOptions    `yaml:",inline"`
 	Listen           []string      `yaml:"listen"`
 	SearchPath       string        `yaml:"search-path"`
+	SearchPathLater  bool          `yaml:"search-path-later"`
 	IOPlugin         []string      `yaml:"io-plugin"`
 	IOMode           []string      `yaml:"io-mode"`
 	IOConfig         []string      `yaml:"io-config"`
@@ -55,6 +59,7 @@ func newServerRun() *cobra.Command {
 	o.daemonOptions.register(f, def.Pumps)
 	f.StringArrayVar(&o.Listen, "listen", []string{"127.0.0.1:1234"}, "where to listen: [FABRIC://]ADDRESS:PORT, repeatable")
 	f.StringVar(&o.SearchPath, "search-path", "", "folder that device names start from; %SESSNAME% is the session's name; without it block devices only are served, from /")
+	f.BoolVar(&o.SearchPathLater, "search-path-later", false, "start although the folder of --search-path is not there yet, as one that is mounted later")
 	f.StringArrayVar(&o.IOPlugin, "io-plugin", nil, "storage plugin NAME=PATH[,sha256=HEX], repeatable (default blockio and fileio of the plugin folder)")
 	f.StringArrayVar(&o.IOMode, "io-mode", nil, "GLOB=NAME: device names that a plugin serves, repeatable, first match wins")
 	f.StringArrayVar(&o.IOConfig, "io-config", nil, "NAME:KEY=VALUE: setting of a storage plugin, repeatable")
@@ -76,6 +81,9 @@ func runServer(cmd *cobra.Command, o *serverOptions) error {
 	defer l.Flush()
 	cfg, err := o.config()
 	if err != nil {
+		return err
+	}
+	if err := o.checkSearchPath(l.Logger("server")); err != nil {
 		return err
 	}
 	devices, err := openFabrics(fabricConfig{MPACRC: o.MPACRC, Timing: cfg.Timing, Logs: l})
@@ -106,7 +114,7 @@ func runServer(cmd *cobra.Command, o *serverOptions) error {
 	defer sock.Close()
 	s, err := server.New(cmd.Context(), cfg)
 	if err != nil {
-		return fmt.Errorf("server: %w", err)
+		return explainListen(fmt.Errorf("server: %w", err))
 	}
 	api := control.NewServer(control.LogCalls(l.Logger("control")))
 	daemon := s.Control(versionString())
@@ -124,6 +132,27 @@ func runServer(cmd *cobra.Command, o *serverOptions) error {
 	return serveUntilDone(cmd.Context(), api, sock, func(ctx context.Context) error {
 		return errors.Join(unmount(), s.Close(ctx))
 	})
+}
+
+// checkSearchPath refuses a search path that is no folder. The part from
+// %SESSNAME% on is made of names of sessions, and is not looked at.
+func (o *serverOptions) checkSearchPath(log *slog.Logger) error {
+	folder, _, _ := strings.Cut(o.SearchPath, "%SESSNAME%")
+	if folder == "" {
+		return nil
+	}
+	st, err := os.Stat(folder)
+	if err == nil && !st.IsDir() {
+		err = fmt.Errorf("%s is no folder: %w", folder, syscall.ENOTDIR)
+	}
+	if err == nil {
+		return nil
+	}
+	if o.SearchPathLater {
+		log.Warn("the search path is not there: no device opens before it is", "search-path", folder, "error", err)
+		return nil
+	}
+	return hinted{usageError{fmt.Errorf("--search-path: %w", err)}, "make the folder, or start with --search-path-later where it is mounted later"}
 }
 
 // config turns options into the library's configuration.

@@ -111,18 +111,18 @@ func sessionVerbs() []*verb {
 			example: "  rnbd session show web1@storage",
 		},
 		{
-			name: "disconnect", on: onBoth, min: 1, max: 1, args: "SESSION", args0: sessionNames, run: disconnectSession,
+			name: "disconnect", on: onBoth, min: 1, max: 1, args: "SESSION", args0: sessionNames, run: disconnectSession, interrupted: partLeft,
 			short:   "Disconnect all paths of a session",
 			long:    "Disconnect all paths of a session. Here they stay so until they are reconnected\nor recovered; a client whose session is disconnected on the server connects\nagain by itself.",
 			example: "  rnbd session disconnect web1@storage",
 		},
 		{
-			name: "reconnect", on: onClient, min: 1, max: 1, args: "SESSION", args0: sessionNames, run: reconnectSession,
+			name: "reconnect", on: onClient, min: 1, max: 1, args: "SESSION", args0: sessionNames, run: reconnectSession, interrupted: partLeft,
 			short:   "Disconnect and connect all paths of a session, one after the other",
 			example: "  rnbd session reconnect web1@storage",
 		},
 		{
-			name: "recover", on: onClient, min: 1, max: 1, args: "SESSION|all [add-missing]", args0: sessionNamesOrAll, words: missingWord, run: recoverSessions,
+			name: "recover", on: onClient, min: 1, max: 1, args: "SESSION|all [add-missing]", args0: sessionNamesOrAll, words: missingWord, run: recoverSessions, interrupted: partLeft,
 			short: "Connect the paths of a session that are not connected",
 			long: `Connect the paths of a session that are not connected. add-missing also adds
 the paths that other sessions with the same server have: those with a server
@@ -130,13 +130,13 @@ address, or a name of the server, in common.`,
 			example: "  rnbd session recover web1@storage\n  rnbd session recover all add-missing",
 		},
 		{
-			name: "remap", on: onClient, min: 1, max: 1, args: "SESSION [force]", args0: sessionNames, words: forceWord, run: remapSession,
+			name: "remap", on: onClient, min: 1, max: 1, args: "SESSION [force]", args0: sessionNames, words: forceWord, run: remapSession, interrupted: partLeft,
 			short:   "Open all closed devices of a session again",
 			long:    "Open all closed devices of a session again. By force every device is unmapped\nand mapped again.",
 			example: "  rnbd session remap web1@storage",
 		},
 		{
-			name: "set", on: onClient, min: 2, max: -1, args: "SESSION SETTING=VALUE...", args0: sessionSettings, run: setSession,
+			name: "set", on: onClient, min: 2, max: -1, args: "SESSION SETTING=VALUE...", args0: sessionSettings, run: setSession, interrupted: partLeft,
 			short: "Change settings of a session",
 			long: `Change settings of a session:
 

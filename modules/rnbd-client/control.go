@@ -98,6 +98,9 @@ func (a *controlAPI) Resize(ctx context.Context, r *controlpb.ResizeRequest) (*c
 	if r.Size%blk.SectorSize != 0 {
 		return nil, fmt.Errorf("resize %q: %d bytes are no whole number of sectors of %d: %w", r.Device, r.Size, blk.SectorSize, syscall.EINVAL)
 	}
+	if err := a.withinExport(r); err != nil {
+		return nil, err
+	}
 	if err := a.c.Resize(r.Device, r.Size/blk.SectorSize); err != nil {
 		return nil, err
 	}
@@ -106,6 +109,21 @@ func (a *controlAPI) Resize(ctx context.Context, r *controlpb.ResizeRequest) (*c
 		return nil, err
 	}
 	return d.describeNow(ctx), nil
+}
+
+// withinExport refuses a size beyond that of the server, where every request would
+// fail. Control files take it, as the kernel's do.
+func (a *controlAPI) withinExport(r *controlpb.ResizeRequest) error {
+	d, err := a.c.Device(r.Device)
+	if err != nil {
+		return fmt.Errorf("resize %q: %w", r.Device, err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r.Size > d.served {
+		return fmt.Errorf("resize %s: %d bytes are more than the %d that the server exports: resize changes what users see here only, grow the export on the server: %w", d.name, r.Size, d.served, syscall.EINVAL)
+	}
+	return nil
 }
 
 func (a *controlAPI) Unmap(ctx context.Context, r *controlpb.UnmapRequest) (*controlpb.Empty, error) {

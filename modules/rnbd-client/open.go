@@ -23,7 +23,7 @@ func (d *Device) openAccepting(ctx context.Context, accept bool) error {
 	epoch := d.session.epoch()
 	rsp, err := d.ask(ctx, epoch, msg)
 	if err != nil {
-		return fmt.Errorf("open %q on the server: %w", d.path, err)
+		return d.refusal(err)
 	}
 	f := rsp.Fields()
 	if d.session.features.Load()&rnbdwire.FeatureIdentity == 0 {
@@ -164,11 +164,12 @@ func (d *Device) sendClose(ctx context.Context, epoch uint64, id uint32) {
 	}
 }
 
-// onLost: the session has no path left.
-func (d *Device) onLost() {
+// onLost: the session has no path left, why says.
+func (d *Device) onLost(why string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.state == Open {
+		d.lastError = why
 		d.close()
 	}
 }

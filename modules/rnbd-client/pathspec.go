@@ -57,7 +57,7 @@ func parsePath(s string) (pathSpec, error) {
 	}
 	var ok bool
 	if p.dst, ok = parseDst(dst); !ok {
-		return fail("the destination is no IP address or gid:GID with an optional port")
+		return fail(wrongDst(dst))
 	}
 	if p.src.IsValid() && !verbs.SameFamily(p.src, p.dst.Addr()) {
 		return fail("source and destination are of different families")
@@ -65,12 +65,30 @@ func parsePath(s string) (pathSpec, error) {
 	return p, nil
 }
 
+// wrongDst returns what is wrong with a destination that parseDst refuses.
+func wrongDst(s string) string {
+	if strings.Count(s, "[") != strings.Count(s, "]") {
+		return "a bracket of the destination has no partner"
+	}
+	if host, port, ok := cutLast(s, ":"); ok {
+		if _, ok := parseAddr(host); ok {
+			return fmt.Sprintf("the port %q is no number from 1 to 65535", port)
+		}
+	}
+	return "the destination is no IP address or gid:GID with an optional port"
+}
+
 func parseAddr(s string) (netip.Addr, bool) {
 	text, isGID := strings.CutPrefix(s, "gid:")
 	if !isGID {
 		text = strings.TrimPrefix(s, "ip:")
 	}
-	a, err := netip.ParseAddr(strings.Trim(text, "[]"))
+	if inner, open := strings.CutPrefix(text, "["); open != strings.HasSuffix(text, "]") {
+		return netip.Addr{}, false
+	} else if open {
+		text = strings.TrimSuffix(inner, "]")
+	}
+	a, err := netip.ParseAddr(text)
 	switch {
 	case err != nil || isGID && a.Is4():
 		return netip.Addr{}, false

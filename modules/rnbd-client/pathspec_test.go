@@ -43,7 +43,7 @@ func TestParsePath(t *testing.T) {
 		}
 	}
 	for _, in := range []string{"", "host", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1%", "@10.0.0.1", "::1@10.0.0.1", "10.0.0.1:x", "1.2.3.4@", "10.0.0.1@10.0.0.2@10.0.0.3",
-		"gid:10.0.0.1", "gid:ip:fe80::1", "gid:", "fe80::2@gid:fe80::1", "gid:fe80::2@fe80::1"} {
+		"[10.0.0.1", "10.0.0.1]:5", "[::1", "gid:10.0.0.1", "gid:ip:fe80::1", "gid:", "fe80::2@gid:fe80::1", "gid:fe80::2@fe80::1"} {
 		if p, err := parsePath(in); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%q: got %+v, %v; want EINVAL", in, p, err)
 		}

@@ -246,8 +246,9 @@ func (s *session) poke() {
 // onDown closes the devices.
 func (s *session) onDown() {
 	s.ready.Store(false)
+	why := s.lossReason()
 	for _, d := range s.list() {
-		d.onLost()
+		d.onLost(why)
 	}
 	select {
 	case <-s.done: // it was closed

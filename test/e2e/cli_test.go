@@ -123,7 +123,7 @@ func TestDaemonsRefuseWrongSettings(t *testing.T) {
 		{"port out of range", server, []string{"--listen", "127.0.0.1:70000"}, exitUsage, []string{"70000"}},
 		{"fabric that is not there", server, []string{"--listen", "carrier://127.0.0.1:0"}, exitUsage, []string{"carrier", "iwarp"}},
 		{"port that is taken", server, []string{"--listen", busy.Addr().String()}, exitExists, []string{busy.Addr().String(), "address already in use", "hint:"}},
-		{"address of another machine", server, []string{"--listen", "192.0.2.1:1234"}, exitFailure, []string{"192.0.2.1:1234", "cannot assign"}},
+		{"address of another machine", server, []string{"--listen", "192.0.2.1:1234"}, exitUsage, []string{"192.0.2.1:1234", "cannot assign"}},
 		{"NBD address that is none", client, []string{"--nbd-listen", "10809"}, exitUsage, []string{"10809", "tcp:ADDRESS:PORT"}},
 		{"NBD port that is taken", client, []string{"--nbd-listen", "tcp:" + busy.Addr().String()}, exitExists, []string{busy.Addr().String(), "address already in use"}},
 		{"file in the way of the control socket", []string{"server", "run", "--plugin-dir", bin}, []string{"--socket", files["key"]}, exitExists, []string{files["key"], "no socket"}},

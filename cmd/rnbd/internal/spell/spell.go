@@ -16,14 +16,15 @@ func Suggest(word string, known []string) string {
 const maxWord = 64
 
 // Nearest returns the known word with the smallest edit distance from word,
-// the first of several; "" if all are further than a third of its letters.
+// the first of several; "" if all are further than a third of its letters. A
+// known word itself is none: it is not what was wrong.
 func Nearest(word string, known []string) string {
 	if len(word) > maxWord {
 		return ""
 	}
 	best, limit := "", max(1, (len([]rune(word))+1)/3)
 	for _, k := range known {
-		if d := Distance(word, k); d <= limit {
+		if d := Distance(word, k); d <= limit && d > 0 {
 			best, limit = k, d-1
 		}
 	}

@@ -1,0 +1,111 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// refusal is the error of an OPEN that failed with err. The server answers with
+// an errno alone (docs/protocol/rnbd.md, "OPEN"); what it means for this device is
+// added here. Other errors, as of a lost session, keep their text.
+func (d *Device) refusal(err error) error {
+	var errno syscall.Errno
+	if !errors.As(err, &errno) {
+		return fmt.Errorf("open %q on the server: %w", d.path, err)
+	}
+	server := d.session.server()
+	switch errno {
+	case syscall.ENOENT:
+		return fmt.Errorf("server %s exports no %q: %w", server, d.path, errno)
+	case syscall.ENOTBLK:
+		return fmt.Errorf("server %s does not export %q: it is a folder, a FIFO or a character device, or a regular file and the server has no --search-path: %w", server, d.path, errno)
+	case syscall.EPERM, syscall.EACCES:
+		return fmt.Errorf("server %s does not open %q as %s: %s: %w", server, d.path, d.mode, d.forbidden(errno), errno)
+	case syscall.EBUSY:
+		return fmt.Errorf("server %s does not open %q: another program of that host has it, or another OPEN of it has not ended: %w", server, d.path, errno)
+	case syscall.EINVAL:
+		return fmt.Errorf("server %s refuses %q: %s: %w", server, d.path, d.invalid(), errno)
+	}
+	return fmt.Errorf("open %q on server %s: %w", d.path, server, err)
+}
+
+// invalid returns what a server can mean by EINVAL.
+func (d *Device) invalid() string {
+	switch {
+	case strings.Contains(d.path, ".."):
+		return `".." is not allowed in names`
+	case d.ioMode != "":
+		return fmt.Sprintf("it offers no io mode %q to clients", d.ioMode)
+	}
+	return "the name or the access mode is not valid there"
+}
+
+// forbidden returns what a server can mean by EPERM or EACCES.
+func (d *Device) forbidden(errno syscall.Errno) string {
+	switch {
+	case errno == syscall.EACCES:
+		return "the server's user has no permission for it"
+	case d.ioMode != "":
+		return fmt.Sprintf("its rules say another io mode than %q, or another client may write to it", d.ioMode)
+	case d.mode == blk.ReadOnly:
+		return "the server's user has no permission for it"
+	}
+	return "another client may write to it already"
+}
+
+// server names the server of s by the address of its first path.
+func (s *session) server() string {
+	for _, p := range s.transport.Paths() {
+		return verbs.AddrPortString(p.Addr.Dst)
+	}
+	return "of session " + s.name
+}
+
+const noPathLeft = "no path is left"
+
+// OpensAgain reports whether a closed device with that last error opens by itself
+// once its session has a path: nothing but the loss has closed it.
+func OpensAgain(lastError string) bool {
+	return lastError == "" || strings.HasPrefix(lastError, noPathLeft)
+}
+
+// lossReason describes the loss of the last path now: when, which paths, and why.
+func (s *session) lossReason() string {
+	var paths []string
+	for _, p := range s.transport.Paths() {
+		why := "disconnected by hand"
+		if p.Err != nil {
+			why = rootCause(p.Err).Error()
+		}
+		paths = append(paths, fmt.Sprintf("%s%%%s (%s)", verbs.AddrPortString(p.Addr.Dst), p.Fabric, why))
+	}
+	return fmt.Sprintf("%s since %s: %s", noPathLeft, time.Now().UTC().Format(time.RFC3339), strings.Join(paths, ", "))
+}
+
+// rootCause is the last error of the chain of err that has a text.
+func rootCause(err error) error {
+	for {
+		switch e := err.(type) {
+		case interface{ Unwrap() error }:
+			next := e.Unwrap()
+			if next == nil {
+				return err
+			}
+			err = next
+		case interface{ Unwrap() []error }:
+			all := e.Unwrap()
+			if len(all) == 0 {
+				return err
+			}
+			err = all[len(all)-1]
+		default:
+			return err
+		}
+	}
+}
