@@ -298,6 +298,22 @@ func TestErrorsArePrintedWithAHint(t *testing.T) {
 	}
 }
 
+func TestErrorsHaveTheFormatOfTheOutput(t *testing.T) {
+	for line, want := range map[string]string{
+		"list": "table", "list json": "json", "list -o yaml": "yaml", "list -oxml": "xml", "list -o=json": "json", "list --output yaml": "yaml",
+		"list --output=xml": "xml", "server run --log-format json": "table", "list -o csv": "csv", "list --output=toml": "table", "list -v json": "table",
+	} {
+		if got := errorFormat(strings.Fields(line)); got != want {
+			t.Errorf("rnbd %s: %s, want %s", line, got, want)
+		}
+	}
+	var y bytes.Buffer
+	printError(&y, fmt.Errorf("unmap rnbd0: %w", syscall.EBUSY), "yaml")
+	if want := "error: 'unmap rnbd0: device or resource busy'\ncauses:\n  - unmap rnbd0\n  - device or resource busy\ncode: 5\nerrno: 16\nhint: disconnect its users first, or use --force\n"; y.String() != want {
+		t.Errorf("YAML is %q", y.String())
+	}
+}
+
 func TestAddressesNameTheirFabric(t *testing.T) {
 	for in, want := range map[string][2]string{
 		"127.0.0.1:1":         {defaultFabric, "127.0.0.1:1"},

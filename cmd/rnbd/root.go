@@ -96,16 +96,15 @@ func checkOutput(cmd *cobra.Command) error {
 func errorFormat(args []string) string {
 	for i, a := range args {
 		value, isFlag := strings.CutPrefix(a, "--output=")
-		if !isFlag {
-			if value, isFlag = strings.CutPrefix(a, "-o"); isFlag {
-				value = strings.TrimPrefix(value, "=")
-			}
-		}
-		if i > 0 && (args[i-1] == "--output" || args[i-1] == "-o") {
-			value, isFlag = a, true
-		}
-		if !isFlag {
-			value = a
+		short, isShort := strings.CutPrefix(a, "-o")
+		switch {
+		case isFlag:
+		case isShort:
+			value = strings.TrimPrefix(short, "=")
+		case i == 0:
+			continue
+		case args[i-1] != "-o" && args[i-1] != "--output" && strings.HasPrefix(args[i-1], "-"):
+			continue // the value of another flag
 		}
 		if slices.Contains(report.Formats, value) && (report.Options{Format: value}).Machine() {
 			return value
