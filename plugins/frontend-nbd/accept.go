@@ -19,7 +19,7 @@ const (
 )
 
 // AddListener serves the exports on a listening socket. The daemon keeps the
-// socket: when this process dies, the next one goes on accepting.
+// socket open: when this process dies, the next one accepts from it.
 func (f *frontend) AddListener(_ context.Context, name string, file *os.File) error {
 	l, err := net.FileListener(file) // a duplicate
 	if err != nil {
@@ -52,7 +52,7 @@ func (f *frontend) accept(l net.Listener) {
 	}
 }
 
-// welcome negotiates and hands the connection to a queue.
+// welcome negotiates and gives the connection to a queue.
 func (f *frontend) welcome(nc net.Conn) {
 	defer func() { <-f.handshakes }()
 	defer nc.Close()
@@ -72,8 +72,8 @@ func (f *frontend) introduce(nc net.Conn) error {
 	return f.start(nc, n)
 }
 
-// start gives a negotiated connection to the queue that has the fewest of its
-// export. The export is released if that fails.
+// start gives a negotiated connection to the queue with the fewest connections
+// of its export. If that fails, the export is released.
 func (f *frontend) start(nc net.Conn, n negotiated) error {
 	fd, err := duplicate(nc)
 	if err != nil {
@@ -100,13 +100,13 @@ func (f *frontend) start(nc net.Conn, n negotiated) error {
 	return nil
 }
 
-// sendBuffer is asked for on unix sockets, so that one call takes most of a
-// large reply. The kernel doubles it, and counts its own overhead in. A TCP
-// socket finds its size by itself.
+// sendBuffer is the send buffer of unix sockets, in bytes, so that one call
+// takes most of a large reply. The kernel doubles it and charges its overhead to
+// it. TCP sockets size their buffers themselves.
 const sendBuffer = 512 << 10
 
-// widen enlarges the send buffer, without privileges up to net.core.wmem_max.
-// A refusal costs speed only.
+// widen enlarges the send buffer; without privileges up to net.core.wmem_max.
+// A failure costs only speed.
 func widen(fd int) {
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer) != nil {
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, sendBuffer)
@@ -119,8 +119,8 @@ func (f *frontend) assign(e *export) *share {
 	return e.assign(f.queues)
 }
 
-// duplicate takes the socket out of the runtime's hands: a descriptor of our
-// own, non-blocking as the original.
+// duplicate returns a descriptor of the socket that the Go runtime does not
+// poll. It is non-blocking, as the original.
 func duplicate(nc net.Conn) (fd int, err error) {
 	sc, ok := nc.(syscall.Conn)
 	if !ok {

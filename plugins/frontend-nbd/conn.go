@@ -55,21 +55,21 @@ type conn struct {
 	writable   bool // the socket may take bytes
 	hangup     bool // the end of the stream has been announced, and not again
 	stalled    bool // waits for a slot or a request; does not read
-	drained    bool // the last read has emptied the socket, see due
+	drained    bool // the last read emptied the socket, see due
 	held       int  // slots
-	quiet      int  // vain reads in a row
-	passed     int  // turns in which a sated client's socket was due
-	appetite   appetite
+	quiet      int  // empty reads in a row
+	passed     int  // turns in which the socket of a saturated client was passed over
+	inFlight   inFlightEstimate
 
 	stage []byte // received and not yet taken: stage[r:w]
 	r, w  int
 	bulk  bool     // the last command was a write with much payload
-	cur   *request // whose range is being covered
-	fill  *op      // whose payload is being received
+	cur   *request // its range is being covered
+	fill  *op      // its payload is being received
 
 	reqs       []request
 	free       []*request
-	unanswered int // commands whose last reply is not queued
+	unanswered int // commands; the last reply of each is not queued yet
 
 	out     []reply // ring of replies to send
 	outHead int
@@ -101,11 +101,11 @@ func (c *conn) setState(to connState) {
 	c.state = to
 }
 
-// blocked: the client does not take its replies.
+// blocked reports whether the client does not take its replies.
 func (c *conn) blocked() bool { return c.outLen > 0 && !c.writable }
 
-// stageRoom makes room in the staging buffer; what is left in it is less than
-// a header.
+// stageRoom moves the rest of the staging buffer, less than a header, to its
+// beginning and returns the room behind it.
 func (c *conn) stageRoom() []byte {
 	c.w = copy(c.stage, c.stage[c.r:c.w])
 	c.r = 0
@@ -127,11 +127,12 @@ func (c *conn) giveRequest(r *request) {
 	c.q.again = true
 }
 
-// idle: every command is answered.
+// idle reports whether every command is answered.
 func (c *conn) idle() bool { return c.cur == nil && len(c.free) == len(c.reqs) }
 
-// givenUp: the kernel has closed its end, and other connections of the same disk
-// get what this one has not answered. Data of before the end can still be read.
+// givenUp reports whether the kernel has closed its end and sends the
+// unanswered commands again on other connections of the disk. Bytes that it
+// sent before the end can still be read.
 func (c *conn) givenUp() bool {
 	if c.disk == nil || !c.exp.claims.exclusive.Load() {
 		return false
@@ -139,7 +140,7 @@ func (c *conn) givenUp() bool {
 	return c.state == connDead || hungUp(c.fd)
 }
 
-// onEOF: the client sends no more. Between commands that is a disconnect.
+// onEOF handles the end of the stream. Between commands it is a disconnect.
 func (c *conn) onEOF() {
 	if c.cur != nil || c.w != c.r {
 		c.fail(io.ErrUnexpectedEOF)
@@ -148,7 +149,8 @@ func (c *conn) onEOF() {
 	c.setState(connDraining)
 }
 
-// fail closes the socket at once. Slots that the device has come back later.
+// fail closes the socket at once. Slots that are with the device come back
+// later.
 func (c *conn) fail(cause error) {
 	if c.state == connDead {
 		return
@@ -158,12 +160,12 @@ func (c *conn) fail(cause error) {
 	c.q.log.Info("connection closed", "export", c.exp.name, "peer", c.peer, "cause", cause)
 	c.dropCurrent()
 	for ; c.outLen > 0; c.outLen-- {
-		c.retire(&c.out[c.outHead])
+		c.release(&c.out[c.outHead])
 		c.outHead = (c.outHead + 1) % len(c.out)
 	}
 }
 
-// dropCurrent ends a command that was not received as a whole.
+// dropCurrent ends a command that was received in part.
 func (c *conn) dropCurrent() {
 	r := c.cur
 	if r == nil {

@@ -19,21 +19,21 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
-// A kernelDisk is an export that the kernel's NBD client has as /dev/nbdN. The
-// kernel gets one end of a socket pair; the other one is a connection like
-// those of other clients, without a handshake.
+// A kernelDisk is an export that is attached to the kernel's NBD client as
+// /dev/nbdN. The kernel gets one end of a socket pair; the other end is a
+// connection like any other, without a handshake.
 //
-// When a request takes longer than the time-out, the kernel gives its connection
-// up and sends it again on another one. The first is still under way, and must
-// not overwrite what is written after the second. With one connection the kernel
-// has to wait for a new one, and gets that when everything of the old one has
-// ended. With several the claims hold a write back while one of the same blocks
-// is with the device (claims.exclusive), and a write that has not got there when
-// its connection is given up never does (queue.start).
+// When a request takes longer than the time-out, the kernel gives up its
+// connection and sends the request again on another one. The first copy is
+// still in flight and must not overwrite data that is written after the second.
+// With one connection the kernel waits for a new one, and gets it when every
+// request of the old one has ended. With several connections, claims.exclusive
+// holds a write back while a write of the same blocks is with the device, and
+// queue.submit drops a write of a connection that has been given up.
 
 const (
 	defaultTimeout = 30 * time.Second
-	deadTime       = time.Hour // that requests wait for the next process, or the next daemon
+	deadTime       = time.Hour // the time requests wait for the next process or daemon
 	adoptTime      = 10 * time.Second
 	maxPerDisk     = 16 // connections
 )
@@ -74,13 +74,13 @@ type kernelDisk struct {
 	exp    *export
 	kernel kernelClient
 	log    *slog.Logger
-	config diskConfig // of the disk; index is what was asked for
-	conns  int        // that the kernel has, or gets when one is lost
+	config diskConfig // of the disk; index is the number that was asked for
+	conns  int        // connections of the disk; a lost one is replaced
 
 	mu      sync.Mutex
 	index   int  // N of /dev/nbdN; -1: none yet
 	leaving bool // no new connection
-	ended   bool // the kernel has let go of it
+	ended   bool // the kernel has disconnected it
 }
 
 func nodePath(index int) string { return "/dev/nbd" + strconv.Itoa(index) }
@@ -106,8 +106,9 @@ func (d *kernelDisk) setNumber(index int) {
 	d.index = index
 }
 
-// attach makes e a disk as its settings say. nil, nil: it stays an export
-// alone, since this kernel has no NBD client for us.
+// attach makes e a disk if its settings ask for it. It returns nil, nil if e
+// stays an export only: with attach=no, or with attach=auto where the kernel's
+// NBD client cannot be used.
 func (f *frontend) attach(ctx context.Context, e *export, s *plugin.DeviceSpec) (*kernelDisk, error) {
 	set, err := parseSettings(s.Config)
 	if err != nil || set.attach == "no" {
@@ -143,16 +144,17 @@ func (f *frontend) attach(ctx context.Context, e *export, s *plugin.DeviceSpec) 
 	return d, nil
 }
 
-// errNotOurs: there is no disk of ours to take over.
+// errNotOurs means that there is no disk of this daemon to take over.
 var errNotOurs = errors.New("there is no disk of an earlier process")
 
-// noDisk tells the kernel's answer about a disk that is not there, or is somebody
-// else's, from one that says nothing about it. ENODEV: it has no NBD client, and so
-// no disks of it.
+// noDisk reports whether err is the kernel's answer for a disk that does not
+// exist or belongs to another program. ENODEV means that the kernel has no NBD
+// client, and so no disk.
 func noDisk(err error) bool { return errors.Is(err, unix.EINVAL) || errors.Is(err, blk.ENODEV) }
 
-// locate returns where the disk of an earlier process is. ENODEV in the chain:
-// that has to be looked for, and no disk bears our mark.
+// locate returns the node of the disk of an earlier process. If the node is not
+// known it is found by the backend identifier; the error wraps ENODEV if no
+// disk has it.
 func (d *kernelDisk) locate(location string) (string, error) {
 	if location != plugin.LocationUnknown {
 		return location, nil
@@ -165,8 +167,9 @@ func (d *kernelDisk) locate(location string) (string, error) {
 	return "", fmt.Errorf("no disk has the backend identifier %q: %w", d.config.identity, blk.ENODEV)
 }
 
-// takeOverAt takes over the disk of an earlier process, if there is one. An error
-// leaves it as it is, to be tried again: it may be mounted, and its requests wait.
+// takeOverAt takes over the disk of an earlier process, if there is one. On an
+// error the disk is left as it is and can be tried again: it may be mounted,
+// and its requests wait.
 func (d *kernelDisk) takeOverAt(ctx context.Context, location string) (taken bool, err error) {
 	index, ok := indexOf(location)
 	if !ok {
@@ -185,8 +188,9 @@ func (d *kernelDisk) takeOverAt(ctx context.Context, location string) (taken boo
 	return true, nil
 }
 
-// ours: the disk bears our mark, or the kernel does not tell. It refuses those with
-// another mark itself, but none that have no mark.
+// ours returns an error if the disk's backend identifier shows that the disk
+// belongs to another program. Where the kernel does not show identifiers it
+// compares them itself, but accepts a disk without one.
 func (d *kernelDisk) ours(index int) error {
 	if mark, told := d.kernel.backend(index); told && mark != d.config.identity {
 		return fmt.Errorf("%w: %s has the backend identifier %q", errNotOurs, nodePath(index), mark)
@@ -194,7 +198,8 @@ func (d *kernelDisk) ours(index int) error {
 	return nil
 }
 
-// takeOver goes on with the disk of an earlier process, whose requests wait.
+// takeOver continues the disk of an earlier process. Its requests wait for new
+// connections.
 func (d *kernelDisk) takeOver(ctx context.Context, index int) error {
 	d.setNumber(index)
 	d.expect(d.kernel.connections(index))
@@ -217,13 +222,14 @@ func (d *kernelDisk) takeOver(ctx context.Context, index int) error {
 	return nil
 }
 
-// expect tells how many connections the kernel will have, before it has one.
+// expect sets the number of connections before the kernel gets the first one.
 func (d *kernelDisk) expect(n int) {
 	d.conns = n
 	d.exp.claims.exclusive.Store(n > 1)
 }
 
-// connect makes the disk, with n connections if it may have as many.
+// connect makes the disk with n connections, or fewer if the kernel allows
+// fewer.
 func (d *kernelDisk) connect(n int) error {
 	d.expect(min(n, d.kernel.mostConnections()))
 	ours, theirs, err := socketPairs(d.conns)
@@ -260,8 +266,8 @@ func (d *kernelDisk) connect(n int) error {
 	return nil
 }
 
-// reconnect gives the disk a new connection in place of one that has ended.
-// The kernel may not have noticed the end yet, and takes none then.
+// reconnect gives the disk a new connection in place of one that has ended. The
+// kernel takes none before it has noticed the end, so reconnect retries.
 func (d *kernelDisk) reconnect(ctx context.Context) error {
 	for end := time.Now().Add(adoptTime); ; {
 		taken, err := d.offer()
@@ -275,8 +281,8 @@ func (d *kernelDisk) reconnect(ctx context.Context) error {
 	}
 }
 
-// offer tells whether the kernel has taken a new connection. It says nothing if
-// it does not need one, but closes the socket.
+// offer offers the kernel a new connection and reports whether it was taken.
+// The kernel reports no error if it needs none, but closes the socket.
 func (d *kernelDisk) offer() (bool, error) {
 	ours, theirs, err := socketPair()
 	if err != nil {
@@ -326,7 +332,7 @@ func socketPair() (ours, theirs int, err error) {
 	return fds[0], fds[1], nil
 }
 
-// serve makes our end a connection of a queue.
+// serve adds fd, the daemon's end of a socket pair, to a queue as a connection.
 func (d *kernelDisk) serve(fd int) error {
 	if !d.exp.acquireOwn() {
 		unix.Close(fd)
@@ -349,8 +355,8 @@ func (d *kernelDisk) serve(fd int) error {
 	return nil
 }
 
-// lost is told by the queue that the connection is over and its last request
-// has ended: now, and not before, the kernel may send again what it misses.
+// lost is called by the queue when a connection is over and its last request
+// has ended. Only from then on may the kernel send unanswered requests again.
 func (d *kernelDisk) lost() {
 	d.exp.releaseOwn()
 	d.mu.Lock()
@@ -376,7 +382,7 @@ func (d *kernelDisk) lost() {
 	}()
 }
 
-// lostPause is between tries to give the disk a connection again.
+// lostPause is the pause between attempts to reconnect the disk.
 const lostPause = time.Second
 
 func (d *kernelDisk) isLeaving() bool {
@@ -385,8 +391,8 @@ func (d *kernelDisk) isLeaving() bool {
 	return d.leaving
 }
 
-// detach ends the disk, once; requests of its users fail. Afterwards the number may be
-// that of another disk.
+// detach disconnects the disk, once; requests of its users fail. Afterwards the
+// number may belong to another disk.
 func (d *kernelDisk) detach() error {
 	d.mu.Lock()
 	d.leaving = true
@@ -413,7 +419,7 @@ func (d *kernelDisk) resize(size uint64) error {
 	return nil
 }
 
-// scan opens the disk once, which has the kernel look for partitions.
+// scan opens the disk once, which makes the kernel look for partitions.
 func (d *kernelDisk) scan() {
 	done := make(chan struct{})
 	go func() {
@@ -424,6 +430,6 @@ func (d *kernelDisk) scan() {
 	}()
 	select {
 	case <-done:
-	case <-time.After(commandTime): // its reads wait, the scan goes on by itself
+	case <-time.After(commandTime): // the reads wait; the scan continues in the background
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// The errors that NBD knows.
+// Errors of the NBD protocol.
 const (
 	nbdEPERM     = 1
 	nbdEIO       = 5
@@ -17,8 +17,8 @@ const (
 	nbdENOTSUP   = 95
 )
 
-// nbdErrno is the one place where a block error becomes an NBD error. What
-// NBD has no number for is an I/O error to the client.
+// nbdErrno translates a block error to an NBD error. An error that NBD has no
+// number for becomes EIO.
 func nbdErrno(e blk.Errno) uint32 {
 	switch e {
 	case blk.OK:

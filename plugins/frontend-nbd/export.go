@@ -68,20 +68,21 @@ func checkSpec(s *plugin.DeviceSpec) error {
 	return nil
 }
 
-// setLimits takes new limits; bytes behind the last whole block do not exist.
+// setLimits sets new limits. The size is rounded down to whole blocks.
 func (e *export) setLimits(l blk.Limits) {
 	l.Size &^= e.block - 1
 	e.limits.Store(&l)
 }
 
-// geometry is what the negotiation tells: size in bytes, transmission flags.
+// geometry returns the size in bytes and the transmission flags for the
+// negotiation.
 func (e *export) geometry() (size uint64, flags uint16) {
 	l := e.limits.Load()
 	return l.Size, transmissionFlags(l)
 }
 
-// minBlock is the smallest unit of requests in bytes. Less than a block needs
-// a slot with room for the block and the payload beside it.
+// minBlock returns the smallest unit of requests, in bytes. It is 1 where a slot
+// has room for a block and a payload beside it, else the block.
 func (e *export) minBlock() uint32 {
 	if uint64(e.slotSize) >= 2*e.block {
 		return 1
@@ -89,7 +90,7 @@ func (e *export) minBlock() uint32 {
 	return uint32(e.block)
 }
 
-// chunk is the most that one slot moves, in whole blocks.
+// chunk returns the most bytes that one slot transfers, in whole blocks.
 func (e *export) chunk(l *blk.Limits) uint64 {
 	n := uint64(e.slotSize)
 	if l.MaxIOSize != 0 {
@@ -98,12 +99,12 @@ func (e *export) chunk(l *blk.Limits) uint64 {
 	return max(n&^(e.block-1), e.block)
 }
 
-// slot is the memory of one tag.
+// slot returns the memory of a tag.
 func (e *export) slot(tag uint32) []byte {
 	return e.arena[int(tag)*e.slotSize:][:e.slotSize:e.slotSize]
 }
 
-// acquire counts an opener. False: the device is going away.
+// acquire counts an opener. It returns false if the device is being removed.
 func (e *export) acquire() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -114,7 +115,7 @@ func (e *export) acquire() bool {
 	return true
 }
 
-// release forgets an opener that acquire counted.
+// release takes back one acquire.
 func (e *export) release() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -124,7 +125,8 @@ func (e *export) release() {
 	}
 }
 
-// acquireOwn is acquire for a connection that is no user's.
+// acquireOwn is acquire for a connection of the kernel's client, which is not
+// counted as a user.
 func (e *export) acquireOwn() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -143,16 +145,16 @@ func (e *export) releaseOwn() {
 	e.release()
 }
 
-// openers are the users' connections.
+// openers returns the number of users' connections.
 func (e *export) openers() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.opens - e.own
 }
 
-// retire refuses new openers. It fails with EBUSY if there are openers and
-// force is not set.
-func (e *export) retire(force bool) error {
+// closeToNew refuses new openers from now on. It returns EBUSY, and refuses
+// none, if there are users and force is not set.
+func (e *export) closeToNew(force bool) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if users := e.opens - e.own; users > 0 && !force {
@@ -179,9 +181,9 @@ type share struct {
 	assigned int      // connections given to this share; guarded by exp.mu
 }
 
-// assign picks the share with the fewest connections for a new one; nil if
-// there is no queue. Slots are dealt out among the queues that exist when the
-// first connection comes.
+// assign returns the share with the fewest connections, for a new connection, or
+// nil if there is no queue. Slots are distributed among the queues that exist
+// when the first connection comes.
 func (e *export) assign(queues []*queue) *share {
 	queues = queues[:min(len(queues), e.queues)]
 	e.mu.Lock()
@@ -219,7 +221,7 @@ func (e *export) deal(queues []*queue) {
 	}
 }
 
-// unassign takes a finished connection out of the count.
+// unassign takes back one assign.
 func (e *export) unassign(s *share) {
 	e.mu.Lock()
 	s.assigned--
@@ -227,14 +229,14 @@ func (e *export) unassign(s *share) {
 	e.mu.Unlock()
 }
 
-// parts are the shares at this moment.
+// parts returns the current shares.
 func (e *export) parts() []*share {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.shares
 }
 
-// take gives c a slot, or nil. Queue's thread.
+// take returns a slot for c, or nil if c may have none now. Queue's thread.
 func (s *share) take(c *conn) *op {
 	if !s.allows(c) {
 		return nil
@@ -246,12 +248,12 @@ func (s *share) take(c *conn) *op {
 	return o
 }
 
-// hoard is how many times the free slots one connection may hold.
+// hoard bounds the slots of one connection: hoard times the free slots.
 const hoard = 4
 
-// allows: the last free slot goes only to a connection that holds none, and
-// nobody takes more while it holds most of the slots. So a client that does
-// not read its replies does not starve the others.
+// allows reports whether c may take a slot. The last free slot goes only to a
+// connection without one, and a connection that holds most of the slots gets no
+// more. So a client that does not read its replies does not starve the others.
 func (s *share) allows(c *conn) bool {
 	free := len(s.free)
 	if c.held == 0 || free == 0 {
@@ -263,7 +265,7 @@ func (s *share) allows(c *conn) bool {
 	return c.held < hoard*(free-1)
 }
 
-// give returns a slot.
+// give gives a slot back.
 func (s *share) give(o *op) {
 	o.conn.held--
 	*o = op{sh: o.sh, tag: o.tag}
@@ -271,12 +273,12 @@ func (s *share) give(o *op) {
 	s.q.again = true
 }
 
-// forget takes a connection off the share.
-func (s *share) forget(c *conn) {
+// remove removes a connection from the share.
+func (s *share) remove(c *conn) {
 	s.conns = slices.DeleteFunc(s.conns, func(other *conn) bool { return other == c })
 }
 
-// leaving: the device is being removed.
+// leaving reports whether the device is being removed.
 func (e *export) leaving() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

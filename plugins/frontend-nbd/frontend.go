@@ -79,12 +79,13 @@ func (f *frontend) enter(index uint32, e *export) error {
 	return nil
 }
 
-// partingTime is for clients that have ended, whose connections have not been seen
-// to end yet.
+// partingTime is the time for connections to end after their clients have
+// exited.
 const partingTime = time.Second
 
-// RemoveDevice takes an export away: EBUSY if it keeps connections for a second and
-// force is not set. It returns when no slot is with the device any more.
+// RemoveDevice removes an export. It fails with EBUSY if connections remain for
+// partingTime and force is not set. It returns when no slot is with the device
+// any more.
 func (f *frontend) RemoveDevice(ctx context.Context, index uint32, force bool) error {
 	e := f.export(index)
 	if e == nil {
@@ -94,7 +95,7 @@ func (f *frontend) RemoveDevice(ctx context.Context, index uint32, force bool) e
 	if d == nil || force {
 		return f.remove(ctx, e, force)
 	}
-	hold, err := blockdev.Claim(ctx, d.node()) // whoever mounts it from here on fails
+	hold, err := blockdev.Claim(ctx, d.node()) // no mount succeeds from here on
 	if err != nil {
 		return fmt.Errorf("%s: %w", d.node(), err)
 	}
@@ -103,10 +104,10 @@ func (f *frontend) RemoveDevice(ctx context.Context, index uint32, force bool) e
 }
 
 func (f *frontend) remove(ctx context.Context, e *export, force bool) error {
-	err := e.retire(force)
+	err := e.closeToNew(force)
 	for end := time.Now().Add(partingTime); errors.Is(err, blk.EBUSY) && time.Now().Before(end) && ctx.Err() == nil; {
 		time.Sleep(10 * time.Millisecond)
-		err = e.retire(force)
+		err = e.closeToNew(force)
 	}
 	if err != nil {
 		return fmt.Errorf("export %q: %w", e.name, err)
@@ -131,8 +132,8 @@ func (f *frontend) remove(ctx context.Context, e *export, force bool) error {
 	return nil
 }
 
-// ResizeDevice takes new limits. NBD cannot tell the clients that are there;
-// new connections see them.
+// ResizeDevice sets new limits. NBD has no message for connected clients; new
+// connections see the new size.
 func (f *frontend) ResizeDevice(_ context.Context, index uint32, l blk.Limits) error {
 	e := f.export(index)
 	if e == nil {
@@ -151,7 +152,7 @@ func (f *frontend) ResizeDevice(_ context.Context, index uint32, l blk.Limits) e
 	return nil
 }
 
-// Openers is the number of connections of an export, and of users of its disk.
+// Openers returns the number of connections of an export and users of its disk.
 func (f *frontend) Openers(index uint32) int {
 	e := f.export(index)
 	if e == nil {
@@ -168,8 +169,8 @@ func (f *frontend) Openers(index uint32) int {
 	return n
 }
 
-// Location is the node of an export's disk; without one the URI on the first
-// listener.
+// Location returns the node of an export's disk or, if it has none, its URI on
+// the first listener.
 func (f *frontend) Location(index uint32) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -231,7 +232,7 @@ func (f *frontend) detach(q *queue) {
 	f.queues = slices.DeleteFunc(f.queues, func(other *queue) bool { return other == q })
 }
 
-// placedBytes is the payload that the queues have copied.
+// placedBytes returns the number of payload bytes that the queues have copied.
 func (f *frontend) placedBytes() (sum uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -241,8 +242,8 @@ func (f *frontend) placedBytes() (sum uint64) {
 	return sum
 }
 
-// awaitQueues returns as soon as n queues serve: their threads may just be
-// beginning.
+// awaitQueues waits until n queues serve. At the start of the process their
+// threads may not have begun yet.
 func (f *frontend) awaitQueues(ctx context.Context, n int) error {
 	for range 5000 {
 		f.mu.Lock()
@@ -260,8 +261,8 @@ func (f *frontend) awaitQueues(ctx context.Context, n int) error {
 	return fmt.Errorf("the queues do not begin to serve: %w", blk.ENODEV)
 }
 
-// post runs fn on the queue's thread soon. False: the queue has ended. The
-// lock makes sure that it does not end in between.
+// post makes the queue's thread run fn. It returns false if the queue has ended;
+// f.mu keeps it from ending in between.
 func (f *frontend) post(q *queue, fn func()) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -287,8 +288,8 @@ func (f *frontend) byName(name string) *export {
 	return nil
 }
 
-// find implements catalogue. The empty name is the only export, if there is
-// just one.
+// find implements catalogue. The empty name finds the only export, if there is
+// exactly one.
 func (f *frontend) find(name string) (*export, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -2,29 +2,29 @@ package main
 
 import "github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 
-// A simple reply tells the outcome of a read before its payload, so a read
-// that needs several slots must hold all of them until the last child is done.
-// Two such reads that hold half of the slots each would wait for ever: one
-// read of a share gathers at a time. A read that cannot have its slots is
-// streamed instead: the header says success, and an error that comes later
-// closes the connection, which is all that NBD leaves to do. A stream is alone:
-// it begins when every earlier command is answered, and the next command is
-// taken when its last byte is queued. Structured replies need none of this.
+// A simple reply carries the result of a read ahead of its payload, so a read
+// that needs several slots holds all of them until its last child is done. Two
+// such reads that hold half of the slots each would deadlock, so only one read
+// of a share gathers slots at a time. A read that cannot get its slots is
+// streamed instead: its header reports success, and a later error can only
+// close the connection. A streamed read is alone on its connection: it begins
+// when every earlier command is answered, and the next command is taken when
+// its last byte is queued. Structured replies need none of this.
 
-// tooLong: the children of r would take most of the slots.
+// tooLong reports whether the children of r would take most of the slots.
 func (c *conn) tooLong(r *request, l *blk.Limits) bool {
 	return c.exp.children(r.next, r.end, l)*4 > len(c.sh.ops)*3
 }
 
-// children is how many slots a read of [off, end) takes.
+// children returns the number of slots that a read of [off, end) takes.
 func (e *export) children(off, end uint64, l *blk.Limits) int {
 	most := e.chunk(l)
 	off &^= e.block - 1
 	return int((end - off + most - 1) / most)
 }
 
-// mayTake: an ordered read of several children needs to be the one that
-// gathers, or a stream.
+// mayTake reports whether r may take a slot now. An ordered read of several
+// children must be the read that gathers, or a stream.
 func (s *share) mayTake(c *conn, r *request, l *blk.Limits) bool {
 	if !r.ordered || r.stream {
 		return true
@@ -54,10 +54,10 @@ func (s *share) ungather(r *request) {
 	}
 }
 
-// obtainable is how many slots come back to c without the help of clients that
-// do not read their replies.
+// obtainable returns the number of slots that come back to c even if the
+// clients that do not read their replies never do.
 func (s *share) obtainable(c *conn) int {
-	n := len(s.ops) - 1 // the last one is not for those who hold some
+	n := len(s.ops) - 1 // the last slot is reserved for a connection without any
 	for _, other := range s.conns {
 		if other.blocked() {
 			n -= other.held

@@ -10,10 +10,10 @@ import (
 )
 
 // The negotiation, in the order of the wire: greeting, client flags, options
-// until one of them (EXPORT_NAME, GO) starts the transmission. It runs on a
-// goroutine of its own, bounded in time by the deadline of the connection and
-// in work by maxOptions. It reads exactly the bytes of the negotiation: those
-// of the transmission stay in the socket.
+// until one of them (EXPORT_NAME, GO) starts the transmission. It runs on its
+// own goroutine, bounded in time by the connection's deadline and in work by
+// maxOptions. It reads exactly the bytes of the negotiation; the bytes of the
+// transmission stay in the socket.
 
 // maxOptions bounds the options of one negotiation.
 const maxOptions = 1024
@@ -23,7 +23,7 @@ var (
 	errManyOptions = errors.New("too many options")
 )
 
-// catalogue is what the negotiation knows of the exports.
+// catalogue is the negotiation's view of the exports.
 type catalogue interface {
 	// open finds an export and counts an opener; the caller closes it.
 	open(name string) (*export, error)
@@ -66,7 +66,8 @@ func negotiate(rw io.ReadWriter, exports catalogue) (negotiated, error) {
 	return negotiated{}, errManyOptions
 }
 
-// abandon closes an export whose opening the client never learned of.
+// abandon closes an export that was opened for an answer that did not reach the
+// client.
 func (n *negotiation) abandon() {
 	if n.exp != nil {
 		n.exp.release()
@@ -180,7 +181,7 @@ func (n *negotiation) onStructuredReply(data []byte) error {
 	return n.reply(optStructuredReply, repAck, nil)
 }
 
-// onGo answers INFO and GO, which differ in what follows.
+// onGo answers INFO and GO. Only GO starts the transmission.
 func (n *negotiation) onGo(opt uint32, data []byte) error {
 	name, infos, ok := parseGo(data)
 	if !ok {
@@ -268,9 +269,9 @@ func (n *negotiation) send(opt uint32, b []byte) error {
 	return nil
 }
 
-// transmissionFlags tells the client what an export of limits l can do. All
-// connections reach one device and nothing is cached on the way, so a flush on
-// one covers the completed writes of all.
+// transmissionFlags returns the transmission flags of an export with limits l.
+// All connections reach one device and nothing is cached on the way, so a flush
+// on one connection covers the completed writes of all: CAN_MULTI_CONN is set.
 func transmissionFlags(l *blk.Limits) uint16 {
 	flags := uint16(txHasFlags | txSendFlush | txSendFUA | txCanMultiConn)
 	if l.ReadOnly {

@@ -2,18 +2,18 @@ package main
 
 import "golang.org/x/sys/unix"
 
-// DATA PATH, before receive: which sockets are worth a read. A look is a system
-// call, and a pump that spins looks more often than there is something: so a
-// few connections in use are tried by a read, which spares a question to epoll,
-// and not in every turn. Epoll is asked about many connections, quiet ones and
-// clients that do not take their replies, and always before the pump sleeps.
+// DATA PATH, before receive: the choice of sockets to read. A spinning pump
+// polls far more often than bytes arrive, and each epoll_wait is a system call.
+// So a few busy connections are read directly, without epoll and not in every
+// turn. Epoll covers many connections, quiet connections, and clients that do
+// not take their replies; it is always asked before the pump sleeps.
 
 const (
-	fewConns     = 4   // connections that are tried; epoll is asked about more
-	coldAfter    = 256 // vain tries in a row; from then on epoll is asked
-	coldEvery    = 8   // turns between questions about cold connections while others are warm
-	satedEvery   = 8   // turns between tries while the client waits for answers
-	appetiteSpan = 256 // commands
+	fewConns       = 4   // up to this many connections are read without epoll
+	coldAfter      = 256 // empty reads in a row until a connection is left to epoll
+	coldEvery      = 8   // turns between calls of epoll for cold connections while others are warm
+	saturatedEvery = 8   // turns between reads while the client waits for answers
+	inFlightSpan   = 256 // commands per span of an estimate
 )
 
 // look marks the connections to read from.
@@ -37,41 +37,44 @@ func (q *queue) look() {
 	}
 }
 
-// due tells whether to try the socket in this turn. A payload that has come in
-// part is left to its sender for a turn: the next bytes need the CPU, too. A
-// client that has as many commands under way as it ever has waits for answers.
+// due reports whether to read the socket in this turn. After a short read of a
+// payload one turn is skipped, which leaves the CPU to the sender. A client
+// with as many commands in flight as it usually has waits for answers.
 func (c *conn) due() bool {
 	switch {
 	case c.cur != nil:
 		now := !c.drained
 		c.drained = false
 		return now
-	case c.appetite.sated(c.unanswered):
+	case c.inFlight.saturated(c.unanswered):
 		c.passed++
-		return c.passed%satedEvery == 0
+		return c.passed%saturatedEvery == 0
 	}
 	return true
 }
 
-// appetite is how many commands a client has had under way at once, lately.
-type appetite struct {
-	most, before int // in this span of commands, in the last one
+// inFlightEstimate estimates a client's queue depth: the most commands that it
+// had in flight at once in this span of commands or the one before.
+type inFlightEstimate struct {
+	most, before int // of this span, of the last one
 	n            int // commands in this span
 }
 
-func (a *appetite) note(unanswered int) {
-	if a.n++; a.n > appetiteSpan {
-		a.before, a.most, a.n = a.most, 0, 1
+func (e *inFlightEstimate) note(unanswered int) {
+	if e.n++; e.n > inFlightSpan {
+		e.before, e.most, e.n = e.most, 0, 1
 	}
-	a.most = max(a.most, unanswered)
+	e.most = max(e.most, unanswered)
 }
 
-func (a *appetite) sated(unanswered int) bool {
-	return unanswered > 0 && unanswered >= max(a.most, a.before)
+// saturated reports whether the client has as many commands in flight as it is
+// estimated to have at most.
+func (e *inFlightEstimate) saturated(unanswered int) bool {
+	return unanswered > 0 && unanswered >= max(e.most, e.before)
 }
 
-// pollSockets asks epoll and marks the connections that have something to do.
-// It returns the number of news, some of which a try may have used already.
+// pollSockets calls epoll and marks the connections that are ready. It returns
+// the number of events; a direct read may have consumed some of them already.
 func (q *queue) pollSockets() int {
 	n, errno := epollNow(q.epoll, q.evs[:])
 	if errno != 0 {
@@ -102,10 +105,10 @@ func (q *queue) onEvent(ev unix.EpollEvent) {
 	c.hangup = c.hangup || ev.Events&^(unix.EPOLLIN|unix.EPOLLOUT) != 0
 }
 
-// Arm asks for FD to become readable at the next event. False: there is
-// something to do. It asks epoll once more, since the pump may have forgotten
-// what the sockets told it while it was awake. What epoll names then has most
-// often been read already; a round finds out.
+// Arm arranges for FD to become readable at the next event. It returns false if
+// there is work now. The sockets are edge triggered and were read without epoll
+// while the pump was awake, so epoll is drained first; its events are mostly
+// stale, and one more round of Poll decides.
 func (q *queue) Arm() bool {
 	if q.pollSockets() > 0 && (q.Poll() > 0 || q.pollSockets() > 0) {
 		return false
@@ -113,7 +116,7 @@ func (q *queue) Arm() bool {
 	return !q.pressing() && q.ring.Arm()
 }
 
-// pressing: work that no event will announce.
+// pressing reports whether there is work that no event will announce.
 func (q *queue) pressing() bool {
 	for _, c := range q.conns {
 		if c.readable && !c.stalled && c.state == connOpen {
@@ -123,12 +126,13 @@ func (q *queue) pressing() bool {
 	return false
 }
 
-// LargeIO keeps the pump from spinning after large requests, but not while a
-// payload comes in or other requests are under way: the next part is there
-// before a sleep is over, and to be woken for each costs more than to look.
+// LargeIO reports whether the pump should not spin after this turn. It should
+// not after large requests, unless a payload is arriving or other requests are
+// in flight: the next part then arrives before a sleep would end, and a wake-up
+// per part costs more than the spin.
 func (q *queue) LargeIO() bool { return q.large && !q.flowing() }
 
-// flowing: more is to come at once.
+// flowing reports whether more bytes or answers are expected at once.
 func (q *queue) flowing() bool {
 	for _, c := range q.conns {
 		if c.state == connOpen && !c.stalled && (c.cur != nil || c.unanswered > 1) {

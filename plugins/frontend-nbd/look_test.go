@@ -25,39 +25,39 @@ func (b *bench) tries(n int) (tried int) {
 func TestLook_AtAClientThatWaits(t *testing.T) {
 	b := newBench(t, 32, 4096, false)
 	b.settle()
-	if n := b.tries(4 * satedEvery); n != 4*satedEvery {
-		t.Errorf("an idle client is looked at in %d of %d turns", n, 4*satedEvery)
+	if n := b.tries(4 * saturatedEvery); n != 4*saturatedEvery {
+		t.Errorf("an idle client is looked at in %d of %d turns", n, 4*saturatedEvery)
 	}
 	for i := range uint64(3) { // the host answers none of them
 		b.peer.Write(command(cmdRead, 0, i, 0, 4096))
-		for range satedEvery {
+		for range saturatedEvery {
 			b.q.Poll()
 		}
 		if n := b.q.stats.requests.Load(); n != i+1 {
 			t.Fatalf("%d of %d requests are taken", n, i+1)
 		}
 	}
-	if n := b.tries(4 * satedEvery); n != 4 {
-		t.Errorf("a client that waits is looked at in %d of %d turns", n, 4*satedEvery)
+	if n := b.tries(4 * saturatedEvery); n != 4 {
+		t.Errorf("a client that waits is looked at in %d of %d turns", n, 4*saturatedEvery)
 	}
 	b.c.unanswered--
-	if n := b.tries(4 * satedEvery); n != 4*satedEvery {
-		t.Errorf("a client with an answer is looked at in %d of %d turns", n, 4*satedEvery)
+	if n := b.tries(4 * saturatedEvery); n != 4*saturatedEvery {
+		t.Errorf("a client with an answer is looked at in %d of %d turns", n, 4*saturatedEvery)
 	}
 	b.c.unanswered++
 }
 
 // How many requests a client has under way is forgotten in time.
 func TestLook_AppetiteFades(t *testing.T) {
-	var a appetite
+	var a inFlightEstimate
 	a.note(16)
-	for i := range 2 * appetiteSpan {
-		if a.note(1); a.sated(1) != (i == 2*appetiteSpan-1) {
-			t.Fatalf("after %d single requests: sated by one is %t", i+1, a.sated(1))
+	for i := range 2 * inFlightSpan {
+		if a.note(1); a.saturated(1) != (i == 2*inFlightSpan-1) {
+			t.Fatalf("after %d single requests: saturated by one is %t", i+1, a.saturated(1))
 		}
 	}
-	if a.sated(0) {
-		t.Error("a client without requests is sated")
+	if a.saturated(0) {
+		t.Error("a client without requests is saturated")
 	}
 }
 

@@ -2,8 +2,8 @@ package main
 
 import "encoding/binary"
 
-// The NBD wire: fixed newstyle negotiation, simple and structured replies.
-// Every number is big-endian. docs/protocol/nbd.md lists what is served.
+// The NBD wire format: fixed newstyle negotiation, simple and structured
+// replies. Numbers are big-endian. docs/protocol/nbd.md lists what is served.
 
 const (
 	magicServer     = 0x4e42444d41474943 // "NBDMAGIC"
@@ -108,7 +108,7 @@ func (h requestHeader) Cookie() uint64 { return binary.BigEndian.Uint64(h[8:]) }
 func (h requestHeader) Offset() uint64 { return binary.BigEndian.Uint64(h[16:]) }
 func (h requestHeader) Length() uint32 { return binary.BigEndian.Uint32(h[24:]) }
 
-// putSimple writes a simple reply into b, which has 16 bytes.
+// putSimple writes a simple reply, simpleSize bytes, into b.
 func putSimple(b []byte, cookie uint64, errno uint32) {
 	binary.BigEndian.PutUint32(b, magicSimple)
 	binary.BigEndian.PutUint32(b[4:], errno)

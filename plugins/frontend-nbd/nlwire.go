@@ -41,7 +41,8 @@ const (
 	attrSockFD   = 1
 )
 
-// diskConfig is what the kernel is told about a disk; zero values are left out.
+// diskConfig has the attributes of a disk for the kernel. Zero values are not
+// sent.
 type diskConfig struct {
 	index     int // -1: the kernel chooses
 	size      uint64
@@ -92,29 +93,30 @@ func (c *diskConfig) encode() ([]byte, error) {
 
 // kernelClient gives commands to the kernel's NBD client; a fake in tests.
 type kernelClient interface {
-	// command returns the index in the answer, -1 if there is none. It owns
-	// c.sockets and closes them when the kernel has answered, be it late: their
-	// numbers must not be another file's when it looks.
+	// command returns the index in the answer, or -1 if there is none. It owns
+	// c.sockets and closes them when the kernel has answered, even after
+	// command has returned: until then the descriptors must not be reused.
 	command(cmd uint8, c *diskConfig) (int, error)
-	// connections is how many the disk with this index was made with.
+	// connections returns the number of connections of the disk with this index.
 	connections(index int) int
-	// mostConnections is how many of a disk are used.
+	// mostConnections returns the number of connections that a disk can use.
 	mostConnections() int
-	// backend is the identity that the disk with this index was made with; empty:
-	// with none. Not told by kernels before Linux 5.14.
-	backend(index int) (identity string, told bool)
-	// disks are the indices of all disks.
+	// backend returns the backend identifier of the disk with this index, ""
+	// if it has none. Known is false before Linux 5.14, which does not show it.
+	backend(index int) (identity string, known bool)
+	// disks returns the indices of all disks.
 	disks() []int
 }
 
-// netlinkClient is the kernel's own. A command has a socket of its own: there
-// are few.
+// netlinkClient is the kernel's NBD client. Each command opens its own socket;
+// commands are rare.
 type netlinkClient struct{}
 
-// errNoKernel: there is no NBD client in this kernel, or none for us.
+// errNoKernel means that the kernel has no NBD client, or that this process may
+// not use it.
 var errNoKernel = errors.New("the kernel's NBD client cannot be used")
 
-// commandTime bounds commands; the kernel works on them in the call.
+// commandTime bounds a command. The kernel executes it within the system call.
 const commandTime = 10 * time.Second
 
 func (netlinkClient) command(cmd uint8, c *diskConfig) (int, error) {
@@ -133,7 +135,7 @@ func (netlinkClient) command(cmd uint8, c *diskConfig) (int, error) {
 		return a.index, a.err
 	case <-time.After(commandTime):
 	}
-	select { // this process may have stood still for so long
+	select { // the process may have been stopped for that long
 	case a := <-done:
 		return a.index, a.err
 	default:
@@ -141,7 +143,7 @@ func (netlinkClient) command(cmd uint8, c *diskConfig) (int, error) {
 	}
 }
 
-func (netlinkClient) backend(index int) (identity string, told bool) {
+func (netlinkClient) backend(index int) (identity string, known bool) {
 	disk := filepath.Join("/sys/block", filepath.Base(nodePath(index)))
 	b, err := os.ReadFile(filepath.Join(disk, "backend"))
 	if err == nil {
@@ -163,8 +165,9 @@ func (netlinkClient) disks() (all []int) {
 	return all
 }
 
-// tellsBackends is asked of the kernel's version: a disk without the attribute is
-// one of an old kernel, or one that was made without.
+// tellsBackends reports whether the kernel's version shows backend identifiers.
+// A disk without the attribute may be one of an old kernel, or one that was
+// made without an identifier.
 func tellsBackends() bool {
 	var u unix.Utsname
 	var major, minor int
@@ -177,8 +180,8 @@ func tellsBackends() bool {
 	return major > 5 || major == 5 && minor >= 14
 }
 
-// mostConnections: a connection serves a hardware queue, of which a disk has at
-// most one for each processor.
+// mostConnections returns the number of processors: each connection serves one
+// hardware queue, and a disk has at most one of these per processor.
 func (netlinkClient) mostConnections() int { return runtime.NumCPU() }
 
 // connections counts the disk's hardware queues.

@@ -35,9 +35,9 @@ type ring interface {
 type queue struct {
 	ring   ring
 	epoll  int         // the sockets (edge triggered) and the doorbells
-	wake   int         // eventfd, see kick; open as long as the process, for kicks may come late
+	wake   int         // eventfd, see kick; -1 after close
 	alarm  atomic.Bool // kicked by the guard's timer
-	kicked atomic.Bool // wake is readable: ask epoll
+	kicked atomic.Bool // wake is readable: call epoll
 	guard  guard
 	kickMu sync.Mutex // keeps wake open while others kick
 	log    *slog.Logger
@@ -45,13 +45,13 @@ type queue struct {
 
 	table   [maxConns]*conn // by index in epoll events
 	conns   []*conn
-	turn    int      // of Poll; tells which connection is served first
+	turn    int      // counts calls of Poll; selects the connection that is served first
 	shares  []*share // by device
-	parked  opList   // met a conflict, see claims
-	backlog opList   // met a full ring
+	parked  opList   // wait for a conflicting write, see claims
+	backlog opList   // wait for room in the ring
 
-	events int  // things done in this round
-	again  bool // something was given back: look at the stalled once more
+	events int  // events handled in this round
+	again  bool // a slot or request was given back: retry the stalled connections
 	large  bool
 
 	sqe  shm.SQE
@@ -61,8 +61,8 @@ type queue struct {
 
 	stats queueStats
 
-	// Set together, or not at all: a clock in nanoseconds, and what is told how
-	// long each request took. See plugin.FrontQueue.Served.
+	// Both set, or both nil: a clock in nanoseconds, and the function that
+	// records the duration of each request. See plugin.FrontQueue.Served.
 	now    func() int64
 	served func(device uint32, op blk.Op, ns int64)
 }
@@ -111,7 +111,7 @@ func (q *queue) watch(fd, index int, events uint32) error {
 	return nil
 }
 
-// close ends what is left after the pump has stopped.
+// close ends the remaining connections after the pump has stopped.
 func (q *queue) close() {
 	for _, c := range q.conns {
 		c.fail(errShutdown)
@@ -129,7 +129,7 @@ func (q *queue) close() {
 }
 
 // Poll does one round: completions, sockets, one publish, replies. It returns
-// the number of things done; 0 is idle.
+// the number of events that it handled; 0 is idle.
 func (q *queue) Poll() int {
 	q.events, q.again = 0, false
 	q.complete()
@@ -175,7 +175,7 @@ func (q *queue) retryBacklog() {
 	}
 }
 
-// reap closes connections that are drained and forgets those that are over.
+// reap closes drained connections and removes dead ones that hold no slot.
 func (q *queue) reap() {
 	for i := 0; i < len(q.conns); i++ {
 		c := q.conns[i]
@@ -190,8 +190,8 @@ func (q *queue) reap() {
 	}
 }
 
-// add takes a connection in. It fails when the queue is full or the device is
-// on its way out; the connection is closed then.
+// add adds a connection. If the queue is full or the device is being removed,
+// the connection is closed.
 func (q *queue) add(c *conn) {
 	c.index = -1
 	for i := range q.table {
@@ -220,12 +220,12 @@ func (q *queue) add(c *conn) {
 	}
 }
 
-// gone forgets a connection that has no slot any more.
+// gone removes a connection that holds no slot any more.
 func (q *queue) gone(c *conn) {
 	if c.index >= 0 {
 		q.table[c.index] = nil
 	}
-	c.sh.forget(c)
+	c.sh.remove(c)
 	c.exp.unassign(c.sh)
 	if c.disk != nil {
 		c.disk.lost()
@@ -244,7 +244,8 @@ func (q *queue) evict(e *export) {
 	}
 }
 
-// claim makes sure that no other write interferes with o; see claims.
+// claim reports whether no other write conflicts with o, and claims o's range
+// if so; see claims.
 func (q *queue) claim(o *op) bool {
 	e := o.sh.exp
 	if !o.req.op.Modifies() {
@@ -252,7 +253,7 @@ func (q *queue) claim(o *op) bool {
 	}
 	if o.step != stepReadBlock {
 		if o.plain = e.claims.begin(o.tag, o.off, o.off+uint64(o.n), e.block); !o.plain {
-			q.alert(e) // the claim in our way may have waited for what we withdrew
+			q.alert(e) // begin has withdrawn a range for which the other claim may have waited
 		}
 		return o.plain
 	}
@@ -261,7 +262,7 @@ func (q *queue) claim(o *op) bool {
 	return o.claimed && e.claims.drained(block, e.block)
 }
 
-// unclaim lets those wait no longer whom o was in the way of.
+// unclaim releases o's claim and wakes the writes that it blocked.
 func (q *queue) unclaim(o *op) {
 	e := o.sh.exp
 	switch {
@@ -279,7 +280,7 @@ func (q *queue) unclaim(o *op) {
 	}
 }
 
-// alert lets the other queues look at their parked writes to e.
+// alert makes the other queues retry their parked writes to e.
 func (q *queue) alert(e *export) {
 	if e.claims.waiting.Load() == 0 {
 		return
@@ -291,8 +292,8 @@ func (q *queue) alert(e *export) {
 	}
 }
 
-// park keeps an op until the write in its way is over. The other one may have
-// ended before it could see us wait: hence one more round at once.
+// park keeps an op until the conflicting write has ended. That write may have
+// ended before it could see that o waits, so the queue runs one more round.
 func (q *queue) park(o *op) {
 	o.sh.exp.claims.waiting.Add(1)
 	q.parked.push(o)
@@ -309,13 +310,14 @@ func (q *queue) retryParked() {
 			continue
 		}
 		o.sh.exp.claims.waiting.Add(-1)
-		q.start(o)
+		q.submit(o)
 		q.events++
 	}
 }
 
-// kick makes the queue look at its parked ops, and at its alarm. Any thread;
-// only when writes of one block met on two queues, or a connection starves.
+// kick makes the queue retry its parked ops and check its alarm. Any thread may
+// call it. It is called only when writes of one block conflict on two queues,
+// or when a connection starves.
 func (q *queue) kick() {
 	q.kickMu.Lock()
 	defer q.kickMu.Unlock()
@@ -332,7 +334,7 @@ func (q *queue) FD() int { return q.epoll }
 // tagOf names a slot of a device in the ring.
 func tagOf(device, slot uint32) uint64 { return uint64(device)<<32 | uint64(slot) }
 
-// opOf is the inverse of tagOf; nil for what this queue never asked.
+// opOf is the inverse of tagOf. It returns nil for a tag of no request of q.
 func (q *queue) opOf(tag uint64) *op {
 	device, slot := tag>>32, uint32(tag)
 	if device >= uint64(len(q.shares)) || q.shares[device] == nil {

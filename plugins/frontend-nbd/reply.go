@@ -54,7 +54,7 @@ func (c *conn) answerData(o *op) {
 	e.n, e.op = dataChunkSize, o
 }
 
-// answerOrdered queues a simple read reply whose payload is all there.
+// answerOrdered queues a simple read reply; all of its payload is in the slots.
 func (c *conn) answerOrdered(r *request) {
 	if r.first == nil && !r.headed { // a read of nothing
 		c.answerSimple(r)
@@ -63,8 +63,8 @@ func (c *conn) answerOrdered(r *request) {
 	c.answerStream(r)
 }
 
-// answerStream queues the payload that is there, in the order of the device.
-// A stream that is not whole begins when it is the only command unanswered.
+// answerStream queues the payload that has arrived, in the order of the device.
+// An incomplete stream begins only when no other command is unanswered.
 func (c *conn) answerStream(r *request) {
 	if r.stream && !r.headed && c.unanswered > 1 {
 		return
@@ -123,7 +123,7 @@ func (c *conn) enqueue() *reply {
 	return e
 }
 
-// flush sends what is queued until the socket is full.
+// flush sends queued replies until the socket is full.
 func (c *conn) flush() {
 	for c.outLen > 0 && c.writable && c.state != connDead {
 		n, errno := writev(c.fd, c.vector())
@@ -140,7 +140,7 @@ func (c *conn) flush() {
 	}
 }
 
-// vector gathers the queued replies, without what is sent already.
+// vector gathers the queued replies, less the bytes that are sent already.
 func (c *conn) vector() []unix.Iovec {
 	iov := c.q.iov[:]
 	n, skip := 0, c.outSent
@@ -161,7 +161,7 @@ func (c *conn) vector() []unix.Iovec {
 	return iov[:n]
 }
 
-// onSent retires n bytes of replies.
+// onSent accounts for n sent bytes and releases the replies that are complete.
 func (c *conn) onSent(n int) {
 	c.sent += uint64(n)
 	n += c.outSent
@@ -174,12 +174,12 @@ func (c *conn) onSent(n int) {
 		n -= size
 		c.outHead = (c.outHead + 1) % len(c.out)
 		c.outLen--
-		c.retire(e)
+		c.release(e)
 	}
 	c.outSent = n
 }
 
-// measure counts a request whose reply has left.
+// measure records the time of a request when its last reply is sent.
 func (c *conn) measure(r *request) {
 	if r.began != 0 {
 		c.q.served(c.exp.index, r.op, c.q.now()-r.began)
@@ -193,8 +193,8 @@ func (e *reply) size() int {
 	return int(e.n) + int(e.op.len)
 }
 
-// retire gives back what a reply held.
-func (c *conn) retire(e *reply) {
+// release gives back the slot and the request of a reply.
+func (c *conn) release(e *reply) {
 	if e.op != nil {
 		c.sh.give(e.op)
 	}

@@ -2,9 +2,9 @@ package main
 
 import "github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 
-// request is a command of a client until its last reply byte is sent. Its
-// range is covered by children, each an op with a slot; the first error among
-// them is the request's.
+// request is a command of a client until its last reply byte is sent. Its range
+// is covered by children, each an op with a slot. The first error of a child is
+// the request's error.
 type request struct {
 	cookie  uint64
 	op      blk.Op
@@ -12,8 +12,8 @@ type request struct {
 	errno   blk.Errno
 	next    uint64 // bytes of the device before next are covered by children
 	end     uint64
-	pending int   // children that are not finished
-	began   int64 // when it was taken from the socket, by queue.now; 0: not measured
+	pending int   // children that have not ended
+	began   int64 // time of arrival by queue.now; 0: not measured
 
 	flushAfter bool // a flush follows the last child (FUA where the device has none)
 	ordered    bool // read with a simple reply: payload leaves in the order of the device
@@ -23,15 +23,17 @@ type request struct {
 	last       *op
 }
 
-// covered: no child is missing. The last one may still wait for payload.
+// covered reports whether the request has all of its children. The last one may
+// still wait for payload.
 func (r *request) covered() bool { return r.next == r.end }
 
-// streaming: the payload is not queued as a whole.
+// streaming reports whether part of the payload of a streamed read is not
+// queued yet.
 func (r *request) streaming() bool {
 	return r.stream && (r.pending > 0 || r.first != nil && r.errno == blk.OK)
 }
 
-// fail keeps the first error.
+// fail records e unless an earlier error is recorded.
 func (r *request) fail(e blk.Errno) {
 	if r.errno == blk.OK {
 		r.errno = e
@@ -48,12 +50,12 @@ func (r *request) adopt(o *op) {
 	r.last = o
 }
 
-// step is what an op does next; each is one request to the device.
+// step is the current step of an op; each step is one request to the device.
 type step uint8
 
 const (
 	stepPlain      step = iota // the child's operation, on whole blocks
-	stepReadBlock              // read the block that a part is to be written into
+	stepReadBlock              // read the block around a part that is to be written
 	stepWriteBlock             // write the changed block back
 	stepFlush                  // flush after the request's last child
 )
@@ -81,8 +83,8 @@ type op struct {
 	sibling *op // in request.first
 }
 
-// room is the part of the slot that the client's bytes take. Those of a write
-// of part of a block wait beside the block.
+// room returns the part of the slot for the client's bytes. For a write of part
+// of a block that is the memory behind the block, until the two are merged.
 func (o *op) room() []byte {
 	b := o.sh.exp.slot(o.tag)
 	if o.step == stepReadBlock {
@@ -91,7 +93,7 @@ func (o *op) room() []byte {
 	return b[o.skip:][:o.len]
 }
 
-// kind is the block operation of the step.
+// kind returns the block operation of the step.
 func (o *op) kind() blk.Op {
 	switch o.step {
 	case stepReadBlock:
@@ -114,8 +116,8 @@ func (o *op) merge() {
 	o.sh.q.place(block, o.room())
 }
 
-// child is the next part of a request: a range of whole blocks, and how much
-// of it is the client's.
+// child is the next part of a request: a range of whole blocks, and the client's
+// bytes within it.
 type child struct {
 	off  uint64
 	n    uint64
@@ -124,7 +126,7 @@ type child struct {
 	part bool // write of a part of one block
 }
 
-// cut finds the next child of r on a device of limits l.
+// cut returns the next child of r on a device with limits l.
 func (r *request) cut(e *export, l *blk.Limits) child {
 	switch r.op {
 	case blk.Read:
@@ -139,13 +141,14 @@ func (r *request) cut(e *export, l *blk.Limits) child {
 	return child{} // flush
 }
 
-// rangeChunk is the longest child without payload: what the device takes and
-// 32 bits can say.
+// rangeChunk returns the longest child without payload, in bytes: the device's
+// limit, bounded by the 32 bits of a ring entry.
 func rangeChunk(most, block uint64) uint64 {
 	return max(min(most, 1<<31)&^(block-1), block)
 }
 
-// cutRead takes up to most bytes of whole blocks around [off, end).
+// cutRead returns a child of up to most bytes: the whole blocks around
+// [off, end).
 func cutRead(off, end, block, most uint64) child {
 	start := off &^ (block - 1)
 	stop := min(end, start+most)
@@ -153,8 +156,8 @@ func cutRead(off, end, block, most uint64) child {
 	return child{off: start, n: n, skip: off - start, len: stop - off}
 }
 
-// cutWrite takes up to most bytes of whole blocks, or the part of the first
-// block that [off, end) touches.
+// cutWrite returns a child of up to most bytes of whole blocks, or of the part
+// of the first block that [off, end) touches.
 func cutWrite(off, end, block, most uint64) child {
 	start := off &^ (block - 1)
 	if skip := off - start; skip != 0 || end-off < block {

@@ -5,16 +5,17 @@ import (
 	"time"
 )
 
-// Replies that a client does not take keep their slots. One such client is
-// kept in bounds by share.allows; several together can hold every slot, and
-// then a connection that holds none would wait for them for ever. So when a
-// connection starves, those that do not take a single byte for patience are
-// closed. Nothing of this runs while there are slots.
+// Replies that a client does not read keep their slots. share.allows bounds one
+// such client; several together can hold every slot, and a connection without a
+// slot would wait for them for ever. So while a connection starves, the clients
+// that read no byte for the time patience are closed. None of this runs while
+// there are free slots.
 
-// patience is how long a client may take nothing while another one starves.
+// patience is the time for which a client may read nothing while another one
+// starves.
 const patience = 10 * time.Second
 
-var errNotReading = errors.New("client does not take its replies, and others wait for their memory")
+var errNotReading = errors.New("client does not read its replies, and other connections wait for their memory")
 
 // guard is a queue's watch over connections that starve.
 type guard struct {
@@ -22,7 +23,7 @@ type guard struct {
 	patience time.Duration
 }
 
-// noSlot is called when c waits for a slot. It starts the watch if c has none.
+// noSlot is called when c waits for a slot. It starts the watch if c holds none.
 func (q *queue) noSlot(c *conn) {
 	if c.held > 0 || q.guard.on {
 		return
@@ -37,8 +38,8 @@ func (q *queue) noSlot(c *conn) {
 	})
 }
 
-// evictIdle closes the clients that took nothing since noSlot, if somebody
-// still starves for their slots. If it is not enough, noSlot starts anew.
+// evictIdle closes the clients that read nothing since noSlot if a connection
+// still starves for their slots. If that frees too few, noSlot is called again.
 func (q *queue) evictIdle() {
 	q.guard.on = false
 	for _, c := range q.conns {
@@ -48,7 +49,7 @@ func (q *queue) evictIdle() {
 	}
 }
 
-// starving: a connection waits and holds nothing.
+// starving reports whether a connection waits for a slot and holds none.
 func (s *share) starving() bool {
 	if len(s.free) > 0 {
 		return false

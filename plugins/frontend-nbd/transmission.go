@@ -12,17 +12,18 @@ import (
 //	look                                         sockets are found worth a read
 //	receive -> advance -> header -> begin        a command leaves the socket
 //	cover -> nextChild -> fill -> place          its range gets slots, payload goes there
-//	submit -> push                               children go to the device
+//	admit -> submit -> push                      children go to the device
 //	onDone -> onRead / finish                    completions come back
 //	answer* -> enqueue -> flush -> onSent        replies leave
 //
 // All of it runs on the thread of the connection's queue. Commands of one
 // connection are taken in order, one at a time; children and replies of many
-// are under way at once. Nothing here locks, allocates or waits: what cannot
-// go on (no slot, no bytes, full socket) returns, and Poll comes back.
+// commands are in flight at once. Nothing here locks, allocates or blocks: a
+// step that cannot go on (no slot, no bytes, full socket) returns, and a later
+// Poll tries it again.
 
-// receive reads what the socket has. Payload goes into its slot as far as the
-// slot is known, the rest into the staging buffer.
+// receive reads from the socket. Payload with a known slot goes into the slot,
+// all other bytes into the staging buffer.
 func (c *conn) receive() {
 	for range receiveRounds {
 		if !c.readable || c.stalled || c.state != connOpen {
@@ -57,9 +58,9 @@ type window struct {
 	vectors, bytes int
 }
 
-// window points the queue's vector at where the next bytes belong. While the
-// payload is bulky only a header is staged, so that the payload after it goes
-// straight to its slot.
+// window points the queue's vector at the memory for the next bytes. In a run
+// of large writes only a header is staged, so that the payload behind it is
+// received into its slot.
 func (c *conn) window() (w window) {
 	stage := c.stageRoom()
 	if c.bulk && (c.cur == nil || c.fill != nil) {
@@ -77,7 +78,7 @@ func (c *conn) window() (w window) {
 	return window{w.vectors + 1, w.bytes + len(stage)}
 }
 
-// received accounts for n bytes that lie where window pointed.
+// received accounts for n bytes in the memory that window returned.
 func (c *conn) received(n int) {
 	if o := c.fill; o != nil {
 		direct := min(n, int(o.len-o.got))
@@ -87,8 +88,8 @@ func (c *conn) received(n int) {
 	c.w += n
 }
 
-// advance takes commands out of the staging buffer until it needs more bytes,
-// or slots.
+// advance takes commands from the staging buffer until it needs more bytes or
+// slots.
 func (c *conn) advance() {
 	for c.state != connDead {
 		if c.cur != nil {
@@ -103,8 +104,8 @@ func (c *conn) advance() {
 	}
 }
 
-// header takes one command. False: its bytes are not there, or too many
-// commands are under way.
+// header takes one command. It returns false if the header is incomplete or too
+// many commands are in flight.
 func (c *conn) header() bool {
 	if c.w-c.r < requestSize {
 		return false
@@ -127,8 +128,8 @@ func (c *conn) header() bool {
 	return true
 }
 
-// begin turns a command into a request, or an error to answer. A write that is
-// refused still has its payload in the stream: cover drops it.
+// begin makes a command a request, or an error to answer. The payload of a
+// refused write is still in the stream; cover drops it.
 func (c *conn) begin(r *request, h requestHeader) {
 	l := c.exp.limits.Load()
 	r.cookie = h.Cookie()
@@ -139,7 +140,7 @@ func (c *conn) begin(r *request, h requestHeader) {
 	}
 	c.cur = r
 	c.unanswered++
-	c.appetite.note(c.unanswered)
+	c.inFlight.note(c.unanswered)
 	r.op, r.errno = check(c.exp, l, h)
 	if r.errno != blk.OK {
 		r.next = 0
@@ -176,7 +177,7 @@ func (c *conn) begin(r *request, h requestHeader) {
 	}
 }
 
-// check tells which operation a command is and with which error to refuse it.
+// check returns the operation of a command and the error to refuse it with.
 func check(e *export, l *blk.Limits, h requestHeader) (blk.Op, blk.Errno) {
 	off, n := h.Offset(), uint64(h.Length())
 	allowed := uint16(cmdFlagFUA)
@@ -214,17 +215,17 @@ func check(e *export, l *blk.Limits, h requestHeader) (blk.Op, blk.Errno) {
 	return op, blk.OK
 }
 
-// inner is the whole blocks within a range: a discard is a hint, the rest of
-// it is ignored.
+// inner returns the whole blocks within a range. A discard is a hint; parts of
+// blocks are ignored.
 func inner(off, end, block uint64) (uint64, uint64) {
 	off = (off + block - 1) &^ (block - 1)
 	end &^= block - 1
 	return min(off, end), end
 }
 
-// cover gives the current request its children. False: it waits for payload or
-// for a slot. A streamed read stays the current one until its payload is
-// queued: no other reply may come in between.
+// cover gives the current request its children. It returns false if the request
+// waits for payload or for a slot. A streamed read stays the current request
+// until its payload is queued, since no other reply may come in between.
 func (c *conn) cover() bool {
 	r := c.cur
 	for {
@@ -258,7 +259,7 @@ func (c *conn) cover() bool {
 	}
 }
 
-// drop skips what is left of a request that has failed.
+// drop skips the rest of a failed request, with its payload.
 func (c *conn) drop(r *request) bool {
 	if r.op != blk.Write {
 		r.next = r.end
@@ -270,8 +271,8 @@ func (c *conn) drop(r *request) bool {
 	return r.covered()
 }
 
-// nextChild gives the next part of r a slot and submits it, or has it filled
-// first. False: no slot.
+// nextChild takes a slot for the next part of r. A part with payload is filled
+// next, any other is admitted. It returns false if there is no slot.
 func (c *conn) nextChild(r *request) bool {
 	l := c.exp.limits.Load()
 	if !c.sh.mayTake(c, r, l) {
@@ -286,7 +287,7 @@ func (c *conn) nextChild(r *request) bool {
 	r.pending++
 	if r.op == blk.Flush {
 		r.next = r.end
-		c.q.submit(o)
+		c.q.admit(o)
 		return true
 	}
 	ch := r.cut(c.exp, l)
@@ -301,12 +302,13 @@ func (c *conn) nextChild(r *request) bool {
 	if r.op == blk.Write {
 		c.fill = o
 	} else {
-		c.q.submit(o)
+		c.q.admit(o)
 	}
 	return true
 }
 
-// fillUp moves staged payload into the slot and submits it when it is whole.
+// fillUp moves staged payload into the slot. When the payload is complete, the
+// child is admitted.
 func (c *conn) fillUp() bool {
 	o := c.fill
 	n := min(c.w-c.r, int(o.len-o.got))
@@ -319,31 +321,31 @@ func (c *conn) fillUp() bool {
 		return false
 	}
 	c.fill = nil
-	c.q.submit(o)
+	c.q.admit(o)
 	return true
 }
 
-// place is the one copy of payload: from the staging buffer into the slot, or
+// place is the only copy of payload: from the staging buffer into the slot, or
 // within the slot for a write of part of a block.
 func (q *queue) place(dst, src []byte) {
 	n := copy(dst, src)
 	q.stats.placedBytes.Add(uint64(n))
 }
 
-// submit hands a child to the device, unless another write is in the way.
-func (q *queue) submit(o *op) {
+// admit submits a child, or parks it while a conflicting write is in flight.
+func (q *queue) admit(o *op) {
 	if !q.claim(o) {
 		q.park(o)
 		return
 	}
-	q.start(o)
+	q.submit(o)
 }
 
-// start hands over a child that nothing is in the way of. A write whose
-// connection the kernel has given up ends here: the kernel sends it again on
-// another one, and may have its answer already. The claim comes before the
-// look: who sends it again from now on finds the claim.
-func (q *queue) start(o *op) {
+// submit gives a child without conflicts to the device. If the kernel has given
+// up the child's connection, a write ends here: the kernel sends it again on
+// another connection, and may have its answer already. Claiming comes before
+// this check, so a repetition that arrives after the check finds the claim.
+func (q *queue) submit(o *op) {
 	if o.req.op.Modifies() && o.conn.givenUp() {
 		o.conn.onDone(o, blk.EIO)
 		return
@@ -352,7 +354,7 @@ func (q *queue) start(o *op) {
 }
 
 // push puts an entry into the ring; the batch is published at the end of Poll.
-// When the ring is full the op waits its turn.
+// While the ring is full the op waits in the backlog.
 func (q *queue) push(o *op) {
 	if !q.backlog.empty() || !q.tryPush(o) {
 		q.backlog.push(o)
@@ -378,8 +380,8 @@ func (q *queue) tryPush(o *op) bool {
 	return o.sent
 }
 
-// onCompletion finds the op of a completion. The host's word is checked: an
-// answer to a question never asked is dropped.
+// onCompletion finds the op of a completion. The host is not trusted: a
+// completion without a request in the ring is counted and dropped.
 func (q *queue) onCompletion(e *shm.CQE) {
 	o := q.opOf(e.Tag)
 	if o == nil || !o.sent {
@@ -394,7 +396,8 @@ func (q *queue) onCompletion(e *shm.CQE) {
 	o.conn.onDone(o, errno)
 }
 
-// onDone takes the next step of a child, or ends it.
+// onDone handles the end of a child's step: the next step follows, or the child
+// ends.
 func (c *conn) onDone(o *op, e blk.Errno) {
 	r := o.req
 	if o.step == stepReadBlock && e == blk.OK {
@@ -418,7 +421,7 @@ func (c *conn) onDone(o *op, e blk.Errno) {
 	}
 }
 
-// onEnd gives the slot back, unless it has payload for the client.
+// onEnd gives the slot back unless it holds payload for the client.
 func (c *conn) onEnd(o *op, e blk.Errno) {
 	r := o.req
 	switch {
@@ -431,8 +434,8 @@ func (c *conn) onEnd(o *op, e blk.Errno) {
 	}
 }
 
-// finish answers a request whose children are all done. Structured reads end
-// with their last chunk of data, see answerData.
+// finish answers a request when all of its children have ended. Structured
+// reads end with their last chunk of data, see answerData.
 func (c *conn) finish(r *request) {
 	switch {
 	case c.state == connDead:
