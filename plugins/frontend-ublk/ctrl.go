@@ -24,13 +24,13 @@ const controlPath = "/dev/ublk-control"
 type control struct {
 	path string
 	do   func(cmd uint32, r request) error // one command and its answer
-	// devices are the numbers of all devices.
+	// devices returns the numbers of all devices.
 	devices func() []uint32
 
 	mu       sync.Mutex
 	file     *os.File // open from the first use on
 	encoded  bool     // commands are ioctl numbers
-	features uint64   // 0: the driver does not tell
+	features uint64   // 0: unknown, before Linux 6.4
 }
 
 func newControl() *control {
@@ -39,7 +39,7 @@ func newControl() *control {
 	return c
 }
 
-// listDevices looks for the character devices, of which each device has one.
+// listDevices finds the devices by their character devices.
 func listDevices() (all []uint32) {
 	names, _ := filepath.Glob("/dev/ublkc*") // fails for a bad pattern only
 	for _, name := range names {
@@ -50,8 +50,9 @@ func listDevices() (all []uint32) {
 	return all
 }
 
-// open makes sure that there is a driver and finds out how to speak to it. The
-// errors say what is missing: ENODEV no driver, EACCES or EPERM no right.
+// open opens the control device and probes the driver's features and command
+// encoding. The error wraps ENODEV if there is no driver, EACCES or EPERM if
+// permission is missing.
 func (c *control) open() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -75,7 +76,8 @@ func (c *control) open() error {
 	return nil
 }
 
-// probe asks for the features, which only an encoded command can.
+// probe reads the driver's features. Only drivers with encoded commands have
+// the command for it.
 func (c *control) probe() {
 	c.encoded = true
 	page, err := newPage()
@@ -90,7 +92,7 @@ func (c *control) probe() {
 	freePage(page, err)
 }
 
-// ioCommands are the two commands of tags, in the encoding of this kernel.
+// ioCommands returns the two commands of tags, in the encoding of this kernel.
 func (c *control) ioCommands() (fetch, again uint32) {
 	if c.encoded {
 		return ioEncoded(ioFetch), ioEncoded(ioCommitAndFetch)
@@ -98,10 +100,10 @@ func (c *control) ioCommands() (fetch, again uint32) {
 	return ioFetch, ioCommitAndFetch
 }
 
-// commandTime bounds commands that wait for nobody.
+// commandTime bounds commands that wait for no user of the disk.
 const commandTime = 10 * time.Second
 
-// request is what goes with a control command.
+// request has the arguments of a control command.
 type request struct {
 	id    uint32 // of the device
 	buf   []byte // a page, see newPage; nil: none
@@ -110,11 +112,12 @@ type request struct {
 	limit time.Duration
 }
 
-// errLate: the driver has not answered. It may still do, and write to the page.
+// errLate means that the driver has not answered in time. It may still answer,
+// and write to the command's page.
 var errLate = fmt.Errorf("the ublk driver has not answered in time: %w", blk.ETIMEDOUT)
 
-// send sends one command and waits for its answer, at most for r.limit. Each has
-// an io_uring of its own, so that one that hangs hinders nobody.
+// send sends one command and waits for its answer, at most for r.limit. Each
+// command has its own io_uring, so that a command that hangs delays no other.
 func (c *control) send(cmd uint32, r request) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -141,7 +144,7 @@ func (c *control) send(cmd uint32, r request) error {
 
 // await waits for the one completion of ring.
 func await(ring *uring.Ring, limit time.Duration) error {
-	const look = 20 * time.Millisecond // also where no wake-up comes
+	const look = 20 * time.Millisecond // between looks, in case no wake-up comes
 	var done [1]uring.CQE
 	for end := time.Now().Add(limit); ; {
 		if ring.Run(); ring.Peek(done[:]) == 1 {
@@ -158,20 +161,22 @@ func await(ring *uring.Ring, limit time.Duration) error {
 	}
 }
 
-// newPage is memory for a command's buffer, outside of the heap: a late driver
-// must not write to memory that has become something else.
+// newPage returns memory for a command's buffer, outside of the Go heap: a late
+// driver must not write to memory that has been reused.
 func newPage() ([]byte, error) {
 	return unix.Mmap(-1, 0, int(pageSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 }
 
-// freePage gives it back, unless its command ended late.
+// freePage unmaps page unless err is errLate: then the driver may still write
+// to it.
 func freePage(page []byte, err error) {
 	if !errors.Is(err, errLate) {
 		unix.Munmap(page)
 	}
 }
 
-// withPage runs a command whose buffer is filled by put and read by get.
+// withPage runs a command with a buffer: put fills it before, get reads it
+// after. Either may be nil.
 func (c *control) withPage(cmd uint32, r request, put, get func([]byte)) (err error) {
 	page, err := newPage()
 	if err != nil {
@@ -188,7 +193,7 @@ func (c *control) withPage(cmd uint32, r request, put, get func([]byte)) (err er
 	return err
 }
 
-// add makes a device; info comes back as the driver has changed it.
+// add makes a device and updates info with the driver's changes.
 func (c *control) add(info *devInfo) error {
 	return c.withPage(cmdAddDev, request{id: info.id, n: devInfoSize}, info.put, info.get)
 }
@@ -202,33 +207,34 @@ func (c *control) setParams(id uint32, p *params) error {
 	return c.withPage(cmdSetParams, request{id: id, n: paramsSize}, p.put, nil)
 }
 
-// canResize: the driver changes the size of disks.
+// canResize reports whether the driver can change the size of disks.
 func (c *control) canResize() bool { return c.features&featUpdateSize != 0 }
 
-// resize changes the size of a disk that is there. Drivers before Linux 7.0
-// crash the kernel if there is none.
+// resize changes the size of a disk. The caller makes sure that the disk exists:
+// drivers before Linux 7.0 crash the kernel otherwise.
 func (c *control) resize(id uint32, size uint64) error {
 	return c.do(cmdUpdateSize, request{id: id, data: size / blk.SectorSize, limit: commandTime})
 }
 
-// size is the device's size in bytes as it was set last.
+// size returns the device's size in bytes, as it was set last.
 func (c *control) size(id uint32) (size uint64, err error) {
 	put := func(b []byte) { native.PutUint32(b, paramsSize) }
 	err = c.withPage(cmdGetParams, request{id: id, n: paramsSize}, put, func(b []byte) { size = sizeIn(b) })
 	return size, err
 }
 
-// start makes the disk appear. The partition table is read meanwhile.
+// start makes the disk appear. The kernel reads the partition table before it
+// returns, so requests must be served meanwhile.
 func (c *control) start(id uint32, limit time.Duration) error {
 	return c.do(cmdStartDev, request{id: id, data: uint64(os.Getpid()), limit: limit})
 }
 
-// stop makes it disappear, after its last request.
+// stop removes the disk after its last request.
 func (c *control) stop(id uint32, limit time.Duration) error {
 	return c.do(cmdStopDev, request{id: id, limit: limit})
 }
 
-// del forgets the device. It waits for openers of the disk to close it.
+// del deletes the device. It waits until all openers have closed the disk.
 func (c *control) del(id uint32, limit time.Duration) error {
 	return c.do(cmdDelDev, request{id: id, limit: limit})
 }

@@ -47,14 +47,15 @@ type device struct {
 	desc  [][]byte // by hardware queue
 	parts []*part
 
-	ending   sync.Mutex // one end at a time: a caller who lost patience comes again
+	ending   sync.Mutex // held during stop and resize; a caller that timed out may call stop again
 	stopping bool       // stop has begun; guarded by ending
 	size     uint64     // of the disk in bytes, 0: not known; guarded by ending
 
-	failure atomic.Int32 // errno with which the driver has refused a command
+	failure atomic.Int32 // first errno that the driver refused a command with
 }
 
-// token tells our devices from others: it survives us in the driver.
+// token returns the mark of a device of this identity. The driver keeps it after
+// this process has died.
 func token(identity string) uint64 {
 	sum := sha256.Sum256([]byte("rnbd\x00" + identity))
 	return native.Uint64(sum[:8]) | 1 // never 0
@@ -70,10 +71,10 @@ func newDevice(c *control, s *plugin.DeviceSpec, log *slog.Logger) *device {
 
 func (d *device) slotAddr(slot uint32) uint64 { return d.arena + uint64(slot)*uint64(d.slotSize) }
 
-// refused remembers why a command of a tag failed.
+// refused records the errno of the first failed command of a tag.
 func (d *device) refused(errno int32) { d.failure.CompareAndSwap(0, errno) }
 
-// blockPath is where users find the disk of a device.
+// blockPath returns the node of a device's disk.
 func blockPath(id uint32) string { return fmt.Sprintf("/dev/ublkb%d", id) }
 func charPath(id uint32) string  { return fmt.Sprintf("/dev/ublkc%d", id) }
 
@@ -86,7 +87,7 @@ func idOf(path string) (uint32, bool) {
 
 func (d *device) path() string { return blockPath(d.info.id) }
 
-// create makes a new device, as its settings want it.
+// create makes a new device with its settings.
 func (d *device) create(ctx context.Context, s *plugin.DeviceSpec, queues []*queue) (err error) {
 	want, err := wanted(s.Config)
 	if err != nil {
@@ -121,11 +122,11 @@ func (d *device) create(ctx context.Context, s *plugin.DeviceSpec, queues []*que
 	return awaitNode(ctx, d.path())
 }
 
-// errStuck: the driver does not let go of a device. Its tags point into memory
-// that others may get, so the process has to end, which the driver notices.
+// errStuck means that the driver does not release a device. Its tags point into
+// memory that would be reused, so the process exits, which releases them.
 var errStuck = errors.New("the ublk driver does not let go of the device")
 
-// giveUp takes away what create or recover has begun.
+// giveUp undoes a create or recover that failed.
 func (d *device) giveUp(cause error) error {
 	d.failRequests()
 	if err := d.destroy(); err != nil {
@@ -134,8 +135,8 @@ func (d *device) giveUp(cause error) error {
 	return cause
 }
 
-// pageFeatures are those with which the driver hands out the pages of requests
-// instead of copying; none where that is not wanted or not offered.
+// pageFeatures returns the features for registered pages, or 0 if they are not
+// wanted or the driver does not offer them.
 func (d *device) pageFeatures(want settings) uint64 {
 	const feats = featZeroCopy | featAutoBufReg
 	switch {
@@ -188,17 +189,17 @@ func (d *device) serve(ctx context.Context, queues []*queue) (err error) {
 	return nil
 }
 
-// destroy takes the device away. An error means that it is still there.
+// destroy removes the device. After an error it still exists.
 func (d *device) destroy() error {
 	if err := d.stop(stopTime); err != nil {
 		return err
 	}
-	d.forget()
+	d.free()
 	return nil
 }
 
-// forget gives the number of a stopped device back.
-func (d *device) forget() {
+// free deletes a stopped device, which makes its number free.
+func (d *device) free() {
 	err := d.ctl.del(d.info.id, delTime)
 	switch {
 	case errors.Is(err, errLate), errors.Is(err, unix.EINTR):
@@ -241,7 +242,7 @@ func (d *device) release() {
 	}
 }
 
-// because adds what is known about a command that failed or did not end.
+// because returns err with the cause or, if none is known, the device's state.
 func (d *device) because(what string, err error) error {
 	if errno := d.failure.Load(); errno != 0 {
 		return fmt.Errorf("%s: the driver refuses to hand out requests: %w", what, unix.Errno(errno))
@@ -253,15 +254,16 @@ func (d *device) because(what string, err error) error {
 	return fmt.Errorf("%s (ublk device %d, %s): %w", what, d.info.id, state, err)
 }
 
-// failRequests answers what comes from now on with EIO, so that nobody waits
-// for a device that is given up.
+// failRequests answers requests that come from now on with EIO, so that no user
+// waits for a device that is given up.
 func (d *device) failRequests() {
 	for _, p := range d.parts {
 		p.queue.do(func() { p.fail = true })
 	}
 }
 
-// within is limit, or less if ctx ends before, with a little left to clean up.
+// within returns limit, or less if ctx ends earlier: a second is left for
+// cleaning up.
 func within(ctx context.Context, limit time.Duration) time.Duration {
 	if end, ok := ctx.Deadline(); ok {
 		limit = min(limit, time.Until(end)-time.Second)

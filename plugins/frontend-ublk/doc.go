@@ -4,33 +4,33 @@
 //
 // # Shape
 //
-// The driver has a character device per block device, with hardware queues
-// that we serve: for each tag one command is always with the driver. It
-// completes when a request has come, and answering it asks for the next.
+// The driver has a character device per block device, whose hardware queues this
+// process serves: for each tag one command is always with the driver. The
+// command completes when a request has come; its answer fetches the next one.
 //
 //	block layer ── FETCH done ──► tag ──► ring ──► daemon
 //	            ◄── COMMIT ────── tag ◄── ring ◄──
 //
 // queue.go is the data path, in the order of a request. The buffer of a tag is
-// its slot in the arena that we share with the daemon: the driver copies
-// between it and the pages of the request, and nobody else does. pages.go is for
-// disks of which the driver registers the pages instead.
+// its slot in the arena that is shared with the daemon: the driver copies
+// between the slot and the pages of the request, and there is no other copy.
+// pages.go serves disks with registered pages, which the driver does not copy.
 //
-// wire.go has the driver's structures, ctrl.go its commands, settings.go what
-// users may say, device.go the life of a device, recover.go how the next
-// process takes over from a dead one, resize.go how a disk gets another size.
+// wire.go has the driver's structures, ctrl.go its commands, settings.go the
+// settings of a device, device.go its life, recover.go the take-over from a dead
+// process, resize.go the change of its size.
 //
 // # Threads and ownership
 //
 // Hardware queue i of every device belongs to queue i mod P of this process and
-// its thread: the driver takes the commands of a hardware queue from one task
-// only. Control commands run on goroutines, each on an io_uring of its own and
-// bounded in time. A slot belongs to the driver while its tag is fetched, to
-// the daemon while the request is in the ring.
+// its thread: the driver accepts the commands of a hardware queue from one task
+// only. Control commands run on goroutines, each on its own io_uring and bounded
+// in time. A slot belongs to the driver while its tag is fetched, to the daemon
+// while the request is in the ring.
 //
 // # Hazards
 //
-// A thread that ends takes its hardware queues with it: Serve returns only when
-// the process is on its way out. Deleting a device waits for every opener of
-// its character device, so that is closed first.
+// When a thread ends, the driver fails its hardware queues, so Serve returns
+// only when the process exits. Deleting a device waits for every opener of its
+// character device, so the character device is closed first.
 package main

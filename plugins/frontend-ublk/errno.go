@@ -6,10 +6,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// result is what a completion commits: the bytes of a read or write, or a
-// negative errno. The block layer knows few of them and turns the rest into
-// EIO; some it does not even take for failures of the request (EAGAIN, ENOMEM:
-// try again), so they become EIO here.
+// result returns the result that a completion commits: n bytes of a read or
+// write, or a negative errno. The block layer passes few errnos on and turns the
+// rest into EIO. It takes some for "try again" (EAGAIN, ENOMEM), so these become
+// EIO here.
 func result(errno blk.Errno, n int32) int32 {
 	switch errno {
 	case blk.OK:

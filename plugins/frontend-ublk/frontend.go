@@ -26,7 +26,7 @@ const version = "0.1.0"
 type frontend struct {
 	log    func() *slog.Logger
 	ctl    *control
-	doomed atomic.Pointer[error] // why the process has to end
+	doomed atomic.Pointer[error] // the reason why the process must exit; nil: none
 
 	mu      sync.Mutex
 	queues  []*queue // by pump
@@ -39,8 +39,8 @@ func newFrontend(log func() *slog.Logger) *frontend {
 
 func (f *frontend) Describe() plugin.Info { return plugin.Info{Name: "ublk", Version: version} }
 
-// AddDevice makes a device a disk, or takes over the disk that an earlier
-// process has left.
+// AddDevice makes a disk of a device, or takes over the disk of an earlier
+// process.
 func (f *frontend) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
 	if err := checkSpec(&s); err != nil {
 		return fmt.Errorf("device %q: %w", s.Name, err)
@@ -77,9 +77,9 @@ func (f *frontend) make(ctx context.Context, s *plugin.DeviceSpec) (d *device, t
 			return d, true, nil
 		}
 		if !errors.Is(err, errGone) {
-			// The disk is left: the next try may be luckier. Its tags are not,
-			// since they point into memory that is not ours any more: then the
-			// next try is the next process's.
+			// The disk is left as it is, and the next attempt may succeed. If
+			// tags are with the driver, their slots are given up with this
+			// attempt, so the next one needs a new process.
 			if len(d.parts) > 0 {
 				err = fmt.Errorf("%w: %w", errStuck, err)
 			}
@@ -94,10 +94,10 @@ func (f *frontend) make(ctx context.Context, s *plugin.DeviceSpec) (d *device, t
 	return d, false, d.create(ctx, s, queues)
 }
 
-// die ends the process: the queues return with an error.
+// die makes the queues return err, which ends the process.
 func (f *frontend) die(err error) { f.doomed.CompareAndSwap(nil, &err) }
 
-// serving are the queues, by pump, as soon as there are n.
+// serving returns the queues, ordered by pump, as soon as there are n.
 func (f *frontend) serving(ctx context.Context, n int) ([]*queue, error) {
 	for end := time.Now().Add(within(ctx, queueTime)); ; {
 		f.mu.Lock()
@@ -113,37 +113,37 @@ func (f *frontend) serving(ctx context.Context, n int) ([]*queue, error) {
 	}
 }
 
-// queueTime is for the threads of queues to begin.
+// queueTime is the time for the threads of queues to begin.
 const queueTime = 15 * time.Second
 
-// RemoveDevice takes a disk away: EBUSY while it is in use and force is not
-// set.
+// RemoveDevice removes a disk. It fails with EBUSY if the disk is in use and
+// force is not set.
 func (f *frontend) RemoveDevice(ctx context.Context, index uint32, force bool) error {
 	d := f.device(index)
 	if d == nil {
 		return blk.ENODEV
 	}
-	if err := d.leave(ctx, force); err != nil {
+	if err := d.end(ctx, force); err != nil {
 		return err
 	}
 	f.mu.Lock()
 	delete(f.devices, index)
 	f.mu.Unlock()
 	if force {
-		go d.forget() // its users may keep the number for long
+		go d.free() // users that have the disk open keep its number
 	} else {
-		d.forget()
+		d.free()
 	}
 	f.log().Info("disk removed", "device", d.name, "path", d.path())
 	return nil
 }
 
-// leave stops the disk, if nobody uses it or by force.
-func (d *device) leave(ctx context.Context, force bool) error {
+// end stops the disk if it is not in use or force is set.
+func (d *device) end(ctx context.Context, force bool) error {
 	if force {
 		return d.stop(within(ctx, stopTime))
 	}
-	hold, err := blockdev.Claim(ctx, d.path()) // whoever mounts it from here on fails
+	hold, err := blockdev.Claim(ctx, d.path()) // no mount succeeds from here on
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO):
 		err = d.missing(err)
@@ -156,9 +156,9 @@ func (d *device) leave(ctx context.Context, force bool) error {
 	return d.stop(within(ctx, stopTime))
 }
 
-// missing returns nil if the disk, whose node cannot be opened, is gone: somebody
-// has deleted the device. If the driver still has it, nothing tells whether it is
-// in use: EBUSY in the chain.
+// missing decides about a disk whose node cannot be opened. It returns nil if
+// the device was deleted. If the driver still has it, it may be in use: the
+// error wraps EBUSY.
 func (d *device) missing(cause error) error {
 	info, err := d.ctl.info(d.info.id)
 	if d.ctl.noDevice(err) || err == nil && info.state == stateDead {
@@ -168,8 +168,8 @@ func (d *device) missing(cause error) error {
 	return fmt.Errorf("the driver has the disk, but its node cannot be opened (%v), so whether it is in use is not known; force it: %w", cause, blk.EBUSY)
 }
 
-// ResizeDevice gives the disk another size under its users. EOPNOTSUPP: the
-// kernel's driver cannot.
+// ResizeDevice changes the size of a disk in use. It fails with EOPNOTSUPP
+// before Linux 6.16.
 func (f *frontend) ResizeDevice(_ context.Context, index uint32, l blk.Limits) error {
 	d := f.device(index)
 	if d == nil {
@@ -178,13 +178,13 @@ func (f *frontend) ResizeDevice(_ context.Context, index uint32, l blk.Limits) e
 	return d.resize(l.Size)
 }
 
-// AddListener: there is nothing to listen for.
+// AddListener fails: ublk has no listeners.
 func (f *frontend) AddListener(_ context.Context, name string, l *os.File) error {
 	return fmt.Errorf("ublk devices have no listeners, so no %q: %w", name, blk.EINVAL)
 }
 
-// Openers is how many users the disk has: processes that have it open, mounts
-// and devices upon it.
+// Openers returns the number of users of the disk: processes that have it open,
+// mounts, and devices on top of it.
 func (f *frontend) Openers(index uint32) int {
 	d := f.device(index)
 	if d == nil {
@@ -197,7 +197,7 @@ func (f *frontend) Openers(index uint32) int {
 	return n
 }
 
-// Location is the disk's device node.
+// Location returns the disk's device node.
 func (f *frontend) Location(index uint32) string {
 	if d := f.device(index); d != nil {
 		return d.path()
@@ -213,8 +213,8 @@ func (f *frontend) device(index uint32) *device {
 
 // Serve runs one queue until the host closes it.
 func (f *frontend) Serve(fq *plugin.FrontQueue) error {
-	// Memory for this thread must not wait for writes to the disk it serves.
-	unix.Prctl(unix.PR_SET_IO_FLUSHER, 1, 0, 0, 0) // needs CAP_SYS_RESOURCE, and can be done without
+	// Allocations of this thread must not wait for writes to the disk it serves.
+	unix.Prctl(unix.PR_SET_IO_FLUSHER, 1, 0, 0, 0) // optional; needs CAP_SYS_RESOURCE
 	p, err := pump.New(pump.Config{Name: fmt.Sprintf("ublk%d", fq.Pump()), Logger: f.log()})
 	if err != nil {
 		return err

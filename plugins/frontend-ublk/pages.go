@@ -7,11 +7,11 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
 )
 
-// DATA PATH of disks with setting zero_copy, where the driver has AUTO_BUF_REG.
-// It does not copy then: the pages of a request come as a registered buffer of
-// the queue's io_uring, which operations of that ring can name, and which is
-// memory of no process. The daemon needs payload in the arena, so the ring moves
-// it between pages and the arena's file, once, as the driver would:
+// DATA PATH of disks with the setting zero_copy, where the driver has
+// AUTO_BUF_REG. The driver does not copy then: the pages of a request are a
+// registered buffer of the queue's io_uring, which only operations of that ring
+// can use. The daemon needs the payload in the arena, so the ring copies it once
+// between the pages and the arena's file:
 //
 //	onFetch -> move -> onMoved -> submit    a write
 //	onDone  -> move -> onMoved -> answer    a read
@@ -21,7 +21,7 @@ const (
 	mostPages  = 1 << 14 // registered buffers of one ring, the kernel's limit
 )
 
-// move begins the way of a request's payload: from its pages to its slot for a
+// move starts the copy of a request's payload: from its pages to its slot for a
 // write, back for a read.
 func (q *queue) move(t *tag) {
 	t.state = tagMoving
@@ -38,18 +38,18 @@ func (t *tag) placeMove(s *uring.SQE) {
 	s.UserData = t.entry.Tag | movedPages
 }
 
-// buffer is the number of the tag's pages in the ring's table.
+// buffer returns the index of the tag's pages in the ring's table.
 func (t *tag) buffer() uint16 { return uint16(t.part.buffer) + uint16(t.entry.Tag) }
 
-// onMoved goes on with a request whose payload has arrived: res bytes of it, or
-// a negative errno.
+// onMoved continues a request after move. res is the number of bytes moved, or a
+// negative errno.
 func (q *queue) onMoved(userData uint64, res int32) {
 	_, t := q.find(userData)
 	switch {
 	case t == nil || t.state != tagMoving:
 		q.stats.stray.Add(1)
 	case res != int32(t.n):
-		q.log.Error("payload has not reached its place", "device", t.part.dev.name, "op", t.entry.Op, "bytes", t.n, "result", res)
+		q.log.Error("payload was not moved as a whole", "device", t.part.dev.name, "op", t.entry.Op, "bytes", t.n, "result", res)
 		q.answer(t, blk.EIO)
 	case t.entry.Op == blk.Write:
 		t.state = tagSent
@@ -59,8 +59,8 @@ func (q *queue) onMoved(userData uint64, res int32) {
 	}
 }
 
-// reservePages finds numbers for the pages of p's tags, which is not in q.parts
-// yet. ENOSPC: the disks of this ring have them all.
+// reservePages assigns indices of the ring's table to the pages of p's tags. p
+// is not in q.parts yet. It returns ENOSPC if the disks of this ring use all.
 func (q *queue) reservePages(p *part) blk.Errno {
 	if !p.pages {
 		return blk.OK

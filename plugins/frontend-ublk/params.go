@@ -33,14 +33,15 @@ type params struct {
 	physicalShift     uint8
 	maxSectors        uint32
 	sectors           uint64
-	discard           bool // whether the rest is set
+	discard           bool // the fields below are set
 	discardAlignment  uint32
 	discardGranule    uint32
 	maxDiscardSectors uint32
 	maxZeroesSectors  uint32
 }
 
-// checkSpec refuses what the driver cannot serve, or would serve wrongly.
+// checkSpec refuses devices that the driver cannot serve, or would serve
+// wrongly.
 func checkSpec(s *plugin.DeviceSpec) error {
 	l := &s.Limits
 	switch bs := l.LogicalBlockSize; {
@@ -56,7 +57,7 @@ func checkSpec(s *plugin.DeviceSpec) error {
 	return checkSize(l.Size, l.LogicalBlockSize)
 }
 
-// checkSize refuses sizes that a disk cannot have, in bytes.
+// checkSize refuses sizes, in bytes, that a disk cannot have.
 func checkSize(size uint64, block uint32) error {
 	switch {
 	case size == 0:
@@ -97,7 +98,8 @@ func paramsOf(l *blk.Limits, maxIO uint32) params {
 	return p
 }
 
-// rangeSectors is the largest range up to n bytes, in whole units.
+// rangeSectors returns the largest range up to n bytes, in sectors, of whole
+// units.
 func rangeSectors(n uint64, unit uint32) uint32 {
 	n = min(n, maxRange)
 	if whole := n / uint64(unit) * uint64(unit); whole > 0 {
@@ -106,7 +108,8 @@ func rangeSectors(n uint64, unit uint32) uint32 {
 	return uint32(n / blk.SectorSize)
 }
 
-// log2 of the power of two at or below n, at least that of a sector.
+// log2 returns the logarithm of the power of two at or below n; n counts as a
+// sector at least.
 func log2(n uint32) uint8 { return uint8(bits.Len32(max(n, blk.SectorSize)) - 1) }
 
 // put writes struct ublk_params into b.
@@ -137,5 +140,5 @@ func (p *params) put(b []byte) {
 	}
 }
 
-// sizeIn reads the size of a device in bytes out of struct ublk_params.
+// sizeIn returns the size of a device in bytes from struct ublk_params.
 func sizeIn(b []byte) uint64 { return native.Uint64(b[24:]) * blk.SectorSize }

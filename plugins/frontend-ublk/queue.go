@@ -8,8 +8,8 @@ package main
 //	take -> onDone        its answer
 //	commit                the driver gets the result and fetches the next
 //
-// All of it runs on the queue's thread. One io_uring_enter per round commits
-// everything and lets the driver fill what has come meanwhile.
+// All of it runs on the queue's thread. One io_uring_enter per round commits all
+// answers, and the driver fills the tags of requests that have come meanwhile.
 
 import (
 	"fmt"
@@ -60,12 +60,12 @@ type tag struct {
 	part  *part
 	next  *tag // in a list of the queue
 
-	op     uint32 // the command that is due, and what it commits
+	op     uint32 // the command to send, and the result that it commits
 	result int32
-	began  int64 // when the request came, by queue.now; 0: it is not measured
+	began  int64 // time of arrival by queue.now; 0: not measured
 }
 
-// list is a line of tags.
+// list is a queue of tags.
 type list struct{ first, last *tag }
 
 func (l *list) push(t *tag) {
@@ -98,10 +98,10 @@ type part struct {
 	desc   []byte
 	base   uint32 // first slot
 	pages  bool   // the driver registers the pages of requests: see pages.go
-	buffer int    // number of its first tag's pages in the ring's table
+	buffer int    // index of its first tag's pages in the ring's table
 	tags   []tag
 	active int           // tags that are not ended
-	fail   bool          // requests that come now are answered with EIO
+	fail   bool          // new requests are answered with EIO
 	ended  chan struct{} // closed when no tag is active any more
 }
 
@@ -117,8 +117,8 @@ type queue struct {
 	do    func(func()) // runs a function on the queue's thread; any thread
 
 	parts   []*part
-	backlog list // requests that met a full ring of the daemon
-	due     list // commands that met a full ring of the driver
+	backlog list // requests that wait for room in the daemon's ring
+	due     list // commands that wait for room in the driver's ring
 	large   bool
 	pages   bool // the table of registered pages is there
 
@@ -128,8 +128,8 @@ type queue struct {
 
 	stats struct{ requests, errors, stray atomic.Uint64 }
 
-	// Set together, or not at all: a clock in nanoseconds, and what is told how
-	// long each request took. See plugin.FrontQueue.Served.
+	// Both set, or both nil: a clock in nanoseconds, and the function that
+	// records the duration of each request. See plugin.FrontQueue.Served.
 	now    func() int64
 	served func(device uint32, op blk.Op, ns int64)
 }
@@ -164,19 +164,19 @@ func (q *queue) close() {
 	}
 }
 
-// Poll does one round and returns the number of things done.
+// Poll does one round and returns the number of events that it handled.
 func (q *queue) Poll() int {
 	n := q.take()
 	n += q.retry()
 	if q.drv.Pending() > 0 {
-		q.drv.Submit() // what the kernel does not take now stays for the next round
+		q.drv.Submit() // commands that the kernel does not take stay for the next round
 	}
 	n += q.reap()
 	q.ring.Publish()
 	return n
 }
 
-// reap takes what the driver has completed.
+// reap handles the driver's completions.
 func (q *queue) reap() (n int) {
 	for {
 		k := q.drv.Peek(q.events[:])
@@ -234,7 +234,7 @@ func (q *queue) onFetch(p *part, t *tag, userData uint64) {
 	q.submit(t)
 }
 
-// read takes the request out of the driver's descriptor.
+// read copies the request from the driver's descriptor.
 func (t *tag) read(d ioDesc) blk.Errno {
 	of := d.opFlags()
 	t.entry = shm.SQE{Offset: d.startSector() * blk.SectorSize}
@@ -264,14 +264,15 @@ func (t *tag) read(d ioDesc) blk.Errno {
 	return blk.OK
 }
 
-// submit puts the entry into the ring, or in line when that is full.
+// submit puts the entry into the ring, or into the backlog while the ring is
+// full.
 func (q *queue) submit(t *tag) {
 	if q.backlog.first != nil || !q.ring.Push(&t.entry) {
 		q.backlog.push(t)
 	}
 }
 
-// retry goes on with what met a full ring.
+// retry continues with tags that found a ring full.
 func (q *queue) retry() (n int) {
 	for l := &q.backlog; l.first != nil && q.ring.Push(&l.first.entry); l.first = l.first.next {
 		n++
@@ -282,7 +283,7 @@ func (q *queue) retry() (n int) {
 	return n
 }
 
-// take gets the daemon's answers.
+// take handles the daemon's completions.
 func (q *queue) take() (n int) {
 	for {
 		k := q.ring.Pop(q.answers[:])
@@ -296,8 +297,8 @@ func (q *queue) take() (n int) {
 	}
 }
 
-// onDone is the daemon's answer. Its word is checked: an answer to a question
-// never asked is dropped.
+// onDone handles a completion of the daemon. The daemon is not trusted: a
+// completion without a request in the ring is counted and dropped.
 func (q *queue) onDone(c *shm.CQE) {
 	_, t := q.find(c.Tag)
 	if t == nil || t.state != tagSent {
@@ -338,16 +339,16 @@ func (q *queue) command(t *tag, op uint32, result int32) {
 	q.enter(t)
 }
 
-// enter puts what is due for a tag into the driver's ring, or in line when that
-// is full.
+// enter puts a tag's next command into the driver's ring, or into the list due
+// while the ring is full.
 func (q *queue) enter(t *tag) {
 	if q.due.first != nil || !q.place(t) {
 		q.due.push(t)
 	}
 }
 
-// place writes what is due for a tag: the way of its payload, or a command with
-// its slot as the buffer. False: no room.
+// place writes a tag's next entry: the move of its payload, or a command with
+// its slot as the buffer. It returns false if the ring is full.
 func (q *queue) place(t *tag) bool {
 	s := q.drv.Next()
 	if s == nil {
@@ -371,7 +372,7 @@ func (q *queue) place(t *tag) bool {
 	return true
 }
 
-// find is the tag that user data names; nil for what there is not.
+// find returns the part and tag that user data names, nil if there are none.
 func (q *queue) find(userData uint64) (*part, *tag) {
 	id, i := userData>>16, uint16(userData)
 	if id >= uint64(len(q.parts)) || q.parts[id] == nil || int(i) >= len(q.parts[id].tags) {
@@ -381,7 +382,8 @@ func (q *queue) find(userData uint64) (*part, *tag) {
 	return p, &p.tags[i]
 }
 
-// open begins to serve p: every tag is given to the driver. Queue's thread.
+// open begins to serve p: the driver gets a fetch command for every tag. Queue's
+// thread.
 func (q *queue) open(p *part) {
 	p.id = uint32(len(q.parts))
 	for i, other := range q.parts {
@@ -407,8 +409,8 @@ func (q *queue) open(p *part) {
 	}
 }
 
-// onEnd: the driver gives a tag back for good, since the device stops or the
-// command was refused.
+// onEnd handles the last completion of a tag: the device stops, or the driver
+// has refused the command.
 func (q *queue) onEnd(p *part, t *tag, res int32) {
 	if res != resAbort {
 		p.dev.refused(-res)
@@ -420,8 +422,8 @@ func (q *queue) onEnd(p *part, t *tag, res int32) {
 	}
 }
 
-// Arm asks for FD to become readable when the driver has something. False:
-// there is something to do.
+// Arm arranges for FD to become readable at the driver's next completion. It
+// returns false if there is one now.
 func (q *queue) Arm() bool {
 	unix.Read(q.event, q.token[:])
 	return q.drv.Settle()
@@ -430,9 +432,9 @@ func (q *queue) Arm() bool {
 func (q *queue) FD() int       { return q.event }
 func (q *queue) LargeIO() bool { return q.large }
 
-// bell is the source that lets a pump sleep on the daemon's ring too; the
-// queue's Poll takes what is in it. Alone, for want of io_uring, it notices what
-// the host asks.
+// bell is a second source of the pump, which lets it sleep on the daemon's ring
+// too; the queue's Poll handles the entries. Where there is no io_uring it is
+// the only source, so that the pump notices the end of the ring.
 type bell struct{ ring }
 
 func (b *bell) Poll() int { return b.Pop(nil) }

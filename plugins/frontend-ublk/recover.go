@@ -21,16 +21,16 @@ const (
 	quiesceLook = 5 * time.Millisecond
 )
 
-// errGone: there is no device of ours to take over.
+// errGone means that there is no device of this daemon to take over.
 var errGone = errors.New("the device of the earlier process is gone")
 
-// recover takes over the device at s.Location. errGone in the chain: make a
-// new one. Any other error leaves the disk as it is, to be tried again: it may be
-// mounted, and its requests wait.
+// recover takes over the device at s.Location. If the error wraps errGone, the
+// caller makes a new device. Any other error leaves the disk as it is and can be
+// retried: the disk may be mounted, and its requests wait.
 func (d *device) recover(ctx context.Context, s *plugin.DeviceSpec, queues []*queue) (err error) {
 	defer func() {
 		if err != nil && len(d.parts) == 0 {
-			d.release() // the driver lets it be opened once, so the next try could not
+			d.release() // the driver allows one opener; the next attempt needs it
 		}
 	}()
 	id, ok := d.locate(s)
@@ -65,8 +65,8 @@ func (d *device) recover(ctx context.Context, s *plugin.DeviceSpec, queues []*qu
 	return nil
 }
 
-// locate returns the number of the device at s.Location. One that has to be
-// looked for bears our mark.
+// locate returns the number of the device at s.Location. If the location is not
+// known, the device is found by its token.
 func (d *device) locate(s *plugin.DeviceSpec) (id uint32, ok bool) {
 	if s.Location != plugin.LocationUnknown {
 		return idOf(s.Location)
@@ -79,13 +79,13 @@ func (d *device) locate(s *plugin.DeviceSpec) (id uint32, ok bool) {
 	return 0, false
 }
 
-// noDevice tells the driver's answer about a number that has no device from an
-// error that says nothing about it. Drivers before Linux 6.3 say EINVAL.
+// noDevice reports whether err is the driver's answer for a number without a
+// device: ENODEV, or EINVAL before Linux 6.3.
 func (c *control) noDevice(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) && !c.encoded
 }
 
-// adopt gives the disk of an earlier process the size that it should have now.
+// adopt resizes the disk of an earlier process to its current size.
 func (d *device) adopt(want uint64) {
 	size, err := d.ctl.size(d.info.id)
 	if err != nil {
@@ -99,7 +99,7 @@ func (d *device) adopt(want uint64) {
 	}
 }
 
-// fits: the tags that the driver has are covered by the slots that we have.
+// fits checks that the daemon offers enough slots for the disk's tags.
 func (d *device) fits(s *plugin.DeviceSpec) error {
 	need := int(d.info.queues) * int(d.info.depth)
 	if need > s.Slots || int64(d.info.maxIO) > int64(s.SlotSize) {

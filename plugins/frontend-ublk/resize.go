@@ -6,11 +6,11 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// resize gives the disk another size in bytes, under its users (feature
-// UPDATE_SIZE, Linux 6.16). Errors: EOPNOTSUPP where the driver cannot, EINVAL
-// for a size that no disk has, ENODEV while the disk goes.
+// resize changes the size of a disk in use, in bytes (feature UPDATE_SIZE, Linux
+// 6.16). It fails with EOPNOTSUPP if the driver cannot, EINVAL for an impossible
+// size, ENODEV while the disk is being removed.
 func (d *device) resize(size uint64) error {
-	d.ending.Lock() // the disk is there until we are done
+	d.ending.Lock() // keeps the disk until resize returns
 	defer d.ending.Unlock()
 	if size == d.size {
 		return nil
@@ -33,7 +33,7 @@ func (d *device) resize(size uint64) error {
 	return nil
 }
 
-// there makes sure that the disk exists. Caller holds ending.
+// there returns an error unless the disk exists. The caller holds d.ending.
 func (d *device) there() error {
 	if d.stopping {
 		return fmt.Errorf("it is being removed: %w", blk.ENODEV)

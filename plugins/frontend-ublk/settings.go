@@ -8,15 +8,15 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// settings are what users may say of a device.
+// settings are the settings of a device.
 type settings struct {
 	number   uint32 // the N of /dev/ublkbN
 	queues   int    // the most hardware queues that it may have
-	zeroCopy bool   // the driver shall not copy: pages.go
+	zeroCopy bool   // use registered pages, see pages.go
 }
 
-// wanted reads the settings of a device. EINVAL: there is no such setting, or no
-// such value.
+// wanted parses the settings of a device. The error wraps EINVAL if a setting or
+// its value does not exist.
 func wanted(words map[string]string) (settings, error) {
 	s := settings{number: anyDevice, queues: math.MaxInt}
 	for k, v := range words {

@@ -95,7 +95,7 @@ const (
 
 func ioctl(dir, nr, size uint32) uint32 { return dir<<30 | size<<16 | 'u'<<8 | nr }
 
-// encoded is a control command as an ioctl number.
+// encoded returns a control command as an ioctl number.
 func encoded(nr uint32) uint32 {
 	switch nr {
 	case cmdGetDevInfo, cmdGetParams, cmdGetFeatures:
@@ -104,7 +104,7 @@ func encoded(nr uint32) uint32 {
 	return ioctl(ioctlRead|ioctlWrite, nr, ctrlCmdSize)
 }
 
-// ioEncoded is an I/O command as an ioctl number.
+// ioEncoded returns an I/O command as an ioctl number.
 func ioEncoded(nr uint32) uint32 { return ioctl(ioctlRead|ioctlWrite, nr, ioCmdSize) }
 
 // putCtrl fills the payload of a control command: struct ublksrv_ctrl_cmd.
@@ -125,8 +125,9 @@ func putIO(b []byte, queue, tag uint16, result int32, addr uint64) {
 	native.PutUint64(b[8:], addr)
 }
 
-// autoBufReg is struct ublk_auto_buf_reg as the address of an I/O command: where
-// in the ring's buffer table the driver registers the pages of the request.
+// autoBufReg returns struct ublk_auto_buf_reg, in place of the address of an I/O
+// command: the index in the ring's buffer table at which the driver registers
+// the pages of the request.
 func autoBufReg(index uint16) uint64 { return uint64(index) }
 
 // devInfo is struct ublksrv_ctrl_dev_info.
@@ -138,7 +139,7 @@ type devInfo struct {
 	id      uint32
 	pid     int32
 	flags   uint64
-	private uint64 // ours; the driver keeps it
+	private uint64 // the token; the driver keeps it
 }
 
 func (d *devInfo) put(b []byte) {
@@ -168,14 +169,14 @@ func (d ioDesc) opFlags() uint32     { return native.Uint32(d[0:]) }
 func (d ioDesc) sectors() uint32     { return native.Uint32(d[4:]) }
 func (d ioDesc) startSector() uint64 { return native.Uint64(d[8:]) }
 
-// descOffset is where mmap of the character device finds the descriptors of a
-// hardware queue: they are laid out for the greatest depth.
+// descOffset returns the offset, for mmap of the character device, of the
+// descriptors of a hardware queue: they are laid out for the greatest depth.
 func descOffset(queue int) int64 {
 	const stride = maxQueueDepth * ioDescSize
 	return int64(queue) * roundUp(stride, pageSize)
 }
 
-// descSize is how many bytes there are to map.
+// descSize returns the bytes to map for a hardware queue.
 func descSize(depth int) int { return int(roundUp(int64(depth)*ioDescSize, pageSize)) }
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

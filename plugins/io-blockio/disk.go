@@ -19,8 +19,8 @@ const version = "0.1.0"
 // backend is the plugin; Configure and Serve are diskio's.
 type backend struct{ diskio.Server }
 
-// Describe says that a crash loses no acknowledged write: the device, or its
-// cache, has it.
+// Describe promises that a crash loses no acknowledged write: the write is on
+// the device or in its cache.
 func (*backend) Describe() plugin.Info {
 	return plugin.Info{
 		Name: "blockio", Version: version,
@@ -54,20 +54,20 @@ type disk struct {
 	readOnly bool // opened so
 
 	block   atomic.Uint32 // logical block size: alignment of direct I/O
-	noPunch atomic.Bool   // the device cannot punch holes: learned from a refusal
+	noPunch atomic.Bool   // set when the device has refused to punch a hole
 
 	mu     sync.Mutex
 	limits blk.Limits
 }
 
-// Limits are what the device said at Open or the last Resize.
+// Limits returns the limits as of Open or the last Resize.
 func (d *disk) Limits() blk.Limits {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.limits
 }
 
-// Resize asks the device again.
+// Resize reads the limits again.
 func (d *disk) Resize(context.Context) (blk.Limits, error) {
 	limits, err := d.readLimits()
 	if err != nil {
@@ -80,7 +80,7 @@ func (d *disk) Resize(context.Context) (blk.Limits, error) {
 	return limits, nil
 }
 
-// Close closes the device; its fence falls when its last I/O has ended.
+// Close closes the device. Its fence is released when the last I/O has ended.
 func (d *disk) Close() error {
 	if err := d.file.Close(); err != nil {
 		return fmt.Errorf("close %q: %w", d.name, err)

@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// maxIO bounds what a device without a limit of its own reports, in bytes.
+	// maxIO is the largest I/O of a device that reports no limit, in bytes.
 	maxIO = 32 << 20
-	// maxRange bounds discard and write-zeroes of one request, in bytes; a
-	// ring entry has 32 bits for it.
+	// maxRange bounds discard and write-zeroes of one request, in bytes: a ring
+	// entry has 32 bits for the length.
 	maxRange = 1 << 31
 )
 
-// readLimits asks the device by ioctl for what I/O depends on, and sysfs for
-// the rest. Without sysfs it assumes a volatile cache and no discard.
+// readLimits returns the device's limits: size and block sizes from ioctls, the
+// rest from sysfs. Without sysfs it assumes a volatile cache and no discard.
 func (d *disk) readLimits() (blk.Limits, error) {
 	var l blk.Limits
 	var err error
@@ -51,7 +51,7 @@ func (d *disk) readLimits() (blk.Limits, error) {
 	return l, nil
 }
 
-// readQueueLimits fills in what the device's request queue tells.
+// readQueueLimits sets the limits that the device's request queue has in sysfs.
 func (d *disk) readQueueLimits(l *blk.Limits) {
 	q := d.sysfs()
 	l.MaxIOSize = uint32(min(q.number("queue/max_hw_sectors_kb", maxIO>>10)<<10, maxIO))
@@ -72,8 +72,8 @@ func (d *disk) readQueueLimits(l *blk.Limits) {
 // blocks rounds n down to whole blocks.
 func blocks(n uint64, l *blk.Limits) uint64 { return n - n%uint64(l.LogicalBlockSize) }
 
-// sysfs is the directories of a device in /sys; of a partition, those of
-// its disk too.
+// sysfs returns the directories of a device in /sys, and for a partition those
+// of its disk too.
 type sysfs []string
 
 func (d *disk) sysfs() sysfs {
@@ -89,7 +89,7 @@ func (d *disk) sysfs() sysfs {
 	return sysfs{real, filepath.Dir(real)}
 }
 
-// text is the first file of that name; empty: there is none.
+// text returns the content of the first file of that name, or "".
 func (s sysfs) text(name string) string {
 	for _, dir := range s {
 		if b, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
@@ -107,15 +107,16 @@ func (s sysfs) number(name string, missing uint64) uint64 {
 	return n
 }
 
-// erases tells whether the device has a secure erase, for which sysfs has no
-// file: the kernel looks at that before it refuses a range within a sector.
+// erases reports whether the device has a secure erase. sysfs has no file for
+// it, but the kernel checks for support before it refuses a range within a
+// sector, so such a range shows it without an erase.
 func erases(fd int32) bool {
 	within := [2]uint64{1, 0}
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.BLKSECDISCARD, uintptr(unsafe.Pointer(&within)))
 	return errno == unix.EINVAL
 }
 
-// size is BLKGETSIZE64.
+// size returns the device's size in bytes, by BLKGETSIZE64.
 func size(fd int32) (uint64, error) {
 	var n uint64
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.BLKGETSIZE64, uintptr(unsafe.Pointer(&n)))

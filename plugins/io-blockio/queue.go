@@ -1,7 +1,7 @@
 package main
 
-// DATA PATH. What each request means on a block device; package diskio runs
-// it: ring -> Plan -> io_uring -> answer.
+// DATA PATH. Plan translates a request into an operation on the block device;
+// package diskio runs it: ring -> Plan -> io_uring -> answer.
 
 import (
 	"golang.org/x/sys/unix"
@@ -14,7 +14,7 @@ import (
 
 var _ diskio.Planner = (*disk)(nil)
 
-// Plan maps requests one to one. The limits have been checked.
+// Plan returns the step that runs r. r is within the limits.
 func (d *disk) Plan(r *plugin.Request) diskio.Step {
 	switch r.Op {
 	case blk.Read:
@@ -32,14 +32,15 @@ func (d *disk) Plan(r *plugin.Request) diskio.Step {
 	}
 }
 
-// transfer asks of memory what direct I/O always accepts.
+// transfer returns a read or write with an alignment of memory that direct I/O
+// always accepts.
 func (d *disk) transfer(op uring.Op, flags uint32) diskio.Step {
 	block := d.block.Load()
 	return diskio.Step{Op: op, FD: d.fd, RWFlags: flags, Align: block, MemAlign: block}
 }
 
-// planZeroes lets the device unmap the range where that is allowed and leaves
-// the same zeroes. Neither way can carry FUA: a flush follows.
+// planZeroes unmaps the range if the request allows it and the device then reads
+// zeroes, else writes zeroes. Neither can carry FUA, so a flush follows.
 func (d *disk) planZeroes(r *plugin.Request) diskio.Step {
 	s := diskio.Step{Op: uring.PunchHole, FD: d.fd, Sync: r.Flags&blk.FUA != 0}
 	if r.Flags&blk.NoUnmap != 0 || d.noPunch.Load() {
@@ -48,8 +49,8 @@ func (d *disk) planZeroes(r *plugin.Request) diskio.Step {
 	return s
 }
 
-// Fallback: a device that cannot unmap with zeroes is written zeroes to, by
-// the kernel.
+// Fallback makes the kernel write zeroes where the device cannot unmap with
+// zeroes.
 func (d *disk) Fallback(_ *plugin.Request, failed diskio.Step, errno blk.Errno) (diskio.Step, bool) {
 	if failed.Op != uring.PunchHole || errno != blk.EOPNOTSUPP {
 		return failed, false
@@ -59,7 +60,7 @@ func (d *disk) Fallback(_ *plugin.Request, failed diskio.Step, errno blk.Errno) 
 	return failed, true
 }
 
-// dsync is FUA as a flag of pwritev2(2): the block layer turns it into a FUA
+// dsync returns FUA as a flag of pwritev2(2). The block layer makes it a FUA
 // write, or a write and a flush.
 func dsync(r *plugin.Request) uint32 {
 	if r.Flags&blk.FUA != 0 {

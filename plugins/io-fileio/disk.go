@@ -27,8 +27,8 @@ const (
 // backend is the plugin; Configure and Serve are diskio's.
 type backend struct{ diskio.Server }
 
-// Describe says that a crash loses no acknowledged write: the page cache or
-// the device has it.
+// Describe promises that a crash loses no acknowledged write: the write is in
+// the page cache or on the device.
 func (*backend) Describe() plugin.Info {
 	return plugin.Info{
 		Name: "fileio", Version: version,
@@ -36,8 +36,8 @@ func (*backend) Describe() plugin.Info {
 	}
 }
 
-// Open opens a regular file behind its fences, or a block device as if it were
-// one, for a client that wishes for the page cache. Anything else is ENOTBLK.
+// Open opens a regular file behind its fences, or a block device for a client
+// that asks for the page cache. Any other node is ENOTBLK.
 func (*backend) Open(ctx context.Context, r plugin.OpenRequest) (plugin.Disk, error) {
 	if err := diskio.CheckKind(r, unix.S_IFREG, unix.S_IFBLK); err != nil {
 		return nil, err
@@ -55,25 +55,24 @@ type disk struct {
 	name     string
 	readOnly bool
 	cached   *os.File // through the page cache
-	direct   *os.File // past it; nil: read-only, a device, or the file system cannot
+	direct   *os.File // past the page cache; nil if read-only, a device, or unsupported
 	cachedFD int32    // of cached
 	directFD int32    // of direct
 	align    alignment
 	device   bool // a block device
 	memory   bool // the file system lives in memory
-	noDsync  bool // the file system does not heed RWF_DSYNC of direct writes
-	canPunch bool // found out at Open, without a touch of the file
+	noDsync  bool // the file system ignores RWF_DSYNC of direct writes
+	canPunch bool // see punches
 
-	noNowait, noZeroRange, noPunch atomic.Bool // learned from refusals
+	noNowait, noZeroRange, noPunch atomic.Bool // set when the kernel has refused one
 
 	mu     sync.Mutex
 	limits blk.Limits
 }
 
-// open takes the fences of both descriptions before anything is read or
-// written. What earlier processes left dirty in the page cache must not be
-// written back over what is written past the cache from now on: hence the
-// fsync.
+// open takes the fences of both descriptions before anything is read or written.
+// Dirty pages that earlier processes have left must not be written back over
+// later direct writes, so open ends with an fsync.
 func (d *disk) open(ctx context.Context, r plugin.OpenRequest) error {
 	var err error
 	if d.cached, err = diskio.Open(ctx, r, diskio.AccessFlags(r), cachedDescription); err != nil {
@@ -97,10 +96,10 @@ func (d *disk) open(ctx context.Context, r plugin.OpenRequest) error {
 	return nil
 }
 
-// openDirect is content with less where the file system has no direct I/O. A
-// block device has none beside its page cache: unlike a file system, it does
-// not drop what a read puts there while a direct write of the same page is on
-// its way, so that later reads would see what was there before.
+// openDirect opens the file for direct writes if its file system has direct
+// I/O. A block device is not written directly beside cached reads: unlike a file
+// system, it does not invalidate a page that a read fills while a direct write
+// of the page is in flight, so later reads could return the old data.
 func (d *disk) openDirect(ctx context.Context, r plugin.OpenRequest) error {
 	if d.device || d.memory || !d.align.direct {
 		return nil
@@ -117,14 +116,14 @@ func (d *disk) openDirect(ctx context.Context, r plugin.OpenRequest) error {
 	return nil
 }
 
-// Limits are what was found at Open or the last Resize.
+// Limits returns the limits as of Open or the last Resize.
 func (d *disk) Limits() blk.Limits {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.limits
 }
 
-// Resize looks at the file's size again.
+// Resize reads the file's size again.
 func (d *disk) Resize(context.Context) (blk.Limits, error) {
 	limits, err := d.readLimits()
 	if err != nil {
@@ -136,8 +135,8 @@ func (d *disk) Resize(context.Context) (blk.Limits, error) {
 	return limits, nil
 }
 
-// Close closes both descriptions; each fence falls when its last I/O has
-// ended.
+// Close closes both descriptions. Each fence is released when the last I/O of
+// its description has ended.
 func (d *disk) Close() error {
 	var errs []error
 	for _, f := range []*os.File{d.direct, d.cached} {

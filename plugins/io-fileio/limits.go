@@ -14,24 +14,24 @@ import (
 )
 
 const (
-	// maxIO is the largest read or write, in bytes; files have no limit below
+	// maxIO is the largest read or write, in bytes. Files have no limit below
 	// that of a system call.
 	maxIO = 32 << 20
-	// maxRange bounds discard and write-zeroes of one request, in bytes; a
-	// ring entry has 32 bits for it.
+	// maxRange bounds discard and write-zeroes of one request, in bytes: a ring
+	// entry has 32 bits for the length.
 	maxRange = 1 << 31
 
 	maxLogicalBlock = 4096
 )
 
-// alignment is what direct I/O on a file asks for, in bytes.
+// alignment is the alignment for direct I/O on a file, in bytes.
 type alignment struct {
-	direct bool   // there is direct I/O, as far as is known
+	direct bool   // direct I/O is possible, as far as is known
 	memory uint32 // of addresses
 	offset uint32 // of offsets and lengths
 }
 
-// lookAtFile finds out what I/O on the file is like; it does none.
+// lookAtFile finds out the properties of I/O on the file. It does no I/O.
 func (d *disk) lookAtFile() error {
 	fd := int(d.cachedFD)
 	var fs unix.Statfs_t
@@ -69,7 +69,7 @@ func (d *disk) lookAtDevice(dev uint64) error {
 	return nil
 }
 
-// size is that of a file or a block device, in bytes.
+// size returns the size of the file or block device in bytes.
 func (d *disk) size() (int64, error) {
 	n, err := unix.Seek(int(d.cachedFD), 0, unix.SEEK_END)
 	if err != nil {
@@ -78,9 +78,9 @@ func (d *disk) size() (int64, error) {
 	return n, nil
 }
 
-// queue is a file of the request queue of the device that a file system is on,
-// or, of a partition, of that of its disk. A file system without a device has
-// none.
+// queue returns a file of the request queue of the device dev; a partition's
+// queue is that of its disk. It returns "" if there is none, as for a file
+// system without a device.
 func queue(dev uint64, name string) string {
 	dir, err := filepath.EvalSymlinks(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(dev), unix.Minor(dev)))
 	if err != nil {
@@ -94,8 +94,8 @@ func queue(dev uint64, name string) string {
 	return ""
 }
 
-// directAlignment asks the kernel (Linux 6.1) and assumes sectors where it
-// does not say.
+// directAlignment returns the alignment that statx reports (Linux 6.1), or
+// sectors where it reports none.
 func directAlignment(fd int) alignment {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
@@ -108,7 +108,7 @@ func directAlignment(fd int) alignment {
 	return alignment{direct: true, memory: st.Dio_mem_align, offset: st.Dio_offset_align}
 }
 
-// readLimits finds out what the file can do as a disk.
+// readLimits returns the file's limits as a disk.
 func (d *disk) readLimits() (blk.Limits, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(d.cachedFD), &st); err != nil {
@@ -140,7 +140,8 @@ func (d *disk) readLimits() (blk.Limits, error) {
 	return l, nil
 }
 
-// physicalBlock is the file system's block, if it looks like one.
+// physicalBlock returns the file system's block size if it is plausible, else
+// the logical block size.
 func physicalBlock(blksize int64, logical uint32) uint32 {
 	if blksize < int64(logical) || blksize > 64<<10 || blksize&(blksize-1) != 0 {
 		return logical
@@ -148,10 +149,10 @@ func physicalBlock(blksize int64, logical uint32) uint32 {
 	return uint32(blksize)
 }
 
-// punches reports whether the file system can punch holes, as a nameless file beside
-// the served one shows. Where there can be none it is taken to be able: the first
-// discard shows. The served file is not touched: what is behind its end may be another
-// program's, which makes it longer at this moment.
+// punches reports whether the file system can punch holes. It tries with a
+// nameless file beside the served one; if there can be none, it returns true and
+// the first discard decides. The served file is not touched, since another
+// program may be extending it.
 func (d *disk) punches(dev uint64) bool {
 	dir, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", d.cachedFD))
 	if err != nil {

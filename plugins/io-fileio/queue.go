@@ -1,7 +1,7 @@
 package main
 
-// DATA PATH. What each request means on a file; package diskio runs it:
-// ring -> Plan -> page cache inline, or io_uring -> answer.
+// DATA PATH. Plan translates a request into an operation on the file; package
+// diskio runs it: ring -> Plan -> page cache inline, or io_uring -> answer.
 
 import (
 	"os"
@@ -16,8 +16,8 @@ import (
 
 var _ diskio.Planner = (*disk)(nil)
 
-// Plan says how r is run on the file's two descriptions. The limits have been
-// checked.
+// Plan returns the step that runs r on one of the file's two descriptions. r is
+// within the limits.
 func (d *disk) Plan(r *plugin.Request) diskio.Step {
 	switch r.Op {
 	case blk.Read:
@@ -36,7 +36,7 @@ func (d *disk) Plan(r *plugin.Request) diskio.Step {
 	}
 }
 
-// planRead reads what the page cache has at once, the rest by the engine.
+// planRead reads cached data inline and anything else by the engine.
 func (d *disk) planRead() diskio.Step {
 	s := diskio.Step{Op: uring.Pread, FD: d.cachedFD, Inline: diskio.InlineCached}
 	if d.memory {
@@ -47,8 +47,8 @@ func (d *disk) planRead() diskio.Step {
 	return s
 }
 
-// planWrite writes past the page cache where alignment allows, else through it
-// and down to the device.
+// planWrite writes past the page cache if r is aligned, else through it and on
+// to the device.
 func (d *disk) planWrite(r *plugin.Request) diskio.Step {
 	mask := uint64(d.align.offset) - 1
 	if d.direct == nil || (r.Off|uint64(r.Len))&mask != 0 || !diskio.Aligned(r.Buf, d.align.memory) {
@@ -77,16 +77,17 @@ func (d *disk) planCachedWrite(r *plugin.Request) diskio.Step {
 // pageMask has the bits of an offset within a page of the page cache.
 var pageMask = uint64(os.Getpagesize()) - 1
 
-// splitsPage tells whether r ends or begins within a page of a block device.
-// The kernel takes such a range off the device without a look at writes that
-// the rest of the page is getting: one that read the page before would bring
-// the old bytes back. Discards may do nothing, and zeroes can be written.
+// splitsPage reports whether r begins or ends within a page of a block device.
+// The kernel discards such a range without regard to a write of the rest of the
+// page: if that write has read the page before, it brings the old bytes back.
+// Such a discard does nothing instead, and zeroes are written.
 func (d *disk) splitsPage(r *plugin.Request) bool {
 	return d.device && (r.Off|uint64(r.Len))&pageMask != 0
 }
 
-// planZeroes takes the best way that has not been refused before. Only written
-// zeroes can carry FUA themselves: a flush follows the others.
+// planZeroes chooses the best operation that the kernel has not refused before.
+// Only a write of zeroes can carry FUA itself; the others are followed by a
+// flush.
 func (d *disk) planZeroes(r *plugin.Request) diskio.Step {
 	s := diskio.Step{Op: uring.ZeroRange, FD: d.cachedFD, Sync: r.Flags&blk.FUA != 0}
 	split := d.splitsPage(r)
@@ -102,10 +103,11 @@ func (d *disk) planZeroes(r *plugin.Request) diskio.Step {
 	return s
 }
 
-// Fallback learns from a refusal, for all later requests, and plans again.
+// Fallback remembers what the kernel has refused, for later requests too, and
+// plans again.
 func (d *disk) Fallback(r *plugin.Request, failed diskio.Step, errno blk.Errno) (diskio.Step, bool) {
 	if errno == blk.EINVAL && failed.Op == uring.Pwrite && failed.FD == d.directFD && d.direct != nil {
-		return d.planCachedWrite(r), true // alignment that the file system did not tell
+		return d.planCachedWrite(r), true // alignment that the file system did not report
 	}
 	if errno != blk.EOPNOTSUPP {
 		return failed, false
