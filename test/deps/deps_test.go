@@ -40,6 +40,10 @@ var rules = []rule{
 		"the two daemons meet on the wire, and are handed their fabrics"},
 	{`^modules/rnbd-client`, prefix + `(modules/rnbd-server|plugins/|cmd/|test/|modules/rtrs/provider/)`, ``,
 		"the two daemons meet on the wire, and are handed their fabrics"},
+	{`^modules/ipoib`, prefix, prefix + `modules/(ipoib|rtrs/verbs$)`,
+		"IPoIB is a network of its own: it is handed a fabric, and knows no block devices"},
+	{`^modules/ipoib/(wire|neigh|mcast|path)$`, `\.`, prefix + `modules/ipoib/(wire|neigh|mcast|path)$`,
+		"formats and tables are pure: standard library only, no I/O"},
 	{`^(plugins|examples)/`, prefix, prefix + `modules/rnbd-sdk/(plugin|shm|pump|uring|blk|blockdev|diskio|selfstats)`,
 		"a plugin sees the SDK and nothing else, as those of third parties do"},
 	{`^modules/`, `spf13/|charmbracelet|mpb`, ``,
@@ -59,7 +63,7 @@ const cgoPackage = "modules/rtrs/provider/ibverbs"
 
 // released are the modules whose packages the rules are about.
 var released = []string{
-	"modules/rtrs", "modules/rnbd-sdk", "modules/rnbd-server", "modules/rnbd-client",
+	"modules/rtrs", "modules/rnbd-sdk", "modules/rnbd-server", "modules/rnbd-client", "modules/ipoib",
 	"plugins/io-blockio", "plugins/io-fileio", "plugins/frontend-nbd", "plugins/frontend-ublk", "cmd/rnbd", "examples/io-memory",
 }
 

@@ -1,0 +1,3 @@
+module github.com/rnbd-go/rnbd/modules/ipoib
+
+go 1.26.0
