@@ -1,0 +1,267 @@
+package mcast
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
+)
+
+// Limits that are those of Linux, and the number of groups.
+const (
+	queueLen   = 64 // packets that wait for one join
+	backoffMin = time.Second
+	backoffMax = 16 * time.Second
+	maxGroups  = 1024
+)
+
+// Kind is what a request asks of the fabric.
+type Kind uint8
+
+const (
+	Join         Kind = iota + 1 // as a full member
+	JoinSendOnly                 // to send to the group without receiving
+	Leave
+)
+
+// Request is something to be done by the user of a table.
+type Request struct {
+	Kind Kind
+	MGID wire.GID
+}
+
+// Group is one group, as Groups lists it.
+type Group struct {
+	MGID     wire.GID
+	Created  time.Time
+	Queued   int  // packets that wait for the join
+	Complete bool // joined
+	SendOnly bool
+}
+
+type group struct {
+	Group
+	queue   [][]byte
+	asked   bool // a request is under way
+	backoff time.Duration
+	again   time.Time // when to ask, if not asked
+}
+
+// Stats counts what a table has done.
+type Stats struct {
+	Joins, Failures uint64
+	QueueDrops      uint64 // packets dropped because too many waited, or the group went
+	Full            uint64 // groups that were refused or removed for want of room
+}
+
+// Table holds the groups of an interface.
+type Table struct {
+	broadcast wire.GID
+	groups    map[wire.GID]*group
+	leaving   []wire.GID
+	stats     Stats
+}
+
+// New makes a table whose broadcast group is to be joined.
+func New(now time.Time, broadcast wire.GID) *Table {
+	t := &Table{broadcast: broadcast, groups: map[wire.GID]*group{}}
+	t.add(now, broadcast, false)
+	return t
+}
+
+func (t *Table) add(now time.Time, mgid wire.GID, sendOnly bool) *group {
+	if len(t.groups) >= maxGroups && !t.evict() {
+		t.stats.Full++
+		return nil
+	}
+	g := &group{Group: Group{MGID: mgid, Created: now, SendOnly: sendOnly}, backoff: backoffMin, again: now}
+	t.groups[mgid] = g
+	return g
+}
+
+// evict removes the oldest send-only group.
+func (t *Table) evict() bool {
+	var oldest *group
+	for _, g := range t.groups {
+		if g.SendOnly && (oldest == nil || g.Created.Before(oldest.Created)) {
+			oldest = g
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	t.stats.Full++
+	t.remove(oldest)
+	return true
+}
+
+func (t *Table) remove(g *group) {
+	t.stats.QueueDrops += uint64(len(g.queue))
+	delete(t.groups, g.MGID)
+	if g.Complete || g.asked {
+		t.leaving = append(t.leaving, g.MGID)
+	}
+}
+
+// Ready reports whether the broadcast group is joined.
+func (t *Table) Ready() bool { return t.groups[t.broadcast].Complete }
+
+// Add makes the interface a full member of mgid. It reports whether there was
+// room.
+func (t *Table) Add(now time.Time, mgid wire.GID) bool {
+	g := t.groups[mgid]
+	if g == nil {
+		return t.add(now, mgid, false) != nil
+	}
+	if g.SendOnly {
+		g.SendOnly, g.Complete, g.asked, g.again = false, false, false, now
+	}
+	return true
+}
+
+// Remove ends the membership in mgid. The broadcast group stays.
+func (t *Table) Remove(mgid wire.GID) {
+	if g := t.groups[mgid]; g != nil && mgid != t.broadcast && !g.SendOnly {
+		t.remove(g)
+	}
+}
+
+// Send reports whether a frame for mgid can be sent now. Otherwise a copy of the
+// frame waits for the join.
+func (t *Table) Send(now time.Time, mgid wire.GID, frame []byte) bool {
+	g := t.groups[mgid]
+	if g == nil {
+		if g = t.add(now, mgid, true); g == nil {
+			t.stats.QueueDrops++
+			return false
+		}
+	}
+	if g.Complete {
+		return true
+	}
+	if len(g.queue) >= queueLen {
+		t.stats.QueueDrops++
+		return false
+	}
+	g.queue = append(g.queue, slices.Clone(frame))
+	return false
+}
+
+// Requests returns what has to be done now, in order: leaves, then joins. Each
+// join is to be answered by Joined or Failed.
+func (t *Table) Requests(now time.Time) (out []Request) {
+	for _, mgid := range t.leaving {
+		if t.groups[mgid] == nil {
+			out = append(out, Request{Leave, mgid})
+		}
+	}
+	t.leaving = nil
+	for _, g := range t.sorted() {
+		if g.Complete || g.asked || now.Before(g.again) || g.MGID != t.broadcast && !t.Ready() {
+			continue
+		}
+		g.asked = true
+		kind := Join
+		if g.SendOnly {
+			kind = JoinSendOnly
+		}
+		out = append(out, Request{kind, g.MGID})
+	}
+	return out
+}
+
+// sorted returns the broadcast group, then the others in the order of their
+// making.
+func (t *Table) sorted() []*group {
+	out := make([]*group, 0, len(t.groups))
+	for _, g := range t.groups {
+		out = append(out, g)
+	}
+	slices.SortFunc(out, func(a, b *group) int {
+		if (a.MGID == t.broadcast) != (b.MGID == t.broadcast) {
+			if a.MGID == t.broadcast {
+				return -1
+			}
+			return 1
+		}
+		if c := a.Created.Compare(b.Created); c != 0 {
+			return c
+		}
+		return slices.Compare(a.MGID[:], b.MGID[:])
+	})
+	return out
+}
+
+// Next returns the time of the next join, zero if none waits for it.
+func (t *Table) Next() (next time.Time) {
+	for _, g := range t.groups {
+		if g.Complete || g.asked || g.MGID != t.broadcast && !t.Ready() {
+			continue
+		}
+		if next.IsZero() || g.again.Before(next) {
+			next = g.again
+		}
+	}
+	return next
+}
+
+// Joined tells that a join has succeeded, and returns the frames that waited for
+// it. It does nothing for a group that is gone.
+func (t *Table) Joined(mgid wire.GID) (frames [][]byte) {
+	g := t.groups[mgid]
+	if g == nil || !g.asked {
+		return nil
+	}
+	t.stats.Joins++
+	g.Complete, g.asked, g.backoff = true, false, backoffMin
+	frames, g.queue = g.queue, nil
+	return frames
+}
+
+// Failed tells that a join has failed: it is tried again after 1, 2, 4, 8, 16,
+// 16, ... seconds.
+func (t *Table) Failed(now time.Time, mgid wire.GID) {
+	g := t.groups[mgid]
+	if g == nil || !g.asked {
+		return
+	}
+	t.stats.Failures++
+	g.asked, g.again = false, now.Add(g.backoff)
+	g.backoff = min(2*g.backoff, backoffMax)
+}
+
+// Flush makes all groups be joined again, as when the fabric has forgotten them.
+func (t *Table) Flush(now time.Time) {
+	for _, g := range t.groups {
+		g.Complete, g.asked, g.again, g.backoff = false, false, now, backoffMin
+	}
+}
+
+// Stats returns the counters.
+func (t *Table) Stats() Stats { return t.stats }
+
+// Groups lists the groups: the broadcast group, then the others in the order of
+// their making.
+func (t *Table) Groups() (out []Group) {
+	for _, g := range t.sorted() {
+		g.Queued = len(g.queue)
+		out = append(out, g.Group)
+	}
+	return out
+}
+
+// Write writes groups as the file _mcg of Linux shows them, ipoib in debugfs.
+// created returns the number that is shown for a time, jiffies in Linux.
+func Write(w io.Writer, groups []Group, created func(time.Time) uint64) error {
+	yesNo := map[bool]string{true: "yes", false: "no"}
+	for _, g := range groups {
+		_, err := fmt.Fprintf(w, "GID: %s\n  created: %10d\n  queuelen: %9d\n  complete: %9s\n  send_only: %8s\n\n",
+			g.MGID, created(g.Created), g.Queued, yesNo[g.Complete], yesNo[g.SendOnly])
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
