@@ -114,9 +114,10 @@ func (s *Server) pluginByName(name string) *ioPlugin {
 	return nil
 }
 
-// acquire returns the device of node, opening it in the plugin if nobody has.
-// The node's descriptor is taken over. Caller has the node's turn, so that one node
-// is not opened twice at once. wished: the client named p.
+// acquire returns the device of a node and opens it in the plugin if it is not
+// open. It takes over the node's descriptor. The caller has the node's turn, so
+// that a node is not opened twice at once. wished reports whether the client
+// named p.
 func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool, name string, mode blk.AccessMode) (*device, error) {
 	key := deviceKey{n.id, mode == blk.ReadOnly}
 	if d := s.share(key); d != nil {

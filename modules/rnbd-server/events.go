@@ -51,9 +51,9 @@ func (s *Server) onEvent(op *rtrs.Op, sess *session, msg rnbdwire.Event) {
 	}
 }
 
-// deliver puts the oldest news that was not seen into the EVENT that waits, and
-// returns it for the caller to answer; nil: nothing to tell, or nobody to tell
-// it. Caller holds mu.
+// deliver puts the oldest unseen event into the EVENT request that waits, and
+// returns the request for the caller to answer. It returns nil if there is no
+// event or no request. The caller holds mu.
 func (s *session) deliver() *rtrs.Op {
 	in := &s.inbox
 	if in.waiting == nil {
@@ -116,7 +116,8 @@ func (s *Server) respond(op *rtrs.Op, errno blk.Errno) {
 	s.pumps[op.Poller()].poller.Do(func() { op.Respond(int(errno)) })
 }
 
-// forget answers op, whose path closes, unless somebody does so already. Owner.
+// forget answers op, whose path closes, unless it has been answered. It runs on
+// the op's pump.
 func (s *session) forget(op *rtrs.Op) {
 	s.mu.Lock()
 	mine := s.inbox.waiting == op

@@ -88,9 +88,10 @@ func (h *handler) SessionDown(t *rtrs.SrvSession) {
 	}()
 }
 
-// closeIdle closes what has no request in flight and returns the rest: closed
-// to new requests, and stuck until releaseStuck, so that it opens for nobody
-// before it was given back. A plugin that does not close one holds up no other.
+// closeIdle closes the mappings without requests in flight and returns the
+// others. These accept no new requests and are stuck until releaseStuck: their
+// devices open for no client before that. A plugin that does not close a device
+// delays no other device.
 func (s *Server) closeIdle(sess *session) (stuck []*mapping) {
 	var wg sync.WaitGroup
 	for _, m := range sess.all() {

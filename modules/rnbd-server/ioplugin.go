@@ -135,7 +135,7 @@ func (p *ioPlugin) close(d *device) {
 	}
 }
 
-// closeDisk closes in the process what nobody wants there any more.
+// closeDisk closes a device in the process that no mapping uses any more.
 func (p *ioPlugin) closeDisk(in *supervise.Instance, d *device) error {
 	ctx, cancel := context.WithTimeout(in.Context(), callTimeout)
 	defer cancel()

@@ -22,8 +22,8 @@ type jail struct {
 	searchPath string // empty: "/", block devices only
 }
 
-// filesAllowed reports whether regular files are served: only where somebody
-// chose the folder.
+// filesAllowed reports whether regular files are served: only below a search
+// path that was given explicitly.
 func (j jail) filesAllowed() bool { return j.searchPath != "" }
 
 // root is the folder below which the session's names live.
@@ -51,8 +51,8 @@ type node struct {
 	diskSeq string // of a block device, as diskSeq
 }
 
-// nodeID tells whether two names are the same device: the device number of a
-// block device, file system and inode of a file.
+// nodeID identifies a node, whatever its name: the device number of a block
+// device, file system and inode of a file.
 type nodeID struct {
 	dev, ino uint64
 	opaque   string // for plugins that know names only

@@ -10,10 +10,10 @@ package server
 //	          fence: no I/O of the old process is on its way any more
 //	revive    the device's parked requests are sent again
 //
-// Devices of a plugin that does not keep acknowledged writes fail instead:
-// their requests end with EIO, and they stay failed until opened anew. So do
-// those of a plugin that is given up, until that is reset. A request that a
-// dead process had is answered after the fence in any case (passFence).
+// Devices of a plugin that does not keep acknowledged writes fail instead: their
+// requests end with EIO, and they stay failed until a client opens them again.
+// Devices of a plugin that is given up fail until the plugin is reset. A request
+// that the dead process had is never answered before the fence (passFence).
 
 import (
 	"context"

@@ -144,9 +144,9 @@ func (s *session) byName(name string) *mapping {
 	return nil
 }
 
-// add shows m to the pumps, unless the session has ended: nobody would close it then.
-// EBUSY: a name that now leads elsewhere was opened at the same time. room is asked
-// with the number of mappings.
+// add shows m to the pumps. It fails if the session has ended, since m would
+// never be closed, and with EBUSY if the name was opened at the same time and
+// led elsewhere. room is called with the number of mappings.
 func (s *session) add(m *mapping, room func(n int) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

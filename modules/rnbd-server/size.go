@@ -166,8 +166,9 @@ func (s *Server) tellAll(d *device, kind rnbdwire.EventKind) {
 	}
 }
 
-// Resize looks at the size of the devices of that name or path now: a node that
-// is open for reading and for writing is two. ENOENT: nobody has it open.
+// Resize reads the sizes of the devices of that name or path again. A node that
+// is open both for reading and for writing is two devices. The error is ENOENT
+// if none is open.
 func (s *Server) Resize(ctx context.Context, name string) error {
 	found := false
 	var errs []error

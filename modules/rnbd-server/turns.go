@@ -20,8 +20,8 @@ type turns struct {
 type turn struct {
 	of    *turns
 	id    nodeID
-	users int           // who have it or wait; guarded by turns.mu
-	free  chan struct{} // holds one token while nobody has it
+	users int           // callers that have it or wait for it; guarded by turns.mu
+	free  chan struct{} // holds one token while no caller has it
 }
 
 // take returns when the turn of id is the caller's, or ctx ends.
@@ -94,7 +94,7 @@ func (s *Server) lookUp(ctx context.Context, sess *session, name string) (*node,
 		n   *node
 		err error
 	}
-	done := make(chan found) // without room: a node that nobody waits for is closed here
+	done := make(chan found) // unbuffered: if the caller has given up, the node is closed here
 	go func() {
 		n, err := s.cfg.lookUp(s.jail, sess.name, name)
 		<-s.lookUps

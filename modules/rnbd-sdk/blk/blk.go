@@ -45,7 +45,7 @@ const (
 	// FUA: the data are on stable media before the answer (write,
 	// write-zeroes).
 	FUA Flags = 1 << iota
-	// Sync: somebody waits for the answer; a hint.
+	// Sync: a user waits for the answer; a hint.
 	Sync
 	// NoUnmap: write-zeroes must leave the range allocated.
 	NoUnmap

@@ -1,10 +1,9 @@
 package blk
 
-// Check tells whether a request of op at off for n bytes is acceptable to a
-// device of limits l, and with which errno to refuse it. A flush has no range.
-//
-// Beyond the end: EIO, as the Linux block layer answers (docs/protocol/rnbd.md,
-// "I/O errors").
+// Check returns OK if a request of op at off for n bytes is within the limits l,
+// or else the errno to refuse it with. A flush has no range. Beyond the end the
+// errno is EIO, as in the Linux block layer (docs/protocol/rnbd.md, "I/O
+// errors").
 func (l *Limits) Check(op Op, off, n uint64) Errno {
 	if !op.Valid() {
 		return EOPNOTSUPP

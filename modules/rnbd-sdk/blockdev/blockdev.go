@@ -1,12 +1,11 @@
-// Package blockdev tells who uses a block device of this host.
+// Package blockdev finds the users of a block device of this host.
 //
-// The kernel keeps the number of openers to itself. What can be seen from
-// outside is taken together: /proc tells which processes have the device open,
-// what is mounted and what is swapped to, /sys which devices are built on it.
-// Processes that this one may not look into, as those of other users for an
-// unprivileged one, are not seen. Who wants to be sure opens it exclusively,
-// which the kernel refuses to all but one: nobody can mount it meanwhile, so
-// Users, which only asks, does not.
+// The kernel does not publish the number of openers. Users counts the visible
+// ones: /proc shows the processes that have the device open, mounts and swap
+// areas; /sys shows the devices that are built on it. An unprivileged process
+// does not see the files of other users' processes. Only an exclusive open,
+// which the kernel grants once, is certain: Claim does that. While it is held no
+// mount of the device succeeds, so Users does not use it.
 package blockdev
 
 import (
@@ -22,9 +21,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Users is how many use the block device at path or its partitions: processes,
-// not counting this one, and one more if it is mounted or held by the kernel
-// otherwise.
+// Users returns the number of users of the block device at path and its
+// partitions: processes, without this one, and one more if the device is mounted
+// or held by the kernel otherwise.
 func Users(path string) (int, error) {
 	numbers, err := family(path)
 	if err != nil {
@@ -37,12 +36,12 @@ func Users(path string) (int, error) {
 	return n, err
 }
 
-// patience is for programs that look at every device that appears and are gone
-// soon: udev and its helpers.
+// patience is the time that Claim waits for short users: udev and its helpers
+// open every device that appears.
 const patience = time.Second
 
-// Claim opens the device so that nobody can mount it or build on it as long as
-// the file is open. EBUSY in the chain: it is in use.
+// Claim opens the device exclusively: while the file is open, no mount of it and
+// no device on it can be made. The error wraps EBUSY if the device is in use.
 func Claim(ctx context.Context, path string) (*os.File, error) {
 	for end := time.Now().Add(patience); ; {
 		f, err := claim(path)
@@ -80,7 +79,7 @@ func exclusive(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_EXCL|unix.O_NONBLOCK, 0)
 }
 
-// family are the device numbers of a disk and its partitions.
+// family returns the device numbers of a disk and its partitions.
 func family(path string) (map[uint64]bool, error) {
 	numbers := map[uint64]bool{}
 	st, err := os.Stat(path)
@@ -124,8 +123,9 @@ func openers(proc string, numbers map[uint64]bool) (int, error) {
 	return n, nil
 }
 
-// hasOpen looks at the files below /dev only: asking for others may hang, on a
-// file system whose server is gone.
+// hasOpen reports whether a process, given its fd folder, has one of the devices
+// open. It looks at files below /dev only: a stat of others may hang, on a file
+// system without its server.
 func hasOpen(dir string, numbers map[uint64]bool) bool {
 	fds, _ := os.ReadDir(dir) // the process may be gone, or not ours to look into
 	for _, fd := range fds {

@@ -9,13 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// held tells whether the kernel itself uses one of the devices: it is mounted, swapped
+// held reports whether the kernel itself uses one of the devices: it is mounted, swapped
 // to, or part of another device.
 func held(proc string, numbers map[uint64]bool) bool {
 	return mounted(proc, numbers) || swapped(proc, numbers) || builtOn(numbers)
 }
 
-// mounted looks at the mounts of every namespace that a process is in.
+// mounted reports whether one of the devices is mounted, in any mount namespace
+// that has a process.
 func mounted(proc string, numbers map[uint64]bool) bool {
 	seen := map[string]bool{}
 	procs, _ := filepath.Glob(filepath.Join(proc, "[1-9]*"))
@@ -35,9 +36,10 @@ func mounted(proc string, numbers map[uint64]bool) bool {
 	return false
 }
 
-// isMountOf judges a line of mountinfo (proc_pid_mountinfo(5)): the third word is the
-// device, and the second behind the dash the source, which counts where a file system
-// has a number of its own, as btrfs.
+// isMountOf reports whether a line of mountinfo (proc_pid_mountinfo(5)) is a
+// mount of one of the devices. The third word is the device number. For file
+// systems with numbers of their own, as btrfs, the source counts: the second
+// word behind the dash.
 func isMountOf(line string, numbers map[uint64]bool) bool {
 	own, rest, _ := strings.Cut(line, " - ")
 	words := strings.Fields(own)
@@ -51,7 +53,8 @@ func isMountOf(line string, numbers map[uint64]bool) bool {
 	return len(words) > 1 && isOneOf(words[1], numbers)
 }
 
-// swapped looks at the first word of each line of /proc/swaps.
+// swapped reports whether one of the devices is a swap area. The first word of
+// each line of /proc/swaps is its path.
 func swapped(proc string, numbers map[uint64]bool) bool {
 	swaps, _ := os.ReadFile(filepath.Join(proc, "swaps"))
 	for line := range strings.Lines(string(swaps)) {
@@ -62,7 +65,8 @@ func swapped(proc string, numbers map[uint64]bool) bool {
 	return false
 }
 
-// isOneOf asks for paths below /dev only: others may hang.
+// isOneOf reports whether path is the node of one of the devices. Only paths
+// below /dev are looked at, since a stat of others may hang.
 func isOneOf(path string, numbers map[uint64]bool) bool {
 	if !strings.HasPrefix(path, "/dev/") {
 		return false
@@ -75,7 +79,8 @@ func isOneOf(path string, numbers map[uint64]bool) bool {
 	return ok && numbers[number]
 }
 
-// builtOn: RAID, device mapper and the like leave their names with what they hold.
+// builtOn reports whether another device is built on one of the devices. RAID,
+// device mapper and the like are listed in the holders folder.
 func builtOn(numbers map[uint64]bool) bool {
 	for number := range numbers {
 		holders, _ := os.ReadDir(fmt.Sprintf("/sys/dev/block/%d:%d/holders", unix.Major(number), unix.Minor(number)))

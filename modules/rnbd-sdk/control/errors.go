@@ -133,8 +133,8 @@ func restoreErrno(ctx context.Context, method string, req, reply any, cc *grpc.C
 	}
 	switch {
 	case ctx.Err() == context.DeadlineExceeded || e.Errno == blk.OK && e.Code == codes.DeadlineExceeded:
-		// The connection was cut in the middle of the call; what it says about
-		// that helps nobody.
+		// The connection was cut in the middle of the call; gRPC's text about
+		// it does not help.
 		e.Errno, e.Code, e.Causes = blk.ETIMEDOUT, codes.DeadlineExceeded, nil
 		e.Msg = "the daemon has not finished in the time allowed; it may still do so"
 	case e.Errno == blk.OK && e.Code == codes.Unavailable: // gRPC says so, not the daemon

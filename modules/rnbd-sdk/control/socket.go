@@ -35,11 +35,11 @@ func DefaultSocket(kind string) string {
 	return filepath.Join(os.TempDir(), "rnbd-"+strconv.Itoa(os.Getuid()), name)
 }
 
-// Listen opens the unix socket at path with mode 0600, making its folder with
-// mode 0700. A socket file that nobody answers on is replaced; one that a
-// running daemon answers on is EADDRINUSE. Paths too long for a unix address
-// work too. EPERM in the chain: the folder belongs to another user, or
-// everybody can write to it.
+// Listen opens the unix socket at path with mode 0600 and makes its folder, if
+// necessary, with mode 0700. A stale socket file is replaced; if a daemon answers
+// on it, the error wraps EADDRINUSE. Paths that are too long for a unix address
+// work too. The error wraps EPERM if the folder belongs to another user or all
+// users can write to it.
 func Listen(path string) (net.Listener, error) {
 	dir, err := private.Folder(filepath.Dir(path))
 	if err != nil {
@@ -105,8 +105,8 @@ func NewServer(around ...grpc.UnaryServerInterceptor) *grpc.Server {
 	return grpc.NewServer(grpc.ChainUnaryInterceptor(append([]grpc.UnaryServerInterceptor{keepErrno}, around...)...))
 }
 
-// conn dials path and checks that somebody listens, so that a missing daemon
-// is said at once and in words.
+// conn dials path. It connects at once, so that a missing daemon is reported by
+// this call and not by a later one.
 func conn(ctx context.Context, path string) (*grpc.ClientConn, error) {
 	dial := func(ctx context.Context, _ string) (net.Conn, error) { return dialUnix(ctx, path) }
 	c, err := dial(ctx, "")
@@ -130,8 +130,8 @@ func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 	return d.DialContext(ctx, "unix", shortPath(path, dir))
 }
 
-// lookDir opens the folder of a daemon. Somebody else's daemon is not spoken
-// to, except by root: it could answer anything.
+// lookDir opens the folder of a daemon. The folder of another user's daemon is
+// refused, except for root: that daemon could answer anything.
 func lookDir(dir string) (*os.File, error) {
 	if os.Geteuid() == 0 {
 		return os.Open(dir)

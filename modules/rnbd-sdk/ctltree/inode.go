@@ -141,7 +141,8 @@ var (
 	_ fs.FileWriter = (*handle)(nil)
 )
 
-// Read makes the text anew at offset 0 and goes on in it elsewhere.
+// Read renders the text again at offset 0 and continues in the same text at
+// other offsets.
 func (h *handle) Read(_ context.Context, dst []byte, off int64) (fuse.ReadResult, syscall.Errno) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

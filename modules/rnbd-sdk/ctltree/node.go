@@ -86,7 +86,7 @@ func (d Fixed) Lookup(name string) Node {
 	return nil
 }
 
-// Listing is a directory that is computed whenever somebody looks.
+// Listing is a directory whose entries are computed at each look-up and read.
 type Listing struct {
 	Names func() []string
 	// Node returns nil for a name that is not there, or no more.

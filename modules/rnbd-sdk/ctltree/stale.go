@@ -77,7 +77,7 @@ func clearStale(path string) error {
 // statPatience bounds the look at a mount whose daemon may hang.
 const statPatience = 2 * time.Second
 
-// gone tells whether nobody serves the FUSE mount at path any more.
+// gone reports whether the process that served the FUSE mount at path has ended.
 func gone(path string) bool {
 	result := make(chan error, 1)
 	go func() {

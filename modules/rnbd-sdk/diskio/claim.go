@@ -13,10 +13,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/fence"
 )
 
-// Bytes of the fence. A writer's is the same whoever opens the file, so that the
-// last writes of a server that was killed hold up the next server too, and two
-// servers do not write to one file. What a reader's I/O can spoil is the memory
-// of its own host, so readers are told apart by device, and many may read.
+// Bytes of the fence. All writers of a file use the same two, so that the last
+// writes of a killed server delay the next server too, and two servers never
+// write to one file. A reader's late I/O can damage only its own host's memory,
+// so each device has a byte of its own and there may be many readers.
 const (
 	descriptions = 2  // of one disk
 	firstReader  = 16 // slot of device 0; the writer's are 0 and 1
@@ -29,11 +29,11 @@ func slotOf(r plugin.OpenRequest, which uint32) uint32 {
 	return firstReader + r.Device*descriptions + which
 }
 
-// Open reopens the file of r and takes the fence of the description, which is
-// the which-th (0 or 1) of this disk. When it returns nil no I/O of an earlier
-// process through the same description can reach the file any more, and for a
-// writer nobody else writes to it. While there is such I/O it waits, until ctx
-// ends: then the error is EBUSY. The file is closed on exec.
+// Open reopens the file of r and takes the fence of the description, number
+// which (0 or 1) of this disk. When it returns nil, no I/O of an earlier process
+// through the same description can reach the file any more; for a writer, no
+// other process has the file open for writing through Open. It waits for such
+// I/O until ctx ends; then the error is EBUSY. The file is closed on exec.
 func Open(ctx context.Context, r plugin.OpenRequest, flags int, which uint32) (*os.File, error) {
 	f, err := r.Reopen(flags)
 	if err != nil {
@@ -50,10 +50,10 @@ func Open(ctx context.Context, r plugin.OpenRequest, flags int, which uint32) (*
 	return nil, fmt.Errorf("open %q: %w", r.Name, err)
 }
 
-// Writable tells whether r may be opened for writing.
+// Writable reports whether r may be opened for writing.
 func Writable(r plugin.OpenRequest) bool { return !r.ReadOnly && r.Mode != blk.ReadOnly }
 
-// AccessFlags are the flags of os.OpenFile for r.
+// AccessFlags returns the flags of os.OpenFile for r.
 func AccessFlags(r plugin.OpenRequest) int {
 	if Writable(r) {
 		return os.O_RDWR
@@ -61,8 +61,8 @@ func AccessFlags(r plugin.OpenRequest) int {
 	return os.O_RDONLY
 }
 
-// CheckKind looks at the node without opening it: ENOTBLK unless it is of one
-// of the given kinds, as in unix.S_IFBLK.
+// CheckKind returns ENOTBLK unless the node of r is of one of the given kinds,
+// such as unix.S_IFBLK. It does not open the node.
 func CheckKind(r plugin.OpenRequest, kinds ...uint32) error {
 	if r.File == nil {
 		return fmt.Errorf("open %q: no descriptor: %w", r.Name, blk.EINVAL)

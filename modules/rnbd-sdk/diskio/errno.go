@@ -6,11 +6,11 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// wireErrnos: an errno on the RNBD wire has 9 bits.
+// wireErrnos bounds an errno on the RNBD wire, which has 9 bits for it.
 const wireErrnos = 1 << 9
 
-// toErrno translates what a system call on a file answered into what a block
-// device answers. Errnos that block devices use themselves pass.
+// toErrno translates the errno of a system call on a file to one of a block
+// device. Errnos that block devices use themselves are returned as they are.
 func toErrno(e unix.Errno) blk.Errno {
 	switch e {
 	case unix.EFBIG, unix.EDQUOT:

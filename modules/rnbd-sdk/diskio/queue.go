@@ -1,9 +1,9 @@
 package diskio
 
-// DATA PATH. In the order in which a request meets them: intake takes it out
-// of the ring, start asks the disk for a step, run tries it inline, submit
-// gives it to the engine; outlet reaps, onDone goes on with what is left,
-// finish answers. Everything runs on the thread of the queue.
+// DATA PATH. In the order in which a request meets them: intake takes it from
+// the ring, start asks the disk for a step, run tries it inline, submit gives it
+// to the engine; outlet reaps, onDone continues with the rest, finish answers.
+// Everything runs on the thread of the queue.
 
 import (
 	"golang.org/x/sys/unix"
@@ -140,8 +140,8 @@ func (q *queue) run(o *op) {
 	}
 }
 
-// inlineTransfer moves what can be moved without waiting and leaves the rest
-// to the engine.
+// inlineTransfer transfers the bytes that need no waiting and leaves the rest to
+// the engine.
 func (q *queue) inlineTransfer(o *op) {
 	flags := o.step.RWFlags
 	if o.step.Inline == InlineCached {
@@ -164,7 +164,7 @@ func (q *queue) inlineTransfer(o *op) {
 
 func (q *queue) inlineSync(o *op) {
 	if err := unix.Fdatasync(int(o.step.FD)); err != nil {
-		q.enter(o) // the engine reports it, or has better luck
+		q.enter(o) // the engine tries again, and reports the error
 		return
 	}
 	q.count.Inline.Add(1)
@@ -195,7 +195,7 @@ func (q *queue) submit(o *op) {
 	}
 }
 
-// submitAgain goes on with what the engine had no room for.
+// submitAgain submits the requests that the engine had no room for.
 func (q *queue) submitAgain() {
 	waiting := q.refused
 	for q.refused = empty; waiting != empty; {
@@ -203,7 +203,7 @@ func (q *queue) submitAgain() {
 	}
 }
 
-// memory is where the next transfer goes to or comes from; nil: there is none.
+// memory returns the memory of the next transfer, or nil if there is none left.
 func (q *queue) memory(o *op) []byte {
 	o.bounced = false
 	if o.step.Zeroes {
@@ -238,7 +238,7 @@ func (q *queue) place(o *op, buf []byte) []byte {
 // outlet is the engine as a source of the pump.
 type outlet struct{ *queue }
 
-// Poll handles what the engine has finished.
+// Poll handles the engine's completions.
 func (q outlet) Poll() int {
 	total := 0
 	for {
@@ -256,7 +256,7 @@ func (q outlet) Poll() int {
 func (q outlet) Arm() bool { q.closeLoop(); return q.engine.Arm() }
 func (q outlet) FD() int   { return q.engine.FD() }
 
-// onDone takes the result of a step or of a part of it.
+// onDone handles the result of a step or of a part of it.
 func (q *queue) onDone(c *uring.Completion) {
 	o := &q.ops[c.Tag]
 	switch {
@@ -269,7 +269,7 @@ func (q *queue) onDone(c *uring.Completion) {
 	}
 }
 
-// advance counts n bytes as moved and goes on with the rest.
+// advance counts n bytes as transferred and continues with the rest.
 func (q *queue) advance(o *op, n uint64) {
 	before := o.done
 	if o.bounced && o.step.Op == uring.Pread {
@@ -285,14 +285,14 @@ func (q *queue) advance(o *op, n uint64) {
 		o.done -= o.done % uint64(o.step.Align)
 	}
 	if o.done == before {
-		q.finish(o, blk.EIO) // the file ends here: somebody cut it
+		q.finish(o, blk.EIO) // the file ends here: it has been truncated
 		return
 	}
 	o.tries = 0
 	q.submit(o)
 }
 
-// onStepDone: the range is finished.
+// onStepDone handles the end of a step: its whole range is done.
 func (q *queue) onStepDone(o *op) {
 	if o.step.Sync && !o.syncing {
 		o.syncing = true
@@ -303,7 +303,7 @@ func (q *queue) onStepDone(o *op) {
 	q.finish(o, blk.OK)
 }
 
-// onError tries again, asks the disk for another way, or answers.
+// onError retries the step, asks the disk for another one, or answers.
 func (q *queue) onError(o *op, errno unix.Errno) {
 	if (errno == unix.EINTR || errno == unix.EAGAIN) && o.tries < maxTries {
 		o.tries++
@@ -323,8 +323,7 @@ func (q *queue) onError(o *op, errno unix.Errno) {
 	q.finish(o, e)
 }
 
-// finish answers and leaves nothing of the request in its slot but the bounce
-// buffer.
+// finish answers the request and clears its slot, except for the bounce buffer.
 func (q *queue) finish(o *op, e blk.Errno) {
 	tag, s := o.req.Tag, o.share
 	*o = op{bounce: o.bounce}

@@ -33,7 +33,7 @@ type Step struct {
 	Sync     bool // Fdatasync on FD behind it, before the answer
 }
 
-// Inline tells whether a step is tried on the queue's own thread first.
+// Inline selects the steps that are tried on the queue's own thread first.
 type Inline uint8
 
 const (
@@ -47,5 +47,5 @@ const (
 	InlineMemory
 )
 
-// moves tells whether the step transfers data.
+// moves reports whether the step transfers data.
 func (s *Step) moves() bool { return s.Op == uring.Pread || s.Op == uring.Pwrite }

@@ -41,7 +41,7 @@ type limiter struct {
 
 func newLimiter() *limiter { return &limiter{counts: map[message]*count{}} }
 
-// allow tells whether the line is to be written.
+// allow reports whether the line is to be written.
 func (l *limiter) allow(h *handler, r *slog.Record) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

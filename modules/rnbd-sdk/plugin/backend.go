@@ -23,7 +23,8 @@ type Backend interface {
 	// Serve answers the requests of q, those of all disks, until q.Closed().
 	// It runs on a locked thread of its own. Before it returns, it has
 	// stopped touching the buffers of requests. Returning while the queue is
-	// open, with or without an error, ends the process: nobody would answer.
+	// open, with or without an error, ends the process, since the queue would
+	// never be answered.
 	Serve(q *Queue) error
 }
 

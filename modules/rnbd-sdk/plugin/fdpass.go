@@ -21,9 +21,9 @@ const (
 	tokenSize = 8
 	maxFDs    = 4
 
-	// Messages that nobody has asked for yet. The call that asks follows its
-	// message at once, but may never come: its caller has given up. So they are
-	// kept for a while, and the oldest is dropped when there are many.
+	// Messages whose call has not come yet. The call follows its message at
+	// once, or never if its caller has given up. So messages are kept for a
+	// while, and the oldest is dropped when there are many.
 	maxPending = 512
 	pendingFor = time.Minute
 )
@@ -95,7 +95,7 @@ func (s *connSender) close() { _ = s.conn.Close() }
 
 func (s *connSender) waitEnd() {
 	var b [1]byte
-	_, _ = s.conn.Read(b[:]) // nobody writes
+	_, _ = s.conn.Read(b[:]) // returns at the end: the peer never writes
 }
 
 func (s *connSender) skip() uint64 {
@@ -230,7 +230,7 @@ func closeFDs(fds []int) {
 	}
 }
 
-// reopen opens what f refers to anew: a description of its own.
+// reopen opens the file behind f again, with a new description.
 func reopen(f *os.File, flags int) (*os.File, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {

@@ -53,11 +53,11 @@ type DeviceSpec struct {
 	// lasts: processes come and go under it. A front end that leaves something
 	// behind when it dies marks it with this.
 	Identity string
-	// Location is where users found the device under an earlier process of the
-	// front end; empty: there was none. A front end whose devices outlive it
-	// takes over what is there. LocationUnknown: an earlier process may have
-	// left something with that Identity, nobody knows where; the front end takes
-	// it over, or says ENODEV if there is none.
+	// Location is the device's location under an earlier process of the front
+	// end, empty if there was none. A front end whose devices outlive it takes
+	// over the device there. With LocationUnknown an earlier process may have
+	// left a device with that Identity at an unknown location: the front end
+	// takes it over, or returns ENODEV if there is none.
 	Location string
 }
 

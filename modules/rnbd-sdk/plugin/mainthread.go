@@ -44,7 +44,7 @@ func mainThreadEnd(pid int) (end <-chan struct{}, stop func()) {
 	return ended, func() { f.Close() }
 }
 
-// exited tells whether the thread of a pidfd has ended.
+// exited reports whether the thread of a pidfd has ended.
 func exited(pidfd uintptr) bool {
 	p := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	n, err := unix.Poll(p, 0)

@@ -42,7 +42,7 @@ type Process struct {
 	exitErr  error         // read after exited
 
 	mu        sync.Mutex
-	abandoned map[uint32]chan struct{} // disks that are closed because nobody waits for their open
+	abandoned map[uint32]chan struct{} // disks that are closed because the caller of their open gave up
 }
 
 func newProcess(c Config, fds fdSender, link grpc.ClientConnInterface) *Process {

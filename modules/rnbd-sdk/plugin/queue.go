@@ -284,7 +284,7 @@ func (q *Queue) usesArena(a *mapping) bool {
 	return false
 }
 
-// idle: nothing in flight and nothing to come.
+// idle reports whether no request is in flight and none is to come.
 func (q *Queue) idle() bool {
 	return q.InFlight() == 0 && q.next == q.have && !q.pop()
 }

@@ -58,8 +58,8 @@ func ServeIO(b Backend) { serve(b, b.Describe(), ours) }
 // return.
 func ServeFrontend(f Frontend) { serve(f, f.Describe(), ours) }
 
-// StartedByHost tells whether this process was started as a plugin. A test
-// binary asks in TestMain whether it is one now.
+// StartedByHost reports whether this process was started as a plugin. The
+// TestMain of a test binary that is its own plugin calls it.
 func StartedByHost() bool { return os.Getenv(cookieKey) == cookieValue }
 
 // versions is what a plugin speaks; other ones than ours are for tests.

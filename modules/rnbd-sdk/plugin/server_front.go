@@ -46,8 +46,8 @@ func (s *frontServer) eachStats(f func(uint32, deviceStats)) {
 	s.stats.each(func(index uint32, d *deviceStats) { f(index, *d) })
 }
 
-// closeAll: the devices have to be removed by the host; without queues they
-// are dead.
+// closeAll does nothing: the host removes the devices, which are not served any
+// more.
 func (s *frontServer) closeAll() error { return nil }
 
 func (s *frontServer) AddDevice(ctx context.Context, r *pluginpb.AddDeviceRequest) (*pluginpb.AddDeviceResponse, error) {

@@ -38,7 +38,7 @@ func (s *ioServer) newWorker(pump int, ring *shm.Ring) *worker {
 	}
 }
 
-// arenaBusy: the queues know.
+// arenaBusy returns nil: the queues check it.
 func (s *ioServer) arenaBusy(uint32) error { return nil }
 
 func (s *ioServer) OpenDisk(ctx context.Context, r *pluginpb.OpenDiskRequest) (*pluginpb.OpenDiskResponse, error) {
@@ -99,7 +99,7 @@ func (s *ioServer) enter(ctx context.Context, r *pluginpb.OpenDiskRequest, disk 
 	if err != nil {
 		return blk.Limits{}, err
 	}
-	if ctx.Err() != nil { // nobody waits for the answer, so nobody would close it
+	if ctx.Err() != nil { // the caller is gone and would never close it
 		return blk.Limits{}, context.Cause(ctx)
 	}
 	return d.limits, s.disks.add(r.GetDevice(), d)

@@ -44,8 +44,8 @@ func (q *Queue) time(s *slot) {
 	q.timed++
 }
 
-// countTimings counts the answers noted so far as given now. The clock is read
-// anew: a turn of a pump may have waited for a disk.
+// countTimings counts the answers noted so far as given now. It reads the clock
+// again, since the turn of the pump may have waited for a disk.
 func (q *Queue) countTimings() {
 	if q.timed == 0 {
 		return

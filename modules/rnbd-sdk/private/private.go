@@ -1,10 +1,9 @@
-// Package private opens folders and files that nobody but their owner can
-// change: those of a daemon's sockets and of its state.
+// Package private opens folders and files that only their owner can change, for
+// a daemon's sockets and its state.
 //
-// In a folder that everybody may write to, as /tmp, another user can make such
-// a folder or file beforehand, or a link in its place. What belongs to
-// somebody else, and what is a link, is refused. Root's own are trusted by
-// everybody.
+// In a folder that all users may write to, such as /tmp, another user can make
+// such a folder or file beforehand, or a link in its place. Links are refused,
+// and so is anything that belongs to another user. All users trust root.
 package private
 
 import (
@@ -117,7 +116,7 @@ func Replace(name string, b []byte) error {
 	return sync(dir)
 }
 
-// write makes the file anew, so that it is ours and no link.
+// write makes a new file, so that it belongs to this user and is no link.
 func write(dir int, name string, b []byte) error {
 	if err := unix.Unlinkat(dir, name, 0); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err

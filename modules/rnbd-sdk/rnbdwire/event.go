@@ -4,7 +4,7 @@ package rnbdwire
 // answer comes when there is some.
 type Event []byte
 
-// IsValid tells whether the accessors may be used.
+// IsValid reports whether the accessors may be used.
 func (m Event) IsValid() bool { return len(m) >= EventSize && TypeOf(m) == TypeEvent }
 
 // Seen is the number of the last news that the client has taken; 0: none.
@@ -30,7 +30,7 @@ const (
 // EventRsp is news.
 type EventRsp []byte
 
-// IsValid tells whether Fields may be used.
+// IsValid reports whether Fields may be used.
 func (m EventRsp) IsValid() bool { return len(m) >= EventRspSize && TypeOf(m) == TypeEventRsp }
 
 // EventRspFields are the fields of an EventRsp.

@@ -10,7 +10,7 @@ const (
 // IO is a block request.
 type IO []byte
 
-// IsValid tells whether the accessors may be used. A message without the
+// IsValid reports whether the accessors may be used. A message without the
 // priority and the padding behind it is one too.
 func (m IO) IsValid() bool { return len(m) >= ioMin && TypeOf(m) == TypeIO }
 

@@ -9,7 +9,7 @@ import (
 // Open asks for a device.
 type Open []byte
 
-// IsValid tells whether the accessors may be used: the name must end.
+// IsValid reports whether the accessors may be used: the name must end.
 func (m Open) IsValid() bool {
 	return len(m) >= OpenSize && TypeOf(m) == TypeOpen && bytes.IndexByte(m[6:6+NameSize], 0) >= 0
 }
@@ -43,7 +43,7 @@ func (f OpenFields) Put(m []byte) error {
 // OpenAs is an Open that names the io mode: docs/protocol/rnbd.md, "Io modes".
 type OpenAs []byte
 
-// IsValid tells whether the accessors may be used: both names must end.
+// IsValid reports whether the accessors may be used: both names must end.
 func (m OpenAs) IsValid() bool {
 	return len(m) >= OpenAsSize && TypeOf(m) == TypeOpenAs &&
 		bytes.IndexByte(m[6:6+NameSize], 0) >= 0 && bytes.IndexByte(m[OpenSize:OpenAsSize], 0) >= 0
@@ -85,7 +85,7 @@ func (f OpenAsFields) Put(m []byte) error {
 // Close gives a device back.
 type Close []byte
 
-// IsValid tells whether the accessors may be used.
+// IsValid reports whether the accessors may be used.
 func (m Close) IsValid() bool { return len(m) >= CloseSize && TypeOf(m) == TypeClose }
 
 // DeviceID is the id of the OPEN_RSP.
@@ -106,8 +106,8 @@ const (
 // OpenRsp describes an opened device.
 type OpenRsp []byte
 
-// IsValid tells whether Fields may be used. The kernel's client does not look
-// at the type, and neither do we.
+// IsValid reports whether Fields may be used. It does not check the type, as the
+// kernel's client does not.
 func (m OpenRsp) IsValid() bool { return len(m) >= OpenRspSize }
 
 // OpenRspFields are the fields of an OpenRsp. Sectors have 512 bytes.

@@ -4,7 +4,7 @@ package rnbdwire
 // looked at: the kernel's client leaves them uninitialised.
 type SessInfo []byte
 
-// IsValid tells whether the accessors may be used.
+// IsValid reports whether the accessors may be used.
 func (m SessInfo) IsValid() bool { return len(m) >= SessInfoSize && TypeOf(m) == TypeSessInfo }
 
 // Version is the sender's major version.
@@ -19,7 +19,7 @@ func (f SessInfoFields) Put(m []byte) { putHeader(m, TypeSessInfo, SessInfoSize)
 // SessInfoRsp answers a SessInfo.
 type SessInfoRsp []byte
 
-// IsValid tells whether the accessors may be used.
+// IsValid reports whether the accessors may be used.
 func (m SessInfoRsp) IsValid() bool {
 	return len(m) >= SessInfoRspSize && TypeOf(m) == TypeSessInfoRsp
 }

@@ -35,8 +35,8 @@ func Start(log *slog.Logger) {
 	}()
 }
 
-// write replaces path, so that a reader never finds half a report, nor a
-// link of somebody else's is followed.
+// write replaces path, so that a reader never finds half a report and no link is
+// followed.
 func write(path string) error {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-")
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// seals of every memory file: its size is fixed for ever, so that a mapping of
-// it cannot fault, and nobody can add a seal against writing.
+// seals of every memory file: its size is fixed, so that a mapping of it cannot
+// fault, and no seal against writing can be added.
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 // maxMemfdName is what the kernel takes; the name is for people who look into
@@ -71,8 +71,8 @@ func setNonblock(fd int) error {
 // one is the number 1 as eventfd takes it: 64 bits in host order.
 var one = binary.NativeEndian.AppendUint64(nil, 1)
 
-// kick wakes whoever sleeps on the eventfd. A full counter is a wake-up that
-// nobody has taken yet.
+// kick wakes the thread that sleeps on the eventfd. It does not block on a full
+// counter, which means that an earlier wake-up is still pending.
 func kick(fd int) { unix.Write(fd, one) }
 
 // drainEvent takes the token out of an eventfd into b, of 8 bytes, which would

@@ -356,7 +356,7 @@ func TestEngine_SleepsUntilCompletion(t *testing.T) {
 	})
 }
 
-// fallsAsleep tells whether the owner of an idle engine falls asleep. A worker that
+// fallsAsleep reports whether the owner of an idle engine falls asleep. A worker that
 // was slow to kick may wake it once more.
 func fallsAsleep(e Engine) bool {
 	for range 3 {

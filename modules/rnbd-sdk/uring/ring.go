@@ -205,7 +205,7 @@ func (r *Ring) Peek(dst []CQE) int {
 	return int(n)
 }
 
-// Ready tells whether Peek would find a completion without a system call.
+// Ready reports whether Peek would find a completion without a system call.
 func (r *Ring) Ready() bool { return r.cqTail.Load() != r.cqHead.Load() }
 
 // Settle prepares the owner for sleep on the eventfd of RegisterEventfd, whose

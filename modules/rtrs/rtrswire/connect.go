@@ -60,7 +60,7 @@ func (m ConnReq) Put(f *ConnReqFields) {
 	}
 }
 
-// Check tells whether m is a request of this protocol with possible indices.
+// Check reports whether m is a request of this protocol with possible indices.
 func (m ConnReq) Check() error {
 	switch {
 	case len(m) < ConnReqLen:
@@ -111,8 +111,9 @@ type ConnRspFields struct {
 	MaxHdrSize uint32 // bytes; a chunk has MaxIOSize + MaxHdrSize
 	Flags      ConnFlags
 	Features   Features // of our own servers, zero from a kernel
-	// Incarnation names the session as the server has it: one that was made anew,
-	// by this server or the next, has another. Zero without FeatureIncarnation.
+	// Incarnation identifies the session at the server. A session that is made
+	// again, by this server or its successor, has another one. Zero without
+	// FeatureIncarnation.
 	Incarnation UUID
 }
 
@@ -157,7 +158,7 @@ func (m ConnRsp) Put(f *ConnRspFields) {
 	}
 }
 
-// Check tells whether m is a response of this protocol. It does not look at
+// Check reports whether m is a response of this protocol. It does not look at
 // Errno.
 func (m ConnRsp) Check() error {
 	switch {

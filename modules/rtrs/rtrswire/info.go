@@ -109,7 +109,7 @@ func (m InfoRsp) Count() int { return int(le.Uint16(m[2:])) }
 // Desc returns descriptor i.
 func (m InfoRsp) Desc(i int) Desc { return GetDesc(m[InfoRspLen(i):]) }
 
-// Check tells whether m is an INFO_RSP whose regions hold exactly queueDepth
+// Check reports whether m is an INFO_RSP whose regions hold exactly queueDepth
 // chunks of chunkSize bytes.
 func (m InfoRsp) Check(queueDepth, chunkSize int) error {
 	if len(m) < InfoRspHdrLen || MsgType(le.Uint16(m)) != MsgInfoRsp {

@@ -114,7 +114,7 @@ func (m RkeyRsp) Put(buf int, rkey uint32) {
 	le.PutUint32(m[4:], rkey)
 }
 
-// Valid tells whether m is an RKEY_RSP for buffer buf.
+// Valid reports whether m is an RKEY_RSP for buffer buf.
 func (m RkeyRsp) Valid(buf int) bool {
 	return len(m) >= RkeyRspLen && MsgType(le.Uint16(m)) == MsgRkeyRsp && m.Buf() == buf
 }

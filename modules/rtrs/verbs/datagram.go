@@ -77,6 +77,6 @@ type DatagramQP interface {
 type DatagramDrops struct {
 	PKey   uint64 // of another partition
 	QKey   uint64 // with another queue key
-	Full   uint64 // nobody received them in time
+	Full   uint64 // no receive was posted in time
 	Length uint64 // longer than the buffer of the receive
 }

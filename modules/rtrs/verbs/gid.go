@@ -14,10 +14,10 @@ const gidZone = "gid:"
 // GID is the address of InfiniBand's family with the 16 bytes of a.
 func GID(a netip.Addr) netip.Addr { return netip.AddrFrom16(a.As16()).WithZone(gidZone) }
 
-// IsGID tells whether a is an address of InfiniBand's family.
+// IsGID reports whether a is an address of InfiniBand's family.
 func IsGID(a netip.Addr) bool { return a.Zone() == gidZone }
 
-// SameFamily tells whether a connection can lead from src to dst.
+// SameFamily reports whether a connection can lead from src to dst.
 func SameFamily(src, dst netip.Addr) bool {
 	return src.Is4() == dst.Is4() && IsGID(src) == IsGID(dst)
 }

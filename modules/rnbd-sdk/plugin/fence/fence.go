@@ -103,7 +103,8 @@ func lockReader(fd uintptr, slot uint32) (bool, error) {
 	return set(fd, unix.F_RDLCK, slot)
 }
 
-// set takes a lock of the given type; false: somebody else holds it.
+// set takes a lock of the given type. It returns false if another process holds
+// it.
 func set(fd uintptr, typ int16, slot uint32) (bool, error) {
 	l := span(typ, slot)
 	err := fcntl(fd, unix.F_OFD_SETLK, &l)

@@ -48,7 +48,7 @@ func newFile(t *testing.T) string {
 	return path
 }
 
-// held tells whether Lock is still waiting after a while.
+// held reports whether Lock is still waiting after a while.
 func held(t *testing.T, f *os.File, slot uint32) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)

@@ -18,7 +18,7 @@ import (
 // these 128 bits: it is the 16 bytes times the inverse of P, cut off after 128
 // bits. P has 33 bits: of Q*P only the last 64 bits of Q reach behind.
 
-// folds tells whether the CPU has what foldBlocks uses and the operating system
+// folds reports whether the CPU has what foldBlocks uses and the operating system
 // keeps the registers.
 var folds = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VL &&
 	cpu.X86.HasAVX512VPCLMULQDQ && cpu.X86.HasPCLMULQDQ

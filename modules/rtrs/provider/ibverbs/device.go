@@ -81,7 +81,8 @@ func (d *Device) Listen(addr netip.AddrPort) (verbs.Listener, error) { return d.
 // Close does nothing: devices belong to the fabric.
 func (d *Device) Close() error { return nil }
 
-// connectable tells whether an identifier that was bound to ctx is ours.
+// connectable returns an error unless an identifier that was bound to ctx
+// belongs to this device.
 func (d *Device) connectable(ctx *cContext) error {
 	if ctx == d.ctx {
 		return nil

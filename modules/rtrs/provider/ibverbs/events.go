@@ -39,7 +39,7 @@ type waiter chan event
 func (w waiter) cmEvent(e event) {
 	select {
 	case w <- e:
-	default: // nobody waits for that many
+	default: // no receiver waits for that many
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// Built tells whether this program has the fabric.
+// Built reports whether this program has the fabric.
 const Built = true
 
 // Fabric is all RDMA devices of the host.

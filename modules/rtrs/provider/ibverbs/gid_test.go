@@ -13,7 +13,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// overEthernet tells whether a device is on Ethernet (RoCE, iWARP).
+// overEthernet reports whether a device is on Ethernet (RoCE, iWARP).
 func overEthernet(t testing.TB, device string) bool {
 	t.Helper()
 	layer, err := os.ReadFile("/sys/class/infiniband/" + device + "/ports/1/link_layer")

@@ -311,8 +311,8 @@ func (q *qp) Disconnect() {
 	}
 }
 
-// hangUp tells the peer and stops the queue pair, then the owner. Where its
-// creator destroyed it first, nobody is left to be told.
+// hangUp disconnects from the peer, stops the queue pair and tells its owner,
+// unless the owner has destroyed it first.
 func (q *qp) hangUp() {
 	if q.tellPeer() {
 		q.cq.submit(q)

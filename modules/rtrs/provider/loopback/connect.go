@@ -206,7 +206,7 @@ func (l *listener) Close() error {
 	return nil
 }
 
-// close refuses the requests that nobody has taken.
+// close refuses the requests that were not accepted.
 func (l *listener) close() {
 	n := l.dev.net
 	if l.closed {

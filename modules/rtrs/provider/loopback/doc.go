@@ -6,7 +6,7 @@
 //	client, server := net.Device("client"), net.Device("server")
 //	net.Tap(func(e loopback.Event) { ... every message, as it leaves ... })
 //	net.Stall(a, b) // nothing arrives between the addresses a and b any more
-//	net.Crash(server, false) // the server is gone, and nobody says so
+//	net.Crash(server, false) // the server is gone, and its peers get no event
 //
 // # Addresses
 //

@@ -102,7 +102,7 @@ func (c *conn) send(side int, m message) {
 
 func (c *conn) sendBye(side int) { c.send(side, message{kind: msgBye}) }
 
-// reap frees what nobody will receive any more.
+// reap frees messages that will not be received any more.
 func (c *conn) reap() {
 	for side := range c.ends {
 		if p := &c.pipes[side]; c.ends[1-side].state == stateDead {

@@ -41,8 +41,8 @@ type reach struct {
 	size int
 }
 
-// outOfReach: each attempt is refused, changes nothing, and ends the
-// connection at both ends.
+// outOfReach checks that each access beyond a region is refused, changes nothing,
+// and ends the connection at both ends.
 func outOfReach(t *testing.T, f Fabric) {
 	tests := []struct {
 		name  string
@@ -139,7 +139,7 @@ func (p *pair) refused(r reach) {
 	}
 }
 
-// is tells whether a fault in local memory is reported as it should be.
+// is reports whether a fault in local memory is reported as it should be.
 func (f *Fabric) is(got, want verbs.Status) bool {
 	return got == want || f.VagueErrors && got != verbs.StatusOK
 }
@@ -239,9 +239,9 @@ func rotateChain(t *testing.T, f Fabric) {
 	}
 }
 
-// rotateByTwo: each owner answers with the next key, and as soon as the client has
-// the answer it asks the other owner. So it is with the chunks of an RTRS server
-// whose connections belong to several pumps.
+// rotateByTwo rotates the keys of one region between two owners: each answers
+// with the next key, and on the answer the client asks the other owner. The
+// chunks of an RTRS server with several pumps are used in this way.
 func rotateByTwo(t *testing.T, f Fabric) {
 	client, server := newEnd(t, f.Client), newEnd(t, f.Server)
 	mr := server.grant(allAccess | verbs.AccessRotate)

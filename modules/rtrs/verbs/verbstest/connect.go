@@ -11,7 +11,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// samePrivate: a fabric may fill private data up with zeros.
+// samePrivate reports whether got is want, possibly padded with zeros: a fabric
+// may pad private data.
 func samePrivate(got, want []byte) bool {
 	return bytes.HasPrefix(got, want) && len(bytes.Trim(got[len(want):], "\x00")) == 0
 }
@@ -172,7 +173,7 @@ func garbage(t *testing.T, f Fabric) {
 
 func connectCancelled(t *testing.T, f Fabric) {
 	e := newEnd(t, f.Client)
-	l := must(f.Server.Listen(f.Addr))(t) // and nobody accepts
+	l := must(f.Server.Listen(f.Addr))(t) // and never accepts
 	t.Cleanup(func() { l.Close() })
 	qp := e.newQP(1)
 	t.Cleanup(qp.Destroy)

@@ -7,10 +7,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// The cases of this file close a region while work names it, and use its memory
-// for something else at once: what the region held has pattern before, what the
-// caller writes after Close has pattern after. Nobody may see the second, or
-// change it.
+// The cases of this file close a region while work requests name it, and use its
+// memory for other data at once: the region's data have the pattern before, the
+// data after Close the pattern after. No peer may see the second or change it.
 const (
 	before, after = 1, 2
 	// lentSize is the size of a region that is closed early, lentTimes how often

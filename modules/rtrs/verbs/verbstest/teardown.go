@@ -113,8 +113,8 @@ func disconnectReaches(t *testing.T, f Fabric) {
 	}
 }
 
-// disconnectAtOnce: the passive end hangs up when the active one may not know yet that it
-// was accepted.
+// disconnectAtOnce disconnects at the passive end before the active end may know
+// that it was accepted.
 func disconnectAtOnce(t *testing.T, f Fabric) {
 	p := &pair{t, newEnd(t, f.Client), newEnd(t, f.Server)}
 	l := must(f.Server.Listen(f.Addr))(t)

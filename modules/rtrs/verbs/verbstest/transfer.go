@@ -97,7 +97,7 @@ func (p *pair) checkReceived(op verbs.Opcode, wc verbs.WC, size int) {
 	}
 }
 
-// checkBytes: the pattern and nothing around it.
+// checkBytes checks that mem holds the pattern of seed and nothing around it.
 func (p *pair) checkBytes(mem []byte, size, seed int) {
 	p.t.Helper()
 	if i := filled(mem[dstOff:][:size], seed); i >= 0 {
