@@ -110,9 +110,10 @@ bench-report: build tools-for-test ## the same, with tables and plots into docs/
 bench-kernel: build tools-for-test ## against the kernel's modules, in a virtual machine: ratios in bench-results-kernel.json (root)
 	@cd test/kernelvm && RNBD_KERNEL=1 RNBD_BENCH=1 RNBD_BIN=$(BIN) go test -count=1 -v -timeout 40m -run TestBench_Peers .
 
-lint: ## gofmt, go vet and the rules of the tree
+lint: ## gofmt, go vet and staticcheck
 	@test -z "$$(gofmt -l $(ALL) | tee /dev/stderr)"
 	@for m in $(ALL); do (cd $$m && go vet ./...) || exit 1; done
+	@CGO_ENABLED=$(CGO_RNBD) $$(cd tools && go tool -n staticcheck) $(ALL:%=./%/...)
 
 man: build ## man pages of all commands, into bin/man
 	@rm -rf $(BIN)/man && $(BIN)/rnbd man $(BIN)/man

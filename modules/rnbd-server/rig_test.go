@@ -30,7 +30,6 @@ type memory struct {
 	disks map[string]*memDisk
 	gate  chan struct{}    // not nil: Open waits until it is closed, as for a fence
 	hold  bool             // answers wait
-	held  []func()         // what waits
 	opens int              // calls of Open
 	fail  map[string]error // of Open, by name
 	seen  []plugin.Request // requests that reached the plugin, without payload

@@ -614,9 +614,3 @@ func (tap *cltTap) all() []loopback.Event {
 	defer tap.mu.Unlock()
 	return append([]loopback.Event(nil), tap.events...)
 }
-
-func (tap *cltTap) reset() {
-	tap.mu.Lock()
-	defer tap.mu.Unlock()
-	tap.events = nil
-}

@@ -46,7 +46,7 @@ type requestState uint8
 
 const (
 	// reqIdle: the permit is free, or just taken.
-	reqIdle requestState = iota
+	reqIdle requestState = iota //lint:ignore U1000 the zero value has a name, too
 	// reqInflight: sent on link, no answer yet.
 	reqInflight
 	// reqLost: link is lost; waits for the fence, then goes to another path.

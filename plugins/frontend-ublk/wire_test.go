@@ -247,7 +247,7 @@ func TestNumbers(t *testing.T) {
 			t.Errorf("%v: %v", bad, err)
 		}
 	}
-	if token("a") == token("b") || token("a") != token("a") || token("a") == 0 {
-		t.Error("tokens")
+	if a, again, b := token("a"), token("a"), token("b"); a == b || a != again || a == 0 {
+		t.Errorf("tokens of a, a and b: %d, %d and %d", a, again, b)
 	}
 }

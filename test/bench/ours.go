@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"strings"
 
 	"github.com/rnbd-go/rnbd/test/lab"
 )
@@ -27,8 +26,6 @@ const (
 
 // paths names the library over n paths of limited rate.
 func paths(n int) string { return fmt.Sprintf("rnbd, client library, %d limited paths", n) }
-
-func isOurs(name string) bool { return strings.HasPrefix(name, "rnbd") }
 
 // hasCRCOff tells whether a target is measured without checksums too.
 func hasCRCOff(name string) bool { return name == frontEnd || name == direct }

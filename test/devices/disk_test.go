@@ -153,7 +153,7 @@ func testDiscardAndPartitions(t *testing.T, s *stack) {
 		t.Errorf("unmap with a mounted partition: %v", err)
 	}
 	must(t, s.client.Unmap(d.Name, false))
-	d, node = s.disk(t, image) // partitions are found when the disk appears
+	_, node = s.disk(t, image) // partitions are found when the disk appears
 	eventually(t, "the partition's node", func() bool { _, err := os.Stat(node + "p2"); return err == nil })
 	run(t, "e2fsck", "-f", "-n", node+"p2")
 }
@@ -250,7 +250,7 @@ func (s *stack) users(t *testing.T, d *controlpb.ClientDevice) (end func()) {
 func testBadInput(t *testing.T, s *stack) {
 	odd := s.image(t, 1<<20+512)
 	d, node := s.disk(t, s.ram)
-	number := strings.TrimLeft(node, "/dev/ublkn")
+	number := strings.TrimPrefix(node, "/dev/ublkb")
 	for _, v := range []struct {
 		name  string
 		path  string

@@ -174,7 +174,7 @@ func (b *memory) Serve(q *Queue) error {
 			select {
 			case <-gate:
 				gate = nil
-				n = serveAll(q, held)
+				serveAll(q, held)
 			case <-time.After(time.Millisecond):
 			}
 			continue

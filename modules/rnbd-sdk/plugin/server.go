@@ -305,7 +305,7 @@ func (s *server) detach(ctx context.Context) error {
 		select {
 		case <-w.asks.done:
 		case <-ctx.Done():
-			return fmt.Errorf("Serve does not return: %w", context.Cause(ctx))
+			return fmt.Errorf("plugin's Serve has not returned: %w", context.Cause(ctx))
 		}
 	}
 	err := s.kind.closeAll()

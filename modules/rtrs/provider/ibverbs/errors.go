@@ -3,12 +3,9 @@ package ibverbs
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -58,18 +55,7 @@ type memlock struct {
 	unlimited     bool
 }
 
-func currentMemlock() memlock {
-	var r unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err != nil {
-		return memlock{unlimited: true}
-	}
-	m := memlock{limit: r.Cur, unlimited: r.Cur == unix.RLIM_INFINITY}
-	status, _ := os.ReadFile("/proc/self/status")
-	m.pinned = statusBytes(string(status), "VmPin") + statusBytes(string(status), "VmLck")
-	return m
-}
-
-// statusBytes is the value of a line like "VmPin:	 4 kB".
+// statusBytes returns the value of a line like "VmPin:	 4 kB".
 func statusBytes(status, key string) uint64 {
 	for line := range strings.Lines(status) {
 		name, value, _ := strings.Cut(line, ":")

@@ -42,7 +42,6 @@ type transmitter struct {
 	poke      bool
 	term      bool // send a Terminate and no more
 	termBuilt bool
-	started   bool // something of ours has left
 
 	// The message in progress.
 	cur       message

@@ -1,0 +1,21 @@
+//go:build linux && cgo && ibverbs
+
+package ibverbs
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// currentMemlock returns the limit of the process and what it has locked.
+func currentMemlock() memlock {
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err != nil {
+		return memlock{unlimited: true}
+	}
+	m := memlock{limit: r.Cur, unlimited: r.Cur == unix.RLIM_INFINITY}
+	status, _ := os.ReadFile("/proc/self/status")
+	m.pinned = statusBytes(string(status), "VmPin") + statusBytes(string(status), "VmLck")
+	return m
+}
