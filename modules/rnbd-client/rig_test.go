@@ -13,6 +13,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/loopback"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -357,16 +358,8 @@ func do(t testing.TB, io *IO, r Request) blk.Errno {
 	}
 }
 
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("never happened: %s", what)
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
+// eventually waits until a condition holds.
+var eventually = sdktest.Eventually
 
 func must(t testing.TB, err error) {
 	t.Helper()

@@ -208,7 +208,7 @@ func TestIdleSessionsWakeTheirOwnersTogether(t *testing.T) {
 		}
 		return n
 	}
-	waitFor(t, "heartbeats on all paths", func() bool { return answered() == sessions })
+	eventually(t, "heartbeats on all paths", func() bool { return answered() == sessions })
 	before := near.sleeps.Load() + far.sleeps.Load()
 	time.Sleep(beats * beat)
 	n := near.sleeps.Load() + far.sleeps.Load() - before

@@ -303,7 +303,7 @@ func TestAHungOperationKeepsItsMemory(t *testing.T) {
 				t.Errorf("the operation that hangs brings %q to its disk", op.Data())
 			}
 			_ = srv.cfg.Pollers[op.Poller()].Call(t.Context(), func() { op.Respond(0) })
-			waitFor(t, "its memory to be freed", func() bool { _, _, alive := srv.handler.counts(); return alive == 1 })
+			eventually(t, "its memory to be freed", func() bool { _, _, alive := srv.handler.counts(); return alive == 1 })
 		})
 	}
 }

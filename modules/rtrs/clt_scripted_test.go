@@ -579,12 +579,12 @@ func (c *cltClient) awaitState(path int, s PathState) Event {
 	return c.event(s.String(), func(e Event) bool { return e.Kind == PathChanged && e.Path == path && e.State == s })
 }
 
-// eventually waits until ok.
+// eventually waits until ok returns true.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); {
+	for deadline := time.Now().Add(time.Minute); !ok(); {
 		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		}
 		time.Sleep(time.Millisecond)
 	}

@@ -95,7 +95,7 @@ func TestOverIwarp_WritesAndReadsWhilePathsComeAndGo(t *testing.T) {
 			if err := srv.DisconnectPath("s", old.ID); err != nil {
 				t.Error(err)
 			}
-			waitFor(t, "the path to be back at both ends", func() bool {
+			eventually(t, "the path to be back at both ends", func() bool {
 				p := pathAt(srv, addr.Dst.Addr())
 				return p.ID != old.ID && p.State == SrvPathConnected && allConnected(s)
 			})

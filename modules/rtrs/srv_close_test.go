@@ -24,13 +24,13 @@ func TestR104_AnyConnectionsEndClosesThePathAndTheLastPathTheSession(t *testing.
 			net.CutConn(b.qps[cid].LocalAddr(), b.qps[cid].RemoteAddr())
 			b.waitDown()
 			a.stillWorks()
-			waitFor(t, "the path to be gone", func() bool { return len(s.Sessions()[0].Paths()) == 1 })
+			eventually(t, "the path to be gone", func() bool { return len(s.Sessions()[0].Paths()) == 1 })
 			if _, downs, alive := s.handler.counts(); downs != 0 || alive != 1 {
 				t.Fatalf("%d sessions down, %d memories", downs, alive)
 			}
 			net.CutConn(a.qps[cid].LocalAddr(), a.qps[cid].RemoteAddr())
 			a.waitDown()
-			waitFor(t, "the session to be gone", func() bool {
+			eventually(t, "the session to be gone", func() bool {
 				_, downs, alive := s.handler.counts()
 				return downs == 1 && alive == 0 && len(s.Sessions()) == 0
 			})
@@ -46,7 +46,7 @@ func TestR104_SessionDownComesAfterTheLastRequest(t *testing.T) {
 		p.write(1, 1, nil, []byte("u"))
 		op := park.take(p)
 		p.hangUp()
-		waitFor(t, "the path to close", func() bool { return park.s.Sessions()[0].Paths()[0].State == SrvPathClosing })
+		eventually(t, "the path to close", func() bool { return park.s.Sessions()[0].Paths()[0].State == SrvPathClosing })
 		for range 20 {
 			_ = park.s.cfg.Pollers[op.Poller()].Call(t.Context(), func() {})
 		}
@@ -54,7 +54,7 @@ func TestR104_SessionDownComesAfterTheLastRequest(t *testing.T) {
 			t.Fatalf("with a request under way: %d down, %d memories", downs, alive)
 		}
 		park.respond(op, 0)
-		waitFor(t, "the session to be gone", func() bool { _, downs, alive := park.s.handler.counts(); return downs == 1 && alive == 0 })
+		eventually(t, "the session to be gone", func() bool { _, downs, alive := park.s.handler.counts(); return downs == 1 && alive == 0 })
 	})
 }
 
@@ -64,7 +64,7 @@ func TestR011_R105_ReconnectIsRefusedUntilTheOldPathIsGone(t *testing.T) {
 	s.handler.downBlocked = make(chan struct{})
 	p := newSession(t, net, 2, "s")
 	p.hangUp()
-	waitFor(t, "the path to close", func() bool { return s.Sessions()[0].Paths()[0].State == SrvPathClosing })
+	eventually(t, "the path to close", func() bool { return s.Sessions()[0].Paths()[0].State == SrvPathClosing })
 	again := newRawPath(t, net, 2)
 	again.req = p.req
 	again.req.ReconCnt = 2
@@ -77,7 +77,7 @@ func TestR011_R105_ReconnectIsRefusedUntilTheOldPathIsGone(t *testing.T) {
 		t.Errorf("R-013 same addresses: refused with %d", got)
 	}
 	close(s.handler.downBlocked)
-	waitFor(t, "the path to be gone", func() bool { return len(s.Sessions()) == 0 })
+	eventually(t, "the path to be gone", func() bool { return len(s.Sessions()) == 0 })
 	again.connect().info("s").stillWorks()
 	if ups, _, _ := s.handler.counts(); ups != 2 {
 		t.Errorf("%d sessions up, want 2", ups)
@@ -103,7 +103,7 @@ func TestR011_ConnectionThatComesWhileItsPathClosesIsRefused(t *testing.T) {
 		t.Errorf("refused with %d", got)
 	}
 	release()
-	waitFor(t, "the path to be gone", func() bool { _, _, alive := s.handler.counts(); return alive == 0 })
+	eventually(t, "the path to be gone", func() bool { _, _, alive := s.handler.counts(); return alive == 0 })
 }
 
 // A path that joins while the last one is closing ends with it: its client may
@@ -144,7 +144,7 @@ func TestPathThatJoinsWhileTheLastOneCloses(t *testing.T) {
 			b.waitDown()
 			again := a.second(net, otherAddr)
 			again.req.FirstConn = true
-			waitFor(t, "the path's last life to be over", func() bool { _, _, alive := s.handler.counts(); return alive == 0 })
+			eventually(t, "the path's last life to be over", func() bool { _, _, alive := s.handler.counts(); return alive == 0 })
 			again.connect().info("s").stillWorksWith(park)
 			if ups, downs, alive := s.handler.counts(); ups != 2 || downs != 1 || alive != 1 {
 				t.Errorf("%d up, %d down, %d memories", ups, downs, alive)
@@ -168,7 +168,7 @@ func TestR107_BothEndsMayDisconnectAtOnce(t *testing.T) {
 			t.Fatalf("round %d: %v", round, err)
 		}
 		p.waitDown()
-		waitFor(t, "the session to be gone", func() bool { return len(s.Sessions()) == 0 })
+		eventually(t, "the session to be gone", func() bool { return len(s.Sessions()) == 0 })
 	}
 }
 
@@ -244,8 +244,8 @@ func TestPathStuckInConnectingIsClosed(t *testing.T) {
 	if !path.zombie.Reset(time.Millisecond) {
 		t.Fatal("no timer was running")
 	}
-	waitFor(t, "both connections to be closed", func() bool { p.pump(); return p.downs == 2 })
-	waitFor(t, "the memory to be freed", func() bool { _, _, alive := s.handler.counts(); return alive == 0 })
+	eventually(t, "both connections to be closed", func() bool { p.pump(); return p.downs == 2 })
+	eventually(t, "the memory to be freed", func() bool { _, _, alive := s.handler.counts(); return alive == 0 })
 }
 
 func TestR091_HeartbeatIsAnsweredAtOnce(t *testing.T) {
@@ -269,7 +269,7 @@ func TestR090_ServerSendsHeartbeatsOnCid0AndMeasures(t *testing.T) {
 	p := newSession(t, net, 2, "s")
 	wire := tapServer(net)
 	beats := 0
-	waitFor(t, "heartbeats", func() bool {
+	eventually(t, "heartbeats", func() bool {
 		p.pump()
 		for _, m := range p.got {
 			if m.Imm != uint32(rtrswire.HeartbeatImm) || m.QP != 0 {
@@ -286,7 +286,7 @@ func TestR090_ServerSendsHeartbeatsOnCid0AndMeasures(t *testing.T) {
 			t.Errorf("sent %+v", e)
 		}
 	}
-	waitFor(t, "a latency", func() bool { return s.Sessions()[0].Paths()[0].Stats.Latency > 0 })
+	eventually(t, "a latency", func() bool { return s.Sessions()[0].Paths()[0].Stats.Latency > 0 })
 }
 
 func TestR092_R093_SilentClientIsGivenUp(t *testing.T) {
@@ -302,7 +302,7 @@ func TestR092_R093_SilentClientIsGivenUp(t *testing.T) {
 			t.Fatal("the silent client is still there")
 		}
 		busy.write(1, 0, nil, []byte("u")) // never answers a heartbeat
-		waitFor(t, "an answer", func() bool {
+		eventually(t, "an answer", func() bool {
 			busy.pump()
 			for _, m := range busy.got {
 				if m.HasImm && rtrswire.Imm(m.Imm).Type() == rtrswire.ImmIORsp {

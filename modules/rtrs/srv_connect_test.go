@@ -221,7 +221,7 @@ func TestR033_NameOfASessionThatEndsIsWaitedFor(t *testing.T) {
 			old := newSession(t, net, 2, "s")
 			if seen {
 				old.hangUp()
-				waitFor(t, "the path to close", func() bool { return s.Sessions()[0].Paths()[0].State == SrvPathClosing })
+				eventually(t, "the path to close", func() bool { return s.Sessions()[0].Paths()[0].State == SrvPathClosing })
 			}
 			p := newRawPath(t, net, 2).connect()
 			p.sendInfo(infoReq("s"))
@@ -244,7 +244,7 @@ func TestR032_InfoBeforeAllConnectionsClosesThePath(t *testing.T) {
 	startServer(t, net, serve)
 	p := newRawPath(t, net, 3).connect(0, 1)
 	p.sendInfo(infoReq("x"))
-	waitFor(t, "two connections to be closed", func() bool { p.pump(); return p.downs == 2 })
+	eventually(t, "two connections to be closed", func() bool { p.pump(); return p.downs == 2 })
 }
 
 func TestSecondPathWithAnotherNameIsClosed(t *testing.T) {
@@ -321,7 +321,7 @@ func TestHandlerMayRefuseASession(t *testing.T) {
 	p := newRawPath(t, net, 2).connect()
 	p.sendInfo(infoReq("x"))
 	p.waitDown()
-	waitFor(t, "the memory to be freed", func() bool { _, _, alive := s.handler.counts(); return alive == 0 })
+	eventually(t, "the memory to be freed", func() bool { _, _, alive := s.handler.counts(); return alive == 0 })
 }
 
 func TestAdmitDecidesAboutClients(t *testing.T) {

@@ -99,7 +99,7 @@ func TestFence_OfAPathThatIsConnecting(t *testing.T) {
 	b := a.second(net, otherAddr).connect(0)
 	a.fence(0, 1, b.req.SessUUID)
 	a.expect(answer{0, 1, 0, false})
-	waitFor(t, "its connection to be closed", func() bool { b.pump(); return b.downs == 1 })
+	eventually(t, "its connection to be closed", func() bool { b.pump(); return b.downs == 1 })
 }
 
 func TestFence_TwoPathsThatFenceEachOtherBothEnd(t *testing.T) {
@@ -109,10 +109,10 @@ func TestFence_TwoPathsThatFenceEachOtherBothEnd(t *testing.T) {
 		a, b := twoPaths(t, net)
 		a.fence(0, 1, b.req.SessUUID)
 		b.fence(0, 2, a.req.SessUUID)
-		waitFor(t, "at least one of them to end", func() bool { a.pump(); b.pump(); return a.downs == 2 || b.downs == 2 })
+		eventually(t, "at least one of them to end", func() bool { a.pump(); b.pump(); return a.downs == 2 || b.downs == 2 })
 		a.hangUp()
 		b.hangUp()
-		waitFor(t, "the session to be gone", func() bool { return len(s.Sessions()) == 0 })
+		eventually(t, "the session to be gone", func() bool { return len(s.Sessions()) == 0 })
 	}
 }
 
@@ -164,7 +164,7 @@ func TestHeldRequestOfAClosedPathIsDropped(t *testing.T) {
 	b.write(1, 1, nil, []byte("second"))
 	park.empty(b)
 	b.hangUp()
-	waitFor(t, "the path to be gone", func() bool { return len(park.s.Sessions()[0].Paths()) == 1 })
+	eventually(t, "the path to be gone", func() bool { return len(park.s.Sessions()[0].Paths()) == 1 })
 	park.respond(op, 0)
 	a.expect(answer{1, 1, 0, false})
 	park.empty(a)
@@ -187,7 +187,7 @@ func TestOnlyOneRequestIsHeldForAChunk(t *testing.T) {
 	c.write(1, 1, nil, []byte("third")) // while one is held already
 	c.waitDown()
 	b.hangUp()
-	waitFor(t, "the path to be gone", func() bool { return len(park.s.Sessions()[0].Paths()) == 2 })
+	eventually(t, "the path to be gone", func() bool { return len(park.s.Sessions()[0].Paths()) == 2 })
 	d.write(1, 1, nil, []byte("fourth")) // takes the place of the lost one
 	park.empty(d)
 	park.respond(op, 0)

@@ -28,7 +28,7 @@ func startParking(t testing.TB, net *loopback.Network, opts ...serverOption) *pa
 func (p *parking) take(paths ...*rawPath) *Op {
 	p.s.t.Helper()
 	var op *Op
-	waitFor(p.s.t, "a request at the consumer", func() bool {
+	eventually(p.s.t, "a request at the consumer", func() bool {
 		for _, c := range paths {
 			c.pump()
 		}
@@ -472,14 +472,14 @@ func TestRequestsAndAnswersWaitForSendCredit(t *testing.T) {
 			for chunk := range 6 {
 				p.read(1, chunk, 64, []byte{byte(round)}, true)
 			}
-			waitFor(t, "an answer to wait", waits(opAnswering))
+			eventually(t, "an answer to wait", waits(opAnswering))
 			p.read(1, 6, 64, []byte{byte(round)}, true)
 			p.read(1, 7, 64, []byte{byte(round)}, true)
 			if newRkey {
-				waitFor(t, "a request to wait", waits(opStarting))
+				eventually(t, "a request to wait", waits(opStarting))
 			}
 			net.Release(serverAddr.Addr(), clientAddr)
-			waitFor(t, "all to be served", serve)
+			eventually(t, "all to be served", serve)
 			seen := map[int]bool{}
 			for range 8 {
 				a := p.answer()
@@ -504,7 +504,7 @@ func TestPathDiesWhileAnswersWaitForSendCredit(t *testing.T) {
 		for chunk := range 8 {
 			p.read(1, chunk, 64, nil, true)
 		}
-		waitFor(t, "something to wait", func() (stuck bool) {
+		eventually(t, "something to wait", func() (stuck bool) {
 			p.pump()
 			select {
 			case op := <-park.ch:

@@ -14,7 +14,7 @@ import (
 func (c *rawPath) rejoin(net *loopback.Network, like *rawPath) *rawPath {
 	c.t.Helper()
 	var p *rawPath
-	waitFor(c.t, "the session to be made again", func() bool {
+	eventually(c.t, "the session to be made again", func() bool {
 		p = newRawPath(c.t, net, len(like.qps))
 		p.req, p.src = like.req, like.src
 		p.req.FirstConn = true
@@ -27,7 +27,7 @@ func (c *rawPath) rejoin(net *loopback.Network, like *rawPath) *rawPath {
 			p.takeRep(rep)
 		}
 		p.sendInfo(infoReq("s"))
-		waitFor(c.t, "an answer or the end", func() bool { p.pump(); return len(p.got) > 0 || p.downs > 0 })
+		eventually(c.t, "an answer or the end", func() bool { p.pump(); return len(p.got) > 0 || p.downs > 0 })
 		if p.downs > 0 {
 			p.hangUp()
 			return false
@@ -84,7 +84,7 @@ func TestAChunkInUseIsGivenToNobody(t *testing.T) {
 					}
 					park.respond(other, 0)
 					b.expect(answer{1, 1, 0, false})
-					waitFor(t, "the old memory to be freed", func() bool { _, _, alive := park.s.handler.counts(); return alive == 1 })
+					eventually(t, "the old memory to be freed", func() bool { _, _, alive := park.s.handler.counts(); return alive == 1 })
 				})
 			})
 		}
@@ -109,7 +109,7 @@ func TestAPathJoinsBesideOneThatAnswers(t *testing.T) {
 	b := a.second(net, otherAddr).connect()
 	b.sendInfo(infoReq("s"))
 	b.silent("while the other path does not answer")
-	waitFor(t, "the path to join", func() bool { a.answerBeats(); b.pump(); return len(b.got) > 0 })
+	eventually(t, "the path to join", func() bool { a.answerBeats(); b.pump(); return len(b.got) > 0 })
 	b.takeInfo().stillWorksWith(park)
 
 	// What the client sends again on the new path waits, and the first is not
@@ -119,7 +119,7 @@ func TestAPathJoinsBesideOneThatAnswers(t *testing.T) {
 	park.empty(b)
 	c := a.second(net, otherAddr.Next()).connect()
 	c.sendInfo(infoReq("s"))
-	waitFor(t, "the third path to join", func() bool { b.answerBeats(); c.pump(); return len(c.got) > 0 })
+	eventually(t, "the third path to join", func() bool { b.answerBeats(); c.pump(); return len(c.got) > 0 })
 	c.takeInfo()
 	park.respond(op, 0)
 	again := park.take(b)
@@ -141,7 +141,7 @@ func TestAnOldAnswerDoesNotVouch(t *testing.T) {
 	op := park.take(a)
 	b := a.second(net, otherAddr).connect()
 	b.sendInfo(infoReq("s"))
-	waitFor(t, "both heartbeats", func() bool { a.pump(); return len(a.got) == 2 })
+	eventually(t, "both heartbeats", func() bool { a.pump(); return len(a.got) == 2 })
 	a.imm(0, 0x90000000)
 	b.silent("after the answer to a heartbeat from before")
 	a.imm(0, 0x90000000)
@@ -164,9 +164,9 @@ func TestAPathThatWaitsEndsWithTheLastOne(t *testing.T) {
 	b.silent("while the other path does not answer")
 	a.hangUp()
 	b.waitDown()
-	waitFor(t, "the session to go", func() bool { return len(park.s.Sessions()) == 0 })
+	eventually(t, "the session to go", func() bool { return len(park.s.Sessions()) == 0 })
 	park.respond(op, 0)
-	waitFor(t, "its memory to be freed", func() bool { _, _, alive := park.s.handler.counts(); return alive == 0 })
+	eventually(t, "its memory to be freed", func() bool { _, _, alive := park.s.handler.counts(); return alive == 0 })
 }
 
 // A path that its client has lost without the server's notice holds up the next

@@ -58,7 +58,7 @@ func TestLimits(t *testing.T) {
 			a.stillWorks()
 			b.hangUp()
 			var dialled error
-			waitFor(t, "room for the third", func() bool {
+			eventually(t, "room for the third", func() bool {
 				if _, dialled = over.dial(0, over.private(0)); dialled != nil {
 					var rej *verbs.RejectError
 					if !errors.As(dialled, &rej) {
@@ -84,12 +84,12 @@ func TestUsage(t *testing.T) {
 	a.write(1, 1, nil, []byte("stuck"))
 	op := park.take(a)
 	a.hangUp()
-	waitFor(t, "the session to go", func() bool { return len(park.s.Sessions()) == 0 })
+	eventually(t, "the session to go", func() bool { return len(park.s.Sessions()) == 0 })
 	want = Usage{Sessions: 1, Connections: 1, ChunkMemory: 2 * 8 * 8192, Unfinished: 1, Addresses: 2}
-	waitFor(t, "its memory to be all that is left", func() bool { return park.s.Usage() == want })
+	eventually(t, "its memory to be all that is left", func() bool { return park.s.Usage() == want })
 	park.respond(op, 0)
 	want.ChunkMemory, want.Addresses = 8*8192, 1
-	waitFor(t, "its memory to be freed", func() bool { return park.s.Usage() == want })
+	eventually(t, "its memory to be freed", func() bool { return park.s.Usage() == want })
 }
 
 // Of the paths that are not connected the oldest gives way, of the same address
@@ -103,9 +103,9 @@ func TestTheOldestUnfinishedPathGivesWay(t *testing.T) {
 
 	down := func(p *rawPath) func() bool { return func() bool { p.pump(); return p.downs > 0 } }
 	three := from(t, net, clientAddr, 2).connect(0) // too many of the address
-	waitFor(t, "the oldest of its address to give way", down(one))
+	eventually(t, "the oldest of its address to give way", down(one))
 	from(t, net, otherAddr.Next(), 2).connect(0) // too many in all
-	waitFor(t, "the oldest of the address with the most to give way", down(two))
+	eventually(t, "the oldest of the address with the most to give way", down(two))
 	for i, p := range []*rawPath{first, three} {
 		p.connect(1).info(string(rune('a' + i))).stillWorks()
 	}
@@ -149,7 +149,7 @@ func TestUnfinishedPathsGiveTheirConnectionsBack(t *testing.T) {
 	if got := p.refused(0, p.private(0)); got != -int(syscall.ENOMEM) {
 		t.Errorf("refused with %d", got)
 	}
-	waitFor(t, "room", func() bool { _, err := p.dial(0, p.private(0)); return err == nil })
+	eventually(t, "room", func() bool { _, err := p.dial(0, p.private(0)); return err == nil })
 }
 
 func TestPathsThatDoNotGetConnectedAreDropped(t *testing.T) {
@@ -157,7 +157,7 @@ func TestPathsThatDoNotGetConnectedAreDropped(t *testing.T) {
 	s := startServer(t, net, serve, func(c *ServerConfig) { c.InfoTimeout = 20 * time.Millisecond })
 	p := from(t, net, clientAddr, 2).connect()
 	p.waitDown()
-	waitFor(t, "nothing is left of it", func() bool { return s.Usage() == Usage{TimedOut: 1} })
+	eventually(t, "nothing is left of it", func() bool { return s.Usage() == Usage{TimedOut: 1} })
 }
 
 // One address that opens session after session and names none takes what the
@@ -176,7 +176,7 @@ func TestDefaultLimits_AgainstAFlood(t *testing.T) {
 		t.Errorf("%+v", u)
 	}
 	from(t, net, otherAddr, 2).connect().info("other").stillWorks()
-	waitFor(t, "the memory of what gave way to be freed", func() bool {
+	eventually(t, "the memory of what gave way to be freed", func() bool {
 		u := s.Usage()
 		return u.Sessions == most+1 && u.ChunkMemory == int64(most+1)*8*8192
 	})

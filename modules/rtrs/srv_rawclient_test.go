@@ -73,7 +73,7 @@ func (h *testHandler) SessionDown(*SrvSession) {
 // keeps from ending.
 func (h *testHandler) waitGoingDown(t *testing.T) {
 	t.Helper()
-	waitFor(t, "the session to go down", func() bool {
+	eventually(t, "the session to go down", func() bool {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		return h.goingDown > 0
@@ -515,7 +515,7 @@ func (c *rawPath) takeMsg(wc verbs.WC) {
 // recv waits for the next receive; heartbeats are answered and left out.
 func (c *rawPath) recv() rawMsg {
 	c.t.Helper()
-	waitFor(c.t, "a receive", func() bool { c.pump(); return len(c.got) > 0 })
+	eventually(c.t, "a receive", func() bool { c.pump(); return len(c.got) > 0 })
 	wc := c.got[0]
 	c.got = c.got[1:]
 	if wc.HasImm && rtrswire.Imm(wc.Imm) == rtrswire.HeartbeatImm {
@@ -607,7 +607,7 @@ func (c *rawPath) expect(want answer) {
 // waitDown waits until the server has closed all connections of the path.
 func (c *rawPath) waitDown() {
 	c.t.Helper()
-	waitFor(c.t, "the path to be closed", func() bool { c.pump(); return c.downs == len(c.qps) })
+	eventually(c.t, "the path to be closed", func() bool { c.pump(); return c.downs == len(c.qps) })
 }
 
 // stillWorks proves that the path serves requests.
@@ -671,13 +671,3 @@ func (l *wireLog) take() []loopback.Event {
 }
 
 func le32(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
-
-// waitFor polls cond for at most 10 s.
-func waitFor(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !cond(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("timed out waiting for %s", what)
-		}
-	}
-}

@@ -22,7 +22,7 @@ func TestARequestThatDoesNotEndIsRetired(t *testing.T) {
 		op := park.take(a)
 		a.hangUp()
 		sess := park.s.Sessions()[0]
-		waitFor(t, "the path to go", func() bool { b.pump(); return len(sess.Paths()) == 1 })
+		eventually(t, "the path to go", func() bool { b.pump(); return len(sess.Paths()) == 1 })
 		if n := sess.Retired(); n != 1 {
 			t.Errorf("%d chunks are retired, want 1", n)
 		}
@@ -56,7 +56,7 @@ func TestPathsThatJoinASessionWithRetiredChunks(t *testing.T) {
 	op := park.take(a)
 	a.hangUp()
 	sess := park.s.Sessions()[0]
-	waitFor(t, "the path to go", func() bool { b.pump(); return len(sess.Paths()) == 1 })
+	eventually(t, "the path to go", func() bool { b.pump(); return len(sess.Paths()) == 1 })
 	again := newRawPath(t, net, 2)
 	again.req = a.req
 	if got := again.refused(0, again.private(0)); got != -int(syscall.EBUSY) {
@@ -65,13 +65,13 @@ func TestPathsThatJoinASessionWithRetiredChunks(t *testing.T) {
 	c := a.second(net, clientAddr).connect()
 	c.sendInfo(infoReq("s"))
 	c.silent("while no other path has answered a heartbeat")
-	waitFor(t, "the path to join", func() bool { b.answerBeats(); c.pump(); return len(c.got) > 0 })
+	eventually(t, "the path to join", func() bool { b.answerBeats(); c.pump(); return len(c.got) > 0 })
 	c.takeInfo().stillWorksWith(park)
 	c.hangUp()
 
 	park.respond(op, 0)
-	waitFor(t, "nothing is retired", func() bool { b.pump(); return sess.Retired() == 0 })
-	waitFor(t, "the path to go", func() bool { return len(sess.Paths()) == 1 })
+	eventually(t, "nothing is retired", func() bool { b.pump(); return sess.Retired() == 0 })
+	eventually(t, "the path to go", func() bool { return len(sess.Paths()) == 1 })
 	again.connect().info("s")
 }
 
@@ -84,7 +84,7 @@ func TestASessionEndsWithoutItsRetiredRequests(t *testing.T) {
 	a.write(1, 1, nil, []byte("stuck"))
 	op := park.take(a)
 	a.hangUp()
-	waitFor(t, "the session to go", func() bool { _, downs, _ := park.s.handler.counts(); return downs == 1 && len(park.s.Sessions()) == 0 })
+	eventually(t, "the session to go", func() bool { _, downs, _ := park.s.handler.counts(); return downs == 1 && len(park.s.Sessions()) == 0 })
 	again := newSession(t, net, 2, "s")
 	again.write(1, 1, nil, []byte("fresh"))
 	fresh := park.take(again)
@@ -96,6 +96,6 @@ func TestASessionEndsWithoutItsRetiredRequests(t *testing.T) {
 		t.Errorf("%d memories, want that of the old session too", alive)
 	}
 	park.respond(op, 0)
-	waitFor(t, "the old memory to be freed", func() bool { _, _, alive := park.s.handler.counts(); return alive == 1 })
+	eventually(t, "the old memory to be freed", func() bool { _, _, alive := park.s.handler.counts(); return alive == 1 })
 	park.respond(fresh, 0)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -210,18 +211,8 @@ func (r *rig) close() {
 	}
 }
 
-// eventually waits up to 5 s for a condition.
-func eventually(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
-		if cond() {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("does not happen: %s", what)
-		}
-	}
-}
+// eventually waits until a condition holds.
+var eventually = sdktest.Eventually
 
 // pair is a connected pair of sockets: ours raw and non-blocking, the client's.
 func pair(t testing.TB) (int, net.Conn) {

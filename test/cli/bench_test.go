@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
@@ -83,7 +84,7 @@ func TestBenchOfAServerNeedsNoClientDaemon(t *testing.T) {
 	if m := b.Results[0]; m.Elapsed < 1e9 || m.Elapsed > 10e9 {
 		t.Errorf("it ran for %v", time.Duration(m.Elapsed))
 	}
-	await(t, "no session is left", func() bool {
+	sdktest.Eventually(t, "no session is left", func() bool {
 		list := rnbdAt(t, s.Socket, "session", "list", "csv", "noheaders")
 		return list.code == 0 && list.out == ""
 	})
@@ -105,7 +106,7 @@ func TestBenchWritesThroughTheFrontEnd(t *testing.T) {
 	if after, err := c.Device(d.Name); err != nil || after.TxSectors != 0 {
 		t.Errorf("%d sectors were written, %v", after.GetTxSectors(), err)
 	}
-	await(t, "nobody has the device open", func() bool {
+	sdktest.Eventually(t, "nobody has the device open", func() bool {
 		idle, err := c.Device(d.Name)
 		return err == nil && idle.Openers == 0
 	})

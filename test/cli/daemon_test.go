@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
 	"github.com/rnbd-go/rnbd/test/lab"
 	"github.com/rnbd-go/rnbd/test/nbdclient"
 )
@@ -133,20 +134,10 @@ func dial(t *testing.T, c *lab.Client, device string) *nbdclient.Client {
 
 func awaitInflight(t *testing.T, c *lab.Client, device string) {
 	t.Helper()
-	await(t, "a request is under way", func() bool {
+	sdktest.Eventually(t, "a request is under way", func() bool {
 		d, err := c.Device(device)
 		return err == nil && d.Inflight > 0
 	})
-}
-
-// await waits for a condition.
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 20 s: %s", what)
-		}
-	}
 }
 
 // TestCommandsEndByTheirDeadline has a daemon that never answers.

@@ -52,7 +52,7 @@ var rules = []rule{
 		"the command shows metrics; libraries tell what they count by the control API, whoever asks"},
 	{`.*`, prefix + `test/`, ``,
 		"nothing that is released depends on tests"},
-	{`.*`, prefix + `modules/(rtrs/verbs/verbstest|rnbd-sdk/plugin/plugintest)`, ``,
+	{`.*`, prefix + `modules/(rtrs/verbs/verbstest|rnbd-sdk/plugin/plugintest|rnbd-sdk/sdktest)`, ``,
 		"test suites are imported by tests only"},
 	{`.*`, `^C$`, ``,
 		"all but one fabric builds with CGO_ENABLED=0"},

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
@@ -178,12 +179,5 @@ func fio(node string, args ...string) []string {
 		"--verify=crc32c", "--verify_fatal=1", "--group_reporting", "--minimal"}, args...)
 }
 
-// eventually waits for ok, for as long as a loaded machine may take.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within two minutes", what)
-		}
-	}
-}
+// eventually waits until a condition holds.
+var eventually = sdktest.Eventually

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
 	"github.com/rnbd-go/rnbd/test/lab"
 	"github.com/rnbd-go/rnbd/test/nbdclient"
 )
@@ -157,15 +158,8 @@ func run(t *testing.T, argv ...string) string {
 	return r.out
 }
 
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(enough); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", enough, what)
-		}
-	}
-}
+// eventually waits until a condition holds.
+var eventually = sdktest.Eventually
 
 // alive tells whether a process runs; one that nobody has waited for does not.
 func alive(pid int) bool {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
 	"github.com/rnbd-go/rnbd/test/lab"
 	"github.com/rnbd-go/rnbd/test/nbdclient"
 )
@@ -336,19 +337,8 @@ func (l *load) awaitProgress(n int64) {
 	})
 }
 
-// eventually waits until ok, and fails the test if that takes longer than
-// limit.
-func eventually(t *testing.T, limit time.Duration, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(limit); !ok(); time.Sleep(2 * time.Millisecond) {
-		if t.Failed() {
-			t.FailNow()
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("after %v still not: %s", limit, what)
-		}
-	}
-}
+// eventually waits until a condition holds, and ends the test after a limit.
+var eventually = sdktest.Within
 
 // figures is a line about durations.
 func figures(d []time.Duration) string {

@@ -6,21 +6,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
 	"github.com/rnbd-go/rnbd/test/kernelvm/vm"
 )
 
-// eventually waits until done, or fails the test.
-func eventually(t testing.TB, limit time.Duration, what string, done func() bool) {
-	t.Helper()
-	begin := time.Now()
-	for !done() {
-		if time.Since(begin) > limit {
-			t.Fatalf("not within %s: %s", limit, what)
-		}
-		time.Sleep(200 * time.Millisecond)
-	}
-	t.Logf("%s after %s", what, time.Since(begin).Round(100*time.Millisecond))
-}
+// eventually waits until a condition holds, and ends the test after a limit.
+var eventually = sdktest.Within
 
 // A link is cut while both kinds of session work over two paths: the kernel's client
 // with our server and ours with the kernel's server, each beside a session that is

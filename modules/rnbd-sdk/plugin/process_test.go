@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -532,15 +533,8 @@ func openFDs(t testing.TB, pid int) int {
 	return len(fds)
 }
 
-// eventually waits for something that other goroutines finish.
-func eventually(cond func() bool) bool {
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if cond() {
-			return true
-		}
-	}
-	return cond()
-}
+// eventually reports whether a condition comes true.
+func eventually(ok func() bool) bool { return sdktest.Holds(sdktest.Enough, ok) }
 
 func TestLaunch_LeaksNothing(t *testing.T) {
 	socketDirs := func() int {
