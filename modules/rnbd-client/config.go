@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -146,4 +148,12 @@ func (l Loss) String() string {
 		return "fail"
 	}
 	return "queue:" + l.Queue.String()
+}
+
+// devices returns the fabrics, sorted by name.
+func (c *Config) devices() (out []verbs.Device) {
+	for _, name := range slices.Sorted(maps.Keys(c.Fabrics)) {
+		out = append(out, c.Fabrics[name])
+	}
+	return out
 }

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-client/internal/mapline"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
@@ -42,7 +44,11 @@ func (a *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.D
 	for _, p := range a.c.pumps {
 		info.PumpStats = append(info.PumpStats, control.PumpStats(p.pump))
 	}
-	info.FabricCounters = fabricCounters(a.c.cfg.devices())
+	for fabric, n := range verbs.Counters(a.c.cfg.devices()...) {
+		info.FabricCounters = append(info.FabricCounters, &controlpb.FabricCounter{
+			Fabric: fabric, Name: n.Name, Reason: n.Reason, Bytes: n.Bytes, Value: n.Value,
+		})
+	}
 	return info, nil
 }
 
@@ -82,16 +88,25 @@ func (a *controlAPI) Map(ctx context.Context, r *controlpb.MapRequest) (*control
 }
 
 func (a *controlAPI) MapLine(ctx context.Context, r *controlpb.MapLineRequest) (*controlpb.ClientDevice, error) {
-	m, err := ParseMapLine(r.Line)
+	l, err := mapline.Parse(r.Line, rtrs.PossibleCPUs())
 	if err != nil {
 		return nil, err
 	}
-	m.Loss = a.c.cfg.Loss
-	d, err := a.c.Map(ctx, m.MapRequest)
+	req := requestOf(l)
+	req.Loss = a.c.cfg.Loss
+	d, err := a.c.Map(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	return d.describeNow(ctx), nil
+}
+
+// requestOf returns the request of a map_device line.
+func requestOf(l mapline.Line) MapRequest {
+	return MapRequest{
+		Path: l.Path, Session: l.Session, Paths: l.Paths, Mode: l.Mode,
+		IOMode: l.IOMode, Port: l.Port, PollQueues: l.PollQueues,
+	}
 }
 
 func (a *controlAPI) Resize(ctx context.Context, r *controlpb.ResizeRequest) (*controlpb.ClientDevice, error) {
@@ -193,12 +208,7 @@ func (d *Device) describe(st plugin.DeviceStatus) *controlpb.ClientDevice {
 		Name: d.name, Index: d.index, Path: d.path, Session: d.session.name, AccessMode: d.mode.String(),
 		Frontend: "none", Loss: d.loss.String(), DeviceId: d.id.Load(), Inflight: uint64(d.inflight()),
 		Options: d.options,
-		Limits: &controlpb.Limits{
-			Size: l.Size, LogicalBlockSize: l.LogicalBlockSize, PhysicalBlockSize: l.PhysicalBlockSize,
-			MaxIoSize: l.MaxIOSize, MaxDiscard: l.MaxDiscard, DiscardGranularity: l.DiscardGranularity,
-			MaxWriteZeroes: l.MaxWriteZeroes, WriteCache: l.WriteCache, Fua: l.FUA,
-			Rotational: l.Rotational, ReadOnly: l.ReadOnly, SecureErase: l.SecureErase,
-		},
+		Limits:  control.Limits(&l),
 	}
 	for i := range d.shares {
 		out.RxSectors += d.shares[i].rx.Load()
@@ -255,7 +265,7 @@ func (s *session) serverHost(paths []*controlpb.Path) string {
 	if len(paths) == 0 {
 		return ""
 	}
-	addr, ok := parseDst(paths[0].Dst)
+	addr, ok := mapline.ParseDst(paths[0].Dst)
 	if !ok {
 		return ""
 	}
@@ -349,4 +359,25 @@ func (a *controlAPI) SetMaxReconnectAttempts(_ context.Context, r *controlpb.Set
 		return nil, err
 	}
 	return &controlpb.Empty{}, s.setMaxReconnects(int(r.Attempts))
+}
+
+// LogLevels returns the log levels of the daemon's subsystems.
+func (a *controlAPI) LogLevels(context.Context, *controlpb.LogLevelsRequest) (*controlpb.LogLevelsReply, error) {
+	return a.c.logs().Levels()
+}
+
+// SetLogLevels changes them, all that are named or none.
+func (a *controlAPI) SetLogLevels(ctx context.Context, r *controlpb.SetLogLevelsRequest) (*controlpb.LogLevelsReply, error) {
+	return a.c.logs().Set(ctx, r.Levels)
+}
+
+// logs controls the log levels of the daemon and its plugins.
+func (c *Client) logs() control.LogControl {
+	return control.LogControl{Logs: c.cfg.Logs, Plugins: func(ctx context.Context, level slog.Level) {
+		var told sync.WaitGroup
+		for _, f := range c.frontends {
+			told.Go(func() { f.sup.SetLog(ctx, level) })
+		}
+		told.Wait()
+	}}
 }

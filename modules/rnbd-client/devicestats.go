@@ -2,32 +2,24 @@ package client
 
 import (
 	"context"
-	"fmt"
-	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 )
 
-// DeviceStats tells where the time of requests goes, of one device or of all.
+// DeviceStats returns the latency of each stage of a device's requests, for one
+// device or for all.
 func (a *controlAPI) DeviceStats(ctx context.Context, r *controlpb.DeviceRequest) (*controlpb.DeviceStatsList, error) {
-	list := &controlpb.DeviceStatsList{}
-	told := map[*frontend]map[uint32]*latency.Snapshots{}
-	for _, d := range a.c.Devices() {
-		if r.Device != "" && d.name != r.Device && d.path != r.Device {
-			continue
-		}
-		list.Devices = append(list.Devices, &controlpb.DeviceStats{Device: d.name, Stages: d.stageStats(ctx, told)})
-	}
-	if r.Device != "" && len(list.Devices) == 0 {
-		return nil, fmt.Errorf("there is no device %q: %w", r.Device, syscall.ENOENT)
-	}
-	return list, nil
+	asked := map[*frontend]map[uint32]*latency.Snapshots{}
+	return control.DeviceStats(r.Device, a.c.Devices(),
+		func(d *Device) [2]string { return [2]string{d.name, d.path} },
+		func(d *Device) []*controlpb.StageStats { return d.stageStats(ctx, asked) })
 }
 
-// stageStats adds up the pumps. told is what front ends have said already.
-func (d *Device) stageStats(ctx context.Context, told map[*frontend]map[uint32]*latency.Snapshots) []*controlpb.StageStats {
+// stageStats adds up the pumps. asked holds the replies of front ends; each is asked
+// once.
+func (d *Device) stageStats(ctx context.Context, asked map[*frontend]map[uint32]*latency.Snapshots) []*controlpb.StageStats {
 	var queue, wire latency.Snapshots
 	for i := range d.latency {
 		queue.Add(&d.latency[i].queue)
@@ -35,10 +27,10 @@ func (d *Device) stageStats(ctx context.Context, told map[*frontend]map[uint32]*
 	}
 	var out []*controlpb.StageStats
 	if fe := d.fe.Load(); fe != nil {
-		if _, asked := told[fe]; !asked {
-			told[fe] = fe.stats(ctx)
+		if _, ok := asked[fe]; !ok {
+			asked[fe] = fe.stats(ctx)
 		}
-		if front := told[fe][d.index]; front != nil {
+		if front := asked[fe][d.index]; front != nil {
 			out = control.StageStats("frontend", front)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-client/internal/mapline"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -178,12 +179,12 @@ func (c *Client) sessionName(paths []string) (string, error) {
 	if len(paths) == 0 {
 		return "", fmt.Errorf("neither a session nor a path is named: %w", syscall.EINVAL)
 	}
-	p, err := parsePath(paths[0])
+	p, err := mapline.ParsePath(paths[0])
 	if err != nil {
 		return "", err
 	}
 	clean := strings.NewReplacer("/", "-", ".", "-")
-	return clean.Replace(c.cfg.Hostname + "-" + c.token + "@" + verbs.AddrPortString(p.dst)), nil
+	return clean.Replace(c.cfg.Hostname + "-" + c.token + "@" + verbs.AddrPortString(p.Dst)), nil
 }
 
 // leave takes d out of its session and closes the session with the last.

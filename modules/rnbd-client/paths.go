@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-client/internal/mapline"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
@@ -19,15 +20,15 @@ import (
 // pathSpelling is what users wrote for the paths of a session.
 type pathSpelling struct {
 	mu    sync.Mutex
-	words map[pathSpec]string // by the path with its fabric
-	last  []string            // told
+	words map[mapline.Path]string // by the path with its fabric
+	last  []string                // told
 }
 
 func (p *pathSpelling) note(a rtrs.PathAddr, text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.words == nil {
-		p.words = map[pathSpec]string{}
+		p.words = map[mapline.Path]string{}
 	}
 	p.words[specOf(a)] = text
 }
@@ -42,7 +43,7 @@ func (p *pathSpelling) of(paths []rtrs.PathInfo) []string {
 		if i.State == rtrs.PathDead {
 			continue
 		}
-		if text := p.spell(pathSpec{src: i.Addr.Src, dst: i.Addr.Dst, fabric: i.Fabric}); !slices.Contains(now, text) {
+		if text := p.spell(mapline.Path{Src: i.Addr.Src, Dst: i.Addr.Dst, Fabric: i.Fabric}); !slices.Contains(now, text) {
 			now = append(now, text)
 		}
 	}
@@ -53,15 +54,15 @@ func (p *pathSpelling) of(paths []rtrs.PathInfo) []string {
 }
 
 // spell is called with mu held.
-func (p *pathSpelling) spell(spec pathSpec) string {
+func (p *pathSpelling) spell(spec mapline.Path) string {
 	if text, ok := p.words[spec]; ok {
 		return text
 	}
 	return spec.String()
 }
 
-func specOf(a rtrs.PathAddr) pathSpec {
-	return pathSpec{src: a.Src, dst: a.Dst, fabric: a.Device.Info().Fabric}
+func specOf(a rtrs.PathAddr) mapline.Path {
+	return mapline.Path{Src: a.Src, Dst: a.Dst, Fabric: a.Device.Info().Fabric}
 }
 
 // savedPaths are the paths for the next daemon.

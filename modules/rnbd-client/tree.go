@@ -11,8 +11,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-client/internal/mapline"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
 // Tree returns the control files of c, by the places that ctltree.Mount gives
@@ -32,7 +34,7 @@ func (t tree) places() map[string]ctltree.Node {
 		"devices":    t.deviceLinks(true),
 	}}
 	if t.c.cfg.Logs != nil {
-		class["log_level"] = t.logLevels()
+		class["log_level"] = ctltree.LogLevels(t.c.cfg.Logs, t.c.logs().SetOne)
 	}
 	return map[string]ctltree.Node{
 		"class/rnbd-client": class,
@@ -57,22 +59,23 @@ const (
 		"\n\n" + addrUsage
 )
 
-// mapDevice maps what a line asks for. The words of the older line are known
-// to the older file only.
+// mapDevice maps the device that a line names. Only the older file accepts the keys
+// of the older line.
 func (t tree) mapDevice(usage string, old bool) *ctltree.File {
 	return ctltree.Command(usage, func(ctx context.Context, line string) error {
-		m, err := ParseMapLine(line)
+		l, err := mapline.Parse(line, rtrs.PossibleCPUs())
 		if err != nil {
 			return err
 		}
-		if !old && m.InputMode+m.IOMode != "" {
+		if !old && l.InputMode+l.IOMode != "" {
 			return fmt.Errorf("map line: input_mode and io_mode are for kernel/ibnbd_client/map_device: %w", syscall.EINVAL)
 		}
-		m.Loss, m.Frontend = t.c.cfg.Loss, t.frontend
-		if m.InputMode == "rq" {
-			m.Options = map[string]string{"queues": "1"}
+		r := requestOf(l)
+		r.Loss, r.Frontend = t.c.cfg.Loss, t.frontend
+		if l.InputMode == "rq" {
+			r.Options = map[string]string{"queues": "1"}
 		}
-		_, err = t.c.Map(ctx, m.MapRequest)
+		_, err = t.c.Map(ctx, r)
 		return err
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-client/internal/mapline"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -82,7 +83,7 @@ func (t tree) session(s *session, sp *spelling) ctltree.Node {
 
 func (t tree) addPath(s *session, usage string) *ctltree.File {
 	return ctltree.Command(usage, func(ctx context.Context, text string) error {
-		p, err := parseKernelPath(strings.TrimSpace(text), s.port)
+		p, err := mapline.ParseKernelPath(strings.TrimSpace(text), s.port)
 		if err != nil {
 			return fmt.Errorf("add path %q: %w: %w", text, syscall.EINVAL, err)
 		}

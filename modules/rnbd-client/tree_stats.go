@@ -66,7 +66,7 @@ func olderPathStats(s *session, id int) ctltree.Fixed {
 // perCPU is one number for each possible CPU, each with a blank behind it.
 func perCPU(counts []uint64) string {
 	var b strings.Builder
-	for cpu := range max(possibleCPUs(), len(counts)) {
+	for cpu := range max(rtrs.PossibleCPUs(), len(counts)) {
 		n := uint64(0)
 		if cpu < len(counts) {
 			n = counts[cpu]

@@ -87,7 +87,7 @@ func TestTreeReads(t *testing.T) {
 	r := mappedRig(t)
 	path := "class/rtrs-client/s/paths/ip:10.0.0.7@ip:10.0.0.1/"
 	oldPath := "kernel/ibtrs_client/s/paths/ip:10.0.0.1/"
-	cpus := strings.Repeat(`\d+ `, possibleCPUs()) // each with a blank behind it
+	cpus := strings.Repeat(`\d+ `, rtrs.PossibleCPUs()) // each with a blank behind it
 	for _, c := range []struct{ number, path, want string }{
 		{"R-160", "class/rnbd-client/ctl/map_device", mapUsage + "\n"},
 		{"R-160", "kernel/ibnbd_client/map_device", oldMapUsage + "\n"},

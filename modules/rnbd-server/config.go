@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"path"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
@@ -175,4 +176,14 @@ func (c *Config) hasPlugin(name string) bool {
 		}
 	}
 	return false
+}
+
+// devices returns the fabrics that the server listens on.
+func (c *Config) devices() (out []verbs.Device) {
+	for _, l := range c.Listen {
+		if !slices.Contains(out, l.Device) {
+			out = append(out, l.Device)
+		}
+	}
+	return out
 }

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"regexp"
 	"sort"
@@ -40,7 +41,12 @@ func (c *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.D
 	for _, p := range c.s.pumps {
 		info.PumpStats = append(info.PumpStats, control.PumpStats(p.pump))
 	}
-	info.FabricCounters = append(fabricCounters(c.s.cfg.devices()), c.s.limitCounters()...)
+	for fabric, n := range verbs.Counters(c.s.cfg.devices()...) {
+		info.FabricCounters = append(info.FabricCounters, &controlpb.FabricCounter{
+			Fabric: fabric, Name: n.Name, Reason: n.Reason, Bytes: n.Bytes, Value: n.Value,
+		})
+	}
+	info.FabricCounters = append(info.FabricCounters, c.s.limitCounters()...)
 	return info, nil
 }
 
@@ -118,15 +124,9 @@ func (c *controlAPI) ListDevices(context.Context, *controlpb.ListRequest) (*cont
 }
 
 func (d *device) describe() *controlpb.ServerDevice {
-	l := d.limits.Load()
 	return &controlpb.ServerDevice{
 		Name: d.name, Path: d.path, IoMode: d.plugin.cfg.Name, State: d.state(),
-		Limits: &controlpb.Limits{
-			Size: l.Size, LogicalBlockSize: l.LogicalBlockSize, PhysicalBlockSize: l.PhysicalBlockSize,
-			MaxIoSize: l.MaxIOSize, MaxDiscard: l.MaxDiscard, DiscardGranularity: l.DiscardGranularity,
-			MaxWriteZeroes: l.MaxWriteZeroes, WriteCache: l.WriteCache, Fua: l.FUA,
-			Rotational: l.Rotational, ReadOnly: l.ReadOnly, SecureErase: l.SecureErase,
-		},
+		Limits: control.Limits(d.limits.Load()),
 	}
 }
 
@@ -263,3 +263,22 @@ func (c *controlAPI) DisconnectPath(_ context.Context, r *controlpb.PathRequest)
 
 // cutFabric splits "fabric://rest".
 func cutFabric(s string) (fabric, rest string, ok bool) { return strings.Cut(s, "://") }
+
+// LogLevels returns the log levels of the daemon's subsystems.
+func (c *controlAPI) LogLevels(context.Context, *controlpb.LogLevelsRequest) (*controlpb.LogLevelsReply, error) {
+	return c.s.logs().Levels()
+}
+
+// SetLogLevels changes them, all that are named or none.
+func (c *controlAPI) SetLogLevels(ctx context.Context, r *controlpb.SetLogLevelsRequest) (*controlpb.LogLevelsReply, error) {
+	return c.s.logs().Set(ctx, r.Levels)
+}
+
+// logs controls the log levels of the daemon and its plugins.
+func (s *Server) logs() control.LogControl {
+	return control.LogControl{Logs: s.cfg.Logs, Plugins: func(ctx context.Context, level slog.Level) {
+		for _, p := range s.plugins {
+			p.sup.SetLog(ctx, level)
+		}
+	}}
+}

@@ -24,7 +24,7 @@ func (s *Server) Tree() map[string]ctltree.Node {
 	t := tree{s}
 	class := ctltree.Fixed{"ctl": ctltree.Fixed{"devices": t.exports()}}
 	if s.cfg.Logs != nil {
-		class["log_level"] = t.logLevels()
+		class["log_level"] = ctltree.LogLevels(t.s.cfg.Logs, t.s.logs().SetOne)
 	}
 	return map[string]ctltree.Node{
 		"block":               ctltree.Folder{}, // a client's; tools expect it on every host

@@ -142,8 +142,8 @@ func (l *link) newConn(cid int) (*cltConn, error) {
 	if c.conn, err = newConn(q.poller, l.dev.dev, l.dev.pd, c, cfg); err != nil {
 		return c, err
 	}
-	c.stats.migratedOff = make([]counter, possibleCPUs())
-	c.stats.migratedTo = make([]counter, possibleCPUs())
+	c.stats.migratedOff = make([]counter, PossibleCPUs())
+	c.stats.migratedTo = make([]counter, PossibleCPUs())
 	if cid == 0 {
 		return c, nil
 	}

@@ -25,8 +25,9 @@ func setTimer(fd int, d time.Duration) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_TIMERFD_SETTIME, uintptr(fd), 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0)
 }
 
-// possibleCPUs is one more than the largest number that a CPU can have.
-var possibleCPUs = sync.OnceValue(func() int {
+// PossibleCPUs returns the number of CPUs that the system may ever have, one more
+// than the largest number of a CPU. Control files show one value for each.
+var PossibleCPUs = sync.OnceValue(func() int {
 	text, _ := os.ReadFile("/sys/devices/system/cpu/possible") // "0-7", "0,2-5"
 	last := strings.TrimSpace(string(text))
 	last = last[strings.LastIndexAny(last, ",-")+1:]

@@ -1,6 +1,8 @@
 // Package nbdclient is a small NBD client for tests and for the demo: fixed
 // newstyle, simple and structured replies, unix sockets and TCP, any number of
-// requests at a time. It needs the standard library only.
+// requests at a time. It needs the standard library only, and shares no code with
+// the NBD server of plugins/frontend-nbd or the client of "rnbd bench": a test has to
+// notice when one of them misreads the protocol.
 //
 //	c, err := nbdclient.Dial(ctx, "unix", "/run/rnbd/nbd.sock", nbdclient.Options{Export: "disk0"})
 //	defer c.Close()

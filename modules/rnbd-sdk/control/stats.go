@@ -1,10 +1,29 @@
 package control
 
 import (
+	"fmt"
+	"syscall"
+
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 )
+
+// DeviceStats returns the statistics of the devices that have the name, or of all
+// devices if name is empty. names returns the names of a device, of which the reply
+// shows the first; stages returns its statistics. ENOENT: no device has the name.
+func DeviceStats[D any](name string, devices []D, names func(D) [2]string, stages func(D) []*controlpb.StageStats) (*controlpb.DeviceStatsList, error) {
+	list := &controlpb.DeviceStatsList{}
+	for _, d := range devices {
+		if n := names(d); name == "" || name == n[0] || name == n[1] {
+			list.Devices = append(list.Devices, &controlpb.DeviceStats{Device: n[0], Stages: stages(d)})
+		}
+	}
+	if name != "" && len(list.Devices) == 0 {
+		return nil, fmt.Errorf("there is no open device %q: %w", name, syscall.ENOENT)
+	}
+	return list, nil
+}
 
 // StageStats describes one stage, operation by operation; those without
 // requests are left out.

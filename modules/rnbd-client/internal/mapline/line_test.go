@@ -1,4 +1,4 @@
-package client
+package mapline
 
 import (
 	"errors"
@@ -14,31 +14,31 @@ import (
 
 func TestR160_MapLine(t *testing.T) {
 	long := strings.Repeat("n", 255)
-	cpus := possibleCPUs()
+	const cpus = 8
 	const base = "sessname=s device_path=/d "
-	req := func(change func(*MapLine)) MapLine {
-		m := MapLine{MapRequest: MapRequest{Session: "s", Path: "/d", Mode: blk.ReadWrite, Port: 1234}}
+	req := func(change func(*Line)) Line {
+		m := Line{Session: "s", Path: "/d", Mode: blk.ReadWrite, Port: 1234}
 		if change != nil {
 			change(&m)
 		}
 		return m
 	}
-	paths := func(p ...string) MapLine { return req(func(m *MapLine) { m.Paths = p }) }
+	paths := func(p ...string) Line { return req(func(m *Line) { m.Paths = p }) }
 	for _, c := range []struct {
 		name, line string
-		want       MapLine
+		want       Line
 	}{
 		{"the two keys that are needed", base, req(nil)},
 		{"any order, many blanks, white space around", "\t  device_path=/d   sessname=s \n", req(nil)},
 		{"no newline", "device_path=/d sessname=s", req(nil)},
 		{"the last of two counts", "sessname=r sessname=s device_path=/d", req(nil)},
-		{"values may have an equals sign", "sessname=s device_path=a=b", req(func(m *MapLine) { m.Path = "a=b" })},
-		{"a tab belongs to its word", "sessname=s device_path=a\tb", req(func(m *MapLine) { m.Path = "a\tb" })},
+		{"values may have an equals sign", "sessname=s device_path=a=b", req(func(m *Line) { m.Path = "a=b" })},
+		{"a tab belongs to its word", "sessname=s device_path=a\tb", req(func(m *Line) { m.Path = "a\tb" })},
 		{"255 characters are cut to 254", "sessname=" + long + " device_path=" + long,
-			req(func(m *MapLine) { m.Session, m.Path = long[:254], long[:254] })},
-		{"read-only", base + "access_mode=ro", req(func(m *MapLine) { m.Mode = blk.ReadOnly })},
+			req(func(m *Line) { m.Session, m.Path = long[:254], long[:254] })},
+		{"read-only", base + "access_mode=ro", req(func(m *Line) { m.Mode = blk.ReadOnly })},
 		{"read-write", base + "access_mode=rw", req(nil)},
-		{"migration", base + "access_mode=migration", req(func(m *MapLine) { m.Mode = blk.Migration })},
+		{"migration", base + "access_mode=migration", req(func(m *Line) { m.Mode = blk.Migration })},
 		{"IPv4", base + "path=ip:10.0.0.1", paths("10.0.0.1:1234")},
 		{"IPv6", base + "path=ip:fe80::1", paths("[fe80::1]:1234")},
 		{"source with comma", base + "path=ip:10.0.0.2,ip:10.0.0.1", paths("10.0.0.2@10.0.0.1:1234")},
@@ -50,18 +50,18 @@ func TestR160_MapLine(t *testing.T) {
 		{"six paths", base + strings.Repeat("path=ip:10.0.0.1 ", 6),
 			paths("10.0.0.1:1234", "10.0.0.1:1234", "10.0.0.1:1234", "10.0.0.1:1234", "10.0.0.1:1234", "10.0.0.1:1234")},
 		{"dest_port counts for the paths after it", base + "path=ip:10.0.0.1 dest_port=99 path=ip:10.0.0.2",
-			req(func(m *MapLine) { m.Port, m.Paths = 99, []string{"10.0.0.1:1234", "10.0.0.2:99"} })},
-		{"dest_port 0", base + "dest_port=0", req(func(m *MapLine) { m.Port = 0 })},
-		{"dest_port 65535", base + "dest_port=65535", req(func(m *MapLine) { m.Port = 65535 })},
+			req(func(m *Line) { m.Port, m.Paths = 99, []string{"10.0.0.1:1234", "10.0.0.2:99"} })},
+		{"dest_port 0", base + "dest_port=0", req(func(m *Line) { m.Port = 0 })},
+		{"dest_port 65535", base + "dest_port=65535", req(func(m *Line) { m.Port = 65535 })},
 		{"no poll queues", base + "nr_poll_queues=0", req(nil)},
-		{"one poll queue", base + "nr_poll_queues=1", req(func(m *MapLine) { m.PollQueues = 1 })},
-		{"poll queues for all CPUs", base + "nr_poll_queues=-1", req(func(m *MapLine) { m.PollQueues = cpus })},
-		{"as many poll queues as CPUs", base + "nr_poll_queues=" + strconv.Itoa(cpus), req(func(m *MapLine) { m.PollQueues = cpus })},
-		{"older line, many queues", base + "input_mode=mq io_mode=blockio", req(func(m *MapLine) { m.InputMode, m.IOMode = "mq", "blockio" })},
-		{"older line, one queue", base + "input_mode=rq io_mode=fileio", req(func(m *MapLine) { m.InputMode, m.IOMode = "rq", "fileio" })},
+		{"one poll queue", base + "nr_poll_queues=1", req(func(m *Line) { m.PollQueues = 1 })},
+		{"poll queues for all CPUs", base + "nr_poll_queues=-1", req(func(m *Line) { m.PollQueues = cpus })},
+		{"as many poll queues as CPUs", base + "nr_poll_queues=" + strconv.Itoa(cpus), req(func(m *Line) { m.PollQueues = cpus })},
+		{"older line, many queues", base + "input_mode=mq io_mode=blockio", req(func(m *Line) { m.InputMode, m.IOMode = "mq", "blockio" })},
+		{"older line, one queue", base + "input_mode=rq io_mode=fileio", req(func(m *Line) { m.InputMode, m.IOMode = "rq", "fileio" })},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := ParseMapLine(c.line)
+			got, err := Parse(c.line, cpus)
 			if err != nil || !reflect.DeepEqual(got, c.want) {
 				t.Errorf("%q\n got %+v, %v\nwant %+v", c.line, got, err, c.want)
 			}
@@ -116,31 +116,31 @@ func TestR160_MapLine(t *testing.T) {
 		{"junk", "\xff\xfe\x80 \x01", syscall.EINVAL},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got, err := ParseMapLine(c.line); !errors.Is(err, c.want) {
+			if got, err := Parse(c.line, cpus); !errors.Is(err, c.want) {
 				t.Errorf("%q: got %+v, %v; want %v", c.line, got, err, c.want)
 			}
 		})
 	}
 }
 
-// FuzzParseMapLine: what is accepted is within the limits, and its own
+// FuzzParse: what is accepted is within the limits, and its own
 // spelling means the same.
-func FuzzParseMapLine(f *testing.F) {
+func FuzzParse(f *testing.F) {
 	f.Add("sessname=s path=ip:10.0.0.2@ip:10.0.0.1%iwarp dest_port=7 path=gid:fe80::1 device_path=/dev/ram0 access_mode=ro")
 	f.Add("sessname=s device_path=a=b nr_poll_queues=-1 input_mode=rq io_mode=fileio\n")
 	f.Fuzz(func(t *testing.T, line string) {
-		m, err := ParseMapLine(line)
+		m, err := Parse(line, 8)
 		if err != nil {
 			return
 		}
 		if m.Session == "" || len(m.Session) > 254 || strings.ContainsAny(m.Session, "/.\x00") {
 			t.Errorf("session %q", m.Session)
 		}
-		if m.Path == "" || len(m.Path) > 254 || len(m.Paths) > maxLinePaths {
+		if m.Path == "" || len(m.Path) > 254 || len(m.Paths) > maxPaths {
 			t.Errorf("path %q, paths %q", m.Path, m.Paths)
 		}
 		for _, p := range m.Paths {
-			if q, err := parsePath(p); err != nil && !strings.Contains(p, ":0") || err == nil && q.String() != p {
+			if q, err := ParsePath(p); err != nil && !strings.Contains(p, ":0") || err == nil && q.String() != p {
 				t.Errorf("path %q: %v, %v", p, q, err)
 			}
 		}
@@ -154,7 +154,7 @@ func FuzzParseMapLine(f *testing.F) {
 		if m.IOMode != "" {
 			spelled += " io_mode=" + m.IOMode
 		}
-		got, err := ParseMapLine(spelled)
+		got, err := Parse(spelled, 8)
 		if err == nil && !reflect.DeepEqual(got, again) && strings.TrimRight(m.Path, "\t\n\v\f\r") == m.Path {
 			t.Errorf("%q was read as %+v, its spelling %q as %+v", line, m, spelled, got)
 		}

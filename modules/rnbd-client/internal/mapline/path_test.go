@@ -1,11 +1,10 @@
-package client
+package mapline
 
 import (
 	"errors"
 	"net/netip"
 	"syscall"
 	"testing"
-	"time"
 )
 
 func TestParsePath(t *testing.T) {
@@ -26,7 +25,7 @@ func TestParsePath(t *testing.T) {
 		{"gid:fe80::2@gid:[fe80::1]:9%ibverbs", "fe80::2%gid:", "[fe80::1%gid:]:9", "ibverbs"},
 		{"gid:::ffff:10.0.0.1", "", "[::ffff:10.0.0.1%gid:]:1234", ""},
 	} {
-		p, err := parsePath(c.in)
+		p, err := ParsePath(c.in)
 		if err != nil {
 			t.Errorf("%s: %v", c.in, err)
 			continue
@@ -35,30 +34,17 @@ func TestParsePath(t *testing.T) {
 		if c.src != "" {
 			src = netip.MustParseAddr(c.src)
 		}
-		if want := (pathSpec{src, netip.MustParseAddrPort(c.dst), c.fabric}); p != want {
+		if want := (Path{src, netip.MustParseAddrPort(c.dst), c.fabric}); p != want {
 			t.Errorf("%s: got %+v, want %+v", c.in, p, want)
 		}
-		if again, err := parsePath(p.String()); err != nil || again != p {
+		if again, err := ParsePath(p.String()); err != nil || again != p {
 			t.Errorf("%s is spelled %s, which is %+v, %v", c.in, p, again, err)
 		}
 	}
 	for _, in := range []string{"", "host", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1%", "@10.0.0.1", "::1@10.0.0.1", "10.0.0.1:x", "1.2.3.4@", "10.0.0.1@10.0.0.2@10.0.0.3",
 		"[10.0.0.1", "10.0.0.1]:5", "[::1", "gid:10.0.0.1", "gid:ip:fe80::1", "gid:", "fe80::2@gid:fe80::1", "gid:fe80::2@fe80::1"} {
-		if p, err := parsePath(in); !errors.Is(err, syscall.EINVAL) {
+		if p, err := ParsePath(in); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%q: got %+v, %v; want EINVAL", in, p, err)
-		}
-	}
-}
-
-func TestParseLoss(t *testing.T) {
-	for in, want := range map[string]Loss{"": {}, "fail": {}, "queue:30s": {Queue: 30 * time.Second}, "queue:1m": {Queue: time.Minute}} {
-		if got, err := ParseLoss(in); err != nil || got != want {
-			t.Errorf("%q: %v, %v", in, got, err)
-		}
-	}
-	for _, in := range []string{"queue", "queue:", "queue:-1s", "queue:0s", "wait"} {
-		if _, err := ParseLoss(in); err == nil {
-			t.Errorf("%q was accepted", in)
 		}
 	}
 }
