@@ -1,6 +1,6 @@
 # Every target has a line of help behind ##. `make` alone prints them.
 
-MODULES  := modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client modules/ipoib
+MODULES  := modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client modules/ipoib modules/bond
 PLUGINS  := plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/frontend-ublk
 PROGRAMS := cmd/rnbd $(PLUGINS) examples/io-memory
 ALL      := $(MODULES) $(PROGRAMS) test tools

@@ -18,7 +18,7 @@ export GOPROXY GOMODCACHE
 
 git clone -q --no-hardlinks . "$tmp/repo"
 git -C "$tmp/repo" checkout -q HEAD
-for mod in modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client modules/ipoib \
+for mod in modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client modules/ipoib modules/bond \
 	plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/frontend-ublk cmd/rnbd; do
 	git -C "$tmp/repo" tag -f "$mod/$version" >/dev/null
 done
@@ -30,7 +30,7 @@ for mod in plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/fro
 	(cd "$tmp" && go install "$prefix/$mod@$version")
 	echo "go install $prefix/$mod@$version: ok"
 done
-for mod in modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client modules/ipoib; do
+for mod in modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client modules/ipoib modules/bond; do
 	if grep -q '^replace' "$mod/go.mod"; then echo "$mod/go.mod has a replace" >&2; exit 1; fi
 	(cd "$tmp/repo/$mod" && go build ./...)
 	echo "$mod builds without the workspace: ok"

@@ -44,6 +44,10 @@ var rules = []rule{
 		"IPoIB is a network of its own: it is handed a fabric, and knows no block devices"},
 	{`^modules/ipoib/(wire|neigh|mcast|path)$`, `\.`, prefix + `modules/ipoib/(wire|neigh|mcast|path)$`,
 		"formats and tables are pure: standard library only, no I/O"},
+	{`^modules/bond`, prefix, prefix + `modules/bond/`,
+		"bonding knows no particular device: what can be enslaved implements its interface"},
+	{`^modules/bond/(core|frame|announce)$`, `\.`, prefix + `modules/bond/(core|frame)$`,
+		"the state machine and the frames of a bond are pure: standard library only"},
 	{`^(plugins|examples)/`, prefix, prefix + `modules/rnbd-sdk/(plugin|shm|pump|uring|blk|blockdev|diskio|selfstats)`,
 		"a plugin sees the SDK and nothing else, as those of third parties do"},
 	{`^modules/`, `spf13/|charmbracelet|mpb`, ``,
@@ -63,7 +67,7 @@ const cgoPackage = "modules/rtrs/provider/ibverbs"
 
 // released are the modules whose packages the rules are about.
 var released = []string{
-	"modules/rtrs", "modules/rnbd-sdk", "modules/rnbd-server", "modules/rnbd-client", "modules/ipoib",
+	"modules/rtrs", "modules/rnbd-sdk", "modules/rnbd-server", "modules/rnbd-client", "modules/ipoib", "modules/bond",
 	"plugins/io-blockio", "plugins/io-fileio", "plugins/frontend-nbd", "plugins/frontend-ublk", "cmd/rnbd", "examples/io-memory",
 }
 

@@ -1,0 +1,101 @@
+// DATA PATH: transmit takes a frame from the upper side to the active slave;
+// received takes one from a slave to the upper side. Both read the active slave
+// once and lock nothing. What the monitor has to know goes into a channel that
+// is never waited for: a report that finds it full is lost, as a frame can be.
+
+package dev
+
+import (
+	"encoding/binary"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/bond/frame"
+	"github.com/rnbd-go/rnbd/modules/bond/monitor"
+)
+
+// transmit is called by the upper side for each frame of a user.
+func (b *Bond) transmit(f []byte) {
+	mb := b.active.Load()
+	if b.up.Load() {
+		b.snoop(f)
+	}
+	if mb == nil || !b.up.Load() {
+		b.counters.txDropped.Add(1)
+		return
+	}
+	if err := mb.Send(f); err != nil {
+		b.counters.txDropped.Add(1)
+		return
+	}
+	b.counters.tx.Add(1)
+}
+
+// snoop looks for reports of multicast groups: they say what the active slave
+// has to receive. Other frames cost two comparisons.
+func (b *Bond) snoop(f []byte) {
+	n, linkType := 14, uint16(frame.Ethernet)
+	if b.infiniBand.Load() {
+		n, linkType = 4, frame.InfiniBand
+	}
+	if len(f) < n+40 && !mayBeIGMP(f, n) {
+		return
+	}
+	if !mayBeIGMP(f, n) && f[n+6] != 0 { // IPv6: hop-by-hop options come first
+		return
+	}
+	etherType, p, _ := frame.Split(linkType, f)
+	if ms := frame.Reports(etherType, p); len(ms) > 0 {
+		b.report(report{groups: ms})
+		b.kick()
+	}
+}
+
+// mayBeIGMP reports whether f can be IGMP; n is the length of its link header.
+func mayBeIGMP(f []byte, n int) bool {
+	return len(f) >= n+20 && f[n]>>4 == 4 && f[n+9] == 2
+}
+
+// received is called by a slave for each frame from its link.
+func (mb *member) received(f []byte) {
+	b := mb.bond
+	if b.listening.Load() {
+		mb.observe(f)
+	}
+	if b.active.Load() != mb || !b.up.Load() || b.upper == nil {
+		b.counters.rxDropped.Add(1)
+		return
+	}
+	if err := b.upper.Deliver(f); err != nil {
+		b.counters.rxDropped.Add(1)
+		return
+	}
+	b.counters.rx.Add(1)
+}
+
+// observe tells the ARP monitor of a sign of life. Frames other than ARP are
+// told of at most each millisecond.
+func (mb *member) observe(f []byte) {
+	now := time.Now()
+	n := frame.HeaderLen(mb.linkType)
+	arp := len(f) >= n && frameType(mb.linkType, f) == frame.TypeARP
+	if !arp && now.UnixMilli() == mb.lastSeen.Swap(now.UnixMilli()) {
+		return
+	}
+	if s, ok := monitor.See(mb.linkType, f, now); ok {
+		mb.bond.report(report{slave: mb.Name(), seen: s})
+	}
+}
+
+func frameType(linkType uint16, f []byte) uint16 {
+	if linkType == frame.InfiniBand {
+		return binary.BigEndian.Uint16(f)
+	}
+	return binary.BigEndian.Uint16(f[12:])
+}
+
+func (b *Bond) report(r report) {
+	select {
+	case b.reports <- r:
+	default:
+	}
+}

@@ -1,0 +1,204 @@
+package dev
+
+import (
+	"bytes"
+	"net/netip"
+
+	"github.com/rnbd-go/rnbd/modules/bond/announce"
+	"github.com/rnbd-go/rnbd/modules/bond/core"
+	"github.com/rnbd-go/rnbd/modules/bond/frame"
+	"github.com/rnbd-go/rnbd/modules/bond/monitor"
+)
+
+// apply carries out events, with the lock held.
+func (b *Bond) apply(events []core.Event) {
+	for _, e := range events {
+		switch e.Kind {
+		case core.ActiveChanged:
+			b.switchTo(b.member(e.Old), b.member(e.New))
+			b.moved = append(b.moved, addrMoved{e.Old, e.New})
+		case core.CarrierChanged:
+			if b.upper != nil {
+				b.logError("carrier of the bond is not set", b.upper.SetCarrier(e.Up))
+			}
+		case core.NotifyPeers:
+			b.send(announce.Peers(b.link(b.active.Load()), b.addresses()))
+		case core.RejoinGroups:
+			b.send(announce.Groups(b.link(b.active.Load()), b.addresses(), b.groupList()))
+		case core.Probe:
+			b.probe(b.member(e.Slave))
+		case core.Log:
+			b.logEvent(e)
+		}
+	}
+}
+
+func (b *Bond) logEvent(e core.Event) {
+	if e.Slave == "" {
+		b.log.Info(e.Text)
+		return
+	}
+	b.log.Info(e.Text, "slave", e.Slave)
+}
+
+// switchTo makes mb the active slave in place of old; both may be nil. Nothing
+// is sent or delivered between the first and the last step.
+func (b *Bond) switchTo(old, mb *member) {
+	b.active.Store(nil)
+	if old != nil {
+		b.logError("former active slave keeps its receive filter", old.SetFilter(b.backupFilter()))
+		for g := range old.joined {
+			b.leave(old, g)
+		}
+	}
+	if mb == nil {
+		return
+	}
+	b.moveAddress(old, mb)
+	b.logError("active slave does not receive", mb.SetFilter(RxAll))
+	for _, g := range b.wanted() {
+		b.join(mb, g)
+	}
+	b.active.Store(mb)
+}
+
+// backupFilter is the filter of a slave that is not active.
+func (b *Bond) backupFilter() RxFilter {
+	if b.m.Options().ArpInterval > 0 {
+		return RxWatch
+	}
+	return RxNone
+}
+
+// refilter follows arp_interval, which asks backups to listen.
+func (b *Bond) refilter() {
+	active := b.active.Load()
+	for _, mb := range b.members {
+		if mb != active {
+			b.logError("backup keeps its receive filter", mb.SetFilter(b.backupFilter()))
+		}
+	}
+}
+
+// moveAddress is fail_over_mac: none leaves all slaves with the bond's address,
+// active gives the bond the address of the slave, follow gives the slave the
+// address of the bond.
+func (b *Bond) moveAddress(old, mb *member) {
+	switch b.m.Options().FailOverMAC {
+	case core.FailOverMACActive:
+		b.attrs.Address = bytes.Clone(mb.Attrs().Address)
+		b.logError("bond does not get the address of its active slave", b.upperAddress())
+	case core.FailOverMACFollow:
+		b.follow(old, mb)
+	}
+}
+
+func (b *Bond) follow(old, mb *member) {
+	if old == nil { // none was active: who has the address?
+		for _, x := range b.members {
+			if x != mb && bytes.Equal(x.Attrs().Address, b.attrs.Address) {
+				old = x
+			}
+		}
+	}
+	if bytes.Equal(mb.Attrs().Address, b.attrs.Address) {
+		return
+	}
+	free := bytes.Clone(mb.Attrs().Address)
+	b.logError("active slave does not get the address of the bond", mb.SetAddress(b.attrs.Address))
+	if old != nil && !bytes.Equal(old.Attrs().Address, free) {
+		b.logError("former active slave keeps the address of the bond", old.SetAddress(free))
+	}
+}
+
+// wanted are the groups that the active slave has to receive.
+func (b *Bond) wanted() []netip.Addr {
+	all := []netip.Addr{announce.AllHosts, announce.AllNodes}
+	for _, g := range b.groupList() {
+		all = append(all, g.Addr)
+	}
+	return all
+}
+
+func (b *Bond) join(mb *member, g netip.Addr) {
+	if mb.joined[g] {
+		return
+	}
+	if err := mb.JoinGroup(g); err != nil {
+		b.log.Warn("group is not joined", "slave", mb.Name(), "group", g, "error", err)
+		return
+	}
+	mb.joined[g] = true
+}
+
+func (b *Bond) leave(mb *member, g netip.Addr) {
+	if mb.joined[g] {
+		delete(mb.joined, g)
+		b.logError("group is not left", mb.LeaveGroup(g))
+	}
+}
+
+// changeGroups follows what the users' stack reports.
+func (b *Bond) changeGroups(all []frame.Membership) {
+	active := b.active.Load()
+	for _, ms := range all {
+		if ms.Group == announce.AllHosts || ms.Group == announce.AllNodes {
+			continue
+		}
+		if ms.Join {
+			b.groups[ms.Group] = ms.Old
+		} else {
+			delete(b.groups, ms.Group)
+		}
+		switch {
+		case active == nil:
+		case ms.Join:
+			b.join(active, ms.Group)
+		default:
+			b.leave(active, ms.Group)
+		}
+	}
+}
+
+// link is the link layer as peers see it: the bond's address on the type of mb.
+func (b *Bond) link(mb *member) frame.Link {
+	if mb == nil {
+		return frame.Link{Type: b.attrs.Type, Address: b.attrs.Address}
+	}
+	return frame.Link{Type: mb.linkType, Address: mb.Attrs().Address}
+}
+
+// send sends the bond's own frames through the active slave.
+func (b *Bond) send(frames [][]byte) {
+	if mb := b.active.Load(); mb != nil {
+		b.sendVia(mb, frames)
+	}
+}
+
+func (b *Bond) sendVia(mb *member, frames [][]byte) {
+	for _, f := range frames {
+		if err := mb.Send(f); err != nil {
+			b.log.Debug("frame of the bond is not sent", "slave", mb.Name(), "error", err)
+			continue
+		}
+		b.counters.announced.Add(1)
+	}
+}
+
+// probe sends the ARP monitor's requests through one slave, which need not be active.
+func (b *Bond) probe(mb *member) {
+	if mb == nil {
+		return
+	}
+	prefixes := b.Prefixes()
+	own := func(target netip.Addr) (src netip.Addr) {
+		bits := -1
+		for _, p := range prefixes {
+			if p.Addr().Is4() && p.Masked().Contains(target) && p.Bits() > bits {
+				src, bits = p.Addr(), p.Bits()
+			}
+		}
+		return src
+	}
+	b.sendVia(mb, monitor.Probes(b.link(mb), b.m.Options().ArpTargets, own))
+}

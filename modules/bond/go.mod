@@ -1,0 +1,3 @@
+module github.com/rnbd-go/rnbd/modules/bond
+
+go 1.26.0
