@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -25,14 +26,15 @@ type stub struct {
 	name    string
 	attrs   dev.Attrs
 	up      bool
-	carrier bool
+	carrier atomic.Bool
 	speed   int
 	calls   dev.Callbacks
 }
 
 func newStub(name string, linkType uint16, last byte) *stub {
 	n := map[uint16]int{1: 6, 32: 20}[linkType]
-	s := &stub{name: name, carrier: true, speed: 10000, attrs: dev.Attrs{Type: linkType, Address: make([]byte, n), Broadcast: make([]byte, n), MTU: 2044}}
+	s := &stub{name: name, speed: 10000, attrs: dev.Attrs{Type: linkType, Address: make([]byte, n), Broadcast: make([]byte, n), MTU: 2044}}
+	s.carrier.Store(true)
 	s.attrs.Address[n-1] = last
 	return s
 }
@@ -42,7 +44,7 @@ func (s *stub) Attrs() dev.Attrs             { return s.attrs }
 func (s *stub) Speed() (int, bool)           { return s.speed, true }
 func (s *stub) IsUp() bool                   { return s.up }
 func (s *stub) SetUp(up bool) error          { s.up = up; return nil }
-func (s *stub) Carrier() bool                { return s.carrier }
+func (s *stub) Carrier() bool                { return s.carrier.Load() }
 func (s *stub) SetsAddress() bool            { return len(s.attrs.Address) == 6 }
 func (s *stub) SetAddress(a []byte) error    { s.attrs.Address = a; return nil }
 func (s *stub) SetMTU(n int) error           { s.attrs.MTU = n; return nil }
@@ -118,7 +120,7 @@ func TestGolden(t *testing.T) {
 			"net/bond0/flags 0x1",
 			"net/bond0/bonding/slaves +ib0",
 			"net/bond0/bonding/slaves +ib1",
-		}, func(a, _ *stub) { a.carrier = false; a.calls.Changed() }},
+		}, func(a, _ *stub) { a.carrier.Store(false); a.calls.Changed() }},
 		{"arp", []string{
 			"net/bonding_masters +bond0",
 			"net/bond0/bonding/arp_interval 250",
