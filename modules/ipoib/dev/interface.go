@@ -1,0 +1,196 @@
+package dev
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/ipoib/internal/rtnl"
+	"github.com/rnbd-go/rnbd/modules/ipoib/mcast"
+	"github.com/rnbd-go/rnbd/modules/ipoib/neigh"
+	"github.com/rnbd-go/rnbd/modules/ipoib/path"
+	"github.com/rnbd-go/rnbd/modules/ipoib/tun"
+	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// Interface is an open IPoIB interface. All methods may be called by any
+// goroutine.
+type Interface struct {
+	cfg   Config
+	link  wire.Link
+	mtu   int // of the interface
+	local wire.Address
+	paths path.Table
+	tun   *tun.Device
+	qp    verbs.DatagramQP
+	rtnl  *rtnl.Conn
+
+	counters counters
+	routes   routeCache
+
+	mu     sync.Mutex
+	neigh  *neigh.Table
+	groups *mcast.Table
+	ips    []netip.Prefix
+	isUp   bool
+	tap    io.Writer // of frames, nil: none
+
+	nudge chan struct{} // timers have to be looked at
+	done  chan struct{}
+	once  sync.Once
+	wg    sync.WaitGroup
+}
+
+// Open makes an interface, in the network namespace of the calling thread. It is
+// down; when it is set up, for instance with ip-link(8), it gets its IPv6
+// link-local address.
+func Open(cfg Config) (*Interface, error) {
+	i, err := open(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("open IPoIB interface %s: %w", cfg.Name, err)
+	}
+	return i, nil
+}
+
+func open(cfg Config) (_ *Interface, err error) {
+	if cfg, err = cfg.withDefaults(); err != nil {
+		return nil, err
+	}
+	i := &Interface{cfg: cfg, link: wire.Link{PKey: cfg.PKey, Scope: cfg.Scope}, nudge: make(chan struct{}, 1), done: make(chan struct{})}
+	i.routes.lookup = i.nextHop
+	if i.qp, err = cfg.Fabric.OpenDatagrams(verbs.DatagramConfig{Local: cfg.Local, PKey: cfg.PKey, QKey: cfg.QKey, RecvQueue: recvQueue}); err != nil {
+		return nil, err
+	}
+	if err := i.openAbove(); err != nil {
+		return nil, errors.Join(err, i.closeAll())
+	}
+	now := time.Now()
+	i.local = wire.NewAddress(0, i.qp.QPN(), wire.AddrGID(cfg.Local))
+	i.neigh = neigh.New(neigh.Config{}, i.link, i.local)
+	i.groups = mcast.New(now, i.link.Broadcast())
+	for _, ip := range alwaysJoined {
+		if g, err := i.link.Multicast(ip); err == nil {
+			i.groups.Add(now, g)
+		}
+	}
+	for _, run := range []func(){i.transmit, i.receive, i.timers, i.watch} {
+		i.wg.Add(1)
+		go func() { defer i.wg.Done(); run() }()
+	}
+	cfg.Logger.Info("IPoIB interface made", "name", i.Name(), "address", i.local, "pkey", fmt.Sprintf("0x%04x", cfg.PKey), "mtu", i.mtu)
+	return i, nil
+}
+
+// recvQueue is the receive queue of the UD queue pair, that of Linux.
+const recvQueue = 256
+
+// alwaysJoined are the groups of every host, which no report names.
+var alwaysJoined = []netip.Addr{netip.AddrFrom4([4]byte{224, 0, 0, 1}), netip.IPv6LinkLocalAllNodes()}
+
+// openAbove makes what faces the kernel.
+func (i *Interface) openAbove() (err error) {
+	m, err := linkMTU(i.cfg.LinkMTU, i.qp.MaxPayload())
+	if err != nil {
+		return err
+	}
+	i.mtu = wire.MTU(m)
+	if i.tun, err = tun.Open(i.cfg.Name); err != nil {
+		return err
+	}
+	if err := errors.Join(i.tun.SetMTU(i.mtu), i.tun.SetCarrier(false)); err != nil {
+		return err
+	}
+	index, err := i.tun.Index()
+	if err != nil {
+		return err
+	}
+	i.rtnl, err = rtnl.Open(index)
+	return err
+}
+
+func (i *Interface) closeAll() error {
+	err := i.qp.Close()
+	if i.tun != nil {
+		err = errors.Join(err, i.tun.Close())
+	}
+	if i.rtnl != nil {
+		err = errors.Join(err, i.rtnl.Close())
+	}
+	return err
+}
+
+// Close removes the interface.
+func (i *Interface) Close() error {
+	err := error(os.ErrClosed)
+	i.once.Do(func() {
+		close(i.done)
+		err = i.closeAll()
+		i.wg.Wait()
+	})
+	if err != nil {
+		return fmt.Errorf("close IPoIB interface %s: %w", i.Name(), err)
+	}
+	return nil
+}
+
+// Name returns the name of the interface.
+func (i *Interface) Name() string { return i.tun.Name() }
+
+// Address returns the link-layer address.
+func (i *Interface) Address() wire.Address { return i.local }
+
+// Broadcast returns the link-layer address of the broadcast group.
+func (i *Interface) Broadcast() wire.Address { return wire.MulticastAddress(i.link.Broadcast()) }
+
+// PKey returns the P_Key, with the full-member bit.
+func (i *Interface) PKey() uint16 { return i.cfg.PKey }
+
+// MTU returns the MTU, in bytes: that of the link less the encapsulation header.
+func (i *Interface) MTU() int { return i.mtu }
+
+// Neighbors lists the neighbours.
+func (i *Interface) Neighbors() []neigh.Entry {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.neigh.Entries()
+}
+
+// Groups lists the multicast groups.
+func (i *Interface) Groups() []mcast.Group {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.groups.Groups()
+}
+
+// Capture writes the frames that are sent and received from now on to w, in the
+// form of a pcap file. A nil w ends it, and so does an error of w. Frames wait for
+// w: give it a buffer.
+func (i *Interface) Capture(w io.Writer) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.tap = nil
+	if w == nil {
+		return nil
+	}
+	if _, err := w.Write(wire.PcapHeader()); err != nil {
+		return fmt.Errorf("capture frames of %s: %w", i.Name(), err)
+	}
+	i.tap = w
+	return nil
+}
+
+// capture writes a frame to the capture. i.mu is held.
+func (i *Interface) capture(src, dst wire.Address, frame []byte) {
+	if i.tap == nil {
+		return
+	}
+	if _, err := i.tap.Write(wire.AppendPcapRecord(nil, time.Now(), src, dst, frame)); err != nil {
+		i.tap = nil
+		i.cfg.Logger.Warn("IPoIB capture has ended", "name", i.Name(), "err", err)
+	}
+}

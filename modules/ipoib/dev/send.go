@@ -1,0 +1,219 @@
+package dev
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/ipoib/mcast"
+	"github.com/rnbd-go/rnbd/modules/ipoib/neigh"
+	"github.com/rnbd-go/rnbd/modules/ipoib/tun"
+	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+const (
+	batch = 64
+	// room is for the longest packet that the kernel gives: it does not segment.
+	room = 64 << 10
+)
+
+// transmit takes packets from the kernel until the interface is closed. Each
+// buffer is read behind spare bytes, so that the encapsulation header takes the
+// place of the kernel's.
+func (i *Interface) transmit() {
+	bufs := make([][]byte, batch)
+	for k := range bufs {
+		bufs[k] = make([]byte, tun.HeaderLen+room)
+	}
+	out := outgoing{i: i}
+	for {
+		n, err := i.tun.Read(bufs)
+		if err != nil {
+			return // closed
+		}
+		now := time.Now()
+		i.mu.Lock()
+		for _, b := range bufs[:n] {
+			i.packet(now, b, &out)
+		}
+		i.mu.Unlock()
+		out.flush()
+		i.wake()
+	}
+}
+
+// packet sends a packet of the kernel, b, which is behind its header. i.mu is
+// held.
+func (i *Interface) packet(now time.Time, b []byte, out *outgoing) {
+	if len(b) <= tun.HeaderLen {
+		return
+	}
+	h, p := tun.Header(b), b[tun.HeaderLen:]
+	etherType := uint16(wire.TypeIPv4)
+	if p[0]>>4 == 6 {
+		etherType = wire.TypeIPv6
+	}
+	dst, ok := wire.Destination(etherType, p)
+	if !ok || h.GSOType() != tun.GSONone || len(p) > i.mtu || h.NeedsChecksum() && !i.finishChecksum(h, p) {
+		i.counters.txDropped.Add(1)
+		return
+	}
+	if t := wire.NDType(p); etherType == wire.TypeIPv6 && (t == wire.NDNeighborSolicit || t == wire.NDNeighborAdvert) {
+		return // neighbour discovery is done here, with addresses that the kernel does not know
+	}
+	frame := b[tun.HeaderLen-wire.EncapLen:]
+	wire.PutEncap(frame, etherType)
+	if i.isBroadcast(dst) {
+		i.multicast(now, i.link.Broadcast(), frame, out)
+		return
+	}
+	if dst.IsMulticast() {
+		i.snoop(now, etherType, p)
+		if mgid, err := i.link.Multicast(dst); err == nil {
+			i.multicast(now, mgid, frame, out)
+		}
+		return
+	}
+	i.unicast(now, dst, etherType, frame, out)
+}
+
+// finishChecksum adds up what the kernel has left to the device. It reports
+// whether the header makes sense.
+func (i *Interface) finishChecksum(h tun.Header, p []byte) bool {
+	start := h.ChecksumStart()
+	at := start + h.ChecksumOffset()
+	if start > len(p) || at+2 > len(p) {
+		return false
+	}
+	sum := ^wire.Sum(0, p[start:])
+	if sum == 0 {
+		sum = 0xffff // in UDP, 0 says that there is none
+	}
+	p[at], p[at+1] = byte(sum>>8), byte(sum)
+	i.counters.txChecksums.Add(1)
+	return true
+}
+
+// isBroadcast reports whether dst is the broadcast address of the link or of one
+// of its IPv4 subnets.
+func (i *Interface) isBroadcast(dst netip.Addr) bool {
+	if !dst.Is4() {
+		return false
+	}
+	a := dst.As4()
+	if a == [4]byte{255, 255, 255, 255} {
+		return true
+	}
+	return slices.ContainsFunc(i.ips, func(p netip.Prefix) bool {
+		return p.Addr().Is4() && p.Bits() < 31 && p.Contains(dst) && lastOf(p) == dst
+	})
+}
+
+// lastOf returns the last address of an IPv4 prefix.
+func lastOf(p netip.Prefix) netip.Addr {
+	a := p.Addr().As4()
+	for bit := p.Bits(); bit < 32; bit++ {
+		a[bit/8] |= 0x80 >> (bit % 8)
+	}
+	return netip.AddrFrom4(a)
+}
+
+// snoop follows the groups that the kernel joins and leaves. i.mu is held.
+func (i *Interface) snoop(now time.Time, etherType uint16, p []byte) {
+	for _, c := range mcast.Snoop(etherType, p) {
+		mgid, err := i.link.Multicast(c.Group)
+		if err != nil || slices.Contains(alwaysJoined, c.Group) {
+			continue
+		}
+		if c.Join {
+			i.groups.Add(now, mgid)
+		} else {
+			i.groups.Remove(mgid)
+		}
+	}
+}
+
+// multicast sends a frame to a group, or leaves it waiting for the join. i.mu is
+// held.
+func (i *Interface) multicast(now time.Time, mgid wire.GID, frame []byte, out *outgoing) {
+	if i.groups.Send(now, mgid, frame) {
+		out.add(wire.MulticastAddress(mgid), frame)
+	}
+}
+
+// unicast sends a frame to the neighbour that leads to dst, or leaves it waiting
+// for the neighbour's answer. i.mu is held.
+func (i *Interface) unicast(now time.Time, dst netip.Addr, etherType uint16, frame []byte, out *outgoing) {
+	hop := dst
+	if !i.onLink(dst) {
+		var err error
+		if hop, err = i.routes.get(now, dst); err != nil {
+			i.counters.txDropped.Add(1)
+			return
+		}
+	}
+	to, ok, frames := i.neigh.Resolve(now, hop, etherType, frame[wire.EncapLen:], nil)
+	i.sendFrames(now, frames, out)
+	if ok {
+		out.add(to, frame)
+	}
+}
+
+func (i *Interface) onLink(dst netip.Addr) bool {
+	return slices.ContainsFunc(i.ips, func(p netip.Prefix) bool { return p.Contains(dst) })
+}
+
+// sendFrames sends what package neigh returned. i.mu is held.
+func (i *Interface) sendFrames(now time.Time, frames []neigh.Frame, out *outgoing) {
+	for _, f := range frames {
+		frame := wire.AppendFrame(nil, f.Type, f.Packet)
+		if f.Dst.IsMulticast() {
+			i.multicast(now, f.Dst.GID(), frame, out)
+		} else {
+			out.add(f.Dst, frame)
+		}
+	}
+}
+
+// outgoing collects datagrams, which are sent without the lock.
+type outgoing struct {
+	i    *Interface
+	msgs []verbs.Datagram
+}
+
+// add lists frame, which must stay as it is until flush. i.mu is held.
+func (o *outgoing) add(to wire.Address, frame []byte) {
+	i := o.i
+	i.capture(i.local, to, frame)
+	i.counters.txPackets.Add(1)
+	i.counters.txBytes.Add(uint64(len(frame) - wire.EncapLen))
+	if to.IsMulticast() {
+		for _, p := range i.cfg.Peers {
+			if p != i.cfg.Local {
+				o.msgs = append(o.msgs, verbs.Datagram{Payload: frame, Peer: p, QPN: verbs.MulticastQPN, QKey: i.cfg.QKey})
+			}
+		}
+		return
+	}
+	peer, err := i.paths.Endpoint(to.GID())
+	if err != nil {
+		i.counters.txDropped.Add(1)
+		return
+	}
+	o.msgs = append(o.msgs, verbs.Datagram{Payload: frame, Peer: peer, QPN: to.QPN(), QKey: i.cfg.QKey})
+}
+
+// flush sends what is listed. A datagram that the fabric refuses is dropped.
+func (o *outgoing) flush() {
+	for msgs := o.msgs; len(msgs) > 0; {
+		n, err := o.i.qp.Send(msgs)
+		if err != nil {
+			o.i.counters.txErrors.Add(1)
+			n++
+		}
+		msgs = msgs[min(n, len(msgs)):]
+	}
+	clear(o.msgs)
+	o.msgs = o.msgs[:0]
+}

@@ -1,0 +1,153 @@
+package dev
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/ipoib/mcast"
+	"github.com/rnbd-go/rnbd/modules/ipoib/neigh"
+)
+
+// wake makes timers look at the tables.
+func (i *Interface) wake() {
+	select {
+	case i.nudge <- struct{}{}:
+	default:
+	}
+}
+
+// timers joins groups, repeats requests and removes what is old, when it is due.
+func (i *Interface) timers() {
+	out := outgoing{i: i}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-i.done:
+			return
+		case <-timer.C:
+		case <-i.nudge:
+		}
+		now := time.Now()
+		i.mu.Lock()
+		wasReady := i.groups.Ready()
+		i.join(now, &out)
+		i.sendFrames(now, i.neigh.Tick(now, nil), &out)
+		if !wasReady && i.groups.Ready() {
+			i.linkUp()
+		}
+		next := earliest(i.groups.Next(), i.neigh.Next())
+		i.mu.Unlock()
+		out.flush()
+		if next.IsZero() {
+			timer.Stop()
+		} else {
+			timer.Reset(max(time.Until(next), 0))
+		}
+	}
+}
+
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// join does what the table of groups asks for. Joining is attaching the queue
+// pair: who gets copies is fixed. i.mu is held.
+func (i *Interface) join(now time.Time, out *outgoing) {
+	for requests := i.groups.Requests(now); len(requests) > 0; requests = i.groups.Requests(now) {
+		for _, r := range requests {
+			var err error
+			switch r.Kind {
+			case mcast.Leave:
+				i.qp.Detach(r.MGID) // a send-only group is not attached
+				continue
+			case mcast.Join:
+				err = i.qp.Attach(r.MGID)
+			}
+			if err != nil {
+				i.groups.Failed(now, r.MGID)
+				i.cfg.Logger.Warn("IPoIB multicast group was not joined", "name", i.Name(), "mgid", r.MGID, "err", err)
+				continue
+			}
+			for _, frame := range i.groups.Joined(r.MGID) {
+				i.multicast(now, r.MGID, frame, out)
+			}
+		}
+	}
+}
+
+// linkUp gives the interface its carrier: the broadcast group was joined.
+func (i *Interface) linkUp() {
+	if err := i.tun.SetCarrier(true); err != nil {
+		i.cfg.Logger.Error("IPoIB interface has no carrier", "name", i.Name(), "err", err)
+		return
+	}
+	i.cfg.Logger.Info("IPoIB link is up", "name", i.Name())
+}
+
+// watch follows the addresses and the state of the interface in the kernel.
+func (i *Interface) watch() {
+	for {
+		if err := i.refresh(); err != nil {
+			i.cfg.Logger.Error("IPoIB interface does not see its addresses", "name", i.Name(), "err", err)
+		}
+		if err := i.rtnl.Wait(); err != nil {
+			if !errors.Is(err, os.ErrClosed) {
+				i.cfg.Logger.Error("IPoIB interface does not see changes of its addresses", "name", i.Name(), "err", err)
+			}
+			return
+		}
+	}
+}
+
+// refresh asks the kernel for the addresses. New ones are announced. When the
+// interface has come up it gets its link-local address, which the kernel gives to
+// no device without a link-layer address.
+func (i *Interface) refresh() error {
+	i.routes.flush()
+	up, err := i.rtnl.IsUp()
+	if err != nil {
+		return i.unlessClosed(err)
+	}
+	if up {
+		if err := i.rtnl.AddAddr(netip.PrefixFrom(i.local.GID().LinkLocal(), 64)); err != nil {
+			// The host may have no IPv6.
+			i.cfg.Logger.Debug("IPoIB interface has no link-local address", "name", i.Name(), "err", err)
+		}
+	}
+	ips, err := i.rtnl.Addrs()
+	if err != nil {
+		return i.unlessClosed(err)
+	}
+	now, out := time.Now(), outgoing{i: i}
+	i.mu.Lock()
+	fresh := slices.DeleteFunc(slices.Clone(ips), func(p netip.Prefix) bool { return i.isUp && up && slices.Contains(i.ips, p) })
+	i.ips, i.isUp = ips, up
+	i.neigh.SetIPs(fresh)
+	var frames []neigh.Frame
+	if up {
+		frames = i.neigh.Announce(nil)
+	}
+	i.neigh.SetIPs(ips)
+	i.sendFrames(now, frames, &out)
+	i.mu.Unlock()
+	out.flush()
+	i.wake()
+	return nil
+}
+
+// unlessClosed returns err if the interface is open.
+func (i *Interface) unlessClosed(err error) error {
+	select {
+	case <-i.done:
+		return nil
+	default:
+		return err
+	}
+}

@@ -1,0 +1,5 @@
+package tun
+
+import "encoding/binary"
+
+var native = binary.NativeEndian
