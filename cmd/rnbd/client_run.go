@@ -48,7 +48,7 @@ func newClientRun() *cobra.Command {
 	}
 	f := c.Flags()
 	o.daemonOptions.register(f, def.Pumps)
-	f.StringArrayVar(&o.FrontendPlugin, "frontend-plugin", nil, "front-end plugin NAME=PATH[,sha256=HEX], repeatable (default ublk and nbd of the plugin folder)")
+	f.StringArrayVar(&o.FrontendPlugin, "frontend-plugin", nil, "front-end plugin NAME=PATH[,sha256=HEX], repeatable, beside ublk and nbd of the plugin folder; NAME=none leaves one of these out")
 	f.StringArrayVar(&o.FrontendConfig, "frontend-config", nil, "NAME:KEY=VALUE: setting of a front-end plugin, repeatable")
 	f.StringVar(&o.Frontend, "frontend", def.Frontend, "front end of mappings that name none: auto, ublk, nbd, nbd-socket, or a plugin's name")
 	f.StringArrayVar(&o.NBDListen, "nbd-listen", nil, "unix:PATH or tcp:ADDRESS:PORT of the NBD front end, repeatable (default nbd.sock beside the control socket)")

@@ -36,24 +36,36 @@ func parsePlugin(s string) (pluginFile, error) {
 	return p, nil
 }
 
-// findPlugins reads what the user named; with nothing named it takes those of
-// defaults that dir has, called by the name behind prefix.
+// noPlugin in place of a path leaves a default plugin out.
+const noPlugin = "none"
+
+// findPlugins returns the default plugins that dir has, as files called prefix
+// and name, and the named ones. A named plugin replaces the default of its name.
 func findPlugins(named []string, dir, prefix string, defaults ...string) ([]pluginFile, error) {
-	var out []pluginFile
+	var given []pluginFile
 	for _, s := range named {
 		p, err := parsePlugin(s)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, p)
+		given = append(given, p)
 	}
-	if len(out) > 0 {
-		return out, noneTwice(out)
+	if err := noneTwice(given); err != nil {
+		return nil, err
 	}
+	var out []pluginFile
 	for _, name := range defaults {
 		path := filepath.Join(dir, prefix+name)
+		if slices.ContainsFunc(given, func(p pluginFile) bool { return p.name == name }) {
+			continue
+		}
 		if _, err := os.Stat(path); err == nil {
 			out = append(out, pluginFile{name: name, path: path})
+		}
+	}
+	for _, p := range given {
+		if p.path != noPlugin {
+			out = append(out, p)
 		}
 	}
 	if len(out) == 0 {

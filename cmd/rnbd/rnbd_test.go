@@ -262,8 +262,25 @@ func TestPluginsAreFoundInTheFolder(t *testing.T) {
 	if err != nil || len(found) != 1 || found[0].name != "fileio" {
 		t.Errorf("found %v, %v", found, err)
 	}
-	if named, err := findPlugins([]string{"a=/b"}, dir, "io-", "fileio"); err != nil || len(named) != 1 || named[0].name != "a" {
-		t.Errorf("what is named gives %v, %v", named, err)
+	for _, c := range []struct {
+		named []string
+		want  string // paths
+	}{
+		{[]string{"a=/b"}, dir + "/io-fileio /b"},
+		{[]string{"fileio=/b"}, "/b"},
+		{[]string{"a=/b", "fileio=none"}, "/b"},
+	} {
+		files, err := findPlugins(c.named, dir, "io-", "blockio", "fileio")
+		var paths []string
+		for _, f := range files {
+			paths = append(paths, f.path)
+		}
+		if got := strings.Join(paths, " "); err != nil || got != c.want {
+			t.Errorf("%v named: found %s, %v; want %s", c.named, got, err, c.want)
+		}
+	}
+	if _, err := findPlugins([]string{"fileio=none"}, dir, "io-", "fileio"); exitCode(err) != exitUsage {
+		t.Errorf("no plugin at all gives %v", err)
 	}
 	if _, err := findPlugins([]string{"a=/b", "a=/c"}, dir, "io-"); exitCode(err) != exitUsage {
 		t.Errorf("a name twice gives %v", err)

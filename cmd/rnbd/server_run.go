@@ -60,7 +60,7 @@ func newServerRun() *cobra.Command {
 	f.StringArrayVar(&o.Listen, "listen", []string{"127.0.0.1:1234"}, "where to listen: [FABRIC://]ADDRESS:PORT, repeatable")
 	f.StringVar(&o.SearchPath, "search-path", "", "folder that device names start from; %SESSNAME% is the session's name; without it block devices only are served, from /")
 	f.BoolVar(&o.SearchPathLater, "search-path-later", false, "start although the folder of --search-path is not there yet, as one that is mounted later")
-	f.StringArrayVar(&o.IOPlugin, "io-plugin", nil, "storage plugin NAME=PATH[,sha256=HEX], repeatable (default blockio and fileio of the plugin folder)")
+	f.StringArrayVar(&o.IOPlugin, "io-plugin", nil, "storage plugin NAME=PATH[,sha256=HEX], repeatable, beside blockio and fileio of the plugin folder; NAME=none leaves one of these out")
 	f.StringArrayVar(&o.IOMode, "io-mode", nil, "GLOB=NAME: device names that a plugin serves, repeatable, first match wins")
 	f.StringArrayVar(&o.IOConfig, "io-config", nil, "NAME:KEY=VALUE: setting of a storage plugin, repeatable")
 	f.IntVar(&o.QueueDepth, "queue-depth", def.QueueDepth, "requests in flight per session")

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -103,6 +104,11 @@ func (l *Lab) StartServer(o ServerOptions) (*Server, error) {
 	}
 	for _, p := range o.Plugins {
 		args = append(args, "--io-plugin", p+"="+filepath.Join(l.Bin, "io-"+p))
+	}
+	for _, p := range []string{"blockio", "fileio"} {
+		if len(o.Plugins) > 0 && !slices.Contains(o.Plugins, p) {
+			args = append(args, "--io-plugin", p+"=none")
+		}
 	}
 	s.process, s.extra = l.daemon(name, o.Prefix, append(args, o.Extra...), o.Env), len(o.Extra)
 	l.stop = append(l.stop, s.Stop)

@@ -81,9 +81,10 @@ type IO struct {
 	Memory    *shm.Arena // attached as Arena
 	Limits    blk.Limits // of the open disk
 
-	tb     testing.TB
-	o      Options
-	isOpen bool
+	tb         testing.TB
+	o          Options
+	generation uint32 // of the process
+	isOpen     bool
 }
 
 // StartIO starts a plugin, attaches a queue and an arena, and opens the disk as
@@ -111,6 +112,22 @@ func (h *IO) start(b plugin.Backend) {
 		h.Process, err = plugin.LaunchInProcess(ctx, c, b)
 	}
 	h.must("start", err)
+	h.generation++
+}
+
+// kill ends the process by SIGKILL, with its disk open, and frees what was
+// shared with it.
+func (h *IO) kill() {
+	h.tb.Helper()
+	h.Process.Kill()
+	select {
+	case <-h.Process.Exited():
+	case <-time.After(callTime):
+		h.tb.Fatalf("plugintest: the killed plugin has not ended after %v", callTime)
+	}
+	h.isOpen = false
+	h.must("close ring", h.Ring.Close())
+	h.must("close arena", h.Memory.Close())
 }
 
 func (h *IO) attach() {
@@ -132,7 +149,14 @@ func (h *IO) attach() {
 // Open opens the disk again, after Close.
 func (h *IO) Open(readOnly bool) {
 	h.tb.Helper()
-	r := plugin.OpenRequest{Device: Device, Name: h.o.Name, Mode: blk.ReadWrite, ReadOnly: readOnly, Generation: 1}
+	h.Limits = h.openAs(Device, readOnly)
+	h.isOpen = true
+}
+
+// openAs opens the disk as a device and returns its limits.
+func (h *IO) openAs(device uint32, readOnly bool) (l blk.Limits) {
+	h.tb.Helper()
+	r := plugin.OpenRequest{Device: device, Name: h.o.Name, Mode: blk.ReadWrite, ReadOnly: readOnly, Generation: h.generation}
 	if readOnly {
 		r.Mode = blk.ReadOnly
 	}
@@ -143,10 +167,10 @@ func (h *IO) Open(readOnly bool) {
 		r.File = f
 	}
 	h.call("open disk", func(ctx context.Context) (err error) {
-		h.Limits, err = h.Process.OpenDisk(ctx, r)
+		l, err = h.Process.OpenDisk(ctx, r)
 		return err
 	})
-	h.isOpen = true
+	return l
 }
 
 func openPath(path string) (*os.File, error) {

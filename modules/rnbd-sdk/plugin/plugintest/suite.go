@@ -2,6 +2,7 @@ package plugintest
 
 import (
 	"bytes"
+	"context"
 	"math"
 	"testing"
 
@@ -32,6 +33,8 @@ func RunIO(t *testing.T, b plugin.Backend, o Options) {
 		{"data stay over close and open", reopen},
 		{"a read-only disk reads and refuses the rest", readOnly},
 		{"close and open without I/O", closeOpen},
+		{"a disk opens for reading while it is open for writing", readerBesideWriter},
+		{"the writes that Describe promises survive SIGKILL", crash},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, StartIO(t, b, o)) })
 	}
@@ -301,4 +304,58 @@ func closeOpen(_ *testing.T, h *IO) {
 		h.Close()
 		h.Open(false)
 	}
+}
+
+// reader is the number of a second device, beside Device.
+const reader = 7
+
+// readerBesideWriter opens the disk a second time, read-only. A plugin that
+// takes one fence for readers and writers would wait for the writer.
+func readerBesideWriter(t *testing.T, h *IO) {
+	m := newModel(t, h)
+	m.step(h.Ring.Entries())
+	if e := h.Do(shm.SQE{Op: blk.Flush}); e != blk.OK {
+		t.Fatal(e)
+	}
+	h.openAs(reader, true)
+	t.Cleanup(func() {
+		h.call("close the reader", func(ctx context.Context) error { return h.Process.CloseDisk(ctx, reader) })
+	})
+	m.eachPiece(func(pos, n int) {
+		if e := h.Do(shm.SQE{Op: blk.Read, Device: reader, Offset: m.offset(pos), Len: uint32(n)}); e != blk.OK {
+			t.Fatalf("the reader reads %d bytes at %d: %v", n, m.offset(pos), e)
+		}
+		m.compare(pos, h.Memory.Bytes()[:n])
+	})
+	if e := h.Do(shm.SQE{Op: blk.Write, Device: reader, Len: h.Limits.LogicalBlockSize}); e != blk.EROFS {
+		t.Errorf("the reader writes: %v, want %v", e, blk.EROFS)
+	}
+	m.step(h.Ring.Entries()) // the writer goes on
+	m.verify()
+}
+
+// crash kills the process after writes and compares what its successor reads
+// with what the plugin's crash class promises.
+func crash(t *testing.T, h *IO) {
+	class := h.Process.Info().Crash
+	switch {
+	case h.o.Executable == "":
+		t.Skip("needs the plugin as a process: Options.Executable")
+	case class == plugin.LosesAll:
+		t.Skip("the plugin promises nothing")
+	}
+	m := newModel(t, h)
+	for range 10 {
+		m.step(h.Ring.Entries())
+	}
+	if class == plugin.KeepsFlushed {
+		if e := h.Do(shm.SQE{Op: blk.Flush}); e != blk.OK {
+			t.Fatal(e)
+		}
+	}
+	h.kill()
+	h.start(nil)
+	h.attach()
+	h.Open(false)
+	m.verify()
 }

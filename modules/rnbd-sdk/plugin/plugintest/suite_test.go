@@ -21,12 +21,19 @@ type flawed struct {
 }
 
 func (b *flawed) Describe() plugin.Info {
-	return plugin.Info{Name: "flawed", Version: "1", Names: plugin.NamesOpaque}
+	info := plugin.Info{Name: "flawed", Version: "1", Names: plugin.NamesOpaque}
+	if b.flaw == "does not keep what it claims to" {
+		info.Crash = plugin.KeepsAcknowledged
+	}
+	return info
 }
 
-func (b *flawed) Open(context.Context, plugin.OpenRequest) (plugin.Disk, error) {
+func (b *flawed) Open(_ context.Context, r plugin.OpenRequest) (plugin.Disk, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.flaw == "no reader beside a writer" && r.Device != Device {
+		return nil, blk.EBUSY.Err()
+	}
 	if b.data == nil || b.flaw == "forgets at close" {
 		b.data = make([]byte, 4<<20)
 	}
@@ -86,7 +93,12 @@ func (b *flawed) do(r plugin.Request) blk.Errno {
 	return blk.OK
 }
 
-const flawKey = "RNBD_TEST_FLAW"
+// Environment of such a process: its flaw, and the program to run as a plugin,
+// if any.
+const (
+	flawKey    = "RNBD_TEST_FLAW"
+	processKey = "RNBD_TEST_PLUGIN"
+)
 
 // TestFlawed is what the test below runs as a process.
 func TestFlawed(t *testing.T) {
@@ -94,7 +106,12 @@ func TestFlawed(t *testing.T) {
 	if flaw == "" {
 		t.Skip("only a process of TestRunIO_FindsFlaws")
 	}
-	RunIO(t, &flawed{flaw: flaw}, Options{})
+	RunIO(t, &flawed{flaw: flaw}, Options{Executable: os.Getenv(processKey)})
+}
+
+// TestMain lets this program be the flawed plugin as a process.
+func TestMain(m *testing.M) {
+	Main(m, func() { plugin.ServeIO(&flawed{flaw: os.Getenv(flawKey)}) })
 }
 
 // The suite passes a good backend and finds what is wrong with the others.
@@ -111,11 +128,17 @@ func TestRunIO_FindsFlaws(t *testing.T) {
 		"refuses flush":              "flush: operation not supported",
 		"forgets at close":           "data_stay_over_close_and_open",
 		"odd limits":                 "largest request is 1000 bytes",
+		"no reader beside a writer":  "open disk: ",
+
+		"does not keep what it claims to": "survive_SIGKILL",
 	} {
 		t.Run(flaw, func(t *testing.T) {
 			t.Parallel()
 			c := exec.Command(exe, "-test.run=^TestFlawed$", "-test.v")
 			c.Env = append(os.Environ(), flawKey+"="+flaw)
+			if flaw == "does not keep what it claims to" {
+				c.Env = append(c.Env, processKey+"="+exe)
+			}
 			out, err := c.CombinedOutput()
 			if (err == nil) != (flaw == "none") || !strings.Contains(string(out), says) {
 				t.Errorf("%v\n%s", err, out)
