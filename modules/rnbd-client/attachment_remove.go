@@ -161,7 +161,7 @@ func (a *attachment) takeOver(ctx context.Context, h *host) error {
 	spec := a.spec
 	spec.Generation = h.Generation
 	spec.Name += " (removed)" // the name may be another's by now
-	arena, err := shm.NewArena("rnbd-"+spec.Name, spec.Slots*spec.SlotSize, shm.Plain)
+	arena, err := shm.NewArena("rnbd-"+spec.Name, spec.Slots*spec.SlotSize)
 	if err != nil {
 		return err
 	}

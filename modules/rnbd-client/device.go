@@ -188,7 +188,7 @@ func (d *Device) makeArena(slots int) error {
 	if size == 0 {
 		return fmt.Errorf("the server's largest request of %d bytes is smaller than a page: %w", d.session.transport.MaxIOSize(), syscall.EINVAL)
 	}
-	a, err := shm.NewArena("rnbd-"+d.name, slots*size, shm.Plain)
+	a, err := shm.NewArena("rnbd-"+d.name, slots*size)
 	if err != nil {
 		return err
 	}

@@ -57,70 +57,101 @@ type session struct {
 	done   chan struct{}
 }
 
-// openSession connects all paths and says hello. All or nothing, unless disks
-// of the last daemon wait for it.
+// openSession connects the paths of r and exchanges SESS_INFO. It fails unless all
+// paths connect; for a mapping of the last daemon one path is enough.
 func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*session, error) {
 	addrs, err := c.addresses(ctx, r.Paths)
 	if err != nil {
 		return nil, err
 	}
-	s := &session{client: c, name: name, log: c.log.With("session", name), signal: make(chan struct{}, 1), turns: make(chan struct{}, reopensAtOnce), done: make(chan struct{}), unlisten: func() {}}
-	s.port, s.pollQueues, s.fabric = r.Port, r.PollQueues, addrs[0].Device.Info().Fabric
-	for i, a := range addrs {
-		s.spelling.note(a, r.Paths[i])
-	}
-	if s.port == 0 {
-		s.port = DefaultPort
-	}
-	var cfg rtrs.ClientConfig
-	for _, p := range c.pumps {
-		cfg.Pollers = append(cfg.Pollers, p.poller)
-		s.lanes = append(s.lanes, &lane{session: s, pump: p})
-	}
-	cfg.Queues = max(c.cfg.Queues, len(c.pumps))
-	cfg.Timing = c.cfg.Timing
-	cfg.Policy = c.cfg.Policy
-	if err := r.tuning.apply(&cfg); err != nil {
+	s := c.newSession(name, r, addrs)
+	cfg, err := s.transportConfig(r.tuning)
+	if err != nil {
 		return nil, fmt.Errorf("session %q: %w", name, err)
 	}
-	s.tuning.now = r.tuning
-	cfg.Logger = c.cfg.logger("rtrs")
-	cfg.OnDone = func(queue int, tag uint64, errno int) { c.pumps[queue%len(c.pumps)].onDone(tag, errno) }
-	cfg.OnPermit = func(queue int) { s.lanes[queue%len(s.lanes)].unblock() }
-	cfg.OnEvent = s.onEvent
-	open := rtrs.Open
-	if r.identity != "" {
-		open = openAny
-	}
-	s.transport, err = open(ctx, name, addrs, cfg)
-	for errors.Is(err, rtrs.ErrConnLost) && c.endedLately(name) && pauseFor(ctx, namePause) {
-		s.transport, err = open(ctx, name, addrs, cfg)
-	}
-	if err != nil {
+	if err := s.connect(ctx, addrs, cfg, r.identity != ""); err != nil {
 		return nil, refused(addrs, err)
 	}
-	for i, l := range s.lanes {
-		l.queue = s.transport.Queue(i)
-	}
-	s.divide()
 	if err := s.hello(ctx); err != nil {
-		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), forcedClose)
-		defer cancel()
-		s.transport.Close(closing)
-		c.mu.Lock()
-		c.ended.note(name)
-		c.mu.Unlock()
+		s.abort(ctx)
 		return nil, err
 	}
 	s.mu.Lock()
-	s.back = len(s.news) == 0 // else it was lost meanwhile
+	s.back = len(s.news) == 0 // otherwise the session was lost meanwhile
 	s.ready.Store(s.back)
 	s.mu.Unlock()
 	go s.run()
 	return s, nil
 }
 
-// hello is SESS_INFO.
+// newSession returns a session without a transport.
+func (c *Client) newSession(name string, r MapRequest, addrs []rtrs.PathAddr) *session {
+	s := &session{
+		client: c, name: name, log: c.log.With("session", name),
+		port: r.Port, pollQueues: r.PollQueues, fabric: addrs[0].Device.Info().Fabric,
+		signal: make(chan struct{}, 1), turns: make(chan struct{}, reopensAtOnce), done: make(chan struct{}), unlisten: func() {},
+	}
+	s.tuning.now = r.tuning
+	for i, a := range addrs {
+		s.spelling.note(a, r.Paths[i])
+	}
+	if s.port == 0 {
+		s.port = DefaultPort
+	}
+	for _, p := range c.pumps {
+		s.lanes = append(s.lanes, &lane{session: s, pump: p})
+	}
+	return s
+}
+
+// transportConfig returns the configuration of the session's transport.
+func (s *session) transportConfig(t tuning) (rtrs.ClientConfig, error) {
+	c := s.client
+	cfg := rtrs.ClientConfig{
+		Queues: max(c.cfg.Queues, len(c.pumps)), Timing: c.cfg.Timing, Policy: c.cfg.Policy, Logger: c.cfg.logger("rtrs"),
+		OnDone:   func(queue int, tag uint64, errno int) { c.pumps[queue%len(c.pumps)].onDone(tag, errno) },
+		OnPermit: func(queue int) { s.lanes[queue%len(s.lanes)].unblock() },
+		OnEvent:  s.onEvent,
+	}
+	for _, p := range c.pumps {
+		cfg.Pollers = append(cfg.Pollers, p.poller)
+	}
+	err := t.apply(&cfg)
+	return cfg, err
+}
+
+// connect opens the transport. While the server may still be ending a session of the
+// same name, it tries again.
+func (s *session) connect(ctx context.Context, addrs []rtrs.PathAddr, cfg rtrs.ClientConfig, anyPath bool) (err error) {
+	open := rtrs.Open
+	if anyPath {
+		open = openAny
+	}
+	s.transport, err = open(ctx, s.name, addrs, cfg)
+	for errors.Is(err, rtrs.ErrConnLost) && s.client.endedLately(s.name) && pauseFor(ctx, namePause) {
+		s.transport, err = open(ctx, s.name, addrs, cfg)
+	}
+	if err != nil {
+		return err
+	}
+	for i, l := range s.lanes {
+		l.queue = s.transport.Queue(i)
+	}
+	s.divide()
+	return nil
+}
+
+// abort closes a session that was never used.
+func (s *session) abort(ctx context.Context) {
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), forcedClose)
+	defer cancel()
+	s.transport.Close(closing)
+	s.client.mu.Lock()
+	s.client.ended.note(s.name)
+	s.client.mu.Unlock()
+}
+
+// hello exchanges SESS_INFO.
 func (s *session) hello(ctx context.Context) error {
 	msg := make(rnbdwire.SessInfo, rnbdwire.SessInfoSize)
 	rnbdwire.SessInfoFields{Version: rnbdwire.Version}.Put(msg)

@@ -133,7 +133,7 @@ func (s *Server) startTransport() error {
 	cfg.AlwaysInvalidate = s.cfg.AlwaysInvalidate
 	cfg.Timing = s.cfg.Timing
 	cfg.Logger = s.cfg.logger("rtrs")
-	cfg.Alloc = func(size int) (rtrs.Memory, error) { return shm.NewArena("rnbd-chunks", size, shm.Plain) }
+	cfg.Alloc = func(size int) (rtrs.Memory, error) { return shm.NewArena("rnbd-chunks", size) }
 	cfg.Handler = (*handler)(s)
 	cfg.RetireAfter = s.cfg.RetireAfter
 	cfg.Limits, cfg.InfoTimeout = s.cfg.Limits, s.cfg.InfoTimeout

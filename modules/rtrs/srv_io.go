@@ -44,9 +44,6 @@ const (
 // From ServerHandler.Request until Respond it belongs to the consumer, who may
 // read it anywhere; Respond belongs to the owner of its poller.
 type Op struct {
-	// Scratch is the consumer's.
-	Scratch uint64
-
 	sess  *SrvSession
 	chunk int
 	mem   []byte // the chunk
@@ -61,7 +58,6 @@ type Op struct {
 	user    []byte // private copy of the message, req.UsrLen bytes of it
 	errno   int
 	stage   opStage
-	keepKey bool
 	cancel  func(*Op) // of Park
 	retired bool      // its path has gone without it; Respond only frees the chunk
 	next    *Op       // in the connection's list of those that wait for room
@@ -387,14 +383,6 @@ func (c *srvConn) start(op *Op) {
 	c.handler.Request(op)
 }
 
-// Respond finishes op with errno, positive or 0, once. Owner of its poller
-// only. op belongs to the transport from then on.
-func (op *Op) Respond(errno int) { op.respond(errno, false) }
-
-// RespondSync is Respond that leaves the chunk its key, as the kernel's server
-// does when its consumer refuses a request at once.
-func (op *Op) RespondSync(errno int) { op.respond(errno, true) }
-
 // Park says that op waits for news of the consumer's, for as long as that
 // takes. It counts as no request under way; when its path closes, cancel is
 // called on the owner, for the consumer to respond soon: the path waits for
@@ -417,7 +405,9 @@ func (c *srvConn) unpark(op *Op) {
 	c.stats.started.add(1)
 }
 
-func (op *Op) respond(errno int, keepKey bool) {
+// Respond finishes op with errno, positive or 0, once. Owner of its poller
+// only. op belongs to the transport from then on.
+func (op *Op) Respond(errno int) {
 	c := op.conn
 	if op.retired {
 		op.unretire()
@@ -426,7 +416,7 @@ func (op *Op) respond(errno int, keepKey bool) {
 	if op.cancel != nil {
 		c.unpark(op)
 	}
-	op.errno, op.keepKey, op.stage = errno, keepKey, opAnswering
+	op.errno, op.stage = errno, opAnswering
 	if c.down || !c.path.connected() {
 		op.drop()
 		return
@@ -462,9 +452,7 @@ func (c *srvConn) fill(op *Op) int {
 		n++
 	}
 	if p.newRkey {
-		if !op.keepKey {
-			p.rkeys[op.chunk] = verbs.NextKey(p.rkeys[op.chunk])
-		}
+		p.rkeys[op.chunk] = verbs.NextKey(p.rkeys[op.chunk])
 		c.chain[n] = verbs.SendWR{Op: verbs.OpRegMR, RKey: p.rkeys[op.chunk]}
 		n++
 	}

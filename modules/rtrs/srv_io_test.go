@@ -251,20 +251,6 @@ func TestR076_KeysRotateWithEachUseAndOldOnesAreDead(t *testing.T) {
 	p.waitDown() // refused by the fabric
 }
 
-func TestR076_RespondSyncKeepsTheKey(t *testing.T) {
-	net := loopback.New()
-	startServer(t, net, func(op *Op) { op.RespondSync(22) })
-	p := newSession(t, net, 1, "s")
-	old := p.bufs[3].rkey
-	for range 3 {
-		p.write(0, 3, []byte("x"), nil)
-		p.expect(answer{0, 3, 22, false})
-		if p.bufs[3].rkey != old {
-			t.Fatalf("key %#x, was %#x", p.bufs[3].rkey, old)
-		}
-	}
-}
-
 func TestR070_ReplyLenIsTheDescriptorsNotDataLen(t *testing.T) {
 	both(t, func(t *testing.T, mode serverOption, _ bool) {
 		net := loopback.New()

@@ -37,7 +37,7 @@ func newDaemon(t *testing.T) *daemon {
 	t.Helper()
 	d := &daemon{rig: &rig{t: t, disks: map[uint32]*disk{}, stop: make(chan struct{})}}
 	var err error
-	if d.arena, err = shm.NewArena("nbd-test", daemonSlots*daemonSlot, shm.Plain); err != nil {
+	if d.arena, err = shm.NewArena("nbd-test", daemonSlots*daemonSlot); err != nil {
 		t.Fatal(err)
 	}
 	l := testLimits(4 << 20)

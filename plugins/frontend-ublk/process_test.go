@@ -56,7 +56,7 @@ func TestProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Kill()
-	arena, err := shm.NewArena("ublk-test", 4*64<<10, shm.Plain)
+	arena, err := shm.NewArena("ublk-test", 4*64<<10)
 	if err != nil {
 		t.Fatal(err)
 	}

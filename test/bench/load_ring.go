@@ -52,7 +52,7 @@ func openRing(ctx context.Context, c workerConfig) (_ *ring, err error) {
 		return r, err
 	}
 	r.sub = r.shared.Submitter()
-	if r.arena, err = shm.NewArena("bench", librarySlots*ringSlot, shm.Plain); err != nil {
+	if r.arena, err = shm.NewArena("bench", librarySlots*ringSlot); err != nil {
 		return r, err
 	}
 	err = errors.Join(r.process.AttachQueue(ctx, 0, r.shared), r.process.AttachArena(ctx, ringArena, r.arena))

@@ -100,7 +100,7 @@ func launch(t *testing.T, d *slowdisk.Disk, name, engine string) *host {
 	if h.ring, err = shm.NewRing(shm.DefaultEntries); err != nil {
 		t.Fatal(err)
 	}
-	if h.arena, err = shm.NewArena("faults", (slots+1)*slotSize, shm.Plain); err != nil {
+	if h.arena, err = shm.NewArena("faults", (slots+1)*slotSize); err != nil {
 		t.Fatal(err)
 	}
 	h.sub = h.ring.Submitter()

@@ -41,7 +41,7 @@ func attachT(t testing.TB, p *Process) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mem, err := shm.NewArena("test", 1<<20, shm.Plain)
+	mem, err := shm.NewArena("test", 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestProcess_RequestGoesThereAndBack(t *testing.T) {
 func TestProcess_ErrorsKeepTheirErrno(t *testing.T) {
 	ctx := testContext(t)
 	r := attachT(t, launchT(t, self(t, "memory")))
-	small, err := shm.NewArena("small", 3*4096, shm.Plain)
+	small, err := shm.NewArena("small", 3*4096)
 	if err != nil {
 		t.Fatal(err)
 	}

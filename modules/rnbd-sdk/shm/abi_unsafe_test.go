@@ -51,7 +51,6 @@ func TestABI_PageIsTrue(t *testing.T) {
 		{"Op", unsafe.Offsetof(e.Op), unsafe.Sizeof(e.Op)},
 		{"Flags", unsafe.Offsetof(e.Flags), unsafe.Sizeof(e.Flags)},
 		{"Prio", unsafe.Offsetof(e.Prio), unsafe.Sizeof(e.Prio)},
-		{"Epoch", unsafe.Offsetof(e.Epoch), unsafe.Sizeof(e.Epoch)},
 		{"Errno", unsafe.Offsetof(c.Errno), unsafe.Sizeof(c.Errno)},
 	}
 	for _, f := range fields {

@@ -7,35 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is how an arena's memory is held.
-type Kind uint8
-
-const (
-	// Plain memory is committed on use and can be given back by Punch.
-	Plain Kind = iota
-	// Pinned memory is locked, fit for registration with hardware, and never
-	// punched.
-	Pinned
-)
-
-func (k Kind) String() string {
-	if k == Pinned {
-		return "pinned"
-	}
-	return "plain"
-}
-
-// Arena is payload memory shared by host and plugin.
+// Arena is payload memory that a daemon shares with a plugin: a sealed memfd.
 type Arena struct {
-	name string
-	kind Kind
-	mem  []byte
-	fd   int
+	mem []byte
+	fd  int
 }
 
-// NewArena makes an arena of size bytes. The error for a Pinned one that does
-// not fit the limit of locked memory names the number needed.
-func NewArena(name string, size int, kind Kind) (*Arena, error) {
+// NewArena makes an arena of size bytes, which read as zero. Its memory is committed
+// when it is first written.
+func NewArena(name string, size int) (*Arena, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("new arena %q: size %d", name, size)
 	}
@@ -46,13 +26,6 @@ func NewArena(name string, size int, kind Kind) (*Arena, error) {
 	a, err := mapArena(fd, size)
 	if err != nil {
 		return nil, fmt.Errorf("new arena %q: %w", name, err)
-	}
-	a.name, a.kind = name, kind
-	if kind == Pinned {
-		if err := pin(a.mem); err != nil {
-			a.Close()
-			return nil, fmt.Errorf("new arena %q: %w", name, err)
-		}
 	}
 	return a, nil
 }
@@ -88,19 +61,6 @@ func mapArena(fd, size int) (*Arena, error) {
 	return &Arena{fd: fd, mem: mem}, nil
 }
 
-func pin(mem []byte) error {
-	err := unix.Mlock(mem)
-	if err == nil {
-		return nil
-	}
-	var lim unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lim) != nil {
-		return fmt.Errorf("lock %d bytes: %w", len(mem), err)
-	}
-	return fmt.Errorf("lock memory: this arena needs %d bytes, the limit of the process (RLIMIT_MEMLOCK) is %d: %w",
-		len(mem), lim.Cur, err)
-}
-
 // Bytes returns the arena's memory, valid until Close.
 func (a *Arena) Bytes() []byte { return a.mem }
 
@@ -109,29 +69,6 @@ func (a *Arena) FD() int { return a.fd }
 
 // Size returns the arena's length in bytes.
 func (a *Arena) Size() int { return len(a.mem) }
-
-// Kind tells how the memory is held; an opened arena says Plain.
-func (a *Arena) Kind() Kind { return a.kind }
-
-// ErrPinned is returned by Punch of a pinned arena.
-var ErrPinned = errors.New("arena is pinned")
-
-// Punch gives the memory of n bytes at off back to the system; they read as
-// zero. The caller guarantees that nothing is in flight there and that no
-// device holds the range registered: it would go on using the lost pages.
-func (a *Arena) Punch(off, n int) error {
-	if off < 0 || n <= 0 || n > len(a.mem) || off > len(a.mem)-n {
-		return fmt.Errorf("punch arena %q: %d bytes at %d of %d: %w", a.name, n, off, len(a.mem), unix.EINVAL)
-	}
-	if a.kind == Pinned {
-		return fmt.Errorf("punch arena %q: %w", a.name, ErrPinned)
-	}
-	err := unix.Fallocate(a.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(off), int64(n))
-	if err != nil {
-		return fmt.Errorf("punch arena %q: %d bytes at %d: %w", a.name, n, off, err)
-	}
-	return nil
-}
 
 // Close unmaps the memory and closes the descriptor. Slices of Bytes must not
 // be used after it.

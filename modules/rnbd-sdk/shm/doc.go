@@ -3,7 +3,7 @@
 //
 // The host creates everything; the peer opens it by descriptor:
 //
-//	arena, _ := shm.NewArena("srv0", 64<<20, shm.Plain) // host
+//	arena, _ := shm.NewArena("srv0", 64<<20)            // host
 //	ring, _ := shm.NewRing(shm.DefaultEntries)          // host
 //	...                                                 // descriptors travel by SCM_RIGHTS
 //	s := ring.Submitter()                               // one owner

@@ -19,8 +19,7 @@ type SQE struct {
 	Op       blk.Op
 	Flags    blk.Flags
 	Prio     uint16 // Linux ioprio
-	Epoch    uint32 // generation of the peer that the request was meant for
-	_        [20]byte
+	_        [24]byte
 }
 
 // CQE answers one SQE.

@@ -23,7 +23,7 @@ func memfd(t testing.TB, content []byte, size int64, seal int) int {
 }
 
 func TestArena_SharedByDescriptor(t *testing.T) {
-	a := must(NewArena("t", 3*4096, Plain))
+	a := must(NewArena("t", 3*4096))
 	defer a.Close()
 	b := must(OpenArena(dup(t, a.FD()), a.Size()))
 	defer b.Close()
@@ -31,21 +31,10 @@ func TestArena_SharedByDescriptor(t *testing.T) {
 	if got := string(b.Bytes()[5000:5007]); got != "payload" {
 		t.Errorf("peer reads %q", got)
 	}
-	if err := a.Punch(4096, 4096); err != nil {
-		t.Fatal(err)
-	}
-	var st unix.Stat_t
-	unix.Fstat(a.FD(), &st)
-	if st.Blocks != 0 {
-		t.Errorf("%d blocks in use after the only page was punched", st.Blocks)
-	}
-	if got := b.Bytes()[5000]; got != 0 {
-		t.Errorf("punched memory reads %#x, want 0", got)
-	}
 }
 
 func TestArena_CannotBeShrunkByPeer(t *testing.T) {
-	a := must(NewArena("t", 8192, Plain))
+	a := must(NewArena("t", 8192))
 	defer a.Close()
 	for _, size := range []int64{0, 4096, 1 << 20} {
 		if err := unix.Ftruncate(a.FD(), size); err != unix.EPERM {
@@ -56,21 +45,11 @@ func TestArena_CannotBeShrunkByPeer(t *testing.T) {
 }
 
 func TestArena_NameMayBeLong(t *testing.T) {
-	a, err := NewArena(strings.Repeat("dev/", 500), 4096, Plain)
+	a, err := NewArena(strings.Repeat("dev/", 500), 4096)
 	if err != nil {
 		t.Fatal(err)
 	}
 	a.Close()
-}
-
-func TestArena_PunchOutsideIsRefused(t *testing.T) {
-	a := must(NewArena("t", 8192, Plain))
-	defer a.Close()
-	for _, r := range [][2]int{{-4096, 4096}, {0, 0}, {0, -1}, {4096, 8192}, {8192, 1}, {1 << 62, 1 << 62}, {0, 8193}} {
-		if err := a.Punch(r[0], r[1]); !errors.Is(err, unix.EINVAL) {
-			t.Errorf("punch %d bytes at %d: %v, want EINVAL", r[1], r[0], err)
-		}
-	}
 }
 
 func TestOpenArena_Refuses(t *testing.T) {
@@ -108,36 +87,6 @@ func TestOpenArena_Refuses(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestNewArena_PinnedNamesTheNumberNeeded(t *testing.T) {
-	a, err := NewArena("small", 4096, Pinned)
-	if err != nil {
-		t.Skipf("no locked memory at all here: %v", err)
-	}
-	defer a.Close()
-	if err := a.Punch(0, 4096); !errors.Is(err, ErrPinned) {
-		t.Errorf("punch of a pinned arena: %v, want ErrPinned", err)
-	}
-	if !runUnprivileged(t, 65536, func() error {
-		_, err := NewArena("big", 1<<20, Pinned)
-		if err == nil || !strings.Contains(err.Error(), "1048576 bytes") || !strings.Contains(err.Error(), "65536") {
-			return errors.New("want an error that names 1048576 and 65536, got: " + errText(err))
-		}
-		if !errors.Is(err, unix.ENOMEM) && !errors.Is(err, unix.EPERM) {
-			return errors.New("errno is lost: " + err.Error())
-		}
-		return nil
-	}) {
-		t.Skip("cannot lower the limit of locked memory here")
-	}
-}
-
-func errText(err error) string {
-	if err == nil {
-		return "none"
-	}
-	return err.Error()
 }
 
 func TestRing_EntriesArePowersOfTwo(t *testing.T) {

@@ -56,7 +56,7 @@ func eachRing(t *testing.T, entries int, f func(t *testing.T, s *Submitter, c *C
 func TestRing_EntriesArriveWhole(t *testing.T) {
 	eachRing(t, 4, func(t *testing.T, s *Submitter, c *Completer) {
 		want := SQE{Tag: 1<<63 + 5, Offset: 1 << 40, ArenaOff: 1 << 33, Device: 7, Arena: 8, Len: 1<<32 - 1,
-			Op: blk.Write, Flags: blk.FUA, Prio: 0x4004, Epoch: 9}
+			Op: blk.Write, Flags: blk.FUA, Prio: 0x4004}
 		if !s.Push(&want) {
 			t.Fatal("push refused")
 		}

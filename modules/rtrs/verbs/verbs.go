@@ -27,13 +27,12 @@ const (
 
 // Info describes an opened device. It never changes while the device is open.
 type Info struct {
-	Fabric    string // "iwarp", "loopback", ...: the name used in path addresses
-	Name      string // device name for people, e.g. "iwarp0"
-	Port      int    // port number of the device, 1 where there is only one
-	Caps      Cap
-	MaxQPWR   int // largest SendQueue or RecvQueue of a queue pair
-	MaxSGE    int // largest number of elements of one send
-	MaxInline int // bytes that OpSend may carry inline; 0: none
+	Fabric  string // "iwarp", "loopback", ...: the name used in path addresses
+	Name    string // device name for people, e.g. "iwarp0"
+	Port    int    // port number of the device, 1 where there is only one
+	Caps    Cap
+	MaxQPWR int // largest SendQueue or RecvQueue of a queue pair
+	MaxSGE  int // largest number of elements of one send
 }
 
 // Device is one opened fabric. All methods may be called by any goroutine.

@@ -140,7 +140,7 @@ func (h *IO) attach() {
 	h.Ring, err = newRing(h.o.Entries)
 	h.must("ring", err)
 	h.Submitter = h.Ring.Submitter()
-	h.Memory, err = shm.NewArena("plugintest", h.o.ArenaSize, shm.Plain)
+	h.Memory, err = shm.NewArena("plugintest", h.o.ArenaSize)
 	h.must("arena", err)
 	h.call("attach queue", func(ctx context.Context) error { return h.Process.AttachQueue(ctx, 0, h.Ring) })
 	h.call("attach arena", func(ctx context.Context) error { return h.Process.AttachArena(ctx, Arena, h.Memory) })
