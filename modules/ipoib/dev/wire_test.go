@@ -226,9 +226,9 @@ func (ps packets) has(t *testing.T, want packet) {
 	}
 }
 
-// TestCapture_IP01: the interface's own capture names link-layer addresses, and
+// TestCapture_W05_W06: the interface's own capture names link-layer addresses, and
 // groups by their MGID.
-func TestCapture_IP01_W05_W06(t *testing.T) {
+func TestCapture_W05_W06(t *testing.T) {
 	needTshark(t)
 	a, b := hosts(t, 4200)
 	ia := a.open(Config{}, "192.168.50.1/24", "fd50::1/64")
@@ -341,7 +341,7 @@ func TestIP11_PartitionsIsolate(t *testing.T) {
 	eventually(t, "the datagram with a wrong P_Key is counted", func() bool { return b2.Stats().Fabric.PKey == before.Fabric.PKey+1 })
 }
 
-func TestIP06_NamesOfChildren(t *testing.T) {
+func TestNamesOfChildren(t *testing.T) {
 	for _, tc := range []struct {
 		parent string
 		pkey   uint16

@@ -145,7 +145,7 @@ func TestGroupsAreBounded(t *testing.T) {
 	}
 }
 
-func TestIP29_FileOfLinux(t *testing.T) {
+func TestFileOfLinux(t *testing.T) {
 	tab := ready(t)
 	tab.Send(start, gid("239.1.2.3"), []byte("x"))
 	var b strings.Builder

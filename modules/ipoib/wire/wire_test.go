@@ -129,7 +129,7 @@ func TestW07_MGIDHasTheFullMembersPKey(t *testing.T) {
 	}
 }
 
-func TestIP29_GIDsAreWrittenAsLinuxDoes(t *testing.T) {
+func TestGIDsAreWrittenAsLinuxDoes(t *testing.T) {
 	if s := (Link{0xffff, 2}).Broadcast().String(); s != "ff12:401b:ffff:0:0:0:ffff:ffff" {
 		t.Error(s)
 	}
@@ -203,7 +203,7 @@ func TestND_Malformed(t *testing.T) {
 	}
 }
 
-func TestW11_ConnectedMode(t *testing.T) {
+func TestConnectedModeFormats(t *testing.T) {
 	p := NewCMPrivate(0x456, 65524)
 	if want := unhex(t, "00000456 0000fff4"); !bytes.Equal(p, want) || p.QPN() != 0x456 || p.ReceiveMTU() != 65524 || !p.Valid() {
 		t.Errorf("private data % x, want % x", []byte(p), want)
