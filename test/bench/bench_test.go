@@ -133,7 +133,7 @@ func TestInterruptedRunLeavesNothing(t *testing.T) {
 	}
 }
 
-// alive tells whether a process runs, not as a zombie.
+// alive reports whether a process runs, not as a zombie.
 func alive(pid int) bool {
 	for range 100 {
 		b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))

@@ -2,8 +2,8 @@ package main
 
 import "slices"
 
-// claim is a row of the results before it is measured: what of ours is
-// compared with whom, and how good it has to be.
+// claim is a row of the results before it is measured: the target, the peer that
+// it is compared with, and the ratio that it has to reach.
 type claim struct {
 	id     string
 	w      workload
@@ -137,7 +137,7 @@ func idleClaims() []claim {
 	}
 }
 
-// curve are the depths that plots show, curveOf whom they show.
+// curve lists the depths that plots show, curveOf the targets.
 var (
 	curve   = []int{1, 4, 16, 64}
 	curveOf = []string{direct, frontEnd, nbdkitMemory, qemuNBD, nbdServer, goClient, nbdkitProxy, qemuProxy}
@@ -181,7 +181,7 @@ func choose(only []string, quick bool) *plan {
 	return p
 }
 
-// quick tells whether a try-out has the row: every row and target takes part
+// quick reports whether a try-out has the row: every row and target takes part
 // in it, not every depth in both directions.
 func (c claim) quick() bool {
 	switch c.id {
@@ -217,12 +217,12 @@ func (p *plan) need(target string, w workload) {
 	}
 }
 
-// wants tells whether one of targets is measured.
+// wants reports whether one of targets is measured.
 func (p *plan) wants(targets ...string) bool {
 	return slices.ContainsFunc(targets, func(t string) bool { return len(p.loads[t]) > 0 })
 }
 
-// has tells whether a target is measured with w.
+// has reports whether a target is measured with w.
 func (p *plan) has(target string, w workload) bool { return slices.Contains(p.loads[target], w) }
 
 // devices is the largest number of them that a target is measured with.

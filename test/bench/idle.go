@@ -26,8 +26,8 @@ var allowance = sample{Elapsed: 1, ServerCPU: 0.01, Resident: 200, Wakes: 10}
 // idleWatch is the shortest time over which idleness is looked at.
 const idleWatch = 2 * time.Second
 
-// addIdle starts a server and a client with many sessions and devices, which
-// nobody uses.
+// addIdle starts a server and a client with many sessions and devices that stay
+// unused.
 func (s *site) addIdle(ctx context.Context) error {
 	if !s.wants(idleFleet) {
 		return nil

@@ -27,7 +27,7 @@ const (
 // paths names the library over n paths of limited rate.
 func paths(n int) string { return fmt.Sprintf("rnbd, client library, %d limited paths", n) }
 
-// hasCRCOff tells whether a target is measured without checksums too.
+// hasCRCOff reports whether a target is measured without checksums too.
 func hasCRCOff(name string) bool { return name == frontEnd || name == direct }
 
 // addNetwork starts what serves memory over the network, ours and others. Each

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peer is a server of somebody else that we started. It leads a process group
-// of its own, for those that fork.
+// peer is a server of another project that the benchmark has started. It leads
+// its own process group, since some fork.
 type peer struct {
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -51,7 +51,7 @@ func (p *peer) stop() {
 	<-p.done
 }
 
-// await waits until somebody listens at address.
+// await waits until the peer listens at address.
 func (p *peer) await(ctx context.Context, network, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

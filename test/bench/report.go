@@ -98,7 +98,7 @@ func (r *results) row(c claim) (best row, found bool) {
 	return best, found
 }
 
-// tougher tells whether the peer of a is better than that of b.
+// tougher reports whether the peer of a is better than that of b.
 func (c claim) tougher(a, b row) bool {
 	return b.Runs == 0 || a.Runs > 0 && c.m.better(a.Peer, b.Peer) > 1
 }

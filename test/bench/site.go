@@ -93,7 +93,7 @@ func (s *site) try(what string, err error) {
 	}
 }
 
-// have tells whether tools are there; if not, what is left out.
+// have reports whether tools are there; if not, what is left out.
 func (s *site) have(what string, tools ...string) bool {
 	for _, t := range tools {
 		if _, err := exec.LookPath(t); err != nil {
@@ -104,7 +104,7 @@ func (s *site) have(what string, tools ...string) bool {
 	return true
 }
 
-// wants tells whether the plan has one of targets.
+// wants reports whether the plan has one of targets.
 func (s *site) wants(targets ...string) bool { return s.plan.wants(targets...) }
 
 // addFio adds a target that fio reaches with engine, its arguments.

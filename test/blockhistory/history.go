@@ -118,8 +118,8 @@ type Read struct {
 // BeginRead begins a read of n blocks.
 func (h *History) BeginRead(block int64, n int) Read { return Read{h, block, n, h.now()} }
 
-// Done notes what the read returned. The error tells of bytes that nobody wrote
-// there.
+// Done notes the data that the read returned. It returns an error if no write
+// has written them there.
 func (r Read) Done(buf []byte) error {
 	h := r.h
 	stamps := make([]uint64, r.n)

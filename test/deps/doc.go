@@ -1,2 +1,2 @@
-// Package deps holds the rules of who may import whom, as a test.
+// Package deps holds the rules of imports between packages, as a test.
 package deps

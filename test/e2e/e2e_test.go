@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// long tells whether the long forms are asked for.
+// long reports whether the long forms are asked for.
 func long() bool { return os.Getenv("RNBD_LONG") != "" }
 
 // rig is a server, a client and one mapped file of the server's.
@@ -161,7 +161,7 @@ func run(t *testing.T, argv ...string) string {
 // eventually waits until a condition holds.
 var eventually = sdktest.Eventually
 
-// alive tells whether a process runs; one that nobody has waited for does not.
+// alive reports whether a process runs; one that nobody has waited for does not.
 func alive(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -53,7 +53,7 @@ func attach(t *testing.T, pids []int, args ...string) *strace {
 	return s
 }
 
-// traced tells whether every thread of the processes has a tracer.
+// traced reports whether every thread of the processes has a tracer.
 func traced(pids []int) bool {
 	for _, pid := range pids {
 		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))

@@ -59,7 +59,7 @@ func (r *barrierRig) onTheMedium(t *testing.T, blocks int) {
 	}
 }
 
-// synced tells whether the medium was told to make durable what it had at from,
+// synced reports whether the medium was told to make durable what it had at from,
 // before now.
 func (r *barrierRig) synced(from time.Time) bool {
 	for _, at := range r.disk.Syncs() {

@@ -63,7 +63,7 @@ func endsWith(t *testing.T, host string, kill func() error, pids ...int) {
 	t.Logf("%d plugins ended %v after their %s", len(pids), time.Since(start).Round(time.Millisecond), host)
 }
 
-// alive tells whether a process runs. A dead one that its parent has not
+// alive reports whether a process runs. A dead one that its parent has not
 // looked at does not.
 func alive(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

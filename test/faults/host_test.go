@@ -177,7 +177,7 @@ func (h *host) signal() {
 	}
 }
 
-// runs tells whether a thread of the process may come back from the kernel:
+// runs reports whether a thread of the process may come back from the kernel:
 // one that is neither dead nor in an uninterruptible sleep.
 func runs(pid int) bool {
 	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))

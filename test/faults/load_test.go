@@ -258,7 +258,7 @@ func (l *load) timed(f func(*nbdclient.Client) error) error {
 	return err
 }
 
-// judge tells whether a request is to be tried again.
+// judge reports whether a request is to be tried again.
 func (l *load) judge(err error) (again bool, _ error) {
 	var errno syscall.Errno
 	switch {

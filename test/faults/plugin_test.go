@@ -13,7 +13,7 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// long tells whether the long forms are wanted.
+// long reports whether the long forms are wanted.
 func long() bool { return os.Getenv("RNBD_LONG") != "" }
 
 // pick is the number of rounds of a test.

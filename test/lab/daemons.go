@@ -330,9 +330,9 @@ func lastLines(s string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// reserve finds a port of an address that nobody else gets before release, also
-// while its server is away. Its socket is bound and does not listen: so who
-// connects is refused, and who asks for this port, with SO_REUSEADDR, gets it.
+// reserve finds a free port of an address and keeps it until release, also while
+// its server is away. The socket is bound and does not listen: connections are
+// refused, and a server that asks for this port, with SO_REUSEADDR, gets it.
 func reserve(host string) (addr string, release func() error, err error) {
 	ip, err := netip.ParseAddr(host)
 	if err != nil {

@@ -93,7 +93,7 @@ func awaitStopped(pid int) error {
 	return nil
 }
 
-// runs tells whether a thread of the process runs, or will when what it waits
+// runs reports whether a thread of the process runs, or will when what it waits
 // for comes.
 func runs(pid int) bool {
 	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))

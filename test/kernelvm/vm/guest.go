@@ -127,7 +127,7 @@ func (g *Guest) ask(r wire.Request) (uint32, *call, error) {
 	return r.ID, c, g.lost
 }
 
-// crashed tells whether nothing can be asked any more.
+// crashed reports whether the guest has ended or its kernel has crashed.
 func (g *Guest) crashed() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -1,10 +1,10 @@
-// Command agent is the first process of a test guest, and its servant: it sets
-// the guest up on the host's files and then runs what the host asks for.
+// Command agent is the first process of a test guest: it sets the guest up on the
+// host's files and then runs the commands of the host.
 //
-// It is linked statically and lies alone in the initial ram disk. As process 1
-// it loads the modules of the ram disk, mounts the host's root read-only (9p)
-// under a file system in memory, moves there, and starts itself again as the
-// agent; then it only collects processes that nobody waits for.
+// It is linked statically and is the only program of the initial ram disk. As
+// process 1 it loads the modules of the ram disk, mounts the host's root
+// read-only (9p) under a file system in memory, moves there, and starts itself
+// again as the agent; then it only collects orphaned processes.
 package main
 
 import (
