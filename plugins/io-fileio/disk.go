@@ -61,6 +61,7 @@ type disk struct {
 	align    alignment
 	device   bool // a block device
 	memory   bool // the file system lives in memory
+	blocks   bool // the file system may block a caller that asks it not to
 	noDsync  bool // the file system ignores RWF_DSYNC of direct writes
 	canPunch bool // see punches
 

@@ -212,6 +212,29 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// Where the file system may block, nothing is tried on the queue's thread.
+func TestPlanWhereTheFileSystemMayBlock(t *testing.T) {
+	d := &disk{cachedFD: 10, directFD: 11, direct: os.Stdin, align: alignment{direct: true, memory: 1, offset: 512}, blocks: true}
+	buf := make([]byte, 1024)
+	for _, c := range []struct {
+		name string
+		r    plugin.Request
+		want diskio.Step
+	}{
+		{"reads", plugin.Request{Op: blk.Read}, diskio.Step{Op: uring.Pread, FD: 10, Blocks: true}},
+		{"direct writes", plugin.Request{Op: blk.Write, Len: 1024, Buf: buf},
+			diskio.Step{Op: uring.Pwrite, FD: 11, Align: 512, MemAlign: 1, Blocks: true}},
+		{"writes through the cache", plugin.Request{Op: blk.Write, Off: 1, Len: 1024, Buf: buf},
+			diskio.Step{Op: uring.Pwrite, FD: 10, RWFlags: unix.RWF_DSYNC, Blocks: true}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := d.Plan(&c.r); got != c.want {
+				t.Errorf("%+v, want %+v", got, c.want)
+			}
+		})
+	}
+}
+
 // A block device's page cache is the only way to it, and pages are whole.
 func TestPlanOnABlockDevice(t *testing.T) {
 	d := &disk{cachedFD: 10, device: true, align: alignment{direct: true, memory: 512, offset: 512}}

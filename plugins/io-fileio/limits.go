@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +24,13 @@ const (
 
 	maxLogicalBlock = 4096
 )
+
+// neverBlock are the types of file systems that are on disks and obey RWF_NOWAIT and
+// the non-blocking submission of io_uring. Other file systems depend on a daemon or a
+// host that may stop answering. FUSE blocks a direct write on a page that a read has
+// locked (invalidate_inode_pages2_range, seen with Linux 6.18), which blocks the
+// thread that submits it.
+var neverBlock = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC}
 
 // alignment is the alignment for direct I/O on a file, in bytes.
 type alignment struct {
@@ -42,7 +50,9 @@ func (d *disk) lookAtFile() error {
 	case unix.TMPFS_MAGIC, unix.RAMFS_MAGIC:
 		d.memory = true
 	case unix.FUSE_SUPER_MAGIC:
-		d.noDsync = true
+		d.noDsync, d.blocks = true, true
+	default:
+		d.blocks = !slices.Contains(neverBlock, int64(fs.Type))
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -62,7 +72,7 @@ func (d *disk) lookAtDevice(dev uint64) error {
 	if err != nil {
 		return fmt.Errorf("logical block size of %q: %w", d.name, err)
 	}
-	d.device, d.memory = true, false
+	d.device, d.memory, d.blocks = true, false, false
 	d.align = alignment{direct: true, memory: uint32(block), offset: uint32(block)}
 	discards := queue(dev, "discard_max_bytes")
 	d.canPunch = !d.readOnly && discards != "" && discards != "0"

@@ -41,8 +41,8 @@ func (d *disk) planRead() diskio.Step {
 	s := diskio.Step{Op: uring.Pread, FD: d.cachedFD, Inline: diskio.InlineCached}
 	if d.memory {
 		s.Inline = diskio.InlineMemory
-	} else if d.noNowait.Load() {
-		s.Inline = diskio.InlineNo
+	} else if d.blocks || d.noNowait.Load() {
+		s.Inline, s.Blocks = diskio.InlineNo, d.blocks
 	}
 	return s
 }
@@ -54,7 +54,7 @@ func (d *disk) planWrite(r *plugin.Request) diskio.Step {
 	if d.direct == nil || (r.Off|uint64(r.Len))&mask != 0 || !diskio.Aligned(r.Buf, d.align.memory) {
 		return d.planCachedWrite(r)
 	}
-	s := diskio.Step{Op: uring.Pwrite, FD: d.directFD, Align: d.align.offset, MemAlign: d.align.memory}
+	s := diskio.Step{Op: uring.Pwrite, FD: d.directFD, Align: d.align.offset, MemAlign: d.align.memory, Blocks: d.blocks}
 	switch {
 	case r.Flags&blk.FUA == 0:
 	case d.noDsync:
@@ -67,7 +67,7 @@ func (d *disk) planWrite(r *plugin.Request) diskio.Step {
 
 // planCachedWrite leaves nothing dirty where direct writes come after it.
 func (d *disk) planCachedWrite(r *plugin.Request) diskio.Step {
-	s := diskio.Step{Op: uring.Pwrite, FD: d.cachedFD, Inline: d.inlineMemory()}
+	s := diskio.Step{Op: uring.Pwrite, FD: d.cachedFD, Inline: d.inlineMemory(), Blocks: d.blocks}
 	if d.direct != nil || r.Flags&blk.FUA != 0 {
 		s.RWFlags = unix.RWF_DSYNC
 	}

@@ -27,7 +27,14 @@ type user struct {
 	ended atomic.Int64 // requests
 }
 
+// newUser is a user of one device.
 func newUser(t *testing.T, s *lab.Server, path string, depth int) *user {
+	t.Helper()
+	return newUsers(t, s, []string{path}, depth)[0]
+}
+
+// newUsers are those of several devices of one session.
+func newUsers(t *testing.T, s *lab.Server, paths []string, depth int) (users []*user) {
 	t.Helper()
 	fabric := iwarp.DefaultConfig()
 	fabric.RNRTimeout = -1 // as the daemon has it
@@ -49,18 +56,21 @@ func newUser(t *testing.T, s *lab.Server, path string, depth int) *user {
 		}
 		dev.Close()
 	})
-	d, err := c.Map(t.Context(), client.MapRequest{
-		Path: path, Paths: s.Addrs, Session: fmt.Sprintf("depth%d", depth), Mode: blk.ReadWrite, Frontend: "none",
-	})
-	if err != nil {
-		t.Fatal(err)
+	for _, path := range paths {
+		d, err := c.Map(t.Context(), client.MapRequest{
+			Path: path, Paths: s.Addrs, Session: fmt.Sprintf("depth%d", depth), Mode: blk.ReadWrite, Frontend: "none",
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		u := &user{t: t, size: d.Limits().Size, depth: depth}
+		if u.io, err = d.NewIO(0, 0, depth); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(u.io.Close)
+		users = append(users, u)
 	}
-	u := &user{t: t, size: d.Limits().Size, depth: depth}
-	if u.io, err = d.NewIO(0, 0, depth); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(u.io.Close)
-	return u
+	return users
 }
 
 // run keeps the requests in flight until stop says so, and returns how long

@@ -19,6 +19,15 @@ type loop struct {
 	made bool // the device node is ours
 }
 
+// Attach returns a loop device over the file at path, which ends with the test.
+// The file is as fast as its file system lets it be.
+func Attach(t testing.TB, path string) string {
+	t.Helper()
+	l := attach(t, path)
+	t.Cleanup(l.detach)
+	return l.path
+}
+
 // attach puts a free loop device with direct I/O over the file at path.
 func attach(t testing.TB, path string) *loop {
 	t.Helper()
@@ -29,7 +38,7 @@ func attach(t testing.TB, path string) *loop {
 	defer control.Close()
 	backing, err := os.OpenFile(path, os.O_RDWR|unix.O_DIRECT, 0)
 	if err != nil {
-		t.Fatalf("open slow disk for a loop device: %v", err)
+		t.Fatalf("open %s for a loop device: %v", path, err)
 	}
 	defer backing.Close()
 	for range 16 { // another process may take the free device first

@@ -1,9 +1,12 @@
 package slowdisk
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -24,10 +27,11 @@ type Write struct {
 // Disk is a disk under the control of a test. All methods may be called from
 // any goroutine.
 type Disk struct {
-	t    testing.TB
-	dir  string
-	path string
-	loop *loop
+	t      testing.TB // nil of a disk that Open made
+	dir    string
+	path   string
+	loop   *loop
+	server *fuse.Server
 
 	mu      sync.Mutex
 	changed *sync.Cond
@@ -51,16 +55,35 @@ func New(t testing.TB, size int64) *Disk {
 	if os.Geteuid() != 0 {
 		t.Skip("slowdisk needs root to mount FUSE")
 	}
-	d := &Disk{t: t, dir: t.TempDir(), data: make([]byte, size)}
-	d.changed = sync.NewCond(&d.mu)
-	d.path = filepath.Join(d.dir, fileName)
-	d.mount()
+	d, err := Open(t.TempDir(), size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.t = t
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Log(err)
+		}
+	})
 	return d
 }
 
-func (d *Disk) mount() {
+// Open mounts a disk of size bytes, full of zeroes, at the folder dir, for a
+// program that is no test. Close removes it. Such a disk has no Loop and no
+// WaitHeld.
+func Open(dir string, size int64) (*Disk, error) {
+	d := &Disk{dir: dir, data: make([]byte, size)}
+	d.changed = sync.NewCond(&d.mu)
+	d.path = filepath.Join(d.dir, fileName)
+	if err := d.mount(); err != nil {
+		return nil, fmt.Errorf("mount slow disk on %s: %w", d.dir, err)
+	}
+	return d, nil
+}
+
+func (d *Disk) mount() (err error) {
 	var never time.Duration
-	server, err := fs.Mount(d.dir, &root{disk: d}, &fs.Options{
+	d.server, err = fs.Mount(d.dir, &root{disk: d}, &fs.Options{
 		AttrTimeout:  &never,
 		EntryTimeout: &never,
 		MountOptions: fuse.MountOptions{
@@ -75,33 +98,48 @@ func (d *Disk) mount() {
 		},
 	})
 	if err != nil {
-		d.t.Fatalf("mount slow disk on %s: %v", d.dir, err)
+		return err
 	}
 	if err := keepFromChildren("/dev/fuse"); err != nil {
-		d.t.Fatalf("slow disk: %v", err)
+		return errors.Join(err, d.unmount())
 	}
-	d.t.Cleanup(func() {
-		d.Release()
-		d.SetDelay(0)
-		if d.loop != nil {
-			d.loop.detach()
-		}
-		unmount(d.t, server, d.dir)
-	})
+	return nil
 }
 
-// unmount waits a little for the last user of the mount, then detaches it.
-func unmount(t testing.TB, server *fuse.Server, dir string) {
-	for deadline := time.Now().Add(3 * time.Second); time.Now().Before(deadline); {
-		if server.Unmount() == nil {
-			return
+// Close lets everything go and removes the disk. Where somebody still uses it
+// the mount is detached, and the error says so.
+func (d *Disk) Close() error {
+	d.Release()
+	d.SetDelay(0)
+	if d.loop != nil {
+		d.loop.detach()
+	}
+	return d.unmount()
+}
+
+// unmount waits a little for the last user of the mount, then detaches it. A mount
+// namespace that another process has made meanwhile has a copy of the mount: then
+// the server's threads go on, and are left behind.
+func (d *Disk) unmount() error {
+	done := make(chan struct{})
+	var stop atomic.Bool
+	go func() {
+		defer close(done)
+		for d.server.Unmount() != nil && !stop.Load() {
+			time.Sleep(20 * time.Millisecond)
 		}
-		time.Sleep(20 * time.Millisecond)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-time.After(3 * time.Second):
 	}
-	t.Logf("slow disk %s is still in use: unmounting it lazily", dir)
-	if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
-		t.Logf("unmount %s: %v", dir, err)
+	stop.Store(true)
+	err := syscall.Unmount(d.dir, syscall.MNT_DETACH)
+	if err == syscall.EINVAL { // it is gone from here
+		err = nil
 	}
+	return errors.Join(fmt.Errorf("slow disk %s is still in use", d.dir), err)
 }
 
 // Path is the file on the slow mount.

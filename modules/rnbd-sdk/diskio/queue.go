@@ -175,7 +175,7 @@ func (q *queue) inlineSync(o *op) {
 func (q *queue) submit(o *op) {
 	q.request = uring.Request{
 		Op: o.step.Op, FD: o.step.FD, RWFlags: o.step.RWFlags, Prio: o.req.Prio, Tag: o.req.Tag,
-		Off: o.req.Off + o.done, Len: uint64(o.req.Len) - o.done,
+		Off: o.req.Off + o.done, Len: uint64(o.req.Len) - o.done, Blocks: o.step.Blocks,
 	}
 	if o.step.moves() {
 		buf := q.memory(o)

@@ -29,8 +29,11 @@ type Step struct {
 	// buffer that is not goes through a bounce buffer. 0: nothing.
 	MemAlign uint32
 	Inline   Inline
-	Zeroes   bool // Pwrite: zeroes, there is no payload
-	Sync     bool // Fdatasync on FD behind it, before the answer
+	// Blocks says that the start of a transfer may block, as uring.Request.Blocks;
+	// goes with InlineNo.
+	Blocks bool
+	Zeroes bool // Pwrite: zeroes, there is no payload
+	Sync   bool // Fdatasync on FD behind it, before the answer
 }
 
 // Inline selects the steps that are tried on the queue's own thread first.

@@ -31,6 +31,9 @@ type Request struct {
 	Off     uint64 // bytes
 	Len     uint64 // bytes, for operations without a buffer
 	RWFlags uint32 // RWF_DSYNC, RWF_NOWAIT, ... of pread and pwrite
+	// Blocks says that the start of a pread or pwrite may block: io_uring gives it to
+	// a thread of the kernel then, and does not try it on the owner's thread.
+	Blocks bool
 	// Fixed is 1 + the number of the registered buffer that Buf lies in; 0: none.
 	Fixed uint16
 	// Prio is a Linux ioprio, a hint: only io_uring passes it on, and only

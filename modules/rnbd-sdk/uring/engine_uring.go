@@ -110,19 +110,27 @@ func (r *Request) fill(s *SQE) {
 		} else {
 			s.Read(r.FD, r.Buf, r.Off, r.RWFlags)
 		}
-		s.IOPrio = allowedPrio(r.Prio)
+		s.IOPrio, s.Flags = allowedPrio(r.Prio), r.async()
 	case Pwrite:
 		if r.Fixed > 0 {
 			s.WriteFixed(r.FD, r.Buf, r.Off, r.RWFlags, r.Fixed-1)
 		} else {
 			s.Write(r.FD, r.Buf, r.Off, r.RWFlags)
 		}
-		s.IOPrio = allowedPrio(r.Prio)
+		s.IOPrio, s.Flags = allowedPrio(r.Prio), r.async()
 	case Fdatasync, Fsync:
 		s.Fsync(r.FD, r.Op == Fdatasync)
 	case PunchHole, ZeroRange:
 		s.Fallocate(r.FD, r.Op.fallocateMode(), r.Off, r.Len)
 	}
+}
+
+// async returns the flag of a request whose start may block.
+func (r *Request) async() uint8 {
+	if r.Blocks {
+		return Async
+	}
+	return 0
 }
 
 // allowedPrio keeps best-effort and idle, which anybody may ask for: 3 bits of

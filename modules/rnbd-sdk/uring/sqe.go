@@ -28,6 +28,10 @@ type CQE struct {
 // FixedFile in SQE.Flags says that FD is the index of a registered file.
 const FixedFile = 1 << 0
 
+// Async in SQE.Flags has a thread of the kernel start the operation, which may
+// block it. Without it the caller of Submit starts it.
+const Async = 1 << 4
+
 const (
 	opNop       = 0
 	opFsync     = 3
