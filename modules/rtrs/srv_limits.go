@@ -209,11 +209,11 @@ func (a *accounts) begin(p *srvPath) {
 	}
 }
 
-// busiest returns the neighbours with the most paths that are not connected yet.
-// mu is held.
+// busiest returns the neighbours with the most paths that are not connected yet; of
+// equal ones those with the oldest path. mu is held.
 func (a *accounts) busiest() (from netip.Addr) {
-	for addr, n := range a.waiting {
-		if n > a.waiting[from] {
+	for _, p := range a.unfinished {
+		if addr := neighbours(payer(p.client)); a.waiting[addr] > a.waiting[from] {
 			from = addr
 		}
 	}

@@ -115,6 +115,22 @@ func TestTheOldestUnfinishedPathGivesWay(t *testing.T) {
 	}
 }
 
+// Of addresses with equally many, the one with the oldest path gives way.
+func TestTheOldestUnfinishedPathGivesWay_OfEqualAddresses(t *testing.T) {
+	net := loopback.New()
+	startServer(t, net, serve, limited(func(l *Limits) { l.Unfinished = 6 }))
+	var paths []*rawPath
+	addr := otherAddr
+	for range 12 {
+		p := from(t, net, addr, 2).connect(0)
+		paths, addr = append(paths, p), addr.Next()
+		if n := len(paths); n > 6 {
+			old := paths[n-7]
+			waitFor(t, "the oldest to give way", func() bool { old.pump(); return old.downs > 0 })
+		}
+	}
+}
+
 // One host may have all addresses of a /64.
 func TestUnfinishedPathsOfOneNetworkOfIPv6(t *testing.T) {
 	net := loopback.New()
