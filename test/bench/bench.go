@@ -35,6 +35,10 @@ var phases = []phase{
 	{"disks", (*site).addDisks},
 	{"plugins", (*site).addPlugins},
 	{"idle", (*site).addIdle},
+	{"isolation, files, io_uring", isolation("fileio", "io_uring")},
+	{"isolation, files, threads", isolation("fileio", "threads")},
+	{"isolation, devices, io_uring", isolation("blockio", "io_uring")},
+	{"isolation, devices, threads", isolation("blockio", "threads")},
 }
 
 // round is what happened around a round of a phase.

@@ -1,6 +1,10 @@
 package main
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
 
 // claim is a row of the results before it is measured: the target, the peer that
 // it is compared with, and the ratio that it has to reach.
@@ -31,13 +35,16 @@ func claims() (all []claim) {
 		all = append(all, ownClaims(write)...)
 		all = append(all, pathClaims(write)...)
 		all = append(all, diskClaims(write)...)
+		all = append(all, isolationClaims(write)...)
 	}
 	all = append(all, idleClaims()...)
-	slices.SortStableFunc(all, func(a, b claim) int { return number(a.id) - number(b.id) })
+	slices.SortStableFunc(all, func(a, b claim) int {
+		return cmp.Or(-cmp.Compare(a.id[0], b.id[0]), number(a.id)-number(b.id))
+	})
 	return all
 }
 
-// number of a row's id, P1 and up.
+// number of a row's id: P1 and up, I1 and up.
 func number(id string) (n int) {
 	for _, c := range id[1:] {
 		n = n*10 + int(c-'0')
@@ -197,6 +204,8 @@ func (c claim) quick() bool {
 		return c.w.Write && c.w.Seq
 	case "P9":
 		return c.w.Write && c.w.Devices == 4
+	case "I1", "I2", "I3", "I4":
+		return c.w.Write && c.m.name == kiops.name && strings.HasSuffix(c.ours, "threads"+besideHung)
 	}
 	return true
 }

@@ -74,7 +74,7 @@ func (s *site) addStores(ours func(store, string) error, stores ...store) error 
 	return nil
 }
 
-// loop attaches a file to a loop device, which ends with the site.
+// loop makes a filled file with a loop device over it.
 func (s *site) loop(name string) (string, error) {
 	if os.Geteuid() != 0 {
 		return "", fmt.Errorf("a loop device needs root")
@@ -83,6 +83,11 @@ func (s *site) loop(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return s.attach(path)
+}
+
+// attach puts a loop device over a file, which ends with the site.
+func (s *site) attach(path string) (string, error) {
 	out, err := exec.Command("losetup", "--find", "--show", "--direct-io=on", path).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("losetup: %w: %s", err, out)

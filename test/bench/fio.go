@@ -16,8 +16,14 @@ func nbdEngine(uri string) []string { return []string{"--ioengine=nbd", "--uri="
 
 // runFio runs w by an engine of fio.
 func runFio(ctx context.Context, engine []string, size int64, w workload, d time.Duration) (sample, error) {
-	args := slices.Concat(fioJob(engine, size, w), []string{"--rw=" + w.fioMode(), "--numjobs=" + strconv.Itoa(w.Jobs), "--group_reporting",
-		"--time_based", "--lat_percentiles=1", "--clat_percentiles=0", "--norandommap", "--randrepeat=0", "--runtime=" + strconv.FormatInt(d.Milliseconds(), 10) + "ms"})
+	return runFioJobs(ctx, slices.Concat([]string{"--name=bench"}, engine), size, w, d)
+}
+
+// runFioJobs runs w by each of the jobs of fio that are given, each a --name with
+// what it needs, and returns what they did together.
+func runFioJobs(ctx context.Context, jobs []string, size int64, w workload, d time.Duration) (sample, error) {
+	args := slices.Concat(fioCommon(size, w), []string{"--rw=" + w.fioMode(), "--numjobs=" + strconv.Itoa(w.Jobs), "--group_reporting",
+		"--time_based", "--lat_percentiles=1", "--clat_percentiles=0", "--norandommap", "--randrepeat=0", "--runtime=" + strconv.FormatInt(d.Milliseconds(), 10) + "ms"}, jobs)
 	out, cmd, err := fio(ctx, d, args)
 	if err != nil {
 		return sample{}, fmt.Errorf("%s: %w", w.Name, err)
@@ -32,8 +38,12 @@ func runFio(ctx context.Context, engine []string, size int64, w workload, d time
 }
 
 func fioJob(engine []string, size int64, w workload) []string {
-	return slices.Concat([]string{"--name=bench", "--bs=" + strconv.Itoa(w.Block), "--iodepth=" + strconv.Itoa(w.Depth),
-		"--size=" + strconv.FormatInt(size, 10), "--output-format=json"}, engine)
+	return slices.Concat([]string{"--name=bench"}, fioCommon(size, w), engine)
+}
+
+func fioCommon(size int64, w workload) []string {
+	return []string{"--bs=" + strconv.Itoa(w.Block), "--iodepth=" + strconv.Itoa(w.Depth),
+		"--size=" + strconv.FormatInt(size, 10), "--output-format=json"}
 }
 
 // fio runs it to its end, with time to start besides d.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"path"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,6 +24,8 @@ import (
 type library struct {
 	client  *client.Client
 	devices []*client.Device
+	stuck   *client.IO // nil: nothing
+	unstuck chan error // what became of its requests
 }
 
 // librarySlots is the most parts in flight on a device.
@@ -49,7 +53,7 @@ func openLibrary(ctx context.Context, c workerConfig) (*library, error) {
 
 // mapAll maps the devices of c, all in one session.
 func (l *library) mapAll(ctx context.Context, c workerConfig) error {
-	names := []string{c.device}
+	names := strings.Split(c.device, ",")
 	if c.devices > 0 {
 		names = nil
 	}
@@ -58,7 +62,7 @@ func (l *library) mapAll(ctx context.Context, c workerConfig) error {
 	}
 	for _, name := range names {
 		d, err := l.client.Map(ctx, client.MapRequest{
-			Path: name, Paths: c.addrs, Session: "bench-" + c.device, Mode: blk.ReadWrite, Frontend: "none",
+			Path: name, Paths: c.addrs, Session: "bench-" + path.Base(names[0]), Mode: blk.ReadWrite, Frontend: "none",
 		})
 		if err != nil {
 			return err
@@ -239,6 +243,41 @@ func (l *lane) place() uint64 {
 	}
 	l.next++
 	return l.next % blocks * uint64(l.w.Block)
+}
+
+// stick starts n writes to the last device, and a goroutine that waits for them.
+// n < 0 waits until they have ended.
+func (l *library) stick(n int) (err error) {
+	if n < 0 {
+		err = <-l.unstuck
+		l.stuck.Close()
+		return err
+	}
+	d := l.devices[len(l.devices)-1]
+	if l.stuck, err = d.NewIO(0, 0, n); err != nil {
+		return err
+	}
+	for i := range n {
+		l.stuck.Submit(client.Request{Op: blk.Write, Slot: i, Off: uint64(i) * 4096, Len: 4096})
+	}
+	l.unstuck = make(chan error, 1)
+	go func() { l.unstuck <- awaitAll(l.stuck, n) }()
+	return nil
+}
+
+// awaitAll waits for n answers.
+func awaitAll(io *client.IO, n int) (err error) {
+	var done [64]client.Done
+	for n > 0 {
+		got := io.Wait(done[:])
+		for _, d := range done[:got] {
+			if d.Errno != blk.OK {
+				err = d.Errno
+			}
+		}
+		n -= got
+	}
+	return err
 }
 
 // fill writes every byte of the devices once.

@@ -23,6 +23,10 @@ var titles = map[string]string{
 	"P12": "Daemons with 100 sessions and 1,000 devices that nobody uses",
 	"P13": "MPA checksums on against off",
 	"P14": "rocev2 against iwarp, path MTU 4096",
+	"I1":  "15 files beside one that hangs, the library, against the same without the hang",
+	"I2":  "15 block devices beside one that hangs, the library, against the same without the hang",
+	"I3":  "15 files beside one that hangs, the NBD front end, against the same without the hang",
+	"I4":  "15 block devices beside one that hangs, the NBD front end, against the same without the hang",
 }
 
 // markdown writes the tables.

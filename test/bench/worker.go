@@ -27,6 +27,9 @@ type order struct {
 	Workload *workload
 	Duration time.Duration
 	Verify   bool // write and read back what the workload would, and compare
+	// Stick, if positive, starts that many writes to the last device instead and does
+	// not wait for them; if negative, it waits for them. For kind "rnbd".
+	Stick int
 }
 
 type answer struct {
@@ -45,7 +48,7 @@ type loader interface {
 type workerConfig struct {
 	kind    string   // "rnbd": the client library; "nbd": test/nbdclient; "plugin": a storage plugin's ring
 	addrs   []string // of more than one path, if of kind "rnbd"
-	device  string   // of kind "plugin": a file or device of this machine
+	device  string   // of kind "plugin": a file or device of this machine; of kind "rnbd": a name, or several with commas between
 	plugin  string   // of kind "plugin": its program
 	devices int      // of kind "rnbd"; 0: one, else device0, device1 and so on
 	fabric  string   // of kind "rnbd"; empty: iwarp
@@ -90,9 +93,12 @@ func work(ctx context.Context, c workerConfig, in io.Reader, out io.Writer) erro
 			return err
 		}
 		var a answer
-		if o.Workload == nil {
+		switch {
+		case o.Stick != 0:
+			err = l.(*library).stick(o.Stick)
+		case o.Workload == nil:
 			err = l.fill()
-		} else {
+		default:
 			a.Sample, err = l.run(o)
 		}
 		if err != nil {
@@ -173,6 +179,12 @@ func (w *worker) run(l workload, d time.Duration) (sample, error) {
 // verify has it write and read back what l would.
 func (w *worker) verify(l workload, d time.Duration) error {
 	_, err := w.do(order{Workload: &l, Duration: d, Verify: true})
+	return err
+}
+
+// stick has it start n writes to the last device, or wait for them; see order.
+func (w *worker) stick(n int) error {
+	_, err := w.do(order{Stick: n})
 	return err
 }
 
