@@ -66,7 +66,7 @@ func newServerRun() *cobra.Command {
 	f.IntVar(&o.QueueDepth, "queue-depth", def.QueueDepth, "requests in flight per session")
 	f.IntVar(&o.ChunkSize, "chunk-size", def.ChunkSize, "bytes of memory per request, a multiple of 4096 from 8192 up")
 	f.BoolVar(&o.AlwaysInvalidate, "always-invalidate", def.AlwaysInvalidate, "change the key of a chunk after every request")
-	f.StringArrayVar(&o.Limit, "limit", nil, "NAME=NUMBER: what clients can take at most, repeatable, 0 for no limit: "+strings.Join(limitNames(), ", "))
+	f.StringArrayVar(&o.Limit, "limit", nil, "NAME=NUMBER: what clients can take at most, repeatable, 0 for no limit: "+limitDefaults())
 	f.DurationVar(&o.InfoTimeout, "info-timeout", def.InfoTimeout, "time for a path from its first connection until it is connected")
 	f.IntVar(&o.CrashLimit, "crash-limit", def.CrashLimit, "crashes of a plugin within --crash-window that are too many")
 	f.DurationVar(&o.CrashWindow, "crash-window", def.CrashWindow, "see --crash-limit")
@@ -192,20 +192,39 @@ func (o *serverOptions) config() (server.Config, error) {
 // serverLimit is one of --limit.
 type serverLimit struct {
 	name string
-	set  func(cfg *server.Config, n int64)
+	of   func(cfg *server.Config) any // *int or *int64
+}
+
+func (l serverLimit) set(cfg *server.Config, n int64) {
+	switch p := l.of(cfg).(type) {
+	case *int:
+		*p = int(n)
+	case *int64:
+		*p = n
+	}
+}
+
+func (l serverLimit) get(cfg *server.Config) int64 {
+	switch p := l.of(cfg).(type) {
+	case *int:
+		return int64(*p)
+	case *int64:
+		return *p
+	}
+	return 0
 }
 
 var serverLimits = []serverLimit{
-	{"sessions", func(c *server.Config, n int64) { c.Limits.Sessions = int(n) }},
-	{"sessions-per-address", func(c *server.Config, n int64) { c.Limits.SessionsPerAddr = int(n) }},
-	{"connections", func(c *server.Config, n int64) { c.Limits.Connections = int(n) }},
-	{"connections-per-address", func(c *server.Config, n int64) { c.Limits.ConnectionsPerAddr = int(n) }},
-	{"chunk-memory", func(c *server.Config, n int64) { c.Limits.ChunkMemory = n }},
-	{"chunk-memory-per-address", func(c *server.Config, n int64) { c.Limits.ChunkMemoryPerAddr = n }},
-	{"unfinished", func(c *server.Config, n int64) { c.Limits.Unfinished = int(n) }},
-	{"unfinished-per-address", func(c *server.Config, n int64) { c.Limits.UnfinishedPerAddr = int(n) }},
-	{"devices-per-session", func(c *server.Config, n int64) { c.SessionDevices = int(n) }},
-	{"opens", func(c *server.Config, n int64) { c.Opens = int(n) }},
+	{"sessions", func(c *server.Config) any { return &c.Limits.Sessions }},
+	{"sessions-per-address", func(c *server.Config) any { return &c.Limits.SessionsPerAddr }},
+	{"connections", func(c *server.Config) any { return &c.Limits.Connections }},
+	{"connections-per-address", func(c *server.Config) any { return &c.Limits.ConnectionsPerAddr }},
+	{"chunk-memory", func(c *server.Config) any { return &c.Limits.ChunkMemory }},
+	{"chunk-memory-per-address", func(c *server.Config) any { return &c.Limits.ChunkMemoryPerAddr }},
+	{"unfinished", func(c *server.Config) any { return &c.Limits.Unfinished }},
+	{"unfinished-per-address", func(c *server.Config) any { return &c.Limits.UnfinishedPerAddr }},
+	{"devices-per-session", func(c *server.Config) any { return &c.SessionDevices }},
+	{"opens", func(c *server.Config) any { return &c.Opens }},
 }
 
 func limitNames() (names []string) {
@@ -213,6 +232,16 @@ func limitNames() (names []string) {
 		names = append(names, l.name)
 	}
 	return names
+}
+
+// limitDefaults lists the limits with their defaults, for --help.
+func limitDefaults() string {
+	cfg := server.DefaultConfig()
+	var list []string
+	for _, l := range serverLimits {
+		list = append(list, fmt.Sprintf("%s=%d", l.name, l.get(&cfg)))
+	}
+	return strings.Join(list, ", ")
 }
 
 // setLimits takes the arguments of --limit over into cfg.
