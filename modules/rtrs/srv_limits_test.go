@@ -126,7 +126,7 @@ func TestTheOldestUnfinishedPathGivesWay_OfEqualAddresses(t *testing.T) {
 		paths, addr = append(paths, p), addr.Next()
 		if n := len(paths); n > 6 {
 			old := paths[n-7]
-			waitFor(t, "the oldest to give way", func() bool { old.pump(); return old.downs > 0 })
+			eventually(t, "the oldest to give way", func() bool { old.pump(); return old.downs > 0 })
 		}
 	}
 }
