@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/mappings"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
@@ -28,11 +29,19 @@ type clientOptions struct {
 	Slots          int      `yaml:"slots"`
 	Policy         string   `yaml:"policy"`
 	Loss           string   `yaml:"loss"`
+
+	Mappings []mappings.Mapping `yaml:"mappings"`
 }
 
 func newClientRun() *cobra.Command {
+	c, _ := clientRun()
+	return c
+}
+
+// clientRun is the command, and the options that its flags set.
+func clientRun() (*cobra.Command, *clientOptions) {
 	def := client.DefaultConfig()
-	var o clientOptions
+	o := &clientOptions{}
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "Run the client daemon",
@@ -40,10 +49,11 @@ func newClientRun() *cobra.Command {
   rnbd client run --nbd-listen tcp:127.0.0.1:10809 --loss queue:30s`,
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := loadConfig(cmd, o.Config, &o); err != nil {
+			hangups := hangups()
+			if err := o.load(cmd); err != nil {
 				return err
 			}
-			return runClient(cmd, &o)
+			return runClient(cmd, o, hangups)
 		},
 	}
 	f := c.Flags()
@@ -56,10 +66,28 @@ func newClientRun() *cobra.Command {
 	f.IntVar(&o.Slots, "slots", def.Slots, "requests in flight per device")
 	f.StringVar(&o.Policy, "policy", def.Policy.String(), "choice of the path: min-inflight, round-robin or min-latency")
 	f.StringVar(&o.Loss, "loss", "fail", "what requests do while no path is left: fail, or queue:DURATION")
-	return c
+	return c, o
 }
 
-func runClient(cmd *cobra.Command, o *clientOptions) error {
+// load reads the configuration files. The mappings of all files are wanted; of
+// any other key the last file counts.
+func (o *clientOptions) load(cmd *cobra.Command) error {
+	var all []mappings.Mapping
+	err := o.daemonOptions.load(cmd, "client", o, func() {
+		all = append(all, o.Mappings...)
+		o.Mappings = nil
+	})
+	o.Mappings = all
+	if err == nil {
+		err = mappings.CheckAll(all)
+	}
+	if err != nil {
+		return usageError{fmt.Errorf("configuration: %w", err)}
+	}
+	return nil
+}
+
+func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) error {
 	l, err := o.start("client")
 	if err != nil {
 		return err
@@ -87,7 +115,9 @@ func runClient(cmd *cobra.Command, o *clientOptions) error {
 		return explainListen(fmt.Errorf("client: %w", err))
 	}
 	api := control.NewServer(control.LogCalls(l.Logger("control")))
-	daemon := c.Control(versionString())
+	daemon := &clientDaemon{ClientDaemonServer: c.Control(versionString()), cmd: cmd, options: o, logs: l}
+	keeper := mappings.NewKeeper(mapper{c, daemon, cfg.Loss}, l.Logger("client"))
+	daemon.keeper = keeper
 	controlpb.RegisterClientDaemonServer(api, daemon)
 	stopMetrics, err := o.serveMetrics(metrics.Client(daemon), l.Logger("client"))
 	if err != nil {
@@ -99,7 +129,10 @@ func runClient(cmd *cobra.Command, o *clientOptions) error {
 		return errors.Join(err, closeWithin(c.Close))
 	}
 	l.Logger("client").Info("client is ready", "socket", socket, "version", versionString())
+	keeper.Want(cmd.Context(), o.Mappings, false)
+	defer onHangup(hangups, func() { reloadNow(cmd.Context(), daemon, l.Logger("client")) })()
 	return serveUntilDone(cmd.Context(), api, sock, func(ctx context.Context) error {
+		keeper.Close()
 		return errors.Join(unmount(), c.Close(ctx))
 	})
 }

@@ -1,74 +1,110 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"slices"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"go.yaml.in/yaml/v3"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/config"
 )
 
-// loadConfig reads a YAML file into the struct that the command's flags are
-// bound to. Flags given on the command line win. A key that the struct does
-// not have is an error with its line.
-func loadConfig(cmd *cobra.Command, path string, into any) error {
-	if path == "" {
-		return nil
+// Words for --config-dir.
+const (
+	configAuto = "auto"
+	configNone = "none"
+)
+
+// systemConfig has the configuration of root's daemons.
+const systemConfig = "/etc/rnbd"
+
+// configDir is the folder of configuration files of the daemon of a kind; empty:
+// none.
+func (o *daemonOptions) configDir(cmd *cobra.Command, kind string) string {
+	switch {
+	case o.ConfigDir == configNone:
+		return ""
+	case o.ConfigDir != configAuto:
+		return o.ConfigDir
+	case os.Geteuid() != 0 || os.Getenv("RNBD_SOCKET") != "":
+		return ""
 	}
+	if f := cmd.Flags().Lookup("socket"); f != nil && f.Value.String() != "" {
+		return "" // a second daemon would map the same again
+	}
+	return filepath.Join(systemConfig, kind+".d")
+}
+
+// configFiles are the files that a daemon of a kind reads, in their order.
+func (o *daemonOptions) configFiles(cmd *cobra.Command, kind string) (files []string, err error) {
+	if o.Config != "" {
+		files = append(files, o.Config)
+	}
+	if dir := o.configDir(cmd, kind); dir != "" {
+		more, err := config.Files(dir)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, more...)
+	}
+	return files, nil
+}
+
+// load reads the configuration files of a daemon into the struct that its flags
+// set. Flags of the command line win. next is called behind each file.
+func (o *daemonOptions) load(cmd *cobra.Command, kind string, into any, next func()) error {
 	given := givenFlags(cmd)
-	text, err := os.ReadFile(path)
+	files, err := o.configFiles(cmd, kind)
 	if err != nil {
-		return usageError{fmt.Errorf("configuration: %w", err)}
+		return err
 	}
-	dec := yaml.NewDecoder(bytes.NewReader(text))
-	dec.KnownFields(true)
-	if err := dec.Decode(into); err != nil && !errors.Is(err, io.EOF) {
-		return usageError{fmt.Errorf("configuration %s: %w", path, tidyYAML(err))}
-	}
-	if err := dec.Decode(new(any)); err != io.EOF {
-		return usageError{fmt.Errorf("configuration %s: there is more than one document, or one is broken", path)}
+	if err := readAll(files, into, next); err != nil {
+		return errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	for _, restore := range given {
 		if err := restore(); err != nil {
-			return usageError{err}
+			return err
 		}
 	}
 	return nil
 }
 
+// readAll reads files into the same struct, and says all that is wrong with them.
+func readAll(files []string, into any, next func()) error {
+	var errs []error
+	for _, f := range files {
+		errs = append(errs, config.Read(f, into))
+		next()
+	}
+	return errors.Join(errs...)
+}
+
 // givenFlags remembers the flags of the command line, to set them again over
-// what the file says.
+// what the files say.
 func givenFlags(cmd *cobra.Command) (restore []func() error) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
-		if list, ok := f.Value.(pflag.SliceValue); ok {
-			values := append([]string(nil), list.GetSlice()...)
-			restore = append(restore, func() error { return list.Replace(values) })
-			return
-		}
-		value := f.Value.String()
-		restore = append(restore, func() error { return f.Value.Set(value) })
+		set := flagSetter(f)
+		restore = append(restore, func() error { return set(f) })
 	})
 	return restore
 }
 
-// tidyYAML puts what the decoder found on one line.
-func tidyYAML(err error) error {
-	var types *yaml.TypeError
-	if errors.As(err, &types) {
-		lines := slices.Clone(types.Errors)
-		for i, l := range lines { // "line 3: field x not found in type main.options"
-			if before, _, ok := strings.Cut(l, " not found in type "); ok {
-				lines[i] = strings.Replace(before, ": field ", ": unknown key ", 1)
+// flagSetter returns a function that gives a flag the value that from has now.
+func flagSetter(from *pflag.Flag) func(to *pflag.Flag) error {
+	if list, ok := from.Value.(pflag.SliceValue); ok {
+		values := append([]string(nil), list.GetSlice()...)
+		return func(to *pflag.Flag) error {
+			list, ok := to.Value.(pflag.SliceValue)
+			if !ok {
+				return fmt.Errorf("--%s is no list", to.Name)
 			}
-			lines[i], _, _ = strings.Cut(lines[i], " into main.")
+			return list.Replace(values)
 		}
-		return errors.New(strings.Join(lines, "; "))
 	}
-	return err
+	value := from.Value.String()
+	return func(to *pflag.Flag) error { return to.Value.Set(value) }
 }

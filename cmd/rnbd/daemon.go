@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,6 +24,7 @@ import (
 // daemonOptions are what both daemons take.
 type daemonOptions struct {
 	Config       string        `yaml:"-"`
+	ConfigDir    string        `yaml:"-"`
 	PluginDir    string        `yaml:"plugin-dir"`
 	Pumps        int           `yaml:"pumps"`
 	Spin         time.Duration `yaml:"spin"`
@@ -36,6 +38,7 @@ type daemonOptions struct {
 
 func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
 	f.StringVar(&o.Config, "config", "", "YAML file with these options; the command line wins")
+	f.StringVar(&o.ConfigDir, "config-dir", configAuto, "folder of YAML files (*.yaml) that are read after --config, in the order of their names; auto: "+systemConfig+"/client.d or server.d for root's daemon on the default socket; none")
 	f.StringVar(&o.PluginDir, "plugin-dir", defaultPluginDir(), "folder of the plugins")
 	f.IntVar(&o.Pumps, "pumps", pumps, "threads of the data path")
 	f.DurationVar(&o.Spin, "spin", 100*time.Microsecond, "how long an idle pump looks for work before it sleeps; 0: not at all")
@@ -105,7 +108,7 @@ func serveUntilDone(ctx context.Context, api *grpc.Server, sock net.Listener, cl
 		return errors.Join(err, closeWithin(closeDaemon))
 	case <-ctx.Done():
 	}
-	signal.Reset()
+	signal.Reset(syscall.SIGINT, syscall.SIGTERM)
 	api.Stop()
 	return closeWithin(closeDaemon)
 }

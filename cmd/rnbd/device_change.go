@@ -7,8 +7,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
-	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
@@ -28,7 +29,7 @@ whose names are no files.`,
 			example: "  rnbd client resize rnbd0 10G\n  rnbd server resize disk.img",
 		},
 		{
-			name: "unmap", on: onClient, bare: true, min: 1, max: 1, args: "DEVICE [force]", args0: deviceNames, words: forceWord, run: unmapDevice, interrupted: partLeft,
+			name: "unmap", on: onClient, bare: true, min: 1, max: 1, args: "DEVICE [force]", args0: deviceNames, words: forceWord, flags: unmapFlags, run: unmapDevice, interrupted: partLeft,
 			short:   "Take a mapped device away",
 			long:    "Take a mapped device away. That is refused with exit code 5 while a user has\nit open. By force users are disconnected and their requests fail; it ends\nwithin seconds even if the server is dead.",
 			example: "  rnbd unmap rnbd0\n  rnbd unmap disk.img force",
@@ -122,27 +123,61 @@ func refreshDevice(c *call) error {
 	})
 }
 
-// unmapDevice asks the daemon at once: a list of all would only delay it. Only
-// a name that the daemon does not know, as that of an endpoint, is looked up.
+func unmapFlags(f *pflag.FlagSet) {
+	f.Bool("persist", false, "also at the next start: remove what map --persist has written")
+}
+
 func unmapDevice(c *call) error {
 	return c.with(func(ctx context.Context, d *daemons) error {
-		_, err := d.client.Unmap(ctx, &controlpb.UnmapRequest{Device: nodeName(c.args[0]), Force: c.force})
-		if isNotFound(err) {
-			inv, lookErr := d.look(ctx, true)
-			if lookErr != nil {
-				return lookErr
-			}
-			dev, findErr := inv.device(c.args[0], "")
-			if findErr != nil {
-				return findErr
-			}
-			_, err = d.client.Unmap(ctx, &controlpb.UnmapRequest{Device: dev.name, Force: c.force})
+		name, err := c.unmap(ctx, d)
+		if err != nil {
+			return err
 		}
+		c.say("unmapped %s", name)
+		if c.text("persist") != "true" {
+			return nil
+		}
+		file, err := persistFile(ctx, d.client, name)
 		if err == nil {
-			c.say("unmapped %s", c.args[0])
+			err = forget(file)
 		}
-		return err
+		if err != nil {
+			return fmt.Errorf("%s is unmapped: %w", name, err)
+		}
+		c.say("removed %s", file)
+		return nil
 	})
+}
+
+// unmap asks the daemon at once: a list of all would only delay it. Only a name
+// that the daemon does not know, as that of an endpoint, is looked up.
+func (c *call) unmap(ctx context.Context, d *daemons) (name string, err error) {
+	name = nodeName(c.args[0])
+	if c.text("persist") == "true" { // its file has its own name
+		inv, err := d.look(ctx, true)
+		if err != nil {
+			return name, err
+		}
+		dev, err := inv.device(c.args[0], "")
+		if err != nil {
+			return name, err
+		}
+		name = dev.name
+	}
+	_, err = d.client.Unmap(ctx, &controlpb.UnmapRequest{Device: name, Force: c.force})
+	if !isNotFound(err) {
+		return name, err
+	}
+	inv, err := d.look(ctx, true)
+	if err != nil {
+		return name, err
+	}
+	dev, err := inv.device(c.args[0], "")
+	if err != nil {
+		return name, err
+	}
+	_, err = d.client.Unmap(ctx, &controlpb.UnmapRequest{Device: dev.name, Force: c.force})
+	return dev.name, err
 }
 
 func remapDevice(c *call) error {
@@ -171,7 +206,7 @@ func (c *call) mapAgain(ctx context.Context, client controlpb.ClientDaemonClient
 	}
 	r := &controlpb.MapRequest{
 		Path: dev.path, Session: dev.session, AccessMode: dev.mode, Frontend: dev.mapped.Frontend,
-		Loss: dev.mapped.Loss, Name: dev.name, Options: dev.mapped.Options,
+		Loss: dev.mapped.Loss, Name: dev.name, Options: dev.mapped.Options, IoMode: dev.mapped.IoMode,
 	}
 	for _, p := range s.Paths {
 		r.Paths = append(r.Paths, pathSpec(p))
@@ -229,7 +264,7 @@ func (c *call) recoverDevices(ctx context.Context, client controlpb.ClientDaemon
 const reopens = time.Second
 
 func (c *call) recoverDevice(ctx context.Context, daemon controlpb.ClientDaemonClient, dev device) error {
-	for end := time.Now().Add(reopens); time.Now().Before(end) && client.OpensAgain(dev.mapped.LastError); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(reopens); time.Now().Before(end) && dev.mapped.OpensAgain; time.Sleep(20 * time.Millisecond) {
 		inv, err := (&daemons{client: daemon}).look(ctx, true)
 		if err != nil {
 			return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
 	"os"
@@ -45,6 +46,26 @@ func TestCLIPageIsGenerated(t *testing.T) {
 		t.Fatalf("%s differs from the code: go test ./cmd/rnbd -update", cliPage)
 	}
 	if err := os.WriteFile(cliPage, []byte(want), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSchemaIsGenerated compares docs/config.schema.json with the options of the
+// daemons.
+func TestSchemaIsGenerated(t *testing.T) {
+	const file = "../../docs/config.schema.json"
+	var want bytes.Buffer
+	if err := writeSchema(&want); err != nil {
+		t.Fatal(err)
+	}
+	have, err := os.ReadFile(file)
+	if err == nil && bytes.Equal(have, want.Bytes()) {
+		return
+	}
+	if !*update {
+		t.Fatalf("%s differs from the code (%v): go test ./cmd/rnbd -update", file, err)
+	}
+	if err := os.WriteFile(file, want.Bytes(), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }

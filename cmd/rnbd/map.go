@@ -57,6 +57,7 @@ func mapFlags(f *pflag.FlagSet) {
 	f.String("loss", "", "fail, or queue:DURATION (default the daemon's)")
 	f.String("io-mode", "", "io plugin of the server that opens it: fileio, blockio (default the server's choice)")
 	f.String("name", "", "name of the device here (default rnbdN)")
+	f.Bool("persist", false, "map it again at each start of the daemon: a file in its configuration folder says so")
 	f.StringToString("option", nil, "KEY=VALUE for the front end, repeatable")
 }
 
@@ -78,12 +79,40 @@ func mapDevice(c *call) error {
 				return err
 			}
 		}
+		keep := c.text("persist") == "true"
+		if keep { // before anything is done
+			if _, err := persistFile(ctx, d.client, "x"); err != nil {
+				return err
+			}
+		}
 		mapped, err := d.client.Map(ctx, r)
 		if err != nil {
 			return mapHint(err, r.AccessMode)
 		}
+		if keep {
+			if err := c.persist(ctx, d, mapped, r); err != nil {
+				return err
+			}
+		}
 		return c.printMapped(ctx, d, mapped)
 	})
+}
+
+// persist writes down what was just mapped.
+func (c *call) persist(ctx context.Context, d *daemons, mapped *controlpb.ClientDevice, r *controlpb.MapRequest) error {
+	file, err := persistFile(ctx, d.client, mapped.Name)
+	if err != nil {
+		return err
+	}
+	inv, err := d.look(ctx, false)
+	if err != nil {
+		return err
+	}
+	if err := persist(file, inv, mappedDevice(mapped, ""), r); err != nil {
+		return err
+	}
+	c.say("%s is written down in %s", mapped.Name, file)
+	return nil
 }
 
 // checkFrom checks the word behind the device: "from" and a server, or nothing

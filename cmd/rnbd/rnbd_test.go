@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/rnbd-go/rnbd/modules/rnbd-server"
 )
 
@@ -137,18 +135,11 @@ func readServer(t *testing.T, text string, flags ...string) (*serverOptions, err
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var o serverOptions
-	cmd := &cobra.Command{}
-	f := cmd.Flags()
-	o.daemonOptions.register(f, 2)
-	f.StringArrayVar(&o.Listen, "listen", []string{"127.0.0.1:1234"}, "")
-	f.StringVar(&o.SearchPath, "search-path", "", "")
-	f.BoolVar(&o.AlwaysInvalidate, "always-invalidate", true, "")
-	f.DurationVar(&o.CrashWindow, "crash-window", time.Minute, "")
-	if err := f.Parse(flags); err != nil {
+	cmd, o := serverRun()
+	if err := cmd.ParseFlags(append(flags, "--config", path, "--config-dir", configNone)); err != nil {
 		t.Fatal(err)
 	}
-	return &o, loadConfig(cmd, path, &o)
+	return o, o.load(cmd)
 }
 
 func TestConfigurationFillsWhatFlagsLeave(t *testing.T) {
@@ -191,7 +182,7 @@ func TestAFlagWithItsDefaultWinsToo(t *testing.T) {
 func TestAnEmptyConfigurationChangesNothing(t *testing.T) {
 	for _, text := range []string{"", "\n", "# nothing\n", "---\n"} {
 		o, err := readServer(t, text)
-		if err != nil || o.Pumps != 2 || len(o.Listen) != 1 || !o.AlwaysInvalidate {
+		if err != nil || o.Pumps != server.DefaultConfig().Pumps || len(o.Listen) != 1 || !o.AlwaysInvalidate {
 			t.Errorf("%q: %v, %+v", text, err, o)
 		}
 	}
@@ -199,15 +190,17 @@ func TestAnEmptyConfigurationChangesNothing(t *testing.T) {
 
 func TestWrongConfigurationsNameFileLineAndKey(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
-		{"unknown key", "pumps: 1\nfrobnicate: 1\n", "line 2: unknown key frobnicate"},
-		{"two unknown keys", "a: 1\nb: 2\n", "line 1: unknown key a; line 2: unknown key b"},
-		{"word for a number", "pumps: many\n", "line 1: cannot unmarshal"},
-		{"number for a duration", "spin: [1]\n", "line 1: cannot unmarshal"},
-		{"key twice", "pumps: 1\npumps: 2\n", `line 2: mapping key "pumps" already defined`},
-		{"a list", "- pumps\n", "line 1: cannot unmarshal"},
+		{"unknown key", "pumps: 1\nfrobnicate: 1\n", `line 2, column 1: unknown key "frobnicate"`},
+		{"misspelt key", "serach-path: /srv\n", `line 1, column 1: unknown key "serach-path"; did you mean "search-path"?`},
+		{"two unknown keys", "a: 1\nb: 2\n", "line 2, column 1: unknown key"},
+		{"word for a number", "pumps: many\n", "line 1, column 8: pumps:"},
+		{"number for a duration", "spin: [1]\n", "line 1, column 7: spin:"},
+		{"key twice", "pumps: 1\npumps: 2\n", `line 2, column 1: key "pumps" stands in line 1 already`},
+		{"a list", "- pumps\n", "line 1, column 1: a list"},
 		{"no YAML", "pumps: {\n", "line"},
 		{"tabs", "pumps:\n\t- 1\n", "line 2"},
-		{"the key of the configuration itself", "config: other.yaml\n", "line 1: unknown key config"},
+		{"the key of the configuration itself", "config: other.yaml\n", `line 1, column 1: unknown key "config"`},
+		{"a key of the client", "mappings: []\n", `line 1, column 1: unknown key "mappings"`},
 		{"a second document", "pumps: 1\n---\npumps: 2\n", "more than one document"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -54,7 +54,7 @@ list".`
 		root.AddCommand(c)
 	}
 	addVerbs(root, onBoth)
-	root.AddCommand(newVersion(), newExitCodes(), newMan())
+	root.AddCommand(newConfig(), newVersion(), newExitCodes(), newMan())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	return root

@@ -40,8 +40,14 @@ type serverOptions struct {
 }
 
 func newServerRun() *cobra.Command {
+	c, _ := serverRun()
+	return c
+}
+
+// serverRun is the command, and the options that its flags set.
+func serverRun() (*cobra.Command, *serverOptions) {
 	def := server.DefaultConfig()
-	var o serverOptions
+	o := &serverOptions{}
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "Run the server daemon",
@@ -49,10 +55,11 @@ func newServerRun() *cobra.Command {
   rnbd server run --config /etc/rnbd/server.yaml`,
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := loadConfig(cmd, o.Config, &o); err != nil {
+			hangups := hangups()
+			if err := o.load(cmd); err != nil {
 				return err
 			}
-			return runServer(cmd, &o)
+			return runServer(cmd, o, hangups)
 		},
 	}
 	f := c.Flags()
@@ -70,10 +77,18 @@ func newServerRun() *cobra.Command {
 	f.DurationVar(&o.InfoTimeout, "info-timeout", def.InfoTimeout, "time for a path from its first connection until it is connected")
 	f.IntVar(&o.CrashLimit, "crash-limit", def.CrashLimit, "crashes of a plugin within --crash-window that are too many")
 	f.DurationVar(&o.CrashWindow, "crash-window", def.CrashWindow, "see --crash-limit")
-	return c
+	return c, o
 }
 
-func runServer(cmd *cobra.Command, o *serverOptions) error {
+// load reads the configuration files. Of a key in several the last counts.
+func (o *serverOptions) load(cmd *cobra.Command) error {
+	if err := o.daemonOptions.load(cmd, "server", o, func() {}); err != nil {
+		return usageError{fmt.Errorf("configuration: %w", err)}
+	}
+	return nil
+}
+
+func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal) error {
 	l, err := o.start("server")
 	if err != nil {
 		return err
@@ -117,7 +132,7 @@ func runServer(cmd *cobra.Command, o *serverOptions) error {
 		return explainListen(fmt.Errorf("server: %w", err))
 	}
 	api := control.NewServer(control.LogCalls(l.Logger("control")))
-	daemon := s.Control(versionString())
+	daemon := &serverDaemon{ServerDaemonServer: s.Control(versionString()), cmd: cmd, options: o, logs: l}
 	controlpb.RegisterServerDaemonServer(api, daemon)
 	stopMetrics, err := o.serveMetrics(metrics.Server(daemon), l.Logger("server"))
 	if err != nil {
@@ -129,6 +144,7 @@ func runServer(cmd *cobra.Command, o *serverOptions) error {
 		return errors.Join(err, closeWithin(s.Close))
 	}
 	l.Logger("server").Info("server is ready", "socket", socket, "version", versionString())
+	defer onHangup(hangups, func() { reloadNow(cmd.Context(), daemon, l.Logger("server")) })()
 	return serveUntilDone(cmd.Context(), api, sock, func(ctx context.Context) error {
 		return errors.Join(unmount(), s.Close(ctx))
 	})

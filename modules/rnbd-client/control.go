@@ -223,6 +223,8 @@ func (d *Device) describe(st plugin.DeviceStatus) *controlpb.ClientDevice {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	out.State, out.LastError = d.state.String(), d.lastError
+	out.OpensAgain = d.state == Closed && !d.needsRemap
+	out.ExportedSize, out.IoMode = d.served, d.ioMode
 	return out
 }
 

@@ -35,6 +35,10 @@ type MapRequest struct {
 	Port       uint16
 	PollQueues int
 
+	// AnyPath opens a session with the first path that works; the others connect
+	// when they can. Else all have to work.
+	AnyPath bool
+
 	identity, location string // of a mapping of the last daemon; empty: a new one
 	known              *known // of that mapping
 	tuning             tuning // of a session of the last daemon

@@ -15,6 +15,13 @@ import (
 // DefaultPort is the port of RNBD servers.
 const DefaultPort = mapline.DefaultPort
 
+// CheckPath reports what is wrong with a path as users write it,
+// [SRC@]DST[:PORT][%FABRIC].
+func CheckPath(s string) error {
+	_, err := mapline.ParsePath(s)
+	return err
+}
+
 // address finds the fabric's device for p.
 func (c *Client) address(ctx context.Context, p mapline.Path) (rtrs.PathAddr, error) {
 	name := p.Fabric

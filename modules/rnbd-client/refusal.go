@@ -67,14 +67,6 @@ func (s *session) server() string {
 	return "of session " + s.name
 }
 
-const noPathLeft = "no path is left"
-
-// OpensAgain reports whether a closed device with that last error opens by itself
-// once its session has a path: nothing but the loss has closed it.
-func OpensAgain(lastError string) bool {
-	return lastError == "" || strings.HasPrefix(lastError, noPathLeft)
-}
-
 // lossReason describes the loss of the last path now: when, which paths, and why.
 func (s *session) lossReason() string {
 	var paths []string
@@ -85,7 +77,7 @@ func (s *session) lossReason() string {
 		}
 		paths = append(paths, fmt.Sprintf("%s%%%s (%s)", verbs.AddrPortString(p.Addr.Dst), p.Fabric, why))
 	}
-	return fmt.Sprintf("%s since %s: %s", noPathLeft, time.Now().UTC().Format(time.RFC3339), strings.Join(paths, ", "))
+	return fmt.Sprintf("no path is left since %s: %s", time.Now().UTC().Format(time.RFC3339), strings.Join(paths, ", "))
 }
 
 // rootCause is the last error of the chain of err that has a text.

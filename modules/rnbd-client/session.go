@@ -69,7 +69,7 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 	if err != nil {
 		return nil, fmt.Errorf("session %q: %w", name, err)
 	}
-	if err := s.connect(ctx, addrs, cfg, r.identity != ""); err != nil {
+	if err := s.connect(ctx, addrs, cfg, r.identity != "" || r.AnyPath); err != nil {
 		return nil, refused(addrs, err)
 	}
 	if err := s.hello(ctx); err != nil {

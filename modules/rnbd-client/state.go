@@ -141,10 +141,29 @@ func loadState(name string) (state savedState, err error) {
 	if err == nil {
 		err = json.Unmarshal(b, &state)
 	}
-	if err == nil && state.Version != stateVersion {
+	switch {
+	case err == nil && state.Version > stateVersion:
+		err = fmt.Errorf("state file %s has version %d, this program knows %d: %w", name, state.Version, stateVersion, errNewerState)
+	case err == nil && state.Version != stateVersion:
 		err = fmt.Errorf("it has version %d, this daemon knows %d", state.Version, stateVersion)
 	}
 	return state, err
+}
+
+// errNewerState: the disks of the last daemon are left as they are, since what was
+// written down about them may not be understood.
+var errNewerState = fmt.Errorf("it is of a newer rnbd, whose disks may be in use: run that one, or unmap them with it first: %w", syscall.EINVAL)
+
+// checkState refuses the state of a newer rnbd, before anything is started that
+// could change a disk.
+func checkState(name string) error {
+	if name == "" {
+		return nil
+	}
+	if _, err := loadState(name); errors.Is(err, errNewerState) {
+		return err
+	}
+	return nil
 }
 
 // restore serves the disks of a daemon that was killed again. Servers may be

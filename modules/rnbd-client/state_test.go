@@ -101,13 +101,55 @@ func stateClient(t *testing.T, name string) *Client {
 
 func TestState_UnreadableIsKept(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "client.devices")
-	for _, text := range []string{"{", `{"version": 9, "devices": []}`} {
+	for _, text := range []string{"{", `{"version": 0, "devices": []}`} {
 		must(t, os.WriteFile(name, []byte(text), 0o600))
 		c := stateClient(t, name)
 		b, err := os.ReadFile(name + ".bad")
 		if len(c.waiting) != 0 || err != nil || string(b) != text {
 			t.Errorf("%s: %d wait, kept %q, %v", text, len(c.waiting), b, err)
 		}
+	}
+}
+
+// The state of a newer rnbd is left as it is, and no daemon starts beside it.
+func TestState_NewerVersionIsRefused(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "client.devices")
+	text := []byte(`{"version": 2, "devices": [{"name": "rnbd0", "colour": "red"}]}`)
+	must(t, os.WriteFile(name, text, 0o600))
+	cfg := DefaultConfig()
+	cfg.StateFile = name
+	c, err := New(t.Context(), cfg)
+	if err == nil {
+		c.Close(t.Context())
+	}
+	if !errors.Is(err, errNewerState) || !strings.Contains(err.Error(), "version 2") {
+		t.Errorf("a daemon starts: %v", err)
+	}
+	if b, err := os.ReadFile(name); err != nil || string(b) != string(text) {
+		t.Errorf("the file is %q now, %v", b, err)
+	}
+	if others, _ := filepath.Glob(name + ".*"); len(others) > 0 {
+		t.Errorf("files %v were made", others)
+	}
+}
+
+// A state that was cut anywhere is set aside whole: no disk of it is served with
+// half of its settings.
+func TestState_CutAnywhere(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, "client.devices")
+	must(t, writeState(name, &savedState{Version: stateVersion, Devices: []savedDevice{savedSample()}, Leftovers: []savedLeftover{{Identity: "DEF"}}}))
+	whole, err := os.ReadFile(name)
+	must(t, err)
+	end := len(strings.TrimRight(string(whole), "\n"))
+	for n := range end {
+		must(t, os.WriteFile(name, whole[:n], 0o600))
+		c := stateClient(t, name)
+		b, err := os.ReadFile(name + ".bad")
+		if len(c.waiting)+len(c.leftovers()) != 0 || err != nil || len(b) != n {
+			t.Fatalf("%d bytes: %d disks wait, %d bytes set aside, %v", n, len(c.waiting), len(b), err)
+		}
+		must(t, os.Remove(name+".bad"))
 	}
 }
 

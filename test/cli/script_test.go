@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -35,6 +36,7 @@ func TestMain(m *testing.M) {
 //	client [FLAG...]         runs a client
 //	image NAME SIZE          makes an image that the server exports
 //	halt server|client       ends it
+//	hangup server|client     sends it SIGHUP
 //	rnbd ARG...              must succeed
 //	exits CODE ARG...        rnbd must end with that code
 //	feed FILE ARG...         rnbd, with FILE as standard input
@@ -83,6 +85,7 @@ func TestScripts(t *testing.T) {
 			"feed":       func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, args[0], 0, args[1:]) },
 			"fails":      fails,
 			"ports":      ports,
+			"hangup":     hangup,
 			"eventually": eventually, "reconnects": reconnects, "paths": paths,
 		},
 	})
@@ -116,6 +119,9 @@ func startClient(ts *testscript.TestScript, _ bool, args []string) {
 	var err error
 	s.client, err = s.lab.StartClient(lab.ClientOptions{Extra: args})
 	ts.Check(err)
+	if err := os.Remove(filepath.Join(s.run, "client.sock")); err != nil && !os.IsNotExist(err) { // of one that was halted
+		ts.Check(err)
+	}
 	ts.Check(os.Symlink(s.client.Socket, filepath.Join(s.run, "client.sock")))
 }
 
@@ -125,6 +131,15 @@ func halt(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(s.server.Stop())
 	} else {
 		ts.Check(s.client.Stop())
+	}
+}
+
+func hangup(ts *testscript.TestScript, _ bool, args []string) {
+	s := on(ts)
+	if args[0] == "server" {
+		ts.Check(s.server.Signal(syscall.SIGHUP))
+	} else {
+		ts.Check(s.client.Signal(syscall.SIGHUP))
 	}
 }
 

@@ -132,7 +132,9 @@ func isOwnTestSuite(pkg, imp string) bool {
 
 func TestCommandsKnowTheControlAPIOnly(t *testing.T) {
 	// bench_server is a client of its own: it measures a server without a daemon.
-	mayKnowDaemons := regexp.MustCompile(`^(server_run|client_run|providers|daemon|bench_server)\.go$`)
+	// daemon_reload and mapping are of the daemons, which keep the mappings of their
+	// configuration.
+	mayKnowDaemons := regexp.MustCompile(`^(server_run|client_run|providers|daemon|daemon_reload|mapping|bench_server)\.go$`)
 	files, err := filepath.Glob(filepath.Join(root(), "cmd/rnbd/*.go"))
 	if err != nil || len(files) == 0 {
 		t.Fatal("no files of cmd/rnbd", err)

@@ -4,9 +4,12 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestFolder(t *testing.T) {
@@ -119,5 +122,31 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestReplace_FullDisk runs itself as a process that may write files of 16 bytes.
+func TestReplace_FullDisk(t *testing.T) {
+	if name := os.Getenv("PRIVATE_TEST_FILE"); name != "" {
+		limit := unix.Rlimit{Cur: 16, Max: 16}
+		must(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &limit))
+		if err := Replace(name, make([]byte, 17)); !errors.Is(err, syscall.EFBIG) {
+			t.Errorf("17 bytes: %v", err)
+		}
+		return
+	}
+	name := filepath.Join(t.TempDir(), "state")
+	must(t, Replace(name, []byte("old")))
+	cmd := exec.Command(os.Args[0], "-test.run=TestReplace_FullDisk$")
+	cmd.Env = append(os.Environ(), "PRIVATE_TEST_FILE="+name)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if b, err := Read(name); err != nil || string(b) != "old" {
+		t.Errorf("the file has %q, %v", b, err)
+	}
+	must(t, Replace(name, []byte("new"))) // also where a half file is left
+	if b, err := Read(name); err != nil || string(b) != "new" {
+		t.Errorf("then %q, %v", b, err)
 	}
 }

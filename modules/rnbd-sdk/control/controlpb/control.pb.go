@@ -152,6 +152,7 @@ type DaemonInfo struct {
 	Pumps          int32                  `protobuf:"varint,7,opt,name=pumps,proto3" json:"pumps,omitempty"`
 	PumpStats      []*PumpStats           `protobuf:"bytes,8,rep,name=pump_stats,json=pumpStats,proto3" json:"pump_stats,omitempty"`
 	FabricCounters []*FabricCounter       `protobuf:"bytes,9,rep,name=fabric_counters,json=fabricCounters,proto3" json:"fabric_counters,omitempty"`
+	ConfigDir      string                 `protobuf:"bytes,10,opt,name=config_dir,json=configDir,proto3" json:"config_dir,omitempty"` // folder of configuration files; empty: none
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -249,6 +250,171 @@ func (x *DaemonInfo) GetFabricCounters() []*FabricCounter {
 	return nil
 }
 
+func (x *DaemonInfo) GetConfigDir() string {
+	if x != nil {
+		return x.ConfigDir
+	}
+	return ""
+}
+
+type ReloadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DryRun        bool                   `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // only say what would change
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadRequest) Reset() {
+	*x = ReloadRequest{}
+	mi := &file_control_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadRequest) ProtoMessage() {}
+
+func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
+func (*ReloadRequest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ReloadRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// ReloadReply: what reading the configuration again changes.
+type ReloadReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changes       []*ConfigChange        `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadReply) Reset() {
+	*x = ReloadReply{}
+	mi := &file_control_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadReply) ProtoMessage() {}
+
+func (x *ReloadReply) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadReply.ProtoReflect.Descriptor instead.
+func (*ReloadReply) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ReloadReply) GetChanges() []*ConfigChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// ConfigChange is one difference between configuration and daemon.
+type ConfigChange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Subject       string                 `protobuf:"bytes,1,opt,name=subject,proto3" json:"subject,omitempty"` // a device, or a key of the configuration
+	Action        string                 `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`   // "map", "unmap", "set", or "restart": it holds from the next start on
+	Detail        string                 `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`   // what is mapped or set
+	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`     // why it was not done; empty: it was, or is under way
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigChange) Reset() {
+	*x = ConfigChange{}
+	mi := &file_control_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigChange) ProtoMessage() {}
+
+func (x *ConfigChange) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
+func (*ConfigChange) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ConfigChange) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *ConfigChange) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *ConfigChange) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *ConfigChange) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 // PumpStats: counts of one thread of the data path.
 type PumpStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -265,7 +431,7 @@ type PumpStats struct {
 
 func (x *PumpStats) Reset() {
 	*x = PumpStats{}
-	mi := &file_control_proto_msgTypes[4]
+	mi := &file_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -277,7 +443,7 @@ func (x *PumpStats) String() string {
 func (*PumpStats) ProtoMessage() {}
 
 func (x *PumpStats) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[4]
+	mi := &file_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -290,7 +456,7 @@ func (x *PumpStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PumpStats.ProtoReflect.Descriptor instead.
 func (*PumpStats) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{4}
+	return file_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PumpStats) GetName() string {
@@ -356,7 +522,7 @@ type FabricCounter struct {
 
 func (x *FabricCounter) Reset() {
 	*x = FabricCounter{}
-	mi := &file_control_proto_msgTypes[5]
+	mi := &file_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -368,7 +534,7 @@ func (x *FabricCounter) String() string {
 func (*FabricCounter) ProtoMessage() {}
 
 func (x *FabricCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[5]
+	mi := &file_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -381,7 +547,7 @@ func (x *FabricCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FabricCounter.ProtoReflect.Descriptor instead.
 func (*FabricCounter) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{5}
+	return file_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *FabricCounter) GetFabric() string {
@@ -434,7 +600,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_control_proto_msgTypes[6]
+	mi := &file_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -446,7 +612,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[6]
+	mi := &file_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -459,7 +625,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{6}
+	return file_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Plugin) GetName() string {
@@ -531,7 +697,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_control_proto_msgTypes[7]
+	mi := &file_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -543,7 +709,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[7]
+	mi := &file_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -556,7 +722,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{7}
+	return file_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Limits) GetSize() uint64 {
@@ -658,7 +824,7 @@ type ServerDevice struct {
 
 func (x *ServerDevice) Reset() {
 	*x = ServerDevice{}
-	mi := &file_control_proto_msgTypes[8]
+	mi := &file_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -670,7 +836,7 @@ func (x *ServerDevice) String() string {
 func (*ServerDevice) ProtoMessage() {}
 
 func (x *ServerDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[8]
+	mi := &file_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -683,7 +849,7 @@ func (x *ServerDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerDevice.ProtoReflect.Descriptor instead.
 func (*ServerDevice) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{8}
+	return file_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ServerDevice) GetName() string {
@@ -741,7 +907,7 @@ type ServerDeviceUse struct {
 
 func (x *ServerDeviceUse) Reset() {
 	*x = ServerDeviceUse{}
-	mi := &file_control_proto_msgTypes[9]
+	mi := &file_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -753,7 +919,7 @@ func (x *ServerDeviceUse) String() string {
 func (*ServerDeviceUse) ProtoMessage() {}
 
 func (x *ServerDeviceUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[9]
+	mi := &file_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -766,7 +932,7 @@ func (x *ServerDeviceUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerDeviceUse.ProtoReflect.Descriptor instead.
 func (*ServerDeviceUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{9}
+	return file_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ServerDeviceUse) GetSession() string {
@@ -813,7 +979,7 @@ type ServerDeviceList struct {
 
 func (x *ServerDeviceList) Reset() {
 	*x = ServerDeviceList{}
-	mi := &file_control_proto_msgTypes[10]
+	mi := &file_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +991,7 @@ func (x *ServerDeviceList) String() string {
 func (*ServerDeviceList) ProtoMessage() {}
 
 func (x *ServerDeviceList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[10]
+	mi := &file_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +1004,7 @@ func (x *ServerDeviceList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerDeviceList.ProtoReflect.Descriptor instead.
 func (*ServerDeviceList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{10}
+	return file_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ServerDeviceList) GetDevices() []*ServerDevice {
@@ -868,7 +1034,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +1046,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +1059,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{11}
+	return file_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Session) GetName() string {
@@ -1006,7 +1172,7 @@ type Path struct {
 
 func (x *Path) Reset() {
 	*x = Path{}
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1018,7 +1184,7 @@ func (x *Path) String() string {
 func (*Path) ProtoMessage() {}
 
 func (x *Path) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1031,7 +1197,7 @@ func (x *Path) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Path.ProtoReflect.Descriptor instead.
 func (*Path) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{12}
+	return file_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Path) GetSession() string {
@@ -1169,7 +1335,7 @@ type SessionList struct {
 
 func (x *SessionList) Reset() {
 	*x = SessionList{}
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1181,7 +1347,7 @@ func (x *SessionList) String() string {
 func (*SessionList) ProtoMessage() {}
 
 func (x *SessionList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1194,7 +1360,7 @@ func (x *SessionList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionList.ProtoReflect.Descriptor instead.
 func (*SessionList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{13}
+	return file_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SessionList) GetSessions() []*Session {
@@ -1214,7 +1380,7 @@ type CloseDeviceRequest struct {
 
 func (x *CloseDeviceRequest) Reset() {
 	*x = CloseDeviceRequest{}
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1226,7 +1392,7 @@ func (x *CloseDeviceRequest) String() string {
 func (*CloseDeviceRequest) ProtoMessage() {}
 
 func (x *CloseDeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1239,7 +1405,7 @@ func (x *CloseDeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseDeviceRequest.ProtoReflect.Descriptor instead.
 func (*CloseDeviceRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{14}
+	return file_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CloseDeviceRequest) GetSession() string {
@@ -1265,7 +1431,7 @@ type SessionRequest struct {
 
 func (x *SessionRequest) Reset() {
 	*x = SessionRequest{}
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1277,7 +1443,7 @@ func (x *SessionRequest) String() string {
 func (*SessionRequest) ProtoMessage() {}
 
 func (x *SessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1290,7 +1456,7 @@ func (x *SessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionRequest.ProtoReflect.Descriptor instead.
 func (*SessionRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{15}
+	return file_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SessionRequest) GetSession() string {
@@ -1317,7 +1483,7 @@ type MapRequest struct {
 
 func (x *MapRequest) Reset() {
 	*x = MapRequest{}
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1329,7 +1495,7 @@ func (x *MapRequest) String() string {
 func (*MapRequest) ProtoMessage() {}
 
 func (x *MapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1342,7 +1508,7 @@ func (x *MapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapRequest.ProtoReflect.Descriptor instead.
 func (*MapRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{16}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MapRequest) GetPath() string {
@@ -1427,13 +1593,16 @@ type ClientDevice struct {
 	Openers       uint32                 `protobuf:"varint,15,opt,name=openers,proto3" json:"openers,omitempty"`
 	LastError     string                 `protobuf:"bytes,16,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	Options       map[string]string      `protobuf:"bytes,17,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // of the front end, as mapped
+	OpensAgain    bool                   `protobuf:"varint,18,opt,name=opens_again,json=opensAgain,proto3" json:"opens_again,omitempty"`                                                  // closed, and opens by itself when its session has a path
+	ExportedSize  uint64                 `protobuf:"varint,19,opt,name=exported_size,json=exportedSize,proto3" json:"exported_size,omitempty"`                                            // bytes, as the server told last
+	IoMode        string                 `protobuf:"bytes,20,opt,name=io_mode,json=ioMode,proto3" json:"io_mode,omitempty"`                                                               // asked for when it was mapped; empty: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ClientDevice) Reset() {
 	*x = ClientDevice{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1445,7 +1614,7 @@ func (x *ClientDevice) String() string {
 func (*ClientDevice) ProtoMessage() {}
 
 func (x *ClientDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1458,7 +1627,7 @@ func (x *ClientDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientDevice.ProtoReflect.Descriptor instead.
 func (*ClientDevice) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ClientDevice) GetName() string {
@@ -1580,6 +1749,27 @@ func (x *ClientDevice) GetOptions() map[string]string {
 	return nil
 }
 
+func (x *ClientDevice) GetOpensAgain() bool {
+	if x != nil {
+		return x.OpensAgain
+	}
+	return false
+}
+
+func (x *ClientDevice) GetExportedSize() uint64 {
+	if x != nil {
+		return x.ExportedSize
+	}
+	return 0
+}
+
+func (x *ClientDevice) GetIoMode() string {
+	if x != nil {
+		return x.IoMode
+	}
+	return ""
+}
+
 type ClientDeviceList struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Devices       []*ClientDevice        `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
@@ -1589,7 +1779,7 @@ type ClientDeviceList struct {
 
 func (x *ClientDeviceList) Reset() {
 	*x = ClientDeviceList{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1601,7 +1791,7 @@ func (x *ClientDeviceList) String() string {
 func (*ClientDeviceList) ProtoMessage() {}
 
 func (x *ClientDeviceList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1614,7 +1804,7 @@ func (x *ClientDeviceList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientDeviceList.ProtoReflect.Descriptor instead.
 func (*ClientDeviceList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ClientDeviceList) GetDevices() []*ClientDevice {
@@ -1633,7 +1823,7 @@ type PluginRequest struct {
 
 func (x *PluginRequest) Reset() {
 	*x = PluginRequest{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1645,7 +1835,7 @@ func (x *PluginRequest) String() string {
 func (*PluginRequest) ProtoMessage() {}
 
 func (x *PluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1658,7 +1848,7 @@ func (x *PluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginRequest.ProtoReflect.Descriptor instead.
 func (*PluginRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PluginRequest) GetName() string {
@@ -1677,7 +1867,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1689,7 +1879,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1702,7 +1892,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeviceRequest) GetDevice() string {
@@ -1722,7 +1912,7 @@ type RemapRequest struct {
 
 func (x *RemapRequest) Reset() {
 	*x = RemapRequest{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1734,7 +1924,7 @@ func (x *RemapRequest) String() string {
 func (*RemapRequest) ProtoMessage() {}
 
 func (x *RemapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1747,7 +1937,7 @@ func (x *RemapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemapRequest.ProtoReflect.Descriptor instead.
 func (*RemapRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RemapRequest) GetDevice() string {
@@ -1774,7 +1964,7 @@ type UnmapRequest struct {
 
 func (x *UnmapRequest) Reset() {
 	*x = UnmapRequest{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1786,7 +1976,7 @@ func (x *UnmapRequest) String() string {
 func (*UnmapRequest) ProtoMessage() {}
 
 func (x *UnmapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1799,7 +1989,7 @@ func (x *UnmapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnmapRequest.ProtoReflect.Descriptor instead.
 func (*UnmapRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UnmapRequest) GetDevice() string {
@@ -1826,7 +2016,7 @@ type AddPathRequest struct {
 
 func (x *AddPathRequest) Reset() {
 	*x = AddPathRequest{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1838,7 +2028,7 @@ func (x *AddPathRequest) String() string {
 func (*AddPathRequest) ProtoMessage() {}
 
 func (x *AddPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1851,7 +2041,7 @@ func (x *AddPathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPathRequest.ProtoReflect.Descriptor instead.
 func (*AddPathRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AddPathRequest) GetSession() string {
@@ -1879,7 +2069,7 @@ type PathRequest struct {
 
 func (x *PathRequest) Reset() {
 	*x = PathRequest{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1891,7 +2081,7 @@ func (x *PathRequest) String() string {
 func (*PathRequest) ProtoMessage() {}
 
 func (x *PathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1904,7 +2094,7 @@ func (x *PathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathRequest.ProtoReflect.Descriptor instead.
 func (*PathRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PathRequest) GetSession() string {
@@ -1938,7 +2128,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1950,7 +2140,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1963,7 +2153,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SetPolicyRequest) GetSession() string {
@@ -2015,7 +2205,7 @@ type PathStatsReply struct {
 
 func (x *PathStatsReply) Reset() {
 	*x = PathStatsReply{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2027,7 +2217,7 @@ func (x *PathStatsReply) String() string {
 func (*PathStatsReply) ProtoMessage() {}
 
 func (x *PathStatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2040,7 +2230,7 @@ func (x *PathStatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathStatsReply.ProtoReflect.Descriptor instead.
 func (*PathStatsReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PathStatsReply) GetReadCount() uint64 {
@@ -2180,7 +2370,7 @@ type SGEntries struct {
 
 func (x *SGEntries) Reset() {
 	*x = SGEntries{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2192,7 +2382,7 @@ func (x *SGEntries) String() string {
 func (*SGEntries) ProtoMessage() {}
 
 func (x *SGEntries) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2205,7 +2395,7 @@ func (x *SGEntries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SGEntries.ProtoReflect.Descriptor instead.
 func (*SGEntries) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SGEntries) GetPump() uint32 {
@@ -2235,7 +2425,7 @@ type RDMALatency struct {
 
 func (x *RDMALatency) Reset() {
 	*x = RDMALatency{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2247,7 +2437,7 @@ func (x *RDMALatency) String() string {
 func (*RDMALatency) ProtoMessage() {}
 
 func (x *RDMALatency) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2260,7 +2450,7 @@ func (x *RDMALatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RDMALatency.ProtoReflect.Descriptor instead.
 func (*RDMALatency) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RDMALatency) GetLimitMs() uint64 {
@@ -2295,7 +2485,7 @@ type ResetPathStatsRequest struct {
 
 func (x *ResetPathStatsRequest) Reset() {
 	*x = ResetPathStatsRequest{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2307,7 +2497,7 @@ func (x *ResetPathStatsRequest) String() string {
 func (*ResetPathStatsRequest) ProtoMessage() {}
 
 func (x *ResetPathStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2320,7 +2510,7 @@ func (x *ResetPathStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetPathStatsRequest.ProtoReflect.Descriptor instead.
 func (*ResetPathStatsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResetPathStatsRequest) GetSession() string {
@@ -2353,7 +2543,7 @@ type DeviceStatsList struct {
 
 func (x *DeviceStatsList) Reset() {
 	*x = DeviceStatsList{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2365,7 +2555,7 @@ func (x *DeviceStatsList) String() string {
 func (*DeviceStatsList) ProtoMessage() {}
 
 func (x *DeviceStatsList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2378,7 +2568,7 @@ func (x *DeviceStatsList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatsList.ProtoReflect.Descriptor instead.
 func (*DeviceStatsList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DeviceStatsList) GetDevices() []*DeviceStats {
@@ -2398,7 +2588,7 @@ type DeviceStats struct {
 
 func (x *DeviceStats) Reset() {
 	*x = DeviceStats{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2410,7 +2600,7 @@ func (x *DeviceStats) String() string {
 func (*DeviceStats) ProtoMessage() {}
 
 func (x *DeviceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2423,7 +2613,7 @@ func (x *DeviceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStats.ProtoReflect.Descriptor instead.
 func (*DeviceStats) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeviceStats) GetDevice() string {
@@ -2452,7 +2642,7 @@ type StageStats struct {
 
 func (x *StageStats) Reset() {
 	*x = StageStats{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2464,7 +2654,7 @@ func (x *StageStats) String() string {
 func (*StageStats) ProtoMessage() {}
 
 func (x *StageStats) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2477,7 +2667,7 @@ func (x *StageStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageStats.ProtoReflect.Descriptor instead.
 func (*StageStats) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StageStats) GetStage() string {
@@ -2513,7 +2703,7 @@ type Histogram struct {
 
 func (x *Histogram) Reset() {
 	*x = Histogram{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2525,7 +2715,7 @@ func (x *Histogram) String() string {
 func (*Histogram) ProtoMessage() {}
 
 func (x *Histogram) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2538,7 +2728,7 @@ func (x *Histogram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Histogram.ProtoReflect.Descriptor instead.
 func (*Histogram) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Histogram) GetCount() uint64 {
@@ -2572,7 +2762,7 @@ type HistogramBucket struct {
 
 func (x *HistogramBucket) Reset() {
 	*x = HistogramBucket{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2774,7 @@ func (x *HistogramBucket) String() string {
 func (*HistogramBucket) ProtoMessage() {}
 
 func (x *HistogramBucket) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2787,7 @@ func (x *HistogramBucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistogramBucket.ProtoReflect.Descriptor instead.
 func (*HistogramBucket) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HistogramBucket) GetUpperNs() uint64 {
@@ -2622,7 +2812,7 @@ type LogLevelsRequest struct {
 
 func (x *LogLevelsRequest) Reset() {
 	*x = LogLevelsRequest{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2634,7 +2824,7 @@ func (x *LogLevelsRequest) String() string {
 func (*LogLevelsRequest) ProtoMessage() {}
 
 func (x *LogLevelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2647,7 +2837,7 @@ func (x *LogLevelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLevelsRequest.ProtoReflect.Descriptor instead.
 func (*LogLevelsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 // LogLevel of a subsystem: "debug", "info", "warn", "error".
@@ -2661,7 +2851,7 @@ type LogLevel struct {
 
 func (x *LogLevel) Reset() {
 	*x = LogLevel{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2673,7 +2863,7 @@ func (x *LogLevel) String() string {
 func (*LogLevel) ProtoMessage() {}
 
 func (x *LogLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2686,7 +2876,7 @@ func (x *LogLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLevel.ProtoReflect.Descriptor instead.
 func (*LogLevel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *LogLevel) GetSubsystem() string {
@@ -2712,7 +2902,7 @@ type LogLevelsReply struct {
 
 func (x *LogLevelsReply) Reset() {
 	*x = LogLevelsReply{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2724,7 +2914,7 @@ func (x *LogLevelsReply) String() string {
 func (*LogLevelsReply) ProtoMessage() {}
 
 func (x *LogLevelsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2737,7 +2927,7 @@ func (x *LogLevelsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLevelsReply.ProtoReflect.Descriptor instead.
 func (*LogLevelsReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *LogLevelsReply) GetLevels() []*LogLevel {
@@ -2757,7 +2947,7 @@ type SetLogLevelsRequest struct {
 
 func (x *SetLogLevelsRequest) Reset() {
 	*x = SetLogLevelsRequest{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2769,7 +2959,7 @@ func (x *SetLogLevelsRequest) String() string {
 func (*SetLogLevelsRequest) ProtoMessage() {}
 
 func (x *SetLogLevelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2782,7 +2972,7 @@ func (x *SetLogLevelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelsRequest.ProtoReflect.Descriptor instead.
 func (*SetLogLevelsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SetLogLevelsRequest) GetLevels() []*LogLevel {
@@ -2801,7 +2991,7 @@ type MapLineRequest struct {
 
 func (x *MapLineRequest) Reset() {
 	*x = MapLineRequest{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2813,7 +3003,7 @@ func (x *MapLineRequest) String() string {
 func (*MapLineRequest) ProtoMessage() {}
 
 func (x *MapLineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2826,7 +3016,7 @@ func (x *MapLineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapLineRequest.ProtoReflect.Descriptor instead.
 func (*MapLineRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MapLineRequest) GetLine() string {
@@ -2846,7 +3036,7 @@ type ResizeRequest struct {
 
 func (x *ResizeRequest) Reset() {
 	*x = ResizeRequest{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2858,7 +3048,7 @@ func (x *ResizeRequest) String() string {
 func (*ResizeRequest) ProtoMessage() {}
 
 func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2871,7 +3061,7 @@ func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ResizeRequest) GetDevice() string {
@@ -2898,7 +3088,7 @@ type SetMaxReconnectAttemptsRequest struct {
 
 func (x *SetMaxReconnectAttemptsRequest) Reset() {
 	*x = SetMaxReconnectAttemptsRequest{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2910,7 +3100,7 @@ func (x *SetMaxReconnectAttemptsRequest) String() string {
 func (*SetMaxReconnectAttemptsRequest) ProtoMessage() {}
 
 func (x *SetMaxReconnectAttemptsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2923,7 +3113,7 @@ func (x *SetMaxReconnectAttemptsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMaxReconnectAttemptsRequest.ProtoReflect.Descriptor instead.
 func (*SetMaxReconnectAttemptsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SetMaxReconnectAttemptsRequest) GetSession() string {
@@ -2948,7 +3138,7 @@ const file_control_proto_rawDesc = "" +
 	"\x05Empty\"\r\n" +
 	"\vInfoRequest\"#\n" +
 	"\vListRequest\x12\x14\n" +
-	"\x05brief\x18\x01 \x01(\bR\x05brief\"\xce\x02\n" +
+	"\x05brief\x18\x01 \x01(\bR\x05brief\"\xed\x02\n" +
 	"\n" +
 	"DaemonInfo\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
@@ -2960,7 +3150,19 @@ const file_control_proto_rawDesc = "" +
 	"\x05pumps\x18\a \x01(\x05R\x05pumps\x129\n" +
 	"\n" +
 	"pump_stats\x18\b \x03(\v2\x1a.rnbd.control.v1.PumpStatsR\tpumpStats\x12G\n" +
-	"\x0ffabric_counters\x18\t \x03(\v2\x1e.rnbd.control.v1.FabricCounterR\x0efabricCounters\"\xb9\x01\n" +
+	"\x0ffabric_counters\x18\t \x03(\v2\x1e.rnbd.control.v1.FabricCounterR\x0efabricCounters\x12\x1d\n" +
+	"\n" +
+	"config_dir\x18\n" +
+	" \x01(\tR\tconfigDir\"(\n" +
+	"\rReloadRequest\x12\x17\n" +
+	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"F\n" +
+	"\vReloadReply\x127\n" +
+	"\achanges\x18\x01 \x03(\v2\x1d.rnbd.control.v1.ConfigChangeR\achanges\"n\n" +
+	"\fConfigChange\x12\x18\n" +
+	"\asubject\x18\x01 \x01(\tR\asubject\x12\x16\n" +
+	"\x06action\x18\x02 \x01(\tR\x06action\x12\x16\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\"\xb9\x01\n" +
 	"\tPumpStats\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05loops\x18\x02 \x01(\x04R\x05loops\x12\x16\n" +
@@ -3081,7 +3283,7 @@ const file_control_proto_rawDesc = "" +
 	"\aio_mode\x18\t \x01(\tR\x06ioMode\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcc\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xab\x05\n" +
 	"\fClientDevice\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x12\n" +
@@ -3104,7 +3306,11 @@ const file_control_proto_rawDesc = "" +
 	"\aopeners\x18\x0f \x01(\rR\aopeners\x12\x1d\n" +
 	"\n" +
 	"last_error\x18\x10 \x01(\tR\tlastError\x12D\n" +
-	"\aoptions\x18\x11 \x03(\v2*.rnbd.control.v1.ClientDevice.OptionsEntryR\aoptions\x1a:\n" +
+	"\aoptions\x18\x11 \x03(\v2*.rnbd.control.v1.ClientDevice.OptionsEntryR\aoptions\x12\x1f\n" +
+	"\vopens_again\x18\x12 \x01(\bR\n" +
+	"opensAgain\x12#\n" +
+	"\rexported_size\x18\x13 \x01(\x04R\fexportedSize\x12\x17\n" +
+	"\aio_mode\x18\x14 \x01(\tR\x06ioMode\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"K\n" +
@@ -3202,7 +3408,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\"V\n" +
 	"\x1eSetMaxReconnectAttemptsRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x1a\n" +
-	"\battempts\x18\x02 \x01(\x05R\battempts2\x81\b\n" +
+	"\battempts\x18\x02 \x01(\x05R\battempts2\xc9\b\n" +
 	"\fServerDaemon\x12A\n" +
 	"\x04Info\x12\x1c.rnbd.control.v1.InfoRequest\x1a\x1b.rnbd.control.v1.DaemonInfo\x12N\n" +
 	"\vListDevices\x12\x1c.rnbd.control.v1.ListRequest\x1a!.rnbd.control.v1.ServerDeviceList\x12J\n" +
@@ -3216,7 +3422,8 @@ const file_control_proto_rawDesc = "" +
 	"\fSetLogLevels\x12$.rnbd.control.v1.SetLogLevelsRequest\x1a\x1f.rnbd.control.v1.LogLevelsReply\x12F\n" +
 	"\x0eDisconnectPath\x12\x1c.rnbd.control.v1.PathRequest\x1a\x16.rnbd.control.v1.Empty\x12Q\n" +
 	"\fResizeDevice\x12\x1e.rnbd.control.v1.DeviceRequest\x1a!.rnbd.control.v1.ServerDeviceList\x12F\n" +
-	"\vResetPlugin\x12\x1e.rnbd.control.v1.PluginRequest\x1a\x17.rnbd.control.v1.Plugin2\xa4\v\n" +
+	"\vResetPlugin\x12\x1e.rnbd.control.v1.PluginRequest\x1a\x17.rnbd.control.v1.Plugin\x12F\n" +
+	"\x06Reload\x12\x1e.rnbd.control.v1.ReloadRequest\x1a\x1c.rnbd.control.v1.ReloadReply2\xec\v\n" +
 	"\fClientDaemon\x12A\n" +
 	"\x04Info\x12\x1c.rnbd.control.v1.InfoRequest\x1a\x1b.rnbd.control.v1.DaemonInfo\x12A\n" +
 	"\x03Map\x12\x1b.rnbd.control.v1.MapRequest\x1a\x1d.rnbd.control.v1.ClientDevice\x12>\n" +
@@ -3237,7 +3444,8 @@ const file_control_proto_rawDesc = "" +
 	"\fSetLogLevels\x12$.rnbd.control.v1.SetLogLevelsRequest\x1a\x1f.rnbd.control.v1.LogLevelsReply\x12I\n" +
 	"\aMapLine\x12\x1f.rnbd.control.v1.MapLineRequest\x1a\x1d.rnbd.control.v1.ClientDevice\x12G\n" +
 	"\x06Resize\x12\x1e.rnbd.control.v1.ResizeRequest\x1a\x1d.rnbd.control.v1.ClientDevice\x12b\n" +
-	"\x17SetMaxReconnectAttempts\x12/.rnbd.control.v1.SetMaxReconnectAttemptsRequest\x1a\x16.rnbd.control.v1.EmptyB<Z:github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpbb\x06proto3"
+	"\x17SetMaxReconnectAttempts\x12/.rnbd.control.v1.SetMaxReconnectAttemptsRequest\x1a\x16.rnbd.control.v1.Empty\x12F\n" +
+	"\x06Reload\x12\x1e.rnbd.control.v1.ReloadRequest\x1a\x1c.rnbd.control.v1.ReloadReplyB<Z:github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpbb\x06proto3"
 
 var (
 	file_control_proto_rawDescOnce sync.Once
@@ -3251,143 +3459,151 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_control_proto_goTypes = []any{
 	(*Empty)(nil),                          // 0: rnbd.control.v1.Empty
 	(*InfoRequest)(nil),                    // 1: rnbd.control.v1.InfoRequest
 	(*ListRequest)(nil),                    // 2: rnbd.control.v1.ListRequest
 	(*DaemonInfo)(nil),                     // 3: rnbd.control.v1.DaemonInfo
-	(*PumpStats)(nil),                      // 4: rnbd.control.v1.PumpStats
-	(*FabricCounter)(nil),                  // 5: rnbd.control.v1.FabricCounter
-	(*Plugin)(nil),                         // 6: rnbd.control.v1.Plugin
-	(*Limits)(nil),                         // 7: rnbd.control.v1.Limits
-	(*ServerDevice)(nil),                   // 8: rnbd.control.v1.ServerDevice
-	(*ServerDeviceUse)(nil),                // 9: rnbd.control.v1.ServerDeviceUse
-	(*ServerDeviceList)(nil),               // 10: rnbd.control.v1.ServerDeviceList
-	(*Session)(nil),                        // 11: rnbd.control.v1.Session
-	(*Path)(nil),                           // 12: rnbd.control.v1.Path
-	(*SessionList)(nil),                    // 13: rnbd.control.v1.SessionList
-	(*CloseDeviceRequest)(nil),             // 14: rnbd.control.v1.CloseDeviceRequest
-	(*SessionRequest)(nil),                 // 15: rnbd.control.v1.SessionRequest
-	(*MapRequest)(nil),                     // 16: rnbd.control.v1.MapRequest
-	(*ClientDevice)(nil),                   // 17: rnbd.control.v1.ClientDevice
-	(*ClientDeviceList)(nil),               // 18: rnbd.control.v1.ClientDeviceList
-	(*PluginRequest)(nil),                  // 19: rnbd.control.v1.PluginRequest
-	(*DeviceRequest)(nil),                  // 20: rnbd.control.v1.DeviceRequest
-	(*RemapRequest)(nil),                   // 21: rnbd.control.v1.RemapRequest
-	(*UnmapRequest)(nil),                   // 22: rnbd.control.v1.UnmapRequest
-	(*AddPathRequest)(nil),                 // 23: rnbd.control.v1.AddPathRequest
-	(*PathRequest)(nil),                    // 24: rnbd.control.v1.PathRequest
-	(*SetPolicyRequest)(nil),               // 25: rnbd.control.v1.SetPolicyRequest
-	(*PathStatsReply)(nil),                 // 26: rnbd.control.v1.PathStatsReply
-	(*SGEntries)(nil),                      // 27: rnbd.control.v1.SGEntries
-	(*RDMALatency)(nil),                    // 28: rnbd.control.v1.RDMALatency
-	(*ResetPathStatsRequest)(nil),          // 29: rnbd.control.v1.ResetPathStatsRequest
-	(*DeviceStatsList)(nil),                // 30: rnbd.control.v1.DeviceStatsList
-	(*DeviceStats)(nil),                    // 31: rnbd.control.v1.DeviceStats
-	(*StageStats)(nil),                     // 32: rnbd.control.v1.StageStats
-	(*Histogram)(nil),                      // 33: rnbd.control.v1.Histogram
-	(*HistogramBucket)(nil),                // 34: rnbd.control.v1.HistogramBucket
-	(*LogLevelsRequest)(nil),               // 35: rnbd.control.v1.LogLevelsRequest
-	(*LogLevel)(nil),                       // 36: rnbd.control.v1.LogLevel
-	(*LogLevelsReply)(nil),                 // 37: rnbd.control.v1.LogLevelsReply
-	(*SetLogLevelsRequest)(nil),            // 38: rnbd.control.v1.SetLogLevelsRequest
-	(*MapLineRequest)(nil),                 // 39: rnbd.control.v1.MapLineRequest
-	(*ResizeRequest)(nil),                  // 40: rnbd.control.v1.ResizeRequest
-	(*SetMaxReconnectAttemptsRequest)(nil), // 41: rnbd.control.v1.SetMaxReconnectAttemptsRequest
-	nil,                                    // 42: rnbd.control.v1.MapRequest.OptionsEntry
-	nil,                                    // 43: rnbd.control.v1.ClientDevice.OptionsEntry
+	(*ReloadRequest)(nil),                  // 4: rnbd.control.v1.ReloadRequest
+	(*ReloadReply)(nil),                    // 5: rnbd.control.v1.ReloadReply
+	(*ConfigChange)(nil),                   // 6: rnbd.control.v1.ConfigChange
+	(*PumpStats)(nil),                      // 7: rnbd.control.v1.PumpStats
+	(*FabricCounter)(nil),                  // 8: rnbd.control.v1.FabricCounter
+	(*Plugin)(nil),                         // 9: rnbd.control.v1.Plugin
+	(*Limits)(nil),                         // 10: rnbd.control.v1.Limits
+	(*ServerDevice)(nil),                   // 11: rnbd.control.v1.ServerDevice
+	(*ServerDeviceUse)(nil),                // 12: rnbd.control.v1.ServerDeviceUse
+	(*ServerDeviceList)(nil),               // 13: rnbd.control.v1.ServerDeviceList
+	(*Session)(nil),                        // 14: rnbd.control.v1.Session
+	(*Path)(nil),                           // 15: rnbd.control.v1.Path
+	(*SessionList)(nil),                    // 16: rnbd.control.v1.SessionList
+	(*CloseDeviceRequest)(nil),             // 17: rnbd.control.v1.CloseDeviceRequest
+	(*SessionRequest)(nil),                 // 18: rnbd.control.v1.SessionRequest
+	(*MapRequest)(nil),                     // 19: rnbd.control.v1.MapRequest
+	(*ClientDevice)(nil),                   // 20: rnbd.control.v1.ClientDevice
+	(*ClientDeviceList)(nil),               // 21: rnbd.control.v1.ClientDeviceList
+	(*PluginRequest)(nil),                  // 22: rnbd.control.v1.PluginRequest
+	(*DeviceRequest)(nil),                  // 23: rnbd.control.v1.DeviceRequest
+	(*RemapRequest)(nil),                   // 24: rnbd.control.v1.RemapRequest
+	(*UnmapRequest)(nil),                   // 25: rnbd.control.v1.UnmapRequest
+	(*AddPathRequest)(nil),                 // 26: rnbd.control.v1.AddPathRequest
+	(*PathRequest)(nil),                    // 27: rnbd.control.v1.PathRequest
+	(*SetPolicyRequest)(nil),               // 28: rnbd.control.v1.SetPolicyRequest
+	(*PathStatsReply)(nil),                 // 29: rnbd.control.v1.PathStatsReply
+	(*SGEntries)(nil),                      // 30: rnbd.control.v1.SGEntries
+	(*RDMALatency)(nil),                    // 31: rnbd.control.v1.RDMALatency
+	(*ResetPathStatsRequest)(nil),          // 32: rnbd.control.v1.ResetPathStatsRequest
+	(*DeviceStatsList)(nil),                // 33: rnbd.control.v1.DeviceStatsList
+	(*DeviceStats)(nil),                    // 34: rnbd.control.v1.DeviceStats
+	(*StageStats)(nil),                     // 35: rnbd.control.v1.StageStats
+	(*Histogram)(nil),                      // 36: rnbd.control.v1.Histogram
+	(*HistogramBucket)(nil),                // 37: rnbd.control.v1.HistogramBucket
+	(*LogLevelsRequest)(nil),               // 38: rnbd.control.v1.LogLevelsRequest
+	(*LogLevel)(nil),                       // 39: rnbd.control.v1.LogLevel
+	(*LogLevelsReply)(nil),                 // 40: rnbd.control.v1.LogLevelsReply
+	(*SetLogLevelsRequest)(nil),            // 41: rnbd.control.v1.SetLogLevelsRequest
+	(*MapLineRequest)(nil),                 // 42: rnbd.control.v1.MapLineRequest
+	(*ResizeRequest)(nil),                  // 43: rnbd.control.v1.ResizeRequest
+	(*SetMaxReconnectAttemptsRequest)(nil), // 44: rnbd.control.v1.SetMaxReconnectAttemptsRequest
+	nil,                                    // 45: rnbd.control.v1.MapRequest.OptionsEntry
+	nil,                                    // 46: rnbd.control.v1.ClientDevice.OptionsEntry
 }
 var file_control_proto_depIdxs = []int32{
-	6,  // 0: rnbd.control.v1.DaemonInfo.plugins:type_name -> rnbd.control.v1.Plugin
-	4,  // 1: rnbd.control.v1.DaemonInfo.pump_stats:type_name -> rnbd.control.v1.PumpStats
-	5,  // 2: rnbd.control.v1.DaemonInfo.fabric_counters:type_name -> rnbd.control.v1.FabricCounter
-	7,  // 3: rnbd.control.v1.ServerDevice.limits:type_name -> rnbd.control.v1.Limits
-	9,  // 4: rnbd.control.v1.ServerDevice.users:type_name -> rnbd.control.v1.ServerDeviceUse
-	8,  // 5: rnbd.control.v1.ServerDeviceList.devices:type_name -> rnbd.control.v1.ServerDevice
-	12, // 6: rnbd.control.v1.Session.paths:type_name -> rnbd.control.v1.Path
-	11, // 7: rnbd.control.v1.SessionList.sessions:type_name -> rnbd.control.v1.Session
-	42, // 8: rnbd.control.v1.MapRequest.options:type_name -> rnbd.control.v1.MapRequest.OptionsEntry
-	7,  // 9: rnbd.control.v1.ClientDevice.limits:type_name -> rnbd.control.v1.Limits
-	43, // 10: rnbd.control.v1.ClientDevice.options:type_name -> rnbd.control.v1.ClientDevice.OptionsEntry
-	17, // 11: rnbd.control.v1.ClientDeviceList.devices:type_name -> rnbd.control.v1.ClientDevice
-	27, // 12: rnbd.control.v1.PathStatsReply.sg_entries:type_name -> rnbd.control.v1.SGEntries
-	28, // 13: rnbd.control.v1.PathStatsReply.rdma_lat:type_name -> rnbd.control.v1.RDMALatency
-	31, // 14: rnbd.control.v1.DeviceStatsList.devices:type_name -> rnbd.control.v1.DeviceStats
-	32, // 15: rnbd.control.v1.DeviceStats.stages:type_name -> rnbd.control.v1.StageStats
-	33, // 16: rnbd.control.v1.StageStats.latency:type_name -> rnbd.control.v1.Histogram
-	34, // 17: rnbd.control.v1.Histogram.buckets:type_name -> rnbd.control.v1.HistogramBucket
-	36, // 18: rnbd.control.v1.LogLevelsReply.levels:type_name -> rnbd.control.v1.LogLevel
-	36, // 19: rnbd.control.v1.SetLogLevelsRequest.levels:type_name -> rnbd.control.v1.LogLevel
-	1,  // 20: rnbd.control.v1.ServerDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
-	2,  // 21: rnbd.control.v1.ServerDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
-	2,  // 22: rnbd.control.v1.ServerDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
-	14, // 23: rnbd.control.v1.ServerDaemon.CloseDevice:input_type -> rnbd.control.v1.CloseDeviceRequest
-	15, // 24: rnbd.control.v1.ServerDaemon.DisconnectSession:input_type -> rnbd.control.v1.SessionRequest
-	24, // 25: rnbd.control.v1.ServerDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
-	29, // 26: rnbd.control.v1.ServerDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
-	20, // 27: rnbd.control.v1.ServerDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
-	35, // 28: rnbd.control.v1.ServerDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
-	38, // 29: rnbd.control.v1.ServerDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
-	24, // 30: rnbd.control.v1.ServerDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
-	20, // 31: rnbd.control.v1.ServerDaemon.ResizeDevice:input_type -> rnbd.control.v1.DeviceRequest
-	19, // 32: rnbd.control.v1.ServerDaemon.ResetPlugin:input_type -> rnbd.control.v1.PluginRequest
-	1,  // 33: rnbd.control.v1.ClientDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
-	16, // 34: rnbd.control.v1.ClientDaemon.Map:input_type -> rnbd.control.v1.MapRequest
-	22, // 35: rnbd.control.v1.ClientDaemon.Unmap:input_type -> rnbd.control.v1.UnmapRequest
-	21, // 36: rnbd.control.v1.ClientDaemon.Remap:input_type -> rnbd.control.v1.RemapRequest
-	2,  // 37: rnbd.control.v1.ClientDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
-	2,  // 38: rnbd.control.v1.ClientDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
-	23, // 39: rnbd.control.v1.ClientDaemon.AddPath:input_type -> rnbd.control.v1.AddPathRequest
-	24, // 40: rnbd.control.v1.ClientDaemon.RemovePath:input_type -> rnbd.control.v1.PathRequest
-	24, // 41: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
-	24, // 42: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
-	25, // 43: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
-	24, // 44: rnbd.control.v1.ClientDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
-	29, // 45: rnbd.control.v1.ClientDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
-	20, // 46: rnbd.control.v1.ClientDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
-	35, // 47: rnbd.control.v1.ClientDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
-	38, // 48: rnbd.control.v1.ClientDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
-	39, // 49: rnbd.control.v1.ClientDaemon.MapLine:input_type -> rnbd.control.v1.MapLineRequest
-	40, // 50: rnbd.control.v1.ClientDaemon.Resize:input_type -> rnbd.control.v1.ResizeRequest
-	41, // 51: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:input_type -> rnbd.control.v1.SetMaxReconnectAttemptsRequest
-	3,  // 52: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	10, // 53: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
-	13, // 54: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	0,  // 55: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
-	0,  // 56: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
-	26, // 57: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 58: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	30, // 59: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	37, // 60: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	37, // 61: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	0,  // 62: rnbd.control.v1.ServerDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	10, // 63: rnbd.control.v1.ServerDaemon.ResizeDevice:output_type -> rnbd.control.v1.ServerDeviceList
-	6,  // 64: rnbd.control.v1.ServerDaemon.ResetPlugin:output_type -> rnbd.control.v1.Plugin
-	3,  // 65: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	17, // 66: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 67: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
-	17, // 68: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
-	18, // 69: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
-	13, // 70: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	12, // 71: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
-	0,  // 72: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
-	0,  // 73: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 74: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 75: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
-	26, // 76: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 77: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	30, // 78: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	37, // 79: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	37, // 80: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	17, // 81: rnbd.control.v1.ClientDaemon.MapLine:output_type -> rnbd.control.v1.ClientDevice
-	17, // 82: rnbd.control.v1.ClientDaemon.Resize:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 83: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:output_type -> rnbd.control.v1.Empty
-	52, // [52:84] is the sub-list for method output_type
-	20, // [20:52] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	9,  // 0: rnbd.control.v1.DaemonInfo.plugins:type_name -> rnbd.control.v1.Plugin
+	7,  // 1: rnbd.control.v1.DaemonInfo.pump_stats:type_name -> rnbd.control.v1.PumpStats
+	8,  // 2: rnbd.control.v1.DaemonInfo.fabric_counters:type_name -> rnbd.control.v1.FabricCounter
+	6,  // 3: rnbd.control.v1.ReloadReply.changes:type_name -> rnbd.control.v1.ConfigChange
+	10, // 4: rnbd.control.v1.ServerDevice.limits:type_name -> rnbd.control.v1.Limits
+	12, // 5: rnbd.control.v1.ServerDevice.users:type_name -> rnbd.control.v1.ServerDeviceUse
+	11, // 6: rnbd.control.v1.ServerDeviceList.devices:type_name -> rnbd.control.v1.ServerDevice
+	15, // 7: rnbd.control.v1.Session.paths:type_name -> rnbd.control.v1.Path
+	14, // 8: rnbd.control.v1.SessionList.sessions:type_name -> rnbd.control.v1.Session
+	45, // 9: rnbd.control.v1.MapRequest.options:type_name -> rnbd.control.v1.MapRequest.OptionsEntry
+	10, // 10: rnbd.control.v1.ClientDevice.limits:type_name -> rnbd.control.v1.Limits
+	46, // 11: rnbd.control.v1.ClientDevice.options:type_name -> rnbd.control.v1.ClientDevice.OptionsEntry
+	20, // 12: rnbd.control.v1.ClientDeviceList.devices:type_name -> rnbd.control.v1.ClientDevice
+	30, // 13: rnbd.control.v1.PathStatsReply.sg_entries:type_name -> rnbd.control.v1.SGEntries
+	31, // 14: rnbd.control.v1.PathStatsReply.rdma_lat:type_name -> rnbd.control.v1.RDMALatency
+	34, // 15: rnbd.control.v1.DeviceStatsList.devices:type_name -> rnbd.control.v1.DeviceStats
+	35, // 16: rnbd.control.v1.DeviceStats.stages:type_name -> rnbd.control.v1.StageStats
+	36, // 17: rnbd.control.v1.StageStats.latency:type_name -> rnbd.control.v1.Histogram
+	37, // 18: rnbd.control.v1.Histogram.buckets:type_name -> rnbd.control.v1.HistogramBucket
+	39, // 19: rnbd.control.v1.LogLevelsReply.levels:type_name -> rnbd.control.v1.LogLevel
+	39, // 20: rnbd.control.v1.SetLogLevelsRequest.levels:type_name -> rnbd.control.v1.LogLevel
+	1,  // 21: rnbd.control.v1.ServerDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
+	2,  // 22: rnbd.control.v1.ServerDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
+	2,  // 23: rnbd.control.v1.ServerDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
+	17, // 24: rnbd.control.v1.ServerDaemon.CloseDevice:input_type -> rnbd.control.v1.CloseDeviceRequest
+	18, // 25: rnbd.control.v1.ServerDaemon.DisconnectSession:input_type -> rnbd.control.v1.SessionRequest
+	27, // 26: rnbd.control.v1.ServerDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
+	32, // 27: rnbd.control.v1.ServerDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
+	23, // 28: rnbd.control.v1.ServerDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
+	38, // 29: rnbd.control.v1.ServerDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
+	41, // 30: rnbd.control.v1.ServerDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
+	27, // 31: rnbd.control.v1.ServerDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
+	23, // 32: rnbd.control.v1.ServerDaemon.ResizeDevice:input_type -> rnbd.control.v1.DeviceRequest
+	22, // 33: rnbd.control.v1.ServerDaemon.ResetPlugin:input_type -> rnbd.control.v1.PluginRequest
+	4,  // 34: rnbd.control.v1.ServerDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
+	1,  // 35: rnbd.control.v1.ClientDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
+	19, // 36: rnbd.control.v1.ClientDaemon.Map:input_type -> rnbd.control.v1.MapRequest
+	25, // 37: rnbd.control.v1.ClientDaemon.Unmap:input_type -> rnbd.control.v1.UnmapRequest
+	24, // 38: rnbd.control.v1.ClientDaemon.Remap:input_type -> rnbd.control.v1.RemapRequest
+	2,  // 39: rnbd.control.v1.ClientDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
+	2,  // 40: rnbd.control.v1.ClientDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
+	26, // 41: rnbd.control.v1.ClientDaemon.AddPath:input_type -> rnbd.control.v1.AddPathRequest
+	27, // 42: rnbd.control.v1.ClientDaemon.RemovePath:input_type -> rnbd.control.v1.PathRequest
+	27, // 43: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
+	27, // 44: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
+	28, // 45: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
+	27, // 46: rnbd.control.v1.ClientDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
+	32, // 47: rnbd.control.v1.ClientDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
+	23, // 48: rnbd.control.v1.ClientDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
+	38, // 49: rnbd.control.v1.ClientDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
+	41, // 50: rnbd.control.v1.ClientDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
+	42, // 51: rnbd.control.v1.ClientDaemon.MapLine:input_type -> rnbd.control.v1.MapLineRequest
+	43, // 52: rnbd.control.v1.ClientDaemon.Resize:input_type -> rnbd.control.v1.ResizeRequest
+	44, // 53: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:input_type -> rnbd.control.v1.SetMaxReconnectAttemptsRequest
+	4,  // 54: rnbd.control.v1.ClientDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
+	3,  // 55: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	13, // 56: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
+	16, // 57: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	0,  // 58: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
+	0,  // 59: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
+	29, // 60: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 61: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	33, // 62: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	40, // 63: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	40, // 64: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	0,  // 65: rnbd.control.v1.ServerDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	13, // 66: rnbd.control.v1.ServerDaemon.ResizeDevice:output_type -> rnbd.control.v1.ServerDeviceList
+	9,  // 67: rnbd.control.v1.ServerDaemon.ResetPlugin:output_type -> rnbd.control.v1.Plugin
+	5,  // 68: rnbd.control.v1.ServerDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
+	3,  // 69: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	20, // 70: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 71: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
+	20, // 72: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
+	21, // 73: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
+	16, // 74: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	15, // 75: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
+	0,  // 76: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
+	0,  // 77: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 78: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 79: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
+	29, // 80: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 81: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	33, // 82: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	40, // 83: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	40, // 84: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	20, // 85: rnbd.control.v1.ClientDaemon.MapLine:output_type -> rnbd.control.v1.ClientDevice
+	20, // 86: rnbd.control.v1.ClientDaemon.Resize:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 87: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:output_type -> rnbd.control.v1.Empty
+	5,  // 88: rnbd.control.v1.ClientDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
+	55, // [55:89] is the sub-list for method output_type
+	21, // [21:55] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -3401,7 +3617,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   44,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

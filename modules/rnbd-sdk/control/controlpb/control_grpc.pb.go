@@ -35,6 +35,7 @@ const (
 	ServerDaemon_DisconnectPath_FullMethodName    = "/rnbd.control.v1.ServerDaemon/DisconnectPath"
 	ServerDaemon_ResizeDevice_FullMethodName      = "/rnbd.control.v1.ServerDaemon/ResizeDevice"
 	ServerDaemon_ResetPlugin_FullMethodName       = "/rnbd.control.v1.ServerDaemon/ResetPlugin"
+	ServerDaemon_Reload_FullMethodName            = "/rnbd.control.v1.ServerDaemon/Reload"
 )
 
 // ServerDaemonClient is the client API for ServerDaemon service.
@@ -65,6 +66,8 @@ type ServerDaemonClient interface {
 	// ResetPlugin starts a plugin that is given up, or waits for its next start, and
 	// waits until it runs.
 	ResetPlugin(ctx context.Context, in *PluginRequest, opts ...grpc.CallOption) (*Plugin, error)
+	// Reload reads the configuration again.
+	Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadReply, error)
 }
 
 type serverDaemonClient struct {
@@ -205,6 +208,16 @@ func (c *serverDaemonClient) ResetPlugin(ctx context.Context, in *PluginRequest,
 	return out, nil
 }
 
+func (c *serverDaemonClient) Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReloadReply)
+	err := c.cc.Invoke(ctx, ServerDaemon_Reload_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ServerDaemonServer is the server API for ServerDaemon service.
 // All implementations must embed UnimplementedServerDaemonServer
 // for forward compatibility.
@@ -233,6 +246,8 @@ type ServerDaemonServer interface {
 	// ResetPlugin starts a plugin that is given up, or waits for its next start, and
 	// waits until it runs.
 	ResetPlugin(context.Context, *PluginRequest) (*Plugin, error)
+	// Reload reads the configuration again.
+	Reload(context.Context, *ReloadRequest) (*ReloadReply, error)
 	mustEmbedUnimplementedServerDaemonServer()
 }
 
@@ -281,6 +296,9 @@ func (UnimplementedServerDaemonServer) ResizeDevice(context.Context, *DeviceRequ
 }
 func (UnimplementedServerDaemonServer) ResetPlugin(context.Context, *PluginRequest) (*Plugin, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResetPlugin not implemented")
+}
+func (UnimplementedServerDaemonServer) Reload(context.Context, *ReloadRequest) (*ReloadReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reload not implemented")
 }
 func (UnimplementedServerDaemonServer) mustEmbedUnimplementedServerDaemonServer() {}
 func (UnimplementedServerDaemonServer) testEmbeddedByValue()                      {}
@@ -537,6 +555,24 @@ func _ServerDaemon_ResetPlugin_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ServerDaemon_Reload_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReloadRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).Reload(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_Reload_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).Reload(ctx, req.(*ReloadRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ServerDaemon_ServiceDesc is the grpc.ServiceDesc for ServerDaemon service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -596,6 +632,10 @@ var ServerDaemon_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "ResetPlugin",
 			Handler:    _ServerDaemon_ResetPlugin_Handler,
 		},
+		{
+			MethodName: "Reload",
+			Handler:    _ServerDaemon_Reload_Handler,
+		},
 	},
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "control.proto",
@@ -621,6 +661,7 @@ const (
 	ClientDaemon_MapLine_FullMethodName                 = "/rnbd.control.v1.ClientDaemon/MapLine"
 	ClientDaemon_Resize_FullMethodName                  = "/rnbd.control.v1.ClientDaemon/Resize"
 	ClientDaemon_SetMaxReconnectAttempts_FullMethodName = "/rnbd.control.v1.ClientDaemon/SetMaxReconnectAttempts"
+	ClientDaemon_Reload_FullMethodName                  = "/rnbd.control.v1.ClientDaemon/Reload"
 )
 
 // ClientDaemonClient is the client API for ClientDaemon service.
@@ -654,6 +695,9 @@ type ClientDaemonClient interface {
 	// Resize sets the size that users of a device see.
 	Resize(ctx context.Context, in *ResizeRequest, opts ...grpc.CallOption) (*ClientDevice, error)
 	SetMaxReconnectAttempts(ctx context.Context, in *SetMaxReconnectAttemptsRequest, opts ...grpc.CallOption) (*Empty, error)
+	// Reload reads the configuration again: it maps what is new in it and unmaps
+	// what has gone, unless that is in use.
+	Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadReply, error)
 }
 
 type clientDaemonClient struct {
@@ -854,6 +898,16 @@ func (c *clientDaemonClient) SetMaxReconnectAttempts(ctx context.Context, in *Se
 	return out, nil
 }
 
+func (c *clientDaemonClient) Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReloadReply)
+	err := c.cc.Invoke(ctx, ClientDaemon_Reload_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClientDaemonServer is the server API for ClientDaemon service.
 // All implementations must embed UnimplementedClientDaemonServer
 // for forward compatibility.
@@ -885,6 +939,9 @@ type ClientDaemonServer interface {
 	// Resize sets the size that users of a device see.
 	Resize(context.Context, *ResizeRequest) (*ClientDevice, error)
 	SetMaxReconnectAttempts(context.Context, *SetMaxReconnectAttemptsRequest) (*Empty, error)
+	// Reload reads the configuration again: it maps what is new in it and unmaps
+	// what has gone, unless that is in use.
+	Reload(context.Context, *ReloadRequest) (*ReloadReply, error)
 	mustEmbedUnimplementedClientDaemonServer()
 }
 
@@ -951,6 +1008,9 @@ func (UnimplementedClientDaemonServer) Resize(context.Context, *ResizeRequest) (
 }
 func (UnimplementedClientDaemonServer) SetMaxReconnectAttempts(context.Context, *SetMaxReconnectAttemptsRequest) (*Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetMaxReconnectAttempts not implemented")
+}
+func (UnimplementedClientDaemonServer) Reload(context.Context, *ReloadRequest) (*ReloadReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reload not implemented")
 }
 func (UnimplementedClientDaemonServer) mustEmbedUnimplementedClientDaemonServer() {}
 func (UnimplementedClientDaemonServer) testEmbeddedByValue()                      {}
@@ -1315,6 +1375,24 @@ func _ClientDaemon_SetMaxReconnectAttempts_Handler(srv interface{}, ctx context.
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ClientDaemon_Reload_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReloadRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClientDaemonServer).Reload(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClientDaemon_Reload_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClientDaemonServer).Reload(ctx, req.(*ReloadRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ClientDaemon_ServiceDesc is the grpc.ServiceDesc for ClientDaemon service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1397,6 +1475,10 @@ var ClientDaemon_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetMaxReconnectAttempts",
 			Handler:    _ClientDaemon_SetMaxReconnectAttempts_Handler,
+		},
+		{
+			MethodName: "Reload",
+			Handler:    _ClientDaemon_Reload_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
