@@ -71,6 +71,12 @@ func (f *fake) Mapped() map[string]Mapped {
 	return out
 }
 
+func (f *fake) triesOf(server string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.tries[server]
+}
+
 func (f *fake) set(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -108,7 +114,7 @@ func TestAServerThatIsAwayDelaysNoOther(t *testing.T) {
 			t.Errorf("mapped %v", m)
 		}
 		time.Sleep(10 * time.Minute)
-		if n := f.tries["10.0.0.1"]; n < 20 || n > 30 { // pauses grow to 30 s
+		if n := f.triesOf("10.0.0.1"); n < 20 || n > 30 { // pauses grow to 30 s
 			t.Errorf("%d attempts in 10 minutes", n)
 		}
 		f.set(func() { f.away["10.0.0.1"] = false })
@@ -177,7 +183,7 @@ func TestAMappingThatIsGivenUpIsNotTriedAgain(t *testing.T) {
 		k.Want(t.Context(), nil, false)
 		f.set(func() { f.hangs["10.0.0.1"] = false })
 		time.Sleep(time.Hour)
-		if n := f.tries["10.0.0.1"]; n != 1 || len(f.Mapped()) != 0 {
+		if n := f.triesOf("10.0.0.1"); n != 1 || len(f.Mapped()) != 0 {
 			t.Errorf("%d attempts, mapped %v", n, f.Mapped())
 		}
 	})
