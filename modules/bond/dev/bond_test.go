@@ -136,6 +136,27 @@ func TestBO11_AddressIsThatOfTheActiveSlave(t *testing.T) {
 	})
 }
 
+// TestFailOver_AddressChangesWhenFramesFlow: the stack above sends ARP as soon as
+// it is told of the new address, and would wait for a second if that were lost.
+func TestFailOver_AddressChangesWhenFramesFlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newFake("a", 1, 1), newFake("b", 1, 2)
+		l := newLab(t, a, b)
+		l.set("fail_over_mac", "active")
+		l.set("miimon", "100")
+		l.must(l.bond.SetUp(true))
+		l.enslave("a", "b")
+		synctest.Wait()
+		request := bytes.Repeat([]byte{7}, 60)
+		l.top.onAddress = func() { l.top.calls.Transmit(request) }
+		a.setCarrier(false)
+		synctest.Wait()
+		if !slices.ContainsFunc(b.takeSent(), func(f []byte) bool { return bytes.Equal(f, request) }) {
+			t.Error("what was sent as soon as the address had changed is lost")
+		}
+	})
+}
+
 func TestFailOverMAC_NoneAndFollow(t *testing.T) {
 	for _, policy := range []string{"none", "follow"} {
 		synctest.Test(t, func(t *testing.T) {

@@ -41,8 +41,10 @@ func (b *Bond) logEvent(e core.Event) {
 	b.log.Info(e.Text, "slave", e.Slave)
 }
 
-// switchTo makes mb the active slave in place of old; both may be nil. Nothing
-// is sent or delivered between the first and the last step.
+// switchTo makes mb the active slave in place of old; both may be nil. At no
+// time do two slaves send or deliver. The bond's address changes when frames can
+// be sent already: the users' stack asks for its peers' addresses as soon as its own
+// is another one, and does not ask again for a second.
 func (b *Bond) switchTo(old, mb *member) {
 	b.active.Store(nil)
 	if old != nil {
@@ -54,12 +56,12 @@ func (b *Bond) switchTo(old, mb *member) {
 	if mb == nil {
 		return
 	}
-	b.moveAddress(old, mb)
 	b.logError("active slave does not receive", mb.SetFilter(RxAll))
 	for _, g := range b.wanted() {
 		b.join(mb, g)
 	}
 	b.active.Store(mb)
+	b.moveAddress(old, mb)
 }
 
 // backupFilter is the filter of a slave that is not active.

@@ -152,6 +152,7 @@ type top struct {
 	prefixes  []netip.Prefix
 	delivered [][]byte
 	calls     UpperCallbacks
+	onAddress func()
 	only      uint16 // the type that it can have; 0: any
 }
 
@@ -166,11 +167,19 @@ func (u *top) Configure(a Attrs) error {
 	u.log = append(u.log, fmt.Sprint("configure ", a.Type))
 	return nil
 }
-func (u *top) SetAddress(a []byte) error { defer u.lock()(); u.attrs.Address = a; return nil }
-func (u *top) SetMTU(n int) error        { defer u.lock()(); u.attrs.MTU = n; return nil }
-func (u *top) SetCarrier(on bool) error  { defer u.lock()(); u.carrier = on; return nil }
-func (u *top) SetUp(up bool) error       { defer u.lock()(); u.up = up; return nil }
-func (u *top) Prefixes() []netip.Prefix  { defer u.lock()(); return u.prefixes }
+func (u *top) SetAddress(a []byte) error {
+	u.mu.Lock()
+	u.attrs.Address = a
+	u.mu.Unlock()
+	if u.onAddress != nil {
+		u.onAddress()
+	}
+	return nil
+}
+func (u *top) SetMTU(n int) error       { defer u.lock()(); u.attrs.MTU = n; return nil }
+func (u *top) SetCarrier(on bool) error { defer u.lock()(); u.carrier = on; return nil }
+func (u *top) SetUp(up bool) error      { defer u.lock()(); u.up = up; return nil }
+func (u *top) Prefixes() []netip.Prefix { defer u.lock()(); return u.prefixes }
 func (u *top) Deliver(b []byte) error {
 	defer u.lock()()
 	u.delivered = append(u.delivered, bytes.Clone(b))
