@@ -21,7 +21,8 @@ var importRules = []struct {
 	{"verbs/verbstest", []string{"verbs"}, "the suite knows the seam only"},
 	{"verbs", nil, "the seam is a leaf"},
 	{"internal/checksum", nil, "it adds up bytes, whosever they are"},
-	{"provider", []string{"verbs", "internal/checksum"}, "a provider knows neither the transport nor another provider"},
+	{"internal/softverbs", []string{"verbs"}, "it implements the seam for fabrics whose wire it does not know"},
+	{"provider", []string{"verbs", "internal/checksum", "internal/softverbs"}, "a provider knows neither the transport nor another provider"},
 	{".", []string{"verbs", "rtrswire"}, "providers are handed in, and what is carried is the caller's business"},
 }
 

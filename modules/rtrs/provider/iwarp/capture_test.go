@@ -192,23 +192,14 @@ type grant struct {
 
 // plant registers a region under an STag of the capture's.
 func plant(o *offline, g grant) {
-	t := &o.pd.dev.stags
-	slot := t.slotOf(g.stag >> 8)
-	pages := *t.pages.Load()
-	for int(slot/pageSlots) >= len(pages) {
-		pages = append(pages, new(stagPage))
-	}
-	t.pages.Store(&pages)
-	r := &region{buf: make([]byte, g.n), base: g.to, pd: o.pd, lkey: g.stag, access: g.access, slot: slot}
-	r.valid.Store(g.stag)
-	pages[slot/pageSlots][slot%pageSlots].Store(r)
+	o.pd.Plant(make([]byte, g.n), g.to, g.stag, g.access)
 }
 
 func expectRead(o *offline, r readRequest) {
 	wr := verbs.SendWR{Op: verbs.OpRead, Signaled: true}
 	if r.size() > 0 {
 		buf, lr := o.region(int(r.size()), 0)
-		wr.SGEs = []verbs.SGE{{Buf: buf, LKey: lr.lkey}}
+		wr.SGEs = []verbs.SGE{{Buf: buf, LKey: lr.LKey()}}
 	}
 	o.send(wr)
 	entry := o.q.sqBuilt
@@ -299,7 +290,7 @@ func replayWhole(t *testing.T, name string, conv *conversation, dir, chunk int) 
 			}
 			sends++
 		case opWrite:
-			if len(payload) > 0 && o.pd.dev.stags.lookup(h.stag()).span(h.to(), len(payload)) == nil {
+			if len(payload) > 0 && o.q.dev.keys.Lookup(h.stag()).Span(h.to(), uint64(len(payload))) == nil {
 				t.Errorf("%s: Write to %#x is out of its region", name, h.to())
 			}
 		}

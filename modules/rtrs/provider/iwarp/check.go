@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -117,18 +118,16 @@ func (q *qp) beginWrite(h header) termCode {
 			return termBounds
 		}
 	}
-	r := q.dev.stags.lookup(h.stag())
+	r, found := q.pd.Reach(h.stag(), verbs.AccessRemoteWrite)
 	switch {
-	case r == nil || r.valid.Load() != h.stag():
-		return termSTag
-	case r.pd != q.pd:
+	case found == softverbs.KeyForeign:
 		return termSTagStream
-	case r.access&verbs.AccessRemoteWrite == 0:
+	case found != softverbs.KeyOK:
 		return termSTag
 	case h.to()+uint64(x.left) < h.to():
 		return termWrap
 	}
-	if x.dst = r.span(h.to(), x.left); x.dst == nil {
+	if x.dst = r.Span(h.to(), uint64(x.left)); x.dst == nil {
 		return termBounds
 	}
 	x.region = r
@@ -155,18 +154,18 @@ func (q *qp) beginReadResponse(h header) termCode {
 
 // source finds the memory that a read of the peer asks for.
 func (q *qp) source(stag uint32, to, n uint64) ([]byte, termCode) {
-	r := q.dev.stags.lookup(stag)
+	r, found := q.pd.Reach(stag, verbs.AccessRemoteRead)
 	switch {
-	case r == nil || r.valid.Load() != stag:
-		return nil, termReadSTag
-	case r.pd != q.pd:
+	case found == softverbs.KeyForeign:
 		return nil, termReadPD
-	case r.access&verbs.AccessRemoteRead == 0:
+	case found == softverbs.KeyDenied:
 		return nil, termReadAccess
+	case found != softverbs.KeyOK:
+		return nil, termReadSTag
 	case to+n < to:
 		return nil, termReadWrap
 	}
-	b := r.span(to, int(n))
+	b := r.Span(to, n)
 	if b == nil {
 		return nil, termReadBounds
 	}
@@ -275,11 +274,11 @@ func (q *qp) deliverSend(h header, wcs []verbs.WC) int {
 // invalidated takes the key away that a Send with Invalidate names.
 func (q *qp) invalidated(wc *verbs.WC, stag uint32) {
 	c := termInvSTag
-	switch q.pd.invalidate(stag) {
-	case keyOK:
+	switch q.pd.Invalidate(stag) {
+	case softverbs.KeyOK:
 		wc.HasInv, wc.InvKey = true, stag
 		return
-	case keyForeign:
+	case softverbs.KeyForeign:
 		c = termInvPD
 	}
 	wc.Status = verbs.StatusRemoteInvalid

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -60,8 +61,8 @@ type cq struct {
 	turns atomic.Uint32
 
 	mu      sync.Mutex
-	pending []*qp     // to be attached, disconnected or destroyed
-	revoked []*region // were closed: their work ends
+	pending []*qp               // to be attached, disconnected or destroyed
+	revoked []*softverbs.Region // were closed: their work ends
 	closed  bool
 }
 
@@ -248,7 +249,7 @@ func (c *cq) tryWarm() (ask bool) {
 // collect asks epoll which connections have news, and returns how many events
 // there were.
 func (c *cq) collect() int {
-	n := epollNow(c.epfd, c.events)
+	n := softverbs.EpollNow(c.epfd, c.events)
 	for i := range c.events[:n] {
 		ev := &c.events[i]
 		if ev.Fd < 0 || int(ev.Fd) >= len(c.slots) || c.slots[ev.Fd] == nil {
@@ -366,9 +367,15 @@ func (c *cq) wake() {
 	unix.Write(c.wakefd, one[:]) // EAGAIN means that it is readable anyhow
 }
 
+// Release implements softverbs.Owner.
+func (c *cq) Release(r *softverbs.Region) {
+	c.revoke(r)
+	c.passTurn()
+}
+
 // revoke asks the owner to end the connections with work that names r. Any
 // goroutine.
-func (c *cq) revoke(r *region) {
+func (c *cq) revoke(r *softverbs.Region) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.closed {
@@ -406,7 +413,7 @@ func (c *cq) control() {
 	c.mu.Unlock()
 	for _, r := range revoked {
 		for _, q := range c.slots {
-			if q != nil && q.pd == r.pd && q.names(r) {
+			if q != nil && q.pd == r.Domain && q.names(r) {
 				q.hangUp(verbs.StatusLocalProt, errRevoked)
 			}
 		}
@@ -432,7 +439,7 @@ func (c *cq) attach(q *qp) {
 	c.count++
 	q.attached, q.readable = true, true
 	c.activate(q)
-	q.pd.join(c)
+	q.pd.Join(c)
 	if !q.inPlace() {
 		q.hangUp(verbs.StatusLocalProt, errRevoked)
 		return
@@ -468,7 +475,7 @@ func (c *cq) detach(q *qp) {
 		return
 	}
 	q.attached = false
-	q.pd.leave(c)
+	q.pd.Leave(c)
 	c.slots[q.slot] = nil
 	c.count--
 	for n := len(c.slots); n > 0 && c.slots[n-1] == nil; n-- {

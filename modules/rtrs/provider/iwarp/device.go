@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -112,8 +113,8 @@ type HandshakeStats struct {
 
 // Device is an opened software iWARP device.
 type Device struct {
-	cfg   Config
-	stags stagTable
+	cfg  Config
+	keys softverbs.KeyTable
 
 	mu        sync.Mutex
 	listeners map[*listener]struct{}
@@ -145,7 +146,7 @@ func Open(cfg Config) (verbs.Device, error) {
 		return nil, fmt.Errorf("open iwarp device %s: %d handshakes, %d of an address: at least 1", cfg.Name, cfg.MaxHandshakes, cfg.MaxHandshakesPerAddress)
 	}
 	d := &Device{cfg: cfg, listeners: map[*listener]struct{}{}, counters: map[*counters]struct{}{}}
-	d.stags.init()
+	d.keys.Init()
 	return d, nil
 }
 
@@ -201,7 +202,7 @@ func (d *Device) AllocPD() (verbs.PD, error) {
 	if d.isClosed() {
 		return nil, fmt.Errorf("allocate protection domain on %s: %w", d.cfg.Name, verbs.ErrClosed)
 	}
-	return &pd{dev: d}, nil
+	return softverbs.NewDomain(&d.keys), nil
 }
 
 // Close closes the listeners. Queues and regions of the device stay usable

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -23,13 +24,13 @@ var errRevoked = errors.New("memory of posted work was deregistered")
 // names reports whether work that is not finished uses the memory of r, which
 // is closed. A Write of the peer into it needs no end here: it is refused at
 // its next byte.
-func (q *qp) names(r *region) bool {
-	return q.tx.sends(r) || q.anyElement(func(lkey uint32, _ []byte) bool { return lkey == r.lkey })
+func (q *qp) names(r *softverbs.Region) bool {
+	return q.tx.sends(r) || q.anyElement(func(lkey uint32, _ []byte) bool { return lkey == r.LKey() })
 }
 
 // inPlace reports whether the regions of all work are there.
 func (q *qp) inPlace() bool {
-	return !q.anyElement(func(lkey uint32, buf []byte) bool { return !q.pd.local(lkey, buf) })
+	return !q.anyElement(func(lkey uint32, buf []byte) bool { return !q.pd.Holds(lkey, buf) })
 }
 
 // anyElement reports whether match holds for an element of a request that is
@@ -55,9 +56,9 @@ func (q *qp) anyElement(match func(lkey uint32, buf []byte) bool) bool {
 }
 
 // sends reports whether the list has bytes of r that answer a read.
-func (t *transmitter) sends(r *region) bool {
+func (t *transmitter) sends(r *softverbs.Region) bool {
 	for i := t.at; t.served && i < t.n; i++ {
-		if r.span(t.v.addr(i), 1) != nil {
+		if r.Span(t.v.addr(i), 1) != nil {
 			return true
 		}
 	}

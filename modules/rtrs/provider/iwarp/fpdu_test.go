@@ -42,7 +42,7 @@ func TestI001_EncoderMakesTheVectors(t *testing.T) {
 			t.Errorf("%s:\n got %x\nwant %x", name, got, want)
 		}
 	}
-	o.send(verbs.SendWR{Op: verbs.OpSend, SGEs: []verbs.SGE{{Buf: buf[:11], LKey: r.lkey}, {Buf: buf[11:], LKey: r.lkey}}})
+	o.send(verbs.SendWR{Op: verbs.OpSend, SGEs: []verbs.SGE{{Buf: buf[:11], LKey: r.LKey()}, {Buf: buf[11:], LKey: r.LKey()}}})
 	expect("Send of 24 zeros", crcVectors[1].frame+crcVectors[1].crc, o.take())
 	o.send(verbs.SendWR{Op: verbs.OpWriteImm, Imm: 0x11223344})
 	expect("Immediate Data", crcVectors[6].frame+crcVectors[6].crc, o.take())
@@ -112,8 +112,8 @@ func TestSegmentsKeepToTheMULPDU(t *testing.T) {
 		o := newOffline(t, bothTerms())
 		o.q.tx.init(mulpdu, &o.q.terms)
 		buf, r := o.region(200001, 0)
-		o.send(verbs.SendWR{Op: verbs.OpWrite, RemoteAddr: 1 << 40, RKey: 7, SGEs: []verbs.SGE{{Buf: buf, LKey: r.lkey}}},
-			verbs.SendWR{Op: verbs.OpSend, SGEs: []verbs.SGE{{Buf: buf, LKey: r.lkey}}})
+		o.send(verbs.SendWR{Op: verbs.OpWrite, RemoteAddr: 1 << 40, RKey: 7, SGEs: []verbs.SGE{{Buf: buf, LKey: r.LKey()}}},
+			verbs.SendWR{Op: verbs.OpSend, SGEs: []verbs.SGE{{Buf: buf, LKey: r.LKey()}}})
 		sum := 0
 		for _, f := range splitFPDUs(t, o.take()) {
 			h := header(f)

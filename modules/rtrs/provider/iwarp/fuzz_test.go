@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -60,7 +61,7 @@ const guard = 64
 type fuzzEnd struct {
 	*offline
 	arena  []byte // guard, region, guard, receives, guard
-	region *region
+	region *softverbs.Region
 }
 
 // The regions get STags and addresses that the corpus can name.
@@ -76,20 +77,13 @@ func newFuzzEnd(t testing.TB, crc bool) *fuzzEnd {
 		t.Fatal(err)
 	}
 	dev := d.(*Device)
-	dev.stags.mult, dev.stags.inverse, dev.stags.offset = 1, 1, 0x001122
-	dom := &pd{dev: dev}
 	tm := bothTerms()
 	tm.crc = crc
-	e := &fuzzEnd{offline: newOfflineOn(t, dom, tm), arena: make([]byte, 3*guard+2*fuzzSize)}
+	e := &fuzzEnd{offline: newOfflineOn(t, dev, tm), arena: make([]byte, 3*guard+2*fuzzSize)}
 	for i := range e.arena {
 		e.arena[i] = 0xee
 	}
-	e.region = &region{buf: e.arena[guard : guard+fuzzSize : guard+fuzzSize], pd: dom, access: verbs.AccessRemoteWrite | verbs.AccessRemoteRead}
-	if err := dev.stags.insert(e.region); err != nil {
-		t.Fatal(err)
-	}
-	e.region.base, e.region.lkey = fuzzBase, fuzzSTag
-	e.region.valid.Store(fuzzSTag)
+	e.region = e.pd.Plant(e.arena[guard:guard+fuzzSize:guard+fuzzSize], fuzzBase, fuzzSTag, verbs.AccessRemoteWrite|verbs.AccessRemoteRead)
 	for i := range 4 {
 		at := 2*guard + fuzzSize + i*64
 		e.q.rq[i] = recvEntry{id: uint64(i), buf: e.arena[at : at+64]}
@@ -116,10 +110,10 @@ func FuzzFPDUStream(f *testing.F) {
 	a := newOffline(f, bothTerms())
 	a.q.terms.crc, a.q.tx.crc = false, false
 	buf, r := a.region(200, 0)
-	sge := []verbs.SGE{{Buf: buf, LKey: r.lkey}}
+	sge := []verbs.SGE{{Buf: buf, LKey: r.LKey()}}
 	a.send(
 		verbs.SendWR{Op: verbs.OpWriteImm, RemoteAddr: fuzzBase, RKey: fuzzSTag, SGEs: sge},
-		verbs.SendWR{Op: verbs.OpSend, SGEs: []verbs.SGE{{Buf: buf[:60], LKey: r.lkey}}},
+		verbs.SendWR{Op: verbs.OpSend, SGEs: []verbs.SGE{{Buf: buf[:60], LKey: r.LKey()}}},
 		verbs.SendWR{Op: verbs.OpSendImm},
 		verbs.SendWR{Op: verbs.OpRead, RemoteAddr: fuzzBase, RKey: fuzzSTag, SGEs: sge},
 		verbs.SendWR{Op: verbs.OpSendInv, RKey: fuzzSTag})

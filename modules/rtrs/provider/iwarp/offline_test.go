@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -13,7 +14,7 @@ import (
 // it decodes and encodes is what a connected one would, in the same code.
 type offline struct {
 	t   testing.TB
-	pd  *pd
+	pd  *softverbs.Domain
 	q   *qp
 	wcs []verbs.WC
 }
@@ -28,14 +29,14 @@ func newOffline(t testing.TB, tm terms) *offline {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dom := &pd{dev: d.(*Device)}
-	return newOfflineOn(t, dom, tm)
+	return newOfflineOn(t, d.(*Device), tm)
 }
 
-func newOfflineOn(t testing.TB, dom *pd, tm terms) *offline {
+func newOfflineOn(t testing.TB, d *Device, tm terms) *offline {
 	t.Helper()
-	c := &cq{dev: dom.dev, base: time.Now(), epfd: -1, wakefd: -1, timerfd: -1, stats: dom.dev.newCounters()}
-	v, err := dom.dev.CreateQP(dom, verbs.QPConfig{CQ: c, Context: 1, SendQueue: 64, RecvQueue: 64, MaxSGE: 4})
+	dom := softverbs.NewDomain(&d.keys)
+	c := &cq{dev: d, base: time.Now(), epfd: -1, wakefd: -1, timerfd: -1, stats: d.newCounters()}
+	v, err := d.CreateQP(dom, verbs.QPConfig{CQ: c, Context: 1, SendQueue: 64, RecvQueue: 64, MaxSGE: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,14 +47,14 @@ func newOfflineOn(t testing.TB, dom *pd, tm terms) *offline {
 	return &offline{t: t, pd: dom, q: q}
 }
 
-func (o *offline) region(n int, access verbs.Access) ([]byte, *region) {
+func (o *offline) region(n int, access verbs.Access) ([]byte, *softverbs.Region) {
 	o.t.Helper()
 	buf := make([]byte, n)
 	m, err := o.pd.RegMR(buf, access)
 	if err != nil {
 		o.t.Fatal(err)
 	}
-	return buf, m.(*mr).r
+	return buf, m.(*softverbs.Region)
 }
 
 // recv posts n receives of size bytes.
@@ -63,7 +64,7 @@ func (o *offline) recv(n, size int) {
 		wr := verbs.RecvWR{ID: uint64(i)}
 		if size > 0 {
 			buf, r := o.region(size, 0)
-			wr.Buf, wr.LKey = buf, r.lkey
+			wr.Buf, wr.LKey = buf, r.LKey()
 		}
 		if _, err := o.q.PostRecv([]verbs.RecvWR{wr}); err != nil {
 			o.t.Fatal(err)

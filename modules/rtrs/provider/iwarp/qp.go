@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"sync/atomic"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -25,7 +26,7 @@ const (
 // completion queue once the phase is up, and to the creator before.
 type qp struct {
 	dev     *Device
-	pd      *pd
+	pd      *softverbs.Domain
 	cq      *cq
 	context uint64
 	maxSGE  int
@@ -120,12 +121,12 @@ var errNotOurs = errors.New("object of another device")
 
 // CreateQP makes a queue pair.
 func (d *Device) CreateQP(p verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
-	dom, ok1 := p.(*pd)
+	dom, ok1 := p.(*softverbs.Domain)
 	queue, ok2 := cfg.CQ.(*cq)
 	switch {
 	case d.isClosed():
 		return nil, fmt.Errorf("create queue pair: %w", verbs.ErrClosed)
-	case !ok1 || !ok2 || dom.dev != d || queue.dev != d:
+	case !ok1 || !ok2 || !dom.Of(&d.keys) || queue.dev != d:
 		return nil, fmt.Errorf("create queue pair: %w", errNotOurs)
 	case cfg.SendQueue < 0 || cfg.SendQueue > maxQPWR || cfg.RecvQueue < 0 || cfg.RecvQueue > maxQPWR:
 		return nil, fmt.Errorf("create queue pair: queues of %d and %d requests, at most %d", cfg.SendQueue, cfg.RecvQueue, maxQPWR)
@@ -237,7 +238,7 @@ func (q *qp) takeSGEs(slot uint64, sges []verbs.SGE) (uint32, error) {
 	own := q.entrySGEs(slot)
 	var sum uint64
 	for i := range sges {
-		if !q.pd.local(sges[i].LKey, sges[i].Buf) {
+		if !q.pd.Holds(sges[i].LKey, sges[i].Buf) {
 			return 0, errPostAccess
 		}
 		own[i] = sges[i]
@@ -265,7 +266,7 @@ func (q *qp) PostRecv(wrs []verbs.RecvWR) (int, error) {
 		if q.rqTail-q.rqHead >= q.rqDepth {
 			return i, fmt.Errorf("post receive: %w", verbs.ErrQueueFull)
 		}
-		if !q.pd.local(wr.LKey, wr.Buf) {
+		if !q.pd.Holds(wr.LKey, wr.Buf) {
 			return i, fmt.Errorf("post receive: %w", verbs.ErrAccess)
 		}
 		q.rq[q.rqTail&q.rqMask] = recvEntry{wr.ID, wr.Buf, wr.LKey}

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -13,14 +14,11 @@ import (
 func TestClosedRegionCannotBeRegisteredAgain(t *testing.T) {
 	o := newOffline(t, bothTerms())
 	buf, r := o.region(64, verbs.AccessRemoteWrite)
-	b := segment{op: opWrite, stag: r.lkey, to: r.base, payload: bytes.Repeat([]byte{1}, 64)}.bytes(true)
+	b := segment{op: opWrite, stag: r.LKey(), to: r.Addr(), payload: bytes.Repeat([]byte{1}, 64)}.bytes(true)
 	o.feed(b[:fpduTagged+8], len(b))
-	(&mr{r}).Close()
+	r.Close()
 	clear(buf)
-	if r.valid.CompareAndSwap(0, r.lkey) {
-		t.Error("a closed region has a free key")
-	}
-	if res := o.pd.validate(r.lkey); res != keyUnknown {
+	if res := o.pd.Validate(r.LKey()); res != softverbs.KeyUnknown {
 		t.Errorf("its key is registered again: %s", res)
 	}
 	o.feed(b[fpduTagged+8:], len(b))
@@ -76,7 +74,7 @@ func TestClosedRegionEndsOnlyWorkThatNamesIt(t *testing.T) {
 					t.Errorf("the end is %+v", c.wcs[len(c.wcs)-1])
 				}
 				c.qp.Disconnect()
-				for n := 0; len(c.pd.(*pd).queues()) > 0; n++ {
+				for n := 0; c.pd.(*softverbs.Domain).Used(); n++ {
 					if n > 100 {
 						t.Fatal("the domain still counts a connection that is gone")
 					}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -68,7 +69,7 @@ type receiver struct {
 	dst  []byte // where the next of it goes
 	// control tells that dst is ctl: the payload is for us, not the consumer.
 	control bool
-	region  *region
+	region  *softverbs.Region
 	tail    int
 	crc     uint32
 	err     termCode // found wrong; payload is not placed
@@ -343,7 +344,7 @@ func (q *qp) reachable() bool {
 	if x.err != 0 {
 		return false
 	}
-	if x.region != nil && x.region.valid.Load() != header(x.head[:]).stag() {
+	if x.region != nil && !x.region.Valid(header(x.head[:]).stag()) {
 		x.err = termSTag
 		x.dst = nil
 		return false

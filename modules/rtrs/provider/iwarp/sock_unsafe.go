@@ -6,9 +6,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addrOf returns the address of the first byte of b, which must not be empty.
-func addrOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(&b[0]))) }
-
 // vec is a scatter/gather list for one socket call.
 type vec struct {
 	hdr unix.Msghdr
@@ -50,13 +47,4 @@ func (v *vec) call(trap uintptr, fd, from, to int, flags uintptr) (int, unix.Err
 	v.hdr.SetIovlen(to - from)
 	n, _, errno := unix.RawSyscall(trap, uintptr(fd), uintptr(unsafe.Pointer(&v.hdr)), flags)
 	return int(n), unix.Errno(errno)
-}
-
-// epollNow collects waiting events without blocking.
-func epollNow(fd int, events []unix.EpollEvent) int {
-	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
-	if errno != 0 {
-		return 0
-	}
-	return int(n)
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -27,14 +28,14 @@ func everything(t *testing.T, a, b *offline) (wire []byte, check func(name strin
 	fill(src, 42)
 	clear(inv)
 	b.recv(5, 70000)
-	sge := func(from, to int) []verbs.SGE { return []verbs.SGE{{Buf: src[from:to], LKey: lr.lkey}} }
+	sge := func(from, to int) []verbs.SGE { return []verbs.SGE{{Buf: src[from:to], LKey: lr.LKey()}} }
 	a.send(
 		verbs.SendWR{Op: verbs.OpSend, SGEs: sge(0, 13)},
-		verbs.SendWR{Op: verbs.OpWrite, RemoteAddr: rr.base, RKey: rr.lkey, SGEs: sge(0, 140000)},
+		verbs.SendWR{Op: verbs.OpWrite, RemoteAddr: rr.Addr(), RKey: rr.LKey(), SGEs: sge(0, 140000)},
 		verbs.SendWR{Op: verbs.OpWriteImm, Imm: 5},
-		verbs.SendWR{Op: verbs.OpWriteImm, Imm: 6, RemoteAddr: rr.base + 140000, RKey: rr.lkey, SGEs: sge(140000, 150001)},
-		verbs.SendWR{Op: verbs.OpSendInv, RKey: ir.lkey, SGEs: sge(5, 8)},
-		verbs.SendWR{Op: verbs.OpRead, RemoteAddr: rr.base, RKey: rr.lkey, SGEs: sge(0, 0)},
+		verbs.SendWR{Op: verbs.OpWriteImm, Imm: 6, RemoteAddr: rr.Addr() + 140000, RKey: rr.LKey(), SGEs: sge(140000, 150001)},
+		verbs.SendWR{Op: verbs.OpSendInv, RKey: ir.LKey(), SGEs: sge(5, 8)},
+		verbs.SendWR{Op: verbs.OpRead, RemoteAddr: rr.Addr(), RKey: rr.LKey(), SGEs: sge(0, 0)},
 		verbs.SendWR{Op: verbs.OpSendImm, Imm: 7, SGEs: sge(0, 70000)},
 	)
 	return a.take(), func(name string) {
@@ -43,13 +44,13 @@ func everything(t *testing.T, a, b *offline) (wire []byte, check func(name strin
 			{QP: 1, ID: 0, Op: verbs.OpRecv, ByteLen: 13},
 			{QP: 1, ID: 1, Op: verbs.OpRecvImm, HasImm: true, Imm: 5},
 			{QP: 1, ID: 2, Op: verbs.OpRecvImm, HasImm: true, Imm: 6, ByteLen: 10001},
-			{QP: 1, ID: 3, Op: verbs.OpRecv, HasInv: true, InvKey: ir.lkey, ByteLen: 3},
+			{QP: 1, ID: 3, Op: verbs.OpRecv, HasInv: true, InvKey: ir.LKey(), ByteLen: 3},
 			{QP: 1, ID: 4, Op: verbs.OpRecv, HasImm: true, Imm: 7, ByteLen: 70000},
 		}
 		if !slices.Equal(b.wcs, want) {
 			t.Errorf("%s: completions\n got %+v\nwant %+v", name, b.wcs, want)
 		}
-		if b.code() != 0 || !bytes.Equal(src, dst) || !bytes.Equal(b.q.rq[4].buf, src[:70000]) || ir.valid.Load() != 0 {
+		if b.code() != 0 || !bytes.Equal(src, dst) || !bytes.Equal(b.q.rq[4].buf, src[:70000]) || !ir.Valid(0) {
 			t.Errorf("%s: data differ, or terminated: %s", name, b.code())
 		}
 		if b.q.serveTail != 1 {
@@ -104,7 +105,7 @@ func TestI003_LongestFrame(t *testing.T) {
 	dst, r := b.region(65535, verbs.AccessRemoteWrite)
 	payload := make([]byte, 65535-taggedHeaderLen)
 	fill(payload, 1)
-	f := segment{op: opWrite, stag: r.lkey, to: r.base, payload: payload}.bytes(true)
+	f := segment{op: opWrite, stag: r.LKey(), to: r.Addr(), payload: payload}.bytes(true)
 	if header(f).length() != 65535 {
 		t.Fatalf("frame says %d", header(f).length())
 	}
@@ -119,11 +120,11 @@ type rule struct {
 	name string
 	want termCode
 	prep func(o *offline)
-	make func(o *offline, r *region) []segment
+	make func(o *offline, r *softverbs.Region) []segment
 }
 
-func one(s segment) func(*offline, *region) []segment {
-	return func(*offline, *region) []segment { return []segment{s} }
+func one(s segment) func(*offline, *softverbs.Region) []segment {
+	return func(*offline, *softverbs.Region) []segment { return []segment{s} }
 }
 
 func readPayload(size, stag uint32, to uint64) []byte {
@@ -154,18 +155,20 @@ var rules = []rule{
 	{"row 6, Read Request on the queue of Sends", termQN, nil, one(segment{op: opReadRequest, qn: onQueue(0), msn: 1, payload: readPayload(0, 0, 0)})},
 	{"row 7, first Send has MSN 6", termMSN, nil, one(segment{op: opSend, msn: 6})},
 	{"row 7, first Send has MSN 0", termMSN, nil, one(segment{op: opSend, msn: 0})},
-	{"row 7, Send repeated", termMSN, nil, func(*offline, *region) []segment { return []segment{{op: opSend, msn: 1}, {op: opSend, msn: 1}} }},
+	{"row 7, Send repeated", termMSN, nil, func(*offline, *softverbs.Region) []segment {
+		return []segment{{op: opSend, msn: 1}, {op: opSend, msn: 1}}
+	}},
 	{"row 7, Read Request with MSN 2", termMSN, nil, one(segment{op: opReadRequest, msn: 2, payload: readPayload(0, 0, 0)})},
 	{"row 7, Terminate with MSN 2", termMSN, nil, one(segment{op: opTerminate, msn: 2, payload: some})},
 	{"row 9, Send starts behind its start", termMO, nil, one(segment{op: opSend, msn: 1, mo: 4, payload: some})},
-	{"row 9, second segment leaves a hole", termMO, nil, func(*offline, *region) []segment {
+	{"row 9, second segment leaves a hole", termMO, nil, func(*offline, *softverbs.Region) []segment {
 		return []segment{{op: opSend, msn: 1, more: true, payload: some}, {op: opSend, msn: 1, mo: 12, payload: some}}
 	}},
-	{"row 9, second segment overlaps", termMO, nil, func(*offline, *region) []segment {
+	{"row 9, second segment overlaps", termMO, nil, func(*offline, *softverbs.Region) []segment {
 		return []segment{{op: opSend, msn: 1, more: true, payload: some}, {op: opSend, msn: 1, mo: 4, payload: some}}
 	}},
 	{"row 10, Send longer than its receive", termTooLong, nil, one(segment{op: opSend, msn: 1, payload: make([]byte, 65)})},
-	{"row 10, Send grows longer than its receive", termTooLong, nil, func(*offline, *region) []segment {
+	{"row 10, Send grows longer than its receive", termTooLong, nil, func(*offline, *softverbs.Region) []segment {
 		return []segment{{op: opSend, msn: 1, more: true, payload: make([]byte, 60)}, {op: opSend, msn: 1, mo: 60, payload: make([]byte, 8)}}
 	}},
 	{"row 11, Immediate Data of 4 bytes", termUnspecified, nil, one(segment{op: opImmediate, msn: 1, payload: some[:4]})},
@@ -173,94 +176,94 @@ var rules = []rule{
 	{"row 11, Immediate Data in two segments", termUnspecified, nil, one(segment{op: opImmediate, more: true, msn: 1, payload: some})},
 	{"row 12, Read Request with bytes behind it", termUnspecified, nil, one(segment{op: opReadRequest, msn: 1, payload: make([]byte, 32)})},
 	{"row 12, Read Request that is not the last segment", termUnspecified, nil, one(segment{op: opReadRequest, more: true, msn: 1, payload: readPayload(0, 0, 0)})},
-	{"row 13, a read more than IRD", termStream, nil, func(*offline, *region) (s []segment) {
+	{"row 13, a read more than IRD", termStream, nil, func(*offline, *softverbs.Region) (s []segment) {
 		for i := range 5 { // IRD is 4
 			s = append(s, segment{op: opReadRequest, msn: uint32(i + 1), payload: readPayload(0, 0, 0)})
 		}
 		return s
 	}},
-	{"row 14, read of an unknown STag", termReadSTag, nil, func(o *offline, r *region) []segment { return readOf(8, r.lkey+1<<8, r.base) }},
-	{"row 14, read with a stale key", termReadSTag, nil, func(o *offline, r *region) []segment {
-		return readOf(8, verbs.NextKey(r.lkey), r.base)
+	{"row 14, read of an unknown STag", termReadSTag, nil, func(o *offline, r *softverbs.Region) []segment { return readOf(8, r.LKey()+1<<8, r.Addr()) }},
+	{"row 14, read with a stale key", termReadSTag, nil, func(o *offline, r *softverbs.Region) []segment {
+		return readOf(8, verbs.NextKey(r.LKey()), r.Addr())
 	}},
-	{"row 14, read of an invalidated region", termReadSTag, nil, func(o *offline, r *region) []segment {
-		r.valid.Store(0)
-		return readOf(8, r.lkey, r.base)
+	{"row 14, read of an invalidated region", termReadSTag, nil, func(o *offline, r *softverbs.Region) []segment {
+		r.Domain.Invalidate(r.LKey())
+		return readOf(8, r.LKey(), r.Addr())
 	}},
-	{"row 14, read of another protection domain", termReadPD, nil, func(o *offline, r *region) []segment {
-		r.pd = &pd{dev: o.pd.dev}
-		return readOf(8, r.lkey, r.base)
+	{"row 14, read of another protection domain", termReadPD, nil, func(o *offline, r *softverbs.Region) []segment {
+		r.Domain = softverbs.NewDomain(&o.q.dev.keys)
+		return readOf(8, r.LKey(), r.Addr())
 	}},
-	{"row 14, read without the right", termReadAccess, nil, func(o *offline, r *region) []segment {
-		r.access = verbs.AccessRemoteWrite
-		return readOf(8, r.lkey, r.base)
+	{"row 14, read without the right", termReadAccess, nil, func(o *offline, r *softverbs.Region) []segment {
+		r.Access = verbs.AccessRemoteWrite
+		return readOf(8, r.LKey(), r.Addr())
 	}},
-	{"row 14, read behind the end", termReadBounds, nil, func(o *offline, r *region) []segment { return readOf(9, r.lkey, r.base+56) }},
-	{"row 14, read before the start", termReadBounds, nil, func(o *offline, r *region) []segment { return readOf(1, r.lkey, r.base-1) }},
-	{"row 14, read of 4 GiB", termReadBounds, nil, func(o *offline, r *region) []segment { return readOf(math.MaxUint32, r.lkey, r.base) }},
-	{"row 14, read that wraps", termReadWrap, nil, func(o *offline, r *region) []segment { return readOf(8, r.lkey, math.MaxUint64-3) }},
-	{"row 15, Write to an unknown STag", termSTag, nil, func(o *offline, r *region) []segment { return writeTo(r.lkey+1<<8, r.base) }},
-	{"row 15, Write with a stale key", termSTag, nil, func(o *offline, r *region) []segment { return writeTo(verbs.NextKey(r.lkey), r.base) }},
-	{"row 15, Write to STag 0", termSTag, nil, func(o *offline, r *region) []segment { return writeTo(0, r.base) }},
-	{"row 15, Write to an invalidated region", termSTag, nil, func(o *offline, r *region) []segment {
-		r.valid.Store(0)
-		return writeTo(r.lkey, r.base)
+	{"row 14, read behind the end", termReadBounds, nil, func(o *offline, r *softverbs.Region) []segment { return readOf(9, r.LKey(), r.Addr()+56) }},
+	{"row 14, read before the start", termReadBounds, nil, func(o *offline, r *softverbs.Region) []segment { return readOf(1, r.LKey(), r.Addr()-1) }},
+	{"row 14, read of 4 GiB", termReadBounds, nil, func(o *offline, r *softverbs.Region) []segment { return readOf(math.MaxUint32, r.LKey(), r.Addr()) }},
+	{"row 14, read that wraps", termReadWrap, nil, func(o *offline, r *softverbs.Region) []segment { return readOf(8, r.LKey(), math.MaxUint64-3) }},
+	{"row 15, Write to an unknown STag", termSTag, nil, func(o *offline, r *softverbs.Region) []segment { return writeTo(r.LKey()+1<<8, r.Addr()) }},
+	{"row 15, Write with a stale key", termSTag, nil, func(o *offline, r *softverbs.Region) []segment { return writeTo(verbs.NextKey(r.LKey()), r.Addr()) }},
+	{"row 15, Write to STag 0", termSTag, nil, func(o *offline, r *softverbs.Region) []segment { return writeTo(0, r.Addr()) }},
+	{"row 15, Write to an invalidated region", termSTag, nil, func(o *offline, r *softverbs.Region) []segment {
+		r.Domain.Invalidate(r.LKey())
+		return writeTo(r.LKey(), r.Addr())
 	}},
-	{"row 15, Write to another protection domain", termSTagStream, nil, func(o *offline, r *region) []segment {
-		r.pd = &pd{dev: o.pd.dev}
-		return writeTo(r.lkey, r.base)
+	{"row 15, Write to another protection domain", termSTagStream, nil, func(o *offline, r *softverbs.Region) []segment {
+		r.Domain = softverbs.NewDomain(&o.q.dev.keys)
+		return writeTo(r.LKey(), r.Addr())
 	}},
-	{"row 15, Write without the right", termSTag, nil, func(o *offline, r *region) []segment {
-		r.access = verbs.AccessRemoteRead
-		return writeTo(r.lkey, r.base)
+	{"row 15, Write without the right", termSTag, nil, func(o *offline, r *softverbs.Region) []segment {
+		r.Access = verbs.AccessRemoteRead
+		return writeTo(r.LKey(), r.Addr())
 	}},
-	{"row 15, Write behind the end", termBounds, nil, func(o *offline, r *region) []segment { return writeTo(r.lkey, r.base+57) }},
-	{"row 15, Write far behind the end", termBounds, nil, func(o *offline, r *region) []segment { return writeTo(r.lkey, r.base+1<<40) }},
-	{"row 15, Write before the start", termBounds, nil, func(o *offline, r *region) []segment { return writeTo(r.lkey, r.base-1) }},
-	{"row 15, Write that wraps", termWrap, nil, func(o *offline, r *region) []segment { return writeTo(r.lkey, math.MaxUint64-7) }},
-	{"row 16, Write changes its STag", termSTag, nil, func(o *offline, r *region) []segment {
+	{"row 15, Write behind the end", termBounds, nil, func(o *offline, r *softverbs.Region) []segment { return writeTo(r.LKey(), r.Addr()+57) }},
+	{"row 15, Write far behind the end", termBounds, nil, func(o *offline, r *softverbs.Region) []segment { return writeTo(r.LKey(), r.Addr()+1<<40) }},
+	{"row 15, Write before the start", termBounds, nil, func(o *offline, r *softverbs.Region) []segment { return writeTo(r.LKey(), r.Addr()-1) }},
+	{"row 15, Write that wraps", termWrap, nil, func(o *offline, r *softverbs.Region) []segment { return writeTo(r.LKey(), math.MaxUint64-7) }},
+	{"row 16, Write changes its STag", termSTag, nil, func(o *offline, r *softverbs.Region) []segment {
 		_, other := o.region(64, verbs.AccessRemoteWrite)
-		return []segment{{op: opWrite, more: true, stag: r.lkey, to: r.base, payload: some}, {op: opWrite, stag: other.lkey, to: other.base, payload: some}}
+		return []segment{{op: opWrite, more: true, stag: r.LKey(), to: r.Addr(), payload: some}, {op: opWrite, stag: other.LKey(), to: other.Addr(), payload: some}}
 	}},
-	{"row 16, Write leaves a hole", termBounds, nil, func(o *offline, r *region) []segment {
-		return []segment{{op: opWrite, more: true, stag: r.lkey, to: r.base, payload: some}, {op: opWrite, stag: r.lkey, to: r.base + 16, payload: some}}
+	{"row 16, Write leaves a hole", termBounds, nil, func(o *offline, r *softverbs.Region) []segment {
+		return []segment{{op: opWrite, more: true, stag: r.LKey(), to: r.Addr(), payload: some}, {op: opWrite, stag: r.LKey(), to: r.Addr() + 16, payload: some}}
 	}},
-	{"row 16, Write grows beyond 4 GiB", termBounds, nil, func(o *offline, r *region) []segment {
-		o.q.rx.tagged = taggedMessage{open: true, op: opWrite, stag: r.lkey, next: r.base, length: math.MaxUint32 - 7}
-		return writeTo(r.lkey, r.base)
+	{"row 16, Write grows beyond 4 GiB", termBounds, nil, func(o *offline, r *softverbs.Region) []segment {
+		o.q.rx.tagged = taggedMessage{open: true, op: opWrite, stag: r.LKey(), next: r.Addr(), length: math.MaxUint32 - 7}
+		return writeTo(r.LKey(), r.Addr())
 	}},
-	{"row 15, region is invalidated between two segments", termSTag, nil, func(o *offline, r *region) []segment {
-		first := segment{op: opWrite, more: true, stag: r.lkey, to: r.base, payload: some}
+	{"row 15, region is invalidated between two segments", termSTag, nil, func(o *offline, r *softverbs.Region) []segment {
+		first := segment{op: opWrite, more: true, stag: r.LKey(), to: r.Addr(), payload: some}
 		first.after = func([]byte) {}
-		inv := segment{op: opSendInv, stag: r.lkey, msn: 1}
-		return []segment{first, inv, {op: opWrite, stag: r.lkey, to: r.base + 8, payload: some}}
+		inv := segment{op: opSendInv, stag: r.LKey(), msn: 1}
+		return []segment{first, inv, {op: opWrite, stag: r.LKey(), to: r.Addr() + 8, payload: some}}
 	}},
 	{"row 17, Read Response nobody asked for", termDDPFatal, nil, one(segment{op: opReadResponse, stag: 1})},
 	{"row 17, Read Response to another STag", termSTag, outstandingRead, one(segment{op: opReadResponse, stag: 0x999, payload: some})},
 	{"row 17, Read Response to another place", termBounds, outstandingRead, one(segment{op: opReadResponse, stag: 0x100, to: 8, payload: some})},
 	{"row 17, Read Response too long", termBounds, outstandingRead, one(segment{op: opReadResponse, stag: 0x100, payload: make([]byte, 20)})},
 	{"row 17, Read Response too short", termBounds, outstandingRead, one(segment{op: opReadResponse, stag: 0x100, payload: some})},
-	{"row 18, Read Response inside a Write", termDDPFatal, outstandingRead, func(o *offline, r *region) []segment {
-		return []segment{{op: opWrite, more: true, stag: r.lkey, to: r.base, payload: some}, {op: opReadResponse, stag: 0x100, payload: make([]byte, 16)}}
+	{"row 18, Read Response inside a Write", termDDPFatal, outstandingRead, func(o *offline, r *softverbs.Region) []segment {
+		return []segment{{op: opWrite, more: true, stag: r.LKey(), to: r.Addr(), payload: some}, {op: opReadResponse, stag: 0x100, payload: make([]byte, 16)}}
 	}},
-	{"row 18, Write inside a Read Response", termDDPFatal, outstandingRead, func(o *offline, r *region) []segment {
-		return []segment{{op: opReadResponse, more: true, stag: 0x100, payload: some}, {op: opWrite, stag: r.lkey, to: r.base, payload: some}}
+	{"row 18, Write inside a Read Response", termDDPFatal, outstandingRead, func(o *offline, r *softverbs.Region) []segment {
+		return []segment{{op: opReadResponse, more: true, stag: 0x100, payload: some}, {op: opWrite, stag: r.LKey(), to: r.Addr(), payload: some}}
 	}},
-	{"row 18, Read Request inside a Send", termDDPFatal, nil, func(*offline, *region) []segment {
+	{"row 18, Read Request inside a Send", termDDPFatal, nil, func(*offline, *softverbs.Region) []segment {
 		return []segment{{op: opSend, more: true, msn: 1, payload: some}, {op: opReadRequest, msn: 1, payload: readPayload(0, 0, 0)}}
 	}},
-	{"row 18, Send changes its kind", termDDPFatal, nil, func(*offline, *region) []segment {
+	{"row 18, Send changes its kind", termDDPFatal, nil, func(*offline, *softverbs.Region) []segment {
 		return []segment{{op: opSend, more: true, msn: 1, payload: some}, {op: opSendSE, msn: 1, mo: 8, payload: some}}
 	}},
-	{"row 19, Send invalidates an unknown STag", termInvSTag, nil, func(o *offline, r *region) []segment {
-		return []segment{{op: opSendInv, stag: r.lkey + 1<<8, msn: 1}}
+	{"row 19, Send invalidates an unknown STag", termInvSTag, nil, func(o *offline, r *softverbs.Region) []segment {
+		return []segment{{op: opSendInv, stag: r.LKey() + 1<<8, msn: 1}}
 	}},
-	{"row 19, Send invalidates with a stale key", termInvSTag, nil, func(o *offline, r *region) []segment {
-		return []segment{{op: opSendSEInv, stag: verbs.NextKey(r.lkey), msn: 1}}
+	{"row 19, Send invalidates with a stale key", termInvSTag, nil, func(o *offline, r *softverbs.Region) []segment {
+		return []segment{{op: opSendSEInv, stag: verbs.NextKey(r.LKey()), msn: 1}}
 	}},
-	{"row 19, Send invalidates in another protection domain", termInvPD, nil, func(o *offline, r *region) []segment {
-		r.pd = &pd{dev: o.pd.dev}
-		return []segment{{op: opSendInv, stag: r.lkey, msn: 1}}
+	{"row 19, Send invalidates in another protection domain", termInvPD, nil, func(o *offline, r *softverbs.Region) []segment {
+		r.Domain = softverbs.NewDomain(&o.q.dev.keys)
+		return []segment{{op: opSendInv, stag: r.LKey(), msn: 1}}
 	}},
 }
 
@@ -275,7 +278,7 @@ func writeTo(stag uint32, to uint64) []segment {
 // outstandingRead posts a read of 16 bytes whose sink is STag 0x100.
 func outstandingRead(o *offline) {
 	buf, r := o.region(16, 0)
-	o.send(verbs.SendWR{ID: 3, Op: verbs.OpRead, RemoteAddr: 1, RKey: 1, SGEs: []verbs.SGE{{Buf: buf, LKey: r.lkey}}})
+	o.send(verbs.SendWR{ID: 3, Op: verbs.OpRead, RemoteAddr: 1, RKey: 1, SGEs: []verbs.SGE{{Buf: buf, LKey: r.LKey()}}})
 	o.take()
 }
 
@@ -338,7 +341,8 @@ func TestI004_Row1_LengthShorterThanItsHeader(t *testing.T) {
 
 func TestI004_Row2_CRCGoesBeforeAllOtherRules(t *testing.T) {
 	for _, rule := range rules {
-		if len(rule.make(newOffline(t, bothTerms()), &region{pd: &pd{}})) != 1 {
+		spare := newOffline(t, bothTerms())
+		if _, r := spare.region(64, 0); len(rule.make(spare, r)) != 1 {
 			continue
 		}
 		o := newOffline(t, bothTerms())
@@ -388,9 +392,9 @@ func TestI004_SendInsideAWriteIsAccepted(t *testing.T) {
 	buf, r := o.region(16, verbs.AccessRemoteWrite)
 	o.recv(1, 8)
 	for _, s := range []segment{
-		{op: opWrite, more: true, stag: r.lkey, to: r.base, payload: some},
+		{op: opWrite, more: true, stag: r.LKey(), to: r.Addr(), payload: some},
 		{op: opSend, msn: 1, payload: some},
-		{op: opWrite, stag: r.lkey, to: r.base + 8, payload: some},
+		{op: opWrite, stag: r.LKey(), to: r.Addr() + 8, payload: some},
 	} {
 		o.feed(s.bytes(true), 100)
 	}
@@ -421,7 +425,7 @@ func TestI008_ReadsWaitForAFreeSlot(t *testing.T) {
 	src, rr := b.region(64, verbs.AccessRemoteRead)
 	fill(src, 9)
 	for i := range 5 {
-		a.send(verbs.SendWR{ID: uint64(i), Op: verbs.OpRead, Signaled: true, RemoteAddr: rr.base + uint64(i), RKey: rr.lkey, SGEs: []verbs.SGE{{Buf: buf[i : i+1], LKey: lr.lkey}}})
+		a.send(verbs.SendWR{ID: uint64(i), Op: verbs.OpRead, Signaled: true, RemoteAddr: rr.Addr() + uint64(i), RKey: rr.LKey(), SGEs: []verbs.SGE{{Buf: buf[i : i+1], LKey: lr.LKey()}}})
 	}
 	a.send(verbs.SendWR{ID: 5, Op: verbs.OpSend, Signaled: true})
 	b.recv(1, 0)
@@ -460,10 +464,10 @@ func TestReadOfARegionInvalidatedWhileServed(t *testing.T) {
 	a, b := twoOffline(t, tm)
 	sink, lr := a.region(4<<20, 0)
 	_, rr := b.region(4<<20, verbs.AccessRemoteRead)
-	a.send(verbs.SendWR{ID: 1, Op: verbs.OpRead, Signaled: true, RemoteAddr: rr.base, RKey: rr.lkey, SGEs: []verbs.SGE{{Buf: sink, LKey: lr.lkey}}})
+	a.send(verbs.SendWR{ID: 1, Op: verbs.OpRead, Signaled: true, RemoteAddr: rr.Addr(), RKey: rr.LKey(), SGEs: []verbs.SGE{{Buf: sink, LKey: lr.LKey()}}})
 	b.feed(a.take(), 1000)
 	b.q.build() // one list: less than the whole answer
-	rr.valid.Store(0)
+	rr.Domain.Invalidate(rr.LKey())
 	wire := b.take()
 	frames := splitFPDUs(t, wire)
 	last := header(frames[len(frames)-1])
@@ -471,7 +475,7 @@ func TestReadOfARegionInvalidatedWhileServed(t *testing.T) {
 		t.Fatalf("terminated %s, last frame %x", b.code(), frames[len(frames)-1])
 	}
 	body := frames[len(frames)-1][fpduUntagged:]
-	if r := readRequest(body[6+untaggedHeaderLen:]); r.size() >= 4<<20 || r.sourceTO() <= rr.base {
+	if r := readRequest(body[6+untaggedHeaderLen:]); r.size() >= 4<<20 || r.sourceTO() <= rr.Addr() {
 		t.Errorf("Terminate quotes a read of %d bytes at %#x: not advanced", r.size(), r.sourceTO())
 	}
 }
@@ -481,7 +485,7 @@ func TestImmediateReportsTheWriteRightBefore(t *testing.T) {
 	src, lr := a.region(100, 0)
 	_, rr := b.region(100, verbs.AccessRemoteWrite)
 	b.recv(8, 16)
-	write := verbs.SendWR{Op: verbs.OpWrite, RemoteAddr: rr.base, RKey: rr.lkey, SGEs: []verbs.SGE{{Buf: src, LKey: lr.lkey}}}
+	write := verbs.SendWR{Op: verbs.OpWrite, RemoteAddr: rr.Addr(), RKey: rr.LKey(), SGEs: []verbs.SGE{{Buf: src, LKey: lr.LKey()}}}
 	writeImm := write
 	writeImm.Op = verbs.OpWriteImm
 	bare := verbs.SendWR{Op: verbs.OpWriteImm}
@@ -501,9 +505,9 @@ func TestImmediateReportsTheWriteRightBefore(t *testing.T) {
 func TestPayloadIsNotPlacedAfterTheKeyIsGone(t *testing.T) {
 	o := newOffline(t, bothTerms())
 	buf, r := o.region(64, verbs.AccessRemoteWrite)
-	b := segment{op: opWrite, stag: r.lkey, to: r.base, payload: bytes.Repeat([]byte{1}, 64)}.bytes(true)
+	b := segment{op: opWrite, stag: r.LKey(), to: r.Addr(), payload: bytes.Repeat([]byte{1}, 64)}.bytes(true)
 	o.feed(b[:fpduTagged+10], 1000)
-	r.valid.Store(0)
+	r.Domain.Invalidate(r.LKey())
 	o.feed(b[fpduTagged+10:], 1000)
 	if o.code() != termSTag || !bytes.Equal(buf[10:], make([]byte, 54)) || buf[9] != 1 {
 		t.Errorf("terminated %s, region %x", o.code(), buf)

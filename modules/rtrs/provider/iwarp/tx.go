@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -295,14 +296,9 @@ func (q *qp) finishEntry(e *sendEntry) {
 // localWork runs OpLocalInv and OpRegMR. One that fails ends the connection,
 // as an error in the send queue does.
 func (q *qp) localWork(e *sendEntry) {
-	res := keyOK
-	if e.op == verbs.OpLocalInv {
-		res = q.pd.invalidate(e.key)
-	} else {
-		res = q.pd.validate(e.key)
-	}
+	res := q.pd.Rotate(e.op, e.key)
 	e.end = q.tx.queued
-	if res != keyOK {
+	if res != softverbs.KeyOK {
 		e.status, e.done = verbs.StatusLocalProt, true
 		q.terminateFor(termLocal, verbs.StatusLocalProt, fmt.Errorf("key %#x cannot be changed: %s", e.key, res))
 	}

@@ -87,7 +87,7 @@ func (q *qp) foreseeable() []byte {
 	if q.end.state != endNone || m.class != classWrite || m.got == m.total {
 		return nil
 	}
-	dst := q.pd.remote(m.key, m.addr, uint64(m.total), verbs.AccessRemoteWrite)
+	dst := q.pd.Remote(m.key, m.addr, uint64(m.total), verbs.AccessRemoteWrite)
 	n := min((m.total-m.got-1)/q.mtu, uint32(rxBuffer)/(bthLen+q.mtu+icrcLen)) * q.mtu
 	if dst == nil || n == 0 {
 		return nil

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -178,7 +179,7 @@ func TestC046_PacketsOfStrangersAreNotTaken(t *testing.T) {
 
 func TestC046_KeyThatIsGoneEndsForesight(t *testing.T) {
 	w := newLongWrite(t)
-	if !w.end.qp.pd.invalidate(w.mr.RKey()) {
+	if w.end.qp.pd.Invalidate(w.mr.RKey()) != softverbs.KeyOK {
 		t.Fatal("the key was not taken away")
 	}
 	before := bytes.Clone(w.mem)

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -343,7 +344,7 @@ func (c *cq) Arm() bool {
 			return false
 		}
 	}
-	if epollNow(c.epfd, c.events) > 0 || c.flag.Load() {
+	if softverbs.EpollNow(c.epfd, c.events) > 0 || c.flag.Load() {
 		return false
 	}
 	if c.next != 0 {
@@ -471,6 +472,7 @@ func (c *cq) attach(q *qp) {
 	q.attached = true
 	c.survey()
 	c.activate(q)
+	q.pd.Join(c)
 	c.dev.cfg.Logger.Info("rocev2 connection up", "local", q.LocalAddr(), "remote", q.RemoteAddr(), "qpn", q.qpn, "path_mtu", q.mtu)
 }
 
@@ -485,6 +487,10 @@ func (c *cq) detach(q *qp) {
 	if c.writing == q {
 		c.writing = nil
 	}
+	if c.stage.ahead.qpn == q.qpn {
+		c.stage.settle() // payload may be received in regions that nobody waits for any more
+	}
+	q.pd.Leave(c)
 	c.survey()
 	c.giveNumber(q)
 }

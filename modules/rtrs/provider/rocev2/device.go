@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -84,7 +85,7 @@ func orDefault[T comparable](v, def T) T {
 // Device is an opened RoCEv2 device.
 type Device struct {
 	cfg  Config
-	keys keyTable
+	keys softverbs.KeyTable
 	cm   manager
 
 	mu       sync.Mutex // taken before cq.mu; never together with cm.mu
@@ -126,7 +127,7 @@ func Open(cfg Config) (verbs.Device, error) {
 	}
 	d := &Device{cfg: cfg, ports: map[netip.Addr]*port{}, agents: map[*port]*udAgent{}, slots: []*slot{nil}, users: 1, counters: map[*counters]struct{}{}}
 	d.counters[&d.cm.stats] = struct{}{}
-	d.keys.init()
+	d.keys.Init()
 	d.cm.init(d, rand.Uint64())
 	for _, a := range cfg.Addrs {
 		if _, err := d.portAt(a); err != nil {
@@ -273,7 +274,7 @@ func (d *Device) AllocPD() (verbs.PD, error) {
 	if d.isClosed() {
 		return nil, fmt.Errorf("allocate protection domain on %s: %w", d.cfg.Name, verbs.ErrClosed)
 	}
-	return &pd{dev: d}, nil
+	return softverbs.NewDomain(&d.keys), nil
 }
 
 // Close closes the listeners. Queues and regions of the device stay usable

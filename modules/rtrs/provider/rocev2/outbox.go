@@ -2,6 +2,8 @@ package rocev2
 
 import (
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 )
 
 // The way out: packets are listed as pieces of header and payload, runs of
@@ -208,7 +210,7 @@ func (o *outbox) segmentsTooLarge(r *run) bool {
 
 // letGo makes what is listed independent of the memory of r: it leaves, or is
 // discarded, which is to the peers as if it were lost.
-func (o *outbox) letGo(r *region) {
+func (o *outbox) letGo(r *softverbs.Region) {
 	if !o.names(r) {
 		return
 	}
@@ -218,10 +220,10 @@ func (o *outbox) letGo(r *region) {
 }
 
 // names reports whether a listed message has payload in the memory of r.
-func (o *outbox) names(r *region) bool {
+func (o *outbox) names(r *softverbs.Region) bool {
 	for _, m := range o.runs[o.at:o.n] {
 		for i := range m.vecs {
-			if r.span(pieceAddr(&o.vecs[m.first+i]), 1) != nil {
+			if r.Span(pieceAddr(&o.vecs[m.first+i]), 1) != nil {
 				return true
 			}
 		}

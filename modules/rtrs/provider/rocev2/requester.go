@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -168,13 +169,9 @@ func (r *requester) step() {
 // localWork runs OpLocalInv and OpRegMR, in their place in the order. One that
 // fails ends the connection.
 func (q *qp) localWork(e *sendEntry) bool {
-	ok := q.pd.validate
-	if e.op == verbs.OpLocalInv {
-		ok = q.pd.invalidate
-	}
-	if !ok(e.key) {
+	if res := q.pd.Rotate(e.op, e.key); res != softverbs.KeyOK {
 		e.status = verbs.StatusLocalProt
-		q.hangUp(verbs.StatusLocalProt, fmt.Errorf("key %#x cannot be changed", e.key))
+		q.hangUp(verbs.StatusLocalProt, fmt.Errorf("key %#x cannot be changed: %s", e.key, res))
 		return false
 	}
 	r := &q.req

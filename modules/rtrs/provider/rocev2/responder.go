@@ -3,6 +3,7 @@ package rocev2
 import (
 	"fmt"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -163,7 +164,7 @@ func (q *qp) judgeSend(b bth, shape *opShape, n uint32) byte {
 		got = q.resp.msg.got
 	}
 	in := &q.rq[q.rqHead&q.rqMask]
-	if q.resp.dst = in.buf; !q.pd.holds(in.lkey, in.buf) {
+	if q.resp.dst = in.buf; !q.pd.Holds(in.lkey, in.buf) {
 		q.recvStatus = verbs.StatusLocalProt
 		return nakOperation
 	}
@@ -180,7 +181,7 @@ func (q *qp) judgeSend(b bth, shape *opShape, n uint32) byte {
 
 // invalidated takes the key away that a SEND WITH INVALIDATE names. It is the
 // last thing that is looked at, so that nothing has to be undone.
-func (q *qp) invalidated(key uint32) bool { return q.pd.invalidate(key) }
+func (q *qp) invalidated(key uint32) bool { return q.pd.Invalidate(key) == softverbs.KeyOK }
 
 func (q *qp) judgeWrite(b bth, shape *opShape, n uint32) byte {
 	m := q.resp.msg
@@ -193,7 +194,7 @@ func (q *qp) judgeWrite(b bth, shape *opShape, n uint32) byte {
 	}
 	if m.total > 0 {
 		// Another owner may take the key away at any time: it is looked up once.
-		q.resp.dst = q.pd.remote(m.key, m.addr, uint64(m.total), verbs.AccessRemoteWrite)
+		q.resp.dst = q.pd.Remote(m.key, m.addr, uint64(m.total), verbs.AccessRemoteWrite)
 		if q.resp.dst == nil {
 			return nakAccess
 		}
@@ -210,7 +211,7 @@ func (q *qp) judgeRead(b bth, n uint32) byte {
 	switch {
 	case n != 0 || s.length > maxMessage || x.tail-x.head >= uint64(len(x.serves)):
 		return nakInvalid
-	case s.length > 0 && q.pd.remote(s.key, s.addr, uint64(s.length), verbs.AccessRemoteRead) == nil:
+	case s.length > 0 && q.pd.Remote(s.key, s.addr, uint64(s.length), verbs.AccessRemoteRead) == nil:
 		return nakAccess
 	}
 	return 0
@@ -318,7 +319,7 @@ func (q *qp) sendResponse() bool {
 	n := min(s.length-off, q.mtu)
 	var data []byte
 	if n > 0 {
-		if data = q.pd.remote(s.key, s.addr, uint64(s.length), verbs.AccessRemoteRead); data == nil {
+		if data = q.pd.Remote(s.key, s.addr, uint64(s.length), verbs.AccessRemoteRead); data == nil {
 			q.sendAck(nakAccess, psnAdd(s.psn, x.serving))
 			q.out.flush()
 			q.hangUp(verbs.StatusFatal, fmt.Errorf("region of a read went away"))

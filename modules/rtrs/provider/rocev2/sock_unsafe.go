@@ -7,9 +7,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addrOf returns the address of the first byte of b, which must not be empty.
-func addrOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(&b[0]))) }
-
 // mmsghdr is struct mmsghdr: one datagram, or one segmented send, of a call.
 type mmsghdr struct {
 	hdr unix.Msghdr
@@ -83,15 +80,6 @@ func sendMany(fd int, msgs []mmsghdr) (int, unix.Errno) {
 func receiveMany(fd int, msgs []mmsghdr) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&msgs[0])), uintptr(len(msgs)), unix.MSG_DONTWAIT, 0, 0)
 	return int(n), errno
-}
-
-// epollNow collects waiting events without blocking.
-func epollNow(fd int, events []unix.EpollEvent) int {
-	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
-	if errno != 0 {
-		return 0
-	}
-	return int(n)
 }
 
 // describe makes m a message of iov to or from name, with control when it is
