@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -176,7 +177,7 @@ func replay(t *testing.T, c *conversation, dir, chunk, room int, grants []grant)
 	}
 	// The answers to reads are not sent here, which must not be held against
 	// a peer that got them.
-	for b := c.fpdus[dir]; len(b) > 0 && o.q.end.state == endNone; b = b[min(chunk, len(b)):] {
+	for b := c.fpdus[dir]; len(b) > 0 && o.q.End.State == softverbs.EndNone; b = b[min(chunk, len(b)):] {
 		o.feed(b[:min(chunk, len(b))], chunk)
 		o.q.serveHead = o.q.serveTail
 	}
@@ -202,8 +203,8 @@ func expectRead(o *offline, r readRequest) {
 		wr.SGEs = []verbs.SGE{{Buf: buf, LKey: lr.LKey()}}
 	}
 	o.send(wr)
-	entry := o.q.sqBuilt
-	o.q.sqBuilt++
+	entry := o.q.built
+	o.q.built++
 	o.q.reads[o.q.readTail%uint64(len(o.q.reads))] = readEntry{entry: entry, stag: r.sinkSTag(), to: r.sinkTO(), length: r.size()}
 	o.q.readTail++
 }
@@ -284,7 +285,7 @@ func replayWhole(t *testing.T, name string, conv *conversation, dir, chunk int) 
 		payload := f[h.size():][:h.payload()]
 		switch h.op() {
 		case opSend:
-			if sends >= len(o.wcs) || int(o.wcs[sends].ByteLen) != len(payload) || !bytes.Equal(o.q.rq[sends].buf[:len(payload)], payload) {
+			if sends >= len(o.wcs) || int(o.wcs[sends].ByteLen) != len(payload) || !bytes.Equal(o.q.RQ.At(uint64(sends)).Buf[:len(payload)], payload) {
 				t.Errorf("%s: Send %d was not delivered as sent", name, sends)
 				return
 			}

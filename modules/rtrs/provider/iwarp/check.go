@@ -62,14 +62,14 @@ func (q *qp) beginUntagged(h header) termCode {
 // beginSend is for everything that takes a receive.
 func (q *qp) beginSend(h header) termCode {
 	x := &q.rx
-	if q.rqHead == q.rqTail {
+	if q.RQ.Empty() {
 		return termNoBuffer
 	}
 	have := uint32(0)
 	if x.untagged.open {
 		have = x.untagged.length
 	}
-	buf := q.rq[q.rqHead&q.rqMask].buf
+	buf := q.RQ.Oldest().Buf
 	if x.op == opImmediate || x.op == opImmediateSE {
 		buf, x.control = x.ctl[:immediateLen], true
 	}
@@ -118,7 +118,7 @@ func (q *qp) beginWrite(h header) termCode {
 			return termBounds
 		}
 	}
-	r, found := q.pd.Reach(h.stag(), verbs.AccessRemoteWrite)
+	r, found := q.Domain.Reach(h.stag(), verbs.AccessRemoteWrite)
 	switch {
 	case found == softverbs.KeyForeign:
 		return termSTagStream
@@ -154,7 +154,7 @@ func (q *qp) beginReadResponse(h header) termCode {
 
 // source finds the memory that a read of the peer asks for.
 func (q *qp) source(stag uint32, to, n uint64) ([]byte, termCode) {
-	r, found := q.pd.Reach(stag, verbs.AccessRemoteRead)
+	r, found := q.Domain.Reach(stag, verbs.AccessRemoteRead)
 	switch {
 	case found == softverbs.KeyForeign:
 		return nil, termReadPD
@@ -219,7 +219,7 @@ func (q *qp) deliverReadResponse(h header) {
 	if !x.last {
 		return
 	}
-	q.sq[r.entry&q.sqMask].done = true
+	q.SQ.At(r.entry).Done = true
 	q.readHead++
 	q.cq.activate(q)
 }
@@ -257,8 +257,7 @@ func (q *qp) deliverSend(h header, wcs []verbs.WC) int {
 	m.open = false
 	x.msn[queueSend]++
 	wc := &wcs[0]
-	*wc = verbs.WC{ID: q.rq[q.rqHead&q.rqMask].id, QP: q.context, Op: verbs.OpRecv, ByteLen: m.length}
-	q.rqHead++
+	*wc = verbs.WC{ID: q.RQ.Take(), QP: q.Context, Op: verbs.OpRecv, ByteLen: m.length}
 	switch {
 	case x.op == opImmediate || x.op == opImmediateSE:
 		wc.Op, wc.HasImm, wc.Imm, wc.ByteLen = verbs.OpRecvImm, true, binary.BigEndian.Uint32(x.ctl[:]), x.lastWrite
@@ -274,7 +273,7 @@ func (q *qp) deliverSend(h header, wcs []verbs.WC) int {
 // invalidated takes the key away that a Send with Invalidate names.
 func (q *qp) invalidated(wc *verbs.WC, stag uint32) {
 	c := termInvSTag
-	switch q.pd.Invalidate(stag) {
+	switch q.Domain.Invalidate(stag) {
 	case softverbs.KeyOK:
 		wc.HasInv, wc.InvKey = true, stag
 		return

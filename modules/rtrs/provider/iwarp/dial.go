@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -30,12 +32,12 @@ func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams)
 	if len(p.Private) > maxUserData {
 		return nil, fmt.Errorf("connect to %s: %d bytes of private data, at most %d", p.Dst, len(p.Private), maxUserData)
 	}
-	if !q.move(phaseIdle, phaseConnecting) {
+	if !q.Move(softverbs.Idle, softverbs.Connecting) {
 		return nil, fmt.Errorf("connect to %s: queue pair was used before", p.Dst)
 	}
 	private, err := d.connect(ctx, q, p)
 	if err != nil {
-		q.move(phaseConnecting, phaseDown)
+		q.Move(softverbs.Connecting, softverbs.Down)
 		return nil, fmt.Errorf("connect to %s: %w", p.Dst, err)
 	}
 	return private, nil
@@ -118,19 +120,20 @@ func (q *qp) hand(conn *net.TCPConn, tm terms) error {
 		return fmt.Errorf("duplicate socket: %w", dupErr)
 	}
 	fitSendBuffer(fd)
-	q.local.Store(&addrPair{addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr())})
+	q.SetAddrs(addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr()))
 	q.begun(fd, tm)
-	if !q.move(phaseConnecting, phaseUp) {
+	if !q.Move(softverbs.Connecting, softverbs.Up) {
 		unix.Close(fd)
 		return fmt.Errorf("queue pair was destroyed: %w", verbs.ErrClosed)
 	}
-	q.cq.submit(q)
+	q.cq.Submit(q)
 	return nil
 }
 
 // begun sets up both halves for an established connection.
 func (q *qp) begun(fd int, tm terms) {
 	q.fd, q.terms = fd, tm
+	q.Ops, q.Longest = tm.opcodes(), math.MaxUint32
 	q.tx.init(q.dev.cfg.MULPDU, &tm)
 	q.rx.init(tm.crc)
 	q.reads = make([]readEntry, tm.ord)

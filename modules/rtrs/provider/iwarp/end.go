@@ -30,29 +30,23 @@ func (q *qp) names(r *softverbs.Region) bool {
 
 // inPlace reports whether the regions of all work are there.
 func (q *qp) inPlace() bool {
-	return !q.anyElement(func(lkey uint32, buf []byte) bool { return !q.pd.Holds(lkey, buf) })
+	return !q.anyElement(func(lkey uint32, buf []byte) bool { return !q.Domain.Holds(lkey, buf) })
 }
 
 // anyElement reports whether match holds for an element of a request that is
 // not finished.
 func (q *qp) anyElement(match func(lkey uint32, buf []byte) bool) bool {
-	for at := q.sqHead; at != q.sqTail; at++ {
-		e := &q.sq[at&q.sqMask]
-		if at < q.sqBuilt && q.sent(e) {
+	for at := q.SQ.Head; at != q.SQ.Tail; at++ {
+		if at < q.built && q.sent(q.SQ.At(at)) {
 			continue
 		}
-		for _, s := range q.entrySGEs(at & q.sqMask)[:e.nsge] {
+		for _, s := range q.SQ.Elements(at) {
 			if len(s.Buf) > 0 && match(s.LKey, s.Buf) {
 				return true
 			}
 		}
 	}
-	for at := q.rqHead; at != q.rqTail; at++ {
-		if e := &q.rq[at&q.rqMask]; len(e.buf) > 0 && match(e.lkey, e.buf) {
-			return true
-		}
-	}
-	return false
+	return q.RQ.Any(func(wr *verbs.RecvWR) bool { return len(wr.Buf) > 0 && match(wr.LKey, wr.Buf) })
 }
 
 // sends reports whether the list has bytes of r that answer a read.
@@ -67,18 +61,16 @@ func (t *transmitter) sends(r *softverbs.Region) bool {
 
 // Disconnect implements verbs.QP.
 func (q *qp) Disconnect() {
-	if !q.disconnect.Swap(true) && !q.is(phaseIdle) {
-		q.cq.submit(q)
+	if q.AskDisconnect() {
+		q.cq.Submit(q)
 	}
 }
 
 // Destroy implements verbs.QP.
 func (q *qp) Destroy() {
-	q.destroyed.Store(true)
-	if q.move(phaseIdle, phaseDown) || q.move(phaseConnecting, phaseDown) {
-		return
+	if q.AskDestroy() {
+		q.cq.Submit(q)
 	}
-	q.cq.submit(q)
 }
 
 // terminate ends the connection because the peer broke a rule: it is told so
@@ -89,7 +81,7 @@ func (q *qp) terminate(c termCode) {
 		status = verbs.StatusRetryExceeded
 	}
 	if c == termTooLong {
-		q.recvStatus = verbs.StatusLocalLength
+		q.RQ.Status = verbs.StatusLocalLength
 	}
 	q.terminateFor(c, status, fmt.Errorf("peer broke the protocol: %s", c))
 }
@@ -97,29 +89,29 @@ func (q *qp) terminate(c termCode) {
 // terminateFor queues a Terminate. It may be called in the middle of building
 // a list, so it sends nothing itself.
 func (q *qp) terminateFor(c termCode, status verbs.Status, cause error) {
-	if q.end.state != endNone {
+	if q.End.State != softverbs.EndNone {
 		return
 	}
-	q.end = ending{endTerminating, status, c, cause}
-	q.phase.Store(uint32(phaseDown))
+	q.End = softverbs.End{State: softverbs.EndNotified, Status: status, Code: uint32(c), Cause: cause}
+	q.Set(softverbs.Down)
 	q.log()
 	q.stopWaiting()
-	q.setDeadline(q.cq.now() + int64(terminateLimit))
+	q.setDeadline(q.cq.Now() + int64(terminateLimit))
 	q.tx.term = true
 	q.cq.activate(q)
 }
 
 // hangUp ends the connection without a word.
 func (q *qp) hangUp(status verbs.Status, cause error) {
-	if q.end.state >= endFlushing {
+	if q.End.State >= softverbs.EndFlushing {
 		return
 	}
-	if q.end.state == endNone {
-		q.end = ending{status: status, cause: cause, code: q.end.code}
+	if q.End.State == softverbs.EndNone {
+		q.End = softverbs.End{Status: status, Cause: cause, Code: q.End.Code}
 		q.log()
 	}
-	q.phase.Store(uint32(phaseDown))
-	q.end.state = endFlushing
+	q.Set(softverbs.Down)
+	q.End.State = softverbs.EndFlushing
 	q.stopWaiting()
 	q.setDeadline(0)
 	q.closeSocket()
@@ -132,7 +124,7 @@ func (q *qp) hangUp(status verbs.Status, cause error) {
 // thrown away, since closing a socket with unread data resets the connection,
 // which would not look like an end that was asked for.
 func (q *qp) leave() {
-	if q.end.state != endNone {
+	if q.End.State != softverbs.EndNone {
 		return
 	}
 	for range 16 {
@@ -149,7 +141,7 @@ func (q *qp) leave() {
 // OpDisconnected: nothing is returned any more.
 func (q *qp) abandon() {
 	q.hangUp(verbs.StatusOK, nil)
-	q.end.state = endDone
+	q.End.State = softverbs.EndDone
 	q.cq.detach(q)
 }
 
@@ -179,7 +171,7 @@ func (q *qp) peerGone(cause error) {
 
 // terminated handles a Terminate of the peer.
 func (q *qp) terminated(c termCode) {
-	q.end.code = c
+	q.End.Code = uint32(c)
 	status := verbs.StatusFatal
 	switch {
 	case c.layer() == 0 && c.etype() == 1, c.layer() == 1 && c.etype() == 1:
@@ -192,17 +184,17 @@ func (q *qp) terminated(c termCode) {
 	if q.readHead != q.readTail && status != verbs.StatusFatal {
 		// A read waits for its data: the error is most likely its own.
 		r := &q.reads[q.readHead%uint64(len(q.reads))]
-		q.sq[r.entry&q.sqMask].status = status
+		q.SQ.At(r.entry).Status = status
 	}
 	q.hangUp(status, fmt.Errorf("%w: %s", errTerminated, c))
 }
 
 func (q *qp) log() {
 	log, level := q.dev.cfg.Logger, "closed"
-	if q.end.status != verbs.StatusOK {
+	if q.End.Status != verbs.StatusOK {
 		level = "failed"
 	}
-	log.Info("iwarp connection "+level, "local", q.LocalAddr(), "remote", q.RemoteAddr(), "cause", q.end.cause)
+	log.Info("iwarp connection "+level, "local", q.LocalAddr(), "remote", q.RemoteAddr(), "cause", q.End.Cause)
 }
 
 // closeSocket sends a FIN and gives the descriptor back.
@@ -210,7 +202,7 @@ func (q *qp) closeSocket() {
 	if q.fd < 0 {
 		return
 	}
-	q.cq.forget(q)
+	q.cq.Unwatch(q.fd)
 	unix.Shutdown(q.fd, unix.SHUT_WR) // a child that is being forked may hold a copy
 	unix.Close(q.fd)
 	q.fd = -1
@@ -218,38 +210,9 @@ func (q *qp) closeSocket() {
 
 // flush returns what is outstanding, then OpDisconnected.
 func (q *qp) flush(wcs []verbs.WC) int {
-	n := q.reap(wcs)
-	for n < len(wcs) && q.sqHead < q.sqTail {
-		e := &q.sq[q.sqHead&q.sqMask]
-		status := e.status
-		if status == verbs.StatusOK {
-			status = verbs.StatusFlushed
-		}
-		wcs[n] = q.sendWC(e, status)
-		n++
-		q.sqHead++
-		q.sqBuilt = max(q.sqBuilt, q.sqHead)
-	}
-	for n < len(wcs) && q.rqHead < q.rqTail {
-		wcs[n] = q.flushedRecv()
-		n++
-	}
-	if n < len(wcs) && q.end.state == endFlushing {
-		wcs[n] = verbs.WC{QP: q.context, Op: verbs.OpDisconnected, Status: q.end.status, VendorCode: uint32(q.end.code)}
-		n++
-		q.end.state = endDone
+	n, last := q.Flush(wcs, q.finished())
+	if last {
 		q.cq.detach(q)
 	}
 	return n
-}
-
-func (q *qp) flushedRecv() verbs.WC {
-	status := q.recvStatus
-	q.recvStatus = verbs.StatusOK
-	if status == verbs.StatusOK {
-		status = verbs.StatusFlushed
-	}
-	e := &q.rq[q.rqHead&q.rqMask]
-	q.rqHead++
-	return verbs.WC{ID: e.id, QP: q.context, Op: verbs.OpRecv, Status: status, VendorCode: uint32(q.end.code)}
 }

@@ -86,9 +86,14 @@ func newFuzzEnd(t testing.TB, crc bool) *fuzzEnd {
 	e.region = e.pd.Plant(e.arena[guard:guard+fuzzSize:guard+fuzzSize], fuzzBase, fuzzSTag, verbs.AccessRemoteWrite|verbs.AccessRemoteRead)
 	for i := range 4 {
 		at := 2*guard + fuzzSize + i*64
-		e.q.rq[i] = recvEntry{id: uint64(i), buf: e.arena[at : at+64]}
+		mr, err := e.pd.RegMR(e.arena[at:at+64], 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.q.PostRecv([]verbs.RecvWR{{ID: uint64(i), Buf: e.arena[at : at+64], LKey: mr.LKey()}}); err != nil {
+			t.Fatal(err)
+		}
 	}
-	e.q.rqTail = 4
 	return e
 }
 
@@ -171,8 +176,8 @@ func checkFuzzed(t *testing.T, e *fuzzEnd, fed, n int) {
 		t.Fatal("memory outside the registered regions was written")
 	}
 	x := &e.q.rx
-	ended, waits := e.q.end.state != endNone, e.q.rnrSince != 0
-	if ended && e.q.end.cause == nil {
+	ended, waits := e.q.End.State != softverbs.EndNone, e.q.rnrSince != 0
+	if ended && e.q.End.Cause == nil {
 		t.Error("ended without a cause")
 	}
 	if !ended && !waits && fed != n {
@@ -181,8 +186,8 @@ func checkFuzzed(t *testing.T, e *fuzzEnd, fed, n int) {
 	if !ended && !waits && x.w-x.r >= fpduUntagged {
 		t.Errorf("%d bytes were left lying", x.w-x.r)
 	}
-	if len(e.wcs) != int(e.q.rqHead) || e.q.rqHead > e.q.rqTail {
-		t.Errorf("%d completions for %d receives", len(e.wcs), e.q.rqHead)
+	if len(e.wcs) != int(e.q.RQ.Head) || e.q.RQ.Head > e.q.RQ.Tail {
+		t.Errorf("%d completions for %d receives", len(e.wcs), e.q.RQ.Head)
 	}
 	for _, wc := range e.wcs {
 		if wc.Op == verbs.OpRecv && wc.ByteLen > 64 {

@@ -28,8 +28,8 @@ func TestQueuesGrowWithUse(t *testing.T) {
 	}
 	join(t, c, s, "127.0.0.1:0")
 	sender, receiver := c.qp.(*qp), s.qp.(*qp)
-	if len(sender.sq) > 64 || len(receiver.rx.stage) != stageFirst {
-		t.Errorf("a new connection has room for %d sends, and stages %d bytes", len(sender.sq), len(receiver.rx.stage))
+	if sender.SQ.Room() > 64 || len(receiver.rx.stage) != stageFirst {
+		t.Errorf("a new connection has room for %d sends, and stages %d bytes", sender.SQ.Room(), len(receiver.rx.stage))
 	}
 	src, smr := c.region(bulk, 0)
 	dst, dmr := s.region(bulk, verbs.AccessRemoteWrite)
@@ -49,8 +49,8 @@ func TestQueuesGrowWithUse(t *testing.T) {
 		at := 17 * i
 		c.send(verbs.SendWR{ID: uint64(i), Op: verbs.OpSend, Signaled: i == depth-2, SGEs: []verbs.SGE{piece(at, 1), piece(at+1, size/2), piece(at+1+size/2, size/2-1)}})
 	}
-	if len(sender.sq) != 1024 {
-		t.Errorf("%d sends are under way in a ring of %d", depth, len(sender.sq))
+	if sender.SQ.Room() != 1024 {
+		t.Errorf("%d sends are under way in a ring of %d", depth, sender.SQ.Room())
 	}
 	if _, err := c.qp.PostSend([]verbs.SendWR{{Op: verbs.OpSend}}); !errors.Is(err, verbs.ErrQueueFull) {
 		t.Errorf("send %d: %v", depth+1, err)

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -208,7 +209,7 @@ func (r *request) Accept(v verbs.QP, private []byte) error {
 		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), errNotOurs)
 	case len(private) > maxUserData:
 		return fmt.Errorf("accept %s: %d bytes of private data, at most %d", r.RemoteAddr(), len(private), maxUserData)
-	case !q.move(phaseIdle, phaseConnecting):
+	case !q.Move(softverbs.Idle, softverbs.Connecting):
 		return fmt.Errorf("accept %s: queue pair was used before", r.RemoteAddr())
 	}
 	err := r.answer(false, private)
@@ -216,7 +217,7 @@ func (r *request) Accept(v verbs.QP, private []byte) error {
 		err = q.hand(r.conn, r.terms)
 	}
 	if err != nil {
-		q.move(phaseConnecting, phaseDown)
+		q.Move(softverbs.Connecting, softverbs.Down)
 		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), err)
 	}
 	return nil

@@ -4,7 +4,6 @@ import (
 	"encoding/hex"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -35,15 +34,16 @@ func newOffline(t testing.TB, tm terms) *offline {
 func newOfflineOn(t testing.TB, d *Device, tm terms) *offline {
 	t.Helper()
 	dom := softverbs.NewDomain(&d.keys)
-	c := &cq{dev: d, base: time.Now(), epfd: -1, wakefd: -1, timerfd: -1, stats: d.newCounters()}
+	c := &cq{dev: d, stats: d.newCounters()}
+	c.Init()
 	v, err := d.CreateQP(dom, verbs.QPConfig{CQ: c, Context: 1, SendQueue: 64, RecvQueue: 64, MaxSGE: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
 	q := v.(*qp)
 	q.begun(-1, tm)
-	q.phase.Store(uint32(phaseUp))
-	q.attached = true
+	q.Set(softverbs.Up)
+	q.Attached = true
 	return &offline{t: t, pd: dom, q: q}
 }
 
@@ -132,7 +132,7 @@ func (o *offline) take() []byte {
 }
 
 // code is the Terminate the queue pair ended with, 0 while it is up.
-func (o *offline) code() termCode { return o.q.end.code }
+func (o *offline) code() termCode { return termCode(o.q.End.Code) }
 
 // unhex decodes hex with blanks in it.
 func unhex(s string) []byte {

@@ -204,7 +204,7 @@ func (x *receiver) landed(got, direct int, counter *atomic.Uint64) int {
 // parse works through the staging buffer.
 func (q *qp) parse(wcs []verbs.WC) (n int, v verdict) {
 	x := &q.rx
-	for q.end.state == endNone {
+	for q.End.State == softverbs.EndNone {
 		switch x.phase {
 		case rxHeader:
 			if v := q.parseHeader(); v != rxMore || x.phase == rxHeader {
@@ -273,7 +273,7 @@ func (q *qp) parseHeader() verdict {
 // until a receive is posted.
 func (q *qp) waitForRecv() verdict {
 	if q.rnrSince == 0 {
-		q.rnrSince = q.cq.now()
+		q.rnrSince = q.cq.Now()
 		q.cq.waiting++
 		if q.dev.cfg.RNRTimeout > 0 {
 			q.setDeadline(q.rnrSince + int64(q.dev.cfg.RNRTimeout))
@@ -291,7 +291,7 @@ const hangupGrace = 100 * time.Millisecond
 
 // waitLess is called when the peer goes while a message of its waits.
 func (q *qp) waitLess() {
-	if t := q.cq.now() + int64(hangupGrace); q.deadline == 0 || t < q.deadline {
+	if t := q.cq.Now() + int64(hangupGrace); q.Deadline == 0 || t < q.Deadline {
 		q.setDeadline(t)
 	}
 }
@@ -355,17 +355,7 @@ func (q *qp) reachable() bool {
 // nextPiece finds the next element of the read that is being answered.
 func (q *qp) nextPiece() {
 	r := &q.reads[q.readHead%uint64(len(q.reads))]
-	sges := q.entrySGEs(r.entry & q.sqMask)
-	for {
-		b := sges[r.sge].Buf[r.sgeOff:]
-		if len(b) > 0 {
-			b = b[:min(len(b), q.rx.left)]
-			r.sgeOff += len(b)
-			q.rx.dst = b
-			return
-		}
-		r.sge, r.sgeOff = r.sge+1, 0
-	}
+	q.rx.dst = r.at.Next(q.SQ.Elements(r.entry), q.rx.left)
 }
 
 // finishSegment checks the tail and delivers. It returns the number of

@@ -50,7 +50,7 @@ func everything(t *testing.T, a, b *offline) (wire []byte, check func(name strin
 		if !slices.Equal(b.wcs, want) {
 			t.Errorf("%s: completions\n got %+v\nwant %+v", name, b.wcs, want)
 		}
-		if b.code() != 0 || !bytes.Equal(src, dst) || !bytes.Equal(b.q.rq[4].buf, src[:70000]) || !ir.Valid(0) {
+		if b.code() != 0 || !bytes.Equal(src, dst) || !bytes.Equal(b.q.RQ.At(uint64(4)).Buf, src[:70000]) || !ir.Valid(0) {
 			t.Errorf("%s: data differ, or terminated: %s", name, b.code())
 		}
 		if b.q.serveTail != 1 {
@@ -368,7 +368,7 @@ func TestI004_Row8_MessageWaitsForItsReceive(t *testing.T) {
 			t.Fatalf("opcode %d without a receive: %+v, terminated %s", op, o.wcs, o.code())
 		}
 		o.recv(1, 8)
-		if o.parse(); len(o.wcs) != 1 || o.q.rnrSince != 0 || o.q.deadline != 0 {
+		if o.parse(); len(o.wcs) != 1 || o.q.rnrSince != 0 || o.q.Deadline != 0 {
 			t.Errorf("opcode %d after the receive: %+v", op, o.wcs)
 		}
 	}
@@ -447,7 +447,7 @@ func TestI008_ReadsWaitForAFreeSlot(t *testing.T) {
 		}
 		b.feed(wire, 1000)
 		a.feed(b.take(), 1000)
-		done = append(done, wcs[:a.q.reap(wcs)]...)
+		done = append(done, wcs[:a.q.Reap(wcs, a.q.finished())]...)
 	}
 	for i, wc := range done {
 		if wc.ID != uint64(i) || wc.Status != verbs.StatusOK {

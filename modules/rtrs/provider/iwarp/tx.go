@@ -66,8 +66,7 @@ type message struct {
 	length  uint32
 	off     uint32
 	entry   uint64 // position in the send queue; its elements are the payload
-	sge     int
-	sgeOff  int
+	at      softverbs.Cursor
 	msn     uint32
 	immData uint32
 }
@@ -80,8 +79,7 @@ type readEntry struct {
 	to     uint64 // of the first byte
 	length uint32
 	got    uint32
-	sge    int // where got stands in the elements
-	sgeOff int
+	at     softverbs.Cursor // where got stands in the elements
 }
 
 const noEntry = ^uint64(0) // not of the send queue
@@ -121,17 +119,17 @@ func (q *qp) wants() bool {
 	case t.at < t.n:
 		return true
 	case t.term:
-		return q.end.state == endTerminating
+		return q.End.State == softverbs.EndNotified
 	case t.hold:
 		return false
 	}
-	return t.cur.active || t.poke || t.opening || q.serveHead != q.serveTail || q.sqBuilt != q.sqTail && !q.readBlocked()
+	return t.cur.active || t.poke || t.opening || q.serveHead != q.serveTail || q.built != q.SQ.Tail && !q.readBlocked()
 }
 
 // readBlocked tells whether the next work request is a read that has to wait
 // for an earlier one.
 func (q *qp) readBlocked() bool {
-	return q.sq[q.sqBuilt&q.sqMask].op == verbs.OpRead && q.readTail-q.readHead >= uint64(len(q.reads))
+	return q.SQ.At(q.built).Op == verbs.OpRead && q.readTail-q.readHead >= uint64(len(q.reads))
 }
 
 // transmit sends until there is nothing left or the socket is full.
@@ -146,7 +144,7 @@ func (q *qp) transmit() {
 			q.build()
 		}
 		if t.at == t.n {
-			if t.termBuilt && q.end.state == endTerminating {
+			if t.termBuilt && q.End.State == softverbs.EndNotified {
 				q.hangUp(verbs.StatusFatal, nil)
 			}
 			return
@@ -187,7 +185,7 @@ func (q *qp) accept(n int) {
 // read: it may be a Terminate that explains the end.
 func (q *qp) sendFailed(errno unix.Errno) {
 	q.tx.dead, q.tx.errno = true, errno
-	if q.end.state == endTerminating {
+	if q.End.State == softverbs.EndNotified {
 		q.hangUp(verbs.StatusFatal, fmt.Errorf("send: %w", errno))
 		return
 	}
@@ -230,7 +228,7 @@ func (q *qp) nextMessage() bool {
 		t.cur = message{op: opWrite, active: true, stag: emptySTag, entry: noEntry}
 	case q.serveHead != q.serveTail:
 		q.startServe()
-	case q.sqBuilt != q.sqTail && !q.readBlocked():
+	case q.built != q.SQ.Tail && !q.readBlocked():
 		q.startEntry()
 	default:
 		return false
@@ -252,31 +250,31 @@ func (q *qp) startServe() {
 // done here, which is its place in the order.
 func (q *qp) startEntry() {
 	t := &q.tx
-	at := q.sqBuilt
-	e := &q.sq[at&q.sqMask]
-	m := message{active: true, entry: at, length: e.length}
-	switch e.op {
+	at := q.built
+	e := q.SQ.At(at)
+	m := message{active: true, entry: at, length: e.Length}
+	switch e.Op {
 	case verbs.OpLocalInv, verbs.OpRegMR:
 		q.localWork(e)
-		q.sqBuilt++
+		q.built++
 		return
 	case verbs.OpRead:
 		q.startRead(e, at)
 		return
 	case verbs.OpWrite, verbs.OpWriteImm:
-		m.op, m.stag, m.to = opWrite, e.key, e.addr
-		m.imm, m.immData = e.op == verbs.OpWriteImm, e.imm
-		if m.imm && e.length == 0 && !t.lastWrite {
+		m.op, m.stag, m.to = opWrite, e.Key, e.Addr
+		m.imm, m.immData = e.Op == verbs.OpWriteImm, e.Imm
+		if m.imm && e.Length == 0 && !t.lastWrite {
 			// The Immediate alone says it. Behind another Write an empty one
 			// is needed, or the peer would report that one's length.
-			q.emitImmediate(e.imm)
+			q.emitImmediate(e.Imm)
 			q.finishEntry(e)
 			return
 		}
 	case verbs.OpSendInv:
-		m.op, m.stag = opSendInv, e.key
+		m.op, m.stag = opSendInv, e.Key
 	case verbs.OpSendImm:
-		m.op, m.stag = opSendImm, e.imm
+		m.op, m.stag = opSendImm, e.Imm
 	default:
 		m.op = opSend
 	}
@@ -288,30 +286,30 @@ func (q *qp) startEntry() {
 }
 
 // finishEntry marks the entry at built as built.
-func (q *qp) finishEntry(e *sendEntry) {
-	e.end = q.tx.queued
-	q.sqBuilt++
+func (q *qp) finishEntry(e *softverbs.Send) {
+	e.End = q.tx.queued
+	q.built++
 }
 
 // localWork runs OpLocalInv and OpRegMR. One that fails ends the connection,
 // as an error in the send queue does.
-func (q *qp) localWork(e *sendEntry) {
-	res := q.pd.Rotate(e.op, e.key)
-	e.end = q.tx.queued
+func (q *qp) localWork(e *softverbs.Send) {
+	res := q.Domain.Rotate(e.Op, e.Key)
+	e.End = q.tx.queued
 	if res != softverbs.KeyOK {
-		e.status, e.done = verbs.StatusLocalProt, true
-		q.terminateFor(termLocal, verbs.StatusLocalProt, fmt.Errorf("key %#x cannot be changed: %s", e.key, res))
+		e.Status, e.Done = verbs.StatusLocalProt, true
+		q.terminateFor(termLocal, verbs.StatusLocalProt, fmt.Errorf("key %#x cannot be changed: %s", e.Key, res))
 	}
 }
 
 // startRead sends a Read Request. Its sink is a name for the elements that
 // only Read Responses of this connection are matched with.
-func (q *qp) startRead(e *sendEntry, at uint64) {
+func (q *qp) startRead(e *softverbs.Send, at uint64) {
 	t := &q.tx
 	t.sink += 1 << 8
-	q.reads[q.readTail%uint64(len(q.reads))] = readEntry{entry: at, stag: t.sink, length: e.length}
+	q.reads[q.readTail%uint64(len(q.reads))] = readEntry{entry: at, stag: t.sink, length: e.Length}
 	q.readTail++
-	q.emitReadRequest(t.sink, e.length, e.key, e.addr)
+	q.emitReadRequest(t.sink, e.Length, e.Key, e.Addr)
 	q.finishEntry(e)
 }
 
@@ -355,22 +353,17 @@ func (q *qp) endMessage() {
 	if m.imm {
 		q.emitImmediate(m.immData)
 	}
-	q.finishEntry(&q.sq[m.entry&q.sqMask])
+	q.finishEntry(q.SQ.At(m.entry))
 }
 
 // gather lists the next n payload bytes of the message's elements.
 func (q *qp) gather(n int, crc uint32) uint32 {
 	t, m := &q.tx, &q.tx.cur
+	sges := q.SQ.Elements(m.entry)
 	for n > 0 {
-		b := q.sges[int(m.entry&q.sqMask)*q.maxSGE+m.sge].Buf[m.sgeOff:]
-		if len(b) == 0 {
-			m.sge, m.sgeOff = m.sge+1, 0
-			continue
-		}
-		b = b[:min(len(b), n)]
+		b := m.at.Next(sges, n)
 		t.putPayload(b)
 		crc = t.sum(crc, b)
-		m.sgeOff += len(b)
 		n -= len(b)
 	}
 	return crc
@@ -441,7 +434,7 @@ func (q *qp) emitReadRequest(sink, size, stag uint32, to uint64) {
 func (q *qp) buildTerminate() {
 	t := &q.tx
 	var body [maxTerminateLen]byte
-	n := putTerminate(body[:], q.end.code, &t.off)
+	n := putTerminate(body[:], termCode(q.End.Code), &t.off)
 	b := t.putHead(fpduUntagged + n)
 	putUntagged(b, opTerminate, true, n, 0, 1, 0)
 	copy(b[fpduUntagged:], body[:n])

@@ -3,6 +3,7 @@ package rocev2
 import (
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -65,18 +66,16 @@ func (c *cq) foresee(o *outbox) {
 
 // survey looks whether all connections have the same peer.
 func (c *cq) survey() {
-	var peer [16]byte
+	var first *qp
 	c.onePeer = true
-	for left, i := c.attached, 0; left > 0; i++ {
-		q := c.table[i]
-		if q == nil {
-			continue
+	for _, q := range c.Slots {
+		switch {
+		case q == nil:
+		case first == nil:
+			first = q
+		case q.peer != first.peer:
+			c.onePeer = false
 		}
-		if left == c.attached {
-			peer = q.peer
-		}
-		c.onePeer = c.onePeer && q.peer == peer
-		left--
 	}
 }
 
@@ -84,10 +83,10 @@ func (c *cq) survey() {
 // belong, nil when there are none.
 func (q *qp) foreseeable() []byte {
 	m := &q.resp.msg
-	if q.end.state != endNone || m.class != classWrite || m.got == m.total {
+	if q.End.State != softverbs.EndNone || m.class != classWrite || m.got == m.total {
 		return nil
 	}
-	dst := q.pd.Remote(m.key, m.addr, uint64(m.total), verbs.AccessRemoteWrite)
+	dst := q.Domain.Remote(m.key, m.addr, uint64(m.total), verbs.AccessRemoteWrite)
 	n := min((m.total-m.got-1)/q.mtu, uint32(rxBuffer)/(bthLen+q.mtu+icrcLen)) * q.mtu
 	if dst == nil || n == 0 {
 		return nil

@@ -179,7 +179,7 @@ func TestC046_PacketsOfStrangersAreNotTaken(t *testing.T) {
 
 func TestC046_KeyThatIsGoneEndsForesight(t *testing.T) {
 	w := newLongWrite(t)
-	if w.end.qp.pd.Invalidate(w.mr.RKey()) != softverbs.KeyOK {
+	if w.end.qp.Domain.Invalidate(w.mr.RKey()) != softverbs.KeyOK {
 		t.Fatal("the key was not taken away")
 	}
 	before := bytes.Clone(w.mem)
@@ -197,7 +197,7 @@ func TestC046_NothingIsForeseenAmongSeveralPeers(t *testing.T) {
 	if o.cq.survey(); !o.cq.onePeer {
 		t.Error("one connection has several peers")
 	}
-	other := must(o.dev.CreateQP(o.q.pd, verbs.QPConfig{CQ: o.cq}))(t).(*qp)
+	other := must(o.dev.CreateQP(o.q.Domain, verbs.QPConfig{CQ: o.cq}))(t).(*qp)
 	other.conn = o.q.conn
 	other.peer = addrRaw.As16()
 	o.cq.attach(other)
@@ -205,7 +205,7 @@ func TestC046_NothingIsForeseenAmongSeveralPeers(t *testing.T) {
 		t.Error("two peers are taken for one")
 	}
 	buf := make([]byte, 16<<10)
-	mr := must(o.q.pd.RegMR(buf, verbs.AccessRemoteWrite))(t)
+	mr := must(o.q.Domain.RegMR(buf, verbs.AccessRemoteWrite))(t)
 	o.q.mtu, o.cq.writing = aheadMTU, o.q
 	o.q.resp.msg = message{class: classWrite, addr: mr.Addr(), key: mr.RKey(), total: uint32(len(buf)), got: aheadMTU}
 	if o.cq.foresee(o.q.out); o.cq.stage.ahead.places != nil {

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -312,7 +313,7 @@ func (c *conn) linger(last mad) {
 func (c *conn) lose(why gone) {
 	c.linger(nil)
 	if c.q != nil && c.q.peerGone.CompareAndSwap(0, uint32(why)) {
-		c.q.cq.submit(c.q)
+		c.q.cq.Submit(c.q)
 	}
 }
 
@@ -346,12 +347,12 @@ func (m *manager) establish(c *conn, q *qp, l *link, hold bool) error {
 	q.conn = c
 	q.begun(l)
 	q.req.hold = hold
-	if !q.move(phaseConnecting, phaseUp) {
+	if !q.Move(softverbs.Connecting, softverbs.Up) {
 		return fmt.Errorf("queue pair was destroyed: %w", verbs.ErrClosed)
 	}
 	c.q, c.localQPN = q, q.qpn
 	m.byQPN[c.qpnKey()] = c
-	q.cq.submit(q)
+	q.cq.Submit(q)
 	return nil
 }
 

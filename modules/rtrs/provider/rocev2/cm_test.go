@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -337,7 +338,7 @@ func TestC017_LostMessagesAreMadeUpFor(t *testing.T) {
 				t.Errorf("%+v", wc)
 			}
 			c.qp.Disconnect()
-			s.until("the passive end", func() bool { return s.qp.end.state == endDone }, c)
+			s.until("the passive end", func() bool { return s.qp.End.State == softverbs.EndDone }, c)
 			c.until("more messages than are lost", func() bool { return lost.Load() > tt.n }, s)
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -38,12 +39,12 @@ func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams)
 	if len(p.Private) > reqPrivateLen-ipHeaderLen {
 		return nil, fmt.Errorf("connect to %s: %d bytes of private data, at most %d", p.Dst, len(p.Private), reqPrivateLen-ipHeaderLen)
 	}
-	if !q.move(phaseIdle, phaseConnecting) {
+	if !q.Move(softverbs.Idle, softverbs.Connecting) {
 		return nil, fmt.Errorf("connect to %s: queue pair was used before", p.Dst)
 	}
 	private, err := d.connect(ctx, q, p)
 	if err != nil {
-		if q.move(phaseConnecting, phaseDown) {
+		if q.Move(softverbs.Connecting, softverbs.Down) {
 			q.cq.giveNumber(q)
 		}
 		return nil, fmt.Errorf("connect to %s: %w", p.Dst, err)

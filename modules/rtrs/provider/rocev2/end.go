@@ -3,6 +3,7 @@ package rocev2
 import (
 	"errors"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -10,36 +11,20 @@ import (
 // told by a DREQ unless it was the first to say so, every outstanding work
 // request is returned once, OpDisconnected comes last.
 
-// ending is how a connection ends.
-type ending struct {
-	state  endState
-	status verbs.Status
-	cause  error
-}
-
-type endState uint8
-
-const (
-	endNone     endState = iota
-	endFlushing          // nothing is sent or taken any more, completions are flushed
-	endDone              // OpDisconnected was returned
-)
-
 // Disconnect implements verbs.QP.
 func (q *qp) Disconnect() {
-	if !q.disconnect.Swap(true) && !q.is(phaseIdle) {
-		q.cq.submit(q)
+	if q.AskDisconnect() {
+		q.cq.Submit(q)
 	}
 }
 
 // Destroy implements verbs.QP.
 func (q *qp) Destroy() {
-	q.destroyed.Store(true)
-	if q.move(phaseIdle, phaseDown) || q.move(phaseConnecting, phaseDown) {
+	if q.AskDestroy() {
+		q.cq.Submit(q)
+	} else {
 		q.cq.giveNumber(q)
-		return
 	}
-	q.cq.submit(q)
 }
 
 // asked does what other goroutines asked of an attached connection.
@@ -48,11 +33,11 @@ func (q *qp) asked() {
 		q.release()
 	}
 	switch {
-	case q.destroyed.Load():
+	case q.Destroyed():
 		q.hangUp(verbs.StatusOK, nil)
-		q.end.state = endDone
+		q.End.State = softverbs.EndDone
 		q.cq.detach(q)
-	case q.disconnect.Load():
+	case q.Disconnecting():
 		q.hangUp(verbs.StatusOK, nil)
 	case q.peerGone.Load() != 0:
 		q.cq.activate(q) // it ends when what arrived before was looked at
@@ -107,12 +92,12 @@ func (q *qp) sayLast() {
 // posted nor what waits for room in the socket: whoever gave the connection up
 // may have sent the same another way, and newer data after it.
 func (q *qp) hangUp(status verbs.Status, cause error) {
-	if q.end.state != endNone {
+	if q.End.State != softverbs.EndNone {
 		return
 	}
 	q.out.forget(q)
-	q.end = ending{endFlushing, status, cause}
-	q.phase.Store(uint32(phaseDown))
+	q.End = softverbs.End{State: softverbs.EndFlushing, Status: status, Cause: cause}
+	q.Set(softverbs.Down)
 	q.setDeadline(0)
 	q.dev.cm.leave(q.conn, q.suspectMTU())
 	q.cq.activate(q)
@@ -125,34 +110,9 @@ func (q *qp) hangUp(status verbs.Status, cause error) {
 
 // flush returns what is outstanding, then OpDisconnected.
 func (q *qp) flush(wcs []verbs.WC) int {
-	n := q.reap(wcs)
-	if q.reapable() {
-		return n
-	}
-	for ; n < len(wcs) && q.sqHead < q.sqTail; n++ {
-		e := &q.sq[q.sqHead&q.sqMask]
-		wcs[n] = verbs.WC{ID: e.id, QP: q.context, Op: e.op, Status: flushed(e.status)}
-		q.sqHead++
-	}
-	for ; n < len(wcs) && q.rqHead < q.rqTail; n++ {
-		wcs[n] = verbs.WC{ID: q.rq[q.rqHead&q.rqMask].id, QP: q.context, Op: verbs.OpRecv, Status: flushed(q.recvStatus)}
-		q.recvStatus = verbs.StatusOK
-		q.rqHead++
-	}
-	if n < len(wcs) && q.end.state == endFlushing {
-		wcs[n] = verbs.WC{QP: q.context, Op: verbs.OpDisconnected, Status: q.end.status}
-		n++
-		q.end.state = endDone
+	n, last := q.Flush(wcs, q.req.una.at)
+	if last {
 		q.cq.detach(q)
 	}
 	return n
-}
-
-// flushed is the status of a request that will not be executed: its own, or
-// none in particular.
-func flushed(s verbs.Status) verbs.Status {
-	if s == verbs.StatusOK {
-		return verbs.StatusFlushed
-	}
-	return s
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -41,9 +42,9 @@ func newOffline(t testing.TB) *offline {
 	p := &port{dev: d, addr: addrA}
 	q.conn = &conn{m: &d.cm, state: connTimeWait, port: p}
 	c.outs = []*outbox{newOutbox(p, -1, c.stats)}
-	q.phase.Store(uint32(phaseUp))
+	q.Set(softverbs.Up)
 	q.begun(&link{port: p, peer: addrB, peerQPN: rawQPN, mtu: 1, sendPSN: rawPSN, recvPSN: rawPSN, ird: 2, ord: 2})
-	c.clock = c.now()
+	c.clock = c.Now()
 	c.attach(q)
 	recv, rmr := make([]byte, 600), verbs.MR(nil)
 	rmr = must(dom.RegMR(recv, 0))(t)
@@ -98,7 +99,7 @@ func (o *offline) arrive(b []byte, head byte) {
 // finish ends the connection and returns how often each request completed.
 func (o *offline) finish() {
 	o.q.hangUp(verbs.StatusOK, nil)
-	for o.q.attached {
+	for o.q.Attached {
 		var wcs [3]verbs.WC
 		o.wcs = append(o.wcs, wcs[:o.cq.serve(wcs[:])]...)
 	}
@@ -162,7 +163,7 @@ func FuzzRCPackets(f *testing.F) {
 		records(input, func(head byte, b []byte) {
 			if head&0x60 == 0x60 { // time goes by
 				o.cq.clock += int64(time.Second)
-				o.cq.timers()
+				o.cq.Expire(o.cq.clock)
 				o.cq.transmit()
 			}
 			o.arrive(b, head)
@@ -208,7 +209,7 @@ func FuzzMAD(f *testing.F) {
 				t.Error(err)
 			}
 		}()
-		q.move(phaseIdle, phaseConnecting)
+		q.Move(softverbs.Idle, softverbs.Connecting)
 		p := &port{dev: d, addr: addrA, mtu: 5, control: sink}
 		c.outs = []*outbox{newOutbox(p, -1, c.stats)}
 		m := &d.cm

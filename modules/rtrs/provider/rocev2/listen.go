@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -267,7 +268,7 @@ func (m *manager) onRTU(c *conn, msg mad) drop {
 	c.state = connEstablished
 	c.timer.Stop()
 	c.q.confirmed.Store(true)
-	c.q.cq.submit(c.q)
+	c.q.cq.Submit(c.q)
 	return dropNone
 }
 
@@ -300,11 +301,11 @@ func (r *request) Accept(v verbs.QP, private []byte) error {
 		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), errNotOurs)
 	case len(private) > repPrivateLen:
 		return fmt.Errorf("accept %s: %d bytes of private data, at most %d", r.RemoteAddr(), len(private), repPrivateLen)
-	case !q.move(phaseIdle, phaseConnecting):
+	case !q.Move(softverbs.Idle, softverbs.Connecting):
 		return fmt.Errorf("accept %s: queue pair was used before", r.RemoteAddr())
 	}
 	if err := r.dev.cm.accept(r, q, private); err != nil {
-		if q.move(phaseConnecting, phaseDown) {
+		if q.Move(softverbs.Connecting, softverbs.Down) {
 			q.cq.giveNumber(q)
 		}
 		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), err)

@@ -11,14 +11,13 @@ import (
 // every placement, READ response and first transmission looks the key up in the
 // same turn of the owner. What may be sent again is copied.
 func (c *cq) Release(r *softverbs.Region) {
-	c.turn.Lock()
-	defer c.turn.Unlock()
+	c.Turn.Lock()
+	defer c.Turn.Unlock()
 	for _, o := range c.outs {
 		o.letGo(r)
 	}
-	for left, i := c.attached, 0; left > 0; i++ {
-		if q := c.table[i]; q != nil {
-			left--
+	for _, q := range c.Slots {
+		if q != nil {
 			q.letGo(r)
 		}
 	}
@@ -28,30 +27,22 @@ func (c *cq) Release(r *softverbs.Region) {
 // memory of r. The owner may post meanwhile, so requests that were not started
 // are not looked at: start finds that their key is gone.
 func (q *qp) letGo(r *softverbs.Region) {
-	if q.end.state != endNone {
+	if q.End.State != softverbs.EndNone {
 		return // nothing is sent any more
 	}
 	for at := q.req.una.at; at < q.req.begun; at++ {
-		e := &q.sq[at&q.sqMask]
-		if e.op == verbs.OpRead {
+		if q.SQ.At(at).Op == verbs.OpRead {
 			continue // the key is looked up before each placement
 		}
-		for i := range e.nsge {
-			s := &q.sges[int(at&q.sqMask)*q.maxSGE+int(i)]
-			if s.LKey == r.LKey() {
+		sges := q.SQ.Elements(at)
+		for i := range sges {
+			if s := &sges[i]; s.LKey == r.LKey() {
 				*s = verbs.SGE{Buf: bytes.Clone(s.Buf)}
 			}
 		}
 	}
 }
 
-// holdsAll reports whether the elements of entry at are still registered.
-func (q *qp) holdsAll(at uint64) bool {
-	slot := int(at & q.sqMask)
-	for i := range int(q.sq[slot].nsge) {
-		if s := &q.sges[slot*q.maxSGE+i]; !q.pd.Holds(s.LKey, s.Buf) {
-			return false
-		}
-	}
-	return true
-}
+// holdsAll reports whether the elements of the request at a position are still
+// registered.
+func (q *qp) holdsAll(at uint64) bool { return q.Domain.HoldsAll(q.SQ.Elements(at)) }

@@ -63,7 +63,7 @@ func (m *manager) lost(peer netip.Addr, mtu uint32) {
 func (q *qp) suspectMTU() uint32 {
 	r := &q.req
 	if r.fullArrived || r.stuck < stuckAfter || r.una.at >= r.begun || q.mtu == mtuBytes(minMTUCode) ||
-		!q.sq[r.una.at&q.sqMask].fullAt(r.una.off, q.mtu) {
+		!fullAt(q.SQ.At(r.una.at), r.una.off, q.mtu) {
 		return 0
 	}
 	if !r.gapTold {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -70,7 +71,7 @@ func ended(c, s *end) {
 			}
 			m.mu.Unlock()
 		}
-		return c.qp.end.state == endDone && s.qp.end.state == endDone
+		return c.qp.End.State == softverbs.EndDone && s.qp.End.State == softverbs.EndDone
 	}, s)
 }
 

@@ -3,6 +3,7 @@ package rocev2
 import (
 	"fmt"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -10,19 +11,19 @@ import (
 
 // sendRead lists a request for the next piece of a READ. Pieces end at the
 // same places when they are asked for again, since a responder compares.
-func (q *qp) sendRead(e *sendEntry) {
+func (q *qp) sendRead(e *softverbs.Send) {
 	r := &q.req
-	n := min(e.length-r.cur.off, readPiece*q.mtu-r.cur.off%(readPiece*q.mtu))
+	n := min(e.Length-r.cur.off, readPiece*q.mtu-r.cur.off%(readPiece*q.mtu))
 	head := q.out.begin(q, bthLen+rethLen, bthLen+rethLen+icrcLen)
 	putBTH(head, opReadRequest, 0, q.peerQPN, r.cur.psn, true)
-	putRETH(head[bthLen:], e.addr+uint64(r.cur.off), e.key, n)
+	putRETH(head[bthLen:], e.Addr+uint64(r.cur.off), e.Key, n)
 	q.out.headerDone(head)
 	q.out.end(0)
 	count := packets(n, q.mtu)
 	r.reads[r.readTail%uint64(len(r.reads))] = psnAdd(r.cur.psn, count-1)
 	r.readTail++
 	q.left(count, true)
-	if r.cur.off += n; r.cur.off == e.length {
+	if r.cur.off += n; r.cur.off == e.Length {
 		r.step()
 	}
 }
@@ -57,12 +58,12 @@ func (q *qp) onResponse(b bth, shape *opShape, payload []byte) drop {
 		q.readAgain()
 		return dropNone
 	}
-	if r.una.at == r.begun || q.sq[r.una.at&q.sqMask].op != verbs.OpRead {
+	if r.una.at == r.begun || q.SQ.At(r.una.at).Op != verbs.OpRead {
 		return dropGhost
 	}
-	e := &q.sq[r.una.at&q.sqMask]
-	if uint32(len(payload)) != min(e.length-r.una.off, q.mtu) {
-		q.failRequest(verbs.StatusFatal, fmt.Errorf("read response of %d bytes at %d of %d", len(payload), r.una.off, e.length))
+	e := q.SQ.At(r.una.at)
+	if uint32(len(payload)) != min(e.Length-r.una.off, q.mtu) {
+		q.failRequest(verbs.StatusFatal, fmt.Errorf("read response of %d bytes at %d of %d", len(payload), r.una.off, e.Length))
 		return dropNone
 	}
 	if !q.holdsAll(r.una.at) {
@@ -80,15 +81,10 @@ func (q *qp) onResponse(b bth, shape *opShape, payload []byte) drop {
 
 // scatter places a piece of a READ in the elements at una.
 func (q *qp) scatter(b []byte) {
-	base := int(q.req.una.at&q.sqMask) * q.maxSGE
-	skip := int(q.req.una.off)
-	for i := 0; len(b) > 0; i++ {
-		buf := q.sges[base+i].Buf
-		if skip >= len(buf) {
-			skip -= len(buf)
-			continue
-		}
-		n := q.place(buf[skip:], b)
-		b, skip = b[n:], 0
+	sges := q.SQ.Elements(q.req.una.at)
+	var at softverbs.Cursor
+	at.Skip(sges, int(q.req.una.off))
+	for len(b) > 0 {
+		b = b[q.place(at.Next(sges, len(b)), b):]
 	}
 }

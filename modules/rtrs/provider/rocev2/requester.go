@@ -49,11 +49,10 @@ type requester struct {
 	top   uint32
 	high  uint32 // behind the highest number ever sent
 
-	hold     bool // passive side: the peer does not know yet that it is connected
-	sinceAck int  // packets since an acknowledgement was asked for
-	sge      int  // where cur stands in the elements
-	sgeOff   int
-	reads    []uint32 // last sequence numbers of the READs on their way, a ring
+	hold     bool             // passive side: the peer does not know yet that it is connected
+	sinceAck int              // packets since an acknowledgement was asked for
+	curAt    softverbs.Cursor // where cur stands in the elements
+	reads    []uint32         // last sequence numbers of the READs on their way, a ring
 	readHead uint64
 	readTail uint64
 
@@ -98,10 +97,10 @@ func (r *requester) outstanding() int32 { return psnDiff(r.cur.psn, r.una.psn) }
 // requestable tells whether a packet may leave.
 func (q *qp) requestable() bool {
 	r := &q.req
-	if r.hold || r.waitUntil != 0 || r.cur.at == q.sqTail || r.outstanding() >= r.window {
+	if r.hold || r.waitUntil != 0 || r.cur.at == q.SQ.Tail || r.outstanding() >= r.window {
 		return false
 	}
-	return q.sq[r.cur.at&q.sqMask].op != verbs.OpRead || r.readTail-r.readHead < uint64(len(r.reads))
+	return q.SQ.At(r.cur.at).Op != verbs.OpRead || r.readTail-r.readHead < uint64(len(r.reads))
 }
 
 // request lists packets until the window is full, nothing is left or the way
@@ -110,11 +109,11 @@ func (q *qp) request() {
 	r := &q.req
 	idle := r.una.psn == r.high
 	for q.requestable() {
-		e := &q.sq[r.cur.at&q.sqMask]
+		e := q.SQ.At(r.cur.at)
 		switch {
-		case e.local() && r.cur.at < r.begun: // done before
+		case local(e) && r.cur.at < r.begun: // done before
 			r.step()
-		case e.local():
+		case local(e):
 			if !q.localWork(e) {
 				return
 			}
@@ -122,7 +121,7 @@ func (q *qp) request() {
 			return
 		case !q.start(e):
 			return
-		case e.op == verbs.OpRead:
+		case e.Op == verbs.OpRead:
 			q.sendRead(e)
 		default:
 			q.sendPacket(e)
@@ -134,27 +133,27 @@ func (q *qp) request() {
 	if idle {
 		r.progressAt = q.cq.clock
 	}
-	if q.deadline == 0 {
+	if q.Deadline == 0 {
 		q.setDeadline(q.cq.clock + r.timeout)
 	}
 }
 
 // start gives the entry at cur its sequence numbers, the first time. It returns
 // false when the memory was taken back since it was posted: the connection ends.
-func (q *qp) start(e *sendEntry) bool {
+func (q *qp) start(e *softverbs.Send) bool {
 	r := &q.req
 	if r.cur.at < r.begun {
 		return true
 	}
 	if !q.holdsAll(r.cur.at) {
-		e.status = verbs.StatusLocalProt
+		e.Status = verbs.StatusLocalProt
 		q.hangUp(verbs.StatusLocalProt, errRegionClosed)
 		return false
 	}
-	e.first = r.cur.psn
-	e.last = psnAdd(e.first, packets(e.length, q.mtu)-1)
+	last := psnAdd(r.cur.psn, packets(e.Length, q.mtu)-1)
+	e.End = uint64(last)
 	r.begun = r.cur.at + 1
-	r.top = psnAdd(e.last, 1)
+	r.top = psnAdd(last, 1)
 	return true
 }
 
@@ -163,15 +162,15 @@ var errRegionClosed = errors.New("region of a request was closed before it was d
 // step goes to the next entry.
 func (r *requester) step() {
 	r.cur.at++
-	r.cur.off, r.sge, r.sgeOff = 0, 0, 0
+	r.cur.off, r.curAt = 0, softverbs.Cursor{}
 }
 
 // localWork runs OpLocalInv and OpRegMR, in their place in the order. One that
 // fails ends the connection.
-func (q *qp) localWork(e *sendEntry) bool {
-	if res := q.pd.Rotate(e.op, e.key); res != softverbs.KeyOK {
-		e.status = verbs.StatusLocalProt
-		q.hangUp(verbs.StatusLocalProt, fmt.Errorf("key %#x cannot be changed: %s", e.key, res))
+func (q *qp) localWork(e *softverbs.Send) bool {
+	if res := q.Domain.Rotate(e.Op, e.Key); res != softverbs.KeyOK {
+		e.Status = verbs.StatusLocalProt
+		q.hangUp(verbs.StatusLocalProt, fmt.Errorf("key %#x cannot be changed: %s", e.Key, res))
 		return false
 	}
 	r := &q.req
@@ -184,17 +183,17 @@ func (q *qp) localWork(e *sendEntry) bool {
 // skipLocal moves una over local work that was done.
 func (q *qp) skipLocal() {
 	r := &q.req
-	for r.una.at < r.begun && r.una.off == 0 && q.sq[r.una.at&q.sqMask].local() {
+	for r.una.at < r.begun && r.una.off == 0 && local(q.SQ.At(r.una.at)) {
 		r.una.at++
 	}
 }
 
 // sendPacket lists the next packet of a SEND or a WRITE.
-func (q *qp) sendPacket(e *sendEntry) {
+func (q *qp) sendPacket(e *softverbs.Send) {
 	r := &q.req
-	n := int(min(e.length-r.cur.off, q.mtu))
-	first, last := r.cur.off == 0, r.cur.off+uint32(n) == e.length
-	op := packetOpcode(e.op, first, last)
+	n := int(min(e.Length-r.cur.off, q.mtu))
+	first, last := r.cur.off == 0, r.cur.off+uint32(n) == e.Length
+	op := packetOpcode(e.Op, first, last)
 	shape := &shapes[op]
 	pad := padLen(n)
 	head := q.out.begin(q, shape.size, shape.size+n+pad+icrcLen)
@@ -202,13 +201,13 @@ func (q *qp) sendPacket(e *sendEntry) {
 	putBTH(head, op, pad, q.peerQPN, r.cur.psn, ask)
 	at := bthLen
 	if shape.reth {
-		putRETH(head[at:], e.addr, e.key, e.length)
+		putRETH(head[at:], e.Addr, e.Key, e.Length)
 		at += rethLen
 	}
 	if shape.imm {
-		be.PutUint32(head[at:], e.imm)
+		be.PutUint32(head[at:], e.Imm)
 	} else if shape.inv {
-		be.PutUint32(head[at:], e.key)
+		be.PutUint32(head[at:], e.Key)
 	}
 	q.out.headerDone(head)
 	q.gather(n)
@@ -253,16 +252,10 @@ func packetOpcode(op verbs.Opcode, first, last bool) opcode {
 // gather lists the next n bytes of the entry's elements.
 func (q *qp) gather(n int) {
 	r := &q.req
-	base := int(r.cur.at&q.sqMask) * q.maxSGE
+	sges := q.SQ.Elements(r.cur.at)
 	for n > 0 {
-		b := q.sges[base+r.sge].Buf[r.sgeOff:]
-		if len(b) == 0 {
-			r.sge, r.sgeOff = r.sge+1, 0
-			continue
-		}
-		b = b[:min(len(b), n)]
+		b := r.curAt.Next(sges, n)
 		q.out.payload(b)
-		r.sgeOff += len(b)
 		n -= len(b)
 	}
 }
@@ -321,11 +314,11 @@ func (q *qp) acknowledge(psn uint32) {
 	r := &q.req
 	before := r.una.psn
 	for psnDiff(psn, r.una.psn) > 0 && r.una.at < r.begun {
-		e := &q.sq[r.una.at&q.sqMask]
-		if e.op == verbs.OpRead {
+		e := q.SQ.At(r.una.at)
+		if e.Op == verbs.OpRead {
 			break
 		}
-		q.advance(e, min(uint32(psnDiff(psn, r.una.psn)), uint32(psnDiff(e.last, r.una.psn))+1))
+		q.advance(e, min(uint32(psnDiff(psn, r.una.psn)), uint32(psnDiff(uint32(e.End), r.una.psn))+1))
 	}
 	if n := psnDiff(r.una.psn, before); n > 0 {
 		q.progressed(n)
@@ -333,14 +326,14 @@ func (q *qp) acknowledge(psn uint32) {
 }
 
 // advance moves una over n packets of its entry e.
-func (q *qp) advance(e *sendEntry, n uint32) {
+func (q *qp) advance(e *softverbs.Send, n uint32) {
 	r := &q.req
-	if !r.fullArrived && e.fullAt(r.una.off, q.mtu) {
+	if !r.fullArrived && fullAt(e, r.una.off, q.mtu) {
 		r.fullArrived = true
 	}
 	r.una.psn = psnAdd(r.una.psn, n)
 	r.una.off += n * q.mtu
-	if psnDiff(r.una.psn, e.last) > 0 {
+	if psnDiff(r.una.psn, uint32(e.End)) > 0 {
 		r.una.at++
 		r.una.off = 0
 		q.skipLocal()
@@ -405,24 +398,10 @@ func (q *qp) goBack() {
 	r.readHead = r.readTail
 	r.timed = false
 	r.sinceAck = 0
-	r.seek(q)
+	r.curAt = softverbs.Cursor{}
+	r.curAt.Skip(q.SQ.Elements(r.cur.at), int(r.cur.off))
 	q.setDeadline(0) // set when it is sent
 	q.cq.activate(q)
-}
-
-// seek finds the element in which cur stands.
-func (r *requester) seek(q *qp) {
-	r.sge, r.sgeOff = 0, 0
-	base := int(r.cur.at&q.sqMask) * q.maxSGE
-	for left := int(r.cur.off); left > 0; {
-		n := len(q.sges[base+r.sge].Buf)
-		if left < n {
-			r.sgeOff = left
-			return
-		}
-		left -= n
-		r.sge++
-	}
 }
 
 // refused takes a NAK about the packet at una.
@@ -451,8 +430,8 @@ func (q *qp) refused(syndrome byte) drop {
 
 // failRequest ends the connection because of the request at una.
 func (q *qp) failRequest(status verbs.Status, cause error) {
-	if r := &q.req; r.una.at < q.sqTail {
-		q.sq[r.una.at&q.sqMask].status = status
+	if r := &q.req; r.una.at < q.SQ.Tail {
+		q.SQ.At(r.una.at).Status = status
 	}
 	q.hangUp(status, cause)
 }
@@ -487,11 +466,11 @@ func (q *qp) place(dst, src []byte) int {
 	return n
 }
 
-// expire looks after the requester's timer.
-func (q *qp) expire() {
+// Expire implements softverbs.Conn. It looks after the requester's timer.
+func (q *qp) Expire(now int64) {
 	r := &q.req
 	switch {
-	case q.end.state != endNone:
+	case q.End.State != softverbs.EndNone:
 	case r.waitUntil != 0:
 		r.waitUntil = 0
 		q.cq.activate(q)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -162,7 +163,7 @@ func (c *rawConn) overdue() {
 // undisturbed fails when the timer has done something.
 func (c *rawConn) undisturbed() {
 	c.t.Helper()
-	if s := c.end.dev.Stats(); s.Timeouts != 0 || s.Resent != 0 || c.end.qp.req.window < firstWindow || !c.end.qp.is(phaseUp) {
+	if s := c.end.dev.Stats(); s.Timeouts != 0 || s.Resent != 0 || c.end.qp.req.window < firstWindow || !c.end.qp.Is(softverbs.Up) {
 		c.t.Errorf("window of %d packets, %+v", c.end.qp.req.window, s)
 	}
 }

@@ -156,24 +156,24 @@ func (q *qp) judge(b bth, shape *opShape, payload []byte) byte {
 }
 
 func (q *qp) judgeSend(b bth, shape *opShape, n uint32) byte {
-	if q.rqHead == q.rqTail {
+	if q.RQ.Empty() {
 		return syndromeRNR | rnrCode
 	}
 	var got uint32
 	if !shape.first {
 		got = q.resp.msg.got
 	}
-	in := &q.rq[q.rqHead&q.rqMask]
-	if q.resp.dst = in.buf; !q.pd.Holds(in.lkey, in.buf) {
-		q.recvStatus = verbs.StatusLocalProt
+	in := q.RQ.Oldest()
+	if q.resp.dst = in.Buf; !q.Domain.Holds(in.LKey, in.Buf) {
+		q.RQ.Status = verbs.StatusLocalProt
 		return nakOperation
 	}
 	if uint64(got)+uint64(n) > uint64(len(q.resp.dst)) {
-		q.recvStatus = verbs.StatusLocalLength
+		q.RQ.Status = verbs.StatusLocalLength
 		return nakInvalid
 	}
 	if shape.inv && !q.invalidated(be.Uint32(b[bthLen:])) {
-		q.recvStatus = verbs.StatusRemoteInvalid
+		q.RQ.Status = verbs.StatusRemoteInvalid
 		return nakAccess
 	}
 	return 0
@@ -181,7 +181,7 @@ func (q *qp) judgeSend(b bth, shape *opShape, n uint32) byte {
 
 // invalidated takes the key away that a SEND WITH INVALIDATE names. It is the
 // last thing that is looked at, so that nothing has to be undone.
-func (q *qp) invalidated(key uint32) bool { return q.pd.Invalidate(key) == softverbs.KeyOK }
+func (q *qp) invalidated(key uint32) bool { return q.Domain.Invalidate(key) == softverbs.KeyOK }
 
 func (q *qp) judgeWrite(b bth, shape *opShape, n uint32) byte {
 	m := q.resp.msg
@@ -194,12 +194,12 @@ func (q *qp) judgeWrite(b bth, shape *opShape, n uint32) byte {
 	}
 	if m.total > 0 {
 		// Another owner may take the key away at any time: it is looked up once.
-		q.resp.dst = q.pd.Remote(m.key, m.addr, uint64(m.total), verbs.AccessRemoteWrite)
+		q.resp.dst = q.Domain.Remote(m.key, m.addr, uint64(m.total), verbs.AccessRemoteWrite)
 		if q.resp.dst == nil {
 			return nakAccess
 		}
 	}
-	if shape.imm && q.rqHead == q.rqTail {
+	if shape.imm && q.RQ.Empty() {
 		return syndromeRNR | rnrCode
 	}
 	return 0
@@ -211,7 +211,7 @@ func (q *qp) judgeRead(b bth, n uint32) byte {
 	switch {
 	case n != 0 || s.length > maxMessage || x.tail-x.head >= uint64(len(x.serves)):
 		return nakInvalid
-	case s.length > 0 && q.pd.Remote(s.key, s.addr, uint64(s.length), verbs.AccessRemoteRead) == nil:
+	case s.length > 0 && q.Domain.Remote(s.key, s.addr, uint64(s.length), verbs.AccessRemoteRead) == nil:
 		return nakAccess
 	}
 	return 0
@@ -249,8 +249,7 @@ func (q *qp) take(b bth, shape *opShape, payload []byte, wc *verbs.WC) int {
 
 // received completes the oldest receive.
 func (q *qp) received(b bth, shape *opShape, wc *verbs.WC) {
-	*wc = verbs.WC{ID: q.rq[q.rqHead&q.rqMask].id, QP: q.context, Op: verbs.OpRecv, ByteLen: q.resp.msg.got}
-	q.rqHead++
+	*wc = verbs.WC{ID: q.RQ.Take(), QP: q.Context, Op: verbs.OpRecv, ByteLen: q.resp.msg.got}
 	word := b[shape.size-immLen:]
 	switch {
 	case shape.imm:
@@ -319,7 +318,7 @@ func (q *qp) sendResponse() bool {
 	n := min(s.length-off, q.mtu)
 	var data []byte
 	if n > 0 {
-		if data = q.pd.Remote(s.key, s.addr, uint64(s.length), verbs.AccessRemoteRead); data == nil {
+		if data = q.Domain.Remote(s.key, s.addr, uint64(s.length), verbs.AccessRemoteRead); data == nil {
 			q.sendAck(nakAccess, psnAdd(s.psn, x.serving))
 			q.out.flush()
 			q.hangUp(verbs.StatusFatal, fmt.Errorf("region of a read went away"))

@@ -348,7 +348,7 @@ func TestKeyGoesWhileAPacketIsTaken(t *testing.T) {
 			if nak := q.judge(b, shape, payload); nak != 0 {
 				t.Fatalf("NAK %#x", nak)
 			}
-			q.pd.Invalidate(c.mr.RKey())
+			q.Domain.Invalidate(c.mr.RKey())
 			var wc verbs.WC
 			q.take(b, shape, payload, &wc)
 			if op == opWriteFirst {
