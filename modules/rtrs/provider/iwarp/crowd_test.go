@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -100,51 +99,6 @@ func TestCrowdOfOneAddressClosesItsOwn(t *testing.T) {
 	}
 }
 
-// Where no address has too many the oldest handshake of those with the most
-// gives way.
-func TestWhoGivesWay(t *testing.T) {
-	at := func(s string) netip.Prefix { return sourceOf(mustAddr(s)) }
-	for _, tt := range []struct {
-		name string
-		who  []string // unfinished handshakes, oldest first; "+": bytes of it wait
-		next string
-		want int
-	}{
-		{"nobody where there is room", []string{"10.0.0.1", "10.0.0.2"}, "10.0.0.3", -1},
-		{"the oldest of the address at its limit", []string{"10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.2"}, "10.0.0.2", 1},
-		{"the oldest of the largest crowd", []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.2", "10.0.0.4", "10.0.0.5"}, "10.0.0.6", 1},
-		{"the oldest of all where each has one", []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.7"}, "10.0.0.6", 0},
-		{"the oldest of a network of IPv6", []string{"10.0.0.1", "2001:db8::1", "2001:db8::2", "2001:db8::3"}, "2001:db8::4", 1},
-		{"the oldest that is silent", []string{"10.0.0.1", "10.0.0.2+", "10.0.0.2", "10.0.0.2"}, "10.0.0.2", 2},
-		{"nobody where all have sent something", []string{"10.0.0.1", "10.0.0.2+", "10.0.0.2+", "10.0.0.2+"}, "10.0.0.2", -1},
-	} {
-		c := newCrowd(6, 3)
-		sent := map[*handshake]bool{}
-		c.silent = func(h *handshake) bool { return !sent[h] }
-		var all []*handshake
-		for _, w := range tt.who {
-			addr, some := strings.CutSuffix(w, "+")
-			h := &handshake{source: at(addr)}
-			sent[h] = some
-			if v := c.enter(h); v != nil {
-				t.Fatalf("%s: too many to start with", tt.name)
-			}
-			all = append(all, h)
-		}
-		got := -1
-		if v := c.enter(&handshake{source: at(tt.next)}); v != nil {
-			for i, h := range all {
-				if h == v {
-					got = i
-				}
-			}
-		}
-		if got != tt.want {
-			t.Errorf("%s: %d, want %d", tt.name, got, tt.want)
-		}
-	}
-}
-
 // Connections that all have sent something keep the next one out only until
 // that was read.
 func TestCrowdThatWasBusyGivesWay(t *testing.T) {
@@ -153,7 +107,7 @@ func TestCrowdThatWasBusyGivesWay(t *testing.T) {
 	var asked atomic.Int32
 	c := l.(*listener).crowd
 	c.mu.Lock()
-	c.silent = func(*handshake) bool { return asked.Add(1) > 20 }
+	c.Settled = func(*handshake) bool { return asked.Add(1) <= 20 }
 	c.mu.Unlock()
 	for range 5 {
 		dialFrom(t, "127.0.0.2", l.Addr())

@@ -108,10 +108,8 @@ func (l *listener) run() {
 // still open.
 func (l *listener) begin(conn *net.TCPConn) bool {
 	conn.SetDeadline(time.Now().Add(l.dev.cfg.RequestTimeout))
-	h := &handshake{conn: conn, source: sourceOf(addrPort(conn.RemoteAddr()).Addr())}
-	if gone := l.crowd.enter(h); gone != nil {
-		gone.giveWay()
-	}
+	h := &handshake{conn}
+	l.crowd.enter(h)
 	if !l.enterRoom(h) {
 		conn.Close()
 		return false
@@ -133,9 +131,7 @@ func (l *listener) enterRoom(h *handshake) bool {
 		case <-l.done:
 			return false
 		case <-time.After(10 * time.Millisecond):
-			if gone := l.crowd.relieve(h); gone != nil {
-				gone.giveWay()
-			}
+			l.crowd.relieve(h)
 		}
 	}
 }

@@ -96,14 +96,14 @@ type manager struct {
 	byPeer    map[peerKey]*conn // passive ones
 	byQPN     map[peerKey]*conn // live ones, id is the peer's queue pair number
 	listeners map[uint16][]*listener
-	crowd     []*conn                // handshakes that others began, see crowd.go
+	crowd     softverbs.Crowd[*conn] // handshakes that others began, see crowd.go
 	learned   map[netip.Addr]learned // path MTUs, by peer; see mtu.go
 	psn       uint32
 	stopped   bool
 }
 
 func (m *manager) init(d *Device, guid uint64) {
-	m.dev, m.guid = d, guid
+	m.dev, m.guid, m.crowd = d, guid, newCrowd(&d.cfg)
 	m.conns, m.byPeer, m.byQPN = map[uint32]*conn{}, map[peerKey]*conn{}, map[peerKey]*conn{}
 	m.listeners, m.learned = map[uint16][]*listener{}, map[netip.Addr]learned{}
 }

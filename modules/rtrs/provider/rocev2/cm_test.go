@@ -362,7 +362,7 @@ func TestC021_GivenUpRequestIsWithdrawn(t *testing.T) {
 	withdrawn := func() bool {
 		s.dev.cm.mu.Lock()
 		defer s.dev.cm.mu.Unlock()
-		return !slices.ContainsFunc(s.dev.cm.crowd, func(c *conn) bool { return c.state == connReqReceived })
+		return !slices.ContainsFunc(s.dev.cm.crowd.All(), func(c *conn) bool { return c.state == connReqReceived })
 	}
 	s.until("the request to be withdrawn", withdrawn)
 	if err := req.Accept(s.qp, nil); !errors.Is(err, verbs.ErrClosed) {

@@ -244,8 +244,8 @@ func FuzzMAD(f *testing.F) {
 			if requests {
 				known++
 			}
-			if len(m.conns) > known || len(l.queue) > len(m.crowd) {
-				t.Fatalf("%d connections are kept, %d handshakes, %d requests wait", len(m.conns), len(m.crowd), len(l.queue))
+			if len(m.conns) > known || len(l.queue) > m.crowd.Len() {
+				t.Fatalf("%d connections are kept, %d handshakes, %d requests wait", len(m.conns), m.crowd.Len(), len(l.queue))
 			}
 		})
 		for _, c := range m.conns {

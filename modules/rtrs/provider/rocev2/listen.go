@@ -203,12 +203,11 @@ func (m *manager) onREQ(p *port, peer netip.Addr, msg mad) drop {
 		m.send(p, peer, no.encode(msg.tid(), 0, f.id))
 		return dropNone
 	}
-	m.admit(peer)
 	c := m.newConn(p, peer, connReqReceived)
 	c.remote, c.tid, c.guid, c.remoteQPN = f.id, msg.tid(), f.guid, f.qpn
 	m.byPeer[c.peerKey()] = c
 	m.byQPN[c.qpnKey()] = c
-	m.crowd = append(m.crowd, c)
+	m.admit(c)
 	f.private = append([]byte(nil), f.private...)
 	l.put(&request{dev: m.dev, c: c, f: f})
 	return dropNone

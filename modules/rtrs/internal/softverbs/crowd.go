@@ -1,0 +1,117 @@
+package softverbs
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Crowd bounds the handshakes of peers that have not shown yet that they are
+// who they claim to be, in all and of each host. A new handshake is always let
+// in: beyond a bound an old one gives way, of the host that has the most, so
+// that a host with many harms itself alone. The zero value with its bounds set
+// is ready for use. The caller provides the locking.
+type Crowd[H comparable] struct {
+	Max, MaxPerHost int
+	// Settled reports whether a handshake must not give way; nil: all may.
+	Settled func(H) bool
+
+	all []member[H] // oldest first
+	of  map[netip.Prefix]int
+}
+
+type member[H comparable] struct {
+	handshake H
+	host      netip.Prefix
+}
+
+// HostOf returns the network that counts as one host: an IPv6 host may have a
+// whole /64.
+func HostOf(a netip.Addr) netip.Prefix {
+	bits := 32
+	if a = a.Unmap().WithZone(""); a.Is6() {
+		bits = 64
+	}
+	p, _ := a.Prefix(bits) // fails for no address
+	return p
+}
+
+// Enter adds h, which came from a. If a handshake gives way to it, Enter
+// removes that one and returns it with true.
+func (c *Crowd[H]) Enter(h H, a netip.Addr) (gone H, ok bool) {
+	host := HostOf(a)
+	if n := c.of[host]; n >= c.MaxPerHost {
+		gone, ok = c.oldest(n, host)
+	} else if len(c.all) >= c.Max {
+		gone, ok = c.oldestOfMost()
+	}
+	if ok {
+		c.Remove(gone)
+	}
+	if c.of == nil {
+		c.of = map[netip.Prefix]int{}
+	}
+	c.all = append(c.all, member[H]{h, host})
+	c.of[host]++
+	return gone, ok
+}
+
+// Relieve removes and returns the handshake that would give way to one of
+// another host, unless that is h.
+func (c *Crowd[H]) Relieve(h H) (gone H, ok bool) {
+	if gone, ok = c.oldestOfMost(); !ok || gone == h {
+		return gone, false
+	}
+	return gone, c.Remove(gone)
+}
+
+// oldestOfMost returns the oldest handshake of the hosts with the most.
+func (c *Crowd[H]) oldestOfMost() (H, bool) {
+	most := 0
+	for _, n := range c.of {
+		most = max(most, n)
+	}
+	return c.oldest(most, netip.Prefix{})
+}
+
+// oldest returns the oldest handshake that may give way, of a host that has n:
+// the given host, or any if it is not valid.
+func (c *Crowd[H]) oldest(n int, host netip.Prefix) (h H, ok bool) {
+	for _, m := range c.all {
+		if c.of[m.host] == n && (m.host == host || !host.IsValid()) && (c.Settled == nil || !c.Settled(m.handshake)) {
+			return m.handshake, true
+		}
+	}
+	return h, false
+}
+
+// Remove takes h out and reports whether it was there.
+func (c *Crowd[H]) Remove(h H) bool {
+	n := len(c.all)
+	c.RemoveAll(func(o H) bool { return o == h })
+	return len(c.all) < n
+}
+
+// RemoveAll takes the handshakes out for which drop is true.
+func (c *Crowd[H]) RemoveAll(drop func(H) bool) {
+	c.all = slices.DeleteFunc(c.all, func(m member[H]) bool {
+		if !drop(m.handshake) {
+			return false
+		}
+		if c.of[m.host]--; c.of[m.host] == 0 {
+			delete(c.of, m.host)
+		}
+		return true
+	})
+}
+
+// All returns the handshakes, oldest first.
+func (c *Crowd[H]) All() []H {
+	list := make([]H, len(c.all))
+	for i, m := range c.all {
+		list[i] = m.handshake
+	}
+	return list
+}
+
+// Len returns the number of handshakes.
+func (c *Crowd[H]) Len() int { return len(c.all) }
