@@ -2,12 +2,29 @@
 // provider embeds its types and adds a wire format, sockets and a way to
 // connect:
 //
-//	KeyTable, Domain, Region    memory and the keys under which peers reach it
+//	KeyTable, Domain, Region   memory and the keys under which peers reach it
+//	QP, SendQueue, RecvQueue   a queue pair: its phases, its requests, its end
+//	CQ, Ready                  a completion queue: who has something to do, deadlines, sleep
+//	Pending                    what other goroutines want its owner to do
+//	Crowd                      the bound of handshakes that nobody finishes
+//
+// The provider's own types call these methods directly: nothing on the data
+// path goes through an interface. CQ calls a provider's queue pair through Conn
+// for deadlines only.
 //
 // # Threads
 //
 // The owner of a completion queue is the goroutine that calls its Poll, Flush
-// and Arm. A method is for the owner only unless its comment names any
-// goroutine. Key lookup and key rotation are atomic operations; registration
-// takes a lock.
+// and Arm, and posts to its queue pairs. Methods are for the owner unless a
+// comment names any goroutine. Key lookup and key rotation are atomic
+// operations; registration takes a lock.
+//
+// # Closing a region
+//
+// After Region.Close has returned the provider does not touch the memory. Close
+// takes the region out of the table, so that no key finds it, and calls Release
+// of every completion queue with connections of its domain. These touch
+// registered memory only while they hold CQ.Turn, and look the key up in the
+// same turn. So Release takes that lock once, and sees to what was looked up
+// before: work in progress ends, or goes on from a copy.
 package softverbs

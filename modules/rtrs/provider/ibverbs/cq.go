@@ -6,14 +6,13 @@ package ibverbs
 import "C"
 
 import (
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -27,10 +26,10 @@ import (
 
 // cq implements verbs.CQ.
 type cq struct {
-	dev    *Device
-	c      *cCQ
-	epfd   int
-	wakefd int
+	softverbs.Pending[*qp]
+	dev  *Device
+	c    *cCQ
+	epfd int
 
 	// Owner only. The arrays are C's.
 	sends    []cSend
@@ -44,14 +43,11 @@ type cq struct {
 	drained  []*qp // their queue pairs are gone, completions of theirs may wait
 	ended    []*qp // to flush
 
-	flag  atomic.Bool // something waits in pending
 	slots atomic.Pointer[[]atomic.Pointer[qp]]
 
-	mu      sync.Mutex
-	pending []*qp
-	gens    []uint16 // by slot: how often it was used
-	free    []int
-	closed  bool
+	mu   sync.Mutex
+	gens []uint16 // by slot: how often it was used
+	free []int
 }
 
 const (
@@ -66,7 +62,7 @@ func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
 	if depth > d.maxCQE {
 		return nil, fmt.Errorf("create completion queue on %s: %d entries, it has at most %d", d.info.Name, depth, d.maxCQE)
 	}
-	c := &cq{dev: d, epfd: -1, wakefd: -1}
+	c := &cq{dev: d}
 	if err := errnoOf(C.rv_create_cq(d.ctx, C.int(min(depth+spareCQEs, d.maxCQE)), &c.c)); err != nil {
 		return nil, fmt.Errorf("create completion queue on %s with %d entries: %w", d.info.Name, depth, err)
 	}
@@ -81,18 +77,19 @@ func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
 }
 
 func (c *cq) openFDs() (err error) {
+	if c.epfd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return fmt.Errorf("epoll: %w", err)
+	}
+	if err = c.OpenFD(); err != nil {
+		unix.Close(c.epfd)
+		return err
+	}
 	defer func() {
 		if err != nil {
 			c.closeFDs()
 		}
 	}()
-	if c.epfd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-		return fmt.Errorf("epoll: %w", err)
-	}
-	if c.wakefd, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		return fmt.Errorf("eventfd: %w", err)
-	}
-	for _, fd := range []int{c.wakefd, int(C.rv_cq_fd(c.c))} {
+	for _, fd := range []int{c.WakeFD(), int(C.rv_cq_fd(c.c))} {
 		ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}
 		if err = unix.EpollCtl(c.epfd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
 			return fmt.Errorf("epoll: %w", err)
@@ -103,7 +100,7 @@ func (c *cq) openFDs() (err error) {
 
 func (c *cq) closeFDs() {
 	unix.Close(c.epfd)
-	unix.Close(c.wakefd)
+	unix.Close(c.WakeFD())
 }
 
 // FD implements verbs.CQ.
@@ -135,7 +132,7 @@ func (c *cq) nextRecv() *cRecv {
 
 // Poll implements verbs.CQ.
 func (c *cq) Poll(wcs []verbs.WC) int {
-	if c.flag.Load() {
+	if c.Asked() {
 		c.control()
 	}
 	n := c.take(wcs)
@@ -229,7 +226,7 @@ func (c *cq) postFailed() {
 // Arm implements verbs.CQ.
 func (c *cq) Arm() bool {
 	c.Flush()
-	if c.flag.Load() || c.at < c.have || len(c.ended)+len(c.drained) > 0 {
+	if c.Asked() || c.at < c.have || len(c.ended)+len(c.drained) > 0 {
 		return false
 	}
 	if C.rv_arm(c.c) != 0 {
@@ -240,33 +237,11 @@ func (c *cq) Arm() bool {
 
 // Control path.
 
-// submit asks the owner to look at q. Any goroutine.
-func (c *cq) submit(q *qp) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed || q.queued {
-		return
-	}
-	q.queued = true
-	c.pending = append(c.pending, q)
-	c.flag.Store(true)
-	var one [8]byte
-	binary.NativeEndian.PutUint64(one[:], 1)
-	unix.Write(c.wakefd, one[:]) // EAGAIN means that it is readable anyhow
-}
-
 // control does what other goroutines asked for. Owner.
 func (c *cq) control() {
 	var b [8]byte
-	unix.Read(c.wakefd, b[:])
-	c.mu.Lock()
-	list := c.pending
-	c.pending = nil
-	c.flag.Store(false)
-	for _, q := range list {
-		q.queued = false
-	}
-	c.mu.Unlock()
+	unix.Read(c.WakeFD(), b[:])
+	list := c.Take()
 	c.Flush() // nothing of a queue pair that is to go may wait for the next turn
 	for _, q := range list {
 		switch {
@@ -281,11 +256,11 @@ func (c *cq) control() {
 
 // add gives q a slot.
 func (c *cq) add(q *qp) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
+	if c.Closed() {
 		return verbs.ErrClosed
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if len(c.free) == 0 && !c.grow() {
 		return fmt.Errorf("the completion queue has %d queue pairs already", maxSlots)
 	}
@@ -326,15 +301,11 @@ func (c *cq) remove(q *qp) {
 
 // Close implements verbs.CQ.
 func (c *cq) Close() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return errors.New("close completion queue: closed before")
-	}
-	if err := errnoOf(C.rv_destroy_cq(c.c)); err != nil {
-		return fmt.Errorf("close completion queue of %s: %w", c.dev.info.Name, err)
-	}
-	c.closed = true
-	c.closeFDs()
-	return nil
+	return c.Shut(func() error {
+		if err := errnoOf(C.rv_destroy_cq(c.c)); err != nil {
+			return fmt.Errorf("close completion queue of %s: %w", c.dev.info.Name, err)
+		}
+		c.closeFDs()
+		return nil
+	})
 }

@@ -49,7 +49,8 @@ func TestEveryQueuePairThatIsRefusedIsReported(t *testing.T) {
 
 func TestEveryQueuePairThatIsRefusedEnds(t *testing.T) {
 	d := &Device{f: &Fabric{cfg: Config{Logger: slog.New(slog.DiscardHandler)}}, qps: map[uint32]*qp{}}
-	c := &cq{dev: d, c: new(cCQ), epfd: -1, wakefd: -1}
+	c := &cq{dev: d, c: new(cCQ)}
+	check(t, c.OpenFD())
 	c.slots.Store(new([]atomic.Pointer[qp]))
 	var all []*qp
 	for range 4 {

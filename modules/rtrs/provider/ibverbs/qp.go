@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -49,6 +50,8 @@ type sent struct {
 
 // qp implements verbs.QP.
 type qp struct {
+	softverbs.Queued // in cq.Pending
+
 	dev  *Device
 	pd   *pd
 	cq   *cq
@@ -69,7 +72,6 @@ type qp struct {
 	recvs   ring[uint64]
 	first   []cRecv // receives that wait for the connection
 	closing bool    // the owner has stopped posting
-	queued  bool    // in cq.pending, guarded by its mu
 }
 
 func newQP(d *Device, p *pd, c *cq, cfg verbs.QPConfig) *qp {
@@ -315,7 +317,7 @@ func (q *qp) Disconnect() {
 // unless the owner has destroyed it first.
 func (q *qp) hangUp() {
 	if q.tellPeer() {
-		q.cq.submit(q)
+		q.cq.Submit(q)
 	}
 }
 
@@ -340,7 +342,7 @@ func (q *qp) release() {
 	}
 	q.mu.Unlock()
 	q.state.Store(uint32(phaseGone))
-	q.cq.submit(q)
+	q.cq.Submit(q)
 }
 
 // Destroy implements verbs.QP.
