@@ -1,6 +1,7 @@
 package softverbs
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync/atomic"
@@ -90,6 +91,21 @@ func (q *QP) Init(d *Domain, cfg *verbs.QPConfig, firstSends int) {
 	q.Domain, q.Context = d, cfg.Context
 	q.SQ.Init(cfg.SendQueue, firstSends, cfg.MaxSGE)
 	q.RQ.Init(cfg.RecvQueue)
+}
+
+// ErrForeign is returned when an object of another device is passed.
+var ErrForeign = errors.New("object of another device")
+
+// Begin moves an idle queue pair to Connecting, to send private data of at most
+// most bytes. The error says why that is not possible. The creator.
+func (q *QP) Begin(private []byte, most int) error {
+	if len(private) > most {
+		return fmt.Errorf("%d bytes of private data, at most %d", len(private), most)
+	}
+	if !q.Move(Idle, Connecting) {
+		return errors.New("queue pair was used before")
+	}
+	return nil
 }
 
 // Is reports whether the phase is p. Any goroutine.

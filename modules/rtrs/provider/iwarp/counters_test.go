@@ -11,7 +11,8 @@ var _ verbs.CounterSource = (*Device)(nil)
 
 func TestCountersAreTheStats(t *testing.T) {
 	d := openDevice(t, DefaultConfig())
-	c := d.newCounters()
+	c := &counters{}
+	d.stats.Open(c)
 	c.sent.Store(1)
 	c.received.Store(2)
 	c.placed.Store(3)
@@ -60,7 +61,7 @@ func TestClosedQueueIsFreed(t *testing.T) {
 		}
 		q.Close()
 	}
-	if n := len(c.dev.counters); n != 0 {
+	if n := c.dev.stats.Len(); n != 0 {
 		t.Errorf("the device still knows %d closed queues", n)
 	}
 	if after := c.dev.Stats(); after.SentBytes < before.SentBytes || before.SentBytes == 0 {

@@ -43,19 +43,14 @@ func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
 	if d.isClosed() {
 		return nil, fmt.Errorf("create completion queue: %w", verbs.ErrClosed)
 	}
-	c := &cq{dev: d, stats: d.newCounters()}
+	c := &cq{dev: d, stats: &counters{}}
 	c.Init()
 	if err := c.Open(maxEvents); err != nil {
-		c.free()
+		c.Free()
 		return nil, fmt.Errorf("create completion queue: %w", err)
 	}
+	d.stats.Open(c.stats)
 	return c, nil
-}
-
-// free gives back what c has. Poll finds nothing from then on.
-func (c *cq) free() {
-	c.Free()
-	c.dev.dropCounters(c.stats)
 }
 
 // Poll implements verbs.CQ.
@@ -301,6 +296,6 @@ func (c *cq) Close() error {
 	if err := c.CQ.Close(); err != nil {
 		return err
 	}
-	c.dev.dropCounters(c.stats)
+	c.dev.stats.Close(c.stats)
 	return nil
 }

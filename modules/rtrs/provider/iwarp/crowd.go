@@ -79,15 +79,15 @@ func (c *crowd) close() {
 
 // countHandshake counts a connection that came to nothing because of err.
 func (d *Device) countHandshake(err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	switch s := &d.past.Handshakes; {
-	case errors.Is(err, verbs.ErrClosed), errors.Is(err, net.ErrClosed): // by our side
-	case err == errGaveWay:
-		s.GaveWay++
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		s.Late++
-	default:
-		s.Refused++
-	}
+	d.stats.Add(func(s *Stats) {
+		switch h := &s.Handshakes; {
+		case errors.Is(err, verbs.ErrClosed), errors.Is(err, net.ErrClosed): // by our side
+		case err == errGaveWay:
+			h.GaveWay++
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			h.Late++
+		default:
+			h.Refused++
+		}
+	})
 }

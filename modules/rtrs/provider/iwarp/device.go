@@ -1,6 +1,7 @@
 package iwarp
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -68,28 +69,20 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	c.Name = orDefault(c.Name, "iwarp0")
-	c.MULPDU = orDefault(c.MULPDU, defaultMULPDU)
-	c.IRD = max(orDefault(c.IRD, 16), 0)
-	c.ORD = max(orDefault(c.ORD, 16), 0)
-	c.RNRTimeout = orDefault(c.RNRTimeout, 5*time.Second)
-	c.RequestTimeout = orDefault(c.RequestTimeout, 5*time.Second)
-	c.ReplyTimeout = orDefault(c.ReplyTimeout, 10*time.Second)
-	c.MaxHandshakes = orDefault(c.MaxHandshakes, defaultHandshakes)
-	c.MaxHandshakesPerAddress = orDefault(c.MaxHandshakesPerAddress, min(defaultPerAddress, c.MaxHandshakes))
-	c.PeerTimeout = orDefault(c.PeerTimeout, 7*time.Second)
+	c.Name = cmp.Or(c.Name, "iwarp0")
+	c.MULPDU = cmp.Or(c.MULPDU, defaultMULPDU)
+	c.IRD = max(cmp.Or(c.IRD, 16), 0)
+	c.ORD = max(cmp.Or(c.ORD, 16), 0)
+	c.RNRTimeout = cmp.Or(c.RNRTimeout, 5*time.Second)
+	c.RequestTimeout = cmp.Or(c.RequestTimeout, 5*time.Second)
+	c.ReplyTimeout = cmp.Or(c.ReplyTimeout, 10*time.Second)
+	c.MaxHandshakes = cmp.Or(c.MaxHandshakes, defaultHandshakes)
+	c.MaxHandshakesPerAddress = cmp.Or(c.MaxHandshakesPerAddress, min(defaultPerAddress, c.MaxHandshakes))
+	c.PeerTimeout = cmp.Or(c.PeerTimeout, 7*time.Second)
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
 	return c
-}
-
-func orDefault[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
 }
 
 // Stats counts what a device has done since it was opened.
@@ -113,13 +106,12 @@ type HandshakeStats struct {
 
 // Device is an opened software iWARP device.
 type Device struct {
-	cfg  Config
-	keys softverbs.KeyTable
+	cfg   Config
+	keys  softverbs.KeyTable
+	stats softverbs.Totals[*counters, Stats]
 
 	mu        sync.Mutex
 	listeners map[*listener]struct{}
-	counters  map[*counters]struct{} // of the open completion queues
-	past      Stats                  // of the closed ones: sums do not fall
 	closed    bool
 }
 
@@ -145,7 +137,7 @@ func Open(cfg Config) (verbs.Device, error) {
 	if cfg.MaxHandshakes < 1 || cfg.MaxHandshakesPerAddress < 1 {
 		return nil, fmt.Errorf("open iwarp device %s: %d handshakes, %d of an address: at least 1", cfg.Name, cfg.MaxHandshakes, cfg.MaxHandshakesPerAddress)
 	}
-	d := &Device{cfg: cfg, listeners: map[*listener]struct{}{}, counters: map[*counters]struct{}{}}
+	d := &Device{cfg: cfg, listeners: map[*listener]struct{}{}}
 	d.keys.Init()
 	return d, nil
 }
@@ -160,41 +152,16 @@ func (d *Device) Info() verbs.Info {
 }
 
 // Stats returns the sums of all queues of the device. Any goroutine.
-func (d *Device) Stats() Stats {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	s := d.past
-	for c := range d.counters {
-		s.add(c)
-	}
-	return s
-}
+func (d *Device) Stats() Stats { return d.stats.Sum() }
 
-func (s *Stats) add(c *counters) {
+// AddTo adds c to s.
+func (c *counters) AddTo(s *Stats) {
 	s.PlacedCopyBytes += c.placed.Load()
 	s.DirectBytes += c.direct.Load()
 	s.SentBytes += c.sent.Load()
 	s.ReceivedBytes += c.received.Load()
 	s.CRCErrors += c.crcErrors.Load()
 	s.Silent += c.silent.Load()
-}
-
-func (d *Device) newCounters() *counters {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	c := &counters{}
-	d.counters[c] = struct{}{}
-	return c
-}
-
-// dropCounters adds up the counters of a completion queue that is closed.
-func (d *Device) dropCounters(c *counters) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if _, open := d.counters[c]; open {
-		delete(d.counters, c)
-		d.past.add(c)
-	}
 }
 
 // AllocPD makes a protection domain.

@@ -23,17 +23,14 @@ const answerLimit = 5 * time.Second
 func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams) ([]byte, error) {
 	q, ok := v.(*qp)
 	if !ok || q.dev != d {
-		return nil, fmt.Errorf("connect to %s: %w", p.Dst, errNotOurs)
+		return nil, fmt.Errorf("connect to %s: %w", p.Dst, softverbs.ErrForeign)
 	}
 	p, err := p.IP()
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	if len(p.Private) > maxUserData {
-		return nil, fmt.Errorf("connect to %s: %d bytes of private data, at most %d", p.Dst, len(p.Private), maxUserData)
-	}
-	if !q.Move(softverbs.Idle, softverbs.Connecting) {
-		return nil, fmt.Errorf("connect to %s: queue pair was used before", p.Dst)
+	if err := q.Begin(p.Private, maxUserData); err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", p.Dst, err)
 	}
 	private, err := d.connect(ctx, q, p)
 	if err != nil {

@@ -200,13 +200,11 @@ func (r *request) RemoteAddr() netip.AddrPort { return addrPort(r.conn.RemoteAdd
 func (r *request) Accept(v verbs.QP, private []byte) error {
 	defer r.conn.Close()
 	q, ok := v.(*qp)
-	switch {
-	case !ok || q.dev != r.dev:
-		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), errNotOurs)
-	case len(private) > maxUserData:
-		return fmt.Errorf("accept %s: %d bytes of private data, at most %d", r.RemoteAddr(), len(private), maxUserData)
-	case !q.Move(softverbs.Idle, softverbs.Connecting):
-		return fmt.Errorf("accept %s: queue pair was used before", r.RemoteAddr())
+	if !ok || q.dev != r.dev {
+		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), softverbs.ErrForeign)
+	}
+	if err := q.Begin(private, maxUserData); err != nil {
+		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), err)
 	}
 	err := r.answer(false, private)
 	if err == nil {

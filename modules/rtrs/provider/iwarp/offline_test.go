@@ -34,7 +34,8 @@ func newOffline(t testing.TB, tm terms) *offline {
 func newOfflineOn(t testing.TB, d *Device, tm terms) *offline {
 	t.Helper()
 	dom := softverbs.NewDomain(&d.keys)
-	c := &cq{dev: d, stats: d.newCounters()}
+	c := &cq{dev: d, stats: &counters{}}
+	d.stats.Open(c.stats)
 	c.Init()
 	v, err := d.CreateQP(dom, verbs.QPConfig{CQ: c, Context: 1, SendQueue: 64, RecvQueue: 64, MaxSGE: 4})
 	if err != nil {

@@ -1,7 +1,6 @@
 package iwarp
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
@@ -39,8 +38,6 @@ type qp struct {
 	pokeStep int
 }
 
-var errNotOurs = errors.New("object of another device")
-
 // CreateQP makes a queue pair.
 func (d *Device) CreateQP(p verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 	dom, ok1 := p.(*softverbs.Domain)
@@ -49,7 +46,7 @@ func (d *Device) CreateQP(p verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 	case d.isClosed():
 		return nil, fmt.Errorf("create queue pair: %w", verbs.ErrClosed)
 	case !ok1 || !ok2 || !dom.Of(&d.keys) || queue.dev != d:
-		return nil, fmt.Errorf("create queue pair: %w", errNotOurs)
+		return nil, fmt.Errorf("create queue pair: %w", softverbs.ErrForeign)
 	}
 	if err := limits.Check(&cfg); err != nil {
 		return nil, err

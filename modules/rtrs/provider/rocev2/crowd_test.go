@@ -201,7 +201,7 @@ func TestC050_CountersOfClosedQueuesAreAddedUp(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if s := d.Stats(); s.SentPackets != 15 || s.Dropped[dropICRC] != 6 || len(d.counters) != 1 {
-		t.Errorf("%+v, %d sets of counters", s, len(d.counters))
+	if s := d.Stats(); s.SentPackets != 15 || s.Dropped[dropICRC] != 6 || d.stats.Len() != 1 {
+		t.Errorf("%+v, %d sets of counters", s, d.stats.Len())
 	}
 }

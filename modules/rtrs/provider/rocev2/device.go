@@ -1,6 +1,7 @@
 package rocev2
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -59,44 +60,35 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	c.Name = orDefault(c.Name, "rocev2")
-	c.PathMTU = orDefault(c.PathMTU, 4096)
-	c.IRD = min(max(orDefault(c.IRD, defaultReads), 0), maxReads)
-	c.ORD = min(max(orDefault(c.ORD, defaultReads), 0), maxReads)
-	c.RetryTimeout = orDefault(c.RetryTimeout, 4*time.Second)
-	c.RNRTimeout = orDefault(c.RNRTimeout, 5*time.Second)
-	c.ConnectTimeout = orDefault(c.ConnectTimeout, 10*time.Second)
-	c.MaxHandshakes = orDefault(c.MaxHandshakes, defaultHandshakes)
-	c.MaxHandshakesPerAddress = orDefault(c.MaxHandshakesPerAddress, min(defaultPerAddress, c.MaxHandshakes))
+	c.Name = cmp.Or(c.Name, "rocev2")
+	c.PathMTU = cmp.Or(c.PathMTU, 4096)
+	c.IRD = min(max(cmp.Or(c.IRD, defaultReads), 0), maxReads)
+	c.ORD = min(max(cmp.Or(c.ORD, defaultReads), 0), maxReads)
+	c.RetryTimeout = cmp.Or(c.RetryTimeout, 4*time.Second)
+	c.RNRTimeout = cmp.Or(c.RNRTimeout, 5*time.Second)
+	c.ConnectTimeout = cmp.Or(c.ConnectTimeout, 10*time.Second)
+	c.MaxHandshakes = cmp.Or(c.MaxHandshakes, defaultHandshakes)
+	c.MaxHandshakesPerAddress = cmp.Or(c.MaxHandshakesPerAddress, min(defaultPerAddress, c.MaxHandshakes))
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
 	return c
 }
 
-func orDefault[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
-}
-
 // Device is an opened RoCEv2 device.
 type Device struct {
-	cfg  Config
-	keys softverbs.KeyTable
-	cm   manager
+	cfg   Config
+	keys  softverbs.KeyTable
+	stats softverbs.Totals[*counters, Stats] // of the connection manager and the completion queues
+	cm    manager
 
-	mu       sync.Mutex // taken before cq.mu; never together with cm.mu
-	ports    map[netip.Addr]*port
-	slots    []*slot                // from index 1; 0 is the connection manager's
-	ud       *slot                  // of the UD queue pairs, nil before the first one
-	agents   map[*port]*udAgent     // of the ports with UD queue pairs
-	counters map[*counters]struct{} // of the connection manager and the open completion queues
-	past     Stats                  // of the closed ones: sums do not fall
-	users    int                    // the open device and its completion queues
-	closed   bool
+	mu     sync.Mutex // taken before cq.mu; never together with cm.mu
+	ports  map[netip.Addr]*port
+	slots  []*slot            // from index 1; 0 is the connection manager's
+	ud     *slot              // of the UD queue pairs, nil before the first one
+	agents map[*port]*udAgent // of the ports with UD queue pairs
+	users  int                // the open device and its completion queues
+	closed bool
 
 	faults atomic.Pointer[faults] // tests only
 }
@@ -125,8 +117,8 @@ func Open(cfg Config) (verbs.Device, error) {
 	if cfg.MaxHandshakes < 1 || cfg.MaxHandshakesPerAddress < 1 {
 		return nil, fmt.Errorf("open rocev2 device %s: %d handshakes, %d of an address: at least 1", cfg.Name, cfg.MaxHandshakes, cfg.MaxHandshakesPerAddress)
 	}
-	d := &Device{cfg: cfg, ports: map[netip.Addr]*port{}, agents: map[*port]*udAgent{}, slots: []*slot{nil}, users: 1, counters: map[*counters]struct{}{}}
-	d.counters[&d.cm.stats] = struct{}{}
+	d := &Device{cfg: cfg, ports: map[netip.Addr]*port{}, agents: map[*port]*udAgent{}, slots: []*slot{nil}, users: 1}
+	d.stats.Open(&d.cm.stats)
 	d.keys.Init()
 	d.cm.init(d, rand.Uint64())
 	for _, a := range cfg.Addrs {
@@ -196,20 +188,8 @@ func (d *Device) takeSlot(c *cq) error {
 		c.addPort(p)
 	}
 	d.users++
-	d.counters[c.stats] = struct{}{}
+	d.stats.Open(c.stats)
 	return nil
-}
-
-// queues are the open completion queues.
-func (d *Device) queues() (cqs []*cq) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, s := range d.slots[1:] {
-		if s.cq != nil {
-			cqs = append(cqs, s.cq)
-		}
-	}
-	return cqs
 }
 
 func (d *Device) freeSlot() *slot {
@@ -240,9 +220,8 @@ func (d *Device) growPorts() error {
 func (d *Device) leaveSlot(c *cq) {
 	d.mu.Lock()
 	c.slot.cq = nil
-	delete(d.counters, c.stats)
-	d.past.add(c.stats)
 	d.mu.Unlock()
+	d.stats.Close(c.stats)
 	d.release()
 }
 
@@ -347,17 +326,13 @@ func DropReason(i int) string {
 
 // Stats returns the sums of all queues of the device. Any goroutine.
 func (d *Device) Stats() Stats {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	s := d.past
-	for c := range d.counters {
-		s.add(c)
-	}
+	s := d.stats.Sum()
 	s.Displaced = d.cm.displaced.Load()
 	return s
 }
 
-func (s *Stats) add(c *counters) {
+// AddTo adds c to s.
+func (c *counters) AddTo(s *Stats) {
 	s.SentPackets += c.sent.Load()
 	s.ReceivedPackets += c.received.Load()
 	s.PlacedCopyBytes += c.placed.Load()

@@ -30,17 +30,14 @@ var errConnectTimeout = errors.New("peer does not answer")
 func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams) ([]byte, error) {
 	q, ok := v.(*qp)
 	if !ok || q.dev != d {
-		return nil, fmt.Errorf("connect to %s: %w", p.Dst, errNotOurs)
+		return nil, fmt.Errorf("connect to %s: %w", p.Dst, softverbs.ErrForeign)
 	}
 	p, err := p.IP()
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	if len(p.Private) > reqPrivateLen-ipHeaderLen {
-		return nil, fmt.Errorf("connect to %s: %d bytes of private data, at most %d", p.Dst, len(p.Private), reqPrivateLen-ipHeaderLen)
-	}
-	if !q.Move(softverbs.Idle, softverbs.Connecting) {
-		return nil, fmt.Errorf("connect to %s: queue pair was used before", p.Dst)
+	if err := q.Begin(p.Private, reqPrivateLen-ipHeaderLen); err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", p.Dst, err)
 	}
 	private, err := d.connect(ctx, q, p)
 	if err != nil {

@@ -295,13 +295,11 @@ func (r *request) RemoteAddr() netip.AddrPort {
 // Accept implements verbs.ConnRequest.
 func (r *request) Accept(v verbs.QP, private []byte) error {
 	q, ok := v.(*qp)
-	switch {
-	case !ok || q.dev != r.dev:
-		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), errNotOurs)
-	case len(private) > repPrivateLen:
-		return fmt.Errorf("accept %s: %d bytes of private data, at most %d", r.RemoteAddr(), len(private), repPrivateLen)
-	case !q.Move(softverbs.Idle, softverbs.Connecting):
-		return fmt.Errorf("accept %s: queue pair was used before", r.RemoteAddr())
+	if !ok || q.dev != r.dev {
+		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), softverbs.ErrForeign)
+	}
+	if err := q.Begin(private, repPrivateLen); err != nil {
+		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), err)
 	}
 	if err := r.dev.cm.accept(r, q, private); err != nil {
 		if q.Move(softverbs.Connecting, softverbs.Down) {

@@ -1,7 +1,6 @@
 package rocev2
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"sync/atomic"
@@ -49,8 +48,6 @@ func fullAt(e *softverbs.Send, off, mtu uint32) bool {
 	return e.Op != verbs.OpRead && e.Length-off >= mtu
 }
 
-var errNotOurs = errors.New("object of another device")
-
 // CreateQP makes a queue pair.
 func (d *Device) CreateQP(p verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 	dom, ok1 := p.(*softverbs.Domain)
@@ -59,7 +56,7 @@ func (d *Device) CreateQP(p verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 	case d.isClosed():
 		return nil, fmt.Errorf("create queue pair: %w", verbs.ErrClosed)
 	case !ok1 || !ok2 || !dom.Of(&d.keys) || queue.dev != d:
-		return nil, fmt.Errorf("create queue pair: %w", errNotOurs)
+		return nil, fmt.Errorf("create queue pair: %w", softverbs.ErrForeign)
 	}
 	if err := limits.Check(&cfg); err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package rocev2
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -58,8 +59,8 @@ func (d *Device) OpenDatagrams(cfg verbs.DatagramConfig) (verbs.DatagramQP, erro
 }
 
 func (d *Device) openDatagrams(cfg verbs.DatagramConfig) (*udQP, error) {
-	cfg.PKey = orDefault(cfg.PKey, verbs.DefaultPKey)
-	cfg.RecvQueue = orDefault(cfg.RecvQueue, 256)
+	cfg.PKey = cmp.Or(cfg.PKey, verbs.DefaultPKey)
+	cfg.RecvQueue = cmp.Or(cfg.RecvQueue, 256)
 	switch {
 	case cfg.PKey&pkeyBase == 0:
 		return nil, fmt.Errorf("P_Key 0x%04x names no partition", cfg.PKey)
@@ -119,7 +120,7 @@ func (d *Device) agentAt(p *port) (*udAgent, error) {
 	}
 	a.stage = newStage(a.stats)
 	d.agents[p] = a
-	d.counters[a.stats] = struct{}{}
+	d.stats.Open(a.stats)
 	go a.run()
 	return a, nil
 }
@@ -186,8 +187,7 @@ func (d *Device) removeDatagrams(q *udQP) {
 	a.mu.Unlock()
 	if last {
 		delete(d.agents, a.port)
-		delete(d.counters, a.stats)
-		d.past.add(a.stats)
+		d.stats.Close(a.stats)
 	}
 	d.mu.Unlock()
 	if last {
