@@ -37,9 +37,9 @@ const (
 // implements Poll, Flush and Arm. It holds no completions: they are made from
 // the queues of the connections when Poll asks, so that none can be lost.
 type CQ[Q Conn] struct {
-	// Turn is held by the owner in Poll, Flush and Arm, and by nobody for long.
-	// Registered memory is touched only while it is held. It is taken before
-	// every other lock.
+	// Turn is held by the owner in Poll, Flush and Arm, which do not block, and
+	// by Release. Registered memory is touched only while it is held. It is
+	// taken before every other lock.
 	Turn sync.Mutex
 
 	Pending[Q]
@@ -99,7 +99,7 @@ func (c *CQ[Q]) Free() {
 		if *fd >= 0 {
 			unix.Close(*fd)
 		}
-		*fd = -1 // the number may be somebody else's next
+		*fd = -1 // the number may be reused by another descriptor
 	}
 	c.Slots, c.Ready, c.next = nil, Ready[Q]{}, 0
 }
@@ -218,14 +218,14 @@ func (c *CQ[Q]) SetAlarm() bool {
 	return unix.TimerfdSettime(c.timerfd, 0, &unix.ItimerSpec{Value: wait}, nil) == nil
 }
 
-// Attach gives q a slot and joins its domain on behalf of o, the queue.
+// Attach gives q a slot and adds o, the queue, to the users of its domain.
 func (c *CQ[Q]) Attach(q Q, o Owner) {
 	b := q.Base()
 	b.Slot = c.freeSlot()
 	c.Slots[b.Slot] = q
 	c.Count++
 	b.Attached = true
-	b.Domain.Join(o)
+	b.Domain.AddUser(o)
 }
 
 func (c *CQ[Q]) freeSlot() int {
@@ -246,7 +246,7 @@ func (c *CQ[Q]) Detach(q Q, o Owner) bool {
 		return false
 	}
 	b.Attached = false
-	b.Domain.Leave(o)
+	b.Domain.RemoveUser(o)
 	var none Q
 	c.Slots[b.Slot] = none
 	c.Count--

@@ -35,9 +35,9 @@ func HostOf(a netip.Addr) netip.Prefix {
 	return p
 }
 
-// Enter adds h, which came from a. If a handshake gives way to it, Enter
+// Add adds h, which came from a. If a handshake gives way to it, Add
 // removes that one and returns it with true.
-func (c *Crowd[H]) Enter(h H, a netip.Addr) (gone H, ok bool) {
+func (c *Crowd[H]) Add(h H, a netip.Addr) (gone H, ok bool) {
 	host := HostOf(a)
 	if n := c.of[host]; n >= c.MaxPerHost {
 		gone, ok = c.oldest(n, host)
@@ -55,9 +55,9 @@ func (c *Crowd[H]) Enter(h H, a netip.Addr) (gone H, ok bool) {
 	return gone, ok
 }
 
-// Relieve removes and returns the handshake that would give way to one of
+// Displace removes and returns the handshake that would give way to one of
 // another host, unless that is h.
-func (c *Crowd[H]) Relieve(h H) (gone H, ok bool) {
+func (c *Crowd[H]) Displace(h H) (gone H, ok bool) {
 	if gone, ok = c.oldestOfMost(); !ok || gone == h {
 		return gone, false
 	}

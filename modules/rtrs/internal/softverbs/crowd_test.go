@@ -29,11 +29,11 @@ func TestCrowd_WhoGivesWay(t *testing.T) {
 		for i, w := range tt.who {
 			addr, plus := strings.CutSuffix(w, "+")
 			settled[i] = plus
-			if _, ok := c.Enter(i, netip.MustParseAddr(addr)); ok {
+			if _, ok := c.Add(i, netip.MustParseAddr(addr)); ok {
 				t.Fatalf("%s: too many to start with", tt.name)
 			}
 		}
-		gone, ok := c.Enter(len(tt.who), netip.MustParseAddr(tt.next))
+		gone, ok := c.Add(len(tt.who), netip.MustParseAddr(tt.next))
 		if !ok {
 			gone = -1
 		}
@@ -47,18 +47,18 @@ func TestCrowd_RemovedHandshakesCountNoMore(t *testing.T) {
 	c := Crowd[string]{Max: 10, MaxPerHost: 2}
 	a := netip.MustParseAddr("10.0.0.1")
 	for _, h := range []string{"one", "two"} {
-		c.Enter(h, a)
+		c.Add(h, a)
 	}
 	if !c.Remove("one") || c.Remove("one") {
 		t.Error("a handshake is removed exactly once")
 	}
-	if gone, ok := c.Enter("three", a); ok {
+	if gone, ok := c.Add("three", a); ok {
 		t.Errorf("%s gave way though there was room", gone)
 	}
-	if gone, ok := c.Relieve("three"); !ok || gone != "two" {
+	if gone, ok := c.Displace("three"); !ok || gone != "two" {
 		t.Errorf("%q gave way, want the oldest", gone)
 	}
-	if gone, ok := c.Relieve("three"); ok {
+	if gone, ok := c.Displace("three"); ok {
 		t.Errorf("%q gave way to itself", gone)
 	}
 	c.RemoveAll(func(string) bool { return true })

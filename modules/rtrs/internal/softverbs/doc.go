@@ -6,7 +6,8 @@
 //	QP, SendQueue, RecvQueue   a queue pair: its phases, its requests, its end
 //	CQ, Ready                  a completion queue: who has something to do, deadlines, sleep
 //	Pending                    what other goroutines want its owner to do
-//	Crowd                      the bound of handshakes that nobody finishes
+//	Crowd                      the bound of handshakes that are not finished
+//	Totals                     the counters of a device
 //
 // The provider's own types call these methods directly: nothing on the data
 // path goes through an interface. CQ calls a provider's queue pair through Conn

@@ -65,16 +65,16 @@ func (d *Domain) Plant(buf []byte, addr uint64, key uint32, access verbs.Access)
 // Close implements verbs.PD.
 func (d *Domain) Close() error { return nil }
 
-// Join notes that a connection of the domain was attached to o. Any goroutine.
-func (d *Domain) Join(o Owner) {
+// AddUser notes that a connection of the domain was attached to o. Any goroutine.
+func (d *Domain) AddUser(o Owner) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.owners[o]++
 }
 
-// Leave notes that a connection of the domain was detached from o, which uses
+// RemoveUser notes that a connection of the domain was detached from o, which uses
 // no memory on its behalf any more. Any goroutine.
-func (d *Domain) Leave(o Owner) {
+func (d *Domain) RemoveUser(o Owner) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.owners[o]--; d.owners[o] <= 0 {

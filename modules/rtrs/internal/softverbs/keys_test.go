@@ -157,12 +157,12 @@ func TestRegion_CloseAsksTheQueuesOfItsDomain(t *testing.T) {
 	d := newDomain()
 	other := NewDomain(d.keys)
 	var used, left, foreign released
-	d.Join(&used)
-	d.Join(&used)
-	d.Leave(&used)
-	d.Join(&left)
-	d.Leave(&left)
-	other.Join(&foreign)
+	d.AddUser(&used)
+	d.AddUser(&used)
+	d.RemoveUser(&used)
+	d.AddUser(&left)
+	d.RemoveUser(&left)
+	other.AddUser(&foreign)
 	r := d.register(t, 8, 0)
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
@@ -170,7 +170,7 @@ func TestRegion_CloseAsksTheQueuesOfItsDomain(t *testing.T) {
 	if len(used.regions) != 1 || used.regions[0] != r || len(left.regions)+len(foreign.regions) != 0 {
 		t.Errorf("asked: %d of one connection, %d without any, %d of another domain", len(used.regions), len(left.regions), len(foreign.regions))
 	}
-	if d.Leave(&used); d.Used() || !other.Used() {
+	if d.RemoveUser(&used); d.Used() || !other.Used() {
 		t.Error("the domains miscount their connections")
 	}
 }

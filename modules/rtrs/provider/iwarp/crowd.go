@@ -46,7 +46,7 @@ func (c *crowd) enter(h *handshake) {
 	defer c.mu.Unlock()
 	if c.closed {
 		h.giveWay()
-	} else if gone, ok := c.Enter(h, addrPort(h.conn.RemoteAddr()).Addr()); ok {
+	} else if gone, ok := c.Add(h, addrPort(h.conn.RemoteAddr()).Addr()); ok {
 		gone.giveWay()
 	}
 }
@@ -55,7 +55,7 @@ func (c *crowd) enter(h *handshake) {
 func (c *crowd) relieve(h *handshake) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if gone, ok := c.Relieve(h); ok {
+	if gone, ok := c.Displace(h); ok {
 		gone.giveWay()
 	}
 }

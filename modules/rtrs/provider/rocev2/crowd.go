@@ -22,7 +22,7 @@ func newCrowd(cfg *Config) softverbs.Crowd[*conn] {
 // admit adds the handshake c, to which another one may give way. m.mu is held.
 func (m *manager) admit(c *conn) {
 	m.crowd.RemoveAll(func(c *conn) bool { return c.heard.Load() })
-	if gone, ok := m.crowd.Enter(c, c.peer); ok {
+	if gone, ok := m.crowd.Add(c, c.peer); ok {
 		m.displace(gone)
 	}
 }
