@@ -89,7 +89,7 @@ fuzz: ## every fuzz target, FUZZTIME each (default 5m)
 
 faults: build ## the long form of the fault tests; SCHEDULES=300: so many random schedules of 20 s; SEED=7 or SCHEDULE=FILE: one of them again
 ifeq ($(SCHEDULES)$(SEED)$(SCHEDULE),)
-	@cd test && RNBD_BIN=$(BIN) RNBD_LONG=1 go test -count=1 -timeout 60m -v ./faults
+	@cd test && RNBD_BIN=$(BIN) RNBD_LONG=1 go test -count=1 -timeout 180m -v ./faults
 endif
 	@cd test && RNBD_BIN=$(BIN) RNBD_LONG=1 RNBD_SCHEDULES=$(or $(SCHEDULES),$(if $(SEED)$(SCHEDULE),1,20)) RNBD_SEED=$(SEED) \
 		RNBD_SCHEDULE=$(abspath $(SCHEDULE)) RNBD_MINIMISE=$(MINIMISE) RNBD_KINDS='$(KINDS)' go test -count=1 -timeout 24h -v $(if $(SEED)$(SCHEDULE)$(SCHEDULES),-run 'TestSchedules$$') ./nemesis

@@ -340,3 +340,21 @@ func TestServerTimersChangeAtRunTime(t *testing.T) {
 	}
 	p.waitDown() // it never answers
 }
+
+// A chunk that was used on a path may not be used again for hours; meanwhile
+// the path may end, and must not stay in memory.
+func TestFreeChunkKeepsNoPath(t *testing.T) {
+	net := loopback.New()
+	s := startServer(t, net, serve)
+	p := newSession(t, net, 2, "s")
+	p.stillWorks()
+	for _, sess := range s.sessions {
+		for i := range sess.ops {
+			op := &sess.ops[i]
+			eventually(t, "the chunk to be free", func() bool { return op.owner.Load() == 0 })
+			if op.conn != nil {
+				t.Errorf("chunk %d is free and keeps a connection of its last path", i)
+			}
+		}
+	}
+}

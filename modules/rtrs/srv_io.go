@@ -280,8 +280,11 @@ func (c *srvConn) hold(op *Op, imm rtrswire.Imm) (free bool) {
 	}
 }
 
-// free gives the chunk back and lets the request that waits for it run.
+// free gives the chunk back and lets the request that waits for it run. op may
+// belong to another path from here on. It keeps no path that has ended in
+// memory until then: a chunk may not be used again for long.
 func (op *Op) free() {
+	op.conn = nil
 	op.owner.Store(0)
 	if op.held.Load() == nil {
 		return

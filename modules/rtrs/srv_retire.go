@@ -91,9 +91,10 @@ func (c *srvConn) retire() (n int) {
 
 // unretire gives the chunk of a request that has ended at last back. Owner.
 func (op *Op) unretire() {
+	path := op.conn.path.uuid
 	op.retired = false
 	op.free()
-	op.sess.retiring(op.conn.path.uuid, -1)
+	op.sess.retiring(path, -1)
 }
 
 // retiring counts the retired chunks of a path. The last one frees the memory of
