@@ -15,11 +15,12 @@ import (
 
 // inbox is the news of one session. Guarded by session.mu.
 type inbox struct {
-	last    uint64   // number of the latest news
-	drain   uint64   // number of EventDrain; 0: none
-	listens bool     // the client has asked for news
-	waiting *rtrs.Op // its EVENT, parked; nil: none
-	seen    uint64   // what waiting has told
+	last    uint64        // number of the latest news
+	drain   uint64        // number of EventDrain; 0: none
+	listens bool          // the client has asked for news
+	heard   chan struct{} // not nil: closed with the next EVENT, and with the session
+	waiting *rtrs.Op      // its EVENT, parked; nil: none
+	seen    uint64        // what waiting has told
 }
 
 // news is the latest about one mapping. Guarded by session.mu.
@@ -39,6 +40,7 @@ func (s *Server) onEvent(op *rtrs.Op, sess *session, msg rnbdwire.Event) {
 	old := sess.inbox.waiting
 	sess.inbox.waiting, sess.inbox.seen, sess.inbox.listens = op, msg.Seen(), true
 	told := sess.deliver() != nil
+	sess.stir()
 	sess.mu.Unlock()
 	switch {
 	case told:
@@ -65,9 +67,14 @@ func (s *session) deliver() *rtrs.Op {
 	}
 	if t := s.table.Load(); t != nil {
 		for _, m := range *t {
-			if m != nil && m.news.number > in.seen && m.news.number < f.Number {
-				f = rnbdwire.EventRspFields{Number: m.news.number, Kind: m.news.kind, DeviceID: m.id}
-				f.Sectors = m.dev.limits.Load().Size / blk.SectorSize
+			if m == nil {
+				continue
+			}
+			for _, n := range [...]news{m.news, {m.sharing, rnbdwire.EventShared}} {
+				if n.number > in.seen && n.number < f.Number {
+					f = rnbdwire.EventRspFields{Number: n.number, Kind: n.kind, DeviceID: m.id}
+					f.Sectors = m.dev.limits.Load().Size / blk.SectorSize
+				}
 			}
 		}
 	}

@@ -144,13 +144,25 @@ func (h *handler) Request(op *rtrs.Op) {
 	switch rnbdwire.TypeOf(user) {
 	case rnbdwire.TypeIO:
 		if msg := rnbdwire.IO(user); msg.IsValid() {
-			s.onIO(op, sess, msg)
+			s.onIO(op, sess, msg, 0, nil)
+			return
+		}
+		op.Respond(int(blk.EINVAL))
+	case rnbdwire.TypeIOOnce:
+		if msg := rnbdwire.IOOnce(user); msg.IsValid() {
+			s.onIO(op, sess, msg.IO(), msg.Number(), nil)
+			return
+		}
+		op.Respond(int(blk.EINVAL))
+	case rnbdwire.TypeIOAgain:
+		if msg := rnbdwire.IOAgain(user); msg.IsValid() {
+			s.onIO(op, sess, msg.IO(), msg.Number(), msg)
 			return
 		}
 		op.Respond(int(blk.EINVAL))
 	case rnbdwire.TypeEvent:
 		s.onEvent(op, sess, rnbdwire.Event(user))
-	case rnbdwire.TypeSessInfo, rnbdwire.TypeOpen, rnbdwire.TypeOpenAs, rnbdwire.TypeClose:
+	case rnbdwire.TypeSessInfo, rnbdwire.TypeOpen, rnbdwire.TypeOpenAs, rnbdwire.TypeWriter, rnbdwire.TypeClose:
 		s.admin.Add(1)
 		sess.holds.Add(1)
 		go s.onAdmin(op, sess)
@@ -189,12 +201,14 @@ func (s *Server) admin1(ctx context.Context, op *rtrs.Op, sess *session) error {
 			return s.onOpen(ctx, op, sess, rnbdwire.Open(msg), msg.IOMode())
 		}
 		return fmt.Errorf("open with an io mode: message of %d bytes: %w", len(user), syscall.EINVAL)
+	case rnbdwire.TypeWriter:
+		return s.onWriter(op, sess, rnbdwire.Writer(user))
 	}
 	return s.onClose(sess, rnbdwire.Close(user))
 }
 
 // features are the extensions that the server announces.
-const features = rnbdwire.FeatureEvents | rnbdwire.FeatureOpenAs | rnbdwire.FeatureIdentity
+const features = rnbdwire.FeatureEvents | rnbdwire.FeatureOpenAs | rnbdwire.FeatureIdentity | rnbdwire.FeatureOnce
 
 func (s *Server) onSessInfo(op *rtrs.Op, sess *session, msg rnbdwire.SessInfo) error {
 	if !msg.IsValid() || op.ReplyLen() != rnbdwire.SessInfoRspSize {
@@ -218,7 +232,28 @@ func (s *Server) onOpen(ctx context.Context, op *rtrs.Op, sess *session, msg rnb
 	if err != nil {
 		return err
 	}
+	if err := s.tellSharing(ctx, m); err != nil {
+		s.closeMapping(m, false)
+		return fmt.Errorf("open %q: %w", msg.Name(), err)
+	}
 	openRsp(m).Put(op.Data())
+	return nil
+}
+
+// onWriter serves WRITER: docs/protocol/rnbd.md, "Writes that are repeated".
+func (s *Server) onWriter(op *rtrs.Op, sess *session, msg rnbdwire.Writer) error {
+	if !msg.IsValid() || msg.Writer() == 0 || op.ReplyLen() != rnbdwire.WriterRspSize {
+		return fmt.Errorf("writer: message of %d bytes, reply of %d: %w", len(msg), op.ReplyLen(), syscall.EINVAL)
+	}
+	m := sess.lookup(msg.DeviceID())
+	switch {
+	case m == nil:
+		return fmt.Errorf("writer: no device %d: %w", msg.DeviceID(), syscall.ENOTCONN)
+	case m.usage == nil:
+		return fmt.Errorf("writer: %q is open read-only: %w", m.name, syscall.EPERM)
+	}
+	shared, now := m.usage.identify(m, msg.Writer())
+	rnbdwire.WriterRspFields{Shared: shared, Mark: rnbdwire.Mark{Server: s.number, Time: uint64(now)}}.Put(op.Data())
 	return nil
 }
 

@@ -74,10 +74,17 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 		return nil, err
 	}
 	m := sess.newMapping(dev, name, mode)
+	if mode != blk.ReadOnly {
+		m.usage = s.usageOf(id)
+		m.usage.enter(m)
+	}
 	if err = p.attachSession(ctx, sess); err == nil {
 		err = sess.add(m, s.roomFor)
 	}
 	if err != nil {
+		if m.usage != nil {
+			m.usage.leave(m, false)
+		}
 		s.drop(dev)
 		s.releaseWriter(id, mode)
 		return fail(err)
@@ -137,6 +144,9 @@ func (s *Server) closeMapping(m *mapping, keepID bool) {
 		m.session.mu.Lock()
 		m.session.release(m)
 		m.session.mu.Unlock()
+	}
+	if m.usage != nil {
+		m.usage.leave(m, true)
 	}
 	s.drop(m.dev)
 	s.releaseWriter(id, m.mode)

@@ -3,7 +3,8 @@ package server
 // DATA PATH. One ioQueue joins one pump with one io plugin process. In the
 // order a request meets them:
 //
-//	onIO    wire -> checks -> admit      the RNBD message is read once
+//	onIO    wire -> checks -> admit      the RNBD message is read once; a write that was
+//	                                     sent before: replay.go
 //	admit   checks -> ring or backlog    room, by device and session: window.go
 //	Poll    ring -> onDone -> wire       completions, then the backlog
 //
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
@@ -28,6 +30,7 @@ const (
 	reqBacklog          // waits in its mapping's flow for room in the ring
 	reqSent             // in the ring or in the plugin
 	reqParked           // waits for its device to come back after a plugin's death
+	reqHeld             // a write that waits for a repetition of another client's
 )
 
 // request is what we know of the I/O in one chunk.
@@ -39,6 +42,12 @@ type request struct {
 	state reqState
 	// retired: its path has gone without it; only its end is awaited.
 	retired bool
+	// repeats: it was sent before, and counts in usage.repeats.
+	repeats bool
+	// The number of a write, and that of the last write in this chunk that a plugin
+	// has had, with its result; 0: none.
+	number, done uint64
+	doneErrno    blk.Errno
 	// When it came from the client, and when the plugin was first asked; 0:
 	// not yet.
 	arrived, sent int64
@@ -69,14 +78,19 @@ type ioQueue struct {
 // owner marks requests of q.
 func (q *ioQueue) owner() int32 { return int32(q.index) + 1 }
 
-// onIO serves the RNBD I/O message of op.
-func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO) {
+// onIO serves the RNBD I/O message of op. number is that of a write, 0 if it has none;
+// again is the whole message if it was sent before, else nil.
+func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO, number uint64, again rnbdwire.IOAgain) {
 	m := sess.lookup(msg.DeviceID())
 	if m == nil {
 		op.Respond(int(blk.ENOTCONN))
 		return
 	}
 	r := &sess.reqs[op.Chunk()]
+	if number != 0 && number == r.done { // on a path whose answer was lost
+		op.Respond(int(r.doneErrno))
+		return
+	}
 	if errno := r.fill(op, sess, m, msg); errno != blk.OK {
 		op.Respond(int(errno))
 		return
@@ -84,8 +98,10 @@ func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO) {
 	m.flows[op.Poller()].inflight.Add(1)
 	q := m.dev.plugin.queues[op.Poller()]
 	r.owner.Store(q.owner())
-	r.arrived, r.sent = q.clock(), 0
-	q.admit(r)
+	r.arrived, r.sent, r.number = q.clock(), 0, number
+	if !r.sqe.Op.Modifies() || q.inOrder(r, again) {
+		q.admit(r)
+	}
 }
 
 // prioVersion is the first version of the protocol that has priorities.
@@ -252,6 +268,9 @@ const maxWireErrno = 1<<9 - 1
 // finish answers r with errno and forgets it.
 func (q *ioQueue) finish(r *request, errno blk.Errno) {
 	f := &r.m.flows[q.pump]
+	if r.sqe.Op.Modifies() {
+		q.ended(r, f, errno)
+	}
 	f.inflight.Add(-1)
 	if errno == blk.OK {
 		sectors := uint64(r.sqe.Len) / blk.SectorSize
@@ -269,6 +288,20 @@ func (q *ioQueue) finish(r *request, errno blk.Errno) {
 	r.op, r.m, r.state = nil, nil, reqIdle
 	r.owner.Store(0)
 	op.Respond(int(errno))
+}
+
+// ended notes what replay.go wants to know of a write.
+func (q *ioQueue) ended(r *request, f *flow, errno blk.Errno) {
+	if u := r.m.usage; u.shared.Load() {
+		f.wroteAt.Store(latency.Now())
+	}
+	if r.sent != 0 {
+		r.done, r.doneErrno = r.number, errno
+	}
+	if r.repeats {
+		r.repeats = false
+		r.m.usage.repeated()
+	}
 }
 
 // Arm and FD make the queue a source of its pump.

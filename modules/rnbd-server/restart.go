@@ -378,7 +378,7 @@ func (q *ioQueue) unpark(d *device) {
 	unfenced := d.now() == devFailing
 	q.each(func(r *request) {
 		if r.state == reqParked && r.m.dev == d && !(unfenced && r.sent != 0) {
-			q.admit(r)
+			q.sendParked(r)
 		}
 	})
 	if d.fails() {
@@ -386,6 +386,14 @@ func (q *ioQueue) unpark(d *device) {
 	}
 	if q.sub != nil {
 		q.sub.Publish()
+	}
+}
+
+// sendParked lets a parked request go on. A write that a dead process had may have been
+// carried out.
+func (q *ioQueue) sendParked(r *request) {
+	if r.sent == 0 || !r.sqe.Op.Modifies() || r.m.dev.fails() || q.beginRepeat(r, r.sent) {
+		q.admit(r)
 	}
 }
 

@@ -30,6 +30,7 @@ type memory struct {
 	disks map[string]*memDisk
 	gate  chan struct{}    // not nil: Open waits until it is closed, as for a fence
 	hold  bool             // answers wait
+	mute  byte             // writes of that value are carried out, and their answers wait; 0: none
 	opens int              // calls of Open
 	fail  map[string]error // of Open, by name
 	seen  []plugin.Request // requests that reached the plugin, without payload
@@ -126,27 +127,37 @@ func (d *memDisk) Close() error {
 func (m *memory) Serve(q *plugin.Queue) error {
 	batch := make([]plugin.Request, 16)
 	var late []plugin.Request
+	var done []uint64 // tags of writes whose answers wait
 	for !q.Closed() {
 		n := q.Next(batch)
 		m.mu.Lock()
-		hold := m.hold
+		hold, mute := m.hold, m.mute
 		for _, r := range batch[:n] {
 			kept := r
 			kept.Buf = nil
 			m.seen = append(m.seen, kept)
+		}
+		if mute == 0 {
+			for _, tag := range done {
+				q.Complete(tag, blk.OK)
+			}
+			done = nil
 		}
 		all := append(late, batch[:n]...)
 		late = nil
 		for _, r := range all {
 			if hold || r.Disk.(interface{ memory() *memDisk }).memory().hung.Load() {
 				late = append(late, r)
+			} else if mute != 0 && r.Op == blk.Write && r.Buf[0] == mute {
+				m.do(r)
+				done = append(done, r.Tag)
 			} else {
 				q.Complete(r.Tag, m.do(r))
 			}
 		}
 		m.mu.Unlock()
 		q.Publish()
-		if n == 0 && len(late) == 0 {
+		if n == 0 && len(late)+len(done) == 0 {
 			q.Wait()
 		} else if n == 0 {
 			time.Sleep(time.Millisecond)
@@ -182,6 +193,12 @@ func (m *memory) setFail(name string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.fail[name] = err
+}
+
+func (m *memory) setMute(value byte) {
+	m.mu.Lock()
+	m.mute = value
+	m.mu.Unlock()
 }
 
 func (m *memory) setHold(hold bool) {
@@ -328,6 +345,12 @@ type initiator struct {
 
 func (r *rig) connect(name string) *initiator {
 	r.t.Helper()
+	return r.connectTo(name, r.addr)
+}
+
+// connectTo connects over a path to each address.
+func (r *rig) connectTo(name string, addrs ...netip.AddrPort) *initiator {
+	r.t.Helper()
 	poller, err := rtrs.NewPoller(0)
 	must(r.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -344,7 +367,11 @@ func (r *rig) connect(name string) *initiator {
 		},
 		Logger: slog.New(slog.DiscardHandler),
 	}
-	i.session, err = rtrs.Open(r.t.Context(), name, []rtrs.PathAddr{{Device: r.clientDevice(name), Dst: r.addr}}, cfg)
+	var paths []rtrs.PathAddr
+	for _, a := range addrs {
+		paths = append(paths, rtrs.PathAddr{Device: r.clientDevice(name), Dst: a})
+	}
+	i.session, err = rtrs.Open(r.t.Context(), name, paths, cfg)
 	must(r.t, err)
 	i.region, err = i.session.Register(i.mem)
 	must(r.t, err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"strconv"
 	"sync"
@@ -41,10 +42,15 @@ type Server struct {
 	stopAdmins func()
 
 	// Locks: at the struct of ioPlugin.
-	mu      sync.Mutex // guards devices, guards, their users, and writers
+	number uint64 // of this server's clock, for clients; not 0
+
+	mu      sync.Mutex // guards devices, guards, their users, writers, usages and forgotten
 	devices map[deviceKey]*device
 	guards  map[deviceKey]*guard
 	writers writers
+	usages  map[nodeID]*usage
+	// forgotten is until when somebody may have written to nodes that have no usage.
+	forgotten int64
 
 	admin   sync.WaitGroup // requests answered off the pumps
 	stopped atomic.Bool    // no plugin runs any more
@@ -68,7 +74,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	cfg.nameLoggers()
 	s := &Server{
 		cfg: cfg, log: cfg.logger("server"), jail: jail{cfg.SearchPath},
-		writers: writers{}, devices: map[deviceKey]*device{}, guards: map[deviceKey]*guard{}, nodeOpened: make(chan struct{}, 1),
+		writers: writers{}, usages: map[nodeID]*usage{}, number: max(rand.Uint64(), 1), devices: map[deviceKey]*device{}, guards: map[deviceKey]*guard{}, nodeOpened: make(chan struct{}, 1),
 		lookUps: make(chan struct{}, maxLookUps),
 	}
 	s.admins, s.stopAdmins = context.WithCancel(context.Background())

@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -55,6 +56,7 @@ func (s *session) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended.Store(true)
+	s.stir()
 }
 
 // gone is the error of what is asked for a session that has ended, nil before.
@@ -76,11 +78,18 @@ type mapping struct {
 	closed atomic.Bool
 	flows  []flow // by pump
 	news   news   // guarded by session.mu
+
+	usage       *usage       // of the node; nil: opened read-only
+	writer      uint64       // names the client; guarded by usage.mu
+	told        bool         // the client has said its name; guarded by usage.mu
+	wroteBefore atomic.Int64 // until when writes left no time in flows; 0: they all do
+	refusals    atomic.Int64 // repetitions that were refused
+	sharing     uint64       // number of the news that others may write; guarded by session.mu
 }
 
 // newMapping makes a mapping of dev that no pump sees yet.
 func (s *session) newMapping(dev *device, name string, mode blk.AccessMode) *mapping {
-	m := &mapping{name: name, mode: mode, dev: dev, session: s, flows: make([]flow, len(dev.loads))}
+	m := &mapping{name: name, mode: mode, dev: dev, session: s, flows: make([]flow, len(dev.loads)), writer: rand.Uint64()}
 	for i, q := range dev.plugin.queues {
 		f := &m.flows[i]
 		f.lane, f.load, f.head, f.tail = &s.lanes[q.index], &dev.loads[i], -1, -1

@@ -21,6 +21,7 @@ import (
 type flow struct {
 	inflight atomic.Int64
 	rx, tx   atomic.Uint64 // 512-byte sectors: written by, read by the client
+	wroteAt  atomic.Int64  // see usage
 
 	lane       *lane
 	load       *load

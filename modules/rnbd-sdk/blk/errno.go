@@ -34,6 +34,10 @@ const (
 
 	ECONNABORTED Errno = Errno(syscall.ECONNABORTED)
 	ECONNRESET   Errno = Errno(syscall.ECONNRESET)
+
+	// EREMCHG answers a write that is not repeated, since another client may have
+	// written after it was sent first: docs/protocol/rnbd.md.
+	EREMCHG Errno = Errno(syscall.EREMCHG)
 )
 
 // Err returns nil for 0 and the syscall.Errno otherwise.

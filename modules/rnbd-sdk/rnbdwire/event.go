@@ -25,6 +25,7 @@ const (
 	EventDrain   EventKind = 3 // the server is about to end
 	EventFailed  EventKind = 4 // the device's I/O fails until EventBack, or for good
 	EventBack    EventKind = 5 // the device has failed, and serves again
+	EventShared  EventKind = 6 // another session may write to the device, too
 )
 
 // EventRsp is news.

@@ -16,10 +16,14 @@ const (
 	TypeIO          = 4
 	TypeClose       = 5
 	// Extensions of ours have the types from 0x8000 up.
-	TypeEvent    = 0x8000
-	TypeEventRsp = 0x8001
-	TypeOpenAs   = 0x8002
-	typeNone     = 0xffff
+	TypeEvent     = 0x8000
+	TypeEventRsp  = 0x8001
+	TypeOpenAs    = 0x8002
+	TypeWriter    = 0x8003
+	TypeWriterRsp = 0x8004
+	TypeIOOnce    = 0x8005
+	TypeIOAgain   = 0x8006
+	typeNone      = 0xffff
 )
 
 // Sizes of the messages in bytes. Each begins with a type and two bytes of
@@ -35,6 +39,10 @@ const (
 	IOSize          = headerSize + 4 + 8 + 4 + 4 + 2 + 6
 	EventSize       = headerSize + 4 + 8
 	EventRspSize    = headerSize + 4 + 8 + 8 + 2 + 6
+	WriterSize      = headerSize + 4 + 8
+	WriterRspSize   = headerSize + 4 + 8 + 8
+	IOOnceSize      = IOSize + 8
+	IOAgainSize     = IOOnceSize + 8 + 8
 
 	// NameSize is the field of a device's name, its NUL included.
 	NameSize = 255
@@ -54,6 +62,10 @@ var (
 	_ [32]struct{}  = [IOSize]struct{}{}
 	_ [16]struct{}  = [EventSize]struct{}{}
 	_ [32]struct{}  = [EventRspSize]struct{}{}
+	_ [16]struct{}  = [WriterSize]struct{}{}
+	_ [24]struct{}  = [WriterRspSize]struct{}{}
+	_ [40]struct{}  = [IOOnceSize]struct{}{}
+	_ [56]struct{}  = [IOAgainSize]struct{}{}
 )
 
 // TypeOf is the type of a message; of one too short to have any, a value that

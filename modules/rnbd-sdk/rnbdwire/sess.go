@@ -32,6 +32,7 @@ const (
 	FeatureEvents   = 1 << 0 // the server answers Event
 	FeatureOpenAs   = 1 << 1 // the server answers OpenAs
 	FeatureIdentity = 1 << 2 // OpenRsp has Volume and Properties
+	FeatureOnce     = 1 << 3 // the server answers Writer, IOOnce and IOAgain
 )
 
 // Features are the extensions that the server has; 0 from a kernel.

@@ -1,0 +1,96 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// A client that knows of other writers does not have its writes repeated by a server
+// that was started meanwhile and knows nothing. So it is told before the others can
+// write: their OPEN is answered when it has seen the news. Clients that do not say
+// WRITER repeat nothing by IO_AGAIN, and are not waited for.
+
+// sharingPatience is how long a client has to see the news; one that is gone is noticed
+// within that time.
+const sharingPatience = 10 * time.Second
+
+// tellSharing tells the other clients that may write to the node of m that m may, too.
+// EBUSY: one of them does not answer.
+func (s *Server) tellSharing(ctx context.Context, m *mapping) error {
+	if m.usage == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, sharingPatience)
+	defer cancel()
+	for _, o := range m.usage.toTell(m) {
+		if err := s.tellShared(ctx, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// toTell are the mappings of other clients that said WRITER.
+func (u *usage) toTell(m *mapping) (out []*mapping) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, o := range u.others(m) {
+		if o.told {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// tellShared tells the client of m that others may write, and returns when it has seen
+// that, or is gone.
+func (s *Server) tellShared(ctx context.Context, m *mapping) error {
+	sess := m.session
+	sess.mu.Lock()
+	sess.inbox.last++
+	number := sess.inbox.last
+	m.sharing = number
+	op := sess.deliver()
+	sess.mu.Unlock()
+	if op != nil {
+		s.respond(op, blk.OK)
+	}
+	for {
+		heard, wait := sess.awaitsNews(m, number)
+		if !wait {
+			return nil
+		}
+		select {
+		case <-heard:
+		case <-ctx.Done():
+			return fmt.Errorf("session %q has it open for writing, and does not answer that another client may: %w", sess.name, syscall.EBUSY)
+		}
+	}
+}
+
+// awaitsNews reports whether the client of m listens and has not seen the news of that
+// number; heard is closed when that may have changed.
+func (s *session) awaitsNews(m *mapping, number uint64) (heard <-chan struct{}, wait bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	in := &s.inbox
+	if !in.listens || in.seen >= number || s.ended.Load() || m.closed.Load() {
+		return nil, false
+	}
+	if in.heard == nil {
+		in.heard = make(chan struct{})
+	}
+	return in.heard, true
+}
+
+// stir wakes awaitsNews's callers. Caller holds mu.
+func (s *session) stir() {
+	if s.inbox.heard != nil {
+		close(s.inbox.heard)
+		s.inbox.heard = nil
+	}
+}
