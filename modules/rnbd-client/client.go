@@ -72,6 +72,7 @@ type pumpShare struct {
 	stuck  *lane      // some of whose devices wait for permits or their window
 	parked deviceList // whose gates were shut when they were counted as gates
 	gates  uint32
+	number uint64 // of the last write, see again.go
 
 	waiters atomic.Int32 // callers of IO.Wait on this pump
 	crowded atomic.Int32 // how many calls are left until one may borrow the pump
@@ -125,7 +126,7 @@ func (c *Client) startPump(i int) error {
 		return err
 	}
 	poller.UseClock(p.Now)
-	share := &pumpShare{client: c, index: i, pump: p, poller: poller, crowd: crowd{called: make(chan struct{}, 1)}}
+	share := &pumpShare{client: c, index: i, pump: p, poller: poller, number: rand.Uint64(), crowd: crowd{called: make(chan struct{}, 1)}}
 	share.crowd.serve = share.serveCrowd
 	c.pumps = append(c.pumps, share)
 	p.Start()

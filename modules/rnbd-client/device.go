@@ -49,14 +49,18 @@ type Device struct {
 	choices []choice // of a front end, while d is being mapped
 
 	// Read by the pumps.
-	fe     atomic.Pointer[frontend]   // nil: used through NewIO
-	att    atomic.Pointer[attachment] // at fe
-	host   atomic.Pointer[host]       // the process that may send requests; nil: none, or used through NewIO
-	id     atomic.Uint32              // on the server
-	limits atomic.Pointer[blk.Limits]
-	gate   atomic.Uint32
-	denied atomic.Bool // set by them: the server does not know the device
-	shares []share     // by pump
+	fe         atomic.Pointer[frontend]   // nil: used through NewIO
+	att        atomic.Pointer[attachment] // at fe
+	host       atomic.Pointer[host]       // the process that may send requests; nil: none, or used through NewIO
+	id         atomic.Uint32              // on the server
+	limits     atomic.Pointer[blk.Limits]
+	gate       atomic.Uint32
+	denied     atomic.Bool             // set by them: the server does not know the device
+	sharing    atomic.Pointer[sharing] // see again.go; nil: the server does not say
+	refused    atomic.Int64            // writes that the server did not repeat, and nobody was told of
+	newsShared atomic.Uint64           // how often the server has told that others may write
+	writer     uint64                  // names the mapping to servers, in all sessions
+	shares     []share                 // by pump
 
 	latency []stages // by pump; only that pump writes
 
@@ -72,6 +76,7 @@ type Device struct {
 	location   string // where users find it, as the front end says
 	served     uint64 // the size in bytes that the server told last
 	known      *known // nil: not opened yet
+	asking     bool   // askAgain is at work
 }
 
 // share is what one pump knows of a device.

@@ -19,11 +19,11 @@ import (
 // news.
 const minEventDepth = 8
 
-// listen starts to take news, instead of what listened before. Not for two
+// listen starts to take news if there are any, instead of what listened before. Not for two
 // goroutines at a time. It ends with the session's last path.
-func (s *session) listen(features uint16) {
+func (s *session) listen() {
 	s.unlisten()
-	if features&rnbdwire.FeatureEvents == 0 || s.transport.QueueDepth() < minEventDepth {
+	if !s.hearsNews() {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -33,6 +33,11 @@ func (s *session) listen(features uint16) {
 		defer close(ended)
 		s.takeNews(ctx)
 	}()
+}
+
+// hearsNews reports whether the server has, and the session can have, news.
+func (s *session) hearsNews() bool {
+	return s.features.Load()&rnbdwire.FeatureEvents != 0 && s.transport.QueueDepth() >= minEventDepth
 }
 
 // takeNews asks for news and acts on it until the session is lost, or ctx ends.
@@ -81,6 +86,8 @@ func (d *Device) onNews(e rnbdwire.EventRspFields) {
 		d.onResized(e.Sectors)
 	case rnbdwire.EventRemoved:
 		d.onRemoved()
+	case rnbdwire.EventShared:
+		d.onShared()
 	case rnbdwire.EventFailed:
 		d.onFailed("it has failed on the server, which answers its requests with EIO")
 	case rnbdwire.EventBack:

@@ -34,6 +34,9 @@ type request struct {
 	next uint64  // in the list of those that wait
 	held bool    // it holds a permit; otherwise it waits
 	id   uint32  // of the device, as it was sent
+	// Of a write: its number, and what was known when it was sent first; again.go.
+	number  uint64
+	sharing *sharing
 	// When it came from the front end, and when it was first sent; 0: not yet.
 	arrived, sent int64
 }
@@ -57,7 +60,7 @@ type source struct {
 
 	sqes [64]shm.SQE
 	cqe  shm.CQE
-	msg  [rnbdwire.IOSize]byte
+	msg  [rnbdwire.IOAgainSize]byte
 }
 
 func newSource(p *pumpShare, h *host, comp *shm.Completer, entries int) *source {
@@ -134,6 +137,7 @@ func (s *source) onSubmit(e *shm.SQE) {
 	s.free = s.free[:len(s.free)-1]
 	r := &s.reqs[i]
 	r.sqe, r.dev = *e, d
+	r.number, r.sharing = 0, nil
 	r.arrived, r.sent = s.pump.pump.Now(), 0
 	s.inflight++
 	d.shares[s.pump.index].inflight.Add(1)
@@ -199,9 +203,12 @@ func (s *source) send(i uint32) verdict {
 func (s *source) transmit(i uint32) error {
 	r := &s.reqs[i]
 	d, e := r.dev, &r.sqe
-	msg := rnbdwire.IO(s.msg[:])
+	msg := s.msg[:rnbdwire.IOSize]
 	r.id = d.id.Load()
 	d.encode(msg, e, r.id)
+	if e.Op.Modifies() && d.session.features.Load()&rnbdwire.FeatureOnce != 0 {
+		msg = s.number(r)
+	}
 	q, tag := d.session.lanes[s.pump.index].queue, s.tag(i)
 	switch e.Op {
 	case blk.Read:
@@ -252,6 +259,8 @@ func (p *pumpShare) onDone(tag uint64, errno int) {
 		s.lost(i)
 	case errno == int(blk.ENOTCONN):
 		s.deny(i)
+	case errno == int(blk.EREMCHG) && r.number != 0:
+		s.refuse(i)
 	default:
 		s.finish(i, blk.Errno(errno))
 	}

@@ -164,7 +164,7 @@ func (s *session) hello(ctx context.Context) error {
 	}
 	s.version = min(rsp.Version(), rnbdwire.Version)
 	s.features.Store(uint32(rsp.Features()))
-	s.listen(rsp.Features())
+	s.listen()
 	return nil
 }
 
@@ -226,6 +226,7 @@ func (s *session) work() error {
 	devices := 0
 	for _, d := range s.list() {
 		d.onDenied()
+		d.onRefused()
 		if d.beginReopen() {
 			devices++
 			go d.reopenUntilOpen()

@@ -1,0 +1,153 @@
+package client
+
+// Writes that are sent again: docs/protocol/rnbd.md, "Writes that are repeated". A write
+// without an answer may have been carried out, and another client may have written
+// since. So writes have numbers, by which the server knows them on another path of
+// the session; and one that is sent again in another session says since when it
+// may have been carried out.
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
+)
+
+// sharing is what a server has said of the other writers of a device. Writes keep the
+// one that was the latest when they were sent first.
+type sharing struct {
+	mark   rnbdwire.Mark // of the server's answer
+	shared bool          // others may write; or may begin to, and nobody tells
+	news   uint64        // Device.newsShared before the server was asked
+}
+
+// now reports whether others may write, or may have written since.
+func (sh *sharing) now(d *Device) bool { return sh.shared || sh.news != d.newsShared.Load() }
+
+// number makes the message of a write in s.msg a numbered one. Pump.
+func (s *source) number(r *request) []byte {
+	if r.number == 0 {
+		s.pump.number = max(s.pump.number+1, 1)
+		r.number = s.pump.number
+		if r.sent == 0 {
+			r.sharing = r.dev.sharing.Load()
+		}
+	}
+	if r.sent == 0 {
+		rnbdwire.PutIOOnce(s.msg[:], r.number)
+		return s.msg[:rnbdwire.IOOnceSize]
+	}
+	again := rnbdwire.AgainFields{Shared: r.dev.mode == blk.Migration} // if the server did not say
+	if sh := r.sharing; sh != nil {
+		again = rnbdwire.AgainFields{Since: sh.mark, Shared: sh.now(r.dev)}
+	}
+	rnbdwire.PutIOAgain(s.msg[:], r.number, again)
+	return s.msg[:]
+}
+
+// refuse ends a write that may have been carried out, and is not carried out again. Pump.
+func (s *source) refuse(i uint32) {
+	d := s.reqs[i].dev
+	d.refused.Add(1)
+	d.session.poke()
+	s.finish(i, blk.EIO)
+}
+
+// onRefused tells of writes that the server did not repeat.
+func (d *Device) onRefused() {
+	n := d.refused.Swap(0)
+	if n == 0 {
+		return
+	}
+	err := fmt.Errorf("another client may have written to the device since they were sent first: %w", syscall.EIO)
+	d.log.Error("writes are not repeated", "requests", n, "error", err)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lastError = fmt.Sprintf("%d writes were not repeated: %v", n, err)
+}
+
+// writerOf is the number of a mapping for servers, never 0.
+func writerOf(identity string) uint64 {
+	sum := sha256.Sum256([]byte("writer " + identity))
+	return max(binary.LittleEndian.Uint64(sum[:]), 1)
+}
+
+// askInterval is how often a device that others may write to asks again: what it sends
+// afterwards is compared with the writes of others since.
+const askInterval = time.Second
+
+// sayWriter tells the server the mapping to which the device that it opened as id
+// belongs, and takes over what it says of others. A device that is open read-only
+// writes nothing; a server without the extension is not asked.
+func (d *Device) sayWriter(ctx context.Context, epoch uint64, id uint32) error {
+	if d.mode == blk.ReadOnly || d.session.features.Load()&rnbdwire.FeatureOnce == 0 {
+		d.sharing.Store(nil)
+		return nil
+	}
+	news := d.newsShared.Load()
+	msg := make(rnbdwire.Writer, rnbdwire.WriterSize)
+	rnbdwire.WriterFields{DeviceID: id, Writer: d.writer}.Put(msg)
+	rsp := make(rnbdwire.WriterRsp, rnbdwire.WriterRspSize)
+	if err := d.session.transport.AdminRead(ctx, msg, rsp); err != nil {
+		return fmt.Errorf("open %q: ask for other writers: %w", d.path, err)
+	}
+	if !rsp.IsValid() {
+		return fmt.Errorf("open %q: the answer about other writers is malformed: %w", d.path, syscall.EPROTO)
+	}
+	f := rsp.Fields()
+	if f.Shared {
+		d.newsShared.Add(1)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if epoch != d.session.epoch() {
+		return fmt.Errorf("open %q: %w", d.path, errVoid)
+	}
+	d.sharing.Store(&sharing{f.Mark, !d.session.hearsNews(), news})
+	if f.Shared {
+		d.askAgain(epoch)
+	}
+	return nil
+}
+
+// onShared is news: others may write from now on.
+func (d *Device) onShared() {
+	d.newsShared.Add(1)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.sharing.Load() != nil {
+		d.askAgain(d.session.epoch())
+	}
+}
+
+// askAgain has the server asked until others may write no more. Caller holds mu.
+func (d *Device) askAgain(epoch uint64) {
+	if d.asking {
+		return
+	}
+	d.asking = true
+	go func() {
+		for d.asks(epoch) && d.session.pause(askInterval) {
+			ctx, cancel := context.WithTimeout(context.Background(), d.client.cfg.MapTimeout)
+			if d.asks(epoch) {
+				_ = d.sayWriter(ctx, epoch, d.id.Load()) // what is known stays true
+			}
+			cancel()
+		}
+	}()
+}
+
+// asks reports whether the server is still to be asked about d; otherwise askAgain has
+// ended.
+func (d *Device) asks(epoch uint64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	sh := d.sharing.Load()
+	d.asking = (d.state == Open || d.state == Init) && epoch == d.session.epoch() && sh != nil && sh.news != d.newsShared.Load()
+	return d.asking
+}
