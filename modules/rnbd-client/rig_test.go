@@ -41,7 +41,11 @@ type target struct {
 	log      []string // messages in the order of arrival, admin and I/O
 	ios      []rnbdwire.IOFields
 	dataLens []int
-	reads    []bool // RTRS direction of ios
+	reads    []bool   // RTRS direction of ios
+	users    [][]byte // messages of ios
+	writers  []uint64 // that said WRITER
+	shared   bool     // what they are told, and when that was
+	mark     rnbdwire.Mark
 	hold     bool
 	forgot   uint32          // requests of devices below this id are answered ENOTCONN
 	slow     string          // the OPEN of that path is held
@@ -134,7 +138,7 @@ func (s *target) Request(op *rtrs.Op) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	user := op.User()
-	if rnbdwire.TypeOf(user) != rnbdwire.TypeIO {
+	if t := rnbdwire.TypeOf(user); t != rnbdwire.TypeIO && t != rnbdwire.TypeIOOnce && t != rnbdwire.TypeIOAgain {
 		s.shapes = append(s.shapes, fmt.Sprintf("type %d read %t message %d data %d reply %d", rnbdwire.TypeOf(user), op.IsRead(), len(user), op.DataLen(), op.ReplyLen()))
 	}
 	switch rnbdwire.TypeOf(user) {
@@ -176,9 +180,15 @@ func (s *target) Request(op *rtrs.Op) {
 			return
 		}
 		op.Respond(0)
-	case rnbdwire.TypeIO:
+	case rnbdwire.TypeWriter:
+		s.log = append(s.log, "writer")
+		s.writers = append(s.writers, rnbdwire.Writer(user).Writer())
+		rnbdwire.WriterRspFields{Shared: s.shared, Mark: s.mark}.Put(op.Data())
+		op.Respond(0)
+	case rnbdwire.TypeIO, rnbdwire.TypeIOOnce, rnbdwire.TypeIOAgain:
 		s.log = append(s.log, "io")
 		m := rnbdwire.IO(user)
+		s.users = append(s.users, append([]byte(nil), user...))
 		s.ios = append(s.ios, rnbdwire.IOFields{DeviceID: m.DeviceID(), Sector: m.Sector(), RW: uint32(m.Op()) | flagsOf(m), BISize: m.BISize(), Prio: m.Prio()})
 		s.dataLens = append(s.dataLens, op.DataLen())
 		s.reads = append(s.reads, op.IsRead())
