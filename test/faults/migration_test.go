@@ -1,9 +1,11 @@
 package faults
 
 import (
+	"bytes"
 	"errors"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/test/lab"
@@ -48,4 +50,71 @@ func TestADeviceMovesBetweenClients(t *testing.T) {
 		here, there, device = there, here, next
 	}
 	w.stop() // reads every block once more
+}
+
+// TestAWriteIsNotRepeatedAfterAnotherClients has a write carried out whose answer is lost
+// with its path, then one of another client: the first must not come back. Over another
+// path it is answered; in a new session, which cannot know, it is refused.
+func TestAWriteIsNotRepeatedAfterAnotherClients(t *testing.T) {
+	for name, second := range map[string]bool{"another path is left": true, "no path is left": false} {
+		t.Run(name, func(t *testing.T) {
+			p := newPaths(t, lab.ServerOptions{}, "vm.img", second, withMode("migration"))
+			there := p.lab.Client(lab.ClientOptions{})
+			next := p.lab.Map(there, "vm.img", p.server, withMode("migration"))
+			one, two := mustDial(t, p.client, p.device), mustDial(t, there, next.Name)
+			p.policy("round-robin")
+			got, value := make([]byte, loadBlock), byte(0)
+			read := func() []byte {
+				if _, err := two.ReadAt(got, 0); err != nil {
+					t.Fatal(err)
+				}
+				return got
+			}
+			// unanswered writes with one client until an answer is lost.
+			unanswered := func() (a []byte, answer chan error) {
+				for range 20 {
+					value++
+					a, answer = bytes.Repeat([]byte{'a', value}, loadBlock/2), make(chan error, 1)
+					go func() { _, err := one.WriteAt(a, 0); answer <- err }()
+					eventually(t, enough, "the write is on the disk", func() bool { return bytes.Equal(read(), a) })
+					select {
+					case err := <-answer: // on the other path
+						if err != nil {
+							t.Fatal(err)
+						}
+					case <-time.After(200 * time.Millisecond):
+						return a, answer
+					}
+				}
+				t.Fatal("all answers come on the other path")
+				return nil, nil
+			}
+			for round := range pick(3, 20) {
+				p.awaitState(p.proxy.addr, "connected")
+				p.proxy.holdAnswers()
+				a, answer := unanswered()
+				b := bytes.Repeat([]byte{'b', value}, loadBlock/2)
+				if _, err := two.WriteAt(b, 0); err != nil {
+					t.Fatalf("round %d: the other client's write: %v", round, err)
+				}
+				p.proxy.cut()
+				p.proxy.release()
+				var err error
+				select {
+				case err = <-answer:
+				case <-time.After(enough):
+					t.Fatalf("round %d: no answer", round)
+				}
+				if second != (err == nil) {
+					t.Errorf("round %d: the write whose answer was lost: %v", round, err)
+				}
+				if !bytes.Equal(read(), b) {
+					t.Fatalf("round %d: a, b, then %q", round, got[:2])
+				}
+				if _, err := one.WriteAt(a, loadBlock); err != nil {
+					t.Fatalf("round %d: the next write: %v", round, err)
+				}
+			}
+		})
+	}
 }

@@ -22,7 +22,7 @@ type paths struct {
 
 // newPaths maps a device over the proxy to the server's first address and, if
 // second is set, over its second too.
-func newPaths(t *testing.T, o lab.ServerOptions, device string, second bool) *paths {
+func newPaths(t *testing.T, o lab.ServerOptions, device string, second bool, change ...func(*controlpb.MapRequest)) *paths {
 	t.Helper()
 	p := &paths{t: t, lab: lab.New(t)}
 	if o.SearchPath == "" && len(o.Plugins) == 0 {
@@ -37,6 +37,9 @@ func newPaths(t *testing.T, o lab.ServerOptions, device string, second bool) *pa
 			r.Paths = append(r.Paths, p.server.Addrs[1])
 		}
 		r.Loss = "queue:30s" // a busy machine may miss the heartbeats of the only path
+		for _, f := range change {
+			f(r)
+		}
 	})
 	p.session, p.device = d.Session, d.Name
 	return p

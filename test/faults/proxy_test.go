@@ -118,9 +118,11 @@ func (p *proxy) update(f func()) {
 	p.changed.Broadcast()
 }
 
-// hold stops delivery, holdRequests that to the server only. release ends that.
+// hold stops delivery, holdRequests that to the server only, holdAnswers that to the
+// client. release ends that.
 func (p *proxy) hold()         { p.update(func() { p.held, p.stuck = [2]bool{true, true}, 0 }) }
 func (p *proxy) holdRequests() { p.update(func() { p.held, p.stuck = [2]bool{false, true}, 0 }) }
+func (p *proxy) holdAnswers()  { p.update(func() { p.held, p.stuck = [2]bool{true, false}, 0 }) }
 func (p *proxy) release()      { p.update(func() { p.held = [2]bool{} }) }
 
 // cut ends all connections for the client, as a reset does. What the server is
