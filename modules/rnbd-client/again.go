@@ -8,8 +8,6 @@ package client
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"syscall"
 	"time"
@@ -21,13 +19,12 @@ import (
 // sharing is what a server has said of the other writers of a device. Writes keep the
 // one that was the latest when they were sent first.
 type sharing struct {
-	mark   rnbdwire.Mark // of the server's answer
-	shared bool          // others may write; or may begin to, and nobody tells
-	news   uint64        // Device.newsShared before the server was asked
+	mark rnbdwire.Mark // of the server's answer
+	news uint64        // Device.newsShared before the server was asked
 }
 
-// now reports whether others may write, or may have written since.
-func (sh *sharing) now(d *Device) bool { return sh.shared || sh.news != d.newsShared.Load() }
+// shared reports whether others may write, or may have written since.
+func (sh *sharing) shared(d *Device) bool { return sh.news != d.newsShared.Load() }
 
 // number makes the message of a write in s.msg a numbered one. Pump.
 func (s *source) number(r *request) []byte {
@@ -44,7 +41,7 @@ func (s *source) number(r *request) []byte {
 	}
 	again := rnbdwire.AgainFields{Shared: r.dev.mode == blk.Migration} // if the server did not say
 	if sh := r.sharing; sh != nil {
-		again = rnbdwire.AgainFields{Since: sh.mark, Shared: sh.now(r.dev)}
+		again = rnbdwire.AgainFields{Since: sh.mark, Shared: sh.shared(r.dev)}
 	}
 	rnbdwire.PutIOAgain(s.msg[:], r.number, again)
 	return s.msg[:]
@@ -71,35 +68,46 @@ func (d *Device) onRefused() {
 	d.lastError = fmt.Sprintf("%d writes were not repeated: %v", n, err)
 }
 
-// writerOf is the number of a mapping for servers, never 0.
-func writerOf(identity string) uint64 {
-	sum := sha256.Sum256([]byte("writer " + identity))
-	return max(binary.LittleEndian.Uint64(sum[:]), 1)
-}
-
 // askInterval is how often a device that others may write to asks again: what it sends
 // afterwards is compared with the writes of others since.
 const askInterval = time.Second
 
-// sayWriter tells the server the mapping to which the device that it opened as id
-// belongs, and takes over what it says of others. A device that is open read-only
-// writes nothing; a server without the extension is not asked.
-func (d *Device) sayWriter(ctx context.Context, epoch uint64, id uint32) error {
+// sayWriter tells the server the number of the client, before the first OPEN.
+func (s *session) sayWriter(ctx context.Context) error {
+	if s.features.Load()&rnbdwire.FeatureOnce == 0 {
+		return nil
+	}
+	_, err := s.askWriters(ctx, rnbdwire.NoDevice)
+	return err
+}
+
+// askWriters sends WRITER.
+func (s *session) askWriters(ctx context.Context, id uint32) (f rnbdwire.WriterRspFields, err error) {
+	msg := make(rnbdwire.Writer, rnbdwire.WriterSize)
+	rnbdwire.WriterFields{DeviceID: id, Writer: s.writer}.Put(msg)
+	rsp := make(rnbdwire.WriterRsp, rnbdwire.WriterRspSize)
+	if err := s.transport.AdminRead(ctx, msg, rsp); err != nil {
+		return f, fmt.Errorf("ask for other writers: %w", err)
+	}
+	if !rsp.IsValid() {
+		return f, fmt.Errorf("ask for other writers: the answer is malformed: %w", syscall.EPROTO)
+	}
+	return rsp.Fields(), nil
+}
+
+// askSharing asks the server whether others may write to the device that it opened as
+// id, and takes over the answer. A device that is open read-only writes nothing; a
+// server without the extension is not asked.
+func (d *Device) askSharing(ctx context.Context, epoch uint64, id uint32) error {
 	if d.mode == blk.ReadOnly || d.session.features.Load()&rnbdwire.FeatureOnce == 0 {
 		d.sharing.Store(nil)
 		return nil
 	}
 	news := d.newsShared.Load()
-	msg := make(rnbdwire.Writer, rnbdwire.WriterSize)
-	rnbdwire.WriterFields{DeviceID: id, Writer: d.writer}.Put(msg)
-	rsp := make(rnbdwire.WriterRsp, rnbdwire.WriterRspSize)
-	if err := d.session.transport.AdminRead(ctx, msg, rsp); err != nil {
-		return fmt.Errorf("open %q: ask for other writers: %w", d.path, err)
+	f, err := d.session.askWriters(ctx, id)
+	if err != nil {
+		return fmt.Errorf("open %q: %w", d.path, err)
 	}
-	if !rsp.IsValid() {
-		return fmt.Errorf("open %q: the answer about other writers is malformed: %w", d.path, syscall.EPROTO)
-	}
-	f := rsp.Fields()
 	if f.Shared {
 		d.newsShared.Add(1)
 	}
@@ -108,7 +116,7 @@ func (d *Device) sayWriter(ctx context.Context, epoch uint64, id uint32) error {
 	if epoch != d.session.epoch() {
 		return fmt.Errorf("open %q: %w", d.path, errVoid)
 	}
-	d.sharing.Store(&sharing{f.Mark, !d.session.hearsNews(), news})
+	d.sharing.Store(&sharing{f.Mark, news})
 	if f.Shared {
 		d.askAgain(epoch)
 	}
@@ -135,7 +143,7 @@ func (d *Device) askAgain(epoch uint64) {
 		for d.asks(epoch) && d.session.pause(askInterval) {
 			ctx, cancel := context.WithTimeout(context.Background(), d.client.cfg.MapTimeout)
 			if d.asks(epoch) {
-				_ = d.sayWriter(ctx, epoch, d.id.Load()) // what is known stays true
+				_ = d.askSharing(ctx, epoch, d.id.Load()) // what is known stays true
 			}
 			cancel()
 		}
@@ -148,6 +156,6 @@ func (d *Device) asks(epoch uint64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	sh := d.sharing.Load()
-	d.asking = (d.state == Open || d.state == Init) && epoch == d.session.epoch() && sh != nil && sh.news != d.newsShared.Load()
+	d.asking = (d.state == Open || d.state == Init) && epoch == d.session.epoch() && sh != nil && sh.shared(d)
 	return d.asking
 }

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -74,8 +75,11 @@ func TestE025_E026_WritesHaveNumbers(t *testing.T) {
 		}
 	}
 	s.set(func() {
-		if len(s.writers) != 1 || s.writers[0] != d.writer || d.writer == 0 {
-			t.Errorf("WRITER of %x, want one of %x", s.writers, d.writer)
+		if w := d.session.writer; w == 0 || !slices.Equal(s.writers, []uint64{w, w}) {
+			t.Errorf("WRITER of %x, want two of %x", s.writers, w)
+		}
+		if at := slices.Index(s.log, "writer"); at < 0 || at > slices.Index(s.log, "open vol") {
+			t.Errorf("the order of messages: %q", s.log)
 		}
 	})
 }
@@ -91,7 +95,7 @@ func TestE028_WritesSayThatTheyWereSentBefore(t *testing.T) {
 		"alone": {},
 		"another client comes": {between: func(s *target, d *Device) {
 			s.tell(rnbdwire.EventRspFields{Kind: rnbdwire.EventShared, Number: 1, DeviceID: d.id.Load(), Sectors: 2048})
-			eventually(s.t, "it is asked again", func() bool { return s.count("writer") > 1 })
+			eventually(s.t, "it is asked again", func() bool { return s.count("writer") > 2 })
 		}, shared: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -143,11 +147,11 @@ func TestE027_ServerIsAskedAgainWhileOthersMayWrite(t *testing.T) {
 	s := onceTarget(t)
 	s.set(func() { s.shared = true })
 	d, _ := s.device(s.newClient())
-	eventually(t, "it is asked again", func() bool { return s.count("writer") > 1 })
+	eventually(t, "it is asked again", func() bool { return s.count("writer") > 2 })
 	s.set(func() { s.shared, s.mark.Time = false, 200 })
 	eventually(t, "the answer is taken over", func() bool {
 		sh := d.sharing.Load()
-		return sh.mark.Time == 200 && !sh.now(d)
+		return sh.mark.Time == 200 && !sh.shared(d)
 	})
 	n := s.count("writer")
 	time.Sleep(askInterval + askInterval/2)

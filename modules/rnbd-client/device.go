@@ -59,7 +59,6 @@ type Device struct {
 	sharing    atomic.Pointer[sharing] // see again.go; nil: the server does not say
 	refused    atomic.Int64            // writes that the server did not repeat, and nobody was told of
 	newsShared atomic.Uint64           // how often the server has told that others may write
-	writer     uint64                  // names the mapping to servers, in all sessions
 	shares     []share                 // by pump
 
 	latency []stages // by pump; only that pump writes

@@ -23,7 +23,7 @@ const minEventDepth = 8
 // goroutines at a time. It ends with the session's last path.
 func (s *session) listen() {
 	s.unlisten()
-	if !s.hearsNews() {
+	if s.features.Load()&rnbdwire.FeatureEvents == 0 || s.transport.QueueDepth() < minEventDepth {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -33,11 +33,6 @@ func (s *session) listen() {
 		defer close(ended)
 		s.takeNews(ctx)
 	}()
-}
-
-// hearsNews reports whether the server has, and the session can have, news.
-func (s *session) hearsNews() bool {
-	return s.features.Load()&rnbdwire.FeatureEvents != 0 && s.transport.QueueDepth() >= minEventDepth
 }
 
 // takeNews asks for news and acts on it until the session is lost, or ctx ends.

@@ -102,7 +102,6 @@ func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	if d.identity == "" {
 		d.identity = rand.Text()
 	}
-	d.writer = writerOf(d.identity)
 	c.mapMu.Lock()
 	err := c.checkWaiting(&r)
 	c.mapMu.Unlock()

@@ -32,7 +32,7 @@ func (d *Device) openAccepting(ctx context.Context, accept bool) error {
 	id := f.DeviceID
 	limits, err := d.limitsOf(f)
 	if err == nil {
-		err = d.sayWriter(ctx, epoch, id)
+		err = d.askSharing(ctx, epoch, id)
 	}
 	if err == nil {
 		err = d.take(epoch, id, limits, knownOf(f.Volume, limits), accept)

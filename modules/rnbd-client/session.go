@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -26,6 +27,7 @@ type session struct {
 	version uint8
 	// features are the extensions of the server as it is now.
 	features atomic.Uint32
+	writer   uint64 // names the session's client to servers, however often it is made again
 	// downs counts how often the last path was lost, see epoch.
 	downs    atomic.Uint64
 	unlisten func() // ends listen
@@ -88,7 +90,8 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 func (c *Client) newSession(name string, r MapRequest, addrs []rtrs.PathAddr) *session {
 	s := &session{
 		client: c, name: name, log: c.log.With("session", name),
-		port: r.Port, pollQueues: r.PollQueues, fabric: addrs[0].Device.Info().Fabric,
+		writer: max(rand.Uint64(), 1),
+		port:   r.Port, pollQueues: r.PollQueues, fabric: addrs[0].Device.Info().Fabric,
 		signal: make(chan struct{}, 1), turns: make(chan struct{}, reopensAtOnce), done: make(chan struct{}), unlisten: func() {},
 	}
 	s.tuning.now = r.tuning
@@ -165,7 +168,7 @@ func (s *session) hello(ctx context.Context) error {
 	s.version = min(rsp.Version(), rnbdwire.Version)
 	s.features.Store(uint32(rsp.Features()))
 	s.listen()
-	return nil
+	return s.sayWriter(ctx)
 }
 
 // epoch numbers the times between two losses of the last path, from 1. What the

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
@@ -245,6 +246,11 @@ func (s *Server) onWriter(op *rtrs.Op, sess *session, msg rnbdwire.Writer) error
 	if !msg.IsValid() || msg.Writer() == 0 || op.ReplyLen() != rnbdwire.WriterRspSize {
 		return fmt.Errorf("writer: message of %d bytes, reply of %d: %w", len(msg), op.ReplyLen(), syscall.EINVAL)
 	}
+	if msg.DeviceID() == rnbdwire.NoDevice {
+		sess.writer.Store(msg.Writer())
+		rnbdwire.WriterRspFields{Mark: rnbdwire.Mark{Server: s.number, Time: uint64(latency.Now())}}.Put(op.Data())
+		return nil
+	}
 	m := sess.lookup(msg.DeviceID())
 	switch {
 	case m == nil:
@@ -252,7 +258,7 @@ func (s *Server) onWriter(op *rtrs.Op, sess *session, msg rnbdwire.Writer) error
 	case m.usage == nil:
 		return fmt.Errorf("writer: %q is open read-only: %w", m.name, syscall.EPERM)
 	}
-	shared, now := m.usage.identify(m, msg.Writer())
+	shared, now := m.usage.ask(m)
 	rnbdwire.WriterRspFields{Shared: shared, Mark: rnbdwire.Mark{Server: s.number, Time: uint64(now)}}.Put(op.Data())
 	return nil
 }

@@ -47,7 +47,7 @@ type usage struct {
 // departures say until when writers that have left may have written.
 type departures struct {
 	latest uint64 // the writer that wrote last
-	at     int64  // its last write, or when it left; 0: nobody
+	at     int64  // its last write, or when it left; 0: there is none
 	others int64  // the same of the others
 }
 
@@ -86,7 +86,7 @@ func (s *Server) usageOf(id nodeID) *usage {
 		s.forgetUsage()
 	}
 	u := &usage{}
-	u.gone.note(0, s.forgotten) // somebody may have, until then
+	u.gone.note(0, s.forgotten) // a client may have written until then
 	s.usages[id] = u
 	return u
 }
@@ -170,16 +170,14 @@ func (m *mapping) wrote() int64 {
 	return at
 }
 
-// identify takes over what the client of m calls itself, and returns whether others
-// may write, and the time of the answer.
-func (u *usage) identify(m *mapping, writer uint64) (shared bool, now int64) {
+// ask returns whether other clients than m's may write, and the time of the answer.
+func (u *usage) ask(m *mapping) (shared bool, now int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	m.writer, m.told = writer, true
 	return len(u.others(m)) > 0, latency.Now()
 }
 
-// others are the mappings of other clients that may write. Caller holds mu.
+// others returns the mappings of other clients that may write. Caller holds mu.
 func (u *usage) others(m *mapping) (out []*mapping) {
 	for _, o := range u.writers {
 		if o.writer != m.writer {

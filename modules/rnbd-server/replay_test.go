@@ -48,6 +48,8 @@ func (i *initiator) once(id uint32, sector uint64, value byte, number uint64, ag
 // openWriter opens a device in mode migration as that writer.
 func (i *initiator) openWriter(name string, writer uint64) (id uint32, rsp rnbdwire.WriterRspFields) {
 	i.t.Helper()
+	_, err := i.writer(rnbdwire.NoDevice, writer)
+	must(i.t, err)
 	dev, err := i.open(name, blk.Migration)
 	must(i.t, err)
 	rsp, err = i.writer(dev.DeviceID, writer)
@@ -142,6 +144,14 @@ func TestE028_WriteThatIsRepeatedInAnotherSession(t *testing.T) {
 			s.r.usage().relax()
 			s.two.mustWrite(id, 'B')
 		}, refused: true},
+		"its own OPEN was answered, and it was lost": {since: func(s state) {
+			lost := s.r.connect("lost")
+			_, err := lost.writer(rnbdwire.NoDevice, 1)
+			must(s.r.t, err)
+			_, err = lost.open("vol", blk.Migration)
+			must(s.r.t, err)
+			lost.close()
+		}},
 		"another one reads": {since: func(s state) {
 			_, err := s.two.open("vol", blk.ReadOnly)
 			must(s.r.t, err)

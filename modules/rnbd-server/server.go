@@ -49,7 +49,7 @@ type Server struct {
 	guards  map[deviceKey]*guard
 	writers writers
 	usages  map[nodeID]*usage
-	// forgotten is until when somebody may have written to nodes that have no usage.
+	// forgotten is until when clients may have written to nodes that have no usage.
 	forgotten int64
 
 	admin   sync.WaitGroup // requests answered off the pumps

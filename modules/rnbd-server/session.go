@@ -45,6 +45,7 @@ type session struct {
 	// message that opens or closes things and is not answered yet.
 	holds   atomic.Int32
 	version atomic.Uint32 // of the protocol, 0 before SESS_INFO
+	writer  atomic.Uint64 // what the client says its number is; 0: it has not
 	lookUps chan struct{} // a place for each name that is looked up
 }
 
@@ -80,8 +81,8 @@ type mapping struct {
 	news   news   // guarded by session.mu
 
 	usage       *usage       // of the node; nil: opened read-only
-	writer      uint64       // names the client; guarded by usage.mu
-	told        bool         // the client has said its name; guarded by usage.mu
+	writer      uint64       // names the client
+	named       bool         // the client has said its number
 	wroteBefore atomic.Int64 // until when writes left no time in flows; 0: they all do
 	refusals    atomic.Int64 // repetitions that were refused
 	sharing     uint64       // number of the news that others may write; guarded by session.mu
@@ -89,7 +90,11 @@ type mapping struct {
 
 // newMapping makes a mapping of dev that no pump sees yet.
 func (s *session) newMapping(dev *device, name string, mode blk.AccessMode) *mapping {
-	m := &mapping{name: name, mode: mode, dev: dev, session: s, flows: make([]flow, len(dev.loads)), writer: rand.Uint64()}
+	m := &mapping{name: name, mode: mode, dev: dev, session: s, flows: make([]flow, len(dev.loads))}
+	m.writer = s.writer.Load()
+	if m.named = m.writer != 0; !m.named {
+		m.writer = rand.Uint64()
+	}
 	for i, q := range dev.plugin.queues {
 		f := &m.flows[i]
 		f.lane, f.load, f.head, f.tail = &s.lanes[q.index], &dev.loads[i], -1, -1

@@ -34,12 +34,12 @@ func (s *Server) tellSharing(ctx context.Context, m *mapping) error {
 	return nil
 }
 
-// toTell are the mappings of other clients that said WRITER.
+// toTell returns the mappings of other clients that said WRITER.
 func (u *usage) toTell(m *mapping) (out []*mapping) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for _, o := range u.others(m) {
-		if o.told {
+		if o.named {
 			out = append(out, o)
 		}
 	}

@@ -3,22 +3,25 @@ package rnbdwire
 // Messages by which no write takes effect after another client's that came
 // later: docs/protocol/rnbd.md, "Writes that are repeated".
 
-// Writer says which client a device of the session is open for, and asks for a
-// mark of the server's time.
+// Writer names the client of a session, and asks whether others may write to one of its
+// devices, with a mark of the server's time.
 type Writer []byte
 
 // IsValid reports whether the accessors may be used.
 func (m Writer) IsValid() bool { return len(m) >= WriterSize && TypeOf(m) == TypeWriter }
 
-// DeviceID is the id of the OPEN_RSP.
+// NoDevice is the DeviceID of a Writer that names the client, before the first OPEN.
+const NoDevice = 1<<32 - 1
+
+// DeviceID is the id of the OPEN_RSP, or NoDevice.
 func (m Writer) DeviceID() uint32 { return le.Uint32(m[4:]) }
 
-// Writer is the client's number for its mapping, the same in every session.
+// Writer is the client's number, the same when the session is made again.
 func (m Writer) Writer() uint64 { return le.Uint64(m[8:]) }
 
 // WriterFields are the fields of a Writer.
 type WriterFields struct {
-	DeviceID uint32
+	DeviceID uint32 // NoDevice: none
 	Writer   uint64 // random, not 0
 }
 
