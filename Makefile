@@ -2,7 +2,7 @@
 
 MODULES  := modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client modules/ipoib modules/bond
 PLUGINS  := plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/frontend-ublk
-PROGRAMS := cmd/rnbd $(PLUGINS) examples/io-memory
+PROGRAMS := cmd/rnbd cmd/rnbd-net $(PLUGINS) examples/io-memory
 ALL      := $(MODULES) $(PROGRAMS) test tools
 PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server nbd-client fio e2fsprogs tshark iperf3 iproute2 strace groff-base fuse3
 BIN      := $(CURDIR)/bin
@@ -51,7 +51,7 @@ tools-for-test:
 
 test-modules: ## unit and in-process tests of every module, with the race detector
 	@mkdir -p $(RESULTS)
-	@CGO_ENABLED=1 go run ./tools/gotest -out $(RESULTS) -race $(MODULES) $(PLUGINS) examples/io-memory cmd/rnbd tools
+	@CGO_ENABLED=1 go run ./tools/gotest -out $(RESULTS) -race $(MODULES) $(PLUGINS) examples/io-memory cmd/rnbd cmd/rnbd-net tools
 	@echo "allocation tests, which the race detector would spoil:"
 	@go run ./tools/gotest -out $(RESULTS)/alloc -run Alloc $(MODULES) $(PLUGINS)
 

@@ -42,6 +42,8 @@ var rules = []rule{
 		"the two daemons meet on the wire, and are handed their fabrics"},
 	{`^modules/ipoib`, prefix, prefix + `modules/(ipoib|rtrs/verbs$)`,
 		"IPoIB is a network of its own: it is handed a fabric, and knows no block devices"},
+	{`^cmd/rnbd$`, prefix + `modules/(ipoib|bond)`, ``,
+		"the network that sessions run on is a program of its own: rnbd does not grow by it"},
 	{`^modules/ipoib/(wire|neigh|mcast|path)$`, `\.`, prefix + `modules/ipoib/(wire|neigh|mcast|path)$`,
 		"formats and tables are pure: standard library only, no I/O"},
 	{`^modules/bond`, prefix, prefix + `modules/bond/`,
@@ -68,7 +70,7 @@ const cgoPackage = "modules/rtrs/provider/ibverbs"
 // released are the modules whose packages the rules are about.
 var released = []string{
 	"modules/rtrs", "modules/rnbd-sdk", "modules/rnbd-server", "modules/rnbd-client", "modules/ipoib", "modules/bond",
-	"plugins/io-blockio", "plugins/io-fileio", "plugins/frontend-nbd", "plugins/frontend-ublk", "cmd/rnbd", "examples/io-memory",
+	"plugins/io-blockio", "plugins/io-fileio", "plugins/frontend-nbd", "plugins/frontend-ublk", "cmd/rnbd", "cmd/rnbd-net", "examples/io-memory",
 }
 
 func root() string {

@@ -34,6 +34,9 @@ type Link struct {
 	port   Config
 }
 
+// ByKey reports whether the interface was made by CreateChild.
+func (l *Link) ByKey() bool { return l.byKey }
+
 // Set are the interfaces of a host. All methods may be called by any goroutine;
 // interfaces are made in the network namespace of its thread.
 type Set struct {

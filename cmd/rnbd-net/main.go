@@ -1,0 +1,21 @@
+// Command rnbd-net runs IP over InfiniBand interfaces and talks to the daemon that
+// does.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	err := newRoot().ExecuteContext(ctx)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "rnbd-net:", err)
+	}
+	os.Exit(exitCode(err))
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rnbd-go/rnbd/modules/ipoib/port"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+	"github.com/rnbd-go/rnbd/modules/rtrs/provider/rocev2"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// runOptions are the flags of run.
+type runOptions struct {
+	ports   []string
+	pkey    string
+	qkey    string
+	linkMTU int
+	tree    string
+	socket  string
+}
+
+func newRun() *cobra.Command {
+	var o runOptions
+	c := &cobra.Command{
+		Use:   "run --port ADDRESS=PEER,...",
+		Short: "make the interfaces, and serve the other commands, until SIGINT or SIGTERM",
+		Args:  args(0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.socket, _ = cmd.Flags().GetString("socket")
+			return o.run(cmd.Context(), cmd.ErrOrStderr())
+		},
+	}
+	f := c.Flags()
+	f.StringArrayVar(&o.ports, "port", nil, "address of a port, and those of the other ports of its link: `ADDRESS=PEER,...`; once for each interface")
+	f.StringVar(&o.pkey, "pkey", "0xffff", "P_Key of the main interfaces")
+	f.StringVar(&o.qkey, "qkey", "0xb1b", "Q_Key of the links")
+	f.IntVar(&o.linkMTU, "link-mtu", 0, "MTU of the links in bytes, 4 more than that of the interfaces (default 2048, or what the network carries)")
+	f.StringVar(&o.tree, "tree", "", "`folder` for control files, in the layout of /sys")
+	return c
+}
+
+// portConfig parses ADDRESS=PEER,...
+func portConfig(s string) (cfg port.Config, err error) {
+	local, peers, _ := strings.Cut(s, "=")
+	if cfg.Local, err = netip.ParseAddr(local); err != nil {
+		return cfg, usageError{fmt.Errorf("port %q: %w", s, err)}
+	}
+	for p := range strings.SplitSeq(peers, ",") {
+		if p == "" {
+			continue
+		}
+		a, err := netip.ParseAddr(p)
+		if err != nil {
+			return cfg, usageError{fmt.Errorf("port %q: %w", s, err)}
+		}
+		cfg.Peers = append(cfg.Peers, a)
+	}
+	return cfg, nil
+}
+
+// configs are those of all ports.
+func (o *runOptions) configs(log *slog.Logger) (out []port.Config, err error) {
+	pkey, err1 := strconv.ParseUint(o.pkey, 0, 16)
+	qkey, err2 := strconv.ParseUint(o.qkey, 0, 32)
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, usageError{err}
+	}
+	if len(o.ports) == 0 {
+		return nil, usageError{errors.New("no port: name one with --port ADDRESS=PEER,...")}
+	}
+	for _, s := range o.ports {
+		cfg, err := portConfig(s)
+		if err != nil {
+			return nil, err
+		}
+		cfg.PKey, cfg.QKey, cfg.LinkMTU, cfg.Logger = uint16(pkey), uint32(qkey), o.linkMTU, log
+		out = append(out, cfg)
+	}
+	return out, nil
+}
+
+func (o *runOptions) run(ctx context.Context, stderr io.Writer) (err error) {
+	log := slog.New(slog.NewTextHandler(stderr, nil))
+	cfgs, err := o.configs(log)
+	if err != nil {
+		return err
+	}
+	set := &port.Set{}
+	defer func() { err = errors.Join(err, set.Close()) }()
+	for i, cfg := range cfgs {
+		d, err := rocev2.Open(rocev2.Config{Name: fmt.Sprintf("rocev2_%d", i), Addrs: []netip.Addr{cfg.Local}, Logger: log})
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		cfg.Fabric = d.(verbs.DatagramDevice)
+		if _, err := set.AddPort(cfg); err != nil {
+			return err
+		}
+	}
+	if o.tree != "" {
+		tree, err := ctltree.Mount(o.tree, treeOf(set), ctltree.Options{Name: "rnbd-net", Logger: log})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, tree.Close()) }()
+	}
+	s, err := serve(o.socket, set)
+	if err != nil {
+		return err
+	}
+	log.Info("ready", "socket", o.socket)
+	<-ctx.Done()
+	err = s.close()
+	if errors.Is(err, os.ErrClosed) {
+		err = nil
+	}
+	return err
+}

@@ -1,0 +1,266 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/ipoib/port"
+)
+
+// The control API of the daemon: HTTP and JSON on a unix socket that its owner
+// alone can open.
+
+// linkInfo describes an interface.
+type linkInfo struct {
+	Name      string `json:"name"`
+	Parent    string `json:"parent,omitempty"`
+	PKey      string `json:"pkey"`
+	Address   string `json:"address"`
+	Broadcast string `json:"broadcast"`
+	Mode      string `json:"mode"`
+	MTU       int    `json:"mtu"`
+	RxPackets uint64 `json:"rx_packets"`
+	TxPackets uint64 `json:"tx_packets"`
+	RxDropped uint64 `json:"rx_dropped"`
+	TxDropped uint64 `json:"tx_dropped"`
+}
+
+// linkRequest is a link to be made.
+type linkRequest struct {
+	Name   string `json:"name"`
+	Parent string `json:"parent"`
+	PKey   int    `json:"pkey"`
+}
+
+// groupInfo describes a multicast group.
+type groupInfo struct {
+	Link     string    `json:"link"`
+	MGID     string    `json:"mgid"`
+	Created  time.Time `json:"created"`
+	Queued   int       `json:"queued"`
+	Complete bool      `json:"complete"`
+	SendOnly bool      `json:"send_only"`
+}
+
+// peerInfo describes a neighbour.
+type peerInfo struct {
+	Link    string `json:"link"`
+	IP      string `json:"ip"`
+	Address string `json:"address,omitempty"`
+	State   string `json:"state"`
+	Queued  int    `json:"queued"`
+}
+
+// failure is the answer to a request that failed.
+type failure struct {
+	Error string        `json:"error"`
+	Errno syscall.Errno `json:"errno"`
+}
+
+func infoOf(l *port.Link) linkInfo {
+	s := l.Stats()
+	return linkInfo{Name: l.Name(), Parent: l.Parent, PKey: fmt.Sprintf("0x%04x", l.PKey()), Address: l.Address().String(), Broadcast: l.Broadcast().String(),
+		Mode: "datagram", MTU: l.MTU(), RxPackets: s.RxPackets, TxPackets: s.TxPackets,
+		RxDropped: s.RxDropped + s.RxUnknownType, TxDropped: s.TxDropped + s.TxErrors}
+}
+
+// server serves the API.
+type server struct {
+	set  *port.Set
+	http http.Server
+	path string
+
+	mu       sync.Mutex
+	captures map[string]bool // names of the interfaces with a capture
+}
+
+// serve listens at a path. It takes the place of a socket whose daemon is gone.
+func serve(path string, set *port.Set) (*server, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	if c, err := net.Dial("unix", path); err == nil {
+		c.Close()
+		return nil, fmt.Errorf("control socket %s: another daemon listens there; give this one another --socket: %w", path, unix.EADDRINUSE)
+	} else if errors.Is(err, unix.ECONNREFUSED) {
+		os.Remove(path)
+	}
+	old := unix.Umask(0o177)
+	l, err := net.Listen("unix", path)
+	unix.Umask(old)
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	s := &server{set: set, path: path, captures: map[string]bool{}}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /links", s.handle(s.links))
+	mux.HandleFunc("POST /links", s.handle(s.addLink))
+	mux.HandleFunc("DELETE /links", s.handle(s.delLink))
+	mux.HandleFunc("GET /groups", s.handle(s.groups))
+	mux.HandleFunc("GET /peers", s.handle(s.peers))
+	mux.HandleFunc("GET /pcap", s.pcap)
+	s.http.Handler = mux
+	s.http.BaseContext = func(net.Listener) context.Context { return context.Background() }
+	go s.http.Serve(l)
+	return s, nil
+}
+
+func (s *server) close() error {
+	return s.http.Close() // the listener removes its socket
+}
+
+// handle makes a handler of a function whose result is the answer.
+func (s *server) handle(f func(r *http.Request) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		answer, err := f(r)
+		if err != nil {
+			fail(w, err)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		json.NewEncoder(w).Encode(answer)
+	}
+}
+
+func fail(w http.ResponseWriter, err error) {
+	f := failure{Error: err.Error(), Errno: syscall.EIO}
+	errors.As(err, &f.Errno)
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusBadRequest)
+	json.NewEncoder(w).Encode(f)
+}
+
+// named returns the interface that a request names, or all.
+func (s *server) named(r *http.Request) ([]*port.Link, error) {
+	name := r.URL.Query().Get("name")
+	if name == "" {
+		return s.set.Links(), nil
+	}
+	l, err := s.set.Link(name)
+	return []*port.Link{l}, err
+}
+
+func (s *server) links(r *http.Request) (any, error) {
+	links, err := s.named(r)
+	if err != nil {
+		return nil, err
+	}
+	out := []linkInfo{}
+	for _, l := range links {
+		out = append(out, infoOf(l))
+	}
+	return out, nil
+}
+
+func (s *server) addLink(r *http.Request) (any, error) {
+	var q linkRequest
+	if err := json.NewDecoder(http.MaxBytesReader(nil, r.Body, 4096)).Decode(&q); err != nil {
+		return nil, fmt.Errorf("request: %w: %w", err, unix.EINVAL)
+	}
+	l, err := s.set.AddLink(q.Parent, q.Name, q.PKey)
+	if err != nil {
+		return nil, err
+	}
+	return infoOf(l), nil
+}
+
+func (s *server) delLink(r *http.Request) (any, error) {
+	return struct{}{}, s.set.DelLink(r.URL.Query().Get("name"))
+}
+
+func (s *server) groups(r *http.Request) (any, error) {
+	links, err := s.named(r)
+	if err != nil {
+		return nil, err
+	}
+	out := []groupInfo{}
+	for _, l := range links {
+		for _, g := range l.Groups() {
+			out = append(out, groupInfo{l.Name(), g.MGID.String(), g.Created, g.Queued, g.Complete, g.SendOnly})
+		}
+	}
+	return out, nil
+}
+
+func (s *server) peers(r *http.Request) (any, error) {
+	links, err := s.named(r)
+	if err != nil {
+		return nil, err
+	}
+	out := []peerInfo{}
+	for _, l := range links {
+		for _, n := range l.Neighbors() {
+			p := peerInfo{Link: l.Name(), IP: n.IP.String(), State: n.State.String(), Queued: n.Queued}
+			if n.Address.ValidUnicast() {
+				p.Address = n.Address.String()
+			}
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+// records keeps captured records for a reader. What does not fit is dropped.
+type records chan []byte
+
+func (r records) Write(b []byte) (int, error) {
+	select {
+	case r <- append([]byte(nil), b...):
+	default:
+	}
+	return len(b), nil
+}
+
+// pcap sends a capture until the client goes away.
+func (s *server) pcap(w http.ResponseWriter, r *http.Request) {
+	name := r.URL.Query().Get("name")
+	l, err := s.set.Link(name)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	s.mu.Lock()
+	busy := s.captures[name]
+	s.captures[name] = true
+	s.mu.Unlock()
+	if busy {
+		fail(w, fmt.Errorf("capture frames of %s: a capture is under way: %w", name, unix.EBUSY))
+		return
+	}
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		l.Capture(nil)
+		delete(s.captures, name)
+	}()
+	records := make(records, 4096)
+	if err := l.Capture(records); err != nil {
+		fail(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/vnd.tcpdump.pcap")
+	for {
+		select {
+		case <-r.Context().Done():
+			return
+		case b := <-records:
+			if _, err := w.Write(b); err != nil {
+				return
+			}
+			if len(records) == 0 {
+				w.(http.Flusher).Flush()
+			}
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/ipoib/dev"
+	"github.com/rnbd-go/rnbd/modules/ipoib/mcast"
+	"github.com/rnbd-go/rnbd/modules/ipoib/port"
+	"github.com/rnbd-go/rnbd/modules/ipoib/tun"
+	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+)
+
+// treeOf are the control files of the interfaces, at their places below /sys.
+func treeOf(set *port.Set) map[string]ctltree.Node {
+	return map[string]ctltree.Node{
+		"class/net": ctltree.Listing{
+			Names: func() []string { return names(set, "") },
+			Node: func(name string) ctltree.Node {
+				l, err := set.Link(name)
+				if err != nil {
+					return nil
+				}
+				return linkFiles(set, l)
+			},
+		},
+		"kernel/debug/ipoib": ctltree.Listing{
+			Names: func() []string { return names(set, "_mcg") },
+			Node: func(file string) ctltree.Node {
+				name, isMcg := strings.CutSuffix(file, "_mcg")
+				l, err := set.Link(name)
+				if !isMcg || err != nil {
+					return nil
+				}
+				return &ctltree.File{Show: func() (string, error) {
+					var b strings.Builder
+					err := mcast.Write(&b, l.Groups(), jiffies)
+					return b.String(), err
+				}}
+			},
+		},
+	}
+}
+
+func names(set *port.Set, suffix string) (out []string) {
+	for _, l := range set.Links() {
+		out = append(out, l.Name()+suffix)
+	}
+	return out
+}
+
+// linkFiles are the files of one interface. A link that was made by name has no
+// files of partitions, as in Linux.
+func linkFiles(set *port.Set, l *port.Link) ctltree.Fixed {
+	number := func(v any) *ctltree.File { return ctltree.Text(func() string { return fmt.Sprint(v) }) }
+	files := ctltree.Fixed{
+		"type": number(tun.TypeInfiniBand), "addr_len": number(wire.AddressLen),
+		"address": number(l.Address()), "broadcast": number(l.Broadcast()), "mtu": number(l.MTU()),
+		"statistics": statistics(l.Interface),
+	}
+	if l.Parent != "" && !l.ByKey() {
+		return files
+	}
+	files["pkey"] = number(fmt.Sprintf("0x%04x", l.PKey()))
+	files["mode"] = &ctltree.File{Show: func() (string, error) { return "datagram\n", nil }, Store: storeMode}
+	if l.Parent != "" {
+		files["parent"] = number(l.Parent)
+		return files
+	}
+	files["create_child"] = pkeyFile(func(pkey int) error { _, err := set.CreateChild(l.Name(), pkey); return err })
+	files["delete_child"] = pkeyFile(func(pkey int) error { return set.DeleteChild(l.Name(), pkey) })
+	return files
+}
+
+// storeMode takes the mode that there is.
+func storeMode(_ context.Context, data []byte) error {
+	switch ctltree.Word(data) {
+	case "datagram":
+		return nil
+	case "connected":
+		return unix.EOPNOTSUPP
+	}
+	return unix.EINVAL
+}
+
+// pkeyFile is a file that a P_Key is written to.
+func pkeyFile(f func(pkey int) error) *ctltree.File {
+	return &ctltree.File{Store: func(_ context.Context, data []byte) error {
+		v, err := strconv.ParseInt(ctltree.Word(data), 0, 32)
+		if err != nil {
+			return unix.EINVAL
+		}
+		return f(int(v))
+	}}
+}
+
+func statistics(i *dev.Interface) ctltree.Fixed {
+	file := func(get func(s dev.Stats) uint64) *ctltree.File {
+		return ctltree.Text(func() string { return fmt.Sprint(get(i.Stats())) })
+	}
+	return ctltree.Fixed{
+		"rx_packets":        file(func(s dev.Stats) uint64 { return s.RxPackets }),
+		"rx_bytes":          file(func(s dev.Stats) uint64 { return s.RxBytes }),
+		"rx_dropped":        file(func(s dev.Stats) uint64 { return s.RxDropped + s.RxUnknownType }),
+		"multicast":         file(func(s dev.Stats) uint64 { return s.Multicast }),
+		"tx_packets":        file(func(s dev.Stats) uint64 { return s.TxPackets }),
+		"tx_bytes":          file(func(s dev.Stats) uint64 { return s.TxBytes }),
+		"tx_dropped":        file(func(s dev.Stats) uint64 { return s.TxDropped }),
+		"tx_errors":         file(func(s dev.Stats) uint64 { return s.TxErrors }),
+		"rx_pkey_violation": file(func(s dev.Stats) uint64 { return s.Fabric.PKey }),
+	}
+}
