@@ -158,6 +158,44 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
+// capture starts rnbd-net pcap, and waits until it has the header of the file. stop
+// ends it by SIGINT and returns what was captured.
+func (n *node) capture(t *testing.T) (stop func() []byte) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "pcap")
+	var c *exec.Cmd
+	ended := make(chan error, 1)
+	eventually(t, "the capture has started", func() bool {
+		if c == nil {
+			c = n.command("pcap", "ib0", "-w", file)
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			go func(c *exec.Cmd) { ended <- c.Wait() }(c)
+		}
+		select {
+		case <-ended: // the one before is not over yet
+			c = nil
+			return false
+		default:
+		}
+		b, _ := os.ReadFile(file)
+		return len(b) >= 24
+	})
+	return func() []byte {
+		t.Helper()
+		c.Process.Signal(syscall.SIGINT)
+		if err := <-ended; err != nil {
+			t.Errorf("rnbd-net pcap: %v", err)
+		}
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Error(err)
+		}
+		return b
+	}
+}
+
 func TestDaemon(t *testing.T) {
 	a, b := nodes(t)
 	t.Run("IP-04 a main interface", func(t *testing.T) {
@@ -262,34 +300,19 @@ func TestDaemon(t *testing.T) {
 		}
 	})
 	t.Run("peers and a capture", func(t *testing.T) {
-		capture := a.command("pcap", "ib0")
-		var out bytes.Buffer
-		capture.Stdout = &out
-		if err := capture.Start(); err != nil {
-			t.Fatal(err)
+		first := a.capture(t)
+		if out, code := a.net("pcap", "ib0"); code != 5 {
+			t.Errorf("a second capture: exit code %d: %s", code, out)
 		}
-		eventually(t, "the capture has started", func() bool { _, code := a.net("pcap", "ib0"); return code == 5 })
 		eventually(t, "the neighbour is known", func() bool {
-			exec.Command("ip", "netns", "exec", a.ns, "bash", "-c", "echo x > /dev/udp/192.168.70.2/9").Run()
+			exec.Command("nsenter", "--net=/run/netns/"+a.ns, "bash", "-c", "echo x > /dev/udp/192.168.70.2/9").Run()
 			out, _ := a.net("peers")
 			return strings.Contains(out, "192.168.70.2") && strings.Contains(out, "REACHABLE")
 		})
-		capture.Process.Signal(syscall.SIGINT)
-		if err := capture.Wait(); err != nil {
-			t.Error(err)
+		if out := first(); !bytes.Contains(out, []byte{0, 32, 8, 0, 20, 4, 0, 1}) {
+			t.Errorf("%d bytes of capture without an ARP request", len(out))
 		}
-		if !bytes.Contains(out.Bytes(), []byte{0, 32, 8, 0, 20, 4, 0, 1}) {
-			t.Errorf("%d bytes of capture without an ARP request", out.Len())
-		}
-		eventually(t, "another capture can start", func() bool {
-			c := a.command("pcap", "ib0")
-			c.Stdout = nil
-			if c.Start() != nil {
-				return false
-			}
-			time.AfterFunc(200*time.Millisecond, func() { c.Process.Signal(syscall.SIGINT) })
-			return c.Wait() == nil
-		})
+		a.capture(t)() // when one has ended, another can start
 		if b.read("class/net/ib0/statistics/rx_packets") == "0\n" {
 			t.Error("the other end has received nothing")
 		}
