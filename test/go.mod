@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/hanwen/go-fuse/v2 v2.12.1
 	github.com/rnbd-go/rnbd/modules/bond v0.1.0
+	github.com/rnbd-go/rnbd/modules/ipoib v0.1.0
 	github.com/rnbd-go/rnbd/modules/rnbd-client v0.1.0
 	github.com/rnbd-go/rnbd/modules/rnbd-sdk v0.1.0
 	github.com/rnbd-go/rnbd/modules/rtrs v0.1.0

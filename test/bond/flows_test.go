@@ -158,11 +158,13 @@ func (n *network) multicast(ctx context.Context) *flow {
 		return net.ListenMulticastUDP("udp4", bond, group)
 	})
 	n.t.Cleanup(func() { recv.Close() })
-	n.waitFor("the switch knows the member", func() bool {
-		n.query()
-		return slices.Equal(n.members("239.1.2.3"), []string{"p0"})
-	})
-	n.ip("peer", "route replace 239.0.0.0/8 dev e0")
+	if n.peerDev == "e0" {
+		n.waitFor("the switch knows the member", func() bool {
+			n.query()
+			return slices.Equal(n.members("239.1.2.3"), []string{"p0"})
+		})
+	}
+	n.ip("peer", "route replace 239.0.0.0/8 dev "+n.peerDev)
 	send := in(n, "peer", func() (net.PacketConn, error) { return net.ListenPacket("udp4", "10.5.0.2:0") })
 	n.t.Cleanup(func() { send.Close() })
 	go each(ctx, func(i uint32) { send.WriteTo(binary.BigEndian.AppendUint32(nil, i), group) })
@@ -212,14 +214,7 @@ func (n *network) tcp(ctx context.Context) *stream {
 			}
 		}
 	}()
-	var c net.Conn
-	n.waitFor("a TCP connection", func() bool {
-		err := netns.Do(n.ns("up"), func() (err error) {
-			c, err = net.DialTimeout("tcp4", "10.5.0.2:7002", time.Second)
-			return err
-		})
-		return err == nil
-	})
+	c := in(n, "up", func() (net.Conn, error) { return net.DialTimeout("tcp4", "10.5.0.2:7002", patience) })
 	go func() {
 		defer c.Close()
 		r, h, total := rand.NewChaCha8([32]byte{1}), sha256.New(), int64(0)

@@ -1,7 +1,6 @@
 package bond
 
 import (
-	"bytes"
 	"fmt"
 	"log/slog"
 	"net"
@@ -27,7 +26,8 @@ type network struct {
 	id   string
 	net  *dev.Net
 	bond *dev.Bond
-	log  bytes.Buffer
+
+	peerDev string // of the peer, with 10.5.0.2
 }
 
 // ns is the path of one of the namespaces.
@@ -54,18 +54,8 @@ func run(t *testing.T, line string) {
 // newNetwork makes the namespaces and the devices, and no bond.
 func newNetwork(t *testing.T) *network {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root, for network namespaces")
-	}
-	if _, err := os.Stat("/dev/net/tun"); err != nil {
-		t.Skipf("needs TUN/TAP: %v", err)
-	}
-	n := &network{t: t, id: fmt.Sprintf("bond%d-%d-", os.Getpid(), made.Add(1))}
-	for _, which := range []string{"up", "low", "sw", "peer"} {
-		run(t, "ip netns add "+n.name(which))
-		t.Cleanup(func() { exec.Command("ip", "netns", "del", n.name(which)).Run() })
-		run(t, "ip -n "+n.name(which)+" link set lo up")
-	}
+	n := &network{t: t, id: fmt.Sprintf("bond%d-%d-", os.Getpid(), made.Add(1)), peerDev: "e0"}
+	n.namespaces("up", "low", "sw", "peer")
 	for _, which := range []string{"low", "sw"} { // nothing but what the tests send
 		run(t, "ip netns exec "+n.name(which)+" sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1")
 	}
@@ -99,6 +89,22 @@ func newNetwork(t *testing.T) *network {
 	return n
 }
 
+// namespaces makes namespaces, which end with the test.
+func (n *network) namespaces(all ...string) {
+	n.t.Helper()
+	if os.Getuid() != 0 {
+		n.t.Skip("needs root, for network namespaces")
+	}
+	if _, err := os.Stat("/dev/net/tun"); err != nil {
+		n.t.Skipf("needs TUN/TAP: %v", err)
+	}
+	for _, which := range all {
+		run(n.t, "ip netns add "+n.name(which))
+		n.t.Cleanup(func() { exec.Command("ip", "netns", "del", n.name(which)).Run() })
+		run(n.t, "ip -n "+n.name(which)+" link set lo up")
+	}
+}
+
 // logBuffer shows the bond's log with -v.
 type logBuffer struct{ t *testing.T }
 
@@ -109,9 +115,11 @@ func (l *logBuffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// newBond makes bond0 with "option value" settings and both slaves, and
+// newBond makes bond0 with "option value" settings and the slaves s0 and s1, and
 // gives it its address.
-func (n *network) newBond(options ...string) {
+func (n *network) newBond(options ...string) { n.bondOf([]string{"s0", "s1"}, options...) }
+
+func (n *network) bondOf(slaves []string, options ...string) {
 	n.t.Helper()
 	b, err := n.net.Create("bond0")
 	if err != nil {
@@ -124,8 +132,8 @@ func (n *network) newBond(options ...string) {
 			n.t.Fatalf("%s: %v", o, err)
 		}
 	}
-	for _, s := range []string{"+s0", "+s1"} {
-		if err := n.net.Enslave(b, s); err != nil {
+	for _, s := range slaves {
+		if err := n.net.Enslave(b, "+"+s); err != nil {
 			n.t.Fatal(err)
 		}
 	}

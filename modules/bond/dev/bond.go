@@ -42,6 +42,7 @@ type Bond struct {
 	members []*member
 	attrs   Attrs
 	groups  map[netip.Addr]bool // joined by users; true: told by an old protocol
+	told    []netip.Prefix      // what the active slave knows of the bond's addresses
 	moved   []addrMoved         // to be told when the lock is released
 }
 
@@ -129,9 +130,8 @@ func (b *Bond) Name() string { return b.name }
 
 // upChanged is told by the upper side, which is up or down already.
 func (b *Bond) upChanged(up bool) {
-	if b.up.Swap(up) != up {
-		b.kick()
-	}
+	b.up.Store(up)
+	b.kick()
 }
 
 // SetUp brings the bond up or down, with its upper side.
@@ -173,6 +173,7 @@ func (b *Bond) poll() {
 			b.log.Info("bond is brought " + map[bool]string{true: "up", false: "down"}[up])
 		}
 		b.takeReports()
+		b.tellPrefixes()
 		for _, mb := range b.members {
 			b.m.SetCarrier(mb.Name(), mb.IsUp() && mb.Carrier())
 			mbps, full := mb.Speed()

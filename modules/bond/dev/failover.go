@@ -3,6 +3,7 @@ package dev
 import (
 	"bytes"
 	"net/netip"
+	"slices"
 
 	"github.com/rnbd-go/rnbd/modules/bond/announce"
 	"github.com/rnbd-go/rnbd/modules/bond/core"
@@ -48,6 +49,7 @@ func (b *Bond) logEvent(e core.Event) {
 func (b *Bond) switchTo(old, mb *member) {
 	b.active.Store(nil)
 	if old != nil {
+		old.setPrefixes(nil)
 		b.logError("former active slave keeps its receive filter", old.SetFilter(b.backupFilter()))
 		for g := range old.joined {
 			b.leave(old, g)
@@ -60,8 +62,25 @@ func (b *Bond) switchTo(old, mb *member) {
 	for _, g := range b.wanted() {
 		b.join(mb, g)
 	}
+	b.told = b.Prefixes()
+	mb.setPrefixes(b.told)
 	b.active.Store(mb)
 	b.moveAddress(old, mb)
+}
+
+// tellPrefixes tells the active slave of new addresses.
+func (b *Bond) tellPrefixes() {
+	mb := b.active.Load()
+	if now := b.Prefixes(); mb != nil && !slices.Equal(now, b.told) {
+		b.told = now
+		mb.setPrefixes(now)
+	}
+}
+
+func (mb *member) setPrefixes(all []netip.Prefix) {
+	if u, ok := mb.Slave.(PrefixUser); ok {
+		u.SetPrefixes(all)
+	}
 }
 
 // backupFilter is the filter of a slave that is not active.

@@ -75,6 +75,14 @@ type Slave interface {
 	Send(frame []byte) error
 }
 
+// PrefixUser is a Slave that finds neighbours itself and answers for the bond's
+// addresses, as a device of InfiniBand does.
+type PrefixUser interface {
+	// SetPrefixes tells the active slave the bond's addresses, and any other one that it has
+	// none.
+	SetPrefixes([]netip.Prefix)
+}
+
 // Callbacks are what a slave tells its bond. None of them blocks.
 type Callbacks struct {
 	// Received takes a frame, which the slave may use again afterwards.
@@ -107,6 +115,7 @@ type Upper interface {
 type UpperCallbacks struct {
 	// Transmit takes a frame of a user, which the upper may use again afterwards.
 	Transmit func(frame []byte)
-	// UpChanged says that the interface was brought up or down.
+	// UpChanged says whether the interface is up, after each change of that and of
+	// its addresses.
 	UpChanged func(up bool)
 }

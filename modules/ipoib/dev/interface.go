@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/ipoib/internal/rtnl"
@@ -23,7 +24,6 @@ import (
 type Interface struct {
 	cfg   Config
 	link  wire.Link
-	mtu   int // of the interface
 	local wire.Address
 	paths path.Table
 	tun   *tun.Device
@@ -32,10 +32,12 @@ type Interface struct {
 
 	counters counters
 	routes   routeCache
+	above    atomic.Pointer[Above] // in the place of the kernel, nil: the kernel itself
 
 	mu     sync.Mutex
 	neigh  *neigh.Table
 	groups *mcast.Table
+	mtu    int // of the interface
 	ips    []netip.Prefix
 	isUp   bool
 	tap    io.Writer // of frames, nil: none
@@ -151,7 +153,11 @@ func (i *Interface) Broadcast() wire.Address { return wire.MulticastAddress(i.li
 func (i *Interface) PKey() uint16 { return i.cfg.PKey }
 
 // MTU returns the MTU, in bytes: that of the link less the encapsulation header.
-func (i *Interface) MTU() int { return i.mtu }
+func (i *Interface) MTU() int {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.mtu
+}
 
 // Neighbors lists the neighbours.
 func (i *Interface) Neighbors() []neigh.Entry {

@@ -28,7 +28,14 @@ func (i *Interface) receive() {
 			return // closed
 		}
 		for k := range msgs[:n] {
-			if i.frame(&msgs[k], &out) {
+			v := i.frame(&msgs[k], &out)
+			if a := i.above.Load(); a != nil {
+				if v != dropped {
+					a.Receive(msgs[k].Payload)
+				}
+				continue
+			}
+			if v == passed {
 				i.deliver(bufs[k][:spare+len(msgs[k].Payload)], msgs[k].Multicast)
 			}
 		}
@@ -37,17 +44,26 @@ func (i *Interface) receive() {
 	}
 }
 
-// frame looks at a datagram. It reports whether the kernel is to have it.
-func (i *Interface) frame(m *verbs.Datagram, out *outgoing) bool {
+// verdict is what became of a frame.
+type verdict uint8
+
+const (
+	dropped verdict = iota // it is not valid, or not for this interface
+	taken                  // it was about neighbours, and the interface has dealt with it
+	passed                 // it is for the kernel
+)
+
+// frame looks at a datagram. It returns what became of it.
+func (i *Interface) frame(m *verbs.Datagram, out *outgoing) verdict {
 	now, frame := time.Now(), wire.Frame(m.Payload)
 	src := wire.NewAddress(0, m.QPN, i.paths.GID(m.Peer))
 	if src.SamePort(i.local) {
 		i.counters.rxOwn.Add(1)
-		return false
+		return dropped
 	}
 	if !frame.Valid() {
 		i.counters.rxDropped.Add(1)
-		return false
+		return dropped
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -65,16 +81,19 @@ func (i *Interface) frame(m *verbs.Datagram, out *outgoing) bool {
 	switch frame.Type() {
 	case wire.TypeARP:
 		i.sendFrames(now, i.neigh.HandleARP(now, src, p, nil), out)
-		return false
+		return taken
 	case wire.TypeIPv4, wire.TypeIPv6:
 		if _, ok := wire.Destination(frame.Type(), p); !ok {
 			i.counters.rxDropped.Add(1)
-			return false
+			return dropped
 		}
-		return frame.Type() == wire.TypeIPv4 || !i.discovery(now, src, p, out)
+		if frame.Type() == wire.TypeIPv6 && i.discovery(now, src, p, out) {
+			return taken
+		}
+		return passed
 	}
 	i.counters.rxUnknownType.Add(1)
-	return false
+	return dropped
 }
 
 // discovery takes a message of neighbour discovery that is about link-layer

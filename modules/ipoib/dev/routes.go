@@ -50,6 +50,3 @@ func (c *routeCache) flush() {
 	defer c.mu.Unlock()
 	clear(c.hops)
 }
-
-// nextHop asks the kernel's routing table.
-func (i *Interface) nextHop(dst netip.Addr) (netip.Addr, error) { return i.rtnl.NextHop(dst) }

@@ -46,7 +46,7 @@ func (i *Interface) transmit() {
 // packet sends a packet of the kernel, b, which is behind its header. i.mu is
 // held.
 func (i *Interface) packet(now time.Time, b []byte, out *outgoing) {
-	if len(b) <= tun.HeaderLen {
+	if len(b) <= tun.HeaderLen || i.above.Load() != nil {
 		return
 	}
 	h, p := tun.Header(b), b[tun.HeaderLen:]
@@ -64,12 +64,19 @@ func (i *Interface) packet(now time.Time, b []byte, out *outgoing) {
 	}
 	frame := b[tun.HeaderLen-wire.EncapLen:]
 	wire.PutEncap(frame, etherType)
+	if dst.IsMulticast() {
+		i.snoop(now, etherType, p)
+	}
+	i.route(now, dst, etherType, frame, out)
+}
+
+// route sends a frame to dst, an IP address of any kind. i.mu is held.
+func (i *Interface) route(now time.Time, dst netip.Addr, etherType uint16, frame []byte, out *outgoing) {
 	if i.isBroadcast(dst) {
 		i.multicast(now, i.link.Broadcast(), frame, out)
 		return
 	}
 	if dst.IsMulticast() {
-		i.snoop(now, etherType, p)
 		if mgid, err := i.link.Multicast(dst); err == nil {
 			i.multicast(now, mgid, frame, out)
 		}

@@ -111,6 +111,9 @@ func (i *Interface) watch() {
 // no device without a link-layer address.
 func (i *Interface) refresh() error {
 	i.routes.flush()
+	if i.above.Load() != nil {
+		return nil // has addresses of its own
+	}
 	up, err := i.rtnl.IsUp()
 	if err != nil {
 		return i.unlessClosed(err)
@@ -127,6 +130,10 @@ func (i *Interface) refresh() error {
 	}
 	now, out := time.Now(), outgoing{i: i}
 	i.mu.Lock()
+	if i.above.Load() != nil { // attached meanwhile
+		i.mu.Unlock()
+		return nil
+	}
 	fresh := slices.DeleteFunc(slices.Clone(ips), func(p netip.Prefix) bool { return i.isUp && up && slices.Contains(i.ips, p) })
 	i.ips, i.isUp = ips, up
 	i.neigh.SetIPs(fresh)

@@ -127,6 +127,26 @@ func (d *Device) SetMTU(mtu int) error {
 	return nil
 }
 
+// SetUp sets the interface up or down.
+func (d *Device) SetUp(up bool) error {
+	ifr, err := unix.NewIfreq(d.name)
+	if err == nil {
+		err = unix.IoctlIfreq(d.ctl, unix.SIOCGIFFLAGS, ifr)
+	}
+	if err == nil {
+		flags := ifr.Uint16() &^ unix.IFF_UP
+		if up {
+			flags |= unix.IFF_UP
+		}
+		ifr.SetUint16(flags)
+		err = unix.IoctlIfreq(d.ctl, unix.SIOCSIFFLAGS, ifr)
+	}
+	if err != nil {
+		return fmt.Errorf("set %s up or down: %w", d.name, err)
+	}
+	return nil
+}
+
 // SetCarrier turns the carrier of the interface on or off.
 func (d *Device) SetCarrier(on bool) error {
 	v := int32(0)

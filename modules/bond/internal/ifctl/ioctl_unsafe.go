@@ -127,10 +127,15 @@ func (c *Control) Speed(name string) (mbps int, full bool) {
 
 // TAP makes fd, an open /dev/net/tun, a TAP of that name, without packet
 // information. EBUSY says that the name is taken.
-func TAP(fd int, name string) error {
+func TAP(fd int, name string) error { return tunSetIff(fd, name, unix.IFF_TAP) }
+
+// TUN makes fd a TUN in the same way.
+func TUN(fd int, name string) error { return tunSetIff(fd, name, unix.IFF_TUN) }
+
+func tunSetIff(fd int, name string, kind uint16) error {
 	var r ifreq
 	copy(r.name[:unix.IFNAMSIZ-1], name)
-	binary.NativeEndian.PutUint16(r.data[:], unix.IFF_TAP|unix.IFF_NO_PI|unix.IFF_TUN_EXCL)
+	binary.NativeEndian.PutUint16(r.data[:], kind|unix.IFF_NO_PI|unix.IFF_TUN_EXCL)
 	if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TUNSETIFF, uintptr(unsafe.Pointer(&r))); e != 0 {
 		return e
 	}

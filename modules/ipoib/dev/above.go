@@ -1,0 +1,149 @@
+package dev
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
+)
+
+// Above takes the place of the kernel above an interface, as a bond does whose
+// slave the interface is.
+type Above struct {
+	// Receive takes each valid frame from the link, with the encapsulation header. ARP
+	// and neighbour discovery are handed over too; the interface answers them. Receive
+	// does not block and does not keep frame.
+	Receive func(frame []byte)
+	// NextHop returns the gateway to an address that is in no prefix of
+	// SetPrefixes. nil: there is none.
+	NextHop func(dst netip.Addr) (netip.Addr, error)
+}
+
+// Attach puts a in the place of the kernel. From then on the interface has the
+// prefixes of SetPrefixes, none at first, and drops the packets of the kernel.
+func (i *Interface) Attach(a Above) {
+	i.above.Store(&a)
+	i.SetPrefixes(nil)
+}
+
+// Detach gives the interface back to the kernel, with the addresses that it has there.
+func (i *Interface) Detach() error {
+	i.above.Store(nil)
+	return i.refresh()
+}
+
+// SetPrefixes sets the addresses, and the lengths of their networks, for which
+// an attached interface resolves neighbours and answers. They are not announced.
+func (i *Interface) SetPrefixes(ips []netip.Prefix) {
+	i.routes.flush()
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.ips = slices.Clone(ips)
+	i.neigh.SetIPs(i.ips)
+}
+
+// SendFrame sends a frame of what is above: the encapsulation header and an IP packet, or
+// ARP, which goes to the broadcast group. Frames wait for neighbours as those of
+// the kernel do. EINVAL says that the frame is not valid, EMSGSIZE that it is too long.
+func (i *Interface) SendFrame(frame []byte) error {
+	f := wire.Frame(frame)
+	if !f.Valid() {
+		return fmt.Errorf("send a frame of %d bytes on %s: %w", len(frame), i.Name(), unix.EINVAL)
+	}
+	now, out := time.Now(), outgoing{i: i}
+	i.mu.Lock()
+	if len(f.Payload()) > i.mtu {
+		i.counters.txDropped.Add(1)
+		i.mu.Unlock()
+		return fmt.Errorf("send a packet of %d bytes on %s: %w", len(f.Payload()), i.Name(), unix.EMSGSIZE)
+	}
+	if dst, ok := wire.Destination(f.Type(), f.Payload()); ok {
+		i.route(now, dst, f.Type(), frame, &out)
+	} else if f.Type() == wire.TypeARP {
+		i.multicast(now, i.link.Broadcast(), frame, &out)
+	} else {
+		i.counters.txDropped.Add(1)
+	}
+	i.mu.Unlock()
+	out.flush()
+	i.wake()
+	return nil
+}
+
+// JoinGroup joins the group of the link that an IP multicast group maps to.
+func (i *Interface) JoinGroup(ip netip.Addr) error {
+	return i.membership(ip, func(mgid wire.GID) bool { return i.groups.Add(time.Now(), mgid) })
+}
+
+// LeaveGroup takes back JoinGroup.
+func (i *Interface) LeaveGroup(ip netip.Addr) error {
+	return i.membership(ip, func(mgid wire.GID) bool {
+		i.groups.Remove(mgid)
+		return true
+	})
+}
+
+func (i *Interface) membership(ip netip.Addr, change func(wire.GID) bool) error {
+	mgid, err := i.link.Multicast(ip)
+	if err != nil || slices.Contains(alwaysJoined, ip) {
+		return err
+	}
+	i.mu.Lock()
+	ok := change(mgid)
+	i.mu.Unlock()
+	i.wake()
+	if !ok {
+		return fmt.Errorf("group %s on %s: %w", ip, i.Name(), unix.ENOBUFS)
+	}
+	return nil
+}
+
+// IsUp reports whether the interface is up in the kernel, where it is set up and down.
+func (i *Interface) IsUp() bool {
+	up, err := i.rtnl.IsUp()
+	return err == nil && up
+}
+
+// SetUp sets the interface up or down.
+func (i *Interface) SetUp(up bool) error { return i.tun.SetUp(up) }
+
+// Carrier reports whether the link is up: the broadcast group is joined.
+func (i *Interface) Carrier() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.groups.Ready()
+}
+
+// SetMTU changes the MTU, in bytes, which is at most that of the link less the
+// encapsulation header.
+func (i *Interface) SetMTU(mtu int) error {
+	if limit := i.qp.MaxPayload() - wire.EncapLen; mtu < 68 || mtu > limit {
+		return fmt.Errorf("set MTU of %s to %d: want 68 to %d: %w", i.Name(), mtu, limit, unix.EINVAL)
+	}
+	if err := i.tun.SetMTU(mtu); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.mtu = mtu
+	return nil
+}
+
+// nextHop asks the kernel's routing table, or what is above.
+func (i *Interface) nextHop(dst netip.Addr) (netip.Addr, error) {
+	a := i.above.Load()
+	switch {
+	case a == nil:
+		return i.rtnl.NextHop(dst)
+	case a.NextHop == nil:
+		return netip.Addr{}, errNoGateway
+	}
+	return a.NextHop(dst)
+}
+
+var errNoGateway = errors.New("no gateway is known")
