@@ -123,3 +123,48 @@ func sessionSettings(inv *inventory, before []string) []string {
 	}
 	return []string{"mp_policy=min-inflight", "mp_policy=round-robin", "mp_policy=min-latency", "max_reconnect_attempts="}
 }
+
+// flagWords are the values of flags that shells complete.
+var flagWords = map[string][]string{
+	"output":     report.Formats,
+	"unit":       strings.Split(report.Units, ""),
+	"access":     {"ro", "rw", "migration"},
+	"frontend":   {"auto", "ublk", "nbd", "nbd-socket"},
+	"loss":       {"fail", "queue:30s", "queue:5m"},
+	"io-mode":    {"fileio", "blockio"},
+	"policy":     {"min-inflight", "round-robin", "min-latency"},
+	"log-level":  {"debug", "info", "warn", "error"},
+	"log-format": {"text", "json"},
+}
+
+// completeFlags has the shell complete the values of the flags of c and of all
+// commands below it. fields are those that a list of c's kind has.
+func completeFlags(c *cobra.Command, fields []report.Info) {
+	for name, words := range flagWords {
+		if c.LocalFlags().Lookup(name) != nil && !(name == "io-mode" && c.Name() == "run") {
+			registerWords(c, name, words)
+		}
+	}
+	if c.LocalFlags().Lookup("session") != nil {
+		_ = c.RegisterFlagCompletionFunc("session", func(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return sessionNames(lookFor(cmd, onClient), nil), cobra.ShellCompDirectiveNoFileComp
+		})
+	}
+	var names []string
+	for _, f := range fields {
+		names = append(names, f.Name)
+	}
+	for _, name := range []string{"fields", "sort"} {
+		if len(names) > 0 && c.LocalFlags().Lookup(name) != nil {
+			registerWords(c, name, names)
+		}
+	}
+}
+
+func registerWords(c *cobra.Command, flag string, words []string) {
+	// The only error is a flag that is registered already.
+	_ = c.RegisterFlagCompletionFunc(flag, func(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		fits := slices.DeleteFunc(slices.Clone(words), func(w string) bool { return !strings.HasPrefix(w, typed) })
+		return fits, cobra.ShellCompDirectiveNoFileComp
+	})
+}

@@ -79,12 +79,17 @@ func deviceNoun() *noun {
 	return &noun{
 		name: "device", plural: "devices", short: "Mapped and exported devices",
 		fields: report.Infos(deviceFields),
-		usual: func(daemonSet) []string {
-			return []string{"sessname", "mapping_path", "devname", "state", "access_mode"}
+		usual: func(set daemonSet) []string {
+			fields := []string{"sessname", "mapping_path", "devname", "state", "access_mode", "size"}
+			if set == onServer {
+				return fields
+			}
+			return append(fields, "endpoint") // the last, since it is long
 		},
+		wide: []string{"hostname", "plugin", "loss", "openers", "inflights", "last_error"},
 		verbs: slices.Concat([]*verb{
 			{
-				name: "list", on: onBoth, words: outputWords, run: listDevices,
+				name: "list", on: onBoth, words: outputWords, flags: listFlags, run: listDevices,
 				short: "List devices",
 				example: `  rnbd device list
   rnbd list devices mapping_path,devname,size G

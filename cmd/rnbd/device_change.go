@@ -29,9 +29,9 @@ whose names are no files.`,
 			example: "  rnbd client resize rnbd0 10G\n  rnbd server resize disk.img",
 		},
 		{
-			name: "unmap", on: onClient, bare: true, min: 1, max: 1, args: "DEVICE [force]", args0: deviceNames, words: forceWord, flags: unmapFlags, run: unmapDevice, interrupted: partLeft,
+			name: "unmap", on: onClient, bare: true, min: 1, max: 1, args: "DEVICE|all [force]", args0: deviceNamesOrAll, words: forceWord, flags: unmapFlags, run: unmapDevice, interrupted: partLeft,
 			short:   "Take a mapped device away",
-			long:    "Take a mapped device away. That is refused with exit code 5 while a user has\nit open. By force users are disconnected and their requests fail; it ends\nwithin seconds even if the server is dead.",
+			long:    "Take a mapped device away, or with all every one. That is refused with exit code 5 while a user has\nit open. By force users are disconnected and their requests fail; it ends\nwithin seconds even if the server is dead.",
 			example: "  rnbd unmap rnbd0\n  rnbd unmap disk.img force",
 		},
 		{
@@ -105,6 +105,10 @@ func resizeDevice(c *call) error {
 		if err != nil {
 			return err
 		}
+		if c.chosen == "" && !c.Machine() {
+			return c.tell("%s shows %s to its users here; %s on the server keeps its %s",
+				after.Name, report.Human(after.Limits.GetSize()), after.Path, report.Human(after.ExportedSize))
+		}
 		return printDevice(ctx, c, d, mappedDevice(after, dev.hostname))
 	})
 }
@@ -129,36 +133,51 @@ func unmapFlags(f *pflag.FlagSet) {
 
 func unmapDevice(c *call) error {
 	return c.with(func(ctx context.Context, d *daemons) error {
-		name, err := c.unmap(ctx, d)
+		if c.args[0] != report.All {
+			return c.unmapOne(ctx, d, c.args[0])
+		}
+		inv, err := d.look(ctx, true)
 		if err != nil {
 			return err
 		}
-		c.say("unmapped %s", name)
-		if c.text("persist") != "true" {
-			return nil
+		var errs []error
+		for _, dev := range inv.devices {
+			errs = append(errs, c.unmapOne(ctx, d, dev.name))
 		}
-		file, err := persistFile(ctx, d.client, name)
-		if err == nil {
-			err = forget(file)
-		}
-		if err != nil {
-			return fmt.Errorf("%s is unmapped: %w", name, err)
-		}
-		c.say("removed %s", file)
-		return nil
+		return errors.Join(errs...)
 	})
+}
+
+func (c *call) unmapOne(ctx context.Context, d *daemons, id string) error {
+	name, err := c.unmap(ctx, d, id)
+	if err != nil {
+		return err
+	}
+	c.say("unmapped %s", name)
+	if c.text("persist") != "true" {
+		return nil
+	}
+	file, err := persistFile(ctx, d.client, name)
+	if err == nil {
+		err = forget(file)
+	}
+	if err != nil {
+		return fmt.Errorf("%s is unmapped: %w", name, err)
+	}
+	c.say("removed %s", file)
+	return nil
 }
 
 // unmap asks the daemon at once: a list of all would only delay it. Only a name
 // that the daemon does not know, as that of an endpoint, is looked up.
-func (c *call) unmap(ctx context.Context, d *daemons) (name string, err error) {
-	name = nodeName(c.args[0])
+func (c *call) unmap(ctx context.Context, d *daemons, id string) (name string, err error) {
+	name = nodeName(id)
 	if c.text("persist") == "true" { // its file has its own name
 		inv, err := d.look(ctx, true)
 		if err != nil {
 			return name, err
 		}
-		dev, err := inv.device(c.args[0], "")
+		dev, err := inv.device(id, "")
 		if err != nil {
 			return name, err
 		}
@@ -172,7 +191,7 @@ func (c *call) unmap(ctx context.Context, d *daemons) (name string, err error) {
 	if err != nil {
 		return name, err
 	}
-	dev, err := inv.device(c.args[0], "")
+	dev, err := inv.device(id, "")
 	if err != nil {
 		return name, err
 	}

@@ -15,7 +15,7 @@ import (
 func generalVerbs(all []*noun) []*verb {
 	return []*verb{
 		{
-			name: "list", on: onBoth, words: outputWords, run: listAll,
+			name: "list", on: onBoth, words: outputWords, flags: watchFlag, run: listAll,
 			short:   "List devices, sessions and paths",
 			example: "  rnbd list\n  rnbd server list json\n  rnbd list sessions",
 		},
@@ -81,6 +81,9 @@ func listAll(c *call) error {
 		if err != nil {
 			return err
 		}
+		if !c.Machine() && !c.NoHeaders && len(inv.devices)+len(inv.sessions) == 0 {
+			return c.tell("%s", nothingYet(d))
+		}
 		if c.Machine() || c.NoTree {
 			return report.Lists(c.cmd.OutOrStdout(), c.Options, devices, sessions, paths)
 		}
@@ -89,6 +92,17 @@ func listAll(c *call) error {
 		}
 		return report.Lists(c.cmd.OutOrStdout(), c.Options, devices, sessions)
 	})
+}
+
+// nothingYet says what to do where there is nothing to list.
+func nothingYet(d *daemons) string {
+	switch {
+	case d.both():
+		return "nothing is mapped or exported; map a device of a server: rnbd map DEVICE from SERVER"
+	case d.client != nil:
+		return "nothing is mapped; map a device of a server: rnbd map DEVICE from SERVER"
+	}
+	return "no client has opened a device; on a client: rnbd map DEVICE from SERVER"
 }
 
 // found is what a name without a noun is; one of them, or two nil and an

@@ -40,6 +40,7 @@ type noun struct {
 	name, plural, short string
 	fields              []report.Info
 	usual               func(daemonSet) []string // fields shown when none are chosen
+	wide                []string                 // fields that the format wide shows besides
 	verbs               []*verb
 }
 
@@ -146,23 +147,36 @@ func (v *verb) command(set daemonSet) *cobra.Command {
 		DisableFlagsInUseLine: false,
 		ValidArgsFunction:     v.complete(set),
 		RunE: func(cmd *cobra.Command, a []string) error {
-			signaled := cmd.Context()
-			call, err := newCall(cmd, v, set, a)
-			if err != nil {
+			pause, err := watchPause(cmd)
+			switch {
+			case err != nil:
 				return err
+			case pause > 0:
+				return watch(cmd, pause, func() error { return v.once(cmd, set, a) })
 			}
-			defer call.cancel()
-			if err = v.run(call); err != nil && signaled.Err() != nil {
-				return interruptedError{cmp.Or(v.interrupted, "nothing was changed")}
-			}
-			return err
+			return v.once(cmd, set, a)
 		},
 	}
 	v.words.flags(c.Flags())
 	if v.flags != nil {
 		v.flags(c.Flags())
 	}
+	completeFlags(c, v.fields())
 	return c
+}
+
+// once runs v with the arguments of a command line.
+func (v *verb) once(cmd *cobra.Command, set daemonSet, args []string) error {
+	signaled := cmd.Context()
+	call, err := newCall(cmd, v, set, args)
+	if err != nil {
+		return err
+	}
+	defer call.cancel()
+	if err = v.run(call); err != nil && signaled.Err() != nil {
+		return interruptedError{cmp.Or(v.interrupted, "nothing was changed")}
+	}
+	return err
 }
 
 // help is the long help: with the fields, where they can be chosen.
@@ -245,6 +259,12 @@ func (c *call) text(flag string) string {
 		panic("rnbd " + c.name + " has no flag " + flag)
 	}
 	return f.Value.String()
+}
+
+// tell prints a line, or several, for people.
+func (c *call) tell(format string, args ...any) error {
+	_, err := fmt.Fprintf(c.cmd.OutOrStdout(), format+"\n", args...)
+	return err
 }
 
 // say reports a step that was taken, to who asked for it.

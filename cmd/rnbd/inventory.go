@@ -293,13 +293,24 @@ func isNotFound(err error) bool { return errors.Is(err, syscall.ENOENT) }
 // direction tells them apart.
 func table[T any](c *call, n *noun, fields []report.Field[T], both bool, objects []T) (report.Table, error) {
 	usual := n.usual(c.set)
+	if c.Format == report.Wide {
+		usual = slices.Concat(usual, n.wide)
+	}
 	if both {
-		usual = append(usual[:len(usual):len(usual)], "direction")
+		end := len(usual)
+		if slices.Contains(usual, "endpoint") {
+			end = slices.Index(usual, "endpoint")
+		}
+		usual = slices.Insert(slices.Clone(usual), end, "direction")
 	}
 	return selected(c, n, fields, usual, objects)
 }
 
 func selected[T any](c *call, n *noun, fields []report.Field[T], usual []string, objects []T) (report.Table, error) {
+	objects, err := arrange(c, fields, objects)
+	if err != nil {
+		return report.Table{}, err
+	}
 	chosen, err := report.Select(fields, usual, c.chosen)
 	if err != nil {
 		return report.Table{}, usageError{err}

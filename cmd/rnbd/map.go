@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/spell"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
@@ -155,6 +157,10 @@ func (c *call) printMapped(ctx context.Context, d *daemons, mapped *controlpb.Cl
 		if s, err := inv.session(mapped.Session); err == nil {
 			host = s.Hostname
 		}
+	}
+	if c.chosen == "" && !c.Machine() {
+		return c.tell("mapped %s of %s as %s (%s, %s)\nat     %s",
+			mapped.Path, cmp.Or(host, mapped.Session), mapped.Name, report.Human(mapped.Limits.GetSize()), mapped.AccessMode, mapped.Endpoint)
 	}
 	return printDevice(ctx, c, d, mappedDevice(mapped, host))
 }

@@ -63,6 +63,7 @@ func pathNoun() *noun {
 	return &noun{
 		name: "path", plural: "paths", short: "Paths of sessions",
 		fields: report.Infos(pathFields), usual: pathUsual, verbs: pathVerbs(),
+		wide: []string{"pathname", "fabric", "inflights", "reconnects", "latency", "last_error"},
 	}
 }
 
@@ -77,7 +78,7 @@ that is not clear without it.`
 func pathVerbs() []*verb {
 	return []*verb{
 		{
-			name: "list", on: onBoth, words: outputWords, run: listPaths,
+			name: "list", on: onBoth, words: outputWords, flags: listFlags, run: listPaths,
 			short:   "List paths",
 			example: "  rnbd path list\n  rnbd server path list K all\n  rnbd list paths +latency -hca_name",
 		},

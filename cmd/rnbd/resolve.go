@@ -85,7 +85,8 @@ func (r *resolver) arguments(args []string) error {
 			r.rest = append(r.rest, args[i:]...)
 			return nil
 		}
-		if spec, ok := listSpec(r.node, a); ok {
+		isValue := i > 0 && strings.HasPrefix(args[i-1], "-") && takesValue(r.node, args[i-1])
+		if spec, ok := listSpec(r.node, a); ok && !isValue {
 			a = spec
 		}
 		r.rest = append(r.rest, a)

@@ -49,10 +49,13 @@ list".`
 	for _, m := range modes {
 		c := group(m.name, m.short)
 		c.GroupID = groupModes
-		c.AddCommand(newRun[m.name]())
+		run := newRun[m.name]()
+		completeFlags(run, nil)
+		c.AddCommand(run)
 		addVerbs(c, m.set)
 		root.AddCommand(c)
 	}
+	completeFlags(root, nil)
 	addVerbs(root, onBoth)
 	root.AddCommand(newConfig(), newVersion(), newExitCodes(), newMan())
 	root.InitDefaultHelpCmd()

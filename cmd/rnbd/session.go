@@ -93,6 +93,7 @@ func sessionNoun() *noun {
 			}
 			return []string{"sessname", "state", "path_uu", "mp_short", "tx_bytes", "rx_bytes", "reconnects"}
 		},
+		wide:  []string{"mp", "hostname", "devices", "queue_depth", "inflights"},
 		verbs: sessionVerbs(),
 	}
 }
@@ -100,7 +101,7 @@ func sessionNoun() *noun {
 func sessionVerbs() []*verb {
 	return []*verb{
 		{
-			name: "list", on: onBoth, words: outputWords, run: listSessions,
+			name: "list", on: onBoth, words: outputWords, flags: listFlags, run: listSessions,
 			short:   "List sessions and their paths",
 			example: "  rnbd session list\n  rnbd list sessions notree\n  rnbd server session list all json",
 		},

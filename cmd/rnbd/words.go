@@ -99,6 +99,7 @@ func readFlags(cmd *cobra.Command) (o options, err error) {
 	}
 	on := func(name string) bool { return text(name) == "true" }
 	o.Format = text("output")
+	screen(cmd, &o.Options)
 	o.chosen, o.access = text("fields"), text("access")
 	o.NoTree, o.NoHeaders, o.NoTotals = on("notree"), on("noheaders"), on("nototals")
 	o.force, o.missing, o.accept, o.stats, o.verbose = on("force"), on("add-missing"), on("accept-new"), on("stats"), on("verbose")
@@ -144,7 +145,9 @@ func (o *options) takeWord(v *verb, w string) bool {
 		return false
 	}
 	if slices.Contains(report.Formats, w) {
-		o.Format = w
+		if o.Format = w; w == report.Wide {
+			o.Width = 0
+		}
 		return true
 	}
 	if unit, ok := report.ParseUnit(w); ok && w == strings.ToUpper(w) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -195,7 +196,7 @@ func runRNBD(ts *testscript.TestScript, input string, args []string) (code int, 
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, s.bin, args...)
-	cmd.Env = append(os.Environ(), "RNBD_SOCKET="+ts.Getenv("RNBD_SOCKET"))
+	cmd.Env = append(os.Environ(), "RNBD_SOCKET="+ts.Getenv("RNBD_SOCKET"), "COLUMNS="+ts.Getenv("COLUMNS"))
 	cmd.Dir = ts.MkAbs(".")
 	var o, e bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &o, &e
@@ -273,5 +274,6 @@ func (s *stage) normal(text string) string {
 	}
 	text = madeUp.ReplaceAllString(text, "HOST-TOKEN@127-0-0-1:PORT")
 	text = pid.ReplaceAllString(text, "${1}1")
+	text = strings.ReplaceAll(text, url.QueryEscape(s.lab.Dir), "LAB")
 	return strings.ReplaceAll(text, s.lab.Dir, "LAB")
 }

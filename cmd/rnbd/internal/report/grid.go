@@ -3,6 +3,7 @@ package report
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -14,11 +15,18 @@ const gap = "  "
 func (o Options) grid(b *bytes.Buffer, t Table) {
 	g := o.layout(t)
 	if !o.NoHeaders {
+		g.widen(t)
+	}
+	if !g.fit(o.Width, 0) {
+		o.cards(b, t)
+		return
+	}
+	if !o.NoHeaders {
 		g.header(b, t)
 	}
 	subs := o.subGrids(t)
 	for _, r := range t.Rows {
-		g.line(b, "", o.texts(r.Cells))
+		g.colored(o, t).line(b, "", o.texts(r.Cells))
 		for k := range subs {
 			o.branches(b, subs[k], r.Sub[k], k == len(subs)-1)
 		}
@@ -44,7 +52,7 @@ func (o Options) branches(b *bytes.Buffer, c columns, sub Table, last bool) {
 		if last && i == len(sub.Rows)-1 {
 			branch = "└─ "
 		}
-		c.line(b, branch, o.texts(r.Cells))
+		c.colored(o, sub).line(b, branch, o.texts(r.Cells))
 	}
 }
 
@@ -52,11 +60,73 @@ func (o Options) branches(b *bytes.Buffer, c columns, sub Table, last bool) {
 type columns struct {
 	width []int
 	right []bool
+	state int // the column that has colours; -1: none
+}
+
+// branchWidth is that of what stands before a line of a tree.
+const branchWidth = 3
+
+// minWidth is what fit leaves of a column.
+const minWidth = 8
+
+// fit shortens the widest columns until a line with lead before it has limit
+// runes; 0 is no limit. Numbers stay whole. False: it has more still.
+func (c columns) fit(limit, lead int) bool {
+	for limit > 0 {
+		total, widest := lead, -1
+		for i, w := range c.width {
+			total += w + len(gap)
+			if !c.right[i] && w > minWidth && (widest < 0 || w > c.width[widest]) {
+				widest = i
+			}
+		}
+		if total -= len(gap); total <= limit || widest < 0 {
+			return total <= limit
+		}
+		c.width[widest]--
+	}
+	return true
+}
+
+// widen makes room for the headers of t.
+func (c columns) widen(t Table) {
+	for i, col := range t.Columns {
+		c.width[i] = max(c.width[i], utf8.RuneCountInString(col.Header))
+	}
+}
+
+// colored is c with the colours of t's states.
+func (c columns) colored(o Options, t Table) columns {
+	c.state = -1
+	if o.Color {
+		c.state = slices.IndexFunc(t.Columns, func(i Info) bool { return i.Name == "state" })
+	}
+	return c
+}
+
+// paint gives a state its colour: green works, red does not, yellow is on its way.
+func paint(state, padded string) string {
+	color := "33"
+	switch state {
+	case "open", "connected", "running":
+		color = "32"
+	case "closed", "disconnected", "failed", "stuck", "dead":
+		color = "31"
+	}
+	return "\x1b[" + color + "m" + padded + "\x1b[0m"
+}
+
+// cut shortens s to width runes.
+func cut(s string, width int) string {
+	if r := []rune(s); len(r) > width {
+		return string(r[:max(0, width-1)]) + "…"
+	}
+	return s
 }
 
 func (o Options) layout(tables ...Table) columns {
 	n := len(tables[0].Columns)
-	c := columns{width: make([]int, n), right: make([]bool, n)}
+	c := columns{width: make([]int, n), right: make([]bool, n), state: -1}
 	for _, t := range tables {
 		rows := t.Rows
 		if sum, ok := t.totals(); ok && !o.NoTotals {
@@ -86,16 +156,17 @@ func (o Options) subGrids(t Table) (out []columns) {
 		for _, r := range t.Rows {
 			all = append(all, r.Sub[k])
 		}
-		out = append(out, o.layout(all...))
+		c := o.layout(all...)
+		c.fit(o.Width, branchWidth)
+		out = append(out, c)
 	}
 	return out
 }
 
 func (c columns) header(b *bytes.Buffer, t Table) {
 	var cells []string
-	for i, col := range t.Columns {
+	for _, col := range t.Columns {
 		cells = append(cells, col.Header)
-		c.width[i] = max(c.width[i], utf8.RuneCountInString(col.Header))
 	}
 	c.line(b, "", cells)
 }
@@ -107,12 +178,19 @@ func (c columns) line(b *bytes.Buffer, lead string, cells []string) {
 		if i > 0 {
 			l.WriteString(gap)
 		}
+		whole := s
+		s = cut(s, c.width[i])
 		pad := strings.Repeat(" ", max(0, c.width[i]-utf8.RuneCountInString(s)))
-		if c.right[i] {
-			l.WriteString(pad + s)
-		} else {
-			l.WriteString(s + pad)
+		switch {
+		case c.right[i]:
+			s = pad + s
+		case i < len(cells)-1: // no blanks at the end of a line
+			s += pad
 		}
+		if i == c.state {
+			s = paint(whole, s)
+		}
+		l.WriteString(s)
 	}
 	b.WriteString(strings.TrimRight(l.String(), " ") + "\n")
 }
@@ -122,6 +200,16 @@ func (o Options) texts(cells []any) (out []string) {
 		out = append(out, text(v, o.Unit))
 	}
 	return out
+}
+
+// cards are the rows of a table that is too wide, one below the other.
+func (o Options) cards(b *bytes.Buffer, t Table) {
+	for i, r := range t.Rows {
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		o.card(b, Table{Name: t.Name, Item: t.Item, Columns: t.Columns, Rows: []Row{r}})
+	}
 }
 
 // card is one object: a line for each field, then what belongs to it.

@@ -8,7 +8,7 @@ import (
 )
 
 // Formats are the names of the forms of output.
-var Formats = []string{"table", "csv", "json", "xml", "yaml"}
+var Formats = []string{"table", "csv", "json", "xml", "yaml", Wide}
 
 // Options say how to print.
 type Options struct {
@@ -17,10 +17,15 @@ type Options struct {
 	NoTree    bool   // without what belongs to a row
 	NoHeaders bool
 	NoTotals  bool
+	Width     int  // columns that tables may take; 0: any number
+	Color     bool // states in tables have colours
 }
 
+// Wide is the table without a limit on its width, and with more fields.
+const Wide = "wide"
+
 // Machine tells whether a program reads it.
-func (o Options) Machine() bool { return o.Format != "" && o.Format != "table" }
+func (o Options) Machine() bool { return o.Format != "" && o.Format != "table" && o.Format != Wide }
 
 // List prints a list.
 func List(w io.Writer, o Options, t Table) error {
