@@ -563,3 +563,42 @@ func TestResolver(t *testing.T) {
 		}
 	})
 }
+
+// resolving is a slave that answers for addresses.
+type resolving struct {
+	*fake
+	prefixes []netip.Prefix
+}
+
+func (r *resolving) SetPrefixes(all []netip.Prefix) { r.prefixes = all }
+
+// TestPrefixes shows that the active slave alone answers for the bond's addresses, also for
+// those that are added later.
+func TestPrefixes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := &resolving{fake: newFake("ib0", 32, 1)}, &resolving{fake: newFake("ib1", 32, 2)}
+		l := newLab(t)
+		l.must(l.net.AddDevice(a))
+		l.must(l.net.AddDevice(b))
+		l.set("miimon", "100")
+		l.must(l.bond.SetUp(true))
+		l.enslave("ib0", "ib1")
+		synctest.Wait()
+		if len(a.prefixes) != 2 || len(b.prefixes) != 0 {
+			t.Errorf("the active slave has %v, the backup %v", a.prefixes, b.prefixes)
+		}
+		unlock := l.top.lock()
+		l.top.prefixes = append(slices.Clone(l.top.prefixes), netip.MustParsePrefix("10.7.0.1/24"))
+		unlock()
+		l.top.calls.UpChanged(true)
+		synctest.Wait()
+		if len(a.prefixes) != 3 {
+			t.Errorf("the active slave has %v after an address was added", a.prefixes)
+		}
+		a.setCarrier(false)
+		synctest.Wait()
+		if len(a.prefixes) != 0 || len(b.prefixes) != 3 {
+			t.Errorf("after the fail-over the former one has %v, the active one %v", a.prefixes, b.prefixes)
+		}
+	})
+}
