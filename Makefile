@@ -54,6 +54,8 @@ test-modules: ## unit and in-process tests of every module, with the race detect
 	@CGO_ENABLED=1 go run ./tools/gotest -out $(RESULTS) -race $(MODULES) $(PLUGINS) examples/io-memory cmd/rnbd cmd/rnbd-net tools
 	@echo "allocation tests, which the race detector would spoil:"
 	@go run ./tools/gotest -out $(RESULTS)/alloc -run Alloc $(MODULES) $(PLUGINS)
+	@echo "pumps that check who touches what:"
+	@GOFLAGS=-tags=pumpdebug go run ./tools/gotest -out $(RESULTS)/pumpdebug -run 'Drive|Caller|Combiner|TestIO_' modules/rnbd-sdk modules/rnbd-client
 
 test-e2e: build ## real processes and real clients
 	@mkdir -p $(RESULTS)

@@ -29,8 +29,7 @@ type Client struct {
 	// devices by index; pumps read it.
 	devices [MaxDevices]atomic.Pointer[Device]
 
-	waiters atomic.Int32  // callers of IO.Wait
-	gates   atomic.Uint32 // counts the moves of gates of devices
+	gates atomic.Uint32 // counts the moves of gates of devices
 
 	// Locks, in the order in which they are taken: saving, mapMu, mu,
 	// session.mu, frontend.mu, attachment.mu, Device.mu. No lock is held while a
@@ -73,10 +72,6 @@ type pumpShare struct {
 	parked deviceList // whose gates were shut when they were counted as gates
 	gates  uint32
 	number uint64 // of the last write, see again.go
-
-	waiters atomic.Int32 // callers of IO.Wait on this pump
-	crowded atomic.Int32 // how many calls are left until one may borrow the pump
-	crowd   crowd
 }
 
 // New starts the pumps and the front ends. On an error nothing is left behind.
@@ -126,11 +121,9 @@ func (c *Client) startPump(i int) error {
 		return err
 	}
 	poller.UseClock(p.Now)
-	share := &pumpShare{client: c, index: i, pump: p, poller: poller, number: rand.Uint64(), crowd: crowd{called: make(chan struct{}, 1)}}
-	share.crowd.serve = share.serveCrowd
+	share := &pumpShare{client: c, index: i, pump: p, poller: poller, number: rand.Uint64()}
 	c.pumps = append(c.pumps, share)
 	p.Start()
-	go share.attend()
 	return p.Add(poller)
 }
 

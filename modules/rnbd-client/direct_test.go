@@ -3,6 +3,7 @@ package client
 import (
 	"runtime"
 	"runtime/debug"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,96 +21,8 @@ func roomForPumps(t *testing.T) {
 	})
 }
 
-// A caller whose answers come fast drives the pump, which is lent to him. When an
-// answer takes longer than he looks for it, he gives the pump back: the answer
-// must not wait until the pump's thread finds out that nobody looks any more.
-func TestIO_SlowAnswerAfterFastOnes(t *testing.T) {
-	roomForPumps(t)
-	s := newTarget(t, 1<<20)
-	_, io := s.device(s.newClient())
-	defer io.Close()
-	p := io.pump.pump
-	var done [1]Done
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
-		if do(t, io, Request{Op: blk.Read, Len: 4096}); p.Stats().Sleeps != p.Stats().Wakes {
-			continue // its thread sleeps: it is not lent
-		}
-		s.set(func() { s.hold = true })
-		io.Submit(Request{Op: blk.Read, Len: 4096})
-		before := p.Stats()
-		answered := io.driveFor(done[:], true) // not Wait, which recalls the pump besides
-		after := p.Stats()
-		eventually(t, "the server has the read", func() (has bool) { s.set(func() { has = len(s.held) == 1 }); io.Flush(); return has })
-		s.releaseAll(blk.OK)
-		if answered {
-			t.Fatal("an answer that the server has not given")
-		}
-		io.Wait(done[:])
-		if after.Drives > before.Drives && after.GivenBack > before.GivenBack {
-			return
-		}
-	}
-	t.Fatalf("never given back: %+v", p.Stats())
-}
-
-// Callers who share a pump do not borrow it: the one who leaves first would let the
-// other one's answer lie.
-func TestPumpShare_EnterKnowsWhoIsAlone(t *testing.T) {
-	var p pumpShare
-	visit := func() bool {
-		defer p.waiters.Add(-1)
-		return p.enter()
-	}
-	for range 2 {
-		if !visit() {
-			t.Fatal("the only caller is not alone")
-		}
-	}
-	p.enter()
-	if visit() {
-		t.Error("alone beside another one")
-	}
-	p.waiters.Add(-1)
-	for i := range crowdedFor {
-		if visit() {
-			t.Fatalf("alone %d calls after another one", i+1)
-		}
-	}
-	if !visit() {
-		t.Error("still not alone")
-	}
-}
-
-// A caller who has his answer leaves. If others came while he drove, nobody looks
-// for theirs unless he gives the pump back.
-func TestIO_CallerWhoLeavesGivesThePumpToOthers(t *testing.T) {
-	roomForPumps(t)
-	s := newTarget(t, 1<<20)
-	_, io := s.device(s.newClient())
-	defer io.Close()
-	p := io.pump.pump
-	var done [1]Done
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
-		if do(t, io, Request{Op: blk.Read, Len: 4096}); p.Stats().Sleeps != p.Stats().Wakes {
-			continue // its thread sleeps: it is not lent
-		}
-		before := p.Stats().GivenBack
-		io.pump.waiters.Add(2) // the caller, and somebody who comes while he drives
-		io.Submit(Request{Op: blk.Read, Len: 4096})
-		answered := io.driveFor(done[:], true)
-		io.pump.waiters.Add(-2)
-		if !answered {
-			io.Wait(done[:])
-		} else if p.Stats().GivenBack > before {
-			return
-		}
-	}
-	t.Fatalf("never given back: %+v", p.Stats())
-}
-
-// A caller whose requests become more than he drives for leaves them to the pump's
-// thread, which must not find out by itself, a millisecond later, that nobody
-// drives.
+// A caller with more requests than it drives for leaves them to the pump's thread. It
+// recalls the pump: else the thread would see them a millisecond later.
 func TestIO_MoreRequestsThanTheCallerDrivesFor(t *testing.T) {
 	roomForPumps(t)
 	s := newTarget(t, 1<<20)
@@ -141,5 +54,35 @@ func TestIO_MoreRequestsThanTheCallerDrivesFor(t *testing.T) {
 				n += io.Wait(done[:])
 			}
 		}
+	}
+}
+
+// Callers on one pump, most of which sleep until the combiner brings their answers.
+func TestIO_ManyCallers(t *testing.T) {
+	roomForPumps(t)
+	s := newTarget(t, 1<<20)
+	d, first := s.device(s.newClient())
+	first.Close()
+	const callers, reads = 12, 200
+	var finished atomic.Int32
+	ios := make([]*IO, callers)
+	for i := range ios {
+		var err error
+		ios[i], err = d.NewIO(0, i, 1)
+		must(t, err)
+	}
+	for _, io := range ios {
+		go func() {
+			for range reads {
+				if errno := do(t, io, Request{Op: blk.Read, Len: 4096}); errno != blk.OK {
+					t.Error(errno)
+				}
+			}
+			finished.Add(1)
+		}()
+	}
+	eventually(t, "all callers have their answers", func() bool { return finished.Load() == callers })
+	for _, io := range ios {
+		io.Close()
 	}
 }

@@ -2,6 +2,7 @@ package client
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -276,7 +277,7 @@ func oneOf16(b *testing.B, hangs bool) {
 		for _, n := range got {
 			done += n
 		}
-		yield()
+		runtime.Gosched()
 	}
 	b.StopTimer()
 	s.releaseAll(blk.OK)

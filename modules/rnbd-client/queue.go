@@ -14,6 +14,7 @@ package client
 
 import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
@@ -55,8 +56,8 @@ type source struct {
 	orphaned bool
 	ended    chan struct{} // of an orphan: closed when its last request has ended
 	large    bool
-	answered bool   // there are answers to publish
-	caller   rester // of an IO
+	answered bool         // there are answers to publish
+	caller   *pump.Caller // of an IO
 
 	sqes [64]shm.SQE
 	cqe  shm.CQE
@@ -102,7 +103,9 @@ func (s *source) publish() {
 	if s.answered {
 		s.answered = false
 		s.comp.Publish()
-		s.rouse()
+		if s.caller != nil {
+			s.caller.Notify()
+		}
 	}
 }
 

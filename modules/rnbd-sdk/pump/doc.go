@@ -11,10 +11,10 @@
 // # Threads
 //
 // A source is called by one thread at a time, the pump's owner: the pump's own
-// thread, or a caller of TryDrive or Drive for the time of that call. Control work
-// reaches the owner by Do and Call. Add, Remove, Do, Call, TryDrive, Drive, Stop
-// and Stats may be called from any goroutine. To a caller who drives again and
-// again the thread lends the pump (see drive.go).
+// thread, or a Caller that drives the pump. Control work reaches the owner by Do and
+// Call. Add, Remove, Do, Call, NewCaller, Recall, Stop and Stats may be called from any
+// goroutine. callers.go draws the modes of a pump. A build with the tag pumpdebug
+// checks who touches what.
 //
 // # Wake-ups
 //
@@ -43,5 +43,5 @@
 // block: everything on the pump waits for it. Call from a source's method runs
 // the function at once. A process with N pumps needs GOMAXPROCS above N (see
 // SetProcs), or its other goroutines starve. A source that is bound to a thread
-// (an io_uring with a single issuer) and callers who drive exclude each other.
+// (an io_uring with a single issuer) excludes callers.
 package pump

@@ -87,7 +87,7 @@ func (p *Pump) post(f func()) state {
 	}
 	p.mailbox = append(p.mailbox, f)
 	p.pending.Store(true)
-	if p.asleep.Swap(false) {
+	if p.mode.Swap(modeAwake) != modeAwake {
 		p.rouse()
 	}
 	return p.state
@@ -98,7 +98,7 @@ func (p *Pump) kick() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.state == running {
-		p.asleep.Store(false)
+		p.mode.Store(modeAwake)
 		p.rouse()
 	}
 }

@@ -116,7 +116,7 @@ func (p *Pump) watchBerth(on bool) {
 func (p *Pump) woken(fd uintptr) bool {
 	var events [2]unix.EpollEvent
 	for _, ev := range events[:epollNow(int(fd), events[:])] {
-		if int(ev.Fd) == p.sourcesFD || !p.asleep.Load() {
+		if int(ev.Fd) == p.sourcesFD || p.mode.Load() == modeAwake {
 			return true
 		}
 	}

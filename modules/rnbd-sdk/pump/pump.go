@@ -99,12 +99,13 @@ type Pump struct {
 	// Sleeping: the thread waits on gate, which holds wakeFD and, unless a
 	// caller drives, sourcesFD, the epoll set of all sources.
 	gate, sourcesFD, wakeFD int
-	asleep                  atomic.Bool // wakeFD must be kicked to be heard
-	berth                   berth       // where it sleeps instead while there is little to do
-	brisk                   int         // short sleeps in a row; of the owner
-	parked                  bool        // the thread sleeps in the berth; of the owner
-	rested                  bool        // no spin was in vain since the last long sleep; of the owner
-	loan                    loan
+	mode                    atomic.Uint32 // awake, asleep or lent: callers.go
+	berth                   berth         // where it sleeps instead while there is little to do
+	brisk                   int           // short sleeps in a row; of the owner
+	parked                  bool          // the thread sleeps in the berth; of the owner
+	rested                  bool          // no spin was in vain since the last long sleep; of the owner
+	callers                 callers
+	checks                  checks
 	nap                     nap // of a virtual pump
 
 	mu      sync.Mutex // guards the mailbox and what follows
@@ -134,7 +135,7 @@ func New(cfg Config) (*Pump, error) {
 		cfg.Logger = slog.Default()
 	}
 	p := &Pump{cfg: cfg, log: cfg.Logger.With("pump", cfg.Name), done: make(chan struct{}),
-		spinner: newSpinner(cfg.Spin), brisk: briskAfter, gate: -1, sourcesFD: -1, wakeFD: -1, berth: berth{fd: -1}, loan: loan{look: loanLook}}
+		spinner: newSpinner(cfg.Spin), brisk: briskAfter, gate: -1, sourcesFD: -1, wakeFD: -1, berth: berth{fd: -1}, callers: callers{look: lendLook}}
 	if cfg.Virtual {
 		p.nap = nap{bell: make(chan struct{}, 1), next: firstNap}
 		p.spinner = newSpinner(-1)
@@ -187,7 +188,7 @@ func (p *Pump) run(until func() bool) error {
 	var err error
 	for err == nil && !p.quit.Load() && !until() {
 		switch worked := p.turn() > 0; {
-		case p.loan.wanted.Load():
+		case p.callers.wanted.Load():
 			p.lend()
 		case worked:
 			p.nap.worked()
@@ -218,6 +219,8 @@ func (p *Pump) pin() {
 
 // turn looks at everything once and returns the number of events handled.
 func (p *Pump) turn() int {
+	p.checkOwner()
+	p.checkArmed(false)
 	p.loops++
 	n := 0
 	if p.pending.Load() {
@@ -276,12 +279,12 @@ func (p *Pump) spin() bool {
 	}
 	hit := false
 	start := p.tick()
-	for now := start; !hit && time.Duration(now-start) < budget && !p.loan.wanted.Load(); {
+	for now := start; !hit && time.Duration(now-start) < budget && !p.callers.wanted.Load(); {
 		yield()
 		now = p.tick()
 		hit = p.turn() > 0
 	}
-	if p.loan.wanted.Load() {
+	if p.callers.wanted.Load() {
 		return true
 	}
 	if hit || !rested {
@@ -304,9 +307,9 @@ func (p *Pump) sleep() error {
 	if !p.armAll() {
 		return nil
 	}
-	p.asleep.Store(true)
-	if p.pending.Load() || p.quit.Load() { // posted before asleep was seen
-		p.asleep.Store(false)
+	p.mode.Store(modeAsleep)
+	if p.pending.Load() || p.quit.Load() { // posted before the mode was seen
+		p.mode.Store(modeAwake)
 		p.disarmAll()
 		return nil
 	}
@@ -334,7 +337,7 @@ func (p *Pump) block(park bool) (err error) {
 	default:
 		err = p.wait()
 	}
-	p.asleep.Store(false)
+	p.mode.Store(modeAwake)
 	p.wakeUp()
 	if park {
 		p.parked = false
@@ -345,16 +348,22 @@ func (p *Pump) block(park bool) (err error) {
 
 // armAll returns false, with nothing armed, if a source has work.
 func (p *Pump) armAll() bool {
+	p.checkOwner()
 	for i := range p.sources {
 		if e := &p.sources[i]; !e.gone && !e.source.Arm() {
 			p.disarm(p.sources[:i])
 			return false
 		}
 	}
+	p.setArmed(true)
 	return true
 }
 
-func (p *Pump) disarmAll() { p.disarm(p.sources) }
+func (p *Pump) disarmAll() {
+	p.checkOwner()
+	p.setArmed(false)
+	p.disarm(p.sources)
+}
 
 func (p *Pump) disarm(es []entry) {
 	for i := range es {

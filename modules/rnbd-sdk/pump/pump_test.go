@@ -44,7 +44,7 @@ func inTime(t testing.TB, what string, f func()) {
 func asleep(t testing.TB, p *Pump) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Microsecond) {
-		if st := p.Stats(); p.asleep.Load() && st.Sleeps == st.Wakes+1 && p.owner.TryLock() {
+		if st := p.Stats(); p.mode.Load() != modeAwake && st.Sleeps == st.Wakes+1 && p.owner.TryLock() {
 			p.owner.Unlock()
 			return
 		}

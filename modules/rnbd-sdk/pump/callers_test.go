@@ -11,6 +11,14 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
+// TryDrive, Drive and Turn are what callers do, for tests that call a pump directly.
+func (p *Pump) TryDrive(once func()) bool { return p.tryDrive(keeping(once), false) }
+func (p *Pump) Drive(once func()) bool    { return p.borrow(keeping(once)) }
+func (p *Pump) Turn() int                 { return p.turn() }
+
+// keeping is a drive that does not give the pump back.
+func keeping(once func()) func() bool { return func() bool { once(); return true } }
+
 // client is a source that submits for callers and counts answers.
 type client struct {
 	*shm.Submitter
@@ -276,7 +284,7 @@ func TestDrive_AwakePumpIsLent(t *testing.T) {
 func TestDrive_GivenBackAtOnce(t *testing.T) {
 	roomForPumps(t)
 	p := newPump(t, Config{Name: "back"})
-	p.loan.look = time.Hour
+	p.callers.look = time.Hour
 	s := newProbe(t)
 	s.busy.Store(true)
 	add(t, p, s)
@@ -291,7 +299,7 @@ func TestDrive_GivenBackAtOnce(t *testing.T) {
 	if s.polls.Load() != had {
 		t.Fatal("the thread works while the pump is lent")
 	}
-	if !p.Drive(p.GiveBack) {
+	if !p.borrow(func() bool { return false }) {
 		t.Fatal("lent, and not to be driven")
 	}
 	for end := time.Now().Add(10 * time.Second); s.polls.Load() == had; time.Sleep(time.Millisecond) {
@@ -358,7 +366,7 @@ func TestDrive_NotLentWithoutRoom(t *testing.T) {
 func TestRecall_WorkLeftToTheThread(t *testing.T) {
 	roomForPumps(t)
 	near, far := newPump(t, Config{Name: "near"}), newPump(t, Config{Name: "far"})
-	near.loan.look = time.Hour
+	near.callers.look = time.Hour
 	r := newRing(t)
 	c := &client{Submitter: r.Submitter()}
 	answered := make(chan struct{})
@@ -368,7 +376,7 @@ func TestRecall_WorkLeftToTheThread(t *testing.T) {
 	far.Start()
 	left := false
 	leave := func() {
-		if left = near.loan.out.Load(); left {
+		if left = near.mode.Load() == modeLent; left {
 			c.Push(&shm.SQE{})
 			c.Publish()
 		}
