@@ -76,7 +76,7 @@ func (o *runOptions) configs(log *slog.Logger) (out []port.Config, err error) {
 		return nil, usageError{err}
 	}
 	if len(o.ports) == 0 {
-		return nil, usageError{errors.New("no port: name one with --port ADDRESS=PEER,...")}
+		return nil, usageError{errors.New("no port: name one with --port ADDRESS=PEER,PEER")}
 	}
 	for _, s := range o.ports {
 		cfg, err := portConfig(s)

@@ -11,6 +11,7 @@ import (
 type counters struct {
 	rxPackets, rxBytes, rxDropped, rxUnknownType, rxOwn, multicast atomic.Uint64
 	txPackets, txBytes, txDropped, txErrors, txChecksums           atomic.Uint64
+	txSegmented                                                    atomic.Uint64
 }
 
 // Stats counts the packets of an interface. What is sent includes ARP and neighbour
@@ -25,6 +26,7 @@ type Stats struct {
 	TxDropped          uint64 // for want of a route or a path
 	TxErrors           uint64 // refused by the fabric
 	TxChecksums        uint64 // whose checksum the kernel left to the interface
+	TxSegmented        uint64 // packets of the kernel that left as segments
 
 	Fabric verbs.DatagramDrops
 	Neigh  neigh.Stats
@@ -37,7 +39,7 @@ func (i *Interface) Stats() Stats {
 	s := Stats{
 		RxPackets: c.rxPackets.Load(), RxBytes: c.rxBytes.Load(), RxDropped: c.rxDropped.Load(),
 		RxUnknownType: c.rxUnknownType.Load(), RxOwn: c.rxOwn.Load(), Multicast: c.multicast.Load(),
-		TxPackets: c.txPackets.Load(), TxBytes: c.txBytes.Load(), TxDropped: c.txDropped.Load(), TxErrors: c.txErrors.Load(), TxChecksums: c.txChecksums.Load(),
+		TxPackets: c.txPackets.Load(), TxBytes: c.txBytes.Load(), TxDropped: c.txDropped.Load(), TxErrors: c.txErrors.Load(), TxChecksums: c.txChecksums.Load(), TxSegmented: c.txSegmented.Load(),
 		Fabric: i.qp.Dropped(),
 	}
 	i.mu.Lock()

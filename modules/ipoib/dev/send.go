@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/ipoib/gso"
 	"github.com/rnbd-go/rnbd/modules/ipoib/mcast"
 	"github.com/rnbd-go/rnbd/modules/ipoib/neigh"
 	"github.com/rnbd-go/rnbd/modules/ipoib/tun"
@@ -14,8 +15,9 @@ import (
 
 const (
 	batch = 64
-	// room is for the longest packet that the kernel gives: it does not segment.
-	room = 64 << 10
+	room  = 64 << 10 // for the longest packet that the kernel gives
+	// chunk is how much memory is taken for segments at a time.
+	chunk = 1 << 20
 )
 
 // transmit takes packets from the kernel until the interface is closed. Each
@@ -55,6 +57,14 @@ func (i *Interface) packet(now time.Time, b []byte, out *outgoing) {
 		etherType = wire.TypeIPv6
 	}
 	dst, ok := wire.Destination(etherType, p)
+	switch h.GSOType() {
+	case tun.GSOTCPv4, tun.GSOTCPv6:
+		ok = ok && i.segments(now, h.GSOSize(), dst, etherType, p, out)
+		if !ok {
+			i.counters.txDropped.Add(1)
+		}
+		return
+	}
 	if !ok || h.GSOType() != tun.GSONone || len(p) > i.mtu || h.NeedsChecksum() && !i.finishChecksum(h, p) {
 		i.counters.txDropped.Add(1)
 		return
@@ -83,6 +93,27 @@ func (i *Interface) route(now time.Time, dst netip.Addr, etherType uint16, frame
 		return
 	}
 	i.unicast(now, dst, etherType, frame, out)
+}
+
+// segments sends a TCP packet that is larger than the MTU as segments with size
+// bytes of payload. It reports whether the packet makes sense. i.mu is held.
+func (i *Interface) segments(now time.Time, size int, dst netip.Addr, etherType uint16, p []byte, out *outgoing) bool {
+	if dst.IsMulticast() || i.isBroadcast(dst) {
+		return false
+	}
+	tooLong := false
+	err := gso.TCP(p, size, out.segment, func(s []byte) { // behind the header of out.frame
+		if tooLong = tooLong || len(s) > i.mtu; tooLong {
+			return
+		}
+		wire.PutEncap(out.frame, etherType)
+		i.unicast(now, dst, etherType, out.frame, out)
+	})
+	if err != nil || tooLong {
+		return false
+	}
+	i.counters.txSegmented.Add(1)
+	return true
 }
 
 // finishChecksum adds up what the kernel has left to the device. It reports
@@ -185,8 +216,23 @@ func (i *Interface) sendFrames(now time.Time, frames []neigh.Frame, out *outgoin
 
 // outgoing collects datagrams, which are sent without the lock.
 type outgoing struct {
-	i    *Interface
-	msgs []verbs.Datagram
+	i     *Interface
+	msgs  []verbs.Datagram
+	chunk []byte // for segments; those that are listed are in front of used
+	used  int
+	frame []byte // of the last segment
+}
+
+// segment returns memory for n bytes that stays as it is until flush. It is behind
+// the encapsulation header of o.frame.
+func (o *outgoing) segment(n int) []byte {
+	n += wire.EncapLen
+	if o.used+n > len(o.chunk) {
+		o.chunk, o.used = make([]byte, max(chunk, n)), 0
+	}
+	o.frame = o.chunk[o.used:][:n:n]
+	o.used += n
+	return o.frame[wire.EncapLen:]
 }
 
 // add lists frame, which must stay as it is until flush. i.mu is held.
@@ -222,5 +268,5 @@ func (o *outgoing) flush() {
 		msgs = msgs[min(n, len(msgs)):]
 	}
 	clear(o.msgs)
-	o.msgs = o.msgs[:0]
+	o.msgs, o.used = o.msgs[:0], 0
 }

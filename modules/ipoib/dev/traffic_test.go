@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/binary"
 	"io"
 	"net"
 	"net/netip"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
 )
 
 func TestPing(t *testing.T) {
@@ -56,8 +59,14 @@ func TestUDP(t *testing.T) {
 	}
 }
 
-func TestTCP(t *testing.T) {
-	a, b, _, _ := pair(t)
+// TestIP22_TCP: the kernel leaves segmentation to the interface, which sends no
+// packet that is larger than its MTU; the bytes arrive.
+func TestIP22_TCP(t *testing.T) {
+	a, b, ia, _ := pair(t)
+	var capture buffer
+	if err := ia.Capture(&capture); err != nil {
+		t.Fatal(err)
+	}
 	for _, addr := range []string{"192.168.50.2:7001", "[fd50::2]:7001"} {
 		var l net.Listener
 		var c net.Conn
@@ -92,6 +101,21 @@ func TestTCP(t *testing.T) {
 		if sum := <-got; sum != sha256.Sum256(payload) {
 			t.Errorf("%s: other bytes arrived than were sent", addr)
 		}
+	}
+	if err := ia.Capture(nil); err != nil {
+		t.Fatal(err)
+	}
+	longest := 0
+	for b := capture.bytes()[24:]; len(b) >= 16; {
+		n := int(binary.LittleEndian.Uint32(b[8:]))
+		longest = max(longest, n-40-wire.EncapLen) // without the place of the GRH
+		b = b[16+n:]
+	}
+	if longest != ia.MTU() {
+		t.Errorf("longest packet %d bytes, want %d", longest, ia.MTU())
+	}
+	if s := ia.Stats(); s.TxSegmented == 0 || s.TxDropped != 0 {
+		t.Errorf("stats %+v: the kernel left no packet to be segmented, or one was dropped", s)
 	}
 }
 

@@ -20,7 +20,9 @@ const HeaderLen = 10
 const (
 	flagNeedsChecksum = 1
 
-	GSONone = 0
+	GSONone  = 0
+	GSOTCPv4 = 1
+	GSOTCPv6 = 4
 )
 
 // Header is the virtio_net_hdr of a packet. Numbers are in the order of the host.
@@ -33,6 +35,9 @@ func (h Header) NeedsChecksum() bool { return h[0]&flagNeedsChecksum != 0 }
 
 // GSOType is GSONone for a packet that fits the MTU.
 func (h Header) GSOType() byte { return h[1] }
+
+// GSOSize is the payload that each segment of a larger packet is to have.
+func (h Header) GSOSize() int { return int(native.Uint16(h[4:])) }
 
 // ChecksumStart and ChecksumOffset say where the checksum begins, from the start
 // of the packet, and where its field is, from there.
@@ -92,7 +97,7 @@ func (d *Device) setUp(fd int, name string) (err error) {
 	if err := unix.IoctlSetInt(fd, unix.TUNSETLINK, TypeInfiniBand); err != nil {
 		return fmt.Errorf("set hardware type: %w", err)
 	}
-	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, unix.TUN_F_CSUM); err != nil {
+	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, unix.TUN_F_CSUM|unix.TUN_F_TSO4|unix.TUN_F_TSO6); err != nil {
 		return fmt.Errorf("set offloads: %w", err)
 	}
 	d.ctl, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
