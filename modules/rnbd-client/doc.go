@@ -18,4 +18,15 @@
 //	                       |                              |
 //	                       `------ session is back, ------'
 //	                               OPEN ok; or remap
+//
+// # Files
+//
+//	queue, lane, again       DATA PATH: requests from a ring to RTRS and back
+//	direct                   the library's own way to a device, without a front end
+//	client, map, open        mapping of a device, and what it needs on the server
+//	session, paths, events   sessions, their paths, and news of the server
+//	frontend, host, attach*  front ends: processes, and the devices that they serve
+//	state, known, leftover   what the next daemon needs to go on
+//	api*, tree*              the control API and the control files
+//	internal/mapline         the text of lines and paths, without state
 package client
