@@ -311,3 +311,33 @@ func TestForcedUnmapWithADeadServer(t *testing.T) {
 		t.Errorf("errno %d", done[0].Errno)
 	}
 }
+
+// A server that comes back with another queue depth serves the device again, and all of
+// its permits are used.
+func TestServerComesBackWithAnotherQueueDepth(t *testing.T) {
+	for _, depth := range []int{4, 64} {
+		s := newTarget(t, 1<<20)
+		d, io := s.device(s.newClient(), lossQueue(time.Minute))
+		s.kill()
+		eventually(t, "closed", func() bool { return d.State() == Closed })
+		for slot := range 20 {
+			io.Submit(Request{Op: blk.Write, Slot: slot, Off: uint64(slot) * 512, Len: 512})
+		}
+		io.Flush()
+		s.depth = depth
+		s.start()
+		var done [64]Done
+		for left := 20; left > 0; {
+			n := io.Wait(done[:])
+			for _, x := range done[:n] {
+				if x.Errno != blk.OK {
+					t.Errorf("queue depth %d, slot %d: errno %d", depth, x.Slot, x.Errno)
+				}
+			}
+			left -= n
+		}
+		if got := d.session.transport.QueueDepth(); got != depth {
+			t.Errorf("queue depth %d, want %d", got, depth)
+		}
+	}
+}

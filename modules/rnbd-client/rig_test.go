@@ -30,6 +30,7 @@ type target struct {
 	stop    func()
 
 	chunk  int          // bytes, of the next start
+	depth  int          // of the queues, then
 	refuse atomic.Int32 // how many sessions are let go of
 
 	mu       sync.Mutex
@@ -64,7 +65,7 @@ type target struct {
 
 func newTarget(t testing.TB, size int) *target {
 	t.Helper()
-	s := &target{t: t, net: loopback.New(), data: make([]byte, size), chunk: 65536, addrs: []netip.AddrPort{
+	s := &target{t: t, net: loopback.New(), data: make([]byte, size), chunk: 65536, depth: 16, addrs: []netip.AddrPort{
 		netip.MustParseAddrPort("10.0.0.1:1234"), netip.MustParseAddrPort("10.0.1.1:1234"),
 	}}
 	s.rsp = rnbdwire.OpenRspFields{
@@ -92,7 +93,7 @@ func (s *target) start() {
 	s.pollers = []*rtrs.Poller{poller}
 	cfg := rtrs.DefaultServerConfig()
 	cfg.Pollers = s.pollers
-	cfg.QueueDepth, cfg.ChunkSize = 16, s.chunk
+	cfg.QueueDepth, cfg.ChunkSize = s.depth, s.chunk
 	cfg.Alloc = func(n int) (rtrs.Memory, error) { return make(memoryOf, n), nil }
 	cfg.Handler = s
 	cfg.Timing.Heartbeat = time.Hour // see noHeartbeats

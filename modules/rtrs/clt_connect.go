@@ -233,11 +233,13 @@ func (l *link) checkResponse(cid int, private []byte) error {
 }
 
 // checkParams refuses sizes that cannot work, and a queue depth that is not
-// the one this path had: then it also stops the automatic reconnects.
+// the one this path had: then it also stops the automatic reconnects. A server of
+// ours has another depth only with another incarnation of the session, which takes
+// the place of the old one when no path of that is left.
 func (p *path) checkParams(lp *linkParams) error {
-	if p.queueDepth != 0 && lp.queueDepth != p.queueDepth {
+	if p.queueDepth != 0 && lp.queueDepth != p.queueDepth && lp.incarnation == (rtrswire.UUID{}) {
 		p.noReconnect = true
-		return protocolErrorf("queue depth changed from %d to %d", p.queueDepth, lp.queueDepth)
+		return protocolErrorf("queue depth changed from %d to %d; reconnect the path, or the session, by hand", p.queueDepth, lp.queueDepth)
 	}
 	if lp.queueDepth == 0 || lp.maxHdrSize < rtrswire.MaxReqHdrLen || lp.maxIOSize == 0 ||
 		lp.chunkSize > 1<<rtrswire.ImmPayloadBits ||

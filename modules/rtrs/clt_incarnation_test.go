@@ -2,6 +2,7 @@ package rtrs
 
 import (
 	"context"
+	"fmt"
 	"syscall"
 	"testing"
 	"time"
@@ -161,6 +162,40 @@ func TestRequestsEndWithTheSessionTheyWereSentIn(t *testing.T) {
 			}
 			c.awaitKind(SessionUp)
 			held.none(t)
+		})
+	}
+}
+
+// A server of ours that comes back with another queue depth has made the session anew,
+// and all paths take the new depth.
+func TestServerStartedAnew_WithAnotherQueueDepth(t *testing.T) {
+	for _, depth := range []int{2, 32} {
+		t.Run(fmt.Sprint(depth), func(t *testing.T) {
+			held := make(heldRequests, 64)
+			c, a, b, net := cltTwoPaths(t, ofLife(1, held.hold(true)), nil)
+			c.awaitKind(SessionUp)
+			if err := c.write(0, 1, 0, 8, "u"); err != nil {
+				t.Fatal(err)
+			}
+			held.next(t)
+			a.close()
+			b.close()
+			c.finished(1, int(syscall.ECONNABORTED))
+			c.awaitKind(SessionDown)
+			again := func(s *scriptedServer) { s.depth, s.regions = depth, depth }
+			startScripted(t, net, srvA, ofLife(2, again))
+			startScripted(t, net, srvB, ofLife(2, again))
+			c.awaitKind(SessionUp)
+			if c.QueueDepth() != depth {
+				t.Errorf("queue depth %d, want %d", c.QueueDepth(), depth)
+			}
+			eventually(t, "both paths are connected", func() bool { return connectedPaths(c) == 2 })
+			for tag := range uint64(2) {
+				if err := c.write(0, 10+tag, 0, 8, "u"); err != nil {
+					t.Fatal(err)
+				}
+				c.finished(10+tag, 0)
+			}
 		})
 	}
 }
