@@ -10,16 +10,21 @@ import (
 	"strings"
 )
 
-// mutant is an entry of the list: one line of one file is replaced.
+// mutant is an entry of a list: lines are replaced, most often one.
 type mutant struct {
 	name   string
 	breaks string // what goes wrong
-	file   string
-	in     string // start of the line that opens the declaration; empty: anywhere
-	old    string // the line, without indentation
-	new    string // empty: the line is removed
+	edits  []edit
 	pkg    string // folder of the tests
 	run    string // go test -run
+}
+
+// edit replaces one line of one file.
+type edit struct {
+	file string
+	in   string // start of the line that opens the declaration; empty: anywhere
+	old  string // the line, without indentation
+	new  string // empty: the line is removed
 }
 
 func readList(name string) ([]mutant, error) {
@@ -44,8 +49,9 @@ func readList(name string) ([]mutant, error) {
 //		+     what stands there instead (optional)
 //		test  [folder] pattern
 //
-// The tests are in the folder of the file unless another one is named. Lines
-// that begin with # are comments.
+// A mutant of several lines has file, in, - and + again for each. The tests are in
+// the folder of the first file unless another one is named. Lines that begin with #
+// are comments.
 func parseList(r io.Reader) (all []mutant, err error) {
 	scan := bufio.NewScanner(r)
 	for n := 1; scan.Scan(); n++ {
@@ -71,30 +77,46 @@ func parseList(r io.Reader) (all []mutant, err error) {
 		}
 	}
 	for i := range all {
-		if m := &all[i]; m.file == "" || m.old == "" || m.run == "" {
-			return nil, fmt.Errorf(" %s lacks file, - or test", m.name)
+		if !all[i].whole() {
+			return nil, fmt.Errorf(" %s lacks file, - or test", all[i].name)
 		}
 	}
 	return all, scan.Err()
+}
+
+// whole reports whether nothing is missing.
+func (m *mutant) whole() bool {
+	for _, e := range m.edits {
+		if e.old == "" {
+			return false
+		}
+	}
+	return len(m.edits) > 0 && m.run != ""
 }
 
 // set takes one line of an entry.
 func (m *mutant) set(line string) error {
 	key, value, _ := strings.Cut(line, " ")
 	value = strings.TrimSpace(value)
+	if key == "file" {
+		m.edits = append(m.edits, edit{file: value})
+		return nil
+	}
+	if len(m.edits) == 0 {
+		return fmt.Errorf("%q before the file", line)
+	}
+	e := &m.edits[len(m.edits)-1]
 	switch key {
-	case "file":
-		m.file = value
 	case "in":
-		m.in = value
+		e.in = value
 	case "-":
-		m.old = value
+		e.old = value
 	case "+":
-		m.new = value
+		e.new = value
 	case "test":
 		var ok bool
 		if m.pkg, m.run, ok = strings.Cut(value, " "); !ok {
-			m.pkg, m.run = path.Dir(m.file), value
+			m.pkg, m.run = path.Dir(m.edits[0].file), value
 		}
 	default:
 		return fmt.Errorf("%q is none of file, in, -, + and test", key)
@@ -104,39 +126,39 @@ func (m *mutant) set(line string) error {
 
 // apply returns src with the line replaced. The line must be there once, within
 // the declaration if one is named.
-func (m *mutant) apply(src string) (string, error) {
+func (e *edit) apply(src string) (string, error) {
 	lines := strings.Split(src, "\n")
-	from, to, err := m.span(lines)
+	from, to, err := e.span(lines)
 	if err != nil {
 		return "", err
 	}
 	at := -1
 	for i := from; i < to; i++ {
-		if strings.TrimSpace(lines[i]) != m.old {
+		if strings.TrimSpace(lines[i]) != e.old {
 			continue
 		}
 		if at >= 0 {
-			return "", fmt.Errorf("lines %d and %d of %s are both %q", at+1, i+1, m.file, m.old)
+			return "", fmt.Errorf("lines %d and %d of %s are both %q", at+1, i+1, e.file, e.old)
 		}
 		at = i
 	}
 	if at < 0 {
-		return "", fmt.Errorf("no line of %s is %q", m.file, m.old)
+		return "", fmt.Errorf("no line of %s is %q", e.file, e.old)
 	}
-	indent := lines[at][:strings.Index(lines[at], m.old)]
-	lines[at] = indent + m.new
+	indent := lines[at][:strings.Index(lines[at], e.old)]
+	lines[at] = indent + e.new
 	return strings.Join(lines, "\n"), nil
 }
 
 // span finds the declaration: from its first line to the next one that closes
 // it, or that is as little indented.
-func (m *mutant) span(lines []string) (from, to int, err error) {
-	if m.in == "" {
+func (e *edit) span(lines []string) (from, to int, err error) {
+	if e.in == "" {
 		return 0, len(lines), nil
 	}
-	from = slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, m.in) })
+	from = slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, e.in) })
 	if from < 0 {
-		return 0, 0, fmt.Errorf("no line of %s begins with %q", m.file, m.in)
+		return 0, 0, fmt.Errorf("no line of %s begins with %q", e.file, e.in)
 	}
 	for to = from + 1; to < len(lines) && (lines[to] == "" || lines[to][0] == '\t'); to++ {
 	}

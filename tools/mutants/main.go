@@ -17,11 +17,13 @@ import (
 )
 
 var (
-	list     = flag.String("list", "tools/mutants/mutants.txt", "the list")
-	only     = flag.String("only", "", "mutants whose name matches this")
-	parallel = flag.Int("j", 2, "mutants tried at once")
-	limit    = flag.Duration("limit", time.Minute, "what one go test may take; a mutant that hangs is caught")
-	verbose  = flag.Bool("v", false, "print which test caught a mutant, and the output of those that do not build")
+	list      = flag.String("list", "tools/mutants/mutants.txt", "the list")
+	only      = flag.String("only", "", "mutants whose name matches this")
+	parallel  = flag.Int("j", 2, "mutants tried at once")
+	limit     = flag.Duration("limit", time.Minute, "what one go test may take; a mutant that hangs is caught")
+	schedules = flag.Int("schedules", 0, "look for so many schedules of the simulator that find a mutant")
+	seeds     = flag.String("seeds", "1,1000001,2000001", "where each of those searches begins: what it takes differs from seed to seed")
+	verbose   = flag.Bool("v", false, "print which test caught a mutant, and the output of those that do not build")
 )
 
 func main() {
@@ -35,6 +37,13 @@ func main() {
 		os.Exit(1)
 	}
 	r := runner{root: ".", limit: *limit}
+	if *schedules > 0 {
+		if missed := r.simulateAll(mutants, *schedules); missed > 0 {
+			fmt.Printf("%d of %d mutants were not found by %d schedules\n", missed, len(mutants), *schedules)
+			os.Exit(1)
+		}
+		return
+	}
 	if err := r.baseline(mutants); err != nil {
 		fmt.Fprintln(os.Stderr, "mutants: the tests must pass on the tree as it is:", err)
 		os.Exit(1)

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
@@ -21,13 +23,13 @@ func TestListFitsTheTree(t *testing.T) {
 	if len(mutants) < 30 {
 		t.Errorf("only %d mutants", len(mutants))
 	}
-	for _, m := range mutants {
-		src, err := os.ReadFile(filepath.Join(root, m.file))
-		if err != nil {
-			t.Errorf("%s: %v", m.name, err)
-			continue
-		}
-		if _, err := m.apply(string(src)); err != nil {
+	simulated, err := readList("simulator.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := runner{root: root}
+	for _, m := range append(mutants, simulated...) {
+		if _, err := r.mutate(&m); err != nil {
 			t.Errorf("%s: %v", m.name, err)
 		}
 		for _, alternative := range strings.Split(m.run, "|") {
@@ -74,19 +76,27 @@ two: removes a line
 	file  a/c.go
 	-     stop()
 	test  d TestC/sub case
+three: changes two lines
+	file  a/d.go
+	-     x
+	file  a/e.go
+	-     y
+	+     z
+	test  TestD
 `))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []mutant{
-		{"one", "breaks this: and that", "a/b.go", "func f(", "return x - 1", "return x", "a", "TestA|TestB"},
-		{"two", "removes a line", "a/c.go", "", "stop()", "", "d", "TestC/sub case"},
+		{"one", "breaks this: and that", []edit{{"a/b.go", "func f(", "return x - 1", "return x"}}, "a", "TestA|TestB"},
+		{"two", "removes a line", []edit{{"a/c.go", "", "stop()", ""}}, "d", "TestC/sub case"},
+		{"three", "changes two lines", []edit{{"a/d.go", "", "x", ""}, {"a/e.go", "", "y", "z"}}, "a", "TestD"},
 	}
-	if len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
+	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 	for _, bad := range []string{
-		"\tfile x\n", "no colon\n", "a: b\n\tfile x\n\t- y\n", "a: b\n\twhat x\n",
+		"\tfile x\n", "no colon\n", "a: b\n\t- y\n", "a: b\n\tfile x\n\t- y\n", "a: b\n\twhat x\n",
 		"a: b\n\tfile f\n\t- x\n\ttest T\na: b\n\tfile f\n\t- x\n\ttest T\n",
 	} {
 		if _, err := parseList(strings.NewReader(bad)); err == nil {
@@ -107,8 +117,8 @@ func TestApply(t *testing.T) {
 		{"function is not there", "func h", "a()", "c()", "", "begins with"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := mutant{file: "x.go", in: c.in, old: c.old, new: c.new}
-			got, err := m.apply(src)
+			e := edit{file: "x.go", in: c.in, old: c.old, new: c.new}
+			got, err := e.apply(src)
 			if got != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("got %q, %v", got, err)
 			}
@@ -141,7 +151,7 @@ func TestVerdicts(t *testing.T) {
 		{notFound, "return a * b", "return a", "TestSum"},
 		{noTest, "return a + b", "return a - b", "TestNone"},
 	} {
-		m := mutant{file: "m.go", old: c.old, new: c.new, pkg: ".", run: c.run}
+		m := mutant{edits: []edit{{file: "m.go", old: c.old, new: c.new}}, pkg: ".", run: c.run}
 		if got := r.try(&m); got.verdict != c.want {
 			t.Errorf("%q -> %q: %s, want %s\n%s", c.old, c.new, got.verdict, c.want, got.detail)
 		}
@@ -151,5 +161,18 @@ func TestVerdicts(t *testing.T) {
 	}
 	if err := r.baseline([]mutant{{pkg: ".", run: "TestBroken"}}); err == nil {
 		t.Error("a test that fails without any mutant was taken")
+	}
+}
+
+func TestFirstFound(t *testing.T) {
+	for out, want := range map[string]string{
+		"    sim_test.go:1: found after 12 schedules, by seed 1000012: 14.2s: liveness: a read waits\n": "12 liveness",
+		"    sim_test.go:1: found after 3 schedules, by seed 3: crash: its process ended\n":             "3 crash",
+		"--- PASS: TestSchedules\n": "0 ",
+	} {
+		n, judge := firstFound(out)
+		if got := fmt.Sprint(n, " ", judge); got != want {
+			t.Errorf("%q: %q, want %q", out, got, want)
+		}
 	}
 }

@@ -63,18 +63,10 @@ func (r *runner) try(m *mutant) result {
 	return result{judge(out, err), out}
 }
 
-// overlay writes the changed file and the description for go build's -overlay
+// overlay writes the changed files and the description for go build's -overlay
 // into a folder of their own, and returns the description's name.
 func (r *runner) overlay(m *mutant) (string, error) {
-	file, err := filepath.Abs(filepath.Join(r.root, m.file))
-	if err != nil {
-		return "", err
-	}
-	src, err := os.ReadFile(file)
-	if err != nil {
-		return "", err
-	}
-	changed, err := m.apply(string(src))
+	texts, err := r.mutate(m)
 	if err != nil {
 		return "", err
 	}
@@ -82,12 +74,36 @@ func (r *runner) overlay(m *mutant) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	replacement, overlay := filepath.Join(dir, "mutant.go"), filepath.Join(dir, "overlay.json")
-	text, err := json.Marshal(map[string]any{"Replace": map[string]string{file: replacement}})
-	if err == nil {
-		err = errors.Join(os.WriteFile(replacement, []byte(changed), 0o644), os.WriteFile(overlay, text, 0o644))
+	replace := map[string]string{}
+	for file, text := range texts {
+		replace[file] = filepath.Join(dir, fmt.Sprintf("mutant%d.go", len(replace)))
+		err = errors.Join(err, os.WriteFile(replace[file], []byte(text), 0o644))
 	}
-	return overlay, err
+	overlay := filepath.Join(dir, "overlay.json")
+	text, jsonErr := json.Marshal(map[string]any{"Replace": replace})
+	return overlay, errors.Join(err, jsonErr, os.WriteFile(overlay, text, 0o644))
+}
+
+// mutate returns the changed files of m by absolute name.
+func (r *runner) mutate(m *mutant) (map[string]string, error) {
+	texts := map[string]string{}
+	for _, e := range m.edits {
+		file, err := filepath.Abs(filepath.Join(r.root, e.file))
+		if err != nil {
+			return nil, err
+		}
+		if _, ok := texts[file]; !ok {
+			src, err := os.ReadFile(file)
+			if err != nil {
+				return nil, err
+			}
+			texts[file] = string(src)
+		}
+		if texts[file], err = e.apply(texts[file]); err != nil {
+			return nil, err
+		}
+	}
+	return texts, nil
 }
 
 // goTest runs tests of one package. What hangs for longer than limit fails.
