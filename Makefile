@@ -103,6 +103,9 @@ simulate: ## faults that meet, in virtual time: N schedules (default 1000) from 
 mutants: ## break the tree in many places, one at a time: a test must notice
 	@go run ./tools/mutants
 
+mutants-sim: ## break the tree in ways that only faults that meet show, and count the schedules until make simulate finds each (hours): SCHEDULES=1000 at most, ONLY=NAME
+	@go run ./tools/mutants -list tools/mutants/simulator.txt -schedules $(or $(SCHEDULES),1000) -only '$(ONLY)' -v
+
 bench: build tools-for-test ## against other NBD servers, on this machine (root; a quarter of an hour and more); BENCH='-only P1,P5': a part of it
 	@cd test && RNBD_BIN=$(BIN) go run ./bench $(BENCH)
 
@@ -132,4 +135,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## what was built
 	@rm -rf $(BIN) .cache bench-results*
 
-.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak tools-for-soak test-kernel-full conformance fuzz simulate mutants faults bench bench-report lint man generate tidy release-check clean
+.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report lint man generate tidy release-check clean

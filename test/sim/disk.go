@@ -205,6 +205,24 @@ func (d *disk) powerCut() {
 	}
 }
 
+// told returns the limits that a plugin tells.
+func (d *disk) told() blk.Limits {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.limits
+}
+
+// setCache changes the cache policy; one that is switched off is written back before.
+func (d *disk) setCache(on bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !on {
+		copy(d.durable, d.visible)
+		clear(d.dirty)
+	}
+	d.limits.WriteCache, d.limits.FUA = on, on
+}
+
 func (d *disk) setHung(hung bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

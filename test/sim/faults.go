@@ -2,10 +2,15 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"maps"
+	"net/netip"
 	"slices"
+	"sync/atomic"
+	"syscall"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
@@ -31,6 +36,15 @@ var faults = map[string]func(w *world, f Fault) (end func()){
 		c := all[f.N%len(all)]
 		w.net.StallConn(c[0], c[1], true)
 		return func() { w.net.StallConn(c[0], c[1], false) }
+	},
+	"jitter": func(w *world, f Fault) func() { // of one connection: others overtake it
+		all := w.net.Conns()
+		if len(all) == 0 {
+			return nil
+		}
+		c, stop := all[f.N%len(all)], make(chan struct{})
+		w.zombies.Go(func() { w.jitter(c[0], c[1], time.Duration(1+f.N)*time.Millisecond, stop) })
+		return func() { close(stop) }
 	},
 	"stall": func(w *world, f Fault) func() {
 		a, b := w.client.addrs[f.Path], w.servers[f.Server].addrs[f.Path]
@@ -65,22 +79,34 @@ var faults = map[string]func(w *world, f Fault) (end func()){
 		w.servers[f.Server].stop()
 		return func() { w.servers[f.Server].restart() }
 	},
+	"other-sizes": func(w *world, f Fault) func() { return w.servers[f.Server].change(f, otherSizes) },
+	"other-cache": func(w *world, f Fault) func() { return w.servers[f.Server].change(f, otherCache) },
+	// The client.
+	"kill-client": func(w *world, f Fault) func() {
+		w.client.killClient()
+		return w.client.restartClient
+	},
 	// Processes of plugins.
 	"kill-storage": func(w *world, f Fault) func() { killProcess(w.servers[f.Server]); return nil },
 	"kill-front":   func(w *world, f Fault) func() { killProcess(w.client); return nil },
 	"freeze-storage": func(w *world, f Fault) func() {
-		if p, _ := w.servers[f.Server].process().(*storage); p != nil {
-			p.frozen.Store(true)
-			return func() { p.frozen.Store(false) }
-		}
-		return nil
+		return withhold(w.servers[f.Server], func(p *process) *atomic.Bool { return &p.frozen })
 	},
 	"freeze-front": func(w *world, f Fault) func() {
-		if p, _ := w.client.process().(*front); p != nil {
-			p.frozen.Store(true)
-			return func() { p.frozen.Store(false) }
-		}
-		return nil
+		return withhold(w.client, func(p *process) *atomic.Bool { return &p.frozen })
+	},
+	"deaf-storage": func(w *world, f Fault) func() {
+		return withhold(w.servers[f.Server], func(p *process) *atomic.Bool { return &p.deaf })
+	},
+	"deaf-front": func(w *world, f Fault) func() {
+		return withhold(w.client, func(p *process) *atomic.Bool { return &p.deaf })
+	},
+	"late-storage": func(w *world, f Fault) func() { return killLate(w.servers[f.Server], f) },
+	"late-front":   func(w *world, f Fault) func() { return killLate(w.client, f) },
+	"refuse-opens": func(w *world, f Fault) func() { // for lack of something that comes back
+		h := w.servers[f.Server]
+		h.refuses.Store(true)
+		return func() { h.refuses.Store(false) }
 	},
 	"slow-start-storage": func(w *world, f Fault) func() { return crashSlowly(w.servers[f.Server], f) },
 	"slow-start-front":   func(w *world, f Fault) func() { return crashSlowly(w.client, f) },
@@ -101,16 +127,37 @@ var faults = map[string]func(w *world, f Fault) (end func()){
 		return func() { d.setFailing(false) }
 	},
 	// Commands.
+	"remap": func(w *world, f Fault) func() {
+		l := w.loads[f.Device]
+		end := l.excuse()
+		w.command(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
+			_, err := api.Unmap(ctx, &controlpb.UnmapRequest{Device: l.name, Force: true})
+			return err
+		})
+		return func() {
+			w.mapAgain(l)
+			end()
+		}
+	},
 	"disconnect-path": func(w *world, f Fault) func() {
 		ref := &controlpb.PathRequest{Session: w.servers[f.Server].name, Id: w.pathID(f)}
-		command(func(ctx context.Context) error { _, err := w.client.api.DisconnectPath(ctx, ref); return err })
+		w.command(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
+			_, err := api.DisconnectPath(ctx, ref)
+			return err
+		})
 		return func() {
-			command(func(ctx context.Context) error { _, err := w.client.api.ReconnectPath(ctx, ref); return err })
+			w.command(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
+				_, err := api.ReconnectPath(ctx, ref)
+				return err
+			})
 		}
 	},
 	"reconnect-path": func(w *world, f Fault) func() {
 		ref := &controlpb.PathRequest{Session: w.servers[f.Server].name, Id: w.pathID(f)}
-		command(func(ctx context.Context) error { _, err := w.client.api.ReconnectPath(ctx, ref); return err })
+		w.command(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
+			_, err := api.ReconnectPath(ctx, ref)
+			return err
+		})
 		return nil
 	},
 	"remove-path": func(w *world, f Fault) func() {
@@ -120,12 +167,18 @@ var faults = map[string]func(w *world, f Fault) (end func()){
 		s := w.servers[f.Server]
 		ref := &controlpb.PathRequest{Session: s.name, Id: w.pathID(f)}
 		dst := w.destination(ref)
-		command(func(ctx context.Context) error { _, err := w.client.api.RemovePath(ctx, ref); return err })
+		w.command(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
+			_, err := api.RemovePath(ctx, ref)
+			return err
+		})
 		return func() {
 			for i, a := range s.addrs {
 				if dst.IsValid() && a == dst {
 					add := &controlpb.AddPathRequest{Session: s.name, Path: w.path(s, i)}
-					command(func(ctx context.Context) error { _, err := w.client.api.AddPath(ctx, add); return err })
+					w.command(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
+						_, err := api.AddPath(ctx, add)
+						return err
+					})
 				}
 			}
 		}
@@ -141,6 +194,41 @@ func killProcess(h *host) {
 	}
 }
 
+// jitter stalls a connection for pause again and again until stop is closed.
+func (w *world) jitter(a, b netip.AddrPort, pause time.Duration, stop <-chan struct{}) {
+	for {
+		w.net.StallConn(a, b, true)
+		time.Sleep(pause)
+		w.net.StallConn(a, b, false)
+		select {
+		case <-stop:
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// withhold sets one of a process's flags. What it asks of it waits until the end.
+func withhold(h *host, of func(*process) *atomic.Bool) (end func()) {
+	p, _ := h.process().(interface{ proc() *process })
+	if p == nil {
+		return nil
+	}
+	flag := of(p.proc())
+	flag.Store(true)
+	return func() { flag.Store(false) }
+}
+
+// killLate kills a process that works on for a while, and answers into rings that
+// nobody looks at any more.
+func killLate(h *host, f Fault) func() {
+	if p, _ := h.process().(interface{ proc() *process }); p != nil {
+		p.proc().late.Store(int64(f.For))
+	}
+	killProcess(h)
+	return nil
+}
+
 // crashSlowly kills a process, whose successors fail to start, or start slowly.
 func crashSlowly(h *host, f Fault) func() {
 	h.start.set(f.N%4, time.Duration(f.N)*20*time.Millisecond)
@@ -149,10 +237,128 @@ func crashSlowly(h *host, f Fault) func() {
 }
 
 // command gives a user's command some time. Whether it succeeds is not judged.
-func command(f func(context.Context) error) {
+func (w *world) command(f func(context.Context, controlpb.ClientDaemonServer) error) {
+	_, api := w.client.daemon()
+	if api == nil {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	_ = f(ctx)
+	if err := f(ctx, api); err != nil {
+		w.log.Info("command failed", "error", err)
+	}
+}
+
+// mapAgain maps a device that was unmapped, as often as it takes.
+func (w *world) mapAgain(l *load) {
+	for range 60 {
+		if c, _ := w.client.daemon(); c != nil {
+			if _, err := c.Device(l.name); err == nil {
+				return
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			err := w.mapDevice(ctx, l)
+			cancel()
+			if err == nil {
+				return
+			}
+			w.log.Info("map failed", "device", l.name, "error", err)
+		}
+		time.Sleep(time.Second)
+	}
+	w.violate("liveness: %s cannot be mapped", l.name)
+}
+
+// change starts a server anew with other properties, and with the old ones at the end.
+// Its devices may stay closed, if users cannot be told.
+func (h *host) change(f Fault, apply func(h *host, n int)) (end func()) {
+	var ends []func()
+	for _, l := range h.w.loads {
+		if h.w.serverOf(l) == h {
+			ends = append(ends, l.excuse())
+		}
+	}
+	h.kill(false)
+	apply(h, f.N)
+	h.restart()
+	return func() {
+		h.kill(false)
+		apply(h, -1)
+		h.restart()
+		h.w.recover(h)
+		for _, end := range ends {
+			end()
+		}
+	}
+}
+
+// otherSizes sets chunk size and queue depth of a server, with n < 0 those of the plan.
+func otherSizes(h *host, n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.sizes = h.w.plan.sizes()
+	if n < 0 {
+		return
+	}
+	h.sizes.chunk = []int{32768, 65536, 131072, 262144}[n%4]
+	if n%3 == 0 {
+		h.sizes.depth = []int{1, 8, 32}[n/3%3]
+	}
+}
+
+// otherCache turns the cache policy of a server's disks round, with n < 0 back.
+func otherCache(h *host, n int) {
+	for _, l := range h.w.loads {
+		if h.w.serverOf(l) == h {
+			l.disk.setCache(h.w.plan.Cache == (n < 0))
+		}
+	}
+}
+
+// recover does what an operator would: devices that stay closed are mapped again, and
+// paths that are not tried any more are connected.
+func (w *world) recover(h *host) {
+	for i := range h.addrs {
+		for _, suffix := range []string{"", "b"}[:w.plan.Sessions] {
+			ref := &controlpb.PathRequest{Session: h.name + suffix, Id: w.pathID(Fault{Server: h.index, Path: i})}
+			w.command(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
+				_, err := api.ReconnectPath(ctx, ref)
+				return err
+			})
+		}
+	}
+	for _, l := range w.loads {
+		if w.serverOf(l) == h {
+			w.remapIfClosed(l)
+		}
+	}
+}
+
+// remapIfClosed opens a device that stays closed, as often as it takes.
+func (w *world) remapIfClosed(l *load) {
+	for range 60 {
+		c, _ := w.client.daemon()
+		if c != nil {
+			d, err := c.Device(l.name)
+			if err != nil || d.State() == client.Open {
+				return // it is unmapped: mapAgain sees to it
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			_, err = c.Remap(ctx, l.name)
+			cancel()
+			w.log.Info("remap", "device", l.name, "error", err)
+			if errors.Is(err, syscall.ESTALE) { // it was mapped with the other properties
+				w.command(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
+					_, err := api.Unmap(ctx, &controlpb.UnmapRequest{Device: l.name, Force: true})
+					return err
+				})
+				w.mapAgain(l)
+				return
+			}
+		}
+		time.Sleep(time.Second)
+	}
+	w.violate("liveness: %s cannot be opened again", l.name)
 }
 
 // restart brings a server up, as often as it takes.

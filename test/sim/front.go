@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -20,12 +19,19 @@ import (
 type userDisk struct {
 	name string
 
-	mu       sync.Mutex
-	waiting  []*userRequest // no process has them
-	served   *front         // nil: by nobody
-	identity string
-	limits   blk.Limits
-	gone     bool // its front end has taken it away
+	mu      sync.Mutex
+	waiting []*userRequest // no process has them
+	served  *front         // nil: by nobody
+	by      *attached      // the latest, of that process
+	limits  blk.Limits     // as users were told when the disk appeared
+	gone    bool           // its front end has taken it away
+}
+
+// caches reports whether users have to flush, and whether writes with FUA are durable.
+func (u *userDisk) caches() (flush, fua bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.limits.WriteCache, u.limits.FUA
 }
 
 // userRequest is one request of a user.
@@ -49,11 +55,11 @@ func (u *userDisk) submit(r *userRequest) {
 	u.waiting = append(u.waiting, r)
 }
 
-// take returns the oldest waiting request for p; nil: none, or another serves.
-func (u *userDisk) take(p *front) *userRequest {
+// take returns the oldest waiting request for a; nil: none, or another serves.
+func (u *userDisk) take(p *front, a *attached) *userRequest {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.served != p || len(u.waiting) == 0 {
+	if u.served != p || u.by != a || len(u.waiting) == 0 {
 		return nil
 	}
 	r := u.waiting[0]
@@ -61,24 +67,35 @@ func (u *userDisk) take(p *front) *userRequest {
 	return r
 }
 
-// abandon is told that p is dead, with these requests.
-func (u *userDisk) abandon(p *front, unanswered []*userRequest) {
+// abandon is told that a has ended, with these requests.
+func (u *userDisk) abandon(a *attached, unanswered []*userRequest) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.waiting = append(unanswered, u.waiting...)
-	if u.served == p {
-		u.served = nil
+	if u.by == a {
+		u.served, u.by = nil, nil
 	}
 	if u.gone {
 		u.failAll()
 	}
 }
 
+// remove takes the disk away from its users, unless it was shown again meanwhile.
 func (u *userDisk) remove() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.gone, u.served = true, nil
-	u.failAll()
+	if u.by == nil {
+		u.gone = true
+		u.failAll()
+	}
+}
+
+// giveUp takes the disk away from its users, whoever serves it.
+func (u *userDisk) giveUp() {
+	u.mu.Lock()
+	u.served, u.by = nil, nil
+	u.mu.Unlock()
+	u.remove()
 }
 
 func (u *userDisk) failAll() {
@@ -90,15 +107,7 @@ func (u *userDisk) failAll() {
 
 // front is one process of the front end.
 type front struct {
-	supervise.Process
-
-	w      *world
-	c      *host
-	number int
-	once   sync.Once
-	ended  chan struct{}
-	frozen atomic.Bool
-	deaf   atomic.Bool
+	process
 
 	mu       sync.Mutex
 	attached map[uint32]*attached
@@ -106,9 +115,10 @@ type front struct {
 
 // attached is a device that the process serves, on one of its queues.
 type attached struct {
-	spec  plugin.DeviceSpec
-	user  *userDisk
-	queue int
+	spec   plugin.DeviceSpec
+	user   *userDisk
+	queue  int
+	serial uint32 // in tags: an index may be another device's when the last answers are read
 
 	mu    sync.Mutex
 	free  []int
@@ -120,7 +130,8 @@ func (w *world) launchFront(ctx context.Context, c *host, life int, cfg plugin.C
 	if err := c.start.wait(ctx); err != nil {
 		return nil, err
 	}
-	p := &front{w: w, c: c, number: w.number(), ended: make(chan struct{}), attached: map[uint32]*attached{}}
+	p := &front{attached: map[uint32]*attached{}}
+	p.begin(w, p.release)
 	inner, err := plugin.LaunchDirect(ctx, cfg, &frontBackend{p})
 	if err != nil {
 		return nil, err
@@ -133,35 +144,14 @@ func (w *world) launchFront(ctx context.Context, c *host, life int, cfg plugin.C
 	return p, nil
 }
 
-func (p *front) Kill() {
-	p.die()
-	p.Process.Kill()
-}
-
-func (p *front) Stop(ctx context.Context) error {
-	err := p.Process.Stop(ctx)
-	p.die()
-	return err
-}
-
-// die gives the requests that nobody will answer back to their disks.
-func (p *front) die() {
-	p.once.Do(func() { close(p.ended) })
+// release gives the requests that nobody will answer back to their disks.
+func (p *front) release() {
 	p.mu.Lock()
 	all := p.attached
 	p.attached = map[uint32]*attached{}
 	p.mu.Unlock()
 	for _, a := range all {
-		a.user.abandon(p, a.end())
-	}
-}
-
-func (p *front) dead() bool {
-	select {
-	case <-p.ended:
-		return true
-	default:
-		return false
+		a.user.abandon(a, a.end())
 	}
 }
 
@@ -186,19 +176,6 @@ func (b *frontBackend) Describe() plugin.Info {
 	return plugin.Info{Name: "sim", Version: "1"}
 }
 
-func (p *front) answering(ctx context.Context) error {
-	for p.frozen.Load() || p.deaf.Load() {
-		select {
-		case <-time.After(time.Millisecond):
-		case <-p.ended:
-			return syscall.EIO
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-	return nil
-}
-
 func (b *frontBackend) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
 	p := b.p
 	if err := p.answering(ctx); err != nil {
@@ -213,7 +190,7 @@ func (b *frontBackend) AddDevice(ctx context.Context, s plugin.DeviceSpec) error
 	if u.served != nil && !u.served.dead() && u.served != p {
 		return fmt.Errorf("device %q is served by process %d: %w", s.Name, u.served.number, syscall.EBUSY)
 	}
-	a := &attached{spec: s, user: u, queue: int(s.Index) % max(s.Queues, 1), slots: make([]*userRequest, s.Slots)}
+	a := &attached{spec: s, user: u, serial: uint32(p.w.number()), queue: int(s.Index) % max(s.Queues, 1), slots: make([]*userRequest, s.Slots)}
 	for i := range s.Slots {
 		a.free = append(a.free, i)
 	}
@@ -223,7 +200,10 @@ func (b *frontBackend) AddDevice(ctx context.Context, s plugin.DeviceSpec) error
 		return syscall.EIO
 	}
 	p.attached[s.Index] = a
-	u.served, u.identity, u.limits, u.gone = p, s.Identity, s.Limits, false
+	if u.gone || u.limits.Size == 0 {
+		u.limits = s.Limits // users are told once
+	}
+	u.served, u.by, u.gone = p, a, false
 	return nil
 }
 
@@ -244,7 +224,7 @@ func (b *frontBackend) RemoveDevice(ctx context.Context, index uint32, force boo
 	p.mu.Lock()
 	delete(p.attached, index)
 	p.mu.Unlock()
-	a.user.abandon(p, a.end())
+	a.user.abandon(a, a.end())
 	a.user.remove()
 	return nil
 }
@@ -277,7 +257,7 @@ func (b *frontBackend) Location(index uint32) string {
 func (b *frontBackend) Serve(q *plugin.FrontQueue) error {
 	p := b.p
 	var done [32]shm.CQE
-	for nap := shortNap; !q.Closed() && !p.dead(); {
+	for nap := shortNap; p.serves(q.Closed()); {
 		n := 0
 		if !p.frozen.Load() {
 			n = q.Pop(done[:])
@@ -314,7 +294,7 @@ func (a *attached) pushOne(p *front, q *plugin.FrontQueue) bool {
 	if len(a.free) == 0 || a.ended {
 		return false
 	}
-	r := a.user.take(p)
+	r := a.user.take(p, a)
 	if r == nil {
 		return false
 	}
@@ -325,18 +305,27 @@ func (a *attached) pushOne(p *front, q *plugin.FrontQueue) bool {
 		copy(a.slot(slot), r.data)
 	}
 	return q.Push(&shm.SQE{
-		Tag: uint64(a.spec.Index)<<32 | uint64(slot), Device: a.spec.Index, Arena: a.spec.ArenaID,
+		Tag: uint64(a.serial)<<32 | uint64(slot), Device: a.spec.Index, Arena: a.spec.ArenaID,
 		ArenaOff: uint64(slot * a.spec.SlotSize), Offset: r.off, Len: r.length, Op: r.op, Flags: r.flags,
 	})
 }
 
 func (a *attached) slot(i int) []byte { return a.spec.Arena[i*a.spec.SlotSize:][:a.spec.SlotSize] }
 
+func (p *front) ofSerial(serial uint32) *attached {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, a := range p.attached {
+		if a.serial == serial {
+			return a
+		}
+	}
+	return nil
+}
+
 // finish answers the user.
 func (p *front) finish(c *shm.CQE) {
-	p.mu.Lock()
-	a := p.attached[uint32(c.Tag>>32)]
-	p.mu.Unlock()
+	a := p.ofSerial(uint32(c.Tag >> 32))
 	if a == nil {
 		return // of a device that was removed by force
 	}

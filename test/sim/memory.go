@@ -66,7 +66,7 @@ func (r *region) claim(o *operation) {
 	defer r.mu.Unlock()
 	for other := range r.owned {
 		if o.r.BufOff < other.r.BufOff+uint64(other.r.Len) && other.r.BufOff < o.r.BufOff+uint64(o.r.Len) {
-			r.w.violate("memory: %s is given to %s while %s uses it", span(o), o, other)
+			r.w.violate("memory: %s is given to %s while %s uses it", extent(o), o, other)
 		}
 	}
 	r.owned[o] = true
@@ -81,7 +81,7 @@ func (r *region) giveUp(o *operation) {
 	delete(r.owned, o)
 }
 
-func span(o *operation) string { return fmt.Sprintf("[%d,+%d)", o.r.BufOff, o.r.Len) }
+func extent(o *operation) string { return fmt.Sprintf("[%d,+%d)", o.r.BufOff, o.r.Len) }
 
 func (o *operation) String() string {
 	return fmt.Sprintf("%s of %s at %d by process %d", o.r.Op, o.d.name, o.r.Off, o.p.number)

@@ -31,19 +31,24 @@ const livenessTime = time.Minute
 // Run runs a schedule in a bubble of its own.
 func Run(t *testing.T, plan *Schedule, log *slog.Logger) (result Result) {
 	var w *world
+	dir := ""
+	if plan.has("kill-client") {
+		dir = t.TempDir()
+	}
 	defer watch(plan, &w)()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		begin := time.Now()
 		var err error
-		w, err = newWorld(ctx, plan, log)
+		w, err = newWorld(ctx, plan, dir, log)
 		if err != nil {
 			w.violate("set-up: %v", err)
 		} else {
 			w.run(ctx)
 		}
 		w.close()
+		time.Sleep(time.Minute) // for what ends by itself; what does not fails the bubble
 		result.Violations = w.violations
 		for _, l := range w.loads {
 			result.Answers += l.answers
@@ -55,7 +60,7 @@ func Run(t *testing.T, plan *Schedule, log *slog.Logger) (result Result) {
 
 // stuckTime is how much real time a run may take. Virtual time stands still while a
 // goroutine waits for a lock; one that is held over a wait stops it for good.
-const stuckTime = time.Minute
+const stuckTime = 2 * time.Minute
 
 // watch ends the program, with all stacks, if the run does not end.
 func watch(plan *Schedule, w **world) (stop func()) {
@@ -112,6 +117,7 @@ func (w *world) run(ctx context.Context) {
 // heal ends what faults may have left: servers that are down come back.
 func (w *world) heal() {
 	w.client.start.set(0, 0)
+	w.client.restartClient()
 	for _, h := range w.servers {
 		h.start.set(0, 0)
 		h.restart()
@@ -130,7 +136,10 @@ func (w *world) addMissingPaths(h *host) {
 			}) {
 				break
 			}
-			command(func(ctx context.Context) error { _, err := w.client.api.AddPath(ctx, add); return err })
+			w.command(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
+				_, err := api.AddPath(ctx, add)
+				return err
+			})
 		}
 	}
 }
@@ -180,8 +189,10 @@ func (w *world) giveUp(ctx context.Context) {
 	}
 	go func() {
 		for _, l := range w.loads {
-			_ = w.client.clt.Unmap(ctx, l.name, true)
-			l.user.remove()
+			if c, _ := w.client.daemon(); c != nil {
+				_ = c.Unmap(ctx, l.name, true)
+			}
+			l.user.giveUp()
 		}
 	}()
 	time.Sleep(30 * time.Second)
@@ -194,12 +205,16 @@ func (w *world) giveUp(ctx context.Context) {
 func (w *world) describe(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	if list, err := w.client.api.ListDevices(ctx, &controlpb.ListRequest{Brief: true}); err == nil {
+	_, api := w.client.daemon()
+	if api == nil {
+		return
+	}
+	if list, err := api.ListDevices(ctx, &controlpb.ListRequest{Brief: true}); err == nil {
 		for _, d := range list.Devices {
 			w.log.Info("device", "name", d.Name, "state", d.State, "inflight", d.Inflight, "error", d.LastError)
 		}
 	}
-	if list, err := w.client.api.ListSessions(ctx, &controlpb.ListRequest{}); err == nil {
+	if list, err := api.ListSessions(ctx, &controlpb.ListRequest{}); err == nil {
 		for _, s := range list.Sessions {
 			for _, p := range s.Paths {
 				w.log.Info("path", "session", s.Name, "state", s.State, "path", p.Name, "path state", p.State, "inflight", p.Inflight, "error", p.LastError)
@@ -231,7 +246,11 @@ func (w *world) destination(ref *controlpb.PathRequest) netip.Addr {
 func (w *world) paths(session string) []*controlpb.Path {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	list, err := w.client.api.ListSessions(ctx, &controlpb.ListRequest{})
+	_, api := w.client.daemon()
+	if api == nil {
+		return nil
+	}
+	list, err := api.ListSessions(ctx, &controlpb.ListRequest{})
 	if err != nil {
 		return nil
 	}

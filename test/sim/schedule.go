@@ -3,6 +3,7 @@ package sim
 import (
 	"encoding/json"
 	"fmt"
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ type Schedule struct {
 	Seed       uint64
 	Servers    int
 	Devices    int // of each server
+	Sessions   int // with each server, which divide its devices
 	Paths      int // of each session
 	Pumps      int // of each daemon
 	QueueDepth int
@@ -41,6 +43,29 @@ func (f Fault) String() string {
 	return fmt.Sprintf("%8v +%-8v %-16s server %d path %d device %d n %d", f.At, f.For, f.Kind, f.Server, f.Path, f.Device, f.N)
 }
 
+func (s *Schedule) sizes() sizes { return sizes{depth: s.QueueDepth, chunk: s.ChunkSize} }
+
+// frontRing is how many entries the rings of front ends have: one for each slot, or
+// devices that hang would take them all.
+func (s *Schedule) frontRing() int {
+	return 1 << bits.Len(uint(max(64, s.Servers*s.Devices*s.Slots)-1))
+}
+
+// has reports whether faults of a kind are in the schedule.
+func (s *Schedule) has(kind string) bool {
+	return slices.ContainsFunc(s.Faults, func(f Fault) bool { return f.Kind == kind })
+}
+
+// crashes is how often storage plugins die at most.
+func (s *Schedule) crashes() (n int) {
+	for _, f := range s.Faults {
+		if strings.HasSuffix(f.Kind, "-storage") {
+			n++
+		}
+	}
+	return n
+}
+
 func (s *Schedule) resets(path int) bool { return s.Resets[path%len(s.Resets)] }
 
 func (s *Schedule) String() string {
@@ -62,7 +87,7 @@ func Draw(seed uint64) *Schedule {
 		Seed: seed, Servers: 1 + rnd.IntN(2), Devices: 1 + rnd.IntN(3), Paths: 1 + rnd.IntN(3), Pumps: 1 + rnd.IntN(2),
 		QueueDepth: []int{1, 2, 4, 16, 64}[rnd.IntN(5)], ChunkSize: []int{32768, 65536, 131072}[rnd.IntN(3)],
 		Slots: []int{2, 8, 16}[rnd.IntN(3)], Users: 1 + rnd.IntN(6), Blocks: 8 + rnd.IntN(25), Cache: rnd.IntN(2) == 0,
-		Length: 10 * time.Second,
+		Length: 10 * time.Second, Sessions: 1,
 	}
 	if rnd.IntN(4) > 0 {
 		s.Queue = 2 * time.Minute
@@ -70,10 +95,26 @@ func Draw(seed uint64) *Schedule {
 	for range s.Paths {
 		s.Resets = append(s.Resets, rnd.IntN(2) == 0)
 	}
+	if s.Devices > 1 && rnd.IntN(3) == 0 {
+		s.Sessions = 2
+	}
+	switch rnd.IntN(64) {
+	case 0: // many devices
+		s.Servers, s.Devices, s.QueueDepth, s.Slots, s.Users, s.Blocks = 1, 70+rnd.IntN(30), 256, 2, 1, 8
+	case 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12: // many users of each
+		s.Users, s.Slots, s.QueueDepth = 16+rnd.IntN(80), 64, []int{16, 64, 256}[rnd.IntN(3)]
+	}
 	kinds := slices.Clone(faultKinds)
 	rnd.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
 	kinds = kinds[:1+rnd.IntN(5)] // few kinds at a time meet more often
-	for range 2 + rnd.IntN(10) {
+	if !slices.Contains(kinds, "hang-disk") && rnd.IntN(2) == 0 {
+		kinds = append(kinds, "hang-disk") // most of what went wrong did with one
+	}
+	n := 2 + rnd.IntN(10)
+	if rnd.IntN(4) == 0 { // few leave times in which only what hangs may wait
+		n = 1 + rnd.IntN(3)
+	}
+	for range n {
 		s.Faults = append(s.Faults, s.draw(rnd, kinds[rnd.IntN(len(kinds))]))
 	}
 	slices.SortFunc(s.Faults, func(a, b Fault) int { return int(a.At - b.At) })
@@ -86,6 +127,12 @@ func (s *Schedule) draw(rnd *rand.Rand, kind string) Fault {
 	f.For = time.Duration(rnd.Int64N(int64(3 * time.Second)))
 	if rnd.IntN(3) == 0 {
 		f.For = 3*time.Second + time.Duration(rnd.Int64N(int64(9*time.Second)))
+	}
+	if kind == "hang-disk" && rnd.IntN(2) == 0 { // longer than a path waits for it
+		f.For = 6*time.Second + time.Duration(rnd.Int64N(int64(14*time.Second)))
+	}
+	if rnd.IntN(20) == 0 || reaches[kind] == reachWay && rnd.IntN(6) == 0 { // longer than what it causes takes to pass
+		f.For = 12*time.Second + time.Duration(rnd.Int64N(int64(38*time.Second)))
 	}
 	f.At, f.For = f.At.Truncate(time.Millisecond), f.For.Truncate(time.Millisecond)
 	return f

@@ -17,10 +17,15 @@ import (
 )
 
 // Environment of the tests: SIM_SEED runs one schedule with its log, SIM_N so many
-// from SIM_FROM on. SIM_WORKER is for processes that this program starts.
+// from SIM_FROM on. With SIM_FIRST the first that fails ends the test, which says how
+// many there were. SIM_WORKER is for processes that this program starts.
 
-// fewSchedules is how many run where nobody says how many: half a minute on two CPUs.
-const fewSchedules = 1000
+// fewSchedules is how many run where nobody says how many: a minute on two CPUs. On a
+// machine that is busy with something else no more are begun after fewTime.
+const (
+	fewSchedules = 1000
+	fewTime      = 4 * time.Minute
+)
 
 func envInt(name string, otherwise int) int {
 	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
@@ -78,8 +83,13 @@ func TestWorker(t *testing.T) {
 		r := Run(t, Draw(uint64(seed)), slog.New(slog.DiscardHandler))
 		b, _ := json.Marshal(verdict{Seed: seed, Result: r, Seconds: time.Since(begin).Seconds()})
 		fmt.Printf("verdict %s\n", b)
+		if untilFirst() && len(r.Violations) > 0 {
+			return
+		}
 	}
 }
+
+func untilFirst() bool { return os.Getenv("SIM_FIRST") != "" }
 
 // TestSchedules runs schedules in processes of their own: one that dies or hangs
 // costs only its own seed.
@@ -97,10 +107,17 @@ func TestSchedules(t *testing.T) {
 		defer mu.Unlock()
 		failed[seed] = what
 	}
+	atOnce := 2
+	if untilFirst() {
+		atOnce = 1
+	}
 	var workers sync.WaitGroup
-	for range 2 {
+	for range atOnce {
 		workers.Go(func() {
-			for {
+			for !untilFirst() || len(failed) == 0 {
+				if os.Getenv("SIM_N") == "" && time.Since(begin) > fewTime {
+					return
+				}
 				var seeds []string
 				for range 25 {
 					if k := int(next.Add(1)) - 1; k < n {
@@ -115,15 +132,25 @@ func TestSchedules(t *testing.T) {
 		})
 	}
 	workers.Wait()
+	n = min(n, int(next.Load()))
 	t.Logf("%d schedules, %d requests of users answered, %.0f s", n, answers.Load(), time.Since(begin).Seconds())
 	for seed, what := range failed {
+		if untilFirst() {
+			_, first, _ := strings.Cut(what, "\n")
+			t.Logf("found after %d schedules, by seed %d: %s", seed-from+1, seed, strings.TrimSpace(first))
+		}
 		t.Errorf("seed %d: %s\n%s", seed, Draw(uint64(seed)), what)
 	}
 }
 
 // work has seeds run by one process after the other, and returns the number of
 // requests that were answered.
-func work(t *testing.T, seeds []string, note func(int, string)) (answers int64) {
+func work(t *testing.T, seeds []string, tell func(int, string)) (answers int64) {
+	found := false
+	note := func(seed int, what string) {
+		found = true
+		tell(seed, what)
+	}
 	for len(seeds) > 0 {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=TestWorker", "-test.count=1")
 		cmd.Env = append(os.Environ(), "SIM_WORKER="+strings.Join(seeds, ","), "GOMAXPROCS=1", "GOGC=400")
@@ -150,13 +177,25 @@ func work(t *testing.T, seeds []string, note func(int, string)) (answers int64) 
 			}
 		}
 		if current >= 0 {
-			note(current, fmt.Sprintf("its process ended: %v\n%s", err, tail(stderr.String()+out.String())))
-		} else if err != nil && len(seeds) > 0 {
+			note(current, fmt.Sprintf("its process ended: %v\n%s", err, crash(stderr.String()+out.String())))
+		}
+		if found && untilFirst() {
+			return answers
+		}
+		if current < 0 && err != nil && len(seeds) > 0 {
 			t.Errorf("worker: %v\n%s", err, tail(stderr.String()))
 			return answers
 		}
 	}
 	return answers
+}
+
+// crash describes the end of a process whose output is s.
+func crash(s string) string {
+	if strings.Contains(s, "does not end: ") {
+		return "stuck: " + tail(s)
+	}
+	return "crash: " + tail(s)
 }
 
 // tail keeps what a person reads of a long output.

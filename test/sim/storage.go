@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -18,14 +17,8 @@ import (
 // has acknowledged its successor finds, and it opens a disk only when nothing of its
 // predecessor is on the way.
 type storage struct {
-	supervise.Process // the API towards the daemon
-
-	w      *world
-	number int
-	ended  chan struct{}
-	once   sync.Once
-	frozen atomic.Bool // it is stopped, as by SIGSTOP
-	deaf   atomic.Bool // calls of its control API do not return
+	process
+	host *host
 
 	mu      sync.Mutex
 	open    map[*disk]bool
@@ -43,8 +36,8 @@ func (w *world) launchStorage(ctx context.Context, s *host, life int, c plugin.C
 	if err := s.start.wait(ctx); err != nil {
 		return nil, err
 	}
-	p := &storage{w: w, number: w.number(), ended: make(chan struct{}), open: map[*disk]bool{},
-		regions: map[uint32]*region{}, ready: map[*plugin.Queue][]completion{}}
+	p := &storage{host: s, open: map[*disk]bool{}, regions: map[uint32]*region{}, ready: map[*plugin.Queue][]completion{}}
+	p.begin(w, p.release)
 	inner, err := plugin.LaunchDirect(ctx, c, &storageBackend{p})
 	if err != nil {
 		return nil, err
@@ -57,36 +50,14 @@ func (w *world) launchStorage(ctx context.Context, s *host, life int, c plugin.C
 	return p, nil
 }
 
-// Kill ends the process. Operations that it has begun go on.
-func (p *storage) Kill() {
-	p.die()
-	p.Process.Kill()
-}
-
-// Stop is the daemon's orderly end.
-func (p *storage) Stop(ctx context.Context) error {
-	err := p.Process.Stop(ctx)
-	p.die()
-	return err
-}
-
-func (p *storage) die() {
-	p.once.Do(func() { close(p.ended) })
+// release gives up what p has open.
+func (p *storage) release() {
 	p.mu.Lock()
 	open := p.open
 	p.open = map[*disk]bool{}
 	p.mu.Unlock()
 	for d := range open {
 		d.release(p, true)
-	}
-}
-
-func (p *storage) dead() bool {
-	select {
-	case <-p.ended:
-		return true
-	default:
-		return false
 	}
 }
 
@@ -115,6 +86,9 @@ func (backend *storageBackend) Open(ctx context.Context, r plugin.OpenRequest) (
 	if err := p.answering(ctx); err != nil {
 		return nil, err
 	}
+	if p.host.refuses.Load() {
+		return nil, fmt.Errorf("open %q: %w", r.Name, syscall.EMFILE)
+	}
 	d := p.w.disk(r.Name)
 	if d == nil {
 		return nil, fmt.Errorf("no disk %q: %w", r.Name, syscall.ENOENT)
@@ -129,29 +103,16 @@ func (backend *storageBackend) Open(ctx context.Context, r plugin.OpenRequest) (
 		d.release(p, true)
 		return nil, syscall.EIO
 	}
-	return &openDisk{d: d, p: p}, nil
-}
-
-// answering waits while the process is frozen or deaf.
-func (p *storage) answering(ctx context.Context) error {
-	for p.frozen.Load() || p.deaf.Load() {
-		select {
-		case <-time.After(time.Millisecond):
-		case <-p.ended:
-			return syscall.EIO
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-	return nil
+	return &openDisk{d: d, p: p, limits: d.told()}, nil
 }
 
 type openDisk struct {
-	d *disk
-	p *storage
+	d      *disk
+	p      *storage
+	limits blk.Limits
 }
 
-func (o *openDisk) Limits() blk.Limits { return o.d.limits }
+func (o *openDisk) Limits() blk.Limits { return o.limits }
 func (o *openDisk) Close() error       { o.d.release(o.p, false); return nil }
 
 const (
@@ -163,12 +124,12 @@ const (
 func (backend *storageBackend) Serve(q *plugin.Queue) error {
 	p := backend.p
 	var batch [32]plugin.Request
-	for nap := shortNap; !q.Closed() && !p.dead(); {
+	for nap := shortNap; p.serves(q.Closed()); {
 		n := 0
 		if !p.frozen.Load() {
 			n = q.Next(batch[:])
 			for _, r := range batch[:n] {
-				p.begin(q, r)
+				p.take(q, r)
 			}
 			n += p.answer(q)
 		}
@@ -181,7 +142,7 @@ func (backend *storageBackend) Serve(q *plugin.Queue) error {
 	return nil
 }
 
-func (p *storage) begin(q *plugin.Queue, r plugin.Request) {
+func (p *storage) take(q *plugin.Queue, r plugin.Request) {
 	d := r.Disk.(*openDisk).d
 	o := &operation{d: d, p: p, q: q, r: r}
 	if r.Op.HasData() {

@@ -18,6 +18,8 @@ type load struct {
 	disk    *disk
 	history *history
 	blocks  int
+	index   int
+	session string
 	queues  bool // loss=queue: no request may fail but by the disk
 	cuts    atomic.Int64
 	errors  atomic.Int64
@@ -27,6 +29,29 @@ type load struct {
 	writing []bool // by block
 	answers int
 	pending map[*userRequest]time.Time
+	excuses int       // faults by which requests may fail
+	excused time.Time // when the last of them ended
+}
+
+// excuse lets requests fail until end is called.
+func (l *load) excuse() (end func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.excuses++
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.excuses--
+		l.excused = time.Now()
+	}
+}
+
+// mayFail reports whether a request that began then may have failed for a reason.
+func (l *load) mayFail(begin time.Time) bool {
+	l.mu.Lock()
+	excused := l.excuses > 0 || !l.excused.Before(begin)
+	l.mu.Unlock()
+	return excused || !l.queues || l.given.Load() || l.disk.failedSince(begin)
 }
 
 // run lets n users work until ctx is done.
@@ -38,22 +63,33 @@ func (l *load) run(ctx context.Context, n int, seed uint64, wg *sync.WaitGroup) 
 				l.step(rnd)
 				select {
 				case <-ctx.Done():
-				case <-time.After(time.Duration(5+rnd.IntN(100)) * time.Millisecond):
+				case <-time.After(l.pause(rnd, n)):
 				}
 			}
 		})
 	}
 }
 
+// pause is how long one of n users thinks. Many users are there for how many requests
+// they have when a disk hangs; and the later part of a long schedule is for what hangs.
+func (l *load) pause(rnd *rand.Rand, n int) time.Duration {
+	d := time.Duration(5+rnd.IntN(100)) * time.Millisecond * time.Duration(max(n*l.w.plan.Devices/8, 1))
+	if l.w.since(time.Now()) > 2*l.w.plan.Length {
+		d *= 4
+	}
+	return d
+}
+
 // step is one request and its judgement.
 func (l *load) step(rnd *rand.Rand) {
+	caches, fua := l.user.caches()
 	switch k := rnd.IntN(20); {
-	case k == 0 && l.disk.limits.WriteCache:
+	case k == 0 && caches:
 		l.flush()
 	case k < 10:
 		l.read(rnd.IntN(l.blocks), 1+rnd.IntN(4))
 	default:
-		l.write(rnd.IntN(l.blocks), 1+rnd.IntN(4), l.disk.limits.FUA && rnd.IntN(4) == 0)
+		l.write(rnd.IntN(l.blocks), 1+rnd.IntN(4), fua && rnd.IntN(4) == 0)
 	}
 }
 
@@ -73,7 +109,8 @@ func (l *load) do(r *userRequest) blk.Errno {
 	if errno != blk.OK {
 		l.errors.Add(1)
 	}
-	if errno != blk.OK && l.queues && !l.given.Load() && !l.disk.failedSince(begin) {
+	l.w.judgeIsolation(l, r.op, begin)
+	if errno != blk.OK && !l.mayFail(begin) {
 		l.w.violate("errors: %s of %s at %d, begun at %s, failed after %s: %v", r.op, l.name, r.off,
 			l.w.since(begin), time.Since(begin).Round(time.Millisecond), errno)
 	}
@@ -114,13 +151,14 @@ func (l *load) write(block, n int, fua bool) {
 	if fua {
 		flags = blk.FUA
 	}
+	caches, _ := l.user.caches()
 	cuts := l.cuts.Load()
 	r := &userRequest{op: blk.Write, flags: flags, off: uint64(block) * blockSize, length: uint32(len(data)), data: data}
 	if l.do(r) != blk.OK || cuts != l.cuts.Load() {
 		return // it may have happened
 	}
 	for i, s := range stamps {
-		l.history.acknowledge(block+i, s, fua || !l.disk.limits.WriteCache)
+		l.history.acknowledge(block+i, s, fua || !caches)
 	}
 }
 

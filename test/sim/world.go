@@ -7,10 +7,13 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
@@ -27,6 +30,7 @@ import (
 // world is what a schedule runs in. Lock order: world.mu is taken last.
 type world struct {
 	plan     *Schedule
+	dir      string // for the client's state
 	net      *loopback.Network
 	memories memories
 	servers  []*host
@@ -40,6 +44,7 @@ type world struct {
 	mu         sync.Mutex
 	disks      map[string]*disk
 	users      map[string]*userDisk
+	processes  []*process // of all plugins, that run or have
 	violations []string
 }
 
@@ -51,6 +56,8 @@ type host struct {
 	addrs []netip.Addr
 	start startGate
 
+	refuses atomic.Bool // its storage cannot open disks
+
 	mu    sync.Mutex
 	up    bool
 	life  int // counts the daemons
@@ -59,8 +66,12 @@ type host struct {
 	srv   *server.Server
 	clt   *client.Client
 	api   controlpb.ClientDaemonServer
-	depth int // of the server's queues
+	sizes sizes // of a server
+	state int   // number of the client's state file
 }
+
+// sizes are what a server tells a session of.
+type sizes struct{ depth, chunk int }
 
 // startGate is what a new plugin process meets.
 type startGate struct {
@@ -140,12 +151,12 @@ func (w *world) violate(format string, args ...any) {
 }
 
 // newWorld starts everything and maps the devices.
-func newWorld(ctx context.Context, plan *Schedule, log *slog.Logger) (*world, error) {
-	w := &world{plan: plan, log: log, start: time.Now(), disks: map[string]*disk{}, users: map[string]*userDisk{}}
+func newWorld(ctx context.Context, plan *Schedule, dir string, log *slog.Logger) (*world, error) {
+	w := &world{plan: plan, log: log, dir: dir, start: time.Now(), disks: map[string]*disk{}, users: map[string]*userDisk{}}
 	w.net = loopback.New(loopback.WithAckTimeout(7 * time.Second))
 	w.memories = memories{w: w, by: map[uint64]*region{}}
 	for i := range plan.Servers {
-		h := &host{w: w, name: fmt.Sprintf("server%d", i), index: i, depth: plan.QueueDepth}
+		h := &host{w: w, name: fmt.Sprintf("server%d", i), index: i, sizes: plan.sizes()}
 		for p := range plan.Paths {
 			h.addrs = append(h.addrs, netip.AddrFrom4([4]byte{10, byte(p), byte(i), 1}))
 		}
@@ -178,31 +189,40 @@ func (w *world) addDevice(s, d int) {
 	seed := rand.NewPCG(w.plan.Seed, uint64(s)<<8|uint64(d))
 	disk := newDisk(w, name, w.plan.Blocks, w.plan.Cache, rand.New(seed))
 	user := &userDisk{name: name}
+	session := w.servers[s].name
+	if d%max(w.plan.Sessions, 1) > 0 {
+		session += "b"
+	}
 	w.disks[name], w.users[name] = disk, user
-	w.loads = append(w.loads, &load{w: w, name: name, user: user, disk: disk, history: newHistory(uint32(s)<<8|uint32(d)+1, w.plan.Blocks),
+	w.loads = append(w.loads, &load{w: w, name: name, index: len(w.loads), session: session, user: user, disk: disk, history: newHistory(uint32(s)<<8|uint32(d)+1, w.plan.Blocks),
 		blocks: w.plan.Blocks, queues: w.plan.Queue > 0, writing: make([]bool, w.plan.Blocks), pending: map[*userRequest]time.Time{}})
 }
 
 func (w *world) serverOf(l *load) *host {
-	for i, h := range w.servers {
-		if strings.HasPrefix(l.name, fmt.Sprintf("s%dd", i)) {
-			return h
-		}
-	}
-	return nil
+	return w.servers[l.index/w.plan.Devices]
 }
 
 func (w *world) mapDevice(ctx context.Context, l *load) error {
 	s := w.serverOf(l)
-	r := client.MapRequest{Path: l.name, Session: s.name, Name: l.name, Mode: blk.ReadWrite, Frontend: "sim", Loss: client.Loss{Queue: w.plan.Queue}}
+	r := client.MapRequest{Path: l.name, Session: l.session, Name: l.name, Mode: blk.ReadWrite, Frontend: "sim", Loss: client.Loss{Queue: w.plan.Queue}}
 	for i := range s.addrs {
 		r.Paths = append(r.Paths, w.path(s, i))
 	}
-	w.client.mu.Lock()
-	c := w.client.clt
-	w.client.mu.Unlock()
+	c, _ := w.client.daemon()
+	if c == nil {
+		return errDown
+	}
 	_, err := c.Map(ctx, r)
 	return err
+}
+
+var errDown = fmt.Errorf("the client is down: %w", syscall.ESHUTDOWN)
+
+// daemon returns the client that runs and its control API; nil: none does.
+func (h *host) daemon() (*client.Client, controlpb.ClientDaemonServer) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.clt, h.api
 }
 
 func (w *world) path(s *host, i int) string {
@@ -222,14 +242,13 @@ func (h *host) startServer(ctx context.Context) error {
 		h.devs = append(h.devs, dev)
 		cfg.Listen = append(cfg.Listen, server.Listen{Device: dev, Addr: netip.AddrPortFrom(a, client.DefaultPort)})
 	}
-	cfg.QueueDepth = h.depth
+	cfg.QueueDepth, cfg.ChunkSize = h.sizes.depth, h.sizes.chunk
 	h.mu.Unlock()
-	cfg.ChunkSize = w.plan.ChunkSize
 	cfg.Plugins = []server.PluginConfig{{Name: "sim", Path: "simulated"}}
 	cfg.Rules = []server.Rule{{Glob: "*", Plugin: "sim"}}
 	cfg.Pumps, cfg.RingEntries = w.plan.Pumps, 64
 	cfg.SizePoll = -1
-	cfg.CrashLimit = 1000
+	cfg.CrashLimit = w.plan.crashes() + 2 // starts that fail are none
 	cfg.Logger = w.log.With("host", h.name)
 	cfg.Virtual = true
 	cfg.NewRing = shm.NewHeapRing
@@ -319,14 +338,17 @@ func (h *host) startClient(ctx context.Context) error {
 	life := h.life
 	h.mu.Unlock()
 	cfg := client.DefaultConfig()
-	dev := w.net.Device("client")
+	dev := w.net.Device(fmt.Sprintf("client.%d", life))
 	h.devs = []verbs.Device{dev}
 	cfg.Fabrics = map[string]verbs.Device{"loopback": dev}
 	cfg.DefaultFabric = "loopback"
 	cfg.Hostname = "sim"
 	cfg.Frontends = []client.FrontendConfig{{Name: "sim", Path: "simulated"}}
 	cfg.Frontend = "sim"
-	cfg.Pumps, cfg.RingEntries, cfg.Slots = w.plan.Pumps, 64, w.plan.Slots
+	cfg.Pumps, cfg.RingEntries, cfg.Slots = w.plan.Pumps, w.plan.frontRing(), w.plan.Slots
+	if w.plan.has("kill-client") {
+		cfg.StateFile = h.stateFile(h.state)
+	}
 	cfg.Logger = w.log.With("host", h.name)
 	cfg.Virtual = true
 	cfg.NewRing = shm.NewHeapRing
@@ -335,6 +357,10 @@ func (h *host) startClient(ctx context.Context) error {
 	}
 	c, err := client.New(ctx, cfg)
 	if err != nil {
+		h.mu.Lock()
+		h.up = false
+		h.mu.Unlock()
+		_ = dev.Close()
 		return fmt.Errorf("start of the client: %w", err)
 	}
 	h.mu.Lock()
@@ -343,12 +369,65 @@ func (h *host) startClient(ctx context.Context) error {
 	return nil
 }
 
+// stateFile is where the client of a life writes what the next one serves.
+func (h *host) stateFile(life int) string {
+	return filepath.Join(h.w.dir, fmt.Sprintf("state.%d", life))
+}
+
+// killClient ends the client as a failure of its host would, but for its disks. What
+// is left of it in this process writes to a state file of its own.
+func (h *host) killClient() {
+	h.mu.Lock()
+	clt, procs, devs := h.clt, h.procs, h.devs
+	h.up, h.clt, h.api, h.procs = false, nil, nil, nil
+	h.mu.Unlock()
+	if clt == nil {
+		return
+	}
+	if b, err := os.ReadFile(h.stateFile(h.state)); err == nil {
+		if err := os.WriteFile(h.stateFile(h.state+1), b, 0o600); err != nil {
+			h.w.violate("set-up: %v", err)
+		}
+	}
+	h.state++
+	for _, p := range procs {
+		p.Kill()
+	}
+	for _, d := range devs {
+		h.w.net.Crash(d, h.w.plan.resets(0))
+	}
+	h.w.zombies.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		_ = clt.Close(ctx)
+	})
+}
+
+// restartClient brings the client up, as often as it takes.
+func (h *host) restartClient() {
+	for range 100 {
+		h.mu.Lock()
+		runs := h.up
+		h.mu.Unlock()
+		if runs {
+			return
+		}
+		if h.startClient(context.Background()) == nil {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	h.w.violate("liveness: the client does not start")
+}
+
 // close ends everything.
 func (w *world) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if w.client != nil && w.client.clt != nil {
-		_ = w.client.clt.Close(ctx)
+	if w.client != nil {
+		if c, _ := w.client.daemon(); c != nil {
+			_ = c.Close(ctx)
+		}
 	}
 	for _, h := range w.servers {
 		h.stop()
@@ -366,5 +445,11 @@ func (w *world) close() {
 		}
 	}
 	w.zombies.Wait()
+	w.mu.Lock()
+	processes := w.processes
+	w.mu.Unlock()
+	for _, p := range processes {
+		p.die() // one that works on may not have
+	}
 	w.memories.close()
 }
