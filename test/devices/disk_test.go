@@ -52,6 +52,7 @@ func TestGuest(t *testing.T) {
 			switch fe.name {
 			case "ublk":
 				t.Run("zero copy", func(t *testing.T) { testZeroCopy(t, s) })
+				t.Run("one of sixteen disks hangs", func(t *testing.T) { testHung(t, s) })
 			case "nbd":
 				t.Run("several connections", func(t *testing.T) { testSeveralConnections(t, s) })
 			}
