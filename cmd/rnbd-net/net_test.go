@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -31,7 +32,25 @@ type node struct {
 	socket string
 	daemon *exec.Cmd
 	ended  chan error
-	log    bytes.Buffer
+	log    lockedBuffer
+}
+
+// lockedBuffer may be read while a process writes to it.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
 }
 
 func run(t *testing.T, args ...string) string {
@@ -297,6 +316,42 @@ func TestDaemon(t *testing.T) {
 		eventually(t, "groups are joined", func() bool { return want.MatchString(a.read("kernel/debug/ipoib/ib0_mcg")) })
 		if out, code := a.net("mcg", "ib0"); code != 0 || !want.MatchString(out) {
 			t.Errorf("mcg: exit code %d: %s", code, out)
+		}
+	})
+	t.Run("IP-28 debug switches", func(t *testing.T) {
+		run(t, "ip", "-n", a.ns, "route", "add", "239.0.0.0/8", "dev", "ib0")
+		send := func(ip string) {
+			exec.Command("nsenter", "--net=/run/netns/"+a.ns, "bash", "-c", "echo x > /dev/udp/"+ip+"/9").Run()
+		}
+		for round, level := range []string{"0", "1", "0"} {
+			for _, file := range []string{"debug_level", "mcast_debug_level"} {
+				if err := a.write("module/ib_ipoib/parameters/"+file, level+"\n"); err != nil || a.read("module/ib_ipoib/parameters/"+file) != level+"\n" {
+					t.Fatalf("%s: %v", file, err)
+				}
+			}
+			// What was logged before is here when a line behind it is.
+			child := fmt.Sprintf("ib0.81%02d", round)
+			if err := a.write("class/net/ib0/create_child", "0x"+child[4:]); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the log is read", func() bool { return strings.Contains(a.log.String(), "name="+child) })
+			before := len(a.log.String())
+			mgid, ip := fmt.Sprintf(":f09:91%d", round), fmt.Sprintf("192.168.70.7%d", round)
+			eventually(t, "a group and a neighbour are looked for", func() bool {
+				send(fmt.Sprintf("239.9.9.%d", 16+round))
+				send(ip)
+				peers, _ := a.net("peers")
+				return strings.Contains(a.read("kernel/debug/ipoib/ib0_mcg"), mgid+"\n") && strings.Contains(peers, ip)
+			})
+			log := func() string { return a.log.String()[before:] }
+			if level == "1" {
+				eventually(t, "both are traced", func() bool { return strings.Contains(log(), mgid) && strings.Contains(log(), "target="+ip) })
+			} else if strings.Contains(log(), mgid) || strings.Contains(log(), "target=") {
+				t.Errorf("level 0: %s", log())
+			}
+		}
+		if err := a.write("module/ib_ipoib/parameters/debug_level", "much\n"); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("level much: %v", err)
 		}
 	})
 	t.Run("peers and a capture", func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rnbd-go/rnbd/modules/ipoib/dev"
 	"github.com/rnbd-go/rnbd/modules/ipoib/port"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/rocev2"
@@ -95,7 +96,7 @@ func (o *runOptions) run(ctx context.Context, stderr io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	set := &port.Set{}
+	set, trace := &port.Set{}, &dev.Trace{}
 	defer func() { err = errors.Join(err, set.Close()) }()
 	for i, cfg := range cfgs {
 		d, err := rocev2.Open(rocev2.Config{Name: fmt.Sprintf("rocev2_%d", i), Addrs: []netip.Addr{cfg.Local}, Logger: log})
@@ -103,13 +104,13 @@ func (o *runOptions) run(ctx context.Context, stderr io.Writer) (err error) {
 			return err
 		}
 		defer d.Close()
-		cfg.Fabric = d.(verbs.DatagramDevice)
+		cfg.Fabric, cfg.Trace = d.(verbs.DatagramDevice), trace
 		if _, err := set.AddPort(cfg); err != nil {
 			return err
 		}
 	}
 	if o.tree != "" {
-		tree, err := ctltree.Mount(o.tree, treeOf(set), ctltree.Options{Name: "rnbd-net", Logger: log})
+		tree, err := ctltree.Mount(o.tree, treeOf(set, trace), ctltree.Options{Name: "rnbd-net", Logger: log})
 		if err != nil {
 			return err
 		}

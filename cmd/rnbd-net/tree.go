@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -17,8 +18,9 @@ import (
 )
 
 // treeOf are the control files of the interfaces, at their places below /sys.
-func treeOf(set *port.Set) map[string]ctltree.Node {
+func treeOf(set *port.Set, trace *dev.Trace) map[string]ctltree.Node {
 	return map[string]ctltree.Node{
+		"module/ib_ipoib/parameters": ctltree.Fixed{"debug_level": levelFile(&trace.Level), "mcast_debug_level": levelFile(&trace.Mcast)},
 		"class/net": ctltree.Listing{
 			Names: func() []string { return names(set, "") },
 			Node: func(name string) ctltree.Node {
@@ -43,6 +45,21 @@ func treeOf(set *port.Set) map[string]ctltree.Node {
 					return b.String(), err
 				}}
 			},
+		},
+	}
+}
+
+// levelFile is a number that is read and written.
+func levelFile(level *atomic.Int32) *ctltree.File {
+	return &ctltree.File{
+		Show: func() (string, error) { return fmt.Sprintf("%d\n", level.Load()), nil },
+		Store: func(_ context.Context, data []byte) error {
+			v, err := strconv.ParseInt(ctltree.Word(data), 0, 32)
+			if err != nil {
+				return unix.EINVAL
+			}
+			level.Store(int32(v))
+			return nil
 		},
 	}
 }

@@ -25,6 +25,7 @@ type Config struct {
 	// 4 less. It needs not be one of InfiniBand's. Default: 2048, or the largest of
 	// InfiniBand's that the fabric carries.
 	LinkMTU int
+	Trace   *Trace // default: none
 	// Logger gets a line for each change of state. Default slog.Default().
 	Logger *slog.Logger
 }

@@ -205,6 +205,7 @@ func (i *Interface) onLink(dst netip.Addr) bool {
 // sendFrames sends what package neigh returned. i.mu is held.
 func (i *Interface) sendFrames(now time.Time, frames []neigh.Frame, out *outgoing) {
 	for _, f := range frames {
+		i.traceNeighbor(&f)
 		frame := wire.AppendFrame(nil, f.Type, f.Packet)
 		if f.Dst.IsMulticast() {
 			i.multicast(now, f.Dst.GID(), frame, out)

@@ -62,6 +62,7 @@ func earliest(a, b time.Time) time.Time {
 func (i *Interface) join(now time.Time, out *outgoing) {
 	for requests := i.groups.Requests(now); len(requests) > 0; requests = i.groups.Requests(now) {
 		for _, r := range requests {
+			i.traceGroup(r)
 			var err error
 			switch r.Kind {
 			case mcast.Leave:

@@ -26,6 +26,11 @@ const (
 	Leave
 )
 
+// String returns the name of the request.
+func (k Kind) String() string {
+	return [...]string{"none", "join", "join send-only", "leave"}[k]
+}
+
 // Request is something to be done by the user of a table.
 type Request struct {
 	Kind Kind

@@ -23,6 +23,7 @@ type Config struct {
 	PKey    uint16       // the first in the port's table, that of the main interface; default 0xffff
 	QKey    uint32       // default dev.DefaultQKey
 	LinkMTU int          // see dev.Config
+	Trace   *dev.Trace   // default: none
 	Logger  *slog.Logger // default slog.Default()
 }
 
@@ -60,7 +61,7 @@ func (s *Set) AddPort(cfg Config) (*Link, error) {
 
 // add makes an interface. s.mu is held.
 func (s *Set) add(name, parent string, byKey bool, pkey uint16, cfg Config) (*Link, error) {
-	i, err := dev.Open(dev.Config{Name: name, Fabric: cfg.Fabric, Local: cfg.Local, Peers: cfg.Peers, PKey: pkey, QKey: cfg.QKey, LinkMTU: cfg.LinkMTU, Logger: cfg.Logger})
+	i, err := dev.Open(dev.Config{Name: name, Fabric: cfg.Fabric, Local: cfg.Local, Peers: cfg.Peers, PKey: pkey, QKey: cfg.QKey, LinkMTU: cfg.LinkMTU, Trace: cfg.Trace, Logger: cfg.Logger})
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,41 @@
+package dev
+
+import (
+	"sync/atomic"
+
+	"github.com/rnbd-go/rnbd/modules/ipoib/mcast"
+	"github.com/rnbd-go/rnbd/modules/ipoib/neigh"
+	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
+)
+
+// Trace are the debug levels that interfaces share, those of Linux's module
+// parameters debug_level and mcast_debug_level. Above 0 there is a log line for each
+// event. They may be changed at any time.
+type Trace struct {
+	Level atomic.Int32 // ARP and neighbour discovery that is sent
+	Mcast atomic.Int32 // joins and leaves of multicast groups
+}
+
+// traceNeighbor logs a frame of neigh.
+func (i *Interface) traceNeighbor(f *neigh.Frame) {
+	if t := i.cfg.Trace; t == nil || t.Level.Load() <= 0 {
+		return
+	}
+	target := ""
+	switch {
+	case f.Type == wire.TypeARP:
+		target = wire.ARP(f.Packet).TargetIP().String()
+	case wire.NDType(f.Packet) != 0:
+		target = wire.ND(f.Packet).Fields().Target.String()
+	default:
+		return // a packet that has waited
+	}
+	i.cfg.Logger.Info("IPoIB neighbour message", "name", i.Name(), "target", target, "to", f.Dst)
+}
+
+// traceGroup logs what is asked about a group.
+func (i *Interface) traceGroup(r mcast.Request) {
+	if t := i.cfg.Trace; t != nil && t.Mcast.Load() > 0 {
+		i.cfg.Logger.Info("IPoIB multicast", "name", i.Name(), "request", r.Kind, "mgid", r.MGID)
+	}
+}
