@@ -342,7 +342,7 @@ func (c *Client) unmapDisks(ctx context.Context) (used map[*frontend]bool) {
 			disks, places = append(disks, d), append(places, p)
 		}
 	}
-	kept := removeAll(ctx, disks)
+	kept := removeAll(ctx, disks, func(d *Device) error { return d.fe.Load().remove(ctx, d, false) })
 	var unmapped sync.WaitGroup
 	for i, p := range places {
 		if kept[i] == nil {
@@ -379,13 +379,27 @@ func (c *Client) disks() (out []*Device) {
 	return out
 }
 
-// removeAll asks the front ends for all disks at once: to refuse one that is in
-// use takes a front end a second, and there may be many.
-func removeAll(ctx context.Context, disks []*Device) []error {
+// removesAtOnce bounds the disks that are taken away at a time when the daemon ends.
+const removesAtOnce = 256
+
+// removeAll calls remove for all disks, removesAtOnce at a time: to refuse one that is
+// in use takes a front end a second, and there may be many. Those that have not had their
+// turn when ctx ends get its error.
+func removeAll(ctx context.Context, disks []*Device, remove func(*Device) error) []error {
 	errs := make([]error, len(disks))
+	places := make(chan struct{}, removesAtOnce)
 	var wg sync.WaitGroup
 	for i, d := range disks {
-		wg.Go(func() { errs[i] = d.fe.Load().remove(ctx, d, false) })
+		select {
+		case places <- struct{}{}:
+		case <-ctx.Done():
+			errs[i] = context.Cause(ctx)
+			continue
+		}
+		wg.Go(func() {
+			defer func() { <-places }()
+			errs[i] = remove(d)
+		})
 	}
 	wg.Wait()
 	return errs

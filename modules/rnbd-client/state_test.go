@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -183,5 +184,42 @@ func TestState_WaitingDisk(t *testing.T) {
 	}
 	if err := c.Unmap(t.Context(), "rnbd3", true); !errors.Is(err, syscall.ENOENT) {
 		t.Errorf("again: %v", err)
+	}
+}
+
+// Disks are taken away many at a time, but not all; what has had no turn when the time
+// is over stays.
+func TestRemoveAllIsBounded(t *testing.T) {
+	disks := make([]*Device, 2*removesAtOnce+7)
+	for i := range disks {
+		disks[i] = &Device{}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var running, begun atomic.Int32
+	goOn := make(chan struct{})
+	done := make(chan []error, 1)
+	go func() {
+		done <- removeAll(ctx, disks, func(*Device) error {
+			if running.Add(1) > removesAtOnce {
+				t.Error("too many at a time")
+			}
+			begun.Add(1)
+			<-goOn
+			running.Add(-1)
+			return nil
+		})
+	}()
+	eventually(t, "many at a time", func() bool { return begun.Load() == removesAtOnce })
+	cancel()
+	close(goOn)
+	kept := 0
+	for _, err := range <-done {
+		if err != nil {
+			kept++
+		}
+	}
+	if kept+int(begun.Load()) != len(disks) || kept == 0 {
+		t.Errorf("%d were asked for, %d stay, of %d", begun.Load(), kept, len(disks))
 	}
 }
