@@ -9,6 +9,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
 )
 
 // roomForPumps lets pumps be lent until the end of the test.
@@ -81,7 +82,7 @@ func TestIO_ManyCallers(t *testing.T) {
 			finished.Add(1)
 		}()
 	}
-	eventually(t, "all callers have their answers", func() bool { return finished.Load() == callers })
+	sdktest.Within(t, 30*time.Second, "all callers have their answers", func() bool { return finished.Load() == callers })
 	for _, io := range ios {
 		io.Close()
 	}

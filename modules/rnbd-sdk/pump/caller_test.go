@@ -90,6 +90,10 @@ func (s *server) Poll() int {
 	return n
 }
 
+// soonEnough is longer than any of this takes on a loaded machine, and shorter than
+// what tools/mutants allows a test.
+const soonEnough = 30 * time.Second
+
 // callerRig is a pump with callers, whose requests another pump answers.
 type callerRig struct {
 	*Pump
@@ -150,7 +154,7 @@ func (r *callerRig) crowd(t *testing.T, n int) *sync.WaitGroup {
 // untilLent has caller 0 ask until the pump is lent to it.
 func (r *callerRig) untilLent(t *testing.T) {
 	t.Helper()
-	sdktest.Eventually(t, "the pump is lent", func() bool {
+	sdktest.Within(t, soonEnough, "the pump is lent", func() bool {
 		for range 50 {
 			if r.request(0); r.mode.Load() == modeLent {
 				return true
@@ -164,7 +168,7 @@ func (r *callerRig) untilLent(t *testing.T) {
 // must not wait for the thread's next look.
 func TestCaller_SlowAnswerAfterFastOnes(t *testing.T) {
 	r := newCallerRig(t, 1)
-	sdktest.Eventually(t, "a drive without an answer gives the pump back", func() bool {
+	sdktest.Within(t, soonEnough, "a drive without an answer gives the pump back", func() bool {
 		r.untilLent(t)
 		r.hold.Store(true)
 		r.works[0].Push(&shm.SQE{})
@@ -182,7 +186,7 @@ func TestCaller_SlowAnswerAfterFastOnes(t *testing.T) {
 // The pump is given back by a driver that returns while others wait.
 func TestCaller_WhoReturnsGivesThePumpToOthers(t *testing.T) {
 	r := newCallerRig(t, 1)
-	sdktest.Eventually(t, "a driver beside others gives the pump back", func() bool {
+	sdktest.Within(t, soonEnough, "a driver beside others gives the pump back", func() bool {
 		r.untilLent(t)
 		before := r.Stats().GivenBack
 		r.Pump.callers.waiting.Add(2) // the caller, and another one
@@ -241,7 +245,7 @@ func TestCombiner_NotifiesSeveralAtOnce(t *testing.T) {
 	r := newCallerRig(t, 12)
 	var most atomic.Int32
 	r.afterCombine(func() { most.Store(max(most.Load(), int32(r.Pump.callers.notified))) })
-	sdktest.Eventually(t, "several are notified at once", func() bool {
+	sdktest.Within(t, soonEnough, "several are notified at once", func() bool {
 		r.crowd(t, 100).Wait()
 		return most.Load() >= 2
 	})
@@ -257,13 +261,13 @@ func TestCombiner_SlowAnswers(t *testing.T) {
 			vain.Add(1)
 		}
 	})
-	sdktest.Eventually(t, "the combiner looks in vain", func() bool {
+	sdktest.Within(t, soonEnough, "the combiner looks in vain", func() bool {
 		r.Pump.callers.skip.Store(0)
 		r.hold.Store(true)
 		before := vain.Load()
 		crowd := r.crowd(t, 1)
-		sdktest.Eventually(t, "all have asked", func() bool { return r.held.Load() == 12 })
-		sdktest.Eventually(t, "the combiner stops", func() bool { return !r.Pump.callers.active.Load() })
+		sdktest.Within(t, soonEnough, "all have asked", func() bool { return r.held.Load() == 12 })
+		sdktest.Within(t, soonEnough, "the combiner stops", func() bool { return !r.Pump.callers.active.Load() })
 		if vain.Load() > before && r.Pump.callers.skip.Load() == 0 {
 			t.Error("callers would call it at once")
 		}
@@ -279,7 +283,7 @@ func TestCombiner_GivesThePumpBackWhenItLooksInVain(t *testing.T) {
 	r.request(0)
 	r.Pump.callers.resting.Store(1)
 	before := r.Stats().GivenBack
-	sdktest.Eventually(t, "the pump is given back", func() bool {
+	sdktest.Within(t, soonEnough, "the pump is given back", func() bool {
 		r.Pump.callers.since = 1 // long ago
 		r.borrow(r.Pump.callers.serve)
 		return r.Stats().GivenBack > before
@@ -295,7 +299,7 @@ func TestCombiner_EndsWithThePump(t *testing.T) {
 	r.Stop()
 	select {
 	case <-ended:
-	case <-time.After(time.Minute):
+	case <-time.After(soonEnough):
 		t.Fatal("it goes on")
 	}
 }
