@@ -9,13 +9,17 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// The rules of receiving, in the order in which they are applied: the first
-// one broken names the Terminate. docs/protocol/iwarp.md, Receiving, has the
-// table; the length and the CRC are looked at in rx.go.
+// DATA PATH. The rules of receiving, in the order in which they are applied. The
+// first one that is broken is the code of the Terminate. docs/protocol/iwarp.md,
+// Receiving, has the table; rx.go checks the length and the CRC. A segment
+// meets, in this order:
+//
+//	begin      checks the header, finds the place of the payload
+//	deliver    the segment is right: messages are completed
 
 // begin checks the header of a segment and finds the place of its payload. It
-// changes nothing, so that a header may be looked at again when a receive was
-// posted.
+// changes nothing else, so that it can be called again after a receive was
+// posted. It returns 0 or the rule that is broken.
 func (q *qp) begin() termCode {
 	x := &q.rx
 	h := header(x.head[:])
@@ -59,7 +63,7 @@ func (q *qp) beginUntagged(h header) termCode {
 	return q.beginSend(h)
 }
 
-// beginSend is for everything that takes a receive.
+// beginSend checks a segment of a message that takes a receive.
 func (q *qp) beginSend(h header) termCode {
 	x := &q.rx
 	if q.RQ.Empty() {
@@ -149,10 +153,11 @@ func (q *qp) beginReadResponse(h header) termCode {
 	case uint64(x.left) > uint64(rest) || x.last && uint64(x.left) != uint64(rest):
 		return termBounds
 	}
-	return 0 // the place is found piece by piece
+	return 0 // nextPiece finds the place
 }
 
-// source finds the memory that a read of the peer asks for.
+// source returns the n bytes that a READ of the peer asks for, or the rule that
+// it breaks.
 func (q *qp) source(stag uint32, to, n uint64) ([]byte, termCode) {
 	r, found := q.Domain.Reach(stag, verbs.AccessRemoteRead)
 	switch {
@@ -172,7 +177,7 @@ func (q *qp) source(stag uint32, to, n uint64) ([]byte, termCode) {
 	return b, 0
 }
 
-// deliver ends a segment that is right. It returns the number of completions.
+// deliver ends a segment that was checked. It returns the number of completions.
 func (q *qp) deliver(wcs []verbs.WC) int {
 	x := &q.rx
 	h := header(x.head[:])
@@ -224,7 +229,7 @@ func (q *qp) deliverReadResponse(h header) {
 	q.cq.activate(q)
 }
 
-// deliverReadRequest queues the answer. It is sent by tx.go.
+// deliverReadRequest queues the response, which tx.go sends.
 func (q *qp) deliverReadRequest() {
 	x := &q.rx
 	x.msn[queueRead]++
@@ -243,7 +248,8 @@ func (q *qp) deliverReadRequest() {
 	q.cq.activate(q)
 }
 
-// deliverSend ends a segment of a message that takes a receive.
+// deliverSend ends a segment of a message that takes a receive. It returns the
+// number of completions.
 func (q *qp) deliverSend(h header, wcs []verbs.WC) int {
 	x := &q.rx
 	m := &x.untagged
@@ -270,7 +276,7 @@ func (q *qp) deliverSend(h header, wcs []verbs.WC) int {
 	return 1
 }
 
-// invalidated takes the key away that a Send with Invalidate names.
+// invalidated invalidates the key that a Send with Invalidate names.
 func (q *qp) invalidated(wc *verbs.WC, stag uint32) {
 	c := termInvSTag
 	switch q.Domain.Invalidate(stag) {

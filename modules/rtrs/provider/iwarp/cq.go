@@ -11,29 +11,37 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
+// DATA PATH. A turn of the owner:
+//
+//	Poll        what other goroutines asked for; deadlines
+//	tryWarm     which sockets to try without epoll
+//	collect     epoll: which sockets have news
+//	transmit    tx.go: what was posted since
+//	serve       progress of the connections with something to do
+//	Arm         the last look before the owner sleeps
+
 const (
 	// fewQPs is the number of connections up to which Poll tries sockets
 	// without asking epoll, which costs more than that many empty reads.
 	fewQPs = 4
 	// coldAfter is the number of polls without anything received or posted
-	// after which a connection is not tried any more: only epoll tells.
+	// after which the socket of a connection is read only if epoll reports it.
 	coldAfter = 256
 	// maxEvents is the number of epoll events that are taken at a time.
 	maxEvents = 128
-	// coldEvery is how many polls apart epoll is asked about cold
-	// connections while there are others.
+	// coldEvery is how many polls apart epoll is asked about such connections
+	// while others are in use.
 	coldEvery = 8
 )
 
-// cq implements verbs.CQ. It holds no completions: they are made from the
-// queues of its connections when Poll asks, so none can be lost.
+// cq implements verbs.CQ.
 type cq struct {
 	softverbs.CQ[*qp]
 	dev   *Device
 	stats *counters
 
-	// waiting is the number of connections that are not read from because a
-	// message waits for a receive: only epoll tells when their peer goes.
+	// waiting is the number of connections that are not read because a message
+	// waits for a receive. Only epoll reports that their peer has gone.
 	waiting int
 	polls   uint32
 }
@@ -94,8 +102,9 @@ func (c *cq) transmit() {
 	}
 }
 
-// serve lets every active connection make progress. When wcs is full the ones
-// that were not reached come first the next time.
+// serve calls progress of the connections with something to do and returns the
+// number of completions. If wcs is full, those that were not reached come first
+// the next time.
 func (c *cq) serve(wcs []verbs.WC) int {
 	n := 0
 	for n < len(wcs) && c.More() {
@@ -107,7 +116,8 @@ func (c *cq) serve(wcs []verbs.WC) int {
 	return n
 }
 
-// progress does what there is to do for one connection.
+// progress does what there is to do for the connection and returns the number of
+// completions.
 func (q *qp) progress(wcs []verbs.WC) int {
 	if !q.Attached {
 		return 0
@@ -125,7 +135,7 @@ func (q *qp) progress(wcs []verbs.WC) int {
 	return n
 }
 
-// busy tells whether another call of progress would find something.
+// busy reports whether another call of progress would find something to do.
 func (q *qp) busy() bool {
 	switch {
 	case !q.Attached:
@@ -140,11 +150,11 @@ func (q *qp) busy() bool {
 	return q.more || q.readable
 }
 
-// activate puts q on the list of those with something to do. Owner only.
+// activate adds q to the connections with something to do.
 func (c *cq) activate(q *qp) { c.Add(q, &q.Listed) }
 
-// tryWarm makes the connections that are in use look at their sockets, or tells
-// that it is time to ask epoll, which knows of these and of the others.
+// tryWarm marks the sockets of connections in use as readable, so that they are
+// tried. It reports whether to ask epoll instead, about these and the others.
 func (c *cq) tryWarm() (ask bool) {
 	c.polls++
 	warm, cold := false, false
@@ -167,8 +177,8 @@ func (c *cq) tryWarm() (ask bool) {
 	return false
 }
 
-// collect asks epoll which connections have news, and returns how many events
-// there were.
+// collect asks epoll which connections have news and returns the number of
+// events.
 func (c *cq) collect() int {
 	events := c.Events()
 	for i := range events {
@@ -207,8 +217,8 @@ func (c *cq) Arm() bool {
 	return c.collect() == 0 && c.SetAlarm()
 }
 
-// pokeWaits is how long a foreign responder may be silent before the next
-// empty Write; the last one repeats.
+// pokeWaits are the times after which an empty Write is sent to a foreign
+// responder that is silent. The last one repeats.
 var pokeWaits = [...]time.Duration{20 * time.Millisecond, 50 * time.Millisecond, 200 * time.Millisecond, time.Second}
 
 // Expire implements softverbs.Conn.
@@ -249,7 +259,7 @@ func (c *cq) revoke(r *softverbs.Region) {
 	}
 }
 
-// control does what other goroutines asked for.
+// control does what other goroutines have asked for.
 func (c *cq) control() {
 	for _, q := range c.Take() {
 		if !q.Attached && q.Is(softverbs.Up) {
@@ -265,7 +275,7 @@ func (c *cq) control() {
 	}
 }
 
-// attach takes over a connection that has finished its start-up.
+// attach begins to serve a connection whose start-up is done.
 func (c *cq) attach(q *qp) {
 	c.Attach(q, c)
 	q.readable = true
@@ -284,10 +294,10 @@ func (c *cq) attach(q *qp) {
 	q.dev.cfg.Logger.Info("iwarp connection up", "local", q.LocalAddr(), "remote", q.RemoteAddr(), "crc", q.terms.crc)
 }
 
-// setDeadline sets the time at which q wants to be looked at; 0: none.
+// setDeadline sets the time at which Expire is called; 0: never.
 func (q *qp) setDeadline(t int64) { q.cq.SetDeadline(&q.QP, t) }
 
-// detach lets go of a connection that has ended.
+// detach removes a connection that has ended.
 func (c *cq) detach(q *qp) { c.Detach(q, c) }
 
 // Close implements verbs.CQ.

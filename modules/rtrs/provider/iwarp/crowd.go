@@ -12,20 +12,20 @@ import (
 )
 
 // A peer is unknown until its MPA request has come, and may never send one. So
-// the number of handshakes without a request is bounded. An honest peer sends
-// its request at once. A request that has arrived and waits for a processor does
-// not give way.
+// the number of handshakes without a request is bounded. A handshake whose
+// request has arrived does not give way, even if it was not read yet.
 
-// errGaveWay is the cause when a handshake was closed in favour of another one.
+// errGaveWay is the cause if a handshake was closed in favour of another one.
 var errGaveWay = errors.New("too many connections without a request")
 
 // handshake is a connection from accept until the consumer takes it.
 type handshake struct{ conn *net.TCPConn }
 
-// giveWay ends the wait for the request. One that was just read goes on.
+// giveWay ends the wait for the request. If it was just read, the handshake goes
+// on.
 func (h *handshake) giveWay() { h.conn.SetReadDeadline(time.Unix(1, 0)) }
 
-// crowd is the handshakes of a listener whose request has not come.
+// crowd holds the handshakes of a listener without a request.
 type crowd struct {
 	mu sync.Mutex
 	softverbs.Crowd[*handshake]
@@ -60,14 +60,14 @@ func (c *crowd) relieve(h *handshake) {
 	}
 }
 
-// leave takes h out and reports whether it was there: it may have given way.
+// leave removes h and reports whether it was there: it may have given way.
 func (c *crowd) leave(h *handshake) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.Remove(h)
 }
 
-// close closes all connections, also of those that enter later.
+// close closes all connections, and those that enter later.
 func (c *crowd) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,11 +77,11 @@ func (c *crowd) close() {
 	}
 }
 
-// countHandshake counts a connection that came to nothing because of err.
+// countHandshake counts a handshake that ended because of err.
 func (d *Device) countHandshake(err error) {
 	d.stats.Add(func(s *Stats) {
 		switch h := &s.Handshakes; {
-		case errors.Is(err, verbs.ErrClosed), errors.Is(err, net.ErrClosed): // by our side
+		case errors.Is(err, verbs.ErrClosed), errors.Is(err, net.ErrClosed): // closed by this side
 		case err == errGaveWay:
 			h.GaveWay++
 		case errors.Is(err, os.ErrDeadlineExceeded):

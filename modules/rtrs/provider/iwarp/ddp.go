@@ -63,7 +63,7 @@ const (
 
 func (o opcode) tagged() bool { return o == opWrite || o == opReadResponse }
 
-// known tells whether o exists; the ones above Terminate only between ends
+// known reports whether o exists. Opcodes above Terminate exist only between ends
 // that exchanged the extension block.
 func (o opcode) known(features byte) bool {
 	switch {
@@ -105,7 +105,7 @@ func (h header) qn() uint32    { return binary.BigEndian.Uint32(h[8:]) }
 func (h header) msn() uint32   { return binary.BigEndian.Uint32(h[12:]) }
 func (h header) mo() uint32    { return binary.BigEndian.Uint32(h[16:]) }
 
-// size is the number of bytes in front of the payload.
+// size returns the number of bytes before the payload.
 func (h header) size() int {
 	if h.tagged() {
 		return fpduTagged
@@ -113,11 +113,11 @@ func (h header) size() int {
 	return fpduUntagged
 }
 
-// payload is the number of payload bytes; negative when the length is shorter
-// than the header.
+// payload returns the number of payload bytes. It is negative if the length is
+// shorter than the header.
 func (h header) payload() int { return h.length() + 2 - h.size() }
 
-// tail is the number of bytes behind the payload: pad and CRC.
+// tail returns the number of bytes behind the payload: pad and CRC.
 func (h header) tail() int { return padLen(h.length()) + crcLen }
 
 func putTagged(b []byte, op opcode, last bool, payload int, stag uint32, to uint64) {
@@ -276,7 +276,7 @@ func putTerminate(b []byte, c termCode, o *offender) int {
 	return n
 }
 
-// quotesDDP tells whether a Terminate with c carries the offending DDP header.
+// quotesDDP reports whether a Terminate with c carries the offending DDP header.
 func quotesDDP(c termCode) bool {
 	switch c {
 	case termRDMAPVersion, termOpcode, termTaggedVersion, termVersion:
@@ -285,9 +285,9 @@ func quotesDDP(c termCode) bool {
 	return c.layer() == 1 || c.layer() == 0 && c.etype() != 0
 }
 
-// parseTerminate reads the payload of a Terminate. siw on little-endian hosts
-// swaps the nibbles of the first byte and mirrors the bits of the third; both
-// layouts are understood, the result is for logs and for the status of reads.
+// parseTerminate decodes the payload of a Terminate. siw on little-endian hosts
+// swaps the nibbles of the first byte and mirrors the bits of the third. Both
+// layouts are accepted; the result is for logs and for the status of READs.
 func parseTerminate(b []byte) (c termCode, ok bool) {
 	if len(b) < 4 {
 		return 0, false
@@ -301,8 +301,8 @@ func parseTerminate(b []byte) (c termCode, ok bool) {
 	case termNames[rfc] == "" && termNames[siw] != "":
 		return siw, true
 	case rfc == termSetup || rfc == termIRD:
-		// These belong to the start-up, which is over: siw means RDMAP version
-		// and unexpected opcode.
+		// These occur only in the start-up, which is over: siw means RDMAP
+		// version and unexpected opcode.
 		return siw, true
 	}
 	return rfc, true

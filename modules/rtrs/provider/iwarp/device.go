@@ -12,19 +12,20 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// Config sets up a device. DefaultConfig fills it; in a literal of the
-// caller's a zero number means the default named here, but a false CRC means
-// that CRC is not asked for.
+// Config sets up a device. DefaultConfig returns the defaults. In other
+// literals, a number of zero means the default, and a false CRC means that no
+// CRC is asked for.
 type Config struct {
 	Name string // for people; default "iwarp0"
-	// CRC asks for a CRC32C on every frame. The peer's wish is always
-	// complied with. On in DefaultConfig.
+	// CRC asks for a CRC32C on every frame. If the peer asks for it, it is used
+	// in any case. True in DefaultConfig.
 	CRC bool
 	// MULPDU is the largest DDP segment sent, header included, in bytes:
 	// 128..65535. Default 65490, which is 65472 bytes of payload.
 	MULPDU int
-	// Foreign turns the extension block off, to talk to other iWARP stacks:
-	// no immediates, and a stalled siw responder is poked.
+	// Foreign omits the extension block, for peers that are other iWARP stacks.
+	// There are no immediates then, and empty Writes wake a siw responder that
+	// is silent.
 	Foreign bool
 	// IRD and ORD are the RDMA READs that a connection serves and issues at a
 	// time: 0 means 16, negative none.
@@ -40,19 +41,19 @@ type Config struct {
 	// bounds those of one address, or of one /64 of IPv6, whose request has not
 	// come, default 128. Beyond either the oldest of them is closed.
 	MaxHandshakes, MaxHandshakesPerAddress int
-	// PeerTimeout ends a connection whose peer acknowledges nothing, or takes
-	// nothing, for that long. The time runs while bytes wait for the peer; a
-	// connection without any is probed. It also bounds the TCP handshake. The
-	// default of 7 s is above the 6 s within which heartbeats of 1 s notice a
-	// peer that is gone altogether, and below 10 s, so that a path that loses
-	// one connection of several is given up while requests may still wait.
-	// Negative: the system's limits, about 15 minutes.
+	// PeerTimeout ends a connection whose peer acknowledges nothing or takes
+	// nothing for that long. The time runs while bytes wait for the peer; a
+	// connection without such bytes is probed. It also bounds the TCP handshake.
+	// The default is 7 s: more than the 6 s within which heartbeats of 1 s
+	// detect a peer that is gone, and less than 10 s, so that a path that loses
+	// one of its connections fails while its requests may still wait. Negative:
+	// the limits of the system, about 15 minutes.
 	PeerTimeout time.Duration
-	// Logger gets one line per state change; default slog.Default().
+	// Logger gets one line for each change of state; default slog.Default().
 	Logger *slog.Logger
 }
 
-// DefaultConfig is the configuration for two ends of this package.
+// DefaultConfig returns the configuration for two ends of this package.
 func DefaultConfig() Config { return Config{CRC: true}.withDefaults() }
 
 const (
@@ -96,12 +97,12 @@ type Stats struct {
 	Handshakes      HandshakeStats
 }
 
-// HandshakeStats counts the connections to listeners that came to nothing
-// before their request reached Accept.
+// HandshakeStats counts the connections to listeners that ended before their
+// request reached Accept.
 type HandshakeStats struct {
 	GaveWay uint64 // too many were unfinished
 	Late    uint64 // the request did not come in time
-	Refused uint64 // what came was no request that is served, or the peer left
+	Refused uint64 // what came was not a request that is served, or the peer has left
 }
 
 // Device is an opened software iWARP device.
@@ -115,8 +116,8 @@ type Device struct {
 	closed    bool
 }
 
-// counters are those of one completion queue: its owner adds, anybody reads.
-// They fill cache lines of their own, so that owners do not disturb each other.
+// counters are those of one completion queue. Its owner alone writes them. They
+// fill cache lines of their own, so that owners do not slow each other down.
 type counters struct {
 	_                                                 [64]byte
 	placed, direct, sent, received, crcErrors, silent atomic.Uint64
@@ -142,7 +143,7 @@ func Open(cfg Config) (verbs.Device, error) {
 	return d, nil
 }
 
-// Info describes the device.
+// Info implements verbs.Device.
 func (d *Device) Info() verbs.Info {
 	caps := verbs.CapSendInv | verbs.CapRecvInv | verbs.CapKeyRotation
 	if !d.cfg.Foreign {
@@ -164,7 +165,7 @@ func (c *counters) AddTo(s *Stats) {
 	s.Silent += c.silent.Load()
 }
 
-// AllocPD makes a protection domain.
+// AllocPD implements verbs.Device.
 func (d *Device) AllocPD() (verbs.PD, error) {
 	if d.isClosed() {
 		return nil, fmt.Errorf("allocate protection domain on %s: %w", d.cfg.Name, verbs.ErrClosed)
@@ -172,8 +173,8 @@ func (d *Device) AllocPD() (verbs.PD, error) {
 	return softverbs.NewDomain(&d.keys), nil
 }
 
-// Close closes the listeners. Queues and regions of the device stay usable
-// until they are closed themselves.
+// Close implements verbs.Device. It closes the listeners. Queues and regions
+// stay usable until they are closed.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	d.closed = true

@@ -16,10 +16,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// answerLimit bounds the writing of a frame of the start-up.
+// answerLimit bounds the time to write a frame of the start-up.
 const answerLimit = 5 * time.Second
 
-// Connect joins v to the listener at p.Dst.
+// Connect implements verbs.Device.
 func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams) ([]byte, error) {
 	q, ok := v.(*qp)
 	if !ok || q.dev != d {
@@ -67,7 +67,7 @@ func (d *Device) connect(ctx context.Context, q *qp, p verbs.ConnectParams) ([]b
 	return private, q.hand(tcp, tm)
 }
 
-// initiate sends the request and judges the reply, by conn's deadline.
+// initiate sends the request and checks the reply within the deadline of conn.
 func (d *Device) initiate(conn *net.TCPConn, private []byte) (terms, []byte, error) {
 	req := d.cfg.request(private)
 	if _, err := conn.Write(req.encode(mpaKeyRequest)); err != nil {
@@ -85,12 +85,12 @@ func (d *Device) initiate(conn *net.TCPConn, private []byte) (terms, []byte, err
 	if errors.As(err, &refused) {
 		sendTerminate(conn, refused)
 	}
-	// A responder should not speak before it has seen a frame of ours. siw's may,
-	// and what is behind the reply are its frames.
+	// A responder should not send before it has received a frame. That of siw
+	// may: its frames follow the reply.
 	return tm, answer, err
 }
 
-// sendTerminate tells the peer why the start-up failed, if it still listens.
+// sendTerminate tells the peer why the start-up has failed. Errors are ignored.
 func sendTerminate(conn *net.TCPConn, e *termError) {
 	var b [fpduUntagged + maxTerminateLen + 3 + crcLen]byte
 	n := putTerminate(b[fpduUntagged:], e.code, &offender{})
@@ -99,8 +99,8 @@ func sendTerminate(conn *net.TCPConn, e *termError) {
 	conn.Write(sealFPDU(b[:], e.crc))
 }
 
-// hand takes the socket away from conn, which the caller closes, and gives it
-// to the owner of the completion queue.
+// hand gives the socket of conn to the owner of the completion queue. The caller
+// closes conn.
 func (q *qp) hand(conn *net.TCPConn, tm terms) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -127,7 +127,7 @@ func (q *qp) hand(conn *net.TCPConn, tm terms) error {
 	return nil
 }
 
-// begun sets up both halves for an established connection.
+// begun initializes both halves of an established connection.
 func (q *qp) begun(fd int, tm terms) {
 	q.fd, q.terms = fd, tm
 	q.Ops, q.Longest = tm.opcodes(), math.MaxUint32

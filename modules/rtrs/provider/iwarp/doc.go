@@ -17,25 +17,23 @@
 //
 // # The data path
 //
-// The files in the order a byte meets them: qp.go (PostSend), tx.go (work
-// requests become segments, one sendmsg for all of them), rx.go (recvmsg into
-// the destination and a staging buffer, segments are parsed, checked, placed),
-// qp.go again (completions), cq.go (Poll drives all of it, Arm lets the owner
-// sleep). Everything there runs in the owner of the completion queue, takes no
-// lock and allocates nothing.
+// The files in the order a byte meets them: internal/softverbs (queues), tx.go
+// (work requests become segments, one sendmsg for all of them), rx.go and
+// check.go (recvmsg into the destination and a staging buffer; segments are
+// parsed, checked, placed), cq.go (Poll drives all of it, Arm lets the owner
+// sleep). Everything there runs in the owner of the completion queue and
+// allocates nothing.
 //
 // # Threads
 //
-// MPA start-up runs in control goroutines on net.Conn; the finished socket is
-// taken away from the Go poller and handed to the completion queue through a
-// guarded list and an eventfd. Disconnect and Destroy use the same list. The
-// table of memory regions is shared by all queues: lookups and key rotation
-// are atomic, registration takes a lock.
+// MPA start-up runs in control goroutines on net.Conn. The socket is then given
+// to the completion queue through softverbs.Pending, which Disconnect and
+// Destroy use too. The table of memory regions is shared by all queues: lookups
+// and key rotation are atomic, registration takes a lock.
 //
-// Registered memory is touched inside Poll, Flush and Arm only. MR.Close takes
-// the region out of the table, then asks the owners with connections of its
-// domain to end those with work that names it, and waits for the call that an
-// owner is inside of.
+// Registered memory is touched inside Poll, Flush and Arm only. MR.Close removes
+// the region from the table, asks the owners to end the connections with work
+// that names it, and waits for calls of the owners to return.
 //
 // # Hazards
 //
@@ -44,7 +42,7 @@
 // overruns the posted receives is not read from until a receive is posted, and
 // for at most Config.RNRTimeout.
 //
-// A payload in flight into a region at the very moment another queue
-// invalidates its key may still land: the key is looked at before every
-// receive call, not during it.
+// Payload that is being received into a region while another queue invalidates
+// its key may still be placed: the key is checked before every receive call, not
+// during it.
 package iwarp

@@ -11,24 +11,24 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// How a connection ends. Whatever the cause: the phase goes down, the socket
-// is closed by the owner of the completion queue, every outstanding work
-// request is returned once, OpDisconnected comes last.
+// How a connection ends, whatever the cause: the phase becomes Down, the owner
+// of the completion queue closes the socket, every outstanding work request
+// completes once, and OpDisconnected comes last.
 
-// errTerminated is the cause when the peer sent a Terminate.
+// errTerminated is the cause if the peer has sent a Terminate.
 var errTerminated = errors.New("terminated by the peer")
 
-// errRevoked is the cause when a region was closed that work names.
+// errRevoked is the cause if a region was closed that work names.
 var errRevoked = errors.New("memory of posted work was deregistered")
 
 // names reports whether work that is not finished uses the memory of r, which
-// is closed. A Write of the peer into it needs no end here: it is refused at
-// its next byte.
+// is closed. A Write of the peer into it does not count: its next byte is
+// refused.
 func (q *qp) names(r *softverbs.Region) bool {
 	return q.tx.sends(r) || q.anyElement(func(lkey uint32, _ []byte) bool { return lkey == r.LKey() })
 }
 
-// inPlace reports whether the regions of all work are there.
+// inPlace reports whether the regions of all work are still registered.
 func (q *qp) inPlace() bool {
 	return !q.anyElement(func(lkey uint32, buf []byte) bool { return !q.Domain.Holds(lkey, buf) })
 }
@@ -49,7 +49,7 @@ func (q *qp) anyElement(match func(lkey uint32, buf []byte) bool) bool {
 	return q.RQ.Any(func(wr *verbs.RecvWR) bool { return len(wr.Buf) > 0 && match(wr.LKey, wr.Buf) })
 }
 
-// sends reports whether the list has bytes of r that answer a read.
+// sends reports whether the list has bytes of r as the response to a READ.
 func (t *transmitter) sends(r *softverbs.Region) bool {
 	for i := t.at; t.served && i < t.n; i++ {
 		if r.Span(t.v.addr(i), 1) != nil {
@@ -73,8 +73,8 @@ func (q *qp) Destroy() {
 	}
 }
 
-// terminate ends the connection because the peer broke a rule: it is told so
-// in a Terminate, which goes out behind the segment that is being sent.
+// terminate ends the connection because the peer has broken a rule. A Terminate
+// says so, behind the segment that is being sent.
 func (q *qp) terminate(c termCode) {
 	status := verbs.StatusFatal
 	if c == termNoBuffer {
@@ -86,8 +86,8 @@ func (q *qp) terminate(c termCode) {
 	q.terminateFor(c, status, fmt.Errorf("peer broke the protocol: %s", c))
 }
 
-// terminateFor queues a Terminate. It may be called in the middle of building
-// a list, so it sends nothing itself.
+// terminateFor queues a Terminate. It sends nothing itself, since it may be
+// called while a list is built.
 func (q *qp) terminateFor(c termCode, status verbs.Status, cause error) {
 	if q.End.State != softverbs.EndNone {
 		return
@@ -101,7 +101,7 @@ func (q *qp) terminateFor(c termCode, status verbs.Status, cause error) {
 	q.cq.activate(q)
 }
 
-// hangUp ends the connection without a word.
+// hangUp ends the connection without a Terminate.
 func (q *qp) hangUp(status verbs.Status, cause error) {
 	if q.End.State >= softverbs.EndFlushing {
 		return
@@ -118,11 +118,11 @@ func (q *qp) hangUp(status verbs.Status, cause error) {
 	q.cq.activate(q)
 }
 
-// leave is the end that our side asked for. Nothing is sent any more, neither
-// what was posted nor the rest of a list: whoever gave the connection up may
-// have sent the same another way, and newer data after it. What came in is
-// thrown away, since closing a socket with unread data resets the connection,
-// which would not look like an end that was asked for.
+// leave is the end after Disconnect. Nothing more is sent, neither what was
+// posted nor the rest of a list: the caller of Disconnect may have sent the same
+// on another connection, and newer data after it. What has arrived is read and
+// dropped, since closing a socket with unread data resets the connection, which
+// the peer would take for a failure.
 func (q *qp) leave() {
 	if q.End.State != softverbs.EndNone {
 		return
@@ -137,8 +137,8 @@ func (q *qp) leave() {
 	q.hangUp(verbs.StatusOK, nil)
 }
 
-// abandon ends a connection whose queue pair was destroyed without waiting for
-// OpDisconnected: nothing is returned any more.
+// abandon ends a connection whose queue pair was destroyed before
+// OpDisconnected. It returns no completions.
 func (q *qp) abandon() {
 	q.hangUp(verbs.StatusOK, nil)
 	q.End.State = softverbs.EndDone
@@ -146,11 +146,11 @@ func (q *qp) abandon() {
 }
 
 // peerGone ends the connection after a FIN (cause io.EOF) or a socket error.
-// A FIN is the normal end unless it cuts something off.
+// A FIN inside a message is a failure.
 func (q *qp) peerGone(cause error) {
 	status := verbs.StatusOK
 	if q.tx.dead && q.tx.errno != unix.EPIPE && cause == io.EOF {
-		cause = q.tx.errno // the socket tells an error once, and was asked to send
+		cause = q.tx.errno // a socket returns its error once, and send has had it
 	}
 	switch {
 	case cause != io.EOF:
@@ -182,7 +182,7 @@ func (q *qp) terminated(c termCode) {
 		status = verbs.StatusRetryExceeded
 	}
 	if q.readHead != q.readTail && status != verbs.StatusFatal {
-		// A read waits for its data: the error is most likely its own.
+		// A READ waits for its response: most likely the Terminate is about it.
 		r := &q.reads[q.readHead%uint64(len(q.reads))]
 		q.SQ.At(r.entry).Status = status
 	}
@@ -197,13 +197,13 @@ func (q *qp) log() {
 	log.Info("iwarp connection "+level, "local", q.LocalAddr(), "remote", q.RemoteAddr(), "cause", q.End.Cause)
 }
 
-// closeSocket sends a FIN and gives the descriptor back.
+// closeSocket sends a FIN and closes the descriptor.
 func (q *qp) closeSocket() {
 	if q.fd < 0 {
 		return
 	}
 	q.cq.Unwatch(q.fd)
-	unix.Shutdown(q.fd, unix.SHUT_WR) // a child that is being forked may hold a copy
+	unix.Shutdown(q.fd, unix.SHUT_WR) // a child process that was just forked may have a copy
 	unix.Close(q.fd)
 	q.fd = -1
 }

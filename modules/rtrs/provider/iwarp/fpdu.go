@@ -22,10 +22,10 @@ func crcUpdate(crc uint32, b []byte) uint32 { return checksum.Update(crc, castag
 func putCRC(b []byte, crc uint32) { binary.LittleEndian.PutUint32(b, crc) }
 func getCRC(b []byte) uint32      { return binary.LittleEndian.Uint32(b) }
 
-// padLen is the number of pad bytes behind a ULPDU of n bytes.
+// padLen returns the number of pad bytes behind a ULPDU of n bytes.
 func padLen(n int) int { return -(2 + n) & 3 }
 
-// sealFPDU finishes an FPDU that lies in one piece: b starts with the length
+// sealFPDU adds pad and CRC to an FPDU in one piece. b starts with the length
 // field and has room for the tail. It returns the whole frame.
 func sealFPDU(b []byte, crcOn bool) []byte {
 	n := 2 + header(b).length()

@@ -79,8 +79,8 @@ func (l *listener) Close() error {
 	return nil
 }
 
-// run accepts until the listener is closed. A passing failure, such as no
-// descriptor left, is waited out.
+// run accepts connections until the listener is closed. After a failure that
+// may pass, such as too few descriptors, it tries again.
 func (l *listener) run() {
 	for {
 		conn, err := l.tcp.AcceptTCP()
@@ -93,7 +93,7 @@ func (l *listener) run() {
 		case errors.Is(err, net.ErrClosed):
 			return
 		}
-		l.dev.cfg.Logger.Warn("iwarp listener", "addr", l.Addr(), "err", err)
+		l.dev.cfg.Logger.Warn("iwarp listener cannot accept a connection and tries again", "addr", l.Addr(), "err", err)
 		select {
 		case <-time.After(100 * time.Millisecond):
 		case <-l.done:
@@ -102,10 +102,10 @@ func (l *listener) run() {
 	}
 }
 
-// begin starts the handshake on conn. Another one may have to give way; where
-// all others are requests that wait for Accept, so does begin, and further
-// connections wait in the kernel's backlog. It reports whether the listener is
-// still open.
+// begin starts the handshake on conn. Another one may have to give way. If all
+// others are requests that wait for Accept, begin waits too, and further
+// connections wait in the backlog of the kernel. It reports whether the listener
+// is still open.
 func (l *listener) begin(conn *net.TCPConn) bool {
 	conn.SetDeadline(time.Now().Add(l.dev.cfg.RequestTimeout))
 	h := &handshake{conn}
@@ -121,8 +121,9 @@ func (l *listener) begin(conn *net.TCPConn) bool {
 	return true
 }
 
-// enterRoom waits for one of the places of all handshakes. One that was about to
-// be read when h came may be silent since, and gives way then.
+// enterRoom waits for a place among all handshakes and reports whether the
+// listener is still open. Meanwhile handshakes may give way that could not
+// before.
 func (l *listener) enterRoom(h *handshake) bool {
 	for {
 		select {
@@ -159,8 +160,8 @@ func (l *listener) handshake(h *handshake) {
 	l.dev.cfg.Logger.Log(context.Background(), level, "iwarp connection refused", "remote", addrPort(h.conn.RemoteAddr()), "cause", err)
 }
 
-// examine reads and judges a request, by conn's deadline. A refusal is sent
-// before it returns.
+// examine reads and checks a request within the deadline of conn. If it refuses,
+// it has sent the refusal.
 func (d *Device) examine(conn *net.TCPConn) (*request, error) {
 	frame, err := readMPA(conn, mpaKeyRequest)
 	if err != nil {
@@ -239,7 +240,7 @@ func (r *request) answer(reject bool, private []byte) error {
 	return err
 }
 
-// early tells whether bytes wait in the socket.
+// early reports whether bytes wait in the socket.
 func early(conn *net.TCPConn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {

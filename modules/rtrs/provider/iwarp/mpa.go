@@ -11,8 +11,8 @@ import (
 
 // MPA start-up: one request, one reply, each a 20-byte header and private
 // data. With S set the private data begins with the IRD/ORD words of RFC 6581.
-// Between two ends of this package our extension block follows, then the
-// consumer's data.
+// Between two ends of this package an extension block follows, then the data of
+// the consumer.
 
 const (
 	mpaHeaderLen  = 20
@@ -46,7 +46,7 @@ const (
 	ourFeatures           = featureImmediate | featureSendImm
 )
 
-// errNoExtension says that a real iWARP peer answered, but not one of ours.
+// errNoExtension is the error if the peer is iWARP without the extension block.
 var errNoExtension = errors.New("peer speaks iWARP but not the RTRS extensions")
 
 // mpaFrame is a request or a reply.
@@ -58,8 +58,8 @@ type mpaFrame struct {
 
 func (f *mpaFrame) has(flag byte) bool { return f.flags&flag != 0 }
 
-// enhanced tells whether the private data starts with IRD and ORD. In
-// revision 1 the bit is a reserved one.
+// enhanced reports whether the private data starts with IRD and ORD. In
+// revision 1 the bit is reserved.
 func (f *mpaFrame) enhanced() bool { return f.rev >= 2 && f.has(mpaEnhanced) }
 
 func (f *mpaFrame) encode(key string) []byte {
@@ -70,7 +70,8 @@ func (f *mpaFrame) encode(key string) []byte {
 	return append(b, f.private...)
 }
 
-// errMPA is a frame that is no answer at all: the connection is closed.
+// errMPA is the error if what has come is not an MPA frame. The connection is
+// closed without an answer.
 var errMPA = errors.New("not an MPA frame")
 
 // parseMPAHeader checks the first 20 bytes and returns the length of the
@@ -90,7 +91,7 @@ func parseMPAHeader(b []byte, key string) (f mpaFrame, private int, err error) {
 	return f, private, nil
 }
 
-// readMPA reads one frame and not a byte more.
+// readMPA reads one frame and nothing behind it.
 func readMPA(r io.Reader, key string) (mpaFrame, error) {
 	var head [mpaHeaderLen]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -139,8 +140,8 @@ func appendExtension(b []byte) []byte {
 	return append(append(b, extensionMagic...), extensionVersion, ourFeatures, 0, 0)
 }
 
-// cutExtension takes our block off the front of b. Later versions keep the
-// meaning of the bits that exist, so any version is fine.
+// cutExtension removes the extension block from the front of b. Later versions
+// keep the meaning of existing bits, so every version is accepted.
 func cutExtension(b []byte) (features byte, rest []byte, ok bool) {
 	if len(b) < extensionLen || string(b[:4]) != extensionMagic || b[4] == 0 {
 		return 0, b, false
@@ -148,26 +149,26 @@ func cutExtension(b []byte) (features byte, rest []byte, ok bool) {
 	return b[5], b[extensionLen:], true
 }
 
-// terms are what two ends have agreed on.
+// terms is what two ends have agreed on.
 type terms struct {
 	crc       bool
-	ird, ord  int  // reads we serve, reads we issue
+	ird, ord  int  // READs that this end serves and issues at a time
 	features  byte // of both ends
 	initiator bool
 	opening   bool // initiator: an empty Write comes first, so that the responder may speak
-	poke      bool // initiator: wake a siw responder that missed our first FPDU
+	poke      bool // initiator: empty Writes wake a siw responder that has missed the first FPDU
 }
 
-// request builds our MPA request.
+// request builds an MPA request.
 func (c *Config) request(private []byte) mpaFrame {
 	f := mpaFrame{flags: mpaEnhanced, rev: 2}
 	if c.CRC {
 		f.flags |= mpaCRC
 	}
-	// The responder may want to speak first. We open with an empty Write in any
-	// case, and do not ask for the peer-to-peer model, which would have it wait
-	// for that: a Linux 6.12 whose siw has answered yes and then loses the
-	// connection before the RTR frame crashes.
+	// The responder may have to send first. An empty Write opens the connection
+	// in any case. The peer-to-peer model, in which the responder waits for it,
+	// is not asked for: Linux 6.12 crashes if its siw has agreed to it and then
+	// loses the connection before the RTR frame.
 	f.private = readDepths{ird: c.IRD, ord: c.ORD}.append(nil)
 	f.private = c.appendPrivate(f.private, private)
 	return f
@@ -180,7 +181,7 @@ func (c *Config) appendPrivate(b, private []byte) []byte {
 	return append(b, private...)
 }
 
-// refusal is an answer with R set; the connection ends after it.
+// refusal is a reply with R set. The connection ends after it.
 type refusal struct {
 	reply mpaFrame
 	cause error
@@ -189,7 +190,7 @@ type refusal struct {
 func (r *refusal) Error() string { return r.cause.Error() }
 func (r *refusal) Unwrap() error { return r.cause }
 
-// refuse builds a reply with R for req, with the enhanced words of nothing.
+// refuse builds a reply with R to req. Its enhanced words are 0.
 func refuse(req *mpaFrame, cause error) *refusal {
 	f := mpaFrame{flags: mpaReject, rev: req.rev}
 	if req.enhanced() && len(req.private) >= enhancedLen {
@@ -199,8 +200,8 @@ func refuse(req *mpaFrame, cause error) *refusal {
 	return &refusal{f, cause}
 }
 
-// examine is the responder's look at a request. It returns the terms, the
-// consumer's private data and the read words of the reply. An error may be a
+// examine checks a request at the responder. It returns the terms, the private
+// data of the consumer and the read words of the reply. An error may be a
 // *refusal.
 func (c *Config) examine(req *mpaFrame) (t terms, private []byte, d readDepths, err error) {
 	t = terms{crc: c.CRC || req.has(mpaCRC), ird: c.IRD}
@@ -226,8 +227,8 @@ func (c *Config) examine(req *mpaFrame) (t terms, private []byte, d readDepths, 
 	return t, private, d, nil
 }
 
-// answerDepths raises what we serve to what the peer wants to issue, as far as
-// we can afford, and lowers what we issue to what it serves.
+// answerDepths raises IRD to what the peer wants to issue, up to
+// maxServedReads, and lowers ORD to what the peer serves.
 func (c *Config) answerDepths(peer readDepths) readDepths {
 	d := readDepths{ird: c.IRD, ord: min(c.ORD, peer.ird), p2p: peer.p2p}
 	if peer.ord > d.ird && c.IRD > 0 {
@@ -243,7 +244,7 @@ func (c *Config) answerDepths(peer readDepths) readDepths {
 // maxServedReads is how far IRD is raised for a peer that asks for more.
 const maxServedReads = 128
 
-// reply builds our answer to req.
+// reply builds the reply to req.
 func (c *Config) reply(req *mpaFrame, t terms, d readDepths, reject bool, private []byte) mpaFrame {
 	f := mpaFrame{rev: req.rev}
 	if t.crc {
@@ -268,7 +269,7 @@ type termError struct {
 
 func (e *termError) Error() string { return "handshake failed: " + e.code.String() }
 
-// conclude is the initiator's look at the reply to req.
+// conclude checks the reply to req at the initiator.
 func (c *Config) conclude(req, rep *mpaFrame) (t terms, private []byte, err error) {
 	t = terms{crc: req.has(mpaCRC) || rep.has(mpaCRC), ird: c.IRD, initiator: true, opening: true, poke: c.Foreign}
 	if rep.rev != req.rev || rep.enhanced() != req.enhanced() && !rep.has(mpaReject) {

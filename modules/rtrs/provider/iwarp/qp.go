@@ -7,8 +7,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// qp is one connection. Fields without a note belong to the owner of the
-// completion queue once the phase is up, and to the creator before.
+// qp implements verbs.QP: one connection. Its fields belong to the owner of the
+// completion queue once the phase is Up, and to the creator before.
 type qp struct {
 	softverbs.QP
 	dev *Device
@@ -30,15 +30,15 @@ type qp struct {
 	rx receiver
 
 	readable bool // the socket may have something
-	more     bool // parsed segments wait for room in the caller's completions
-	hangup   bool // the peer's end was seen by epoll: read until it shows
+	more     bool // a parsed segment waits for room among the completions of the caller
+	hangup   bool // epoll has reported the end of the peer: read until it comes
 	quiet    int  // polls since something was received or posted
 
 	rnrSince int64 // a message waits for a receive since; 0: none
 	pokeStep int
 }
 
-// CreateQP makes a queue pair.
+// CreateQP implements verbs.Device.
 func (d *Device) CreateQP(p verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 	dom, ok1 := p.(*softverbs.Domain)
 	queue, ok2 := cfg.CQ.(*cq)
@@ -59,7 +59,8 @@ func (d *Device) CreateQP(p verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 // limits are those of a queue pair.
 var limits = softverbs.Limits{QueueDepth: maxQPWR, Elements: maxSGE}
 
-// firstSends is the room of a send queue that has not had more in it yet.
+// firstSends is the number of requests that a send queue has memory for at
+// first.
 const firstSends = 64
 
 // PostSend implements verbs.QP.

@@ -11,26 +11,35 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// The way in: one recvmsg into [rest of the payload that is being received,
-// staging buffer], then the staging buffer is parsed segment by segment. A
-// segment is a header (checked as far as it can be), a payload (placed piece
-// by piece as it comes), a tail (pad and CRC). Only when the tail is right is
-// anything delivered. check.go has the rules.
+// DATA PATH. Receiving. One recvmsg fills the rest of the payload that is being
+// received and then the staging buffer, which is parsed segment by segment. A
+// segment is a header, a payload that is placed as it comes, and a tail with pad
+// and CRC. Nothing is delivered before the tail has been checked. A segment
+// meets, in this order:
+//
+//	receive          parses and reads until there is nothing more
+//	fill             one recvmsg
+//	parseHeader      the rules of check.go; the place of the payload
+//	takePayload      what was staged is moved by place
+//	finishSegment    checks the tail
+//	deliver          check.go: completes messages
 
 const (
-	// stageSize is the staging buffer of a connection, and stageFirst what it
-	// has until more than that came at once.
+	// stageSize is the staging buffer of a connection in bytes. It has
+	// stageFirst until that many came at once.
 	stageSize  = 256 << 10
 	stageFirst = 16 << 10
-	// bulkMin is the payload of a segment from which on little is staged, since
-	// more of the same kind follows and should go to its place directly.
+	// bulkMin is the payload in bytes from which a segment counts as part of a
+	// large message: little is staged behind it, so that the next payload is
+	// received in place.
 	bulkMin = 16 << 10
-	// bulkStage is that little between messages: what of a large message comes
-	// with its header is copied.
+	// bulkStage is how many bytes are staged between large messages: payload
+	// that comes with its header is copied.
 	bulkStage = 512
-	// directMin is the rest of a payload that is worth an entry of its own.
+	// directMin is the rest of a payload in bytes from which it is received in
+	// place.
 	directMin = 512
-	// readBudget is what one call takes from one connection.
+	// readBudget is how many bytes one call takes from one connection.
 	readBudget = 1 << 20
 )
 
@@ -42,7 +51,7 @@ const (
 	rxTail
 )
 
-// verdict is why parsing stopped.
+// verdict is the reason why parsing stopped.
 type verdict uint8
 
 const (
@@ -52,7 +61,7 @@ const (
 	rxStopped                // the connection ends
 )
 
-// receiver is the receiving half of a queue pair.
+// receiver is the receiving half of a connection.
 type receiver struct {
 	stage []byte
 	r, w  int // unparsed bytes
@@ -67,12 +76,12 @@ type receiver struct {
 	bulk bool   // the last payload of a Write was large
 	left int    // payload to come
 	dst  []byte // where the next of it goes
-	// control tells that dst is ctl: the payload is for us, not the consumer.
+	// control reports that dst is ctl: the payload is for the provider.
 	control bool
 	region  *softverbs.Region
 	tail    int
 	crc     uint32
-	err     termCode // found wrong; payload is not placed
+	err     termCode // the rule that is broken; payload is not placed
 	ctl     [maxTerminateLen]byte
 
 	// Messages in progress, at most one of each class.
@@ -105,13 +114,13 @@ func (x *receiver) init(crcOn bool) {
 	x.msn = [3]uint32{1, 1, 1}
 }
 
-// midMessage tells whether the end of the stream would cut something off.
+// midMessage reports whether a message is incomplete.
 func (x *receiver) midMessage() bool {
 	return x.phase != rxHeader || x.r != x.w || x.tagged.open || x.untagged.open
 }
 
 // receive parses and reads until there is nothing more, wcs is full or the
-// budget is used.
+// budget is used. It returns the number of completions.
 func (q *qp) receive(wcs []verbs.WC) int {
 	n := 0
 	for budget := readBudget; ; {
@@ -125,10 +134,10 @@ func (q *qp) receive(wcs []verbs.WC) int {
 	}
 }
 
-// fill takes bytes from the socket and returns how many.
+// fill reads from the socket once and returns the number of bytes.
 func (q *qp) fill() int {
 	x := &q.rx
-	x.w = copy(x.stage, x.stage[x.r:x.w]) // part of a header or a tail at most
+	x.w = copy(x.stage, x.stage[x.r:x.w]) // at most a part of a header or a tail
 	x.r = 0
 	vecs, direct := 0, 0
 	if x.phase == rxPayload && len(x.dst) >= directMin && q.reachable() {
@@ -153,7 +162,7 @@ func (q *qp) fill() int {
 		return 0
 	}
 	if got < direct+room && !q.hangup {
-		q.readable = false // drained: what comes now raises a new edge
+		q.readable = false // the socket is empty: the next bytes raise a new edge
 	}
 	q.quiet = 0
 	q.cq.stats.received.Add(uint64(got))
@@ -164,7 +173,7 @@ func (q *qp) fill() int {
 	return got
 }
 
-// widen gives x its whole staging buffer.
+// widen gives x the whole staging buffer.
 func (x *receiver) widen() {
 	if len(x.stage) < stageSize {
 		stage := make([]byte, stageSize)
@@ -173,8 +182,8 @@ func (x *receiver) widen() {
 	}
 }
 
-// room is how many bytes to stage behind direct ones of payload. Between the
-// segments of a message it is what stands between their payloads.
+// room returns how many bytes to stage behind direct bytes of payload. Inside a
+// large message that is the tail and the next header.
 func (x *receiver) room(direct int) int {
 	switch {
 	case direct >= bulkMin && direct == x.left && !x.last:
@@ -185,8 +194,8 @@ func (x *receiver) room(direct int) int {
 	return len(x.stage) - x.w
 }
 
-// landed accounts for got bytes of which the first direct ones went to their
-// place, and returns how many are staged.
+// landed accounts for got bytes, of which the first direct were received in
+// place, and returns how many were staged.
 func (x *receiver) landed(got, direct int, counter *atomic.Uint64) int {
 	d := min(got, direct)
 	if d == 0 {
@@ -201,7 +210,7 @@ func (x *receiver) landed(got, direct int, counter *atomic.Uint64) int {
 	return got - d
 }
 
-// parse works through the staging buffer.
+// parse parses the staging buffer. It returns the number of completions.
 func (q *qp) parse(wcs []verbs.WC) (n int, v verdict) {
 	x := &q.rx
 	for q.End.State == softverbs.EndNone {
@@ -229,7 +238,7 @@ func (q *qp) parse(wcs []verbs.WC) (n int, v verdict) {
 	return n, rxStopped
 }
 
-// parseHeader starts a segment if its header is complete.
+// parseHeader begins a segment if its header is complete.
 func (q *qp) parseHeader() verdict {
 	x := &q.rx
 	h := header(x.stage[x.r:x.w])
@@ -269,8 +278,8 @@ func (q *qp) parseHeader() verdict {
 	return rxMore
 }
 
-// waitForRecv leaves the header where it is and stops reading: TCP pushes back
-// until a receive is posted.
+// waitForRecv leaves the header where it is and stops reading, so that the flow
+// control of TCP stops the peer until a receive is posted.
 func (q *qp) waitForRecv() verdict {
 	if q.rnrSince == 0 {
 		q.rnrSince = q.cq.Now()
@@ -285,11 +294,12 @@ func (q *qp) waitForRecv() verdict {
 	return rxNoRecv
 }
 
-// hangupGrace is how long a message of a peer that has gone waits for its
-// receive.
+// hangupGrace is how long a message waits for a receive after its peer has
+// closed the connection.
 const hangupGrace = 100 * time.Millisecond
 
-// waitLess is called when the peer goes while a message of its waits.
+// waitLess shortens the wait for a receive when the peer has closed the
+// connection.
 func (q *qp) waitLess() {
 	if t := q.cq.Now() + int64(hangupGrace); q.Deadline == 0 || t < q.Deadline {
 		q.setDeadline(t)
@@ -305,7 +315,7 @@ func (q *qp) stopWaiting() {
 	}
 }
 
-// takePayload moves what is staged of the payload.
+// takePayload places what was staged of the payload.
 func (q *qp) takePayload() {
 	x := &q.rx
 	for x.left > 0 && x.r < x.w {
@@ -337,8 +347,8 @@ func (c *cq) place(dst, src []byte) {
 	c.stats.placed.Add(uint64(len(src)))
 }
 
-// reachable tells whether the segment may still be placed: the region of a
-// Write may lose its key while the payload trickles in.
+// reachable reports whether the payload may still be placed. The region of a
+// Write may lose its key while the payload arrives.
 func (q *qp) reachable() bool {
 	x := &q.rx
 	if x.err != 0 {
@@ -352,7 +362,8 @@ func (q *qp) reachable() bool {
 	return true
 }
 
-// nextPiece finds the next element of the read that is being answered.
+// nextPiece sets dst to the next piece of the elements of the READ that the
+// peer answers.
 func (q *qp) nextPiece() {
 	r := &q.reads[q.readHead%uint64(len(q.reads))]
 	q.rx.dst = r.at.Next(q.SQ.Elements(r.entry), q.rx.left)
@@ -383,7 +394,7 @@ func (q *qp) finishSegment(wcs []verbs.WC) int {
 	return q.deliver(wcs)
 }
 
-// firstFrame lifts what waits for a sign of life of the peer.
+// firstFrame goes on with what waited for the first FPDU of the peer.
 func (q *qp) firstFrame() {
 	q.rx.met = true
 	q.tx.hold = false
@@ -394,7 +405,8 @@ func (q *qp) firstFrame() {
 	q.cq.activate(q)
 }
 
-// refuseSegment ends the connection because of the segment in progress.
+// refuseSegment ends the connection with a Terminate that quotes the segment in
+// progress.
 func (q *qp) refuseSegment() {
 	q.tx.off.setHeader(q.rx.head[:])
 	q.terminate(q.rx.err)

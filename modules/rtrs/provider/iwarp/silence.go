@@ -8,11 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A TCP connection whose packets are lost somewhere, while others of the same
-// peer pass, says nothing: the kernel repeats its segments for 15 minutes. A
-// user timeout (RFC 5482) bounds that, and with it the probes of a window that
-// the peer keeps closed. Probes do the same for a connection with nothing on
-// the way.
+// If the packets of a TCP connection are lost while those of others pass, the
+// kernel repeats its segments for 15 minutes before it reports an error. A user
+// timeout (RFC 5482) bounds that, and the probes of a window that the peer keeps
+// closed. Keep-alive probes do the same for a connection with nothing in flight.
 
 // limitSilence sets the user timeout of a socket that is about to connect or to
 // listen.
@@ -29,8 +28,9 @@ func (c *Config) limitSilence(_, _ string, raw syscall.RawConn) (err error) {
 	return err
 }
 
-// keepAlive starts to probe an idle connection in the middle of PeerTimeout. The
-// number of probes is not looked at where there is a user timeout.
+// keepAlive returns a configuration that probes an idle connection after half of
+// PeerTimeout. The kernel ignores the number of probes if there is a user
+// timeout.
 func (c *Config) keepAlive() net.KeepAliveConfig {
 	if c.PeerTimeout < 0 {
 		return net.KeepAliveConfig{Enable: true}

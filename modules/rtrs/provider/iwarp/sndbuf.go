@@ -10,21 +10,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A send buffer holds what is on the way, which is the rate times the round trip,
-// and what waits to be sent. More only drives data out of the CPU's cache before
-// it is sent or received: the kernel's own choice, up to 4 MiB, costs large
-// requests a tenth to a fifth of their throughput where the peer is near.
+// A send buffer holds what is in flight, which is the rate times the round trip
+// time, and what waits to be sent. In a larger one, data leaves the CPU cache
+// before it is sent: the size that the kernel chooses, up to 4 MiB, costs large
+// requests a tenth to a fifth of their throughput if the peer is near.
 const (
 	sendWaiting = 384 << 10 // bytes
 	sendRate    = 4 << 10   // bytes per microsecond, above what one connection reaches
-	// sendMost is the size from which the kernel's own choice stays, which grows
-	// with need.
+	// sendMost is the size in bytes from which the kernel chooses: its own size
+	// grows with need.
 	sendMost = 4 << 20
 )
 
-// fitSendBuffer limits the send buffer of a connection that has just been made to
-// what its round trip needs. Who may not have as much keeps the kernel's own
-// choice: a limit, once set, stays, and the buffer would not grow any more.
+// fitSendBuffer limits the send buffer of a new connection to what its round
+// trip time needs. If the process may not set that size, the kernel goes on to
+// choose: a size once set is final, and the buffer would not grow any more.
 func fitSendBuffer(fd int) {
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err != nil {
@@ -34,18 +34,18 @@ func fitSendBuffer(fd int) {
 	if size >= sendMost {
 		return
 	}
-	// The kernel doubles the number, to have room for its own records.
+	// The kernel doubles the number, for its own records.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size/2) != nil && fitsBelow(2*wmemMax(), size) {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size/2)
 	}
 }
 
-// fitsBelow tells whether a buffer that the kernel cuts at most does as well as one
-// of size: what is on the way has place in it, and most of what waits.
+// fitsBelow reports whether a buffer of at most most bytes serves as well as one of
+// size: it holds what is in flight, and most of what waits.
 func fitsBelow(most, size int) bool { return most >= size*3/4 }
 
-// wmemMax is the largest size that the kernel takes from users without privileges,
-// or what it has been for decades.
+// wmemMax returns the largest size that the kernel accepts without privileges, in
+// bytes. If that cannot be read, it is the default of Linux.
 var wmemMax = sync.OnceValue(func() int {
 	b, err := os.ReadFile("/proc/sys/net/core/wmem_max")
 	if n, bad := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && bad == nil {
@@ -54,7 +54,7 @@ var wmemMax = sync.OnceValue(func() int {
 	return 212992
 })
 
-// sendBufferFor is the size for a round trip.
+// sendBufferFor returns the size in bytes for a round trip time.
 func sendBufferFor(rtt time.Duration) int {
 	return sendWaiting + int(min(rtt, time.Second)/time.Microsecond)*sendRate
 }

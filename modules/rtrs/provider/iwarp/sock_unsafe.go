@@ -20,20 +20,20 @@ func (v *vec) set(i int, b []byte) {
 	v.iov[i].SetLen(len(b))
 }
 
-// grow makes entry i n bytes longer: what follows it in memory belongs to it.
+// grow makes entry i n bytes longer. They must follow it in memory.
 func (v *vec) grow(i, n int) { v.iov[i].SetLen(int(v.iov[i].Len) + n) }
 
-// addr is where entry i starts.
+// addr returns the address of entry i.
 func (v *vec) addr(i int) uint64 { return uint64(uintptr(unsafe.Pointer(v.iov[i].Base))) }
 
-// drop takes n bytes off the front of entry i.
+// drop removes n bytes from the front of entry i.
 func (v *vec) drop(i, n int) {
 	v.iov[i].Base = (*byte)(unsafe.Add(unsafe.Pointer(v.iov[i].Base), n))
 	v.iov[i].SetLen(int(v.iov[i].Len) - n)
 }
 
-// send and recv pass entries from..to to the socket, without blocking and
-// outside the scheduler: a raw call is safe because it never waits.
+// send and recv pass entries from..to to the socket without blocking. The raw
+// system call avoids the scheduler, which is safe because the call never waits.
 func (v *vec) send(fd, from, to int) (int, unix.Errno) {
 	return v.call(unix.SYS_SENDMSG, fd, from, to, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 }

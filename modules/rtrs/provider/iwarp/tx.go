@@ -9,9 +9,17 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// The way out: work requests become segments, segments become entries of one
-// scatter/gather list, one sendmsg takes the list. What the socket does not
-// take stays in the list, which is filled again only when it is empty.
+// DATA PATH. Sending. Work requests become segments, segments become entries of
+// one scatter/gather list, and one sendmsg takes the list. What the socket does
+// not take stays in the list, which is filled again only when it is empty. A
+// request meets, in this order:
+//
+//	wants          reports whether there is something to send
+//	transmit       builds a list and passes it to the socket
+//	build          fills the list
+//	nextMessage    chooses the next message: startServe, startEntry
+//	buildSegment   cuts it into segments: gather, emitServed, emitImmediate
+//	accept         the socket has taken bytes; qp.go finds what is finished
 
 const (
 	batchVecs  = 512       // entries of a list
@@ -23,22 +31,22 @@ const (
 	segmentHead = fpduUntagged + maxTerminateLen + 3 + crcLen
 )
 
-// transmitter is the sending half of a queue pair.
+// transmitter is the sending half of a connection.
 type transmitter struct {
 	v        vec
 	at, n    int    // entries at..n of v wait for the socket
 	head     []byte // headers of the list
 	headUsed int
 	headVec  bool // the last entry is of head, its neighbour extends it
-	served   bool // answers to reads are in the list
+	served   bool // responses to READs are in the list
 
 	queued   uint64     // stream position behind the list
 	accepted uint64     // stream position that the socket has taken
-	blocked  bool       // the socket was full
-	dead     bool       // the socket refused for good; what arrived may still be read
-	errno    unix.Errno // why
+	blocked  bool       // the socket is full
+	dead     bool       // the socket failed; what has arrived may still be read
+	errno    unix.Errno // of the failure
 
-	hold      bool // responder: nothing leaves before the first FPDU of the peer
+	hold      bool // responder: nothing is sent before the first FPDU of the peer
 	opening   bool // an empty Write comes first
 	poke      bool
 	term      bool // send a Terminate and no more
@@ -48,7 +56,7 @@ type transmitter struct {
 	cur       message
 	msn       [2]uint32 // next MSN of the send and the read queue
 	lastWrite bool      // the previous message was a Write
-	sink      uint32    // last STag given to a read of ours
+	sink      uint32    // last STag given to a READ of this end
 
 	maxTagged, maxUntagged int // payload of a segment
 	crc                    bool
@@ -71,8 +79,8 @@ type message struct {
 	immData uint32
 }
 
-// readEntry is a READ of ours that waits for its Response. Sinks are named by
-// STags of their own, with tagged offsets from 0.
+// readEntry is an RDMA READ that this end issued and that waits for its
+// response. Its sink has an STag of its own, with tagged offsets from 0.
 type readEntry struct {
 	entry  uint64 // position in the send queue
 	stag   uint32
@@ -84,7 +92,7 @@ type readEntry struct {
 
 const noEntry = ^uint64(0) // not of the send queue
 
-// serveEntry is a READ of the peer that waits for our Response.
+// serveEntry is an RDMA READ of the peer that waits for its response.
 type serveEntry struct {
 	request [readRequestLen]byte
 }
@@ -99,8 +107,8 @@ func (t *transmitter) init(mulpdu int, tm *terms) {
 	t.opening = tm.opening
 }
 
-// segmentPayload returns the payload of a full segment. It is the same for
-// both kinds and a multiple of 64 where that is cheap, of 4 always.
+// segmentPayload returns the payload of a full segment in bytes. It is the same
+// for both kinds and a multiple of 4, of 64 if the segment is long.
 func segmentPayload(mulpdu int) (tagged, untagged int) {
 	n := mulpdu - untaggedHeaderLen
 	if n >= 4096 {
@@ -110,7 +118,7 @@ func segmentPayload(mulpdu int) (tagged, untagged int) {
 	return n, n
 }
 
-// wants tells whether there is something to send.
+// wants reports whether there is something to send.
 func (q *qp) wants() bool {
 	t := &q.tx
 	switch {
@@ -126,8 +134,8 @@ func (q *qp) wants() bool {
 	return t.cur.active || t.poke || t.opening || q.serveHead != q.serveTail || q.built != q.SQ.Tail && !q.readBlocked()
 }
 
-// readBlocked tells whether the next work request is a read that has to wait
-// for an earlier one.
+// readBlocked reports whether the next work request is a READ that must wait for
+// the response to an earlier one.
 func (q *qp) readBlocked() bool {
 	return q.SQ.At(q.built).Op == verbs.OpRead && q.readTail-q.readHead >= uint64(len(q.reads))
 }
@@ -181,8 +189,8 @@ func (q *qp) accept(n int) {
 	}
 }
 
-// sendFailed stops sending. What the peer said before it went away is still
-// read: it may be a Terminate that explains the end.
+// sendFailed stops sending. What the peer sent before is still read: it may be a
+// Terminate that gives the reason.
 func (q *qp) sendFailed(errno unix.Errno) {
 	q.tx.dead, q.tx.errno = true, errno
 	if q.End.State == softverbs.EndNotified {
@@ -218,8 +226,8 @@ func (t *transmitter) room() bool {
 	return t.n+maxSGE+2 <= batchVecs && t.headUsed+segmentHead <= batchHead
 }
 
-// nextMessage starts the next message: the opening first, then answers to reads, then
-// the send queue.
+// nextMessage starts the next message and reports whether there is one. The
+// opening comes first, then responses to READs, then the send queue.
 func (q *qp) nextMessage() bool {
 	t := &q.tx
 	switch {
@@ -236,18 +244,18 @@ func (q *qp) nextMessage() bool {
 	return true
 }
 
-// emptySTag is in frames whose STag nobody looks at. 0 would do as well, but
-// siw's own have 1.
+// emptySTag is the STag of empty Writes, which no receiver checks. siw sends 1,
+// too.
 const emptySTag = 1
 
-// startServe begins the answer to the oldest read of the peer.
+// startServe begins the response to the oldest READ of the peer.
 func (q *qp) startServe() {
 	r := readRequest(q.serves[q.serveHead%uint64(len(q.serves))].request[:])
 	q.tx.cur = message{op: opReadResponse, active: true, serve: true, stag: r.sinkSTag(), to: r.sinkTO(), length: r.size(), entry: noEntry}
 }
 
-// startEntry begins the next work request of the send queue. Local work is
-// done here, which is its place in the order.
+// startEntry begins the next work request of the send queue. Local work is done
+// here, in order with the requests around it.
 func (q *qp) startEntry() {
 	t := &q.tx
 	at := q.built
@@ -265,8 +273,8 @@ func (q *qp) startEntry() {
 		m.op, m.stag, m.to = opWrite, e.Key, e.Addr
 		m.imm, m.immData = e.Op == verbs.OpWriteImm, e.Imm
 		if m.imm && e.Length == 0 && !t.lastWrite {
-			// The Immediate alone says it. Behind another Write an empty one
-			// is needed, or the peer would report that one's length.
+			// The Immediate is enough. After another Write an empty Write is
+			// needed, or the peer would report the length of the other one.
 			q.emitImmediate(e.Imm)
 			q.finishEntry(e)
 			return
@@ -285,14 +293,14 @@ func (q *qp) startEntry() {
 	t.cur = m
 }
 
-// finishEntry marks the entry at built as built.
+// finishEntry notes that the request at built has become segments.
 func (q *qp) finishEntry(e *softverbs.Send) {
 	e.End = q.tx.queued
 	q.built++
 }
 
-// localWork runs OpLocalInv and OpRegMR. One that fails ends the connection,
-// as an error in the send queue does.
+// localWork executes OpLocalInv and OpRegMR. A failure ends the connection, as
+// every failure in the send queue does.
 func (q *qp) localWork(e *softverbs.Send) {
 	res := q.Domain.Rotate(e.Op, e.Key)
 	e.End = q.tx.queued
@@ -302,8 +310,8 @@ func (q *qp) localWork(e *softverbs.Send) {
 	}
 }
 
-// startRead sends a Read Request. Its sink is a name for the elements that
-// only Read Responses of this connection are matched with.
+// startRead sends a Read Request. The STag of its sink names the elements of
+// the request. Read Responses of this connection alone are compared with it.
 func (q *qp) startRead(e *softverbs.Send, at uint64) {
 	t := &q.tx
 	t.sink += 1 << 8
@@ -369,8 +377,8 @@ func (q *qp) gather(n int, crc uint32) uint32 {
 	return crc
 }
 
-// emitServed emits a segment of a Read Response. The region is looked up for
-// every segment: it may have been invalidated in between.
+// emitServed emits a segment of a Read Response of n bytes. The region is looked
+// up for every segment, since it may be invalidated between them.
 func (q *qp) emitServed(n int, last bool) {
 	t, m := &q.tx, &q.tx.cur
 	s := &q.serves[q.serveHead%uint64(len(q.serves))]
@@ -402,7 +410,7 @@ func (q *qp) emitServed(n int, last bool) {
 	}
 }
 
-// quoteRead makes a Terminate quote r, advanced to where it failed.
+// quoteRead makes a Terminate quote r, with the offset at which it failed.
 func (t *transmitter) quoteRead(r readRequest, off uint32) {
 	var head [fpduUntagged]byte
 	putUntagged(head[:], opReadRequest, true, readRequestLen, 0, 0, 0)
@@ -442,7 +450,7 @@ func (q *qp) buildTerminate() {
 	t.termBuilt = true
 }
 
-// sum continues a CRC if the connection uses one.
+// sum continues crc over b if the connection uses a CRC, else it returns 0.
 func (t *transmitter) sum(crc uint32, b []byte) uint32 {
 	if !t.crc {
 		return 0
@@ -450,7 +458,7 @@ func (t *transmitter) sum(crc uint32, b []byte) uint32 {
 	return crcUpdate(crc, b)
 }
 
-// putHead returns n bytes of the header room, listed.
+// putHead appends n bytes of header room to the list and returns them.
 func (t *transmitter) putHead(n int) []byte {
 	b := t.head[t.headUsed : t.headUsed+n]
 	t.headUsed += n
@@ -465,7 +473,7 @@ func (t *transmitter) putHead(n int) []byte {
 	return b
 }
 
-// putTail lists the pad and the CRC of a segment of length bytes.
+// putTail appends the pad and the CRC of a segment of length bytes to the list.
 func (t *transmitter) putTail(length int, crc uint32) {
 	pad := padLen(length)
 	b := t.putHead(pad + crcLen)
@@ -475,7 +483,7 @@ func (t *transmitter) putTail(length int, crc uint32) {
 	}
 }
 
-// putPayload lists b, which is not empty.
+// putPayload appends b to the list. b must not be empty.
 func (t *transmitter) putPayload(b []byte) {
 	t.v.set(t.n, b)
 	t.n++
