@@ -7,50 +7,57 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// While a long WRITE of the peer is under way, the next datagram most likely
-// holds its next packets, headers and payloads in turn. So it is received in
-// pieces: payloads at their places, the rest into the staging buffer, where
-// they leave holes. A packet is judged as ever, whole or with its payload
-// elsewhere. With the first that is not as foreseen, all the rest is copied
-// into the holes. What was foreseen completes nothing, so Poll does not return
-// while something is left at its place.
+// DATA PATH. Placement without a copy. While a long WRITE of the peer is in
+// progress, the next datagram most likely holds its next packets, headers and
+// payloads in turn. So it is received in pieces: payloads at their places, the
+// rest in the staging buffer, where the payloads leave holes. A packet is checked
+// in the same way wherever its payload is. At the first packet that is not the
+// predicted one, all that is left is copied into the holes. What was predicted
+// completes nothing, so Poll does not return while payload that was not checked
+// is at its place.
 //
-// Nothing that is valid can be overwritten so, and nothing outside the region:
-// the places are those of the message in progress that were not reached yet,
-// which are undefined until it is complete, and by then hold what was judged.
-// In between they show whatever came to the socket. So that no peer sees there
-// what another one sent, all connections of the queue must be to the same.
+// No valid data are overwritten, and nothing outside the region. The places are
+// those of the message in progress that were not reached yet: their contents are
+// undefined until the message is complete, and then they hold what was checked.
+// Before, they may hold whatever came to the socket. All connections of the queue
+// must be to one peer, so that no peer reads there what another one has sent.
+//
+//	predict      chooses the places for the next receive
+//	layOut       lists the pieces of the datagram
+//	elsewhere    the payload of a packet that is as predicted
+//	settle       copies the others into the holes
 
 const (
-	// aheadMTU is the least path MTU, in bytes: shorter pieces are as fast to copy.
+	// aheadMTU is the least path MTU, in bytes. Shorter pieces are as fast to
+	// copy.
 	aheadMTU = 1024
-	// aheadPackets is the most that a datagram holds.
+	// aheadPackets is the number of packets that a datagram holds at most.
 	aheadPackets = rxBuffer / (bthLen + aheadMTU + icrcLen)
-	// aheadRest is how many receive calls are made without foresight when there
-	// was nothing of what was foreseen: several connections send in turn.
+	// aheadRest is how many receive calls are made without a prediction after one
+	// that was wrong from the first packet: several connections send in turn.
 	aheadRest = 16
-	// aheadRecent is how many receive calls take one datagram only after one that
-	// was foreseen: the first packet of another long WRITE is likely, which has to
-	// be seen before the others are received.
+	// aheadRecent is how many receive calls after a prediction take one datagram
+	// only: another long WRITE is likely, and its first packet must be taken
+	// before the next ones are received.
 	aheadRecent = 8
 )
 
-// ahead is what the stage foresees of the only datagram that it holds.
+// ahead is the prediction of the only datagram that the stage holds.
 type ahead struct {
-	places []byte // of the payloads, one behind the other; nil: nothing is foreseen
+	places []byte // of the payloads, one behind the other; nil: there is no prediction
 	mtu    int
 	qpn    uint32
-	rest   int // calls without foresight
-	recent int // calls for one datagram
+	rest   int // calls without a prediction that are left
+	recent int // calls for one datagram only that are left
 	iov    []unix.Iovec
 }
 
-// stride is the distance of two packets.
+// stride returns the distance of two packets in bytes.
 func (a *ahead) stride() int { return bthLen + a.mtu + icrcLen }
 
-// foresee sets up a receive of the next packets of the WRITE at hand, if there
-// is one from the socket of o.
-func (c *cq) foresee(o *outbox) {
+// predict prepares a receive of the next packets of the long WRITE in progress,
+// if there is one from the socket of o.
+func (c *cq) predict(o *outbox) {
 	s, q := &c.stage, c.writing
 	if s.ahead.places = nil; q == nil || !c.onePeer || q.out != o || q.mtu < aheadMTU {
 		return
@@ -59,12 +66,12 @@ func (c *cq) foresee(o *outbox) {
 		s.ahead.rest--
 		return
 	}
-	if n := q.foreseeable(); n != nil {
-		s.lay(n, int(q.mtu), q.qpn)
+	if n := q.predicted(); n != nil {
+		s.layOut(n, int(q.mtu), q.qpn)
 	}
 }
 
-// survey looks whether all connections have the same peer.
+// survey sets onePeer.
 func (c *cq) survey() {
 	var first *qp
 	c.onePeer = true
@@ -79,9 +86,9 @@ func (c *cq) survey() {
 	}
 }
 
-// foreseeable returns where the next middle packets of the WRITE in progress
-// belong, nil when there are none.
-func (q *qp) foreseeable() []byte {
+// predicted returns the place of the payload of the next middle packets of the
+// WRITE in progress, or nil.
+func (q *qp) predicted() []byte {
 	m := &q.resp.msg
 	if q.End.State != softverbs.EndNone || m.class != classWrite || m.got == m.total {
 		return nil
@@ -94,8 +101,8 @@ func (q *qp) foreseeable() []byte {
 	return dst[m.got : m.got+n]
 }
 
-// lay lists the pieces of a datagram whose payloads belong to places.
-func (s *stage) lay(places []byte, mtu int, qpn uint32) {
+// layOut lists the pieces of a datagram whose payloads belong to places.
+func (s *stage) layOut(places []byte, mtu int, qpn uint32) {
 	a := &s.ahead
 	a.places, a.mtu, a.qpn = places, mtu, qpn
 	a.recent = aheadRecent
@@ -114,8 +121,8 @@ func piece(b []byte) (v unix.Iovec) {
 	return v
 }
 
-// elsewhere returns the payload of the packet b, which is the next, when it is
-// not in the staging buffer. It makes b whole when b is not what was foreseen.
+// elsewhere returns the payload of the next packet b if it is as predicted and
+// not in the staging buffer. Otherwise it makes b whole and returns nil.
 func (s *stage) elsewhere(b bth) []byte {
 	a := &s.ahead
 	from := s.index * a.mtu
@@ -129,8 +136,8 @@ func (s *stage) elsewhere(b bth) []byte {
 	return nil
 }
 
-// settle makes what is left in the stage whole, and returns how many bytes had
-// been received elsewhere.
+// settle copies the payload of the packets that are left in the stage into their
+// holes, and returns the number of bytes.
 func (s *stage) settle() (n int) {
 	a := &s.ahead
 	total := int(s.msgs[0].n)

@@ -208,12 +208,12 @@ func TestC046_NothingIsForeseenAmongSeveralPeers(t *testing.T) {
 	mr := must(o.q.Domain.RegMR(buf, verbs.AccessRemoteWrite))(t)
 	o.q.mtu, o.cq.writing = aheadMTU, o.q
 	o.q.resp.msg = message{class: classWrite, addr: mr.Addr(), key: mr.RKey(), total: uint32(len(buf)), got: aheadMTU}
-	if o.cq.foresee(o.q.out); o.cq.stage.ahead.places != nil {
-		t.Error("something was foreseen")
+	if o.cq.predict(o.q.out); o.cq.stage.ahead.places != nil {
+		t.Error("something was predicted")
 	}
 	o.cq.detach(other)
-	if o.cq.foresee(o.q.out); len(o.cq.stage.ahead.places) != 14*aheadMTU {
-		t.Errorf("%d bytes were foreseen for the only peer, want all but the first and the last packet", len(o.cq.stage.ahead.places))
+	if o.cq.predict(o.q.out); len(o.cq.stage.ahead.places) != 14*aheadMTU {
+		t.Errorf("%d bytes were predicted for the only peer, want all but the first and the last packet", len(o.cq.stage.ahead.places))
 	}
 }
 
@@ -242,7 +242,7 @@ func TestC046_PiecesMakeTheSamePackets(t *testing.T) {
 				putBTH(sent[at:], opWriteMiddle, 0, qpn, 0, false)
 			}
 		}
-		s.lay(places[:(1+rnd.IntN(20))*longMTU], longMTU, qpn)
+		s.layOut(places[:(1+rnd.IntN(20))*longMTU], longMTU, qpn)
 		if _, err := unix.Write(fds[1], sent[:total]); err != nil {
 			t.Fatal(err)
 		}

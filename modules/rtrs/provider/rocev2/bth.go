@@ -55,7 +55,7 @@ const (
 	ackCreditsInvalid        = 0x1f
 )
 
-// class is what kind of message a packet belongs to.
+// class is the kind of message that a packet belongs to.
 type class uint8
 
 const (
@@ -67,7 +67,7 @@ const (
 	classAck
 )
 
-// opShape tells what an opcode carries.
+// opShape is what a packet with an opcode carries.
 type opShape struct {
 	class       class
 	first, last bool // of its message
@@ -175,18 +175,18 @@ const (
 var rnrDelays = [32]int64{65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192,
 	256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152}
 
-// rnrDelay is how long the sender waits after an RNR NAK, in nanoseconds.
+// rnrDelay returns how long the sender waits after an RNR NAK, in nanoseconds.
 func rnrDelay(code byte) int64 { return rnrDelays[code&0x1f] * 10_000 }
 
-// psnDiff is a - b of two packet sequence numbers, which are on a circle.
+// psnDiff returns a - b for packet sequence numbers, which wrap around.
 func psnDiff(a, b uint32) int32 { return int32((a-b)<<8) >> 8 }
 
 func psnAdd(a uint32, n uint32) uint32 { return (a + n) & psnMask }
 
-// padLen is the number of pad bytes behind a payload of n bytes.
+// padLen returns the number of pad bytes behind a payload of n bytes.
 func padLen(n int) int { return -n & 3 }
 
-// packets is how many packets carry a message of n bytes.
+// packets returns the number of packets of a message of n bytes.
 func packets(n uint32, mtu uint32) uint32 {
 	if n == 0 {
 		return 1

@@ -14,10 +14,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// The connection manager. One goroutine of each port receives its messages;
-// they, the timers and the callers of Connect, Accept and Disconnect work on
-// the connections under one lock. It answers a message with at most one of the
-// same length, so that nobody can use it to flood a third.
+// The connection manager. One goroutine of each port receives its messages. They,
+// the timers and the callers of Connect, Accept and Disconnect hold one lock. A
+// message is answered with at most one message of the same length, so that forged
+// addresses do not make it flood another host.
 
 // connState is the state of a connection.
 //
@@ -28,17 +28,17 @@ import (
 type connState uint8
 
 const (
-	connReqSent     connState = iota // we asked
+	connReqSent     connState = iota // this end has asked
 	connReqReceived                  // the consumer has to answer
 	connRepSent                      // accepted; the peer may not know yet
-	connLeft                         // the same, and we have left since
+	connLeft                         // the same, and this end has disconnected since
 	connEstablished
-	connDreqSent // we left, the peer has to answer
-	connTimeWait // over; late messages still get their answers
+	connDreqSent // this end has disconnected, the peer has to answer
+	connTimeWait // ended; late messages are still answered
 )
 
 const (
-	firstRepeat = 200 * time.Millisecond // of a message that is not answered, doubled each time
+	firstRepeat = 200 * time.Millisecond // until a message without an answer is repeated; doubled each time
 	lastRepeat  = 2 * time.Second
 	rtuRepeat   = 100 * time.Millisecond
 	rtuRepeats  = 5
@@ -76,7 +76,7 @@ type connResult struct {
 	err     error
 }
 
-// peerKey finds a connection by what its peer calls it.
+// peerKey names a connection by the ids of its peer.
 type peerKey struct {
 	addr netip.Addr
 	guid uint64
@@ -108,8 +108,7 @@ func (m *manager) init(d *Device, guid uint64) {
 	m.listeners, m.learned = map[uint16][]*listener{}, map[netip.Addr]learned{}
 }
 
-// Numbers that a peer has to repeat cannot be guessed by those who do not see
-// the packets.
+// Numbers that a peer has to repeat cannot be guessed without seeing the packets.
 func random32() uint32 { return uint32(random64()) }
 
 func random64() uint64 {
@@ -152,7 +151,7 @@ func (p *port) run() {
 	}
 }
 
-// receive judges a packet for queue pair 1 and handles its message.
+// receive checks a packet for queue pair 1 and handles its message.
 func (m *manager) receive(p *port, from netip.AddrPort, b []byte) drop {
 	msg, why := parseDatagram(b)
 	if why != dropNone {
@@ -174,7 +173,7 @@ func (m *manager) receive(p *port, from netip.AddrPort, b []byte) drop {
 	return m.handle(p, peer, msg)
 }
 
-// handle takes a message. m.mu is held.
+// handle handles a message by its kind. m.mu is held.
 func (m *manager) handle(p *port, peer netip.Addr, msg mad) drop {
 	if msg.attribute() == attrREQ {
 		return m.onREQ(p, peer, msg)
@@ -217,20 +216,20 @@ func (m *manager) send(p *port, peer netip.Addr, msg mad) {
 	}
 }
 
-// say sends a message of a connection and keeps it to be repeated.
+// say sends a message and keeps it for repetition.
 func (c *conn) say(msg mad) {
 	c.last = msg
 	c.m.send(c.port, c.peer, msg)
 }
 
-// repeat sends the last message again, wait from now, doubling, at most tries
-// times.
+// repeat sends the last message again after wait, and then after twice the time
+// before, at most tries times.
 func (c *conn) repeat(wait time.Duration, tries int) {
 	c.wait, c.tries = wait, tries
 	c.after(wait)
 }
 
-// after makes expire run, in place of what was planned before.
+// after calls expire after d, in place of an earlier call.
 func (c *conn) after(d time.Duration) {
 	if c.timer != nil {
 		c.timer.Stop()
@@ -270,7 +269,7 @@ func (c *conn) expire() {
 	}
 }
 
-// again repeats the last message, unless that was done often enough.
+// again repeats the last message. It returns false if no repetition is left.
 func (c *conn) again() bool {
 	if c.tries == 0 {
 		return false
@@ -287,7 +286,7 @@ func (c *conn) forget() {
 	c.m.known(c)
 	if c.timer != nil {
 		c.timer.Stop()
-		c.timer = nil // it may have fired, and wait for its turn
+		c.timer = nil // it may have fired, and wait for the lock
 	}
 	delete(c.m.conns, c.local)
 	if c.m.byPeer[c.peerKey()] == c {
@@ -302,7 +301,8 @@ func (c *conn) notLive() {
 	}
 }
 
-// linger ends the connection but for late messages, which get c.last.
+// linger ends the connection. Late messages are answered with last, if it is not
+// nil.
 func (c *conn) linger(last mad) {
 	c.state, c.last = connTimeWait, last
 	c.notLive()
@@ -317,9 +317,9 @@ func (c *conn) lose(why gone) {
 	}
 }
 
-// leave tells the peer that we have left, as soon as it has shown that it
-// knows our answer: before, its address may be forged. suspect is the path MTU
-// if it may be the cause, else 0. Any goroutine.
+// leave tells the peer that this end has disconnected, but not before the peer
+// has shown that it has received the answer: its address may be forged. suspect
+// is the path MTU if it may be the cause, else 0. Any goroutine.
 func (m *manager) leave(c *conn, suspect uint32) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -356,8 +356,8 @@ func (m *manager) establish(c *conn, q *qp, l *link, hold bool) error {
 	return nil
 }
 
-// onREJ takes a refusal: of our request, of our answer, or the end of a
-// request that was given up.
+// onREJ handles a refusal of a request or of an answer of this end, and the end
+// of a request that the peer has given up.
 func (m *manager) onREJ(c *conn, peer netip.Addr, msg mad) drop {
 	f := decodeREJ(msg)
 	if c == nil && f.reason == reasonTimeout && len(f.ari) >= 8 {
@@ -381,9 +381,9 @@ func (m *manager) onREJ(c *conn, peer netip.Addr, msg mad) drop {
 	return dropNone
 }
 
-// believes reports whether a REJ fits what was said before: a message of the
-// same exchange, from the same end, about what is open. The end of a connection
-// that both sides know is a DREQ, unless one of them has lost its state.
+// believes reports whether a REJ fits the messages before it: it belongs to the
+// same exchange, comes from the same end and is about what is open. A connection
+// that both ends know ends with a DREQ, unless one has lost its state.
 func (c *conn) believes(msg mad, f *rejFields) bool {
 	if msg.tid() != c.tid {
 		return false
@@ -402,7 +402,7 @@ func (c *conn) believes(msg mad, f *rejFields) bool {
 	return false
 }
 
-// err is what Connect returns.
+// err returns the error of Connect.
 func (f *rejFields) err() error {
 	if f.reason == reasonConsumer {
 		return &verbs.RejectError{Private: append([]byte(nil), f.private...)}
@@ -413,8 +413,8 @@ func (f *rejFields) err() error {
 	return fmt.Errorf("connection refused: %s", f.reason)
 }
 
-// onDREQ takes the end that the peer asks for. One that concerns nothing we
-// know is answered too, so that the peer comes to rest.
+// onDREQ handles the end that the peer asks for. One of an unknown connection is
+// answered too, so that the peer stops to repeat it.
 func (m *manager) onDREQ(c *conn, p *port, peer netip.Addr, msg mad) drop {
 	answer := newMAD(attrDREP, msg.tid(), msg.receiver(), msg.sender())
 	if c == nil {
@@ -447,8 +447,8 @@ func (m *manager) onDREP(c *conn, msg mad) drop {
 	return dropNone
 }
 
-// answered notes that the peer is there after all: if packets of full size were
-// all that did not arrive, it is for their size.
+// answered notes that the peer does answer. If only packets of full size did not
+// arrive, their size is the reason.
 func (c *conn) answered() {
 	if c.suspect != 0 {
 		c.m.lost(c.peer, c.suspect)
@@ -456,7 +456,7 @@ func (c *conn) answered() {
 	}
 }
 
-// stop ends everything. The ports are closed.
+// stop ends all connections. The ports are closed.
 func (m *manager) stop() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -2,7 +2,7 @@ package rocev2
 
 import "github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 
-// Counters are the Stats for those who know no fabric by name.
+// Counters implements verbs.CounterSource. The values are those of Stats.
 func (d *Device) Counters() []verbs.Counter {
 	s := d.Stats()
 	out := []verbs.Counter{

@@ -12,21 +12,31 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
+// DATA PATH. A turn of the owner:
+//
+//	Poll        what other goroutines asked for
+//	transmit    requester.go, responder.go, outbox.go: what can be sent
+//	receive     ahead.go, inbox.go: packets from the sockets
+//	deliver     which connection a packet is for, and whether it is genuine
+//	due         deadlines
+//	serve       completions of the connections with something to do
+//	Arm         the last look before the owner sleeps
+
 const (
-	// fetches is how many datagrams one Poll receives, so that the owner gets to
-	// its other work.
+	// fetches is how many datagrams one Poll receives at most, so that the owner
+	// does its other work.
 	fetches = 8 * rxBatch
 	// blockedWait is how long a full socket is left alone.
 	blockedWait = int64(time.Millisecond)
-	// patience is for how many Polls timers that are due let packets go first.
+	// patience is for how many Polls a deadline that has passed waits for packets
+	// to be taken first.
 	patience = 32
 	// maxEvents is the number of epoll events that are taken at a time.
 	maxEvents = 16
 )
 
-// cq implements verbs.CQ. It holds no completions: those of receives are made
-// packet by packet while Poll has room for them, those of sends come from the
-// queues of the connections.
+// cq implements verbs.CQ. Completions of receives are made packet by packet while
+// Poll has room for them; those of sends come from the queues of the connections.
 type cq struct {
 	softverbs.CQ[*qp]
 	dev   *Device
@@ -34,15 +44,15 @@ type cq struct {
 	stats *counters
 
 	clock    int64 // of this Poll
-	late     int   // Polls since timers was due
+	late     int   // Polls since a deadline has passed
 	outs     []*outbox
 	stage    stage
 	injected []inbound // tests only
 	port     int       // in outs, to receive from next
-	drained  bool      // no packet is waiting, as far as this Poll saw
-	table    []*qp     // attached, by number modulo its size
-	onePeer  bool      // all of them are to the same address
-	writing  *qp       // whose peer sent a packet of a long WRITE last
+	drained  bool      // this Poll has taken all packets
+	table    []*qp     // attached connections, by number modulo its size
+	onePeer  bool      // all connections are to the same address
+	writing  *qp       // the connection with the last packet of a long WRITE; nil: none
 	numbers  numbers
 }
 
@@ -95,7 +105,7 @@ func (c *cq) flush() {
 	c.transmit()
 }
 
-// transmit lets every active connection send.
+// transmit sends what the connections with something to do have to send.
 func (c *cq) transmit() {
 	for _, o := range c.outs {
 		if o.blocked {
@@ -118,8 +128,8 @@ func (c *cq) flushOuts() {
 	}
 }
 
-// receive takes packets from the sockets while there is room for what they
-// complete.
+// receive takes packets from the sockets while there is room for completions,
+// and returns the number of these.
 func (c *cq) receive(wcs []verbs.WC) (n int) {
 	silent := 0 // ports in a row without a packet
 	for budget := fetches; n < len(wcs); {
@@ -146,7 +156,7 @@ func (c *cq) receive(wcs []verbs.WC) (n int) {
 			break
 		}
 		c.port = (c.port + 1) % len(c.outs)
-		c.foresee(c.outs[c.port])
+		c.predict(c.outs[c.port])
 		if got := c.stage.fill(c.outs[c.port]); got > 0 {
 			silent = 0
 			budget -= got
@@ -158,8 +168,8 @@ func (c *cq) receive(wcs []verbs.WC) (n int) {
 	return n
 }
 
-// packet judges a packet as far as that is possible without knowing its
-// connection, and hands it over. It returns the number of completions.
+// packet delivers a packet and counts why it was dropped. It returns the number
+// of completions.
 func (c *cq) packet(p *inbound, wc *verbs.WC) int {
 	c.stats.received.Add(1)
 	n, why := c.deliver(p, wc)
@@ -169,6 +179,8 @@ func (c *cq) packet(p *inbound, wc *verbs.WC) int {
 	return n
 }
 
+// deliver checks a packet and gives it to its connection. It returns the number
+// of completions, and the reason if the packet was dropped.
 func (c *cq) deliver(p *inbound, wc *verbs.WC) (int, drop) {
 	b := bth(p.b)
 	if len(b) < bthLen+icrcLen || len(b) > maxPacket {
@@ -213,8 +225,8 @@ func (c *cq) deliver(p *inbound, wc *verbs.WC) (int, drop) {
 	return q.onRequest(b, shape, payload, wc), dropNone
 }
 
-// find returns the attached connection with a queue pair number. The one it is
-// meant for may still wait to be attached.
+// find returns the attached connection with a queue pair number, or nil. It
+// attaches connections that wait for that first.
 func (c *cq) find(qpn uint32) *qp {
 	for range 2 {
 		if q := c.table[qpn>>slotBits%queuesPerCQ]; q != nil && q.qpn == qpn {
@@ -228,16 +240,17 @@ func (c *cq) find(qpn uint32) *qp {
 	return nil
 }
 
-// misdelivered looks at a packet for none of our queue pairs: the kernel may
-// have merged it to one that is for us.
+// misdelivered handles a packet for an unknown queue pair: the kernel may have
+// merged it with a packet for this queue.
 func (c *cq) misdelivered(p *inbound) {
 	if s := bth(p.b).qpn() & (1<<slotBits - 1); p.id > 0 && s != c.slot.index {
 		p.out.port.stopMerging()
 	}
 }
 
-// serve returns completions of the active connections. When wcs is full the
-// ones that were not reached come first the next time.
+// serve calls progress of the connections with something to do and returns the
+// number of completions. If wcs is full, those that were not reached come first
+// the next time.
 func (c *cq) serve(wcs []verbs.WC) int {
 	n := 0
 	for n < len(wcs) && c.More() {
@@ -249,7 +262,7 @@ func (c *cq) serve(wcs []verbs.WC) int {
 	return n
 }
 
-// activate puts q on the list of those with something to do. Owner only.
+// activate adds q to the connections with something to do.
 func (c *cq) activate(q *qp) { c.Add(q, &q.Listed) }
 
 // Arm implements verbs.CQ.
@@ -268,8 +281,9 @@ func (c *cq) Arm() bool {
 	return len(c.Events()) == 0 && c.SetAlarm()
 }
 
-// due tells whether timers has to run: when all that has arrived was looked at,
-// since it may be what they wait for, or else after some Polls.
+// due reports whether connections have to be told that their deadline has
+// passed: once all packets that have arrived were taken, since the one that they
+// wait for may be among them, or else after some Polls.
 func (c *cq) due() bool {
 	if !c.Due(c.clock) {
 		return false
@@ -281,10 +295,10 @@ func (c *cq) due() bool {
 	return true
 }
 
-// setDeadline sets the time at which q wants to be looked at; 0: none.
+// setDeadline sets the time at which Expire is called; 0: never.
 func (q *qp) setDeadline(t int64) { q.cq.SetDeadline(&q.QP, t) }
 
-// addPort gives c its socket at a port. Device.mu is held.
+// addPort gives c the socket of its slot at a port. Device.mu is held.
 func (c *cq) addPort(p *port) {
 	o := newOutbox(p, p.socks[c.slot.index], c.stats)
 	c.Call(func() {
@@ -295,7 +309,7 @@ func (c *cq) addPort(p *port) {
 	})
 }
 
-// control does what other goroutines asked for.
+// control does what other goroutines have asked for.
 func (c *cq) control() {
 	for _, q := range c.Take() {
 		if !q.Attached && q.Is(softverbs.Up) {
@@ -307,8 +321,8 @@ func (c *cq) control() {
 	}
 }
 
-// attach takes over a connection that is established, or waits for its peer to
-// say so.
+// attach begins to serve a connection that is established, or that waits for the
+// first packet of its peer.
 func (c *cq) attach(q *qp) {
 	for _, o := range c.outs {
 		if o.port == q.conn.port {
@@ -322,7 +336,7 @@ func (c *cq) attach(q *qp) {
 	c.dev.cfg.Logger.Info("rocev2 connection up", "local", q.LocalAddr(), "remote", q.RemoteAddr(), "qpn", q.qpn, "path_mtu", q.mtu)
 }
 
-// detach lets go of a connection that has ended.
+// detach removes a connection that has ended.
 func (c *cq) detach(q *qp) {
 	if !q.Attached {
 		return
@@ -332,15 +346,15 @@ func (c *cq) detach(q *qp) {
 		c.writing = nil
 	}
 	if c.stage.ahead.qpn == q.qpn {
-		c.stage.settle() // payload may be received in regions that nobody waits for any more
+		c.stage.settle() // Region.Close does not wait for this queue from here on
 	}
 	c.Detach(q, c)
 	c.survey()
 	c.giveNumber(q)
 }
 
-// numbers are the queue pair numbers of a completion queue: the slot in the low
-// byte, a count above it, so that numbers rest before they come back.
+// numbers are the queue pair numbers of a completion queue. The low byte is the
+// slot; above it is a count, so that a number is not used again soon.
 type numbers struct {
 	mu   sync.Mutex
 	used []bool // by table index

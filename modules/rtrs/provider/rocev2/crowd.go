@@ -2,10 +2,10 @@ package rocev2
 
 import "github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 
-// Handshakes that others began are bounded until the peer has shown that it
-// receives what is sent to its address: a request costs one datagram, and the
-// address in it may be forged. One that gives way is not told: a peer that is
-// there asks again.
+// Handshakes of peers are bounded until the peer has shown that it receives what
+// is sent to its address: a request costs one datagram, and the address in it may
+// be forged. A handshake that gives way is not answered: a real peer repeats its
+// request.
 //
 // manager.crowd holds those that wait for the consumer and those that were
 // accepted, refused or left since.
@@ -39,6 +39,6 @@ func (m *manager) displace(c *conn) {
 	m.displaced.Add(1)
 }
 
-// known takes a connection out of the crowd: its peer has shown that it
+// known removes a connection from the crowd, because its peer has shown that it
 // receives. m.mu is held.
 func (m *manager) known(c *conn) { m.crowd.Remove(c) }

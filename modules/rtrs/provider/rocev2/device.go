@@ -14,8 +14,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// Config sets up a device. DefaultConfig fills it; a zero number in a literal
-// of the caller's means the default named here.
+// Config sets up a device. DefaultConfig returns the defaults. In other literals,
+// a number of zero means the default.
 type Config struct {
 	Name string // for people; default "rocev2"
 	// Addrs are the local addresses bound at once. Others are bound when
@@ -27,27 +27,27 @@ type Config struct {
 	// IRD and ORD are the RDMA READs that a connection serves and issues at a
 	// time: 0 means 16, negative none.
 	IRD, ORD int
-	// RetryTimeout is how long the peer may be silent while an answer is due
-	// before the connection fails. Default 4 s.
+	// RetryTimeout is how long the peer may be silent while an answer is due. Then
+	// the connection fails. Default 4 s.
 	RetryTimeout time.Duration
-	// RNRTimeout is how long a message of ours may wait for a receive of the
-	// peer before the connection fails. Default 5 s, negative: for ever.
+	// RNRTimeout is how long a message may wait for a receive of the peer. Then
+	// the connection fails. Default 5 s, negative: for ever.
 	RNRTimeout time.Duration
-	// ConnectTimeout bounds a connect (as its context does), and the wait of an
-	// accepted connection for the first sign of its peer. Default 10 s.
+	// ConnectTimeout bounds a connect, as its context does, and the time until an
+	// accepted connection receives something of its peer. Default 10 s.
 	ConnectTimeout time.Duration
 	// MaxHandshakes bounds the connection requests of peers that have not shown
-	// yet that they receive our answer, default 512. MaxHandshakesPerAddress
+	// yet that they receive the answer, default 512. MaxHandshakesPerAddress
 	// bounds those of one address, or of one /64 of IPv6, default 128. Beyond
 	// either an old one gives way to the new one.
 	MaxHandshakes, MaxHandshakesPerAddress int
 	// NoOffload sends and receives one packet at a time, as with an old kernel.
 	NoOffload bool
-	// Logger gets one line per state change; default slog.Default().
+	// Logger gets one line for each change of state; default slog.Default().
 	Logger *slog.Logger
 }
 
-// DefaultConfig is the configuration for a device without fixed addresses.
+// DefaultConfig returns the configuration for a device without fixed addresses.
 func DefaultConfig() Config { return Config{}.withDefaults() }
 
 const (
@@ -99,7 +99,7 @@ type faults struct {
 	control func(mad) bool          // whether a message of the connection manager arrives
 }
 
-// slot is the place of a completion queue in the group of every port.
+// slot is the position of a completion queue in the socket group of every port.
 type slot struct {
 	index uint32
 	cq    *cq // nil: free; guarded by Device.mu. That of Device.ud has none
@@ -130,7 +130,7 @@ func Open(cfg Config) (verbs.Device, error) {
 	return d, nil
 }
 
-// Info describes the device.
+// Info implements verbs.Device.
 func (d *Device) Info() verbs.Info {
 	return verbs.Info{Fabric: "rocev2", Name: d.cfg.Name, Port: 1,
 		Caps:    verbs.CapWriteImm | verbs.CapSendImm | verbs.CapSendInv | verbs.CapRecvInv | verbs.CapKeyRotation,
@@ -165,7 +165,7 @@ func (d *Device) portAt(addr netip.Addr) (*port, error) {
 	return p, nil
 }
 
-// takeSlot finds a place for c and gives it the sockets there.
+// takeSlot gives c a slot and its sockets.
 func (d *Device) takeSlot(c *cq) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -175,7 +175,7 @@ func (d *Device) takeSlot(c *cq) error {
 	s := d.freeSlot()
 	if s == nil {
 		if len(d.slots) > maxSlots {
-			return fmt.Errorf("all %d are in use", maxSlots)
+			return fmt.Errorf("all %d completion queues of the device are in use", maxSlots)
 		}
 		if err := d.growPorts(); err != nil {
 			return err
@@ -216,7 +216,7 @@ func (d *Device) growPorts() error {
 	return nil
 }
 
-// leaveSlot gives the place of c back.
+// leaveSlot takes the slot of c back.
 func (d *Device) leaveSlot(c *cq) {
 	d.mu.Lock()
 	c.slot.cq = nil
@@ -225,7 +225,7 @@ func (d *Device) leaveSlot(c *cq) {
 	d.release()
 }
 
-// release drops a user. The last one closes the ports.
+// release removes a user. The last one closes the ports.
 func (d *Device) release() {
 	d.mu.Lock()
 	d.users--
@@ -248,7 +248,7 @@ func (d *Device) release() {
 	}
 }
 
-// AllocPD makes a protection domain.
+// AllocPD implements verbs.Device.
 func (d *Device) AllocPD() (verbs.PD, error) {
 	if d.isClosed() {
 		return nil, fmt.Errorf("allocate protection domain on %s: %w", d.cfg.Name, verbs.ErrClosed)
@@ -256,9 +256,9 @@ func (d *Device) AllocPD() (verbs.PD, error) {
 	return softverbs.NewDomain(&d.keys), nil
 }
 
-// Close closes the listeners. Queues and regions of the device stay usable
-// until they are closed themselves; the addresses are free again after the
-// last completion queue was closed.
+// Close implements verbs.Device. It closes the listeners. Queues and regions stay
+// usable until they are closed; the addresses are free again after the last
+// completion queue was closed.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	again := d.closed
@@ -291,8 +291,8 @@ type Stats struct {
 	Dropped         [Reasons]uint64
 }
 
-// counters are those of one completion queue: its owner adds, anybody reads.
-// They fill cache lines of their own, so that owners do not disturb each other.
+// counters are those of one completion queue. Its owner alone writes them. They
+// fill cache lines of their own, so that owners do not slow each other down.
 type counters struct {
 	_                                                          [64]byte
 	sent, received, placed, resent, timeouts, seqNAKs, rnrNAKs atomic.Uint64
@@ -319,7 +319,7 @@ const (
 	Reasons = iota
 )
 
-// DropReason names index i of Stats.Dropped.
+// DropReason returns the name of index i of Stats.Dropped.
 func DropReason(i int) string {
 	return [Reasons]string{"none", "length", "header", "partition key", "queue key", "queue pair", "address", "icrc", "ghost", "management", "state"}[i]
 }

@@ -14,7 +14,7 @@ import (
 
 // The active side of the connection manager.
 
-// Ports of rdma_cm that are given when none is asked for.
+// Ports of rdma_cm that are chosen if none is asked for.
 const (
 	ephemeralFirst = 32768
 	ephemeralLast  = 60999
@@ -24,9 +24,9 @@ func ephemeralPort() uint16 {
 	return uint16(ephemeralFirst + rand.IntN(ephemeralLast-ephemeralFirst+1))
 }
 
-var errConnectTimeout = errors.New("peer does not answer")
+var errConnectTimeout = errors.New("peer does not answer: check the address, the port and that UDP 4791 passes")
 
-// Connect joins v to the listener at p.Dst.
+// Connect implements verbs.Device.
 func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams) ([]byte, error) {
 	q, ok := v.(*qp)
 	if !ok || q.dev != d {
@@ -82,7 +82,7 @@ func (d *Device) connect(ctx context.Context, q *qp, p verbs.ConnectParams) ([]b
 	}
 }
 
-// mtuError is a refusal for the path MTU.
+// mtuError is a refusal because of the path MTU.
 type mtuError struct{ code uint8 } // that the peer takes
 
 func (e *mtuError) Error() string {
@@ -103,8 +103,8 @@ func (m *manager) wait(ctx context.Context, c *conn) ([]byte, error) {
 	return r.private, r.err
 }
 
-// source chooses the local address to reach dst: the one that the system would
-// take, unless the device was given others.
+// source returns the local address from which dst is reached: the one that the
+// system chooses, unless Config.Addrs names others.
 func (d *Device) source(dst netip.Addr) (netip.Addr, error) {
 	src, err := sourceFor(dst)
 	if err != nil {
@@ -145,7 +145,7 @@ func (m *manager) ask(p *port, dst netip.Addr, q *qp, params verbs.ConnectParams
 	return c
 }
 
-// giveUp withdraws a request. It returns false when the answer has come.
+// giveUp withdraws a request. It returns false if the answer has come.
 func (m *manager) giveUp(c *conn) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -158,7 +158,7 @@ func (m *manager) giveUp(c *conn) bool {
 	return true
 }
 
-// onREP takes the answer to our request.
+// onREP handles the answer to a request of this end.
 func (m *manager) onREP(c *conn, msg mad) drop {
 	if msg.tid() != c.tid {
 		return dropState
@@ -181,7 +181,7 @@ func (m *manager) onREP(c *conn, msg mad) drop {
 	return dropNone
 }
 
-// accepted makes the connection that a REP offers.
+// accepted establishes the connection that a REP offers.
 func (m *manager) accepted(c *conn, f *repFields) error {
 	sent := decodeREQ(c.last)
 	if !validQPN(f.qpn) || m.byQPN[c.qpnKey()] != nil {
@@ -204,11 +204,10 @@ func (m *manager) accepted(c *conn, f *repFields) error {
 	return nil
 }
 
-// validQPN tells whether a queue pair of a reliable connection may have the
-// number.
+// validQPN reports whether a reliable connection may have the queue pair number.
 func validQPN(qpn uint32) bool { return qpn > cmQPN && qpn != qpnMask }
 
-// onMRA leaves a peer the time that it asks for.
+// onMRA handles a message that asks for more time.
 func (m *manager) onMRA(c *conn, msg mad) drop {
 	if c.state != connReqSent || msg.tid() != c.tid || msg.about() != aboutREQ {
 		return dropState

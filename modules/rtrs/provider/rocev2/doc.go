@@ -1,7 +1,7 @@
 // Package rocev2 is RoCEv2 in user space: InfiniBand's reliable connections in
 // UDP datagrams on port 4791, with the InfiniBand connection manager. The peer
-// may be a Linux kernel over rxe, an RDMA adapter, or another one of us; here
-// nothing is installed and no device is needed.
+// may be a Linux kernel over rxe, an RDMA adapter, or this package. This end needs
+// no module and no device.
 //
 // The wire is described in docs/protocol/rocev2.md.
 //
@@ -21,14 +21,14 @@
 //
 // # The data path
 //
-// The files in the order a packet meets them: qp.go (PostSend), requester.go
-// (work requests become packets; acknowledgements, repetition), outbox.go (one
-// sendmmsg of segmented sends for all connections), inbox.go (one recvmmsg
-// into staging buffers), ahead.go (payload of long WRITEs comes straight to its
-// place), cq.go (which connection a packet is for, and whether
-// it is genuine), responder.go (order, rights, placement, answers). Everything
-// there runs in the owner of the completion queue, takes no lock and allocates
-// nothing. Poll drives it, and all timers with it; Arm lets the owner sleep.
+// The files in the order a packet meets them: internal/softverbs (queues),
+// requester.go (work requests become packets; acknowledgements, repetition),
+// outbox.go (one sendmmsg of segmented sends for all connections), inbox.go (one
+// recvmmsg into staging buffers), ahead.go (payload of long WRITEs is received in
+// place), cq.go (which connection a packet is for, and whether it is genuine),
+// responder.go (order, rights, placement, answers). Everything there runs in the
+// owner of the completion queue and allocates nothing. Poll drives it, with all
+// timers; Arm lets the owner sleep.
 //
 // Every completion queue has a socket of its own at each address. The kernel
 // picks it by the low byte of the destination queue pair number (socket.go).
@@ -37,9 +37,9 @@
 //
 // Messages of the connection manager go to queue pair 1. They come to a socket
 // of their own, which one goroutine per address reads (cm.go, dial.go,
-// listen.go, crowd.go, mtu.go). A finished connection is handed to the
-// completion queue through a guarded list and an eventfd, which Disconnect and
-// Destroy use too.
+// listen.go, crowd.go, mtu.go). An established connection is given to the
+// completion queue through softverbs.Pending, which Disconnect and Destroy use
+// too.
 //
 // # Datagrams
 //
@@ -48,7 +48,7 @@
 //
 // # Hazards
 //
-// There is no secret on the wire: who can send with the address of a peer and
+// There is no secret on the wire. A host that sends with the address of a peer and
 // guesses a queue pair number, a sequence number and a key can write. Use a
 // network that keeps forged addresses out.
 //
@@ -57,10 +57,10 @@
 // costs a copy of what is not acknowledged.
 //
 // Without privilege the receive buffers are as large as net.core.rmem_max
-// allows; with its usual default bursts are lost and sent again. The log line of
-// an address tells what was granted. Large buffers also widen the window of what
-// is on its way (requester.go), as if the peer had the same.
+// allows; with its usual default, bursts are lost and sent again. The log line of
+// an address shows the size. Large buffers also widen the window of packets in
+// flight (requester.go), as if those of the peer were as large.
 //
-// A peer that goes without a word is noticed only while an answer of it is
-// due, after Config.RetryTimeout.
+// The loss of a peer is noticed only while an answer is due, after
+// Config.RetryTimeout.
 package rocev2

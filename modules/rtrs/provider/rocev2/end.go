@@ -7,9 +7,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// How a connection ends. Whatever the cause: the phase goes down, the peer is
-// told by a DREQ unless it was the first to say so, every outstanding work
-// request is returned once, OpDisconnected comes last.
+// How a connection ends, whatever the cause: the phase becomes Down, the peer
+// gets a DREQ unless it has ended the connection, every outstanding work request
+// completes once, and OpDisconnected comes last.
 
 // Disconnect implements verbs.QP.
 func (q *qp) Disconnect() {
@@ -27,7 +27,7 @@ func (q *qp) Destroy() {
 	}
 }
 
-// asked does what other goroutines asked of an attached connection.
+// asked does what other goroutines have asked for. The connection is attached.
 func (q *qp) asked() {
 	if q.confirmed.Load() && q.req.hold {
 		q.release()
@@ -40,11 +40,11 @@ func (q *qp) asked() {
 	case q.Disconnecting():
 		q.hangUp(verbs.StatusOK, nil)
 	case q.peerGone.Load() != 0:
-		q.cq.activate(q) // it ends when what arrived before was looked at
+		q.cq.activate(q) // it ends once the packets that arrived before were taken
 	}
 }
 
-// hear notes a packet of the peer: it is connected.
+// hear notes that a packet of the peer has come, so the peer is connected.
 func (q *qp) hear() {
 	if q.conn.heard.Load() {
 		return
@@ -55,13 +55,13 @@ func (q *qp) hear() {
 	}
 }
 
-// release lets the passive side send.
+// release allows the passive side to send.
 func (q *qp) release() {
 	q.req.hold = false
 	q.cq.activate(q)
 }
 
-// gone is why a peer is no longer there.
+// gone is the reason why a peer has ended a connection.
 type gone uint32
 
 const (
@@ -70,7 +70,7 @@ const (
 	peerStale                 // it does not know the connection any more
 )
 
-// peerEnded ends the connection because the peer has.
+// peerEnded ends the connection because the peer has ended it.
 func (q *qp) peerEnded() {
 	switch gone(q.peerGone.Load()) {
 	case peerLost:
@@ -82,15 +82,15 @@ func (q *qp) peerEnded() {
 	}
 }
 
-// sayLast sends what the responder has to say before the connection ends.
+// sayLast sends the last answers of the responder.
 func (q *qp) sayLast() {
 	q.respond()
 	q.out.flush()
 }
 
-// hangUp ends the connection. Nothing of it is sent any more, neither what was
-// posted nor what waits for room in the socket: whoever gave the connection up
-// may have sent the same another way, and newer data after it.
+// hangUp ends the connection. Nothing more is sent, neither what was posted nor
+// what waits for room in the socket: the caller of Disconnect may have sent the
+// same on another connection, and newer data after it.
 func (q *qp) hangUp(status verbs.Status, cause error) {
 	if q.End.State != softverbs.EndNone {
 		return

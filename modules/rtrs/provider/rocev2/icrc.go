@@ -10,9 +10,9 @@ import (
 )
 
 // The ICRC is a CRC-32 of the packet with the fields that change on the way
-// replaced by ones. It covers the IP header, which we do not send ourselves:
-// the sockets are set up so that IPv4 identification is 0, or the number of
-// the segment within one segmented send. docs/protocol/rocev2.md, ICRC.
+// replaced by ones. It covers the IP header, which the kernel writes: the sockets
+// are set up so that the IPv4 identification is 0, or the number of the segment
+// within one segmented send. docs/protocol/rocev2.md, ICRC.
 
 const roceUDPPort = 4791
 
@@ -79,9 +79,9 @@ func (p *pseudo) start(size int, id uint16) uint32 {
 	return p.crc ^ lengths4[size] ^ idsLow[id&0xff] ^ idsHigh[id>>8]
 }
 
-// A CRC is linear: what fields add to it that were 0 depends on their value and
-// their place alone. So the short and slow sum of each packet's pseudo header
-// is looked up.
+// A CRC is linear: what a field adds to it depends on the value and the position
+// of the field alone. So the sum of the pseudo header of each packet is looked up
+// in tables.
 var (
 	lengths4, lengths6 [maxPacket + 1]uint32 // by bytes of UDP payload
 	idsLow, idsHigh    [256]uint32           // by byte of the IPv4 identification
@@ -107,10 +107,10 @@ func init() {
 	}
 }
 
-// sumZero is the CRC register after b when it starts at 0.
+// sumZero returns the CRC register after b if it starts at 0.
 func sumZero(b []byte) uint32 { return ^crc32.Update(math.MaxUint32, crc32.IEEETable, b) }
 
-// sumHeader continues crc over a header of ours, whose byte 4 is 0.
+// sumHeader continues crc over a header to be sent, whose byte 4 is 0.
 func sumHeader(crc uint32, head []byte) uint32 {
 	head[4] = 0xff
 	crc = crc32.Update(crc, crc32.IEEETable, head)
@@ -120,7 +120,8 @@ func sumHeader(crc uint32, head []byte) uint32 {
 
 func sum(crc uint32, b []byte) uint32 { return checksum.Update(crc, crc32.IEEETable, b) }
 
-// sumReceived is sum of what was just received: it is in the cache.
+// sumReceived is sum for bytes that are in the cache, since they were just
+// received.
 func sumReceived(crc uint32, b []byte) uint32 { return checksum.InCache(crc, crc32.IEEETable, b) }
 
 func putICRC(b []byte, crc uint32) { binary.LittleEndian.PutUint32(b, crc) }
@@ -132,11 +133,11 @@ func (p *pseudo) seal(b []byte, id uint16) {
 	putICRC(b[n:], sum(sumHeader(p.start(len(b), id), b[:bthLen]), b[bthLen:n]))
 }
 
-// check tells whether the ICRC of the packet b is right. id is the most likely
-// IPv4 identification, which a socket does not tell: when it does not fit, the
-// identification is solved for, which leaves 16 of the 32 bits as a check. It
-// overwrites byte 4 of b, which the ICRC does not cover. Payload that is not in
-// b, where it leaves a hole before the ICRC, is in place.
+// check reports whether the ICRC of the packet b is right. id is the most likely
+// IPv4 identification, which a socket does not report. If it does not fit, check
+// solves for the identification, which leaves 16 of the 32 bits as a check. It
+// overwrites byte 4 of b, which the ICRC does not cover. If place is not empty, it
+// is the payload, and b has a hole for it before the ICRC.
 func (p *pseudo) check(b, place []byte, id uint16) bool {
 	n := len(b) - icrcLen
 	b[4] = 0xff
@@ -191,6 +192,6 @@ var unwind = func() []uint32 {
 	return t
 }()
 
-// maxPacket is the longest packet we take, from the base transport header to
-// the ICRC.
+// maxPacket is the longest packet that is taken, from the base transport header to
+// the ICRC, in bytes.
 const maxPacket = bthLen + rethLen + immLen + 4096 + icrcLen

@@ -4,9 +4,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The way in: one recvmmsg into the staging buffers, then packet by packet.
-// The kernel may have merged packets of one size into one datagram. Payload of
-// long WRITEs does not come through the staging buffers (ahead.go).
+// DATA PATH. Receiving: fill makes one recvmmsg into the staging buffers, next
+// returns packet by packet. The kernel may have merged packets of one size into
+// one datagram. Payload of long WRITEs does not go through the staging buffers
+// (ahead.go).
 
 const (
 	rxBatch  = 16
@@ -16,8 +17,8 @@ const (
 // inbound is one received packet.
 type inbound struct {
 	b     []byte // from the base transport header to the ICRC
-	place []byte // the payload when it is here and not in b
-	id    uint16 // the most likely IPv4 identification: position among the merged
+	place []byte // the payload if it is not in b
+	id    uint16 // the most likely IPv4 identification: position in a merged datagram
 	addr  [16]byte
 	sport uint16
 	out   *outbox // of the port it came to
@@ -33,8 +34,8 @@ type stage struct {
 
 	out   *outbox // of the socket it came from
 	n     int     // datagrams received
-	at    int     // the one being taken apart
-	off   int     // in that one
+	at    int     // datagram of the next packet
+	off   int     // of the next packet, in that datagram
 	index int     // of the packet at off
 	ahead ahead
 	stats *counters
@@ -55,8 +56,8 @@ func newStage(stats *counters) stage {
 
 func (s *stage) empty() bool { return s.at == s.n }
 
-// fill receives from the socket of o, as was foreseen, and returns the number
-// of datagrams that came.
+// fill receives from the socket of o, as predicted if there is a prediction, and
+// returns the number of datagrams.
 func (s *stage) fill(o *outbox) int {
 	msgs := s.msgs
 	if s.ahead.recent > 0 {
@@ -77,8 +78,8 @@ func (s *stage) fill(o *outbox) int {
 	return s.n
 }
 
-// next takes the next packet off the stage, which is not empty. A packet of an
-// empty datagram is empty.
+// next takes the next packet from the stage, which must not be empty. The packet
+// of an empty datagram is empty.
 func (s *stage) next() (p inbound) {
 	m := &s.msgs[s.at]
 	total := int(m.n)

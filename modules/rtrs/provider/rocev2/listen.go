@@ -1,6 +1,7 @@
 package rocev2
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -24,8 +25,9 @@ type listener struct {
 	queue []*request // for Accept, oldest first; guarded by manager.mu
 }
 
-// Listen accepts connections at addr, whose port is one of rdma_cm, not of
-// UDP. The unspecified address means Config.Addrs, or all of the host's.
+// Listen implements verbs.Device. The port of addr is one of rdma_cm, not of UDP.
+// The unspecified address stands for Config.Addrs, or for all addresses of the
+// host if there are none.
 func (d *Device) Listen(addr netip.AddrPort) (verbs.Listener, error) {
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	if d.isClosed() {
@@ -50,8 +52,8 @@ func (d *Device) Listen(addr netip.AddrPort) (verbs.Listener, error) {
 	return l, nil
 }
 
-// allAddrs are the addresses that an unspecified one stands for: IPv4 for
-// 0.0.0.0, both families for [::].
+// allAddrs returns the addresses that an unspecified one stands for: those of IPv4
+// for 0.0.0.0, all for [::].
 func (d *Device) allAddrs(any netip.Addr) ([]netip.Addr, error) {
 	if len(d.cfg.Addrs) > 0 {
 		return d.cfg.Addrs, nil
@@ -88,7 +90,7 @@ func (m *manager) listen(addr netip.AddrPort) (*listener, error) {
 			return l, nil
 		}
 	}
-	return nil, fmt.Errorf("port is in use by another listener of this device")
+	return nil, errors.New("port is in use by another listener of this device: choose another one")
 }
 
 func (m *manager) portTaken(addr netip.AddrPort) bool {
@@ -97,7 +99,7 @@ func (m *manager) portTaken(addr netip.AddrPort) bool {
 	})
 }
 
-// listenerFor finds who listens for a service at a local address.
+// listenerFor returns the listener for a service at a local address, or nil.
 func (m *manager) listenerFor(service uint64, addr netip.Addr) *listener {
 	if service&^0xffff != servicePortSpace {
 		return nil
@@ -131,14 +133,13 @@ func (l *listener) Accept() (verbs.ConnRequest, error) {
 	}
 }
 
-// put leaves a request for Accept. manager.mu is held.
+// put queues a request for Accept. manager.mu is held.
 func (l *listener) put(r *request) {
 	l.queue = append(slices.DeleteFunc(l.queue, (*request).over), r)
 	l.wake()
 }
 
-// take returns the oldest request that its peer still waits for, nil when there
-// is none.
+// take returns the oldest request whose peer still waits for the answer, or nil.
 func (l *listener) take() *request {
 	m := &l.dev.cm
 	m.mu.Lock()
@@ -160,7 +161,8 @@ func (l *listener) wake() {
 	}
 }
 
-// Close implements verbs.Listener. Requests that nobody took are refused.
+// Close implements verbs.Listener. Requests that Accept did not return are
+// refused.
 func (l *listener) Close() error {
 	l.once.Do(func() {
 		m := &l.dev.cm
@@ -192,13 +194,13 @@ func (m *manager) closeListeners() {
 	}
 }
 
-// onREQ takes a connection request.
+// onREQ handles a connection request.
 func (m *manager) onREQ(p *port, peer netip.Addr, msg mad) drop {
 	f := decodeREQ(msg)
 	if c := m.byPeer[peerKey{peer, f.guid, f.id}]; c != nil {
 		return m.askedAgain(c)
 	}
-	l, no := m.judge(p, peer, &f)
+	l, no := m.check(p, peer, &f)
 	if no != nil {
 		m.send(p, peer, no.encode(msg.tid(), 0, f.id))
 		return dropNone
@@ -228,8 +230,8 @@ func (m *manager) askedAgain(c *conn) drop {
 	return dropNone
 }
 
-// judge finds the listener of a request, or how it is refused.
-func (m *manager) judge(p *port, peer netip.Addr, f *reqFields) (*listener, *rejFields) {
+// check returns the listener of a request, or its refusal.
+func (m *manager) check(p *port, peer netip.Addr, f *reqFields) (*listener, *rejFields) {
 	no := func(r reason) (*listener, *rejFields) { return nil, &rejFields{about: aboutREQ, reason: r} }
 	l := m.listenerFor(f.service, p.addr)
 	source := peer.WithZone("")
@@ -348,7 +350,8 @@ func (r *request) Reject(private []byte) error {
 	return nil
 }
 
-// reject answers a request with f, as often as it is repeated.
+// reject answers a request with f, and its repetitions too. It reports whether
+// the request still waits for an answer.
 func (m *manager) reject(c *conn, f *rejFields) bool {
 	if c.state != connReqReceived || m.stopped {
 		return false

@@ -21,7 +21,7 @@ const (
 	madMethodSend   = 3
 )
 
-// attribute tells the kind of a message.
+// attribute is the kind of a message.
 type attribute uint16
 
 const (
@@ -34,7 +34,7 @@ const (
 	attrDREP attribute = 0x16
 )
 
-// reason is why a REJ refuses.
+// reason is the reason of a REJ.
 type reason uint16
 
 const (
@@ -58,7 +58,7 @@ func (r reason) String() string {
 	case reasonUnsupported:
 		return "unsupported request"
 	case reasonInvalidService:
-		return "nobody listens there"
+		return "no listener at this port"
 	case reasonInvalidTransport:
 		return "invalid transport service type"
 	case reasonStale:
@@ -104,7 +104,7 @@ func (m mad) body() []byte         { return m[madHeaderLen:] }
 func (m mad) sender() uint32       { return be.Uint32(m[24:]) }
 func (m mad) receiver() uint32     { return be.Uint32(m[28:]) }
 
-// valid tells whether m is a message of the connection manager.
+// valid reports whether m is a message of the connection manager.
 func (m mad) valid() bool {
 	return len(m) == madLen && m[0] == madVersion && m[1] == madClassCM && m[2] == madClassVersion && m[3] == madMethodSend
 }
@@ -126,7 +126,7 @@ func get24(b []byte) uint32 { return uint32(b[0])<<16 | uint32(b[1])<<8 | uint32
 
 func put24(b []byte, v uint32) { b[0], b[1], b[2] = byte(v>>16), byte(v>>8), byte(v) }
 
-// reqFields are the contents of a REQ that we look at or set.
+// reqFields are the contents of a REQ that are read or set here.
 type reqFields struct {
 	id           uint32
 	service      uint64
@@ -188,7 +188,8 @@ func (f *reqFields) encode(tid uint64) mad {
 	return m
 }
 
-// ipHeaderLen is the header of rdma_cm in front of the consumer's data.
+// ipHeaderLen is the length of the header of rdma_cm before the data of the
+// consumer.
 const ipHeaderLen = 36
 
 func decodeREQ(m mad) (f reqFields) {
@@ -227,7 +228,7 @@ func putAddr(b []byte, a netip.Addr) {
 	copy(b, v[:])
 }
 
-// getAddr is invalid when version is neither 4 nor 6.
+// getAddr returns an invalid address if version is neither 4 nor 6.
 func getAddr(b []byte, version byte) netip.Addr {
 	switch version {
 	case 4:
@@ -238,7 +239,7 @@ func getAddr(b []byte, version byte) netip.Addr {
 	return netip.Addr{}
 }
 
-// repFields are the contents of a REP that we look at or set.
+// repFields are the contents of a REP that are read or set here.
 type repFields struct {
 	guid      uint64
 	qpn, psn  uint32
@@ -296,14 +297,15 @@ func decodeREJ(m mad) (f rejFields) {
 	return f
 }
 
-// newMRA asks for patience with a REQ: 4.096 us * 2^timeout.
+// newMRA returns a message that asks for more time to answer a REQ:
+// 4.096 us * 2^timeout.
 func newMRA(tid uint64, sender, receiver uint32, timeout byte) mad {
 	m := newMAD(attrMRA, tid, sender, receiver)
 	m.body()[8], m.body()[9] = aboutREQ<<6, timeout<<3
 	return m
 }
 
-// about is which message a REJ or a MRA is about.
+// about returns the message that a REJ or an MRA is about.
 func (m mad) about() byte { return m.body()[8] >> 6 }
 
 func (m mad) mraTimeout() byte { return m.body()[9] >> 3 }
@@ -314,7 +316,7 @@ func newDREQ(tid uint64, sender, receiver, qpn uint32) mad {
 	return m
 }
 
-// dreqQPN is the queue pair of the receiver that a DREQ is about.
+// dreqQPN returns the queue pair of the receiver that a DREQ is about.
 func (m mad) dreqQPN() uint32 { return get24(m.body()[8:]) }
 
 // putDatagram writes the headers of a message to queue pair 1 in front of m.
@@ -326,7 +328,7 @@ func putDatagram(b []byte, m mad, psn uint32) {
 }
 
 // parseDatagram returns the message in a packet that was sent to queue pair 1,
-// or nil and what is wrong. The ICRC is the caller's business.
+// or nil and the reason to drop it. The caller checks the ICRC.
 func parseDatagram(b []byte) (mad, drop) {
 	h := bth(b)
 	switch {

@@ -23,9 +23,9 @@ func (c *cq) Release(r *softverbs.Region) {
 	}
 }
 
-// letGo moves the payload of requests that may have to be sent again out of the
-// memory of r. The owner may post meanwhile, so requests that were not started
-// are not looked at: start finds that their key is gone.
+// letGo copies the payload of requests that may have to be sent again out of the
+// memory of r. It does not read requests that were not started, since the owner
+// may post meanwhile: start finds that their key is gone.
 func (q *qp) letGo(r *softverbs.Region) {
 	if q.End.State != softverbs.EndNone {
 		return // nothing is sent any more

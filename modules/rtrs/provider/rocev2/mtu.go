@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The path MTU is chosen once, by the active side. It follows the interface,
-// what the kernel knows of the route, and what was learned: a connection on
-// which short packets arrive and none of full size ever did tells that something
-// in between carries less, and keeps it to itself. The next connections between
-// the two hosts use less; the passive side makes the active one by refusing.
+// The active side chooses the path MTU when it connects, by the interface, by what
+// the kernel knows of the route, and by what was learned: if short packets of a
+// connection arrive and none of full size ever did, a link between the hosts
+// carries less. The next connections between them use less. The passive side
+// enforces that by refusing.
 
 const (
 	// learnedFor is how long a smaller path MTU is used before the full one is
@@ -19,8 +19,8 @@ const (
 	learnedFor = 10 * time.Minute
 	// ethernetCode is the path MTU of Ethernet's 1500 bytes: 1024.
 	ethernetCode = 3
-	// stuckAfter is how many times in a row the same packet was sent in vain
-	// before its size is to blame.
+	// stuckAfter is how many times in a row a packet is lost before its size is
+	// suspected.
 	stuckAfter = 3
 )
 
@@ -30,8 +30,8 @@ type learned struct {
 	until time.Time
 }
 
-// mtuTo returns the code of the largest path MTU between a port and a peer, as
-// far as is known without asking the kernel. m.mu is held.
+// mtuTo returns the code of the largest known path MTU between a port and a peer.
+// It does not ask the kernel. m.mu is held.
 func (m *manager) mtuTo(p *port, peer netip.Addr) uint8 {
 	if l, ok := m.learned[peer]; ok && time.Now().Before(l.until) {
 		return min(p.mtu, l.code)
@@ -54,12 +54,13 @@ func (m *manager) lost(peer netip.Addr, mtu uint32) {
 		}
 	}
 	m.learned[peer] = learned{code, now.Add(learnedFor)}
-	m.dev.cfg.Logger.Warn("rocev2 packets of full size do not arrive: something in between carries less than the interfaces",
+	m.dev.cfg.Logger.Warn("rocev2 packets of full size do not arrive: a link between the hosts carries less than the interfaces; the next connections use less",
 		"peer", peer, "path_mtu", mtu, "next", mtuBytes(code), "for", learnedFor)
 }
 
-// suspectMTU returns the path MTU when the size of its packets may be why the
-// connection has failed, else 0. What the peer has told already is noted.
+// suspectMTU returns the path MTU if the size of packets may be the reason why the
+// connection has failed, else 0. If the peer has reported the loss, suspectMTU
+// notes the reason itself.
 func (q *qp) suspectMTU() uint32 {
 	r := &q.req
 	if r.fullArrived || r.stuck < stuckAfter || r.una.at >= r.begun || q.mtu == mtuBytes(minMTUCode) ||
@@ -76,8 +77,8 @@ func (q *qp) suspectMTU() uint32 {
 	return 0
 }
 
-// routeMTU is the largest IP packet, in bytes, that the kernel would send from
-// src to dst; 0 when it does not say.
+// routeMTU returns the largest IP packet in bytes that the kernel sends from src
+// to dst, or 0 if it is not known.
 func routeMTU(src, dst netip.Addr) int {
 	family, level, option := unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_MTU
 	to := newPeerAddr(dst)

@@ -6,10 +6,14 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 )
 
-// The way out: packets are listed as pieces of header and payload, runs of
-// equal packets of one queue pair become one segmented send, and one sendmmsg
-// takes everything. What the socket refuses for now stays listed; nothing is
-// added until it has left.
+// DATA PATH. Sending. Packets are listed as pieces of header and payload. Packets
+// of one size and one queue pair become one segmented send, and one sendmmsg
+// takes all. If the socket is full, the rest stays listed, and nothing is added
+// before it was sent. A packet meets, in this order:
+//
+//	room                                 whether it can be listed
+//	begin, headerDone, payload, end      its pieces and its ICRC
+//	flush                                sendmmsg
 
 const (
 	outMessages = 64       // datagrams or segmented sends of a call
@@ -21,7 +25,7 @@ const (
 	maxRunVecs   = 1024 // the kernel's limit of pieces of a datagram
 )
 
-// outbox is the way out of one completion queue at one port.
+// outbox holds the packets that a completion queue sends from a port.
 type outbox struct {
 	port  *port
 	fd    int
@@ -37,7 +41,7 @@ type outbox struct {
 	at, n    int // messages at..n are to be sent
 	vecsUsed int
 	headUsed int
-	blocked  bool // the socket was full
+	blocked  bool // the socket is full
 
 	// The packet being listed.
 	crc  uint32
@@ -51,7 +55,7 @@ type run struct {
 	size        int // of a packet
 	packets     int
 	total       int
-	short       bool // a shorter one was added: it was the last
+	short       bool // the last one is shorter: no other may follow
 }
 
 func newOutbox(p *port, fd int, stats *counters) *outbox {
@@ -62,7 +66,7 @@ func newOutbox(p *port, fd int, stats *counters) *outbox {
 	}
 }
 
-// room tells whether a packet can be listed, after a flush if it takes one.
+// room reports whether a packet can be listed. It flushes if that helps.
 func (o *outbox) room() bool {
 	if o.fits() {
 		return true
@@ -75,8 +79,8 @@ func (o *outbox) fits() bool {
 	return !o.blocked && o.n < outMessages && o.vecsUsed+maxSGE+2 <= outVecs && o.headUsed+maxHeader+3+icrcLen <= outHead
 }
 
-// begin starts a packet of q with size bytes from the base transport header to
-// the ICRC, and returns room for its headers.
+// begin begins a packet of q with size bytes from the base transport header to
+// the ICRC, and returns room for header bytes of headers.
 func (o *outbox) begin(q *qp, header, size int) []byte {
 	r := o.runFor(q, size)
 	o.size = size
@@ -88,7 +92,7 @@ func (o *outbox) begin(q *qp, header, size int) []byte {
 	return o.putHead(header)
 }
 
-// runFor returns the message that the packet becomes part of.
+// runFor returns the run to which a packet of size bytes belongs.
 func (o *outbox) runFor(q *qp, size int) *run {
 	if o.gso && o.n > o.at {
 		r := &o.runs[o.n-1]
@@ -101,7 +105,7 @@ func (o *outbox) runFor(q *qp, size int) *run {
 	return &o.runs[o.n-1]
 }
 
-// putHead lists n bytes of the header room.
+// putHead appends n bytes of header room to the packet and returns them.
 func (o *outbox) putHead(n int) []byte {
 	b := o.head[o.headUsed : o.headUsed+n]
 	r := &o.runs[o.n-1]
@@ -114,7 +118,7 @@ func (o *outbox) putHead(n int) []byte {
 	return b
 }
 
-// lastOf is where a piece that ends at head[used] starts.
+// lastOf returns the start of a piece that ends at head[used].
 func lastOf(head []byte, used int, v *unix.Iovec) *byte {
 	if int(v.Len) > used {
 		return nil
@@ -131,13 +135,13 @@ func (o *outbox) putVec(b []byte) {
 // headerDone continues the ICRC over the headers.
 func (o *outbox) headerDone(head []byte) { o.crc = sumHeader(o.crc, head) }
 
-// payload lists b, which is not empty.
+// payload appends b to the packet. b must not be empty.
 func (o *outbox) payload(b []byte) {
 	o.putVec(b)
 	o.crc = sum(o.crc, b)
 }
 
-// end lists the pad and the ICRC.
+// end appends the pad and the ICRC.
 func (o *outbox) end(pad int) {
 	b := o.putHead(pad + icrcLen)
 	clear(b[:pad])
@@ -181,9 +185,9 @@ func (o *outbox) describe(i int) {
 	o.msgs[i].describe(&r.q.to, o.vecs[r.first:r.first+r.vecs], control)
 }
 
-// refused skips the next message: to the peer it is lost. When it was a
-// segmented one that the kernel cannot send, no more of those are made. All
-// other errors may pass: of the route, the interface, a filter.
+// refused skips the next message, which is lost for the peer. If the kernel
+// cannot send it because it is segmented, there will be no segmented sends any
+// more. Other errors, of the route, the interface or a filter, may pass.
 func (o *outbox) refused(errno unix.Errno) {
 	r := &o.runs[o.at]
 	o.at++
@@ -208,8 +212,8 @@ func (o *outbox) segmentsTooLarge(r *run) bool {
 	return mtu > 0 && r.size+headers > mtu
 }
 
-// letGo makes what is listed independent of the memory of r: it leaves, or is
-// discarded, which is to the peers as if it were lost.
+// letGo makes what is listed independent of the memory of r: it is sent or
+// discarded. For the peers, discarded packets are lost ones.
 func (o *outbox) letGo(r *softverbs.Region) {
 	if !o.names(r) {
 		return
@@ -231,7 +235,7 @@ func (o *outbox) names(r *softverbs.Region) bool {
 	return false
 }
 
-// forget takes back what q has listed.
+// forget removes the packets of q.
 func (o *outbox) forget(q *qp) {
 	n := o.at
 	for _, r := range o.runs[o.at:o.n] {
@@ -251,7 +255,7 @@ func (o *outbox) forget(q *qp) {
 	}
 }
 
-// discard forgets what is listed.
+// discard removes all packets.
 func (o *outbox) discard() {
 	o.at, o.n, o.vecsUsed, o.headUsed, o.blocked = 0, 0, 0, 0, false
 }

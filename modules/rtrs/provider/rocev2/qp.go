@@ -9,15 +9,15 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// qp is one connection. Fields without a note belong to the owner of the
-// completion queue once the phase is up, and to the creator before.
+// qp implements verbs.QP: one connection. Fields without a note belong to the
+// owner of the completion queue once the phase is Up, and to the creator before.
 type qp struct {
 	softverbs.QP
 	dev *Device
 	cq  *cq
 	qpn uint32
 
-	peerGone  atomic.Uint32 // any goroutine: a gone, why the peer is no longer there
+	peerGone  atomic.Uint32 // any goroutine: a gone, the reason why the peer has ended; 0: it has not
 	confirmed atomic.Bool   // any goroutine: the peer knows that it is connected
 	// numberGiven is set when the completion queue has qpn back. Any goroutine.
 	numberGiven atomic.Bool
@@ -43,12 +43,13 @@ type qp struct {
 // local reports whether nothing is sent for e.
 func local(e *softverbs.Send) bool { return e.Op == verbs.OpLocalInv || e.Op == verbs.OpRegMR }
 
-// fullAt reports whether the packet of e at off is of ours and of full size.
+// fullAt reports whether the packet of e at off carries payload of full size from
+// this end.
 func fullAt(e *softverbs.Send, off, mtu uint32) bool {
 	return e.Op != verbs.OpRead && e.Length-off >= mtu
 }
 
-// CreateQP makes a queue pair.
+// CreateQP implements verbs.Device.
 func (d *Device) CreateQP(p verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 	dom, ok1 := p.(*softverbs.Domain)
 	queue, ok2 := cfg.CQ.(*cq)
@@ -66,7 +67,7 @@ func (d *Device) CreateQP(p verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 	if q.qpn, err = queue.takeNumber(); err != nil {
 		return nil, fmt.Errorf("create queue pair: %w", err)
 	}
-	q.Init(dom, &cfg, cfg.SendQueue) // Release looks at it while the owner posts
+	q.Init(dom, &cfg, cfg.SendQueue) // Release reads it while the owner posts
 	return q, nil
 }
 
@@ -77,14 +78,14 @@ var limits = softverbs.Limits{QueueDepth: maxQPWR, Elements: maxSGE}
 type link struct {
 	port             *port
 	peer             netip.Addr
-	local, remote    netip.AddrPort // for people: with the ports of rdma_cm
+	local, remote    netip.AddrPort // with the ports of rdma_cm, for logs
 	peerQPN          uint32
 	mtu              uint8 // code
 	sendPSN, recvPSN uint32
 	ird, ord         int
 }
 
-// begun sets up both halves. The creator's goroutine, before the owner sees q.
+// begun initializes both halves, before the completion queue has q. The creator.
 func (q *qp) begun(l *link) {
 	q.SetAddrs(l.local, l.remote)
 	q.Ops, q.Longest = opcodes(l.ord), maxMessage
@@ -118,8 +119,8 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (int, error) {
 	return n, err
 }
 
-// progress returns completions, and ends the connection when its time has
-// come. It is called after everything that has arrived was looked at.
+// progress fills wcs with completions and returns their number. It ends the
+// connection if the peer has ended it and all its packets were taken.
 func (q *qp) progress(wcs []verbs.WC) int {
 	if !q.Attached {
 		return 0
@@ -134,7 +135,7 @@ func (q *qp) progress(wcs []verbs.WC) int {
 	return n
 }
 
-// busy tells whether the next Poll would find something to do for q.
+// busy reports whether the next Poll would find something to do.
 func (q *qp) busy() bool {
 	switch {
 	case !q.Attached:
@@ -145,12 +146,12 @@ func (q *qp) busy() bool {
 	return q.wants() && !q.out.blocked
 }
 
-// wants tells whether there is something to send.
+// wants reports whether there is something to send.
 func (q *qp) wants() bool {
 	return q.Attached && q.End.State == softverbs.EndNone && (q.resp.wants() || q.requestable())
 }
 
-// transmit sends what there is: answers first, since they make the peer go on.
+// transmit sends what there is. Answers are first, since the peer waits for them.
 func (q *qp) transmit() {
 	if q.respond() {
 		q.request()

@@ -7,10 +7,11 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// READs of ours: part of the requester.
+// DATA PATH. The READs of the requester: sendRead, onResponse, scatter.
 
-// sendRead lists a request for the next piece of a READ. Pieces end at the
-// same places when they are asked for again, since a responder compares.
+// sendRead appends a request for the next piece of a READ to the outbox. Pieces
+// end at the same bytes when they are requested again, since a responder compares
+// the two requests.
 func (q *qp) sendRead(e *softverbs.Send) {
 	r := &q.req
 	n := min(e.Length-r.cur.off, readPiece*q.mtu-r.cur.off%(readPiece*q.mtu))
@@ -28,8 +29,8 @@ func (q *qp) sendRead(e *softverbs.Send) {
 	}
 }
 
-// readAgain asks once more for the READ at una, whose response has a gap. It
-// does so once; if that is lost too the timer does the rest.
+// readAgain requests the READ at una again, whose response has a gap. It does so
+// once; after another loss the READ waits for the timeout.
 func (q *qp) readAgain() {
 	r := &q.req
 	if r.retriedRead {
@@ -40,7 +41,7 @@ func (q *qp) readAgain() {
 	r.retriedRead = true
 }
 
-// onResponse takes a packet of a READ response.
+// onResponse handles a packet of a READ response.
 func (q *qp) onResponse(b bth, shape *opShape, payload []byte) drop {
 	r := &q.req
 	psn := b.psn()
@@ -79,7 +80,7 @@ func (q *qp) onResponse(b bth, shape *opShape, payload []byte) drop {
 	return dropNone
 }
 
-// scatter places a piece of a READ in the elements at una.
+// scatter places b in the elements of the READ at una.
 func (q *qp) scatter(b []byte) {
 	sges := q.SQ.Elements(q.req.una.at)
 	var at softverbs.Cursor

@@ -8,22 +8,30 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// The requester: work requests become packets with consecutive sequence
-// numbers. What is not acknowledged in time, or reported missing, is sent
-// again from the oldest such packet on (go back N). A READ takes the numbers
-// of its responses; long ones are asked for in pieces. docs/protocol/rocev2.md,
-// Requester.
+// DATA PATH. The requester. Work requests become packets with consecutive
+// sequence numbers. If a packet is not acknowledged in time or is reported
+// missing, it and all packets after it are sent again (go back N). A READ takes
+// the sequence numbers of its responses; a long one is requested in pieces.
+// docs/protocol/rocev2.md, Requester. A request meets, in this order:
+//
+//	request        appends packets to the outbox: start, sendPacket, sendRead
+//	onAck          ACK, NAK, RNR NAK; read.go has the responses to READs
+//	acknowledge    moves una: advance, progressed
+//	goBack         sends again from una on
+//	Expire         the answer did not come in time
 
 const (
-	// The window is how many packets may be on their way: 1 MiB at the largest
-	// path MTU, and more where receive buffers are large (windowLimit).
+	// The window is how many packets may be in flight: 1 MiB at the largest path
+	// MTU, and more if receive buffers are large (windowLimit).
 	baseWindow  = 256
 	maxWindow   = 1024
 	firstWindow = 64
 	minWindow   = 2
-	// ackEvery is how many packets leave without asking for an acknowledgement.
+	// ackEvery is the number of packets of which the last asks for an
+	// acknowledgement.
 	ackEvery = 16
-	// readPiece is the number of packets of one READ on the wire.
+	// readPiece is the number of response packets that one READ request asks for
+	// at most.
 	readPiece = 64
 
 	firstTimeout = int64(50e6) // ns
@@ -31,28 +39,29 @@ const (
 	maxTimeout   = int64(500e6)
 )
 
-// place is a position in the send queue: before byte off of entry at, whose
-// packet has the sequence number psn. off is a multiple of the path MTU.
+// place is a position in the send queue: byte off of the request at position at.
+// The packet there has the sequence number psn. off is a multiple of the path
+// MTU.
 type place struct {
 	at  uint64
 	off uint32
 	psn uint32
 }
 
-// requester is the sending half of a queue pair.
+// requester is the half of a connection that sends requests.
 type requester struct {
 	una place // the oldest packet that is not acknowledged
 	cur place // the next to be sent
-	// begun is the entry behind the last one with sequence numbers, top the
-	// number behind its last.
+	// Requests before the position begun have sequence numbers; those of all of
+	// them are before top.
 	begun uint64
 	top   uint32
-	high  uint32 // behind the highest number ever sent
+	high  uint32 // the sequence number after the highest that was sent
 
-	hold     bool             // passive side: the peer does not know yet that it is connected
-	sinceAck int              // packets since an acknowledgement was asked for
+	hold     bool             // passive side: send nothing, the peer may not know that it is connected
+	sinceAck int              // packets since the last that asks for an acknowledgement
 	curAt    softverbs.Cursor // where cur stands in the elements
-	reads    []uint32         // last sequence numbers of the READs on their way, a ring
+	reads    []uint32         // last sequence numbers of the READs in flight, a ring
 	readHead uint64
 	readTail uint64
 
@@ -66,14 +75,14 @@ type requester struct {
 	timed         bool // the packet before timedPSN is timed
 	timedPSN      uint32
 	timedAt       int64
-	progressAt    int64 // the peer was last heard of, or there was nothing to hear
-	waitUntil     int64 // RNR: send nothing before
-	notReadySince int64 // RNR: since when, 0: not
-	retriedRead   bool  // una is a READ that was asked for again
+	progressAt    int64 // when the peer last answered, or the first unanswered packet was sent
+	waitUntil     int64 // RNR: send nothing before this time; 0: send
+	notReadySince int64 // RNR: since when the peer has no receive; 0: it has
+	retriedRead   bool  // una is a READ that was requested again
 
 	fullArrived bool // a packet of full size was acknowledged
 	gapTold     bool // the peer has reported that una is missing
-	stuck       int  // how many times in a row silence made it go back to una
+	stuck       int  // timeouts in a row that went back to una
 }
 
 func (r *requester) init(q *qp, psn uint32, limit int32) {
@@ -84,17 +93,17 @@ func (r *requester) init(q *qp, psn uint32, limit int32) {
 	r.timeout, r.floor = firstTimeout, minTimeout
 }
 
-// windowLimit is the widest window towards a peer whose receive buffer is as
-// large as ours: the peer does not tell. A window may fill a quarter of it,
-// since the kernel counts packets with what surrounds them, and connections of
-// a queue share it.
+// windowLimit returns the widest window, in packets. The size of the peer's
+// receive buffer is not on the wire, so it is taken to be that of this end. The
+// window may fill a quarter of it, since the kernel counts its own records too,
+// and connections share it.
 func windowLimit(buffer, mtu int) int32 {
 	return int32(min(max(buffer/4/mtu, baseWindow), maxWindow))
 }
 
 func (r *requester) outstanding() int32 { return psnDiff(r.cur.psn, r.una.psn) }
 
-// requestable tells whether a packet may leave.
+// requestable reports whether a packet may be sent.
 func (q *qp) requestable() bool {
 	r := &q.req
 	if r.hold || r.waitUntil != 0 || r.cur.at == q.SQ.Tail || r.outstanding() >= r.window {
@@ -103,15 +112,15 @@ func (q *qp) requestable() bool {
 	return q.SQ.At(r.cur.at).Op != verbs.OpRead || r.readTail-r.readHead < uint64(len(r.reads))
 }
 
-// request lists packets until the window is full, nothing is left or the way
-// out is.
+// request appends packets to the outbox until the window or the outbox is full
+// or nothing is left.
 func (q *qp) request() {
 	r := &q.req
 	idle := r.una.psn == r.high
 	for q.requestable() {
 		e := q.SQ.At(r.cur.at)
 		switch {
-		case local(e) && r.cur.at < r.begun: // done before
+		case local(e) && r.cur.at < r.begun: // was executed the first time
 			r.step()
 		case local(e):
 			if !q.localWork(e) {
@@ -138,8 +147,8 @@ func (q *qp) request() {
 	}
 }
 
-// start gives the entry at cur its sequence numbers, the first time. It returns
-// false when the memory was taken back since it was posted: the connection ends.
+// start gives the request at cur its sequence numbers, the first time. It returns
+// false and ends the connection if a region was closed since the post.
 func (q *qp) start(e *softverbs.Send) bool {
 	r := &q.req
 	if r.cur.at < r.begun {
@@ -157,16 +166,16 @@ func (q *qp) start(e *softverbs.Send) bool {
 	return true
 }
 
-var errRegionClosed = errors.New("region of a request was closed before it was done")
+var errRegionClosed = errors.New("region of a request was closed before the request was done")
 
-// step goes to the next entry.
+// step moves cur to the next request.
 func (r *requester) step() {
 	r.cur.at++
 	r.cur.off, r.curAt = 0, softverbs.Cursor{}
 }
 
-// localWork runs OpLocalInv and OpRegMR, in their place in the order. One that
-// fails ends the connection.
+// localWork executes OpLocalInv and OpRegMR, in order with the requests around
+// them. A failure ends the connection and returns false.
 func (q *qp) localWork(e *softverbs.Send) bool {
 	if res := q.Domain.Rotate(e.Op, e.Key); res != softverbs.KeyOK {
 		e.Status = verbs.StatusLocalProt
@@ -180,7 +189,7 @@ func (q *qp) localWork(e *softverbs.Send) bool {
 	return true
 }
 
-// skipLocal moves una over local work that was done.
+// skipLocal moves una over local work that was executed.
 func (q *qp) skipLocal() {
 	r := &q.req
 	for r.una.at < r.begun && r.una.off == 0 && local(q.SQ.At(r.una.at)) {
@@ -188,7 +197,7 @@ func (q *qp) skipLocal() {
 	}
 }
 
-// sendPacket lists the next packet of a SEND or a WRITE.
+// sendPacket appends the next packet of a SEND or a WRITE to the outbox.
 func (q *qp) sendPacket(e *softverbs.Send) {
 	r := &q.req
 	n := int(min(e.Length-r.cur.off, q.mtu))
@@ -218,7 +227,7 @@ func (q *qp) sendPacket(e *softverbs.Send) {
 	}
 }
 
-// packetOpcode is the opcode of a packet of a message.
+// packetOpcode returns the opcode of a packet of a message.
 func packetOpcode(op verbs.Opcode, first, last bool) opcode {
 	var o opcode
 	switch {
@@ -249,7 +258,7 @@ func packetOpcode(op verbs.Opcode, first, last bool) opcode {
 	return o
 }
 
-// gather lists the next n bytes of the entry's elements.
+// gather appends the next n bytes of the payload to the packet.
 func (q *qp) gather(n int) {
 	r := &q.req
 	sges := q.SQ.Elements(r.cur.at)
@@ -260,7 +269,8 @@ func (q *qp) gather(n int) {
 	}
 }
 
-// left accounts for a packet that takes n sequence numbers.
+// left accounts for a packet that was sent and takes n sequence numbers. asked
+// reports that it asks for an acknowledgement.
 func (q *qp) left(n uint32, asked bool) {
 	r := &q.req
 	r.sinceAck++
@@ -278,7 +288,7 @@ func (q *qp) left(n uint32, asked bool) {
 	}
 }
 
-// onAck takes an ACK, a NAK or an RNR NAK.
+// onAck handles an ACK, a NAK or an RNR NAK.
 func (q *qp) onAck(b bth) drop {
 	r := &q.req
 	a := aeth(b[bthLen:])
@@ -294,7 +304,7 @@ func (q *qp) onAck(b bth) drop {
 	case syndromeAck:
 		q.acknowledge(psnAdd(psn, 1))
 		if r.una.psn != psnAdd(psn, 1) && psnDiff(psn, r.una.psn) >= 0 {
-			q.readAgain() // a READ in between was not answered
+			q.readAgain() // a READ before it was not answered
 		}
 	case syndromeRNR:
 		q.acknowledge(psn)
@@ -308,8 +318,8 @@ func (q *qp) onAck(b bth) drop {
 	return dropNone
 }
 
-// acknowledge moves una up to the packet before psn, or to the first READ that
-// is not answered.
+// acknowledge moves una to psn, or to the first READ before it that was not
+// answered.
 func (q *qp) acknowledge(psn uint32) {
 	r := &q.req
 	before := r.una.psn
@@ -325,7 +335,7 @@ func (q *qp) acknowledge(psn uint32) {
 	}
 }
 
-// advance moves una over n packets of its entry e.
+// advance moves una over n packets of its request e.
 func (q *qp) advance(e *softverbs.Send, n uint32) {
 	r := &q.req
 	if !r.fullArrived && fullAt(e, r.una.off, q.mtu) {
@@ -340,7 +350,7 @@ func (q *qp) advance(e *softverbs.Send, n uint32) {
 	}
 }
 
-// progressed notes that n more packets have arrived at the peer.
+// progressed accounts for n more packets that have arrived at the peer.
 func (q *qp) progressed(n int32) {
 	r := &q.req
 	r.progressAt, r.notReadySince, r.retriedRead = q.cq.clock, 0, false
@@ -350,7 +360,7 @@ func (q *qp) progressed(n int32) {
 	}
 	r.open(n)
 	if psnDiff(r.una.psn, r.cur.psn) > 0 {
-		q.goBack() // forward, to be exact: what was to be repeated has arrived
+		q.goBack() // cur moves forward: what it would send again has arrived
 	}
 	if r.outstanding() == 0 {
 		q.setDeadline(0)
@@ -360,7 +370,7 @@ func (q *qp) progressed(n int32) {
 	q.cq.activate(q)
 }
 
-// measured takes a round trip time: the timeout follows it as in RFC 6298.
+// measured adapts the timeout to a round trip time, as RFC 6298 does.
 func (r *requester) measured(rtt int64) {
 	r.timed = false
 	if r.srtt == 0 {
@@ -384,7 +394,7 @@ func (r *requester) open(n int32) {
 	}
 }
 
-// narrow is the answer to a loss.
+// narrow makes the window smaller after a loss.
 func (r *requester) narrow(window int32) {
 	r.threshold = max(r.window/2, 2*minWindow)
 	r.window = max(min(window, r.threshold), minWindow)
@@ -400,11 +410,11 @@ func (q *qp) goBack() {
 	r.sinceAck = 0
 	r.curAt = softverbs.Cursor{}
 	r.curAt.Skip(q.SQ.Elements(r.cur.at), int(r.cur.off))
-	q.setDeadline(0) // set when it is sent
+	q.setDeadline(0) // request sets it
 	q.cq.activate(q)
 }
 
-// refused takes a NAK about the packet at una.
+// refused handles a NAK of the packet at una.
 func (q *qp) refused(syndrome byte) drop {
 	r := &q.req
 	status := verbs.StatusRemoteInvalid
@@ -436,7 +446,8 @@ func (q *qp) failRequest(status verbs.Status, cause error) {
 	q.hangUp(status, cause)
 }
 
-// notReady waits as an RNR NAK asks for, then tries with few packets.
+// notReady waits for the time of an RNR NAK, in nanoseconds, and then sends few
+// packets.
 func (q *qp) notReady(delay int64) {
 	r := &q.req
 	now := q.cq.clock
@@ -455,8 +466,8 @@ func (q *qp) notReady(delay int64) {
 	q.setDeadline(r.waitUntil)
 }
 
-// place is the one copy of payload: from the staging buffer to where it
-// belongs, unless it was received there.
+// place copies payload from the staging buffer to dst, unless it was received
+// there, and returns the number of bytes. No other function copies payload.
 func (q *qp) place(dst, src []byte) int {
 	if &dst[0] == &src[0] {
 		return len(src)
@@ -466,7 +477,7 @@ func (q *qp) place(dst, src []byte) int {
 	return n
 }
 
-// Expire implements softverbs.Conn. It looks after the requester's timer.
+// Expire implements softverbs.Conn: a wait is over, or an answer has not come.
 func (q *qp) Expire(now int64) {
 	r := &q.req
 	switch {

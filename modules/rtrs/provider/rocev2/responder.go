@@ -1,28 +1,34 @@
 package rocev2
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// The responder: packets are taken in the order of their sequence numbers
-// only. What was asked of us is answered once per Poll: first the data of
-// READs, then one acknowledgement for everything. docs/protocol/rocev2.md,
-// Responder.
+// DATA PATH. The responder. Packets are taken in the order of their sequence
+// numbers only. They are answered once per Poll: first with the data of READs,
+// then with one acknowledgement for all. docs/protocol/rocev2.md, Responder. A
+// packet meets, in this order:
+//
+//	onRequest    the sequence number: expected, repeated or behind a gap
+//	check        its message, its place and the rights of the peer
+//	take         its payload is placed; the last one completes a receive
+//	respond      READ responses and the acknowledgement
 
-// rnrCode asks a peer without a receive here to wait 1.28 ms.
+// rnrCode is the time that a peer waits if no receive is posted: 1.28 ms.
 const rnrCode = 14
 
-// responder is the receiving half of a queue pair.
+// responder is the half of a connection that receives requests.
 type responder struct {
 	psn    uint32 // expected
 	msn    uint32 // messages completed
-	silent bool   // the gap at psn was reported: say nothing until it is closed
+	silent bool   // the gap at psn was reported: no other NAK before it is filled
 
 	msg message // in progress
-	dst []byte  // where the message of the packet that was judged belongs
+	dst []byte  // the place of the message of the packet that was checked
 
 	ackDue  bool
 	nak     byte // syndrome to be sent for psn, 0: none
@@ -41,7 +47,7 @@ type message struct {
 	got   uint32
 }
 
-// serve is a READ of the peer that waits for its data.
+// serve is a READ of the peer that waits for its response.
 type serve struct {
 	psn    uint32
 	addr   uint64
@@ -55,10 +61,10 @@ func (x *responder) init(q *qp, psn uint32) {
 	x.serves = make([]serve, q.ird)
 }
 
-// wants tells whether something waits to be sent.
+// wants reports whether there is an answer to send.
 func (x *responder) wants() bool { return x.ackDue || x.nak != 0 || x.head != x.tail }
 
-// onRequest takes a packet of a request. It returns the number of completions.
+// onRequest handles a packet of a request. It returns the number of completions.
 func (q *qp) onRequest(b bth, shape *opShape, payload []byte, wc *verbs.WC) int {
 	x := &q.resp
 	q.cq.activate(q)
@@ -72,7 +78,7 @@ func (q *qp) onRequest(b bth, shape *opShape, payload []byte, wc *verbs.WC) int 
 		q.repeated(b, shape)
 		return 0
 	}
-	if nak := q.judge(b, shape, payload); nak != 0 {
+	if nak := q.check(b, shape, payload); nak != 0 {
 		q.refuse(nak)
 		return 0
 	}
@@ -88,7 +94,7 @@ func (q *qp) onRequest(b bth, shape *opShape, payload []byte, wc *verbs.WC) int 
 	return q.take(b, shape, payload, wc)
 }
 
-// refuse sends a NAK. All but those that ask for patience end the connection.
+// refuse answers with a NAK. The connection ends, except after an RNR NAK.
 func (q *qp) refuse(nak byte) {
 	x := &q.resp
 	x.nak = nak
@@ -97,11 +103,10 @@ func (q *qp) refuse(nak byte) {
 		return
 	}
 	q.sayLast()
-	status := verbs.StatusFatal
-	q.hangUp(status, fmt.Errorf("peer broke the rules: NAK %#x", nak))
+	q.hangUp(verbs.StatusFatal, fmt.Errorf("peer broke the protocol: answered with NAK %#x", nak))
 }
 
-// repeated takes a packet that was taken before: its answer was lost.
+// repeated answers a packet that was taken before: its answer was lost.
 func (q *qp) repeated(b bth, shape *opShape) {
 	x := &q.resp
 	if shape.class != classRead {
@@ -110,9 +115,9 @@ func (q *qp) repeated(b bth, shape *opShape) {
 	}
 	s := newServe(b)
 	if len(x.serves) == 0 || psnDiff(psnAdd(s.psn, packets(s.length, q.mtu)-1), x.psn) >= 0 {
-		return // it was not asked like that the first time
+		return // the first request was another one
 	}
-	// Everything from here on will be asked again.
+	// The peer repeats everything from here on.
 	for x.tail > x.head && psnDiff(x.last(q), s.psn) >= 0 {
 		x.tail--
 	}
@@ -124,7 +129,7 @@ func (q *qp) repeated(b bth, shape *opShape) {
 	x.tail++
 }
 
-// last is the last sequence number of the newest serve.
+// last returns the last sequence number of the newest READ to answer.
 func (x *responder) last(q *qp) uint32 {
 	s := &x.serves[(x.tail-1)%uint64(len(x.serves))]
 	return psnAdd(s.psn, packets(s.length, q.mtu)-1)
@@ -135,9 +140,10 @@ func newServe(b bth) serve {
 	return serve{psn: b.psn(), addr: r.addr(), key: r.key(), length: r.length()}
 }
 
-// judge looks at the expected packet, finds where its message belongs and changes
-// nothing else, so that it may come again. It returns the syndrome of a NAK, or 0.
-func (q *qp) judge(b bth, shape *opShape, payload []byte) byte {
+// check checks the expected packet and finds the place of its message. It changes
+// nothing else, so that the packet may come again. It returns the syndrome of a
+// NAK, or 0.
+func (q *qp) check(b bth, shape *opShape, payload []byte) byte {
 	m := &q.resp.msg
 	if shape.first != (m.class == classNone) || !shape.first && m.class != shape.class {
 		return nakInvalid
@@ -148,14 +154,14 @@ func (q *qp) judge(b bth, shape *opShape, payload []byte) byte {
 	}
 	switch shape.class {
 	case classSend:
-		return q.judgeSend(b, shape, n)
+		return q.checkSend(b, shape, n)
 	case classWrite:
-		return q.judgeWrite(b, shape, n)
+		return q.checkWrite(b, shape, n)
 	}
-	return q.judgeRead(b, n)
+	return q.checkRead(b, n)
 }
 
-func (q *qp) judgeSend(b bth, shape *opShape, n uint32) byte {
+func (q *qp) checkSend(b bth, shape *opShape, n uint32) byte {
 	if q.RQ.Empty() {
 		return syndromeRNR | rnrCode
 	}
@@ -179,11 +185,11 @@ func (q *qp) judgeSend(b bth, shape *opShape, n uint32) byte {
 	return 0
 }
 
-// invalidated takes the key away that a SEND WITH INVALIDATE names. It is the
-// last thing that is looked at, so that nothing has to be undone.
+// invalidated invalidates the key that a SEND WITH INVALIDATE names. It is the
+// last check, so that nothing has to be undone.
 func (q *qp) invalidated(key uint32) bool { return q.Domain.Invalidate(key) == softverbs.KeyOK }
 
-func (q *qp) judgeWrite(b bth, shape *opShape, n uint32) byte {
+func (q *qp) checkWrite(b bth, shape *opShape, n uint32) byte {
 	m := q.resp.msg
 	if shape.first {
 		r := reth(b[bthLen:])
@@ -193,7 +199,7 @@ func (q *qp) judgeWrite(b bth, shape *opShape, n uint32) byte {
 		return nakInvalid
 	}
 	if m.total > 0 {
-		// Another owner may take the key away at any time: it is looked up once.
+		// Another owner may invalidate the key at any time: it is looked up once.
 		q.resp.dst = q.Domain.Remote(m.key, m.addr, uint64(m.total), verbs.AccessRemoteWrite)
 		if q.resp.dst == nil {
 			return nakAccess
@@ -205,7 +211,7 @@ func (q *qp) judgeWrite(b bth, shape *opShape, n uint32) byte {
 	return 0
 }
 
-func (q *qp) judgeRead(b bth, n uint32) byte {
+func (q *qp) checkRead(b bth, n uint32) byte {
 	x := &q.resp
 	s := newServe(b)
 	switch {
@@ -217,7 +223,8 @@ func (q *qp) judgeRead(b bth, n uint32) byte {
 	return 0
 }
 
-// take takes a packet of a SEND or a WRITE that is right.
+// take takes a packet of a SEND or a WRITE that was checked. It returns the number
+// of completions.
 func (q *qp) take(b bth, shape *opShape, payload []byte, wc *verbs.WC) int {
 	x := &q.resp
 	m := &x.msg
@@ -262,19 +269,19 @@ func (q *qp) received(b bth, shape *opShape, wc *verbs.WC) {
 	}
 }
 
-// takeRead queues the answer to a READ.
+// takeRead queues the response to a READ.
 func (q *qp) takeRead(b bth) {
 	x := &q.resp
 	s := newServe(b)
 	x.msn++
 	s.msn = x.msn
 	x.psn = psnAdd(x.psn, packets(s.length, q.mtu))
-	x.ackDue = false // the response says it
+	x.ackDue = false // the response acknowledges it
 	x.serves[x.tail%uint64(len(x.serves))] = s
 	x.tail++
 }
 
-// respond lists what is due. It returns false when the way out is full.
+// respond appends the answers to the outbox. It returns false if that is full.
 func (q *qp) respond() bool {
 	x := &q.resp
 	for x.head != x.tail {
@@ -308,9 +315,9 @@ func (q *qp) sendAck(syndrome byte, psn uint32) {
 	q.out.end(0)
 }
 
-// sendResponse lists the next packet of the oldest READ. The key is looked at
-// for every packet, since it may be taken away in between; then the connection
-// ends and sendResponse returns false.
+// sendResponse appends the next packet of the response to the oldest READ to the
+// outbox. The key is checked for every packet: if it was invalidated, the
+// connection ends and sendResponse returns false.
 func (q *qp) sendResponse() bool {
 	x := &q.resp
 	s := &x.serves[x.head%uint64(len(x.serves))]
@@ -321,7 +328,7 @@ func (q *qp) sendResponse() bool {
 		if data = q.Domain.Remote(s.key, s.addr, uint64(s.length), verbs.AccessRemoteRead); data == nil {
 			q.sendAck(nakAccess, psnAdd(s.psn, x.serving))
 			q.out.flush()
-			q.hangUp(verbs.StatusFatal, fmt.Errorf("region of a read went away"))
+			q.hangUp(verbs.StatusFatal, errors.New("region of a READ of the peer was invalidated or closed"))
 			return false
 		}
 		data = data[off : off+n]

@@ -345,7 +345,7 @@ func TestKeyGoesWhileAPacketIsTaken(t *testing.T) {
 			}
 			fill(payload, 5)
 			b, shape := bth(c.packet(op, c.reth(0, n), payload)), &shapes[op]
-			if nak := q.judge(b, shape, payload); nak != 0 {
+			if nak := q.check(b, shape, payload); nak != 0 {
 				t.Fatalf("NAK %#x", nak)
 			}
 			q.Domain.Invalidate(c.mr.RKey())
@@ -353,7 +353,7 @@ func TestKeyGoesWhileAPacketIsTaken(t *testing.T) {
 			q.take(b, shape, payload, &wc)
 			if op == opWriteFirst {
 				b = c.packet(opWriteLast, nil, payload)
-				if nak := q.judge(b, &shapes[opWriteLast], payload); nak != nakAccess {
+				if nak := q.check(b, &shapes[opWriteLast], payload); nak != nakAccess {
 					t.Errorf("the next packet: %#x, want %#x", nak, nakAccess)
 				}
 			}

@@ -28,7 +28,7 @@ func (c *controlBuf) setSegment(size int) {
 }
 
 // segment returns the segment size that the kernel reports in the first n
-// bytes of c, 0 when the datagram is not merged.
+// bytes of c, or 0 if the datagram is not merged.
 func (c *controlBuf) segment(n int) int {
 	h := (*unix.Cmsghdr)(unsafe.Pointer(c))
 	if n < unix.CmsgLen(4) || h.Level != unix.SOL_UDP || h.Type != unix.UDP_GRO {
@@ -55,7 +55,7 @@ func (s *sockaddr) set(p peerAddr) {
 	s.n = unix.SizeofSockaddrInet6
 }
 
-// from returns who is named: the address as 16 bytes, and the port.
+// from returns the address, as 16 bytes, and the port.
 func (s *sockaddr) from() (addr [16]byte, port uint16) {
 	var b [2]byte
 	if s.raw.Family == unix.AF_INET {
@@ -70,8 +70,8 @@ func (s *sockaddr) from() (addr [16]byte, port uint16) {
 	return addr, uint16(b[0])<<8 | uint16(b[1])
 }
 
-// sendMany and receiveMany pass msgs to the socket without blocking and outside
-// the scheduler: a raw call is safe because it never waits.
+// sendMany and receiveMany pass msgs to the socket without blocking. The raw
+// system call avoids the scheduler, which is safe because the call never waits.
 func sendMany(fd int, msgs []mmsghdr) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&msgs[0])), uintptr(len(msgs)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
 	return int(n), errno
@@ -103,5 +103,5 @@ func setIovec(v *unix.Iovec, b []byte) {
 // pieceAddr returns the address of the first byte that v describes.
 func pieceAddr(v *unix.Iovec) uint64 { return uint64(uintptr(unsafe.Pointer(v.Base))) }
 
-// growIovec makes v n bytes longer: what follows it in memory belongs to it.
+// growIovec makes v n bytes longer. They must follow it in memory.
 func growIovec(v *unix.Iovec, n int) { v.SetLen(int(v.Len) + n) }

@@ -20,9 +20,9 @@ import (
 // and belongs to the port's control goroutine. Socket s belongs to slot s, one
 // completion queue; the numbers of its queue pairs are s modulo 256.
 //
-// Sockets of a group are known to the kernel by their position. So a slot's
-// socket stays open when its completion queue is closed, and waits for the
-// next one.
+// The kernel knows the sockets of a group by their position. So the socket of a
+// slot stays open when its completion queue is closed, and is used by the next
+// one.
 
 const (
 	slotBits = 8
@@ -44,7 +44,7 @@ type port struct {
 	gro     atomic.Bool
 }
 
-// peerAddr is where packets go.
+// peerAddr is the destination of packets.
 type peerAddr struct {
 	addr  netip.Addr
 	port  uint16
@@ -177,8 +177,8 @@ func (p *port) bind(first bool) (int, error) {
 	return -1, fmt.Errorf("open UDP port %d at %s: %w", roceUDPPort, p.addr, err)
 }
 
-// setOptions makes the IPv4 identification of what is sent known, forbids
-// fragments, and takes datagrams without a UDP checksum.
+// setOptions makes the kernel send a known IPv4 identification and no fragments,
+// and accept datagrams without a UDP checksum.
 func setOptions(fd, family int) error {
 	var err error
 	if family == unix.AF_INET {
@@ -209,7 +209,7 @@ func (p *port) takeControl(fd int) error {
 	return nil
 }
 
-// offloads asks the kernel what it does for us.
+// offloads finds out which offloads the kernel has.
 func (p *port) offloads() {
 	if p.dev.cfg.NoOffload {
 		return
@@ -224,8 +224,8 @@ func (p *port) offloads() {
 	p.gro.Store(unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_GRO, 1) == nil)
 }
 
-// stopMerging turns GRO off: the kernel merges packets of different queue
-// pairs, and all of them go where the first one goes. Caller holds no lock.
+// stopMerging turns GRO off: the kernel has merged packets of different queue
+// pairs, and delivers all of them to the socket of the first. No lock is held.
 func (p *port) stopMerging() {
 	if !p.gro.Swap(false) {
 		return
@@ -237,7 +237,7 @@ func (p *port) stopMerging() {
 			unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_GRO, 0)
 		}
 	}
-	p.dev.cfg.Logger.Info("rocev2 receive offload is off: it mixes queue pairs", "addr", p.addr)
+	p.dev.cfg.Logger.Info("rocev2 turned receive offload off: the kernel merges packets of different queue pairs", "addr", p.addr)
 }
 
 func (p *port) close() {
@@ -252,13 +252,13 @@ func (p *port) close() {
 	p.socks = nil
 }
 
-// mtuBytes is the path MTU with the given code: 256 to 4096 bytes of payload.
+// mtuBytes returns the path MTU with a code: 256 to 4096 bytes of payload.
 func mtuBytes(code uint8) uint32 { return 128 << code }
 
 const (
 	minMTUCode, maxMTUCode = 1, 5
-	// packetOverhead is what the kernel takes off an interface's MTU: IPv6, UDP
-	// and all headers of a packet.
+	// packetOverhead is what the kernel subtracts from the MTU of an interface:
+	// IPv6, UDP and all headers of a packet, in bytes.
 	packetOverhead = 96
 )
 
@@ -270,7 +270,7 @@ func mtuCode(interfaceMTU int) uint8 {
 	return code
 }
 
-// mtuOf is the code of the largest path MTU for the interface that has addr.
+// mtuOf returns the code of the largest path MTU of the interface that has addr.
 func (d *Device) mtuOf(addr netip.Addr) (uint8, error) {
 	limit := uint8(maxMTUCode)
 	for limit > minMTUCode && mtuBytes(limit) > uint32(d.cfg.PathMTU) {
@@ -303,7 +303,7 @@ func interfaceMTU(addr netip.Addr) (int, error) {
 	return 0, errors.New("no interface has the address")
 }
 
-// sourceFor is the address that the system would send from to reach dst.
+// sourceFor returns the address from which the system sends to dst.
 func sourceFor(dst netip.Addr) (netip.Addr, error) {
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, roceUDPPort)))
 	if err != nil {

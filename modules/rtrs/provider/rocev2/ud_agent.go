@@ -216,7 +216,7 @@ func (a *udAgent) run() {
 	}
 }
 
-// packet judges a packet and hands it over.
+// packet checks a packet and delivers it.
 func (a *udAgent) packet(p *inbound) drop {
 	b := bth(p.b)
 	switch {
@@ -237,7 +237,7 @@ func (a *udAgent) packet(p *inbound) drop {
 }
 
 // deliver gives the datagram b to those that it is for. It returns the reason
-// if nobody took it.
+// if no queue pair took it.
 func (a *udAgent) deliver(p *inbound, b bth) drop {
 	a.mu.Lock()
 	defer a.mu.Unlock()
