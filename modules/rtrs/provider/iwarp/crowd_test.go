@@ -145,15 +145,26 @@ func TestWholeRequestsWaitForTheConsumer(t *testing.T) {
 }
 
 func TestHandshakesThatFailAreCounted(t *testing.T) {
-	s := newEnd(t, Config{RequestTimeout: 50 * time.Millisecond})
-	l := listen(t, s.dev)
-	dialFrom(t, "127.0.0.2", l.Addr())
-	dialFrom(t, "127.0.0.2", l.Addr()).Write(make([]byte, mpaHeaderLen))
-	dialFrom(t, "127.0.0.2", l.Addr()).Close()
-	want := HandshakeStats{Late: 1, Refused: 2}
-	for stop := time.Now().Add(testLimit); s.dev.Stats().Handshakes != want; time.Sleep(time.Millisecond) {
-		if time.Now().After(stop) {
-			t.Fatalf("counted %+v, want %+v", s.dev.Stats().Handshakes, want)
-		}
+	for _, tt := range []struct {
+		name    string
+		timeout time.Duration // generous where it must not pass
+		fail    func(l verbs.Listener)
+		want    HandshakeStats
+	}{
+		{"a request that does not come", 50 * time.Millisecond, func(l verbs.Listener) { dialFrom(t, "127.0.0.2", l.Addr()) }, HandshakeStats{Late: 1}},
+		{"one that is none, and a peer that leaves", time.Minute, func(l verbs.Listener) {
+			dialFrom(t, "127.0.0.2", l.Addr()).Write(make([]byte, mpaHeaderLen))
+			dialFrom(t, "127.0.0.2", l.Addr()).Close()
+		}, HandshakeStats{Refused: 2}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newEnd(t, Config{RequestTimeout: tt.timeout})
+			tt.fail(listen(t, s.dev))
+			for stop := time.Now().Add(testLimit); s.dev.Stats().Handshakes != tt.want; time.Sleep(time.Millisecond) {
+				if time.Now().After(stop) {
+					t.Fatalf("counted %+v, want %+v", s.dev.Stats().Handshakes, tt.want)
+				}
+			}
+		})
 	}
 }
