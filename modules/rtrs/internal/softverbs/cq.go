@@ -140,8 +140,11 @@ func (r *Ready[Q]) Next() Q { return r.list[r.at] }
 // Keep ends the service of the connection that Next returned: it stays in the
 // list if busy is true.
 func (r *Ready[Q]) Keep(listed *bool, busy bool) {
+	q := r.list[r.at]
+	var none Q
+	r.list[r.at] = none // the list keeps no connection alive that has left it
 	if busy {
-		r.list[r.kept] = r.list[r.at]
+		r.list[r.kept] = q
 		r.kept++
 	} else {
 		*listed = false
@@ -153,9 +156,6 @@ func (r *Ready[Q]) Keep(listed *bool, busy bool) {
 // first in it.
 func (r *Ready[Q]) EndRound() {
 	if r.at == len(r.list) {
-		if r.kept < r.at {
-			clear(r.list[r.kept:])
-		}
 		r.list = r.list[:r.kept]
 	} else {
 		r.spare = append(append(r.spare[:0], r.list[r.at:]...), r.list[:r.kept]...)
