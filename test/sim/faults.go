@@ -318,18 +318,22 @@ func otherCache(h *host, n int) {
 // recover does what an operator would: devices that stay closed are mapped again, and
 // paths that are not tried any more are connected.
 func (w *world) recover(h *host) {
-	for i := range h.addrs {
-		for _, suffix := range []string{"", "b"}[:w.plan.Sessions] {
-			ref := &controlpb.PathRequest{Session: h.name + suffix, Id: w.pathID(Fault{Server: h.index, Path: i})}
+	for _, l := range w.loads {
+		if w.serverOf(l) == h {
+			w.remapIfClosed(l)
+		}
+	}
+}
+
+// reconnect connects the paths of a session by hand.
+func (w *world) reconnect(session string) {
+	for _, p := range w.paths(session) {
+		if p.State != "connected" {
+			ref := &controlpb.PathRequest{Session: session, Id: p.Id}
 			w.command(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
 				_, err := api.ReconnectPath(ctx, ref)
 				return err
 			})
-		}
-	}
-	for _, l := range w.loads {
-		if w.serverOf(l) == h {
-			w.remapIfClosed(l)
 		}
 	}
 }
@@ -347,6 +351,9 @@ func (w *world) remapIfClosed(l *load) {
 			_, err = c.Remap(ctx, l.name)
 			cancel()
 			w.log.Info("remap", "device", l.name, "error", err)
+			if errors.Is(err, syscall.ECONNABORTED) { // a path ends its attempts when the queue depth changes
+				w.reconnect(l.session)
+			}
 			if errors.Is(err, syscall.ESTALE) { // it was mapped with the other properties
 				w.command(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
 					_, err := api.Unmap(ctx, &controlpb.UnmapRequest{Device: l.name, Force: true})
