@@ -3,6 +3,7 @@ module github.com/rnbd-go/rnbd/cmd/rnbd-net
 go 1.26.0
 
 require (
+	github.com/rnbd-go/rnbd/modules/bond v0.1.0
 	github.com/rnbd-go/rnbd/modules/ipoib v0.1.0
 	github.com/rnbd-go/rnbd/modules/rnbd-sdk v0.1.0
 	github.com/rnbd-go/rnbd/modules/rtrs v0.1.0

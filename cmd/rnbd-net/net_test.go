@@ -66,6 +66,13 @@ func run(t *testing.T, args ...string) string {
 // and starts their daemons.
 func nodes(t *testing.T) (a, b *node) {
 	t.Helper()
+	return cabled(t, [2][]string{{"--port=10.9.0.1=10.9.0.2"}, {"--port=10.9.0.2=10.9.0.1"}}, nil)
+}
+
+// cabled does so for other daemons, whose arguments are given, and calls prepare
+// before they start.
+func cabled(t *testing.T, daemons [2][]string, prepare func(a, b *node)) (a, b *node) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
@@ -90,8 +97,12 @@ func nodes(t *testing.T) (a, b *node) {
 	for i, n := range []*node{a, b} {
 		run(t, "ip", "-n", n.ns, "addr", "add", fmt.Sprintf("10.9.0.%d/24", i+1), "dev", "eth0")
 		run(t, "ip", "-n", n.ns, "link", "set", "eth0", "up")
-		n.start(fmt.Sprintf("--port=10.9.0.%d=10.9.0.%d", i+1, 2-i))
 	}
+	if prepare != nil {
+		prepare(a, b)
+	}
+	a.start(daemons[0]...)
+	b.start(daemons[1]...)
 	return a, b
 }
 

@@ -109,14 +109,16 @@ func (o *runOptions) run(ctx context.Context, stderr io.Writer) (err error) {
 			return err
 		}
 	}
+	b := newBonds(set, log)
+	defer b.net.Close()
 	if o.tree != "" {
-		tree, err := ctltree.Mount(o.tree, treeOf(set, trace), ctltree.Options{Name: "rnbd-net", Logger: log})
+		tree, err := ctltree.Mount(o.tree, treeOf(set, b, trace), ctltree.Options{Name: "rnbd-net", Logger: log})
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, tree.Close()) }()
 	}
-	s, err := serve(o.socket, set)
+	s, err := serve(o.socket, set, b)
 	if err != nil {
 		return err
 	}

@@ -77,16 +77,17 @@ func infoOf(l *port.Link) linkInfo {
 
 // server serves the API.
 type server struct {
-	set  *port.Set
-	http http.Server
-	path string
+	set   *port.Set
+	bonds *bonds
+	http  http.Server
+	path  string
 
 	mu       sync.Mutex
 	captures map[string]bool // names of the interfaces with a capture
 }
 
 // serve listens at a path. It takes the place of a socket whose daemon is gone.
-func serve(path string, set *port.Set) (*server, error) {
+func serve(path string, set *port.Set, b *bonds) (*server, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
@@ -102,7 +103,7 @@ func serve(path string, set *port.Set) (*server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
-	s := &server{set: set, path: path, captures: map[string]bool{}}
+	s := &server{set: set, bonds: b, path: path, captures: map[string]bool{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /links", s.handle(s.links))
 	mux.HandleFunc("POST /links", s.handle(s.addLink))
@@ -110,6 +111,8 @@ func serve(path string, set *port.Set) (*server, error) {
 	mux.HandleFunc("GET /groups", s.handle(s.groups))
 	mux.HandleFunc("GET /peers", s.handle(s.peers))
 	mux.HandleFunc("GET /pcap", s.pcap)
+	mux.HandleFunc("GET /bonds", s.handle(s.listBonds))
+	mux.HandleFunc("POST /bonds", s.handle(s.writeBond))
 	s.http.Handler = mux
 	s.http.BaseContext = func(net.Listener) context.Context { return context.Background() }
 	go s.http.Serve(l)
@@ -176,7 +179,11 @@ func (s *server) addLink(r *http.Request) (any, error) {
 }
 
 func (s *server) delLink(r *http.Request) (any, error) {
-	return struct{}{}, s.set.DelLink(r.URL.Query().Get("name"))
+	name := r.URL.Query().Get("name")
+	if err := s.bonds.forget(name); err != nil {
+		return nil, err
+	}
+	return struct{}{}, s.set.DelLink(name)
 }
 
 func (s *server) groups(r *http.Request) (any, error) {

@@ -18,18 +18,28 @@ import (
 )
 
 // treeOf are the control files of the interfaces, at their places below /sys.
-func treeOf(set *port.Set, trace *dev.Trace) map[string]ctltree.Node {
+func treeOf(set *port.Set, b *bonds, trace *dev.Trace) map[string]ctltree.Node {
 	return map[string]ctltree.Node{
 		"module/ib_ipoib/parameters": ctltree.Fixed{"debug_level": levelFile(&trace.Level), "mcast_debug_level": levelFile(&trace.Mcast)},
 		"class/net": ctltree.Listing{
-			Names: func() []string { return names(set, "") },
+			Names: func() []string {
+				out := append(names(set, ""), "bonding_masters")
+				for _, x := range b.net.Bonds() {
+					out = append(out, x.Name())
+				}
+				return out
+			},
 			Node: func(name string) ctltree.Node {
 				l, err := set.Link(name)
 				if err != nil {
-					return nil
+					return b.nodes("net/" + name)
 				}
-				return linkFiles(set, l)
+				return linkFiles(set, b, l)
 			},
+		},
+		"proc/net/bonding": ctltree.Listing{
+			Names: func() []string { return b.tree.List("proc/net/bonding") },
+			Node:  func(name string) ctltree.Node { return b.nodes("proc/net/bonding/" + name) },
 		},
 		"kernel/debug/ipoib": ctltree.Listing{
 			Names: func() []string { return names(set, "_mcg") },
@@ -73,12 +83,15 @@ func names(set *port.Set, suffix string) (out []string) {
 
 // linkFiles are the files of one interface. A link that was made by name has no
 // files of partitions, as in Linux.
-func linkFiles(set *port.Set, l *port.Link) ctltree.Fixed {
+func linkFiles(set *port.Set, b *bonds, l *port.Link) ctltree.Fixed {
 	number := func(v any) *ctltree.File { return ctltree.Text(func() string { return fmt.Sprint(v) }) }
 	files := ctltree.Fixed{
 		"type": number(tun.TypeInfiniBand), "addr_len": number(wire.AddressLen),
 		"address": number(l.Address()), "broadcast": number(l.Broadcast()), "mtu": number(l.MTU()),
 		"statistics": statistics(l.Interface),
+	}
+	if n := b.nodes("net/" + l.Name() + "/bonding_slave"); n != nil {
+		files["bonding_slave"] = n
 	}
 	if l.Parent != "" && !l.ByKey() {
 		return files
@@ -90,7 +103,16 @@ func linkFiles(set *port.Set, l *port.Link) ctltree.Fixed {
 		return files
 	}
 	files["create_child"] = pkeyFile(func(pkey int) error { _, err := set.CreateChild(l.Name(), pkey); return err })
-	files["delete_child"] = pkeyFile(func(pkey int) error { return set.DeleteChild(l.Name(), pkey) })
+	files["delete_child"] = pkeyFile(func(pkey int) error {
+		for _, c := range set.Links() {
+			if c.Parent == l.Name() && c.ByKey() && int(c.PKey()) == pkey|0x8000 {
+				if err := b.forget(c.Name()); err != nil {
+					return err
+				}
+			}
+		}
+		return set.DeleteChild(l.Name(), pkey)
+	})
 	return files
 }
 

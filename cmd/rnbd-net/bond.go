@@ -1,0 +1,212 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/bond/ctl"
+	bond "github.com/rnbd-go/rnbd/modules/bond/dev"
+	"github.com/rnbd-go/rnbd/modules/bond/frame"
+	"github.com/rnbd-go/rnbd/modules/bond/tun"
+	"github.com/rnbd-go/rnbd/modules/ipoib/dev"
+	"github.com/rnbd-go/rnbd/modules/ipoib/port"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+)
+
+// slave makes an interface one that can be enslaved. All that it receives is
+// looked at by the bond, so it has no filter.
+type slave struct{ *dev.Interface }
+
+var _ interface {
+	bond.Slave
+	bond.PrefixUser
+} = slave{}
+
+func (s slave) Attrs() bond.Attrs {
+	local, all := s.Address(), s.Broadcast()
+	return bond.Attrs{Type: frame.InfiniBand, Address: bytes.Clone(local[:]), Broadcast: bytes.Clone(all[:]), HeaderLen: 24, MTU: s.MTU()}
+}
+
+func (s slave) Speed() (int, bool)            { return 0, false }
+func (s slave) SetsAddress() bool             { return false }
+func (s slave) SetAddress([]byte) error       { return unix.EOPNOTSUPP }
+func (s slave) SetFilter(bond.RxFilter) error { return nil }
+func (s slave) Attach(c bond.Callbacks)       { s.Interface.Attach(dev.Above{Receive: c.Received}) }
+func (s slave) Detach()                       { s.Interface.Detach() }
+func (s slave) Send(f []byte) error           { return s.SendFrame(f) }
+
+// bonds are the bonds over the interfaces of a set.
+type bonds struct {
+	set  *port.Set
+	net  *bond.Net
+	tree ctl.Tree
+}
+
+func newBonds(set *port.Set, log *slog.Logger) *bonds {
+	n := &bond.Net{Log: log, NewUpper: func(name string, c bond.UpperCallbacks) (bond.Upper, error) { return tun.Open(name, "", c) }}
+	return &bonds{set: set, net: n, tree: ctl.Tree{Net: n, Version: "rnbd-net"}}
+}
+
+// file returns a control file of the bonds, nil if there is none. A write sees
+// the interfaces that there are at that time.
+func (b *bonds) file(path string) *ctl.File {
+	f := b.tree.File(path)
+	if f == nil || f.Write == nil {
+		return f
+	}
+	return &ctl.File{Read: f.Read, Write: func(text string) error {
+		for _, l := range b.set.Links() {
+			b.net.AddDevice(slave{l.Interface}) // EEXIST: it is known
+		}
+		return f.Write(text)
+	}}
+}
+
+// master names the bond that an interface is a slave of.
+func (b *bonds) master(link string) string {
+	for _, x := range b.net.Bonds() {
+		for _, s := range x.Status().Slaves {
+			if s.Name == link {
+				return x.Name()
+			}
+		}
+	}
+	return ""
+}
+
+// forget is called before an interface is removed. EBUSY says that it is a slave.
+func (b *bonds) forget(link string) error {
+	if m := b.master(link); m != "" {
+		return fmt.Errorf("remove %s: it is a slave of %s; release it first: %w", link, m, unix.EBUSY)
+	}
+	b.net.RemoveDevice(link) // ENODEV: it never was one
+	return nil
+}
+
+// nodes are the control files of a folder.
+func (b *bonds) nodes(path string) ctltree.Node {
+	if f := b.file(path); f != nil {
+		n := &ctltree.File{Show: f.Read}
+		if f.Write != nil {
+			n.Store = func(_ context.Context, data []byte) error { return f.Write(string(data)) }
+		}
+		return n
+	}
+	if b.tree.List(path) == nil {
+		return nil
+	}
+	return ctltree.Listing{
+		Names: func() []string { return b.tree.List(path) },
+		Node:  func(name string) ctltree.Node { return b.nodes(path + "/" + name) },
+	}
+}
+
+// bondInfo describes a bond.
+type bondInfo struct {
+	Name   string   `json:"name"`
+	Active string   `json:"active_slave,omitempty"`
+	Slaves []string `json:"slaves"`
+	MII    string   `json:"mii_status"`
+	Text   string   `json:"text"` // as in /proc/net/bonding
+}
+
+// bondWrite is a text for a control file.
+type bondWrite struct {
+	File string `json:"file"`
+	Text string `json:"text"`
+}
+
+func (s *server) listBonds(r *http.Request) (any, error) {
+	name := r.URL.Query().Get("name")
+	out := []bondInfo{}
+	for _, b := range s.bonds.net.Bonds() {
+		if name != "" && b.Name() != name {
+			continue
+		}
+		st := b.Status()
+		info := bondInfo{Name: st.Name, Active: st.Active, Slaves: []string{}, MII: b.Show("mii_status"), Text: ctl.Proc(st, s.bonds.tree.Version)}
+		for _, sl := range st.Slaves {
+			info.Slaves = append(info.Slaves, sl.Name)
+		}
+		out = append(out, info)
+	}
+	if name != "" && len(out) == 0 {
+		return nil, fmt.Errorf("bond %s: %w", name, unix.ENODEV)
+	}
+	return out, nil
+}
+
+func (s *server) writeBond(r *http.Request) (any, error) {
+	var q bondWrite
+	if err := json.NewDecoder(http.MaxBytesReader(nil, r.Body, 3*ctl.MaxWrite)).Decode(&q); err != nil {
+		return nil, fmt.Errorf("request: %w: %w", err, unix.EINVAL)
+	}
+	f := s.bonds.file(q.File)
+	if f == nil || f.Write == nil {
+		return nil, fmt.Errorf("%s: there is no such bond, or it has no such option: %w", q.File, unix.ENOENT)
+	}
+	return struct{}{}, f.Write(q.Text)
+}
+
+func newBond() *cobra.Command {
+	c := &cobra.Command{Use: "bond", Short: "active-backup bonds of interfaces", Args: args(0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Example: `  rnbd-net bond add bond0
+  rnbd-net bond set bond0 arp_interval 100
+  rnbd-net bond set bond0 arp_ip_target +192.168.50.2
+  rnbd-net bond enslave bond0 ib0
+  rnbd-net bond enslave bond0 ib1
+  ip link set bond0 up && ip addr add 192.168.50.1/24 dev bond0
+  rnbd-net bond show bond0`}
+	c.AddCommand(newBondShow(),
+		bondCommand("add NAME", "make a bond", 1, func(a []string) bondWrite { return bondWrite{"net/bonding_masters", "+" + a[0]} }),
+		bondCommand("del NAME", "remove a bond", 1, func(a []string) bondWrite { return bondWrite{"net/bonding_masters", "-" + a[0]} }),
+		bondCommand("enslave NAME LINK", "add a slave, which must be down", 2, func(a []string) bondWrite { return bondWrite{option(a[0], "slaves"), "+" + a[1]} }),
+		bondCommand("release NAME LINK", "give a slave back", 2, func(a []string) bondWrite { return bondWrite{option(a[0], "slaves"), "-" + a[1]} }),
+		bondCommand("set NAME OPTION VALUE", "set an option, by the name of its file in Linux", 3, func(a []string) bondWrite { return bondWrite{option(a[0], a[1]), a[2]} }))
+	return c
+}
+
+func option(name, o string) string { return "net/" + name + "/bonding/" + o }
+
+// bondCommand is a command that writes a control file.
+func bondCommand(use, short string, n int, write func(a []string) bondWrite) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: args(n, n),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			body, err := ask(cmd, http.MethodPost, "/bonds", nil, write(a))
+			if err != nil {
+				return err
+			}
+			return body.Close()
+		}}
+}
+
+func newBondShow() *cobra.Command {
+	return &cobra.Command{Use: "show [NAME]", Aliases: []string{"list"}, Short: "show bonds; one of them as /proc/net/bonding does", Args: args(0, 1),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			list, err := get[bondInfo](cmd, "/bonds", a)
+			if err != nil {
+				return err
+			}
+			return show(cmd, list, func(w io.Writer) error {
+				if len(a) > 0 {
+					_, err := io.WriteString(w, list[0].Text)
+					return err
+				}
+				var rows []string
+				for _, b := range list {
+					rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s", b.Name, b.MII, b.Active, strings.Join(b.Slaves, " ")))
+				}
+				return columns(w, "Bond\tMII\tActive\tSlaves", rows)
+			})
+		}}
+}
