@@ -71,11 +71,7 @@ func (s *session) server() string {
 func (s *session) lossReason() string {
 	var paths []string
 	for _, p := range s.transport.Paths() {
-		why := "disconnected by hand"
-		if p.Err != nil {
-			why = rootCause(p.Err).Error()
-		}
-		paths = append(paths, fmt.Sprintf("%s%%%s (%s)", verbs.AddrPortString(p.Addr.Dst), p.Fabric, why))
+		paths = append(paths, describeLoss(p))
 	}
 	return fmt.Sprintf("no path is left since %s: %s", time.Now().UTC().Format(time.RFC3339), strings.Join(paths, ", "))
 }

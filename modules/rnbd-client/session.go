@@ -29,8 +29,9 @@ type session struct {
 	features atomic.Uint32
 	writer   uint64 // names the session's client to servers, however often it is made again
 	// downs counts how often the last path was lost, see epoch.
-	downs    atomic.Uint64
-	unlisten func() // ends listen
+	downs      atomic.Uint64
+	redundancy redundancy
+	unlisten   func() // ends listen
 	// ready: the server has answered SESS_INFO since the session is connected.
 	ready atomic.Bool
 	turns chan struct{} // full of devices that are being opened again
@@ -82,6 +83,7 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 	s.back = len(s.news) == 0 // otherwise the session was lost meanwhile
 	s.ready.Store(s.back)
 	s.mu.Unlock()
+	s.redundancy.begin(s.transport.Paths())
 	go s.run()
 	return s, nil
 }
@@ -95,6 +97,7 @@ func (c *Client) newSession(name string, r MapRequest, addrs []rtrs.PathAddr) *s
 		signal: make(chan struct{}, 1), turns: make(chan struct{}, reopensAtOnce), done: make(chan struct{}), unlisten: func() {},
 	}
 	s.tuning.now = r.tuning
+	s.redundancy.log = s.log
 	for i, a := range addrs {
 		s.spelling.note(a, r.Paths[i])
 	}
@@ -176,6 +179,9 @@ func (s *session) hello(ctx context.Context) error {
 func (s *session) epoch() uint64 { return s.downs.Load() + 1 }
 
 func (s *session) onEvent(e rtrs.Event) {
+	if e.Kind == rtrs.PathChanged {
+		s.redundancy.look(e.Session.Paths())
+	}
 	if e.Kind == rtrs.SessionDown {
 		s.downs.Add(1) // before onDown: an OPEN that it finds under way is void
 	}
@@ -306,5 +312,6 @@ func (s *session) divide() {
 
 func (s *session) close(ctx context.Context) error {
 	close(s.done)
+	s.redundancy.end()
 	return s.transport.Close(ctx)
 }

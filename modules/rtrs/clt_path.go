@@ -100,7 +100,7 @@ func (p *path) setState(next PathState, cause error) bool {
 	from := p.state
 	if !from.mayBecome(next) {
 		p.mu.Unlock()
-		p.log.Error("rtrs: path state move refused", "from", from, "to", next)
+		p.log.Error("rtrs: path state move refused", "from", from.String(), "to", next.String())
 		return false
 	}
 	p.state = next
@@ -116,9 +116,23 @@ func (p *path) setState(next PathState, cause error) bool {
 	close(p.changed)
 	p.changed = make(chan struct{})
 	p.mu.Unlock()
-	p.log.Info("rtrs: path "+next.String(), "from", from, "cause", cause)
+	p.logMove(from, next, cause)
 	p.session.events.add(Event{Kind: PathChanged, Session: p.session, Path: p.id, State: next, Err: cause})
 	return true
+}
+
+// logMove logs that the path is in another state. The attempts to connect a path
+// that is lost are for debugging: its loss and its return are news.
+func (p *path) logMove(from, to PathState, cause error) {
+	level := slog.LevelInfo
+	if to == PathConnecting || to == PathConnectingErr || to == PathReconnecting && from == PathConnectingErr {
+		level = slog.LevelDebug
+	}
+	attrs := []slog.Attr{slog.String("from", from.String())}
+	if cause != nil {
+		attrs = append(attrs, slog.Any("cause", cause))
+	}
+	p.log.LogAttrs(context.Background(), level, "rtrs: path "+to.String(), attrs...)
 }
 
 // want tells the path's goroutine what to do.

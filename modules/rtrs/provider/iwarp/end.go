@@ -194,7 +194,10 @@ func (q *qp) log() {
 	if q.End.Status != verbs.StatusOK {
 		level = "failed"
 	}
-	log.Info("iwarp connection "+level, "local", q.LocalAddr(), "remote", q.RemoteAddr(), "cause", q.End.Cause)
+	if q.End.Cause != nil {
+		log = log.With("cause", q.End.Cause)
+	}
+	log.Info("iwarp connection "+level, "local", q.LocalAddr(), "remote", q.RemoteAddr())
 }
 
 // closeSocket sends a FIN and closes the descriptor.

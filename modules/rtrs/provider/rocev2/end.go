@@ -105,7 +105,11 @@ func (q *qp) hangUp(status verbs.Status, cause error) {
 	if status != verbs.StatusOK {
 		how = "failed"
 	}
-	q.dev.cfg.Logger.Info("rocev2 connection "+how, "local", q.LocalAddr(), "remote", q.RemoteAddr(), "qpn", q.qpn, "cause", cause)
+	log := q.dev.cfg.Logger
+	if cause != nil {
+		log = log.With("cause", cause)
+	}
+	log.Info("rocev2 connection "+how, "local", q.LocalAddr(), "remote", q.RemoteAddr(), "qpn", q.qpn)
 }
 
 // flush returns what is outstanding, then OpDisconnected.
