@@ -118,7 +118,7 @@ func TestTheOldestUnfinishedPathGivesWay(t *testing.T) {
 // Of addresses with equally many, the one with the oldest path gives way.
 func TestTheOldestUnfinishedPathGivesWay_OfEqualAddresses(t *testing.T) {
 	net := loopback.New()
-	startServer(t, net, serve, limited(func(l *Limits) { l.Unfinished = 6 }))
+	startServer(t, net, serve, limited(func(l *Limits) { l.Unfinished = 6 }), func(c *ServerConfig) { c.InfoTimeout = time.Hour })
 	var paths []*rawPath
 	addr := otherAddr
 	for range 12 {
