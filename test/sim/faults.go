@@ -251,9 +251,9 @@ func (w *world) command(f func(context.Context, controlpb.ClientDaemonServer) er
 
 // mapAgain maps a device that was unmapped, as often as it takes.
 func (w *world) mapAgain(l *load) {
-	for range 60 {
+	for range 120 {
 		if c, _ := w.client.daemon(); c != nil {
-			if _, err := c.Device(l.name); err == nil {
+			if d, err := c.Device(l.name); err == nil && (d.State() == client.Closed || l.user.isThere()) {
 				return
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)

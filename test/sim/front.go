@@ -90,6 +90,13 @@ func (u *userDisk) remove() {
 	}
 }
 
+// isThere reports whether users have the disk.
+func (u *userDisk) isThere() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return !u.gone
+}
+
 // giveUp takes the disk away from its users, whoever serves it.
 func (u *userDisk) giveUp() {
 	u.mu.Lock()
