@@ -45,9 +45,14 @@ type request struct {
 	// repeats: it was sent before, and counts in usage.repeats.
 	repeats bool
 	// The number of a write, and that of the last write in this chunk that a plugin
-	// has had, with its result; 0: none.
+	// has finished, with its result; 0: none.
 	number, done uint64
 	doneErrno    blk.Errno
+	// The number of the last write in this chunk that ended while a dead plugin had
+	// it, 0 if there is none, and when the plugin was first asked. It may have been
+	// carried out.
+	maybe      uint64
+	maybeSince int64
 	// When it came from the client, and when the plugin was first asked; 0:
 	// not yet.
 	arrived, sent int64
@@ -99,7 +104,12 @@ func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO, number uint64
 	q := m.dev.plugin.queues[op.Poller()]
 	r.owner.Store(q.owner())
 	r.arrived, r.sent, r.number = q.clock(), 0, number
-	if !r.sqe.Op.Modifies() || q.inOrder(r, again) {
+	if !r.sqe.Op.Modifies() {
+		q.admit(r)
+		return
+	}
+	repeats, since := s.repetition(r, again)
+	if q.inOrder(r, repeats, since) {
 		q.admit(r)
 	}
 }
@@ -295,7 +305,11 @@ func (q *ioQueue) ended(r *request, f *flow, errno blk.Errno) {
 	if u := r.m.usage; u.shared.Load() {
 		f.wroteAt.Store(latency.Now())
 	}
-	if r.sent != 0 {
+	switch {
+	case r.sent == 0: // no plugin has had it
+	case r.retired && r.state != reqSent:
+		r.maybe, r.maybeSince = r.number, r.sent
+	default:
 		r.done, r.doneErrno = r.number, errno
 	}
 	if r.repeats {

@@ -8,7 +8,8 @@ package server
 // is under way the writes of other clients wait. Who repeats:
 //
 //   - a client on another path of its session, with the same number (IO_ONCE) and
-//     in the same chunk: request.done has the answer, nothing is carried out
+//     in the same chunk: request.done has the answer, nothing is carried out; or
+//     request.maybe has the number, of a write that ended while a dead plugin had it
 //   - a client in another session (IO_AGAIN), which says since when
 //   - this server, what a dead plugin had: since request.sent
 //
@@ -252,11 +253,23 @@ func (u *usage) hold(m *mapping, resume func()) bool {
 	return true
 }
 
+// repetition reports whether r repeats a write that may have been carried out, and since
+// when. again is its message if the client says so, else nil.
+func (s *Server) repetition(r *request, again rnbdwire.IOAgain) (repeats bool, since int64) {
+	switch {
+	case again != nil:
+		return true, s.since(again.Fields())
+	case r.number != 0 && r.number == r.maybe:
+		return true, r.maybeSince
+	}
+	return false, 0
+}
+
 // inOrder reports whether a write may go on; otherwise it has been answered, or waits.
-// again: it was sent before. Pump.
-func (q *ioQueue) inOrder(r *request, again rnbdwire.IOAgain) bool {
+// repeats: it may have been carried out since then. Pump.
+func (q *ioQueue) inOrder(r *request, repeats bool, since int64) bool {
 	u := r.m.usage
-	if again != nil && !q.beginRepeat(r, q.server.since(again.Fields())) {
+	if repeats && !q.beginRepeat(r, since) {
 		return false
 	}
 	if !u.shared.Load() {
@@ -276,7 +289,7 @@ func (q *ioQueue) inOrder(r *request, again rnbdwire.IOAgain) bool {
 
 // resumeHeld lets a write go on that waited for a repetition. Pump.
 func (q *ioQueue) resumeHeld(r *request) {
-	if q.inOrder(r, nil) {
+	if q.inOrder(r, false, 0) {
 		q.admit(r)
 		if q.sub != nil {
 			q.sub.Publish()

@@ -368,3 +368,40 @@ func (r *rig) usage() *usage {
 	}
 	return nil
 }
+
+// A write that a dead plugin had may end without an answer, when its path goes before
+// the next process is there. Its repetition on the other path is carried out: nothing
+// is known of the first time but that it may have been.
+func TestE026_WriteOfADeadPluginWhosePathIsLost(t *testing.T) {
+	mem := newMemory()
+	mem.crash = plugin.KeepsAcknowledged
+	mem.add("vol", 1<<20)
+	second := netip.MustParseAddrPort("10.0.1.1:1234")
+	r := newRig(t, mem, func(c *Config) {
+		c.RetireAfter = 20 * time.Millisecond
+		c.Listen = append(c.Listen, Listen{Device: c.Listen[0].Device, Addr: second})
+	})
+	one := r.connectTo("one", r.addr, second)
+	id, _ := one.openWriter("vol", 1)
+	mem.setMute('A')
+	done := one.once(id, 0, 'A', 7, nil)
+	eventually(t, "A is written", func() bool { return mem.value("vol") == 'A' })
+	begun := len(mem.requests())
+	opens := mem.setGate()
+	r.process().Kill()
+	mem.setMute(0)
+	for _, p := range one.session.Paths() {
+		if p.Stats.Inflight > 0 {
+			r.net.Cut(p.Addr.Dst.Addr(), p.Src)
+		}
+	}
+	d := r.server.openDevices()[0]
+	eventually(t, "the write is retired", func() bool { return d.retired.Load() > 0 })
+	close(opens)
+	if errno := one.await(done); errno != blk.OK {
+		t.Errorf("the write is answered with errno %d", errno)
+	}
+	if n := len(mem.requests()); n != begun+1 {
+		t.Errorf("the plugin had the write %d times, want twice", n-begun+1)
+	}
+}

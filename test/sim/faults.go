@@ -338,15 +338,27 @@ func (w *world) reconnect(session string) {
 	}
 }
 
-// remapIfClosed opens a device that stays closed, as often as it takes.
+// remapIfClosed opens a device that stays closed, as often as it takes. The client may
+// not have noticed yet that the server has been restarted, so a device counts as open if
+// it is at two looks.
 func (w *world) remapIfClosed(l *load) {
+	wasOpen := false
 	for range 60 {
 		c, _ := w.client.daemon()
 		if c != nil {
 			d, err := c.Device(l.name)
-			if err != nil || d.State() == client.Open {
+			if err != nil {
 				return // it is unmapped: mapAgain sees to it
 			}
+			if d.State() == client.Open {
+				if wasOpen {
+					return
+				}
+				wasOpen = true
+				time.Sleep(time.Second)
+				continue
+			}
+			wasOpen = false
 			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 			_, err = c.Remap(ctx, l.name)
 			cancel()
