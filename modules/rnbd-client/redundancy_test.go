@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,12 +26,11 @@ func twoPaths(a, b rtrs.PathState) []rtrs.PathInfo {
 
 func TestRedundancyIsWarnedOfOnceThenEveryTenMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var text strings.Builder
+		var text lockedText
 		r := &redundancy{log: slog.New(slog.NewTextHandler(&text, nil))}
 		said := func() string {
 			synctest.Wait()
-			defer text.Reset()
-			return text.String()
+			return text.take()
 		}
 		r.look(twoPaths(rtrs.PathConnected, rtrs.PathReconnecting)) // the session is being opened
 		r.begin(twoPaths(rtrs.PathConnected, rtrs.PathConnecting))
@@ -76,4 +76,24 @@ func TestRedundancyIsWarnedOfOnceThenEveryTenMinutes(t *testing.T) {
 			t.Errorf("after the end: %s", s)
 		}
 	})
+}
+
+// lockedText is a log that timers write to.
+type lockedText struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lockedText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// take returns what was written since the last call.
+func (l *lockedText) take() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.b.Reset()
+	return l.b.String()
 }

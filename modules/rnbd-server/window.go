@@ -87,7 +87,7 @@ func (q *ioQueue) note(l *lane) {
 // roomFor reports whether f may have one more request in the plugin.
 func (q *ioQueue) roomFor(f *flow) bool {
 	switch {
-	case q.sub == nil, !f.load.fits(q.sub.Space(), q.sub.Space()+q.sub.InFlight()):
+	case q.sub == nil, !q.sub.Fits(int(f.load.sent)):
 		return false
 	case q.now < q.modestUntil:
 		return f.sent < f.share(modestWindow)
@@ -95,13 +95,6 @@ func (q *ioQueue) roomFor(f *flow) bool {
 		return f.sent < f.share(contendedWindow)
 	}
 	return true
-}
-
-// fits reports whether the device may have one more request in a ring of size
-// entries, of which free are.
-func (l *load) fits(free, size int) bool {
-	sent := int(l.sent)
-	return free > 0 && (sent < max(size/256, 1) || sent < free-size/2)
 }
 
 // share is f's part of its session's window.

@@ -176,6 +176,8 @@ type share struct {
 	first    uint32
 	ops      []op     // by tag - first
 	free     []uint32 // stack of indices of ops
+	sent     int      // ops that the device has
+	backlog  opList   // ops that wait for room in the ring
 	conns    []*conn
 	gather   *request // the one read that may hold slots while it waits for more
 	assigned int      // connections given to this share; guarded by exp.mu

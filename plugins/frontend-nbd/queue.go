@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -22,6 +23,7 @@ const (
 // ring is this side of a queue's ring: plugin.FrontQueue, or shm.Submitter in
 // tests. Entries are passed by pointers into the queue, so nothing escapes.
 type ring interface {
+	Fits(sent int) bool
 	Push(*shm.SQE) bool
 	Publish()
 	Pop([]shm.CQE) int
@@ -48,7 +50,7 @@ type queue struct {
 	turn    int      // counts calls of Poll; selects the connection that is served first
 	shares  []*share // by device
 	parked  opList   // wait for a conflicting write, see claims
-	backlog opList   // wait for room in the ring
+	backlog []*share // shares with ops that wait for room in the ring
 
 	events int  // events handled in this round
 	again  bool // a slot or request was given back: retry the stalled connections
@@ -168,11 +170,25 @@ func (q *queue) complete() {
 	}
 }
 
+// retryBacklog pushes ops that wait for room. The shares take turns: each has the first
+// try in one of the rounds.
 func (q *queue) retryBacklog() {
-	for !q.backlog.empty() && q.tryPush(q.backlog.head) {
-		q.backlog.pop()
-		q.events++
+	waiting := q.backlog[:0]
+	for _, s := range q.backlog {
+		for !s.backlog.empty() && q.tryPush(s.backlog.head) {
+			s.backlog.pop()
+			q.events++
+		}
+		if !s.backlog.empty() {
+			waiting = append(waiting, s)
+		}
 	}
+	if n := len(waiting); n > 1 {
+		first := waiting[0]
+		copy(waiting, waiting[1:])
+		waiting[n-1] = first
+	}
+	q.backlog = waiting
 }
 
 // reap closes drained connections and removes dead ones that hold no slot.
@@ -211,6 +227,7 @@ func (q *queue) add(c *conn) {
 		q.shares = append(q.shares, nil)
 	}
 	q.shares[c.exp.index] = c.sh
+	q.backlog = slices.Grow(q.backlog, len(q.shares)) // each at most once: push allocates nothing
 	c.readable, c.writable = true, true
 	if err := q.watch(c.fd, c.index, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
 		c.fail(err)

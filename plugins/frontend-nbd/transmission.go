@@ -354,14 +354,22 @@ func (q *queue) submit(o *op) {
 }
 
 // push puts an entry into the ring; the batch is published at the end of Poll.
-// While the ring is full the op waits in the backlog.
+// While the ring has no room for its device the op waits in the share's backlog.
 func (q *queue) push(o *op) {
-	if !q.backlog.empty() || !q.tryPush(o) {
-		q.backlog.push(o)
+	s := o.sh
+	if s.backlog.empty() {
+		if q.tryPush(o) {
+			return
+		}
+		q.backlog = append(q.backlog, s)
 	}
+	s.backlog.push(o)
 }
 
 func (q *queue) tryPush(o *op) bool {
+	if !q.ring.Fits(o.sh.sent) {
+		return false
+	}
 	e := o.sh.exp
 	q.sqe = shm.SQE{
 		Tag: tagOf(e.index, o.tag), Device: e.index, Arena: e.arenaID,
@@ -376,7 +384,9 @@ func (q *queue) tryPush(o *op) bool {
 	if o.step == stepWriteBlock {
 		q.sqe.Flags &^= blk.NoUnmap
 	}
-	o.sent = q.ring.Push(&q.sqe)
+	if o.sent = q.ring.Push(&q.sqe); o.sent {
+		o.sh.sent++
+	}
 	return o.sent
 }
 
@@ -389,6 +399,7 @@ func (q *queue) onCompletion(e *shm.CQE) {
 		return
 	}
 	o.sent = false
+	o.sh.sent--
 	errno := blk.Errno(e.Errno)
 	if uint32(errno) != e.Errno {
 		errno = blk.EIO

@@ -14,6 +14,7 @@ package main
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -32,6 +33,7 @@ const (
 // ring is this side of a queue's ring: plugin.FrontQueue, or shm.Submitter in
 // tests.
 type ring interface {
+	Fits(sent int) bool
 	Push(*shm.SQE) bool
 	Publish()
 	Pop([]shm.CQE) int
@@ -55,6 +57,7 @@ type driver interface {
 // tag is one request slot of a hardware queue.
 type tag struct {
 	state tagState
+	sent  bool   // the entry is in the ring
 	n     uint32 // bytes of the request
 	entry shm.SQE
 	part  *part
@@ -90,19 +93,21 @@ const (
 // part is one hardware queue of a device. Its queue's thread owns it from open
 // to the end of the last tag.
 type part struct {
-	dev    *device
-	queue  *queue
-	id     uint32 // in queue.parts
-	hw     uint16
-	char   int32 // the character device
-	desc   []byte
-	base   uint32 // first slot
-	pages  bool   // the driver registers the pages of requests: see pages.go
-	buffer int    // index of its first tag's pages in the ring's table
-	tags   []tag
-	active int           // tags that are not ended
-	fail   bool          // new requests are answered with EIO
-	ended  chan struct{} // closed when no tag is active any more
+	dev     *device
+	queue   *queue
+	id      uint32 // in queue.parts
+	hw      uint16
+	char    int32 // the character device
+	desc    []byte
+	base    uint32 // first slot
+	pages   bool   // the driver registers the pages of requests: see pages.go
+	buffer  int    // index of its first tag's pages in the ring's table
+	tags    []tag
+	sent    int           // requests that the daemon has
+	backlog list          // requests that wait for room in the daemon's ring
+	active  int           // tags that are not ended
+	fail    bool          // new requests are answered with EIO
+	ended   chan struct{} // closed when no tag is active any more
 }
 
 // queue is one pump's work: a ring of the daemon and the hardware queues that
@@ -117,8 +122,8 @@ type queue struct {
 	do    func(func()) // runs a function on the queue's thread; any thread
 
 	parts   []*part
-	backlog list // requests that wait for room in the daemon's ring
-	due     list // commands that wait for room in the driver's ring
+	backlog []*part // parts with requests that wait for room in the daemon's ring
+	due     list    // commands that wait for room in the driver's ring
 	large   bool
 	pages   bool // the table of registered pages is there
 
@@ -264,19 +269,46 @@ func (t *tag) read(d ioDesc) blk.Errno {
 	return blk.OK
 }
 
-// submit puts the entry into the ring, or into the backlog while the ring is
-// full.
+// submit puts the entry into the ring, or into the part's backlog while the ring
+// has no room for the device.
 func (q *queue) submit(t *tag) {
-	if q.backlog.first != nil || !q.ring.Push(&t.entry) {
-		q.backlog.push(t)
+	p := t.part
+	if p.backlog.first == nil {
+		if q.push(t) {
+			return
+		}
+		q.backlog = append(q.backlog, p)
 	}
+	p.backlog.push(t)
+}
+
+// push puts the entry into the ring, if the device may have one more.
+func (q *queue) push(t *tag) bool {
+	if !q.ring.Fits(t.part.sent) || !q.ring.Push(&t.entry) {
+		return false
+	}
+	t.sent = true
+	t.part.sent++
+	return true
 }
 
 // retry continues with tags that found a ring full.
 func (q *queue) retry() (n int) {
-	for l := &q.backlog; l.first != nil && q.ring.Push(&l.first.entry); l.first = l.first.next {
-		n++
+	waiting := q.backlog[:0]
+	for _, p := range q.backlog {
+		for l := &p.backlog; l.first != nil && q.push(l.first); l.first = l.first.next {
+			n++
+		}
+		if p.backlog.first != nil {
+			waiting = append(waiting, p)
+		}
 	}
+	if k := len(waiting); k > 1 { // each has the first try in one of the rounds
+		first := waiting[0]
+		copy(waiting, waiting[1:])
+		waiting[k-1] = first
+	}
+	q.backlog = waiting
 	for l := &q.due; l.first != nil && q.place(l.first); l.first = l.first.next {
 		n++
 	}
@@ -301,10 +333,12 @@ func (q *queue) take() (n int) {
 // completion without a request in the ring is counted and dropped.
 func (q *queue) onDone(c *shm.CQE) {
 	_, t := q.find(c.Tag)
-	if t == nil || t.state != tagSent {
+	if t == nil || !t.sent {
 		q.stats.stray.Add(1)
 		return
 	}
+	t.sent = false
+	t.part.sent--
 	errno := blk.Errno(c.Errno)
 	if uint32(errno) != c.Errno {
 		errno = blk.EIO
@@ -394,6 +428,7 @@ func (q *queue) open(p *part) {
 	}
 	if int(p.id) == len(q.parts) {
 		q.parts = append(q.parts, nil)
+		q.backlog = slices.Grow(q.backlog, len(q.parts)) // each at most once: submit allocates nothing
 	}
 	refused := q.reservePages(p)
 	q.parts[p.id] = p

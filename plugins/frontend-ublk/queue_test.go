@@ -8,7 +8,7 @@ import (
 )
 
 func TestQueue_FetchesEveryTagIntoItsSlot(t *testing.T) {
-	s := newStand(t, 20, 64) // more tags than the driver's ring has entries
+	s := newStand(t, 20, 128) // more tags than the driver's ring has entries
 	s.q.Poll()
 	if len(s.drv.fetches) != 20 {
 		t.Fatalf("%d tags are fetched, want 20", len(s.drv.fetches))
@@ -79,7 +79,7 @@ func TestQueue_KeepsTheOrderWhenTheRingIsFull(t *testing.T) {
 
 // A driver that takes no commands for a while gets them all later, in order.
 func TestQueue_CommandsWaitForRoom(t *testing.T) {
-	s := newStand(t, 20, 64)
+	s := newStand(t, 20, 128)
 	s.q.Poll()
 	for i := range 20 {
 		s.request(i, opRead, 0, 1)

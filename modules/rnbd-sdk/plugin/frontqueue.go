@@ -32,6 +32,11 @@ func (q *FrontQueue) Push(e *shm.SQE) bool { return q.s.Push(e) }
 // Space is how many requests Push takes now.
 func (q *FrontQueue) Space() int { return q.s.Space() }
 
+// Fits reports whether a device with sent requests in flight may have one more: see
+// shm.Submitter.Fits. A front end that asks keeps a device that does not answer from
+// taking the ring from all others.
+func (q *FrontQueue) Fits(sent int) bool { return q.s.Fits(sent) }
+
 // Publish shows the host everything pushed so far.
 func (q *FrontQueue) Publish() { q.s.Publish() }
 

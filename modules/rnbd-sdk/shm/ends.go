@@ -40,6 +40,15 @@ func (s *Submitter) Space() int {
 	return int(s.out.size - s.inFlight)
 }
 
+// Fits reports whether a device with sent requests in flight may have one more. A ring
+// is shared by devices, and requests to one that does not answer stay in flight: so
+// half of the ring is for devices with few requests, each of which may always have
+// 1/256 of it.
+func (s *Submitter) Fits(sent int) bool {
+	free, size := s.Space(), int(s.out.size)
+	return free > 0 && (sent < max(size/256, 1) || sent < free-size/2)
+}
+
 // InFlight returns the number of requests pushed and not yet answered.
 func (s *Submitter) InFlight() int { return int(s.inFlight) }
 

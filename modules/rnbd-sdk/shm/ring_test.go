@@ -513,3 +513,33 @@ func TestRing_DataPathAllocatesNothing(t *testing.T) {
 		}
 	})
 }
+
+// A ring that is filled by devices that do not answer has room for each of the others.
+func TestSubmitter_FitsKeepsRoom(t *testing.T) {
+	r, err := NewHeapRing(DefaultEntries)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	s := r.Submitter()
+	push := func() int {
+		sent := 0
+		for s.Fits(sent) && s.Push(&SQE{}) {
+			sent++
+		}
+		return sent
+	}
+	if n := push(); n != DefaultEntries/4 {
+		t.Errorf("a device alone gets %d of %d, want a quarter", n, DefaultEntries)
+	}
+	for range 100 {
+		if n := push(); n < DefaultEntries/256 {
+			t.Fatalf("a later device gets %d", n)
+		}
+	}
+	for s.Push(&SQE{}) {
+	}
+	if s.Fits(0) {
+		t.Error("a full ring has room")
+	}
+}
