@@ -178,7 +178,7 @@ func (o *benchOptions) show(c *call, r *benchRun, fields []report.Field[benchRow
 	return r.draw(o.plot)
 }
 
-// isTerminal tells whether a person is at the other end of f.
+// isTerminal reports whether a person is at the other end of f.
 func isTerminal(f any) bool {
 	file, ok := f.(interface{ Fd() uintptr })
 	if !ok {

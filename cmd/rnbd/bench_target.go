@@ -186,8 +186,8 @@ func (o *benchOptions) openFile(ctx context.Context, b *benchTargets, path strin
 	return t, nil
 }
 
-// inUse: what others have open is not written to, nor is there a way to force
-// it.
+// inUse explains that a target in use is not written to. There is no way to
+// force it.
 func inUse(err error) error {
 	return hinted{err, "writes would destroy what its users have: stop them, or measure reads, without --write"}
 }

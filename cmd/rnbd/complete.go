@@ -14,7 +14,7 @@ import (
 // completer offers arguments: what the daemons have, given what was typed.
 type completer func(inv *inventory, before []string) []string
 
-// completionLimit: nobody waits longer for a list of words.
+// completionLimit bounds the time for a list of words.
 const completionLimit = 2 * time.Second
 
 // complete offers the arguments of v, then its options as words.
@@ -32,7 +32,7 @@ func (v *verb) complete(set daemonSet) cobra.CompletionFunc {
 	}
 }
 
-// lookFor asks the daemons what they have; nobody is told what fails.
+// lookFor asks the daemons for their objects. Errors are not reported.
 func lookFor(cmd *cobra.Command, set daemonSet) *inventory {
 	ctx, cancel := context.WithTimeout(context.Background(), completionLimit)
 	defer cancel()

@@ -247,14 +247,14 @@ type reloader interface {
 func reloadNow(ctx context.Context, d reloader, log *slog.Logger) {
 	reply, err := d.Reload(ctx, &controlpb.ReloadRequest{})
 	if err != nil {
-		log.Error("the configuration is not reloaded, the old one holds", "error", err)
+		log.Error("the configuration is not reloaded, the old one holds", "err", err)
 		return
 	}
 	log.Info("the configuration is reloaded", "changes", len(reply.Changes))
 	for _, c := range reply.Changes {
 		switch {
 		case c.Error != "":
-			log.Warn("change of the configuration failed", "action", c.Action, "subject", c.Subject, "detail", c.Detail, "error", c.Error)
+			log.Warn("change of the configuration failed", "action", c.Action, "subject", c.Subject, "detail", c.Detail, "err", c.Error)
 		case c.Action == actionRestart:
 			log.Warn("change of the configuration holds from the next start on", "key", c.Subject, "change", c.Detail)
 		default:

@@ -17,7 +17,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
-// errNoDaemon is in the chain when nobody answers on the control socket.
+// errNoDaemon is in the chain when no daemon answers on the control socket.
 var errNoDaemon = errors.New("no daemon")
 
 // socketPath is the control socket of the daemon of a kind, "client" or
@@ -65,7 +65,7 @@ func (d *daemons) close() {
 	}
 }
 
-// both tells whether objects of two daemons are in one list.
+// both reports whether objects of two daemons are in one list.
 func (d *daemons) both() bool { return d.client != nil && d.server != nil }
 
 // connect reaches the daemons of set: the one, or those of the two that run.

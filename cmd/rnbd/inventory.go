@@ -286,7 +286,7 @@ func (inv *inventory) path(args []string) (transportPath, error) {
 		func(p transportPath) bool { return p.Device == id })
 }
 
-// isNotFound tells whether pick found nothing, rather than too much.
+// isNotFound reports whether pick found nothing, rather than too much.
 func isNotFound(err error) bool { return errors.Is(err, syscall.ENOENT) }
 
 // table reads the chosen fields of objects. Where two daemons answered, the

@@ -51,7 +51,8 @@ func onOutgoingPath(get func(transportPath) any) func(transportPath) any {
 	}
 }
 
-// pathUsual: a server's paths differ in the addresses of clients.
+// pathUsual returns the fields that are shown. A server's paths differ in the
+// addresses of clients.
 func pathUsual(set daemonSet) []string {
 	if set == onServer {
 		return []string{"sessname", "hca_name", "hca_port", "src_addr", "state", "tx_bytes", "rx_bytes"}
@@ -232,8 +233,8 @@ func readdPath(c *call) error {
 // closes is how long a server may take to notice that something was closed.
 const closes = 3 * time.Second
 
-// onceClosed makes something anew that was just closed: until the server has
-// noticed that, it is there already.
+// onceClosed repeats try while it fails with EEXIST: an object that was just
+// closed exists until the server has noticed.
 func onceClosed(ctx context.Context, try func() error) error {
 	for end := time.Now().Add(closes); ; {
 		err := try()

@@ -94,7 +94,7 @@ func (r *resolver) arguments(args []string) error {
 	return nil
 }
 
-// asksForHelp: "help", "help fields" or "help all" at the end.
+// asksForHelp reports whether args end in "help", "help fields" or "help all".
 func asksForHelp(args []string) bool {
 	n := len(args)
 	if n > 1 && (args[n-1] == "all" || args[n-1] == "fields") {
@@ -226,7 +226,7 @@ func nextWord(node *cobra.Command, args []string) string {
 	return ""
 }
 
-// takesValue tells whether the value of a flag is the next argument.
+// takesValue reports whether the value of a flag is the next argument.
 func takesValue(node *cobra.Command, arg string) bool {
 	name := strings.TrimLeft(arg, "-")
 	if strings.Contains(arg, "=") || name == "" {

@@ -165,7 +165,7 @@ func (o *serverOptions) checkSearchPath(log *slog.Logger) error {
 		return nil
 	}
 	if o.SearchPathLater {
-		log.Warn("the search path is not there: no device opens before it is", "search-path", folder, "error", err)
+		log.Warn("the search path is not there: no device opens before it is", "path", folder, "err", err)
 		return nil
 	}
 	return hinted{usageError{fmt.Errorf("--search-path: %w", err)}, "make the folder, or start with --search-path-later where it is mounted later"}

@@ -236,7 +236,7 @@ func reconnectSession(c *call) error {
 	})
 }
 
-// reconnectPaths connects paths anew. All are tried.
+// reconnectPaths connects paths again. All are tried.
 func (c *call) reconnectPaths(ctx context.Context, client controlpb.ClientDaemonClient, paths []*controlpb.Path) error {
 	var errs []error
 	for _, p := range paths {
@@ -313,7 +313,8 @@ func (c *call) addMissing(ctx context.Context, client controlpb.ClientDaemonClie
 	return errors.Join(errs...)
 }
 
-// sameServer: two sessions with a server's address, or its name, in common.
+// sameServer reports whether two sessions have a server's address or name in
+// common.
 func sameServer(a, b session) bool {
 	if a.ServerName != "" && a.ServerName == b.ServerName {
 		return true

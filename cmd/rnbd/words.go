@@ -127,7 +127,8 @@ func (o *options) takeWords(v *verb, args []string) (rest []string, err error) {
 	return rest, nil
 }
 
-// mayBeOption: not the first arguments, nor what a keyword announces.
+// mayBeOption reports whether w may be an option: it is none of the first
+// arguments and does not follow a keyword.
 func (v *verb) mayBeOption(before []string, w string) bool {
 	n := len(before)
 	announced := v.keyword != "" && n > 0 && before[n-1] == v.keyword
@@ -161,7 +162,7 @@ func (o *options) takeWord(v *verb, w string) bool {
 	return false
 }
 
-// isFields tells whether w chooses fields. Of several kinds only all of them
+// isFields reports whether w chooses fields. Of several kinds only all of them
 // can be chosen, unless one object is shown.
 func (v *verb) isFields(w string) bool {
 	fields := v.fields()

@@ -62,7 +62,7 @@ func (d *Device) onRefused() {
 		return
 	}
 	err := fmt.Errorf("another client may have written to the device since they were sent first: %w", syscall.EIO)
-	d.log.Error("writes are not repeated", "requests", n, "error", err)
+	d.log.Error("writes are not repeated", "requests", n, "err", err)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.lastError = fmt.Sprintf("%d writes were not repeated: %v", n, err)

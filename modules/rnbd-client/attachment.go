@@ -229,8 +229,8 @@ func (a *attachment) awaitGone(ctx context.Context) bool {
 	}
 }
 
-// isShown waits for the end of the first try and returns its error. When ctx
-// ends before, nobody wants the device any more.
+// isShown waits for the end of the first try and returns its error. If ctx ends
+// before, the device is not wanted any more.
 func (a *attachment) isShown(first *firstTry) error {
 	select {
 	case <-first.ended:
@@ -257,9 +257,8 @@ func (a *attachment) giveUp(first *firstTry) {
 	}
 }
 
-// dismiss takes the device away unless it is used: EBUSY in the chain. Nor is
-// it taken away while no process serves it, since nobody knows then whether it
-// has users.
+// dismiss takes the device away. It fails with EBUSY if the device is in use, or
+// if no process serves it, since then its users are not known.
 func (a *attachment) dismiss(ctx context.Context) error {
 	ask := &dismissal{ctx: ctx, answer: make(chan error, 1)}
 	if err := a.accept(ask); err != nil || a.isGone() {
@@ -320,7 +319,7 @@ func (a *attachment) evict(ctx context.Context) {
 	if a.state == lingering {
 		a.log.Warn("front end has died, its next process takes the device away", "location", a.spec.Location)
 	} else {
-		a.log.Warn("front end does not let go of the device", "state", a.state.String(), "error", a.err)
+		a.log.Warn("front end does not let go of the device", "state", a.state.String(), "err", a.err)
 	}
 }
 

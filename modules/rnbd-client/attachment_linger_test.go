@@ -9,7 +9,7 @@ import (
 
 const removedByForce = "remove forced true"
 
-// isGone tells whether the front end has let go of the device at the index.
+// isGone reports whether the front end has let go of the device at the index.
 func (c *Client) isGone(t *testing.T, d *Device) bool {
 	t.Helper()
 	proc, err := c.frontends[0].process()

@@ -152,7 +152,7 @@ func (a *attachment) clear(h *host) {
 	}
 	a.clears++
 	a.later(firstPause)
-	a.log.Warn("front end is back and does not take the unmapped device away yet", "location", a.spec.Location, "error", err)
+	a.log.Warn("front end is back and does not take the unmapped device away yet", "location", a.spec.Location, "err", err)
 }
 
 // takeOver shows h the disk and takes it away again. It gets memory of its own:

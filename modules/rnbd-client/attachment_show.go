@@ -39,15 +39,15 @@ func (a *attachment) attach(h *host) {
 		return
 	case h.alive() && a.want == wantShown:
 		a.later(comebackPause)
-		a.log.Error("device does not come back, it is tried again", "pause", a.pause.String(), "error", err)
+		a.log.Error("device does not come back, it is tried again", "pause", a.pause.String(), "err", err)
 	}
 	a.leaveHost()
 	a.host = h // where it was tried
 	a.move(away)
 }
 
-// beginAttach makes h the process that may send requests for the device. nil:
-// nobody wants it any more, and its memory may be given back.
+// beginAttach makes h the process that may send requests for the device. It
+// returns nil if the device is not wanted any more: its memory may be given back.
 func (a *attachment) beginAttach(h *host) *Device {
 	a.mu.Lock()
 	defer a.mu.Unlock()

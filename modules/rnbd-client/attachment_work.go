@@ -26,7 +26,7 @@ func (a *attachment) work() bool {
 	a.mu.Lock()
 	step, wait := a.situation(h, over).next(), time.Until(a.due)
 	if wait <= 0 && a.busy() && a.host == h {
-		wait = comebackPause // nobody tells when requests of a process that lives have ended
+		wait = comebackPause // there is no event for the end of a live process's requests
 	}
 	a.mu.Unlock()
 	switch step {
@@ -186,11 +186,11 @@ func (a *attachment) resize(h *host) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.give = nil
-	if errors.Is(ctx.Err(), context.Canceled) { // somebody wants something else first
+	if errors.Is(ctx.Err(), context.Canceled) { // another operation comes first
 		return
 	}
 	if err != nil {
-		a.log.Warn("telling the device's size failed", "error", err)
+		a.log.Warn("telling the device's size failed", "err", err)
 	}
 	a.told = l
 	a.move(a.state) // for those who wait for it

@@ -16,7 +16,7 @@ const (
 	FrontendAuto = "auto"
 	// FrontendNBDSocket is the plugin "nbd" without a disk: only the sockets.
 	FrontendNBDSocket = "nbd-socket"
-	// FrontendNone: nobody serves it, NewIO does.
+	// FrontendNone: no front end serves it; NewIO gives access.
 	FrontendNone = "none"
 
 	frontendUblk = "ublk"
@@ -137,7 +137,8 @@ func unavailable(err error) bool {
 // isNode tells the path of a device node from a URI.
 func isNode(location string) bool { return strings.HasPrefix(location, "/dev/") }
 
-// hasNode: d is the device node of that path, or of that name in /dev.
+// hasNode reports whether name is the path of d's device node, or its name in
+// /dev.
 func (d *Device) hasNode(name string) bool {
 	l := d.Location()
 	return isNode(l) && (l == name || l == "/dev/"+name)

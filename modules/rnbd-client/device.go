@@ -57,7 +57,7 @@ type Device struct {
 	gate       atomic.Uint32
 	denied     atomic.Bool             // set by them: the server does not know the device
 	sharing    atomic.Pointer[sharing] // see again.go; nil: the server does not say
-	refused    atomic.Int64            // writes that the server did not repeat, and nobody was told of
+	refused    atomic.Int64            // writes that the server did not repeat, and that are not reported yet
 	newsShared atomic.Uint64           // how often the server has told that others may write
 	shares     []share                 // by pump
 

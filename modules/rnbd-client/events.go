@@ -44,7 +44,7 @@ func (s *session) takeNews(ctx context.Context) {
 		rnbdwire.EventFields{Seen: seen}.Put(msg)
 		if err := s.transport.AdminListen(ctx, msg, rsp); err != nil {
 			if ctx.Err() == nil && !errors.Is(err, syscall.ECONNABORTED) {
-				s.log.Warn("no more news from the server", "error", err)
+				s.log.Warn("no more news from the server", "err", err)
 			}
 			return
 		}
@@ -94,8 +94,8 @@ func (d *Device) onNews(e rnbdwire.EventRspFields) {
 // maxEarly bounds the news that wait for OPENs.
 const maxEarly = 256
 
-// keepEarly keeps news about a device that nobody knows while OPENs are under way:
-// it may be one of theirs.
+// keepEarly keeps news about an unknown device while OPENs are in progress: the
+// device may be one of theirs.
 func (s *session) keepEarly(e rnbdwire.EventRspFields) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,7 +141,7 @@ func (s *session) deviceByID(id uint32) *Device {
 // under way are the server's to answer.
 func (d *Device) onResized(sectors uint64) {
 	if err := d.takeSize(sectors); err != nil {
-		d.log.Warn("the server's new size is refused", "sectors", sectors, "error", err)
+		d.log.Warn("the server's new size is refused", "sectors", sectors, "err", err)
 		return
 	}
 	if fe := d.fe.Load(); fe != nil {
@@ -163,8 +163,8 @@ func (d *Device) takeSize(sectors uint64) error {
 	return nil
 }
 
-// onRemoved: the server closed the device. Its requests fail, waiting would be
-// in vain; a remap opens it again.
+// onRemoved handles the close of the device by the server. Its requests fail; a
+// remap opens it again.
 func (d *Device) onRemoved() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

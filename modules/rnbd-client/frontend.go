@@ -47,7 +47,7 @@ const (
 	// users who wait there for devices that it takes over.
 	socketsWait = 2 * time.Second
 	// takeAwayTime is how long the end of a front end waits for it to take away
-	// what lingers. Nobody's requests are under way then.
+	// the devices that remain. They have no requests in flight then.
 	takeAwayTime = 5 * time.Second
 )
 
@@ -178,7 +178,7 @@ func (f *frontend) enter(a *attachment) error {
 
 // leave ends a's place, whose worker ends. undone: its disk is left.
 func (f *frontend) leave(a *attachment, undone bool) {
-	l, ok := a.leftoverLocked() // nobody changes it any more
+	l, ok := a.leftoverLocked() // it does not change any more
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.attachments, a.index)
@@ -276,7 +276,7 @@ func (f *frontend) status(ctx context.Context, d *Device) plugin.DeviceStatus {
 	}
 	st, err := h.DeviceStatus(ctx, d.index)
 	if err != nil && !errors.Is(err, syscall.ENODEV) {
-		f.log.Warn("asking for a device's users failed", "device", d.name, "error", err)
+		f.log.Warn("asking for a device's users failed", "device", d.name, "err", err)
 	}
 	return st
 }
@@ -286,7 +286,8 @@ func (f *frontend) stats(ctx context.Context) map[uint32]*latency.Snapshots {
 	return f.sup.Stats(ctx)
 }
 
-// endStarts lets no process be started any more. Nobody waits for one then.
+// endStarts prevents further starts of a process, and releases callers that wait
+// for one.
 func (f *frontend) endStarts() {
 	f.mu.Lock()
 	f.over = true
@@ -305,7 +306,7 @@ func (f *frontend) abandon() {
 	in.Process.Kill()
 	select {
 	case <-in.Exited():
-	case <-time.After(takeAwayTime): // its I/O keeps it; it serves nobody any more
+	case <-time.After(takeAwayTime): // its I/O keeps it; it serves no user any more
 	}
 }
 

@@ -64,11 +64,11 @@ func (h *host) addSources() error {
 // corrupt is told by a pump that the process broke its ring: it is killed.
 func (h *host) corrupt(err error) { h.Kill(err) }
 
-// Requests of a process that is gone go on, with nobody to answer. Their
-// sources are orphans: out of the ring and out of the pump's turn, but in its
-// list until the last request has ended, since RTRS's answers name them. Each
-// request owns its slot until then: its device is shown to the next process
-// after that, the others at once.
+// Requests of a process that is gone continue, and their answers are dropped.
+// Their sources are orphans: out of the ring and out of the pump's turn, but in
+// its list until the last request has ended, since RTRS's answers name them. Each
+// request owns its slot until then, so its device is shown to the next process
+// after that; other devices are shown at once.
 
 // orphan ends the use of the rings. Requests that wait here end now.
 func (h *host) orphan() {

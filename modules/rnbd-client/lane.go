@@ -290,8 +290,8 @@ func (l *lane) serveOne(d *Device, sh *share) verdict {
 	return v
 }
 
-// dismiss ends those of d's requests that wait and came from s, of which nobody
-// reads answers.
+// dismiss ends the waiting requests for d that came from s, whose answers are not
+// read any more.
 func (p *pumpShare) dismiss(d *Device, s *source) {
 	waiting := &d.shares[p.index].waiting
 	all := *waiting

@@ -9,9 +9,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
-// A daemon may end while the kernel has, or is about to get, a disk that is
-// nobody's: before its map is done, or after its unmap by force. Such a disk is
-// written down before it is made, and until it is away, so that the next daemon
+// A daemon may end while the kernel has, or is about to get, a disk that belongs
+// to no mapping: before its map is done, or after its unmap by force. Such a disk
+// is recorded from before it is made until it is gone, so that the next daemon
 // takes it away.
 
 // savedLeftover is the entry of such a disk in the state file.
@@ -79,7 +79,7 @@ func (c *Client) takeBack(all []savedLeftover) {
 	for _, l := range all {
 		if err := c.takeBackOne(l); err != nil {
 			c.foreign = append(c.foreign, l)
-			c.log.Error("a disk of the last daemon is not taken away", "device", l.Name, "node", l.Location, "error", err)
+			c.log.Error("a disk of the last daemon is not taken away", "device", l.Name, "node", l.Location, "err", err)
 		}
 	}
 }

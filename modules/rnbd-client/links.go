@@ -31,7 +31,7 @@ func (d *Device) link() {
 	}
 	name := filepath.Join(dir, linkName(d.session.name, d.path))
 	if err := replaceLink(name, node); err != nil {
-		d.log.Warn("the device has no link", "link", name, "error", err)
+		d.log.Warn("the device has no link", "link", name, "err", err)
 	}
 }
 
@@ -59,7 +59,7 @@ func replaceLink(name, node string) error {
 func (d *Device) announce(node string) {
 	err := changed(sysBlock, node)
 	if err != nil && !errors.Is(err, os.ErrNotExist) { // it went with the disk
-		d.log.Debug("udev is not told about the device", "node", node, "error", err)
+		d.log.Debug("udev is not told about the device", "node", node, "err", err)
 	}
 }
 
@@ -91,7 +91,7 @@ func (d *Device) unlink() {
 		return
 	}
 	if err := os.Remove(name); err != nil {
-		d.log.Warn("the device's link stays", "link", name, "error", err)
+		d.log.Warn("the device's link stays", "link", name, "err", err)
 	}
 	removeIfEmpty(filepath.Dir(name), dir)
 }

@@ -32,7 +32,7 @@ func listen(spec string) (socket, error) {
 }
 
 // listenUnix makes the socket at path in a folder that only its owner changes,
-// and replaces one that nobody serves.
+// and replaces a stale one.
 func listenUnix(path string) (socket, error) {
 	dir, err := private.Folder(filepath.Dir(path))
 	if err != nil {
@@ -64,7 +64,7 @@ func listenUnix(path string) (socket, error) {
 // its socket: it ends by itself.
 const orphanEnds = 3 * time.Second
 
-// isServed reports whether somebody serves the socket, and goes on to.
+// isServed reports whether a process serves the socket, and continues to.
 func isServed(path string) bool {
 	for end := time.Now().Add(orphanEnds); ; time.Sleep(100 * time.Millisecond) {
 		c, err := net.Dial("unix", path)
@@ -93,8 +93,8 @@ func (s *socket) hide() {
 	}
 }
 
-// close removes the socket's name first: the next daemon may make it as soon as
-// nobody listens.
+// close removes the socket's name before it stops listening: from then on the
+// next daemon may make it.
 func (s *socket) close() {
 	s.hide()
 	s.file.Close()

@@ -212,7 +212,7 @@ func (c *Client) leave(ctx context.Context, d *Device) {
 		return
 	}
 	if err := s.close(ctx); err != nil {
-		s.log.Warn("closing the session failed", "error", err)
+		s.log.Warn("closing the session failed", "err", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -390,7 +390,7 @@ func (c *Client) release(d *Device) {
 // lost. Until then the device's number is not given to another. The caller vacates
 // its place afterwards.
 func (c *Client) retire(d *Device, cause error) {
-	d.log.Warn("device unmapped, its memory is kept until its requests have ended", "error", cause)
+	d.log.Warn("device unmapped, its memory is kept until its requests have ended", "err", cause)
 	c.mapMu.Lock()
 	c.retired[d.index] = d
 	c.retiring.Add(1)

@@ -30,13 +30,13 @@ func (e *endedSessions) note(name string) {
 	(*e)[name] = time.Now()
 }
 
-// lately tells whether a server may not have forgotten the name yet.
+// lately reports whether a server may not have forgotten the name yet.
 func (e *endedSessions) lately(name string) bool {
 	at, ok := (*e)[name]
 	return ok && time.Since(at) < nameLingers
 }
 
-// pauseFor waits, and tells whether ctx goes on.
+// pauseFor waits, and reports whether ctx goes on.
 func pauseFor(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():

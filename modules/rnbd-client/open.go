@@ -163,11 +163,11 @@ func (d *Device) sendClose(ctx context.Context, epoch uint64, id uint32) {
 	msg := make(rnbdwire.Close, rnbdwire.CloseSize)
 	rnbdwire.CloseFields{DeviceID: id}.Put(msg)
 	if err := d.session.transport.AdminWrite(ctx, msg); err != nil {
-		d.log.Warn("closing the device on the server failed", "error", err)
+		d.log.Warn("closing the device on the server failed", "err", err)
 	}
 }
 
-// onLost: the session has no path left, why says.
+// onLost handles the loss of the session's last path, for the reason why.
 func (d *Device) onLost(why string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -189,7 +189,7 @@ func (d *Device) close() {
 	d.patience = time.AfterFunc(d.loss.Queue, d.onTooLate)
 }
 
-// onTooLate: requests have waited for as long as they may.
+// onTooLate fails requests that have waited for as long as they may.
 func (d *Device) onTooLate() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -209,7 +209,7 @@ func (d *Device) giveUp(err error) {
 	d.needsRemap = true
 	d.lastError = err.Error()
 	d.setGate(gateFail)
-	d.log.Error("device stays closed until it is remapped", "error", err)
+	d.log.Error("device stays closed until it is remapped", "err", err)
 }
 
 func (d *Device) stopPatience() {
@@ -223,7 +223,8 @@ func (d *Device) stopPatience() {
 // themselves: what hangs leaves places to the others.
 const reopensAtOnce = 16
 
-// beginReopen reports whether d is to be opened again, and nobody does that yet.
+// beginReopen reports whether d is to be opened again and no goroutine does that
+// yet.
 func (d *Device) beginReopen() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -266,8 +267,8 @@ func (d *Device) reopenUntilOpen() {
 	}
 }
 
-// newsDelay is how long the news that somebody has closed a device on the server may
-// take: that one is not opened again by itself.
+// newsDelay bounds the delay of the news that a device was closed on the server by
+// hand. Such a device is not opened again automatically.
 const newsDelay = 300 * time.Millisecond
 
 // pause waits, and reports whether the session goes on.
@@ -314,7 +315,7 @@ func (d *Device) reopened(err error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.state != Closed || d.needsRemap {
-		return nil // nobody waits for it; its end closes it on the server
+		return nil // no caller waits for it; its end closes it on the server
 	}
 	if err == nil {
 		err = d.opened()
@@ -327,11 +328,11 @@ func (d *Device) reopened(err error) error {
 		return nil
 	}
 	d.lastError = err.Error()
-	d.log.Warn("device does not open again yet", "error", err)
+	d.log.Warn("device does not open again yet", "err", err)
 	return err
 }
 
-// final tells whether an OPEN after a reconnect may succeed if tried again.
+// final reports whether an OPEN after a reconnect may succeed if tried again.
 func final(err error) bool {
 	for _, errno := range []error{syscall.EPERM, syscall.ENOENT, syscall.EINVAL, syscall.ENOTBLK, syscall.EACCES, errShrank, errOtherVolume, errChanged} {
 		if errors.Is(err, errno) {
@@ -342,7 +343,7 @@ func final(err error) bool {
 }
 
 // opened lets requests through, unless the session was lost since OPEN was
-// answered: nobody would tell d of that any more, and its id is void. Caller
+// answered: d would not be told of that any more, and its id is void. The caller
 // holds mu.
 func (d *Device) opened() error {
 	if d.openedIn != d.session.epoch() {

@@ -33,8 +33,8 @@ func (p *pathSpelling) note(a rtrs.PathAddr, text string) {
 	p.words[specOf(a)] = text
 }
 
-// of spells the paths that are not removed. Without any it spells those of before:
-// a session that nobody can open again is of no use.
+// of returns the spellings of the paths that are not removed. If none is left it
+// returns the last ones, so that the session can be opened again.
 func (p *pathSpelling) of(paths []rtrs.PathInfo) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

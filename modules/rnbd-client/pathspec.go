@@ -54,8 +54,8 @@ func (c *Client) unnamed(ctx context.Context, p mapline.Path) string {
 	return c.cfg.PreferredFabric
 }
 
-// refused adds to the error of a path that nobody accepted which other fabric
-// the server may be on.
+// refused adds to the error of a refused path the other fabric that the server may
+// be on.
 func refused(addrs []rtrs.PathAddr, err error) error {
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return err

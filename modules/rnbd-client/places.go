@@ -32,8 +32,8 @@ const (
 
 var errForced = fmt.Errorf("the device is unmapped by force: %w", syscall.ECANCELED)
 
-// begin starts work on p. Its context ends with ctx, and when somebody else gives
-// the work up. Caller holds mapMu.
+// begin starts work on p. Its context ends with ctx, or when another caller
+// cancels the work. The caller holds mapMu.
 func (p *place) begin(ctx context.Context, w work) context.Context {
 	ctx, give := context.WithCancelCause(ctx)
 	p.work, p.give, p.ended = w, give, make(chan struct{})

@@ -52,7 +52,7 @@ type source struct {
 	reqs     []request
 	free     []uint32 // slots
 	inflight int
-	// orphaned: the front end is gone, nobody reads answers.
+	// orphaned: the front end is gone; answers are dropped.
 	orphaned bool
 	ended    chan struct{} // of an orphan: closed when its last request has ended
 	large    bool
@@ -86,7 +86,7 @@ func (s *source) Poll() int {
 	return n
 }
 
-// drop ends the requests that wait, and whose answers nobody reads.
+// drop ends the waiting requests, whose answers are not read any more.
 func (s *source) drop() (n int) {
 	for i := range s.reqs {
 		if r := &s.reqs[i]; r.dev != nil && !r.held {

@@ -228,7 +228,7 @@ func (s *session) work() error {
 	}
 	if !s.ready.Load() {
 		if err := s.greet(); err != nil {
-			s.log.Warn("session is back, but does not answer", "error", err)
+			s.log.Warn("session is back, but does not answer", "err", err)
 			return err
 		}
 	}

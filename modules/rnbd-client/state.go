@@ -87,7 +87,7 @@ func (c *Client) write() {
 		return
 	}
 	if err := writeState(c.cfg.StateFile, c.snapshot()); err != nil {
-		c.log.Error("a killed daemon's disks will not be served again: the state is not written", "file", c.cfg.StateFile, "error", err)
+		c.log.Error("a killed daemon's disks will not be served again: the state is not written", "file", c.cfg.StateFile, "err", err)
 	}
 }
 
@@ -167,7 +167,7 @@ func checkState(name string) error {
 }
 
 // restore serves the disks of a daemon that was killed again. Servers may be
-// away: each is tried until it works, or somebody unmaps it.
+// away: each is tried until it works or is unmapped.
 func (c *Client) restore() {
 	if c.cfg.StateFile == "" {
 		return
@@ -175,8 +175,7 @@ func (c *Client) restore() {
 	saved, err := loadState(c.cfg.StateFile)
 	if err != nil {
 		bad := c.cfg.StateFile + ".bad"
-		c.log.Error("disks of the last daemon are not served again: its state is not readable", "file", bad, "error", err,
-			"rename", os.Rename(c.cfg.StateFile, bad))
+		c.log.Error("disks of the last daemon are not served again: its state is not readable", "file", bad, "err", errors.Join(err, os.Rename(c.cfg.StateFile, bad)))
 		return
 	}
 	c.mapMu.Lock()
@@ -184,7 +183,7 @@ func (c *Client) restore() {
 	c.takeBack(saved.Leftovers)
 	for _, s := range saved.Devices {
 		if _, err := s.request(); err != nil {
-			c.log.Error("a disk of the last daemon is not served again", "file", c.cfg.StateFile, "error", err)
+			c.log.Error("a disk of the last daemon is not served again", "file", c.cfg.StateFile, "err", err)
 			continue
 		}
 		c.setWaiting(append(c.waiting, s))
@@ -212,7 +211,7 @@ func (c *Client) remap(s savedDevice) {
 			return
 		case err.Error() != last:
 			last = err.Error()
-			log.Warn("disk of the last daemon cannot be served yet", "error", err)
+			log.Warn("disk of the last daemon cannot be served yet", "err", err)
 		}
 		select {
 		case <-c.life.Done():
@@ -319,9 +318,8 @@ func (c *Client) endRestoring() {
 	c.restoring.Wait()
 }
 
-// leaveDisks unmaps the disks that nobody uses. The others are written down,
-// and their front ends end without a word to them, as in a crash, before their
-// requests do: users see no error.
+// leaveDisks unmaps the disks without users. The others are recorded, and their
+// front ends end as in a crash, before their requests do: users see no error.
 func (c *Client) leaveDisks(ctx context.Context) {
 	if c.cfg.StateFile == "" {
 		return

@@ -168,7 +168,7 @@ func deviceNumber(location string) (string, bool) {
 	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)), true
 }
 
-// there tells whether d is still mapped: a file may be kept open longer.
+// there reports whether d is still mapped: a file may be kept open longer.
 func (t tree) there(d *Device) error {
 	if t.c.deviceAt(d.index) != d {
 		return fmt.Errorf("device %s is not mapped any more: %w", d.name, syscall.ENODEV)

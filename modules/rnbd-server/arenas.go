@@ -150,7 +150,7 @@ func (p *ioPlugin) detach(in *supervise.Instance, s *session) {
 			return
 		}
 		if !told {
-			p.log.Warn("plugin does not release a session's memory, which is tried on", "session", s.name, "error", err)
+			p.log.Warn("plugin does not release a session's memory, which is tried on", "session", s.name, "err", err)
 			told = true
 		}
 	}

@@ -180,7 +180,7 @@ func (s *Server) onAdmin(op *rtrs.Op, sess *session) {
 	defer cancel()
 	err := s.admin1(ctx, op, sess)
 	if err != nil {
-		s.log.Warn("request refused", "session", sess.name, "error", err)
+		s.log.Warn("request refused", "session", sess.name, "err", err)
 	}
 	errno := int(blk.ToErrno(err))
 	s.letGo(sess) // before the answer, with which the session's memory may go

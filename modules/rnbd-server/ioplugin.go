@@ -124,7 +124,7 @@ func (p *ioPlugin) close(d *device) {
 		defer cancel()
 		err := in.CloseDisk(ctx, d.index)
 		if closed = err == nil || in.Context().Err() != nil; !closed {
-			p.log.Warn("closing a device failed", "device", d.name, "error", err)
+			p.log.Warn("closing a device failed", "device", d.name, "err", err)
 		}
 	}
 	p.mu.Lock()

@@ -286,7 +286,7 @@ func (p *ioPlugin) opened(in *supervise.Instance, d *device, limits blk.Limits) 
 	}
 	if !p.revive(in, d) {
 		if err := p.closeDisk(in, d); err != nil && in.Context().Err() == nil {
-			p.log.Warn("closing a device failed", "device", d.name, "error", err)
+			p.log.Warn("closing a device failed", "device", d.name, "err", err)
 		}
 	}
 }
@@ -295,7 +295,7 @@ func (p *ioPlugin) opened(in *supervise.Instance, d *device, limits blk.Limits) 
 // were told something else.
 func (p *ioPlugin) unfit(in *supervise.Instance, d *device, why failure, text string) {
 	if err := p.closeDisk(in, d); err != nil && in.Context().Err() == nil {
-		p.log.Warn("closing a device failed", "device", d.name, "error", err)
+		p.log.Warn("closing a device failed", "device", d.name, "err", err)
 	}
 	p.mu.Lock()
 	moved := p.awaitsLocked(in, d) && (d.moveToFailing(why) || d.fails())

@@ -89,7 +89,7 @@ func (s *Server) watch(ctx context.Context, d *device) {
 	}
 	d.nodeSize = size
 	if err := s.resize(ctx, d); err != nil && ctx.Err() == nil {
-		d.plugin.log.Warn("device has another size, but its plugin does not take it", "device", d.name, "error", err)
+		d.plugin.log.Warn("device has another size, but its plugin does not take it", "device", d.name, "err", err)
 	}
 }
 

@@ -23,7 +23,7 @@ type adminCall struct {
 	reply     Data
 	carrier   *link       // of a FENCE: the link it goes on, and no other
 	result    chan int    // takes one errno
-	abandoned atomic.Bool // nobody waits for it any more
+	abandoned atomic.Bool // its caller has given up
 	noPermit  bool        // a FENCE that cannot get one; set before result
 }
 

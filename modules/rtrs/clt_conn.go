@@ -99,14 +99,14 @@ func (c *cltConn) onRkeyRsp(imm rtrswire.Imm, payload []byte) {
 	c.onImm(imm, msg)
 }
 
-// connCredit: the send queue has room again.
+// connCredit handles room in the send queue.
 func (c *cltConn) connCredit() { c.queue.onCredit() }
 
-// connFailed: one connection lost is the whole path lost.
+// connFailed fails the path: the loss of one connection is the loss of the path.
 func (c *cltConn) connFailed(err error) { c.link.fail(err) }
 
-// connDown: the requests of this connection are the queue's to fail over once
-// the path has decided how.
+// connDown marks the requests of this connection as lost. The queue fails them
+// over when the path has decided how.
 func (c *cltConn) connDown() {
 	if c.sized {
 		lost, counted := c.queue.markLost(c.link)

@@ -85,7 +85,7 @@ const sessionTurn = 3 * time.Second
 // crash. A path that gets no answer keeps the others back for sessionTurn.
 func (s *Session) takeTurn(ctx context.Context) (release func()) {
 	release = func() { <-s.turn }
-	if s.Connected() { // nobody waits, but the last path may be lost meanwhile
+	if s.Connected() { // no caller waits, but the last path may be lost meanwhile
 		select {
 		case s.turn <- struct{}{}:
 			return release

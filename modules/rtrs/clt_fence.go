@@ -23,18 +23,18 @@ import (
 //	0        nothing of the path can run any more, and nothing uses its chunks
 //	EBUSY    nothing new of it can run; but some operations do, and use theirs
 //
-// A path that is accepted again has ended before, which is as good as 0. So is
-// a session that the server has made anew: its chunks are others.
+// A path that is accepted again has ended before, which means the same as 0. So
+// does a new session at the server: it has other chunks.
 //
 // After EBUSY what was lost is sent again, in the same chunk and with the same
 // contents: the server lets it wait for the operation. The permits of what was
 // given up stay reserved, and the FENCE is repeated until its answer is 0. If
 // everything was given up, because no path was left in between, the session has
-// to do without the permits of all that was under way; so it is made anew.
+// to do without the permits of all that was under way; so a new session is made.
 //
 // The FENCE itself takes a permit, one that is kept for it. With a queue depth of
 // 1 there is none, and where carriers were lost with their FENCEs none may be left:
-// the session is made anew then as well.
+// a new session is made then as well.
 
 // fencePause is between two FENCEs for a path whose operations run, and after
 // one that could not be sent.
@@ -64,7 +64,7 @@ func (s *Session) fenceLost() {
 	}
 }
 
-// Reasons for a session to be made anew.
+// Reasons for a new session.
 var (
 	errNoSpare = fmt.Errorf("%w: a FENCE needs a permit, and none is left for it", ErrConnLost)
 	errBusy    = fmt.Errorf("%w: requests that were given up still run at the server", ErrConnLost)

@@ -259,7 +259,7 @@ func (q *Queue) release(sl *slots, id uint32, r *request) {
 	sl.permits.put(id)
 }
 
-// onCredit: a send queue has room again.
+// onCredit continues requests that waited for room in a send queue.
 func (q *Queue) onCredit() {
 	if q.noCredit {
 		q.noCredit = false

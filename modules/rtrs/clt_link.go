@@ -93,7 +93,7 @@ func (l *link) fail(cause error) {
 	})
 }
 
-// lost tells whether fail was called.
+// lost reports whether fail has been called.
 func (l *link) lost() bool {
 	select {
 	case <-l.failed:
@@ -116,7 +116,7 @@ func (l *link) close() {
 		c.destroy()
 	}
 	if l.mr != nil {
-		_ = l.mr.Close() // nobody can use it: all queue pairs are gone
+		_ = l.mr.Close() // not in use: all queue pairs are gone
 	}
 }
 

@@ -68,10 +68,11 @@ func (s *Session) checkIncarnation(l *link) error {
 }
 
 // compareIncarnation keeps l from joining links of another incarnation of the
-// server's session: what the consumer knows of that one, as the ids of devices,
-// means nothing here. Either the server has started anew and those links do not
-// know it yet, or l leads to another server. They are asked: when none of them is
-// left the session is down, and the next attempt brings it up. mu is held.
+// server's session, in which the consumer's state, such as device ids, has no
+// meaning. Either the server has restarted and those links have not noticed yet,
+// or l leads to another server. A heartbeat is sent on each of them: when none
+// is left the session is down, and the next attempt brings it up. The caller
+// holds mu.
 func (s *Session) compareIncarnation(l *link) error {
 	if len(s.links) == 0 || s.links[0].incarnation == l.incarnation {
 		return nil

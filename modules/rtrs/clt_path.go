@@ -167,7 +167,7 @@ func (p *path) takeIntent() pathIntent {
 	return i
 }
 
-// closing tells whether the user wants the path closed or removed.
+// closing reports whether the user wants the path closed or removed.
 func (p *path) closing() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -418,9 +418,9 @@ func (p *path) await(ctx context.Context, done func() bool) error {
 // longer than our server needs to notice a dead path.
 const reconnectPatience = 6 * time.Second
 
-// reconnect makes the path anew, or joins the attempt under way, and waits for
-// the result. A server that still clears away the old connections refuses the
-// new ones; the automatic attempts that follow count for a while.
+// reconnect connects the path again, or joins the attempt in progress, and waits
+// for the result. A server that still ends the old connections refuses the new
+// ones, so later automatic attempts count too, for a while.
 func (p *path) reconnect(ctx context.Context) error {
 	patience := time.Now().Add(min(reconnectPatience, p.session.Timing().ConnectTimeout))
 	p.mu.Lock()
@@ -454,9 +454,9 @@ func (p *path) reconnect(ctx context.Context) error {
 	}
 }
 
-// mayPass tells whether an attempt failed for a reason that passes: the server
-// refused it, or took it and let go of it, since it was still ending the path's
-// last incarnation (a FENCE about that one may arrive late, on another path).
+// mayPass reports whether an attempt failed for a passing reason: the server
+// refused it, or accepted and closed it, since it was still ending the path's
+// last connections (a FENCE about these may arrive late, on another path).
 func mayPass(err error) bool {
 	return errors.Is(err, errRefused) || errors.Is(err, ErrConnLost) || errors.Is(err, errInterrupted)
 }
@@ -517,7 +517,7 @@ func (p *path) details() PathDetails {
 	return d
 }
 
-// resetStats starts some counts anew.
+// resetStats sets the given counts to zero.
 func (p *path) resetStats(kinds StatKind) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

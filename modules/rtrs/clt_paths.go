@@ -123,8 +123,8 @@ func (s *Session) PathDetails(id int) (PathDetails, error) {
 	return p.details(), nil
 }
 
-// ResetStats starts the given counts of a path anew. The data path does not
-// notice.
+// ResetStats sets the given counts of a path to zero. The data path is not
+// disturbed.
 func (s *Session) ResetStats(id int, kinds StatKind) error {
 	p, err := s.path(id)
 	if err != nil {
@@ -166,8 +166,7 @@ func (s *Session) DisconnectPath(ctx context.Context, id int) error {
 	return nil
 }
 
-// ReconnectPath makes the connections of a path anew, now, and waits for the
-// first result.
+// ReconnectPath connects a path again at once and waits for the first result.
 func (s *Session) ReconnectPath(ctx context.Context, id int) error {
 	p, err := s.path(id)
 	if err != nil {

@@ -31,7 +31,7 @@ type Data struct {
 	Off, Len int // bytes
 }
 
-// valid tells whether the piece lies inside its region.
+// valid reports whether the piece lies inside its region.
 func (d *Data) valid() bool {
 	if d.Region == nil {
 		return d.Len == 0
@@ -86,10 +86,10 @@ func (r *Region) addDevice(d *sessionDevice) error {
 // Bytes returns the registered memory.
 func (r *Region) Bytes() []byte { return r.mem }
 
-// Close ends the registration. No request may use the region any more. When it
-// returns nobody reads or writes the memory, also not a server that goes on
-// writing to it, or a retransmission of what was sent from it: the caller may
-// unmap it. Any goroutine.
+// Close ends the registration. No request may use the region any more. When
+// Close returns, the memory is neither read nor written, not even by a server
+// that continues to write to it or by a retransmission from it: the caller may
+// unmap it. Any goroutine may call Close.
 func (r *Region) Close() error {
 	s := r.session
 	s.mu.Lock()

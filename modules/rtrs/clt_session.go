@@ -59,7 +59,7 @@ type Session struct {
 	timing    atomic.Pointer[Timing]
 	maxIOSize atomic.Int64
 
-	// Lock order: mu, then path.mu. Nobody waits for an owner while holding mu.
+	// Lock order: mu, then path.mu. mu is never held while waiting for an owner.
 	mu       sync.Mutex
 	uuid     rtrswire.UUID
 	paths    []*path // in the order of ids, not those under way
@@ -166,7 +166,7 @@ func (s *Session) Queues() int { return len(s.queues) - 1 }
 // Queue returns I/O queue i.
 func (s *Session) Queue(i int) *Queue { return s.queues[i+1] }
 
-// Connected tells whether requests are taken.
+// Connected reports whether the session accepts requests.
 func (s *Session) Connected() bool { return s.live.Load() != nil }
 
 // MaxIOSize is the largest data length in bytes that the server takes on every

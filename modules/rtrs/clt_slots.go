@@ -8,7 +8,7 @@ import (
 
 // slots are the requests of a session, found by permit. Memory is taken once,
 // when the queue depth is learned. A slot belongs to the queue that holds its
-// permit: nobody else reads or writes it.
+// permit; only that queue reads or writes it.
 type slots struct {
 	depth   int
 	permits *permits
@@ -37,8 +37,7 @@ const (
 	kindListen // a READ that waits for news, and counts as no request in flight
 )
 
-// counts tells whether a request of this kind is one in flight to those who
-// count.
+// counts reports whether a request of this kind counts as in flight.
 func (k requestKind) counts() bool { return k != kindListen }
 
 // requestState is where a request is in its life.
@@ -74,7 +73,7 @@ type request struct {
 	sentOn uint32 // CPU
 }
 
-// givenUp reports whether nobody waits for an admin request any more.
+// givenUp reports whether the caller of an admin request has given up.
 func (r *request) givenUp() bool { return r.call != nil && r.call.abandoned.Load() }
 
 func newSlots(depth, queues int, headers *Region, wake func(queue int)) *slots {

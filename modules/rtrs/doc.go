@@ -74,7 +74,7 @@
 //
 // A request keeps its permit until it is idle. Between our own ends a lost path
 // is fenced: a FENCE on another path makes the server close it and wait for what
-// runs, or the server accepts the path anew, which it does only then. What runs
+// runs, or the server accepts the path again, which it does only then. What runs
 // for too long is not waited for: the rest is sent again, and no permit is given
 // back whose chunk it may use. A server without that extension, such as the
 // kernel's, gets the request again at once.

@@ -51,7 +51,8 @@ func (h *heartbeat) start(now time.Time, interval time.Duration) {
 	h.sentAt.Store(0)
 }
 
-// beats are counted from here. It has a monotonic clock, which nobody sets.
+// firstBeat is the origin of the times of heartbeats. It has a monotonic clock
+// reading.
 var firstBeat = time.Now()
 
 // beat is the next moment, from t on, at which all paths of the process with
@@ -68,7 +69,7 @@ func beat(t time.Time, interval time.Duration) time.Time {
 	return t
 }
 
-// tick is called at h.next, or before. heard tells whether anything arrived since
+// tick is called at h.next, or before. heard reports whether anything arrived since
 // the last call.
 func (h *heartbeat) tick(now time.Time, heard bool, interval time.Duration, limit int) hbAction {
 	if heard {
@@ -147,7 +148,7 @@ func (h *heartbeat) answered() {
 	}
 }
 
-// now is a time in nanoseconds by a clock that nobody sets, never 0.
+// now returns the time in nanoseconds by a monotonic clock, never 0.
 func (h *heartbeat) now() int64 { return max(int64(time.Since(h.born)), 1) }
 
 // onImm serves the heartbeat immediates that arrive on c, connection 0 of the

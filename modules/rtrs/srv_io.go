@@ -333,8 +333,8 @@ func (c *srvConn) count(op *Op, n int) {
 	c.stats.begin(op.req.Type == rtrswire.MsgRead, n)
 }
 
-// mustWait tells whether the send queue has no room for op now; then connCredit
-// goes on with it.
+// mustWait reports whether the send queue has no room for op now. If so,
+// connCredit continues with it.
 func (c *srvConn) mustWait(op *Op) bool {
 	if c.head == nil && c.room() >= opRoom {
 		return false
@@ -367,8 +367,9 @@ func (c *srvConn) popWaiting() *Op {
 	return op
 }
 
-// start hands op to the consumer. With changing keys the client loses the
-// chunk first; nobody waits for that, it only has to come before the new key.
+// start gives op to the consumer. With changing keys the client loses its access
+// to the chunk first. The invalidation is not waited for: it only has to precede
+// the new key.
 func (c *srvConn) start(op *Op) {
 	p := c.path
 	if p.newRkey {

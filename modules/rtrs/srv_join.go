@@ -18,8 +18,8 @@ import (
 // own into the new request. That the new request is held does not help: its
 // data are in the chunk before the server sees it.
 //
-// So a path is connected only when nobody can have given up a chunk in which an
-// operation runs:
+// So a path is connected only when no client can have given up a chunk in which
+// an operation runs:
 //
 //   - no operation of another path runs, or
 //   - another path is connected and its client has answered a heartbeat that
@@ -121,7 +121,7 @@ func (s *SrvSession) connectedPaths() []*srvPath {
 // bell wakes all who wait for the next change of something.
 type bell struct {
 	mu sync.Mutex
-	ch chan struct{} // nil: nobody waits
+	ch chan struct{} // nil: no caller waits
 }
 
 // next is closed by the next ring.

@@ -62,7 +62,7 @@ type ServerConfig struct {
 	// InfoTimeout is how long a path has from its first connection until it is
 	// connected, which its INFO_REQ asks for.
 	InfoTimeout time.Duration
-	// Admit tells whether a client may connect; nil admits all.
+	// Admit reports whether a client may connect. Nil admits all.
 	Admit func(remote netip.AddrPort) bool
 }
 
@@ -189,7 +189,7 @@ func (s *Server) Listen(dev verbs.Device, addr netip.AddrPort) (netip.AddrPort, 
 	s.listeners = append(s.listeners, l)
 	s.accepts.Add(1)
 	go s.run(dev, l)
-	s.log.Info("rtrs: listening", "addr", l.Addr(), "fabric", dev.Info().Fabric, "device", dev.Info().Name)
+	s.log.Info("rtrs: listening", "address", l.Addr(), "fabric", dev.Info().Fabric, "device", dev.Info().Name)
 	return l.Addr(), nil
 }
 
@@ -203,7 +203,7 @@ func (s *Server) run(dev verbs.Device, l verbs.Listener) {
 		case errors.Is(err, verbs.ErrClosed):
 			return
 		default:
-			s.log.Warn("rtrs: accept", "addr", l.Addr(), "err", err)
+			s.log.Warn("rtrs: accept", "address", l.Addr(), "err", err)
 			time.Sleep(acceptPause)
 		}
 	}

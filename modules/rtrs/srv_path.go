@@ -46,7 +46,7 @@ type srvPath struct {
 	pd       verbs.PD
 	mrs      []verbs.MR
 	localKey uint32   // of the chunks, for what we send
-	rkeys    []uint32 // newRkey: of each chunk; belongs to whom the chunk belongs
+	rkeys    []uint32 // newRkey: of each chunk; owned by the chunk's owner
 	ctl      pathCtl
 
 	state  atomic.Uint32
@@ -159,7 +159,7 @@ func (p *srvPath) regMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 	return mr, err
 }
 
-// mayJoin tells whether the connection of f belongs to p. Holds accepting.
+// mayJoin reports whether the connection of f belongs to p. Holds accepting.
 func (p *srvPath) mayJoin(f *rtrswire.ConnReqFields) error {
 	switch {
 	case p.State() != SrvPathConnecting:
@@ -276,9 +276,9 @@ func (p *srvPath) onOwner(c *srvConn, f func() error) error {
 	return c.onOwner(ctx, f)
 }
 
-// takeName gives the session the name. Another one may have it that is about to
-// end: its client has closed it, and connects anew before this server has done
-// with it, or has seen its end. That end is waited for.
+// takeName gives the session the name. If an ending session has it, takeName
+// waits for its end: a client may connect again before this server has finished
+// with its last session.
 func (p *srvPath) takeName(name string) error {
 	for {
 		holder, err := p.sess.setName(name)
@@ -297,7 +297,7 @@ func (p *srvPath) takeName(name string) error {
 	}
 }
 
-// complete tells whether all connections are there.
+// complete returns an error unless all connections are there.
 func (p *srvPath) complete() error {
 	p.sess.srv.accepting.Lock()
 	defer p.sess.srv.accepting.Unlock()
@@ -310,10 +310,10 @@ func (p *srvPath) complete() error {
 // State returns the state of the path.
 func (p *srvPath) State() SrvPathState { return SrvPathState(p.state.Load()) }
 
-// connected tells whether requests are served.
+// connected reports whether requests are served.
 func (p *srvPath) connected() bool { return p.state.Load() == uint32(SrvPathConnected) }
 
-// goesOn tells whether the path is not about to end, as far as is known.
+// goesOn reports whether the path is not known to be ending.
 func (p *srvPath) goesOn() bool { return p.State() < SrvPathClosing }
 
 // close begins the end of the path, once. Any goroutine, never blocks.

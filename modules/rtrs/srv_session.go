@@ -150,8 +150,8 @@ func (s *SrvSession) PathDetails(id int) (PathDetails, error) {
 	return p.details(), nil
 }
 
-// ResetStats starts the given counts of a path anew. The data path does not
-// notice.
+// ResetStats sets the given counts of a path to zero. The data path is not
+// disturbed.
 func (s *SrvSession) ResetStats(id int, kinds StatKind) error {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
@@ -246,7 +246,7 @@ func (s *SrvSession) pathByUUID(uuid rtrswire.UUID) *srvPath {
 	return nil
 }
 
-// sameAddrs tells whether a path of the same fabric has the addresses of req,
+// sameAddrs reports whether a path of the same fabric has the addresses of req,
 // whatever the ports. Holds mu.
 func (s *SrvSession) sameAddrs(dev verbs.Device, req verbs.ConnRequest) bool {
 	for _, p := range s.paths {

@@ -82,7 +82,7 @@ func (t Timing) Validate() error {
 	return nil
 }
 
-// mayReconnect tells whether another attempt is allowed after failed attempts
+// mayReconnect reports whether another attempt is allowed after failed attempts
 // in a row.
 func (t Timing) mayReconnect(failed int) bool {
 	return t.MaxReconnectAttempts < 0 || failed < t.MaxReconnectAttempts

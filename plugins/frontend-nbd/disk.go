@@ -210,14 +210,14 @@ func (d *kernelDisk) takeOver(ctx context.Context, index int) error {
 			return err
 		}
 		if err != nil {
-			d.log.Warn("the disk has fewer connections than before", "path", d.node(), "before", d.conns, "now", i, "err", err)
+			d.log.Warn("the disk has fewer connections than before", "path", d.node(), "before", d.conns, "connections", i, "err", err)
 			d.conns = i
 			break
 		}
 	}
 	d.log.Info("disk taken over", "path", d.node(), "connections", d.conns)
 	if err := d.resize(d.config.size); err != nil { // it may have changed since
-		d.log.Warn("the disk keeps its size", "path", d.node(), "server", d.config.size, "err", err)
+		d.log.Warn("the disk keeps its size", "path", d.node(), "wanted", d.config.size, "err", err)
 	}
 	return nil
 }

@@ -169,7 +169,7 @@ func (r *rig) onQueue(i int, fn func(q *queue)) {
 	r.pumps[i].Call(func() { fn(r.f.queues[i]) })
 }
 
-// free tells whether every slot is back.
+// free reports whether every slot is back.
 func (r *rig) free(index uint32) bool {
 	all := true
 	e := r.f.export(index)

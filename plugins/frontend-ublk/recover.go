@@ -95,7 +95,7 @@ func (d *device) adopt(want uint64) {
 	d.size = size
 	d.ending.Unlock()
 	if err := d.resize(want); err != nil {
-		d.log.Warn("the disk keeps its size", "device", d.name, "path", d.path(), "disk", size, "server", want, "err", err)
+		d.log.Warn("the disk keeps its size", "device", d.name, "path", d.path(), "size", size, "wanted", want, "err", err)
 	}
 }
 

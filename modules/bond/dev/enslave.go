@@ -117,7 +117,7 @@ func (b *Bond) restoreAttrs(a Attrs, fom int) {
 	b.m.SetFailOverMAC(fom)
 	if b.upper != nil && changed {
 		if err := b.upper.Configure(a.clone()); err != nil {
-			b.log.Warn("bond does not get its former type back", "error", err)
+			b.log.Warn("bond does not get its former type back", "err", err)
 		}
 		return
 	}
@@ -137,7 +137,7 @@ func (mb *member) restore() {
 	log := mb.bond.log
 	step := func(what string, err error) {
 		if err != nil {
-			log.Warn("released device: "+what, "slave", mb.Name(), "error", err)
+			log.Warn("released device: "+what, "slave", mb.Name(), "err", err)
 		}
 	}
 	for g := range mb.joined {
@@ -190,7 +190,7 @@ func (b *Bond) emptied() {
 
 func (b *Bond) logError(what string, err error) {
 	if err != nil {
-		b.log.Warn(what, "error", err)
+		b.log.Warn(what, "err", err)
 	}
 }
 

@@ -146,7 +146,7 @@ func (b *Bond) join(mb *member, g netip.Addr) {
 		return
 	}
 	if err := mb.JoinGroup(g); err != nil {
-		b.log.Warn("group is not joined", "slave", mb.Name(), "group", g, "error", err)
+		b.log.Warn("group is not joined", "slave", mb.Name(), "group", g, "err", err)
 		return
 	}
 	mb.joined[g] = true
@@ -199,7 +199,7 @@ func (b *Bond) send(frames [][]byte) {
 func (b *Bond) sendVia(mb *member, frames [][]byte) {
 	for _, f := range frames {
 		if err := mb.Send(f); err != nil {
-			b.log.Debug("frame of the bond is not sent", "slave", mb.Name(), "error", err)
+			b.log.Debug("frame of the bond is not sent", "slave", mb.Name(), "err", err)
 			continue
 		}
 		b.counters.announced.Add(1)

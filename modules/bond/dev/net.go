@@ -135,7 +135,7 @@ func (n *Net) Delete(name string) error {
 	for _, d := range n.devices {
 		if d.master == b {
 			if err := b.release(d); err != nil {
-				b.log.Warn("slave of a deleted bond is not released cleanly", "slave", d.Name(), "error", err)
+				b.log.Warn("slave of a deleted bond is not released cleanly", "slave", d.Name(), "err", err)
 			}
 			d.master = nil
 		}
@@ -149,7 +149,7 @@ func (n *Net) Delete(name string) error {
 func (n *Net) Close() {
 	for _, b := range n.Bonds() {
 		if err := n.Delete(b.name); err != nil {
-			n.logger().Warn("bond is not deleted cleanly", "bond", b.name, "error", err)
+			n.logger().Warn("bond is not deleted cleanly", "bond", b.name, "err", err)
 		}
 	}
 }

@@ -188,8 +188,8 @@ func (t *Table) Flush() {
 	}
 }
 
-// Tick repeats requests, gives up those without an answer, and removes entries
-// that nobody uses.
+// Tick repeats requests, gives up those without an answer, and removes unused
+// entries.
 func (t *Table) Tick(now time.Time, out []Frame) []Frame {
 	for _, e := range t.entries {
 		if now.Sub(e.Used) >= t.cfg.Idle && e.State != Incomplete {

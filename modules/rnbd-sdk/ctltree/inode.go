@@ -149,7 +149,7 @@ func (h *handle) Read(_ context.Context, dst []byte, off int64) (fuse.ReadResult
 	if off == 0 || !h.shown {
 		text, err := h.file.Show()
 		if err != nil {
-			h.inode.tree.log.Debug("control file cannot be read", "file", h.inode.path, "error", err)
+			h.inode.tree.log.Debug("control file cannot be read", "file", h.inode.path, "err", err)
 			return nil, errnoOf(err)
 		}
 		h.text, h.shown = text, true
@@ -197,6 +197,6 @@ func (h *handle) store(ctx context.Context, data []byte) (err error) {
 
 // refuse says in the log what an errno cannot.
 func (i *inode) refuse(err error) syscall.Errno {
-	i.tree.log.Warn("control file refused a write", "file", i.path, "error", err)
+	i.tree.log.Warn("control file refused a write", "file", i.path, "err", err)
 	return errnoOf(err)
 }

@@ -116,8 +116,8 @@ func (c *Caller) Wait() int {
 	return 0
 }
 
-// enter counts a caller in Wait, and reports whether it may borrow the pump: not while
-// there are others, because nobody would look for their results when it returns.
+// enter counts a caller in Wait, and reports whether it may borrow the pump. It may not
+// while there are others, since their results would be stranded when it returns.
 func (c *callers) enter() (alone bool) {
 	if c.waiting.Add(1) > 1 {
 		c.crowded.Store(crowdedFor)

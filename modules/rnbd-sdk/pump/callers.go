@@ -24,7 +24,7 @@ import (
 //	awake --------------------------------------> lent
 //	    ^                                          |  |
 //	    '---- kick: Do, Stop, Recall, the driver --'  |  a caller drives: work only.
-//	          gives it back, or nobody has driven     |  Then the mode is lent again.
+//	          gives it back, or no caller drove it    |  Then the mode is lent again.
 //	          it between two looks of the thread
 //
 // A drive of a sleeping pump costs a few system calls, because every source is armed
@@ -35,7 +35,7 @@ import (
 //
 //   - The loop, the sources and the mailbox are touched by the holder of p.owner only.
 //   - The thread runs the loop in mode awake, callers in asleep or lent.
-//   - Sources are armed in mode asleep while nobody drives, and at no other time.
+//   - Sources are armed in mode asleep while there is no drive, and at no other time.
 //   - What is published in mode lent is followed by a drive or by Recall.
 
 const (

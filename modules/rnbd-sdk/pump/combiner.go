@@ -104,9 +104,9 @@ func (p *Pump) runCombiner() {
 	}
 }
 
-// combine is the combiner's drive: the pump's work until there are results, nobody
-// waits for any, or there have been none for long. Then the pump is given back, and
-// its thread wakes the callers.
+// combine is the combiner's drive: it does the pump's work until there are results, no
+// caller waits, or there have been none for long. Then the pump is given back, and its
+// thread wakes the callers.
 func (p *Pump) combine() (keep bool) {
 	c := &p.callers.combiner
 	c.notified = 0

@@ -77,10 +77,10 @@ func (p *Pump) closeBerth() {
 	}
 }
 
-// parks tells whether the pump can park.
+// parks reports whether the pump can park.
 func (p *Pump) parks() bool { return p.berth.fd >= 0 && pumps.Load() < procs.Load() }
 
-// mayPark tells whether the coming sleep is likely to be a long one. Then it
+// mayPark reports whether the coming sleep is likely to be a long one. Then it
 // forgets what the sources' descriptors have signalled so far: their Arm, which
 // comes next, tells what is left to do.
 func (p *Pump) mayPark() bool {
@@ -111,7 +111,7 @@ func (p *Pump) watchBerth(on bool) {
 	unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(p.berth.fd), unix.EPOLL_CTL_MOD, uintptr(p.sourcesFD), uintptr(unsafe.Pointer(&ev)), 0, 0)
 }
 
-// woken tells whether the parked goroutine is to go on. wakeFD is never
+// woken reports whether the parked goroutine is to go on. wakeFD is never
 // drained: it may tell of a kick that was heard long ago.
 func (p *Pump) woken(fd uintptr) bool {
 	var events [2]unix.EpollEvent

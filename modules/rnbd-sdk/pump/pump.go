@@ -32,9 +32,9 @@ type Source interface {
 
 // A Source may also have any of these.
 type (
-	// disarmer is told that the pump is awake again, so that nobody signals.
+	// disarmer is told that the pump is awake again and needs no signals.
 	disarmer interface{ Disarm() }
-	// largeIO tells whether the I/O that the last Poll handled was large
+	// largeIO reports whether the I/O that the last Poll handled was large
 	// (256 KiB and more): the pump does not spin after it.
 	largeIO interface{ LargeIO() bool }
 	// eventMask replaces EPOLLIN as the epoll events to sleep on.
@@ -450,7 +450,7 @@ func (p *Pump) disown() {
 	p.owner.Unlock()
 }
 
-// onThread tells whether the caller is the owner. An owner is locked to its
+// onThread reports whether the caller is the owner. An owner is locked to its
 // thread, so no other goroutine can have that thread's id.
 func (p *Pump) onThread() bool { return p.ownerTID.Load() == p.self() }
 

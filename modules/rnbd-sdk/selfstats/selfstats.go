@@ -29,7 +29,7 @@ func Start(log *slog.Logger) {
 	go func() {
 		for range asked {
 			if err := write(path); err != nil {
-				log.Error("metrics are not written", "error", err)
+				log.Error("metrics are not written", "err", err)
 			}
 		}
 	}()

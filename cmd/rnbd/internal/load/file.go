@@ -29,7 +29,7 @@ type File struct {
 // lockPatience is how long the last I/O of another writer may take to end.
 const lockPatience = 300 * time.Millisecond
 
-// OpenFile opens what is at path. For writing it must be nobody else's: a
+// OpenFile opens the file or device at path. For writing it must not be in use: a
 // device that is mounted or open, or a file that another process of rnbd
 // writes to, is EBUSY.
 func OpenFile(ctx context.Context, path string, write bool) (_ *File, err error) {

@@ -118,8 +118,8 @@ func (j *job) submit(i int, now int64) {
 	j.inFlight++
 }
 
-// overlaps tells whether another I/O is under way where I/O i would go: which
-// of them comes first nobody knows.
+// overlaps reports whether another I/O in flight overlaps I/O i: their order
+// would not be known.
 func (j *job) overlaps(i int) bool {
 	o := &j.ios[i]
 	for k := range j.ios {

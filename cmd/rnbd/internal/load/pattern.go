@@ -83,7 +83,7 @@ func (p *Pattern) name(got, scratch []byte) string {
 	return fmt.Sprintf("% x...", got[:16])
 }
 
-// written tells whether this run has written any sector of n bytes from off on.
+// written reports whether this run has written any sector of n bytes from off on.
 func (p *Pattern) written(off, n uint64) bool {
 	for _, g := range p.generations[off/sector : (off+n)/sector] {
 		if g > 0 {

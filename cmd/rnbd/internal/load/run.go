@@ -41,7 +41,7 @@ func (t *Target) room(w Workload) uint64 {
 	return 1
 }
 
-// Fits tells whether w can run on t.
+// Fits reports whether w can run on t.
 func (t *Target) Fits(w Workload) error {
 	l := t.Device.Limits()
 	if w.Writes() && l.ReadOnly {
@@ -73,7 +73,7 @@ func OpOf(i int) blk.Op { return latency.OpAt(i) }
 // Options say how long, and who is told about it.
 type Options struct {
 	Time     time.Duration
-	Progress func(requests uint64, elapsed time.Duration) // nil: nobody
+	Progress func(requests uint64, elapsed time.Duration) // nil: not reported
 }
 
 const progressEvery = 200 * time.Millisecond

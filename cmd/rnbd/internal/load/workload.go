@@ -22,7 +22,7 @@ type Workload struct {
 // to the others.
 type Block struct{ Bytes, Weight int }
 
-// Writes tells whether data are lost.
+// Writes reports whether data are lost.
 func (w Workload) Writes() bool { return w.Reads < 100 }
 
 // Kind is what requests are like, without their number: "4k-randread".

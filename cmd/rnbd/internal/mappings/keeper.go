@@ -211,7 +211,7 @@ func (k *Keeper) keepTrying(ctx context.Context, e *entry) {
 			return
 		case err.Error() != last:
 			last = err.Error()
-			log.Warn("mapping of the configuration is tried again until it works", "error", err)
+			log.Warn("mapping of the configuration is tried again until it works", "err", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -86,7 +86,7 @@ func selectNames(infos []Info, usual []string, spec string) ([]string, error) {
 	return selected, nil
 }
 
-// IsSpec tells whether a word of a command line chooses fields: it has a sign
+// IsSpec reports whether a word of a command line chooses fields: it has a sign
 // or a comma, or is the name of one.
 func IsSpec(infos []Info, word string) bool {
 	if word == All || strings.HasPrefix(word, "+") || strings.HasPrefix(word, "-") && len(word) > 1 || strings.Contains(word, ",") {

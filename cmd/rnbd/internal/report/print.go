@@ -24,7 +24,7 @@ type Options struct {
 // Wide is the table without a limit on its width, and with more fields.
 const Wide = "wide"
 
-// Machine tells whether a program reads it.
+// Machine reports whether a program reads it.
 func (o Options) Machine() bool { return o.Format != "" && o.Format != "table" && o.Format != Wide }
 
 // List prints a list.

@@ -1,4 +1,4 @@
-// Package spell finds the word that somebody meant.
+// Package spell finds the known word that a misspelled word was meant to be.
 package spell
 
 import "fmt"

@@ -40,7 +40,7 @@ func (in *Instance) Kill(cause error) {
 	if !first {
 		return
 	}
-	in.log.Error("plugin is killed", "error", cause)
+	in.log.Error("plugin is killed", "err", cause)
 	go in.Process.Kill()
 }
 

@@ -64,7 +64,7 @@ func (s *Supervisor) watch(in *Instance) (another bool) {
 	tooMany := s.cfg.Crash.Count > 0 && len(s.crashes) >= s.cfg.Crash.Count
 	s.moveLocked(Waiting)
 	s.mu.Unlock()
-	s.log.Warn("plugin died", "error", cause)
+	s.log.Warn("plugin died", "err", cause)
 	s.leave(in, cause)
 	return s.starts.Err() == nil && (!tooMany || s.giveUp(cause))
 }
@@ -122,7 +122,7 @@ func (s *Supervisor) failedStart(err error) {
 	s.moveLocked(Waiting)
 	s.mu.Unlock()
 	if bits.OnesCount(uint(n)) == 1 {
-		s.log.Error("plugin does not start again, which is tried on", "tries", n, "error", err)
+		s.log.Error("plugin does not start again, which is tried on", "tries", n, "err", err)
 	}
 }
 

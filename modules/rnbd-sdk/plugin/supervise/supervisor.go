@@ -291,7 +291,7 @@ func (s *Supervisor) SetLog(ctx context.Context, level slog.Level) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	if err := in.SetLog(ctx, level); err != nil {
-		s.log.Warn("plugin keeps its log level", "error", err)
+		s.log.Warn("plugin keeps its log level", "err", err)
 	}
 }
 
@@ -306,7 +306,7 @@ func (s *Supervisor) Stats(ctx context.Context) map[uint32]*latency.Snapshots {
 	defer cancel()
 	stats, err := in.Stats(ctx)
 	if err != nil {
-		s.log.Warn("plugin does not tell its statistics", "error", err)
+		s.log.Warn("plugin does not tell its statistics", "err", err)
 	}
 	return stats
 }

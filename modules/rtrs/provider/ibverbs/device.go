@@ -66,7 +66,7 @@ func newDevice(f *Fabric, c *C.struct_rv_device) *Device {
 		f.cfg.Logger.Info("ibverbs: device opened", "device", d.info.Name, "always_invalidate", "by memory windows of type 1")
 	} else {
 		f.cfg.Logger.Warn("ibverbs: device opened; as a server it cannot change keys after each I/O (always_invalidate), its sessions keep one key",
-			"device", d.info.Name, "because", why)
+			"device", d.info.Name, "cause", why)
 	}
 	return d
 }

@@ -93,7 +93,7 @@ func (l *listener) run() {
 		case errors.Is(err, net.ErrClosed):
 			return
 		}
-		l.dev.cfg.Logger.Warn("iwarp listener cannot accept a connection and tries again", "addr", l.Addr(), "err", err)
+		l.dev.cfg.Logger.Warn("iwarp listener cannot accept a connection and tries again", "address", l.Addr(), "err", err)
 		select {
 		case <-time.After(100 * time.Millisecond):
 		case <-l.done:

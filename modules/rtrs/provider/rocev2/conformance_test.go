@@ -72,7 +72,7 @@ func oneDevice(t *testing.T) verbstest.Fabric {
 	return f
 }
 
-// waitIPv6 tells whether this host has ::1, and waits until no other run of
+// waitIPv6 reports whether this host has ::1, and waits until no other run of
 // these tests uses our port there. The lock is held until the test ends.
 func waitIPv6(t *testing.T) bool {
 	t.Helper()

@@ -303,7 +303,7 @@ func (c *cq) addPort(p *port) {
 	o := newOutbox(p, p.socks[c.slot.index], c.stats)
 	c.Call(func() {
 		if err := c.Watch(o.fd, len(c.outs), unix.EPOLLIN); err != nil {
-			c.dev.cfg.Logger.Error("rocev2 completion queue cannot watch a socket", "addr", o.port.addr, "err", err)
+			c.dev.cfg.Logger.Error("rocev2 completion queue cannot watch a socket", "address", o.port.addr, "err", err)
 		}
 		c.outs = append(c.outs, o)
 	})

@@ -55,7 +55,7 @@ func (m *manager) lost(peer netip.Addr, mtu uint32) {
 	}
 	m.learned[peer] = learned{code, now.Add(learnedFor)}
 	m.dev.cfg.Logger.Warn("rocev2 packets of full size do not arrive: a link between the hosts carries less than the interfaces; the next connections use less",
-		"peer", peer, "path_mtu", mtu, "next", mtuBytes(code), "for", learnedFor)
+		"peer", peer, "path_mtu", mtu, "to", mtuBytes(code), "within", learnedFor)
 }
 
 // suspectMTU returns the path MTU if the size of packets may be the reason why the

@@ -78,7 +78,7 @@ func (d *Device) openPort(addr netip.Addr, slots int) (*port, error) {
 		return nil, err
 	}
 	p.buffer, _ = unix.GetsockoptInt(p.socks[1], unix.SOL_SOCKET, unix.SO_RCVBUF)
-	d.cfg.Logger.Info("rocev2 address bound", "addr", addr, "path_mtu", mtuBytes(p.mtu), "gso", p.gso, "gro", p.gro.Load(), "receive_buffer", p.buffer)
+	d.cfg.Logger.Info("rocev2 address bound", "address", addr, "path_mtu", mtuBytes(p.mtu), "gso", p.gso, "gro", p.gro.Load(), "receive_buffer", p.buffer)
 	return p, nil
 }
 
@@ -237,7 +237,7 @@ func (p *port) stopMerging() {
 			unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_GRO, 0)
 		}
 	}
-	p.dev.cfg.Logger.Info("rocev2 turned receive offload off: the kernel merges packets of different queue pairs", "addr", p.addr)
+	p.dev.cfg.Logger.Info("rocev2 turned receive offload off: the kernel merges packets of different queue pairs", "address", p.addr)
 }
 
 func (p *port) close() {
