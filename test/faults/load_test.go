@@ -251,11 +251,21 @@ func (l *load) timed(f func(*nbdclient.Client) error) error {
 	}
 	l.mu.Unlock()
 	if errors.Is(err, nbdclient.ErrClosed) && l.o.reconnect {
-		if _, dialErr := l.dial(c); dialErr != nil {
-			return dialErr
+		if err := l.redial(c); err != nil {
+			return err
 		}
 	}
 	return err
+}
+
+// redial connects again. A new front end refuses connections while it has not got the
+// device, which takes longer than connections wait where processors are busy.
+func (l *load) redial(old *nbdclient.Client) (err error) {
+	for end := time.Now().Add(2 * enough); ; time.Sleep(50 * time.Millisecond) {
+		if _, err = l.dial(old); err == nil || time.Now().After(end) || l.stopped() {
+			return err
+		}
+	}
 }
 
 // judge reports whether a request is to be tried again.

@@ -339,10 +339,10 @@ func (w *world) reconnect(session string) {
 }
 
 // remapIfClosed opens a device that stays closed, as often as it takes. The client may
-// not have noticed yet that the server has been restarted, so a device counts as open if
-// it is at two looks.
+// notice by its heartbeats only that the server has been restarted, so a device counts as
+// open if it is at ten looks in a row.
 func (w *world) remapIfClosed(l *load) {
-	wasOpen := false
+	open := 0
 	for range 60 {
 		c, _ := w.client.daemon()
 		if c != nil {
@@ -351,14 +351,13 @@ func (w *world) remapIfClosed(l *load) {
 				return // it is unmapped: mapAgain sees to it
 			}
 			if d.State() == client.Open {
-				if wasOpen {
+				if open++; open == 10 {
 					return
 				}
-				wasOpen = true
 				time.Sleep(time.Second)
 				continue
 			}
-			wasOpen = false
+			open = 0
 			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 			_, err = c.Remap(ctx, l.name)
 			cancel()

@@ -19,12 +19,13 @@ import (
 type userDisk struct {
 	name string
 
-	mu      sync.Mutex
-	waiting []*userRequest // no process has them
-	served  *front         // nil: by nobody
-	by      *attached      // the latest, of that process
-	limits  blk.Limits     // as users were told when the disk appeared
-	gone    bool           // its front end has taken it away
+	mu       sync.Mutex
+	identity string         // of the mapping that it was made for
+	waiting  []*userRequest // no process has them
+	served   *front         // nil: by none
+	by       *attached      // the latest, of that process
+	limits   blk.Limits     // as users were told when the disk appeared
+	gone     bool           // its front end has taken it away
 }
 
 // caches reports whether users have to flush, and whether writes with FUA are durable.
@@ -192,6 +193,10 @@ func (b *frontBackend) AddDevice(ctx context.Context, s plugin.DeviceSpec) error
 	if u == nil {
 		return fmt.Errorf("device %q: %w", s.Name, syscall.ENODEV)
 	}
+	u, err := u.disk(&s)
+	if err != nil {
+		return err
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.served != nil && !u.served.dead() && u.served != p {
@@ -210,8 +215,23 @@ func (b *frontBackend) AddDevice(ctx context.Context, s plugin.DeviceSpec) error
 	if u.gone || u.limits.Size == 0 {
 		u.limits = s.Limits // users are told once
 	}
-	u.served, u.by, u.gone = p, a, false
+	u.served, u.by, u.gone, u.identity = p, a, false, s.Identity
 	return nil
+}
+
+// disk returns the disk for s: u, or another one. A disk that is to be taken over bears
+// the identity of s, or else is not touched: users of the name have another one by now,
+// and the front end makes one without users.
+func (u *userDisk) disk(s *plugin.DeviceSpec) (*userDisk, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	switch {
+	case s.Location == "" || u.identity == s.Identity:
+		return u, nil
+	case s.Location == plugin.LocationUnknown:
+		return nil, fmt.Errorf("device %q has another identity: %w", s.Name, syscall.ENODEV)
+	}
+	return &userDisk{name: u.name}, nil
 }
 
 func (b *frontBackend) RemoveDevice(ctx context.Context, index uint32, force bool) error {

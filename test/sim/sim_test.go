@@ -20,10 +20,10 @@ import (
 // from SIM_FROM on. With SIM_FIRST the first that fails ends the test, which says how
 // many there were. SIM_WORKER is for processes that this program starts.
 
-// fewSchedules is how many run where nobody says how many: half a minute to a minute on two CPUs. On a
-// machine that is busy with something else no more are begun after fewTime.
+// fewSchedules is the number of schedules by default: about 80 s on two CPUs. On a
+// machine that is busy otherwise no more are begun after fewTime.
 const (
-	fewSchedules = 500
+	fewSchedules = 1000
 	fewTime      = 4 * time.Minute
 )
 
