@@ -265,9 +265,9 @@ func (l *lane) serve() (n int) {
 	return n
 }
 
-// serveOne sends the next request of d. What is sent past a gate that is shut
-// bears the id of a device that is open no more, and the server may have given it
-// to another.
+// serveOne sends the next request of d. It checks the gate again: a request that is
+// sent through a closed gate would carry a stale device id, which the server may
+// have reassigned.
 func (l *lane) serveOne(d *Device, sh *share) verdict {
 	if sh.waiting.empty() {
 		return nothing

@@ -83,8 +83,8 @@ func (s *Session) compareIncarnation(l *link) error {
 	return protocolErrorf("the server has the session anew, or is another one")
 }
 
-// publish shows the connected links to the data path, and then lets news tell of
-// the latest: who hears of it can use it.
+// publish makes the connected links visible to the data path before it calls news,
+// so that the receiver of an event can use the path.
 func (s *Session) publish(news func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

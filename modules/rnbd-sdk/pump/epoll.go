@@ -26,11 +26,11 @@ func (p *Pump) openFDs() (err error) {
 			return fmt.Errorf("epoll_ctl: %w", err)
 		}
 	}
-	return p.openBerth()
+	return p.openParking()
 }
 
 func (p *Pump) closeFDs() {
-	p.closeBerth()
+	p.closeParking()
 	for _, fd := range []*int{&p.gate, &p.sourcesFD, &p.wakeFD} {
 		if *fd >= 0 {
 			unix.Close(*fd)
@@ -73,7 +73,7 @@ func (p *Pump) unwatch(fd int) {
 // came meanwhile and was not consumed wakes it then.
 func (p *Pump) watchSources(on bool) {
 	if p.parked {
-		p.watchBerth(on)
+		p.watchParking(on)
 		return
 	}
 	var events uint32

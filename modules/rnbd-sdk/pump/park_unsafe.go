@@ -27,40 +27,41 @@ const (
 	briskAfter = 8
 )
 
-// Go's poller is looked after by whoever is idle. Where the pumps can keep all of
-// GOMAXPROCS busy a parked one would wake up to 10 ms late: none parks there.
+// The netpoller runs only on an idle P. If pumps occupy every P, a parked pump may
+// wake 10 ms late, so none parks.
 var (
-	pumps atomic.Int32 // that run in this process
-	procs atomic.Int32 // how many may, for one to park; 0 before SetProcs
+	pumps atomic.Int32 // pumps that run in this process
+	procs atomic.Int32 // a pump may park while fewer pumps run; 0 before SetProcs
 )
 
-// berth is an epoll set of the pump's descriptors that Go's poller watches. It
-// is silent but while the pump is parked.
-type berth struct {
+// parking is an epoll set of the pump's descriptors, which the netpoller watches.
+// It reports the sources only while the pump is parked.
+type parking struct {
 	fd   int // of file; -1: none, the pump does not park
 	file *os.File
 	conn syscall.RawConn
 	look func(uintptr) bool
 }
 
-// openBerth makes the berth. Without Go's poller there is none.
-func (p *Pump) openBerth() error {
+// openParking makes the parking epoll set. Where the netpoller does not take it,
+// the pump does not park.
+func (p *Pump) openParking() error {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("epoll_create1: %w", err)
 	}
-	if err := unix.SetNonblock(fd, true); err != nil { // or os.File would not have it polled
+	if err := unix.SetNonblock(fd, true); err != nil { // else os.File does not use the netpoller
 		unix.Close(fd)
 		return fmt.Errorf("epoll set without blocking: %w", err)
 	}
-	p.berth.file = os.NewFile(uintptr(fd), "pump "+p.cfg.Name)
-	if p.berth.file.SetReadDeadline(time.Time{}) != nil {
+	p.parking.file = os.NewFile(uintptr(fd), "pump "+p.cfg.Name)
+	if p.parking.file.SetReadDeadline(time.Time{}) != nil {
 		return nil
 	}
-	if p.berth.conn, err = p.berth.file.SyscallConn(); err != nil {
+	if p.parking.conn, err = p.parking.file.SyscallConn(); err != nil {
 		return fmt.Errorf("epoll set: %w", err)
 	}
-	p.berth.fd, p.berth.look = fd, p.woken
+	p.parking.fd, p.parking.look = fd, p.woken
 	if err := control(fd, unix.EPOLL_CTL_ADD, p.wakeFD, unix.EPOLLIN); err != nil {
 		return fmt.Errorf("epoll_ctl: %w", err)
 	}
@@ -70,19 +71,19 @@ func (p *Pump) openBerth() error {
 	return nil
 }
 
-func (p *Pump) closeBerth() {
-	if p.berth.file != nil {
-		p.berth.file.Close()
-		p.berth = berth{fd: -1}
+func (p *Pump) closeParking() {
+	if p.parking.file != nil {
+		p.parking.file.Close()
+		p.parking = parking{fd: -1}
 	}
 }
 
 // parks reports whether the pump can park.
-func (p *Pump) parks() bool { return p.berth.fd >= 0 && pumps.Load() < procs.Load() }
+func (p *Pump) parks() bool { return p.parking.fd >= 0 && pumps.Load() < procs.Load() }
 
-// mayPark reports whether the coming sleep is likely to be a long one. Then it
-// forgets what the sources' descriptors have signalled so far: their Arm, which
-// comes next, tells what is left to do.
+// mayPark reports whether the coming sleep is likely to be long. If so, it drains
+// the events of the sources' descriptors: the sources' Arm, which is called next,
+// reports the work that is left.
 func (p *Pump) mayPark() bool {
 	if !p.parks() || p.brisk >= briskAfter {
 		return false
@@ -93,7 +94,7 @@ func (p *Pump) mayPark() bool {
 	return true
 }
 
-// slept notes how long a sleep was.
+// slept records the length of a sleep.
 func (p *Pump) slept(d time.Duration) {
 	if d >= longSleep {
 		p.brisk, p.rested = 0, p.parks()
@@ -102,17 +103,17 @@ func (p *Pump) slept(d time.Duration) {
 	}
 }
 
-// watchBerth lets the sources wake the parked goroutine, once, or not.
-func (p *Pump) watchBerth(on bool) {
+// watchParking sets whether the sources wake the parked goroutine, once.
+func (p *Pump) watchParking(on bool) {
 	ev := unix.EpollEvent{Events: unix.EPOLLONESHOT, Fd: int32(p.sourcesFD)}
 	if on {
 		ev.Events |= unix.EPOLLIN
 	}
-	unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(p.berth.fd), unix.EPOLL_CTL_MOD, uintptr(p.sourcesFD), uintptr(unsafe.Pointer(&ev)), 0, 0)
+	unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(p.parking.fd), unix.EPOLL_CTL_MOD, uintptr(p.sourcesFD), uintptr(unsafe.Pointer(&ev)), 0, 0)
 }
 
-// woken reports whether the parked goroutine is to go on. wakeFD is never
-// drained: it may tell of a kick that was heard long ago.
+// woken reports whether the parked goroutine continues. wakeFD is never drained,
+// so it may still report an old kick; the mode decides then.
 func (p *Pump) woken(fd uintptr) bool {
 	var events [2]unix.EpollEvent
 	for _, ev := range events[:epollNow(int(fd), events[:])] {

@@ -100,9 +100,9 @@ type Pump struct {
 	// caller drives, sourcesFD, the epoll set of all sources.
 	gate, sourcesFD, wakeFD int
 	mode                    atomic.Uint32 // awake, asleep or lent: callers.go
-	berth                   berth         // where it sleeps instead while there is little to do
+	parking                 parking       // where it sleeps instead while there is little to do
 	brisk                   int           // short sleeps in a row; of the owner
-	parked                  bool          // the thread sleeps in the berth; of the owner
+	parked                  bool          // the thread sleeps in the netpoller; of the owner
 	rested                  bool          // no spin was in vain since the last long sleep; of the owner
 	callers                 callers
 	checks                  checks
@@ -135,7 +135,7 @@ func New(cfg Config) (*Pump, error) {
 		cfg.Logger = slog.Default()
 	}
 	p := &Pump{cfg: cfg, log: cfg.Logger.With("pump", cfg.Name), done: make(chan struct{}),
-		spinner: newSpinner(cfg.Spin), brisk: briskAfter, gate: -1, sourcesFD: -1, wakeFD: -1, berth: berth{fd: -1}, callers: callers{look: lendLook}}
+		spinner: newSpinner(cfg.Spin), brisk: briskAfter, gate: -1, sourcesFD: -1, wakeFD: -1, parking: parking{fd: -1}, callers: callers{look: lendLook}}
 	if cfg.Virtual {
 		p.nap = nap{bell: make(chan struct{}, 1), next: firstNap}
 		p.spinner = newSpinner(-1)
@@ -326,14 +326,14 @@ func (p *Pump) sleep() error {
 func (p *Pump) block(park bool) (err error) {
 	if park {
 		p.parked = true
-		p.watchBerth(true)
+		p.watchParking(true)
 	}
 	p.disown()
 	switch {
 	case p.virtual():
 		p.nap.wait()
 	case park:
-		err = p.berth.conn.Read(p.berth.look)
+		err = p.parking.conn.Read(p.parking.look)
 	default:
 		err = p.wait()
 	}
@@ -341,7 +341,7 @@ func (p *Pump) block(park bool) (err error) {
 	p.wakeUp()
 	if park {
 		p.parked = false
-		p.watchBerth(false)
+		p.watchParking(false)
 	}
 	return err
 }
