@@ -251,7 +251,7 @@ func (s *stack) users(t *testing.T, d *controlpb.ClientDevice) (end func()) {
 func testBadInput(t *testing.T, s *stack) {
 	odd := s.image(t, 1<<20+512)
 	d, node := s.disk(t, s.ram)
-	number := strings.TrimPrefix(node, "/dev/ublkb")
+	number := strings.TrimPrefix(strings.TrimPrefix(node, "/dev/ublkb"), "/dev/nbd")
 	for _, v := range []struct {
 		name  string
 		path  string
