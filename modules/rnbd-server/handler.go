@@ -82,9 +82,11 @@ func (h *handler) SessionDown(t *rtrs.SrvSession) {
 		return
 	}
 	go func() {
-		for _, m := range stuck {
-			s.releaseStuck(m)
+		var wg sync.WaitGroup
+		for _, m := range stuck { // side by side: each waits for its own requests
+			wg.Go(func() { s.releaseStuck(m) })
 		}
+		wg.Wait()
 		s.letGo(sess)
 	}()
 }

@@ -94,3 +94,29 @@ func setState(d *device, to devState) {
 	defer d.plugin.mu.Unlock()
 	d.move(to)
 }
+
+// Of two devices that a lost session has left stuck, the one whose requests have ended
+// opens again, whatever the other one waits for.
+func TestStuckDevicesDoNotWaitForEachOther(t *testing.T) {
+	mem := newMemory()
+	hangs, ends := mem.add("hangs", 1<<20), mem.add("ends", 1<<20)
+	r := newRig(t, mem, func(c *Config) { c.RetireAfter = 20 * time.Millisecond })
+	first := r.connect("first")
+	for _, name := range []string{"hangs", "ends"} {
+		dev, err := first.open(name, blk.ReadWrite)
+		must(t, err)
+		mem.disks[name].hung.Store(true)
+		first.start(false, 512, ioMessage(dev.DeviceID, blk.Write, 0, 0, 512))
+	}
+	eventually(t, "the plugin has the writes", func() bool { return len(mem.requests()) == 2 })
+	first.close()
+	eventually(t, "the session is gone", func() bool { return len(r.server.rtrs.Sessions()) == 0 })
+	second := r.connect("second")
+	ends.hung.Store(false)
+	eventually(t, "the device whose write has ended opens", func() bool { _, err := second.open("ends", blk.ReadWrite); return err == nil })
+	if _, err := second.open("hangs", blk.ReadWrite); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("OPEN of the device that hangs: %v, want EBUSY", err)
+	}
+	hangs.hung.Store(false)
+	eventually(t, "the other one opens", func() bool { _, err := second.open("hangs", blk.ReadWrite); return err == nil })
+}
