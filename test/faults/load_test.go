@@ -262,7 +262,10 @@ func (l *load) timed(f func(*nbdclient.Client) error) error {
 // device, which takes longer than connections wait where processors are busy.
 func (l *load) redial(old *nbdclient.Client) (err error) {
 	for end := time.Now().Add(2 * enough); ; time.Sleep(50 * time.Millisecond) {
-		if _, err = l.dial(old); err == nil || time.Now().After(end) || l.stopped() {
+		if _, err = l.dial(old); err == nil || l.stopped() { // the worker ends by itself then
+			return nil
+		}
+		if time.Now().After(end) {
 			return err
 		}
 	}

@@ -20,7 +20,7 @@ import (
 // from SIM_FROM on. With SIM_FIRST the first that fails ends the test, which says how
 // many there were. SIM_WORKER is for processes that this program starts.
 
-// fewSchedules is the number of schedules by default: about 80 s on two CPUs. On a
+// fewSchedules is the number of schedules by default: a minute on two idle CPUs. On a
 // machine that is busy otherwise no more are begun after fewTime.
 const (
 	fewSchedules = 1000
