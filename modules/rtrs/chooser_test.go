@@ -30,7 +30,8 @@ func (c *chooser) DeviceFor(context.Context, netip.Addr, netip.Addr) (verbs.Devi
 	return *c.use.Load(), nil
 }
 
-// A path asks its fabric at each attempt which device leads to the server.
+// A path asks its fabric at each attempt for the device that leads to the
+// server.
 func TestPathAsksTheFabricForItsDevice(t *testing.T) {
 	net := loopback.New()
 	d, _ := serveDisk(t, net)

@@ -27,9 +27,9 @@ type adminCall struct {
 	noPermit  bool        // a FENCE that cannot get one; set before result
 }
 
-// AdminRead sends user to the server and waits for its answer, which fills
-// reply. Any goroutine but an owner. When ctx ends first, the server may still
-// do what was asked.
+// AdminRead sends user to the server, waits for the answer and copies it into
+// reply. Any goroutine but an owner may call it. If ctx ends first, the server
+// may still execute the request.
 func (s *Session) AdminRead(ctx context.Context, user, reply []byte) error {
 	call, err := s.newCall(kindRead, user, len(reply))
 	if err == nil {
@@ -108,7 +108,7 @@ func (c *adminCall) end(errno int) error {
 	return err
 }
 
-// finish tells who waits. Owner; must not block.
+// finish gives the result to the waiting caller. Owner; must not block.
 func (c *adminCall) finish(errno int) { c.result <- errno }
 
 // submitAdmin sends a request, behind those that wait. Owner of cid 0.
@@ -118,8 +118,8 @@ func (q *Queue) submitAdmin(c *adminCall) {
 	}
 }
 
-// retryAdmin sends what waits, as far as it goes. FENCEs overtake: they may
-// have permits when the others have none.
+// retryAdmin sends waiting requests until one finds no room. FENCEs overtake:
+// they may have permits when the others have none.
 func (q *Queue) retryAdmin() {
 	left := q.waiting[:0]
 	blocked := false
@@ -174,9 +174,9 @@ func (q *Queue) tryAdmin(c *adminCall) bool {
 	return true
 }
 
-// sparesLost reports whether only FENCEs that were lost themselves have the permits
-// that are kept for FENCEs, of which none is left. They keep them until their carriers
-// are fenced, which takes a permit. Owner.
+// sparesLost reports whether every permit that is reserved for FENCEs is held
+// by a FENCE that was lost itself. Such a FENCE keeps its permit until its
+// carrier is fenced, and that takes a permit. Owner.
 func (q *Queue) sparesLost(sl *slots) bool {
 	lost, under := 0, 0
 	sl.each(q.cid, func(_ uint32, r *request) {

@@ -33,7 +33,7 @@ func TestWriteAndReadAllocateNothing(t *testing.T) {
 	}
 }
 
-// inlineClient is a session whose poller the test itself drives.
+// inlineClient is a session with a poller that the test itself drives.
 type inlineClient struct {
 	t        testing.TB
 	p        *Poller

@@ -41,9 +41,10 @@ func (c *cltConn) postRequest(sges []verbs.SGE, addr uint64, rkey uint32, imm rt
 	return ErrDisconnected
 }
 
-// connRecv handles what the server sent. Each receive that was used goes back
-// at once, so that their number never changes: with buffers (NEW_RKEY) here,
-// after they were read, without by conn before we are called.
+// connRecv handles a message of the server. Each used receive is posted again
+// at once, so the number of posted receives is constant. A receive with a
+// buffer (NEW_RKEY) is posted here, after its buffer was read; a receive
+// without one is posted by conn before connRecv is called.
 func (c *cltConn) connRecv(wc *verbs.WC) {
 	if wc.ID == infoRecv && !c.infoTaken {
 		c.onInfoRsp(wc)
@@ -61,7 +62,7 @@ func (c *cltConn) connRecv(wc *verbs.WC) {
 	}
 }
 
-// onInfoRsp passes on what took the receive of the INFO_RSP.
+// onInfoRsp handles the completion of the receive posted for the INFO_RSP.
 func (c *cltConn) onInfoRsp(wc *verbs.WC) {
 	c.infoTaken = true
 	if wc.Op != verbs.OpRecv || wc.HasImm {

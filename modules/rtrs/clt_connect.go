@@ -113,14 +113,25 @@ func (l *link) dial(ctx context.Context, cid int) error {
 	p := l.path
 	ctx, cancel := context.WithTimeout(ctx, p.session.Timing().ConnectTimeout)
 	defer cancel()
+	cfg := &p.session.cfg
+	if info := l.dev.dev.Info(); cfg.Protect && info.Caps&verbs.CapProtect == 0 {
+		c.destroy()
+		return fmt.Errorf("the session requires TLS, which %s of fabric %s does not have here: %w", info.Name, info.Fabric, syscall.EPROTONOSUPPORT)
+	}
 	private, err := l.dev.dev.Connect(ctx, c.qp, verbs.ConnectParams{
-		Src:     p.addr.Src,
-		Dst:     p.addr.Dst,
-		Private: l.connReq(cid),
+		Src:      p.addr.Src,
+		Dst:      p.addr.Dst,
+		Private:  l.connReq(cid),
+		Protect:  cfg.Protect,
+		PeerName: cfg.PeerName,
 	})
 	if err != nil {
 		c.destroy()
 		return connectError(ctx, err)
+	}
+	if cfg.Protect && verbs.SecurityOf(c.qp).Peer == "" {
+		c.destroy()
+		return fmt.Errorf("the session requires TLS, and the connection has none: %w", syscall.EPROTO)
 	}
 	l.conns = append(l.conns, c)
 	return l.checkResponse(cid, private)
@@ -188,8 +199,8 @@ func connectError(ctx context.Context, err error) error {
 }
 
 // errRefused is in the chain of an error if the server refused the connection
-// for no better reason than ECONNRESET: that is what it says while it still
-// clears away an earlier connection of the path.
+// with ECONNRESET and gave no other reason: a server does so while it still
+// closes an earlier connection of the path.
 var errRefused error = &sentinel{"refused by the server", syscall.ECONNRESET}
 
 // rejectError is the errno that the server put in its refusal.
@@ -214,7 +225,7 @@ func (l *link) checkResponse(cid int, private []byte) error {
 	if cid > 0 {
 		return nil
 	}
-	l.path.firstConn, l.path.later = true, false // any path may make the session from now on
+	l.path.firstConn = true // any path may make the session from now on
 	l.linkParams = linkParams{
 		queueDepth: int(rsp.QueueDepth()),
 		maxIOSize:  int(rsp.MaxIOSize()),
@@ -232,10 +243,11 @@ func (l *link) checkResponse(cid int, private []byte) error {
 	return l.path.session.checkIncarnation(l)
 }
 
-// checkParams refuses sizes that cannot work, and a queue depth that is not
-// the one this path had: then it also stops the automatic reconnects. A server of
-// ours has another depth only with another incarnation of the session, which takes
-// the place of the old one when no path of that is left.
+// checkParams refuses sizes that cannot work. It refuses a queue depth that
+// differs from the path's earlier one, and then also stops the automatic
+// reconnects. A server of this project has another depth only in another
+// incarnation of the session; that replaces the old one when the old one has no
+// path left.
 func (p *path) checkParams(lp *linkParams) error {
 	if p.queueDepth != 0 && lp.queueDepth != p.queueDepth && lp.incarnation == (rtrswire.UUID{}) {
 		p.noReconnect = true
@@ -250,7 +262,7 @@ func (p *path) checkParams(lp *linkParams) error {
 	return nil
 }
 
-// prepare takes the memory of a link whose sizes are known.
+// prepare allocates the memory of a link once its sizes are known.
 func (l *link) prepare() (err error) {
 	if l.slots, err = l.path.session.slotsFor(&l.linkParams); err != nil {
 		return err
@@ -281,8 +293,7 @@ func (l *link) recvOffset(cid int) int {
 	return off
 }
 
-// armRecvs gives the receives of c their buffers, which are needed under
-// NEW_RKEY only.
+// armRecvs gives the receives of c their buffers. Only NEW_RKEY needs them.
 func (l *link) armRecvs(c *cltConn) {
 	if l.newRkey {
 		c.setRecvBuffers(l.mem[l.recvOffset(c.cid):l.recvOffset(c.cid+1)], rtrswire.RkeyRspLen, l.mr.LKey())

@@ -5,15 +5,15 @@ import (
 	"sync"
 )
 
-// EventKind tells what an Event reports.
+// EventKind is the kind of an Event.
 type EventKind uint8
 
 const (
 	// SessionUp: the first path is up after there was none, and no request of
 	// an earlier path can run late any more. Requests may be sent again.
 	SessionUp EventKind = iota + 1
-	// SessionDown: the last path is lost. What was in flight is answered with
-	// ECONNABORTED.
+	// SessionDown: the last path is lost. Requests in flight are answered
+	// with ECONNABORTED.
 	SessionDown
 	// PathChanged: a path is in another state.
 	PathChanged
@@ -40,8 +40,8 @@ type Event struct {
 	Err     error     // PathChanged: why, nil if asked for or for the better
 }
 
-// eventQueue hands events to one goroutine, in order. It never blocks who
-// adds, so events can be added under a lock.
+// eventQueue hands events to one goroutine, in order. add never blocks, so
+// events can be added under a lock.
 type eventQueue struct {
 	mu     sync.Mutex
 	wait   sync.Cond // on mu
@@ -91,7 +91,7 @@ func (q *eventQueue) next() (Event, bool) {
 	return e, true
 }
 
-// close lets run return when it has handed out what was added before.
+// close makes run return once it has delivered the events added before.
 func (q *eventQueue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -4,11 +4,11 @@ import (
 	"syscall"
 )
 
-// What becomes of the requests of a lost path.
+// The requests of a lost path.
 //
 // The path's goroutine takes the link from the data path (linkDown), ends its
 // connections (link.close; each owner marks its requests as lost), and calls
-// settle. From then on:
+// onDrained. From then on:
 //
 //	                      other path up            no path up
 //	server with FENCE     wait for the fence,      answer ECONNABORTED now,
@@ -20,8 +20,8 @@ import (
 // request waits no longer, its chunk may still be in use at the server: the
 // permit stays reserved until its link has ended there (clt_fence.go).
 
-// settle decides about the requests of a drained link.
-func (s *Session) settle(l *link) {
+// onDrained handles the requests of a drained link.
+func (s *Session) onDrained(l *link) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.draining--
@@ -55,15 +55,17 @@ func (s *Session) handBack(l *link) {
 	}
 }
 
-// abortLost answers what waits for fences: there is no path left. mu is held.
+// abortLost aborts the requests that wait for fences: there is no path left. mu
+// is held.
 func (s *Session) abortLost() {
 	for _, l := range s.lost {
 		s.abort(l)
 	}
 }
 
-// abort answers what is lost with l: SessionDown was told since it was sent, so
-// the consumer has to look at it again before it is repeated. mu is held.
+// abort answers the lost requests of l with ECONNABORTED. SessionDown was
+// reported since they were sent, so the consumer decides whether to repeat
+// them. mu is held.
 func (s *Session) abort(l *link) {
 	l.aborted = true
 	for _, q := range s.queues {
@@ -133,7 +135,7 @@ func (q *Queue) sendAgain(sl *slots, id uint32, r *request) {
 	case errNoCredit:
 		q.retry, q.noCredit = sl, true // resume comes back
 	default:
-		q.complete(sl, id, r, ErrnoOf(err))
+		q.finish(sl, id, r, ErrnoOf(err))
 	}
 }
 
@@ -158,11 +160,11 @@ func (q *Queue) abort(l *link) {
 func (q *Queue) abortOne(r *request) {
 	call := r.call
 	r.state, r.call = reqAborted, nil
-	q.tell(r.tag, call, int(syscall.ECONNABORTED))
+	q.upcall(r.tag, call, int(syscall.ECONNABORTED))
 }
 
-// resume tries again what waited for room in a send queue or for a permit: a
-// path is gone, or has room again. Owner.
+// resume sends the requests that waited for room in a send queue or for a
+// permit, after a path is lost or has room again. Owner.
 func (q *Queue) resume() {
 	if sl := q.retry; sl != nil {
 		q.retry = nil

@@ -197,7 +197,7 @@ func TestTotalLoss_PermitsWaitForTheFences(t *testing.T) {
 	refuse(net, a)
 	refuse(net, b)
 	net.Cut(cltA, a.addr.Addr())
-	held.next(t).fenced(t) // on path 2, which is lost now
+	held.next(t).fenced(t) // on path 2, lost now
 	net.Cut(cltB, b.addr.Addr())
 	for range 4 {
 		if d := c.next(); d.errno != int(syscall.ECONNABORTED) {
@@ -261,7 +261,7 @@ func TestLossOfTheCarrierRepeatsTheFence(t *testing.T) {
 	net.Cut(paths[1].Src, servers[1].addr.Addr())
 	want := map[rtrswire.UUID]bool{lost.conn.req.SessUUID: true, first.conn.req.SessUUID: true}
 	var again *scriptedRequest
-	for range 3 { // the write may overtake the second FENCE, which is not about it
+	for range 3 { // the write may overtake the second FENCE: that is for another path
 		f := held.next(t)
 		if f.Type != rtrswire.MsgFence {
 			if again = f; want[lost.conn.req.SessUUID] {
@@ -312,8 +312,8 @@ func TestFence_PermitsThatOnlyAFenceGivesBack(t *testing.T) {
 	}
 }
 
-// cltThreePaths is a client whose requests have all permits, on path 1; one permit is
-// kept for a FENCE.
+// cltThreePaths is a client with requests that have all permits, on path 1; one
+// permit is kept for a FENCE.
 func cltThreePaths(t *testing.T, held heldRequests) (*cltClient, []*scriptedServer, *loopback.Network) {
 	t.Helper()
 	net := loopback.New()
@@ -422,8 +422,8 @@ func TestAServerWithoutFencesTakesOverFromOneWith(t *testing.T) {
 	c.finished(5, 0)
 }
 
-// A send queue much smaller than the queue depth: what does not fit waits, also
-// after a failover.
+// A send queue much smaller than the queue depth: requests without room wait,
+// also after a failover.
 func TestSmallSendQueue(t *testing.T) {
 	net := loopback.New(loopback.WithLimits(16, 4))
 	arrived := make(heldRequests, 256)

@@ -23,21 +23,21 @@ import (
 //	0        nothing of the path can run any more, and nothing uses its chunks
 //	EBUSY    nothing new of it can run; but some operations do, and use theirs
 //
-// A path that is accepted again has ended before, which means the same as 0. So
-// does a new session at the server: it has other chunks.
+// If the path is accepted again, it has ended before: that means the same as 0.
+// So does a new session at the server: it has other chunks.
 //
-// After EBUSY what was lost is sent again, in the same chunk and with the same
-// contents: the server lets it wait for the operation. The permits of what was
-// given up stay reserved, and the FENCE is repeated until its answer is 0. If
-// everything was given up, because no path was left in between, the session has
-// to do without the permits of all that was under way; so a new session is made.
+// After EBUSY the lost requests are sent again, in the same chunk and with the
+// same contents: the server lets each wait for the operation in its chunk. The
+// permits of aborted requests stay reserved, and the FENCE is repeated until
+// its answer is 0. If all requests were aborted, because no path was left in
+// between, the session has none of their permits; so a new session is made.
 //
 // The FENCE itself takes a permit, one that is kept for it. With a queue depth of
 // 1 there is none, and where carriers were lost with their FENCEs none may be left:
 // a new session is made then as well.
 
-// fencePause is between two FENCEs for a path whose operations run, and after
-// one that could not be sent.
+// fencePause is the time between two FENCEs for a path with running
+// operations, and after a FENCE that could not be sent.
 const fencePause = time.Second
 
 // fenceLost starts the FENCEs that can be sent. mu is held.
@@ -91,7 +91,7 @@ func (s *Session) fence(l, carrier *link) {
 	case errors.Is(err, verbs.ErrClosed): // the session is
 	case err == errNoSpare && !carrier.lost():
 		s.startAnew(err)
-	case err != nil: // which is not the carrier's fault
+	case err != nil: // not the carrier's fault
 		s.log.Warn("rtrs: FENCE of a lost path", "path", l.path.addr.String(), "err", err)
 		s.fenceLater(l)
 	case errno == 0:
@@ -132,10 +132,9 @@ func (s *Session) fenced(l *link) {
 	}
 }
 
-// operationsRun is for the answer EBUSY: the path of l has ended, and some of
-// its operations use their chunks for who knows how long. The path gets another
-// name: under the old one the server does not take it again before those have
-// ended. mu is held.
+// operationsRun handles the answer EBUSY: the path of l has ended, but some of
+// its operations still use their chunks. The path gets another name, because
+// the server does not accept the old one before they have ended. mu is held.
 func (s *Session) operationsRun(l *link) {
 	if !l.busy {
 		l.busy = true
@@ -160,8 +159,8 @@ func (s *Session) fenceLater(l *link) {
 }
 
 // startAnew ends all links. When they are drained the session takes another
-// name, under which the server makes a new one, with other chunks. The server
-// does that when all paths of the old one have ended. mu is held.
+// name. The server makes a new session for it, with other chunks, when all
+// paths of the old one have ended. mu is held.
 func (s *Session) startAnew(cause error) {
 	s.renew = true
 	for _, l := range s.links {
@@ -169,7 +168,8 @@ func (s *Session) startAnew(cause error) {
 	}
 }
 
-// changeName gives the session, which has no links, another name. mu is held.
+// changeName gives the session another name. The session has no links. mu is
+// held.
 func (s *Session) changeName() {
 	s.renew, s.uuid = false, rtrswire.UUID(uuid.New())
 	s.log.Warn("rtrs: session is made anew")
@@ -184,8 +184,8 @@ func (s *Session) changeName() {
 	}
 }
 
-// allFenced reports whether nothing of a lost link can run late, but for what
-// waits for its repetition. mu is held.
+// allFenced reports whether no request of a lost link can run late, except
+// those with a held repetition. mu is held.
 func (s *Session) allFenced() bool {
 	return !slices.ContainsFunc(s.lost, func(l *link) bool { return !l.busy })
 }
@@ -221,8 +221,8 @@ func (s *Session) pendingFence(p *path) chan struct{} {
 	return nil
 }
 
-// endConnect ends what beginConnect began. The server has accepted the path
-// again: then its earlier links are fenced.
+// endConnect ends the exclusion of beginConnect. If the server has accepted
+// the path again, its earlier links are fenced.
 func (s *Session) endConnect(p *path, accepted bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 
 const busy = int(syscall.EBUSY)
 
-// Operations of the lost path that run on hold up neither what was lost with
-// them, nor the path, which comes back under another name.
+// Running operations of the lost path hold up neither its other lost requests
+// nor the path. It comes back under another name.
 func TestFence_EBUSY_LostRequestsAndPathGoOn(t *testing.T) {
 	held := make(heldRequests, 64)
 	c, a, b, net := cltTwoPaths(t, held.hold(true), nil)
@@ -309,8 +309,8 @@ func TestAHungOperationKeepsItsMemory(t *testing.T) {
 }
 
 // While another path is connected a request that hangs costs no other anything:
-// what was lost with it is sent again, its path comes back, and in the end it is
-// answered itself.
+// the requests lost with it are sent again, its path comes back, and in the end
+// it is answered itself.
 func TestAHungOperationCostsOthersNothing(t *testing.T) {
 	net := loopback.New()
 	hung := make(chan *Op, 2)

@@ -6,8 +6,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
 )
 
-// What passes the checks of INFO_RSP gives every buffer one place, in a region
-// that was announced.
+// An INFO_RSP that passes the checks gives every buffer one place, in an
+// announced region.
 func FuzzInfoRspTable(f *testing.F) {
 	good := rtrswire.InfoRsp(make([]byte, rtrswire.InfoRspLen(2)))
 	good.PutHeader(2)

@@ -10,10 +10,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// What a hostile server may send: the client keeps its memory and its process,
+// Messages of a hostile server: the client keeps its memory and its process,
 // and a path to an honest server works again afterwards.
 
-// keyModes runs f with both ways in which a server may answer.
+// keyModes runs f with both ways of answering of a server.
 func keyModes(t *testing.T, f func(t *testing.T, newRkey bool)) {
 	t.Run("plain keys", func(t *testing.T) { f(t, false) })
 	t.Run("changing keys", func(t *testing.T) { f(t, true) })
@@ -29,8 +29,8 @@ func withKeys(newRkey bool) func(*scriptedServer) {
 	}
 }
 
-// boundaryImms are immediates of every type with the values at the edges of
-// what a client with 8 buffers may meet.
+// boundaryImms are immediates of every type with the boundary values for a
+// client with 8 buffers.
 func boundaryImms() (imms []rtrswire.Imm) {
 	for _, kind := range []uint32{0, 1, 2, 3, 8, 9, 15} {
 		for _, v := range []uint32{0, 7, 8, 1<<19 | 7, 1<<28 - 1} {
@@ -155,7 +155,7 @@ func TestHostileServer_WriteWithImmediateAndData(t *testing.T) {
 func (c *cltClient) stillServed(t *testing.T, s *scriptedServer) {
 	t.Helper()
 	s.do(func() { s.onRequest = nil })
-	for range 2 { // what was sent before is handled after the first
+	for range 2 { // messages sent before are handled after the first
 		served := func() bool {
 			err := c.write(1, 77, 0, 8, "u")
 			if errors.Is(err, ErrDisconnected) {

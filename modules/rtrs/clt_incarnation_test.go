@@ -12,7 +12,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// ofLife is a server of ours whose session is the given incarnation.
+// ofLife is a server of this project with a session of the given incarnation.
 func ofLife(n byte, edit func(*scriptedServer)) func(*scriptedServer) {
 	return func(s *scriptedServer) {
 		if edit != nil {
@@ -105,7 +105,7 @@ func (s *scriptedServer) requests(cid uint16) (all []rtrswire.ConnReqFields) {
 	return all
 }
 
-// lateDevice is a device whose connections end when gate is closed.
+// lateDevice is a device with connections that end when gate is closed.
 type lateDevice struct {
 	verbs.Device
 	gate chan struct{}

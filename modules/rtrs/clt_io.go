@@ -7,14 +7,14 @@ import (
 )
 
 // DATA PATH of the client. The functions stand in the order in which a request
-// meets them; all of them run on the owner of the queue's poller:
+// meets them. All run on the owner of the queue's poller:
 //
 //	Write, Read   check; take a permit; user message into the permit's header
 //	submit        choose a path, again if posting fails
 //	post          header after the user message, one RDMA WRITE WITH IMM
 //	              ... the wire ...
-//	onReply       which request an answer belongs to; the chunk's next rkey
-//	complete      permit back; upcall
+//	onReply       find the request of an answer; take the chunk's next rkey
+//	finish        permit back; upcall
 //
 // A request stays on its queue from beginning to end. Between queues there is
 // no order. A request of a lost path comes back to post from clt_failover.go.
@@ -51,16 +51,17 @@ var ErrBadData error = &sentinel{"rtrs: the data lies outside its region", sysca
 // is copied. Nothing was sent if an error is returned: ErrNoPermit (OnPermit
 // tells when to try again), ErrDisconnected, ErrTooLarge or ErrBadData.
 func (q *Queue) Write(tag uint64, d Data, user []byte) error {
-	return q.start(kindWrite, tag, d, user)
+	return q.admit(kindWrite, tag, d, user)
 }
 
 // Read sends the user message and has the server write to d; otherwise it is
 // like Write.
 func (q *Queue) Read(tag uint64, d Data, user []byte) error {
-	return q.start(kindRead, tag, d, user)
+	return q.admit(kindRead, tag, d, user)
 }
 
-func (q *Queue) start(kind requestKind, tag uint64, d Data, user []byte) error {
+// admit checks a request, takes a permit for it and submits it.
+func (q *Queue) admit(kind requestKind, tag uint64, d Data, user []byte) error {
 	live := q.session.live.Load()
 	if live == nil {
 		return ErrDisconnected
@@ -183,7 +184,7 @@ func (q *Queue) onReply(c *cltConn, imm rtrswire.Imm, rkey rtrswire.RkeyRsp) {
 		l.bufs[id].rkey = rkey.Rkey()
 	}
 	c.countAnswered(r)
-	q.complete(l.slots, id, r, errno)
+	q.finish(l.slots, id, r, errno)
 	if len(q.waiting) > 0 {
 		q.retryAdmin()
 	}
@@ -227,16 +228,16 @@ func kindIndex(k requestKind) int {
 	return 1
 }
 
-// complete gives the permit back and tells the submitter, in this order: the
+// finish gives the permit back and informs the submitter, in this order: the
 // upcall may submit again.
-func (q *Queue) complete(sl *slots, id uint32, r *request, errno int) {
+func (q *Queue) finish(sl *slots, id uint32, r *request, errno int) {
 	tag, call := r.tag, r.call
 	q.release(sl, id, r)
-	q.tell(tag, call, errno)
+	q.upcall(tag, call, errno)
 }
 
-// tell makes the upcall.
-func (q *Queue) tell(tag uint64, call *adminCall, errno int) {
+// upcall calls OnDone, or finishes an admin request.
+func (q *Queue) upcall(tag uint64, call *adminCall, errno int) {
 	if call != nil {
 		call.finish(errno)
 		return

@@ -163,7 +163,8 @@ func TestIwarp_OneConnectionOfAPathIsLost(t *testing.T) {
 	}
 }
 
-// loseConnection lets the kernel drop what arrives at either end of a connection.
+// loseConnection makes the kernel drop all packets of a connection, in both
+// directions.
 func loseConnection(t *testing.T, a, b netip.AddrPort) {
 	t.Helper()
 	drop := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K}}

@@ -47,11 +47,11 @@ type link struct {
 	epoch   uint64        // the session's, when it was connected
 	fencing chan struct{} // while a FENCE for this link is under way; closed at its end
 	pausing bool          // fenceLater will come
-	busy    bool          // what was lost was sent again, but the link has not ended
-	aborted bool          // what was lost was given up
+	busy    bool          // lost requests were sent again, but the link has not ended
+	aborted bool          // lost requests were aborted
 }
 
-// linkParams are what the server told in its answer to connection 0.
+// linkParams are the server's parameters, from its answer to connection 0.
 type linkParams struct {
 	queueDepth int
 	chunkSize  int  // bytes

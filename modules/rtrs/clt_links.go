@@ -47,6 +47,11 @@ func (s *Session) addLink(l *link) error {
 	if err := s.compareIncarnation(l); err != nil {
 		return err
 	}
+	if p := l.path; p.later || !slices.Contains(s.paths, p) {
+		if err := s.checkTwin(p, l.conns[0].qp.LocalAddr().Addr()); err != nil {
+			return err
+		}
+	}
 	s.slots, l.epoch = l.slots, s.downs
 	if l.fences {
 		l.slots.permits.keepSpares()
@@ -60,7 +65,7 @@ func (s *Session) addLink(l *link) error {
 	return nil
 }
 
-// checkIncarnation is compareIncarnation for who does not hold mu.
+// checkIncarnation is compareIncarnation for callers that do not hold mu.
 func (s *Session) checkIncarnation(l *link) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,8 +73,8 @@ func (s *Session) checkIncarnation(l *link) error {
 }
 
 // compareIncarnation keeps l from joining links of another incarnation of the
-// server's session, in which the consumer's state, such as device ids, has no
-// meaning. Either the server has restarted and those links have not noticed yet,
+// server's session: the consumer's state, such as device ids, has no meaning
+// there. Either the server has restarted and those links have not noticed yet,
 // or l leads to another server. A heartbeat is sent on each of them: when none
 // is left the session is down, and the next attempt brings it up. The caller
 // holds mu.
@@ -90,12 +95,12 @@ func (s *Session) publish(news func()) {
 	defer s.mu.Unlock()
 	s.show()
 	news()
-	s.tell()
+	s.reportUp()
 }
 
 func (s *Session) publishLocked() {
 	s.show()
-	s.tell()
+	s.reportUp()
 }
 
 // show gives the data path the connected links. After total loss that waits
@@ -109,8 +114,8 @@ func (s *Session) show() {
 	}
 }
 
-// tell says whether the session is up, if that has changed. mu is held.
-func (s *Session) tell() {
+// reportUp emits SessionUp or SessionDown if the session has changed. mu is held.
+func (s *Session) reportUp() {
 	if up := s.live.Load() != nil; up != s.up {
 		s.up = up
 		kind := SessionUp
@@ -123,7 +128,7 @@ func (s *Session) tell() {
 	}
 }
 
-// linkDown takes l from the data path. It counts as draining until settle.
+// linkDown takes l from the data path. It counts as draining until onDrained.
 func (s *Session) linkDown(l *link) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,6 +139,6 @@ func (s *Session) linkDown(l *link) {
 		s.abortLost()
 	}
 	for _, q := range s.queues {
-		q.poller.Do(q.resume) // what waits for this path must not
+		q.poller.Do(q.resume) // requests that wait for this path must not
 	}
 }

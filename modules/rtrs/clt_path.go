@@ -33,7 +33,7 @@ func (a PathAddr) String() string {
 }
 
 // path is one way to the server. From its first connection on it is run by one
-// goroutine, which alone changes its state.
+// goroutine. No other changes its state.
 type path struct {
 	session *Session
 	id      int // grows in the order of adding
@@ -71,7 +71,7 @@ type path struct {
 	lastDev verbs.Device      // likewise
 }
 
-// pathIntent is what the user wants from a path.
+// pathIntent is the state that the user wants a path to be in.
 type pathIntent uint8
 
 const (
@@ -135,7 +135,7 @@ func (p *path) logMove(from, to PathState, cause error) {
 	p.log.LogAttrs(context.Background(), level, "rtrs: path "+to.String(), attrs...)
 }
 
-// want tells the path's goroutine what to do.
+// want sets the user's intent for the path's goroutine.
 func (p *path) want(i pathIntent) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -156,7 +156,7 @@ func (p *path) wantLocked(i pathIntent) {
 	}
 }
 
-// takeIntent returns what the user wants; a reconnect is asked for once.
+// takeIntent returns the user's intent; a reconnect is returned once.
 func (p *path) takeIntent() pathIntent {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -189,13 +189,13 @@ func (p *path) run() {
 		case PathReconnecting:
 			p.waitTurn()
 		case PathClosing:
-			p.retire()
+			p.endLink()
 			p.setState(PathClosed, nil)
 		case PathClosed:
 			p.rest()
 		case PathDead:
 			if p.twin {
-				p.session.forget(p)
+				p.session.removePath(p)
 			}
 			return
 		}
@@ -218,9 +218,10 @@ func (p *path) serve() {
 	}
 }
 
-// waitTurn clears away what was lost and waits for the next attempt's time.
+// waitTurn removes the remains of the lost link and waits until the next
+// attempt is due.
 func (p *path) waitTurn() {
-	p.retire()
+	p.endLink()
 	timing := p.session.Timing()
 	manual := p.skipDelay
 	p.skipDelay = false
@@ -292,7 +293,7 @@ func (p *path) adopt(l *link) error {
 		l.close()
 		return fmt.Errorf("rtrs: session %s: connect path %s: %w", p.session.name, p.addr, err)
 	}
-	p.link = l
+	p.link, p.later = l, false
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.current, p.lastSrc, p.lastDev = l, l.conns[0].qp.LocalAddr().Addr(), l.dev.dev
@@ -363,7 +364,7 @@ func (p *path) afterFailure() {
 	p.setState(PathReconnecting, nil)
 }
 
-// rest waits in state closed for what the user wants next.
+// rest waits in state closed for the user's next intent.
 func (p *path) rest() {
 	for {
 		switch p.takeIntent() {
@@ -379,9 +380,9 @@ func (p *path) rest() {
 	}
 }
 
-// retire ends the link that the path had, if any: no new requests, nothing on
+// endLink ends the link of the path, if any: no new requests, nothing on
 // the wire, then the requests in flight are failed over or fail.
-func (p *path) retire() {
+func (p *path) endLink() {
 	l := p.link
 	if l == nil {
 		return
@@ -394,7 +395,7 @@ func (p *path) retire() {
 	l.addDetails(&p.stats)
 	p.current = nil
 	p.mu.Unlock()
-	p.session.settle(l)
+	p.session.onDrained(l)
 }
 
 // await waits until done says so, or ctx ends. done is called with mu held.
@@ -477,8 +478,10 @@ type PathInfo struct {
 	Device string // in use, or of the last connection; the fabric's name before
 	Port   int    // of Device
 	State  PathState
-	Err    error // why the path is not connected, nil if that was asked for
-	Stats  PathStats
+	// Security is how the path is protected; zero: not at all, or not connected.
+	Security verbs.Security
+	Err      error // why the path is not connected, nil if that was asked for
+	Stats    PathStats
 }
 
 func (p *path) info() PathInfo {
@@ -487,6 +490,9 @@ func (p *path) info() PathInfo {
 	i := PathInfo{
 		ID: p.id, Addr: p.addr, Src: p.addr.Src, Fabric: p.addr.Device.Info().Fabric,
 		State: p.state, Err: p.err, Stats: p.details().PathStats,
+	}
+	if p.current != nil {
+		i.Security = verbs.SecurityOf(p.current.conns[0].qp)
 	}
 	dev := p.addr.Device.Info()
 	if p.lastDev != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/loopback"
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 func addrOf(s string) netip.Addr { return netip.MustParseAddrPort(s).Addr() }
@@ -233,6 +234,70 @@ func TestAddPathLater_GoesForATwin(t *testing.T) {
 	eventually(t, "it is not listed", func() bool { return len(c.Paths()) == 1 })
 }
 
+// A path with the addresses of another one is refused, also while that one is lost:
+// a server would accept it then, and refuse the lost one from then on.
+func TestTwinPathsAreRefused(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		first netip.Addr // its source
+		added netip.Addr
+	}{
+		{"sources are given", cltA, cltA},
+		{"the lost one's source is chosen", netip.Addr{}, cltA},
+		{"the added one's source is chosen", cltA, netip.Addr{}},
+		{"both are chosen", netip.Addr{}, netip.Addr{}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			net := loopback.New()
+			_, srv := serveDisk(t, net)
+			dev := sourceDevice{net.Device("client"), cltA}
+			c := cltOpen(t, []PathAddr{pathTo(dev, tt.first, srvA), pathTo(dev, cltB, srvB)}, nil)
+			add := pathTo(dev, tt.added, srvA)
+			refused := func(when string) {
+				t.Helper()
+				if _, err := c.AddPath(cltContext(t), add); !errors.Is(err, syscall.EEXIST) {
+					t.Errorf("%s: %v, want EEXIST", when, err)
+				}
+			}
+			refused("connected")
+			if err := c.DisconnectPath(cltContext(t), 1); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the server has one path", func() bool { return len(srv.Sessions()[0].Paths()) == 1 })
+			refused("lost")
+			id, err := c.AddPathLater(add)
+			switch {
+			case err == nil: // it knows its source when it is connected
+				c.awaitState(id, PathDead)
+			case !errors.Is(err, syscall.EEXIST):
+				t.Errorf("later: %v, want EEXIST", err)
+			}
+			eventually(t, "two paths are listed", func() bool { return len(c.Paths()) == 2 })
+			eventually(t, "the first is back", func() bool { return c.ReconnectPath(cltContext(t), 1) == nil })
+			if err := c.RemovePath(cltContext(t), 1); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "it can be added when the first is removed", func() bool {
+				_, err := c.AddPath(cltContext(t), add)
+				return err == nil
+			})
+		})
+	}
+}
+
+// sourceDevice dials from src where no source is given, as a system that chooses it.
+type sourceDevice struct {
+	verbs.Device
+	src netip.Addr
+}
+
+func (d sourceDevice) Connect(ctx context.Context, qp verbs.QP, p verbs.ConnectParams) ([]byte, error) {
+	if !p.Src.IsValid() {
+		p.Src = d.src
+	}
+	return d.Device.Connect(ctx, qp, p)
+}
+
 func TestReconnectDelaysAreKept(t *testing.T) {
 	c, _, net := openScripted(t, nil)
 	timing := quickTiming()
@@ -410,7 +475,7 @@ func TestR109_LastPathRemovedAndAddedAgain(t *testing.T) {
 	c.finished(2, 0)
 }
 
-// A server that comes back with larger chunks is not held to what it took before.
+// A server that comes back with larger chunks is not held to its earlier size.
 func TestMaxIOSizeIsThatOfTheServerNow(t *testing.T) {
 	c, s, net := openScripted(t, func(s *scriptedServer) { s.chunk = 8192 })
 	small := c.MaxIOSize()
@@ -574,8 +639,8 @@ func TestFenceOfAClosedSessionSparesItsCarrier(t *testing.T) {
 	}
 }
 
-// heldLog keeps who says that a path is connected until it may be received
-// from.
+// heldLog blocks the log line of a connected path until the test receives
+// from it.
 type heldLog chan struct{}
 
 func (h heldLog) Enabled(context.Context, slog.Level) bool { return true }
@@ -589,7 +654,7 @@ func (h heldLog) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// Who hears that a path is connected can use it.
+// A receiver of the news that a path is connected can use it.
 func TestConnectedPathTakesRequests(t *testing.T) {
 	net := loopback.New()
 	startScripted(t, net, srvA, nil)
@@ -637,7 +702,7 @@ func TestCloseGivesUpWithItsContext(t *testing.T) {
 	close(hold)
 }
 
-// A session whose closing nobody waits for any more ends all its paths.
+// A session ends all its paths even if the wait of Close is given up.
 func TestCloseThatIsGivenUpEndsEveryPath(t *testing.T) {
 	c, _, _, _ := cltTwoPaths(t, nil, nil)
 	c.Session.mu.Lock()
@@ -703,7 +768,8 @@ func TestPathsMakeTheSessionAnewOneAfterTheOther(t *testing.T) {
 	}
 }
 
-// A path whose server does not answer keeps the others back for a while only.
+// A path without an answer of its server keeps the others back for a while
+// only.
 func TestPathWithoutAnswerDoesNotKeepOthersBack(t *testing.T) {
 	var hang atomic.Bool
 	hangs, end := make(chan struct{}, 1), make(chan struct{})

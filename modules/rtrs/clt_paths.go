@@ -3,14 +3,18 @@ package rtrs
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // The paths of a session: to add, list and remove them, and to have them connected again.
 
 // AddPath connects one more path and returns its id. When the session has lost
-// all its paths this revives it.
+// all its paths this revives it. EEXIST: the session has a path with these
+// addresses, connected or not.
 func (s *Session) AddPath(ctx context.Context, addr PathAddr) (id int, err error) {
 	return s.addPath(ctx, addr, len(s.Paths()) == 0)
 }
@@ -32,9 +36,10 @@ func (s *Session) addPath(ctx context.Context, addr PathAddr, first bool) (id in
 
 // AddPathLater adds a path that need not work yet, and returns its id: it is
 // tried at once, and then like one that was lost. It is for paths that worked
-// once. It makes the session only while no other path is connected: what its
-// address leads to now need not be the server that the others have. It goes when
-// the server says that the session has a path with its addresses.
+// once. It makes the session only while no other path is connected: its address
+// may now lead to another server than theirs. EEXIST: the session has a path
+// with these addresses. If the source is chosen by the system, that may turn
+// out when the path connects: then it goes.
 func (s *Session) AddPathLater(addr PathAddr) (id int, err error) {
 	p, err := s.beginAdd(addr)
 	if err != nil {
@@ -46,14 +51,14 @@ func (s *Session) AddPathLater(addr PathAddr) (id int, err error) {
 	return p.id, nil
 }
 
-// forget takes p out of the list.
-func (s *Session) forget(p *path) {
+// removePath takes p out of the list.
+func (s *Session) removePath(p *path) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.paths = slices.DeleteFunc(s.paths, func(o *path) bool { return o == p })
 }
 
-// list gives the session a path, which lives from now on.
+// list adds a path to the session; the path exists for its users from now on.
 func (s *Session) list(p *path) {
 	s.mu.Lock()
 	i, _ := slices.BinarySearchFunc(s.paths, p.id, func(o *path, id int) int { return o.id - id })
@@ -65,7 +70,8 @@ func (s *Session) list(p *path) {
 	go p.run()
 }
 
-// beginAdd makes a path with the next id. Who gets one calls adding.Done.
+// beginAdd makes a path with the next id. A caller that gets one calls
+// adding.Done.
 func (s *Session) beginAdd(addr PathAddr) (*path, error) {
 	if addr.Device == nil {
 		return nil, fmt.Errorf("rtrs: session %s: add path to %s: no device: %w", s.name, addr.Dst, syscall.EINVAL)
@@ -75,9 +81,58 @@ func (s *Session) beginAdd(addr PathAddr) (*path, error) {
 	if s.closed {
 		return nil, fmt.Errorf("rtrs: session %s: add path %s: %w", s.name, addr, ErrClosed)
 	}
+	p := newPath(s, s.lastID+1, addr)
+	if err := s.checkTwin(p, addr.Src); err != nil {
+		return nil, fmt.Errorf("rtrs: session %s: add path %s: %w", s.name, addr, err)
+	}
 	s.adding.Add(1)
 	s.lastID++
-	return newPath(s, s.lastID, addr), nil
+	return p, nil
+}
+
+// checkTwin refuses p if another path of the session has its addresses. p is
+// being added; src is its source. A server accepts the second one while the
+// first is lost, and refuses the first from then on. The caller holds mu.
+func (s *Session) checkTwin(p *path, src netip.Addr) error {
+	for _, o := range s.paths {
+		if from, removed := o.source(); o != p && !removed && o.leads(from, src, p.addr) {
+			return fmt.Errorf("path %d of the session has these addresses and is %v: reconnect that one, or remove it first: %w", o.id, o.State(), syscall.EEXIST)
+		}
+	}
+	for _, l := range s.links { // of paths that are not listed yet
+		if o := l.path; o != p && o.leads(l.conns[0].qp.LocalAddr().Addr(), src, p.addr) {
+			return fmt.Errorf("path %d of the session has these addresses and is being added: %w", o.id, syscall.EEXIST)
+		}
+	}
+	return nil
+}
+
+// source returns the source address of p, or its last one; invalid: not known.
+// removed: the path is being removed.
+func (p *path) source() (from netip.Addr, removed bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.addr.Src.IsValid() {
+		return p.addr.Src, p.intent == wantDead
+	}
+	return p.lastSrc, p.intent == wantDead
+}
+
+// leads reports whether p, with the source from, has the addresses of a path
+// from src to addr.
+func (p *path) leads(from, src netip.Addr, addr PathAddr) bool {
+	return from.IsValid() && src.IsValid() && plainAddr(from) == plainAddr(src) &&
+		plainAddr(p.addr.Dst.Addr()) == plainAddr(addr.Dst.Addr()) && p.addr.Dst.Port() == addr.Dst.Port() &&
+		p.addr.Device.Info().Fabric == addr.Device.Info().Fabric
+}
+
+// plainAddr returns the form of an address for comparison: a GID that is an
+// IPv4 address equals that.
+func plainAddr(a netip.Addr) netip.Addr {
+	if verbs.IsGID(a) {
+		a = a.WithZone("")
+	}
+	return a.Unmap()
 }
 
 // path finds a path by id.
@@ -147,7 +202,7 @@ func (s *Session) RemovePath(ctx context.Context, id int) error {
 	case <-ctx.Done():
 		return fmt.Errorf("rtrs: session %s: remove path %s: %w", s.name, p.addr, context.Cause(ctx))
 	}
-	s.forget(p)
+	s.removePath(p)
 	return nil
 }
 

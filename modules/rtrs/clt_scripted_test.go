@@ -15,7 +15,7 @@ import (
 )
 
 // scriptedServer speaks just enough of the server's side, straight over verbs,
-// and does what a test tells it to, right or wrong. One goroutine owns its
+// and follows the script of a test, right or wrong. One goroutine owns its
 // queues.
 type scriptedServer struct {
 	t    testing.TB
@@ -590,7 +590,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// cltTap collects what the client sends.
+// cltTap collects the client's messages.
 type cltTap struct {
 	mu     sync.Mutex
 	events []loopback.Event

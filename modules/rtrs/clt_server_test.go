@@ -22,7 +22,7 @@ const blockSize = 512
 
 // cltDisk is the consumer of a server: blocks in memory, and an operation takes
 // a while. It deliberately reads and writes the chunk outside the owner's
-// thread, late: the race detector sees who writes into a chunk that is in use.
+// thread, late: the race detector sees a write into a chunk that is in use.
 type cltDisk struct {
 	mu     sync.Mutex
 	blocks map[uint32][blockSize]byte
@@ -104,8 +104,9 @@ func fillBlock(b []byte, lba uint32, version uint64) {
 	}
 }
 
-// cltLoad keeps a session busy and knows what each block must hold. Block
-// numbers are split among the queues; a block has one request at a time.
+// cltLoad keeps a session busy and knows the expected contents of each block.
+// Block numbers are split among the queues; a block has one request at a
+// time.
 type cltLoad struct {
 	t       testing.TB
 	s       *Session
@@ -129,7 +130,7 @@ type loadBlock struct {
 	reading bool
 }
 
-// openLoad opens a session whose completions go to a load, not yet running.
+// openLoad opens a session with completions for a load that does not run yet.
 func openLoad(t testing.TB, paths []PathAddr, edit func(*ClientConfig)) (*cltLoad, *cltClient) {
 	t.Helper()
 	w := &cltLoad{t: t}
@@ -295,7 +296,7 @@ func (q *loadQueue) onDone(slot, errno int) {
 	}
 }
 
-// check compares what was read with the model, and notes what was written.
+// check compares the read data with the model, and records the written data.
 func (q *loadQueue) check(slot, block int) {
 	b, d := &q.blocks[block], q.mem(slot)
 	if !b.reading {
@@ -572,8 +573,8 @@ func (c *cltClient) loseLink(i int) {
 	l.fail(ErrHeartbeat)
 }
 
-// turn waits until every poller has taken what had arrived: between two calls
-// is a whole Poll.
+// turn waits until every poller has handled all events that had arrived:
+// between two calls is a whole Poll.
 func (s *testServer) turn() {
 	for range 2 {
 		for _, p := range s.cfg.Pollers {

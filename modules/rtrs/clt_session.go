@@ -18,22 +18,28 @@ import (
 
 // ClientConfig says how a session works. Pollers and OnDone are needed.
 type ClientConfig struct {
-	// Pollers carry the connections: I/O queue i, which is connection i+1 of
-	// each path, lives on Pollers[i % n], connection 0 on Pollers[0]. Their
-	// owners must run until the session is closed.
+	// Pollers carry the connections: I/O queue i (connection i+1 of each
+	// path) uses Pollers[i % n], connection 0 uses Pollers[0]. Their owners
+	// must run until the session is closed.
 	Pollers []*Poller
 	// Queues is the number of I/O connections per path; 0: one per poller.
 	Queues int
 	Timing Timing // zero: DefaultTiming
 	Policy Policy
-	Logger *slog.Logger // nil: slog.Default
+	// Protect asks for connections that are encrypted, and whose ends have proved
+	// their identities. A path over a fabric that has none does not connect.
+	// PeerName is what the server must be; empty: the default of the fabric.
+	Protect  bool
+	PeerName string
+	Logger   *slog.Logger // nil: slog.Default
 
 	// OnDone reports the end of a Write or Read, on the queue's owner. errno
 	// is 0 or positive; ECONNABORTED when no path was left. It must not block;
 	// it may submit.
 	OnDone func(queue int, tag uint64, errno int)
-	// OnPermit says that a queue which got ErrNoPermit may try again, on the
-	// queue's owner. It may come for no reason. May be nil.
+	// OnPermit reports, on the queue's owner, that a queue that got
+	// ErrNoPermit may try again. It may be called without a reason. May be
+	// nil.
 	OnPermit func(queue int)
 	// OnEvent reports news in order, on a goroutine of the session. It may
 	// block and may call the session, but not Close. May be nil. The events of
@@ -224,7 +230,7 @@ func (s *Session) Close(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, p := range s.cfg.Pollers { // what was handed to the owners is done after this
+	for _, p := range s.cfg.Pollers { // functions handed to the owners are done after this
 		if err := p.Call(ctx, func() {}); err != nil {
 			return fmt.Errorf("rtrs: close session %s: %w", s.name, err)
 		}

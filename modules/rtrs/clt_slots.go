@@ -27,7 +27,7 @@ const (
 	MaxUserLen = slotHeaderLen - rtrswire.MaxReqHdrLen
 )
 
-// requestKind is what a request asks for.
+// requestKind is the kind of a request.
 type requestKind uint8
 
 const (
@@ -60,7 +60,7 @@ const (
 // request is one permit's request.
 type request struct {
 	link  *link // last sent on
-	runs  *link // an earlier one whose operation may run for long; nil: none
+	runs  *link // earlier link with a running operation in the chunk; nil: none
 	tag   uint64
 	data  Data
 	head  Data // the user message, with room for the header after it

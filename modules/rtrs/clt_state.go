@@ -14,7 +14,7 @@ const (
 	PathConnecting PathState = iota
 	// PathConnected: requests may use the path.
 	PathConnected
-	// PathConnectingErr: the attempt failed, what it left is cleared away.
+	// PathConnectingErr: the attempt failed, its remains are removed.
 	PathConnectingErr
 	// PathReconnecting: the path was lost or could not be made, its
 	// connections are drained, the next attempt waits for its time.

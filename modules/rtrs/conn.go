@@ -7,8 +7,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// DATA PATH, shared by client and server: one connection. In the order in which
-// a connection meets them:
+// DATA PATH, shared by client and server: one connection. Its functions, in the
+// order in which a connection meets them:
 //
 //	newConn      control path: queue pair, slot in the poller
 //	postRecvs    receives, before the connection is up or by the owner
@@ -110,7 +110,7 @@ func (c *conn) destroy() {
 }
 
 // setRecvBuffers gives every receive posted by postRecvs or repost size bytes
-// of mem, which is registered as lkey. Without it they have no buffer.
+// of mem. mem is registered as lkey. Without it they have no buffer.
 func (c *conn) setRecvBuffers(mem []byte, size int, lkey uint32) {
 	c.recvMem, c.recvSize, c.recvKey = mem, size, lkey
 }
@@ -170,9 +170,9 @@ func (c *conn) post(chain []verbs.SendWR) error {
 	return nil
 }
 
-// postImm posts an empty WRITE WITH IMM: a heartbeat or its answer. When there
-// is no room it is dropped and postImm returns false; what fills the queue is a
-// sign of life as well.
+// postImm posts an empty WRITE WITH IMM: a heartbeat or its answer. Without
+// room in the send queue it is dropped and postImm returns false; the traffic
+// that fills the queue is a sign of life as well.
 func (c *conn) postImm(imm rtrswire.Imm) bool {
 	c.hbChain[0] = verbs.SendWR{Op: verbs.OpWriteImm, Imm: uint32(imm)}
 	err := c.post(c.hbChain[:])

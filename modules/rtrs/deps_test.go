@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// importRules say which packages of this project a folder may import, outside
-// of tests. The first rule that fits counts.
+// importRules list the packages of this project that a folder may import,
+// outside of tests. The first rule that fits counts.
 var importRules = []struct {
 	dir     string
 	allowed []string
@@ -21,8 +21,10 @@ var importRules = []struct {
 	{"verbs/verbstest", []string{"verbs"}, "the suite knows the seam only"},
 	{"verbs", nil, "the seam is a leaf"},
 	{"internal/checksum", nil, "it adds up bytes, whosever they are"},
+	{"internal/tlsrecord", nil, "it protects bytes, whatever they are"},
 	{"internal/softverbs", []string{"verbs"}, "it implements the seam for fabrics whose wire it does not know"},
-	{"provider", []string{"verbs", "internal/checksum", "internal/softverbs"}, "a provider knows neither the transport nor another provider"},
+	{"tlsauth", []string{"verbs", "internal/tlsrecord"}, "it knows connections, whatever they carry"},
+	{"provider", []string{"verbs", "internal/checksum", "internal/softverbs", "internal/tlsrecord", "tlsauth"}, "a provider knows neither the transport nor another provider"},
 	{".", []string{"verbs", "rtrswire"}, "providers are handed in, and what is carried is the caller's business"},
 }
 

@@ -11,7 +11,7 @@
 // connections, keys and heartbeats. Connection 0 (cid 0) is for administration,
 // the others are queues of I/O. A permit is one number with three uses: the
 // client's right to send a request, the chunk it is written to, and its name in
-// the answer. An rkey is what makes a chunk reachable for the client.
+// the answer. An rkey makes a chunk reachable for the client.
 //
 // # Client
 //
@@ -30,9 +30,9 @@
 //
 // # A client's path
 //
-// A path is run by one goroutine, which alone changes its state. Each time it
-// connects it gets a new link: connections, keys, heartbeat. A link that is lost
-// never comes back.
+// A path is run by one goroutine. No other changes its state. Each time it
+// connects it gets a new link: connections, keys, heartbeat. A link that is
+// lost never comes back.
 //
 //	     Open, AddPath
 //	          |
@@ -72,12 +72,13 @@
 //	no path is left:        v               fenced
 //	OnDone(ECONNABORTED)  aborted ---------------------> idle
 //
-// A request keeps its permit until it is idle. Between our own ends a lost path
-// is fenced: a FENCE on another path makes the server close it and wait for what
-// runs, or the server accepts the path again, which it does only then. What runs
-// for too long is not waited for: the rest is sent again, and no permit is given
-// back whose chunk it may use. A server without that extension, such as the
-// kernel's, gets the request again at once.
+// A request keeps its permit until it is idle. Between two ends of this project
+// a lost path is fenced. A FENCE on another path makes the server close the
+// lost one and wait for its operations; or the server accepts the path again,
+// and it does so only after that wait. The wait is bounded: after it the other
+// requests are sent again, and the permit of a chunk with a running operation
+// is not given back. A server without that extension, such as the kernel's,
+// gets the request again at once.
 //
 // # Threads
 //

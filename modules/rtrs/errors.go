@@ -29,7 +29,7 @@ var (
 	errNoCredit error = &sentinel{"rtrs: send queue is full", syscall.EAGAIN}
 )
 
-// Errors of the control path, wrapped with what happened.
+// Errors of the control path, wrapped with a description.
 var (
 	// ErrClosed: the server, session or poller was closed.
 	ErrClosed error = &sentinel{"rtrs: closed", syscall.ESHUTDOWN}
@@ -54,7 +54,8 @@ func ErrnoOf(err error) int {
 	return int(syscall.EIO)
 }
 
-// protocolErrorf describes what a peer did wrong.
+// protocolErrorf returns an ErrProtocol with a description of the peer's
+// violation.
 func protocolErrorf(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrProtocol, fmt.Sprintf(format, args...))
 }

@@ -35,7 +35,7 @@ type hbAsk struct {
 	f      func()
 }
 
-// hbAction is what a tick asks for.
+// hbAction is the action that a tick asks for.
 type hbAction uint8
 
 const (
@@ -55,12 +55,12 @@ func (h *heartbeat) start(now time.Time, interval time.Duration) {
 // reading.
 var firstBeat = time.Now()
 
-// beat is the next moment, from t on, at which all paths of the process with
-// that interval send: together they wake an idle process, and its peer, once
-// per interval and not once per path.
+// beat returns the next moment, from t on, at which all paths of the process
+// with that interval send: together they wake an idle process, and its peer,
+// once per interval and not once per path.
 func beat(t time.Time, interval time.Duration) time.Time {
 	late := t.Sub(firstBeat) % interval
-	if late < 0 { // in virtual time, which begins long ago
+	if late < 0 { // virtual time begins before firstBeat
 		late += interval
 	}
 	if late > 0 {
@@ -115,7 +115,7 @@ func (h *heartbeat) follow(now time.Time, interval time.Duration, tick func(now 
 // lastLatency returns the last round trip, 0 before the first.
 func (h *heartbeat) lastLatency() time.Duration { return time.Duration(h.latency.Load()) }
 
-// sendOn posts an HB_MSG on c, whose owner calls it.
+// sendOn posts an HB_MSG on c. The owner of c calls it.
 func (h *heartbeat) sendOn(c *conn) {
 	h.sentAt.Store(h.now())
 	h.post(c)

@@ -74,7 +74,7 @@ func TestHeartbeatsOfAllPathsAreSentTogether(t *testing.T) {
 func TestR090_R093_HeartbeatThatFollowsThePeers(t *testing.T) {
 	const (
 		interval, limit = time.Second, 4
-		alive           = 50 * time.Second // of the peer, which answers at once
+		alive           = 50 * time.Second // of the peer: it answers at once
 	)
 	for _, every := range []time.Duration{interval, interval * 9 / 10, interval * 5} {
 		for _, phase := range []time.Duration{0, 300 * time.Millisecond, 700 * time.Millisecond} {

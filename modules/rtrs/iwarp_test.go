@@ -17,8 +17,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// Both ends over TCP sockets: what the loopback fabric cannot show is that the
-// rules of receives, credits and keys hold when bytes take their time.
+// Both ends over TCP sockets. The loopback fabric cannot show that the rules
+// of receives, credits and keys hold when bytes take their time.
 
 func openIwarp(t testing.TB) verbs.Device {
 	t.Helper()
@@ -36,7 +36,7 @@ func openIwarp(t testing.TB) verbs.Device {
 	return dev
 }
 
-// ramDisk keeps what is written; the user message is the offset.
+// ramDisk keeps written data; the user message is the offset.
 type ramDisk struct {
 	mu  sync.Mutex
 	mem []byte

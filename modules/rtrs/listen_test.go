@@ -78,7 +78,7 @@ func TestListen(t *testing.T) {
 	}
 
 	got = listen()
-	net.Cut(cltA, addrOf(srvA)) // its path, which must not wait for news to close
+	net.Cut(cltA, addrOf(srvA)) // its path must not wait for the consumer's news to close
 	eventually(t, "the server gives it up", func() bool { news.mu.Lock(); defer news.mu.Unlock(); return news.cancelled == 1 })
 	eventually(t, "it waits again on another path", func() bool { return news.waiting() == 1 })
 	news.tell("two!")

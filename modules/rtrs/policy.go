@@ -43,7 +43,7 @@ func (p Policy) Short() string { return policyNames[p].short }
 // Number returns the number that the kernel uses in mpath_policy.
 func (p Policy) Number() int { return policyNames[p].number }
 
-// ParsePolicy accepts what the kernel's mpath_policy does, in any case: a
+// ParsePolicy accepts the values of the kernel's mpath_policy, in any case: a
 // number, an abbreviation, or text that starts with a name.
 func ParsePolicy(s string) (Policy, error) {
 	word := strings.ToLower(strings.TrimSpace(s))

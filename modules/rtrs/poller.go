@@ -85,8 +85,8 @@ func NewPoller(index int) (*Poller, error) {
 // Index returns the number given to NewPoller.
 func (p *Poller) Index() int { return p.index }
 
-// Poll does what there is to do, without blocking, and returns the number of
-// events it handled. Owner only.
+// Poll handles everything that is ready, without blocking, and returns the
+// number of events it handled. Owner only.
 func (p *Poller) Poll() int {
 	p.timed = false
 	n := 0
@@ -130,7 +130,7 @@ func (p *Poller) Now() int64 {
 	return p.time
 }
 
-// UseClock makes Now the given clock: of a pump, which has one already. Call it
+// UseClock makes Now use the given clock, such as that of a pump. Call it
 // before the first Poll.
 func (p *Poller) UseClock(now func() int64) { p.clock = now }
 
@@ -319,7 +319,7 @@ func (p *Poller) closeSpare(q *pollerCQ) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed || !p.spare(q) || q.Close() != nil {
-		return // what cannot be closed now is used again, or closed with p
+		return // the queue is used again, or closed with p
 	}
 	cqs := slices.DeleteFunc(slices.Clone(*p.cqs.Load()), func(o *pollerCQ) bool { return o == q })
 	p.cqs.Store(&cqs)
@@ -404,7 +404,7 @@ func (m *mailbox) put(f func()) {
 	}
 }
 
-// run calls what is there.
+// run calls the functions in the mailbox.
 func (m *mailbox) run() int {
 	if !m.full.Load() {
 		return 0

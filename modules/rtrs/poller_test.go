@@ -197,7 +197,7 @@ func TestPoller_QueuesThatAreNotNeededAreClosed(t *testing.T) {
 	if err := p.Close(); err != nil {
 		t.Error(err)
 	}
-	p.Poll() // what was left to the owner is too late, and harmless
+	p.Poll() // the work left to the owner is too late, and harmless
 }
 
 func openDescriptors(t *testing.T) int {

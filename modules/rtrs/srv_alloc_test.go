@@ -23,7 +23,7 @@ func TestServerDoesNotAllocatePerRequest(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = p.Close() })
 		stop := runPoller(p)
-		t.Cleanup(func() { stop() }) // after the server's end, which needs it
+		t.Cleanup(func() { stop() }) // after the server's end, because the server needs it
 		net := loopback.New()
 		startServer(t, net, serve, mode, func(c *ServerConfig) { c.Pollers = []*Poller{p} })
 		c := newSession(t, net, 2, "s")

@@ -107,9 +107,9 @@ func TestR011_ConnectionThatComesWhileItsPathClosesIsRefused(t *testing.T) {
 }
 
 // A path that joins while the last one is closing ends with it: its client may
-// not know of that end, and would go on with what the session has forgotten. The
-// next attempt brings the session up again: if no operation of the last one runs
-// in its memory any more.
+// not know of that end, and would go on with state that the session has
+// dropped. The next attempt brings the session up again: if no operation of the
+// last one runs in its memory any more.
 func TestPathThatJoinsWhileTheLastOneCloses(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -418,7 +418,7 @@ func TestServerConfigIsChecked(t *testing.T) {
 	}
 }
 
-// removable is a device that hands out requests which came to no device.
+// removable is a device with requests that came to no device.
 type removable struct{ verbs.Device }
 
 type removableListener struct{ verbs.Listener }

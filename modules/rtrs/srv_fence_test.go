@@ -116,12 +116,12 @@ func TestFence_TwoPathsThatFenceEachOtherBothEnd(t *testing.T) {
 	}
 }
 
-// disk applies what the consumer is asked to write when the test says so.
+// disk applies a request to its contents when the test asks for it.
 func disk(d *[]byte, op *Op) { *d = bytes.Clone(op.User()) }
 
 // A client without fences, such as the kernel's, sends a request again on
 // another path while the first copy is still being executed. The second copy
-// waits, so that what the client writes after its answer stays.
+// waits, so that the client's later data stay.
 func TestR102_HeldRequest_NewerDataStay(t *testing.T) {
 	both(t, func(t *testing.T, mode serverOption, _ bool) {
 		net := loopback.New()

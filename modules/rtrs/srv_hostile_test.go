@@ -10,9 +10,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// What a hostile client may send, before and after INFO, on each of its
+// Messages of a hostile client, before and after INFO, on each of its
 // connections: the server lives, another client is served, and nothing is left
-// of the hostile one when it has gone.
+// of the hostile one after its end.
 
 type hostileRequest struct {
 	name string

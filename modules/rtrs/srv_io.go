@@ -11,14 +11,14 @@ import (
 )
 
 // DATA PATH of the server. The functions stand in the order in which a request
-// meets them; all of them run on the owner of the connection that brought it,
-// on which it is answered:
+// meets them. All run on the owner of the connection that brought it; the
+// answer leaves on the same connection:
 //
-//	connRecv      a completion of a receive, which is posted again already
-//	onRequest     which chunk; is it free
+//	connRecv      a completion of a receive; the receive is posted again already
+//	onRequest     find the chunk; is it free
 //	claim, hold   one compare-and-swap; a chunk in use on another path waits
 //	load          header and user message are copied out of the chunk, once
-//	invalidate    changing keys: the client cannot reach the chunk any more
+//	submit        changing keys: the client cannot reach the chunk any more
 //	              ... ServerHandler.Request, the consumer's turn ...
 //	Respond       wait for room in the send queue, if there is none
 //	answer        [WRITE data] [REG_MR] [SEND WITH INVALIDATE] [final immediate],
@@ -41,8 +41,9 @@ const (
 
 // Op is one request. There is one for each chunk of a session.
 //
-// From ServerHandler.Request until Respond it belongs to the consumer, who may
-// read it anywhere; Respond belongs to the owner of its poller.
+// From ServerHandler.Request until Respond it belongs to the consumer. Any
+// goroutine of the consumer may read it; only the owner of its poller calls
+// Respond.
 type Op struct {
 	sess  *SrvSession
 	chunk int
@@ -63,11 +64,11 @@ type Op struct {
 	next    *Op       // in the connection's list of those that wait for room
 }
 
-// opStage tells what an Op waits for room for.
+// opStage is the next step of an Op that waits for room in a send queue.
 type opStage uint8
 
 const (
-	opStarting opStage = iota // invalidation of the chunk
+	opSubmitting opStage = iota // invalidation of the chunk
 	opAnswering
 )
 
@@ -84,16 +85,16 @@ func (op *Op) Session() *SrvSession { return op.sess }
 // is under way in the session.
 func (op *Op) Chunk() int { return op.chunk }
 
-// Poller returns the index, in ServerConfig.Pollers, of the poller whose owner
-// must call Respond.
+// IsRead reports whether the request is a READ: it sends ReplyLen bytes back.
+// Else it is a WRITE.
 func (op *Op) Poller() int { return op.conn.pollerIndex }
 
 // IsRead tells the direction: a READ sends ReplyLen bytes back.
 func (op *Op) IsRead() bool { return op.req.Type == rtrswire.MsgRead }
 
-// Data returns the chunk's first DataLen bytes: what a WRITE brought, or the
-// place for what a READ sends back. The client can write to it too, by
-// mistake or malice; it is not ours alone.
+// Data returns the chunk's first DataLen bytes: the payload of a WRITE, or
+// the buffer for the payload of a READ. The client can write to it at any
+// time, by mistake or malice.
 func (op *Op) Data() []byte { return op.mem[:op.dataLen:op.dataLen] }
 
 // DataLen returns the number of data bytes that the request announces.
@@ -184,7 +185,8 @@ func (c *srvConn) postInfoRsp() error {
 	return c.post(c.chain[:1])
 }
 
-// connRecv handles what arrived. A SEND is the INFO_REQ, or nothing we know.
+// connRecv handles the completion of a receive. A SEND is the INFO_REQ; any
+// other SEND is an error.
 func (c *srvConn) connRecv(wc *verbs.WC) {
 	switch {
 	case wc.ID == infoReqRecv && wc.Op == verbs.OpRecv:
@@ -234,11 +236,11 @@ func (c *srvConn) onRequest(imm rtrswire.Imm) {
 		return
 	}
 	c.count(op, off)
-	op.stage = opStarting
+	op.stage = opSubmitting
 	if p.newRkey && c.mustWait(op) {
 		return
 	}
-	c.start(op)
+	c.submit(op)
 }
 
 // claim takes the chunk. A chunk that this path uses already ends the path; one
@@ -323,7 +325,7 @@ func (op *Op) load(off int) (err error) {
 	return nil
 }
 
-// count notes a request whose header is n bytes from the start of the chunk,
+// count counts a request. Its header is n bytes from the start of the chunk,
 // behind data and user message.
 func (c *srvConn) count(op *Op, n int) {
 	if op.req.Type == rtrswire.MsgFence {
@@ -353,8 +355,8 @@ func (c *srvConn) mustWait(op *Op) bool {
 func (c *srvConn) connCredit() {
 	for c.head != nil && c.room() >= opRoom {
 		op := c.popWaiting()
-		if op.stage == opStarting {
-			c.start(op)
+		if op.stage == opSubmitting {
+			c.submit(op)
 		} else {
 			c.answer(op)
 		}
@@ -367,10 +369,10 @@ func (c *srvConn) popWaiting() *Op {
 	return op
 }
 
-// start gives op to the consumer. With changing keys the client loses its access
+// submit gives op to the consumer. With changing keys the client loses its access
 // to the chunk first. The invalidation is not waited for: it only has to precede
 // the new key.
-func (c *srvConn) start(op *Op) {
+func (c *srvConn) submit(op *Op) {
 	p := c.path
 	if p.newRkey {
 		c.chain[0] = verbs.SendWR{Op: verbs.OpLocalInv, RKey: p.rkeys[op.chunk]}
@@ -499,8 +501,8 @@ func (c *srvConn) finish() {
 // connFailed ends the path.
 func (c *srvConn) connFailed(err error) { c.path.close(err) }
 
-// connDown drops what waits for room. The connection is at its end when the
-// consumer has answered the rest.
+// connDown drops the operations that wait for room. The connection ends when
+// the consumer has answered the rest.
 func (c *srvConn) connDown() {
 	if c.cid == 0 {
 		c.poller.alarms.put(&c.path.hb.alarm, time.Time{})

@@ -121,7 +121,7 @@ func TestUserMessageIsAPrivateCopy(t *testing.T) {
 	park.respond(op, 0)
 }
 
-// sent describes what the server sent, one word per work request.
+// sent describes the server's messages, one word per work request.
 func sent(events []loopback.Event) (s string) {
 	names := map[verbs.Opcode]string{
 		verbs.OpWrite: "write", verbs.OpRegMR: "reg", verbs.OpSendInv: "inv", verbs.OpLocalInv: "localinv",
@@ -462,7 +462,7 @@ func TestRequestsAndAnswersWaitForSendCredit(t *testing.T) {
 			p.read(1, 6, 64, []byte{byte(round)}, true)
 			p.read(1, 7, 64, []byte{byte(round)}, true)
 			if newRkey {
-				eventually(t, "a request to wait", waits(opStarting))
+				eventually(t, "a request to wait", waits(opSubmitting))
 			}
 			net.Release(serverAddr.Addr(), clientAddr)
 			eventually(t, "all to be served", serve)

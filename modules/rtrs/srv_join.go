@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// When a path may join a session whose chunks are in use.
+// When a path may join a session with chunks in use.
 //
 // A client uses a chunk again when its request was answered; on another path,
 // with the same contents, when it has lost the path of its request; and for
@@ -18,8 +18,8 @@ import (
 // own into the new request. That the new request is held does not help: its
 // data are in the chunk before the server sees it.
 //
-// So a path is connected only when no client can have given up a chunk in which
-// an operation runs:
+// So a path is connected only when no client can have given up a chunk with a
+// running operation:
 //
 //   - no operation of another path runs, or
 //   - another path is connected and its client has answered a heartbeat that
@@ -28,9 +28,9 @@ import (
 //     operations when it joined itself.
 //
 // Else the path waits with its INFO_RSP. If an operation is retired meanwhile
-// and no path is left that could vouch, its chunk is lost to the session: the
-// path is closed, which ends the session, and the client gets a new one with
-// memory of its own.
+// and no path is left that could vouch, the session loses its chunk. The path
+// is closed and ends the session; the client gets a new session with memory
+// of its own.
 
 // join is a path that waits for the chunks of its session.
 type join struct {
@@ -118,7 +118,7 @@ func (s *SrvSession) connectedPaths() []*srvPath {
 	return slices.DeleteFunc(slices.Clone(s.paths), func(p *srvPath) bool { return !p.connected() })
 }
 
-// bell wakes all who wait for the next change of something.
+// bell wakes all callers that wait for the next change.
 type bell struct {
 	mu sync.Mutex
 	ch chan struct{} // nil: no caller waits

@@ -91,7 +91,7 @@ func TestAChunkInUseIsGivenToNobody(t *testing.T) {
 	}
 }
 
-// finish is what a disk does to the chunk at the end of an operation.
+// finish is the effect of a disk on the chunk at the end of an operation.
 func finish(op *Op, read bool) {
 	if read {
 		copy(op.mem, "disk1")
@@ -112,8 +112,8 @@ func TestAPathJoinsBesideOneThatAnswers(t *testing.T) {
 	eventually(t, "the path to join", func() bool { a.answerBeats(); b.pump(); return len(b.got) > 0 })
 	b.takeInfo().stillWorksWith(park)
 
-	// What the client sends again on the new path waits, and the first is not
-	// waited for by a third path as long as one answers.
+	// The requests that the client sends again on the new path wait, and a
+	// third path does not wait for the first as long as one answers.
 	a.hangUp()
 	b.write(1, 1, nil, []byte("slow"))
 	park.empty(b)

@@ -8,15 +8,16 @@ import (
 	"syscall"
 )
 
-// Limits bound what clients can take of a server, all together and those of one
-// address. A client gets most of it before the server knows anything of it but
-// the address. 0: no limit.
+// Limits bound the resources of a server that its clients hold, all together
+// and per address. A client gets most of them before the server knows more of
+// it than the address. 0: no limit.
 //
-// What would exceed a limit is refused with ENOMEM, as if it were used up, and
-// a path that is not connected yet gives way for the next attempt. A path is not
-// refused for the number of others that are not connected yet: one of those gives
-// way at once. It is the oldest of the address whose limit is met, or else of the
-// address that has the most; the addresses of one /64 of IPv6 count as one here.
+// A request above a limit is refused with ENOMEM, as if the resource were used
+// up; a path that is not connected yet is closed in favour of the next attempt.
+// A path is not refused for the number of others that are not connected yet:
+// one of those is closed at once. It is the oldest of the address at its limit,
+// or else of the address with the most such paths; the addresses of one /64 of
+// IPv6 count as one here.
 type Limits struct {
 	Sessions        int // with and without a name
 	SessionsPerAddr int
@@ -55,8 +56,8 @@ func (l *Limits) check() error {
 	return nil
 }
 
-// Usage is what the clients of a server hold now, and what became of those that
-// wanted more.
+// Usage counts the resources that the clients of a server hold now, and the
+// refusals.
 type Usage struct {
 	Sessions    int
 	Connections int
@@ -71,7 +72,7 @@ type Usage struct {
 	TimedOut           uint64 // paths that were not connected in time
 }
 
-// account is what is held, by all or by one address.
+// account counts the resources held by all clients or by one address.
 type account struct {
 	sessions, conns int
 	memory          int64
@@ -86,14 +87,14 @@ type accounts struct {
 	of         map[netip.Addr]*account
 	unfinished []*srvPath         // paths that are not connected yet, oldest first
 	waiting    map[netip.Addr]int // their number, by neighbours
-	counts     Usage              // only what has happened
+	counts     Usage              // past events only
 }
 
 // payer is the address that p's connections count for.
 func payer(client netip.AddrPort) netip.Addr { return client.Addr().Unmap() }
 
-// take adds d to what addr holds if the limits allow it, and counts a refusal in
-// refused if not.
+// take adds d to the account of addr if the limits allow it, and counts a
+// refusal in refused if not.
 func (a *accounts) take(addr netip.Addr, d account, refused *uint64) error {
 	a.mu.Lock()
 	old, err := a.tryTake(addr, d)
@@ -132,7 +133,7 @@ func (a *accounts) tryTake(addr netip.Addr, d account) (old *srvPath, err error)
 	return nil, nil
 }
 
-// account returns what addr holds. mu is held.
+// account returns the account of addr. mu is held.
 func (a *accounts) account(addr netip.Addr) *account {
 	if one := a.of[addr]; one != nil {
 		return one
@@ -171,15 +172,15 @@ func (a *accounts) takeConn(addr netip.Addr) error {
 	return a.take(addr, account{conns: 1}, &a.counts.RefusedConnections)
 }
 
-// drop gives back what was taken.
+// drop subtracts d from the account of addr.
 func (a *accounts) drop(addr netip.Addr, d account) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.add(addr, account{sessions: -d.sessions, conns: -d.conns, memory: -d.memory})
 }
 
-// neighbours is the group of addresses that a path which is not connected yet
-// counts for: those that one host may have.
+// neighbours returns the group of addresses that share a limit of paths that
+// are not connected yet: the addresses that one host may have.
 func neighbours(addr netip.Addr) netip.Addr {
 	if addr.Is6() {
 		if p, err := addr.WithZone("").Prefix(64); err == nil {
@@ -189,9 +190,9 @@ func neighbours(addr netip.Addr) netip.Addr {
 	return addr
 }
 
-// begin notes a path that is not connected yet, for which another one may have
-// to give way.
-func (a *accounts) begin(p *srvPath) {
+// addUnfinished adds a path that is not connected yet, and closes another one if a
+// limit requires it.
+func (a *accounts) addUnfinished(p *srvPath) {
 	from := neighbours(payer(p.client))
 	a.mu.Lock()
 	var old *srvPath
@@ -229,21 +230,21 @@ func (a *accounts) giveWay(from netip.Addr) *srvPath {
 	}
 	old := a.unfinished[i]
 	a.counts.GaveWay++
-	a.forget(old)
+	a.removeLocked(old)
 	return old
 }
 
 // errGaveWay ends a path that is not connected when there are too many of them.
 var errGaveWay = protocolErrorf("not connected yet, and newer paths need the room")
 
-// end forgets a path that is connected now, or closes. It may be called again.
-func (a *accounts) end(p *srvPath) {
+// removeUnfinished removes a path that is connected now, or closes. It may be called again.
+func (a *accounts) removeUnfinished(p *srvPath) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.forget(p)
+	a.removeLocked(p)
 }
 
-func (a *accounts) forget(p *srvPath) {
+func (a *accounts) removeLocked(p *srvPath) {
 	i := slices.Index(a.unfinished, p)
 	if i < 0 {
 		return
@@ -262,7 +263,7 @@ func (a *accounts) timedOut() {
 	a.counts.TimedOut++
 }
 
-// Usage returns what clients hold.
+// Usage returns the resources that clients hold.
 func (s *Server) Usage() Usage {
 	a := &s.accounts
 	a.mu.Lock()

@@ -21,16 +21,16 @@ func from(t testing.TB, net *loopback.Network, addr netip.Addr, conns int) *rawP
 	return p
 }
 
-// A limit keeps out what exceeds it, and nothing else: with one address at its
-// limit others are served, and what is given back can be taken again.
+// A limit refuses the excess, and nothing else: with one address at its limit
+// others are served, and a resource that is given back can be taken again.
 func TestLimits(t *testing.T) {
 	const session = 8 * 8192 // bytes
 	for _, tt := range []struct {
 		name    string
 		limit   func(*Limits)
 		conns   int        // of each of the two paths that fit
-		third   netip.Addr // from which one more is refused
-		fits    netip.Addr // from which one more is not; zero: from none
+		third   netip.Addr // address that is refused one more
+		fits    netip.Addr // address that is not refused one more; zero: none
 		refused func(Usage) uint64
 	}{
 		{"sessions of one address", func(l *Limits) { l.SessionsPerAddr = 2 }, 1, clientAddr, otherAddr, func(u Usage) uint64 { return u.RefusedSessions }},
@@ -71,7 +71,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// What is held is counted, and nothing is left when the clients have gone.
+// Resources are counted, and nothing is left after the clients.
 func TestUsage(t *testing.T) {
 	net := loopback.New()
 	park := startParking(t, net, retireAfter(20*time.Millisecond))
@@ -97,7 +97,7 @@ func TestUsage(t *testing.T) {
 func TestTheOldestUnfinishedPathGivesWay(t *testing.T) {
 	net := loopback.New()
 	s := startServer(t, net, serve, limited(func(l *Limits) { l.UnfinishedPerAddr, l.Unfinished = 2, 3 }))
-	good := from(t, net, clientAddr, 1).connect().info("good") // which counts no more
+	good := from(t, net, clientAddr, 1).connect().info("good") // no longer counted
 	first := from(t, net, otherAddr, 2).connect(0)
 	one, two := from(t, net, clientAddr, 2).connect(0), from(t, net, clientAddr, 2).connect(0)
 
@@ -176,8 +176,8 @@ func TestPathsThatDoNotGetConnectedAreDropped(t *testing.T) {
 	eventually(t, "nothing is left of it", func() bool { return s.Usage() == Usage{TimedOut: 1} })
 }
 
-// One address that opens session after session and names none takes what the
-// default limits give it, and keeps nobody else out.
+// One address that opens session after session and names none takes its share
+// of the default limits, and keeps no other client out.
 func TestDefaultLimits_AgainstAFlood(t *testing.T) {
 	net := loopback.New()
 	s := startServer(t, net, serve)

@@ -23,7 +23,7 @@ type Memory interface {
 	Close() error
 }
 
-// ServerHandler is what a server serves.
+// ServerHandler is the consumer of a server's requests.
 type ServerHandler interface {
 	// SessionUp is called when the first path of a session is about to be
 	// connected: before the client can send requests. An error refuses it. Any
@@ -36,6 +36,15 @@ type ServerHandler interface {
 	// Request takes op, to be answered with op.Respond now or later. It is
 	// called on the owner of the op's poller and must not block.
 	Request(op *Op)
+}
+
+// PathAdmitter is a ServerHandler that decides about the paths that join a
+// session. PathUp is called before the client can send requests on the path, when
+// the session has another one that is connected, and the path is in
+// SrvSession.Paths. An error refuses the path. Any goroutine, may block; never at
+// the same time as SessionUp or SessionDown of s.
+type PathAdmitter interface {
+	PathUp(s *SrvSession, p SrvPathInfo) error
 }
 
 // ServerConfig are the arguments of NewServer. See DefaultServerConfig.
@@ -57,10 +66,10 @@ type ServerConfig struct {
 	// consumer has not answered; then their chunks are retired, see
 	// Retirer. 0: for ever.
 	RetireAfter time.Duration
-	// Limits bound what clients can take.
+	// Limits bound the resources that clients hold.
 	Limits Limits
-	// InfoTimeout is how long a path has from its first connection until it is
-	// connected, which its INFO_REQ asks for.
+	// InfoTimeout bounds the time from the first connection of a path until
+	// the path is connected. Its INFO_REQ asks for that.
 	InfoTimeout time.Duration
 	// Admit reports whether a client may connect. Nil admits all.
 	Admit func(remote netip.AddrPort) bool
@@ -118,16 +127,16 @@ type Server struct {
 	shift  uint // of the chunk in a request's immediate
 	timing atomic.Pointer[Timing]
 
-	// nameGrace is how long the end of a session is waited for whose name another
-	// client brings.
+	// nameGrace bounds the wait for the end of a session if another client
+	// connects with its name.
 	nameGrace time.Duration
 
 	accepts sync.WaitGroup // goroutines of listeners
 
 	accounts accounts
 
-	// accepting serialises connection requests, and the point at which a path
-	// takes no more of them. Taken before mu.
+	// accepting serialises connection requests and the closing of a path for
+	// further ones. Taken before mu.
 	accepting sync.Mutex
 
 	mu        sync.Mutex
@@ -209,7 +218,8 @@ func (s *Server) run(dev verbs.Device, l verbs.Listener) {
 	}
 }
 
-// errDeviceGone refuses a request that came to a device which was removed since.
+// errDeviceGone refuses a connection request if the device was removed after
+// the request came.
 var errDeviceGone error = &sentinel{"the device was removed", syscall.ENODEV}
 
 // onConnRequest answers one connection request.
@@ -287,7 +297,7 @@ func (s *Server) sessionFor(addr netip.Addr, f *rtrswire.ConnReqFields) (*SrvSes
 	return sess, nil
 }
 
-// Sessions returns the sessions that have a name, which they get when their
+// Sessions returns the sessions that have a name. A session gets it when its
 // first path is connected.
 func (s *Server) Sessions() []*SrvSession {
 	s.mu.Lock()

@@ -38,6 +38,7 @@ type srvPath struct {
 	life           rtrswire.UUID // the session's when the path began, as its client was told
 	dev            verbs.Device
 	client, server netip.AddrPort
+	security       verbs.Security
 	zombie         *time.Timer // while connecting
 
 	newRkey bool // keys change after each use, answers carry them
@@ -45,7 +46,7 @@ type srvPath struct {
 
 	pd       verbs.PD
 	mrs      []verbs.MR
-	localKey uint32   // of the chunks, for what we send
+	localKey uint32   // of the chunks, for local sends
 	rkeys    []uint32 // newRkey: of each chunk; owned by the chunk's owner
 	ctl      pathCtl
 
@@ -76,17 +77,18 @@ func newSrvPath(s *SrvSession, dev verbs.Device, req verbs.ConnRequest, f *rtrsw
 	caps := dev.Info().Caps
 	const rotation = verbs.CapKeyRotation | verbs.CapSendImm
 	p := &srvPath{
-		sess:    s,
-		life:    *s.life.Load(),
-		uuid:    f.SessUUID,
-		dev:     dev,
-		client:  req.RemoteAddr(),
-		server:  req.LocalAddr(),
-		newRkey: s.srv.cfg.AlwaysInvalidate && caps&rotation == rotation,
-		canInv:  caps&verbs.CapSendInv != 0,
-		conns:   make([]*srvConn, f.CIDNum),
-		closing: make(chan struct{}),
-		closed:  make(chan struct{}),
+		sess:     s,
+		life:     *s.life.Load(),
+		uuid:     f.SessUUID,
+		dev:      dev,
+		client:   req.RemoteAddr(),
+		server:   req.LocalAddr(),
+		security: verbs.SecurityOf(req),
+		newRkey:  s.srv.cfg.AlwaysInvalidate && caps&rotation == rotation,
+		canInv:   caps&verbs.CapSendInv != 0,
+		conns:    make([]*srvConn, f.CIDNum),
+		closing:  make(chan struct{}),
+		closed:   make(chan struct{}),
 	}
 	if err := p.register(); err != nil {
 		p.free()
@@ -213,7 +215,7 @@ func (p *srvPath) destroy(c *srvConn) {
 	p.sess.srv.accounts.drop(payer(p.client), account{conns: 1})
 }
 
-// answer writes what every connection of p is accepted with.
+// answer writes the answer to every connection request of p.
 func (p *srvPath) answer(rsp rtrswire.ConnRsp) {
 	cfg := &p.sess.srv.cfg
 	f := rtrswire.ConnRspFields{
@@ -261,15 +263,15 @@ func (p *srvPath) establish(m rtrswire.InfoReq) error {
 		return err
 	}
 	p.zombie.Stop()
-	p.sess.srv.accounts.end(p)
-	p.log("rtrs: path connected")
+	p.sess.srv.accounts.removeUnfinished(p)
+	p.logConnected()
 	return p.onOwner(p.conns[0], func() error {
 		p.startBeats(time.Now())
 		return p.conns[0].postInfoRsp()
 	})
 }
 
-// onOwner runs f on the owner of c, which is given the time of a connection.
+// onOwner runs f on the owner of c, within the time limit of a connection.
 func (p *srvPath) onOwner(c *srvConn, f func() error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), p.sess.srv.Timing().ConnectTimeout)
 	defer cancel()
@@ -329,7 +331,7 @@ func (p *srvPath) close(cause error) {
 	}
 	p.cause = cause
 	p.zombie.Stop()
-	p.sess.srv.accounts.end(p)
+	p.sess.srv.accounts.removeUnfinished(p)
 	close(p.closing)
 	go p.teardown()
 }
@@ -457,7 +459,7 @@ func (p *srvPath) info() SrvPathInfo {
 	return SrvPathInfo{
 		ID: p.id, State: p.State(), Client: p.client, Server: p.server,
 		Fabric: dev.Fabric, Device: dev.Name, Port: dev.Port, Conns: len(p.conns),
-		ChangingKeys: p.newRkey, Stats: p.details().PathStats,
+		Security: p.security, ChangingKeys: p.newRkey, Stats: p.details().PathStats,
 	}
 }
 
@@ -483,6 +485,15 @@ func (p *srvPath) details() PathDetails {
 }
 
 // log writes one line about the path.
+// logConnected names the peer where the fabric has proved it.
+func (p *srvPath) logConnected() {
+	if p.security == (verbs.Security{}) {
+		p.log("rtrs: path connected")
+		return
+	}
+	p.log("rtrs: path connected", "identity", p.security.Peer, "cipher", p.security.Cipher)
+}
+
 func (p *srvPath) log(msg string, args ...any) {
 	p.sess.srv.log.Info(msg, append([]any{"session", p.sess.Name(), "client", verbs.AddrPortString(p.client), "server", verbs.AddrPortString(p.server)}, args...)...)
 }

@@ -36,7 +36,7 @@ type heapMemory struct {
 func (m *heapMemory) Bytes() []byte { return m.mem }
 func (m *heapMemory) Close() error  { m.freed(); return nil }
 
-// testHandler serves requests by a function and counts what happens.
+// testHandler serves requests by a function and counts its calls.
 type testHandler struct {
 	request func(op *Op)
 
@@ -69,8 +69,8 @@ func (h *testHandler) SessionDown(*SrvSession) {
 	h.downs++
 }
 
-// waitGoingDown waits until a session is being taken down, which downBlocked
-// keeps from ending.
+// waitGoingDown waits until a session is being taken down. downBlocked keeps
+// that from ending.
 func (h *testHandler) waitGoingDown(t *testing.T) {
 	t.Helper()
 	eventually(t, "the session to go down", func() bool {
@@ -119,8 +119,9 @@ func heartbeatEvery(d time.Duration, misses int) serverOption {
 
 // startServer runs a server with two pollers, 8 chunks of 8 KiB, and checks at
 // the end of the test that everything was given back. It sends no heartbeats
-// unless opts say so: the raw client does not answer them, and a path that ends
-// for that reason would look like one that was closed for what it did.
+// unless opts ask for them: the raw client does not answer them, and a path
+// that ends for that reason would look like one that was closed for its
+// messages.
 func startServer(t testing.TB, net *loopback.Network, request func(*Op), opts ...serverOption) *testServer {
 	t.Helper()
 	h := &testHandler{request: request}
@@ -549,7 +550,7 @@ func (c *rawPath) silent(when string) {
 	}
 }
 
-// answer is what the client learns of a request.
+// answer is the client's view of an answer.
 type answer struct {
 	cid, chunk, errno int
 	inv               bool // type 2, and a SEND WITH INVALIDATE came before
@@ -640,7 +641,7 @@ func both(t *testing.T, f func(t *testing.T, mode serverOption, newRkey bool)) {
 	t.Run("always invalidate", func(t *testing.T) { f(t, func(*ServerConfig) {}, true) })
 }
 
-// wireLog collects what the server sends.
+// wireLog collects the server's messages.
 type wireLog struct {
 	mu     sync.Mutex
 	events []loopback.Event
@@ -661,7 +662,7 @@ func tapServer(net *loopback.Network) *wireLog {
 	return l
 }
 
-// take returns what was sent since the last call.
+// take returns the messages since the last call.
 func (l *wireLog) take() []loopback.Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -8,20 +8,20 @@ import (
 )
 
 // A path that closes waits for the requests that its consumer has not answered:
-// a late one may still touch the chunk, and the disk behind it. A disk that does
-// not answer at all must not hold up the path for ever, since others need it. So
-// after a while such a request is retired: the path goes without it, and its
-// chunk takes no other request until the consumer has answered. A request that
-// a client sends for that chunk on another path is held meanwhile
-// (srvConn.hold), which keeps the order of the two. That is the repetition of
+// a late one may still touch the chunk, and the disk behind it. A disk that
+// does not answer at all must not hold up the path for ever, since others need
+// it. So after a while such a request is retired: the path goes without it, and
+// its chunk takes no other request until the consumer has answered. A request
+// that a client sends for that chunk on another path is held meanwhile
+// (srvConn.hold). This keeps the order of the two. That is the repetition of
 // the retired one, with the same data: only a client that has lost all paths
 // gives a chunk to something else. The path of such a client does not join
 // (srv_join.go): it gets a new session, with memory of its own, as soon as the
 // last path of the old one is gone.
 
-// Retirer is a ServerHandler that wants to know which requests were retired.
-// Retired is called on the owner of op's poller, at most once, before
-// SessionDown; op is still to be answered, when it has ended.
+// Retirer is an optional interface of a ServerHandler that is informed of
+// retired requests. Retired is called on the owner of op's poller, at most
+// once, before SessionDown; op is still to be answered, when it has ended.
 type Retirer interface {
 	Retired(op *Op)
 }
@@ -53,7 +53,7 @@ func (p *srvPath) awaitRequests(conns []*srvConn) {
 
 func (p *srvPath) retire(conns []*srvConn) {
 	ctx := context.Background()
-	for _, c := range conns { // what their owners have written is seen by the others
+	for _, c := range conns { // writes of their owners are visible to the others
 		_ = c.poller.Call(ctx, func() {})
 	}
 	retired := 0
@@ -68,7 +68,7 @@ func (p *srvPath) retire(conns []*srvConn) {
 // retire lets the path go without the requests of c that the consumer has. Owner.
 func (c *srvConn) retire() (n int) {
 	if !c.down {
-		return 0 // connDown is to come, which sees to those that are not the consumer's
+		return 0 // connDown follows and handles the operations without a consumer
 	}
 	me := uint32(c.path.id)
 	told, _ := c.handler.(Retirer)

@@ -91,7 +91,7 @@ func TestASessionEndsWithoutItsRetiredRequests(t *testing.T) {
 	if &fresh.mem[0] == &op.mem[0] {
 		t.Error("the new session has the memory of the request that has not ended")
 	}
-	copy(op.Data(), "late") // what a disk may still do
+	copy(op.Data(), "late") // late write of a disk
 	if _, _, alive := park.s.handler.counts(); alive != 2 {
 		t.Errorf("%d memories, want that of the old session too", alive)
 	}

@@ -28,8 +28,9 @@ type SrvSession struct {
 	ops    []Op
 	ctx    atomic.Pointer[any]
 
-	// events has room for the one who calls SessionUp or SessionDown, which wait for
-	// storage: who waits for that must not hold a lock. Taken before the server's mu.
+	// events is a lock: a call of SessionUp or SessionDown puts its one token
+	// in. These calls wait for storage, and no mutex may be held during that
+	// wait. Taken before the mu of the server.
 	events chan struct{}
 	up     int // paths that are connected, or were and are not closed yet
 
@@ -123,12 +124,15 @@ type SrvPathInfo struct {
 	Client, Server netip.AddrPort
 	Fabric, Device string
 	Port           int
-	Conns          int  // connections that the client announced
-	ChangingKeys   bool // each request changes the key of its chunk
-	Stats          PathStats
+	// Security is how the path is protected, with the identity of its client. The
+	// zero value is a path without protection.
+	Security     verbs.Security
+	Conns        int  // connections that the client announced
+	ChangingKeys bool // each request changes the key of its chunk
+	Stats        PathStats
 }
 
-// Paths returns the paths in the order in which they were made.
+// Paths returns the paths in the order of their creation.
 func (s *SrvSession) Paths() []SrvPathInfo {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
@@ -209,9 +213,12 @@ func (s *SrvSession) pathFor(dev verbs.Device, req verbs.ConnRequest, f *rtrswir
 	s.srv.mu.Lock()
 	p := s.pathByUUID(f.SessUUID)
 	count, taken := len(s.paths), s.sameAddrs(dev, req)
+	other := len(s.paths) > 0 && s.paths[0].security.Peer != verbs.SecurityOf(req).Peer
 	alone := !slices.ContainsFunc(s.paths, (*srvPath).connected)
 	s.srv.mu.Unlock()
 	switch {
+	case other: // whoever learns the identifiers of a session does not get into it
+		return p, fmt.Errorf("the session belongs to another identity than %q: %w", verbs.SecurityOf(req).Peer, syscall.EACCES)
 	case p != nil:
 		return p, p.mayJoin(f)
 	case s.retiredOf(f.SessUUID) > 0: // or its client would take the path's last life for fenced
@@ -227,7 +234,7 @@ func (s *SrvSession) pathFor(dev verbs.Device, req verbs.ConnRequest, f *rtrswir
 	if err != nil {
 		return nil, err
 	}
-	s.srv.accounts.begin(p)
+	s.srv.accounts.addUnfinished(p)
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
 	s.lastID++
@@ -298,6 +305,13 @@ func (s *SrvSession) pathUp(p *srvPath) error {
 		if err := s.srv.cfg.Handler.SessionUp(s); err != nil {
 			return fmt.Errorf("session %q is refused: %w", s.Name(), err)
 		}
+	} else if h, ok := s.srv.cfg.Handler.(PathAdmitter); ok {
+		s.srv.mu.Lock()
+		info := p.info()
+		s.srv.mu.Unlock()
+		if err := h.PathUp(s, info); err != nil {
+			return fmt.Errorf("path %d of session %q is refused: %w", p.id, s.Name(), err)
+		}
 	}
 	s.up++
 	p.counted = true
@@ -322,9 +336,9 @@ func (s *SrvSession) pathDown(p *srvPath) {
 	}
 }
 
-// removePath forgets p, and the session with its last path. Who finds p gone
-// finds the chunks freed. Holds the server's accepting, so that no path is
-// being made.
+// removePath removes p, and the session with its last path. The chunks are
+// freed before p is out of the list. Holds the server's accepting, so that no
+// path is being made.
 func (s *SrvSession) removePath(p *srvPath) {
 	defer s.changed.ring()
 	if s.pathCount() == 1 {
@@ -344,7 +358,7 @@ func (s *SrvSession) forgotten() {
 	s.srv.accounts.drop(s.payer, account{sessions: 1})
 }
 
-// dropIfEmpty forgets a session whose first path could not be made. Holds
+// dropIfEmpty removes a session if its first path could not be made. Holds
 // accepting.
 func (s *SrvSession) dropIfEmpty() {
 	if s.pathCount() > 0 {

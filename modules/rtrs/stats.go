@@ -10,8 +10,8 @@ import (
 )
 
 // Counters are written by the owner of a connection and read by anybody. A
-// reset touches no writer: the reader keeps what it read and subtracts it from
-// then on (PathDetails.since).
+// reset does not write to the counters: the reader keeps a copy and subtracts
+// it from then on (PathDetails.since).
 
 // counter counts up. It has one writer, so add needs no locked instruction;
 // anybody may read it.
@@ -101,7 +101,7 @@ type PathStats struct {
 	ReadBytes  uint64        // their data, server to client, and user messages
 	WriteCount uint64        // WRITEs; an RNBD discard, write zeroes or CLOSE is one
 	WriteBytes uint64        // their data, client to server, and user messages
-	Inflight   int64         // requests under way; a fact, which no reset changes
+	Inflight   int64         // requests under way; no reset changes it
 	Latency    time.Duration // last heartbeat round trip, 0 before the first
 
 	// Client only.
@@ -202,7 +202,7 @@ func (l *LatencyStats) add(t *LatencyStats) {
 	l.Max = max(l.Max, t.Max)
 }
 
-// sub takes away what was counted before.
+// sub subtracts the counts in before.
 func (l *LatencyStats) sub(before *LatencyStats) {
 	limit := time.Duration(0)
 	for i := range l.Counts {
@@ -226,8 +226,8 @@ func (l *LatencyStats) addCounter(c *latencyCounter) {
 	l.Max = max(l.Max, time.Duration(c.max.Load()))
 }
 
-// addConn adds the counters of one connection, which belongs to the given
-// poller of all.
+// addConn adds the counters of one connection. poller is the index of the
+// connection's poller, of pollers in all.
 func (d *PathDetails) addConn(c *connStats, poller, pollers int) {
 	d.PathStats.addConn(c)
 	for i := range c.looks {
@@ -290,8 +290,7 @@ func addCounts(sum, n []uint64, times uint64) []uint64 {
 
 const minusOne = ^uint64(0)
 
-// since takes away what was counted before. What is under way and the last
-// heartbeat stay.
+// since subtracts the counts in before. Inflight and the last heartbeat stay.
 func (d *PathDetails) since(before *PathDetails) {
 	d.ReadCount -= before.ReadCount
 	d.ReadBytes -= before.ReadBytes
@@ -350,7 +349,8 @@ func ParseStatKind(name string) (StatKind, error) {
 	return 0, fmt.Errorf("statistics %q: use one of %s: %w", name, strings.Join(names, ", "), syscall.EINVAL)
 }
 
-// reset makes now what later counts are relative to.
+// reset sets d, for the given kinds, to the counts in now: later counts are
+// relative to d.
 func (d *PathDetails) reset(kinds StatKind, now *PathDetails) {
 	if kinds&StatRDMA != 0 {
 		d.ReadCount, d.ReadBytes = now.ReadCount, now.ReadBytes

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// In a bubble of virtual time, which begins in the past, alarms and heartbeats
-// come when they are due.
+// In a bubble of virtual time alarms and heartbeats come when they are due.
+// Virtual time begins in the past.
 func TestAlarmsAndBeatsInVirtualTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, err := NewPoller(0)

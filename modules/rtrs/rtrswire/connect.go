@@ -118,7 +118,8 @@ type ConnRspFields struct {
 }
 
 // Features are extensions that a server of this project announces in bytes
-// 20..27 of its answer, which a kernel leaves zero and ignores.
+// 20..27 of its answer. A kernel's server leaves these zero, its client
+// ignores them.
 type Features uint16
 
 const (
@@ -180,7 +181,8 @@ func (m ConnRsp) MaxIOSize() uint32  { return le.Uint32(m[8:]) }
 func (m ConnRsp) MaxHdrSize() uint32 { return le.Uint32(m[12:]) }
 func (m ConnRsp) Flags() ConnFlags   { return ConnFlags(le.Uint32(m[16:])) }
 
-// Features returns what the server announced; 0 if it is not one of ours.
+// Features returns the announced features; 0 if the server is not one of this
+// project.
 func (m ConnRsp) Features() Features {
 	if le.Uint32(m[20:]) != extMagic || le.Uint16(m[24:]) < extVersion {
 		return 0
@@ -188,7 +190,7 @@ func (m ConnRsp) Features() Features {
 	return Features(le.Uint16(m[26:]))
 }
 
-// Incarnation returns what the server announced; zero if it did not.
+// Incarnation returns the announced incarnation, or zero.
 func (m ConnRsp) Incarnation() UUID {
 	if m.Features()&FeatureIncarnation == 0 {
 		return UUID{}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// golden returns the bytes of testdata/name.hex, whose first line is a comment.
+// golden returns the bytes of testdata/name.hex. Its first line is a comment.
 func golden(t testing.TB, name string) []byte {
 	t.Helper()
 	text, err := os.ReadFile("testdata/" + name + ".hex")
@@ -24,7 +24,7 @@ func golden(t testing.TB, name string) []byte {
 	return b
 }
 
-// goldenImm splits an immediate in network order from what follows.
+// goldenImm splits an immediate in network order from the bytes behind it.
 func goldenImm(t testing.TB, name string) (Imm, []byte) {
 	b := golden(t, name)
 	return Imm(binary.BigEndian.Uint32(b)), b[4:]

@@ -5,7 +5,7 @@ import "math/bits"
 // Imm is an immediate value: 4 bits of type, 28 bits of payload.
 type Imm uint32
 
-// ImmType is what an immediate says.
+// ImmType is the kind of an immediate.
 type ImmType uint8
 
 const (

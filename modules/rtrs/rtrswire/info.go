@@ -44,7 +44,7 @@ func (m InfoReq) Put(name string) {
 	copy(m[2:2+MaxNameLen], name)
 }
 
-// Check refuses what a server answers by closing the path.
+// Check refuses a message that makes a server close the path.
 func (m InfoReq) Check() error {
 	switch {
 	case len(m) < InfoReqLen:
@@ -109,7 +109,7 @@ func (m InfoRsp) Count() int { return int(le.Uint16(m[2:])) }
 // Desc returns descriptor i.
 func (m InfoRsp) Desc(i int) Desc { return GetDesc(m[InfoRspLen(i):]) }
 
-// Check reports whether m is an INFO_RSP whose regions hold exactly queueDepth
+// Check reports whether m is an INFO_RSP with regions for exactly queueDepth
 // chunks of chunkSize bytes.
 func (m InfoRsp) Check(queueDepth, chunkSize int) error {
 	if len(m) < InfoRspHdrLen || MsgType(le.Uint16(m)) != MsgInfoRsp {

@@ -13,7 +13,8 @@ const (
 	FenceUsrLen = 16
 )
 
-// NeedInval is the flag of a READ whose descriptor the server shall invalidate.
+// NeedInval is the flag of a READ that makes the server invalidate its
+// descriptor.
 const NeedInval = 0x1
 
 // PutWriteHdr writes the header of a WRITE and returns its length.
@@ -36,8 +37,8 @@ func PutReadHdr(b []byte, usrLen int) int {
 	return ReadHdrLen
 }
 
-// PutReadDescHdr writes the header of a READ whose data go to d and returns
-// its length.
+// PutReadDescHdr writes the header of a READ that returns its data to d. It
+// returns the length of the header.
 func PutReadDescHdr(b []byte, usrLen int, needInval bool, d Desc) int {
 	putHdr(b, MsgRead, usrLen)
 	flags := uint16(0)
@@ -66,8 +67,8 @@ var (
 	ErrSGCount = errors.New("request with more than one descriptor")
 )
 
-// ParseRequest decodes the header at the start of b, which is a private copy of
-// what follows the user message in the chunk.
+// ParseRequest decodes the header at the start of b. b is a private copy of the
+// bytes behind the user message in the chunk.
 func ParseRequest(b []byte) (r Request, err error) {
 	if len(b) < WriteHdrLen {
 		return r, ErrShort

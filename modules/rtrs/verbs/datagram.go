@@ -18,8 +18,9 @@ const MulticastQPN = 0xffffff
 const DefaultPKey = 0xffff
 
 // SamePartition reports whether ports with the P_Keys a and b may speak to each
-// other: the low 15 bits name the partition, and one of the two is a full
-// member, which the top bit says (InfiniBand architecture, 10.9.3).
+// other: the low 15 bits name the partition, and at least one of the two is a
+// full member. The top bit marks a full member (InfiniBand architecture,
+// 10.9.3).
 func SamePartition(a, b uint16) bool { return a&0x7fff == b&0x7fff && (a|b)&0x8000 != 0 }
 
 // DatagramConfig describes a UD queue pair.
@@ -32,7 +33,7 @@ type DatagramConfig struct {
 
 // Datagram is one message of a UD queue pair.
 type Datagram struct {
-	// Payload is what Send transmits. Receive fills it: it must have room, and
+	// Payload is the message of Send. Receive fills it: it must have room, and
 	// its length is that of the message afterwards.
 	Payload []byte
 	// Peer and QPN are where Send sends to, and where a received datagram came
@@ -72,8 +73,7 @@ type DatagramQP interface {
 	Close() error
 }
 
-// DatagramDrops counts datagrams by the reason for which a UD queue pair
-// dropped them.
+// DatagramDrops counts the dropped datagrams of a UD queue pair by reason.
 type DatagramDrops struct {
 	PKey   uint64 // of another partition
 	QKey   uint64 // with another queue key

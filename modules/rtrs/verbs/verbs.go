@@ -23,6 +23,8 @@ const (
 	// CapRecvInv: a SEND WITH INVALIDATE that arrives takes the right away that
 	// it names.
 	CapRecvInv
+	// CapProtect: Connect can protect connections, see ConnectParams.
+	CapProtect
 )
 
 // Info describes an opened device. It never changes while the device is open.
@@ -43,7 +45,7 @@ type Device interface {
 	// hardware terms. A software provider may treat depth as a hint, it must
 	// not lose completions however many there are.
 	CreateCQ(depth int) (CQ, error)
-	// CreateQP makes a queue pair whose completions go to cfg.CQ.
+	// CreateQP makes a queue pair with completions in cfg.CQ.
 	CreateQP(pd PD, cfg QPConfig) (QP, error)
 	// Connect joins qp to the listener at p.Dst and returns the private data
 	// of the answer. It blocks until established, refused or ctx is done. A
@@ -55,19 +57,19 @@ type Device interface {
 	Close() error
 }
 
-// Chooser is a Device that stands for several: which one it is follows from the
-// addresses. It listens for all of them, and its requests are DeviceRequests.
+// Chooser is a Device that stands for several: the addresses choose one of
+// them. It listens for all of them, and its requests are DeviceRequests.
 // AllocPD, CreateCQ, CreateQP and Connect of the Chooser itself fail.
 type Chooser interface {
 	Device
-	// DeviceFor returns the device from whose address src dst is reached; a
+	// DeviceFor returns the device of the address src that reaches dst; a
 	// zero src is chosen by the system. It may block until ctx is done. The
 	// same device is the same value each time.
 	DeviceFor(ctx context.Context, src, dst netip.Addr) (Device, error)
 }
 
-// DeviceRequest is a ConnRequest that tells which device it came to. Its
-// queue pair is made there.
+// DeviceRequest is a ConnRequest with the device that it came to. Its queue
+// pair is made there.
 type DeviceRequest interface {
 	ConnRequest
 	// Device returns nil if the device was removed since.
@@ -79,6 +81,12 @@ type ConnectParams struct {
 	Src     netip.Addr // zero: chosen by the system
 	Dst     netip.AddrPort
 	Private []byte // at most MaxPrivate bytes, copied
+	// Protect asks for an encrypted connection with proved identities of both
+	// ends. Fabrics without CapProtect refuse it.
+	Protect bool
+	// PeerName is the required identity of the server; empty: the default of
+	// the device. It counts with Protect only.
+	PeerName string
 }
 
 // MaxPrivate is the number of bytes of private data every provider carries in
@@ -87,9 +95,9 @@ const MaxPrivate = 56
 
 // Listener is a passive end point.
 type Listener interface {
-	// Accept blocks for the next connection request whose transport handshake
-	// is far enough to show its private data. It returns ErrClosed after
-	// Close. A peer that sends garbage never reaches Accept.
+	// Accept blocks until there is a connection request with its private
+	// data. It returns ErrClosed after Close. A peer that sends garbage never
+	// reaches Accept.
 	Accept() (ConnRequest, error)
 	Addr() netip.AddrPort
 	// Close stops listening; requests already returned stay valid.
@@ -105,7 +113,7 @@ type ConnRequest interface {
 	RemoteAddr() netip.AddrPort
 	// Accept answers with private and binds the connection to qp. When it
 	// returns nil the connection is up: the owner of qp's CQ may post. The
-	// provider holds back what the fabric does not allow to be sent yet.
+	// provider holds back messages that the fabric does not allow yet.
 	Accept(qp QP, private []byte) error
 	// Reject refuses with private and ends the connection.
 	Reject(private []byte) error
@@ -113,7 +121,7 @@ type ConnRequest interface {
 
 // PD is a protection domain: keys of one are refused on the others.
 type PD interface {
-	// RegMR registers buf, which must stay mapped until MR.Close has returned.
+	// RegMR registers buf. buf must stay mapped until MR.Close has returned.
 	// The region starts with a valid key. Any goroutine.
 	RegMR(buf []byte, access Access) (MR, error)
 	Close() error
@@ -135,8 +143,8 @@ const (
 // goroutine.
 type MR interface {
 	LKey() uint32
-	// RKey is the key at registration; OpRegMR changes the valid key without
-	// changing what RKey returns.
+	// RKey is the key at registration; OpRegMR changes the valid key, but not
+	// the result of RKey.
 	RKey() uint32
 	// Addr is the address the peer uses for the first byte.
 	Addr() uint64
@@ -153,7 +161,7 @@ type MR interface {
 	// posted while Close runs.
 	//
 	// Close waits for no peer. It waits for the owner of a completion queue
-	// only while that is inside Poll, Flush or Arm, none of which blocks. So
+	// only while that is inside Poll, Flush or Arm. None of these blocks. So
 	// any goroutine may call it, with connections up or down: also the owner
 	// itself between two such calls, and others when the owner sleeps or has
 	// stopped. It must not be called with a lock held that an owner may wait
@@ -167,7 +175,7 @@ type MR interface {
 // Linux kernel does it.
 func NextKey(key uint32) uint32 { return key&^0xff | (key+1)&0xff }
 
-// Opcode tells what a work request does, or what a completion reports.
+// Opcode is the operation of a work request or a completion.
 type Opcode uint8
 
 const (
@@ -179,9 +187,9 @@ const (
 	OpRead
 	// OpLocalInv makes the region of SendWR.RKey unreachable for the peer.
 	OpLocalInv
-	// OpRegMR makes the region whose index is in the upper 24 bits of
-	// SendWR.RKey reachable again under the whole key SendWR.RKey. The region
-	// must have been invalidated before.
+	// OpRegMR makes a region reachable again under the key SendWR.RKey. The
+	// upper 24 bits of the key are the region's index. The region must have
+	// been invalidated before.
 	OpRegMR
 
 	// OpRecv and OpRecvImm are completions of receives: of a SEND, and of a
@@ -213,8 +221,8 @@ type SGE struct {
 	LKey uint32
 }
 
-// SendWR is a work request for the send queue. The provider copies what it
-// needs before PostSend returns, except the memory named by SGEs.
+// SendWR is a work request for the send queue. Before PostSend returns, the
+// provider copies everything but the memory named by SGEs.
 type SendWR struct {
 	ID         uint64 // returned in the completion
 	Op         Opcode
@@ -242,9 +250,9 @@ type WC struct {
 	HasImm bool
 	HasInv bool // the message invalidated InvKey
 	// ByteLen is the number of bytes of the message. OpRecv with StatusOK: they
-	// are in the receive's Buf, which is at least as long. OpRecvImm: they are
-	// where the peer wrote them, the Buf is untouched and is no bound; the peer
-	// chooses, within the region it wrote to. Undefined in a failure.
+	// are in the receive's Buf; its length is at least ByteLen. OpRecvImm: they
+	// are where the peer wrote them, the Buf is untouched and is no bound; the
+	// peer chooses, within the region it wrote to. Undefined in a failure.
 	ByteLen    uint32
 	Imm        uint32 // host order
 	InvKey     uint32
@@ -285,7 +293,7 @@ type CQ interface {
 	// Poll makes progress, fills wcs and returns how many it filled. It never
 	// blocks. Zero means there was nothing to do. Owner only.
 	Poll(wcs []WC) int
-	// Flush transmits what was posted, without receiving. Owner only.
+	// Flush transmits posted requests, without receiving. Owner only.
 	Flush()
 	// FD is a descriptor that becomes readable when Poll may have something
 	// to do after Arm returned true. It belongs to the queue. Edge or level:
@@ -299,7 +307,7 @@ type CQ interface {
 	Close() error
 }
 
-// Errors of the seam. Providers wrap them with what happened.
+// Errors of the providers. They are wrapped with a description.
 var (
 	ErrClosed       = errors.New("closed")
 	ErrQueueFull    = errors.New("queue is full")

@@ -1,4 +1,4 @@
-// Package checksum continues a CRC over payload, which may not be in the CPU's
+// Package checksum continues a CRC over payload that may not be in the CPU's
 // cache.
 //
 // CRC32C and the CRC-32 of IEEE 802.3 are folded where the CPU multiplies without
@@ -10,9 +10,9 @@ package checksum
 
 import "hash/crc32"
 
-// ahead is how far the memory is asked for before it is summed up. The CRC
-// instructions go through a block in three places at once, which the CPU's own
-// prefetching does not follow: without help they wait for each line.
+// ahead is the distance in bytes at which memory is prefetched. The CRC
+// instructions read a block in three places at once. The CPU's own prefetcher
+// does not follow that, and without prefetching they wait for each line.
 const ahead = 4096
 
 // foldMin is the least number of bytes that fold takes. It is faster than

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// cases are both polynomials and, on every CPU, all that Update may do. They come
-// in order: fuzzing compares what a run covers.
+// cases are both polynomials and, on every CPU, all that Update may do. They
+// come in order: fuzzing compares the coverage of runs.
 var cases = []struct {
 	name   string
 	update func(uint32, *crc32.Table, []byte) uint32

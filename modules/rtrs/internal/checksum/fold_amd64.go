@@ -6,20 +6,21 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// A block of bytes is a polynomial A, its first bit the highest power. In front of
-// D more bits it counts A*x^D, and the CRC does not change when that is replaced
-// by anything that is the same modulo P. So the block is multiplied by the
-// constant x^D mod P and added, that is XORed, to the block D bits further on.
-// What is left in the end are 16 bytes with the CRC of all.
+// A block of bytes is a polynomial A, its first bit the highest power. In front
+// of D more bits it counts A*x^D, and the CRC does not change when that is
+// replaced by anything that is the same modulo P. So the block is multiplied by
+// the constant x^D mod P and added, that is XORed, to the block D bits further
+// on. In the end 16 bytes with the CRC of all are left.
 //
-// Those are divided by P from bit 0 of a register on, the highest power. Bit by bit
-// P is subtracted where a one is left; what that adds behind the 128 bits is the
-// CRC. So the quotient Q has the product Q*P that is the same as the 16 bytes in
-// these 128 bits: it is the 16 bytes times the inverse of P, cut off after 128
-// bits. P has 33 bits: of Q*P only the last 64 bits of Q reach behind.
+// Those are divided by P from bit 0 of a register on, the highest power. Bit by
+// bit P is subtracted where a one is left; the remainder behind the 128 bits is
+// the CRC. So the quotient Q has the product Q*P that is the same as the 16
+// bytes in these 128 bits: it is the 16 bytes times the inverse of P, cut off
+// after 128 bits. P has 33 bits: of Q*P only the last 64 bits of Q reach
+// behind.
 
-// folds reports whether the CPU has what foldBlocks uses and the operating system
-// keeps the registers.
+// folds reports whether the CPU has the instructions of foldBlocks and the
+// operating system saves their registers.
 var folds = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VL &&
 	cpu.X86.HasAVX512VPCLMULQDQ && cpu.X86.HasPCLMULQDQ
 
@@ -29,8 +30,8 @@ var (
 	ieeeMoves       = newMoves(crc32.IEEE)
 )
 
-// movesOf returns what fold takes for the polynomial of tab, nil when it is not
-// folded.
+// movesOf returns the constants of fold for the polynomial of tab, or nil if
+// that is not folded.
 func movesOf(tab *crc32.Table) *moves {
 	switch {
 	case !folds:
@@ -57,7 +58,7 @@ func foldBlocks(crc uint32, p *byte, n int, m *moves) uint32
 // of the others.
 type move [2]uint64
 
-// moves are what foldBlocks multiplies by, laid out as it reads them.
+// moves are the factors of foldBlocks, laid out as it reads them.
 type moves struct {
 	ahead   [4]move     // by 256, 192, 128 and 64 bytes
 	end     [64][4]move // to the end of four times 16 bytes and 0 to 63 bytes behind them
@@ -99,7 +100,7 @@ func powers(poly uint32, limit int) func(n int) uint64 {
 	return func(n int) uint64 { return uint64(table[1+n]) << 32 }
 }
 
-// whole is poly with x^32, which crc32 does not write: bit 0.
+// whole is poly with x^32 in bit 0; crc32 omits that term.
 func whole(poly uint32) uint64 { return uint64(poly)<<1 | 1 }
 
 // inverse is the quotient of a one with zeros behind it and poly.

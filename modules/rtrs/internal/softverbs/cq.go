@@ -11,18 +11,19 @@ import (
 // DATA PATH. A turn of the owner of a completion queue:
 //
 //	Pending.Asked    other goroutines have left something: Pending.Take
-//	CQ.Events        which sockets have news
+//	CQ.Events        the sockets with events
 //	Ready.Next       the connections with something to do, one by one
 //	Ready.Keep       whether the connection stays in the list
 //	CQ.Due           deadlines: CQ.Expire
 //	CQ.SetAlarm      the last look before the owner sleeps
 
-// Conn is a provider's queue pair, which embeds QP.
+// Conn is a provider's queue pair. It embeds QP.
 type Conn interface {
 	comparable
 	// Base returns the embedded QP.
 	Base() *QP
-	// Expire is called when the deadline has passed, which is cleared then.
+	// Expire is called when the deadline has passed. The deadline is cleared
+	// then.
 	Expire(now int64)
 	mark() *bool
 }
@@ -33,13 +34,14 @@ const (
 	timerToken = -2
 )
 
-// CQ is what a completion queue has in every fabric. A provider embeds it and
-// implements Poll, Flush and Arm. It holds no completions: they are made from
-// the queues of the connections when Poll asks, so that none can be lost.
+// CQ is the part of a completion queue that is the same in every fabric. A
+// provider embeds it and implements Poll, Flush and Arm. It holds no
+// completions: they are made from the queues of the connections when Poll
+// asks, so that none can be lost.
 type CQ[Q Conn] struct {
-	// Turn is held by the owner in Poll, Flush and Arm, which do not block, and
-	// by Release. Registered memory is touched only while it is held. It is
-	// taken before every other lock.
+	// Turn is held by the owner in Poll, Flush and Arm, and by Release. The
+	// three do not block. Registered memory is touched only while it is held.
+	// It is taken before every other lock.
 	Turn sync.Mutex
 
 	Pending[Q]
@@ -107,7 +109,7 @@ func (c *CQ[Q]) Free() {
 // FD implements verbs.CQ.
 func (c *CQ[Q]) FD() int { return c.epfd }
 
-// Now returns a monotonic time in nanoseconds, which is never 0.
+// Now returns a monotonic time in nanoseconds. It is never 0.
 func (c *CQ[Q]) Now() int64 { return int64(time.Since(c.base)) + 1 }
 
 // Events returns events that wait, as many as fit. It does not block. Those
@@ -117,7 +119,7 @@ func (c *CQ[Q]) Events() []unix.EpollEvent { return c.events[:EpollNow(c.epfd, c
 // Ready lists the connections with something to do, in the order of service.
 type Ready[Q any] struct {
 	list, spare []Q
-	at, kept    int // in a round: served before at, of which kept stay
+	at, kept    int // in a round: the number served, and how many of them stay
 }
 
 // Add appends q unless its mark listed says that it is in the list.
@@ -164,7 +166,7 @@ func (r *Ready[Q]) EndRound() {
 	r.at, r.kept = 0, 0
 }
 
-// SetDeadline sets the time at which Expire of q is called; 0: never.
+// SetDeadline sets the time of the next call of q's Expire; 0: never.
 func (c *CQ[Q]) SetDeadline(q *QP, t int64) {
 	q.Deadline = t
 	if t != 0 {
@@ -185,7 +187,7 @@ func (c *CQ[Q]) Timed() bool { return c.next != 0 }
 // Due reports whether Expire has to be called.
 func (c *CQ[Q]) Due(now int64) bool { return c.next != 0 && now >= c.next }
 
-// Expire calls Expire of the connections whose deadline has passed.
+// Expire calls Expire of the connections with a deadline in the past.
 func (c *CQ[Q]) Expire(now int64) {
 	c.next = 0
 	var none Q
@@ -239,7 +241,7 @@ func (c *CQ[Q]) freeSlot() int {
 	return len(c.Slots) - 1
 }
 
-// Detach takes back what Attach gave. It reports whether q was attached.
+// Detach undoes Attach. It reports whether q was attached.
 func (c *CQ[Q]) Detach(q Q, o Owner) bool {
 	b := q.Base()
 	if !b.Attached {

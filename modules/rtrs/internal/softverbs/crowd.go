@@ -5,11 +5,11 @@ import (
 	"slices"
 )
 
-// Crowd bounds the handshakes of peers that have not shown yet that they are
-// who they claim to be, in all and of each host. A new handshake is always let
-// in: beyond a bound an old one gives way, of the host that has the most, so
-// that a host with many harms itself alone. The zero value with its bounds set
-// is ready for use. The caller provides the locking.
+// Crowd bounds the handshakes of peers that have not proved their address yet,
+// in all and of each host. A new handshake is always let in: beyond a bound an
+// old one of the host with the most gives way, so a host with many handshakes
+// harms only itself. The zero value with its bounds set is ready for use. The
+// caller provides the locking.
 type Crowd[H comparable] struct {
 	Max, MaxPerHost int
 	// Settled reports whether a handshake must not give way; nil: all may.
@@ -35,8 +35,8 @@ func HostOf(a netip.Addr) netip.Prefix {
 	return p
 }
 
-// Add adds h, which came from a. If a handshake gives way to it, Add
-// removes that one and returns it with true.
+// Add adds h of the address a. If a handshake gives way to it, Add removes
+// that one and returns it with true.
 func (c *Crowd[H]) Add(h H, a netip.Addr) (gone H, ok bool) {
 	host := HostOf(a)
 	if n := c.of[host]; n >= c.MaxPerHost {
@@ -91,7 +91,7 @@ func (c *Crowd[H]) Remove(h H) bool {
 	return len(c.all) < n
 }
 
-// RemoveAll takes the handshakes out for which drop is true.
+// RemoveAll removes the handshakes for which drop returns true.
 func (c *Crowd[H]) RemoveAll(drop func(H) bool) {
 	c.all = slices.DeleteFunc(c.all, func(m member[H]) bool {
 		if !drop(m.handshake) {

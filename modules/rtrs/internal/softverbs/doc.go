@@ -1,11 +1,11 @@
-// Package softverbs holds what RDMA fabrics in software have in common. A
+// Package softverbs is the common part of RDMA fabrics in software. A
 // provider embeds its types and adds a wire format, sockets and a way to
 // connect:
 //
-//	KeyTable, Domain, Region   memory and the keys under which peers reach it
+//	KeyTable, Domain, Region   memory and its keys for peers
 //	QP, SendQueue, RecvQueue   a queue pair: its phases, its requests, its end
-//	CQ, Ready                  a completion queue: who has something to do, deadlines, sleep
-//	Pending                    what other goroutines want its owner to do
+//	CQ, Ready                  a completion queue: connections with work, deadlines, sleep
+//	Pending                    work that other goroutines have for its owner
 //	Crowd                      the bound of handshakes that are not finished
 //	Totals                     the counters of a device
 //
@@ -26,6 +26,6 @@
 // takes the region out of the table, so that no key finds it, and calls Release
 // of every completion queue with connections of its domain. These touch
 // registered memory only while they hold CQ.Turn, and look the key up in the
-// same turn. So Release takes that lock once, and sees to what was looked up
+// same turn. So Release takes that lock once and handles every region looked up
 // before: work in progress ends, or goes on from a copy.
 package softverbs

@@ -20,11 +20,11 @@ type Domain struct {
 
 // Owner is a completion queue as Region.Close sees it.
 type Owner interface {
-	// Release makes the queue independent of the memory of r, whose key is
-	// gone. When it returns, no call of the owner uses the memory: work that
-	// names r has ended, goes on from a copy, or ends before the next look at
-	// the memory. It waits for the owner only while that is in Poll, Flush or
-	// Arm. Any goroutine.
+	// Release makes the queue independent of the memory of r. The key of r is
+	// removed already. When it returns, no call of the owner uses the memory:
+	// work that names r has ended, goes on from a copy, or ends before the
+	// next look at the memory. It waits for the owner only while that is in
+	// Poll, Flush or Arm. Any goroutine.
 	Release(r *Region)
 }
 
@@ -72,8 +72,8 @@ func (d *Domain) AddUser(o Owner) {
 	d.owners[o]++
 }
 
-// RemoveUser notes that a connection of the domain was detached from o, which uses
-// no memory on its behalf any more. Any goroutine.
+// RemoveUser records that a connection of the domain was detached from o. o
+// uses no memory on its behalf any more. Any goroutine.
 func (d *Domain) RemoveUser(o Owner) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -177,7 +177,7 @@ func (d *Domain) Validate(key uint32) KeyResult {
 	return KeyOK
 }
 
-// KeyResult is what a key turned out to be.
+// KeyResult is the result of looking up a key.
 type KeyResult uint8
 
 const (

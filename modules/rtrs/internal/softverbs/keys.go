@@ -41,7 +41,7 @@ type KeyTable struct {
 
 type keyPage [pageSlots]atomic.Pointer[Region]
 
-// restingSlot is a slot whose region was closed, and the last variant it had.
+// restingSlot is the slot of a closed region, with its last variant.
 type restingSlot struct{ slot, variant uint32 }
 
 // Init chooses the permutation of the indices.
@@ -131,15 +131,15 @@ func (t *KeyTable) remove(r *Region) bool {
 
 // Region is registered memory. It implements verbs.MR.
 type Region struct {
-	Domain *Domain      // whose connections may name it
+	Domain *Domain      // its connections may name it
 	Access verbs.Access // of the peer
 
 	buf  []byte
 	base uint64 // address of buf[0]
 	key  uint32 // at registration; also the local key
 	slot uint32
-	// valid is the key under which the peer reaches the region, 0 while it is
-	// invalidated, closedKey once it is closed.
+	// valid is the peer's key of the region, 0 while it is invalidated,
+	// closedKey once it is closed.
 	valid atomic.Uint32
 }
 

@@ -15,8 +15,8 @@ type Queued struct{ queued bool } // guarded by Pending.mu
 
 func (q *Queued) mark() *bool { return &q.queued }
 
-// Pending is what other goroutines want the owner of a completion queue to do.
-// Its eventfd becomes readable when there is something.
+// Pending is the work that other goroutines have for the owner of a completion
+// queue. Its eventfd becomes readable when there is some.
 type Pending[Q interface{ mark() *bool }] struct {
 	flag atomic.Bool // something is listed
 	fd   int         // eventfd
@@ -96,8 +96,8 @@ func (p *Pending[Q]) Closed() bool {
 
 var errClosedBefore = errors.New("close completion queue: closed before")
 
-// Shut closes the completion queue: release frees what it has, and nothing is
-// listed from then on. An error of release leaves it open; a second call
+// Shut closes the completion queue: release frees its resources, and nothing
+// is listed from then on. An error of release leaves it open; a second call
 // returns an error.
 func (p *Pending[Q]) Shut(release func() error) error {
 	p.mu.Lock()

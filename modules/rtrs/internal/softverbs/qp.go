@@ -39,9 +39,10 @@ type End struct {
 	Cause  error        // for logs; nil if the end was asked for
 }
 
-// QP is what a queue pair has in every fabric. A provider embeds it. Fields and
-// methods are for the owner of the completion queue once the phase is Up, and
-// for the creator before, unless a comment names any goroutine.
+// QP is the part of a queue pair that is the same in every fabric. A provider
+// embeds it. Fields and methods are for the owner of the completion queue once
+// the phase is Up, and for the creator before, unless a comment names any
+// goroutine.
 type QP struct {
 	Queued // in the Inbox of the completion queue
 
@@ -72,7 +73,7 @@ type addrs struct{ local, remote netip.AddrPort }
 // Base returns q. It is how shared code finds it in a provider's queue pair.
 func (q *QP) Base() *QP { return q }
 
-// Limits are what a device allows a queue pair to have.
+// Limits are a device's limits for a queue pair.
 type Limits struct{ QueueDepth, Elements int }
 
 // Check returns an error if cfg is beyond l.
@@ -118,7 +119,7 @@ func (q *QP) Move(from, to Phase) bool { return q.phase.CompareAndSwap(uint32(fr
 // Set changes the phase whatever it is.
 func (q *QP) Set(p Phase) { q.phase.Store(uint32(p)) }
 
-// SetAddrs sets what LocalAddr and RemoteAddr return. Any goroutine.
+// SetAddrs sets the results of LocalAddr and RemoteAddr. Any goroutine.
 func (q *QP) SetAddrs(local, remote netip.AddrPort) { q.addrs.Store(&addrs{local, remote}) }
 
 // LocalAddr implements verbs.QP.
@@ -183,8 +184,8 @@ func (q *QP) explain(wcs []verbs.WC) {
 	}
 }
 
-// Flush returns what is outstanding and then OpDisconnected. It reports whether
-// that was returned: the connection is to be detached.
+// Flush returns the outstanding requests and then OpDisconnected. last reports
+// whether OpDisconnected was returned: the connection is to be detached.
 func (q *QP) Flush(wcs []verbs.WC, done uint64) (n int, last bool) {
 	n = q.SQ.Reap(wcs, done, q.Context)
 	n += q.SQ.Flush(wcs[n:], q.Context)

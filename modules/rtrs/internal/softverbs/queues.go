@@ -49,9 +49,9 @@ type SendQueue struct {
 }
 
 // Init sizes the queue for depth requests of at most maxSGE elements. It has
-// memory for first of them and doubles that when it is full. A provider whose
-// Owner.Release looks at the queue while the owner posts sets first to depth,
-// so that the memory never moves.
+// memory for first of them and doubles that when it is full. If a provider's
+// Owner.Release looks at the queue while the owner posts, the provider sets
+// first to depth, so that the memory never moves.
 func (q *SendQueue) Init(depth, first, maxSGE int) {
 	q.depth, q.maxSGE = uint64(max(depth, 1)), max(maxSGE, 1)
 	q.resize(min(ringSize(q.depth), ringSize(uint64(max(first, 1)))))
@@ -94,7 +94,7 @@ func (q *SendQueue) elements(pos uint64) []verbs.SGE {
 	return q.sges[at : at+q.maxSGE]
 }
 
-// ErrPostUnconnected is what PostSend returns unless the phase is Up.
+// ErrPostUnconnected is the error of PostSend unless the phase is Up.
 var ErrPostUnconnected = fmt.Errorf("post send: %w", verbs.ErrNotConnected)
 
 var (
@@ -139,7 +139,7 @@ func (q *SendQueue) Post(wr *verbs.SendWR, done uint64, d *Domain, longest uint6
 // Cursor is a position in the elements of a request.
 type Cursor struct{ element, offset int }
 
-// Next returns the next piece of at most n bytes, which is not empty, and moves
+// Next returns the next piece, of at least 1 and at most n bytes, and moves
 // behind it. That many bytes must be left.
 func (c *Cursor) Next(sges []verbs.SGE, n int) []byte {
 	for {
@@ -231,7 +231,7 @@ func (q *RecvQueue) Init(depth int) {
 	q.mask = uint64(len(q.entries) - 1)
 }
 
-// Post appends wr, whose buffer must lie in a region of d.
+// Post appends wr. Its buffer must lie in a region of d.
 func (q *RecvQueue) Post(wr *verbs.RecvWR, d *Domain) error {
 	if q.Tail-q.Head >= q.depth {
 		return fmt.Errorf("post receive: %w", verbs.ErrQueueFull)

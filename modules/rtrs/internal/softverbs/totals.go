@@ -3,9 +3,9 @@ package softverbs
 import "sync"
 
 // Totals adds up the counters of a device. Every completion queue has counters
-// C of its own, which its owner alone writes, with atomic operations; S is
-// their sum. Sums never fall: Totals keeps those of closed queues. The zero
-// value is ready for use. All methods may be called by any goroutine.
+// C of its own. Only its owner writes them, with atomic operations; S is their
+// sum. Sums never fall: Totals keeps those of closed queues. The zero value is
+// ready for use. All methods may be called by any goroutine.
 type Totals[C interface {
 	comparable
 	AddTo(*S)
@@ -15,7 +15,7 @@ type Totals[C interface {
 	past S
 }
 
-// Open adds c, which counts from now on.
+// Open adds c to the sum.
 func (t *Totals[C, S]) Open(c C) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 // Config sets up the fabric. The zero value is ready to use.
 type Config struct {
 	// IRD and ORD are the RDMA READs that a connection serves and issues at a
-	// time: 0 means 16 or what the device has, negative none.
+	// time: 0 means 16 or the device's limit, negative none.
 	IRD, ORD int
 	// Logger gets one line per state change; default slog.Default().
 	Logger *slog.Logger

@@ -100,7 +100,7 @@ func TestConformance(t *testing.T) {
 	verbstest.Patience = 30 * time.Second // the guest of test/kernelvm is emulated
 	verbstest.Run(t, func(t *testing.T) verbstest.Fabric {
 		d := deviceAt(t, v4)
-		f := verbstest.Fabric{Client: d, Server: d, Addr: netip.AddrPortFrom(v4, 0), Garbage: garbage, LateAccess: true,
+		f := verbstest.Fabric{Client: d, Server: d, Addr: netip.AddrPortFrom(v4, 0), Garbage: garbage,
 			OwnGIDs: !overEthernet(t, d.Info().Name), VagueErrors: strings.HasPrefix(d.Info().Name, "rxe")}
 		if v6.IsValid() {
 			f.Addr6 = netip.AddrPortFrom(v6, 0)

@@ -18,9 +18,9 @@ import (
 
 // DATA PATH. A turn of the owner:
 //
-//	Poll             what others asked for; then one crossing into C, which
-//	                 posts what PostSend and PostRecv left and takes completions
-//	take             completions become those of the seam
+//	Poll             requests of other goroutines; then one crossing into C, to
+//	                 post the requests of PostSend and PostRecv and take completions
+//	reap             completions become those of the seam
 //	finish           connections that ended: their requests are flushed
 //	Arm              the last look before the owner sleeps
 
@@ -135,10 +135,10 @@ func (c *cq) Poll(wcs []verbs.WC) int {
 	if c.Asked() {
 		c.control()
 	}
-	n := c.take(wcs)
+	n := c.reap(wcs)
 	if c.at == c.have && n < len(wcs) {
 		empty := c.turn(len(wcs)-n) == 0
-		n += c.take(wcs[n:])
+		n += c.reap(wcs[n:])
 		if empty {
 			c.ended = append(c.ended, c.drained...)
 			c.drained = c.drained[:0]
@@ -172,8 +172,8 @@ func (c *cq) turn(room int) int {
 	return got
 }
 
-// take hands over completions that C has left in wcs.
-func (c *cq) take(wcs []verbs.WC) (n int) {
+// reap hands over completions that C has left in wcs.
+func (c *cq) reap(wcs []verbs.WC) (n int) {
 	for ; c.at < c.have && n < len(wcs); c.at++ {
 		w := &c.wcs[c.at]
 		if q := c.lookup(uint64(w.wr_id)); q != nil && q.done(w, &wcs[n]) {
@@ -209,7 +209,7 @@ func (c *cq) finish(wcs []verbs.WC) (n int) {
 	return n
 }
 
-// postFailed ends the connections whose requests the library did not take.
+// postFailed ends the connections with requests that the library refused.
 func (c *cq) postFailed() {
 	for i := range c.c.failures[:c.c.nfailures] {
 		f := &c.c.failures[i]
@@ -237,7 +237,7 @@ func (c *cq) Arm() bool {
 
 // Control path.
 
-// control does what other goroutines asked for. Owner.
+// control handles the requests of other goroutines. Owner.
 func (c *cq) control() {
 	var b [8]byte
 	unix.Read(c.WakeFD(), b[:])

@@ -38,7 +38,7 @@ var _ verbs.Device = (*Device)(nil)
 // maxSGE is how many elements a request of ours has at most.
 const maxSGE = 16
 
-// newDevice describes a device and finds out what it can do.
+// newDevice describes a device and reads its capabilities.
 func newDevice(f *Fabric, c *C.struct_rv_device) *Device {
 	d := &Device{f: f, ctx: c.ctx, maxCQE: int(c.max_cqe), qps: map[uint32]*qp{}}
 	d.info = verbs.Info{
@@ -90,7 +90,7 @@ func (d *Device) connectable(ctx *cContext) error {
 	return fmt.Errorf("the way there has moved to another device: %w", syscall.ENETUNREACH)
 }
 
-// asyncEvents handles what the device reports.
+// asyncEvents handles the device's asynchronous events.
 func (d *Device) asyncEvents() {
 	for {
 		var kind C.int

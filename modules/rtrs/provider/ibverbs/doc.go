@@ -5,7 +5,7 @@
 // The headers are needed when it is built (build tag ibverbs, cgo enabled),
 // the libraries when it is used: they are opened at run time, so that one
 // program runs with and without them. Built without the tag, Open returns a
-// Fabric that says what is missing.
+// Fabric whose errors name the missing part.
 //
 //	f := ibverbs.Open(ibverbs.Config{})
 //	dev, err := f.DeviceFor(ctx, netip.Addr{}, peer) // the device that routes to peer
@@ -17,30 +17,30 @@
 //
 // # The data path
 //
-// qp.go (PostSend, PostRecv) writes requests into an array that C reads;
-// cq.go (Poll, Flush) crosses into C once to post all of them and to take what
-// has completed; verbs.c makes the library's requests of it. Nothing there
-// locks or allocates.
+// qp.go (PostSend, PostRecv) writes requests into an array that C reads; cq.go
+// (Poll, Flush) crosses into C once to post all of them and to take
+// completions; verbs.c converts them into the library's requests. Nothing
+// there locks or allocates.
 //
 // # The control path
 //
 // One goroutine reads the events of the connection manager and of the devices
 // (fabric.go) and gives them to the queue pair or the listener they are for
 // (dial.go, listen.go). The library's queue pair is made when a connection is
-// made, because only then it is known which port it belongs to; receives
-// posted before wait for it.
+// made, because its port is known only then; receives posted before wait for
+// it.
 //
-// A connection that ends: Disconnect takes the queue pair to its error state;
-// the owner of the completion queue stops posting; the queue pair is destroyed,
-// from when on no device touches memory; what has completed by then is
-// delivered, the rest is flushed, then comes OpDisconnected. No device is relied
-// on to flush.
+// The end of a connection: Disconnect puts the queue pair into its error state,
+// the owner of the completion queue stops posting, and the queue pair is
+// destroyed. From then on no device touches memory. Work completed by then is
+// delivered, the rest is flushed, and OpDisconnected follows. No device is
+// relied on to flush.
 //
 // # Keys
 //
-// OpLocalInv and OpRegMR move memory windows of type 1, which belong to a
-// protection domain and not to a queue pair. When a device is first used it has
-// to show that it can do that (rv_probe in verbs.c); one that cannot has no
+// OpLocalInv and OpRegMR move memory windows of type 1. These belong to a
+// protection domain and not to a queue pair. When a device is first used it is
+// tested for them (rv_probe in verbs.c); a device that fails has no
 // CapKeyRotation.
 //
 // # Hazards

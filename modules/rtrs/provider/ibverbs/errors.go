@@ -23,7 +23,7 @@ func noDevice() error {
 		"the fabrics iwarp and rocev2 need none: %w", ErrNoDevice, syscall.ENODEV)
 }
 
-// libraryError explains what the dynamic linker said.
+// libraryError explains a message of the dynamic linker.
 func libraryError(said string) error {
 	pkg := "libibverbs1 librdmacm1"
 	switch {
@@ -49,7 +49,7 @@ func registerError(device string, size int, errno syscall.Errno, m memlock) erro
 		err, m.limit, m.pinned, m.pinned+uint64(size)-m.limit, m.pinned+uint64(size))
 }
 
-// memlock is what the process may lock, in bytes.
+// memlock is the limit of locked memory and its use, in bytes.
 type memlock struct {
 	limit, pinned uint64
 	unlimited     bool

@@ -56,7 +56,7 @@ func (f *Fabric) newID(s sink, addr netip.Addr) (*cmID, error) {
 	i := f.register(s)
 	family := toC(netip.AddrPortFrom(addr, 0)).family
 	if err := errnoOf(C.rv_create_id(f.channel, C.uint64_t(i.handle), family, &i.id)); err != nil {
-		f.forget(i)
+		f.remove(i)
 		return nil, fmt.Errorf("make a connection identifier: %w", err)
 	}
 	return i, nil
@@ -79,7 +79,7 @@ func (f *Fabric) register(s sink) *cmID {
 	return i
 }
 
-func (f *Fabric) forget(i *cmID) {
+func (f *Fabric) remove(i *cmID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.ids, i.handle)
@@ -94,7 +94,7 @@ func (i *cmID) pass(s sink) {
 
 // destroy frees the identifier and its queue pair.
 func (i *cmID) destroy() {
-	i.f.forget(i)
+	i.f.remove(i)
 	C.rv_destroy_id(i.id)
 }
 
@@ -287,7 +287,7 @@ func (f *Fabric) deliver(handle uint64, e event) {
 	}
 }
 
-// asyncEvents reads what devices report by themselves.
+// asyncEvents reads the asynchronous events of all devices.
 func (f *Fabric) asyncEvents() {
 	f.mu.Lock()
 	var devs []*Device

@@ -61,7 +61,7 @@ func TestLinuxHasNoRouteToAGIDOverEthernet(t *testing.T) {
 	}
 }
 
-// As with the kernel's server, who listens at [::] listens to GIDs too.
+// As with the kernel's server, a listener at [::] listens to GIDs too.
 func TestListenerTakesGIDs(t *testing.T) {
 	v4, _ := addresses(t)
 	f := openFabric(t, Config{})

@@ -196,7 +196,7 @@ func (r *request) accept(q *qp, private []byte) error {
 	}
 	if err != nil {
 		q.move(phaseConnecting, phaseFailed)
-		q.forgetID()
+		q.takeID()
 		return err
 	}
 	if q.dev.software && q.dev.info.Caps&verbs.CapKeyRotation != 0 {
@@ -211,7 +211,7 @@ func (r *request) accept(q *qp, private []byte) error {
 		q.Disconnect() // the peer gave up before we took over its events
 	}
 	if err != nil && q.move(phaseUp, phaseFailed) {
-		q.forgetID()
+		q.takeID()
 		return err
 	}
 	q.patience() // one that is ending already tells its owner

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// currentMemlock returns the limit of the process and what it has locked.
+// currentMemlock returns the limit of the process and its locked memory.
 func currentMemlock() memlock {
 	var r unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err != nil {

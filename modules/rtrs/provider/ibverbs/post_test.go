@@ -77,5 +77,5 @@ func TestEveryQueuePairThatIsRefusedEnds(t *testing.T) {
 	}
 }
 
-// set stores v in a field of a C type, which tests cannot name.
+// set stores v in a field of a C type. Tests cannot name such types.
 func set[T ~uint64](field *T, v uint64) { *field = T(v) }

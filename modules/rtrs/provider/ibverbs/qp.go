@@ -16,13 +16,13 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// DATA PATH. In the order in which a request meets the functions:
+// DATA PATH. The functions in the order in which a request meets them:
 //
 //	PostSend, postSend    checks; into the array of the completion queue
 //	PostRecv, postRecv    the same; before the connection is up, into first
 //	                      ... cq.go: Poll posts, and takes completions ...
-//	sendDone, recvDone    which request a completion is of
-//	flush                 what did not complete before the end
+//	sendDone, recvDone    find the request of a completion
+//	flush                 requests without a completion at the end
 
 // phase is the life of a queue pair:
 //
@@ -42,7 +42,7 @@ const (
 
 var errUsed = errors.New("queue pair was used before")
 
-// sent and awaited are what is known of a request until it completes.
+// sent and awaited describe a request until it completes.
 type sent struct {
 	id uint64
 	op verbs.Opcode
@@ -129,8 +129,8 @@ func (q *qp) postSend(wr *verbs.SendWR) error {
 	return nil
 }
 
-// opcodeOf is what C calls op, and the ability that it needs; -1: not for a
-// send queue.
+// opcodeOf returns C's name of op and the ability that it needs; -1: not for
+// a send queue.
 func opcodeOf(op verbs.Opcode) (C.int, verbs.Cap) {
 	switch op {
 	case verbs.OpSend:
@@ -199,8 +199,8 @@ func (q *qp) done(c *cWC, out *verbs.WC) bool {
 	return q.recvDone(index, c, out)
 }
 
-// sendDone takes the request with this index, and those before it, which were
-// not signalled and are done.
+// sendDone takes the request with this index and those before it. The earlier
+// ones were not signalled and are done.
 func (q *qp) sendDone(index uint32, out *verbs.WC) bool {
 	s, ok := q.sends.popTo(index)
 	out.ID, out.Op = s.id, s.op
@@ -223,8 +223,8 @@ func (q *qp) recvDone(index uint32, c *cWC, out *verbs.WC) (ok bool) {
 	return ok
 }
 
-// flush fills wcs with what did not complete and then OpDisconnected; last
-// tells that it did so.
+// flush fills wcs with the requests that did not complete, and then
+// OpDisconnected; last reports whether that was included.
 func (q *qp) flush(wcs []verbs.WC) (n int, last bool) {
 	for ; n < len(wcs); n++ {
 		wcs[n] = verbs.WC{QP: q.cfg.Context, Status: verbs.StatusFlushed}
@@ -357,15 +357,15 @@ func (q *qp) setID(id *cmID) {
 	q.id = id
 }
 
-// freeID destroys the identifier with what it has.
+// freeID destroys the identifier and its resources.
 func (q *qp) freeID() {
-	if id := q.forgetID(); id != nil {
+	if id := q.takeID(); id != nil {
 		id.destroy()
 	}
 }
 
-// forgetID leaves the identifier to the caller.
-func (q *qp) forgetID() *cmID {
+// takeID takes the identifier from the queue pair.
+func (q *qp) takeID() *cmID {
 	if q.num != 0 {
 		q.dev.removeQP(q.num)
 	}

@@ -22,7 +22,7 @@ func (r *ring[T]) len() uint32 { return (r.tail - r.head) & indexMask }
 
 func (r *ring[T]) full() bool { return r.len() >= r.capacity }
 
-// push appends v, for which there is room, and returns its index.
+// push appends v and returns its index. There must be room.
 func (r *ring[T]) push(v T) (index uint32) {
 	index = r.tail
 	r.items[int(index)&(len(r.items)-1)] = v

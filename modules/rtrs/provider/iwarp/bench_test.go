@@ -25,8 +25,27 @@ func BenchmarkWriteImm(b *testing.B) {
 	}
 }
 
+// BenchmarkWriteImmTLS is the same under TLS, without a CRC below it.
+func BenchmarkWriteImmTLS(b *testing.B) {
+	for _, size := range []int{4096, 128 << 10, 1 << 20} {
+		for _, depth := range []int{1, 8} {
+			b.Run(fmt.Sprintf("size %d depth %d tls", size, depth), func(b *testing.B) {
+				c, s := protectedPair(b)
+				benchPair(b, c, s, size, depth)
+			})
+			b.Run(fmt.Sprintf("size %d depth %d crc", size, depth), func(b *testing.B) {
+				benchWriteImm(b, Config{CRC: true}, size, depth)
+			})
+		}
+	}
+}
+
 func benchWriteImm(b *testing.B, cfg Config, size, depth int) {
 	c, s := pairOf(b, cfg)
+	benchPair(b, c, s, size, depth)
+}
+
+func benchPair(b *testing.B, c, s *end, size, depth int) {
 	src, lmr := c.region(size*depth, 0)
 	_, rmr := s.region(size*depth, verbs.AccessRemoteWrite)
 	stop := make(chan struct{})

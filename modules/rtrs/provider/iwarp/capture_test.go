@@ -110,7 +110,7 @@ func (c *capture) find(from, to string) (*tcpStream, int) {
 	return nil, 0
 }
 
-// bytes puts the segments in order and drops what was sent twice.
+// bytes puts the segments in order and drops duplicates.
 func (d *tcpDirection) bytes() []byte {
 	slices.SortStableFunc(d.segments, func(a, b tcpSegment) int { return int(a.off) - int(b.off) })
 	var out []byte
@@ -159,9 +159,8 @@ func frames(b []byte) (out [][]byte) {
 	return out
 }
 
-// replay feeds one direction of a conversation to a queue pair that has what
-// its receiver had: receives, the regions in grants, the reads it had asked
-// for.
+// replay feeds one direction of a conversation to a queue pair in the state
+// of its receiver: receives, the regions in grants, the requested reads.
 func replay(t *testing.T, c *conversation, dir, chunk, room int, grants []grant) *offline {
 	t.Helper()
 	tm := terms{crc: c.crc, ird: 16, ord: 64}
@@ -175,8 +174,8 @@ func replay(t *testing.T, c *conversation, dir, chunk, room int, grants []grant)
 			expectRead(o, f[fpduUntagged:])
 		}
 	}
-	// The answers to reads are not sent here, which must not be held against
-	// a peer that got them.
+	// The answers to reads are not sent here. A peer that got them must not
+	// be blamed.
 	for b := c.fpdus[dir]; len(b) > 0 && o.q.End.State == softverbs.EndNone; b = b[min(chunk, len(b)):] {
 		o.feed(b[:min(chunk, len(b))], chunk)
 		o.q.serveHead = o.q.serveTail
@@ -301,8 +300,8 @@ func replayWhole(t *testing.T, name string, conv *conversation, dir, chunk int) 
 	}
 }
 
-// What siw said about messages it did not like, our decoder says about the
-// same bytes, except where docs/protocol/iwarp.md says otherwise.
+// Our decoder judges the messages that siw refused as siw did, except where
+// docs/protocol/iwarp.md names a difference.
 func TestI009_Captures_WeTerminateAsSIWDoes(t *testing.T) {
 	for _, name := range []string{"05-cm-privdata-reject-terminate.pcap", "07-go-prototype-vs-siw.pcap"} {
 		judged := 0
@@ -369,7 +368,7 @@ func ourView(siw termCode) termCode {
 	return siw
 }
 
-// Our initiator and responder agree with what siw negotiated.
+// Our initiator and responder agree with siw's negotiation.
 func TestI002_Captures_StartUp(t *testing.T) {
 	files, _ := filepath.Glob(capturePath("*.pcap"))
 	if len(files) != 9 {

@@ -9,10 +9,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// DATA PATH. The rules of receiving, in the order in which they are applied. The
-// first one that is broken is the code of the Terminate. docs/protocol/iwarp.md,
-// Receiving, has the table; rx.go checks the length and the CRC. A segment
-// meets, in this order:
+// DATA PATH. The rules of receiving, in the order in which they are applied.
+// The first violated rule gives the code of the Terminate.
+// docs/protocol/iwarp.md, Receiving, has the table; rx.go checks the length and
+// the CRC. A segment meets, in this order:
 //
 //	begin      checks the header, finds the place of the payload
 //	deliver    the segment is right: messages are completed
@@ -229,7 +229,7 @@ func (q *qp) deliverReadResponse(h header) {
 	q.cq.activate(q)
 }
 
-// deliverReadRequest queues the response, which tx.go sends.
+// deliverReadRequest queues the response; tx.go sends it.
 func (q *qp) deliverReadRequest() {
 	x := &q.rx
 	x.msn[queueRead]++

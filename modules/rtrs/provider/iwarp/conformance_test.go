@@ -44,8 +44,8 @@ func fabric(t *testing.T, cfg Config) verbstest.Fabric {
 	return f
 }
 
-// garbage sends a listener what is no request: noise, nothing, half a request,
-// the wrong key.
+// garbage sends a listener bytes that are no request: noise, nothing, half a
+// request, the wrong key.
 func garbage(t *testing.T, addr netip.AddrPort) {
 	noise := make([]byte, 4096)
 	rand.Read(noise)

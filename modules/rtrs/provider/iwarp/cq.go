@@ -13,19 +13,19 @@ import (
 
 // DATA PATH. A turn of the owner:
 //
-//	Poll        what other goroutines asked for; deadlines
-//	tryWarm     which sockets to try without epoll
-//	collect     epoll: which sockets have news
-//	transmit    tx.go: what was posted since
+//	Poll        requests of other goroutines; deadlines
+//	tryWarm     the sockets to try without epoll
+//	collect     epoll: the sockets with events
+//	transmit    tx.go: requests posted since
 //	serve       progress of the connections with something to do
 //	Arm         the last look before the owner sleeps
 
 const (
 	// fewQPs is the number of connections up to which Poll tries sockets
-	// without asking epoll, which costs more than that many empty reads.
+	// without asking epoll. epoll costs more than that many empty reads.
 	fewQPs = 4
-	// coldAfter is the number of polls without anything received or posted
-	// after which the socket of a connection is read only if epoll reports it.
+	// coldAfter is a number of polls without anything received or posted.
+	// After them the socket of a connection is read only if epoll reports it.
 	coldAfter = 256
 	// maxEvents is the number of epoll events that are taken at a time.
 	maxEvents = 128
@@ -116,8 +116,7 @@ func (c *cq) serve(wcs []verbs.WC) int {
 	return n
 }
 
-// progress does what there is to do for the connection and returns the number of
-// completions.
+// progress serves the connection and returns the number of completions.
 func (q *qp) progress(wcs []verbs.WC) int {
 	if !q.Attached {
 		return 0
@@ -147,7 +146,7 @@ func (q *qp) busy() bool {
 	case q.rnrSince != 0:
 		return !q.RQ.Empty()
 	}
-	return q.more || q.readable
+	return q.more || q.fillable()
 }
 
 // activate adds q to the connections with something to do.
@@ -177,8 +176,7 @@ func (c *cq) tryWarm() (ask bool) {
 	return false
 }
 
-// collect asks epoll which connections have news and returns the number of
-// events.
+// collect takes events from epoll and returns their number.
 func (c *cq) collect() int {
 	events := c.Events()
 	for i := range events {
@@ -217,8 +215,8 @@ func (c *cq) Arm() bool {
 	return c.collect() == 0 && c.SetAlarm()
 }
 
-// pokeWaits are the times after which an empty Write is sent to a foreign
-// responder that is silent. The last one repeats.
+// pokeWaits are the waits before the empty Writes to a foreign responder that
+// is silent. The last one repeats.
 var pokeWaits = [...]time.Duration{20 * time.Millisecond, 50 * time.Millisecond, 200 * time.Millisecond, time.Second}
 
 // Expire implements softverbs.Conn.
@@ -259,7 +257,7 @@ func (c *cq) revoke(r *softverbs.Region) {
 	}
 }
 
-// control does what other goroutines have asked for.
+// control handles the requests of other goroutines.
 func (c *cq) control() {
 	for _, q := range c.Take() {
 		if !q.Attached && q.Is(softverbs.Up) {
@@ -270,12 +268,12 @@ func (c *cq) control() {
 		case q.Destroyed():
 			q.abandon()
 		case q.Disconnecting():
-			q.leave()
+			q.onDisconnect()
 		}
 	}
 }
 
-// attach begins to serve a connection whose start-up is done.
+// attach begins to serve a connection after its start-up.
 func (c *cq) attach(q *qp) {
 	c.Attach(q, c)
 	q.readable = true
@@ -291,10 +289,14 @@ func (c *cq) attach(q *qp) {
 	if q.terms.poke {
 		q.setDeadline(c.Now() + int64(pokeWaits[0]))
 	}
-	q.dev.cfg.Logger.Info("iwarp connection up", "local", q.LocalAddr(), "remote", q.RemoteAddr(), "crc", q.terms.crc)
+	log := q.dev.cfg.Logger
+	if s := q.Security(); s.Protocol != "" {
+		log = log.With("identity", s.Peer, "cipher", s.Cipher)
+	}
+	log.Info("iwarp connection up", "local", q.LocalAddr(), "remote", q.RemoteAddr(), "crc", q.terms.crc)
 }
 
-// setDeadline sets the time at which Expire is called; 0: never.
+// setDeadline sets the time of the next call of Expire; 0: never.
 func (q *qp) setDeadline(t int64) { q.cq.SetDeadline(&q.QP, t) }
 
 // detach removes a connection that has ended.

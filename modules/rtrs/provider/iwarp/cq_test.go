@@ -29,7 +29,7 @@ func more(t *testing.T, l verbs.Listener, c, s *end, context uint64) (client, se
 	return client, server
 }
 
-// Below and above the number of connections at which epoll is asked.
+// Below and above the number of connections from which epoll is asked.
 func TestConnectionsShareAQueue(t *testing.T) {
 	for _, conns := range []int{1, fewQPs, fewQPs + 1, 40} {
 		t.Run(fmt.Sprint(conns, " connections"), func(t *testing.T) {

@@ -12,8 +12,8 @@ import (
 )
 
 // A peer is unknown until its MPA request has come, and may never send one. So
-// the number of handshakes without a request is bounded. A handshake whose
-// request has arrived does not give way, even if it was not read yet.
+// the number of handshakes without a request is bounded. A handshake with a
+// request does not give way, even if the request was not read yet.
 
 // errGaveWay is the cause if a handshake was closed in favour of another one.
 var errGaveWay = errors.New("too many connections without a request")
@@ -39,9 +39,9 @@ func newCrowd(max, perHost int) *crowd {
 	return c
 }
 
-// enter adds h. If another handshake gives way to it, that one is closed. A
+// add adds h. If another handshake gives way to it, that one is closed. A
 // closed crowd closes h.
-func (c *crowd) enter(h *handshake) {
+func (c *crowd) add(h *handshake) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -60,8 +60,8 @@ func (c *crowd) relieve(h *handshake) {
 	}
 }
 
-// leave removes h and reports whether it was there: it may have given way.
-func (c *crowd) leave(h *handshake) bool {
+// remove removes h and reports whether it was there: it may have given way.
+func (c *crowd) remove(h *handshake) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.Remove(h)

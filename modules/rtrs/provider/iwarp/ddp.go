@@ -243,7 +243,7 @@ const (
 	maxTerminateLen = 6 + untaggedHeaderLen + readRequestLen
 )
 
-// offender is what a Terminate quotes of the segment that caused it.
+// offender is the part of a faulty segment that the Terminate quotes.
 type offender struct {
 	length  uint16 // ULPDU length
 	ddp     [untaggedHeaderLen]byte
@@ -301,7 +301,7 @@ func parseTerminate(b []byte) (c termCode, ok bool) {
 	case termNames[rfc] == "" && termNames[siw] != "":
 		return siw, true
 	case rfc == termSetup || rfc == termIRD:
-		// These occur only in the start-up, which is over: siw means RDMAP
+		// These occur only in the start-up, and that is over: siw means RDMAP
 		// version and unexpected opcode.
 		return siw, true
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -21,8 +22,16 @@ type Config struct {
 	// in any case. True in DefaultConfig.
 	CRC bool
 	// MULPDU is the largest DDP segment sent, header included, in bytes:
-	// 128..65535. Default 65490, which is 65472 bytes of payload.
+	// 128..65535. Default 65490: 65472 bytes of payload.
 	MULPDU int
+	// TLS has the keys and certificates of this end. Without it there is no TLS.
+	TLS *tlsauth.Auth
+	// AcceptTLS selects the connections that listeners take. Connect follows
+	// its parameters.
+	AcceptTLS TLSMode
+	// TLSCRC asks for a CRC of every frame below TLS, too, although TLS
+	// authenticates all bytes anyway. False by default, whatever CRC is.
+	TLSCRC bool
 	// Foreign omits the extension block, for peers that are other iWARP stacks.
 	// There are no immediates then, and empty Writes wake a siw responder that
 	// is silent.
@@ -36,18 +45,18 @@ type Config struct {
 	// RequestTimeout bounds the wait for the MPA request of an accepted
 	// connection (default 5 s), ReplyTimeout that for the reply (default 10 s).
 	RequestTimeout, ReplyTimeout time.Duration
-	// MaxHandshakes bounds the connections of a listener whose request has not
-	// come or has not been accepted yet, default 512. MaxHandshakesPerAddress
-	// bounds those of one address, or of one /64 of IPv6, whose request has not
-	// come, default 128. Beyond either the oldest of them is closed.
+	// MaxHandshakes bounds the connections of a listener without a request, or
+	// with one that is not accepted yet; default 512. MaxHandshakesPerAddress
+	// bounds those of one address, or of one /64 of IPv6, without a request;
+	// default 128. Beyond either the oldest of them is closed.
 	MaxHandshakes, MaxHandshakesPerAddress int
-	// PeerTimeout ends a connection whose peer acknowledges nothing or takes
-	// nothing for that long. The time runs while bytes wait for the peer; a
-	// connection without such bytes is probed. It also bounds the TCP handshake.
-	// The default is 7 s: more than the 6 s within which heartbeats of 1 s
-	// detect a peer that is gone, and less than 10 s, so that a path that loses
-	// one of its connections fails while its requests may still wait. Negative:
-	// the limits of the system, about 15 minutes.
+	// PeerTimeout ends a connection if the peer acknowledges or takes nothing
+	// for that long. The time runs while bytes wait for the peer; a connection
+	// without such bytes is probed. It also bounds the TCP handshake. The
+	// default is 7 s. It is more than the 6 s within which heartbeats of 1 s
+	// detect a lost peer, and less than 10 s, so that a path that loses one of
+	// its connections fails while its requests may still wait. Negative: the
+	// limits of the system, about 15 minutes.
 	PeerTimeout time.Duration
 	// Logger gets one line for each change of state; default slog.Default().
 	Logger *slog.Logger
@@ -86,7 +95,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Stats counts what a device has done since it was opened.
+// Stats are the counters of a device since it was opened.
 type Stats struct {
 	PlacedCopyBytes uint64 // payload copied from the staging buffers to its place
 	DirectBytes     uint64 // payload that the socket call placed
@@ -102,7 +111,7 @@ type Stats struct {
 type HandshakeStats struct {
 	GaveWay uint64 // too many were unfinished
 	Late    uint64 // the request did not come in time
-	Refused uint64 // what came was not a request that is served, or the peer has left
+	Refused uint64 // not a request that is served, or the peer has gone
 }
 
 // Device is an opened software iWARP device.
@@ -126,7 +135,7 @@ type counters struct {
 
 var _ verbs.Device = (*Device)(nil)
 
-// Open opens a device. The result is a *Device, which also offers Stats.
+// Open opens a device. The result is a *Device; it has Stats as well.
 func Open(cfg Config) (verbs.Device, error) {
 	cfg = cfg.withDefaults()
 	if cfg.MULPDU < minMULPDU || cfg.MULPDU > maxMULPDU {
@@ -138,6 +147,9 @@ func Open(cfg Config) (verbs.Device, error) {
 	if cfg.MaxHandshakes < 1 || cfg.MaxHandshakesPerAddress < 1 {
 		return nil, fmt.Errorf("open iwarp device %s: %d handshakes, %d of an address: at least 1", cfg.Name, cfg.MaxHandshakes, cfg.MaxHandshakesPerAddress)
 	}
+	if cfg.AcceptTLS != TLSOff && cfg.TLS == nil {
+		return nil, fmt.Errorf("open iwarp device %s: %w", cfg.Name, errNoTLS)
+	}
 	d := &Device{cfg: cfg, listeners: map[*listener]struct{}{}}
 	d.keys.Init()
 	return d, nil
@@ -148,6 +160,9 @@ func (d *Device) Info() verbs.Info {
 	caps := verbs.CapSendInv | verbs.CapRecvInv | verbs.CapKeyRotation
 	if !d.cfg.Foreign {
 		caps |= verbs.CapWriteImm | verbs.CapSendImm
+	}
+	if d.cfg.TLS != nil {
+		caps |= verbs.CapProtect
 	}
 	return verbs.Info{Fabric: "iwarp", Name: d.cfg.Name, Port: 1, Caps: caps, MaxQPWR: maxQPWR, MaxSGE: maxSGE}
 }

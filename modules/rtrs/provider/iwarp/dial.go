@@ -55,7 +55,12 @@ func (d *Device) connect(ctx context.Context, q *qp, p verbs.ConnectParams) ([]b
 	tcp.SetDeadline(time.Now().Add(d.cfg.ReplyTimeout))
 	stop := context.AfterFunc(ctx, func() { tcp.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	tm, private, err := d.initiate(tcp, p.Private)
+	s, err := d.protectDial(tcp, &p)
+	var tm terms
+	var private []byte
+	if err == nil {
+		tm, private, err = d.initiate(s, p.Private)
+	}
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
@@ -64,23 +69,24 @@ func (d *Device) connect(ctx context.Context, q *qp, p verbs.ConnectParams) ([]b
 	case err != nil:
 		return nil, err
 	}
-	return private, q.hand(tcp, tm)
+	return private, q.hand(s, tm)
 }
 
 // initiate sends the request and checks the reply within the deadline of conn.
-func (d *Device) initiate(conn *net.TCPConn, private []byte) (terms, []byte, error) {
-	req := d.cfg.request(private)
+func (d *Device) initiate(conn *stream, private []byte) (terms, []byte, error) {
+	cfg := d.cfgFor(conn)
+	req := cfg.request(private)
 	if _, err := conn.Write(req.encode(mpaKeyRequest)); err != nil {
 		return terms{}, nil, fmt.Errorf("send MPA request: %w", err)
 	}
 	rep, err := readMPA(conn, mpaKeyReply)
 	if errors.Is(err, errMPA) {
-		sendTerminate(conn, &termError{termMPA, d.cfg.CRC})
+		sendTerminate(conn, &termError{termMPA, cfg.CRC})
 	}
 	if err != nil {
 		return terms{}, nil, fmt.Errorf("receive MPA reply: %w", err)
 	}
-	tm, answer, err := d.cfg.conclude(&req, &rep)
+	tm, answer, err := cfg.conclude(&req, &rep)
 	var refused *termError
 	if errors.As(err, &refused) {
 		sendTerminate(conn, refused)
@@ -91,7 +97,7 @@ func (d *Device) initiate(conn *net.TCPConn, private []byte) (terms, []byte, err
 }
 
 // sendTerminate tells the peer why the start-up has failed. Errors are ignored.
-func sendTerminate(conn *net.TCPConn, e *termError) {
+func sendTerminate(conn *stream, e *termError) {
 	var b [fpduUntagged + maxTerminateLen + 3 + crcLen]byte
 	n := putTerminate(b[fpduUntagged:], e.code, &offender{})
 	putUntagged(b[:], opTerminate, true, n, 0, 1, 0)
@@ -101,7 +107,7 @@ func sendTerminate(conn *net.TCPConn, e *termError) {
 
 // hand gives the socket of conn to the owner of the completion queue. The caller
 // closes conn.
-func (q *qp) hand(conn *net.TCPConn, tm terms) error {
+func (q *qp) hand(conn *stream, tm terms) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return err
@@ -119,6 +125,13 @@ func (q *qp) hand(conn *net.TCPConn, tm terms) error {
 	fitSendBuffer(fd)
 	q.SetAddrs(addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr()))
 	q.begun(fd, tm)
+	if conn.tls != nil {
+		if err := q.protect(conn.tls); err != nil {
+			q.fd = -1
+			unix.Close(fd)
+			return err
+		}
+	}
 	if !q.Move(softverbs.Connecting, softverbs.Up) {
 		unix.Close(fd)
 		return fmt.Errorf("queue pair was destroyed: %w", verbs.ErrClosed)

@@ -24,12 +24,16 @@
 // sleep). Everything there runs in the owner of the completion queue and
 // allocates nothing.
 //
+// With TLS (tls.go) rx.go is fed from opened records, and the list of tx.go is
+// sealed into records. Both happen in the owner, too.
+//
 // # Threads
 //
-// MPA start-up runs in control goroutines on net.Conn. The socket is then given
-// to the completion queue through softverbs.Pending, which Disconnect and
-// Destroy use too. The table of memory regions is shared by all queues: lookups
-// and key rotation are atomic, registration takes a lock.
+// MPA start-up, and the TLS handshake before it, run in control goroutines on
+// net.Conn. The socket is then given to the completion queue through
+// softverbs.Pending. Disconnect and Destroy use that too. The table of memory
+// regions is shared by all queues: lookups and key rotation are atomic,
+// registration takes a lock.
 //
 // Registered memory is touched inside Poll, Flush and Arm only. MR.Close removes
 // the region from the table, asks the owners to end the connections with work

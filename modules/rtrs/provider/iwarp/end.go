@@ -21,9 +21,8 @@ var errTerminated = errors.New("terminated by the peer")
 // errRevoked is the cause if a region was closed that work names.
 var errRevoked = errors.New("memory of posted work was deregistered")
 
-// names reports whether work that is not finished uses the memory of r, which
-// is closed. A Write of the peer into it does not count: its next byte is
-// refused.
+// names reports whether unfinished work uses the memory of r. r is closed. A
+// Write of the peer into it does not count: its next byte is refused.
 func (q *qp) names(r *softverbs.Region) bool {
 	return q.tx.sends(r) || q.anyElement(func(lkey uint32, _ []byte) bool { return lkey == r.LKey() })
 }
@@ -118,12 +117,12 @@ func (q *qp) hangUp(status verbs.Status, cause error) {
 	q.cq.activate(q)
 }
 
-// leave is the end after Disconnect. Nothing more is sent, neither what was
-// posted nor the rest of a list: the caller of Disconnect may have sent the same
-// on another connection, and newer data after it. What has arrived is read and
-// dropped, since closing a socket with unread data resets the connection, which
-// the peer would take for a failure.
-func (q *qp) leave() {
+// onDisconnect ends the connection after Disconnect. Nothing more is sent, neither
+// posted requests nor the rest of a list: the caller of Disconnect may have
+// sent the same on another connection, and newer data after it. Received bytes
+// are read and dropped: closing a socket with unread data resets the
+// connection, and the peer would take that for a failure.
+func (q *qp) onDisconnect() {
 	if q.End.State != softverbs.EndNone {
 		return
 	}
@@ -137,7 +136,7 @@ func (q *qp) leave() {
 	q.hangUp(verbs.StatusOK, nil)
 }
 
-// abandon ends a connection whose queue pair was destroyed before
+// abandon ends a connection if its queue pair was destroyed before
 // OpDisconnected. It returns no completions.
 func (q *qp) abandon() {
 	q.hangUp(verbs.StatusOK, nil)
@@ -205,13 +204,14 @@ func (q *qp) closeSocket() {
 	if q.fd < 0 {
 		return
 	}
+	q.goodbye()
 	q.cq.Unwatch(q.fd)
 	unix.Shutdown(q.fd, unix.SHUT_WR) // a child process that was just forked may have a copy
 	unix.Close(q.fd)
 	q.fd = -1
 }
 
-// flush returns what is outstanding, then OpDisconnected.
+// flush returns the outstanding requests, then OpDisconnected.
 func (q *qp) flush(wcs []verbs.WC) int {
 	n, last := q.Flush(wcs, q.finished())
 	if last {

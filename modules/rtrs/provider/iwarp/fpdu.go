@@ -16,7 +16,7 @@ const crcLen = 4
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// crcUpdate continues a CRC32C, which starts from 0.
+// crcUpdate continues a CRC32C. The first crc is 0.
 func crcUpdate(crc uint32, b []byte) uint32 { return checksum.Update(crc, castagnoli, b) }
 
 func putCRC(b []byte, crc uint32) { binary.LittleEndian.PutUint32(b, crc) }

@@ -57,7 +57,7 @@ func judgeFrame(t *testing.T, cfg *Config, frame *mpaFrame) {
 
 const guard = 64
 
-// fuzzEnd is a queue pair with two regions whose surroundings are watched.
+// fuzzEnd is a queue pair with two regions. The bytes around them are watched.
 type fuzzEnd struct {
 	*offline
 	arena  []byte // guard, region, guard, receives, guard
@@ -196,8 +196,8 @@ func checkFuzzed(t *testing.T, e *fuzzEnd, fed, n int) {
 	}
 }
 
-// FuzzTerminate: whatever a Terminate says, it is read without falling over,
-// and what we write is read as written.
+// FuzzTerminate: any Terminate is read without a panic, and our own are read
+// as written.
 func FuzzTerminate(f *testing.F) {
 	f.Add(unhex("11000300000dc140ac58eb000000557ccdcfd000"))
 	f.Add(unhex("20020000"))

@@ -14,7 +14,7 @@ import (
 // the same completion queue.
 type victim struct {
 	*end
-	buf []byte // 64 bytes, which the peer may write and read
+	buf []byte // 64 bytes that the peer may write and read
 	mr  verbs.MR
 	rcv []byte // of 8 bytes each, four receives are posted
 }
@@ -63,7 +63,7 @@ type attack struct {
 	name string
 	act  func(p *rawPeer, v *victim)
 	want termCode
-	// check looks at what the victim got.
+	// check looks at the victim's completions.
 	check func(t *testing.T, v *victim)
 }
 
@@ -195,7 +195,7 @@ var attacks = []attack{
 		func(v *victim) segment { return v.write(0, 8) }), termSTag, untouched},
 }
 
-// Opcodes in a segment of each kind, without payload: what may stand there is
+// Opcodes in a segment of each kind, without payload: the allowed ones are
 // taken.
 func emptyOpcodes() (all []attack) {
 	untagged := map[opcode]termCode{
@@ -259,8 +259,8 @@ func (a *attack) run(t *testing.T, p *rawPeer, v *victim) {
 	v.goesOn(near, ours, theirs, 2)
 }
 
-// goesOn sends an immediate from the neighbour, and takes it out of what the
-// victim got.
+// goesOn sends an immediate from the neighbour, and takes it out of the
+// victim's completions.
 func (v *victim) goesOn(near *end, ours, theirs verbs.QP, imm uint32) {
 	v.t.Helper()
 	theirs.PostRecv([]verbs.RecvWR{{ID: 100}})
@@ -294,7 +294,7 @@ func (v *victim) mustBeUp(t *testing.T) {
 	}
 }
 
-// mustEnd waits for the end with a Terminate of code, of which there is one.
+// mustEnd waits for the end with exactly one Terminate of code.
 func (v *victim) mustEnd(t *testing.T, p *rawPeer, code termCode) {
 	t.Helper()
 	v.let("the connection ends", func() bool {

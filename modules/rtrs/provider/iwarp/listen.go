@@ -109,7 +109,7 @@ func (l *listener) run() {
 func (l *listener) begin(conn *net.TCPConn) bool {
 	conn.SetDeadline(time.Now().Add(l.dev.cfg.RequestTimeout))
 	h := &handshake{conn}
-	l.crowd.enter(h)
+	l.crowd.add(h)
 	if !l.enterRoom(h) {
 		conn.Close()
 		return false
@@ -140,7 +140,7 @@ func (l *listener) enterRoom(h *handshake) bool {
 // handshake reads the request and offers it to Accept.
 func (l *listener) handshake(h *handshake) {
 	r, err := l.dev.examine(h.conn)
-	if stayed := l.crowd.leave(h); err != nil && !stayed {
+	if stayed := l.crowd.remove(h); err != nil && !stayed {
 		err = errGaveWay
 	}
 	if err == nil {
@@ -162,13 +162,18 @@ func (l *listener) handshake(h *handshake) {
 
 // examine reads and checks a request within the deadline of conn. If it refuses,
 // it has sent the refusal.
-func (d *Device) examine(conn *net.TCPConn) (*request, error) {
-	frame, err := readMPA(conn, mpaKeyRequest)
+func (d *Device) examine(tcp *net.TCPConn) (*request, error) {
+	conn, from, err := d.protectAccept(tcp)
+	if err != nil {
+		return nil, err
+	}
+	cfg := d.cfgFor(conn)
+	frame, err := readMPA(from, mpaKeyRequest)
 	if err != nil {
 		return nil, fmt.Errorf("receive MPA request: %w", err)
 	}
-	r := &request{dev: d, conn: conn, frame: frame}
-	r.terms, r.private, r.depths, err = d.cfg.examine(&frame)
+	r := &request{dev: d, stream: conn, cfg: cfg, frame: frame}
+	r.terms, r.private, r.depths, err = cfg.examine(&frame)
 	var no *refusal
 	if errors.As(err, &no) {
 		conn.Write(no.reply.encode(mpaKeyReply))
@@ -176,7 +181,7 @@ func (d *Device) examine(conn *net.TCPConn) (*request, error) {
 	if err != nil {
 		return nil, err
 	}
-	if early(conn) {
+	if early(tcp) {
 		return nil, fmt.Errorf("%w: bytes behind the request", errMPA)
 	}
 	conn.SetDeadline(time.Time{})
@@ -185,8 +190,9 @@ func (d *Device) examine(conn *net.TCPConn) (*request, error) {
 
 // request implements verbs.ConnRequest.
 type request struct {
+	*stream
 	dev     *Device
-	conn    *net.TCPConn
+	cfg     *Config
 	frame   mpaFrame
 	terms   terms
 	depths  readDepths
@@ -194,12 +200,12 @@ type request struct {
 }
 
 func (r *request) Private() []byte            { return r.private }
-func (r *request) LocalAddr() netip.AddrPort  { return addrPort(r.conn.LocalAddr()) }
-func (r *request) RemoteAddr() netip.AddrPort { return addrPort(r.conn.RemoteAddr()) }
+func (r *request) LocalAddr() netip.AddrPort  { return addrPort(r.TCPConn.LocalAddr()) }
+func (r *request) RemoteAddr() netip.AddrPort { return addrPort(r.TCPConn.RemoteAddr()) }
 
 // Accept implements verbs.ConnRequest.
 func (r *request) Accept(v verbs.QP, private []byte) error {
-	defer r.conn.Close()
+	defer r.stream.Close()
 	q, ok := v.(*qp)
 	if !ok || q.dev != r.dev {
 		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), softverbs.ErrForeign)
@@ -209,7 +215,7 @@ func (r *request) Accept(v verbs.QP, private []byte) error {
 	}
 	err := r.answer(false, private)
 	if err == nil {
-		err = q.hand(r.conn, r.terms)
+		err = q.hand(r.stream, r.terms)
 	}
 	if err != nil {
 		q.Move(softverbs.Connecting, softverbs.Down)
@@ -220,7 +226,7 @@ func (r *request) Accept(v verbs.QP, private []byte) error {
 
 // Reject implements verbs.ConnRequest.
 func (r *request) Reject(private []byte) error {
-	defer r.conn.Close()
+	defer r.stream.Close()
 	if len(private) > maxUserData {
 		private = private[:maxUserData]
 	}
@@ -231,12 +237,12 @@ func (r *request) Reject(private []byte) error {
 }
 
 func (r *request) answer(reject bool, private []byte) error {
-	if early(r.conn) {
+	if early(r.TCPConn) {
 		return fmt.Errorf("%w: bytes behind the request", errMPA)
 	}
-	f := r.dev.cfg.reply(&r.frame, r.terms, r.depths, reject, private)
-	r.conn.SetDeadline(time.Now().Add(answerLimit))
-	_, err := r.conn.Write(f.encode(mpaKeyReply))
+	f := r.cfg.reply(&r.frame, r.terms, r.depths, reject, private)
+	r.stream.SetDeadline(time.Now().Add(answerLimit))
+	_, err := r.stream.Write(f.encode(mpaKeyReply))
 	return err
 }
 

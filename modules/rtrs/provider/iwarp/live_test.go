@@ -18,7 +18,7 @@ import (
 func TestI002_ListenerAnswersByHand(t *testing.T) {
 	s := newEnd(t, DefaultConfig())
 	l := listen(t, s.dev)
-	hasty := listen(t, openDevice(t, Config{CRC: true, RequestTimeout: 100 * time.Millisecond})) // for what is not whole
+	hasty := listen(t, openDevice(t, Config{CRC: true, RequestTimeout: 100 * time.Millisecond})) // for incomplete requests
 	good := func() mpaFrame { return s.dev.cfg.request(nil) }
 	markers := good()
 	markers.flags |= mpaMarkers
@@ -112,7 +112,7 @@ func TestI002_CancelledInitiatorReturnsAtOnce(t *testing.T) {
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Unix(1, 0))
-	if _, _, err := newEnd(t, DefaultConfig()).dev.initiate(conn.(*net.TCPConn), nil); !isTimeout(err) {
+	if _, _, err := newEnd(t, DefaultConfig()).dev.initiate(&stream{TCPConn: conn.(*net.TCPConn)}, nil); !isTimeout(err) {
 		t.Errorf("%v", err)
 	}
 }

@@ -70,7 +70,7 @@ func (f *mpaFrame) encode(key string) []byte {
 	return append(b, f.private...)
 }
 
-// errMPA is the error if what has come is not an MPA frame. The connection is
+// errMPA is the error for bytes that are not an MPA frame. The connection is
 // closed without an answer.
 var errMPA = errors.New("not an MPA frame")
 
@@ -149,7 +149,7 @@ func cutExtension(b []byte) (features byte, rest []byte, ok bool) {
 	return b[5], b[extensionLen:], true
 }
 
-// terms is what two ends have agreed on.
+// terms are the agreement of the two ends.
 type terms struct {
 	crc       bool
 	ird, ord  int  // READs that this end serves and issues at a time
@@ -166,7 +166,7 @@ func (c *Config) request(private []byte) mpaFrame {
 		f.flags |= mpaCRC
 	}
 	// The responder may have to send first. An empty Write opens the connection
-	// in any case. The peer-to-peer model, in which the responder waits for it,
+	// in any case. The peer-to-peer model, with a responder that waits for it,
 	// is not asked for: Linux 6.12 crashes if its siw has agreed to it and then
 	// loses the connection before the RTR frame.
 	f.private = readDepths{ird: c.IRD, ord: c.ORD}.append(nil)
@@ -227,8 +227,8 @@ func (c *Config) examine(req *mpaFrame) (t terms, private []byte, d readDepths, 
 	return t, private, d, nil
 }
 
-// answerDepths raises IRD to what the peer wants to issue, up to
-// maxServedReads, and lowers ORD to what the peer serves.
+// answerDepths raises IRD to the peer's ORD, up to maxServedReads, and lowers
+// ORD to the peer's IRD.
 func (c *Config) answerDepths(peer readDepths) readDepths {
 	d := readDepths{ird: c.IRD, ord: min(c.ORD, peer.ird), p2p: peer.p2p}
 	if peer.ord > d.ird && c.IRD > 0 {

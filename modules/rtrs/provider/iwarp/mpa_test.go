@@ -263,7 +263,7 @@ func TestExtensionBlock(t *testing.T) {
 	if !ok || features != ourFeatures || string(rest) != "rest" {
 		t.Errorf("features %#x, rest %q, %v", features, rest, ok)
 	}
-	// A later version with more bits still works with what both know.
+	// A later version with more bits still works with the part that both know.
 	cfg := DefaultConfig()
 	req := foreignRequest(2, true, readDepths{}, []byte("RNBD\x09\xfdxxdata"))
 	tm, private, _, err := cfg.examine(&req)

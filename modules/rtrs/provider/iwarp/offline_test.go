@@ -9,8 +9,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// offline is a queue pair without a socket: the test carries the bytes. What
-// it decodes and encodes is what a connected one would, in the same code.
+// offline is a queue pair without a socket: the test carries the bytes. It
+// decodes and encodes as a connected one does, in the same code.
 type offline struct {
 	t   testing.TB
 	pd  *softverbs.Domain
@@ -80,8 +80,8 @@ func (o *offline) send(wrs ...verbs.SendWR) {
 	}
 }
 
-// feed decodes b, which arrives in pieces of at most chunk bytes. It returns
-// the number of bytes the decoder accepted.
+// feed decodes b in pieces of at most chunk bytes. It returns the number of
+// bytes the decoder accepted.
 func (o *offline) feed(b []byte, chunk int) int {
 	x := &o.q.rx
 	fed := 0
@@ -112,7 +112,7 @@ func (o *offline) parse() verdict {
 	}
 }
 
-// take returns what the queue pair sends.
+// take returns the bytes that the queue pair sends.
 func (o *offline) take() []byte {
 	t := &o.q.tx
 	var out []byte

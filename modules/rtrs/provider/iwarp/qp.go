@@ -26,8 +26,9 @@ type qp struct {
 	serves               []serveEntry // reads to answer, oldest first
 	serveHead, serveTail uint64
 
-	tx transmitter
-	rx receiver
+	tx  transmitter
+	rx  receiver
+	tls *protection // nil: plain. Set before the phase is Up
 
 	readable bool // the socket may have something
 	more     bool // a parsed segment waits for room among the completions of the caller

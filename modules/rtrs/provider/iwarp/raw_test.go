@@ -11,7 +11,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// rawPeer is an iWARP end made by hand: it says what the test wants.
+// rawPeer is an iWARP end made by hand: the test writes its messages.
 type rawPeer struct {
 	t    *testing.T
 	conn *net.TCPConn
@@ -113,8 +113,8 @@ func rawToServer(t *testing.T, cfg Config) (*rawPeer, *end) {
 	return p, s
 }
 
-// clientToRaw is a connection from an end of ours to a raw peer, whose reply
-// reply builds.
+// clientToRaw is a connection from an end of ours to a raw peer. reply builds
+// the peer's reply.
 func clientToRaw(t *testing.T, cfg Config, reply func(req mpaFrame, conn net.Conn)) (*rawPeer, *end, error) {
 	t.Helper()
 	nl, err := net.Listen("tcp", "127.0.0.1:0")
@@ -154,7 +154,7 @@ func agree(req mpaFrame, conn net.Conn) {
 	conn.Write(rep.encode(mpaKeyReply))
 }
 
-// ended polls e until OpDisconnected and returns what came.
+// ended polls e until OpDisconnected and returns the completions.
 func (e *end) ended(others ...*end) []verbs.WC {
 	e.t.Helper()
 	var all []verbs.WC

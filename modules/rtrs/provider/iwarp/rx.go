@@ -12,15 +12,15 @@ import (
 )
 
 // DATA PATH. Receiving. One recvmsg fills the rest of the payload that is being
-// received and then the staging buffer, which is parsed segment by segment. A
-// segment is a header, a payload that is placed as it comes, and a tail with pad
-// and CRC. Nothing is delivered before the tail has been checked. A segment
+// received and then the staging buffer. That is parsed segment by segment. A
+// segment is a header, a payload that is placed as it comes, and a tail with
+// pad and CRC. Nothing is delivered before the tail has been checked. A segment
 // meets, in this order:
 //
 //	receive          parses and reads until there is nothing more
 //	fill             one recvmsg
 //	parseHeader      the rules of check.go; the place of the payload
-//	takePayload      what was staged is moved by place
+//	placeStaged      staged payload is moved by place
 //	finishSegment    checks the tail
 //	deliver          check.go: completes messages
 
@@ -127,7 +127,7 @@ func (q *qp) receive(wcs []verbs.WC) int {
 		m, v := q.parse(wcs[n:])
 		n += m
 		q.more = v == rxFull
-		if v != rxMore || !q.readable || budget <= 0 {
+		if v != rxMore || !q.fillable() || budget <= 0 {
 			return n
 		}
 		budget -= q.fill()
@@ -137,6 +137,9 @@ func (q *qp) receive(wcs []verbs.WC) int {
 // fill reads from the socket once and returns the number of bytes.
 func (q *qp) fill() int {
 	x := &q.rx
+	if q.tls != nil {
+		return q.fillRecords()
+	}
 	x.w = copy(x.stage, x.stage[x.r:x.w]) // at most a part of a header or a tail
 	x.r = 0
 	vecs, direct := 0, 0
@@ -148,29 +151,40 @@ func (q *qp) fill() int {
 	room := x.room(direct)
 	x.v.set(vecs, x.stage[x.w:][:room])
 	got, errno := x.v.recv(q.fd, vecs+1)
-	switch {
-	case errno == unix.EAGAIN:
-		q.readable = false
-		return 0
-	case errno == unix.EINTR:
-		return 0
-	case errno != 0:
-		q.peerGone(errno)
-		return 0
-	case got == 0:
+	if got == 0 && errno == 0 {
 		q.peerGone(io.EOF)
 		return 0
 	}
-	if got < direct+room && !q.hangup {
-		q.readable = false // the socket is empty: the next bytes raise a new edge
+	if !q.took(got, direct+room, errno) {
+		return 0
 	}
-	q.quiet = 0
-	q.cq.stats.received.Add(uint64(got))
 	x.w += x.landed(got, direct, &q.cq.stats.direct)
 	if x.w == len(x.stage) {
 		x.widen()
 	}
 	return got
+}
+
+// took judges a receive call with room for so many bytes and reports whether it
+// has got some. The call has not found the end of the stream.
+func (q *qp) took(got, room int, errno unix.Errno) bool {
+	switch errno {
+	case 0:
+	case unix.EAGAIN:
+		q.readable = false
+		return false
+	case unix.EINTR:
+		return false
+	default:
+		q.peerGone(errno)
+		return false
+	}
+	if got < room && !q.hangup {
+		q.readable = false // the socket is empty: the next bytes raise a new edge
+	}
+	q.quiet = 0
+	q.cq.stats.received.Add(uint64(got))
+	return true
 }
 
 // widen gives x the whole staging buffer.
@@ -194,8 +208,8 @@ func (x *receiver) room(direct int) int {
 	return len(x.stage) - x.w
 }
 
-// landed accounts for got bytes, of which the first direct were received in
-// place, and returns how many were staged.
+// landed accounts for got bytes, the first direct of them received in place,
+// and returns the number of staged bytes.
 func (x *receiver) landed(got, direct int, counter *atomic.Uint64) int {
 	d := min(got, direct)
 	if d == 0 {
@@ -220,7 +234,7 @@ func (q *qp) parse(wcs []verbs.WC) (n int, v verdict) {
 				return n, v
 			}
 		case rxPayload:
-			q.takePayload()
+			q.placeStaged()
 			if x.left > 0 {
 				return n, rxMore
 			}
@@ -315,8 +329,8 @@ func (q *qp) stopWaiting() {
 	}
 }
 
-// takePayload places what was staged of the payload.
-func (q *qp) takePayload() {
+// placeStaged places the staged part of the payload.
+func (q *qp) placeStaged() {
 	x := &q.rx
 	for x.left > 0 && x.r < x.w {
 		src := x.stage[x.r:min(x.w, x.r+x.left)]
@@ -394,7 +408,7 @@ func (q *qp) finishSegment(wcs []verbs.WC) int {
 	return q.deliver(wcs)
 }
 
-// firstFrame goes on with what waited for the first FPDU of the peer.
+// firstFrame resumes the work that waited for the first FPDU of the peer.
 func (q *qp) firstFrame() {
 	q.rx.met = true
 	q.tx.hold = false

@@ -25,8 +25,8 @@ func deafen(t *testing.T, fd int) {
 	}
 }
 
-// patience is the PeerTimeout of these tests, and tooLong what no end of a
-// silent connection may take.
+// patience is the PeerTimeout of these tests, and tooLong the limit for the
+// end of a silent connection.
 const (
 	patience = time.Second
 	tooLong  = 15 * time.Second
@@ -109,7 +109,7 @@ func TestConnectionThatIsCutOffEnds(t *testing.T) {
 func TestConnectEndsWhenNobodyAnswers(t *testing.T) {
 	t.Parallel()
 	var lc net.ListenConfig
-	lc.SetMultipathTCP(false) // which knows no filters
+	lc.SetMultipathTCP(false) // MPTCP sockets have no filters
 	nl, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A send buffer holds what is in flight, which is the rate times the round trip
-// time, and what waits to be sent. In a larger one, data leaves the CPU cache
-// before it is sent: the size that the kernel chooses, up to 4 MiB, costs large
+// A send buffer holds the bytes in flight (rate times round trip time) and the
+// bytes that wait to be sent. In a larger one, data leaves the CPU cache before
+// it is sent: the size that the kernel chooses, up to 4 MiB, costs large
 // requests a tenth to a fifth of their throughput if the peer is near.
 const (
 	sendWaiting = 384 << 10 // bytes
-	sendRate    = 4 << 10   // bytes per microsecond, above what one connection reaches
+	sendRate    = 4 << 10   // bytes per microsecond, more than one connection reaches
 	// sendMost is the size in bytes from which the kernel chooses: its own size
 	// grows with need.
 	sendMost = 4 << 20
 )
 
-// fitSendBuffer limits the send buffer of a new connection to what its round
-// trip time needs. If the process may not set that size, the kernel goes on to
+// fitSendBuffer limits the send buffer of a new connection to the need of its
+// round trip time. If the process may not set that size, the kernel goes on to
 // choose: a size once set is final, and the buffer would not grow any more.
 func fitSendBuffer(fd int) {
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
@@ -40,8 +40,8 @@ func fitSendBuffer(fd int) {
 	}
 }
 
-// fitsBelow reports whether a buffer of at most most bytes serves as well as one of
-// size: it holds what is in flight, and most of what waits.
+// fitsBelow reports whether a buffer of at most most bytes serves as well as
+// one of size: it holds the bytes in flight and most of the waiting ones.
 func fitsBelow(most, size int) bool { return most >= size*3/4 }
 
 // wmemMax returns the largest size that the kernel accepts without privileges, in

@@ -14,7 +14,7 @@ type vec struct {
 
 func newVec(n int) vec { return vec{iov: make([]unix.Iovec, n)} }
 
-// set makes entry i describe b, which must not be empty.
+// set makes entry i describe b. b must not be empty.
 func (v *vec) set(i int, b []byte) {
 	v.iov[i].Base = &b[0]
 	v.iov[i].SetLen(len(b))
@@ -26,6 +26,9 @@ func (v *vec) grow(i, n int) { v.iov[i].SetLen(int(v.iov[i].Len) + n) }
 // addr returns the address of entry i.
 func (v *vec) addr(i int) uint64 { return uint64(uintptr(unsafe.Pointer(v.iov[i].Base))) }
 
+// bytes returns entry i.
+func (v *vec) bytes(i int) []byte { return unsafe.Slice(v.iov[i].Base, int(v.iov[i].Len)) }
+
 // drop removes n bytes from the front of entry i.
 func (v *vec) drop(i, n int) {
 	v.iov[i].Base = (*byte)(unsafe.Add(unsafe.Pointer(v.iov[i].Base), n))
@@ -33,7 +36,8 @@ func (v *vec) drop(i, n int) {
 }
 
 // send and recv pass entries from..to to the socket without blocking. The raw
-// system call avoids the scheduler, which is safe because the call never waits.
+// system call bypasses the scheduler. That is safe because the call never
+// waits.
 func (v *vec) send(fd, from, to int) (int, unix.Errno) {
 	return v.call(unix.SYS_SENDMSG, fd, from, to, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 }

@@ -19,8 +19,8 @@ func twoOffline(t testing.TB, tm terms) (a, b *offline) {
 	return a, b
 }
 
-// everything sends one message of each kind from a, with what b must have to
-// receive them, and returns a function that checks b and its answers.
+// everything sends one message of each kind from a, prepares b to receive
+// them, and returns a function that checks b and its answers.
 func everything(t *testing.T, a, b *offline) (wire []byte, check func(name string)) {
 	src, lr := a.region(150001, 0)
 	dst, rr := b.region(150001, verbs.AccessRemoteWrite|verbs.AccessRemoteRead)
@@ -275,7 +275,7 @@ func writeTo(stag uint32, to uint64) []segment {
 	return []segment{{op: opWrite, stag: stag, to: to, payload: some}}
 }
 
-// outstandingRead posts a read of 16 bytes whose sink is STag 0x100.
+// outstandingRead posts a read of 16 bytes with the sink STag 0x100.
 func outstandingRead(o *offline) {
 	buf, r := o.region(16, 0)
 	o.send(verbs.SendWR{ID: 3, Op: verbs.OpRead, RemoteAddr: 1, RKey: 1, SGEs: []verbs.SGE{{Buf: buf, LKey: r.LKey()}}})

@@ -17,7 +17,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// tap is a TCP proxy that remembers what passes, in order.
+// tap is a TCP proxy that records the passing bytes, in order.
 type tap struct {
 	addr netip.AddrPort
 
@@ -68,7 +68,7 @@ func (p *tap) copy(to, from net.Conn, dir int) {
 	}
 }
 
-// pcap is what was seen as a capture of IPv4 over Ethernet.
+// pcap returns the recorded bytes as a capture of IPv4 over Ethernet.
 func (p *tap) pcap() []byte {
 	out := binary.LittleEndian.AppendUint32(nil, 0xa1b2c3d4)
 	out = append(out, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 1, 0, 0, 0)

@@ -10,20 +10,20 @@ import (
 )
 
 // DATA PATH. Sending. Work requests become segments, segments become entries of
-// one scatter/gather list, and one sendmsg takes the list. What the socket does
-// not take stays in the list, which is filled again only when it is empty. A
-// request meets, in this order:
+// one scatter/gather list, and one sendmsg takes the list. Entries that the
+// socket does not take stay in the list. It is filled again only when it is
+// empty. A request meets, in this order:
 //
 //	wants          reports whether there is something to send
 //	transmit       builds a list and passes it to the socket
 //	build          fills the list
 //	nextMessage    chooses the next message: startServe, startEntry
 //	buildSegment   cuts it into segments: gather, emitServed, emitImmediate
-//	accept         the socket has taken bytes; qp.go finds what is finished
+//	accept         the socket has taken bytes; qp.go finds finished requests
 
 const (
 	batchVecs  = 512       // entries of a list
-	batchBytes = 512 << 10 // payload of a list: what is checksummed is still in the cache when it is sent
+	batchBytes = 512 << 10 // payload of a list: checksummed bytes are still in the cache when they are sent
 	batchHead  = 16 << 10  // headers, pads and CRCs of a list
 	batchRuns  = 8         // lists per call, so that one connection cannot keep the queue
 
@@ -43,7 +43,7 @@ type transmitter struct {
 	queued   uint64     // stream position behind the list
 	accepted uint64     // stream position that the socket has taken
 	blocked  bool       // the socket is full
-	dead     bool       // the socket failed; what has arrived may still be read
+	dead     bool       // the socket failed; received bytes may still be read
 	errno    unix.Errno // of the failure
 
 	hold      bool // responder: nothing is sent before the first FPDU of the peer
@@ -60,7 +60,7 @@ type transmitter struct {
 
 	maxTagged, maxUntagged int // payload of a segment
 	crc                    bool
-	off                    offender // what a Terminate quotes
+	off                    offender // quoted by a Terminate
 }
 
 // message is the one being cut into segments. Messages are never interleaved.
@@ -124,7 +124,7 @@ func (q *qp) wants() bool {
 	switch {
 	case t.dead || q.fd < 0:
 		return false
-	case t.at < t.n:
+	case t.at < t.n, q.tls != nil && q.tls.at < q.tls.n:
 		return true
 	case t.term:
 		return q.End.State == softverbs.EndNotified
@@ -143,41 +143,65 @@ func (q *qp) readBlocked() bool {
 // transmit sends until there is nothing left or the socket is full.
 func (q *qp) transmit() {
 	t := &q.tx
+	if q.tls != nil {
+		q.transmitRecords()
+		return
+	}
 	for range batchRuns {
 		if t.dead || q.fd < 0 {
 			return
 		}
 		if t.at == t.n {
-			t.at, t.n, t.headUsed, t.headVec, t.served = 0, 0, 0, false, false
+			t.reset()
 			q.build()
 		}
 		if t.at == t.n {
-			if t.termBuilt && q.End.State == softverbs.EndNotified {
-				q.hangUp(verbs.StatusFatal, nil)
-			}
+			q.transmitted()
 			return
 		}
 		n, errno := t.v.send(q.fd, t.at, t.n)
-		switch errno {
-		case 0:
-			t.blocked = false
-			q.accept(n)
-		case unix.EINTR:
-		case unix.EAGAIN:
-			t.blocked = true
-			return
-		default:
-			q.sendFailed(errno)
+		if !q.sentSome(n, errno) {
 			return
 		}
+		if errno == 0 {
+			q.accept(n)
+		}
 	}
+}
+
+// reset makes the list empty.
+func (t *transmitter) reset() {
+	t.at, t.n, t.headUsed, t.headVec, t.served = 0, 0, 0, false, false
+}
+
+// transmitted ends the connection if all was sent and a Terminate was the last.
+func (q *qp) transmitted() {
+	if q.tx.termBuilt && q.End.State == softverbs.EndNotified {
+		q.hangUp(verbs.StatusFatal, nil)
+	}
+}
+
+// sentSome judges a send call of n bytes and reports whether to go on.
+func (q *qp) sentSome(n int, errno unix.Errno) bool {
+	switch errno {
+	case 0:
+		q.tx.blocked = false
+		q.cq.stats.sent.Add(uint64(n))
+	case unix.EINTR:
+	case unix.EAGAIN:
+		q.tx.blocked = true
+		return false
+	default:
+		q.sendFailed(errno)
+		return false
+	}
+	return true
 }
 
 // accept takes n bytes off the list.
 func (q *qp) accept(n int) {
 	t := &q.tx
 	t.accepted += uint64(n)
-	q.cq.stats.sent.Add(uint64(n))
 	for n > 0 {
 		if l := int(t.v.iov[t.at].Len); n >= l {
 			n -= l
@@ -189,8 +213,8 @@ func (q *qp) accept(n int) {
 	}
 }
 
-// sendFailed stops sending. What the peer sent before is still read: it may be a
-// Terminate that gives the reason.
+// sendFailed stops sending. Bytes that the peer sent before are still read:
+// there may be a Terminate with the reason.
 func (q *qp) sendFailed(errno unix.Errno) {
 	q.tx.dead, q.tx.errno = true, errno
 	if q.End.State == softverbs.EndNotified {
@@ -244,7 +268,7 @@ func (q *qp) nextMessage() bool {
 	return true
 }
 
-// emptySTag is the STag of empty Writes, which no receiver checks. siw sends 1,
+// emptySTag is the STag of empty Writes. No receiver checks it. siw sends 1,
 // too.
 const emptySTag = 1
 
@@ -410,7 +434,7 @@ func (q *qp) emitServed(n int, last bool) {
 	}
 }
 
-// quoteRead makes a Terminate quote r, with the offset at which it failed.
+// quoteRead makes a Terminate quote r, with the offset of the failure.
 func (t *transmitter) quoteRead(r readRequest, off uint32) {
 	var head [fpduUntagged]byte
 	putUntagged(head[:], opReadRequest, true, readRequestLen, 0, 0, 0)

@@ -54,6 +54,13 @@ func (d *device) connect(ctx context.Context, q *queuePair, p verbs.ConnectParam
 	case <-ctx.Done():
 		dl.giveUp(ctx.Err())
 	}
+	return dl.result()
+}
+
+// result returns the answer, after done is closed.
+func (dl *dial) result() ([]byte, error) {
+	dl.net.mu.Lock()
+	defer dl.net.mu.Unlock()
 	if dl.err != nil {
 		return nil, dl.err
 	}
@@ -215,11 +222,10 @@ func (l *listener) close() {
 	l.closed = true
 	delete(n.listeners, l.addr)
 	for _, dl := range l.queue {
-		dl.answered, dl.err = true, fmt.Errorf("listener closed: %w", syscall.ECONNREFUSED)
+		n.answerDial(dl, nil, fmt.Errorf("listener closed: %w", syscall.ECONNREFUSED))
 	}
 	l.queue = nil
 	l.wake.Broadcast()
-	n.progressDials()
 }
 
 // request is a connection request at the passive end.
@@ -250,8 +256,7 @@ func (r *request) accept(q *queuePair, reply []byte) error {
 	defer n.mu.Unlock()
 	switch {
 	case q.state != stateIdle:
-		dl.answered, dl.err = true, fmt.Errorf("the peer could not accept: %w", syscall.ECONNRESET)
-		n.progressDials()
+		n.answerDial(dl, nil, fmt.Errorf("the peer could not accept: %w", syscall.ECONNRESET))
 		return fmt.Errorf("queue pair is in use: %w", syscall.EISCONN)
 	case dl.gone:
 		q.state = stateDead
@@ -260,8 +265,7 @@ func (r *request) accept(q *queuePair, reply []byte) error {
 	q.local, q.remote = dl.dst, dl.src
 	n.join(dl.qp, q)
 	q.rise()
-	dl.answered, dl.reply = true, reply
-	n.progressDials()
+	n.answerDial(dl, reply, nil)
 	return nil
 }
 
@@ -274,9 +278,17 @@ func (r *request) Reject(private []byte) error {
 	n := r.dial.net
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	r.dial.answered, r.dial.err = true, &verbs.RejectError{Private: reply}
-	n.progressDials()
+	n.answerDial(r.dial, nil, &verbs.RejectError{Private: reply})
 	return nil
+}
+
+// answerDial sends the answer to the dialling end. An end that gave up keeps its own reason.
+func (n *Network) answerDial(dl *dial, reply []byte, err error) {
+	if dl.gone {
+		return
+	}
+	dl.answered, dl.reply, dl.err = true, reply, err
+	n.progressDials()
 }
 
 // answer claims the request for its only answer and copies private.

@@ -46,21 +46,21 @@ func (d *device) CreateCQ(depth int) (verbs.CQ, error) {
 	return &compQueue{net: d.net, fd: fd, done: make([]completion, 0, max(depth, 1))}, nil
 }
 
-// enter panics when two goroutines use the queue at a time: only its owner
+// take panics when two goroutines use the queue at a time: only its owner
 // may.
-func (c *compQueue) enter() {
+func (c *compQueue) take() {
 	if !c.busy.CompareAndSwap(false, true) {
 		panic("loopback: a completion queue is used by two goroutines at a time")
 	}
 }
 
-func (c *compQueue) leave() { c.busy.Store(false) }
+func (c *compQueue) give() { c.busy.Store(false) }
 
 func (c *compQueue) FD() int { return c.fd }
 
 func (c *compQueue) Poll(wcs []verbs.WC) int {
-	c.enter()
-	defer c.leave()
+	c.take()
+	defer c.give()
 	if !c.ready.Load() && !c.posted.Load() {
 		return 0
 	}
@@ -126,8 +126,8 @@ func (c *compQueue) transmit() {
 }
 
 func (c *compQueue) Flush() {
-	c.enter()
-	defer c.leave()
+	c.take()
+	defer c.give()
 	if c.posted.Load() {
 		c.net.mu.Lock()
 		defer c.net.mu.Unlock()
@@ -136,8 +136,8 @@ func (c *compQueue) Flush() {
 }
 
 func (c *compQueue) Arm() bool {
-	c.enter()
-	defer c.leave()
+	c.take()
+	defer c.give()
 	c.net.mu.Lock()
 	defer c.net.mu.Unlock()
 	c.transmit()

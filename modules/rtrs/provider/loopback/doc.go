@@ -1,6 +1,6 @@
-// Package loopback is a fabric whose ends live in one process. It is made for
-// tests: deterministic, without sockets, and with faults that a test injects
-// at any time.
+// Package loopback is a fabric within one process. It is made for tests:
+// deterministic, without sockets, and with faults that a test injects at any
+// time.
 //
 //	net := loopback.New()
 //	client, server := net.Device("client"), net.Device("server")

@@ -57,9 +57,9 @@ func (n *Network) kickLater(c *compQueue) {
 	c.kick()
 }
 
-// Stall lets nothing arrive between a and b, in both directions, without
-// telling anybody: connection requests, messages, answers, disconnects. What
-// is under way waits for Resume.
+// Stall stops all traffic between a and b, in both directions, without any
+// notice: connection requests, messages, answers, disconnects. Messages under
+// way wait for Resume.
 func (n *Network) Stall(a, b netip.Addr) {
 	n.StallOneWay(a, b)
 	n.StallOneWay(b, a)
@@ -72,7 +72,7 @@ func (n *Network) StallOneWay(from, to netip.Addr) {
 	n.change(from, to, func(l *link) { l.stalled = true })
 }
 
-// Resume ends Stall: what waited arrives.
+// Resume ends Stall: the waiting messages arrive.
 func (n *Network) Resume(a, b netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -183,8 +183,8 @@ func (n *Network) heldMessages(from, to netip.Addr) []*message {
 	return held
 }
 
-// Cut breaks all connections between a and b at both ends, with what is under
-// way, and returns how many there were. New ones can be made.
+// Cut breaks all connections between a and b at both ends, loses the messages
+// under way, and returns the number of connections. New ones can be made.
 func (n *Network) Cut(a, b netip.Addr) int {
 	return n.cut(func(x, y netip.AddrPort) bool {
 		return x.Addr() == a && y.Addr() == b || x.Addr() == b && y.Addr() == a

@@ -118,7 +118,7 @@ func (e *end) recvs(n int) {
 	}
 }
 
-// drain polls until nothing comes and describes what came.
+// drain polls until there are no more completions and describes them.
 func (e *end) drain() []string {
 	var got []string
 	var wcs [4]verbs.WC
@@ -473,4 +473,30 @@ func TestWithAckTimeout_EndsAnEndWithoutProgress(t *testing.T) {
 		time.Sleep(8 * time.Second)
 		expect(t, "client", client.drain(), "1 status 1", "disconnected status 7")
 	})
+}
+
+// An answer that comes while the dialling end gives up changes nothing.
+func TestConnect_AnEndThatGaveUpKeepsItsReason(t *testing.T) {
+	n := loopback.New()
+	server := newEnd(t, n.Device("server"))
+	l, err := server.dev.Listen(port)
+	must(t, err)
+	defer l.Close()
+	n.StallOneWay(serverIP, clientIP) // no answer arrives
+	for range 200 {
+		client := newEnd(t, n.Device("client"))
+		ctx, cancel := context.WithCancel(timeout(t))
+		connected := make(chan error, 1)
+		go func() {
+			_, err := client.dev.Connect(ctx, client.qp, verbs.ConnectParams{Src: clientIP, Dst: port})
+			connected <- err
+		}()
+		req, err := l.Accept()
+		must(t, err)
+		go cancel()
+		must(t, req.Reject(nil))
+		if err := <-connected; !errors.Is(err, context.Canceled) {
+			t.Fatalf("Connect: %v", err)
+		}
+	}
 }

@@ -25,8 +25,9 @@ func WithLimits(maxQPWR, maxSGE int) Option {
 	return func(n *Network) { n.info.MaxQPWR, n.info.MaxSGE = maxQPWR, maxSGE }
 }
 
-// WithAckTimeout ends a connection at an end whose requests make no progress for d,
-// as the retries of a transport do. Without it an end waits for ever.
+// WithAckTimeout ends a connection at an end if that end's requests make no
+// progress for d, as the retries of a transport do. Without it an end waits for
+// ever.
 func WithAckTimeout(d time.Duration) Option { return func(n *Network) { n.ackTimeout = d } }
 
 // Network joins devices of one process. The zero value is not usable, see New.

@@ -25,7 +25,7 @@ type sendEntry struct {
 	sges     []verbs.SGE  // capacity MaxSGE
 	size     int
 	readDone bool
-	status   verbs.Status // of a local operation, or of one whose memory was taken back
+	status   verbs.Status // of a local operation, or after its memory was taken back
 }
 
 type queuePair struct {
@@ -93,8 +93,8 @@ func (q *queuePair) RemoteAddr() netip.AddrPort {
 }
 
 func (q *queuePair) PostSend(wrs []verbs.SendWR) (int, error) {
-	q.cq.enter()
-	defer q.cq.leave()
+	q.cq.take()
+	defer q.cq.give()
 	q.cq.net.mu.Lock()
 	defer q.cq.net.mu.Unlock()
 	for i := range wrs {
@@ -142,7 +142,8 @@ func (q *queuePair) checkSend(wr *verbs.SendWR) error {
 	return nil
 }
 
-// needCap has the operations of a send queue and what they need of a device.
+// needCap has the operations of a send queue and the capabilities that they
+// need.
 var needCap = map[verbs.Opcode]verbs.Cap{
 	verbs.OpSend:     0,
 	verbs.OpSendImm:  verbs.CapSendImm,

@@ -6,7 +6,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// Kind tells what an Event shows.
+// Kind is the kind of an Event.
 type Kind uint8
 
 const (
@@ -36,9 +36,9 @@ type Event struct {
 }
 
 // Tap calls f for each connection request, answer and work request from now
-// on; nil ends it. Calls do not overlap. They come from the goroutine that
-// acts, before what they show takes effect: f may cut the connection under
-// it. It must not use the queues of that goroutine.
+// on; nil ends it. Calls do not overlap. They come from the acting goroutine,
+// before the event takes effect: f may cut the connection under it. It must
+// not use the queues of that goroutine.
 func (n *Network) Tap(f func(Event)) {
 	if f == nil {
 		n.tap.Store(nil)

@@ -18,7 +18,7 @@ const (
 	msgBye                     // the sender has ended the connection
 )
 
-// message is what travels. data belongs to it.
+// message is the unit on the wire. data belongs to it.
 type message struct {
 	kind     msgKind
 	op       verbs.Opcode
@@ -29,7 +29,7 @@ type message struct {
 	addr     uint64
 	num      uint64 // number of the request, also in its answer
 	seq      uint64 // order of sending in the network
-	size     int    // of data, or of what an OpRead wants
+	size     int    // of data, or requested by an OpRead
 	data     []byte
 	due      time.Time // not before, if not zero
 }
@@ -47,7 +47,7 @@ func (p *pipe) len() int        { return len(p.msgs) - p.head }
 func (p *pipe) first() *message { return &p.msgs[p.head] }
 func (p *pipe) last() *message  { return &p.msgs[len(p.msgs)-1] }
 
-// passes reports whether m, which is in p, may arrive now.
+// passes reports whether m may arrive now. m is in p.
 func (p *pipe) passes(m *message) bool { return !p.shut && p.link.passes(m) }
 
 func (p *pipe) push(m message) {
@@ -69,7 +69,7 @@ func (p *pipe) pop() {
 type conn struct {
 	net   *Network
 	ends  [2]*queuePair // active, passive
-	pipes [2]pipe       // pipes[i] carries what ends[i] sends
+	pipes [2]pipe       // pipes[i] carries the messages of ends[i]
 }
 
 // join connects the queue pairs of a request and its answer.
@@ -182,7 +182,7 @@ func (q *queuePair) holdsAll(e *sendEntry) bool {
 	return true
 }
 
-// encode copies what e sends.
+// encode copies the payload of e into a message.
 func (q *queuePair) encode(e *sendEntry, num uint64) message {
 	m := message{op: e.wr.Op, imm: e.wr.Imm, key: e.wr.RKey, addr: e.wr.RemoteAddr, num: num, size: e.size}
 	if e.wr.Op != verbs.OpRead && !isLocal(e.wr.Op) {
@@ -210,7 +210,8 @@ func (q *queuePair) runLocal(e *sendEntry) {
 	q.cq.ready.Store(true)
 }
 
-// receive takes what the peer sent, then reports what the peer has executed.
+// receive takes the peer's messages, then reports the requests that the peer
+// has executed.
 func (q *queuePair) receive() {
 	for q.state == stateUp && q.receiveOne() {
 	}
@@ -256,7 +257,7 @@ func (q *queuePair) receiveOne() bool {
 
 func consumesRecv(op verbs.Opcode) bool { return op != verbs.OpWrite && op != verbs.OpRead }
 
-// execute does what the peer asks for. The result is the peer's status.
+// execute executes a request of the peer. The result is the peer's status.
 func (q *queuePair) execute(m *message) verbs.Status {
 	switch m.op {
 	case verbs.OpWrite:
@@ -270,7 +271,7 @@ func (q *queuePair) execute(m *message) verbs.Status {
 	case verbs.OpRead:
 		return q.answerRead(m)
 	}
-	return q.takeSend(m)
+	return q.placeSend(m)
 }
 
 // place writes the payload of a RDMA WRITE.
@@ -300,8 +301,8 @@ func (q *queuePair) answerRead(m *message) verbs.Status {
 	return verbs.StatusOK
 }
 
-// takeSend places a message of the SEND family into the next receive.
-func (q *queuePair) takeSend(m *message) verbs.Status {
+// placeSend places a message of the SEND family into the next receive.
+func (q *queuePair) placeSend(m *message) verbs.Status {
 	recv := &q.recvs[q.recvDone%uint64(len(q.recvs))]
 	wc := verbs.WC{Op: verbs.OpRecv, ByteLen: uint32(m.size)}
 	switch {
@@ -372,8 +373,9 @@ func (q *queuePair) acknowledge() {
 	}
 }
 
-// onBye ends the connection after the peer did: what it executed is complete,
-// the request that it refused carries the status, the rest is flushed.
+// onBye ends the connection after the peer did: requests that it executed are
+// complete, the request that it refused carries the status, the rest is
+// flushed.
 func (q *queuePair) onBye(m message) {
 	q.acknowledge()
 	if q.state != stateUp {

@@ -10,22 +10,23 @@ import (
 // DATA PATH. Placement without a copy. While a long WRITE of the peer is in
 // progress, the next datagram most likely holds its next packets, headers and
 // payloads in turn. So it is received in pieces: payloads at their places, the
-// rest in the staging buffer, where the payloads leave holes. A packet is checked
-// in the same way wherever its payload is. At the first packet that is not the
-// predicted one, all that is left is copied into the holes. What was predicted
-// completes nothing, so Poll does not return while payload that was not checked
-// is at its place.
+// rest in the staging buffer, where the payloads leave holes. A packet is
+// checked in the same way wherever its payload is. At the first packet that is
+// not the predicted one, the rest is copied into the holes. A prediction
+// completes nothing: Poll does not return while unchecked payload is at its
+// place.
 //
 // No valid data are overwritten, and nothing outside the region. The places are
-// those of the message in progress that were not reached yet: their contents are
-// undefined until the message is complete, and then they hold what was checked.
-// Before, they may hold whatever came to the socket. All connections of the queue
-// must be to one peer, so that no peer reads there what another one has sent.
+// those of the message in progress that were not reached yet: their contents
+// are undefined until the message is complete, and then they are checked bytes.
+// Before, they may hold anything that came to the socket. All connections of
+// the queue must be to one peer, so that no peer can read another peer's bytes
+// there.
 //
 //	predict      chooses the places for the next receive
 //	layOut       lists the pieces of the datagram
 //	elsewhere    the payload of a packet that is as predicted
-//	settle       copies the others into the holes
+//	placeRest    copies the others into the holes
 
 const (
 	// aheadMTU is the least path MTU, in bytes. Shorter pieces are as fast to
@@ -33,12 +34,12 @@ const (
 	aheadMTU = 1024
 	// aheadPackets is the number of packets that a datagram holds at most.
 	aheadPackets = rxBuffer / (bthLen + aheadMTU + icrcLen)
-	// aheadRest is how many receive calls are made without a prediction after one
+	// aheadRest is the number of receive calls without a prediction after one
 	// that was wrong from the first packet: several connections send in turn.
 	aheadRest = 16
-	// aheadRecent is how many receive calls after a prediction take one datagram
-	// only: another long WRITE is likely, and its first packet must be taken
-	// before the next ones are received.
+	// aheadRecent is the number of receive calls after a prediction that take
+	// one datagram only: another long WRITE is likely, and its first packet
+	// must be handled before the next ones are received.
 	aheadRecent = 8
 )
 
@@ -101,13 +102,13 @@ func (q *qp) predicted() []byte {
 	return dst[m.got : m.got+n]
 }
 
-// layOut lists the pieces of a datagram whose payloads belong to places.
+// layOut lists the pieces of a datagram with payloads for places.
 func (s *stage) layOut(places []byte, mtu int, qpn uint32) {
 	a := &s.ahead
 	a.places, a.mtu, a.qpn = places, mtu, qpn
 	a.recent = aheadRecent
 	a.iov = a.iov[:0]
-	at := 0 // in the staging buffer, behind what is listed
+	at := 0 // in the staging buffer, behind the listed pieces
 	for off := 0; off < len(places); off += mtu {
 		hole := off/mtu*a.stride() + bthLen
 		a.iov = append(a.iov, piece(s.buf[at:hole]), piece(places[off:off+mtu]))
@@ -130,15 +131,15 @@ func (s *stage) elsewhere(b bth) []byte {
 		b.opcode() == opWriteMiddle && b.pad() == 0 && b.qpn() == a.qpn {
 		return a.places[from : from+a.mtu]
 	}
-	if s.settle() > a.mtu && s.index == 0 {
+	if s.placeRest() > a.mtu && s.index == 0 {
 		a.rest = aheadRest
 	}
 	return nil
 }
 
-// settle copies the payload of the packets that are left in the stage into their
+// placeRest copies the payload of the packets that are left in the stage into their
 // holes, and returns the number of bytes.
-func (s *stage) settle() (n int) {
+func (s *stage) placeRest() (n int) {
 	a := &s.ahead
 	total := int(s.msgs[0].n)
 	for k := s.index; k*a.mtu < len(a.places); k++ {

@@ -50,7 +50,7 @@ const (
 	opAck             opcode = 0x11
 	opSendLastInv     opcode = 0x16
 	opSendOnlyInv     opcode = 0x17
-	opDatagram        opcode = 0x64 // UD SEND only, which also carries the connection manager
+	opDatagram        opcode = 0x64 // UD SEND only; also carries the connection manager
 	opcodesOfRC              = 0x18
 	ackCreditsInvalid        = 0x1f
 )
@@ -67,7 +67,7 @@ const (
 	classAck
 )
 
-// opShape is what a packet with an opcode carries.
+// opShape describes the packets with an opcode.
 type opShape struct {
 	class       class
 	first, last bool // of its message
@@ -178,7 +178,7 @@ var rnrDelays = [32]int64{65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 1
 // rnrDelay returns how long the sender waits after an RNR NAK, in nanoseconds.
 func rnrDelay(code byte) int64 { return rnrDelays[code&0x1f] * 10_000 }
 
-// psnDiff returns a - b for packet sequence numbers, which wrap around.
+// psnDiff returns a - b for packet sequence numbers. They wrap around.
 func psnDiff(a, b uint32) int32 { return int32((a-b)<<8) >> 8 }
 
 func psnAdd(a uint32, n uint32) uint32 { return (a + n) & psnMask }

@@ -107,7 +107,7 @@ func TestC003_ICRCIsCheckedWithoutTheIdentification(t *testing.T) {
 	}
 }
 
-// Over IPv4 the identification is not known, which costs 16 of the 32 bits.
+// Over IPv4 the identification is not known. That costs 16 of the 32 bits.
 func TestC002_ICRCFindsChangedBits(t *testing.T) {
 	missed := map[int]bool{} // positions: the same ones in every packet
 	for _, c := range captures(t) {
@@ -131,7 +131,7 @@ func TestC002_ICRCFindsChangedBits(t *testing.T) {
 	}
 }
 
-// What is looked up is the sum over the pseudo header.
+// The tables give the sum over the pseudo header.
 func TestC002_SumOfThePseudoHeaderIsThatOfItsBytes(t *testing.T) {
 	pseudos := []pseudo{newPseudo(netip.MustParseAddr("10.77.0.2"), netip.MustParseAddr("10.77.0.1"), 7), newPseudo(netip.MustParseAddr("fd00::2"), netip.MustParseAddr("fd00::1"), 7)}
 	for _, p := range pseudos {
@@ -246,7 +246,7 @@ func TestC005_REQIsThatOfLinux(t *testing.T) {
 	}
 }
 
-// differs is the first byte in which a and b differ, or -1.
+// differs returns the index of the first difference of a and b, or -1.
 func differs(a, b []byte) int {
 	for i := range a {
 		if a[i] != b[i] {
@@ -307,8 +307,8 @@ func TestC008_REJIsThatOfLinux(t *testing.T) {
 	}
 }
 
-// The datagram around a message is that of Linux but for its own counter and
-// the request for an acknowledgement, which has no meaning there.
+// The datagram around a message is that of Linux except for its own counter
+// and the request for an acknowledgement. That has no meaning there.
 func TestC009_DatagramHeadersAreThoseOfLinux(t *testing.T) {
 	ms, cs := messages(t, "R")
 	for i, m := range ms {

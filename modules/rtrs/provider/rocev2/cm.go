@@ -30,8 +30,8 @@ type connState uint8
 const (
 	connReqSent     connState = iota // this end has asked
 	connReqReceived                  // the consumer has to answer
-	connRepSent                      // accepted; the peer may not know yet
-	connLeft                         // the same, and this end has disconnected since
+	connRepSent                      // accepted; the peer may not have the answer yet
+	connLeft                         // as connRepSent, and this end has disconnected
 	connEstablished
 	connDreqSent // this end has disconnected, the peer has to answer
 	connTimeWait // ended; late messages are still answered
@@ -67,7 +67,7 @@ type conn struct {
 	tries  int
 	answer chan connResult // active side: the end of Connect
 
-	suspect uint32      // path MTU that may be why the connection failed; 0: it is not
+	suspect uint32      // path MTU that may have made the connection fail; 0: none
 	heard   atomic.Bool // a data packet of the peer has come
 }
 
@@ -89,13 +89,13 @@ type manager struct {
 	guid  uint64
 	stats counters
 
-	displaced atomic.Uint64 // handshakes that gave way
+	displaced atomic.Uint64 // handshakes ended to make room for newer ones
 
 	mu        sync.Mutex // taken before cq.mu
 	conns     map[uint32]*conn
-	byPeer    map[peerKey]*conn // passive ones
-	byQPN     map[peerKey]*conn // live ones, id is the peer's queue pair number
-	listeners map[uint16][]*listener
+	byPeer    map[peerKey]*conn      // passive ones
+	byQPN     map[peerKey]*conn      // live ones, id is the peer's queue pair number
+	listeners map[uint64][]*listener // by service ID
 	crowd     softverbs.Crowd[*conn] // handshakes that others began, see crowd.go
 	learned   map[netip.Addr]learned // path MTUs, by peer; see mtu.go
 	psn       uint32
@@ -105,10 +105,11 @@ type manager struct {
 func (m *manager) init(d *Device, guid uint64) {
 	m.dev, m.guid, m.crowd = d, guid, newCrowd(&d.cfg)
 	m.conns, m.byPeer, m.byQPN = map[uint32]*conn{}, map[peerKey]*conn{}, map[peerKey]*conn{}
-	m.listeners, m.learned = map[uint16][]*listener{}, map[netip.Addr]learned{}
+	m.listeners, m.learned = map[uint64][]*listener{}, map[netip.Addr]learned{}
 }
 
-// Numbers that a peer has to repeat cannot be guessed without seeing the packets.
+// random32 and random64 return numbers that a peer must repeat. They cannot be
+// guessed without seeing the packets.
 func random32() uint32 { return uint32(random64()) }
 
 func random64() uint64 {
@@ -216,14 +217,14 @@ func (m *manager) send(p *port, peer netip.Addr, msg mad) {
 	}
 }
 
-// say sends a message and keeps it for repetition.
+// say sends a message and keeps it to be repeated.
 func (c *conn) say(msg mad) {
 	c.last = msg
 	c.m.send(c.port, c.peer, msg)
 }
 
-// repeat sends the last message again after wait, and then after twice the time
-// before, at most tries times.
+// repeat sends the last message again after wait, then at doubled intervals, at
+// most tries times.
 func (c *conn) repeat(wait time.Duration, tries int) {
 	c.wait, c.tries = wait, tries
 	c.after(wait)
@@ -248,13 +249,13 @@ func (c *conn) after(d time.Duration) {
 func (c *conn) expire() {
 	switch c.state {
 	case connTimeWait:
-		c.forget()
+		c.remove()
 	case connRepSent:
 		if !c.heard.Load() {
 			c.lose(peerLost)
 		}
 	case connLeft:
-		c.forget()
+		c.remove()
 	case connEstablished:
 		if c.heard.Load() {
 			return
@@ -264,7 +265,7 @@ func (c *conn) expire() {
 		c.again() // Connect has its own limit
 	case connDreqSent:
 		if !c.again() {
-			c.forget()
+			c.remove()
 		}
 	}
 }
@@ -281,8 +282,8 @@ func (c *conn) again() bool {
 	return true
 }
 
-// forget removes every trace of the connection.
-func (c *conn) forget() {
+// remove removes every trace of the connection.
+func (c *conn) remove() {
 	c.m.known(c)
 	if c.timer != nil {
 		c.timer.Stop()
@@ -301,15 +302,15 @@ func (c *conn) notLive() {
 	}
 }
 
-// linger ends the connection. Late messages are answered with last, if it is not
-// nil.
+// linger ends the connection and keeps its state for a while. Late messages are
+// answered with last, unless it is nil.
 func (c *conn) linger(last mad) {
 	c.state, c.last = connTimeWait, last
 	c.notLive()
 	c.after(timeWait)
 }
 
-// lose ends a connection because of its peer.
+// lose ends a connection for a reason that came from its peer.
 func (c *conn) lose(why gone) {
 	c.linger(nil)
 	if c.q != nil && c.q.peerGone.CompareAndSwap(0, uint32(why)) {
@@ -317,10 +318,11 @@ func (c *conn) lose(why gone) {
 	}
 }
 
-// leave tells the peer that this end has disconnected, but not before the peer
-// has shown that it has received the answer: its address may be forged. suspect
-// is the path MTU if it may be the cause, else 0. Any goroutine.
-func (m *manager) leave(c *conn, suspect uint32) {
+// disconnect tells the peer that this end has disconnected. It does not before
+// the peer has shown that it has received the answer, because its address may
+// be forged. suspect is the path MTU if that may be the cause, else 0. Any
+// goroutine may call it.
+func (m *manager) disconnect(c *conn, suspect uint32) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c.suspect = suspect
@@ -356,8 +358,8 @@ func (m *manager) establish(c *conn, q *qp, l *link, hold bool) error {
 	return nil
 }
 
-// onREJ handles a refusal of a request or of an answer of this end, and the end
-// of a request that the peer has given up.
+// onREJ handles the refusal of a request or of an answer of this end. It also
+// handles the end of a request that the peer has given up.
 func (m *manager) onREJ(c *conn, peer netip.Addr, msg mad) drop {
 	f := decodeREJ(msg)
 	if c == nil && f.reason == reasonTimeout && len(f.ari) >= 8 {
@@ -372,7 +374,7 @@ func (m *manager) onREJ(c *conn, peer netip.Addr, msg mad) drop {
 	switch c.state {
 	case connReqSent:
 		c.answer <- connResult{err: f.err()}
-		c.forget()
+		c.remove()
 	case connReqReceived, connLeft:
 		c.linger(nil)
 	default:
@@ -382,8 +384,9 @@ func (m *manager) onREJ(c *conn, peer netip.Addr, msg mad) drop {
 }
 
 // believes reports whether a REJ fits the messages before it: it belongs to the
-// same exchange, comes from the same end and is about what is open. A connection
-// that both ends know ends with a DREQ, unless one has lost its state.
+// same exchange, comes from the same end and names a message that is still
+// unanswered. An established connection ends with a DREQ. A REJ ends it only if
+// the peer has lost its state, or may not have established it.
 func (c *conn) believes(msg mad, f *rejFields) bool {
 	if msg.tid() != c.tid {
 		return false
@@ -410,11 +413,14 @@ func (f *rejFields) err() error {
 	if f.reason == reasonInvalidMTU && len(f.ari) > 0 && f.ari[0] >= minMTUCode {
 		return &mtuError{f.ari[0]}
 	}
+	if f.reason == reasonInvalidService {
+		return fmt.Errorf("connection refused: %s: %w", f.reason, verbs.ErrNoService)
+	}
 	return fmt.Errorf("connection refused: %s", f.reason)
 }
 
-// onDREQ handles the end that the peer asks for. One of an unknown connection is
-// answered too, so that the peer stops to repeat it.
+// onDREQ handles a request to disconnect. If the connection is unknown it is
+// answered, too, so that the peer stops repeating it.
 func (m *manager) onDREQ(c *conn, p *port, peer netip.Addr, msg mad) drop {
 	answer := newMAD(attrDREP, msg.tid(), msg.receiver(), msg.sender())
 	if c == nil {
@@ -447,8 +453,8 @@ func (m *manager) onDREP(c *conn, msg mad) drop {
 	return dropNone
 }
 
-// answered notes that the peer does answer. If only packets of full size did not
-// arrive, their size is the reason.
+// answered records that the peer answers. So if the connection failed because
+// packets of full size did not arrive, their size was the reason.
 func (c *conn) answered() {
 	if c.suspect != 0 {
 		c.m.lost(c.peer, c.suspect)
@@ -465,6 +471,6 @@ func (m *manager) stop() {
 		if c.state == connReqSent && len(c.answer) == 0 {
 			c.answer <- connResult{err: verbs.ErrClosed}
 		}
-		c.forget()
+		c.remove()
 	}
 }

@@ -139,8 +139,8 @@ func TestC022_NoAmplification(t *testing.T) {
 	t.Run("C-024 a peer that never confirms is given up", func(t *testing.T) { c.wantEnd(verbs.StatusFatal) })
 }
 
-// Whatever a stranger sends, he gets fewer bytes than he sent: who forges his
-// address cannot use the stack to flood somebody.
+// For any message of a stranger, the answer has fewer bytes than the message:
+// a sender with a forged address cannot use the stack to flood another host.
 func TestC022_AStrangerGetsNoMoreBytesThanHeSent(t *testing.T) {
 	r, e, l := listening(t, Config{})
 	sent := 0
@@ -269,8 +269,8 @@ func TestC020_DREQIsRepeatedUntilItIsAnswered(t *testing.T) {
 	}
 }
 
-// taken waits until the device has taken what was said about a connection, which
-// may be forgotten by now, and throws away what it sent before.
+// taken waits until the device has handled the messages about a connection
+// and discards its earlier answers. The connection may be removed by then.
 func (r *raw) taken(e *end, id uint32, cond func(*conn) bool) {
 	r.t.Helper()
 	m := &e.dev.cm
@@ -374,12 +374,12 @@ func TestC021_GivenUpRequestIsWithdrawn(t *testing.T) {
 func TestC021_ForgottenRequestIsNotRepeated(t *testing.T) {
 	c := newEnd(t, Config{}, addrA)
 	m := &c.dev.cm
-	req := m.ask(c.dev.ports[addrA], addrRaw, c.qp, verbs.ConnectParams{Dst: netip.AddrPortFrom(addrRaw, 1234)}, maxMTUCode)
+	req := m.ask(c.dev.ports[addrA], c.qp, target{dst: addrRaw, service: servicePortSpace | 1234}, maxMTUCode)
 	m.mu.Lock()
 	before := req.tries
 	req.after(0)
 	time.Sleep(10 * time.Millisecond) // it waits for its turn
-	req.forget()
+	req.remove()
 	m.mu.Unlock()
 	time.Sleep(10 * time.Millisecond)
 	m.mu.Lock()

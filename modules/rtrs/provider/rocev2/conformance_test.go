@@ -89,8 +89,8 @@ func waitIPv6(t *testing.T) bool {
 	return true
 }
 
-// garbage sends a port what is no message: noise, nothing, half a message, and
-// a REQ whose ICRC is wrong.
+// garbage sends a port datagrams that are no message: noise, nothing, half a
+// message, and a REQ with a wrong ICRC.
 func garbage(t *testing.T, addr netip.AddrPort) {
 	c, err := (&net.Dialer{}).DialContext(context.Background(), "udp", netip.AddrPortFrom(addr.Addr(), roceUDPPort).String())
 	if err != nil {

@@ -14,19 +14,19 @@ import (
 
 // DATA PATH. A turn of the owner:
 //
-//	Poll        what other goroutines asked for
-//	transmit    requester.go, responder.go, outbox.go: what can be sent
+//	Poll        requests of other goroutines
+//	transmit    requester.go, responder.go, outbox.go: packets that can be sent
 //	receive     ahead.go, inbox.go: packets from the sockets
-//	deliver     which connection a packet is for, and whether it is genuine
+//	deliver     find the connection of a packet, and whether it is genuine
 //	due         deadlines
 //	serve       completions of the connections with something to do
 //	Arm         the last look before the owner sleeps
 
 const (
-	// fetches is how many datagrams one Poll receives at most, so that the owner
-	// does its other work.
+	// fetches bounds the datagrams that one Poll receives, so that the owner
+	// gets to its other work.
 	fetches = 8 * rxBatch
-	// blockedWait is how long a full socket is left alone.
+	// blockedWait is the pause before a full socket is tried again.
 	blockedWait = int64(time.Millisecond)
 	// patience is for how many Polls a deadline that has passed waits for packets
 	// to be taken first.
@@ -105,7 +105,7 @@ func (c *cq) flush() {
 	c.transmit()
 }
 
-// transmit sends what the connections with something to do have to send.
+// transmit sends the packets of the connections with something to send.
 func (c *cq) transmit() {
 	for _, o := range c.outs {
 		if o.blocked {
@@ -142,7 +142,7 @@ func (c *cq) receive(wcs []verbs.WC) (n int) {
 		if !c.stage.empty() {
 			h := c.dev.faults.Load()
 			if h != nil && h.inject != nil {
-				c.stage.settle()
+				c.stage.placeRest()
 			}
 			p := c.stage.next()
 			if h != nil && h.inject != nil {
@@ -193,14 +193,13 @@ func (c *cq) deliver(p *inbound, wc *verbs.WC) (int, drop) {
 	if len(b) < shape.size+b.pad()+icrcLen {
 		return 0, dropLength
 	}
-	if b.pkey()&pkeyBase != pkeyBase {
-		return 0, dropPKey
-	}
 	q := c.find(b.qpn())
 	switch {
 	case q == nil:
 		c.misdelivered(p)
 		return 0, dropQPN
+	case !verbs.SamePartition(b.pkey(), q.pkey):
+		return 0, dropPKey
 	case q.peer != p.addr || q.out != p.out:
 		return 0, dropAddress
 	}
@@ -295,7 +294,7 @@ func (c *cq) due() bool {
 	return true
 }
 
-// setDeadline sets the time at which Expire is called; 0: never.
+// setDeadline sets the time of the next call of Expire; 0: never.
 func (q *qp) setDeadline(t int64) { q.cq.SetDeadline(&q.QP, t) }
 
 // addPort gives c the socket of its slot at a port. Device.mu is held.
@@ -309,7 +308,7 @@ func (c *cq) addPort(p *port) {
 	})
 }
 
-// control does what other goroutines have asked for.
+// control handles the requests of other goroutines.
 func (c *cq) control() {
 	for _, q := range c.Take() {
 		if !q.Attached && q.Is(softverbs.Up) {
@@ -346,7 +345,7 @@ func (c *cq) detach(q *qp) {
 		c.writing = nil
 	}
 	if c.stage.ahead.qpn == q.qpn {
-		c.stage.settle() // Region.Close does not wait for this queue from here on
+		c.stage.placeRest() // Region.Close does not wait for this queue from here on
 	}
 	c.Detach(q, c)
 	c.survey()
@@ -381,7 +380,7 @@ func (c *cq) takeNumber() (uint32, error) {
 	return 0, fmt.Errorf("all %d queue pairs of the completion queue are in use: destroy some or use another one", queuesPerCQ)
 }
 
-// giveNumber takes the number of q back, once.
+// giveNumber frees the number of q, once.
 func (c *cq) giveNumber(q *qp) {
 	if !q.numberGiven.Swap(true) {
 		c.numbers.mu.Lock()
@@ -398,6 +397,6 @@ func (c *cq) Close() error {
 	if err := c.CQ.Close(); err != nil {
 		return err
 	}
-	c.dev.leaveSlot(c)
+	c.dev.giveSlot(c)
 	return nil
 }

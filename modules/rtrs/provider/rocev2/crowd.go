@@ -2,9 +2,9 @@ package rocev2
 
 import "github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
 
-// Handshakes of peers are bounded until the peer has shown that it receives what
-// is sent to its address: a request costs one datagram, and the address in it may
-// be forged. A handshake that gives way is not answered: a real peer repeats its
+// Handshakes of peers are bounded until the peer has proved that it receives at
+// its address: a request costs one datagram, and the address in it may be
+// forged. A handshake that gives way is not answered: a real peer repeats its
 // request.
 //
 // manager.crowd holds those that wait for the consumer and those that were
@@ -19,7 +19,7 @@ func newCrowd(cfg *Config) softverbs.Crowd[*conn] {
 	return softverbs.Crowd[*conn]{Max: cfg.MaxHandshakes, MaxPerHost: cfg.MaxHandshakesPerAddress}
 }
 
-// admit adds the handshake c, to which another one may give way. m.mu is held.
+// admit adds the handshake c; another one may give way to it. m.mu is held.
 func (m *manager) admit(c *conn) {
 	m.crowd.RemoveAll(func(c *conn) bool { return c.heard.Load() })
 	if gone, ok := m.crowd.Add(c, c.peer); ok {
@@ -35,7 +35,7 @@ func (m *manager) displace(c *conn) {
 	case connRepSent:
 		c.lose(peerLost)
 	}
-	c.forget()
+	c.remove()
 	m.displaced.Add(1)
 }
 

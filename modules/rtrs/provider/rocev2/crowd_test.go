@@ -35,8 +35,8 @@ func (d *Device) knows(key peerKey) bool {
 	return d.cm.byPeer[key] != nil
 }
 
-// kept counts what the connection manager keeps, and checks that its tables
-// agree.
+// kept counts the entries of the connection manager, and checks that its
+// tables agree.
 func (d *Device) kept(t *testing.T) int {
 	t.Helper()
 	d.cm.mu.Lock()
@@ -98,7 +98,7 @@ func TestC050_HandshakesAreBounded(t *testing.T) {
 	}
 }
 
-// acceptRequest accepts with a queue pair of its own, which is destroyed when
+// acceptRequest accepts with a queue pair of its own. It is destroyed when
 // its connection is given up.
 func acceptRequest(t *testing.T, e *end, r verbs.ConnRequest) {
 	t.Helper()
@@ -109,7 +109,7 @@ func acceptRequest(t *testing.T, e *end, r verbs.ConnRequest) {
 	}
 }
 
-// connectAmong connects c to s, whose listener has other requests.
+// connectAmong connects c to s while the listener of s has other requests.
 func connectAmong(t *testing.T, c, s *end, l verbs.Listener) {
 	t.Helper()
 	done := make(chan error, 1)
@@ -172,7 +172,7 @@ func TestC050_ConnectionsDoNotGiveWay(t *testing.T) {
 	}
 }
 
-// A request that gave way cannot be accepted, and one whose connection did ends.
+// A request that gave way cannot be accepted, and a queue pair of one ends.
 func TestC050_ConsumerHearsThatARequestGaveWay(t *testing.T) {
 	r, s, l := listening(t, Config{MaxHandshakes: 4, MaxHandshakesPerAddress: 1})
 	r.ask(s.dev, l, 1, 1)

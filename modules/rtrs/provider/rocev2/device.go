@@ -93,9 +93,9 @@ type Device struct {
 	faults atomic.Pointer[faults] // tests only
 }
 
-// faults are what tests do to the network.
+// faults change the network for tests.
 type faults struct {
-	inject  func(inbound) []inbound // what arrives in place of a data packet
+	inject  func(inbound) []inbound // arrives in place of a data packet
 	control func(mad) bool          // whether a message of the connection manager arrives
 }
 
@@ -107,8 +107,8 @@ type slot struct {
 
 var _ verbs.Device = (*Device)(nil)
 
-// Open opens a device and binds cfg.Addrs. The result is a *Device, which also
-// offers Stats.
+// Open opens a device and binds cfg.Addrs. The result is a *Device; it has
+// Stats as well.
 func Open(cfg Config) (verbs.Device, error) {
 	cfg = cfg.withDefaults()
 	if cfg.PathMTU < 256 || cfg.PathMTU > 4096 || cfg.PathMTU&(cfg.PathMTU-1) != 0 {
@@ -216,8 +216,8 @@ func (d *Device) growPorts() error {
 	return nil
 }
 
-// leaveSlot takes the slot of c back.
-func (d *Device) leaveSlot(c *cq) {
+// giveSlot frees the slot of c.
+func (d *Device) giveSlot(c *cq) {
 	d.mu.Lock()
 	c.slot.cq = nil
 	d.mu.Unlock()
@@ -278,7 +278,7 @@ func (d *Device) isClosed() bool {
 	return d.closed
 }
 
-// Stats counts what a device has done since it was opened.
+// Stats are the counters of a device since it was opened.
 type Stats struct {
 	SentPackets     uint64 // data packets passed to sockets
 	ReceivedPackets uint64 // data packets taken from sockets
@@ -287,7 +287,7 @@ type Stats struct {
 	Timeouts        uint64 // answers that did not come in time
 	SequenceNAKs    uint64 // gaps reported by peers
 	RNRNAKs         uint64 // receives that peers did not have
-	Displaced       uint64 // handshakes that gave way to newer ones
+	Displaced       uint64 // handshakes ended to make room for newer ones
 	Dropped         [Reasons]uint64
 }
 

@@ -39,7 +39,8 @@ func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams)
 	if err := q.Begin(p.Private, reqPrivateLen-ipHeaderLen); err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", p.Dst, err)
 	}
-	private, err := d.connect(ctx, q, p)
+	private, err := d.connect(ctx, q, target{
+		src: p.Src.Unmap(), dst: p.Dst.Addr().Unmap(), service: servicePortSpace | uint64(p.Dst.Port()), pkey: verbs.DefaultPKey, private: p.Private})
 	if err != nil {
 		if q.Move(softverbs.Connecting, softverbs.Down) {
 			q.cq.giveNumber(q)
@@ -49,9 +50,16 @@ func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams)
 	return private, nil
 }
 
-func (d *Device) connect(ctx context.Context, q *qp, p verbs.ConnectParams) ([]byte, error) {
-	dst := p.Dst.Addr().Unmap()
-	src := p.Src.Unmap()
+// target describes a connection to be made.
+type target struct {
+	src, dst netip.Addr
+	service  uint64
+	pkey     uint16
+	private  []byte
+}
+
+func (d *Device) connect(ctx context.Context, q *qp, to target) ([]byte, error) {
+	src, dst := to.src, to.dst
 	if !src.IsValid() || src.IsUnspecified() {
 		var err error
 		if src, err = d.source(dst); err != nil {
@@ -72,7 +80,7 @@ func (d *Device) connect(ctx context.Context, q *qp, p verbs.ConnectParams) ([]b
 		mtu = mtuCode(n)
 	}
 	for {
-		c := d.cm.ask(at, dst, q, p, mtu)
+		c := d.cm.ask(at, q, to, mtu)
 		private, err := d.cm.wait(ctx, c)
 		var less *mtuError
 		if !errors.As(err, &less) || less.code >= decodeREQ(c.last).mtu {
@@ -103,8 +111,8 @@ func (m *manager) wait(ctx context.Context, c *conn) ([]byte, error) {
 	return r.private, r.err
 }
 
-// source returns the local address from which dst is reached: the one that the
-// system chooses, unless Config.Addrs names others.
+// source returns the local address for dst: the one that the system chooses,
+// unless Config.Addrs names others.
 func (d *Device) source(dst netip.Addr) (netip.Addr, error) {
 	src, err := sourceFor(dst)
 	if err != nil {
@@ -124,17 +132,17 @@ func (d *Device) source(dst netip.Addr) (netip.Addr, error) {
 }
 
 // ask sends a request for a path MTU of at most the code mtu.
-func (m *manager) ask(p *port, dst netip.Addr, q *qp, params verbs.ConnectParams, mtu uint8) *conn {
+func (m *manager) ask(p *port, q *qp, to target, mtu uint8) *conn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	c := m.newConn(p, dst, connReqSent)
+	c := m.newConn(p, to.dst, connReqSent)
 	c.q, c.localQPN, c.tid, c.answer = q, q.qpn, random64(), make(chan connResult, 1)
 	f := reqFields{
-		id: c.local, service: servicePortSpace | uint64(params.Dst.Port()), guid: m.guid,
+		id: c.local, service: to.service, pkey: to.pkey, guid: m.guid,
 		qpn: q.qpn, psn: random32() & psnMask,
 		respRes: uint8(m.dev.cfg.IRD), initDepth: uint8(m.dev.cfg.ORD),
-		mtu: min(mtu, m.mtuTo(p, dst)), ackTimeout: ackTimeoutCode, srcGID: p.addr.As16(), dstGID: dst.As16(),
-		sourcePort: ephemeralPort(), source: p.addr, dest: dst, private: params.Private,
+		mtu: min(mtu, m.mtuTo(p, to.dst)), ackTimeout: ackTimeoutCode, srcGID: p.addr.As16(), dstGID: to.dst.As16(),
+		sourcePort: ephemeralPort(), source: p.addr, dest: to.dst, private: to.private,
 	}
 	if m.stopped {
 		c.answer <- connResult{err: verbs.ErrClosed}
@@ -154,7 +162,7 @@ func (m *manager) giveUp(c *conn) bool {
 	}
 	r := rejFields{about: aboutOther, reason: reasonTimeout, ari: be.AppendUint64(nil, m.guid)}
 	m.send(c.port, c.peer, r.encode(c.tid, c.local, c.remote))
-	c.forget()
+	c.remove()
 	return true
 }
 
@@ -174,7 +182,7 @@ func (m *manager) onREP(c *conn, msg mad) drop {
 	c.remote, c.guid, c.remoteQPN = msg.sender(), f.guid, f.qpn
 	if err := m.accepted(c, &f); err != nil {
 		c.answer <- connResult{err: err}
-		c.forget()
+		c.remove()
 		return dropNone
 	}
 	c.answer <- connResult{private: append([]byte(nil), f.private...)}
@@ -189,9 +197,9 @@ func (m *manager) accepted(c *conn, f *repFields) error {
 		return fmt.Errorf("peer answers with queue pair %#x, which is in use", f.qpn)
 	}
 	l := &link{
-		port: c.port, peer: c.peer, peerQPN: f.qpn, mtu: sent.mtu, sendPSN: f.psn, recvPSN: sent.psn,
+		port: c.port, peer: c.peer, peerQPN: f.qpn, pkey: sent.pkey, mtu: sent.mtu, sendPSN: f.psn, recvPSN: sent.psn,
 		local:  netip.AddrPortFrom(c.port.addr, sent.sourcePort),
-		remote: netip.AddrPortFrom(c.peer, uint16(sent.service)),
+		remote: netip.AddrPortFrom(c.peer, portOf(sent.service)),
 		ird:    m.dev.cfg.IRD, ord: min(m.dev.cfg.ORD, int(f.respRes)),
 	}
 	if err := m.establish(c, c.q, l, false); err != nil {

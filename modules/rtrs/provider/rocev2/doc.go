@@ -23,12 +23,12 @@
 //
 // The files in the order a packet meets them: internal/softverbs (queues),
 // requester.go (work requests become packets; acknowledgements, repetition),
-// outbox.go (one sendmmsg of segmented sends for all connections), inbox.go (one
-// recvmmsg into staging buffers), ahead.go (payload of long WRITEs is received in
-// place), cq.go (which connection a packet is for, and whether it is genuine),
-// responder.go (order, rights, placement, answers). Everything there runs in the
-// owner of the completion queue and allocates nothing. Poll drives it, with all
-// timers; Arm lets the owner sleep.
+// outbox.go (one sendmmsg of segmented sends for all connections), inbox.go
+// (one recvmmsg into staging buffers), ahead.go (payload of long WRITEs is
+// received in place), cq.go (the connection of a packet, and whether it is
+// genuine), responder.go (order, rights, placement, answers). Everything there
+// runs in the owner of the completion queue and allocates nothing. Poll drives
+// it, with all timers; Arm lets the owner sleep.
 //
 // Every completion queue has a socket of its own at each address. The kernel
 // picks it by the low byte of the destination queue pair number (socket.go).
@@ -36,15 +36,14 @@
 // # The control path
 //
 // Messages of the connection manager go to queue pair 1. They come to a socket
-// of their own, which one goroutine per address reads (cm.go, dial.go,
-// listen.go, crowd.go, mtu.go). An established connection is given to the
-// completion queue through softverbs.Pending, which Disconnect and Destroy use
-// too.
+// of their own. One goroutine per address reads it (cm.go, dial.go, listen.go,
+// crowd.go, mtu.go). An established connection is given to the completion
+// queue through softverbs.Pending. Disconnect and Destroy use that too.
 //
 // # Datagrams
 //
-// UD queue pairs (ud_qp.go) share one socket of each address, which a goroutine
-// reads (ud_agent.go).
+// UD queue pairs (ud_qp.go) share one socket of each address. A goroutine reads
+// it (ud_agent.go).
 //
 // # Hazards
 //
@@ -53,8 +52,8 @@
 // network that keeps forged addresses out.
 //
 // A signalled request is complete when the peer has acknowledged it, so its
-// memory is read again if a packet was lost. A region that is closed before
-// costs a copy of what is not acknowledged.
+// memory is read again if a packet was lost. Closing a region before then
+// costs a copy of the bytes that are not acknowledged.
 //
 // Without privilege the receive buffers are as large as net.core.rmem_max
 // allows; with its usual default, bursts are lost and sent again. The log line of

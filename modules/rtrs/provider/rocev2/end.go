@@ -27,7 +27,7 @@ func (q *qp) Destroy() {
 	}
 }
 
-// asked does what other goroutines have asked for. The connection is attached.
+// asked handles the requests of other goroutines. The connection is attached.
 func (q *qp) asked() {
 	if q.confirmed.Load() && q.req.hold {
 		q.release()
@@ -67,7 +67,7 @@ type gone uint32
 const (
 	peerLeft  gone = iota + 1 // it disconnected
 	peerLost                  // it never confirmed the connection
-	peerStale                 // it does not know the connection any more
+	peerStale                 // the peer has lost the connection's state
 )
 
 // peerEnded ends the connection because the peer has ended it.
@@ -88,18 +88,18 @@ func (q *qp) sayLast() {
 	q.out.flush()
 }
 
-// hangUp ends the connection. Nothing more is sent, neither what was posted nor
-// what waits for room in the socket: the caller of Disconnect may have sent the
-// same on another connection, and newer data after it.
+// hangUp ends the connection. Nothing more is sent, neither posted requests nor
+// packets that wait for room in the socket: the caller of Disconnect may have
+// sent the same on another connection, and newer data after it.
 func (q *qp) hangUp(status verbs.Status, cause error) {
 	if q.End.State != softverbs.EndNone {
 		return
 	}
-	q.out.forget(q)
+	q.out.remove(q)
 	q.End = softverbs.End{State: softverbs.EndFlushing, Status: status, Cause: cause}
 	q.Set(softverbs.Down)
 	q.setDeadline(0)
-	q.dev.cm.leave(q.conn, q.suspectMTU())
+	q.dev.cm.disconnect(q.conn, q.suspectMTU())
 	q.cq.activate(q)
 	how := "closed"
 	if status != verbs.StatusOK {
@@ -112,7 +112,7 @@ func (q *qp) hangUp(status verbs.Status, cause error) {
 	log.Info("rocev2 connection "+how, "local", q.LocalAddr(), "remote", q.RemoteAddr(), "qpn", q.qpn)
 }
 
-// flush returns what is outstanding, then OpDisconnected.
+// flush returns the outstanding requests, then OpDisconnected.
 func (q *qp) flush(wcs []verbs.WC) int {
 	n, last := q.Flush(wcs, q.req.una.at)
 	if last {

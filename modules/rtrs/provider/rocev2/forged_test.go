@@ -7,7 +7,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// Messages with the peer's address that do not know what the peer knows change
+// Messages with the peer's address but without the peer's knowledge change
 // nothing.
 
 func TestC049_ForgedMessagesToAConnection(t *testing.T) {
@@ -103,7 +103,8 @@ func TestC049_ForgedDREPDoesNotEndTheRepetition(t *testing.T) {
 	c.hear(attrDREQ)
 }
 
-// Who has not seen one of our messages cannot know the numbers in the next.
+// A host that has not seen one of our messages cannot know the numbers in the
+// next.
 func TestC049_NumbersCannotBeGuessed(t *testing.T) {
 	d := openDevice(t, Config{})
 	d.cm.mu.Lock()

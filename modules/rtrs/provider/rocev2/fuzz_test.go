@@ -12,8 +12,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// offline is a connection whose packets go nowhere: the test brings what
-// arrives. It is attached as a real one is, and runs the same code.
+// offline is a connection with packets that go nowhere: the test brings the
+// arriving ones. It is attached as a real one is, and runs the same code.
 type offline struct {
 	t     testing.TB
 	dev   *Device
@@ -214,7 +214,7 @@ func FuzzMAD(f *testing.F) {
 		c.outs = []*outbox{newOutbox(p, -1, c.stats)}
 		m := &d.cm
 		l := must(m.listen(netip.AddrPortFrom(netip.IPv4Unspecified(), 1234)))(t)
-		asked := m.ask(p, addrB, q, verbs.ConnectParams{Dst: netip.AddrPortFrom(addrB, 1)}, maxMTUCode)
+		asked := m.ask(p, q, target{dst: addrB, service: servicePortSpace | 1}, maxMTUCode)
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		known := len(m.conns)
@@ -249,7 +249,7 @@ func FuzzMAD(f *testing.F) {
 			}
 		})
 		for _, c := range m.conns {
-			c.forget()
+			c.remove()
 		}
 	})
 }

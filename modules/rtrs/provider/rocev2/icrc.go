@@ -10,9 +10,9 @@ import (
 )
 
 // The ICRC is a CRC-32 of the packet with the fields that change on the way
-// replaced by ones. It covers the IP header, which the kernel writes: the sockets
-// are set up so that the IPv4 identification is 0, or the number of the segment
-// within one segmented send. docs/protocol/rocev2.md, ICRC.
+// replaced by ones. It covers the IP header, although the kernel writes that:
+// the sockets are set up so that the IPv4 identification is 0, or the number of
+// the segment within one segmented send. docs/protocol/rocev2.md, ICRC.
 
 const roceUDPPort = 4791
 
@@ -79,9 +79,9 @@ func (p *pseudo) start(size int, id uint16) uint32 {
 	return p.crc ^ lengths4[size] ^ idsLow[id&0xff] ^ idsHigh[id>>8]
 }
 
-// A CRC is linear: what a field adds to it depends on the value and the position
-// of the field alone. So the sum of the pseudo header of each packet is looked up
-// in tables.
+// A CRC is linear: the contribution of a field depends only on its value and
+// position. So the sum of the pseudo header of each packet is looked up in
+// tables.
 var (
 	lengths4, lengths6 [maxPacket + 1]uint32 // by bytes of UDP payload
 	idsLow, idsHigh    [256]uint32           // by byte of the IPv4 identification
@@ -110,7 +110,7 @@ func init() {
 // sumZero returns the CRC register after b if it starts at 0.
 func sumZero(b []byte) uint32 { return ^crc32.Update(math.MaxUint32, crc32.IEEETable, b) }
 
-// sumHeader continues crc over a header to be sent, whose byte 4 is 0.
+// sumHeader continues crc over a header to be sent. Its byte 4 is 0.
 func sumHeader(crc uint32, head []byte) uint32 {
 	head[4] = 0xff
 	crc = crc32.Update(crc, crc32.IEEETable, head)
@@ -133,11 +133,11 @@ func (p *pseudo) seal(b []byte, id uint16) {
 	putICRC(b[n:], sum(sumHeader(p.start(len(b), id), b[:bthLen]), b[bthLen:n]))
 }
 
-// check reports whether the ICRC of the packet b is right. id is the most likely
-// IPv4 identification, which a socket does not report. If it does not fit, check
-// solves for the identification, which leaves 16 of the 32 bits as a check. It
-// overwrites byte 4 of b, which the ICRC does not cover. If place is not empty, it
-// is the payload, and b has a hole for it before the ICRC.
+// check reports whether the ICRC of the packet b is right. id is the most
+// likely IPv4 identification. A socket does not report it. If id does not fit,
+// check solves for the identification: 16 of the 32 bits are left as a check.
+// It overwrites byte 4 of b. The ICRC does not cover that byte. If place is not
+// empty, it is the payload, and b has a hole for it before the ICRC.
 func (p *pseudo) check(b, place []byte, id uint16) bool {
 	n := len(b) - icrcLen
 	b[4] = 0xff

@@ -24,7 +24,7 @@ type inbound struct {
 	out   *outbox // of the port it came to
 }
 
-// stage holds what one call received.
+// stage holds the packets of one receive call.
 type stage struct {
 	msgs  []mmsghdr
 	iov   []unix.Iovec
@@ -78,8 +78,8 @@ func (s *stage) fill(o *outbox) int {
 	return s.n
 }
 
-// next takes the next packet from the stage, which must not be empty. The packet
-// of an empty datagram is empty.
+// next takes the next packet from the stage. The stage must not be empty. The
+// packet of an empty datagram is empty.
 func (s *stage) next() (p inbound) {
 	m := &s.msgs[s.at]
 	total := int(m.n)

@@ -1,6 +1,7 @@
 package rocev2
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -17,9 +18,11 @@ import (
 // listener implements verbs.Listener.
 type listener struct {
 	dev  *Device
-	addr netip.AddrPort
-	more chan struct{} // has a token when queue may not be empty
-	done chan struct{} // closed by Close
+	addr netip.AddrPort // port 0: of a service that is none of rdma_cm
+	id   uint64         // of the service
+	pkey uint16         // 0: any
+	more chan struct{}  // has a token when queue may not be empty
+	done chan struct{}  // closed by Close
 	once sync.Once
 
 	queue []*request // for Accept, oldest first; guarded by manager.mu
@@ -84,28 +87,34 @@ func (m *manager) listen(addr netip.AddrPort) (*listener, error) {
 		if addr.Port() == 0 {
 			port = ephemeralPort()
 		}
-		if !m.portTaken(netip.AddrPortFrom(addr.Addr(), port)) {
-			l := &listener{dev: m.dev, addr: netip.AddrPortFrom(addr.Addr(), port), more: make(chan struct{}, 1), done: make(chan struct{})}
-			m.listeners[port] = append(m.listeners[port], l)
-			return l, nil
+		id := servicePortSpace | uint64(port)
+		if !m.taken(id, addr.Addr(), 0) {
+			return m.newListener(netip.AddrPortFrom(addr.Addr(), port), id, 0), nil
 		}
 	}
 	return nil, errors.New("port is in use by another listener of this device: choose another one")
 }
 
-func (m *manager) portTaken(addr netip.AddrPort) bool {
-	return slices.ContainsFunc(m.listeners[addr.Port()], func(l *listener) bool {
-		return l.addr.Addr() == addr.Addr() || l.addr.Addr().IsUnspecified() || addr.Addr().IsUnspecified()
+// newListener adds a listener for a service. m.mu is held.
+func (m *manager) newListener(addr netip.AddrPort, id uint64, pkey uint16) *listener {
+	l := &listener{dev: m.dev, addr: addr, id: id, pkey: pkey, more: make(chan struct{}, 1), done: make(chan struct{})}
+	m.listeners[id] = append(m.listeners[id], l)
+	return l
+}
+
+func (m *manager) taken(id uint64, addr netip.Addr, pkey uint16) bool {
+	return slices.ContainsFunc(m.listeners[id], func(l *listener) bool {
+		return (l.addr.Addr() == addr || l.addr.Addr().IsUnspecified() || addr.IsUnspecified()) && l.serves(pkey)
 	})
 }
 
+// serves reports whether the listener takes requests in a partition.
+func (l *listener) serves(pkey uint16) bool { return l.pkey == 0 || verbs.SamePartition(l.pkey, pkey) }
+
 // listenerFor returns the listener for a service at a local address, or nil.
-func (m *manager) listenerFor(service uint64, addr netip.Addr) *listener {
-	if service&^0xffff != servicePortSpace {
-		return nil
-	}
-	for _, l := range m.listeners[uint16(service)] {
-		if a := l.addr.Addr(); a == addr || a.IsUnspecified() && (a.Is6() || addr.Is4()) {
+func (m *manager) listenerFor(service uint64, addr netip.Addr, pkey uint16) *listener {
+	for _, l := range m.listeners[service] {
+		if a := l.addr.Addr(); l.serves(pkey) && (a == addr || a.IsUnspecified() && (a.Is6() || addr.Is4())) {
 			return l
 		}
 	}
@@ -135,11 +144,13 @@ func (l *listener) Accept() (verbs.ConnRequest, error) {
 
 // put queues a request for Accept. manager.mu is held.
 func (l *listener) put(r *request) {
+	r.pkey = cmp.Or(l.pkey, verbs.DefaultPKey)
 	l.queue = append(slices.DeleteFunc(l.queue, (*request).over), r)
 	l.wake()
 }
 
-// take returns the oldest request whose peer still waits for the answer, or nil.
+// take returns the oldest request with a peer that still waits for the answer,
+// or nil.
 func (l *listener) take() *request {
 	m := &l.dev.cm
 	m.mu.Lock()
@@ -169,10 +180,9 @@ func (l *listener) Close() error {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		close(l.done)
-		port := l.addr.Port()
-		m.listeners[port] = slices.DeleteFunc(m.listeners[port], func(o *listener) bool { return o == l })
-		if len(m.listeners[port]) == 0 {
-			delete(m.listeners, port)
+		m.listeners[l.id] = slices.DeleteFunc(m.listeners[l.id], func(o *listener) bool { return o == l })
+		if len(m.listeners[l.id]) == 0 {
+			delete(m.listeners, l.id)
 		}
 		for _, r := range l.queue {
 			m.reject(r.c, &rejFields{about: aboutREQ, reason: reasonInvalidService})
@@ -233,7 +243,7 @@ func (m *manager) askedAgain(c *conn) drop {
 // check returns the listener of a request, or its refusal.
 func (m *manager) check(p *port, peer netip.Addr, f *reqFields) (*listener, *rejFields) {
 	no := func(r reason) (*listener, *rejFields) { return nil, &rejFields{about: aboutREQ, reason: r} }
-	l := m.listenerFor(f.service, p.addr)
+	l := m.listenerFor(f.service, p.addr, f.pkey)
 	source := peer.WithZone("")
 	switch {
 	case l == nil:
@@ -246,7 +256,7 @@ func (m *manager) check(p *port, peer netip.Addr, f *reqFields) (*listener, *rej
 		return nil, &rejFields{about: aboutREQ, reason: reasonInvalidMTU, ari: []byte{m.mtuTo(p, peer)}}
 	case f.srcGID != source.As16() || f.dstGID != p.addr.As16():
 		return no(reasonInvalidGID)
-	case f.source != source || f.dest != p.addr.WithZone(""):
+	case ofRDMACM(f.service) && (f.source != source || f.dest != p.addr.WithZone("")):
 		return no(reasonConsumer)
 	}
 	if old := m.byQPN[peerKey{peer, f.guid, f.qpn}]; old != nil {
@@ -278,6 +288,8 @@ type request struct {
 	dev *Device
 	c   *conn
 	f   reqFields
+
+	pkey uint16 // of the connection
 }
 
 // over reports whether the request cannot be answered any more. manager.mu is
@@ -287,7 +299,7 @@ func (r *request) over() bool { return r.c.state != connReqReceived }
 func (r *request) Private() []byte { return r.f.private }
 
 func (r *request) LocalAddr() netip.AddrPort {
-	return netip.AddrPortFrom(r.c.port.addr, uint16(r.f.service))
+	return netip.AddrPortFrom(r.c.port.addr, portOf(r.f.service))
 }
 
 func (r *request) RemoteAddr() netip.AddrPort {
@@ -325,7 +337,7 @@ func (m *manager) accept(r *request, q *qp, private []byte) error {
 		initDepth: min(uint8(m.dev.cfg.ORD), r.f.respRes),
 	}
 	l := &link{
-		port: c.port, peer: c.peer, local: r.LocalAddr(), remote: r.RemoteAddr(), peerQPN: r.f.qpn, mtu: r.f.mtu,
+		port: c.port, peer: c.peer, local: r.LocalAddr(), remote: r.RemoteAddr(), peerQPN: r.f.qpn, pkey: r.pkey, mtu: r.f.mtu,
 		sendPSN: r.f.psn, recvPSN: f.psn, ird: int(f.respRes), ord: int(f.initDepth),
 	}
 	c.state = connRepSent

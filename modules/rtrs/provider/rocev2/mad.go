@@ -1,6 +1,7 @@
 package rocev2
 
 import (
+	"cmp"
 	"net/netip"
 )
 
@@ -80,7 +81,7 @@ func itoa(v uint16) string {
 	return string(rune('0' + v))
 }
 
-// What a REJ or a MRA is about.
+// The message that a REJ or a MRA answers.
 const (
 	aboutREQ   = 0
 	aboutREP   = 1
@@ -130,8 +131,9 @@ func put24(b []byte, v uint32) { b[0], b[1], b[2] = byte(v>>16), byte(v>>8), byt
 type reqFields struct {
 	id           uint32
 	service      uint64
+	pkey         uint16 // 0: the default when sent
 	guid         uint64
-	qpn, psn     uint32 // psn: what the sender expects
+	qpn, psn     uint32 // psn: expected by the sender
 	respRes      uint8  // reads the sender serves at once
 	initDepth    uint8  // reads the sender issues at once
 	transport    uint8  // 0: reliable connection
@@ -146,6 +148,9 @@ type reqFields struct {
 
 // servicePort names a port of the TCP port space of rdma_cm.
 const servicePortSpace = 0x0106 << 16
+
+// ofRDMACM reports whether requests for a service have the header of rdma_cm.
+func ofRDMACM(service uint64) bool { return service&^0xffff == servicePortSpace }
 
 const (
 	cmTimeoutCode = 20 // 4.096 us * 2^20 = 4.3 s, as the kernel's
@@ -170,7 +175,7 @@ func (f *reqFields) encode(tid uint64) mad {
 	b[43] = cmTimeoutCode<<3 | f.transport<<1
 	put24(b[44:], f.psn)
 	b[47] = cmTimeoutCode<<3 | retryCount
-	be.PutUint16(b[48:], defaultPKey)
+	be.PutUint16(b[48:], cmp.Or(f.pkey, defaultPKey))
 	b[50] = f.mtu<<4 | retryCount
 	b[51] = cmRetries << 4
 	be.PutUint16(b[52:], anyLID)
@@ -180,6 +185,10 @@ func (f *reqFields) encode(tid uint64) mad {
 	b[93] = hopLimit
 	b[95] = f.ackTimeout << 3
 	p := b[reqPrivate:]
+	if !ofRDMACM(f.service) {
+		copy(p[:reqPrivateLen], f.private)
+		return m
+	}
 	p[1] = ipVersion(f.source) << 4
 	be.PutUint16(p[2:], f.sourcePort)
 	putAddr(p[4:20], f.source)
@@ -202,7 +211,12 @@ func decodeREQ(m mad) (f reqFields) {
 	f.mtu, f.ackTimeout = b[50]>>4, b[95]>>3
 	copy(f.srcGID[:], b[56:])
 	copy(f.dstGID[:], b[72:])
+	f.pkey = be.Uint16(b[48:])
 	p := b[reqPrivate:]
+	if !ofRDMACM(f.service) {
+		f.private = p[:reqPrivateLen]
+		return f
+	}
 	if p[0] == 0 {
 		f.source, f.dest = getAddr(p[4:20], p[1]>>4), getAddr(p[20:36], p[1]>>4)
 	}

@@ -9,7 +9,7 @@ import (
 
 // Release implements softverbs.Owner. Nothing new reaches the memory, because
 // every placement, READ response and first transmission looks the key up in the
-// same turn of the owner. What may be sent again is copied.
+// same turn of the owner. Packets that may be sent again are copied.
 func (c *cq) Release(r *softverbs.Region) {
 	c.Turn.Lock()
 	defer c.Turn.Unlock()
@@ -25,7 +25,7 @@ func (c *cq) Release(r *softverbs.Region) {
 
 // letGo copies the payload of requests that may have to be sent again out of the
 // memory of r. It does not read requests that were not started, since the owner
-// may post meanwhile: start finds that their key is gone.
+// may post meanwhile: assignPSNs finds that their key is gone.
 func (q *qp) letGo(r *softverbs.Region) {
 	if q.End.State != softverbs.EndNone {
 		return // nothing is sent any more

@@ -7,20 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The active side chooses the path MTU when it connects, by the interface, by what
-// the kernel knows of the route, and by what was learned: if short packets of a
-// connection arrive and none of full size ever did, a link between the hosts
-// carries less. The next connections between them use less. The passive side
-// enforces that by refusing.
+// The active side chooses the path MTU when it connects, by the interface, by
+// the kernel's route and by experience: if short packets of a connection arrive
+// and none of full size ever did, a link between the hosts carries less. The
+// next connections between them use less. The passive side enforces that by
+// refusing.
 
 const (
-	// learnedFor is how long a smaller path MTU is used before the full one is
-	// tried again.
+	// learnedFor is the time for which a smaller path MTU is used before the
+	// full one is tried again.
 	learnedFor = 10 * time.Minute
 	// ethernetCode is the path MTU of Ethernet's 1500 bytes: 1024.
 	ethernetCode = 3
-	// stuckAfter is how many times in a row a packet is lost before its size is
-	// suspected.
+	// stuckAfter is the number of losses of a packet in a row after which its
+	// size is suspected.
 	stuckAfter = 3
 )
 

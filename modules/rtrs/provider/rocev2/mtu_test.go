@@ -46,7 +46,7 @@ func tryWrite(t *testing.T, from, to *end, size int) verbs.Status {
 		verbs.SendWR{ID: 1, Op: verbs.OpWrite, Signaled: true, RemoteAddr: rmr.Addr(), RKey: rmr.RKey(), SGEs: []verbs.SGE{{Buf: src, LKey: mr.LKey()}}},
 		verbs.SendWR{ID: 3, Op: verbs.OpWriteImm, Signaled: true})
 	wc := from.next(to)
-	for wc.ID != 1 { // what was received before
+	for wc.ID != 1 { // of an earlier receive
 		wc = from.next(to)
 	}
 	if wc.Status == verbs.StatusOK && !bytes.Equal(src, dst) {
@@ -176,7 +176,7 @@ func TestC051_RefusedPathMTUIsLowered(t *testing.T) {
 	}
 }
 
-// What was learned is forgotten in time.
+// The learned MTU is dropped in time.
 func TestC051_FullPathMTUIsTriedAgain(t *testing.T) {
 	d := openDevice(t, Config{Addrs: []netip.Addr{addrA}})
 	m, p := &d.cm, d.ports[addrA]

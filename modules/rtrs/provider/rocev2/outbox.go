@@ -92,7 +92,7 @@ func (o *outbox) begin(q *qp, header, size int) []byte {
 	return o.putHead(header)
 }
 
-// runFor returns the run to which a packet of size bytes belongs.
+// runFor returns the run for a packet of size bytes.
 func (o *outbox) runFor(q *qp, size int) *run {
 	if o.gso && o.n > o.at {
 		r := &o.runs[o.n-1]
@@ -148,7 +148,7 @@ func (o *outbox) end(pad int) {
 	putICRC(b[pad:], sum(o.crc, b[:pad]))
 }
 
-// flush passes what is listed to the socket.
+// flush passes the listed packets to the socket.
 func (o *outbox) flush() {
 	if o.at == o.n {
 		return
@@ -185,7 +185,7 @@ func (o *outbox) describe(i int) {
 	o.msgs[i].describe(&r.q.to, o.vecs[r.first:r.first+r.vecs], control)
 }
 
-// refused skips the next message, which is lost for the peer. If the kernel
+// refused skips the next message. It is lost for the peer. If the kernel
 // cannot send it because it is segmented, there will be no segmented sends any
 // more. Other errors, of the route, the interface or a filter, may pass.
 func (o *outbox) refused(errno unix.Errno) {
@@ -195,7 +195,7 @@ func (o *outbox) refused(errno unix.Errno) {
 		return
 	}
 	switch errno {
-	case unix.EIO, unix.EOPNOTSUPP: // the device, or what is on the way to it, cannot
+	case unix.EIO, unix.EOPNOTSUPP: // the device, or a layer below, cannot
 		o.gso = false
 	case unix.EINVAL: // the same, or the segments are too large for the route
 		o.gso = o.segmentsTooLarge(r)
@@ -212,8 +212,8 @@ func (o *outbox) segmentsTooLarge(r *run) bool {
 	return mtu > 0 && r.size+headers > mtu
 }
 
-// letGo makes what is listed independent of the memory of r: it is sent or
-// discarded. For the peers, discarded packets are lost ones.
+// letGo makes the listed packets independent of the memory of r: they are
+// sent or discarded. For the peers, discarded packets are lost ones.
 func (o *outbox) letGo(r *softverbs.Region) {
 	if !o.names(r) {
 		return
@@ -235,8 +235,8 @@ func (o *outbox) names(r *softverbs.Region) bool {
 	return false
 }
 
-// forget removes the packets of q.
-func (o *outbox) forget(q *qp) {
+// remove removes the packets of q.
+func (o *outbox) remove(q *qp) {
 	n := o.at
 	for _, r := range o.runs[o.at:o.n] {
 		if r.q != q {

@@ -93,7 +93,7 @@ func (e *end) until(what string, cond func() bool, others ...*end) {
 	e.within(testLimit, what, cond, others...)
 }
 
-// within is until, for what takes long.
+// within is until, with a limit for slow conditions.
 func (e *end) within(limit time.Duration, what string, cond func() bool, others ...*end) {
 	e.t.Helper()
 	for stop := time.Now().Add(limit); !cond(); {

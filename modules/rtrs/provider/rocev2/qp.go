@@ -31,6 +31,7 @@ type qp struct {
 	toPeer   pseudo
 	fromPeer pseudo
 	peerQPN  uint32
+	pkey     uint16
 	mtu      uint32
 	ird, ord int
 
@@ -74,12 +75,13 @@ func (d *Device) CreateQP(p verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 // limits are those of a queue pair.
 var limits = softverbs.Limits{QueueDepth: maxQPWR, Elements: maxSGE}
 
-// link is what two ends agree on when they connect.
+// link is the agreement of the two ends of a connection.
 type link struct {
 	port             *port
 	peer             netip.Addr
 	local, remote    netip.AddrPort // with the ports of rdma_cm, for logs
 	peerQPN          uint32
+	pkey             uint16
 	mtu              uint8 // code
 	sendPSN, recvPSN uint32
 	ird, ord         int
@@ -93,11 +95,14 @@ func (q *qp) begun(l *link) {
 	q.to.set(newPeerAddr(l.peer))
 	q.toPeer = newPseudo(l.port.addr, l.peer, roceUDPPort)
 	q.fromPeer = newPseudo(l.peer, l.port.addr, roceUDPPort)
-	q.peerQPN, q.mtu = l.peerQPN, mtuBytes(l.mtu)
+	q.peerQPN, q.pkey, q.mtu = l.peerQPN, l.pkey, mtuBytes(l.mtu)
 	q.ird, q.ord = l.ird, l.ord
 	q.req.init(q, l.sendPSN, windowLimit(l.port.buffer, int(q.mtu)))
 	q.resp.init(q, l.recvPSN)
 }
+
+// setPKey puts the partition of the connection into a base transport header.
+func (q *qp) setPKey(head []byte) { be.PutUint16(head[2:], q.pkey) }
 
 // opcodes returns the set of opcodes for a peer that serves ord READs.
 func opcodes(ord int) uint16 {
@@ -151,7 +156,8 @@ func (q *qp) wants() bool {
 	return q.Attached && q.End.State == softverbs.EndNone && (q.resp.wants() || q.requestable())
 }
 
-// transmit sends what there is. Answers are first, since the peer waits for them.
+// transmit sends everything that may be sent. Answers are first, since the peer
+// waits for them.
 func (q *qp) transmit() {
 	if q.respond() {
 		q.request()

@@ -74,8 +74,8 @@ func (r *raw) receive(wait time.Duration) []byte {
 }
 
 const (
-	soon   = 10 * time.Second      // for what has to come
-	silent = 30 * time.Millisecond // for what must not
+	soon   = 10 * time.Second      // for messages that have to come
+	silent = 30 * time.Millisecond // for messages that must not
 )
 
 // say sends a message of the connection manager.
@@ -86,7 +86,7 @@ func (r *raw) say(m mad) {
 	r.send(b[:cmPacketLen-icrcLen])
 }
 
-// hear returns the next message, which has to come. Data packets are skipped,
+// hear returns the next message. It has to come. Data packets are skipped,
 // and other messages that were heard before: the device repeats them in time.
 func (r *raw) hear(kind attribute) mad {
 	r.t.Helper()
@@ -190,7 +190,7 @@ func (c *rawConn) reth(off int, n uint32) []byte {
 	return b
 }
 
-// data returns the next data packet of the device, which has to come.
+// data returns the next data packet of the device. It has to come.
 func (c *rawConn) data() bth {
 	c.t.Helper()
 	for stop := time.Now().Add(soon); time.Now().Before(stop); {

@@ -17,20 +17,21 @@ func (q *qp) sendRead(e *softverbs.Send) {
 	n := min(e.Length-r.cur.off, readPiece*q.mtu-r.cur.off%(readPiece*q.mtu))
 	head := q.out.begin(q, bthLen+rethLen, bthLen+rethLen+icrcLen)
 	putBTH(head, opReadRequest, 0, q.peerQPN, r.cur.psn, true)
+	q.setPKey(head)
 	putRETH(head[bthLen:], e.Addr+uint64(r.cur.off), e.Key, n)
 	q.out.headerDone(head)
 	q.out.end(0)
 	count := packets(n, q.mtu)
 	r.reads[r.readTail%uint64(len(r.reads))] = psnAdd(r.cur.psn, count-1)
 	r.readTail++
-	q.left(count, true)
+	q.advancePSN(count, true)
 	if r.cur.off += n; r.cur.off == e.Length {
 		r.step()
 	}
 }
 
-// readAgain requests the READ at una again, whose response has a gap. It does so
-// once; after another loss the READ waits for the timeout.
+// readAgain repeats the request of the READ at una after a gap in its response.
+// It does so once; after another loss the READ waits for the timeout.
 func (q *qp) readAgain() {
 	r := &q.req
 	if r.retriedRead {

@@ -11,7 +11,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// mapped is a region whose memory can be unmapped.
+// mapped is a region with memory that can be unmapped.
 func (e *end) mapped(n int) ([]byte, verbs.MR) {
 	e.t.Helper()
 	mem := must(unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON))(e.t)

@@ -14,21 +14,20 @@ import (
 // the sequence numbers of its responses; a long one is requested in pieces.
 // docs/protocol/rocev2.md, Requester. A request meets, in this order:
 //
-//	request        appends packets to the outbox: start, sendPacket, sendRead
+//	request        appends packets to the outbox: assignPSNs, sendPacket, sendRead
 //	onAck          ACK, NAK, RNR NAK; read.go has the responses to READs
 //	acknowledge    moves una: advance, progressed
 //	goBack         sends again from una on
 //	Expire         the answer did not come in time
 
 const (
-	// The window is how many packets may be in flight: 1 MiB at the largest path
-	// MTU, and more if receive buffers are large (windowLimit).
+	// The window is the number of packets that may be in flight: 1 MiB at the
+	// largest path MTU, more if receive buffers are large (windowLimit).
 	baseWindow  = 256
 	maxWindow   = 1024
 	firstWindow = 64
 	minWindow   = 2
-	// ackEvery is the number of packets of which the last asks for an
-	// acknowledgement.
+	// ackEvery is the number of packets per request for an acknowledgement.
 	ackEvery = 16
 	// readPiece is the number of response packets that one READ request asks for
 	// at most.
@@ -58,9 +57,9 @@ type requester struct {
 	top   uint32
 	high  uint32 // the sequence number after the highest that was sent
 
-	hold     bool             // passive side: send nothing, the peer may not know that it is connected
-	sinceAck int              // packets since the last that asks for an acknowledgement
-	curAt    softverbs.Cursor // where cur stands in the elements
+	hold     bool             // passive side: send nothing until the peer has shown that it is connected
+	sinceAck int              // packets sent since the last one that asks for an acknowledgement
+	curAt    softverbs.Cursor // position of cur in the elements of its request
 	reads    []uint32         // last sequence numbers of the READs in flight, a ring
 	readHead uint64
 	readTail uint64
@@ -75,14 +74,14 @@ type requester struct {
 	timed         bool // the packet before timedPSN is timed
 	timedPSN      uint32
 	timedAt       int64
-	progressAt    int64 // when the peer last answered, or the first unanswered packet was sent
+	progressAt    int64 // time of the peer's last answer, or of the first unanswered packet after it
 	waitUntil     int64 // RNR: send nothing before this time; 0: send
-	notReadySince int64 // RNR: since when the peer has no receive; 0: it has
+	notReadySince int64 // RNR: time from which the peer has had no receive; 0: it has one
 	retriedRead   bool  // una is a READ that was requested again
 
 	fullArrived bool // a packet of full size was acknowledged
-	gapTold     bool // the peer has reported that una is missing
-	stuck       int  // timeouts in a row that went back to una
+	gapTold     bool // the peer has reported the packet at una missing
+	stuck       int  // timeouts in a row without progress
 }
 
 func (r *requester) init(q *qp, psn uint32, limit int32) {
@@ -93,10 +92,10 @@ func (r *requester) init(q *qp, psn uint32, limit int32) {
 	r.timeout, r.floor = firstTimeout, minTimeout
 }
 
-// windowLimit returns the widest window, in packets. The size of the peer's
-// receive buffer is not on the wire, so it is taken to be that of this end. The
-// window may fill a quarter of it, since the kernel counts its own records too,
-// and connections share it.
+// windowLimit returns the largest window, in packets. The peer does not send
+// the size of its receive buffer, so that of this end is used. The window may
+// fill a quarter of it, because the kernel counts its own records, too, and
+// connections share the buffer.
 func windowLimit(buffer, mtu int) int32 {
 	return int32(min(max(buffer/4/mtu, baseWindow), maxWindow))
 }
@@ -128,7 +127,7 @@ func (q *qp) request() {
 			}
 		case !q.out.room():
 			return
-		case !q.start(e):
+		case !q.assignPSNs(e):
 			return
 		case e.Op == verbs.OpRead:
 			q.sendRead(e)
@@ -147,9 +146,9 @@ func (q *qp) request() {
 	}
 }
 
-// start gives the request at cur its sequence numbers, the first time. It returns
+// assignPSNs gives the request at cur its sequence numbers, the first time. It returns
 // false and ends the connection if a region was closed since the post.
-func (q *qp) start(e *softverbs.Send) bool {
+func (q *qp) assignPSNs(e *softverbs.Send) bool {
 	r := &q.req
 	if r.cur.at < r.begun {
 		return true
@@ -208,6 +207,7 @@ func (q *qp) sendPacket(e *softverbs.Send) {
 	head := q.out.begin(q, shape.size, shape.size+n+pad+icrcLen)
 	ask := last || r.sinceAck+1 >= ackEvery || r.outstanding()+1 >= r.window
 	putBTH(head, op, pad, q.peerQPN, r.cur.psn, ask)
+	q.setPKey(head)
 	at := bthLen
 	if shape.reth {
 		putRETH(head[at:], e.Addr, e.Key, e.Length)
@@ -221,7 +221,7 @@ func (q *qp) sendPacket(e *softverbs.Send) {
 	q.out.headerDone(head)
 	q.gather(n)
 	q.out.end(pad)
-	q.left(1, ask)
+	q.advancePSN(1, ask)
 	if r.cur.off += uint32(n); last {
 		r.step()
 	}
@@ -269,9 +269,9 @@ func (q *qp) gather(n int) {
 	}
 }
 
-// left accounts for a packet that was sent and takes n sequence numbers. asked
+// advancePSN accounts for a packet that was sent and takes n sequence numbers. asked
 // reports that it asks for an acknowledgement.
-func (q *qp) left(n uint32, asked bool) {
+func (q *qp) advancePSN(n uint32, asked bool) {
 	r := &q.req
 	r.sinceAck++
 	if asked {
@@ -360,7 +360,7 @@ func (q *qp) progressed(n int32) {
 	}
 	r.open(n)
 	if psnDiff(r.una.psn, r.cur.psn) > 0 {
-		q.goBack() // cur moves forward: what it would send again has arrived
+		q.goBack() // cur moves forward: the packets in between have arrived
 	}
 	if r.outstanding() == 0 {
 		q.setDeadline(0)

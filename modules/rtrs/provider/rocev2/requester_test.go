@@ -9,7 +9,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// What the requester sends to a peer made by hand. The path MTU is 1024.
+// The requester's packets to a peer made by hand. The path MTU is 1024.
 
 // post sends n bytes of a region from the device under test.
 func (c *rawConn) post(op verbs.Opcode, id uint64, n int) []byte {
@@ -386,7 +386,7 @@ func TestC039_WrongResponseEndsTheConnection(t *testing.T) {
 	if wc := c.end.next(); wc.ID != 1 || wc.Status != verbs.StatusFatal {
 		t.Errorf("completion %+v", wc)
 	}
-	if want := pattern(100, 1); !bytes.Equal(got, want) { // what post filled in
+	if want := pattern(100, 1); !bytes.Equal(got, want) { // filled in by post
 		t.Error("memory was written")
 	}
 }

@@ -15,7 +15,7 @@ import (
 //
 //	onRequest    the sequence number: expected, repeated or behind a gap
 //	check        its message, its place and the rights of the peer
-//	take         its payload is placed; the last one completes a receive
+//	deliver      its payload is placed; the last one completes a receive
 //	respond      READ responses and the acknowledgement
 
 // rnrCode is the time that a peer waits if no receive is posted: 1.28 ms.
@@ -87,11 +87,11 @@ func (q *qp) onRequest(b bth, shape *opShape, payload []byte, wc *verbs.WC) int 
 		x.ackDue = true
 	}
 	if shape.class == classRead {
-		q.takeRead(b)
+		q.deliverRead(b)
 		return 0
 	}
 	x.psn = psnAdd(x.psn, 1)
-	return q.take(b, shape, payload, wc)
+	return q.deliver(b, shape, payload, wc)
 }
 
 // refuse answers with a NAK. The connection ends, except after an RNR NAK.
@@ -223,9 +223,9 @@ func (q *qp) checkRead(b bth, n uint32) byte {
 	return 0
 }
 
-// take takes a packet of a SEND or a WRITE that was checked. It returns the number
+// deliver places a checked packet of a SEND or a WRITE. It returns the number
 // of completions.
-func (q *qp) take(b bth, shape *opShape, payload []byte, wc *verbs.WC) int {
+func (q *qp) deliver(b bth, shape *opShape, payload []byte, wc *verbs.WC) int {
 	x := &q.resp
 	m := &x.msg
 	if shape.first {
@@ -269,8 +269,8 @@ func (q *qp) received(b bth, shape *opShape, wc *verbs.WC) {
 	}
 }
 
-// takeRead queues the response to a READ.
-func (q *qp) takeRead(b bth) {
+// deliverRead queues the response to a READ.
+func (q *qp) deliverRead(b bth) {
 	x := &q.resp
 	s := newServe(b)
 	x.msn++
@@ -310,6 +310,7 @@ func (q *qp) respond() bool {
 func (q *qp) sendAck(syndrome byte, psn uint32) {
 	head := q.out.begin(q, bthLen+aethLen, bthLen+aethLen+icrcLen)
 	putBTH(head, opAck, 0, q.peerQPN, psn, false)
+	q.setPKey(head)
 	putAETH(head[bthLen:], syndrome, q.resp.msn)
 	q.out.headerDone(head)
 	q.out.end(0)
@@ -347,6 +348,7 @@ func (q *qp) sendResponse() bool {
 	size := shapes[op].size
 	head := q.out.begin(q, size, size+int(n)+pad+icrcLen)
 	putBTH(head, op, pad, q.peerQPN, psnAdd(s.psn, x.serving), false)
+	q.setPKey(head)
 	if shapes[op].aeth {
 		putAETH(head[bthLen:], ackCreditsInvalid, s.msn)
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// What the responder does with packets made by hand. The path MTU is 1024.
+// The responder's reaction to packets made by hand. The path MTU is 1024.
 
 func word(v uint32) []byte { return be.AppendUint32(nil, v) }
 
@@ -350,7 +350,7 @@ func TestKeyGoesWhileAPacketIsTaken(t *testing.T) {
 			}
 			q.Domain.Invalidate(c.mr.RKey())
 			var wc verbs.WC
-			q.take(b, shape, payload, &wc)
+			q.deliver(b, shape, payload, &wc)
 			if op == opWriteFirst {
 				b = c.packet(opWriteLast, nil, payload)
 				if nak := q.check(b, &shapes[opWriteLast], payload); nak != nakAccess {

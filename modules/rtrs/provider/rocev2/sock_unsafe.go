@@ -71,7 +71,8 @@ func (s *sockaddr) from() (addr [16]byte, port uint16) {
 }
 
 // sendMany and receiveMany pass msgs to the socket without blocking. The raw
-// system call avoids the scheduler, which is safe because the call never waits.
+// system call bypasses the scheduler. That is safe because the call never
+// waits.
 func sendMany(fd int, msgs []mmsghdr) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&msgs[0])), uintptr(len(msgs)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
 	return int(n), errno
@@ -94,7 +95,7 @@ func (m *mmsghdr) describe(name *sockaddr, iov []unix.Iovec, control *controlBuf
 	}
 }
 
-// setIovec makes v describe b, which must not be empty.
+// setIovec makes v describe b. b must not be empty.
 func setIovec(v *unix.Iovec, b []byte) {
 	v.Base = &b[0]
 	v.SetLen(len(b))

@@ -14,11 +14,11 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// A port is UDP 4791 at one local address: a group of SO_REUSEPORT sockets, in
-// which a filter of the kernel picks by the destination queue pair number.
-// Socket 0 takes what is addressed to queue pair 1, the connection manager,
-// and belongs to the port's control goroutine. Socket s belongs to slot s, one
-// completion queue; the numbers of its queue pairs are s modulo 256.
+// A port is UDP 4791 at one local address: a group of SO_REUSEPORT sockets. A
+// filter in the kernel picks one by the destination queue pair number. Socket
+// 0 takes the packets for queue pair 1, the connection manager, and belongs to
+// the port's control goroutine. Socket s belongs to slot s, one completion
+// queue; the numbers of its queue pairs are s modulo 256.
 //
 // The kernel knows the sockets of a group by their position. So the socket of a
 // slot stays open when its completion queue is closed, and is used by the next
@@ -117,8 +117,8 @@ func (p *port) selectSockets() error {
 
 // selectFilter returns the number of the socket: 0 for queue pair 1, multicast
 // for the queue pair number of multicast, else the low byte of the destination
-// queue pair number. A number without a socket is answered by any of them, which
-// drops the packet.
+// queue pair number. For a number without a socket the kernel picks any, and
+// its owner drops the packet.
 func selectFilter(multicast uint32) []unix.SockFilter {
 	return []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 4},
@@ -209,7 +209,7 @@ func (p *port) takeControl(fd int) error {
 	return nil
 }
 
-// offloads finds out which offloads the kernel has.
+// offloads tests the kernel for offloads.
 func (p *port) offloads() {
 	if p.dev.cfg.NoOffload {
 		return
@@ -257,8 +257,8 @@ func mtuBytes(code uint8) uint32 { return 128 << code }
 
 const (
 	minMTUCode, maxMTUCode = 1, 5
-	// packetOverhead is what the kernel subtracts from the MTU of an interface:
-	// IPv6, UDP and all headers of a packet, in bytes.
+	// packetOverhead is the number of bytes that the kernel subtracts from the
+	// MTU of an interface: IPv6, UDP and all headers of a packet.
 	packetOverhead = 96
 )
 
@@ -303,7 +303,7 @@ func interfaceMTU(addr netip.Addr) (int, error) {
 	return 0, errors.New("no interface has the address")
 }
 
-// sourceFor returns the address from which the system sends to dst.
+// sourceFor returns the system's source address for dst.
 func sourceFor(dst netip.Addr) (netip.Addr, error) {
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, roceUDPPort)))
 	if err != nil {

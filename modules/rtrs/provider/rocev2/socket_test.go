@@ -100,7 +100,7 @@ func TestC042_EqualPacketsOfAQueuePairAreOneSend(t *testing.T) {
 		sizes = append(sizes, r.packets)
 	}
 	// 600 bytes at a path MTU of 256: the first packet has a longer header than
-	// the second, which therefore is the last of its run.
+	// the second, so the second is the last of its run.
 	if len(sizes) < 3 || sizes[0] < 2 {
 		t.Errorf("packets of the messages: %v", sizes)
 	}

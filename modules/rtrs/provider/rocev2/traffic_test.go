@@ -8,16 +8,16 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// traffic is what RTRS does over one connection: the client writes a request
-// into the chunk of a permit, with the data of a WRITE in front and an immediate
-// that names the permit; the server answers with an immediate, after the data of
-// a READ. As many requests are under way as there are permits.
+// traffic is the pattern of RTRS over one connection: the client writes a
+// request into the chunk of a permit, with the data of a WRITE in front and an
+// immediate that names the permit; the server answers with an immediate, after
+// the data of a READ. As many requests are under way as there are permits.
 type traffic struct {
 	t        *testing.T
 	c, s     *end
 	size     int     // of a chunk, in bytes
 	chunks   granted // at the server
-	replies  granted // at the client: what it sends and what is read
+	replies  granted // at the client: data to send and read data
 	busy     []int   // number of the request of each permit, -1: free
 	posted   int
 	done     int
@@ -66,7 +66,7 @@ func (x *traffic) ask() {
 	}
 }
 
-// serve answers what came.
+// serve answers the requests that came.
 func (x *traffic) serve() {
 	for _, wc := range x.s.wcs {
 		if wc.Status != verbs.StatusOK {

@@ -14,15 +14,15 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// UD queue pairs share one slot of the device, so one socket of each port, which
-// an agent reads in a goroutine of its own. It hands each datagram to the queue
+// UD queue pairs share one slot of the device, so one socket of each port. An
+// agent reads it in a goroutine of its own. It hands each datagram to the queue
 // pair with its number, or to all attached ones.
 
 // maxDatagram is the longest payload of a datagram, in bytes.
 const maxDatagram = 4096
 
-// udPeers is how many addresses an agent or a queue pair remembers the pseudo
-// header of.
+// udPeers is the number of pseudo headers that an agent or a queue pair
+// caches.
 const udPeers = 4096
 
 // udAgent receives the datagrams of a port.
@@ -243,14 +243,14 @@ func (a *udAgent) deliver(p *inbound, b bth) drop {
 	defer a.mu.Unlock()
 	if b.qpn() != verbs.MulticastQPN {
 		if q := a.qps[b.qpn()]; q != nil {
-			return q.take(p, b, false)
+			return q.onDatagram(p, b, false)
 		}
 		return dropQPN
 	}
 	why := dropQPN
 	for _, q := range a.qps {
 		if q.attached() {
-			if d := q.take(p, b, true); d == dropNone || why == dropQPN {
+			if d := q.onDatagram(p, b, true); d == dropNone || why == dropQPN {
 				why = d
 			}
 		}

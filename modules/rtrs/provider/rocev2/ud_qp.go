@@ -13,7 +13,8 @@ import (
 
 const (
 	udBatch = 64 // datagrams of a sendmmsg
-	// udPatience is how long Send waits for room in the socket, in milliseconds.
+	// udPatience is the time for which Send waits for room in the socket, in
+	// milliseconds.
 	udPatience = 100
 )
 
@@ -40,7 +41,7 @@ type udQP struct {
 
 // udEntry is a datagram that waits for Receive.
 type udEntry struct {
-	buf       []byte // grows to what it has held
+	buf       []byte // grows with its largest contents
 	peer      netip.Addr
 	qpn       uint32
 	multicast bool
@@ -113,8 +114,8 @@ func (q *udQP) attached() bool {
 	return len(q.groups) > 0
 }
 
-// take keeps the datagram b for Receive.
-func (q *udQP) take(p *inbound, b bth, multicast bool) drop {
+// onDatagram keeps the datagram b for Receive.
+func (q *udQP) onDatagram(p *inbound, b bth, multicast bool) drop {
 	deth := b[bthLen:]
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -244,7 +245,7 @@ func (q *udQP) build(i int, m *verbs.Datagram) error {
 	return nil
 }
 
-// peer returns what is known about a destination.
+// peer returns the record of a destination.
 func (q *udQP) peer(a netip.Addr) (*udPeer, error) {
 	if p := q.send.peers[a]; p != nil {
 		return p, nil
@@ -262,8 +263,8 @@ func (q *udQP) peer(a netip.Addr) (*udPeer, error) {
 	return p, nil
 }
 
-// transmit passes msgs to the socket and returns how many it took. What it
-// refuses is lost, as datagrams may be.
+// transmit passes msgs to the socket and returns how many it took. Refused
+// messages are lost, as datagrams may be.
 func (q *udQP) transmit(msgs []mmsghdr) (sent int) {
 	for len(msgs) > 0 {
 		n, errno := 0, unix.Errno(0)

@@ -44,8 +44,8 @@ func TestC053_BesideConnections(t *testing.T) {
 	}
 }
 
-// TestC053_Garbage sends what is no datagram of ours, byte by byte changed:
-// nothing of it is received, and all of it is counted.
+// TestC053_Garbage sends invalid datagrams, byte by byte changed: nothing of
+// it is received, and all of it is counted.
 func TestC053_Garbage(t *testing.T) {
 	d := openDevice(t, Config{})
 	q := must(d.OpenDatagrams(verbs.DatagramConfig{Local: addrB, QKey: 9}))(t)

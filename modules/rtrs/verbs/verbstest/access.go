@@ -119,7 +119,7 @@ func (e *end) grant(access verbs.Access) verbs.MR {
 	return mr
 }
 
-// refused tries r and a message behind it, which must not arrive.
+// refused tries r and a message behind it. The message must not arrive.
 func (p *pair) refused(r reach) {
 	p.t.Helper()
 	fill(p.client.mem[:r.size], 5)
@@ -211,8 +211,8 @@ func rotateKey(t *testing.T, f Fabric) {
 	}
 }
 
-// rotateChain is what an RTRS server does for each I/O: the answer follows
-// the rotation in one batch, and the peer uses the key at once.
+// rotateChain does the same as an RTRS server for each I/O: the answer
+// follows the rotation in one batch, and the peer uses the key at once.
 func rotateChain(t *testing.T, f Fabric) {
 	p := newPair(t, f)
 	p.server.mr = p.server.grant(allAccess | verbs.AccessRotate)

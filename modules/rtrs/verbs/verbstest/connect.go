@@ -85,7 +85,7 @@ func connectIPv6(t *testing.T, f Fabric) {
 	addresses(t, f, f.Addr6, itself)
 }
 
-// addresses connects and checks what everybody says about where.
+// addresses connects and checks the addresses that both ends report.
 func addresses(t *testing.T, f Fabric, addr netip.AddrPort, as func(netip.Addr) netip.Addr) {
 	p := &pair{t, newEnd(t, f.Client), newEnd(t, f.Server)}
 	client, server := p.client.newQP(1), p.server.newQP(1)

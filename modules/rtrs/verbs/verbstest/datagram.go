@@ -35,7 +35,7 @@ func RunDatagrams(t *testing.T, open func(*testing.T) Datagrams) {
 	}
 }
 
-// datagramEnd is a queue pair of a test, whose datagrams come to a channel.
+// datagramEnd is a queue pair of a test. Its datagrams come to a channel.
 type datagramEnd struct {
 	verbs.DatagramQP
 	t  *testing.T

@@ -8,17 +8,17 @@
 //		})
 //	}
 //
-// Every case gets a fabric of its own. Cases that need an ability which the
-// device does not have are skipped by name; that a posted request without the
-// ability fails with verbs.ErrUnsupported is a case itself.
+// Every case gets a fabric of its own. Cases that need an ability are skipped
+// by name if the device does not have it; another case requires that a posted
+// request without the ability fails with verbs.ErrUnsupported.
 //
 // The suite sleeps nowhere and assumes no speed: it fails when nothing
 // happens for Patience.
 //
-// What the suite leaves open, because providers differ: whether a request
-// completes when it was executed by the peer or when it was handed to a
-// reliable stream; whether local memory outside its region is refused by
+// The suite leaves open the points in which providers differ: whether a
+// request completes when it was executed by the peer or when it was handed to
+// a reliable stream; whether local memory outside its region is refused by
 // PostSend or by a completion; whether room in the send queue comes back at
 // once or with a signalled completion; the exact depth of a queue, if it is
-// at least what was asked for.
+// at least the requested one.
 package verbstest

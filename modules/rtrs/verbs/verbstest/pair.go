@@ -28,7 +28,7 @@ type end struct {
 	qp  verbs.QP   // the first one
 	wcs []verbs.WC // completions so far; cases empty it
 
-	ended map[uint64]bool // contexts of which OpDisconnected came
+	ended map[uint64]bool // contexts with an OpDisconnected
 }
 
 func newEnd(t *testing.T, dev verbs.Device) *end {
@@ -161,7 +161,7 @@ func (p *pair) wait(what string, cond func() bool) {
 
 func tail(wcs []verbs.WC) []verbs.WC { return wcs[max(0, len(wcs)-8):] }
 
-// idle polls both ends for a while, to give what must not happen a chance.
+// idle polls both ends for a while, so that a forbidden event can occur.
 func (p *pair) idle() {
 	for range 2000 {
 		p.client.poll()

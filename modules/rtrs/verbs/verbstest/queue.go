@@ -116,8 +116,8 @@ func manyConns(t *testing.T, f Fabric) {
 	}
 }
 
-// manyOwners runs connections whose queues belong to different goroutines and
-// whose memory is one region.
+// manyOwners runs connections with queues of different goroutines and memory
+// of one region.
 func manyOwners(t *testing.T, f Fabric) {
 	const owners, messages = 4, 300
 	client, server := newEnd(t, f.Client), newEnd(t, f.Server)

@@ -18,7 +18,7 @@ const (
 	lentTimes = 100
 )
 
-// lent is memory whose registration ends while it is in use.
+// lent is memory with a registration that ends while it is in use.
 type lent struct {
 	mem []byte
 	mr  verbs.MR
@@ -44,7 +44,7 @@ func (l *lent) takeBack() error {
 type closeCase struct {
 	name string
 	ends func(p *pair) (owner, peer *end) // the region is the owner's
-	// start posts what names l. goOn is called after the close.
+	// start posts requests that name l. goOn is called after the close.
 	start, goOn func(p *pair, l *lent)
 	// reached reports whether the close is due; nil: after some polls.
 	reached func(p *pair, l *lent) bool
@@ -114,9 +114,6 @@ func receiveLast(p *pair, _ *lent) {
 }
 
 func regionClosed(t *testing.T, f Fabric) {
-	if f.LateAccess {
-		t.Skip("the provider touches memory after Close")
-	}
 	for _, tt := range closeCases {
 		for _, polls := range []int{0, 2} {
 			t.Run(tt.name, func(t *testing.T) {
@@ -149,7 +146,8 @@ func regionClosed(t *testing.T, f Fabric) {
 	}
 }
 
-// foreign returns where b is neither zero nor what the region held, -1 if nowhere.
+// foreign returns the first index at which b is neither zero nor the region's
+// byte, or -1.
 func foreign(b []byte) int {
 	want := make([]byte, len(b))
 	fill(want, before)
@@ -200,9 +198,6 @@ func checkRead(p *pair, l *lent) {
 // regionClosedByOther closes regions while the owners are at work: no reader of
 // the memory is left when Close returns, as the race detector sees it.
 func regionClosedByOther(t *testing.T, f Fabric) {
-	if f.LateAccess {
-		t.Skip("the provider touches memory after Close")
-	}
 	p := newPair(t, f)
 	regions, posted, stop, done := make(chan *lent), make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() { // the owner of both queues

@@ -177,7 +177,7 @@ func noLeak(t *testing.T, f Fabric) {
 		server.Destroy()
 		p.client.wcs, p.server.wcs = nil, nil
 	}
-	cycle(0) // what is made once is made now
+	cycle(0) // the first cycle makes everything that is made only once
 	before := openFiles(t)
 	for i := range 20 {
 		cycle(i + 1)

@@ -15,12 +15,12 @@ const (
 	bigSize = 1 << 20
 )
 
-// operations are the requests with payload, with what the peer sees.
+// operationTable has the requests with payload and their effect at the peer.
 var operationTable = []struct {
 	name   string
 	op     verbs.Opcode
 	needs  verbs.Cap
-	recv   verbs.Opcode // what consumes a receive at the peer, 0: nothing
+	recv   verbs.Opcode // consumes a receive at the peer, 0: nothing
 	hasImm bool
 }{
 	{"send", verbs.OpSend, 0, verbs.OpRecv, false},
@@ -157,7 +157,7 @@ func sizes(t *testing.T, f Fabric) {
 		for _, op := range ops {
 			for _, parts := range []int{1, 2, most} {
 				if op == verbs.OpRead && parts > 1 {
-					continue // gathering reads are beyond what fabrics promise
+					continue // no fabric promises gathering reads
 				}
 				p.transfer(op, size, min(parts, most))
 			}

@@ -12,7 +12,7 @@ import (
 // are tested on slow machines change it before Run.
 var Patience = 5 * time.Second
 
-// Fabric is what a provider hands to a case. Devices are closed by the
+// Fabric is the provider's part of a case. Devices are closed by the
 // provider's own cleanup; Client and Server may be the same device.
 type Fabric struct {
 	Client, Server verbs.Device
@@ -26,10 +26,6 @@ type Fabric struct {
 	// VagueErrors: a fault in local memory completes with any error status, as
 	// software in the kernel has it. Otherwise it is the one of the seam.
 	VagueErrors bool
-
-	// LateAccess: work of the provider still touches the memory of a region that
-	// was closed, against the contract. The cases about it are left out.
-	LateAccess bool
 
 	// Garbage sends bytes that are no connection request to addr and returns
 	// when they are on their way; nil: the fabric has no such thing.

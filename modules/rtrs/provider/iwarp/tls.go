@@ -1,0 +1,374 @@
+package iwarp
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/tlsrecord"
+	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// TLSMode selects the connections that a listener takes.
+type TLSMode uint8
+
+const (
+	TLSOff     TLSMode = iota // plain ones
+	TLSAllow                  // both: the first byte of the peer decides
+	TLSRequire                // those with TLS
+)
+
+// stream is a connection during the start-up, with or without TLS.
+type stream struct {
+	*net.TCPConn
+	tls *tlsauth.Conn // nil: plain
+}
+
+func (s *stream) Read(b []byte) (int, error) {
+	if s.tls != nil {
+		return s.tls.Read(b)
+	}
+	return s.TCPConn.Read(b)
+}
+
+func (s *stream) Write(b []byte) (int, error) {
+	if s.tls != nil {
+		return s.tls.Write(b)
+	}
+	return s.TCPConn.Write(b)
+}
+
+// Security implements verbs.Secured for requests.
+func (s *stream) Security() verbs.Security {
+	if s.tls == nil {
+		return verbs.Security{}
+	}
+	return s.tls.Security()
+}
+
+// cfgFor returns the configuration for a connection: under TLS another checksum
+// finds nothing that TLS does not find.
+func (d *Device) cfgFor(s *stream) *Config {
+	if s.tls == nil || d.cfg.TLSCRC {
+		return &d.cfg
+	}
+	c := d.cfg
+	c.CRC = false
+	return &c
+}
+
+var errNoTLS = errors.New("this end has no TLS: it needs the files of a certificate or of a shared key")
+
+// protectDial makes the client's handshake, if one is asked for.
+func (d *Device) protectDial(tcp *net.TCPConn, p *verbs.ConnectParams) (*stream, error) {
+	s := &stream{TCPConn: tcp}
+	switch {
+	case !p.Protect:
+		return s, nil
+	case d.cfg.TLS == nil:
+		return nil, errNoTLS
+	}
+	var err error
+	s.tls, err = d.cfg.TLS.Client(tcp, p.PeerName)
+	if errors.Is(err, io.EOF) {
+		err = fmt.Errorf("%w: the server may have no TLS, or its log says why it refuses", err)
+	}
+	return s, err
+}
+
+// first is a connection with its first bytes read already.
+type first struct {
+	*net.TCPConn
+	r io.Reader
+}
+
+func (f *first) Read(b []byte) (int, error) { return f.r.Read(b) }
+
+// typeHandshake is the first byte of a TLS connection. An MPA request begins with
+// a letter.
+const typeHandshake = 22
+
+// protectAccept makes the server's handshake, as the mode of the listener has
+// it. It returns the reader of the request.
+func (d *Device) protectAccept(tcp *net.TCPConn) (*stream, io.Reader, error) {
+	s := &stream{TCPConn: tcp}
+	if d.cfg.AcceptTLS == TLSOff {
+		return s, s, nil
+	}
+	var b [1]byte
+	if _, err := io.ReadFull(tcp, b[:]); err != nil {
+		return nil, nil, err
+	}
+	whole := &first{tcp, io.MultiReader(bytes.NewReader(b[:]), tcp)}
+	switch {
+	case b[0] != typeHandshake && d.cfg.AcceptTLS == TLSRequire:
+		return nil, nil, errors.New("the peer does not begin with TLS, which this listener requires")
+	case b[0] != typeHandshake:
+		return s, whole, nil
+	}
+	var err error
+	s.tls, err = d.cfg.TLS.Server(whole)
+	return s, s, err
+}
+
+// DATA PATH. The part of TLS in a connection. Receiving: fillRecords reads
+// from the socket and opens one record at a time, in place or to the place of
+// the payload. Sending: seal gathers the list of tx.go into records.
+
+const (
+	// protectFirst is the size of either buffer at first, in bytes. A buffer
+	// that is too small becomes larger once.
+	protectFirst = 32 << 10
+	openSize     = 256 << 10
+	sealSize     = 8 * (tlsrecord.MaxContent + tlsrecord.Overhead)
+	// protectHead is room in front of the first record for the part of a header
+	// or a tail that was in the record before.
+	protectHead = 64
+)
+
+// protection is TLS of a connection.
+type protection struct {
+	in       *tlsrecord.Opener
+	out      *tlsrecord.Sealer
+	security verbs.Security
+
+	got     []byte // received: got[r:w] are not opened. The staging buffer is in it.
+	r, w    int
+	pending bool // a whole record is there
+
+	sealed   []byte // sealed[at:n] waits for the socket
+	at, n    int
+	position uint64 // stream position of the sealed bytes
+	update   bool   // the peer asks for a new key
+	vec      vec
+	alert    tlsrecord.AlertCode
+}
+
+// protect takes over a connection after its handshake. rest are the bytes
+// received behind it.
+func (q *qp) protect(c *tlsauth.Conn) (err error) {
+	p := &protection{security: c.Security(), vec: newVec(1)}
+	var rest []byte
+	if p.in, p.out, rest, err = c.Detach(); err != nil {
+		return err
+	}
+	if len(rest) > 0 && !q.terms.initiator {
+		return fmt.Errorf("%w: bytes behind the request", errMPA)
+	}
+	p.got = make([]byte, max(protectFirst, protectHead+len(rest)+tlsrecord.MaxRecord))
+	p.sealed = make([]byte, protectFirst)
+	// rest is parsed like the rest of a record.
+	p.r = protectHead + copy(p.got[protectHead:], rest)
+	p.w = p.r
+	q.rx.stage, q.rx.r, q.rx.w = p.got, protectHead, p.r
+	q.tls = p
+	return nil
+}
+
+// Security implements verbs.Secured.
+func (q *qp) Security() verbs.Security {
+	if q.Is(softverbs.Idle) || q.Is(softverbs.Connecting) || q.tls == nil {
+		return verbs.Security{}
+	}
+	return q.tls.security
+}
+
+// fillable reports whether fill may find something.
+func (q *qp) fillable() bool { return q.readable || q.tls != nil && q.tls.pending }
+
+// fillRecords opens the next record, or reads from the socket if none is whole.
+// It returns the number of bytes.
+func (q *qp) fillRecords() int {
+	p := q.tls
+	size, err := p.in.Next(p.got[p.r:p.w])
+	switch {
+	case err != nil:
+		q.unprotected(err)
+		return 0
+	case size == 0:
+		return q.readRecords()
+	}
+	q.openRecord(size)
+	if q.End.State == softverbs.EndNone {
+		next, err := p.in.Next(p.got[p.r:p.w])
+		p.pending = next > 0 || err != nil
+	}
+	return size
+}
+
+// readRecords reads from the socket once.
+func (q *qp) readRecords() int {
+	x, p := &q.rx, q.tls
+	left := x.w - x.r // at most a part of a header or a tail
+	copy(p.got[protectHead-left:], x.stage[x.r:x.w])
+	x.r, x.w = protectHead-left, protectHead
+	p.w = protectHead + copy(p.got[protectHead:], p.got[p.r:p.w])
+	p.r, p.pending = protectHead, false
+	x.v.set(0, p.got[p.w:])
+	room := len(p.got) - p.w
+	got, errno := x.v.recv(q.fd, 1)
+	if got == 0 && errno == 0 {
+		q.peerGone(errTruncated)
+		return 0
+	}
+	if !q.took(got, room, errno) {
+		return 0
+	}
+	if p.w += got; p.w == len(p.got) && len(p.got) < openSize {
+		more := make([]byte, openSize)
+		copy(more, p.got)
+		p.got, x.stage = more, more
+	}
+	size, err := p.in.Next(p.got[p.r:p.w])
+	p.pending = size > 0 || err != nil
+	return got
+}
+
+// errTruncated is the cause if the peer has closed the connection without
+// close_notify. An attacker may have done so.
+var errTruncated = fmt.Errorf("TLS: closed without close_notify: %w", io.ErrUnexpectedEOF)
+
+// openRecord opens the record of size bytes at r. Its content goes to the place
+// of the payload if all of it belongs there, with room for one byte more, else it
+// is staged.
+func (q *qp) openRecord(size int) {
+	x, p := &q.rx, q.tls
+	rec := p.got[p.r : p.r+size]
+	at := p.r + tlsrecord.HeaderLen
+	p.r += size
+	n := tlsrecord.Content(size)
+	var place []byte
+	var behind byte
+	if x.phase == rxPayload && x.r == x.w && !x.control && n >= directMin && n < len(x.dst) && q.reachable() {
+		place, behind = x.dst, x.dst[n]
+	}
+	typ, content, err := p.in.Open(place, rec)
+	if place != nil {
+		place[n] = behind // the type of the record was there
+	}
+	switch {
+	case err != nil:
+		q.unprotected(err)
+	case typ != tlsrecord.ApplicationData:
+		q.controlRecord(typ, content)
+	case place != nil:
+		x.landed(len(content), len(content), &q.cq.stats.direct)
+	default:
+		left := x.w - x.r
+		copy(p.got[at-left:], x.stage[x.r:x.w])
+		x.r, x.w = at-left, at+len(content)
+	}
+}
+
+// controlRecord handles a record that is not data.
+func (q *qp) controlRecord(typ byte, content []byte) {
+	switch event, err := q.tls.in.Control(typ, content); {
+	case err != nil:
+		q.unprotected(err)
+	case event == tlsrecord.Closed:
+		q.peerGone(io.EOF)
+	case event == tlsrecord.UpdateRequested:
+		q.tls.update = true
+	}
+}
+
+// unprotected ends the connection because the peer breaks TLS.
+func (q *qp) unprotected(err error) {
+	var e *tlsrecord.Error
+	if errors.As(err, &e) && !e.Received {
+		q.tls.alert = e.Code
+	}
+	q.hangUp(verbs.StatusFatal, err)
+}
+
+// seal makes records of the list until the buffer is full. All sealed before has
+// been sent.
+func (q *qp) seal() {
+	t, p := &q.tx, q.tls
+	p.at, p.n = 0, 0
+	if t.at == t.n {
+		return
+	}
+	if p.update || p.out.Worn() {
+		if err := p.out.SealUpdate(p.sealed); err != nil {
+			q.hangUp(verbs.StatusFatal, err)
+			return
+		}
+		p.n, p.update = tlsrecord.UpdateLen, false
+	}
+	for t.at < t.n {
+		b := p.sealed[p.n:]
+		if len(b) < tlsrecord.MaxContent+tlsrecord.Overhead {
+			break
+		}
+		n := t.gather(b[tlsrecord.HeaderLen:][:tlsrecord.MaxContent])
+		p.n += p.out.Seal(b, tlsrecord.ApplicationData, n)
+		p.position += uint64(n)
+	}
+}
+
+// gather takes bytes off the list until b is full, and returns their number.
+func (t *transmitter) gather(b []byte) (n int) {
+	for n < len(b) && t.at < t.n {
+		k := copy(b[n:], t.v.bytes(t.at))
+		n += k
+		if k == int(t.v.iov[t.at].Len) {
+			t.at++
+		} else {
+			t.v.drop(t.at, k)
+		}
+	}
+	return n
+}
+
+// transmitRecords is transmit under TLS.
+func (q *qp) transmitRecords() {
+	t, p := &q.tx, q.tls
+	for range batchRuns {
+		if t.dead || q.fd < 0 {
+			return
+		}
+		if p.at == p.n {
+			if t.at == t.n {
+				t.reset()
+				q.build()
+			}
+			if t.at < t.n && len(p.sealed) < sealSize && t.queued-p.position > protectFirst {
+				p.sealed = make([]byte, sealSize+tlsrecord.UpdateLen)
+			}
+			if q.seal(); q.fd < 0 {
+				return
+			}
+		}
+		if p.at == p.n {
+			q.transmitted()
+			return
+		}
+		p.vec.set(0, p.sealed[p.at:p.n])
+		n, errno := p.vec.send(q.fd, 0, 1)
+		if !q.sentSome(n, errno) {
+			return
+		}
+		if errno == 0 {
+			if p.at += n; p.at == p.n {
+				t.accepted = p.position
+			}
+		}
+	}
+}
+
+// goodbye sends an alert as the last record, if the socket takes it at once and
+// the record before is complete.
+func (q *qp) goodbye() {
+	p := q.tls
+	if p == nil || p.at < p.n || q.tx.dead {
+		return
+	}
+	p.out.SealAlert(p.sealed, p.alert)
+	p.vec.set(0, p.sealed[:tlsrecord.AlertLen])
+	p.vec.send(q.fd, 0, 1)
+}

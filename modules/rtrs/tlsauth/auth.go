@@ -1,0 +1,257 @@
+package tlsauth
+
+import (
+	"cmp"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// protocol is the only application protocol (ALPN) of these connections.
+const protocol = "rnbd"
+
+// Config is the identity of this end, and the rules for accepting a peer.
+type Config struct {
+	Files
+	// Name is the identity that a client expects of its servers, if a
+	// connection does not name one: a DNS name, an IP address, or a SPIFFE ID.
+	// Empty: the address that it connects to.
+	Name   string
+	Logger *slog.Logger // default slog.Default()
+}
+
+// Auth makes handshakes. All methods may be called by any goroutine.
+type Auth struct {
+	cfg Config
+
+	mu    sync.Mutex
+	now   *credentials
+	stamp []stamp // of the files that were looked at last
+}
+
+// stamp says whether a file has changed.
+type stamp struct {
+	size  int64
+	mtime time.Time
+	info  os.FileInfo
+}
+
+// New reads the files.
+func New(cfg Config) (*Auth, error) {
+	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
+	a := &Auth{cfg: cfg, stamp: stamps(&cfg.Files)}
+	var err error
+	if a.now, err = cfg.Files.load(); err != nil {
+		return nil, err
+	}
+	a.warn(a.now)
+	return a, nil
+}
+
+func (a *Auth) warn(c *credentials) {
+	for _, w := range c.warnings {
+		a.cfg.Logger.Warn("TLS: " + w)
+	}
+}
+
+func stamps(f *Files) (list []stamp) {
+	for _, name := range f.all() {
+		var s stamp
+		if name != "" {
+			if st, err := os.Stat(name); err == nil {
+				s = stamp{st.Size(), st.ModTime(), st}
+			}
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
+func (a stamp) same(b stamp) bool {
+	return a.size == b.size && a.mtime.Equal(b.mtime) && (a.info == nil) == (b.info == nil) &&
+		(a.info == nil || os.SameFile(a.info, b.info))
+}
+
+// Reload reads the files again, if they have changed or force is set. After an
+// error the files that were read before stay in use. Connections that exist are
+// not touched; none of their tickets is accepted any more.
+func (a *Auth) Reload(force bool) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	next := stamps(&a.cfg.Files)
+	changed := force
+	for i := range next {
+		changed = changed || !next[i].same(a.stamp[i])
+	}
+	if !changed {
+		return nil
+	}
+	a.stamp = next
+	c, err := a.cfg.Files.load()
+	if err != nil {
+		a.cfg.Logger.Error("TLS: the files have changed and cannot be used, the earlier ones stay in use", "err", err)
+		return err
+	}
+	a.now = c
+	a.cfg.Logger.Info("TLS: the files are read again")
+	a.warn(c)
+	return nil
+}
+
+// current returns the credentials after a look at the files.
+func (a *Auth) current() *credentials {
+	_ = a.Reload(false) // it has logged its error
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.now
+}
+
+// Server is the server's part of a handshake. conn has a deadline and belongs to
+// the result.
+func (a *Auth) Server(conn net.Conn) (*Conn, error) {
+	cred := a.current()
+	c := newConn(conn, false)
+	cfg := &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			return c.serverConfig(cred, hello.ServerName)
+		},
+	}
+	return c.handshake(tls.Server(c.tap, cfg))
+}
+
+// serverConfig is the configuration for a client that asks for the server name.
+func (c *Conn) serverConfig(cred *credentials, name string) (*tls.Config, error) {
+	cfg := &tls.Config{
+		MinVersion: tls.VersionTLS13, NextProtos: []string{protocol}, KeyLogWriter: &c.tap.secrets,
+		ClientAuth: tls.RequireAnyClientCert,
+	}
+	if p := cred.psks[name]; p != nil {
+		cfg.Certificates = []tls.Certificate{p.server}
+		cfg.SetSessionTicketKeys([][32]byte{cred.pskKeys})
+		cfg.VerifyConnection = func(s tls.ConnectionState) error {
+			if len(s.PeerCertificates) == 0 || !holds(&p.client, s.PeerCertificates[0]) {
+				return errWrongPSK
+			}
+			c.peer = "psk:" + p.name
+			return nil
+		}
+		return cfg, nil
+	}
+	if cred.cert == nil {
+		return nil, fmt.Errorf("the client asks for %q, and this server has shared keys only and none of that name", name)
+	}
+	cfg.Certificates = []tls.Certificate{*cred.cert}
+	cfg.ClientCAs = cred.roots
+	cfg.SetSessionTicketKeys([][32]byte{cred.tickets})
+	cfg.VerifyConnection = func(s tls.ConnectionState) error {
+		return c.verified(cred, s.PeerCertificates, x509.ExtKeyUsageClientAuth)
+	}
+	return cfg, nil
+}
+
+var errWrongPSK = errors.New("the peer does not hold the shared key")
+
+// verified checks the certificates of the peer and notes its identity.
+func (c *Conn) verified(cred *credentials, peer []*x509.Certificate, usage x509.ExtKeyUsage) (err error) {
+	if err := cred.verify(peer, usage); err != nil {
+		return err
+	}
+	c.expires = peer[0].NotAfter
+	c.peer, err = identityOf(peer[0])
+	return err
+}
+
+// Client is the client's part of a handshake. conn has a deadline and belongs
+// to the result. name is the expected identity of the server, as in Config;
+// empty: Config.Name, else the remote address of conn.
+func (a *Auth) Client(conn net.Conn, name string) (*Conn, error) {
+	cred := a.current()
+	c := newConn(conn, true)
+	cfg := &tls.Config{
+		MinVersion: tls.VersionTLS13, NextProtos: []string{protocol}, KeyLogWriter: &c.tap.secrets,
+		ClientSessionCache: cred.sessions,
+		InsecureSkipVerify: true, // VerifyConnection verifies, also names that crypto/tls does not know
+	}
+	if cred.cert == nil {
+		if len(cred.psks) != 1 {
+			return nil, fmt.Errorf("the file of shared keys has %d identities: a client needs exactly one", len(cred.psks))
+		}
+		for _, p := range cred.psks {
+			cfg.ServerName = p.label
+			cfg.Certificates = []tls.Certificate{p.client}
+			cfg.VerifyConnection = func(s tls.ConnectionState) error {
+				if len(s.PeerCertificates) == 0 || !holds(&p.server, s.PeerCertificates[0]) {
+					return errWrongPSK
+				}
+				c.peer = "psk:" + p.name
+				return nil
+			}
+		}
+		return c.handshake(tls.Client(c.tap, cfg))
+	}
+	if name = cmp.Or(name, a.cfg.Name); name == "" {
+		host, err := netip.ParseAddrPort(conn.RemoteAddr().String())
+		if err != nil {
+			return nil, fmt.Errorf("the name of the server is not known: %w", err)
+		}
+		name = host.Addr().Unmap().WithZone("").String()
+	}
+	cfg.ServerName = name
+	if isSPIFFE(name) {
+		cfg.ServerName = spiffeHost
+	}
+	cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return cred.cert, nil }
+	cfg.VerifyConnection = func(s tls.ConnectionState) error {
+		if err := c.verified(cred, s.PeerCertificates, x509.ExtKeyUsageServerAuth); err != nil {
+			return err
+		}
+		return hasName(s.PeerCertificates[0], name)
+	}
+	return c.handshake(tls.Client(c.tap, cfg))
+}
+
+// spiffeHost is the server name that is sent if a SPIFFE ID is expected.
+const spiffeHost = "spiffe.invalid"
+
+func isSPIFFE(name string) bool { return strings.HasPrefix(name, "spiffe://") }
+
+// hasName returns an error if the certificate is not for name.
+func hasName(cert *x509.Certificate, name string) error {
+	if !isSPIFFE(name) {
+		return cert.VerifyHostname(name)
+	}
+	id, err := identityOf(cert)
+	if err == nil && id != name {
+		err = fmt.Errorf("the certificate is for %s, not for %s", id, name)
+	}
+	return err
+}
+
+// handshake makes the handshake. Whatever fails, the caller closes the socket.
+func (c *Conn) handshake(t *tls.Conn) (*Conn, error) {
+	c.Conn = t
+	if err := t.Handshake(); err != nil {
+		return nil, fmt.Errorf("TLS handshake: %w", err)
+	}
+	s := t.ConnectionState()
+	if s.Version != tls.VersionTLS13 || c.peer == "" {
+		return nil, errors.New("TLS handshake: the peer is not known")
+	}
+	c.suite = s.CipherSuite
+	c.security = verbs.Security{
+		Protocol: tls.VersionName(s.Version), Cipher: tls.CipherSuiteName(s.CipherSuite),
+		Peer: c.peer, Expires: c.expires, Resumed: s.DidResume,
+	}
+	return c, nil
+}

@@ -1,0 +1,207 @@
+package tlsauth
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/tlsrecord"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// Conn is a connection after its handshake. Until Detach it is used as a
+// tls.Conn.
+type Conn struct {
+	*tls.Conn
+	tap      *tap
+	client   bool
+	suite    uint16
+	peer     string
+	expires  time.Time
+	security verbs.Security
+}
+
+func newConn(conn net.Conn, client bool) *Conn {
+	return &Conn{tap: &tap{Conn: conn}, client: client}
+}
+
+// Security returns how the connection is protected.
+func (c *Conn) Security() verbs.Security { return c.security }
+
+// Detach ends the work of crypto/tls. It returns the two directions for the data
+// path, and data that were received and not yet read. Nothing more is read from
+// the socket or written to it.
+func (c *Conn) Detach() (in *tlsrecord.Opener, out *tlsrecord.Sealer, rest []byte, err error) {
+	if rest, err = c.unread(); err != nil {
+		return nil, nil, nil, err
+	}
+	read, written := c.tap.secrets.server, c.tap.secrets.client
+	if !c.client {
+		read, written = written, read
+	}
+	if in, err = replay(tlsrecord.Keys{Suite: c.suite, Secret: read}, c.tap.in.kept, c.client); err != nil {
+		return nil, nil, nil, fmt.Errorf("take over what is received: %w", err)
+	}
+	// The peer would open the bytes that this end has sent.
+	sent, err := replay(tlsrecord.Keys{Suite: c.suite, Secret: written}, c.tap.out.kept, !c.client)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("take over what is sent: %w", err)
+	}
+	out, err = tlsrecord.NewSealer(sent.Keys())
+	return in, out, rest, err
+}
+
+// unread returns data that crypto/tls has received and not returned.
+func (c *Conn) unread() (rest []byte, err error) {
+	c.tap.stopped = true
+	buf := make([]byte, tlsrecord.MaxContent)
+	for err == nil {
+		var n int
+		n, err = c.Read(buf)
+		rest = append(rest, buf[:n]...)
+	}
+	if !errors.Is(err, errStopped) {
+		return nil, err
+	}
+	if len(c.tap.in.part) > 0 || len(c.tap.out.part) > 0 {
+		return nil, errors.New("TLS: a record is not complete")
+	}
+	return rest, nil
+}
+
+// replay returns the opener of a direction as it is behind records. Records of
+// the handshake are left out, since they have other keys.
+func replay(k tlsrecord.Keys, records []byte, client bool) (*tlsrecord.Opener, error) {
+	o, err := tlsrecord.NewOpener(k, client)
+	if err != nil {
+		return nil, err
+	}
+	plain := make([]byte, tlsrecord.MaxRecord)
+	for begun := false; len(records) > 0; {
+		if records[0] != tlsrecord.ApplicationData { // hello, change of cipher
+			records = records[tlsrecord.HeaderLen+int(binary.BigEndian.Uint16(records[3:])):]
+			continue
+		}
+		size, err := o.Next(records)
+		if err != nil || size == 0 {
+			return nil, fmt.Errorf("a record is not complete: %w", err)
+		}
+		typ, content, err := o.Open(plain, records[:size])
+		records = records[size:]
+		switch {
+		case err != nil && begun:
+			return nil, err
+		case err != nil:
+			continue // of the handshake
+		}
+		if begun = true; typ != tlsrecord.ApplicationData {
+			if event, err := o.Control(typ, content); err != nil || event == tlsrecord.Closed {
+				return nil, fmt.Errorf("the connection has ended: %w", err)
+			}
+		}
+	}
+	return o, nil
+}
+
+// errStopped is the error that crypto/tls reads after Detach.
+var errStopped = errors.New("the socket was handed over")
+
+// tap is the socket as crypto/tls sees it. It never gives more than the rest of
+// one record, so that crypto/tls reads nothing in advance, and keeps the records
+// from the moment on when the traffic secrets are known.
+type tap struct {
+	net.Conn
+	secrets secrets
+	in, out flow
+	stopped bool
+}
+
+// flow are the records of one direction.
+type flow struct {
+	part []byte // of a record that is not complete
+	kept []byte
+}
+
+// maxKept bounds the records that are kept, in bytes.
+const maxKept = 1 << 20
+
+var errTooMuch = errors.New("the peer sends too much during the start of TLS")
+
+// missing returns how many bytes the record in progress needs, or its header.
+func (f *flow) missing() int {
+	if len(f.part) < tlsrecord.HeaderLen {
+		return tlsrecord.HeaderLen - len(f.part)
+	}
+	return tlsrecord.HeaderLen + int(binary.BigEndian.Uint16(f.part[3:])) - len(f.part)
+}
+
+// pass notes bytes that pass.
+func (f *flow) pass(b []byte, keep bool) error {
+	for len(b) > 0 {
+		n := min(len(b), f.missing())
+		f.part = append(f.part, b[:n]...)
+		b = b[n:]
+		if len(f.part) < tlsrecord.HeaderLen || f.missing() > 0 {
+			continue
+		}
+		if keep {
+			f.kept = append(f.kept, f.part...)
+		}
+		if len(f.kept) > maxKept {
+			return errTooMuch
+		}
+		f.part = f.part[:0]
+	}
+	return nil
+}
+
+func (t *tap) Read(b []byte) (int, error) {
+	if t.stopped {
+		return 0, errStopped
+	}
+	n, err := t.Conn.Read(b[:min(len(b), t.in.missing())])
+	if perr := t.in.pass(b[:n], t.secrets.known()); perr != nil {
+		return 0, perr
+	}
+	return n, err
+}
+
+func (t *tap) Write(b []byte) (int, error) {
+	if t.stopped {
+		return 0, errStopped
+	}
+	if err := t.out.pass(b, t.secrets.known()); err != nil {
+		return 0, err
+	}
+	return t.Conn.Write(b)
+}
+
+// secrets takes the traffic secrets from the key log of crypto/tls. Its format
+// is that of draft-ietf-tls-keylogfile: label, client random, secret.
+type secrets struct{ client, server []byte }
+
+func (s *secrets) known() bool { return s.client != nil && s.server != nil }
+
+// Write implements io.Writer.
+func (s *secrets) Write(line []byte) (int, error) {
+	f := bytes.Fields(line)
+	if len(f) != 3 {
+		return 0, errors.New("key log: unexpected line")
+	}
+	secret, err := hex.DecodeString(string(f[2]))
+	if err != nil {
+		return 0, errors.New("key log: unexpected secret")
+	}
+	switch string(f[0]) {
+	case "CLIENT_TRAFFIC_SECRET_0":
+		s.client = secret
+	case "SERVER_TRAFFIC_SECRET_0":
+		s.server = secret
+	}
+	return len(line), nil
+}
