@@ -22,8 +22,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
 )
 
-// slave makes an interface one that can be enslaved. All that it receives is
-// looked at by the bond, so it has no filter.
+// slave implements bond.Slave for an interface. It gives all received frames to
+// the bond, so it has no filter.
 type slave struct{ *dev.Interface }
 
 var _ interface {
@@ -56,8 +56,8 @@ func newBonds(set *port.Set, log *slog.Logger) *bonds {
 	return &bonds{set: set, net: n, tree: ctl.Tree{Net: n, Version: "rnbd-net"}}
 }
 
-// file returns a control file of the bonds, nil if there is none. A write sees
-// the interfaces that there are at that time.
+// file returns a control file of the bonds, nil if there is none. A write uses
+// the interfaces that exist at that time.
 func (b *bonds) file(path string) *ctl.File {
 	f := b.tree.File(path)
 	if f == nil || f.Write == nil {
@@ -65,13 +65,13 @@ func (b *bonds) file(path string) *ctl.File {
 	}
 	return &ctl.File{Read: f.Read, Write: func(text string) error {
 		for _, l := range b.set.Links() {
-			b.net.AddDevice(slave{l.Interface}) // EEXIST: it is known
+			b.net.AddDevice(slave{l.Interface}) // EEXIST: it was added before
 		}
 		return f.Write(text)
 	}}
 }
 
-// master names the bond that an interface is a slave of.
+// master returns the name of the bond that an interface is a slave of.
 func (b *bonds) master(link string) string {
 	for _, x := range b.net.Bonds() {
 		for _, s := range x.Status().Slaves {
@@ -83,7 +83,8 @@ func (b *bonds) master(link string) string {
 	return ""
 }
 
-// forget is called before an interface is removed. EBUSY says that it is a slave.
+// forget removes an interface from the bonds before it is removed itself. The
+// error is EBUSY if it is a slave.
 func (b *bonds) forget(link string) error {
 	if m := b.master(link); m != "" {
 		return fmt.Errorf("remove %s: it is a slave of %s; release it first: %w", link, m, unix.EBUSY)
@@ -92,7 +93,33 @@ func (b *bonds) forget(link string) error {
 	return nil
 }
 
-// nodes are the control files of a folder.
+// apply changes an interface. The mode and MTU of a slave are those of its
+// bond: the error is EBUSY.
+func (b *bonds) apply(l *port.Link, s linkSettings) error {
+	if m := b.master(l.Name()); m != "" && (s.Mode != nil || s.MTU != nil) {
+		return fmt.Errorf("change mode or MTU of %s: it is a slave of %s; release it first: %w", l.Name(), m, unix.EBUSY)
+	}
+	if s.Mode != nil {
+		m, err := dev.ParseMode(*s.Mode)
+		if err == nil {
+			err = l.SetMode(m)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if s.MTU != nil {
+		if err := l.SetMTU(*s.MTU); err != nil {
+			return err
+		}
+	}
+	if s.Umcast != nil {
+		l.SetUmcast(*s.Umcast)
+	}
+	return nil
+}
+
+// nodes returns the control files of a folder.
 func (b *bonds) nodes(path string) ctltree.Node {
 	if f := b.file(path); f != nil {
 		n := &ctltree.File{Show: f.Read}
@@ -110,7 +137,7 @@ func (b *bonds) nodes(path string) ctltree.Node {
 	}
 }
 
-// bondInfo describes a bond.
+// bondInfo describes a bond in answers.
 type bondInfo struct {
 	Name   string   `json:"name"`
 	Active string   `json:"active_slave,omitempty"`
@@ -119,7 +146,7 @@ type bondInfo struct {
 	Text   string   `json:"text"` // as in /proc/net/bonding
 }
 
-// bondWrite is a text for a control file.
+// bondWrite is a request to write a text to a control file.
 type bondWrite struct {
 	File string `json:"file"`
 	Text string `json:"text"`
@@ -178,7 +205,7 @@ func newBond() *cobra.Command {
 
 func option(name, o string) string { return "net/" + name + "/bonding/" + o }
 
-// bondCommand is a command that writes a control file.
+// bondCommand returns a command that writes a control file.
 func bondCommand(use, short string, n int, write func(a []string) bondWrite) *cobra.Command {
 	return &cobra.Command{Use: use, Short: short, Args: args(n, n),
 		RunE: func(cmd *cobra.Command, a []string) error {

@@ -113,6 +113,11 @@ func TestBond_SlaveIsNotRemoved(t *testing.T) {
 	if out, code := a.net("link", "del", "x"); code != 5 || !strings.Contains(out, "slave of bond0") {
 		t.Errorf("link del of a slave: %d: %s, want 5", code, out)
 	}
+	for _, c := range []string{"link set x mode connected", "link set x mtu 1000"} {
+		if out, code := a.net(strings.Fields(c)...); code != 5 || !strings.Contains(out, "slave of bond0") {
+			t.Errorf("%s of a slave: %d: %s, want 5", c, code, out)
+		}
+	}
 	for _, c := range []string{"bond release bond0 x", "link del x"} {
 		if out, code := a.net(strings.Fields(c)...); code != 0 {
 			t.Errorf("%s: %d: %s", c, code, out)

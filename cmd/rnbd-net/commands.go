@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/ipoib/dev"
 	"github.com/rnbd-go/rnbd/modules/ipoib/mcast"
 	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
 )
@@ -45,7 +46,7 @@ func ask(cmd *cobra.Command, method, path string, query url.Values, body any) (i
 	case errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED):
 		return nil, fmt.Errorf("%s: %w", socket, errNoDaemon)
 	case err != nil:
-		return nil, errors.Unwrap(err) // without the URL, which says nothing
+		return nil, errors.Unwrap(err) // without the URL, since users do not know it
 	case answer.StatusCode != http.StatusOK:
 		defer answer.Body.Close()
 		var f failure
@@ -57,13 +58,13 @@ func ask(cmd *cobra.Command, method, path string, query url.Values, body any) (i
 	return answer.Body, nil
 }
 
-// remoteError is a failure that the daemon told.
+// remoteError is a failure reported by the daemon.
 type remoteError struct{ f failure }
 
 func (e *remoteError) Error() string { return e.f.Error }
 func (e *remoteError) Unwrap() error { return e.f.Errno }
 
-// get fetches a list about the interface that the arguments name, or all.
+// get fetches a list about the interface in the arguments, or about all.
 func get[T any](cmd *cobra.Command, path string, arguments []string) (out []T, err error) {
 	query := url.Values{}
 	if len(arguments) > 0 {
@@ -77,7 +78,7 @@ func get[T any](cmd *cobra.Command, path string, arguments []string) (out []T, e
 	return out, json.NewDecoder(body).Decode(&out)
 }
 
-// show prints a list, as JSON or by table.
+// show prints a list as JSON or as a table.
 func show[T any](cmd *cobra.Command, list []T, table func(w io.Writer) error) error {
 	if o, _ := cmd.Flags().GetString("output"); o == "json" {
 		e := json.NewEncoder(cmd.OutOrStdout())
@@ -87,7 +88,7 @@ func show[T any](cmd *cobra.Command, list []T, table func(w io.Writer) error) er
 	return table(cmd.OutOrStdout())
 }
 
-// columns prints rows in columns, the first row is the heading.
+// columns prints rows in columns. The first row is the heading.
 func columns(w io.Writer, heading string, rows []string) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, heading)
@@ -115,8 +116,8 @@ func newLinkShow() *cobra.Command {
 }
 
 func newLinkAdd() *cobra.Command {
-	return &cobra.Command{Use: "add NAME link PARENT [pkey P_KEY]", Short: "make a child interface", Args: args(3, 5),
-		Example: "  rnbd-net link add storage link ib0 pkey 0x8001",
+	return &cobra.Command{Use: "add NAME link PARENT [pkey P_KEY] [mode MODE] [mtu MTU] [umcast 0|1]", Short: "make a child interface", Args: args(3, 11),
+		Example: "  rnbd-net link add storage link ib0 pkey 0x8001 mode connected",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			q := linkRequest{Name: a[0]}
 			for a = a[1:]; len(a) > 0; a = a[2:] {
@@ -129,7 +130,7 @@ func newLinkAdd() *cobra.Command {
 				case a[0] == "pkey":
 					q.PKey, err = parsePKey(a[1])
 				default:
-					err = fmt.Errorf("%s: unknown; usage: %s", a[0], cmd.UseLine())
+					err = q.parse(cmd, a[0], a[1])
 				}
 				if err != nil {
 					return usageError{err}
@@ -143,7 +144,55 @@ func newLinkAdd() *cobra.Command {
 		}}
 }
 
-// parsePKey reads a P_Key that is not 0, decimal or with 0x or 0 in front.
+// parse parses the new value of a setting of an interface.
+func (s *linkSettings) parse(cmd *cobra.Command, name, value string) error {
+	switch name {
+	case "mode":
+		if _, err := dev.ParseMode(value); err != nil {
+			return err
+		}
+		s.Mode = &value
+	case "mtu":
+		n, err := strconv.Atoi(value)
+		if err != nil {
+			return fmt.Errorf("mtu %q: want a number of bytes", value)
+		}
+		s.MTU = &n
+	case "umcast":
+		on, err := strconv.ParseBool(value)
+		if err != nil {
+			return fmt.Errorf("umcast %q: want 0 or 1", value)
+		}
+		s.Umcast = &on
+	default:
+		return fmt.Errorf("%s: unknown; usage: %s", name, cmd.UseLine())
+	}
+	return nil
+}
+
+func newLinkSet() *cobra.Command {
+	return &cobra.Command{Use: "set NAME [mode datagram|connected] [mtu MTU] [umcast 0|1]", Short: "change an interface", Args: args(3, 7),
+		Example: "  rnbd-net link set ib0 mode connected",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			name := a[0]
+			var s linkSettings
+			for a = a[1:]; len(a) > 0; a = a[2:] {
+				if len(a) == 1 {
+					return usageError{fmt.Errorf("%s: no value; usage: %s", a[0], cmd.UseLine())}
+				}
+				if err := s.parse(cmd, a[0], a[1]); err != nil {
+					return usageError{err}
+				}
+			}
+			body, err := ask(cmd, http.MethodPatch, "/links", url.Values{"name": {name}}, s)
+			if err != nil {
+				return err
+			}
+			return body.Close()
+		}}
+}
+
+// parsePKey parses a P_Key other than 0, decimal or with 0x or 0 in front.
 func parsePKey(s string) (int, error) {
 	v, err := strconv.ParseUint(s, 0, 16)
 	if err != nil || v == 0 {
@@ -201,7 +250,8 @@ func newMcg() *cobra.Command {
 		}}
 }
 
-// jiffies are ticks of 4 ms since the host was started, until t.
+// jiffies returns the number of ticks of 4 ms from the start of the host until
+// t.
 func jiffies(t time.Time) uint64 {
 	var up unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &up) != nil {

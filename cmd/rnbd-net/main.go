@@ -1,5 +1,5 @@
-// Command rnbd-net runs IP over InfiniBand interfaces and talks to the daemon that
-// does.
+// Command rnbd-net runs IP over InfiniBand interfaces, and controls the daemon
+// that runs them.
 package main
 
 import (

@@ -69,8 +69,8 @@ func nodes(t *testing.T) (a, b *node) {
 	return cabled(t, [2][]string{{"--port=10.9.0.1=10.9.0.2"}, {"--port=10.9.0.2=10.9.0.1"}}, nil)
 }
 
-// cabled does so for other daemons, whose arguments are given, and calls prepare
-// before they start.
+// cabled makes two nodes that run the daemons with the arguments given, and
+// calls prepare before they start.
 func cabled(t *testing.T, daemons [2][]string, prepare func(a, b *node)) (a, b *node) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -149,7 +149,7 @@ func (n *node) stop() error {
 	}
 }
 
-// net runs rnbd-net and returns what it prints, and its exit code.
+// net runs rnbd-net and returns its output and its exit code.
 func (n *node) net(args ...string) (string, int) {
 	n.t.Helper()
 	c := n.command(args...)
@@ -161,7 +161,7 @@ func (n *node) net(args ...string) (string, int) {
 	return string(out), c.ProcessState.ExitCode()
 }
 
-// read returns what a control file says, or the error.
+// read returns the text of a control file, or the error.
 func (n *node) read(file string) string {
 	b, err := os.ReadFile(filepath.Join(n.tree, file))
 	if err != nil {
@@ -188,8 +188,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// capture starts rnbd-net pcap, and waits until it has the header of the file. stop
-// ends it by SIGINT and returns what was captured.
+// capture starts rnbd-net pcap, and waits until it has the header of the file.
+// stop ends it by SIGINT and returns the captured bytes.
 func (n *node) capture(t *testing.T) (stop func() []byte) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "pcap")
@@ -275,10 +275,77 @@ func TestDaemon(t *testing.T) {
 			t.Errorf("delete again: %v, want ENODEV", err)
 		}
 	})
-	t.Run("the mode that there is", func(t *testing.T) {
-		for word, want := range map[string]error{"datagram\n": nil, "connected\n": syscall.EOPNOTSUPP, "fast\n": syscall.EINVAL} {
-			if err := a.write("class/net/ib0/mode", word); !errors.Is(err, want) {
-				t.Errorf("mode %q: %v, want %v", word, err, want)
+	t.Run("IP-12 the mode by file and by command", func(t *testing.T) {
+		mode := func() string { return a.read("class/net/ib0/mode") + a.read("class/net/ib0/mtu") }
+		for _, word := range []string{"connected\n", "datagram\n", "datagram"} {
+			if err := a.write("class/net/ib0/mode", word); err != nil {
+				t.Errorf("mode %q: %v", word, err)
+			}
+			want := map[bool]string{true: "connected\n65520\n", false: "datagram\n2044\n"}[word == "connected\n"]
+			if got := mode(); got != want {
+				t.Errorf("after %q: %q, want %q", word, got, want)
+			}
+		}
+		for _, word := range []string{"fast\n", "\n", "Connected\n", strings.Repeat("connected", 400)} {
+			if err := a.write("class/net/ib0/mode", word); !errors.Is(err, syscall.EINVAL) {
+				t.Errorf("mode %.20q: %v, want EINVAL", word, err)
+			}
+		}
+		for _, tc := range []struct {
+			line string
+			code int
+			want string
+		}{
+			{"set ib0 mode connected umcast 1", 0, "connected\n65520\n"},
+			{"set ib0 mtu 9000", 0, "connected\n9000\n"},
+			{"set ib0 mtu 65521", 2, "connected\n9000\n"},
+			{"set ib0 mode datagram", 0, "datagram\n2044\n"},
+			{"set ib0 mode rapid", 2, "datagram\n2044\n"},
+			{"set ib0 umcast maybe", 2, "datagram\n2044\n"},
+			{"set ib0 colour red", 2, "datagram\n2044\n"},
+			{"set ib0 mode", 2, "datagram\n2044\n"},
+			{"set ib7 mode connected", 3, "datagram\n2044\n"},
+		} {
+			if out, code := a.net(append([]string{"link"}, strings.Fields(tc.line)...)...); code != tc.code || mode() != tc.want {
+				t.Errorf("link %s: exit code %d, want %d: %s; the interface is %q", tc.line, code, tc.code, out, mode())
+			}
+		}
+		if got := a.read("class/net/ib0/umcast"); got != "1\n" {
+			t.Errorf("umcast %q", got)
+		}
+		if err := a.write("class/net/ib0/umcast", "0\n"); err != nil || a.read("class/net/ib0/umcast") != "0\n" {
+			t.Errorf("umcast: %v", err)
+		}
+	})
+	t.Run("IP-24 IP-27 offloads and moderation", func(t *testing.T) {
+		for _, tc := range []struct {
+			file, text string
+			want       error
+			after      string
+		}{
+			{"features/tso", "off", syscall.EACCES, "on\n"},
+			{"features/lro", "off\n", nil, "off\n"},
+			{"features/lro", "on\n", nil, "on\n"},
+			{"features/lro", "1\n", syscall.EINVAL, "on\n"},
+			{"features/rx-checksum", "off\n", nil, "off\n"},
+			{"features/lro", "on\n", syscall.EOPNOTSUPP, "off\n"},
+			{"features/rx-checksum", "on\n", nil, "on\n"},
+			{"features/lro", "on\n", nil, "on\n"},
+			{"rx_usecs", "50\n", nil, "50\n"},
+			{"rx_frames", "64\n", nil, "64\n"},
+			{"rx_usecs", "65536\n", syscall.EINVAL, "50\n"},
+			{"rx_frames", "many\n", syscall.EINVAL, "64\n"},
+			{"rx_usecs", "0\n", nil, "0\n"},
+			{"tx_usecs", "50\n", syscall.EOPNOTSUPP, "0\n"},
+			{"tx_frames", "1\n", syscall.EOPNOTSUPP, "0\n"},
+		} {
+			file := "class/net/ib0/ipoib/" + tc.file
+			err := a.write(file, tc.text)
+			if tc.want == syscall.EACCES && err != nil { // root is refused by the file itself
+				err = syscall.EACCES
+			}
+			if !errors.Is(err, tc.want) || a.read(file) != tc.after {
+				t.Errorf("%q to %s: %v, want %v; it says %q", tc.text, tc.file, err, tc.want, a.read(file))
 			}
 		}
 	})
@@ -289,6 +356,9 @@ func TestDaemon(t *testing.T) {
 		}{
 			{[]string{"link", "add", "my0", "link", "ib0", "pkey", "0x8001"}, 0},
 			{[]string{"link", "add", "my0", "link", "ib0"}, 5},
+			{[]string{"link", "add", "my2", "link", "ib0", "mode", "connected", "mtu", "65521"}, 2},
+			{[]string{"link", "add", "my2", "link", "ib0", "mode", "connected", "mtu", "4000"}, 0},
+			{[]string{"link", "del", "my2"}, 0},
 			{[]string{"link", "add", "my1", "link", "ib9"}, 3},
 			{[]string{"link", "add", "my1", "link", "ib0", "pkey", "0x10000"}, 2},
 			{[]string{"link", "add", "my1", "on", "ib0"}, 2},
@@ -340,7 +410,7 @@ func TestDaemon(t *testing.T) {
 					t.Fatalf("%s: %v", file, err)
 				}
 			}
-			// What was logged before is here when a line behind it is.
+			// Earlier log lines are here when a later one is.
 			child := fmt.Sprintf("ib0.81%02d", round)
 			if err := a.write("class/net/ib0/create_child", "0x"+child[4:]); err != nil {
 				t.Fatal(err)
@@ -381,6 +451,12 @@ func TestDaemon(t *testing.T) {
 		a.capture(t)() // when one has ended, another can start
 		if b.read("class/net/ib0/statistics/rx_packets") == "0\n" {
 			t.Error("the other end has received nothing")
+		}
+	})
+	t.Run("the paths", func(t *testing.T) {
+		want := "GID: 0:0:0:0:0:ffff:a09:2\n  complete:    yes\n  DLID:     0x0000\n  SL:            0\n  rate:        0.0 Gb/sec\n\n"
+		if got := a.read("kernel/debug/ipoib/ib0_path"); got != want {
+			t.Errorf("%q, want %q", got, want)
 		}
 	})
 	t.Run("a second daemon is refused", func(t *testing.T) {

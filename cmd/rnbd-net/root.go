@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// usageError is a command line that cannot be run.
+// usageError is the error of a malformed command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
@@ -27,6 +27,7 @@ unix socket. The interfaces end with the daemon.`,
 		Example: `  rnbd-net run --port 10.0.0.1=10.0.0.2,10.0.0.3 &
   ip addr add 192.168.50.1/24 dev ib0 && ip link set ib0 up
   rnbd-net link add ib0.8001 link ib0 pkey 0x8001
+  rnbd-net link set ib0 mode connected
   rnbd-net link show
   rnbd-net pcap ib0 | tshark -r -`,
 		SilenceErrors: true, SilenceUsage: true,
@@ -43,7 +44,7 @@ unix socket. The interfaces end with the daemon.`,
 	root.PersistentFlags().StringP("output", "o", "table", "how to print: table, json")
 	root.PersistentFlags().String("socket", defaultSocket(), "control socket of the daemon")
 	link := &cobra.Command{Use: "link", Short: "interfaces", RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }, Args: args(0, 0)}
-	link.AddCommand(newLinkShow(), newLinkAdd(), newLinkDel())
+	link.AddCommand(newLinkShow(), newLinkAdd(), newLinkSet(), newLinkDel())
 	root.AddCommand(newRun(), link, newMcg(), newPeers(), newPcap(), newBond())
 	return root
 }
@@ -58,7 +59,8 @@ func args(low, high int) cobra.PositionalArgs {
 	}
 }
 
-// defaultSocket is in /run/rnbd for root, else in the user's own folder.
+// defaultSocket returns the path of the control socket: in /run/rnbd for root,
+// else in the user's own folder.
 func defaultSocket() string {
 	if os.Geteuid() == 0 {
 		return "/run/rnbd/net.sock"

@@ -26,6 +26,7 @@ type runOptions struct {
 	pkey    string
 	qkey    string
 	linkMTU int
+	mode    string
 	tree    string
 	socket  string
 }
@@ -46,6 +47,7 @@ func newRun() *cobra.Command {
 	f.StringVar(&o.pkey, "pkey", "0xffff", "P_Key of the main interfaces")
 	f.StringVar(&o.qkey, "qkey", "0xb1b", "Q_Key of the links")
 	f.IntVar(&o.linkMTU, "link-mtu", 0, "MTU of the links in bytes, 4 more than that of the interfaces (default 2048, or what the network carries)")
+	f.StringVar(&o.mode, "mode", "datagram", "mode of the main interfaces: datagram, connected")
 	f.StringVar(&o.tree, "tree", "", "`folder` for control files, in the layout of /sys")
 	return c
 }
@@ -69,11 +71,12 @@ func portConfig(s string) (cfg port.Config, err error) {
 	return cfg, nil
 }
 
-// configs are those of all ports.
+// configs returns the configurations of all ports.
 func (o *runOptions) configs(log *slog.Logger) (out []port.Config, err error) {
 	pkey, err1 := strconv.ParseUint(o.pkey, 0, 16)
 	qkey, err2 := strconv.ParseUint(o.qkey, 0, 32)
-	if err := errors.Join(err1, err2); err != nil {
+	mode, err3 := dev.ParseMode(o.mode)
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, usageError{err}
 	}
 	if len(o.ports) == 0 {
@@ -84,7 +87,7 @@ func (o *runOptions) configs(log *slog.Logger) (out []port.Config, err error) {
 		if err != nil {
 			return nil, err
 		}
-		cfg.PKey, cfg.QKey, cfg.LinkMTU, cfg.Logger = uint16(pkey), uint32(qkey), o.linkMTU, log
+		cfg.PKey, cfg.QKey, cfg.LinkMTU, cfg.Mode, cfg.Logger = uint16(pkey), uint32(qkey), o.linkMTU, mode, log
 		out = append(out, cfg)
 	}
 	return out, nil

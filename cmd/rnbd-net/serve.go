@@ -30,17 +30,26 @@ type linkInfo struct {
 	Broadcast string `json:"broadcast"`
 	Mode      string `json:"mode"`
 	MTU       int    `json:"mtu"`
+	Umcast    bool   `json:"umcast"`
 	RxPackets uint64 `json:"rx_packets"`
 	TxPackets uint64 `json:"tx_packets"`
 	RxDropped uint64 `json:"rx_dropped"`
 	TxDropped uint64 `json:"tx_dropped"`
 }
 
-// linkRequest is a link to be made.
+// linkRequest describes a link to be made.
 type linkRequest struct {
 	Name   string `json:"name"`
 	Parent string `json:"parent"`
 	PKey   int    `json:"pkey"`
+	linkSettings
+}
+
+// linkSettings are the settings of an interface. A nil setting is not changed.
+type linkSettings struct {
+	Mode   *string `json:"mode,omitempty"`
+	MTU    *int    `json:"mtu,omitempty"`
+	Umcast *bool   `json:"umcast,omitempty"`
 }
 
 // groupInfo describes a multicast group.
@@ -71,7 +80,7 @@ type failure struct {
 func infoOf(l *port.Link) linkInfo {
 	s := l.Stats()
 	return linkInfo{Name: l.Name(), Parent: l.Parent, PKey: fmt.Sprintf("0x%04x", l.PKey()), Address: l.Address().String(), Broadcast: l.Broadcast().String(),
-		Mode: "datagram", MTU: l.MTU(), RxPackets: s.RxPackets, TxPackets: s.TxPackets,
+		Mode: l.Mode().String(), MTU: l.MTU(), Umcast: l.Umcast(), RxPackets: s.RxPackets, TxPackets: s.TxPackets,
 		RxDropped: s.RxDropped + s.RxUnknownType, TxDropped: s.TxDropped + s.TxErrors}
 }
 
@@ -86,7 +95,7 @@ type server struct {
 	captures map[string]bool // names of the interfaces with a capture
 }
 
-// serve listens at a path. It takes the place of a socket whose daemon is gone.
+// serve listens at a path. It replaces the socket of a daemon that has ended.
 func serve(path string, set *port.Set, b *bonds) (*server, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
@@ -107,6 +116,7 @@ func serve(path string, set *port.Set, b *bonds) (*server, error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /links", s.handle(s.links))
 	mux.HandleFunc("POST /links", s.handle(s.addLink))
+	mux.HandleFunc("PATCH /links", s.handle(s.setLink))
 	mux.HandleFunc("DELETE /links", s.handle(s.delLink))
 	mux.HandleFunc("GET /groups", s.handle(s.groups))
 	mux.HandleFunc("GET /peers", s.handle(s.peers))
@@ -123,7 +133,7 @@ func (s *server) close() error {
 	return s.http.Close() // the listener removes its socket
 }
 
-// handle makes a handler of a function whose result is the answer.
+// handle returns a handler that answers with the result of f.
 func (s *server) handle(f func(r *http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		answer, err := f(r)
@@ -144,7 +154,7 @@ func fail(w http.ResponseWriter, err error) {
 	json.NewEncoder(w).Encode(f)
 }
 
-// named returns the interface that a request names, or all.
+// named returns the interface named by a request, or all.
 func (s *server) named(r *http.Request) ([]*port.Link, error) {
 	name := r.URL.Query().Get("name")
 	if name == "" {
@@ -173,6 +183,24 @@ func (s *server) addLink(r *http.Request) (any, error) {
 	}
 	l, err := s.set.AddLink(q.Parent, q.Name, q.PKey)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.bonds.apply(l, q.linkSettings); err != nil {
+		return nil, errors.Join(err, s.set.DelLink(q.Name))
+	}
+	return infoOf(l), nil
+}
+
+func (s *server) setLink(r *http.Request) (any, error) {
+	var q linkSettings
+	if err := json.NewDecoder(http.MaxBytesReader(nil, r.Body, 4096)).Decode(&q); err != nil {
+		return nil, fmt.Errorf("request: %w: %w", err, unix.EINVAL)
+	}
+	l, err := s.set.Link(r.URL.Query().Get("name"))
+	if err != nil {
+		return nil, err
+	}
+	if err := s.bonds.apply(l, q); err != nil {
 		return nil, err
 	}
 	return infoOf(l), nil
@@ -218,7 +246,8 @@ func (s *server) peers(r *http.Request) (any, error) {
 	return out, nil
 }
 
-// records keeps captured records for a reader. What does not fit is dropped.
+// records buffers captured records for a reader. Records without room are
+// dropped.
 type records chan []byte
 
 func (r records) Write(b []byte) (int, error) {
@@ -229,7 +258,7 @@ func (r records) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// pcap sends a capture until the client goes away.
+// pcap sends a capture until the client disconnects.
 func (s *server) pcap(w http.ResponseWriter, r *http.Request) {
 	name := r.URL.Query().Get("name")
 	l, err := s.set.Link(name)

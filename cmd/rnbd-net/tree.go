@@ -9,18 +9,24 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/ipoib/cm"
 	"github.com/rnbd-go/rnbd/modules/ipoib/dev"
 	"github.com/rnbd-go/rnbd/modules/ipoib/mcast"
+	"github.com/rnbd-go/rnbd/modules/ipoib/path"
 	"github.com/rnbd-go/rnbd/modules/ipoib/port"
 	"github.com/rnbd-go/rnbd/modules/ipoib/tun"
 	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
 )
 
-// treeOf are the control files of the interfaces, at their places below /sys.
+// treeOf returns the control files of the interfaces, by their paths below
+// /sys.
 func treeOf(set *port.Set, b *bonds, trace *dev.Trace) map[string]ctltree.Node {
 	return map[string]ctltree.Node{
-		"module/ib_ipoib/parameters": ctltree.Fixed{"debug_level": levelFile(&trace.Level), "mcast_debug_level": levelFile(&trace.Mcast)},
+		"module/ib_ipoib/parameters": ctltree.Fixed{
+			"debug_level": levelFile(&trace.Level), "mcast_debug_level": levelFile(&trace.Mcast),
+			"send_queue_size": number(dev.SendQueue), "recv_queue_size": number(dev.RecvQueue), "max_nonsrq_conn_qp": number(cm.MaxPassive),
+		},
 		"class/net": ctltree.Listing{
 			Names: func() []string {
 				out := append(names(set, ""), "bonding_masters")
@@ -42,24 +48,43 @@ func treeOf(set *port.Set, b *bonds, trace *dev.Trace) map[string]ctltree.Node {
 			Node:  func(name string) ctltree.Node { return b.nodes("proc/net/bonding/" + name) },
 		},
 		"kernel/debug/ipoib": ctltree.Listing{
-			Names: func() []string { return names(set, "_mcg") },
-			Node: func(file string) ctltree.Node {
-				name, isMcg := strings.CutSuffix(file, "_mcg")
-				l, err := set.Link(name)
-				if !isMcg || err != nil {
-					return nil
-				}
-				return &ctltree.File{Show: func() (string, error) {
-					var b strings.Builder
-					err := mcast.Write(&b, l.Groups(), jiffies)
-					return b.String(), err
-				}}
-			},
+			Names: func() []string { return append(names(set, "_mcg"), names(set, "_path")...) },
+			Node:  func(file string) ctltree.Node { return debugFile(set, file) },
 		},
 	}
 }
 
-// levelFile is a number that is read and written.
+// number returns a file with a constant.
+func number(v any) *ctltree.File { return ctltree.Text(func() string { return fmt.Sprint(v) }) }
+
+// debugFile returns a file about the groups or paths of an interface.
+func debugFile(set *port.Set, file string) ctltree.Node {
+	at := strings.LastIndexByte(file, '_')
+	if at < 0 {
+		return nil
+	}
+	l, err := set.Link(file[:at])
+	if err != nil {
+		return nil
+	}
+	switch file[at:] {
+	case "_mcg":
+		return &ctltree.File{Show: func() (string, error) {
+			var b strings.Builder
+			err := mcast.Write(&b, l.Groups(), jiffies)
+			return b.String(), err
+		}}
+	case "_path":
+		return &ctltree.File{Show: func() (string, error) {
+			var b strings.Builder
+			err := path.Write(&b, l.Paths())
+			return b.String(), err
+		}}
+	}
+	return nil
+}
+
+// levelFile returns a file with a number that can be changed.
 func levelFile(level *atomic.Int32) *ctltree.File {
 	return &ctltree.File{
 		Show: func() (string, error) { return fmt.Sprintf("%d\n", level.Load()), nil },
@@ -81,15 +106,15 @@ func names(set *port.Set, suffix string) (out []string) {
 	return out
 }
 
-// linkFiles are the files of one interface. A link that was made by name has no
-// files of partitions, as in Linux.
+// linkFiles returns the files of one interface. A link that was made by name
+// has no files of partitions, as in Linux.
 func linkFiles(set *port.Set, b *bonds, l *port.Link) ctltree.Fixed {
-	number := func(v any) *ctltree.File { return ctltree.Text(func() string { return fmt.Sprint(v) }) }
 	files := ctltree.Fixed{
 		"type": number(tun.TypeInfiniBand), "addr_len": number(wire.AddressLen),
 		"address": number(l.Address()), "broadcast": number(l.Broadcast()), "mtu": number(l.MTU()),
 		"statistics": statistics(l.Interface),
 	}
+	files["ipoib"] = featureFiles(l.Interface)
 	if n := b.nodes("net/" + l.Name() + "/bonding_slave"); n != nil {
 		files["bonding_slave"] = n
 	}
@@ -97,7 +122,18 @@ func linkFiles(set *port.Set, b *bonds, l *port.Link) ctltree.Fixed {
 		return files
 	}
 	files["pkey"] = number(fmt.Sprintf("0x%04x", l.PKey()))
-	files["mode"] = &ctltree.File{Show: func() (string, error) { return "datagram\n", nil }, Store: storeMode}
+	files["mode"] = &ctltree.File{Show: func() (string, error) { return l.Mode().String() + "\n", nil }, Store: func(_ context.Context, data []byte) error {
+		word := ctltree.Word(data)
+		return b.apply(l, linkSettings{Mode: &word})
+	}}
+	files["umcast"] = &ctltree.File{Show: func() (string, error) { return map[bool]string{false: "0\n", true: "1\n"}[l.Umcast()], nil }, Store: func(_ context.Context, data []byte) error {
+		v, err := strconv.ParseInt(ctltree.Word(data), 0, 32)
+		if err != nil {
+			return unix.EINVAL
+		}
+		l.SetUmcast(v > 0)
+		return nil
+	}}
 	if l.Parent != "" {
 		files["parent"] = number(l.Parent)
 		return files
@@ -116,18 +152,7 @@ func linkFiles(set *port.Set, b *bonds, l *port.Link) ctltree.Fixed {
 	return files
 }
 
-// storeMode takes the mode that there is.
-func storeMode(_ context.Context, data []byte) error {
-	switch ctltree.Word(data) {
-	case "datagram":
-		return nil
-	case "connected":
-		return unix.EOPNOTSUPP
-	}
-	return unix.EINVAL
-}
-
-// pkeyFile is a file that a P_Key is written to.
+// pkeyFile returns a file for writing a P_Key to.
 func pkeyFile(f func(pkey int) error) *ctltree.File {
 	return &ctltree.File{Store: func(_ context.Context, data []byte) error {
 		v, err := strconv.ParseInt(ctltree.Word(data), 0, 32)
@@ -151,6 +176,9 @@ func statistics(i *dev.Interface) ctltree.Fixed {
 		"tx_bytes":          file(func(s dev.Stats) uint64 { return s.TxBytes }),
 		"tx_dropped":        file(func(s dev.Stats) uint64 { return s.TxDropped }),
 		"tx_errors":         file(func(s dev.Stats) uint64 { return s.TxErrors }),
+		"pmtu_sent":         file(func(s dev.Stats) uint64 { return s.PMTUSent }),
+		"rx_joined":         file(func(s dev.Stats) uint64 { return s.RxJoined }),
+		"rx_wakeups":        file(func(s dev.Stats) uint64 { return s.RxWakeups }),
 		"rx_pkey_violation": file(func(s dev.Stats) uint64 { return s.Fabric.PKey }),
 	}
 }

@@ -1,5 +1,5 @@
-// Package announce makes the frames by which peers, switches and routers learn
-// that a bond has a new active slave: gratuitous ARP, unsolicited neighbour
+// Package announce makes the frames that tell peers, switches and routers of a
+// bond's new active slave: gratuitous ARP, unsolicited neighbour
 // advertisements, and reports of the multicast groups. How often they are sent
 // is up to num_grat_arp, peer_notif_delay and resend_igmp, see package core.
 package announce
@@ -12,8 +12,8 @@ import (
 )
 
 // Peers returns the frames that tell peers the link-layer address of l for each
-// of the bond's addresses: a gratuitous ARP request for IPv4, whose sender and
-// target are the address, and an unsolicited advertisement for IPv6.
+// of the bond's addresses: for IPv4 a gratuitous ARP request, with the address
+// as sender and target, and for IPv6 an unsolicited advertisement.
 func Peers(l frame.Link, addrs []netip.Addr) (frames [][]byte) {
 	for _, a := range addrs {
 		switch a = a.Unmap().WithZone(""); {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// roundARP is one round of the ARP monitor: links are judged by what was
-// received, then a probe is sent.
+// roundARP is one round of the ARP monitor: links are judged by the received
+// frames, then a probe is sent.
 func (m *Machine) roundARP(now time.Time) {
 	selectAgain := false
 	for _, s := range m.slaves {
@@ -111,7 +111,8 @@ func (m *Machine) lastRx(s *Slave) time.Time {
 	return slices.MinFunc(s.targetRx, time.Time.Compare)
 }
 
-// validates reports whether arp_validate asks to check what s receives.
+// validates reports whether arp_validate asks to check the frames that s
+// receives.
 func (m *Machine) validates(s *Slave) bool {
 	if s == m.active || s == m.probing {
 		return m.opt.ArpValidate.active()
@@ -128,9 +129,9 @@ type Seen struct {
 	TPA   netip.Addr // target's protocol address
 }
 
-// Received reports a frame to the ARP monitor, which decides whether it is a
-// sign of life of the named slave's link. own reports whether an address is one
-// of the bond's.
+// Received reports a frame to the ARP monitor. The monitor decides whether it
+// is a sign of life of the named slave's link. own reports whether an address
+// is one of the bond's.
 func (m *Machine) Received(name string, f Seen, own func(netip.Addr) bool) {
 	s := m.find(name)
 	if s == nil || m.opt.ArpInterval <= 0 {
@@ -149,8 +150,8 @@ func (m *Machine) Received(name string, f Seen, own func(netip.Addr) bool) {
 	case s == m.active || s == m.probing && f.Reply && m.within(s.lastTx, 1, f.At):
 		m.confirm(s, f.SPA, f.TPA, f.At, own)
 	case m.active != nil && m.lastRx(m.active).After(m.active.lastUp):
-		// A backup sees the active slave's broadcast probe, whose sender is
-		// the bond and whose target is the target.
+		// A backup sees the active slave's broadcast probe. Its sender is the
+		// bond and its target is the target.
 		m.confirm(s, f.TPA, f.SPA, f.At, own)
 	}
 }

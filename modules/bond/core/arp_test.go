@@ -14,7 +14,7 @@ var (
 
 func own(a netip.Addr) bool { return a == mine }
 
-// wire answers probes through the slaves whose path to the target works.
+// wire answers probes through the slaves with a working path to the target.
 type wire struct {
 	*sim
 	works map[string]bool

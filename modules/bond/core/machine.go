@@ -22,7 +22,7 @@ func (l Link) String() string {
 	return [...]string{"up", "going down", "down", "going back"}[l]
 }
 
-// Slave is what the machine knows of a slave. Slaves returns copies.
+// Slave is the machine's record of a slave. Slaves returns copies.
 type Slave struct {
 	Name       string
 	Carrier    bool
@@ -41,7 +41,7 @@ type Slave struct {
 // Machine is the state of one bond.
 type Machine struct {
 	opt     Options
-	slaves  []*Slave // in the order in which they were enslaved
+	slaves  []*Slave // in the order of enslaving
 	active  *Slave
 	primary *Slave
 	probing *Slave // no slave is active: the one that sends ARP probes
@@ -64,7 +64,7 @@ type repeat struct {
 // New returns a bond without slaves, with Linux's defaults, that is down.
 func New() *Machine { return &Machine{opt: Defaults()} }
 
-// EventKind says what an Event is about.
+// EventKind is the kind of an Event.
 type EventKind uint8
 
 // The kinds of events, and the fields of Event that they use.
@@ -89,7 +89,7 @@ type Event struct {
 	Text     string
 }
 
-// Events returns what happened since the last call.
+// Events returns the events since the last call.
 func (m *Machine) Events() []Event {
 	e := m.events
 	m.events = nil
@@ -112,8 +112,8 @@ func (m *Machine) Active() string { return nameOf(m.active) }
 // Primary returns the name of the primary slave, "" if it is not enslaved.
 func (m *Machine) Primary() string { return nameOf(m.primary) }
 
-// Probing returns the name of the slave on which the ARP monitor looks for a
-// target while no slave is active.
+// Probing returns the name of the slave that the ARP monitor probes while no
+// slave is active.
 func (m *Machine) Probing() string { return nameOf(m.probing) }
 
 // Carrier reports whether a slave's link is up.
@@ -163,8 +163,8 @@ func (m *Machine) SetUp(up bool, now time.Time) {
 	m.notify, m.rejoin = repeat{}, repeat{}
 }
 
-// Add enslaves s, of which Name, Carrier, Speed and FullDuplex are given. The
-// name must be new.
+// Add enslaves s with its Name, Carrier, Speed and FullDuplex. The name must
+// be new.
 func (m *Machine) Add(s Slave, now time.Time) {
 	n := &Slave{Name: s.Name, Carrier: s.Carrier, Speed: s.Speed, FullDuplex: s.FullDuplex, lastUp: now,
 		lastRx: now.Add(-m.opt.ArpInterval - time.Millisecond)}
@@ -238,8 +238,9 @@ func (m *Machine) SetSpeed(name string, mbps int, full bool) {
 	}
 }
 
-// Poll does what is due at now: the MII monitor's look at the carriers, the
-// ARP monitor's round, notifications. It may be called at any time.
+// Poll does everything that is due at now: the MII monitor's look at the
+// carriers, the ARP monitor's round, notifications. It may be called at any
+// time.
 func (m *Machine) Poll(now time.Time) {
 	if !m.up {
 		return

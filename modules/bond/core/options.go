@@ -194,7 +194,7 @@ func number(name string, lo, hi int, field func(*Machine) *int) option {
 	}
 }
 
-// word is an option whose values have a name and a number.
+// word is an option with values that have a name and a number.
 func word(name string, words []string, field func(*Machine) *int, after func(*Machine, time.Time)) option {
 	return option{
 		func(m *Machine) string { return words[*field(m)] + " " + strconv.Itoa(*field(m)) },

@@ -12,7 +12,7 @@ func TestOptions(t *testing.T) {
 	for _, c := range []struct {
 		option, value string
 		errno         syscall.Errno
-		text          string // of the error, or what the file shows afterwards
+		text          string // of the error, or of the file afterwards
 	}{
 		{"mode", "active-backup\n", 0, "active-backup 1"},
 		{"mode", "1", 0, "active-backup 1"},

@@ -7,7 +7,7 @@ import (
 
 // best returns the slave that should be active, nil if none can be: the primary
 // as primary_reselect has it, the active one while its link is up, the first
-// one whose link is up, the one whose updelay ends first.
+// one with a link that is up, the one with the first updelay to end.
 func (m *Machine) best(now time.Time) *Slave {
 	if s := m.primaryOrActive(); s != nil {
 		return s
@@ -93,7 +93,7 @@ func (m *Machine) changeActive(s *Slave, now time.Time) {
 }
 
 // SetActive makes the named slave active by hand; "" gives up the active slave
-// and selects the best one. A slave whose link is not up is EINVAL.
+// and selects the best one. A slave with a link that is not up is EINVAL.
 func (m *Machine) SetActive(name string, now time.Time) error {
 	if name == "" {
 		m.log(nil, "Clearing current active slave")
@@ -123,7 +123,8 @@ func (m *Machine) announceIfUp(now time.Time) {
 	}
 }
 
-// setPrimary records the name of the primary slave, which may be enslaved later.
+// setPrimary records the name of the primary slave. The slave may be enslaved
+// later.
 func (m *Machine) setPrimary(name string, now time.Time) error {
 	if len(name) > MaxName {
 		return Errorf(syscall.EINVAL, "option primary: invalid value (%s)", name)

@@ -16,7 +16,7 @@ import (
 type File struct {
 	// Read returns the whole text; nil: the file cannot be read.
 	Read func() (string, error)
-	// Write takes what one write(2) has written, with or without a newline at the end; nil:
+	// Write executes the text of one write(2), with or without a newline at the end; nil:
 	// the file cannot be written.
 	Write func(text string) error
 }
@@ -71,7 +71,7 @@ func (t *Tree) files() map[string]File {
 	return all
 }
 
-// limit refuses what is longer than a page.
+// limit refuses a text that is longer than a page.
 func limit(write func(string) error) func(string) error {
 	return func(text string) error {
 		if len(text) > MaxWrite {

@@ -28,7 +28,7 @@ type Bond struct {
 	ended  chan struct{} // closed when the monitor has ended
 
 	wake    chan struct{} // the monitor is to look
-	reports chan report   // what the data path has seen
+	reports chan report   // reports of the data path
 
 	// Read by the data path without a lock.
 	active     atomic.Pointer[member]
@@ -42,7 +42,7 @@ type Bond struct {
 	members []*member
 	attrs   Attrs
 	groups  map[netip.Addr]bool // joined by users; true: told by an old protocol
-	told    []netip.Prefix      // what the active slave knows of the bond's addresses
+	told    []netip.Prefix      // the bond's addresses, as the active slave has been told
 	moved   []addrMoved         // to be told when the lock is released
 }
 
@@ -57,7 +57,7 @@ type member struct {
 	lastSeen atomic.Int64 // ms, of the last frame that the ARP monitor was told of
 }
 
-// report is what the data path hands to the monitor.
+// report is a message of the data path to the monitor.
 type report struct {
 	slave  string
 	seen   core.Seen
@@ -71,7 +71,7 @@ type counters struct {
 	rx, rxDropped, tx, txDropped, announced atomic.Uint64
 }
 
-// Counters are what passed a bond, in frames.
+// Counters count the frames of a bond.
 type Counters struct {
 	Rx, RxDropped uint64 // dropped: received by a backup, or not delivered
 	Tx, TxDropped uint64 // dropped: no active slave, or not sent
@@ -128,7 +128,7 @@ func (b *Bond) close() error {
 // Name returns the bond's name.
 func (b *Bond) Name() string { return b.name }
 
-// upChanged is told by the upper side, which is up or down already.
+// upChanged is called by the upper side after it came up or went down.
 func (b *Bond) upChanged(up bool) {
 	b.up.Store(up)
 	b.kick()
@@ -184,8 +184,8 @@ func (b *Bond) poll() {
 	})
 }
 
-// do runs fn with the lock held, carries out what the machine asks for, and then
-// tells the users of addresses.
+// do runs fn with the lock held, carries out the machine's events, and then
+// informs the users of addresses.
 func (b *Bond) do(fn func(now time.Time) error) error {
 	b.mu.Lock()
 	err := fn(time.Now())
@@ -203,7 +203,7 @@ func (b *Bond) do(fn func(now time.Time) error) error {
 	return err
 }
 
-// takeReports hands to the machine what the data path has seen.
+// takeReports hands the reports of the data path to the machine.
 func (b *Bond) takeReports() {
 	if len(b.reports) == 0 {
 		return
@@ -293,7 +293,7 @@ func (b *Bond) addresses() (all []netip.Addr) {
 	return all
 }
 
-// Counters returns what passed the bond.
+// Counters returns the bond's counters.
 func (b *Bond) Counters() Counters {
 	c := &b.counters
 	return Counters{Rx: c.rx.Load(), RxDropped: c.rxDropped.Load(), Tx: c.tx.Load(), TxDropped: c.txDropped.Load(), Announced: c.announced.Load()}

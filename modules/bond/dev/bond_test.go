@@ -104,7 +104,7 @@ func TestBO10_DevicesThatCannotSetTheirAddress(t *testing.T) {
 		fixed := newFake("b", 1, 2)
 		fixed.fixed = true
 		l := newLab(t, newFake("a", 1, 1), fixed)
-		l.enslave("a") // which can, so that fail_over_mac stays none
+		l.enslave("a") // it can, so fail_over_mac stays none
 		err := l.net.Enslave(l.bond, "+b")
 		if want := "Slave device does not support setting the MAC address, but fail_over_mac is not set to active"; !errors.Is(err, syscall.EOPNOTSUPP) || err.Error() != want {
 			t.Errorf("%v, want EOPNOTSUPP %q", err, want)

@@ -1,7 +1,7 @@
 // DATA PATH: transmit takes a frame from the upper side to the active slave;
 // received takes one from a slave to the upper side. Both read the active slave
-// once and lock nothing. What the monitor has to know goes into a channel that
-// is never waited for: a report that finds it full is lost, as a frame can be.
+// once and lock nothing. Reports for the monitor go into a channel without
+// waiting: a report that finds it full is lost, as a frame can be.
 
 package dev
 
@@ -30,8 +30,8 @@ func (b *Bond) transmit(f []byte) {
 	b.counters.tx.Add(1)
 }
 
-// snoop looks for reports of multicast groups: they say what the active slave
-// has to receive. Other frames cost two comparisons.
+// snoop looks for reports of multicast groups, because the active slave has
+// to receive these groups. Other frames cost two comparisons.
 func (b *Bond) snoop(f []byte) {
 	n, linkType := 14, uint16(frame.Ethernet)
 	if b.infiniBand.Load() {

@@ -85,14 +85,14 @@ func (b *Bond) prepare(mb *member, a Attrs) error {
 	return nil
 }
 
-// wrap keeps the errno of err, which format takes as a number.
+// wrap keeps the errno of err. format takes it as a number.
 func wrap(err error, format string) error {
 	errno := core.ErrnoOf(err)
 	return core.Errorf(errno, format+": %v", -int(errno), err)
 }
 
-// becomeLike gives the bond, which has no slaves, the type and the address of
-// its first one. A bond that changes its type takes the MTU too.
+// becomeLike gives the bond the type and the address of its first slave. The
+// bond has no slaves yet. A bond that changes its type takes the MTU too.
 func (b *Bond) becomeLike(a Attrs) error {
 	n := a.clone()
 	if a.Type == b.attrs.Type {
@@ -174,7 +174,7 @@ func (b *Bond) release(d *device) error {
 	return err
 }
 
-// emptied makes the bond what it was before its first slave.
+// emptied restores the state that the bond had before its first slave.
 func (b *Bond) emptied() {
 	was := b.attrs.Type
 	b.attrs = defaultAttrs()

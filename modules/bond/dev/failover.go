@@ -91,7 +91,7 @@ func (b *Bond) backupFilter() RxFilter {
 	return RxNone
 }
 
-// refilter follows arp_interval, which asks backups to listen.
+// refilter follows arp_interval, because with it backups have to listen.
 func (b *Bond) refilter() {
 	active := b.active.Load()
 	for _, mb := range b.members {
@@ -115,7 +115,7 @@ func (b *Bond) moveAddress(old, mb *member) {
 }
 
 func (b *Bond) follow(old, mb *member) {
-	if old == nil { // none was active: who has the address?
+	if old == nil { // none was active: the owner of the address is unknown
 		for _, x := range b.members {
 			if x != mb && bytes.Equal(x.Attrs().Address, b.attrs.Address) {
 				old = x
@@ -159,7 +159,7 @@ func (b *Bond) leave(mb *member, g netip.Addr) {
 	}
 }
 
-// changeGroups follows what the users' stack reports.
+// changeGroups follows the reports of the users' stack.
 func (b *Bond) changeGroups(all []frame.Membership) {
 	active := b.active.Load()
 	for _, ms := range all {
@@ -206,7 +206,8 @@ func (b *Bond) sendVia(mb *member, frames [][]byte) {
 	}
 }
 
-// probe sends the ARP monitor's requests through one slave, which need not be active.
+// probe sends the ARP monitor's requests through one slave. The slave need not
+// be active.
 func (b *Bond) probe(mb *member) {
 	if mb == nil {
 		return

@@ -14,7 +14,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/bond/frame"
 )
 
-// fake is a slave that keeps what it is told.
+// fake is a slave that records its calls.
 type fake struct {
 	mu      sync.Mutex
 	name    string
@@ -141,7 +141,7 @@ func (f *fake) receive(b []byte) {
 	}
 }
 
-// top is an upper side that keeps what it is told.
+// top is an upper side that records its calls.
 type top struct {
 	mu        sync.Mutex
 	attrs     Attrs

@@ -105,7 +105,7 @@ func (n *Net) Bonds() []*Bond {
 	return slices.Clone(n.bonds)
 }
 
-// Create makes a bond, which is down and has no slaves.
+// Create makes a bond. It is down and has no slaves.
 func (n *Net) Create(name string) (*Bond, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -164,8 +164,8 @@ func command(text string) (sign byte, name string, ok bool) {
 	return text[0], text[1:], true
 }
 
-// Masters does what is written to bonding_masters: +name creates a bond, -name
-// deletes one. A name of more than 15 octets is EPERM, where Linux takes its
+// Masters executes a text written to bonding_masters: +name creates a bond,
+// -name deletes one. A name of more than 15 octets is EPERM; Linux takes its
 // first 15.
 func (n *Net) Masters(text string) error {
 	sign, name, ok := command(text)
@@ -179,7 +179,7 @@ func (n *Net) Masters(text string) error {
 	return n.Delete(name)
 }
 
-// Enslave does what is written to a bond's file slaves: +name and -name.
+// Enslave executes a text written to a bond's file slaves: +name and -name.
 func (n *Net) Enslave(b *Bond, text string) error {
 	sign, name, ok := command(text)
 	if !ok {

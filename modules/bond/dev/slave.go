@@ -19,13 +19,13 @@ func (a Attrs) clone() Attrs {
 	return a
 }
 
-// RxFilter says which received frames a slave hands to its bond.
+// RxFilter selects the received frames that a slave hands to its bond.
 type RxFilter uint8
 
 // Filters. RxNone is that of a device that was just enslaved.
 const (
 	RxNone  RxFilter = iota
-	RxWatch          // all frames, of which the bond uses none but as signs of life
+	RxWatch          // all frames, but the bond uses them only as signs of life
 	RxAll
 )
 
@@ -33,7 +33,7 @@ const (
 // methods, one at a time but for Send, Carrier and the getters.
 //
 // The form of frames is that of package frame: a whole frame for Ethernet, the
-// encapsulation header and what follows for InfiniBand, where the device finds
+// encapsulation header and the payload for InfiniBand. There the device finds
 // the next hop in the packet itself and sends ARP to the broadcast group. ARP
 // that it receives is handed over too, also when the device itself answers it.
 type Slave interface {
@@ -64,7 +64,7 @@ type Slave interface {
 	JoinGroup(group netip.Addr) error
 	LeaveGroup(group netip.Addr) error
 
-	// SetFilter says which frames are handed over.
+	// SetFilter selects the frames that are handed over.
 	SetFilter(RxFilter) error
 	// Attach gives the device its bond's callbacks; Detach takes them back. A call
 	// that has begun may go on after Detach.
@@ -83,9 +83,9 @@ type PrefixUser interface {
 	SetPrefixes([]netip.Prefix)
 }
 
-// Callbacks are what a slave tells its bond. None of them blocks.
+// Callbacks are a slave's calls of its bond. None of them blocks.
 type Callbacks struct {
-	// Received takes a frame, which the slave may use again afterwards.
+	// Received takes a frame. The slave may use its memory again afterwards.
 	Received func(frame []byte)
 	// Changed says that carrier, speed or address may be another one.
 	Changed func()
@@ -111,9 +111,10 @@ type Upper interface {
 	Close() error
 }
 
-// UpperCallbacks are what an Upper tells its bond.
+// UpperCallbacks are an Upper's calls of its bond.
 type UpperCallbacks struct {
-	// Transmit takes a frame of a user, which the upper may use again afterwards.
+	// Transmit takes a frame of a user. The upper may use its memory again
+	// afterwards.
 	Transmit func(frame []byte)
 	// UpChanged says whether the interface is up, after each change of that and of
 	// its addresses.

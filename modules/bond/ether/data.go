@@ -1,6 +1,6 @@
 // DATA PATH: receive reads the socket and hands frames to the bond; Send writes
-// one. In front of each frame is the header of virtio-net (10 octets), by which
-// Linux says which checksum is still to be filled in.
+// one. In front of each frame is the header of virtio-net (10 octets). It names
+// the checksum that is still to be filled in.
 
 package ether
 
@@ -51,7 +51,7 @@ func (d *Device) Send(f []byte) error {
 }
 
 // finishChecksum fills in the checksum that the header h asks for: the sum of the octets from
-// start to the end of f, over what its place holds already.
+// start to the end of f, with the present octets of the checksum's place included.
 func finishChecksum(h, f []byte) {
 	if h[0]&needsCsum == 0 {
 		return

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// udp is a frame whose UDP checksum holds the sum of the pseudo header, as Linux
-// leaves it, and the virtio-net header that says so.
+// udp returns a frame with the sum of the pseudo header as its UDP checksum, as
+// Linux leaves it, and the virtio-net header that says so.
 func udp(payload []byte) (h, f []byte, pseudo uint16) {
 	f = make([]byte, 14+20+8, 14+20+8+len(payload))
 	f = append(f, payload...)

@@ -1,9 +1,8 @@
 // Package ether makes an Ethernet interface of Linux a slave of a bond, by a
 // packet socket.
 //
-// The interface must be in a network namespace in which it and all others have
-// no addresses. Else the kernel answers, as well as the bond's users, what comes
-// in on it.
+// The interface must be in a network namespace without any addresses. Else the
+// kernel answers the frames that come in on it, as well as the bond's users.
 //
 // Frames that Linux merged on receipt (GRO) are handed over merged, with their
 // checksums filled in.

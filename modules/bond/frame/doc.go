@@ -3,7 +3,7 @@
 // multicast groups by IGMP and MLD.
 //
 // A frame of Ethernet (type 1) is the frame without its check sequence. A frame
-// of InfiniBand (type 32) is the 4-octet encapsulation header of RFC 4391
-// and what follows it; the device finds the destination in what is inside. All
+// of InfiniBand (type 32) is the 4-octet encapsulation header of RFC 4391 and
+// the packet behind it; the device finds the destination in the packet. All
 // functions are pure.
 package frame

@@ -97,8 +97,8 @@ func TestReports_Leaves(t *testing.T) {
 	}
 }
 
-// TestBO12_TsharkReadsTheAnnouncements has tshark dissect what peers are sent, as Ethernet
-// and as IP over InfiniBand (link type 242).
+// TestBO12_TsharkReadsTheAnnouncements has tshark dissect the announcements to peers, as
+// Ethernet and as IP over InfiniBand (link type 242).
 func TestBO12_TsharkReadsTheAnnouncements(t *testing.T) {
 	tshark, err := exec.LookPath("tshark")
 	if err != nil {
@@ -213,7 +213,7 @@ func FuzzARP(f *testing.F) {
 		if !ok {
 			return
 		}
-		// What was read and is written again is the same.
+		// A frame that is read and written again is the same.
 		l := Link{Type: linkType, Address: a.SHA}
 		_, again, _ := Split(linkType, l.ARP(a))
 		if !bytes.Equal(again, b[:len(again)]) {

@@ -61,7 +61,7 @@ func (l Link) OldReport(src, group netip.Addr) []byte {
 	return l.ipv6(src, group, 1, routerAlert6, m)
 }
 
-// igmp wraps an IGMP message, whose checksum it fills in, in IPv4 with the
+// igmp fills in the checksum of an IGMP message and wraps it in IPv4 with the
 // router alert option.
 func (l Link) igmp(src, dst netip.Addr, m []byte) []byte {
 	binary.BigEndian.PutUint16(m[2:], sum(m, 0))
@@ -79,7 +79,7 @@ func (l Link) igmp(src, dst netip.Addr, m []byte) []byte {
 	return append(append(f, h...), m...)
 }
 
-// Membership is what a report says about one group.
+// Membership is a report's statement about one group.
 type Membership struct {
 	Group netip.Addr
 	Join  bool // else it is left
@@ -130,8 +130,8 @@ func mldReports(m []byte) []Membership {
 	return nil
 }
 
-// records reads the group records of IGMPv3 and MLDv2, which differ in the length of
-// addresses.
+// records reads the group records of IGMPv3 and MLDv2. They differ in the
+// length of addresses.
 func records(m []byte, addrLen int) (all []Membership) {
 	count := int(binary.BigEndian.Uint16(m[6:]))
 	m = m[8:]

@@ -64,8 +64,8 @@ func GroupMAC(group netip.Addr) (mac [6]byte) {
 	return [6]byte{0x33, 0x33, a[12], a[13], a[14], a[15]}
 }
 
-// Split returns the EtherType of a frame and what follows its header; ok is
-// false if the frame is shorter than the header.
+// Split returns the EtherType of a frame and the payload behind its header;
+// ok is false if the frame is shorter than the header.
 func Split(linkType uint16, f []byte) (etherType uint16, payload []byte, ok bool) {
 	n := HeaderLen(linkType)
 	if len(f) < n {

@@ -16,9 +16,9 @@ const (
 
 var allNodes = netip.MustParseAddr("ff02::1")
 
-// Advertisement returns an unsolicited neighbour advertisement of addr to all nodes,
-// which overrides what they have (RFC 4861 section 7.2.6). The option with the
-// address has 8 octets on Ethernet and 24, with 2 of padding, on InfiniBand
+// Advertisement returns an unsolicited neighbour advertisement of addr to all
+// nodes. It overrides their entries (RFC 4861 section 7.2.6). The option with
+// the address has 8 octets on Ethernet and 24, with 2 of padding, on InfiniBand
 // (RFC 4391 section 9.3).
 func (l Link) Advertisement(addr netip.Addr) []byte {
 	m := make([]byte, 24, 48)
@@ -33,8 +33,8 @@ func (l Link) Advertisement(addr netip.Addr) []byte {
 	return l.ipv6(addr, allNodes, 255, nil, m)
 }
 
-// ipv6 wraps an ICMPv6 message, whose checksum it fills in. hopByHop is an
-// extension header without its first octet.
+// ipv6 fills in the checksum of an ICMPv6 message and wraps it in IPv6.
+// hopByHop is an extension header without its first octet.
 func (l Link) ipv6(src, dst netip.Addr, hops byte, hopByHop, m []byte) []byte {
 	binary.BigEndian.PutUint16(m[2:], sum(m, pseudo(src, dst, len(m), protoICMPv6)))
 	n := len(m)

@@ -10,7 +10,7 @@ import (
 
 // Probes returns the ARP requests of one round: one for each target, from own,
 // the bond's address in the target's network. Without an address the sender is
-// 0.0.0.0, which hosts answer too (RFC 5227).
+// 0.0.0.0. Hosts answer that too (RFC 5227).
 func Probes(l frame.Link, targets []netip.Addr, own func(target netip.Addr) netip.Addr) (frames [][]byte) {
 	for _, t := range targets {
 		src := own(t)
@@ -22,8 +22,8 @@ func Probes(l frame.Link, targets []netip.Addr, own func(target netip.Addr) neti
 	return frames
 }
 
-// See returns what a received frame is to the ARP monitor. A frame that claims
-// to be ARP and is none is no sign of life; ok is false then.
+// See returns the meaning of a received frame for the ARP monitor. A frame
+// that claims to be ARP and is none is no sign of life; ok is false then.
 func See(linkType uint16, f []byte, at time.Time) (s core.Seen, ok bool) {
 	etherType, payload, ok := frame.Split(linkType, f)
 	if !ok {

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// Target is what a loop drives.
+// Target is driven by a loop.
 type Target interface {
-	// Poll does what is due and returns when something will be due again; ok is false
-	// if nothing will by itself.
+	// Poll does everything that is due and returns the time at which something
+	// will be due again; ok is false if nothing will by itself.
 	Poll() (next time.Time, ok bool)
 }
 

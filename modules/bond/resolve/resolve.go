@@ -1,7 +1,7 @@
-// Package resolve tells users of an address which slave of which bond carries
-// it, and when that changes: what RDMA-CM has as address resolution and the
-// event ADDR_CHANGE. A transport that dials an address makes its connection on
-// the slave that Resolve names, subscribes, and connects again when it is told,
+// Package resolve tells users of an address the slave and the bond that carry
+// it, and reports changes, as RDMA-CM does by address resolution and the event
+// ADDR_CHANGE. A transport that dials an address makes its connection on the
+// slave that Resolve names, subscribes, and connects again after a report,
 // instead of waiting for its own timeouts.
 package resolve
 
@@ -13,7 +13,7 @@ import (
 	"syscall"
 )
 
-// Bond is what a Resolver asks.
+// Bond is a Resolver's view of a bond.
 type Bond interface {
 	Name() string
 	// Active names the active slave and its link-layer address; name is "" if
@@ -68,9 +68,9 @@ func (r *Resolver) Remove(b Bond) {
 	r.bonds = slices.DeleteFunc(r.bonds, func(x Bond) bool { return x == b })
 }
 
-// Resolve returns the route to addr, which is an address of a bond or in the
-// network of one; the longest prefix wins. ENETUNREACH says that no bond has
-// such a network, ENETDOWN that the bond has no active slave now.
+// Resolve returns the route to addr, an address of a bond or in the network
+// of one; the longest prefix wins. ENETUNREACH says that no bond has such a
+// network, ENETDOWN that the bond has no active slave now.
 func (r *Resolver) Resolve(addr netip.Addr) (Route, error) {
 	b, p := r.find(addr)
 	if b == nil {
@@ -118,8 +118,8 @@ func (r *Resolver) Subscribe(addr netip.Addr, fn func(AddrChange)) (cancel func(
 	}
 }
 
-// Changed tells the subscribers whose addresses b carries. The owner of b calls
-// it, after the switch is done, without locks that b's methods take.
+// Changed informs the subscribers of addresses that b carries. The owner of b
+// calls it, after the switch is done, without locks that b's methods take.
 func (r *Resolver) Changed(b Bond, old, new string) {
 	prefixes := b.Prefixes()
 	r.mu.Lock()

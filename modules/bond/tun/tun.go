@@ -1,7 +1,7 @@
 // Package tun makes a TUN of Linux the upper side of a bond over devices of
-// InfiniBand's type: the host's stack, or that of a network namespace, uses the bond
-// through it. Frames of the bond have the encapsulation header of RFC 4391, which
-// stands for the packet's type here.
+// InfiniBand's type: the host's stack, or that of a network namespace, uses the
+// bond through it. Frames of the bond have the encapsulation header of RFC
+// 4391. It stands for the packet's type here.
 //
 // Linux lets a TUN have the type 32, but no link-layer address: the bond's own is
 // in its control files alone. The kernel gives such an interface no IPv6
@@ -134,8 +134,8 @@ func (i *Interface) transmit() {
 // header is the length of the encapsulation header.
 const header = 4
 
-// Configure implements dev.Upper. Of Ethernet, which a bond without slaves is, a TUN has
-// nothing: it has no type then.
+// Configure implements dev.Upper. A bond without slaves is Ethernet. A TUN has
+// no such type: it has none then.
 func (i *Interface) Configure(a dev.Attrs) error {
 	linkType := a.Type
 	switch a.Type {

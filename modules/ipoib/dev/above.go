@@ -9,18 +9,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/ipoib/cm"
 	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
 )
 
-// Above takes the place of the kernel above an interface, as a bond does whose
-// slave the interface is.
+// Above takes the place of the kernel above an interface. A bond is one: the
+// interface is its slave.
 type Above struct {
-	// Receive takes each valid frame from the link, with the encapsulation header. ARP
-	// and neighbour discovery are handed over too; the interface answers them. Receive
-	// does not block and does not keep frame.
+	// Receive takes each valid frame from the link, with the encapsulation
+	// header. ARP and neighbour discovery are included, though the interface
+	// answers them. Receive does not block and does not keep frame.
 	Receive func(frame []byte)
-	// NextHop returns the gateway to an address that is in no prefix of
-	// SetPrefixes. nil: there is none.
+	// NextHop returns the gateway to an address outside of the prefixes of
+	// SetPrefixes. If NextHop is nil there is no gateway.
 	NextHop func(dst netip.Addr) (netip.Addr, error)
 }
 
@@ -37,8 +38,9 @@ func (i *Interface) Detach() error {
 	return i.refresh()
 }
 
-// SetPrefixes sets the addresses, and the lengths of their networks, for which
-// an attached interface resolves neighbours and answers. They are not announced.
+// SetPrefixes sets the addresses of an attached interface, with the lengths of
+// their networks. The interface resolves neighbours in these networks and
+// answers for these addresses. It does not announce them.
 func (i *Interface) SetPrefixes(ips []netip.Prefix) {
 	i.routes.flush()
 	i.mu.Lock()
@@ -47,9 +49,11 @@ func (i *Interface) SetPrefixes(ips []netip.Prefix) {
 	i.neigh.SetIPs(i.ips)
 }
 
-// SendFrame sends a frame of what is above: the encapsulation header and an IP packet, or
-// ARP, which goes to the broadcast group. Frames wait for neighbours as those of
-// the kernel do. EINVAL says that the frame is not valid, EMSGSIZE that it is too long.
+// SendFrame sends a frame for an Above. A frame is the encapsulation header and
+// an IP packet or ARP. ARP goes to the broadcast group. As with packets of the
+// kernel, a frame waits until its neighbour is resolved. The error is
+// unix.EINVAL for a frame that is not valid, unix.EMSGSIZE for one that is too
+// long.
 func (i *Interface) SendFrame(frame []byte) error {
 	f := wire.Frame(frame)
 	if !f.Valid() {
@@ -80,7 +84,7 @@ func (i *Interface) JoinGroup(ip netip.Addr) error {
 	return i.membership(ip, func(mgid wire.GID) bool { return i.groups.Add(time.Now(), mgid) })
 }
 
-// LeaveGroup takes back JoinGroup.
+// LeaveGroup undoes JoinGroup.
 func (i *Interface) LeaveGroup(ip netip.Addr) error {
 	return i.membership(ip, func(mgid wire.GID) bool {
 		i.groups.Remove(mgid)
@@ -103,7 +107,8 @@ func (i *Interface) membership(ip netip.Addr, change func(wire.GID) bool) error 
 	return nil
 }
 
-// IsUp reports whether the interface is up in the kernel, where it is set up and down.
+// IsUp reports whether the interface is up. Its state is that of the TUN device
+// in the kernel, even while an Above is attached.
 func (i *Interface) IsUp() bool {
 	up, err := i.rtnl.IsUp()
 	return err == nil && up
@@ -112,17 +117,22 @@ func (i *Interface) IsUp() bool {
 // SetUp sets the interface up or down.
 func (i *Interface) SetUp(up bool) error { return i.tun.SetUp(up) }
 
-// Carrier reports whether the link is up: the broadcast group is joined.
+// Carrier reports whether the link is up, that is, whether the broadcast group
+// is joined.
 func (i *Interface) Carrier() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.groups.Ready()
 }
 
-// SetMTU changes the MTU, in bytes, which is at most that of the link less the
-// encapsulation header.
+// SetMTU changes the MTU, in bytes. The largest is the MTU of the link less
+// the encapsulation header in datagram mode, and 65520 in connected mode.
 func (i *Interface) SetMTU(mtu int) error {
-	if limit := i.qp.MaxPayload() - wire.EncapLen; mtu < 68 || mtu > limit {
+	limit := i.linkMTU
+	if i.Mode() == Connected {
+		limit = cm.MaxMTU
+	}
+	if mtu < 68 || mtu > limit {
 		return fmt.Errorf("set MTU of %s to %d: want 68 to %d: %w", i.Name(), mtu, limit, unix.EINVAL)
 	}
 	if err := i.tun.SetMTU(mtu); err != nil {
@@ -134,7 +144,8 @@ func (i *Interface) SetMTU(mtu int) error {
 	return nil
 }
 
-// nextHop asks the kernel's routing table, or what is above.
+// nextHop returns the next hop to dst by the kernel's routing table, or by
+// NextHop of the attached Above.
 func (i *Interface) nextHop(dst netip.Addr) (netip.Addr, error) {
 	a := i.above.Load()
 	switch {

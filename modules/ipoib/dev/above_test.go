@@ -14,7 +14,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
 )
 
-// upper keeps what an interface hands to what is above it.
+// upper keeps the frames that an interface hands to its Above.
 type upper struct {
 	mu     sync.Mutex
 	frames [][]byte

@@ -21,17 +21,19 @@ type Config struct {
 	PKey   uint16       // partition; default 0xffff. The full-member bit is set.
 	QKey   uint32       // of the link; default DefaultQKey
 	Scope  byte         // of multicast GIDs; default wire.ScopeLinkLocal
-	// LinkMTU is the MTU of the broadcast group, in bytes; that of the interface is
-	// 4 less. It needs not be one of InfiniBand's. Default: 2048, or the largest of
-	// InfiniBand's that the fabric carries.
+	// LinkMTU is the MTU of the broadcast group, in bytes; that of the
+	// interface is 4 less. It need not be an MTU of InfiniBand. Default: 2048,
+	// or the largest MTU of InfiniBand that the fabric carries if that is
+	// smaller.
 	LinkMTU int
+	Mode    Mode   // default Datagram
 	Trace   *Trace // default: none
 	// Logger gets a line for each change of state. Default slog.Default().
 	Logger *slog.Logger
 }
 
-// DefaultQKey is the queue key of a link whose configuration names none. Its top
-// bit is clear: it takes no privilege to send with it.
+// DefaultQKey is the default queue key of a link. Its top bit is clear, so no
+// privilege is needed to send with it.
 const DefaultQKey = 0x00000b1b
 
 // minLinkMTU is the smallest MTU of InfiniBand.
@@ -67,8 +69,8 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// linkMTU chooses the MTU of the link on a fabric whose datagrams carry room
-// bytes.
+// linkMTU returns the MTU of the link on a fabric with datagrams of room
+// bytes. It is want, or the default if want is 0.
 func linkMTU(want, room int) (int, error) {
 	if want != 0 {
 		if want < minLinkMTU || want > room {

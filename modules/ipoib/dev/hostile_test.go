@@ -16,8 +16,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// TestBadFrames sends an interface what a member of the link must not send. All
-// of it is counted, and the interface goes on.
+// TestBadFrames: a member of the link sends forbidden frames. All are counted,
+// and the interface goes on.
 func TestBadFrames(t *testing.T) {
 	a, _, _, ib := pair(t)
 	var evil verbs.DatagramQP

@@ -6,10 +6,12 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/ipoib/cm"
 	"github.com/rnbd-go/rnbd/modules/ipoib/internal/rtnl"
 	"github.com/rnbd-go/rnbd/modules/ipoib/mcast"
 	"github.com/rnbd-go/rnbd/modules/ipoib/neigh"
@@ -30,9 +32,14 @@ type Interface struct {
 	qp    verbs.DatagramQP
 	rtnl  *rtnl.Conn
 
-	counters counters
-	routes   routeCache
-	above    atomic.Pointer[Above] // in the place of the kernel, nil: the kernel itself
+	counters          counters
+	routes            routeCache
+	cm                atomic.Pointer[cm.Manager] // nil in datagram mode
+	linkMTU           int                        // the longest packet of the UD queue pair, in bytes
+	modeMu            sync.Mutex                 // of SetMode
+	coalescing        atomic.Pointer[Coalescing]
+	noLRO, noChecksum atomic.Bool
+	above             atomic.Pointer[Above] // replaces the kernel; nil: the kernel itself
 
 	mu     sync.Mutex
 	neigh  *neigh.Table
@@ -40,9 +47,9 @@ type Interface struct {
 	mtu    int // of the interface
 	ips    []netip.Prefix
 	isUp   bool
-	tap    io.Writer // of frames, nil: none
+	tap    io.Writer // capture of frames; nil: none
 
-	nudge chan struct{} // timers have to be looked at
+	nudge chan struct{} // wakes timers
 	done  chan struct{}
 	once  sync.Once
 	wg    sync.WaitGroup
@@ -65,7 +72,7 @@ func open(cfg Config) (_ *Interface, err error) {
 	}
 	i := &Interface{cfg: cfg, link: wire.Link{PKey: cfg.PKey, Scope: cfg.Scope}, nudge: make(chan struct{}, 1), done: make(chan struct{})}
 	i.routes.lookup = i.nextHop
-	if i.qp, err = cfg.Fabric.OpenDatagrams(verbs.DatagramConfig{Local: cfg.Local, PKey: cfg.PKey, QKey: cfg.QKey, RecvQueue: recvQueue}); err != nil {
+	if i.qp, err = cfg.Fabric.OpenDatagrams(verbs.DatagramConfig{Local: cfg.Local, PKey: cfg.PKey, QKey: cfg.QKey, RecvQueue: RecvQueue}); err != nil {
 		return nil, err
 	}
 	if err := i.openAbove(); err != nil {
@@ -84,23 +91,33 @@ func open(cfg Config) (_ *Interface, err error) {
 		i.wg.Add(1)
 		go func() { defer i.wg.Done(); run() }()
 	}
-	cfg.Logger.Info("IPoIB interface made", "name", i.Name(), "address", i.local, "pkey", fmt.Sprintf("0x%04x", cfg.PKey), "mtu", i.mtu)
+	if cfg.Mode == Connected {
+		if err := i.SetMode(Connected); err != nil {
+			return nil, errors.Join(err, i.Close())
+		}
+	}
+	cfg.Logger.Info("IPoIB interface made", "name", i.Name(), "address", i.Address(), "pkey", fmt.Sprintf("0x%04x", cfg.PKey), "mode", cfg.Mode, "mtu", i.MTU())
 	return i, nil
 }
 
-// recvQueue is the receive queue of the UD queue pair, that of Linux.
-const recvQueue = 256
+// Lengths of the queues of the UD queue pair, those of Linux. Sends are not
+// queued in this implementation.
+const (
+	SendQueue = 128
+	RecvQueue = 256
+)
 
-// alwaysJoined are the groups of every host, which no report names.
+// alwaysJoined are the groups of every host. Reports do not name them.
 var alwaysJoined = []netip.Addr{netip.AddrFrom4([4]byte{224, 0, 0, 1}), netip.IPv6LinkLocalAllNodes()}
 
-// openAbove makes what faces the kernel.
+// openAbove makes the TUN device and the connection to rtnetlink.
 func (i *Interface) openAbove() (err error) {
 	m, err := linkMTU(i.cfg.LinkMTU, i.qp.MaxPayload())
 	if err != nil {
 		return err
 	}
-	i.mtu = wire.MTU(m)
+	i.linkMTU = wire.MTU(m)
+	i.mtu = i.linkMTU
 	if i.tun, err = tun.Open(i.cfg.Name); err != nil {
 		return err
 	}
@@ -132,6 +149,11 @@ func (i *Interface) Close() error {
 	i.once.Do(func() {
 		close(i.done)
 		err = i.closeAll()
+		i.modeMu.Lock() // no SetMode is under way or begins after this
+		defer i.modeMu.Unlock()
+		if c := i.cm.Swap(nil); c != nil {
+			err = errors.Join(err, c.Close())
+		}
 		i.wg.Wait()
 	})
 	if err != nil {
@@ -144,7 +166,13 @@ func (i *Interface) Close() error {
 func (i *Interface) Name() string { return i.tun.Name() }
 
 // Address returns the link-layer address.
-func (i *Interface) Address() wire.Address { return i.local }
+func (i *Interface) Address() wire.Address {
+	a := i.local
+	if i.Mode() == Connected {
+		a[0] = wire.FlagRC
+	}
+	return a
+}
 
 // Broadcast returns the link-layer address of the broadcast group.
 func (i *Interface) Broadcast() wire.Address { return wire.MulticastAddress(i.link.Broadcast()) }
@@ -152,7 +180,8 @@ func (i *Interface) Broadcast() wire.Address { return wire.MulticastAddress(i.li
 // PKey returns the P_Key, with the full-member bit.
 func (i *Interface) PKey() uint16 { return i.cfg.PKey }
 
-// MTU returns the MTU, in bytes: that of the link less the encapsulation header.
+// MTU returns the MTU, in bytes: in datagram mode that of the link less the
+// encapsulation header, at most.
 func (i *Interface) MTU() int {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -164,6 +193,17 @@ func (i *Interface) Neighbors() []neigh.Entry {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.neigh.Entries()
+}
+
+// Paths lists the ports of the neighbours.
+func (i *Interface) Paths() []wire.GID {
+	var out []wire.GID
+	for _, n := range i.Neighbors() {
+		if g := n.Address.GID(); n.Address.ValidUnicast() && !slices.Contains(out, g) {
+			out = append(out, g)
+		}
+	}
+	return out
 }
 
 // Groups lists the multicast groups.

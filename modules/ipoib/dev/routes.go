@@ -7,11 +7,11 @@ import (
 )
 
 const (
-	routeLife  = time.Second // routes by rules change without a notice
+	routeLife  = time.Second // a change of routing rules is not notified
 	routeCount = 4096
 )
 
-// routeCache remembers next hops.
+// routeCache caches next hops.
 type routeCache struct {
 	lookup func(dst netip.Addr) (netip.Addr, error)
 
@@ -44,7 +44,7 @@ func (c *routeCache) get(now time.Time, dst netip.Addr) (netip.Addr, error) {
 	return h.to, h.err
 }
 
-// flush forgets all, as when the routing table has changed.
+// flush empties the cache. It is called when routes may have changed.
 func (c *routeCache) flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,11 +16,12 @@ import (
 const (
 	batch = 64
 	room  = 64 << 10 // for the longest packet that the kernel gives
-	// chunk is how much memory is taken for segments at a time.
+	// chunk is the size of the memory that is allocated at a time for segments,
+	// in bytes.
 	chunk = 1 << 20
 )
 
-// transmit takes packets from the kernel until the interface is closed. Each
+// transmit sends the packets of the kernel until the interface is closed. Each
 // buffer is read behind spare bytes, so that the encapsulation header takes the
 // place of the kernel's.
 func (i *Interface) transmit() {
@@ -28,7 +29,7 @@ func (i *Interface) transmit() {
 	for k := range bufs {
 		bufs[k] = make([]byte, tun.HeaderLen+room)
 	}
-	out := outgoing{i: i}
+	out := outgoing{i: i, patience: patience}
 	for {
 		n, err := i.tun.Read(bufs)
 		if err != nil {
@@ -45,8 +46,8 @@ func (i *Interface) transmit() {
 	}
 }
 
-// packet sends a packet of the kernel, b, which is behind its header. i.mu is
-// held.
+// packet sends a packet of the kernel. b is the kernel's header and the
+// packet. i.mu is held.
 func (i *Interface) packet(now time.Time, b []byte, out *outgoing) {
 	if len(b) <= tun.HeaderLen || i.above.Load() != nil {
 		return
@@ -65,22 +66,27 @@ func (i *Interface) packet(now time.Time, b []byte, out *outgoing) {
 		}
 		return
 	}
-	if !ok || h.GSOType() != tun.GSONone || len(p) > i.mtu || h.NeedsChecksum() && !i.finishChecksum(h, p) {
+	if !ok || h.GSOType() != tun.GSONone || h.NeedsChecksum() && !i.finishChecksum(h, p) {
 		i.counters.txDropped.Add(1)
 		return
 	}
 	if t := wire.NDType(p); etherType == wire.TypeIPv6 && (t == wire.NDNeighborSolicit || t == wire.NDNeighborAdvert) {
-		return // neighbour discovery is done here, with addresses that the kernel does not know
+		return // the interface does neighbour discovery itself, with addresses that the kernel does not know
 	}
 	frame := b[tun.HeaderLen-wire.EncapLen:]
 	wire.PutEncap(frame, etherType)
+	if len(p) > i.mtu { // the MTU of the TUN device is larger
+		out.tooBig(frame, i.mtu)
+		return
+	}
 	if dst.IsMulticast() {
 		i.snoop(now, etherType, p)
 	}
 	i.route(now, dst, etherType, frame, out)
 }
 
-// route sends a frame to dst, an IP address of any kind. i.mu is held.
+// route sends a frame to dst, a unicast, multicast or broadcast address. i.mu
+// is held.
 func (i *Interface) route(now time.Time, dst netip.Addr, etherType uint16, frame []byte, out *outgoing) {
 	if i.isBroadcast(dst) {
 		i.multicast(now, i.link.Broadcast(), frame, out)
@@ -96,7 +102,8 @@ func (i *Interface) route(now time.Time, dst netip.Addr, etherType uint16, frame
 }
 
 // segments sends a TCP packet that is larger than the MTU as segments with size
-// bytes of payload. It reports whether the packet makes sense. i.mu is held.
+// bytes of payload. It reports whether the packet could be segmented. i.mu is
+// held.
 func (i *Interface) segments(now time.Time, size int, dst netip.Addr, etherType uint16, p []byte, out *outgoing) bool {
 	if dst.IsMulticast() || i.isBroadcast(dst) {
 		return false
@@ -116,8 +123,8 @@ func (i *Interface) segments(now time.Time, size int, dst netip.Addr, etherType 
 	return true
 }
 
-// finishChecksum adds up what the kernel has left to the device. It reports
-// whether the header makes sense.
+// finishChecksum completes a checksum that the kernel has left to the device.
+// It reports whether the header is valid.
 func (i *Interface) finishChecksum(h tun.Header, p []byte) bool {
 	start := h.ChecksumStart()
 	at := start + h.ChecksumOffset()
@@ -126,7 +133,7 @@ func (i *Interface) finishChecksum(h tun.Header, p []byte) bool {
 	}
 	sum := ^wire.Sum(0, p[start:])
 	if sum == 0 {
-		sum = 0xffff // in UDP, 0 says that there is none
+		sum = 0xffff // in UDP, 0 means that there is no checksum
 	}
 	p[at], p[at+1] = byte(sum>>8), byte(sum)
 	i.counters.txChecksums.Add(1)
@@ -172,16 +179,16 @@ func (i *Interface) snoop(now time.Time, etherType uint16, p []byte) {
 	}
 }
 
-// multicast sends a frame to a group, or leaves it waiting for the join. i.mu is
-// held.
+// multicast sends a frame to a group. If the group is not joined yet, a copy
+// waits for the join. i.mu is held.
 func (i *Interface) multicast(now time.Time, mgid wire.GID, frame []byte, out *outgoing) {
 	if i.groups.Send(now, mgid, frame) {
 		out.add(wire.MulticastAddress(mgid), frame)
 	}
 }
 
-// unicast sends a frame to the neighbour that leads to dst, or leaves it waiting
-// for the neighbour's answer. i.mu is held.
+// unicast sends a frame to the next hop to dst. If its link-layer address is
+// not known yet, a copy waits for it. i.mu is held.
 func (i *Interface) unicast(now time.Time, dst netip.Addr, etherType uint16, frame []byte, out *outgoing) {
 	hop := dst
 	if !i.onLink(dst) {
@@ -202,7 +209,7 @@ func (i *Interface) onLink(dst netip.Addr) bool {
 	return slices.ContainsFunc(i.ips, func(p netip.Prefix) bool { return p.Contains(dst) })
 }
 
-// sendFrames sends what package neigh returned. i.mu is held.
+// sendFrames sends frames of package neigh. i.mu is held.
 func (i *Interface) sendFrames(now time.Time, frames []neigh.Frame, out *outgoing) {
 	for _, f := range frames {
 		i.traceNeighbor(&f)
@@ -215,17 +222,21 @@ func (i *Interface) sendFrames(now time.Time, frames []neigh.Frame, out *outgoin
 	}
 }
 
-// outgoing collects datagrams, which are sent without the lock.
+// outgoing collects frames under the lock. flush sends them without it.
 type outgoing struct {
 	i     *Interface
 	msgs  []verbs.Datagram
-	chunk []byte // for segments; those that are listed are in front of used
+	chunk []byte // memory for segments; chunk[:used] has those of listed frames
 	used  int
 	frame []byte // of the last segment
+
+	conns    []message     // frames for connections
+	patience time.Duration // how long flush waits for room in a connection
+	answers  [][]byte      // answers to packets that were too big, behind spare bytes
 }
 
-// segment returns memory for n bytes that stays as it is until flush. It is behind
-// the encapsulation header of o.frame.
+// segment returns memory for a segment of n bytes. It belongs to the frame
+// until flush. The encapsulation header of o.frame is in front of it.
 func (o *outgoing) segment(n int) []byte {
 	n += wire.EncapLen
 	if o.used+n > len(o.chunk) {
@@ -236,13 +247,16 @@ func (o *outgoing) segment(n int) []byte {
 	return o.frame[wire.EncapLen:]
 }
 
-// add lists frame, which must stay as it is until flush. i.mu is held.
+// add lists frame to be sent to the address to. The bytes of frame must not
+// change until flush. i.mu is held.
 func (o *outgoing) add(to wire.Address, frame []byte) {
 	i := o.i
-	i.capture(i.local, to, frame)
-	i.counters.txPackets.Add(1)
-	i.counters.txBytes.Add(uint64(len(frame) - wire.EncapLen))
 	if to.IsMulticast() {
+		if len(frame) > i.linkMTU+wire.EncapLen {
+			o.tooBig(frame, i.linkMTU)
+			return
+		}
+		o.count(to, frame)
 		for _, p := range i.cfg.Peers {
 			if p != i.cfg.Local {
 				o.msgs = append(o.msgs, verbs.Datagram{Payload: frame, Peer: p, QPN: verbs.MulticastQPN, QKey: i.cfg.QKey})
@@ -255,10 +269,28 @@ func (o *outgoing) add(to wire.Address, frame []byte) {
 		i.counters.txDropped.Add(1)
 		return
 	}
+	if c := i.connectionTo(peer, to, frame); c != nil {
+		o.byConnection(c, to, frame)
+		return
+	}
+	if len(frame) > i.linkMTU+wire.EncapLen {
+		o.tooBig(frame, i.linkMTU)
+		return
+	}
+	o.count(to, frame)
 	o.msgs = append(o.msgs, verbs.Datagram{Payload: frame, Peer: peer, QPN: to.QPN(), QKey: i.cfg.QKey})
 }
 
-// flush sends what is listed. A datagram that the fabric refuses is dropped.
+// count counts and captures a sent frame. i.mu is held.
+func (o *outgoing) count(to wire.Address, frame []byte) {
+	i := o.i
+	i.capture(i.Address(), to, frame)
+	i.counters.txPackets.Add(1)
+	i.counters.txBytes.Add(uint64(len(frame) - wire.EncapLen))
+}
+
+// flush sends the listed frames and answers. It drops a datagram that the
+// fabric refuses.
 func (o *outgoing) flush() {
 	for msgs := o.msgs; len(msgs) > 0; {
 		n, err := o.i.qp.Send(msgs)
@@ -268,6 +300,16 @@ func (o *outgoing) flush() {
 		}
 		msgs = msgs[min(n, len(msgs)):]
 	}
+	for _, m := range o.conns {
+		if !m.to.Send(m.frame, o.patience) {
+			o.i.counters.txDropped.Add(1)
+		}
+	}
+	for _, b := range o.answers {
+		o.i.answer(b)
+	}
 	clear(o.msgs)
-	o.msgs, o.used = o.msgs[:0], 0
+	clear(o.conns)
+	clear(o.answers)
+	o.msgs, o.conns, o.answers, o.used = o.msgs[:0], o.conns[:0], o.answers[:0], 0
 }

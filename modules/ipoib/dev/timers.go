@@ -11,7 +11,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/ipoib/neigh"
 )
 
-// wake makes timers look at the tables.
+// wake makes timers check the tables.
 func (i *Interface) wake() {
 	select {
 	case i.nudge <- struct{}{}:
@@ -19,7 +19,8 @@ func (i *Interface) wake() {
 	}
 }
 
-// timers joins groups, repeats requests and removes what is old, when it is due.
+// timers joins groups, repeats requests and removes old entries when they are
+// due.
 func (i *Interface) timers() {
 	out := outgoing{i: i}
 	timer := time.NewTimer(0)
@@ -57,8 +58,9 @@ func earliest(a, b time.Time) time.Time {
 	return a
 }
 
-// join does what the table of groups asks for. Joining is attaching the queue
-// pair: who gets copies is fixed. i.mu is held.
+// join executes the requests of the table of groups. Joining a group is
+// attaching the queue pair to it; the receivers of its datagrams are always
+// Config.Peers. i.mu is held.
 func (i *Interface) join(now time.Time, out *outgoing) {
 	for requests := i.groups.Requests(now); len(requests) > 0; requests = i.groups.Requests(now) {
 		for _, r := range requests {
@@ -107,13 +109,13 @@ func (i *Interface) watch() {
 	}
 }
 
-// refresh asks the kernel for the addresses. New ones are announced. When the
-// interface has come up it gets its link-local address, which the kernel gives to
-// no device without a link-layer address.
+// refresh reads the addresses from the kernel. It announces new ones. When the
+// interface has come up it gets its link-local address: the kernel makes none
+// for a device without a link-layer address.
 func (i *Interface) refresh() error {
 	i.routes.flush()
 	if i.above.Load() != nil {
-		return nil // has addresses of its own
+		return nil // the Above has set the addresses
 	}
 	up, err := i.rtnl.IsUp()
 	if err != nil {
@@ -121,7 +123,7 @@ func (i *Interface) refresh() error {
 	}
 	if up {
 		if err := i.rtnl.AddAddr(netip.PrefixFrom(i.local.GID().LinkLocal(), 64)); err != nil {
-			// The host may have no IPv6.
+			// A host without IPv6 refuses.
 			i.cfg.Logger.Debug("IPoIB interface has no link-local address", "name", i.Name(), "err", err)
 		}
 	}

@@ -8,12 +8,12 @@ import (
 	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
 )
 
-// Trace are the debug levels that interfaces share, those of Linux's module
-// parameters debug_level and mcast_debug_level. Above 0 there is a log line for each
-// event. They may be changed at any time.
+// Trace holds debug levels that interfaces share, those of Linux's module
+// parameters debug_level and mcast_debug_level. Above 0 there is a log line for
+// each event. They may be changed at any time.
 type Trace struct {
-	Level atomic.Int32 // ARP and neighbour discovery that is sent
-	Mcast atomic.Int32 // joins and leaves of multicast groups
+	Level atomic.Int32 // ARP and neighbour discovery sent
+	Mcast atomic.Int32 // multicast groups joined and left
 }
 
 // traceNeighbor logs a frame of neigh.
@@ -28,12 +28,12 @@ func (i *Interface) traceNeighbor(f *neigh.Frame) {
 	case wire.NDType(f.Packet) != 0:
 		target = wire.ND(f.Packet).Fields().Target.String()
 	default:
-		return // a packet that has waited
+		return // a packet that waited for its neighbour
 	}
 	i.cfg.Logger.Info("IPoIB neighbour message", "name", i.Name(), "target", target, "to", f.Dst)
 }
 
-// traceGroup logs what is asked about a group.
+// traceGroup logs a request of the table of groups.
 func (i *Interface) traceGroup(r mcast.Request) {
 	if t := i.cfg.Trace; t != nil && t.Mcast.Load() > 0 {
 		i.cfg.Logger.Info("IPoIB multicast", "name", i.Name(), "request", r.Kind, "mgid", r.MGID)

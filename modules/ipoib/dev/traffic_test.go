@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -59,8 +60,8 @@ func TestUDP(t *testing.T) {
 	}
 }
 
-// TestIP22_TCP: the kernel leaves segmentation to the interface, which sends no
-// packet that is larger than its MTU; the bytes arrive.
+// TestIP22_TCP: the kernel leaves segmentation to the interface. No packet is
+// larger than the MTU, and the bytes arrive.
 func TestIP22_TCP(t *testing.T) {
 	a, b, ia, _ := pair(t)
 	var capture buffer
@@ -68,38 +69,8 @@ func TestIP22_TCP(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, addr := range []string{"192.168.50.2:7001", "[fd50::2]:7001"} {
-		var l net.Listener
-		var c net.Conn
-		var err error
-		b.Do(func() { l, err = net.Listen("tcp", addr) })
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		got := make(chan [32]byte, 1)
-		go func() {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			defer c.Close()
-			h := sha256.New()
-			io.Copy(h, c)
-			got <- [32]byte(h.Sum(nil))
-		}()
-		a.Do(func() { c, err = net.DialTimeout("tcp", addr, 20*time.Second) })
-		if err != nil {
-			t.Fatal(err)
-		}
-		payload := make([]byte, 8<<20)
-		rand.Read(payload)
-		c.SetDeadline(time.Now().Add(60 * time.Second))
-		if _, err := c.Write(payload); err != nil {
-			t.Fatal(err)
-		}
-		c.Close()
-		if sum := <-got; sum != sha256.Sum256(payload) {
-			t.Errorf("%s: other bytes arrived than were sent", addr)
+		if err := transfer(t, a, b, addr, 8<<20); err != nil {
+			t.Error(err)
 		}
 	}
 	if err := ia.Capture(nil); err != nil {
@@ -117,6 +88,46 @@ func TestIP22_TCP(t *testing.T) {
 	if s := ia.Stats(); s.TxSegmented == 0 || s.TxDropped != 0 {
 		t.Errorf("stats %+v: the kernel left no packet to be segmented, or one was dropped", s)
 	}
+}
+
+// transfer sends n bytes by TCP from a to an address of b.
+func transfer(t *testing.T, a, b *host, addr string, n int) error {
+	t.Helper()
+	var l net.Listener
+	var c net.Conn
+	var err error
+	b.Do(func() { l, err = net.Listen("tcp", addr) })
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	got := make(chan [32]byte, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		h := sha256.New()
+		io.Copy(h, c)
+		got <- [32]byte(h.Sum(nil))
+	}()
+	a.Do(func() { c, err = net.DialTimeout("tcp", addr, 20*time.Second) })
+	if err != nil {
+		return err
+	}
+	payload := make([]byte, n)
+	rand.Read(payload)
+	c.SetDeadline(time.Now().Add(60 * time.Second))
+	_, err = c.Write(payload)
+	c.Close()
+	if err != nil {
+		return err
+	}
+	if sum := <-got; sum != sha256.Sum256(payload) {
+		return fmt.Errorf("%s: other bytes arrived than were sent", addr)
+	}
+	return nil
 }
 
 func TestMulticast(t *testing.T) {

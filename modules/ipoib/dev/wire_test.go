@@ -46,7 +46,7 @@ func needTshark(t *testing.T) {
 	}
 }
 
-// captureUnderlay records UDP port 4791 of the host until stop is called, which
+// captureUnderlay records UDP port 4791 of the host until stop is called. stop
 // returns the file.
 func (h *host) captureUnderlay() (stop func() string) {
 	h.t.Helper()
@@ -75,7 +75,7 @@ func (h *host) captureUnderlay() (stop func() string) {
 	})
 	eventually(h.t, "dumpcap has started", func() bool { return bytes.Contains(stderr.bytes(), []byte("File: ")) })
 	return func() string {
-		// What was sent is in the file when a packet behind it is.
+		// The file is complete when it has a packet that was sent later.
 		h.t.Helper()
 		const mark = "end of the capture"
 		c := h.udp("udp4", h.port.String()+":0", nil)
@@ -198,7 +198,7 @@ func (ps packets) with(field string) (out packets) {
 	return out
 }
 
-// all fails if there is none, or one whose field has another value.
+// all fails if there is no packet, or the field of one has another value.
 func (ps packets) all(t *testing.T, field, want string) {
 	t.Helper()
 	if len(ps) == 0 {
@@ -260,8 +260,9 @@ func TestCapture_W05_W06(t *testing.T) {
 	}
 }
 
-// TestIP14_MTUOfTheInterface: 4 less than the MTU of the broadcast group, for all
-// of InfiniBand and one between, and what the underlying interface allows.
+// TestIP14_MTUOfTheInterface: the MTU is 4 less than that of the broadcast
+// group, for all of InfiniBand and one between, and bounded by the underlying
+// interface.
 func TestIP14_MTUOfTheInterface(t *testing.T) {
 	a, _ := hosts(t, 4200)
 	small, _ := hosts(t, 1500)

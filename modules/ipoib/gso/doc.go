@@ -1,5 +1,6 @@
-// Package gso segments large packets, as an adapter with large send offload does:
-// one TCP packet of the kernel's becomes packets that fit the MTU.
+// Package gso segments large TCP packets of the kernel into packets that fit
+// the MTU, as large send offload of an adapter does, and joins received ones,
+// as large receive offload does.
 //
-// It does no I/O and keeps no state.
+// It does no I/O.
 package gso

@@ -9,10 +9,10 @@ import (
 
 var be = binary.BigEndian
 
-// ErrMalformed is the error of a packet that is not what its header says.
+// ErrMalformed is the error of a packet that contradicts its header.
 var ErrMalformed = errors.New("malformed packet to be segmented")
 
-// Flags of TCP that only the last segment has, and those that only the first has.
+// TCP flags of the last segment only (FIN, PSH), and of the first only (CWR).
 const (
 	flagFIN = 0x01
 	flagPSH = 0x08
@@ -25,7 +25,7 @@ const (
 	protocolTCP      = 6
 )
 
-// packet are the parts of a TCP packet without extension headers.
+// packet is a TCP packet without extension headers.
 type packet struct {
 	b       []byte
 	v6      bool
@@ -58,10 +58,10 @@ func parse(b []byte) (p packet, err error) {
 	return p, nil
 }
 
-// TCP calls each with the segments of the TCP packet b in order: size bytes of
-// payload, the last with what is left. Checksums are complete. Memory for a segment
-// of n bytes is what room(n) returns. Neither function is called for a packet that
-// is malformed.
+// TCP calls each for the segments of the TCP packet b, in order. Each has size
+// bytes of payload, the last the rest, and complete checksums. room(n) provides
+// the memory of a segment of n bytes. If b is malformed neither function is
+// called and the error is ErrMalformed.
 func TCP(b []byte, size int, room func(n int) []byte, each func(segment []byte)) error {
 	p, err := parse(b)
 	if err != nil {

@@ -36,7 +36,7 @@ const (
 )
 
 // Snoop returns the memberships that a packet reports by IGMP or MLD; none for
-// any other packet. The packet is one that the own IP stack sends.
+// any other packet. It is meant for packets of the local IP stack.
 func Snoop(etherType uint16, packet []byte) []Change {
 	switch {
 	case etherType == wire.TypeIPv4 && len(packet) >= 20 && packet[9] == 2:

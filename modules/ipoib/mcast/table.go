@@ -9,7 +9,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
 )
 
-// Limits that are those of Linux, and the number of groups.
+// Limits. All but the number of groups are those of Linux.
 const (
 	queueLen   = 64 // packets that wait for one join
 	backoffMin = time.Second
@@ -17,7 +17,7 @@ const (
 	maxGroups  = 1024
 )
 
-// Kind is what a request asks of the fabric.
+// Kind is the kind of a request.
 type Kind uint8
 
 const (
@@ -54,7 +54,7 @@ type group struct {
 	again   time.Time // when to ask, if not asked
 }
 
-// Stats counts what a table has done.
+// Stats are the counters of a table.
 type Stats struct {
 	Joins, Failures uint64
 	QueueDrops      uint64 // packets dropped because too many waited, or the group went
@@ -69,7 +69,7 @@ type Table struct {
 	stats     Stats
 }
 
-// New makes a table whose broadcast group is to be joined.
+// New makes a table with the broadcast group, which is not joined yet.
 func New(now time.Time, broadcast wire.GID) *Table {
 	t := &Table{broadcast: broadcast, groups: map[wire.GID]*group{}}
 	t.add(now, broadcast, false)
@@ -154,8 +154,8 @@ func (t *Table) Send(now time.Time, mgid wire.GID, frame []byte) bool {
 	return false
 }
 
-// Requests returns what has to be done now, in order: leaves, then joins. Each
-// join is to be answered by Joined or Failed.
+// Requests returns the requests to be executed now, in order: leaves, then
+// joins. Joined or Failed must be called for each join.
 func (t *Table) Requests(now time.Time) (out []Request) {
 	for _, mgid := range t.leaving {
 		if t.groups[mgid] == nil {
@@ -199,7 +199,7 @@ func (t *Table) sorted() []*group {
 	return out
 }
 
-// Next returns the time of the next join, zero if none waits for it.
+// Next returns the time of the next join, or zero if there is none to wait for.
 func (t *Table) Next() (next time.Time) {
 	for _, g := range t.groups {
 		if g.Complete || g.asked || g.MGID != t.broadcast && !t.Ready() {
@@ -212,8 +212,8 @@ func (t *Table) Next() (next time.Time) {
 	return next
 }
 
-// Joined tells that a join has succeeded, and returns the frames that waited for
-// it. It does nothing for a group that is gone.
+// Joined records that a join has succeeded. It returns the frames that waited
+// for it. It does nothing if the group was removed meanwhile.
 func (t *Table) Joined(mgid wire.GID) (frames [][]byte) {
 	g := t.groups[mgid]
 	if g == nil || !g.asked {
@@ -225,8 +225,8 @@ func (t *Table) Joined(mgid wire.GID) (frames [][]byte) {
 	return frames
 }
 
-// Failed tells that a join has failed: it is tried again after 1, 2, 4, 8, 16,
-// 16, ... seconds.
+// Failed records that a join has failed. It is tried again after 1, 2, 4, 8,
+// 16, 16, ... seconds.
 func (t *Table) Failed(now time.Time, mgid wire.GID) {
 	g := t.groups[mgid]
 	if g == nil || !g.asked {
@@ -237,7 +237,8 @@ func (t *Table) Failed(now time.Time, mgid wire.GID) {
 	g.backoff = min(2*g.backoff, backoffMax)
 }
 
-// Flush makes all groups be joined again, as when the fabric has forgotten them.
+// Flush marks all groups as not joined, so that they are joined again. It is
+// for a fabric that has lost its memberships.
 func (t *Table) Flush(now time.Time) {
 	for _, g := range t.groups {
 		g.Complete, g.asked, g.again, g.backoff = false, false, now, backoffMin
@@ -257,8 +258,8 @@ func (t *Table) Groups() (out []Group) {
 	return out
 }
 
-// Write writes groups as the file _mcg of Linux shows them, ipoib in debugfs.
-// created returns the number that is shown for a time, jiffies in Linux.
+// Write writes groups in the format of Linux's debugfs file ipoib/*_mcg.
+// created maps a time to the number shown for it, jiffies in Linux.
 func Write(w io.Writer, groups []Group, created func(time.Time) uint64) error {
 	yesNo := map[bool]string{true: "yes", false: "no"}
 	for _, g := range groups {

@@ -25,7 +25,7 @@ func gid(s string) wire.GID {
 	return g
 }
 
-// ready returns a table whose broadcast group is joined.
+// ready returns a table with the broadcast group joined.
 func ready(t *testing.T) *Table {
 	t.Helper()
 	tab := New(start, bcast)
@@ -71,7 +71,7 @@ func TestSendOnlyJoinQueues64(t *testing.T) {
 	if !tab.Send(start, g, nil) {
 		t.Error("a joined group cannot be sent to")
 	}
-	// A member joins in full what it has sent to before.
+	// A full join replaces a send-only join of the same group.
 	tab.Add(start, g)
 	if got := tab.Requests(start); !slices.Equal(got, []Request{{Join, g}}) {
 		t.Errorf("requests %v after Add", got)

@@ -1,8 +1,8 @@
 // Package neigh resolves IP addresses of an IPoIB link to link-layer addresses,
 // by ARP and IPv6 neighbour discovery.
 //
-// A Table does no I/O and reads no clock: it is given packets and the time, and
-// returns the frames that have to be sent. It is not safe for concurrent use.
+// A Table does no I/O and reads no clock. Its methods take packets and the
+// time, and return the frames to be sent. It is not safe for concurrent use.
 //
 // Entries go through the states of RFC 4861, section 7.3.2, for both families:
 //
@@ -14,6 +14,6 @@
 //	    ^                         address changed, unasked ---'  v             |
 //	    '--------------------------------------------------------'-------------'
 //
-// Memory is bounded: Config.Entries entries, Config.Queue packets for each that
-// waits for an answer.
+// Memory is bounded: Config.Entries entries, and Config.Queue packets for each
+// entry without an answer.
 package neigh

@@ -7,12 +7,12 @@ import (
 	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
 )
 
-// ask appends a request for e: to everybody, or to the address that is probed.
+// ask appends a request for e: to all, or to the known address if it is probed.
 func (t *Table) ask(e *entry, out []Frame) []Frame {
 	e.asked++
 	src, ok := t.source(e.IP)
 	if !ok {
-		return out // no address of this family: nothing could be answered
+		return out // the interface has no address of this family, so no answer could come
 	}
 	if e.IP.Is4() {
 		dst := wire.MulticastAddress(t.link.Broadcast())
@@ -46,8 +46,8 @@ func (t *Table) group(ip netip.Addr) wire.Address {
 	return wire.MulticastAddress(g)
 }
 
-// HandleARP takes an ARP packet of the neighbour with the link-layer address src.
-// It answers requests for the addresses of the interface.
+// HandleARP handles an ARP packet of the neighbour with the link-layer address
+// src. It answers requests for the addresses of the interface.
 func (t *Table) HandleARP(now time.Time, src wire.Address, packet []byte, out []Frame) []Frame {
 	p := wire.ARP(packet)
 	if !p.Valid() || p.Op() != wire.ARPRequest && p.Op() != wire.ARPReply {
@@ -68,7 +68,7 @@ func (t *Table) HandleARP(now time.Time, src wire.Address, packet []byte, out []
 	}
 	asked := f.Op == wire.ARPRequest && t.owns(f.TargetIP)
 	e := t.entries[f.SenderIP]
-	if e == nil && asked && !f.SenderIP.IsUnspecified() { // the answer will be followed by packets
+	if e == nil && asked && !f.SenderIP.IsUnspecified() { // packets will follow the answer
 		e = t.add(now, f.SenderIP)
 	}
 	if e != nil {
@@ -80,9 +80,9 @@ func (t *Table) HandleARP(now time.Time, src wire.Address, packet []byte, out []
 	return out
 }
 
-// HandleND takes a neighbour solicitation or advertisement of the neighbour with
-// the link-layer address src. It answers solicitations for the addresses of the
-// interface.
+// HandleND handles a neighbour solicitation or advertisement of the neighbour
+// with the link-layer address src. It answers solicitations for the addresses
+// of the interface.
 func (t *Table) HandleND(now time.Time, src wire.Address, packet []byte, out []Frame) []Frame {
 	p := wire.ND(packet)
 	if !p.Valid() {
@@ -127,7 +127,7 @@ func (t *Table) solicit(now time.Time, src wire.Address, f wire.NDFields, out []
 		return out
 	}
 	answer := wire.NDFields{Type: wire.NDNeighborAdvert, Flags: wire.NDOverride, Src: f.Target, Target: f.Target, LinkLayer: t.local, HasLinkLayer: true}
-	if f.Src.IsUnspecified() { // duplicate address detection: everybody is told
+	if f.Src.IsUnspecified() { // duplicate address detection: the answer goes to all
 		answer.Dst = netip.IPv6LinkLocalAllNodes()
 		return append(out, t.nd(t.group(answer.Dst), answer))
 	}
@@ -143,9 +143,9 @@ func (t *Table) solicit(now time.Time, src wire.Address, f wire.NDFields, out []
 	return append(out, t.nd(src, answer))
 }
 
-// Announce appends what tells all neighbours the link-layer address of the
-// interface: a gratuitous ARP request for each IPv4 address, an unsolicited
-// advertisement for each IPv6 address.
+// Announce appends the announcements of the link-layer address: a gratuitous
+// ARP request for each IPv4 address, an unsolicited advertisement for each
+// IPv6 address.
 func (t *Table) Announce(out []Frame) []Frame {
 	for _, p := range t.ips {
 		ip := p.Addr()

@@ -21,8 +21,8 @@ type Config struct {
 	Entries    int           // 1024
 	Probes     int           // requests without an answer before an entry is removed; 3
 	Retransmit time.Duration // between requests; 1 s
-	Reachable  time.Duration // how long an answer is good for; 30 s
-	Idle       time.Duration // after which an unused entry is removed; 60 s
+	Reachable  time.Duration // validity of an answer; 30 s
+	Idle       time.Duration // an unused entry is removed after it; 60 s
 }
 
 func (c Config) withDefaults() Config {
@@ -52,7 +52,7 @@ const (
 	Incomplete State = iota // asked, no answer yet
 	Reachable               // answered not long ago
 	Stale                   // the answer is old, or came unasked
-	Probe                   // the old address is used while it is asked again
+	Probe                   // the old address is used while it is confirmed
 )
 
 // String returns the name of the state as ip-neighbour(8) shows it.
@@ -60,10 +60,10 @@ func (s State) String() string {
 	return [...]string{"INCOMPLETE", "REACHABLE", "STALE", "PROBE"}[s]
 }
 
-// Stats counts what a table has done.
+// Stats are the counters of a table.
 type Stats struct {
 	Malformed  uint64 // packets that were no valid ARP or neighbour discovery
-	Spoofed    uint64 // packets whose link-layer address is not that of their sender
+	Spoofed    uint64 // packets with another link-layer address than that of their sender
 	Conflicts  uint64 // packets of others that claim an address of this interface
 	Failed     uint64 // entries without an answer
 	QueueDrops uint64 // packets dropped because too many waited, or no answer came
@@ -81,9 +81,9 @@ type Entry struct {
 
 type entry struct {
 	Entry
-	queue    []Frame   // Dst is not set
+	queue    []Frame   // frames that wait for the answer; Dst is not set
 	asked    int       // requests without an answer
-	deadline time.Time // of the state
+	deadline time.Time // end of the state
 }
 
 // Table maps IP addresses to link-layer addresses.
@@ -125,9 +125,9 @@ func (t *Table) Entries() []Entry {
 	return out
 }
 
-// Resolve returns the link-layer address of the neighbour ip. If it is not known,
-// ok is false: a copy of packet waits for the answer. Frames that have to be sent
-// are appended to out.
+// Resolve returns the link-layer address of the neighbour ip. If it is not
+// known, ok is false and a copy of packet waits for the answer. Frames that
+// have to be sent are appended to out.
 func (t *Table) Resolve(now time.Time, ip netip.Addr, etherType uint16, packet []byte, out []Frame) (a wire.Address, ok bool, _ []Frame) {
 	e := t.entries[ip]
 	if e == nil {
@@ -138,7 +138,7 @@ func (t *Table) Resolve(now time.Time, ip netip.Addr, etherType uint16, packet [
 	e.Used = now
 	if e.State == Incomplete {
 		if len(e.queue) >= t.cfg.Queue {
-			e.queue = slices.Delete(e.queue, 0, 1) // the oldest is worth least
+			e.queue = slices.Delete(e.queue, 0, 1) // drop the oldest
 			t.stats.QueueDrops++
 		}
 		e.queue = append(e.queue, Frame{Type: etherType, Packet: slices.Clone(packet)})
@@ -154,7 +154,7 @@ func (t *Table) Resolve(now time.Time, ip netip.Addr, etherType uint16, packet [
 	return e.Address, true, out
 }
 
-// add makes an entry, and room for it.
+// add makes an entry. A full table loses its least recently used entry.
 func (t *Table) add(now time.Time, ip netip.Addr) *entry {
 	if len(t.entries) >= t.cfg.Entries {
 		t.evict()
@@ -164,7 +164,7 @@ func (t *Table) add(now time.Time, ip netip.Addr) *entry {
 	return e
 }
 
-// evict removes the entry that was unused for longest.
+// evict removes the least recently used entry.
 func (t *Table) evict() {
 	var oldest *entry
 	for _, e := range t.entries {
@@ -181,15 +181,15 @@ func (t *Table) remove(e *entry) {
 	delete(t.entries, e.IP)
 }
 
-// Flush removes all entries, as when the link has changed.
+// Flush removes all entries. It is for a link that has changed.
 func (t *Table) Flush() {
 	for _, e := range t.entries {
 		t.remove(e)
 	}
 }
 
-// Tick repeats requests, gives up those without an answer, and removes unused
-// entries.
+// Tick repeats requests, removes entries that have had no answer, and removes
+// unused ones.
 func (t *Table) Tick(now time.Time, out []Frame) []Frame {
 	for _, e := range t.entries {
 		if now.Sub(e.Used) >= t.cfg.Idle && e.State != Incomplete {
@@ -210,8 +210,8 @@ func (t *Table) Tick(now time.Time, out []Frame) []Frame {
 	return out
 }
 
-// Next returns the time of the next Tick that has something to do, zero if there
-// is none.
+// Next returns the time at which Tick has something to do, or zero if there is
+// none.
 func (t *Table) Next() (next time.Time) {
 	for _, e := range t.entries {
 		at := e.Used.Add(t.cfg.Idle)
@@ -225,7 +225,7 @@ func (t *Table) Next() (next time.Time) {
 	return next
 }
 
-// source returns the address of the interface that asks for ip.
+// source returns the address of the interface to ask for ip with.
 func (t *Table) source(ip netip.Addr) (src netip.Addr, ok bool) {
 	for _, p := range t.ips {
 		a := p.Addr()
@@ -235,7 +235,7 @@ func (t *Table) source(ip netip.Addr) (src netip.Addr, ok bool) {
 		if p.Contains(ip) {
 			return a, true
 		}
-		if !src.IsValid() || a.IsLinkLocalUnicast() { // with link-local addresses all of the link are reached
+		if !src.IsValid() || a.IsLinkLocalUnicast() { // a link-local address reaches all of the link
 			src = a
 		}
 	}
@@ -246,8 +246,9 @@ func (t *Table) owns(ip netip.Addr) bool {
 	return slices.ContainsFunc(t.ips, func(p netip.Prefix) bool { return p.Addr() == ip })
 }
 
-// learn keeps what a neighbour said about itself, and lets go what waited for
-// it. Confirmed reports that it was an answer.
+// learn stores the link-layer address a of a neighbour and appends the
+// packets that waited for it to out. confirmed reports that the address came
+// as an answer.
 func (t *Table) learn(now time.Time, e *entry, a wire.Address, confirmed bool, out []Frame) []Frame {
 	changed := e.Address != a
 	e.Address = a

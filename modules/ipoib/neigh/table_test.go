@@ -38,8 +38,8 @@ func newNode(cfg Config, n byte) *node {
 func (n *node) ip4() netip.Addr { return n.ips[0].Addr() }
 func (n *node) ip6() netip.Addr { return n.ips[2].Addr() }
 
-// carry delivers frames of from, and what they are answered with, until the link
-// is silent. It returns all frames that were on the link.
+// carry delivers frames of from, and the answers to them, until the link is
+// silent. It returns all frames on the link.
 func carry(now time.Time, from *node, frames []Frame, nodes ...*node) (all []Frame) {
 	for _, f := range frames {
 		all = append(all, f)
@@ -85,7 +85,7 @@ func TestW03_W04_RequestIsBroadcastAndReplyUnicast(t *testing.T) {
 	if addr, ok, out := a.Resolve(start, b.ip4(), wire.TypeIPv4, nil, nil); !ok || addr != b.Local() || len(out) != 0 {
 		t.Errorf("Resolve of a known address: %s, %t, %d frames", addr, ok, len(out))
 	}
-	// The one who was asked knows the one who asked; a third learns nothing.
+	// Asker and answerer know each other; a third node learns nothing.
 	if addr, ok, _ := b.Resolve(start, a.ip4(), wire.TypeIPv4, nil, nil); !ok || addr != a.Local() {
 		t.Errorf("the answering side resolves to %s, %t", addr, ok)
 	}

@@ -1,9 +1,10 @@
-// Package path maps the GIDs of ports to the addresses of the fabric that reach
-// them. On RoCEv2 a GID is an IP address; a port with another GID has an entry.
+// Package path maps the GIDs of ports to addresses of the fabric. On RoCEv2 a
+// GID is an IP address; a port with another GID needs an entry.
 package path
 
 import (
 	"fmt"
+	"io"
 	"net/netip"
 	"sync"
 
@@ -42,8 +43,8 @@ func (t *Table) Set(gid wire.GID, addr netip.Addr) error {
 	return nil
 }
 
-// Endpoint returns the address that reaches the port gid: that of its entry, or
-// the IP address that gid is.
+// Endpoint returns the address of the port gid: that of its entry, or gid
+// itself as an IP address.
 func (t *Table) Endpoint(gid wire.GID) (netip.Addr, error) {
 	t.mu.RLock()
 	addr, ok := t.entries[gid]
@@ -69,7 +70,18 @@ func (t *Table) GID(addr netip.Addr) wire.GID {
 	return wire.AddrGID(addr)
 }
 
-// usable reports whether addr may be that of a host.
+// Write writes paths in the format of Linux's debugfs file ipoib/*_path. RoCEv2
+// has no local identifier, service level and rate: they are 0.
+func Write(w io.Writer, gids []wire.GID) error {
+	for _, g := range gids {
+		if _, err := fmt.Fprintf(w, "GID: %s\n  complete: %6s\n  DLID:     0x%04x\n  SL: %12d\n  rate: %8d.%d Gb/sec\n\n", g, "yes", 0, 0, 0, 0); err != nil {
+			return fmt.Errorf("write paths: %w", err)
+		}
+	}
+	return nil
+}
+
+// usable reports whether addr can be the address of a host.
 func usable(addr netip.Addr) bool {
 	return addr.IsValid() && !addr.IsUnspecified() && !addr.IsMulticast()
 }

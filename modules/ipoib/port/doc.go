@@ -2,8 +2,9 @@
 // and their children in other partitions. Names, rules and errors are those of
 // Linux's ib_ipoib.
 //
-// Children are made in two ways. CreateChild and DeleteChild are what the files
-// create_child and delete_child of Linux do: the P_Key makes the name, and there is
-// one child for a P_Key. AddLink and DelLink are what `ip link add ... type ipoib`
-// does: any name, and any number of children. The interfaces are the same.
+// Children are made in two ways. CreateChild and DeleteChild correspond to
+// Linux's files create_child and delete_child: the name is made from the P_Key,
+// and a P_Key has one child. AddLink and DelLink correspond to `ip link add ...
+// type ipoib`: any name, and any number of children. The interfaces are the
+// same.
 package port

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -20,9 +21,10 @@ type Config struct {
 	Fabric  verbs.DatagramDevice
 	Local   netip.Addr   // address of the port
 	Peers   []netip.Addr // the other ports of its links
-	PKey    uint16       // the first in the port's table, that of the main interface; default 0xffff
+	PKey    uint16       // of the main interface, the first of the port's table; default 0xffff
 	QKey    uint32       // default dev.DefaultQKey
 	LinkMTU int          // see dev.Config
+	Mode    dev.Mode     // of the main interface; default datagram
 	Trace   *dev.Trace   // default: none
 	Logger  *slog.Logger // default slog.Default()
 }
@@ -33,20 +35,30 @@ type Link struct {
 	Parent string // name of the main interface; empty for a main interface
 	byKey  bool   // made by CreateChild
 	port   Config
+	umcast atomic.Bool
 }
+
+// Umcast returns the flag of Linux's file umcast. In Linux it makes the
+// interface ignore groups that programs join at the subnet administrator.
+// RoCEv2 has none, so the flag is stored and has no effect.
+func (l *Link) Umcast() bool { return l.umcast.Load() }
+
+// SetUmcast sets the flag of Umcast.
+func (l *Link) SetUmcast(on bool) { l.umcast.Store(on) }
 
 // ByKey reports whether the interface was made by CreateChild.
 func (l *Link) ByKey() bool { return l.byKey }
 
-// Set are the interfaces of a host. All methods may be called by any goroutine;
-// interfaces are made in the network namespace of its thread.
+// Set holds the interfaces of a host. All methods may be called by any
+// goroutine. An interface is made in the network namespace of the calling
+// thread.
 type Set struct {
 	mu    sync.Mutex
 	links []*Link // in the order of their making
 }
 
-// AddPort makes the main interface of a port. Its name is ib0, ib1, ... in the
-// order of the calls.
+// AddPort makes the main interface of a port. The names are ib0, ib1 and so
+// on, in the order of the calls.
 func (s *Set) AddPort(cfg Config) (*Link, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,7 +73,11 @@ func (s *Set) AddPort(cfg Config) (*Link, error) {
 
 // add makes an interface. s.mu is held.
 func (s *Set) add(name, parent string, byKey bool, pkey uint16, cfg Config) (*Link, error) {
-	i, err := dev.Open(dev.Config{Name: name, Fabric: cfg.Fabric, Local: cfg.Local, Peers: cfg.Peers, PKey: pkey, QKey: cfg.QKey, LinkMTU: cfg.LinkMTU, Trace: cfg.Trace, Logger: cfg.Logger})
+	mode := dev.Datagram // of children, as in Linux
+	if parent == "" {
+		mode = cfg.Mode
+	}
+	i, err := dev.Open(dev.Config{Name: name, Fabric: cfg.Fabric, Local: cfg.Local, Peers: cfg.Peers, PKey: pkey, QKey: cfg.QKey, LinkMTU: cfg.LinkMTU, Mode: mode, Trace: cfg.Trace, Logger: cfg.Logger})
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +93,8 @@ func (s *Set) Links() []*Link {
 	return slices.Clone(s.links)
 }
 
-// Link returns the interface with a name. Its error is unix.ENODEV.
+// Link returns the interface with a name. The error is unix.ENODEV if there is
+// none.
 func (s *Set) Link(name string) (*Link, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,7 +110,7 @@ func (s *Set) find(name string) (*Link, error) {
 	return nil, fmt.Errorf("no IPoIB interface %s: %w", name, unix.ENODEV)
 }
 
-// main returns a main interface.
+// main returns the main interface with a name.
 func (s *Set) main(name string) (*Link, error) {
 	l, err := s.find(name)
 	if err == nil && l.Parent != "" {
@@ -102,7 +119,7 @@ func (s *Set) main(name string) (*Link, error) {
 	return l, err
 }
 
-// member is the bit of a P_Key that says that the port is a full member.
+// member is the full-member bit of a P_Key.
 const member = 0x8000
 
 func checkPKey(pkey int) error {
@@ -112,10 +129,10 @@ func checkPKey(pkey int) error {
 	return nil
 }
 
-// CreateChild makes the child of parent for the partition pkey. Its name has the
-// P_Key as it is given, its P_Key the full-member bit. Errors: unix.EINVAL for what
-// is no P_Key, unix.ENOTUNIQ if the parent or a child made by CreateChild has the
-// P_Key, unix.ENODEV without such a parent.
+// CreateChild makes the child of parent for the partition pkey. Its name has
+// pkey as given; its P_Key has the full-member bit. Errors: unix.EINVAL if pkey
+// is no P_Key, unix.ENOTUNIQ if the parent or a child made by CreateChild has
+// it, unix.ENODEV if there is no such parent.
 func (s *Set) CreateChild(parent string, pkey int) (*Link, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,7 +169,7 @@ func (s *Set) child(parent string, full uint16) *Link {
 }
 
 // DeleteChild removes the child that CreateChild has made for pkey, with or
-// without the full-member bit. Its error is unix.ENODEV if there is none.
+// without the full-member bit. The error is unix.ENODEV if there is none.
 func (s *Set) DeleteChild(parent string, pkey int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,8 +187,8 @@ func (s *Set) DeleteChild(parent string, pkey int) error {
 	return s.remove(l)
 }
 
-// AddLink makes a child of parent with a name; pkey 0 means that of the parent.
-// Several children may have one P_Key.
+// AddLink makes a child of parent with a name. If pkey is 0 it gets the P_Key
+// of the parent. Several children may have the same P_Key.
 func (s *Set) AddLink(parent, name string, pkey int) (*Link, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,8 +216,8 @@ func (s *Set) addLink(parent, name string, pkey int) (*Link, error) {
 	return s.add(name, parent, false, uint16(pkey)|member, p.port)
 }
 
-// DelLink removes a child, however it was made. A main interface stays as long as
-// its port: the error is unix.EOPNOTSUPP.
+// DelLink removes a child made by CreateChild or AddLink. The error for a main
+// interface is unix.EOPNOTSUPP: it stays as long as its port.
 func (s *Set) DelLink(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -61,7 +61,7 @@ func (h *host) addLinkIn(parent, name string, pkey int) (l *Link, err error) {
 	return l, err
 }
 
-// shown lists what the kernel has of ours.
+// shown lists the IPoIB interfaces in the kernel.
 func (h *host) shown() string {
 	var names []string
 	for f := range strings.FieldsSeq(h.Run("ls", "/sys/class/net")) {

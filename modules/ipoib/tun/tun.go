@@ -12,8 +12,9 @@ import (
 // TypeInfiniBand is the hardware type of the interface, ARPHRD_INFINIBAND.
 const TypeInfiniBand = 32
 
-// HeaderLen is the length of the virtio_net_hdr in front of each packet that is
-// read or written, in bytes. A header of zeros belongs to a whole packet.
+// HeaderLen is the length of the virtio_net_hdr in front of each packet read or
+// written, in bytes. A header of zeros means a packet with complete checksums
+// that is not to be segmented.
 const HeaderLen = 10
 
 // Flags and GSO types of a Header.
@@ -25,24 +26,42 @@ const (
 	GSOTCPv6 = 4
 )
 
-// Header is the virtio_net_hdr of a packet. Numbers are in the order of the host.
+// Header is the virtio_net_hdr of a packet. Its numbers are in the byte order
+// of the host.
 type Header []byte
 
-// NeedsChecksum reports whether the checksum of the packet has to be finished:
-// the field has the sum of the pseudo header, and the bytes from ChecksumStart on
-// are to be added.
+// NeedsChecksum reports whether the checksum of the packet is to be completed:
+// its field has the sum of the pseudo header, and the bytes from ChecksumStart
+// on must be added.
 func (h Header) NeedsChecksum() bool { return h[0]&flagNeedsChecksum != 0 }
 
-// GSOType is GSONone for a packet that fits the MTU.
+// GSOType returns the kind of a packet to be segmented, GSONone for a packet
+// that fits the MTU.
 func (h Header) GSOType() byte { return h[1] }
 
-// GSOSize is the payload that each segment of a larger packet is to have.
+// GSOSize returns the payload of each segment of a packet to be segmented, in
+// bytes.
 func (h Header) GSOSize() int { return int(native.Uint16(h[4:])) }
 
-// ChecksumStart and ChecksumOffset say where the checksum begins, from the start
-// of the packet, and where its field is, from there.
+// ChecksumStart returns the offset of the first byte that the checksum covers.
+// ChecksumOffset returns the offset of the checksum field from there.
 func (h Header) ChecksumStart() int  { return int(native.Uint16(h[6:])) }
 func (h Header) ChecksumOffset() int { return int(native.Uint16(h[8:])) }
+
+// tcpChecksum is the offset of the checksum in a TCP header.
+const tcpChecksum = 16
+
+// PutGSO writes the header of a joined TCP packet into h. header is the length
+// of its IP and TCP headers, ip that of its IP header, size the payload of each
+// part but the last, all in bytes. The checksum field of the packet has the sum
+// of the pseudo header.
+func PutGSO(h Header, kind byte, header, size, ip int) {
+	h[0], h[1] = flagNeedsChecksum, kind
+	native.PutUint16(h[2:], uint16(header))
+	native.PutUint16(h[4:], uint16(size))
+	native.PutUint16(h[6:], uint16(ip))
+	native.PutUint16(h[8:], tcpChecksum)
+}
 
 // Device is an open TUN device.
 type Device struct {
@@ -97,17 +116,36 @@ func (d *Device) setUp(fd int, name string) (err error) {
 	if err := unix.IoctlSetInt(fd, unix.TUNSETLINK, TypeInfiniBand); err != nil {
 		return fmt.Errorf("set hardware type: %w", err)
 	}
-	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, unix.TUN_F_CSUM|unix.TUN_F_TSO4|unix.TUN_F_TSO6); err != nil {
+	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, offloads); err != nil {
 		return fmt.Errorf("set offloads: %w", err)
 	}
 	d.ctl, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	return err
 }
 
+// offloads is the work that a device leaves to its reader.
+const offloads = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6
+
+// SetOffloads decides whether the kernel leaves checksums and TCP segmentation
+// to the reader. The default is on. Packets that wait to be read are not
+// changed.
+func (d *Device) SetOffloads(on bool) error {
+	v := 0
+	if on {
+		v = offloads
+	}
+	var err error
+	ctlErr := d.raw.Control(func(fd uintptr) { err = unix.IoctlSetInt(int(fd), unix.TUNSETOFFLOAD, v) })
+	if err = errors.Join(ctlErr, err); err != nil {
+		return fmt.Errorf("set offloads of %s: %w", d.name, err)
+	}
+	return nil
+}
+
 // Name returns the name of the interface.
 func (d *Device) Name() string { return d.name }
 
-// Index returns the number of the interface.
+// Index returns the interface index.
 func (d *Device) Index() (int, error) {
 	ifr, err := unix.NewIfreq(d.name)
 	if err == nil {
@@ -166,10 +204,10 @@ func (d *Device) SetCarrier(on bool) error {
 	return nil
 }
 
-// Read waits for packets and reads as many as there are into bufs, one each, with
-// their headers. It sets the length of each that it filled, and returns their
-// number. A packet longer than its buffer is cut. After Close the error is
-// os.ErrClosed.
+// Read waits for packets and reads as many as there are into bufs, one each,
+// with their headers. It sets the lengths of the buffers that it filled and
+// returns their number. A packet longer than its buffer is cut. The error after
+// Close is os.ErrClosed.
 func (d *Device) Read(bufs [][]byte) (n int, err error) {
 	rawErr := d.raw.Read(func(fd uintptr) bool {
 		for n < len(bufs) {
@@ -196,7 +234,7 @@ func (d *Device) Read(bufs [][]byte) (n int, err error) {
 	return 0, fmt.Errorf("read from %s: %w", d.name, err)
 }
 
-// Write passes a packet behind its header to the kernel.
+// Write gives the kernel a packet. b is its header and the packet.
 func (d *Device) Write(b []byte) error {
 	if _, err := d.file.Write(b); err != nil {
 		return fmt.Errorf("write to %s: %w", d.name, err)

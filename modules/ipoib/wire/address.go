@@ -78,15 +78,15 @@ func (a Address) QPN() uint32 { return be.Uint32(a[:]) & 0xffffff }
 // GID is the identifier of the port, or of the group.
 func (a Address) GID() GID { return GID(a[4:]) }
 
-// SamePort reports whether a and b name the same queue pair of the same port,
-// whatever their flags.
+// SamePort reports whether a and b name the same queue pair of the same port.
+// Flags are not compared.
 func (a Address) SamePort(b Address) bool { return [19]byte(a[1:]) == [19]byte(b[1:]) }
 
 // IsMulticast reports whether a is the address of a multicast group.
 func (a Address) IsMulticast() bool { return a.GID().IsMulticast() }
 
 // ValidUnicast reports whether a can be the address of an interface: the queue
-// pair is none of those with a meaning of their own, the GID is that of a port.
+// pair number is not reserved, and the GID is that of a port.
 func (a Address) ValidUnicast() bool {
 	qpn := a.QPN()
 	return qpn > 1 && qpn != MulticastQPN && !a.IsMulticast() && a.GID() != GID{}
@@ -101,7 +101,7 @@ func (a Address) String() string {
 	return strings.Join(s, ":")
 }
 
-// ParseAddress parses what Address.String returns.
+// ParseAddress parses the result of Address.String.
 func ParseAddress(s string) (a Address, err error) {
 	octets := strings.Split(s, ":")
 	if len(octets) != AddressLen {

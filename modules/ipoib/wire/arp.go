@@ -17,7 +17,7 @@ const (
 // ARP is an ARP packet of IPoIB. RARP has the same form.
 type ARP []byte
 
-// ARPFields are what an ARP packet says.
+// ARPFields are the fields of an ARP packet.
 type ARPFields struct {
 	Op       uint16
 	SenderHW Address
@@ -27,7 +27,7 @@ type ARPFields struct {
 }
 
 // Valid reports whether a has the lengths and types of IPv4 over InfiniBand.
-// Bytes behind the packet are allowed, which is where padding goes.
+// It allows bytes behind the packet, since frames may be padded.
 func (a ARP) Valid() bool {
 	return len(a) >= ARPLen && be.Uint16(a) == hardwareInfiniBand && be.Uint16(a[2:]) == TypeIPv4 &&
 		a[4] == AddressLen && a[5] == 4
@@ -48,7 +48,7 @@ func (a ARP) TargetHW() Address { return Address(a[32:]) }
 // TargetIP is the IPv4 address of the target.
 func (a ARP) TargetIP() netip.Addr { return netip.AddrFrom4([4]byte(a[52:])) }
 
-// Fields returns what a valid packet says.
+// Fields returns the fields of a valid packet.
 func (a ARP) Fields() ARPFields {
 	return ARPFields{Op: a.Op(), SenderHW: a.SenderHW(), SenderIP: a.SenderIP(), TargetHW: a.TargetHW(), TargetIP: a.TargetIP()}
 }

@@ -1,13 +1,14 @@
 package wire
 
-// Connected mode (RFC 4755): what the connection manager carries.
+// Connected mode (RFC 4755): private data and service IDs of the connection
+// manager.
 
 // CMPrivateLen is the length of the private data of a request and of a reply, in
 // bytes.
 const CMPrivateLen = 8
 
-// CMPrivate is the private data of a request or a reply. What follows it is
-// padding of the connection manager.
+// CMPrivate is the private data of a request or a reply. The connection
+// manager pads it.
 type CMPrivate []byte
 
 // Valid reports whether p is long enough, and names a receive MTU that leaves room
@@ -28,8 +29,9 @@ func NewCMPrivate(qpn, receiveMTU uint32) CMPrivate {
 	return be.AppendUint32(p, receiveMTU)
 }
 
-// Prefixes of service IDs; the number of the UD queue pair is in the low 24
-// bits. The RFC and Linux differ in one digit: an interface listens at both.
+// Prefixes of service IDs. The low 24 bits are the number of the UD queue
+// pair. The RFC and Linux differ in one digit, so an interface listens at
+// both.
 const (
 	servicePrefixRFC   = 0x01 << 56
 	servicePrefixLinux = 0x10 << 56
@@ -38,7 +40,7 @@ const (
 // ServiceIDRFC is the service ID of an interface by RFC 4755, section 3.2.
 func ServiceIDRFC(qpn uint32) uint64 { return servicePrefixRFC | uint64(qpn&0xffffff) }
 
-// ServiceIDLinux is the service ID of an interface as Linux has it.
+// ServiceIDLinux is the service ID of an interface in Linux.
 func ServiceIDLinux(qpn uint32) uint64 { return servicePrefixLinux | uint64(qpn&0xffffff) }
 
 // ServiceQPN returns the queue pair number in a service ID. It reports whether id

@@ -3,7 +3,7 @@
 // link-layer addresses, multicast GIDs, ARP, neighbour discovery, and the private
 // data and service IDs of connected mode.
 //
-// It does no I/O and keeps no state. Parsers take bytes of a stranger: a view is
+// It does no I/O and keeps no state. Parsers take untrusted bytes: a view is
 // safe to read after its Valid method has returned true. All fields are big
 // endian. The formats are described in docs/protocol/ipoib.md.
 package wire

@@ -11,8 +11,8 @@ const (
 // protocolICMPv6 is the number of ICMPv6 in an IPv6 header.
 const protocolICMPv6 = 58
 
-// Destination returns the destination of an IP packet of the EtherType given. It
-// reports false if the packet is too short or of another version.
+// Destination returns the destination of an IP packet of the EtherType given.
+// The result is false if the packet is too short or of another version.
 func Destination(etherType uint16, packet []byte) (netip.Addr, bool) {
 	switch {
 	case etherType == TypeIPv4 && len(packet) >= ipv4Len && packet[0]>>4 == 4:
@@ -23,9 +23,9 @@ func Destination(etherType uint16, packet []byte) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// Sum returns the Internet checksum of b (RFC 1071), continued from the sum that
-// was returned for the bytes before, which were an even number. The checksum
-// field of a packet gets its complement.
+// Sum adds b to the Internet checksum sum (RFC 1071) and returns the result.
+// The number of bytes summed before must be even. The checksum field of a
+// packet has the complement of the sum.
 func Sum(sum uint16, b []byte) uint16 {
 	n := uint64(sum)
 	for ; len(b) >= 4; b = b[4:] {

@@ -14,25 +14,25 @@ const (
 // ScopeLinkLocal is the usual scope of multicast GIDs.
 const ScopeLinkLocal = 2
 
-// fullMember is the bit of a P_Key that says that the port is a full member.
+// fullMember is the full-member bit of a P_Key.
 const fullMember = 0x8000
 
 // Link are the parameters that map IP groups to multicast GIDs. All groups of an
 // IPoIB link have those of its broadcast group.
 type Link struct {
-	PKey  uint16 // the full-member bit is set in GIDs, whether it is here or not
+	PKey  uint16 // GIDs have the full-member bit in any case
 	Scope byte   // 4 bits
 }
 
 func (l Link) mgid(signature uint16) (g GID) {
-	g[0], g[1] = 0xff, 0x10|l.Scope&0xf // 1: not assigned for ever
+	g[0], g[1] = 0xff, 0x10|l.Scope&0xf // flag 1: not permanently assigned
 	be.PutUint16(g[2:], signature)
 	be.PutUint16(g[4:], l.PKey|fullMember)
 	return g
 }
 
 // Broadcast returns the GID of the broadcast group. All 32 bits behind the
-// prefix are ones, which is the mapping of no group (RFC 4391, section 5).
+// prefix are ones, which no IPv4 group maps to (RFC 4391, section 5).
 func (l Link) Broadcast() GID {
 	g := l.mgid(signatureIPv4)
 	be.PutUint32(g[12:], 0xffffffff)

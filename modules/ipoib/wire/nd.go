@@ -29,7 +29,7 @@ const (
 // ND is an IPv6 packet with a neighbour solicitation or advertisement.
 type ND []byte
 
-// NDFields are what a neighbour solicitation or advertisement says.
+// NDFields are the fields of a neighbour solicitation or advertisement.
 type NDFields struct {
 	Type     byte // NDNeighborSolicit or NDNeighborAdvert
 	Flags    byte // of an advertisement
@@ -104,7 +104,7 @@ func (p ND) options(out *[1]Address) (has, ok bool) {
 	return has, true
 }
 
-// Fields returns what a valid message says.
+// Fields returns the fields of a valid message.
 func (p ND) Fields() NDFields {
 	f := NDFields{Type: p[ipv6Len], Flags: p[ipv6Len+4], Target: p.target(),
 		Src: netip.AddrFrom16([16]byte(p[8:])), Dst: netip.AddrFrom16([16]byte(p[24:]))}

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Captures in the form of pcap files, for tcpdump and Wireshark. Fields of the
-// file are little endian; what they describe is big endian.
+// Captures in the form of pcap files, for tcpdump and Wireshark. The file
+// header and record headers are little endian, the captured frames big endian.
 
 // LinkTypeIPoIB is the link type of captured IPoIB frames: 40 octets in the place
 // of a global route header, then the frame.

@@ -40,7 +40,7 @@ func decode(t *testing.T, records []byte, fields ...string) []string {
 	return strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
 }
 
-// TestW02_W05_W06_W09_Tshark has an independent decoder read what this package writes.
+// TestW02_W05_W06_W09_Tshark: tshark decodes the packets of this package.
 func TestW02_W05_W06_W09_Tshark(t *testing.T) {
 	link := Link{PKey: 0x8001, Scope: ScopeLinkLocal}
 	broadcast := MulticastAddress(link.Broadcast())

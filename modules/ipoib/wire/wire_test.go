@@ -243,7 +243,7 @@ func FuzzFrame(f *testing.F) {
 		if a := ARP(p); a.Valid() && !bytes.Equal(NewARP(a.Fields()), a[:ARPLen]) {
 			t.Errorf("ARP % x is not what its fields make", p)
 		}
-		// What a message says survives being written again.
+		// Fields survive being written again.
 		if n := ND(p); n.Valid() {
 			if again := NewND(n.Fields()); !again.Valid() || again.Fields() != n.Fields() {
 				t.Errorf("ND % x says %+v, and %+v when it is written again", p, n.Fields(), again.Fields())

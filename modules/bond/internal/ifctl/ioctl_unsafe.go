@@ -95,7 +95,7 @@ func (c *Control) SetAddress(name string, addr []byte) error {
 	return c.ioctl(unix.SIOCSIFHWADDR, name, &r)
 }
 
-// ethtool runs a command whose number is in the first 4 octets of cmd.
+// ethtool runs the command with the number in the first 4 octets of cmd.
 func (c *Control) ethtool(name string, cmd *[44]byte) error {
 	var r ifreq
 	*(*unsafe.Pointer)(unsafe.Pointer(&r.data)) = unsafe.Pointer(cmd)
@@ -142,7 +142,7 @@ func tunSetIff(fd int, name string, kind uint16) error {
 	return nil
 }
 
-// tunSetCarrier is TUNSETCARRIER, which x/sys/unix lacks.
+// tunSetCarrier is TUNSETCARRIER. x/sys/unix lacks it.
 const tunSetCarrier = 0x400454e2
 
 // SetCarrier sets the carrier of a TUN or TAP.

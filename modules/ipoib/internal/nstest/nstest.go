@@ -22,7 +22,7 @@ type Namespace struct {
 
 var count atomic.Int32
 
-// New makes a namespace whose loopback interface is up.
+// New makes a namespace and sets its loopback interface up.
 func New(t testing.TB) *Namespace {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -41,8 +41,8 @@ func New(t testing.TB) *Namespace {
 	return n
 }
 
-// Pair makes two namespaces that are joined by a cable with the MTU given. The
-// ends have the addresses 10.9.0.1 and 10.9.0.2.
+// Pair makes two namespaces joined by a cable with the MTU given, in bytes.
+// The ends have the addresses 10.9.0.1 and 10.9.0.2.
 func Pair(t testing.TB, mtu int) (a, b *Namespace) {
 	t.Helper()
 	a, b = New(t), New(t)
@@ -54,8 +54,8 @@ func Pair(t testing.TB, mtu int) (a, b *Namespace) {
 	return a, b
 }
 
-// Run runs a command in the namespace and returns what it prints. The test fails
-// if the command does.
+// Run runs a command in the namespace and returns its output. The test fails if
+// the command fails.
 func (n *Namespace) Run(args ...string) string {
 	n.t.Helper()
 	return run(n.t, append([]string{"ip", "netns", "exec", n.Name}, args...)...)
@@ -75,13 +75,13 @@ func run(t testing.TB, args ...string) string {
 	return string(out)
 }
 
-// Do calls f in the namespace and waits for it. Sockets and devices that f makes
-// itself belong to the namespace; those of goroutines that f starts do not.
+// Do calls f in the namespace and waits for it. Sockets and devices made by f
+// itself belong to the namespace. Those of goroutines started by f do not.
 func (n *Namespace) Do(f func()) {
 	n.t.Helper()
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		runtime.LockOSThread() // not unlocked: the thread ends with the goroutine
 		fd, err := unix.Open("/run/netns/"+n.Name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err == nil {
 			err = unix.Setns(fd, unix.CLONE_NEWNET)

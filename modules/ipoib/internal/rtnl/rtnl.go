@@ -1,5 +1,5 @@
-// Package rtnl asks the kernel about the addresses and routes of an interface, by
-// rtnetlink. A Conn belongs to the network namespace of the thread that opened it.
+// Package rtnl reads the addresses and routes of an interface by rtnetlink. A
+// Conn belongs to the network namespace of the thread that opened it.
 package rtnl
 
 import (
@@ -16,7 +16,8 @@ import (
 
 var native = binary.NativeEndian
 
-// Conn asks about one interface. All methods may be called by any goroutine.
+// Conn is a connection to rtnetlink for one interface. All methods may be
+// called by any goroutine.
 type Conn struct {
 	index int
 
@@ -63,14 +64,14 @@ func socket(groups uint32) (int, error) {
 	return fd, nil
 }
 
-// Close ends Wait.
+// Close closes the connection. Wait returns.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return errors.Join(c.events.Close(), unix.Close(c.fd))
 }
 
-// Wait returns when links, addresses or routes may have changed. Its error is
+// Wait waits until links, addresses or routes may have changed. Its error is
 // os.ErrClosed after Close.
 func (c *Conn) Wait() error {
 	b := make([]byte, 64<<10)
@@ -138,7 +139,7 @@ func attribute(b []byte, kind uint16, data []byte) []byte {
 	return append(b, make([]byte, -len(data)&3)...)
 }
 
-// attributes returns those behind the first n bytes of a message.
+// attributes returns the attributes behind the first n bytes of a message.
 func attributes(data []byte, n int) map[uint16][]byte {
 	out := map[uint16][]byte{}
 	for len(data) >= n+4 {

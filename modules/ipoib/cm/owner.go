@@ -1,0 +1,116 @@
+package cm
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// reapEvery is the interval at which the owner looks for idle connections.
+const reapEvery = time.Second
+
+// own is the owner: it polls the completion queue until the manager is closed
+// and all queue pairs have ended.
+func (m *Manager) own() {
+	defer close(m.ended)
+	var wcs [64]verbs.WC
+	var marked []*Conn
+	reap := time.Now().Add(reapEvery)
+	for {
+		m.now = time.Now()
+		if !m.now.Before(reap) {
+			m.reap(m.now)
+			reap = m.now.Add(reapEvery)
+		}
+		marked = m.takeMarked(marked[:0])
+		for _, c := range marked {
+			c.post()
+		}
+		n := m.cq.Poll(wcs[:])
+		for k := range wcs[:n] {
+			m.complete(&wcs[k])
+		}
+		if n > 0 || len(marked) > 0 {
+			continue
+		}
+		if m.over() {
+			return
+		}
+		m.sleep(reap)
+	}
+}
+
+func (m *Manager) complete(wc *verbs.WC) {
+	m.mu.Lock()
+	f := m.users[wc.QP]
+	m.mu.Unlock()
+	if f != nil {
+		f(wc)
+	}
+}
+
+func (m *Manager) takeMarked(b []*Conn) []*Conn {
+	m.markMu.Lock()
+	defer m.markMu.Unlock()
+	b = append(b, m.marked...)
+	clear(m.marked)
+	m.marked = m.marked[:0]
+	return b
+}
+
+// over reports whether the manager is closed and has no queue pair left.
+func (m *Manager) over() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.closed && len(m.users) == 0
+}
+
+// sleep waits until there is something to do, at most until the time given.
+func (m *Manager) sleep(until time.Time) {
+	m.asleep.Store(true)
+	m.markMu.Lock()
+	busy := len(m.marked) > 0
+	m.markMu.Unlock()
+	if busy || m.isClosed() || !m.cq.Arm() {
+		m.asleep.Store(false)
+		if m.isClosed() {
+			time.Sleep(time.Millisecond) // the rest of the queue pairs ends without an event
+		}
+		return
+	}
+	fds := []unix.PollFd{{Fd: int32(m.event), Events: unix.POLLIN}, {Fd: int32(m.cq.FD()), Events: unix.POLLIN}}
+	unix.Poll(fds, int(max(time.Until(until), 0)/time.Millisecond)+1) // an error is like a wake-up
+	m.asleep.Store(false)
+	if fds[0].Revents != 0 {
+		var b [8]byte
+		unix.Read(m.event, b[:])
+	}
+}
+
+func (m *Manager) isClosed() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.closed
+}
+
+// reap disconnects idle connections and removes refusals that have expired.
+func (m *Manager) reap(now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for to, c := range m.conns {
+		disconnect, forget := c.expired(now, m.cfg.Idle)
+		if disconnect {
+			c.qp.Disconnect()
+		}
+		if forget {
+			delete(m.conns, to)
+		}
+	}
+	for _, p := range m.inward {
+		if now.Sub(p.used) >= m.cfg.Idle {
+			p.qp.Disconnect()
+		}
+	}
+}
