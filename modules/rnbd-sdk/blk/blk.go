@@ -82,7 +82,7 @@ func ParseAccessMode(s string) (AccessMode, bool) {
 	return 0, false
 }
 
-// Limits are what a device can do. Sizes are in bytes.
+// Limits are the properties of a device. Sizes are in bytes.
 type Limits struct {
 	Size               uint64
 	LogicalBlockSize   uint32 // power of two, 512..4096; every range is a multiple of it

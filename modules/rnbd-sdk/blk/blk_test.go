@@ -69,7 +69,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// What passes Check with a range lies on the device, whatever was asked.
+// A range that passes Check lies on the device.
 func TestCheck_PassedRangesAreInside(t *testing.T) {
 	l := disk(nil)
 	inside := func(op uint8, off, n uint64, near bool) bool {

@@ -3,9 +3,9 @@
 // The kernel does not publish the number of openers. Users counts the visible
 // ones: /proc shows the processes that have the device open, mounts and swap
 // areas; /sys shows the devices that are built on it. An unprivileged process
-// does not see the files of other users' processes. Only an exclusive open,
-// which the kernel grants once, is certain: Claim does that. While it is held no
-// mount of the device succeeds, so Users does not use it.
+// does not see the files of other users' processes. Only an exclusive open is
+// certain, because the kernel grants it once: Claim does that. While it is held
+// no mount of the device succeeds, so Users does not use it.
 package blockdev
 
 import (

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loop makes a loop device, which few sandboxes allow.
+// loop makes a loop device. Few sandboxes allow it.
 func loop(t *testing.T) string {
 	t.Helper()
 	image := filepath.Join(t.TempDir(), "image")
@@ -74,7 +74,7 @@ func TestUsers(t *testing.T) {
 	users(0)
 }
 
-// Who asks for users keeps nobody from mounting.
+// Asking for users keeps no process from mounting.
 func TestUsers_DisturbNobody(t *testing.T) {
 	path := loop(t)
 	over := make(chan struct{})

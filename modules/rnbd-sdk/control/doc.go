@@ -2,7 +2,7 @@
 // socket that only its owner may open.
 //
 // A daemon implements the generated server interface of controlpb and hands it
-// to Serve; a command calls Dial. Errors keep their errno on the way: what the
-// daemon returns with a syscall.Errno in its chain arrives as an *Error with
+// to Serve; a command calls Dial. Errors keep their errno on the way: an error
+// of the daemon with a syscall.Errno in its chain arrives as an *Error with
 // the same errno, so blk.ToErrno works on both sides.
 package control

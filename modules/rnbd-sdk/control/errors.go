@@ -21,7 +21,7 @@ type Error struct {
 	Msg   string
 	Errno blk.Errno // OK when the daemon gave none
 	Code  codes.Code
-	// Causes are the parts of Msg, what was tried first, the root last.
+	// Causes are the parts of Msg, the outermost first, the root last.
 	Causes []string
 }
 
@@ -35,8 +35,8 @@ const (
 	causesKey = "rnbd-cause-bin"
 )
 
-// Causes takes the chain of an error apart: what each level says beyond its
-// cause. Levels that say nothing of their own are left out.
+// Causes splits the chain of an error: the text of each level without its
+// cause. Levels without text of their own are left out.
 func Causes(err error) []string {
 	if e, ok := err.(*Error); ok && len(e.Causes) > 0 {
 		return e.Causes

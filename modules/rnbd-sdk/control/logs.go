@@ -59,7 +59,7 @@ func (c LogControl) SetOne(ctx context.Context, subsystem string, level slog.Lev
 	return err
 }
 
-// Levels lists what subsystems log.
+// Levels lists the levels of the subsystems.
 func (c LogControl) Levels() (*controlpb.LogLevelsReply, error) {
 	if c.Logs == nil {
 		return nil, errNoLogs

@@ -18,7 +18,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
 )
 
-// maxUnixPath is what fits into sockaddr_un with its NUL.
+// maxUnixPath is the length in bytes that fits into sockaddr_un with its NUL.
 const maxUnixPath = 107
 
 // DefaultSocket is where a daemon of kind "server" or "client" listens when
@@ -102,7 +102,7 @@ func shortPath(path string, dir *os.File) string {
 // implementation with RegisterServer or RegisterClient and call Serve. Calls
 // pass through around, in order.
 func NewServer(around ...grpc.UnaryServerInterceptor) *grpc.Server {
-	return grpc.NewServer(grpc.ChainUnaryInterceptor(append([]grpc.UnaryServerInterceptor{keepErrno}, around...)...))
+	return grpc.NewServer(grpc.Creds(callerCredentials{}), grpc.ChainUnaryInterceptor(append([]grpc.UnaryServerInterceptor{keepErrno}, around...)...))
 }
 
 // conn dials path. It connects at once, so that a missing daemon is reported by

@@ -9,9 +9,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 )
 
-// DeviceStats returns the statistics of the devices that have the name, or of all
-// devices if name is empty. names returns the names of a device, of which the reply
-// shows the first; stages returns its statistics. ENOENT: no device has the name.
+// DeviceStats returns the statistics of the devices that have the name, or of
+// all devices if name is empty. names returns the names of a device, the first
+// of them for the reply; stages returns its statistics. ENOENT: no device has
+// the name.
 func DeviceStats[D any](name string, devices []D, names func(D) [2]string, stages func(D) []*controlpb.StageStats) (*controlpb.DeviceStatsList, error) {
 	list := &controlpb.DeviceStatsList{}
 	for _, d := range devices {

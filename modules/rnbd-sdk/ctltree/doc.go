@@ -1,7 +1,7 @@
-// Package ctltree serves a tree of control files over FUSE, with the manners
-// of the kernel's own: what a file says is made when it is read, each write(2)
-// is one command, the answer to a command is its errno, and directories show
-// what there is at that moment.
+// Package ctltree serves a tree of control files over FUSE. The files behave
+// like the kernel's own: the contents are made when a file is read, each
+// write(2) is one command, the answer to a command is its errno, and
+// directories show the present state.
 //
 // A node is a *File, a Link, or a Dir: Fixed for a set of nodes, Listing for
 // one that is computed. Nothing is cached, neither by the kernel nor here.

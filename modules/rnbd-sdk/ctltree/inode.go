@@ -38,9 +38,9 @@ func (t *Tree) newInode(path string, n Node) *inode {
 
 func (i *inode) current() Node { return *i.node.Load() }
 
-// Lookup finds name in a directory. The kernel keeps its idea of an entry as
-// long as the entry is there, so that a shell may sit in a directory; what the
-// entry stands for is renewed each time.
+// Lookup finds name in a directory. The kernel keeps its entry as long as the
+// name exists, so that a shell may sit in a directory; the node behind the
+// entry is renewed at each lookup.
 func (i *inode) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
 	dir, ok := i.current().(Dir)
 	if !ok {
@@ -113,7 +113,7 @@ func (i *inode) Readlink(context.Context) ([]byte, syscall.Errno) {
 	return []byte(l), 0
 }
 
-// Open refuses what the file cannot do also to those who may do everything.
+// Open refuses an access that the file does not have, for privileged users too.
 func (i *inode) Open(_ context.Context, flags uint32) (fs.FileHandle, uint32, syscall.Errno) {
 	f, ok := i.current().(*File)
 	if !ok {
@@ -195,7 +195,7 @@ func (h *handle) store(ctx context.Context, data []byte) (err error) {
 	return h.file.Store(ctx, data)
 }
 
-// refuse says in the log what an errno cannot.
+// refuse logs the text of err, since the writer gets only the errno.
 func (i *inode) refuse(err error) syscall.Errno {
 	i.tree.log.Warn("control file refused a write", "file", i.path, "err", err)
 	return errnoOf(err)

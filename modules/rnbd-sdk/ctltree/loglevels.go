@@ -10,8 +10,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 )
 
-// LogLevels is a directory with a file for each subsystem of l, which says its
-// level. A level that is written goes to set.
+// LogLevels is a directory with a file for each subsystem of l. The file
+// contains the level. A level that is written goes to set.
 func LogLevels(l *logs.Logs, set func(ctx context.Context, subsystem string, level slog.Level) error) Dir {
 	names := func() (names []string) {
 		for _, s := range l.Levels() {

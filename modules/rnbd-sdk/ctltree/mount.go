@@ -34,15 +34,14 @@ type Tree struct {
 	ctx    context.Context // of all commands
 	cancel context.CancelFunc
 
-	undo []func() error // what Close does, the last first
+	undo []func() error // done by Close, the last first
 }
 
-// Mount serves places, whose names are paths below the folder root: a Dir
-// becomes a mount, a Link a link in the folder, a Folder a folder. Folders are made, and removed
-// by Close if they are empty then. Mounts of daemons that are gone are cleared
-// away; EBUSY says that another daemon serves a place, or something else is
-// mounted there, ENOTEMPTY that a mount would hide files. On an error nothing
-// is left behind.
+// Mount serves places. Their names are paths below the folder root: a Dir becomes a mount, a
+// Link a link in the folder, a Folder a folder. Folders are made, and removed by Close if they
+// are empty then. Mounts of dead daemons are removed. EBUSY: another daemon serves a place, or
+// something else is mounted there; ENOTEMPTY: a mount would hide files. On an error nothing is
+// left behind.
 //
 // Without the right to mount, the program fusermount3 is used; only the
 // process's user sees the files then.
@@ -128,7 +127,7 @@ func (t *Tree) mount(place, path string, d Dir) error {
 	}
 	never := time.Duration(0)
 	opts := &fs.Options{
-		EntryTimeout: &never, AttrTimeout: &never, // no NegativeTimeout: what is not there is not remembered
+		EntryTimeout: &never, AttrTimeout: &never, // no NegativeTimeout: the absence of a name is not cached
 		Logger: slog.NewLogLogger(t.log.Handler(), slog.LevelError),
 		MountOptions: fuse.MountOptions{
 			Name: t.name, FsName: source(t.name), MaxWrite: 2 * MaxStore, DisableReadDirPlus: true,
@@ -149,7 +148,7 @@ func (t *Tree) mount(place, path string, d Dir) error {
 	return server.WaitMount()
 }
 
-// source is what the mount table shows for our mounts.
+// source is the source of our mounts in the mount table.
 func source(name string) string { return fmt.Sprintf("%s:%d", name, os.Getpid()) }
 
 // serveDirect mounts without help. The descriptor is closed on exec: with it,
@@ -172,8 +171,8 @@ func serveDirect(path string, raw fuse.RawFileSystem, o *fuse.MountOptions) (*fu
 	return server, err
 }
 
-// Close ends what commands are under way and takes the tree away, also from
-// those who have files open.
+// Close ends the commands under way and unmounts the tree, even if files are
+// open.
 func (t *Tree) Close() error {
 	t.cancel()
 	unlock, err := lock(t.root)

@@ -16,14 +16,14 @@ type Node interface {
 	mode() uint32
 }
 
-// File is a control file. Its mode follows from what it can do: 0444, 0644 or
+// File is a control file. Its mode follows from its functions: 0444, 0644 or
 // 0200.
 type File struct {
-	// Show returns what a reader gets. nil: the file cannot be read.
+	// Show returns the contents for a reader. nil: the file cannot be read.
 	Show func() (string, error)
-	// Store takes what one write(2) has written, up to MaxStore bytes. ctx ends
-	// when the writer is interrupted or the tree is closed; what the writer is
-	// told then does not depend on Store. nil: the file cannot be written.
+	// Store executes the data of one write(2), up to MaxStore bytes. ctx ends
+	// when the writer is interrupted or the tree is closed; the writer's errno
+	// does not depend on Store then. nil: the file cannot be written.
 	Store func(ctx context.Context, data []byte) error
 }
 
@@ -46,14 +46,15 @@ type Link string
 
 func (Link) mode() uint32 { return syscall.S_IFLNK | 0o777 }
 
-// Folder is a place for Mount only: a folder in which another daemon may mount, empty
-// until then.
+// Folder is a place for Mount only: an empty folder for the mounts of another
+// daemon.
 type Folder struct{}
 
 func (Folder) mode() uint32 { return dirMode }
 
-// BlockStat is the file stat of a block device (Documentation/block/stat.rst in Linux),
-// of what is known: sectors of 512 bytes read and written, and requests in flight.
+// BlockStat returns the file stat of a block device
+// (Documentation/block/stat.rst in Linux), with the known figures: sectors of
+// 512 bytes read and written, and requests in flight.
 func BlockStat(read, written uint64, inFlight int64) string {
 	return fmt.Sprintf("%8d %8d %8d %8d %8d %8d %8d %8d %8d %8d %8d %8d %8d %8d %8d %8d %8d",
 		0, 0, read, 0, 0, 0, written, 0, inFlight, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -62,7 +63,7 @@ func BlockStat(read, written uint64, inFlight int64) string {
 // Dir is a directory.
 type Dir interface {
 	Node
-	// List names what is in the directory.
+	// List returns the names in the directory.
 	List() []string
 	// Lookup returns the node with that name, nil if there is none.
 	Lookup(name string) Node
@@ -70,7 +71,7 @@ type Dir interface {
 
 const dirMode = syscall.S_IFDIR | 0o755
 
-// Fixed is a directory whose entries do not change once it is served.
+// Fixed is a directory with entries that do not change once it is served.
 type Fixed map[string]Node
 
 func (Fixed) mode() uint32 { return dirMode }
@@ -86,7 +87,8 @@ func (d Fixed) Lookup(name string) Node {
 	return nil
 }
 
-// Listing is a directory whose entries are computed at each look-up and read.
+// Listing is a directory with entries that are computed at each look-up and
+// read.
 type Listing struct {
 	Names func() []string
 	// Node returns nil for a name that is not there, or no more.
@@ -115,10 +117,10 @@ func Command(usage string, run func(ctx context.Context, command string) error) 
 	}
 }
 
-// Word is what was written, without its last newline.
+// Word returns the written text without its last newline.
 func Word(data []byte) string { return strings.TrimSuffix(string(data), "\n") }
 
-// errnoOf is what a reader or writer is told about err.
+// errnoOf returns the errno of err for a reader or writer.
 func errnoOf(err error) syscall.Errno {
 	var errno syscall.Errno
 	switch {

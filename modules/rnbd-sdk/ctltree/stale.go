@@ -18,7 +18,7 @@ import (
 // mounted is a line of the mount table.
 type mounted struct{ fstype, source string }
 
-// mountsAt returns what the table (proc(5), mountinfo) has mounted at path, the
+// mountsAt returns the mounts at path in the table (proc(5), mountinfo), the
 // topmost last.
 func mountsAt(table io.Reader, path string) (out []mounted, err error) {
 	text, err := io.ReadAll(table)
@@ -51,8 +51,8 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// clearStale takes away the mounts at path whose daemons are gone. EBUSY: there
-// is one that is not.
+// clearStale removes the mounts of dead daemons at path. EBUSY: a living daemon
+// has one there.
 func clearStale(path string) error {
 	for {
 		table, err := os.Open("/proc/self/mountinfo")
@@ -74,7 +74,7 @@ func clearStale(path string) error {
 	}
 }
 
-// statPatience bounds the look at a mount whose daemon may hang.
+// statPatience bounds the look at a mount, since its daemon may hang.
 const statPatience = 2 * time.Second
 
 // gone reports whether the process that served the FUSE mount at path has ended.
@@ -92,7 +92,7 @@ func gone(path string) bool {
 	}
 }
 
-// detach unmounts path now; those who have files open keep them.
+// detach unmounts path now; open files stay open.
 func detach(path string) error {
 	err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	if err != unix.EPERM {

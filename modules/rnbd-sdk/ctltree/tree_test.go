@@ -252,8 +252,8 @@ func TestWritesOfAnySize(t *testing.T) {
 	}
 }
 
-// noted is what files were told. The way through the kernel is none that the
-// race detector sees.
+// noted records the writes to files. The way through the kernel is none that
+// the race detector sees.
 type noted struct {
 	mu   sync.Mutex
 	list []string
@@ -295,7 +295,7 @@ func TestInterruptedWriterReturnsAtOnce(t *testing.T) {
 	if s, err := read(dir + "/other"); err != nil || s != "here\n" {
 		t.Errorf("while a writer waits a reader gets %q, %v", s, err)
 	}
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // who runs in the background ignores interrupts
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // processes in the background ignore interrupts
 		t.Fatal(err)
 	}
 	back := make(chan error, 1)
@@ -394,7 +394,7 @@ func TestDirectoriesAreComputed(t *testing.T) {
 	}
 }
 
-// TestPanicIsAnError: what breaks in a file breaks nothing else.
+// TestPanicIsAnError: a panic in a file breaks nothing else.
 func TestPanicIsAnError(t *testing.T) {
 	dir := serve(t, Fixed{
 		"bad":   &File{Show: func() (string, error) { panic("oh") }, Store: func(context.Context, []byte) error { panic("no") }},

@@ -29,11 +29,12 @@ func slotOf(r plugin.OpenRequest, which uint32) uint32 {
 	return firstReader + r.Device*descriptions + which
 }
 
-// Open reopens the file of r and takes the fence of the description, number
-// which (0 or 1) of this disk. When it returns nil, no I/O of an earlier process
-// through the same description can reach the file any more; for a writer, no
-// other process has the file open for writing through Open. It waits for such
-// I/O until ctx ends; then the error is EBUSY. The file is closed on exec.
+// Open reopens the file of r and takes the fence of the description; which (0
+// or 1) is its number for this disk. When it returns nil, no I/O of an earlier
+// process through the same description can reach the file any more; for a
+// writer, no other process has the file open for writing through Open. It waits
+// for such I/O until ctx ends; then the error is EBUSY. The file is closed on
+// exec.
 func Open(ctx context.Context, r plugin.OpenRequest, flags int, which uint32) (*os.File, error) {
 	f, err := r.Reopen(flags)
 	if err != nil {

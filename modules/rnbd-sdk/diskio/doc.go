@@ -1,9 +1,9 @@
 // Package diskio turns ring requests into engine requests on the descriptors
-// of a disk. Storage plugins that keep their data in files or block devices
-// say what a request means on their descriptors (Planner); everything that is
-// the same for all of them is here: the table of requests by tag, batches with
-// one submission per loop, short transfers, retries, buffers that are not
-// aligned, the flush behind FUA, and the errnos.
+// of a disk. The code of a storage plugin for files or block devices (Planner)
+// translates a request into operations on its descriptors. This package has
+// the part that is the same for all of them: the table of requests by tag,
+// batches with one submission per loop, short transfers, retries, buffers that
+// are not aligned, the flush behind FUA, and the errnos.
 //
 //	func (d *disk) Plan(r *plugin.Request) diskio.Step {
 //		switch r.Op {
@@ -29,6 +29,6 @@
 //
 // # Hazards
 //
-// RLIMIT_FSIZE makes the kernel send SIGXFSZ, which would end the process;
+// RLIMIT_FSIZE makes the kernel send SIGXFSZ, and that would end the process.
 // Serve has it ignored, so that the write fails instead.
 package diskio

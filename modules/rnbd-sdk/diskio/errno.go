@@ -6,7 +6,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// wireErrnos bounds an errno on the RNBD wire, which has 9 bits for it.
+// wireErrnos bounds an errno on the RNBD wire. The wire has 9 bits for it.
 const wireErrnos = 1 << 9
 
 // toErrno translates the errno of a system call on a file to one of a block

@@ -1,9 +1,9 @@
 package diskio
 
-// DATA PATH. In the order in which a request meets them: intake takes it from
-// the ring, start asks the disk for a step, run tries it inline, submit gives it
-// to the engine; outlet reaps, onDone continues with the rest, finish answers.
-// Everything runs on the thread of the queue.
+// DATA PATH. The functions in the order in which a request meets them: intake
+// takes it from the ring, onRequest asks the disk for a step, run tries it inline,
+// submit gives it to the engine; outlet reaps, onDone continues with the rest,
+// finish answers. Everything runs on the thread of the queue.
 
 import (
 	"golang.org/x/sys/unix"
@@ -19,7 +19,7 @@ const (
 	maxTries  = 8         // of a step that the kernel asks to try again
 )
 
-// ring is what a queue needs of *plugin.Queue.
+// ring is a queue's part of *plugin.Queue.
 type ring interface {
 	Next(batch []plugin.Request) int
 	Complete(tag uint64, e blk.Errno)
@@ -81,7 +81,7 @@ func (q intake) Poll() int {
 	for {
 		n := q.ring.Next(q.batch[:])
 		for i := range q.batch[:n] {
-			q.start(&q.batch[i])
+			q.onRequest(&q.batch[i])
 		}
 		total += n
 		if n < len(q.batch) {
@@ -113,8 +113,8 @@ func (q *queue) closeLoop() {
 	}
 }
 
-// start begins a request.
-func (q *queue) start(r *plugin.Request) {
+// onRequest has the disk plan a request and runs its first step.
+func (q *queue) onRequest(r *plugin.Request) {
 	o := &q.ops[r.Tag]
 	o.req, o.done, o.tries, o.syncing, o.bounced, o.share = *r, 0, 0, false, false, nil
 	q.inFlight++
@@ -132,7 +132,7 @@ func (q *queue) start(r *plugin.Request) {
 func (q *queue) run(o *op) {
 	switch {
 	case o.step.Inline == InlineNo:
-		q.enter(o)
+		q.admit(o)
 	case o.step.Op == uring.Fdatasync:
 		q.inlineSync(o)
 	default:
@@ -150,7 +150,7 @@ func (q *queue) inlineTransfer(o *op) {
 	n, errno := transfer(o.step.Op == uring.Pwrite, o.step.FD, o.req.Buf, o.req.Off, flags, &q.iov)
 	switch {
 	case errno == unix.EAGAIN || errno == unix.EINTR:
-		q.enter(o)
+		q.admit(o)
 	case errno != 0:
 		q.onError(o, errno)
 	case n == len(o.req.Buf):
@@ -158,13 +158,13 @@ func (q *queue) inlineTransfer(o *op) {
 		q.onStepDone(o)
 	default:
 		o.done = uint64(n)
-		q.enter(o)
+		q.admit(o)
 	}
 }
 
 func (q *queue) inlineSync(o *op) {
 	if err := unix.Fdatasync(int(o.step.FD)); err != nil {
-		q.enter(o) // the engine tries again, and reports the error
+		q.admit(o) // the engine tries again, and reports the error
 		return
 	}
 	q.count.Inline.Add(1)
@@ -297,7 +297,7 @@ func (q *queue) onStepDone(o *op) {
 	if o.step.Sync && !o.syncing {
 		o.syncing = true
 		o.step = Step{Op: uring.Fdatasync, FD: o.step.FD}
-		q.enter(o)
+		q.admit(o)
 		return
 	}
 	q.finish(o, blk.OK)
@@ -329,7 +329,7 @@ func (q *queue) finish(o *op, e blk.Errno) {
 	*o = op{bounce: o.bounce}
 	q.inFlight--
 	if s != nil {
-		q.leave(s)
+		q.giveWorker(s)
 	}
 	q.answered = true
 	q.ring.Complete(tag, e)

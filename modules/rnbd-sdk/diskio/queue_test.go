@@ -42,7 +42,7 @@ type fakeEngine struct {
 	run     func(r *uring.Request) int32
 	full    bool
 	workers int            // as many of the oldest requests make progress; 0: all
-	hung    map[int32]bool // descriptors whose requests do not end
+	hung    map[int32]bool // descriptors with requests that do not end
 	waiting []uring.Request
 	flushes int
 	log     []uring.Request // all that was submitted
@@ -83,7 +83,7 @@ func (e *fakeEngine) InFlight() int { return len(e.waiting) }
 func (e *fakeEngine) Close() error  { return nil }
 func (e *fakeEngine) Name() string  { return "fake" }
 
-// fakeDisk plans what a test says.
+// fakeDisk plans the steps of a test.
 type fakeDisk struct {
 	step     Step
 	fallback *Step
@@ -412,7 +412,7 @@ func TestInlineReads(t *testing.T) {
 
 func TestInlineRefusalIsAFallback(t *testing.T) {
 	b := newBench(all)
-	// A descriptor that is not open: EBADF, which no engine makes better.
+	// A descriptor that is not open: EBADF. No engine can repair that.
 	d := &fakeDisk{step: Step{Op: uring.Pread, FD: 1 << 20, Inline: InlineCached}, fallback: &Step{Op: uring.Pread}}
 	b.do(plugin.Request{Disk: d, Op: blk.Read, Tag: 1, Len: 512, Buf: page(t, 512, 0)})
 	if len(d.asked) != 1 || d.asked[0] != blk.EIO || b.ring.answers[1] != blk.OK || len(b.engine.log) != 1 {

@@ -25,7 +25,7 @@ type Server struct {
 	count  Counters
 }
 
-// Counters count what is out of the ordinary, or worth knowing.
+// Counters count unusual events, and those worth knowing.
 type Counters struct {
 	Inline       atomic.Uint64 // requests that needed no engine
 	BouncedBytes atomic.Uint64 // copied because of misaligned memory

@@ -22,11 +22,11 @@ type Step struct {
 	Op      uring.Op // Pread, Pwrite, Fdatasync, PunchHole, ZeroRange, Discard
 	FD      int32
 	RWFlags uint32 // RWF_* of Pread and Pwrite
-	// Align is what offset and length of every transfer must be a multiple
-	// of, in bytes; 0: nothing. A short transfer goes on from a multiple.
+	// Offset and length of every transfer must be a multiple of Align, in
+	// bytes; 0: any. A short transfer is continued at a multiple.
 	Align uint32
-	// MemAlign is what the address of the memory must be a multiple of; a
-	// buffer that is not goes through a bounce buffer. 0: nothing.
+	// The address of the memory must be a multiple of MemAlign; any other
+	// buffer goes through a bounce buffer. 0: any.
 	MemAlign uint32
 	Inline   Inline
 	// Blocks says that the start of a transfer may block, as uring.Request.Blocks;
@@ -42,10 +42,10 @@ type Inline uint8
 const (
 	// InlineNo: the engine runs it.
 	InlineNo Inline = iota
-	// InlineCached: a read of what the page cache has (RWF_NOWAIT); the rest
+	// InlineCached: a read of the page cache's part (RWF_NOWAIT); the rest
 	// goes to the engine.
 	InlineCached
-	// InlineMemory: a read or write of a file system in memory, which does not
+	// InlineMemory: a read or write of a file system in memory. It does not
 	// wait for a device.
 	InlineMemory
 )

@@ -1,8 +1,8 @@
 package diskio
 
-// DATA PATH. Where an engine runs a bounded number of requests at once, a disk that
-// hangs must not have all of its workers: each disk has a share, and what is beyond it
-// waits here, in order.
+// DATA PATH. An engine runs a bounded number of requests at once, and a disk
+// that hangs must not occupy all of its workers. So each disk has a share, and
+// the requests beyond it wait here, in order.
 
 import "github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
 
@@ -31,7 +31,7 @@ func (l *list) pop(ops []op) *op {
 	return o
 }
 
-// share is what one disk has of the workers. It lasts as long as the disk has
+// share is a disk's share of the workers. It lasts as long as the disk has
 // requests that count.
 type share struct {
 	disk    Planner
@@ -79,8 +79,8 @@ func (t *throttle) of(disk Planner) *share {
 	return s
 }
 
-// enter gives a step to the engine, now or when a worker is free for its disk.
-func (q *queue) enter(o *op) {
+// admit submits a step to the engine, now or when a worker is free for its disk.
+func (q *queue) admit(o *op) {
 	workers := q.workers(o.step.Op)
 	if o.share != nil || workers == 0 {
 		q.submit(o)
@@ -91,21 +91,22 @@ func (q *queue) enter(o *op) {
 		s.waiting.push(q.ops, o)
 		return
 	}
-	q.admit(s, o)
+	q.takeWorker(s, o)
 }
 
 func (q *queue) workers(op uring.Op) int { return q.engine.Workers(op) }
 
-func (q *queue) admit(s *share, o *op) {
+// takeWorker takes a worker for s and submits o.
+func (q *queue) takeWorker(s *share, o *op) {
 	o.share = s
 	s.running++
 	q.busy++
 	q.submit(o)
 }
 
-// leave ends one of s's requests, and lets those go on that have room now, one of each
+// giveWorker gives back a worker of s, and submits the requests that have room now, one of each
 // disk.
-func (q *queue) leave(s *share) {
+func (q *queue) giveWorker(s *share) {
 	s.running--
 	q.busy--
 	q.turn++
@@ -114,7 +115,7 @@ func (q *queue) leave(s *share) {
 		if next.waiting == empty || !q.fits(next, q.workers(q.ops[next.waiting.head].step.Op)) {
 			continue
 		}
-		q.admit(next, next.waiting.pop(q.ops))
+		q.takeWorker(next, next.waiting.pop(q.ops))
 	}
 	if s.disk != nil && s.running == 0 && s.waiting == empty {
 		q.remove(s)

@@ -56,7 +56,7 @@ func upperOf(i int) uint64 {
 	return uint64(i&(1<<subBits-1)+1<<subBits+1) << shift
 }
 
-// Snapshot returns what was counted so far.
+// Snapshot returns the counts so far.
 func (h *Histogram) Snapshot() Snapshot {
 	s := Snapshot{Sum: h.sum.Load()}
 	for i := range h.counts {
@@ -160,8 +160,8 @@ var ops = [...]blk.Op{blk.Read, blk.Write, blk.Flush, blk.Discard, blk.WriteZero
 // OpAt is the operation at index i of Ops.
 func OpAt(i int) blk.Op { return ops[i] }
 
-// Record counts a request. A secure erase is a discard; what is no operation
-// is not counted.
+// Record counts a request. A secure erase is a discard; other numbers are not
+// counted.
 func (o *Ops) Record(op blk.Op, ns int64) {
 	if i := IndexOf(op); i >= 0 {
 		o[i].Record(ns)
@@ -188,7 +188,7 @@ func IndexOf(op blk.Op) int {
 // Snapshots are those of an Ops.
 type Snapshots [len(ops)]Snapshot
 
-// Add adds what o has counted.
+// Add adds the counts of o.
 func (s *Snapshots) Add(o *Ops) {
 	for i := range o {
 		s[i].Add(o[i].Snapshot())
@@ -201,5 +201,6 @@ var start = time.Now()
 // clock: take one for a batch of requests.
 func Now() int64 { return int64(time.Since(start) + longAgo) }
 
-// longAgo keeps Now above 0 under testing/synctest, too, whose time begins in 2000.
+// longAgo keeps Now above 0 under testing/synctest, too: its time begins in
+// 2000.
 const longAgo = 100 * 365 * 24 * time.Hour

@@ -1,9 +1,9 @@
-// Package logs decides which lines of a daemon are written.
+// Package logs selects the lines that a daemon writes.
 //
-// A daemon has subsystems, each with a logger and a level of its own, which can
-// be changed while it runs. A message that is logged again and again is
-// written a few times a second; how often it was left out is said in one line
-// when the second is over.
+// A daemon has subsystems, each with a logger and a level of its own. The level
+// can be changed at run time. A message that is logged again and again is
+// written a few times a second; when the second is over, one line has the
+// number of those left out.
 //
 //	l := logs.New(slog.NewTextHandler(os.Stderr, logs.Everything), slog.LevelInfo)
 //	rtrs := l.Logger("rtrs")

@@ -17,7 +17,7 @@ const (
 	maxMessages = 1024
 )
 
-// message is what lines are told apart by: their words, not their attributes.
+// message is the key of a line for the limit: its words, not its attributes.
 type message struct {
 	of    *subsystem
 	level slog.Level
@@ -67,7 +67,7 @@ func (l *limiter) allow(h *handler, r *slog.Record) bool {
 	return false
 }
 
-// flush ends the window and says what was left out.
+// flush ends the window and logs the numbers of lines left out.
 func (l *limiter) flush() {
 	l.mu.Lock()
 	counts := l.counts

@@ -37,8 +37,8 @@ func New(out slog.Handler, level slog.Level) *Logs {
 	return &Logs{out: out, first: level, limit: newLimiter()}
 }
 
-// Logger returns the logger of a subsystem, which exists from its first use on.
-// Its lines say which one it is.
+// Logger returns the logger of a subsystem. The subsystem exists from its first
+// use on. Its lines have the attribute subsystem.
 func (l *Logs) Logger(name string) *slog.Logger {
 	return slog.New(&handler{out: l.out.WithAttrs([]slog.Attr{slog.String("subsystem", name)}), of: l.get(name), limit: l.limit})
 }
@@ -57,7 +57,7 @@ func (l *Logs) get(name string) *subsystem {
 	return s
 }
 
-// Level is what a subsystem logs.
+// Level is the log level of a subsystem.
 type Level struct {
 	Subsystem string
 	Level     slog.Level
@@ -74,10 +74,10 @@ func (l *Logs) Levels() (out []Level) {
 	return out
 }
 
-// Level returns what a subsystem logs.
+// Level returns the log level of a subsystem.
 func (l *Logs) Level(name string) slog.Level { return l.get(name).level.Level() }
 
-// SetLevel changes what a subsystem logs, or All of them.
+// SetLevel changes the log level of a subsystem, or of All.
 func (l *Logs) SetLevel(name string, level slog.Level) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -110,7 +110,7 @@ func ParseLevel(s string) (slog.Level, error) {
 // LevelName is the inverse of ParseLevel.
 func LevelName(l slog.Level) string { return strings.ToLower(l.String()) }
 
-// Flush writes what is still to be said about lines that were left out.
+// Flush writes the pending counts of lines left out.
 func (l *Logs) Flush() { l.limit.flush() }
 
 // handler is one subsystem's way to the output.

@@ -185,7 +185,7 @@ func TestFlushSaysWhatWasLeftOut(t *testing.T) {
 	})
 }
 
-// Who logs text that never repeats gets no memory for it.
+// Text that never repeats gets no memory.
 func TestMessagesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, out := newTest(slog.LevelInfo)

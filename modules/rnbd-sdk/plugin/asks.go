@@ -95,9 +95,9 @@ func (a *asks) kick() {
 	}
 }
 
-// forget is called before the ring is closed: its descriptor may come back as
+// removeEvent is called before the ring is closed: its descriptor may come back as
 // something else.
-func (a *asks) forget() {
+func (a *asks) removeEvent() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.event = -1

@@ -12,13 +12,13 @@ import (
 //
 // Describe is called first. Open may be called from several goroutines at
 // once. Serve runs once per queue at the same time as everything else, so
-// what Open and Serve share needs care; a Disk reaches Serve only through
+// data shared by Open and Serve needs care; a Disk reaches Serve only through
 // requests, and only after its Open has returned.
 type Backend interface {
 	Describe() Info
-	// Open makes a disk ready for I/O. The errno in the chain of the error is
-	// what the client sees; without one it sees EIO. A backend whose crash
-	// class is not LosesAll takes its fence before it returns (package fence).
+	// Open makes a disk ready for I/O. The client gets the errno in the chain
+	// of the error; without one it gets EIO. A backend with a crash class
+	// other than LosesAll takes its fence before it returns (package fence).
 	Open(ctx context.Context, r OpenRequest) (Disk, error)
 	// Serve answers the requests of q, those of all disks, until q.Closed().
 	// It runs on a locked thread of its own. Before it returns, it has
@@ -39,7 +39,7 @@ type Disk interface {
 }
 
 // Configurer is a Backend or Frontend that takes settings. Configure is called
-// once, before queues and disks; it refuses what it does not know.
+// once, before queues and disks; it refuses unknown settings.
 type Configurer interface {
 	Configure(settings map[string]string) error
 }

@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// child runs the plugin's executable for go-plugin, and keeps what go-plugin
-// does not tell: the exit status at once, what was said in the handshake, and
-// the last words.
+// child runs the plugin's executable for go-plugin, and keeps facts that
+// go-plugin does not report: the exit status at once, the text of the
+// handshake, and the last lines of stderr.
 type child struct {
 	path   string
 	cmd    *exec.Cmd
@@ -40,9 +40,9 @@ type child struct {
 	started func(pid int)
 }
 
-// newChild prepares path to run with the environment that go-plugin has put
-// together. executable is what to execute, which is path unless a checksum
-// pinned an open file.
+// newChild prepares path to run with the environment that go-plugin has made.
+// executable is the file to execute: path, unless a checksum pinned an open
+// file.
 func newChild(path, executable string, args, env []string, control *os.File) *child {
 	cmd := exec.Command(executable, args...)
 	cmd.Args[0] = path
@@ -141,7 +141,7 @@ func (p *child) HostToPlugin(n, a string) (string, string, error) { return n, a,
 
 var _ runner.Runner = (*child)(nil)
 
-// tee shows what is read to see.
+// tee passes the bytes that are read to see.
 type tee struct {
 	*os.File
 	see func([]byte, error)

@@ -12,8 +12,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// napper is memory whose Serve waits on a timer, as a simulation must. It answers
-// after 10 ms.
+// napper is memory with a Serve that waits on a timer, as a simulation must. It
+// answers after 10 ms.
 type napper struct{ *memory }
 
 func (n napper) Serve(q *Queue) error {

@@ -8,7 +8,7 @@
 //
 //	func main() { plugin.ServeIO(&backend{}) }
 //
-// The heart of a Backend is Serve, which answers requests of one queue:
+// The heart of a Backend is Serve. It answers the requests of one queue:
 //
 //	func (b *backend) Serve(q *plugin.Queue) error {
 //		batch := make([]plugin.Request, 64)
@@ -27,22 +27,21 @@
 //
 // docs/writing-a-plugin.md is the tutorial, examples/io-memory the example,
 // package plugintest the conformance suite. Plugins that wait for descriptors
-// of their own drive their queue in a pump (package pump): a Queue has what a
-// pump.Source needs.
+// of their own drive their queue in a pump (package pump): a Queue has the
+// methods of a pump.Source.
 //
 // # Hosts
 //
 // Launch starts a plugin and checks that it fits. Then, in order: AttachQueue
 // once per pump, AttachArena and OpenDisk (or AddDevice) as often as needed,
 // their opposites, Stop. Requests and payload travel through package shm, not
-// through this one. Process.Exited tells of a death; what to do about it is
-// the host's business.
+// through this one. Process.Exited reports a death; the reaction is the
+// host's business.
 //
 // # Threads
 //
 // Calls of the control path run on goroutines and may overlap. Each queue has
-// a locked thread, on which no lock is taken and nothing is allocated per
-// request.
+// a locked thread. It takes no lock and allocates nothing per request.
 //
 // # Hazards
 //

@@ -20,7 +20,7 @@ var ErrExited = errors.New("plugin has exited")
 // version, other kind, other checksum.
 var ErrIncompatible = errors.New("incompatible plugin")
 
-// remoteError is an error that the plugin returned, with what was in its chain:
+// remoteError is an error that the plugin returned, with the end of its chain:
 // an errno, or the end of the call's context.
 type remoteError struct {
 	msg string

@@ -21,9 +21,9 @@ const (
 	tokenSize = 8
 	maxFDs    = 4
 
-	// Messages whose call has not come yet. The call follows its message at
-	// once, or never if its caller has given up. So messages are kept for a
-	// while, and the oldest is dropped when there are many.
+	// Bounds of the messages without a call yet. The call follows its message
+	// at once, or never if its caller has given up. So messages are kept for
+	// a while, and the oldest is dropped when there are many.
 	maxPending = 512
 	pendingFor = time.Minute
 )
@@ -111,8 +111,8 @@ type fdReceiver struct {
 
 	mu      sync.Mutex
 	pending map[uint64][]int
-	order   []arrival     // of what is pending; tokens grow
-	dropped uint64        // the last token whose descriptors were dropped
+	order   []arrival     // of the pending messages; tokens grow
+	dropped uint64        // the last token with dropped descriptors
 	changed chan struct{} // closed and replaced at every arrival
 }
 

@@ -21,7 +21,7 @@ type Frontend interface {
 	// ResizeDevice tells users of a new size, or other limits.
 	ResizeDevice(ctx context.Context, index uint32, limits blk.Limits) error
 	// AddListener gives a listening socket to serve on. l belongs to the
-	// plugin. The host decides which names exist.
+	// plugin. The host decides the names.
 	AddListener(ctx context.Context, name string, l *os.File) error
 	// Openers is how many users have the device open.
 	Openers(index uint32) int
@@ -43,7 +43,7 @@ type DeviceSpec struct {
 	Limits     blk.Limits
 	ArenaID    uint32 // of the device's memory in ring entries
 	Arena      []byte // slot i is Arena[i*SlotSize:][:SlotSize]; valid until RemoveDevice returns
-	ArenaFD    int    // the file behind Arena, which begins at its offset 0; the SDK's, valid as long
+	ArenaFD    int    // the file behind Arena, from offset 0; the SDK's, valid as long
 	SlotSize   int    // bytes
 	Slots      int
 	Generation uint32            // of the plugin's process
@@ -54,17 +54,17 @@ type DeviceSpec struct {
 	// behind when it dies marks it with this.
 	Identity string
 	// Location is the device's location under an earlier process of the front
-	// end, empty if there was none. A front end whose devices outlive it takes
-	// over the device there. With LocationUnknown an earlier process may have
-	// left a device with that Identity at an unknown location: the front end
-	// takes it over, or returns ENODEV if there is none.
+	// end, empty if there was none. A front end with devices that outlive it
+	// takes over the device there. With LocationUnknown an earlier process may
+	// have left a device with that Identity at an unknown location: the front
+	// end takes it over, or returns ENODEV if there is none.
 	Location string
 }
 
 // LocationUnknown is a DeviceSpec.Location that has to be looked for.
 const LocationUnknown = "?"
 
-// DeviceStatus is what a front end knows about a device.
+// DeviceStatus is a front end's report about a device.
 type DeviceStatus struct {
 	Openers  int
 	Location string // where a user finds it; empty: not known

@@ -41,7 +41,7 @@ func (q *FrontQueue) Fits(sent int) bool { return q.s.Fits(sent) }
 func (q *FrontQueue) Publish() { q.s.Publish() }
 
 // Pop takes answers and returns their number. Call it in every turn of the
-// loop, for it also notices what the host asks.
+// loop, because it also notices the host's requests.
 func (q *FrontQueue) Pop(dst []shm.CQE) int {
 	n := q.s.Pop(dst)
 	if n == 0 && q.s.Err() != nil {

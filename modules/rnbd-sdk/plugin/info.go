@@ -2,8 +2,8 @@ package plugin
 
 import "fmt"
 
-// The versions of the ABI. docs/abi/plugin-v1.md says what may change within
-// one.
+// The versions of the ABI. docs/abi/plugin-v1.md lists the changes that are
+// allowed within one.
 const (
 	// ProtocolVersion is the application protocol: the gRPC services of
 	// package pluginpb and the order of their calls.
@@ -12,7 +12,7 @@ const (
 	RingVersion = 1
 )
 
-// Kind is what a plugin is for.
+// Kind is the kind of a plugin.
 type Kind int
 
 const (
@@ -30,15 +30,15 @@ func (k Kind) String() string {
 	return fmt.Sprintf("plugin of unknown kind %d", int(k))
 }
 
-// CrashClass is what of the acknowledged writes survives when the plugin's
-// process is killed. Only disks of KeepsAcknowledged go on after a crash: the
-// requests that were not answered are given to the next process. For the
-// other classes the device fails until it is mapped again.
+// CrashClass is the part of the acknowledged writes that survives when the
+// plugin's process is killed. Only disks of KeepsAcknowledged go on after a
+// crash: the requests that were not answered are given to the next process.
+// For the other classes the device fails until it is mapped again.
 type CrashClass int
 
 const (
 	LosesAll          CrashClass = 0 // memory of the process; the default
-	KeepsFlushed      CrashClass = 1 // what was flushed, or written with FUA
+	KeepsFlushed      CrashClass = 1 // flushed writes, and those with FUA
 	KeepsAcknowledged CrashClass = 2 // every answered write, as a file or block device does
 )
 
@@ -54,7 +54,7 @@ func (c CrashClass) String() string {
 	return fmt.Sprintf("crash class %d", int(c))
 }
 
-// NameKind is what the name of a device means.
+// NameKind is the meaning of a device's name.
 type NameKind int
 
 const (
@@ -90,5 +90,5 @@ type Info struct {
 	Kind    Kind   // set by ServeIO and ServeFrontend
 	Crash   CrashClass
 	Names   NameKind
-	Matches NodeKind // what paths may name; nothing for opaque names
+	Matches NodeKind // nodes that paths may name; nothing for opaque names
 }

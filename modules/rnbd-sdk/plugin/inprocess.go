@@ -20,8 +20,8 @@ import (
 // gRPC, descriptor passing and rings as a process of its own. It is for tests
 // of plugins, and of hosts. A ring over heap memory is handed over as it is.
 //
-// What cannot be had: Kill makes the plugin lose its control socket and its
-// queues end, but goroutines that do not return live on.
+// It has two limits: Kill closes the control socket and ends the queues, but
+// goroutines that do not return live on.
 func LaunchInProcess(ctx context.Context, c Config, author any) (*Process, error) {
 	if c.Name == "" {
 		c.Name = "in-process"
@@ -63,7 +63,7 @@ func launchInProcess(ctx context.Context, c Config, author any) (*Process, error
 		_ = link.Close()
 		in.grpc.Stop()
 	}
-	go func() { // what server.watch is to a real process
+	go func() { // as server.watch for a real process
 		_ = fds.run()
 		in.end()
 	}()

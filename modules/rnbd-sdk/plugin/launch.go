@@ -27,10 +27,10 @@ import (
 // startTimeout is the default of Config.StartTimeout.
 const startTimeout = 30 * time.Second
 
-// Config says which plugin to start, and how.
+// Config describes the plugin to start.
 type Config struct {
 	Path         string            // of the executable
-	Kind         Kind              // what it has to be
+	Kind         Kind              // the required kind
 	Name         string            // for logs and errors; empty: the executable's name
 	SHA256       []byte            // if set, of the executable
 	Args         []string          // of the plugin, after its own path
@@ -110,7 +110,7 @@ func launch(ctx context.Context, c Config) (*Process, error) {
 	return p, nil
 }
 
-// executable is what to execute: the path, or the file that was checked.
+// executable is the file to execute: the path, or the file that was checked.
 type executable struct {
 	path   string
 	pinned *os.File
@@ -169,7 +169,7 @@ type starter struct {
 	c       Config
 	exe     string
 	control *os.File
-	dir     string // of the plugin's gRPC socket
+	dir     *socketDir // of the plugin's gRPC socket
 	child   *child
 	client  *goplugin.Client
 	pid     atomic.Int64
@@ -177,7 +177,7 @@ type starter struct {
 
 func (s *starter) start(ctx context.Context) (grpc.ClientConnInterface, error) {
 	var err error
-	if s.dir, err = socketDir(); err != nil {
+	if s.dir, err = newSocketDir(); err != nil {
 		return nil, err
 	}
 	var words lastWords
@@ -187,7 +187,7 @@ func (s *starter) start(ctx context.Context) (grpc.ClientConnInterface, error) {
 		RunnerFunc: func(_ hclog.Logger, cmd *exec.Cmd, _ string) (runner.Runner, error) {
 			return s.newRunner(ctx, cmd), nil
 		},
-		UnixSocketConfig: &goplugin.UnixSocketConfig{TempDir: s.dir},
+		UnixSocketConfig: &goplugin.UnixSocketConfig{TempDir: s.dir.path},
 		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
 		AutoMTLS:         true,
 		SkipHostEnv:      true,
@@ -246,7 +246,7 @@ func (s *starter) newRunner(ctx context.Context, cmd *exec.Cmd) *child {
 	return s.child
 }
 
-// explain says what went wrong in a start, and what to do.
+// explain adds the reason of a failed start, and a remedy.
 func (s *starter) explain(ctx context.Context, err error, words *lastWords) error {
 	if s.child == nil || s.child.pid() == 0 {
 		return errno(err)
@@ -274,7 +274,7 @@ func (s *starter) cleanup() {
 	if s.client != nil {
 		s.client.Kill()
 	}
-	_ = os.RemoveAll(s.dir)
+	s.dir.remove()
 }
 
 func (s *starter) attrs() []any {
@@ -291,16 +291,6 @@ func timeout(ctx context.Context, d time.Duration) time.Duration {
 		d = max(min(d, time.Until(t)), time.Millisecond)
 	}
 	return d
-}
-
-// socketDir makes a directory whose name leaves room for a socket's, of which
-// all may have 107 bytes.
-func socketDir() (string, error) {
-	base := os.TempDir()
-	if len(base) > 40 {
-		base = "/tmp"
-	}
-	return os.MkdirTemp(base, "rnbd-plugin-")
 }
 
 // passedOn are the variables of the host that a plugin sees, besides RNBD_*.

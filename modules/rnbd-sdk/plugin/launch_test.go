@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// A plugin that does not fit is refused with an error that names the path and
-// says what is wrong and what to do.
+// A plugin that does not fit is refused with an error that names the path,
+// the reason and a remedy.
 func TestLaunch_Refuses(t *testing.T) {
 	dir := t.TempDir()
 	plain := filepath.Join(dir, "plain")
@@ -222,7 +222,7 @@ func TestLog_LinesOfPluginReachTheHost(t *testing.T) {
 	if _, err := p.OpenDisk(testContext(t), OpenRequest{Name: "log"}); err != nil {
 		t.Fatal(err)
 	}
-	// What it prints comes another way than the answer, and not after its end.
+	// Its output comes another way than the answer, and not after its end.
 	eventually(func() bool {
 		return strings.Contains(out.String(), "printed to stdout") && strings.Contains(out.String(), "printed to stderr")
 	})

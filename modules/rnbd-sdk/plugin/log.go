@@ -27,7 +27,7 @@ func newLogger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: &logLevel, ReplaceAttr: hclogKeys}))
 }
 
-// logLevel is what this process logs, if it is a plugin.
+// logLevel is the log level of this process, if it is a plugin.
 var logLevel slog.LevelVar
 
 // SetLog changes it on the host's word.
@@ -40,8 +40,8 @@ func (s *server) SetLog(_ context.Context, r *pluginpb.SetLogRequest) (*pluginpb
 	return &pluginpb.SetLogResponse{}, nil
 }
 
-// SetLog changes what the plugin logs. One that cannot goes on as it is: what is
-// below the host's own level is not written anyway.
+// SetLog changes the plugin's log level. A plugin without that call keeps its
+// level: the host does not write lines below its own level anyway.
 func (p *Process) SetLog(ctx context.Context, level slog.Level) error {
 	_, err := p.plugin.SetLog(ctx, &pluginpb.SetLogRequest{Level: logs.LevelName(level)})
 	if status.Code(err) == codes.Unimplemented {
@@ -78,7 +78,7 @@ func levelName(l slog.Level) string {
 	return "error"
 }
 
-// hclogger lets go-plugin log to slog. What go-plugin says of itself is of
+// hclogger lets go-plugin log to slog. The lines of go-plugin itself are of
 // interest for debugging only; its named children carry the plugin's lines.
 type hclogger struct {
 	hclog.Logger // the methods that go-plugin does not use
@@ -101,8 +101,8 @@ func (h *hclogger) log(l slog.Level, msg string, args []any) {
 	h.to.Log(context.Background(), l, msg, append(h.extra(), withoutTime(args)...)...)
 }
 
-// withoutTime drops the plugin's timestamp: the line gets ours. Numbers, which
-// JSON makes floating point, are whole again.
+// withoutTime drops the plugin's timestamp: the line gets ours. Numbers are
+// whole again: JSON has made them floating point.
 func withoutTime(args []any) []any {
 	var out []any
 	for i := 0; i+1 < len(args); i += 2 {
@@ -164,7 +164,7 @@ func slogLevel(l hclog.Level) slog.Level {
 	return slog.LevelDebug
 }
 
-// lineWriter logs what a plugin prints instead of logging it.
+// lineWriter logs the lines that a plugin prints instead of logging them.
 type lineWriter struct{ log func(line string) }
 
 func (w lineWriter) Write(p []byte) (int, error) {

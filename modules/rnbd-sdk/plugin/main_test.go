@@ -15,8 +15,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// The test binary is every process that the tests need: RNBD_TEST_ROLE says
-// which.
+// The test binary is every process that the tests need: RNBD_TEST_ROLE
+// selects it.
 const roleKey = "RNBD_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -98,8 +98,7 @@ func launchT(t testing.TB, c Config) *Process {
 	return p
 }
 
-// memory is a Backend whose disks live in memory. Some names do special
-// things.
+// memory is a Backend with disks in memory. Some names do special things.
 type memory struct {
 	deaf     bool          // Serve never returns
 	gate     chan struct{} // if set, requests are answered once it is closed

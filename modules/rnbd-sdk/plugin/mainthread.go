@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A killed process whose threads wait for a disk is not reaped, and keeps its
-// descriptors, until they return. Its main thread ends at once, and can be
-// watched alone: so a plugin's main thread does no I/O (init, below), and its
-// host takes the end of that thread for the end of the process.
+// A killed process is not reaped, and keeps its descriptors, until its
+// threads that wait for a disk return. Its main thread ends at once and can
+// be watched alone. So a plugin's main thread does no I/O (init, below), and
+// its host takes the end of that thread for the end of the process.
 
 // pidfdThread is PIDFD_THREAD of pidfd_open(2), Linux 6.9: the descriptor is of
 // the thread, not of the process.

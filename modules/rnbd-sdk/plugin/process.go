@@ -29,7 +29,7 @@ type Process struct {
 	fds    fdSender // the end of file of its connection is the plugin's
 
 	child    *child                          // nil in process
-	kill     func()                          // in process: what SIGKILL is to a child
+	kill     func()                          // in process: in place of SIGKILL
 	handOver func(token uint64, r *shm.Ring) // in process: rings without descriptors
 	cleanup  func()
 
@@ -58,7 +58,7 @@ func newProcess(c Config, fds fdSender, link grpc.ClientConnInterface) *Process 
 	}
 }
 
-// Info is what the plugin says of itself.
+// Info returns the plugin's description of itself.
 func (p *Process) Info() Info { return p.info }
 
 // PID is the process id; the host's own for a plugin in process.
@@ -75,9 +75,9 @@ func (p *Process) Executable() string { return p.c.Path }
 // Exited is closed when the process has ended.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// Reaped is closed when nothing of the process runs any more: no thread of it
-// touches memory that it shares with the host. What the kernel has of its I/O may
-// still do so.
+// Reaped is closed when no thread of the process runs any more: none of them
+// touches memory that it shares with the host. I/O that the kernel still runs
+// for it may do so.
 func (p *Process) Reaped() <-chan struct{} { return p.reaped() }
 
 // ExitError is why it ended; nil while it runs and after an orderly Stop.
@@ -114,7 +114,7 @@ func (p *Process) supervise() {
 	select {
 	case <-reaped:
 	case <-p.lost:
-		p.settle(reaped)
+		p.onLost(reaped)
 	}
 	p.exitErr = p.verdict(reaped)
 	p.fds.close()
@@ -132,10 +132,10 @@ func (p *Process) reaped() <-chan struct{} {
 	return p.child.ended
 }
 
-// settle follows the end of file. A process that let go of the socket but
-// lives is beyond control: it is killed. One whose reaping takes long (writes
-// in flight) is reported before.
-func (p *Process) settle(reaped <-chan struct{}) {
+// onLost follows the end of file. A process that let go of the socket but
+// lives is beyond control: it is killed. A process that takes long to be
+// reaped (writes in flight) is reported before.
+func (p *Process) onLost(reaped <-chan struct{}) {
 	if p.stopping.Load() {
 		<-reaped // Stop watches the time
 		return
@@ -185,8 +185,8 @@ func (p *Process) verdict(reaped <-chan struct{}) error {
 	return err
 }
 
-// exitError quotes the last words, which may still be on their way when the
-// death is reported.
+// exitError quotes the last lines of stderr. They may still be on their way
+// when the death is reported.
 type exitError struct {
 	text  string
 	words *lastWords
@@ -209,8 +209,8 @@ func (p *Process) report() {
 	}
 }
 
-// Kill ends the process at once. What it had in flight may still reach the
-// disk; Exited tells when the process is gone, the fence when its I/O is.
+// Kill ends the process at once. Requests in flight may still reach the disk;
+// Exited reports the end of the process, the fence the end of its I/O.
 func (p *Process) Kill() {
 	p.killed.Store(true)
 	if p.child == nil {
@@ -260,7 +260,7 @@ func (p *Process) Stop(ctx context.Context) error {
 }
 
 const (
-	// stopGrace bounds the wait for what a process has left behind.
+	// stopGrace bounds the wait for the remains of a process.
 	stopGrace = 2 * time.Second
 	// killGrace bounds the wait for a killed process that cannot be reaped: its disk
 	// may never answer.

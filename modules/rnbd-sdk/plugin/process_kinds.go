@@ -10,8 +10,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
 )
 
-// OpenDisk opens a disk under r.Device. The plugin gets a copy of r.File,
-// which stays the caller's. Io plugins only.
+// OpenDisk opens a disk under r.Device. The plugin gets a copy of r.File. The
+// file stays the caller's. Io plugins only.
 func (p *Process) OpenDisk(ctx context.Context, r OpenRequest) (blk.Limits, error) {
 	what := fmt.Sprintf("open disk %d", r.Device)
 	if err := p.awaitAbandoned(ctx, r.Device); err != nil {
@@ -37,11 +37,11 @@ func (p *Process) OpenDisk(ctx context.Context, r OpenRequest) (blk.Limits, erro
 	return limitsFromPB(resp.GetLimits()), nil
 }
 
-// abandonTime bounds the clean-up of an open whose caller has gone.
+// abandonTime bounds the clean-up of an open without a caller.
 const abandonTime = 5 * time.Second
 
-// abandon closes a disk whose open may have succeeded after all. It does not wait;
-// the next open of that index does.
+// abandon closes a disk after an open that may have succeeded after all. It
+// does not wait; the next open of that index does.
 func (p *Process) abandon(device uint32) {
 	done := make(chan struct{})
 	p.mu.Lock()
@@ -63,8 +63,8 @@ func (p *Process) abandon(device uint32) {
 	}()
 }
 
-// awaitAbandoned waits until no abandon of the index is under way, which would
-// close what is opened now.
+// awaitAbandoned waits until no abandon of the index is under way: it would
+// close the disk that is opened now.
 func (p *Process) awaitAbandoned(ctx context.Context, device uint32) error {
 	p.mu.Lock()
 	done := p.abandoned[device]
@@ -135,7 +135,7 @@ func (p *Process) Openers(ctx context.Context, index uint32) (int, error) {
 	return st.Openers, err
 }
 
-// DeviceStatus is what the front end knows about a device.
+// DeviceStatus returns the front end's report about a device.
 func (p *Process) DeviceStatus(ctx context.Context, index uint32) (DeviceStatus, error) {
 	resp, err := p.front.DeviceStatus(ctx, &pluginpb.DeviceStatusRequest{Index: index})
 	return DeviceStatus{Openers: int(resp.GetOpeners()), Location: resp.GetLocation()},

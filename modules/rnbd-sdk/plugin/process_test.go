@@ -431,7 +431,8 @@ func TestProcess_StopKillsWhatDoesNotEnd(t *testing.T) {
 	r.close()
 }
 
-// A killed process whose disk never answers is not reaped: Stop returns all the same.
+// A killed process with a disk that never answers is not reaped: Stop returns
+// all the same.
 func TestProcess_StopGivesUpWhatIsNotReaped(t *testing.T) {
 	p := inProcessT(t, newMemory())
 	kill := p.kill
@@ -559,7 +560,7 @@ func TestLaunch_LeaksNothing(t *testing.T) {
 		}
 		r.close()
 	}
-	cycle(false) // what stays open for ever is opened here
+	cycle(false) // the first cycle opens everything that stays open
 	t.Setenv("TMPDIR", t.TempDir())
 	fds, routines := openFDs(t, os.Getpid()), runtime.NumGoroutine()
 	var wg sync.WaitGroup

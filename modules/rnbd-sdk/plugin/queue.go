@@ -1,8 +1,8 @@
 package plugin
 
-// DATA PATH. A request comes out of the ring in Next, which takes a copy,
-// resolves and checks it; the author answers with Complete and Publish.
-// Everything here runs on the thread of the queue, but for what asks offers.
+// DATA PATH. Next takes a copy of a request from the ring, resolves and
+// checks it; the author answers with Complete and Publish. Everything here
+// runs on the thread of the queue, except the methods of asks.
 
 import (
 	"fmt"
@@ -70,7 +70,7 @@ type device struct {
 	root   *root
 }
 
-// root is what the versions of a device share.
+// root is the part that the versions of a device share.
 type root struct {
 	readOnly bool
 	stats    deviceStats
@@ -204,8 +204,8 @@ func (q *Queue) Publish() {
 	q.countTimings()
 }
 
-// UseClock tells the queue that its requests come at the time of now, that of a
-// pump which need not look at the system's clock then. Before the first Next.
+// UseClock sets the clock of the queue's requests to now, that of a pump: the
+// queue need not read the system's clock then. Before the first Next.
 func (q *Queue) UseClock(now func() int64) { q.now = now }
 
 // Arm asks for FD to become readable at the next event. False: something is

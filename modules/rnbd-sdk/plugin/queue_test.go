@@ -119,8 +119,8 @@ func TestQueue_NextChecksEntries(t *testing.T) {
 	}
 }
 
-// Whatever is in the ring, each entry is answered once, and what is given out
-// stays within the limits of its disk and the memory of its arena.
+// For any contents of the ring, each entry is answered once, and every
+// request stays within the limits of its disk and the memory of its arena.
 func FuzzQueue_Next(f *testing.F) {
 	f.Add(uint64(0), uint64(0), uint32(1), uint32(1), uint32(512), byte(1), byte(0))
 	f.Add(uint64(1<<20-512), uint64(16384-512), uint32(1), uint32(1), uint32(512), byte(0), byte(1))
@@ -199,8 +199,8 @@ func TestQueue_BatchesOfAnySize(t *testing.T) {
 	}
 }
 
-// An author who answers a long batch at the end of it only would keep the host
-// from sending what is there.
+// An author that answers a long batch only at its end would keep the host from
+// sending the first answers.
 func TestQueue_AnswersToMuchDataAreShownAtOnce(t *testing.T) {
 	b := newBench(t, 16)
 	for i := range uint64(10) {
@@ -249,8 +249,8 @@ func TestQueue_NoAllocationPerRequest(t *testing.T) {
 	}
 }
 
-// A queue is asleep only when there is nothing to do: what the control path
-// asks wakes it like a request does.
+// A queue is asleep only when there is nothing to do: calls of the control
+// path wake it like a request does.
 func TestQueue_WaitWakesForEverything(t *testing.T) {
 	for _, test := range []struct {
 		name string

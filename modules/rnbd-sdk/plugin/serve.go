@@ -62,7 +62,7 @@ func ServeFrontend(f Frontend) { serve(f, f.Describe(), ours) }
 // TestMain of a test binary that is its own plugin calls it.
 func StartedByHost() bool { return os.Getenv(cookieKey) == cookieValue }
 
-// versions is what a plugin speaks; other ones than ours are for tests.
+// versions are the versions that a plugin speaks; tests use others than ours.
 type versions struct {
 	protocol int
 	ring     uint32
@@ -97,7 +97,7 @@ func serve(author any, info Info, v versions) {
 	os.Exit(0)
 }
 
-// adopt takes over what the host has left for us.
+// adopt takes over the descriptors that the host has left open.
 func adopt() (*net.UnixConn, error) {
 	if !StartedByHost() {
 		return nil, errors.New("this is an rnbd plugin, not a command: it is started by `rnbd server run` or `rnbd client run`, " +

@@ -16,7 +16,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// server is the plugin's end of the control path: what both kinds share.
+// server is the plugin's end of the control path: the part that both kinds
+// share.
 type server struct {
 	pluginpb.UnimplementedPluginServer
 
@@ -29,7 +30,7 @@ type server struct {
 	fail        func(error)            // the process cannot go on
 	local       func(uint64) *shm.Ring // rings that need no descriptors; nil in real processes
 	procs       func(pumps int)        // sets GOMAXPROCS; nil where the process is not ours
-	direct      bool                   // part of a simulation, whose queues need no threads
+	direct      bool                   // part of a simulation: its queues need no threads
 	arenas      table[mapping]
 
 	mu         sync.Mutex
@@ -40,7 +41,7 @@ type server struct {
 	workers    map[uint32]*worker
 }
 
-// kindServer is what differs between kinds of plugin.
+// kindServer is the part that differs between kinds of plugin.
 type kindServer interface {
 	register(grpc.ServiceRegistrar)
 	newWorker(pump int, ring *shm.Ring) *worker
@@ -182,7 +183,7 @@ func (s *server) run(pump uint32, w *worker) {
 }
 
 func (w *worker) closeRing() {
-	w.asks.forget()
+	w.asks.removeEvent()
 	if !w.local {
 		_ = w.ring.Close()
 	}

@@ -46,7 +46,7 @@ func (s *frontServer) eachStats(f func(uint32, deviceStats)) {
 	s.stats.each(func(index uint32, d *deviceStats) { f(index, *d) })
 }
 
-// closeAll does nothing: the host removes the devices, which are not served any
+// closeAll does nothing: the host removes the devices. They are not served any
 // more.
 func (s *frontServer) closeAll() error { return nil }
 
@@ -65,7 +65,7 @@ func (s *frontServer) add(ctx context.Context, r *pluginpb.AddDeviceRequest) err
 	if need := uint64(r.GetSlotSize()) * uint64(r.GetSlots()); need == 0 || need > uint64(len(m.mem)) {
 		return fmt.Errorf("%d slots of %d bytes in an arena of %d: %w", r.GetSlots(), r.GetSlotSize(), len(m.mem), blk.EINVAL)
 	}
-	if !s.enter(r.GetIndex(), r.GetArena()) {
+	if !s.addIndex(r.GetIndex(), r.GetArena()) {
 		return fmt.Errorf("index %d is in use: %w", r.GetIndex(), blk.EEXIST)
 	}
 	_ = s.stats.add(r.GetIndex(), new(s.newStats())) // refused: the device is not counted
@@ -76,12 +76,12 @@ func (s *frontServer) add(ctx context.Context, r *pluginpb.AddDeviceRequest) err
 		Identity: r.GetIdentity(), Location: r.GetLocation(),
 	})
 	if err != nil {
-		s.leave(r.GetIndex())
+		s.removeIndex(r.GetIndex())
 	}
 	return err
 }
 
-func (s *frontServer) enter(index, arena uint32) bool {
+func (s *frontServer) addIndex(index, arena uint32) bool {
 	s.devMu.Lock()
 	defer s.devMu.Unlock()
 	if _, taken := s.devices[index]; taken {
@@ -91,7 +91,7 @@ func (s *frontServer) enter(index, arena uint32) bool {
 	return true
 }
 
-func (s *frontServer) leave(index uint32) {
+func (s *frontServer) removeIndex(index uint32) {
 	s.devMu.Lock()
 	defer s.devMu.Unlock()
 	delete(s.devices, index)
@@ -116,7 +116,7 @@ func (s *frontServer) RemoveDevice(ctx context.Context, r *pluginpb.RemoveDevice
 	if err != nil {
 		return nil, fmt.Errorf("remove device %d: %w", r.GetIndex(), err)
 	}
-	s.leave(r.GetIndex())
+	s.removeIndex(r.GetIndex())
 	return &pluginpb.RemoveDeviceResponse{}, nil
 }
 

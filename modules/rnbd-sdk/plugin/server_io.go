@@ -22,7 +22,7 @@ type ioServer struct {
 	b     Backend
 	disks table[device]
 
-	opening sync.Map // indices that Open is asked for, which may hang
+	opening sync.Map // indices with an Open under way; it may hang
 }
 
 func (s *ioServer) register(g grpc.ServiceRegistrar) { pluginpb.RegisterStorageServer(g, s) }
@@ -71,7 +71,7 @@ func (s *ioServer) open(ctx context.Context, r *pluginpb.OpenDiskRequest) (blk.L
 	if err != nil {
 		return blk.Limits{}, err
 	}
-	limits, err := s.enter(ctx, r, disk)
+	limits, err := s.add(ctx, r, disk)
 	if err != nil {
 		return blk.Limits{}, errors.Join(err, disk.Close())
 	}
@@ -93,8 +93,8 @@ func (s *ioServer) takeFile(ctx context.Context, r *pluginpb.OpenDiskRequest) (*
 	return os.NewFile(uintptr(fds[0]), r.GetName()), nil
 }
 
-// enter puts an opened disk into the table, where requests find it.
-func (s *ioServer) enter(ctx context.Context, r *pluginpb.OpenDiskRequest, disk Disk) (blk.Limits, error) {
+// add puts an opened disk into the table, where requests find it.
+func (s *ioServer) add(ctx context.Context, r *pluginpb.OpenDiskRequest, disk Disk) (blk.Limits, error) {
 	d, err := newDevice(disk, disk.Limits(), &root{readOnly: r.GetReadOnly(), stats: s.newStats()})
 	if err != nil {
 		return blk.Limits{}, err

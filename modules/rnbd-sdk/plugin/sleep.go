@@ -2,18 +2,18 @@ package plugin
 
 import "golang.org/x/sys/unix"
 
-// yield lets others run. The call is raw: it blocks for nothing, and a thread
-// that is in an announced system call whenever the runtime's monitor looks has
-// its P taken away each time, which keeps the monitor busy. Being a function
-// of its own, yield is a point where the runtime may stop the thread.
+// yield calls sched_yield. The call is raw. It never blocks, and a thread in
+// an announced system call loses its P each time the runtime's monitor looks.
+// That keeps the monitor busy. Being a function of its own, yield is a point
+// where the runtime may stop the thread.
 //
 //go:noinline
 func yield() {
 	_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 }
 
-// sleep waits for an eventfd and takes its token, which may be from a kick
-// that the ring knows nothing of.
+// sleep waits for an eventfd and takes its token. The token may be from a
+// kick that the ring did not cause.
 func sleep(fd int) {
 	p := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	_, _ = unix.Poll(p[:], -1) // EINTR: as good as a wake

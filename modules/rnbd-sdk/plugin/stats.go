@@ -11,7 +11,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
 )
 
-// maxPumps bounds what is allocated by the word of a host.
+// maxPumps bounds the memory that a host can make the plugin allocate.
 const maxPumps = 256
 
 // deviceStats is how long the requests of a device took, by queue: each has one
@@ -105,7 +105,7 @@ func latencyToPB(device uint32, sum *latency.Snapshots) *pluginpb.DeviceLatency 
 	return d
 }
 
-// latencyFromPB takes what a plugin says: its buckets may be others than ours.
+// latencyFromPB converts a plugin's report: its buckets may differ from ours.
 func latencyFromPB(d *pluginpb.DeviceLatency) *latency.Snapshots {
 	out := &latency.Snapshots{}
 	for _, o := range d.GetOps() {

@@ -103,8 +103,8 @@ func TestProcess_Stats(t *testing.T) {
 	r.close()
 }
 
-// A plugin from before these calls has no statistics and keeps its log level,
-// which is no error.
+// A plugin from before these calls has no statistics and keeps its log level.
+// That is no error.
 func TestProcess_StatsAndLogOfAnOldPlugin(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "old.sock")
 	l, err := net.Listen("unix", path)
@@ -180,7 +180,7 @@ func TestFrontQueue_Served(t *testing.T) {
 	}
 }
 
-// What a plugin says is foreign: any numbers are taken, none is trusted.
+// A plugin's report is foreign: any numbers are taken, none is trusted.
 func TestStatsOfAStrangePlugin(t *testing.T) {
 	got := latencyFromPB(&pluginpb.DeviceLatency{Ops: []*pluginpb.OpLatency{
 		{Op: 1 << 8, Buckets: []*pluginpb.LatencyBucket{{UpperNs: 1, Count: 1}}},

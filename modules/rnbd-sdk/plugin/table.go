@@ -63,7 +63,7 @@ func (t *table[T]) store(i uint32, v *T) {
 	t.cur.Store(&next)
 }
 
-// each calls f for what is in the table.
+// each calls f for every entry of the table.
 func (t *table[T]) each(f func(uint32, *T)) {
 	s := t.cur.Load()
 	if s == nil {
@@ -76,7 +76,7 @@ func (t *table[T]) each(f func(uint32, *T)) {
 	}
 }
 
-// take empties the table and returns what was in it.
+// take empties the table and returns its entries.
 func (t *table[T]) take() map[uint32]*T {
 	t.mu.Lock()
 	defer t.mu.Unlock()

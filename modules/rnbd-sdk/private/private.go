@@ -18,10 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Folder opens the folder dir, which it makes with mode 0700 if it is not
-// there. The file names the folder only (O_PATH); the caller closes it. EPERM
-// in the chain: the folder belongs to another user, or others can rename what
-// is in it. ENOTDIR: it is a link, or no folder.
+// Folder opens the folder dir. If there is none, it makes it with mode 0700.
+// The file names the folder only (O_PATH); the caller closes it. EPERM in the
+// chain: the folder belongs to another user, or others can rename its
+// entries. ENOTDIR: it is a link, or no folder.
 func Folder(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -47,8 +47,8 @@ func Look(dir string) (*os.File, error) {
 }
 
 // checkFolder reports whether user uid can rely on the folder. A folder with
-// the sticky bit is as good as a private one: others cannot rename what is in
-// it. Write access of a group is its owner's decision.
+// the sticky bit is as good as a private one: others cannot rename its
+// entries. Write access of a group is its owner's decision.
 func checkFolder(f *os.File, uid int) error {
 	st, err := status(f)
 	if err != nil {
@@ -96,9 +96,9 @@ func Read(name string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// Replace writes b to the file name, with mode 0600, in place of what was
-// there; a link is replaced, not followed. When it returns nil the content and
-// the name are on the disk. Its folder is made like Folder's.
+// Replace writes b to the file name, with mode 0600, in place of the file that
+// was there; a link is replaced, not followed. When it returns nil the content
+// and the name are on the disk. Its folder is made like Folder's.
 func Replace(name string, b []byte) error {
 	dir, err := Folder(filepath.Dir(name))
 	if err != nil {

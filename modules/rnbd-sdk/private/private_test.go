@@ -69,7 +69,7 @@ func TestFolder_OfAnotherUser(t *testing.T) {
 	}
 }
 
-// Neither what is read nor what is written is at the other end of a link.
+// Neither reads nor writes follow a link.
 func TestFile_Links(t *testing.T) {
 	dir := t.TempDir()
 	name, other := filepath.Join(dir, "state"), filepath.Join(dir, "other")

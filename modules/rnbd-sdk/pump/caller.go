@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Work is what a Caller submits to its source and gets back from it. The methods are
-// called by the goroutine that is in Wait.
+// Work is a Caller's exchange with its source: requests and results. The
+// methods are called by the goroutine that is in Wait.
 type Work interface {
-	// Publish makes what was submitted visible to the source.
+	// Publish makes submitted requests visible to the source.
 	Publish()
 	// Reap takes results, and returns their number.
 	Reap() int
@@ -41,11 +41,11 @@ const (
 	// patience is how long a caller looks for results before it sleeps. A drive
 	// lasts twice as long.
 	patience = 100 * time.Microsecond
-	// crowdedFor is the number of calls of Wait for which a pump is not borrowed after
-	// two callers have waited at once.
+	// crowdedFor is the number of calls of Wait that do not borrow the pump
+	// after two callers have waited at once.
 	crowdedFor = 64
-	// fewDriven is the number of requests up to which a caller drives wherever it
-	// runs. With more of them two threads get more done than one.
+	// fewDriven is the number of requests up to which a caller drives with any
+	// number of CPUs. With more of them two threads are faster than one.
 	fewDriven = 4
 )
 
@@ -69,7 +69,7 @@ func (p *Pump) NewCaller(s Source, w Work) *Caller {
 	return c
 }
 
-// Close ends the caller, which must not be in Wait. Control path.
+// Close ends the caller. The caller must not be in Wait. Control path.
 func (c *Caller) Close() {
 	p := c.pump
 	p.Call(func() {
@@ -82,8 +82,8 @@ func (c *Caller) Close() {
 	})
 }
 
-// Wait publishes what was submitted and waits for results. It returns their number,
-// which is 0 only if nothing is in flight.
+// Wait publishes the submitted requests and waits for results. It returns their
+// number. 0 means that nothing is in flight.
 func (c *Caller) Wait() int {
 	p := c.pump
 	everywhere := waiting.Add(1)
@@ -130,7 +130,8 @@ func (c *callers) enter() (alone bool) {
 	return true
 }
 
-// mostDriven returns the number of requests up to which the caller drives.
+// mostDriven returns the largest number of requests with which the caller
+// drives.
 func (c *Caller) mostDriven(alone bool) int {
 	if alone && fewCPUs && !c.work.Large() && !c.slow {
 		return 1 << 30
@@ -147,10 +148,10 @@ func (c *Caller) tryDrive(borrow bool) bool {
 	return c.pump.tryDrive(c.drive, false) && c.got > 0
 }
 
-// driven is the drive: the pump's work until there are results. What was submitted is
-// published here, where the source is not armed and need not be woken, and taken at
-// once, so that it is sent before anything is received. The pump is given back if the
-// result is slow, and if others wait for theirs.
+// driven is the drive: the pump's work until there are results. The submitted
+// requests are published here, where the source is not armed and need not be
+// woken, and taken at once, so that they are sent before anything is received.
+// The pump is given back if the result is slow, and if others wait for theirs.
 func (c *Caller) driven() (keep bool) {
 	p := c.pump
 	c.work.Publish()

@@ -90,11 +90,11 @@ func (s *server) Poll() int {
 	return n
 }
 
-// soonEnough is longer than any of this takes on a loaded machine, and shorter than
-// what tools/mutants allows a test.
+// soonEnough is longer than any of this takes on a loaded machine, and shorter
+// than the limit of tools/mutants for a test.
 const soonEnough = 30 * time.Second
 
-// callerRig is a pump with callers, whose requests another pump answers.
+// callerRig is a pump with callers. Another pump answers their requests.
 type callerRig struct {
 	*Pump
 	far     *Pump
@@ -130,7 +130,7 @@ func (r *callerRig) request(i int) int {
 	return r.callers[i].Wait()
 }
 
-// release answers what is held, and what comes.
+// release answers the held requests, and later ones at once.
 func (r *callerRig) release() {
 	r.hold.Store(false)
 	r.far.Do(func() {})
@@ -173,7 +173,7 @@ func TestCaller_SlowAnswerAfterFastOnes(t *testing.T) {
 		r.hold.Store(true)
 		r.works[0].Push(&shm.SQE{})
 		before := r.Stats()
-		if r.callers[0].tryDrive(true) { // not Wait, which recalls the pump besides
+		if r.callers[0].tryDrive(true) { // not Wait: it recalls the pump besides
 			t.Fatal("an answer that was not given")
 		}
 		after := r.Stats()

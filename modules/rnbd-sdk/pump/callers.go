@@ -12,7 +12,7 @@ import (
 // it does that work on its own thread: it drives the pump. This saves two changes of
 // threads per request.
 //
-// The pump is in one of three modes. Who drives it holds p.owner.
+// The pump is in one of three modes. The driving thread holds p.owner.
 //
 //	           nothing to do: sources are armed
 //	awake --------------------------------------> asleep
@@ -31,12 +31,12 @@ import (
 // again at its end. A loan has no such cost: the thread waits, and looks every
 // millisecond whether the pump is still driven.
 //
-// Invariants, which a build with the tag pumpdebug checks:
+// Invariants, checked in a build with the tag pumpdebug:
 //
 //   - The loop, the sources and the mailbox are touched by the holder of p.owner only.
 //   - The thread runs the loop in mode awake, callers in asleep or lent.
 //   - Sources are armed in mode asleep while there is no drive, and at no other time.
-//   - What is published in mode lent is followed by a drive or by Recall.
+//   - Requests published in mode lent are followed by a drive or by Recall.
 
 const (
 	modeAwake  uint32 = iota // the thread owns the pump, or is about to
@@ -45,8 +45,8 @@ const (
 )
 
 const (
-	// lendLook is how often the thread looks whether a lent pump is driven: what a
-	// caller leaves behind waits up to twice as long.
+	// lendLook is the interval at which the thread looks whether a lent pump is
+	// driven: work that a caller left undone waits up to twice as long.
 	lendLook = time.Millisecond
 	// lendAfter drives of a sleeping pump, each within soonAgain of the last, make
 	// the thread lend it.
@@ -56,7 +56,7 @@ const (
 	askFor = 50 * time.Microsecond
 )
 
-// callers is what a pump knows of its callers.
+// callers is a pump's state about its callers.
 type callers struct {
 	look   time.Duration // lendLook
 	wanted atomic.Bool   // the thread is asked to lend the pump
@@ -71,10 +71,11 @@ type callers struct {
 	last   int64 // end of the last one
 }
 
-// tryDrive runs work as the pump's owner, unless the pump is awake or another caller
-// drives it, and reports whether it did. again says that the caller will come back
-// soon. work returns false to give a lent pump back to its thread; else what it leaves
-// undone is done by the next caller, or by the thread within two looks.
+// tryDrive runs work as the pump's owner, unless the pump is awake or another
+// caller drives it, and reports whether it did. again announces that the caller
+// will come back soon. work returns false to give a lent pump back to its
+// thread; else the rest of the work is done by the next caller, or by the
+// thread within two looks.
 func (p *Pump) tryDrive(work func() (keep bool), again bool) bool {
 	if p.virtual() || p.mode.Load() == modeAwake || !p.owner.TryLock() {
 		return false

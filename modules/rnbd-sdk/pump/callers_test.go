@@ -11,7 +11,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// TryDrive, Drive and Turn are what callers do, for tests that call a pump directly.
+// TryDrive, Drive and Turn are the steps of callers, for tests that call a pump
+// directly.
 func (p *Pump) TryDrive(once func()) bool { return p.tryDrive(keeping(once), false) }
 func (p *Pump) Drive(once func()) bool    { return p.borrow(keeping(once)) }
 func (p *Pump) Turn() int                 { return p.turn() }
@@ -65,8 +66,8 @@ func TestTryDrive_SparesTheThread(t *testing.T) {
 	}
 }
 
-// stale is a source whose first Arm finds a trace of what was handled before,
-// as an epoll set with edges does.
+// stale is a source with a first Arm that finds a trace of handled work, as
+// an epoll set with edges does.
 type stale struct {
 	*client
 	trace bool
@@ -280,7 +281,8 @@ func TestDrive_AwakePumpIsLent(t *testing.T) {
 	}
 }
 
-// A caller who finds nothing for long says so: its answers come to the thread.
+// A caller that finds nothing for long gives the pump back: its answers come to
+// the thread.
 func TestDrive_GivenBackAtOnce(t *testing.T) {
 	roomForPumps(t)
 	p := newPump(t, Config{Name: "back"})
@@ -309,7 +311,8 @@ func TestDrive_GivenBackAtOnce(t *testing.T) {
 	}
 }
 
-// What a caller leaves behind, or others post, is done without him.
+// Work that a caller leaves undone, or that others post, is done without the
+// caller.
 func TestDrive_NothingIsLostInALoan(t *testing.T) {
 	roomForPumps(t)
 	near, far := newPump(t, Config{Name: "near"}), newPump(t, Config{Name: "far"})
@@ -345,8 +348,8 @@ func TestDrive_NothingIsLostInALoan(t *testing.T) {
 	}
 }
 
-// A thread that has lent its pump keeps a place in the scheduler, which others need
-// where there are few.
+// A thread that has lent its pump keeps a place in the scheduler. Others need
+// it if there are few.
 func TestDrive_NotLentWithoutRoom(t *testing.T) {
 	procs.Store(0)
 	p := newPump(t, Config{Name: "crowd"})
@@ -362,7 +365,8 @@ func TestDrive_NotLentWithoutRoom(t *testing.T) {
 	}
 }
 
-// Nothing is armed during a loan: who leaves work to the thread ends it.
+// Nothing is armed during a loan: a caller that leaves work to the thread ends
+// it.
 func TestRecall_WorkLeftToTheThread(t *testing.T) {
 	roomForPumps(t)
 	near, far := newPump(t, Config{Name: "near"}), newPump(t, Config{Name: "far"})
@@ -409,7 +413,8 @@ func (n *notified) Poll() int {
 	return events
 }
 
-// A caller who was refused has left: the pump must not be lent to nobody.
+// A caller that was refused is gone: the pump must not be lent without a
+// borrower.
 func TestDrive_RefusedLeavesNoWish(t *testing.T) {
 	roomForPumps(t)
 	p := newPump(t, Config{Name: "wish"})

@@ -6,12 +6,12 @@ import (
 	"sync/atomic"
 )
 
-// With three or more callers in Wait none of them drives the pump: the driver would
-// return with its own results and strand the others'. To wake each by a system call
-// costs more than its request. One goroutine, the combiner, drives for all: it does the
-// pump's work until there are results, wakes their callers by a channel each, and lets
-// them run on its own thread before it looks again. What they submit then is sent
-// together.
+// With three or more callers in Wait none of them drives the pump: the driver
+// would return with its own results and strand the others'. To wake each by a
+// system call costs more than its request. One goroutine, the combiner, drives
+// for all: it does the pump's work until there are results, wakes their callers
+// by a channel each, and lets them run on its own thread before it looks again.
+// Their next requests are sent together.
 type combiner struct {
 	start   sync.Once
 	called  chan struct{} // wakes the combiner
@@ -28,8 +28,8 @@ type combiner struct {
 }
 
 const (
-	// combineFrom is the number of callers in Wait from which the combiner serves
-	// them.
+	// combineFrom is the number of callers in Wait from which on the combiner
+	// serves them.
 	combineFrom = 3
 	// skipFor is the number of calls of Wait that do without a combiner that found no
 	// results.

@@ -23,5 +23,5 @@ func (p *Pump) checkArmed(want bool) {
 // setArmed notes whether the sources are armed.
 func (p *Pump) setArmed(armed bool) { p.checks.armed = armed }
 
-// checks is what only they use.
+// checks is state of the checks only.
 type checks struct{ armed bool }

@@ -11,10 +11,10 @@
 // # Threads
 //
 // A source is called by one thread at a time, the pump's owner: the pump's own
-// thread, or a Caller that drives the pump. Control work reaches the owner by Do and
-// Call. Add, Remove, Do, Call, NewCaller, Recall, Stop and Stats may be called from any
-// goroutine. callers.go draws the modes of a pump. A build with the tag pumpdebug
-// checks who touches what.
+// thread, or a Caller that drives the pump. Control work reaches the owner by
+// Do and Call. Add, Remove, Do, Call, NewCaller, Recall, Stop and Stats may be
+// called from any goroutine. callers.go draws the modes of a pump. A build with
+// the tag pumpdebug checks these rules.
 //
 // # Wake-ups
 //
@@ -35,7 +35,7 @@
 // all the same. It does not spin after large I/O (the transfer dwarfs the
 // wake-up) nor while fewer than a quarter of the last 16 spins paid off; then
 // one idle moment in 16 is a probe. After a sleep of 200 ms and more it spins
-// until that was in vain once: what comes seldom comes in groups.
+// until that was in vain once: rare events come in groups.
 //
 // # Hazards
 //

@@ -39,8 +39,8 @@ func (p *Pump) closeFDs() {
 	}
 }
 
-// control adds or changes a descriptor. Edges only: what wakes the thread need
-// not be drained to let it sleep again.
+// control adds or changes a descriptor. The descriptors are edge-triggered:
+// one that woke the thread need not be drained before it sleeps again.
 func control(epfd, op, fd int, events uint32) error {
 	ev := unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(fd)}
 	return unix.EpollCtl(epfd, op, fd, &ev)
@@ -68,9 +68,9 @@ func (p *Pump) unwatch(fd int) {
 	}
 }
 
-// watchSources takes the sources out of the thread's sleep, so that what
-// arrives for a caller who drives does not wake it, or puts them back; what
-// came meanwhile and was not consumed wakes it then.
+// watchSources takes the sources out of the thread's sleep, so that arrivals
+// for a driving caller do not wake it, or puts them back; arrivals in between
+// that were not consumed wake it then.
 func (p *Pump) watchSources(on bool) {
 	if p.parked {
 		p.watchParking(on)

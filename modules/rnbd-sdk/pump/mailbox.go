@@ -43,26 +43,26 @@ func (p *Pump) Add(s Source) error {
 	return nil
 }
 
-// Remove has the pump forget s. When it returns, s is not called any more,
+// Remove removes s from the pump. When it returns, s is not called any more,
 // except that a source may remove itself from within Poll; its descriptor must
 // stay open until then.
 func (p *Pump) Remove(s Source) {
 	if p.onThread() {
-		p.forget(s)
+		p.markRemoved(s)
 		return
 	}
 	done := make(chan struct{})
-	switch p.post(func() { defer close(done); p.forget(s) }) {
+	switch p.post(func() { defer close(done); p.markRemoved(s) }) {
 	case fresh: // the mailbox is emptied before the first Poll
 	case running:
 		<-done
 	case stopped:
-		p.inPlace(func() { p.forget(s) })
+		p.inPlace(func() { p.markRemoved(s) })
 	}
 }
 
-// forget only marks: the caller may be a source in the middle of turn.
-func (p *Pump) forget(s Source) {
+// markRemoved does not change the list: the caller may be a source in the middle of turn.
+func (p *Pump) markRemoved(s Source) {
 	for i := range p.sources {
 		if e := &p.sources[i]; e.source == s && !e.gone {
 			e.gone, p.dirty = true, true

@@ -98,8 +98,8 @@ func beatEvery(t *testing.T, d time.Duration) *probe {
 }
 
 // A pump that is woken now and then costs the process a few sleeps of threads
-// each time, not the fifty of the runtime's monitor, which looks at a thread that
-// waits for a processor as well.
+// each time, not the fifty of the runtime's monitor. The monitor looks at a
+// thread that waits for a processor as well.
 func TestPump_SeldomWokenWakesNobodyElse(t *testing.T) {
 	roomForPumps(t)
 	const beats = 4

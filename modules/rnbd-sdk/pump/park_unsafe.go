@@ -13,14 +13,15 @@ import (
 
 // A thread that blocks in a system call keeps its place in Go's scheduler for
 // up to 10 ms, and while it does, the runtime's monitor thread wakes up some
-// fifty times to look after it. That is nothing for a pump that is busy, and
-// most of what an idle process does. So a pump that is seldom woken parks its
+// fifty times to look after it. That is negligible for a busy pump, but most
+// of the work of an idle process. So a pump that is seldom woken parks its
 // goroutine in Go's network poller: a wake-up takes two threads then, the
 // poller's and the pump's, but the monitor sleeps on.
 
 const (
-	// longSleep is a sleep after which the pump is idle, and parks. It is longer
-	// than the delays of an overloaded machine, which makes parking slower still.
+	// longSleep is the length of a sleep after which the pump is idle and
+	// parks. It is longer than the delays of an overloaded machine: there,
+	// parking would make it slower still.
 	longSleep = 200 * time.Millisecond
 	// briskAfter shorter sleeps in a row, and at first, the pump blocks in a
 	// system call, the faster way. A heartbeat of many connections takes fewer.
@@ -34,7 +35,7 @@ var (
 	procs atomic.Int32 // a pump may park while fewer pumps run; 0 before SetProcs
 )
 
-// parking is an epoll set of the pump's descriptors, which the netpoller watches.
+// parking is an epoll set of the pump's descriptors. The netpoller watches it.
 // It reports the sources only while the pump is parked.
 type parking struct {
 	fd   int // of file; -1: none, the pump does not park
@@ -81,9 +82,9 @@ func (p *Pump) closeParking() {
 // parks reports whether the pump can park.
 func (p *Pump) parks() bool { return p.parking.fd >= 0 && pumps.Load() < procs.Load() }
 
-// mayPark reports whether the coming sleep is likely to be long. If so, it drains
-// the events of the sources' descriptors: the sources' Arm, which is called next,
-// reports the work that is left.
+// mayPark reports whether the coming sleep is likely to be long. If so, it
+// drains the events of the sources' descriptors. The sources' Arm is called
+// next and reports the work that is left.
 func (p *Pump) mayPark() bool {
 	if !p.parks() || p.brisk >= briskAfter {
 		return false

@@ -16,11 +16,12 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 )
 
-// Source is what a pump polls. Poll, Arm and the optional methods are called
-// by the pump's owner only. Sources are compared by ==; use pointers.
+// Source is an object that a pump polls. Poll, Arm and the optional methods
+// are called by the pump's owner only. Sources are compared by ==; use
+// pointers.
 type Source interface {
-	// Poll does what is there and returns the number of events it handled;
-	// 0 means idle.
+	// Poll handles all pending work and returns the number of events it
+	// handled; 0 means idle.
 	Poll() int
 	// Arm asks FD to become readable at the next event. False: there is work
 	// already, do not sleep.
@@ -48,8 +49,8 @@ const DefaultSpin = 100 * time.Microsecond
 type Config struct {
 	Name string
 	Spin time.Duration // 0: DefaultSpin; negative: never spin
-	// CPU pins the thread to this CPU. 0 and below: not pinned; CPU 0, which
-	// serves most interrupts, cannot be chosen.
+	// CPU pins the thread to this CPU. 0 and below: not pinned; CPU 0 cannot
+	// be chosen, because it serves most interrupts.
 	CPU    int
 	Logger *slog.Logger // nil: slog.Default()
 	// Virtual is for simulations under testing/synctest: the pump sleeps on Go's
@@ -78,7 +79,8 @@ type entry struct {
 	gone   bool
 }
 
-// Pump polls sources. See the package comment for who may call what.
+// Pump polls sources. The package comment lists the methods that any goroutine
+// may call.
 type Pump struct {
 	cfg Config
 	log *slog.Logger
@@ -96,7 +98,7 @@ type Pump struct {
 	now     int64 // see Now
 	timed   bool  // now is that of this turn
 
-	// Sleeping: the thread waits on gate, which holds wakeFD and, unless a
+	// Sleeping: the thread waits on gate. It holds wakeFD and, unless a
 	// caller drives, sourcesFD, the epoll set of all sources.
 	gate, sourcesFD, wakeFD int
 	mode                    atomic.Uint32 // awake, asleep or lent: callers.go
@@ -108,7 +110,7 @@ type Pump struct {
 	checks                  checks
 	nap                     nap // of a virtual pump
 
-	mu      sync.Mutex // guards the mailbox and what follows
+	mu      sync.Mutex // guards the mailbox and the following fields
 	mailbox []func()
 	state   state
 	pending atomic.Bool // mailbox is not empty
@@ -159,8 +161,8 @@ func (p *Pump) Start() {
 	}()
 }
 
-// Run runs the pump on the caller's thread until until returns true, which is
-// asked after every event and every wake-up, or until Stop. The pump is
+// Run runs the pump on the caller's thread until until returns true, or until
+// Stop. until is called after every event and every wake-up. The pump is
 // stopped then. A pump that is pinned leaves the thread pinned.
 func (p *Pump) Run(until func() bool) error {
 	runtime.LockOSThread()
@@ -249,7 +251,7 @@ func (p *Pump) turn() int {
 
 // Now is a clock for durations, in nanoseconds. It stands still from its first
 // use in a turn to the end of the turn: one look at the system's clock serves
-// all that the turn handles, and none is needed in a turn of a spin, which
+// all events of the turn, and a turn of a spin needs none, because the spin
 // watches the clock anyway. It is the clock of package latency. Owner only.
 func (p *Pump) Now() int64 {
 	if !p.timed {
@@ -265,9 +267,9 @@ func (p *Pump) tick() int64 {
 }
 
 // spin looks again and again within the budget; true: it met work, or a caller
-// wants the pump. After a long sleep there is a budget until the first miss: what
-// comes seldom often comes in groups, and that miss tells nothing about the spins of
-// a busy pump.
+// wants the pump. After a long sleep there is a budget until the first miss:
+// rare events often come in groups, and that miss says nothing about the spins
+// of a busy pump.
 func (p *Pump) spin() bool {
 	budget := p.spinner.next()
 	rested := p.rested && !p.spinner.large
@@ -386,7 +388,7 @@ func (p *Pump) Stop() {
 		p.own()
 		p.finish()
 	case p.onThread():
-		p.kick() // for a caller who drives
+		p.kick() // for a driving caller
 	default:
 		p.kick()
 		<-p.done

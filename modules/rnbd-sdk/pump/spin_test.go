@@ -50,7 +50,7 @@ func TestSpinner(t *testing.T) {
 	}
 }
 
-// large is a source whose events are large I/O, or not, as told.
+// large is a source with events that are large I/O, or not, as set.
 type large struct {
 	*echo
 	is atomic.Bool

@@ -15,7 +15,8 @@ import (
 
 const (
 	firstNap = 50 * time.Microsecond
-	// maxNap is how late a virtual pump may notice what came to a source.
+	// maxNap bounds the delay after which a virtual pump notices an event of a
+	// source.
 	maxNap = 10 * time.Millisecond
 )
 

@@ -13,10 +13,11 @@ func (m Event) Seen() uint64 { return le.Uint64(m[8:]) }
 // EventFields are the fields of an Event.
 type EventFields struct{ Seen uint64 }
 
-// Put writes the message into m, which has room for EventSize bytes.
+// Put writes the message into m. m must have room for EventSize bytes.
 func (f EventFields) Put(m []byte) { le.PutUint64(putHeader(m, TypeEvent, EventSize)[8:], f.Seen) }
 
-// EventKind is what has happened. Kinds that are not known are to be ignored.
+// EventKind is the kind of an event. Kinds that are not known are to be
+// ignored.
 type EventKind uint16
 
 const (
@@ -39,7 +40,7 @@ type EventRspFields struct {
 	DeviceID uint32    // of the OPEN_RSP; 0 where Kind is about no device
 	Number   uint64    // of the news, from 1, growing
 	Sectors  uint64    // the size of the device now
-	Kind     EventKind // what has happened
+	Kind     EventKind // the kind of the event
 }
 
 // Fields reads the message.
@@ -49,7 +50,7 @@ func (m EventRsp) Fields() EventRspFields {
 	}
 }
 
-// Put writes the message into m, which has room for EventRspSize bytes.
+// Put writes the message into m. m must have room for EventRspSize bytes.
 func (f EventRspFields) Put(m []byte) {
 	m = putHeader(m, TypeEventRsp, EventRspSize)
 	le.PutUint32(m[4:], f.DeviceID)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// fuzz checks of a decoder: what is valid has fields that are written as a
+// fuzz checks of a decoder: a valid message has fields that are written as a
 // valid message with the same fields, and that message is the input in all
 // bytes but those that blank sets to zero.
 func fuzz(f *testing.F, name string, size int, blank func(m []byte)) {

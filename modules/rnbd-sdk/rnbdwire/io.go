@@ -48,7 +48,7 @@ type IOFields struct {
 	Prio     uint16
 }
 
-// Put writes the message into m, which has room for IOSize bytes.
+// Put writes the message into m. m must have room for IOSize bytes.
 func (f IOFields) Put(m []byte) {
 	m = putHeader(m, TypeIO, IOSize)
 	le.PutUint32(m[4:], f.DeviceID)

@@ -1,7 +1,7 @@
 package rnbdwire
 
-// Messages by which no write takes effect after another client's that came
-// later: docs/protocol/rnbd.md, "Writes that are repeated".
+// Messages that keep a repeated write from taking effect after a later write
+// of another client: docs/protocol/rnbd.md, "Writes that are repeated".
 
 // Writer names the client of a session, and asks whether others may write to one of its
 // devices, with a mark of the server's time.
@@ -25,7 +25,7 @@ type WriterFields struct {
 	Writer   uint64 // random, not 0
 }
 
-// Put writes the message into m, which has room for WriterSize bytes.
+// Put writes the message into m. m must have room for WriterSize bytes.
 func (f WriterFields) Put(m []byte) {
 	m = putHeader(m, TypeWriter, WriterSize)
 	le.PutUint32(m[4:], f.DeviceID)
@@ -58,7 +58,7 @@ func (m WriterRsp) Fields() WriterRspFields {
 	return WriterRspFields{le.Uint32(m[4:])&sharedFlag != 0, getMark(m[8:])}
 }
 
-// Put writes the message into m, which has room for WriterRspSize bytes.
+// Put writes the message into m. m must have room for WriterRspSize bytes.
 func (f WriterRspFields) Put(m []byte) {
 	m = putHeader(m, TypeWriterRsp, WriterRspSize)
 	if f.Shared {
@@ -87,7 +87,7 @@ func (m IOOnce) IO() IO { return IO(m[:IOSize]) }
 // Number is that of the request, the same whenever it is sent; not 0.
 func (m IOOnce) Number() uint64 { return le.Uint64(m[IOSize:]) }
 
-// PutIOOnce makes an IOOnce of the IO at the start of m, which has room for
+// PutIOOnce makes an IOOnce of the IO at the start of m. m must have room for
 // IOOnceSize bytes.
 func PutIOOnce(m []byte, number uint64) {
 	le.PutUint16(m, TypeIOOnce)
@@ -107,7 +107,7 @@ func (m IOAgain) IO() IO { return IO(m[:IOSize]) }
 // Number is that of the request, as it was sent first.
 func (m IOAgain) Number() uint64 { return le.Uint64(m[IOSize:]) }
 
-// Fields reads what the message has beyond an IOOnce.
+// Fields reads the fields that an IOOnce does not have.
 func (m IOAgain) Fields() AgainFields {
 	return AgainFields{Since: getMark(m[IOOnceSize:]), Shared: m[sharedAt]&sharedFlag != 0}
 }
@@ -121,8 +121,8 @@ type AgainFields struct {
 	Shared bool // another client may have written to the device since
 }
 
-// PutIOAgain makes an IOAgain of the IO at the start of m, which has room for
-// IOAgainSize bytes.
+// PutIOAgain makes an IOAgain of the IO at the start of m. m must have room
+// for IOAgainSize bytes.
 func PutIOAgain(m []byte, number uint64, f AgainFields) {
 	le.PutUint16(m, TypeIOAgain)
 	m[sharedAt] = 0

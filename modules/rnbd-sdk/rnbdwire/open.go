@@ -29,7 +29,7 @@ type OpenFields struct {
 	Name       string // 1 to 254 bytes, no NUL
 }
 
-// Put writes the message into m, which has room for OpenSize bytes.
+// Put writes the message into m. m must have room for OpenSize bytes.
 func (f OpenFields) Put(m []byte) error {
 	if n := len(f.Name); n == 0 || n >= NameSize || bytes.IndexByte([]byte(f.Name), 0) >= 0 {
 		return fmt.Errorf("device name of %d bytes: it has 1 to %d, without NUL", n, NameSize-1)
@@ -67,7 +67,7 @@ type OpenAsFields struct {
 	IOMode string // at most 31 bytes, no NUL
 }
 
-// Put writes the message into m, which has room for OpenAsSize bytes.
+// Put writes the message into m. m must have room for OpenAsSize bytes.
 func (f OpenAsFields) Put(m []byte) error {
 	if n := len(f.IOMode); n >= IOModeSize || strings.IndexByte(f.IOMode, 0) >= 0 {
 		return fmt.Errorf("name of an io mode of %d bytes: it has at most %d, without NUL", n, IOModeSize-1)
@@ -94,7 +94,7 @@ func (m Close) DeviceID() uint32 { return le.Uint32(m[4:]) }
 // CloseFields are the fields of a Close.
 type CloseFields struct{ DeviceID uint32 }
 
-// Put writes the message into m, which has room for CloseSize bytes.
+// Put writes the message into m. m must have room for CloseSize bytes.
 func (f CloseFields) Put(m []byte) { le.PutUint32(putHeader(m, TypeClose, CloseSize)[4:], f.DeviceID) }
 
 // Bits of OpenRspFields.CachePolicy.
@@ -128,7 +128,7 @@ type OpenRspFields struct {
 
 	// Extensions, from servers that announce FeatureIdentity: docs/protocol/rnbd.md,
 	// "Identity". 0: not told.
-	Volume     uint64 // names what the device is on: another volume, another number
+	Volume     uint64 // names the storage of the device: another volume, another number
 	Properties uint16 // differs when any limit but the size does
 }
 
@@ -153,7 +153,7 @@ func (m OpenRsp) Fields() OpenRspFields {
 	}
 }
 
-// Put writes the message into m, which has room for OpenRspSize bytes.
+// Put writes the message into m. m must have room for OpenRspSize bytes.
 func (f OpenRspFields) Put(m []byte) {
 	m = putHeader(m, TypeOpenRsp, OpenRspSize)
 	le.PutUint32(m[4:], f.DeviceID)

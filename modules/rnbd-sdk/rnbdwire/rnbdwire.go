@@ -23,6 +23,8 @@ const (
 	TypeWriterRsp = 0x8004
 	TypeIOOnce    = 0x8005
 	TypeIOAgain   = 0x8006
+	TypeList      = 0x8007
+	TypeListRsp   = 0x8008
 	typeNone      = 0xffff
 )
 
@@ -43,12 +45,17 @@ const (
 	WriterRspSize   = headerSize + 4 + 8 + 8
 	IOOnceSize      = IOSize + 8
 	IOAgainSize     = IOOnceSize + 8 + 8
+	ListSize        = headerSize + 4 + NameSize + 1
+	// ListRspMin and ListRspMax are the bytes of a ListRsp that a client may ask for.
+	ListRspMin = 4096
+	ListRspMax = 65536
 
 	// NameSize is the field of a device's name, its NUL included.
 	NameSize = 255
 	// IOModeSize is the field of an io mode's name, its NUL included.
 	IOModeSize = 32
-	// ioMin is what an I/O message must have; a priority may be missing.
+	// ioMin is the least length of an I/O message in bytes; a priority may be
+	// missing.
 	ioMin = IOSize - 6
 )
 
@@ -66,6 +73,7 @@ var (
 	_ [24]struct{}  = [WriterRspSize]struct{}{}
 	_ [40]struct{}  = [IOOnceSize]struct{}{}
 	_ [56]struct{}  = [IOAgainSize]struct{}{}
+	_ [264]struct{} = [ListSize]struct{}{}
 )
 
 // TypeOf is the type of a message; of one too short to have any, a value that

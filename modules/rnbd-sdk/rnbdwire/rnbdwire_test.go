@@ -102,7 +102,7 @@ func ioFields(m IO) IOFields {
 	return f
 }
 
-// goldens are the kernel's messages and what they say.
+// goldens are the kernel's messages and their meaning.
 var goldens = []struct {
 	file, format string
 	size         int

@@ -13,7 +13,7 @@ func (m SessInfo) Version() uint8 { return m[4] }
 // SessInfoFields are the fields of a SessInfo.
 type SessInfoFields struct{ Version uint8 }
 
-// Put writes the message into m, which has room for SessInfoSize bytes.
+// Put writes the message into m. m must have room for SessInfoSize bytes.
 func (f SessInfoFields) Put(m []byte) { putHeader(m, TypeSessInfo, SessInfoSize)[4] = f.Version }
 
 // SessInfoRsp answers a SessInfo.
@@ -33,6 +33,7 @@ const (
 	FeatureOpenAs   = 1 << 1 // the server answers OpenAs
 	FeatureIdentity = 1 << 2 // OpenRsp has Volume and Properties
 	FeatureOnce     = 1 << 3 // the server answers Writer, IOOnce and IOAgain
+	FeatureList     = 1 << 4 // the server answers List
 )
 
 // Features are the extensions that the server has; 0 from a kernel.
@@ -56,7 +57,7 @@ type SessInfoRspFields struct {
 	Features uint16 // 0: the extension block is left out
 }
 
-// Put writes the message into m, which has room for SessInfoRspSize bytes.
+// Put writes the message into m. m must have room for SessInfoRspSize bytes.
 func (f SessInfoRspFields) Put(m []byte) {
 	m = putHeader(m, TypeSessInfoRsp, SessInfoRspSize)
 	m[4] = f.Version

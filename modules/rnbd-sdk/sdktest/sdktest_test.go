@@ -24,7 +24,7 @@ func TestHolds(t *testing.T) {
 	})
 }
 
-// recorder is a test whose end is recorded.
+// recorder is a test with a recorded end.
 type recorder struct {
 	testing.TB
 	failed, ended bool

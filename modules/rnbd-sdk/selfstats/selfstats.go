@@ -17,7 +17,7 @@ import (
 const FileEnv = "RNBD_METRICS_FILE"
 
 // Start makes the process write a report at each SIGUSR1, if FileEnv is set.
-// It returns at once; log gets what goes wrong later.
+// It returns at once; later errors go to log.
 func Start(log *slog.Logger) {
 	path := os.Getenv(FileEnv)
 	if path == "" {

@@ -11,7 +11,7 @@ import (
 
 var namedRow = regexp.MustCompile("(?m)^\\| \\d+ \\| \\d+ \\| `")
 
-// The page about the layout says what the compiler made.
+// The page about the layout agrees with the compiler.
 func TestABI_PageIsTrue(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/abi/ring-v1.md")
 	if err != nil {

@@ -13,8 +13,8 @@ type Arena struct {
 	fd  int
 }
 
-// NewArena makes an arena of size bytes, which read as zero. Its memory is committed
-// when it is first written.
+// NewArena makes an arena of size bytes. They read as zero. Its memory is
+// committed when it is first written.
 func NewArena(name string, size int) (*Arena, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("new arena %q: size %d", name, size)
@@ -30,8 +30,8 @@ func NewArena(name string, size int) (*Arena, error) {
 	return a, nil
 }
 
-// OpenArena maps size bytes of the arena behind fd, which must be sealed and
-// at least that long. It owns fd from the call on and closes it on failure too.
+// OpenArena maps size bytes of the arena behind fd. fd must be sealed and at
+// least that long. It owns fd from the call on and closes it on failure too.
 func OpenArena(fd int, size int) (*Arena, error) {
 	have, err := checkSealed(fd)
 	if err == nil && (size <= 0 || int64(size) > have) {

@@ -20,9 +20,10 @@
 //
 // Shared memory is an untrusted wire. Entries are copied out once; indices of
 // the peer are checked against our own, and a peer that breaks the ring makes
-// Err return ErrCorrupt and everything else do nothing. What an entry says
-// (device, arena, offset, length, tag) is for its reader to check. Memory
-// files are sealed against shrinking, so that no peer can make us fault.
+// Err return ErrCorrupt and everything else do nothing. The fields of an
+// entry (device, arena, offset, length, tag) are for its reader to check.
+// Memory files are sealed against shrinking, so that no peer can make us
+// fault.
 //
 // # Hazards
 //

@@ -40,10 +40,10 @@ func (s *Submitter) Space() int {
 	return int(s.out.size - s.inFlight)
 }
 
-// Fits reports whether a device with sent requests in flight may have one more. A ring
-// is shared by devices, and requests to one that does not answer stay in flight: so
-// half of the ring is for devices with few requests, each of which may always have
-// 1/256 of it.
+// Fits reports whether a device with sent requests in flight may have one more.
+// A ring is shared by devices, and requests to one that does not answer stay in
+// flight. So half of the ring is for devices with few requests: each of them
+// may always have 1/256 of it.
 func (s *Submitter) Fits(sent int) bool {
 	free, size := s.Space(), int(s.out.size)
 	return free > 0 && (sent < max(size/256, 1) || sent < free-size/2)
@@ -52,7 +52,8 @@ func (s *Submitter) Fits(sent int) bool {
 // InFlight returns the number of requests pushed and not yet answered.
 func (s *Submitter) InFlight() int { return int(s.inFlight) }
 
-// Publish shows the peer what was pushed, once, and kicks it if it sleeps.
+// Publish makes the pushed entries visible to the peer and kicks it if it
+// sleeps.
 func (s *Submitter) Publish() {
 	if s.err == nil {
 		s.out.publish()
@@ -166,7 +167,8 @@ func (c *Completer) Push(e *CQE) bool {
 // InFlight returns the number of requests popped and not yet answered.
 func (c *Completer) InFlight() int { return int(c.taken) }
 
-// Publish shows the peer what was pushed, once, and kicks it if it sleeps.
+// Publish makes the pushed entries visible to the peer and kicks it if it
+// sleeps.
 func (c *Completer) Publish() {
 	if c.err == nil {
 		c.out.publish()

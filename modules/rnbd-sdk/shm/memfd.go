@@ -12,8 +12,8 @@ import (
 // fault, and no seal against writing can be added.
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// maxMemfdName is what the kernel takes; the name is for people who look into
-// /proc and may be cut.
+// maxMemfdName is the kernel's limit in bytes; the name is for people who
+// look into /proc and may be cut.
 const maxMemfdName = 249
 
 // sealedMemfd makes a memory file of exactly size bytes, close-on-exec.
@@ -72,11 +72,11 @@ func setNonblock(fd int) error {
 var one = binary.NativeEndian.AppendUint64(nil, 1)
 
 // kick wakes the thread that sleeps on the eventfd. It does not block on a full
-// counter, which means that an earlier wake-up is still pending.
+// counter: that means that an earlier wake-up is still pending.
 func kick(fd int) { unix.Write(fd, one) }
 
-// drainEvent takes the token out of an eventfd into b, of 8 bytes, which would
-// escape if it were ours; false: there was none.
+// drainEvent takes the token out of an eventfd into b, of 8 bytes; false:
+// there was none. b is the caller's, because a local array would escape.
 func drainEvent(fd int, b []byte) bool {
 	n, _ := unix.Read(fd, b)
 	return n == 8

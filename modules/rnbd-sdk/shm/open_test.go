@@ -157,7 +157,7 @@ func TestOpenRing_Refuses(t *testing.T) {
 	}
 }
 
-// What the check accepts is a ring that fits its file and works.
+// A ring that the check accepts fits its file and works.
 func FuzzGeometry(f *testing.F) {
 	g := geometryOf(8)
 	f.Add(g.magic, g.version, g.features, g.entries, g.sqeSize, g.cqeSize, g.sqOff, g.cqOff, int64(ringSize(8)))

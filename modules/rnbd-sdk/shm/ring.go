@@ -43,8 +43,8 @@ func NewRing(entries int) (*Ring, error) {
 	return r, err
 }
 
-// NewHeapRing is NewRing over heap memory, which the race detector watches.
-// Both ends are in this process.
+// NewHeapRing is NewRing over heap memory, so that the race detector watches
+// it. Both ends are in this process.
 func NewHeapRing(entries int) (*Ring, error) {
 	if err := checkEntries(entries); err != nil {
 		return nil, err
@@ -147,13 +147,13 @@ func (r *Ring) Close() error {
 }
 
 // producer is the writing half of one direction. Its index is its own copy;
-// of the peer it believes only a head between what it knew and what it wrote.
+// the peer's head is accepted only between the last head and the tail.
 type producer struct {
 	words     *words
 	size      uint32
 	event     int
 	tail      uint32 // next entry to write
-	published uint32 // what the peer has been shown
+	published uint32 // tail that the peer has been shown
 	head      uint32 // peer's index when last looked at
 	kicks     uint64
 }

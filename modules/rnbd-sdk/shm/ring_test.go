@@ -415,8 +415,8 @@ func TestRing_ArmLooksAgain(t *testing.T) {
 	})
 }
 
-// TestRing_ReadingTheDoorbell: who reads the eventfd to sleep leaves nothing to
-// be taken out, unless an older kick came late.
+// TestRing_ReadingTheDoorbell: a reader of the eventfd before a sleep leaves
+// nothing to be taken out, unless an older kick came late.
 func TestRing_ReadingTheDoorbell(t *testing.T) {
 	eachRing(t, 8, func(t *testing.T, s *Submitter, c *Completer) {
 		var token [8]byte

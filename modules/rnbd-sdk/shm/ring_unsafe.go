@@ -26,7 +26,7 @@ type words struct {
 	_    [124]byte
 }
 
-// view is a ring's memory seen as what it is. It keeps the memory reachable.
+// view gives a ring's memory its types. It keeps the memory reachable.
 type view struct {
 	hdr  *header
 	sqes []SQE
@@ -49,8 +49,8 @@ func writeGeometry(mem []byte, g geometry) {
 	h.SQESize, h.CQESize, h.SQOff, h.CQOff = g.sqeSize, g.cqeSize, g.sqOff, g.cqOff
 }
 
-// viewOf maps memory whose geometry was checked. The number of entries is our
-// copy, not the header's, which the peer may change at any time.
+// viewOf gives types to memory with a checked geometry. The number of entries
+// is our copy, because the peer may change the header's at any time.
 func viewOf(mem []byte, entries int) view {
 	_ = mem[ringSize(entries)-1]
 	return view{

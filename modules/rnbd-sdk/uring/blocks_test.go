@@ -2,7 +2,8 @@ package uring
 
 import "testing"
 
-// A transfer whose start may block is left to a thread of the kernel, and no other.
+// A transfer is left to a thread of the kernel if its start may block, and no
+// other is.
 func TestTransferThatMayBlockIsAsync(t *testing.T) {
 	for _, op := range []Op{Pread, Pwrite} {
 		for _, fixed := range []uint16{0, 1} {

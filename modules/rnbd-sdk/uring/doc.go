@@ -11,7 +11,7 @@
 //
 // # Threads
 //
-// A Ring and an Engine have one owner, which must be locked to its thread
+// A Ring and an Engine have one owner. It must be locked to its thread
 // (runtime.LockOSThread): the kernel binds the ring to the thread that first
 // submits to it and refuses every other. Creating one is not yet using it.
 //

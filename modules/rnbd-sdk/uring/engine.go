@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Op is what an Engine does.
+// Op is an operation of an Engine.
 type Op uint8
 
 const (
@@ -50,7 +50,7 @@ type Completion struct {
 
 // Engine runs requests on descriptors. It has one owner, locked to its thread,
 // and never blocks it, except in Close. Requests run in any order and beside
-// each other: who needs an order waits for the completion.
+// each other: a caller that needs an order waits for the completion.
 type Engine interface {
 	// Submit queues a request; false: no room, reap first. There is always room
 	// when nothing is in flight.
@@ -65,7 +65,7 @@ type Engine interface {
 	// there is one already, do not sleep. FD may be readable without one.
 	Arm() bool
 	FD() int
-	// Close waits for what is in flight and drops its completions.
+	// Close waits for the requests in flight and drops their completions.
 	Close() error
 	// Name is "uring" or "threads".
 	Name() string
@@ -74,13 +74,14 @@ type Engine interface {
 	Workers(op Op) int
 }
 
-// BufferRegistrar is what an Engine with Request.Fixed also has. The owner
-// calls it with nothing in flight; it replaces all registered buffers.
+// BufferRegistrar is an optional interface of an Engine with Request.Fixed.
+// The owner calls it with nothing in flight; it replaces all registered
+// buffers.
 type BufferRegistrar interface {
 	RegisterBuffers(bufs [][]byte) error
 }
 
-// EngineConfig says which engine and how large. The zero value is fit for use.
+// EngineConfig selects the engine and its size. The zero value is fit for use.
 type EngineConfig struct {
 	Depth int // most requests in flight; 0: 256; rounded up to a power of two
 	// Prefer is "auto" (or empty: io_uring where it works, see Supported),

@@ -124,7 +124,7 @@ func TestEngine_Operations(t *testing.T) {
 		req  Request // FD and Buf are filled in
 		buf  int     // bytes of a buffer full of 0x55
 		want int32
-		data func(file []byte) bool // what the file holds then
+		data func(file []byte) bool // the file's expected contents
 	}{
 		{"nop", Request{Op: Nop}, 0, 0, nil},
 		{"read", Request{Op: Pread, Off: 4096}, 8192, 8192, nil},

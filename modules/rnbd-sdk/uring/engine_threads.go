@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The thread engine, in the order in which a request meets it:
+// The functions of the thread engine, in the order in which a request meets
+// them:
 //
 //	submit   owner: copy to ops[i], i into a place of the queue
 //	flush    owner: as many tokens into the semaphore as there are requests

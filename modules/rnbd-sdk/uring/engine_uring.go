@@ -33,7 +33,8 @@ type failure struct {
 }
 
 const (
-	// sideThreads bounds the threads for what io_uring does not have.
+	// sideThreads bounds the threads for operations that io_uring does not
+	// have.
 	sideThreads = 64
 	// blockedWorkers bounds the kernel's threads of a ring for requests that it
 	// cannot start without waiting. By itself it takes a few per CPU, and a file
@@ -125,7 +126,7 @@ func (r *Request) fill(s *SQE) {
 	}
 }
 
-// async returns the flag of a request whose start may block.
+// async returns the flag of a request with a start that may block.
 func (r *Request) async() uint8 {
 	if r.Blocks {
 		return Async
@@ -133,8 +134,8 @@ func (r *Request) async() uint8 {
 	return 0
 }
 
-// allowedPrio keeps best-effort and idle, which anybody may ask for: 3 bits of
-// class above 13 bits of data, of which 3 are the level.
+// allowedPrio keeps best-effort and idle, since every process may ask for
+// them: 3 bits of class above 13 bits of data. The level is 3 of these.
 func allowedPrio(p uint16) uint16 {
 	const classShift, bestEffort, idle, level = 13, 2, 3, 7
 	switch class := p >> classShift; class {
@@ -177,8 +178,9 @@ func (e *uringEngine) Flush() {
 	}
 }
 
-// submit hands the entries over. What the kernel has no memory for now stays
-// for the next Reap or Arm; if it refuses the ring itself, the requests fail.
+// submit hands the entries over. Entries for which the kernel has no memory
+// now stay for the next Reap or Arm; if it refuses the ring itself, the
+// requests fail.
 func (e *uringEngine) submit() {
 	err := e.ring.Submit()
 	e.again = err == unix.EAGAIN || err == unix.EBUSY
@@ -230,7 +232,7 @@ func (e *uringEngine) Arm() bool {
 		return false
 	}
 	unix.Read(e.event, e.token[:])
-	return e.ring.Settle() && !e.ready() && (e.side == nil || e.side.arm())
+	return e.ring.Arm() && !e.ready() && (e.side == nil || e.side.arm())
 }
 
 func (e *uringEngine) ready() bool {
@@ -253,7 +255,7 @@ func (e *uringEngine) Close() error {
 	return err
 }
 
-// finish waits for what is in flight, which only the owner's thread can do.
+// finish waits for the requests in flight. Only the owner's thread can do that.
 func (e *uringEngine) finish() error {
 	e.Flush()
 	if err := e.ring.Run(); err != nil {

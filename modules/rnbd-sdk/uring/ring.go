@@ -59,7 +59,7 @@ type Options struct {
 	SQE128    bool // entries of 128 bytes, for URING_CMD with 80 bytes of payload
 }
 
-// Ring is one io_uring. See the package comment for who may use it.
+// Ring is one io_uring. The package comment says which threads may use it.
 type Ring struct {
 	fd    int
 	flags uint32 // of the setup
@@ -208,10 +208,10 @@ func (r *Ring) Peek(dst []CQE) int {
 // Ready reports whether Peek would find a completion without a system call.
 func (r *Ring) Ready() bool { return r.cqTail.Load() != r.cqHead.Load() }
 
-// Settle prepares the owner for sleep on the eventfd of RegisterEventfd, whose
-// old signals it has taken out: false, there is something to submit or to peek.
-// What completes after true signals the eventfd.
-func (r *Ring) Settle() bool {
+// Arm prepares the owner for sleep on the eventfd of RegisterEventfd. The
+// caller has drained the eventfd. False: there is something to submit or to
+// peek. Completions after true signal the eventfd.
+func (r *Ring) Arm() bool {
 	if r.on && r.flags&setupDeferTaskrun != 0 {
 		r.Run() // fails on a foreign thread only, as does all else there
 	}
@@ -253,8 +253,8 @@ func (r *Ring) RegisterFiles(fds []int32) error {
 }
 
 // RegisterBuffers pins memory and gives it indices for ReadFixed and
-// WriteFixed, replacing what was registered before. Nothing may be in flight
-// on the buffers, before and after.
+// WriteFixed, in place of all earlier buffers. Nothing may be in flight on
+// the buffers, before and after.
 func (r *Ring) RegisterBuffers(bufs [][]byte) error {
 	if err := register(r.fd, unregisterBuffers, nil, 0); err != nil && err != unix.ENXIO {
 		return fmt.Errorf("unregister io_uring buffers: %w", err)
@@ -270,15 +270,15 @@ func (r *Ring) RegisterBuffers(bufs [][]byte) error {
 	return r.register("buffers", registerBuffers, iovecPointer(&vecs[0]), len(vecs))
 }
 
-// ReserveBuffers makes room for n registered buffers, which are not there yet: a
-// driver registers the pages of a request at an index that it is told (Linux
-// 5.19). Once, instead of RegisterBuffers.
+// ReserveBuffers makes room for n registered buffers that do not exist yet: a
+// driver registers the pages of a request at a given index (Linux 5.19). Once,
+// instead of RegisterBuffers.
 func (r *Ring) ReserveBuffers(n int) error {
 	arg := bufferTable{nr: uint32(n), flags: registerSparse}
 	return r.register("buffer table", registerBuffers2, arg.pointer(), bufferTableSize)
 }
 
-// Close unmaps and closes the ring. What is in flight runs on in the kernel.
+// Close unmaps and closes the ring. Operations in flight run on in the kernel.
 func (r *Ring) Close() error {
 	var errs []error
 	for _, m := range []*[]byte{&r.mem, &r.sqMem} {

@@ -208,7 +208,7 @@ func TestRing_BelongsToOneThread(t *testing.T) {
 	}
 }
 
-// An engine whose ring is refused answers every request instead of hanging.
+// An engine with a refused ring answers every request instead of hanging.
 func TestEngine_RefusedRingFailsRequests(t *testing.T) {
 	r := newTestRing(t, 4, Options{})
 	if r.flags&setupSingleIssuer == 0 {
@@ -244,7 +244,7 @@ func TestEngine_RefusedRingFailsRequests(t *testing.T) {
 	}
 }
 
-// The test binary again, as a process in which a filter refuses io_uring.
+// The test binary again, as a process with a filter that refuses io_uring.
 func TestSupported_SaysWhatRefuses(t *testing.T) {
 	if os.Getenv("RNBD_TEST_REFUSE") != "" {
 		refuseIOUring(t, os.Getenv("RNBD_TEST_REFUSE"))

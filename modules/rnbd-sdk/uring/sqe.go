@@ -1,7 +1,7 @@
 package uring
 
-// SQE is a submission entry in the kernel's layout. The comments name what the
-// field carries for the operations here.
+// SQE is a submission entry in the kernel's layout. The comments give the
+// contents of a field for the operations of this package.
 type SQE struct {
 	Opcode   uint8
 	Flags    uint8 // IOSQE_*
@@ -28,8 +28,8 @@ type CQE struct {
 // FixedFile in SQE.Flags says that FD is the index of a registered file.
 const FixedFile = 1 << 0
 
-// Async in SQE.Flags has a thread of the kernel start the operation, which may
-// block it. Without it the caller of Submit starts it.
+// Async in SQE.Flags has a thread of the kernel start the operation, because
+// the start may block. Without it the caller of Submit starts it.
 const Async = 1 << 4
 
 const (
@@ -71,7 +71,7 @@ func (s *SQE) WriteFixed(fd int32, buf []byte, off uint64, rwFlags uint32, index
 }
 
 // ReadPages is Read of n bytes to the beginning of registered buffer number
-// index, which a driver has registered: no process has its memory.
+// index. A driver has registered it: no process has its memory.
 func (s *SQE) ReadPages(fd int32, n uint32, off uint64, index uint16) {
 	s.Opcode, s.FD, s.Off, s.Len, s.BufIndex = opReadFixed, fd, off, n, index
 }

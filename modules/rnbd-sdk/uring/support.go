@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Supported returns nil if io_uring works here, else why not: what refused and
-// what to do. The question is asked once per process.
+// Supported returns nil if io_uring works here, else an error with the call
+// that was refused and a remedy. The kernel is tested once per process.
 func Supported() error { return supported() }
 
 var supported = sync.OnceValue(probe)

@@ -132,7 +132,7 @@ func (r *Ring) Cmd(s *SQE) []byte {
 	return unsafe.Slice(&s.cmd[0], int(r.sqeSize())-48)
 }
 
-// probeOps asks which operations the kernel knows.
+// probeOps asks the kernel for the operations that it knows.
 func (r *Ring) probeOps() (known [256]bool, err error) {
 	var p struct {
 		lastOp, opsLen uint8
@@ -162,7 +162,7 @@ func transferAt(trap uintptr, fd int32, v *unix.Iovec, buf []byte, off uint64, f
 	return result(n, errno)
 }
 
-// rangeIoctl is an ioctl whose argument is {offset, length}.
+// rangeIoctl is an ioctl with the argument {offset, length}.
 func rangeIoctl(fd int32, req uint, r *[2]uint64) int32 {
 	n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(req), uintptr(unsafe.Pointer(r)))
 	return result(n, errno)

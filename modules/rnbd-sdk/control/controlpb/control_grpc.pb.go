@@ -36,6 +36,8 @@ const (
 	ServerDaemon_ResizeDevice_FullMethodName      = "/rnbd.control.v1.ServerDaemon/ResizeDevice"
 	ServerDaemon_ResetPlugin_FullMethodName       = "/rnbd.control.v1.ServerDaemon/ResetPlugin"
 	ServerDaemon_Reload_FullMethodName            = "/rnbd.control.v1.ServerDaemon/Reload"
+	ServerDaemon_ListAccess_FullMethodName        = "/rnbd.control.v1.ServerDaemon/ListAccess"
+	ServerDaemon_CheckAccess_FullMethodName       = "/rnbd.control.v1.ServerDaemon/CheckAccess"
 )
 
 // ServerDaemonClient is the client API for ServerDaemon service.
@@ -68,6 +70,10 @@ type ServerDaemonClient interface {
 	ResetPlugin(ctx context.Context, in *PluginRequest, opts ...grpc.CallOption) (*Plugin, error)
 	// Reload reads the configuration again.
 	Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadReply, error)
+	// ListAccess lists the rules by which clients may open devices; CheckAccess
+	// says what they decide about a client.
+	ListAccess(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*AccessRuleList, error)
+	CheckAccess(ctx context.Context, in *CheckAccessRequest, opts ...grpc.CallOption) (*AccessDecision, error)
 }
 
 type serverDaemonClient struct {
@@ -218,6 +224,26 @@ func (c *serverDaemonClient) Reload(ctx context.Context, in *ReloadRequest, opts
 	return out, nil
 }
 
+func (c *serverDaemonClient) ListAccess(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*AccessRuleList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AccessRuleList)
+	err := c.cc.Invoke(ctx, ServerDaemon_ListAccess_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serverDaemonClient) CheckAccess(ctx context.Context, in *CheckAccessRequest, opts ...grpc.CallOption) (*AccessDecision, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AccessDecision)
+	err := c.cc.Invoke(ctx, ServerDaemon_CheckAccess_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ServerDaemonServer is the server API for ServerDaemon service.
 // All implementations must embed UnimplementedServerDaemonServer
 // for forward compatibility.
@@ -248,6 +274,10 @@ type ServerDaemonServer interface {
 	ResetPlugin(context.Context, *PluginRequest) (*Plugin, error)
 	// Reload reads the configuration again.
 	Reload(context.Context, *ReloadRequest) (*ReloadReply, error)
+	// ListAccess lists the rules by which clients may open devices; CheckAccess
+	// says what they decide about a client.
+	ListAccess(context.Context, *ListRequest) (*AccessRuleList, error)
+	CheckAccess(context.Context, *CheckAccessRequest) (*AccessDecision, error)
 	mustEmbedUnimplementedServerDaemonServer()
 }
 
@@ -299,6 +329,12 @@ func (UnimplementedServerDaemonServer) ResetPlugin(context.Context, *PluginReque
 }
 func (UnimplementedServerDaemonServer) Reload(context.Context, *ReloadRequest) (*ReloadReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reload not implemented")
+}
+func (UnimplementedServerDaemonServer) ListAccess(context.Context, *ListRequest) (*AccessRuleList, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAccess not implemented")
+}
+func (UnimplementedServerDaemonServer) CheckAccess(context.Context, *CheckAccessRequest) (*AccessDecision, error) {
+	return nil, status.Error(codes.Unimplemented, "method CheckAccess not implemented")
 }
 func (UnimplementedServerDaemonServer) mustEmbedUnimplementedServerDaemonServer() {}
 func (UnimplementedServerDaemonServer) testEmbeddedByValue()                      {}
@@ -573,6 +609,42 @@ func _ServerDaemon_Reload_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ServerDaemon_ListAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).ListAccess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_ListAccess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).ListAccess(ctx, req.(*ListRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServerDaemon_CheckAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CheckAccessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).CheckAccess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_CheckAccess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).CheckAccess(ctx, req.(*CheckAccessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ServerDaemon_ServiceDesc is the grpc.ServiceDesc for ServerDaemon service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -635,6 +707,14 @@ var ServerDaemon_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Reload",
 			Handler:    _ServerDaemon_Reload_Handler,
+		},
+		{
+			MethodName: "ListAccess",
+			Handler:    _ServerDaemon_ListAccess_Handler,
+		},
+		{
+			MethodName: "CheckAccess",
+			Handler:    _ServerDaemon_CheckAccess_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

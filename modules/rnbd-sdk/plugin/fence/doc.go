@@ -29,9 +29,9 @@
 //
 // A host that sends requests of a dead process again takes the slot Owner for
 // itself, on a description without I/O, before its plugin opens the store, and
-// keeps it until it is done with the store: else another host that waits for
-// the plugin's slots gets them between two processes, and the requests that are
-// sent again overwrite what it has written.
+// keeps it until it closes the store. Without it, another host that waits for
+// the plugin's slots could get them between two processes, and the repeated
+// requests would overwrite its writes.
 //
 // The locks do not interact with flock(2), so udev's probing is not in the
 // way.

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Owner is a slot that no plugin takes: the host's, which lasts from one of its
-// plugin's processes to the next (doc.go).
+// Owner is a slot that no plugin takes. It is the host's and lasts from one of
+// its plugin's processes to the next (doc.go).
 const Owner = 1 << 24
 
 // base is the offset of slot 0: far beyond the end of any file or device.
@@ -90,8 +90,8 @@ func lock(fd uintptr, slot uint32) (bool, error) {
 	return set(fd, unix.F_WRLCK, slot)
 }
 
-// lockReader looks for a holder as a writer would, which needs no permission
-// to write, and then takes the shared lock.
+// lockReader looks for a holder as a writer would, because that look needs no
+// permission to write, and then takes the shared lock.
 func lockReader(fd uintptr, slot uint32) (bool, error) {
 	probe := span(unix.F_WRLCK, slot)
 	if err := fcntl(fd, unix.F_OFD_GETLK, &probe); err != nil {

@@ -38,7 +38,7 @@ func TestProtocol_KeepsEverythingOfVersion1(t *testing.T) {
 	}
 }
 
-// facts are what a peer relies on.
+// facts are the properties that a peer relies on.
 func facts(f protoreflect.FileDescriptor) map[string]bool {
 	out := map[string]bool{}
 	for i := range f.Messages().Len() {

@@ -11,7 +11,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 )
 
-// blocking is a backend for storage whose calls block: a fixed number of
+// blocking is a backend for storage with calls that block: a fixed number of
 // goroutines per queue runs the requests. docs/writing-a-plugin.md shows it.
 type blocking struct{ disk blockingDisk }
 

@@ -19,7 +19,7 @@ import (
 // opaque names.
 type Options struct {
 	Name       string            // of the disk; empty: "disk"
-	Path       string            // of the node, for backends whose names are paths; opened O_PATH
+	Path       string            // of the node, for backends with paths as names; opened O_PATH
 	ReadOnly   bool              // open it so
 	Configure  map[string]string // settings of the plugin
 	Entries    int               // of the ring; 0: 128
@@ -63,7 +63,7 @@ func Main(m *testing.M, main func()) {
 	os.Exit(m.Run())
 }
 
-// The numbers under which IO has attached things; others are free.
+// The numbers of the device and the arena that IO attaches; others are free.
 const (
 	Device = 1
 	Arena  = 2
@@ -115,7 +115,7 @@ func (h *IO) start(b plugin.Backend) {
 	h.generation++
 }
 
-// kill ends the process by SIGKILL, with its disk open, and frees what was
+// kill ends the process by SIGKILL, with its disk open, and frees the memory
 // shared with it.
 func (h *IO) kill() {
 	h.tb.Helper()

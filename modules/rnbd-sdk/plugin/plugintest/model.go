@@ -25,8 +25,8 @@ func newRandom(seed uint64) *random {
 
 func (r *random) fill(b []byte) { _, _ = r.src.Read(b) }
 
-// model is what the disk should hold in two windows, one at each end: bytes
-// [0, half) and [size-half, size).
+// model is the expected contents of the disk in two windows, one at each end:
+// bytes [0, half) and [size-half, size).
 type model struct {
 	t       *testing.T
 	h       *IO
@@ -72,8 +72,8 @@ func (m *model) offset(pos int) uint64 {
 	return m.h.Limits.Size - uint64(2*m.half-pos)
 }
 
-// step runs up to n requests at once, none of which overlap, and compares what
-// the reads return.
+// step runs up to n requests at once, without overlaps, and compares the data
+// of the reads.
 func (m *model) step(n int) {
 	m.t.Helper()
 	var es []shm.SQE
@@ -175,7 +175,7 @@ func (m *model) mark(pos, n int, unknown bool) {
 	}
 }
 
-// compare checks bytes read at pos. What was discarded may be anything.
+// compare checks bytes read at pos. Discarded bytes may have any value.
 func (m *model) compare(pos int, got []byte) {
 	m.t.Helper()
 	for i := 0; i < len(got); i += m.block {

@@ -11,9 +11,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// RunIO checks that a backend keeps the contract of storage plugins. What the
-// disk holds within Options.Span is overwritten. The backend is used for
-// several processes' lives, one after the other.
+// RunIO checks that a backend keeps the contract of storage plugins. The
+// contents of the disk within Options.Span are overwritten. The backend is
+// used for several processes' lives, one after the other.
 func RunIO(t *testing.T, b plugin.Backend, o Options) {
 	o = o.withDefaults()
 	t.Logf("plugintest: seed %d", o.Seed)
@@ -334,8 +334,8 @@ func readerBesideWriter(t *testing.T, h *IO) {
 	m.verify()
 }
 
-// crash kills the process after writes and compares what its successor reads
-// with what the plugin's crash class promises.
+// crash kills the process after writes and compares its successor's reads
+// with the promise of the plugin's crash class.
 func crash(t *testing.T, h *IO) {
 	class := h.Process.Info().Crash
 	switch {

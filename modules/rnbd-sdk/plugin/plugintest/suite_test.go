@@ -100,7 +100,7 @@ const (
 	processKey = "RNBD_TEST_PLUGIN"
 )
 
-// TestFlawed is what the test below runs as a process.
+// TestFlawed is the process of the test below.
 func TestFlawed(t *testing.T) {
 	flaw := os.Getenv(flawKey)
 	if flaw == "" {
@@ -114,7 +114,7 @@ func TestMain(m *testing.M) {
 	Main(m, func() { plugin.ServeIO(&flawed{flaw: os.Getenv(flawKey)}) })
 }
 
-// The suite passes a good backend and finds what is wrong with the others.
+// The suite passes a good backend and finds the flaws of the others.
 func TestRunIO_FindsFlaws(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {

@@ -27,9 +27,9 @@ type Instance struct {
 // Context ends when the process has ended, or is given up on.
 func (in *Instance) Context() context.Context { return in.life }
 
-// Kill kills the process because of cause, which is logged and becomes what
-// Left is told. It does not wait, and may be called on a thread of the data
-// path. Calls after the first do nothing.
+// Kill kills the process because of cause. The cause is logged and passed to
+// Left. It does not wait, and may be called on a thread of the data path.
+// Calls after the first do nothing.
 func (in *Instance) Kill(cause error) {
 	in.mu.Lock()
 	first := in.killed == nil

@@ -33,14 +33,14 @@ type Process interface {
 	Devices
 }
 
-// Disks is what a storage plugin can do.
+// Disks are the calls of a storage plugin.
 type Disks interface {
 	OpenDisk(ctx context.Context, r plugin.OpenRequest) (blk.Limits, error)
 	CloseDisk(ctx context.Context, device uint32) error
 	ResizeDisk(ctx context.Context, device uint32) (blk.Limits, error)
 }
 
-// Devices is what a front end can do.
+// Devices are the calls of a front end.
 type Devices interface {
 	AddDevice(ctx context.Context, s plugin.DeviceSpec) error
 	RemoveDevice(ctx context.Context, index uint32, force bool) error

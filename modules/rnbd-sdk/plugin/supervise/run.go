@@ -47,8 +47,9 @@ func (s *Supervisor) begin() bool {
 	return true
 }
 
-// watch waits for the end of in, which runs, and returns when it has left.
-// False: another one must not be started.
+// watch waits for the end of in and returns when Left has returned. The
+// instance runs when watch is called. False: no other process must be
+// started.
 func (s *Supervisor) watch(in *Instance) (another bool) {
 	select {
 	case <-in.Exited():
@@ -65,7 +66,7 @@ func (s *Supervisor) watch(in *Instance) (another bool) {
 	s.moveLocked(Waiting)
 	s.mu.Unlock()
 	s.log.Warn("plugin died", "err", cause)
-	s.leave(in, cause)
+	s.endInstance(in, cause)
 	return s.starts.Err() == nil && (!tooMany || s.giveUp(cause))
 }
 
@@ -180,7 +181,7 @@ func (s *Supervisor) start(ctx context.Context) (*Instance, error) {
 	s.status.LastStart = time.Now()
 	s.atOnce = false
 	select {
-	case <-s.reset: // what it asks for is done
+	case <-s.reset: // this start does it
 	default:
 	}
 	in := &Instance{Generation: s.status.Generation, log: s.log}
@@ -206,7 +207,7 @@ func (s *Supervisor) start(ctx context.Context) (*Instance, error) {
 	if s.cfg.Joined != nil {
 		if err := s.cfg.Joined(ctx, in); err != nil {
 			s.kill(in)
-			s.leave(in, err)
+			s.endInstance(in, err)
 			return nil, err
 		}
 	}
@@ -273,8 +274,8 @@ func (s *Supervisor) kill(in *Instance) {
 	}
 }
 
-// leave ends the part of in that is the owner's.
-func (s *Supervisor) leave(in *Instance, cause error) {
+// endInstance ends the owner's part of in.
+func (s *Supervisor) endInstance(in *Instance, cause error) {
 	in.end()
 	if s.cfg.Left != nil {
 		s.cfg.Left(in, cause)
@@ -309,5 +310,5 @@ func (s *Supervisor) stopRunning(ctx context.Context, in *Instance) {
 	if cause == nil {
 		cause = plugin.ErrExited
 	}
-	s.leave(in, cause)
+	s.endInstance(in, cause)
 }

@@ -17,9 +17,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// fake is a process that does what a test says.
+// fake is a process that a test scripts.
 type fake struct {
-	Process // nil: what is not overridden must not be called
+	Process // nil: other methods must not be called
 	exited  chan struct{}
 	once    sync.Once
 	err     error
@@ -491,7 +491,7 @@ func TestStop_IsBoundedInEveryState(t *testing.T) {
 					t.Errorf("reset after the stop: %v, want ECANCELED", err)
 				}
 				r.want("joined, left" + map[bool]string{true: ", gave up"}[c.name == "after it was given up"])
-				time.Sleep(2 * time.Hour) // for what hangs
+				time.Sleep(2 * time.Hour) // for a call that hangs
 			})
 		})
 	}

@@ -16,8 +16,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// Config says what to run, and how its owner takes part. The hooks are called
-// one at a time, from one goroutine, without a lock held; each may be nil.
+// Config describes the plugin to run, and its owner's hooks. The hooks are
+// called one at a time, from one goroutine, without a lock held; each may be
+// nil.
 type Config struct {
 	Plugin  plugin.Config // one ring for each of its Pumps; OnExit is not used
 	Launch  Launch        // nil: Exec
@@ -28,8 +29,8 @@ type Config struct {
 	// Apart is the least time from one restart to the next; 0: none. The first
 	// death is followed by a start at once.
 	Apart time.Duration
-	// RetryFirst and RetryMost bound the pause after a start that failed, which
-	// doubles from one to the next; 0: 100 ms and 5 s.
+	// RetryFirst and RetryMost bound the pause after a failed start. It doubles
+	// from one to the next; 0: 100 ms and 5 s.
 	RetryFirst, RetryMost time.Duration
 	// StartTimeout bounds each start but the first, Joined included; 0: 30 s.
 	StartTimeout time.Duration
@@ -52,7 +53,7 @@ type Limit struct {
 	Window time.Duration
 }
 
-// Status is what a supervisor tells about a plugin.
+// Status is a supervisor's report about a plugin.
 type Status struct {
 	State        State
 	Generation   uint32
@@ -117,7 +118,7 @@ type Supervisor struct {
 
 	starts   context.Context // ends with NoRestart and Stop
 	noStarts context.CancelFunc
-	reset    chan struct{}        // capacity 1: wakes who pauses
+	reset    chan struct{}        // capacity 1: ends a pause
 	stop     chan context.Context // capacity 1: bounds the stop
 	done     chan struct{}        // closed when the state is Stopped
 	stopErr  error                // read after done
@@ -155,7 +156,7 @@ func (s *Supervisor) Start(ctx context.Context) error {
 	return err
 }
 
-// Info is what the first process said of itself.
+// Info returns the description that the first process gave of itself.
 func (s *Supervisor) Info() plugin.Info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -253,8 +254,8 @@ func (s *Supervisor) Reset() error {
 func (s *Supervisor) NoRestart() { s.noStarts() }
 
 // Stop ends the process in order (drain, detach, end), or kills it when ctx
-// ends; it returns when Left has, which is called at the latest a second after
-// the end of ctx. The error says that the process did not end in order. Calls
+// ends. It returns after Left; Left is called at the latest a second after the
+// end of ctx. An error reports that the process did not end in order. Calls
 // after the first wait for its result.
 func (s *Supervisor) Stop(ctx context.Context) error {
 	select {

@@ -1,0 +1,187 @@
+package audit
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"log/syslog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// queueLength is how many records may wait to be written.
+const queueLength = 4096
+
+// closeTime bounds how long Close waits for what is queued.
+const closeTime = 2 * time.Second
+
+// warnPause is the least time between two lines of the daemon's log about records
+// that could not be written.
+const warnPause = time.Minute
+
+// Syslog is the place that stands for the system's log.
+const Syslog = "syslog"
+
+// Log takes records. A nil Log takes none. Its methods may be called by any
+// goroutine.
+type Log struct {
+	daemon  string
+	log     *slog.Logger
+	open    func() (io.WriteCloser, error)
+	queue   chan Record
+	reopen  chan struct{}
+	written sync.WaitGroup
+	dropped atomic.Uint64 // in all
+
+	mu      sync.Mutex // guards the rest
+	closed  bool
+	number  uint64
+	missing uint64 // since the last record that was queued
+}
+
+// Open returns a log that writes to place, the path of a file or Syslog. daemon is
+// the name in each record. Failures to write go to log. A file is made with mode 0600
+// where it is not there; a link in its place is refused.
+func Open(place, daemon string, log *slog.Logger) (*Log, error) {
+	l := &Log{daemon: daemon, log: log}
+	l.open = func() (io.WriteCloser, error) { return openFile(place) }
+	if place == Syslog {
+		l.open = func() (io.WriteCloser, error) { return syslog.New(syslog.LOG_AUTHPRIV|syslog.LOG_INFO, "rnbd-"+daemon) }
+	}
+	w, err := l.open()
+	if err != nil {
+		return nil, fmt.Errorf("audit log: %w", err)
+	}
+	l.start(w)
+	return l, nil
+}
+
+func openFile(path string) (io.WriteCloser, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no regular file: %w", path, syscall.EINVAL)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (l *Log) start(w io.WriteCloser) {
+	l.queue, l.reopen = make(chan Record, queueLength), make(chan struct{}, 1)
+	l.written.Go(func() { l.write(w) })
+}
+
+// Add queues r, or drops it if the queue is full or the log is closed. It does not
+// wait.
+func (l *Log) Add(r Record) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.number++
+	r.Time, r.Number, r.Daemon, r.Missing = time.Now().UTC(), l.number, l.daemon, l.missing
+	if !l.closed {
+		select {
+		case l.queue <- r:
+			l.missing = 0
+			return
+		default:
+		}
+	}
+	l.missing++
+	l.dropped.Add(1)
+}
+
+// Dropped is the number of records that were dropped, or could not be written.
+func (l *Log) Dropped() uint64 {
+	if l == nil {
+		return 0
+	}
+	return l.dropped.Load()
+}
+
+// Reopen opens the file again, which may have been moved away.
+func (l *Log) Reopen() {
+	if l == nil {
+		return
+	}
+	select {
+	case l.reopen <- struct{}{}:
+	default: // it is asked for already
+	}
+}
+
+// Close writes what is queued, for a bounded time, and ends the log.
+func (l *Log) Close() error {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil
+	}
+	l.closed = true
+	close(l.queue)
+	l.mu.Unlock()
+	done := make(chan struct{})
+	go func() { l.written.Wait(); close(done) }()
+	select {
+	case <-done:
+		return nil
+	case <-time.After(closeTime):
+		return fmt.Errorf("audit log: what is queued is not written within %s", closeTime)
+	}
+}
+
+// write is the one goroutine that writes.
+func (l *Log) write(w io.WriteCloser) {
+	defer func() { w.Close() }()
+	var warned time.Time
+	failed := func(err error) {
+		if now := time.Now(); now.Sub(warned) >= warnPause {
+			warned = now
+			l.log.Error("the audit log is not written: records are lost", "err", err)
+		}
+	}
+	for {
+		select {
+		case <-l.reopen:
+			next, err := l.open()
+			if err != nil {
+				failed(err)
+				continue
+			}
+			w.Close()
+			w = next
+		case r, ok := <-l.queue:
+			if !ok {
+				return
+			}
+			if err := writeRecord(w, r); err != nil {
+				l.dropped.Add(1)
+				failed(err)
+			}
+		}
+	}
+}
+
+func writeRecord(w io.Writer, r Record) error {
+	line, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(append(line, '\n'))
+	return err
+}

@@ -1,0 +1,56 @@
+package audit
+
+import "time"
+
+// Record is one line. What is empty or zero is left out.
+type Record struct {
+	// Time and Number are set by Log.Add. Numbers are consecutive from 1 in one run
+	// of a daemon; Missing of them are not in the log, directly before this record.
+	Time    time.Time `json:"time"`
+	Number  uint64    `json:"number"`
+	Missing uint64    `json:"missing,omitempty"`
+
+	Daemon string `json:"daemon"` // server or client
+	Event  string `json:"event"`  // one of the constants below
+	// Result is "ok", or the error that the one who asked has got.
+	Result string `json:"result"`
+
+	Session  string `json:"session,omitempty"`
+	Client   string `json:"client,omitempty"`   // address of the peer's end of a path
+	Server   string `json:"server,omitempty"`   // address of the server's end of a path
+	Fabric   string `json:"fabric,omitempty"`   // of the path
+	Identity string `json:"identity,omitempty"` // that the client has proved
+	Device   string `json:"device,omitempty"`   // as the client calls it
+	Mode     string `json:"mode,omitempty"`     // ro, rw or migration
+	Reason   string `json:"reason,omitempty"`   // of what the daemon did by itself
+
+	// Of a call of the control API: its name, its arguments, and the process that
+	// made it as the kernel knows it.
+	Call string `json:"call,omitempty"`
+	Args string `json:"args,omitempty"`
+	UID  *int   `json:"uid,omitempty"`
+	PID  *int   `json:"pid,omitempty"`
+}
+
+// Events of records.
+const (
+	EventConnect    = "connect"    // the first path of a session is about to be connected
+	EventPath       = "path"       // a further path asks to join
+	EventDisconnect = "disconnect" // the last path of a session has gone
+	EventOpen       = "open"       // a client asks for a device
+	EventClose      = "close"      // a device is closed for a client
+	EventForced     = "force-close"
+	EventRules      = "rules" // access rules have changed
+	EventCall       = "call"  // of the control API; calls that only read are left out
+)
+
+// OK is the Result of what was done.
+const OK = "ok"
+
+// ResultOf is the text of err, or OK.
+func ResultOf(err error) string {
+	if err == nil {
+		return OK
+	}
+	return err.Error()
+}
