@@ -13,14 +13,14 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// showing is a session's arena in a process of a plugin.
+// showing is the state of a session's arena in a process of a plugin.
 type showing struct {
 	in   *supervise.Instance // nil: no process has it
 	done chan struct{}       // closed when in has answered
 	err  error               // of the answer; read after done
 }
 
-// attachSession shows the session's chunks to the process, once.
+// attachSession shows the session's chunks to the running process, once.
 func (p *ioPlugin) attachSession(ctx context.Context, s *session) error {
 	if err := s.gone(); err != nil {
 		return err
@@ -35,7 +35,7 @@ func (p *ioPlugin) attachSession(ctx context.Context, s *session) error {
 	return nil
 }
 
-// showAll shows a process that follows another one the arenas that that had.
+// showAll shows a new process the arenas that the process before it had.
 func (p *ioPlugin) showAll(ctx context.Context, in *supervise.Instance) error {
 	p.mu.Lock()
 	var sessions []*session
@@ -51,10 +51,10 @@ func (p *ioPlugin) showAll(ctx context.Context, in *supervise.Instance) error {
 	return nil
 }
 
-// show shows s's arena to in, if that has not seen it. again: if it is still
-// listed. An arena is listed from the first try on, so that the next process is
-// shown it, whenever this one dies. No lock is held while the process is asked:
-// the memory is kept by a handle of its own.
+// show shows s's arena to in, unless in has it. If again is true it does so
+// only if the arena is still listed. An arena is listed before the first try,
+// so that the next process is shown it whenever this one dies. No lock is held
+// during the call to the process; a separate handle keeps the memory.
 func (p *ioPlugin) show(ctx context.Context, in *supervise.Instance, s *session, again bool) error {
 	p.mu.Lock()
 	last := p.shown[s]
@@ -88,8 +88,8 @@ func (p *ioPlugin) show(ctx context.Context, in *supervise.Instance, s *session,
 	return now.err
 }
 
-// attach shows the arena to in. That of a session that has ended may be gone, and
-// nothing that is sent from now on is in it.
+// attach shows the arena to in. The arena of a session that has ended may be
+// gone; then there is nothing to show, since no further request uses it.
 func (p *ioPlugin) attach(ctx context.Context, in *supervise.Instance, s *session) error {
 	a, err := s.keepArena()
 	if err != nil || a == nil {
@@ -99,8 +99,8 @@ func (p *ioPlugin) attach(ctx context.Context, in *supervise.Instance, s *sessio
 	return in.AttachArena(ctx, s.index, a)
 }
 
-// keepArena returns a handle of the session's arena that lasts; nil: the session
-// has ended.
+// keepArena returns another handle of the session's arena, or nil if the
+// session has ended.
 func (s *session) keepArena() (*shm.Arena, error) {
 	s.arenaMu.Lock()
 	defer s.arenaMu.Unlock()
@@ -115,7 +115,7 @@ func (s *session) keepArena() (*shm.Arena, error) {
 }
 
 // detachSession takes s's arena away from the process, if it has it. It returns
-// when the process does not know its number any more.
+// when the process no longer knows the arena's number.
 func (p *ioPlugin) detachSession(s *session) {
 	p.mu.Lock()
 	last := p.shown[s]
@@ -140,7 +140,7 @@ const (
 	detachMost  = 5 * time.Second
 )
 
-// detach tries until the process has let go, or has ended.
+// detach tries until the process has detached the arena or has ended.
 func (p *ioPlugin) detach(in *supervise.Instance, s *session) {
 	for pause, told := detachFirst, false; ; pause = min(2*pause, detachMost) {
 		ctx, cancel := context.WithTimeout(in.Context(), callTimeout)
@@ -156,7 +156,7 @@ func (p *ioPlugin) detach(in *supervise.Instance, s *session) {
 	}
 }
 
-// sleep pauses; false: ctx has ended.
+// sleep waits for pause. It returns false if ctx ends before.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()

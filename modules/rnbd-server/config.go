@@ -10,73 +10,89 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// Config says what a Server does. DefaultConfig gives the defaults; New
-// refuses what cannot work.
+// Config is the configuration of a Server. DefaultConfig gives the defaults;
+// New refuses values that cannot work.
 type Config struct {
-	// SearchPath is the folder below which clients' names are looked up;
-	// %SESSNAME% stands for the session's name. Empty: names start at /, and
-	// only block devices are served.
+	// SearchPath is the root of clients' names; %SESSNAME% is replaced by the
+	// session's name. If it is empty names start at / and only block devices
+	// are served.
 	SearchPath string
 	// Listen are the fabrics and addresses to serve on.
 	Listen []Listen
-	// Plugins are the storage plugins. The first whose rule or kind of node
-	// matches serves a device.
+	// Plugins are the storage plugins. The first one with a matching rule or
+	// kind of node serves a device.
 	Plugins []PluginConfig
-	// Rules choose a plugin by name of the device, before its kind is looked
-	// at; first match wins.
+	// Rules choose a plugin by the name of the device, before its kind is
+	// considered. The first match wins.
 	Rules []Rule
 
 	Pumps            int           // threads of the data path, each with one of a plugin's
-	Spin             time.Duration // how long an idle pump looks before it sleeps; < 0: not at all
+	Spin             time.Duration // how long an idle pump polls before it sleeps; < 0: not at all
 	QueueDepth       int           // requests in flight per session
 	ChunkSize        int           // bytes per request, 4096 of them for headers
 	RingEntries      int           // requests in flight per pump and plugin
 	AlwaysInvalidate bool          // change a chunk's key after each request
 	Timing           rtrs.Timing
 
-	// Limits bound what clients can take of the transport, and InfoTimeout how long
-	// a path may take until it is connected.
+	// List allows clients to list the names below SearchPath, with their sizes
+	// and users.
+	List bool
+
+	// Limits bound the resources of the transport that clients can use.
+	// InfoTimeout bounds the time until a path is connected.
 	Limits      rtrs.Limits
 	InfoTimeout time.Duration
-	// SessionDevices bounds the devices that a session has open, Opens the OPENs
-	// under way in all; 0: no limit.
+	// SessionDevices bounds the open devices of a session, Opens the OPENs
+	// under way in all sessions. 0 means no limit.
 	SessionDevices, Opens int
 
-	// CrashLimit crashes of one plugin within CrashWindow are too many: it is
+	// Access are the rules of access. nil allows everything. SetAccess
+	// changes them.
+	Access *access.Rules
+
+	// Audit records sessions, paths, devices and rules. nil records nothing.
+	// New and Close do not close it.
+	Audit *audit.Log
+
+	// After CrashLimit crashes within CrashWindow a plugin is given up: it is
 	// not started again.
 	CrashLimit  int
 	CrashWindow time.Duration
-	// FenceTimeout is how long a device may wait for a dead plugin's I/O
-	// before it counts as stuck; it goes on waiting, alone.
+	// FenceTimeout is the time after which a device counts as stuck if it
+	// still waits for a dead plugin's I/O. It goes on waiting, and delays no
+	// other device.
 	FenceTimeout time.Duration
-	// RetireAfter is how long a path that closes waits for requests that do not
-	// end, before it goes without them: then their device is stuck.
+	// RetireAfter is how long a closing path waits for its requests. After it
+	// the requests are retired and their devices are stuck.
 	RetireAfter time.Duration
-	// SizePoll is how often the sizes of files and devices that are open are
-	// looked at; < 0: never.
+	// SizePoll is the interval at which the sizes of open files and devices
+	// are checked; < 0: never.
 	SizePoll time.Duration
 
 	// Logs has a logger for each part of the daemon: "server", "rtrs" and
-	// "plugins". nil: all log to Logger.
+	// "plugins". If it is nil all log to Logger.
 	Logs   *logs.Logs
 	Logger *slog.Logger
 
-	// Virtual is for simulations under testing/synctest: pumps sleep on Go's timers
-	// (pump.Config), and nothing else of the daemon waits for the system.
+	// Virtual is for simulations under testing/synctest: pumps sleep on Go's
+	// timers (pump.Config), and no other part of the daemon waits for the
+	// system.
 	Virtual bool
 
-	// Launch starts plugins, and NewRing makes their rings: nil, unless plugins
-	// run in this process.
+	// Launch starts plugins, and NewRing makes their rings. They are set only
+	// if plugins run in this process.
 	Launch  supervise.Launch
 	NewRing func(entries int) (*shm.Ring, error)
-	// Tests have file systems that do not answer.
+	// Set by tests, to simulate a file system that does not answer.
 	lookUp        func(j jail, session, name string) (*node, error)
 	lookUpTimeout time.Duration
 }
@@ -87,21 +103,22 @@ type Listen struct {
 	Addr   netip.AddrPort
 }
 
-// PluginConfig names an io plugin.
+// PluginConfig describes an io plugin.
 type PluginConfig struct {
-	Name      string // as rules and listings call it
-	Path      string // of the executable
+	Name      string // its name in rules and lists
+	Path      string // path of the executable
 	SHA256    []byte // nil: not checked
 	Configure map[string]string
 }
 
-// Rule sends devices whose name matches Glob to Plugin.
+// Rule sends devices with names matching Glob to Plugin.
 type Rule struct {
-	Glob   string // as path.Match
+	Glob   string // pattern of path.Match
 	Plugin string
 }
 
-// DefaultConfig returns the defaults of the kernel's server where it has any.
+// DefaultConfig returns the defaults, those of the kernel's server where it has
+// any.
 func DefaultConfig() Config {
 	return Config{
 		Pumps:            defaultPumps(),
@@ -114,6 +131,7 @@ func DefaultConfig() Config {
 		InfoTimeout:      rtrs.DefaultServerConfig().InfoTimeout,
 		SessionDevices:   1024,
 		Opens:            4096,
+		List:             true,
 		CrashLimit:       3,
 		CrashWindow:      time.Minute,
 		FenceTimeout:     5 * time.Second,
@@ -125,11 +143,11 @@ func DefaultConfig() Config {
 	}
 }
 
-// defaultPumps is 2 where there are CPUs for them and for as many threads of a
-// storage plugin, who work on the same requests.
+// defaultPumps is 2 if there are CPUs for two pumps and for as many threads of
+// a storage plugin. A plugin's threads work at the same time as the pumps.
 func defaultPumps() int { return min(max(runtime.NumCPU()/2, 1), 2) }
 
-// nameLoggers makes the parts known before they log.
+// nameLoggers registers the parts with Logs before they log.
 func (c *Config) nameLoggers() {
 	if c.Logs != nil {
 		c.Logs.Logger("rtrs")
@@ -137,7 +155,7 @@ func (c *Config) nameLoggers() {
 	}
 }
 
-// logger is that of a part of the daemon.
+// logger returns the logger of a part of the daemon.
 func (c *Config) logger(subsystem string) *slog.Logger {
 	if c.Logs != nil {
 		return c.Logs.Logger(subsystem)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
@@ -18,8 +19,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// Control returns the daemon's control API. version is what `rnbd version`
-// prints.
+// Control returns the daemon's control API. version is the output of `rnbd
+// version`.
 func (s *Server) Control(version string) controlpb.ServerDaemonServer {
 	return &controlAPI{s: s, version: version}
 }
@@ -58,7 +59,7 @@ func (p *ioPlugin) describe() *controlpb.Plugin {
 	}
 }
 
-// pluginState describes a plugin to people.
+// pluginState returns the state of a plugin in words.
 func pluginState(st supervise.Status) string {
 	switch {
 	case st.State == supervise.Running:
@@ -79,9 +80,9 @@ func (c *controlAPI) ResetPlugin(ctx context.Context, r *controlpb.PluginRequest
 	return c.s.pluginByName(r.Name).describe(), nil
 }
 
-// ResetPlugin lets a plugin that is given up, or waits for its next start, be
-// started at once, and waits for that until ctx ends. ENOENT: there is no such
-// plugin.
+// ResetPlugin makes a plugin that is given up, or waits for its next start,
+// start at once. It waits for the start until ctx ends. The error is ENOENT if
+// there is no such plugin.
 func (s *Server) ResetPlugin(ctx context.Context, name string) error {
 	p := s.pluginByName(name)
 	if p == nil {
@@ -163,7 +164,8 @@ func (s *session) describe() *controlpb.Session {
 			Src: verbs.AddrPortString(p.Client), Dst: verbs.AddrPortString(p.Server), Connections: uint32(p.Conns),
 			RxBytes: p.Stats.WriteBytes, TxBytes: p.Stats.ReadBytes, Inflight: uint64(max(p.Stats.Inflight, 0)),
 			LatencyNs: uint64(p.Stats.Latency), HcaPort: uint32(p.Port), ChangingKeys: p.ChangingKeys,
-			Name: verbs.AddrString(p.Client.Addr()) + "@" + verbs.AddrString(p.Server.Addr()),
+			Security: securityOf(p.Security),
+			Name:     verbs.AddrString(p.Client.Addr()) + "@" + verbs.AddrString(p.Server.Addr()),
 		})
 	}
 	return out
@@ -173,8 +175,8 @@ func (s *session) describe() *controlpb.Session {
 // HOST-TOKEN@ADDRESS:PORT with dots replaced.
 var madeUp = regexp.MustCompile(`^(.+)-[0-9a-f]{4}@(?:gid:)?[][0-9a-fA-F:-]+:[0-9]+$`)
 
-// clientHost names the client of a session: by custom a session is called
-// client@server; else it is the client's address.
+// clientHost returns a name for the client of a session: the part before the
+// @ of a session called client@server, else the client's address.
 func clientHost(session string, paths []rtrs.SrvPathInfo) string {
 	if m := madeUp.FindStringSubmatch(session); m != nil {
 		return m[1]
@@ -205,8 +207,8 @@ func (s *Server) sessionByName(name string) (*session, error) {
 	return nil, fmt.Errorf("there is no session %q: %w", name, syscall.ENOENT)
 }
 
-// CloseDevice closes a device by force: its I/O ends with ENOTCONN from now
-// on, and its id stays reserved.
+// CloseDevice closes a device by force: from now on its I/O ends with
+// ENOTCONN. Its id stays reserved.
 func (c *controlAPI) CloseDevice(_ context.Context, r *controlpb.CloseDeviceRequest) (*controlpb.Empty, error) {
 	sess, err := c.s.sessionByName(r.Session)
 	if err != nil {
@@ -216,17 +218,18 @@ func (c *controlAPI) CloseDevice(_ context.Context, r *controlpb.CloseDeviceRequ
 	if m == nil {
 		return nil, fmt.Errorf("session %q has no device %d: %w", r.Session, r.DeviceId, syscall.ENOENT)
 	}
-	c.s.forceClose(m)
+	c.s.forceClose(m, "asked for on the control socket")
 	return &controlpb.Empty{}, nil
 }
 
 // forceClose takes a device away from a session.
-func (s *Server) forceClose(m *mapping) {
+func (s *Server) forceClose(m *mapping, why string) {
+	s.auditMapping(audit.EventForced, m, why)
 	s.closeMapping(m, true)
 	s.tell(m, rnbdwire.EventRemoved)
 }
 
-// ResizeDevice looks at the size of a device now, and lists what is served
+// ResizeDevice checks the size of a device now and lists the devices served
 // under its name.
 func (c *controlAPI) ResizeDevice(ctx context.Context, r *controlpb.DeviceRequest) (*controlpb.ServerDeviceList, error) {
 	if err := c.s.Resize(ctx, r.Device); err != nil {
@@ -269,7 +272,7 @@ func (c *controlAPI) LogLevels(context.Context, *controlpb.LogLevelsRequest) (*c
 	return c.s.logs().Levels()
 }
 
-// SetLogLevels changes them, all that are named or none.
+// SetLogLevels changes log levels. It changes all that are named or none.
 func (c *controlAPI) SetLogLevels(ctx context.Context, r *controlpb.SetLogLevelsRequest) (*controlpb.LogLevelsReply, error) {
 	return c.s.logs().Set(ctx, r.Levels)
 }
@@ -281,4 +284,16 @@ func (s *Server) logs() control.LogControl {
 			p.sup.SetLog(ctx, level)
 		}
 	}}
+}
+
+// securityOf returns nil for a path that is not protected.
+func securityOf(s verbs.Security) *controlpb.Security {
+	if s.Protocol == "" {
+		return nil
+	}
+	out := &controlpb.Security{Protocol: s.Protocol, Cipher: s.Cipher, Peer: s.Peer, Resumed: s.Resumed}
+	if !s.Expires.IsZero() {
+		out.ExpiresUnixMs = s.Expires.UnixMilli()
+	}
+	return out
 }

@@ -14,64 +14,64 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
-// deviceKey tells when two openings share a device: the same node, opened the
-// same way. A read-only opening is one of its own, since the node may not be
-// writable by us.
+// deviceKey identifies a device: openings with the same key share it. A
+// read-only opening of a node has its own key, since the server may not be
+// able to write to the node.
 type deviceKey struct {
 	id       nodeID
 	readOnly bool
 }
 
-// device is a node as one io plugin has it open, for all the mappings that use
-// it.
+// device is a node opened by an io plugin, for all mappings that use it.
 type device struct {
 	key     deviceKey
 	index   uint32 // in the plugin's process
-	name    string // as first asked for
+	name    string // name of the first OPEN
 	path    string
 	file    *os.File // O_PATH; nil for opaque names. Kept for the next process.
 	plugin  *ioPlugin
-	volume  uint64 // what the node was on when it was opened
-	diskSeq string // of a block device, then
+	volume  uint64 // volume of the node when it was opened
+	diskSeq string // of a block device, when it was opened
 	limits  atomic.Pointer[blk.Limits]
 
 	word    atomic.Uint32 // a devState; changed by move, read by pumps
 	why     failure       // when failing or failed; guarded by plugin.mu
 	openErr string        // of failedOpen and failedChanged; guarded by plugin.mu
 	told    bool          // clients know that it has failed; guarded by plugin.mu
-	guard   *guard        // for as long as there are users
-	retired atomic.Int64  // requests that do not end, whose paths have gone; pumps count
+	guard   *guard        // present while there are users
+	retired atomic.Int64  // requests of lost paths that have not ended; counted by pumps
 	users   int           // guarded by Server.mu
 
 	looking  atomic.Bool // watch is at work
 	sizeMu   sync.Mutex  // one call to the plugin about the size at a time
-	nodeSize uint64      // of the node in bytes, when looked at last; guarded by sizeMu
+	nodeSize uint64      // size of the node in bytes, when last checked; guarded by sizeMu
 
 	latency []stages // by pump; only that pump writes
 	loads   []load   // by pump
 }
 
-// stages are where the time of a device's requests goes on one pump.
+// stages are the latencies of a device's requests on one pump.
 type stages struct {
 	queue  latency.Ops // from the client's request to the plugin's ring
 	plugin latency.Ops // from there to the plugin's completion
 }
 
-// check is the gate of the data path.
+// check is the gate of the data path for a request of n bytes at off.
 func (d *device) check(op blk.Op, off, n uint64) blk.Errno {
 	return d.limits.Load().Check(op, off, n)
 }
 
-// choosePlugin finds who serves name: the first rule that matches, else what the
-// client wishes; nil: by the kind of node. EINVAL: the wish is not offered; EPERM: a
-// rule says otherwise.
+// choosePlugin returns the plugin for name: that of the first rule that
+// matches, else the one that the client asks for. If it returns nil, the kind
+// of node decides. EINVAL: the plugin asked for is not offered. EPERM: a rule
+// demands another one.
 func (s *Server) choosePlugin(name, wish string) (*ioPlugin, error) {
 	ruled := s.pluginByRule(name)
 	if wish == "" {
 		return ruled, nil
 	}
 	p := s.pluginByName(wish)
-	if p == nil || p.info.Names != plugin.NamesPath { // one that makes devices of names is the operator's to choose
+	if p == nil || p.info.Names != plugin.NamesPath { // the operator alone chooses a plugin that makes devices of names
 		return nil, fmt.Errorf("open %q: io mode %q is not offered to clients: %w", name, wish, syscall.EINVAL)
 	}
 	if ruled != nil && ruled != p {
@@ -91,7 +91,7 @@ func (s *Server) pluginByRule(name string) *ioPlugin {
 	return nil
 }
 
-// pluginForNode is the choice when no rule matched.
+// pluginForNode returns the plugin for a node if no rule matches.
 func (s *Server) pluginForNode(n *node) *ioPlugin {
 	want := plugin.RegularFiles
 	if n.block {
@@ -117,7 +117,7 @@ func (s *Server) pluginByName(name string) *ioPlugin {
 // acquire returns the device of a node and opens it in the plugin if it is not
 // open. It takes over the node's descriptor. The caller has the node's turn, so
 // that a node is not opened twice at once. wished reports whether the client
-// named p.
+// asked for p.
 func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool, name string, mode blk.AccessMode) (*device, error) {
 	key := deviceKey{n.id, mode == blk.ReadOnly}
 	if d := s.share(key); d != nil {
@@ -149,8 +149,8 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool,
 	return d, nil
 }
 
-// share returns the device of key for one more user; nil: there is none, or what
-// it held is lost.
+// share returns the device of key for one more user. It returns nil if there is
+// none, or if it has failed for good.
 func (s *Server) share(key deviceKey) *device {
 	s.mu.Lock()
 	d := s.devices[key]
@@ -167,7 +167,7 @@ func (s *Server) share(key deviceKey) *device {
 	return d
 }
 
-// shareable is the error of an OPEN that would share d.
+// shareable returns the error of an OPEN that would share d.
 func (d *device) shareable(p *ioPlugin, wished bool) error {
 	switch now := d.now(); {
 	case wished && d.plugin != p:
@@ -180,8 +180,8 @@ func (d *device) shareable(p *ioPlugin, wished bool) error {
 	return nil
 }
 
-// busy is EBUSY while requests of lost paths have not ended: what the client
-// sends next could be overwritten by them.
+// busy returns EBUSY while requests of lost paths have not ended: they could
+// overwrite the client's next writes.
 func (d *device) busy() error {
 	if n := d.retired.Load(); n > 0 {
 		return fmt.Errorf("%d requests of lost paths do not end: %w", n, syscall.EBUSY)
@@ -189,7 +189,7 @@ func (d *device) busy() error {
 	return nil
 }
 
-// nodeBusy is busy for every opening of a node.
+// nodeBusy returns EBUSY if busy does for any opening of the node.
 func (s *Server) nodeBusy(id nodeID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,7 +204,7 @@ func (s *Server) nodeBusy(id nodeID) error {
 	return nil
 }
 
-// drop gives one use of d back; the last closes it.
+// drop ends one use of d. The last one closes d.
 func (s *Server) drop(d *device) {
 	s.mu.Lock()
 	d.users--
@@ -228,7 +228,7 @@ func (n *node) close() {
 	}
 }
 
-// mode is the widest access the plugin may be asked for.
+// mode returns the widest access that the plugin may be asked for.
 func (d *device) mode() blk.AccessMode {
 	if d.key.readOnly {
 		return blk.ReadOnly

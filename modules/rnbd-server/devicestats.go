@@ -30,7 +30,8 @@ func (s *Server) openDevices() (out []*device) {
 	return out
 }
 
-// stageStats adds up the pumps. asked holds the replies of plugins; each is asked once.
+// stageStats adds up the pumps. asked caches the replies of plugins, so that
+// each is asked once.
 func (d *device) stageStats(ctx context.Context, asked map[*ioPlugin]map[uint32]*latency.Snapshots) []*controlpb.StageStats {
 	var queue, inPlugin latency.Snapshots
 	for i := range d.latency {

@@ -11,7 +11,7 @@ import "slices"
 //	                     |  '----------------------------'    v
 //	                     '-------------------------------- stuck
 //
-//	open, recovering, stuck:  what it held is lost, its plugin is given up, or it
+//	open, recovering, stuck:  its writes are lost, its plugin is given up, or it
 //	                          does not open again                    --> failing
 //	failing:                  its fence has passed                   --> failed
 //	failing, failed:          unless it is lost, it is opened again  --> open
@@ -19,8 +19,8 @@ import "slices"
 //	any:                      its last user has closed it            --> closed
 //
 // The fence has passed when no I/O of a dead process can reach the disk or the
-// memory of requests any more. Until then no request that a dead process had is
-// answered: the client would use its chunk for something else.
+// memory of requests any more. Until then requests of the dead process are not
+// answered: the client would use their chunks for something else.
 type devState uint32
 
 const (
@@ -43,30 +43,31 @@ var devMoves = [...][]devState{
 	devClosed:     {},
 }
 
-// failure is why a device is failing or failed.
+// failure is the reason why a device is failing or failed.
 type failure uint8
 
 const (
-	failedLost    failure = iota // the plugin does not keep what it acknowledged; for good
+	failedLost    failure = iota // the plugin loses acknowledged writes; for good
 	failedShrunk                 // requests may lie beyond its end; for good
-	failedChanged                // another volume, or limits that users were not told; for good
-	failedPlugin                 // the plugin is given up; until that is reset
-	failedOpen                   // it does not open again, which is tried on
+	failedChanged                // another volume, or limits that users do not know; for good
+	failedPlugin                 // the plugin is given up; until it is reset
+	failedOpen                   // it does not open again; tries continue
 )
 
-// forGood reports whether only a new OPEN helps.
+// forGood reports whether only a new OPEN ends the failure.
 func (f failure) forGood() bool {
 	return f == failedLost || f == failedShrunk || f == failedChanged
 }
 
-// now is the state. Any goroutine, any pump.
+// now returns the state. Any goroutine or pump may call it.
 func (d *device) now() devState { return devState(d.word.Load()) }
 
-// serves and fails are what pumps ask: if neither, requests wait.
+// serves and fails are the questions of pumps. If neither is true, requests
+// wait.
 func (d *device) serves() bool { return d.now() == devOpen }
 func (d *device) fails() bool  { return d.now() >= devFailing }
 
-// move changes the state, if the drawing has that move. Caller holds
+// move changes the state if the diagram has that transition. The caller holds
 // d.plugin.mu.
 func (d *device) move(to devState) bool {
 	if !slices.Contains(devMoves[d.now()], to) {
@@ -76,8 +77,8 @@ func (d *device) move(to devState) bool {
 	return true
 }
 
-// moveToFailing is move, to failed if there is nothing to wait for. Caller
-// holds d.plugin.mu.
+// moveToFailing moves to devFailing, or to devFailed if there is nothing to
+// wait for. The caller holds d.plugin.mu.
 func (d *device) moveToFailing(why failure) bool {
 	to := devFailing
 	if why == failedShrunk || why == failedChanged { // in the next process, after the fence
@@ -97,7 +98,7 @@ func (d *device) lost() bool {
 	return d.fails() && d.now() != devClosed && d.why.forGood()
 }
 
-// state describes d to people.
+// state returns the state of d in words.
 func (d *device) state() string {
 	d.plugin.mu.Lock()
 	now, why, openErr := d.now(), d.why, d.openErr

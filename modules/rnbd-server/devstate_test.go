@@ -37,7 +37,7 @@ func TestDeviceStates_ForGoodIsForGood(t *testing.T) {
 	}
 }
 
-// alive is a process that is dead, but of which a thread still runs.
+// alive is a dead process with a thread that still runs.
 type alive struct {
 	supervise.Process
 	reaped chan struct{}

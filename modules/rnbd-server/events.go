@@ -8,29 +8,31 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// News for clients that ask for it: docs/protocol/rnbd.md, "Events". A client
-// keeps one EVENT waiting; its answer is the oldest news that the client has not
-// seen. News about a device is kept with its mapping until then, the latest
-// alone: it is bounded, and told again when an answer is lost with its path.
+// News for clients that ask for them: docs/protocol/rnbd.md, "Events". A client
+// keeps one EVENT waiting. The answer is the oldest news that the client has
+// not seen. Until then the latest news about a device is kept with its mapping.
+// So memory is bounded, and news is told again if an answer is lost with its
+// path.
 
-// inbox is the news of one session. Guarded by session.mu.
+// inbox has the news of one session. session.mu guards it.
 type inbox struct {
 	last    uint64        // number of the latest news
 	drain   uint64        // number of EventDrain; 0: none
 	listens bool          // the client has asked for news
 	heard   chan struct{} // not nil: closed with the next EVENT, and with the session
-	waiting *rtrs.Op      // its EVENT, parked; nil: none
-	seen    uint64        // what waiting has told
+	waiting *rtrs.Op      // its parked EVENT; nil: none
+	seen    uint64        // number of the last news that the client has seen
 }
 
-// news is the latest about one mapping. Guarded by session.mu.
+// news is the latest news about one mapping. session.mu guards it.
 type news struct {
 	number uint64 // 0: none
 	kind   rnbdwire.EventKind
 }
 
-// onEvent answers op with news, or keeps it until there is some. Owner of op's
-// poller. An EVENT that waits already gives way: its client has forgotten it.
+// onEvent answers op with news, or parks it until there is some. It ends an
+// EVENT that is parked already: the client has given that one up. It runs on
+// the owner of op's poller.
 func (s *Server) onEvent(op *rtrs.Op, sess *session, msg rnbdwire.Event) {
 	if !msg.IsValid() || op.ReplyLen() != rnbdwire.EventRspSize {
 		op.Respond(int(blk.EINVAL))
@@ -87,7 +89,7 @@ func (s *session) deliver() *rtrs.Op {
 	return op
 }
 
-// tell makes kind the news about m.
+// tell stores news of kind about m, and sends it if the client waits for news.
 func (s *Server) tell(m *mapping, kind rnbdwire.EventKind) {
 	sess := m.session
 	sess.mu.Lock()
@@ -100,7 +102,7 @@ func (s *Server) tell(m *mapping, kind rnbdwire.EventKind) {
 	}
 }
 
-// tellDrain says to every client that listens that the server is about to end.
+// tellDrain tells every client that listens that the server is about to end.
 func (s *Server) tellDrain() {
 	for i := range s.sessions {
 		sess := s.sessions[i].Load()
@@ -118,13 +120,13 @@ func (s *Server) tellDrain() {
 	}
 }
 
-// respond answers op on the pump that it came to.
+// respond answers op on its pump.
 func (s *Server) respond(op *rtrs.Op, errno blk.Errno) {
 	s.pumps[op.Poller()].poller.Do(func() { op.Respond(int(errno)) })
 }
 
-// forget answers op, whose path closes, unless it has been answered. It runs on
-// the op's pump.
+// forget answers op when its path closes, unless it has been answered. It runs
+// on the op's pump.
 func (s *session) forget(op *rtrs.Op) {
 	s.mu.Lock()
 	mine := s.inbox.waiting == op

@@ -15,7 +15,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// Resize is what the plugin's disk says when it is asked again.
+// Resize returns the new size of the disk, if the test has set one.
 func (d *memDisk) Resize(context.Context) (blk.Limits, error) {
 	if l := d.resized.Load(); l != nil {
 		return *l, nil
@@ -35,7 +35,7 @@ type told struct {
 	err error
 }
 
-// listen sends an EVENT, whose answer comes on the channel.
+// listen sends an EVENT. The answer comes on the channel.
 func (i *initiator) listen(seen uint64) <-chan told {
 	i.t.Helper()
 	got := make(chan told, 1)
@@ -83,13 +83,13 @@ func TestE001_E014_E018_E025_FeaturesAreAnnounced(t *testing.T) {
 	i := newRig(t, newMemory()).connect("s")
 	rsp, err := i.sessInfo(2)
 	must(t, err)
-	if rsp.Features() != rnbdwire.FeatureEvents|rnbdwire.FeatureOpenAs|rnbdwire.FeatureIdentity|rnbdwire.FeatureOnce {
+	if rsp.Features() != rnbdwire.FeatureEvents|rnbdwire.FeatureOpenAs|rnbdwire.FeatureIdentity|rnbdwire.FeatureOnce|rnbdwire.FeatureList {
 		t.Errorf("features %#x", rsp.Features())
 	}
 }
 
-// What a client wishes is a plugin that opens paths; one that makes devices of
-// names, as the rig's, is the operator's to choose.
+// A client may ask for a plugin that opens paths. A plugin that makes devices
+// of names, as the rig's, is chosen by the operator only.
 func TestE016_IOModesThatAreNotOffered(t *testing.T) {
 	mem := newMemory()
 	mem.add("vol", 1<<20)

@@ -81,7 +81,7 @@ func TestASessionWhoseRequestsHangKeepsNobodySmall(t *testing.T) {
 func TestADeviceThatHangsLeavesRoom(t *testing.T) {
 	for _, tt := range []struct {
 		name       string
-		hung       int // devices that have taken what they get
+		hung       int // devices with as many requests as they get
 		sessions   int // 2: another session is deep
 		want, most int // requests in the ring of one more device
 	}{

@@ -12,12 +12,12 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/fence"
 )
 
-// guard is a description of a node that the server keeps while it has the node
-// open. No I/O goes through it. It has two uses:
+// guard is a description of a node that the server keeps open for as long as
+// the node is open. No I/O goes through it. It has two uses:
 //
 //   - Opened for writing it holds the lock fence.Owner. The locks of a plugin's
 //     process go when its I/O has ended; another server that waits for them
-//     would write then, and what the next process replays would overwrite that.
+//     would write then, and the next process, repeating its requests, would overwrite that.
 //     So servers first take the lock that does not go with a process.
 //   - It shows when the locks of a dead process have gone, where no process is
 //     to be started that would wait for them.
@@ -26,8 +26,9 @@ type guard struct {
 	users int      // guarded by Server.mu
 }
 
-// guardNode returns the guard of a node, for one more user; EBUSY: another
-// server has it open for writing. The OPENs of one node come one after another.
+// guardNode returns the guard of a node, for one more user. The error is EBUSY
+// if another server has the node open for writing. The caller has the node's
+// turn.
 func (s *Server) guardNode(ctx context.Context, key deviceKey, n *node, p *ioPlugin) (*guard, error) {
 	s.mu.Lock()
 	g := s.guards[key]
@@ -66,8 +67,8 @@ func (s *Server) giveGuard(key deviceKey, g *guard) {
 	}
 }
 
-// open opens the node again and takes the lock. A node that cannot be opened, or
-// has no locks, is left to the plugin, whose error says more.
+// open opens the node again and takes the lock. A node that cannot be opened,
+// or has no locks, is left to the plugin, since its error has more detail.
 func (g *guard) open(ctx context.Context, node *os.File, readOnly bool) error {
 	flags := os.O_RDWR
 	if readOnly {
@@ -90,8 +91,9 @@ func (g *guard) open(ctx context.Context, node *os.File, readOnly bool) error {
 	return nil
 }
 
-// reopenNode opens what an O_PATH descriptor names. The system call may wait for
-// ever, as for a server of files that is away; this waits until ctx ends.
+// reopenNode opens the file behind an O_PATH descriptor. The system call can
+// block for ever, for instance on a network file system without its server.
+// reopenNode waits for it until ctx ends.
 func reopenNode(ctx context.Context, node *os.File, flags int) (*os.File, error) {
 	raw, err := node.SyscallConn()
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
@@ -14,14 +15,14 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// handler is the Server as RTRS sees it.
+// handler is the Server's implementation of the RTRS callbacks.
 type handler Server
 
-// adminTimeout bounds how long an OPEN may take. It is shorter than a client's
-// patience, so that the reason arrives there.
+// adminTimeout bounds the time of an OPEN. It is shorter than a client's
+// patience, so that the reason of a failure arrives at the client.
 const adminTimeout = 20 * time.Second
 
-// SessionUp makes room for a session's requests.
+// SessionUp allocates a session's requests.
 func (h *handler) SessionUp(t *rtrs.SrvSession) error {
 	s := (*Server)(h)
 	sess := &session{
@@ -43,13 +44,16 @@ func (h *handler) SessionUp(t *rtrs.SrvSession) error {
 		if s.sessions[i].CompareAndSwap(nil, sess) {
 			t.SetContext(sess)
 			s.log.Info("session up", "session", sess.name)
+			s.auditSession(audit.EventConnect, sess, nil)
 			return nil
 		}
 	}
+	s.auditSession(audit.EventConnect, sess, syscall.ENOMEM)
 	return fmt.Errorf("session %q: %d sessions are open already: %w", t.Name(), MaxSessions, syscall.ENOMEM)
 }
 
-// Retired is told of a request that has not ended when its path did. Pump.
+// Retired records a request that has not ended before the end of its path. It
+// runs on the pump.
 func (h *handler) Retired(op *rtrs.Op) {
 	s := (*Server)(h)
 	sess, ok := op.Session().Context().(*session)
@@ -65,9 +69,9 @@ func (h *handler) Retired(op *rtrs.Op) {
 	s.log.Error("device is stuck: a request does not end, and its path has gone", "session", sess.name, "device", r.m.name)
 }
 
-// SessionDown closes what the session had open. No request is in flight but
-// those that are retired: then it does not wait for them, and the session is
-// forgotten when they have ended.
+// SessionDown closes the session's devices. Only retired requests may be in
+// flight. SessionDown does not wait for them; the session's memory is kept
+// until they have ended.
 func (h *handler) SessionDown(t *rtrs.SrvSession) {
 	s := (*Server)(h)
 	sess, ok := t.Context().(*session)
@@ -77,6 +81,7 @@ func (h *handler) SessionDown(t *rtrs.SrvSession) {
 	sess.end()
 	stuck := s.closeIdle(sess)
 	s.log.Info("session down", "session", sess.name, "stuck", len(stuck))
+	s.auditSession(audit.EventDisconnect, sess, nil)
 	if len(stuck) == 0 {
 		s.letGo(sess)
 		return
@@ -92,8 +97,8 @@ func (h *handler) SessionDown(t *rtrs.SrvSession) {
 }
 
 // closeIdle closes the mappings without requests in flight and returns the
-// others. These accept no new requests and are stuck until releaseStuck: their
-// devices open for no client before that. A plugin that does not close a device
+// others. Those accept no new requests and are stuck until releaseStuck: until
+// then no client can open their devices. A plugin that does not close a device
 // delays no other device.
 func (s *Server) closeIdle(sess *session) (stuck []*mapping) {
 	var wg sync.WaitGroup
@@ -109,22 +114,22 @@ func (s *Server) closeIdle(sess *session) (stuck []*mapping) {
 	return stuck
 }
 
-// releaseStuck is closeMapping for one of closeIdle's.
+// releaseStuck closes a mapping that closeIdle has returned.
 func (s *Server) releaseStuck(m *mapping) {
 	s.closeMapping(m, false)
-	s.awaitIdle(m) // a CLOSE came first, and waits too
+	s.awaitIdle(m) // a CLOSE came first and waits, too
 	m.dev.retired.Add(-1)
 }
 
-// letGo gives back one of sess.holds; with the last the session is forgotten.
+// letGo gives back one of sess.holds. The last one frees the session.
 func (s *Server) letGo(sess *session) {
 	if sess.holds.Add(-1) == 0 {
 		s.forget(sess)
 	}
 }
 
-// forget gives up what a session has here: completions find it no more. Its index
-// is another one's when no plugin knows it any more.
+// forget frees a session's memory and index: completions do not find it any
+// more. The index is used again when no plugin knows it any more.
 func (s *Server) forget(sess *session) {
 	go func() {
 		for _, p := range s.plugins {
@@ -134,8 +139,8 @@ func (s *Server) forget(sess *session) {
 	}()
 }
 
-// Request tells messages apart: I/O goes on here on the pump, the rest may
-// block and moves to a goroutine.
+// Request dispatches a message. I/O is handled on the pump. Other messages
+// may block and get a goroutine.
 func (h *handler) Request(op *rtrs.Op) {
 	s := (*Server)(h)
 	sess, ok := op.Session().Context().(*session)
@@ -165,7 +170,7 @@ func (h *handler) Request(op *rtrs.Op) {
 		op.Respond(int(blk.EINVAL))
 	case rnbdwire.TypeEvent:
 		s.onEvent(op, sess, rnbdwire.Event(user))
-	case rnbdwire.TypeSessInfo, rnbdwire.TypeOpen, rnbdwire.TypeOpenAs, rnbdwire.TypeWriter, rnbdwire.TypeClose:
+	case rnbdwire.TypeSessInfo, rnbdwire.TypeOpen, rnbdwire.TypeOpenAs, rnbdwire.TypeWriter, rnbdwire.TypeList, rnbdwire.TypeClose:
 		s.admin.Add(1)
 		sess.holds.Add(1)
 		go s.onAdmin(op, sess)
@@ -174,8 +179,8 @@ func (h *handler) Request(op *rtrs.Op) {
 	}
 }
 
-// onAdmin serves a message that opens or closes things, then answers on the
-// pump that the request came from.
+// onAdmin handles a message that opens or closes devices, or lists them, then
+// answers on the pump of the request.
 func (s *Server) onAdmin(op *rtrs.Op, sess *session) {
 	defer s.admin.Done()
 	ctx, cancel := context.WithTimeout(s.admins, adminTimeout)
@@ -185,7 +190,7 @@ func (s *Server) onAdmin(op *rtrs.Op, sess *session) {
 		s.log.Warn("request refused", "session", sess.name, "err", err)
 	}
 	errno := int(blk.ToErrno(err))
-	s.letGo(sess) // before the answer, with which the session's memory may go
+	s.letGo(sess) // before the answer: after it the session's memory may go
 	s.pumps[op.Poller()].poller.Do(func() { op.Respond(errno) })
 }
 
@@ -206,12 +211,22 @@ func (s *Server) admin1(ctx context.Context, op *rtrs.Op, sess *session) error {
 		return fmt.Errorf("open with an io mode: message of %d bytes: %w", len(user), syscall.EINVAL)
 	case rnbdwire.TypeWriter:
 		return s.onWriter(op, sess, rnbdwire.Writer(user))
+	case rnbdwire.TypeList:
+		return s.onList(ctx, op, sess, rnbdwire.List(user))
 	}
 	return s.onClose(sess, rnbdwire.Close(user))
 }
 
-// features are the extensions that the server announces.
+// features are the extensions that every server offers.
 const features = rnbdwire.FeatureEvents | rnbdwire.FeatureOpenAs | rnbdwire.FeatureIdentity | rnbdwire.FeatureOnce
+
+// features returns the extensions that this server offers.
+func (s *Server) features() uint16 {
+	if s.cfg.List {
+		return features | rnbdwire.FeatureList
+	}
+	return features
+}
 
 func (s *Server) onSessInfo(op *rtrs.Op, sess *session, msg rnbdwire.SessInfo) error {
 	if !msg.IsValid() || op.ReplyLen() != rnbdwire.SessInfoRspSize {
@@ -219,7 +234,7 @@ func (s *Server) onSessInfo(op *rtrs.Op, sess *session, msg rnbdwire.SessInfo) e
 	}
 	ver := min(msg.Version(), rnbdwire.Version)
 	sess.version.Store(uint32(ver))
-	rnbdwire.SessInfoRspFields{Version: ver, Features: features}.Put(op.Data())
+	rnbdwire.SessInfoRspFields{Version: ver, Features: s.features()}.Put(op.Data())
 	return nil
 }
 
@@ -233,9 +248,15 @@ func (s *Server) onOpen(ctx context.Context, op *rtrs.Op, sess *session, msg rnb
 	defer s.doneOpen()
 	m, err := s.openMapping(ctx, sess, msg.Name(), ioMode, blk.AccessMode(msg.AccessMode()))
 	if err != nil {
+		s.auditOpen(sess, msg, err)
 		return err
 	}
-	if err := s.tellSharing(ctx, m); err != nil {
+	err = s.allowed(sess, m.name, m.mode) // a path may have joined, or the rules have changed
+	if err == nil {
+		err = s.tellSharing(ctx, m)
+	}
+	s.auditOpen(sess, msg, err)
+	if err != nil {
 		s.closeMapping(m, false)
 		return fmt.Errorf("open %q: %w", msg.Name(), err)
 	}
@@ -243,7 +264,7 @@ func (s *Server) onOpen(ctx context.Context, op *rtrs.Op, sess *session, msg rnb
 	return nil
 }
 
-// onWriter serves WRITER: docs/protocol/rnbd.md, "Writes that are repeated".
+// onWriter handles WRITER: docs/protocol/rnbd.md, "Writes that are repeated".
 func (s *Server) onWriter(op *rtrs.Op, sess *session, msg rnbdwire.Writer) error {
 	if !msg.IsValid() || msg.Writer() == 0 || op.ReplyLen() != rnbdwire.WriterRspSize {
 		return fmt.Errorf("writer: message of %d bytes, reply of %d: %w", len(msg), op.ReplyLen(), syscall.EINVAL)
@@ -271,11 +292,13 @@ func (s *Server) onClose(sess *session, msg rnbdwire.Close) error {
 	}
 	if m := sess.lookup(msg.DeviceID()); m != nil {
 		s.closeMapping(m, false)
+		s.auditMapping(audit.EventClose, m, "")
 	}
 	return nil
 }
 
-// openRsp describes a device to the client. Sizes travel in 512-byte sectors.
+// openRsp returns the description of a device for the client. Sizes are in
+// sectors of 512 bytes.
 func openRsp(m *mapping) rnbdwire.OpenRspFields {
 	l := m.dev.limits.Load()
 	f := rnbdwire.OpenRspFields{
@@ -305,5 +328,5 @@ func openRsp(m *mapping) rnbdwire.OpenRspFields {
 	return f
 }
 
-// sectors32 is a byte count in sectors, in 32 bits.
+// sectors32 converts bytes to sectors of 512 bytes, in 32 bits.
 func sectors32(n uint64) uint32 { return uint32(min(n/blk.SectorSize, 1<<32-1)) }

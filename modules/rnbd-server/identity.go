@@ -15,17 +15,17 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// What OPEN_RSP says of the volume: docs/protocol/rnbd.md, "Identity". A client that
-// opens a device again compares it.
+// The identity of a volume in OPEN_RSP: docs/protocol/rnbd.md, "Identity". A
+// client that opens a device again compares it.
 
-// volume makes a number of facts about a volume, never 0.
+// volume returns a checksum over facts about a volume, never 0.
 func volume(facts ...string) uint64 {
 	sum := sha256.Sum256([]byte(strings.Join(facts, "\x00")))
 	return max(binary.LittleEndian.Uint64(sum[:]), 1)
 }
 
-// properties is a checksum over the limits but for the size, and the mode in which the
-// device is open; never 0.
+// properties returns a checksum over the limits, without the size, and the
+// mode of the open. It is never 0.
 func properties(l *blk.Limits) uint16 {
 	flat := *l
 	flat.Size, flat.ReadOnly = 0, false
@@ -33,8 +33,8 @@ func properties(l *blk.Limits) uint16 {
 	return max(binary.LittleEndian.Uint16(sum[:]), 1)
 }
 
-// volumeOf identifies the node behind an O_PATH descriptor; 0: it cannot be told. It
-// takes for ever where a network file system does not answer.
+// volumeOf identifies the node behind an O_PATH descriptor. It returns 0 if it
+// cannot. It blocks for ever on a network file system that does not answer.
 func volumeOf(f *os.File, st *unix.Stat_t) uint64 {
 	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
 		return volumeOfDisk("/sys", st.Rdev)
@@ -42,8 +42,9 @@ func volumeOf(f *os.File, st *unix.Stat_t) uint64 {
 	return volume(append([]string{"file"}, fileFacts(int(f.Fd()), "", st)...)...)
 }
 
-// fileFacts are the facts of a file, or of what path names from there: the file
-// system, the inode, and the time of birth, since inodes are used again.
+// fileFacts returns the facts of a file, or of the file at path below fd: the
+// file system, the inode, and the time of birth, since inode numbers are used
+// again.
 func fileFacts(fd int, path string, st *unix.Stat_t) []string {
 	facts := []string{fmt.Sprint("inode ", st.Ino)}
 	var x unix.Statx_t
@@ -57,7 +58,7 @@ func fileFacts(fd int, path string, st *unix.Stat_t) []string {
 		err = unix.Statfs(path, &fs)
 	}
 	switch {
-	case err == nil && fs.Fsid != (unix.Fsid{}) && fs.Type != unix.XFS_SUPER_MAGIC: // XFS has the device's number there, which changes
+	case err == nil && fs.Fsid != (unix.Fsid{}) && fs.Type != unix.XFS_SUPER_MAGIC: // the fsid of XFS is the device's number, and that changes
 		facts = append(facts, fmt.Sprintf("file system %x %08x%08x", fs.Type, uint32(fs.Fsid.Val[0]), uint32(fs.Fsid.Val[1])))
 	case !born:
 		facts = append(facts, fmt.Sprint("device ", st.Dev))
@@ -65,7 +66,7 @@ func fileFacts(fd int, path string, st *unix.Stat_t) []string {
 	return facts
 }
 
-// volumeOfDisk identifies a block device by what the tree at sys says of it.
+// volumeOfDisk identifies a block device by its files in the tree at sys.
 func volumeOfDisk(sys string, rdev uint64) uint64 {
 	number := fmt.Sprintf("%d:%d", unix.Major(rdev), unix.Minor(rdev))
 	dir, err := filepath.EvalSymlinks(filepath.Join(sys, "dev/block", number))
@@ -80,8 +81,8 @@ func volumeOfDisk(sys string, rdev uint64) uint64 {
 	return volume(append(facts, diskFacts(sys, dir, number)...)...)
 }
 
-// diskFacts are the facts of the disk with that folder in sysfs. Number is that of the
-// disk or of its partition.
+// diskFacts returns the facts of the disk with the folder dir in sysfs. number
+// is that of the disk or of its partition.
 func diskFacts(sys, dir, number string) []string {
 	for _, name := range []string{"wwid", "device/wwid", "uuid", "dm/uuid", "md/uuid", "serial", "device/serial", "device/cid"} {
 		if id := attribute(dir, name); id != "" {
@@ -97,7 +98,7 @@ func diskFacts(sys, dir, number string) []string {
 		return append(facts, "file "+file)
 	}
 	if device, err := filepath.EvalSymlinks(filepath.Join(dir, "device")); err == nil {
-		if place, err := filepath.Rel(sys, device); err == nil { // where it is plugged in
+		if place, err := filepath.Rel(sys, device); err == nil { // the place where it is plugged in
 			return []string{"place", place}
 		}
 	}
@@ -105,7 +106,8 @@ func diskFacts(sys, dir, number string) []string {
 	return []string{"number", number, attribute(dir, "diskseq"), string(boot)}
 }
 
-// attribute reads a file in a folder of sysfs; empty: there is none.
+// attribute returns the contents of a file in a folder of sysfs, empty if there
+// is none.
 func attribute(dir, name string) string {
 	text, err := os.ReadFile(filepath.Join(dir, name))
 	if err != nil {
@@ -114,8 +116,8 @@ func attribute(dir, name string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// sameVolume is the error of going on with d if its node, a block device, is another
-// disk than when it was opened. A file stays the one that it is.
+// sameVolume returns an error if d's node is a block device and now another
+// disk than when it was opened. A file cannot change in this way.
 func (d *device) sameVolume() error {
 	if d.file == nil || d.key.id.ino != 0 {
 		return nil
@@ -126,14 +128,15 @@ func (d *device) sameVolume() error {
 	return fmt.Errorf("%s is another disk: %w", d.path, syscall.EIO)
 }
 
-// diskSeq is the number that the kernel gave to a disk and gives to no other until it
-// starts again; empty: before Linux 5.15, or of a partition.
+// diskSeq returns the sequence number of a disk. The kernel gives it to no
+// other disk until it starts again. It is empty before Linux 5.15, and for a
+// partition.
 func diskSeq(rdev uint64) string {
 	return attribute(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(rdev), unix.Minor(rdev)), "diskseq")
 }
 
-// compatible is the error of going on with limits l where users were told old: EIO.
-// The size is not looked at.
+// compatible returns EIO if users know the limits old and cannot use l instead.
+// It does not compare sizes.
 func compatible(old, l *blk.Limits) error {
 	var errs []error
 	refuse := func(bad bool, format string, a ...any) {

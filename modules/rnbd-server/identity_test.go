@@ -130,7 +130,7 @@ func TestE019_TheVolumeOfAFile(t *testing.T) {
 	}
 }
 
-// What clients are told: the same volume in every mode, session and server.
+// OPEN_RSP has the same volume in every mode, session and server.
 func TestE018_E020_OpenTellsVolumeAndProperties(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "vol"), make([]byte, 1<<20), 0o600))
@@ -179,7 +179,7 @@ func TestLimitsThatUsersWereNotTold(t *testing.T) {
 	}
 }
 
-// What a plugin's next process opens must be what users were told.
+// The next process of a plugin must open the volume that users know.
 func TestADeviceThatHasChangedWhenItsPluginComesBack(t *testing.T) {
 	for _, tt := range []struct {
 		name  string

@@ -5,24 +5,26 @@ import (
 	"syscall"
 )
 
-// indices are the numbers under which a plugin's process knows its devices. One
-// that was given back is used again as late as possible.
+// indices are the numbers of a plugin's devices. A number that was given back
+// is used again as late as possible.
 type indices struct {
 	next    uint32
 	taken   map[uint32]bool
-	spoiled map[uint32]uint32 // the generation of processes that may still know it
+	spoiled map[uint32]uint32 // by number, the generation of processes that may still know it
 }
 
 const (
-	// fewIndices go round while there are few devices: a process copies the table
-	// of its devices with each that comes or goes.
+	// fewIndices are used in turn while there are few devices. The number is
+	// small because a process copies its table of devices whenever one comes or
+	// goes.
 	fewIndices = 4096
-	// allIndices is what a process takes (package plugin).
+	// allIndices is the largest number of indices in a process (package
+	// plugin).
 	allIndices = 1 << 16
 )
 
-// take returns an index for a device of a process of the generation. EMFILE: all
-// are in use.
+// take returns an index for a device in a process of the generation. The error
+// is EMFILE if all are in use.
 func (x *indices) take(generation uint32) (uint32, error) {
 	if x.taken == nil {
 		x.taken, x.spoiled = map[uint32]bool{}, map[uint32]uint32{}
@@ -49,6 +51,6 @@ func (x *indices) give(i uint32) {
 	delete(x.spoiled, i)
 }
 
-// spoil keeps the index i from being used as long as the process of the
-// generation runs, which may open it yet, or not have closed it.
+// spoil keeps the index i from being used while the process of the generation
+// runs, since that process may still open it, or not have closed it.
 func (x *indices) spoil(i, generation uint32) { x.spoiled[i] = generation }

@@ -14,14 +14,15 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 )
 
-// ioPlugin is one storage plugin: the devices that it has open and the sessions
-// whose memory it is shown. supervise keeps its process running.
+// ioPlugin is one storage plugin, with its open devices and the sessions whose
+// memory it is shown. supervise keeps its process running.
 //
-// Locks of the package, in the order in which they are taken: device.sizeMu,
-// session.arenaMu, session.mu, ioPlugin.mu, Server.mu, turns.mu. None is held over
-// a system call on a name that a client chose; ioPlugin.mu and Server.mu are held
-// for a few lines at a time, never over a call to a plugin or to a pump, and
-// never one inside the other. A node's turn is taken before all of them.
+// Locks of the package are taken in this order: device.sizeMu, session.arenaMu,
+// session.mu, ioPlugin.mu, Server.mu, turns.mu. None is held during a system
+// call on a name that a client chose. ioPlugin.mu and Server.mu are held for a
+// few lines at a time, never during a call to a plugin or to a pump, and never
+// one inside the other. A node's turn is taken before all of them. session.rulesMu
+// is taken inside none of them, and none inside it.
 type ioPlugin struct {
 	server *Server
 	cfg    PluginConfig
@@ -32,15 +33,15 @@ type ioPlugin struct {
 
 	life    context.Context // ends with stop
 	endLife context.CancelFunc
-	opens   chan struct{}  // room for devices that are opened again
-	work    sync.WaitGroup // what waits for fences; Add only while in is not nil, or by the supervisor
+	opens   chan struct{}  // tokens for devices that are opened again
+	work    sync.WaitGroup // goroutines that wait for fences; Add only while in is not nil, or by the supervisor
 
 	mu      sync.Mutex          // guards the rest, and the states of devices
-	in      *supervise.Instance // that serves; nil: none
-	dead    *supervise.Instance // the last one that has ended
+	in      *supervise.Instance // the process that serves; nil: none
+	dead    *supervise.Instance // the last process that has ended
 	indices indices
 	devices map[uint32]*device
-	// shown are the sessions whose arena every next process is shown.
+	// shown has the sessions with an arena that every new process is shown.
 	shown map[*session]*showing
 }
 
@@ -69,7 +70,7 @@ func (s *Server) startPlugin(ctx context.Context, i int, cfg PluginConfig) error
 	return p.sup.Start(ctx)
 }
 
-// open opens d in the process that runs.
+// open opens d in the running process.
 func (p *ioPlugin) open(ctx context.Context, d *device) error {
 	in, err := p.sup.Current()
 	if err != nil {
@@ -86,7 +87,7 @@ func (p *ioPlugin) open(ctx context.Context, d *device) error {
 	defer p.mu.Unlock()
 	if err != nil {
 		p.indices.give(d.index)
-		if ctx.Err() != nil { // it may be opened yet
+		if ctx.Err() != nil { // the process may open it later
 			p.indices.spoil(d.index, in.Generation)
 		}
 		return fmt.Errorf("open %q in plugin %s: %w", d.name, p.cfg.Name, err)
@@ -109,9 +110,9 @@ func (d *device) request(generation uint32) plugin.OpenRequest {
 	}
 }
 
-// close closes d, which has no request in flight. Its index is free again when the
-// process has closed it, or has ended. A process that is opening it again closes it
-// as soon as it has (revive).
+// close closes d. It has no request in flight. Its index is free again when the
+// process has closed it, or has ended. If the process is opening it again, it
+// is closed afterwards (revive).
 func (p *ioPlugin) close(d *device) {
 	p.mu.Lock()
 	delete(p.devices, d.index)
@@ -135,7 +136,7 @@ func (p *ioPlugin) close(d *device) {
 	}
 }
 
-// closeDisk closes a device in the process that no mapping uses any more.
+// closeDisk closes a device that no mapping uses any more in the process.
 func (p *ioPlugin) closeDisk(in *supervise.Instance, d *device) error {
 	ctx, cancel := context.WithTimeout(in.Context(), callTimeout)
 	defer cancel()
@@ -146,8 +147,8 @@ func (p *ioPlugin) closeDisk(in *supervise.Instance, d *device) error {
 	return err
 }
 
-// stop ends the process in order: nothing is in flight any more. It takes no
-// longer than ctx and a second.
+// stop ends the process in order. Nothing is in flight any more. It takes at
+// most a second longer than ctx.
 func (p *ioPlugin) stop(ctx context.Context) error {
 	p.endLife()
 	err := p.sup.Stop(ctx)

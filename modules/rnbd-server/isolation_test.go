@@ -83,8 +83,8 @@ func TestADiskThatHangsLeavesTheOthersOfItsSession(t *testing.T) {
 	}
 }
 
-// A mapping's requests reach the plugin in the order in which they came, also those
-// that had to wait.
+// A mapping's requests reach the plugin in the order of their arrival, even if
+// they had to wait.
 func TestRequestsOfADeviceStayInOrder(t *testing.T) {
 	mem := newMemory()
 	mem.add("vol", 1<<20)

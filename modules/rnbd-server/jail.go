@@ -9,15 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sessionMarker in a search path is replaced by the session's name; what
-// follows it is dropped, as in Linux (docs/protocol/rnbd.md, "Names").
+// sessionMarker is replaced by the session's name in a search path. The rest
+// of the path is dropped, as in Linux (docs/protocol/rnbd.md, "Names").
 const sessionMarker = "%SESSNAME%"
 
-// maxPath is the length that search path and name may have together.
+// maxPath is the largest length of search path and name together, in bytes.
 const maxPath = 4096
 
 // jail resolves the names that clients send. The zero value serves block
-// devices anywhere below / and nothing else.
+// devices below / and nothing else.
 type jail struct {
 	searchPath string // empty: "/", block devices only
 }
@@ -26,7 +26,7 @@ type jail struct {
 // path that was given explicitly.
 func (j jail) filesAllowed() bool { return j.searchPath != "" }
 
-// root is the folder below which the session's names live.
+// root returns the folder of the session's names.
 func (j jail) root(session string) string {
 	if j.searchPath == "" {
 		return "/"
@@ -38,28 +38,28 @@ func (j jail) root(session string) string {
 	return strings.TrimRight(before, "/") + "/" + session
 }
 
-// node is what a name led to: an O_PATH descriptor and the identity that
-// access rules go by.
+// node is the result of a lookup: an O_PATH descriptor, and the identity for
+// the access rules.
 type node struct {
 	file  *os.File // O_PATH, owned by the holder of the node
-	path  string   // where the name led to, for people
+	path  string   // the path that the name led to, for people
 	id    nodeID
 	block bool
 	size  uint64 // bytes; 0: none, or not known
-	// volume is what the node is on, as in OPEN_RSP; 0: not known.
+	// volume is the node's volume, as in OPEN_RSP; 0: not known.
 	volume  uint64
 	diskSeq string // of a block device, as diskSeq
 }
 
-// nodeID identifies a node, whatever its name: the device number of a block
-// device, file system and inode of a file.
+// nodeID identifies a node independent of its name: the device number of a
+// block device, file system and inode of a file.
 type nodeID struct {
 	dev, ino uint64
 	opaque   string // for plugins that know names only
 }
 
 // open resolves name for session. Symbolic links are followed inside the
-// jail; a name that leads out of it does not exist.
+// jail. A name that leads out of it does not exist.
 func (j jail) open(session, name string) (*node, error) {
 	fail := func(errno syscall.Errno, why string) error {
 		return fmt.Errorf("open %q for session %q: %s: %w", name, session, why, errno)
@@ -95,7 +95,8 @@ func (j jail) open(session, name string) (*node, error) {
 	return n, nil
 }
 
-// identify fills the node from its descriptor and refuses what is not served.
+// identify fills the node from its descriptor and refuses kinds of nodes that
+// are not served.
 func (n *node) identify(filesAllowed bool) (syscall.Errno, string) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(n.file.Fd()), &st); err != nil {
@@ -118,7 +119,7 @@ func (n *node) identify(filesAllowed bool) (syscall.Errno, string) {
 	return 0, ""
 }
 
-// errnoOf finds the errno in err; a jail never has one without.
+// errnoOf returns the errno in err. Errors of a jail always have one.
 func errnoOf(err error) syscall.Errno {
 	for {
 		switch e := err.(type) {

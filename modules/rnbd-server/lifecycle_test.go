@@ -12,7 +12,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 )
 
-// openAsync sends an OPEN whose answer nobody waits for.
+// openAsync sends an OPEN without waiting for its answer.
 func (i *initiator) openAsync(name string) {
 	var wg sync.WaitGroup
 	wg.Go(func() { _, _ = i.open(name, blk.ReadWrite) })
@@ -29,8 +29,8 @@ func (r *rig) adminUnderWay(index uint32) int {
 	return int(s.holds.Load()) - 1
 }
 
-// An OPEN whose session ends while it waits leaves nothing behind: neither a
-// writer, nor memory in the plugin. Its session's index is nobody else's until then.
+// An OPEN that outlives its session leaves neither a writer nor memory in the
+// plugin. Until then the session's index is not used again.
 func TestAnOpenThatOutlivesItsSession(t *testing.T) {
 	mem := newMemory()
 	mem.crash = plugin.KeepsAcknowledged
@@ -147,7 +147,7 @@ func TestClosedBetweenOpenedAgainAndReady(t *testing.T) {
 	dev, err := i.open("a", blk.ReadWrite)
 	must(t, err)
 	mem.mu.Lock()
-	disk := mem.add("a", 2<<20) // what the next process finds
+	disk := mem.add("a", 2<<20) // the disk of the next process
 	mem.mu.Unlock()
 	r.process().Kill()
 	<-opened
@@ -157,7 +157,7 @@ func TestClosedBetweenOpenedAgainAndReady(t *testing.T) {
 	eventually(t, "the new process has closed it", func() bool { return disk.closes.Load() == 1 })
 }
 
-// A device whose fence opens just as it begins to count as stuck is not stuck.
+// A device is not stuck if its fence opens at the moment when its time ends.
 func TestFenceOpensAsTheTimeEnds(t *testing.T) {
 	mem := newMemory()
 	mem.crash = plugin.KeepsAcknowledged

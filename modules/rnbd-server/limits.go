@@ -8,10 +8,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
-// refusals count what Config's limits have refused.
+// refusals counts the refusals by Config's limits.
 type refusals struct{ opens, devices atomic.Uint64 }
 
-// admitOpen counts an OPEN that comes, unless there are too many: EBUSY. doneOpen
+// admitOpen counts an OPEN. The error is EBUSY if there are too many. doneOpen
 // ends it.
 func (s *Server) admitOpen() error {
 	if n := s.opens.Add(1); s.cfg.Opens > 0 && n > int64(s.cfg.Opens) {
@@ -24,7 +24,7 @@ func (s *Server) admitOpen() error {
 
 func (s *Server) doneOpen() { s.opens.Add(-1) }
 
-// roomFor is the error of one more device in a session that has n: EMFILE.
+// roomFor returns EMFILE if a session with n devices may have no more.
 func (s *Server) roomFor(n int) error {
 	if s.cfg.SessionDevices > 0 && n >= s.cfg.SessionDevices {
 		s.refused.devices.Add(1)
@@ -33,7 +33,7 @@ func (s *Server) roomFor(n int) error {
 	return nil
 }
 
-// limitCounters are what was refused, as counters of a fabric called server.
+// limitCounters returns the refusals as counters of a fabric named server.
 func (s *Server) limitCounters() (out []*controlpb.FabricCounter) {
 	add := func(name, reason string, n uint64) {
 		out = append(out, &controlpb.FabricCounter{Fabric: "server", Name: name, Reason: reason, Value: n})

@@ -15,7 +15,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// refusedOf is the counter of what was refused for that reason.
+// refusedOf returns the counter of refusals for that reason.
 func (r *rig) refusedOf(reason string) uint64 {
 	info, err := r.server.Control("").Info(r.t.Context(), &controlpb.InfoRequest{})
 	must(r.t, err)
@@ -91,7 +91,7 @@ func (r *rig) tryConnect(name string) error {
 	return err
 }
 
-// What the transport limits is the configuration's.
+// The transport's limits come from the configuration.
 func TestLimitsReachTheTransport(t *testing.T) {
 	r := newRig(t, newMemory(), func(c *Config) { c.Limits.Sessions = 1 })
 	r.connect("first")

@@ -10,8 +10,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
-// resolve finds node and plugin for name. The file system may take its time, as
-// lookUp says.
+// resolve returns node and plugin for name. It may wait for the file system, as
+// lookUp does.
 func (s *Server) resolve(ctx context.Context, sess *session, name, ioMode string) (*node, *ioPlugin, error) {
 	p, err := s.choosePlugin(name, ioMode)
 	if err != nil {
@@ -36,12 +36,19 @@ func (s *Server) resolve(ctx context.Context, sess *session, name, ioMode string
 	return n, p, nil
 }
 
-// openMapping is OPEN: docs/protocol/rnbd.md, "OPEN". ioMode is what the client
-// wishes, empty if nothing. OPENs of different nodes run at the same time.
+// openMapping implements OPEN: docs/protocol/rnbd.md, "OPEN". ioMode is the
+// mode that the client asks for, or empty. OPENs of different nodes run at
+// the same time.
 func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode string, mode blk.AccessMode) (*mapping, error) {
 	fail := func(err error) (*mapping, error) { return nil, fmt.Errorf("open %q: %w", name, err) }
 	if mode > blk.Migration {
 		return fail(fmt.Errorf("access mode %d is unknown: %w", mode, syscall.EINVAL))
+	}
+	if err := s.allowed(sess, name, mode); err != nil {
+		return fail(err)
+	}
+	if err := s.closeLost(sess, name); err != nil {
+		return fail(err)
 	}
 	if m, err := sess.opened(name, ioMode); m != nil || err != nil {
 		return m, err
@@ -93,8 +100,30 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 	return m, nil
 }
 
-// opened returns what the session has open under name, nil if nothing. ioMode is as
-// in openMapping.
+// closeLost closes the session's mapping of name if its device has failed for
+// good, so that OPEN opens it again. The error is EIO if the plugin has no
+// process.
+func (s *Server) closeLost(sess *session, name string) error {
+	m := sess.byName(name)
+	if m == nil || !m.dev.lost() {
+		return nil
+	}
+	p := m.dev.plugin
+	p.mu.Lock()
+	runs := p.in != nil
+	p.mu.Unlock()
+	switch {
+	case !runs:
+		return fmt.Errorf("%s, and the plugin does not run: %w", m.dev.state(), syscall.EIO)
+	case m.inflight() > 0:
+		return fmt.Errorf("%s, and its last requests have not ended: %w", m.dev.state(), syscall.EBUSY)
+	}
+	s.closeMapping(m, false)
+	return nil
+}
+
+// opened returns the session's mapping of name, nil if there is none. ioMode is
+// as in openMapping.
 func (s *session) opened(name, ioMode string) (*mapping, error) {
 	fail := func(err error) (*mapping, error) { return nil, fmt.Errorf("open %q: %w", name, err) }
 	if err := s.gone(); err != nil {
@@ -113,8 +142,8 @@ func (s *session) opened(name, ioMode string) (*mapping, error) {
 	return m, nil
 }
 
-// admitWriter counts one more mapping of a node that nothing stands in the way of.
-// Caller has the node's turn.
+// admitWriter counts one more mapping of a node, unless another mapping or
+// requests of a lost path forbid it. The caller has the node's turn.
 func (s *Server) admitWriter(id nodeID, mode blk.AccessMode) error {
 	if err := s.nodeBusy(id); err != nil {
 		return err
@@ -130,8 +159,8 @@ func (s *Server) releaseWriter(id nodeID, mode blk.AccessMode) {
 	s.writers.give(id, mode)
 }
 
-// closeMapping is CLOSE: new requests fail, those in flight end, then the
-// device is released. With keepID the id is not given out again.
+// closeMapping implements CLOSE: new requests fail, requests in flight end,
+// then the device is released. With keepID the id is not given out again.
 func (s *Server) closeMapping(m *mapping, keepID bool) {
 	if m.closed.Swap(true) {
 		return
@@ -153,8 +182,8 @@ func (s *Server) closeMapping(m *mapping, keepID bool) {
 	s.log.Info("device closed", "session", m.session.name, "device", m.name, "id", m.id)
 }
 
-// awaitIdle returns when m has no request in flight, or when no plugin is left that
-// could end them.
+// awaitIdle returns when m has no request in flight, or when no plugin is left
+// to end them.
 func (s *Server) awaitIdle(m *mapping) {
 	for pause := 200 * time.Microsecond; m.inflight() > 0 && !s.stopped.Load(); pause = min(2*pause, 10*time.Millisecond) {
 		time.Sleep(pause)

@@ -77,8 +77,8 @@ func TestAnOpenThatHangsHoldsUpItsNodeOnly(t *testing.T) {
 	}
 }
 
-// hungNames is a rig whose file system does not answer for names with a folder
-// "hung".
+// hungNames makes a rig with a file system that does not answer for names with
+// a folder "hung".
 func hungNames(t *testing.T) (r *rig, answer func()) {
 	dir := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(dir, "hung"), 0o700))
@@ -142,7 +142,7 @@ func TestNamesThatDoNotResolve(t *testing.T) {
 	must(t, open(first, "hung/vol0"))
 }
 
-// A server whose clients wait for names ends in time.
+// A server ends in time while clients wait for names.
 func TestServerClosesWhileNamesDoNotResolve(t *testing.T) {
 	r, _ := hungNames(t)
 	r.server.cfg.lookUpTimeout = time.Minute

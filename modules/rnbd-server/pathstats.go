@@ -7,8 +7,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// PathStats and ResetPathStats are what the kernel's server has in the stats
-// folder of a path.
+// PathStats and ResetPathStats serve the statistics that the kernel's server
+// has in the stats folder of a path.
 func (c *controlAPI) PathStats(_ context.Context, r *controlpb.PathRequest) (*controlpb.PathStatsReply, error) {
 	sess, err := c.s.sessionByName(r.Session)
 	if err != nil {

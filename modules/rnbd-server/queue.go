@@ -1,12 +1,12 @@
 package server
 
-// DATA PATH. One ioQueue joins one pump with one io plugin process. In the
-// order a request meets them:
+// DATA PATH, the way there. One ioQueue joins one pump with one io plugin
+// process. In the order a request meets them:
 //
 //	onIO    wire -> checks -> admit      the RNBD message is read once; a write that was
 //	                                     sent before: replay.go
 //	admit   checks -> ring or backlog    room, by device and session: window.go
-//	Poll    ring -> onDone -> wire       completions, then the backlog
+//	Poll    completions (answer.go), then the backlog
 //
 // Everything here runs on the pump. A request is a slot of its session's reqs,
 // found by chunk; the ring's tag is (session, chunk).
@@ -16,49 +16,52 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// reqState tells where a request is.
+// reqState is the position of a request.
 type reqState uint8
 
 const (
 	reqIdle    reqState = iota
 	reqBacklog          // waits in its mapping's flow for room in the ring
 	reqSent             // in the ring or in the plugin
-	reqParked           // waits for its device to come back after a plugin's death
-	reqHeld             // a write that waits for a repetition of another client's
+	reqParked           // waits for its device to return after a plugin's death
+	reqHeld             // a write that waits for the end of another client's repetition
 )
 
-// request is what we know of the I/O in one chunk.
+// request is the state of the I/O in one chunk.
 type request struct {
 	op    *rtrs.Op
 	m     *mapping
 	sqe   shm.SQE
 	next  int32 // chunk of the next request in the flow; -1: last
 	state reqState
-	// retired: its path has gone without it; only its end is awaited.
+	// retired reports that the path has ended without the request. Its
+	// completion changes nothing for a client.
 	retired bool
-	// repeats: it was sent before, and counts in usage.repeats.
+	// repeats reports that the write was sent before and counts in
+	// usage.repeats.
 	repeats bool
-	// The number of a write, and that of the last write in this chunk that a plugin
-	// has finished, with its result; 0: none.
+	// number is the number of the write. done is the number of the last write
+	// in this chunk that a plugin has finished, and doneErrno its result. 0
+	// means none.
 	number, done uint64
 	doneErrno    blk.Errno
-	// The number of the last write in this chunk that ended while a dead plugin had
-	// it, 0 if there is none, and when the plugin was first asked. It may have been
-	// carried out.
+	// maybe is the number of the last write in this chunk that ended while a
+	// dead plugin had it: it may have been carried out. 0 means none.
+	// maybeSince is the time at which the plugin was first asked.
 	maybe      uint64
 	maybeSince int64
-	// When it came from the client, and when the plugin was first asked; 0:
-	// not yet.
+	// arrived is the time at which the request came from the client, sent
+	// that at which the plugin was first asked; 0: not yet.
 	arrived, sent int64
-	// owner is the queue that has the request, as ioQueue.owner; 0: none. The
-	// rest of the struct is that queue's pump's. Atomic, because a pump that
-	// looks for its own requests passes those of others.
+	// owner is the queue that has the request, as ioQueue.owner; 0: none.
+	// Only that queue's pump uses the rest of the struct. owner is atomic,
+	// because a pump reads it of requests of other pumps when it looks for
+	// its own.
 	owner atomic.Int32
 }
 
@@ -70,8 +73,10 @@ type ioQueue struct {
 	index  int // in session.lanes
 	ring   *shm.Ring
 	sub    *shm.Submitter // nil: the plugin is down
-	// The session that used the queue last, and when, by the pump's clock; until
-	// when sessions share it, and until when one of them is modest.
+	// last is the session that used the queue last, at the time lastAt.
+	// sharedUntil is the end of the time in which sessions count as sharing the
+	// queue, modestUntil that in which one of them counts as modest. Times are
+	// those of the pump's clock.
 	last                                  *lane
 	now, lastAt, sharedUntil, modestUntil time.Duration
 	// waiting are the lanes with a backlog, served round-robin from turn.
@@ -80,11 +85,11 @@ type ioQueue struct {
 	cqes    [64]shm.CQE
 }
 
-// owner marks requests of q.
+// owner returns the value of request.owner for requests of q.
 func (q *ioQueue) owner() int32 { return int32(q.index) + 1 }
 
-// onIO serves the RNBD I/O message of op. number is that of a write, 0 if it has none;
-// again is the whole message if it was sent before, else nil.
+// onIO handles the RNBD I/O message of op. number is the number of a write, 0
+// if it has none. again is the whole message if it was sent before, else nil.
 func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO, number uint64, again rnbdwire.IOAgain) {
 	m := sess.lookup(msg.DeviceID())
 	if m == nil {
@@ -92,7 +97,7 @@ func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO, number uint64
 		return
 	}
 	r := &sess.reqs[op.Chunk()]
-	if number != 0 && number == r.done { // on a path whose answer was lost
+	if number != 0 && number == r.done { // on a path that has lost the answer
 		op.Respond(int(r.doneErrno))
 		return
 	}
@@ -117,7 +122,8 @@ func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO, number uint64
 // prioVersion is the first version of the protocol that has priorities.
 const prioVersion = 2
 
-// fill turns the message into a ring entry, or says why it is refused.
+// fill converts the message to a ring entry. It returns the errno of a message
+// that is refused.
 func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk.Errno {
 	bop, n := blk.Op(msg.Op()), uint64(msg.BISize())
 	if !dataFits(bop, op.IsRead(), n, uint64(op.DataLen()), uint64(op.ReplyLen())) {
@@ -152,7 +158,7 @@ func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk
 	if msg.FUA() && (bop == blk.Write || bop == blk.WriteZeroes) {
 		l := m.dev.limits.Load()
 		if l.WriteCache && !l.FUA {
-			return blk.EOPNOTSUPP // the client was told so
+			return blk.EOPNOTSUPP // the client knows that
 		}
 		if l.FUA {
 			r.sqe.Flags |= blk.FUA
@@ -164,25 +170,26 @@ func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk
 	return blk.OK
 }
 
-// dataFits reports whether a message about n bytes goes with what RTRS announced:
-// the direction, the bytes of data in the chunk, and the bytes that the answer sends.
-// The answer may send more than the data: what else is in the session's chunk.
+// dataFits reports whether a message about n bytes agrees with RTRS: the
+// direction, the bytes of data in the chunk, and the bytes that the answer
+// sends. A read may be answered with more than n bytes: the rest are other bytes
+// of the session's own chunk.
 func dataFits(op blk.Op, read bool, n, data, reply uint64) bool {
 	switch op {
 	case blk.Read:
 		return read && n == data && n <= reply
-	case blk.Write: // what is in the chunk must have come with this request
+	case blk.Write: // the data in the chunk must have come with this request
 		return !read && n == data
 	}
 	return data == 0 || n == data
 }
 
-// admit sends r to the plugin, or lets it wait its turn.
+// admit sends r to the plugin, or lets it wait for its turn.
 func (q *ioQueue) admit(r *request) {
 	f := &r.m.flows[q.pump]
 	q.note(f.lane)
 	switch {
-	case r.m.dev.fails(), r.retired: // what was not begun must not be, after its path
+	case r.m.dev.fails(), r.retired: // a request that was not begun must not begin after the end of its path
 		q.finish(r, blk.EIO)
 	case !r.m.dev.serves():
 		r.state = reqParked
@@ -193,7 +200,7 @@ func (q *ioQueue) admit(r *request) {
 	}
 }
 
-// clock looks at the pump's clock and keeps the time in now.
+// clock reads the pump's clock and stores the time in now.
 func (q *ioQueue) clock() int64 {
 	t := q.server.pumps[q.pump].pump.Now()
 	q.now = time.Duration(t)
@@ -209,8 +216,8 @@ func (q *ioQueue) send(f *flow, r *request) bool {
 	return true
 }
 
-// noteSent counts the time that a request waited here, unless a plugin has died
-// with it: then it is the plugin's time all along.
+// noteSent counts the time that a request waited here. If a plugin has died
+// with the request, all of its time counts as the plugin's.
 func (q *ioQueue) noteSent(r *request) {
 	if r.sent == 0 {
 		r.sent = q.clock()
@@ -230,92 +237,6 @@ func (q *ioQueue) Poll() int {
 	}
 	q.sub.Publish()
 	return n
-}
-
-func (q *ioQueue) reap() (total int) {
-	for total < 4*len(q.cqes) {
-		n := q.sub.Pop(q.cqes[:])
-		for i := range q.cqes[:n] {
-			q.onDone(&q.cqes[i])
-		}
-		total += n
-		if n < len(q.cqes) {
-			break
-		}
-	}
-	if q.sub.Err() != nil {
-		q.plugin.corrupt(q.sub.Err())
-	}
-	return total
-}
-
-// onDone answers the request that the plugin has finished. The entry is the
-// plugin's word: it is believed only where it names a request that is there.
-func (q *ioQueue) onDone(c *shm.CQE) {
-	s := q.server.sessionAt(uint32(c.Tag >> 32))
-	chunk := c.Tag & (1<<32 - 1)
-	if s == nil || chunk >= uint64(len(s.reqs)) {
-		return
-	}
-	r := &s.reqs[chunk]
-	if r.owner.Load() != q.owner() || r.state != reqSent {
-		return
-	}
-	errno := blk.Errno(c.Errno)
-	if c.Errno > maxWireErrno {
-		errno = blk.EIO
-	}
-	r.m.dev.latency[q.pump].plugin.Record(r.sqe.Op, q.clock()-r.sent)
-	f := &r.m.flows[q.pump]
-	f.leave()
-	q.note(f.lane)
-	q.finish(r, errno)
-}
-
-// maxWireErrno is what the nine errno bits of a response can hold.
-const maxWireErrno = 1<<9 - 1
-
-// finish answers r with errno and forgets it.
-func (q *ioQueue) finish(r *request, errno blk.Errno) {
-	f := &r.m.flows[q.pump]
-	if r.sqe.Op.Modifies() {
-		q.ended(r, f, errno)
-	}
-	f.inflight.Add(-1)
-	if errno == blk.OK {
-		sectors := uint64(r.sqe.Len) / blk.SectorSize
-		if r.sqe.Op == blk.Read {
-			f.tx.Add(sectors)
-		} else {
-			f.rx.Add(sectors)
-		}
-	}
-	if r.retired {
-		r.retired = false
-		r.m.dev.retired.Add(-1)
-	}
-	op := r.op
-	r.op, r.m, r.state = nil, nil, reqIdle
-	r.owner.Store(0)
-	op.Respond(int(errno))
-}
-
-// ended notes what replay.go wants to know of a write.
-func (q *ioQueue) ended(r *request, f *flow, errno blk.Errno) {
-	if u := r.m.usage; u.shared.Load() {
-		f.wroteAt.Store(latency.Now())
-	}
-	switch {
-	case r.sent == 0: // no plugin has had it
-	case r.retired && r.state != reqSent:
-		r.maybe, r.maybeSince = r.number, r.sent
-	default:
-		r.done, r.doneErrno = r.number, errno
-	}
-	if r.repeats {
-		r.repeats = false
-		r.m.usage.repeated()
-	}
 }
 
 // Arm and FD make the queue a source of its pump.

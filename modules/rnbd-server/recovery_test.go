@@ -18,7 +18,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// fileDisk is a disk of memory whose file is locked as those of real plugins are.
+// fileDisk is a disk in memory with a file that is locked like those of real
+// plugins.
 type fileDisk struct {
 	*memDisk
 	f *os.File
@@ -194,6 +195,48 @@ func TestE023_E024_PluginThatIsGivenUpIsReset(t *testing.T) {
 	}
 }
 
+// A device that has failed for good is opened again by the next OPEN of its session,
+// under another id, when its plugin runs.
+func TestE023_OpenOfADeviceThatIsLost(t *testing.T) {
+	mem := newMemory()
+	mem.crash = plugin.LosesAll
+	mem.add("a", 1<<20)
+	r := newRig(t, mem)
+	i := r.connect("s")
+	dev, err := i.open("a", blk.ReadWrite)
+	must(t, err)
+	news := i.listen(0)
+	p := r.server.plugins[0]
+	for p.sup.State() != supervise.GivenUp {
+		n := r.launched()
+		r.process().Kill()
+		eventually(t, "the plugin is back or given up", func() bool {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return p.in != nil && r.launched() > n || p.sup.State() == supervise.GivenUp
+		})
+	}
+	if e := await(t, news); e.err != nil || e.Kind != rnbdwire.EventFailed || e.DeviceID != dev.DeviceID {
+		t.Errorf("clients are told %+v, want that it has failed", e)
+	}
+	eventually(t, "the device is lost", func() bool { return r.deviceState("a") == "failed: plugin state lost" })
+	if _, err := i.open("a", blk.ReadWrite); !errors.Is(err, syscall.EIO) {
+		t.Errorf("OPEN while the plugin does not run: %v, want EIO", err)
+	}
+	must(t, r.server.ResetPlugin(t.Context(), "memory"))
+	again, err := i.open("a", blk.ReadWrite)
+	must(t, err)
+	if again.DeviceID == dev.DeviceID {
+		t.Errorf("the id is %d still", dev.DeviceID)
+	}
+	if errno := i.rw(again.DeviceID, blk.Write, 0, make([]byte, 512)); errno != blk.OK {
+		t.Errorf("a write then: errno %d", errno)
+	}
+	if errno := i.rw(dev.DeviceID, blk.Write, 0, make([]byte, 512)); errno == blk.OK {
+		t.Error("a write with the old id succeeds")
+	}
+}
+
 // Requests that a dead process had are answered when its locks have gone, and not
 // before: its I/O may still reach their chunks.
 func TestRequestsOfAFailedDeviceWaitForTheFence(t *testing.T) {
@@ -282,7 +325,7 @@ func TestAnotherServerWaitsForTheReplay(t *testing.T) {
 	wg.Go(func() { _, err := j.open("a", blk.ReadWrite); opened <- err })
 	defer wg.Wait()
 	first.process().Kill()
-	time.Sleep(100 * time.Millisecond) // many times what a waiting plugin needs
+	time.Sleep(100 * time.Millisecond) // many times the time that a waiting plugin needs
 	select {
 	case err := <-opened:
 		t.Errorf("the other server opens the file (%v) before the replay", err)

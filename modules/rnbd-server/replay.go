@@ -2,18 +2,18 @@ package server
 
 // Writes that are sent again: docs/protocol/rnbd.md, "Writes that are repeated".
 //
-// A write without an answer may have been carried out. Carried out once more it
-// overwrites what another client has written since. So a repetition is refused
-// if another client may have written between the first time and now, and while one
-// is under way the writes of other clients wait. Who repeats:
+// A write without an answer may have been carried out. Carrying it out again
+// would overwrite later writes of other clients. So a repetition is refused if
+// another client may have written since the first try. While a repetition is
+// under way the writes of other clients wait. Repetitions come from:
 //
 //   - a client on another path of its session, with the same number (IO_ONCE) and
 //     in the same chunk: request.done has the answer, nothing is carried out; or
 //     request.maybe has the number, of a write that ended while a dead plugin had it
-//   - a client in another session (IO_AGAIN), which says since when
-//   - this server, what a dead plugin had: since request.sent
+//   - a client in another session (IO_AGAIN), with the time since when
+//   - this server, for the requests of a dead plugin: since request.sent
 //
-// The rule is that of a whole node; what a write covers is not looked at.
+// The rule applies to a whole node; the ranges of writes are not compared.
 
 import (
 	"slices"
@@ -26,33 +26,32 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// usage is what the server knows of the writers of one node. Times are latency.Now.
+// usage is the record of the writers of one node. Times are latency.Now.
 //
-// Writes leave a time in their flow only while two mappings may write, and for a while
-// afterwards. The order matters: a write stores its time, then looks at repeats; a repetition counts
-// itself in repeats, then looks at the times of others. So one of them sees the
-// other. At the end a write stores its time before it leaves flow.inflight, and a
-// repetition reads inflight before the time.
+// Writes store a time in their flow only while two mappings may write, and for a while afterwards.
+// The order matters: a write stores its time, then reads repeats; a repetition increments repeats,
+// then reads the times of others. So one of them sees the other. At its end a write stores its time
+// before it leaves flow.inflight, and a repetition reads inflight before the time.
 type usage struct {
-	shared  atomic.Bool  // two mappings may write, or might until lately
+	shared  atomic.Bool  // two mappings may write, or could until lately
 	repeats atomic.Int32 // repetitions under way
 
-	mu      sync.Mutex  // the last to take
-	writers []*mapping  // that may write
+	mu      sync.Mutex  // taken after all other locks
+	writers []*mapping  // mappings that may write
 	by      uint64      // writer of the repetitions under way
-	held    []func()    // resume the writes that wait for their end
-	gone    departures  // mappings that are closed
+	held    []func()    // functions that continue the writes waiting for the end of repetitions
+	gone    departures  // mappings that were closed
 	calm    *time.Timer // runs relax; nil before the first departure
 }
 
-// departures say until when writers that have left may have written.
+// departures are the times of the last writes of mappings that were closed.
 type departures struct {
 	latest uint64 // the writer that wrote last
-	at     int64  // its last write, or when it left; 0: there is none
+	at     int64  // its last write, or its close; 0: there is none
 	others int64  // the same of the others
 }
 
-// note records that writer may have written until at; 0: it has not.
+// note records that writer may have written until at. If at is 0 it has not.
 func (d *departures) note(writer uint64, at int64) {
 	switch {
 	case at == 0:
@@ -65,7 +64,8 @@ func (d *departures) note(writer uint64, at int64) {
 	}
 }
 
-// butOf returns until when others than writer may have written; 0: none has.
+// butOf returns the time until which writers other than writer may have
+// written. It returns 0 if none has.
 func (d *departures) butOf(writer uint64) int64 {
 	if writer == d.latest {
 		return d.others
@@ -73,7 +73,7 @@ func (d *departures) butOf(writer uint64) int64 {
 	return d.at
 }
 
-// maxUsages bounds the nodes without a writer whose past is remembered.
+// maxUsages bounds the records of nodes without a writer.
 const maxUsages = 4096
 
 // usageOf returns the usage of a node. Caller has the node's turn.
@@ -92,7 +92,8 @@ func (s *Server) usageOf(id nodeID) *usage {
 	return u
 }
 
-// forgetUsage makes room for one. Caller holds mu.
+// forgetUsage removes a record to make room for another one. The caller holds
+// mu.
 func (s *Server) forgetUsage() {
 	var oldest nodeID
 	var left *usage
@@ -113,8 +114,8 @@ func (u *usage) leftAt() int64 {
 	return u.gone.at
 }
 
-// enter makes m one of the writers. What those before it wrote until now has left no
-// time: it counts as now.
+// enter adds m to the writers. Earlier writers did not store the time of their
+// last write, so it counts as now.
 func (u *usage) enter(m *mapping) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -127,7 +128,7 @@ func (u *usage) enter(m *mapping) {
 	u.writers = append(u.writers, m)
 }
 
-// leave ends what enter began. shown: m was open, and may have written.
+// leave undoes enter. shown reports that m was open and may have written.
 func (u *usage) leave(m *mapping, shown bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -149,11 +150,12 @@ func (u *usage) leave(m *mapping, shown bool) {
 	}
 }
 
-// relaxAfter is longer than requests wait for a server: while a writer that has left may
-// come back with some, it is known exactly whether the others have written.
+// relaxAfter is longer than the time that requests wait for a server. A client
+// that has closed the node may return and repeat writes within that time. Until
+// then the times of the others' writes are known exactly.
 const relaxAfter = 10 * time.Minute
 
-// relax has writes leave no times any more if there is one writer.
+// relax makes writes store no times any more if there is at most one writer.
 func (u *usage) relax() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -162,7 +164,8 @@ func (u *usage) relax() {
 	}
 }
 
-// wrote returns when m wrote last, as far as writes leave times; 0: not at all.
+// wrote returns the time of m's last write, as far as writes have stored it,
+// and 0 if there was none.
 func (m *mapping) wrote() int64 {
 	at := m.wroteBefore.Load()
 	for i := range m.flows {
@@ -171,14 +174,16 @@ func (m *mapping) wrote() int64 {
 	return at
 }
 
-// ask returns whether other clients than m's may write, and the time of the answer.
+// ask reports whether clients other than m's may write, and returns the current
+// time.
 func (u *usage) ask(m *mapping) (shared bool, now int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return len(u.others(m)) > 0, latency.Now()
 }
 
-// others returns the mappings of other clients that may write. Caller holds mu.
+// others returns the mappings of other clients that may write. The caller holds
+// mu.
 func (u *usage) others(m *mapping) (out []*mapping) {
 	for _, o := range u.writers {
 		if o.writer != m.writer {
@@ -188,8 +193,9 @@ func (u *usage) others(m *mapping) (out []*mapping) {
 	return out
 }
 
-// repeat begins a repetition by m of what may have been carried out since then, and
-// reports whether it may be. since 0: before this server was started.
+// repeat begins a repetition by m of a write that may have been carried out
+// since the time since. It reports whether the repetition is allowed. If
+// since is 0, the write was sent before this server was started.
 func (u *usage) repeat(m *mapping, since int64) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -205,13 +211,15 @@ func (u *usage) repeat(m *mapping, since int64) bool {
 	return false
 }
 
-// sinceShared is a time before which another client had the device open for writing,
-// which may have written since and not be back.
+// sinceShared means a time before another client had the device open for
+// writing. That client may have written since, and may not have opened the
+// device again.
 const sinceShared = -1
 
-// undisturbed reports whether no other client can have written since then, nor has a
-// write under way. One that is here may have written before this server was
-// started. Caller holds mu.
+// undisturbed reports whether no other client can have written since the time
+// since, and none has a write under way. If since is 0, a client that is
+// connected may have written before this server was started. The caller holds
+// mu.
 func (u *usage) undisturbed(m *mapping, since int64) bool {
 	if since == sinceShared {
 		return false
@@ -241,8 +249,8 @@ func (u *usage) repeated() {
 	}
 }
 
-// hold has resume called at the end of the repetitions of others than m's client. False:
-// there are none.
+// hold arranges a call of resume at the end of the repetitions of other clients
+// than m's. It returns false if there are none.
 func (u *usage) hold(m *mapping, resume func()) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -253,8 +261,9 @@ func (u *usage) hold(m *mapping, resume func()) bool {
 	return true
 }
 
-// repetition reports whether r repeats a write that may have been carried out, and since
-// when. again is its message if the client says so, else nil.
+// repetition reports whether r repeats a write that may have been carried out,
+// and returns the time of the first try. again is its message if the client
+// says so, else nil.
 func (s *Server) repetition(r *request, again rnbdwire.IOAgain) (repeats bool, since int64) {
 	switch {
 	case again != nil:
@@ -265,8 +274,9 @@ func (s *Server) repetition(r *request, again rnbdwire.IOAgain) (repeats bool, s
 	return false, 0
 }
 
-// inOrder reports whether a write may go on; otherwise it has been answered, or waits.
-// repeats: it may have been carried out since then. Pump.
+// inOrder reports whether a write may go on. If not, it was answered or waits.
+// repeats reports that it may have been carried out since the time since. It
+// runs on the pump.
 func (q *ioQueue) inOrder(r *request, repeats bool, since int64) bool {
 	u := r.m.usage
 	if repeats && !q.beginRepeat(r, since) {
@@ -287,7 +297,8 @@ func (q *ioQueue) inOrder(r *request, repeats bool, since int64) bool {
 	return true
 }
 
-// resumeHeld lets a write go on that waited for a repetition. Pump.
+// resumeHeld continues a write that waited for a repetition. It runs on the
+// pump.
 func (q *ioQueue) resumeHeld(r *request) {
 	if q.inOrder(r, false, 0) {
 		q.admit(r)
@@ -297,7 +308,8 @@ func (q *ioQueue) resumeHeld(r *request) {
 	}
 }
 
-// beginRepeat reports whether r may be repeated; otherwise it has been answered. Pump.
+// beginRepeat reports whether r may be repeated. If not, it was answered. It
+// runs on the pump.
 func (q *ioQueue) beginRepeat(r *request, since int64) bool {
 	if r.repeats {
 		return true
@@ -313,8 +325,8 @@ func (q *ioQueue) beginRepeat(r *request, since int64) bool {
 	return false
 }
 
-// since is the time by this server's clock that a client means, 0 or sinceShared if it
-// is none of it.
+// since converts the time in a client's message to a time of this server's
+// clock. It returns 0 or sinceShared for a time of another server.
 func (s *Server) since(f rnbdwire.AgainFields) int64 {
 	switch {
 	case f.Since.Server == s.number && f.Since.Time>>63 == 0:

@@ -75,8 +75,8 @@ func (m *memory) value(name string) byte {
 	return m.disks[name].data[0]
 }
 
-// A write whose answer is lost with its path is not carried out again, whatever others
-// wrote meanwhile.
+// A write is not carried out again if its answer was lost with its path, even
+// if others have written meanwhile.
 func TestE026_WriteThatIsRepeatedOnAnotherPathIsCarriedOutOnce(t *testing.T) {
 	mem := newMemory()
 	mem.add("vol", 1<<20)
@@ -117,7 +117,7 @@ func TestE026_WriteThatIsRepeatedOnAnotherPathIsCarriedOutOnce(t *testing.T) {
 	}
 }
 
-// What a client repeats in a new session is refused if another has written since.
+// A repetition in a new session is refused if another client has written since.
 func TestE028_WriteThatIsRepeatedInAnotherSession(t *testing.T) {
 	type state struct {
 		r        *rig
@@ -211,8 +211,8 @@ func TestE028_WriteThatIsRepeatedInAnotherSession(t *testing.T) {
 	}
 }
 
-// What a dead plugin had is not sent again where another client's write was answered
-// meanwhile.
+// A write of a dead plugin is not sent again if another client's write was
+// answered meanwhile.
 func TestE030_WriteOfADeadPluginAfterAnotherClients(t *testing.T) {
 	for name, other := range map[string]bool{"alone": false, "another client wrote": true} {
 		t.Run(name, func(t *testing.T) {

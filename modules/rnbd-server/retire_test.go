@@ -64,7 +64,8 @@ func TestADiskThatDoesNotAnswerHoldsUpNothingElse(t *testing.T) {
 	}
 }
 
-// What waits for a dead plugin when its path goes is not begun afterwards.
+// A request that waits for a dead plugin when its path ends is not begun
+// afterwards.
 func TestARetiredRequestThatWasNotBegunIsNot(t *testing.T) {
 	mem := newMemory()
 	mem.crash = plugin.KeepsAcknowledged
@@ -88,15 +89,15 @@ func TestARetiredRequestThatWasNotBegunIsNot(t *testing.T) {
 	}
 }
 
-// setState moves d, which has that move.
+// setState moves d to a state that follows its state.
 func setState(d *device, to devState) {
 	d.plugin.mu.Lock()
 	defer d.plugin.mu.Unlock()
 	d.move(to)
 }
 
-// Of two devices that a lost session has left stuck, the one whose requests have ended
-// opens again, whatever the other one waits for.
+// Two devices are stuck after the loss of a session. One opens again when its
+// own requests have ended, whether or not those of the other have.
 func TestStuckDevicesDoNotWaitForEachOther(t *testing.T) {
 	mem := newMemory()
 	hangs, ends := mem.add("hangs", 1<<20), mem.add("ends", 1<<20)

@@ -44,7 +44,7 @@ type memory struct {
 type memDisk struct {
 	data   []byte
 	limits blk.Limits
-	// resized is what the next look finds; nil: nothing new.
+	// resized is the result of the next check; nil: nothing new.
 	resized atomic.Pointer[blk.Limits]
 	closes  atomic.Int32
 	hung    atomic.Bool // requests wait
@@ -127,7 +127,7 @@ func (d *memDisk) Close() error {
 func (m *memory) Serve(q *plugin.Queue) error {
 	batch := make([]plugin.Request, 16)
 	var late []plugin.Request
-	var done []uint64 // tags of writes whose answers wait
+	var done []uint64 // tags of writes without an answer
 	for !q.Closed() {
 		n := q.Next(batch)
 		m.mu.Lock()

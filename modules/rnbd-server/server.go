@@ -15,6 +15,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
@@ -34,39 +35,41 @@ type Server struct {
 	// sessions by index; pumps read it, SessionUp and SessionDown write.
 	sessions [MaxSessions]atomic.Pointer[session]
 
-	nodes      turns         // of OPENs and CLOSEs
-	lookUps    chan struct{} // a place for each name that is looked up
+	nodes      turns         // a turn for the OPENs and CLOSEs of each node
+	lookUps    chan struct{} // a token for each lookup of a name
+	lists      chan struct{} // a token for each LIST
 	opens      atomic.Int64  // OPENs under way
 	refused    refusals
+	rules      atomic.Pointer[access.Rules]
 	admins     context.Context // of OPENs; ends with the server
 	stopAdmins func()
 
-	// Locks: at the struct of ioPlugin.
-	number uint64 // of this server's clock, for clients; not 0
+	// The order of locks is documented at ioPlugin.
+	number uint64 // of this server's clock, told to clients; not 0
 
 	mu      sync.Mutex // guards devices, guards, their users, writers, usages and forgotten
 	devices map[deviceKey]*device
 	guards  map[deviceKey]*guard
 	writers writers
 	usages  map[nodeID]*usage
-	// forgotten is until when clients may have written to nodes that have no usage.
+	// forgotten is the time until which clients may have written to nodes
+	// without a usage.
 	forgotten int64
 
 	admin   sync.WaitGroup // requests answered off the pumps
 	stopped atomic.Bool    // no plugin runs any more
 
-	stopWatch  func()        // ends watchSizes, and waits for that
-	nodeOpened chan struct{} // of room for one: a device with a node is open
+	stopWatch  func()        // ends watchSizes and waits for its end
+	nodeOpened chan struct{} // has a token when a device with a node was opened
 }
 
-// pumpShare is what one pump owns.
+// pumpShare is the part of the server that belongs to one pump.
 type pumpShare struct {
 	pump   *pump.Pump
 	poller *rtrs.Poller
 }
 
-// New starts plugins and pumps and listens. On an error nothing is left
-// behind.
+// New starts plugins and pumps and listens. On an error it undoes all of it.
 func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
@@ -75,8 +78,9 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	s := &Server{
 		cfg: cfg, log: cfg.logger("server"), jail: jail{cfg.SearchPath},
 		writers: writers{}, usages: map[nodeID]*usage{}, number: max(rand.Uint64(), 1), devices: map[deviceKey]*device{}, guards: map[deviceKey]*guard{}, nodeOpened: make(chan struct{}, 1),
-		lookUps: make(chan struct{}, maxLookUps),
+		lookUps: make(chan struct{}, maxLookUps), lists: make(chan struct{}, maxLists),
 	}
+	s.rules.Store(cfg.Access)
 	s.admins, s.stopAdmins = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -158,15 +162,15 @@ func (s *Server) startTransport() error {
 	return nil
 }
 
-// Addr returns the address of the i-th listener, with the port it got.
+// Addr returns the address of the i-th listener, with its real port.
 func (s *Server) Addr(i int) netip.AddrPort {
 	_, addr, _ := cutFabric(s.bound[i])
 	return netip.MustParseAddrPort(addr)
 }
 
-// Close disconnects all clients, waits for what is in flight and stops the
-// plugins. Once ctx is done it does not wait, and stops them with what is in
-// flight there. It returns within two seconds of the end of ctx, whatever hangs.
+// Close disconnects all clients, waits for requests in flight and stops the
+// plugins. When ctx ends it stops them without waiting for requests. It
+// returns within two seconds of the end of ctx, even if a disk hangs.
 func (s *Server) Close(ctx context.Context) error {
 	var errs []error
 	if s.stopWatch != nil {
@@ -174,7 +178,7 @@ func (s *Server) Close(ctx context.Context) error {
 	}
 	s.tellDrain()
 	for _, p := range s.pumps {
-		errs = append(errs, p.poller.Call(ctx, func() {})) // what was told is on its way
+		errs = append(errs, p.poller.Call(ctx, func() {})) // news to clients was sent before
 	}
 	s.stopAdmins()
 	if s.rtrs != nil {
@@ -199,10 +203,11 @@ func (s *Server) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// closeGrace is what an OPEN or CLOSE has after its plugin has ended.
+// closeGrace is the time for an OPEN or CLOSE to end after the end of its
+// plugin.
 const closeGrace = time.Second
 
-// stopPlugins stops all at the same time.
+// stopPlugins stops all plugins at the same time.
 func (s *Server) stopPlugins(ctx context.Context) error {
 	errs := make([]error, len(s.plugins))
 	var wg sync.WaitGroup
@@ -213,7 +218,8 @@ func (s *Server) stopPlugins(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// adminAnswered is closed when all requests that are served off the pumps have been.
+// adminAnswered returns a channel. It is closed when all requests that are
+// served off the pumps have been answered.
 func (s *Server) adminAnswered() <-chan struct{} {
 	done := make(chan struct{})
 	go func() { s.admin.Wait(); close(done) }()

@@ -12,8 +12,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// session is one RTRS session: its chunks, the requests in them, and the
-// devices it has open.
+// session is one RTRS session: its chunks, the requests in them, and its open
+// devices.
 type session struct {
 	name      string
 	transport *rtrs.SrvSession
@@ -22,35 +22,41 @@ type session struct {
 	chunkSize uint64
 	fabric    string // of the first path
 
-	// reqs[chunk] is the request in that chunk. The chunk belongs to one pump
-	// at a time: RTRS claims it before the request is shown to us.
+	// reqs[chunk] is the request in that chunk. A chunk belongs to one pump
+	// at a time: RTRS claims it before it delivers the request.
 	reqs []request
 	// lanes[queue] is this session's share of an ioQueue; owned by its pump.
 	lanes []lane
 
-	// table[id] is the mapping with that device id; nil: unknown. Copied on
-	// write, read by pumps.
+	// table[id] is the mapping with that device id; nil: unknown. It is
+	// copied on write. Pumps read it.
 	table atomic.Pointer[[]*mapping]
 
 	mu    sync.Mutex // guards the changes of table and attached, and news
 	inbox inbox
 
-	// arenaMu is held while a handle of the arena is made for a plugin, so that the
-	// arena does not go meanwhile. Taken before mu and ioPlugin.mu.
+	// rulesMu makes it one step to judge a joining path and to admit it.
+	rulesMu  sync.Mutex
+	admitted int // id of the path that was admitted last; guarded by rulesMu
+
+	// arenaMu is held while a handle of the arena is made for a plugin, so that
+	// the arena is not freed meanwhile. It is taken before mu and ioPlugin.mu.
 	arenaMu sync.Mutex
-	// ended: only requests that do not end keep it. Set with arenaMu and mu held, so
-	// that SessionDown finds what was added to a session that had not ended.
+	// ended reports that only retired requests keep the session. It is set
+	// with arenaMu and mu held, so that SessionDown finds everything that was
+	// added before.
 	ended atomic.Bool
-	// holds keep the session from being forgotten: one of the transport, one of each
-	// message that opens or closes things and is not answered yet.
+	// holds counts the reasons to keep the session: the transport, and each
+	// message that opens or closes devices and is not answered yet.
 	holds   atomic.Int32
 	version atomic.Uint32 // of the protocol, 0 before SESS_INFO
-	writer  atomic.Uint64 // what the client says its number is; 0: it has not
-	lookUps chan struct{} // a place for each name that is looked up
+	writer  atomic.Uint64 // number by which the client identifies itself; 0: none yet
+	lookUps chan struct{} // a token for each lookup of a name
+	listing atomic.Bool   // a LIST is under way
 }
 
-// end marks the session as ended. From then on no mapping is added, and no plugin is
-// shown the arena, which goes when the last request has ended.
+// end marks the session as ended. From then on no mapping is added, and no
+// plugin is shown the arena. The arena is freed after the last request.
 func (s *session) end() {
 	s.arenaMu.Lock()
 	defer s.arenaMu.Unlock()
@@ -60,7 +66,7 @@ func (s *session) end() {
 	s.stir()
 }
 
-// gone is the error of what is asked for a session that has ended, nil before.
+// gone returns an error if the session has ended, else nil.
 func (s *session) gone() error {
 	if s.ended.Load() {
 		return fmt.Errorf("session %q has ended: %w", s.name, syscall.ENOTCONN)
@@ -68,10 +74,10 @@ func (s *session) gone() error {
 	return nil
 }
 
-// mapping is a device as one session has it open.
+// mapping is a device opened by one session.
 type mapping struct {
 	id      uint32
-	name    string // as the client asked
+	name    string // name in the OPEN
 	mode    blk.AccessMode
 	dev     *device
 	session *session
@@ -81,14 +87,14 @@ type mapping struct {
 	news   news   // guarded by session.mu
 
 	usage       *usage       // of the node; nil: opened read-only
-	writer      uint64       // names the client
-	named       bool         // the client has said its number
-	wroteBefore atomic.Int64 // until when writes left no time in flows; 0: they all do
-	refusals    atomic.Int64 // repetitions that were refused
+	writer      uint64       // number of the client
+	named       bool         // the client has sent its number
+	wroteBefore atomic.Int64 // time until which writes stored no time in flows; 0: they all did
+	refusals    atomic.Int64 // repetitions refused
 	sharing     uint64       // number of the news that others may write; guarded by session.mu
 }
 
-// newMapping makes a mapping of dev that no pump sees yet.
+// newMapping makes a mapping of dev. No pump sees it yet.
 func (s *session) newMapping(dev *device, name string, mode blk.AccessMode) *mapping {
 	m := &mapping{name: name, mode: mode, dev: dev, session: s, flows: make([]flow, len(dev.loads))}
 	m.writer = s.writer.Load()
@@ -102,7 +108,7 @@ func (s *session) newMapping(dev *device, name string, mode blk.AccessMode) *map
 	return m
 }
 
-// inflight sums over the pumps.
+// inflight returns the number of requests in flight on all pumps.
 func (m *mapping) inflight() (n int64) {
 	for i := range m.flows {
 		n += m.flows[i].inflight.Load()
@@ -110,7 +116,7 @@ func (m *mapping) inflight() (n int64) {
 	return n
 }
 
-// lookup returns the mapping with id, or nil. Any pump.
+// lookup returns the mapping with id, or nil. Any pump may call it.
 func (s *session) lookup(id uint32) *mapping {
 	t := s.table.Load()
 	if t == nil || uint64(id) >= uint64(len(*t)) {
@@ -123,7 +129,7 @@ func (s *session) lookup(id uint32) *mapping {
 	return m
 }
 
-// all lists what has an id, closed or not.
+// all returns all mappings with an id, closed or not.
 func (s *session) all() (out []*mapping) {
 	if t := s.table.Load(); t != nil {
 		for _, m := range *t {
@@ -135,7 +141,8 @@ func (s *session) all() (out []*mapping) {
 	return out
 }
 
-// mappings lists what is open. Caller holds mu or accepts a snapshot.
+// mappings returns the open mappings. The caller holds mu or accepts a
+// snapshot.
 func (s *session) mappings() (out []*mapping) {
 	if t := s.table.Load(); t != nil {
 		for _, m := range *t {
@@ -147,8 +154,8 @@ func (s *session) mappings() (out []*mapping) {
 	return out
 }
 
-// byName finds an open mapping of exactly that name. Caller holds mu or accepts a
-// snapshot.
+// byName returns the open mapping of exactly that name. The caller holds mu or
+// accepts a snapshot.
 func (s *session) byName(name string) *mapping {
 	for _, m := range s.mappings() {
 		if m.name == name {
@@ -159,8 +166,9 @@ func (s *session) byName(name string) *mapping {
 }
 
 // add shows m to the pumps. It fails if the session has ended, since m would
-// never be closed, and with EBUSY if the name was opened at the same time and
-// led elsewhere. room is called with the number of mappings.
+// never be closed. It fails with EBUSY if the name was opened at the same
+// time and led elsewhere. It calls room with the number of mappings and
+// returns its error.
 func (s *session) add(m *mapping, room func(n int) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,13 +185,14 @@ func (s *session) add(m *mapping, room func(n int) error) error {
 	return nil
 }
 
-// freshIDs is how many ids a client that listens gets before one is used again:
-// news about a device that it closed must not be taken for news about another.
+// freshIDs is the number of ids that a listening client gets before one is used
+// again. Otherwise news about a closed device could be taken for news about
+// another one.
 const freshIDs = 4096
 
-// reserve gives m the lowest id that is free and shows it to the pumps. A
-// mapping that was closed by force keeps its place, so its id is not used
-// again in this session. Caller holds mu.
+// reserve gives m the lowest free id and shows it to the pumps. A mapping
+// that was closed by force keeps its id, so that the id is not used again in
+// this session. The caller holds mu.
 func (s *session) reserve(m *mapping) {
 	var old []*mapping
 	if t := s.table.Load(); t != nil {
@@ -203,7 +212,7 @@ func (s *session) reserve(m *mapping) {
 	s.table.Store(&next)
 }
 
-// release frees m's id. Caller holds mu.
+// release frees m's id. The caller holds mu.
 func (s *session) release(m *mapping) {
 	old := *s.table.Load()
 	next := make([]*mapping, len(old))

@@ -9,17 +9,18 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// A client that knows of other writers does not have its writes repeated by a server
-// that was started meanwhile and knows nothing. So it is told before the others can
-// write: their OPEN is answered when it has seen the news. Clients that do not say
-// WRITER repeat nothing by IO_AGAIN, and are not waited for.
+// A server that was started meanwhile knows nothing of earlier writers. So a
+// client that knows of other writers does not repeat its writes at such a
+// server. It must hear of other writers before they can write: their OPEN is
+// answered when the client has seen the news. Clients that do not send WRITER
+// repeat nothing by IO_AGAIN, and the server does not wait for them.
 
-// sharingPatience is how long a client has to see the news; one that is gone is noticed
-// within that time.
+// sharingPatience is the time for a client to see the news. The transport
+// notices the loss of a client within it.
 const sharingPatience = 10 * time.Second
 
-// tellSharing tells the other clients that may write to the node of m that m may, too.
-// EBUSY: one of them does not answer.
+// tellSharing tells the other clients that may write to the node of m that m
+// may, too. The error is EBUSY if one of them does not answer.
 func (s *Server) tellSharing(ctx context.Context, m *mapping) error {
 	if m.usage == nil {
 		return nil
@@ -34,7 +35,7 @@ func (s *Server) tellSharing(ctx context.Context, m *mapping) error {
 	return nil
 }
 
-// toTell returns the mappings of other clients that said WRITER.
+// toTell returns the mappings of other clients that sent WRITER.
 func (u *usage) toTell(m *mapping) (out []*mapping) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -46,8 +47,8 @@ func (u *usage) toTell(m *mapping) (out []*mapping) {
 	return out
 }
 
-// tellShared tells the client of m that others may write, and returns when it has seen
-// that, or is gone.
+// tellShared tells the client of m that others may write. It returns when the
+// client has seen that, or is gone.
 func (s *Server) tellShared(ctx context.Context, m *mapping) error {
 	sess := m.session
 	sess.mu.Lock()
@@ -72,8 +73,8 @@ func (s *Server) tellShared(ctx context.Context, m *mapping) error {
 	}
 }
 
-// awaitsNews reports whether the client of m listens and has not seen the news of that
-// number; heard is closed when that may have changed.
+// awaitsNews reports whether the client of m listens and has not seen the news
+// with that number. heard is closed when that may have changed.
 func (s *session) awaitsNews(m *mapping, number uint64) (heard <-chan struct{}, wait bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +88,7 @@ func (s *session) awaitsNews(m *mapping, number uint64) (heard <-chan struct{}, 
 	return in.heard, true
 }
 
-// stir wakes awaitsNews's callers. Caller holds mu.
+// stir wakes the callers of awaitsNews. The caller holds mu.
 func (s *session) stir() {
 	if s.inbox.heard != nil {
 		close(s.inbox.heard)

@@ -16,15 +16,14 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// Devices change their size while they are open: files by truncate, block
-// devices by who made them. The server looks once in a while at what the kernel
-// says of the node, which needs no open description and no plugin. When that
-// has changed, or on command, the plugin is asked for the device's limits, and
-// clients are told. Names that are opaque have no node: there is the command
-// alone.
+// Devices can change their size while they are open: files by truncate, block
+// devices by their administrator. The server checks the kernel's size of the
+// node at intervals. That needs no open description and no plugin. If the size
+// has changed, or on command, it asks the plugin for the device's limits and
+// tells clients. Opaque names have no node: only the command works for them.
 
-// watchSizes looks every interval, until ctx ends. While no device has a node it
-// sleeps.
+// watchSizes checks sizes every interval, until ctx ends. It sleeps while no
+// device has a node.
 func (s *Server) watchSizes(ctx context.Context, interval time.Duration) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -37,7 +36,7 @@ func (s *Server) watchSizes(ctx context.Context, interval time.Duration) {
 		}
 		devices = s.devicesWithNode(devices[:0])
 		for _, d := range devices {
-			if !d.looking.Swap(true) { // else its file system or plugin does not answer
+			if !d.looking.Swap(true) { // true: its file system or plugin has not answered the last check
 				go s.watch(ctx, d)
 			}
 		}
@@ -66,19 +65,19 @@ func (s *Server) devicesWithNode(out []*device) []*device {
 	return out
 }
 
-// noteNode tells watchSizes that d is open.
+// noteNode tells watchSizes that a device is open, if d has a node.
 func (s *Server) noteNode(d *device) {
 	if d.file == nil {
 		return
 	}
 	select {
 	case s.nodeOpened <- struct{}{}:
-	default: // it has not heard of the last one yet
+	default: // a token is there already
 	}
 }
 
-// watch resizes d if its node has another size than when it was looked at last.
-// It may take for ever, as nodeSize does.
+// watch resizes d if its node has another size than at the last check. It may
+// block for ever, as nodeSize does.
 func (s *Server) watch(ctx context.Context, d *device) {
 	defer d.looking.Store(false)
 	size, ok := nodeSize(d.file)
@@ -93,9 +92,10 @@ func (s *Server) watch(ctx context.Context, d *device) {
 	}
 }
 
-// nodeSize is the size in bytes of the file or block device behind an O_PATH
-// descriptor. A block device without a size has lost its medium; that is no
-// size to tell. It takes for ever where a network file system does not answer.
+// nodeSize returns the size in bytes of the file or block device behind an
+// O_PATH descriptor. A block device without a size has lost its medium; that
+// does not count as a size. nodeSize blocks for ever on a network file system
+// that does not answer.
 func nodeSize(f *os.File) (uint64, bool) {
 	if f == nil {
 		return 0, false
@@ -120,8 +120,8 @@ func nodeSize(f *os.File) (uint64, bool) {
 	return sectors * blk.SectorSize, err == nil && sectors > 0
 }
 
-// resize asks the plugin for d's limits and tells clients of a new size. Caller
-// holds d.sizeMu.
+// resize asks the plugin for d's limits and tells clients of a new size. The
+// caller holds d.sizeMu.
 func (s *Server) resize(ctx context.Context, d *device) error {
 	proc, err := d.plugin.sup.Current()
 	if err != nil {
@@ -140,8 +140,8 @@ func (s *Server) resize(ctx context.Context, d *device) error {
 	return nil
 }
 
-// takeLimits makes l what requests of d are checked against, and tells clients
-// if the size is another one.
+// takeLimits sets the limits for requests of d, and tells clients if the size
+// has changed.
 func (s *Server) takeLimits(d *device, l blk.Limits) {
 	old := d.limits.Swap(&l)
 	if old.Size == l.Size {
@@ -151,7 +151,7 @@ func (s *Server) takeLimits(d *device, l blk.Limits) {
 	s.tellAll(d, rnbdwire.EventResize)
 }
 
-// tellAll is tell for all mappings of d.
+// tellAll tells the clients of all mappings of d.
 func (s *Server) tellAll(d *device, kind rnbdwire.EventKind) {
 	for i := range s.sessions {
 		sess := s.sessions[i].Load()
@@ -167,8 +167,8 @@ func (s *Server) tellAll(d *device, kind rnbdwire.EventKind) {
 }
 
 // Resize reads the sizes of the devices of that name or path again. A node that
-// is open both for reading and for writing is two devices. The error is ENOENT
-// if none is open.
+// is open both read-only and for writing is two devices. The error is ENOENT if
+// none is open.
 func (s *Server) Resize(ctx context.Context, name string) error {
 	found := false
 	var errs []error

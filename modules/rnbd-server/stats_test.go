@@ -127,8 +127,8 @@ func TestDeviceStatsOfTheServer(t *testing.T) {
 	}
 }
 
-// Levels can be changed by the control API and by files, which say the same,
-// and the plugin learns of them.
+// Levels can be changed by the control API and by files. Both show the same,
+// and the plugin gets the level.
 func TestLogLevelsOfTheServer(t *testing.T) {
 	l := logs.New(slog.DiscardHandler, slog.LevelInfo)
 	r := newRig(t, newMemory(), func(cfg *Config) { cfg.Logs = l })

@@ -18,8 +18,8 @@ import (
 )
 
 // Tree returns the control files of s, by the places that ctltree.Mount gives
-// them. docs/control-tree.md has the list. The directories may be added to
-// before they are served.
+// them. docs/control-tree.md lists them. The caller may add to the
+// directories before they are served.
 func (s *Server) Tree() map[string]ctltree.Node {
 	t := tree{s}
 	class := ctltree.Fixed{"ctl": ctltree.Fixed{"devices": t.exports()}}
@@ -27,7 +27,7 @@ func (s *Server) Tree() map[string]ctltree.Node {
 		class["log_level"] = ctltree.LogLevels(t.s.cfg.Logs, t.s.logs().SetOne)
 	}
 	return map[string]ctltree.Node{
-		"block":               ctltree.Folder{}, // a client's; tools expect it on every host
+		"block":               ctltree.Folder{}, // belongs to the client; tools expect it on every host
 		"class/rnbd-server":   class,
 		"class/rtrs-server":   t.sessions(&today),
 		"kernel/ibnbd_server": ctltree.Fixed{"devices": t.exports()},
@@ -44,10 +44,10 @@ func (s *Server) Tree() map[string]ctltree.Node {
 	}
 }
 
-// tree makes the nodes.
+// tree builds the nodes.
 type tree struct{ s *Server }
 
-// port is that of the first listener.
+// port returns the port of the first listener.
 func (t tree) port() string {
 	if len(t.s.bound) == 0 {
 		return "0"
@@ -79,7 +79,7 @@ func (t tree) open() (out []*session) {
 	return out
 }
 
-// exports has a folder per node that some session has open: a block device
+// exports has a folder for each node opened by a session: a block device
 // under its kernel name, a file under its path.
 func (t tree) exports() ctltree.Dir {
 	byName := func() map[string][]*mapping {
@@ -105,8 +105,8 @@ func (t tree) exports() ctltree.Dir {
 				dir["block_dev"] = l
 				return dir
 			}
-			// Tools take the last part of the link for the device's name, and look
-			// behind it for what a block device has.
+			// Tools take the last part of the link for the device's name, and
+			// follow it to the files of a block device.
 			dir["block_dev"] = ctltree.Link("../" + name)
 			dir["size"] = ctltree.Text(func() string { return strconv.FormatUint(dev.limits.Load().Size/blk.SectorSize, 10) })
 			dir["stat"] = ctltree.Text(func() string { return blockStat(byName()[name]) })
@@ -126,7 +126,8 @@ func exportName(d *device) string {
 	return strings.ReplaceAll(path, "/", "!")
 }
 
-// kernelName is what the kernel calls a block device; empty for other nodes.
+// kernelName returns the kernel's name of a block device; empty for other
+// nodes.
 func kernelName(id nodeID) string {
 	if id.opaque != "" || id.ino != 0 {
 		return ""
@@ -138,8 +139,8 @@ func kernelName(id nodeID) string {
 	return filepath.Base(target)
 }
 
-// nodeLink leads to the kernel's folder of a block device, by the place that no mount
-// of this tree over /sys hides; empty for other nodes.
+// nodeLink returns a link to the kernel's folder of a block device, empty for
+// other nodes. A mount of this tree over /sys does not hide its target.
 func nodeLink(id nodeID) ctltree.Link {
 	if kernelName(id) == "" {
 		return ""
@@ -151,7 +152,7 @@ func nodeLink(id nodeID) ctltree.Link {
 	return ctltree.Link(dir)
 }
 
-// blockStat adds up what clients did with a device.
+// blockStat adds up the I/O of clients on a device.
 func blockStat(users []*mapping) string {
 	var read, written uint64
 	var inFlight int64
@@ -165,9 +166,9 @@ func blockStat(users []*mapping) string {
 	return ctltree.BlockStat(read, written, inFlight)
 }
 
-// users has a folder per session. A session that has the device open more than
-// once, by several names, has its further ones with the id behind a dot, which
-// no session's name has.
+// users has a folder for each session. If a session has the device open by
+// several names, the further ones have a dot and the id appended. A session's
+// name has no dot.
 func (t tree) users(list func() []*mapping) ctltree.Dir {
 	byName := func() map[string]*mapping {
 		out := map[string]*mapping{}
@@ -202,13 +203,13 @@ func (t tree) use(m *mapping) ctltree.Node {
 		}),
 		"mapping_path": ctltree.Text(func() string { return m.name }),
 		"force_close": digit("1", "Usage: echo 1 > force_close", func(context.Context) error {
-			t.s.forceClose(m)
+			t.s.forceClose(m, "asked for in the control tree")
 			return nil
 		}),
 	}
 }
 
-// digit is a file that does something when that digit is written.
+// digit returns a file that calls do when want is written to it.
 func digit(want, usage string, do func(context.Context) error) *ctltree.File {
 	return ctltree.Command(usage, func(ctx context.Context, word string) error {
 		if word != want {

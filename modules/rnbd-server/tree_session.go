@@ -13,8 +13,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// spelling is one of the two generations of control files that the kernel's
-// RTRS had.
+// spelling is one of the two generations of control files in the kernel's
+// RTRS.
 type spelling struct {
 	name  func(*session, rtrs.SrvPathInfo) string // of a path's folder
 	stats func(*session, int) ctltree.Fixed
@@ -28,8 +28,8 @@ var (
 	}
 )
 
-// pathName is CLIENT@SERVER. The fabric is added where it is not that of the
-// session's first path.
+// pathName returns CLIENT@SERVER. The fabric is appended if it differs from
+// that of the session's first path.
 func pathName(s *session, p rtrs.SrvPathInfo) string {
 	name := verbs.TreeString(p.Client.Addr()) + "@" + verbs.TreeString(p.Server.Addr())
 	if p.Fabric != s.fabric {
@@ -57,8 +57,9 @@ func (t tree) sessions(sp *spelling) ctltree.Dir {
 	}
 }
 
-// paths has a folder per path from its INFO_REQ on until it is closed. Where
-// two have one name, the later ones have their number behind it.
+// paths has a folder for each path, from its INFO_REQ until it is closed. If
+// two have the same name, the number of the path is appended to the later
+// ones.
 func paths(s *session, sp *spelling) ctltree.Dir {
 	named := func() map[string]int {
 		out := map[string]int{}
@@ -106,7 +107,8 @@ func pathFiles(s *session, id int, sp *spelling) ctltree.Node {
 	}
 }
 
-// counted is a file of a path's counts that writing a digit resets.
+// counted returns a file with the counters of a path. Writing digitToReset
+// resets them.
 func counted(s *session, id int, digitToReset string, kind rtrs.StatKind, show func(*rtrs.PathDetails) string) *ctltree.File {
 	f := digit(digitToReset, "", func(context.Context) error { return s.transport.ResetStats(id, kind) })
 	f.Show = func() (string, error) {
@@ -125,8 +127,8 @@ func pathStats(s *session, id int) ctltree.Fixed {
 	})}
 }
 
-// olderPathStats are the files that the kernel had once, and the ways that it
-// had to reset them.
+// olderPathStats returns the files of earlier kernels, with their ways to
+// reset them.
 func olderPathStats(s *session, id int) ctltree.Fixed {
 	return ctltree.Fixed{
 		"rdma": counted(s, id, "0", rtrs.StatRDMA, func(d *rtrs.PathDetails) string {

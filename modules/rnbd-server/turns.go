@@ -8,15 +8,16 @@ import (
 	"time"
 )
 
-// turns let the OPENs and CLOSEs of one node come one after another, those of
-// different nodes at the same time. A turn is held over calls to the plugin: it is
-// no lock, since it concerns one node and those who wait for it may give up.
+// turns order the OPENs and CLOSEs of one node one after another. Those of
+// different nodes run at the same time. A turn is held during calls to the
+// plugin. It is not a mutex, because it concerns one node and waiters may give
+// up.
 type turns struct {
 	mu    sync.Mutex
 	nodes map[nodeID]*turn
 }
 
-// turn is that of one node.
+// turn is the turn of one node.
 type turn struct {
 	of    *turns
 	id    nodeID
@@ -24,7 +25,7 @@ type turn struct {
 	free  chan struct{} // holds one token while no caller has it
 }
 
-// take returns when the turn of id is the caller's, or ctx ends.
+// take waits for the turn of id until ctx ends.
 func (t *turns) take(ctx context.Context, id nodeID) (*turn, error) {
 	t.mu.Lock()
 	n := t.nodes[id]
@@ -61,25 +62,20 @@ func (n *turn) leave() {
 	}
 }
 
-// How many names are looked up at once. A system call on a name can hang for as long
-// as the server of a network file system is away; then it keeps its place, and the
-// OPENs of its session wait for another one.
+// Bounds of concurrent lookups of names. A system call on a name can block
+// while the server of a network file system is away. Then it occupies its
+// place, and further OPENs of its session wait for another place.
 const (
 	maxLookUps        = 1024
 	maxSessionLookUps = 8
 )
 
-// lookUpTimeout is how long an OPEN waits for the file system.
+// lookUpTimeout is the time for which an OPEN waits for the file system.
 const lookUpTimeout = 10 * time.Second
 
-// lookUp is the jail's open. ETIMEDOUT: the file system does not answer; EBUSY: all
-// places are taken by names for which it does not.
-func (s *Server) lookUp(ctx context.Context, sess *session, name string) (*node, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.lookUpTimeout)
-	defer cancel()
-	fail := func(why string, errno syscall.Errno) (*node, error) {
-		return nil, fmt.Errorf("open %q for session %q: %s: %w", name, sess.name, why, errno)
-	}
+// takeLookUp takes a place for work on names of sess, and reports whether it had
+// one before ctx ended. giveLookUp must follow, when the file system has answered.
+func (s *Server) takeLookUp(ctx context.Context, sess *session) bool {
 	for _, places := range []chan struct{}{sess.lookUps, s.lookUps} {
 		select {
 		case places <- struct{}{}:
@@ -87,18 +83,36 @@ func (s *Server) lookUp(ctx context.Context, sess *session, name string) (*node,
 			if places == s.lookUps {
 				<-sess.lookUps
 			}
-			return fail("other names that were asked for do not resolve", syscall.EBUSY)
+			return false
 		}
+	}
+	return true
+}
+
+func (s *Server) giveLookUp(sess *session) {
+	<-s.lookUps
+	<-sess.lookUps
+}
+
+// lookUp opens name in the jail. ETIMEDOUT: the file system does not answer.
+// EBUSY: names on such file systems occupy all places.
+func (s *Server) lookUp(ctx context.Context, sess *session, name string) (*node, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.lookUpTimeout)
+	defer cancel()
+	fail := func(why string, errno syscall.Errno) (*node, error) {
+		return nil, fmt.Errorf("open %q for session %q: %s: %w", name, sess.name, why, errno)
+	}
+	if !s.takeLookUp(ctx, sess) {
+		return fail("other names that were asked for do not resolve", syscall.EBUSY)
 	}
 	type found struct {
 		n   *node
 		err error
 	}
-	done := make(chan found) // unbuffered: if the caller has given up, the node is closed here
+	done := make(chan found) // unbuffered: if the caller has given up, the goroutine closes the node
 	go func() {
 		n, err := s.cfg.lookUp(s.jail, sess.name, name)
-		<-s.lookUps
-		<-sess.lookUps
+		s.giveLookUp(sess)
 		select {
 		case done <- found{n, err}:
 		case <-ctx.Done():

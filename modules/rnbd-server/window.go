@@ -1,10 +1,10 @@
 package server
 
-// DATA PATH. How many requests of a device and of a session may be in a plugin at
-// once, and what waits. A request waits for its own device or for room in the ring,
-// never for another device:
+// DATA PATH. The limits on the requests of a device and of a session in a
+// plugin, and the requests that wait. A request waits for its own device or for
+// room in the ring, never for another device:
 //
-//	flow   the requests of one mapping on one pump: what waits is a FIFO of chunks
+//	flow   the requests of one mapping on one pump: those that wait are a FIFO of chunks
 //	lane   the flows of one session in one ioQueue that have something waiting
 //	load   the requests of one device in the plugin on one pump, over all sessions
 //
@@ -17,10 +17,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// flow is the I/O of one mapping on one pump. Only that pump writes.
+// flow is the I/O of one mapping on one pump. Only that pump writes it.
 type flow struct {
 	inflight atomic.Int64
-	rx, tx   atomic.Uint64 // 512-byte sectors: written by, read by the client
+	rx, tx   atomic.Uint64 // sectors of 512 bytes: written by the client, read by the client
 	wroteAt  atomic.Int64  // see usage
 
 	lane       *lane
@@ -34,43 +34,46 @@ type flow struct {
 // load counts the requests of one device in the plugin on one pump.
 type load struct {
 	sent int32
-	_    [60]byte // a cache line of its own
+	_    [60]byte // padding to a cache line
 }
 
 // lane is the share of one session in one ioQueue.
 type lane struct {
 	s           *session
-	first, last *flow // flows with requests that wait, in turn
+	first, last *flow // flows with waiting requests, in turn
 	sent        int32 // requests in the plugin
 	active      int32 // flows with requests that wait or are in the plugin
 	listed      bool  // in ioQueue.waiting
 }
 
-// One half of the ring is kept for devices with few requests: up to the 256th part of
-// the ring each. Of the other half a device has at most as much as is free besides:
-// one that hangs leaves the half of it, two leave a quarter.
+// Half of the ring is reserved for devices with few requests: up to the 256th
+// part of the ring each. Of the other half a device gets at most as much as
+// stays free. So one device that hangs leaves half of it, and two leave a
+// quarter.
 //
-// While several sessions use a queue, the requests of each are limited too: a window
-// is divided among the devices for which the session has requests. Each device gets
-// the windowShare-th part at least, whatever the others hold, so that a device that
-// hangs costs the others of its session no more than it would if it worked. The
-// window is small while one of the sessions is modest, that is, has little in flight:
-// a session at depth 1 then waits behind modestWindow of a session at depth 512, not
+// While several sessions use a queue, the requests of each are limited, too: a
+// window is divided among the session's devices with requests. Each device gets
+// at least the windowShare-th part, so a device that hangs costs the others of
+// its session no more than a device that works. The window is small while one
+// of the sessions is modest, that is, has little in flight. Then a session at
+// depth 1 waits behind modestWindow requests of a session at depth 512, not
 // behind 512.
 const (
 	contendedWindow = 24
 	modestWindow    = 8
 	windowShare     = 4
 	modestDepth     = 2
-	// modestFor is how long a modest session is remembered. It has nothing in
-	// flight half of the time; a deep one would fill the ring each time.
+	// modestFor is the time for which a session counts as modest after it
+	// was. A modest session has nothing in flight half of the time, and a
+	// deep one would fill the ring each time.
 	modestFor = time.Second
-	// sharedFor is how long a session counts as using the queue after its last
-	// request or answer. One whose requests hang does not keep others small.
+	// sharedFor is the time for which a session counts as using the queue
+	// after its last request or answer. So a session with requests that hang
+	// does not keep the windows of others small.
 	sharedFor = 100 * time.Millisecond
 )
 
-// note remembers that l uses the queue.
+// note records that l uses the queue.
 func (q *ioQueue) note(l *lane) {
 	if last := q.last; last != l {
 		if last != nil && q.now-q.lastAt < sharedFor {
@@ -97,7 +100,7 @@ func (q *ioQueue) roomFor(f *flow) bool {
 	return true
 }
 
-// share is f's part of its session's window.
+// share returns f's part of its session's window.
 func (f *flow) share(window int32) int32 {
 	return max(window/max(f.lane.active, 1), window/windowShare)
 }
@@ -105,7 +108,7 @@ func (f *flow) share(window int32) int32 {
 // idle reports whether f has no request here.
 func (f *flow) idle() bool { return f.sent == 0 && f.head < 0 }
 
-// enter counts a request that goes to the plugin.
+// enter counts a request that is sent to the plugin.
 func (f *flow) enter() {
 	if f.idle() {
 		f.lane.active++
@@ -115,7 +118,7 @@ func (f *flow) enter() {
 	f.load.sent++
 }
 
-// leave counts one that comes back.
+// leave counts a request that has returned from it.
 func (f *flow) leave() {
 	f.sent--
 	f.lane.sent--
@@ -125,7 +128,7 @@ func (f *flow) leave() {
 	}
 }
 
-// wait puts r behind what waits in f.
+// wait appends r to the waiting requests of f.
 func (q *ioQueue) wait(f *flow, r *request) {
 	r.state, r.next = reqBacklog, -1
 	if f.idle() {
@@ -148,7 +151,7 @@ func (q *ioQueue) wait(f *flow, r *request) {
 	}
 }
 
-// pop takes r, the first request, out of f.
+// pop removes r, the first waiting request, from f.
 func (f *flow) pop(r *request) {
 	f.head = r.next
 	if f.idle() {
@@ -156,7 +159,7 @@ func (f *flow) pop(r *request) {
 	}
 }
 
-// push makes f the last of l.
+// push appends f to l.
 func (l *lane) push(f *flow) {
 	f.listed, f.next = true, nil
 	if l.first == nil {
@@ -167,7 +170,7 @@ func (l *lane) push(f *flow) {
 	l.last = f
 }
 
-// pop takes the first flow out of l.
+// pop removes the first flow from l.
 func (l *lane) pop() *flow {
 	f := l.first
 	l.first, f.next, f.listed = f.next, nil, false
@@ -200,8 +203,8 @@ func (q *ioQueue) feed() (n int) {
 	return n
 }
 
-// feedLane moves one request of l on: of the first flow that can. False: all must
-// go on waiting.
+// feedLane sends one request of l, of the first flow that can. It returns false
+// if none can.
 func (q *ioQueue) feedLane(l *lane) bool {
 	for last := l.last; ; {
 		f := l.pop()
@@ -215,7 +218,8 @@ func (q *ioQueue) feedLane(l *lane) bool {
 	}
 }
 
-// feedOne moves the first request of f on. False: it must go on waiting.
+// feedOne sends the first waiting request of f. It returns false if it must go
+// on waiting.
 func (q *ioQueue) feedOne(f *flow) bool {
 	r := &f.lane.s.reqs[f.head]
 	dev := r.m.dev

@@ -11,7 +11,7 @@ import (
 // are not counted (docs/protocol/rnbd.md, "Access modes").
 type writers map[nodeID]int
 
-// take admits a mapping in mode m, or says why not.
+// take admits a mapping in mode m, or returns the reason against it.
 func (w writers) take(id nodeID, m blk.AccessMode) error {
 	limit := 0
 	switch m {

@@ -1,0 +1,101 @@
+package server
+
+// DATA PATH, the way back. In the order a completion meets them:
+//
+//	reap    ring -> onDone
+//	onDone  checks -> finish             the plugin is not trusted
+//	finish  statistics -> wire
+//
+// Everything here runs on the pump of the queue.
+
+import (
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+func (q *ioQueue) reap() (total int) {
+	for total < 4*len(q.cqes) {
+		n := q.sub.Pop(q.cqes[:])
+		for i := range q.cqes[:n] {
+			q.onDone(&q.cqes[i])
+		}
+		total += n
+		if n < len(q.cqes) {
+			break
+		}
+	}
+	if q.sub.Err() != nil {
+		q.plugin.corrupt(q.sub.Err())
+	}
+	return total
+}
+
+// onDone answers the request that the plugin has finished. The entry is not
+// trusted: it is ignored unless it names a request that the plugin has.
+func (q *ioQueue) onDone(c *shm.CQE) {
+	s := q.server.sessionAt(uint32(c.Tag >> 32))
+	chunk := c.Tag & (1<<32 - 1)
+	if s == nil || chunk >= uint64(len(s.reqs)) {
+		return
+	}
+	r := &s.reqs[chunk]
+	if r.owner.Load() != q.owner() || r.state != reqSent {
+		return
+	}
+	errno := blk.Errno(c.Errno)
+	if c.Errno > maxWireErrno {
+		errno = blk.EIO
+	}
+	r.m.dev.latency[q.pump].plugin.Record(r.sqe.Op, q.clock()-r.sent)
+	f := &r.m.flows[q.pump]
+	f.leave()
+	q.note(f.lane)
+	q.finish(r, errno)
+}
+
+// maxWireErrno is the largest number in the nine errno bits of a response.
+const maxWireErrno = 1<<9 - 1
+
+// finish answers r with errno and frees its slot.
+func (q *ioQueue) finish(r *request, errno blk.Errno) {
+	f := &r.m.flows[q.pump]
+	if r.sqe.Op.Modifies() {
+		q.ended(r, f, errno)
+	}
+	f.inflight.Add(-1)
+	if errno == blk.OK {
+		sectors := uint64(r.sqe.Len) / blk.SectorSize
+		if r.sqe.Op == blk.Read {
+			f.tx.Add(sectors)
+		} else {
+			f.rx.Add(sectors)
+		}
+	}
+	if r.retired {
+		r.retired = false
+		r.m.dev.retired.Add(-1)
+	}
+	op := r.op
+	r.op, r.m, r.state = nil, nil, reqIdle
+	r.owner.Store(0)
+	op.Respond(int(errno))
+}
+
+// ended records the end of a write for replay.go.
+func (q *ioQueue) ended(r *request, f *flow, errno blk.Errno) {
+	if u := r.m.usage; u.shared.Load() {
+		f.wroteAt.Store(latency.Now())
+	}
+	switch {
+	case r.sent == 0: // no plugin has got it
+	case r.retired && r.state != reqSent:
+		r.maybe, r.maybeSince = r.number, r.sent
+	default:
+		r.done, r.doneErrno = r.number, errno
+	}
+	if r.repeats {
+		r.repeats = false
+		r.m.usage.repeated()
+	}
+}

@@ -1,0 +1,246 @@
+package server
+
+// The start of an io plugin's process after the death of one. The end of that
+// one is in restart.go.
+//
+//	joined    a new process, new rings, the same arenas
+//	reopen    each device is opened again; the plugin's Open returns after the
+//	          fence: no I/O of the old process is on its way any more
+//	revive    the device's parked requests are sent again
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+// joined gives the queues the rings of a new process, shows it the arenas, and
+// opens the devices again. The supervisor calls it.
+func (p *ioPlugin) joined(ctx context.Context, in *supervise.Instance) error {
+	for i, q := range p.queues {
+		q.resume(in.Rings[i])
+	}
+	if err := p.showAll(ctx, in); err != nil {
+		return err
+	}
+	current := p.server.currentDevices()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if in.Generation == 1 {
+		p.info = in.Info()
+	}
+	p.in = in
+	for _, d := range p.devices {
+		if d.fails() && d.why == failedPlugin && current[d] { // the plugin was reset
+			d.move(devRecovering)
+		}
+		if !d.fails() || d.why == failedOpen {
+			p.work.Go(func() { p.reopen(in, d) })
+		}
+	}
+	return nil
+}
+
+// currentDevices returns the devices that another OPEN would share.
+func (s *Server) currentDevices() map[*device]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[*device]bool{}
+	for _, d := range s.devices {
+		out[d] = true
+	}
+	return out
+}
+
+// resume gives the queue a ring of the next process.
+func (q *ioQueue) resume(r *shm.Ring) {
+	p := q.server.pumps[q.pump].pump
+	q.ring = r
+	p.Call(func() { q.sub = r.Submitter() })
+	p.Add(q)
+}
+
+// reopen opens d in a new process. It tries while the process runs and d is in
+// use.
+func (p *ioPlugin) reopen(in *supervise.Instance, d *device) {
+	late := time.AfterFunc(p.server.cfg.FenceTimeout, func() { p.late(in, d) })
+	defer late.Stop()
+	begun := time.Now()
+	for pause := reopenFirst; p.awaits(in, d); pause = min(2*pause, reopenMost) {
+		limits, err := p.openAgain(in, d)
+		switch {
+		case err == nil:
+			p.opened(in, d, limits)
+			return
+		case in.Context().Err() != nil || errors.Is(err, plugin.ErrExited):
+			return // the next process will open it
+		case !passing(err) && time.Since(begun) > p.server.cfg.FenceTimeout:
+			p.notOpened(in, d, err)
+		}
+		if !sleep(in.Context(), pause) {
+			return
+		}
+	}
+}
+
+// passing reports whether an error of OpenDisk is temporary: the fence, or a
+// lack of resources.
+func passing(err error) bool {
+	for _, e := range []error{context.DeadlineExceeded, syscall.EBUSY, syscall.EAGAIN, syscall.EINTR, syscall.ENOMEM, syscall.ENFILE, syscall.EMFILE, syscall.ETIMEDOUT} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// openAgain asks in to open d. A few devices are opened at a time.
+func (p *ioPlugin) openAgain(in *supervise.Instance, d *device) (blk.Limits, error) {
+	select {
+	case p.opens <- struct{}{}:
+	case <-in.Context().Done():
+		return blk.Limits{}, plugin.ErrExited
+	}
+	makeRoom := sync.OnceFunc(func() { <-p.opens })
+	defer makeRoom()
+	defer time.AfterFunc(opensQuick, makeRoom).Stop()
+	ctx, cancel := context.WithTimeout(in.Context(), reopenTimeout)
+	defer cancel()
+	return in.OpenDisk(ctx, d.request(in.Generation))
+}
+
+// awaits reports whether d has users and in is the process to serve it.
+func (p *ioPlugin) awaits(in *supervise.Instance, d *device) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.awaitsLocked(in, d)
+}
+
+func (p *ioPlugin) awaitsLocked(in *supervise.Instance, d *device) bool {
+	return p.devices[d.index] == d && p.in == in
+}
+
+// late moves d to stuck: it waits for its fence for longer than FenceTimeout.
+func (p *ioPlugin) late(in *supervise.Instance, d *device) {
+	p.mu.Lock()
+	moved := p.awaitsLocked(in, d) && d.move(devStuck)
+	p.mu.Unlock()
+	if moved {
+		p.log.Error("device is stuck: I/O of the dead plugin has not ended", "device", d.name)
+	}
+}
+
+// notOpened fails d until a later try succeeds.
+func (p *ioPlugin) notOpened(in *supervise.Instance, d *device, err error) {
+	p.mu.Lock()
+	moved := p.awaitsLocked(in, d) && d.moveToFailing(failedOpen)
+	if moved {
+		d.openErr = err.Error()
+	}
+	p.mu.Unlock()
+	if moved {
+		p.failAll([]*device{d})
+	}
+}
+
+// opened puts d back into use.
+func (p *ioPlugin) opened(in *supervise.Instance, d *device, limits blk.Limits) {
+	if limits.Size < d.limits.Load().Size {
+		p.unfit(in, d, failedShrunk, "")
+		return
+	}
+	if err := errors.Join(d.sameVolume(), compatible(d.limits.Load(), &limits)); err != nil {
+		p.unfit(in, d, failedChanged, err.Error())
+		return
+	}
+	if p.awaits(in, d) {
+		p.server.takeLimits(d, limits)
+	}
+	if !p.revive(in, d) {
+		if err := p.closeDisk(in, d); err != nil && in.Context().Err() == nil {
+			p.log.Warn("closing a device failed", "device", d.name, "err", err)
+		}
+	}
+}
+
+// unfit fails d for good: its requests may lie beyond its end, or its users
+// know other facts about it.
+func (p *ioPlugin) unfit(in *supervise.Instance, d *device, why failure, text string) {
+	if err := p.closeDisk(in, d); err != nil && in.Context().Err() == nil {
+		p.log.Warn("closing a device failed", "device", d.name, "err", err)
+	}
+	p.mu.Lock()
+	moved := p.awaitsLocked(in, d) && (d.moveToFailing(why) || d.fails())
+	if moved {
+		d.why, d.openErr = why, text
+		d.move(devFailed)
+	}
+	p.mu.Unlock()
+	if moved {
+		p.failAll([]*device{d})
+	}
+}
+
+// revive lets requests of d through again, parked ones first. It returns false
+// if d was closed meanwhile, or the process has died again. close removes a
+// device from the table under mu and then reads its state. So either close
+// finds it open, or revive does not find it and the caller of revive closes it
+// in the process.
+func (p *ioPlugin) revive(in *supervise.Instance, d *device) bool {
+	p.mu.Lock()
+	revived := p.awaitsLocked(in, d) && d.move(devOpen)
+	told := d.told
+	if revived {
+		d.told = false
+	}
+	p.mu.Unlock()
+	if !revived {
+		return false
+	}
+	p.unpark(d)
+	if told {
+		p.server.tellAll(d, rnbdwire.EventBack)
+	}
+	p.log.Info("device is back", "device", d.name)
+	return true
+}
+
+// unpark continues the waiting requests of d on all pumps.
+func (p *ioPlugin) unpark(d *device) {
+	for _, q := range p.queues {
+		p.server.pumps[q.pump].pump.Call(func() { q.unpark(d) })
+	}
+}
+
+// unpark sends the parked requests of d again, or fails them. Requests that a
+// dead process had stay parked until d's fence has passed. It runs on the pump.
+func (q *ioQueue) unpark(d *device) {
+	unfenced := d.now() == devFailing
+	q.each(func(r *request) {
+		if r.state == reqParked && r.m.dev == d && !(unfenced && r.sent != 0) {
+			q.sendParked(r)
+		}
+	})
+	if d.fails() {
+		q.feed()
+	}
+	if q.sub != nil {
+		q.sub.Publish()
+	}
+}
+
+// sendParked continues a parked request. A write that a dead process had counts
+// as a repetition, since it may have been carried out.
+func (q *ioQueue) sendParked(r *request) {
+	if r.sent == 0 || !r.sqe.Op.Modifies() || r.m.dev.fails() || q.beginRepeat(r, r.sent) {
+		q.admit(r)
+	}
+}
