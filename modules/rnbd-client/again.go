@@ -1,10 +1,10 @@
 package client
 
-// Writes that are sent again: docs/protocol/rnbd.md, "Writes that are repeated". A write
-// without an answer may have been carried out, and another client may have written
-// since. So writes have numbers, by which the server knows them on another path of
-// the session; and one that is sent again in another session says since when it
-// may have been carried out.
+// Writes that are sent again: docs/protocol/rnbd.md, "Writes that are
+// repeated". A write without an answer may have been carried out, and another
+// client may have written since. So writes have numbers. By its number the
+// server recognises a write that is repeated on another path of the session. A
+// write that is repeated in another session carries the time of its first try.
 
 import (
 	"context"
@@ -16,17 +16,17 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// sharing is what a server has said of the other writers of a device. Writes keep the
-// one that was the latest when they were sent first.
+// sharing is the server's last answer about other writers of a device. A
+// write keeps the answer that was current when it was first sent.
 type sharing struct {
 	mark rnbdwire.Mark // of the server's answer
-	news uint64        // Device.newsShared before the server was asked
+	news uint64        // Device.newsShared before the question to the server
 }
 
 // shared reports whether others may write, or may have written since.
 func (sh *sharing) shared(d *Device) bool { return sh.news != d.newsShared.Load() }
 
-// number makes the message of a write in s.msg a numbered one. Pump.
+// number builds the message of a numbered write in s.msg. It runs on the pump.
 func (s *source) number(r *request) []byte {
 	if r.number == 0 {
 		s.pump.number = max(s.pump.number+1, 1)
@@ -39,7 +39,7 @@ func (s *source) number(r *request) []byte {
 		rnbdwire.PutIOOnce(s.msg[:], r.number)
 		return s.msg[:rnbdwire.IOOnceSize]
 	}
-	again := rnbdwire.AgainFields{Shared: r.dev.mode == blk.Migration} // if the server did not say
+	again := rnbdwire.AgainFields{Shared: r.dev.mode == blk.Migration} // if the server has not answered
 	if sh := r.sharing; sh != nil {
 		again = rnbdwire.AgainFields{Since: sh.mark, Shared: sh.shared(r.dev)}
 	}
@@ -47,7 +47,8 @@ func (s *source) number(r *request) []byte {
 	return s.msg[:]
 }
 
-// refuse ends a write that may have been carried out, and is not carried out again. Pump.
+// refuse ends a write that may have been carried out and must not be repeated.
+// It runs on the pump.
 func (s *source) refuse(i uint32) {
 	d := s.reqs[i].dev
 	d.refused.Add(1)
@@ -55,7 +56,7 @@ func (s *source) refuse(i uint32) {
 	s.finish(i, blk.EIO)
 }
 
-// onRefused tells of writes that the server did not repeat.
+// onRefused logs the writes that the server did not repeat.
 func (d *Device) onRefused() {
 	n := d.refused.Swap(0)
 	if n == 0 {
@@ -68,11 +69,12 @@ func (d *Device) onRefused() {
 	d.lastError = fmt.Sprintf("%d writes were not repeated: %v", n, err)
 }
 
-// askInterval is how often a device that others may write to asks again: what it sends
-// afterwards is compared with the writes of others since.
+// askInterval is the pause between two questions about a device that others may
+// write to. The server compares later writes of this client with the writes of
+// others since the last question.
 const askInterval = time.Second
 
-// sayWriter tells the server the number of the client, before the first OPEN.
+// sayWriter sends the client's number to the server, before the first OPEN.
 func (s *session) sayWriter(ctx context.Context) error {
 	if s.features.Load()&rnbdwire.FeatureOnce == 0 {
 		return nil
@@ -95,9 +97,9 @@ func (s *session) askWriters(ctx context.Context, id uint32) (f rnbdwire.WriterR
 	return rsp.Fields(), nil
 }
 
-// askSharing asks the server whether others may write to the device that it opened as
-// id, and takes over the answer. A device that is open read-only writes nothing; a
-// server without the extension is not asked.
+// askSharing asks the server whether others may write to the device opened as
+// id, and stores the answer. It does nothing for a device that is open
+// read-only, or a server without the extension.
 func (d *Device) askSharing(ctx context.Context, epoch uint64, id uint32) error {
 	if d.mode == blk.ReadOnly || d.session.features.Load()&rnbdwire.FeatureOnce == 0 {
 		d.sharing.Store(nil)
@@ -123,7 +125,7 @@ func (d *Device) askSharing(ctx context.Context, epoch uint64, id uint32) error 
 	return nil
 }
 
-// onShared is news: others may write from now on.
+// onShared handles the news that others may write from now on.
 func (d *Device) onShared() {
 	d.newsShared.Add(1)
 	d.mu.Lock()
@@ -133,7 +135,8 @@ func (d *Device) onShared() {
 	}
 }
 
-// askAgain has the server asked until others may write no more. Caller holds mu.
+// askAgain asks the server repeatedly until others may no longer write. The
+// caller holds mu.
 func (d *Device) askAgain(epoch uint64) {
 	if d.asking {
 		return
@@ -143,15 +146,14 @@ func (d *Device) askAgain(epoch uint64) {
 		for d.asks(epoch) && d.session.pause(askInterval) {
 			ctx, cancel := context.WithTimeout(context.Background(), d.client.cfg.MapTimeout)
 			if d.asks(epoch) {
-				_ = d.askSharing(ctx, epoch, d.id.Load()) // what is known stays true
+				_ = d.askSharing(ctx, epoch, d.id.Load()) // the earlier answer stays true
 			}
 			cancel()
 		}
 	}()
 }
 
-// asks reports whether the server is still to be asked about d; otherwise askAgain has
-// ended.
+// asks reports whether askAgain is to go on. If not, it has ended.
 func (d *Device) asks(epoch uint64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

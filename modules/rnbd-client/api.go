@@ -21,8 +21,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// Control returns the daemon's control API. version is what `rnbd version`
-// prints.
+// Control returns the daemon's control API. version is the output of `rnbd
+// version`.
 func (c *Client) Control(version string) controlpb.ClientDaemonServer {
 	return &controlAPI{c: c, version: version}
 }
@@ -101,7 +101,7 @@ func (a *controlAPI) MapLine(ctx context.Context, r *controlpb.MapLineRequest) (
 	return d.describeNow(ctx), nil
 }
 
-// requestOf returns the request of a map_device line.
+// requestOf converts a map_device line to a request.
 func requestOf(l mapline.Line) MapRequest {
 	return MapRequest{
 		Path: l.Path, Session: l.Session, Paths: l.Paths, Mode: l.Mode,
@@ -126,8 +126,8 @@ func (a *controlAPI) Resize(ctx context.Context, r *controlpb.ResizeRequest) (*c
 	return d.describeNow(ctx), nil
 }
 
-// withinExport refuses a size beyond that of the server, where every request would
-// fail. Control files take it, as the kernel's do.
+// withinExport refuses a size beyond that of the server, since every request
+// there would fail. Control files allow it, as the kernel's do.
 func (a *controlAPI) withinExport(r *controlpb.ResizeRequest) error {
 	d, err := a.c.Device(r.Device)
 	if err != nil {
@@ -186,8 +186,8 @@ func (a *controlAPI) ListDevices(ctx context.Context, r *controlpb.ListRequest) 
 	return list, nil
 }
 
-// A list of devices asks front ends for their users: so many at once, and
-// those that hang no longer than this. What they know is left out then.
+// Listing devices asks front ends for their users, a bounded number at a
+// time. A front end that does not answer in time is left out.
 const (
 	askAtOnce    = 8
 	askFrontends = 2 * time.Second
@@ -201,7 +201,7 @@ func (d *Device) describeNow(ctx context.Context) *controlpb.ClientDevice {
 	return d.describe(plugin.DeviceStatus{})
 }
 
-// describe tells about d; st is what its front end says.
+// describe returns the message about d. st is the status at its front end.
 func (d *Device) describe(st plugin.DeviceStatus) *controlpb.ClientDevice {
 	l := d.Limits()
 	out := &controlpb.ClientDevice{
@@ -256,9 +256,9 @@ func (s *session) describe() *controlpb.Session {
 	return out
 }
 
-// serverHost names the server: by custom a session is called client@server,
-// else, and where this client has made the name up, it is the server's
-// address.
+// serverHost names the server. By custom a session is called client@server.
+// Otherwise, and if this client has chosen the name itself, it is the
+// server's address.
 func (s *session) serverHost(paths []*controlpb.Path) string {
 	_, server, ok := strings.Cut(s.name, "@")
 	if ok && server != "" && !strings.Contains(s.name, "-"+s.client.token+"@") {
@@ -282,6 +282,7 @@ func (s *session) describePath(p rtrs.PathInfo) *controlpb.Path {
 		Reconnects: p.Stats.Reconnects, Failovers: p.Stats.Failovers, LatencyNs: uint64(p.Stats.Latency),
 	}
 	out.HcaPort = uint32(p.Port)
+	out.Security = securityOf(p.Security)
 	out.Name = "@" + verbs.AddrString(p.Addr.Dst.Addr())
 	if p.Src.IsValid() {
 		out.Src = verbs.AddrString(p.Src)
@@ -368,7 +369,7 @@ func (a *controlAPI) LogLevels(context.Context, *controlpb.LogLevelsRequest) (*c
 	return a.c.logs().Levels()
 }
 
-// SetLogLevels changes them, all that are named or none.
+// SetLogLevels changes log levels. It changes all that are named or none.
 func (a *controlAPI) SetLogLevels(ctx context.Context, r *controlpb.SetLogLevelsRequest) (*controlpb.LogLevelsReply, error) {
 	return a.c.logs().Set(ctx, r.Levels)
 }
@@ -382,4 +383,16 @@ func (c *Client) logs() control.LogControl {
 		}
 		told.Wait()
 	}}
+}
+
+// securityOf returns nil for a path that is not protected.
+func securityOf(s verbs.Security) *controlpb.Security {
+	if s.Protocol == "" {
+		return nil
+	}
+	out := &controlpb.Security{Protocol: s.Protocol, Cipher: s.Cipher, Peer: s.Peer, Resumed: s.Resumed}
+	if !s.Expires.IsZero() {
+		out.ExpiresUnixMs = s.Expires.UnixMilli()
+	}
+	return out
 }

@@ -17,8 +17,8 @@ func (a *controlAPI) DeviceStats(ctx context.Context, r *controlpb.DeviceRequest
 		func(d *Device) []*controlpb.StageStats { return d.stageStats(ctx, asked) })
 }
 
-// stageStats adds up the pumps. asked holds the replies of front ends; each is asked
-// once.
+// stageStats adds up the pumps. asked caches the replies of front ends, so that
+// each is asked once.
 func (d *Device) stageStats(ctx context.Context, asked map[*frontend]map[uint32]*latency.Snapshots) []*controlpb.StageStats {
 	var queue, wire latency.Snapshots
 	for i := range d.latency {

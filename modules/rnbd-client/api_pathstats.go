@@ -7,8 +7,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// PathStats and ResetPathStats are what the kernel's client has in the stats
-// folder of a path.
+// PathStats and ResetPathStats serve the statistics of the stats folder that
+// a path of the kernel's client has.
 func (a *controlAPI) PathStats(_ context.Context, r *controlpb.PathRequest) (*controlpb.PathStatsReply, error) {
 	s, err := a.session(r.Session)
 	if err != nil {

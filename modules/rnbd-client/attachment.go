@@ -13,15 +13,16 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
-// attachment is the place of one device at one front end, from the first try to
-// show it until no process and no driver has anything of it. It outlives
-// processes, and it may outlive the device: what is unmapped by force can stay
-// with a process that is slow to let go of it, or in the kernel, where a dead
-// process has left a disk whose users wait. Until it is gone it keeps its index.
+// attachment is one device at one front end, from the first try to show it
+// until no process and no driver has any part of it. It outlives processes, and
+// it may outlive the device: after an unmap by force a slow process may still
+// have the device, or the kernel may still have the disk of a dead process,
+// with users that wait. Until it is gone it keeps its index.
 //
-// One goroutine, the worker (attachment_work.go), makes all its moves and all
-// calls to the process about it. Everybody else changes what is wanted and
-// wakes the worker, so what hangs holds up this attachment and no other.
+// One goroutine, the worker (attachment_work.go), makes all its state changes
+// and all calls to the process about it. Other goroutines only change its
+// want and wake the worker. So a call that hangs delays this attachment and
+// no other.
 type attachment struct {
 	fe    *frontend
 	index uint32
@@ -30,32 +31,32 @@ type attachment struct {
 	wake  chan struct{} // holds a token when something has changed for the worker
 	done  chan struct{} // closed when the attachment is gone
 
-	// mu guards the rest. It comes after frontend.mu and before Device.mu. Nothing
-	// is called with it held but what only computes.
+	// mu guards the rest. It is taken after frontend.mu and before Device.mu.
+	// Calls that may wait are made without it.
 	mu      sync.Mutex
 	state   attState
-	changed chan struct{} // closed and replaced at every move
+	changed chan struct{} // closed and replaced at every state change
 	want    want
-	dev     *Device           // nil: it takes no part any more
-	spec    plugin.DeviceSpec // as the process was told last
-	host    *host             // that has the device, may have it, or is asked to let go of it
+	dev     *Device           // nil: the device has ended
+	spec    plugin.DeviceSpec // as last told to the process
+	host    *host             // the process that has the device, may have it, or is asked to remove it
 	ask     *dismissal
-	give    context.CancelFunc // gives up the call under way, if that may be given up
-	told    blk.Limits         // what the process knows
+	give    context.CancelFunc // cancels the call under way, if that can be cancelled
+	told    blk.Limits         // limits that the process knows
 
-	// Of the worker; others look with mu held.
+	// Written by the worker; others read with mu held.
 	first  *firstTry // under way or to be made; nil: it has ended
-	tries  int       // to show it, at host
+	tries  int       // failed tries to show it, at host
 	unsure bool      // host may have it although the last try failed
-	clears int       // tries to take it away that failed
-	since  time.Time // host is asked to let go of it
+	clears int       // failed tries to remove its disk
+	since  time.Time // since when host is asked to remove it
 	pause  time.Duration
-	due    time.Time // of the next try
+	due    time.Time // time of the next try
 	err    error     // of the last try
-	undone bool      // it ended, and its disk is left
+	undone bool      // it has ended and its disk is left
 }
 
-// attState is where an attachment is in its life.
+// attState is the state of an attachment.
 //
 //	        first try                 shown                asked to let go
 //	absent -----------> attaching ----------> shown <---------------------> removing
@@ -74,16 +75,16 @@ type attachment struct {
 //	   | no process                        v  |              | has let go       |
 //	   `---------------------------------> gone <------------'------------------'
 //
-// When the front end ends, every state leads to gone, and what is in the kernel
-// is left to the next daemon.
+// At the end of the front end every state leads to gone. Disks in the kernel
+// are left to the next daemon.
 type attState uint8
 
 const (
 	absent    attState = iota // no process knows the device
 	attaching                 // a process is being shown it, and uses its memory
 	shown                     // a process serves it
-	away                      // the process is gone, or could not take it over: it is shown again
-	removing                  // a process is asked to let go of it
+	away                      // the process has died, or could not take it over: it is to be shown again
+	removing                  // a process is asked to remove it
 	lingering                 // no process has it, the kernel may have its disk
 	gone                      // nothing is left of it
 )
@@ -92,60 +93,62 @@ var attNames = [...]string{"absent", "attaching", "shown", "away", "removing", "
 
 func (s attState) String() string { return attNames[s] }
 
-// attMoves are those of the drawing.
+// attMoves are the transitions of the diagram.
 var attMoves = map[attState][]attState{
 	absent:    {attaching, lingering, gone},
 	attaching: {shown, away, removing, lingering, gone},
-	shown:     {shown, removing, away, lingering, gone}, // shown: what the process knows has changed
+	shown:     {shown, removing, away, lingering, gone}, // shown: the process has learnt other limits
 	away:      {attaching, lingering, gone},
 	removing:  {shown, away, lingering, gone},
 	lingering: {removing, gone},
 }
 
-// want is what the attachment is to become.
+// want is the aim of the attachment.
 type want uint8
 
 const (
 	wantShown want = iota
-	wantGone       // also if it is used; its disk is taken out of the kernel
-	wantLeft       // no process serves it; its disk stays for whoever maps it next
+	wantGone       // even if it is used; its disk is removed from the kernel
+	wantLeft       // no process serves it; its disk stays for the next mapping of it
 )
 
-// firstTry is what a map waits for.
+// firstTry is the first try to show a device. A map waits for its end.
 type firstTry struct {
 	ctx   context.Context
 	fresh bool          // a new disk, not one of the last daemon
-	ended chan struct{} // closed when err is set
+	ended chan struct{} // closed after err is set
 	err   error
 }
 
-// dismissal asks to take the device away unless it is used.
+// dismissal is a request to remove the device unless it is used.
 type dismissal struct {
 	ctx    context.Context
-	answer chan error // has room for one
+	answer chan error // buffered, for one error
 }
 
 const (
-	// firstPause is before the second try, to show a device as well as to take
-	// one away; the next ones double.
+	// firstPause is the pause before the second try to show or remove a
+	// device. Later pauses double up to mostPause.
 	firstPause = 100 * time.Millisecond
 	mostPause  = 30 * time.Second
-	// comebackPause is that of a device which a new process does not take over.
+	// comebackPause is the pause before a new process is asked again to take
+	// over a device.
 	comebackPause = time.Second
-	// lingerTime is for a process to let go of a device that is taken away by
-	// force, retractTime for one to give up a take-over. Then it is killed: a
-	// dead process holds nothing, and the next one takes over its other devices.
+	// lingerTime is the time for a process to remove a device by force,
+	// retractTime that for one to give up a take-over. After it the process is
+	// killed: a dead process holds nothing, and the next one takes over its
+	// other devices.
 	lingerTime  = time.Minute
 	retractTime = 5 * time.Second
-	// clearTime bounds one try to take away what a dead process has left.
+	// clearTime bounds one try to remove the disk of a dead process.
 	clearTime  = 30 * time.Second
 	clearTries = 10
-	// callTimeout bounds calls to a process that only inform.
+	// callTimeout bounds calls to a process that only ask for information.
 	callTimeout = 10 * time.Second
 )
 
-// newAttachment enters d at the front end, for the first try, which ends with
-// ctx. EBUSY in the chain: no process runs, or the index is not free.
+// newAttachment adds d to the front end and begins the first try, bounded by
+// ctx. The error wraps EBUSY if no process runs or the index is not free.
 func (f *frontend) newAttachment(ctx context.Context, d *Device) (*attachment, *firstTry, error) {
 	if _, err := f.current(); err != nil {
 		return nil, nil, err
@@ -165,7 +168,7 @@ func (f *frontend) newAttachment(ctx context.Context, d *Device) (*attachment, *
 	return a, first, nil
 }
 
-// makeAttachment makes one that has no worker yet.
+// makeAttachment makes an attachment without a worker.
 func (f *frontend) makeAttachment(spec plugin.DeviceSpec) *attachment {
 	return &attachment{
 		fe: f, index: spec.Index, log: f.log.With("device", spec.Name), spec: spec, node: mayHaveNode(spec.Config),
@@ -173,7 +176,7 @@ func (f *frontend) makeAttachment(spec plugin.DeviceSpec) *attachment {
 	}
 }
 
-// move changes the state. Caller holds mu, and is the worker.
+// move changes the state. Only the worker calls it, with mu held.
 func (a *attachment) move(to attState) {
 	if !slices.Contains(attMoves[a.state], to) {
 		panic(fmt.Sprintf("attachment %d of front end %s: no way from %s to %s", a.index, a.fe.cfg.Name, a.state, to))
@@ -191,8 +194,8 @@ func (a *attachment) poke() {
 	}
 }
 
-// await waits until is says true of the attachment, or ctx ends: false. is is
-// called with mu held.
+// await waits until is returns true. It returns false if ctx ends before. is
+// is called with mu held.
 func (a *attachment) await(ctx context.Context, is func() bool) bool {
 	for {
 		a.mu.Lock()
@@ -219,7 +222,8 @@ func (a *attachment) isGone() bool {
 	}
 }
 
-// awaitGone waits until nothing is left of the attachment, or ctx ends: false.
+// awaitGone waits until the attachment is gone. It returns false if ctx ends
+// before.
 func (a *attachment) awaitGone(ctx context.Context) bool {
 	select {
 	case <-a.done:
@@ -230,7 +234,7 @@ func (a *attachment) awaitGone(ctx context.Context) bool {
 }
 
 // isShown waits for the end of the first try and returns its error. If ctx ends
-// before, the device is not wanted any more.
+// before, the device is given up.
 func (a *attachment) isShown(first *firstTry) error {
 	select {
 	case <-first.ended:
@@ -247,9 +251,9 @@ func (a *attachment) isShown(first *firstTry) error {
 	return fmt.Errorf("front end %s: device %s: %w", a.fe.cfg.Name, a.spec.Name, context.Cause(first.ctx))
 }
 
-// giveUp decides what becomes of a device whose first try is in vain. A new
-// disk is taken away again. One of the last daemon must not be, since it may be
-// in use: the process has to give up the take-over. Caller holds mu.
+// giveUp handles the failure of a first try. A new disk is removed again. A
+// disk of the last daemon is not, because it may be in use: the process must
+// give up the take-over. The caller holds mu.
 func (a *attachment) giveUp(first *firstTry) {
 	a.want = wantLeft
 	if first.fresh {
@@ -257,8 +261,9 @@ func (a *attachment) giveUp(first *firstTry) {
 	}
 }
 
-// dismiss takes the device away. It fails with EBUSY if the device is in use, or
-// if no process serves it, since then its users are not known.
+// dismiss removes the device. It fails with EBUSY if the device is in use. It
+// also fails with EBUSY if no process serves the device, because then its users
+// are not known.
 func (a *attachment) dismiss(ctx context.Context) error {
 	ask := &dismissal{ctx: ctx, answer: make(chan error, 1)}
 	if err := a.accept(ask); err != nil || a.isGone() {
@@ -284,7 +289,7 @@ func (a *attachment) accept(ask *dismissal) error {
 	switch {
 	case a.state == gone:
 		return nil
-	case a.ask != nil:
+	case a.ask != nil, a.state == removing && a.host.alive():
 		return fmt.Errorf("front end %s is asked to remove %s already: %w", a.fe.cfg.Name, a.spec.Name, syscall.EBUSY)
 	case a.state != shown || !a.host.alive():
 		return a.missedLocked()
@@ -296,18 +301,18 @@ func (a *attachment) accept(ask *dismissal) error {
 	return nil
 }
 
-// missedLocked is the error of a removal without force while no process serves
-// the device. Caller holds mu.
+// missedLocked returns the error of a removal without force while no process
+// serves the device. The caller holds mu.
 func (a *attachment) missedLocked() error {
 	return fmt.Errorf("front end %s has died, and its next process has not got %s back yet; wait for that, or force it: %w", a.fe.cfg.Name, a.spec.Name, syscall.EBUSY)
 }
 
-// evict takes the device away from its users. It does not wait for long: what
-// is left then is taken away by the worker.
+// evict removes the device even if it is used. It returns soon; the worker
+// does the rest.
 func (a *attachment) evict(ctx context.Context) {
 	a.setWant(wantGone)
 	if !a.fe.alive() && a.fe.client.life.Err() != nil {
-		return // stop waits once for all
+		return // stop waits for all evicted devices together
 	}
 	ctx, cancel := context.WithTimeout(ctx, forcedClose)
 	defer cancel()
@@ -323,8 +328,8 @@ func (a *attachment) evict(ctx context.Context) {
 	}
 }
 
-// setWant changes what is wanted. Only the end of the device or of the front
-// end takes wantShown back.
+// setWant changes the aim if it is still wantShown. It cancels the call under
+// way.
 func (a *attachment) setWant(w want) {
 	a.mu.Lock()
 	if a.want == wantShown {
@@ -337,8 +342,8 @@ func (a *attachment) setWant(w want) {
 	a.poke()
 }
 
-// release ends the device's part, whose last request has ended and which is
-// not being shown: its memory is given back.
+// release ends the device's part after its last request, when no process is
+// being shown the device. Its memory may be freed then.
 func (a *attachment) release() {
 	a.mu.Lock()
 	a.dev = nil
@@ -346,7 +351,7 @@ func (a *attachment) release() {
 	a.setWant(wantGone)
 }
 
-// shows reports whether a process is being shown the device, and so uses its
+// shows reports whether a process is being shown the device and so uses its
 // memory.
 func (a *attachment) shows() bool {
 	a.mu.Lock()
@@ -362,19 +367,19 @@ func (a *attachment) lingers() bool {
 	return a.want != wantShown && a.state != gone
 }
 
-// settled reports whether there is no use in waiting for h to serve the device:
-// it does, or it has failed to once, or requests of an earlier process keep it.
-// Caller holds mu.
+// settled reports whether waiting for h to serve the device is pointless: h
+// serves it, h has failed to once, or requests of an earlier process keep the
+// device. The caller holds mu.
 func (a *attachment) settled(h *host) bool {
 	return a.want != wantShown || a.host == h && a.tries > 0 && a.state != attaching || a.busy()
 }
 
-// busy reports whether requests of the device are under way, which own its
-// slots. Caller holds mu.
+// busy reports whether requests of the device are under way. They own its
+// slots. The caller holds mu.
 func (a *attachment) busy() bool { return a.dev != nil && a.dev.inflight() > 0 }
 
-// left reports whether the kernel may have a disk of it that no process
-// serves. Caller holds mu.
+// left reports whether the kernel may have a disk of it without a process.
+// The caller holds mu.
 func (a *attachment) left() bool {
 	return isNode(a.spec.Location) || a.spec.Location == plugin.LocationUnknown
 }

@@ -119,7 +119,7 @@ func TestComeback_OthersDoNotWait(t *testing.T) {
 	eventually(t, "the device is back", func() bool { return r.isBack(0) })
 }
 
-// The next process takes over what this one could not.
+// The next process takes over a device that this one could not.
 func TestComeback_ByAnotherProcess(t *testing.T) {
 	t.Parallel()
 	r := newComebackRig(t, 1)
@@ -133,8 +133,8 @@ func TestComeback_ByAnotherProcess(t *testing.T) {
 	must(t, r.c.Unmap(t.Context(), r.devs[0].name, false))
 }
 
-// What is not back may have users: it takes force to unmap it. Then nobody tries
-// any more, and its place is free, whatever the process did meanwhile.
+// A device that is not back may have users, so its unmap needs force. After
+// that no try is made, and its place is free at any outcome in the process.
 func TestComeback_Unmapped(t *testing.T) {
 	t.Parallel()
 	for _, x := range []struct {
@@ -186,8 +186,8 @@ func TestComeback_Unmapped(t *testing.T) {
 	}
 }
 
-// Unmaps, deaths of the process and comebacks at the same time leave nothing behind
-// in the process, and nobody who tries.
+// Unmaps, deaths of the process and take-overs at the same time leave nothing
+// in the process and no tries.
 func TestComeback_UnmappedWhileProcessesDie(t *testing.T) {
 	t.Parallel()
 	r := newComebackRig(t, 4)
@@ -223,7 +223,7 @@ func TestComeback_UnmappedWhileProcessesDie(t *testing.T) {
 	}
 }
 
-// The end of the client ends the tries. Who waits for the disk waits for the next
+// The end of the client ends the tries. Users of the disk wait for the next
 // client.
 func TestComeback_Close(t *testing.T) {
 	t.Parallel()
@@ -246,8 +246,9 @@ func TestComeback_Close(t *testing.T) {
 	}
 }
 
-// A disk of the last daemon that is not taken over in time is left as it is: it may
-// be in use. What the process does after all ends with it.
+// A disk of the last daemon that is not taken over in time is left as it is,
+// because it may be in use. If the process takes it over later, that ends with
+// the process.
 func TestRestore_GivenUpLeavesTheDisk(t *testing.T) {
 	t.Parallel()
 	s := newTarget(t, 1<<20)
@@ -283,8 +284,8 @@ func TestRestore_GivenUpLeavesTheDisk(t *testing.T) {
 	}
 }
 
-// A process that has taken the device over, but whose answer was lost, is not shown
-// it again, which it would refuse for ever.
+// A process that has taken the device over, though the answer was lost, is not
+// shown it again. It would refuse it for ever.
 func TestComeback_AnswerWasLost(t *testing.T) {
 	_, c, d, dir := mapShown(t)
 	a := c.frontends[0].attachmentOf(d)

@@ -1,8 +1,8 @@
 package client
 
-// What an attachment does next follows from its situation alone.
+// The next step of an attachment depends on its situation alone.
 
-// situation is what the worker decides by.
+// situation is the input of the worker's decisions.
 type situation struct {
 	state attState
 	want  want
@@ -10,41 +10,41 @@ type situation struct {
 	busy  bool // requests of the device are under way
 	due   bool // the pause since the last try is over
 	left  bool // the kernel may have a disk of it
-	asked bool // to take it away unless it is used
-	stale bool // the process knows other limits than ours
-	spent bool // it was tried often enough to take it away
-	over  bool // the front end ends, and starts no process any more
+	asked bool // a dismissal waits
+	stale bool // the process knows other limits
+	spent bool // no tries to remove its disk are left
+	over  bool // the front end ends and starts no process
 }
 
-// hostState is what process there is.
+// hostState compares the front end's process with the attachment's.
 type hostState uint8
 
 const (
 	noHost    hostState = iota
-	sameHost            // the one that has the device, or is asked to let go of it
+	sameHost            // the process that has the device or is asked to remove it
 	otherHost           // another one
 )
 
-// step is what the worker does.
+// step is one action of the worker.
 type step uint8
 
 const (
 	stepRest    step = iota
-	stepAttach       // show it to the process there is
-	stepLose         // the process that had it is gone
-	stepRemove       // have the process let go of it
-	stepDismiss      // have the process let go of it unless it is used
-	stepResize       // tell the process the limits
-	stepLinger       // wait for a process that takes its disk away
-	stepClear        // have the process that there is now take its disk away
-	stepEnd          // nothing is left, or it is left as it is
+	stepAttach       // show it to the running process
+	stepLose         // record that its process has died
+	stepRemove       // make the process remove it
+	stepDismiss      // make the process remove it unless it is used
+	stepResize       // tell the process the new limits
+	stepLinger       // wait for a process to remove its disk
+	stepClear        // make the running process remove its disk
+	stepEnd          // nothing is left, or it is to be left
 )
 
 var stepNames = [...]string{"rest", "attach", "lose", "remove", "dismiss", "resize", "linger", "clear", "end"}
 
 func (s step) String() string { return stepNames[s] }
 
-// next returns the step that brings what is closer to what is wanted.
+// next returns the step that leads to the aim.
 func (s situation) next() step {
 	switch s.state {
 	case absent:
@@ -63,7 +63,7 @@ func (s situation) next() step {
 
 func (s situation) nextAbsent() step {
 	switch {
-	case s.want == wantGone && s.left: // of the last daemon, which did not finish it
+	case s.want == wantGone && s.left: // a disk of the last daemon; its map did not end
 		return stepLinger
 	case s.want != wantShown || s.host == noHost:
 		return stepEnd

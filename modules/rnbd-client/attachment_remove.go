@@ -11,10 +11,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// How an attachment is taken away from a process, and out of the kernel.
+// How an attachment is removed from a process and from the kernel.
 
-// remove has h let go of the device and of its memory, whatever its users do.
-// One that does not is killed.
+// remove makes h give up the device and its memory, even if the device is
+// used. If h does not, it is killed.
 func (a *attachment) remove(h *host) {
 	a.mu.Lock()
 	if a.state == shown {
@@ -51,8 +51,8 @@ func (a *attachment) remove(h *host) {
 	a.pause, a.due = 0, time.Now().Add(firstPause)
 }
 
-// letGo makes h let go of the device at the index, and of its memory. had: it
-// had the device.
+// letGo makes h give up the device at the index and its memory. had reports
+// that h had the device.
 func letGo(ctx context.Context, h *host, index uint32) (had bool, err error) {
 	done, err := h.turn(ctx)
 	if err != nil {
@@ -67,7 +67,7 @@ func letGo(ctx context.Context, h *host, index uint32) (had bool, err error) {
 	return had, detach(ctx, h, index)
 }
 
-// detach makes h let go of the memory of the device at the index, if it has it.
+// detach makes h unmap the memory of the device at the index, if it has it.
 func detach(ctx context.Context, h *host, index uint32) error {
 	err := h.DetachArena(ctx, index)
 	if errors.Is(err, syscall.ENOENT) {
@@ -76,17 +76,18 @@ func detach(ctx context.Context, h *host, index uint32) error {
 	return err
 }
 
-// dismissed has h let go of the device unless it is used, and answers.
+// dismissed makes h give up the device unless it is used, and answers the
+// dismissal.
 func (a *attachment) dismissed(h *host) {
 	ctx, cancel, ask := a.beginDismiss(h)
 	defer cancel()
 	err := h.RemoveDevice(ctx, a.index, false)
 	if errors.Is(err, syscall.ENODEV) && !a.knownTo(ctx, h) {
-		err = nil // an earlier call was given up, and succeeded all the same
+		err = nil // an earlier call was cancelled but has succeeded
 	}
 	var kept error
 	if err == nil {
-		kept = detach(ctx, h, a.index)
+		kept = a.detachDismissed(h)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -106,6 +107,17 @@ func (a *attachment) dismissed(h *host) {
 	}
 }
 
+// detachDismissed makes h unmap the memory of a device that it has given up.
+// The removal cannot be undone any more, so the caller of dismiss cannot cancel
+// this.
+func (a *attachment) detachDismissed(h *host) error {
+	ctx, cancel := a.callContext(h, nil)
+	defer cancel()
+	ctx, cancelTime := context.WithTimeout(ctx, callTimeout)
+	defer cancelTime()
+	return detach(ctx, h, a.index)
+}
+
 func (a *attachment) beginDismiss(h *host) (context.Context, context.CancelFunc, *dismissal) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -115,15 +127,15 @@ func (a *attachment) beginDismiss(h *host) (context.Context, context.CancelFunc,
 	return ctx, cancel, a.ask
 }
 
-// knownTo reports whether h has the device, and ENODEV is about the disk behind
-// it.
+// knownTo reports whether h has the device. If it does, an ENODEV before came
+// from the disk behind it.
 func (a *attachment) knownTo(ctx context.Context, h *host) bool {
 	_, err := h.DeviceStatus(ctx, a.index)
 	return !errors.Is(err, syscall.ENODEV)
 }
 
-// clear has h, which was never shown the device, take its disk out of the
-// kernel.
+// clear makes h remove the disk of the device from the kernel. h was never
+// shown the device.
 func (a *attachment) clear(h *host) {
 	a.mu.Lock()
 	a.host = h
@@ -147,7 +159,7 @@ func (a *attachment) clear(h *host) {
 		return
 	}
 	a.move(lingering)
-	if !h.alive() { // which is no failure of this device
+	if !h.alive() { // the death of a process is no failure of this device
 		return
 	}
 	a.clears++
@@ -155,12 +167,12 @@ func (a *attachment) clear(h *host) {
 	a.log.Warn("front end is back and does not take the unmapped device away yet", "location", a.spec.Location, "err", err)
 }
 
-// takeOver shows h the disk and takes it away again. It gets memory of its own:
-// that of the device is given back, or a server may still write to it.
+// takeOver shows h the disk and removes it again. The disk gets new memory:
+// that of the device is freed, or a server may still write to it.
 func (a *attachment) takeOver(ctx context.Context, h *host) error {
 	spec := a.spec
 	spec.Generation = h.Generation
-	spec.Name += " (removed)" // the name may be another's by now
+	spec.Name += " (removed)" // another device may have the name by now
 	arena, err := shm.NewArena("rnbd-"+spec.Name, spec.Slots*spec.SlotSize)
 	if err != nil {
 		return err

@@ -42,12 +42,13 @@ func (a *attachment) attach(h *host) {
 		a.log.Error("device does not come back, it is tried again", "pause", a.pause.String(), "err", err)
 	}
 	a.leaveHost()
-	a.host = h // where it was tried
+	a.host = h // the process of the last try
 	a.move(away)
 }
 
 // beginAttach makes h the process that may send requests for the device. It
-// returns nil if the device is not wanted any more: its memory may be given back.
+// returns nil if the device is not wanted any more, because then its memory may
+// be freed.
 func (a *attachment) beginAttach(h *host) *Device {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -64,18 +65,18 @@ func (a *attachment) beginAttach(h *host) *Device {
 	return a.dev
 }
 
-// attached takes over that the process serves the device. Caller holds mu.
+// attached records that the process serves the device. The caller holds mu.
 func (a *attachment) attached(d *Device, before string) {
 	a.pause, a.due = 0, time.Time{}
 	a.spec.Location = d.Location()
 	if a.first == nil && a.spec.Location != before {
-		a.fe.workers.Go(func() { a.fe.client.moved(d) }) // which waits for maps under way
+		a.fe.workers.Go(func() { a.fe.client.moved(d) }) // moved waits for maps under way
 	}
 	a.move(shown)
 	a.endFirst(nil)
 }
 
-// failedFirst ends a first try at h that failed. Caller holds mu.
+// failedFirst ends a failed first try at h. The caller holds mu.
 func (a *attachment) failedFirst(h *host, err error) {
 	fresh := a.first.fresh
 	a.giveUp(a.first)
@@ -84,7 +85,7 @@ func (a *attachment) failedFirst(h *host, err error) {
 	case h.alive():
 		a.since, a.due = time.Now(), time.Time{}
 		a.move(removing)
-	case fresh && a.node: // it may have died with the disk half made
+	case fresh && a.node: // it may have died during the making of the disk
 		a.spec.Location = plugin.LocationUnknown
 		a.leaveHost()
 		a.move(lingering)
@@ -94,8 +95,8 @@ func (a *attachment) failedFirst(h *host, err error) {
 	}
 }
 
-// show has h show the device, unless it does already: the answer to the last
-// try may have been lost.
+// show makes h show the device. If h shows it already, because the answer to
+// the last try was lost, that is success.
 func (a *attachment) show(h *host, d *Device) error {
 	var also context.Context
 	if a.first != nil {
@@ -113,12 +114,12 @@ func (a *attachment) show(h *host, d *Device) error {
 	}
 	a.unsure = true
 	if err = a.present(ctx, h, d); err != nil && a.first == nil {
-		_ = h.DetachArena(ctx, a.index) // which the next try attaches
+		_ = h.DetachArena(ctx, a.index) // the next try attaches it again
 	}
 	return err
 }
 
-// adopt takes the device as shown if h has it.
+// adopt records the device as shown if h has it.
 func (a *attachment) adopt(ctx context.Context, h *host, d *Device) error {
 	st, err := h.DeviceStatus(ctx, a.index)
 	if err == nil {
@@ -143,8 +144,7 @@ func (a *attachment) present(ctx context.Context, h *host, d *Device) error {
 	return nil
 }
 
-// know takes over where users find the device, and what the process knows of
-// it.
+// know stores the location of the device and the limits known to the process.
 func (a *attachment) know(d *Device, location string, l blk.Limits) {
 	a.mu.Lock()
 	a.told = l

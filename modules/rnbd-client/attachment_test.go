@@ -56,8 +56,8 @@ func TestAttachment_NextStep(t *testing.T) {
 	}
 }
 
-// What is wanted is reached from every situation, or somebody else has to act
-// first: nothing rests that could go on.
+// From every situation the aim is reached, or another party must act first:
+// no attachment rests that could go on.
 func TestAttachment_NothingIsForgotten(t *testing.T) {
 	flags := []bool{false, true}
 	for state := absent; state < gone; state++ {

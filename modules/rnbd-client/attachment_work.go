@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// run is the worker. It ends when the attachment is gone, at the latest with
-// the front end.
+// run is the worker. It ends when the attachment is gone, or with the front
+// end.
 func (a *attachment) run() {
 	for a.work() {
 	}
@@ -20,13 +20,13 @@ func (a *attachment) run() {
 	}
 }
 
-// work does the next step. False: the attachment is gone.
+// work takes the next step. It returns false when the attachment is gone.
 func (a *attachment) work() bool {
 	h, over := a.fe.now()
 	a.mu.Lock()
 	step, wait := a.situation(h, over).next(), time.Until(a.due)
 	if wait <= 0 && a.busy() && a.host == h {
-		wait = comebackPause // there is no event for the end of a live process's requests
+		wait = comebackPause // the end of a live process's requests causes no event
 	}
 	a.mu.Unlock()
 	switch step {
@@ -56,8 +56,8 @@ func (a *attachment) work() bool {
 	return true
 }
 
-// situation is what the next step depends on, while h is the front end's
-// process. Caller holds mu.
+// situation returns the input of the next decision, with h as the front end's
+// process. The caller holds mu.
 func (a *attachment) situation(h *host, over bool) situation {
 	s := situation{
 		state: a.state, want: a.want, busy: a.busy(), due: !time.Now().Before(a.due), left: a.left(),
@@ -74,7 +74,8 @@ func (a *attachment) situation(h *host, over bool) situation {
 	return s
 }
 
-// rest waits until something changes. False: the front end has ended.
+// rest waits until something changes. It returns false when the front end has
+// ended.
 func (a *attachment) rest(wait time.Duration) bool {
 	var due <-chan time.Time
 	if wait > 0 {
@@ -107,8 +108,8 @@ func (a *attachment) finish() {
 	}
 }
 
-// endFirst tells the map that waits for the first try how it ended, if one
-// does. Caller holds mu.
+// endFirst ends the first try, if there is one, with err. The caller holds
+// mu.
 func (a *attachment) endFirst(err error) {
 	if a.first != nil {
 		a.first.err = err
@@ -117,7 +118,7 @@ func (a *attachment) endFirst(err error) {
 	}
 }
 
-// leaveHost ends the part of the process that there was. Caller holds mu.
+// leaveHost ends the use of the current process. The caller holds mu.
 func (a *attachment) leaveHost() {
 	if a.dev != nil {
 		a.dev.host.CompareAndSwap(a.host, nil)
@@ -129,13 +130,14 @@ func (a *attachment) leaveHost() {
 	}
 }
 
-// later has the next try wait, longer from one to the next. Caller holds mu.
+// later sets the time of the next try. Pauses grow from one try to the next.
+// The caller holds mu.
 func (a *attachment) later(first time.Duration) {
 	a.pause = min(max(2*a.pause, first), mostPause)
 	a.due = time.Now().Add(a.pause)
 }
 
-// callContext ends with h, with the front end, and with also, which may be nil.
+// callContext ends with h, with the front end, and with also. also may be nil.
 func (a *attachment) callContext(h *host, also context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(h.Context())
 	stops := []func() bool{context.AfterFunc(a.fe.life, cancel)}
@@ -150,7 +152,7 @@ func (a *attachment) callContext(h *host, also context.Context) (context.Context
 	}
 }
 
-// lose takes over that the process is gone.
+// lose records that the process has died.
 func (a *attachment) lose() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -161,14 +163,14 @@ func (a *attachment) lose() {
 	case a.want == wantGone && a.left():
 		a.move(lingering)
 	case was == removing && a.want != wantShown:
-		a.move(gone) // and the worker finds nothing to do
+		a.move(gone) // the worker finds nothing to do
 	default:
 		a.move(away)
 	}
 }
 
-// resize tells h the limits of the device. One that refuses them is told the
-// next ones only.
+// resize tells h the limits of the device. If h refuses them it is told only
+// later ones.
 func (a *attachment) resize(h *host) {
 	a.mu.Lock()
 	if a.dev == nil {
@@ -186,12 +188,12 @@ func (a *attachment) resize(h *host) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.give = nil
-	if errors.Is(ctx.Err(), context.Canceled) { // another operation comes first
+	if errors.Is(ctx.Err(), context.Canceled) { // a more urgent step is due
 		return
 	}
 	if err != nil {
 		a.log.Warn("telling the device's size failed", "err", err)
 	}
 	a.told = l
-	a.move(a.state) // for those who wait for it
+	a.move(a.state) // wakes the callers of await
 }

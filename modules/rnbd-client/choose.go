@@ -11,29 +11,30 @@ import (
 
 // Names of front ends beside those of plugins.
 const (
-	// FrontendAuto is the first that works here: a ublk disk, a disk of the
-	// kernel's NBD client, an NBD export on the daemon's sockets.
+	// FrontendAuto is the first of these that works on the host: a ublk disk,
+	// a disk of the kernel's NBD client, an NBD export on the daemon's
+	// sockets.
 	FrontendAuto = "auto"
-	// FrontendNBDSocket is the plugin "nbd" without a disk: only the sockets.
+	// FrontendNBDSocket is the plugin "nbd" with sockets only, without a disk.
 	FrontendNBDSocket = "nbd-socket"
-	// FrontendNone: no front end serves it; NewIO gives access.
+	// FrontendNone is no front end: NewIO gives access to the device.
 	FrontendNone = "none"
 
 	frontendUblk = "ublk"
 	frontendNBD  = "nbd"
 
-	// settingAttach tells the plugin "nbd" whether to attach the kernel's
-	// client: "auto" where there is one, "no".
+	// settingAttach is the setting of the plugin "nbd" for the kernel's
+	// client: "auto" uses it if there is one, "no" does not.
 	settingAttach = "attach"
 )
 
-// choice is a front end that may serve a device, and with which settings.
+// choice is a front end that may serve a device, with its settings.
 type choice struct {
 	fe       *frontend
 	settings map[string]string
 }
 
-// choose lists what to try for a name, in order.
+// choose lists the front ends to try for a name, in order.
 func (c *Client) choose(name string) ([]choice, error) {
 	if name == "" {
 		name = c.cfg.Frontend
@@ -53,7 +54,7 @@ func (c *Client) choose(name string) ([]choice, error) {
 	case FrontendAuto:
 		try(frontendUblk, nil)
 		try(frontendNBD, attach)
-		if len(out) == 0 && len(c.frontends) > 0 { // others than ours
+		if len(out) == 0 && len(c.frontends) > 0 { // only plugins with other names are configured
 			out = append(out, choice{fe: c.frontends[0]})
 		}
 		if len(out) == 0 {
@@ -72,7 +73,7 @@ func (c *Client) choose(name string) ([]choice, error) {
 	return out, nil
 }
 
-// settings are those of d for its front end.
+// settings returns the settings of d for its front end.
 func (d *Device) settings() map[string]string {
 	all := maps.Clone(d.options)
 	if len(d.choices) > 0 && len(d.choices[0].settings) > 0 {
@@ -88,11 +89,11 @@ func (d *Device) settings() map[string]string {
 	return all
 }
 
-// mayHaveNode reports whether a front end may make a disk, which outlives its
-// process, of a device with those settings.
+// mayHaveNode reports whether a front end may make a disk for a device with
+// those settings. A disk outlives the front end's process.
 func mayHaveNode(settings map[string]string) bool { return settings[settingAttach] != "no" }
 
-// appear shows d to users by the first choice that works here.
+// appear shows d to users by the first choice that works on this host.
 func (d *Device) appear(ctx context.Context) error {
 	if len(d.choices) == 0 {
 		return nil
@@ -115,7 +116,7 @@ func (d *Device) appear(ctx context.Context) error {
 	}
 }
 
-// vanish ends d's place in its front end, after its last request.
+// vanish removes d from its front end, after its last request.
 func (d *Device) vanish() {
 	d.unlink()
 	if fe := d.fe.Load(); fe != nil {
@@ -123,8 +124,8 @@ func (d *Device) vanish() {
 	}
 }
 
-// unavailable tells a front end that this host does not offer from a device
-// that it refuses.
+// unavailable reports whether err means that this host does not offer the
+// front end, and not that the front end refuses the device.
 func unavailable(err error) bool {
 	for _, errno := range []error{syscall.ENODEV, syscall.ENOSYS, syscall.EACCES, syscall.EPERM} {
 		if errors.Is(err, errno) {
@@ -134,7 +135,7 @@ func unavailable(err error) bool {
 	return false
 }
 
-// isNode tells the path of a device node from a URI.
+// isNode reports whether location is the path of a device node, and not a URI.
 func isNode(location string) bool { return strings.HasPrefix(location, "/dev/") }
 
 // hasNode reports whether name is the path of d's device node, or its name in
@@ -144,7 +145,7 @@ func (d *Device) hasNode(name string) bool {
 	return isNode(l) && (l == name || l == "/dev/"+name)
 }
 
-// moved is told that users find d elsewhere by now.
+// moved handles a change of d's location.
 func (c *Client) moved(d *Device) {
 	c.mapMu.Lock()
 	defer c.mapDone()

@@ -22,30 +22,30 @@ const MaxDevices = 4096
 type Client struct {
 	cfg       Config
 	log       *slog.Logger
-	token     string // tells this client from others of the host
+	token     string // distinguishes this client from others of the host
 	pumps     []*pumpShare
 	frontends []*frontend
 
 	// devices by index; pumps read it.
 	devices [MaxDevices]atomic.Pointer[Device]
 
-	gates atomic.Uint32 // counts the moves of gates of devices
+	gates atomic.Uint32 // number of changes of gates of all devices
 
-	// Locks, in the order in which they are taken: saving, mapMu, mu,
-	// session.mu, frontend.mu, attachment.mu, Device.mu. No lock is held while a
-	// server, a front end or a name that a user chose is waited for; saving is held
-	// while the state file is written.
+	// Locks are taken in this order: saving, mapMu, mu, session.mu,
+	// frontend.mu, attachment.mu, Device.mu. No lock is held during a wait for
+	// a server, a front end or a name that a user chose. saving is held while
+	// the state file is written.
 
-	saving  sync.Mutex  // one writer of the state file at a time
+	saving  sync.Mutex  // held by the writer of the state file
 	unsaved atomic.Bool // something has changed since it was written
 
-	mapMu    sync.Mutex         // given back by mapDone
+	mapMu    sync.Mutex         // mapDone unlocks it
 	places   map[uint32]*place  // of mappings, by index
-	retired  map[uint32]*Device // by index: unmapped, with requests under way
+	retired  map[uint32]*Device // by index: unmapped devices with requests under way
 	retiring sync.WaitGroup     // of retired; Add only with mapMu held
-	waiting  []savedDevice      // of the last daemon, not mapped yet; see setWaiting
-	foreign  []savedLeftover    // of the last daemon, which no front end here can take away
-	waitMu   sync.Mutex         // held with mapMu to change waiting; either lets it be read
+	waiting  []savedDevice      // mappings of the last daemon, not mapped yet; see setWaiting
+	foreign  []savedLeftover    // disks of the last daemon that no front end here can remove
+	waitMu   sync.Mutex         // held with mapMu to change waiting; either is enough to read it
 
 	life      context.Context // ends with Close
 	endLife   context.CancelFunc
@@ -57,24 +57,24 @@ type Client struct {
 	ended    endedSessions
 }
 
-// pumpShare is what one pump owns.
+// pumpShare is the part of the client that belongs to one pump.
 type pumpShare struct {
 	client *Client
 	index  int
 	pump   *pump.Pump
 	poller *rtrs.Poller
-	// sources by the number in RTRS's tags. Owned by the pump; entries of
-	// front ends that are gone stay until their requests have ended.
+	// sources is indexed by the number in RTRS's tags. The pump owns it.
+	// Entries of dead front ends stay until their requests have ended.
 	sources []*source
-	// Of the owner: lane.go.
+	// Owned by the pump: lane.go.
 	lanes  *lane      // to be served
-	stuck  *lane      // some of whose devices wait for permits or their window
-	parked deviceList // whose gates were shut when they were counted as gates
+	stuck  *lane      // lanes with devices that wait for permits or their window
+	parked deviceList // devices with a closed gate, at the last change counted in gates
 	gates  uint32
 	number uint64 // of the last write, see again.go
 }
 
-// New starts the pumps and the front ends. On an error nothing is left behind.
+// New starts the pumps and the front ends. On an error it undoes all of it.
 func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
@@ -101,7 +101,7 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 			return nil, err
 		}
 	}
-	if f := cfg.Frontend; f != "" && f != FrontendAuto { // said now, not at the first mapping
+	if f := cfg.Frontend; f != "" && f != FrontendAuto { // an error now, not at the first mapping
 		if _, err := c.choose(f); err != nil {
 			return nil, err
 		}
@@ -128,10 +128,11 @@ func (c *Client) startPump(i int) error {
 }
 
 // Close unmaps everything by force and stops front ends and pumps. With a
-// state file disks that are in use stay: their users wait for the next client.
+// state file, disks that are in use stay, and their users wait for the next
+// client.
 func (c *Client) Close(ctx context.Context) error {
 	var errs []error
-	for _, f := range c.frontends { // first: the end may be cut short
+	for _, f := range c.frontends { // first, because ctx may end early
 		for i := range f.sockets {
 			f.sockets[i].hide()
 		}
@@ -143,7 +144,7 @@ func (c *Client) Close(ctx context.Context) error {
 	for _, f := range c.frontends {
 		errs = append(errs, f.stop(ctx))
 	}
-	await(&c.retiring, forcedClose) // a process that was starting may have had their memory
+	await(&c.retiring, forcedClose) // a process that was starting may have used their memory
 	for _, p := range c.pumps {
 		p.pump.Stop()
 		errs = append(errs, p.poller.Close())
@@ -151,7 +152,7 @@ func (c *Client) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// unmapAll unmaps everything by force, and gives up what is being mapped.
+// unmapAll unmaps everything by force and cancels maps under way.
 func (c *Client) unmapAll(ctx context.Context) error {
 	c.mapMu.Lock()
 	var names []string
@@ -188,7 +189,7 @@ func (p *pumpShare) add(s *source) error {
 	return p.pump.Add(s)
 }
 
-// remove stops polling s, whose requests have all ended.
+// remove stops polling s. All requests of s have ended.
 func (p *pumpShare) remove(s *source) {
 	p.pump.Remove(s)
 	p.pump.Call(func() { p.sources[s.index] = nil })
@@ -201,7 +202,7 @@ func (c *Client) deviceAt(i uint32) *Device {
 	return c.devices[i].Load()
 }
 
-// Devices lists what is mapped, by index.
+// Devices returns the mapped devices, by index.
 func (c *Client) Devices() (out []*Device) {
 	for i := range c.devices {
 		if d := c.devices[i].Load(); d != nil {
@@ -211,7 +212,7 @@ func (c *Client) Devices() (out []*Device) {
 	return out
 }
 
-// wake makes the pumps look at the gates of parked requests.
+// wake makes the pumps check the gates of parked requests.
 func (c *Client) wake() {
 	for _, p := range c.pumps {
 		p.pump.Do(func() {})

@@ -16,29 +16,36 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// Config says what a Client does.
+// Config is the configuration of a Client.
 type Config struct {
 	// Fabrics are the devices that paths may use, by the fabric's name.
 	Fabrics map[string]verbs.Device
-	// DefaultFabric is used by paths that name none.
+	// DefaultFabric is the fabric of paths without one.
 	DefaultFabric string
-	// PreferredFabric comes before it where it is a verbs.Chooser with a device
-	// that leads to the address, loopback addresses aside; empty: none.
+	// Protect demands encrypted connections with proved identities at both
+	// ends, on every path of every session. PeerName is the identity that
+	// servers must prove; empty: the default of the fabric.
+	Protect  bool
+	PeerName string
+	// PreferredFabric is used instead of DefaultFabric if it is a verbs.Chooser
+	// with a device that leads to the address. It is not used for loopback
+	// addresses. Empty: none.
 	PreferredFabric string
-	// Hostname is part of the names of sessions that are made up.
+	// Hostname is part of generated session names.
 	Hostname string
 
 	Frontends []FrontendConfig
-	// Launch starts the processes of front ends; nil: as executables.
+	// Launch starts the processes of front ends. If it is nil they are
+	// executables.
 	Launch supervise.Launch
-	// NewRing makes the rings of front ends; nil: shm.NewRing.
+	// NewRing makes the rings of front ends. Default shm.NewRing.
 	NewRing func(entries int) (*shm.Ring, error)
-	// Frontend serves the mappings that name none: the name of one of
-	// Frontends, or FrontendAuto, FrontendNBDSocket.
+	// Frontend serves mappings without a front end of their own: the name of
+	// one of Frontends, or FrontendAuto, FrontendNBDSocket.
 	Frontend string
 
 	Pumps       int
-	Spin        time.Duration // how long an idle pump looks before it sleeps; < 0: not at all
+	Spin        time.Duration // how long an idle pump polls before it sleeps; < 0: not at all
 	Queues      int           // I/O connections per path; 0: one per pump
 	RingEntries int           // requests in flight per pump and front-end process
 	Slots       int           // requests in flight per device
@@ -46,34 +53,35 @@ type Config struct {
 	Policy      rtrs.Policy
 	Loss        Loss // default of new mappings
 
-	// LinkDir is where devices that have a node get a link of a lasting name:
-	// SESSION/PATH, with "!" for "/". Empty: no links.
+	// LinkDir is the folder for links to devices with a node. Their names are
+	// lasting: SESSION/PATH, with "!" for "/". Empty: no links.
 	LinkDir string
 
-	// StateFile is where mappings with a device node are written down, so that
-	// the next daemon serves them after this one was killed. Empty: nowhere.
+	// StateFile records mappings with a device node, so that the next daemon
+	// serves them after this one was killed. Empty: no file.
 	StateFile string
 
 	// MapTimeout bounds mapping, remapping and each step of unmapping.
 	MapTimeout time.Duration
 
 	// Logs has a logger for each part of the daemon: "client", "rtrs" and
-	// "plugins". nil: all log to Logger.
+	// "plugins". If it is nil all log to Logger.
 	Logs   *logs.Logs
 	Logger *slog.Logger
 
-	// Virtual is for simulations under testing/synctest: pumps sleep on Go's timers
-	// (pump.Config), and nothing else of the daemon waits for the system.
+	// Virtual is for simulations under testing/synctest: pumps sleep on Go's
+	// timers (pump.Config), and no other part of the daemon waits for the
+	// system.
 	Virtual bool
 }
 
-// FrontendConfig names a front-end plugin.
+// FrontendConfig describes a front-end plugin.
 type FrontendConfig struct {
 	Name      string
 	Path      string
 	SHA256    []byte
 	Configure map[string]string
-	// Listen are sockets that the client opens and keeps for the plugin:
+	// Listen are sockets that the client opens for the plugin and keeps:
 	// "unix:PATH" or "tcp:ADDRESS:PORT".
 	Listen []string
 }
@@ -93,7 +101,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// nameLoggers makes the parts known before they log.
+// nameLoggers registers the parts with Logs before they log.
 func (c *Config) nameLoggers() {
 	if c.Logs != nil {
 		c.Logs.Logger("rtrs")
@@ -101,7 +109,7 @@ func (c *Config) nameLoggers() {
 	}
 }
 
-// logger is that of a part of the daemon.
+// logger returns the logger of a part of the daemon.
 func (c *Config) logger(subsystem string) *slog.Logger {
 	if c.Logs != nil {
 		return c.Logs.Logger(subsystem)
@@ -123,14 +131,14 @@ func (c *Config) check() error {
 	return nil
 }
 
-// Loss is what happens to requests while no path to the server is left.
+// Loss is the treatment of requests while there is no path to the server.
 type Loss struct {
-	// Queue: requests wait for that long, counted from the loss of the last
-	// path, before they fail with EIO. Zero: they fail at once.
+	// Queue is the time for which requests wait before they fail with EIO,
+	// counted from the loss of the last path. Zero: they fail at once.
 	Queue time.Duration
 }
 
-// ParseLoss reads "fail" or "queue:DURATION"; empty is "fail".
+// ParseLoss parses "fail" or "queue:DURATION". Empty means "fail".
 func ParseLoss(s string) (Loss, error) {
 	if s == "" || s == "fail" {
 		return Loss{}, nil

@@ -138,23 +138,43 @@ func TestOpen_GivenUpIsClosedWhenItIsAnswered(t *testing.T) {
 	}
 }
 
-// A device that has failed on the server says so while it lasts.
+// A device that has failed on the server says so while it lasts. A remap opens it
+// again if the server has it under another id then.
 func TestDeviceThatFailsOnTheServer(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	s.features = rnbdwire.FeatureEvents
 	c := s.newClient()
-	d, _ := s.device(c)
+	d, io := s.device(c)
 	s.tell(rnbdwire.EventRspFields{Kind: rnbdwire.EventFailed, Number: 1, DeviceID: d.id.Load()})
 	eventually(t, "the reason", func() bool { return d.describe(plugin.DeviceStatus{}).LastError != "" })
-	if _, err := c.Remap(t.Context(), d.name); !errors.Is(err, syscall.EIO) || d.State() != Open {
-		t.Errorf("remap: %v, want EIO; state %s", err, d.State())
+	remapFails := func(when string) {
+		t.Helper()
+		_, err := c.Remap(t.Context(), d.name)
+		if !errors.Is(err, syscall.EIO) || !strings.Contains(err.Error(), "has failed on the server") || d.State() != Open {
+			t.Errorf("remap, %s: %v, want EIO and the reason; state %s", when, err, d.State())
+		}
 	}
+	s.set(func() { s.openErr = blk.EIO })
+	remapFails("refused")
+	s.set(func() { s.openErr, s.nextID = 0, d.id.Load() })
+	remapFails("under the same id")
 	s.tell(rnbdwire.EventRspFields{Kind: rnbdwire.EventBack, Number: 2, DeviceID: d.id.Load(), Sectors: 4096})
 	eventually(t, "it is back", func() bool {
 		return d.describe(plugin.DeviceStatus{}).LastError == "" && d.Limits().Size == 4096*512
 	})
 	if _, err := c.Remap(t.Context(), d.name); !errors.Is(err, syscall.EALREADY) {
 		t.Errorf("remap: %v, want EALREADY", err)
+	}
+	old := d.id.Load()
+	s.tell(rnbdwire.EventRspFields{Kind: rnbdwire.EventFailed, Number: 3, DeviceID: old})
+	eventually(t, "the reason", func() bool { return d.describe(plugin.DeviceStatus{}).LastError != "" })
+	_, err := c.Remap(t.Context(), d.name)
+	must(t, err)
+	if now := d.describe(plugin.DeviceStatus{}); now.DeviceId == old || now.LastError != "" || now.State != "open" {
+		t.Errorf("remapped: %v", now)
+	}
+	if errno := do(t, io, Request{Op: blk.Read, Len: 512}); errno != blk.OK {
+		t.Errorf("a read then: errno %d", errno)
 	}
 }
 

@@ -14,13 +14,14 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// State of a device; the words are those of the kernel's control files.
+// State is the state of a device. Its words are those of the kernel's control
+// files.
 type State uint8
 
 const (
 	Init     State = iota // being mapped
 	Open                  // mapped: "open"
-	Closed                // mapped, but the server is not reached: "closed"
+	Closed                // mapped, without a connection to the server: "closed"
 	Unmapped              // being unmapped
 )
 
@@ -38,61 +39,61 @@ type Device struct {
 	session *session
 	arena   *shm.Arena
 	region  *rtrs.Region
-	slot    int               // bytes of one of the arena's
+	slot    int               // size of a slot of the arena, in bytes
 	options map[string]string // of the front end, as the user gave them
-	ioMode  string            // that the user wishes; empty: the server chooses
-	// pollQueues is what the mapping asked for.
+	ioMode  string            // asked for by the user; empty: the server chooses
+	// pollQueues is the number in the request of the mapping.
 	pollQueues int
-	// identity names the mapping to front ends, beyond the end of processes.
+	// identity names the mapping to front ends. Later processes get the same.
 	identity string
 
 	choices []choice // of a front end, while d is being mapped
 
 	// Read by the pumps.
 	fe         atomic.Pointer[frontend]   // nil: used through NewIO
-	att        atomic.Pointer[attachment] // at fe
+	att        atomic.Pointer[attachment] // its place at fe
 	host       atomic.Pointer[host]       // the process that may send requests; nil: none, or used through NewIO
 	id         atomic.Uint32              // on the server
 	limits     atomic.Pointer[blk.Limits]
 	gate       atomic.Uint32
-	denied     atomic.Bool             // set by them: the server does not know the device
-	sharing    atomic.Pointer[sharing] // see again.go; nil: the server does not say
-	refused    atomic.Int64            // writes that the server did not repeat, and that are not reported yet
-	newsShared atomic.Uint64           // how often the server has told that others may write
+	denied     atomic.Bool             // set by pumps: the server does not know the device
+	sharing    atomic.Pointer[sharing] // see again.go; nil: the server has not answered
+	refused    atomic.Int64            // writes not repeated by the server and not logged yet
+	newsShared atomic.Uint64           // number of news that others may write
 	shares     []share                 // by pump
 
 	latency []stages // by pump; only that pump writes
 
-	mu         sync.Mutex // the last to take; changes of limits are made with it
+	mu         sync.Mutex // taken after all other locks; held to change limits
 	state      State
-	openedIn   uint64 // the session's epoch in which the server opened it as id; 0: not open there
+	openedIn   uint64 // epoch of the session in which the server opened it as id; 0: not open there
 	needsRemap bool
-	reopening  bool        // by reopenUntilOpen
+	reopening  bool        // reopenUntilOpen runs
 	deniedOpen bool        // closed by onDenied
-	failing    bool        // open, but the server says that it has failed
-	patience   *time.Timer // of loss=queue; runs while closed
+	failing    bool        // open, but failed on the server
+	patience   *time.Timer // timer of loss=queue; runs while closed
 	lastError  string
-	location   string // where users find it, as the front end says
-	served     uint64 // the size in bytes that the server told last
+	location   string // where users find it, reported by the front end
+	served     uint64 // last size from the server, in bytes
 	known      *known // nil: not opened yet
-	asking     bool   // askAgain is at work
+	asking     bool   // askAgain runs
 }
 
-// share is what one pump knows of a device.
+// share is the part of a device that belongs to one pump.
 type share struct {
-	// Only that pump writes these.
+	// Only that pump writes these fields.
 	inflight atomic.Int64  // requests of front ends without an answer
 	rx, tx   atomic.Uint64 // 512-byte sectors read, written
 
-	// Of the pump's owner: lane.go.
+	// Owned by the pump: lane.go.
 	waiting list
 	sent    int      // requests that hold a permit
-	placed  bool     // in a list of devices
-	next    *Device  // there
+	placed  bool     // it is in a list of devices
+	next    *Device  // in that list
 	_       [64]byte // the next share is on another cache line
 }
 
-// newShares makes one for each pump.
+// newShares makes a share for each pump.
 func newShares(pumps int) []share {
 	all := make([]share, pumps)
 	for i := range all {
@@ -101,7 +102,7 @@ func newShares(pumps int) []share {
 	return all
 }
 
-// stages are where the time of a device's requests goes on one pump.
+// stages are the latencies of a device's requests on one pump.
 type stages struct {
 	queue latency.Ops // from the front end's ring to sending
 	wire  latency.Ops // from sending to the answer
@@ -116,10 +117,10 @@ func (s *share) count(e *shm.SQE) {
 	}
 }
 
-// Name is the device's name on this host, as "rnbd0".
+// Name returns the device's name on this host, such as "rnbd0".
 func (d *Device) Name() string { return d.name }
 
-// Limits are what the device can do, by the server's word.
+// Limits returns the limits last received from the server.
 func (d *Device) Limits() blk.Limits { return *d.limits.Load() }
 
 // State returns the device's state now.
@@ -129,14 +130,14 @@ func (d *Device) State() State {
 	return d.state
 }
 
-// moves are the changes of state that happen.
+// moves are the possible changes of state.
 var moves = map[State][]State{
 	Init:   {Open, Unmapped},
 	Open:   {Closed, Unmapped},
 	Closed: {Open, Unmapped},
 }
 
-// setState refuses moves that make no sense. Caller holds mu.
+// setState changes the state if moves has that change. The caller holds mu.
 func (d *Device) setState(to State) {
 	for _, ok := range moves[d.state] {
 		if ok == to {
@@ -148,14 +149,15 @@ func (d *Device) setState(to State) {
 	panic(fmt.Sprintf("device %s: no way from %s to %s", d.name, d.state, to))
 }
 
-// Location is where users find the device: a path, a URI. Empty: not known.
+// Location returns the place of the device for users: a path or a URI, empty if
+// it is not known.
 func (d *Device) Location() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.location
 }
 
-// setLocation takes over where a front end shows d.
+// setLocation stores the location reported by a front end.
 func (d *Device) setLocation(location string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -175,18 +177,19 @@ func (d *Device) inflight() (n int64) {
 	return n
 }
 
-// slotSize is the size of a slot of the arena, as the device was mapped: a whole
-// number of pages.
+// slotSize returns the size of a slot of the arena, in bytes. It is fixed when
+// the device is mapped, and a whole number of pages.
 func (d *Device) slotSize() int { return d.slot }
 
-// maxIO is the largest request that the server takes now, a whole number of pages.
+// maxIO returns the size of the largest request that the server takes now, in
+// bytes. It is a whole number of pages.
 func (s *session) maxIO() int { return min(s.transport.MaxIOSize(), maxIOSize) &^ 4095 }
 
-// maxIOSize is the kernel client's own bound: 128 pages.
+// maxIOSize is the limit of the kernel's client: 128 pages.
 const maxIOSize = 128 * 4096
 
-// makeArena gets the memory of the device's slots. It is taken from the
-// system when used, not before.
+// makeArena reserves the memory of the device's slots. The system allocates
+// it when it is used.
 func (d *Device) makeArena(slots int) error {
 	size := int(d.Limits().MaxIOSize)
 	if size == 0 {

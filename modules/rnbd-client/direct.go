@@ -12,16 +12,16 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// IO is the library's own way to a device that was mapped with front end "none":
-// requests by slot, without another process.
+// IO gives the library's user direct access to a device that was mapped with
+// front end "none": requests by slot, without another process.
 //
 //	io, err := dev.NewIO(0, 0, 1)
 //	copy(io.Buf(slot), data)
 //	io.Submit(client.Request{Op: blk.Write, Slot: slot, Off: off, Len: n})
 //	n := io.Wait(done)
 //
-// One goroutine owns an IO. While it waits it may do the pump's work: pump.Caller
-// says when.
+// One goroutine owns an IO. While it waits it may do the pump's work; see
+// pump.Caller.
 type IO struct {
 	dev    *Device
 	pump   *pumpShare
@@ -30,11 +30,11 @@ type IO struct {
 	ring   *shm.Ring
 	sub    *shm.Submitter
 	slot   int // bytes of a slot
-	first  int // slot of the arena that is slot 0 here
+	first  int // number of the arena's slot that is slot 0 of the IO
 	slots  int
-	large  bool // the last request was of largeCopy and more
+	large  bool // the last request had largeCopy bytes or more
 	cqes   [64]shm.CQE
-	into   []Done   // of Wait
+	into   []Done   // argument of Wait
 	bell   *os.File // a duplicate of the ring's doorbell
 	token  [8]byte  // read from bell
 }
@@ -56,8 +56,9 @@ type Done struct {
 	Errno blk.Errno
 }
 
-// NewIO returns an IO that uses pump (modulo the number of pumps) and slots of the
-// device's slots, from first on. EBUSY: the device belongs to a front end.
+// NewIO returns an IO on a pump (modulo the number of pumps). It uses slots
+// slots of the device, from first on. The error is EBUSY if the device belongs
+// to a front end.
 func (d *Device) NewIO(pump, first, slots int) (*IO, error) {
 	if fe := d.fe.Load(); fe != nil {
 		return nil, fmt.Errorf("device %s belongs to front end %s: %w", d.name, fe.cfg.Name, syscall.EBUSY)
@@ -92,18 +93,18 @@ func (d *Device) NewIO(pump, first, slots int) (*IO, error) {
 	return io, nil
 }
 
-// Slots is the number of slots, SlotSize the bytes of each.
+// Slots returns the number of slots, SlotSize the size of each in bytes.
 func (io *IO) Slots() int    { return io.slots }
 func (io *IO) SlotSize() int { return io.slot }
 
-// Buf is the memory of a slot.
+// Buf returns the memory of a slot.
 func (io *IO) Buf(slot int) []byte {
 	off := (io.first + slot) * io.slot
 	return io.dev.arena.Bytes()[off : off+io.slot : off+io.slot]
 }
 
-// Submit queues r; Flush or Wait sends what is queued. False: the slot is out
-// of range or more than Slots are queued.
+// Submit queues r. Flush or Wait sends it. Submit returns false if the slot
+// is out of range or Slots requests are queued already.
 func (io *IO) Submit(r Request) bool {
 	if r.Slot < 0 || r.Slot >= io.slots {
 		return false
@@ -116,13 +117,13 @@ func (io *IO) Submit(r Request) bool {
 	return io.sub.Push(&e)
 }
 
-// Flush sends what was submitted, without waiting.
+// Flush sends the queued requests, without waiting.
 func (io *IO) Flush() {
 	io.sub.Publish()
 	io.pump.pump.Recall()
 }
 
-// Reap takes answers without waiting.
+// Reap stores answers in done without waiting and returns their number.
 func (io *IO) Reap(done []Done) int {
 	n := io.sub.Pop(io.cqes[:min(len(done), len(io.cqes))])
 	for i, c := range io.cqes[:n] {
@@ -131,17 +132,18 @@ func (io *IO) Reap(done []Done) int {
 	return n
 }
 
-// Wait sends what was submitted, and stores at least one answer in done, unless
-// nothing is in flight. It returns the number of answers.
+// Wait sends the queued requests and waits for at least one answer, unless
+// nothing is in flight. It stores answers in done and returns their number.
 func (io *IO) Wait(done []Done) int {
 	io.into = done
 	return io.caller.Wait()
 }
 
-// largeCopy is the size from which a request takes longer to copy than to handle.
+// largeCopy is the smallest request, in bytes, that takes longer to copy than
+// to handle.
 const largeCopy = 32 << 10
 
-// ioWork is an IO as its pump.Caller sees it.
+// ioWork implements the work of a pump.Caller for an IO.
 type ioWork IO
 
 func (w *ioWork) Publish()      { w.sub.Publish() }
@@ -149,8 +151,8 @@ func (w *ioWork) Reap() int     { return (*IO)(w).Reap(w.into) }
 func (w *ioWork) InFlight() int { return w.sub.InFlight() }
 func (w *ioWork) Large() bool   { return w.large }
 
-// Sleep blocks until the ring's doorbell rings. It blocks the goroutine and not its
-// thread: many callers wait on few threads.
+// Sleep blocks until the ring's doorbell rings. It blocks the goroutine and not
+// its thread, so many callers wait on few threads.
 func (w *ioWork) Sleep() {
 	if !w.sub.Arm() {
 		return // there are answers

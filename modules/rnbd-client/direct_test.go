@@ -58,7 +58,8 @@ func TestIO_MoreRequestsThanTheCallerDrivesFor(t *testing.T) {
 	}
 }
 
-// Callers on one pump, most of which sleep until the combiner brings their answers.
+// Callers on one pump. Most of them sleep until the combiner brings their
+// answers.
 func TestIO_ManyCallers(t *testing.T) {
 	roomForPumps(t)
 	s := newTarget(t, 1<<20)

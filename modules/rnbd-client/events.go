@@ -10,17 +10,17 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// News from a server of this project: docs/protocol/rnbd.md, "Events". One
-// EVENT waits at the server while the session is connected; RTRS moves it to
-// another path when its own is lost. After the loss of the last path the answer
-// to OPEN has what was missed.
+// News from a server of this project: docs/protocol/rnbd.md, "Events". While
+// the session is connected, one EVENT waits at the server. RTRS moves it to
+// another path when its own is lost. After the loss of the last path, the
+// answer to OPEN includes the news missed.
 
-// minEventDepth is the queue depth from which on a permit can be spared for
-// news.
+// minEventDepth is the smallest queue depth with a permit to spare for news.
 const minEventDepth = 8
 
-// listen starts to take news if there are any, instead of what listened before. Not for two
-// goroutines at a time. It ends with the session's last path.
+// listen starts to receive news, if the server has any, and ends an earlier
+// listen. Only one goroutine may call it at a time. Listening ends with the
+// session's last path.
 func (s *session) listen() {
 	s.unlisten()
 	if s.features.Load()&rnbdwire.FeatureEvents == 0 || s.transport.QueueDepth() < minEventDepth {
@@ -35,7 +35,7 @@ func (s *session) listen() {
 	}()
 }
 
-// takeNews asks for news and acts on it until the session is lost, or ctx ends.
+// takeNews receives and handles news until the session is lost or ctx ends.
 func (s *session) takeNews(ctx context.Context) {
 	msg := make(rnbdwire.Event, rnbdwire.EventSize)
 	rsp := make(rnbdwire.EventRsp, rnbdwire.EventRspSize)
@@ -58,8 +58,8 @@ func (s *session) takeNews(ctx context.Context) {
 	}
 }
 
-// onNews acts on one piece of news. Kinds that a later server knows are passed
-// over.
+// onNews handles one piece of news. Unknown kinds of later servers are
+// ignored.
 func (s *session) onNews(e rnbdwire.EventRspFields) {
 	if e.Kind == rnbdwire.EventDrain {
 		s.log.Warn("the server is about to end")
@@ -68,7 +68,7 @@ func (s *session) onNews(e rnbdwire.EventRspFields) {
 	d := s.deviceByID(e.DeviceID)
 	if d == nil {
 		s.keepEarly(e)
-		d = s.deviceByID(e.DeviceID) // its OPEN may have ended meanwhile
+		d = s.deviceByID(e.DeviceID) // its OPEN may have ended just before
 	}
 	if d != nil {
 		d.onNews(e)
@@ -91,11 +91,11 @@ func (d *Device) onNews(e rnbdwire.EventRspFields) {
 	}
 }
 
-// maxEarly bounds the news that wait for OPENs.
+// maxEarly bounds the news kept for OPENs under way.
 const maxEarly = 256
 
-// keepEarly keeps news about an unknown device while OPENs are in progress: the
-// device may be one of theirs.
+// keepEarly keeps news about an unknown device while OPENs are under way: it
+// may belong to one of them.
 func (s *session) keepEarly(e rnbdwire.EventRspFields) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,8 +104,8 @@ func (s *session) keepEarly(e rnbdwire.EventRspFields) {
 	}
 }
 
-// awaitOpen is called before an OPEN, and what it returns when its answer is taken
-// over: then d gets the news that came before.
+// awaitOpen is called before an OPEN. Its result must be called when the
+// answer has been handled. Then d gets the news that came in between.
 func (s *session) awaitOpen(d *Device) (taken func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,7 +125,7 @@ func (s *session) awaitOpen(d *Device) (taken func()) {
 	}
 }
 
-// deviceByID finds the device that the server knows by id now; nil: none.
+// deviceByID returns the device with that id on the server, or nil.
 func (s *session) deviceByID(id uint32) *Device {
 	for _, d := range s.list() {
 		state := d.State()
@@ -136,9 +136,9 @@ func (s *session) deviceByID(id uint32) *Device {
 	return nil
 }
 
-// onResized takes over the size that the server tells, as the kernel's client
-// does after a reconnect: requests beyond it fail with EIO from now on, those
-// under way are the server's to answer.
+// onResized stores a new size from the server, as the kernel's client does
+// after a reconnect. Later requests beyond it fail with EIO. The server
+// answers those under way.
 func (d *Device) onResized(sectors uint64) {
 	if err := d.takeSize(sectors); err != nil {
 		d.log.Warn("the server's new size is refused", "sectors", sectors, "err", err)
@@ -163,7 +163,7 @@ func (d *Device) takeSize(sectors uint64) error {
 	return nil
 }
 
-// onRemoved handles the close of the device by the server. Its requests fail; a
+// onRemoved handles the close of the device by the server. Its requests fail. A
 // remap opens it again.
 func (d *Device) onRemoved() {
 	d.mu.Lock()
@@ -178,8 +178,8 @@ func (d *Device) onRemoved() {
 	d.giveUp(fmt.Errorf("it was closed on the server: %w", syscall.ENOTCONN))
 }
 
-// onFailed notes why requests of an open device fail on the server; empty: they do
-// not any more.
+// onFailed stores the reason why requests of an open device fail on the server.
+// If it is empty, they no longer fail.
 func (d *Device) onFailed(why string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -26,10 +26,9 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// testFront is a front end whose devices seem to be disks, in a process of its
-// own: this program. The option "dir" of a device names a folder by which it
-// talks to the test: "told" has a line for each call, and files change what it
-// does:
+// testFront is a front end in a process of its own, this program. Its devices
+// seem to be disks. The option "dir" of a device names a folder for talking to
+// the test: "told" has a line for each call, and files change its behaviour:
 //
 //	hold         AddDevice does not come back
 //	deaf         AddDevice forgets its caller

@@ -16,38 +16,38 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 )
 
-// frontend is one front-end plugin: its sockets, and the devices that it serves.
-// sup keeps a process of it running.
+// frontend is one front-end plugin: its sockets and its devices. sup keeps a
+// process of it running.
 type frontend struct {
 	client *Client
 	cfg    FrontendConfig
 	log    *slog.Logger
 	sup    *supervise.Supervisor
-	// sockets are the daemon's, so that users of a dead plugin wait in the
-	// backlog instead of being refused.
+	// sockets belong to the daemon, so that users of a dead plugin wait in
+	// the backlog and are not refused.
 	sockets []socket
 
-	// mu comes before attachment.mu. Nothing is called with it held.
+	// mu is taken before attachment.mu. No call is made with it held.
 	mu          sync.Mutex
 	attachments map[uint32]*attachment // by index of the device
-	host        *host                  // the process that attachments use; nil: none
+	host        *host                  // the process to use; nil: none
 	over        bool                   // no process is started any more
-	undone      []savedLeftover        // that no process has taken away
+	undone      []savedLeftover        // disks that no process has removed
 
 	life    context.Context // ends with stop
 	endLife context.CancelFunc
-	workers sync.WaitGroup // of attachments; Add only with mu held and not over, or by one of them
+	workers sync.WaitGroup // workers of attachments; Add only with mu held and over false, or by one of them
 	orphans sync.WaitGroup // requests of earlier processes
 }
 
 const (
-	// apart is the least time from one restart of a process to the next.
+	// apart is the shortest time between two restarts of a process.
 	apart = time.Second
-	// socketsWait is how long a new process has no sockets, for the sake of
-	// users who wait there for devices that it takes over.
+	// socketsWait bounds the time for which a new process gets no sockets:
+	// until it has taken over its devices, users wait in the backlog.
 	socketsWait = 2 * time.Second
-	// takeAwayTime is how long the end of a front end waits for it to take away
-	// the devices that remain. They have no requests in flight then.
+	// takeAwayTime is the time for a front end to remove the remaining devices
+	// when it ends. They have no requests in flight then.
 	takeAwayTime = 5 * time.Second
 )
 
@@ -73,8 +73,8 @@ func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
 	return f.sup.Start(ctx)
 }
 
-// joined gives a process its devices and, last, the sockets: whoever waits in
-// their backlog must find the device.
+// joined gives a process its devices and, last, the sockets: users waiting in
+// the backlog must find their device.
 func (f *frontend) joined(ctx context.Context, in *supervise.Instance) error {
 	h := newHost(f, in)
 	f.setHost(h)
@@ -90,7 +90,7 @@ func (f *frontend) joined(ctx context.Context, in *supervise.Instance) error {
 	return nil
 }
 
-// left takes over that the process is gone.
+// left records that the process has died.
 func (f *frontend) left(*supervise.Instance, error) {
 	f.mu.Lock()
 	h := f.host
@@ -100,7 +100,7 @@ func (f *frontend) left(*supervise.Instance, error) {
 	f.pokeAll()
 }
 
-// setHost lets attachments use h.
+// setHost makes h the process that attachments use.
 func (f *frontend) setHost(h *host) {
 	f.mu.Lock()
 	f.host = h
@@ -109,7 +109,7 @@ func (f *frontend) setHost(h *host) {
 }
 
 // awaitSettled waits until h serves the devices of the process before, except
-// for those that fail. One that hangs delays the sockets for a moment only.
+// for those that fail. A device that hangs delays the sockets only briefly.
 func (f *frontend) awaitSettled(ctx context.Context, h *host) {
 	if len(f.sockets) == 0 {
 		return
@@ -122,7 +122,7 @@ func (f *frontend) awaitSettled(ctx context.Context, h *host) {
 	}
 }
 
-// all are the attachments.
+// all returns the attachments.
 func (f *frontend) all() []*attachment {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -135,7 +135,8 @@ func (f *frontend) pokeAll() {
 	}
 }
 
-// now returns the process to use, nil: none; over: none will be started.
+// now returns the process to use, or nil. over reports that no further process
+// will be started.
 func (f *frontend) now() (h *host, over bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -151,7 +152,7 @@ func (f *frontend) alive() bool {
 	return h != nil
 }
 
-// current returns the process to use. EBUSY in the chain: it is being
+// current returns the process to use. The error wraps EBUSY if it is being
 // restarted.
 func (f *frontend) current() (*host, error) {
 	h, _ := f.now()
@@ -161,7 +162,7 @@ func (f *frontend) current() (*host, error) {
 	return h, nil
 }
 
-// enter starts the worker of a.
+// enter adds a and starts its worker.
 func (f *frontend) enter(a *attachment) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -176,9 +177,9 @@ func (f *frontend) enter(a *attachment) error {
 	return nil
 }
 
-// leave ends a's place, whose worker ends. undone: its disk is left.
+// leave removes a when its worker ends. undone reports that its disk is left.
 func (f *frontend) leave(a *attachment, undone bool) {
-	l, ok := a.leftoverLocked() // it does not change any more
+	l, ok := a.leftoverLocked() // it does not change after the end of the worker
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.attachments, a.index)
@@ -201,7 +202,7 @@ func (f *frontend) add(ctx context.Context, d *Device) error {
 	return err
 }
 
-// remove takes d away from users: EBUSY while it is in use and not forced.
+// remove removes d. The error is EBUSY if it is in use and force is false.
 func (f *frontend) remove(ctx context.Context, d *Device, force bool) error {
 	a := f.attachmentOf(d)
 	switch {
@@ -214,7 +215,7 @@ func (f *frontend) remove(ctx context.Context, d *Device, force bool) error {
 	return a.dismiss(ctx)
 }
 
-// attachmentOf returns d's place at f; nil: it has none (any more).
+// attachmentOf returns d's attachment at f, or nil if it has none any more.
 func (f *frontend) attachmentOf(d *Device) *attachment {
 	if a := d.att.Load(); a != nil && a.fe == f && !a.isGone() {
 		return a
@@ -222,22 +223,22 @@ func (f *frontend) attachmentOf(d *Device) *attachment {
 	return nil
 }
 
-// forget ends d's place in the front end, after its last request.
+// forget ends d's attachment, after its last request.
 func (f *frontend) forget(d *Device) {
 	if a := f.attachmentOf(d); a != nil {
 		a.release()
 	}
 }
 
-// resize has users told about limits that may have changed.
+// resize tells the process limits that may have changed, without waiting.
 func (f *frontend) resize(d *Device) {
 	if a := f.attachmentOf(d); a != nil {
 		a.poke()
 	}
 }
 
-// resizeNow is resize that waits until the process has been told, if one
-// serves d.
+// resizeNow does the same as resize and waits until the process has been
+// told, if one serves d.
 func (f *frontend) resizeNow(ctx context.Context, d *Device) {
 	a := f.attachmentOf(d)
 	if a == nil {
@@ -249,13 +250,13 @@ func (f *frontend) resizeNow(ctx context.Context, d *Device) {
 	a.await(ctx, func() bool { return a.state != shown || a.told == d.Limits() })
 }
 
-// shows reports whether a process is being shown d, whose memory it uses.
+// shows reports whether a process is being shown d and so uses its memory.
 func (f *frontend) shows(d *Device) bool {
 	a := f.attachmentOf(d)
 	return a != nil && a.shows()
 }
 
-// lingers reports whether the front end still has what was at the index.
+// lingers reports whether an attachment has the index.
 func (f *frontend) lingers(index uint32) bool {
 	f.mu.Lock()
 	a := f.attachments[index]
@@ -263,12 +264,12 @@ func (f *frontend) lingers(index uint32) bool {
 	return a != nil && a.lingers()
 }
 
-// lingers reports whether a front end still has what was at the index.
+// lingers reports whether an attachment of any front end has the index.
 func (c *Client) lingers(index uint32) bool {
 	return slices.ContainsFunc(c.frontends, func(f *frontend) bool { return f.lingers(index) })
 }
 
-// status asks the process about d.
+// status asks the process for the status of d.
 func (f *frontend) status(ctx context.Context, d *Device) plugin.DeviceStatus {
 	h, err := f.current()
 	if err != nil || ctx.Err() != nil {
@@ -281,12 +282,12 @@ func (f *frontend) status(ctx context.Context, d *Device) plugin.DeviceStatus {
 	return st
 }
 
-// stats asks the process how long requests took, by device.
+// stats asks the process for the latencies of requests, by device.
 func (f *frontend) stats(ctx context.Context) map[uint32]*latency.Snapshots {
 	return f.sup.Stats(ctx)
 }
 
-// endStarts prevents further starts of a process, and releases callers that wait
+// endStarts prevents further starts of a process and releases callers that wait
 // for one.
 func (f *frontend) endStarts() {
 	f.mu.Lock()
@@ -296,7 +297,7 @@ func (f *frontend) endStarts() {
 	f.pokeAll()
 }
 
-// abandon ends the process without a word, as a crash does, and starts no other.
+// abandon kills the process, as in a crash, and starts no other.
 func (f *frontend) abandon() {
 	f.endStarts()
 	in, err := f.sup.Current()
@@ -306,11 +307,11 @@ func (f *frontend) abandon() {
 	in.Process.Kill()
 	select {
 	case <-in.Exited():
-	case <-time.After(takeAwayTime): // its I/O keeps it; it serves no user any more
+	case <-time.After(takeAwayTime): // its I/O keeps it; it serves no user
 	}
 }
 
-// stop ends the process and what it had.
+// stop ends the process and its attachments.
 func (f *frontend) stop(ctx context.Context) error {
 	for i := range f.sockets {
 		f.sockets[i].close()
@@ -325,7 +326,8 @@ func (f *frontend) stop(ctx context.Context) error {
 	return err
 }
 
-// awaitTakenAway waits until the process that runs has taken away what lingers.
+// awaitTakenAway waits until the running process has removed all lingering
+// disks.
 func (f *frontend) awaitTakenAway() {
 	ctx, cancel := context.WithTimeout(f.life, takeAwayTime)
 	defer cancel()

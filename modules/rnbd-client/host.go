@@ -8,8 +8,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 )
 
-// host is one process of a front end, as attachments use it: from when it has
-// its rings until it has ended.
+// host is one process of a front end. Attachments use it from the time when
+// it has its rings until it has ended.
 type host struct {
 	*supervise.Instance
 	fe      *frontend
@@ -18,10 +18,11 @@ type host struct {
 }
 
 const (
-	// turnsAtOnce is how many attachments keep a process busy at a time.
+	// turnsAtOnce is the number of attachments that may make a call to a
+	// process at a time.
 	turnsAtOnce = 16
-	// turnTime is when a call gives its turn to the next one although it has
-	// not ended: what hangs keeps no other device waiting.
+	// turnTime bounds the turn of one call. After it the next call may begin,
+	// though the call goes on.
 	turnTime = time.Second
 )
 
@@ -32,7 +33,7 @@ func newHost(f *frontend, in *supervise.Instance) *host {
 // alive reports whether the process can be called.
 func (h *host) alive() bool { return h != nil && h.Context().Err() == nil }
 
-// turn waits until the process is not too busy. done ends the turn.
+// turn waits for a turn. done ends it.
 func (h *host) turn(ctx context.Context) (done func(), err error) {
 	select {
 	case h.turns <- struct{}{}:
@@ -61,16 +62,16 @@ func (h *host) addSources() error {
 	return nil
 }
 
-// corrupt is told by a pump that the process broke its ring: it is killed.
+// corrupt kills a process that broke its ring. A pump calls it.
 func (h *host) corrupt(err error) { h.Kill(err) }
 
-// Requests of a process that is gone continue, and their answers are dropped.
-// Their sources are orphans: out of the ring and out of the pump's turn, but in
-// its list until the last request has ended, since RTRS's answers name them. Each
-// request owns its slot until then, so its device is shown to the next process
-// after that; other devices are shown at once.
+// Requests of a dead process continue, and their answers are dropped. Its
+// sources become orphans: they leave the ring and are not polled, but stay in
+// the pump's list until their last request has ended, because RTRS's answers
+// refer to them. Until then each request owns its slot, so its device is shown
+// to the next process afterwards. Other devices are shown at once.
 
-// orphan ends the use of the rings. Requests that wait here end now.
+// orphan ends the use of the rings. Requests that were not sent end now.
 func (h *host) orphan() {
 	for _, s := range h.sources {
 		var ended chan struct{}
@@ -92,8 +93,8 @@ func (h *host) orphan() {
 	h.sources = nil
 }
 
-// outlive waits for the end of an orphan. That of the front end ends it too: its
-// pumps stop then, and no answer comes any more.
+// outlive waits for the end of an orphan, or of the front end. The pumps stop
+// after the front end, and no answer comes any more.
 func (f *frontend) outlive(s *source, ended <-chan struct{}) {
 	select {
 	case <-ended:
@@ -102,7 +103,7 @@ func (f *frontend) outlive(s *source, ended <-chan struct{}) {
 	}
 }
 
-// forget gives the number of an orphan back, whose requests have ended.
+// forget frees the number of an orphan, after its last request.
 func (s *source) forget() {
 	s.pump.pump.Call(func() { s.pump.sources[s.index] = nil })
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// mapHanging maps path by the test front end, which sends a read that the server
-// holds.
+// mapHanging maps path by the test front end. That sends a read, and the server
+// holds it.
 func (s *target) mapHanging(c *Client, path string) (*Device, frontDir) {
 	s.t.Helper()
 	dir := frontDir(s.t.TempDir())

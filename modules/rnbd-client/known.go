@@ -7,10 +7,11 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// known is what the users of a device rely on since it was opened first: kernels
-// and NBD clients are told it once. A server that returns must have the same.
+// known are the facts about a device on which its users rely from the first
+// open, since kernels and NBD clients learn them once. A server that returns
+// must have the same.
 type known struct {
-	Volume     uint64 `json:"volume,omitempty"` // 0: the server does not tell
+	Volume     uint64 `json:"volume,omitempty"` // 0: not known
 	Block      uint32 `json:"block"`            // logical, bytes
 	MaxIO      uint32 `json:"max_io"`           // bytes
 	WriteCache bool   `json:"write_cache"`
@@ -21,15 +22,15 @@ func knownOf(volume uint64, l *blk.Limits) *known {
 	return &known{Volume: volume, Block: l.LogicalBlockSize, MaxIO: l.MaxIOSize, WriteCache: l.WriteCache, FUA: l.FUA}
 }
 
-// Errors of a device that is not what it was: it stays closed.
+// Errors of a device that differs from the one before. It stays closed.
 var (
 	errOtherVolume = fmt.Errorf("the server has another volume under this name; if it is the right one, remap it with accept-new: %w", syscall.ESTALE)
 	errChanged     = fmt.Errorf("users cannot be told; unmap and map it: %w", syscall.ESTALE)
 )
 
-// admit reports whether what the server tells now may take the place of k. accept:
-// the user takes another volume. A write cache without which nothing is lost is kept
-// in now: users go on to flush, and rely on it should the cache come back.
+// admit reports whether now may replace k. now is the server's latest answer.
+// accept allows another volume. If the write cache is gone, admit keeps it in
+// now: users continue to flush, and need that if the cache returns.
 func (k *known) admit(now *known, accept bool) error {
 	if k.Volume != 0 && now.Volume != 0 && k.Volume != now.Volume && !accept {
 		return errOtherVolume

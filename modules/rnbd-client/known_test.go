@@ -23,13 +23,13 @@ func (s *target) comeBackChanged(d *Device, change func()) {
 	s.start()
 }
 
-// What comes back under a device's name must be what its users know: requests that
-// wait are not sent otherwise, and the device says why.
+// A device that returns under its name must be the one that users know. If not,
+// waiting requests are not sent, and the device reports the reason.
 func TestE021_E022_ReopenOfAnotherDevice(t *testing.T) {
 	const writeThrough, writeBack, fua = 0, rnbdwire.CacheWriteBack, rnbdwire.CacheFUA
 	for _, x := range []struct {
 		name   string
-		before rnbdwire.OpenRspFields // of which fields that are set count
+		before rnbdwire.OpenRspFields // only the fields that are set count
 		cache  uint8
 		change func(*target)
 		reason string // empty: it opens
@@ -85,7 +85,8 @@ func TestE021_E022_ReopenOfAnotherDevice(t *testing.T) {
 	}
 }
 
-// A device whose write cache went is flushed as before: the cache may come back.
+// A device is flushed as before after its write cache went: the cache may come
+// back.
 func TestReopenKeepsTheWriteCacheThatUsersKnow(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	d, _ := s.device(s.newClient(), lossQueue(time.Minute))

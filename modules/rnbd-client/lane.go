@@ -1,16 +1,17 @@
 package client
 
-// DATA PATH. A lane joins the devices of one session with one pump. Requests that
-// cannot go on wait in the list of their device on that pump (share.waiting), in
-// the order in which they came, those that a lost session gave back before the
-// others. Devices with such a list are in one of these places:
+// DATA PATH. A lane joins the devices of one session with one pump. Requests
+// that cannot go on wait in the list of their device on that pump
+// (share.waiting). The list is in the order of arrival; requests that a lost
+// session gave back come first. Devices with such a list are in one of these
+// places:
 //
 //	lane.turn     served by rounds, a request each, as permits allow
 //	lane.full     at the bound of their window; an answer moves them to turn
 //	pump.parked   their gate is shut; the move of a gate moves them to turn
 //
-// So a session without permits holds up its own devices, and a device whose
-// requests hang leaves permits to the others of its session.
+// So a session without permits delays its own devices only, and a device with
+// requests that hang leaves permits to the others of its session.
 
 import (
 	"sync/atomic"
@@ -70,14 +71,14 @@ func (l *deviceList) take(pump int, other *deviceList) {
 	other.head = nil
 }
 
-// lane is what one pump knows of a session. The pump owns it.
+// lane is the part of a session on one pump. The pump owns it.
 type lane struct {
 	session *session
 	pump    *pumpShare
 	queue   *rtrs.Queue
 
 	turn, full deviceList
-	blocked    bool         // RTRS had no permit, and will say when to try again
+	blocked    bool         // RTRS had no permit and will call unblock
 	pooled     int          // permits in use beyond the first one of each device
 	sent       atomic.Int32 // permits in use; other pumps read it
 	listed     bool         // in pump.lanes
@@ -86,11 +87,11 @@ type lane struct {
 	nextStuck  *lane        // there
 }
 
-// window says how many permits of a session a device may hold.
+// window bounds the permits of a session that a device may hold.
 type window struct {
 	total int  // for all requests of the session; the rest is for OPEN, CLOSE and fences
 	lane  int  // those of one pump
-	pool  int  // of these, what devices share beyond the first permit of each
+	pool  int  // of these, the ones shared by devices beyond the first permit of each
 	alone bool // the session has one device
 }
 
@@ -103,9 +104,9 @@ func newWindow(depth, pumps, devices int) *window {
 	return w
 }
 
-// greed is how many permits of the pool a device may hold for each one that is
-// free. A device that hangs alone leaves a third of the pool to the others, a
-// second one a fifth, and each device has one permit that is not of the pool.
+// greed is the number of permits of the pool that a device may hold for each
+// free one. One device that hangs leaves a third of the pool to the others,
+// two leave a fifth. Each device also has one permit outside of the pool.
 const greed = 2
 
 // admits reports whether the device with that share may send one more request.
@@ -128,7 +129,8 @@ func (s *session) sent() (n int) {
 	return n
 }
 
-// began counts a request that was given a permit, ended one that gave it back.
+// began counts a request that has got a permit, ended one that has given it
+// back.
 func (l *lane) began(sh *share) {
 	if sh.sent++; sh.sent > 1 {
 		l.pooled++
@@ -146,7 +148,7 @@ func (l *lane) ended(sh *share) {
 	l.unblock()
 }
 
-// unblock has the lane served again: a permit is free.
+// unblock makes the pump serve the lane again: a permit is free.
 func (l *lane) unblock() {
 	l.blocked = false
 	if l.turn.head != nil {
@@ -154,14 +156,14 @@ func (l *lane) unblock() {
 	}
 }
 
-// list has the lane served in the pump's next turn.
+// list makes the pump serve the lane in its next round.
 func (l *lane) list() {
 	if !l.listed && !l.blocked {
 		l.listed, l.next, l.pump.lanes = true, l.pump.lanes, l
 	}
 }
 
-// enqueue lets d take its turn, if it is in no place yet.
+// enqueue adds d to turn, unless it is in a list already.
 func (l *lane) enqueue(d *Device) {
 	if sh := &d.shares[l.pump.index]; !sh.placed {
 		sh.placed = true
@@ -170,14 +172,14 @@ func (l *lane) enqueue(d *Device) {
 	}
 }
 
-// wait puts a request behind the others of d.
+// wait appends a request to those of d.
 func (l *lane) wait(d *Device, tag uint64) {
 	l.pump.push(&d.shares[l.pump.index].waiting, tag)
 	l.enqueue(d)
 }
 
-// waitAgain puts a request that was sent already before those that were not, in
-// the order of their tags.
+// waitAgain inserts a request that was sent before. Such requests come first,
+// in the order of their tags.
 func (l *lane) waitAgain(d *Device, tag uint64) {
 	p, waiting := l.pump, &d.shares[l.pump.index].waiting
 	r, before := p.request(tag), none
@@ -198,7 +200,7 @@ func (l *lane) waitAgain(d *Device, tag uint64) {
 	l.enqueue(d)
 }
 
-// serve sends what waits and may go on, and returns how many requests that were.
+// serve sends the waiting requests that may be sent, and returns their number.
 func (p *pumpShare) serve() (n int) {
 	if g := p.client.gates.Load(); g != p.gates {
 		p.gates = g
@@ -212,8 +214,8 @@ func (p *pumpShare) serve() (n int) {
 	return n
 }
 
-// unpark lets all devices take their turn that wait for a gate, a permit or a
-// window: a gate may have moved to fail.
+// unpark moves all devices that wait for a gate, a permit or a window to
+// turn, because a gate may have moved to fail.
 func (p *pumpShare) unpark() {
 	for p.parked.head != nil {
 		d := p.parked.pop(p.index)
@@ -229,15 +231,16 @@ func (p *pumpShare) unpark() {
 	}
 }
 
-// verdict is what became of an attempt to send a request.
+// verdict is the result of an attempt to send a request.
 type verdict uint8
 
 const (
 	served   verdict = iota // sent or answered
-	nothing                 // the device has no request that waits
-	isShut                  // the device's gate, or its session is lost
+	nothing                 // the device has no waiting request
+	isShut                  // the device's gate
 	isFull                  // the device's window
 	noPermit                // of the session
+	noPath                  // no path of the session takes requests; RTRS wakes the lane after it has removed a lost one
 )
 
 // serve sends a request of each device in turn until permits or requests run out.
@@ -254,7 +257,7 @@ func (l *lane) serve() (n int) {
 			l.pump.parked.push(i, d)
 		case isFull:
 			l.full.push(i, d)
-		case noPermit:
+		case noPermit, noPath: // a path may join meanwhile, and that moves no gate
 			l.turn.pushFront(i, d)
 			l.blocked = true
 		}
@@ -265,9 +268,9 @@ func (l *lane) serve() (n int) {
 	return n
 }
 
-// serveOne sends the next request of d. It checks the gate again: a request that is
-// sent through a closed gate would carry a stale device id, which the server may
-// have reassigned.
+// serveOne sends the next request of d. It checks the gate again: a request
+// sent through a closed gate would carry a stale device id, and the server may
+// have reassigned that id.
 func (l *lane) serveOne(d *Device, sh *share) verdict {
 	if sh.waiting.empty() {
 		return nothing
@@ -290,8 +293,8 @@ func (l *lane) serveOne(d *Device, sh *share) verdict {
 	return v
 }
 
-// dismiss ends the waiting requests for d that came from s, whose answers are not
-// read any more.
+// dismiss ends the waiting requests for d that came from s. Answers to s are
+// not read any more.
 func (p *pumpShare) dismiss(d *Device, s *source) {
 	waiting := &d.shares[p.index].waiting
 	all := *waiting

@@ -70,7 +70,7 @@ func TestServerThatHangsLeavesDevicesOfOthersAlone(t *testing.T) {
 	eventually(t, "the answers of the server that hung", func() bool { r.reap(got); return got[d1.index] == 20 })
 }
 
-// A device whose requests hang leaves permits to the others of its session.
+// A device with requests that hang leaves permits to the others of its session.
 func TestDeviceThatHangsLeavesPermitsToOthers(t *testing.T) {
 	s := newTarget(t, 1<<20) // 16 permits
 	c := s.newClient()
@@ -173,7 +173,7 @@ func TestWindowLeavesPermitsToTheLast(t *testing.T) {
 	}
 }
 
-// idleLane is a pump with one source and one device, whose requests nobody sends.
+// idleLane is a pump with one source and one device. Its requests are not sent.
 func idleLane() (*pumpShare, *source, *Device) {
 	c := &Client{}
 	p := &pumpShare{client: c}
@@ -219,7 +219,7 @@ func TestLaneWaitsWithoutAllocating(t *testing.T) {
 	}
 }
 
-// What was sent before goes before what was not, in the order of tags.
+// Requests that were sent before go first, in the order of tags.
 func TestLaneOrderOfWaitingRequests(t *testing.T) {
 	p, s, d := idleLane()
 	l := d.session.lanes[0]
@@ -241,8 +241,8 @@ func TestLaneOrderOfWaitingRequests(t *testing.T) {
 	}
 }
 
-// BenchmarkOneOf16Hangs is the rate of 15 devices of a session beside one that has
-// nothing to do, and beside one whose requests hang.
+// BenchmarkOneOf16Hangs is the rate of 15 devices of a session. The 16th is
+// idle, or its requests hang.
 func BenchmarkOneOf16Hangs(b *testing.B) {
 	for _, hangs := range []bool{false, true} {
 		b.Run(fmt.Sprintf("hangs=%t", hangs), func(b *testing.B) { oneOf16(b, hangs) })

@@ -9,12 +9,12 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
-// A daemon may end while the kernel has, or is about to get, a disk that belongs
-// to no mapping: before its map is done, or after its unmap by force. Such a disk
-// is recorded from before it is made until it is gone, so that the next daemon
-// takes it away.
+// A daemon may end while the kernel has, or is about to get, a disk that
+// belongs to no mapping: before its map has succeeded, or after its unmap by
+// force. Such a disk is recorded from before it is made until it is gone, so
+// that the next daemon removes it.
 
-// savedLeftover is the entry of such a disk in the state file.
+// savedLeftover is the record of such a disk in the state file.
 type savedLeftover struct {
 	Name     string            `json:"name"`
 	Frontend string            `json:"frontend"`
@@ -26,8 +26,9 @@ type savedLeftover struct {
 	Location string            `json:"location"` // "?": not known
 }
 
-// leftover returns what has to be taken away if the daemon ends now. made:
-// nothing has to, once the map that is under way has ended.
+// leftover returns the disk that the next daemon must remove if this one ends
+// now. made reports that the device is to be shown. Then the record is needed
+// only until its map has ended.
 func (a *attachment) leftover() (l savedLeftover, made, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -35,7 +36,8 @@ func (a *attachment) leftover() (l savedLeftover, made, ok bool) {
 	return l, a.want == wantShown, ok && a.state != gone && a.want != wantLeft
 }
 
-// leftoverLocked is the entry. False: it has no disk. Caller holds mu.
+// leftoverLocked returns the record. It returns false if there is no disk. The
+// caller holds mu.
 func (a *attachment) leftoverLocked() (savedLeftover, bool) {
 	s := &a.spec
 	l := savedLeftover{
@@ -48,7 +50,7 @@ func (a *attachment) leftoverLocked() (savedLeftover, bool) {
 	return l, a.node && (l.Location == plugin.LocationUnknown || isNode(l.Location))
 }
 
-// leftovers lists what is to be written down. Caller holds mapMu.
+// leftovers returns the records for the state file. The caller holds mapMu.
 func (c *Client) leftovers() []savedLeftover {
 	all := slices.Clone(c.foreign)
 	for _, f := range c.frontends {
@@ -67,14 +69,14 @@ func (c *Client) leftovers() []savedLeftover {
 	})
 }
 
-// note writes down what has changed of disks.
+// note saves the leftovers.
 func (c *Client) note() {
 	c.save()
 	c.flush()
 }
 
-// takeBack has front ends take away what the last daemon could not. Caller
-// holds mapMu.
+// takeBack makes front ends remove the disks that the last daemon could not
+// remove. The caller holds mapMu.
 func (c *Client) takeBack(all []savedLeftover) {
 	for _, l := range all {
 		if err := c.takeBackOne(l); err != nil {
@@ -106,8 +108,8 @@ func (c *Client) takeBackOne(l savedLeftover) error {
 	return f.enter(a)
 }
 
-// lastFreeIndex finds the last index that nothing has: mappings take the first
-// ones. Caller holds mapMu.
+// lastFreeIndex returns the last free index. Mappings take the first ones. The
+// caller holds mapMu.
 func (c *Client) lastFreeIndex() (uint32, bool) {
 	for i := uint32(MaxDevices); i > 0; i-- {
 		if c.isFree(i - 1) {

@@ -73,8 +73,8 @@ func leftoverSample(dir frontDir, location string) savedLeftover {
 	}
 }
 
-// What the last daemon has left is taken away, wherever it is, and nobody else gets
-// its index meanwhile. Where there is no disk, nothing is to be done.
+// The leftovers of the last daemon are removed at any location, and no other
+// mapping gets their index meanwhile. Without a disk there is nothing to do.
 func TestState_LeftoverIsTakenAway(t *testing.T) {
 	for name, x := range map[string]struct {
 		location string
@@ -104,7 +104,7 @@ func TestState_LeftoverIsTakenAway(t *testing.T) {
 	}
 }
 
-// What no front end here can take away is kept for a daemon that can.
+// A leftover that no front end here can remove is kept for a daemon that can.
 func TestState_LeftoverOfAnotherFrontEnd(t *testing.T) {
 	file, use := withState(t)
 	l := leftoverSample("", "/dev/ublkb7")

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
@@ -25,7 +27,7 @@ func (s *target) mapIn(c *Client, path string, dir frontDir) (*Device, error) {
 	return c.Map(s.t.Context(), r)
 }
 
-// mapShown maps "vol" by the test front end, which dir tells about.
+// mapShown maps "vol" by the test front end; dir is the folder of its messages.
 func mapShown(t *testing.T) (s *target, c *Client, d *Device, dir frontDir) {
 	t.Helper()
 	s = newTarget(t, 1<<20)
@@ -36,8 +38,8 @@ func mapShown(t *testing.T) (s *target, c *Client, d *Device, dir frontDir) {
 	return s, c, d, dir
 }
 
-// mapLost maps "vol" beside another device, which keeps the session, and has it
-// lose the server.
+// mapLost maps "vol" beside another device, then cuts the session from the
+// server. The other device keeps the session.
 func mapLost(t *testing.T) (s *target, c *Client, d *Device) {
 	t.Helper()
 	s = newTarget(t, 1<<20)
@@ -46,11 +48,11 @@ func mapLost(t *testing.T) (s *target, c *Client, d *Device) {
 	must(t, err)
 	d, err = s.mapIn(c, "vol", "")
 	must(t, err)
-	d.session.onEvent(rtrs.Event{Kind: rtrs.SessionDown})
+	d.session.onEvent(rtrs.Event{Kind: rtrs.SessionDown, Session: d.session.transport})
 	return s, c, d
 }
 
-// soon returns what f does within the time that a stalled machine may take.
+// soon returns the result of f within the time that a stalled machine may take.
 func soon[T any](t *testing.T, what string, result <-chan T) T {
 	t.Helper()
 	select {
@@ -109,7 +111,7 @@ func TestClose_ManyUsedDisksAndLittleTime(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
 	defer cancel()
-	_ = c.Close(ctx) // which may have no time for the rest
+	_ = c.Close(ctx) // it may have no time for the rest
 	saved, err := readState(state)
 	if len(saved) != 3 || err != nil {
 		t.Errorf("%d of 3 disks are written down, %v", len(saved), err)
@@ -159,7 +161,7 @@ func TestOpen_SessionLostBeforeTheAnswerIsTakenOver(t *testing.T) {
 			must(t, err)
 			io, err := d.NewIO(0, 0, 32)
 			must(t, err)
-			lose := func() { d.session.onEvent(rtrs.Event{Kind: rtrs.SessionDown}) }
+			lose := func() { d.session.onEvent(rtrs.Event{Kind: rtrs.SessionDown, Session: d.session.transport}) }
 			if x.name != "map" {
 				lose()
 			}
@@ -200,9 +202,9 @@ func TestOpen_SessionLostAfterTheAnswerIsTakenOver(t *testing.T) {
 			s := newTarget(t, 1<<20)
 			d, err := s.mapIn(s.newClient(), "vol", "")
 			must(t, err)
-			d.session.onEvent(rtrs.Event{Kind: rtrs.SessionDown})
+			d.session.onEvent(rtrs.Event{Kind: rtrs.SessionDown, Session: d.session.transport})
 			must(t, d.open(t.Context()))
-			d.session.onEvent(rtrs.Event{Kind: rtrs.SessionDown})
+			d.session.onEvent(rtrs.Event{Kind: rtrs.SessionDown, Session: d.session.transport})
 			if err := finish(d); !errors.Is(err, syscall.ECONNABORTED) || d.State() != Closed {
 				t.Errorf("got %v, state %s", err, d.State())
 			}
@@ -211,7 +213,7 @@ func TestOpen_SessionLostAfterTheAnswerIsTakenOver(t *testing.T) {
 }
 
 // A map that fails with a request under way on a disk that hangs ends, and so
-// does the next one: what waits for the disk is only the memory.
+// does the next one: only the memory waits for the disk.
 func TestMap_FailsWithARequestThatHangs(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	c := s.newClient(withTestFront(t))
@@ -303,7 +305,57 @@ func TestUnmap_AgainAfterOneThatWasGivenUp(t *testing.T) {
 	proc, err := c.frontends[0].process()
 	must(t, err)
 	eventually(t, "the front end has let go", func() bool { return !knows(t.Context(), proc, d) })
-	must(t, c.Unmap(t.Context(), d.name, false))
+	for err = c.Unmap(t.Context(), d.name, false); isUnmapping(err); {
+		time.Sleep(time.Millisecond)
+		err = c.Unmap(t.Context(), d.name, false)
+	}
+	must(t, err)
+}
+
+// An unmap that is given up when the front end has let go of the device goes on: there
+// is no way back.
+func TestUnmap_GivenUpAfterTheFrontEndLetGo(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s := newTarget(t, 1<<20)
+	c := s.newClient(withTestFront(t), func(cfg *Config) {
+		cfg.Launch = func(ctx context.Context, pc plugin.Config) (supervise.Process, error) {
+			p, err := supervise.Exec(ctx, pc)
+			return beforeDetach{p, func(ctx context.Context) {
+				cancel()
+				select {
+				case <-ctx.Done():
+					t.Error("the memory's release is given up, too")
+				case <-time.After(50 * time.Millisecond):
+				}
+			}}, err
+		}
+	})
+	d, err := s.mapIn(c, "vol", frontDir(t.TempDir()))
+	must(t, err)
+	if err := c.Unmap(ctx, d.name, false); err != nil {
+		for err = c.Unmap(t.Context(), d.name, false); isUnmapping(err); {
+			time.Sleep(time.Millisecond)
+			err = c.Unmap(t.Context(), d.name, false)
+		}
+		must(t, err)
+	}
+}
+
+// beforeDetach calls do before memory is taken from the process.
+type beforeDetach struct {
+	supervise.Process
+	do func(context.Context)
+}
+
+func (p beforeDetach) DetachArena(ctx context.Context, id uint32) error {
+	p.do(ctx)
+	return p.Process.DetachArena(ctx, id)
+}
+
+// isUnmapping reports whether err says that a cancelled unmap is not over yet.
+func isUnmapping(err error) bool {
+	return errors.Is(err, syscall.EBUSY) && strings.Contains(err.Error(), "already")
 }
 
 // A front end that shows a device although nobody waits for it any more is made to take

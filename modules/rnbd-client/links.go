@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// Names of devices that stay the same: LINKDIR/SESSION/PATH, with "!" for "/",
-// lead to the device nodes, whatever their numbers are this time.
+// Lasting names of devices: LINKDIR/SESSION/PATH, with "!" for "/", are links
+// to device nodes. The numbers of the nodes may change.
 
-// linkName is the link of a device below the link folder.
+// linkName returns the link of a device, relative to the link folder.
 func linkName(session, path string) string {
 	clean := strings.NewReplacer("/", "!")
 	return filepath.Join(clean.Replace(session), clean.Replace(path))
 }
 
-// link makes the link of d, if d has a node, and lets udev make its own. The
-// names are a help, no condition: what goes wrong is logged.
+// link makes the link of d, if d has a node, and makes udev process the node.
+// A missing link is no failure: errors are logged.
 func (d *Device) link() {
 	node := d.Location()
 	if !isNode(node) {
@@ -35,7 +35,8 @@ func (d *Device) link() {
 	}
 }
 
-// replaceLink makes name a link to node. What is there and no link stays.
+// replaceLink makes name a link to node. An existing file that is no link
+// stays.
 func replaceLink(name, node string) error {
 	if st, err := os.Lstat(name); err == nil && st.Mode()&os.ModeSymlink == 0 {
 		return fmt.Errorf("%s is there and no link", name)
@@ -43,7 +44,7 @@ func replaceLink(name, node string) error {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}
-	next := name + ".new" // whoever uses the old link finds one at all times
+	next := name + ".new" // so that there is a link at all times
 	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -53,8 +54,8 @@ func replaceLink(name, node string) error {
 	return os.Rename(next, name)
 }
 
-// announce has udev look at the node once more. When the kernel told it of the
-// disk, this daemon could not say yet whose it is; and some nodes stay when
+// announce makes udev process the node again. The kernel's first event came
+// before this daemon knew the owner of the disk. Some nodes also stay when
 // their disk is unmapped.
 func (d *Device) announce(node string) {
 	err := changed(sysBlock, node)
@@ -65,7 +66,8 @@ func (d *Device) announce(node string) {
 
 const sysBlock = "/sys/class/block"
 
-// changed sends the uevent "change" of a block device; sys has their folders.
+// changed sends the uevent "change" of a block device. sys is the folder of
+// block devices in sysfs.
 func changed(sys, node string) error {
 	f, err := os.OpenFile(filepath.Join(sys, filepath.Base(node), "uevent"), os.O_WRONLY, 0)
 	if err != nil {
@@ -75,7 +77,7 @@ func changed(sys, node string) error {
 	return errors.Join(err, f.Close())
 }
 
-// unlink takes the link of d away, unless it leads elsewhere by now.
+// unlink removes the link of d, unless it points to another node by now.
 func (d *Device) unlink() {
 	node := d.Location()
 	if !isNode(node) {
@@ -96,8 +98,7 @@ func (d *Device) unlink() {
 	removeIfEmpty(filepath.Dir(name), dir)
 }
 
-// sweepLinks takes away links of a daemon that was killed: those whose nodes
-// are gone.
+// sweepLinks removes links of a killed daemon: those to nodes that are gone.
 func (c *Client) sweepLinks() {
 	dir := c.cfg.LinkDir
 	if dir == "" {
@@ -116,7 +117,7 @@ func (c *Client) sweepLinks() {
 	removeIfEmpty(dir)
 }
 
-// removeIfEmpty removes folders; one that is in use refuses.
+// removeIfEmpty removes folders. Those that are not empty stay.
 func removeIfEmpty(dirs ...string) {
 	for _, d := range dirs {
 		if os.Remove(d) != nil {

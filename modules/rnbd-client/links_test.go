@@ -53,7 +53,7 @@ func TestLinks_Stale(t *testing.T) {
 	}
 }
 
-// What is no block device here gets no link, and a file in the way stays.
+// A device without a block device gets no link, and a file in the way stays.
 func TestLinks_None(t *testing.T) {
 	dir := t.TempDir()
 	c := &Client{cfg: Config{LinkDir: dir}, log: slog.New(slog.DiscardHandler)}

@@ -31,8 +31,8 @@ func listen(spec string) (socket, error) {
 	return listenUnix(addr)
 }
 
-// listenUnix makes the socket at path in a folder that only its owner changes,
-// and replaces a stale one.
+// listenUnix makes the socket at path, in a folder that only its owner can
+// change. It replaces a stale socket.
 func listenUnix(path string) (socket, error) {
 	dir, err := private.Folder(filepath.Dir(path))
 	if err != nil {
@@ -60,11 +60,12 @@ func listenUnix(path string) (socket, error) {
 	return socket{name: "unix:" + path, path: path, file: f}, err
 }
 
-// orphanEnds is how long the plugin of a daemon that was killed may go on to serve
-// its socket: it ends by itself.
+// orphanEnds is the time within which the plugin of a killed daemon ends by
+// itself. Until then it serves its socket.
 const orphanEnds = 3 * time.Second
 
-// isServed reports whether a process serves the socket, and continues to.
+// isServed reports whether a process serves the socket and does not end within
+// orphanEnds.
 func isServed(path string) bool {
 	for end := time.Now().Add(orphanEnds); ; time.Sleep(100 * time.Millisecond) {
 		c, err := net.Dial("unix", path)
@@ -78,14 +79,15 @@ func isServed(path string) bool {
 	}
 }
 
-// socket is a listening socket that the daemon keeps.
+// socket is a listening socket of the daemon.
 type socket struct {
 	name string // as configured
 	path string // of a unix socket
 	file *os.File
 }
 
-// hide removes the socket's name, once: later it may be another daemon's.
+// hide removes the socket's name once. Later the name may belong to another
+// daemon.
 func (s *socket) hide() {
 	if s.path != "" {
 		os.Remove(s.path)
@@ -93,8 +95,8 @@ func (s *socket) hide() {
 	}
 }
 
-// close removes the socket's name before it stops listening: from then on the
-// next daemon may make it.
+// close removes the socket's name before it stops listening, so that the next
+// daemon can make its own.
 func (s *socket) close() {
 	s.hide()
 	s.file.Close()

@@ -1,12 +1,14 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
 func lossQueue(d time.Duration) func(*MapRequest) {
@@ -38,6 +40,55 @@ func TestR142_LossFail(t *testing.T) {
 	if n := len(messages); messages[n-3] != "sess-info" || messages[n-2] != "open vol" {
 		t.Errorf("R-123: after the reconnect: %q", messages)
 	}
+}
+
+// A session may be lost before the call that opens it has returned.
+func TestLostWhileItIsOpened(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient()
+	r := MapRequest{Session: "s", Paths: []string{"10.0.0.1"}}
+	addrs, err := c.addresses(t.Context(), r.Paths)
+	must(t, err)
+	ses := c.newSession("s", r, addrs)
+	cfg, err := ses.transportConfig(r.tuning)
+	must(t, err)
+	transport, err := rtrs.Open(t.Context(), "s", addrs, cfg) // ses does not know it
+	must(t, err)
+	defer transport.Close(t.Context())
+	s.kill()
+	eventually(t, "the loss is told", func() bool {
+		ses.mu.Lock()
+		defer ses.mu.Unlock()
+		return len(ses.news) > 0
+	})
+	must(t, transport.Close(t.Context())) // after the last event was handled
+	if ses.ready.Load() || ses.downs.Load() != 1 {
+		t.Errorf("ready %t, lost %d times", ses.ready.Load(), ses.downs.Load())
+	}
+}
+
+// The same with all of the client, at any moment: a server that goes while it is being
+// connected to costs the map, and a later one succeeds.
+func TestServerGoesWhileItIsConnected(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient()
+	r := MapRequest{Path: "vol", Session: "s", Paths: []string{"10.0.0.1", "10.0.1.1"}, Frontend: "none", AnyPath: true}
+	for i := range 20 {
+		mapped := make(chan error, 1)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		go func() {
+			_, err := c.Map(ctx, r)
+			mapped <- err
+		}()
+		time.Sleep(time.Duration(i) * 200 * time.Microsecond) // a moment of the map, another one each time
+		s.kill()
+		s.start()
+		if <-mapped == nil {
+			must(t, c.Unmap(t.Context(), "rnbd0", true))
+		}
+		cancel()
+	}
+	eventually(t, "a later map succeeds", func() bool { _, err := c.Map(t.Context(), r); return err == nil })
 }
 
 func TestLossFailEndsRequestsInFlight(t *testing.T) {

@@ -7,46 +7,43 @@ import (
 	"fmt"
 	"strings"
 	"syscall"
-	"time"
 
-	"github.com/rnbd-go/rnbd/modules/rnbd-client/internal/mapline"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
-	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// MapRequest asks for a device.
+// MapRequest describes a mapping.
 type MapRequest struct {
 	Path     string   // on the server
-	Session  string   // name of the session; empty: made from host and address
-	Paths    []string // to the server; may be empty for a session that is there
+	Session  string   // name of the session; empty: derived from host and address
+	Paths    []string // to the server; may be empty if the session exists
 	Mode     blk.AccessMode
-	Frontend string // name of a front end, see Config.Frontend, which empty means; "none": only NewIO
+	Frontend string // name of a front end; empty: Config.Frontend; "none": NewIO only
 	Loss     Loss
 	Name     string // empty: rnbdN
 	Slots    int    // requests in flight; 0: Config.Slots
 	Options  map[string]string
-	// IOMode is the io plugin of the server that shall open the device, as
-	// "fileio"; empty: the server chooses, as it does where it is a kernel.
+	// IOMode is the io plugin of the server to open the device with, such as
+	// "fileio". If it is empty the server chooses, as a kernel always does.
 	IOMode string
 
-	// Port is that of paths which are added to the session by a control file;
-	// 0: DefaultPort. PollQueues is shown and, as in the kernel, keeps a
-	// session with any to one device; our pumps always poll.
+	// Port is the port of paths that a control file adds to the session; 0:
+	// DefaultPort. PollQueues is shown. As in the kernel, a session with poll
+	// queues has one device only. The pumps of this client always poll.
 	Port       uint16
 	PollQueues int
 
-	// AnyPath opens a session with the first path that works; the others connect
-	// when they can. Else all have to work.
+	// AnyPath opens a session with the first path that works. The others
+	// connect when they can. Without it all paths must work.
 	AnyPath bool
 
-	identity, location string // of a mapping of the last daemon; empty: a new one
+	identity, location string // of a mapping of the last daemon; empty: a new mapping
 	known              *known // of that mapping
 	tuning             tuning // of a session of the last daemon
 }
 
 // Map opens the device on the server and gives it to the front end. The
-// errors are those of the kernel's map_device: EEXIST, ENXIO, and what the
-// server answers.
+// errors are those of the kernel's map_device: EEXIST, ENXIO, and the
+// server's errno.
 func (c *Client) Map(ctx context.Context, r MapRequest) (*Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.MapTimeout)
 	defer cancel()
@@ -94,7 +91,7 @@ func (c *Client) mapAt(ctx context.Context, r MapRequest) (*Device, error) {
 	return d, nil
 }
 
-// prepare checks what can be checked without the server.
+// prepare makes the checks that need no server.
 func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	d := &Device{client: c, log: c.log, name: r.Name, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, ioMode: r.IOMode, pollQueues: r.PollQueues,
 		identity: r.identity, location: r.location, known: r.known,
@@ -111,7 +108,7 @@ func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	if r.Path == "" || len(r.Path) > 254 {
 		return nil, fmt.Errorf("a device path has 1 to 254 characters: %w", syscall.EINVAL)
 	}
-	if _, err := c.addresses(ctx, r.Paths); err != nil { // also where a session is there
+	if _, err := c.addresses(ctx, r.Paths); err != nil { // even if the session exists
 		return nil, err
 	}
 	if strings.ContainsAny(d.name, "/\x00") {
@@ -119,105 +116,6 @@ func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	}
 	d.choices, err = c.choose(r.Frontend)
 	return d, err
-}
-
-// join finds or opens the session of that name and enters d. fresh: it was opened.
-// Maps wait for the one that opens their session, or closes the last of that name.
-func (c *Client) join(ctx context.Context, d *Device, name string, r MapRequest) (fresh bool, err error) {
-	changed, err := c.joinOpen(d, name, r)
-	for ; changed != nil; changed, err = c.joinOpen(d, name, r) {
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return false, fmt.Errorf("session %q is being opened or closed: %w", name, context.Cause(ctx))
-		}
-	}
-	if err != nil || d.session != nil {
-		return false, err
-	}
-	s, err := c.openSession(ctx, name, r)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err == nil {
-		d.session, s.devices = s, []*Device{d}
-		s.divide()
-		c.sessions[name] = s
-	}
-	c.endChange(name)
-	return err == nil, err
-}
-
-// joinOpen enters d in the session of that name. Without one it marks the name: the
-// caller opens it and ends the mark by endChange. If the name is marked already, it
-// returns what is closed at the end of that.
-func (c *Client) joinOpen(d *Device, name string, r MapRequest) (changed <-chan struct{}, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s, changing := c.sessions[name], c.changing[name]
-	switch {
-	case changing != nil:
-		return changing, nil
-	case s == nil && len(r.Paths) == 0:
-		return nil, fmt.Errorf("there is no session %q, and no path to open it: %w", name, syscall.ENXIO)
-	case s == nil:
-		c.changing[name] = make(chan struct{})
-		return nil, nil
-	case r.PollQueues > 0 || s.pollQueues > 0:
-		return nil, fmt.Errorf("session %q is there, and one with poll queues has no other device: %w", name, syscall.EINVAL)
-	}
-	d.session, s.devices = s, append(s.devices, d)
-	s.divide()
-	return nil, nil
-}
-
-// endChange ends the mark of a name that joinOpen or leave has set. Caller holds mu.
-func (c *Client) endChange(name string) {
-	close(c.changing[name])
-	delete(c.changing, name)
-}
-
-// sessionName makes a name that the server accepts (no "/" and no ".") from
-// this host, this client and the first path: two clients of one host must not
-// have the same, the server would refuse the second.
-func (c *Client) sessionName(paths []string) (string, error) {
-	if len(paths) == 0 {
-		return "", fmt.Errorf("neither a session nor a path is named: %w", syscall.EINVAL)
-	}
-	p, err := mapline.ParsePath(paths[0])
-	if err != nil {
-		return "", err
-	}
-	clean := strings.NewReplacer("/", "-", ".", "-")
-	return clean.Replace(c.cfg.Hostname + "-" + c.token + "@" + verbs.AddrPortString(p.Dst)), nil
-}
-
-// leave takes d out of its session and closes the session with the last.
-func (c *Client) leave(ctx context.Context, d *Device) {
-	c.mu.Lock()
-	s := d.session
-	for i, other := range s.devices {
-		if other == d {
-			s.devices = append(s.devices[:i], s.devices[i+1:]...)
-			break
-		}
-	}
-	s.divide()
-	last := len(s.devices) == 0
-	if last {
-		delete(c.sessions, s.name)
-		c.changing[s.name] = make(chan struct{})
-	}
-	c.mu.Unlock()
-	if !last {
-		return
-	}
-	if err := s.close(ctx); err != nil {
-		s.log.Warn("closing the session failed", "err", err)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ended.note(s.name)
-	c.endChange(s.name)
 }
 
 // mapOn opens d on its session and shows it to the front end.
@@ -251,8 +149,8 @@ func (c *Client) mapOn(ctx context.Context, d *Device, r MapRequest) (err error)
 	return d.appear(ctx)
 }
 
-// abandon takes back what mapOn has begun. A front end may have sent requests
-// already: their memory is not given back under them.
+// abandon undoes mapOn. Its memory is kept while requests that a front end
+// has sent are under way.
 func (c *Client) abandon(ctx context.Context, d *Device) {
 	epoch := d.end()
 	err := d.drain(ctx, forcedClose)
@@ -265,8 +163,8 @@ func (c *Client) abandon(ctx context.Context, d *Device) {
 	c.release(d)
 }
 
-// end makes d Unmapped: its requests fail, and no OPEN opens it any more. It
-// returns the epoch in which the server has it open.
+// end makes d Unmapped: its requests fail and no OPEN opens it any more. It
+// returns the epoch in which the server opened it.
 func (d *Device) end() (epoch uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -276,8 +174,8 @@ func (d *Device) end() (epoch uint64) {
 	return d.openedIn
 }
 
-// Device finds a mapped device by its name or its node, or by its path on the server if
-// only one has it.
+// Device returns the mapped device with that name or node. A path on the server
+// also names the device if only one mapping has it.
 func (c *Client) Device(name string) (*Device, error) {
 	var found []*Device
 	for _, d := range c.Devices() {
@@ -295,145 +193,4 @@ func (c *Client) Device(name string) (*Device, error) {
 		return nil, fmt.Errorf("there is no device %q: %w", name, syscall.ENOENT)
 	}
 	return nil, fmt.Errorf("%d devices have the path %q, name one of them: %w", len(found), name, syscall.EINVAL)
-}
-
-// Unmap takes a device away: EBUSY while a user has it open, or it is being mapped,
-// unless forced; EALREADY while another does the same.
-func (c *Client) Unmap(ctx context.Context, name string, force bool) error {
-	ctx, p, err := c.claim(ctx, name, force)
-	switch {
-	case errors.Is(err, syscall.ENOENT), err == errGivenUp:
-		if found, derr := c.dropWaiting(name, force); found || err == errGivenUp {
-			err = derr
-		}
-	case err == nil:
-		err = c.unmapAt(ctx, p, force)
-	}
-	if err != nil {
-		return fmt.Errorf("unmap %q: %w", name, err)
-	}
-	return nil
-}
-
-func (c *Client) dropWaiting(name string, force bool) (found bool, err error) {
-	c.mapMu.Lock()
-	defer c.mapDone()
-	return c.drop(name, force)
-}
-
-// unmapAt is the unmap of what was claimed. If the front end does not let go of it,
-// it stays mapped.
-func (c *Client) unmapAt(ctx context.Context, p *place, force bool) error {
-	if force {
-		p.d.failRequests() // else the front end would wait for them
-	}
-	if fe := p.d.fe.Load(); fe != nil {
-		if err := fe.remove(ctx, p.d, force); err != nil {
-			c.mapMu.Lock()
-			defer c.mapDone()
-			p.end()
-			return err
-		}
-	}
-	c.unmap(ctx, p)
-	return nil
-}
-
-// failRequests lets all requests of d fail from now on.
-func (d *Device) failRequests() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.stopPatience()
-	d.needsRemap = true
-	d.setGate(gateFail)
-}
-
-// forcedClose bounds what each step of an unmap waits for a server that is
-// silent: the front end's last requests, ours, and CLOSE. Together they end
-// within 5 s.
-const forcedClose = 1200 * time.Millisecond
-
-// unmap is the rest of an unmap, after the front end has let go of the device.
-func (c *Client) unmap(ctx context.Context, p *place) {
-	d := p.d
-	ctx = context.WithoutCancel(ctx)
-	epoch := d.end()
-	_ = d.drain(ctx, forcedClose)
-	d.sendClose(ctx, epoch, d.id.Load())
-	c.devices[d.index].Store(nil)
-	c.forgetDisk()
-	c.leave(ctx, d) // a session that ends here ends its requests
-	if err := d.held(); err != nil {
-		c.retire(d, err)
-	} else {
-		c.release(d)
-		d.log.Info("device unmapped")
-	}
-	c.vacate(p)
-}
-
-// forgetDisk writes down that a device is gone, before its session is.
-func (c *Client) forgetDisk() {
-	c.mapMu.Lock()
-	defer c.mapDone()
-	c.save()
-}
-
-// release gives the memory of a device back that has no requests any more.
-func (c *Client) release(d *Device) {
-	d.vanish()
-	d.freeArena()
-}
-
-// retire leaves the rest of an unmap to the end of the device's requests: a
-// server may still write to its memory until it has answered, or its path is
-// lost. Until then the device's number is not given to another. The caller vacates
-// its place afterwards.
-func (c *Client) retire(d *Device, cause error) {
-	d.log.Warn("device unmapped, its memory is kept until its requests have ended", "err", cause)
-	c.mapMu.Lock()
-	c.retired[d.index] = d
-	c.retiring.Add(1)
-	c.mapDone()
-	go func() {
-		defer c.retiring.Done()
-		for d.drain(context.Background(), time.Minute) != nil {
-		}
-		if fe := d.fe.Load(); fe != nil {
-			_ = fe.remove(context.Background(), d, true) // it has waited for the requests too
-		}
-		c.release(d)
-		c.mapMu.Lock()
-		delete(c.retired, d.index)
-		c.mapDone()
-		d.log.Info("requests of the unmapped device have ended")
-	}()
-}
-
-// held tells what may still use the memory of d.
-func (d *Device) held() error {
-	if n := d.inflight(); n > 0 {
-		return fmt.Errorf("%d requests have not ended: %w", n, syscall.ETIMEDOUT)
-	}
-	if fe := d.fe.Load(); fe != nil && fe.shows(d) {
-		return fmt.Errorf("a new process of front end %s is being shown it: %w", fe.cfg.Name, syscall.ETIMEDOUT)
-	}
-	return nil
-}
-
-// drain waits until nothing uses the memory of d, at most for limit.
-func (d *Device) drain(ctx context.Context, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	for {
-		err := d.held()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
 }

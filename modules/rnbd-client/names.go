@@ -5,19 +5,21 @@ import (
 	"time"
 )
 
-// A name is free again when the server has done with the session that had it.
-// Linux's server lets go of a new session that comes before; ours lets it wait.
+// The name of a session is free again when the server has ended the session. If
+// a new one of that name comes earlier, Linux's server drops it, and rnbd's
+// lets it wait.
 
 const (
-	// nameLingers is how long a server may take to forget a session.
+	// nameLingers is the longest time that a server takes to end a session.
 	nameLingers = 3 * time.Second
 	namePause   = 50 * time.Millisecond
 )
 
-// endedSessions are sessions of this client that ended lately, by name.
+// endedSessions has the end times of sessions of this client that ended lately,
+// by name.
 type endedSessions map[string]time.Time
 
-// note is called when the session of that name has ended here.
+// note records the end of the session of that name.
 func (e *endedSessions) note(name string) {
 	if *e == nil {
 		*e = endedSessions{}
@@ -30,13 +32,13 @@ func (e *endedSessions) note(name string) {
 	(*e)[name] = time.Now()
 }
 
-// lately reports whether a server may not have forgotten the name yet.
+// lately reports whether a server may still know the name.
 func (e *endedSessions) lately(name string) bool {
 	at, ok := (*e)[name]
 	return ok && time.Since(at) < nameLingers
 }
 
-// pauseFor waits, and reports whether ctx goes on.
+// pauseFor waits for d. It reports false if ctx has ended.
 func pauseFor(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():

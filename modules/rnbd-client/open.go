@@ -11,10 +11,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// open sends OPEN for d and takes over what the server says.
+// open sends OPEN for d and handles the answer.
 func (d *Device) open(ctx context.Context) error { return d.openAccepting(ctx, false) }
 
-// openAccepting is open. accept: the name may lead to another volume than before.
+// openAccepting does what open does. accept allows another volume than before.
 func (d *Device) openAccepting(ctx context.Context, accept bool) error {
 	msg, err := d.openMessage()
 	if err != nil {
@@ -27,7 +27,7 @@ func (d *Device) openAccepting(ctx context.Context, accept bool) error {
 	}
 	f := rsp.Fields()
 	if d.session.features.Load()&rnbdwire.FeatureIdentity == 0 {
-		f.Volume = 0 // bytes without a meaning
+		f.Volume = 0 // the bytes have no meaning
 	}
 	id := f.DeviceID
 	limits, err := d.limitsOf(f)
@@ -43,8 +43,8 @@ func (d *Device) openAccepting(ctx context.Context, accept bool) error {
 	return err
 }
 
-// ask sends an OPEN and waits for its answer. One that is given up is closed on the
-// server when it is answered after all.
+// ask sends an OPEN and waits for its answer. If it is given up and answered
+// later, the device is closed on the server.
 func (d *Device) ask(ctx context.Context, epoch uint64, msg []byte) (rnbdwire.OpenRsp, error) {
 	rsp := make(rnbdwire.OpenRsp, rnbdwire.OpenRspSize)
 	answered := make(chan error, 1)
@@ -62,18 +62,18 @@ func (d *Device) ask(ctx context.Context, epoch uint64, msg []byte) (rnbdwire.Op
 	}
 }
 
-// giveBack closes on the server what OPEN opened and d cannot be.
+// giveBack closes a device that was opened on the server for d and is not used.
 func (d *Device) giveBack(ctx context.Context, epoch uint64, id uint32) {
 	d.mu.Lock()
-	if d.openedIn == epoch { // a server has one open of a name, also for two OPENs
+	if d.openedIn == epoch { // the server has one open per name, even for two OPENs
 		d.openedIn = 0
 	}
 	d.mu.Unlock()
 	d.sendClose(ctx, epoch, id)
 }
 
-// openMessage is OPEN; with the io mode of the user's wish where the server
-// takes one.
+// openMessage returns an OPEN, with the io mode that the user asks for if the
+// server takes one.
 func (d *Device) openMessage() ([]byte, error) {
 	f := rnbdwire.OpenFields{AccessMode: uint8(d.mode), Name: d.path}
 	if d.ioMode != "" && d.session.features.Load()&rnbdwire.FeatureOpenAs != 0 {
@@ -87,10 +87,10 @@ func (d *Device) openMessage() ([]byte, error) {
 	return msg, f.Put(msg)
 }
 
-// take makes the server's word the device's. Where requests wait for the
-// return of the server, one that has become smaller is refused: they were
-// accepted for the larger one. One that is not what its users know is refused, see
-// known. From here on the end of d sends CLOSE.
+// take stores the server's answer in d. It refuses a smaller device while
+// requests wait for the return of the server, because they were accepted for
+// the larger one. It refuses a device that differs from the facts that users
+// know, see known. From then on the end of d sends CLOSE.
 func (d *Device) take(epoch uint64, id uint32, l *blk.Limits, now *known, accept bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -122,7 +122,7 @@ var (
 	errVoid   = fmt.Errorf("the session was lost before it was open: %w", syscall.ECONNABORTED)
 )
 
-// limitsOf translates OPEN_RSP; sizes travel in 512-byte sectors.
+// limitsOf converts OPEN_RSP. Its sizes are in sectors of 512 bytes.
 func (d *Device) limitsOf(f rnbdwire.OpenRspFields) (*blk.Limits, error) {
 	lbs := uint32(f.LogicalBlockSize)
 	if lbs < blk.SectorSize || lbs > 4096 || lbs&(lbs-1) != 0 {
@@ -150,10 +150,10 @@ func (d *Device) limitsOf(f rnbdwire.OpenRspFields) (*blk.Limits, error) {
 	return l, nil
 }
 
-// sendClose is CLOSE for what OPEN opened as id; what the server says to it
-// changes nothing, and it is not waited for long: behind it may be a disk that
-// hangs. After that epoch the id may be another device's. The end of ctx, as of a
-// map that is given up, is no reason to leave the device open.
+// sendClose sends CLOSE for the id that OPEN returned. It waits for the answer
+// only briefly, because the answer changes nothing and the disk behind it may
+// hang. After that epoch the id may belong to another device. CLOSE is sent
+// even if ctx ends, for instance because a map was cancelled.
 func (d *Device) sendClose(ctx context.Context, epoch uint64, id uint32) {
 	if epoch != d.session.epoch() || !d.session.transport.Connected() {
 		return
@@ -167,7 +167,7 @@ func (d *Device) sendClose(ctx context.Context, epoch uint64, id uint32) {
 	}
 }
 
-// onLost handles the loss of the session's last path, for the reason why.
+// onLost handles the loss of the session's last path. why is its reason.
 func (d *Device) onLost(why string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -177,7 +177,8 @@ func (d *Device) onLost(why string) {
 	}
 }
 
-// close has the requests of d wait or fail until it is open again. Caller holds mu.
+// close makes the requests of d wait or fail until it is open again. The caller
+// holds mu.
 func (d *Device) close() {
 	d.setState(Closed)
 	d.failing = false
@@ -189,7 +190,7 @@ func (d *Device) close() {
 	d.patience = time.AfterFunc(d.loss.Queue, d.onTooLate)
 }
 
-// onTooLate fails requests that have waited for as long as they may.
+// onTooLate fails requests that have waited for the time of loss=queue.
 func (d *Device) onTooLate() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -203,7 +204,7 @@ func (d *Device) onTooLate() {
 	d.giveUp(fmt.Errorf("%s for %s: %w", why, d.loss.Queue, syscall.ETIMEDOUT))
 }
 
-// giveUp leaves d closed until it is remapped. Caller holds mu.
+// giveUp leaves d closed until it is remapped. The caller holds mu.
 func (d *Device) giveUp(err error) {
 	d.stopPatience()
 	d.needsRemap = true
@@ -219,12 +220,12 @@ func (d *Device) stopPatience() {
 	}
 }
 
-// reopensAtOnce bounds the OPENs of devices of one session that are opened again by
-// themselves: what hangs leaves places to the others.
+// reopensAtOnce bounds the concurrent OPENs that open devices of one session
+// again. OPENs that hang leave permits to other requests.
 const reopensAtOnce = 16
 
-// beginReopen reports whether d is to be opened again and no goroutine does that
-// yet.
+// beginReopen reports whether d is to be opened again and no goroutine is doing
+// that yet.
 func (d *Device) beginReopen() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -235,7 +236,8 @@ func (d *Device) beginReopen() bool {
 	return true
 }
 
-// goesOn reports whether d is still to be opened; otherwise the reopening has ended.
+// goesOn reports whether d is still to be opened. If not, the reopening has
+// ended.
 func (d *Device) goesOn() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -243,9 +245,9 @@ func (d *Device) goesOn() bool {
 	return d.reopening
 }
 
-// reopenUntilOpen opens d after the session came back, or after the server denied to
-// know it. It ends when d is open, is given up, or the session is lost: then its
-// return begins another one.
+// reopenUntilOpen opens d after the session returned, or after the server
+// denied to know it. It ends when d is open or given up, or when the session is
+// lost. The session's next return begins another one.
 func (d *Device) reopenUntilOpen() {
 	s := d.session
 	if d.wasDenied() && s.features.Load()&rnbdwire.FeatureEvents != 0 && !s.pause(newsDelay) {
@@ -267,11 +269,11 @@ func (d *Device) reopenUntilOpen() {
 	}
 }
 
-// newsDelay bounds the delay of the news that a device was closed on the server by
-// hand. Such a device is not opened again automatically.
+// newsDelay bounds the delay of the news that a device was closed on the server
+// by hand. Such a device is not opened again automatically.
 const newsDelay = 300 * time.Millisecond
 
-// pause waits, and reports whether the session goes on.
+// pause waits for d. It reports false if the session has been closed.
 func (s *session) pause(d time.Duration) bool {
 	select {
 	case <-s.done:
@@ -281,14 +283,14 @@ func (s *session) pause(d time.Duration) bool {
 	}
 }
 
-// reopen opens d again once. An error means: try again.
+// reopen tries once to open d again. After an error the caller tries again.
 func (d *Device) reopen(ctx context.Context) error {
 	defer d.session.awaitOpen(d)()
 	return d.reopened(d.open(ctx))
 }
 
-// onDenied closes d if the server has answered a request of it that it does not know
-// the device: it has closed it, or is another one than it was.
+// onDenied closes d if the server has answered a request with the error that it
+// does not know the device: it has closed the device, or it was restarted.
 func (d *Device) onDenied() {
 	if !d.denied.Swap(false) {
 		return
@@ -310,12 +312,12 @@ func (d *Device) wasDenied() bool {
 	return d.deniedOpen
 }
 
-// reopened ends a reopen whose OPEN had that result.
+// reopened ends a reopen. err is the result of its OPEN.
 func (d *Device) reopened(err error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.state != Closed || d.needsRemap {
-		return nil // no caller waits for it; its end closes it on the server
+		return nil // no caller waits for it; its unmap closes it on the server
 	}
 	if err == nil {
 		err = d.opened()
@@ -332,7 +334,8 @@ func (d *Device) reopened(err error) error {
 	return err
 }
 
-// final reports whether an OPEN after a reconnect may succeed if tried again.
+// final reports whether err, of an OPEN after a reconnect, will not go away by
+// trying again.
 func final(err error) bool {
 	for _, errno := range []error{syscall.EPERM, syscall.ENOENT, syscall.EINVAL, syscall.ENOTBLK, syscall.EACCES, errShrank, errOtherVolume, errChanged} {
 		if errors.Is(err, errno) {
@@ -342,8 +345,8 @@ func final(err error) bool {
 	return false
 }
 
-// opened lets requests through, unless the session was lost since OPEN was
-// answered: d would not be told of that any more, and its id is void. The caller
+// opened lets requests through, unless the session was lost after the answer to
+// OPEN: then the id is void, and d would not hear of that loss. The caller
 // holds mu.
 func (d *Device) opened() error {
 	if d.openedIn != d.session.epoch() {
@@ -362,14 +365,15 @@ func (d *Device) opened() error {
 	return nil
 }
 
-// Remap opens a closed device again: the way back after requests had to fail.
+// Remap opens a closed device again. It is the way back after requests have
+// failed.
 func (c *Client) Remap(ctx context.Context, name string) (*Device, error) {
 	return c.remapAs(ctx, name, false)
 }
 
-// RemapNew is Remap that takes another volume than the device had. A disk of the
-// last daemon that waits for its server takes it, too, with the next attempt: then
-// there is no device.
+// RemapNew does what Remap does and also accepts another volume. A disk of the
+// last daemon that waits for its server accepts it at its next try; then
+// RemapNew returns no device.
 func (c *Client) RemapNew(ctx context.Context, name string) (*Device, error) {
 	if c.acceptWaiting(name) {
 		return nil, nil
@@ -385,7 +389,7 @@ func (c *Client) remapAs(ctx context.Context, name string, accept bool) (*Device
 	switch d.State() {
 	case Open:
 		if why := d.failure(); why != "" {
-			return nil, fmt.Errorf("remap %s: %s: %w", d.name, why, syscall.EIO)
+			return c.renew(ctx, d, why)
 		}
 		return nil, fmt.Errorf("remap %s: it is open: %w", d.name, syscall.EALREADY)
 	case Unmapped:
@@ -407,7 +411,32 @@ func (c *Client) remapAs(ctx context.Context, name string, accept bool) (*Device
 	return d, nil
 }
 
-// failure returns why requests of d fail on the server, empty if they do not.
+// renew opens a device again that has failed on the server. why is the reason.
+// If it had failed for good and its plugin runs, the server gives it another
+// id.
+func (c *Client) renew(ctx context.Context, d *Device, why string) (*Device, error) {
+	defer d.session.awaitOpen(d)()
+	old := d.id.Load()
+	err := d.open(ctx)
+	if err == nil && d.id.Load() == old {
+		return nil, fmt.Errorf("remap %s: %s: %w", d.name, why, syscall.EIO)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("remap %s: %s; it does not open again: %v: %w", d.name, why, err, syscall.EIO)
+	}
+	d.mu.Lock()
+	if d.state == Open {
+		d.failing, d.lastError = false, ""
+	}
+	d.mu.Unlock()
+	if err := d.remapped(); err != nil {
+		return nil, fmt.Errorf("remap %s: %w", d.name, err)
+	}
+	return d, nil
+}
+
+// failure returns the reason why requests of d fail on the server, empty if
+// they do not.
 func (d *Device) failure() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -417,7 +446,7 @@ func (d *Device) failure() string {
 	return d.lastError
 }
 
-// failed notes why d is closed still.
+// failed stores the reason why d is still closed.
 func (d *Device) failed(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -426,14 +455,14 @@ func (d *Device) failed(err error) {
 	}
 }
 
-// remapped ends a remap whose OPEN was answered.
+// remapped ends a remap after the answer to its OPEN.
 func (d *Device) remapped() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch d.state {
 	case Closed:
 		return d.opened()
-	case Unmapped: // which has sent CLOSE
+	case Unmapped: // the unmap has sent CLOSE
 		return fmt.Errorf("it was unmapped meanwhile: %w", syscall.ENODEV)
 	}
 	return nil

@@ -13,11 +13,11 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// Paths come and go while a session lives. The next daemon gets those that are
-// there at the end, as users wrote them: a path without a fabric may take
+// Paths are added and removed while a session runs. The next daemon gets the
+// paths at the end, as users wrote them: a path without a fabric may use
 // another one then.
 
-// pathSpelling is what users wrote for the paths of a session.
+// pathSpelling has the text of the paths of a session, as users wrote it.
 type pathSpelling struct {
 	mu    sync.Mutex
 	words map[mapline.Path]string // by the path with its fabric
@@ -33,8 +33,9 @@ func (p *pathSpelling) note(a rtrs.PathAddr, text string) {
 	p.words[specOf(a)] = text
 }
 
-// of returns the spellings of the paths that are not removed. If none is left it
-// returns the last ones, so that the session can be opened again.
+// of returns the spellings of the paths that are not removed. If none is left
+// it returns those before the last removal, so that the session can be opened
+// again.
 func (p *pathSpelling) of(paths []rtrs.PathInfo) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -53,7 +54,7 @@ func (p *pathSpelling) of(paths []rtrs.PathInfo) []string {
 	return p.last
 }
 
-// spell is called with mu held.
+// spell returns the user's text of a path. The caller holds mu.
 func (p *pathSpelling) spell(spec mapline.Path) string {
 	if text, ok := p.words[spec]; ok {
 		return text
@@ -65,11 +66,11 @@ func specOf(a rtrs.PathAddr) mapline.Path {
 	return mapline.Path{Src: a.Src, Dst: a.Dst, Fabric: a.Device.Info().Fabric}
 }
 
-// savedPaths are the paths for the next daemon.
+// savedPaths returns the paths for the next daemon.
 func (s *session) savedPaths() []string { return s.spelling.of(s.transport.Paths()) }
 
-// addPath connects one more path, which users wrote as text, and returns its
-// id. The next daemon will have it too.
+// addPath connects another path and returns its id. text is the path as users
+// wrote it. The next daemon uses it, too.
 func (s *session) addPath(ctx context.Context, text string, addr rtrs.PathAddr) (id int, err error) {
 	s.spelling.note(addr, text)
 	if id, err = s.transport.AddPath(ctx, addr); err == nil {
@@ -78,8 +79,8 @@ func (s *session) addPath(ctx context.Context, text string, addr rtrs.PathAddr) 
 	return id, err
 }
 
-// removePath ends a path for good: for the next daemon, too. The last one stays
-// unless it is forced: EBUSY.
+// removePath ends a path for this daemon and the next one. The error is EBUSY
+// for the last path, unless force is set.
 func (s *session) removePath(ctx context.Context, id int, force bool) error {
 	last, done := s.beginRemove(id)
 	defer done()
@@ -93,8 +94,8 @@ func (s *session) removePath(ctx context.Context, id int, force bool) error {
 	return err
 }
 
-// beginRemove reports whether the session has no other path than that of id and
-// those that are being removed. done ends the removal.
+// beginRemove reports whether the session has no other path than id and those
+// that are being removed. done ends the removal.
 func (s *session) beginRemove(id int) (last bool, done func()) {
 	paths := s.transport.Paths()
 	s.mu.Lock()
@@ -116,13 +117,13 @@ func (s *session) beginRemove(id int) (last bool, done func()) {
 	}
 }
 
-// sessionChanged writes down what was changed on a session.
+// sessionChanged saves the state after a change of a session.
 func (c *Client) sessionChanged() {
 	c.unsaved.Store(true)
 	c.flush()
 }
 
-// mapDone gives mapMu back and then writes down what was changed.
+// mapDone unlocks mapMu and then saves the state if it has changed.
 func (c *Client) mapDone() {
 	c.mapMu.Unlock()
 	c.flush()
@@ -141,15 +142,15 @@ func (c *Client) flush() {
 	}
 }
 
-// openAny connects a session with the first path that works, for disks whose
-// users wait already. The others may follow when they do.
+// openAny connects a session with the first path that works, for disks with
+// users that wait already. Other paths may follow later.
 func openAny(ctx context.Context, name string, addrs []rtrs.PathAddr, cfg rtrs.ClientConfig) (*rtrs.Session, error) {
 	if len(addrs) < 2 {
 		return rtrs.Open(ctx, name, addrs, cfg)
 	}
 	var errs []error
 	for i := range addrs {
-		try, cancel := shareOf(ctx, len(addrs)-i+1) // one share is for what follows
+		try, cancel := shareOf(ctx, len(addrs)-i+1) // one share is for the rest of the open
 		s, err := rtrs.Open(try, name, addrs[i:i+1], cfg)
 		cancel()
 		if err == nil {
@@ -160,10 +161,11 @@ func openAny(ctx context.Context, name string, addrs []rtrs.PathAddr, cfg rtrs.C
 	return nil, fmt.Errorf("none of %d paths works: %w", len(addrs), errors.Join(errs...))
 }
 
-// addLater lists paths that may not work yet.
+// addLater adds paths that may not work yet. It skips those that the session
+// has already.
 func addLater(ctx context.Context, s *rtrs.Session, addrs []rtrs.PathAddr) (*rtrs.Session, error) {
 	for _, a := range addrs {
-		if _, err := s.AddPathLater(a); err != nil {
+		if _, err := s.AddPathLater(a); err != nil && !errors.Is(err, syscall.EEXIST) {
 			_ = s.Close(context.WithoutCancel(ctx))
 			return nil, err
 		}
@@ -171,7 +173,7 @@ func addLater(ctx context.Context, s *rtrs.Session, addrs []rtrs.PathAddr) (*rtr
 	return s, nil
 }
 
-// shareOf is ctx with one of n equal parts of its time.
+// shareOf returns ctx with one of n equal parts of its time.
 func shareOf(ctx context.Context, n int) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if !ok {

@@ -19,7 +19,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// savedPathsOf reads what the next daemon would have.
+// savedPathsOf returns the paths in the state file, those of the next daemon.
 func savedPathsOf(t *testing.T, name string) []string {
 	t.Helper()
 	saved, err := readState(name)
@@ -80,7 +80,7 @@ func TestPathsSurviveTheDaemon(t *testing.T) {
 			if got := savedPathsOf(t, state); !reflect.DeepEqual(got, v.want) {
 				t.Fatalf("written down are %q, want %q", got, v.want)
 			}
-			// What a killed daemon leaves is the file as it is now.
+			// A killed daemon leaves the file as it is now.
 			b, err := os.ReadFile(state)
 			must(t, err)
 			killed := filepath.Join(dir, "killed")
@@ -236,4 +236,44 @@ func TestMissingPathsEndWithTheSession(t *testing.T) {
 		t.Errorf("the unmap took %v", took)
 	}
 	eventually(t, "the session ends", func() bool { return s.sessions.Load() == 0 })
+}
+
+// A list that was written down may name a path twice, in one spelling or in two: the
+// disk is served, and the session has the path once.
+func TestSavedTwins(t *testing.T) {
+	for name, paths := range map[string][]string{
+		"sources are given":       {"10.0.0.7@10.0.0.1", "10.0.0.7@10.0.1.1", "10.0.0.7@10.0.0.1:1234", "10.0.0.7@10.0.1.1"},
+		"sources are chosen":      {"10.0.0.1", "10.0.1.1", "10.0.1.1%loopback", "10.0.0.1:1234"},
+		"the first does not work": {"10.0.0.7@10.0.9.9", "10.0.0.7@10.0.0.1", "10.0.0.7@10.0.9.9", "10.0.0.7@10.0.1.1", "10.0.0.7@10.0.0.1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newTarget(t, 1<<20)
+			dir := t.TempDir()
+			state := filepath.Join(dir, "devices")
+			saved := savedSample()
+			saved.Session, saved.Paths, saved.Frontend, saved.Settings, saved.Slots = "s", paths, "test", map[string]string{"dir": dir}, 16
+			must(t, writeState(state, &savedState{Version: stateVersion, Devices: []savedDevice{saved}}))
+			c := s.newClient(withTestFront(t), func(cfg *Config) { cfg.StateFile = state })
+			eventually(t, "the disk is served over both paths", func() bool {
+				d, err := c.Device(saved.Name)
+				return err == nil && d.State() == Open && connectedPaths(t, c) == 2
+			})
+			want := 2
+			if strings.Contains(paths[0], "10.0.9.9") {
+				want = 3
+			}
+			eventually(t, "each path is listed once", func() bool {
+				list, err := c.Control("").ListSessions(t.Context(), nil)
+				return err == nil && len(list.Sessions) == 1 && len(list.Sessions[0].Paths) == want
+			})
+			addPathFails(t, c, paths[1])
+		})
+	}
+}
+
+func addPathFails(t *testing.T, c *Client, path string) {
+	t.Helper()
+	if _, err := c.Control("").AddPath(t.Context(), &controlpb.AddPathRequest{Session: "s", Path: path}); !errors.Is(err, syscall.EEXIST) {
+		t.Errorf("path %s again: %v, want EEXIST", path, err)
+	}
 }

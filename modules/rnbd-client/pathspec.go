@@ -15,14 +15,13 @@ import (
 // DefaultPort is the port of RNBD servers.
 const DefaultPort = mapline.DefaultPort
 
-// CheckPath reports what is wrong with a path as users write it,
-// [SRC@]DST[:PORT][%FABRIC].
+// CheckPath returns the error of a path in the form [SRC@]DST[:PORT][%FABRIC].
 func CheckPath(s string) error {
 	_, err := mapline.ParsePath(s)
 	return err
 }
 
-// address finds the fabric's device for p.
+// address returns p with the device of its fabric.
 func (c *Client) address(ctx context.Context, p mapline.Path) (rtrs.PathAddr, error) {
 	name := p.Fabric
 	if name == "" {
@@ -35,14 +34,14 @@ func (c *Client) address(ctx context.Context, p mapline.Path) (rtrs.PathAddr, er
 	return rtrs.PathAddr{Device: dev, Src: p.Src, Dst: p.Dst}, nil
 }
 
-// preferredTimeout bounds the question whether the preferred fabric leads to an
+// preferredTimeout bounds the check whether the preferred fabric leads to an
 // address.
 const preferredTimeout = 3 * time.Second
 
-// unnamed is the fabric of a path that names none.
+// unnamed returns the fabric for a path without one.
 func (c *Client) unnamed(ctx context.Context, p mapline.Path) string {
 	fabric, ok := c.cfg.Fabrics[c.cfg.PreferredFabric].(verbs.Chooser)
-	if !ok || p.Dst.Addr().IsLoopback() {
+	if !ok || p.Dst.Addr().IsLoopback() || c.cfg.Protect {
 		return c.cfg.DefaultFabric
 	}
 	ctx, cancel := context.WithTimeout(ctx, preferredTimeout)
@@ -54,8 +53,8 @@ func (c *Client) unnamed(ctx context.Context, p mapline.Path) string {
 	return c.cfg.PreferredFabric
 }
 
-// refused adds to the error of a refused path the other fabric that the server may
-// be on.
+// refused adds a hint to the error of a refused path: the server may be on
+// another fabric.
 func refused(addrs []rtrs.PathAddr, err error) error {
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return err

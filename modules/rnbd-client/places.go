@@ -7,32 +7,33 @@ import (
 	"syscall"
 )
 
-// A mapping takes its place before it does anything that may take long, and keeps
-// it to the end of its unmap: an index, a name, and a path in a session. Nothing
-// else of the client waits for a server or a front end that is slow: whoever wants
-// a place that is taken is refused, and waits only while it is being given back.
+// A mapping takes its place before it does anything slow and keeps it to the
+// end of its unmap: an index, a name, and a path in a session. No other work of
+// the client waits for a server or a front end that is slow. A mapping that
+// needs an occupied place is refused. It waits only if the place is being given
+// back.
 
-// place is that of one mapping. Guarded by Client.mapMu.
+// place is the place of one mapping. Client.mapMu guards it.
 type place struct {
 	d       *Device
 	session string // its name
 	work    work
-	give    context.CancelCauseFunc // gives the work up
+	give    context.CancelCauseFunc // cancels the work
 	ended   chan struct{}           // closed when the work has ended
 }
 
-// work is what is being done about a mapping.
+// work is the work under way on a mapping.
 type work uint8
 
 const (
 	mapping work = iota + 1
 	unmapping
-	unmappingByForce // which waits for nothing long
+	unmappingByForce // waits only briefly
 )
 
 var errForced = fmt.Errorf("the device is unmapped by force: %w", syscall.ECANCELED)
 
-// begin starts work on p. Its context ends with ctx, or when another caller
+// begin starts work on p. The context ends with ctx, or when another caller
 // cancels the work. The caller holds mapMu.
 func (p *place) begin(ctx context.Context, w work) context.Context {
 	ctx, give := context.WithCancelCause(ctx)
@@ -40,15 +41,15 @@ func (p *place) begin(ctx context.Context, w work) context.Context {
 	return ctx
 }
 
-// end ends the work on p. Caller holds mapMu.
+// end ends the work on p. The caller holds mapMu.
 func (p *place) end() {
 	p.give(nil)
 	p.work = 0
 	close(p.ended)
 }
 
-// take gives d its place: EEXIST if what it wants is another's. The context is that
-// of the mapping.
+// take gives d its place. The error is EEXIST if another mapping has the name
+// or the path. The context is that of the map.
 func (c *Client) take(ctx context.Context, d *Device, session string, r *MapRequest) (context.Context, *place, error) {
 	c.mapMu.Lock()
 	defer c.mapDone()
@@ -90,8 +91,9 @@ func (c *Client) take(ctx context.Context, d *Device, session string, r *MapRequ
 	return p.begin(ctx, mapping), p, nil
 }
 
-// takenBy looks for a mapping with the name or the path of d: an error if it stays,
-// its place if it is about to go. Caller holds mapMu.
+// takenBy looks for a mapping with the name or the path of d. It returns an
+// error if that one stays, or its place if it is being unmapped. The caller
+// holds mapMu.
 func (c *Client) takenBy(d *Device, session string) (*place, error) {
 	for _, p := range c.places {
 		sameName := d.name != "" && p.d.name == d.name
@@ -112,7 +114,7 @@ func (c *Client) takenBy(d *Device, session string) (*place, error) {
 	return nil, nil
 }
 
-// freeIndex finds the first index that nothing has. Caller holds mapMu.
+// freeIndex returns the first free index. The caller holds mapMu.
 func (c *Client) freeIndex() (uint32, bool) {
 	for i := range uint32(MaxDevices) {
 		if c.isFree(i) {
@@ -122,7 +124,7 @@ func (c *Client) freeIndex() (uint32, bool) {
 	return 0, false
 }
 
-// isFree reports whether nothing has the index. Caller holds mapMu.
+// isFree reports whether nothing uses the index. The caller holds mapMu.
 func (c *Client) isFree(i uint32) bool {
 	return c.places[i] == nil && c.retired[i] == nil && !c.lingers(i)
 }
@@ -140,7 +142,7 @@ func (c *Client) freeName(index uint32) string {
 	return name
 }
 
-// vacate ends the work on p and gives the place back.
+// vacate ends the work on p and frees the place.
 func (c *Client) vacate(p *place) {
 	c.mapMu.Lock()
 	defer c.mapDone()
@@ -148,7 +150,7 @@ func (c *Client) vacate(p *place) {
 	p.end()
 }
 
-// settled ends a map that has succeeded.
+// settled ends the work of a map that has succeeded.
 func (c *Client) settled(p *place) {
 	c.mapMu.Lock()
 	defer c.mapDone()
@@ -157,8 +159,8 @@ func (c *Client) settled(p *place) {
 	c.save()
 }
 
-// claim begins the unmap of the device with that name, node or path. A map of it
-// under way, and an unmap that is not forced, are given up by one that is: claim
+// claim begins the unmap of the device with that name, node or path. An unmap
+// by force cancels a map of the device and an unmap without force, and claim
 // waits for their end. Errors: EBUSY while it is being mapped, EALREADY while
 // another unmap is under way, ENOENT.
 func (c *Client) claim(ctx context.Context, name string, force bool) (context.Context, *place, error) {
@@ -190,17 +192,17 @@ func (c *Client) claim(ctx context.Context, name string, force bool) (context.Co
 		if err := ctx.Err(); err != nil {
 			return ctx, nil, err
 		}
-		if mapped && c.places[p.d.index] != p { // what was wanted
+		if mapped && c.places[p.d.index] != p { // the unmap is done
 			return ctx, nil, errGivenUp
 		}
 	}
 }
 
-// errGivenUp: a map was given up, so there is nothing to unmap.
+// errGivenUp means that a map was cancelled, so there is nothing to unmap.
 var errGivenUp = errors.New("the map was given up")
 
-// find looks for a mapping as Device does, also for one that is on its way. Caller
-// holds mapMu.
+// find looks for a mapping as Device does, and also finds one that is being
+// mapped. The caller holds mapMu.
 func (c *Client) find(name string) (*place, error) {
 	for _, p := range c.places {
 		if p.work == mapping && p.d.name == name {
@@ -211,14 +213,16 @@ func (c *Client) find(name string) (*place, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.places[d.index], nil // which is given back after the device is off the list
+	return c.places[d.index], nil // the place is given back after the device is off the list
 }
 
-// opensPath reports whether a mapping has that path of the session: a server has one
-// open of it, also for several OPENs.
+// opensPath reports whether a mapping has that path of the session. A server
+// has one open per name, even for several OPENs.
 func (c *Client) opensPath(s *session, path string) bool {
 	c.mapMu.Lock()
 	defer c.mapMu.Unlock()
+	c.mu.Lock() // devices being mapped join their sessions with mu held
+	defer c.mu.Unlock()
 	for _, p := range c.places {
 		if p.d.session == s && p.d.path == path {
 			return true

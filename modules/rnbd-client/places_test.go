@@ -12,8 +12,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// twoServers are a target whose OPEN hangs, with a map of it under way, and one
-// that works, which c reaches as "10.0.0.1%other".
+// twoServers are two targets. The OPEN of the first hangs, with a map of it
+// under way; the second works, and c reaches it as "10.0.0.1%other".
 func twoServers(t *testing.T) (slow, fast *target, c *Client, mapped <-chan error) {
 	t.Helper()
 	slow, fast = newTarget(t, 1<<20), newTarget(t, 1<<20)
@@ -34,7 +34,7 @@ func onOther(path string) MapRequest {
 	return MapRequest{Path: path, Session: "other", Paths: []string{"10.0.0.1%other"}, Mode: blk.ReadWrite, Frontend: "none"}
 }
 
-// A map whose server is silent holds up nobody who maps or unmaps a device of
+// A map with a silent server does not delay maps and unmaps of devices of
 // another server.
 func TestMapAndUnmapBesideAMapThatHangs(t *testing.T) {
 	slow, _, c, mapped := twoServers(t)
@@ -53,7 +53,7 @@ func TestMapAndUnmapBesideAMapThatHangs(t *testing.T) {
 	}
 }
 
-// What a map that is under way will have is not another's.
+// The name and path of a map under way are not given to another.
 func TestMapTakesItsPlaceBeforeItIsOpen(t *testing.T) {
 	slow, _, c, mapped := twoServers(t)
 	r := onOther("vol")
@@ -130,6 +130,38 @@ func TestMapsOfOneSessionShareIt(t *testing.T) {
 	}
 }
 
+// Whether a path is open is asked, by OPENs that were given up, while other devices
+// join and leave their sessions: the race detector looks on.
+func TestOpensPathBesideMaps(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient()
+	d, err := s.mapIn(c, "vol", "")
+	must(t, err)
+	stop := make(chan struct{})
+	asked := async(func() error {
+		for {
+			select {
+			case <-stop:
+				return nil
+			default:
+			}
+			if !c.opensPath(d.session, "vol") || c.opensPath(d.session, "none") {
+				return errors.New("opensPath is wrong")
+			}
+			time.Sleep(10 * time.Microsecond)
+		}
+	})
+	for range 20 {
+		other, err := s.mapIn(c, "other", "")
+		must(t, err)
+		must(t, c.Unmap(t.Context(), other.name, true))
+	}
+	close(stop)
+	if err := soon(t, "the questions", asked); err != nil {
+		t.Error(err)
+	}
+}
+
 // After a restart a disk of a server that answers does not wait behind one of a
 // server that is silent.
 func TestRestore_BesideASilentServer(t *testing.T) {
@@ -162,7 +194,7 @@ func TestRestore_BesideASilentServer(t *testing.T) {
 	slow.answerOpen()
 }
 
-// A client that closes gives up what is being mapped.
+// A client that closes gives up maps under way.
 func TestClose_GivesUpAMap(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	c := s.clientToClose(func(cfg *Config) { cfg.MapTimeout = 2 * time.Minute })
@@ -192,7 +224,7 @@ func TestNewsBesideAnOpenThatHangs(t *testing.T) {
 	eventually(t, "OPEN is there", s.hasOpen)
 	s.tell(rnbdwire.EventRspFields{Kind: rnbdwire.EventResize, Number: 1, DeviceID: d.id.Load(), Sectors: 4096})
 	eventually(t, "the new size is there", func() bool { return d.Limits().Size == 4096*512 })
-	// News of the device whose OPEN is not answered yet waits for the answer.
+	// News of a device without an answer to its OPEN wait for the answer.
 	s.tell(rnbdwire.EventRspFields{Kind: rnbdwire.EventResize, Number: 2, DeviceID: d.id.Load() + 1, Sectors: 8192})
 	eventually(t, "the next EVENT waits", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.events) == 1 })
 	s.answerOpen()

@@ -1,16 +1,15 @@
 package client
 
-// DATA PATH. A source joins one ring of a front end with one pump. In the
-// order a request meets them:
+// DATA PATH, the way there. A source joins one ring of a front end with one
+// pump. In the order a request meets them:
 //
 //	Poll      ring -> onSubmit                entries are snapshots
 //	onSubmit  checks -> enter                 bounds and limits
 //	enter     gate, window -> send            or wait in the device's list: lane.go
 //	send      RNBD message -> RTRS queue
-//	onDone    RTRS -> completion in the ring  or wait for the session
 //
-// Everything here runs on the pump. A request is a slot of its source's reqs;
-// RTRS's tag is (source, slot).
+// The way back is in answer.go. Everything here runs on the pump. A request is a
+// slot of its source's reqs; RTRS's tag is (source, slot).
 
 import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
@@ -20,7 +19,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// gate tells the pumps what to do with a device's requests.
+// gate is the treatment of a device's requests by the pumps.
 type gate = uint32
 
 const (
@@ -32,27 +31,29 @@ const (
 type request struct {
 	sqe  shm.SQE
 	dev  *Device // nil: free
-	next uint64  // in the list of those that wait
+	next uint64  // in the list of waiting requests
 	held bool    // it holds a permit; otherwise it waits
-	id   uint32  // of the device, as it was sent
-	// Of a write: its number, and what was known when it was sent first; again.go.
+	id   uint32  // id of the device, as sent
+	// number is the number of a write. sharing is the server's answer about
+	// other writers when the write was first sent; see again.go.
 	number  uint64
 	sharing *sharing
-	// When it came from the front end, and when it was first sent; 0: not yet.
+	// arrived is the time at which the request came from the front end, sent
+	// that at which it was first sent; 0: not yet.
 	arrived, sent int64
 }
 
 // source is one ring of a front end on one pump.
 type source struct {
 	pump  *pumpShare
-	host  *host  // only devices that it is shown may be named; nil: of an IO
+	host  *host  // requests may name only devices that it is shown; nil: of an IO
 	index uint32 // in pump.sources
 	comp  *shm.Completer
 
 	reqs     []request
 	free     []uint32 // slots
 	inflight int
-	// orphaned: the front end is gone; answers are dropped.
+	// orphaned reports that the front end is gone. Answers are dropped.
 	orphaned bool
 	ended    chan struct{} // of an orphan: closed when its last request has ended
 	large    bool
@@ -72,11 +73,11 @@ func newSource(p *pumpShare, h *host, comp *shm.Completer, entries int) *source 
 	return s
 }
 
-// tag names request i on the pump, and to RTRS.
+// tag identifies request i on the pump and to RTRS.
 func (s *source) tag(i uint32) uint64 { return uint64(s.index)<<32 | uint64(i) }
 
-// Poll sends what waits on the pump, takes requests from the ring and publishes
-// answers.
+// Poll sends waiting requests of the pump, takes requests from the ring and
+// publishes answers.
 func (s *source) Poll() int {
 	if s.orphaned {
 		return s.drop()
@@ -86,7 +87,7 @@ func (s *source) Poll() int {
 	return n
 }
 
-// drop ends the waiting requests, whose answers are not read any more.
+// drop ends the waiting requests. Their answers are not read any more.
 func (s *source) drop() (n int) {
 	for i := range s.reqs {
 		if r := &s.reqs[i]; r.dev != nil && !r.held {
@@ -125,7 +126,7 @@ func (s *source) take() int {
 	return n
 }
 
-// onSubmit checks an entry of the front end and lets it through the gate.
+// onSubmit checks an entry of the front end and passes it to enter.
 func (s *source) onSubmit(e *shm.SQE) {
 	d := s.pump.client.deviceAt(e.Device)
 	if d == nil || d.host.Load() != s.host {
@@ -148,10 +149,11 @@ func (s *source) onSubmit(e *shm.SQE) {
 	s.enter(i)
 }
 
-// largeIO is the size from which spinning costs more than it saves.
+// largeIO is the smallest size, in bytes, at which spinning costs more than it
+// saves.
 const largeIO = 256 << 10
 
-// check is the gate for entries of an untrusted front end.
+// check checks an entry of a front end, which is not trusted.
 func (d *Device) check(e *shm.SQE) blk.Errno {
 	if errno := d.limits.Load().Check(e.Op, e.Offset, uint64(e.Len)); errno != blk.OK {
 		return errno
@@ -165,8 +167,8 @@ func (d *Device) check(e *shm.SQE) blk.Errno {
 	return blk.OK
 }
 
-// enter sends request i, or has it wait or fail, as its device's gate and window
-// say.
+// enter sends request i, or makes it wait or fail, as its device's gate and
+// window decide.
 func (s *source) enter(i uint32) {
 	d := s.reqs[i].dev
 	l, sh := d.session.lanes[s.pump.index], &d.shares[s.pump.index]
@@ -194,7 +196,7 @@ func (s *source) send(i uint32) verdict {
 	case err == rtrs.ErrNoPermit:
 		return noPermit
 	case err == rtrs.ErrDisconnected && r.dev.loss.Queue != 0:
-		return isShut
+		return noPath
 	case err == rtrs.ErrDisconnected:
 		s.finish(i, blk.EIO)
 	default:
@@ -225,7 +227,8 @@ func (s *source) transmit(i uint32) error {
 }
 
 // noteSent counts the time that a request waited here. A request that is sent
-// again because its path was lost has been on the wire all the time.
+// again because its path was lost counts as on the wire since it was first
+// sent.
 func (s *source) noteSent(r *request) {
 	if r.sent == 0 {
 		r.sent = s.pump.pump.Now()
@@ -251,83 +254,8 @@ func (d *Device) encode(msg rnbdwire.IO, e *shm.SQE, id uint32) {
 	}.Put(msg)
 }
 
-// onDone is RTRS's answer to the request of tag.
-func (p *pumpShare) onDone(tag uint64, errno int) {
-	s, i := p.at(tag)
-	r := &s.reqs[i]
-	r.held = false
-	r.dev.session.lanes[p.index].ended(&r.dev.shares[p.index])
-	switch {
-	case errno == int(blk.ECONNABORTED):
-		s.lost(i)
-	case errno == int(blk.ENOTCONN):
-		s.deny(i)
-	case errno == int(blk.EREMCHG) && r.number != 0:
-		s.refuse(i)
-	default:
-		s.finish(i, blk.Errno(errno))
-	}
-}
-
-// deny handles a request of a device that the server does not know. It has done
-// nothing: the device is opened again, and loss says what the request does meanwhile.
-func (s *source) deny(i uint32) {
-	r := &s.reqs[i]
-	d := r.dev
-	shut := gateWait
-	if d.loss.Queue == 0 {
-		shut = gateFail
-	}
-	if r.id == d.id.Load() && d.gate.CompareAndSwap(gateOpen, shut) {
-		s.pump.client.gates.Add(1)
-		d.denied.Store(true)
-		d.session.poke()
-	}
-	s.lost(i)
-}
-
-// lost handles a request that no path is left for.
-func (s *source) lost(i uint32) {
-	d := s.reqs[i].dev
-	if d.loss.Queue == 0 || d.gate.Load() == gateFail || s.orphaned {
-		s.finish(i, blk.EIO)
-		return
-	}
-	d.session.lanes[s.pump.index].waitAgain(d, s.tag(i))
-}
-
-// finish answers request i and forgets it.
-func (s *source) finish(i uint32, errno blk.Errno) {
-	r := &s.reqs[i]
-	share := &r.dev.shares[s.pump.index]
-	if errno == blk.OK {
-		share.count(&r.sqe)
-	}
-	if r.sent != 0 {
-		r.dev.latency[s.pump.index].wire.Record(r.sqe.Op, s.pump.pump.Now()-r.sent)
-	}
-	s.answer(r.sqe.Tag, errno)
-	d := r.dev
-	r.dev = nil
-	s.free = append(s.free, i)
-	s.inflight--
-	share.inflight.Add(-1)
-	if s.orphaned {
-		s.settle(d)
-	}
-}
-
-func (s *source) answer(tag uint64, errno blk.Errno) {
-	if s.orphaned {
-		return
-	}
-	s.cqe = shm.CQE{Tag: tag, Errno: uint32(errno)}
-	s.comp.Push(&s.cqe)
-	s.answered = true
-}
-
-// Arm, Disarm and FD make it a source of the pump. The control side wakes the
-// pump after it moved a gate.
+// Arm, Disarm and FD make s a source of the pump. Other goroutines wake the
+// pump after they have moved a gate.
 func (s *source) Arm() bool {
 	if s.orphaned {
 		return true
@@ -336,7 +264,7 @@ func (s *source) Arm() bool {
 		return false
 	}
 	if s.inflight == len(s.reqs) {
-		return true // no room for more; answers come from elsewhere
+		return true // no room for more; answers wake the pump by other means
 	}
 	return s.comp.Arm()
 }
@@ -345,5 +273,5 @@ func (s *source) Disarm() { s.comp.Disarm() }
 
 func (s *source) FD() int { return s.comp.FD() }
 
-// LargeIO tells the pump not to spin.
+// LargeIO reports whether the pump should not spin.
 func (s *source) LargeIO() bool { return s.large }

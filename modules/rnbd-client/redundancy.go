@@ -14,19 +14,19 @@ import (
 // remindAfter is the pause between two warnings of the same loss.
 const remindAfter = 10 * time.Minute
 
-// redundancy warns when a session of several paths has lost some of them: once,
-// and again every remindAfter until all are back.
+// redundancy warns when a session of several paths has lost some of them, and
+// again every remindAfter until all are back.
 type redundancy struct {
 	log *slog.Logger
 
 	mu     sync.Mutex
 	on     bool      // from begin to end
-	since  time.Time // of the loss; zero: all paths work
-	last   string    // what is lost, as of the last look
+	since  time.Time // time of the loss; zero: all paths work
+	last   string    // lost paths at the last look
 	remind *time.Timer
 }
 
-// begin starts the warnings: the session is open, with those paths.
+// begin starts the warnings. paths are those of the open session.
 func (r *redundancy) begin(paths []rtrs.PathInfo) {
 	r.mu.Lock()
 	r.on = true
@@ -34,7 +34,7 @@ func (r *redundancy) begin(paths []rtrs.PathInfo) {
 	r.look(paths)
 }
 
-// look compares the paths with what they were.
+// look compares the paths with those of the last look.
 func (r *redundancy) look(paths []rtrs.PathInfo) {
 	up, down := sortPaths(paths)
 	r.mu.Lock()
@@ -46,7 +46,7 @@ func (r *redundancy) look(paths []rtrs.PathInfo) {
 		r.since = time.Time{}
 		r.remind.Stop()
 	case up == 0 || len(down) == 0:
-		// The loss of the last path is another warning, and paths that are
+		// The loss of the last path has its own warning, and paths that are
 		// connecting have not failed.
 	case r.since.IsZero():
 		r.since = time.Now()
@@ -58,7 +58,7 @@ func (r *redundancy) look(paths []rtrs.PathInfo) {
 	}
 }
 
-// again warns of a loss that lasts.
+// again repeats the warning of a loss that lasts.
 func (r *redundancy) again() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,8 +79,8 @@ func (r *redundancy) end() {
 	}
 }
 
-// sortPaths counts the paths that are connected, and describes those that are
-// lost: the others have not been tried to their end.
+// sortPaths counts the connected paths and describes the lost ones. Paths that
+// are connecting for the first time, or were disconnected by hand, are neither.
 func sortPaths(paths []rtrs.PathInfo) (up int, down []string) {
 	for _, p := range paths {
 		switch p.State {
@@ -97,7 +97,7 @@ func sortPaths(paths []rtrs.PathInfo) (up int, down []string) {
 	return up, down
 }
 
-// describeLoss names a path and why it is not connected.
+// describeLoss describes a path and the reason why it is not connected.
 func describeLoss(p rtrs.PathInfo) string {
 	why := "disconnected by hand"
 	if p.Err != nil {

@@ -90,7 +90,7 @@ func (l *lockedText) Write(p []byte) (int, error) {
 	return l.b.Write(p)
 }
 
-// take returns what was written since the last call.
+// take returns the text written since the last call.
 func (l *lockedText) take() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

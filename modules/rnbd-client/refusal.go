@@ -8,12 +8,14 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// refusal is the error of an OPEN that failed with err. The server answers with
-// an errno alone (docs/protocol/rnbd.md, "OPEN"); what it means for this device is
-// added here. Other errors, as of a lost session, keep their text.
+// refusal returns the error of an OPEN that failed with err. The server answers
+// with an errno alone (docs/protocol/rnbd.md, "OPEN"); refusal adds its meaning
+// for this device. Other errors, such as that of a lost session, keep their
+// text.
 func (d *Device) refusal(err error) error {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
@@ -35,7 +37,7 @@ func (d *Device) refusal(err error) error {
 	return fmt.Errorf("open %q on server %s: %w", d.path, server, err)
 }
 
-// invalid returns what a server can mean by EINVAL.
+// invalid returns the possible reasons for an EINVAL of a server.
 func (d *Device) invalid() string {
 	switch {
 	case strings.Contains(d.path, ".."):
@@ -46,11 +48,11 @@ func (d *Device) invalid() string {
 	return "the name or the access mode is not valid there"
 }
 
-// forbidden returns what a server can mean by EPERM or EACCES.
+// forbidden returns the possible reasons for an EPERM or EACCES of a server.
 func (d *Device) forbidden(errno syscall.Errno) string {
 	switch {
 	case errno == syscall.EACCES:
-		return "the server's user has no permission for it"
+		return "its access rules do not allow it, or the server's user has no permission for it"
 	case d.ioMode != "":
 		return fmt.Sprintf("its rules say another io mode than %q, or another client may write to it", d.ioMode)
 	case d.mode == blk.ReadOnly:
@@ -59,7 +61,7 @@ func (d *Device) forbidden(errno syscall.Errno) string {
 	return "another client may write to it already"
 }
 
-// server names the server of s by the address of its first path.
+// server returns the address of the server on the first path of s.
 func (s *session) server() string {
 	for _, p := range s.transport.Paths() {
 		return verbs.AddrPortString(p.Addr.Dst)
@@ -67,16 +69,16 @@ func (s *session) server() string {
 	return "of session " + s.name
 }
 
-// lossReason describes the loss of the last path now: when, which paths, and why.
-func (s *session) lossReason() string {
+// lossReason describes the loss of the last path: time, paths and causes.
+func lossReason(lost []rtrs.PathInfo) string {
 	var paths []string
-	for _, p := range s.transport.Paths() {
+	for _, p := range lost {
 		paths = append(paths, describeLoss(p))
 	}
 	return fmt.Sprintf("no path is left since %s: %s", time.Now().UTC().Format(time.RFC3339), strings.Join(paths, ", "))
 }
 
-// rootCause is the last error of the chain of err that has a text.
+// rootCause returns the last error in the chain of err that has a text.
 func rootCause(err error) error {
 	for {
 		switch e := err.(type) {

@@ -8,11 +8,11 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// Resize gives a device another size on this host, in sectors of 512 bytes, as
-// the control file "resize" of the kernel's client does: the server is told
-// nothing, and answers for itself what lies beyond its end. The size holds
-// until the server tells one. Errors: ENOENT unless the device is there and
-// open, EINVAL for a size that is not a whole number of blocks.
+// Resize changes the size of a device on this host, in sectors of 512 bytes,
+// as the control file "resize" of the kernel's client does. The server does
+// not learn of it and fails requests beyond its own end. The size holds until
+// the server sends one. Errors: ENOENT unless the device is mapped and open,
+// EINVAL if the size is not a whole number of blocks.
 func (c *Client) Resize(device string, sectors uint64) error {
 	d, err := c.Device(device)
 	if err != nil {
@@ -30,8 +30,7 @@ func (c *Client) Resize(device string, sectors uint64) error {
 	return nil
 }
 
-// maxSectors bounds sizes, so that they are far from the end of 64 bits in
-// bytes.
+// maxSectors bounds sizes. In bytes they stay far below 64 bits.
 const maxSectors = 1 << 54
 
 // setSize changes the size of an open device.

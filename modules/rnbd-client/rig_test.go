@@ -20,7 +20,7 @@ import (
 )
 
 // target is a scripted RNBD server on a loopback fabric: one disk under any
-// name, and what it says can be changed by a test.
+// name, with answers that a test can change.
 type target struct {
 	t       testing.TB
 	net     *loopback.Network
@@ -45,12 +45,12 @@ type target struct {
 	reads    []bool   // RTRS direction of ios
 	users    [][]byte // messages of ios
 	writers  []uint64 // that said WRITER
-	shared   bool     // what they are told, and when that was
+	shared   bool     // the server's answers about sharing, and their time
 	mark     rnbdwire.Mark
 	hold     bool
 	forgot   uint32          // requests of devices below this id are answered ENOTCONN
 	slow     string          // the OPEN of that path is held
-	hung     map[uint32]bool // devices, by id, whose requests are held
+	hung     map[uint32]bool // devices, by id, with held requests
 	held     []*rtrs.Op
 	nextID   uint32
 	holdOpen bool
@@ -59,8 +59,9 @@ type target struct {
 	closes   []*rtrs.Op // that wait for held
 	features uint16
 	events   []*rtrs.Op // EVENTs that wait
-	seen     []uint64   // what they told
+	seen     []uint64   // numbers seen by clients
 	sessions atomic.Int32
+	onList   func(after string, page []byte) (errno int) // answers LIST
 }
 
 func newTarget(t testing.TB, size int) *target {
@@ -186,6 +187,9 @@ func (s *target) Request(op *rtrs.Op) {
 		s.writers = append(s.writers, rnbdwire.Writer(user).Writer())
 		rnbdwire.WriterRspFields{Shared: s.shared, Mark: s.mark}.Put(op.Data())
 		op.Respond(0)
+	case rnbdwire.TypeList:
+		s.log = append(s.log, "list "+rnbdwire.List(user).After())
+		op.Respond(s.onList(rnbdwire.List(user).After(), op.Data()))
 	case rnbdwire.TypeIO, rnbdwire.TypeIOOnce, rnbdwire.TypeIOAgain:
 		s.log = append(s.log, "io")
 		m := rnbdwire.IO(user)
@@ -333,7 +337,7 @@ type writerFunc func([]byte)
 
 func (f writerFunc) Write(b []byte) (int, error) { f(b); return len(b), nil }
 
-// noHeartbeats is for tests that count what a path carries.
+// noHeartbeats is for tests that count the messages of a path.
 func noHeartbeats(cfg *Config) { cfg.Timing.Heartbeat = time.Hour }
 
 // device maps "vol" without a front end and returns a way to it.

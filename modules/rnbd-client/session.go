@@ -25,18 +25,19 @@ type session struct {
 	window    atomic.Pointer[window]
 
 	version uint8
-	// features are the extensions of the server as it is now.
+	// features are the extensions of the server that is connected now.
 	features atomic.Uint32
-	writer   uint64 // names the session's client to servers, however often it is made again
-	// downs counts how often the last path was lost, see epoch.
+	writer   uint64 // number of the session's client for servers; the same for every transport
+	// downs counts losses of the last path, see epoch.
 	downs      atomic.Uint64
 	redundancy redundancy
 	unlisten   func() // ends listen
-	// ready: the server has answered SESS_INFO since the session is connected.
+	// ready reports that the server has answered SESS_INFO since the session is
+	// connected.
 	ready atomic.Bool
-	turns chan struct{} // full of devices that are being opened again
+	turns chan struct{} // tokens of devices that are being opened again
 
-	port       uint16 // of paths that control files add
+	port       uint16 // for paths that control files add
 	pollQueues int
 	fabric     string // of the first path
 	spelling   pathSpelling
@@ -44,24 +45,24 @@ type session struct {
 
 	devices []*Device // guarded by Client.mu
 
-	mu       sync.Mutex  // guards what follows
-	removing map[int]int // paths, by id: how many remove it
+	mu       sync.Mutex  // guards the fields below
+	removing map[int]int // by id of a path, the number of its removals under way
 
-	// OPENs under way, and what the server told meanwhile about devices that are
-	// not known yet: see awaitOpen.
+	// opening is the number of OPENs under way. early has the news about
+	// unknown devices that came meanwhile: see awaitOpen.
 	opening int
 	early   []rnbdwire.EventRspFields
 
-	// News from RTRS, handled one by one by run.
+	// News from RTRS. run handles them one by one.
 	wasUp  bool
-	back   bool // of run: what the news handled so far say
+	back   bool // used by run alone: the state after the news handled so far
 	news   []rtrs.EventKind
 	signal chan struct{}
 	done   chan struct{}
 }
 
-// openSession connects the paths of r and exchanges SESS_INFO. It fails unless all
-// paths connect; for a mapping of the last daemon one path is enough.
+// openSession connects the paths of r and exchanges SESS_INFO. It fails unless
+// all paths connect. For a mapping of the last daemon one path is enough.
 func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*session, error) {
 	addrs, err := c.addresses(ctx, r.Paths)
 	if err != nil {
@@ -115,6 +116,7 @@ func (s *session) transportConfig(t tuning) (rtrs.ClientConfig, error) {
 	c := s.client
 	cfg := rtrs.ClientConfig{
 		Queues: max(c.cfg.Queues, len(c.pumps)), Timing: c.cfg.Timing, Policy: c.cfg.Policy, Logger: c.cfg.logger("rtrs"),
+		Protect: c.cfg.Protect, PeerName: c.cfg.PeerName,
 		OnDone:   func(queue int, tag uint64, errno int) { c.pumps[queue%len(c.pumps)].onDone(tag, errno) },
 		OnPermit: func(queue int) { s.lanes[queue%len(s.lanes)].unblock() },
 		OnEvent:  s.onEvent,
@@ -126,8 +128,8 @@ func (s *session) transportConfig(t tuning) (rtrs.ClientConfig, error) {
 	return cfg, err
 }
 
-// connect opens the transport. While the server may still be ending a session of the
-// same name, it tries again.
+// connect opens the transport. It tries again while the server may still be
+// ending a session of the same name.
 func (s *session) connect(ctx context.Context, addrs []rtrs.PathAddr, cfg rtrs.ClientConfig, anyPath bool) (err error) {
 	open := rtrs.Open
 	if anyPath {
@@ -174,8 +176,9 @@ func (s *session) hello(ctx context.Context) error {
 	return s.sayWriter(ctx)
 }
 
-// epoch numbers the times between two losses of the last path, from 1. What the
-// server said in one, as the ids of devices, means nothing in the next.
+// epoch returns the number of the current epoch, from 1. An epoch ends with
+// the loss of the last path. Answers of the server, such as ids of devices,
+// are valid in their epoch only.
 func (s *session) epoch() uint64 { return s.downs.Load() + 1 }
 
 func (s *session) onEvent(e rtrs.Event) {
@@ -183,12 +186,12 @@ func (s *session) onEvent(e rtrs.Event) {
 		s.redundancy.look(e.Session.Paths())
 	}
 	if e.Kind == rtrs.SessionDown {
-		s.downs.Add(1) // before onDown: an OPEN that it finds under way is void
+		s.downs.Add(1) // before onDown: an OPEN that onDown finds under way is void
 	}
 	s.mu.Lock()
 	first := e.Kind == rtrs.SessionUp && !s.wasUp
 	s.wasUp = s.wasUp || first
-	if e.Kind == rtrs.PathChanged || first { // openSession sees to the first
+	if e.Kind == rtrs.PathChanged || first { // openSession handles the first connection
 		s.mu.Unlock()
 		return
 	}
@@ -196,7 +199,7 @@ func (s *session) onEvent(e rtrs.Event) {
 	s.mu.Unlock()
 	s.poke()
 	if e.Kind == rtrs.SessionDown {
-		s.onDown() // at once: nothing in here waits
+		s.onDown(e.Session) // called directly: onDown does not block
 	}
 }
 
@@ -216,12 +219,12 @@ func (s *session) run() {
 	}
 }
 
-// reopenDelay is the pause before OPEN is tried again after a failure that
-// may pass, as a server that has not found the device yet.
+// reopenDelay is the pause before OPEN is tried again after a temporary
+// failure, for instance of a server that has not found the device yet.
 const reopenDelay = 500 * time.Millisecond
 
-// work says hello to a server that is back, and has the devices opened again that
-// are closed. An error means: try again.
+// work exchanges SESS_INFO with a server that is back, and starts to open
+// closed devices again. After an error the caller tries again.
 func (s *session) work() error {
 	if !s.isBack() {
 		return nil
@@ -253,14 +256,14 @@ func (s *session) isBack() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range s.news {
-		s.ready.Store(false) // also after a loss that is over
+		s.ready.Store(false) // even if the loss is over already
 		s.back = k == rtrs.SessionUp
 	}
 	s.news = nil
 	return s.back
 }
 
-// greet is hello to a server that is back.
+// greet exchanges SESS_INFO with a server that is back.
 func (s *session) greet() error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.client.cfg.MapTimeout)
 	defer cancel()
@@ -276,7 +279,7 @@ func (s *session) greet() error {
 	return nil
 }
 
-// poke has run look at the devices.
+// poke makes run check the devices.
 func (s *session) poke() {
 	select {
 	case s.signal <- struct{}{}:
@@ -284,15 +287,16 @@ func (s *session) poke() {
 	}
 }
 
-// onDown closes the devices.
-func (s *session) onDown() {
+// onDown closes the devices. lost is the transport: s.transport may not be
+// set yet, because events come while connect still adds paths.
+func (s *session) onDown(lost *rtrs.Session) {
 	s.ready.Store(false)
-	why := s.lossReason()
+	why := lossReason(lost.Paths())
 	for _, d := range s.list() {
 		d.onLost(why)
 	}
 	select {
-	case <-s.done: // it was closed
+	case <-s.done: // the session was closed
 	default:
 		s.log.Warn("session lost its last path")
 	}
@@ -304,8 +308,8 @@ func (s *session) list() []*Device {
 	return append([]*Device(nil), s.devices...)
 }
 
-// divide gives each device its part of the permits. Caller holds Client.mu, or has
-// the session alone.
+// divide gives each device its part of the permits. The caller holds Client.mu,
+// or is the only user of the session.
 func (s *session) divide() {
 	s.window.Store(newWindow(s.transport.QueueDepth(), len(s.lanes), len(s.devices)))
 }

@@ -17,20 +17,21 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
 )
 
-// Disks outlive a daemon that is killed, and those in use one that is stopped:
-// their users wait. What is needed to serve them again is kept in a file.
+// Disks outlive a daemon that is killed, and disks in use outlive one that is
+// stopped: their users wait. The state file has the facts needed to serve them
+// again.
 
 const stateVersion = 1
 
-// savedState is the file.
+// savedState is the contents of the state file.
 type savedState struct {
 	Version int           `json:"version"`
 	Devices []savedDevice `json:"devices"`
-	// Leftovers are disks that are to be taken away.
+	// Leftovers are disks to be removed.
 	Leftovers []savedLeftover `json:"leftovers,omitempty"`
 }
 
-// savedDevice is a mapping whose users have a device node.
+// savedDevice is a mapping with a device node for its users.
 type savedDevice struct {
 	Name       string            `json:"name"`
 	Path       string            `json:"path"`
@@ -62,7 +63,7 @@ func (d *Device) saved() savedDevice {
 	}
 }
 
-// request asks for the mapping again.
+// request returns the request for the mapping.
 func (s *savedDevice) request() (MapRequest, error) {
 	mode, ok := blk.ParseAccessMode(s.Access)
 	loss, err := ParseLoss(s.Loss)
@@ -78,10 +79,11 @@ func (s *savedDevice) request() (MapRequest, error) {
 	}, nil
 }
 
-// save has mapDone write down what is mapped, and what still waits to be.
+// save makes mapDone write the state file: mapped devices, and those that
+// still wait to be mapped.
 func (c *Client) save() { c.unsaved.Store(true) }
 
-// write writes the state file. Caller holds saving.
+// write writes the state file. The caller holds saving.
 func (c *Client) write() {
 	if c.cfg.StateFile == "" {
 		return
@@ -106,8 +108,8 @@ func (c *Client) snapshot() *savedState {
 	return &state
 }
 
-// followSessions gives disks that wait what users have changed on their sessions.
-// Caller holds mapMu.
+// followSessions updates the records of waiting disks with the changes that
+// users have made to their sessions. The caller holds mapMu.
 func (c *Client) followSessions() {
 	waiting := slices.Clone(c.waiting)
 	for i := range waiting {
@@ -121,7 +123,8 @@ func (c *Client) followSessions() {
 	c.setWaiting(waiting)
 }
 
-// writeState replaces the file as a whole; nothing mapped needs none.
+// writeState replaces the file as a whole. If there is nothing to record it
+// removes the file.
 func writeState(name string, state *savedState) error {
 	if len(state.Devices)+len(state.Leftovers) == 0 {
 		return private.Remove(name)
@@ -150,8 +153,9 @@ func loadState(name string) (state savedState, err error) {
 	return state, err
 }
 
-// errNewerState: the disks of the last daemon are left as they are, since what was
-// written down about them may not be understood.
+// errNewerState is the error of a state file of a newer rnbd. The disks of the
+// last daemon are left as they are, since this daemon may not understand the
+// file.
 var errNewerState = fmt.Errorf("it is of a newer rnbd, whose disks may be in use: run that one, or unmap them with it first: %w", syscall.EINVAL)
 
 // checkState refuses the state of a newer rnbd, before anything is started that
@@ -166,8 +170,8 @@ func checkState(name string) error {
 	return nil
 }
 
-// restore serves the disks of a daemon that was killed again. Servers may be
-// away: each is tried until it works or is unmapped.
+// restore serves the disks of the last daemon again. If a server is away, its
+// disks are tried until they work or are unmapped.
 func (c *Client) restore() {
 	if c.cfg.StateFile == "" {
 		return
@@ -196,7 +200,7 @@ const (
 	maxRestorePause = 5 * time.Second
 )
 
-// remap maps a disk that waits, again and again.
+// remap tries to map a waiting disk until it succeeds.
 func (c *Client) remap(s savedDevice) {
 	log := c.log.With("device", s.Name, "path", s.Path, "node", s.Location)
 	log.Info("disk of the last daemon waits to be served again")
@@ -221,7 +225,8 @@ func (c *Client) remap(s savedDevice) {
 	}
 }
 
-// waitingRequest asks for a disk that waits. False: it does not any more.
+// waitingRequest returns the request for a waiting disk. It returns false if
+// the disk does not wait any more.
 func (c *Client) waitingRequest(identity string) (MapRequest, bool) {
 	c.waitMu.Lock()
 	defer c.waitMu.Unlock()
@@ -233,7 +238,8 @@ func (c *Client) waitingRequest(identity string) (MapRequest, bool) {
 	return r, err == nil
 }
 
-// setWaiting changes the list of disks of the last daemon. Caller holds mapMu.
+// setWaiting changes the list of disks of the last daemon. The caller holds
+// mapMu.
 func (c *Client) setWaiting(list []savedDevice) {
 	c.waitMu.Lock()
 	defer c.waitMu.Unlock()
@@ -254,8 +260,8 @@ func (c *Client) describeWaiting() (all []*controlpb.ClientDevice) {
 	return all
 }
 
-// acceptWaiting lets a disk that waits be served with another volume than it had.
-// False: there is none of that name.
+// acceptWaiting allows another volume for a waiting disk. It returns false if
+// there is none of that name.
 func (c *Client) acceptWaiting(name string) bool {
 	c.mapMu.Lock()
 	defer c.mapDone()
@@ -272,14 +278,14 @@ func (c *Client) acceptWaiting(name string) bool {
 	return true
 }
 
-// settle takes the mapping of that identity off the list of those that wait.
-// Caller holds mapMu.
+// settle removes the mapping of that identity from the waiting ones. The
+// caller holds mapMu.
 func (c *Client) settle(identity string) {
 	c.setWaiting(slices.DeleteFunc(slices.Clone(c.waiting), func(s savedDevice) bool { return s.Identity == identity }))
 }
 
-// checkWaiting refuses a name that a disk of the last daemon will have. Caller
-// holds mapMu.
+// checkWaiting refuses a name that a disk of the last daemon will have. The
+// caller holds mapMu.
 func (c *Client) checkWaiting(r *MapRequest) error {
 	for _, s := range c.waiting {
 		if s.Name == r.Name && s.Identity != r.identity {
@@ -295,8 +301,8 @@ func (c *Client) checkWaiting(r *MapRequest) error {
 	return nil
 }
 
-// drop gives up a disk of the last daemon that still waits. found: there was
-// one of that name. Caller holds mapMu.
+// drop gives up a waiting disk of the last daemon. found reports that there
+// was one of that name. The caller holds mapMu.
 func (c *Client) drop(name string, force bool) (found bool, err error) {
 	i := slices.IndexFunc(c.waiting, func(s savedDevice) bool { return s.Name == name || s.Location == name || s.Location == "/dev/"+name })
 	if i < 0 {
@@ -312,14 +318,15 @@ func (c *Client) drop(name string, force bool) (found bool, err error) {
 	return true, nil
 }
 
-// endRestoring stops the attempts; what waits is written down still.
+// endRestoring stops the tries. Waiting disks stay in the state file.
 func (c *Client) endRestoring() {
 	c.endLife()
 	c.restoring.Wait()
 }
 
 // leaveDisks unmaps the disks without users. The others are recorded, and their
-// front ends end as in a crash, before their requests do: users see no error.
+// front ends end as in a crash, before their requests do, so that users see no
+// error.
 func (c *Client) leaveDisks(ctx context.Context) {
 	if c.cfg.StateFile == "" {
 		return
@@ -329,9 +336,10 @@ func (c *Client) leaveDisks(ctx context.Context) {
 	}
 }
 
-// unmapDisks unmaps the disks that their front ends take away, and returns the
-// front ends of the others. Whatever keeps a disk, it may have users, so it stays:
-// an unused one is better left than a used one taken away.
+// unmapDisks unmaps the disks that their front ends remove, and returns the
+// front ends of the others. A disk that is not removed for any reason may have
+// users, so it stays: leaving an unused disk is better than removing a used
+// one.
 func (c *Client) unmapDisks(ctx context.Context) (used map[*frontend]bool) {
 	var disks []*Device
 	var places []*place
@@ -367,7 +375,7 @@ func (c *Client) unmapDisks(ctx context.Context) (used map[*frontend]bool) {
 	return used
 }
 
-// disks are the devices whose users have a device node.
+// disks returns the devices with a device node.
 func (c *Client) disks() (out []*Device) {
 	for _, d := range c.Devices() {
 		if d.fe.Load() != nil && isNode(d.Location()) {
@@ -377,12 +385,13 @@ func (c *Client) disks() (out []*Device) {
 	return out
 }
 
-// removesAtOnce bounds the disks that are taken away at a time when the daemon ends.
+// removesAtOnce bounds the disks that are removed at a time when the daemon
+// ends.
 const removesAtOnce = 256
 
-// removeAll calls remove for all disks, removesAtOnce at a time: to refuse one that is
-// in use takes a front end a second, and there may be many. Those that have not had their
-// turn when ctx ends get its error.
+// removeAll calls remove for all disks, removesAtOnce at a time, since a front
+// end takes a second to refuse one that is in use. Disks without a turn when
+// ctx ends get its error.
 func removeAll(ctx context.Context, disks []*Device, remove func(*Device) error) []error {
 	errs := make([]error, len(disks))
 	places := make(chan struct{}, removesAtOnce)

@@ -154,8 +154,8 @@ func TestState_CutAnywhere(t *testing.T) {
 	}
 }
 
-// A disk whose server is away waits, keeps its name and its entry, and can be
-// given up.
+// A disk waits while its server is away, keeps its name and its entry, and
+// can be given up.
 func TestState_WaitingDisk(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "client.devices")
 	must(t, writeState(name, &savedState{Version: stateVersion, Devices: []savedDevice{savedSample()}}))
@@ -187,8 +187,8 @@ func TestState_WaitingDisk(t *testing.T) {
 	}
 }
 
-// Disks are taken away many at a time, but not all; what has had no turn when the time
-// is over stays.
+// Disks are removed many at a time, but not all. Disks without a turn when the
+// time is over stay.
 func TestRemoveAllIsBounded(t *testing.T) {
 	disks := make([]*Device, 2*removesAtOnce+7)
 	for i := range disks {

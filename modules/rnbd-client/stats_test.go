@@ -141,8 +141,8 @@ func TestWaitingForAPermitIsTimeInTheQueue(t *testing.T) {
 	}
 }
 
-// Levels can be changed by the control API and by files, which say the same;
-// without loggers of its own a daemon has neither.
+// Levels can be changed by the control API and by files, and both show the
+// same. A daemon without loggers of its own has neither.
 func TestLogLevelsOfTheClient(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	l := logs.New(slog.DiscardHandler, slog.LevelInfo)

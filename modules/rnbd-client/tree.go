@@ -18,14 +18,14 @@ import (
 )
 
 // Tree returns the control files of c, by the places that ctltree.Mount gives
-// them. docs/control-tree.md has the list. The directories may be added to
-// before they are served.
+// them. docs/control-tree.md lists them. The caller may add to the
+// directories before they are served.
 func (c *Client) Tree() map[string]ctltree.Node { return tree{c: c}.places() }
 
-// tree makes the nodes.
+// tree builds the nodes.
 type tree struct {
 	c        *Client
-	frontend string // of devices that are mapped through the tree; empty: the first
+	frontend string // front end of devices mapped through the tree; empty: the first
 }
 
 func (t tree) places() map[string]ctltree.Node {
@@ -39,8 +39,8 @@ func (t tree) places() map[string]ctltree.Node {
 	return map[string]ctltree.Node{
 		"class/rnbd-client": class,
 		"class/rtrs-client": t.sessions(&today),
-		// The links in devices/ lead to ../../../block. From below class/ that
-		// is this one.
+		// The links in devices/ are to ../../../block. Below class/ this is
+		// that folder.
 		"class/block": ctltree.Link("../block"),
 		"block":       t.blocks(),
 		"kernel/ibnbd_client": ctltree.Fixed{
@@ -59,8 +59,8 @@ const (
 		"\n\n" + addrUsage
 )
 
-// mapDevice maps the device that a line names. Only the older file accepts the keys
-// of the older line.
+// mapDevice maps the device named by a line. Only the older file accepts the
+// keys of the older line.
 func (t tree) mapDevice(usage string, old bool) *ctltree.File {
 	return ctltree.Command(usage, func(ctx context.Context, line string) error {
 		l, err := mapline.Parse(line, rtrs.PossibleCPUs())
@@ -80,7 +80,7 @@ func (t tree) mapDevice(usage string, old bool) *ctltree.File {
 	})
 }
 
-// deviceLinks has a link per device.
+// deviceLinks has a link for each device.
 func (t tree) deviceLinks(withSession bool) ctltree.Dir {
 	links := func() map[string]ctltree.Node {
 		out := map[string]ctltree.Node{}
@@ -118,7 +118,8 @@ func (t tree) blocks() ctltree.Dir {
 	}
 }
 
-// block is what a device shows in the place of a block device of the kernel.
+// block is the folder of a device, in the place of that of a block device of
+// the kernel.
 func (t tree) block(d *Device) ctltree.Node {
 	files := ctltree.Fixed{
 		"unmap_device":   t.unmapDevice(d),
@@ -142,7 +143,7 @@ func (t tree) block(d *Device) ctltree.Node {
 	return dir
 }
 
-// blockStat is the file stat of a block device.
+// blockStat returns the contents of the file stat of a block device.
 func (d *Device) blockStat() string {
 	var read, written uint64
 	for i := range d.shares {
@@ -159,7 +160,7 @@ func flag(b bool) string {
 	return "0"
 }
 
-// deviceNumber is MAJOR:MINOR of a front end that makes block devices.
+// deviceNumber returns MAJOR:MINOR of a front end's block device.
 func deviceNumber(location string) (string, bool) {
 	var st unix.Stat_t
 	if !strings.HasPrefix(location, "/dev/") || unix.Stat(location, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
@@ -168,7 +169,8 @@ func deviceNumber(location string) (string, bool) {
 	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)), true
 }
 
-// there reports whether d is still mapped: a file may be kept open longer.
+// there returns an error if d is no longer mapped. A file may be kept open
+// longer.
 func (t tree) there(d *Device) error {
 	if t.c.deviceAt(d.index) != d {
 		return fmt.Errorf("device %s is not mapped any more: %w", d.name, syscall.ENODEV)
@@ -201,7 +203,7 @@ func (t tree) resize(d *Device) *ctltree.File {
 	})
 }
 
-// numberError gives a number that cannot be read the kernel's errno.
+// numberError converts the error of a number to the kernel's errno.
 func numberError(what, number string, err error) error {
 	if e, ok := err.(*strconv.NumError); ok && e.Err == strconv.ErrRange {
 		return fmt.Errorf("%s: %q is too large: %w", what, number, syscall.ERANGE)
@@ -221,7 +223,7 @@ func (t tree) remapDevice(d *Device) *ctltree.File {
 	})
 }
 
-// one is a file that does something when 1 is written.
+// one returns a file that calls do when 1 is written to it.
 func one(usage string, do func(context.Context) error) *ctltree.File {
 	return digit("1", usage, do)
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// spelling is one of the two generations of control files that the kernel's
-// RTRS had.
+// spelling is one of the two generations of control files in the kernel's
+// RTRS.
 type spelling struct {
 	policy   string // name of the file
 	addUsage string
@@ -41,8 +41,8 @@ var (
 	}
 )
 
-// pathName is SRC@DST, DST alone before the system has chosen a source. The fabric
-// is added where it is not that of the session's first path.
+// pathName returns SRC@DST, or DST alone before the system has chosen a source.
+// The fabric is appended if it differs from that of the session's first path.
 func pathName(s *session, p rtrs.PathInfo) string {
 	name := verbs.TreeString(p.Addr.Dst.Addr())
 	if p.Src.IsValid() {
@@ -124,8 +124,8 @@ func pathPolicy(s *session) *ctltree.File {
 	}
 }
 
-// paths has a folder per path. Where two have one name, the later ones have
-// their number behind it.
+// paths has a folder for each path. If two have the same name, the number of
+// the path is appended to the later ones.
 func paths(s *session, sp *spelling) ctltree.Dir {
 	named := func() map[string]int {
 		out := map[string]int{}
@@ -149,7 +149,7 @@ func paths(s *session, sp *spelling) ctltree.Dir {
 	}
 }
 
-// disconnectLimit is how long the kernel waits for a dead peer.
+// disconnectLimit is the time for which the kernel waits for a dead peer.
 const disconnectLimit = 30 * time.Second
 
 func pathFiles(s *session, id int, sp *spelling) ctltree.Node {
@@ -183,7 +183,7 @@ func pathFiles(s *session, id int, sp *spelling) ctltree.Node {
 	}
 }
 
-// srcAddr is empty before the system has chosen it.
+// srcAddr returns the source address, empty before the system has chosen it.
 func srcAddr(p rtrs.PathInfo) string {
 	if !p.Src.IsValid() {
 		return ""
@@ -207,8 +207,8 @@ func stateWord(p rtrs.PathInfo) string {
 	return "disconnected"
 }
 
-// reconnectByHand has the kernel's answers: EBUSY while the path is on its way
-// somewhere else, ENOTCONN if it does not connect, whatever the reason.
+// reconnectByHand reconnects a path with the kernel's errors: EBUSY while the
+// path is changing its state, ENOTCONN if it does not connect for any reason.
 func (s *session) reconnectByHand(ctx context.Context, id int) error {
 	p, err := pathInfo(s, id)
 	if err != nil {

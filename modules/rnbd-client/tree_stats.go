@@ -12,7 +12,8 @@ import (
 
 const resetUsage = "echo %s to reset all statistics"
 
-// counted is a file of a path's counts that writing a digit resets.
+// counted returns a file with the counters of a path. Writing digitToReset
+// resets them.
 func counted(s *session, id int, digitToReset string, kind rtrs.StatKind, show func(*rtrs.PathDetails) string) *ctltree.File {
 	f := digit(digitToReset, "", func(context.Context) error { return s.transport.ResetStats(id, kind) })
 	f.Show = func() (string, error) {
@@ -44,8 +45,8 @@ func pathStats(s *session, id int) ctltree.Fixed {
 	}
 }
 
-// olderPathStats are the files that the kernel had once, and the ways that it
-// had to reset them.
+// olderPathStats returns the files of earlier kernels, with their ways to
+// reset them.
 func olderPathStats(s *session, id int) ctltree.Fixed {
 	file := func(kind rtrs.StatKind, show func(*rtrs.PathDetails) string) *ctltree.File {
 		return counted(s, id, "0", kind, show)
@@ -63,7 +64,7 @@ func olderPathStats(s *session, id int) ctltree.Fixed {
 	}
 }
 
-// perCPU is one number for each possible CPU, each with a blank behind it.
+// perCPU returns one number for each possible CPU, each followed by a blank.
 func perCPU(counts []uint64) string {
 	var b strings.Builder
 	for cpu := range max(rtrs.PossibleCPUs(), len(counts)) {
@@ -84,7 +85,8 @@ func showRDMA(d *rtrs.PathDetails) string {
 	return fmt.Sprintf("%d %d %d %d %d %d", d.ReadCount, d.ReadBytes, d.WriteCount, d.WriteBytes, d.Inflight, d.Failovers)
 }
 
-// showSGEntries is a table: a column per pump, a row per length of the list.
+// showSGEntries returns a table with a column per pump and a row per length of
+// the list.
 func showSGEntries(d *rtrs.PathDetails) string {
 	var b strings.Builder
 	b.WriteString("entries:")
@@ -100,8 +102,8 @@ func showSGEntries(d *rtrs.PathDetails) string {
 	return b.String()
 }
 
-// showLatency has a line per limit: requests below it and not below the one
-// before, reads and writes.
+// showLatency returns a line per limit: reads and writes below it and not
+// below the limit before.
 func showLatency(d *rtrs.PathDetails) string {
 	var b strings.Builder
 	last := len(d.ReadLatency.Counts) - 1
@@ -113,10 +115,11 @@ func showLatency(d *rtrs.PathDetails) string {
 	return b.String()
 }
 
-// ms rounds up: something that took time did not take none.
+// ms rounds up, so that only zero becomes zero.
 func ms(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
 
-// showCompletions is the largest and the average number found at once.
+// showCompletions returns the largest and the average number of completions
+// found at once.
 func showCompletions(d *rtrs.PathDetails) string {
 	average := uint64(0)
 	if calls := d.Completions.Calls(); calls > 0 {

@@ -8,14 +8,15 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// tuning is what users have set on a session while it runs. The next daemon that
-// serves its disks sets it again; the rest comes from that daemon's configuration.
+// tuning has the values that users have set on a running session. The next
+// daemon that serves its disks sets them again. All other values come from that
+// daemon's configuration.
 type tuning struct {
 	Policy        string `json:"mp_policy,omitempty"`              // empty: not set
 	MaxReconnects *int   `json:"max_reconnect_attempts,omitempty"` // nil: not set
 }
 
-// apply changes the configuration of a session to come.
+// apply sets the values in the configuration of a new session.
 func (t tuning) apply(cfg *rtrs.ClientConfig) (err error) {
 	if t.Policy != "" {
 		if cfg.Policy, err = rtrs.ParsePolicy(t.Policy); err != nil {
@@ -31,7 +32,7 @@ func (t tuning) apply(cfg *rtrs.ClientConfig) (err error) {
 	return nil
 }
 
-// tuned is the tuning of a session that runs.
+// tuned is the tuning of a running session.
 type tuned struct {
 	mu  sync.Mutex
 	now tuning
@@ -55,7 +56,7 @@ func (s *session) setPolicy(name string) error {
 	})
 }
 
-// setMaxReconnects changes how often a lost path is tried again; -1: for ever. The
+// setMaxReconnects sets the number of tries for a lost path; -1: no limit. The
 // bounds are the kernel's.
 func (s *session) setMaxReconnects(n int) error {
 	if n < -1 || n > 9999 {
@@ -69,7 +70,7 @@ func (s *session) setMaxReconnects(n int) error {
 	})
 }
 
-// tune makes a change and keeps it, if it was possible.
+// tune makes a change and records it if it succeeded.
 func (s *session) tune(change func(*tuning) error) error {
 	s.tuning.mu.Lock()
 	next := s.tuning.now

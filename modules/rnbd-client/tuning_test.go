@@ -10,8 +10,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// What a killed daemon's user had set on a session is set for the next one, and
-// what he had not is as the next daemon's configuration says.
+// A user's settings of a session of a killed daemon are set for the next one;
+// all others are as the next daemon's configuration says.
 func TestTuningSurvivesTheDaemon(t *testing.T) {
 	const attempts = 17 // of the next daemon's configuration
 	for _, v := range []struct {
@@ -74,7 +74,7 @@ func TestTuningSurvivesTheDaemon(t *testing.T) {
 	}
 }
 
-// A change of a session does not wait for a map whose server is silent, and is
+// A change of a session does not wait for a map of a silent server, and is
 // written down at once.
 func TestSessionChangesDuringAMap(t *testing.T) {
 	s := newTarget(t, 1<<20)
@@ -96,7 +96,7 @@ func TestSessionChangesDuringAMap(t *testing.T) {
 	}
 }
 
-// What is set on a session holds for its disks that still wait, too: they may be
+// Settings of a session hold for its disks that still wait, too: they may be
 // the first that the next daemon maps.
 func TestTuningOfDisksThatWait(t *testing.T) {
 	s := newTarget(t, 1<<20)

@@ -1,3 +1,3 @@
-// Package mapline parses what users write to name a device and the paths to its
+// Package mapline parses the text that names a device and the paths to its
 // server: map_device lines and paths. It has no state and does no I/O.
 package mapline

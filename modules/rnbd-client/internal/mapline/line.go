@@ -15,10 +15,10 @@ type Line struct {
 	Path       string   // of the device on the server
 	Paths      []string // to the server, in the text form of Path
 	Mode       blk.AccessMode
-	Port       uint16 // of paths that are added to the session later
+	Port       uint16 // for paths added to the session later
 	PollQueues int
 	IOMode     string // "fileio" or "blockio"; empty: the server chooses
-	InputMode  string // of the older line: "mq" or "rq"; empty: it had none
+	InputMode  string // key of the older line: "mq" or "rq"; empty: absent
 }
 
 const (
@@ -26,12 +26,12 @@ const (
 	maxPaths = 6
 )
 
-// Parse reads a map_device line: words KEY=VALUE, separated by blanks, in any order,
-// except that dest_port applies only to the paths after it (docs/control-tree.md,
-// "map_device"). The older line's keys input_mode and io_mode are accepted. cpus is
-// the largest nr_poll_queues, and what -1 means. The errors are the kernel's: EINVAL;
-// EPROTONOSUPPORT for a destination that is neither ip: nor gid:; ENOMEM for the
-// seventh path.
+// Parse reads a map_device line: words KEY=VALUE, separated by blanks, in any
+// order, except that dest_port applies only to the paths after it
+// (docs/control-tree.md, "map_device"). The older line's keys input_mode and
+// io_mode are accepted. cpus is the largest nr_poll_queues. It is also the
+// meaning of -1. The errors are the kernel's: EINVAL; EPROTONOSUPPORT for a
+// destination that is neither ip: nor gid:; ENOMEM for the seventh path.
 func Parse(line string, cpus int) (Line, error) {
 	l := Line{Mode: blk.ReadWrite, Port: DefaultPort}
 	if strings.ContainsRune(line, 0) {

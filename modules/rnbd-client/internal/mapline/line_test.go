@@ -123,8 +123,8 @@ func TestR160_MapLine(t *testing.T) {
 	}
 }
 
-// FuzzParse: what is accepted is within the limits, and its own
-// spelling means the same.
+// FuzzParse: accepted input is within the limits, and its own spelling means
+// the same.
 func FuzzParse(f *testing.F) {
 	f.Add("sessname=s path=ip:10.0.0.2@ip:10.0.0.1%iwarp dest_port=7 path=gid:fe80::1 device_path=/dev/ram0 access_mode=ro")
 	f.Add("sessname=s device_path=a=b nr_poll_queues=-1 input_mode=rq io_mode=fileio\n")

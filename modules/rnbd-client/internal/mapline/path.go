@@ -23,7 +23,7 @@ type Path struct {
 	Fabric string // empty: the client chooses
 }
 
-// String returns the text form, which ParsePath reads.
+// String returns the text form; ParsePath reads it.
 func (p Path) String() string {
 	s := verbs.AddrPortString(p.Dst)
 	if p.Src.IsValid() {
@@ -64,7 +64,7 @@ func ParsePath(s string) (Path, error) {
 	return p, nil
 }
 
-// wrongDst returns the reason why ParseDst refuses a destination.
+// wrongDst returns the reason for which ParseDst refuses a destination.
 func wrongDst(s string) string {
 	if strings.Count(s, "[") != strings.Count(s, "]") {
 		return "a bracket of the destination has no partner"

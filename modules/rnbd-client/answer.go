@@ -1,0 +1,90 @@
+package client
+
+// DATA PATH, the way back. In the order an answer meets them:
+//
+//	onDone    RTRS -> finish, lost, deny or refuse
+//	finish    statistics -> answer
+//	answer    completion in the ring
+//
+// Everything here runs on the pump of the request.
+
+import (
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+// onDone handles RTRS's answer to the request of tag.
+func (p *pumpShare) onDone(tag uint64, errno int) {
+	s, i := p.at(tag)
+	r := &s.reqs[i]
+	r.held = false
+	r.dev.session.lanes[p.index].ended(&r.dev.shares[p.index])
+	switch {
+	case errno == int(blk.ECONNABORTED):
+		s.lost(i)
+	case errno == int(blk.ENOTCONN):
+		s.deny(i)
+	case errno == int(blk.EREMCHG) && r.number != 0:
+		s.refuse(i)
+	default:
+		s.finish(i, blk.Errno(errno))
+	}
+}
+
+// deny handles a request of a device that the server does not know. The server
+// has done nothing. The device is opened again; until then loss decides about
+// the request.
+func (s *source) deny(i uint32) {
+	r := &s.reqs[i]
+	d := r.dev
+	shut := gateWait
+	if d.loss.Queue == 0 {
+		shut = gateFail
+	}
+	if r.id == d.id.Load() && d.gate.CompareAndSwap(gateOpen, shut) {
+		s.pump.client.gates.Add(1)
+		d.denied.Store(true)
+		d.session.poke()
+	}
+	s.lost(i)
+}
+
+// lost handles a request that has no path left.
+func (s *source) lost(i uint32) {
+	d := s.reqs[i].dev
+	if d.loss.Queue == 0 || d.gate.Load() == gateFail || s.orphaned {
+		s.finish(i, blk.EIO)
+		return
+	}
+	d.session.lanes[s.pump.index].waitAgain(d, s.tag(i))
+}
+
+// finish answers request i and frees it.
+func (s *source) finish(i uint32, errno blk.Errno) {
+	r := &s.reqs[i]
+	share := &r.dev.shares[s.pump.index]
+	if errno == blk.OK {
+		share.count(&r.sqe)
+	}
+	if r.sent != 0 {
+		r.dev.latency[s.pump.index].wire.Record(r.sqe.Op, s.pump.pump.Now()-r.sent)
+	}
+	s.answer(r.sqe.Tag, errno)
+	d := r.dev
+	r.dev = nil
+	s.free = append(s.free, i)
+	s.inflight--
+	share.inflight.Add(-1)
+	if s.orphaned {
+		s.settle(d)
+	}
+}
+
+func (s *source) answer(tag uint64, errno blk.Errno) {
+	if s.orphaned {
+		return
+	}
+	s.cqe = shm.CQE{Tag: tag, Errno: uint32(errno)}
+	s.comp.Push(&s.cqe)
+	s.answered = true
+}
