@@ -69,12 +69,12 @@ func (f *frontend) introduce(nc net.Conn) error {
 	if err != nil {
 		return err
 	}
-	return f.start(nc, n)
+	return f.addConn(nc, n)
 }
 
-// start gives a negotiated connection to the queue with the fewest connections
+// addConn gives a negotiated connection to the queue with the fewest connections
 // of its export. If that fails, the export is released.
-func (f *frontend) start(nc net.Conn, n negotiated) error {
+func (f *frontend) addConn(nc net.Conn, n negotiated) error {
 	fd, err := duplicate(nc)
 	if err != nil {
 		n.exp.release()

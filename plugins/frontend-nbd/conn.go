@@ -16,7 +16,7 @@ type connState uint8
 
 const (
 	connOpen     connState = iota // commands are read
-	connDraining                  // what was read is answered, then the socket is closed
+	connDraining                  // commands already read are answered, then the socket is closed
 	connDead                      // the socket is closed; slots are still with the device
 )
 
@@ -58,7 +58,7 @@ type conn struct {
 	drained    bool // the last read emptied the socket, see due
 	held       int  // slots
 	quiet      int  // empty reads in a row
-	passed     int  // turns in which the socket of a saturated client was passed over
+	passed     int  // turns in which the socket of a saturated client was skipped
 	inFlight   inFlightEstimate
 
 	stage []byte // received and not yet taken: stage[r:w]
@@ -79,7 +79,8 @@ type conn struct {
 	mark    uint64 // of sent, see guard
 }
 
-// newConn prepares a connection on a non-blocking socket, which it owns.
+// newConn prepares a connection on a non-blocking socket. The connection owns
+// the socket.
 func newConn(fd int, peer string, n negotiated, sh *share) *conn {
 	c := &conn{
 		q: sh.q, sh: sh, exp: n.exp, fd: fd, peer: peer, structured: n.structured,

@@ -23,7 +23,7 @@ type disk struct {
 	log     []shm.SQE                // every request, when keep is set
 	keep    bool
 	flushes int
-	bad     atomic.Pointer[string] // what the front end should never do
+	bad     atomic.Pointer[string] // first error of the front end
 }
 
 func testLimits(size uint64) blk.Limits {
@@ -70,7 +70,7 @@ func (d *disk) answer(e *shm.SQE) blk.Errno {
 	return blk.OK
 }
 
-// at returns a copy of what the device holds.
+// at returns a copy of the device's contents.
 func (d *disk) at(off uint64, n int) []byte {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -120,8 +120,8 @@ func newHost(r *shm.Ring, disks map[uint32]*disk, seed uint64) *host {
 	return h
 }
 
-// step takes what is there and answers some of it. It returns the number of
-// answers.
+// step takes the waiting requests and answers some of them. It returns the
+// number of answers.
 func (h *host) step() int {
 	for {
 		n := h.c.Pop(h.pop[:])

@@ -419,7 +419,7 @@ func (d *kernelDisk) resize(size uint64) error {
 	return nil
 }
 
-// scan opens the disk once, which makes the kernel look for partitions.
+// scan opens the disk once: this makes the kernel look for partitions.
 func (d *kernelDisk) scan() {
 	done := make(chan struct{})
 	go func() {

@@ -125,7 +125,7 @@ func (e *export) release() {
 	}
 }
 
-// acquireOwn is acquire for a connection of the kernel's client, which is not
+// acquireOwn is acquire for a connection of the kernel's client. It is not
 // counted as a user.
 func (e *export) acquireOwn() bool {
 	e.mu.Lock()

@@ -86,7 +86,7 @@ func TestDisconnectWithRequestsAtTheDevice(t *testing.T) {
 	}
 }
 
-// DISC and a half-closed socket: what was asked is answered first.
+// DISC and a half-closed socket: outstanding requests are answered first.
 func TestOutstandingRequestsAreAnsweredBeforeTheEnd(t *testing.T) {
 	for _, disc := range []bool{true, false} {
 		t.Run(fmt.Sprintf("disc=%v", disc), func(t *testing.T) {
@@ -277,7 +277,7 @@ func TestFlushCoversOtherConnections(t *testing.T) {
 	}
 }
 
-// Who unmaps right after its client has ended is not told that it is in use.
+// An unmap right after the end of the last client is not refused as in use.
 func TestRemoveDevice_ConnectionsThatJustEnded(t *testing.T) {
 	r := newRig(t, rigConfig{queues: 2})
 	c := r.connect(false)
@@ -383,7 +383,7 @@ func TestResize(t *testing.T) {
 	}
 }
 
-// More slots than the ring has entries: what does not fit waits.
+// More slots than the ring has entries: requests without room wait.
 func TestRingSmallerThanSlots(t *testing.T) {
 	r := newRig(t, rigConfig{slots: 64, slotSize: 4096, entries: 256})
 	r.hosts[0].hold.Store(true)

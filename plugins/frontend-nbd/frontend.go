@@ -57,7 +57,7 @@ func (f *frontend) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
 	if err != nil {
 		return err
 	}
-	if err := f.enter(s.Index, e); err != nil {
+	if err := f.add(s.Index, e); err != nil {
 		return err
 	}
 	d, err := f.attach(ctx, e, &s)
@@ -69,7 +69,7 @@ func (f *frontend) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
 	return nil
 }
 
-func (f *frontend) enter(index uint32, e *export) error {
+func (f *frontend) add(index uint32, e *export) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.exports[index] != nil || f.byName(e.name) != nil {

@@ -37,7 +37,7 @@ func (r *rig) removeKernelDisk() {
 	delete(r.disks, 1)
 }
 
-// giveUp is what the kernel does with the connection of a late request.
+// giveUp ends the connection of a late request as the kernel does.
 func giveUp(t *testing.T, conn net.Conn) {
 	t.Helper()
 	must(t, "shut down", conn.(*net.UnixConn).CloseRead())
@@ -103,8 +103,8 @@ func TestKernelDisk_SeveralAndFewProcessors(t *testing.T) {
 	r.removeKernelDisk()
 }
 
-// What the kernel sends again while the first is with the device waits for it:
-// else the first could overwrite what is written after the second.
+// A request that the kernel sends again while the first is with the device
+// waits for it: else the first could overwrite later data.
 func TestKernelDisk_SentAgainWaitsForTheFirst(t *testing.T) {
 	k := &fakeKernel{}
 	r := newSeveralRig(t, k)
@@ -116,7 +116,7 @@ func TestKernelDisk_SentAgainWaitsForTheFirst(t *testing.T) {
 	write4K(t, k.conn(1), 1)
 	eventually(t, "the second waits", func() bool { return e.claims.waiting.Load() == 1 })
 	n := 0
-	r.onQueue(1, func(*queue) { n = inFlight(e) }) // whose claim comes and goes with every try
+	r.onQueue(1, func(*queue) { n = inFlight(e) }) // its claim comes and goes with every try
 	if n != 1 {
 		t.Error("both are with the device")
 	}
@@ -136,8 +136,9 @@ func inFlight(e *export) (n int) {
 	return n
 }
 
-// What has not got to the device when the kernel gives its connection up never
-// does: it was sent again, and something else may have been written since.
+// A request that has not reached the device when the kernel gives its
+// connection up never does: it was sent again, and other data may have been
+// written since.
 func TestKernelDisk_GivenUpBeforeItIsRead(t *testing.T) {
 	k := &fakeKernel{}
 	r := newSeveralRig(t, k)
@@ -185,8 +186,8 @@ func TestKernelDisk_GivenUpWhileItWaits(t *testing.T) {
 	r.removeKernelDisk()
 }
 
-// Users of NBD sockets are not the kernel: what they have sent is written, even
-// if they do not wait for the answer.
+// Users of NBD sockets are not the kernel: their requests are executed, even if
+// they do not wait for the answer.
 func TestKernelDisk_OthersAreNotSentAgain(t *testing.T) {
 	k := &fakeKernel{}
 	r := newSeveralRig(t, k)

@@ -236,8 +236,8 @@ func TestKernelDisk(t *testing.T) {
 	}
 }
 
-// The kernel sends again what it has had no answer to, as soon as it has a
-// connection: not before the old requests have ended.
+// The kernel sends unanswered requests again as soon as it has a connection:
+// not before the old requests have ended.
 func TestKernelDisk_NewConnectionAfterTheLastRequest(t *testing.T) {
 	k := &fakeKernel{busy: 2}
 	r, err := newKernelRig(t, k)

@@ -38,8 +38,8 @@ func (q *queue) look() {
 }
 
 // due reports whether to read the socket in this turn. After a short read of a
-// payload one turn is skipped, which leaves the CPU to the sender. A client
-// with as many commands in flight as it usually has waits for answers.
+// payload one turn is skipped, to leave the CPU to the sender. A client with
+// as many commands in flight as it usually has waits for answers.
 func (c *conn) due() bool {
 	switch {
 	case c.cur != nil:

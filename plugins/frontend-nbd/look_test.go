@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tries counts the turns of n in which the socket is read without need.
+// tries counts the turns of n that read the socket without need.
 func (b *bench) tries(n int) (tried int) {
 	for range n {
 		b.c.readable = false
@@ -61,8 +61,8 @@ func TestLook_AppetiteFades(t *testing.T) {
 	}
 }
 
-// A payload in the middle of which the socket was empty is left to its sender
-// for a turn, and the pump does not sleep meanwhile.
+// A payload that met an empty socket is left to its sender for a turn, and
+// the pump does not sleep meanwhile.
 func TestLook_AtAPayloadThatComes(t *testing.T) {
 	b := newBench(t, 32, 64<<10, false)
 	b.peer.Write(append(command(cmdWrite, 0, 1, 0, 512<<10), make([]byte, 1000)...))
@@ -154,7 +154,7 @@ func TestLook_AtOthersByEpoll(t *testing.T) {
 	ask(b.peer)
 }
 
-// What was read by a try is no reason to stay awake, though epoll tells of it.
+// Bytes read by a try are no reason to stay awake, even if epoll reports them.
 func TestArm_ForgetsWhatWasRead(t *testing.T) {
 	b := newBench(t, 32, 4096, false)
 	b.settle()

@@ -8,7 +8,7 @@ import (
 )
 
 // A request is measured once, from its header to the last byte of its reply,
-// whatever it was cut into; what is refused at once is not.
+// in one piece or many; a request that is refused at once is not.
 func TestRequestsAreMeasured(t *testing.T) {
 	for _, v := range []struct {
 		name       string

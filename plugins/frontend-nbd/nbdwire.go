@@ -3,7 +3,8 @@ package main
 import "encoding/binary"
 
 // The NBD wire format: fixed newstyle negotiation, simple and structured
-// replies. Numbers are big-endian. docs/protocol/nbd.md lists what is served.
+// replies. Numbers are big-endian. docs/protocol/nbd.md lists the supported
+// parts.
 
 const (
 	magicServer     = 0x4e42444d41474943 // "NBDMAGIC"

@@ -101,8 +101,9 @@ type kernelClient interface {
 	connections(index int) int
 	// mostConnections returns the number of connections that a disk can use.
 	mostConnections() int
-	// backend returns the backend identifier of the disk with this index, ""
-	// if it has none. Known is false before Linux 5.14, which does not show it.
+	// backend returns the backend identifier of the disk with this index, "" if
+	// it has none. Known is false before Linux 5.14, because that does not show
+	// it.
 	backend(index int) (identity string, known bool)
 	// disks returns the indices of all disks.
 	disks() []int

@@ -117,7 +117,7 @@ func (q *queue) watch(fd, index int, events uint32) error {
 func (q *queue) close() {
 	for _, c := range q.conns {
 		c.fail(errShutdown)
-		q.gone(c)
+		q.remove(c)
 	}
 	q.conns = nil
 	q.kickMu.Lock()
@@ -134,7 +134,7 @@ func (q *queue) close() {
 // the number of events that it handled; 0 is idle.
 func (q *queue) Poll() int {
 	q.events, q.again = 0, false
-	q.complete()
+	q.popAnswers()
 	q.retryBacklog()
 	q.retryParked()
 	q.look()
@@ -157,7 +157,7 @@ func (q *queue) Poll() int {
 	return q.events
 }
 
-func (q *queue) complete() {
+func (q *queue) popAnswers() {
 	for {
 		n := q.ring.Pop(q.cqes[:])
 		for i := range n {
@@ -200,7 +200,7 @@ func (q *queue) reap() {
 		}
 		if c.state == connDead && c.held == 0 {
 			q.conns = append(q.conns[:i], q.conns[i+1:]...)
-			q.gone(c)
+			q.remove(c)
 			i--
 		}
 	}
@@ -237,8 +237,8 @@ func (q *queue) add(c *conn) {
 	}
 }
 
-// gone removes a connection that holds no slot any more.
-func (q *queue) gone(c *conn) {
+// remove removes a connection that holds no slot any more.
+func (q *queue) remove(c *conn) {
 	if c.index >= 0 {
 		q.table[c.index] = nil
 	}
@@ -270,7 +270,7 @@ func (q *queue) claim(o *op) bool {
 	}
 	if o.step != stepReadBlock {
 		if o.plain = e.claims.begin(o.tag, o.off, o.off+uint64(o.n), e.block); !o.plain {
-			q.alert(e) // begin has withdrawn a range for which the other claim may have waited
+			q.alert(e) // begin has withdrawn a range, and the other claim may have waited for it
 		}
 		return o.plain
 	}

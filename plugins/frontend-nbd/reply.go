@@ -4,10 +4,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// DATA PATH, the way back: replies are queued per connection, headers in the
-// queue, payload in the slots, and leave in one vectored call per round.
+// DATA PATH, the way back:
+//
+//	onCompletion -> onDone -> finish             completions come back
+//	answer* -> enqueue -> flush -> onSent        replies leave
+//
+// Replies are queued per connection, headers in the queue, payload in the slots,
+// and leave in one vectored call per round.
 
 // reply is one header, and the payload of one slot, either possibly missing.
 type reply struct {
@@ -15,6 +21,84 @@ type reply struct {
 	n      uint8    // bytes of header
 	op     *op      // payload; its slot is given back when sent
 	ends   *request // answered for good when sent
+}
+
+// onCompletion finds the op of a completion. The host is not trusted: a
+// completion without a request in the ring is counted and dropped.
+func (q *queue) onCompletion(e *shm.CQE) {
+	o := q.opOf(e.Tag)
+	if o == nil || !o.sent {
+		q.stats.strayCompletions.Add(1)
+		return
+	}
+	o.sent = false
+	o.sh.sent--
+	errno := blk.Errno(e.Errno)
+	if uint32(errno) != e.Errno {
+		errno = blk.EIO
+	}
+	o.conn.onDone(o, errno)
+}
+
+// onDone handles the end of a child's step: the next step follows, or the child
+// ends.
+func (c *conn) onDone(o *op, e blk.Errno) {
+	r := o.req
+	if o.step == stepReadBlock && e == blk.OK {
+		o.merge()
+		o.step = stepWriteBlock
+		c.q.push(o) // the block stays claimed
+		return
+	}
+	c.q.unclaim(o)
+	r.fail(e)
+	if r.flushAfter && r.errno == blk.OK && r.pending == 1 && r.covered() {
+		r.flushAfter = false
+		o.step = stepFlush
+		c.q.push(o)
+		return
+	}
+	r.pending--
+	c.onEnd(o, e)
+	if r.pending == 0 && r.covered() && c.cur != r {
+		c.finish(r)
+	}
+}
+
+// onEnd gives the slot back unless it holds payload for the client.
+func (c *conn) onEnd(o *op, e blk.Errno) {
+	r := o.req
+	switch {
+	case r.op == blk.Read && r.ordered:
+		o.done = true
+	case r.op == blk.Read && e == blk.OK && c.state != connDead:
+		c.answerData(o)
+	default:
+		c.sh.give(o)
+	}
+}
+
+// finish answers a request when all of its children have ended. Structured
+// reads end with their last chunk of data, see answerData.
+func (c *conn) finish(r *request) {
+	switch {
+	case c.state == connDead:
+		c.dropChildren(r)
+		c.giveRequest(r)
+	case r.errno != blk.OK && r.headed:
+		c.fail(errLateRead)
+		c.dropChildren(r)
+		c.giveRequest(r)
+	case r.errno != blk.OK:
+		c.dropChildren(r)
+		c.answerError(r)
+	case r.op == blk.Read && r.ordered:
+		c.answerOrdered(r)
+	case r.op == blk.Read:
+		c.answerEmptyRead(r)
+	default:
+		c.answerSimple(r)
+	}
 }
 
 // answerSimple answers success without payload.

@@ -8,7 +8,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// Devices whose requests are not answered, as those of a server that is away, leave
+// Devices without answers to their requests, as those of a lost server, leave
 // room in the ring for the others, and get their answers in the end.
 func TestQueue_DevicesThatHangLeaveRoomInTheRing(t *testing.T) {
 	const hanging, each = 4, 32

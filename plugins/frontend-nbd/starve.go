@@ -11,7 +11,7 @@ import (
 // that read no byte for the time patience are closed. None of this runs while
 // there are free slots.
 
-// patience is the time for which a client may read nothing while another one
+// patience bounds the time in which a client reads nothing while another one
 // starves.
 const patience = 10 * time.Second
 

@@ -166,9 +166,9 @@ func TestArm(t *testing.T) {
 	}
 }
 
-// FuzzTransmission feeds a connection what a client may send, in pieces.
-// Whatever it is, no slot is lost, the device sees only valid requests, and the
-// replies are well formed.
+// FuzzTransmission feeds a connection the bytes of a client, in pieces. For any
+// input, no slot is lost, the device sees only valid requests, and the replies
+// are well formed.
 func FuzzTransmission(f *testing.F) {
 	f.Add(command(cmdRead, 0, 1, 4096, 4096), byte(200), false)
 	f.Add(append(append(command(cmdWrite, 1, 2, 100, 1000), make([]byte, 1000)...), command(cmdRead, 0, 3, 0, 5000)...), byte(7), true)
@@ -202,7 +202,7 @@ func FuzzTransmission(f *testing.F) {
 	})
 }
 
-// What comes between a round and the sleep is not slept on.
+// An event between a round and the sleep prevents the sleep.
 func TestArm_SeesWhatTheLastRoundDidNot(t *testing.T) {
 	b := newBench(t, 32, 4096, false)
 	b.settle()

@@ -7,16 +7,14 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// DATA PATH. The functions stand in the order a request meets them:
+// DATA PATH, the way there. The functions stand in the order a request meets them:
 //
 //	look                                         sockets are found worth a read
-//	receive -> advance -> header -> begin        a command leaves the socket
+//	receive -> advance -> header -> onCommand    a command leaves the socket
 //	cover -> nextChild -> fill -> place          its range gets slots, payload goes there
 //	admit -> submit -> push                      children go to the device
-//	onDone -> onRead / finish                    completions come back
-//	answer* -> enqueue -> flush -> onSent        replies leave
 //
-// All of it runs on the thread of the connection's queue. Commands of one
+// The way back is in reply.go. All of it runs on the thread of the connection's queue. Commands of one
 // connection are taken in order, one at a time; children and replies of many
 // commands are in flight at once. Nothing here locks, allocates or blocks: a
 // step that cannot go on (no slot, no bytes, full socket) returns, and a later
@@ -124,13 +122,13 @@ func (c *conn) header() bool {
 	c.q.stats.requests.Add(1)
 	c.bulk = h.Type() == cmdWrite && h.Length() >= bulkSize
 	c.q.large = h.Length() >= largeSize
-	c.begin(r, h)
+	c.onCommand(r, h)
 	return true
 }
 
-// begin makes a command a request, or an error to answer. The payload of a
+// onCommand makes a command a request, or an error to answer. The payload of a
 // refused write is still in the stream; cover drops it.
-func (c *conn) begin(r *request, h requestHeader) {
+func (c *conn) onCommand(r *request, h requestHeader) {
 	l := c.exp.limits.Load()
 	r.cookie = h.Cookie()
 	if h.Type() == cmdDisc {
@@ -388,82 +386,4 @@ func (q *queue) tryPush(o *op) bool {
 		o.sh.sent++
 	}
 	return o.sent
-}
-
-// onCompletion finds the op of a completion. The host is not trusted: a
-// completion without a request in the ring is counted and dropped.
-func (q *queue) onCompletion(e *shm.CQE) {
-	o := q.opOf(e.Tag)
-	if o == nil || !o.sent {
-		q.stats.strayCompletions.Add(1)
-		return
-	}
-	o.sent = false
-	o.sh.sent--
-	errno := blk.Errno(e.Errno)
-	if uint32(errno) != e.Errno {
-		errno = blk.EIO
-	}
-	o.conn.onDone(o, errno)
-}
-
-// onDone handles the end of a child's step: the next step follows, or the child
-// ends.
-func (c *conn) onDone(o *op, e blk.Errno) {
-	r := o.req
-	if o.step == stepReadBlock && e == blk.OK {
-		o.merge()
-		o.step = stepWriteBlock
-		c.q.push(o) // the block stays claimed
-		return
-	}
-	c.q.unclaim(o)
-	r.fail(e)
-	if r.flushAfter && r.errno == blk.OK && r.pending == 1 && r.covered() {
-		r.flushAfter = false
-		o.step = stepFlush
-		c.q.push(o)
-		return
-	}
-	r.pending--
-	c.onEnd(o, e)
-	if r.pending == 0 && r.covered() && c.cur != r {
-		c.finish(r)
-	}
-}
-
-// onEnd gives the slot back unless it holds payload for the client.
-func (c *conn) onEnd(o *op, e blk.Errno) {
-	r := o.req
-	switch {
-	case r.op == blk.Read && r.ordered:
-		o.done = true
-	case r.op == blk.Read && e == blk.OK && c.state != connDead:
-		c.answerData(o)
-	default:
-		c.sh.give(o)
-	}
-}
-
-// finish answers a request when all of its children have ended. Structured
-// reads end with their last chunk of data, see answerData.
-func (c *conn) finish(r *request) {
-	switch {
-	case c.state == connDead:
-		c.dropChildren(r)
-		c.giveRequest(r)
-	case r.errno != blk.OK && r.headed:
-		c.fail(errLateRead)
-		c.dropChildren(r)
-		c.giveRequest(r)
-	case r.errno != blk.OK:
-		c.dropChildren(r)
-		c.answerError(r)
-	case r.op == blk.Read && r.ordered:
-		c.answerOrdered(r)
-	case r.op == blk.Read:
-		c.answerEmptyRead(r)
-	default:
-		c.answerSimple(r)
-	}
 }

@@ -123,7 +123,7 @@ func (d *device) create(ctx context.Context, s *plugin.DeviceSpec, queues []*que
 }
 
 // errStuck means that the driver does not release a device. Its tags point into
-// memory that would be reused, so the process exits, which releases them.
+// memory that would be reused, so the process exits; its end releases them.
 var errStuck = errors.New("the ublk driver does not let go of the device")
 
 // giveUp undoes a create or recover that failed.
@@ -198,7 +198,7 @@ func (d *device) destroy() error {
 	return nil
 }
 
-// free deletes a stopped device, which makes its number free.
+// free deletes a stopped device. Its number is free then.
 func (d *device) free() {
 	err := d.ctl.del(d.info.id, delTime)
 	switch {

@@ -4,8 +4,8 @@
 //
 // # Shape
 //
-// The driver has a character device per block device, whose hardware queues this
-// process serves: for each tag one command is always with the driver. The
+// The driver has a character device per block device, and this process serves
+// its hardware queues: for each tag one command is always with the driver. The
 // command completes when a request has come; its answer fetches the next one.
 //
 //	block layer ── FETCH done ──► tag ──► ring ──► daemon
@@ -14,7 +14,7 @@
 // queue.go is the data path, in the order of a request. The buffer of a tag is
 // its slot in the arena that is shared with the daemon: the driver copies
 // between the slot and the pages of the request, and there is no other copy.
-// pages.go serves disks with registered pages, which the driver does not copy.
+// pages.go serves disks with registered pages. The driver does not copy these.
 //
 // wire.go has the driver's structures, ctrl.go its commands, settings.go the
 // settings of a device, device.go its life, recover.go the take-over from a dead

@@ -94,7 +94,7 @@ func (f *frontend) make(ctx context.Context, s *plugin.DeviceSpec) (d *device, t
 	return d, false, d.create(ctx, s, queues)
 }
 
-// die makes the queues return err, which ends the process.
+// die makes the queues return err. This ends the process.
 func (f *frontend) die(err error) { f.doomed.CompareAndSwap(nil, &err) }
 
 // serving returns the queues, ordered by pump, as soon as there are n.
@@ -156,9 +156,9 @@ func (d *device) end(ctx context.Context, force bool) error {
 	return d.stop(within(ctx, stopTime))
 }
 
-// missing decides about a disk whose node cannot be opened. It returns nil if
-// the device was deleted. If the driver still has it, it may be in use: the
-// error wraps EBUSY.
+// missing decides about a disk with a node that cannot be opened. It returns
+// nil if the device was deleted. If the driver still has it, it may be in
+// use: the error wraps EBUSY.
 func (d *device) missing(cause error) error {
 	info, err := d.ctl.info(d.info.id)
 	if d.ctl.noDevice(err) || err == nil && info.state == stateDead {

@@ -9,8 +9,8 @@ import (
 
 // DATA PATH of disks with the setting zero_copy, where the driver has
 // AUTO_BUF_REG. The driver does not copy then: the pages of a request are a
-// registered buffer of the queue's io_uring, which only operations of that ring
-// can use. The daemon needs the payload in the arena, so the ring copies it once
+// registered buffer of the queue's io_uring. Only operations of that ring can
+// use it. The daemon needs the payload in the arena, so the ring copies it once
 // between the pages and the arena's file:
 //
 //	onFetch -> move -> onMoved -> submit    a write
@@ -25,10 +25,10 @@ const (
 // write, back for a read.
 func (q *queue) move(t *tag) {
 	t.state = tagMoving
-	q.enter(t)
+	q.pushCommand(t)
 }
 
-func (t *tag) placeMove(s *uring.SQE) {
+func (t *tag) setMove(s *uring.SQE) {
 	file := t.part.dev.arenaFD
 	if t.entry.Op == blk.Write {
 		s.WritePages(file, t.n, t.entry.ArenaOff, t.buffer())

@@ -16,7 +16,7 @@ import (
 
 const arenaFD = 55
 
-// newPageStand is a stand whose driver registers the pages of requests.
+// newPageStand is a stand with a driver that registers the pages of requests.
 func newPageStand(t testing.TB, depth, entries int) *stand {
 	s := newClosedStand(t, depth, entries)
 	s.dev.arenaFD = arenaFD
@@ -90,7 +90,7 @@ func TestPages_ReadComesOutOfTheSlotLast(t *testing.T) {
 	}
 }
 
-// What has no payload, or no payload any more, takes the short way.
+// A request without payload, or with none left, takes the short way.
 func TestPages_NothingToMove(t *testing.T) {
 	s := newPageStand(t, 4, 64)
 	s.request(0, opFlush, 0, 0)
@@ -122,7 +122,7 @@ func TestPages_NothingToMove(t *testing.T) {
 }
 
 // Payload that does not arrive is an I/O error: a write does not reach the
-// daemon, a read is not answered with what was in memory before.
+// daemon, a read is not answered with old memory.
 func TestPages_PayloadThatDoesNotArrive(t *testing.T) {
 	for name, res := range map[string]int32{"error": -int32(unix.EFAULT), "short": 512} {
 		t.Run(name, func(t *testing.T) {

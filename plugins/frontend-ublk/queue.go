@@ -5,8 +5,8 @@ package main
 //	reap -> onFetch       the driver has filled a tag and its slot; or without
 //	                      the slot: pages.go
 //	submit -> push        an entry for the daemon
-//	take -> onDone        its answer
-//	commit                the driver gets the result and fetches the next
+//	popAnswers -> onDone  its answer
+//	answer                the driver gets the result and fetches the next
 //
 // All of it runs on the queue's thread. One io_uring_enter per round commits all
 // answers, and the driver fills the tags of requests that have come meanwhile.
@@ -50,7 +50,7 @@ type driver interface {
 	Pending() int
 	Submit() error
 	Peek([]uring.CQE) int
-	Settle() bool
+	Arm() bool
 	ReserveBuffers(int) error
 }
 
@@ -171,7 +171,7 @@ func (q *queue) close() {
 
 // Poll does one round and returns the number of events that it handled.
 func (q *queue) Poll() int {
-	n := q.take()
+	n := q.popAnswers()
 	n += q.retry()
 	if q.drv.Pending() > 0 {
 		q.drv.Submit() // commands that the kernel does not take stay for the next round
@@ -309,14 +309,14 @@ func (q *queue) retry() (n int) {
 		waiting[k-1] = first
 	}
 	q.backlog = waiting
-	for l := &q.due; l.first != nil && q.place(l.first); l.first = l.first.next {
+	for l := &q.due; l.first != nil && q.tryPushCommand(l.first); l.first = l.first.next {
 		n++
 	}
 	return n
 }
 
-// take handles the daemon's completions.
-func (q *queue) take() (n int) {
+// popAnswers handles the daemon's completions.
+func (q *queue) popAnswers() (n int) {
 	for {
 		k := q.ring.Pop(q.answers[:])
 		for i := range k {
@@ -370,20 +370,20 @@ func (q *queue) answer(t *tag, errno blk.Errno) {
 func (q *queue) command(t *tag, op uint32, result int32) {
 	t.op, t.result = op, result
 	t.state = tagFetched
-	q.enter(t)
+	q.pushCommand(t)
 }
 
-// enter puts a tag's next command into the driver's ring, or into the list due
+// pushCommand puts a tag's next command into the driver's ring, or into the list due
 // while the ring is full.
-func (q *queue) enter(t *tag) {
-	if q.due.first != nil || !q.place(t) {
+func (q *queue) pushCommand(t *tag) {
+	if q.due.first != nil || !q.tryPushCommand(t) {
 		q.due.push(t)
 	}
 }
 
-// place writes a tag's next entry: the move of its payload, or a command with
+// tryPushCommand writes a tag's next entry: the move of its payload, or a command with
 // its slot as the buffer. It returns false if the ring is full.
-func (q *queue) place(t *tag) bool {
+func (q *queue) tryPushCommand(t *tag) bool {
 	s := q.drv.Next()
 	if s == nil {
 		q.drv.Submit()
@@ -392,7 +392,7 @@ func (q *queue) place(t *tag) bool {
 		}
 	}
 	if t.state == tagMoving {
-		t.placeMove(s)
+		t.setMove(s)
 		return true
 	}
 	p, i := t.part, uint16(t.entry.Tag)
@@ -461,15 +461,15 @@ func (q *queue) onEnd(p *part, t *tag, res int32) {
 // returns false if there is one now.
 func (q *queue) Arm() bool {
 	unix.Read(q.event, q.token[:])
-	return q.drv.Settle()
+	return q.drv.Arm()
 }
 
 func (q *queue) FD() int       { return q.event }
 func (q *queue) LargeIO() bool { return q.large }
 
-// bell is a second source of the pump, which lets it sleep on the daemon's ring
-// too; the queue's Poll handles the entries. Where there is no io_uring it is
-// the only source, so that the pump notices the end of the ring.
+// bell is a second source of the pump, so that the pump can sleep on the
+// daemon's ring too; the queue's Poll handles the entries. Where there is no
+// io_uring it is the only source, so that the pump notices the end of the ring.
 type bell struct{ ring }
 
 func (b *bell) Poll() int { return b.Pop(nil) }

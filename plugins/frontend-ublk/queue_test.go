@@ -47,8 +47,8 @@ func TestQueue_RequestToAnswer(t *testing.T) {
 	}
 }
 
-// Requests reach the daemon in the order in which the driver completed them,
-// also past a ring that is full for a while.
+// Requests reach the daemon in the driver's order, also past a ring that is
+// full for a while.
 func TestQueue_KeepsTheOrderWhenTheRingIsFull(t *testing.T) {
 	s := newStand(t, 40, 16)
 	s.q.Poll()

@@ -12,9 +12,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
-// A device whose process dies is quiesced by the driver: its disk stays,
-// requests wait, and those that were in flight are issued again to the next
-// process (features USER_RECOVERY and USER_RECOVERY_REISSUE, Linux 6.1).
+// When the process of a device dies, the driver quiesces the device: its disk
+// stays, requests wait, and those that were in flight are issued again to the
+// next process (features USER_RECOVERY and USER_RECOVERY_REISSUE, Linux 6.1).
 
 const (
 	quiesceTime = 20 * time.Second // until the driver has noticed the death; before Linux 6.8 it looks every 5 s

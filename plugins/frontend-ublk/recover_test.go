@@ -15,8 +15,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
-// leftDisk is a device that an earlier process has left in the driver, and what
-// the next one is told about it.
+// leftDisk is a device that an earlier process has left in the driver, and the
+// next one's spec of it.
 func leftDisk(t *testing.T) (*fakeDisk, *frontend, *plugin.DeviceSpec) {
 	disk, f, _ := newFakeDisk(t, 0, quiet())
 	f.queues = []*queue{{}}

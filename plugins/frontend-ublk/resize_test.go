@@ -121,7 +121,7 @@ func TestResize(t *testing.T) {
 	}
 }
 
-// What the driver has refused once is asked for again.
+// A request that the driver has refused once is made again.
 func TestResize_AgainAfterARefusal(t *testing.T) {
 	disk, f, _ := newFakeDisk(t, featUpdateSize, quiet())
 	disk.refuse[cmdUpdateSize] = unix.EINTR

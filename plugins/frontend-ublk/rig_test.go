@@ -107,7 +107,7 @@ func (d *fakeDriver) moved(user uint64, res int32) {
 	d.done = append(d.done, uring.CQE{UserData: user | movedPages, Res: res})
 }
 
-func (d *fakeDriver) Settle() bool { return len(d.done) == 0 && d.filled == 0 }
+func (d *fakeDriver) Arm() bool { return len(d.done) == 0 && d.filled == 0 }
 
 // complete ends the command of a tag.
 func (d *fakeDriver) complete(user uint64, res int32) {
@@ -140,7 +140,7 @@ func newStand(t testing.TB, depth, entries int) *stand {
 	return s
 }
 
-// newClosedStand is a stand whose hardware queue is not served yet.
+// newClosedStand is a stand with a hardware queue that is not served yet.
 func newClosedStand(t testing.TB, depth, entries int) *stand {
 	t.Helper()
 	ring, err := shm.NewHeapRing(entries)

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// The driver's interface: include/uapi/linux/ublk_cmd.h, which is not under
-// the GPL alone ("WITH Linux-syscall-note"). Structures are in host order.
+// The driver's interface: include/uapi/linux/ublk_cmd.h. Its licence has an
+// exception ("WITH Linux-syscall-note"). Structures are in host order.
 
 // Control commands, by number. Since Linux 6.4 they are sent in the encoding of
 // ioctl numbers; before, as they are.
@@ -125,9 +125,9 @@ func putIO(b []byte, queue, tag uint16, result int32, addr uint64) {
 	native.PutUint64(b[8:], addr)
 }
 
-// autoBufReg returns struct ublk_auto_buf_reg, in place of the address of an I/O
-// command: the index in the ring's buffer table at which the driver registers
-// the pages of the request.
+// autoBufReg returns struct ublk_auto_buf_reg, in place of the address of an
+// I/O command: the index in the ring's buffer table for the pages of the
+// request.
 func autoBufReg(index uint16) uint64 { return uint64(index) }
 
 // devInfo is struct ublksrv_ctrl_dev_info.

@@ -15,7 +15,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
 )
 
-// request is what a host would ask for.
+// request is the request of a host.
 func request(t *testing.T, path string, mode blk.AccessMode) plugin.OpenRequest {
 	t.Helper()
 	f, err := os.OpenFile(path, unix.O_PATH|unix.O_CLOEXEC, 0)

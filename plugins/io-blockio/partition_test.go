@@ -88,7 +88,7 @@ func TestAPartitionHasItsSizeAndItsDisksQueue(t *testing.T) {
 	}
 }
 
-// What sysfs says of a queue is what clients are told.
+// Clients get the limits of the queue in sysfs.
 func TestLimitsAreThoseOfSysfs(t *testing.T) {
 	path, _ := loopDevice(t, 8<<20, 0)
 	l := open(t, request(t, path, blk.ReadWrite)).Limits()

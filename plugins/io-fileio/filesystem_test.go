@@ -91,8 +91,9 @@ func TestResizeChangesNoTimeStamps(t *testing.T) {
 	}
 }
 
-// Another program may be making the file longer: what it has allocated behind the end,
-// or just written there, is not the plugin's. Opening leaves no trace on the file at all.
+// Another program may be making the file longer: its allocation behind the end,
+// or its new data there, are not the plugin's. Opening leaves no trace on the
+// file at all.
 func TestOpenTouchesNothingBehindTheEnd(t *testing.T) {
 	for _, size := range []int64{1 << 20, 1<<20 + 512} {
 		path := file(t, t.TempDir(), size)

@@ -25,11 +25,11 @@ const (
 	maxLogicalBlock = 4096
 )
 
-// neverBlock are the types of file systems that are on disks and obey RWF_NOWAIT and
-// the non-blocking submission of io_uring. Other file systems depend on a daemon or a
-// host that may stop answering. FUSE blocks a direct write on a page that a read has
-// locked (invalidate_inode_pages2_range, seen with Linux 6.18), which blocks the
-// thread that submits it.
+// neverBlock are the types of file systems that are on disks and obey
+// RWF_NOWAIT and the non-blocking submission of io_uring. Other file systems
+// depend on a daemon or a host that may stop answering. FUSE blocks a direct
+// write on a page that a read has locked (invalidate_inode_pages2_range, seen
+// with Linux 6.18), and with it the thread that submits the write.
 var neverBlock = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC}
 
 // alignment is the alignment for direct I/O on a file, in bytes.

@@ -103,8 +103,8 @@ func (d *disk) planZeroes(r *plugin.Request) diskio.Step {
 	return s
 }
 
-// Fallback remembers what the kernel has refused, for later requests too, and
-// plans again.
+// Fallback records the kernel's refusal, for later requests too, and plans
+// again.
 func (d *disk) Fallback(r *plugin.Request, failed diskio.Step, errno blk.Errno) (diskio.Step, bool) {
 	if errno == blk.EINVAL && failed.Op == uring.Pwrite && failed.FD == d.directFD && d.direct != nil {
 		return d.planCachedWrite(r), true // alignment that the file system did not report
