@@ -17,8 +17,8 @@ import (
 )
 
 // bench is in these files: bench.go (the steps), bench_options.go,
-// bench_target.go and bench_server.go (what is measured), bench_report.go,
-// bench_machine.go, bench_plot.go and bench_progress.go (what is shown).
+// bench_target.go and bench_server.go (the devices), bench_report.go,
+// bench_machine.go, bench_plot.go and bench_progress.go (the output).
 
 func benchVerb() *verb {
 	o := &benchOptions{}
@@ -105,7 +105,8 @@ func (o *benchOptions) prepare(targets *benchTargets, ws []load.Workload, size u
 	return nil
 }
 
-// maxVerified is how much of a device --verify takes: 512 MiB of memory.
+// maxVerified is the largest part of a device that --verify uses, in bytes. Its
+// record takes 512 MiB of memory.
 const maxVerified = 64 << 30
 
 // confirm asks whether the data may be lost.
@@ -167,7 +168,7 @@ func (r *benchRun) readBack(ctx context.Context) error {
 	return nil
 }
 
-// show prints what there is, and draws it.
+// show prints the results, and draws them.
 func (o *benchOptions) show(c *call, r *benchRun, fields []report.Field[benchRow]) error {
 	if len(r.rows) == 0 {
 		return nil

@@ -72,7 +72,7 @@ func (r *benchRun) title() string {
 	return strings.Join(names, ", ") + ": " + way
 }
 
-// notes say where the figures come from.
+// notes returns the conditions of the measurement.
 func (r *benchRun) notes() []string {
 	return []string{
 		fmt.Sprintf("%s, %d cores, %s", cpuModel(), runtime.NumCPU(), kernelVersion()),

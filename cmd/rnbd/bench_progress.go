@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// progress is a line on a terminal that says how far the measurement is. It is
-// nothing where there is no terminal.
+// progress is a line on a terminal that shows the progress of the measurement.
+// Without a terminal nothing is printed.
 type progress struct {
 	w     io.Writer // nil: no terminal
 	runs  int
@@ -25,7 +25,7 @@ func newProgress(w io.Writer, runs int, each time.Duration) *progress {
 	return p
 }
 
-// of tells about run i, called name.
+// of returns a function that shows the progress of run i with that name.
 func (p *progress) of(i int, name string) func(uint64, time.Duration) {
 	if p.w == nil {
 		return nil
@@ -49,7 +49,7 @@ func bar(share float64) string {
 	return "▕" + full + strings.Repeat(" ", barWidth-utf8.RuneCountInString(full)) + "▏"
 }
 
-// say replaces the line.
+// say replaces the text of the line.
 func (p *progress) say(line string) {
 	if p.w == nil {
 		return

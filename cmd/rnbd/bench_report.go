@@ -24,7 +24,7 @@ type benchRun struct {
 	rows                  []benchRow
 }
 
-// benchRow is what one operation of a workload gave.
+// benchRow is the result of one operation of a workload.
 type benchRow struct {
 	load.Workload
 	run     *benchRun
@@ -90,7 +90,7 @@ func benchQuantile(name, header, doc string, q float64) report.Field[benchRow] {
 	return report.F(name, header, doc, func(r benchRow) any { return short(r.latency.Quantile(q)) })
 }
 
-// benchRunFields are what figures mean nothing without.
+// benchRunFields are the facts that figures need beside them.
 var benchRunFields = []report.Field[*benchRun]{
 	report.F("version", "rnbd", "version of this program", func(*benchRun) any { return versionString() }),
 	report.F("date", "Date", "when it began", func(r *benchRun) any { return r.start.UTC().Format(time.RFC3339) }),
@@ -155,7 +155,7 @@ func (r *benchRun) print(c *call, fields []report.Field[benchRow]) error {
 	return report.Show(w, c.Options, t)
 }
 
-// flat makes fields of each result of what they have in common.
+// flat adds the fields that all results have in common to each of them.
 func (r *benchRun) flat() (out []report.Field[benchRow]) {
 	for _, f := range benchRunFields {
 		out = append(out, report.F(f.Name, f.Header, f.Doc, func(b benchRow) any { return f.Get(b.run) }))

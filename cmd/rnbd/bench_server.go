@@ -18,7 +18,7 @@ import (
 )
 
 // openServer maps devices of a server with the client library in this process:
-// what is measured then has no daemon and no front end in it.
+// the measurement has no daemon and no front end in it then.
 func (o *benchOptions) openServer(ctx context.Context, c *call, b *benchTargets, ws []load.Workload) error {
 	paths, err := serverPaths(ctx, o.servers)
 	if err != nil {
@@ -99,8 +99,8 @@ func newBenchClient(ctx context.Context, ws []load.Workload) (*client.Client, er
 	return client.New(ctx, cfg)
 }
 
-// smallestMaxIO is what servers take in one request at least; longer ones go in
-// parts.
+// smallestMaxIO is the smallest request limit of servers, in bytes; longer
+// requests go in parts.
 const smallestMaxIO = 64 << 10
 
 // slotsOf is the number of requests in flight that the workloads need.

@@ -16,11 +16,11 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
-// benchTarget is a device that is measured, and what is known about the way to
-// it. Empty: it has none of that.
+// benchTarget is a device under measurement, with the facts that are known
+// about the way to it. Empty: it has none of that.
 type benchTarget struct {
 	load.Target
-	node   string   // what is opened here
+	node   string   // the device that is opened here
 	export string   // name of the device on its server
 	via    string   // name of the session
 	access string   // how this process makes requests
@@ -36,11 +36,11 @@ type benchTargets struct {
 	closers []func() error
 }
 
-// closing is how long a server has to let go of what was mapped.
+// closing bounds the time for a server to close the devices.
 const closing = 5 * time.Second
 
-// close gives them back. The measurement is over: what fails now has no effect
-// on it, and the kernel or the server cleans up.
+// close gives them back. The measurement is over: errors have no effect on it
+// now, and the kernel or the server cleans up.
 func (b *benchTargets) close() {
 	for _, f := range slices.Backward(b.closers) {
 		_ = f()
@@ -68,8 +68,8 @@ func (o *benchOptions) open(c *call, ws []load.Workload) (b *benchTargets, err e
 	return b, nil
 }
 
-// askServer finds out what opens the devices on a server that runs on this
-// host. Of others that is not known.
+// askServer asks a server on this host about its plugins for the devices. Of
+// others that is not known.
 func (b *benchTargets) askServer(ctx context.Context, c *call) {
 	d, err := connect(ctx, c.cmd, onServer)
 	if err != nil {
@@ -114,8 +114,9 @@ func isLocalPath(name string) bool {
 }
 
 // openOne opens a mapped device or a path. A path is never taken for the name
-// that a mapped device has on its server: writes would go to the wrong one. The
-// daemon is asked about nodes since it has more to say about its own.
+// of a mapped device on its server, because then writes could destroy the wrong
+// device. For nodes it asks the daemon, since that knows more about its own
+// nodes.
 func (o *benchOptions) openOne(ctx context.Context, b *benchTargets, ask func() (*inventory, error), name string) (*benchTarget, error) {
 	if isLocalPath(name) && !strings.HasPrefix(name, "/dev/") {
 		return o.openFile(ctx, b, name, &benchTarget{})
@@ -157,7 +158,7 @@ func (o *benchOptions) openMapped(ctx context.Context, b *benchTargets, inv *inv
 	return t, nil
 }
 
-// mayUse tells why a mapped device cannot be measured.
+// mayUse returns an error if a mapped device cannot be measured.
 func (o *benchOptions) mayUse(d device) error {
 	switch {
 	case d.state != "open":
@@ -192,7 +193,7 @@ func inUse(err error) error {
 	return hinted{err, "writes would destroy what its users have: stop them, or measure reads, without --write"}
 }
 
-// describePaths notes how the server is reached.
+// describePaths records the paths to the server.
 func (t *benchTarget) describePaths(s *controlpb.Session) {
 	t.via = s.Name
 	for _, p := range s.Paths {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,7 +12,6 @@ import (
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/mappings"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
@@ -21,6 +19,7 @@ import (
 // clientOptions are the flags and the configuration file of the client.
 type clientOptions struct {
 	daemonOptions  `yaml:",inline"`
+	TLSName        string   `yaml:"tls-name"`
 	FrontendPlugin []string `yaml:"frontend-plugin"`
 	FrontendConfig []string `yaml:"frontend-config"`
 	Frontend       string   `yaml:"frontend"`
@@ -58,6 +57,8 @@ func clientRun() (*cobra.Command, *clientOptions) {
 	}
 	f := c.Flags()
 	o.daemonOptions.register(f, def.Pumps)
+	o.tlsOptions.register(f, "TLS: off or require, on every path")
+	f.StringVar(&o.TLSName, "tls-name", "", "what servers must prove to be: a DNS name, an IP address or a SPIFFE ID (default the address of the path)")
 	f.StringArrayVar(&o.FrontendPlugin, "frontend-plugin", nil, "front-end plugin NAME=PATH[,sha256=HEX], repeatable, beside ublk and nbd of the plugin folder; NAME=none leaves one of these out")
 	f.StringArrayVar(&o.FrontendConfig, "frontend-config", nil, "NAME:KEY=VALUE: setting of a front-end plugin, repeatable")
 	f.StringVar(&o.Frontend, "frontend", def.Frontend, "front end of mappings that name none: auto, ublk, nbd, nbd-socket, or a plugin's name")
@@ -88,52 +89,42 @@ func (o *clientOptions) load(cmd *cobra.Command) error {
 }
 
 func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) error {
-	l, err := o.start("client")
+	run, err := o.begin(cmd, "client", hangups)
 	if err != nil {
 		return err
 	}
-	defer l.Flush()
-	socket, err := socketPath(cmd, "client")
+	defer run.end()
+	cfg, err := o.config(run.socket)
 	if err != nil {
 		return err
 	}
-	cfg, err := o.config(socket)
-	if err != nil {
+	cfg.Logs = run.logs
+	if o.TLS != tlsOff && o.TLS != tlsRequire {
+		return usageError{fmt.Errorf("--tls %q: use %s or %s", o.TLS, tlsOff, tlsRequire)}
+	}
+	if run.tls, err = o.tlsOptions.open(o.TLSName, run.logs.Logger("tls")); err != nil {
 		return err
 	}
-	cfg.Logs = l
-	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: o.MPACRC, Timing: cfg.Timing, Logs: l}); err != nil {
+	cfg.Protect = run.tls != nil
+	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: o.MPACRC, Timing: cfg.Timing, Logs: run.logs, TLS: run.tls}); err != nil {
 		return err
 	}
-	sock, err := control.Listen(socket)
-	if err != nil {
+	if err := run.listen(); err != nil {
 		return err
 	}
-	defer sock.Close()
 	c, err := client.New(cmd.Context(), cfg)
 	if err != nil {
 		return explainListen(fmt.Errorf("client: %w", err))
 	}
-	api := control.NewServer(control.LogCalls(l.Logger("control")))
-	daemon := &clientDaemon{ClientDaemonServer: c.Control(versionString()), cmd: cmd, options: o, logs: l}
-	keeper := mappings.NewKeeper(mapper{c, daemon, cfg.Loss}, l.Logger("client"))
-	daemon.keeper = keeper
+	daemon := &clientDaemon{ClientDaemonServer: c.Control(versionString())}
+	daemon.conf = running[*clientOptions]{kind: "client", cmd: cmd, logs: run.logs, options: o, fresh: clientRun, tls: run.tls}
+	daemon.keeper = mappings.NewKeeper(mapper{c, daemon, cfg.Loss}, run.log)
+	api := run.newAPI()
 	controlpb.RegisterClientDaemonServer(api, daemon)
-	stopMetrics, err := o.serveMetrics(metrics.Client(daemon), l.Logger("client"))
-	if err != nil {
-		return errors.Join(err, closeWithin(c.Close))
-	}
-	defer stopMetrics()
-	unmount, err := o.mountTree("client", socket, c.Tree(), l.Logger("client"))
-	if err != nil {
-		return errors.Join(err, closeWithin(c.Close))
-	}
-	l.Logger("client").Info("client is ready", "socket", socket, "version", versionString())
-	keeper.Want(cmd.Context(), o.Mappings, false)
-	defer onHangup(hangups, func() { reloadNow(cmd.Context(), daemon, l.Logger("client")) })()
-	return serveUntilDone(cmd.Context(), api, sock, func(ctx context.Context) error {
-		keeper.Close()
-		return errors.Join(unmount(), c.Close(ctx))
+	return run.serve(api, service{
+		metrics: metrics.Client(daemon), tree: c.Tree(), reloader: daemon,
+		ready: func(ctx context.Context) { daemon.keeper.Want(ctx, o.Mappings, false) },
+		close: func(ctx context.Context) error { daemon.keeper.Close(); return c.Close(ctx) },
 	})
 }
 

@@ -11,7 +11,8 @@ import (
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 )
 
-// completer offers arguments: what the daemons have, given what was typed.
+// completer offers arguments: names that the daemons have, given the words
+// before.
 type completer func(inv *inventory, before []string) []string
 
 // completionLimit bounds the time for a list of words.

@@ -73,7 +73,8 @@ func (o *daemonOptions) load(cmd *cobra.Command, kind string, into any, next fun
 	return nil
 }
 
-// readAll reads files into the same struct, and says all that is wrong with them.
+// readAll reads files into the same struct. The error lists all that is wrong
+// with them.
 func readAll(files []string, into any, next func()) error {
 	var errs []error
 	for _, f := range files {
@@ -84,7 +85,7 @@ func readAll(files []string, into any, next func()) error {
 }
 
 // givenFlags remembers the flags of the command line, to set them again over
-// what the files say.
+// the values of the files.
 func givenFlags(cmd *cobra.Command) (restore []func() error) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		set := flagSetter(f)

@@ -40,7 +40,7 @@ func newConfig() *cobra.Command {
 	return root
 }
 
-// kinds reads the words client and server, and returns the rest.
+// kinds parses the words client and server, and returns the rest.
 func kinds(args []string) (set daemonSet, rest []string) {
 	if len(args) > 0 {
 		for _, m := range modes {
@@ -114,7 +114,7 @@ func checkConfig(kind daemonSet, places []string) (n int, err error) {
 	}
 	if kind == onServer {
 		_, o := serverRun()
-		return len(files), readAll(files, o, func() {})
+		return len(files), o.collectAccess(func(eachFile func()) error { return readAll(files, o, eachFile) })
 	}
 	_, o := clientRun()
 	var all []mappings.Mapping
@@ -251,7 +251,7 @@ func newConfigExport() *cobra.Command {
 	}
 }
 
-// exported is the configuration file for what is mapped.
+// exported returns the configuration file for the mapped devices.
 func exported(inv *inventory) ([]byte, error) {
 	file := struct {
 		Mappings []mappings.Mapping `yaml:"mappings"`
@@ -332,7 +332,7 @@ var mappingKeys = map[string]string{
 	"options":  "KEY: VALUE for the front end",
 }
 
-// describeKeys returns what the flags of the same names say.
+// describeKeys returns the descriptions of the flags of the same names.
 func describeKeys(f *pflag.FlagSet) func(path ...string) string {
 	return func(path ...string) string {
 		switch {
@@ -342,6 +342,10 @@ func describeKeys(f *pflag.FlagSet) func(path ...string) string {
 			return "mappings that the client keeps"
 		case path[0] == keyMappings:
 			return mappingKeys[path[1]]
+		case path[0] == keyAccess && len(path) == 1:
+			return "rules by which clients may open devices; without one, everything is allowed"
+		case path[0] == keyAccess:
+			return accessKeys[path[1]]
 		}
 		if flag := f.Lookup(path[0]); flag != nil {
 			return flag.Usage

@@ -21,7 +21,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
 )
 
-// daemonOptions are what both daemons take.
+// daemonOptions are the options of both daemons.
 type daemonOptions struct {
 	Config       string        `yaml:"-"`
 	ConfigDir    string        `yaml:"-"`
@@ -32,8 +32,10 @@ type daemonOptions struct {
 	KernelTiming bool          `yaml:"kernel-timing"`
 	LogFormat    string        `yaml:"log-format"`
 	LogLevel     string        `yaml:"log-level"`
+	Audit        string        `yaml:"audit"`
 	Metrics      string        `yaml:"metrics"`
 	Sys          string        `yaml:"sys"`
+	tlsOptions   `yaml:",inline"`
 }
 
 func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
@@ -46,6 +48,7 @@ func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
 	f.BoolVar(&o.KernelTiming, "kernel-timing", false, "heartbeats and reconnects as slow as the Linux kernel's")
 	f.StringVar(&o.LogFormat, "log-format", "text", "text or json")
 	f.StringVar(&o.LogLevel, "log-level", "info", "debug, info, warn or error; \"rnbd log\" changes it")
+	f.StringVar(&o.Audit, "audit", "", "file, or syslog, for a record of each connection, device and command as a line of JSON (default not at all)")
 	f.StringVar(&o.Metrics, "metrics", "", "ADDRESS:PORT to serve metrics for Prometheus on (default not at all)")
 	f.StringVar(&o.Sys, "sys", sysAuto, "folder for the tree of control files, off, or auto: sys beside the control socket, where that can be mounted")
 }

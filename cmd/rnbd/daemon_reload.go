@@ -17,6 +17,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
+	"github.com/rnbd-go/rnbd/modules/rnbd-server"
+	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
+	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
 )
 
 // Actions of a change of the configuration; those of mappings are in package
@@ -26,46 +29,138 @@ const (
 	actionRestart = "restart"
 )
 
-// clientDaemon is the client's control API with what the program adds: its
+// daemonConfig is implemented by the options of both daemons.
+type daemonConfig interface {
+	load(cmd *cobra.Command) error
+	common() *daemonOptions
+}
+
+func (o *daemonOptions) common() *daemonOptions { return o }
+
+// running is the configuration of a daemon that runs.
+type running[O daemonConfig] struct {
+	kind    string
+	cmd     *cobra.Command
+	logs    *logs.Logs
+	tls     *tlsauth.Auth              // nil: none
+	fresh   func() (*cobra.Command, O) // the daemon's command with its defaults
+	mu      sync.Mutex
+	options O // as they are in force; guarded by mu
+}
+
+// dir is the folder of the configuration files.
+func (r *running[O]) dir() string { return r.options.common().configDir(r.cmd, r.kind) }
+
+// reload reads the configuration again and takes over the values that a running
+// daemon can change. more does the same for the keys that only one kind of
+// daemon has. A configuration with an error changes nothing. A dry run changes
+// nothing either.
+func (r *running[O]) reload(dry bool, more func(next O) []*controlpb.ConfigChange) (*controlpb.ReloadReply, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	next, err := r.readAgain()
+	if err != nil {
+		return nil, err
+	}
+	if err := reloadTLS(r.tls, dry); err != nil {
+		return nil, err
+	}
+	reply := &controlpb.ReloadReply{Changes: changedOptions(r.options, next)}
+	if err := applyLevel(r.logs, r.options.common(), next.common(), dry); err != nil {
+		return nil, err
+	}
+	reply.Changes = append(reply.Changes, more(next)...)
+	return reply, nil
+}
+
+// readAgain returns the options that the daemon would have if it were started
+// now with the same command line.
+func (r *running[O]) readAgain() (O, error) {
+	c, next := r.fresh()
+	if err := sameFlags(r.cmd, c); err != nil {
+		return next, err
+	}
+	next.common().ConfigDir = orNone(r.dir())
+	if err := next.load(c); err != nil {
+		return next, fmt.Errorf("%w: %w", err, syscall.EINVAL)
+	}
+	return next, nil
+}
+
+// clientDaemon is the client's control API with the program's own part: its
 // configuration.
 type clientDaemon struct {
 	controlpb.ClientDaemonServer
-	cmd     *cobra.Command
-	logs    *logs.Logs
-	keeper  *mappings.Keeper
-	mu      sync.Mutex
-	options *clientOptions // as they are in force; guarded by mu
+	conf   running[*clientOptions]
+	keeper *mappings.Keeper
 }
 
 func (d *clientDaemon) Info(ctx context.Context, r *controlpb.InfoRequest) (*controlpb.DaemonInfo, error) {
 	info, err := d.ClientDaemonServer.Info(ctx, r)
 	if err == nil {
-		info.ConfigDir = d.options.configDir(d.cmd, "client")
+		info.ConfigDir = d.conf.dir()
 	}
 	return info, err
 }
 
-// Reload reads the configuration again. A configuration with an error changes
-// nothing.
 func (d *clientDaemon) Reload(ctx context.Context, r *controlpb.ReloadRequest) (*controlpb.ReloadReply, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	c, fresh := clientRun()
-	if err := sameFlags(d.cmd, c); err != nil {
-		return nil, err
+	return d.conf.reload(r.DryRun, func(next *clientOptions) (changes []*controlpb.ConfigChange) {
+		for _, m := range d.keeper.Want(ctx, next.Mappings, r.DryRun) {
+			changes = append(changes, mappingChange(m))
+		}
+		return changes
+	})
+}
+
+// serverDaemon is the server's control API with its configuration.
+type serverDaemon struct {
+	controlpb.ServerDaemonServer
+	server *server.Server
+	conf   running[*serverOptions]
+}
+
+func (d *serverDaemon) Info(ctx context.Context, r *controlpb.InfoRequest) (*controlpb.DaemonInfo, error) {
+	info, err := d.ServerDaemonServer.Info(ctx, r)
+	if err == nil {
+		info.ConfigDir = d.conf.dir()
 	}
-	fresh.ConfigDir = d.options.ConfigDir
-	if err := fresh.loadAgain(d.cmd, c); err != nil {
-		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
+	return info, err
+}
+
+func (d *serverDaemon) Reload(_ context.Context, r *controlpb.ReloadRequest) (*controlpb.ReloadReply, error) {
+	return d.conf.reload(r.DryRun, func(next *serverOptions) []*controlpb.ConfigChange { return d.reloadAccess(next, r.DryRun) })
+}
+
+// reloadAccess takes over the rules of next. They have no error: load has checked
+// them.
+func (d *serverDaemon) reloadAccess(next *serverOptions, dry bool) []*controlpb.ConfigChange {
+	now := d.conf.options
+	if len(now.Access) == len(next.Access) && reflect.DeepEqual(now.Access, next.Access) || len(now.Access)+len(next.Access) == 0 {
+		return nil
 	}
-	reply := &controlpb.ReloadReply{Changes: changedOptions(d.options, fresh)}
-	if err := applyLevel(d.logs, &d.options.daemonOptions, &fresh.daemonOptions, r.DryRun); err != nil {
-		return nil, err
+	change := &controlpb.ConfigChange{Subject: keyAccess, Action: actionSet, Detail: rulesText(len(now.Access)) + " -> " + rulesText(len(next.Access))}
+	if dry {
+		return []*controlpb.ConfigChange{change}
 	}
-	for _, m := range d.keeper.Want(ctx, fresh.Mappings, r.DryRun) {
-		reply.Changes = append(reply.Changes, mappingChange(m))
+	rules, err := access.New(next.Access)
+	if err != nil {
+		change.Error = err.Error()
+		return []*controlpb.ConfigChange{change}
 	}
-	return reply, nil
+	now.Access = next.Access
+	d.server.SetAccess(rules, now.AccessGrace)
+	return []*controlpb.ConfigChange{change}
+}
+
+// rulesText counts rules for people.
+func rulesText(n int) string {
+	switch n {
+	case 0:
+		return "no rules, everything is allowed"
+	case 1:
+		return "1 rule"
+	}
+	return fmt.Sprintf("%d rules", n)
 }
 
 func mappingChange(c mappings.Change) *controlpb.ConfigChange {
@@ -76,12 +171,6 @@ func mappingChange(c mappings.Change) *controlpb.ConfigChange {
 	return out
 }
 
-// loadAgain is load with the folder of the daemon that runs as running.
-func (o *clientOptions) loadAgain(running, cmd *cobra.Command) error {
-	o.ConfigDir = orNone(o.configDir(running, "client"))
-	return o.load(cmd)
-}
-
 func orNone(dir string) string {
 	if dir == "" {
 		return configNone
@@ -89,38 +178,15 @@ func orNone(dir string) string {
 	return dir
 }
 
-// serverDaemon is the server's control API with its configuration.
-type serverDaemon struct {
-	controlpb.ServerDaemonServer
-	cmd     *cobra.Command
-	logs    *logs.Logs
-	mu      sync.Mutex
-	options *serverOptions // as they are in force; guarded by mu
-}
-
-func (d *serverDaemon) Info(ctx context.Context, r *controlpb.InfoRequest) (*controlpb.DaemonInfo, error) {
-	info, err := d.ServerDaemonServer.Info(ctx, r)
-	if err == nil {
-		info.ConfigDir = d.options.configDir(d.cmd, "server")
+// reloadTLS reads the files of keys and certificates again.
+func reloadTLS(a *tlsauth.Auth, dry bool) error {
+	if a == nil || dry {
+		return nil
 	}
-	return info, err
-}
-
-// Reload reads the configuration again. A configuration with an error changes
-// nothing.
-func (d *serverDaemon) Reload(_ context.Context, r *controlpb.ReloadRequest) (*controlpb.ReloadReply, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	c, fresh := serverRun()
-	if err := sameFlags(d.cmd, c); err != nil {
-		return nil, err
+	if err := a.Reload(true); err != nil {
+		return fmt.Errorf("TLS: %w: %w", err, syscall.EINVAL)
 	}
-	fresh.ConfigDir = orNone(d.options.configDir(d.cmd, "server"))
-	if err := fresh.load(c); err != nil {
-		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
-	}
-	reply := &controlpb.ReloadReply{Changes: changedOptions(d.options, fresh)}
-	return reply, applyLevel(d.logs, &d.options.daemonOptions, &fresh.daemonOptions, r.DryRun)
+	return nil
 }
 
 // sameFlags gives the command to the flags that the command from was given.
@@ -134,11 +200,11 @@ func sameFlags(from, to *cobra.Command) (err error) {
 	return err
 }
 
-// changedOptions lists the keys whose values differ. Both are pointers to the
-// same type of options.
+// changedOptions lists the keys with different values. Both are pointers to
+// the same type of options.
 func changedOptions(now, next any) (changes []*controlpb.ConfigChange) {
 	eachKey(reflect.ValueOf(now).Elem(), reflect.ValueOf(next).Elem(), func(key string, a, b any) {
-		if key == keyMappings || reflect.DeepEqual(a, b) || fmt.Sprint(a) == fmt.Sprint(b) {
+		if key == keyMappings || key == keyAccess || reflect.DeepEqual(a, b) || fmt.Sprint(a) == fmt.Sprint(b) {
 			return
 		}
 		c := &controlpb.ConfigChange{Subject: key, Action: actionRestart, Detail: fmt.Sprintf("%v -> %v", a, b)}
@@ -154,6 +220,7 @@ func changedOptions(now, next any) (changes []*controlpb.ConfigChange) {
 const (
 	keyMappings = "mappings"
 	keyLogLevel = "log-level"
+	keyAccess   = "access"
 )
 
 // eachKey calls f for every key of two structs of options of the same type.
@@ -214,7 +281,7 @@ func (m mapper) Mapped() map[string]mappings.Mapped {
 	return out
 }
 
-// hangups delivers SIGHUP, which does not end the process any more.
+// hangups delivers SIGHUP. From then on SIGHUP does not end the process.
 func hangups() <-chan os.Signal {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGHUP)
@@ -238,12 +305,12 @@ func onHangup(hangups <-chan os.Signal, f func()) (stop func()) {
 	return func() { close(done); ended.Wait() }
 }
 
-// reloader is what both daemons' control APIs are.
+// reloader is implemented by the control APIs of both daemons.
 type reloader interface {
 	Reload(context.Context, *controlpb.ReloadRequest) (*controlpb.ReloadReply, error)
 }
 
-// reloadNow has d read its configuration again, and logs what comes of it.
+// reloadNow has d read its configuration again, and logs the result.
 func reloadNow(ctx context.Context, d reloader, log *slog.Logger) {
 	reply, err := d.Reload(ctx, &controlpb.ReloadRequest{})
 	if err != nil {

@@ -115,7 +115,7 @@ func noDaemon(cmd *cobra.Command, errs []error) error {
 // rootFolder has the control sockets of root's daemons.
 const rootFolder = "/run/rnbd"
 
-// noDaemonError says why no daemon answers; it is errNoDaemon.
+// noDaemonError is errNoDaemon with the reason.
 type noDaemonError struct{ error }
 
 func (e noDaemonError) Unwrap() error { return e.error }
@@ -136,8 +136,8 @@ func (d *daemons) dial(ctx context.Context, set daemonSet, path string) error {
 	return err
 }
 
-// tellApart finds out whose the socket is, if one was named for both: the
-// daemon that it is not does not implement the other's calls.
+// tellApart finds the kind of the daemon if one socket was named for both: a
+// daemon does not implement the calls of the other kind.
 func (d *daemons) tellApart(ctx context.Context) error {
 	_, clientErr := d.client.Info(ctx, &controlpb.InfoRequest{})
 	_, serverErr := d.server.Info(ctx, &controlpb.InfoRequest{})

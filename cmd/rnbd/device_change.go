@@ -216,8 +216,8 @@ func (c *call) remap(ctx context.Context, client controlpb.ClientDaemonClient, i
 	return nil
 }
 
-// mapAgain takes a device away and maps it with what it had. The session may
-// end with its last device, so the paths are named once more.
+// mapAgain unmaps a device and maps it again with the same settings. The
+// session may end with its last device, so the paths are named once more.
 func (c *call) mapAgain(ctx context.Context, client controlpb.ClientDaemonClient, inv *inventory, dev device) error {
 	s, err := inv.session(dev.session)
 	if err != nil {
@@ -258,13 +258,14 @@ func recoverDevices(c *call) error {
 	})
 }
 
-// recoverDevices opens those that are closed. All are tried.
+// recoverDevices opens those that are closed or have failed on their server. All are
+// tried.
 func (c *call) recoverDevices(ctx context.Context, client controlpb.ClientDaemonClient, inv *inventory, devices []device) error {
 	var errs []error
 	done := map[string]bool{} // sessions
 	for _, dev := range devices {
 		if dev.state == "open" && dev.mapped != nil && dev.mapped.LastError != "" {
-			errs = append(errs, fmt.Errorf("%s: %s: %w", dev.name, dev.mapped.LastError, syscall.EIO))
+			errs = append(errs, c.recoverDevice(ctx, client, dev))
 		}
 		if dev.state != "closed" {
 			continue
@@ -278,8 +279,8 @@ func (c *call) recoverDevices(ctx context.Context, client controlpb.ClientDaemon
 	return errors.Join(errs...)
 }
 
-// reopens is how long a device may take to open by itself once its session is
-// back, before it is asked to.
+// reopens is the time for a device to open by itself after its session is
+// back. After it the command asks for that.
 const reopens = time.Second
 
 func (c *call) recoverDevice(ctx context.Context, daemon controlpb.ClientDaemonClient, dev device) error {

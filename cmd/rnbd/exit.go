@@ -59,7 +59,7 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.Is(err, context.DeadlineExceeded):
 		return exitTimeout
-	case errors.Is(err, fs.ErrPermission):
+	case errors.Is(err, fs.ErrPermission), errors.As(err, &refusedError{}):
 		return exitDenied
 	case errors.Is(err, errNoDaemon):
 		return exitUnreachable
@@ -77,8 +77,8 @@ func exitCode(err error) int {
 	return exitFailure
 }
 
-// printError writes what happened, and what to do where that is known: an
-// object in the formats for programs, else text.
+// printError writes the error, and the remedy where that is known: an object
+// in the formats for programs, else text.
 func printError(w io.Writer, err error, output string) {
 	hint := hintOf(err)
 	switch output {
@@ -107,8 +107,8 @@ var failureFields = []report.Field[error]{
 	report.F("hint", "Hint", "what to do", func(err error) any { return hintOf(err) }),
 }
 
-// interruptedError is the end of a command by a signal. left says what the
-// command leaves behind.
+// interruptedError is the end of a command by a signal. left describes the
+// state that the command leaves behind.
 type interruptedError struct{ left string }
 
 func (e interruptedError) Error() string { return "interrupted: " + e.left }
@@ -121,7 +121,7 @@ func errnoOf(err error) blk.Errno {
 	return blk.OK
 }
 
-// hinted is an error whose maker knows what to do.
+// hinted is an error with a remedy.
 type hinted struct {
 	error
 	hint string

@@ -94,7 +94,7 @@ func listAll(c *call) error {
 	})
 }
 
-// nothingYet says what to do where there is nothing to list.
+// nothingYet returns advice for an empty list.
 func nothingYet(d *daemons) string {
 	switch {
 	case d.both():
@@ -105,16 +105,16 @@ func nothingYet(d *daemons) string {
 	return "no client has opened a device; on a client: rnbd map DEVICE from SERVER"
 }
 
-// found is what a name without a noun is; one of them, or two nil and an
-// error.
+// found is the object of a name without a noun; one of them, or two nil and
+// an error.
 type found struct {
 	device  *device
 	session *session
 	path    *transportPath
 }
 
-// find looks for what the arguments name among all kinds. kinds of which there
-// is none are "not found"; more than one is an error.
+// find looks for the arguments among the names of all kinds. An empty kind is
+// "not found"; more than one is an error.
 func (inv *inventory) find(args []string, devices bool) (f found, err error) {
 	var errs []error
 	note := func(err error) bool {

@@ -14,10 +14,10 @@ import (
 )
 
 // A command line is [MODE] [NOUN] VERB: each verb stands in a table of its
-// noun, and newRoot makes commands of the tables. What may be left out is a
-// command too; resolve finds the one that shortened or turned words mean.
+// noun, and newRoot makes commands of the tables. The short forms are
+// commands, too; resolve finds the command for shortened or reordered words.
 
-// daemonSet says which daemons a command is for.
+// daemonSet is the set of daemons that a command is for.
 type daemonSet uint8
 
 const (
@@ -54,7 +54,7 @@ type verb struct {
 	args    string    // as usage shows them
 	min     int       // arguments that are never taken for options
 	max     int       // arguments without options; -1: any number
-	keyword string    // an argument; so is the word behind it
+	keyword string    // an argument; the word after it is one, too
 	short   string
 	long    string
 	example string
@@ -64,17 +64,18 @@ type verb struct {
 	anyFields []report.Info
 	flags     func(*pflag.FlagSet)
 	args0     completer // of its arguments
-	// atLength: it takes as long as it is told to; --timeout is for what it
-	// asks others on the way.
+	// atLength: it takes as long as it is told to; --timeout bounds only its
+	// questions to others on the way.
 	atLength bool
-	// interrupted is what a signal leaves of it; empty: it changes nothing.
+	// interrupted describes the state after a signal ended it; empty: it
+	// changes nothing.
 	interrupted string
 	run         func(*call) error
 }
 
 // nouns are built per command tree, since verbs point to them.
 func nouns() []*noun {
-	all := []*noun{deviceNoun(), sessionNoun(), pathNoun(), pluginNoun()}
+	all := []*noun{deviceNoun(), sessionNoun(), pathNoun(), pluginNoun(), accessNoun()}
 	for _, n := range all {
 		for _, v := range n.verbs {
 			v.noun = n
@@ -261,13 +262,13 @@ func (c *call) text(flag string) string {
 	return f.Value.String()
 }
 
-// tell prints a line, or several, for people.
+// tell prints one or more lines for people.
 func (c *call) tell(format string, args ...any) error {
 	_, err := fmt.Fprintf(c.cmd.OutOrStdout(), format+"\n", args...)
 	return err
 }
 
-// say reports a step that was taken, to who asked for it.
+// say prints a step for the user of the command.
 func (c *call) say(format string, args ...any) {
 	if c.verbose {
 		fmt.Fprintf(c.cmd.OutOrStdout(), format+"\n", args...)

@@ -42,7 +42,7 @@ type transportPath struct {
 	host     string // at the other end
 }
 
-// inventory is what the daemons have.
+// inventory is the set of the daemons' objects.
 type inventory struct {
 	devices  []device
 	sessions []session
@@ -211,8 +211,8 @@ func labels[T named](all []T) string {
 	return strings.Join(names, ", ")
 }
 
-// named is what pick finds: key is its shortest name, label tells it from
-// others.
+// named is an object that pick finds. key is its shortest name. label
+// distinguishes it from others.
 type named interface {
 	key() string
 	label() string
@@ -289,8 +289,8 @@ func (inv *inventory) path(args []string) (transportPath, error) {
 // isNotFound reports whether pick found nothing, rather than too much.
 func isNotFound(err error) bool { return errors.Is(err, syscall.ENOENT) }
 
-// table reads the chosen fields of objects. Where two daemons answered, the
-// direction tells them apart.
+// table reads the chosen fields of objects. If both daemons answered, the
+// direction distinguishes their objects.
 func table[T any](c *call, n *noun, fields []report.Field[T], both bool, objects []T) (report.Table, error) {
 	usual := n.usual(c.set)
 	if c.Format == report.Wide {

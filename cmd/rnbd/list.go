@@ -38,7 +38,7 @@ func watchPause(cmd *cobra.Command) (time.Duration, error) {
 	return d, err
 }
 
-// watch runs show until a signal ends the command, which is no error.
+// watch runs show until a signal ends the command. That is no error.
 func watch(cmd *cobra.Command, pause time.Duration, show func() error) error {
 	signaled := cmd.Context()
 	for first := true; ; first = false {
@@ -91,7 +91,7 @@ func screen(cmd *cobra.Command, o *report.Options) {
 	}
 }
 
-// arrange filters and orders objects as the flags of a list say.
+// arrange filters and orders objects by the flags of a list.
 func arrange[T any](c *call, fields []report.Field[T], objects []T) ([]T, error) {
 	if c.cmd.Flags().Lookup("filter") == nil {
 		return objects, nil

@@ -10,7 +10,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 )
 
-// logLevel is what a subsystem of a daemon logs.
+// logLevel is the log level of a subsystem of a daemon.
 type logLevel struct{ daemon, subsystem, level string }
 
 var logFields = []report.Field[logLevel]{

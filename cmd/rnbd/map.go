@@ -46,11 +46,12 @@ map_device. With - lines are read from standard input, one device each.`,
 	}
 }
 
-// mapLeft is what a map leaves that a signal ends: the daemon sees the end of the
-// call, and undoes what it has begun.
+// mapLeft describes the state after a signal ended a map: the daemon sees the
+// end of the call, and undoes the mapping.
 const mapLeft = "the daemon takes the mapping back; `rnbd list` shows what was mapped before"
 
-// partLeft is what other changes leave: the daemon ends what it has begun.
+// partLeft describes the state after a signal ended another change: the daemon
+// goes on to its end.
 const partLeft = "the daemon may have done it, or a part of it; `rnbd list` shows what is there"
 
 func mapFlags(f *pflag.FlagSet) {
@@ -89,7 +90,7 @@ func mapDevice(c *call) error {
 		}
 		mapped, err := d.client.Map(ctx, r)
 		if err != nil {
-			return mapHint(err, r.AccessMode)
+			return mapHint(err, r)
 		}
 		if keep {
 			if err := c.persist(ctx, d, mapped, r); err != nil {
@@ -100,7 +101,7 @@ func mapDevice(c *call) error {
 	})
 }
 
-// persist writes down what was just mapped.
+// persist saves the mapped device in the configuration.
 func (c *call) persist(ctx context.Context, d *daemons, mapped *controlpb.ClientDevice, r *controlpb.MapRequest) error {
 	file, err := persistFile(ctx, d.client, mapped.Name)
 	if err != nil {
@@ -117,8 +118,8 @@ func (c *call) persist(ctx context.Context, d *daemons, mapped *controlpb.Client
 	return nil
 }
 
-// checkFrom checks the word behind the device: "from" and a server, or nothing
-// where a session is named.
+// checkFrom checks the words after the device: "from" and a server, or nothing
+// if a session is named.
 func (c *call) checkFrom(session string) error {
 	device, word := c.args[0], c.arg(1)
 	wrong := func(format string, args ...any) error {
@@ -137,15 +138,21 @@ func (c *call) checkFrom(session string) error {
 	return wrong(`%q stands where "from" belongs%s`, word, spell.Suggest(word, []string{"from"}))
 }
 
-// mapHint adds to the error of a map where to look for what prevents it.
-func mapHint(err error, access string) error {
+// mapHint adds to the error of a map where to look for its cause.
+func mapHint(err error, r *controlpb.MapRequest) error {
+	access, server := r.AccessMode, "SERVER"
+	if len(r.Paths) > 0 {
+		server = r.Paths[0]
+	}
 	switch {
 	case errors.Is(err, syscall.EPERM) && access == "rw":
 		return hinted{err, "`rnbd server device list +hostname` on the server shows which client has it; map it read-only (ro) meanwhile, or with --access migration"}
-	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EBUSY):
+	case errors.Is(err, syscall.EACCES):
+		return hinted{err, "the server's log has the reason; `rnbd server access check` there says which rule decides"}
+	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EBUSY):
 		return hinted{err, "the server's log has the reason; `rnbd server device list +hostname` there shows which client has it"}
 	case errors.Is(err, syscall.ENOENT):
-		return hinted{err, "names are those below the server's --search-path, without it paths of block devices as /dev/vda"}
+		return hinted{err, "names are those below the server's --search-path, without it paths of block devices as /dev/vda; `rnbd discover " + server + "` lists them"}
 	}
 	return err
 }
@@ -165,7 +172,7 @@ func (c *call) printMapped(ctx context.Context, d *daemons, mapped *controlpb.Cl
 	return printDevice(ctx, c, d, mappedDevice(mapped, host))
 }
 
-// setServer reads what stands behind "from": paths, and names of hosts or of
+// setServer parses the words after "from": paths, and names of hosts or of
 // one session.
 func (c *call) setServer(ctx context.Context, d *daemons, r *controlpb.MapRequest, from []string) error {
 	for i, s := range from {
@@ -196,8 +203,8 @@ func (c *call) setServer(ctx context.Context, d *daemons, r *controlpb.MapReques
 	return nil
 }
 
-// isAddress tells what is left to the daemon to read from names of hosts and
-// sessions.
+// isAddress reports whether s is an address, for the daemon to parse, and not
+// the name of a host or a session.
 func isAddress(s string) bool {
 	s, _, _ = strings.Cut(s, "%")
 	if i := strings.IndexAny(s, "@,"); i >= 0 {
@@ -215,7 +222,7 @@ func isAddress(s string) bool {
 	return err == nil
 }
 
-// lookupLimit is how long the name service may take.
+// lookupLimit bounds the time of the name service.
 const lookupLimit = 5 * time.Second
 
 // resolveHost makes a path of HOST[:PORT][%FABRIC].

@@ -37,9 +37,27 @@ var pathFields = []report.Field[transportPath]{
 		}
 		return p.ChangingKeys
 	}),
+	report.F("tls", "TLS", "protocol and cipher, empty if it is not protected", onProtected(func(s *controlpb.Security) any { return s.Protocol + " " + s.Cipher })),
+	report.F("peer", "Peer", "identity that the other end has proved", onProtected(func(s *controlpb.Security) any { return s.Peer })),
+	report.F("peer_expires", "Peer Expires", "end of the validity of its certificate", onProtected(func(s *controlpb.Security) any {
+		if s.ExpiresUnixMs == 0 {
+			return nil
+		}
+		return time.UnixMilli(s.ExpiresUnixMs).UTC().Format(time.RFC3339)
+	})),
+	report.F("tls_resumed", "Resumed", "the handshake continued an earlier session", onProtected(func(s *controlpb.Security) any { return s.Resumed })),
 	report.F("failovers", "Failovers", "requests taken over from other paths, here", onOutgoingPath(func(p transportPath) any { return report.Count(p.Failovers) })),
 	report.F("latency", "Latency", "last heartbeat's round trip, for programs in ns", func(p transportPath) any { return time.Duration(p.LatencyNs) }),
 	report.F("last_error", "Last Error", "why it is not connected, here", onOutgoingPath(func(p transportPath) any { return p.LastError })),
+}
+
+func onProtected(get func(*controlpb.Security) any) func(transportPath) any {
+	return func(p transportPath) any {
+		if p.Security == nil {
+			return nil
+		}
+		return get(p.Security)
+	}
 }
 
 func onOutgoingPath(get func(transportPath) any) func(transportPath) any {
@@ -230,7 +248,7 @@ func readdPath(c *call) error {
 	})
 }
 
-// closes is how long a server may take to notice that something was closed.
+// closes is the time for a server to notice that a path or device was closed.
 const closes = 3 * time.Second
 
 // onceClosed repeats try while it fails with EEXIST: an object that was just

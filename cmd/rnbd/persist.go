@@ -28,8 +28,8 @@ func persistFile(ctx context.Context, client controlpb.ClientDaemonClient, devic
 	return filepath.Join(info.ConfigDir, device+".yaml"), nil
 }
 
-// persist writes the mapping of dev down, so that the daemon makes it at each
-// start. The file is replaced as a whole.
+// persist records the mapping of dev in a file, so that the daemon makes it
+// at each start. The file is replaced as a whole.
 func persist(file string, inv *inventory, dev device, asked *controlpb.MapRequest) error {
 	m := mappingOf(inv, dev)
 	m.IOMode, m.Frontend, m.Loss = asked.IoMode, asked.Frontend, asked.Loss

@@ -13,6 +13,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/ibverbs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/rocev2"
+	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -23,10 +24,12 @@ const (
 	preferredFabric = "ibverbs"
 )
 
-// fabricConfig is what users can set about fabrics.
+// fabricConfig is the users' configuration of fabrics.
 type fabricConfig struct {
 	MPACRC bool
 	Timing rtrs.Timing
+	TLS    *tlsauth.Auth // nil: none
+	Accept iwarp.TLSMode // of listeners
 	Logs   *logs.Logs
 	Logger *slog.Logger // of one fabric, made by openFabrics
 }
@@ -38,24 +41,25 @@ var fabrics = map[string]func(fabricConfig) (verbs.Device, error){
 		cfg.CRC = c.MPACRC
 		cfg.RNRTimeout = -1 // RTRS asks for endless RNR retries
 		cfg.PeerTimeout = peerTimeout(c.Timing)
+		cfg.TLS, cfg.AcceptTLS = c.TLS, c.Accept
 		cfg.Logger = c.Logger
 		return iwarp.Open(cfg)
 	},
 	"ibverbs": func(c fabricConfig) (verbs.Device, error) {
-		// Libraries and devices are looked for when it is first used. Without
-		// cgo it is a stub that says so.
+		// It looks for libraries and devices when it is first used. Without
+		// cgo it is a stub with an error.
 		return ibverbs.Open(ibverbs.Config{IRD: -1, ORD: -1, Logger: c.Logger}), nil
 	},
 	"rocev2": func(c fabricConfig) (verbs.Device, error) {
-		// Its UDP ports are bound when an address is first used. RTRS has no
-		// RDMA READs, and says so when it connects.
+		// Its UDP ports are bound when an address is first used. RTRS uses no
+		// RDMA READs and declares that when it connects.
 		return rocev2.Open(rocev2.Config{IRD: -1, ORD: -1, Logger: c.Logger})
 	},
 }
 
-// peerTimeout is how long a connection may be silent while it owes an answer.
-// Heartbeats notice within HeartbeatMisses+2 ticks that a peer is gone
-// altogether; one connection of several gets a tick more.
+// peerTimeout is the time for which a connection may be silent while an
+// answer is due. Heartbeats detect the loss of a peer within
+// HeartbeatMisses+2 ticks; one connection of several gets a tick more.
 func peerTimeout(t rtrs.Timing) time.Duration {
 	return time.Duration(t.HeartbeatMisses+3) * t.Heartbeat
 }

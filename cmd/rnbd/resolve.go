@@ -11,12 +11,12 @@ import (
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/spell"
 )
 
-// resolve turns a command line into the one that cobra knows: full words, the
-// noun before the verb, commands before flags.
+// resolve turns a command line into the form that cobra expects: full words,
+// the noun before the verb, commands before flags.
 //
 // A word may be shortened as long as it fits one command. If it fits several,
-// the word behind it decides: "cl dev" is the client, since nothing else that
-// starts with "cl" knows a word that starts with "dev".
+// the word after it decides: "cl dev" is the client, since no other command
+// that starts with "cl" has a word that starts with "dev".
 func resolve(root *cobra.Command, args []string) ([]string, error) {
 	r := resolver{node: root}
 	if err := r.walk(args); err != nil {
@@ -69,7 +69,7 @@ func (r *resolver) descend(c *cobra.Command) {
 	r.words = append(r.words, c.Name())
 }
 
-// arguments are what stands behind a verb. The noun may be the first, and
+// arguments resolves the words after a verb. The noun may be the first, and
 // "help" the last.
 func (r *resolver) arguments(args []string) error {
 	if n := r.nounAfter(args); n != nil {
@@ -103,9 +103,9 @@ func asksForHelp(args []string) bool {
 	return n > 0 && args[n-1] == "help"
 }
 
-// nounAfter finds the command that "VERB NOUN" means: of that noun. Nil: the
-// word behind the verb is no noun. Only list, which has no arguments of its
-// own, takes a shortened one.
+// nounAfter returns the command for "VERB NOUN", or nil if the word after the
+// verb is no noun. Only list accepts a shortened noun, because list has no
+// arguments of its own.
 func (r *resolver) nounAfter(args []string) *cobra.Command {
 	verb := r.node.Annotations[verbOf]
 	if verb == "" || r.node.GroupID != groupVerbs || len(args) == 0 {
@@ -128,7 +128,7 @@ func (r *resolver) nounAfter(args []string) *cobra.Command {
 	return nil
 }
 
-// topic resolves the words behind help as far as they are commands.
+// topic resolves the words after help as far as they are commands.
 func (r *resolver) topic(args []string) error {
 	about := resolver{node: r.node.Root()}
 	if err := about.walk(args); err != nil {
@@ -138,8 +138,8 @@ func (r *resolver) topic(args []string) error {
 	return nil
 }
 
-// resolveCompletion resolves a request of a shell: all but the first word,
-// which is the request, and the last, which is being typed.
+// resolveCompletion resolves a request of a shell. The first word is the
+// request itself. The last one is not complete yet.
 func resolveCompletion(root *cobra.Command, args []string) []string {
 	if len(args) < 3 {
 		return args
@@ -152,7 +152,7 @@ func resolveCompletion(root *cobra.Command, args []string) []string {
 	return append(append(args[:1:1], line...), args[last])
 }
 
-// find returns the command below node that word means.
+// find returns the command below node for word.
 func find(node *cobra.Command, word, next string) (*cobra.Command, error) {
 	fits := matching(node, word)
 	if len(fits) == 1 {
@@ -183,7 +183,8 @@ func find(node *cobra.Command, word, next string) (*cobra.Command, error) {
 	return nil, usageError{fmt.Errorf("%q is short for several commands: %s", word, strings.Join(names, ", "))}
 }
 
-// matching are the commands below node that word names or begins.
+// matching returns the commands below node that are named word, or begin with
+// it.
 func matching(node *cobra.Command, word string) (fits []*cobra.Command) {
 	if word == "" {
 		return nil

@@ -36,8 +36,8 @@ list".`
   rnbd session list +hostname json
   rnbd unmap rnbd0`
 	root.SilenceErrors, root.SilenceUsage = true, true
-	// Before anything is done: a device must not be mapped by a command that
-	// then cannot tell its name.
+	// This check comes before anything is done: a command must not map a
+	// device and then fail to print its name.
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return checkOutput(cmd) }
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	f := root.PersistentFlags()
@@ -57,7 +57,7 @@ list".`
 	}
 	completeFlags(root, nil)
 	addVerbs(root, onBoth)
-	root.AddCommand(newConfig(), newVersion(), newExitCodes(), newMan())
+	root.AddCommand(newBundle(), newConfig(), newDiscover(), newDoctor(), newExplain(), newPSK(), newVersion(), newExitCodes(), newMan())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	return root
@@ -94,8 +94,8 @@ func checkOutput(cmd *cobra.Command) error {
 	return nil
 }
 
-// errorFormat is the form in which an error is printed. It reads the command
-// line once more, since that may be what is wrong.
+// errorFormat returns the format for printing an error. It reads the command
+// line once more, since the error may be there.
 func errorFormat(args []string) string {
 	for i, a := range args {
 		value, isFlag := strings.CutPrefix(a, "--output=")

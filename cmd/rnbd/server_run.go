@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -15,10 +14,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-server"
+	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // serverOptions are the flags and the configuration file of the server.
@@ -27,6 +27,7 @@ type serverOptions struct {
 	Listen           []string      `yaml:"listen"`
 	SearchPath       string        `yaml:"search-path"`
 	SearchPathLater  bool          `yaml:"search-path-later"`
+	List             bool          `yaml:"list"`
 	IOPlugin         []string      `yaml:"io-plugin"`
 	IOMode           []string      `yaml:"io-mode"`
 	IOConfig         []string      `yaml:"io-config"`
@@ -37,6 +38,8 @@ type serverOptions struct {
 	InfoTimeout      time.Duration `yaml:"info-timeout"`
 	CrashLimit       int           `yaml:"crash-limit"`
 	CrashWindow      time.Duration `yaml:"crash-window"`
+	AccessGrace      time.Duration `yaml:"access-grace"`
+	Access           []access.Rule `yaml:"access"` // of files only
 }
 
 func newServerRun() *cobra.Command {
@@ -64,9 +67,11 @@ func serverRun() (*cobra.Command, *serverOptions) {
 	}
 	f := c.Flags()
 	o.daemonOptions.register(f, def.Pumps)
-	f.StringArrayVar(&o.Listen, "listen", []string{"127.0.0.1:1234"}, "where to listen: [FABRIC://]ADDRESS:PORT, repeatable")
+	o.tlsOptions.register(f, "TLS on iwarp: off, allow (the client decides) or require")
+	f.StringArrayVar(&o.Listen, "listen", []string{"127.0.0.1:1234"}, "where to listen: [FABRIC://]ADDRESS:PORT[,trusted], repeatable; trusted: the network is protected, see --tls require")
 	f.StringVar(&o.SearchPath, "search-path", "", "folder that device names start from; %SESSNAME% is the session's name; without it block devices only are served, from /")
 	f.BoolVar(&o.SearchPathLater, "search-path-later", false, "start although the folder of --search-path is not there yet, as one that is mounted later")
+	f.BoolVar(&o.List, "list", def.List, "tell clients the names below --search-path, their sizes and who has them open, as rnbd discover shows them")
 	f.StringArrayVar(&o.IOPlugin, "io-plugin", nil, "storage plugin NAME=PATH[,sha256=HEX], repeatable, beside blockio and fileio of the plugin folder; NAME=none leaves one of these out")
 	f.StringArrayVar(&o.IOMode, "io-mode", nil, "GLOB=NAME: device names that a plugin serves, repeatable, first match wins")
 	f.StringArrayVar(&o.IOConfig, "io-config", nil, "NAME:KEY=VALUE: setting of a storage plugin, repeatable")
@@ -77,81 +82,107 @@ func serverRun() (*cobra.Command, *serverOptions) {
 	f.DurationVar(&o.InfoTimeout, "info-timeout", def.InfoTimeout, "time for a path from its first connection until it is connected")
 	f.IntVar(&o.CrashLimit, "crash-limit", def.CrashLimit, "crashes of a plugin within --crash-window that are too many")
 	f.DurationVar(&o.CrashWindow, "crash-window", def.CrashWindow, "see --crash-limit")
+	f.DurationVar(&o.AccessGrace, "access-grace", 30*time.Second, "time that a device stays open when a reload takes away the rule that allowed it")
 	return c, o
 }
 
-// load reads the configuration files. Of a key in several the last counts.
+// load reads the configuration files. The rules of all files hold, in the order of
+// the files; of any other key the last file counts.
 func (o *serverOptions) load(cmd *cobra.Command) error {
-	if err := o.daemonOptions.load(cmd, "server", o, func() {}); err != nil {
+	err := o.collectAccess(func(eachFile func()) error { return o.daemonOptions.load(cmd, "server", o, eachFile) })
+	if err != nil {
 		return usageError{fmt.Errorf("configuration: %w", err)}
 	}
 	return nil
 }
 
+// collectAccess gathers the rules of the files that read reads, and checks them
+// together.
+func (o *serverOptions) collectAccess(read func(eachFile func()) error) error {
+	var all []access.Rule
+	err := read(func() { all, o.Access = append(all, o.Access...), nil })
+	o.Access = all
+	if err == nil {
+		_, err = access.New(all)
+	}
+	return err
+}
+
 func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal) error {
-	l, err := o.start("server")
+	run, err := o.begin(cmd, "server", hangups)
 	if err != nil {
 		return err
 	}
-	defer l.Flush()
-	cfg, err := o.config()
+	defer run.end()
+	cfg, err := o.libraryConfig(run)
 	if err != nil {
 		return err
 	}
-	if err := o.checkSearchPath(l.Logger("server")); err != nil {
+	if err := run.listen(); err != nil {
 		return err
 	}
-	devices, err := openFabrics(fabricConfig{MPACRC: o.MPACRC, Timing: cfg.Timing, Logs: l})
-	if err != nil {
-		return err
-	}
-	cfg.Logs = l
-	for _, l := range o.Listen {
-		fabric, addr := cutFabric(l)
-		dev, ok := devices[fabric]
-		if !ok {
-			return usageError{fmt.Errorf("--listen %s: this build has the fabrics %s", l, strings.Join(fabricNames(), ", "))}
-		}
-		ap, err := netip.ParseAddrPort(addr)
-		if err != nil {
-			return usageError{fmt.Errorf("--listen %s: %w; write [FABRIC://]ADDRESS:PORT", l, err)}
-		}
-		cfg.Listen = append(cfg.Listen, server.Listen{Device: dev, Addr: ap})
-	}
-	socket, err := socketPath(cmd, "server")
-	if err != nil {
-		return err
-	}
-	sock, err := control.Listen(socket)
-	if err != nil {
-		return err
-	}
-	defer sock.Close()
+	cfg.Audit = run.audit
 	s, err := server.New(cmd.Context(), cfg)
 	if err != nil {
 		return explainListen(fmt.Errorf("server: %w", err))
 	}
-	api := control.NewServer(control.LogCalls(l.Logger("control")))
-	daemon := &serverDaemon{ServerDaemonServer: s.Control(versionString()), cmd: cmd, options: o, logs: l}
+	daemon := &serverDaemon{ServerDaemonServer: s.Control(versionString()), server: s}
+	daemon.conf = running[*serverOptions]{kind: "server", cmd: cmd, logs: run.logs, options: o, fresh: serverRun, tls: run.tls}
+	api := run.newAPI()
 	controlpb.RegisterServerDaemonServer(api, daemon)
-	stopMetrics, err := o.serveMetrics(metrics.Server(daemon), l.Logger("server"))
-	if err != nil {
-		return errors.Join(err, closeWithin(s.Close))
-	}
-	defer stopMetrics()
-	unmount, err := o.mountTree("server", socket, s.Tree(), l.Logger("server"))
-	if err != nil {
-		return errors.Join(err, closeWithin(s.Close))
-	}
-	l.Logger("server").Info("server is ready", "socket", socket, "version", versionString())
-	defer onHangup(hangups, func() { reloadNow(cmd.Context(), daemon, l.Logger("server")) })()
-	return serveUntilDone(cmd.Context(), api, sock, func(ctx context.Context) error {
-		return errors.Join(unmount(), s.Close(ctx))
+	return run.serve(api, service{
+		metrics: metrics.Server(daemon), tree: s.Tree(), reloader: daemon,
+		ready: func(context.Context) {}, close: s.Close,
 	})
 }
 
+// libraryConfig is config with the fabrics, the listeners and the logs of run.
+func (o *serverOptions) libraryConfig(run *daemonRun) (server.Config, error) {
+	cfg, err := o.config()
+	if err != nil {
+		return cfg, err
+	}
+	if err := o.checkSearchPath(run.log); err != nil {
+		return cfg, err
+	}
+	accept, err := o.mode()
+	if err != nil {
+		return cfg, err
+	}
+	if run.tls, err = o.tlsOptions.open("", run.logs.Logger("tls")); err != nil {
+		return cfg, err
+	}
+	devices, err := openFabrics(fabricConfig{MPACRC: o.MPACRC, Timing: cfg.Timing, Logs: run.logs, TLS: run.tls, Accept: accept})
+	if err != nil {
+		return cfg, err
+	}
+	cfg.Logs = run.logs
+	cfg.Listen, err = o.listeners(devices)
+	return cfg, err
+}
+
+// listeners turns the arguments of --listen into the library's.
+func (o *serverOptions) listeners(devices map[string]verbs.Device) (all []server.Listen, err error) {
+	for _, l := range o.Listen {
+		fabric, addr := cutFabric(l)
+		dev, ok := devices[fabric]
+		if !ok {
+			return nil, usageError{fmt.Errorf("--listen %s: this build has the fabrics %s", l, strings.Join(fabricNames(), ", "))}
+		}
+		if addr, err = o.checkListener(l, fabric, addr); err != nil {
+			return nil, err
+		}
+		ap, err := netip.ParseAddrPort(addr)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--listen %s: %w; write [FABRIC://]ADDRESS:PORT", l, err)}
+		}
+		all = append(all, server.Listen{Device: dev, Addr: ap})
+	}
+	return all, nil
+}
+
 // checkSearchPath refuses a search path that is no folder. The part from
-// %SESSNAME% on is made of names of sessions, and is not looked at.
+// %SESSNAME% on has names of sessions and is not checked.
 func (o *serverOptions) checkSearchPath(log *slog.Logger) error {
 	folder, _, _ := strings.Cut(o.SearchPath, "%SESSNAME%")
 	if folder == "" {
@@ -174,11 +205,15 @@ func (o *serverOptions) checkSearchPath(log *slog.Logger) error {
 // config turns options into the library's configuration.
 func (o *serverOptions) config() (server.Config, error) {
 	cfg := server.DefaultConfig()
-	cfg.SearchPath = o.SearchPath
+	cfg.SearchPath, cfg.List = o.SearchPath, o.List
 	cfg.Pumps, cfg.Spin = o.Pumps, o.spin()
 	cfg.QueueDepth, cfg.ChunkSize, cfg.AlwaysInvalidate = o.QueueDepth, o.ChunkSize, o.AlwaysInvalidate
 	cfg.CrashLimit, cfg.CrashWindow = o.CrashLimit, o.CrashWindow
 	cfg.InfoTimeout = o.InfoTimeout
+	var err error
+	if cfg.Access, err = access.New(o.Access); err != nil {
+		return cfg, usageError{fmt.Errorf("access: %w", err)}
+	}
 	if err := setLimits(&cfg, o.Limit); err != nil {
 		return cfg, err
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 )
 
-// stageLatency is what one operation takes in one stage.
+// stageLatency is the latency of one operation in one stage.
 type stageLatency struct {
 	stage, op string
 	latency   latency.Snapshot
@@ -34,7 +34,7 @@ func quantile(name, header, doc string, q float64) report.Field[stageLatency] {
 	return report.F(name, header, doc, func(s stageLatency) any { return short(s.latency.Quantile(q)) })
 }
 
-// short drops digits that say nothing.
+// short drops digits without significance.
 func short(d time.Duration) time.Duration {
 	for unit := time.Second; unit > time.Nanosecond; unit /= 1000 {
 		if d >= unit {

@@ -51,8 +51,8 @@ func printUdev(w io.Writer, d *controlpb.ClientDevice) error {
 	return err
 }
 
-// udevValue leaves what udev takes in a link's name, "!" and "/", and writes the
-// bytes of the rest as udev itself does.
+// udevValue keeps the characters that udev takes in a link's name, "!" and "/"
+// too, and writes the bytes of the rest as udev itself does.
 func udevValue(s string) string {
 	const fine = "#+-.:=@_!/"
 	var b strings.Builder

@@ -12,8 +12,8 @@ import (
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/spell"
 )
 
-// wordSet are kinds of options that a verb takes as words behind its
-// arguments. Each is a flag too.
+// wordSet are the kinds of options that a verb takes as words after its
+// arguments. Each is a flag, too.
 type wordSet uint8
 
 const (
@@ -27,7 +27,7 @@ const (
 
 func (s wordSet) has(one wordSet) bool { return s&one != 0 }
 
-// options are what words and flags say.
+// options are the values of words and flags.
 type options struct {
 	report.Options
 	chosen  string // fields
@@ -39,7 +39,7 @@ type options struct {
 	verbose bool
 }
 
-// optionWord is an option that stands as a word of its own.
+// optionWord is an option in the form of a word.
 type optionWord struct {
 	kind wordSet // 0: of every verb
 	name string
@@ -62,7 +62,7 @@ var optionWordTable = []optionWord{
 	{0, "verbose", "print what is done", func(o *options) { o.verbose = true }},
 }
 
-// flags makes flags of the words.
+// flags defines the words as flags.
 func (s wordSet) flags(f *pflag.FlagSet) {
 	if s.has(outputWords) {
 		f.StringP("fields", "f", "", "fields to print: a,b or +a,-b or all")
@@ -180,7 +180,7 @@ func (v *verb) fields() []report.Info {
 	return v.anyFields
 }
 
-// knownWords are all option words of v.
+// knownWords returns all option words of v.
 func (v *verb) knownWords() (out []string) {
 	for _, known := range optionWordTable {
 		if known.kind == 0 || v.words.has(known.kind) {
@@ -196,9 +196,9 @@ func (v *verb) knownWords() (out []string) {
 	return out
 }
 
-// listSpec makes a word of an argument that looks like a flag: "-state" takes a
-// field away, and is none of the flags of cmd. An empty name before it keeps
-// it from being read as one.
+// listSpec turns an argument that looks like a flag into a word: "-state"
+// removes a field and is no flag of cmd. It returns the word with an empty name
+// in front, so that it is not parsed as a flag.
 func listSpec(cmd *cobra.Command, arg string) (word string, ok bool) {
 	if len(arg) < 3 || arg[0] != '-' || arg[1] == '-' || cmd.Flags().Lookup("fields") == nil {
 		return "", false

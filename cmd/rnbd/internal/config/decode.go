@@ -15,14 +15,14 @@ import (
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/spell"
 )
 
-// Checker is a struct that can say what is wrong with its values. key is the
-// yaml key of the value, empty if it is none alone.
+// Checker is a struct that can check its values. key is the yaml key of the
+// value, empty if it is none alone.
 type Checker interface {
 	Check() (key string, err error)
 }
 
-// Read decodes the file into the struct that into points to. What the file does
-// not name keeps its value. Keys that are given twice are errors.
+// Read decodes the file into the struct that into points to. Values that the
+// file does not name stay. Keys that are given twice are errors.
 func Read(file string, into any) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -49,7 +49,7 @@ func Decode(file string, text []byte, into any) error {
 	return errors.Join(d.errs...)
 }
 
-// decoder collects what is wrong in one file.
+// decoder collects the errors of one file.
 type decoder struct {
 	file string
 	errs []error
@@ -59,7 +59,7 @@ func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
 	d.errs = append(d.errs, fmt.Errorf("%s: line %d, column %d: %w", d.file, n.Line, n.Column, fmt.Errorf(format, args...)))
 }
 
-// value decodes n, which stands behind key, into v.
+// value decodes n, the value of key, into v.
 func (d *decoder) value(n *yaml.Node, v reflect.Value, key string) {
 	switch {
 	case n.Kind == yaml.ScalarNode && n.Tag == "!!null":

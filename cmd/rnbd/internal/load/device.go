@@ -6,7 +6,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// Device is what load is made on.
+// Device is the device under load.
 type Device interface {
 	// Limits: Size, LogicalBlockSize and MaxIOSize count; a MaxIOSize of 0 is
 	// none.

@@ -26,7 +26,7 @@ type File struct {
 	direct bool
 }
 
-// lockPatience is how long the last I/O of another writer may take to end.
+// lockPatience is the time for the last I/O of another writer to end.
 const lockPatience = 300 * time.Millisecond
 
 // OpenFile opens the file or device at path. For writing it must not be in use: a
@@ -62,7 +62,7 @@ func OpenFile(ctx context.Context, path string, write bool) (_ *File, err error)
 	return d, d.measure(path)
 }
 
-// open tries to go past the page cache: what a file system may refuse.
+// open tries to go past the page cache; a file system may refuse that.
 func (d *File) open(path string, write bool) (err error) {
 	flags := os.O_RDONLY
 	if write {
@@ -77,8 +77,8 @@ func (d *File) open(path string, write bool) (err error) {
 	return err
 }
 
-// lock takes what the storage plugins take, so that neither writes to what the
-// other has.
+// lock takes the same locks as the storage plugins, so that neither writes to
+// a disk that the other has open.
 func (d *File) lock(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, lockPatience)
 	defer cancel()
@@ -119,7 +119,7 @@ func (d *File) measure(path string) error {
 // Limits are those of the file.
 func (d *File) Limits() blk.Limits { return d.limits }
 
-// Access says how requests are made.
+// Access returns the kind of access in words.
 func (d *File) Access() string {
 	how := "io_uring"
 	if uring.Supported() != nil || os.Getenv(uring.EngineEnv) == "threads" {

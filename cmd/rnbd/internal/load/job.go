@@ -18,7 +18,7 @@ type job struct {
 	w       *Workload
 	number  int // among the jobs of the device
 	stop    *atomic.Bool
-	opened  func()          // tells that open has returned
+	opened  func()          // called when open has returned
 	begin   <-chan struct{} // closed when all jobs have opened
 	latency latency.Ops
 	bytes   [2]atomic.Uint64 // by latency.IndexOf; the owner writes
@@ -154,7 +154,7 @@ func (j *job) complete(d Done, now int64) {
 	}
 }
 
-// judge finds what is wrong with an answer.
+// judge returns an error for a wrong answer.
 func (j *job) judge(o *io, d Done) error {
 	at := d.Slot % j.parts * j.slotSize
 	off, n := o.off+uint64(at), min(o.len-at, j.slotSize)

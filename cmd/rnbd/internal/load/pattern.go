@@ -5,12 +5,12 @@ import (
 	"fmt"
 )
 
-// Pattern fills sectors so that what is read can be told from everything else
-// that might stand there: data of another place, older data, half a sector. It
-// remembers how often each sector was written. Jobs may use it at the same
-// time for regions of their own.
+// Pattern fills sectors so that each can be told from all other contents: data
+// of another place, older data, half a sector. It remembers how often each
+// sector was written. Jobs may use it at the same time for regions of their
+// own.
 type Pattern struct {
-	seed        uint64 // of this run: what another run has left is told from ours
+	seed        uint64 // of this run: distinguishes its sectors from those of other runs
 	generations []uint32
 }
 
@@ -29,8 +29,8 @@ func (p *Pattern) fill(b []byte, off uint64) {
 	}
 }
 
-// put is sector s in its g-th generation: both numbers, then words that follow
-// from them.
+// put writes sector s in its g-th generation to b: both numbers, then words
+// derived from them.
 func (p *Pattern) put(b []byte, s uint64, g uint32) {
 	binary.LittleEndian.PutUint64(b, s)
 	binary.LittleEndian.PutUint64(b[8:], uint64(g))
@@ -49,8 +49,9 @@ func (p *Pattern) key(s uint64, g uint32) uint64 {
 	return (x^x>>29)*0x94d049bb133111eb | 1
 }
 
-// check compares b, which was read from off on, with what was written there.
-// What this run has not written is not known. scratch has room for a sector.
+// check compares b, read from off on, with the data written there. Sectors
+// that this run has not written have no known contents. scratch has room for
+// a sector.
 func (p *Pattern) check(b []byte, off uint64, scratch []byte) error {
 	for at := uint64(0); at < uint64(len(b)); at += sector {
 		s, got := (off+at)/sector, b[at:at+sector]
@@ -66,7 +67,7 @@ func (p *Pattern) check(b []byte, off uint64, scratch []byte) error {
 	return nil
 }
 
-// name says what a sector holds that is not what it should be.
+// name describes the contents of a wrong sector.
 func (p *Pattern) name(got, scratch []byte) string {
 	s, g := binary.LittleEndian.Uint64(got), uint32(binary.LittleEndian.Uint64(got[8:]))
 	p.put(scratch, s, g)

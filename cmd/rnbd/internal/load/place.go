@@ -6,7 +6,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// chooser draws the requests of one job: what, where and how long.
+// chooser draws the requests of one job: operation, place and length.
 type chooser struct {
 	w       *Workload
 	rng     *rand.Rand

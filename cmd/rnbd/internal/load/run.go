@@ -29,11 +29,12 @@ func (t *Target) region() region {
 	return region{0, size}
 }
 
-// Used is how much of the device load is made on.
+// Used returns the size of the part of the device that the load uses, in bytes.
 func (t *Target) Used() uint64 { return t.region().size }
 
-// room is how many of its largest I/Os a part must have place for. With a
-// pattern no two of those under way overlap, so that places must be left.
+// room returns the number of its largest I/Os that a part must have space
+// for. With a pattern, no two I/Os under way overlap, so some space must stay
+// free.
 func (t *Target) room(w Workload) uint64 {
 	if t.Pattern != nil {
 		return 4 * uint64(w.Depth)
@@ -56,7 +57,7 @@ func (t *Target) Fits(w Workload) error {
 	return nil
 }
 
-// Result is what a run gave. By operation: read, write.
+// Result is the result of a run. By operation: read, write.
 type Result struct {
 	Workload Workload
 	Elapsed  time.Duration
@@ -70,7 +71,7 @@ func (r *Result) Requests() uint64 { return r.Latency[0].Count() + r.Latency[1].
 // OpOf is the operation at index i of a Result.
 func OpOf(i int) blk.Op { return latency.OpAt(i) }
 
-// Options say how long, and who is told about it.
+// Options bound the time of a run and name the receiver of its progress.
 type Options struct {
 	Time     time.Duration
 	Progress func(requests uint64, elapsed time.Duration) // nil: not reported
@@ -78,8 +79,8 @@ type Options struct {
 
 const progressEvery = 200 * time.Millisecond
 
-// Run makes the load of w on all targets at the same time. When ctx ends it
-// ends too, with what it has measured: that is no error.
+// Run makes the load of w on all targets at the same time. When ctx ends, Run
+// ends with its result so far: that is no error.
 func Run(ctx context.Context, w Workload, targets []*Target, o Options) (Result, error) {
 	var stop atomic.Bool
 	var opened sync.WaitGroup

@@ -16,7 +16,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// ram is a device in memory that does what it is told to do wrong.
+// ram is a device in memory with faults that the test chooses.
 type ram struct {
 	data   []byte
 	limits blk.Limits
@@ -80,7 +80,7 @@ func (q *ramQueue) Wait(done []Done) (n int) {
 	return n
 }
 
-// untilEnough is for runs that end by what they have done.
+// untilEnough is for runs that end after an amount of work.
 var untilEnough = Options{Time: time.Minute}
 
 func workload(reads, block, depth, jobs int) Workload {
@@ -214,7 +214,8 @@ func TestPatternsFindWhatIsWrong(t *testing.T) {
 	}
 }
 
-// What is written last and never read again by the load is found in the end.
+// The load never reads again the last write of a block. The reading at the end
+// finds it.
 func TestReadBackFindsALostWrite(t *testing.T) {
 	d := newRAM(256 << 10)
 	ctx, cancel := context.WithCancel(t.Context())

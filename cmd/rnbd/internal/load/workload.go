@@ -25,7 +25,7 @@ type Block struct{ Bytes, Weight int }
 // Writes reports whether data are lost.
 func (w Workload) Writes() bool { return w.Reads < 100 }
 
-// Kind is what requests are like, without their number: "4k-randread".
+// Kind describes the requests, without their number: "4k-randread".
 func (w Workload) Kind() string {
 	if len(w.Blocks) > 1 {
 		return "mixed"
@@ -45,7 +45,7 @@ func (w Workload) Kind() string {
 	return shortSize(w.Blocks[0].Bytes) + "-" + op
 }
 
-// named gives w the name that says what it is.
+// named gives w a name from its values.
 func (w Workload) named() Workload {
 	w.Name = fmt.Sprintf("%s-d%d", w.Kind(), w.Depth)
 	return w
@@ -60,7 +60,7 @@ func shortSize(n int) string {
 	return fmt.Sprint(n)
 }
 
-// Memory is what the requests of one device in flight take, in bytes.
+// Memory returns the memory of the requests in flight of one device, in bytes.
 func (w Workload) Memory() int { return w.Jobs * w.Depth * w.largest() }
 
 // largest is the size of the largest requests, smallest that of the smallest.
@@ -102,7 +102,7 @@ func Mixed(depth, jobs int) Workload {
 	}.named()
 }
 
-// kind is a word for a load.
+// kind is a named load.
 type kind struct {
 	name   string
 	reads  int
@@ -113,7 +113,7 @@ var kinds = []kind{
 	{"read", 100, false}, {"write", 0, false}, {"randread", 100, true}, {"randwrite", 0, true}, {"randrw", 50, true},
 }
 
-// KindNames are the words that Custom takes.
+// KindNames returns the words that Custom accepts.
 func KindNames() string {
 	var names []string
 	for _, k := range kinds {
@@ -149,7 +149,7 @@ func Custom(name string, block int, zipf float64, depths []int, jobs int) (ws []
 	return ws, check(w, depths)
 }
 
-// Bounds of what is worth asking for.
+// Bounds of sensible values.
 const (
 	maxDepth = 4096
 	maxJobs  = 64

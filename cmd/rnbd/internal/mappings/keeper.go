@@ -19,7 +19,7 @@ type Daemon interface {
 	Map(ctx context.Context, m Mapping) (name string, err error)
 	// Unmap takes a device away; EBUSY in the chain: it is in use.
 	Unmap(ctx context.Context, name string) error
-	// Mapped lists what is mapped: devices by their names.
+	// Mapped lists the mapped devices by their names.
 	Mapped() map[string]Mapped
 }
 
@@ -32,8 +32,8 @@ const (
 	lastPause  = 30 * time.Second
 )
 
-// Keeper maps what a configuration asks for. Its methods may be called at the
-// same time.
+// Keeper maps the devices of a configuration. Its methods may be called at
+// the same time.
 type Keeper struct {
 	daemon Daemon
 	log    *slog.Logger
@@ -62,7 +62,7 @@ func NewKeeper(d Daemon, log *slog.Logger) *Keeper {
 	return k
 }
 
-// Close ends the attempts. What is mapped stays.
+// Close ends the attempts. Mapped devices stay.
 func (k *Keeper) Close() {
 	k.end()
 	k.tries.Wait()
@@ -74,19 +74,19 @@ const (
 	Unmap = "unmap"
 )
 
-// Change is a difference between what is wanted and what is mapped. Err is why
-// it was not made; a map under way has none.
+// Change is a difference between the configuration and the mapped devices. Err
+// is why it was not made; a map under way has none.
 type Change struct {
 	Action string
 	Mapping
 	Err error
 }
 
-// Want makes what is mapped follow the configuration: new mappings are begun, and
-// those that an earlier call wanted and this one does not are taken away. One
-// that is in use stays wanted as it was. A wanted mapping that was unmapped by hand
-// is mapped again. Devices that no configuration has asked for are left alone. With
-// dry nothing is done.
+// Want makes the mapped devices follow the configuration: new mappings are
+// begun, and those that an earlier call wanted and this one does not are taken
+// away. One that is in use stays wanted as it was. A wanted mapping that was
+// unmapped by hand is mapped again. Devices that no configuration has asked for
+// are left alone. With dry nothing is done.
 func (k *Keeper) Want(ctx context.Context, all []Mapping, dry bool) (changes []Change) {
 	k.turn.Lock()
 	defer k.turn.Unlock()
@@ -123,7 +123,7 @@ func (k *Keeper) Want(ctx context.Context, all []Mapping, dry bool) (changes []C
 			continue
 		}
 		if i := slices.IndexFunc(kept, func(e *entry) bool { return e.id() == m.id() }); i >= 0 {
-			continue // it was changed, and what it was is in use
+			continue // it was changed, and the device as it was is in use
 		}
 		if !there(mapped, m) {
 			changes = append(changes, Change{Action: Map, Mapping: m})

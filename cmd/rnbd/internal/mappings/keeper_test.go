@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// fake is a daemon whose servers may be away, and whose devices may be in use.
+// fake is a daemon. Its servers may be away, and its devices may be in use.
 type fake struct {
 	mu     sync.Mutex
 	mapped map[string]Mapped
 	away   map[string]bool // servers
-	hangs  map[string]bool // servers whose maps never end
+	hangs  map[string]bool // servers with maps that never end
 	used   map[string]bool // devices
 	tries  map[string]int  // by server
 	n      int

@@ -25,7 +25,7 @@ type Mapping struct {
 	Options  map[string]string `yaml:"options,omitempty"`  // of the front end
 }
 
-// Check reports what is wrong with m, and the key where it stands.
+// Check returns an error of m, and the key where it stands.
 func (m *Mapping) Check() (key string, err error) {
 	switch {
 	case m.Device == "":
@@ -102,7 +102,8 @@ func (m *Mapping) equal(o *Mapping) bool {
 		m.Loss == o.Loss && m.Frontend == o.Frontend && m.IOMode == o.IOMode && maps.Equal(m.Options, o.Options)
 }
 
-// Request is what m asks the daemon for. loss is that of mappings that name none.
+// Request returns the request of m for the daemon. loss is that of mappings
+// that name none.
 func (m *Mapping) Request(loss client.Loss) (client.MapRequest, error) {
 	mode, ok := blk.ParseAccessMode(m.access())
 	if !ok {

@@ -111,7 +111,7 @@ const (
 	lastBound  = 36
 )
 
-// cumulative counts what is below each bound, in seconds.
+// cumulative counts the values below each bound, in seconds.
 func cumulative(s *latency.Snapshot) map[float64]uint64 {
 	out := map[float64]uint64{}
 	for b := firstBound; b <= lastBound; b += 2 {

@@ -11,7 +11,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
-// api is what both daemons offer.
+// api is the common part of both daemons' control APIs.
 type api interface {
 	Info(context.Context, *controlpb.InfoRequest) (*controlpb.DaemonInfo, error)
 	ListSessions(context.Context, *controlpb.ListRequest) (*controlpb.SessionList, error)
@@ -44,7 +44,7 @@ func Server(s controlpb.ServerDaemonServer) prometheus.Collector {
 		l, err := s.ListDevices(ctx, &controlpb.ListRequest{})
 		for _, d := range l.GetDevices() {
 			one := device{name: d.Path, state: d.State, size: d.GetLimits().GetSize(), users: float64(len(d.Users))}
-			for _, u := range d.Users { // the server counts what clients write as received
+			for _, u := range d.Users { // the server counts clients' writes as received
 				one.rx += u.TxSectors
 				one.tx += u.RxSectors
 			}
@@ -65,6 +65,7 @@ type collector struct {
 	sessions                                                                metric
 	pathUp, pathReads, pathWrites, pathReadBytes, pathWriteBytes            metric
 	pathInflight, pathReconnects, pathFailovers, pathLatency                metric
+	pathSecurity, pathPeerExpiry                                            metric
 	deviceOpen, deviceSize, deviceRead, deviceWritten, deviceUse, deviceRun metric
 	pumpLoops, pumpSleeps, pumpWakes, pumpSpins                             metric
 	pluginUp, pluginRestarts                                                metric
@@ -98,6 +99,8 @@ func newCollector(kind string, a api, devices func(context.Context) ([]device, e
 		pathReconnects: counter("path_reconnects_total", "Attempts to connect the path again.", "session", "path", "fabric", "result"),
 		pathFailovers:  counter("path_failovers_total", "Requests taken over from other paths.", "session", "path", "fabric"),
 		pathLatency:    gauge("path_heartbeat_latency_seconds", "Round trip of the last heartbeat.", "session", "path", "fabric"),
+		pathSecurity:   gauge("path_security_info", "1 for a path that is protected, with what protects it and the identity that its other end has proved.", "session", "path", "fabric", "protocol", "cipher", "peer"),
+		pathPeerExpiry: gauge("path_peer_expiry_seconds", "End of the validity of the certificate of the path's other end, in seconds since 1970.", "session", "path", "fabric"),
 		deviceOpen:     gauge("device_open", "Whether the device takes requests.", "device"),
 		deviceSize:     gauge("device_size_bytes", "Size of the device.", "device"),
 		deviceRead:     counter("device_read_bytes_total", "Bytes read from the device.", "device"),
@@ -118,7 +121,7 @@ func newCollector(kind string, a api, devices func(context.Context) ([]device, e
 	return c
 }
 
-// Describe tells which metrics there can be.
+// Describe lists all possible metrics.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range c.descs {
 		ch <- d
@@ -214,8 +217,15 @@ func (c *collector) path(ctx context.Context, b *batch, p *controlpb.Path, label
 		b.add(c.pathReconnects, float64(st.ReconnectsFailed), append(labels[:3:3], "failed")...)
 		b.add(c.pathFailovers, float64(st.Failovers), labels...)
 	}
-	if labels[0] != other { // a sum of latencies is none
-		b.add(c.pathLatency, float64(st.LatencyNs)/1e9, labels...)
+	if labels[0] == other {
+		return // a sum of latencies or of times means nothing
+	}
+	b.add(c.pathLatency, float64(st.LatencyNs)/1e9, labels...)
+	if sec := p.Security; sec != nil {
+		b.add(c.pathSecurity, 1, append(labels[:3:3], sec.Protocol, sec.Cipher, sec.Peer)...)
+		if sec.ExpiresUnixMs != 0 {
+			b.add(c.pathPeerExpiry, float64(sec.ExpiresUnixMs)/1e3, labels...)
+		}
 	}
 }
 

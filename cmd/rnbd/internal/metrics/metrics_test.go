@@ -58,7 +58,8 @@ func busyDaemon() *daemon {
 		{Fabric: "rocev2", Name: "dropped", Reason: "icrc", Value: 7}, {Fabric: "iwarp", Name: "sent", Bytes: true, Value: 1000},
 	}
 	d.sessions.Sessions = []*controlpb.Session{{Name: "s", State: "connected", Paths: []*controlpb.Path{
-		{Session: "s", Id: 1, State: "connected", Fabric: "iwarp"},
+		{Session: "s", Id: 1, State: "connected", Fabric: "iwarp", Security: &controlpb.Security{
+			Protocol: "TLS 1.3", Cipher: "AES_128_GCM", Peer: "dns:storage.example", ExpiresUnixMs: 1_900_000_000_500}},
 		{Session: "s", Id: 2, State: "reconnecting", Fabric: "rocev2"},
 		{Session: "s", Id: 99, State: "closed", Fabric: "rocev2"},
 	}}}
@@ -110,7 +111,7 @@ func scrape(t *testing.T, c prometheus.Collector) map[string]*dto.MetricFamily {
 	return families
 }
 
-// value finds the series whose labels are those of want: "name{a=b,c=d}".
+// value returns the series with the labels in want: "name{a=b,c=d}".
 func value(t *testing.T, families map[string]*dto.MetricFamily, want string) *dto.Metric {
 	t.Helper()
 	name, _, _ := strings.Cut(want, "{")
@@ -130,28 +131,35 @@ func value(t *testing.T, families map[string]*dto.MetricFamily, want string) *dt
 func TestScrape(t *testing.T) {
 	families := scrape(t, Client(busyDaemon()))
 	for want, n := range map[string]float64{
-		"rnbd_client_build_info{version=1.2}":                                            1,
-		"rnbd_client_sessions{state=connected}":                                          1,
-		"rnbd_client_sessions{state=disconnected}":                                       0,
-		"rnbd_client_path_connected{fabric=iwarp,path=1,session=s}":                      1,
-		"rnbd_client_path_connected{fabric=rocev2,path=2,session=s}":                     0,
-		"rnbd_client_path_read_requests_total{fabric=iwarp,path=1,session=s}":            10,
-		"rnbd_client_path_write_bytes_total{fabric=iwarp,path=1,session=s}":              8192,
-		"rnbd_client_path_inflight_requests{fabric=iwarp,path=1,session=s}":              3,
-		"rnbd_client_path_reconnects_total{fabric=iwarp,path=1,result=failed,session=s}": 5,
-		"rnbd_client_path_heartbeat_latency_seconds{fabric=iwarp,path=1,session=s}":      0.00025,
-		"rnbd_client_device_open{device=rnbd0}":                                          1,
-		"rnbd_client_device_read_bytes_total{device=rnbd0}":                              4096,
-		"rnbd_client_device_written_bytes_total{device=rnbd0}":                           8192,
-		"rnbd_client_pump_spins_total{pump=clt0,result=hit}":                             5,
-		"rnbd_client_plugin_up{kind=frontend,plugin=nbd}":                                1,
-		"rnbd_client_plugin_restarts_total{kind=frontend,plugin=nbd}":                    2,
-		"rnbd_client_fabric_events_total{event=dropped,fabric=rocev2,reason=icrc}":       7,
-		"rnbd_client_fabric_bytes_total{fabric=iwarp,what=sent}":                         1000,
+		"rnbd_client_build_info{version=1.2}":                                                                                        1,
+		"rnbd_client_sessions{state=connected}":                                                                                      1,
+		"rnbd_client_sessions{state=disconnected}":                                                                                   0,
+		"rnbd_client_path_connected{fabric=iwarp,path=1,session=s}":                                                                  1,
+		"rnbd_client_path_connected{fabric=rocev2,path=2,session=s}":                                                                 0,
+		"rnbd_client_path_read_requests_total{fabric=iwarp,path=1,session=s}":                                                        10,
+		"rnbd_client_path_write_bytes_total{fabric=iwarp,path=1,session=s}":                                                          8192,
+		"rnbd_client_path_inflight_requests{fabric=iwarp,path=1,session=s}":                                                          3,
+		"rnbd_client_path_reconnects_total{fabric=iwarp,path=1,result=failed,session=s}":                                             5,
+		"rnbd_client_path_heartbeat_latency_seconds{fabric=iwarp,path=1,session=s}":                                                  0.00025,
+		"rnbd_client_path_security_info{cipher=AES_128_GCM,fabric=iwarp,path=1,peer=dns:storage.example,protocol=TLS 1.3,session=s}": 1,
+		"rnbd_client_path_peer_expiry_seconds{fabric=iwarp,path=1,session=s}":                                                        1_900_000_000.5,
+		"rnbd_client_device_open{device=rnbd0}":                                                                                      1,
+		"rnbd_client_device_read_bytes_total{device=rnbd0}":                                                                          4096,
+		"rnbd_client_device_written_bytes_total{device=rnbd0}":                                                                       8192,
+		"rnbd_client_pump_spins_total{pump=clt0,result=hit}":                                                                         5,
+		"rnbd_client_plugin_up{kind=frontend,plugin=nbd}":                                                                            1,
+		"rnbd_client_plugin_restarts_total{kind=frontend,plugin=nbd}":                                                                2,
+		"rnbd_client_fabric_events_total{event=dropped,fabric=rocev2,reason=icrc}":                                                   7,
+		"rnbd_client_fabric_bytes_total{fabric=iwarp,what=sent}":                                                                     1000,
 	} {
 		m := value(t, families, want)
 		if got := m.GetGauge().GetValue() + m.GetCounter().GetValue(); got != n {
 			t.Errorf("%s is %v, want %v", want, got, n)
+		}
+	}
+	for _, name := range []string{"path_security_info", "path_peer_expiry_seconds"} {
+		if n := len(families["rnbd_client_"+name].GetMetric()); n != 1 {
+			t.Errorf("%s has %d series, want one: a path without protection has none", name, n)
 		}
 	}
 	if families["go_goroutines"] == nil || families["process_open_fds"] == nil {
@@ -175,15 +183,16 @@ func TestScrape(t *testing.T) {
 	}
 }
 
-// A page does not grow with what clients do: names beyond the first hundred are
-// one.
+// Clients cannot make a page grow: names beyond the first hundred are counted
+// as one.
 func TestSeriesAreBounded(t *testing.T) {
 	d := busyDaemon()
 	d.sessions.Sessions, d.devices.Devices, d.latency.Devices = nil, nil, nil
 	for i := range 3 * maxNames {
 		name := fmt.Sprintf("s%04d\xff", i)
 		d.sessions.Sessions = append(d.sessions.Sessions, &controlpb.Session{Name: name, State: "connected",
-			Paths: []*controlpb.Path{{Session: name, Id: uint32(1000 + i), State: "connected", Fabric: "iwarp"}}})
+			Paths: []*controlpb.Path{{Session: name, Id: uint32(1000 + i), State: "connected", Fabric: "iwarp",
+				Security: &controlpb.Security{Protocol: "TLS 1.3", Peer: "cn:" + name, ExpiresUnixMs: 1_900_000_000_000}}}})
 		device := fmt.Sprintf("d%04d", i)
 		d.devices.Devices = append(d.devices.Devices, &controlpb.ClientDevice{Name: device, State: "open"})
 		d.latency.Devices = append(d.latency.Devices, &controlpb.DeviceStats{Device: device, Stages: busyDaemonStages()})
@@ -192,6 +201,11 @@ func TestSeriesAreBounded(t *testing.T) {
 	for _, name := range []string{"path_connected", "device_open", "request_duration_seconds"} {
 		if n := len(families["rnbd_client_"+name].GetMetric()); n != maxNames+1 {
 			t.Errorf("%s has %d series, want %d", name, n, maxNames+1)
+		}
+	}
+	for _, name := range []string{"path_security_info", "path_peer_expiry_seconds"} {
+		if n := len(families["rnbd_client_"+name].GetMetric()); n != maxNames {
+			t.Errorf("%s has %d series, want %d", name, n, maxNames)
 		}
 	}
 	rest := value(t, families, "rnbd_client_path_read_requests_total{fabric=iwarp,path=_other,session=_other}")

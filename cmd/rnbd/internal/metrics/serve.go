@@ -14,7 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Page is what Prometheus scrapes.
+// Page is the page that Prometheus scrapes.
 type Page struct {
 	http *http.Server
 	addr net.Addr
@@ -60,7 +60,7 @@ type errorLog struct{ log *slog.Logger }
 
 func (e errorLog) Println(v ...any) { e.log.Warn("scrape failed", "err", fmt.Sprint(v...)) }
 
-// collectTime bounds what a scrape asks the daemon.
+// collectTime bounds the questions of a scrape to the daemon.
 func collectTime() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), scrapeTimeout/2)
 }

@@ -14,7 +14,7 @@ const (
 	magicOption   = 0x49484156454f5054 // "IHAVEOPT"
 	magicOptReply = 0x0003e889045565a9
 
-	flagFixed   = 1 << 0 // newstyle whose options have replies
+	flagFixed   = 1 << 0 // newstyle with replies to options
 	flagsKnown  = 1<<0 | 1<<1
 	optGo       = 7
 	repAck      = 1
@@ -29,7 +29,7 @@ const (
 	maxBlock    = 64 << 10 // of NBD's minimum block size
 )
 
-// negotiate asks for an export and returns what it is.
+// negotiate asks for an export and returns its limits.
 func negotiate(rw io.ReadWriter, name string) (l blk.Limits, err error) {
 	var b [18]byte
 	if _, err := io.ReadFull(rw, b[:]); err != nil {
@@ -43,7 +43,7 @@ func negotiate(rw io.ReadWriter, name string) (l blk.Limits, err error) {
 	if _, err := rw.Write(append(hello, request(name)...)); err != nil {
 		return l, err
 	}
-	// Without a word about blocks, any range goes.
+	// A server that sends no block sizes accepts any range.
 	l = blk.Limits{LogicalBlockSize: blk.SectorSize, MaxIOSize: 32 << 20}
 	for {
 		kind, data, err := reply(rw)

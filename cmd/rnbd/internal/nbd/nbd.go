@@ -2,7 +2,7 @@
 // load.
 //
 // A queue is a connection of its own. Its owner sends; a goroutine reads the
-// replies, which are simple ones, since a server may answer while it does not
+// replies. Replies are simple ones, and a server may answer while it does not
 // read. Negotiation is in handshake.go.
 package nbd
 
@@ -32,8 +32,8 @@ type Export struct {
 	limits                 blk.Limits
 }
 
-// Open connects once, to learn what the export is. uri is nbd://HOST:PORT/NAME
-// or nbd+unix:///NAME?socket=PATH.
+// Open connects once, to learn the limits of the export. uri is
+// nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH.
 func Open(ctx context.Context, uri string) (*Export, error) {
 	e, err := parse(uri)
 	if err != nil {
@@ -61,7 +61,7 @@ func parse(uri string) (*Export, error) {
 	return e, nil
 }
 
-// dial connects and negotiates, which ctx bounds.
+// dial connects and negotiates, bounded by ctx.
 func (e *Export) dial(ctx context.Context) (net.Conn, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, e.network, e.address)
 	if err != nil {
@@ -78,7 +78,7 @@ func (e *Export) dial(ctx context.Context) (net.Conn, error) {
 	return conn, nil
 }
 
-// Limits are what the server said.
+// Limits returns the limits that the server sent.
 func (e *Export) Limits() blk.Limits { return e.limits }
 
 // Open makes a connection.
@@ -154,7 +154,7 @@ func (q *queue) Wait(done []load.Done) int {
 		return 0
 	}
 	if q.send.Flush() != nil {
-		q.conn.Close() // ends run, which fails what is in flight
+		q.conn.Close() // ends run; run fails the requests in flight
 	}
 	d, ok := <-q.answers
 	n := 0
@@ -174,7 +174,7 @@ func (q *queue) Wait(done []load.Done) int {
 	return n + q.fail(done[n:])
 }
 
-// fail answers what is in flight on a connection that is over.
+// fail answers the requests in flight on a connection that is over.
 func (q *queue) fail(done []load.Done) (n int) {
 	for slot, busy := range q.busy {
 		if busy && n < len(done) {
@@ -223,11 +223,11 @@ func (q *queue) reply(r io.Reader) (d load.Done, err error) {
 	return d, err
 }
 
-// goodbye is how long a server is waited for that is asked to end the connection.
+// goodbye is the time for a server to end the connection after it was asked to.
 const goodbye = time.Second
 
-// Close says goodbye, and waits until the server has ended the connection: who
-// asks it next finds a user less. It waits for run, which has the memory.
+// Close asks the server to end the connection and waits until it has: then the
+// server counts one user less. It waits for run, since run uses the memory.
 func (q *queue) Close() error {
 	q.put(cmdDisc, 0, 0, 0)
 	_ = q.send.Flush() // a courtesy

@@ -20,8 +20,7 @@ import (
 )
 
 // server is as much of an NBD server as the client needs, with a disk of its
-// own per connection. after is what it does when it has answered so many
-// requests.
+// own per connection. after has actions by the number of answered requests.
 type server struct {
 	disk  []byte
 	flags uint16
@@ -237,7 +236,7 @@ func TestALostConnectionFailsWhatIsInFlight(t *testing.T) {
 	}
 }
 
-// Who asks the server next must find a user less.
+// The server's next answer must show one user less.
 func TestCloseWaitsForTheServersEnd(t *testing.T) {
 	s := &server{disk: make([]byte, 1<<20), bye: make(chan struct{})}
 	q := open(t, serve(t, s), 1)

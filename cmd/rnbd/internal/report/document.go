@@ -19,7 +19,7 @@ type (
 		value any // object, array or a cell
 	}
 	array struct {
-		item   string // what one is called in XML
+		item   string // element name of one in XML
 		values []any
 	}
 )
@@ -169,7 +169,7 @@ func (o Options) yaml(v any) *yaml.Node {
 	return n
 }
 
-// writeCSV writes a table without what belongs to its rows.
+// writeCSV writes a table without its sub-tables.
 func writeCSV(b *bytes.Buffer, o Options, t Table) error {
 	w := csv.NewWriter(b)
 	var line []string

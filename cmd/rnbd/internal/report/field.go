@@ -38,7 +38,7 @@ const All = "all"
 
 // Select chooses fields: "a,b" these, "+a,-b" the usual ones with and without,
 // "all" every one. A sign holds for the names behind it until the next sign.
-// An empty spec gives the usual ones, which usual names.
+// An empty spec gives the usual ones, named by usual.
 func Select[T any](fields []Field[T], usual []string, spec string) ([]Field[T], error) {
 	names, err := selectNames(Infos(fields), usual, spec)
 	if err != nil {
@@ -87,7 +87,7 @@ func selectNames(infos []Info, usual []string, spec string) ([]string, error) {
 }
 
 // IsSpec reports whether a word of a command line chooses fields: it has a sign
-// or a comma, or is the name of one.
+// or a comma, or is the name of a field.
 func IsSpec(infos []Info, word string) bool {
 	if word == All || strings.HasPrefix(word, "+") || strings.HasPrefix(word, "-") && len(word) > 1 || strings.Contains(word, ",") {
 		return true

@@ -10,8 +10,8 @@ import (
 
 const gap = "  "
 
-// grid is a table in columns. What belongs to a row follows it, indented, in
-// columns of its own.
+// grid is a table in columns. The sub-tables of a row follow it, indented, in
+// columns of their own.
 func (o Options) grid(b *bytes.Buffer, t Table) {
 	g := o.layout(t)
 	if !o.NoHeaders {
@@ -45,7 +45,7 @@ func (o Options) grid(b *bytes.Buffer, t Table) {
 	}
 }
 
-// branches are the lines of what belongs to a row.
+// branches are the lines of a row's sub-tables.
 func (o Options) branches(b *bytes.Buffer, c columns, sub Table, last bool) {
 	for i, r := range sub.Rows {
 		branch := "├─ "
@@ -56,21 +56,22 @@ func (o Options) branches(b *bytes.Buffer, c columns, sub Table, last bool) {
 	}
 }
 
-// columns are the widths of a grid, and which of them are aligned right.
+// columns are the widths of a grid, and the set of those aligned right.
 type columns struct {
 	width []int
 	right []bool
 	state int // the column that has colours; -1: none
 }
 
-// branchWidth is that of what stands before a line of a tree.
+// branchWidth is the width of the lines before an entry of a tree.
 const branchWidth = 3
 
-// minWidth is what fit leaves of a column.
+// minWidth is the smallest width of a column that fit has shortened, in runes.
 const minWidth = 8
 
-// fit shortens the widest columns until a line with lead before it has limit
-// runes; 0 is no limit. Numbers stay whole. False: it has more still.
+// fit shortens the widest columns until a line with lead before it has at
+// most limit runes; 0 is no limit. Numbers are not shortened. It returns
+// false if the line is still too long.
 func (c columns) fit(limit, lead int) bool {
 	for limit > 0 {
 		total, widest := lead, -1
@@ -145,7 +146,7 @@ func (o Options) layout(tables ...Table) columns {
 	return c
 }
 
-// subGrids lays out what belongs to rows: alike in all rows.
+// subGrids lays out the sub-tables of rows: alike in all rows.
 func (o Options) subGrids(t Table) (out []columns) {
 	if o.NoTree || len(t.Rows) == 0 {
 		return nil
@@ -212,7 +213,7 @@ func (o Options) cards(b *bytes.Buffer, t Table) {
 	}
 }
 
-// card is one object: a line for each field, then what belongs to it.
+// card is one object: a line for each field, then its sub-tables.
 func (o Options) card(b *bytes.Buffer, t Table) {
 	width := 0
 	for _, c := range t.Columns {

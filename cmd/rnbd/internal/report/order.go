@@ -38,7 +38,7 @@ func Filter[T any](fields []Field[T], objects []T, conditions []string) ([]T, er
 	return objects, nil
 }
 
-// flat replaces what path.Match treats apart.
+// flat replaces the separators that path.Match treats apart.
 func flat(s string) string { return strings.ReplaceAll(s, "/", "\x00") }
 
 // Sort returns the objects in the order of a field; "-" before its name turns the

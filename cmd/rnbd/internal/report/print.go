@@ -10,11 +10,11 @@ import (
 // Formats are the names of the forms of output.
 var Formats = []string{"table", "csv", "json", "xml", "yaml", Wide}
 
-// Options say how to print.
+// Options are the options of printing.
 type Options struct {
 	Format    string // one of Formats; empty: table
 	Unit      byte   // one of Units; 0: tables choose, programs get bytes and sectors
-	NoTree    bool   // without what belongs to a row
+	NoTree    bool   // without sub-tables
 	NoHeaders bool
 	NoTotals  bool
 	Width     int  // columns that tables may take; 0: any number

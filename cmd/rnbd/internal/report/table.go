@@ -10,7 +10,7 @@ type Table struct {
 // Row is one object. Cells are in the order of the columns.
 type Row struct {
 	Cells []any
-	Sub   []Table // what belongs to it, as the paths of a session
+	Sub   []Table // objects of this one, as the paths of a session
 }
 
 // Build reads the fields of objects.

@@ -104,7 +104,7 @@ func text(v any, unit byte) string {
 	return fmt.Sprint(v)
 }
 
-// printable keeps what a peer has named from moving the cursor.
+// printable keeps a peer's names from moving the cursor.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if strconv.IsPrint(r) {
@@ -137,7 +137,7 @@ func plain(v any, unit byte) (s string, quoted bool) {
 	return fmt.Sprint(v), false
 }
 
-// number tells what is aligned to the right.
+// number reports whether v is aligned to the right.
 func number(v any) bool {
 	switch v.(type) {
 	case Bytes, Sectors, Count, Limit, uint64, int64, float64, time.Duration:

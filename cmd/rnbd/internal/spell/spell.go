@@ -1,10 +1,10 @@
-// Package spell finds the known word that a misspelled word was meant to be.
+// Package spell finds the known word nearest to a misspelled one.
 package spell
 
 import "fmt"
 
-// Suggest is the end of an error message about an unknown word: "; did you
-// mean ...?" with the known word that is nearest, or nothing.
+// Suggest returns the end of an error message about an unknown word: "; did
+// you mean ...?" with the nearest known word, or nothing.
 func Suggest(word string, known []string) string {
 	if best := Nearest(word, known); best != "" {
 		return fmt.Sprintf("; did you mean %q?", best)
@@ -12,12 +12,12 @@ func Suggest(word string, known []string) string {
 	return ""
 }
 
-// maxWord is more than any known word has.
+// maxWord is more than the length of any known word.
 const maxWord = 64
 
 // Nearest returns the known word with the smallest edit distance from word,
-// the first of several; "" if all are further than a third of its letters. A
-// known word itself is none: it is not what was wrong.
+// the first of several; "" if all are further than a third of its letters.
+// For a known word it returns "", because the error must be elsewhere.
 func Nearest(word string, known []string) string {
 	if len(word) > maxWord {
 		return ""

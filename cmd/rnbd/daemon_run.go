@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
+)
+
+// daemonRun is one run of a daemon, from its options to its end.
+type daemonRun struct {
+	tls     *tlsauth.Auth // nil: none
+	kind    string        // "client" or "server"
+	cmd     *cobra.Command
+	options *daemonOptions
+	hangups <-chan os.Signal
+	logs    *logs.Logs
+	log     *slog.Logger // of the daemon itself
+	socket  string       // path of the control socket
+	sock    net.Listener // nil before listen
+	audit   *audit.Log   // nil: nothing is recorded
+}
+
+// begin prepares the process for a daemon of a kind. end must follow.
+func (o *daemonOptions) begin(cmd *cobra.Command, kind string, hangups <-chan os.Signal) (*daemonRun, error) {
+	l, err := o.start(kind)
+	if err != nil {
+		return nil, err
+	}
+	r := &daemonRun{kind: kind, cmd: cmd, options: o, hangups: hangups, logs: l, log: l.Logger(kind)}
+	if r.socket, err = socketPath(cmd, kind); err != nil {
+		l.Flush()
+		return nil, err
+	}
+	return r, nil
+}
+
+// listen makes the control socket and opens the audit log. It fails if another
+// daemon has the socket.
+func (r *daemonRun) listen() (err error) {
+	if r.sock, err = control.Listen(r.socket); err != nil {
+		return err
+	}
+	if r.options.Audit == "" {
+		return nil
+	}
+	r.audit, err = audit.Open(r.options.Audit, r.kind, r.log)
+	return err
+}
+
+// end gives up the control socket and writes the last lines of the log.
+func (r *daemonRun) end() {
+	if r.sock != nil {
+		r.sock.Close()
+	}
+	if err := r.audit.Close(); err != nil {
+		r.log.Error("records of the audit log are lost", "err", err)
+	}
+	r.logs.Flush()
+}
+
+// newAPI makes the gRPC server of the control socket.
+func (r *daemonRun) newAPI() *grpc.Server {
+	return control.NewServer(control.LogCalls(r.logs.Logger("control")), control.AuditCalls(r.audit))
+}
+
+// service is the rest that a daemon serves, beside its control API.
+type service struct {
+	metrics  prometheus.Collector
+	tree     map[string]ctltree.Node
+	reloader reloader                        // called at each SIGHUP
+	ready    func(ctx context.Context)       // called when all of that is served
+	close    func(ctx context.Context) error // ends the daemon
+}
+
+// serve runs the daemon until a signal ends it, and closes it.
+func (r *daemonRun) serve(api *grpc.Server, s service) error {
+	stopMetrics, err := r.options.serveMetrics(s.metrics, r.log)
+	if err != nil {
+		return errors.Join(err, closeWithin(s.close))
+	}
+	defer stopMetrics()
+	unmount, err := r.options.mountTree(r.kind, r.socket, s.tree, r.log)
+	if err != nil {
+		return errors.Join(err, closeWithin(s.close))
+	}
+	ctx := r.cmd.Context()
+	r.log.Info(r.kind+" is ready", "socket", r.socket, "version", versionString())
+	s.ready(ctx)
+	defer onHangup(r.hangups, func() {
+		r.audit.Reopen()
+		reloadNow(ctx, s.reloader, r.log)
+	})()
+	return serveUntilDone(ctx, api, r.sock, func(ctx context.Context) error {
+		return errors.Join(unmount(), s.close(ctx))
+	})
+}
