@@ -8,6 +8,7 @@ require (
 	github.com/rnbd-go/rnbd/modules/ipoib v0.1.0
 	github.com/rnbd-go/rnbd/modules/rnbd-client v0.1.0
 	github.com/rnbd-go/rnbd/modules/rnbd-sdk v0.1.0
+	github.com/rnbd-go/rnbd/modules/rnbd-server v0.1.0
 	github.com/rnbd-go/rnbd/modules/rtrs v0.1.0
 	github.com/rogpeppe/go-internal v1.16.0
 	golang.org/x/sys v0.49.0
@@ -24,9 +25,10 @@ require (
 	github.com/mattn/go-colorable v0.1.12 // indirect
 	github.com/mattn/go-isatty v0.0.17 // indirect
 	github.com/oklog/run v1.1.0 // indirect
+	golang.org/x/crypto v0.58.0 // indirect
 	golang.org/x/net v0.60.0 // indirect
-	golang.org/x/text v0.42.0 // indirect
-	golang.org/x/tools v0.49.0 // indirect
+	golang.org/x/text v0.43.0 // indirect
+	golang.org/x/tools v0.51.0 // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1 // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
 )

@@ -22,7 +22,7 @@ type settings struct {
 }
 
 // phase is a set of targets that are there at the same time and take turns.
-// What is compared is of one phase; the others do not disturb it.
+// Targets are compared within one phase; the others do not disturb it.
 type phase struct {
 	name  string
 	start func(*site, context.Context) error
@@ -41,7 +41,7 @@ var phases = []phase{
 	{"isolation, devices, threads", isolation("blockio", "threads")},
 }
 
-// round is what happened around a round of a phase.
+// round is the record of a round of a phase.
 type round struct {
 	Phase      string  `json:"phase"`
 	LoadBefore float64 `json:"load_before"`
@@ -110,7 +110,7 @@ func (ph phase) run(ctx context.Context, c settings, p *plan, dir, raw string, r
 	return nil
 }
 
-// prepare does what comes before the rounds: the verifying twins, and the
+// prepare makes the runs before the rounds: the verifying twins, and the
 // counts of the budgets.
 func (s *site) prepare(ctx context.Context, ph phase, r *results, out io.Writer) error {
 	if s.Verify {
@@ -131,7 +131,7 @@ func (s *site) prepare(ctx context.Context, ph phase, r *results, out io.Writer)
 	return ctx.Err()
 }
 
-// round gives every target a turn at every workload that it has. Who is first
+// round gives every target a turn at every workload that it has. The order
 // changes from round to round.
 func (s *site) round(ctx context.Context, n int, r *results) (round, error) {
 	this := round{LoadBefore: loadAverage()}
@@ -201,7 +201,7 @@ func (s *site) cell(ctx context.Context, t *target, w workload) (*sample, error)
 	return &m, nil
 }
 
-// keep writes what the load generator printed into the folder of raw output.
+// keep writes the output of the load generator into the folder of raw output.
 func (s *site) keep(m *sample, t *target, w workload, n int) error {
 	if m.raw == nil || s.raw == "" {
 		return nil

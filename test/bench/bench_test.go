@@ -253,7 +253,9 @@ func TestPlotIsASVGWithAPointForEachDepth(t *testing.T) {
 	p := &report{}
 	for _, target := range []string{direct, nbdkitMemory} {
 		for _, depth := range curve {
-			p.Series = append(p.Series, series{target, random(true, depth, 1).Name, []*sample{{IOs: uint64(1000 * depth), Elapsed: 1, Mean: 50}}})
+			p.Series = append(p.Series, series{target, random(true, depth, 1).Name, []*sample{
+				{IOs: uint64(1000 * depth), Elapsed: 1, Mean: 50}, {IOs: uint64(3000 * depth), Elapsed: 1, Mean: 150},
+			}})
 		}
 	}
 	p.Series = append(p.Series, series{qemuNBD, random(true, 1, 1).Name, []*sample{{IOs: 1, Elapsed: 1, Mean: 50}}})
@@ -268,6 +270,15 @@ func TestPlotIsASVGWithAPointForEachDepth(t *testing.T) {
 		}
 		if n := bytes.Count(text, []byte("<circle")); n != 2*len(curve) || bytes.Contains(text, []byte("NaN")) || bytes.Contains(text, []byte("Inf")) {
 			t.Errorf("%s has %d points, want %d:\n%s", pl.file, n, 2*len(curve), text)
+		}
+		for _, want := range []string{"requests in flight, logarithmic scale", pl.unit + ", logarithmic scale", "quartile"} {
+			if !bytes.Contains(text, []byte(want)) {
+				t.Errorf("%s does not say %q", pl.file, want)
+			}
+		}
+		first := pl.lines[0].points[0]
+		if first.low >= first.value || first.value >= first.high {
+			t.Errorf("%s: quartiles %g and %g around %g", pl.file, first.low, first.high, first.value)
 		}
 	}
 }

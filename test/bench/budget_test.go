@@ -29,7 +29,7 @@ var budgets = map[key]budget{
 	{frontEnd, "1m-seqwrite-d8"}:   {300, 0.05},
 }
 
-// objectsPerIO is next to none, objectsAnyway what timers take meanwhile.
+// objectsPerIO is next to none, objectsAnyway the objects of timers meanwhile.
 const objectsPerIO, objectsAnyway = 0.01, 200
 
 func TestBudgets(t *testing.T) {
@@ -61,7 +61,7 @@ func (s *site) cheapest(t *testing.T, target *target, w workload, b budget) (bes
 	t.Helper()
 	var err error
 	for try := range 16 {
-		time.Sleep(time.Duration(try) * 100 * time.Millisecond) // what made it busy may pass
+		time.Sleep(time.Duration(try) * 100 * time.Millisecond) // other load may pass
 		var all []cost
 		if all, err = s.countLoads(t.Context(), target, []workload{w}); err != nil {
 			continue
@@ -80,7 +80,7 @@ func (s *site) cheapest(t *testing.T, target *target, w workload, b budget) (bes
 	return best
 }
 
-// excess tells what is more than the budget allows.
+// excess lists the figures above the budget.
 func (c cost) excess(b budget) (over []string) {
 	if n := total(c.Objects); n > objectsPerIO+objectsAnyway/float64(c.IOs) {
 		over = append(over, fmt.Sprintf("%.3f objects on the heap per I/O, want at most %g: %v", n, objectsPerIO, c.Objects))

@@ -150,15 +150,16 @@ var (
 	curveOf = []string{direct, frontEnd, nbdkitMemory, qemuNBD, nbdServer, goClient, nbdkitProxy, qemuProxy}
 )
 
-// plan is what a run measures.
+// plan is the work of a run.
 type plan struct {
 	claims []claim
 	loads  map[string][]workload // by target
 	order  []workload            // all of them, in the order of their turns
 }
 
-// choose makes the plan of a run: the rows with the ids of only, or all and
-// what the plots need. A quick one has a part of the workloads of each row.
+// choose makes the plan of a run: the rows with the ids of only, or all rows
+// and the curves of the plots. A quick one has a part of the workloads of
+// each row.
 func choose(only []string, quick bool) *plan {
 	p := &plan{loads: map[string][]workload{}}
 	for _, c := range claims() {

@@ -14,9 +14,9 @@ import (
 	"github.com/rnbd-go/rnbd/test/syscalls"
 )
 
-// cost is what a path of ours took for one I/O, counted, not timed: system
-// calls, objects on the heap and copies of payload, in all processes of both
-// hosts but fio.
+// cost is the counted cost of one I/O on a path of ours: system calls,
+// objects on the heap and copies of payload, in all processes of both hosts
+// but fio.
 type cost struct {
 	Path     string                     `json:"path"`
 	Workload string                     `json:"workload"`
@@ -38,7 +38,7 @@ const countTime = 400 * time.Millisecond
 // countedLoads are small requests at depth and large ones.
 var countedLoads = []workload{random(true, 32, 1), random(false, 32, 1), sequential(true), sequential(false)}
 
-// countAll counts what the library and the front end take.
+// countAll counts the costs of the library and the front end.
 func (s *site) countAll(ctx context.Context) (all []cost, err error) {
 	for _, t := range s.targets {
 		if t.name != direct && t.name != frontEnd {
@@ -74,8 +74,8 @@ func (s *site) countLoads(ctx context.Context, t *target, loads []workload) (all
 // count runs w on a target of ours and counts.
 func (s *site) count(ctx context.Context, t *target, w workload, pids map[string]int, calls watched) (cost, error) {
 	c := cost{Path: t.name, Workload: w.Name, Objects: map[string]float64{}, Copies: map[string]float64{}}
-	// What a run takes whatever its length, reports of metrics and connections
-	// of fio, is in the short run too.
+	// The short run has the costs that do not depend on its length, too:
+	// reports of metrics and connections of fio.
 	brief, err := s.counted(ctx, t, w, countTime/10, pids, calls)
 	if err != nil {
 		return c, err
@@ -102,7 +102,7 @@ func (s *site) count(ctx context.Context, t *target, w workload, pids map[string
 	return c, nil
 }
 
-// counts are what a run has taken, by process.
+// counts are the counters of a run, by process.
 type counts struct {
 	ios             uint64
 	calls           map[string]syscalls.Counts
@@ -148,7 +148,7 @@ func (s *site) reports(pids map[string]int) (map[string]map[string]float64, erro
 	return all, nil
 }
 
-// watched are processes whose system calls are counted, by role.
+// watched are processes with counted system calls, by role.
 type watched map[string]*watch
 
 type watch struct {
@@ -197,8 +197,8 @@ func (all watched) close() {
 	}
 }
 
-// processes are ours, by what they do; those that have no part in the I/O are
-// left out.
+// processes are ours, by role; those that have no part in the I/O are left
+// out.
 func (t *target) processes() map[string]int {
 	pids := map[string]int{}
 	for _, pid := range t.servers {

@@ -13,9 +13,9 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// What the storage plugins are compared with: fio on the same file and block
-// device, on the same machine. Two plugins do not write to one store, so that of a
-// plugin that is measured alone is another one, of the same kind.
+// Storage plugins are compared with fio on the same file and block device, on
+// the same machine. Two plugins do not write to one store, so that of a plugin
+// that is measured alone is another one, of the same kind.
 const (
 	localFile = "fio io_uring, the file"
 	localLoop = "fio io_uring, the loop device"
@@ -86,7 +86,7 @@ func (s *site) loop(name string) (string, error) {
 	return s.attach(path)
 }
 
-// attach puts a loop device over a file, which ends with the site.
+// attach puts a loop device over a file. The loop device ends with the site.
 func (s *site) attach(path string) (string, error) {
 	out, err := exec.Command("losetup", "--find", "--show", "--direct-io=on", path).CombinedOutput()
 	if err != nil {

@@ -19,8 +19,8 @@ func runFio(ctx context.Context, engine []string, size int64, w workload, d time
 	return runFioJobs(ctx, slices.Concat([]string{"--name=bench"}, engine), size, w, d)
 }
 
-// runFioJobs runs w by each of the jobs of fio that are given, each a --name with
-// what it needs, and returns what they did together.
+// runFioJobs runs w by each of the given jobs of fio, each a --name with its
+// options, and returns the sum of their results.
 func runFioJobs(ctx context.Context, jobs []string, size int64, w workload, d time.Duration) (sample, error) {
 	args := slices.Concat(fioCommon(size, w), []string{"--rw=" + w.fioMode(), "--numjobs=" + strconv.Itoa(w.Jobs), "--group_reporting",
 		"--time_based", "--lat_percentiles=1", "--clat_percentiles=0", "--norandommap", "--randrepeat=0", "--runtime=" + strconv.FormatInt(d.Milliseconds(), 10) + "ms"}, jobs)
@@ -79,7 +79,7 @@ type fioSide struct {
 	Lat     struct {
 		Mean       float64            `json:"mean"`
 		Percentile map[string]float64 `json:"percentile"`
-	} `json:"lat_ns"` // of all of a request; clat leaves out the sending, which libnbd does in the call
+	} `json:"lat_ns"` // of all of a request; clat leaves out the sending, done by libnbd in the call
 }
 
 type fioOutput struct {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// histogram counts durations in buckets whose width is 1/32 of their value.
+// histogram counts durations in buckets with a width of 1/32 of their value.
 type histogram struct {
 	count [64 * 32]uint64
 	n     uint64
@@ -17,7 +17,7 @@ func bucket(d time.Duration) int {
 	if v < 32 {
 		return int(v)
 	}
-	e := bits.Len64(v) - 6 // v>>e has six bits, the first of which is 1
+	e := bits.Len64(v) - 6 // v>>e has six bits; the first is 1
 	return e*32 + int(v>>e)
 }
 

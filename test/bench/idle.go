@@ -15,15 +15,14 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// idleLimit is the peer of daemons that have nothing to do: what they may take
-// at most.
+// idleLimit is the peer of idle daemons: the most that they may take.
 const idleLimit = "limit"
 
 // allowance is that limit: 1 % of a core and 200 MB for all processes
 // together, 10 wake-ups a second for each of them.
 var allowance = sample{Elapsed: 1, ServerCPU: 0.01, Resident: 200, Wakes: 10}
 
-// idleWatch is the shortest time over which idleness is looked at.
+// idleWatch is the shortest time of an observation of idle daemons.
 const idleWatch = 2 * time.Second
 
 // addIdle starts a server and a client with many sessions and devices that stay
@@ -92,7 +91,7 @@ func watchIdle(ctx context.Context, daemons []int, d time.Duration) (s sample, e
 	return s, err
 }
 
-// idleProcess is what one of them takes, for the raw output.
+// idleProcess is the usage of one of them, for the raw output.
 type idleProcess struct {
 	Process  string  `json:"process"`
 	Wakes    float64 `json:"wakes_per_s"`
@@ -109,7 +108,7 @@ func wakeUps(pid int) (sum uint64) {
 	return sum
 }
 
-// resident is the memory of a process in KiB; what it shares with others
+// resident is the memory of a process in KiB; memory shared with others
 // counts in part.
 func resident(pid int) (uint64, error) {
 	return field(fmt.Sprintf("/proc/%d/smaps_rollup", pid), "Pss:")

@@ -57,7 +57,8 @@ type crowd struct {
 	server *lab.Server
 }
 
-// isolation returns what adds the targets of one plugin with one engine.
+// isolation returns a function that adds the targets of one plugin with one
+// engine.
 func isolation(plugin, engine string) func(*site, context.Context) error {
 	return func(s *site, ctx context.Context) error {
 		if name := shared("client library", plugin, engine); s.wants(name) {

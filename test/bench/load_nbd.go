@@ -97,8 +97,8 @@ func (n *nbd) fill() error {
 	return nil
 }
 
-// fillExport fills the export of an NBD server at addr, which is a unix socket
-// if it is a path.
+// fillExport fills the export of an NBD server at addr. A path is a unix
+// socket.
 func fillExport(ctx context.Context, addr, export string) error {
 	n, err := openNBD(ctx, workerConfig{addrs: []string{addr}, device: export})
 	if err != nil {

@@ -95,7 +95,7 @@ func (r *ring) run(o order) (sample, error) {
 
 func (r *ring) fill() error { return fillSlots(r, r.limits.Size) }
 
-// The rest is what a lane needs.
+// The rest implements a lane.
 
 func (r *ring) Slots() int    { return librarySlots }
 func (r *ring) SlotSize() int { return ringSlot }

@@ -25,7 +25,7 @@ type library struct {
 	client  *client.Client
 	devices []*client.Device
 	stuck   *client.IO // nil: nothing
-	unstuck chan error // what became of its requests
+	unstuck chan error // results of its requests
 }
 
 // librarySlots is the most parts in flight on a device.
@@ -214,7 +214,7 @@ func (l *lane) finish(i int, now time.Time) error {
 	return l.check.finish(i, func(off int) []byte { return l.buf(i, off) })
 }
 
-// buf is what I/O i has at its byte off, to the end of the part.
+// buf returns the memory of I/O i from its byte off to the end of the part.
 func (l *lane) buf(i, off int) []byte {
 	return l.io.Buf(i*l.parts + off/l.part)[off%l.part : min(l.part, l.w.Block-off/l.part*l.part)]
 }

@@ -94,8 +94,8 @@ func busy() (work, stolen float64) {
 	return at(1) + at(2) + at(3) + at(6) + at(7), at(8)
 }
 
-// kernelThreads returns the CPU seconds of the threads of the kernel: what
-// loop devices and the network have them do is no foreign load.
+// kernelThreads returns the CPU seconds of the threads of the kernel: their
+// work for loop devices and the network is no foreign load.
 func kernelThreads() (sum float64) {
 	for _, pid := range children(kthreadd) {
 		b, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/schedstat")

@@ -1,6 +1,6 @@
 package main
 
-// sample is what one run of a workload on a target gave. Latencies in
+// sample is the result of one run of a workload on a target. Latencies in
 // microseconds, times in seconds.
 type sample struct {
 	IOs       uint64  `json:"ios,omitempty"`
@@ -19,7 +19,7 @@ type sample struct {
 	Wakes    float64 `json:"wakes_per_s,omitempty"` // of the process with most
 
 	processes float64 // CPU of the load generator with its start, for Foreign
-	raw       []byte  // what the load generator printed
+	raw       []byte  // output of the load generator
 }
 
 // metric is a figure that is compared.

@@ -30,8 +30,8 @@ func paths(n int) string { return fmt.Sprintf("rnbd, client library, %d limited 
 // hasCRCOff reports whether a target is measured without checksums too.
 func hasCRCOff(name string) bool { return name == frontEnd || name == direct }
 
-// addNetwork starts what serves memory over the network, ours and others. Each
-// target has a server of its own.
+// addNetwork starts the servers of memory over the network, ours and others.
+// Each target has a server of its own.
 func (s *site) addNetwork(ctx context.Context) error {
 	for _, crc := range []bool{true, false} {
 		suffix := map[bool]string{false: crcOff}[crc]
@@ -49,8 +49,7 @@ func (s *site) addNetwork(ctx context.Context) error {
 	return nil
 }
 
-// memoryServer starts a server whose devices ram* are in memory, size bytes
-// each.
+// memoryServer starts a server with devices ram* in memory, size bytes each.
 func (s *site) memoryServer(size int64, o lab.ServerOptions, flags ...string) (*lab.Server, error) {
 	o.SearchPath, o.Plugins, o.Env = s.dir, []string{"memory"}, []string{lab.MetricsEnv(s.metrics())}
 	o.Extra = append([]string{"--io-mode", "ram*=memory", "--io-config", "memory:size=" + strconv.FormatInt(size, 10),
@@ -97,8 +96,8 @@ func (s *site) addFrontEnd(ctx context.Context, name string, crc bool) error {
 	return nil
 }
 
-// The two ends of rocev2: loopback addresses, which take packets of 4 KiB and
-// more, so that the path MTU is RoCE's largest.
+// The two ends of rocev2: loopback addresses. Loopback takes packets of 4 KiB
+// and more, so the path MTU is RoCE's largest.
 var roceServer, roceClient = lab.LoopbackAddr(1), lab.LoopbackAddr(2)
 
 // addRoCE adds a server that the library reaches over rocev2.
@@ -114,7 +113,7 @@ func (s *site) addRoCE() error {
 		addrs: []string{roceClient + "@" + roceServer + ":1234%rocev2"}, device: "ram"}, server.PID())
 }
 
-// keyDeviceSize is the size of the devices of addKeys, which are many.
+// keyDeviceSize is the size of each of the many devices of addKeys.
 const keyDeviceSize = 8 << 20
 
 // addKeys adds two servers with many devices: one changes the key of a chunk

@@ -10,9 +10,9 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// The network of limited paths: two namespaces, which are two hosts, with a
-// cable for each path. Both ends of a cable send no faster than pathRate, so
-// that one path is the limit and CPUs are not.
+// The network of limited paths: two namespaces as two hosts, with a cable for
+// each path. Both ends of a cable send no faster than pathRate, so that one
+// path is the limit and CPUs are not.
 const (
 	pathCount = 4
 	pathRate  = "600mbit"
@@ -45,7 +45,7 @@ func (s *site) addPaths(context.Context) error {
 	return nil
 }
 
-// cables makes the two namespaces, which end with the site.
+// cables makes the two namespaces. They end with the site.
 func (s *site) cables() (server, client string, err error) {
 	server, client = fmt.Sprintf("rnbd-bench-%d-s", os.Getpid()), fmt.Sprintf("rnbd-bench-%d-c", os.Getpid())
 	for _, name := range []string{server, client} {

@@ -24,8 +24,8 @@ const (
 	qemuProxy    = "2 hops: qemu-storage-daemon, nbdkit memory"
 )
 
-// addPeers starts what is wanted and installed. A peer that does not start is
-// left out, with the reason.
+// addPeers starts the wanted and installed peers. A peer that does not start
+// is left out, with the reason.
 func (s *site) addPeers(ctx context.Context) {
 	if s.wants(nbdkitMemory, goClient, nbdkitProxy, qemuProxy) && s.have(nbdkitMemory, "nbdkit", "fio") {
 		s.try(nbdkitMemory, s.addNbdkit(ctx))
@@ -66,7 +66,8 @@ func (s *site) unix(ctx context.Context, name string, argv func(socket string) [
 	return p, socket, p.await(ctx, "unix", socket)
 }
 
-// addNbdkit adds nbdkit's memory plugin, and all who reach it in other ways.
+// addNbdkit adds nbdkit's memory plugin, and all targets that reach it in other
+// ways.
 func (s *site) addNbdkit(ctx context.Context) error {
 	mem, addr, err := s.tcp(ctx, "nbdkit-memory", func(port string) []string {
 		return []string{"nbdkit", "-f", "-i", "127.0.0.1", "-p", port, "memory", fmt.Sprint(s.Size)}
@@ -163,8 +164,7 @@ func (s *site) addNBDServer(ctx context.Context) error {
 	return err
 }
 
-// daemon waits for the file with the process of a daemon, which ends with the
-// site.
+// daemon waits for the pid file of a daemon. The daemon ends with the site.
 func (s *site) daemon(ctx context.Context, pidFile string) (pid int, err error) {
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && ctx.Err() == nil; {
 		b, _ := os.ReadFile(pidFile)

@@ -19,9 +19,10 @@ type line struct {
 	points []point
 }
 
-type point struct{ depth, value float64 }
+// point is the median of a target at a depth, with its lower and upper quartile.
+type point struct{ depth, value, low, high float64 }
 
-// plots are those for which there are figures of every depth.
+// plots returns the plots with figures of every depth.
 func (p *report) plots() (all []plot) {
 	for _, write := range []bool{false, true} {
 		for _, m := range []metric{kiops, mean} {
@@ -43,7 +44,7 @@ func (p *report) plots() (all []plot) {
 	return all
 }
 
-// line has the median of a target at each depth.
+// line returns the points of a target, one for each depth with figures.
 func (p *report) line(target string, m metric, write bool) line {
 	l := line{name: target}
 	for _, depth := range curve {
@@ -53,8 +54,8 @@ func (p *report) line(target string, m metric, write bool) line {
 			continue
 		}
 		r := results{samples: map[key][]*sample{{}: p.Series[i].Samples}}
-		if v := r.median(key{}, m); v > 0 {
-			l.points = append(l.points, point{float64(depth), v})
+		if v := r.figures(key{}, m); quantile(v, 0) > 0 {
+			l.points = append(l.points, point{float64(depth), quantile(v, 0.5), quantile(v, 0.25), quantile(v, 0.75)})
 		}
 	}
 	return l
@@ -64,7 +65,7 @@ func (p *report) line(target string, m metric, write bool) line {
 // of magnitude.
 const (
 	plotWidth, plotHeight                    = 880, 420
-	plotLeft, plotRight, plotTop, plotBottom = 60, 340, 40, 50
+	plotLeft, plotRight, plotTop, plotBottom = 80, 340, 40, 80
 )
 
 // colours that stay apart for the colour-blind (Okabe and Ito).
@@ -74,7 +75,7 @@ func (pl plot) svg() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="12">`+"\n", plotWidth, plotHeight)
 	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="#ffffff"/>`+"\n", plotWidth, plotHeight)
-	fmt.Fprintf(&b, `<text x="%d" y="22" font-size="15">%s, %s over requests in flight</text>`+"\n", plotLeft, html.EscapeString(pl.title), pl.unit)
+	fmt.Fprintf(&b, `<text x="%d" y="22" font-size="15">%s</text>`+"\n", plotLeft, html.EscapeString(pl.title))
 	low, high := pl.bounds()
 	y := func(v float64) float64 {
 		return plotHeight - plotBottom - math.Log(v/low)/math.Log(high/low)*(plotHeight-plotBottom-plotTop)
@@ -95,7 +96,7 @@ func (pl plot) bounds() (low, high float64) {
 	low, high = math.Inf(1), 0
 	for _, l := range pl.lines {
 		for _, p := range l.points {
-			low, high = min(low, p.value), max(high, p.value)
+			low, high = min(low, p.low), max(high, p.high)
 		}
 	}
 	low, high = math.Pow(10, math.Floor(math.Log10(low))), math.Pow(10, math.Ceil(math.Log10(high)))
@@ -112,6 +113,10 @@ func (pl plot) axes(b *bytes.Buffer, x, y func(float64) float64, low, high float
 			}
 		}
 	}
+	middle := (plotTop + plotHeight - plotBottom) / 2
+	fmt.Fprintf(b, `<text x="20" y="%d" transform="rotate(-90 20 %d)" text-anchor="middle">%s, logarithmic scale</text>`+"\n", middle, middle, pl.unit)
+	fmt.Fprintf(b, `<text x="%.1f" y="%d" text-anchor="middle">requests in flight, logarithmic scale</text>`+"\n", (plotLeft+right)/2, plotHeight-plotBottom+40)
+	fmt.Fprintf(b, `<text x="%d" y="%d" fill="#666666">Points are medians of the rounds, bars go from the lower to the upper quartile.</text>`+"\n", plotLeft, plotHeight-plotBottom+64)
 	for _, depth := range curve {
 		fmt.Fprintf(b, `<path d="M%.1f %dV%d" stroke="#dddddd"/><text x="%.1f" y="%d" text-anchor="middle">%d</text>`+"\n",
 			x(float64(depth)), plotTop, plotHeight-plotBottom, x(float64(depth)), plotHeight-plotBottom+18, depth)
@@ -126,8 +131,9 @@ func (l line) draw(b *bytes.Buffer, x, y func(float64) float64, colour string, l
 	}
 	b.WriteString(`"/>` + "\n")
 	for _, p := range l.points {
-		fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="3" fill="%s"><title>%s, depth %g: %s</title></circle>`+"\n",
-			x(p.depth), y(p.value), colour, html.EscapeString(l.name), p.depth, digits(p.value))
+		fmt.Fprintf(b, `<path d="M%.1f %.1fV%.1f" stroke="%s"/>`+"\n", x(p.depth), y(p.low), y(p.high), colour)
+		fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="3" fill="%s"><title>%s, depth %g: %s, quartiles %s and %s</title></circle>`+"\n",
+			x(p.depth), y(p.value), colour, html.EscapeString(l.name), p.depth, digits(p.value), digits(p.low), digits(p.high))
 	}
 	at := plotWidth - plotRight + 20
 	fmt.Fprintf(b, `<path d="M%d %dh18" stroke="%s" stroke-width="2"/><text x="%d" y="%d">%s</text>`+"\n",

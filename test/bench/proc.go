@@ -45,7 +45,7 @@ func start(dir, name string, argv ...string) (*peer, error) {
 
 func (p *peer) pid() int { return p.cmd.Process.Pid }
 
-// stop ends the process and what it forked.
+// stop ends the process and its children.
 func (p *peer) stop() {
 	syscall.Kill(-p.pid(), syscall.SIGKILL)
 	<-p.done
@@ -89,7 +89,7 @@ func cpuOf(pids []int) (sum float64) {
 }
 
 // clockOf reads the CPU clock of a process (clock_getcpuclockid(3)): the
-// complement of the pid above three bits, of which 2 is the scheduler's clock.
+// complement of the pid above three bits; 2 in these is the scheduler's clock.
 func clockOf(pid int) float64 {
 	var ts unix.Timespec
 	if unix.ClockGettime(int32(^pid)<<3|2, &ts) != nil {

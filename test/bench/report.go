@@ -27,12 +27,12 @@ type row struct {
 	// greatest.
 	Quartiles [5]float64 `json:"quartiles"`
 	Target    float64    `json:"target,omitempty"` // 0: none
-	Runs      int        `json:"runs"`             // rounds in which both gave a figure
+	Runs      int        `json:"runs"`             // rounds with figures of both
 	Dropped   int        `json:"dropped_runs"`     // rounds that foreign load has spoilt
 	Met       bool       `json:"met"`              // by the lower quartile; true where there is no target
 }
 
-// series is what was measured of one target, one figure per round.
+// series has the figures of one target, one per round.
 type series struct {
 	Target   string    `json:"target"`
 	Workload string    `json:"workload"`
@@ -79,7 +79,7 @@ func newReport(c settings, p *plan, r *results) *report {
 	return rep
 }
 
-// row measures a claim by the peer whose median is best; false: one side is
+// row measures a claim by the peer with the best median; false: one side is
 // missing.
 func (r *results) row(c claim) (best row, found bool) {
 	for _, peer := range c.peers {
@@ -133,13 +133,17 @@ func (r *results) compare(c claim, peer key) (row, bool) {
 
 // median of a figure of a series; 0: there is none.
 func (r *results) median(k key, m metric) float64 {
-	var v []float64
+	return quantile(r.figures(k, m), 0.5)
+}
+
+// figures returns a figure of each sample of a series that counts.
+func (r *results) figures(k key, m metric) (v []float64) {
 	for _, s := range r.samples[k] {
 		if s != nil && !s.Dropped {
 			v = append(v, m.of(*s))
 		}
 	}
-	return quantile(v, 0.5)
+	return v
 }
 
 // quantile interpolates between the two figures around q.

@@ -22,7 +22,7 @@ type target struct {
 
 	// Of ours only.
 	generator int // process of a worker; 0: another program makes the load
-	// verify writes and reads back what w would, and compares every byte; nil
+	// verify writes and reads back as w would, and compares every byte; nil
 	// for peers.
 	verify func(context.Context, workload, time.Duration) error
 }
@@ -74,7 +74,7 @@ func (s *site) folder(parent string) (string, error) {
 	return dir, err
 }
 
-// close ends everything, what was started last first.
+// close ends everything, the latest first.
 func (s *site) close() {
 	for i := len(s.stops) - 1; i >= 0; i-- {
 		s.stops[i]()
@@ -86,14 +86,14 @@ func (s *site) skip(what string, err error) {
 	s.skipped = append(s.skipped, fmt.Sprintf("%s: %v", what, err))
 }
 
-// try leaves out what does not work, with the reason.
+// try leaves out a target that does not work, with the reason.
 func (s *site) try(what string, err error) {
 	if err != nil {
 		s.skip(what, err)
 	}
 }
 
-// have reports whether tools are there; if not, what is left out.
+// have reports whether tools are there; if not, it notes what as left out.
 func (s *site) have(what string, tools ...string) bool {
 	for _, t := range tools {
 		if _, err := exec.LookPath(t); err != nil {

@@ -12,11 +12,11 @@ import (
 )
 
 // The verifying twin of a workload moves blocks of the same size with the same
-// number in flight. It writes blocks whose every word tells place and version,
-// and reads them back later: data that is lost, late, torn or misplaced shows.
+// number in flight. It writes blocks with place and version in every word, and
+// reads them back later: data that is lost, late, torn or misplaced shows.
 
-// checker knows what the blocks of one job hold. The blocks of jobs do not
-// overlap, and a block has one I/O at a time.
+// checker has the expected contents of the blocks of one job. The blocks of
+// jobs do not overlap, and a block has one I/O at a time.
 type checker struct {
 	w        workload
 	first    uint64   // offset of block 0
@@ -38,8 +38,8 @@ func newChecker(w workload, job int, size uint64) *checker {
 		flying: make([]bool, blocks), current: make([]flight, w.Depth)}
 }
 
-// begin chooses what I/O i does and where, and fills what it writes. buf is
-// its memory from an offset on.
+// begin chooses operation and place of I/O i, and fills the data of a write.
+// buf is its memory from an offset on.
 func (c *checker) begin(i int, buf func(off int) []byte) (uint64, blk.Op) {
 	b := rand.IntN(len(c.versions))
 	for c.flying[b] { // there are more blocks than I/Os
@@ -57,7 +57,7 @@ func (c *checker) begin(i int, buf func(off int) []byte) (uint64, blk.Op) {
 	return c.offset(b), op
 }
 
-// finish compares what I/O i has read.
+// finish compares the data of I/O i, a read.
 func (c *checker) finish(i int, buf func(off int) []byte) error {
 	f := c.current[i]
 	c.flying[f.block] = false
@@ -75,7 +75,7 @@ func (c *checker) finish(i int, buf func(off int) []byte) error {
 
 func (c *checker) offset(block int) uint64 { return c.first + uint64(block*c.w.Block) }
 
-// each visits the words of a block with what they should be.
+// each visits the words of a block with their expected values.
 func (c *checker) each(block int, buf func(off int) []byte, visit func(word []byte, want uint64)) {
 	x := c.offset(block) ^ c.versions[block]<<40
 	for off := 0; off < c.w.Block; {

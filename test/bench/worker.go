@@ -26,7 +26,7 @@ import (
 type order struct {
 	Workload *workload
 	Duration time.Duration
-	Verify   bool // write and read back what the workload would, and compare
+	Verify   bool // write and read back as the workload would, and compare
 	// Stick, if positive, starts that many writes to the last device instead and does
 	// not wait for them; if negative, it waits for them. For kind "rnbd".
 	Stick int
@@ -176,7 +176,7 @@ func (w *worker) run(l workload, d time.Duration) (sample, error) {
 	return s, err
 }
 
-// verify has it write and read back what l would.
+// verify has it write and read back as l would.
 func (w *worker) verify(l workload, d time.Duration) error {
 	_, err := w.do(order{Workload: &l, Duration: d, Verify: true})
 	return err

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// History is what was done to the blocks of a disk that was full of zeroes. Its
-// methods may be called from any goroutine.
+// History is the record of requests to the blocks of a disk that was full of
+// zeroes. Its methods may be called from any goroutine.
 type History struct {
 	seed  uint64
 	size  int // bytes of a block, a multiple of grain
@@ -23,7 +23,7 @@ type History struct {
 }
 
 const (
-	grain = 32 // bytes that tell which write they are of
+	grain = 32 // bytes that identify the write they belong to
 	never = math.MaxInt64
 )
 
@@ -59,7 +59,7 @@ func (h *History) Judged() int64 {
 
 func (h *History) now() int64 { return int64(time.Since(h.start)) }
 
-// writes returns those of a block, with what was there in the beginning. mu is
+// writes returns those of a block, with its contents in the beginning. mu is
 // held.
 func (h *History) writes(block int64) map[uint64]*written {
 	w := h.blocks[block]

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// If every value of a block is written once, a history of reads and writes is
-// linearizable (Gibbons and Korach, "Testing Shared Memories", 1997) if and only
-// if, with a zone for each value, from the first end to the last begin of what
-// wrote or read it,
+// If every value of a block is written once, each value has a zone: from the
+// first end to the last begin among the operations that wrote or read it. A
+// history of reads and writes is then linearizable (Gibbons and Korach,
+// "Testing Shared Memories", 1997) if and only if
 //
 //   - no two forward zones (first end before last begin) overlap: in each the
 //     block must have had that value all the time;
@@ -21,8 +21,8 @@ import (
 // values: one for each read that began before the write's end, and one for all
 // that began later.
 
-// Judge returns an error that tells of a block which no order of its requests
-// explains.
+// Judge returns an error about a block if no order of its requests explains
+// it.
 func (h *History) Judge() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

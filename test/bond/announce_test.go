@@ -73,8 +73,8 @@ func (n *network) slaveAddresses() map[string]string {
 	return all
 }
 
-// TestBO05_SwitchLearnsTheGroups shows that the switch, which sends a group only where it was
-// reported, learns of the new port by resend_igmp.
+// TestBO05_SwitchLearnsTheGroups shows that resend_igmp tells the switch about the new port.
+// The switch sends a group only to ports that reported it.
 func TestBO05_SwitchLearnsTheGroups(t *testing.T) {
 	for _, c := range []struct {
 		option string

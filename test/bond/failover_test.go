@@ -10,12 +10,13 @@ import (
 	"time"
 )
 
-// longest gap that a test allows; the histogram shows what there is.
+// longest gap that a test allows; the histogram shows the measured gaps.
 const bound = 6 * time.Second
 
-// kinds of cuts with the monitor that sees them. A port of the switch forwards a moment
-// after its carrier is there, on a busy machine more than 100 ms, and what is
-// announced before is lost: updelay and resend_igmp are for that.
+// kinds of cuts with the monitor that sees them. A port of the switch starts to
+// forward a moment after its carrier is up, on a busy machine more than 100 ms
+// later. Announcements sent before that are lost: updelay and resend_igmp exist
+// for this case.
 var kinds = []struct {
 	name, cut string
 	options   []string

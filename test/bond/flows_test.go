@@ -110,7 +110,7 @@ func (n *network) udp(ctx context.Context) *flow {
 	return f
 }
 
-// readNumbers notes the packets whose number is at that offset.
+// readNumbers records the packets by the number at offset at.
 func readNumbers(c net.PacketConn, f *flow, at int) {
 	buf := make([]byte, 100)
 	for {
@@ -124,7 +124,7 @@ func readNumbers(c net.PacketConn, f *flow, at int) {
 	}
 }
 
-// icmp sends echo requests, which the peer's kernel answers.
+// icmp sends echo requests; the peer's kernel answers them.
 func (n *network) icmp(ctx context.Context) *flow {
 	f := newFlow("ICMP")
 	c := in(n, "up", func() (net.PacketConn, error) { return net.ListenPacket("ip4:icmp", "10.5.0.1") })

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -50,7 +51,7 @@ func (s ipoibSlave) Send(f []byte) error          { return s.SendFrame(f) }
 
 // newIPoIB makes three ports of one link, each in a namespace of its own on the
 // switch: those of the bond's slaves in low0 and low1, that of the peer in peer.
-func newIPoIB(t *testing.T) (n *network, peer *ipoib.Interface) {
+func newIPoIB(t *testing.T, mode ipoib.Mode) (n *network, peer *ipoib.Interface) {
 	t.Helper()
 	n = &network{t: t, id: fmt.Sprintf("bond%d-%d-", os.Getpid(), made.Add(1)), peerDev: "ib0"}
 	n.namespaces("up", "low0", "low1", "sw", "peer")
@@ -64,7 +65,7 @@ func newIPoIB(t *testing.T) (n *network, peer *ipoib.Interface) {
 		n.ip("sw", "link set "+p.port+" master br0 up")
 		n.ip(p.ns, "link set e0 mtu 4200 up")
 		n.ip(p.ns, "addr add "+all[k].String()+"/24 dev e0")
-		i := n.port(p.ns, p.name, all[k], all)
+		i := n.port(p.ns, p.name, all[k], all, mode)
 		if p.ns == "peer" {
 			peer = i
 			continue
@@ -80,7 +81,7 @@ func newIPoIB(t *testing.T) (n *network, peer *ipoib.Interface) {
 }
 
 // port opens a fabric and an interface in a namespace.
-func (n *network) port(ns, name string, local netip.Addr, all []netip.Addr) (i *ipoib.Interface) {
+func (n *network) port(ns, name string, local netip.Addr, all []netip.Addr, mode ipoib.Mode) (i *ipoib.Interface) {
 	n.t.Helper()
 	err := netns.Do(n.ns(ns), func() error {
 		log := slog.New(slog.DiscardHandler)
@@ -89,7 +90,7 @@ func (n *network) port(ns, name string, local netip.Addr, all []netip.Addr) (i *
 			return err
 		}
 		n.t.Cleanup(func() { d.Close() })
-		i, err = ipoib.Open(ipoib.Config{Name: name, Fabric: d.(verbs.DatagramDevice), Local: local, Peers: all, Logger: log})
+		i, err = ipoib.Open(ipoib.Config{Name: name, Fabric: d.(verbs.DatagramDevice), Local: local, Peers: all, Mode: mode, Logger: log})
 		return err
 	})
 	if err != nil {
@@ -102,7 +103,7 @@ func (n *network) port(ns, name string, local netip.Addr, all []netip.Addr) (i *
 // TestBO02_IPoIBInterfacesAreEnslaved has a bond of interfaces of modules/ipoib, with
 // the ARP monitor over type 32, cuts the active one off and lets it come back.
 func TestBO02_IPoIBInterfacesAreEnslaved(t *testing.T) {
-	n, peer := newIPoIB(t)
+	n, peer := newIPoIB(t, ipoib.Datagram)
 	n.bondOf([]string{"ib0", "ib1"}, "arp_interval 100", "arp_ip_target +10.5.0.2", "arp_validate all", "primary ib0")
 	n.waitActive("ib0")
 	st := n.bond.Status()
@@ -170,6 +171,45 @@ func TestBO02_IPoIBInterfacesAreEnslaved(t *testing.T) {
 	}
 	if err := n.net.Enslave(n.bond, "+ib0"); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("a slave twice: %v, want EBUSY", err)
+	}
+}
+
+// TestBO02_ConnectedMode: the slaves are in connected mode. Datagrams of 60000 bytes
+// cross the bond as one packet, before and after the active slave is cut off.
+func TestBO02_ConnectedMode(t *testing.T) {
+	n, peer := newIPoIB(t, ipoib.Connected)
+	n.bondOf([]string{"ib0", "ib1"}, "arp_interval 100", "arp_ip_target +10.5.0.2", "arp_validate all", "primary ib0")
+	n.waitActive("ib0")
+	if mtu := n.bond.Status().Attrs.MTU; mtu != 65520 {
+		t.Errorf("MTU of the bond %d, want 65520", mtu)
+	}
+	echo := in(n, "peer", func() (net.PacketConn, error) { return net.ListenPacket("udp4", "10.5.0.2:7000") })
+	defer echo.Close()
+	go func() {
+		buf := make([]byte, 65535)
+		for {
+			k, from, err := echo.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			echo.WriteTo(buf[:k], from)
+		}
+	}()
+	c := in(n, "up", func() (net.PacketConn, error) { return net.ListenPacket("udp4", "10.5.0.1:0") })
+	defer c.Close()
+	want, got := bytes.Repeat([]byte("0123456789"), 6000), make([]byte, 65535)
+	crosses := func() bool {
+		c.WriteTo(want, &net.UDPAddr{IP: net.IPv4(10, 5, 0, 2), Port: 7000})
+		c.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+		k, _, err := c.ReadFrom(got)
+		return err == nil && bytes.Equal(got[:k], want)
+	}
+	n.waitFor("60000 bytes cross the bond", crosses)
+	n.cut("silent", "p0")
+	n.waitActive("ib1")
+	n.waitFor("60000 bytes cross the bond by ib1", crosses)
+	if s := peer.Stats(); s.Conns.Accepts < 2 || s.Conns.RxMessages < 2 {
+		t.Errorf("the peer has %+v, want a connection of each slave", s.Conns)
 	}
 }
 

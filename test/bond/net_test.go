@@ -56,7 +56,7 @@ func newNetwork(t *testing.T) *network {
 	t.Helper()
 	n := &network{t: t, id: fmt.Sprintf("bond%d-%d-", os.Getpid(), made.Add(1)), peerDev: "e0"}
 	n.namespaces("up", "low", "sw", "peer")
-	for _, which := range []string{"low", "sw"} { // nothing but what the tests send
+	for _, which := range []string{"low", "sw"} { // no packets but those of the tests
 		for _, conf := range []string{"all", "default"} { // where the kernel has IPv6
 			exec.Command("ip", "netns", "exec", n.name(which), "sh", "-c", "echo 1 >/proc/sys/net/ipv6/conf/"+conf+"/disable_ipv6").Run()
 		}
@@ -91,7 +91,7 @@ func newNetwork(t *testing.T) *network {
 	return n
 }
 
-// namespaces makes namespaces, which end with the test.
+// namespaces makes namespaces and removes them when the test ends.
 func (n *network) namespaces(all ...string) {
 	n.t.Helper()
 	if os.Getuid() != 0 {
@@ -162,8 +162,8 @@ func (n *network) waitActive(name string) {
 	n.waitFor(name+" is active", func() bool { a, _ := n.bond.Active(); return a == name })
 }
 
-// query is the peer's question which groups there are. From then on the switch sends
-// multicast only to the ports whose members were reported to it.
+// query sends an IGMP general query from the peer. From then on the switch
+// sends multicast only to the ports whose members were reported to it.
 func (n *network) query() {
 	n.t.Helper()
 	c := in(n, "peer", func() (net.PacketConn, error) { return net.ListenPacket("ip4:2", "10.5.0.2") })

@@ -20,7 +20,7 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// benchmark is what `rnbd bench` prints for programs.
+// benchmark is the output of `rnbd bench` for programs.
 type benchmark struct {
 	CPU        string
 	Complete   bool
@@ -38,7 +38,7 @@ type benchmark struct {
 	}
 }
 
-// parseBench reads it, and checks what holds for every result.
+// parseBench reads it, and checks the rules for every result.
 func parseBench(t *testing.T, r result, workloads ...string) benchmark {
 	t.Helper()
 	var b benchmark
@@ -202,7 +202,7 @@ func TestBenchAsksBeforeItWrites(t *testing.T) {
 	}
 }
 
-// terminal makes one: what is written to the first is typed at the second.
+// terminal makes one: text written to the first file is typed at the second.
 func terminal(t *testing.T) (*os.File, *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)

@@ -193,7 +193,8 @@ func TestFrontEndThatHangsDoesNotHideDevices(t *testing.T) {
 }
 
 // TestThousandDevices maps them over one session, by lines. The bounds are
-// wide: what one command does per device must not grow with their number.
+// wide: the cost of one command for a device must not grow with the number of
+// devices.
 func TestThousandDevices(t *testing.T) {
 	const n = 1000
 	l := lab.New(t)
@@ -241,7 +242,7 @@ func TestThousandDevices(t *testing.T) {
 	}
 }
 
-// TestJunkIsRefused gives every command what is no argument.
+// TestJunkIsRefused gives every command a wrong argument.
 func TestJunkIsRefused(t *testing.T) {
 	l := lab.New(t)
 	s := l.Server(lab.ServerOptions{SearchPath: l.Image("a.img", 1<<20), Plugins: []string{"fileio"}})

@@ -1,4 +1,4 @@
 // Package cli tests the command line against real daemons. Scripts in testdata
-// say what is typed and what must be printed; go test -update writes what is
-// printed into them.
+// have the typed commands and their expected output; go test -update writes
+// the output into them.
 package cli

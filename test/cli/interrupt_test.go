@@ -57,8 +57,8 @@ func TestInterruptedMapIsTakenBack(t *testing.T) {
 	}
 }
 
-// TestSocketOfAnotherUserIsNotPermitted runs rnbd as a user who must not use the
-// daemon.
+// TestSocketOfAnotherUserIsNotPermitted runs rnbd as a user without access to
+// the daemon.
 func TestSocketOfAnotherUserIsNotPermitted(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can become another user")

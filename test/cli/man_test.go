@@ -14,33 +14,60 @@ import (
 // TestManPagesAreRendered has groff look at every page with all warnings on.
 func TestManPagesAreRendered(t *testing.T) {
 	groff := lab.Tool(t, "groff")
-	bin, err := lab.Bin()
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir := t.TempDir()
-	if out, err := exec.Command(filepath.Join(bin, "rnbd"), "man", dir).CombinedOutput(); err != nil {
+	if out, err := exec.Command(program(t), "man", dir).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	pages, err := filepath.Glob(filepath.Join(dir, "*.8"))
+	pages, err := filepath.Glob(filepath.Join(dir, "*.[1-8]"))
 	if err != nil || len(pages) < 30 {
 		t.Fatalf("%d pages: %v", len(pages), err)
 	}
 	var text bytes.Buffer
 	for _, p := range pages {
 		var warnings bytes.Buffer
-		cmd := exec.Command(groff, "-man", "-Tutf8", "-ww", "-P-c", p)
+		cmd := exec.Command(groff, "-man", "-Tutf8", "-ww", "-P-c", "-P-b", "-P-u", p)
 		cmd.Stdout, cmd.Stderr = &text, &warnings
 		if err := cmd.Run(); err != nil || warnings.Len() > 0 {
 			t.Errorf("%s: %v\n%s", filepath.Base(p), err, warnings.String())
 		}
 	}
-	for _, want := range []string{"path_uu", "rnbd map disk.img from", "The noun may be left out", "U connected, _ not", "8  it took longer than allowed\n", "path_uu                PS             each path: U connected, _ not\n"} {
+	for _, want := range []string{"path_uu", "rnbd map disk.img from", "The noun may be left out", "U connected, _ not", "8  it took longer than allowed\n", "path_uu                PS             each path: U connected, _ not\n", "chunk-size:", "io-mode:"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no page says %q", want)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(dir, "rnbd.8")); err != nil {
-		t.Error(err)
+	for _, not := range []string{"--help", "[=", filepath.Dir(program(t))} {
+		if strings.Contains(text.String(), not) {
+			t.Errorf("a page says %q", not)
+		}
+	}
+	for _, name := range []string{"rnbd.7", "rnbd-map.1", "rnbd-device-list.1", "rnbd-discover.1", "rnbd-server-run.8", "rnbd-server.yaml.5", "rnbd-client.yaml.5"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestMakeInstall installs what is built into a folder.
+func TestMakeInstall(t *testing.T) {
+	lab.Tool(t, "make")
+	bin := filepath.Dir(program(t))
+	dir := t.TempDir()
+	// -o build: what is to be installed is there.
+	cmd := exec.Command("make", "-C", "../..", "-o", "build", "install", "BIN="+bin, "DESTDIR="+dir, "PREFIX=/usr")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, name := range []string{
+		"bin/rnbd", "bin/rnbd-net", "bin/io-fileio", "bin/frontend-nbd", "lib/systemd/system/rnbd-server.service", "lib/systemd/system/rnbd-client.service",
+		"lib/udev/rules.d/65-rnbd.rules", "share/man/man1/rnbd-map.1", "share/man/man5/rnbd-server.yaml.5", "share/man/man7/rnbd.7",
+		"share/bash-completion/completions/rnbd", "share/zsh/site-functions/_rnbd", "share/fish/vendor_completions.d/rnbd.fish",
+	} {
+		if st, err := os.Stat(filepath.Join(dir, "usr", name)); err != nil || st.Size() == 0 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if out, err := exec.Command(filepath.Join(dir, "usr/bin/rnbd"), "version").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }

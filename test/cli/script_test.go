@@ -47,8 +47,8 @@ func TestMain(m *testing.M) {
 //	reconnects NAME ARG...   rnbd, and waits until a path of session NAME is back
 //	paths N NAME ARG...      rnbd, which connects N paths of session NAME, each once
 //
-// What rnbd prints has 127.0.0.1:11111, 127.0.0.2:22222 and the lab's folder (LAB) in the
-// place of what they are in this run.
+// The output of rnbd has 127.0.0.1:11111, 127.0.0.2:22222 and the lab's folder
+// (LAB) in the place of the values of this run.
 func TestScripts(t *testing.T) {
 	bin, err := lab.Bin()
 	if err != nil {
@@ -92,7 +92,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// stage is what a script has: its lab and the daemons in it.
+// stage is the environment of a script: its lab and the daemons in it.
 type stage struct {
 	lab    *lab.Lab
 	bin    string
@@ -172,7 +172,7 @@ func ports(ts *testscript.TestScript, _ bool, args []string) {
 // limit is far more than any command needs.
 const limit = 40 * time.Second
 
-// expect runs rnbd and shows the script what it printed.
+// expect runs rnbd and shows the script its output.
 func expect(ts *testscript.TestScript, neg bool, input string, want int, args []string) {
 	if neg {
 		ts.Fatalf("use exits CODE")
@@ -186,7 +186,7 @@ func expect(ts *testscript.TestScript, neg bool, input string, want int, args []
 	if strings.Contains(errOut, "goroutine ") {
 		ts.Fatalf("it panicked")
 	}
-	if code != 0 && out != "" {
+	if code != 0 && out != "" && args[0] != "doctor" { // its findings are its output
 		ts.Fatalf("it failed, and prints on standard output")
 	}
 }
@@ -233,7 +233,7 @@ func reconnects(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// paths runs rnbd, which connects N paths of a session, each once.
+// paths runs rnbd to connect N paths of a session, each once.
 func paths(ts *testscript.TestScript, neg bool, args []string) {
 	before := reconnectsOf(ts, args[1])
 	expect(ts, neg, "", 0, args[2:])
@@ -262,9 +262,9 @@ var (
 	pid    = regexp.MustCompile(`(?m)("pid": |Process +)\d+`)
 )
 
-// normal puts names in the place of what differs from run to run. Ports have
-// as many digits as those of the kernel's choice, so that tables keep their
-// form.
+// normal puts names in the place of values that differ from run to run. Ports
+// have as many digits as those of the kernel's choice, so that tables keep
+// their form.
 func (s *stage) normal(text string) string {
 	if s.server != nil {
 		for i, a := range s.server.Addrs {

@@ -20,7 +20,7 @@ func TestALostPathIsOneWarning(t *testing.T) {
 		t.Fatal(err)
 	}
 	logged(t, c, "session lost its last path")
-	time.Sleep(3 * time.Second) // attempts, which must leave no trace
+	time.Sleep(3 * time.Second) // attempts; they must leave no trace
 	if err := s.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ func say(format string, args ...any) { fmt.Printf("  "+format+"\n", args...) }
 
 func bytesOf(n int64) string { return fmt.Sprintf("%d MiB", n>>20) }
 
-// printProcesses shows who takes part.
+// printProcesses lists the processes that take part.
 func (d *demo) printProcesses() {
 	show := func(role string, pid int) {
 		exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))

@@ -34,8 +34,8 @@ type demo struct {
 
 	image string
 	size  int64
-	// written[block] is what a block holds now; blocks that are not in it hold
-	// what the image held.
+	// written[block] is the present contents of a block; blocks that are not
+	// in it have the contents of the image.
 	written  map[int64]uint64
 	original []byte
 }
@@ -196,7 +196,7 @@ func (d *demo) readBack() error {
 	return nil
 }
 
-// check compares content with what every block must hold.
+// check compares content with the expected contents of every block.
 func (d *demo) check(content []byte) error {
 	want := make([]byte, blockSize)
 	for block := int64(0); block < d.size/blockSize; block++ {

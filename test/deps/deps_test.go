@@ -12,8 +12,8 @@ import (
 
 const prefix = "github.com/rnbd-go/rnbd/"
 
-// rule forbids imports, directly and in non-test code, for packages whose
-// path below the prefix matches from.
+// rule forbids imports, directly and in non-test code, for packages with a
+// path below the prefix that matches from.
 type rule struct {
 	from   string // regexp
 	forbid string // regexp on the whole import path
@@ -67,7 +67,7 @@ var rules = []rule{
 // cgoPackage alone may use cgo.
 const cgoPackage = "modules/rtrs/provider/ibverbs"
 
-// released are the modules whose packages the rules are about.
+// released are the modules that the rules are about.
 var released = []string{
 	"modules/rtrs", "modules/rnbd-sdk", "modules/rnbd-server", "modules/rnbd-client", "modules/ipoib", "modules/bond",
 	"plugins/io-blockio", "plugins/io-fileio", "plugins/frontend-nbd", "plugins/frontend-ublk", "cmd/rnbd", "cmd/rnbd-net", "examples/io-memory",
@@ -83,7 +83,7 @@ func packages(t *testing.T, module string) map[string][]string {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-f", "{{.ImportPath}} {{join .Imports \" \"}}", "./...")
 	cmd.Dir = filepath.Join(root(), module)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=-tags=ibverbs") // what there is at most
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=-tags=ibverbs") // with all optional parts
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("go list in %s: %v", module, err)
@@ -133,10 +133,10 @@ func isOwnTestSuite(pkg, imp string) bool {
 }
 
 func TestCommandsKnowTheControlAPIOnly(t *testing.T) {
-	// bench_server is a client of its own: it measures a server without a daemon.
-	// daemon_reload and mapping are of the daemons, which keep the mappings of their
+	// bench_server, doctor_server and discover are clients of their own: they ask a server without
+	// a daemon. The files daemon_* and mapping are of the daemons: those keep the mappings of their
 	// configuration.
-	mayKnowDaemons := regexp.MustCompile(`^(server_run|client_run|providers|daemon|daemon_reload|mapping|bench_server)\.go$`)
+	mayKnowDaemons := regexp.MustCompile(`^(server_run|client_run|providers|daemon|daemon_run|daemon_reload|daemon_tls|mapping|bench_server|doctor_server|discover)\.go$`)
 	files, err := filepath.Glob(filepath.Join(root(), "cmd/rnbd/*.go"))
 	if err != nil || len(files) == 0 {
 		t.Fatal("no files of cmd/rnbd", err)
@@ -195,7 +195,7 @@ func TestEveryPackageSaysWhatItIs(t *testing.T) {
 func TestMakefile_BuildsWithoutHeaders(t *testing.T) {
 	for _, cc := range []string{"gcc -nostdinc", "no-such-compiler"} {
 		cmd := exec.Command("make", "-C", root(), "-pn", "help", "CC="+cc, "CGO_ENABLED=0")
-		cmd.Env = []string{"PATH=" + os.Getenv("PATH")} // a make that runs this test has said what it found
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH")} // a make that runs this test prints these findings itself
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("make: %v: %s", err, out)

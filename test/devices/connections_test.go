@@ -9,7 +9,7 @@ import (
 )
 
 // testSeveralConnections: nbd.ko gives a connection up when one of its requests
-// is late, and sends what it had on another one. Users see a pause.
+// is late, and sends its requests on another one. Users see a pause.
 func testSeveralConnections(t *testing.T, s *stack) {
 	d, node := s.disk(t, s.image(t, 64<<20), queueing, options("timeout", "3", "connections", "2"))
 	end := load(t, node, "2m")

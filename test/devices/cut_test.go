@@ -24,8 +24,8 @@ type cutTarget struct {
 	long  outages
 }
 
-// outages are times with power; in each there are some moments at which the
-// power may go, at the last one it does.
+// outages are times with power; each has some moments at which the power may
+// go, and at the last one it does.
 type outages struct{ n, cuts int }
 
 var cutTargets = []cutTarget{
@@ -42,10 +42,10 @@ const (
 )
 
 // testPowerCuts takes the power from the server's disk in the middle of writes
-// and looks at what is left: with the tools of a host that starts again, and
-// after the last cut of a series with a server that does so and the client that
-// has waited. Every write that a flush or FUA has acknowledged must be there,
-// and no block may be torn.
+// and looks at the disk afterwards: with the tools of a host that starts again,
+// and after the last cut of a series with a server that does so and the client
+// that has waited. Every write that a flush or FUA has acknowledged must be
+// there, and no block may be torn.
 func testPowerCuts(t *testing.T, s *stack) {
 	for _, target := range cutTargets {
 		t.Run(target.name, func(t *testing.T) {
@@ -70,7 +70,7 @@ func testPowerCuts(t *testing.T, s *stack) {
 	}
 }
 
-// cutRig is a mapped disk whose server's disk can lose its power.
+// cutRig is a mapped disk. The server's disk can lose its power.
 type cutRig struct {
 	cutTarget
 	t         *testing.T
@@ -113,8 +113,8 @@ func newCutRig(t *testing.T, s *stack, target cutTarget) *cutRig {
 	return r
 }
 
-// exported is what the server exports, written what the writers open, and left
-// where that is on the disk that a cut has left.
+// exported is the export of the server, written the path of the writers, and
+// left the place of that on the disk after a cut.
 func (r *cutRig) exported() string {
 	if r.image {
 		return filepath.Join(r.serverDir, "image")
@@ -151,14 +151,14 @@ func mountExt4(t *testing.T, node, dir string) {
 	run(t, "mount", node, dir)
 }
 
-// moment is one at which the power may have gone.
+// moment is a possible moment of the power cut.
 type moment struct {
 	mark         string
 	acknowledged []faults.Stamp // as durable before it, of the window
 }
 
-// outage writes, with moments in it, takes the power away, looks at what each
-// would have left, and brings the server back on what the last one has.
+// outage writes, with moments in it, takes the power away, looks at the disk
+// after each, and starts the server again on the disk after the last.
 func (r *cutRig) outage(first, moments int) {
 	r.t.Helper()
 	w := r.write(first)
@@ -194,7 +194,7 @@ func (r *cutRig) outage(first, moments int) {
 	}
 }
 
-// checkLeft looks at what a cut has left as one who starts the host again.
+// checkLeft looks at the disk after a cut, as a host that starts again does.
 func (r *cutRig) checkLeft(first int, c moment) {
 	r.t.Helper()
 	if r.image || r.file {
@@ -204,7 +204,7 @@ func (r *cutRig) checkLeft(first int, c moment) {
 	r.check(r.left(), first, c.acknowledged)
 }
 
-// restart starts the server on what a cut has left, and waits for the client.
+// restart starts the server on the disk after a cut, and waits for the client.
 func (r *cutRig) restart(mark string) {
 	r.t.Helper()
 	r.medium.revert(mark)
@@ -219,7 +219,7 @@ func (r *cutRig) restart(mark string) {
 	}
 }
 
-// acknowledged is what blocks must hold at least.
+// acknowledged returns the oldest allowed contents of blocks.
 func (r *cutRig) acknowledged(first, n int) []faults.Stamp {
 	stamps := make([]faults.Stamp, n)
 	for b := range stamps {
@@ -228,7 +228,7 @@ func (r *cutRig) acknowledged(first, n int) []faults.Stamp {
 	return stamps
 }
 
-// check reads blocks of path from first on, which must not be older than
+// check reads blocks of path from first on. They must not be older than
 // acknowledged.
 func (r *cutRig) check(path string, first int, acknowledged []faults.Stamp) {
 	r.t.Helper()

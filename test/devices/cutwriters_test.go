@@ -28,7 +28,7 @@ type cutWriters struct {
 
 	mu      sync.Mutex
 	durable int64 // writes that a flush or FUA has acknowledged
-	closed  bool  // what is acknowledged from now on may be lost
+	closed  bool  // later acknowledged writes may be lost
 	failed  error // of a writer, the first
 }
 
@@ -62,7 +62,7 @@ func (w *cutWriters) lasting() int64 {
 	return w.durable
 }
 
-// close is called before the last cut. What is acknowledged later may be lost.
+// close is called before the last cut. Writes acknowledged later may be lost.
 func (w *cutWriters) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -125,8 +125,8 @@ func (w *cutWriters) lasts(block int, s faults.Stamp) {
 	}
 }
 
-// writeBlock writes with FUA or without. On a file system whose metadata does
-// not change, and on it alone, that is a write with FUA and no flush behind it.
+// writeBlock writes with FUA or without. Only on a file system without changes
+// of metadata is that a write with FUA and no flush behind it.
 func writeBlock(f *os.File, buf []byte, block int, fua bool) error {
 	flags := 0
 	if fua {

@@ -16,8 +16,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
-// TestGuest is what a guest runs: one stack per front end, and every test on
-// it.
+// TestGuest is the part of the tests inside a guest: one stack per front end,
+// and every test on it.
 func TestGuest(t *testing.T) {
 	if !*inGuest {
 		t.Skip("runs in a guest, see TestInGuest")
@@ -79,7 +79,7 @@ func testBlockDevice(t *testing.T, s *stack) {
 	if target, err := os.Readlink(link); err != nil || target != node {
 		t.Errorf("%s leads to %q, %v; want %s", link, target, err, node)
 	}
-	for line := range strings.Lines(s.client.Log()) { // what the driver offers is in it
+	for line := range strings.Lines(s.client.Log()) { // it has the features of the driver
 		if strings.Contains(line, "disk is ready") {
 			t.Log(line)
 			break
@@ -217,8 +217,9 @@ func testForcedUnmapUnderLoad(t *testing.T, s *stack) {
 	s.leftOver(t, node)
 }
 
-// testForcedUnmapWithoutPlugin takes disks away whose plugin has just died. The
-// kernel has them still: the next process takes them away, and goes on with others.
+// testForcedUnmapWithoutPlugin takes disks away just after the death of their
+// plugin. The kernel has them still: the next process takes them away, and goes
+// on with others.
 func testForcedUnmapWithoutPlugin(t *testing.T, s *stack) {
 	_, other := s.disk(t, s.image(t, 8<<20), queueing)
 	for i := range pick(3, 20) {

@@ -9,8 +9,8 @@
 //
 // The test binary plays both parts: on the host it boots the guest and runs
 // itself there, in the guest (-guest) it runs server and client daemons and
-// uses what they offer with the tools of the trade. A machine whose kernel has
-// the drivers can run the second part itself, as root and at its own risk:
+// uses their devices with the tools of the trade. A machine with the drivers
+// in its kernel can run the second part itself, as root and at its own risk:
 //
 //	go test -run TestGuest -args -guest
 package devices

@@ -94,7 +94,7 @@ func testFileSystems(t *testing.T, s *stack) {
 }
 
 // onEach runs test on every file system on a mapped disk, and in the long form
-// on a loop device: what fails there is no fault of the stack. They run at the
+// on a loop device: a failure there is no fault of the stack. They run at the
 // same time.
 func (s *stack) onEach(t *testing.T, test func(t *testing.T, fs fileSystem, node, dir string)) {
 	for _, fs := range fileSystems {
@@ -138,7 +138,7 @@ func testModel(t *testing.T, s *stack) {
 	})
 }
 
-// testStress has stress-ng verify what it writes.
+// testStress has stress-ng verify its own writes.
 func testStress(t *testing.T, s *stack) {
 	if !*long {
 		t.Skip("long form")
@@ -195,7 +195,7 @@ func testGrowing(t *testing.T, s *stack) {
 		killFrontend(t, s, node)
 		larger()
 		fill()
-		// Nobody tells the next daemon what happened meanwhile.
+		// The next daemon is not told the events meanwhile.
 		must(t, s.client.Kill())
 		larger()
 		must(t, s.client.Start())

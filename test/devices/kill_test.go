@@ -58,7 +58,7 @@ func killFrontend(t *testing.T, s *stack, _ string) {
 	})
 }
 
-// killClient starts the next daemon, which serves the disks again by itself.
+// killClient starts the next daemon. That serves the disks again automatically.
 func killClient(t *testing.T, s *stack, node string) {
 	must(t, s.client.Kill())
 	if _, err := os.Stat("/sys/block/" + filepath.Base(node)); err != nil {

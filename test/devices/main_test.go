@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// frontends are what is tested, with the kernel modules they need.
+// frontends are the front ends under test, with the kernel modules they need.
 var frontends = []struct {
 	name    string
 	modules []string
@@ -52,8 +52,8 @@ type machine struct {
 	newer          bool // with the kernel of Debian's backports
 }
 
-// machines are one per front end. The long form has one more, for what ublk has
-// learned since the usual kernel; its tests are in their short form.
+// machines are one per front end. The long form has one more, for features of
+// ublk since the usual kernel; its tests are in their short form.
 func machines() (out []machine) {
 	for _, fe := range frontends {
 		out = append(out, machine{name: fe.name, frontend: fe.name, modules: fe.modules})
@@ -105,7 +105,7 @@ func TestInGuest(t *testing.T) {
 	}
 }
 
-// guestTests is what -test.run asks of the guest: TestInGuest/ublk/cuts here is
+// guestTests returns the -test.run for the guest: TestInGuest/ublk/cuts here is
 // TestGuest/ublk/cuts there.
 func guestTests(frontend string) string {
 	all := "^TestGuest$/^" + frontend + "$"

@@ -15,12 +15,11 @@ import (
 // medium is a disk of the server that can lose its power: a RAM disk under the
 // device-mapper target log-writes.
 //
-// A cut has to take away what a volatile cache may take away, and nothing else.
-// The target flakey does not: with drop_writes what was written before the cut
-// stays, flushed or not, and a server that never flushes would pass.
-// log-writes tells what flushes and FUA have made durable, in the order in
-// which they did; all other writes are lost with the cut, which is the worst
-// that a disk may do.
+// A cut has to take away the contents of a volatile cache, and nothing else.
+// The target flakey does not: with drop_writes all earlier writes stay, flushed
+// or not, and a server that never flushes would pass. log-writes tells the
+// writes that flushes and FUA have made durable, in that order; all other
+// writes are lost with the cut. No disk may do worse.
 //
 // One thing it does that no disk does: a write that no flush has covered comes
 // into the log behind a later FUA write of the same place. A test must not do
@@ -28,7 +27,7 @@ import (
 type medium struct {
 	t         *testing.T
 	disk, log string
-	durable   []byte // without what a cut takes away
+	durable   []byte // without the data that a cut takes away
 	cuts      int
 }
 
@@ -61,7 +60,7 @@ func (m *medium) mkfs(argv ...string) {
 	must(m.t, err)
 }
 
-// restore gives the RAM disk what was durable.
+// restore gives the RAM disk the durable data.
 func (m *medium) restore() {
 	m.t.Helper()
 	f, err := os.OpenFile(m.disk, os.O_WRONLY, 0)
@@ -72,15 +71,15 @@ func (m *medium) restore() {
 	must(m.t, f.Sync())
 }
 
-// powerOn makes mediumNode of what the RAM disk has.
+// powerOn makes mediumNode of the RAM disk.
 func (m *medium) powerOn() {
 	m.t.Helper()
 	// With a UUID it is the same volume after each cut, as a disk is.
 	run(m.t, "dmsetup", "create", mediumName, "--uuid", mediumName, "--table", fmt.Sprintf("0 %d log-writes %s %s", len(m.durable)/512, m.disk, m.log))
 }
 
-// cut is a moment at which the power may have gone. Those who use the disk do
-// not notice; after the power is off, revert says what it would have left.
+// cut marks a possible moment of the power cut. Users of the disk do not
+// notice; after the power is off, revert makes the disk as of then.
 func (m *medium) cut() (mark string) {
 	m.t.Helper()
 	m.cuts++
@@ -95,8 +94,8 @@ func (m *medium) powerOff() {
 	eventually(m.t, "nobody uses the medium", func() bool { _, err := attempt("dmsetup", "remove", mediumName); return err == nil })
 }
 
-// revert makes the disk what a cut has left. Cuts of one time with power are
-// taken in order.
+// revert makes the disk as it would be after a cut. Cuts of one time with
+// power are taken in order.
 func (m *medium) revert(mark string) {
 	m.t.Helper()
 	log, err := os.Open(m.log)
@@ -120,8 +119,8 @@ func mounted(dir string) bool {
 	return strings.Contains(readFile("/proc/mounts"), " "+filepath.Clean(dir)+" ")
 }
 
-// takeAway is for the end of a test, where a server may close a disk later than its
-// client: it runs a command until what is gone.
+// takeAway is for the end of a test, since a server may close a disk later than
+// its client: it runs a command until what is gone.
 func takeAway(t *testing.T, what string, there func() bool, argv ...string) {
 	t.Helper()
 	var err error

@@ -16,7 +16,7 @@ const array = "/dev/md0"
 
 // testRAID mirrors two disks from two servers. One server dies under load and
 // comes back; its disk is added again and catches up. In the end both have the
-// same data, which load has verified.
+// same data, verified by load.
 func testRAID(t *testing.T, s *stack) {
 	run(t, "modprobe", "raid1")
 	t.Setenv("MDADM_NO_UDEV", "1") // nobody makes nodes here but the kernel

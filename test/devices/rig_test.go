@@ -17,8 +17,8 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// stack is a server and a client in this guest, and what the server exports:
-// a RAM disk by io-blockio, images on ext4 by io-fileio.
+// stack is a server and a client in this guest, and the exports of the
+// server: a RAM disk by io-blockio, images on ext4 by io-fileio.
 type stack struct {
 	t        *testing.T
 	frontend string
@@ -30,8 +30,8 @@ type stack struct {
 	n        int
 }
 
-// ramDiskSize is what each RAM disk may grow to: memory is taken when it is
-// written.
+// ramDiskSize is the most that each RAM disk may grow to: memory is taken
+// when it is written.
 const ramDiskSize = 640 << 20
 
 // quick: an emulated machine has no time to spin.
@@ -94,7 +94,7 @@ func pick[T any](short, longForm T) T {
 // disk maps path until the end of the test and returns the device and its node.
 func (s *stack) disk(t *testing.T, path string, with ...change) (*controlpb.ClientDevice, string) {
 	t.Helper()
-	if s.frontend == "nbd" { // until the kernel sends again what a dead process had
+	if s.frontend == "nbd" { // until the kernel sends the requests of a dead process again
 		with = append([]change{options("timeout", "5")}, with...)
 	}
 	d, err := s.client.Map(path, s.server, with...)
@@ -155,7 +155,7 @@ func attempt(argv ...string) (string, error) {
 	return attemptIn(ctx, argv...)
 }
 
-// attemptIn runs a command, which ends with ctx.
+// attemptIn runs a command. The command ends with ctx.
 func attemptIn(ctx context.Context, argv ...string) (string, error) {
 	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
 	if err != nil {
@@ -173,7 +173,7 @@ func run(t *testing.T, argv ...string) string {
 	return out
 }
 
-// fio verifies what it has written. args come after the common ones.
+// fio verifies its own writes. args come after the common ones.
 func fio(node string, args ...string) []string {
 	return append([]string{"fio", "--name=v", "--filename=" + node, "--direct=1", "--ioengine=libaio", "--iodepth=16",
 		"--verify=crc32c", "--verify_fatal=1", "--group_reporting", "--minimal"}, args...)

@@ -84,7 +84,7 @@ func compareCopies(t *testing.T, s *stack) {
 	}
 }
 
-// throughput is what fio gets done, in KiB a second.
+// throughput returns fio's throughput, in KiB a second.
 func throughput(t *testing.T, node string, args ...string) float64 {
 	t.Helper()
 	out := run(t, append([]string{"fio", "--name=s", "--filename=" + node, "--direct=1", "--ioengine=libaio", "--size=128m",

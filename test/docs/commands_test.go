@@ -83,7 +83,7 @@ func command(line string) (words, flags []string, ok bool) {
 	return words, flags, true
 }
 
-// commandPages are the documents that show users what to type.
+// commandPages are the documents with commands for users.
 var commandPages = []string{
 	"README.md", "docs/operations.md", "docs/cli.md", "SECURITY.md", "ARCHITECTURE.md",
 	"docs/examples/rnbd-server.service", "docs/examples/rnbd-client.service",
@@ -136,7 +136,7 @@ func TestCommandsAndFlagsExist(t *testing.T) {
 }
 
 // Every YAML example of operations.md starts the daemon that its first line
-// names. What belongs to the example's machine is overridden. One with mappings is
+// names. Settings of the example's machine are overridden. One with mappings is
 // only checked: its servers are not of this machine.
 func TestConfigExamplesAreAccepted(t *testing.T) {
 	h := newHelp(t)

@@ -53,7 +53,7 @@ func functions(t *testing.T, file string) map[string]bool {
 	t.Helper()
 	tree, err := parser.ParseFile(token.NewFileSet(), filepath.Join(lab.Root(), file), nil, 0)
 	if err != nil {
-		t.Errorf("docs/data-path.md names %s: %v", file, err)
+		t.Errorf("a page names %s: %v", file, err)
 		return nil
 	}
 	names := map[string]bool{}

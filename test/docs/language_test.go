@@ -13,11 +13,11 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// What docs/glossary.md says of the language of comments, as far as a machine
-// can check it.
+// The rules of docs/glossary.md for the language of comments, as far as a
+// machine can check them.
 
-// plain are the folders whose comments keep all of wording. Folders join it as
-// their comments are edited.
+// plain are the folders with comments that keep all of wording. Folders join
+// it as their comments are edited.
 var plain = []string{"plugins", "modules", "cmd", "examples", "tools"}
 
 var wording = []struct {

@@ -14,7 +14,7 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// TestLogKeysAreListed finds the calls of slog in what is released and looks
+// TestLogKeysAreListed finds the calls of slog in the released code and looks
 // their keys up in package logs.
 func TestLogKeysAreListed(t *testing.T) {
 	used := map[string]bool{}

@@ -62,7 +62,7 @@ func prose(text string) string {
 	return codeSpan.ReplaceAllString(fence.ReplaceAllString(text, ""), "")
 }
 
-// code is what a document shows as code, a line each.
+// code returns the code of a document, a line each.
 func code(text string) (out []string) {
 	for _, m := range fence.FindAllStringSubmatch(text, -1) {
 		out = append(out, strings.Split(strings.ReplaceAll(m[1], "\\\n", " "), "\n")...)

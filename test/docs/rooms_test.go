@@ -11,7 +11,7 @@ import (
 )
 
 // TestRoomsListEveryPackage compares the tables of "The rooms" in
-// ARCHITECTURE.md with the packages of what is released.
+// ARCHITECTURE.md with the released packages.
 func TestRoomsListEveryPackage(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join(lab.Root(), "ARCHITECTURE.md"))
 	if err != nil {

@@ -104,8 +104,8 @@ func tests(t *testing.T, folder string) map[string]bool {
 	return names
 }
 
-// Every row of the table of hostile peers names tests that exist, and every test
-// whose name says that it is one of them is in a row.
+// Every row of the table of hostile peers names tests that exist, and every
+// test that is one of them by its name is in a row.
 func TestSecurityNamesTheTestsOfHostilePeers(t *testing.T) {
 	_, table, ok := strings.Cut(read(t, "SECURITY.md"), "## What a hostile peer can try\n")
 	if !ok {

@@ -13,7 +13,7 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// What follows decodes RFC 5044 and 5041 on its own, without the provider.
+// The code below decodes RFC 5044 and 5041 on its own, without the provider.
 
 // mpaFrame cuts a start-up frame off a stream: 16 bytes of key, flags,
 // revision, length, private data.

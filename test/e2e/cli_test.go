@@ -34,7 +34,7 @@ func rnbd(t *testing.T, args ...string) result {
 	return try(t, 15*time.Second, append([]string{filepath.Join(bin, "rnbd")}, args...)...)
 }
 
-// want checks how a command ended: its code, and words of what it said.
+// want checks the end of a command: its code, and words of its output.
 func (r result) want(t *testing.T, code int, words ...string) {
 	t.Helper()
 	if r.code != code {
@@ -185,7 +185,7 @@ func settings(t *testing.T, dir, bin string) map[string]string {
 	return paths
 }
 
-// shortDir is a folder whose name leaves room for a socket's.
+// shortDir returns a folder with a name short enough for sockets in it.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "e2e-")
@@ -348,7 +348,7 @@ func TestTimeoutEndsACommandAndNothingElse(t *testing.T) {
 	}
 }
 
-// TestJSONHasStableFields is what scripts read.
+// TestJSONHasStableFields holds the fields that scripts read.
 func TestJSONHasStableFields(t *testing.T) {
 	r := newRig(t, rigOptions{size: 1 << 20})
 	object := func(r result) map[string]any {
@@ -409,7 +409,8 @@ func TestJSONHasStableFields(t *testing.T) {
 	}
 }
 
-// TestCommandsWithoutADaemonSayHowToStartOne also has what works without.
+// TestCommandsWithoutADaemonSayHowToStartOne also has the commands that work
+// without.
 func TestCommandsWithoutADaemonSayHowToStartOne(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none.sock")
 	for _, kind := range []string{"client", "server"} {

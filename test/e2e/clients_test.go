@@ -147,8 +147,8 @@ func TestQemuIoWritesUnalignedRanges(t *testing.T) {
 	})
 }
 
-// fioVerify runs four jobs over a device, each on its own quarter, that write
-// at random with sizes from 4 KiB to 1 MiB and verify what they wrote.
+// fioVerify runs four jobs over a device, each on its own quarter. They write
+// at random with sizes from 4 KiB to 1 MiB and verify it.
 func fioVerify(t *testing.T, uri string, size int64, more ...string) {
 	t.Helper()
 	const least = 100 // requests of either kind, by each job

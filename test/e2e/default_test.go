@@ -17,8 +17,7 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// TestFilesAreRefusedByDefault is what a server does that nobody has given a
-// search path.
+// TestFilesAreRefusedByDefault is about a server without a search path.
 func TestFilesAreRefusedByDefault(t *testing.T) {
 	l := lab.New(t)
 	s, c := l.Server(lab.ServerOptions{}), l.Client(lab.ClientOptions{})

@@ -122,7 +122,7 @@ func dialNBD(t *testing.T, c *lab.Client, device string) *nbdclient.Client {
 	return n
 }
 
-// result is what a program printed and how it ended.
+// result is the output and the end of a program.
 type result struct {
 	out, err string
 	code     int
@@ -147,7 +147,7 @@ func try(t *testing.T, limit time.Duration, argv ...string) result {
 	return result{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
 }
 
-// run runs a program that must succeed and returns what it printed.
+// run runs a program that must succeed and returns its output.
 func run(t *testing.T, argv ...string) string {
 	t.Helper()
 	argv[0] = lab.Tool(t, argv[0])

@@ -14,11 +14,11 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// usage is what a process holds.
+// usage is the resources of a process.
 type usage struct{ memory, descriptors, goroutines float64 }
 
-// TestNothingGrowsUnderLoad compares what each process holds early in a run at
-// full load with what it holds at the end: 30 minutes in the long form.
+// TestNothingGrowsUnderLoad compares the resources of each process early in a
+// run at full load with those at the end: 30 minutes in the long form.
 func TestNothingGrowsUnderLoad(t *testing.T) {
 	length, samples, slack := 15*time.Second, 30, 3.
 	if long() {

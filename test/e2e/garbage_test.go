@@ -85,8 +85,8 @@ func connectRequest(t *testing.T, recorded []byte) []byte {
 	return frame
 }
 
-// garbageForRTRS are byte streams of peers that are no clients. recorded is
-// what a real one sent.
+// garbageForRTRS are byte streams of peers that are no clients. recorded has
+// the bytes of a real one.
 func garbageForRTRS(t *testing.T, recorded []byte) []struct {
 	name string
 	data []byte
@@ -140,8 +140,8 @@ func descriptors(t *testing.T, pid int) int {
 	return len(list)
 }
 
-// TestGarbageOnTheFabricEndsOnlyItsConnection sends what no client sends while
-// a session verifies its data.
+// TestGarbageOnTheFabricEndsOnlyItsConnection sends bytes that no client sends
+// while a session verifies its data.
 func TestGarbageOnTheFabricEndsOnlyItsConnection(t *testing.T) {
 	r, p := tapRig(t, 64<<20)
 	if _, err := r.dial().WriteAt(noise(1, 4096), 0); err != nil {

@@ -82,7 +82,7 @@ func TestStatisticsOfRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// The front end counts what it has answered.
+	// The front end counts its answers.
 	eventually(t, "the front end has counted the flush", func() bool {
 		return stages(t, r.cli("device", "show", r.device.Name, "stats", "json"))["frontend flush"] == 1
 	})

@@ -50,7 +50,7 @@ func load(t *testing.T, n *nbdclient.Client) {
 	eventually(t, "requests are on their way", func() bool { return written.Load() > 100 })
 }
 
-// daemon is what lab's servers and clients have in common.
+// daemon is the common part of lab's servers and clients.
 type daemon interface {
 	PID() int
 	Signal(syscall.Signal) error
@@ -58,7 +58,7 @@ type daemon interface {
 	Log() string
 }
 
-// endsCleanly sends a signal and checks what a daemon leaves: nothing.
+// endsCleanly sends a signal and checks that a daemon leaves nothing.
 func endsCleanly(t *testing.T, d daemon, sig syscall.Signal, plugin int, temp string, sockets ...string) {
 	t.Helper()
 	start := time.Now()
@@ -91,7 +91,7 @@ func endsCleanly(t *testing.T, d daemon, sig syscall.Signal, plugin int, temp st
 // TestSignalEndsADaemonInOrder ends each daemon with devices mapped and
 // requests in flight.
 func TestSignalEndsADaemonInOrder(t *testing.T) {
-	// What this process ignores the daemons would inherit; what it handles they do not.
+	// The daemons would inherit ignored signals; they do not inherit handlers.
 	handled := make(chan os.Signal, 1)
 	signal.Notify(handled, syscall.SIGINT)
 	defer signal.Stop(handled)

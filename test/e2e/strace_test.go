@@ -76,7 +76,7 @@ func (s *strace) stop() []string {
 		s.t.Fatal(err)
 	}
 	select {
-	case <-s.done: // by the signal, which is no failure
+	case <-s.done: // by the signal; that is no failure
 	case <-time.After(enough):
 		s.t.Fatal("strace does not end")
 	}
@@ -93,7 +93,7 @@ func (s *strace) stop() []string {
 //	read(9<UNIX-STREAM:[33->34]>, ""..., 16384) = 17
 var transfer = regexp.MustCompile(`^\w+\(\d+<(TCP|UNIX|UNIX-[A-Z]+)(?:v6)?:\[.*\) = (\d+)$`)
 
-// socketBytes adds up what went through sockets, by "UNIX" and "TCP". Each
+// socketBytes adds up the bytes through sockets, by "UNIX" and "TCP". Each
 // byte counts at both ends if both are traced.
 func socketBytes(t *testing.T, files []string) map[string]int64 {
 	t.Helper()

@@ -15,7 +15,7 @@ const (
 	toClient = 1
 )
 
-// tap is a TCP proxy in front of a server that keeps what passes.
+// tap is a TCP proxy in front of a server. It keeps all bytes.
 type tap struct {
 	addr string
 
@@ -29,7 +29,7 @@ type link struct {
 	parts []part
 }
 
-// part is what one read has brought, in the order of arrival.
+// part is the bytes of one read, in the order of arrival.
 type part struct {
 	dir  int
 	data []byte
@@ -112,7 +112,7 @@ func (k *link) stream(dir int) (b []byte) {
 	return b
 }
 
-// pcap writes what passed as a capture of IPv4 over Ethernet.
+// pcap writes the bytes as a capture of IPv4 over Ethernet.
 func (p *tap) pcap(t *testing.T) string {
 	t.Helper()
 	out := binary.LittleEndian.AppendUint32(nil, 0xa1b2c3d4)

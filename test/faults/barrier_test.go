@@ -59,8 +59,8 @@ func (r *barrierRig) onTheMedium(t *testing.T, blocks int) {
 	}
 }
 
-// synced reports whether the medium was told to make durable what it had at from,
-// before now.
+// synced reports whether a sync of the medium was requested between from and
+// now.
 func (r *barrierRig) synced(from time.Time) bool {
 	for _, at := range r.disk.Syncs() {
 		if at.After(from) {

@@ -84,7 +84,7 @@ func TestAFullFilesystem(t *testing.T) {
 	t.Logf("ENOSPC after %d KiB", written>>10)
 }
 
-// keepsWhatItHas reads what was written before the disk was full.
+// keepsWhatItHas reads the data written before the disk was full.
 func keepsWhatItHas(t *testing.T, n *nbdclient.Client, written, piece int64) {
 	t.Helper()
 	got := make([]byte, piece)
@@ -98,8 +98,8 @@ func keepsWhatItHas(t *testing.T, n *nbdclient.Client, written, piece int64) {
 	}
 }
 
-// TestADiskThatFails gives the disk's error to those who use it, while it fails, and to
-// nobody else.
+// TestADiskThatFails checks that users of a failing disk get its error while it
+// fails, and that users of other disks get none.
 func TestADiskThatFails(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.EIO, syscall.ENOSPC} {
 		t.Run(errno.Error(), func(t *testing.T) { diskThatFails(t, errno) })

@@ -18,7 +18,8 @@ import (
 // The daemons and their plugins hold no more after much work than after a
 // little of it: memory, descriptors, threads, goroutines, mappings, files.
 
-// endurance is a server, a client and what their processes held at first.
+// endurance is a server, a client and the resources that their processes held
+// at first.
 type endurance struct {
 	t       *testing.T
 	lab     *lab.T
@@ -76,7 +77,7 @@ func (e *endurance) usage() map[string]lab.Usage {
 	return all
 }
 
-// begin notes what is held now; what grows from here on is judged.
+// begin records the resources held now; growth from here on is judged.
 func (e *endurance) begin() {
 	e.t.Helper()
 	e.base, e.files = e.usage(), e.left()
@@ -85,8 +86,8 @@ func (e *endurance) begin() {
 	}
 }
 
-// end waits until nothing is held that was not at the beginning, but for what
-// a Go process keeps of its own: memory that is not given back at once, and
+// end waits until the processes hold no more than at the beginning, except
+// for what the Go runtime retains: memory that is not given back at once, and
 // idle threads.
 func (e *endurance) end() {
 	e.t.Helper()
@@ -116,8 +117,8 @@ func (e *endurance) end() {
 	}
 }
 
-// growth compares two moments of a process. Memory may grow by what a heap of
-// this size keeps between two collections.
+// growth compares two moments of a process. Memory may grow by the amount
+// that a heap of this size keeps between two collections.
 func growth(name string, from, to lab.Usage) (grown []string) {
 	for _, c := range []struct {
 		what     string

@@ -116,7 +116,8 @@ func TestOpenThatWaitsTooLongIsBusyAndDoesNotGoAhead(t *testing.T) {
 		second := launch(t, d, c.plugin, engine)
 		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 		defer cancel()
-		// An index of its own: what is left of this open is closed behind our back.
+		// An index of its own: the remains of this open are closed in the
+		// background.
 		err := second.open(ctx, device+1, path, blk.ReadWrite)
 		if err == nil {
 			t.Fatal("open went ahead while a write of the dead process was held")
@@ -189,8 +190,8 @@ func TestReadersAreFencedToo(t *testing.T) {
 
 // TestKillsKeepWhatWasAcknowledged kills one generation after the other with
 // writes in flight; the next one stands by and opens the disk at once. Each
-// writes its own number; what the dead did not answer is replayed by the next,
-// as a server does.
+// writes its own number; the next replays the requests that the dead one did
+// not answer, as a server does.
 func TestKillsKeepWhatWasAcknowledged(t *testing.T) {
 	const generations, blocks = 4, 8
 	onTargets(t, func(t *testing.T, d *slowdisk.Disk, c target, engine string) {

@@ -20,13 +20,13 @@ type fioRun struct {
 	err  error
 }
 
-// fioResult is what a fio without errors has done.
+// fioResult is the work done by a fio without errors.
 type fioResult struct {
 	Requests int64
 	Longest  time.Duration
 }
 
-// startFio runs fio on uri for a time. What it wrote is verified all along and
+// startFio runs fio on uri for a time. Its writes are verified all along and
 // at the end.
 func startFio(t *testing.T, uri string, runtime time.Duration) *fioRun {
 	t.Helper()
@@ -60,7 +60,7 @@ func (f *fioRun) running() bool {
 	}
 }
 
-// wait waits for the end, which must be without an error.
+// wait waits for the end of fio and fails the test if fio reports an error.
 func (f *fioRun) wait() fioResult {
 	f.t.Helper()
 	select {

@@ -91,8 +91,8 @@ func TestAUserWaitsInTheBacklogWhileTheFrontEndIsAway(t *testing.T) {
 	}
 }
 
-// TestQEMUConnectsAgain kills the front end below qemu-io, which waits for the
-// next because of reconnect-delay.
+// TestQEMUConnectsAgain kills the front end below qemu-io; with
+// reconnect-delay, qemu-io waits for the next one.
 func TestQEMUConnectsAgain(t *testing.T) {
 	qemu := lab.Tool(t, "qemu-io")
 	l := lab.New(t)

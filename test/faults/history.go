@@ -8,10 +8,10 @@ import (
 	"sync"
 )
 
-// History judges what a device answers against the history of writes.
+// History judges the answers of a device against the history of writes.
 //
 // Every write of a block has a stamp, counted in the order in which writes are
-// begun, and the block's content tells it. A read must return the last write
+// begun, and the block's content carries it. A read must return the last write
 // that was acknowledged, or one that was begun later and has no answer yet;
 // and once a write was acknowledged or seen, an older one never comes back.
 //
@@ -26,11 +26,12 @@ type History struct {
 	block []blockHistory
 }
 
-// Stamp numbers the writes. 0 is what a block holds before the first: zeroes.
+// Stamp numbers the writes. 0 is the content of a block before the first write:
+// zeroes.
 type Stamp uint64
 
-// blockHistory is what is known of one block. What it holds is floor or one of
-// open, which are all later.
+// blockHistory is the knowledge about one block. The block holds floor or one
+// of open, all of them later than floor.
 type blockHistory struct {
 	floor Stamp   // the latest that was acknowledged or seen
 	open  []Stamp // begun later, without an answer
@@ -71,7 +72,7 @@ func (h *History) Acknowledge(block int, s Stamp) {
 	h.block[block].raise(s)
 }
 
-// raise makes s the floor: what is older must not be seen again.
+// raise makes s the floor: older writes must not be seen again.
 func (b *blockHistory) raise(s Stamp) {
 	if s <= b.floor {
 		return
@@ -80,15 +81,15 @@ func (b *blockHistory) raise(s Stamp) {
 	b.open = slices.DeleteFunc(b.open, func(o Stamp) bool { return o <= s })
 }
 
-// Reading is called before a read of block; Check wants what it returns.
+// Reading is called before a read of block; its result is passed to Check.
 func (h *History) Reading(block int) Stamp {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.block[block].floor
 }
 
-// Check judges what a read of block returned. since is what Reading said when
-// the read began.
+// Check judges the content that a read of block returned. since is the result
+// of Reading from before the read.
 func (h *History) Check(block int, since Stamp, content []byte) error {
 	s, err := h.identify(block, content)
 	if err != nil {
@@ -107,7 +108,8 @@ func (h *History) Check(block int, since Stamp, content []byte) error {
 	return nil
 }
 
-// identify tells which write content is of. All of it must be of that one.
+// identify returns the stamp of the write that content belongs to. All of
+// content must belong to that write.
 func (h *History) identify(block int, content []byte) (Stamp, error) {
 	s := Stamp(binary.LittleEndian.Uint64(content[8:]))
 	want := make([]byte, h.size)

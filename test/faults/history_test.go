@@ -38,7 +38,7 @@ func (f *fake) read(block int) error {
 	return f.h.Check(block, f.h.Reading(block), f.data[block])
 }
 
-// mustRead reads what is right.
+// mustRead reads a block and fails the test if the content is wrong.
 func (f *fake) mustRead(block int) {
 	f.t.Helper()
 	if err := f.read(block); err != nil {

@@ -86,7 +86,7 @@ func launch(t *testing.T, d *slowdisk.Disk, name, engine string) *host {
 	if err := uring.Supported(); engine == "uring" && err != nil {
 		t.Skipf("no io_uring here: %v", err)
 	}
-	path := executable(t, name) // which may have to be built
+	path := executable(t, name) // the executable may have to be built
 	ctx, cancel := context.WithTimeout(context.Background(), enough)
 	defer cancel()
 	p, err := plugin.Launch(ctx, plugin.Config{

@@ -259,8 +259,9 @@ func placeTricks() (list []trick) {
 	}})
 }
 
-// messageTricks are messages of RNBD: each type in every length, then such as are
-// well formed and ask for what cannot be, in states in which they cannot be.
+// messageTricks are messages of RNBD: each type in every length, then
+// well-formed messages that ask for the impossible, or arrive in states that do
+// not allow them.
 func messageTricks() (list []trick) {
 	for _, kind := range []uint16{0, 1, 2, 3, 4, 5, 6, 0x8000, 0x8001, 0x8002, 0x8003, 0xffff} {
 		for _, n := range []int{0, 1, 3, 4, 7, 8, 15, 16, 31, 32, 36, 56, 263, 264, 296, 1000} {
@@ -314,42 +315,48 @@ func messageTricks() (list []trick) {
 	return list
 }
 
+// underAttack returns a real server, an honest user of it, and an attacker on a
+// fabric.
+func underAttack(t *testing.T, fabric string) (s *lab.Server, victim *user, a *attacker) {
+	quiet := slog.New(slog.DiscardHandler)
+	roceServer, roceClient := lab.LoopbackAddr(11), lab.LoopbackAddr(12)
+	l := lab.New(t)
+	l.Image("victim", 1<<20)
+	dir := l.Image("own", 1<<20)
+	s = l.Server(lab.ServerOptions{SearchPath: dir, Plugins: []string{"fileio"},
+		Listen: []string{"rocev2://" + roceServer + ":1234"}, Addrs: []string{"127.0.0.1"},
+		Extra: []string{"--queue-depth", fmt.Sprint(attackDepth), "--chunk-size", fmt.Sprint(attackChunk), "--log-level", "error"}})
+	s.Addrs = s.Addrs[1:] // of the honest client
+	victim = newUser(t, s, "victim", 4)
+	var dev verbs.Device
+	var err error
+	src, dst := "127.0.0.2", netip.MustParseAddrPort(s.Addrs[0])
+	if fabric == "iwarp" {
+		cfg := iwarp.DefaultConfig()
+		cfg.Logger = quiet
+		dev, err = iwarp.Open(cfg)
+	} else {
+		src, dst = roceClient, netip.MustParseAddrPort(roceServer+":1234")
+		dev, err = rocev2.Open(rocev2.Config{IRD: -1, ORD: -1, Logger: quiet})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dev.Close() })
+	a = newAttacker(t, dev, src, dst)
+	t.Cleanup(func() { a.mr.Close(); a.cq.Close(); a.pd.Close() })
+	return s, victim, a
+}
+
 // A client that sends whatever it likes, on fabrics of real processes: the server
 // lives, an honest client of another session is served meanwhile without an error,
 // and the server holds as much as before when the attacker has gone.
 func TestHostileClientOfARealServer(t *testing.T) {
-	quiet := slog.New(slog.DiscardHandler)
-	roceServer, roceClient := lab.LoopbackAddr(11), lab.LoopbackAddr(12)
 	for _, fabric := range []string{"iwarp", "rocev2"} {
 		t.Run(fabric, func(t *testing.T) {
-			l := lab.New(t)
-			l.Image("victim", 1<<20)
-			dir := l.Image("own", 1<<20)
-			s := l.Server(lab.ServerOptions{SearchPath: dir, Plugins: []string{"fileio"},
-				Listen: []string{"rocev2://" + roceServer + ":1234"}, Addrs: []string{"127.0.0.1"},
-				Extra: []string{"--queue-depth", fmt.Sprint(attackDepth), "--chunk-size", fmt.Sprint(attackChunk), "--log-level", "error"}})
-			s.Addrs = s.Addrs[1:] // of the honest client
-			victim := newUser(t, s, "victim", 4)
+			s, victim, a := underAttack(t, fabric)
 			alone := victim.run(after(200 * time.Millisecond))
-
-			var dev verbs.Device
-			var err error
-			src, dst := "127.0.0.2", netip.MustParseAddrPort(s.Addrs[0])
-			if fabric == "iwarp" {
-				cfg := iwarp.DefaultConfig()
-				cfg.Logger = quiet
-				dev, err = iwarp.Open(cfg)
-			} else {
-				src, dst = roceClient, netip.MustParseAddrPort(roceServer+":1234")
-				dev, err = rocev2.Open(rocev2.Config{IRD: -1, ORD: -1, Logger: quiet})
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer dev.Close()
-			a := newAttacker(t, dev, src, dst)
-			defer func() { a.mr.Close(); a.cq.Close(); a.pd.Close() }()
-			first := a.connect().join() // so that the server has what it needs for the fabric
+			first := a.connect().join() // the server now has its resources for the fabric
 			first.leave()
 			base, pid := holdingOf(t, s.PID()), s.PID()
 

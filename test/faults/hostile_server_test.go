@@ -247,7 +247,7 @@ func TestHostileServerOfARealClient(t *testing.T) {
 	}
 }
 
-// use writes and reads a device, which may not work.
+// use writes and reads a device; errors are allowed.
 func use(c *lab.Client, name string) {
 	n, err := dialDevice(c, name)
 	if err != nil {

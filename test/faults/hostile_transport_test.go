@@ -310,7 +310,7 @@ func TestHostileTransportOfARealClient(t *testing.T) {
 					if gone, err := c.Exited(); gone {
 						t.Fatalf("the client ended (%v) at %q, before INFO_RSP %v", err, trick.name, before)
 					}
-					if base == (holding{}) { // after the first: the client has what it needs for the fabric
+					if base == (holding{}) { // after the first: the client has its resources for the fabric
 						base = holdingOf(t, c.PID())
 					}
 				}

@@ -24,8 +24,9 @@ import (
 // honest is the address of a client that is served whatever strangers do.
 const honest = "127.0.0.99"
 
-// strangers are peers that take what a server gives to those it knows nothing of.
-// The addresses of the loopback network serve as different hosts.
+// strangers are peers that use up the resources a server grants to
+// unauthenticated peers. The addresses of the loopback network serve as
+// different hosts.
 type strangers struct {
 	t   *testing.T
 	to  netip.AddrPort
@@ -158,7 +159,7 @@ func events(t *testing.T, s *lab.Server, fabric, name, reason string) uint64 {
 	return 0
 }
 
-// holding is what a process has of the system.
+// holding is the system resources of a process.
 type holding struct {
 	descriptors, threads int
 	resident             int // kB
@@ -201,7 +202,7 @@ func newLimited(t *testing.T, flags ...string) *limited {
 	}
 	r := &limited{lab: l, server: l.Server(lab.ServerOptions{SearchPath: search, Plugins: []string{"fileio"}, Extra: flags})}
 	r.client = l.Client(lab.ClientOptions{})
-	r.use(t) // so that the server has what it needs for its first client
+	r.use(t) // the server now has its resources for a first client
 	r.base = holdingOf(t, r.server.PID())
 	r.strangers = newStrangers(t, r.server)
 	return r
@@ -235,14 +236,15 @@ func (r *limited) use(t *testing.T) {
 	})
 }
 
-// back checks that what strangers took is given back when they have left.
+// back checks that the resources taken by strangers are given back after they
+// have left.
 func (r *limited) back(t *testing.T) {
 	t.Helper()
 	r.leave()
 	var now holding
 	end := time.Now().Add(enough)
 	for {
-		r.ended(0) // which drives the connections
+		r.ended(0) // it drives the connections
 		now = holdingOf(t, r.server.PID())
 		if now.descriptors <= r.base.descriptors && now.threads <= r.base.threads+8 && now.resident <= r.base.resident+(32<<10) {
 			return
@@ -255,9 +257,9 @@ func (r *limited) back(t *testing.T) {
 	}
 }
 
-// Each limit of SECURITY.md on the real daemon: what exceeds it is refused and
-// counted, with one address at its limit another one is served, and what was taken
-// is given back.
+// Each limit of SECURITY.md on the real daemon: requests beyond it are refused
+// and counted, another address is still served when one is at its limit, and
+// the resources are given back.
 func TestHostileClientsMeetTheLimits(t *testing.T) {
 	const memory = 512 * 128 << 10 // of a session
 	all := []string{"127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"}

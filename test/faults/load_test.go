@@ -17,8 +17,8 @@ import (
 	"github.com/rnbd-go/rnbd/test/nbdclient"
 )
 
-// loadOptions say what a load does. The zero value writes and reads 4 to
-// 128 KiB with 16 requests in flight, and fails the test at the first error.
+// loadOptions configure a load. The zero value writes and reads 4 to 128 KiB
+// with 16 requests in flight, and fails the test at the first error.
 type loadOptions struct {
 	workers   int
 	blocks    int  // per worker
@@ -112,7 +112,7 @@ func (l *load) end() {
 	}
 	l.mu.Lock()
 	if l.conn != nil {
-		l.conn.Close() // ends what is in flight
+		l.conn.Close() // ends the requests in flight
 		l.conn = nil
 	}
 	l.mu.Unlock()
@@ -258,8 +258,8 @@ func (l *load) timed(f func(*nbdclient.Client) error) error {
 	return err
 }
 
-// redial connects again. A new front end refuses connections while it has not got the
-// device, which takes longer than connections wait where processors are busy.
+// redial connects again. A new front end refuses connections until it has the
+// device. On a busy machine that takes longer than connections wait.
 func (l *load) redial(old *nbdclient.Client) (err error) {
 	for end := time.Now().Add(2 * enough); ; time.Sleep(50 * time.Millisecond) {
 		if _, err = l.dial(old); err == nil || l.stopped() { // the worker ends by itself then
@@ -324,8 +324,8 @@ func mustDial(t *testing.T, c *lab.Client, device string) *nbdclient.Client {
 	return n
 }
 
-// pause is the longest that a request had to wait on behalf of what happened
-// at the time at.
+// pause returns the longest wait of a request due to the event at the time
+// at.
 func (l *load) pause(at time.Time) (longest time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -15,10 +15,10 @@ func withMode(mode string) func(*controlpb.MapRequest) {
 	return func(r *controlpb.MapRequest) { r.AccessMode = mode }
 }
 
-// TestADeviceMovesBetweenClients does what a live migration does, there and
-// back: the second client maps the device beside the first, takes over when the
-// first has no request left, and the first unmaps it under the load of the
-// second. Each side judges what the other has written.
+// TestADeviceMovesBetweenClients repeats the steps of a live migration, there
+// and back: the second client maps the device beside the first, takes over when
+// the first has no request left, and the first unmaps it under the load of the
+// second. Each side judges the writes of the other.
 func TestADeviceMovesBetweenClients(t *testing.T) {
 	l := lab.New(t)
 	dir := l.Image("vm.img", 16<<20)
@@ -52,9 +52,10 @@ func TestADeviceMovesBetweenClients(t *testing.T) {
 	w.stop() // reads every block once more
 }
 
-// TestAWriteIsNotRepeatedAfterAnotherClients has a write carried out whose answer is lost
-// with its path, then one of another client: the first must not come back. Over another
-// path it is answered; in a new session, which cannot know, it is refused.
+// TestAWriteIsNotRepeatedAfterAnotherClients has the server carry out a write
+// and loses its answer with the path. Then another client writes: the first
+// write must not come back. Over another path it is answered; in a new session,
+// which cannot know, it is refused.
 func TestAWriteIsNotRepeatedAfterAnotherClients(t *testing.T) {
 	for name, second := range map[string]bool{"another path is left": true, "no path is left": false} {
 		t.Run(name, func(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// paths is a rig with a session whose first path goes through a proxy.
+// paths is a rig with one session; its first path goes through a proxy.
 type paths struct {
 	t       *testing.T
 	lab     *lab.T

@@ -24,8 +24,9 @@ func pick(short, longer int) int {
 	return short
 }
 
-// maxPause is what a user may have to wait when a plugin is killed: 1 s on a
-// machine of our own, more where other work takes the processors away.
+// maxPause is the longest wait allowed to a user when a plugin is killed: 1 s
+// on a machine without other load, more where other work takes the processors
+// away.
 func maxPause() time.Duration {
 	if long() {
 		return 2 * time.Second
@@ -100,7 +101,7 @@ func killPlugin(t *testing.T, s *lab.Server, name string) int {
 	return int(p.Pid)
 }
 
-// serverDevice returns what the server says about a device.
+// serverDevice returns the server's description of a device.
 func serverDevice(t *testing.T, s *lab.Server, name string) *controlpb.ServerDevice {
 	t.Helper()
 	list, err := s.API.ListDevices(t.Context(), &controlpb.ListRequest{})

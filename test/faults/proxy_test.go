@@ -67,8 +67,8 @@ func (p *proxy) run() {
 	}
 }
 
-// carry moves bytes from src to dst, at once or after the holding. What src
-// sends is taken all the time, so the sender sees no stall.
+// carry moves bytes from src to dst, at once or after the holding. Data from
+// src is read all the time, so the sender sees no stall.
 func (p *proxy) carry(dst, src net.Conn, held *bool) {
 	var queue [][]byte
 	over := false
@@ -125,8 +125,8 @@ func (p *proxy) holdRequests() { p.update(func() { p.held, p.stuck = [2]bool{fal
 func (p *proxy) holdAnswers()  { p.update(func() { p.held, p.stuck = [2]bool{true, false}, 0 }) }
 func (p *proxy) release()      { p.update(func() { p.held = [2]bool{} }) }
 
-// cut ends all connections for the client, as a reset does. What the server is
-// still to get stays.
+// cut ends all connections for the client, as a reset does. Data on its way to
+// the server stays.
 func (p *proxy) cut() {
 	p.update(func() {
 		for k := range p.links {
@@ -139,7 +139,7 @@ func (p *proxy) cut() {
 	})
 }
 
-// stuckBytes is what is held on its way to the server.
+// stuckBytes returns the number of bytes held on their way to the server.
 func (p *proxy) stuckBytes() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -15,12 +15,12 @@ import (
 	"github.com/rnbd-go/rnbd/test/nbdclient"
 )
 
-// withLoss maps with what to do while no path is left.
+// withLoss maps with loss, the policy for times without a path.
 func withLoss(loss string) func(*controlpb.MapRequest) {
 	return func(r *controlpb.MapRequest) { r.Loss = loss }
 }
 
-// outage is a rig for tests in which the server goes away: one device, one NBD
+// outage is a rig for tests with a server that goes away: one device, one NBD
 // connection.
 type outage struct {
 	t      *testing.T

@@ -24,10 +24,10 @@ var slowTargets = []slowTarget{
 	}},
 }
 
-// load is what a target can bear. Reads of files go through the page cache, and
-// FUSE, unlike file systems on disks, leaves pages in it that were read ahead
-// while an asynchronous direct write of them was on its way. So the file is
-// read at the end only, from the medium.
+// load returns a load that the target can bear. Reads of files go through the
+// page cache, and FUSE, unlike file systems on disks, leaves pages in it that
+// were read ahead while an asynchronous direct write of them was on its way. So
+// the file is read at the end only, from the medium.
 func (s slowTarget) load() loadOptions {
 	o := loadOptions{workers: 8, blocks: 16, maxBlocks: 4}
 	if s.plugin == "fileio" {
@@ -36,7 +36,7 @@ func (s slowTarget) load() loadOptions {
 	return o
 }
 
-// finish ends a load and judges what the medium holds.
+// finish ends a load and judges the content of the medium.
 func (s slowTarget) finish(t *testing.T, w *load, disk *slowdisk.Disk) {
 	t.Helper()
 	w.end()

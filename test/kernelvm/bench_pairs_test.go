@@ -21,7 +21,7 @@ type benchPair struct {
 type peerBench struct {
 	t     *testing.T
 	g     *vm.Guest
-	pairs []benchPair // the first is what the others are compared with
+	pairs []benchPair // the others are compared with the first
 }
 
 const benchAddr = "10.1.0.1"

@@ -36,7 +36,7 @@ type benchResult struct {
 	Rounds  int
 	Seconds int // of each run
 	Load    string
-	Pairs   map[string]string           // what each is
+	Pairs   map[string]string           // descriptions
 	Ratios  map[string]map[string]ratio // workload, pair
 	Costs   map[string]map[string]perIO // the same, in a run of its own
 }

@@ -76,7 +76,7 @@ func stopShared() {
 const fast = 1
 
 // guest returns the shared guest, with rxe on both its links. A test that fails
-// takes it along: what it left behind would fail the next one.
+// takes it along, since its remains would fail the next one.
 func guest(t testing.TB) *vm.Guest {
 	t.Helper()
 	vm.Require(t)
@@ -138,7 +138,7 @@ var rocev2 = column{
 
 var columns = []column{rocev2}
 
-// side is who plays a part.
+// side is the player of a part.
 type side string
 
 const (
@@ -250,8 +250,8 @@ func (b *bench) unmap(t *testing.T, d disk) {
 	eventually(t, time.Minute, "no session is left", func() bool { return b.s.Sessions(t) == 0 })
 }
 
-// repeat does again what the loss of a path has made fail, at most twice: a kernel client
-// lets no request wait for a path.
+// repeat does an operation again that the loss of a path has made fail, at most
+// twice: a kernel client lets no request wait for a path.
 func (b *bench) repeat(t *testing.T, d disk, do func() error) (err error) {
 	t.Helper()
 	if b.from != kernel {

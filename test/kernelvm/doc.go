@@ -2,7 +2,7 @@
 // modules over software RoCEv2, in a guest of package vm.
 //
 //	make test-kernel                       all of them, the short form
-//	make test-kernel-full                  with what takes minutes
+//	make test-kernel-full                  with the tests that take minutes
 //	RNBD_KERNEL=1 go test -run NAME -v .   one of them, in test/kernelvm
 //
 // A cell is a client and a server, ours or the kernel's, and a value of

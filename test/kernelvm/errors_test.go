@@ -62,8 +62,8 @@ func request() []byte {
 	return p
 }
 
-// What a kernel server refuses, it refuses with the errno that the protocol page
-// tells, and our end hands on.
+// A kernel server refuses requests with the errno that the protocol page tells,
+// and our end hands it on.
 func TestBadRequestsToKernelServer(t *testing.T) {
 	b := cell{column: rocev2, from: ours, to: kernel}.set(t)
 	for _, x := range []struct {

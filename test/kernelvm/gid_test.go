@@ -8,7 +8,7 @@ import (
 )
 
 // otherAddresses maps in a cell of ibverbs on IPv4 with our client: our server by GID, the
-// kernel's, which listens to all addresses, by those of IPv6.
+// kernel's by addresses of IPv6, since it listens to all.
 func otherAddresses(t *testing.T, b *bench) {
 	if b.to == ours {
 		const gid = "gid:0000:0000:0000:0000:0000:ffff:0a09:0102"

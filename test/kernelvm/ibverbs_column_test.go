@@ -20,7 +20,7 @@ var ibverbs = column{
 	kernel: func(g *vm.Guest, link int) string { return g.Addr(link) },
 }
 
-// The column of ibverbs: what the tests of columns do, but each cell is set up once,
+// The column of ibverbs has the tests of columns, but sets each cell up once,
 // because programs start slowly in the guest.
 func TestIBVerbs_Matrix(t *testing.T) {
 	for _, c := range ibverbs.cells() {

@@ -11,8 +11,8 @@ import (
 // with an idle session on the other link.
 //
 // Only in the long form: about one run of three fails because the guest's
-// connection manager answers a request of ours later than the 10 s for which a
-// client waits. Why it does is not known.
+// connection manager answers a request of ours later than the 10 s of a
+// client's patience. The cause is not known.
 func TestIBVerbs_LinkLossAndIdle(t *testing.T) {
 	if os.Getenv("RNBD_LONG") == "" {
 		t.Skip("in the long form: make test-kernel-full")

@@ -34,9 +34,10 @@ var (
 
 func secondHostAddr6(link int) string { return fmt.Sprintf("fd00:9:%d::101", link) }
 
-// The matrix on IPv6, in the long form. In the short one a disk is written in either
-// direction over both links, small packets and large ones: what differs from IPv4
-// is below sessions and access modes. Over ibverbs see TestIBVerbs_Matrix.
+// The matrix on IPv6, in the long form. In the short one a disk is written in
+// either direction over both links, small packets and large ones: the
+// differences from IPv4 are below sessions and access modes. Over ibverbs see
+// TestIBVerbs_Matrix.
 func TestIPv6(t *testing.T) {
 	if os.Getenv("RNBD_LONG") != "" {
 		for _, c := range append(rocev2IPv6.cells(), ibverbsIPv6.cells()...) {

@@ -30,8 +30,8 @@ func TestLab_KernelToKernel(t *testing.T) {
 	g.Rmmod(t, "rnbd_client", "rnbd_server")
 }
 
-// What the lab's users rely on: exit codes, errnos, background processes, and
-// a kernel's complaint that fails the test.
+// The lab's users rely on exit codes, errnos, background processes, and
+// failure of a test by a kernel's complaint.
 func TestLab_Guest(t *testing.T) {
 	g := vm.Boot(t, vm.Config{CPUs: 1, MemMiB: 512})
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)

@@ -127,8 +127,8 @@ func (l *lossy) checkIdle(t *testing.T) {
 	l.report()("%s: the idle session has paths %v, and was reconnected %d times; the guest was silent for %s at most", l.b, s, n, l.silence())
 }
 
-// report is that of a failure, unless the guest was silent for so long that a path
-// may be lost: 4 s; as measured, which is coarse, half of that.
+// report reports a failure, unless the guest was silent for so long that a path
+// may be lost: 4 s; half of that as measured, since the measure is coarse.
 func (l *lossy) report() func(format string, args ...any) {
 	if l.silence() > 2*time.Second {
 		return l.t.Logf

@@ -11,10 +11,10 @@ import (
 	"github.com/rnbd-go/rnbd/test/kernelvm/vm"
 )
 
-// Packets are lost on one link, in both directions. What is compared is how often
-// paths are lost with ours at one end, and with rxe at both; what the kernel says of
-// it is in the log. Nothing fails here but the end of the session: an emulated
-// kernel is too slow to demand that no path is lost.
+// Packets are lost on one link, in both directions. The numbers of lost paths
+// are compared, with ours at one end, and with rxe at both; the kernel's
+// messages about it are in the log. Nothing fails here but the end of the
+// session: an emulated kernel is too slow to demand that no path is lost.
 //
 // Only in the long form: it is a measurement, see "Lost packets" in
 // docs/protocol/rocev2.md.

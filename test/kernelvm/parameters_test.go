@@ -39,8 +39,8 @@ func (r *recording) connects(t *testing.T, attribute uint16) (all [][]byte) {
 	return all
 }
 
-// What goes over the wire when our client connects to the kernel's server, and the
-// kernel's to ours, taken from captured packets of the real processes.
+// The parameters on the wire when our client connects to the kernel's server,
+// and the kernel's to ours, taken from captured packets of the real processes.
 func TestConnectParameters(t *testing.T) {
 	for _, pair := range [][2]side{{ours, kernel}, {kernel, ours}} {
 		b := cell{column: rocev2, from: pair[0], to: pair[1], invalidate: true}.set(t)

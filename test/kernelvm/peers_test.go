@@ -44,7 +44,7 @@ type client interface {
 	Fio(ctx context.Context, d disk, args ...string) (string, error)
 }
 
-// mapping is what to map.
+// mapping is the request of a map.
 type mapping struct {
 	session, name, access string
 	links                 []int // one path over each

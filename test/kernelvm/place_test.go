@@ -140,7 +140,7 @@ func (p *hostProcess) Stop() {
 	}
 }
 
-// Kill ends the process and its children, which it may leave behind.
+// Kill ends the process and its children, since it may leave them behind.
 func (p *hostProcess) Kill() {
 	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 	<-p.done

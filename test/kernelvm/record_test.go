@@ -13,7 +13,7 @@ import (
 	"github.com/rnbd-go/rnbd/test/kernelvm/vm"
 )
 
-// recording is a capture of what passes between host and guest on a link.
+// recording is a capture of the packets between host and guest on a link.
 type recording struct {
 	file string
 	cmd  *exec.Cmd
@@ -52,7 +52,7 @@ func (r *recording) stop() {
 	if r.cmd.ProcessState != nil {
 		return
 	}
-	time.Sleep(50 * time.Millisecond) // what is on its way into the file
+	time.Sleep(50 * time.Millisecond) // packets on their way into the file
 	_ = r.cmd.Process.Signal(syscall.SIGINT)
 	_ = r.cmd.Wait()
 }

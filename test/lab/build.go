@@ -40,7 +40,7 @@ func Bin() (string, error) {
 	return built.dir, built.err
 }
 
-// Cleanup removes what Bin built; call it at the end of TestMain.
+// Cleanup removes the binaries of Bin; call it at the end of TestMain.
 func Cleanup() {
 	if built.dir != "" && os.Getenv("RNBD_BIN") == "" {
 		os.RemoveAll(built.dir)

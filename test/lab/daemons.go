@@ -27,7 +27,7 @@ type Lab struct {
 	stop []func() error
 }
 
-// Open makes a lab. Close ends what it started and removes the folder.
+// Open makes a lab. Close ends its processes and removes the folder.
 func Open() (*Lab, error) {
 	bin, err := Bin()
 	if err != nil {
@@ -131,8 +131,8 @@ func (s *Server) Start() error {
 	})
 }
 
-// Options replaces what Extra was in the command line; it counts from the next
-// Start on.
+// Options replaces Extra in the command line; it counts from the next Start
+// on.
 func (s *Server) Options(extra ...string) {
 	s.args = append(s.args[:len(s.args)-s.extra:len(s.args)-s.extra], extra...)
 	s.extra = len(extra)
@@ -150,7 +150,7 @@ func (s *Server) Stop() error {
 // Kill ends it by SIGKILL.
 func (s *Server) Kill() error { return s.end(syscall.SIGKILL, 10*time.Second) }
 
-// Plugin returns what the server says about an io plugin.
+// Plugin returns the server's message about an io plugin.
 func (s *Server) Plugin(name string) (*controlpb.Plugin, error) {
 	info, err := s.API.Info(context.Background(), &controlpb.InfoRequest{})
 	return findPlugin(info, name, err)
@@ -186,7 +186,7 @@ func killPlugin(p *controlpb.Plugin, err error) error {
 
 // ClientOptions say how to run a client.
 type ClientOptions struct {
-	Frontend string // of mappings that name none; default nbd-socket, which works everywhere
+	Frontend string // of mappings that name none; default nbd-socket: it works everywhere
 	Extra    []string
 	Env      []string
 	Prefix   []string
@@ -246,7 +246,7 @@ func (c *Client) Stop() error {
 // Kill ends it by SIGKILL.
 func (c *Client) Kill() error { return c.end(syscall.SIGKILL, 10*time.Second) }
 
-// Plugin returns what the client says about a front end.
+// Plugin returns the client's message about a front end.
 func (c *Client) Plugin(name string) (*controlpb.Plugin, error) {
 	info, err := c.API.Info(context.Background(), &controlpb.InfoRequest{})
 	return findPlugin(info, name, err)
@@ -278,7 +278,7 @@ func (c *Client) Unmap(device string, force bool) error {
 	return err
 }
 
-// Device returns what the client says about a device.
+// Device returns the client's message about a device.
 func (c *Client) Device(name string) (*controlpb.ClientDevice, error) {
 	l, err := c.API.ListDevices(context.Background(), &controlpb.ListRequest{})
 	if err != nil {
@@ -358,8 +358,8 @@ func reserve(host string) (addr string, release func() error, err error) {
 	return netip.AddrPortFrom(ip, uint16(port)).String(), func() error { return unix.Close(fd) }, nil
 }
 
-// LoopbackAddr is the n-th loopback address of this process alone, for what has
-// always the same port: RoCEv2.
+// LoopbackAddr is the n-th loopback address of this process alone, for fabrics
+// with a fixed port: RoCEv2.
 func LoopbackAddr(n byte) string {
 	pid := os.Getpid()
 	return fmt.Sprintf("127.%d.%d.%d", 128|pid>>8&0x3f, pid&0xff, n)

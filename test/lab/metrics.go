@@ -15,8 +15,8 @@ import (
 // see package selfstats.
 func MetricsEnv(path string) string { return selfstats.FileEnv + "=" + path }
 
-// Metrics asks a running process, which was started with MetricsEnv(path), for
-// its metrics, by name.
+// Metrics asks a running process for its metrics, by name. The process was
+// started with MetricsEnv(path).
 func Metrics(path string, pid int) (map[string]float64, error) {
 	path += "." + strconv.Itoa(pid)
 	if err := os.RemoveAll(path); err != nil {

@@ -93,8 +93,7 @@ func awaitStopped(pid int) error {
 	return nil
 }
 
-// runs reports whether a thread of the process runs, or will when what it waits
-// for comes.
+// runs reports whether a thread of the process runs, or will run after a wait.
 func runs(pid int) bool {
 	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	for _, name := range stats {
@@ -144,7 +143,7 @@ func (p *process) Exited() (bool, error) {
 	}
 }
 
-// Log is what the process has printed so far.
+// Log returns the output of the process so far.
 func (p *process) Log() string {
 	b, _ := os.ReadFile(p.log)
 	return string(b)

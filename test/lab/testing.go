@@ -9,7 +9,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
-// T is a lab of a test: what fails, fails the test, and the daemons' logs are
+// T is a lab of a test: its failures fail the test, and the daemons' logs are
 // shown then.
 type T struct {
 	*Lab

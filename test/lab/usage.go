@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Usage is what a process holds at one moment.
+// Usage is the resources of a process at one moment.
 type Usage struct {
 	Anonymous   int // bytes of private memory that is resident
 	Heap        int // bytes that the last garbage collection found in use
@@ -24,7 +24,7 @@ func (u Usage) String() string {
 		u.Anonymous>>10, u.Heap>>10, u.Goroutines, u.Threads, u.Descriptors, u.Mappings)
 }
 
-// UsageOf returns what a process holds that was started with
+// UsageOf returns the resources of a process that was started with
 // MetricsEnv(path). See Metrics.
 func UsageOf(path string, pid int) (Usage, error) {
 	m, err := Metrics(path, pid)

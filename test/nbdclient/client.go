@@ -19,7 +19,7 @@ type Options struct {
 	Simple bool // do not ask for structured replies
 }
 
-// Info is what the server tells of an export. Sizes in bytes.
+// Info describes an export as the server announced it. Sizes in bytes.
 type Info struct {
 	Size           uint64
 	Flags          uint16
@@ -124,7 +124,7 @@ func List(ctx context.Context, network, address string) ([]string, error) {
 	return names, nil
 }
 
-// Info returns what the server told at the start.
+// Info returns the server's announcement of the export.
 func (c *Client) Info() Info { return c.info }
 
 // Size of the export in bytes.

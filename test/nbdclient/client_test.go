@@ -119,8 +119,8 @@ func TestCallsAfterCloseFail(t *testing.T) {
 	}
 }
 
-// answer starts a client whose server has negotiated, and answers its first
-// request with b. The cookie of that request is 1.
+// answer starts a client after the server's side of the negotiation, and
+// answers its first request with b. The cookie of that request is 1.
 func answer(t *testing.T, b []byte) *Client {
 	t.Helper()
 	ours, theirs := net.Pipe()

@@ -16,7 +16,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
-// What faults do to processes and sessions. Faults overlap: a server is up
+// Effects of faults on processes and sessions. Faults overlap: a server is up
 // while no fault wants it down.
 
 func (w *world) killServer(*Fault) error { return w.takeDown(w.server.Kill) }
@@ -122,8 +122,8 @@ func storm(f *Fault, kill func() error) error {
 	return nil
 }
 
-// signal sends sig to the children of a daemon whose names begin with prefix. A
-// daemon that is down has none.
+// signal sends sig to the children of a daemon with names that begin with
+// prefix. A daemon that is down has none.
 func signal(daemon int, prefix string, sig syscall.Signal) error {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -169,8 +169,8 @@ func (w *world) resetAll(*Fault) error {
 	return nil
 }
 
-// Commands may be refused or come too late in the middle of other faults; what
-// they leave behind counts. heal repeats those that must have their effect.
+// Commands may be refused or come too late in the middle of other faults; only
+// the resulting state counts. heal repeats those that must have their effect.
 
 const commandTime = 5 * time.Second
 
@@ -283,8 +283,9 @@ func (w *world) noted(err error) error {
 	return nil
 }
 
-// heal repeats what must have its effect when all faults have ended: paths that
-// commands took away, or that have given up.
+// heal repeats the commands that must have their effect when all faults have
+// ended: it adds and connects paths that commands removed, or that have given
+// up.
 func (w *world) heal(s *Schedule) {
 	ended := time.Now()
 	for _, f := range s.Faults {

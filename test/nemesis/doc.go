@@ -1,5 +1,5 @@
-// Package nemesis runs the daemons as processes under faults that a seed has
-// drawn, and judges what users of the disks saw.
+// Package nemesis runs the daemons as processes under faults drawn from a
+// seed, and judges the answers that users of the disks got.
 //
 //	schedule (data: a set-up and timed faults, from a seed or from a file)
 //	    -> world (namespaces, wires, server, client, plugins, disks)

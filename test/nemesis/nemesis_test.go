@@ -112,6 +112,20 @@ func TestSchedulesThatFailed(t *testing.T) {
 	}
 }
 
+// TestSlowDiskBehindFlappingPaths plays the schedule of the testdata that once left a
+// device without an answer for minutes.
+func TestSlowDiskBehindFlappingPaths(t *testing.T) {
+	root := rooted(t)
+	if !root {
+		t.Skip("it needs namespaces")
+	}
+	s, err := Load("testdata/slow-disk-flapping-paths.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	play(t, s, root, false)
+}
+
 func seeds(t *testing.T) []uint64 {
 	number := func(name string) uint64 {
 		n, err := strconv.ParseUint(os.Getenv(name), 10, 64)

@@ -12,7 +12,7 @@ import (
 	"github.com/rnbd-go/rnbd/test/nbdclient"
 )
 
-// Result is what a schedule came to.
+// Result is the outcome of a schedule.
 type Result struct {
 	Ops    int64 // requests that succeeded
 	Failed int64 // that failed, as they may
@@ -22,8 +22,8 @@ type Result struct {
 	Events []string
 }
 
-// Run lets a schedule happen. The error says what is wrong; then the daemons'
-// logs are kept in Result.Logs.
+// Run carries out a schedule. The error describes a violation, or a failure of the
+// set-up; with it Result.Logs holds the daemons' logs.
 func Run(t testing.TB, s *Schedule, rooted bool) (r Result, err error) {
 	built := time.Now()
 	w, err := build(t, s.Setup, rooted)

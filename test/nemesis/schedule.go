@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Schedule is a set-up and what happens to it.
+// Schedule is a set-up and the faults applied to it.
 type Schedule struct {
 	Seed   uint64  `json:"seed"`
 	Length Millis  `json:"length"` // of the load with faults
@@ -19,7 +19,7 @@ type Schedule struct {
 	Faults []Fault `json:"faults"` // in the order of their begin
 }
 
-// Setup is what the daemons are started with.
+// Setup holds the daemons' settings.
 type Setup struct {
 	Fabrics    [2]string `json:"fabrics"`     // of the paths
 	Engine     string    `json:"engine"`      // of storage plugins: uring, threads
@@ -66,7 +66,7 @@ func (s *Schedule) String() string {
 	return b.String()
 }
 
-// options bound what is drawn.
+// options bound the draw.
 type options struct {
 	length Millis
 	crowd  int      // devices of a crowd, if one is drawn

@@ -13,18 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wire is a network between two namespaces: what the system sends into either
-// end is read here, and handed to the other end, or not.
+// wire is a network between two namespaces: packets that the system sends
+// into one end are read here and handed to the other end, or dropped.
 type wire struct {
 	ends   [2]*os.File // the client's, the server's
 	effect atomic.Pointer[[2]effect]
 	wg     sync.WaitGroup
 }
 
-// effect is what happens to packets of one direction.
+// effect is the treatment of packets of one direction.
 type effect struct {
 	cut       bool
-	flap      time.Duration // half of the period in which the wire is cut and whole
+	flap      time.Duration // half of the period of a wire that is cut and whole in turn
 	lose      float64       // parts of 1
 	corrupt   float64
 	duplicate float64
@@ -110,7 +110,7 @@ func (w *wire) close() {
 	w.wg.Wait()
 }
 
-// set changes what happens to packets from now on.
+// set replaces the effects on packets from now on.
 func (w *wire) set(effects [2]effect) { w.effect.Store(&effects) }
 
 // carry takes packets from one end to the other.

@@ -19,10 +19,10 @@ import (
 // The devices of every world that are under load.
 const (
 	fastDevice = "fast" // a file
-	slowDevice = "slow" // a block device whose medium the test controls
+	slowDevice = "slow" // a block device on a medium that the test controls
 )
 
-// world is what a schedule happens to.
+// world is the environment of a schedule.
 type world struct {
 	t      testing.TB
 	setup  Setup
@@ -38,9 +38,9 @@ type world struct {
 
 	mu     sync.Mutex
 	active map[*Fault]bool
-	ended  map[string]time.Time // the last fault under which requests of a device may fail
+	ended  map[string]time.Time // the end of the last fault that lets requests of a device fail
 
-	// run guards the server's life: who holds it may start or end it.
+	// run guards the server's life: its holder may start or end the server.
 	run    sync.Mutex
 	downs  int // faults that want it down
 	frozen int // faults that want it stopped
@@ -204,7 +204,8 @@ func (w *world) end(f *Fault) error {
 	return err
 }
 
-// noteEnd notes which requests may fail. mu is held.
+// noteEnd records, for each device that f lets fail, the end of the fault. mu
+// is held.
 func (w *world) noteEnd(f *Fault) {
 	fails := kinds[f.Kind].fails
 	for _, device := range w.loaded() {
@@ -214,8 +215,8 @@ func (w *world) noteEnd(f *Fault) {
 	}
 }
 
-// failedSince reports whether such a fault has ended since then. What waited
-// for the fault to end may fail a little later.
+// failedSince reports whether such a fault has ended since then. Requests
+// that waited for the fault to end may fail a little later.
 func (w *world) failedSince(device string, at time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -224,7 +225,7 @@ func (w *world) failedSince(device string, at time.Time) bool {
 
 const aftermath = 2 * time.Second
 
-// shape changes the active faults, and then what wires and disk do.
+// shape changes the active faults, then the wires and the disk accordingly.
 func (w *world) shape(change func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -260,8 +261,8 @@ func (w *world) shape(change func()) {
 	w.disk.HoldReads()
 }
 
-// failing reports whether a fault is active under which requests of the device
-// may fail although the device waits for its server.
+// failing reports whether an active fault lets requests of the device fail
+// although the device waits for its server.
 func (w *world) failing(device string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

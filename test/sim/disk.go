@@ -21,8 +21,8 @@ type disk struct {
 
 	mu      sync.Mutex
 	rnd     *rand.Rand
-	visible []byte // what a read returns
-	durable []byte // what a failure of power leaves
+	visible []byte // content that a read returns
+	durable []byte // content after a loss of power
 	dirty   []bool // by unit: visible differs from durable
 	least   time.Duration
 	most    time.Duration // how long an operation takes
@@ -56,8 +56,8 @@ func newDisk(w *world, name string, blocks int, cache bool, rnd *rand.Rand) *dis
 		running: map[*operation]bool{}, holders: map[*storage]int{}, changed: make(chan struct{})}
 }
 
-// open waits until no operation of another process is on its way and none has the
-// disk open: what the lock of a real plugin waits for.
+// open waits until no operation of another process is in flight and none has
+// the disk open, like the lock of a real plugin.
 func (d *disk) open(ctx context.Context, p *storage) error {
 	for {
 		d.mu.Lock()
@@ -92,7 +92,8 @@ func (d *disk) othersUse(p *storage) bool {
 	return false
 }
 
-// release ends what p has open: once, or, for a process that dies, altogether.
+// release drops one reference of p to the disk, or, for a process that dies,
+// all of them.
 func (d *disk) release(p *storage, all bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -186,8 +187,9 @@ func (d *disk) put(at int, data []byte, durable bool) {
 	}
 }
 
-// powerCut loses some of what was not made durable; operations under way end
-// nowhere. Whole blocks are lost: a write of a block is atomic to this disk.
+// powerCut loses some of the blocks that were not made durable; operations
+// under way have no effect. Whole blocks are lost: a write of a block is
+// atomic to this disk.
 func (d *disk) powerCut() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

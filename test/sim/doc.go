@@ -1,13 +1,13 @@
 // Package sim runs servers, clients, plugins and disks in one process, under
 // virtual time, and lets faults meet.
 //
-// A schedule is a topology, a load and a list of faults, drawn from a seed. A run
-// of a schedule takes some 20 seconds of virtual time in a bubble of
-// testing/synctest, and 0.1 s of one CPU: "make test" runs 1,000 of them. What runs
-// is the product: both daemons as libraries, RTRS, plugins behind the plugin API,
-// rings and pumps. Simulated are the fabric (rtrs/provider/loopback), the storage
-// plugin and its disks (storage.go, disk.go), the front end and its users (front.go,
-// users.go), and time.
+// A schedule is a topology, a load and a list of faults, drawn from a seed. A
+// run of a schedule takes some 20 seconds of virtual time in a bubble of
+// testing/synctest, and 0.1 s of one CPU: "make test" runs 1,000 of them. The
+// product itself runs: both daemons as libraries, RTRS, plugins behind the
+// plugin API, rings and pumps. Simulated are the fabric
+// (rtrs/provider/loopback), the storage plugin and its disks (storage.go,
+// disk.go), the front end and its users (front.go, users.go), and time.
 //
 // # The judge
 //
@@ -22,13 +22,14 @@
 //   - Liveness: once the faults have ended each device answers, within a minute of
 //     virtual time.
 //   - Memory: the memory of a request belongs to it until the disk has finished. Two
-//     requests never share a byte, and what a disk is writing does not change.
+//     requests never share a byte, and data being written by a disk does not change.
 //
-// docs/simulator.md says what is drawn, and what is known to be found.
+// docs/simulator.md lists the faults that are drawn, and the known findings.
 //
 // # Seeds
 //
-// The same seed draws the same schedule. The order in which goroutines run is the
-// scheduler's: a run with GOMAXPROCS=1 repeats itself nearly always, but a failure
-// that hangs on a race of goroutines may need several runs of its seed.
+// The same seed draws the same schedule. The order in which goroutines run is
+// the scheduler's: a run with GOMAXPROCS=1 repeats itself nearly always, but a
+// failure that depends on a race of goroutines may need several runs of its
+// seed.
 package sim

@@ -14,7 +14,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
-// faults has what each kind does at its time, and what ends it.
+// faults holds a function for each kind: it begins the fault and returns a
+// function that ends it.
 var faults = map[string]func(w *world, f Fault) (end func()){
 	// The network.
 	"cut": func(w *world, f Fault) func() {
@@ -81,6 +82,7 @@ var faults = map[string]func(w *world, f Fault) (end func()){
 	},
 	"other-sizes": func(w *world, f Fault) func() { return w.servers[f.Server].change(f, otherSizes) },
 	"other-cache": func(w *world, f Fault) func() { return w.servers[f.Server].change(f, otherCache) },
+	"swap-cache":  func(w *world, f Fault) func() { return w.servers[f.Server].swapCache() },
 	// The client.
 	"kill-client": func(w *world, f Fault) func() {
 		w.client.killClient()
@@ -127,17 +129,9 @@ var faults = map[string]func(w *world, f Fault) (end func()){
 		return func() { d.setFailing(false) }
 	},
 	// Commands.
-	"remap": func(w *world, f Fault) func() {
-		l := w.loads[f.Device]
-		end := l.excuse()
-		w.command(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
-			_, err := api.Unmap(ctx, &controlpb.UnmapRequest{Device: l.name, Force: true})
-			return err
-		})
-		return func() {
-			w.mapAgain(l)
-			end()
-		}
+	"remap": func(w *world, f Fault) func() { return w.remap(f, 10*time.Second) },
+	"hasty-remap": func(w *world, f Fault) func() { // the unmap is given up soon
+		return w.remap(f, time.Duration(1+f.N)*20*time.Millisecond)
 	},
 	"disconnect-path": func(w *world, f Fault) func() {
 		ref := &controlpb.PathRequest{Session: w.servers[f.Server].name, Id: w.pathID(f)}
@@ -146,7 +140,7 @@ var faults = map[string]func(w *world, f Fault) (end func()){
 			return err
 		})
 		return func() {
-			w.command(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
+			w.insist(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
 				_, err := api.ReconnectPath(ctx, ref)
 				return err
 			})
@@ -175,7 +169,7 @@ var faults = map[string]func(w *world, f Fault) (end func()){
 			for i, a := range s.addrs {
 				if dst.IsValid() && a == dst {
 					add := &controlpb.AddPathRequest{Session: s.name, Path: w.path(s, i)}
-					w.command(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
+					w.insist(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
 						_, err := api.AddPath(ctx, add)
 						return err
 					})
@@ -208,7 +202,8 @@ func (w *world) jitter(a, b netip.AddrPort, pause time.Duration, stop <-chan str
 	}
 }
 
-// withhold sets one of a process's flags. What it asks of it waits until the end.
+// withhold sets one of a process's flags. Requests under that flag wait until
+// the end of the fault.
 func withhold(h *host, of func(*process) *atomic.Bool) (end func()) {
 	p, _ := h.process().(interface{ proc() *process })
 	if p == nil {
@@ -229,7 +224,7 @@ func killLate(h *host, f Fault) func() {
 	return nil
 }
 
-// crashSlowly kills a process, whose successors fail to start, or start slowly.
+// crashSlowly kills a process. Its successors fail to start, or start slowly.
 func crashSlowly(h *host, f Fault) func() {
 	h.start.set(f.N%4, time.Duration(f.N)*20*time.Millisecond)
 	killProcess(h)
@@ -238,20 +233,69 @@ func crashSlowly(h *host, f Fault) func() {
 
 // command gives a user's command some time. Whether it succeeds is not judged.
 func (w *world) command(f func(context.Context, controlpb.ClientDaemonServer) error) {
+	_ = w.commandFor(10*time.Second, f)
+}
+
+func (w *world) commandFor(patience time.Duration, f func(context.Context, controlpb.ClientDaemonServer) error) error {
 	_, api := w.client.daemon()
 	if api == nil {
-		return
+		return errDown
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if err := f(ctx, api); err != nil {
+	err := f(ctx, api)
+	if err != nil {
 		w.log.Info("command failed", "error", err)
+	}
+	return err
+}
+
+// insist repeats a command that fails because its daemon or server is away. The
+// object of the command may be gone for good, so its success is not judged.
+func (w *world) insist(f func(context.Context, controlpb.ClientDaemonServer) error) {
+	for end := w.operatorGivesUp(5 * time.Second); ; time.Sleep(time.Second) {
+		err := w.commandFor(10*time.Second, f)
+		if err == nil || errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EEXIST) || errors.Is(err, syscall.EINVAL) || time.Now().After(end) {
+			return
+		}
 	}
 }
 
-// mapAgain maps a device that was unmapped, as often as it takes.
+// operatorGivesUp is when an operator stops repeating a command that fails: at least
+// patience from now, and not before all faults have ended.
+func (w *world) operatorGivesUp(patience time.Duration) time.Time {
+	end := time.Now()
+	if faults := w.start.Add(w.plan.end()); end.Before(faults) {
+		end = faults
+	}
+	return end.Add(patience)
+}
+
+// remap unmaps a device by force, and maps it again at the end.
+func (w *world) remap(f Fault, patience time.Duration) (end func()) {
+	l := w.loads[f.Device]
+	ends := l.excuse()
+	w.unmap(l, patience)
+	return func() {
+		w.mapAgain(l)
+		ends()
+	}
+}
+
+// unmap unmaps a device by force.
+func (w *world) unmap(l *load, patience time.Duration) {
+	_ = w.commandFor(patience, func(ctx context.Context, api controlpb.ClientDaemonServer) error {
+		_, err := api.Unmap(ctx, &controlpb.UnmapRequest{Device: l.name, Force: true})
+		return err
+	})
+}
+
+// mapAgain maps a device that was unmapped, as often as it takes. A disk of the
+// previous client may be waiting for its server, and cannot serve users that
+// are not told of its new properties: it is unmapped after a long wait.
 func (w *world) mapAgain(l *load) {
-	for range 120 {
+	begin, waits := time.Now(), 0
+	for end := w.operatorGivesUp(2 * time.Minute); time.Now().Before(end); {
 		if c, _ := w.client.daemon(); c != nil {
 			if d, err := c.Device(l.name); err == nil && (d.State() == client.Closed || l.user.isThere()) {
 				return
@@ -260,9 +304,15 @@ func (w *world) mapAgain(l *load) {
 			err := w.mapDevice(ctx, l)
 			cancel()
 			if err == nil {
+				w.judgeMap(l, begin)
 				return
 			}
 			w.log.Info("map failed", "device", l.name, "error", err)
+			if errors.Is(err, syscall.EEXIST) {
+				if waits++; waits%15 == 0 {
+					w.unmap(l, 10*time.Second)
+				}
+			}
 		}
 		time.Sleep(time.Second)
 	}
@@ -273,10 +323,8 @@ func (w *world) mapAgain(l *load) {
 // Its devices may stay closed, if users cannot be told.
 func (h *host) change(f Fault, apply func(h *host, n int)) (end func()) {
 	var ends []func()
-	for _, l := range h.w.loads {
-		if h.w.serverOf(l) == h {
-			ends = append(ends, l.excuse())
-		}
+	for _, l := range h.loads() {
+		ends = append(ends, l.excuse())
 	}
 	h.kill(false)
 	apply(h, f.N)
@@ -290,6 +338,37 @@ func (h *host) change(f Fault, apply func(h *host, n int)) (end func()) {
 			end()
 		}
 	}
+}
+
+// swapCache has a storage plugin start anew and find disks with the other cache policy,
+// and at the end with the old one. Users are not told of a policy that the plugin of a
+// server has found, so that the devices may fail until they are mapped again.
+func (h *host) swapCache() (end func()) {
+	var ends []func()
+	for _, l := range h.loads() {
+		ends = append(ends, l.excuse())
+	}
+	otherCache(h, 0)
+	killProcess(h)
+	return func() {
+		otherCache(h, -1)
+		h.kill(false) // a device that has failed stays so
+		h.restart()
+		h.w.recover(h)
+		for _, end := range ends {
+			end()
+		}
+	}
+}
+
+// loads are the devices of a server.
+func (h *host) loads() (all []*load) {
+	for _, l := range h.w.loads {
+		if h.w.serverOf(l) == h {
+			all = append(all, l)
+		}
+	}
+	return all
 }
 
 // otherSizes sets chunk size and queue depth of a server, with n < 0 those of the plan.
@@ -308,20 +387,16 @@ func otherSizes(h *host, n int) {
 
 // otherCache turns the cache policy of a server's disks round, with n < 0 back.
 func otherCache(h *host, n int) {
-	for _, l := range h.w.loads {
-		if h.w.serverOf(l) == h {
-			l.disk.setCache(h.w.plan.Cache == (n < 0))
-		}
+	for _, l := range h.loads() {
+		l.disk.setCache(h.w.plan.Cache == (n < 0))
 	}
 }
 
-// recover does what an operator would: devices that stay closed are mapped again, and
-// paths that are not tried any more are connected.
+// recover does an operator's work: it maps devices that stay closed again, and
+// connects paths that are no longer tried.
 func (w *world) recover(h *host) {
-	for _, l := range w.loads {
-		if w.serverOf(l) == h {
-			w.remapIfClosed(l)
-		}
+	for _, l := range h.loads() {
+		w.remapIfClosed(l)
 	}
 }
 
@@ -343,12 +418,15 @@ func (w *world) reconnect(session string) {
 // open if it is at ten looks in a row.
 func (w *world) remapIfClosed(l *load) {
 	open := 0
-	for range 60 {
+	for end := w.operatorGivesUp(time.Minute); time.Now().Before(end); {
 		c, _ := w.client.daemon()
 		if c != nil {
 			d, err := c.Device(l.name)
 			if err != nil {
-				return // it is unmapped: mapAgain sees to it
+				if l.user.isThere() { // it waits for its server since the last client ended
+					w.mapAgain(l)
+				}
+				return // or another act unmapped it, and maps it again
 			}
 			if d.State() == client.Open {
 				if open++; open == 10 {
@@ -366,10 +444,7 @@ func (w *world) remapIfClosed(l *load) {
 				w.reconnect(l.session)
 			}
 			if errors.Is(err, syscall.ESTALE) { // it was mapped with the other properties
-				w.command(func(ctx context.Context, api controlpb.ClientDaemonServer) error {
-					_, err := api.Unmap(ctx, &controlpb.UnmapRequest{Device: l.name, Force: true})
-					return err
-				})
+				w.unmap(l, 10*time.Second)
 				w.mapAgain(l)
 				return
 			}

@@ -14,8 +14,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// userDisk is a disk in the kernel of a client's host: it outlives the processes of
-// the front end, and issues again what the last one has not answered.
+// userDisk is a disk in the kernel of a client's host: it outlives the
+// processes of the front end, and issues again the requests that the last one
+// has not answered.
 type userDisk struct {
 	name string
 
@@ -302,7 +303,7 @@ func (b *frontBackend) Serve(q *plugin.FrontQueue) error {
 	return nil
 }
 
-// push sends what waits at the disks of the queue.
+// push sends the requests that wait at the disks of the queue.
 func (p *front) push(q *plugin.FrontQueue) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

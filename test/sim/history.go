@@ -9,15 +9,15 @@ import (
 
 const (
 	blockSize = 4096
-	unitSize  = 512 // what a disk writes as a whole
+	unitSize  = 512 // bytes that a disk writes atomically
 )
 
-// stamp numbers the writes of a device in the order in which they begin. 0 is what
-// a block holds before the first.
+// stamp numbers the writes of a device in the order in which they begin. 0 is
+// the content of a block before the first write.
 type stamp uint64
 
-// history judges what a device answers. Two writes of a block do not overlap in
-// time, unless the earlier has failed; reads overlap with anything.
+// history judges the answers of a device. Two writes of a block do not overlap
+// in time, unless the earlier has failed; reads overlap with anything.
 type history struct {
 	id     uint32 // of the device, in each unit
 	mu     sync.Mutex
@@ -25,7 +25,7 @@ type history struct {
 	blocks []blockHistory
 }
 
-// blockHistory is what is known of a block: it holds floor or one of open.
+// blockHistory is the knowledge about a block: it holds floor or one of open.
 type blockHistory struct {
 	floor   stamp   // the latest that was acknowledged or seen
 	durable stamp   // the latest that a failure of power leaves
@@ -92,7 +92,8 @@ func (b *blockHistory) persist(s stamp) {
 	}
 }
 
-// floors is what a flush that begins now makes durable when it succeeds.
+// floors returns, for each block, the stamp that a flush beginning now makes
+// durable if it succeeds.
 func (h *history) floors() []stamp {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -112,7 +113,8 @@ func (h *history) flushed(floors []stamp) {
 	}
 }
 
-// powerCut is told that the disk lost what it had not made durable, or kept it.
+// powerCut records a loss of power: from now on each block may hold its durable
+// content or any write after it.
 func (h *history) powerCut() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -125,15 +127,15 @@ func (h *history) powerCut() {
 	}
 }
 
-// reading is called before a read; check wants what it returns.
+// reading is called before a read; its result is passed to check.
 func (h *history) reading(block int) stamp {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.blocks[block].floor
 }
 
-// check judges what a read returned; since is what reading said. cut: the power
-// failed meanwhile, so since does not hold.
+// check judges the content that a read returned; since is the result of
+// reading. cut: the power failed meanwhile, so since does not hold.
 func (h *history) check(block int, since stamp, content []byte, cut bool) error {
 	s, err := h.identify(block, content)
 	if err != nil {

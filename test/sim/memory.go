@@ -9,9 +9,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// memories are the arenas that daemons have shown to storage plugins, by file. Each
-// has a mapping of its own, which lasts as long as the world: what a kernel writes
-// for a dead process goes to pages, wherever they are mapped.
+// memories are the arenas that daemons have shown to storage plugins, by file.
+// Each has a mapping of its own for the lifetime of the world: data that a
+// kernel writes for a dead process goes to pages, wherever they are mapped.
 type memories struct {
 	w  *world
 	mu sync.Mutex

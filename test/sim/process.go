@@ -10,7 +10,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 )
 
-// process is what storage and front have in common: one process of a plugin.
+// process is the common part of storage and front: one process of a plugin.
 type process struct {
 	supervise.Process // the API towards the daemon
 
@@ -22,7 +22,7 @@ type process struct {
 
 	once  sync.Once
 	ended chan struct{} // it does not work any more
-	left  func()        // gives back what the process had
+	left  func()        // gives back the resources of the process
 }
 
 // begin enters p in the world.

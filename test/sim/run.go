@@ -48,7 +48,7 @@ func Run(t *testing.T, plan *Schedule, log *slog.Logger) (result Result) {
 			w.run(ctx)
 		}
 		w.close()
-		time.Sleep(time.Minute) // for what ends by itself; what does not fails the bubble
+		time.Sleep(time.Minute) // for goroutines that end by themselves; the others fail the bubble
 		result.Violations = w.violations
 		for _, l := range w.loads {
 			result.Answers += l.answers
@@ -114,7 +114,7 @@ func (w *world) run(ctx context.Context) {
 	endWork()
 }
 
-// heal ends what faults may have left: servers that are down come back.
+// heal undoes the remaining effects of faults: servers that are down come back.
 func (w *world) heal() {
 	w.client.start.set(0, 0)
 	w.client.restartClient()

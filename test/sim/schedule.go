@@ -5,17 +5,21 @@ import (
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// Schedule is what one run does. The same seed draws the same.
+// Schedule describes one run. The same seed draws the same.
 type Schedule struct {
 	Seed       uint64
+	Scene      string // where the faults come from first; "": they are drawn one by one
 	Servers    int
 	Devices    int // of each server
-	Sessions   int // with each server, which divide its devices
+	Sessions   int // with each server; they divide its devices
 	Paths      int // of each session
 	Pumps      int // of each daemon
 	QueueDepth int
@@ -25,6 +29,7 @@ type Schedule struct {
 	Blocks     int // of each disk
 	Cache      bool
 	Queue      time.Duration // loss=queue:T; 0: loss=fail
+	Policy     rtrs.Policy   // chooses the path of a request
 	Resets     []bool        // by path: its fabric tells peers of a dead process
 	Length     time.Duration
 	Faults     []Fault
@@ -35,7 +40,7 @@ type Fault struct {
 	Kind string
 	At   time.Duration
 	For  time.Duration // 0: it is over at once
-	// What is meant depends on the kind: a server, a path, a device, a number.
+	// The kind of the fault decides which of these it uses.
 	Server, Path, Device, N int
 }
 
@@ -56,10 +61,18 @@ func (s *Schedule) has(kind string) bool {
 	return slices.ContainsFunc(s.Faults, func(f Fault) bool { return f.Kind == kind })
 }
 
+// end is when the last fault ends.
+func (s *Schedule) end() (end time.Duration) {
+	for _, f := range s.Faults {
+		end = max(end, f.At+f.For)
+	}
+	return max(end, s.Length)
+}
+
 // crashes is how often storage plugins die at most.
 func (s *Schedule) crashes() (n int) {
 	for _, f := range s.Faults {
-		if strings.HasSuffix(f.Kind, "-storage") {
+		if strings.HasSuffix(f.Kind, "-storage") || f.Kind == "swap-cache" {
 			n++
 		}
 	}
@@ -80,6 +93,21 @@ func (s *Schedule) String() string {
 	return b.String()
 }
 
+var pathPolicies = []rtrs.Policy{rtrs.MinInflight, rtrs.RoundRobin, rtrs.MinLatency}
+
+// onlyScene has each schedule begin with the scene of that name; "": any, or none.
+var onlyScene = os.Getenv("SIM_SCENE")
+
+func drawScene(rnd *rand.Rand) scene {
+	i := rnd.IntN(len(scenes))
+	if onlyScene != "" {
+		if i = slices.IndexFunc(scenes, func(s scene) bool { return s.name == onlyScene }); i < 0 {
+			panic("SIM_SCENE: there is no scene " + onlyScene)
+		}
+	}
+	return scenes[i]
+}
+
 // Draw makes the schedule of a seed.
 func Draw(seed uint64) *Schedule {
 	rnd := rand.New(rand.NewPCG(seed, 14))
@@ -87,10 +115,13 @@ func Draw(seed uint64) *Schedule {
 		Seed: seed, Servers: 1 + rnd.IntN(2), Devices: 1 + rnd.IntN(3), Paths: 1 + rnd.IntN(3), Pumps: 1 + rnd.IntN(2),
 		QueueDepth: []int{1, 2, 4, 16, 64}[rnd.IntN(5)], ChunkSize: []int{32768, 65536, 131072}[rnd.IntN(3)],
 		Slots: []int{2, 8, 16}[rnd.IntN(3)], Users: 1 + rnd.IntN(6), Blocks: 8 + rnd.IntN(25), Cache: rnd.IntN(2) == 0,
-		Length: 10 * time.Second, Sessions: 1,
+		Length: 10 * time.Second, Sessions: 1, Policy: rtrs.MinInflight,
 	}
 	if rnd.IntN(4) > 0 {
 		s.Queue = 2 * time.Minute
+	}
+	if rnd.IntN(3) == 0 {
+		s.Policy = pathPolicies[rnd.IntN(len(pathPolicies))]
 	}
 	for range s.Paths {
 		s.Resets = append(s.Resets, rnd.IntN(2) == 0)
@@ -101,18 +132,24 @@ func Draw(seed uint64) *Schedule {
 	switch rnd.IntN(64) {
 	case 0: // many devices
 		s.Servers, s.Devices, s.QueueDepth, s.Slots, s.Users, s.Blocks = 1, 70+rnd.IntN(30), 256, 2, 1, 8
-	case 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12: // many users of each
+	case 1, 2, 3, 4, 5, 6, 7, 8: // many users of each
 		s.Users, s.Slots, s.QueueDepth = 16+rnd.IntN(80), 64, []int{16, 64, 256}[rnd.IntN(3)]
+	}
+	n := 2 + rnd.IntN(10)
+	if rnd.IntN(4) == 0 { // few leave times without other faults, in which only requests to a hanging disk may wait
+		n = 1 + rnd.IntN(3)
+	}
+	if rnd.IntN(2) == 0 || onlyScene != "" {
+		scene := drawScene(rnd)
+		s.Scene = scene.name
+		scene.draw(&stage{s, rnd})
+		n = max(0, rnd.IntN(6)-3) // other faults
 	}
 	kinds := slices.Clone(faultKinds)
 	rnd.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
 	kinds = kinds[:1+rnd.IntN(5)] // few kinds at a time meet more often
 	if !slices.Contains(kinds, "hang-disk") && rnd.IntN(2) == 0 {
-		kinds = append(kinds, "hang-disk") // most of what went wrong did with one
-	}
-	n := 2 + rnd.IntN(10)
-	if rnd.IntN(4) == 0 { // few leave times in which only what hangs may wait
-		n = 1 + rnd.IntN(3)
+		kinds = append(kinds, "hang-disk") // most failures found so far involved a hanging disk
 	}
 	for range n {
 		s.Faults = append(s.Faults, s.draw(rnd, kinds[rnd.IntN(len(kinds))]))
@@ -131,7 +168,7 @@ func (s *Schedule) draw(rnd *rand.Rand, kind string) Fault {
 	if kind == "hang-disk" && rnd.IntN(2) == 0 { // longer than a path waits for it
 		f.For = 6*time.Second + time.Duration(rnd.Int64N(int64(14*time.Second)))
 	}
-	if rnd.IntN(20) == 0 || reaches[kind] == reachWay && rnd.IntN(6) == 0 { // longer than what it causes takes to pass
+	if rnd.IntN(20) == 0 || reaches[kind] == reachWay && rnd.IntN(6) == 0 { // longer than the effects take to pass
 		f.For = 12*time.Second + time.Duration(rnd.Int64N(int64(38*time.Second)))
 	}
 	f.At, f.For = f.At.Truncate(time.Millisecond), f.For.Truncate(time.Millisecond)

@@ -16,9 +16,10 @@ import (
 	"time"
 )
 
-// Environment of the tests: SIM_SEED runs one schedule with its log, SIM_N so many
-// from SIM_FROM on. With SIM_FIRST the first that fails ends the test, which says how
-// many there were. SIM_WORKER is for processes that this program starts.
+// Environment of the tests: SIM_SEED runs one schedule with its log, SIM_N so
+// many from SIM_FROM on. With SIM_FIRST the first failure ends the test, and
+// its message says how many schedules ran. SIM_SCENE names the scene that each
+// begins with. SIM_WORKER is for processes that this program starts.
 
 // fewSchedules is the number of schedules by default: a minute on two idle CPUs. On a
 // machine that is busy otherwise no more are begun after fewTime.
@@ -44,7 +45,7 @@ func logger() *slog.Logger {
 	}}))
 }
 
-// TestSeed runs one schedule and shows what happens: SIM_SEED=7 go test -v -run Seed.
+// TestSeed runs one schedule with its log: SIM_SEED=7 go test -v -run Seed.
 func TestSeed(t *testing.T) {
 	seed := envInt("SIM_SEED", -1)
 	if seed < 0 {
@@ -63,7 +64,7 @@ func TestSeed(t *testing.T) {
 	}
 }
 
-// verdict is what a worker says of one seed.
+// verdict is a worker's result for one seed.
 type verdict struct {
 	Seed    int
 	Result  Result
@@ -190,7 +191,7 @@ func work(t *testing.T, seeds []string, tell func(int, string)) (answers int64) 
 	return answers
 }
 
-// crash describes the end of a process whose output is s.
+// crash describes the end of a process with the output s.
 func crash(s string) string {
 	if strings.Contains(s, "does not end: ") {
 		return "stuck: " + tail(s)
@@ -198,7 +199,7 @@ func crash(s string) string {
 	return "crash: " + tail(s)
 }
 
-// tail keeps what a person reads of a long output.
+// tail returns the part of a long output that helps a reader.
 func tail(s string) string {
 	if i := strings.Index(s, "panic: "); i >= 0 {
 		s = s[i:]

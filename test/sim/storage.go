@@ -13,9 +13,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// storage is one process of a storage plugin. It plays the part of fileio: what it
-// has acknowledged its successor finds, and it opens a disk only when nothing of its
-// predecessor is on the way.
+// storage is one process of a storage plugin. Like fileio, its successor finds
+// every acknowledged write, and it opens a disk only when no operation of its
+// predecessor is in flight.
 type storage struct {
 	process
 	host *host
@@ -50,7 +50,7 @@ func (w *world) launchStorage(ctx context.Context, s *host, life int, c plugin.C
 	return p, nil
 }
 
-// release gives up what p has open.
+// release closes everything that p has open.
 func (p *storage) release() {
 	p.mu.Lock()
 	open := p.open

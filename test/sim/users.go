@@ -10,7 +10,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// load is the users of one device: they read and write, and judge what they get.
+// load is the users of one device: they read and write, and judge the answers.
 type load struct {
 	w       *world
 	name    string
@@ -29,7 +29,7 @@ type load struct {
 	writing []bool // by block
 	answers int
 	pending map[*userRequest]time.Time
-	excuses int       // faults by which requests may fail
+	excuses int       // active faults that excuse failed requests
 	excused time.Time // when the last of them ended
 }
 
@@ -51,7 +51,7 @@ func (l *load) mayFail(begin time.Time) bool {
 	l.mu.Lock()
 	excused := l.excuses > 0 || !l.excused.Before(begin)
 	l.mu.Unlock()
-	if !l.user.isThere() && (l.w.plan.has("other-sizes") || l.w.plan.has("other-cache")) {
+	if !l.user.isThere() && (l.w.plan.has("other-sizes") || l.w.plan.has("other-cache") || l.w.plan.has("swap-cache")) {
 		return true // the operator has unmapped it, for users cannot be told
 	}
 	return excused || !l.queues || l.given.Load() || l.disk.failedSince(begin)
@@ -73,8 +73,9 @@ func (l *load) run(ctx context.Context, n int, seed uint64, wg *sync.WaitGroup) 
 	}
 }
 
-// pause is how long one of n users thinks. Many users are there for how many requests
-// they have when a disk hangs; and the later part of a long schedule is for what hangs.
+// pause is how long one of n users thinks. Many users exist to have many
+// requests in flight when a disk hangs. The later part of a long schedule is
+// for hanging requests.
 func (l *load) pause(rnd *rand.Rand, n int) time.Duration {
 	d := time.Duration(5+rnd.IntN(100)) * time.Millisecond * time.Duration(max(n*l.w.plan.Devices/8, 1))
 	if l.w.since(time.Now()) > 2*l.w.plan.Length {
@@ -112,7 +113,7 @@ func (l *load) do(r *userRequest) blk.Errno {
 	if errno != blk.OK {
 		l.errors.Add(1)
 	}
-	l.w.judgeIsolation(l, r.op, begin)
+	l.w.judgeIsolation(l, r.op.String(), begin)
 	if errno != blk.OK && !l.mayFail(begin) {
 		l.w.violate("errors: %s of %s at %d, begun at %s, failed after %s: %v", r.op, l.name, r.off,
 			l.w.since(begin), time.Since(begin).Round(time.Millisecond), errno)
@@ -238,7 +239,7 @@ func (l *load) claimAny() int {
 	return -1
 }
 
-// failPending answers what nobody will answer.
+// failPending fails the requests that will not be answered any more.
 func (l *load) failPending() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

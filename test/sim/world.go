@@ -27,7 +27,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// world is what a schedule runs in. Lock order: world.mu is taken last.
+// world is the environment of a schedule. Lock order: world.mu is taken last.
 type world struct {
 	plan     *Schedule
 	dir      string // for the client's state
@@ -66,14 +66,17 @@ type host struct {
 	srv   *server.Server
 	clt   *client.Client
 	api   controlpb.ClientDaemonServer
-	sizes sizes // of a server
-	state int   // number of the client's state file
+	// Ends the start of the client that is under way; nil: none is.
+	starting context.CancelCauseFunc
+	sizes    sizes // of a server
+	state    int   // number of the client's state file
 }
 
-// sizes are what a server tells a session of.
+// sizes are the queue depth and chunk size that a server announces to a
+// session.
 type sizes struct{ depth, chunk int }
 
-// startGate is what a new plugin process meets.
+// startGate decides how a new plugin process starts.
 type startGate struct {
 	mu    sync.Mutex
 	fail  int // so many starts fail
@@ -140,7 +143,7 @@ func (w *world) user(name string) *userDisk {
 // since is a time as schedules count it.
 func (w *world) since(t time.Time) time.Duration { return t.Sub(w.start).Round(time.Millisecond) }
 
-// violate notes what must not have happened.
+// violate records a violation.
 func (w *world) violate(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -269,7 +272,7 @@ func (h *host) startServer(ctx context.Context) error {
 }
 
 // kill ends a server as a failure of its host would: processes first, then its
-// connections. What is left of the daemon in this process does no harm and ends.
+// connections. The rest of the daemon in this process does no harm and ends.
 func (h *host) kill(power bool) {
 	h.mu.Lock()
 	if !h.up || h.srv == nil {
@@ -332,17 +335,23 @@ func (h *host) stop() {
 
 func (h *host) startClient(ctx context.Context) error {
 	w := h.w
+	ctx, cancel := context.WithCancelCause(ctx)
 	h.mu.Lock()
-	h.up = true
+	if h.up {
+		h.mu.Unlock()
+		cancel(nil)
+		return nil // another fault's end was there first
+	}
 	h.life++
 	life := h.life
+	dev := w.net.Device(fmt.Sprintf("client.%d", life))
+	h.up, h.starting, h.devs = true, cancel, []verbs.Device{dev}
 	h.mu.Unlock()
 	cfg := client.DefaultConfig()
-	dev := w.net.Device(fmt.Sprintf("client.%d", life))
-	h.devs = []verbs.Device{dev}
 	cfg.Fabrics = map[string]verbs.Device{"loopback": dev}
 	cfg.DefaultFabric = "loopback"
 	cfg.Hostname = "sim"
+	cfg.Policy = w.plan.Policy
 	cfg.Frontends = []client.FrontendConfig{{Name: "sim", Path: "simulated"}}
 	cfg.Frontend = "sim"
 	cfg.Pumps, cfg.RingEntries, cfg.Slots = w.plan.Pumps, w.plan.frontRing(), w.plan.Slots
@@ -356,32 +365,60 @@ func (h *host) startClient(ctx context.Context) error {
 		return w.launchFront(ctx, h, life, c)
 	}
 	c, err := client.New(ctx, cfg)
-	if err != nil {
-		h.mu.Lock()
-		h.up = false
-		h.mu.Unlock()
-		_ = dev.Close()
-		return fmt.Errorf("start of the client: %w", err)
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	killed := h.life != life || !h.up
+	if !killed {
+		h.starting = nil
+	}
+	switch {
+	case err != nil && killed:
+		return errKilled
+	case err != nil:
+		h.up = false
+		_ = dev.Close()
+		return fmt.Errorf("start of the client: %w", err)
+	case killed:
+		h.bury(c)
+		return errKilled
+	}
+	if h.clt != nil {
+		w.violate("set-up: two clients at once")
+	}
 	h.clt, h.api = c, c.Control("sim")
 	return nil
 }
 
-// stateFile is where the client of a life writes what the next one serves.
+// errKilled is of a client that was killed while it started. The fault that did so
+// starts the next one.
+var errKilled = errors.New("the client was killed while it started")
+
+// bury ends the rest of a client in this process.
+func (h *host) bury(c *client.Client) {
+	h.w.zombies.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		_ = c.Close(ctx)
+	})
+}
+
+// stateFile returns the state file of a client's life; the next life restores
+// its mappings from it.
 func (h *host) stateFile(life int) string {
 	return filepath.Join(h.w.dir, fmt.Sprintf("state.%d", life))
 }
 
-// killClient ends the client as a failure of its host would, but for its disks. What
-// is left of it in this process writes to a state file of its own.
+// killClient ends the client as a failure of its host would, but for its disks.
+// The rest of it in this process writes to a state file of its own.
 func (h *host) killClient() {
 	h.mu.Lock()
-	clt, procs, devs := h.clt, h.procs, h.devs
-	h.up, h.clt, h.api, h.procs = false, nil, nil, nil
+	runs, clt, procs, devs := h.up, h.clt, h.procs, h.devs
+	if h.starting != nil {
+		h.starting(errKilled)
+	}
+	h.up, h.clt, h.api, h.procs, h.starting = false, nil, nil, nil, nil
 	h.mu.Unlock()
-	if clt == nil {
+	if !runs {
 		return
 	}
 	if b, err := os.ReadFile(h.stateFile(h.state)); err == nil {
@@ -396,11 +433,9 @@ func (h *host) killClient() {
 	for _, d := range devs {
 		h.w.net.Crash(d, h.w.plan.resets(0))
 	}
-	h.w.zombies.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		_ = clt.Close(ctx)
-	})
+	if clt != nil {
+		h.bury(clt)
+	}
 }
 
 // restartClient brings the client up, as often as it takes.
@@ -412,7 +447,7 @@ func (h *host) restartClient() {
 		if runs {
 			return
 		}
-		if h.startClient(context.Background()) == nil {
+		if err := h.startClient(context.Background()); err == nil || err == errKilled {
 			return
 		}
 		time.Sleep(100 * time.Millisecond)

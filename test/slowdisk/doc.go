@@ -1,7 +1,7 @@
-// Package slowdisk is a disk whose medium a test controls: a file on a FUSE
-// mount whose writes can be delayed, held back or failed, and a loop device on
-// top of it. Tests of crash fences and of kills with I/O in flight use it,
-// because no real disk is slow on demand.
+// Package slowdisk is a disk with a medium that a test controls: a file on a
+// FUSE mount with writes that can be delayed, held back or failed, and a loop
+// device on top of it. Tests of crash fences and of kills with I/O in flight
+// use it, because no real disk is slow on demand.
 //
 //	d := slowdisk.New(t, 64<<20)
 //	d.HoldWrites()
@@ -10,11 +10,11 @@
 //	d.Release()            // now they are applied
 //	for _, w := range d.History() { ... w.Applied ... }
 //
-// The file lives in the memory of the test process, which also serves the
+// The file lives in the memory of the test process, and that also serves the
 // mount: the test must not do I/O on it while it holds that I/O back, except
 // from another goroutine or process. Writes that overlap are applied in the
-// order in which they are let go.
+// order of their release.
 //
 // It needs root, /dev/fuse and (for Loop) /dev/loop-control; a test without
-// them is skipped with a line that says what is missing.
+// them is skipped with a line that names the missing one.
 package slowdisk

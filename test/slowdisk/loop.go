@@ -19,8 +19,8 @@ type loop struct {
 	made bool // the device node is ours
 }
 
-// Attach returns a loop device over the file at path, which ends with the test.
-// The file is as fast as its file system lets it be.
+// Attach returns a loop device over the file at path. The device ends with the
+// test. The file is as fast as its file system lets it be.
 func Attach(t testing.TB, path string) string {
 	t.Helper()
 	l := attach(t, path)

@@ -203,8 +203,8 @@ func (d *Disk) History() []Write {
 	return append([]Write(nil), d.history...)
 }
 
-// Syncs returns when the medium was told to make what it has durable: what a
-// disk with a volatile cache would do at a flush.
+// Syncs returns the times of requests to make the data durable: a disk with a
+// volatile cache would do that at a flush.
 func (d *Disk) Syncs() []time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -6,7 +6,7 @@
 //	after, err := c.Read()
 //	c.Close()
 //
-// The kernel counts at its tracepoints (perf_event_open(2)), which costs a
+// The kernel counts at its tracepoints (perf_event_open(2)). That costs a
 // call some hundred nanoseconds: batches stay as they are, unlike under
 // strace. A process is watched with all threads that it has and will have.
 package syscalls

@@ -16,7 +16,7 @@ import (
 // ErrUnavailable means that system calls cannot be counted here.
 var ErrUnavailable = errors.New("system calls cannot be counted")
 
-// Others is the name under which Counts has the calls that are not in Names.
+// Others is the name of the calls in Counts that are not in Names.
 const Others = "others"
 
 // Names are the calls that are counted by name: those that move data, wake or
@@ -29,7 +29,7 @@ var Names = []string{
 // Counts are numbers of calls by name. Those of no calls are left out.
 type Counts map[string]uint64
 
-// Sub returns what has come since before.
+// Sub returns the calls since before.
 func (c Counts) Sub(before Counts) Counts {
 	d := Counts{}
 	for name, n := range c {
@@ -78,7 +78,7 @@ func Watch(pid int) (*Counter, error) {
 	return nil, fmt.Errorf("count system calls of process %d: it does not stop starting and ending threads: %w", pid, errors.Join(err))
 }
 
-// open watches threads; what they start is watched too.
+// open watches threads, and the threads and processes that they start.
 func (c *Counter) open(ids map[string]uint64, tids []int) error {
 	if len(tids) == 0 {
 		return unix.ESRCH

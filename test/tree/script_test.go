@@ -31,7 +31,7 @@ func mayMount(t *testing.T) {
 }
 
 // TestScripts runs testdata/*.txtar, each with daemons and a tree of its own,
-// which is in $sys:
+// in $sys:
 //
 //	server [FLAG...]             runs a server on two addresses, 127.0.0.1 and 127.0.0.2, port $port
 //	client [FLAG...]             runs a client
@@ -41,7 +41,7 @@ func mayMount(t *testing.T) {
 //	image NAME SIZE              makes an image that the server exports
 //	sh LINE                      runs LINE in bash, in the folder $sys; ! sh: it must fail
 //	eventually LINE              runs LINE in bash until it succeeds
-//	logged server|client WORD    what the daemon has logged has WORD in it
+//	logged server|client WORD    the daemon's log has WORD in it
 func TestScripts(t *testing.T) {
 	mayMount(t)
 	testscript.Run(t, testscript.Params{
@@ -72,7 +72,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// stage is what a script has.
+// stage is the environment of a script.
 type stage struct {
 	lab         *lab.Lab
 	sys, images string
@@ -98,7 +98,7 @@ func startClient(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 }
 
-// daemon is what scripts do with either.
+// daemon is the common part of both for scripts.
 type daemon interface {
 	Start() error
 	Stop() error

@@ -1,5 +1,5 @@
 // Command gotest runs go test in several modules, keeps the results as JSON for
-// the conformance table, and prints what failed.
+// the conformance table, and prints the failures.
 package main
 
 import (

@@ -13,7 +13,7 @@ import (
 // mutant is an entry of a list: lines are replaced, most often one.
 type mutant struct {
 	name   string
-	breaks string // what goes wrong
+	breaks string // the fault that it makes
 	edits  []edit
 	pkg    string // folder of the tests
 	run    string // go test -run
@@ -42,11 +42,11 @@ func readList(name string) ([]mutant, error) {
 
 // parseList reads entries of the form
 //
-//	name: what it breaks
+//	name: the fault that it makes
 //		file  path from the root of the repository
 //		in    start of the line of the function or declaration (optional)
 //		-     line
-//		+     what stands there instead (optional)
+//		+     its replacement (optional)
 //		test  [folder] pattern
 //
 // A mutant of several lines has file, in, - and + again for each. The tests are in

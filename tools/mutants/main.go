@@ -55,7 +55,7 @@ func main() {
 	fmt.Printf("all %d mutants were caught\n", len(mutants))
 }
 
-// choose keeps the mutants whose name matches.
+// choose keeps the mutants with a name that matches.
 func choose(all []mutant, pattern string) (chosen []mutant, err error) {
 	re, err := regexp.Compile(pattern)
 	if err != nil {

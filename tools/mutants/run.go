@@ -106,7 +106,7 @@ func (r *runner) mutate(m *mutant) (map[string]string, error) {
 	return texts, nil
 }
 
-// goTest runs tests of one package. What hangs for longer than limit fails.
+// goTest runs tests of one package. Tests that hang for longer than limit fail.
 func (r *runner) goTest(pkg, run string, limit time.Duration, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit+2*time.Minute) // with the build
 	defer cancel()
@@ -121,7 +121,7 @@ func (r *runner) goTest(pkg, run string, limit time.Duration, args ...string) (s
 	return string(out), err
 }
 
-// judge tells from go test's output what became of a mutant.
+// judge reads the result for a mutant from go test's output.
 func judge(out string, err error) verdict {
 	var exit *exec.ExitError
 	switch {

@@ -45,8 +45,8 @@ func count(n, most int) string {
 	return strconv.Itoa(n)
 }
 
-// simulate returns, by seed, how many schedules it took to find m, more than most if
-// none did, and which judge was the first.
+// simulate returns, by seed, the number of schedules that it took to find m,
+// more than most if none did, and the name of the first judge.
 func (r *runner) simulate(m *mutant, most int) (found []int, as string, err error) {
 	overlay, err := r.overlay(m)
 	if err != nil {
@@ -84,8 +84,8 @@ func (r *runner) simulate(m *mutant, most int) (found []int, as string, err erro
 	return found, as, nil
 }
 
-// foundLine is what the simulator says of the first schedule that fails: how many
-// there were, its seed, and the judge.
+// foundLine is the simulator's line about the first schedule that fails: the
+// number of schedules, its seed, and the judge.
 var foundLine = regexp.MustCompile(`found after (\d+) schedules, by seed (\d+): (?:[0-9.msh]+: )?(\w+)`)
 
 func firstFound(out string) (n int, judge string) {

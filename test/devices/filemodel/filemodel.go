@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Config says what to work on.
+// Config names the files to work on.
 type Config struct {
 	Dir     string // an existing folder, of this tester alone
 	Seed    uint64
@@ -52,7 +52,7 @@ func New(c Config) (*Tester, error) {
 // Steps is how many steps were done.
 func (t *Tester) Steps() int { return t.steps }
 
-// Run does steps until stop says so, which is asked before each.
+// Run does steps until stop says so. stop is called before each.
 func (t *Tester) Run(stop func() bool) error {
 	for !stop() {
 		if err := t.step(); err != nil {
@@ -129,7 +129,7 @@ func compare(got, want []byte, off int) error {
 	return nil
 }
 
-// fill writes what step has for the place off.
+// fill writes the data of step for the place off.
 func fill(buf []byte, off, step int) {
 	for i := 0; i < len(buf); {
 		at := off + i
@@ -143,7 +143,7 @@ func fill(buf []byte, off, step int) {
 	}
 }
 
-// word is what the eight bytes around the place at hold.
+// word returns the eight bytes around the place at.
 func word(step, at int) uint64 { return uint64(step)<<24 | uint64(at/8)&0xffffff }
 
 // origin reads the word around at out of buf, which begins at off.

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// file is a file and what it must hold.
+// file is a file with its model.
 type file struct {
 	path  string
 	f     *os.File // nil while it is closed
@@ -67,7 +67,7 @@ func (f *file) close() error {
 	return f.f.Close()
 }
 
-// grow makes the model at least size bytes long; what is new is zero.
+// grow makes the model at least size bytes long, with zeros.
 func (f *file) grow(size int) {
 	if more := size - len(f.want); more > 0 {
 		f.want = append(f.want, make([]byte, more)...)
@@ -84,7 +84,8 @@ func (f *file) write(off, n, step int) error {
 	return err
 }
 
-// inside cuts a place to what the file has; n is 0 if it has nothing there.
+// inside cuts a place to the length of the file; n is 0 if the file ends before
+// it.
 func (f *file) inside(off, n int) int { return max(0, min(n, len(f.want)-off)) }
 
 // read wants the end of the file where the model ends.
@@ -103,7 +104,7 @@ func (f *file) read(off, n, _ int) error {
 	return compare(buf[:got], f.want[min(off, len(f.want)):][:got], off)
 }
 
-// mapped maps the pages of a place, which must lie in the file.
+// mapped maps the pages of a place. The place must lie in the file.
 func (f *file) mapped(off, n, prot int, use func([]byte) error) error {
 	if err := f.open(); err != nil {
 		return err
@@ -163,8 +164,8 @@ func (f *file) sync(_, _, _ int) error {
 	return f.f.Sync()
 }
 
-// reopen closes the file with nothing of it in the page cache, so that what is
-// read next comes from the disk.
+// reopen closes the file with nothing of it in the page cache, so that the
+// next read comes from the disk.
 func (f *file) reopen(_, _, _ int) error {
 	if err := f.sync(0, 0, 0); err != nil {
 		return err

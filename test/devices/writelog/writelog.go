@@ -1,11 +1,11 @@
-// Package writelog reads what the device-mapper target log-writes has logged:
-// what a disk with a volatile cache would still have if its power went.
+// Package writelog reads the log of the device-mapper target log-writes: the
+// contents of a disk with a volatile cache after a loss of power.
 //
 // The target logs a write when nothing can take it away any more: when a flush
 // that began after the write had ended has ended itself, or, with FUA, when it
-// has ended. So the log up to any entry, applied to what the disk held before,
-// is the worst that a loss of power then would have left. Marks, put into the
-// log by hand, tell where that was:
+// has ended. So the log up to any entry, applied to the contents of the disk
+// before, is the worst result of a loss of power then. Marks, put into the log
+// by hand, name such places:
 //
 //	dmsetup create cut --table "0 65536 log-writes /dev/ram2 /dev/ram3"
 //	dmsetup message cut 0 mark here
@@ -69,7 +69,7 @@ func Replay(log io.ReaderAt, mark string, disk []byte) (writes int, err error) {
 			}
 		}
 		at += sector
-		if e.Flags&flagDiscard != 0 || e.Sectors == 0 { // what was discarded may be there as well
+		if e.Flags&flagDiscard != 0 || e.Sectors == 0 { // discarded data may be there as well
 			continue
 		}
 		if all := uint64(len(disk)) / uint64(sector); e.Sectors > all || e.Sector > all-e.Sectors {

@@ -1,5 +1,5 @@
 // Package exercise uses a block device in every way that RNBD has, and checks
-// the data: it keeps what should be there, and compares.
+// the data against a model.
 package exercise
 
 import (
@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// Disk is what is exercised. Offsets and lengths are bytes, multiples of 4096.
+// Disk is the disk under test. Offsets and lengths are bytes, multiples of
+// 4096.
 type Disk interface {
 	io.ReaderAt
 	io.WriterAt
@@ -27,7 +28,7 @@ type Disk interface {
 
 const block = 4096
 
-// model is a disk and what it should contain.
+// model is a disk and its expected contents.
 type model struct {
 	d    Disk
 	want []byte
@@ -67,8 +68,8 @@ func All(d Disk, seed uint64) (sum string, err error) {
 	return Sum(bytes.NewReader(m.want))
 }
 
-// Until sends random requests until ctx ends and verifies what it reads, all of it at
-// the end. longest is the time that the slowest request took.
+// Until sends random requests until ctx ends and verifies its reads, and the
+// whole disk at the end. longest is the time that the slowest request took.
 func Until(ctx context.Context, d Disk, seed uint64) (requests int, longest time.Duration, err error) {
 	m := &model{d: d, want: make([]byte, d.Size()), rnd: rand.New(rand.NewPCG(seed, 1))}
 	if err := m.read(0, m.want); err != nil {
@@ -87,7 +88,7 @@ func Until(ctx context.Context, d Disk, seed uint64) (requests int, longest time
 	return requests, longest, m.verify(0, d.Size())
 }
 
-// Sum is the CRC-32C of everything that r has, which is cheap in an emulated guest too.
+// Sum is the CRC-32C of all bytes of r. It is cheap in an emulated guest too.
 func Sum(r io.Reader) (string, error) {
 	h := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	_, err := io.CopyBuffer(h, struct{ io.Reader }{r}, make([]byte, 1<<20))
@@ -165,7 +166,7 @@ func (m *model) sizes() error {
 
 func (m *model) fua() error {
 	for _, n := range []int64{4 << 10, 128 << 10} {
-		off := 5 << 20 // behind what sizes wrote
+		off := 5 << 20 // behind the place of sizes
 		p := m.want[off : int64(off)+n]
 		fill(p, m.rnd)
 		if err := m.d.WriteFUA(p, int64(off)); err != nil {
@@ -178,7 +179,7 @@ func (m *model) fua() error {
 	return nil
 }
 
-// zeroes cuts a hole of zeroes into data, which stay.
+// zeroes cuts a hole of zeroes into data. The data around it stay.
 func (m *model) zeroes() error {
 	const off, n = 6 << 20, 512 << 10
 	if err := m.write(off, n); err != nil {
@@ -191,8 +192,8 @@ func (m *model) zeroes() error {
 	return m.verify(off, n)
 }
 
-// discard discards between data, which stay; what was discarded may read as
-// anything until it is written again.
+// discard discards between data. Those stay; the discarded blocks may read as
+// anything until they are written again.
 func (m *model) discard() error {
 	const off, n = 8 << 20, 1 << 20
 	if err := m.write(off, n); err != nil {

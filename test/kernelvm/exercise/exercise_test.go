@@ -58,8 +58,8 @@ func TestLostWriteIsFound(t *testing.T) {
 			t.Errorf("%s: %v, want wrong data", name, err)
 		}
 	}
-	// The 40th write is lost, and what comes to its first byte later, or that
-	// could hide it.
+	// The 40th write is lost, and so are all later ones to its first byte, or
+	// that could hide it.
 	ctx, written := afterWrites(t, 100)
 	n, at := 0, int64(-1)
 	m := &memory{b: make([]byte, 16<<20), lose: func(off int64, size int) bool {

@@ -20,7 +20,7 @@ type pkgs struct {
 
 var dependsOnImage = regexp.MustCompile(`(?m)Depends: linux-image-(\S+-amd64)$`)
 
-// packages asks apt for the packages of the series, which all have one version.
+// packages asks apt for the packages of the series. All have one version.
 func packages() (pkgs, error) {
 	out, err := exec.Command("apt-cache", "depends", "linux-image-"+series+"-amd64").Output()
 	m := dependsOnImage.FindSubmatch(out)
@@ -46,7 +46,7 @@ type builder struct {
 
 func (b builder) deb() string { return filepath.Join(b.dir, "deb") }
 
-// fetch downloads packages into dir, which is new then; if it fails, there is
+// fetch downloads packages into the new folder dir; if it fails, there is
 // none.
 func (b builder) fetch(names ...string) error {
 	if err := os.RemoveAll(b.dir); err != nil { // of a run that was broken off
@@ -59,7 +59,7 @@ func (b builder) fetch(names ...string) error {
 	return err
 }
 
-// run makes of the packages what a guest needs.
+// run makes the files for a guest of the packages.
 func (b builder) run(p pkgs) error {
 	deb := b.deb()
 	for _, name := range p.names {
@@ -121,7 +121,7 @@ func (b builder) headers() error {
 	if err := os.WriteFile(name, text, 0o644); err != nil {
 		return err
 	}
-	// It is there for type information of modules, which needs one more tool.
+	// It is there for type information of modules; those need one more tool.
 	return os.RemoveAll(filepath.Join(b.headerDir(), "vmlinux"))
 }
 

@@ -1,8 +1,8 @@
 // Package kernel fetches a Linux kernel of Debian for guests to boot and builds
-// its RDMA block modules, which Debian leaves out: rtrs, rnbd and siw.
+// the RDMA block modules that Debian leaves out: rtrs, rnbd and siw.
 //
-// Where a test is about what the kernel has learned since, there is the one of
-// Debian's backports: PrepareNewer.
+// Tests of newer features of the kernel use the one of Debian's backports:
+// PrepareNewer.
 //
 // Everything lands in a cache folder of the repository, by kernel version; the
 // host's own kernel and modules are not touched. Processes that prepare the
@@ -28,7 +28,7 @@ const series = "6.12"
 // recipe changes when the contents of the cache do, so that old ones are left.
 const recipe = "1"
 
-// Kernel is what a guest needs.
+// Kernel is the set of files for a guest.
 type Kernel struct {
 	Release string // as in uname -r
 	Image   string // to boot
@@ -130,7 +130,7 @@ var tools = map[string]string{
 	"/usr/include/stdio.h": "libc6-dev", "/usr/include/infiniband/verbs.h": "libibverbs-dev", "/usr/include/rdma/rdma_cma.h": "librdmacm-dev",
 }
 
-// installTools installs what is missing, when this is root's machine.
+// installTools installs missing tools, when this is root's machine.
 func installTools() error {
 	var missing []string
 	for tool, pkg := range tools {
@@ -168,7 +168,7 @@ func command(dir, name string, args ...string) error {
 	return err
 }
 
-// output is what a program says.
+// output returns the output of a program.
 func output(name string, args ...string) (string, error) { return run("", name, args...) }
 
 func run(dir, name string, args ...string) (string, error) {

@@ -91,8 +91,8 @@ func (b builder) fetchNewer(a *apt) error {
 	return nil
 }
 
-// apt is a package index of its own, of the host's mirror: what the host has
-// installed has no part in it.
+// apt is a package index of its own, of the host's mirror: the host's
+// installed packages have no part in it.
 type apt struct {
 	dir string
 }
@@ -138,7 +138,8 @@ func mirror() (string, error) {
 	return from, nil
 }
 
-// all finds what the first group of line means in the dependencies of pkg.
+// all returns the matches of the first group of line in the dependencies of
+// pkg.
 func (a *apt) all(pkg, line string) (found []string, err error) {
 	out, err := output("apt-cache", append(a.options(), "depends", pkg)...)
 	if err != nil {

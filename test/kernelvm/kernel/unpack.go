@@ -5,8 +5,9 @@ import (
 	"path/filepath"
 )
 
-// Unpack returns a folder with the files of a package of the host's Debian,
-// which is not installed: what its scripts would do to the host is not wanted.
+// Unpack returns a folder with the files of a package of the host's Debian.
+// The package is not installed: the effects of its scripts on the host are not
+// wanted.
 func Unpack(pkg string) (root string, err error) {
 	return withCache(func(cache string) (string, error) {
 		dir := filepath.Join(cache, "package-"+pkg)

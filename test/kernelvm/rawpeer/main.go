@@ -1,5 +1,5 @@
-// Command rawpeer is an end of a RoCEv2 connection that says what it is told to,
-// for peers that have to refuse it.
+// Command rawpeer is an end of a RoCEv2 connection that sends given bytes, for
+// peers that have to refuse them.
 //
 //	rawpeer connect SRC DST:PORT HEX   connects with private data, prints the answer's
 //	rawpeer listen ADDR:PORT HEX       accepts everybody, with private data

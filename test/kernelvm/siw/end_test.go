@@ -23,7 +23,7 @@ import (
 const (
 	memSize = 1 << 20
 	queue   = 128
-	limit   = 20 * time.Second // for what takes milliseconds on a quiet machine
+	limit   = 20 * time.Second // for operations that take milliseconds on a quiet machine
 )
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -190,7 +190,7 @@ func (e *end) next(peer *end) verbs.WC {
 	return wc
 }
 
-// want is next, which must be the completion of this request and good.
+// want returns the next completion. It must be of this request and good.
 func (e *end) want(peer *end, op verbs.Opcode, id uint64) verbs.WC {
 	e.t.Helper()
 	wc := e.next(peer)
@@ -200,7 +200,7 @@ func (e *end) want(peer *end, op verbs.Opcode, id uint64) verbs.WC {
 	return wc
 }
 
-// end waits for OpDisconnected and returns it with what was completed before.
+// end waits for OpDisconnected and returns it with the completions before it.
 func (e *end) end(peer *end) (last verbs.WC, before []verbs.WC) {
 	e.t.Helper()
 	for {
@@ -226,7 +226,7 @@ type pair struct {
 	asked, said    []byte // private data as it arrived
 }
 
-// connect makes one; active says which end dials.
+// connect makes one; active names the end that dials.
 func connect(t testing.TB, addr netip.Addr, active string, change ...func(*iwarp.Config)) *pair {
 	t.Helper()
 	return connectWith(t, addr, active, []byte("question"), []byte("answer"), change...)
@@ -241,8 +241,8 @@ func connectWith(t testing.TB, addr netip.Addr, active string, ask, say []byte, 
 	return p
 }
 
-// onFreePort tries with another port where that of siw was taken: the kernel
-// chooses it from a list of its own, beside that of TCP, in which siw opens it.
+// onFreePort tries with another port if siw's was taken: the kernel chooses it
+// from a list of its own, beside the list of TCP, and siw opens it in that.
 func onFreePort(try func() error) (err error) {
 	for range 5 {
 		if err = try(); !errors.Is(err, syscall.EADDRINUSE) {

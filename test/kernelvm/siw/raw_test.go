@@ -18,8 +18,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// Bytes of ours, made by hand, against a siw that listens: what the provider
-// never sends. docs/protocol/iwarp.md has the layouts.
+// Bytes of ours, made by hand, against a siw that listens: messages that the
+// provider never sends. docs/protocol/iwarp.md has the layouts.
 
 const (
 	keyRequest = "MPA ID Req Frame"
@@ -80,7 +80,7 @@ func ask(t *testing.T, l verbs.Listener, request []byte) (conn net.Conn, a answe
 	return conn, a, err
 }
 
-// dialRaw connects to siw, whose consumer accepts with "yes".
+// dialRaw connects to siw. Its consumer accepts with "yes".
 func dialRaw(t *testing.T, addr netip.Addr, request []byte) (*rawPeer, answer) {
 	t.Helper()
 	p := &rawPeer{t: t, siw: newEnd(t, "siw", siwAt(t, addr))}
@@ -134,7 +134,7 @@ func (p *rawPeer) say(b []byte) {
 	check(p.t, err)
 }
 
-// settle gets a message through, after which siw looks at all that comes.
+// settle gets a message through. From then on siw looks at all that comes.
 func (p *rawPeer) settle(opening []byte) {
 	p.t.Helper()
 	p.siw.recv(1, 0, 64)

@@ -8,7 +8,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// Whoever hangs up, both ends get back what they had posted, each once.
+// After a hang-up by either end, both ends get their posted work requests back,
+// each once.
 func TestI006_Siw_Teardown(t *testing.T) {
 	v4, _ := addresses(t)
 	each(t, func(t *testing.T, active string) {

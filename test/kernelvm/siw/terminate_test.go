@@ -14,8 +14,8 @@ import (
 type breach struct {
 	name string
 	post func(me, peer *end, small verbs.MR) // small: 4 KiB at the start of peer's memory, without any right of the peer
-	siw  uint32                              // layer, type and code with which siw ends the connection
-	ours uint32                              // with which ours does; 0: the same
+	siw  uint32                              // layer, type and code of siw's end of the connection
+	ours uint32                              // those of ours; 0: the same
 	// status of the request at the end that made it, when that is ours.
 	status verbs.Status
 }
@@ -53,7 +53,7 @@ var breaches = []breach{
 	}},
 }
 
-// TestI009_Siw_Terminates: what siw says when we break its rules.
+// TestI009_Siw_Terminates: siw's Terminate messages when we break its rules.
 func TestI009_Siw_Terminates(t *testing.T) {
 	v4, _ := addresses(t)
 	each(t, func(t *testing.T, active string) {
@@ -100,8 +100,8 @@ func TestI009_Siw_Terminates(t *testing.T) {
 	})
 }
 
-// TestI004_Siw_IsTerminated: what we say when siw breaks our rules, and that it
-// takes it.
+// TestI004_Siw_IsTerminated: our Terminate messages when siw breaks our rules,
+// and that it takes them.
 func TestI004_Siw_IsTerminated(t *testing.T) {
 	v4, _ := addresses(t)
 	impatient := func(c *iwarp.Config) { c.RNRTimeout = 300 * time.Millisecond }

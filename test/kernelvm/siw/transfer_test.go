@@ -115,7 +115,7 @@ func TestSiw_BothAtOnce(t *testing.T) {
 				rest := []verbs.SendWR{me.to(peer, verbs.OpWrite, 3, 0, size, 600000), me.message(4, 800000, 40)}
 				if me == p.our {
 					me.send(append([]verbs.SendWR{read}, rest...)...)
-				} else { // siw completes what is behind a READ before it, which verbs does not allow
+				} else { // siw completes work behind a READ before it; verbs does not allow that
 					me.send(append(rest, read)...)
 				}
 			}
@@ -149,7 +149,7 @@ func TestI004_Row19_Siw_SendInvalidates(t *testing.T) {
 	inv := p.our.message(2, 0, 30)
 	inv.Op, inv.RKey = verbs.OpSendInv, other.RKey()
 	p.our.send(inv)
-	p.siw.want(p.our, verbs.OpRecv, 1) // siw does not tell a program what was invalidated
+	p.siw.want(p.our, verbs.OpRecv, 1) // siw does not tell a program the invalidated key
 	p.our.want(p.siw, verbs.OpSendInv, 2)
 	p.our.send(verbs.SendWR{ID: 3, Op: verbs.OpWrite, Signaled: true, SGEs: []verbs.SGE{p.our.sge(0, 8)}, RemoteAddr: other.Addr(), RKey: other.RKey()})
 	if last, _ := p.our.end(p.siw); last.VendorCode != 0x010100 {

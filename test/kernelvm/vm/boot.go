@@ -33,20 +33,20 @@ func Require(t testing.TB) {
 // bootLimit is for a machine with other work to do.
 const bootLimit = 3 * time.Minute
 
-// Config says what to boot.
+// Config is the configuration of a guest.
 type Config struct {
 	CPUs    int // default 2
-	MemMiB  int // default 1536; half of it is what the guest may write to files
+	MemMiB  int // default 1536; half of it is for files that the guest writes
 	Net     Net
 	Modules []string // loaded after the start, by modprobe
 	Cmdline string   // added to the kernel's command line
-	// Parallel has an emulating thread for each processor, for figures that need
-	// processors which work at the same time. With it QEMU 7.2 keeps translations of
-	// code that another processor is patching, and the guest may die of an int3 that
-	// was there for a moment.
+	// Parallel has an emulating thread for each processor, for figures that
+	// need processors at work at the same time. With it QEMU 7.2 keeps
+	// translations of code that another processor is patching, and the guest
+	// may die of an int3 that was there for a moment.
 	Parallel bool
-	// Newer asks for the kernel of Debian's backports, which has no rtrs, rnbd
-	// and siw, instead of the usual one.
+	// Newer asks for the kernel of Debian's backports instead of the usual
+	// one. It has no rtrs, rnbd and siw.
 	Newer bool
 }
 
@@ -64,8 +64,8 @@ func Boot(t testing.TB, c Config) *Guest {
 	return g
 }
 
-// bootAttempts: before anything of a test runs, a guest that does not come up says
-// nothing about what is tested.
+// bootAttempts: before anything of a test runs, a guest that does not come up
+// says nothing about the code under test.
 const bootAttempts = 5
 
 // Start starts a guest, for tests that share one. The caller stops it.

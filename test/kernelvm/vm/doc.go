@@ -6,16 +6,16 @@
 //	g.WriteFile(t, "/sys/...", "...")
 //	out := g.Run(t, "fio", "--filename=/dev/rnbd0", ...)
 //
-// The guest has a kernel of package kernel and the host's files: the host's root
-// is its root, read-only under a file system in memory, so programs that were just
-// built are there under their own names, and what the guest writes is gone with it.
-// Files that the host changes after the guest has seen them may look old: use new
-// names. /dev, /proc, /sys and /run are the guest's own.
+// The guest has a kernel of package kernel and the host's files: the host's
+// root is its root, read-only under a file system in memory, so new programs
+// are there under their own names, and the guest's writes are gone with it.
+// Files that the host changes after the guest has seen them may look old: use
+// new names. /dev, /proc, /sys and /run are the guest's own.
 //
 // Nothing virtualizes in hardware here: a guest is emulated, boots in about ten
 // seconds, and computes ten to twenty times slower than the host. It ends
 // with the test, by process id.
 //
-// The kernel's log must stay clean: Boot, and Watch for guests that several tests
-// share, fail a test in which the guest's kernel warned of itself.
+// The kernel's log must stay clean: Boot, and Watch for guests that several
+// tests share, fail a test if the guest's kernel warned of itself.
 package vm

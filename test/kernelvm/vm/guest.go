@@ -38,7 +38,7 @@ type Guest struct {
 	lost  error // why nothing can be asked any more
 }
 
-// call is a request whose answer is awaited.
+// call is a request with an answer that is awaited.
 type call struct {
 	mu     sync.Mutex
 	output []byte
@@ -294,5 +294,5 @@ func (p *Process) Kill() {
 	_ = p.Wait(10 * time.Second) // one that hangs in the kernel ends with the guest
 }
 
-// Output is what it has printed so far.
+// Output returns the output so far.
 func (p *Process) Output() string { return p.call.text() }

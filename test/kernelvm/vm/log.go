@@ -15,13 +15,13 @@ var bad = regexp.MustCompile(`WARNING:|BUG:|BUG |Oops|RIP: |Call Trace|general p
 // harmless are lines that look like it. KFENCE greets at boot.
 var harmless = regexp.MustCompile(`kfence: initialized`)
 
-// KernelLog is what the guest's console has shown so far.
+// KernelLog returns the text of the guest's console so far.
 func (g *Guest) KernelLog() string {
 	b, _ := os.ReadFile(g.consolePath())
 	return strings.ReplaceAll(string(b), "\r", "")
 }
 
-// Splats are the lines of a log in which the kernel complains of itself.
+// Splats returns the lines of a log with complaints of the kernel about itself.
 func Splats(log string) (lines []string) {
 	for l := range strings.Lines(log) {
 		if bad.MatchString(l) && !harmless.MatchString(l) {

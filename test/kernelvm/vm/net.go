@@ -19,12 +19,12 @@ type Net struct {
 var NoNet = Net{}
 
 // Tap joins the guest's eth0 and eth1 with br0 and br1 of a network namespace
-// of the host, in which Guest.InNetns runs programs. Addresses are in HostAddr and
-// GuestAddr.
+// of the host. Guest.InNetns runs programs in that. Addresses are in HostAddr
+// and GuestAddr.
 var Tap = Net{taps: true}
 
-// Pair puts the guest into the network of another one, which has Tap: three
-// parties on two links.
+// Pair puts the guest into the network of another one with Tap: three parties
+// on two links.
 func Pair(with *Guest) Net { return Net{taps: true, peer: with} }
 
 // linkMTU: link 0 is ordinary Ethernet, link 1 has jumbo frames. The guest has to set
@@ -40,7 +40,7 @@ func linkMTU(link int) string {
 // links is how many networks Tap makes.
 const links = 2
 
-// network is what was made for a guest on the host.
+// network is the host's side of a guest's network.
 type network struct {
 	ns     string
 	number int // of the guest in the namespace: address 1 is the host's

@@ -53,7 +53,7 @@ func (d *ramDisk) addModules(k kernel.Kernel, names ...string) error {
 	if err != nil {
 		return err
 	}
-	deps := map[string][]string{} // file and what it needs, the deepest last
+	deps := map[string][]string{} // file and its dependencies, the deepest last
 	for line := range strings.Lines(string(text)) {
 		file, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
 		name, _, _ := strings.Cut(filepath.Base(file), ".")

@@ -11,7 +11,7 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// Modprobe loads a module with what it needs.
+// Modprobe loads a module with its dependencies.
 func (g *Guest) Modprobe(t testing.TB, module string, params ...string) {
 	t.Helper()
 	g.Run(t, append([]string{"modprobe", module}, params...)...)

@@ -115,7 +115,8 @@ func load(path string) error {
 // root makes the host's files the root of this process.
 func root(cfg wire.Config) error {
 	mounts := []mount{
-		// What the host changes is seen when a name is looked up for the first time.
+		// A change by the host is seen when a name is looked up for the first
+		// time.
 		{"root", "/host", "9p", unix.MS_RDONLY, "trans=virtio,version=9p2000.L,msize=512000,cache=loose"},
 		{"rw", "/rw", "tmpfs", 0, "size=75%"},
 	}

@@ -53,7 +53,7 @@ func serve() error {
 }
 
 // openPort finds the port by its name. The file is not polled: a read blocks
-// its thread, and that is what works with every kernel.
+// its thread. That works with every kernel.
 func openPort() (*os.File, error) {
 	names, _ := filepath.Glob("/sys/class/virtio-ports/*/name")
 	for _, n := range names {

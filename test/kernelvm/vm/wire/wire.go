@@ -1,4 +1,4 @@
-// Package wire is what a host and the agent in its guest say to each other: gob
+// Package wire is the language of a host and the agent in its guest: gob
 // streams of Request one way and Event the other, over a virtio serial port.
 package wire
 
@@ -11,7 +11,7 @@ type Config struct {
 	Tree    string   // the host's folder to use as /lib/modules
 }
 
-// Op is what a request asks for.
+// Op is the kind of a request.
 type Op uint8
 
 const (

@@ -1,0 +1,48 @@
+package sim
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+)
+
+// The simulator's own actions must not count as violations.
+func TestTheSimulatorItself(t *testing.T) {
+	const s, ms = time.Second, time.Millisecond
+	for _, c := range []struct {
+		name   string
+		faults []Fault
+	}{
+		{"a server is away for longer than a minute while devices are to be opened again", []Fault{
+			{Kind: "other-sizes", At: s, For: s, N: 3}, {Kind: "kill-server", At: 2100 * ms, For: 70 * s}}},
+		{"a device is to be mapped again while the client is away", []Fault{
+			{Kind: "remap", At: s, For: s}, {Kind: "kill-client", At: 1500 * ms, For: 150 * s}}},
+		{"the client is killed while it starts", []Fault{
+			{Kind: "slow-start-front", At: 500 * ms, For: 6 * s, N: 92},
+			{Kind: "kill-client", At: s, For: 10 * ms}, {Kind: "kill-client", At: 1500 * ms, For: 100 * ms}, {Kind: "kill-client", At: 1900 * ms, For: s}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			plan := &Schedule{Servers: 1, Devices: 2, Sessions: 1, Paths: 2, Pumps: 1, QueueDepth: 16, ChunkSize: 65536, Slots: 8, Users: 2, Blocks: 8,
+				Queue: 2 * time.Minute, Resets: []bool{true}, Length: 10 * s, Faults: c.faults}
+			if r := Run(t, plan, slog.New(slog.DiscardHandler)); len(r.Violations) > 0 {
+				t.Errorf("%s", r)
+			}
+		})
+	}
+}
+
+// A path is lost at the moment another one joins, again and again: a request
+// that found only the lost path must not wait for ever.
+func TestPathLostWhileAnotherJoins(t *testing.T) {
+	const ms = time.Millisecond
+	plan := &Schedule{Servers: 1, Devices: 2, Sessions: 1, Paths: 2, Pumps: 1, QueueDepth: 16, ChunkSize: 65536, Slots: 8, Users: 4, Blocks: 8,
+		Queue: 2 * time.Minute, Resets: []bool{true}, Length: 21 * time.Second}
+	plan.Faults = append(plan.Faults, Fault{Kind: "delay", At: 500 * ms, For: 21 * time.Second, N: 21})
+	for i := range time.Duration(40) {
+		at := time.Second + i*500*ms
+		plan.Faults = append(plan.Faults, Fault{Kind: "cut", At: at}, Fault{Kind: "cut", Path: 1, At: at + 60*ms + i*ms/2})
+	}
+	if r := Run(t, plan, slog.New(slog.DiscardHandler)); len(r.Violations) > 0 {
+		t.Errorf("%s", r)
+	}
+}

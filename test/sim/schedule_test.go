@@ -1,0 +1,31 @@
+package sim
+
+import (
+	"reflect"
+	"testing"
+)
+
+// Only existing kinds are drawn, and the same seed draws the same schedule.
+func TestDraw(t *testing.T) {
+	seen := map[string]int{}
+	for seed := range uint64(3000) {
+		plan := Draw(seed)
+		seen[plan.Scene]++
+		if !reflect.DeepEqual(plan, Draw(seed)) {
+			t.Fatalf("seed %d draws two schedules", seed)
+		}
+		if len(plan.Resets) != plan.Paths {
+			t.Errorf("seed %d, scene %q: %d paths, and %d words on their fabrics", seed, plan.Scene, plan.Paths, len(plan.Resets))
+		}
+		for _, f := range plan.Faults {
+			if faults[f.Kind] == nil || f.At < 0 || f.For < 0 || f.Server >= plan.Servers || f.Path >= plan.Paths || f.Device >= plan.Servers*plan.Devices {
+				t.Errorf("seed %d, scene %q: no such fault can be: %s\n%s", seed, plan.Scene, f, plan)
+			}
+		}
+	}
+	for _, s := range scenes {
+		if seen[s.name] < 50 {
+			t.Errorf("scene %s is drawn %d times of 3,000", s.name, seen[s.name])
+		}
+	}
+}
