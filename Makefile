@@ -120,8 +120,23 @@ lint: ## gofmt, go vet and staticcheck
 	@for m in $(ALL); do (cd $$m && go vet ./...) || exit 1; done
 	@CGO_ENABLED=$(CGO_RNBD) $$(cd tools && go tool -n staticcheck) $(ALL:%=./%/...)
 
-man: build ## man pages of all commands, into bin/man
+man: build ## man pages of commands and configuration files, into bin/man
 	@rm -rf $(BIN)/man && $(BIN)/rnbd man $(BIN)/man
+
+PREFIX  ?= /usr/local
+INSTALL := install -D -m
+
+install: build ## programs, plugins, units, man pages and completion; DESTDIR=FOLDER, PREFIX=/usr/local
+	@for p in rnbd rnbd-net; do $(INSTALL) 755 $(BIN)/$$p $(DESTDIR)$(PREFIX)/bin/$$p || exit 1; done
+	@for p in $(notdir $(PLUGINS)); do $(INSTALL) 755 $(BIN)/$$p $(DESTDIR)$(PREFIX)/bin/$$p || exit 1; done
+	@for u in client server; do sed 's|/usr/bin/|$(PREFIX)/bin/|' docs/examples/rnbd-$$u.service | \
+		$(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/rnbd-$$u.service || exit 1; done
+	@$(INSTALL) 644 docs/examples/65-rnbd.rules $(DESTDIR)$(PREFIX)/lib/udev/rules.d/65-rnbd.rules
+	@t=$$(mktemp -d) && trap 'rm -rf "$$t"' EXIT && $(BIN)/rnbd man $$t && for f in $$t/*; do \
+		$(INSTALL) 644 $$f $(DESTDIR)$(PREFIX)/share/man/man$${f##*.}/$${f##*/} || exit 1; done
+	@$(BIN)/rnbd completion bash | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/rnbd
+	@$(BIN)/rnbd completion zsh | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_rnbd
+	@$(BIN)/rnbd completion fish | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/rnbd.fish
 
 generate: ## protobuf code (needs protoc)
 	@tools/generate.sh
@@ -135,4 +150,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## what was built
 	@rm -rf $(BIN) .cache bench-results*
 
-.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report lint man generate tidy release-check clean
+.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report lint man install generate tidy release-check clean
