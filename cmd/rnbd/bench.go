@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os/signal"
 	"strings"
@@ -14,11 +15,14 @@ import (
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/load"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/machine"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
 )
 
 // bench is in these files: bench.go (the steps), bench_options.go,
-// bench_target.go and bench_server.go (the devices), bench_report.go,
-// bench_machine.go, bench_plot.go and bench_progress.go (the output).
+// bench_target.go, bench_server.go and bench_plugin.go (the devices),
+// bench_orders.go (loads that are read from a file or pipe), bench_report.go,
+// bench_plot.go and bench_progress.go (the output).
 
 func benchVerb() *verb {
 	o := &benchOptions{}
@@ -29,9 +33,12 @@ func benchVerb() *verb {
 		long: `Make load on devices and measure requests per second, bandwidth and latency.
 
 DEVICE is a mapped device, by its name or its node; a block device or file of
-this host, by a path that begins with / or a dot; or with --server a device of
-that server, which is then used by the client library in this process, without
-a daemon. Several devices have the same load at the same time.
+this host, by a path that begins with / or a dot; an export of any NBD server,
+as nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH; or with --server a
+device of that server, which is then used by the client library in this
+process, without a daemon. With --plugin it is a path that the storage plugin
+opens, which is then measured by itself. Several devices have the same load at
+the same time.
 
 Without --rw, --bs, --depth and --zipf the load is 4 KiB random reads with 1, 4,
 16 and 64 in flight and 1 MiB sequential reads with 8; with --write the same as
@@ -40,16 +47,26 @@ bytes to 64 KiB, some places far more popular than others, 129 in flight.
 
 Only with --write anything is written, and THEN WHAT WAS ON THE DEVICE IS LOST.
 
-Latencies are the upper ends of their buckets, at most a quarter too long. An
+Latencies are the upper ends of their buckets, at most a 32nd too long. An
 interrupt ends the measurement; what was measured is printed. --timeout is for
 opening devices, not for the load.
+
+With --orders the loads come from a file, or from standard input if it is "-",
+one a line: devices of the command line (none: all of them) and --rw, --bs,
+--depth, --zipf, --jobs, --time, --size, --requests, --fill and --verify. The
+results are a line of JSON each, with the number of the order's line; line 0
+comes when the devices are open. An "&" at the end of an order runs it
+beside those that follow. So a program can measure many loads without opening the
+devices again.
 
 Fields:
 ` + fieldHelp(report.Infos(benchFields)) + "\nUsual fields: " + strings.Join(benchUsual, ",") + "; for programs all.",
 		example: `  rnbd bench rnbd0
   rnbd bench rnbd0 --write --plot rnbd0.svg
   rnbd bench disk.img --server 192.0.2.1 --rw randread --bs 4K --depth 1,32 json
-  rnbd bench /dev/nvme0n1 --rw read --bs 1M --depth 8 --time 10s`,
+  rnbd bench /dev/nvme0n1 --rw read --bs 1M --depth 8 --time 10s
+  rnbd bench ./disk.img --plugin /usr/lib/rnbd/io-fileio --rw randread
+  rnbd bench rnbd0 rnbd1 --orders loads.txt`,
 	}
 }
 
@@ -59,6 +76,7 @@ func (o *benchOptions) run(c *call) error {
 	if err != nil {
 		return usageError{err}
 	}
+	selfstats.Start(slog.New(slog.DiscardHandler))
 	fields, err := benchColumns(c)
 	if err != nil {
 		return usageError{err}
@@ -73,14 +91,24 @@ func (o *benchOptions) run(c *call) error {
 		return err
 	}
 	defer targets.close()
+	if o.orders != "" {
+		if err := o.confirm(c, targets); err != nil {
+			return err
+		}
+		return o.follow(c, targets)
+	}
 	if err := o.prepare(targets, ws, size); err != nil {
 		return err
 	}
 	if err := o.confirm(c, targets); err != nil {
 		return err
 	}
+	if err := o.fillAll(c.cmd.Context(), targets); err != nil {
+		return err
+	}
 	r := newBenchRun(o, targets)
-	return errors.Join(o.measure(c, r, ws), o.show(c, r, fields))
+	p := newProgress(c.cmd.ErrOrStderr(), len(ws), o.time)
+	return errors.Join(o.measure(c.cmd.Context(), r, ws, p), o.show(c, r, fields))
 }
 
 // prepare checks that all workloads can run, and makes patterns.
@@ -100,6 +128,21 @@ func (o *benchOptions) prepare(targets *benchTargets, ws []load.Workload, size u
 			if err := t.Fits(w); err != nil {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+// fillAll writes every byte that the load may read, if that is wanted.
+func (o *benchOptions) fillAll(ctx context.Context, targets *benchTargets) error {
+	if !o.fill {
+		return nil
+	}
+	for _, t := range targets.list {
+		plain := t.Target
+		plain.Pattern = nil // the fill is not compared
+		if err := load.Fill(ctx, &plain); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -128,16 +171,14 @@ func (o *benchOptions) confirm(c *call, targets *benchTargets) error {
 }
 
 // measure runs the workloads, until one fails or the user has enough.
-func (o *benchOptions) measure(c *call, r *benchRun, ws []load.Workload) error {
-	ctx := c.cmd.Context()
-	p := newProgress(c.cmd.ErrOrStderr(), len(ws), o.time)
+func (o *benchOptions) measure(ctx context.Context, r *benchRun, ws []load.Workload, p *progress) error {
 	defer p.clear()
-	defer func() { r.loadAfter = loadAverage() }()
+	defer func() { r.loadAfter = machine.LoadAverage() }()
 	for i, w := range ws {
 		if ctx.Err() != nil {
 			break
 		}
-		result, err := load.Run(ctx, w, r.loads(), load.Options{Time: o.time, Progress: p.of(i, w.Name)})
+		result, err := load.Run(ctx, w, r.loads(), load.Options{Time: o.time, Requests: o.requests, Progress: p.of(i, w.Name)})
 		if err != nil {
 			return err
 		}

@@ -14,31 +14,51 @@ import (
 
 // benchOptions are the flags of bench.
 type benchOptions struct {
-	servers            []string
-	ioMode             string
-	kind, block, size  string
-	depths             []int
-	zipf               float64
-	jobs               int
-	time               time.Duration
-	write, yes, verify bool
-	plot               string
+	servers []string
+	ioMode  string
+	mpaCRC  bool
+	plugin  string
+	orders  string
+	write   bool
+	yes     bool
+	plot    string
+	loadOptions
+}
+
+// loadOptions are the flags of a load.
+type loadOptions struct {
+	kind, block, size string
+	depths            []int
+	zipf              float64
+	jobs              int
+	time              time.Duration
+	requests          uint64
+	fill, verify      bool
 }
 
 func (o *benchOptions) register(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.servers, "server", nil, "path to a server whose devices are measured: [SRC@]ADDRESS[:PORT][%FABRIC]; repeatable")
 	f.StringVar(&o.ioMode, "io-mode", "", "with --server: io plugin that opens the device: fileio, blockio (default the server's choice)")
+	f.BoolVar(&o.mpaCRC, "mpa-crc", true, "with --server: checksums on iWARP connections")
+	f.StringVar(&o.plugin, "plugin", "", "program of a storage plugin that opens the device, with no server before it")
+	f.StringVar(&o.orders, "orders", "", "FILE of loads, one a line, - for standard input; see above")
+	f.BoolVar(&o.write, "write", false, "write too: WHAT WAS ON THE DEVICE IS LOST")
+	f.BoolVarP(&o.yes, "yes", "y", false, "with --write: do not ask")
+	f.StringVar(&o.plot, "plot", "", "FILE.svg for curves over depth")
+	o.loadOptions.register(f)
+}
+
+func (o *loadOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.kind, "rw", "", "kind of load: "+load.KindNames()+" (default randread)")
 	f.StringVar(&o.block, "bs", "", "size of requests, as 4K")
 	f.IntSliceVar(&o.depths, "depth", nil, "requests in flight per job, as 1,4,16,64")
 	f.Float64Var(&o.zipf, "zipf", 0, "exponent of the popularity of random places, above 1 (default all alike)")
 	f.IntVar(&o.jobs, "jobs", 1, "queues per device, each with a part of it")
 	f.DurationVar(&o.time, "time", 2*time.Second, "how long each load runs")
+	f.Uint64Var(&o.requests, "requests", 0, "end after so many requests of each job, if --time is not over before (default no limit)")
 	f.StringVar(&o.size, "size", "", "use only so much of each device, from its start, as 1G")
-	f.BoolVar(&o.write, "write", false, "write too: WHAT WAS ON THE DEVICE IS LOST")
-	f.BoolVarP(&o.yes, "yes", "y", false, "with --write: do not ask")
+	f.BoolVar(&o.fill, "fill", false, "with --write: write all of it once before")
 	f.BoolVar(&o.verify, "verify", false, "with --write: write patterns, and compare all that is read")
-	f.StringVar(&o.plot, "plot", "", "FILE.svg for curves over depth")
 }
 
 // Bounds of one measurement.
@@ -70,6 +90,14 @@ func (o *benchOptions) plan(devices int) (ws []load.Workload, size uint64, err e
 		err = fmt.Errorf("--time %v is too short", o.time)
 	case o.verify && !o.write:
 		err = errors.New("--verify compares what it has written: it needs --write")
+	case o.fill && !o.write:
+		err = errors.New("--fill destroys what is on the device: it needs --write")
+	case o.plugin != "" && (len(o.servers) > 0 || devices > 1 || o.jobs > 1):
+		err = errors.New("--plugin measures one device with one job, without --server: a plugin has one queue then")
+	case o.orders != "" && o.plot != "":
+		err = errors.New("--plot is not for --orders: the results of orders are lines of JSON")
+	case o.orders == "-" && o.write && !o.yes:
+		err = errors.New("--orders from standard input leaves nobody to ask: --write needs --yes, too")
 	case o.ioMode != "" && len(o.servers) == 0:
 		err = errors.New("--io-mode is for --server: a mapped device is open already")
 	case o.plot != "" && filepath.Ext(o.plot) != ".svg":

@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
-	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/plot"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/machine"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plot"
 )
 
 // draw writes the curves over depth to a file.
@@ -33,22 +35,35 @@ func (r *benchRun) figure() plot.Figure {
 		}
 		x := float64(row.Depth)
 		c := color[name]
-		addPoint(&rates, plot.Line{Name: name, Color: c}, x, float64(row.latency.Count())/row.elapsed.Seconds())
-		addPoint(&times, plot.Line{Name: name, Color: c}, x, float64(row.latency.Quantile(0.5)))
-		addPoint(&times, plot.Line{Name: name + ", 99 %", Color: c, Dashed: true}, x, float64(row.latency.Quantile(0.99)))
+		addPoint(&rates, plot.Line{Name: name, Color: c}, row.ratePoint())
+		addPoint(&times, plot.Line{Name: name, Color: c}, plot.Point{X: x, Y: row.quantile(0.5), Low: row.quantile(0.25), High: row.quantile(0.75)})
+		addPoint(&times, plot.Line{Name: name + ", 99 %", Color: c, Dashed: true}, plot.Point{X: x, Y: row.quantile(0.99)})
 	}
 	return plot.Figure{Title: r.title(), Notes: r.notes(), X: "requests in flight, per job", Panels: []plot.Panel{rates, times}}
 }
 
+// quantile returns a quantile of the latency in nanoseconds.
+func (r benchRow) quantile(q float64) float64 { return float64(r.latency.Quantile(q)) }
+
+// ratePoint is the rate of the whole run, with the quartiles of its intervals.
+func (r benchRow) ratePoint() plot.Point {
+	p := plot.Point{X: float64(r.Depth), Y: float64(r.latency.Count()) / r.elapsed.Seconds()}
+	if n := len(r.rates); n > 3 {
+		sorted := slices.Sorted(slices.Values(r.rates))
+		p.Low, p.High = sorted[n/4], sorted[n-1-n/4]
+	}
+	return p
+}
+
 // addPoint gives the line of that name a point, in the order of workloads.
-func addPoint(p *plot.Panel, l plot.Line, x, y float64) {
+func addPoint(p *plot.Panel, l plot.Line, pt plot.Point) {
 	for i := range p.Lines {
 		if p.Lines[i].Name == l.Name {
-			p.Lines[i].Points = append(p.Lines[i].Points, plot.Point{X: x, Y: y})
+			p.Lines[i].Points = append(p.Lines[i].Points, pt)
 			return
 		}
 	}
-	l.Points = []plot.Point{{X: x, Y: y}}
+	l.Points = []plot.Point{pt}
 	p.Lines = append(p.Lines, l)
 }
 
@@ -75,7 +90,8 @@ func (r *benchRun) title() string {
 // notes returns the conditions of the measurement.
 func (r *benchRun) notes() []string {
 	return []string{
-		fmt.Sprintf("%s, %d cores, %s", cpuModel(), runtime.NumCPU(), kernelVersion()),
+		fmt.Sprintf("%s, %d cores, %s", machine.CPU(), runtime.NumCPU(), machine.Kernel()),
+		"bars: quartiles, of the rate in intervals of 200 ms and of the latency of requests",
 		fmt.Sprintf("load average %.2f before, %.2f after, rnbd %s, %s", r.loadBefore, r.loadAfter, versionString(), r.start.UTC().Format(time.DateOnly)),
 	}
 }

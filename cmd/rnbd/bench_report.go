@@ -10,6 +10,7 @@ import (
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/load"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/machine"
 )
 
 // benchRun is one measurement.
@@ -30,12 +31,14 @@ type benchRow struct {
 	run     *benchRun
 	op      string
 	elapsed time.Duration
+	cpu     time.Duration
 	bytes   uint64
 	latency latency.Snapshot
+	rates   []float64 // requests per second, in intervals of the run
 }
 
 func newBenchRun(o *benchOptions, targets *benchTargets) *benchRun {
-	return &benchRun{start: time.Now(), targets: targets.list, each: o.time, write: o.write, verify: o.verify, loadBefore: loadAverage()}
+	return &benchRun{start: time.Now(), targets: targets.list, each: o.time, write: o.write, verify: o.verify, loadBefore: machine.LoadAverage()}
 }
 
 func (r *benchRun) loads() (out []*load.Target) {
@@ -48,7 +51,9 @@ func (r *benchRun) loads() (out []*load.Target) {
 func (r *benchRun) add(result load.Result) {
 	for i, l := range result.Latency {
 		if l.Count() > 0 {
-			r.rows = append(r.rows, benchRow{result.Workload, r, load.OpOf(i).String(), result.Elapsed, result.Bytes[i], l})
+			r.rows = append(r.rows, benchRow{
+				Workload: result.Workload, run: r, op: load.OpOf(i).String(), elapsed: result.Elapsed, cpu: result.CPU,
+				bytes: result.Bytes[i], latency: l, rates: result.Rates[i]})
 		}
 	}
 }
@@ -64,8 +69,8 @@ func (r benchRow) sizes() string {
 	return report.Human(uint64(first)) + "-" + report.Human(uint64(last))
 }
 
-// benchFields: times are the upper ends of their buckets, at most a quarter
-// too long.
+// benchFields: quantiles are the upper ends of their buckets, at most a 32nd too
+// long.
 var benchFields = []report.Field[benchRow]{
 	report.F("workload", "Workload", "name of the load", func(r benchRow) any { return r.Name }),
 	report.F("op", "Op", "read or write", func(r benchRow) any { return r.op }),
@@ -74,8 +79,10 @@ var benchFields = []report.Field[benchRow]{
 	report.F("jobs", "Jobs", "queues per device", func(r benchRow) any { return uint64(r.Jobs) }),
 	report.F("device_count", "Devices", "number of devices", func(r benchRow) any { return uint64(len(r.run.targets)) }),
 	report.F("elapsed", "Time", "how long it ran", func(r benchRow) any { return short(r.elapsed) }),
+	report.F("cpu", "CPU", "CPU time of this process meanwhile, for all operations", func(r benchRow) any { return short(r.cpu) }),
 	report.F("requests", "Requests", "answered", func(r benchRow) any { return r.latency.Count() }),
 	report.F("iops", "IOPS", "requests per second", func(r benchRow) any { return r.perSecond(r.latency.Count()) }),
+	report.F("bytes", "Bytes", "read or written", func(r benchRow) any { return report.Limit(r.bytes) }),
 	report.F("bandwidth", "Bytes/s", "bytes per second", func(r benchRow) any { return report.Limit(r.perSecond(r.bytes)) }),
 	report.F("mean", "Mean", "average latency", func(r benchRow) any { return short(r.latency.Mean()) }),
 	benchQuantile("p50", "50 %", "half of the requests took no longer", 0.5),
@@ -94,9 +101,9 @@ func benchQuantile(name, header, doc string, q float64) report.Field[benchRow] {
 var benchRunFields = []report.Field[*benchRun]{
 	report.F("version", "rnbd", "version of this program", func(*benchRun) any { return versionString() }),
 	report.F("date", "Date", "when it began", func(r *benchRun) any { return r.start.UTC().Format(time.RFC3339) }),
-	report.F("cpu", "CPU", "model", func(*benchRun) any { return cpuModel() }),
+	report.F("cpu", "CPU", "model", func(*benchRun) any { return machine.CPU() }),
 	report.F("cores", "Cores", "number", func(*benchRun) any { return uint64(runtime.NumCPU()) }),
-	report.F("kernel", "Kernel", "version", func(*benchRun) any { return kernelVersion() }),
+	report.F("kernel", "Kernel", "version", func(*benchRun) any { return machine.Kernel() }),
 	report.F("load_before", "Load before", "average of a minute", func(r *benchRun) any { return r.loadBefore }),
 	report.F("load_after", "Load after", "average of a minute", func(r *benchRun) any { return r.loadAfter }),
 	report.F("time", "Time of each", "load, as asked for", func(r *benchRun) any { return r.each }),
@@ -144,15 +151,21 @@ func (r *benchRun) print(c *call, fields []report.Field[benchRow]) error {
 	if c.Format == "csv" {
 		return report.List(w, c.Options, report.Build("results", "result", append(fields, r.flat()...), r.rows))
 	}
+	t := r.table(fields)
+	if c.NoTree { // results only
+		return report.List(w, c.Options, t.Rows[0].Sub[1])
+	}
+	return report.Show(w, c.Options, t)
+}
+
+// table returns all that is known, with sub-tables of the devices and the results.
+func (r *benchRun) table(fields []report.Field[benchRow]) report.Table {
 	t := report.Build("benchmarks", "benchmark", benchRunFields, []*benchRun{r})
 	t.Rows[0].Sub = []report.Table{
 		report.Build("devices", "device", benchTargetFields, r.targets),
 		report.Build("results", "result", fields, r.rows),
 	}
-	if c.NoTree { // results only
-		return report.List(w, c.Options, t.Rows[0].Sub[1])
-	}
-	return report.Show(w, c.Options, t)
+	return t
 }
 
 // flat adds the fields that all results have in common to each of them.

@@ -24,7 +24,7 @@ func (o *benchOptions) openServer(ctx context.Context, c *call, b *benchTargets,
 	if err != nil {
 		return err
 	}
-	lib, err := newBenchClient(ctx, ws)
+	lib, err := newBenchClient(ctx, o.slots(ws), o.mpaCRC)
 	if err != nil {
 		return err
 	}
@@ -38,7 +38,7 @@ func (o *benchOptions) openServer(ctx context.Context, c *call, b *benchTargets,
 		mode = blk.ReadWrite
 	}
 	for i, name := range c.args {
-		d, err := lib.Map(ctx, client.MapRequest{Path: name, Paths: paths, Mode: mode, IOMode: o.ioMode, Frontend: client.FrontendNone, Slots: slotsOf(ws)})
+		d, err := lib.Map(ctx, client.MapRequest{Path: name, Paths: paths, Mode: mode, IOMode: o.ioMode, Frontend: client.FrontendNone, Slots: o.slots(ws)})
 		if errors.Is(err, syscall.EPERM) && o.write {
 			err = inUse(err) // one client may write
 		}
@@ -78,15 +78,15 @@ func serverPaths(ctx context.Context, servers []string) (paths []string, err err
 	return paths, nil
 }
 
-func newBenchClient(ctx context.Context, ws []load.Workload) (*client.Client, error) {
+func newBenchClient(ctx context.Context, slots int, mpaCRC bool) (*client.Client, error) {
 	l := logs.New(slog.DiscardHandler, slog.LevelError)
 	cfg := client.DefaultConfig()
 	cfg.DefaultFabric, cfg.PreferredFabric, cfg.Logs = defaultFabric, preferredFabric, l
-	for cfg.RingEntries < slotsOf(ws) {
+	for cfg.RingEntries < slots {
 		cfg.RingEntries *= 2
 	}
 	var err error
-	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: true, Timing: cfg.Timing, Logs: l}); err != nil {
+	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: mpaCRC, Timing: cfg.Timing, Logs: l}); err != nil {
 		return nil, err
 	}
 	if cfg.Hostname, err = os.Hostname(); err != nil {
@@ -102,6 +102,18 @@ func newBenchClient(ctx context.Context, ws []load.Workload) (*client.Client, er
 // smallestMaxIO is the smallest request limit of servers, in bytes; longer
 // requests go in parts.
 const smallestMaxIO = 64 << 10
+
+// orderSlots is the number of requests in flight, or of their parts, that orders
+// may have on a device.
+const orderSlots = 128
+
+// slots returns the number of requests in flight that a device needs room for.
+func (o *benchOptions) slots(ws []load.Workload) int {
+	if o.orders != "" {
+		return orderSlots
+	}
+	return slotsOf(ws)
+}
 
 // slotsOf is the number of requests in flight that the workloads need.
 func slotsOf(ws []load.Workload) (n int) {

@@ -55,9 +55,12 @@ func (o *benchOptions) open(c *call, ws []load.Workload) (b *benchTargets, err e
 	}
 	defer cancel()
 	b = &benchTargets{}
-	if len(o.servers) > 0 {
+	switch {
+	case len(o.servers) > 0:
 		err = o.openServer(ctx, c, b, ws)
-	} else {
+	case o.plugin != "":
+		err = o.openPlugin(ctx, c, b)
+	default:
 		err = o.openHere(ctx, c, b)
 	}
 	if err != nil {
@@ -118,6 +121,11 @@ func isLocalPath(name string) bool {
 // device. For nodes it asks the daemon, since that knows more about its own
 // nodes.
 func (o *benchOptions) openOne(ctx context.Context, b *benchTargets, ask func() (*inventory, error), name string) (*benchTarget, error) {
+	if strings.HasPrefix(name, "nbd://") || strings.HasPrefix(name, "nbd+unix://") {
+		t := &benchTarget{node: name}
+		t.Name = name
+		return t, t.openNBD(ctx, o.write)
+	}
 	if isLocalPath(name) && !strings.HasPrefix(name, "/dev/") {
 		return o.openFile(ctx, b, name, &benchTarget{})
 	}
@@ -150,12 +158,20 @@ func (o *benchOptions) openMapped(ctx context.Context, b *benchTargets, inv *inv
 	if d.node != "" {
 		return o.openFile(ctx, b, d.node, t)
 	}
-	e, err := nbd.Open(ctx, d.mapped.Endpoint)
+	return t, t.openNBD(ctx, o.write)
+}
+
+// openNBD opens the export of t's node.
+func (t *benchTarget) openNBD(ctx context.Context, write bool) error {
+	e, err := nbd.Open(ctx, t.node)
 	if err != nil {
-		return nil, err
+		return err
+	}
+	if write && e.Limits().ReadOnly {
+		return fmt.Errorf("the export is read-only: %w", syscall.EROFS)
 	}
 	t.Device, t.access = e, "NBD"
-	return t, nil
+	return nil
 }
 
 // mayUse returns an error if a mapped device cannot be measured.

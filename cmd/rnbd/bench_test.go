@@ -16,9 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/load"
-	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/plot"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/machine"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plot"
 )
 
 // benchFile is a file full of a byte, to measure.
@@ -95,6 +96,86 @@ func TestBenchVerifiesWhatItWrites(t *testing.T) {
 	}
 }
 
+// benchOrders runs bench on devices with orders, and returns the answers by line.
+func benchOrders(t *testing.T, orders string, devices ...string) map[int]benchAnswer {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "orders")
+	if err := os.WriteFile(file, []byte(orders), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := command(t, slices.Concat([]string{"bench", "--orders", file, "--write", "--yes"}, devices)...)
+	if err != nil {
+		t.Fatal(err, out)
+	}
+	answers := map[int]benchAnswer{}
+	for line := range strings.Lines(out) {
+		var a benchAnswer
+		if err := json.Unmarshal([]byte(line), &a); err != nil {
+			t.Fatalf("%v in\n%s", err, line)
+		}
+		answers[a.Line] = a
+	}
+	return answers
+}
+
+type benchAnswer struct {
+	Line  int
+	Error string
+	benchDocument
+}
+
+func TestBenchFollowsOrders(t *testing.T) {
+	a, b := benchFile(t, 1<<20), benchFile(t, 1<<20)
+	got := benchOrders(t, strings.Join([]string{
+		"--rw randread --depth 2,4 --requests 10 --time 1m",
+		"# a remark, then nothing", "",
+		b + " --rw randwrite --depth 4 --requests 50 --time 1m --size 64K &",
+		"--rw trim",
+		"/nonexistent --depth 1",
+		"--write",
+		a + " --rw randrw --verify --size 128K --depth 4 --time 20ms",
+	}, "\n"), a, b)
+	if zero := got[0]; len(zero.Devices) != 2 || zero.CPU == "" || len(zero.Results) != 0 {
+		t.Errorf("it begins with %+v", zero)
+	}
+	if r := got[1].Results; len(r) != 2 || r[0].Requests != 20 || r[1].Requests != 20 || !got[1].Complete {
+		t.Errorf("ten requests of each of two devices, twice, are %+v", got[1])
+	}
+	if r := got[4]; len(r.Results) != 1 || r.Results[0].Requests != 50 || len(r.Devices) != 1 || r.Devices[0].Name != b {
+		t.Errorf("fifty writes in the background are %+v", r)
+	}
+	for line, want := range map[int]string{5: "use one of read, write", 6: "none of the devices", 7: "unknown flag"} {
+		if !strings.Contains(got[line].Error, want) {
+			t.Errorf("line %d has the error %q, want %q", line, got[line].Error, want)
+		}
+	}
+	if r := got[8]; r.Error != "" || r.Verified == nil || *r.Verified == 0 {
+		t.Errorf("the order that verifies has %+v", r)
+	}
+	if len(got) != 7 {
+		t.Errorf("%d answers, want 7", len(got))
+	}
+}
+
+func TestBenchFillsADevice(t *testing.T) {
+	path := benchFile(t, 1<<20)
+	if got := benchOrders(t, "--fill --size 512K --rw randread --depth 1 --requests 1", path); got[1].Error != "" {
+		t.Fatal(got[1].Error)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < 512<<10; i += 4096 {
+		if strings.Trim(string(data[i:i+4096]), "x") == "" {
+			t.Fatalf("the block at %d was not written", i)
+		}
+	}
+	if strings.Trim(string(data[512<<10:]), "x") != "" {
+		t.Error("it wrote behind --size")
+	}
+}
+
 func TestEachLineOfCSVSaysWhereItIsFrom(t *testing.T) {
 	a, b := benchFile(t, 1<<20), benchFile(t, 1<<20)
 	out, err := command(t, "bench", a, b, "--time", "5ms", "--depth", "1", "iops,mean", "csv")
@@ -109,7 +190,7 @@ func TestEachLineOfCSVSaysWhereItIsFrom(t *testing.T) {
 	if lines[0][0] != "iops" || lines[0][1] != "mean" || slices.Contains(lines[0], "p99") {
 		t.Errorf("columns %v", lines[0])
 	}
-	if cell("cpu") != cpuModel() || cell("kernel") != kernelVersion() || cell("device_name") != a+" "+b || cell("device_size") != "1048576" {
+	if cell("cpu") != machine.CPU() || cell("kernel") != machine.Kernel() || cell("device_name") != a+" "+b || cell("device_size") != "1048576" {
 		t.Errorf("line %v", lines[1])
 	}
 }
@@ -134,6 +215,11 @@ func TestBenchRefuses(t *testing.T) {
 		{"times that are none", []string{path, "--time", "0s"}, exitUsage, "--time"},
 		{"more in flight than there is memory for", []string{path, "--depth", "4096", "--jobs", "64", "--bs", "1M"}, exitUsage, "256G are more than 4G"},
 		{"no jobs", []string{path, "--jobs", "0"}, exitUsage, "jobs"},
+		{"to fill what it must not write", []string{path, "--fill"}, exitUsage, "needs --write"},
+		{"plots of orders", []string{path, "--orders", "-", "--plot", "x.svg"}, exitUsage, "lines of JSON"},
+		{"several devices of one plugin", []string{path, path, "--plugin", "/bin/true"}, exitUsage, "one device"},
+		{"orders that are not there", []string{path, "--orders", "/nonexistent"}, exitNotFound, "no such file"},
+		{"plugins that are none", []string{path, "--plugin", "/bin/true"}, exitFailure, "--plugin /bin/true"},
 		{"devices that are too small", []string{path}, exitUsage, "too few for 1m-seqread-d8"},
 		{"more than there is", []string{path, "--size", "1G", "--depth", "1"}, exitUsage, "65536 bytes only"},
 		{"files that are not there", []string{"/nonexistent"}, exitNotFound, "no such file"},

@@ -24,6 +24,7 @@ import (
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/redact"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/machine"
 )
 
 // Bounds of a bundle.
@@ -97,7 +98,7 @@ func (b *bundle) miss(what string, err error) {
 // collect collects everything. It lists in missing.txt the parts that it cannot
 // collect.
 func (b *bundle) collect(ctx context.Context, cmd *cobra.Command) {
-	b.add("version.txt", []byte(fmt.Sprintf("rnbd %s\nkernel %s\ncpu %s\n", versionString(), kernelVersion(), cpuModel())))
+	b.add("version.txt", []byte(fmt.Sprintf("rnbd %s\nkernel %s\ncpu %s\n", versionString(), machine.Kernel(), machine.CPU())))
 	found, _ := checkDaemons(ctx, cmd)
 	var text bytes.Buffer
 	if err := report.List(&text, report.Options{Format: "json"}, report.Build("findings", "finding", findingFields, append(doctor.DefaultHost().Check(), found...))); err == nil {

@@ -98,7 +98,7 @@ func discover(ctx context.Context, servers []string, fabric, session string) (of
 			return offer, usageError{err}
 		}
 	}
-	lib, err := newBenchClient(ctx, nil)
+	lib, err := newBenchClient(ctx, 0, true)
 	if err != nil {
 		return offer, err
 	}

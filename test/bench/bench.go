@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/machine"
 )
 
 // settings of a run.
@@ -134,7 +136,7 @@ func (s *site) prepare(ctx context.Context, ph phase, r *results, out io.Writer)
 // round gives every target a turn at every workload that it has. The order
 // changes from round to round.
 func (s *site) round(ctx context.Context, n int, r *results) (round, error) {
-	this := round{LoadBefore: loadAverage()}
+	this := round{LoadBefore: machine.LoadAverage()}
 	_, stolen := busy()
 	start := time.Now()
 	for _, w := range s.plan.order {
@@ -150,7 +152,7 @@ func (s *site) round(ctx context.Context, n int, r *results) (round, error) {
 	}
 	_, stolenAfter := busy()
 	this.Seconds = time.Since(start).Seconds()
-	this.LoadAfter = loadAverage()
+	this.LoadAfter = machine.LoadAverage()
 	this.Stolen = (stolenAfter - stolen) / max(this.Seconds, 1e-9)
 	return this, nil
 }

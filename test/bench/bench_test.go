@@ -1,11 +1,11 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"encoding/xml"
-	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -18,12 +18,7 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// The test binary is the load generator too, as the program itself is.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "-worker" {
-		main()
-		return
-	}
 	code := m.Run()
 	lab.Cleanup()
 	os.Exit(code)
@@ -145,23 +140,6 @@ func alive(pid int) bool {
 	return true
 }
 
-func TestHistogram(t *testing.T) {
-	var h histogram
-	for i := range 1000 {
-		h.add(time.Duration(i+1) * time.Microsecond)
-	}
-	for q, want := range map[float64]float64{0.5: 500e3, 0.99: 990e3} {
-		if got := h.quantile(q); math.Abs(got/want-1) > 0.04 {
-			t.Errorf("quantile %g is %g ns, want about %g", q, got, want)
-		}
-	}
-	for _, d := range []time.Duration{0, 1, 31, 32, 63, 64, 65, 12345, time.Second, math.MaxInt64} {
-		if got := middle(bucket(d)); math.Abs(got-float64(d)) > 0.04*float64(d) {
-			t.Errorf("%d is counted as %g", d, got)
-		}
-	}
-}
-
 func TestRatioAboveOneIsBetter(t *testing.T) {
 	w := random(false, 1, 1)
 	fast := &sample{IOs: 2000, Bytes: 1, Elapsed: 1, Mean: 10, P50: 10, P99: 10, ClientCPU: 1, ServerCPU: 1}
@@ -239,6 +217,31 @@ func TestParseFio(t *testing.T) {
 	}
 }
 
+func TestAnswersOfOtherOrdersAreKept(t *testing.T) {
+	const out = `{"line":2,"results":[{"elapsed":500000000,"cpu":250000000,"requests":1000,"bytes":4096000,"mean":90000,"p50":80000,"p99":200000}]}
+{"line":3,"error":"no such device"}
+{"line":1,"results":[]}
+`
+	g := &generator{out: bufio.NewReader(strings.NewReader(out)), early: map[int]*figures{}}
+	if f, err := g.answer(1); err != nil || len(f.Results) != 0 {
+		t.Errorf("answer 1: %+v, %v", f, err)
+	}
+	f, err := g.answer(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := sample{IOs: 1000, Bytes: 4096000, Elapsed: 0.5, Mean: 90, P50: 80, P99: 200, ClientCPU: 0.25}
+	if s, err := f.sample(); err != nil || !reflect.DeepEqual(s, want) {
+		t.Errorf("sample %+v, %v", s, err)
+	}
+	if _, err := g.answer(3); err == nil || !strings.Contains(err.Error(), "no such device") {
+		t.Errorf("answer 3: %v", err)
+	}
+	if _, err := g.answer(4); err == nil {
+		t.Error("an answer that never comes has no error")
+	}
+}
+
 func TestParseIperf(t *testing.T) {
 	s, err := parseIperf([]byte(`{"end": {"sum_received": {"bytes": 3000000, "seconds": 1.5}}}`))
 	if got := bandwidth.of(s); err != nil || got != 2 {
@@ -259,26 +262,26 @@ func TestPlotIsASVGWithAPointForEachDepth(t *testing.T) {
 		}
 	}
 	p.Series = append(p.Series, series{qemuNBD, random(true, 1, 1).Name, []*sample{{IOs: 1, Elapsed: 1, Mean: 50}}})
-	plots := p.plots()
-	if len(plots) != 2 {
-		t.Fatalf("%d plots, want throughput and latency of writes", len(plots))
+	pictures := p.pictures()
+	if len(pictures) != 2 {
+		t.Fatalf("%d pictures, want throughput and latency of writes", len(pictures))
 	}
-	for _, pl := range plots {
-		text := pl.svg()
+	for i, pic := range pictures {
+		text := pic.SVG()
 		if err := xml.Unmarshal(text, new(struct{})); err != nil {
-			t.Errorf("%s: %v", pl.file, err)
+			t.Errorf("%s: %v", pic.file, err)
 		}
-		if n := bytes.Count(text, []byte("<circle")); n != 2*len(curve) || bytes.Contains(text, []byte("NaN")) || bytes.Contains(text, []byte("Inf")) {
-			t.Errorf("%s has %d points, want %d:\n%s", pl.file, n, 2*len(curve), text)
+		if n := bytes.Count(text, []byte(`<path class="bar`)); n != 2*len(curve) || bytes.Contains(text, []byte("NaN")) || bytes.Contains(text, []byte("Inf")) {
+			t.Errorf("%s has %d points with quartiles, want %d:\n%s", pic.file, n, 2*len(curve), text)
 		}
-		for _, want := range []string{"requests in flight, logarithmic scale", pl.unit + ", logarithmic scale", "quartile"} {
+		for _, want := range []string{"requests in flight, logarithmic scale", []string{"kIOPS", "us"}[i] + ", logarithmic scale", "quartile", direct, nbdkitMemory} {
 			if !bytes.Contains(text, []byte(want)) {
-				t.Errorf("%s does not say %q", pl.file, want)
+				t.Errorf("%s does not say %q", pic.file, want)
 			}
 		}
-		first := pl.lines[0].points[0]
-		if first.low >= first.value || first.value >= first.high {
-			t.Errorf("%s: quartiles %g and %g around %g", pl.file, first.low, first.high, first.value)
+		first := pic.Panels[0].Lines[0].Points[0]
+		if first.Low >= first.Y || first.Y >= first.High {
+			t.Errorf("%s: quartiles %g and %g around %g", pic.file, first.Low, first.High, first.Y)
 		}
 	}
 }

@@ -103,7 +103,8 @@ func (s *site) serve(st store, path string) error {
 	if err != nil {
 		return err
 	}
-	return s.addWorker(st.ours, workerConfig{kind: "rnbd", addrs: server.Addrs, device: filepath.Base(path), crc: true}, server.PID())
+	_, _, err = s.addOurs(st.ours, library(server.Addrs, true, filepath.Base(path)), s.Size, server.PID())
+	return err
 }
 
 func (s *site) alone(st store, path string) error {
@@ -111,7 +112,12 @@ func (s *site) alone(st store, path string) error {
 	if err != nil {
 		return err
 	}
-	return s.addWorker(st.ours, workerConfig{kind: "plugin", plugin: filepath.Join(bin, "io-"+st.plugin), device: path})
+	c := generatorConfig{devices: []string{path}, args: []string{"--plugin", filepath.Join(bin, "io-"+st.plugin)}}
+	_, t, err := s.addOurs(st.ours, c, s.Size)
+	if err == nil {
+		t.servers = children(t.generator)
+	}
+	return err
 }
 
 // addLocal adds fio on a file or device of this machine.

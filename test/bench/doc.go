@@ -4,10 +4,11 @@
 // Comparisons, their fairness and the treatment of noise are in docs/benchmarking.md. Files:
 // main.go (flags), claims.go (the rows and their targets), bench.go (phases and rounds),
 // workload.go and metric.go (loads and figures), ours.go, peers.go, paths.go, disks.go, idle.go
-// and isolation.go (targets), fio.go, iperf.go and worker.go (load generators), verify.go (the
-// same load with data that is checked), costs.go (counts per I/O), proc.go and machine.go (CPU
-// time, foreign load), report.go, markdown.go and plot.go (results).
+// and isolation.go (targets), generator.go, fio.go and iperf.go (load generators), fill.go
+// (contents), verify.go (the same load with data that is checked), costs.go (counts per I/O),
+// proc.go and machine.go (CPU time, foreign load), report.go, markdown.go and plot.go (results).
 //
-// The program starts itself again as a load generator (-worker), so that the
-// CPU time of the client library is that of a process.
+// The load on targets of ours is a process of `rnbd bench`, which takes orders: what
+// users measure with is what is compared here, and the CPU time of the client
+// library is that of a process.
 package main

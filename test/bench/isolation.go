@@ -128,18 +128,15 @@ func (s *site) crowd(plugin, engine string) (*crowd, error) {
 
 // addCrowdLibrary adds the devices by the library, with and without the hang.
 func (s *site) addCrowdLibrary(name string, c *crowd) error {
-	w, err := startWorker(s.exe, workerConfig{kind: "rnbd", addrs: c.server.Addrs, device: strings.Join(c.names, ","), crc: true})
+	g, t, err := s.addOurs(name, library(c.server.Addrs, true, c.names...), keyDeviceSize, c.server.PID())
 	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return err
 	}
-	s.stops = append(s.stops, w.stop)
-	if err := w.fill(); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	t := &target{name: name, servers: []int{c.server.PID()}, generator: w.pid(),
-		run:    func(_ context.Context, l workload, d time.Duration) (sample, error) { return w.run(l, d) },
-		verify: func(_ context.Context, l workload, d time.Duration) error { return w.verify(l, d) }}
-	s.addPair(t, c, func() error { return w.stick(stuckWrites) }, func() error { return w.stick(-1) })
+	var ended func() error
+	s.addHung(t, c, func() (err error) {
+		ended, err = g.stick(stuckWrites)
+		return err
+	}, func() error { return ended() })
 	return nil
 }
 
@@ -165,8 +162,9 @@ func (s *site) addCrowdFrontEnd(ctx context.Context, name string, c *crowd) erro
 			w.Jobs = 1 // of each name
 			return runFioJobs(ctx, jobs, keyDeviceSize, w, d)
 		}}
+	s.targets = append(s.targets, t)
 	var ended chan error
-	s.addPair(t, c, func() (err error) {
+	s.addHung(t, c, func() (err error) {
 		ended, err = stickExport(ctx, daemon.NBD, last)
 		return err
 	}, func() error { return <-ended })
@@ -198,9 +196,9 @@ func stickExport(ctx context.Context, addr, export string) (chan error, error) {
 	return ended, nil
 }
 
-// addPair adds t, and t while the disk hangs: stick starts the writes that hang,
-// unstick waits for their end.
-func (s *site) addPair(t *target, c *crowd, stick, unstick func() error) {
+// addHung adds t while the disk hangs: stick starts the writes that hang, unstick
+// waits for their end.
+func (s *site) addHung(t *target, c *crowd, stick, unstick func() error) {
 	hung := *t
 	hung.name += besideHung
 	hung.verify = nil
@@ -221,7 +219,7 @@ func (s *site) addPair(t *target, c *crowd, stick, unstick func() error) {
 		c.hung.Release()
 		return m, errors.Join(err, unstick())
 	}
-	s.targets = append(s.targets, t, &hung)
+	s.targets = append(s.targets, &hung)
 }
 
 // awaitHeld waits until a write hangs.

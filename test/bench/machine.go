@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"os"
 	"os/exec"
 	"runtime"
@@ -11,11 +9,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/machine"
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// machine is where the results come from.
-type machine struct {
+// platform is where the results come from.
+type platform struct {
 	CPU      string            `json:"cpu"`
 	Cores    int               `json:"cores"`
 	Kernel   string            `json:"kernel"`
@@ -24,27 +23,13 @@ type machine struct {
 	Versions map[string]string `json:"versions"`
 }
 
-func thisMachine() machine {
-	m := machine{CPU: cpuModel(), Cores: runtime.NumCPU(), Go: runtime.Version(), Versions: versions()}
-	var u unix.Utsname
-	if unix.Uname(&u) == nil {
-		m.Kernel = unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Machine[:])
-	}
+func thisPlatform() platform {
+	m := platform{CPU: machine.CPU(), Cores: runtime.NumCPU(), Kernel: machine.Kernel() + " " + runtime.GOARCH, Go: runtime.Version(), Versions: versions()}
 	var i unix.Sysinfo_t
 	if unix.Sysinfo(&i) == nil {
 		m.MemoryMB = uint64(i.Totalram) * uint64(i.Unit) >> 20
 	}
 	return m
-}
-
-func cpuModel() string {
-	b, _ := os.ReadFile("/proc/cpuinfo")
-	for s := bufio.NewScanner(bytes.NewReader(b)); s.Scan(); {
-		if k, v, ok := strings.Cut(s.Text(), ":"); ok && strings.TrimSpace(k) == "model name" {
-			return strings.TrimSpace(v)
-		}
-	}
-	return runtime.GOARCH
 }
 
 // versions asks every program that may take part.
@@ -63,17 +48,6 @@ func versions() map[string]string {
 	if out, err := exec.Command("git", "-C", lab.Root(), "describe", "--always", "--dirty").Output(); err == nil {
 		v["rnbd"] = strings.TrimSpace(string(out))
 	}
-	return v
-}
-
-// loadAverage of the last minute.
-func loadAverage() float64 {
-	b, _ := os.ReadFile("/proc/loadavg")
-	f := strings.Fields(string(b))
-	if len(f) == 0 {
-		return 0
-	}
-	v, _ := strconv.ParseFloat(f[0], 64)
 	return v
 }
 

@@ -21,7 +21,6 @@ type options struct {
 	settings
 	json, markdown string
 	dir            string
-	worker         workerConfig
 }
 
 // quick is the run that shows that everything works: its figures mean nothing.
@@ -29,7 +28,7 @@ var quick = settings{Rounds: 1, Cell: 200 * time.Millisecond, Size: 16 << 20, Fo
 
 func parse(args []string, out io.Writer) (options, error) {
 	var o options
-	var only, addrs string
+	var only string
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.SetOutput(out)
 	f.IntVar(&o.Rounds, "rounds", 7, "how often everybody has a turn; fewer than 7 say little")
@@ -42,17 +41,9 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.StringVar(&o.json, "json", "../bench-results.json", "where the results go; raw output of fio goes to a folder beside it")
 	f.StringVar(&o.markdown, "markdown", "", "where the tables go, besides standard output, with the plots beside them")
 	f.StringVar(&o.dir, "dir", "", "folder on the disk of the file targets (default: the system's temporary folder)")
-	f.StringVar(&o.worker.kind, "worker", "", "internal: run as a load generator of this kind")
-	f.StringVar(&addrs, "worker-addr", "", "internal")
-	f.StringVar(&o.worker.device, "worker-device", "", "internal")
-	f.StringVar(&o.worker.plugin, "worker-plugin", "", "internal")
-	f.IntVar(&o.worker.devices, "worker-devices", 0, "internal")
-	f.BoolVar(&o.worker.crc, "worker-crc", true, "internal")
-	f.StringVar(&o.worker.fabric, "worker-fabric", "", "internal")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
-	o.worker.addrs = strings.Split(addrs, ",")
 	if o.Quick {
 		o.settings = quick
 	}
@@ -82,12 +73,8 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if o.worker.kind != "" {
-		err = work(ctx, o.worker, os.Stdin, os.Stdout)
-	} else {
-		err = bench(ctx, o, os.Stdout)
-		lab.Cleanup()
-	}
+	err = bench(ctx, o, os.Stdout)
+	lab.Cleanup()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)

@@ -45,7 +45,7 @@ func (p *report) markdown() string {
 
 func (p *report) writeMachine(b *strings.Builder) {
 	m := p.Machine
-	fmt.Fprintf(b, "- %s: %s, %d cores, %d MB, Linux %s, %s\n", p.Time.Format("2006-01-02"), m.CPU, m.Cores, m.MemoryMB, m.Kernel, m.Go)
+	fmt.Fprintf(b, "- %s: %s, %d cores, %d MB, %s, %s\n", p.Time.Format("2006-01-02"), m.CPU, m.Cores, m.MemoryMB, m.Kernel, m.Go)
 	for _, name := range slices.Sorted(maps.Keys(m.Versions)) {
 		fmt.Fprintf(b, "- %s: %s\n", name, m.Versions[name])
 	}
@@ -77,13 +77,13 @@ func (p *report) score() (met, asked int) {
 	return met, asked
 }
 
-// writePlots shows the plots, if there are any.
+// writePlots shows the pictures, if there are any.
 func (p *report) writePlots(b *strings.Builder) {
-	for i, pl := range p.plots() {
+	for i, pic := range p.pictures() {
 		if i == 0 {
 			b.WriteString("\n## Over depth\n\n")
 		}
-		fmt.Fprintf(b, "![%s](%s)\n", pl.title, pl.file)
+		fmt.Fprintf(b, "![%s](%s)\n", pic.Title, pic.file)
 	}
 }
 

@@ -68,7 +68,8 @@ func (s *site) addLibrary(name string, crc bool) error {
 	if err != nil {
 		return err
 	}
-	return s.addWorker(name, workerConfig{kind: "rnbd", addrs: server.Addrs, device: "ram", crc: crc}, server.PID())
+	_, _, err = s.addOurs(name, library(server.Addrs, crc, "ram"), s.Size, server.PID())
+	return err
 }
 
 func (s *site) addFrontEnd(ctx context.Context, name string, crc bool) error {
@@ -109,8 +110,8 @@ func (s *site) addRoCE() error {
 	if err != nil {
 		return err
 	}
-	return s.addWorker(overRoCE, workerConfig{kind: "rnbd", fabric: "rocev2",
-		addrs: []string{roceClient + "@" + roceServer + ":1234%rocev2"}, device: "ram"}, server.PID())
+	_, _, err = s.addOurs(overRoCE, library([]string{roceClient + "@" + roceServer + ":1234%rocev2"}, true, "ram"), s.Size, server.PID())
+	return err
 }
 
 // keyDeviceSize is the size of each of the many devices of addKeys.
@@ -127,8 +128,8 @@ func (s *site) addKeys(context.Context) error {
 		if err != nil {
 			return err
 		}
-		c := workerConfig{kind: "rnbd", addrs: server.Addrs, device: "ram", devices: s.plan.devices(name), crc: true}
-		if err := s.addWorker(name, c, server.PID()); err != nil {
+		c := library(server.Addrs, true, numbered("ram", s.plan.devices(name))...)
+		if _, _, err := s.addOurs(name, c, keyDeviceSize, server.PID()); err != nil {
 			return err
 		}
 	}

@@ -91,7 +91,7 @@ func command(name string, args ...string) error {
 	return nil
 }
 
-// addLimited starts a server in one namespace and a worker in the other, with
+// addLimited starts a server in one namespace and `rnbd bench` in the other, with
 // n paths between them.
 func (s *site) addLimited(n int, server, client string) error {
 	if !s.wants(paths(n)) {
@@ -107,8 +107,10 @@ func (s *site) addLimited(n int, server, client string) error {
 	if err != nil {
 		return err
 	}
-	c := workerConfig{kind: "rnbd", addrs: addrs, device: "ram", crc: true, prefix: inside(client)}
-	return s.addWorker(paths(n), c, d.PID())
+	c := library(addrs, true, "ram")
+	c.prefix = inside(client)
+	_, _, err = s.addOurs(paths(n), c, s.Size, d.PID())
+	return err
 }
 
 // inside runs a program in a network namespace.

@@ -82,7 +82,8 @@ func (s *site) addNbdkit(ctx context.Context) error {
 		s.addFio(nbdkitMemory, nbdEngine("nbd://"+addr+"/"), mem.pid())
 	}
 	if s.wants(goClient) {
-		s.try(goClient, s.addWorker(goClient, workerConfig{kind: "nbd", addrs: []string{addr}}, mem.pid()))
+		_, _, err := s.addGenerator(goClient, generatorConfig{devices: []string{"nbd://" + addr + "/"}}, mem.pid())
+		s.try(goClient, err)
 	}
 	if s.wants(nbdkitProxy) {
 		s.try(nbdkitProxy, s.addNbdkitProxy(ctx, addr, mem.pid()))

@@ -42,7 +42,7 @@ type series struct {
 // report is everything that a run has to tell.
 type report struct {
 	Time     time.Time `json:"time"`
-	Machine  machine   `json:"machine"`
+	Machine  platform  `json:"machine"`
 	Settings settings  `json:"settings"`
 	Defaults string    `json:"defaults"`
 	Rounds   []round   `json:"rounds"`
@@ -59,7 +59,7 @@ type report struct {
 const defaults = "product defaults: MPA CRC on, always-invalidate on, 2 pumps in a client, in a server 1 for every 2 CPUs and 2 at most, spinning 100 us; \"CRC off\" is --mpa-crc=false on both ends"
 
 func newReport(c settings, p *plan, r *results) *report {
-	rep := &report{Time: time.Now().UTC(), Machine: thisMachine(), Settings: c, Defaults: defaults, Rounds: r.rounds,
+	rep := &report{Time: time.Now().UTC(), Machine: thisPlatform(), Settings: c, Defaults: defaults, Rounds: r.rounds,
 		LeftOut: r.skipped, Errors: r.errors, Verified: r.verified, Budgets: r.budgets}
 	for _, n := range r.rounds {
 		rep.Runs += n.Runs
@@ -181,8 +181,8 @@ func publish(p *report, o options, out io.Writer) error {
 	if err := os.WriteFile(o.markdown, []byte(text), 0o644); err != nil {
 		return fmt.Errorf("tables: %w", err)
 	}
-	for _, pl := range p.plots() {
-		if err := os.WriteFile(filepath.Join(dir, pl.file), pl.svg(), 0o644); err != nil {
+	for _, pic := range p.pictures() {
+		if err := os.WriteFile(filepath.Join(dir, pic.file), pic.SVG(), 0o644); err != nil {
 			return fmt.Errorf("plot: %w", err)
 		}
 	}

@@ -21,7 +21,7 @@ type target struct {
 	cached string
 
 	// Of ours only.
-	generator int // process of a worker; 0: another program makes the load
+	generator int // process of `rnbd bench`; 0: another program makes the load
 	// verify writes and reads back as w would, and compares every byte; nil
 	// for peers.
 	verify func(context.Context, workload, time.Duration) error
@@ -31,7 +31,6 @@ type target struct {
 type site struct {
 	settings
 	plan    *plan
-	exe     string // this program
 	dir     string // on a disk
 	ram     string // on a tmpfs
 	raw     string // for raw output; empty: it is not kept
@@ -49,9 +48,6 @@ func openSite(work, raw string, c settings, p *plan) (s *site, err error) {
 			s.close()
 		}
 	}()
-	if s.exe, err = os.Executable(); err != nil {
-		return s, err
-	}
 	if s.dir, err = s.folder(work); err != nil {
 		return s, err
 	}
@@ -117,27 +113,33 @@ func (s *site) addFio(name string, engine []string, servers ...int) *target {
 	return t
 }
 
-// addWorker adds a target that a worker reaches.
-func (s *site) addWorker(name string, c workerConfig, servers ...int) error {
-	w, err := startWorker(s.exe, c, lab.MetricsEnv(s.metrics()))
+// addGenerator adds a target that `rnbd bench` reaches: its first device, or as many
+// of them as the workload says.
+func (s *site) addGenerator(name string, c generatorConfig, servers ...int) (*generator, *target, error) {
+	g, err := startGenerator(c, lab.MetricsEnv(s.metrics()))
 	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return nil, nil, fmt.Errorf("%s: %w", name, err)
 	}
-	s.stops = append(s.stops, w.stop)
+	s.stops = append(s.stops, g.stop)
 	t := &target{name: name, servers: servers,
-		run: func(_ context.Context, l workload, d time.Duration) (sample, error) { return w.run(l, d) }}
-	if c.kind == "plugin" {
-		t.servers = children(w.pid())
-	}
-	if c.kind != "nbd" {
-		if err := w.fill(); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		t.generator = w.pid()
-		t.verify = func(_ context.Context, l workload, d time.Duration) error { return w.verify(l, d) }
-	}
+		run: func(_ context.Context, w workload, d time.Duration) (sample, error) { return g.run(w, d) }}
 	s.targets = append(s.targets, t)
-	return nil
+	return g, t, nil
+}
+
+// addOurs is addGenerator for targets of ours, with devices of size bytes: they are
+// filled, counted and verified.
+func (s *site) addOurs(name string, c generatorConfig, size int64, servers ...int) (*generator, *target, error) {
+	g, t, err := s.addGenerator(name, c, servers...)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := g.fill(); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", name, err)
+	}
+	t.generator = g.pid()
+	t.verify = func(_ context.Context, w workload, d time.Duration) error { return g.verify(w, size, d) }
+	return g, t, nil
 }
 
 // metrics is where processes of ours write theirs.

@@ -117,6 +117,77 @@ func TestBenchWritesThroughTheFrontEnd(t *testing.T) {
 	}
 }
 
+func TestBenchOfAnExportNeedsNoDaemonOfOurs(t *testing.T) {
+	l := lab.New(t)
+	s := l.Server(lab.ServerOptions{SearchPath: l.Image("a.img", 16<<20), Plugins: []string{"fileio"}})
+	c := l.Client(lab.ClientOptions{})
+	d := l.Map(c, "a.img", s)
+	r := rnbdAt(t, filepath.Join(t.TempDir(), "none.sock"), "bench", c.URI(d.Name), "--rw", "randrw", "--depth", "8", "--time", "300ms", "--size", "4M",
+		"--fill", "--write", "--yes", "json")
+	b := parseBench(t, r, "4k-randrw-d8 read", "4k-randrw-d8 write")
+	if len(b.Devices) != 1 || b.Devices[0].Name != c.URI(d.Name) || b.Devices[0].Access != "NBD" || b.Devices[0].Size != 4<<20 {
+		t.Errorf("devices %+v", b.Devices)
+	}
+	if r := rnbdAt(t, s.Socket, "bench", c.URI("nothing")); r.code == 0 || !strings.Contains(r.err, "nothing") {
+		t.Errorf("an export that is not there: exit code %d, %s", r.code, r.err)
+	}
+}
+
+func TestBenchOfAPluginAlone(t *testing.T) {
+	bin, err := lab.Bin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "disk.img")
+	if err := os.WriteFile(path, make([]byte, 16<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"bench", path, "--plugin", filepath.Join(bin, "io-fileio"), "--depth", "8", "--time", "300ms", "json"}
+	none := filepath.Join(t.TempDir(), "none.sock")
+	b := parseBench(t, rnbdAt(t, none, append(args, "--rw", "randrw", "--size", "8M", "--write", "--yes", "--verify")...), "4k-randrw-d8 read", "4k-randrw-d8 write")
+	if b.Verified == 0 || b.Devices[0].Access != "plugin alone" || b.Devices[0].Plugin != "io-fileio" {
+		t.Errorf("it is %+v", b)
+	}
+	parseBench(t, rnbdAt(t, none, append(args, "--rw", "read", "--bs", "1M")...), "1m-seqread-d8 read") // in parts
+}
+
+// A plugin that dies takes the measurement with it, not the command.
+func TestBenchOfAPluginThatDies(t *testing.T) {
+	bin, err := lab.Bin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "disk.img")
+	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(filepath.Join(bin, "rnbd"), "bench", path, "--plugin", filepath.Join(bin, "io-fileio"), "--depth", "8", "--time", "1m")
+	var errs strings.Builder
+	cmd.Stderr = &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	var plugin int
+	sdktest.Eventually(t, "the plugin runs", func() bool {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid))
+		all, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", cmd.Process.Pid))
+		for _, f := range all {
+			more, _ := os.ReadFile(f)
+			b = append(b, more...)
+		}
+		_, err := fmt.Sscan(string(b), &plugin)
+		return err == nil
+	})
+	time.Sleep(200 * time.Millisecond) // for the load to run, usually
+	if err := syscall.Kill(plugin, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() < 1 || strings.Contains(errs.String(), "panic") {
+		t.Errorf("it ended with %v: %s", err, errs.String())
+	}
+}
+
 func TestBenchDoesNotWriteToWhatOthersUse(t *testing.T) {
 	l := lab.New(t)
 	dir := l.Image("a.img", 4<<20)

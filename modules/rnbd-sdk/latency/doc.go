@@ -6,6 +6,6 @@
 // Snapshots can be added and have quantiles. In Ops, the first request of an
 // operation allocates its histogram.
 //
-// A bucket is a quarter of a power of two: a value is known to within 25 %
-// of itself, from a nanosecond to 2^37 ns (137 s).
+// A bucket of Histogram is a quarter of a power of two: a value is known to within
+// 25 % of itself, from a nanosecond to 2^37 ns (137 s). A bucket of Fine is a 32nd.
 package latency

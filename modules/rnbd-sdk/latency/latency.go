@@ -10,18 +10,24 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
+// scale is how fine buckets are: a power of two has 1<<scale of them. Below
+// 1<<scale each value has a bucket; then come those of the powers of two, then
+// one for the rest.
+type scale int
+
 const (
-	subBits = 2  // a power of two has 1<<subBits buckets
-	topBits = 37 // values of that many bits and less have a bucket of their own kind
-	// Below 1<<subBits each value has a bucket; then come those of the powers
-	// of two, then one for the rest.
-	buckets = (topBits-subBits+1)<<subBits + 1
+	coarse scale = 2
+	fine   scale = 5
+
+	topBits       = 37 // values of that many bits and less have a bucket of their own kind
+	coarseBuckets = int((topBits-coarse+1)<<coarse + 1)
+	fineBuckets   = int((topBits-fine+1)<<fine + 1)
 )
 
 // Histogram counts durations. The zero value is empty.
 type Histogram struct {
 	sum    atomic.Uint64 // ns
-	counts [buckets]atomic.Uint64
+	counts [coarseBuckets]atomic.Uint64
 }
 
 // Record counts a duration in nanoseconds; one below zero is counted as zero.
@@ -31,40 +37,61 @@ func (h *Histogram) Record(ns int64) {
 	if v > 0 { // a store costs more than a look
 		h.sum.Store(h.sum.Load() + v)
 	}
-	c := &h.counts[bucketOf(v)]
+	c := &h.counts[coarse.bucketOf(v, coarseBuckets)]
 	c.Store(c.Load() + 1)
 }
 
-// bucketOf finds the bucket of v: by its highest bit, and the subBits below.
-func bucketOf(v uint64) int {
-	if v < 1<<subBits {
-		return int(v)
-	}
-	shift := bits.Len64(v) - 1 - subBits
-	return min(shift<<subBits+int(v>>shift), buckets-1)
+// Fine is a Histogram with eight times as many buckets, and as much more memory:
+// for measurements. The zero value is empty.
+type Fine struct {
+	sum    atomic.Uint64 // ns
+	counts [fineBuckets]atomic.Uint64
 }
 
-// upperOf is the first value above bucket i.
-func upperOf(i int) uint64 {
+// Record is that of Histogram.
+func (f *Fine) Record(ns int64) {
+	v := uint64(max(ns, 0))
+	f.sum.Store(f.sum.Load() + v)
+	c := &f.counts[fine.bucketOf(v, fineBuckets)]
+	c.Store(c.Load() + 1)
+}
+
+// bucketOf finds the bucket of v among n: by its highest bit, and the bits of
+// the scale below.
+func (s scale) bucketOf(v uint64, n int) int {
+	if v < 1<<s {
+		return int(v)
+	}
+	shift := bits.Len64(v) - 1 - int(s)
+	return min(shift<<s+int(v>>shift), n-1)
+}
+
+// upperOf is the first value above bucket i of n.
+func (s scale) upperOf(i, n int) uint64 {
 	switch {
-	case i < 1<<subBits:
+	case i < 1<<s:
 		return uint64(i) + 1
-	case i >= buckets-1:
+	case i >= n-1:
 		return math.MaxUint64
 	}
-	shift := i>>subBits - 1
-	return uint64(i&(1<<subBits-1)+1<<subBits+1) << shift
+	shift := i>>s - 1
+	return uint64(i&(1<<s-1)+1<<s+1) << shift
 }
 
 // Snapshot returns the counts so far.
-func (h *Histogram) Snapshot() Snapshot {
-	s := Snapshot{Sum: h.sum.Load()}
-	for i := range h.counts {
-		if n := h.counts[i].Load(); n > 0 {
-			s.Buckets = append(s.Buckets, Bucket{Upper: upperOf(i), Count: n})
+func (h *Histogram) Snapshot() Snapshot { return coarse.snapshot(&h.sum, h.counts[:]) }
+
+// Snapshot returns the counts so far.
+func (f *Fine) Snapshot() Snapshot { return fine.snapshot(&f.sum, f.counts[:]) }
+
+func (s scale) snapshot(sum *atomic.Uint64, counts []atomic.Uint64) Snapshot {
+	out := Snapshot{Sum: sum.Load()}
+	for i := range counts {
+		if n := counts[i].Load(); n > 0 {
+			out.Buckets = append(out.Buckets, Bucket{Upper: s.upperOf(i, len(counts)), Count: n})
 		}
 	}
-	return s
+	return out
 }
 
 // Snapshot is a histogram at rest.

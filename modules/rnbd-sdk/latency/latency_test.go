@@ -13,37 +13,55 @@ import (
 )
 
 func TestBucketsCoverAllValuesInOrder(t *testing.T) {
-	last := uint64(0) // first value of the bucket
-	for i := range buckets {
-		if got := bucketOf(last); got != i {
-			t.Fatalf("%d is in bucket %d, want %d", last, got, i)
+	for s, n := range map[scale]int{coarse: coarseBuckets, fine: fineBuckets} {
+		last := uint64(0) // first value of the bucket
+		for i := range n {
+			if got := s.bucketOf(last, n); got != i {
+				t.Fatalf("scale %d: %d is in bucket %d, want %d", s, last, got, i)
+			}
+			upper := s.upperOf(i, n)
+			if upper <= last {
+				t.Fatalf("scale %d: bucket %d ends at %d, begins at %d", s, i, upper, last)
+			}
+			if got := s.bucketOf(upper-1, n); got != i {
+				t.Fatalf("scale %d: %d is in bucket %d, want %d", s, upper-1, got, i)
+			}
+			last = upper
 		}
-		upper := upperOf(i)
-		if upper <= last {
-			t.Fatalf("bucket %d ends at %d, begins at %d", i, upper, last)
+		if last != math.MaxUint64 {
+			t.Errorf("scale %d: the last bucket ends at %d", s, last)
 		}
-		if got := bucketOf(upper - 1); got != i {
-			t.Fatalf("%d is in bucket %d, want %d", upper-1, got, i)
+		if limit := s.upperOf(n-2, n); limit < 100e9 {
+			t.Errorf("scale %d: the last bucket with a limit ends at %v", s, time.Duration(limit))
 		}
-		last = upper
-	}
-	if last != math.MaxUint64 {
-		t.Errorf("the last bucket ends at %d", last)
-	}
-	if limit := upperOf(buckets - 2); limit < 100e9 {
-		t.Errorf("the last bucket with a limit ends at %v", time.Duration(limit))
 	}
 }
 
-func TestABucketIsAQuarterOfItsValue(t *testing.T) {
+func TestABucketIsAQuarterOfItsValueOrA32nd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v := rapid.Uint64Range(0, 100e9).Draw(t, "ns")
-		i := bucketOf(v)
-		upper := upperOf(i)
-		if v >= upper || upper-v > max(v/4, 1) {
-			t.Fatalf("%d is in a bucket that ends at %d", v, upper)
+		for s, n := range map[scale]int{coarse: coarseBuckets, fine: fineBuckets} {
+			if upper := s.upperOf(s.bucketOf(v, n), n); v >= upper || upper-v > max(v>>s, 1) {
+				t.Fatalf("scale %d: %d is in a bucket that ends at %d", s, v, upper)
+			}
 		}
 	})
+}
+
+func TestFineQuantiles(t *testing.T) {
+	var f Fine
+	for i := range int64(1000) {
+		f.Record((i + 1) * 1000)
+	}
+	s := f.Snapshot()
+	for q, want := range map[float64]time.Duration{0.5: 500e3, 0.99: 990e3} {
+		if got := s.Quantile(q); got < want || got > want+want/32 {
+			t.Errorf("quantile %g is %v, want %v or a 32nd more", q, got, want)
+		}
+	}
+	if s.Count() != 1000 || s.Mean() != 500500 {
+		t.Errorf("%d values, mean %v", s.Count(), s.Mean())
+	}
 }
 
 // Quantiles are those of the values themselves, up to the width of a bucket;

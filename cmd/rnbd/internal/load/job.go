@@ -20,7 +20,9 @@ type job struct {
 	stop    *atomic.Bool
 	opened  func()          // called when open has returned
 	begin   <-chan struct{} // closed when all jobs have opened
-	latency latency.Ops
+	most    uint64          // I/Os that it makes; 0: any number
+	made    uint64
+	latency [2]latency.Fine  // by latency.IndexOf
 	bytes   [2]atomic.Uint64 // by latency.IndexOf; the owner writes
 
 	chooser  *chooser
@@ -55,7 +57,9 @@ func (j *job) run(ctx context.Context) error {
 	<-j.begin
 	now := latency.Now()
 	for i := range j.ios {
-		j.submit(i, now)
+		if !j.spent() {
+			j.submit(i, now)
+		}
 	}
 	for j.inFlight > 0 {
 		n := j.queue.Wait(j.done[:])
@@ -100,6 +104,9 @@ func noise(b []byte) {
 	rand.NewChaCha8(key).Read(b)
 }
 
+// spent reports whether the job has made all its I/Os.
+func (j *job) spent() bool { return j.most > 0 && j.made >= j.most }
+
 // submit starts I/O i.
 func (j *job) submit(i int, now int64) {
 	o := &j.ios[i]
@@ -116,6 +123,7 @@ func (j *job) submit(i int, now int64) {
 		o.left++
 	}
 	j.inFlight++
+	j.made++
 }
 
 // overlaps reports whether another I/O in flight overlaps I/O i: their order
@@ -145,11 +153,11 @@ func (j *job) complete(d Done, now int64) {
 	}
 	j.inFlight--
 	if j.err == nil {
-		j.latency.Record(o.op, now-o.start)
-		bytes := &j.bytes[latency.IndexOf(o.op)]
-		bytes.Store(bytes.Load() + uint64(o.len))
+		op := latency.IndexOf(o.op)
+		j.latency[op].Record(now - o.start)
+		j.bytes[op].Store(j.bytes[op].Load() + uint64(o.len))
 	}
-	if !j.stop.Load() {
+	if !j.stop.Load() && !j.spent() {
 		j.submit(i, now)
 	}
 }

@@ -2,12 +2,15 @@ package load
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
@@ -61,8 +64,10 @@ func (t *Target) Fits(w Workload) error {
 type Result struct {
 	Workload Workload
 	Elapsed  time.Duration
+	CPU      time.Duration // of this process meanwhile
 	Latency  [2]latency.Snapshot
 	Bytes    [2]uint64
+	Rates    [2][]float64 // requests per second, in each interval of 200 ms that was whole
 }
 
 // Requests is their number.
@@ -74,10 +79,12 @@ func OpOf(i int) blk.Op { return latency.OpAt(i) }
 // Options bound the time of a run and name the receiver of its progress.
 type Options struct {
 	Time     time.Duration
+	Requests uint64                                       // of each job; 0: any number
 	Progress func(requests uint64, elapsed time.Duration) // nil: not reported
 }
 
-const progressEvery = 200 * time.Millisecond
+// interval is the time between two looks at a run's counters.
+const interval = 200 * time.Millisecond
 
 // Run makes the load of w on all targets at the same time. When ctx ends, Run
 // ends with its result so far: that is no error.
@@ -89,7 +96,7 @@ func Run(ctx context.Context, w Workload, targets []*Target, o Options) (Result,
 	for _, t := range targets {
 		for i := range w.Jobs {
 			opened.Add(1)
-			jobs = append(jobs, &job{target: t, w: &w, number: i, stop: &stop, opened: opened.Done, begin: begin})
+			jobs = append(jobs, &job{target: t, w: &w, number: i, most: o.Requests, stop: &stop, opened: opened.Done, begin: begin})
 		}
 	}
 	errs := make([]error, len(jobs))
@@ -100,13 +107,13 @@ func Run(ctx context.Context, w Workload, targets []*Target, o Options) (Result,
 	ended := make(chan struct{})
 	go func() { wg.Wait(); close(ended) }()
 	opened.Wait()
-	start := time.Now()
+	start, cpu := time.Now(), cpuTime()
 	close(begin)
-	watch(ctx, ended, start, jobs, o)
+	rates := watch(ctx, ended, start, jobs, o)
 	stop.Store(true)
 	<-ended
 	r := sum(w, jobs)
-	r.Elapsed = time.Since(start)
+	r.Elapsed, r.CPU, r.Rates = time.Since(start), cpuTime()-cpu, rates
 	for _, err := range errs {
 		if err != nil {
 			return r, fmt.Errorf("%s: %w", w.Name, err)
@@ -125,24 +132,40 @@ func (j *job) guard(ctx context.Context) error {
 	return fmt.Errorf("%s: %w", j.target.Name, err)
 }
 
-// watch returns when the time is over, ctx has ended or all jobs have.
-func watch(ctx context.Context, ended <-chan struct{}, start time.Time, jobs []*job, o Options) {
+// cpuTime returns the CPU time of this process.
+func cpuTime() time.Duration {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// watch returns when the time is over, ctx has ended or all jobs have. It returns
+// the rates of the intervals.
+func watch(ctx context.Context, ended <-chan struct{}, start time.Time, jobs []*job, o Options) (rates [2][]float64) {
 	over := time.NewTimer(o.Time)
 	defer over.Stop()
-	tick := time.NewTicker(progressEvery)
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
+	var before Result
 	for {
 		select {
 		case <-over.C:
-			return
+			return rates
 		case <-ctx.Done():
-			return
+			return rates
 		case <-ended:
-			return
+			return rates
 		case <-tick.C:
-			if o.Progress != nil {
-				r := sum(Workload{}, jobs)
-				o.Progress(r.Requests(), time.Since(start))
+			now := sum(Workload{}, jobs)
+			now.Elapsed = time.Since(start)
+			for i := range rates {
+				n := now.Latency[i].Count() - before.Latency[i].Count()
+				rates[i] = append(rates[i], float64(n)/(now.Elapsed-before.Elapsed).Seconds())
+			}
+			if before = now; o.Progress != nil {
+				o.Progress(now.Requests(), now.Elapsed)
 			}
 		}
 	}
@@ -159,36 +182,50 @@ func sum(w Workload, jobs []*job) Result {
 	return r
 }
 
-// readBackBlock is the size of the requests of ReadBack.
-const readBackBlock = 64 << 10
+// sweepBlock is the size of the requests of Fill and ReadBack.
+const sweepBlock = 64 << 10
+
+// Fill writes every byte of t once, in sequence.
+func Fill(ctx context.Context, t *Target) error {
+	_, err := t.sweep(ctx, blk.Write, func(uint64, uint64) bool { return true })
+	if err != nil {
+		return fmt.Errorf("fill %s: %w", t.Name, err)
+	}
+	return nil
+}
 
 // ReadBack reads everything that t's pattern was written to, compares it, and
 // returns how many bytes that were.
 func ReadBack(ctx context.Context, t *Target) (bytes uint64, err error) {
+	bytes, err = t.sweep(ctx, blk.Read, t.Pattern.written)
+	if err != nil {
+		return bytes, fmt.Errorf("read back %s: %w", t.Name, err)
+	}
+	return bytes, nil
+}
+
+// sweep makes requests in sequence for all blocks that are wanted, one at a time.
+func (t *Target) sweep(ctx context.Context, op blk.Op, wanted func(off, n uint64) bool) (bytes uint64, err error) {
 	runtime.LockOSThread() // as queues demand
 	defer runtime.UnlockOSThread()
 	size := t.region().size
-	w := Workload{Name: "read back", Reads: 100, Blocks: []Block{{readBackBlock, 1}}, Depth: 1, Jobs: 1}
+	w := Workload{Name: "sweep", Blocks: []Block{{sweepBlock, 1}}, Depth: 1, Jobs: 1}
 	j := &job{target: t, w: &w, stop: new(atomic.Bool)}
 	j.stop.Store(true) // no I/O follows another by itself
 	if err := j.open(ctx); err != nil {
-		return 0, fmt.Errorf("read back %s: %w", t.Name, err)
+		return 0, err
 	}
-	defer func() {
-		if cerr := j.queue.Close(); err == nil && cerr != nil {
-			err = cerr
-		}
-	}()
+	defer func() { err = errors.Join(err, j.queue.Close()) }()
 	for off := uint64(0); off < size && ctx.Err() == nil; off += uint64(j.slotSize) {
 		n := min(uint64(j.slotSize), size-off)
-		if !t.Pattern.written(off, n) {
+		if !wanted(off, n) {
 			continue
 		}
-		j.ios[0] = io{op: blk.Read, off: off, len: int(n)}
-		j.queue.Submit(Request{Op: blk.Read, Off: off, Len: int(n)})
+		j.ios[0] = io{op: op, off: off, len: int(n)}
+		j.queue.Submit(Request{Op: op, Off: off, Len: int(n)})
 		j.queue.Wait(j.done[:1])
 		if err := j.judge(&j.ios[0], j.done[0]); err != nil {
-			return bytes, fmt.Errorf("read back %s: %w", t.Name, err)
+			return bytes, err
 		}
 		bytes += n
 	}

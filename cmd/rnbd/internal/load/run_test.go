@@ -325,3 +325,48 @@ func TestWhatIsNoDeviceIsRefused(t *testing.T) {
 		}
 	}
 }
+
+func TestAJobMakesAsManyRequestsAsItMay(t *testing.T) {
+	for _, most := range []uint64{1, 3, 100} { // fewer than in flight, too
+		d := newRAM(1 << 20)
+		r, err := Run(t.Context(), workload(100, 4096, 4, 2), []*Target{{Device: d}}, Options{Time: time.Minute, Requests: most})
+		if err != nil || r.Requests() != 2*most {
+			t.Errorf("%d requests of two jobs, want %d each: %v", r.Requests(), most, err)
+		}
+	}
+}
+
+func TestARunHasRatesOfItsIntervals(t *testing.T) {
+	d := newRAM(1 << 20)
+	r, err := Run(t.Context(), workload(100, 4096, 4, 1), []*Target{{Device: d}}, Options{Time: 3*interval + interval/2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(r.Rates[0]); n < 1 || n > 3 || r.Rates[0][0] <= 0 || r.Rates[1][0] != 0 {
+		t.Errorf("rates %v", r.Rates)
+	}
+	if r.CPU <= 0 {
+		t.Errorf("CPU time %v", r.CPU)
+	}
+}
+
+func TestFillWritesEveryByte(t *testing.T) {
+	d := newRAM(1<<20 + 512)
+	if err := Fill(t.Context(), &Target{Device: d}); err != nil {
+		t.Fatal(err)
+	}
+	for at := 0; at < len(d.data); at += 512 {
+		if string(d.data[at:at+512]) == string(make([]byte, 512)) {
+			t.Fatalf("the sector at %d was not written", at)
+		}
+	}
+	d.wrong = func(r Request) error {
+		if r.Off >= 512<<10 {
+			return syscall.ENOSPC
+		}
+		return nil
+	}
+	if err := Fill(t.Context(), &Target{Name: "full", Device: d}); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "full") {
+		t.Errorf("fill of a device that is full: %v", err)
+	}
+}

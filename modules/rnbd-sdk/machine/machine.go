@@ -1,4 +1,6 @@
-package main
+// Package machine names the machine that figures come from: processor, kernel
+// and load. A measurement without them says little.
+package machine
 
 import (
 	"os"
@@ -9,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cpuModel is the processor's name, or its kind where the kernel has no name.
-func cpuModel() string {
+// CPU returns the processor's name, or its architecture where the kernel has no
+// name.
+func CPU() string {
 	text, _ := os.ReadFile("/proc/cpuinfo")
 	for line := range strings.Lines(string(text)) {
 		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
@@ -20,7 +23,8 @@ func cpuModel() string {
 	return runtime.GOARCH
 }
 
-func kernelVersion() string {
+// Kernel returns the system and its version: "Linux 6.18.0".
+func Kernel() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		return ""
@@ -28,8 +32,8 @@ func kernelVersion() string {
 	return unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:])
 }
 
-// loadAverage is that of the last minute.
-func loadAverage() float64 {
+// LoadAverage returns the load average of the last minute; 0 where there is none.
+func LoadAverage() float64 {
 	text, _ := os.ReadFile("/proc/loadavg")
 	first, _, _ := strings.Cut(string(text), " ")
 	n, _ := strconv.ParseFloat(first, 64)
