@@ -94,7 +94,7 @@ func readLines(in io.Reader) <-chan string {
 }
 
 // do carries out one line. The error of an order is its answer; an error of do
-// is that nobody can be answered.
+// says that answers cannot be written.
 func (f *follower) do(n int, text string) error {
 	if text = strings.TrimSpace(text); text == "" || text[0] == '#' {
 		return nil

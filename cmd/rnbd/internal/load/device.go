@@ -12,8 +12,9 @@ type Device interface {
 	// none.
 	Limits() blk.Limits
 	// Open makes a queue with memory of slots times slotSize bytes, for one of
-	// jobs jobs. It is called by the goroutine that will own the queue, locked
-	// to its thread.
+	// jobs jobs. It is called by the goroutine that will own the queue and close
+	// it. A queue that needs one thread locks that goroutine to its own until it
+	// is closed; others do not, since a goroutine that is not locked wakes sooner.
 	Open(ctx context.Context, job, jobs, slots, slotSize int) (Queue, error)
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -142,14 +143,16 @@ func (d *File) Close() error {
 	return errors.Join(errs...)
 }
 
-// Open makes a queue with an engine of its own.
+// Open makes a queue with an engine of its own, which belongs to one thread.
 func (d *File) Open(_ context.Context, _, _, slots, slotSize int) (Queue, error) {
 	q := &fileQueue{fd: int32(d.f.Fd()), slotSize: slotSize, lens: make([]int, slots)}
 	var err error
 	if q.mem, err = unix.Mmap(-1, 0, slots*slotSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON); err != nil {
 		return nil, fmt.Errorf("memory for %d requests of %d bytes: %w", slots, slotSize, err)
 	}
+	runtime.LockOSThread() // unlocked by Close
 	if q.engine, err = uring.NewEngine(uring.EngineConfig{Depth: slots}); err != nil {
+		runtime.UnlockOSThread()
 		unix.Munmap(q.mem)
 		return nil, err
 	}
@@ -208,4 +211,7 @@ func (q *fileQueue) errorOf(c uring.Completion) error {
 	return nil
 }
 
-func (q *fileQueue) Close() error { return errors.Join(q.engine.Close(), unix.Munmap(q.mem)) }
+func (q *fileQueue) Close() error {
+	defer runtime.UnlockOSThread()
+	return errors.Join(q.engine.Close(), unix.Munmap(q.mem))
+}

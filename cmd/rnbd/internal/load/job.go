@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"sync/atomic"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
@@ -47,8 +46,6 @@ type io struct {
 
 // run is the job's goroutine.
 func (j *job) run(ctx context.Context) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	err := j.open(ctx)
 	j.opened()
 	if err != nil {

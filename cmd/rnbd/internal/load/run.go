@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -206,8 +205,6 @@ func ReadBack(ctx context.Context, t *Target) (bytes uint64, err error) {
 
 // sweep makes requests in sequence for all blocks that are wanted, one at a time.
 func (t *Target) sweep(ctx context.Context, op blk.Op, wanted func(off, n uint64) bool) (bytes uint64, err error) {
-	runtime.LockOSThread() // as queues demand
-	defer runtime.UnlockOSThread()
 	size := t.region().size
 	w := Workload{Name: "sweep", Blocks: []Block{{sweepBlock, 1}}, Depth: 1, Jobs: 1}
 	j := &job{target: t, w: &w, stop: new(atomic.Bool)}
