@@ -35,6 +35,7 @@ type daemonOptions struct {
 	Audit        string        `yaml:"audit"`
 	Metrics      string        `yaml:"metrics"`
 	Sys          string        `yaml:"sys"`
+	ControlGroup string        `yaml:"control-group"`
 	tlsOptions   `yaml:",inline"`
 }
 
@@ -50,6 +51,7 @@ func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
 	f.StringVar(&o.LogLevel, "log-level", "info", "debug, info, warn or error; \"rnbd log\" changes it")
 	f.StringVar(&o.Audit, "audit", "", "file, or syslog, for a record of each connection, device and command as a line of JSON (default not at all)")
 	f.StringVar(&o.Metrics, "metrics", "", "ADDRESS:PORT to serve metrics for Prometheus on (default not at all)")
+	f.StringVar(&o.ControlGroup, "control-group", "", "group of users that may list and show what the daemon has, and read its metrics by commands (default none but root and the daemon's user)")
 	f.StringVar(&o.Sys, "sys", sysAuto, "folder for the tree of control files, off, or auto: sys beside the control socket, where that can be mounted")
 }
 

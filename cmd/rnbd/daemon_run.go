@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -26,10 +27,11 @@ type daemonRun struct {
 	options *daemonOptions
 	hangups <-chan os.Signal
 	logs    *logs.Logs
-	log     *slog.Logger // of the daemon itself
-	socket  string       // path of the control socket
-	sock    net.Listener // nil before listen
-	audit   *audit.Log   // nil: nothing is recorded
+	log     *slog.Logger   // of the daemon itself
+	socket  string         // path of the control socket
+	sock    net.Listener   // nil before listen
+	audit   *audit.Log     // nil: nothing is recorded
+	readers *control.Group // may read from the control socket; nil: none
 }
 
 // begin prepares the process for a daemon of a kind. end must follow.
@@ -49,7 +51,12 @@ func (o *daemonOptions) begin(cmd *cobra.Command, kind string, hangups <-chan os
 // listen makes the control socket and opens the audit log. It fails if another
 // daemon has the socket.
 func (r *daemonRun) listen() (err error) {
-	if r.sock, err = control.Listen(r.socket); err != nil {
+	if name := r.options.ControlGroup; name != "" {
+		if r.readers, err = control.FindGroup(name); err != nil {
+			return usageError{fmt.Errorf("--control-group: %w", err)}
+		}
+	}
+	if r.sock, err = control.ListenGroup(r.socket, r.readers); err != nil {
 		return err
 	}
 	if r.options.Audit == "" {
@@ -72,7 +79,7 @@ func (r *daemonRun) end() {
 
 // newAPI makes the gRPC server of the control socket.
 func (r *daemonRun) newAPI() *grpc.Server {
-	return control.NewServer(control.LogCalls(r.logs.Logger("control")), control.AuditCalls(r.audit))
+	return control.NewServer(control.LogCalls(r.logs.Logger("control")), control.AuditCalls(r.audit), control.Authorize(r.readers))
 }
 
 // service is the rest that a daemon serves, beside its control API.

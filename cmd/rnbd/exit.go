@@ -135,7 +135,7 @@ func hintOf(err error) string {
 	case errors.As(err, &h):
 		return h.hint
 	case errors.Is(err, errNoDaemon) && errors.Is(err, fs.ErrPermission):
-		return "run it as root, or as the user who runs the daemon"
+		return "run it as root or as the user of the daemon; members of its --control-group may list and show"
 	case errors.Is(err, errNoDaemon):
 		return "start it with `rnbd server run` or `rnbd client run`, or name its socket with --socket"
 	case unimplemented(err):

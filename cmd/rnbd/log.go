@@ -49,19 +49,34 @@ func logLevels(c *call) error {
 			}
 			return err
 		}
-		// Without changes SetLogLevels lists.
 		if d.client != nil {
-			r, err := d.client.SetLogLevels(ctx, &controlpb.SetLogLevelsRequest{Levels: set})
+			r, err := clientLevels(ctx, d.client, set)
 			if err := add("client", r, err); err != nil {
 				return err
 			}
 		}
 		if d.server != nil {
-			r, err := d.server.SetLogLevels(ctx, &controlpb.SetLogLevelsRequest{Levels: set})
+			r, err := serverLevels(ctx, d.server, set)
 			if err := add("server", r, err); err != nil {
 				return err
 			}
 		}
 		return report.List(c.cmd.OutOrStdout(), c.Options, report.Build("levels", "level", logFields, rows))
 	})
+}
+
+// clientLevels changes levels and lists all of them. Callers that may only read can
+// list.
+func clientLevels(ctx context.Context, d controlpb.ClientDaemonClient, set []*controlpb.LogLevel) (*controlpb.LogLevelsReply, error) {
+	if len(set) == 0 {
+		return d.LogLevels(ctx, &controlpb.LogLevelsRequest{})
+	}
+	return d.SetLogLevels(ctx, &controlpb.SetLogLevelsRequest{Levels: set})
+}
+
+func serverLevels(ctx context.Context, d controlpb.ServerDaemonClient, set []*controlpb.LogLevel) (*controlpb.LogLevelsReply, error) {
+	if len(set) == 0 {
+		return d.LogLevels(ctx, &controlpb.LogLevelsRequest{})
+	}
+	return d.SetLogLevels(ctx, &controlpb.SetLogLevelsRequest{Levels: set})
 }

@@ -40,6 +40,7 @@ func TestMain(m *testing.M) {
 //	hangup server|client     sends it SIGHUP
 //	rnbd ARG...              must succeed
 //	exits CODE ARG...        rnbd must end with that code
+//	as UID GID CODE ARG...   likewise, as another user with one more group
 //	feed FILE ARG...         rnbd, with FILE as standard input
 //	fails CODE FILE ARG...   likewise, and it must end with that code
 //	ports FILE               puts the server's port in the place of PORT
@@ -55,6 +56,12 @@ func TestScripts(t *testing.T) {
 		t.Fatal(err)
 	}
 	testscript.Run(t, testscript.Params{
+		Condition: func(cond string) (bool, error) {
+			if cond == "root" {
+				return os.Geteuid() == 0, nil
+			}
+			return false, fmt.Errorf("unknown condition %q", cond)
+		},
 		Dir:                 "testdata",
 		UpdateScripts:       *update,
 		RequireExplicitExec: true,
@@ -83,6 +90,7 @@ func TestScripts(t *testing.T) {
 			"server": startServer, "client": startClient, "halt": halt, "image": image,
 			"rnbd":       func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, "", 0, args) },
 			"exits":      exits,
+			"as":         asUser,
 			"feed":       func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, args[0], 0, args[1:]) },
 			"fails":      fails,
 			"ports":      ports,
@@ -156,6 +164,37 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	code, err := strconv.Atoi(args[0])
 	ts.Check(err)
 	expect(ts, neg, "", code, args[1:])
+}
+
+// asUser runs rnbd as a user that need not exist. The program is opened here, since
+// its folder may be closed to that user.
+func asUser(ts *testscript.TestScript, neg bool, args []string) {
+	if os.Geteuid() != 0 {
+		ts.Fatalf("needs root")
+	}
+	var ids [3]uint64
+	for i := range ids {
+		n, err := strconv.ParseUint(args[i], 10, 32)
+		ts.Check(err)
+		ids[i] = n
+	}
+	program, err := os.Open(on(ts).bin)
+	ts.Check(err)
+	defer program.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/proc/self/fd/3", args[3:]...)
+	cmd.Dir, cmd.ExtraFiles = "/", []*os.File{program}
+	cmd.Env = []string{"RNBD_SOCKET=" + ts.Getenv("RNBD_SOCKET")}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(ids[0]), Gid: uint32(ids[0]), Groups: []uint32{uint32(ids[1])}}}
+	var o, e bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &o, &e
+	err = cmd.Run()
+	fmt.Fprint(ts.Stdout(), on(ts).normal(o.String()))
+	fmt.Fprint(ts.Stderr(), on(ts).normal(e.String()))
+	if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != int(ids[2]) {
+		ts.Fatalf("%v, want exit code %d", err, ids[2])
+	}
 }
 
 func fails(ts *testscript.TestScript, neg bool, args []string) {

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"net"
 	"path"
-	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -19,7 +19,10 @@ import (
 
 // Caller is the process at the other end of a control connection, as the kernel
 // knew it when it connected.
-type Caller struct{ UID, PID int }
+type Caller struct {
+	UID, PID int
+	Groups   []int // its group, and the others that it is in
+}
 
 // CallerOf returns the caller of a call that a server of NewServer serves. False:
 // it came over no unix socket.
@@ -54,18 +57,11 @@ func (callerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.Auth
 	if err != nil {
 		return nil, nil, err
 	}
-	var cred *unix.Ucred
 	var sockErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, sockErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
+	if err := raw.Control(func(fd uintptr) { info.Caller, sockErr = callerOfSocket(int(fd)) }); err != nil {
 		return nil, nil, err
 	}
-	if sockErr != nil {
-		return nil, nil, sockErr
-	}
-	info.Caller = Caller{UID: int(cred.Uid), PID: int(cred.Pid)}
-	return c, info, nil
+	return c, info, sockErr
 }
 
 func (callerCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -78,17 +74,24 @@ func (callerCredentials) Info() credentials.ProtocolInfo {
 func (c callerCredentials) Clone() credentials.TransportCredentials { return c }
 func (callerCredentials) OverrideServerName(string) error           { return nil }
 
-// reading are the calls that change nothing, by the beginning of their names.
-var reading = []string{"Info", "List", "PathStats", "DeviceStats", "LogLevels", "Check"}
+// callerOfSocket asks the kernel.
+func callerOfSocket(fd int) (Caller, error) {
+	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return Caller{}, err
+	}
+	more, err := peerGroups(fd)
+	return Caller{UID: int(cred.Uid), PID: int(cred.Pid), Groups: append(more, int(cred.Gid))}, err
+}
 
-// AuditCalls records the calls that change something, with who made them. A nil log
-// takes none.
+// AuditCalls records the calls that change something and those that are refused,
+// with their callers. A nil log takes none.
 func AuditCalls(log *audit.Log) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		resp, err := next(ctx, req)
 		call, args := path.Base(info.FullMethod), argsText(req)
-		if log == nil || OnlyReads(call) || call == "SetLogLevels" && args == "" { // which lists
-
+		reads := RoleFor(info.FullMethod) == Reader || call == "SetLogLevels" && args == "" // which lists
+		if log == nil || reads && !errors.Is(err, syscall.EACCES) {
 			return resp, err
 		}
 		r := audit.Record{Event: audit.EventCall, Call: call, Args: args, Result: audit.ResultOf(err)}
@@ -98,16 +101,6 @@ func AuditCalls(log *audit.Log) grpc.UnaryServerInterceptor {
 		log.Add(r)
 		return resp, err
 	}
-}
-
-// OnlyReads reports whether the call with this name changes nothing.
-func OnlyReads(call string) bool {
-	for _, prefix := range reading {
-		if strings.HasPrefix(call, prefix) {
-			return true
-		}
-	}
-	return false
 }
 
 // maxArgs is how many bytes of a call's arguments are recorded.

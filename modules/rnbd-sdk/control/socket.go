@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -40,7 +41,12 @@ func DefaultSocket(kind string) string {
 // on it, the error wraps EADDRINUSE. Paths that are too long for a unix address
 // work too. The error wraps EPERM if the folder belongs to another user or all
 // users can write to it.
-func Listen(path string) (net.Listener, error) {
+func Listen(path string) (net.Listener, error) { return ListenGroup(path, nil) }
+
+// ListenGroup is Listen for a socket that the members of a group can open, too: its
+// mode is 0660. A folder that only its owner could enter is opened to the group, with
+// mode 0710. Authorize bounds what members may do.
+func ListenGroup(path string, g *Group) (net.Listener, error) {
 	dir, err := private.Folder(filepath.Dir(path))
 	if err != nil {
 		return nil, fmt.Errorf("control socket %s: %w", path, err)
@@ -61,7 +67,34 @@ func Listen(path string) (net.Listener, error) {
 		return nil, fmt.Errorf("control socket %s: %w", path, err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	if g != nil {
+		if err := g.letIn(dir, filepath.Base(path)); err != nil {
+			l.Close()
+			os.Remove(path)
+			return nil, fmt.Errorf("control socket %s: give it to group %s: %w", path, g.Name, err)
+		}
+	}
 	return &listener{Listener: l, path: path}, nil
+}
+
+// letIn opens a socket in a folder to the group.
+func (g *Group) letIn(dir *os.File, socket string) error {
+	st, err := dir.Stat()
+	if err != nil {
+		return err
+	}
+	if owner := st.Sys().(*syscall.Stat_t).Uid; int(owner) == os.Geteuid() && st.Mode().Perm()&0o077 == 0 {
+		if err := unix.Fchownat(int(dir.Fd()), "", -1, g.ID, unix.AT_EMPTY_PATH); err != nil {
+			return err
+		}
+		if err := os.Chmod(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), 0o710); err != nil {
+			return err
+		}
+	}
+	if err := unix.Fchownat(int(dir.Fd()), socket, -1, g.ID, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	return unix.Fchmodat(int(dir.Fd()), socket, 0o660, 0)
 }
 
 // listener removes the socket by its real path, since addr may go through a
