@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -222,9 +223,9 @@ func newPeers() *cobra.Command {
 			return show(cmd, list, func(w io.Writer) error {
 				var rows []string
 				for _, p := range list {
-					rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s", p.Link, p.IP, p.State, p.Address))
+					rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s", p.Link, cmp.Or(p.IP, p.MAC), p.State, p.Address))
 				}
-				return columns(w, "Link\tIP\tState\tAddress", rows)
+				return columns(w, "Link\tNeighbour\tState\tAddress", rows)
 			})
 		}}
 }

@@ -27,6 +27,7 @@ type runOptions struct {
 	qkey    string
 	linkMTU int
 	mode    string
+	device  string
 	tree    string
 	socket  string
 }
@@ -48,6 +49,7 @@ func newRun() *cobra.Command {
 	f.StringVar(&o.qkey, "qkey", "0xb1b", "Q_Key of the links")
 	f.IntVar(&o.linkMTU, "link-mtu", 0, "MTU of the links in bytes, 4 more than that of the interfaces (default 2048, or what the network carries)")
 	f.StringVar(&o.mode, "mode", "datagram", "mode of the main interfaces: datagram, connected")
+	f.StringVar(&o.device, "device", "tun", "form of the interfaces: tun (type InfiniBand), tap (Ethernet, for DHCP and the kernel's bonding)")
 	f.StringVar(&o.tree, "tree", "", "`folder` for control files, in the layout of /sys")
 	return c
 }
@@ -79,6 +81,9 @@ func (o *runOptions) configs(log *slog.Logger) (out []port.Config, err error) {
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, usageError{err}
 	}
+	if o.device != "tun" && o.device != "tap" {
+		return nil, usageError{fmt.Errorf("device %q: want tun, of the type InfiniBand, or tap, of the type Ethernet; the kernel knows no other that works", o.device)}
+	}
 	if len(o.ports) == 0 {
 		return nil, usageError{errors.New("no port: name one with --port ADDRESS=PEER,PEER")}
 	}
@@ -88,6 +93,7 @@ func (o *runOptions) configs(log *slog.Logger) (out []port.Config, err error) {
 			return nil, err
 		}
 		cfg.PKey, cfg.QKey, cfg.LinkMTU, cfg.Mode, cfg.Logger = uint16(pkey), uint32(qkey), o.linkMTU, mode, log
+		cfg.Ethernet = o.device == "tap"
 		out = append(out, cfg)
 	}
 	return out, nil

@@ -26,6 +26,7 @@ type linkInfo struct {
 	Name      string `json:"name"`
 	Parent    string `json:"parent,omitempty"`
 	PKey      string `json:"pkey"`
+	MAC       string `json:"mac,omitempty"` // of a TAP device
 	Address   string `json:"address"`
 	Broadcast string `json:"broadcast"`
 	Mode      string `json:"mode"`
@@ -65,9 +66,10 @@ type groupInfo struct {
 // peerInfo describes a neighbour.
 type peerInfo struct {
 	Link    string `json:"link"`
-	IP      string `json:"ip"`
+	IP      string `json:"ip,omitempty"`  // tun
+	MAC     string `json:"mac,omitempty"` // tap: made for the neighbour
 	Address string `json:"address,omitempty"`
-	State   string `json:"state"`
+	State   string `json:"state,omitempty"` // tap: ip-neigh(8) has it
 	Queued  int    `json:"queued"`
 }
 
@@ -78,8 +80,11 @@ type failure struct {
 }
 
 func infoOf(l *port.Link) linkInfo {
-	s := l.Stats()
-	return linkInfo{Name: l.Name(), Parent: l.Parent, PKey: fmt.Sprintf("0x%04x", l.PKey()), Address: l.Address().String(), Broadcast: l.Broadcast().String(),
+	s, mac := l.Stats(), ""
+	if m, ok := l.MAC(); ok {
+		mac = m.String()
+	}
+	return linkInfo{Name: l.Name(), MAC: mac, Parent: l.Parent, PKey: fmt.Sprintf("0x%04x", l.PKey()), Address: l.Address().String(), Broadcast: l.Broadcast().String(),
 		Mode: l.Mode().String(), MTU: l.MTU(), Umcast: l.Umcast(), RxPackets: s.RxPackets, TxPackets: s.TxPackets,
 		RxDropped: s.RxDropped + s.RxUnknownType, TxDropped: s.TxDropped + s.TxErrors}
 }
@@ -241,6 +246,9 @@ func (s *server) peers(r *http.Request) (any, error) {
 				p.Address = n.Address.String()
 			}
 			out = append(out, p)
+		}
+		for _, n := range l.EthernetPeers() {
+			out = append(out, peerInfo{Link: l.Name(), MAC: n.MAC.String(), Address: n.Address.String()})
 		}
 	}
 	return out, nil

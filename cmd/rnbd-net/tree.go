@@ -11,6 +11,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/ipoib/cm"
 	"github.com/rnbd-go/rnbd/modules/ipoib/dev"
+	"github.com/rnbd-go/rnbd/modules/ipoib/ether"
 	"github.com/rnbd-go/rnbd/modules/ipoib/mcast"
 	"github.com/rnbd-go/rnbd/modules/ipoib/path"
 	"github.com/rnbd-go/rnbd/modules/ipoib/port"
@@ -113,6 +114,10 @@ func linkFiles(set *port.Set, b *bonds, l *port.Link) ctltree.Fixed {
 		"type": number(tun.TypeInfiniBand), "addr_len": number(wire.AddressLen),
 		"address": number(l.Address()), "broadcast": number(l.Broadcast()), "mtu": number(l.MTU()),
 		"statistics": statistics(l.Interface),
+	}
+	if mac, ok := l.MAC(); ok {
+		files["type"], files["addr_len"] = number(tun.TypeEthernet), number(len(mac))
+		files["address"], files["broadcast"] = number(mac), number(ether.Broadcast)
 	}
 	files["ipoib"] = featureFiles(l.Interface)
 	if n := b.nodes("net/" + l.Name() + "/bonding_slave"); n != nil {

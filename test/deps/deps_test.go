@@ -44,7 +44,7 @@ var rules = []rule{
 		"IPoIB is a network of its own: it is handed a fabric, and knows no block devices"},
 	{`^cmd/rnbd$`, prefix + `modules/(ipoib|bond)`, ``,
 		"the network that sessions run on is a program of its own: rnbd does not grow by it"},
-	{`^modules/ipoib/(wire|neigh|mcast|path|gso)$`, `\.`, prefix + `modules/ipoib/(wire|neigh|mcast|path)$`,
+	{`^modules/ipoib/(wire|neigh|mcast|path|gso|ether)$`, `\.`, prefix + `modules/ipoib/(wire|neigh|mcast|path)$`,
 		"formats and tables are pure: standard library only, no I/O"},
 	{`^modules/bond`, prefix, prefix + `modules/bond/`,
 		"bonding knows no particular device: what can be enslaved implements its interface"},

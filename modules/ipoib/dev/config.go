@@ -26,8 +26,11 @@ type Config struct {
 	// or the largest MTU of InfiniBand that the fabric carries if that is
 	// smaller.
 	LinkMTU int
-	Mode    Mode   // default Datagram
-	Trace   *Trace // default: none
+	Mode    Mode // default Datagram
+	// Ethernet makes the interface an Ethernet device to the kernel (TAP) in the
+	// place of one of the type InfiniBand (TUN). The link is the same.
+	Ethernet bool
+	Trace    *Trace // default: none
 	// Logger gets a line for each change of state. Default slog.Default().
 	Logger *slog.Logger
 }

@@ -6,8 +6,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/ipoib/ether"
 	"github.com/rnbd-go/rnbd/modules/ipoib/gso"
 	"github.com/rnbd-go/rnbd/modules/ipoib/tun"
+	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
 )
 
 // Features are the offloads of an interface: work that it does for the kernel.
@@ -102,14 +104,26 @@ func (i *Interface) moderate(n int) {
 	}
 }
 
+// joiner joins packets that have the same Ethernet header, if any.
+type joiner struct {
+	*gso.Joiner
+	header [ether.HeaderLen]byte
+}
+
 // pass gives the kernel a packet, which is joined with others if possible. b is
-// spare bytes, an encapsulation header and the packet.
-func (i *Interface) pass(b []byte, multicast bool, j *gso.Joiner) {
+// that of deliver.
+func (i *Interface) pass(b []byte, multicast bool, j *joiner) {
 	if j == nil || !i.joins() {
 		i.deliver(b, multicast)
 		return
 	}
-	if p := b[tun.HeaderLen:]; !j.Add(p) {
+	if i.ether != nil {
+		if h := [ether.HeaderLen]byte(b[tun.HeaderLen:]); h != j.header {
+			i.passJoined(j)
+			j.header = h
+		}
+	}
+	if p := b[i.spare+wire.EncapLen:]; !j.Add(p) {
 		i.passJoined(j)
 		if !j.Add(p) {
 			i.deliver(b, multicast)
@@ -118,19 +132,22 @@ func (i *Interface) pass(b []byte, multicast bool, j *gso.Joiner) {
 }
 
 // passJoined gives the kernel the joined packet, if there is one.
-func (i *Interface) passJoined(j *gso.Joiner) {
+func (i *Interface) passJoined(j *joiner) {
 	out := j.Take()
 	if out.Count == 0 {
 		return
 	}
-	b := out.Packet
+	b, head := out.Packet, i.spare+wire.EncapLen
 	clear(b[:tun.HeaderLen])
+	if i.ether != nil {
+		copy(b[tun.HeaderLen:], j.header[:])
+	}
 	if out.Count > 1 {
 		kind := byte(tun.GSOTCPv4)
 		if out.V6 {
 			kind = tun.GSOTCPv6
 		}
-		tun.PutGSO(b, kind, out.Header, out.Size, out.IP)
+		tun.PutGSO(b, kind, head-tun.HeaderLen+out.Header, out.Size, head-tun.HeaderLen+out.IP)
 		i.counters.rxJoined.Add(uint64(out.Count))
 	}
 	if err := i.tun.Write(b); err != nil {
@@ -138,5 +155,5 @@ func (i *Interface) passJoined(j *gso.Joiner) {
 		return
 	}
 	i.counters.rxPackets.Add(uint64(out.Count))
-	i.counters.rxBytes.Add(uint64(len(b)-tun.HeaderLen) + uint64((out.Count-1)*out.Header))
+	i.counters.rxBytes.Add(uint64(len(b)-head) + uint64((out.Count-1)*out.Header))
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/ipoib/cm"
+	"github.com/rnbd-go/rnbd/modules/ipoib/ether"
 	"github.com/rnbd-go/rnbd/modules/ipoib/internal/rtnl"
 	"github.com/rnbd-go/rnbd/modules/ipoib/mcast"
 	"github.com/rnbd-go/rnbd/modules/ipoib/neigh"
@@ -31,6 +32,8 @@ type Interface struct {
 	tun   *tun.Device
 	qp    verbs.DatagramQP
 	rtnl  *rtnl.Conn
+	spare int          // bytes in front of a received frame, see above
+	ether *ether.Table // nil: no Ethernet. Guarded by mu
 
 	counters          counters
 	routes            routeCache
@@ -75,11 +78,16 @@ func open(cfg Config) (_ *Interface, err error) {
 	if i.qp, err = cfg.Fabric.OpenDatagrams(verbs.DatagramConfig{Local: cfg.Local, PKey: cfg.PKey, QKey: cfg.QKey, RecvQueue: RecvQueue}); err != nil {
 		return nil, err
 	}
+	i.local = wire.NewAddress(0, i.qp.QPN(), wire.AddrGID(cfg.Local))
+	i.spare = tun.HeaderLen - wire.EncapLen
+	if cfg.Ethernet {
+		i.ether = ether.NewTable(i.local)
+		i.spare += ether.HeaderLen
+	}
 	if err := i.openAbove(); err != nil {
 		return nil, errors.Join(err, i.closeAll())
 	}
 	now := time.Now()
-	i.local = wire.NewAddress(0, i.qp.QPN(), wire.AddrGID(cfg.Local))
 	i.neigh = neigh.New(neigh.Config{}, i.link, i.local)
 	i.groups = mcast.New(now, i.link.Broadcast())
 	for _, ip := range alwaysJoined {
@@ -118,7 +126,7 @@ func (i *Interface) openAbove() (err error) {
 	}
 	i.linkMTU = wire.MTU(m)
 	i.mtu = i.linkMTU
-	if i.tun, err = tun.Open(i.cfg.Name); err != nil {
+	if i.tun, err = tun.Open(i.cfg.Name, i.cfg.Ethernet); err != nil {
 		return err
 	}
 	if err := errors.Join(i.tun.SetMTU(i.mtu), i.tun.SetCarrier(false)); err != nil {
@@ -128,7 +136,9 @@ func (i *Interface) openAbove() (err error) {
 	if err != nil {
 		return err
 	}
-	i.rtnl, err = rtnl.Open(index)
+	if i.rtnl, err = rtnl.Open(index); err == nil && i.ether != nil {
+		err = i.rtnl.SetMAC(i.ether.Own())
+	}
 	return err
 }
 
@@ -195,13 +205,41 @@ func (i *Interface) Neighbors() []neigh.Entry {
 	return i.neigh.Entries()
 }
 
+// EthernetPeers lists the Ethernet addresses of the neighbours. There are none
+// without Config.Ethernet.
+func (i *Interface) EthernetPeers() []ether.Peer {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.ether == nil {
+		return nil
+	}
+	return i.ether.Peers()
+}
+
+// MAC returns the Ethernet address of the device. ok is false without
+// Config.Ethernet.
+func (i *Interface) MAC() (m ether.MAC, ok bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.ether == nil {
+		return m, false
+	}
+	return i.ether.Kernel(), true
+}
+
 // Paths lists the ports of the neighbours.
 func (i *Interface) Paths() []wire.GID {
 	var out []wire.GID
-	for _, n := range i.Neighbors() {
-		if g := n.Address.GID(); n.Address.ValidUnicast() && !slices.Contains(out, g) {
+	add := func(a wire.Address) {
+		if g := a.GID(); a.ValidUnicast() && !slices.Contains(out, g) {
 			out = append(out, g)
 		}
+	}
+	for _, n := range i.Neighbors() {
+		add(n.Address)
+	}
+	for _, p := range i.EthernetPeers() {
+		add(p.Address)
 	}
 	return out
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/ipoib/cm"
+	"github.com/rnbd-go/rnbd/modules/ipoib/ether"
 	"github.com/rnbd-go/rnbd/modules/ipoib/tun"
 	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -45,10 +46,6 @@ func ParseMode(s string) (Mode, error) {
 // patience is the longest time that a packet of the kernel waits for room in a
 // connection.
 const patience = 100 * time.Millisecond
-
-// spare is the number of bytes in front of a received frame. The kernel's
-// header is longer than the encapsulation header by spare, and takes its place.
-const spare = tun.HeaderLen - wire.EncapLen
 
 // Mode returns the mode.
 func (i *Interface) Mode() Mode {
@@ -94,7 +91,7 @@ func (i *Interface) connectedMode() error {
 	}
 	out := &outgoing{i: i} // used by the owner of the connections alone
 	c, err := cm.Open(cm.Config{
-		Fabric: fabric, Local: i.cfg.Local, PKey: i.cfg.PKey, QPN: i.qp.QPN(), Headroom: spare, Logger: i.cfg.Logger,
+		Fabric: fabric, Local: i.cfg.Local, PKey: i.cfg.PKey, QPN: i.qp.QPN(), Headroom: i.spare, Logger: i.cfg.Logger,
 		Receive: func(peer netip.Addr, qpn uint32, b []byte) {
 			if i.arrived(wire.NewAddress(0, qpn, i.paths.GID(peer)), false, b, out, nil) == taken {
 				out.flush()
@@ -129,6 +126,9 @@ func (i *Interface) changed(flags byte, mtu int) {
 	i.mtu = mtu
 	i.neigh.Flush()
 	i.neigh.SetFlags(flags)
+	if i.ether != nil {
+		i.ether.SetFlags(flags)
+	}
 	if i.isUp || i.above.Load() != nil {
 		i.sendFrames(now, i.neigh.Announce(nil), &out)
 	}
@@ -186,7 +186,7 @@ type message struct {
 func (o *outgoing) tooBig(frame wire.Frame, mtu int) {
 	o.i.counters.txErrors.Add(1)
 	if p := wire.TooBig(frame.Type(), frame.Payload(), mtu); p != nil {
-		b := make([]byte, spare, spare+wire.EncapLen+len(p))
+		b := make([]byte, o.i.spare, o.i.spare+wire.EncapLen+len(p))
 		o.answers = append(o.answers, wire.AppendFrame(b, frame.Type(), p))
 	}
 }
@@ -196,8 +196,13 @@ func (o *outgoing) tooBig(frame wire.Frame, mtu int) {
 func (i *Interface) answer(b []byte) {
 	i.counters.pmtuSent.Add(1)
 	if a := i.above.Load(); a != nil {
-		a.Receive(b[spare:])
+		a.Receive(b[i.spare:])
 		return
+	}
+	if i.ether != nil {
+		i.mu.Lock()
+		ether.Header(b[tun.HeaderLen:]).Put(i.ether.Kernel(), router, wire.Frame(b[i.spare:]).Type())
+		i.mu.Unlock()
 	}
 	clear(b[:tun.HeaderLen])
 	if err := i.tun.Write(b); err != nil {

@@ -10,18 +10,18 @@ import (
 )
 
 // receive receives datagrams of the fabric until the interface is closed. Each
-// is received behind spare bytes, so that the kernel's header takes the place
+// is received behind i.spare bytes, so that the kernel's headers take the place
 // of the encapsulation header.
 func (i *Interface) receive() {
 	bufs := make([][]byte, batch)
 	for k := range bufs {
-		bufs[k] = make([]byte, spare+i.qp.MaxPayload())
+		bufs[k] = make([]byte, i.spare+i.qp.MaxPayload())
 	}
 	msgs := make([]verbs.Datagram, batch)
-	out, joiner := outgoing{i: i}, gso.NewJoiner(tun.HeaderLen)
+	out, j := outgoing{i: i}, &joiner{Joiner: gso.NewJoiner(i.spare + wire.EncapLen)}
 	for {
 		for k := range msgs {
-			msgs[k].Payload = bufs[k][spare:]
+			msgs[k].Payload = bufs[k][i.spare:]
 		}
 		n, err := i.qp.Receive(msgs)
 		if err != nil {
@@ -30,25 +30,25 @@ func (i *Interface) receive() {
 		i.counters.rxWakeups.Add(1)
 		for k := range msgs[:n] {
 			m := &msgs[k]
-			i.arrived(wire.NewAddress(0, m.QPN, i.paths.GID(m.Peer)), m.Multicast, bufs[k][:spare+len(m.Payload)], &out, joiner)
+			i.arrived(wire.NewAddress(0, m.QPN, i.paths.GID(m.Peer)), m.Multicast, bufs[k][:i.spare+len(m.Payload)], &out, j)
 		}
-		i.passJoined(joiner)
+		i.passJoined(j)
 		out.flush()
 		i.wake()
 		i.moderate(n)
 	}
 }
 
-// arrived handles a received frame and returns its verdict. b is spare bytes
+// arrived handles a received frame and returns its verdict. b is i.spare bytes
 // and the frame. If j is nil packets are not joined.
-func (i *Interface) arrived(src wire.Address, multicast bool, b []byte, out *outgoing, j *gso.Joiner) verdict {
-	v := i.frame(src, multicast, b[spare:], out)
-	if a := i.above.Load(); a != nil {
-		if v != dropped {
-			a.Receive(b[spare:])
-		}
-	} else if v == passed {
-		i.pass(b, multicast, j)
+func (i *Interface) arrived(src wire.Address, multicast bool, b []byte, out *outgoing, j *joiner) verdict {
+	a := i.above.Load()
+	v, p := i.frame(src, multicast, b, a == nil, out)
+	switch {
+	case a != nil && v != dropped:
+		a.Receive(b[i.spare:])
+	case a == nil && v == passed:
+		i.pass(p, multicast, j)
 	}
 	return v
 }
@@ -63,16 +63,18 @@ const (
 )
 
 // frame checks a received frame and handles ARP and neighbour discovery. src is
-// the address of its sender.
-func (i *Interface) frame(src wire.Address, multicast bool, frame wire.Frame, out *outgoing) verdict {
-	now := time.Now()
+// the address of its sender, b is i.spare bytes and the frame. If it is for the
+// kernel, packet has it behind the kernel's headers; those of Ethernet are filled
+// in, and then ARP and neighbour discovery are for the kernel, too.
+func (i *Interface) frame(src wire.Address, multicast bool, b []byte, kernel bool, out *outgoing) (v verdict, packet []byte) {
+	now, frame := time.Now(), wire.Frame(b[i.spare:])
 	if src.SamePort(i.local) {
 		i.counters.rxOwn.Add(1)
-		return dropped
+		return dropped, nil
 	}
 	if !frame.Valid() {
 		i.counters.rxDropped.Add(1)
-		return dropped
+		return dropped, nil
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -86,23 +88,26 @@ func (i *Interface) frame(src wire.Address, multicast bool, frame wire.Frame, ou
 		}
 	}
 	i.capture(src, to, frame)
+	if i.ether != nil && kernel {
+		return i.intoEthernet(src, to, b)
+	}
 	p := frame.Payload()
 	switch frame.Type() {
 	case wire.TypeARP:
 		i.sendFrames(now, i.neigh.HandleARP(now, src, p, nil), out)
-		return taken
+		return taken, nil
 	case wire.TypeIPv4, wire.TypeIPv6:
 		if _, ok := wire.Destination(frame.Type(), p); !ok {
 			i.counters.rxDropped.Add(1)
-			return dropped
+			return dropped, nil
 		}
 		if frame.Type() == wire.TypeIPv6 && i.discovery(now, src, p, out) {
-			return taken
+			return taken, nil
 		}
-		return passed
+		return passed, b
 	}
 	i.counters.rxUnknownType.Add(1)
-	return dropped
+	return dropped, nil
 }
 
 // discovery handles a message of neighbour discovery about link-layer
@@ -118,7 +123,8 @@ func (i *Interface) discovery(now time.Time, src wire.Address, p []byte, out *ou
 	return false
 }
 
-// deliver gives the kernel the packet behind the first HeaderLen bytes of b.
+// deliver gives the kernel b: room for its virtio_net_hdr, an Ethernet header if
+// the interface has them, and the packet.
 func (i *Interface) deliver(b []byte, multicast bool) {
 	clear(b[:tun.HeaderLen])
 	if err := i.tun.Write(b); err != nil {
@@ -126,7 +132,7 @@ func (i *Interface) deliver(b []byte, multicast bool) {
 		return
 	}
 	i.counters.rxPackets.Add(1)
-	i.counters.rxBytes.Add(uint64(len(b) - tun.HeaderLen))
+	i.counters.rxBytes.Add(uint64(len(b) - i.spare - wire.EncapLen))
 	if multicast {
 		i.counters.multicast.Add(1)
 	}

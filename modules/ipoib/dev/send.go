@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/ipoib/ether"
 	"github.com/rnbd-go/rnbd/modules/ipoib/gso"
 	"github.com/rnbd-go/rnbd/modules/ipoib/mcast"
 	"github.com/rnbd-go/rnbd/modules/ipoib/neigh"
@@ -27,7 +28,7 @@ const (
 func (i *Interface) transmit() {
 	bufs := make([][]byte, batch)
 	for k := range bufs {
-		bufs[k] = make([]byte, tun.HeaderLen+room)
+		bufs[k] = make([]byte, tun.HeaderLen+ether.HeaderLen+room)
 	}
 	out := outgoing{i: i, patience: patience}
 	for {
@@ -52,6 +53,10 @@ func (i *Interface) packet(now time.Time, b []byte, out *outgoing) {
 	if len(b) <= tun.HeaderLen || i.above.Load() != nil {
 		return
 	}
+	if i.ether != nil {
+		i.fromEthernet(now, b, out)
+		return
+	}
 	h, p := tun.Header(b), b[tun.HeaderLen:]
 	etherType := uint16(wire.TypeIPv4)
 	if p[0]>>4 == 6 {
@@ -60,7 +65,9 @@ func (i *Interface) packet(now time.Time, b []byte, out *outgoing) {
 	dst, ok := wire.Destination(etherType, p)
 	switch h.GSOType() {
 	case tun.GSOTCPv4, tun.GSOTCPv6:
-		ok = ok && i.segments(now, h.GSOSize(), dst, etherType, p, out)
+		ok = ok && !dst.IsMulticast() && !i.isBroadcast(dst) && i.segments(h.GSOSize(), etherType, p, out, func(frame []byte) {
+			i.unicast(now, dst, etherType, frame, out)
+		})
 		if !ok {
 			i.counters.txDropped.Add(1)
 		}
@@ -101,20 +108,17 @@ func (i *Interface) route(now time.Time, dst netip.Addr, etherType uint16, frame
 	i.unicast(now, dst, etherType, frame, out)
 }
 
-// segments sends a TCP packet that is larger than the MTU as segments with size
-// bytes of payload. It reports whether the packet could be segmented. i.mu is
-// held.
-func (i *Interface) segments(now time.Time, size int, dst netip.Addr, etherType uint16, p []byte, out *outgoing) bool {
-	if dst.IsMulticast() || i.isBroadcast(dst) {
-		return false
-	}
+// segments calls send for the segments of a TCP packet that is larger than the
+// MTU, with size bytes of payload each. It reports whether the packet could be
+// segmented. i.mu is held.
+func (i *Interface) segments(size int, etherType uint16, p []byte, out *outgoing, send func(frame []byte)) bool {
 	tooLong := false
 	err := gso.TCP(p, size, out.segment, func(s []byte) { // behind the header of out.frame
 		if tooLong = tooLong || len(s) > i.mtu; tooLong {
 			return
 		}
 		wire.PutEncap(out.frame, etherType)
-		i.unicast(now, dst, etherType, out.frame, out)
+		send(out.frame)
 	})
 	if err != nil || tooLong {
 		return false

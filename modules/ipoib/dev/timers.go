@@ -121,7 +121,12 @@ func (i *Interface) refresh() error {
 	if err != nil {
 		return i.unlessClosed(err)
 	}
-	if up {
+	var mac [6]byte
+	if i.ether != nil {
+		if mac, err = i.rtnl.MAC(); err != nil {
+			return i.unlessClosed(err)
+		}
+	} else if up {
 		if err := i.rtnl.AddAddr(netip.PrefixFrom(i.local.GID().LinkLocal(), 64)); err != nil {
 			// A host without IPv6 refuses.
 			i.cfg.Logger.Debug("IPoIB interface has no link-local address", "name", i.Name(), "err", err)
@@ -136,6 +141,9 @@ func (i *Interface) refresh() error {
 	if i.above.Load() != nil { // attached meanwhile
 		i.mu.Unlock()
 		return nil
+	}
+	if i.ether != nil {
+		i.ether.SetKernel(mac)
 	}
 	fresh := slices.DeleteFunc(slices.Clone(ips), func(p netip.Prefix) bool { return i.isUp && up && slices.Contains(i.ips, p) })
 	i.ips, i.isUp = ips, up

@@ -25,8 +25,10 @@ type Config struct {
 	QKey    uint32       // default dev.DefaultQKey
 	LinkMTU int          // see dev.Config
 	Mode    dev.Mode     // of the main interface; default datagram
-	Trace   *dev.Trace   // default: none
-	Logger  *slog.Logger // default slog.Default()
+	// Ethernet makes the interfaces Ethernet to the kernel, see dev.Config.
+	Ethernet bool
+	Trace    *dev.Trace   // default: none
+	Logger   *slog.Logger // default slog.Default()
 }
 
 // Link is an interface of a Set.
@@ -77,7 +79,7 @@ func (s *Set) add(name, parent string, byKey bool, pkey uint16, cfg Config) (*Li
 	if parent == "" {
 		mode = cfg.Mode
 	}
-	i, err := dev.Open(dev.Config{Name: name, Fabric: cfg.Fabric, Local: cfg.Local, Peers: cfg.Peers, PKey: pkey, QKey: cfg.QKey, LinkMTU: cfg.LinkMTU, Mode: mode, Trace: cfg.Trace, Logger: cfg.Logger})
+	i, err := dev.Open(dev.Config{Name: name, Fabric: cfg.Fabric, Local: cfg.Local, Peers: cfg.Peers, PKey: pkey, QKey: cfg.QKey, LinkMTU: cfg.LinkMTU, Mode: mode, Ethernet: cfg.Ethernet, Trace: cfg.Trace, Logger: cfg.Logger})
 	if err != nil {
 		return nil, err
 	}

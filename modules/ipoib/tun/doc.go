@@ -1,7 +1,7 @@
 // Package tun makes the network interface that an IPoIB interface shows to the
-// kernel: a TUN device of the hardware type InfiniBand.
+// kernel: a TUN device of the hardware type InfiniBand, or a TAP device.
 //
-// Such a device has no link-layer address in the kernel: the TUN driver knows
+// Such a TUN device has no link-layer address in the kernel: the TUN driver knows
 // the address length of a few hardware types only, and not of this one. The
 // 20-octet address of the interface exists in this process and on the wire.
 //

@@ -9,8 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TypeInfiniBand is the hardware type of the interface, ARPHRD_INFINIBAND.
-const TypeInfiniBand = 32
+// Hardware types of the interface: ARPHRD_INFINIBAND of a TUN device,
+// ARPHRD_ETHER of a TAP device.
+const (
+	TypeInfiniBand = 32
+	TypeEthernet   = 1
+)
 
 // HeaderLen is the length of the virtio_net_hdr in front of each packet read or
 // written, in bytes. A header of zeros means a packet with complete checksums
@@ -63,7 +67,7 @@ func PutGSO(h Header, kind byte, header, size, ip int) {
 	native.PutUint16(h[8:], tcpChecksum)
 }
 
-// Device is an open TUN device.
+// Device is an open TUN or TAP device.
 type Device struct {
 	file *os.File
 	raw  syscall.RawConn
@@ -71,16 +75,20 @@ type Device struct {
 	name string
 }
 
-// Open makes the device name. A name with %d gets a free number.
-func Open(name string) (*Device, error) {
-	d, err := open(name)
+// Open makes the device name. A name with %d gets a free number. With ethernet it
+// is a TAP device of the type Ethernet, else a TUN device of the type InfiniBand.
+// There is nothing in between: a TAP device of the type InfiniBand never resolves
+// a neighbour, since it has no address length, and a TUN device has no Ethernet
+// header.
+func Open(name string, ethernet bool) (*Device, error) {
+	d, err := open(name, ethernet)
 	if err != nil {
-		return nil, fmt.Errorf("open TUN device %s: %w", name, err)
+		return nil, fmt.Errorf("open TUN or TAP device %s: %w", name, err)
 	}
 	return d, nil
 }
 
-func open(name string) (*Device, error) {
+func open(name string, ethernet bool) (*Device, error) {
 	if len(name) == 0 || len(name) >= unix.IFNAMSIZ {
 		return nil, fmt.Errorf("name of %d characters, want 1 to %d: %w", len(name), unix.IFNAMSIZ-1, unix.EINVAL)
 	}
@@ -89,7 +97,7 @@ func open(name string) (*Device, error) {
 		return nil, fmt.Errorf("/dev/net/tun: %w", err)
 	}
 	d := &Device{ctl: -1}
-	if err := d.setUp(fd, name); err != nil {
+	if err := d.setUp(fd, name, ethernet); err != nil {
 		unix.Close(fd)
 		if d.ctl >= 0 {
 			unix.Close(d.ctl)
@@ -103,18 +111,24 @@ func open(name string) (*Device, error) {
 	return d, nil
 }
 
-func (d *Device) setUp(fd int, name string) (err error) {
+func (d *Device) setUp(fd int, name string, ethernet bool) (err error) {
 	ifr, err := unix.NewIfreq(name)
 	if err != nil {
 		return err
 	}
-	ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
+	kind := uint16(unix.IFF_TUN)
+	if ethernet {
+		kind = unix.IFF_TAP
+	}
+	ifr.SetUint16(kind | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr); err != nil {
 		return fmt.Errorf("create: %w", err)
 	}
 	d.name = ifr.Name()
-	if err := unix.IoctlSetInt(fd, unix.TUNSETLINK, TypeInfiniBand); err != nil {
-		return fmt.Errorf("set hardware type: %w", err)
+	if !ethernet {
+		if err := unix.IoctlSetInt(fd, unix.TUNSETLINK, TypeInfiniBand); err != nil {
+			return fmt.Errorf("set hardware type: %w", err)
+		}
 	}
 	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, offloads); err != nil {
 		return fmt.Errorf("set offloads: %w", err)

@@ -188,6 +188,30 @@ func (c *Conn) IsUp() (bool, error) {
 	return native.Uint32(msgs[0].Data[8:])&unix.IFF_UP != 0, nil
 }
 
+// MAC returns the Ethernet address of the interface.
+func (c *Conn) MAC() (mac [6]byte, err error) {
+	body := make([]byte, unix.SizeofIfInfomsg)
+	native.PutUint32(body[4:], uint32(c.index))
+	msgs, err := c.request(unix.RTM_GETLINK, 0, body)
+	if err == nil && (len(msgs) == 0 || copy(mac[:], attributes(msgs[0].Data, unix.SizeofIfInfomsg)[unix.IFLA_ADDRESS]) != len(mac)) {
+		err = errors.New("none in the answer of the kernel")
+	}
+	if err != nil {
+		return mac, fmt.Errorf("Ethernet address of interface %d: %w", c.index, err)
+	}
+	return mac, nil
+}
+
+// SetMAC sets the Ethernet address of the interface.
+func (c *Conn) SetMAC(mac [6]byte) error {
+	body := make([]byte, unix.SizeofIfInfomsg)
+	native.PutUint32(body[4:], uint32(c.index))
+	if _, err := c.request(unix.RTM_NEWLINK, unix.NLM_F_ACK, attribute(body, unix.IFLA_ADDRESS, mac[:])); err != nil {
+		return fmt.Errorf("set Ethernet address of interface %d: %w", c.index, err)
+	}
+	return nil
+}
+
 // AddAddr gives the interface an address, without duplicate address detection. An
 // address that it has already is no error.
 func (c *Conn) AddAddr(p netip.Prefix) error {
