@@ -41,13 +41,7 @@ func (s *Server) resolve(ctx context.Context, sess *session, name, ioMode string
 // the same time.
 func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode string, mode blk.AccessMode) (*mapping, error) {
 	fail := func(err error) (*mapping, error) { return nil, fmt.Errorf("open %q: %w", name, err) }
-	if mode > blk.Migration {
-		return fail(fmt.Errorf("access mode %d is unknown: %w", mode, syscall.EINVAL))
-	}
-	if err := s.allowed(sess, name, mode); err != nil {
-		return fail(err)
-	}
-	if err := s.closeLost(sess, name); err != nil {
+	if err := s.admissible(sess, name, mode); err != nil {
 		return fail(err)
 	}
 	if m, err := sess.opened(name, ioMode); m != nil || err != nil {
@@ -81,23 +75,42 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 		return nil, err
 	}
 	m := sess.newMapping(dev, name, mode)
-	if mode != blk.ReadOnly {
-		m.usage = s.usageOf(id)
-		m.usage.enter(m)
-	}
-	if err = p.attachSession(ctx, sess); err == nil {
-		err = sess.add(m, s.roomFor)
-	}
-	if err != nil {
-		if m.usage != nil {
-			m.usage.leave(m, false)
-		}
+	if err := s.addMapping(ctx, sess, m, id); err != nil {
 		s.drop(dev)
 		s.releaseWriter(id, mode)
 		return fail(err)
 	}
 	s.log.Info("device opened", "session", sess.name, "device", name, "path", dev.path, "id", m.id, "mode", mode.String(), "plugin", p.cfg.Name)
 	return m, nil
+}
+
+// admissible checks what can be known before the device is looked up. A mapping of the
+// session whose device has failed for good is closed, so that it is opened again.
+func (s *Server) admissible(sess *session, name string, mode blk.AccessMode) error {
+	if mode > blk.Migration {
+		return fmt.Errorf("access mode %d is unknown: %w", mode, syscall.EINVAL)
+	}
+	if err := s.allowed(sess, name, mode); err != nil {
+		return err
+	}
+	return s.closeLost(sess, name)
+}
+
+// addMapping makes m one of the session's: from then on requests find it. id is its
+// device's node, for the record of writers.
+func (s *Server) addMapping(ctx context.Context, sess *session, m *mapping, id nodeID) error {
+	if m.mode != blk.ReadOnly {
+		m.usage = s.usageOf(id)
+		m.usage.enter(m)
+	}
+	err := m.dev.plugin.attachSession(ctx, sess)
+	if err == nil {
+		err = sess.add(m, s.roomFor)
+	}
+	if err != nil && m.usage != nil {
+		m.usage.leave(m, false)
+	}
+	return err
 }
 
 // closeLost closes the session's mapping of name if its device has failed for

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
 // soon fails the test if f does not return within a time that no wait for a thing
@@ -220,5 +221,30 @@ func TestOpensOfOneNameAtTheSameTime(t *testing.T) {
 	wg.Wait()
 	if n := mem.opened(); n != 1 {
 		t.Errorf("the plugin was asked %d times", n)
+	}
+}
+
+// A device that one client has opened by a plugin of its choice is shared as it is:
+// that plugin is shown the memory of the next client, whatever plugin an OPEN
+// without a choice would take.
+func TestASharedDeviceServesASessionThatWouldHaveTakenAnotherPlugin(t *testing.T) {
+	mem := newMemory()
+	mem.names = plugin.NamesPath
+	mem.add("vol", 1<<20).data[0] = 7
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "vol"), make([]byte, 1<<20), 0o600))
+	r := newRig(t, mem, func(c *Config) {
+		c.SearchPath, c.Rules = dir, nil
+		c.Plugins = []PluginConfig{{Name: "usual", Path: "in process"}, {Name: "other", Path: "in process"}}
+	})
+	first, second := r.connect("first"), r.connect("second")
+	msg, rsp := make([]byte, rnbdwire.OpenAsSize), make(rnbdwire.OpenRsp, rnbdwire.OpenRspSize)
+	must(t, rnbdwire.OpenAsFields{OpenFields: rnbdwire.OpenFields{AccessMode: uint8(blk.ReadOnly), Name: "vol"}, IOMode: "other"}.Put(msg))
+	must(t, first.session.AdminRead(first.ctx(), msg, rsp))
+	got, err := second.open("vol", blk.ReadOnly)
+	must(t, err)
+	data := make([]byte, 4096)
+	if e := second.rw(got.DeviceID, blk.Read, 0, data); e != blk.OK || data[0] != 7 {
+		t.Errorf("read of the second client: %v, first byte %d, want 7", e, data[0])
 	}
 }
