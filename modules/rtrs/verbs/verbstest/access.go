@@ -44,54 +44,7 @@ type reach struct {
 // outOfReach checks that each access beyond a region is refused, changes nothing,
 // and ends the connection at both ends.
 func outOfReach(t *testing.T, f Fabric) {
-	tests := []struct {
-		name  string
-		needs verbs.Cap
-		make  func(p *pair, other verbs.MR) reach
-	}{
-		{"a key that was never given", 0, func(p *pair, _ verbs.MR) reach {
-			return reach{verbs.OpWrite, p.server.mr.RKey() ^ 0x00ffff00, p.server.at(0), 64}
-		}},
-		{"a key with another low byte", 0, func(p *pair, _ verbs.MR) reach {
-			return reach{verbs.OpWrite, p.server.mr.RKey() ^ 0x55, p.server.at(0), 64}
-		}},
-		{"a key of another protection domain", 0, func(p *pair, other verbs.MR) reach {
-			return reach{verbs.OpWrite, other.RKey(), other.Addr(), 64}
-		}},
-		{"a write over the end", 0, func(p *pair, _ verbs.MR) reach {
-			return reach{verbs.OpWrite, p.server.mr.RKey(), p.server.at(memSize - 63), 64}
-		}},
-		{"a write over the end with an immediate", verbs.CapWriteImm, func(p *pair, _ verbs.MR) reach {
-			return reach{verbs.OpWriteImm, p.server.mr.RKey(), p.server.at(memSize - 63), 64}
-		}},
-		{"a long write whose end is outside", 0, func(p *pair, _ verbs.MR) reach {
-			return reach{verbs.OpWrite, p.server.mr.RKey(), p.server.at(memSize - 100000), 100001}
-		}},
-		{"a write before the start", 0, func(p *pair, _ verbs.MR) reach {
-			return reach{verbs.OpWrite, p.server.mr.RKey(), p.server.at(0) - 1, 64}
-		}},
-		{"a write that wraps around the address space", 0, func(p *pair, _ verbs.MR) reach {
-			return reach{verbs.OpWrite, p.server.mr.RKey(), math.MaxUint64 - 31, 64}
-		}},
-		{"a read over the end", 0, func(p *pair, _ verbs.MR) reach {
-			return reach{verbs.OpRead, p.server.mr.RKey(), p.server.at(memSize - 63), 64}
-		}},
-		{"a write to memory granted for reads", 0, func(p *pair, _ verbs.MR) reach {
-			mr := p.server.grant(verbs.AccessRemoteRead)
-			return reach{verbs.OpWrite, mr.RKey(), mr.Addr(), 64}
-		}},
-		{"a read of memory granted for writes", 0, func(p *pair, _ verbs.MR) reach {
-			mr := p.server.grant(verbs.AccessRemoteWrite)
-			return reach{verbs.OpRead, mr.RKey(), mr.Addr(), 64}
-		}},
-		{"a write to an invalidated region", verbs.CapKeyRotation, func(p *pair, _ verbs.MR) reach {
-			p.server.mr = p.server.grant(allAccess | verbs.AccessRotate)
-			p.server.send(p.server.qp, verbs.SendWR{ID: 77, Op: verbs.OpLocalInv, Signaled: true, RKey: p.server.mr.RKey()})
-			p.waitOK(p.server, 77)
-			return reach{verbs.OpWrite, p.server.mr.RKey(), p.server.at(0), 64}
-		}},
-	}
-	for _, tt := range tests {
+	for _, tt := range reaches {
 		t.Run(tt.name, func(t *testing.T) {
 			if f.Server.Info().Caps&tt.needs != tt.needs {
 				t.Skip("the device lacks the ability")
@@ -109,6 +62,56 @@ func outOfReach(t *testing.T, f Fabric) {
 			}
 		})
 	}
+}
+
+// reaches are operations that must be refused. other is a region of another
+// protection domain.
+var reaches = []struct {
+	name  string
+	needs verbs.Cap
+	make  func(p *pair, other verbs.MR) reach
+}{
+	{"a key that was never given", 0, func(p *pair, _ verbs.MR) reach {
+		return reach{verbs.OpWrite, p.server.mr.RKey() ^ 0x00ffff00, p.server.at(0), 64}
+	}},
+	{"a key with another low byte", 0, func(p *pair, _ verbs.MR) reach {
+		return reach{verbs.OpWrite, p.server.mr.RKey() ^ 0x55, p.server.at(0), 64}
+	}},
+	{"a key of another protection domain", 0, func(p *pair, other verbs.MR) reach {
+		return reach{verbs.OpWrite, other.RKey(), other.Addr(), 64}
+	}},
+	{"a write over the end", 0, func(p *pair, _ verbs.MR) reach {
+		return reach{verbs.OpWrite, p.server.mr.RKey(), p.server.at(memSize - 63), 64}
+	}},
+	{"a write over the end with an immediate", verbs.CapWriteImm, func(p *pair, _ verbs.MR) reach {
+		return reach{verbs.OpWriteImm, p.server.mr.RKey(), p.server.at(memSize - 63), 64}
+	}},
+	{"a long write whose end is outside", 0, func(p *pair, _ verbs.MR) reach {
+		return reach{verbs.OpWrite, p.server.mr.RKey(), p.server.at(memSize - 100000), 100001}
+	}},
+	{"a write before the start", 0, func(p *pair, _ verbs.MR) reach {
+		return reach{verbs.OpWrite, p.server.mr.RKey(), p.server.at(0) - 1, 64}
+	}},
+	{"a write that wraps around the address space", 0, func(p *pair, _ verbs.MR) reach {
+		return reach{verbs.OpWrite, p.server.mr.RKey(), math.MaxUint64 - 31, 64}
+	}},
+	{"a read over the end", 0, func(p *pair, _ verbs.MR) reach {
+		return reach{verbs.OpRead, p.server.mr.RKey(), p.server.at(memSize - 63), 64}
+	}},
+	{"a write to memory granted for reads", 0, func(p *pair, _ verbs.MR) reach {
+		mr := p.server.grant(verbs.AccessRemoteRead)
+		return reach{verbs.OpWrite, mr.RKey(), mr.Addr(), 64}
+	}},
+	{"a read of memory granted for writes", 0, func(p *pair, _ verbs.MR) reach {
+		mr := p.server.grant(verbs.AccessRemoteWrite)
+		return reach{verbs.OpRead, mr.RKey(), mr.Addr(), 64}
+	}},
+	{"a write to an invalidated region", verbs.CapKeyRotation, func(p *pair, _ verbs.MR) reach {
+		p.server.mr = p.server.grant(allAccess | verbs.AccessRotate)
+		p.server.send(p.server.qp, verbs.SendWR{ID: 77, Op: verbs.OpLocalInv, Signaled: true, RKey: p.server.mr.RKey()})
+		p.waitOK(p.server, 77)
+		return reach{verbs.OpWrite, p.server.mr.RKey(), p.server.at(0), 64}
+	}},
 }
 
 // grant registers e's memory once more.
@@ -262,7 +265,7 @@ func rotateByTwo(t *testing.T, f Fabric) {
 		go func() { ended <- s.rotateWhenAsked(&key, i) }()
 	}
 	const rounds = 400
-	use, seen := mr.RKey(), 0
+	use := mr.RKey()
 	for round := range rounds {
 		fill(client.mem[:64], round)
 		wrs := []verbs.SendWR{
@@ -272,21 +275,7 @@ func rotateByTwo(t *testing.T, f Fabric) {
 		if _, err := asked[round%2].PostSend(wrs); err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}
-		for last := time.Now(); seen <= round; {
-			var wcs [4]verbs.WC
-			for _, wc := range wcs[:c.cq.Poll(wcs[:])] {
-				if wc.Status != verbs.StatusOK || wc.Op == verbs.OpDisconnected {
-					t.Fatalf("round %d: completion %+v", round, wc)
-				}
-				if wc.HasImm {
-					use, seen = wc.Imm, seen+1
-					client.recv(asked[round%2], wc.ID, memSize-8, 0)
-				}
-			}
-			if time.Since(last) > Patience {
-				t.Fatalf("no answer in round %d", round)
-			}
-		}
+		use = c.nextKey(asked[round%2], round)
 	}
 	for _, qp := range asked {
 		qp.Disconnect()
@@ -301,6 +290,28 @@ func rotateByTwo(t *testing.T, f Fabric) {
 	}
 	check(t, <-ended)
 	check(t, <-ended)
+}
+
+// nextKey waits for the answer of a round and returns its immediate. qp gets another
+// receive for it.
+func (o *owner) nextKey(qp verbs.QP, round int) (key uint32) {
+	t := o.end.t
+	for last, seen := time.Now(), false; !seen; {
+		var wcs [4]verbs.WC
+		for _, wc := range wcs[:o.cq.Poll(wcs[:])] {
+			if wc.Status != verbs.StatusOK || wc.Op == verbs.OpDisconnected {
+				t.Fatalf("round %d: completion %+v", round, wc)
+			}
+			if wc.HasImm {
+				key, seen = wc.Imm, true
+				o.end.recv(qp, wc.ID, memSize-8, 0)
+			}
+		}
+		if time.Since(last) > Patience {
+			t.Fatalf("no answer in round %d", round)
+		}
+	}
+	return key
 }
 
 // rotateWhenAsked answers the messages of every other round, from round on, with

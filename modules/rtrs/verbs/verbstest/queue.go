@@ -158,62 +158,84 @@ func newOwner(e *end) *owner {
 	return o
 }
 
+// pinger is one end of an exchange of messages.
+type pinger struct {
+	*owner
+	peer           *owner
+	off, messages  int
+	first          bool // begins
+	sent, received int
+}
+
 // pingPong writes 8 bytes per message to the peer's memory from off on, and
 // waits for the answer of each. It ends with the connection.
 func (o *owner) pingPong(peer *owner, off, messages int, first bool) error {
-	sent := 0
-	send := func() error {
-		at := off + 8*sent
-		if !first {
-			at += memSize / 2
-		}
-		buf := o.end.mem[at:][:8]
-		fill(buf, sent)
-		wr := verbs.SendWR{Op: verbs.OpWriteImm, Signaled: true, Imm: uint32(sent), SGEs: []verbs.SGE{{Buf: buf, LKey: o.end.mr.LKey()}},
-			RemoteAddr: peer.end.at(at), RKey: peer.end.mr.RKey()}
-		sent++
-		_, err := o.qp.PostSend([]verbs.SendWR{wr})
-		return err
-	}
+	p := &pinger{owner: o, peer: peer, off: off, messages: messages, first: first}
 	if first {
-		if err := send(); err != nil {
+		if err := p.send(); err != nil {
 			return fmt.Errorf("first message: %w", err)
 		}
 	}
-	received := 0
 	for last := time.Now(); ; {
 		var wcs [4]verbs.WC
 		n := o.cq.Poll(wcs[:])
 		for _, wc := range wcs[:n] {
 			last = time.Now()
-			switch {
-			case wc.Op == verbs.OpDisconnected:
-				if received != messages {
-					return fmt.Errorf("connection ended after %d messages", received)
-				}
-				return nil
-			case wc.Status == verbs.StatusFlushed:
-			case wc.Status != verbs.StatusOK:
-				return fmt.Errorf("completion %+v", wc)
-			case wc.Op == verbs.OpRecvImm:
-				if wc.Imm != uint32(received) {
-					return fmt.Errorf("message %d has immediate %d", received, wc.Imm)
-				}
-				received++
-				o.qp.PostRecv([]verbs.RecvWR{{}})
-				if sent < messages {
-					if err := send(); err != nil {
-						return fmt.Errorf("message %d: %w", sent, err)
-					}
-				}
-				if received == messages && first {
-					o.qp.Disconnect()
-				}
+			if over, err := p.take(wc); over || err != nil {
+				return err
 			}
 		}
 		if n == 0 && time.Since(last) > Patience {
-			return fmt.Errorf("nothing came after %d messages", received)
+			return fmt.Errorf("nothing came after %d messages", p.received)
 		}
 		runtime.Gosched()
 	}
+}
+
+// send writes the next message.
+func (p *pinger) send() error {
+	at := p.off + 8*p.sent
+	if !p.first {
+		at += memSize / 2
+	}
+	buf := p.end.mem[at:][:8]
+	fill(buf, p.sent)
+	wr := verbs.SendWR{Op: verbs.OpWriteImm, Signaled: true, Imm: uint32(p.sent), SGEs: []verbs.SGE{{Buf: buf, LKey: p.end.mr.LKey()}},
+		RemoteAddr: p.peer.end.at(at), RKey: p.peer.end.mr.RKey()}
+	p.sent++
+	_, err := p.qp.PostSend([]verbs.SendWR{wr})
+	return err
+}
+
+// take handles a completion, and reports whether the connection is over.
+func (p *pinger) take(wc verbs.WC) (over bool, err error) {
+	switch {
+	case wc.Op == verbs.OpDisconnected && p.received != p.messages:
+		return true, fmt.Errorf("connection ended after %d messages", p.received)
+	case wc.Op == verbs.OpDisconnected:
+		return true, nil
+	case wc.Status == verbs.StatusFlushed:
+	case wc.Status != verbs.StatusOK:
+		return true, fmt.Errorf("completion %+v", wc)
+	case wc.Op == verbs.OpRecvImm && wc.Imm != uint32(p.received):
+		return true, fmt.Errorf("message %d has immediate %d", p.received, wc.Imm)
+	case wc.Op == verbs.OpRecvImm:
+		return false, p.answer()
+	}
+	return false, nil
+}
+
+// answer sends the next message, or ends the connection after the last.
+func (p *pinger) answer() error {
+	p.received++
+	p.qp.PostRecv([]verbs.RecvWR{{}})
+	if p.sent < p.messages {
+		if err := p.send(); err != nil {
+			return fmt.Errorf("message %d: %w", p.sent, err)
+		}
+	}
+	if p.received == p.messages && p.first {
+		p.qp.Disconnect()
+	}
+	return nil
 }
