@@ -125,13 +125,16 @@ man: build ## man pages of commands and configuration files, into bin/man
 
 PREFIX  ?= /usr/local
 INSTALL := install -D -m
+UNITS   := rnbd-client.service rnbd-client.socket rnbd-client-nbd.socket rnbd-server.service rnbd-server.socket
 
 install: build ## programs, plugins, units, man pages and completion; DESTDIR=FOLDER, PREFIX=/usr/local
 	@for p in rnbd rnbd-net; do $(INSTALL) 755 $(BIN)/$$p $(DESTDIR)$(PREFIX)/bin/$$p || exit 1; done
 	@for p in $(notdir $(PLUGINS)); do $(INSTALL) 755 $(BIN)/$$p $(DESTDIR)$(PREFIX)/bin/$$p || exit 1; done
-	@for u in client server; do sed 's|/usr/bin/|$(PREFIX)/bin/|' docs/examples/rnbd-$$u.service | \
-		$(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/rnbd-$$u.service || exit 1; done
-	@$(INSTALL) 644 docs/examples/65-rnbd.rules $(DESTDIR)$(PREFIX)/lib/udev/rules.d/65-rnbd.rules
+	@for u in $(UNITS); do sed 's|/usr/bin/|$(PREFIX)/bin/|' docs/examples/$$u | \
+		$(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/$$u || exit 1; done
+	@for k in client server; do mkdir -p $(DESTDIR)/etc/rnbd/$$k.d; [ -e $(DESTDIR)/etc/rnbd/$$k.yaml ] || \
+		$(INSTALL) 644 docs/examples/$$k.yaml $(DESTDIR)/etc/rnbd/$$k.yaml || exit 1; done
+	@sed 's|/usr/bin/|$(PREFIX)/bin/|' docs/examples/65-rnbd.rules | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/udev/rules.d/65-rnbd.rules
 	@t=$$(mktemp -d) && trap 'rm -rf "$$t"' EXIT && $(BIN)/rnbd man $$t && for f in $$t/*; do \
 		$(INSTALL) 644 $$f $(DESTDIR)$(PREFIX)/share/man/man$${f##*.}/$${f##*/} || exit 1; done
 	@$(BIN)/rnbd completion bash | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/rnbd

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -109,6 +110,8 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) e
 	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: o.MPACRC, Timing: cfg.Timing, Logs: run.logs, TLS: run.tls}); err != nil {
 		return err
 	}
+	cfg.HoldUsers = len(o.Mappings) > 0
+	takeSockets(&cfg, run.manager.Sockets(socketNBD), len(o.NBDListen) > 0)
 	if err := run.listen(); err != nil {
 		return err
 	}
@@ -121,11 +124,50 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) e
 	daemon.keeper = mappings.NewKeeper(mapper{c, daemon, cfg.Loss}, run.log)
 	api := run.newAPI()
 	controlpb.RegisterClientDaemonServer(api, daemon)
-	return run.serve(api, service{
+	return run.serve(api, services{
 		metrics: metrics.Client(daemon), tree: c.Tree(), reloader: daemon,
-		ready: func(ctx context.Context) { daemon.keeper.Want(ctx, o.Mappings, false) },
-		close: func(ctx context.Context) error { daemon.keeper.Close(); return c.Close(ctx) },
+		ready: func(ctx context.Context) {
+			daemon.keeper.Want(ctx, o.Mappings, false)
+			go serveUsers(ctx, daemon.keeper, c)
+		},
+		alive: c.Alive,
+		close: func(ctx context.Context) error {
+			daemon.keeper.Close()
+			if run.manager.HostStops(ctx) {
+				run.log.Info("the host goes down: disks in use are taken away")
+				c.LeaveNothing()
+			}
+			return c.Close(ctx)
+		},
 	})
+}
+
+// usersWait bounds the time for which users of NBD sockets wait for mappings
+// that the configuration wants.
+const usersWait = 10 * time.Second
+
+// serveUsers lets NBD clients in when the wanted mappings have been tried: one
+// that comes at once after a restart finds its device.
+func serveUsers(ctx context.Context, k *mappings.Keeper, c *client.Client) {
+	ctx, cancel := context.WithTimeout(ctx, usersWait)
+	defer cancel()
+	k.AwaitTried(ctx)
+	c.ServeUsers(context.WithoutCancel(ctx))
+}
+
+// takeSockets gives the NBD front end the sockets of the service manager. They
+// stand for the default one; those of the configuration are made besides.
+func takeSockets(cfg *client.Config, held []*os.File, configured bool) {
+	for i := range cfg.Frontends {
+		fe := &cfg.Frontends[i]
+		if fe.Name != "nbd" || len(held) == 0 {
+			continue
+		}
+		fe.Sockets = held
+		if !configured {
+			fe.Listen = nil
+		}
+	}
 }
 
 // defaultLinkDir is where other links to devices are; only root can write there.

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
@@ -122,4 +124,30 @@ func closeWithin(closeDaemon func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownLimit)
 	defer cancel()
 	return closeDaemon(ctx)
+}
+
+// answers reports whether the daemon at the control socket answers.
+func answers(ctx context.Context, kind, socket string) error {
+	var conn *grpc.ClientConn
+	var ask func(context.Context, *controlpb.InfoRequest, ...grpc.CallOption) (*controlpb.DaemonInfo, error)
+	var err error
+	if kind == "client" {
+		var api controlpb.ClientDaemonClient
+		if api, conn, err = control.DialClient(ctx, socket); err == nil {
+			ask = api.Info
+		}
+	} else {
+		var api controlpb.ServerDaemonClient
+		if api, conn, err = control.DialServer(ctx, socket); err == nil {
+			ask = api.Info
+		}
+	}
+	if err == nil {
+		_, err = ask(ctx, &controlpb.InfoRequest{})
+		conn.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("the control socket does not answer: %w", err)
+	}
+	return nil
 }

@@ -7,11 +7,14 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"sync"
+	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/service"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
@@ -32,15 +35,20 @@ type daemonRun struct {
 	sock    net.Listener   // nil before listen
 	audit   *audit.Log     // nil: nothing is recorded
 	readers *control.Group // may read from the control socket; nil: none
+	manager *service.Manager
 }
 
 // begin prepares the process for a daemon of a kind. end must follow.
 func (o *daemonOptions) begin(cmd *cobra.Command, kind string, hangups <-chan os.Signal) (*daemonRun, error) {
+	manager, err := service.Meet()
+	if err != nil {
+		return nil, err
+	}
 	l, err := o.start(kind)
 	if err != nil {
 		return nil, err
 	}
-	r := &daemonRun{kind: kind, cmd: cmd, options: o, hangups: hangups, logs: l, log: l.Logger(kind)}
+	r := &daemonRun{kind: kind, cmd: cmd, options: o, hangups: hangups, logs: l, log: l.Logger(kind), manager: manager}
 	if r.socket, err = socketPath(cmd, kind); err != nil {
 		l.Flush()
 		return nil, err
@@ -48,16 +56,33 @@ func (o *daemonOptions) begin(cmd *cobra.Command, kind string, hangups <-chan os
 	return r, nil
 }
 
-// listen makes the control socket and opens the audit log. It fails if another
-// daemon has the socket.
+// Names of sockets that the service manager holds.
+const (
+	socketControl = "control"
+	socketNBD     = "nbd"
+)
+
+// listen makes the control socket, or takes over that of the service manager,
+// and opens the audit log. It fails if another daemon has the socket.
 func (r *daemonRun) listen() (err error) {
 	if name := r.options.ControlGroup; name != "" {
 		if r.readers, err = control.FindGroup(name); err != nil {
 			return usageError{fmt.Errorf("--control-group: %w", err)}
 		}
 	}
-	if r.sock, err = control.ListenGroup(r.socket, r.readers); err != nil {
+	switch held := r.manager.Sockets(socketControl); len(held) {
+	case 0:
+		r.sock, err = control.ListenGroup(r.socket, r.readers)
+	case 1:
+		r.sock, err = control.ListenFile(held[0], r.socket, r.readers)
+	default:
+		err = fmt.Errorf("the service manager holds %d sockets of the name %q: %w", len(held), socketControl, syscall.EINVAL)
+	}
+	if err != nil {
 		return err
+	}
+	if others := r.manager.Others(); len(others) > 0 {
+		r.log.Warn("sockets of the service manager are not used", "listener", others)
 	}
 	if r.options.Audit == "" {
 		return nil
@@ -82,17 +107,18 @@ func (r *daemonRun) newAPI() *grpc.Server {
 	return control.NewServer(control.LogCalls(r.logs.Logger("control")), control.AuditCalls(r.audit), control.Authorize(r.readers))
 }
 
-// service is the rest that a daemon serves, beside its control API.
-type service struct {
+// services are the rest that a daemon serves, beside its control API.
+type services struct {
 	metrics  prometheus.Collector
 	tree     map[string]ctltree.Node
 	reloader reloader                        // called at each SIGHUP
 	ready    func(ctx context.Context)       // called when all of that is served
+	alive    func(ctx context.Context) error // reports what hangs in the daemon
 	close    func(ctx context.Context) error // ends the daemon
 }
 
 // serve runs the daemon until a signal ends it, and closes it.
-func (r *daemonRun) serve(api *grpc.Server, s service) error {
+func (r *daemonRun) serve(api *grpc.Server, s services) error {
 	stopMetrics, err := r.options.serveMetrics(s.metrics, r.log)
 	if err != nil {
 		return errors.Join(err, closeWithin(s.close))
@@ -105,11 +131,28 @@ func (r *daemonRun) serve(api *grpc.Server, s service) error {
 	ctx := r.cmd.Context()
 	r.log.Info(r.kind+" is ready", "socket", r.socket, "version", versionString())
 	s.ready(ctx)
+	r.manager.Ready("serves on " + r.socket)
 	defer onHangup(r.hangups, func() {
+		r.manager.Reloading()
 		r.audit.Reopen()
 		reloadNow(ctx, s.reloader, r.log)
+		r.manager.Ready("serves on " + r.socket)
 	})()
+	watched, unwatch := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { r.manager.Watch(watched, r.log, func(ctx context.Context) error { return r.alive(ctx, s) }) })
 	return serveUntilDone(ctx, api, r.sock, func(ctx context.Context) error {
+		unwatch()
+		watch.Wait()
+		r.manager.Stopping(shutdownLimit)
 		return errors.Join(unmount(), s.close(ctx))
 	})
+}
+
+// alive reports what hangs: the daemon, or its control socket.
+func (r *daemonRun) alive(ctx context.Context, s services) error {
+	if err := s.alive(ctx); err != nil {
+		return err
+	}
+	return answers(ctx, r.kind, r.socket)
 }

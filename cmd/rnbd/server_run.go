@@ -130,9 +130,9 @@ func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal) e
 	daemon.conf = running[*serverOptions]{kind: "server", cmd: cmd, logs: run.logs, options: o, fresh: serverRun, tls: run.tls}
 	api := run.newAPI()
 	controlpb.RegisterServerDaemonServer(api, daemon)
-	return run.serve(api, service{
+	return run.serve(api, services{
 		metrics: metrics.Server(daemon), tree: s.Tree(), reloader: daemon,
-		ready: func(context.Context) {}, close: s.Close,
+		ready: func(context.Context) {}, alive: s.Alive, close: s.Close,
 	})
 }
 

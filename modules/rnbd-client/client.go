@@ -36,6 +36,8 @@ type Client struct {
 	// a server, a front end or a name that a user chose. saving is held while
 	// the state file is written.
 
+	leaveNothing atomic.Bool // Close takes disks in use away, too
+
 	saving  sync.Mutex  // held by the writer of the state file
 	unsaved atomic.Bool // something has changed since it was written
 
@@ -127,9 +129,35 @@ func (c *Client) startPump(i int) error {
 	return p.Add(poller)
 }
 
+// Alive reports whether the client's pumps make turns and its table of sessions
+// is free. The error is that of ctx: it hangs.
+func (c *Client) Alive(ctx context.Context) error {
+	for _, p := range c.pumps {
+		if err := p.pump.Ping(ctx); err != nil {
+			return err
+		}
+	}
+	free := make(chan struct{})
+	go func() {
+		c.mu.Lock()
+		c.mu.Unlock() //lint:ignore SA2001 it waits for others
+		close(free)
+	}()
+	select {
+	case <-free:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the table of sessions is locked: %w", ctx.Err())
+	}
+}
+
+// LeaveNothing has Close take disks in use away, too: no client will come to
+// serve them, because the host goes down.
+func (c *Client) LeaveNothing() { c.leaveNothing.Store(true) }
+
 // Close unmaps everything by force and stops front ends and pumps. With a
 // state file, disks that are in use stay, and their users wait for the next
-// client.
+// client; so do users of sockets that another process keeps.
 func (c *Client) Close(ctx context.Context) error {
 	var errs []error
 	for _, f := range c.frontends { // first, because ctx may end early
@@ -139,6 +167,9 @@ func (c *Client) Close(ctx context.Context) error {
 	}
 	c.endRestoring()
 	c.leaveDisks(ctx)
+	for _, f := range c.frontends {
+		f.leaveUsers()
+	}
 	errs = append(errs, c.unmapAll(ctx))
 	await(&c.retiring, forcedClose) // their sessions are closed
 	for _, f := range c.frontends {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -61,6 +62,10 @@ type Config struct {
 	// serves them after this one was killed. Empty: no file.
 	StateFile string
 
+	// HoldUsers has users of front ends that listen wait in the backlog of the
+	// sockets until ServeUsers is called.
+	HoldUsers bool
+
 	// MapTimeout bounds mapping, remapping and each step of unmapping.
 	MapTimeout time.Duration
 
@@ -84,6 +89,10 @@ type FrontendConfig struct {
 	// Listen are sockets that the client opens for the plugin and keeps:
 	// "unix:PATH" or "tcp:ADDRESS:PORT".
 	Listen []string
+	// Sockets listen already, and go on when the client has ended: their users
+	// wait for the next one. The client owns the files. One whose address is in
+	// Listen takes its place.
+	Sockets []*os.File
 }
 
 // DefaultConfig returns the defaults.

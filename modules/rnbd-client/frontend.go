@@ -27,6 +27,9 @@ type frontend struct {
 	// the backlog and are not refused.
 	sockets []socket
 
+	giving sync.Mutex // held while a process is given the sockets; before mu
+	hold   bool       // no process gets the sockets yet; guarded by giving
+
 	// mu is taken before attachment.mu. No call is made with it held.
 	mu          sync.Mutex
 	attachments map[uint32]*attachment // by index of the device
@@ -52,7 +55,7 @@ const (
 )
 
 func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
-	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), attachments: map[uint32]*attachment{}}
+	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), attachments: map[uint32]*attachment{}, hold: c.cfg.HoldUsers}
 	f.life, f.endLife = context.WithCancel(context.Background())
 	f.sup = supervise.New(supervise.Config{
 		Plugin: plugin.Config{
@@ -63,12 +66,8 @@ func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
 		Apart: apart, Logger: f.log, Joined: f.joined, Left: f.left,
 	})
 	c.frontends = append(c.frontends, f)
-	for _, l := range cfg.Listen {
-		s, err := listen(l)
-		if err != nil {
-			return fmt.Errorf("front end %s: %w", cfg.Name, err)
-		}
-		f.sockets = append(f.sockets, s)
+	if err := f.listen(); err != nil {
+		return fmt.Errorf("front end %s: %w", cfg.Name, err)
 	}
 	return f.sup.Start(ctx)
 }
@@ -82,12 +81,7 @@ func (f *frontend) joined(ctx context.Context, in *supervise.Instance) error {
 		return err
 	}
 	f.awaitSettled(ctx, h)
-	for _, s := range f.sockets {
-		if err := h.AddListener(ctx, s.name, s.file); err != nil {
-			return fmt.Errorf("front end %s: socket %s: %w", f.cfg.Name, s.name, err)
-		}
-	}
-	return nil
+	return f.giveSockets(ctx, h)
 }
 
 // left records that the process has died.

@@ -14,6 +14,7 @@ type host struct {
 	*supervise.Instance
 	fe      *frontend
 	sources []*source     // by pump
+	given   bool          // it has the sockets; guarded by frontend.giving
 	turns   chan struct{} // a token for each call under way that is not late
 }
 

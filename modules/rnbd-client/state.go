@@ -328,7 +328,7 @@ func (c *Client) endRestoring() {
 // front ends end as in a crash, before their requests do, so that users see no
 // error.
 func (c *Client) leaveDisks(ctx context.Context) {
-	if c.cfg.StateFile == "" {
+	if c.cfg.StateFile == "" || c.leaveNothing.Load() {
 		return
 	}
 	for f := range c.unmapDisks(ctx) {

@@ -102,6 +102,17 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	return s, nil
 }
 
+// Alive reports whether the server's pumps make turns. The error is that of
+// ctx: it hangs.
+func (s *Server) Alive(ctx context.Context) error {
+	for _, p := range s.pumps {
+		if err := p.pump.Ping(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (s *Server) startWatch() {
 	if s.cfg.SizePoll <= 0 {
 		return

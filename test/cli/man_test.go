@@ -59,7 +59,7 @@ func TestMakeInstall(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, name := range []string{
-		"bin/rnbd", "bin/rnbd-net", "bin/io-fileio", "bin/frontend-nbd", "lib/systemd/system/rnbd-server.service", "lib/systemd/system/rnbd-client.service",
+		"bin/rnbd", "bin/rnbd-net", "bin/io-fileio", "bin/frontend-nbd", "lib/systemd/system/rnbd-server.service", "lib/systemd/system/rnbd-client.service", "lib/systemd/system/rnbd-client-nbd.socket", "../etc/rnbd/server.yaml",
 		"lib/udev/rules.d/65-rnbd.rules", "share/man/man1/rnbd-map.1", "share/man/man5/rnbd-server.yaml.5", "share/man/man7/rnbd.7",
 		"share/bash-completion/completions/rnbd", "share/zsh/site-functions/_rnbd", "share/fish/vendor_completions.d/rnbd.fish",
 	} {

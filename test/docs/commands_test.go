@@ -206,12 +206,16 @@ func TestUnitsAreValid(t *testing.T) {
 		t.Skip("no systemd-analyze here")
 	}
 	h := newHelp(t)
-	for _, name := range []string{"rnbd-server.service", "rnbd-client.service"} {
+	dir := t.TempDir() // units name each other
+	units := []string{"rnbd-server.service", "rnbd-server.socket", "rnbd-client.service", "rnbd-client.socket", "rnbd-client-nbd.socket"}
+	for _, name := range units {
 		text := strings.ReplaceAll(read(t, "docs/examples/"+name), "/usr/bin/rnbd", h.bin)
-		file := filepath.Join(t.TempDir(), name)
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
+	}
+	for _, name := range units {
+		file := filepath.Join(dir, name)
 		out, err := exec.Command(verify, "verify", "--man=no", file).CombinedOutput()
 		if err != nil || bytes.Contains(out, []byte(name)) {
 			t.Errorf("%s: %v\n%s", name, err, out)

@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -191,6 +192,7 @@ type ClientOptions struct {
 	Env      []string
 	Prefix   []string
 	Sys      string // folder for control files; empty: none
+	Held     bool   // the lab makes the sockets and keeps them, as the service manager does
 }
 
 // Client is a running client daemon.
@@ -213,9 +215,35 @@ func (l *Lab) StartClient(o ClientOptions) (*Client, error) {
 		o.Frontend = "nbd-socket"
 	}
 	args = append(args, "--frontend", o.Frontend, "--device-links", c.Links)
+	if o.Held {
+		o.Prefix = append([]string{"sh", "-c", `LISTEN_PID=$$ exec "$@"`, "sh"}, o.Prefix...)
+		o.Env = append(o.Env, "LISTEN_FDS=2", "LISTEN_FDNAMES=control:nbd")
+	}
 	c.process = l.daemon(name, o.Prefix, append(args, o.Extra...), o.Env)
+	if o.Held {
+		if err := l.hold(&c.process, c.Socket, c.NBD); err != nil {
+			return c, err
+		}
+	}
 	l.stop = append(l.stop, c.Stop)
 	return c, c.Start()
+}
+
+// hold makes unix sockets that p inherits, and keeps them until the lab is closed.
+func (l *Lab) hold(p *process, paths ...string) error {
+	for _, path := range paths {
+		s, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			return err
+		}
+		f, err := s.File()
+		if err != nil {
+			return err
+		}
+		p.files = append(p.files, f)
+		l.stop = append(l.stop, func() error { f.Close(); return s.Close() })
+	}
+	return nil
 }
 
 // Start runs the client again after Kill or Stop.

@@ -13,10 +13,11 @@ import (
 
 // process is one daemon. Its output goes to a file of the lab.
 type process struct {
-	log  string
-	path string
-	args []string
-	env  []string
+	log   string
+	path  string
+	args  []string
+	env   []string
+	files []*os.File // inherited, from descriptor 3 on
 
 	mu   sync.Mutex
 	cmd  *exec.Cmd
@@ -32,7 +33,7 @@ func (p *process) start() error {
 	}
 	defer f.Close()
 	cmd := exec.Command(p.path, p.args...)
-	cmd.Stdout, cmd.Stderr = f, f
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = f, f, p.files
 	cmd.Env = append(os.Environ(), p.env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {

@@ -97,6 +97,34 @@ func (g *Group) letIn(dir *os.File, socket string) error {
 	return unix.Fchmodat(int(dir.Fd()), socket, 0o660, 0)
 }
 
+// ListenFile is Listen for a socket that another process has made and keeps, as
+// the service manager does: it stays when the listener is closed. Members of g may
+// connect, unless it is nil. f is closed.
+func ListenFile(f *os.File, path string, g *Group) (net.Listener, error) {
+	defer f.Close()
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("control socket: descriptor %q does not listen: %w", f.Name(), err)
+	}
+	if a, ok := l.Addr().(*net.UnixAddr); !ok || a.Name != path {
+		l.Close()
+		return nil, fmt.Errorf("control socket: the service manager holds %s, and the daemon was told %s: %w", l.Addr(), path, syscall.EINVAL)
+	}
+	if g == nil {
+		return l, nil
+	}
+	dir, err := private.Look(filepath.Dir(path))
+	if err == nil {
+		err = g.letIn(dir, filepath.Base(path))
+		dir.Close()
+	}
+	if err != nil {
+		l.Close()
+		return nil, fmt.Errorf("control socket %s: %w", path, err)
+	}
+	return l, nil
+}
+
 // listener removes the socket by its real path, since addr may go through a
 // descriptor that is closed by then. It does so once, and while it listens:
 // afterwards the path may be another daemon's.

@@ -1,6 +1,7 @@
 package pump
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"slices"
@@ -29,6 +30,19 @@ func (p *Pump) Call(f func()) {
 		return
 	}
 	<-done
+}
+
+// Ping waits until the pump has run a function. The error is that of ctx: the
+// pump's owner hangs.
+func (p *Pump) Ping(ctx context.Context) error {
+	done := make(chan struct{})
+	p.Do(func() { close(done) })
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("pump %q makes no turn: %w", p.cfg.Name, ctx.Err())
+	}
 }
 
 // Add has the pump poll s. It fails if s's descriptor cannot be watched.

@@ -50,9 +50,10 @@ type Keeper struct {
 // entry is a mapping that is wanted.
 type entry struct {
 	Mapping
-	stop context.CancelFunc
-	done chan struct{} // closed when no attempt is under way or to come
-	name string        // of its device; guarded by Keeper.mu, empty until it is mapped
+	stop  context.CancelFunc
+	done  chan struct{} // closed when no attempt is under way or to come
+	tried chan struct{} // closed after the first attempt
+	name  string        // of its device; guarded by Keeper.mu, empty until it is mapped
 }
 
 // NewKeeper returns a Keeper that wants nothing yet.
@@ -181,18 +182,37 @@ func find(mapped map[string]Mapped, m Mapping) (name string, ok bool) {
 
 // begin starts the attempts for m. Caller holds mu.
 func (k *Keeper) begin(m Mapping) *entry {
-	e := &entry{Mapping: m, done: make(chan struct{})}
+	e := &entry{Mapping: m, done: make(chan struct{}), tried: make(chan struct{})}
 	var ctx context.Context
 	ctx, e.stop = context.WithCancel(k.life)
 	k.tries.Go(func() {
 		defer close(e.done)
-		k.keepTrying(ctx, e)
+		var once sync.Once
+		first := func() { once.Do(func() { close(e.tried) }) }
+		defer first()
+		k.keepTrying(ctx, e, first)
 	})
 	return e
 }
 
-// keepTrying maps e, again and again. An error is logged once.
-func (k *Keeper) keepTrying(ctx context.Context, e *entry) {
+// AwaitTried waits until each wanted mapping has been tried once, or until ctx
+// ends.
+func (k *Keeper) AwaitTried(ctx context.Context) {
+	k.mu.Lock()
+	wanted := slices.Clone(k.wanted)
+	k.mu.Unlock()
+	for _, e := range wanted {
+		select {
+		case <-e.tried:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// keepTrying maps e, again and again, and calls tried after each attempt. An
+// error is logged once.
+func (k *Keeper) keepTrying(ctx context.Context, e *entry, tried func()) {
 	log := k.log.With("mapping", e.String())
 	for pause, last := k.first, ""; ; pause = min(2*pause, lastPause) {
 		name, ok := find(k.daemon.Mapped(), e.Mapping)
@@ -200,6 +220,7 @@ func (k *Keeper) keepTrying(ctx context.Context, e *entry) {
 		if !ok {
 			name, err = k.daemon.Map(ctx, e.Mapping)
 		}
+		tried()
 		switch {
 		case err == nil:
 			k.mu.Lock()
