@@ -76,7 +76,7 @@ func (s *source) finish(i uint32, errno blk.Errno) {
 	s.inflight--
 	share.inflight.Add(-1)
 	if s.orphaned {
-		s.settle(d)
+		s.onOrphanDone(d)
 	}
 }
 

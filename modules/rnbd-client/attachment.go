@@ -161,7 +161,7 @@ func (f *frontend) newAttachment(ctx context.Context, d *Device) (*attachment, *
 	first := &firstTry{ctx: ctx, fresh: d.Location() == "", ended: make(chan struct{})}
 	a.dev, a.first = d, first
 	d.att.Store(a)
-	if err := f.enter(a); err != nil {
+	if err := f.addAttachment(a); err != nil {
 		d.att.Store(nil)
 		return nil, nil, err
 	}

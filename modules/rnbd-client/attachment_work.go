@@ -13,7 +13,7 @@ import (
 func (a *attachment) run() {
 	for a.work() {
 	}
-	a.fe.leave(a, a.undone)
+	a.fe.removeAttachment(a, a.undone)
 	close(a.done)
 	if a.node {
 		a.fe.client.note()

@@ -111,7 +111,7 @@ func (d *Device) appear(ctx context.Context) error {
 			return err
 		}
 		d.log.Info("front end does not work here, trying the next", "frontend", fe.cfg.Name, "cause", err)
-		fe.forget(d)
+		fe.release(d)
 		d.choices = d.choices[1:]
 	}
 }
@@ -120,7 +120,7 @@ func (d *Device) appear(ctx context.Context) error {
 func (d *Device) vanish() {
 	d.unlink()
 	if fe := d.fe.Load(); fe != nil {
-		fe.forget(d)
+		fe.release(d)
 	}
 }
 

@@ -156,8 +156,8 @@ func (f *frontend) current() (*host, error) {
 	return h, nil
 }
 
-// enter adds a and starts its worker.
-func (f *frontend) enter(a *attachment) error {
+// addAttachment adds a and starts its worker.
+func (f *frontend) addAttachment(a *attachment) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
@@ -171,8 +171,8 @@ func (f *frontend) enter(a *attachment) error {
 	return nil
 }
 
-// leave removes a when its worker ends. undone reports that its disk is left.
-func (f *frontend) leave(a *attachment, undone bool) {
+// removeAttachment removes a when its worker ends. undone reports that its disk is left.
+func (f *frontend) removeAttachment(a *attachment, undone bool) {
 	l, ok := a.leftoverLocked() // it does not change after the end of the worker
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -217,8 +217,8 @@ func (f *frontend) attachmentOf(d *Device) *attachment {
 	return nil
 }
 
-// forget ends d's attachment, after its last request.
-func (f *frontend) forget(d *Device) {
+// release ends d's attachment, after its last request.
+func (f *frontend) release(d *Device) {
 	if a := f.attachmentOf(d); a != nil {
 		a.release()
 	}

@@ -86,7 +86,7 @@ func (h *host) orphan() {
 		})
 		s.pump.pump.Remove(s)
 		if ended == nil {
-			s.forget()
+			s.giveIndex()
 		} else {
 			h.fe.orphans.Go(func() { h.fe.outlive(s, ended) })
 		}
@@ -99,19 +99,19 @@ func (h *host) orphan() {
 func (f *frontend) outlive(s *source, ended <-chan struct{}) {
 	select {
 	case <-ended:
-		s.forget()
+		s.giveIndex()
 	case <-f.life.Done():
 	}
 }
 
-// forget frees the number of an orphan, after its last request.
-func (s *source) forget() {
+// giveIndex frees the number of an orphan, after its last request.
+func (s *source) giveIndex() {
 	s.pump.pump.Call(func() { s.pump.sources[s.index] = nil })
 }
 
-// settle is called by the pump when a request of an orphan has ended: its
+// onOrphanDone is called by the pump when a request of an orphan has ended: its
 // device may be shown again.
-func (s *source) settle(d *Device) {
+func (s *source) onOrphanDone(d *Device) {
 	if a := d.att.Load(); a != nil {
 		a.poke()
 	}

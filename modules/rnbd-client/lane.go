@@ -285,7 +285,7 @@ func (l *lane) serveOne(d *Device, sh *share) verdict {
 	case !l.admits(sh):
 		return isFull
 	default:
-		v = s.send(i)
+		v = s.submit(i)
 	}
 	if v == served {
 		l.pump.pop(&sh.waiting)

@@ -105,7 +105,7 @@ func (c *Client) takeBackOne(l savedLeftover) error {
 	})
 	a.want = wantGone
 	a.log.Warn("disk of the last daemon was not mapped completely, or unmapped: it is taken away", "location", l.Location)
-	return f.enter(a)
+	return f.addAttachment(a)
 }
 
 // lastFreeIndex returns the last free index. Mappings take the first ones. The

@@ -155,7 +155,7 @@ func (c *Client) settled(p *place) {
 	c.mapMu.Lock()
 	defer c.mapDone()
 	p.end()
-	c.settle(p.d.identity)
+	c.removeWaiting(p.d.identity)
 	c.save()
 }
 

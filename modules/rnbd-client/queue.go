@@ -3,10 +3,11 @@ package client
 // DATA PATH, the way there. A source joins one ring of a front end with one
 // pump. In the order a request meets them:
 //
-//	Poll      ring -> onSubmit                entries are snapshots
-//	onSubmit  checks -> enter                 bounds and limits
-//	enter     gate, window -> send            or wait in the device's list: lane.go
-//	send      RNBD message -> RTRS queue
+//	Poll       ring -> onRequest               entries are snapshots
+//	onRequest  check -> admit                  bounds and limits
+//	admit      gate, window -> submit          or park in the device's list: lane.go
+//	submit     -> post                         RTRS may have no permit, or no path
+//	post       RNBD message -> RTRS queue
 //
 // The way back is in answer.go. Everything here runs on the pump. A request is a
 // slot of its source's reqs; RTRS's tag is (source, slot).
@@ -110,6 +111,7 @@ func (s *source) publish() {
 	}
 }
 
+// take takes requests from the ring, as many as there is room for.
 func (s *source) take() int {
 	room := min(len(s.sqes), len(s.reqs)-s.inflight)
 	if room == 0 {
@@ -118,7 +120,7 @@ func (s *source) take() int {
 	n := s.comp.Pop(s.sqes[:room])
 	s.large = false
 	for i := range s.sqes[:n] {
-		s.onSubmit(&s.sqes[i])
+		s.onRequest(&s.sqes[i])
 	}
 	if s.comp.Err() != nil {
 		s.host.corrupt(s.comp.Err())
@@ -126,8 +128,8 @@ func (s *source) take() int {
 	return n
 }
 
-// onSubmit checks an entry of the front end and passes it to enter.
-func (s *source) onSubmit(e *shm.SQE) {
+// onRequest checks an entry of the front end and passes it to admit.
+func (s *source) onRequest(e *shm.SQE) {
 	d := s.pump.client.deviceAt(e.Device)
 	if d == nil || d.host.Load() != s.host {
 		s.answer(e.Tag, blk.ENODEV)
@@ -146,7 +148,7 @@ func (s *source) onSubmit(e *shm.SQE) {
 	s.inflight++
 	d.shares[s.pump.index].inflight.Add(1)
 	s.large = s.large || e.Len >= largeIO
-	s.enter(i)
+	s.admit(i)
 }
 
 // largeIO is the smallest size, in bytes, at which spinning costs more than it
@@ -167,9 +169,9 @@ func (d *Device) check(e *shm.SQE) blk.Errno {
 	return blk.OK
 }
 
-// enter sends request i, or makes it wait or fail, as its device's gate and
+// admit submits request i, or makes it wait or fail, as its device's gate and
 // window decide.
-func (s *source) enter(i uint32) {
+func (s *source) admit(i uint32) {
 	d := s.reqs[i].dev
 	l, sh := d.session.lanes[s.pump.index], &d.shares[s.pump.index]
 	gate := d.gate.Load()
@@ -178,17 +180,17 @@ func (s *source) enter(i uint32) {
 		s.finish(i, blk.EIO)
 		return
 	case gate == gateOpen && sh.waiting.empty() && l.turn.head == nil && l.admits(sh):
-		if s.send(i) == served {
+		if s.submit(i) == served {
 			return
 		}
 	}
 	l.wait(d, s.tag(i))
 }
 
-// send hands request i to RTRS.
-func (s *source) send(i uint32) verdict {
+// submit hands request i to RTRS.
+func (s *source) submit(i uint32) verdict {
 	r := &s.reqs[i]
-	switch err := s.transmit(i); {
+	switch err := s.post(i); {
 	case err == nil:
 		r.held = true
 		r.dev.session.lanes[s.pump.index].began(&r.dev.shares[s.pump.index])
@@ -205,7 +207,8 @@ func (s *source) send(i uint32) verdict {
 	return served
 }
 
-func (s *source) transmit(i uint32) error {
+// post writes the RNBD message of request i and gives it to RTRS.
+func (s *source) post(i uint32) error {
 	r := &s.reqs[i]
 	d, e := r.dev, &r.sqe
 	msg := s.msg[:rnbdwire.IOSize]

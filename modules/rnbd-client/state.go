@@ -278,9 +278,9 @@ func (c *Client) acceptWaiting(name string) bool {
 	return true
 }
 
-// settle removes the mapping of that identity from the waiting ones. The
+// removeWaiting removes the mapping of that identity from the waiting ones. The
 // caller holds mapMu.
-func (c *Client) settle(identity string) {
+func (c *Client) removeWaiting(identity string) {
 	c.setWaiting(slices.DeleteFunc(slices.Clone(c.waiting), func(s savedDevice) bool { return s.Identity == identity }))
 }
 
@@ -312,7 +312,7 @@ func (c *Client) drop(name string, force bool) (found bool, err error) {
 	if !force {
 		return true, fmt.Errorf("%s waits for its server, and its users with it, since the last daemon ended; forced, it is given up: %w", s.Location, syscall.EBUSY)
 	}
-	c.settle(s.Identity)
+	c.removeWaiting(s.Identity)
 	c.save()
 	c.log.Warn("disk of the last daemon is given up; it stays until its driver's own tool deletes it", "device", s.Name, "node", s.Location)
 	return true, nil

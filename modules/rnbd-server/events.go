@@ -48,7 +48,7 @@ func (s *Server) onEvent(op *rtrs.Op, sess *session, msg rnbdwire.Event) {
 	case told:
 		op.Respond(0)
 	default:
-		op.Park(func(op *rtrs.Op) { sess.forget(op) })
+		op.Park(func(op *rtrs.Op) { sess.removeListen(op) })
 	}
 	if old != nil {
 		s.respond(old, blk.ECANCELED)
@@ -125,9 +125,9 @@ func (s *Server) respond(op *rtrs.Op, errno blk.Errno) {
 	s.pumps[op.Poller()].poller.Do(func() { op.Respond(int(errno)) })
 }
 
-// forget answers op when its path closes, unless it has been answered. It runs
+// removeListen answers op when its path closes, unless it has been answered. It runs
 // on the op's pump.
-func (s *session) forget(op *rtrs.Op) {
+func (s *session) removeListen(op *rtrs.Op) {
 	s.mu.Lock()
 	mine := s.inbox.waiting == op
 	if mine {

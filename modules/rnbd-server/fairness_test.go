@@ -49,7 +49,7 @@ func (c *crowd) submit(device, n int) (sent int) {
 // answer ends n requests of a device. The ring stays as full as it was.
 func (c *crowd) answer(device, n int) {
 	for range n {
-		c.flows[device].leave()
+		c.flows[device].ended()
 	}
 }
 

@@ -124,13 +124,13 @@ func (s *Server) releaseStuck(m *mapping) {
 // letGo gives back one of sess.holds. The last one frees the session.
 func (s *Server) letGo(sess *session) {
 	if sess.holds.Add(-1) == 0 {
-		s.forget(sess)
+		s.removeSession(sess)
 	}
 }
 
-// forget frees a session's memory and index: completions do not find it any
+// removeSession frees a session's memory and index: completions do not find it any
 // more. The index is used again when no plugin knows it any more.
-func (s *Server) forget(sess *session) {
+func (s *Server) removeSession(sess *session) {
 	go func() {
 		for _, p := range s.plugins {
 			p.detachSession(sess)

@@ -101,14 +101,14 @@ func (s *Server) admissible(sess *session, name string, mode blk.AccessMode) err
 func (s *Server) addMapping(ctx context.Context, sess *session, m *mapping, id nodeID) error {
 	if m.mode != blk.ReadOnly {
 		m.usage = s.usageOf(id)
-		m.usage.enter(m)
+		m.usage.add(m)
 	}
 	err := m.dev.plugin.attachSession(ctx, sess)
 	if err == nil {
 		err = sess.add(m, s.roomFor)
 	}
 	if err != nil && m.usage != nil {
-		m.usage.leave(m, false)
+		m.usage.remove(m, false)
 	}
 	return err
 }
@@ -188,7 +188,7 @@ func (s *Server) closeMapping(m *mapping, keepID bool) {
 		m.session.mu.Unlock()
 	}
 	if m.usage != nil {
-		m.usage.leave(m, true)
+		m.usage.remove(m, true)
 	}
 	s.drop(m.dev)
 	s.releaseWriter(id, m.mode)

@@ -212,7 +212,7 @@ func (q *ioQueue) send(f *flow, r *request) bool {
 		return false
 	}
 	r.state = reqSent
-	f.enter()
+	f.began()
 	return true
 }
 

@@ -114,9 +114,9 @@ func (u *usage) leftAt() int64 {
 	return u.gone.at
 }
 
-// enter adds m to the writers. Earlier writers did not store the time of their
+// add adds m to the writers. Earlier writers did not store the time of their
 // last write, so it counts as now.
-func (u *usage) enter(m *mapping) {
+func (u *usage) add(m *mapping) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if len(u.writers) > 0 && !u.shared.Swap(true) {
@@ -128,8 +128,8 @@ func (u *usage) enter(m *mapping) {
 	u.writers = append(u.writers, m)
 }
 
-// leave undoes enter. shown reports that m was open and may have written.
-func (u *usage) leave(m *mapping, shown bool) {
+// remove undoes add. shown reports that m was open and may have written.
+func (u *usage) remove(m *mapping, shown bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.writers = slices.DeleteFunc(u.writers, func(o *mapping) bool { return o == m })

@@ -158,7 +158,7 @@ func (q *ioQueue) suspend() {
 		q.each(func(r *request) {
 			if r.state == reqSent {
 				r.state = reqParked
-				r.m.flows[q.pump].leave()
+				r.m.flows[q.pump].ended()
 			}
 		})
 	})

@@ -43,7 +43,7 @@ func (t *turns) take(ctx context.Context, id nodeID) (*turn, error) {
 	case <-n.free:
 		return n, nil
 	case <-ctx.Done():
-		n.leave()
+		n.drop()
 		return nil, context.Cause(ctx)
 	}
 }
@@ -51,10 +51,11 @@ func (t *turns) take(ctx context.Context, id nodeID) (*turn, error) {
 // give ends the caller's turn.
 func (n *turn) give() {
 	n.free <- struct{}{}
-	n.leave()
+	n.drop()
 }
 
-func (n *turn) leave() {
+// drop counts one user less; the last one removes the turn.
+func (n *turn) drop() {
 	n.of.mu.Lock()
 	defer n.of.mu.Unlock()
 	if n.users--; n.users == 0 {

@@ -108,8 +108,8 @@ func (f *flow) share(window int32) int32 {
 // idle reports whether f has no request here.
 func (f *flow) idle() bool { return f.sent == 0 && f.head < 0 }
 
-// enter counts a request that is sent to the plugin.
-func (f *flow) enter() {
+// began counts a request that is sent to the plugin.
+func (f *flow) began() {
 	if f.idle() {
 		f.lane.active++
 	}
@@ -118,8 +118,8 @@ func (f *flow) enter() {
 	f.load.sent++
 }
 
-// leave counts a request that has returned from it.
-func (f *flow) leave() {
+// ended counts a request that has returned from it.
+func (f *flow) ended() {
 	f.sent--
 	f.lane.sent--
 	f.load.sent--

@@ -9,7 +9,8 @@ import (
 // DATA PATH of the client. The functions stand in the order in which a request
 // meets them. All run on the owner of the queue's poller:
 //
-//	Write, Read   check; take a permit; user message into the permit's header
+//	Write, Read   -> admit
+//	admit         check; take a permit; user message into the permit's header
 //	submit        choose a path, again if posting fails
 //	post          header after the user message, one RDMA WRITE WITH IMM
 //	              ... the wire ...
