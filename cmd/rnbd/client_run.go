@@ -67,7 +67,7 @@ func clientRun() (*cobra.Command, *clientOptions) {
 	f.StringVar(&o.DeviceLinks, "device-links", defaultLinkDir(), "folder of links SESSION/PATH to the device nodes; empty: none")
 	f.IntVar(&o.Slots, "slots", def.Slots, "requests in flight per device")
 	f.StringVar(&o.Policy, "policy", def.Policy.String(), "choice of the path: min-inflight, round-robin or min-latency")
-	f.StringVar(&o.Loss, "loss", "fail", "what requests do while no path is left: fail, or queue:DURATION")
+	f.StringVar(&o.Loss, "loss", "fail", "what requests do while no path is left: fail, queue:DURATION or queue:forever")
 	return c, o
 }
 
@@ -183,6 +183,7 @@ func (o *clientOptions) config(socket string) (client.Config, error) {
 	cfg := client.DefaultConfig()
 	cfg.DefaultFabric, cfg.PreferredFabric = defaultFabric, preferredFabric
 	cfg.Pumps, cfg.Spin, cfg.Slots, cfg.Frontend = o.Pumps, o.spin(), o.Slots, o.Frontend
+	cfg.HungAfter = o.HungAfter
 	cfg.LinkDir, cfg.StateFile = o.DeviceLinks, strings.TrimSuffix(socket, ".sock")+".devices"
 	if o.KernelTiming {
 		cfg.Timing = rtrs.KernelTiming()

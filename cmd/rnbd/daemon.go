@@ -11,7 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 
@@ -38,6 +37,7 @@ type daemonOptions struct {
 	Metrics      string        `yaml:"metrics"`
 	Sys          string        `yaml:"sys"`
 	ControlGroup string        `yaml:"control-group"`
+	HungAfter    time.Duration `yaml:"hung-after"`
 	tlsOptions   `yaml:",inline"`
 }
 
@@ -54,6 +54,7 @@ func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
 	f.StringVar(&o.Audit, "audit", "", "file, or syslog, for a record of each connection, device and command as a line of JSON (default not at all)")
 	f.StringVar(&o.Metrics, "metrics", "", "ADDRESS:PORT to serve metrics for Prometheus on (default not at all)")
 	f.StringVar(&o.ControlGroup, "control-group", "", "group of users that may list and show what the daemon has, and read its metrics by commands (default none but root and the daemon's user)")
+	f.DurationVar(&o.HungAfter, "hung-after", 10*time.Second, "age from which a request without an answer is reported; 0: none is, and failed requests are not logged")
 	f.StringVar(&o.Sys, "sys", sysAuto, "folder for the tree of control files, off, or auto: sys beside the control socket, where that can be mounted")
 }
 
@@ -90,7 +91,7 @@ func (o *daemonOptions) start(kind string) (*logs.Logs, error) {
 }
 
 // serveMetrics serves c until the function that it returns is called.
-func (o *daemonOptions) serveMetrics(c prometheus.Collector, log *slog.Logger) (stop func() error, err error) {
+func (o *daemonOptions) serveMetrics(c *metrics.Daemon, log *slog.Logger) (stop func() error, err error) {
 	if o.Metrics == "" {
 		return func() error { return nil }, nil
 	}

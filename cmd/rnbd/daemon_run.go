@@ -10,10 +10,10 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/service"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
@@ -109,7 +109,7 @@ func (r *daemonRun) newAPI() *grpc.Server {
 
 // services are the rest that a daemon serves, beside its control API.
 type services struct {
-	metrics  prometheus.Collector
+	metrics  *metrics.Daemon
 	tree     map[string]ctltree.Node
 	reloader reloader                        // called at each SIGHUP
 	ready    func(ctx context.Context)       // called when all of that is served

@@ -2,7 +2,10 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 )
@@ -35,6 +38,9 @@ var deviceFields = []report.Field[device]{
 	report.F("fua", "FUA", "single writes can go through the cache", func(d device) any { return d.limits.GetFua() }),
 	report.F("max_discard", "Max Discard", "largest discard in bytes; 0: none", func(d device) any { return largest(d.limits.GetMaxDiscard()) }),
 	report.F("max_write_zeroes", "Max Zeroes", "largest write-zeroes in bytes; 0: none", func(d device) any { return largest(d.limits.GetMaxWriteZeroes()) }),
+	report.F("failed", "Failed", "requests that failed", func(d device) any { return report.Count(d.failedRequests()) }),
+	report.F("hung", "Hung", "requests without an answer for long", func(d device) any { return d.hungRequests() }),
+	report.F("fails_in", "Fails In", "until the requests that wait for a path fail", onMapped(func(d device) any { return d.failsIn(time.Now()) })),
 	report.F("last_error", "Last Error", "why it is not open", onMapped(func(d device) any { return d.mapped.LastError })),
 }
 
@@ -52,6 +58,46 @@ func onMapped(get func(device) any) func(device) any {
 		}
 		return get(d)
 	}
+}
+
+// failedRequests is the number of requests that failed.
+func (d device) failedRequests() uint64 {
+	if d.mapped != nil {
+		return d.mapped.FailedRequests
+	}
+	return d.exported.FailedRequests
+}
+
+// hungRequests describes the requests that hang, those of one stage and path
+// after those of another.
+func (d device) hungRequests() string {
+	all := d.exported.GetHung()
+	if d.mapped != nil {
+		all = d.mapped.Hung
+	}
+	var words []string
+	for _, h := range all {
+		if d.use != nil && h.Session != d.session {
+			continue // another client's
+		}
+		one := fmt.Sprintf("%d in stage %s", h.Count, h.Stage)
+		if h.Path != "" {
+			one += ", path " + h.Path
+		}
+		words = append(words, fmt.Sprintf("%s, oldest %s %s at %d", one, time.Duration(h.OldestNs).Round(time.Second), h.Op, h.Offset))
+	}
+	return strings.Join(words, "; ")
+}
+
+// failsIn is the time until the requests that wait fail.
+func (d device) failsIn(now time.Time) any {
+	switch at := d.mapped.FailsUnixMs; {
+	case at != 0:
+		return max(time.UnixMilli(at).Sub(now), 0).Round(time.Second)
+	case d.mapped.OpensAgain && d.mapped.Loss == "queue:forever":
+		return "never"
+	}
+	return nil
 }
 
 func (d device) direction() string {
@@ -86,7 +132,7 @@ func deviceNoun() *noun {
 			}
 			return append(fields, "endpoint") // the last, since it is long
 		},
-		wide: []string{"hostname", "plugin", "loss", "openers", "inflights", "last_error"},
+		wide: []string{"hostname", "plugin", "loss", "openers", "inflights", "failed", "hung", "fails_in", "last_error"},
 		verbs: slices.Concat([]*verb{
 			{
 				name: "list", on: onBoth, words: outputWords, flags: listFlags, run: listDevices,

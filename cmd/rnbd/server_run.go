@@ -209,7 +209,7 @@ func (o *serverOptions) config() (server.Config, error) {
 	cfg.Pumps, cfg.Spin = o.Pumps, o.spin()
 	cfg.QueueDepth, cfg.ChunkSize, cfg.AlwaysInvalidate = o.QueueDepth, o.ChunkSize, o.AlwaysInvalidate
 	cfg.CrashLimit, cfg.CrashWindow = o.CrashLimit, o.CrashWindow
-	cfg.InfoTimeout = o.InfoTimeout
+	cfg.InfoTimeout, cfg.HungAfter = o.InfoTimeout, o.HungAfter
 	var err error
 	if cfg.Access, err = access.New(o.Access); err != nil {
 		return cfg, usageError{fmt.Errorf("access: %w", err)}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 )
 
 // sharing is the server's last answer about other writers of a device. A
@@ -53,7 +54,7 @@ func (s *source) refuse(i uint32) {
 	d := s.reqs[i].dev
 	d.refused.Add(1)
 	d.session.poke()
-	s.finish(i, blk.EIO)
+	s.finish(i, blk.EIO, watchdog.Server)
 }
 
 // onRefused logs the writes that the server did not repeat.

@@ -3,7 +3,7 @@ package client
 // DATA PATH, the way back. In the order an answer meets them:
 //
 //	onDone    RTRS -> finish, lost, deny or refuse
-//	finish    statistics -> answer
+//	finish    statistics -> answer; a failure is counted
 //	answer    completion in the ring
 //
 // Everything here runs on the pump of the request.
@@ -11,6 +11,7 @@ package client
 import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 )
 
 // onDone handles RTRS's answer to the request of tag.
@@ -27,7 +28,7 @@ func (p *pumpShare) onDone(tag uint64, errno int) {
 	case errno == int(blk.EREMCHG) && r.number != 0:
 		s.refuse(i)
 	default:
-		s.finish(i, blk.Errno(errno))
+		s.finish(i, blk.Errno(errno), watchdog.Server)
 	}
 }
 
@@ -53,18 +54,20 @@ func (s *source) deny(i uint32) {
 func (s *source) lost(i uint32) {
 	d := s.reqs[i].dev
 	if d.loss.Queue == 0 || d.gate.Load() == gateFail || s.orphaned {
-		s.finish(i, blk.EIO)
+		s.finish(i, blk.EIO, watchdog.Wire)
 		return
 	}
 	d.session.lanes[s.pump.index].waitAgain(d, s.tag(i))
 }
 
-// finish answers request i and frees it.
-func (s *source) finish(i uint32, errno blk.Errno) {
+// finish answers request i and frees it. at is the stage of a failure.
+func (s *source) finish(i uint32, errno blk.Errno, at watchdog.Stage) {
 	r := &s.reqs[i]
 	share := &r.dev.shares[s.pump.index]
 	if errno == blk.OK {
 		share.count(&r.sqe)
+	} else {
+		s.noteFailed(r.dev, &r.sqe, at, errno)
 	}
 	if r.sent != 0 {
 		r.dev.latency[s.pump.index].wire.Record(r.sqe.Op, s.pump.pump.Now()-r.sent)
@@ -78,6 +81,24 @@ func (s *source) finish(i uint32, errno blk.Errno) {
 	if s.orphaned {
 		s.onOrphanDone(d)
 	}
+}
+
+// failedAt is the stage at which r fails if no path is left.
+func (r *request) failedAt() watchdog.Stage {
+	if r.sent != 0 {
+		return watchdog.Wire
+	}
+	return watchdog.Queue
+}
+
+// noteFailed counts a request that fails, and passes it on to the log. Answers
+// to an orphan are dropped, and are not counted.
+func (s *source) noteFailed(d *Device, e *shm.SQE, at watchdog.Stage, errno blk.Errno) {
+	if s.orphaned {
+		return
+	}
+	d.shares[s.pump.index].failures.Count(at, errno)
+	s.pump.failed.Add(watchdog.Failure[*Device]{Device: d, Op: e.Op, Stage: at, Errno: errno, Len: e.Len, Offset: e.Offset})
 }
 
 func (s *source) answer(tag uint64, errno blk.Errno) {

@@ -220,10 +220,15 @@ func (d *Device) describe(st plugin.DeviceStatus) *controlpb.ClientDevice {
 			out.Frontend = FrontendNBDSocket
 		}
 	}
+	failed := d.failedRequests()
+	out.FailedRequests, out.Hung = failed.Sum(), control.HungRequests(d.client.hung(d))
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	out.State, out.LastError = d.state.String(), d.lastError
 	out.OpensAgain = d.state == Closed && !d.needsRemap
+	if d.patience != nil {
+		out.FailsUnixMs = d.patienceEnds.UnixMilli()
+	}
 	out.ExportedSize, out.IoMode = d.served, d.ioMode
 	return out
 }

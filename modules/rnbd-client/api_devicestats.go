@@ -8,13 +8,16 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 )
 
-// DeviceStats returns the latency of each stage of a device's requests, for one
-// device or for all.
+// DeviceStats returns the latency of each stage of a device's requests, and
+// those that failed or hang, for one device or for all.
 func (a *controlAPI) DeviceStats(ctx context.Context, r *controlpb.DeviceRequest) (*controlpb.DeviceStatsList, error) {
 	asked := map[*frontend]map[uint32]*latency.Snapshots{}
 	return control.DeviceStats(r.Device, a.c.Devices(),
 		func(d *Device) [2]string { return [2]string{d.name, d.path} },
-		func(d *Device) []*controlpb.StageStats { return d.stageStats(ctx, asked) })
+		func(d *Device) *controlpb.DeviceStats {
+			return &controlpb.DeviceStats{Stages: d.stageStats(ctx, asked),
+				Failed: control.FailedRequests(d.failedRequests()), Hung: control.HungRequests(a.c.hung(d))}
+		})
 }
 
 // stageStats adds up the pumps. asked caches the replies of front ends, so that

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
@@ -52,6 +53,8 @@ type Client struct {
 	life      context.Context // ends with Close
 	endLife   context.CancelFunc
 	restoring sync.WaitGroup
+	watch     *watching // nil: HungAfter is zero
+	watchers  sync.WaitGroup
 
 	mu       sync.Mutex // guards sessions and their devices
 	sessions map[string]*session
@@ -74,6 +77,8 @@ type pumpShare struct {
 	parked deviceList // devices with a closed gate, at the last change counted in gates
 	gates  uint32
 	number uint64 // of the last write, see again.go
+
+	failed watchdog.Recent[*Device] // read by the watchdog
 }
 
 // New starts the pumps and the front ends. On an error it undoes all of it.
@@ -108,6 +113,7 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 			return nil, err
 		}
 	}
+	c.startWatchdog()
 	c.restore()
 	return c, nil
 }
@@ -176,6 +182,8 @@ func (c *Client) Close(ctx context.Context) error {
 		errs = append(errs, f.stop(ctx))
 	}
 	await(&c.retiring, forcedClose) // a process that was starting may have used their memory
+	c.endLife()
+	c.watchers.Wait()
 	for _, p := range c.pumps {
 		p.pump.Stop()
 		errs = append(errs, p.poller.Close())

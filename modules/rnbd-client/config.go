@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -65,6 +66,10 @@ type Config struct {
 	// HoldUsers has users of front ends that listen wait in the backlog of the
 	// sockets until ServeUsers is called.
 	HoldUsers bool
+
+	// HungAfter is the age from which a request without an answer is reported.
+	// Zero: none is, and failed requests are counted but not logged.
+	HungAfter time.Duration
 
 	// MapTimeout bounds mapping, remapping and each step of unmapping.
 	MapTimeout time.Duration
@@ -143,26 +148,37 @@ func (c *Config) check() error {
 // Loss is the treatment of requests while there is no path to the server.
 type Loss struct {
 	// Queue is the time for which requests wait before they fail with EIO,
-	// counted from the loss of the last path. Zero: they fail at once.
+	// counted from the loss of the last path. Zero: they fail at once. Forever:
+	// they wait until a path is back or the device is unmapped.
 	Queue time.Duration
 }
 
-// ParseLoss parses "fail" or "queue:DURATION". Empty means "fail".
+// Forever is the Loss.Queue of requests that wait without a limit.
+const Forever = time.Duration(math.MaxInt64)
+
+// ParseLoss parses "fail", "queue:DURATION" or "queue:forever". Empty means
+// "fail".
 func ParseLoss(s string) (Loss, error) {
 	if s == "" || s == "fail" {
 		return Loss{}, nil
+	}
+	if s == "queue:forever" {
+		return Loss{Queue: Forever}, nil
 	}
 	if v, ok := strings.CutPrefix(s, "queue:"); ok {
 		if d, err := time.ParseDuration(v); err == nil && d > 0 {
 			return Loss{Queue: d}, nil
 		}
 	}
-	return Loss{}, fmt.Errorf(`loss %q: use "fail" or "queue:30s"`, s)
+	return Loss{}, fmt.Errorf(`loss %q: use "fail", "queue:30s" or "queue:forever"`, s)
 }
 
 func (l Loss) String() string {
 	if l.Queue == 0 {
 		return "fail"
+	}
+	if l.Queue == Forever {
+		return "queue:forever"
 	}
 	return "queue:" + l.Queue.String()
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
@@ -64,19 +65,20 @@ type Device struct {
 
 	latency []stages // by pump; only that pump writes
 
-	mu         sync.Mutex // taken after all other locks; held to change limits
-	state      State
-	openedIn   uint64 // epoch of the session in which the server opened it as id; 0: not open there
-	needsRemap bool
-	reopening  bool        // reopenUntilOpen runs
-	deniedOpen bool        // closed by onDenied
-	failing    bool        // open, but failed on the server
-	patience   *time.Timer // timer of loss=queue; runs while closed
-	lastError  string
-	location   string // where users find it, reported by the front end
-	served     uint64 // last size from the server, in bytes
-	known      *known // nil: not opened yet
-	asking     bool   // askAgain runs
+	mu           sync.Mutex // taken after all other locks; held to change limits
+	state        State
+	openedIn     uint64 // epoch of the session in which the server opened it as id; 0: not open there
+	needsRemap   bool
+	reopening    bool        // reopenUntilOpen runs
+	deniedOpen   bool        // closed by onDenied
+	failing      bool        // open, but failed on the server
+	patience     *time.Timer // timer of loss=queue; runs while closed, and not for ever
+	patienceEnds time.Time
+	lastError    string
+	location     string // where users find it, reported by the front end
+	served       uint64 // last size from the server, in bytes
+	known        *known // nil: not opened yet
+	asking       bool   // askAgain runs
 }
 
 // share is the part of a device that belongs to one pump.
@@ -84,6 +86,7 @@ type share struct {
 	// Only that pump writes these fields.
 	inflight atomic.Int64  // requests of front ends without an answer
 	rx, tx   atomic.Uint64 // 512-byte sectors read, written
+	failures watchdog.Failures
 
 	// Owned by the pump: lane.go.
 	waiting list

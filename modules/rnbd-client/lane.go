@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
@@ -279,7 +280,7 @@ func (l *lane) serveOne(d *Device, sh *share) verdict {
 	v := served
 	switch gate := d.gate.Load(); {
 	case s.orphaned || gate == gateFail:
-		s.finish(i, blk.EIO)
+		s.finish(i, blk.EIO, s.reqs[i].failedAt())
 	case gate == gateWait:
 		return isShut
 	case !l.admits(sh):
@@ -302,7 +303,7 @@ func (p *pumpShare) dismiss(d *Device, s *source) {
 	for !all.empty() {
 		tag := p.pop(&all)
 		if from, i := p.at(tag); from == s {
-			s.finish(i, blk.EIO)
+			s.finish(i, blk.EIO, watchdog.Queue)
 		} else {
 			p.push(waiting, tag)
 		}

@@ -187,7 +187,10 @@ func (d *Device) close() {
 		return
 	}
 	d.setGate(gateWait)
-	d.patience = time.AfterFunc(d.loss.Queue, d.onTooLate)
+	if d.loss.Queue != Forever {
+		d.patienceEnds = time.Now().Add(d.loss.Queue)
+		d.patience = time.AfterFunc(d.loss.Queue, d.onTooLate)
+	}
 }
 
 // onTooLate fails requests that have waited for the time of loss=queue.

@@ -17,6 +17,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
@@ -136,6 +137,7 @@ func (s *source) onRequest(e *shm.SQE) {
 		return
 	}
 	if errno := d.check(e); errno != blk.OK {
+		s.noteFailed(d, e, watchdog.Check, errno)
 		s.answer(e.Tag, errno)
 		return
 	}
@@ -177,7 +179,7 @@ func (s *source) admit(i uint32) {
 	gate := d.gate.Load()
 	switch {
 	case gate == gateFail:
-		s.finish(i, blk.EIO)
+		s.finish(i, blk.EIO, watchdog.Queue)
 		return
 	case gate == gateOpen && sh.waiting.empty() && l.turn.head == nil && l.admits(sh):
 		if s.submit(i) == served {
@@ -200,9 +202,9 @@ func (s *source) submit(i uint32) verdict {
 	case err == rtrs.ErrDisconnected && r.dev.loss.Queue != 0:
 		return noPath
 	case err == rtrs.ErrDisconnected:
-		s.finish(i, blk.EIO)
+		s.finish(i, blk.EIO, watchdog.Wire)
 	default:
-		s.finish(i, blk.ToErrno(err))
+		s.finish(i, blk.ToErrno(err), watchdog.Wire)
 	}
 	return served
 }

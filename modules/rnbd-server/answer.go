@@ -4,7 +4,7 @@ package server
 //
 //	reap    ring -> onDone
 //	onDone  checks -> finish             the plugin is not trusted
-//	finish  statistics -> wire
+//	finish  statistics -> wire; a failure is counted
 //
 // Everything here runs on the pump of the queue.
 
@@ -12,6 +12,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 )
 
 func (q *ioQueue) reap() (total int) {
@@ -64,7 +65,9 @@ func (q *ioQueue) finish(r *request, errno blk.Errno) {
 		q.ended(r, f, errno)
 	}
 	f.inflight.Add(-1)
-	if errno == blk.OK {
+	if errno != blk.OK {
+		q.noteFailed(r.m.dev, &r.sqe, r.failedAt(), errno)
+	} else {
 		sectors := uint64(r.sqe.Len) / blk.SectorSize
 		if r.sqe.Op == blk.Read {
 			f.tx.Add(sectors)
@@ -80,6 +83,20 @@ func (q *ioQueue) finish(r *request, errno blk.Errno) {
 	r.op, r.m, r.state = nil, nil, reqIdle
 	r.owner.Store(0)
 	op.Respond(int(errno))
+}
+
+// failedAt is the stage at which r fails.
+func (r *request) failedAt() watchdog.Stage {
+	if r.sent != 0 {
+		return watchdog.Plugin
+	}
+	return watchdog.Queue
+}
+
+// noteFailed counts a request that fails, and passes it on to the log.
+func (q *ioQueue) noteFailed(d *device, e *shm.SQE, at watchdog.Stage, errno blk.Errno) {
+	d.failures[q.pump].Count(at, errno)
+	q.server.pumps[q.pump].failed.Add(watchdog.Failure[*device]{Device: d, Op: e.Op, Stage: at, Errno: errno, Len: e.Len, Offset: e.Offset})
 }
 
 // ended records the end of a write for replay.go.

@@ -74,6 +74,9 @@ type Config struct {
 	// RetireAfter is how long a closing path waits for its requests. After it
 	// the requests are retired and their devices are stuck.
 	RetireAfter time.Duration
+	// HungAfter is the age from which a request without an answer is reported.
+	// Zero: none is, and failed requests are counted but not logged.
+	HungAfter time.Duration
 	// SizePoll is the interval at which the sizes of open files and devices
 	// are checked; < 0: never.
 	SizePoll time.Duration

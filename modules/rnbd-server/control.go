@@ -111,6 +111,7 @@ func (c *controlAPI) ListDevices(context.Context, *controlpb.ListRequest) (*cont
 			d := byDevice[m.dev]
 			if d == nil {
 				d = m.dev.describe()
+				d.Hung = control.HungRequests(c.s.hung(m.dev.path))
 				byDevice[m.dev] = d
 			}
 			d.Users = append(d.Users, m.describe())
@@ -125,9 +126,11 @@ func (c *controlAPI) ListDevices(context.Context, *controlpb.ListRequest) (*cont
 }
 
 func (d *device) describe() *controlpb.ServerDevice {
+	failed := d.failedRequests()
 	return &controlpb.ServerDevice{
 		Name: d.name, Path: d.path, IoMode: d.plugin.cfg.Name, State: d.state(),
-		Limits: control.Limits(d.limits.Load()),
+		Limits:         control.Limits(d.limits.Load()),
+		FailedRequests: failed.Sum(),
 	}
 }
 

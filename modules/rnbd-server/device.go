@@ -12,6 +12,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 )
 
 // deviceKey identifies a device: openings with the same key share it. A
@@ -46,8 +47,9 @@ type device struct {
 	sizeMu   sync.Mutex  // one call to the plugin about the size at a time
 	nodeSize uint64      // size of the node in bytes, when last checked; guarded by sizeMu
 
-	latency []stages // by pump; only that pump writes
-	loads   []load   // by pump
+	latency  []stages            // by pump; only that pump writes
+	failures []watchdog.Failures // likewise
+	loads    []load              // by pump
 }
 
 // stages are the latencies of a device's requests on one pump.
@@ -134,7 +136,7 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool,
 		return nil, fmt.Errorf("open %q: %w", name, err)
 	}
 	d := &device{key: key, name: name, path: n.path, file: n.file, plugin: p, guard: g, users: 1,
-		latency: make([]stages, len(s.pumps)), loads: make([]load, len(s.pumps))}
+		latency: make([]stages, len(s.pumps)), failures: make([]watchdog.Failures, len(s.pumps)), loads: make([]load, len(s.pumps))}
 	d.volume, d.diskSeq = n.volume, n.diskSeq
 	d.nodeSize = n.size // before the plugin looks, so that no change goes unseen
 	if err := p.open(ctx, d); err != nil {

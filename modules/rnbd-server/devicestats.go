@@ -10,13 +10,16 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 )
 
-// DeviceStats returns the latency of each stage of a device's requests, for one
-// device or for all.
+// DeviceStats returns the latency of each stage of a device's requests, and
+// those that failed or hang, for one device or for all.
 func (c *controlAPI) DeviceStats(ctx context.Context, r *controlpb.DeviceRequest) (*controlpb.DeviceStatsList, error) {
 	asked := map[*ioPlugin]map[uint32]*latency.Snapshots{}
 	return control.DeviceStats(r.Device, c.s.openDevices(),
 		func(d *device) [2]string { return [2]string{d.path, d.name} },
-		func(d *device) []*controlpb.StageStats { return d.stageStats(ctx, asked) })
+		func(d *device) *controlpb.DeviceStats {
+			return &controlpb.DeviceStats{Stages: d.stageStats(ctx, asked),
+				Failed: control.FailedRequests(d.failedRequests()), Hung: control.HungRequests(c.s.hung(d.path))}
+		})
 }
 
 // openDevices returns the devices that sessions have open, sorted by path.

@@ -18,6 +18,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
@@ -102,6 +103,7 @@ func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO, number uint64
 		return
 	}
 	if errno := r.fill(op, sess, m, msg); errno != blk.OK {
+		s.noteRefused(op, m, msg, errno)
 		op.Respond(int(errno))
 		return
 	}
@@ -117,6 +119,12 @@ func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO, number uint64
 	if q.inOrder(r, repeats, since) {
 		q.admit(r)
 	}
+}
+
+// noteRefused counts a request that the checks refuse.
+func (s *Server) noteRefused(op *rtrs.Op, m *mapping, msg rnbdwire.IO, errno blk.Errno) {
+	e := shm.SQE{Op: blk.Op(msg.Op()), Offset: msg.Sector() * blk.SectorSize, Len: msg.BISize()}
+	m.dev.plugin.queues[op.Poller()].noteFailed(m.dev, &e, watchdog.Check, errno)
 }
 
 // prioVersion is the first version of the protocol that has priorities.

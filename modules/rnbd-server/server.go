@@ -15,6 +15,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
@@ -59,14 +60,17 @@ type Server struct {
 	admin   sync.WaitGroup // requests answered off the pumps
 	stopped atomic.Bool    // no plugin runs any more
 
-	stopWatch  func()        // ends watchSizes and waits for its end
-	nodeOpened chan struct{} // has a token when a device with a node was opened
+	watchdog     *watching     // nil: HungAfter is zero
+	stopWatchdog func()        // ends it and waits for its end
+	stopWatch    func()        // ends watchSizes and waits for its end
+	nodeOpened   chan struct{} // has a token when a device with a node was opened
 }
 
 // pumpShare is the part of the server that belongs to one pump.
 type pumpShare struct {
 	pump   *pump.Pump
 	poller *rtrs.Poller
+	failed watchdog.Recent[*device] // read by the watchdog
 }
 
 // New starts plugins and pumps and listens. On an error it undoes all of it.
@@ -99,6 +103,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		return nil, err
 	}
 	s.startWatch()
+	s.startWatchdog()
 	return s, nil
 }
 
@@ -206,6 +211,9 @@ func (s *Server) Close(ctx context.Context) error {
 	case <-answered: // on the pumps
 	case <-time.After(closeGrace):
 		return errors.Join(append(errs, errors.New("an OPEN or CLOSE does not end; the pumps that would answer it are left"))...)
+	}
+	if s.stopWatchdog != nil {
+		s.stopWatchdog()
 	}
 	for _, p := range s.pumps {
 		p.pump.Stop()

@@ -246,6 +246,20 @@ func (q *Queue) upcall(tag uint64, call *adminCall, errno int) {
 	q.session.cfg.OnDone(q.cid-1, tag, errno)
 }
 
+// Inflight calls f for each request of the queue that is on a path, with its
+// tag and the path's id.
+func (q *Queue) Inflight(f func(tag uint64, path int)) {
+	live := q.session.live.Load()
+	if live == nil {
+		return
+	}
+	live.slots.each(q.cid, func(_ uint32, r *request) {
+		if r.call == nil && r.link != nil && r.kind <= kindRead {
+			f(r.tag, r.link.path.id)
+		}
+	})
+}
+
 // release makes the slot and its permit free.
 func (q *Queue) release(sl *slots, id uint32, r *request) {
 	spare := r.spare

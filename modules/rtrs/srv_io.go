@@ -85,11 +85,18 @@ func (op *Op) Session() *SrvSession { return op.sess }
 // is under way in the session.
 func (op *Op) Chunk() int { return op.chunk }
 
-// IsRead reports whether the request is a READ: it sends ReplyLen bytes back.
-// Else it is a WRITE.
+// Poller returns the index of the poller whose owner has the request.
 func (op *Op) Poller() int { return op.conn.pollerIndex }
 
-// IsRead tells the direction: a READ sends ReplyLen bytes back.
+// Path returns the client's and the server's address of the path that the
+// request came on, as SRC@DST. Only the owner of the poller calls it.
+func (op *Op) Path() string {
+	p := op.conn.path
+	return verbs.AddrString(p.client.Addr()) + "@" + verbs.AddrString(p.server.Addr())
+}
+
+// IsRead reports whether the request is a READ: it sends ReplyLen bytes back.
+// Else it is a WRITE.
 func (op *Op) IsRead() bool { return op.req.Type == rtrswire.MsgRead }
 
 // Data returns the chunk's first DataLen bytes: the payload of a WRITE, or

@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"math/bits"
 	"slices"
 	"strings"
 
@@ -44,6 +43,8 @@ type metric struct {
 type batch struct {
 	sums       map[string]*sum
 	histograms map[string]*histogram
+	servers    map[string]string // names of the servers of sessions
+	infos      int               // number of series of rnbd_device_info
 }
 
 type sum struct {
@@ -58,13 +59,27 @@ type histogram struct {
 	value  latency.Snapshot
 }
 
-func newBatch() *batch { return &batch{map[string]*sum{}, map[string]*histogram{}} }
+func newBatch() *batch {
+	return &batch{sums: map[string]*sum{}, histograms: map[string]*histogram{}, servers: map[string]string{}}
+}
 
 func key(desc *prometheus.Desc, labels []string) string {
 	return desc.String() + "\xff" + strings.Join(labels, "\xff")
 }
 
-func (b *batch) add(m metric, value float64, labels ...string) {
+func (b *batch) add(m metric, value float64, labels ...string) { b.of(m, labels).value += value }
+
+// set sets a value, whatever it was.
+func (b *batch) set(m metric, value float64, labels ...string) { b.of(m, labels).value = value }
+
+// atLeast raises a value.
+func (b *batch) atLeast(m metric, value float64, labels ...string) {
+	s := b.of(m, labels)
+	s.value = max(s.value, value)
+}
+
+// of returns the series with those labels.
+func (b *batch) of(m metric, labels []string) *sum {
 	labels = valid(labels)
 	k := key(m.desc, labels)
 	s := b.sums[k]
@@ -72,7 +87,7 @@ func (b *batch) add(m metric, value float64, labels ...string) {
 		s = &sum{metric: m, labels: labels}
 		b.sums[k] = s
 	}
-	s.value += value
+	return s
 }
 
 func (b *batch) addHistogram(desc *prometheus.Desc, value latency.Snapshot, labels ...string) {
@@ -100,28 +115,6 @@ func (b *batch) send(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(s.desc, s.kind, s.value, s.labels...)
 	}
 	for _, h := range b.histograms {
-		ch <- prometheus.MustNewConstHistogram(h.desc, h.value.Count(), float64(h.value.Sum)/1e9, cumulative(&h.value), h.labels...)
+		ch <- h
 	}
-}
-
-// The buckets shown are powers of four, from 2^10 ns (1 us) to 2^36 ns (69 s):
-// each is made of whole buckets of the daemon's.
-const (
-	firstBound = 10
-	lastBound  = 36
-)
-
-// cumulative counts the values below each bound, in seconds.
-func cumulative(s *latency.Snapshot) map[float64]uint64 {
-	out := map[float64]uint64{}
-	for b := firstBound; b <= lastBound; b += 2 {
-		n := uint64(0)
-		for _, bucket := range s.Buckets {
-			if bits.Len64(bucket.Upper-1) <= b { // Upper is at most 1<<b
-				n += bucket.Count
-			}
-		}
-		out[float64(uint64(1)<<b)/1e9] = n
-	}
-	return out
 }

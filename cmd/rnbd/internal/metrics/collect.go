@@ -7,7 +7,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
@@ -25,21 +24,26 @@ type device struct {
 	rx, tx          uint64 // sectors
 	size            uint64 // bytes
 	inflight, users float64
+	mappings        []mapping
 }
 
+// mapping names one use of a device alike at both ends.
+type mapping struct{ session, path string }
+
 // Client shows a client daemon.
-func Client(c controlpb.ClientDaemonServer) prometheus.Collector {
+func Client(c controlpb.ClientDaemonServer) *Daemon {
 	return newCollector("client", c, func(ctx context.Context) (out []device, err error) {
 		l, err := c.ListDevices(ctx, &controlpb.ListRequest{})
 		for _, d := range l.GetDevices() {
-			out = append(out, device{d.Name, d.State, d.RxSectors, d.TxSectors, d.GetLimits().GetSize(), float64(d.Inflight), float64(d.Openers)})
+			out = append(out, device{d.Name, d.State, d.RxSectors, d.TxSectors, d.GetLimits().GetSize(), float64(d.Inflight), float64(d.Openers),
+				[]mapping{{d.Session, d.Path}}})
 		}
 		return out, err
 	})
 }
 
 // Server shows a server daemon.
-func Server(s controlpb.ServerDaemonServer) prometheus.Collector {
+func Server(s controlpb.ServerDaemonServer) *Daemon {
 	return newCollector("server", s, func(ctx context.Context) (out []device, err error) {
 		l, err := s.ListDevices(ctx, &controlpb.ListRequest{})
 		for _, d := range l.GetDevices() {
@@ -47,6 +51,7 @@ func Server(s controlpb.ServerDaemonServer) prometheus.Collector {
 			for _, u := range d.Users { // the server counts clients' writes as received
 				one.rx += u.TxSectors
 				one.tx += u.RxSectors
+				one.mappings = append(one.mappings, mapping{u.Session, d.Name})
 			}
 			out = append(out, one)
 		}
@@ -54,8 +59,8 @@ func Server(s controlpb.ServerDaemonServer) prometheus.Collector {
 	})
 }
 
-// collector asks a daemon at each scrape.
-type collector struct {
+// Daemon shows a daemon. It asks it at each scrape.
+type Daemon struct {
 	client  bool
 	api     api
 	devices func(context.Context) ([]device, error)
@@ -68,12 +73,14 @@ type collector struct {
 	pathSecurity, pathPeerExpiry                                            metric
 	deviceOpen, deviceSize, deviceRead, deviceWritten, deviceUse, deviceRun metric
 	pumpLoops, pumpSleeps, pumpWakes, pumpSpins                             metric
-	pluginUp, pluginRestarts                                                metric
+	pluginUp, pluginRestarts, pluginState                                   metric
+	deviceInfo, deviceState, deviceFailed, deviceHung, deviceOldest         metric
+	retired                                                                 metric
 	fabric, fabricBytes                                                     metric
 	latency                                                                 *prometheus.Desc
 }
 
-func newCollector(kind string, a api, devices func(context.Context) ([]device, error)) *collector {
+func newCollector(kind string, a api, devices func(context.Context) ([]device, error)) *Daemon {
 	var descs []*prometheus.Desc
 	desc := func(name, help string, labels []string) *prometheus.Desc {
 		d := prometheus.NewDesc(prometheus.BuildFQName("rnbd", kind, name), help, labels, nil)
@@ -86,7 +93,7 @@ func newCollector(kind string, a api, devices func(context.Context) ([]device, e
 	gauge := func(name, help string, labels ...string) metric {
 		return metric{desc(name, help, labels), prometheus.GaugeValue}
 	}
-	c := &collector{
+	c := &Daemon{
 		client: kind == "client", api: a, devices: devices,
 		build:          gauge("build_info", "1, with the version of the daemon.", "version"),
 		sessions:       gauge("sessions", "Sessions by state.", "state"),
@@ -98,7 +105,6 @@ func newCollector(kind string, a api, devices func(context.Context) ([]device, e
 		pathInflight:   gauge("path_inflight_requests", "Requests under way.", "session", "path", "fabric"),
 		pathReconnects: counter("path_reconnects_total", "Attempts to connect the path again.", "session", "path", "fabric", "result"),
 		pathFailovers:  counter("path_failovers_total", "Requests taken over from other paths.", "session", "path", "fabric"),
-		pathLatency:    gauge("path_heartbeat_latency_seconds", "Round trip of the last heartbeat.", "session", "path", "fabric"),
 		pathSecurity:   gauge("path_security_info", "1 for a path that is protected, with what protects it and the identity that its other end has proved.", "session", "path", "fabric", "protocol", "cipher", "peer"),
 		pathPeerExpiry: gauge("path_peer_expiry_seconds", "End of the validity of the certificate of the path's other end, in seconds since 1970.", "session", "path", "fabric"),
 		deviceOpen:     gauge("device_open", "Whether the device takes requests.", "device"),
@@ -117,19 +123,31 @@ func newCollector(kind string, a api, devices func(context.Context) ([]device, e
 		fabricBytes:    counter("fabric_bytes_total", "Bytes by what a fabric did with them.", "fabric", "what"),
 		latency:        desc("request_duration_seconds", "Time of requests in a stage.", []string{"device", "stage", "op"}),
 	}
-	c.descs = descs
+	c.pluginState = gauge("plugin_state", "1 for the state of the plugin, 0 for others.", "plugin", "kind", "state")
+	c.deviceState = gauge("device_state", "1 for the state of the device, 0 for others.", "device", "state")
+	c.deviceFailed = counter("device_failed_requests_total", "Requests that failed, by the stage that failed them.", "device", "stage", "errno")
+	c.deviceHung = gauge("device_hung_requests", "Requests older than the limit of the watchdog, by the stage they wait in.", "device", "stage")
+	c.deviceOldest = gauge("device_oldest_hung_request_seconds", "Age of the oldest request that hangs; 0: none.", "device")
+	if c.client {
+		c.pathLatency = gauge("path_heartbeat_latency_seconds", "Round trip of the last heartbeat.", "session", "path", "fabric")
+	} else {
+		c.retired = gauge("session_retired_chunks", "Chunks of lost paths that wait for I/O that does not end.", "session")
+	}
+	c.deviceInfo = metric{prometheus.NewDesc("rnbd_device_info", "1 for each use of a device. Client and server have the same session and mapping_path.",
+		[]string{"device", "session", "mapping_path", "server"}, nil), prometheus.GaugeValue}
+	c.descs = append(descs, c.deviceInfo.desc)
 	return c
 }
 
 // Describe lists all possible metrics.
-func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+func (c *Daemon) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range c.descs {
 		ch <- d
 	}
 }
 
 // Collect is one scrape.
-func (c *collector) Collect(ch chan<- prometheus.Metric) {
+func (c *Daemon) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := collectTime()
 	defer cancel()
 	b := newBatch()
@@ -149,7 +167,7 @@ func flag(on bool) float64 {
 	return 0
 }
 
-func (c *collector) daemon(ctx context.Context, b *batch) error {
+func (c *Daemon) daemon(ctx context.Context, b *batch) error {
 	info, err := c.api.Info(ctx, &controlpb.InfoRequest{})
 	if err != nil {
 		return fmt.Errorf("daemon: %w", err)
@@ -165,6 +183,7 @@ func (c *collector) daemon(ctx context.Context, b *batch) error {
 	for _, p := range info.Plugins {
 		b.add(c.pluginUp, flag(p.State == "running"), p.Name, p.Kind)
 		b.add(c.pluginRestarts, float64(p.Restarts), p.Name, p.Kind)
+		b.addState(c.pluginState, pluginStates, p.State, p.Name, p.Kind)
 	}
 	for _, f := range info.FabricCounters {
 		if f.Bytes {
@@ -176,7 +195,7 @@ func (c *collector) daemon(ctx context.Context, b *batch) error {
 	return nil
 }
 
-func (c *collector) paths(ctx context.Context, b *batch) error {
+func (c *Daemon) paths(ctx context.Context, b *batch) error {
 	list, err := c.api.ListSessions(ctx, &controlpb.ListRequest{})
 	if err != nil {
 		return fmt.Errorf("sessions: %w", err)
@@ -187,9 +206,13 @@ func (c *collector) paths(ctx context.Context, b *batch) error {
 	for _, s := range list.Sessions {
 		names = append(names, s.Name)
 		b.add(c.sessions, 1, s.State)
+		b.servers[s.Name] = s.ServerName
 	}
 	name := bounded(names)
 	for _, s := range list.Sessions {
+		if !c.client {
+			b.add(c.retired, float64(s.RetiredChunks), name(s.Name))
+		}
 		for _, p := range s.Paths {
 			labels := []string{name(s.Name), strconv.Itoa(int(p.Id)), p.Fabric}
 			if labels[0] == other {
@@ -201,7 +224,7 @@ func (c *collector) paths(ctx context.Context, b *batch) error {
 	return nil
 }
 
-func (c *collector) path(ctx context.Context, b *batch, p *controlpb.Path, labels []string) {
+func (c *Daemon) path(ctx context.Context, b *batch, p *controlpb.Path, labels []string) {
 	st, err := c.api.PathStats(ctx, &controlpb.PathRequest{Session: p.Session, Id: p.Id})
 	if err != nil {
 		return // it has gone meanwhile
@@ -220,46 +243,13 @@ func (c *collector) path(ctx context.Context, b *batch, p *controlpb.Path, label
 	if labels[0] == other {
 		return // a sum of latencies or of times means nothing
 	}
-	b.add(c.pathLatency, float64(st.LatencyNs)/1e9, labels...)
+	if c.client { // a server waits for no answer to a heartbeat
+		b.add(c.pathLatency, float64(st.LatencyNs)/1e9, labels...)
+	}
 	if sec := p.Security; sec != nil {
 		b.add(c.pathSecurity, 1, append(labels[:3:3], sec.Protocol, sec.Cipher, sec.Peer)...)
 		if sec.ExpiresUnixMs != 0 {
 			b.add(c.pathPeerExpiry, float64(sec.ExpiresUnixMs)/1e3, labels...)
 		}
 	}
-}
-
-func (c *collector) allDevices(ctx context.Context, b *batch) error {
-	devices, err := c.devices(ctx)
-	if err != nil {
-		return fmt.Errorf("devices: %w", err)
-	}
-	var names []string
-	for _, d := range devices {
-		names = append(names, d.name)
-	}
-	name := bounded(names)
-	seen := map[string]bool{}
-	for _, d := range devices {
-		label := name(d.name)
-		if !seen[d.name] { // a server has one opened twice, for readers apart
-			b.add(c.deviceOpen, flag(d.state == "open"), label)
-			b.add(c.deviceSize, float64(d.size), label)
-		}
-		seen[d.name] = true
-		b.add(c.deviceRead, 512*float64(d.rx), label)
-		b.add(c.deviceWritten, 512*float64(d.tx), label)
-		b.add(c.deviceUse, d.users, label)
-		b.add(c.deviceRun, d.inflight, label)
-	}
-	stats, err := c.api.DeviceStats(ctx, &controlpb.DeviceRequest{})
-	if err != nil {
-		return fmt.Errorf("statistics of devices: %w", err)
-	}
-	for _, d := range stats.Devices {
-		for _, s := range d.Stages {
-			b.addHistogram(c.latency, control.Latency(s.Latency), name(d.Device), s.Stage, s.Op)
-		}
-	}
-	return nil
 }

@@ -57,7 +57,7 @@ func busyDaemon() *daemon {
 	d.info.FabricCounters = []*controlpb.FabricCounter{
 		{Fabric: "rocev2", Name: "dropped", Reason: "icrc", Value: 7}, {Fabric: "iwarp", Name: "sent", Bytes: true, Value: 1000},
 	}
-	d.sessions.Sessions = []*controlpb.Session{{Name: "s", State: "connected", Paths: []*controlpb.Path{
+	d.sessions.Sessions = []*controlpb.Session{{Name: "s", State: "connected", ServerName: "storage", Paths: []*controlpb.Path{
 		{Session: "s", Id: 1, State: "connected", Fabric: "iwarp", Security: &controlpb.Security{
 			Protocol: "TLS 1.3", Cipher: "AES_128_GCM", Peer: "dns:storage.example", ExpiresUnixMs: 1_900_000_000_500}},
 		{Session: "s", Id: 2, State: "reconnecting", Fabric: "rocev2"},
@@ -65,12 +65,14 @@ func busyDaemon() *daemon {
 	}}}
 	d.stats = controlpb.PathStatsReply{ReadCount: 10, ReadBytes: 4096, WriteCount: 20, WriteBytes: 8192, Inflight: 3,
 		Reconnects: 4, ReconnectsFailed: 5, Failovers: 6, LatencyNs: 250_000}
-	d.devices.Devices = []*controlpb.ClientDevice{{Name: "rnbd0", State: "open", RxSectors: 8, TxSectors: 16, Inflight: 2, Openers: 1,
+	d.devices.Devices = []*controlpb.ClientDevice{{Name: "rnbd0", State: "open", Path: "disk.img", Session: "s", RxSectors: 8, TxSectors: 16, Inflight: 2, Openers: 1,
 		Limits: &controlpb.Limits{Size: 1 << 20}}}
 	d.latency.Devices = []*controlpb.DeviceStats{{Device: "rnbd0", Stages: []*controlpb.StageStats{{Stage: "wire", Op: "read",
 		Latency: &controlpb.Histogram{Count: 6, SumNs: 5_000_000, Buckets: []*controlpb.HistogramBucket{
 			{UpperNs: 1 << 10, Count: 1}, {UpperNs: 1<<10 + 1<<8, Count: 2}, {UpperNs: 1 << 20, Count: 2}, {UpperNs: 1<<64 - 1, Count: 1},
 		}}}}}}
+	d.latency.Devices[0].Failed = []*controlpb.FailedRequests{{Stage: "wire", Errno: "EIO", Count: 4}}
+	d.latency.Devices[0].Hung = []*controlpb.HungRequests{{Stage: "wire", Path: "a", Count: 2, OldestNs: 90e9}, {Stage: "wire", Path: "b", Count: 3, OldestNs: 20e9}}
 	return d
 }
 
@@ -87,7 +89,7 @@ func TestNamesAndTypesAreAsPrometheusAsks(t *testing.T) {
 }
 
 // scrape asks a page as Prometheus does.
-func scrape(t *testing.T, c prometheus.Collector) map[string]*dto.MetricFamily {
+func scrape(t *testing.T, c *Daemon) map[string]*dto.MetricFamily {
 	t.Helper()
 	p, err := Listen("127.0.0.1:0", c, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -150,6 +152,15 @@ func TestScrape(t *testing.T) {
 		"rnbd_client_plugin_up{kind=frontend,plugin=nbd}":                                                                            1,
 		"rnbd_client_plugin_restarts_total{kind=frontend,plugin=nbd}":                                                                2,
 		"rnbd_client_fabric_events_total{event=dropped,fabric=rocev2,reason=icrc}":                                                   7,
+		"rnbd_client_plugin_state{kind=frontend,plugin=nbd,state=running}":                                                           1,
+		"rnbd_client_plugin_state{kind=frontend,plugin=nbd,state=failed}":                                                            0,
+		"rnbd_client_device_state{device=rnbd0,state=open}":                                                                          1,
+		"rnbd_client_device_state{device=rnbd0,state=closed}":                                                                        0,
+		"rnbd_client_device_failed_requests_total{device=rnbd0,errno=EIO,stage=wire}":                                                4,
+		"rnbd_client_device_hung_requests{device=rnbd0,stage=wire}":                                                                  5,
+		"rnbd_client_device_hung_requests{device=rnbd0,stage=queue}":                                                                 0,
+		"rnbd_client_device_oldest_hung_request_seconds{device=rnbd0}":                                                               90,
+		"rnbd_device_info{device=rnbd0,mapping_path=disk.img,server=storage,session=s}":                                              1,
 		"rnbd_client_fabric_bytes_total{fabric=iwarp,what=sent}":                                                                     1000,
 	} {
 		m := value(t, families, want)
@@ -178,7 +189,7 @@ func TestScrape(t *testing.T) {
 	for _, b := range h.GetBucket()[:6] {
 		got = append(got, b.GetCumulativeCount())
 	}
-	if fmt.Sprint(got) != "[1 3 3 3 3 5]" || h.GetBucket()[0].GetUpperBound() != 1.024e-06 {
+	if fmt.Sprint(got) != "[1 3 3 3 3 3]" || h.GetBucket()[0].GetUpperBound() != 1.024e-06 {
 		t.Errorf("buckets %v, first below %v s", got, h.GetBucket()[0].GetUpperBound())
 	}
 }
@@ -248,4 +259,32 @@ func TestAnAddressInUseIsAnError(t *testing.T) {
 	if _, err := Listen(p.Addr().String(), Client(busyDaemon()), slog.New(slog.DiscardHandler)); err == nil {
 		t.Error("two pages on one address")
 	}
+}
+
+func TestHealthAndReadiness(t *testing.T) {
+	d := busyDaemon()
+	p, err := Listen("127.0.0.1:0", Client(d), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	check := func(page string, status int, text string) {
+		t.Helper()
+		r, err := http.Get("http://" + p.Addr().String() + page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		body, _ := io.ReadAll(r.Body)
+		if r.StatusCode != status || !strings.Contains(string(body), text) {
+			t.Errorf("%s: %s %q, want %d with %q", page, r.Status, body, status, text)
+		}
+	}
+	check("/healthz", http.StatusOK, "ok")
+	check("/readyz", http.StatusOK, "ok")
+	d.info.Plugins[0].State = "failed: crashes too often"
+	check("/healthz", http.StatusOK, "ok")
+	check("/readyz", http.StatusServiceUnavailable, "plugin nbd: failed: crashes too often")
+	d.err = errors.New("no answer")
+	check("/healthz", http.StatusServiceUnavailable, "no answer")
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
 // Page is the page that Prometheus scrapes.
@@ -26,8 +28,9 @@ const (
 	scrapeTimeout = 10 * time.Second
 )
 
-// Listen serves c, and the metrics of the process, on ADDRESS:PORT until Close.
-func Listen(addr string, c prometheus.Collector, log *slog.Logger) (*Page, error) {
+// Listen serves c, the metrics of the process, and whether the daemon is healthy
+// and ready, on ADDRESS:PORT until Close.
+func Listen(addr string, c *Daemon, log *slog.Logger) (*Page, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
@@ -38,6 +41,8 @@ func Listen(addr string, c prometheus.Collector, log *slog.Logger) (*Page, error
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{
 		ErrorLog: errorLog{log}, MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout,
 	}))
+	mux.HandleFunc("GET /healthz", answerWith(c, func(*controlpb.DaemonInfo) []string { return nil }))
+	mux.HandleFunc("GET /readyz", answerWith(c, notReady))
 	s := &Page{addr: l.Addr(), http: &http.Server{
 		Handler: mux, ReadTimeout: scrapeTimeout, WriteTimeout: 2 * scrapeTimeout, IdleTimeout: time.Minute, MaxHeaderBytes: 1 << 14,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),

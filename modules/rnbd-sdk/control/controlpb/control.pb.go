@@ -1062,15 +1062,17 @@ func (x *Limits) GetSecureErase() bool {
 
 // ServerDevice is one device that at least one session has open.
 type ServerDevice struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`                   // as the client asked for it
-	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`                   // resolved under the search path
-	IoMode        string                 `protobuf:"bytes,3,opt,name=io_mode,json=ioMode,proto3" json:"io_mode,omitempty"` // name of the io plugin
-	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`                 // "open", "failed: plugin state lost", "stuck", ...
-	Limits        *Limits                `protobuf:"bytes,5,opt,name=limits,proto3" json:"limits,omitempty"`
-	Users         []*ServerDeviceUse     `protobuf:"bytes,6,rep,name=users,proto3" json:"users,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`                   // as the client asked for it
+	Path           string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`                   // resolved under the search path
+	IoMode         string                 `protobuf:"bytes,3,opt,name=io_mode,json=ioMode,proto3" json:"io_mode,omitempty"` // name of the io plugin
+	State          string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`                 // "open", "failed: plugin state lost", "stuck", ...
+	Limits         *Limits                `protobuf:"bytes,5,opt,name=limits,proto3" json:"limits,omitempty"`
+	Users          []*ServerDeviceUse     `protobuf:"bytes,6,rep,name=users,proto3" json:"users,omitempty"`
+	Hung           []*HungRequests        `protobuf:"bytes,7,rep,name=hung,proto3" json:"hung,omitempty"`
+	FailedRequests uint64                 `protobuf:"varint,8,opt,name=failed_requests,json=failedRequests,proto3" json:"failed_requests,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ServerDevice) Reset() {
@@ -1145,6 +1147,175 @@ func (x *ServerDevice) GetUsers() []*ServerDeviceUse {
 	return nil
 }
 
+func (x *ServerDevice) GetHung() []*HungRequests {
+	if x != nil {
+		return x.Hung
+	}
+	return nil
+}
+
+func (x *ServerDevice) GetFailedRequests() uint64 {
+	if x != nil {
+		return x.FailedRequests
+	}
+	return 0
+}
+
+// FailedRequests counts the requests of a device that failed, by stage and errno.
+type FailedRequests struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stage         string                 `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"` // client: "check", "queue", "wire", "server"; server: "check", "queue", "plugin"
+	Errno         string                 `protobuf:"bytes,2,opt,name=errno,proto3" json:"errno,omitempty"` // "EIO", ...; "other": one that is not told apart
+	Count         uint64                 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FailedRequests) Reset() {
+	*x = FailedRequests{}
+	mi := &file_control_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FailedRequests) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FailedRequests) ProtoMessage() {}
+
+func (x *FailedRequests) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FailedRequests.ProtoReflect.Descriptor instead.
+func (*FailedRequests) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *FailedRequests) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *FailedRequests) GetErrno() string {
+	if x != nil {
+		return x.Errno
+	}
+	return ""
+}
+
+func (x *FailedRequests) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+// HungRequests are those of a device that are older than the watchdog's limit,
+// in one stage and on one path.
+type HungRequests struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stage         string                 `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"` // client: "queue", "wire"; server: "queue", "plugin", "fence", "turn"
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`   // empty: none, or no more
+	Count         uint64                 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	OldestNs      uint64                 `protobuf:"varint,4,opt,name=oldest_ns,json=oldestNs,proto3" json:"oldest_ns,omitempty"` // age of the oldest one, and what it is
+	Op            string                 `protobuf:"bytes,5,opt,name=op,proto3" json:"op,omitempty"`
+	Offset        uint64                 `protobuf:"varint,6,opt,name=offset,proto3" json:"offset,omitempty"` // bytes
+	Session       string                 `protobuf:"bytes,7,opt,name=session,proto3" json:"session,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HungRequests) Reset() {
+	*x = HungRequests{}
+	mi := &file_control_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HungRequests) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HungRequests) ProtoMessage() {}
+
+func (x *HungRequests) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HungRequests.ProtoReflect.Descriptor instead.
+func (*HungRequests) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *HungRequests) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *HungRequests) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *HungRequests) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *HungRequests) GetOldestNs() uint64 {
+	if x != nil {
+		return x.OldestNs
+	}
+	return 0
+}
+
+func (x *HungRequests) GetOp() string {
+	if x != nil {
+		return x.Op
+	}
+	return ""
+}
+
+func (x *HungRequests) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *HungRequests) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
 type ServerDeviceUse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Session       string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
@@ -1158,7 +1329,7 @@ type ServerDeviceUse struct {
 
 func (x *ServerDeviceUse) Reset() {
 	*x = ServerDeviceUse{}
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1170,7 +1341,7 @@ func (x *ServerDeviceUse) String() string {
 func (*ServerDeviceUse) ProtoMessage() {}
 
 func (x *ServerDeviceUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1183,7 +1354,7 @@ func (x *ServerDeviceUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerDeviceUse.ProtoReflect.Descriptor instead.
 func (*ServerDeviceUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{16}
+	return file_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ServerDeviceUse) GetSession() string {
@@ -1230,7 +1401,7 @@ type ServerDeviceList struct {
 
 func (x *ServerDeviceList) Reset() {
 	*x = ServerDeviceList{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1242,7 +1413,7 @@ func (x *ServerDeviceList) String() string {
 func (*ServerDeviceList) ProtoMessage() {}
 
 func (x *ServerDeviceList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1255,7 +1426,7 @@ func (x *ServerDeviceList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerDeviceList.ProtoReflect.Descriptor instead.
 func (*ServerDeviceList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ServerDeviceList) GetDevices() []*ServerDevice {
@@ -1285,7 +1456,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1297,7 +1468,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1310,7 +1481,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Session) GetName() string {
@@ -1424,7 +1595,7 @@ type Path struct {
 
 func (x *Path) Reset() {
 	*x = Path{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1436,7 +1607,7 @@ func (x *Path) String() string {
 func (*Path) ProtoMessage() {}
 
 func (x *Path) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1449,7 +1620,7 @@ func (x *Path) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Path.ProtoReflect.Descriptor instead.
 func (*Path) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Path) GetSession() string {
@@ -1599,7 +1770,7 @@ type Security struct {
 
 func (x *Security) Reset() {
 	*x = Security{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1782,7 @@ func (x *Security) String() string {
 func (*Security) ProtoMessage() {}
 
 func (x *Security) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1795,7 @@ func (x *Security) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Security.ProtoReflect.Descriptor instead.
 func (*Security) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Security) GetProtocol() string {
@@ -1671,7 +1842,7 @@ type SessionList struct {
 
 func (x *SessionList) Reset() {
 	*x = SessionList{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +1854,7 @@ func (x *SessionList) String() string {
 func (*SessionList) ProtoMessage() {}
 
 func (x *SessionList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +1867,7 @@ func (x *SessionList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionList.ProtoReflect.Descriptor instead.
 func (*SessionList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SessionList) GetSessions() []*Session {
@@ -1716,7 +1887,7 @@ type CloseDeviceRequest struct {
 
 func (x *CloseDeviceRequest) Reset() {
 	*x = CloseDeviceRequest{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1728,7 +1899,7 @@ func (x *CloseDeviceRequest) String() string {
 func (*CloseDeviceRequest) ProtoMessage() {}
 
 func (x *CloseDeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1741,7 +1912,7 @@ func (x *CloseDeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseDeviceRequest.ProtoReflect.Descriptor instead.
 func (*CloseDeviceRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CloseDeviceRequest) GetSession() string {
@@ -1767,7 +1938,7 @@ type SessionRequest struct {
 
 func (x *SessionRequest) Reset() {
 	*x = SessionRequest{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1779,7 +1950,7 @@ func (x *SessionRequest) String() string {
 func (*SessionRequest) ProtoMessage() {}
 
 func (x *SessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1792,7 +1963,7 @@ func (x *SessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionRequest.ProtoReflect.Descriptor instead.
 func (*SessionRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SessionRequest) GetSession() string {
@@ -1819,7 +1990,7 @@ type MapRequest struct {
 
 func (x *MapRequest) Reset() {
 	*x = MapRequest{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1831,7 +2002,7 @@ func (x *MapRequest) String() string {
 func (*MapRequest) ProtoMessage() {}
 
 func (x *MapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1844,7 +2015,7 @@ func (x *MapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapRequest.ProtoReflect.Descriptor instead.
 func (*MapRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MapRequest) GetPath() string {
@@ -1911,34 +2082,37 @@ func (x *MapRequest) GetIoMode() string {
 }
 
 type ClientDevice struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // rnbd0
-	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	Path          string                 `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
-	Session       string                 `protobuf:"bytes,4,opt,name=session,proto3" json:"session,omitempty"`
-	State         string                 `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"` // "init", "open", "closed", "unmapped"
-	AccessMode    string                 `protobuf:"bytes,6,opt,name=access_mode,json=accessMode,proto3" json:"access_mode,omitempty"`
-	Frontend      string                 `protobuf:"bytes,7,opt,name=frontend,proto3" json:"frontend,omitempty"`
-	Endpoint      string                 `protobuf:"bytes,8,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // what a user opens: an NBD URI, a device node
-	Limits        *Limits                `protobuf:"bytes,9,opt,name=limits,proto3" json:"limits,omitempty"`
-	Loss          string                 `protobuf:"bytes,10,opt,name=loss,proto3" json:"loss,omitempty"`
-	DeviceId      uint32                 `protobuf:"varint,11,opt,name=device_id,json=deviceId,proto3" json:"device_id,omitempty"`
-	RxSectors     uint64                 `protobuf:"varint,12,opt,name=rx_sectors,json=rxSectors,proto3" json:"rx_sectors,omitempty"`
-	TxSectors     uint64                 `protobuf:"varint,13,opt,name=tx_sectors,json=txSectors,proto3" json:"tx_sectors,omitempty"`
-	Inflight      uint64                 `protobuf:"varint,14,opt,name=inflight,proto3" json:"inflight,omitempty"`
-	Openers       uint32                 `protobuf:"varint,15,opt,name=openers,proto3" json:"openers,omitempty"`
-	LastError     string                 `protobuf:"bytes,16,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
-	Options       map[string]string      `protobuf:"bytes,17,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // of the front end, as mapped
-	OpensAgain    bool                   `protobuf:"varint,18,opt,name=opens_again,json=opensAgain,proto3" json:"opens_again,omitempty"`                                                  // closed, and opens by itself when its session has a path
-	ExportedSize  uint64                 `protobuf:"varint,19,opt,name=exported_size,json=exportedSize,proto3" json:"exported_size,omitempty"`                                            // bytes, as the server told last
-	IoMode        string                 `protobuf:"bytes,20,opt,name=io_mode,json=ioMode,proto3" json:"io_mode,omitempty"`                                                               // asked for when it was mapped; empty: none
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // rnbd0
+	Index          uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	Path           string                 `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
+	Session        string                 `protobuf:"bytes,4,opt,name=session,proto3" json:"session,omitempty"`
+	State          string                 `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"` // "init", "open", "closed", "unmapped"
+	AccessMode     string                 `protobuf:"bytes,6,opt,name=access_mode,json=accessMode,proto3" json:"access_mode,omitempty"`
+	Frontend       string                 `protobuf:"bytes,7,opt,name=frontend,proto3" json:"frontend,omitempty"`
+	Endpoint       string                 `protobuf:"bytes,8,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // what a user opens: an NBD URI, a device node
+	Limits         *Limits                `protobuf:"bytes,9,opt,name=limits,proto3" json:"limits,omitempty"`
+	Loss           string                 `protobuf:"bytes,10,opt,name=loss,proto3" json:"loss,omitempty"`
+	DeviceId       uint32                 `protobuf:"varint,11,opt,name=device_id,json=deviceId,proto3" json:"device_id,omitempty"`
+	RxSectors      uint64                 `protobuf:"varint,12,opt,name=rx_sectors,json=rxSectors,proto3" json:"rx_sectors,omitempty"`
+	TxSectors      uint64                 `protobuf:"varint,13,opt,name=tx_sectors,json=txSectors,proto3" json:"tx_sectors,omitempty"`
+	Inflight       uint64                 `protobuf:"varint,14,opt,name=inflight,proto3" json:"inflight,omitempty"`
+	Openers        uint32                 `protobuf:"varint,15,opt,name=openers,proto3" json:"openers,omitempty"`
+	LastError      string                 `protobuf:"bytes,16,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	Options        map[string]string      `protobuf:"bytes,17,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // of the front end, as mapped
+	OpensAgain     bool                   `protobuf:"varint,18,opt,name=opens_again,json=opensAgain,proto3" json:"opens_again,omitempty"`                                                  // closed, and opens by itself when its session has a path
+	ExportedSize   uint64                 `protobuf:"varint,19,opt,name=exported_size,json=exportedSize,proto3" json:"exported_size,omitempty"`                                            // bytes, as the server told last
+	IoMode         string                 `protobuf:"bytes,20,opt,name=io_mode,json=ioMode,proto3" json:"io_mode,omitempty"`                                                               // asked for when it was mapped; empty: none
+	Hung           []*HungRequests        `protobuf:"bytes,21,rep,name=hung,proto3" json:"hung,omitempty"`
+	FailedRequests uint64                 `protobuf:"varint,22,opt,name=failed_requests,json=failedRequests,proto3" json:"failed_requests,omitempty"`
+	FailsUnixMs    int64                  `protobuf:"varint,23,opt,name=fails_unix_ms,json=failsUnixMs,proto3" json:"fails_unix_ms,omitempty"` // closed: when waiting requests fail; 0: nothing waits, or for ever
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ClientDevice) Reset() {
 	*x = ClientDevice{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1950,7 +2124,7 @@ func (x *ClientDevice) String() string {
 func (*ClientDevice) ProtoMessage() {}
 
 func (x *ClientDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1963,7 +2137,7 @@ func (x *ClientDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientDevice.ProtoReflect.Descriptor instead.
 func (*ClientDevice) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ClientDevice) GetName() string {
@@ -2106,6 +2280,27 @@ func (x *ClientDevice) GetIoMode() string {
 	return ""
 }
 
+func (x *ClientDevice) GetHung() []*HungRequests {
+	if x != nil {
+		return x.Hung
+	}
+	return nil
+}
+
+func (x *ClientDevice) GetFailedRequests() uint64 {
+	if x != nil {
+		return x.FailedRequests
+	}
+	return 0
+}
+
+func (x *ClientDevice) GetFailsUnixMs() int64 {
+	if x != nil {
+		return x.FailsUnixMs
+	}
+	return 0
+}
+
 type ClientDeviceList struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Devices       []*ClientDevice        `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
@@ -2115,7 +2310,7 @@ type ClientDeviceList struct {
 
 func (x *ClientDeviceList) Reset() {
 	*x = ClientDeviceList{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2127,7 +2322,7 @@ func (x *ClientDeviceList) String() string {
 func (*ClientDeviceList) ProtoMessage() {}
 
 func (x *ClientDeviceList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2140,7 +2335,7 @@ func (x *ClientDeviceList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientDeviceList.ProtoReflect.Descriptor instead.
 func (*ClientDeviceList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ClientDeviceList) GetDevices() []*ClientDevice {
@@ -2159,7 +2354,7 @@ type PluginRequest struct {
 
 func (x *PluginRequest) Reset() {
 	*x = PluginRequest{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2366,7 @@ func (x *PluginRequest) String() string {
 func (*PluginRequest) ProtoMessage() {}
 
 func (x *PluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2379,7 @@ func (x *PluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginRequest.ProtoReflect.Descriptor instead.
 func (*PluginRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PluginRequest) GetName() string {
@@ -2203,7 +2398,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2215,7 +2410,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2228,7 +2423,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DeviceRequest) GetDevice() string {
@@ -2248,7 +2443,7 @@ type RemapRequest struct {
 
 func (x *RemapRequest) Reset() {
 	*x = RemapRequest{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2455,7 @@ func (x *RemapRequest) String() string {
 func (*RemapRequest) ProtoMessage() {}
 
 func (x *RemapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2468,7 @@ func (x *RemapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemapRequest.ProtoReflect.Descriptor instead.
 func (*RemapRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RemapRequest) GetDevice() string {
@@ -2300,7 +2495,7 @@ type UnmapRequest struct {
 
 func (x *UnmapRequest) Reset() {
 	*x = UnmapRequest{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2312,7 +2507,7 @@ func (x *UnmapRequest) String() string {
 func (*UnmapRequest) ProtoMessage() {}
 
 func (x *UnmapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2325,7 +2520,7 @@ func (x *UnmapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnmapRequest.ProtoReflect.Descriptor instead.
 func (*UnmapRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *UnmapRequest) GetDevice() string {
@@ -2352,7 +2547,7 @@ type AddPathRequest struct {
 
 func (x *AddPathRequest) Reset() {
 	*x = AddPathRequest{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2364,7 +2559,7 @@ func (x *AddPathRequest) String() string {
 func (*AddPathRequest) ProtoMessage() {}
 
 func (x *AddPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2377,7 +2572,7 @@ func (x *AddPathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPathRequest.ProtoReflect.Descriptor instead.
 func (*AddPathRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AddPathRequest) GetSession() string {
@@ -2405,7 +2600,7 @@ type PathRequest struct {
 
 func (x *PathRequest) Reset() {
 	*x = PathRequest{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2417,7 +2612,7 @@ func (x *PathRequest) String() string {
 func (*PathRequest) ProtoMessage() {}
 
 func (x *PathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2430,7 +2625,7 @@ func (x *PathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathRequest.ProtoReflect.Descriptor instead.
 func (*PathRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PathRequest) GetSession() string {
@@ -2464,7 +2659,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2476,7 +2671,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2489,7 +2684,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetPolicyRequest) GetSession() string {
@@ -2541,7 +2736,7 @@ type PathStatsReply struct {
 
 func (x *PathStatsReply) Reset() {
 	*x = PathStatsReply{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2553,7 +2748,7 @@ func (x *PathStatsReply) String() string {
 func (*PathStatsReply) ProtoMessage() {}
 
 func (x *PathStatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2566,7 +2761,7 @@ func (x *PathStatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathStatsReply.ProtoReflect.Descriptor instead.
 func (*PathStatsReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PathStatsReply) GetReadCount() uint64 {
@@ -2706,7 +2901,7 @@ type SGEntries struct {
 
 func (x *SGEntries) Reset() {
 	*x = SGEntries{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2718,7 +2913,7 @@ func (x *SGEntries) String() string {
 func (*SGEntries) ProtoMessage() {}
 
 func (x *SGEntries) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2731,7 +2926,7 @@ func (x *SGEntries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SGEntries.ProtoReflect.Descriptor instead.
 func (*SGEntries) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SGEntries) GetPump() uint32 {
@@ -2761,7 +2956,7 @@ type RDMALatency struct {
 
 func (x *RDMALatency) Reset() {
 	*x = RDMALatency{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2773,7 +2968,7 @@ func (x *RDMALatency) String() string {
 func (*RDMALatency) ProtoMessage() {}
 
 func (x *RDMALatency) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2786,7 +2981,7 @@ func (x *RDMALatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RDMALatency.ProtoReflect.Descriptor instead.
 func (*RDMALatency) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RDMALatency) GetLimitMs() uint64 {
@@ -2821,7 +3016,7 @@ type ResetPathStatsRequest struct {
 
 func (x *ResetPathStatsRequest) Reset() {
 	*x = ResetPathStatsRequest{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2833,7 +3028,7 @@ func (x *ResetPathStatsRequest) String() string {
 func (*ResetPathStatsRequest) ProtoMessage() {}
 
 func (x *ResetPathStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2846,7 +3041,7 @@ func (x *ResetPathStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetPathStatsRequest.ProtoReflect.Descriptor instead.
 func (*ResetPathStatsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ResetPathStatsRequest) GetSession() string {
@@ -2879,7 +3074,7 @@ type DeviceStatsList struct {
 
 func (x *DeviceStatsList) Reset() {
 	*x = DeviceStatsList{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2891,7 +3086,7 @@ func (x *DeviceStatsList) String() string {
 func (*DeviceStatsList) ProtoMessage() {}
 
 func (x *DeviceStatsList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2904,7 +3099,7 @@ func (x *DeviceStatsList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatsList.ProtoReflect.Descriptor instead.
 func (*DeviceStatsList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeviceStatsList) GetDevices() []*DeviceStats {
@@ -2918,13 +3113,15 @@ type DeviceStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Device        string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"` // client: its name; server: its path
 	Stages        []*StageStats          `protobuf:"bytes,2,rep,name=stages,proto3" json:"stages,omitempty"`
+	Failed        []*FailedRequests      `protobuf:"bytes,3,rep,name=failed,proto3" json:"failed,omitempty"`
+	Hung          []*HungRequests        `protobuf:"bytes,4,rep,name=hung,proto3" json:"hung,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeviceStats) Reset() {
 	*x = DeviceStats{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2936,7 +3133,7 @@ func (x *DeviceStats) String() string {
 func (*DeviceStats) ProtoMessage() {}
 
 func (x *DeviceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2949,7 +3146,7 @@ func (x *DeviceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStats.ProtoReflect.Descriptor instead.
 func (*DeviceStats) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeviceStats) GetDevice() string {
@@ -2966,6 +3163,20 @@ func (x *DeviceStats) GetStages() []*StageStats {
 	return nil
 }
 
+func (x *DeviceStats) GetFailed() []*FailedRequests {
+	if x != nil {
+		return x.Failed
+	}
+	return nil
+}
+
+func (x *DeviceStats) GetHung() []*HungRequests {
+	if x != nil {
+		return x.Hung
+	}
+	return nil
+}
+
 // StageStats is the latency of one operation in one stage.
 type StageStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2978,7 +3189,7 @@ type StageStats struct {
 
 func (x *StageStats) Reset() {
 	*x = StageStats{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2990,7 +3201,7 @@ func (x *StageStats) String() string {
 func (*StageStats) ProtoMessage() {}
 
 func (x *StageStats) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3003,7 +3214,7 @@ func (x *StageStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageStats.ProtoReflect.Descriptor instead.
 func (*StageStats) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StageStats) GetStage() string {
@@ -3039,7 +3250,7 @@ type Histogram struct {
 
 func (x *Histogram) Reset() {
 	*x = Histogram{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3262,7 @@ func (x *Histogram) String() string {
 func (*Histogram) ProtoMessage() {}
 
 func (x *Histogram) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3064,7 +3275,7 @@ func (x *Histogram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Histogram.ProtoReflect.Descriptor instead.
 func (*Histogram) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Histogram) GetCount() uint64 {
@@ -3098,7 +3309,7 @@ type HistogramBucket struct {
 
 func (x *HistogramBucket) Reset() {
 	*x = HistogramBucket{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3110,7 +3321,7 @@ func (x *HistogramBucket) String() string {
 func (*HistogramBucket) ProtoMessage() {}
 
 func (x *HistogramBucket) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3123,7 +3334,7 @@ func (x *HistogramBucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistogramBucket.ProtoReflect.Descriptor instead.
 func (*HistogramBucket) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *HistogramBucket) GetUpperNs() uint64 {
@@ -3148,7 +3359,7 @@ type LogLevelsRequest struct {
 
 func (x *LogLevelsRequest) Reset() {
 	*x = LogLevelsRequest{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3160,7 +3371,7 @@ func (x *LogLevelsRequest) String() string {
 func (*LogLevelsRequest) ProtoMessage() {}
 
 func (x *LogLevelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3173,7 +3384,7 @@ func (x *LogLevelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLevelsRequest.ProtoReflect.Descriptor instead.
 func (*LogLevelsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 // LogLevel of a subsystem: "debug", "info", "warn", "error".
@@ -3187,7 +3398,7 @@ type LogLevel struct {
 
 func (x *LogLevel) Reset() {
 	*x = LogLevel{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3199,7 +3410,7 @@ func (x *LogLevel) String() string {
 func (*LogLevel) ProtoMessage() {}
 
 func (x *LogLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3212,7 +3423,7 @@ func (x *LogLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLevel.ProtoReflect.Descriptor instead.
 func (*LogLevel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *LogLevel) GetSubsystem() string {
@@ -3238,7 +3449,7 @@ type LogLevelsReply struct {
 
 func (x *LogLevelsReply) Reset() {
 	*x = LogLevelsReply{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3250,7 +3461,7 @@ func (x *LogLevelsReply) String() string {
 func (*LogLevelsReply) ProtoMessage() {}
 
 func (x *LogLevelsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3263,7 +3474,7 @@ func (x *LogLevelsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLevelsReply.ProtoReflect.Descriptor instead.
 func (*LogLevelsReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *LogLevelsReply) GetLevels() []*LogLevel {
@@ -3283,7 +3494,7 @@ type SetLogLevelsRequest struct {
 
 func (x *SetLogLevelsRequest) Reset() {
 	*x = SetLogLevelsRequest{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3295,7 +3506,7 @@ func (x *SetLogLevelsRequest) String() string {
 func (*SetLogLevelsRequest) ProtoMessage() {}
 
 func (x *SetLogLevelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3308,7 +3519,7 @@ func (x *SetLogLevelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelsRequest.ProtoReflect.Descriptor instead.
 func (*SetLogLevelsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SetLogLevelsRequest) GetLevels() []*LogLevel {
@@ -3327,7 +3538,7 @@ type MapLineRequest struct {
 
 func (x *MapLineRequest) Reset() {
 	*x = MapLineRequest{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3339,7 +3550,7 @@ func (x *MapLineRequest) String() string {
 func (*MapLineRequest) ProtoMessage() {}
 
 func (x *MapLineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3352,7 +3563,7 @@ func (x *MapLineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapLineRequest.ProtoReflect.Descriptor instead.
 func (*MapLineRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *MapLineRequest) GetLine() string {
@@ -3372,7 +3583,7 @@ type ResizeRequest struct {
 
 func (x *ResizeRequest) Reset() {
 	*x = ResizeRequest{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3384,7 +3595,7 @@ func (x *ResizeRequest) String() string {
 func (*ResizeRequest) ProtoMessage() {}
 
 func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3397,7 +3608,7 @@ func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ResizeRequest) GetDevice() string {
@@ -3424,7 +3635,7 @@ type SetMaxReconnectAttemptsRequest struct {
 
 func (x *SetMaxReconnectAttemptsRequest) Reset() {
 	*x = SetMaxReconnectAttemptsRequest{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3436,7 +3647,7 @@ func (x *SetMaxReconnectAttemptsRequest) String() string {
 func (*SetMaxReconnectAttemptsRequest) ProtoMessage() {}
 
 func (x *SetMaxReconnectAttemptsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3449,7 +3660,7 @@ func (x *SetMaxReconnectAttemptsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMaxReconnectAttemptsRequest.ProtoReflect.Descriptor instead.
 func (*SetMaxReconnectAttemptsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SetMaxReconnectAttemptsRequest) GetSession() string {
@@ -3560,14 +3771,28 @@ const file_control_proto_rawDesc = "" +
 	" \x01(\bR\n" +
 	"rotational\x12\x1b\n" +
 	"\tread_only\x18\v \x01(\bR\breadOnly\x12!\n" +
-	"\fsecure_erase\x18\f \x01(\bR\vsecureErase\"\xce\x01\n" +
+	"\fsecure_erase\x18\f \x01(\bR\vsecureErase\"\xaa\x02\n" +
 	"\fServerDevice\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x17\n" +
 	"\aio_mode\x18\x03 \x01(\tR\x06ioMode\x12\x14\n" +
 	"\x05state\x18\x04 \x01(\tR\x05state\x12/\n" +
 	"\x06limits\x18\x05 \x01(\v2\x17.rnbd.control.v1.LimitsR\x06limits\x126\n" +
-	"\x05users\x18\x06 \x03(\v2 .rnbd.control.v1.ServerDeviceUseR\x05users\"\xa7\x01\n" +
+	"\x05users\x18\x06 \x03(\v2 .rnbd.control.v1.ServerDeviceUseR\x05users\x121\n" +
+	"\x04hung\x18\a \x03(\v2\x1d.rnbd.control.v1.HungRequestsR\x04hung\x12'\n" +
+	"\x0ffailed_requests\x18\b \x01(\x04R\x0efailedRequests\"R\n" +
+	"\x0eFailedRequests\x12\x14\n" +
+	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x14\n" +
+	"\x05errno\x18\x02 \x01(\tR\x05errno\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\x04R\x05count\"\xad\x01\n" +
+	"\fHungRequests\x12\x14\n" +
+	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\x04R\x05count\x12\x1b\n" +
+	"\toldest_ns\x18\x04 \x01(\x04R\boldestNs\x12\x0e\n" +
+	"\x02op\x18\x05 \x01(\tR\x02op\x12\x16\n" +
+	"\x06offset\x18\x06 \x01(\x04R\x06offset\x12\x18\n" +
+	"\asession\x18\a \x01(\tR\asession\"\xa7\x01\n" +
 	"\x0fServerDeviceUse\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x1b\n" +
 	"\tdevice_id\x18\x02 \x01(\rR\bdeviceId\x12\x1f\n" +
@@ -3647,7 +3872,7 @@ const file_control_proto_rawDesc = "" +
 	"\aio_mode\x18\t \x01(\tR\x06ioMode\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xab\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xab\x06\n" +
 	"\fClientDevice\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x12\n" +
@@ -3674,7 +3899,10 @@ const file_control_proto_rawDesc = "" +
 	"\vopens_again\x18\x12 \x01(\bR\n" +
 	"opensAgain\x12#\n" +
 	"\rexported_size\x18\x13 \x01(\x04R\fexportedSize\x12\x17\n" +
-	"\aio_mode\x18\x14 \x01(\tR\x06ioMode\x1a:\n" +
+	"\aio_mode\x18\x14 \x01(\tR\x06ioMode\x121\n" +
+	"\x04hung\x18\x15 \x03(\v2\x1d.rnbd.control.v1.HungRequestsR\x04hung\x12'\n" +
+	"\x0ffailed_requests\x18\x16 \x01(\x04R\x0efailedRequests\x12\"\n" +
+	"\rfails_unix_ms\x18\x17 \x01(\x03R\vfailsUnixMs\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"K\n" +
@@ -3741,10 +3969,12 @@ const file_control_proto_rawDesc = "" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12\x12\n" +
 	"\x04kind\x18\x03 \x01(\tR\x04kind\"I\n" +
 	"\x0fDeviceStatsList\x126\n" +
-	"\adevices\x18\x01 \x03(\v2\x1c.rnbd.control.v1.DeviceStatsR\adevices\"Z\n" +
+	"\adevices\x18\x01 \x03(\v2\x1c.rnbd.control.v1.DeviceStatsR\adevices\"\xc6\x01\n" +
 	"\vDeviceStats\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x123\n" +
-	"\x06stages\x18\x02 \x03(\v2\x1b.rnbd.control.v1.StageStatsR\x06stages\"h\n" +
+	"\x06stages\x18\x02 \x03(\v2\x1b.rnbd.control.v1.StageStatsR\x06stages\x127\n" +
+	"\x06failed\x18\x03 \x03(\v2\x1f.rnbd.control.v1.FailedRequestsR\x06failed\x121\n" +
+	"\x04hung\x18\x04 \x03(\v2\x1d.rnbd.control.v1.HungRequestsR\x04hung\"h\n" +
 	"\n" +
 	"StageStats\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x0e\n" +
@@ -3826,7 +4056,7 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_control_proto_goTypes = []any{
 	(*Empty)(nil),                          // 0: rnbd.control.v1.Empty
 	(*InfoRequest)(nil),                    // 1: rnbd.control.v1.InfoRequest
@@ -3844,42 +4074,44 @@ var file_control_proto_goTypes = []any{
 	(*Plugin)(nil),                         // 13: rnbd.control.v1.Plugin
 	(*Limits)(nil),                         // 14: rnbd.control.v1.Limits
 	(*ServerDevice)(nil),                   // 15: rnbd.control.v1.ServerDevice
-	(*ServerDeviceUse)(nil),                // 16: rnbd.control.v1.ServerDeviceUse
-	(*ServerDeviceList)(nil),               // 17: rnbd.control.v1.ServerDeviceList
-	(*Session)(nil),                        // 18: rnbd.control.v1.Session
-	(*Path)(nil),                           // 19: rnbd.control.v1.Path
-	(*Security)(nil),                       // 20: rnbd.control.v1.Security
-	(*SessionList)(nil),                    // 21: rnbd.control.v1.SessionList
-	(*CloseDeviceRequest)(nil),             // 22: rnbd.control.v1.CloseDeviceRequest
-	(*SessionRequest)(nil),                 // 23: rnbd.control.v1.SessionRequest
-	(*MapRequest)(nil),                     // 24: rnbd.control.v1.MapRequest
-	(*ClientDevice)(nil),                   // 25: rnbd.control.v1.ClientDevice
-	(*ClientDeviceList)(nil),               // 26: rnbd.control.v1.ClientDeviceList
-	(*PluginRequest)(nil),                  // 27: rnbd.control.v1.PluginRequest
-	(*DeviceRequest)(nil),                  // 28: rnbd.control.v1.DeviceRequest
-	(*RemapRequest)(nil),                   // 29: rnbd.control.v1.RemapRequest
-	(*UnmapRequest)(nil),                   // 30: rnbd.control.v1.UnmapRequest
-	(*AddPathRequest)(nil),                 // 31: rnbd.control.v1.AddPathRequest
-	(*PathRequest)(nil),                    // 32: rnbd.control.v1.PathRequest
-	(*SetPolicyRequest)(nil),               // 33: rnbd.control.v1.SetPolicyRequest
-	(*PathStatsReply)(nil),                 // 34: rnbd.control.v1.PathStatsReply
-	(*SGEntries)(nil),                      // 35: rnbd.control.v1.SGEntries
-	(*RDMALatency)(nil),                    // 36: rnbd.control.v1.RDMALatency
-	(*ResetPathStatsRequest)(nil),          // 37: rnbd.control.v1.ResetPathStatsRequest
-	(*DeviceStatsList)(nil),                // 38: rnbd.control.v1.DeviceStatsList
-	(*DeviceStats)(nil),                    // 39: rnbd.control.v1.DeviceStats
-	(*StageStats)(nil),                     // 40: rnbd.control.v1.StageStats
-	(*Histogram)(nil),                      // 41: rnbd.control.v1.Histogram
-	(*HistogramBucket)(nil),                // 42: rnbd.control.v1.HistogramBucket
-	(*LogLevelsRequest)(nil),               // 43: rnbd.control.v1.LogLevelsRequest
-	(*LogLevel)(nil),                       // 44: rnbd.control.v1.LogLevel
-	(*LogLevelsReply)(nil),                 // 45: rnbd.control.v1.LogLevelsReply
-	(*SetLogLevelsRequest)(nil),            // 46: rnbd.control.v1.SetLogLevelsRequest
-	(*MapLineRequest)(nil),                 // 47: rnbd.control.v1.MapLineRequest
-	(*ResizeRequest)(nil),                  // 48: rnbd.control.v1.ResizeRequest
-	(*SetMaxReconnectAttemptsRequest)(nil), // 49: rnbd.control.v1.SetMaxReconnectAttemptsRequest
-	nil,                                    // 50: rnbd.control.v1.MapRequest.OptionsEntry
-	nil,                                    // 51: rnbd.control.v1.ClientDevice.OptionsEntry
+	(*FailedRequests)(nil),                 // 16: rnbd.control.v1.FailedRequests
+	(*HungRequests)(nil),                   // 17: rnbd.control.v1.HungRequests
+	(*ServerDeviceUse)(nil),                // 18: rnbd.control.v1.ServerDeviceUse
+	(*ServerDeviceList)(nil),               // 19: rnbd.control.v1.ServerDeviceList
+	(*Session)(nil),                        // 20: rnbd.control.v1.Session
+	(*Path)(nil),                           // 21: rnbd.control.v1.Path
+	(*Security)(nil),                       // 22: rnbd.control.v1.Security
+	(*SessionList)(nil),                    // 23: rnbd.control.v1.SessionList
+	(*CloseDeviceRequest)(nil),             // 24: rnbd.control.v1.CloseDeviceRequest
+	(*SessionRequest)(nil),                 // 25: rnbd.control.v1.SessionRequest
+	(*MapRequest)(nil),                     // 26: rnbd.control.v1.MapRequest
+	(*ClientDevice)(nil),                   // 27: rnbd.control.v1.ClientDevice
+	(*ClientDeviceList)(nil),               // 28: rnbd.control.v1.ClientDeviceList
+	(*PluginRequest)(nil),                  // 29: rnbd.control.v1.PluginRequest
+	(*DeviceRequest)(nil),                  // 30: rnbd.control.v1.DeviceRequest
+	(*RemapRequest)(nil),                   // 31: rnbd.control.v1.RemapRequest
+	(*UnmapRequest)(nil),                   // 32: rnbd.control.v1.UnmapRequest
+	(*AddPathRequest)(nil),                 // 33: rnbd.control.v1.AddPathRequest
+	(*PathRequest)(nil),                    // 34: rnbd.control.v1.PathRequest
+	(*SetPolicyRequest)(nil),               // 35: rnbd.control.v1.SetPolicyRequest
+	(*PathStatsReply)(nil),                 // 36: rnbd.control.v1.PathStatsReply
+	(*SGEntries)(nil),                      // 37: rnbd.control.v1.SGEntries
+	(*RDMALatency)(nil),                    // 38: rnbd.control.v1.RDMALatency
+	(*ResetPathStatsRequest)(nil),          // 39: rnbd.control.v1.ResetPathStatsRequest
+	(*DeviceStatsList)(nil),                // 40: rnbd.control.v1.DeviceStatsList
+	(*DeviceStats)(nil),                    // 41: rnbd.control.v1.DeviceStats
+	(*StageStats)(nil),                     // 42: rnbd.control.v1.StageStats
+	(*Histogram)(nil),                      // 43: rnbd.control.v1.Histogram
+	(*HistogramBucket)(nil),                // 44: rnbd.control.v1.HistogramBucket
+	(*LogLevelsRequest)(nil),               // 45: rnbd.control.v1.LogLevelsRequest
+	(*LogLevel)(nil),                       // 46: rnbd.control.v1.LogLevel
+	(*LogLevelsReply)(nil),                 // 47: rnbd.control.v1.LogLevelsReply
+	(*SetLogLevelsRequest)(nil),            // 48: rnbd.control.v1.SetLogLevelsRequest
+	(*MapLineRequest)(nil),                 // 49: rnbd.control.v1.MapLineRequest
+	(*ResizeRequest)(nil),                  // 50: rnbd.control.v1.ResizeRequest
+	(*SetMaxReconnectAttemptsRequest)(nil), // 51: rnbd.control.v1.SetMaxReconnectAttemptsRequest
+	nil,                                    // 52: rnbd.control.v1.MapRequest.OptionsEntry
+	nil,                                    // 53: rnbd.control.v1.ClientDevice.OptionsEntry
 }
 var file_control_proto_depIdxs = []int32{
 	13, // 0: rnbd.control.v1.DaemonInfo.plugins:type_name -> rnbd.control.v1.Plugin
@@ -3888,100 +4120,104 @@ var file_control_proto_depIdxs = []int32{
 	6,  // 3: rnbd.control.v1.ReloadReply.changes:type_name -> rnbd.control.v1.ConfigChange
 	7,  // 4: rnbd.control.v1.AccessRuleList.rules:type_name -> rnbd.control.v1.AccessRule
 	14, // 5: rnbd.control.v1.ServerDevice.limits:type_name -> rnbd.control.v1.Limits
-	16, // 6: rnbd.control.v1.ServerDevice.users:type_name -> rnbd.control.v1.ServerDeviceUse
-	15, // 7: rnbd.control.v1.ServerDeviceList.devices:type_name -> rnbd.control.v1.ServerDevice
-	19, // 8: rnbd.control.v1.Session.paths:type_name -> rnbd.control.v1.Path
-	20, // 9: rnbd.control.v1.Path.security:type_name -> rnbd.control.v1.Security
-	18, // 10: rnbd.control.v1.SessionList.sessions:type_name -> rnbd.control.v1.Session
-	50, // 11: rnbd.control.v1.MapRequest.options:type_name -> rnbd.control.v1.MapRequest.OptionsEntry
-	14, // 12: rnbd.control.v1.ClientDevice.limits:type_name -> rnbd.control.v1.Limits
-	51, // 13: rnbd.control.v1.ClientDevice.options:type_name -> rnbd.control.v1.ClientDevice.OptionsEntry
-	25, // 14: rnbd.control.v1.ClientDeviceList.devices:type_name -> rnbd.control.v1.ClientDevice
-	35, // 15: rnbd.control.v1.PathStatsReply.sg_entries:type_name -> rnbd.control.v1.SGEntries
-	36, // 16: rnbd.control.v1.PathStatsReply.rdma_lat:type_name -> rnbd.control.v1.RDMALatency
-	39, // 17: rnbd.control.v1.DeviceStatsList.devices:type_name -> rnbd.control.v1.DeviceStats
-	40, // 18: rnbd.control.v1.DeviceStats.stages:type_name -> rnbd.control.v1.StageStats
-	41, // 19: rnbd.control.v1.StageStats.latency:type_name -> rnbd.control.v1.Histogram
-	42, // 20: rnbd.control.v1.Histogram.buckets:type_name -> rnbd.control.v1.HistogramBucket
-	44, // 21: rnbd.control.v1.LogLevelsReply.levels:type_name -> rnbd.control.v1.LogLevel
-	44, // 22: rnbd.control.v1.SetLogLevelsRequest.levels:type_name -> rnbd.control.v1.LogLevel
-	1,  // 23: rnbd.control.v1.ServerDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
-	2,  // 24: rnbd.control.v1.ServerDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
-	2,  // 25: rnbd.control.v1.ServerDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
-	22, // 26: rnbd.control.v1.ServerDaemon.CloseDevice:input_type -> rnbd.control.v1.CloseDeviceRequest
-	23, // 27: rnbd.control.v1.ServerDaemon.DisconnectSession:input_type -> rnbd.control.v1.SessionRequest
-	32, // 28: rnbd.control.v1.ServerDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
-	37, // 29: rnbd.control.v1.ServerDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
-	28, // 30: rnbd.control.v1.ServerDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
-	43, // 31: rnbd.control.v1.ServerDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
-	46, // 32: rnbd.control.v1.ServerDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
-	32, // 33: rnbd.control.v1.ServerDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
-	28, // 34: rnbd.control.v1.ServerDaemon.ResizeDevice:input_type -> rnbd.control.v1.DeviceRequest
-	27, // 35: rnbd.control.v1.ServerDaemon.ResetPlugin:input_type -> rnbd.control.v1.PluginRequest
-	4,  // 36: rnbd.control.v1.ServerDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
-	2,  // 37: rnbd.control.v1.ServerDaemon.ListAccess:input_type -> rnbd.control.v1.ListRequest
-	9,  // 38: rnbd.control.v1.ServerDaemon.CheckAccess:input_type -> rnbd.control.v1.CheckAccessRequest
-	1,  // 39: rnbd.control.v1.ClientDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
-	24, // 40: rnbd.control.v1.ClientDaemon.Map:input_type -> rnbd.control.v1.MapRequest
-	30, // 41: rnbd.control.v1.ClientDaemon.Unmap:input_type -> rnbd.control.v1.UnmapRequest
-	29, // 42: rnbd.control.v1.ClientDaemon.Remap:input_type -> rnbd.control.v1.RemapRequest
-	2,  // 43: rnbd.control.v1.ClientDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
-	2,  // 44: rnbd.control.v1.ClientDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
-	31, // 45: rnbd.control.v1.ClientDaemon.AddPath:input_type -> rnbd.control.v1.AddPathRequest
-	32, // 46: rnbd.control.v1.ClientDaemon.RemovePath:input_type -> rnbd.control.v1.PathRequest
-	32, // 47: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
-	32, // 48: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
-	33, // 49: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
-	32, // 50: rnbd.control.v1.ClientDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
-	37, // 51: rnbd.control.v1.ClientDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
-	28, // 52: rnbd.control.v1.ClientDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
-	43, // 53: rnbd.control.v1.ClientDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
-	46, // 54: rnbd.control.v1.ClientDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
-	47, // 55: rnbd.control.v1.ClientDaemon.MapLine:input_type -> rnbd.control.v1.MapLineRequest
-	48, // 56: rnbd.control.v1.ClientDaemon.Resize:input_type -> rnbd.control.v1.ResizeRequest
-	49, // 57: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:input_type -> rnbd.control.v1.SetMaxReconnectAttemptsRequest
-	4,  // 58: rnbd.control.v1.ClientDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
-	3,  // 59: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	17, // 60: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
-	21, // 61: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	0,  // 62: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
-	0,  // 63: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
-	34, // 64: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 65: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	38, // 66: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	45, // 67: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	45, // 68: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	0,  // 69: rnbd.control.v1.ServerDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	17, // 70: rnbd.control.v1.ServerDaemon.ResizeDevice:output_type -> rnbd.control.v1.ServerDeviceList
-	13, // 71: rnbd.control.v1.ServerDaemon.ResetPlugin:output_type -> rnbd.control.v1.Plugin
-	5,  // 72: rnbd.control.v1.ServerDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
-	8,  // 73: rnbd.control.v1.ServerDaemon.ListAccess:output_type -> rnbd.control.v1.AccessRuleList
-	10, // 74: rnbd.control.v1.ServerDaemon.CheckAccess:output_type -> rnbd.control.v1.AccessDecision
-	3,  // 75: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	25, // 76: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 77: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
-	25, // 78: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
-	26, // 79: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
-	21, // 80: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	19, // 81: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
-	0,  // 82: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
-	0,  // 83: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 84: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 85: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
-	34, // 86: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 87: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	38, // 88: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	45, // 89: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	45, // 90: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	25, // 91: rnbd.control.v1.ClientDaemon.MapLine:output_type -> rnbd.control.v1.ClientDevice
-	25, // 92: rnbd.control.v1.ClientDaemon.Resize:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 93: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:output_type -> rnbd.control.v1.Empty
-	5,  // 94: rnbd.control.v1.ClientDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
-	59, // [59:95] is the sub-list for method output_type
-	23, // [23:59] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	18, // 6: rnbd.control.v1.ServerDevice.users:type_name -> rnbd.control.v1.ServerDeviceUse
+	17, // 7: rnbd.control.v1.ServerDevice.hung:type_name -> rnbd.control.v1.HungRequests
+	15, // 8: rnbd.control.v1.ServerDeviceList.devices:type_name -> rnbd.control.v1.ServerDevice
+	21, // 9: rnbd.control.v1.Session.paths:type_name -> rnbd.control.v1.Path
+	22, // 10: rnbd.control.v1.Path.security:type_name -> rnbd.control.v1.Security
+	20, // 11: rnbd.control.v1.SessionList.sessions:type_name -> rnbd.control.v1.Session
+	52, // 12: rnbd.control.v1.MapRequest.options:type_name -> rnbd.control.v1.MapRequest.OptionsEntry
+	14, // 13: rnbd.control.v1.ClientDevice.limits:type_name -> rnbd.control.v1.Limits
+	53, // 14: rnbd.control.v1.ClientDevice.options:type_name -> rnbd.control.v1.ClientDevice.OptionsEntry
+	17, // 15: rnbd.control.v1.ClientDevice.hung:type_name -> rnbd.control.v1.HungRequests
+	27, // 16: rnbd.control.v1.ClientDeviceList.devices:type_name -> rnbd.control.v1.ClientDevice
+	37, // 17: rnbd.control.v1.PathStatsReply.sg_entries:type_name -> rnbd.control.v1.SGEntries
+	38, // 18: rnbd.control.v1.PathStatsReply.rdma_lat:type_name -> rnbd.control.v1.RDMALatency
+	41, // 19: rnbd.control.v1.DeviceStatsList.devices:type_name -> rnbd.control.v1.DeviceStats
+	42, // 20: rnbd.control.v1.DeviceStats.stages:type_name -> rnbd.control.v1.StageStats
+	16, // 21: rnbd.control.v1.DeviceStats.failed:type_name -> rnbd.control.v1.FailedRequests
+	17, // 22: rnbd.control.v1.DeviceStats.hung:type_name -> rnbd.control.v1.HungRequests
+	43, // 23: rnbd.control.v1.StageStats.latency:type_name -> rnbd.control.v1.Histogram
+	44, // 24: rnbd.control.v1.Histogram.buckets:type_name -> rnbd.control.v1.HistogramBucket
+	46, // 25: rnbd.control.v1.LogLevelsReply.levels:type_name -> rnbd.control.v1.LogLevel
+	46, // 26: rnbd.control.v1.SetLogLevelsRequest.levels:type_name -> rnbd.control.v1.LogLevel
+	1,  // 27: rnbd.control.v1.ServerDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
+	2,  // 28: rnbd.control.v1.ServerDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
+	2,  // 29: rnbd.control.v1.ServerDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
+	24, // 30: rnbd.control.v1.ServerDaemon.CloseDevice:input_type -> rnbd.control.v1.CloseDeviceRequest
+	25, // 31: rnbd.control.v1.ServerDaemon.DisconnectSession:input_type -> rnbd.control.v1.SessionRequest
+	34, // 32: rnbd.control.v1.ServerDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
+	39, // 33: rnbd.control.v1.ServerDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
+	30, // 34: rnbd.control.v1.ServerDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
+	45, // 35: rnbd.control.v1.ServerDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
+	48, // 36: rnbd.control.v1.ServerDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
+	34, // 37: rnbd.control.v1.ServerDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
+	30, // 38: rnbd.control.v1.ServerDaemon.ResizeDevice:input_type -> rnbd.control.v1.DeviceRequest
+	29, // 39: rnbd.control.v1.ServerDaemon.ResetPlugin:input_type -> rnbd.control.v1.PluginRequest
+	4,  // 40: rnbd.control.v1.ServerDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
+	2,  // 41: rnbd.control.v1.ServerDaemon.ListAccess:input_type -> rnbd.control.v1.ListRequest
+	9,  // 42: rnbd.control.v1.ServerDaemon.CheckAccess:input_type -> rnbd.control.v1.CheckAccessRequest
+	1,  // 43: rnbd.control.v1.ClientDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
+	26, // 44: rnbd.control.v1.ClientDaemon.Map:input_type -> rnbd.control.v1.MapRequest
+	32, // 45: rnbd.control.v1.ClientDaemon.Unmap:input_type -> rnbd.control.v1.UnmapRequest
+	31, // 46: rnbd.control.v1.ClientDaemon.Remap:input_type -> rnbd.control.v1.RemapRequest
+	2,  // 47: rnbd.control.v1.ClientDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
+	2,  // 48: rnbd.control.v1.ClientDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
+	33, // 49: rnbd.control.v1.ClientDaemon.AddPath:input_type -> rnbd.control.v1.AddPathRequest
+	34, // 50: rnbd.control.v1.ClientDaemon.RemovePath:input_type -> rnbd.control.v1.PathRequest
+	34, // 51: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
+	34, // 52: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
+	35, // 53: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
+	34, // 54: rnbd.control.v1.ClientDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
+	39, // 55: rnbd.control.v1.ClientDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
+	30, // 56: rnbd.control.v1.ClientDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
+	45, // 57: rnbd.control.v1.ClientDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
+	48, // 58: rnbd.control.v1.ClientDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
+	49, // 59: rnbd.control.v1.ClientDaemon.MapLine:input_type -> rnbd.control.v1.MapLineRequest
+	50, // 60: rnbd.control.v1.ClientDaemon.Resize:input_type -> rnbd.control.v1.ResizeRequest
+	51, // 61: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:input_type -> rnbd.control.v1.SetMaxReconnectAttemptsRequest
+	4,  // 62: rnbd.control.v1.ClientDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
+	3,  // 63: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	19, // 64: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
+	23, // 65: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	0,  // 66: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
+	0,  // 67: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
+	36, // 68: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 69: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	40, // 70: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	47, // 71: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	47, // 72: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	0,  // 73: rnbd.control.v1.ServerDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	19, // 74: rnbd.control.v1.ServerDaemon.ResizeDevice:output_type -> rnbd.control.v1.ServerDeviceList
+	13, // 75: rnbd.control.v1.ServerDaemon.ResetPlugin:output_type -> rnbd.control.v1.Plugin
+	5,  // 76: rnbd.control.v1.ServerDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
+	8,  // 77: rnbd.control.v1.ServerDaemon.ListAccess:output_type -> rnbd.control.v1.AccessRuleList
+	10, // 78: rnbd.control.v1.ServerDaemon.CheckAccess:output_type -> rnbd.control.v1.AccessDecision
+	3,  // 79: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	27, // 80: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 81: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
+	27, // 82: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
+	28, // 83: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
+	23, // 84: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	21, // 85: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
+	0,  // 86: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
+	0,  // 87: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 88: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 89: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
+	36, // 90: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 91: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	40, // 92: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	47, // 93: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	47, // 94: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	27, // 95: rnbd.control.v1.ClientDaemon.MapLine:output_type -> rnbd.control.v1.ClientDevice
+	27, // 96: rnbd.control.v1.ClientDaemon.Resize:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 97: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:output_type -> rnbd.control.v1.Empty
+	5,  // 98: rnbd.control.v1.ClientDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
+	63, // [63:99] is the sub-list for method output_type
+	27, // [27:63] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -3995,7 +4231,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   52,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

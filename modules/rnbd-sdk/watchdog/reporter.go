@@ -1,0 +1,194 @@
+package watchdog
+
+import (
+	"cmp"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Hung is a group of requests that are older than the limit: those of one
+// device in one stage, and on one path where the stage has one.
+type Hung struct {
+	Device  string
+	Stage   Stage
+	Session string
+	Path    string // empty: none
+	// Requests is their number. Oldest is the age of the oldest one, whose
+	// operation and offset follow.
+	Requests int
+	Oldest   time.Duration
+	Op       string
+	Offset   uint64
+}
+
+// Merge adds h to the group of the same device, stage, session and path.
+func Merge(all []Hung, h Hung) []Hung {
+	for i := range all {
+		o := &all[i]
+		if o.key() != h.key() {
+			continue
+		}
+		o.Requests += h.Requests
+		if h.Oldest > o.Oldest {
+			o.Oldest, o.Op, o.Offset = h.Oldest, h.Op, h.Offset
+		}
+		return all
+	}
+	return append(all, h)
+}
+
+type key struct {
+	device  string
+	stage   Stage
+	session string
+	path    string
+}
+
+func (h *Hung) key() key { return key{h.Device, h.Stage, h.Session, h.Path} }
+
+const (
+	// remindAfter is the pause between two warnings about a group.
+	remindAfter = 10 * time.Minute
+	// calm is the time without hung requests after which a group has ended. A
+	// slow disk makes requests hang again and again.
+	calm = 10 * time.Second
+	// MaxGroups bounds the groups of one look. Further ones are left out.
+	MaxGroups = 256
+)
+
+// group is what the Reporter remembers of a group.
+type group struct {
+	since, seen, warned time.Time
+}
+
+// Config is the configuration of a Reporter.
+type Config struct {
+	Log   *slog.Logger
+	Limit time.Duration // age from which a request hangs
+	// Began and Ended are told of groups. They do not wait.
+	Began, Ended func(Hung)
+}
+
+// Reporter logs what hangs and fails, a bounded number of times, and keeps
+// what hangs now. All methods may be called from any goroutine.
+type Reporter struct {
+	cfg Config
+
+	mu     sync.Mutex
+	now    []Hung // of the last look
+	groups map[key]*group
+	quiet  map[string]*pace // by device, of failures
+}
+
+// NewReporter returns a Reporter that knows of nothing.
+func NewReporter(cfg Config) *Reporter {
+	return &Reporter{cfg: cfg, groups: map[key]*group{}, quiet: map[string]*pace{}}
+}
+
+// Look takes over the groups that one look has found, at the time now.
+func (r *Reporter) Look(found []Hung, now time.Time) {
+	slices.SortFunc(found, func(a, b Hung) int { return cmp.Compare(b.Oldest, a.Oldest) })
+	found = found[:min(len(found), MaxGroups)]
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.now = found
+	for _, h := range found {
+		r.hangs(h, now)
+	}
+	for k, g := range r.groups {
+		if now.Sub(g.seen) >= calm {
+			delete(r.groups, k)
+			r.ended(k, g, now)
+		}
+	}
+}
+
+// hangs warns about a group that is new, or that was warned of long ago.
+func (r *Reporter) hangs(h Hung, now time.Time) {
+	g := r.groups[h.key()]
+	fresh := g == nil
+	if fresh {
+		g = &group{since: now}
+		r.groups[h.key()] = g
+	}
+	g.seen = now
+	if !fresh && now.Sub(g.warned) < remindAfter {
+		return
+	}
+	g.warned = now
+	r.cfg.Log.Warn("requests hang", "device", h.Device, "requests", h.Requests, "older_than", r.cfg.Limit.String(),
+		"stage", h.Stage.String(), "path", h.Path, "session", h.Session, "oldest", h.Oldest.Round(time.Second).String(), "op", h.Op, "offset", h.Offset)
+	if fresh && r.cfg.Began != nil {
+		r.cfg.Began(h)
+	}
+}
+
+func (r *Reporter) ended(k key, g *group, now time.Time) {
+	r.cfg.Log.Info("requests do not hang any more", "device", k.device, "stage", k.stage.String(), "path", k.path, "session", k.session,
+		"after", now.Sub(g.since).Round(time.Second).String())
+	if r.cfg.Ended != nil {
+		r.cfg.Ended(Hung{Device: k.device, Stage: k.stage, Session: k.session, Path: k.path})
+	}
+}
+
+// Now returns the groups of the last look; of one device, or of all if device
+// is empty.
+func (r *Reporter) Now(device string) (out []Hung) {
+	if r == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, h := range r.now {
+		if device == "" || h.Device == device {
+			out = append(out, h)
+		}
+	}
+	return out
+}
+
+// pace bounds the lines about the failures of one device: the pause between
+// two doubles while requests fail.
+type pace struct {
+	next  time.Time
+	pause time.Duration
+	more  int // failures since the last line
+}
+
+const (
+	firstPause = time.Second
+	lastPause  = time.Minute
+	maxPaces   = 4096
+)
+
+// Failed logs f, unless a line about its device was written lately. Then the
+// next line has the number of those left out.
+func Failed[D any](r *Reporter, log *slog.Logger, device string, f Failure[D], now time.Time) {
+	r.mu.Lock()
+	p := r.quiet[device]
+	switch {
+	case p == nil:
+		if len(r.quiet) >= maxPaces {
+			clear(r.quiet)
+		}
+		p = &pace{pause: firstPause}
+		r.quiet[device] = p
+	case now.Before(p.next):
+		p.more++
+		r.mu.Unlock()
+		return
+	case now.Sub(p.next) > lastPause:
+		p.pause = firstPause
+	default:
+		p.pause = min(2*p.pause, lastPause)
+	}
+	more := p.more
+	p.next, p.more = now.Add(p.pause), 0
+	r.mu.Unlock()
+	log.Error("a request failed", "op", f.Op.String(), "offset", f.Offset, "size", f.Len,
+		"errno", unix.ErrnoName(unix.Errno(f.Errno)), "stage", f.Stage.String(), "more", more)
+}

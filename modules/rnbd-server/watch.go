@@ -1,0 +1,186 @@
+package server
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
+)
+
+// The watchdog looks once a second for requests that are older than
+// Config.HungAfter, and logs those that failed. Pumps without a request are not
+// woken. A pump looks through the requests of one session at a time, so that a
+// look delays a request by no more than that.
+
+// watchInterval is the time from one look to the next.
+const watchInterval = time.Second
+
+// watching is the watchdog of a server.
+type watching struct {
+	server   *Server
+	reporter *watchdog.Reporter
+	looks    []*look // by pump
+}
+
+// look is the look of one pump. The pump owns found until it sets done.
+type look struct {
+	server  *Server
+	pump    int
+	done    atomic.Bool
+	found   []watchdog.Hung
+	asked   time.Time
+	isStuck bool // it was reported that the pump does not answer
+}
+
+// startWatchdog starts the watchdog, unless HungAfter is zero.
+func (s *Server) startWatchdog() {
+	if s.cfg.HungAfter <= 0 {
+		return
+	}
+	w := &watching{server: s, reporter: watchdog.NewReporter(watchdog.Config{Log: s.log, Limit: s.cfg.HungAfter})}
+	for i := range s.pumps {
+		l := &look{server: s, pump: i}
+		l.done.Store(true)
+		w.looks = append(w.looks, l)
+	}
+	s.watchdog = w
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { w.run(ctx) })
+	s.stopWatchdog = func() { cancel(); wg.Wait() }
+}
+
+// run looks until ctx ends.
+func (w *watching) run(ctx context.Context) {
+	tick := time.NewTicker(watchInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			w.logFailures(now)
+			w.round(now)
+		}
+	}
+}
+
+// logFailures logs the requests that failed since the last round.
+func (w *watching) logFailures(now time.Time) {
+	for _, p := range w.server.pumps {
+		p.failed.Take(func(f watchdog.Failure[*device]) {
+			watchdog.Failed(w.reporter, w.server.log.With("device", f.Device.path), f.Device.path, f, now)
+		})
+	}
+}
+
+// round takes over the looks that have ended and begins the next ones. A pump
+// that has not answered keeps its last result.
+func (w *watching) round(now time.Time) {
+	var found []watchdog.Hung
+	for _, l := range w.looks {
+		if l.done.Load() {
+			found = append(found, l.found...)
+			l.begin(now)
+		} else {
+			l.notAnswered(now)
+		}
+	}
+	w.reporter.Look(found, now)
+}
+
+// begin asks the pump to look, if it has a request.
+func (l *look) begin(now time.Time) {
+	l.found, l.isStuck = nil, false
+	var busy []*session
+	for i := range l.server.sessions {
+		if s := l.server.sessions[i].Load(); s != nil && s.busyOn(l.pump) {
+			busy = append(busy, s)
+		}
+	}
+	if len(busy) == 0 {
+		return
+	}
+	l.asked = now
+	l.done.Store(false)
+	l.server.pumps[l.pump].pump.Do(func() { l.sessions(busy) })
+}
+
+// busyOn reports whether a device of s has a request on a pump.
+func (s *session) busyOn(pump int) bool {
+	for _, m := range s.all() {
+		if m.flows[pump].inflight.Load() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// notAnswered reports a pump that does not answer for HungAfter.
+func (l *look) notAnswered(now time.Time) {
+	if took := now.Sub(l.asked); took >= l.server.cfg.HungAfter && !l.isStuck {
+		l.isStuck = true
+		l.server.log.Error("a pump does not answer", "pump", l.server.pumps[l.pump].pump.Name(), "after", took.Round(time.Second).String())
+	}
+}
+
+// sessions looks at the requests of the first session and goes on with the
+// next one after the pump has done other work. It runs on the pump.
+func (l *look) sessions(rest []*session) {
+	if len(rest) == 0 {
+		l.done.Store(true)
+		return
+	}
+	l.requests(rest[0])
+	l.server.pumps[l.pump].pump.Do(func() { l.sessions(rest[1:]) })
+}
+
+// requests adds the requests of s that hang. It runs on the pump.
+func (l *look) requests(s *session) {
+	limit := int64(l.server.cfg.HungAfter)
+	now := l.server.pumps[l.pump].pump.Now()
+	for i := range s.reqs {
+		r := &s.reqs[i]
+		owner := int(r.owner.Load())
+		if owner == 0 || (owner-1)/len(l.server.plugins) != l.pump || len(l.found) >= watchdog.MaxGroups {
+			continue // idle, or another pump's
+		}
+		if age := now - r.arrived; r.op != nil && age >= limit {
+			l.found = watchdog.Merge(l.found, watchdog.Hung{
+				Device: r.m.dev.path, Session: s.name, Path: r.op.Path(), Stage: r.hangsAt(), Requests: 1,
+				Oldest: time.Duration(age), Op: r.sqe.Op.String(), Offset: r.sqe.Offset,
+			})
+		}
+	}
+}
+
+// hangsAt is the stage in which r waits.
+func (r *request) hangsAt() watchdog.Stage {
+	switch r.state {
+	case reqSent:
+		return watchdog.Plugin
+	case reqParked:
+		return watchdog.Fence
+	case reqHeld:
+		return watchdog.Turn
+	}
+	return watchdog.Queue
+}
+
+// hung returns the requests of a device that hang.
+func (s *Server) hung(path string) []watchdog.Hung {
+	if s.watchdog == nil {
+		return nil
+	}
+	return s.watchdog.reporter.Now(path)
+}
+
+// failedRequests returns the numbers of d's requests that failed.
+func (d *device) failedRequests() (n watchdog.Counts) {
+	for i := range d.failures {
+		n.Add(&d.failures[i])
+	}
+	return n
+}
