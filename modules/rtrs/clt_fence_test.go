@@ -107,11 +107,12 @@ func TestFence_DoesNotWaitForTheDialOfADeadPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	lost := held.next(t)
+	dead := c.links[0]
 	refuse(net, b)
 	net.Cut(cltB, b.addr.Addr())
 	c.awaitState(2, PathReconnecting)
 	net.Stall(cltA, a.addr.Addr())
-	c.links[0].fail(ErrConnLost)
+	dead.fail(ErrConnLost)
 	c.finished(1, int(syscall.ECONNABORTED))
 	c.awaitKind(SessionDown)
 	c.awaitState(1, PathConnecting)

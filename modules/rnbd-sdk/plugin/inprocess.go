@@ -18,7 +18,7 @@ import (
 
 // LaunchInProcess runs a Backend or Frontend in this process, behind the same
 // gRPC, descriptor passing and rings as a process of its own. It is for tests
-// of plugins, and of hosts. A ring over heap memory is handed over as it is.
+// of plugins, and of hosts. The two ends share the memory of a heap ring.
 //
 // It has two limits: Kill closes the control socket and ends the queues, but
 // goroutines that do not return live on.
@@ -154,6 +154,12 @@ func (in *inProcess) close() {
 	defer cancel()
 	_ = in.server.detach(ctx)
 	in.closeLink()
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for token, r := range in.rings { // nobody took them
+		_ = r.Close()
+		delete(in.rings, token)
+	}
 }
 
 func (in *inProcess) put(token uint64, r *shm.Ring) {

@@ -320,8 +320,12 @@ func (p *Process) sendRing(ring *shm.Ring) (uint64, error) {
 	if p.handOver == nil {
 		return 0, fmt.Errorf("ring is heap memory of this process: %w", blk.EINVAL)
 	}
+	peer, err := ring.Peer()
+	if err != nil {
+		return 0, err
+	}
 	token := p.fds.skip()
-	p.handOver(token, ring)
+	p.handOver(token, peer)
 	return token, nil
 }
 

@@ -58,7 +58,6 @@ type worker struct {
 	disk  func(*root) bool    // as uses, for a disk; io plugins only
 	serve func() error
 	ring  *shm.Ring
-	local bool // the ring is the host's own
 }
 
 func newServer(author any, info Info, log *slog.Logger, fds *fdReceiver) *server {
@@ -116,12 +115,12 @@ func (s *server) configure(settings map[string]string) error {
 }
 
 func (s *server) AttachQueue(ctx context.Context, r *pluginpb.AttachQueueRequest) (*pluginpb.AttachQueueResponse, error) {
-	ring, local, err := s.takeRing(ctx, r.GetToken())
+	ring, err := s.takeRing(ctx, r.GetToken())
 	if err != nil {
 		return nil, fmt.Errorf("attach queue %d: %w", r.GetPump(), err)
 	}
 	w := s.kind.newWorker(int(r.GetPump()), ring)
-	w.ring, w.local = ring, local
+	w.ring = ring
 	if err := s.start(r.GetPump(), w); err != nil {
 		w.closeRing()
 		return nil, fmt.Errorf("attach queue %d: %w", r.GetPump(), err)
@@ -129,18 +128,17 @@ func (s *server) AttachQueue(ctx context.Context, r *pluginpb.AttachQueueRequest
 	return &pluginpb.AttachQueueResponse{}, nil
 }
 
-func (s *server) takeRing(ctx context.Context, token uint64) (*shm.Ring, bool, error) {
+func (s *server) takeRing(ctx context.Context, token uint64) (*shm.Ring, error) {
 	if s.local != nil {
 		if ring := s.local(token); ring != nil {
-			return ring, true, nil
+			return ring, nil
 		}
 	}
 	fds, err := s.fds.take(ctx, token, 3)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
-	ring, err := shm.OpenRing(fds[0], fds[1], fds[2])
-	return ring, false, err
+	return shm.OpenRing(fds[0], fds[1], fds[2])
 }
 
 func (s *server) start(pump uint32, w *worker) error {
@@ -184,9 +182,7 @@ func (s *server) run(pump uint32, w *worker) {
 
 func (w *worker) closeRing() {
 	w.asks.removeEvent()
-	if !w.local {
-		_ = w.ring.Close()
-	}
+	_ = w.ring.Close()
 }
 
 func (s *server) AttachArena(ctx context.Context, r *pluginpb.AttachArenaRequest) (*pluginpb.AttachArenaResponse, error) {

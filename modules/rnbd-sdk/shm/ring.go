@@ -52,6 +52,24 @@ func NewHeapRing(entries int) (*Ring, error) {
 	return newRing(heapMemory(ringSize(entries)), -1, entries)
 }
 
+// Peer returns the other end's view of a heap ring, with descriptors of its
+// own. Each of the two is closed by its end, in any order.
+func (r *Ring) Peer() (*Ring, error) {
+	if r.memFD >= 0 {
+		return nil, fmt.Errorf("peer of a ring: its memory is no heap: %w", unix.EINVAL)
+	}
+	sq, err := unix.FcntlInt(uintptr(r.sqEvent), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("peer of a ring: %w", err)
+	}
+	cq, err := unix.FcntlInt(uintptr(r.cqEvent), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		unix.Close(sq)
+		return nil, fmt.Errorf("peer of a ring: %w", err)
+	}
+	return assemble(r.mem, int(r.entries), -1, sq, cq), nil
+}
+
 func newRing(mem []byte, memFD, entries int) (*Ring, error) {
 	sq, err := newEvent()
 	if err != nil {

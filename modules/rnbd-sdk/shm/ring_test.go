@@ -543,3 +543,38 @@ func TestSubmitter_FitsKeepsRoom(t *testing.T) {
 		t.Error("a full ring has room")
 	}
 }
+
+// The end that closes first leaves the other one its descriptors.
+func TestHeapRing_PeerOutlivesTheRing(t *testing.T) {
+	r, err := NewHeapRing(4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := r.Peer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !peer.Completer().Arm() {
+		t.Fatal("an empty ring does not arm")
+	}
+	s := r.Submitter()
+	if !s.Push(&SQE{Tag: 7}) {
+		t.Fatal("no room")
+	}
+	s.Publish()
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var token [8]byte
+	if n, err := unix.Read(peer.Completer().FD(), token[:]); n != 8 || err != nil {
+		t.Fatalf("the wake of the closed end: %d bytes, %v", n, err)
+	}
+	if err := peer.Close(); err != nil {
+		t.Error(err)
+	}
+	shared := must(NewRing(4))
+	defer shared.Close()
+	if _, err := shared.Peer(); err == nil {
+		t.Error("a ring in shared memory has a peer in this process")
+	}
+}
