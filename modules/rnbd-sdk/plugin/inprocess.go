@@ -156,7 +156,7 @@ func (in *inProcess) close() {
 	in.closeLink()
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	for token, r := range in.rings { // nobody took them
+	for token, r := range in.rings { // left untaken
 		_ = r.Close()
 		delete(in.rings, token)
 	}
