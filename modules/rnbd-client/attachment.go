@@ -131,9 +131,9 @@ const (
 	// device. Later pauses double up to mostPause.
 	firstPause = 100 * time.Millisecond
 	mostPause  = 30 * time.Second
-	// comebackPause is the pause before a new process is asked again to take
+	// takeOverPause is the pause before a new process is asked again to take
 	// over a device.
-	comebackPause = time.Second
+	takeOverPause = time.Second
 	// lingerTime is the time for a process to remove a device by force,
 	// retractTime that for one to give up a take-over. After it the process is
 	// killed: a dead process holds nothing, and the next one takes over its

@@ -38,7 +38,7 @@ func (a *attachment) attach(h *host) {
 		a.failedFirst(h, err)
 		return
 	case h.alive() && a.want == wantShown:
-		a.later(comebackPause)
+		a.later(takeOverPause)
 		a.log.Error("device does not come back, it is tried again", "pause", a.pause.String(), "err", err)
 	}
 	a.leaveHost()

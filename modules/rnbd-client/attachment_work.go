@@ -26,7 +26,7 @@ func (a *attachment) work() bool {
 	a.mu.Lock()
 	step, wait := a.situation(h, over).next(), time.Until(a.due)
 	if wait <= 0 && a.busy() && a.host == h {
-		wait = comebackPause // the end of a live process's requests causes no event
+		wait = takeOverPause // the end of a live process's requests causes no event
 	}
 	a.mu.Unlock()
 	switch step {

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// alarm is something that the owner of a poller does at a time that it has set
+// alarm is a function that the owner of a poller calls at a time that was set
 // before. It belongs to that owner.
 type alarm struct {
 	f    func(now time.Time) // may set its alarm, or any other, again
@@ -16,9 +16,9 @@ type alarm struct {
 	slot int                 // in alarms.list, from 1; 0: not there
 }
 
-// alarms are those of one poller. All that are due at a time cost one wake-up
-// of its owner, and those that are not cost nothing: the clock is one
-// descriptor among those that the owner sleeps on.
+// alarms are the alarms of one poller. All that are due at a time cost one wake-up
+// of the owner, the others cost nothing: one timer descriptor, among those that the
+// owner sleeps on, is set to the earliest.
 type alarms struct {
 	born  time.Time
 	fd    int      // timerfd
@@ -43,8 +43,7 @@ func (a *alarms) open(epfd int) (err error) {
 
 func (a *alarms) close() { _ = unix.Close(a.fd) }
 
-// put sets al to a time, instead of the one that it was set to. The zero time
-// takes it back.
+// put sets al to a time, in place of an earlier setting. The zero time clears it.
 func (a *alarms) put(al *alarm, at time.Time) {
 	al.at, a.stale = 0, true
 	if at.IsZero() {

@@ -28,7 +28,7 @@ type permits struct {
 	wake    func(queue int)
 
 	spares [maxSpares]atomic.Uint32 // ids kept back for fences, + 1; 0: none or in use
-	kept   int                      // how many there are, in use or not; of keepSpares' callers
+	kept   int                      // number of spares, in use or not; one goroutine calls keepSpares and hasSpares
 }
 
 // maxSpares fences can be under way when every other permit waits for one.
@@ -157,7 +157,8 @@ func (p *permits) keepSpares() int {
 	return p.kept
 }
 
-// hasSpares reports whether there are any, in use or not. Like keepSpares.
+// hasSpares reports whether there are spares, in use or not. Not for two
+// goroutines at a time with keepSpares.
 func (p *permits) hasSpares() bool { return p.kept > 0 }
 
 // takeSpare returns a spare id if one is left.

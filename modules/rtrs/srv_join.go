@@ -10,22 +10,28 @@ import (
 
 // When a path may join a session with chunks in use.
 //
-// A client uses a chunk again when its request was answered; on another path,
-// with the same contents, when it has lost the path of its request; and for
-// something else when it has lost all its paths. The kernel's client does the
-// last on the next path that it connects, without asking. If an operation still
-// runs in that chunk, it writes bytes of the new request to its disk, or its
-// own into the new request. That the new request is held does not help: its
-// data are in the chunk before the server sees it.
+// A client uses a chunk again in three cases:
+//
+//   - its request was answered;
+//   - its request's path was lost: it repeats the request on another path, with
+//     the same contents;
+//   - all paths were lost: it sends a different request. The kernel's client does
+//     so on the next path that it connects, without asking.
+//
+// In the third case an operation may still run in that chunk. A late write would
+// take bytes of the new request to the disk, a late read would overwrite them. To
+// hold the new request does not help: its data are in the chunk before the server
+// sees it.
 //
 // So a path is connected only when no client can have given up a chunk with a
 // running operation:
 //
 //   - no operation of another path runs, or
-//   - another path is connected and its client has answered a heartbeat that
-//     was sent after the INFO_REQ of the joining path: it has not lost all its
-//     paths since those operations began, because that path has vouched for all
-//     operations when it joined itself.
+//   - another path is connected, and its client has answered a heartbeat on it
+//     that was sent after the INFO_REQ of the joining path. Then that path has
+//     been there since the operations began, so the client has not lost all its
+//     paths. For operations older than that path, the same was shown when it
+//     joined.
 //
 // Else the path waits with its INFO_RSP. If an operation is retired meanwhile
 // and no path is left that could vouch, the session loses its chunk. The path

@@ -13,9 +13,9 @@ import (
 // it. So after a while such a request is retired: the path goes without it, and
 // its chunk takes no other request until the consumer has answered. A request
 // that a client sends for that chunk on another path is held meanwhile
-// (srvConn.hold). This keeps the order of the two. That is the repetition of
-// the retired one, with the same data: only a client that has lost all paths
-// gives a chunk to something else. The path of such a client does not join
+// (srvConn.hold), which keeps the order of the two. The held request is the
+// repetition of the retired one, with the same data: only a client that has lost
+// all paths uses a chunk for another request. The path of such a client does not join
 // (srv_join.go): it gets a new session, with memory of its own, as soon as the
 // last path of the old one is gone.
 
