@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -194,22 +196,39 @@ func (c *Client) Close(ctx context.Context) error {
 // unmapAll unmaps everything by force and cancels maps under way.
 func (c *Client) unmapAll(ctx context.Context) error {
 	c.mapMu.Lock()
-	var names []string
-	for _, p := range c.places {
-		names = append(names, p.d.name)
-	}
+	places := slices.Collect(maps.Values(c.places))
 	c.mapMu.Unlock()
-	errs := make([]error, len(names))
+	errs := make([]error, len(places))
 	var unmapping sync.WaitGroup
-	for i, name := range names {
-		unmapping.Go(func() {
-			if err := c.Unmap(ctx, name, true); !errors.Is(err, syscall.ENOENT) {
-				errs[i] = err
-			}
-		})
+	for i, p := range places {
+		unmapping.Go(func() { errs[i] = c.unmapLast(ctx, p) })
 	}
 	unmapping.Wait()
 	return errors.Join(errs...)
+}
+
+// unmapLast unmaps the device of p. An unmap that is under way is waited for, since
+// it needs the pumps; if it fails, the device is unmapped again.
+func (c *Client) unmapLast(ctx context.Context, p *place) error {
+	for {
+		err := c.Unmap(ctx, p.d.name, true)
+		c.mapMu.Lock()
+		there, busy, ended := c.places[p.d.index] == p, p.work != 0, p.ended
+		c.mapMu.Unlock()
+		switch {
+		case !there:
+			return nil
+		case !busy && !errors.Is(err, syscall.EALREADY):
+			return err
+		case !busy:
+			continue
+		}
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return fmt.Errorf("unmap %q: %w", p.d.name, context.Cause(ctx))
+		}
+	}
 }
 
 // add gives s a number on its pump and starts polling it.

@@ -384,3 +384,22 @@ func TestMap_CancelledWhileTheFrontEndShowsIt(t *testing.T) {
 		t.Errorf("index %d", d.index)
 	}
 }
+
+// A close awaits an unmap that is under way, and has no error because of it.
+func TestClose_AwaitsAnUnmap(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.clientToClose(withTestFront(t))
+	s.mapHanging(c, "vol")
+	unmapped := async(func() error { return c.Unmap(context.Background(), "rnbd0", true) })
+	eventually(t, "the unmap is under way", func() bool {
+		c.mapMu.Lock()
+		defer c.mapMu.Unlock()
+		return c.places[0] != nil && c.places[0].work == unmappingByForce
+	})
+	if err := soon(t, "the close", async(func() error { return c.Close(context.Background()) })); err != nil {
+		t.Errorf("close: %v", err)
+	}
+	if err := soon(t, "the unmap", unmapped); err != nil {
+		t.Errorf("unmap: %v", err)
+	}
+}

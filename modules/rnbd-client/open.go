@@ -46,6 +46,9 @@ func (d *Device) openAccepting(ctx context.Context, accept bool) error {
 // ask sends an OPEN and waits for its answer. If it is given up and answered
 // later, the device is closed on the server.
 func (d *Device) ask(ctx context.Context, epoch uint64, msg []byte) (rnbdwire.OpenRsp, error) {
+	if err := d.session.awaitClosed(ctx, d.path); err != nil {
+		return nil, err
+	}
 	rsp := make(rnbdwire.OpenRsp, rnbdwire.OpenRspSize)
 	answered := make(chan error, 1)
 	go func() { answered <- d.session.transport.AdminRead(context.WithoutCancel(ctx), msg, rsp) }()
@@ -151,8 +154,8 @@ func (d *Device) limitsOf(f rnbdwire.OpenRspFields) (*blk.Limits, error) {
 }
 
 // sendClose sends CLOSE for the id that OPEN returned. It waits for the answer
-// only briefly, because the answer changes nothing and the disk behind it may
-// hang. After that epoch the id may belong to another device. CLOSE is sent
+// only briefly, because the disk behind it may hang. The next OPEN of the path
+// waits for it, see awaitClosed. After that epoch the id may belong to another device. CLOSE is sent
 // even if ctx ends, for instance because a map was cancelled.
 func (d *Device) sendClose(ctx context.Context, epoch uint64, id uint32) {
 	if epoch != d.session.epoch() || !d.session.transport.Connected() {
@@ -162,7 +165,7 @@ func (d *Device) sendClose(ctx context.Context, epoch uint64, id uint32) {
 	defer cancel()
 	msg := make(rnbdwire.Close, rnbdwire.CloseSize)
 	rnbdwire.CloseFields{DeviceID: id}.Put(msg)
-	if err := d.session.transport.AdminWrite(ctx, msg); err != nil {
+	if err := d.session.transport.AdminWriteOnce(ctx, msg, d.session.beginClose(d.path, epoch)); err != nil {
 		d.log.Warn("closing the device on the server failed", "err", err)
 	}
 }

@@ -53,6 +53,9 @@ type session struct {
 	opening int
 	early   []rnbdwire.EventRspFields
 
+	// closing are the CLOSEs that the server may still execute: see awaitClosed.
+	closing map[*closing]struct{}
+
 	// News from RTRS. run handles them one by one.
 	wasUp  bool
 	back   bool // used by run alone: the state after the news handled so far

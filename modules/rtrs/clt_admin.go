@@ -25,6 +25,7 @@ type adminCall struct {
 	result    chan int    // takes one errno
 	abandoned atomic.Bool // its caller has given up
 	noPermit  bool        // a FENCE that cannot get one; set before result
+	settled   func()      // see AdminWriteOnce; nil: not asked for
 }
 
 // AdminRead sends user to the server, waits for the answer and copies it into
@@ -72,6 +73,24 @@ func (s *Session) AdminWrite(ctx context.Context, user []byte) error {
 	return nil
 }
 
+// AdminWriteOnce is AdminWrite. It calls settled once, from any goroutine: when
+// the server cannot execute the request any more. That may be long after ctx
+// ended. A server can execute a request that was given up until it has answered
+// it, or has closed the path on which the request was sent. If the last path of
+// the session is lost, settled may not be called. It must not block.
+func (s *Session) AdminWriteOnce(ctx context.Context, user []byte, settled func()) error {
+	call, err := s.newCall(kindWrite, user, 0)
+	if err != nil {
+		settled()
+		return fmt.Errorf("rtrs: session %s: admin write: %w", s.name, err)
+	}
+	call.settled = settled
+	if err := call.do(ctx, s.queues[0]); err != nil {
+		return fmt.Errorf("rtrs: session %s: admin write: %w", s.name, err)
+	}
+	return nil
+}
+
 // newCall takes registered memory for a request.
 func (s *Session) newCall(kind requestKind, user []byte, replyLen int) (*adminCall, error) {
 	headLen := len(user) + rtrswire.MaxReqHdrLen
@@ -111,6 +130,14 @@ func (c *adminCall) end(errno int) error {
 // finish gives the result to the waiting caller. Owner; must not block.
 func (c *adminCall) finish(errno int) { c.result <- errno }
 
+// refuse is finish for a request that is not sent.
+func (c *adminCall) refuse(errno int) {
+	if c.settled != nil {
+		c.settled()
+	}
+	c.finish(errno)
+}
+
 // submitAdmin sends a request, behind those that wait. Owner of cid 0.
 func (q *Queue) submitAdmin(c *adminCall) {
 	if len(q.waiting) > 0 && c.carrier == nil || !q.tryAdmin(c) {
@@ -143,10 +170,10 @@ func (q *Queue) tryAdmin(c *adminCall) bool {
 	}
 	switch {
 	case c.abandoned.Load():
-		c.finish(int(syscall.ECANCELED))
+		c.refuse(int(syscall.ECANCELED))
 		return true
 	case live == nil, c.carrier != nil && c.carrier.lost():
-		c.finish(int(syscall.ECONNABORTED))
+		c.refuse(int(syscall.ECONNABORTED))
 		return true
 	case q.running >= maxAdmin:
 		return false
@@ -155,7 +182,7 @@ func (q *Queue) tryAdmin(c *adminCall) bool {
 	switch {
 	case !ok && c.kind == kindFence && q.sparesLost(live.slots):
 		c.noPermit = true
-		c.finish(int(syscall.ENOBUFS))
+		c.refuse(int(syscall.ENOBUFS))
 		return true
 	case !ok:
 		return false
@@ -169,8 +196,10 @@ func (q *Queue) tryAdmin(c *adminCall) bool {
 		if q.refused(err) == ErrNoPermit {
 			return false
 		}
-		c.finish(ErrnoOf(err))
+		c.refuse(ErrnoOf(err))
+		return true
 	}
+	r.settled = c.settled
 	return true
 }
 

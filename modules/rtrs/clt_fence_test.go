@@ -3,6 +3,7 @@ package rtrs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -363,5 +364,44 @@ func TestAHungOperationCostsOthersNothing(t *testing.T) {
 	eventually(t, "nothing is left of the lost link", func() bool { c.mu.Lock(); defer c.mu.Unlock(); return len(c.lost) == 0 })
 	if ups, downs, _ := srv.handler.counts(); ups != 1 || downs != 0 {
 		t.Errorf("the session was up %d times and down %d times", ups, downs)
+	}
+}
+
+// A request that was given up counts as settled when the server has answered it,
+// or has fenced the path on which it was sent.
+func TestAdminWriteOnce_TellsWhenItIsSettled(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprintf("its path is lost %t", lost), func(t *testing.T) {
+			held := make(heldRequests, 64)
+			c, a, _, net := cltTwoPaths(t, held.hold(true), nil)
+			settled := make(chan struct{})
+			ctx, cancel := context.WithCancel(cltContext(t))
+			result := make(chan error)
+			go func() { result <- c.AdminWriteOnce(ctx, []byte("close device 1"), func() { close(settled) }) }()
+			r := held.next(t)
+			cancel()
+			if err := <-result; !errors.Is(err, context.Canceled) {
+				t.Fatalf("given up: %v", err)
+			}
+			if lost {
+				refuse(net, a)
+				net.Cut(cltA, a.addr.Addr())
+				r = held.next(t) // the FENCE
+				r.fenced(t)
+				r.answer(busy)
+				r = held.next(t)
+			}
+			select {
+			case <-settled:
+				t.Error("settled while the server may execute it")
+			case <-time.After(20 * time.Millisecond):
+			}
+			r.answer(0)
+			select {
+			case <-settled:
+			case <-cltContext(t).Done():
+				t.Error("not settled")
+			}
+		})
 	}
 }

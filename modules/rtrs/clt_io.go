@@ -262,11 +262,14 @@ func (q *Queue) Inflight(f func(tag uint64, path int)) {
 
 // release makes the slot and its permit free.
 func (q *Queue) release(sl *slots, id uint32, r *request) {
-	spare := r.spare
+	spare, settled := r.spare, r.settled
 	*r = request{}
 	sl.unhold(q.cid, id)
 	if q.cid == 0 {
 		q.running--
+		if settled != nil {
+			settled()
+		}
 	}
 	if spare {
 		sl.permits.putSpare(id)

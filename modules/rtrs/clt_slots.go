@@ -69,6 +69,8 @@ type request struct {
 	state requestState
 	spare bool // the permit is one of those kept for fences
 
+	settled func() // of an admin request: see AdminWriteOnce
+
 	sentAt int64  // by the poller's clock
 	sentOn uint32 // CPU
 }
