@@ -15,6 +15,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/ipoib/dev"
 	"github.com/rnbd-go/rnbd/modules/ipoib/port"
+	"github.com/rnbd-go/rnbd/modules/ipoib/registry"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/rocev2"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -28,8 +29,11 @@ type runOptions struct {
 	linkMTU int
 	mode    string
 	device  string
-	tree    string
-	socket  string
+
+	registry string
+	askKey   bool // no --pkey was given: the registry says it
+	tree     string
+	socket   string
 }
 
 func newRun() *cobra.Command {
@@ -40,11 +44,13 @@ func newRun() *cobra.Command {
 		Args:  args(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.socket, _ = cmd.Flags().GetString("socket")
+			o.askKey = !cmd.Flags().Changed("pkey")
 			return o.run(cmd.Context(), cmd.ErrOrStderr())
 		},
 	}
 	f := c.Flags()
 	f.StringArrayVar(&o.ports, "port", nil, "address of a port, and those of the other ports of its link: `ADDRESS=PEER,...`; once for each interface")
+	f.StringVar(&o.registry, "registry", "", "registry of the links, `ADDRESS[:PORT]`: it says peers, P_Key, Q_Key and MTU; see registry run")
 	f.StringVar(&o.pkey, "pkey", "0xffff", "P_Key of the main interfaces")
 	f.StringVar(&o.qkey, "qkey", "0xb1b", "Q_Key of the links")
 	f.IntVar(&o.linkMTU, "link-mtu", 0, "MTU of the links in bytes, 4 more than that of the interfaces (default 2048, or what the network carries)")
@@ -106,7 +112,13 @@ func (o *runOptions) run(ctx context.Context, stderr io.Writer) (err error) {
 		return err
 	}
 	set, trace := &port.Set{}, &dev.Trace{}
-	defer func() { err = errors.Join(err, set.Close()) }()
+	var clients []*registry.Client
+	defer func() {
+		err = errors.Join(err, set.Close())
+		for _, c := range clients {
+			c.Close()
+		}
+	}()
 	for i, cfg := range cfgs {
 		d, err := rocev2.Open(rocev2.Config{Name: fmt.Sprintf("rocev2_%d", i), Addrs: []netip.Addr{cfg.Local}, Logger: log})
 		if err != nil {
@@ -114,6 +126,13 @@ func (o *runOptions) run(ctx context.Context, stderr io.Writer) (err error) {
 		}
 		defer d.Close()
 		cfg.Fabric, cfg.Trace = d.(verbs.DatagramDevice), trace
+		if o.registry != "" {
+			c, err := useRegistry(ctx, o.registry, o.askKey, &cfg)
+			if err != nil {
+				return err
+			}
+			clients = append(clients, c)
+		}
 		if _, err := set.AddPort(cfg); err != nil {
 			return err
 		}

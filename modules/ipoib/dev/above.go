@@ -45,8 +45,10 @@ func (i *Interface) SetPrefixes(ips []netip.Prefix) {
 	i.routes.flush()
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	i.solicited(time.Now(), i.ips, ips)
 	i.ips = slices.Clone(ips)
 	i.neigh.SetIPs(i.ips)
+	i.wake()
 }
 
 // SendFrame sends a frame for an Above. A frame is the encapsulation header and
@@ -128,7 +130,7 @@ func (i *Interface) Carrier() bool {
 // SetMTU changes the MTU, in bytes. The largest is the MTU of the link less
 // the encapsulation header in datagram mode, and 65520 in connected mode.
 func (i *Interface) SetMTU(mtu int) error {
-	limit := i.linkMTU
+	limit := i.udMTU()
 	if i.Mode() == Connected {
 		limit = cm.MaxMTU
 	}

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/ipoib/registry"
 	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -18,9 +19,12 @@ type Config struct {
 	Fabric verbs.DatagramDevice
 	Local  netip.Addr   // address of the port
 	Peers  []netip.Addr // addresses of the other ports of the link
-	PKey   uint16       // partition; default 0xffff. The full-member bit is set.
-	QKey   uint32       // of the link; default DefaultQKey
-	Scope  byte         // of multicast GIDs; default wire.ScopeLinkLocal
+	// Registry takes the place of Peers, QKey and LinkMTU, and says the GID of the
+	// port. Default: none.
+	Registry *registry.Client
+	PKey     uint16 // partition; default 0xffff. The full-member bit is set.
+	QKey     uint32 // of the link; default DefaultQKey
+	Scope    byte   // of multicast GIDs; default wire.ScopeLinkLocal
 	// LinkMTU is the MTU of the broadcast group, in bytes; that of the
 	// interface is 4 less. It need not be an MTU of InfiniBand. Default: 2048,
 	// or the largest MTU of InfiniBand that the fabric carries if that is

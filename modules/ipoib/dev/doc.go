@@ -14,12 +14,13 @@
 //
 // There is no subnet manager. Config.Peers are the ports of the link, and every
 // multicast datagram is sent as a copy to each of them. A receiver's IP stack
-// drops datagrams of groups that it has not joined.
+// drops datagrams of groups that it has not joined. With Config.Registry copies go
+// to the members of the group only.
 //
 // # Goroutines
 //
-// An interface has four goroutines: for packets of the kernel, for datagrams of
-// the fabric, for timers, and for changes of addresses. In connected mode those
+// An interface has five goroutines: for packets of the kernel, for datagrams of
+// the fabric, for timers, for changes of addresses, and for the registry. In connected mode those
 // of package cm are added. One lock guards the tables of neighbours and groups.
 // All goroutines end in Close.
 //

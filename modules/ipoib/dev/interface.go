@@ -28,7 +28,7 @@ type Interface struct {
 	cfg   Config
 	link  wire.Link
 	local wire.Address
-	paths path.Table
+	paths *path.Table
 	tun   *tun.Device
 	qp    verbs.DatagramQP
 	rtnl  *rtnl.Conn
@@ -38,24 +38,26 @@ type Interface struct {
 	counters          counters
 	routes            routeCache
 	cm                atomic.Pointer[cm.Manager] // nil in datagram mode
-	linkMTU           int                        // the longest packet of the UD queue pair, in bytes
+	linkMTU           atomic.Int32               // see udMTU
 	modeMu            sync.Mutex                 // of SetMode
 	coalescing        atomic.Pointer[Coalescing]
 	noLRO, noChecksum atomic.Bool
 	above             atomic.Pointer[Above] // replaces the kernel; nil: the kernel itself
 
-	mu     sync.Mutex
-	neigh  *neigh.Table
-	groups *mcast.Table
-	mtu    int // of the interface
-	ips    []netip.Prefix
-	isUp   bool
-	tap    io.Writer // capture of frames; nil: none
+	mu         sync.Mutex
+	neigh      *neigh.Table
+	groups     *mcast.Table
+	mtu        int // of the interface
+	hasCarrier bool
+	ips        []netip.Prefix
+	isUp       bool
+	tap        io.Writer // capture of frames; nil: none
 
-	nudge chan struct{} // wakes timers
-	done  chan struct{}
-	once  sync.Once
-	wg    sync.WaitGroup
+	nudge    chan struct{}      // wakes timers
+	requests chan mcast.Request // for memberships
+	done     chan struct{}
+	once     sync.Once
+	wg       sync.WaitGroup
 }
 
 // Open makes an interface, in the network namespace of the calling thread. It is
@@ -78,7 +80,12 @@ func open(cfg Config) (_ *Interface, err error) {
 	if i.qp, err = cfg.Fabric.OpenDatagrams(verbs.DatagramConfig{Local: cfg.Local, PKey: cfg.PKey, QKey: cfg.QKey, RecvQueue: RecvQueue}); err != nil {
 		return nil, err
 	}
-	i.local = wire.NewAddress(0, i.qp.QPN(), wire.AddrGID(cfg.Local))
+	i.paths = &path.Table{}
+	gid := wire.AddrGID(cfg.Local)
+	if cfg.Registry != nil {
+		i.paths, gid = cfg.Registry.Paths(), cfg.Registry.GID()
+	}
+	i.local = wire.NewAddress(0, i.qp.QPN(), gid)
 	i.spare = tun.HeaderLen - wire.EncapLen
 	if cfg.Ethernet {
 		i.ether = ether.NewTable(i.local)
@@ -95,7 +102,8 @@ func open(cfg Config) (_ *Interface, err error) {
 			i.groups.Add(now, g)
 		}
 	}
-	for _, run := range []func(){i.transmit, i.receive, i.timers, i.watch} {
+	i.requests = make(chan mcast.Request, registryQueue)
+	for _, run := range []func(){i.transmit, i.receive, i.timers, i.watch, i.memberships} {
 		i.wg.Add(1)
 		go func() { defer i.wg.Done(); run() }()
 	}
@@ -124,8 +132,8 @@ func (i *Interface) openAbove() (err error) {
 	if err != nil {
 		return err
 	}
-	i.linkMTU = wire.MTU(m)
-	i.mtu = i.linkMTU
+	i.linkMTU.Store(int32(wire.MTU(m)))
+	i.mtu = i.udMTU()
 	if i.tun, err = tun.Open(i.cfg.Name, i.cfg.Ethernet); err != nil {
 		return err
 	}
@@ -159,6 +167,7 @@ func (i *Interface) Close() error {
 	i.once.Do(func() {
 		close(i.done)
 		err = i.closeAll()
+		i.leaveAll()
 		i.modeMu.Lock() // no SetMode is under way or begins after this
 		defer i.modeMu.Unlock()
 		if c := i.cm.Swap(nil); c != nil {

@@ -105,14 +105,14 @@ func (i *Interface) connectedMode() error {
 	if err := errors.Join(i.tun.SetMTU(cm.MaxMTU), i.tun.SetOffloads(false)); err != nil {
 		return errors.Join(err, i.tun.SetMTU(i.MTU()), i.tun.SetOffloads(true), c.Close())
 	}
-	i.cfg.Logger.Warn("IPoIB interface drops multicast packets above the MTU of the link", "name", i.Name(), "mtu", i.linkMTU)
+	i.cfg.Logger.Warn("IPoIB interface drops multicast packets above the MTU of the link", "name", i.Name(), "mtu", i.udMTU())
 	i.cm.Store(c)
 	i.changed(wire.FlagRC, cm.MaxMTU)
 	return nil
 }
 
 func (i *Interface) datagramMode() error {
-	mtu := min(i.linkMTU, i.MTU())
+	mtu := min(i.udMTU(), i.MTU())
 	err := errors.Join(i.tun.SetMTU(mtu), i.tun.SetOffloads(true))
 	c := i.cm.Swap(nil)
 	i.changed(0, mtu)

@@ -256,12 +256,12 @@ func (o *outgoing) segment(n int) []byte {
 func (o *outgoing) add(to wire.Address, frame []byte) {
 	i := o.i
 	if to.IsMulticast() {
-		if len(frame) > i.linkMTU+wire.EncapLen {
-			o.tooBig(frame, i.linkMTU)
+		if len(frame) > i.udMTU()+wire.EncapLen {
+			o.tooBig(frame, i.udMTU())
 			return
 		}
 		o.count(to, frame)
-		for _, p := range i.cfg.Peers {
+		for _, p := range i.receivers(to.GID()) {
 			if p != i.cfg.Local {
 				o.msgs = append(o.msgs, verbs.Datagram{Payload: frame, Peer: p, QPN: verbs.MulticastQPN, QKey: i.cfg.QKey})
 			}
@@ -277,8 +277,8 @@ func (o *outgoing) add(to wire.Address, frame []byte) {
 		o.byConnection(c, to, frame)
 		return
 	}
-	if len(frame) > i.linkMTU+wire.EncapLen {
-		o.tooBig(frame, i.linkMTU)
+	if len(frame) > i.udMTU()+wire.EncapLen {
+		o.tooBig(frame, i.udMTU())
 		return
 	}
 	o.count(to, frame)

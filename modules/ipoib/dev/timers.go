@@ -34,11 +34,11 @@ func (i *Interface) timers() {
 		}
 		now := time.Now()
 		i.mu.Lock()
-		wasReady := i.groups.Ready()
 		i.join(now, &out)
 		i.sendFrames(now, i.neigh.Tick(now, nil), &out)
-		if !wasReady && i.groups.Ready() {
-			i.linkUp()
+		if ready := i.groups.Ready(); ready != i.hasCarrier {
+			i.hasCarrier = ready
+			i.carrier(ready)
 		}
 		next := earliest(i.groups.Next(), i.neigh.Next())
 		i.mu.Unlock()
@@ -59,39 +59,49 @@ func earliest(a, b time.Time) time.Time {
 }
 
 // join executes the requests of the table of groups. Joining a group is
-// attaching the queue pair to it; the receivers of its datagrams are always
-// Config.Peers. i.mu is held.
+// attaching the queue pair to it. With a registry another goroutine asks there
+// first. i.mu is held.
 func (i *Interface) join(now time.Time, out *outgoing) {
 	for requests := i.groups.Requests(now); len(requests) > 0; requests = i.groups.Requests(now) {
 		for _, r := range requests {
 			i.traceGroup(r)
-			var err error
-			switch r.Kind {
-			case mcast.Leave:
+			if r.Kind == mcast.Leave {
 				i.qp.Detach(r.MGID) // a send-only group is not attached
-				continue
-			case mcast.Join:
-				err = i.qp.Attach(r.MGID)
 			}
-			if err != nil {
-				i.groups.Failed(now, r.MGID)
-				i.cfg.Logger.Warn("IPoIB multicast group was not joined", "name", i.Name(), "mgid", r.MGID, "err", err)
-				continue
-			}
-			for _, frame := range i.groups.Joined(r.MGID) {
-				i.multicast(now, r.MGID, frame, out)
+			switch {
+			case i.cfg.Registry != nil:
+				i.askRegistry(now, r)
+			case r.Kind != mcast.Leave:
+				i.finish(now, r, nil, out)
 			}
 		}
 	}
 }
 
-// linkUp gives the interface its carrier: the broadcast group was joined.
-func (i *Interface) linkUp() {
-	if err := i.tun.SetCarrier(true); err != nil {
-		i.cfg.Logger.Error("IPoIB interface has no carrier", "name", i.Name(), "err", err)
+// finish completes a join that the registry has allowed, or refused with err.
+// i.mu is held.
+func (i *Interface) finish(now time.Time, r mcast.Request, err error, out *outgoing) {
+	if err == nil && r.Kind == mcast.Join {
+		err = i.qp.Attach(r.MGID)
+	}
+	if err != nil {
+		i.groups.Failed(now, r.MGID)
+		i.cfg.Logger.Warn("IPoIB multicast group was not joined", "name", i.Name(), "mgid", r.MGID, "err", err)
 		return
 	}
-	i.cfg.Logger.Info("IPoIB link is up", "name", i.Name())
+	for _, frame := range i.groups.Joined(r.MGID) {
+		i.multicast(now, r.MGID, frame, out)
+	}
+}
+
+// carrier gives the interface its carrier when the broadcast group is joined, and
+// takes it away when the registry has taken back the membership.
+func (i *Interface) carrier(on bool) {
+	if err := i.tun.SetCarrier(on); err != nil {
+		i.cfg.Logger.Error("IPoIB interface does not set its carrier", "name", i.Name(), "err", err)
+		return
+	}
+	i.cfg.Logger.Info("IPoIB link has changed", "name", i.Name(), "up", on)
 }
 
 // watch follows the addresses and the state of the interface in the kernel.
@@ -146,6 +156,7 @@ func (i *Interface) refresh() error {
 		i.ether.SetKernel(mac)
 	}
 	fresh := slices.DeleteFunc(slices.Clone(ips), func(p netip.Prefix) bool { return i.isUp && up && slices.Contains(i.ips, p) })
+	i.solicited(now, i.ips, ips)
 	i.ips, i.isUp = ips, up
 	i.neigh.SetIPs(fresh)
 	var frames []neigh.Frame

@@ -237,6 +237,18 @@ func (t *Table) Failed(now time.Time, mgid wire.GID) {
 	g.backoff = min(2*g.backoff, backoffMax)
 }
 
+// Lost marks a group as not joined, so that it is joined again. With the
+// broadcast group all are lost.
+func (t *Table) Lost(now time.Time, mgid wire.GID) {
+	if mgid == t.broadcast {
+		t.Flush(now)
+		return
+	}
+	if g := t.groups[mgid]; g != nil {
+		g.Complete, g.asked, g.again, g.backoff = false, false, now, backoffMin
+	}
+}
+
 // Flush marks all groups as not joined, so that they are joined again. It is
 // for a fabric that has lost its memberships.
 func (t *Table) Flush(now time.Time) {

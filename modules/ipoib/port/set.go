@@ -13,18 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/ipoib/dev"
+	"github.com/rnbd-go/rnbd/modules/ipoib/registry"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // Config describes a port.
 type Config struct {
-	Fabric  verbs.DatagramDevice
-	Local   netip.Addr   // address of the port
-	Peers   []netip.Addr // the other ports of its links
-	PKey    uint16       // of the main interface, the first of the port's table; default 0xffff
-	QKey    uint32       // default dev.DefaultQKey
-	LinkMTU int          // see dev.Config
-	Mode    dev.Mode     // of the main interface; default datagram
+	Fabric   verbs.DatagramDevice
+	Local    netip.Addr       // address of the port
+	Peers    []netip.Addr     // the other ports of its links
+	Registry *registry.Client // in the place of Peers, see dev.Config
+	PKey     uint16           // of the main interface, the first of the port's table; default 0xffff
+	QKey     uint32           // default dev.DefaultQKey
+	LinkMTU  int              // see dev.Config
+	Mode     dev.Mode         // of the main interface; default datagram
 	// Ethernet makes the interfaces Ethernet to the kernel, see dev.Config.
 	Ethernet bool
 	Trace    *dev.Trace   // default: none
@@ -79,7 +81,7 @@ func (s *Set) add(name, parent string, byKey bool, pkey uint16, cfg Config) (*Li
 	if parent == "" {
 		mode = cfg.Mode
 	}
-	i, err := dev.Open(dev.Config{Name: name, Fabric: cfg.Fabric, Local: cfg.Local, Peers: cfg.Peers, PKey: pkey, QKey: cfg.QKey, LinkMTU: cfg.LinkMTU, Mode: mode, Ethernet: cfg.Ethernet, Trace: cfg.Trace, Logger: cfg.Logger})
+	i, err := dev.Open(dev.Config{Name: name, Fabric: cfg.Fabric, Local: cfg.Local, Peers: cfg.Peers, Registry: cfg.Registry, PKey: pkey, QKey: cfg.QKey, LinkMTU: cfg.LinkMTU, Mode: mode, Ethernet: cfg.Ethernet, Trace: cfg.Trace, Logger: cfg.Logger})
 	if err != nil {
 		return nil, err
 	}

@@ -117,3 +117,16 @@ func ParseAddress(s string) (a Address, err error) {
 	}
 	return a, nil
 }
+
+// MarshalText is String. UnmarshalText takes every form of an IPv6 address.
+func (g GID) MarshalText() ([]byte, error) { return []byte(g.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (g *GID) UnmarshalText(b []byte) error {
+	a, err := netip.ParseAddr(string(b))
+	if err != nil || !a.Is6() || a.Zone() != "" {
+		return fmt.Errorf("GID %q: want eight groups of hexadecimal digits", b)
+	}
+	*g = a.As16()
+	return nil
+}

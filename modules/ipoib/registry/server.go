@@ -1,0 +1,227 @@
+package registry
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
+)
+
+// Server serves a Table over TCP.
+type Server struct {
+	listener net.Listener
+	log      *slog.Logger
+	epoch    uint64
+	done     chan struct{}
+	wg       sync.WaitGroup
+
+	mu    sync.Mutex
+	table *Table
+	conns map[*session]bool
+}
+
+// session is the connection of a client.
+type session struct {
+	s    *Server
+	conn net.Conn
+	addr netip.Addr
+	gid  wire.GID    // zero before hello. Guarded by Server.mu
+	out  chan []byte // lines to be written
+}
+
+// maxSessions is the largest number of connections: each port may have an old
+// one and a new one.
+const maxSessions = 2 * MaxPorts
+
+// Serve starts a server on a listener, which it closes in the end.
+func Serve(l net.Listener, cfg Config, log *slog.Logger) (*Server, error) {
+	t, err := NewTable(cfg)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{listener: l, log: log, epoch: uint64(time.Now().UnixNano()), done: make(chan struct{}), table: t, conns: map[*session]bool{}}
+	s.wg.Add(2)
+	go s.accept()
+	go s.expire()
+	return s, nil
+}
+
+// Addr returns the address of the listener.
+func (s *Server) Addr() net.Addr { return s.listener.Addr() }
+
+// Close ends the server and its connections.
+func (s *Server) Close() error {
+	close(s.done)
+	err := s.listener.Close()
+	s.mu.Lock()
+	for c := range s.conns {
+		c.conn.Close()
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+	if err != nil {
+		return fmt.Errorf("close registry: %w", err)
+	}
+	return nil
+}
+
+func (s *Server) accept() {
+	defer s.wg.Done()
+	for {
+		conn, err := s.listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			s.log.Warn("IPoIB registry does not accept", "err", err)
+			select {
+			case <-s.done:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+			continue
+		}
+		s.start(conn)
+	}
+}
+
+func (s *Server) start(conn net.Conn) {
+	from, ok := conn.RemoteAddr().(*net.TCPAddr)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.done:
+		ok = false
+	default:
+	}
+	if !ok || len(s.conns) >= maxSessions {
+		conn.Close()
+		return
+	}
+	c := &session{s: s, conn: conn, addr: from.AddrPort().Addr().Unmap(), out: make(chan []byte, 256)}
+	s.conns[c] = true
+	s.wg.Add(2)
+	go c.read()
+	go c.write()
+}
+
+// expire ends leases.
+func (s *Server) expire() {
+	defer s.wg.Done()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.done:
+			return
+		case now := <-tick.C:
+			s.mu.Lock()
+			for _, mgid := range s.table.Expire(now) {
+				s.notify(mgid)
+			}
+			s.mu.Unlock()
+		}
+	}
+}
+
+// notify tells the senders of a group its members. s.mu is held.
+func (s *Server) notify(mgid wire.GID) {
+	event := line(Answer{Epoch: s.epoch, MGID: mgid, Members: s.table.Members(mgid)})
+	for _, gid := range s.table.Senders(mgid) {
+		for c := range s.conns {
+			if c.gid == gid {
+				c.post(event)
+			}
+		}
+	}
+}
+
+// post queues a line. A client that does not read loses its connection; it is
+// told everything when it connects again. s.mu is held.
+func (c *session) post(b []byte) {
+	select {
+	case c.out <- b:
+	default:
+		c.conn.Close()
+	}
+}
+
+func (c *session) write() {
+	defer c.s.wg.Done()
+	for b := range c.out {
+		c.conn.SetWriteDeadline(time.Now().Add(10 * time.Second))
+		if _, err := c.conn.Write(b); err != nil {
+			c.conn.Close() // read ends, and closes out
+		}
+	}
+}
+
+func (c *session) read() {
+	s := c.s
+	defer s.wg.Done()
+	lines := bufio.NewScanner(c.conn)
+	lines.Buffer(make([]byte, 0, maxRequest), maxRequest)
+	for {
+		c.conn.SetReadDeadline(time.Now().Add(Lease))
+		if !lines.Scan() {
+			break
+		}
+		q, err := decodeRequest(lines.Bytes())
+		if err != nil {
+			s.log.Warn("IPoIB registry got what is no request", "from", c.addr, "err", err)
+			break
+		}
+		c.handle(q)
+	}
+	c.conn.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+	close(c.out) // only post sends, for sessions in conns
+}
+
+func (c *session) handle(q Request) {
+	s := c.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := Answer{ID: q.ID, Epoch: s.epoch}
+	var err error
+	var changed bool
+	now := time.Now()
+	switch q.Op {
+	case opHello:
+		if a.PKeys, err = s.table.Hello(now, q.GID, c.addr); err == nil {
+			c.gid, a.Lease = q.GID, Lease.Milliseconds()
+		}
+	case opRenew:
+		if !s.table.Renew(now, c.gid) {
+			err = fmt.Errorf("renew: %s is not registered: %w", c.gid, syscall.ENOTCONN)
+		}
+	case opJoin:
+		var g Group
+		a.MGID = q.MGID
+		if g, changed, err = s.table.Join(now, c.gid, q.MGID, q.SendOnly); err == nil {
+			a.Group, a.Members = &g, s.table.Members(q.MGID)
+		}
+	case opLeave:
+		a.MGID = q.MGID
+		changed = s.table.Leave(c.gid, q.MGID)
+	}
+	if err != nil {
+		a.Error = err.Error()
+		a.Errno = syscall.EIO
+		errors.As(err, &a.Errno)
+		s.log.Info("IPoIB registry refuses", "port", c.addr, "err", err)
+	}
+	c.post(line(a))
+	if changed {
+		s.notify(q.MGID)
+	}
+}
