@@ -101,7 +101,7 @@ func (i *Interface) carrier(on bool) {
 		i.cfg.Logger.Error("IPoIB interface does not set its carrier", "name", i.Name(), "err", err)
 		return
 	}
-	i.cfg.Logger.Info("IPoIB link has changed", "name", i.Name(), "up", on)
+	i.cfg.Logger.Info("IPoIB link has changed", "name", i.Name(), "carrier", on)
 }
 
 // watch follows the addresses and the state of the interface in the kernel.

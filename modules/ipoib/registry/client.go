@@ -156,7 +156,7 @@ func (c *Client) run(ctx context.Context) {
 		if time.Since(began) > time.Minute {
 			pause = 100 * time.Millisecond
 		}
-		c.cfg.Logger.Warn("IPoIB registry is out of reach; what is known of it is kept", "registry", c.cfg.Server, "err", err)
+		c.cfg.Logger.Warn("IPoIB registry is out of reach; what is known of it is kept", "server", c.cfg.Server, "err", err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):

@@ -175,7 +175,7 @@ func (c *session) read() {
 		}
 		q, err := decodeRequest(lines.Bytes())
 		if err != nil {
-			s.log.Warn("IPoIB registry got what is no request", "from", c.addr, "err", err)
+			s.log.Warn("IPoIB registry got what is no request", "client", c.addr, "err", err)
 			break
 		}
 		c.handle(q)
@@ -218,7 +218,7 @@ func (c *session) handle(q Request) {
 		a.Error = err.Error()
 		a.Errno = syscall.EIO
 		errors.As(err, &a.Errno)
-		s.log.Info("IPoIB registry refuses", "port", c.addr, "err", err)
+		s.log.Info("IPoIB registry refuses", "client", c.addr, "err", err)
 	}
 	c.post(line(a))
 	if changed {
