@@ -101,7 +101,11 @@ func (i *Interface) carrier(on bool) {
 		i.cfg.Logger.Error("IPoIB interface does not set its carrier", "name", i.Name(), "err", err)
 		return
 	}
-	i.cfg.Logger.Info("IPoIB link has changed", "name", i.Name(), "carrier", on)
+	if on {
+		i.cfg.Logger.Info("IPoIB link is up", "name", i.Name())
+	} else {
+		i.cfg.Logger.Warn("IPoIB link is down", "name", i.Name())
+	}
 }
 
 // watch follows the addresses and the state of the interface in the kernel.
