@@ -107,7 +107,7 @@ func decodeAnswer(line []byte, local netip.Addr) (a Answer, err error) {
 		return a, fmt.Errorf("%w: %w", errLie, err)
 	}
 	switch {
-	case a.Errno < 0 || a.Errno > 4095 || len(a.Error) > 1000:
+	case a.Errno > 4095 || len(a.Error) > 1000:
 		return a, fmt.Errorf("%w: errno %d", errLie, a.Errno)
 	case a.Lease != 0 && (a.Lease < 1000 || a.Lease > 3600_000):
 		return a, fmt.Errorf("%w: lease of %d ms", errLie, a.Lease)

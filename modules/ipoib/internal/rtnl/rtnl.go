@@ -197,7 +197,7 @@ func (c *Conn) MAC() (mac [6]byte, err error) {
 		err = errors.New("none in the answer of the kernel")
 	}
 	if err != nil {
-		return mac, fmt.Errorf("Ethernet address of interface %d: %w", c.index, err)
+		return mac, fmt.Errorf("read the Ethernet address of interface %d: %w", c.index, err)
 	}
 	return mac, nil
 }
