@@ -41,6 +41,8 @@ var deviceFields = []report.Field[device]{
 	report.F("failed", "Failed", "requests that failed", func(d device) any { return report.Count(d.failedRequests()) }),
 	report.F("hung", "Hung", "requests without an answer for long", func(d device) any { return d.hungRequests() }),
 	report.F("fails_in", "Fails In", "until the requests that wait for a path fail", onMapped(func(d device) any { return d.failsIn(time.Now()) })),
+	report.F("rule", "Rule", "access rule that allows it; empty: none", func(d device) any { return d.ruleNumber() }),
+	report.F("access_limits", "Access Limits", "of that rule, that hold up its requests", func(d device) any { return limitsText(d.use.GetLimits()) }),
 	report.F("last_error", "Last Error", "why it is not open", onMapped(func(d device) any { return d.mapped.LastError })),
 }
 
@@ -204,4 +206,12 @@ func everyField[T any](fields []report.Field[T]) (names []string) {
 		names = append(names, f.Name)
 	}
 	return names
+}
+
+// ruleNumber is the number of the access rule by which a device is exported.
+func (d device) ruleNumber() any {
+	if d.use.GetRule() == 0 {
+		return ""
+	}
+	return uint64(d.use.GetRule())
 }

@@ -69,7 +69,7 @@ func serverRun() (*cobra.Command, *serverOptions) {
 	o.daemonOptions.register(f, def.Pumps)
 	o.tlsOptions.register(f, "TLS on iwarp: off, allow (the client decides) or require")
 	f.StringArrayVar(&o.Listen, "listen", []string{"127.0.0.1:1234"}, "where to listen: [FABRIC://]ADDRESS:PORT[,trusted], repeatable; trusted: the network is protected, see --tls require")
-	f.StringVar(&o.SearchPath, "search-path", "", "folder that device names start from; %SESSNAME% is the session's name; without it block devices only are served, from /")
+	f.StringVar(&o.SearchPath, "search-path", "", "folder that device names start from; %SESSNAME% is the session's name, %IDENTITY% what its client has proved to be; without it block devices only are served, from /")
 	f.BoolVar(&o.SearchPathLater, "search-path-later", false, "start although the folder of --search-path is not there yet, as one that is mounted later")
 	f.BoolVar(&o.List, "list", def.List, "tell clients the names below --search-path, their sizes and who has them open, as rnbd discover shows them")
 	f.StringArrayVar(&o.IOPlugin, "io-plugin", nil, "storage plugin NAME=PATH[,sha256=HEX], repeatable, beside blockio and fileio of the plugin folder; NAME=none leaves one of these out")
@@ -182,9 +182,10 @@ func (o *serverOptions) listeners(devices map[string]verbs.Device) (all []server
 }
 
 // checkSearchPath refuses a search path that is no folder. The part from
-// %SESSNAME% on has names of sessions and is not checked.
+// %SESSNAME% or %IDENTITY% on has names of clients and is not checked.
 func (o *serverOptions) checkSearchPath(log *slog.Logger) error {
 	folder, _, _ := strings.Cut(o.SearchPath, "%SESSNAME%")
+	folder, _, _ = strings.Cut(folder, "%IDENTITY%")
 	if folder == "" {
 		return nil
 	}

@@ -51,6 +51,7 @@ func (q *ioQueue) onDone(c *shm.CQE) {
 	r.m.dev.latency[q.pump].plugin.Record(r.sqe.Op, q.clock()-r.sent)
 	f := &r.m.flows[q.pump]
 	f.ended()
+	r.refund()
 	q.note(f.lane)
 	q.finish(r, errno)
 }

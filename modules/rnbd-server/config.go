@@ -23,7 +23,8 @@ import (
 // New refuses values that cannot work.
 type Config struct {
 	// SearchPath is the root of clients' names; %SESSNAME% is replaced by the
-	// session's name. If it is empty names start at / and only block devices
+	// session's name, %IDENTITY% by the folder of the identity that the client
+	// has proved. If it is empty names start at / and only block devices
 	// are served.
 	SearchPath string
 	// Listen are the fabrics and addresses to serve on.

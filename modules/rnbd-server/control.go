@@ -114,7 +114,9 @@ func (c *controlAPI) ListDevices(context.Context, *controlpb.ListRequest) (*cont
 				d.Hung = control.HungRequests(c.s.hung(m.dev.path))
 				byDevice[m.dev] = d
 			}
-			d.Users = append(d.Users, m.describe())
+			use := m.describe()
+			c.s.describeShare(m, use)
+			d.Users = append(d.Users, use)
 		}
 	}
 	list := &controlpb.ServerDeviceList{}

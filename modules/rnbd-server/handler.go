@@ -35,6 +35,10 @@ func (h *handler) SessionUp(t *rtrs.SrvSession) error {
 	if paths := t.Paths(); len(paths) > 0 {
 		sess.fabric = paths[0].Fabric
 	}
+	if err := s.owners.take(sess.name, sess.identity()); err != nil {
+		s.auditSession(audit.EventConnect, sess, err)
+		return err
+	}
 	sess.holds.Store(1)
 	for i := range sess.lanes {
 		sess.lanes[i] = lane{s: sess}
@@ -252,6 +256,9 @@ func (s *Server) onOpen(ctx context.Context, op *rtrs.Op, sess *session, msg rnb
 		return err
 	}
 	err = s.allowed(sess, m.name, m.mode) // a path may have joined, or the rules have changed
+	if err == nil {
+		err = s.takeShare(m)
+	}
 	if err == nil {
 		err = s.tellSharing(ctx, m)
 	}

@@ -2,9 +2,11 @@ package server
 
 import (
 	"fmt"
+	"net/url"
 	"os"
 	"strings"
 	"syscall"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 )
@@ -12,6 +14,47 @@ import (
 // sessionMarker is replaced by the session's name in a search path. The rest
 // of the path is dropped, as in Linux (docs/protocol/rnbd.md, "Names").
 const sessionMarker = "%SESSNAME%"
+
+// identityMarker is replaced by the folder of the identity that the client has proved,
+// as identityFolder.
+const identityMarker = "%IDENTITY%"
+
+// identityFolder returns the name of the folder of an identity: the identity with
+// slashes and other bytes that are not letters, digits or "-_.~$&+=:@" as %XX. Two
+// identities never have one folder. EACCES: there is no identity, or one that is no
+// safe name.
+func identityFolder(identity string) (string, error) {
+	fail := func(why string) (string, error) {
+		return "", fmt.Errorf("identity %q %s, and each has a folder of its own: %w", identity, why, syscall.EACCES)
+	}
+	name := url.PathEscape(identity)
+	switch {
+	case identity == "":
+		return "", fmt.Errorf("the client has proved no identity, and each has a folder of its own: %w", syscall.EACCES)
+	case strings.HasPrefix(identity, "."):
+		return fail("begins with a dot")
+	case strings.ContainsFunc(identity, func(r rune) bool { return unicode.IsControl(r) || r == unicode.ReplacementChar }):
+		return fail("has control characters")
+	case strings.ContainsAny(identity, "*?[]{}\\"):
+		return fail("has wildcards")
+	case len(name) > 255:
+		return fail("is too long for a folder")
+	}
+	return name, nil
+}
+
+// of returns the jail of a client with an identity; empty: it has proved none.
+func (j jail) of(identity string) (jail, error) {
+	if !strings.Contains(j.searchPath, identityMarker) {
+		return j, nil
+	}
+	folder, err := identityFolder(identity)
+	if err != nil {
+		return j, err
+	}
+	j.searchPath = strings.ReplaceAll(j.searchPath, identityMarker, folder)
+	return j, nil
+}
 
 // maxPath is the largest length of search path and name together, in bytes.
 const maxPath = 4096

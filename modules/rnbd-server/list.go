@@ -84,7 +84,11 @@ func (s *Server) listPage(ctx context.Context, sess *session, after string, size
 func (s *Server) makePage(ctx context.Context, sess *session, after string, size int) ([]byte, error) {
 	mem := make([]byte, size)
 	page := rnbdwire.NewListPage(mem)
-	names, flags, err := s.jail.names(ctx, sess.name)
+	jail, err := s.jail.of(sess.identity())
+	if err != nil {
+		return nil, err
+	}
+	names, flags, err := jail.names(ctx, sess.name)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +104,7 @@ func (s *Server) makePage(ctx context.Context, sess *session, after string, size
 		if !s.mayOpen(sess, name) {
 			continue
 		}
-		n, err := s.jail.open(sess.name, name)
+		n, err := jail.open(sess.name, name)
 		if err != nil { // a link that leads nowhere, or a file that has gone
 			continue
 		}

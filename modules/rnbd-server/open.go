@@ -190,6 +190,7 @@ func (s *Server) closeMapping(m *mapping, keepID bool) {
 	if m.usage != nil {
 		m.usage.remove(m, true)
 	}
+	s.giveShare(m)
 	s.drop(m.dev)
 	s.releaseWriter(id, m.mode)
 	s.log.Info("device closed", "session", m.session.name, "device", m.name, "id", m.id)

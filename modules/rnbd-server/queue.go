@@ -59,6 +59,7 @@ type request struct {
 	// arrived is the time at which the request came from the client, sent
 	// that at which the plugin was first asked; 0: not yet.
 	arrived, sent int64
+	budget        *budget // that counts the request in its queue depth; nil: none
 	// owner is the queue that has the request, as ioQueue.owner; 0: none.
 	// Only that queue's pump uses the rest of the struct. owner is atomic,
 	// because a pump reads it of requests of other pumps when it looks for
@@ -201,9 +202,10 @@ func (q *ioQueue) admit(r *request) {
 		q.finish(r, blk.EIO)
 	case !r.m.dev.serves():
 		r.state = reqParked
-	case f.head < 0 && q.roomFor(f) && q.send(f, r):
+	case f.head < 0 && q.overtakes(r) && q.roomFor(f) && q.send(f, r):
 		q.noteSent(r)
 	default:
+		q.noteWaiting(r)
 		q.wait(f, r)
 	}
 }
@@ -224,9 +226,10 @@ func (q *ioQueue) send(f *flow, r *request) bool {
 	return true
 }
 
-// noteSent counts the time that a request waited here. If a plugin has died
+// noteSent pays for the request and counts the time that it waited here. If a plugin has died
 // with the request, all of its time counts as the plugin's.
 func (q *ioQueue) noteSent(r *request) {
+	q.pay(r)
 	if r.sent == 0 {
 		r.sent = q.clock()
 		r.m.dev.latency[q.pump].queue.Record(r.sqe.Op, r.sent-r.arrived)

@@ -159,6 +159,7 @@ func (q *ioQueue) suspend() {
 			if r.state == reqSent {
 				r.state = reqParked
 				r.m.flows[q.pump].ended()
+				r.refund()
 			}
 		})
 	})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"syscall"
@@ -27,7 +28,7 @@ import (
 // devices that the rules do not allow are closed by force, unless newer rules
 // allow them by then. SetAccess does not wait for that.
 func (s *Server) SetAccess(rules *access.Rules, grace time.Duration) {
-	if old := s.rules.Swap(rules); old.Len() > 0 && rules.Len() == 0 {
+	if old := s.setRules(rules); old.Len() > 0 && rules.Len() == 0 {
 		s.log.Warn("there are no access rules any more: every client may open every device")
 	}
 	s.cfg.Audit.Add(audit.Record{Event: audit.EventRules, Result: audit.OK, Reason: fmt.Sprintf("%d rules", rules.Len())})
@@ -48,7 +49,7 @@ func (s *Server) SetAccess(rules *access.Rules, grace time.Duration) {
 }
 
 // Access returns the rules in force.
-func (s *Server) Access() *access.Rules { return s.rules.Load() }
+func (s *Server) Access() *access.Rules { return s.rules.Load().Rules }
 
 // forbidden lists the mappings that the rules do not allow.
 func (s *Server) forbidden() (out []*mapping) {
@@ -84,7 +85,7 @@ func (s *Server) allowed(sess *session, name string, mode blk.AccessMode) error 
 	if len(c.Paths) == 0 { // the session ends
 		return fmt.Errorf("session %q has no path: %w", sess.name, syscall.ENOTCONN)
 	}
-	return decide(rules, c, name, mode)
+	return decide(rules.Rules, c, name, mode)
 }
 
 func decide(rules *access.Rules, c access.Client, name string, mode blk.AccessMode) error {
@@ -134,7 +135,7 @@ func (s *Server) admitPath(sess *session, id int) (*mapping, error) {
 	defer sess.rulesMu.Unlock()
 	rules, c := s.rules.Load(), sess.client(id)
 	for _, m := range sess.mappings() {
-		if err := decide(rules, c, m.name, m.mode); err != nil {
+		if err := decide(rules.Rules, c, m.name, m.mode); err != nil {
 			return m, err
 		}
 	}
@@ -144,12 +145,41 @@ func (s *Server) admitPath(sess *session, id int) (*mapping, error) {
 
 // ListAccess lists the rules in force.
 func (c *controlAPI) ListAccess(context.Context, *controlpb.ListRequest) (*controlpb.AccessRuleList, error) {
-	rules := c.s.rules.Load()
+	rules, shares := c.s.shares()
 	list := &controlpb.AccessRuleList{}
-	for n := 1; n <= rules.Len(); n++ {
-		list.Rules = append(list.Rules, &controlpb.AccessRule{Number: uint32(n), Text: rules.Text(n)})
+	for i, share := range shares {
+		list.Rules = append(list.Rules, &controlpb.AccessRule{
+			Number: uint32(i + 1), Text: rules.Text(i + 1), Limits: limitsMessage(&share.Limits),
+			OpenSessions: uint32(share.OpenSessions), OpenDevices: uint32(share.OpenDevices),
+			Queued: uint32(share.Queued), Waited: share.Waited,
+		})
 	}
 	return list, nil
+}
+
+// SetAccessLimits is Server.SetLimits.
+func (c *controlAPI) SetAccessLimits(ctx context.Context, r *controlpb.SetAccessLimitsRequest) (*controlpb.AccessRuleList, error) {
+	l := r.GetLimits()
+	for _, n := range []uint64{l.GetSessions(), l.GetDevices(), l.GetQueueDepth(), l.GetIops(), l.GetIopsBurst(), l.GetBytesPerSecond(), l.GetBytesBurst()} {
+		if n > math.MaxInt64 {
+			return nil, fmt.Errorf("limit %d is too large: %w", n, syscall.EINVAL)
+		}
+	}
+	err := c.s.SetLimits(int(r.Rule), access.Limits{
+		Sessions: int(l.GetSessions()), Devices: int(l.GetDevices()), QueueDepth: int(l.GetQueueDepth()),
+		IOPS: int64(l.GetIops()), IOPSBurst: int64(l.GetIopsBurst()), Bytes: int64(l.GetBytesPerSecond()), BytesBurst: int64(l.GetBytesBurst()),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c.ListAccess(ctx, nil)
+}
+
+func limitsMessage(l *access.Limits) *controlpb.AccessLimits {
+	return &controlpb.AccessLimits{
+		Sessions: uint64(l.Sessions), Devices: uint64(l.Devices), QueueDepth: uint64(l.QueueDepth),
+		Iops: uint64(l.IOPS), IopsBurst: uint64(l.IOPSBurst), BytesPerSecond: uint64(l.Bytes), BytesBurst: uint64(l.BytesBurst),
+	}
 }
 
 // CheckAccess returns the decision of the rules in force about a client. The

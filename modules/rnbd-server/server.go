@@ -16,7 +16,6 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
-	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
@@ -41,7 +40,9 @@ type Server struct {
 	lists      chan struct{} // a token for each LIST
 	opens      atomic.Int64  // OPENs under way
 	refused    refusals
-	rules      atomic.Pointer[access.Rules]
+	rules      atomic.Pointer[ruleSet]
+	owners     owners
+	sharesMu   sync.Mutex      // guards the counts of budgets, mapping.share, and the change of rules
 	admins     context.Context // of OPENs; ends with the server
 	stopAdmins func()
 
@@ -71,6 +72,7 @@ type pumpShare struct {
 	pump   *pump.Pump
 	poller *rtrs.Poller
 	failed watchdog.Recent[*device] // read by the watchdog
+	pacer  *pacer
 }
 
 // New starts plugins and pumps and listens. On an error it undoes all of it.
@@ -84,7 +86,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		writers: writers{}, usages: map[nodeID]*usage{}, number: max(rand.Uint64(), 1), devices: map[deviceKey]*device{}, guards: map[deviceKey]*guard{}, nodeOpened: make(chan struct{}, 1),
 		lookUps: make(chan struct{}, maxLookUps), lists: make(chan struct{}, maxLists),
 	}
-	s.rules.Store(cfg.Access)
+	s.rules.Store(newRuleSet(cfg.Access))
 	s.admins, s.stopAdmins = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -139,10 +141,16 @@ func (s *Server) startPumps() error {
 			poller.Close()
 			return fmt.Errorf("pump %d: %w", i, err)
 		}
+		pace, err := newPacer(s.cfg.Virtual)
+		if err != nil {
+			poller.Close()
+			return fmt.Errorf("pump %d: %w", i, err)
+		}
 		poller.UseClock(p.Now)
-		s.pumps = append(s.pumps, &pumpShare{pump: p, poller: poller})
+		s.pumps = append(s.pumps, &pumpShare{pump: p, poller: poller, pacer: pace})
 		p.Start()
 		p.Add(poller)
+		p.Add(pace)
 	}
 	return nil
 }
@@ -217,6 +225,7 @@ func (s *Server) Close(ctx context.Context) error {
 	}
 	for _, p := range s.pumps {
 		p.pump.Stop()
+		p.pacer.close()
 		errs = append(errs, p.poller.Close())
 	}
 	return errors.Join(errs...)

@@ -66,6 +66,17 @@ func (s *session) end() {
 	s.stir()
 }
 
+// identity returns the identity that the client has proved, empty for none. All paths of a
+// session have the same.
+func (s *session) identity() string {
+	for _, p := range s.transport.Paths() {
+		if p.Security.Peer != "" && p.State <= rtrs.SrvPathConnected {
+			return p.Security.Peer
+		}
+	}
+	return ""
+}
+
 // gone returns an error if the session has ended, else nil.
 func (s *session) gone() error {
 	if s.ended.Load() {
@@ -83,8 +94,10 @@ type mapping struct {
 	session *session
 	// closed makes new requests fail with ENOTCONN.
 	closed atomic.Bool
-	flows  []flow // by pump
-	news   news   // guarded by session.mu
+	budget atomic.Pointer[budget] // of its rule; nil: nothing holds up its requests
+	share  *budget                // where it is counted; guarded by Server.sharesMu
+	flows  []flow                 // by pump
+	news   news                   // guarded by session.mu
 
 	usage       *usage       // of the node; nil: opened read-only
 	writer      uint64       // number of the client

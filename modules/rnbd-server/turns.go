@@ -103,6 +103,10 @@ func (s *Server) lookUp(ctx context.Context, sess *session, name string) (*node,
 	fail := func(why string, errno syscall.Errno) (*node, error) {
 		return nil, fmt.Errorf("open %q for session %q: %s: %w", name, sess.name, why, errno)
 	}
+	jail, err := s.jail.of(sess.identity())
+	if err != nil {
+		return nil, fmt.Errorf("open %q for session %q: %w", name, sess.name, err)
+	}
 	if !s.takeLookUp(ctx, sess) {
 		return fail("other names that were asked for do not resolve", syscall.EBUSY)
 	}
@@ -112,7 +116,7 @@ func (s *Server) lookUp(ctx context.Context, sess *session, name string) (*node,
 	}
 	done := make(chan found) // unbuffered: if the caller has given up, the goroutine closes the node
 	go func() {
-		n, err := s.cfg.lookUp(s.jail, sess.name, name)
+		n, err := s.cfg.lookUp(jail, sess.name, name)
 		s.giveLookUp(sess)
 		select {
 		case done <- found{n, err}:

@@ -230,7 +230,7 @@ func (q *ioQueue) feedOne(f *flow) bool {
 	case !dev.serves():
 		f.pop(r)
 		r.state = reqParked
-	case q.roomFor(f) && q.send(f, r):
+	case q.affords(r) && q.roomFor(f) && q.send(f, r):
 		q.noteSent(r)
 		f.pop(r)
 	default:

@@ -29,6 +29,8 @@ type Rule struct {
 	// Allow is the widest access that the rule allows: none, ro, rw or
 	// migration. Each of these words includes those before it.
 	Allow string `yaml:"allow"`
+	// Limits hold for all clients of the rule together.
+	Limits `yaml:",inline"`
 }
 
 // Client describes a client by the session in which it opens a device.
@@ -63,6 +65,7 @@ type rule struct {
 	fabric                    []string
 	allow                     int // as level
 	text                      string
+	limits                    Limits
 }
 
 // levels are the words of Allow, each after the words that it includes.
@@ -95,6 +98,9 @@ func (w *Rule) Check() (field string, err error) {
 	if bad, ok := errors.AsType[fieldError](err); ok {
 		return bad.field, err
 	}
+	if bad, ok := errors.AsType[limitError](err); ok {
+		return bad.field, err
+	}
 	return "", err
 }
 
@@ -107,7 +113,7 @@ type fieldError struct {
 func (e fieldError) Error() string { return fmt.Sprintf("%s: %q: %v", e.field, e.value, e.err) }
 
 func (w *Rule) parse() (r rule, err error) {
-	r.text = w.String()
+	r.text, r.limits = w.String(), w.Limits
 	for _, f := range []struct {
 		name   string
 		values []string
@@ -140,7 +146,24 @@ func (w *Rule) parse() (r rule, err error) {
 	if r.allow = slices.Index(levels, w.Allow); r.allow < 0 {
 		return r, fieldError{"allow", w.Allow, errors.New("write none, ro, rw or migration")}
 	}
-	return r, nil
+	return r, w.checkLimits()
+}
+
+func (w *Rule) checkLimits() error {
+	field, err := w.Limits.Check()
+	switch {
+	case err != nil:
+		return limitError{field, err}
+	case w.Allow == levels[0] && w.Limits != Limits{}:
+		return limitError{"allow", errors.New("allow: a rule that allows nothing has no limits")}
+	}
+	return nil
+}
+
+// limitError is the error of a limit.
+type limitError struct {
+	field string
+	error
 }
 
 // parsePrefix parses a range of addresses. A single address is a range of one.
@@ -176,7 +199,11 @@ func (w *Rule) String() string {
 			fields = append(fields, f.name+": ["+strings.Join(f.values, ", ")+"]")
 		}
 	}
-	return strings.Join(append(fields, "allow: "+w.Allow), ", ")
+	fields = append(fields, "allow: "+w.Allow)
+	if limits := w.Limits.String(); limits != "" {
+		fields = append(fields, limits)
+	}
+	return strings.Join(fields, ", ")
 }
 
 // Len returns the number of rules. It returns 0 for nil.
@@ -189,6 +216,9 @@ func (r *Rules) Len() int {
 
 // Text returns rule number n, from 1, in one line.
 func (r *Rules) Text(n int) string { return r.list[n-1].text }
+
+// Limits returns the limits of rule n, from 1.
+func (r *Rules) Limits(n int) Limits { return r.list[n-1].limits }
 
 // Decide decides whether the client may open the device with that name in mode.
 // Names are compared without empty words and "."; a name with ".." is refused.

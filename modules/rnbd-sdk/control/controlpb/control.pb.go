@@ -419,7 +419,12 @@ func (x *ConfigChange) GetError() string {
 type AccessRule struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Number        uint32                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
-	Text          string                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"` // in one line, as in the configuration
+	Text          string                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`                                      // in one line, as in the configuration
+	Limits        *AccessLimits          `protobuf:"bytes,3,opt,name=limits,proto3" json:"limits,omitempty"`                                  // in force; SetAccessLimits may have changed them
+	OpenSessions  uint32                 `protobuf:"varint,4,opt,name=open_sessions,json=openSessions,proto3" json:"open_sessions,omitempty"` // with a device open by the rule
+	OpenDevices   uint32                 `protobuf:"varint,5,opt,name=open_devices,json=openDevices,proto3" json:"open_devices,omitempty"`
+	Queued        uint32                 `protobuf:"varint,6,opt,name=queued,proto3" json:"queued,omitempty"` // requests in storage plugins; counted with limits on requests only
+	Waited        uint64                 `protobuf:"varint,7,opt,name=waited,proto3" json:"waited,omitempty"` // requests that had to wait since the rules were read
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -468,6 +473,186 @@ func (x *AccessRule) GetText() string {
 	return ""
 }
 
+func (x *AccessRule) GetLimits() *AccessLimits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *AccessRule) GetOpenSessions() uint32 {
+	if x != nil {
+		return x.OpenSessions
+	}
+	return 0
+}
+
+func (x *AccessRule) GetOpenDevices() uint32 {
+	if x != nil {
+		return x.OpenDevices
+	}
+	return 0
+}
+
+func (x *AccessRule) GetQueued() uint32 {
+	if x != nil {
+		return x.Queued
+	}
+	return 0
+}
+
+func (x *AccessRule) GetWaited() uint64 {
+	if x != nil {
+		return x.Waited
+	}
+	return 0
+}
+
+// AccessLimits bound what all clients of a rule have together. 0: no limit.
+type AccessLimits struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Sessions       uint64                 `protobuf:"varint,1,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	Devices        uint64                 `protobuf:"varint,2,opt,name=devices,proto3" json:"devices,omitempty"`
+	QueueDepth     uint64                 `protobuf:"varint,3,opt,name=queue_depth,json=queueDepth,proto3" json:"queue_depth,omitempty"`
+	Iops           uint64                 `protobuf:"varint,4,opt,name=iops,proto3" json:"iops,omitempty"`
+	IopsBurst      uint64                 `protobuf:"varint,5,opt,name=iops_burst,json=iopsBurst,proto3" json:"iops_burst,omitempty"`
+	BytesPerSecond uint64                 `protobuf:"varint,6,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	BytesBurst     uint64                 `protobuf:"varint,7,opt,name=bytes_burst,json=bytesBurst,proto3" json:"bytes_burst,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *AccessLimits) Reset() {
+	*x = AccessLimits{}
+	mi := &file_control_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AccessLimits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AccessLimits) ProtoMessage() {}
+
+func (x *AccessLimits) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AccessLimits.ProtoReflect.Descriptor instead.
+func (*AccessLimits) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *AccessLimits) GetSessions() uint64 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
+}
+
+func (x *AccessLimits) GetDevices() uint64 {
+	if x != nil {
+		return x.Devices
+	}
+	return 0
+}
+
+func (x *AccessLimits) GetQueueDepth() uint64 {
+	if x != nil {
+		return x.QueueDepth
+	}
+	return 0
+}
+
+func (x *AccessLimits) GetIops() uint64 {
+	if x != nil {
+		return x.Iops
+	}
+	return 0
+}
+
+func (x *AccessLimits) GetIopsBurst() uint64 {
+	if x != nil {
+		return x.IopsBurst
+	}
+	return 0
+}
+
+func (x *AccessLimits) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *AccessLimits) GetBytesBurst() uint64 {
+	if x != nil {
+		return x.BytesBurst
+	}
+	return 0
+}
+
+type SetAccessLimitsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rule          uint32                 `protobuf:"varint,1,opt,name=rule,proto3" json:"rule,omitempty"`    // from 1
+	Limits        *AccessLimits          `protobuf:"bytes,2,opt,name=limits,proto3" json:"limits,omitempty"` // all of them
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetAccessLimitsRequest) Reset() {
+	*x = SetAccessLimitsRequest{}
+	mi := &file_control_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetAccessLimitsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetAccessLimitsRequest) ProtoMessage() {}
+
+func (x *SetAccessLimitsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetAccessLimitsRequest.ProtoReflect.Descriptor instead.
+func (*SetAccessLimitsRequest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *SetAccessLimitsRequest) GetRule() uint32 {
+	if x != nil {
+		return x.Rule
+	}
+	return 0
+}
+
+func (x *SetAccessLimitsRequest) GetLimits() *AccessLimits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
 type AccessRuleList struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rules         []*AccessRule          `protobuf:"bytes,1,rep,name=rules,proto3" json:"rules,omitempty"`
@@ -477,7 +662,7 @@ type AccessRuleList struct {
 
 func (x *AccessRuleList) Reset() {
 	*x = AccessRuleList{}
-	mi := &file_control_proto_msgTypes[8]
+	mi := &file_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -489,7 +674,7 @@ func (x *AccessRuleList) String() string {
 func (*AccessRuleList) ProtoMessage() {}
 
 func (x *AccessRuleList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[8]
+	mi := &file_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -502,7 +687,7 @@ func (x *AccessRuleList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccessRuleList.ProtoReflect.Descriptor instead.
 func (*AccessRuleList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{8}
+	return file_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AccessRuleList) GetRules() []*AccessRule {
@@ -528,7 +713,7 @@ type CheckAccessRequest struct {
 
 func (x *CheckAccessRequest) Reset() {
 	*x = CheckAccessRequest{}
-	mi := &file_control_proto_msgTypes[9]
+	mi := &file_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -540,7 +725,7 @@ func (x *CheckAccessRequest) String() string {
 func (*CheckAccessRequest) ProtoMessage() {}
 
 func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[9]
+	mi := &file_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -553,7 +738,7 @@ func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAccessRequest.ProtoReflect.Descriptor instead.
 func (*CheckAccessRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{9}
+	return file_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CheckAccessRequest) GetIdentities() []string {
@@ -610,7 +795,7 @@ type AccessDecision struct {
 
 func (x *AccessDecision) Reset() {
 	*x = AccessDecision{}
-	mi := &file_control_proto_msgTypes[10]
+	mi := &file_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -622,7 +807,7 @@ func (x *AccessDecision) String() string {
 func (*AccessDecision) ProtoMessage() {}
 
 func (x *AccessDecision) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[10]
+	mi := &file_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -635,7 +820,7 @@ func (x *AccessDecision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccessDecision.ProtoReflect.Descriptor instead.
 func (*AccessDecision) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{10}
+	return file_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AccessDecision) GetAllowed() bool {
@@ -682,7 +867,7 @@ type PumpStats struct {
 
 func (x *PumpStats) Reset() {
 	*x = PumpStats{}
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -694,7 +879,7 @@ func (x *PumpStats) String() string {
 func (*PumpStats) ProtoMessage() {}
 
 func (x *PumpStats) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -707,7 +892,7 @@ func (x *PumpStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PumpStats.ProtoReflect.Descriptor instead.
 func (*PumpStats) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{11}
+	return file_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PumpStats) GetName() string {
@@ -773,7 +958,7 @@ type FabricCounter struct {
 
 func (x *FabricCounter) Reset() {
 	*x = FabricCounter{}
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -785,7 +970,7 @@ func (x *FabricCounter) String() string {
 func (*FabricCounter) ProtoMessage() {}
 
 func (x *FabricCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -798,7 +983,7 @@ func (x *FabricCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FabricCounter.ProtoReflect.Descriptor instead.
 func (*FabricCounter) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{12}
+	return file_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *FabricCounter) GetFabric() string {
@@ -851,7 +1036,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -863,7 +1048,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -876,7 +1061,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{13}
+	return file_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Plugin) GetName() string {
@@ -948,7 +1133,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -960,7 +1145,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -973,7 +1158,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{14}
+	return file_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Limits) GetSize() uint64 {
@@ -1077,7 +1262,7 @@ type ServerDevice struct {
 
 func (x *ServerDevice) Reset() {
 	*x = ServerDevice{}
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1274,7 @@ func (x *ServerDevice) String() string {
 func (*ServerDevice) ProtoMessage() {}
 
 func (x *ServerDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1287,7 @@ func (x *ServerDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerDevice.ProtoReflect.Descriptor instead.
 func (*ServerDevice) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{15}
+	return file_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ServerDevice) GetName() string {
@@ -1173,7 +1358,7 @@ type FailedRequests struct {
 
 func (x *FailedRequests) Reset() {
 	*x = FailedRequests{}
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1370,7 @@ func (x *FailedRequests) String() string {
 func (*FailedRequests) ProtoMessage() {}
 
 func (x *FailedRequests) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,7 +1383,7 @@ func (x *FailedRequests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FailedRequests.ProtoReflect.Descriptor instead.
 func (*FailedRequests) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{16}
+	return file_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FailedRequests) GetStage() string {
@@ -1239,7 +1424,7 @@ type HungRequests struct {
 
 func (x *HungRequests) Reset() {
 	*x = HungRequests{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1251,7 +1436,7 @@ func (x *HungRequests) String() string {
 func (*HungRequests) ProtoMessage() {}
 
 func (x *HungRequests) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1264,7 +1449,7 @@ func (x *HungRequests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HungRequests.ProtoReflect.Descriptor instead.
 func (*HungRequests) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *HungRequests) GetStage() string {
@@ -1323,13 +1508,15 @@ type ServerDeviceUse struct {
 	AccessMode    string                 `protobuf:"bytes,3,opt,name=access_mode,json=accessMode,proto3" json:"access_mode,omitempty"`
 	RxSectors     uint64                 `protobuf:"varint,4,opt,name=rx_sectors,json=rxSectors,proto3" json:"rx_sectors,omitempty"`
 	TxSectors     uint64                 `protobuf:"varint,5,opt,name=tx_sectors,json=txSectors,proto3" json:"tx_sectors,omitempty"`
+	Rule          uint32                 `protobuf:"varint,6,opt,name=rule,proto3" json:"rule,omitempty"`    // access rule that allowed it; 0: there were none
+	Limits        *AccessLimits          `protobuf:"bytes,7,opt,name=limits,proto3" json:"limits,omitempty"` // that hold up its requests; none: nothing does
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ServerDeviceUse) Reset() {
 	*x = ServerDeviceUse{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1341,7 +1528,7 @@ func (x *ServerDeviceUse) String() string {
 func (*ServerDeviceUse) ProtoMessage() {}
 
 func (x *ServerDeviceUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1354,7 +1541,7 @@ func (x *ServerDeviceUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerDeviceUse.ProtoReflect.Descriptor instead.
 func (*ServerDeviceUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ServerDeviceUse) GetSession() string {
@@ -1392,6 +1579,20 @@ func (x *ServerDeviceUse) GetTxSectors() uint64 {
 	return 0
 }
 
+func (x *ServerDeviceUse) GetRule() uint32 {
+	if x != nil {
+		return x.Rule
+	}
+	return 0
+}
+
+func (x *ServerDeviceUse) GetLimits() *AccessLimits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
 type ServerDeviceList struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Devices       []*ServerDevice        `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
@@ -1401,7 +1602,7 @@ type ServerDeviceList struct {
 
 func (x *ServerDeviceList) Reset() {
 	*x = ServerDeviceList{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1413,7 +1614,7 @@ func (x *ServerDeviceList) String() string {
 func (*ServerDeviceList) ProtoMessage() {}
 
 func (x *ServerDeviceList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1426,7 +1627,7 @@ func (x *ServerDeviceList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerDeviceList.ProtoReflect.Descriptor instead.
 func (*ServerDeviceList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ServerDeviceList) GetDevices() []*ServerDevice {
@@ -1456,7 +1657,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1468,7 +1669,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1481,7 +1682,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Session) GetName() string {
@@ -1595,7 +1796,7 @@ type Path struct {
 
 func (x *Path) Reset() {
 	*x = Path{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1607,7 +1808,7 @@ func (x *Path) String() string {
 func (*Path) ProtoMessage() {}
 
 func (x *Path) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1620,7 +1821,7 @@ func (x *Path) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Path.ProtoReflect.Descriptor instead.
 func (*Path) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Path) GetSession() string {
@@ -1770,7 +1971,7 @@ type Security struct {
 
 func (x *Security) Reset() {
 	*x = Security{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1782,7 +1983,7 @@ func (x *Security) String() string {
 func (*Security) ProtoMessage() {}
 
 func (x *Security) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1795,7 +1996,7 @@ func (x *Security) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Security.ProtoReflect.Descriptor instead.
 func (*Security) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Security) GetProtocol() string {
@@ -1842,7 +2043,7 @@ type SessionList struct {
 
 func (x *SessionList) Reset() {
 	*x = SessionList{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1854,7 +2055,7 @@ func (x *SessionList) String() string {
 func (*SessionList) ProtoMessage() {}
 
 func (x *SessionList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1867,7 +2068,7 @@ func (x *SessionList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionList.ProtoReflect.Descriptor instead.
 func (*SessionList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SessionList) GetSessions() []*Session {
@@ -1887,7 +2088,7 @@ type CloseDeviceRequest struct {
 
 func (x *CloseDeviceRequest) Reset() {
 	*x = CloseDeviceRequest{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1899,7 +2100,7 @@ func (x *CloseDeviceRequest) String() string {
 func (*CloseDeviceRequest) ProtoMessage() {}
 
 func (x *CloseDeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1912,7 +2113,7 @@ func (x *CloseDeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseDeviceRequest.ProtoReflect.Descriptor instead.
 func (*CloseDeviceRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CloseDeviceRequest) GetSession() string {
@@ -1938,7 +2139,7 @@ type SessionRequest struct {
 
 func (x *SessionRequest) Reset() {
 	*x = SessionRequest{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1950,7 +2151,7 @@ func (x *SessionRequest) String() string {
 func (*SessionRequest) ProtoMessage() {}
 
 func (x *SessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1963,7 +2164,7 @@ func (x *SessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionRequest.ProtoReflect.Descriptor instead.
 func (*SessionRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SessionRequest) GetSession() string {
@@ -1990,7 +2191,7 @@ type MapRequest struct {
 
 func (x *MapRequest) Reset() {
 	*x = MapRequest{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2203,7 @@ func (x *MapRequest) String() string {
 func (*MapRequest) ProtoMessage() {}
 
 func (x *MapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2216,7 @@ func (x *MapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapRequest.ProtoReflect.Descriptor instead.
 func (*MapRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MapRequest) GetPath() string {
@@ -2112,7 +2313,7 @@ type ClientDevice struct {
 
 func (x *ClientDevice) Reset() {
 	*x = ClientDevice{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2124,7 +2325,7 @@ func (x *ClientDevice) String() string {
 func (*ClientDevice) ProtoMessage() {}
 
 func (x *ClientDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2137,7 +2338,7 @@ func (x *ClientDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientDevice.ProtoReflect.Descriptor instead.
 func (*ClientDevice) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ClientDevice) GetName() string {
@@ -2310,7 +2511,7 @@ type ClientDeviceList struct {
 
 func (x *ClientDeviceList) Reset() {
 	*x = ClientDeviceList{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2322,7 +2523,7 @@ func (x *ClientDeviceList) String() string {
 func (*ClientDeviceList) ProtoMessage() {}
 
 func (x *ClientDeviceList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2335,7 +2536,7 @@ func (x *ClientDeviceList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientDeviceList.ProtoReflect.Descriptor instead.
 func (*ClientDeviceList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ClientDeviceList) GetDevices() []*ClientDevice {
@@ -2354,7 +2555,7 @@ type PluginRequest struct {
 
 func (x *PluginRequest) Reset() {
 	*x = PluginRequest{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2366,7 +2567,7 @@ func (x *PluginRequest) String() string {
 func (*PluginRequest) ProtoMessage() {}
 
 func (x *PluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2379,7 +2580,7 @@ func (x *PluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginRequest.ProtoReflect.Descriptor instead.
 func (*PluginRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PluginRequest) GetName() string {
@@ -2398,7 +2599,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2410,7 +2611,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2423,7 +2624,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DeviceRequest) GetDevice() string {
@@ -2443,7 +2644,7 @@ type RemapRequest struct {
 
 func (x *RemapRequest) Reset() {
 	*x = RemapRequest{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2455,7 +2656,7 @@ func (x *RemapRequest) String() string {
 func (*RemapRequest) ProtoMessage() {}
 
 func (x *RemapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2468,7 +2669,7 @@ func (x *RemapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemapRequest.ProtoReflect.Descriptor instead.
 func (*RemapRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RemapRequest) GetDevice() string {
@@ -2495,7 +2696,7 @@ type UnmapRequest struct {
 
 func (x *UnmapRequest) Reset() {
 	*x = UnmapRequest{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2507,7 +2708,7 @@ func (x *UnmapRequest) String() string {
 func (*UnmapRequest) ProtoMessage() {}
 
 func (x *UnmapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2520,7 +2721,7 @@ func (x *UnmapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnmapRequest.ProtoReflect.Descriptor instead.
 func (*UnmapRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *UnmapRequest) GetDevice() string {
@@ -2547,7 +2748,7 @@ type AddPathRequest struct {
 
 func (x *AddPathRequest) Reset() {
 	*x = AddPathRequest{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2559,7 +2760,7 @@ func (x *AddPathRequest) String() string {
 func (*AddPathRequest) ProtoMessage() {}
 
 func (x *AddPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2572,7 +2773,7 @@ func (x *AddPathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPathRequest.ProtoReflect.Descriptor instead.
 func (*AddPathRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *AddPathRequest) GetSession() string {
@@ -2600,7 +2801,7 @@ type PathRequest struct {
 
 func (x *PathRequest) Reset() {
 	*x = PathRequest{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2612,7 +2813,7 @@ func (x *PathRequest) String() string {
 func (*PathRequest) ProtoMessage() {}
 
 func (x *PathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2625,7 +2826,7 @@ func (x *PathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathRequest.ProtoReflect.Descriptor instead.
 func (*PathRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PathRequest) GetSession() string {
@@ -2659,7 +2860,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2671,7 +2872,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2684,7 +2885,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SetPolicyRequest) GetSession() string {
@@ -2736,7 +2937,7 @@ type PathStatsReply struct {
 
 func (x *PathStatsReply) Reset() {
 	*x = PathStatsReply{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2748,7 +2949,7 @@ func (x *PathStatsReply) String() string {
 func (*PathStatsReply) ProtoMessage() {}
 
 func (x *PathStatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2761,7 +2962,7 @@ func (x *PathStatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathStatsReply.ProtoReflect.Descriptor instead.
 func (*PathStatsReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PathStatsReply) GetReadCount() uint64 {
@@ -2901,7 +3102,7 @@ type SGEntries struct {
 
 func (x *SGEntries) Reset() {
 	*x = SGEntries{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2913,7 +3114,7 @@ func (x *SGEntries) String() string {
 func (*SGEntries) ProtoMessage() {}
 
 func (x *SGEntries) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2926,7 +3127,7 @@ func (x *SGEntries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SGEntries.ProtoReflect.Descriptor instead.
 func (*SGEntries) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SGEntries) GetPump() uint32 {
@@ -2956,7 +3157,7 @@ type RDMALatency struct {
 
 func (x *RDMALatency) Reset() {
 	*x = RDMALatency{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2968,7 +3169,7 @@ func (x *RDMALatency) String() string {
 func (*RDMALatency) ProtoMessage() {}
 
 func (x *RDMALatency) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2981,7 +3182,7 @@ func (x *RDMALatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RDMALatency.ProtoReflect.Descriptor instead.
 func (*RDMALatency) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RDMALatency) GetLimitMs() uint64 {
@@ -3016,7 +3217,7 @@ type ResetPathStatsRequest struct {
 
 func (x *ResetPathStatsRequest) Reset() {
 	*x = ResetPathStatsRequest{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3028,7 +3229,7 @@ func (x *ResetPathStatsRequest) String() string {
 func (*ResetPathStatsRequest) ProtoMessage() {}
 
 func (x *ResetPathStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3041,7 +3242,7 @@ func (x *ResetPathStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetPathStatsRequest.ProtoReflect.Descriptor instead.
 func (*ResetPathStatsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ResetPathStatsRequest) GetSession() string {
@@ -3074,7 +3275,7 @@ type DeviceStatsList struct {
 
 func (x *DeviceStatsList) Reset() {
 	*x = DeviceStatsList{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3086,7 +3287,7 @@ func (x *DeviceStatsList) String() string {
 func (*DeviceStatsList) ProtoMessage() {}
 
 func (x *DeviceStatsList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3099,7 +3300,7 @@ func (x *DeviceStatsList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatsList.ProtoReflect.Descriptor instead.
 func (*DeviceStatsList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DeviceStatsList) GetDevices() []*DeviceStats {
@@ -3121,7 +3322,7 @@ type DeviceStats struct {
 
 func (x *DeviceStats) Reset() {
 	*x = DeviceStats{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3133,7 +3334,7 @@ func (x *DeviceStats) String() string {
 func (*DeviceStats) ProtoMessage() {}
 
 func (x *DeviceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3146,7 +3347,7 @@ func (x *DeviceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStats.ProtoReflect.Descriptor instead.
 func (*DeviceStats) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DeviceStats) GetDevice() string {
@@ -3189,7 +3390,7 @@ type StageStats struct {
 
 func (x *StageStats) Reset() {
 	*x = StageStats{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3201,7 +3402,7 @@ func (x *StageStats) String() string {
 func (*StageStats) ProtoMessage() {}
 
 func (x *StageStats) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3214,7 +3415,7 @@ func (x *StageStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageStats.ProtoReflect.Descriptor instead.
 func (*StageStats) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StageStats) GetStage() string {
@@ -3250,7 +3451,7 @@ type Histogram struct {
 
 func (x *Histogram) Reset() {
 	*x = Histogram{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3262,7 +3463,7 @@ func (x *Histogram) String() string {
 func (*Histogram) ProtoMessage() {}
 
 func (x *Histogram) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3275,7 +3476,7 @@ func (x *Histogram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Histogram.ProtoReflect.Descriptor instead.
 func (*Histogram) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Histogram) GetCount() uint64 {
@@ -3309,7 +3510,7 @@ type HistogramBucket struct {
 
 func (x *HistogramBucket) Reset() {
 	*x = HistogramBucket{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3321,7 +3522,7 @@ func (x *HistogramBucket) String() string {
 func (*HistogramBucket) ProtoMessage() {}
 
 func (x *HistogramBucket) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3334,7 +3535,7 @@ func (x *HistogramBucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistogramBucket.ProtoReflect.Descriptor instead.
 func (*HistogramBucket) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *HistogramBucket) GetUpperNs() uint64 {
@@ -3359,7 +3560,7 @@ type LogLevelsRequest struct {
 
 func (x *LogLevelsRequest) Reset() {
 	*x = LogLevelsRequest{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3371,7 +3572,7 @@ func (x *LogLevelsRequest) String() string {
 func (*LogLevelsRequest) ProtoMessage() {}
 
 func (x *LogLevelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3384,7 +3585,7 @@ func (x *LogLevelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLevelsRequest.ProtoReflect.Descriptor instead.
 func (*LogLevelsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 // LogLevel of a subsystem: "debug", "info", "warn", "error".
@@ -3398,7 +3599,7 @@ type LogLevel struct {
 
 func (x *LogLevel) Reset() {
 	*x = LogLevel{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3410,7 +3611,7 @@ func (x *LogLevel) String() string {
 func (*LogLevel) ProtoMessage() {}
 
 func (x *LogLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3423,7 +3624,7 @@ func (x *LogLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLevel.ProtoReflect.Descriptor instead.
 func (*LogLevel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *LogLevel) GetSubsystem() string {
@@ -3449,7 +3650,7 @@ type LogLevelsReply struct {
 
 func (x *LogLevelsReply) Reset() {
 	*x = LogLevelsReply{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3461,7 +3662,7 @@ func (x *LogLevelsReply) String() string {
 func (*LogLevelsReply) ProtoMessage() {}
 
 func (x *LogLevelsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3474,7 +3675,7 @@ func (x *LogLevelsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLevelsReply.ProtoReflect.Descriptor instead.
 func (*LogLevelsReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *LogLevelsReply) GetLevels() []*LogLevel {
@@ -3494,7 +3695,7 @@ type SetLogLevelsRequest struct {
 
 func (x *SetLogLevelsRequest) Reset() {
 	*x = SetLogLevelsRequest{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3506,7 +3707,7 @@ func (x *SetLogLevelsRequest) String() string {
 func (*SetLogLevelsRequest) ProtoMessage() {}
 
 func (x *SetLogLevelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3519,7 +3720,7 @@ func (x *SetLogLevelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelsRequest.ProtoReflect.Descriptor instead.
 func (*SetLogLevelsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SetLogLevelsRequest) GetLevels() []*LogLevel {
@@ -3538,7 +3739,7 @@ type MapLineRequest struct {
 
 func (x *MapLineRequest) Reset() {
 	*x = MapLineRequest{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3550,7 +3751,7 @@ func (x *MapLineRequest) String() string {
 func (*MapLineRequest) ProtoMessage() {}
 
 func (x *MapLineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3563,7 +3764,7 @@ func (x *MapLineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapLineRequest.ProtoReflect.Descriptor instead.
 func (*MapLineRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *MapLineRequest) GetLine() string {
@@ -3583,7 +3784,7 @@ type ResizeRequest struct {
 
 func (x *ResizeRequest) Reset() {
 	*x = ResizeRequest{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3595,7 +3796,7 @@ func (x *ResizeRequest) String() string {
 func (*ResizeRequest) ProtoMessage() {}
 
 func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3608,7 +3809,7 @@ func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ResizeRequest) GetDevice() string {
@@ -3635,7 +3836,7 @@ type SetMaxReconnectAttemptsRequest struct {
 
 func (x *SetMaxReconnectAttemptsRequest) Reset() {
 	*x = SetMaxReconnectAttemptsRequest{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3647,7 +3848,7 @@ func (x *SetMaxReconnectAttemptsRequest) String() string {
 func (*SetMaxReconnectAttemptsRequest) ProtoMessage() {}
 
 func (x *SetMaxReconnectAttemptsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3660,7 +3861,7 @@ func (x *SetMaxReconnectAttemptsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMaxReconnectAttemptsRequest.ProtoReflect.Descriptor instead.
 func (*SetMaxReconnectAttemptsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *SetMaxReconnectAttemptsRequest) GetSession() string {
@@ -3709,11 +3910,30 @@ const file_control_proto_rawDesc = "" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x16\n" +
 	"\x06action\x18\x02 \x01(\tR\x06action\x12\x16\n" +
 	"\x06detail\x18\x03 \x01(\tR\x06detail\x12\x14\n" +
-	"\x05error\x18\x04 \x01(\tR\x05error\"8\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\"\xe7\x01\n" +
 	"\n" +
 	"AccessRule\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12\x12\n" +
-	"\x04text\x18\x02 \x01(\tR\x04text\"C\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x125\n" +
+	"\x06limits\x18\x03 \x01(\v2\x1d.rnbd.control.v1.AccessLimitsR\x06limits\x12#\n" +
+	"\ropen_sessions\x18\x04 \x01(\rR\fopenSessions\x12!\n" +
+	"\fopen_devices\x18\x05 \x01(\rR\vopenDevices\x12\x16\n" +
+	"\x06queued\x18\x06 \x01(\rR\x06queued\x12\x16\n" +
+	"\x06waited\x18\a \x01(\x04R\x06waited\"\xe3\x01\n" +
+	"\fAccessLimits\x12\x1a\n" +
+	"\bsessions\x18\x01 \x01(\x04R\bsessions\x12\x18\n" +
+	"\adevices\x18\x02 \x01(\x04R\adevices\x12\x1f\n" +
+	"\vqueue_depth\x18\x03 \x01(\x04R\n" +
+	"queueDepth\x12\x12\n" +
+	"\x04iops\x18\x04 \x01(\x04R\x04iops\x12\x1d\n" +
+	"\n" +
+	"iops_burst\x18\x05 \x01(\x04R\tiopsBurst\x12(\n" +
+	"\x10bytes_per_second\x18\x06 \x01(\x04R\x0ebytesPerSecond\x12\x1f\n" +
+	"\vbytes_burst\x18\a \x01(\x04R\n" +
+	"bytesBurst\"c\n" +
+	"\x16SetAccessLimitsRequest\x12\x12\n" +
+	"\x04rule\x18\x01 \x01(\rR\x04rule\x125\n" +
+	"\x06limits\x18\x02 \x01(\v2\x1d.rnbd.control.v1.AccessLimitsR\x06limits\"C\n" +
 	"\x0eAccessRuleList\x121\n" +
 	"\x05rules\x18\x01 \x03(\v2\x1b.rnbd.control.v1.AccessRuleR\x05rules\"\xbd\x01\n" +
 	"\x12CheckAccessRequest\x12\x1e\n" +
@@ -3792,7 +4012,7 @@ const file_control_proto_rawDesc = "" +
 	"\toldest_ns\x18\x04 \x01(\x04R\boldestNs\x12\x0e\n" +
 	"\x02op\x18\x05 \x01(\tR\x02op\x12\x16\n" +
 	"\x06offset\x18\x06 \x01(\x04R\x06offset\x12\x18\n" +
-	"\asession\x18\a \x01(\tR\asession\"\xa7\x01\n" +
+	"\asession\x18\a \x01(\tR\asession\"\xf2\x01\n" +
 	"\x0fServerDeviceUse\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x1b\n" +
 	"\tdevice_id\x18\x02 \x01(\rR\bdeviceId\x12\x1f\n" +
@@ -3801,7 +4021,9 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"rx_sectors\x18\x04 \x01(\x04R\trxSectors\x12\x1d\n" +
 	"\n" +
-	"tx_sectors\x18\x05 \x01(\x04R\ttxSectors\"K\n" +
+	"tx_sectors\x18\x05 \x01(\x04R\ttxSectors\x12\x12\n" +
+	"\x04rule\x18\x06 \x01(\rR\x04rule\x125\n" +
+	"\x06limits\x18\a \x01(\v2\x1d.rnbd.control.v1.AccessLimitsR\x06limits\"K\n" +
 	"\x10ServerDeviceList\x127\n" +
 	"\adevices\x18\x01 \x03(\v2\x1d.rnbd.control.v1.ServerDeviceR\adevices\"\x81\x03\n" +
 	"\aSession\x12\x12\n" +
@@ -4002,7 +4224,8 @@ const file_control_proto_rawDesc = "" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\"V\n" +
 	"\x1eSetMaxReconnectAttemptsRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x1a\n" +
-	"\battempts\x18\x02 \x01(\x05R\battempts2\xeb\t\n" +
+	"\battempts\x18\x02 \x01(\x05R\battempts2\xc8\n" +
+	"\n" +
 	"\fServerDaemon\x12A\n" +
 	"\x04Info\x12\x1c.rnbd.control.v1.InfoRequest\x1a\x1b.rnbd.control.v1.DaemonInfo\x12N\n" +
 	"\vListDevices\x12\x1c.rnbd.control.v1.ListRequest\x1a!.rnbd.control.v1.ServerDeviceList\x12J\n" +
@@ -4020,7 +4243,8 @@ const file_control_proto_rawDesc = "" +
 	"\x06Reload\x12\x1e.rnbd.control.v1.ReloadRequest\x1a\x1c.rnbd.control.v1.ReloadReply\x12K\n" +
 	"\n" +
 	"ListAccess\x12\x1c.rnbd.control.v1.ListRequest\x1a\x1f.rnbd.control.v1.AccessRuleList\x12S\n" +
-	"\vCheckAccess\x12#.rnbd.control.v1.CheckAccessRequest\x1a\x1f.rnbd.control.v1.AccessDecision2\xec\v\n" +
+	"\vCheckAccess\x12#.rnbd.control.v1.CheckAccessRequest\x1a\x1f.rnbd.control.v1.AccessDecision\x12[\n" +
+	"\x0fSetAccessLimits\x12'.rnbd.control.v1.SetAccessLimitsRequest\x1a\x1f.rnbd.control.v1.AccessRuleList2\xec\v\n" +
 	"\fClientDaemon\x12A\n" +
 	"\x04Info\x12\x1c.rnbd.control.v1.InfoRequest\x1a\x1b.rnbd.control.v1.DaemonInfo\x12A\n" +
 	"\x03Map\x12\x1b.rnbd.control.v1.MapRequest\x1a\x1d.rnbd.control.v1.ClientDevice\x12>\n" +
@@ -4056,7 +4280,7 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_control_proto_goTypes = []any{
 	(*Empty)(nil),                          // 0: rnbd.control.v1.Empty
 	(*InfoRequest)(nil),                    // 1: rnbd.control.v1.InfoRequest
@@ -4066,158 +4290,165 @@ var file_control_proto_goTypes = []any{
 	(*ReloadReply)(nil),                    // 5: rnbd.control.v1.ReloadReply
 	(*ConfigChange)(nil),                   // 6: rnbd.control.v1.ConfigChange
 	(*AccessRule)(nil),                     // 7: rnbd.control.v1.AccessRule
-	(*AccessRuleList)(nil),                 // 8: rnbd.control.v1.AccessRuleList
-	(*CheckAccessRequest)(nil),             // 9: rnbd.control.v1.CheckAccessRequest
-	(*AccessDecision)(nil),                 // 10: rnbd.control.v1.AccessDecision
-	(*PumpStats)(nil),                      // 11: rnbd.control.v1.PumpStats
-	(*FabricCounter)(nil),                  // 12: rnbd.control.v1.FabricCounter
-	(*Plugin)(nil),                         // 13: rnbd.control.v1.Plugin
-	(*Limits)(nil),                         // 14: rnbd.control.v1.Limits
-	(*ServerDevice)(nil),                   // 15: rnbd.control.v1.ServerDevice
-	(*FailedRequests)(nil),                 // 16: rnbd.control.v1.FailedRequests
-	(*HungRequests)(nil),                   // 17: rnbd.control.v1.HungRequests
-	(*ServerDeviceUse)(nil),                // 18: rnbd.control.v1.ServerDeviceUse
-	(*ServerDeviceList)(nil),               // 19: rnbd.control.v1.ServerDeviceList
-	(*Session)(nil),                        // 20: rnbd.control.v1.Session
-	(*Path)(nil),                           // 21: rnbd.control.v1.Path
-	(*Security)(nil),                       // 22: rnbd.control.v1.Security
-	(*SessionList)(nil),                    // 23: rnbd.control.v1.SessionList
-	(*CloseDeviceRequest)(nil),             // 24: rnbd.control.v1.CloseDeviceRequest
-	(*SessionRequest)(nil),                 // 25: rnbd.control.v1.SessionRequest
-	(*MapRequest)(nil),                     // 26: rnbd.control.v1.MapRequest
-	(*ClientDevice)(nil),                   // 27: rnbd.control.v1.ClientDevice
-	(*ClientDeviceList)(nil),               // 28: rnbd.control.v1.ClientDeviceList
-	(*PluginRequest)(nil),                  // 29: rnbd.control.v1.PluginRequest
-	(*DeviceRequest)(nil),                  // 30: rnbd.control.v1.DeviceRequest
-	(*RemapRequest)(nil),                   // 31: rnbd.control.v1.RemapRequest
-	(*UnmapRequest)(nil),                   // 32: rnbd.control.v1.UnmapRequest
-	(*AddPathRequest)(nil),                 // 33: rnbd.control.v1.AddPathRequest
-	(*PathRequest)(nil),                    // 34: rnbd.control.v1.PathRequest
-	(*SetPolicyRequest)(nil),               // 35: rnbd.control.v1.SetPolicyRequest
-	(*PathStatsReply)(nil),                 // 36: rnbd.control.v1.PathStatsReply
-	(*SGEntries)(nil),                      // 37: rnbd.control.v1.SGEntries
-	(*RDMALatency)(nil),                    // 38: rnbd.control.v1.RDMALatency
-	(*ResetPathStatsRequest)(nil),          // 39: rnbd.control.v1.ResetPathStatsRequest
-	(*DeviceStatsList)(nil),                // 40: rnbd.control.v1.DeviceStatsList
-	(*DeviceStats)(nil),                    // 41: rnbd.control.v1.DeviceStats
-	(*StageStats)(nil),                     // 42: rnbd.control.v1.StageStats
-	(*Histogram)(nil),                      // 43: rnbd.control.v1.Histogram
-	(*HistogramBucket)(nil),                // 44: rnbd.control.v1.HistogramBucket
-	(*LogLevelsRequest)(nil),               // 45: rnbd.control.v1.LogLevelsRequest
-	(*LogLevel)(nil),                       // 46: rnbd.control.v1.LogLevel
-	(*LogLevelsReply)(nil),                 // 47: rnbd.control.v1.LogLevelsReply
-	(*SetLogLevelsRequest)(nil),            // 48: rnbd.control.v1.SetLogLevelsRequest
-	(*MapLineRequest)(nil),                 // 49: rnbd.control.v1.MapLineRequest
-	(*ResizeRequest)(nil),                  // 50: rnbd.control.v1.ResizeRequest
-	(*SetMaxReconnectAttemptsRequest)(nil), // 51: rnbd.control.v1.SetMaxReconnectAttemptsRequest
-	nil,                                    // 52: rnbd.control.v1.MapRequest.OptionsEntry
-	nil,                                    // 53: rnbd.control.v1.ClientDevice.OptionsEntry
+	(*AccessLimits)(nil),                   // 8: rnbd.control.v1.AccessLimits
+	(*SetAccessLimitsRequest)(nil),         // 9: rnbd.control.v1.SetAccessLimitsRequest
+	(*AccessRuleList)(nil),                 // 10: rnbd.control.v1.AccessRuleList
+	(*CheckAccessRequest)(nil),             // 11: rnbd.control.v1.CheckAccessRequest
+	(*AccessDecision)(nil),                 // 12: rnbd.control.v1.AccessDecision
+	(*PumpStats)(nil),                      // 13: rnbd.control.v1.PumpStats
+	(*FabricCounter)(nil),                  // 14: rnbd.control.v1.FabricCounter
+	(*Plugin)(nil),                         // 15: rnbd.control.v1.Plugin
+	(*Limits)(nil),                         // 16: rnbd.control.v1.Limits
+	(*ServerDevice)(nil),                   // 17: rnbd.control.v1.ServerDevice
+	(*FailedRequests)(nil),                 // 18: rnbd.control.v1.FailedRequests
+	(*HungRequests)(nil),                   // 19: rnbd.control.v1.HungRequests
+	(*ServerDeviceUse)(nil),                // 20: rnbd.control.v1.ServerDeviceUse
+	(*ServerDeviceList)(nil),               // 21: rnbd.control.v1.ServerDeviceList
+	(*Session)(nil),                        // 22: rnbd.control.v1.Session
+	(*Path)(nil),                           // 23: rnbd.control.v1.Path
+	(*Security)(nil),                       // 24: rnbd.control.v1.Security
+	(*SessionList)(nil),                    // 25: rnbd.control.v1.SessionList
+	(*CloseDeviceRequest)(nil),             // 26: rnbd.control.v1.CloseDeviceRequest
+	(*SessionRequest)(nil),                 // 27: rnbd.control.v1.SessionRequest
+	(*MapRequest)(nil),                     // 28: rnbd.control.v1.MapRequest
+	(*ClientDevice)(nil),                   // 29: rnbd.control.v1.ClientDevice
+	(*ClientDeviceList)(nil),               // 30: rnbd.control.v1.ClientDeviceList
+	(*PluginRequest)(nil),                  // 31: rnbd.control.v1.PluginRequest
+	(*DeviceRequest)(nil),                  // 32: rnbd.control.v1.DeviceRequest
+	(*RemapRequest)(nil),                   // 33: rnbd.control.v1.RemapRequest
+	(*UnmapRequest)(nil),                   // 34: rnbd.control.v1.UnmapRequest
+	(*AddPathRequest)(nil),                 // 35: rnbd.control.v1.AddPathRequest
+	(*PathRequest)(nil),                    // 36: rnbd.control.v1.PathRequest
+	(*SetPolicyRequest)(nil),               // 37: rnbd.control.v1.SetPolicyRequest
+	(*PathStatsReply)(nil),                 // 38: rnbd.control.v1.PathStatsReply
+	(*SGEntries)(nil),                      // 39: rnbd.control.v1.SGEntries
+	(*RDMALatency)(nil),                    // 40: rnbd.control.v1.RDMALatency
+	(*ResetPathStatsRequest)(nil),          // 41: rnbd.control.v1.ResetPathStatsRequest
+	(*DeviceStatsList)(nil),                // 42: rnbd.control.v1.DeviceStatsList
+	(*DeviceStats)(nil),                    // 43: rnbd.control.v1.DeviceStats
+	(*StageStats)(nil),                     // 44: rnbd.control.v1.StageStats
+	(*Histogram)(nil),                      // 45: rnbd.control.v1.Histogram
+	(*HistogramBucket)(nil),                // 46: rnbd.control.v1.HistogramBucket
+	(*LogLevelsRequest)(nil),               // 47: rnbd.control.v1.LogLevelsRequest
+	(*LogLevel)(nil),                       // 48: rnbd.control.v1.LogLevel
+	(*LogLevelsReply)(nil),                 // 49: rnbd.control.v1.LogLevelsReply
+	(*SetLogLevelsRequest)(nil),            // 50: rnbd.control.v1.SetLogLevelsRequest
+	(*MapLineRequest)(nil),                 // 51: rnbd.control.v1.MapLineRequest
+	(*ResizeRequest)(nil),                  // 52: rnbd.control.v1.ResizeRequest
+	(*SetMaxReconnectAttemptsRequest)(nil), // 53: rnbd.control.v1.SetMaxReconnectAttemptsRequest
+	nil,                                    // 54: rnbd.control.v1.MapRequest.OptionsEntry
+	nil,                                    // 55: rnbd.control.v1.ClientDevice.OptionsEntry
 }
 var file_control_proto_depIdxs = []int32{
-	13, // 0: rnbd.control.v1.DaemonInfo.plugins:type_name -> rnbd.control.v1.Plugin
-	11, // 1: rnbd.control.v1.DaemonInfo.pump_stats:type_name -> rnbd.control.v1.PumpStats
-	12, // 2: rnbd.control.v1.DaemonInfo.fabric_counters:type_name -> rnbd.control.v1.FabricCounter
+	15, // 0: rnbd.control.v1.DaemonInfo.plugins:type_name -> rnbd.control.v1.Plugin
+	13, // 1: rnbd.control.v1.DaemonInfo.pump_stats:type_name -> rnbd.control.v1.PumpStats
+	14, // 2: rnbd.control.v1.DaemonInfo.fabric_counters:type_name -> rnbd.control.v1.FabricCounter
 	6,  // 3: rnbd.control.v1.ReloadReply.changes:type_name -> rnbd.control.v1.ConfigChange
-	7,  // 4: rnbd.control.v1.AccessRuleList.rules:type_name -> rnbd.control.v1.AccessRule
-	14, // 5: rnbd.control.v1.ServerDevice.limits:type_name -> rnbd.control.v1.Limits
-	18, // 6: rnbd.control.v1.ServerDevice.users:type_name -> rnbd.control.v1.ServerDeviceUse
-	17, // 7: rnbd.control.v1.ServerDevice.hung:type_name -> rnbd.control.v1.HungRequests
-	15, // 8: rnbd.control.v1.ServerDeviceList.devices:type_name -> rnbd.control.v1.ServerDevice
-	21, // 9: rnbd.control.v1.Session.paths:type_name -> rnbd.control.v1.Path
-	22, // 10: rnbd.control.v1.Path.security:type_name -> rnbd.control.v1.Security
-	20, // 11: rnbd.control.v1.SessionList.sessions:type_name -> rnbd.control.v1.Session
-	52, // 12: rnbd.control.v1.MapRequest.options:type_name -> rnbd.control.v1.MapRequest.OptionsEntry
-	14, // 13: rnbd.control.v1.ClientDevice.limits:type_name -> rnbd.control.v1.Limits
-	53, // 14: rnbd.control.v1.ClientDevice.options:type_name -> rnbd.control.v1.ClientDevice.OptionsEntry
-	17, // 15: rnbd.control.v1.ClientDevice.hung:type_name -> rnbd.control.v1.HungRequests
-	27, // 16: rnbd.control.v1.ClientDeviceList.devices:type_name -> rnbd.control.v1.ClientDevice
-	37, // 17: rnbd.control.v1.PathStatsReply.sg_entries:type_name -> rnbd.control.v1.SGEntries
-	38, // 18: rnbd.control.v1.PathStatsReply.rdma_lat:type_name -> rnbd.control.v1.RDMALatency
-	41, // 19: rnbd.control.v1.DeviceStatsList.devices:type_name -> rnbd.control.v1.DeviceStats
-	42, // 20: rnbd.control.v1.DeviceStats.stages:type_name -> rnbd.control.v1.StageStats
-	16, // 21: rnbd.control.v1.DeviceStats.failed:type_name -> rnbd.control.v1.FailedRequests
-	17, // 22: rnbd.control.v1.DeviceStats.hung:type_name -> rnbd.control.v1.HungRequests
-	43, // 23: rnbd.control.v1.StageStats.latency:type_name -> rnbd.control.v1.Histogram
-	44, // 24: rnbd.control.v1.Histogram.buckets:type_name -> rnbd.control.v1.HistogramBucket
-	46, // 25: rnbd.control.v1.LogLevelsReply.levels:type_name -> rnbd.control.v1.LogLevel
-	46, // 26: rnbd.control.v1.SetLogLevelsRequest.levels:type_name -> rnbd.control.v1.LogLevel
-	1,  // 27: rnbd.control.v1.ServerDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
-	2,  // 28: rnbd.control.v1.ServerDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
-	2,  // 29: rnbd.control.v1.ServerDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
-	24, // 30: rnbd.control.v1.ServerDaemon.CloseDevice:input_type -> rnbd.control.v1.CloseDeviceRequest
-	25, // 31: rnbd.control.v1.ServerDaemon.DisconnectSession:input_type -> rnbd.control.v1.SessionRequest
-	34, // 32: rnbd.control.v1.ServerDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
-	39, // 33: rnbd.control.v1.ServerDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
-	30, // 34: rnbd.control.v1.ServerDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
-	45, // 35: rnbd.control.v1.ServerDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
-	48, // 36: rnbd.control.v1.ServerDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
-	34, // 37: rnbd.control.v1.ServerDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
-	30, // 38: rnbd.control.v1.ServerDaemon.ResizeDevice:input_type -> rnbd.control.v1.DeviceRequest
-	29, // 39: rnbd.control.v1.ServerDaemon.ResetPlugin:input_type -> rnbd.control.v1.PluginRequest
-	4,  // 40: rnbd.control.v1.ServerDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
-	2,  // 41: rnbd.control.v1.ServerDaemon.ListAccess:input_type -> rnbd.control.v1.ListRequest
-	9,  // 42: rnbd.control.v1.ServerDaemon.CheckAccess:input_type -> rnbd.control.v1.CheckAccessRequest
-	1,  // 43: rnbd.control.v1.ClientDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
-	26, // 44: rnbd.control.v1.ClientDaemon.Map:input_type -> rnbd.control.v1.MapRequest
-	32, // 45: rnbd.control.v1.ClientDaemon.Unmap:input_type -> rnbd.control.v1.UnmapRequest
-	31, // 46: rnbd.control.v1.ClientDaemon.Remap:input_type -> rnbd.control.v1.RemapRequest
-	2,  // 47: rnbd.control.v1.ClientDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
-	2,  // 48: rnbd.control.v1.ClientDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
-	33, // 49: rnbd.control.v1.ClientDaemon.AddPath:input_type -> rnbd.control.v1.AddPathRequest
-	34, // 50: rnbd.control.v1.ClientDaemon.RemovePath:input_type -> rnbd.control.v1.PathRequest
-	34, // 51: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
-	34, // 52: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
-	35, // 53: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
-	34, // 54: rnbd.control.v1.ClientDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
-	39, // 55: rnbd.control.v1.ClientDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
-	30, // 56: rnbd.control.v1.ClientDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
-	45, // 57: rnbd.control.v1.ClientDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
-	48, // 58: rnbd.control.v1.ClientDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
-	49, // 59: rnbd.control.v1.ClientDaemon.MapLine:input_type -> rnbd.control.v1.MapLineRequest
-	50, // 60: rnbd.control.v1.ClientDaemon.Resize:input_type -> rnbd.control.v1.ResizeRequest
-	51, // 61: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:input_type -> rnbd.control.v1.SetMaxReconnectAttemptsRequest
-	4,  // 62: rnbd.control.v1.ClientDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
-	3,  // 63: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	19, // 64: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
-	23, // 65: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	0,  // 66: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
-	0,  // 67: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
-	36, // 68: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 69: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	40, // 70: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	47, // 71: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	47, // 72: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	0,  // 73: rnbd.control.v1.ServerDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	19, // 74: rnbd.control.v1.ServerDaemon.ResizeDevice:output_type -> rnbd.control.v1.ServerDeviceList
-	13, // 75: rnbd.control.v1.ServerDaemon.ResetPlugin:output_type -> rnbd.control.v1.Plugin
-	5,  // 76: rnbd.control.v1.ServerDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
-	8,  // 77: rnbd.control.v1.ServerDaemon.ListAccess:output_type -> rnbd.control.v1.AccessRuleList
-	10, // 78: rnbd.control.v1.ServerDaemon.CheckAccess:output_type -> rnbd.control.v1.AccessDecision
-	3,  // 79: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	27, // 80: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 81: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
-	27, // 82: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
-	28, // 83: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
-	23, // 84: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	21, // 85: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
-	0,  // 86: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
-	0,  // 87: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 88: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 89: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
-	36, // 90: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 91: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	40, // 92: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	47, // 93: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	47, // 94: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	27, // 95: rnbd.control.v1.ClientDaemon.MapLine:output_type -> rnbd.control.v1.ClientDevice
-	27, // 96: rnbd.control.v1.ClientDaemon.Resize:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 97: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:output_type -> rnbd.control.v1.Empty
-	5,  // 98: rnbd.control.v1.ClientDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
-	63, // [63:99] is the sub-list for method output_type
-	27, // [27:63] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	8,  // 4: rnbd.control.v1.AccessRule.limits:type_name -> rnbd.control.v1.AccessLimits
+	8,  // 5: rnbd.control.v1.SetAccessLimitsRequest.limits:type_name -> rnbd.control.v1.AccessLimits
+	7,  // 6: rnbd.control.v1.AccessRuleList.rules:type_name -> rnbd.control.v1.AccessRule
+	16, // 7: rnbd.control.v1.ServerDevice.limits:type_name -> rnbd.control.v1.Limits
+	20, // 8: rnbd.control.v1.ServerDevice.users:type_name -> rnbd.control.v1.ServerDeviceUse
+	19, // 9: rnbd.control.v1.ServerDevice.hung:type_name -> rnbd.control.v1.HungRequests
+	8,  // 10: rnbd.control.v1.ServerDeviceUse.limits:type_name -> rnbd.control.v1.AccessLimits
+	17, // 11: rnbd.control.v1.ServerDeviceList.devices:type_name -> rnbd.control.v1.ServerDevice
+	23, // 12: rnbd.control.v1.Session.paths:type_name -> rnbd.control.v1.Path
+	24, // 13: rnbd.control.v1.Path.security:type_name -> rnbd.control.v1.Security
+	22, // 14: rnbd.control.v1.SessionList.sessions:type_name -> rnbd.control.v1.Session
+	54, // 15: rnbd.control.v1.MapRequest.options:type_name -> rnbd.control.v1.MapRequest.OptionsEntry
+	16, // 16: rnbd.control.v1.ClientDevice.limits:type_name -> rnbd.control.v1.Limits
+	55, // 17: rnbd.control.v1.ClientDevice.options:type_name -> rnbd.control.v1.ClientDevice.OptionsEntry
+	19, // 18: rnbd.control.v1.ClientDevice.hung:type_name -> rnbd.control.v1.HungRequests
+	29, // 19: rnbd.control.v1.ClientDeviceList.devices:type_name -> rnbd.control.v1.ClientDevice
+	39, // 20: rnbd.control.v1.PathStatsReply.sg_entries:type_name -> rnbd.control.v1.SGEntries
+	40, // 21: rnbd.control.v1.PathStatsReply.rdma_lat:type_name -> rnbd.control.v1.RDMALatency
+	43, // 22: rnbd.control.v1.DeviceStatsList.devices:type_name -> rnbd.control.v1.DeviceStats
+	44, // 23: rnbd.control.v1.DeviceStats.stages:type_name -> rnbd.control.v1.StageStats
+	18, // 24: rnbd.control.v1.DeviceStats.failed:type_name -> rnbd.control.v1.FailedRequests
+	19, // 25: rnbd.control.v1.DeviceStats.hung:type_name -> rnbd.control.v1.HungRequests
+	45, // 26: rnbd.control.v1.StageStats.latency:type_name -> rnbd.control.v1.Histogram
+	46, // 27: rnbd.control.v1.Histogram.buckets:type_name -> rnbd.control.v1.HistogramBucket
+	48, // 28: rnbd.control.v1.LogLevelsReply.levels:type_name -> rnbd.control.v1.LogLevel
+	48, // 29: rnbd.control.v1.SetLogLevelsRequest.levels:type_name -> rnbd.control.v1.LogLevel
+	1,  // 30: rnbd.control.v1.ServerDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
+	2,  // 31: rnbd.control.v1.ServerDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
+	2,  // 32: rnbd.control.v1.ServerDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
+	26, // 33: rnbd.control.v1.ServerDaemon.CloseDevice:input_type -> rnbd.control.v1.CloseDeviceRequest
+	27, // 34: rnbd.control.v1.ServerDaemon.DisconnectSession:input_type -> rnbd.control.v1.SessionRequest
+	36, // 35: rnbd.control.v1.ServerDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
+	41, // 36: rnbd.control.v1.ServerDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
+	32, // 37: rnbd.control.v1.ServerDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
+	47, // 38: rnbd.control.v1.ServerDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
+	50, // 39: rnbd.control.v1.ServerDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
+	36, // 40: rnbd.control.v1.ServerDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
+	32, // 41: rnbd.control.v1.ServerDaemon.ResizeDevice:input_type -> rnbd.control.v1.DeviceRequest
+	31, // 42: rnbd.control.v1.ServerDaemon.ResetPlugin:input_type -> rnbd.control.v1.PluginRequest
+	4,  // 43: rnbd.control.v1.ServerDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
+	2,  // 44: rnbd.control.v1.ServerDaemon.ListAccess:input_type -> rnbd.control.v1.ListRequest
+	11, // 45: rnbd.control.v1.ServerDaemon.CheckAccess:input_type -> rnbd.control.v1.CheckAccessRequest
+	9,  // 46: rnbd.control.v1.ServerDaemon.SetAccessLimits:input_type -> rnbd.control.v1.SetAccessLimitsRequest
+	1,  // 47: rnbd.control.v1.ClientDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
+	28, // 48: rnbd.control.v1.ClientDaemon.Map:input_type -> rnbd.control.v1.MapRequest
+	34, // 49: rnbd.control.v1.ClientDaemon.Unmap:input_type -> rnbd.control.v1.UnmapRequest
+	33, // 50: rnbd.control.v1.ClientDaemon.Remap:input_type -> rnbd.control.v1.RemapRequest
+	2,  // 51: rnbd.control.v1.ClientDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
+	2,  // 52: rnbd.control.v1.ClientDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
+	35, // 53: rnbd.control.v1.ClientDaemon.AddPath:input_type -> rnbd.control.v1.AddPathRequest
+	36, // 54: rnbd.control.v1.ClientDaemon.RemovePath:input_type -> rnbd.control.v1.PathRequest
+	36, // 55: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
+	36, // 56: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
+	37, // 57: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
+	36, // 58: rnbd.control.v1.ClientDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
+	41, // 59: rnbd.control.v1.ClientDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
+	32, // 60: rnbd.control.v1.ClientDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
+	47, // 61: rnbd.control.v1.ClientDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
+	50, // 62: rnbd.control.v1.ClientDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
+	51, // 63: rnbd.control.v1.ClientDaemon.MapLine:input_type -> rnbd.control.v1.MapLineRequest
+	52, // 64: rnbd.control.v1.ClientDaemon.Resize:input_type -> rnbd.control.v1.ResizeRequest
+	53, // 65: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:input_type -> rnbd.control.v1.SetMaxReconnectAttemptsRequest
+	4,  // 66: rnbd.control.v1.ClientDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
+	3,  // 67: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	21, // 68: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
+	25, // 69: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	0,  // 70: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
+	0,  // 71: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
+	38, // 72: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 73: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	42, // 74: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	49, // 75: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	49, // 76: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	0,  // 77: rnbd.control.v1.ServerDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	21, // 78: rnbd.control.v1.ServerDaemon.ResizeDevice:output_type -> rnbd.control.v1.ServerDeviceList
+	15, // 79: rnbd.control.v1.ServerDaemon.ResetPlugin:output_type -> rnbd.control.v1.Plugin
+	5,  // 80: rnbd.control.v1.ServerDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
+	10, // 81: rnbd.control.v1.ServerDaemon.ListAccess:output_type -> rnbd.control.v1.AccessRuleList
+	12, // 82: rnbd.control.v1.ServerDaemon.CheckAccess:output_type -> rnbd.control.v1.AccessDecision
+	10, // 83: rnbd.control.v1.ServerDaemon.SetAccessLimits:output_type -> rnbd.control.v1.AccessRuleList
+	3,  // 84: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	29, // 85: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 86: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
+	29, // 87: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
+	30, // 88: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
+	25, // 89: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	23, // 90: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
+	0,  // 91: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
+	0,  // 92: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 93: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 94: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
+	38, // 95: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 96: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	42, // 97: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	49, // 98: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	49, // 99: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	29, // 100: rnbd.control.v1.ClientDaemon.MapLine:output_type -> rnbd.control.v1.ClientDevice
+	29, // 101: rnbd.control.v1.ClientDaemon.Resize:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 102: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:output_type -> rnbd.control.v1.Empty
+	5,  // 103: rnbd.control.v1.ClientDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
+	67, // [67:104] is the sub-list for method output_type
+	30, // [30:67] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -4231,7 +4462,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   54,
+			NumMessages:   56,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -38,6 +38,7 @@ const (
 	ServerDaemon_Reload_FullMethodName            = "/rnbd.control.v1.ServerDaemon/Reload"
 	ServerDaemon_ListAccess_FullMethodName        = "/rnbd.control.v1.ServerDaemon/ListAccess"
 	ServerDaemon_CheckAccess_FullMethodName       = "/rnbd.control.v1.ServerDaemon/CheckAccess"
+	ServerDaemon_SetAccessLimits_FullMethodName   = "/rnbd.control.v1.ServerDaemon/SetAccessLimits"
 )
 
 // ServerDaemonClient is the client API for ServerDaemon service.
@@ -74,6 +75,8 @@ type ServerDaemonClient interface {
 	// says what they decide about a client.
 	ListAccess(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*AccessRuleList, error)
 	CheckAccess(ctx context.Context, in *CheckAccessRequest, opts ...grpc.CallOption) (*AccessDecision, error)
+	// SetAccessLimits changes the limits of a rule until the rules are read again.
+	SetAccessLimits(ctx context.Context, in *SetAccessLimitsRequest, opts ...grpc.CallOption) (*AccessRuleList, error)
 }
 
 type serverDaemonClient struct {
@@ -244,6 +247,16 @@ func (c *serverDaemonClient) CheckAccess(ctx context.Context, in *CheckAccessReq
 	return out, nil
 }
 
+func (c *serverDaemonClient) SetAccessLimits(ctx context.Context, in *SetAccessLimitsRequest, opts ...grpc.CallOption) (*AccessRuleList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AccessRuleList)
+	err := c.cc.Invoke(ctx, ServerDaemon_SetAccessLimits_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ServerDaemonServer is the server API for ServerDaemon service.
 // All implementations must embed UnimplementedServerDaemonServer
 // for forward compatibility.
@@ -278,6 +291,8 @@ type ServerDaemonServer interface {
 	// says what they decide about a client.
 	ListAccess(context.Context, *ListRequest) (*AccessRuleList, error)
 	CheckAccess(context.Context, *CheckAccessRequest) (*AccessDecision, error)
+	// SetAccessLimits changes the limits of a rule until the rules are read again.
+	SetAccessLimits(context.Context, *SetAccessLimitsRequest) (*AccessRuleList, error)
 	mustEmbedUnimplementedServerDaemonServer()
 }
 
@@ -335,6 +350,9 @@ func (UnimplementedServerDaemonServer) ListAccess(context.Context, *ListRequest)
 }
 func (UnimplementedServerDaemonServer) CheckAccess(context.Context, *CheckAccessRequest) (*AccessDecision, error) {
 	return nil, status.Error(codes.Unimplemented, "method CheckAccess not implemented")
+}
+func (UnimplementedServerDaemonServer) SetAccessLimits(context.Context, *SetAccessLimitsRequest) (*AccessRuleList, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetAccessLimits not implemented")
 }
 func (UnimplementedServerDaemonServer) mustEmbedUnimplementedServerDaemonServer() {}
 func (UnimplementedServerDaemonServer) testEmbeddedByValue()                      {}
@@ -645,6 +663,24 @@ func _ServerDaemon_CheckAccess_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ServerDaemon_SetAccessLimits_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetAccessLimitsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).SetAccessLimits(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_SetAccessLimits_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).SetAccessLimits(ctx, req.(*SetAccessLimitsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ServerDaemon_ServiceDesc is the grpc.ServiceDesc for ServerDaemon service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -715,6 +751,10 @@ var ServerDaemon_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CheckAccess",
 			Handler:    _ServerDaemon_CheckAccess_Handler,
+		},
+		{
+			MethodName: "SetAccessLimits",
+			Handler:    _ServerDaemon_SetAccessLimits_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

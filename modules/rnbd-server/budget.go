@@ -1,0 +1,162 @@
+package server
+
+// DATA PATH. The limits of an access rule, for requests. All devices that
+// a rule allows share its budget, on all pumps: two token buckets and a number of
+// requests, in atomic words. In the order a request meets them:
+//
+//	admit, feedOne -> affords   check; a request that must wait stays in its flow
+//	noteSent       -> pay       the request is in the ring
+//	onDone         -> refund    its place in the queue depth is free
+//
+// A request that waits takes no room of other devices: it waits in the flow of its
+// own (window.go), and flows are fed in turn. Pumps that check at the same time may
+// let one request each through for the same token. A bucket then owes it, so that
+// the rate stays exact.
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
+)
+
+// budget is the common share of all clients of a rule.
+type budget struct {
+	pace   atomic.Pointer[pace]
+	ops    bucket
+	bytes  bucket
+	queued atomic.Int64  // requests in plugins
+	waited atomic.Uint64 // requests that had to wait
+
+	// Guarded by Server.sharesMu.
+	sessions map[*session]int // devices by session
+	devices  int
+}
+
+// pace are limits in the units of the buckets.
+type pace struct {
+	access.Limits
+	op                 int64 // ns of a request; 0: no limit
+	opSlack, byteSlack int64 // ns that a bucket may owe when a request begins
+}
+
+// bucket is a time on the pumps' clock. All tokens that were taken are paid for by
+// then.
+type bucket struct{ paid atomic.Int64 }
+
+func (b *bucket) take(now, cost int64) {
+	for {
+		old := b.paid.Load()
+		if b.paid.CompareAndSwap(old, max(old, now)+cost) {
+			return
+		}
+	}
+}
+
+const second = int64(time.Second)
+
+func newPace(l access.Limits) *pace {
+	p := &pace{Limits: l}
+	if l.IOPS > 0 {
+		burst := l.IOPSBurst
+		if burst == 0 {
+			burst = max(l.IOPS/10, 1)
+		}
+		p.op = second / l.IOPS
+		p.opSlack = int64(float64(p.op) * float64(burst-1))
+	}
+	if l.Bytes > 0 {
+		p.byteSlack = second / 10
+		if l.BytesBurst > 0 {
+			p.byteSlack = p.bytes(l.BytesBurst)
+		}
+	}
+	return p
+}
+
+// bytes returns the ns that n bytes cost.
+func (p *pace) bytes(n int64) int64 { return int64(float64(n) / float64(p.Bytes) * float64(second)) }
+
+// depthPause is the pause before a look for room in the queue depth. Another pump
+// may have made some.
+const depthPause = int64(time.Millisecond)
+
+// due returns the time of the next request's begin: now if it may begin at once.
+func (b *budget) due(now int64) int64 {
+	p := b.pace.Load()
+	if p.QueueDepth > 0 && b.queued.Load() >= int64(p.QueueDepth) {
+		return now + depthPause
+	}
+	at := now
+	if p.op > 0 {
+		at = max(at, b.ops.paid.Load()-p.opSlack)
+	}
+	if p.Bytes > 0 {
+		at = max(at, b.bytes.paid.Load()-p.byteSlack)
+	}
+	return at
+}
+
+// affords reports whether r may begin. If not, the pump wakes when it may. A request
+// that a plugin has had before is paid for. A device that is being closed owes no
+// more.
+func (q *ioQueue) affords(r *request) bool {
+	b := r.m.budget.Load()
+	if b == nil || r.sent != 0 || r.m.closed.Load() {
+		return true
+	}
+	now := int64(q.now)
+	at := b.due(now)
+	if at <= now {
+		return true
+	}
+	q.server.pumps[q.pump].pacer.wakeAt(min(at, now+longestNap))
+	return false
+}
+
+// longestNap bounds the sleep of a pump beside requests that wait, since a waiting
+// request also ends with its path.
+const longestNap = int64(100 * time.Millisecond)
+
+// overtakes reports whether r may begin before requests that wait. With a budget it
+// may not: it would take the token that a device in its turn waits for.
+func (q *ioQueue) overtakes(r *request) bool {
+	return r.m.budget.Load() == nil || len(q.waiting) == 0 && q.affords(r)
+}
+
+// noteWaiting counts a request with a budget that could not begin at once.
+func (q *ioQueue) noteWaiting(r *request) {
+	if b := r.m.budget.Load(); b != nil {
+		b.waited.Add(1)
+	}
+}
+
+// pay takes the price of a request that a plugin gets. The first plugin that gets it
+// costs the tokens.
+func (q *ioQueue) pay(r *request) {
+	b := r.m.budget.Load()
+	if b == nil {
+		return
+	}
+	r.budget = b
+	b.queued.Add(1)
+	p, now := b.pace.Load(), int64(q.now)
+	if r.sent != 0 {
+		return
+	}
+	if p.op > 0 {
+		b.ops.take(now, p.op)
+	}
+	if p.Bytes > 0 && (r.sqe.Op == blk.Read || r.sqe.Op == blk.Write) {
+		b.bytes.take(now, p.bytes(int64(r.sqe.Len)))
+	}
+}
+
+// refund frees r's place in the queue depth.
+func (r *request) refund() {
+	if r.budget != nil {
+		r.budget.queued.Add(-1)
+		r.budget = nil
+	}
+}
