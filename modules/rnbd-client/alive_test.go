@@ -37,7 +37,7 @@ func TestClose_LeavesNothingWhenTheHostGoesDown(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	state := filepath.Join(t.TempDir(), "client.devices")
 	c := s.clientToClose(withTestFront(t), func(cfg *Config) { cfg.StateFile = state })
-	used := frontDir(t.TempDir())
+	used := newFrontDir(t)
 	must(t, used.set("used", ""))
 	_, err := s.mapIn(c, "used", used)
 	must(t, err)

@@ -35,7 +35,7 @@ func newComebackRig(t *testing.T, devices int, change ...func(*Config)) *comebac
 	t.Cleanup(func() { r.close() })
 	r.f = r.c.frontends[0]
 	for i := range devices {
-		dir := frontDir(t.TempDir())
+		dir := newFrontDir(t)
 		d, err := s.mapIn(r.c, fmt.Sprint("vol", i), dir)
 		must(t, err)
 		r.dirs, r.devs = append(r.dirs, dir), append(r.devs, d)
@@ -173,7 +173,7 @@ func TestComeback_Unmapped(t *testing.T) {
 			if knows(t.Context(), r.serving(), d) {
 				t.Error("the process has a device that is unmapped")
 			}
-			again := frontDir(t.TempDir())
+			again := newFrontDir(t)
 			next, err := r.c.Map(t.Context(), MapRequest{Path: "vol0", Session: "one", Frontend: "test", Options: map[string]string{"dir": string(again)}})
 			must(t, err)
 			if next.index != d.index || again.adds() != 1 {
@@ -253,7 +253,7 @@ func TestRestore_GivenUpLeavesTheDisk(t *testing.T) {
 	t.Parallel()
 	s := newTarget(t, 1<<20)
 	c := s.newClient(withTestFront(t))
-	dir := frontDir(t.TempDir())
+	dir := newFrontDir(t)
 	for _, name := range []string{"hold", "deaf"} {
 		must(t, dir.set(name, ""))
 	}

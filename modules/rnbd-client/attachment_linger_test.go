@@ -36,7 +36,7 @@ func TestUnmap_ForcedWhileTheFrontEndIsDead(t *testing.T) {
 	var gate startGate
 	s := newTarget(t, 1<<20)
 	c := s.newClient(withTestFront(t), gate.use)
-	dir, other := frontDir(t.TempDir()), frontDir(t.TempDir())
+	dir, other := newFrontDir(t), newFrontDir(t)
 	d, err := s.mapIn(c, "vol", dir)
 	must(t, err)
 	_, err = s.mapIn(c, "other", other)
@@ -56,7 +56,7 @@ func TestUnmap_ForcedWhileTheFrontEndIsDead(t *testing.T) {
 	if told := dir.told(); told[len(told)-1] != removedByForce {
 		t.Errorf("the front end was told %q", told)
 	}
-	if again, err := s.mapIn(c, "vol", frontDir(t.TempDir())); err != nil || again.index != d.index {
+	if again, err := s.mapIn(c, "vol", newFrontDir(t)); err != nil || again.index != d.index {
 		t.Errorf("the next map: %v", err)
 	}
 	eventually(t, "the other device is back", func() bool { return other.adds() == 2 })
@@ -109,7 +109,7 @@ func TestUnmap_ForcedAndTheFrontEndDies(t *testing.T) {
 func TestClose_WhileAFrontEndRestarts(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	c := s.clientToClose(withTestFront(t))
-	dirs := []frontDir{frontDir(t.TempDir()), frontDir(t.TempDir())}
+	dirs := []frontDir{newFrontDir(t), newFrontDir(t)}
 	for i, dir := range dirs {
 		_, err := s.mapIn(c, fmt.Sprint("vol", i), dir)
 		must(t, err)
@@ -143,7 +143,7 @@ func TestClose_WhileADiskLingers(t *testing.T) {
 	var gate startGate
 	s := newTarget(t, 1<<20)
 	c := s.clientToClose(withTestFront(t), gate.use)
-	d, err := s.mapIn(c, "vol", frontDir(t.TempDir()))
+	d, err := s.mapIn(c, "vol", newFrontDir(t))
 	must(t, err)
 	gate.shut()
 	c.killFront(t)

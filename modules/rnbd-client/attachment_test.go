@@ -129,7 +129,7 @@ func TestComeback_ManyThatHang(t *testing.T) {
 	r.kill()
 	eventually(t, "the device that does not hang is back", func() bool { return r.isBack(last) })
 	must(t, r.c.Unmap(t.Context(), r.devs[last].name, false))
-	d, err := r.s.mapIn(r.c, "another", frontDir(t.TempDir()))
+	d, err := r.s.mapIn(r.c, "another", newFrontDir(t))
 	must(t, err)
 	must(t, r.c.Unmap(t.Context(), d.name, false))
 	for i, dir := range r.dirs[:last] {
@@ -148,7 +148,7 @@ func TestComeback_ManyThatHang(t *testing.T) {
 func TestFrontend_DiesTwiceBesideARequestThatHangs(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	c := s.newClient(withTestFront(t))
-	other := frontDir(t.TempDir())
+	other := newFrontDir(t)
 	_, err := s.mapIn(c, "other", other)
 	must(t, err)
 	d, dir := s.mapHanging(c, "vol")

@@ -43,9 +43,7 @@ func TestE031_E033_DiscoverTakesAllPages(t *testing.T) {
 	if !slices.Equal(got, names) || o.Exports[0].Size != 4096 || o.Cut || o.Paths {
 		t.Errorf("it is %q, %+v", got, o.Exports[0])
 	}
-	if n := s.sessions.Load(); n != 0 {
-		t.Errorf("%d sessions are left", n)
-	}
+	eventually(t, "the server has no session", func() bool { return s.sessions.Load() == 0 })
 }
 
 func TestE031_AServerWithoutListsIsNotAsked(t *testing.T) {
@@ -103,9 +101,7 @@ func TestProbeTellsWhatAPathIsLike(t *testing.T) {
 	if p.Fabric != "loopback" || p.Version != 2 || p.Features != 0 || p.QueueDepth != s.depth || len(p.Latency) != 10 || p.Median() <= 0 || p.MaxIO < 4096 {
 		t.Errorf("it is %+v", p)
 	}
-	if n := s.sessions.Load(); n != 0 {
-		t.Errorf("%d sessions are left", n)
-	}
+	eventually(t, "the server has no session", func() bool { return s.sessions.Load() == 0 })
 	if _, err := s.newClient().Probe(t.Context(), "10.0.9.9", 1); err == nil {
 		t.Error("a server that is not there answers")
 	}

@@ -249,7 +249,7 @@ func TestFrontend_ResizedWhileItStarts(t *testing.T) {
 		t.Run(v, func(t *testing.T) {
 			s := newTarget(t, 1<<20)
 			c := s.newClient(withTestFront(t))
-			dir := frontDir(t.TempDir())
+			dir := newFrontDir(t)
 			hold := func() { must(t, dir.set("hold", "")) }
 			adds := func() (n int) {
 				for _, l := range dir.told() {

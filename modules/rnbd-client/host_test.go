@@ -78,7 +78,7 @@ func TestFrontend_RestartsBesideRequestsOfAnUnmappedDevice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newTarget(t, 1<<20)
 			c := s.newClient(withTestFront(t))
-			other := frontDir(t.TempDir())
+			other := newFrontDir(t)
 			_, err := s.mapIn(c, "other", other)
 			must(t, err)
 			d, dir := s.mapHanging(c, "vol")
@@ -111,7 +111,7 @@ func TestFrontend_RestartsBesideRequestsOfAnUnmappedDevice(t *testing.T) {
 func TestFrontend_RestartWaitsForRequestsOfEachDevice(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	c := s.newClient(withTestFront(t))
-	other := frontDir(t.TempDir())
+	other := newFrontDir(t)
 	_, err := s.mapIn(c, "other", other)
 	must(t, err)
 	d, dir := s.mapHanging(c, "vol")

@@ -32,7 +32,7 @@ func TestState_DiskBeforeItIsMade(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	name, use := withState(t)
 	c := s.newClient(withTestFront(t), use)
-	dir := frontDir(t.TempDir())
+	dir := newFrontDir(t)
 	must(t, dir.set("hold", ""))
 	mapped := async(func() error { _, err := s.mapIn(c, "vol", dir); return err })
 	eventually(t, "the front end gets the device", func() bool { return dir.adds() == 1 })
@@ -58,7 +58,7 @@ func TestState_MapThatFails(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	name, use := withState(t)
 	c := s.newClient(withTestFront(t), use)
-	dir := frontDir(t.TempDir())
+	dir := newFrontDir(t)
 	must(t, dir.set("fail", ""))
 	if _, err := s.mapIn(c, "vol", dir); err == nil {
 		t.Fatal("the map succeeded")
@@ -86,7 +86,7 @@ func TestState_LeftoverIsTakenAway(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			file, use := withState(t)
-			dir := frontDir(t.TempDir())
+			dir := newFrontDir(t)
 			if x.none {
 				must(t, dir.set("none", ""))
 			}
@@ -126,7 +126,7 @@ func TestState_LingeringDiskIsLeftToTheNextDaemon(t *testing.T) {
 	file, use := withState(t)
 	s := newTarget(t, 1<<20)
 	c := s.clientToClose(withTestFront(t), gate.use, use)
-	dir := frontDir(t.TempDir())
+	dir := newFrontDir(t)
 	d, err := s.mapIn(c, "vol", dir)
 	must(t, err)
 	gate.shut()
@@ -151,7 +151,7 @@ func TestState_MapGivenUpBeforeTheDiskIsWrittenDown(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	_, use := withState(t)
 	c := s.newClient(withTestFront(t), use)
-	dir := frontDir(t.TempDir())
+	dir := newFrontDir(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	c.saving.Lock()

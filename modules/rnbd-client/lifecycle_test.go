@@ -32,10 +32,22 @@ func mapShown(t *testing.T) (s *target, c *Client, d *Device, dir frontDir) {
 	t.Helper()
 	s = newTarget(t, 1<<20)
 	c = s.newClient(withTestFront(t))
-	dir = frontDir(t.TempDir())
+	dir = newFrontDir(t)
 	d, err := s.mapIn(c, "vol", dir)
 	must(t, err)
 	return s, c, d, dir
+}
+
+// newFrontDir returns a folder for the records of a test's front end. Its process
+// may write there until the client ends, after the test's own cleanup.
+func newFrontDir(t *testing.T) frontDir {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "rnbd-front-")
+	must(t, err)
+	t.Cleanup(func() {
+		eventually(t, "the folder of the front end is removed", func() bool { return os.RemoveAll(dir) == nil })
+	})
+	return frontDir(dir)
 }
 
 // mapLost maps "vol" beside another device, then cuts the session from the
@@ -102,7 +114,7 @@ func TestClose_ManyUsedDisksAndLittleTime(t *testing.T) {
 	c := s.clientToClose(withTestFront(t), func(cfg *Config) { cfg.StateFile = state })
 	var dirs []frontDir
 	for i := range 3 {
-		dir := frontDir(t.TempDir())
+		dir := newFrontDir(t)
 		must(t, dir.set("used", ""))
 		must(t, dir.set("slow", "100ms"))
 		_, err := s.mapIn(c, fmt.Sprint("vol", i), dir)
@@ -131,9 +143,9 @@ func TestClose_UnusedDiskBesideAUsedOne(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	state := filepath.Join(t.TempDir(), "client.devices")
 	c := s.clientToClose(withTestFront(t), func(cfg *Config) { cfg.StateFile = state })
-	used := frontDir(t.TempDir())
+	used := newFrontDir(t)
 	must(t, used.set("used", ""))
-	for path, dir := range map[string]frontDir{"used": used, "unused": frontDir(t.TempDir())} {
+	for path, dir := range map[string]frontDir{"used": used, "unused": newFrontDir(t)} {
 		_, err := s.mapIn(c, path, dir)
 		must(t, err)
 	}
@@ -219,7 +231,7 @@ func TestMap_FailsWithARequestThatHangs(t *testing.T) {
 	c := s.newClient(withTestFront(t))
 	_, err := s.mapIn(c, "other", "")
 	must(t, err)
-	dir := frontDir(t.TempDir())
+	dir := newFrontDir(t)
 	for _, what := range []string{"read", "hold", "fail"} {
 		must(t, dir.set(what, ""))
 	}
@@ -239,7 +251,7 @@ func TestMap_FailsWithARequestThatHangs(t *testing.T) {
 		t.Errorf("%d devices keep their memory", retired())
 	}
 	eventually(t, "the server is told", func() bool { return s.count("close") == 1 })
-	if err := soon(t, "the next map", async(func() error { _, err := s.mapIn(c, "vol2", frontDir(t.TempDir())); return err })); err != nil {
+	if err := soon(t, "the next map", async(func() error { _, err := s.mapIn(c, "vol2", newFrontDir(t)); return err })); err != nil {
 		t.Errorf("map of another device: %v", err)
 	}
 	s.releaseAll(blk.OK)
@@ -331,7 +343,7 @@ func TestUnmap_GivenUpAfterTheFrontEndLetGo(t *testing.T) {
 			}}, err
 		}
 	})
-	d, err := s.mapIn(c, "vol", frontDir(t.TempDir()))
+	d, err := s.mapIn(c, "vol", newFrontDir(t))
 	must(t, err)
 	if err := c.Unmap(ctx, d.name, false); err != nil {
 		for err = c.Unmap(t.Context(), d.name, false); isUnmapping(err); {
@@ -363,7 +375,7 @@ func isUnmapping(err error) bool {
 func TestMap_CancelledWhileTheFrontEndShowsIt(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	c := s.newClient(withTestFront(t))
-	dir := frontDir(t.TempDir())
+	dir := newFrontDir(t)
 	for _, name := range []string{"hold", "deaf"} {
 		must(t, dir.set(name, ""))
 	}

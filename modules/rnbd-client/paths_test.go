@@ -106,7 +106,7 @@ func TestPathsSurviveTheDaemon(t *testing.T) {
 // A disk in use stays when the daemon is stopped, and its paths with it.
 func TestPathsSurviveAStop(t *testing.T) {
 	s := newTarget(t, 1<<20)
-	dir := frontDir(t.TempDir())
+	dir := newFrontDir(t)
 	must(t, os.WriteFile(dir.file("used"), nil, 0o600))
 	withState := func(cfg *Config) { cfg.StateFile = dir.file("devices") }
 	c := s.newClient(withTestFront(t), withState)
