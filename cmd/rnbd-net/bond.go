@@ -8,11 +8,14 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/bond/carrier"
 	"github.com/rnbd-go/rnbd/modules/bond/ctl"
 	bond "github.com/rnbd-go/rnbd/modules/bond/dev"
 	"github.com/rnbd-go/rnbd/modules/bond/frame"
@@ -23,8 +26,12 @@ import (
 )
 
 // slave implements bond.Slave for an interface. It gives all received frames to
-// the bond, so it has no filter.
-type slave struct{ *dev.Interface }
+// the bond, so it has no filter. Its carrier is that of the interface of the
+// port, too.
+type slave struct {
+	*dev.Interface
+	below *carrier.Link // nil: unknown
+}
 
 var _ interface {
 	bond.Slave
@@ -40,20 +47,74 @@ func (s slave) Speed() (int, bool)            { return 0, false }
 func (s slave) SetsAddress() bool             { return false }
 func (s slave) SetAddress([]byte) error       { return unix.EOPNOTSUPP }
 func (s slave) SetFilter(bond.RxFilter) error { return nil }
-func (s slave) Attach(c bond.Callbacks)       { s.Interface.Attach(dev.Above{Receive: c.Received}) }
-func (s slave) Detach()                       { s.Interface.Detach() }
 func (s slave) Send(f []byte) error           { return s.SendFrame(f) }
+
+func (s slave) Carrier() bool {
+	return s.Interface.Carrier() && (s.below == nil || s.below.On())
+}
+
+func (s slave) Attach(c bond.Callbacks) {
+	if s.below != nil {
+		s.below.Notify(c.Changed)
+	}
+	s.Interface.Attach(dev.Above{Receive: c.Received})
+}
+
+func (s slave) Detach() {
+	if s.below != nil {
+		s.below.Notify(nil)
+	}
+	s.Interface.Detach()
+}
+
+// portOf returns the address of an interface's port.
+func portOf(i *dev.Interface) netip.Addr { return netip.AddrFrom16(i.Address().GID()).Unmap() }
 
 // bonds are the bonds over the interfaces of a set.
 type bonds struct {
 	set  *port.Set
 	net  *bond.Net
 	tree ctl.Tree
+	log  *slog.Logger
+
+	mu    sync.Mutex
+	below map[string]*carrier.Link // by name of an interface that net knows; nil: unknown
 }
 
 func newBonds(set *port.Set, log *slog.Logger) *bonds {
 	n := &bond.Net{Log: log, NewUpper: func(name string, c bond.UpperCallbacks) (bond.Upper, error) { return tun.Open(name, "", c) }}
-	return &bonds{set: set, net: n, tree: ctl.Tree{Net: n, Version: "rnbd-net"}}
+	return &bonds{set: set, net: n, tree: ctl.Tree{Net: n, Version: "rnbd-net"}, log: log, below: map[string]*carrier.Link{}}
+}
+
+// close removes all bonds.
+func (b *bonds) close() {
+	b.net.Close()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range b.below {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
+// addDevices lets the bonds know the interfaces that exist.
+func (b *bonds) addDevices() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, l := range b.set.Links() {
+		if _, known := b.below[l.Name()]; known {
+			continue
+		}
+		c, err := carrier.Open(portOf(l.Interface))
+		if err != nil {
+			b.log.Warn("the carrier below an interface is unknown", "name", l.Name(), "err", err)
+		}
+		b.below[l.Name()] = c
+		if err := b.net.AddDevice(slave{l.Interface, c}); err != nil {
+			b.log.Warn("interface cannot be a slave", "name", l.Name(), "err", err)
+		}
+	}
 }
 
 // file returns a control file of the bonds, nil if there is none. A write uses
@@ -64,9 +125,7 @@ func (b *bonds) file(path string) *ctl.File {
 		return f
 	}
 	return &ctl.File{Read: f.Read, Write: func(text string) error {
-		for _, l := range b.set.Links() {
-			b.net.AddDevice(slave{l.Interface}) // EEXIST: it was added before
-		}
+		b.addDevices()
 		return f.Write(text)
 	}}
 }
@@ -90,6 +149,12 @@ func (b *bonds) forget(link string) error {
 		return fmt.Errorf("remove %s: it is a slave of %s; release it first: %w", link, m, unix.EBUSY)
 	}
 	b.net.RemoveDevice(link) // ENODEV: it never was one
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if c := b.below[link]; c != nil {
+		c.Close()
+	}
+	delete(b.below, link)
 	return nil
 }
 

@@ -45,7 +45,7 @@ unix socket. The interfaces end with the daemon.`,
 	root.PersistentFlags().String("socket", defaultSocket(), "control socket of the daemon")
 	link := &cobra.Command{Use: "link", Short: "interfaces", RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }, Args: args(0, 0)}
 	link.AddCommand(newLinkShow(), newLinkAdd(), newLinkSet(), newLinkDel())
-	root.AddCommand(newRun(), link, newMcg(), newPeers(), newPcap(), newBond(), newRegistry(), newMan())
+	root.AddCommand(newRun(), link, newMcg(), newPeers(), newPcap(), newBond(), newResolve(), newRegistry(), newMan())
 	completeLinks(root)
 	return root
 }

@@ -138,7 +138,7 @@ func (o *runOptions) run(ctx context.Context, stderr io.Writer) (err error) {
 		}
 	}
 	b := newBonds(set, log)
-	defer b.net.Close()
+	defer b.close()
 	if o.tree != "" {
 		tree, err := ctltree.Mount(o.tree, treeOf(set, b, trace), ctltree.Options{Name: "rnbd-net", Logger: log})
 		if err != nil {

@@ -128,6 +128,7 @@ func serve(path string, set *port.Set, b *bonds) (*server, error) {
 	mux.HandleFunc("GET /pcap", s.pcap)
 	mux.HandleFunc("GET /bonds", s.handle(s.listBonds))
 	mux.HandleFunc("POST /bonds", s.handle(s.writeBond))
+	mux.HandleFunc("GET /routes", s.routes)
 	s.http.Handler = mux
 	s.http.BaseContext = func(net.Listener) context.Context { return context.Background() }
 	go s.http.Serve(l)

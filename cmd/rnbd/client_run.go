@@ -21,6 +21,7 @@ import (
 type clientOptions struct {
 	daemonOptions  `yaml:",inline"`
 	TLSName        string   `yaml:"tls-name"`
+	Resolver       string   `yaml:"resolver"`
 	FrontendPlugin []string `yaml:"frontend-plugin"`
 	FrontendConfig []string `yaml:"frontend-config"`
 	Frontend       string   `yaml:"frontend"`
@@ -60,6 +61,7 @@ func clientRun() (*cobra.Command, *clientOptions) {
 	o.daemonOptions.register(f, def.Pumps)
 	o.tlsOptions.register(f, "TLS: off or require, on every path")
 	f.StringVar(&o.TLSName, "tls-name", "", "what servers must prove to be: a DNS name, an IP address or a SPIFFE ID (default the address of the path)")
+	f.StringVar(&o.Resolver, "resolver", "", "unix:PATH, the control socket of rnbd-net: paths to addresses of its bonds go by the active slave (default none)")
 	f.StringArrayVar(&o.FrontendPlugin, "frontend-plugin", nil, "front-end plugin NAME=PATH[,sha256=HEX], repeatable, beside ublk and nbd of the plugin folder; NAME=none leaves one of these out")
 	f.StringArrayVar(&o.FrontendConfig, "frontend-config", nil, "NAME:KEY=VALUE: setting of a front-end plugin, repeatable")
 	f.StringVar(&o.Frontend, "frontend", def.Frontend, "front end of mappings that name none: auto, ublk, nbd, nbd-socket, or a plugin's name")
@@ -107,6 +109,11 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) e
 		return err
 	}
 	cfg.Protect = run.tls != nil
+	if r, err := newRoutes(o.Resolver, run.logs.Logger("client")); err != nil {
+		return err
+	} else if r != nil {
+		cfg.Resolver = r
+	}
 	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: o.MPACRC, Timing: cfg.Timing, Logs: run.logs, TLS: run.tls}); err != nil {
 		return err
 	}

@@ -29,6 +29,8 @@ type Config struct {
 	// servers must prove; empty: the default of the fabric.
 	Protect  bool
 	PeerName string
+	// Resolver returns the routes of paths; nil: the paths' addresses are used.
+	Resolver rtrs.Resolver
 	// PreferredFabric is used instead of DefaultFabric if it is a verbs.Chooser
 	// with a device that leads to the address. It is not used for loopback
 	// addresses. Empty: none.

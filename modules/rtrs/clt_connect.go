@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"syscall"
 	"time"
 
@@ -24,12 +25,19 @@ const (
 // connect makes one attempt. On failure nothing is left, and the error has the
 // errno in its chain that the Linux client would report.
 func (p *path) connect(ctx context.Context) (*link, error) {
-	dev, err := p.device(ctx)
+	route, err := p.resolve(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("rtrs: session %s: connect path %s: %w", p.session.name, p.addr, err)
 	}
+	ctx, done := route.guard(ctx)
+	defer done()
+	dev, err := p.device(ctx, &route)
+	if err != nil {
+		route.release()
+		return nil, fmt.Errorf("rtrs: session %s: connect path %s: %w", p.session.name, p.addr, err)
+	}
 	p.reconCnt++
-	l := newLink(p, dev)
+	l := newLink(p, dev, route)
 	if err := l.establish(ctx); err != nil {
 		l.fail(err)
 		l.close()
@@ -39,13 +47,13 @@ func (p *path) connect(ctx context.Context) (*link, error) {
 }
 
 // device finds the device that leads to the server now.
-func (p *path) device(ctx context.Context) (*sessionDevice, error) {
+func (p *path) device(ctx context.Context, route *Route) (*sessionDevice, error) {
 	dev := p.addr.Device
 	if c, ok := dev.(verbs.Chooser); ok {
 		ctx, cancel := context.WithTimeout(ctx, p.session.Timing().ConnectTimeout)
 		defer cancel()
 		var err error
-		if dev, err = c.DeviceFor(ctx, p.addr.Src, p.addr.Dst.Addr()); err != nil {
+		if dev, err = c.DeviceFor(ctx, route.Src, route.Dst); err != nil {
 			return nil, connectError(ctx, err)
 		}
 	}
@@ -119,8 +127,8 @@ func (l *link) dial(ctx context.Context, cid int) error {
 		return fmt.Errorf("the session requires TLS, which %s of fabric %s does not have here: %w", info.Name, info.Fabric, syscall.EPROTONOSUPPORT)
 	}
 	private, err := l.dev.dev.Connect(ctx, c.qp, verbs.ConnectParams{
-		Src:      p.addr.Src,
-		Dst:      p.addr.Dst,
+		Src:      l.route.Src,
+		Dst:      netip.AddrPortFrom(l.route.Dst, p.addr.Dst.Port()),
 		Private:  l.connReq(cid),
 		Protect:  cfg.Protect,
 		PeerName: cfg.PeerName,

@@ -18,6 +18,7 @@ type link struct {
 	path  *path
 	slots *slots
 	dev   *sessionDevice
+	route Route
 	conns []*cltConn // by cid, those that were established
 
 	linkParams
@@ -71,12 +72,13 @@ type remoteBuf struct {
 	rkey uint32
 }
 
-func newLink(p *path, dev *sessionDevice) *link {
+func newLink(p *path, dev *sessionDevice, route Route) *link {
 	p.session.mu.Lock()
 	defer p.session.mu.Unlock()
 	return &link{
 		path:   p,
 		dev:    dev,
+		route:  route,
 		uuid:   p.uuid,
 		group:  p.session.uuid,
 		info:   make(chan []byte, 1),
@@ -118,6 +120,7 @@ func (l *link) close() {
 	if l.mr != nil {
 		_ = l.mr.Close() // not in use: all queue pairs are gone
 	}
+	l.route.release()
 }
 
 // startBeats begins the heartbeats. Before the link is published.

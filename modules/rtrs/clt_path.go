@@ -207,6 +207,9 @@ func (p *path) serve() {
 	select {
 	case <-p.link.failed:
 		p.setState(PathReconnecting, p.link.cause)
+	case <-p.link.route.Changed:
+		p.failures, p.skipDelay = 0, true
+		p.setState(PathReconnecting, ErrAddrChange)
 	case <-p.kick:
 		switch p.takeIntent() {
 		case wantReconnect:

@@ -31,6 +31,8 @@ type ClientConfig struct {
 	// PeerName is what the server must be; empty: the default of the fabric.
 	Protect  bool
 	PeerName string
+	// Resolver returns the routes of paths. Nil: their addresses are the route.
+	Resolver Resolver
 	Logger   *slog.Logger // nil: slog.Default
 
 	// OnDone reports the end of a Write or Read, on the queue's owner. errno

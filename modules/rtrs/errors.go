@@ -25,6 +25,9 @@ var (
 	// part of it that is meant for headers.
 	ErrTooLarge error = &sentinel{"rtrs: the request is too large for a chunk", syscall.EMSGSIZE}
 
+	// errSuperseded: the client has lost the path before the server, and makes it again.
+	errSuperseded error = &sentinel{"rtrs: the client connects the path again", syscall.ECONNRESET}
+
 	// errNoCredit: the send queue has no room; a completion will make some.
 	errNoCredit error = &sentinel{"rtrs: send queue is full", syscall.EAGAIN}
 )

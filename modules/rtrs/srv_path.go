@@ -58,6 +58,8 @@ type srvPath struct {
 
 	counted bool // in the session's up; guarded by its events
 
+	reconCnt uint16 // the client's attempt that made the path
+
 	base PathDetails // at the last resets; guarded by the server's mu
 
 	cause   error         // set before closing is closed
@@ -80,6 +82,7 @@ func newSrvPath(s *SrvSession, dev verbs.Device, req verbs.ConnRequest, f *rtrsw
 		sess:     s,
 		life:     *s.life.Load(),
 		uuid:     f.SessUUID,
+		reconCnt: f.ReconCnt,
 		dev:      dev,
 		client:   req.RemoteAddr(),
 		server:   req.LocalAddr(),
@@ -165,6 +168,9 @@ func (p *srvPath) regMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 func (p *srvPath) mayJoin(f *rtrswire.ConnReqFields) error {
 	switch {
 	case p.State() != SrvPathConnecting:
+		if p.connected() && f.CID == 0 && int16(f.ReconCnt-p.reconCnt) > 0 {
+			p.close(errSuperseded) // the client makes a later attempt only without the path's connections
+		}
 		return protocolErrorf("path %d is %s", p.id, p.State())
 	case int(f.CIDNum) != len(p.conns):
 		return protocolErrorf("path %d has %d connections, not %d", p.id, len(p.conns), f.CIDNum)

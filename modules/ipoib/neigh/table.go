@@ -129,6 +129,19 @@ func (t *Table) Entries() []Entry {
 // known, ok is false and a copy of packet waits for the answer. Frames that
 // have to be sent are appended to out.
 func (t *Table) Resolve(now time.Time, ip netip.Addr, etherType uint16, packet []byte, out []Frame) (a wire.Address, ok bool, _ []Frame) {
+	a, ok, out = t.Ask(now, ip, out)
+	if e := t.entries[ip]; !ok {
+		if len(e.queue) >= t.cfg.Queue {
+			e.queue = slices.Delete(e.queue, 0, 1) // drop the oldest
+			t.stats.QueueDrops++
+		}
+		e.queue = append(e.queue, Frame{Type: etherType, Packet: slices.Clone(packet)})
+	}
+	return a, ok, out
+}
+
+// Ask is Resolve without a packet.
+func (t *Table) Ask(now time.Time, ip netip.Addr, out []Frame) (a wire.Address, ok bool, _ []Frame) {
 	e := t.entries[ip]
 	if e == nil {
 		e = t.add(now, ip)
@@ -137,11 +150,6 @@ func (t *Table) Resolve(now time.Time, ip netip.Addr, etherType uint16, packet [
 	}
 	e.Used = now
 	if e.State == Incomplete {
-		if len(e.queue) >= t.cfg.Queue {
-			e.queue = slices.Delete(e.queue, 0, 1) // drop the oldest
-			t.stats.QueueDrops++
-		}
-		e.queue = append(e.queue, Frame{Type: etherType, Packet: slices.Clone(packet)})
 		return wire.Address{}, false, out
 	}
 	if e.State == Reachable && !now.Before(e.deadline) {
