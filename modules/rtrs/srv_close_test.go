@@ -84,6 +84,43 @@ func TestR011_R105_ReconnectIsRefusedUntilTheOldPathIsGone(t *testing.T) {
 	}
 }
 
+// A request for connection 0 of a connected path is refused. If it is of a later
+// attempt, its client has lost the path: the path ends, and the attempt after
+// that is accepted, and no heartbeat had to fail.
+func TestR011_LaterAttemptEndsAConnectedPath(t *testing.T) {
+	for _, attempt := range []uint16{1, 0xffff} { // the last one is followed by 0
+		net := loopback.New()
+		s := startServer(t, net, serve)
+		p := newRawPath(t, net, 2)
+		p.req.ReconCnt = attempt
+		p.connect().info("s").stillWorks()
+		again := newRawPath(t, net, 2)
+		again.req = p.req
+		for _, c := range []struct {
+			name     string
+			cid      int
+			reconCnt uint16
+		}{
+			{"the same attempt", 0, attempt},
+			{"an earlier attempt", 0, attempt - 1},
+			{"another connection of a later attempt", 1, attempt + 1},
+		} {
+			again.req.ReconCnt = c.reconCnt
+			if got := again.refused(c.cid, again.private(c.cid)); got != -int(syscall.ECONNRESET) {
+				t.Errorf("%s: refused with %d", c.name, got)
+			}
+			p.stillWorks()
+		}
+		again.req.ReconCnt = attempt + 1
+		if got := again.refused(0, again.private(0)); got != -int(syscall.ECONNRESET) {
+			t.Errorf("a later attempt: refused with %d", got)
+		}
+		eventually(t, "the path to be gone", func() bool { return len(s.Sessions()) == 0 })
+		again.req.ReconCnt = attempt + 2
+		again.connect().info("s").stillWorks()
+	}
+}
+
 func TestR011_ConnectionThatComesWhileItsPathClosesIsRefused(t *testing.T) {
 	net := loopback.New()
 	s := startServer(t, net, serve)
