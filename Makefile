@@ -59,6 +59,8 @@ test-modules: ## unit and in-process tests of every module, with the race detect
 	@go run ./tools/gotest -out $(RESULTS)/alloc -run Alloc $(MODULES) $(PLUGINS)
 	@echo "pumps that check who touches what:"
 	@GOFLAGS=-tags=pumpdebug go run ./tools/gotest -out $(RESULTS)/pumpdebug -run 'Drive|Caller|Combiner|TestIO_' modules/rnbd-sdk modules/rnbd-client
+	@echo "the trace of the data path, which other builds do not have:"
+	@GOFLAGS=-tags=ipoib_debug_data go run ./tools/gotest -out $(RESULTS)/datatrace -run IP30 modules/ipoib/dev cmd/rnbd-net
 
 test-e2e: build ## real processes and real clients
 	@mkdir -p $(RESULTS)

@@ -24,10 +24,7 @@ import (
 // /sys.
 func treeOf(set *port.Set, b *bonds, trace *dev.Trace) map[string]ctltree.Node {
 	return map[string]ctltree.Node{
-		"module/ib_ipoib/parameters": ctltree.Fixed{
-			"debug_level": levelFile(&trace.Level), "mcast_debug_level": levelFile(&trace.Mcast),
-			"send_queue_size": number(dev.SendQueue), "recv_queue_size": number(dev.RecvQueue), "max_nonsrq_conn_qp": number(cm.MaxPassive),
-		},
+		"module/ib_ipoib/parameters": parameters(trace),
 		"class/net": ctltree.Listing{
 			Names: func() []string {
 				out := append(names(set, ""), "bonding_masters")
@@ -53,6 +50,19 @@ func treeOf(set *port.Set, b *bonds, trace *dev.Trace) map[string]ctltree.Node {
 			Node:  func(file string) ctltree.Node { return debugFile(set, file) },
 		},
 	}
+}
+
+// parameters returns the files of the module's parameters. data_debug_level is
+// there in builds with the trace of the data path only, as in Linux.
+func parameters(trace *dev.Trace) ctltree.Fixed {
+	files := ctltree.Fixed{
+		"debug_level": levelFile(&trace.Level), "mcast_debug_level": levelFile(&trace.Mcast),
+		"send_queue_size": number(dev.SendQueue), "recv_queue_size": number(dev.RecvQueue), "max_nonsrq_conn_qp": number(cm.MaxPassive),
+	}
+	if dev.DataTrace {
+		files["data_debug_level"] = levelFile(&trace.Data)
+	}
+	return files
 }
 
 // number returns a file with a constant.

@@ -68,6 +68,7 @@ const (
 // in, and then ARP and neighbour discovery are for the kernel, too.
 func (i *Interface) frame(src wire.Address, multicast bool, b []byte, kernel bool, out *outgoing) (v verdict, packet []byte) {
 	now, frame := time.Now(), wire.Frame(b[i.spare:])
+	i.traceData("received", src, frame)
 	if src.SamePort(i.local) {
 		i.counters.rxOwn.Add(1)
 		return dropped, nil

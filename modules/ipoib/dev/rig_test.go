@@ -87,7 +87,9 @@ func (h *host) tryOpen(cfg Config) (i *Interface, err error) {
 	if cfg.Peers == nil {
 		cfg.Peers = []netip.Addr{portA, portB}
 	}
-	cfg.Logger = slog.New(slog.DiscardHandler)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
 	if os.Getenv("IPOIB_LOG") != "" {
 		cfg.Logger = slog.Default()
 	}

@@ -288,6 +288,7 @@ func (o *outgoing) add(to wire.Address, frame []byte) {
 // count counts and captures a sent frame. i.mu is held.
 func (o *outgoing) count(to wire.Address, frame []byte) {
 	i := o.i
+	i.traceData("sent", to, frame)
 	i.capture(i.Address(), to, frame)
 	i.counters.txPackets.Add(1)
 	i.counters.txBytes.Add(uint64(len(frame) - wire.EncapLen))

@@ -9,11 +9,12 @@ import (
 )
 
 // Trace holds debug levels that interfaces share, those of Linux's module
-// parameters debug_level and mcast_debug_level. Above 0 there is a log line for
+// parameters debug_level, mcast_debug_level and data_debug_level. Above 0 there is a log line for
 // each event. They may be changed at any time.
 type Trace struct {
 	Level atomic.Int32 // ARP and neighbour discovery sent
 	Mcast atomic.Int32 // multicast groups joined and left
+	Data  atomic.Int32 // frames sent and received, in builds with DataTrace
 }
 
 // traceNeighbor logs a frame of neigh.
