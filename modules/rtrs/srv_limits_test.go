@@ -170,7 +170,7 @@ func TestUnfinishedPathsGiveTheirConnectionsBack(t *testing.T) {
 
 func TestPathsThatDoNotGetConnectedAreDropped(t *testing.T) {
 	net := loopback.New()
-	s := startServer(t, net, serve, func(c *ServerConfig) { c.InfoTimeout = 20 * time.Millisecond })
+	s := startServer(t, net, serve, func(c *ServerConfig) { c.InfoTimeout = time.Second }) // both connections fit in
 	p := from(t, net, clientAddr, 2).connect()
 	p.waitDown()
 	eventually(t, "nothing is left of it", func() bool { return s.Usage() == Usage{TimedOut: 1} })
