@@ -101,7 +101,7 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) e
 	if err != nil {
 		return err
 	}
-	cfg.Logs = run.logs
+	cfg.Logs, cfg.Journal = run.logs, run.journal
 	if o.TLS != tlsOff && o.TLS != tlsRequire {
 		return usageError{fmt.Errorf("--tls %q: use %s or %s", o.TLS, tlsOff, tlsRequire)}
 	}

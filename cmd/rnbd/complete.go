@@ -136,6 +136,7 @@ var flagWords = map[string][]string{
 	"policy":     {"min-inflight", "round-robin", "min-latency"},
 	"log-level":  {"debug", "info", "warn", "error"},
 	"log-format": {"text", "json"},
+	"for":        waitGoals,
 }
 
 // completeFlags has the shell complete the values of the flags of c and of all

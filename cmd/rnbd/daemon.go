@@ -38,6 +38,7 @@ type daemonOptions struct {
 	Sys          string        `yaml:"sys"`
 	ControlGroup string        `yaml:"control-group"`
 	HungAfter    time.Duration `yaml:"hung-after"`
+	EventHook    string        `yaml:"event-hook"`
 	tlsOptions   `yaml:",inline"`
 }
 
@@ -55,6 +56,7 @@ func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
 	f.StringVar(&o.Metrics, "metrics", "", "ADDRESS:PORT to serve metrics for Prometheus on (default not at all)")
 	f.StringVar(&o.ControlGroup, "control-group", "", "group of users that may list and show what the daemon has, and read its metrics by commands (default none but root and the daemon's user)")
 	f.DurationVar(&o.HungAfter, "hung-after", 10*time.Second, "age from which a request without an answer is reported; 0: none is, and failed requests are not logged")
+	f.StringVar(&o.EventHook, "event-hook", "", "program that is run for each event, which it finds in RNBD_EVENT_... of its environment (default none)")
 	f.StringVar(&o.Sys, "sys", sysAuto, "folder for the tree of control files, off, or auto: sys beside the control socket, where that can be mounted")
 }
 

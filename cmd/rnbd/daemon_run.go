@@ -13,11 +13,13 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
+	hooks "github.com/rnbd-go/rnbd/cmd/rnbd/internal/hook"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/service"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
 )
@@ -36,6 +38,7 @@ type daemonRun struct {
 	audit   *audit.Log     // nil: nothing is recorded
 	readers *control.Group // may read from the control socket; nil: none
 	manager *service.Manager
+	journal *journal.Journal
 }
 
 // begin prepares the process for a daemon of a kind. end must follow.
@@ -48,7 +51,7 @@ func (o *daemonOptions) begin(cmd *cobra.Command, kind string, hangups <-chan os
 	if err != nil {
 		return nil, err
 	}
-	r := &daemonRun{kind: kind, cmd: cmd, options: o, hangups: hangups, logs: l, log: l.Logger(kind), manager: manager}
+	r := &daemonRun{kind: kind, cmd: cmd, options: o, hangups: hangups, logs: l, log: l.Logger(kind), manager: manager, journal: journal.New(journal.DefaultSize)}
 	if r.socket, err = socketPath(cmd, kind); err != nil {
 		l.Flush()
 		return nil, err
@@ -80,6 +83,11 @@ func (r *daemonRun) listen() (err error) {
 	}
 	if err != nil {
 		return err
+	}
+	if hook := r.options.EventHook; hook != "" {
+		if err := hooks.Check(hook); err != nil {
+			return err
+		}
 	}
 	if others := r.manager.Others(); len(others) > 0 {
 		r.log.Warn("sockets of the service manager are not used", "listener", others)
@@ -130,12 +138,15 @@ func (r *daemonRun) serve(api *grpc.Server, s services) error {
 	}
 	ctx := r.cmd.Context()
 	r.log.Info(r.kind+" is ready", "socket", r.socket, "version", versionString())
+	r.journal.Add(journal.Event{Kind: journal.Daemon, To: "ready", Why: versionString()})
+	defer r.runHook(ctx)()
 	s.ready(ctx)
 	r.manager.Ready("serves on " + r.socket)
 	defer onHangup(r.hangups, func() {
 		r.manager.Reloading()
 		r.audit.Reopen()
 		reloadNow(ctx, s.reloader, r.log)
+		r.journal.Add(journal.Event{Kind: journal.Config, To: "read again", Why: "SIGHUP"})
 		r.manager.Ready("serves on " + r.socket)
 	})()
 	watched, unwatch := context.WithCancel(ctx)
@@ -144,6 +155,7 @@ func (r *daemonRun) serve(api *grpc.Server, s services) error {
 	return serveUntilDone(ctx, api, r.sock, func(ctx context.Context) error {
 		unwatch()
 		watch.Wait()
+		r.journal.Add(journal.Event{Kind: journal.Daemon, From: "ready", To: "stopping"})
 		r.manager.Stopping(shutdownLimit)
 		return errors.Join(unmount(), s.close(ctx))
 	})
@@ -155,4 +167,17 @@ func (r *daemonRun) alive(ctx context.Context, s services) error {
 		return err
 	}
 	return answers(ctx, r.kind, r.socket)
+}
+
+// runHook runs the event hook, if there is one, until the function that it returns is
+// called.
+func (r *daemonRun) runHook(ctx context.Context) (stop func()) {
+	if r.options.EventHook == "" {
+		return func() {}
+	}
+	h := &hooks.Hook{Program: r.options.EventHook, Daemon: r.kind, Journal: r.journal, Log: r.log}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // it learns of the devices that close at the end
+	var done sync.WaitGroup
+	done.Go(func() { h.Run(ctx) })
+	return func() { cancel(); done.Wait() }
 }

@@ -156,7 +156,7 @@ func (o *serverOptions) libraryConfig(run *daemonRun) (server.Config, error) {
 	if err != nil {
 		return cfg, err
 	}
-	cfg.Logs = run.logs
+	cfg.Logs, cfg.Journal = run.logs, run.journal
 	cfg.Listen, err = o.listeners(devices)
 	return cfg, err
 }

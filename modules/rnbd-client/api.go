@@ -24,13 +24,14 @@ import (
 // Control returns the daemon's control API. version is the output of `rnbd
 // version`.
 func (c *Client) Control(version string) controlpb.ClientDaemonServer {
-	return &controlAPI{c: c, version: version}
+	return &controlAPI{c: c, version: version, journal: control.NewJournal(c.cfg.Journal)}
 }
 
 type controlAPI struct {
 	controlpb.UnimplementedClientDaemonServer
 	c       *Client
 	version string
+	journal control.Journal
 }
 
 func (a *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.DaemonInfo, error) {
@@ -50,6 +51,10 @@ func (a *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.D
 		})
 	}
 	return info, nil
+}
+
+func (a *controlAPI) Events(ctx context.Context, r *controlpb.EventsRequest) (*controlpb.EventList, error) {
+	return a.journal.Answer(ctx, r), nil
 }
 
 func (f *frontend) describe() *controlpb.Plugin {
@@ -288,15 +293,23 @@ func (s *session) describePath(p rtrs.PathInfo) *controlpb.Path {
 	}
 	out.HcaPort = uint32(p.Port)
 	out.Security = securityOf(p.Security)
-	out.Name = "@" + verbs.AddrString(p.Addr.Dst.Addr())
+	out.Name = addresses(p)
 	if p.Src.IsValid() {
 		out.Src = verbs.AddrString(p.Src)
-		out.Name = out.Src + out.Name
 	}
 	if p.Err != nil {
 		out.LastError = p.Err.Error()
 	}
 	return out
+}
+
+// addresses returns SRC@DST, or @DST before the system has chosen a source.
+func addresses(p rtrs.PathInfo) string {
+	dst := "@" + verbs.AddrString(p.Addr.Dst.Addr())
+	if p.Src.IsValid() {
+		return verbs.AddrString(p.Src) + dst
+	}
+	return dst
 }
 
 func (a *controlAPI) session(name string) (*session, error) {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
@@ -72,6 +73,10 @@ type Config struct {
 	// HungAfter is the age from which a request without an answer is reported.
 	// Zero: none is, and failed requests are counted but not logged.
 	HungAfter time.Duration
+
+	// Journal takes changes of state of sessions, paths, devices and plugins. If
+	// it is nil none are kept.
+	Journal *journal.Journal
 
 	// MapTimeout bounds mapping, remapping and each step of unmapping.
 	MapTimeout time.Duration

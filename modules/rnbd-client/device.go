@@ -145,6 +145,7 @@ func (d *Device) setState(to State) {
 	for _, ok := range moves[d.state] {
 		if ok == to {
 			d.log.Info("device state", "from", d.state.String(), "to", to.String())
+			d.recordState(to)
 			d.state = to
 			return
 		}

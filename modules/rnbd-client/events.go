@@ -158,6 +158,7 @@ func (d *Device) takeSize(sectors uint64) error {
 		return fmt.Errorf("not a whole number of blocks, or too many: %w", syscall.EINVAL)
 	}
 	d.log.Info("device resized by the server", "from", l.Size, "to", size)
+	d.recordSize(l.Size, size)
 	l.Size, d.served = size, size
 	d.limits.Store(&l)
 	return nil
@@ -187,5 +188,6 @@ func (d *Device) onFailed(why string) {
 		d.failing = why != ""
 		d.lastError = why
 		d.log.Info("news of the device from the server", "failing", d.failing)
+		d.recordFailing(why)
 	}
 }

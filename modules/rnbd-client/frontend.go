@@ -63,7 +63,7 @@ func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
 			Configure: cfg.Configure, Logger: c.cfg.logger("plugins"),
 		},
 		Launch: c.cfg.Launch, NewRing: c.cfg.NewRing, Entries: c.cfg.RingEntries,
-		Apart: apart, Logger: f.log, Joined: f.joined, Left: f.left,
+		Apart: apart, Logger: f.log, Journal: c.cfg.Journal, Joined: f.joined, Left: f.left,
 	})
 	c.frontends = append(c.frontends, f)
 	if err := f.listen(); err != nil {

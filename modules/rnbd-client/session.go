@@ -56,6 +56,8 @@ type session struct {
 	// closing are the CLOSEs that the server may still execute: see awaitClosed.
 	closing map[*closing]struct{}
 
+	recorded map[int]recorded // by id of a path; used by onEvent alone
+
 	// News from RTRS. run handles them one by one.
 	wasUp  bool
 	back   bool // used by run alone: the state after the news handled so far
@@ -185,6 +187,7 @@ func (s *session) hello(ctx context.Context) error {
 func (s *session) epoch() uint64 { return s.downs.Load() + 1 }
 
 func (s *session) onEvent(e rtrs.Event) {
+	s.record(e)
 	if e.Kind == rtrs.PathChanged {
 		s.redundancy.look(e.Session.Paths())
 	}

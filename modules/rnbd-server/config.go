@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
@@ -59,6 +60,10 @@ type Config struct {
 	// Access are the rules of access. nil allows everything. SetAccess
 	// changes them.
 	Access *access.Rules
+
+	// Journal takes changes of state of sessions, paths, devices and plugins. If
+	// it is nil none are kept.
+	Journal *journal.Journal
 
 	// Audit records sessions, paths, devices and rules. nil records nothing.
 	// New and Close do not close it.

@@ -22,13 +22,14 @@ import (
 // Control returns the daemon's control API. version is the output of `rnbd
 // version`.
 func (s *Server) Control(version string) controlpb.ServerDaemonServer {
-	return &controlAPI{s: s, version: version}
+	return &controlAPI{s: s, version: version, journal: control.NewJournal(s.cfg.Journal)}
 }
 
 type controlAPI struct {
 	controlpb.UnimplementedServerDaemonServer
 	s       *Server
 	version string
+	journal control.Journal
 }
 
 func (c *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.DaemonInfo, error) {
@@ -49,6 +50,10 @@ func (c *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.D
 	}
 	info.FabricCounters = append(info.FabricCounters, c.s.limitCounters()...)
 	return info, nil
+}
+
+func (c *controlAPI) Events(ctx context.Context, r *controlpb.EventsRequest) (*controlpb.EventList, error) {
+	return c.journal.Answer(ctx, r), nil
 }
 
 func (p *ioPlugin) describe() *controlpb.Plugin {
@@ -170,7 +175,7 @@ func (s *session) describe() *controlpb.Session {
 			RxBytes: p.Stats.WriteBytes, TxBytes: p.Stats.ReadBytes, Inflight: uint64(max(p.Stats.Inflight, 0)),
 			LatencyNs: uint64(p.Stats.Latency), HcaPort: uint32(p.Port), ChangingKeys: p.ChangingKeys,
 			Security: securityOf(p.Security),
-			Name:     verbs.AddrString(p.Client.Addr()) + "@" + verbs.AddrString(p.Server.Addr()),
+			Name:     addresses(p),
 		})
 	}
 	return out

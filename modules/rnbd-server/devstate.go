@@ -33,6 +33,10 @@ const (
 	devClosed
 )
 
+var devStateNames = [...]string{"opening", "open", "recovering", "stuck", "failing", "failed", "closed"}
+
+func (s devState) String() string { return devStateNames[s] }
+
 var devMoves = [...][]devState{
 	devOpening:    {devOpen, devClosed},
 	devOpen:       {devRecovering, devFailing, devFailed, devClosed},
@@ -73,6 +77,7 @@ func (d *device) move(to devState) bool {
 	if !slices.Contains(devMoves[d.now()], to) {
 		return false
 	}
+	d.recordMove(to)
 	d.word.Store(uint32(to))
 	return true
 }

@@ -48,6 +48,7 @@ func (h *handler) SessionUp(t *rtrs.SrvSession) error {
 		if s.sessions[i].CompareAndSwap(nil, sess) {
 			t.SetContext(sess)
 			s.log.Info("session up", "session", sess.name)
+			s.recordSession(sess, "", "connected")
 			s.auditSession(audit.EventConnect, sess, nil)
 			return nil
 		}
@@ -86,6 +87,7 @@ func (h *handler) SessionDown(t *rtrs.SrvSession) {
 	stuck := s.closeIdle(sess)
 	s.log.Info("session down", "session", sess.name, "stuck", len(stuck))
 	s.auditSession(audit.EventDisconnect, sess, nil)
+	s.recordSession(sess, "connected", "disconnected")
 	if len(stuck) == 0 {
 		s.letGo(sess)
 		return

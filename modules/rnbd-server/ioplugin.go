@@ -64,7 +64,7 @@ func (s *Server) startPlugin(ctx context.Context, i int, cfg PluginConfig) error
 		},
 		Launch: s.cfg.Launch, NewRing: s.cfg.NewRing, Entries: s.cfg.RingEntries,
 		Crash:  supervise.Limit{Count: s.cfg.CrashLimit, Window: s.cfg.CrashWindow},
-		Logger: s.log, Joined: p.joined, Left: p.left, GaveUp: p.gaveUp,
+		Logger: s.log, Journal: s.cfg.Journal, Joined: p.joined, Left: p.left, GaveUp: p.gaveUp,
 	})
 	s.plugins = append(s.plugins, p)
 	return p.sup.Start(ctx)

@@ -81,6 +81,7 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 		return fail(err)
 	}
 	s.log.Info("device opened", "session", sess.name, "device", name, "path", dev.path, "id", m.id, "mode", mode.String(), "plugin", p.cfg.Name)
+	m.record("", "open", mode.String())
 	return m, nil
 }
 
@@ -194,6 +195,7 @@ func (s *Server) closeMapping(m *mapping, keepID bool) {
 	s.drop(m.dev)
 	s.releaseWriter(id, m.mode)
 	s.log.Info("device closed", "session", m.session.name, "device", m.name, "id", m.id)
+	m.record("open", "closed", "")
 }
 
 // awaitIdle returns when m has no request in flight, or when no plugin is left

@@ -14,6 +14,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
@@ -32,6 +33,7 @@ func (s *Server) SetAccess(rules *access.Rules, grace time.Duration) {
 		s.log.Warn("there are no access rules any more: every client may open every device")
 	}
 	s.cfg.Audit.Add(audit.Record{Event: audit.EventRules, Result: audit.OK, Reason: fmt.Sprintf("%d rules", rules.Len())})
+	s.cfg.Journal.Add(journal.Event{Kind: journal.Config, To: fmt.Sprintf("%d access rules", rules.Len())})
 	late := s.forbidden()
 	for _, m := range late {
 		s.log.Warn("open device is not allowed any more, it is closed after the grace time", "session", m.session.name, "device", m.name, "pause", grace, "err", s.allowed(m.session, m.name, m.mode))

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
@@ -148,6 +149,7 @@ func (s *Server) takeLimits(d *device, l blk.Limits) {
 		return
 	}
 	s.log.Info("device resized", "device", d.name, "from", old.Size, "to", l.Size)
+	s.cfg.Journal.Add(journal.Event{Kind: journal.Device, Device: d.name, From: fmt.Sprint(old.Size, " bytes"), To: fmt.Sprint(l.Size, " bytes")})
 	s.tellAll(d, rnbdwire.EventResize)
 }
 

@@ -47,6 +47,16 @@ type PathAdmitter interface {
 	PathUp(s *SrvSession, p SrvPathInfo) error
 }
 
+// PathWatcher is a ServerHandler that learns of the paths of its sessions.
+// PathConnected is called when the client's requests are about to be served, after
+// SessionUp or PathUp. PathClosed is called once for each of these paths, before
+// SessionDown; cause is nil if nothing is known. Any goroutine, may block; never two
+// of these calls at a time for one session.
+type PathWatcher interface {
+	PathConnected(s *SrvSession, p SrvPathInfo)
+	PathClosed(s *SrvSession, p SrvPathInfo, cause error)
+}
+
 // ServerConfig are the arguments of NewServer. See DefaultServerConfig.
 type ServerConfig struct {
 	// Pollers serve the connections: cid c >= 1 is on poller (c-1) mod n for

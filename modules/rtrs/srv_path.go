@@ -57,6 +57,7 @@ type srvPath struct {
 	hb     heartbeat
 
 	counted bool // in the session's up; guarded by its events
+	watched bool // a PathWatcher knows it; likewise
 
 	reconCnt uint16 // the client's attempt that made the path
 

@@ -306,10 +306,7 @@ func (s *SrvSession) pathUp(p *srvPath) error {
 			return fmt.Errorf("session %q is refused: %w", s.Name(), err)
 		}
 	} else if h, ok := s.srv.cfg.Handler.(PathAdmitter); ok {
-		s.srv.mu.Lock()
-		info := p.info()
-		s.srv.mu.Unlock()
-		if err := h.PathUp(s, info); err != nil {
+		if err := h.PathUp(s, p.infoNow()); err != nil {
 			return fmt.Errorf("path %d of session %q is refused: %w", p.id, s.Name(), err)
 		}
 	}
@@ -318,8 +315,19 @@ func (s *SrvSession) pathUp(p *srvPath) error {
 	if !p.state.CompareAndSwap(uint32(SrvPathConnecting), uint32(SrvPathConnected)) {
 		return ErrClosed
 	}
+	if h, ok := s.srv.cfg.Handler.(PathWatcher); ok {
+		p.watched = true
+		h.PathConnected(s, p.infoNow())
+	}
 	s.changed.ring()
 	return nil
+}
+
+// infoNow is info, with the lock that it needs.
+func (p *srvPath) infoNow() SrvPathInfo {
+	p.sess.srv.mu.Lock()
+	defer p.sess.srv.mu.Unlock()
+	return p.info()
 }
 
 // pathDown takes p out of the count; the last one takes the session down.
@@ -330,6 +338,9 @@ func (s *SrvSession) pathDown(p *srvPath) {
 		return
 	}
 	p.counted = false
+	if h, ok := s.srv.cfg.Handler.(PathWatcher); ok && p.watched {
+		h.PathClosed(s, p.infoNow(), p.cause)
+	}
 	if s.up--; s.up == 0 {
 		s.begin()
 		s.srv.cfg.Handler.SessionDown(s)

@@ -61,12 +61,14 @@ var forReaders = map[string]bool{
 	controlpb.ServerDaemon_LogLevels_FullMethodName:    true,
 	controlpb.ServerDaemon_ListAccess_FullMethodName:   true,
 	controlpb.ServerDaemon_CheckAccess_FullMethodName:  true,
+	controlpb.ServerDaemon_Events_FullMethodName:       true,
 	controlpb.ClientDaemon_Info_FullMethodName:         true,
 	controlpb.ClientDaemon_ListDevices_FullMethodName:  true,
 	controlpb.ClientDaemon_ListSessions_FullMethodName: true,
 	controlpb.ClientDaemon_PathStats_FullMethodName:    true,
 	controlpb.ClientDaemon_DeviceStats_FullMethodName:  true,
 	controlpb.ClientDaemon_LogLevels_FullMethodName:    true,
+	controlpb.ClientDaemon_Events_FullMethodName:       true,
 }
 
 // RoleFor returns the least role that may call a method, by its full name.

@@ -38,6 +38,7 @@ const (
 	ServerDaemon_Reload_FullMethodName            = "/rnbd.control.v1.ServerDaemon/Reload"
 	ServerDaemon_ListAccess_FullMethodName        = "/rnbd.control.v1.ServerDaemon/ListAccess"
 	ServerDaemon_CheckAccess_FullMethodName       = "/rnbd.control.v1.ServerDaemon/CheckAccess"
+	ServerDaemon_Events_FullMethodName            = "/rnbd.control.v1.ServerDaemon/Events"
 	ServerDaemon_SetAccessLimits_FullMethodName   = "/rnbd.control.v1.ServerDaemon/SetAccessLimits"
 )
 
@@ -75,6 +76,8 @@ type ServerDaemonClient interface {
 	// says what they decide about a client.
 	ListAccess(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*AccessRuleList, error)
 	CheckAccess(ctx context.Context, in *CheckAccessRequest, opts ...grpc.CallOption) (*AccessDecision, error)
+	// Events returns changes of state, and waits for the next one if asked to.
+	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (*EventList, error)
 	// SetAccessLimits changes the limits of a rule until the rules are read again.
 	SetAccessLimits(ctx context.Context, in *SetAccessLimitsRequest, opts ...grpc.CallOption) (*AccessRuleList, error)
 }
@@ -247,6 +250,16 @@ func (c *serverDaemonClient) CheckAccess(ctx context.Context, in *CheckAccessReq
 	return out, nil
 }
 
+func (c *serverDaemonClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (*EventList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EventList)
+	err := c.cc.Invoke(ctx, ServerDaemon_Events_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *serverDaemonClient) SetAccessLimits(ctx context.Context, in *SetAccessLimitsRequest, opts ...grpc.CallOption) (*AccessRuleList, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(AccessRuleList)
@@ -291,6 +304,8 @@ type ServerDaemonServer interface {
 	// says what they decide about a client.
 	ListAccess(context.Context, *ListRequest) (*AccessRuleList, error)
 	CheckAccess(context.Context, *CheckAccessRequest) (*AccessDecision, error)
+	// Events returns changes of state, and waits for the next one if asked to.
+	Events(context.Context, *EventsRequest) (*EventList, error)
 	// SetAccessLimits changes the limits of a rule until the rules are read again.
 	SetAccessLimits(context.Context, *SetAccessLimitsRequest) (*AccessRuleList, error)
 	mustEmbedUnimplementedServerDaemonServer()
@@ -350,6 +365,9 @@ func (UnimplementedServerDaemonServer) ListAccess(context.Context, *ListRequest)
 }
 func (UnimplementedServerDaemonServer) CheckAccess(context.Context, *CheckAccessRequest) (*AccessDecision, error) {
 	return nil, status.Error(codes.Unimplemented, "method CheckAccess not implemented")
+}
+func (UnimplementedServerDaemonServer) Events(context.Context, *EventsRequest) (*EventList, error) {
+	return nil, status.Error(codes.Unimplemented, "method Events not implemented")
 }
 func (UnimplementedServerDaemonServer) SetAccessLimits(context.Context, *SetAccessLimitsRequest) (*AccessRuleList, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetAccessLimits not implemented")
@@ -663,6 +681,24 @@ func _ServerDaemon_CheckAccess_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ServerDaemon_Events_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EventsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).Events(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_Events_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).Events(ctx, req.(*EventsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _ServerDaemon_SetAccessLimits_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SetAccessLimitsRequest)
 	if err := dec(in); err != nil {
@@ -753,6 +789,10 @@ var ServerDaemon_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _ServerDaemon_CheckAccess_Handler,
 		},
 		{
+			MethodName: "Events",
+			Handler:    _ServerDaemon_Events_Handler,
+		},
+		{
 			MethodName: "SetAccessLimits",
 			Handler:    _ServerDaemon_SetAccessLimits_Handler,
 		},
@@ -782,6 +822,7 @@ const (
 	ClientDaemon_Resize_FullMethodName                  = "/rnbd.control.v1.ClientDaemon/Resize"
 	ClientDaemon_SetMaxReconnectAttempts_FullMethodName = "/rnbd.control.v1.ClientDaemon/SetMaxReconnectAttempts"
 	ClientDaemon_Reload_FullMethodName                  = "/rnbd.control.v1.ClientDaemon/Reload"
+	ClientDaemon_Events_FullMethodName                  = "/rnbd.control.v1.ClientDaemon/Events"
 )
 
 // ClientDaemonClient is the client API for ClientDaemon service.
@@ -818,6 +859,8 @@ type ClientDaemonClient interface {
 	// Reload reads the configuration again: it maps what is new in it and unmaps
 	// what has gone, unless that is in use.
 	Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadReply, error)
+	// Events returns changes of state, and waits for the next one if asked to.
+	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (*EventList, error)
 }
 
 type clientDaemonClient struct {
@@ -1028,6 +1071,16 @@ func (c *clientDaemonClient) Reload(ctx context.Context, in *ReloadRequest, opts
 	return out, nil
 }
 
+func (c *clientDaemonClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (*EventList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EventList)
+	err := c.cc.Invoke(ctx, ClientDaemon_Events_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClientDaemonServer is the server API for ClientDaemon service.
 // All implementations must embed UnimplementedClientDaemonServer
 // for forward compatibility.
@@ -1062,6 +1115,8 @@ type ClientDaemonServer interface {
 	// Reload reads the configuration again: it maps what is new in it and unmaps
 	// what has gone, unless that is in use.
 	Reload(context.Context, *ReloadRequest) (*ReloadReply, error)
+	// Events returns changes of state, and waits for the next one if asked to.
+	Events(context.Context, *EventsRequest) (*EventList, error)
 	mustEmbedUnimplementedClientDaemonServer()
 }
 
@@ -1131,6 +1186,9 @@ func (UnimplementedClientDaemonServer) SetMaxReconnectAttempts(context.Context, 
 }
 func (UnimplementedClientDaemonServer) Reload(context.Context, *ReloadRequest) (*ReloadReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reload not implemented")
+}
+func (UnimplementedClientDaemonServer) Events(context.Context, *EventsRequest) (*EventList, error) {
+	return nil, status.Error(codes.Unimplemented, "method Events not implemented")
 }
 func (UnimplementedClientDaemonServer) mustEmbedUnimplementedClientDaemonServer() {}
 func (UnimplementedClientDaemonServer) testEmbeddedByValue()                      {}
@@ -1513,6 +1571,24 @@ func _ClientDaemon_Reload_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ClientDaemon_Events_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EventsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClientDaemonServer).Events(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClientDaemon_Events_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClientDaemonServer).Events(ctx, req.(*EventsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ClientDaemon_ServiceDesc is the grpc.ServiceDesc for ClientDaemon service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1599,6 +1675,10 @@ var ClientDaemon_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Reload",
 			Handler:    _ClientDaemon_Reload_Handler,
+		},
+		{
+			MethodName: "Events",
+			Handler:    _ClientDaemon_Events_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

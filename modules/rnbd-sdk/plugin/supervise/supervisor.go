@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
@@ -34,7 +35,8 @@ type Config struct {
 	RetryFirst, RetryMost time.Duration
 	// StartTimeout bounds each start but the first, Joined included; 0: 30 s.
 	StartTimeout time.Duration
-	Logger       *slog.Logger // nil: Plugin.Logger
+	Logger       *slog.Logger     // nil: Plugin.Logger
+	Journal      *journal.Journal // takes changes of state; nil: none does
 
 	// Joined is called when the process has its rings. An error ends the
 	// process; it counts as a start that failed.
@@ -123,7 +125,7 @@ type Supervisor struct {
 	done     chan struct{}        // closed when the state is Stopped
 	stopErr  error                // read after done
 
-	mu      sync.Mutex // guards the rest; nothing is called with it held
+	mu      sync.Mutex // guards the rest; nothing but the journal is called with it held
 	status  Status
 	info    plugin.Info
 	current *Instance
@@ -326,8 +328,17 @@ func (s *Supervisor) moveLocked(to State) {
 		panic(fmt.Sprintf("supervise: plugin %s moves from %v to %v", s.cfg.Plugin.Name, from, to))
 	}
 	s.status.State = to
+	s.cfg.Journal.Add(journal.Event{Kind: journal.Plugin, Plugin: s.cfg.Plugin.Name, From: from.String(), To: to.String(), Why: s.reason(to)})
 	close(s.changed)
 	s.changed = make(chan struct{})
+}
+
+// reason returns why the state changes to one that is not running. Caller holds mu.
+func (s *Supervisor) reason(to State) string {
+	if to == Waiting || to == GivenUp {
+		return s.status.LastError
+	}
+	return ""
 }
 
 // recentCrashes are those within the window. Caller holds mu.
