@@ -72,6 +72,7 @@ var Keys = map[string]string{
 	"mtu":               "of an interface, in bytes",
 	"name":              "name of an interface or of a file that is looked up",
 	"node":              "path of a device node",
+	"missed":            "number of events that a program was not run for",
 	"number":            "number of an event or of a ublk device",
 	"op":                "block operation",
 	"path":              "path of a file or of a device that is mapped; address of a path",

@@ -65,7 +65,7 @@ func (h *Hook) Run(ctx context.Context) {
 			return
 		}
 		if first := events[0].Number; seen > 0 && first > seen+1 {
-			h.Log.Warn("events were too many for the event hook, which did not see some of them", "path", h.Program, "count", first-seen-1)
+			h.Log.Warn("events were too many for the event hook, which did not see some of them", "path", h.Program, "missed", first-seen-1)
 		}
 		for _, e := range events {
 			if seen = e.Number; ctx.Err() != nil {

@@ -101,7 +101,7 @@ func TestHook_SaysHowManyItMissed(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the last event arrives", func() bool { _, err := os.Stat(filepath.Join(dir, "10")); return err == nil })
-	if log := stop(); !strings.Contains(log, "count=5") {
+	if log := stop(); !strings.Contains(log, "missed=5") {
 		t.Errorf("log: %s", log)
 	}
 }
