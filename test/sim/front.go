@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -19,6 +20,8 @@ import (
 // has not answered.
 type userDisk struct {
 	name string
+
+	waits atomic.Bool // waiting is not empty
 
 	mu       sync.Mutex
 	identity string         // of the mapping that it was made for
@@ -55,6 +58,7 @@ func (u *userDisk) submit(r *userRequest) {
 		return
 	}
 	u.waiting = append(u.waiting, r)
+	u.waits.Store(true)
 }
 
 // take returns the oldest waiting request for a; nil: none, or another serves.
@@ -66,6 +70,7 @@ func (u *userDisk) take(p *front, a *attached) *userRequest {
 	}
 	r := u.waiting[0]
 	u.waiting = u.waiting[1:]
+	u.waits.Store(len(u.waiting) > 0)
 	return r
 }
 
@@ -74,6 +79,7 @@ func (u *userDisk) abandon(a *attached, unanswered []*userRequest) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.waiting = append(unanswered, u.waiting...)
+	u.waits.Store(len(u.waiting) > 0)
 	if u.by == a {
 		u.served, u.by = nil, nil
 	}
@@ -112,6 +118,7 @@ func (u *userDisk) failAll() {
 		r.done <- blk.EIO
 	}
 	u.waiting = nil
+	u.waits.Store(false)
 }
 
 // front is one process of the front end.
@@ -298,7 +305,7 @@ func (b *frontBackend) Serve(q *plugin.FrontQueue) error {
 			nap = shortNap
 		}
 		time.Sleep(nap)
-		nap = min(4*nap, longNap)
+		nap = min(16*nap, longNap)
 	}
 	return nil
 }
@@ -308,7 +315,7 @@ func (p *front) push(q *plugin.FrontQueue) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, a := range p.attached {
-		for a.queue == q.Pump() && q.Space() > 0 && a.pushOne(p, q) {
+		for a.queue == q.Pump() && a.user.waits.Load() && q.Space() > 0 && a.pushOne(p, q) {
 			n++
 		}
 	}

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -163,12 +164,13 @@ func (h *history) identify(block int, content []byte) (stamp, error) {
 	for at := 0; at < blockSize; at += unitSize {
 		unit := content[at:][:unitSize]
 		s := stamp(binary.LittleEndian.Uint64(unit[8:]))
-		clear(want[:])
 		if s != 0 {
 			h.putUnit(want[:], block, at, s)
+		} else {
+			clear(want[:])
 		}
 		switch {
-		case !slices.Equal(unit, want[:]):
+		case !bytes.Equal(unit, want[:]):
 			return 0, fmt.Errorf("block %d holds garbage at byte %d: device %d, offset %d, write %d", block, at,
 				binary.LittleEndian.Uint32(unit), binary.LittleEndian.Uint32(unit[4:]), s)
 		case s != first:

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/provider/loopback"
 )
 
 // Schedule describes one run. The same seed draws the same.
@@ -28,9 +29,10 @@ type Schedule struct {
 	Users      int // of each device
 	Blocks     int // of each disk
 	Cache      bool
-	Queue      time.Duration // loss=queue:T; 0: loss=fail
-	Policy     rtrs.Policy   // chooses the path of a request
-	Resets     []bool        // by path: its fabric tells peers of a dead process
+	Queue      time.Duration     // loss=queue:T; 0: loss=fail
+	Policy     rtrs.Policy       // chooses the path of a request
+	Resets     []bool            // by path: its fabric tells peers of a dead process
+	Fabrics    []loopback.Fabric // by path
 	Length     time.Duration
 	Faults     []Fault
 }
@@ -79,7 +81,19 @@ func (s *Schedule) crashes() (n int) {
 	return n
 }
 
-func (s *Schedule) resets(path int) bool { return s.Resets[path%len(s.Resets)] }
+// resets reports whether the fabric of a path tells peers of a dead process, as that
+// of a stream does.
+func (s *Schedule) resets(path int) bool {
+	return s.Resets[path%len(s.Resets)] || s.fabric(path) == loopback.Stream
+}
+
+// fabric is that of a path.
+func (s *Schedule) fabric(path int) loopback.Fabric {
+	if len(s.Fabrics) == 0 {
+		return loopback.Plain
+	}
+	return s.Fabrics[path%len(s.Fabrics)]
+}
 
 func (s *Schedule) String() string {
 	var b strings.Builder
@@ -153,6 +167,10 @@ func Draw(seed uint64) *Schedule {
 	}
 	for range n {
 		s.Faults = append(s.Faults, s.draw(rnd, kinds[rnd.IntN(len(kinds))]))
+	}
+	rnd = rand.New(rand.NewPCG(seed, 15))
+	for range s.Paths {
+		s.Fabrics = append(s.Fabrics, []loopback.Fabric{loopback.Stream, loopback.Datagrams}[rnd.IntN(2)])
 	}
 	slices.SortFunc(s.Faults, func(a, b Fault) int { return int(a.At - b.At) })
 	return s

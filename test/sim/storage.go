@@ -116,7 +116,7 @@ func (o *openDisk) Limits() blk.Limits { return o.limits }
 func (o *openDisk) Close() error       { o.d.release(o.p, false); return nil }
 
 const (
-	shortNap = 50 * time.Microsecond
+	shortNap = time.Millisecond
 	longNap  = 10 * time.Millisecond
 )
 
@@ -137,7 +137,7 @@ func (backend *storageBackend) Serve(q *plugin.Queue) error {
 			nap = shortNap
 		}
 		time.Sleep(nap)
-		nap = min(4*nap, longNap)
+		nap = min(16*nap, longNap)
 	}
 	return nil
 }

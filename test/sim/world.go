@@ -175,6 +175,11 @@ func newWorld(ctx context.Context, plan *Schedule, dir string, log *slog.Logger)
 	for p := range plan.Paths {
 		w.client.addrs = append(w.client.addrs, netip.AddrFrom4([4]byte{10, byte(p), 9, 9}))
 	}
+	for _, h := range w.servers {
+		for p, a := range h.addrs {
+			w.net.Behave(w.client.addrs[p], a, plan.fabric(p))
+		}
+	}
 	if err := w.client.startClient(ctx); err != nil {
 		return w, err
 	}

@@ -14,7 +14,7 @@ import (
 // and after naps that grow while there is nothing to do.
 
 const (
-	firstNap = 50 * time.Microsecond
+	firstNap = time.Millisecond
 	// maxNap bounds the delay after which a virtual pump notices an event of a
 	// source.
 	maxNap = 10 * time.Millisecond
@@ -52,7 +52,7 @@ func (n *nap) wait() {
 		n.timer.Stop()
 	case <-n.timer.C:
 	}
-	n.next = min(4*n.next, maxNap)
+	n.next = min(16*n.next, maxNap)
 }
 
 // goroutineID names the calling goroutine. The runtime tells it in stack traces only.

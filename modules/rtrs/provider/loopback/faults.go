@@ -16,6 +16,7 @@ type linkKey struct{ from, to netip.Addr }
 // link has the faults of one direction. Guarded by net.mu.
 type link struct {
 	stalled bool
+	fabric  Fabric
 	held    bool // messages wait for Step
 	delay   time.Duration
 }
@@ -55,6 +56,29 @@ func (n *Network) kickLater(c *compQueue) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	c.kick()
+}
+
+// Fabric is how connections differ from those of InfiniBand without faults.
+type Fabric uint8
+
+const (
+	// Plain is a fabric that loses nothing: what is sent arrives when the link
+	// lets it, even if its sender has gone, and then it is complete.
+	Plain Fabric = iota
+	// Stream is a byte stream, as TCP is. A request is complete when it is on the
+	// link, before the peer has it. What is on the link arrives before the end of
+	// a connection does, also when the connection is cut.
+	Stream
+	// Datagrams are lost while nothing arrives. They are sent again later, from the
+	// sender's memory as it is then, unless the sender has gone.
+	Datagrams
+)
+
+// Behave sets the fabric of connections that are made between a and b from now on.
+func (n *Network) Behave(a, b netip.Addr, f Fabric) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.link(a, b).fabric, n.link(b, a).fabric = f, f
 }
 
 // Stall stops all traffic between a and b, in both directions, without any
@@ -213,6 +237,11 @@ func (n *Network) cut(match func(active, passive netip.AddrPort) bool) int {
 			continue
 		}
 		count++
+		for _, q := range c.ends {
+			if c.fabric == Stream {
+				q.receive() // what has arrived can be read
+			}
+		}
 		for _, q := range c.ends {
 			q.kill(verbs.StatusFatal)
 		}

@@ -24,6 +24,7 @@ type message struct {
 	op       verbs.Opcode
 	status   verbs.Status // msgBye: why, for request num
 	released bool         // let through by Step
+	lost     bool         // to be sent again
 	imm      uint32
 	key      uint32
 	addr     uint64
@@ -67,9 +68,10 @@ func (p *pipe) pop() {
 
 // conn is a connection. It lives until both ends are dead.
 type conn struct {
-	net   *Network
-	ends  [2]*queuePair // active, passive
-	pipes [2]pipe       // pipes[i] carries the messages of ends[i]
+	net    *Network
+	fabric Fabric
+	ends   [2]*queuePair // active, passive
+	pipes  [2]pipe       // pipes[i] carries the messages of ends[i]
 }
 
 // join connects the queue pairs of a request and its answer.
@@ -78,6 +80,7 @@ func (n *Network) join(active, passive *queuePair) {
 	a, p := passive.remote, passive.local
 	c.pipes[0].link = n.link(a.Addr(), p.Addr())
 	c.pipes[1].link = n.link(p.Addr(), a.Addr())
+	c.fabric = c.pipes[0].link.fabric
 	active.conn, active.side = c, 0
 	passive.conn, passive.side = c, 1
 	n.conns = append(n.conns, c)
@@ -95,6 +98,9 @@ func (c *conn) send(side int, m message) {
 	if d := p.link.delay; d > 0 {
 		m.due = time.Now().Add(d)
 		time.AfterFunc(d, func() { n.kickLater(peer.cq) })
+	}
+	if c.fabric == Datagrams && m.kind == msgRequest {
+		m.lost = p.shut || p.link.stalled || p.len() > 0 && p.last().lost
 	}
 	p.push(m)
 	peer.cq.kick()
@@ -147,6 +153,9 @@ func (q *queuePair) transmit() {
 			q.runLocal(e)
 		} else {
 			q.conn.send(q.side, m)
+			if q.conn.fabric == Stream {
+				q.cq.ready.Store(true) // it is complete
+			}
 		}
 	}
 	q.watchProgress()
@@ -155,21 +164,39 @@ func (q *queuePair) transmit() {
 // watchProgress ends q if none of its requests completes for the network's ackTimeout.
 func (q *queuePair) watchProgress() {
 	n := q.cq.net
-	if n.ackTimeout == 0 || q.watched || q.state != stateUp || q.sendDone == q.sendSent {
+	if n.ackTimeout == 0 || q.watched || q.state != stateUp {
+		return
+	}
+	before, waits := q.progress()
+	if !waits {
 		return
 	}
 	q.watched = true
-	before := q.sendDone
 	time.AfterFunc(n.ackTimeout, func() {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		q.watched = false
-		if q.state == stateUp && q.sendDone == before && q.sendDone < q.sendSent {
-			q.kill(verbs.StatusFatal)
-			return
+		if q.state == stateUp {
+			if now, waits := q.progress(); waits && now == before {
+				q.kill(verbs.StatusFatal)
+				return
+			}
 		}
 		q.watchProgress()
 	})
+}
+
+// progress returns a number that changes when the peer has something more of what
+// q has sent, and reports whether q waits for that.
+func (q *queuePair) progress() (at uint64, waits bool) {
+	if q.conn.fabric != Stream {
+		return q.sendDone, q.sendDone < q.sendSent
+	}
+	p := &q.conn.pipes[q.side]
+	if p.len() == 0 || p.passes(p.first()) {
+		return 0, false
+	}
+	return p.first().seq, true
 }
 
 // holdsAll reports whether the elements of e are still registered.
@@ -218,7 +245,7 @@ func (q *queuePair) receive() {
 	if q.state != stateUp {
 		return
 	}
-	if in := &q.conn.pipes[1-q.side]; !in.shut && !in.link.stalled {
+	if in := &q.conn.pipes[1-q.side]; !in.shut && !in.link.stalled || q.conn.fabric == Stream {
 		q.acknowledge()
 	}
 }
@@ -230,6 +257,11 @@ func (q *queuePair) receiveOne() bool {
 		return false
 	}
 	m := p.first()
+	if m.lost && !q.resend(m) {
+		q.cq.net.putBuf(m.data)
+		p.pop()
+		return true
+	}
 	if m.kind == msgRequest && consumesRecv(m.op) && q.recvDone == q.recvPosted {
 		if p.last().kind != msgBye || !p.passes(p.last()) {
 			return false // wait for a receive
@@ -252,6 +284,27 @@ func (q *queuePair) receiveOne() bool {
 	}
 	q.cq.net.putBuf(m.data)
 	p.pop()
+	return true
+}
+
+// resend has the peer send m, which was lost, again. False: it does not.
+func (q *queuePair) resend(m *message) bool {
+	peer := q.conn.ends[1-q.side]
+	if peer.state != stateUp {
+		return false
+	}
+	e := &peer.sends[m.num%uint64(len(peer.sends))]
+	if !peer.holdsAll(e) { // its owner has taken the memory back
+		peer.kill(verbs.StatusFatal)
+		return false
+	}
+	if m.op != verbs.OpRead {
+		m.data = m.data[:0]
+		for i := range e.sges {
+			m.data = append(m.data, e.sges[i].Buf...)
+		}
+	}
+	m.lost = false
 	return true
 }
 
@@ -366,7 +419,7 @@ func (q *queuePair) acknowledge() {
 			return
 		case e.wr.Op == verbs.OpRead && !e.readDone:
 			return
-		case !isLocal(e.wr.Op) && q.sendDone >= q.conn.pipes[q.side].acked:
+		case !isLocal(e.wr.Op) && q.conn.fabric != Stream && q.sendDone >= q.conn.pipes[q.side].acked:
 			return
 		}
 		q.completeSend(verbs.StatusOK, false)
