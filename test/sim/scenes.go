@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/provider/loopback"
 )
 
 // A scene is an ordered combination of several faults, with a topology in which
@@ -176,8 +177,12 @@ func (s *stage) restartUnseen() {
 		s.paths(2)
 		s.Devices, s.Users, late = 3, 4, s.rnd.IntN(2)
 		s.Resets[late], s.Resets[1-late] = false, true
+		s.Fabrics[late] = loopback.Datagrams // a stream would tell
 		s.add("kill-server", at, s.between(time.Millisecond, 900*time.Millisecond), of(server, 0, 0))
 		return
+	}
+	if !s.one(4) {
+		s.Fabrics[late] = loopback.Datagrams
 	}
 	for p := range s.Paths {
 		s.Resets[p] = p != late && !s.one(4)

@@ -122,11 +122,22 @@ func drawScene(rnd *rand.Rand) scene {
 	return scenes[i]
 }
 
+// drawFabrics draws one for each path that a scene may want.
+func drawFabrics(seed uint64) (all []loopback.Fabric) {
+	rnd := rand.New(rand.NewPCG(seed, 15))
+	for range mostPaths {
+		all = append(all, []loopback.Fabric{loopback.Stream, loopback.Datagrams}[rnd.IntN(2)])
+	}
+	return all
+}
+
+const mostPaths = 3 // of a session
+
 // Draw makes the schedule of a seed.
 func Draw(seed uint64) *Schedule {
 	rnd := rand.New(rand.NewPCG(seed, 14))
 	s := &Schedule{
-		Seed: seed, Servers: 1 + rnd.IntN(2), Devices: 1 + rnd.IntN(3), Paths: 1 + rnd.IntN(3), Pumps: 1 + rnd.IntN(2),
+		Seed: seed, Servers: 1 + rnd.IntN(2), Devices: 1 + rnd.IntN(3), Paths: 1 + rnd.IntN(mostPaths), Pumps: 1 + rnd.IntN(2),
 		QueueDepth: []int{1, 2, 4, 16, 64}[rnd.IntN(5)], ChunkSize: []int{32768, 65536, 131072}[rnd.IntN(3)],
 		Slots: []int{2, 8, 16}[rnd.IntN(3)], Users: 1 + rnd.IntN(6), Blocks: 8 + rnd.IntN(25), Cache: rnd.IntN(2) == 0,
 		Length: 10 * time.Second, Sessions: 1, Policy: rtrs.MinInflight,
@@ -140,6 +151,7 @@ func Draw(seed uint64) *Schedule {
 	for range s.Paths {
 		s.Resets = append(s.Resets, rnd.IntN(2) == 0)
 	}
+	s.Fabrics = drawFabrics(seed)
 	if s.Devices > 1 && rnd.IntN(3) == 0 {
 		s.Sessions = 2
 	}
@@ -168,10 +180,7 @@ func Draw(seed uint64) *Schedule {
 	for range n {
 		s.Faults = append(s.Faults, s.draw(rnd, kinds[rnd.IntN(len(kinds))]))
 	}
-	rnd = rand.New(rand.NewPCG(seed, 15))
-	for range s.Paths {
-		s.Fabrics = append(s.Fabrics, []loopback.Fabric{loopback.Stream, loopback.Datagrams}[rnd.IntN(2)])
-	}
+	s.Fabrics = s.Fabrics[:s.Paths]
 	slices.SortFunc(s.Faults, func(a, b Fault) int { return int(a.At - b.At) })
 	return s
 }

@@ -19,7 +19,8 @@ import (
 // Environment of the tests: SIM_SEED runs one schedule with its log, SIM_N so
 // many from SIM_FROM on. With SIM_FIRST the first failure ends the test, and
 // its message says how many schedules ran. SIM_SCENE names the scene that each
-// begins with. SIM_PROCESSES is how many run at once. SIM_WORKER is for processes that this program starts.
+// begins with. SIM_PROCESSES is how many processes run them at once, 2 by default.
+// SIM_WORKER is for processes that this program starts.
 
 // fewSchedules is the number of schedules by default: a minute on two idle CPUs. On a
 // machine that is busy otherwise no more are begun after fewTime.

@@ -66,11 +66,12 @@ const (
 	// lets it, even if its sender has gone, and then it is complete.
 	Plain Fabric = iota
 	// Stream is a byte stream, as TCP is. A request is complete when it is on the
-	// link, before the peer has it. What is on the link arrives before the end of
-	// a connection does, also when the connection is cut.
+	// link, before the peer has it; a link takes 4 MiB. What is on the link arrives
+	// before the end of a connection does, also when the connection is cut; a cut of
+	// a stalled link loses it.
 	Stream
-	// Datagrams are lost while nothing arrives. They are sent again later, from the
-	// sender's memory as it is then, unless the sender has gone.
+	// Datagrams are lost while nothing arrives. They are sent again later, in order,
+	// from the sender's memory as it is then, unless the sender has gone.
 	Datagrams
 )
 
@@ -208,7 +209,8 @@ func (n *Network) heldMessages(from, to netip.Addr) []*message {
 }
 
 // Cut breaks all connections between a and b at both ends, loses the messages
-// under way, and returns the number of connections. New ones can be made.
+// under way, but for those of a Stream that is not stalled, and returns the number
+// of connections. New ones can be made.
 func (n *Network) Cut(a, b netip.Addr) int {
 	return n.cut(func(x, y netip.AddrPort) bool {
 		return x.Addr() == a && y.Addr() == b || x.Addr() == b && y.Addr() == a

@@ -24,6 +24,7 @@ type sendEntry struct {
 	wr       verbs.SendWR // SGEs points into sges
 	sges     []verbs.SGE  // capacity MaxSGE
 	size     int
+	end      int // of its bytes among those that the connection has sent
 	readDone bool
 	status   verbs.Status // of a local operation, or after its memory was taken back
 }

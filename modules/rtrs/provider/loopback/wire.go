@@ -42,7 +42,13 @@ type pipe struct {
 	msgs  []message
 	head  int
 	acked uint64 // requests below were executed by the receiver
+	// Bytes of all messages that were sent and that were received.
+	sent, received int
 }
+
+// streamRoom is how many bytes a stream takes before the peer reads, as the buffers
+// of two sockets do.
+const streamRoom = 4 << 20
 
 func (p *pipe) len() int        { return len(p.msgs) - p.head }
 func (p *pipe) first() *message { return &p.msgs[p.head] }
@@ -57,9 +63,11 @@ func (p *pipe) push(m message) {
 		p.head = 0
 	}
 	p.msgs = append(p.msgs, m)
+	p.sent += len(m.data)
 }
 
 func (p *pipe) pop() {
+	p.received += len(p.first().data)
 	*p.first() = message{}
 	if p.head++; p.head == len(p.msgs) {
 		p.msgs, p.head = p.msgs[:0], 0
@@ -153,8 +161,9 @@ func (q *queuePair) transmit() {
 			q.runLocal(e)
 		} else {
 			q.conn.send(q.side, m)
+			e.end = q.conn.pipes[q.side].sent
 			if q.conn.fabric == Stream {
-				q.cq.ready.Store(true) // it is complete
+				q.cq.ready.Store(true) // it may be complete
 			}
 		}
 	}
@@ -419,11 +428,20 @@ func (q *queuePair) acknowledge() {
 			return
 		case e.wr.Op == verbs.OpRead && !e.readDone:
 			return
-		case !isLocal(e.wr.Op) && q.conn.fabric != Stream && q.sendDone >= q.conn.pipes[q.side].acked:
+		case !isLocal(e.wr.Op) && !q.done(e):
 			return
 		}
 		q.completeSend(verbs.StatusOK, false)
 	}
+}
+
+// done reports whether e, which is the oldest request, is complete.
+func (q *queuePair) done(e *sendEntry) bool {
+	p := &q.conn.pipes[q.side]
+	if q.conn.fabric == Stream {
+		return e.end-p.received <= streamRoom
+	}
+	return q.sendDone < p.acked
 }
 
 // onBye ends the connection after the peer did: requests that it executed are
