@@ -92,6 +92,9 @@ func (h *host) captureUnderlay() (stop func() string) {
 // TestWire has tshark judge the packets of the fabric, UDP port 4791.
 func TestWire(t *testing.T) {
 	a, b := hosts(t, 4200)
+	for _, h := range []*host{a, b} {
+		h.Run("ip", "link", "set", "eth0", "gso_max_segs", "1") // captures have packets, not segmented sends
+	}
 	stop := a.captureUnderlay()
 	const pkey, qkey = 0x8001, 0x12345
 	ia := a.open(Config{PKey: pkey, QKey: qkey}, "192.168.50.1/24", "fd50::1/64")

@@ -28,7 +28,7 @@ type DatagramConfig struct {
 	Local     netip.Addr // address of the port
 	PKey      uint16     // 0: DefaultPKey
 	QKey      uint32     // taken from senders until SetQKey
-	RecvQueue int        // datagrams that may wait for Receive; 0: 256
+	RecvQueue int        // datagrams that may wait for Receive; 0: 256. Those that came merged count as one
 }
 
 // Datagram is one message of a UD queue pair.

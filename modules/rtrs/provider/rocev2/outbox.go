@@ -1,6 +1,8 @@
 package rocev2
 
 import (
+	"net/netip"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
@@ -194,22 +196,31 @@ func (o *outbox) refused(errno unix.Errno) {
 	if r.packets == 1 {
 		return
 	}
-	switch errno {
-	case unix.EIO, unix.EOPNOTSUPP: // the device, or a layer below, cannot
+	if segmentsRefused(errno, o.port.addr, r.q.conn.peer, r.size) {
 		o.gso = false
-	case unix.EINVAL: // the same, or the segments are too large for the route
-		o.gso = o.segmentsTooLarge(r)
 	}
 }
 
-// segmentsTooLarge reports whether the packets of r are too large for the route.
-func (o *outbox) segmentsTooLarge(r *run) bool {
+// segmentsRefused reports whether errno means that there can be no segmented
+// sends from local. size is that of the packets to peer that were refused.
+func segmentsRefused(errno unix.Errno, local, peer netip.Addr, size int) bool {
+	switch errno {
+	case unix.EIO, unix.EOPNOTSUPP: // the device, or a layer below, cannot
+		return true
+	case unix.EINVAL: // the same, or the packets are too large for the route
+		return !tooLarge(local, peer, size)
+	}
+	return false
+}
+
+// tooLarge reports whether packets of size bytes are too large for the route.
+func tooLarge(local, peer netip.Addr, size int) bool {
 	headers := 20 + 8 // IPv4 and UDP
-	if o.port.addr.Is6() {
+	if local.Is6() {
 		headers = 40 + 8
 	}
-	mtu := routeMTU(o.port.addr, r.q.conn.peer)
-	return mtu > 0 && r.size+headers > mtu
+	mtu := routeMTU(local, peer)
+	return mtu > 0 && size+headers > mtu
 }
 
 // letGo makes the listed packets independent of the memory of r: they are

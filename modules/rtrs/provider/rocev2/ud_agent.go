@@ -2,12 +2,15 @@ package rocev2
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -30,11 +33,14 @@ type udAgent struct {
 	port  *port
 	slot  uint32
 	conn  *net.UDPConn // a duplicate of the slot's socket
+	raw   syscall.RawConn
 	done  chan struct{}
 	stage stage
 	out   *outbox // names the socket to stage
 	stats *counters
-	from  map[sourceKey]*pseudo // the goroutine's own
+	// The goroutine's own.
+	from  map[sourceKey]*pseudo
+	ready []*udQP // have got datagrams and were not woken yet
 
 	mu     sync.Mutex
 	qps    map[uint32]*udQP
@@ -114,8 +120,12 @@ func (d *Device) agentAt(p *port) (*udAgent, error) {
 	if err != nil {
 		return nil, err
 	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
 	a := &udAgent{
-		port: p, slot: d.ud.index, conn: conn, done: make(chan struct{}), stats: &counters{},
+		port: p, slot: d.ud.index, conn: conn, raw: raw, done: make(chan struct{}), stats: &counters{},
 		out: &outbox{port: p}, from: map[sourceKey]*pseudo{}, qps: map[uint32]*udQP{}, number: rand.Uint32(),
 	}
 	a.stage = newStage(a.stats)
@@ -197,23 +207,35 @@ func (d *Device) removeDatagrams(q *udQP) {
 	d.release()
 }
 
-// run receives until the agent is closed.
+// run receives until the agent is closed. Queue pairs are woken after each
+// datagram of the socket, which may be many merged ones.
 func (a *udAgent) run() {
 	defer close(a.done)
-	raw, err := a.conn.SyscallConn()
-	for err == nil {
-		err = raw.Read(func(fd uintptr) bool {
-			a.out.fd = int(fd)
-			return a.stage.fill(a.out) > 0
-		})
+	read := func(fd uintptr) bool {
+		a.out.fd = int(fd)
+		return a.stage.fill(a.out) > 0
+	}
+	for a.raw.Read(read) == nil {
 		for !a.stage.empty() {
 			p := a.stage.next()
 			a.stats.received.Add(1)
 			if why := a.packet(&p); why != dropNone {
 				a.stats.dropped[why].Add(1)
 			}
+			if a.stage.off == 0 {
+				a.wake()
+			}
 		}
 	}
+}
+
+// wake wakes the queue pairs that have got datagrams.
+func (a *udAgent) wake() {
+	for _, q := range a.ready {
+		q.more.Signal()
+	}
+	clear(a.ready)
+	a.ready = a.ready[:0]
 }
 
 // packet checks a packet and delivers it.
@@ -243,17 +265,26 @@ func (a *udAgent) deliver(p *inbound, b bth) drop {
 	defer a.mu.Unlock()
 	if b.qpn() != verbs.MulticastQPN {
 		if q := a.qps[b.qpn()]; q != nil {
-			return q.onDatagram(p, b, false)
+			return a.give(q, p, b, false)
 		}
 		return dropQPN
 	}
 	why := dropQPN
 	for _, q := range a.qps {
 		if q.attached() {
-			if d := q.onDatagram(p, b, true); d == dropNone || why == dropQPN {
+			if d := a.give(q, p, b, true); d == dropNone || why == dropQPN {
 				why = d
 			}
 		}
+	}
+	return why
+}
+
+// give gives the datagram b to q and notes q for wake.
+func (a *udAgent) give(q *udQP, p *inbound, b bth, multicast bool) drop {
+	why := q.onDatagram(p, b, multicast)
+	if why == dropNone && !slices.Contains(a.ready, q) {
+		a.ready = append(a.ready, q)
 	}
 	return why
 }

@@ -6,16 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
-)
-
-const (
-	udBatch = 64 // datagrams of a sendmmsg
-	// udPatience is the time for which Send waits for room in the socket, in
-	// milliseconds.
-	udPatience = 100
 )
 
 // udQP implements verbs.DatagramQP.
@@ -32,6 +23,8 @@ type udQP struct {
 	ring   []udEntry
 	head   int // the oldest
 	n      int
+	next   int  // datagram of the oldest that Receive returns next
+	merged bool // the newest has a datagram that came merged with the next one
 	groups map[[16]byte]bool
 	drops  verbs.DatagramDrops
 	closed bool
@@ -39,44 +32,21 @@ type udQP struct {
 	send udSender
 }
 
-// udEntry is a datagram that waits for Receive.
+// udEntry holds datagrams that wait for Receive. There is more than one if they
+// came merged.
 type udEntry struct {
-	buf       []byte // grows with its largest contents
+	buf       []byte // the payloads; grows with its largest contents
+	ends      []int  // of each payload in buf
 	peer      netip.Addr
 	qpn       uint32
 	multicast bool
-}
-
-// udSender builds packets. Payload is listed, not copied.
-type udSender struct {
-	mu    sync.Mutex
-	psn   uint32
-	peers map[netip.Addr]*udPeer
-	msgs  []mmsghdr
-	iov   []unix.Iovec // three for each message
-	heads []byte       // udHead for each message
-	tails []byte       // udTail for each message
-}
-
-const (
-	udHead = bthLen + dethLen
-	udTail = 3 + icrcLen
-)
-
-// udPeer is a destination.
-type udPeer struct {
-	to sockaddr
-	ps pseudo
 }
 
 func newUDQP(d *Device, a *udAgent, cfg verbs.DatagramConfig, room int) *udQP {
 	q := &udQP{dev: d, agent: a, pkey: cfg.PKey, room: room, ring: make([]udEntry, cfg.RecvQueue), groups: map[[16]byte]bool{}}
 	q.more.L = &q.mu
 	q.qkey.Store(cfg.QKey)
-	q.send = udSender{
-		peers: map[netip.Addr]*udPeer{}, msgs: make([]mmsghdr, udBatch), iov: make([]unix.Iovec, 3*udBatch),
-		heads: make([]byte, udHead*udBatch), tails: make([]byte, udTail*udBatch), psn: random32() & psnMask,
-	}
+	q.send.init(a)
 	return q
 }
 
@@ -114,11 +84,15 @@ func (q *udQP) attached() bool {
 	return len(q.groups) > 0
 }
 
-// onDatagram keeps the datagram b for Receive.
+// onDatagram keeps the datagram b for Receive. The agent signals q.more
+// afterwards.
 func (q *udQP) onDatagram(p *inbound, b bth, multicast bool) drop {
 	deth := b[bthLen:]
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if p.id == 0 {
+		q.merged = false
+	}
 	switch {
 	case !verbs.SamePartition(b.pkey(), q.pkey):
 		q.drops.PKey++
@@ -126,16 +100,37 @@ func (q *udQP) onDatagram(p *inbound, b bth, multicast bool) drop {
 	case be.Uint32(deth) != q.qkey.Load():
 		q.drops.QKey++
 		return dropKey
-	case q.closed || q.n == len(q.ring):
+	}
+	payload := b[udHead : len(b)-icrcLen-b.pad()]
+	e := q.entryFor(p, be.Uint32(deth[4:])&qpnMask, multicast, len(payload))
+	if e == nil {
 		q.drops.Full++
 		return dropState
 	}
-	e := &q.ring[(q.head+q.n)%len(q.ring)]
-	e.buf = append(e.buf[:0], b[udHead:len(b)-icrcLen-b.pad()]...)
-	e.peer, e.qpn, e.multicast = netip.AddrFrom16(p.addr).Unmap(), be.Uint32(deth[4:])&qpnMask, multicast
-	q.n++
-	q.more.Signal()
+	e.buf = append(e.buf, payload...)
+	e.ends = append(e.ends, len(e.buf))
 	return dropNone
+}
+
+// entryFor returns the entry for a payload of n bytes: that of the datagrams
+// that it came merged with, or a new one. It returns nil if none is free. q.mu
+// is held.
+func (q *udQP) entryFor(p *inbound, qpn uint32, multicast bool, n int) *udEntry {
+	peer := netip.AddrFrom16(p.addr).Unmap()
+	if q.merged && q.n > 0 && !q.closed {
+		e := &q.ring[(q.head+q.n-1)%len(q.ring)]
+		if e.peer == peer && e.qpn == qpn && e.multicast == multicast && len(e.ends) < maxSegments && len(e.buf)+n <= maxSegmented {
+			return e
+		}
+	}
+	if q.closed || q.n == len(q.ring) {
+		return nil
+	}
+	e := &q.ring[(q.head+q.n)%len(q.ring)]
+	e.buf, e.ends, e.peer, e.qpn, e.multicast = e.buf[:0], e.ends[:0], peer, qpn, multicast
+	q.n++
+	q.merged = true
+	return e
 }
 
 // Receive implements verbs.DatagramQP.
@@ -144,15 +139,13 @@ func (q *udQP) Receive(msgs []verbs.Datagram) (int, error) {
 	defer q.mu.Unlock()
 	for n := 0; ; {
 		for q.n > 0 && n < len(msgs) {
-			e := &q.ring[q.head]
-			q.head = (q.head + 1) % len(q.ring)
-			q.n--
+			e, payload := q.take()
 			m := &msgs[n]
-			if len(e.buf) > cap(m.Payload) {
+			if len(payload) > cap(m.Payload) {
 				q.drops.Length++
 				continue
 			}
-			m.Payload = m.Payload[:copy(m.Payload[:cap(m.Payload)], e.buf)]
+			m.Payload = m.Payload[:copy(m.Payload[:cap(m.Payload)], payload)]
 			m.Peer, m.QPN, m.Multicast = e.peer, e.qpn, e.multicast
 			n++
 		}
@@ -164,6 +157,21 @@ func (q *udQP) Receive(msgs []verbs.Datagram) (int, error) {
 		}
 		q.more.Wait()
 	}
+}
+
+// take removes the oldest datagram. The results are valid while q.mu is held.
+// q.n is not 0.
+func (q *udQP) take() (e *udEntry, payload []byte) {
+	e = &q.ring[q.head]
+	start := 0
+	if q.next > 0 {
+		start = e.ends[q.next-1]
+	}
+	payload = e.buf[start:e.ends[q.next]]
+	if q.next++; q.next == len(e.ends) {
+		q.head, q.n, q.next = (q.head+1)%len(q.ring), q.n-1, 0
+	}
+	return e, payload
 }
 
 // Dropped implements verbs.DatagramQP.
@@ -184,109 +192,8 @@ func (q *udQP) Close() error {
 		return fmt.Errorf("close datagrams: %w", verbs.ErrClosed)
 	}
 	q.send.mu.Lock() // a Send that runs has the socket
-	q.send.msgs = nil
+	q.send.closed = true
 	q.send.mu.Unlock()
 	q.dev.removeDatagrams(q)
 	return nil
-}
-
-// Send implements verbs.DatagramQP.
-func (q *udQP) Send(msgs []verbs.Datagram) (int, error) {
-	s := &q.send
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.msgs == nil {
-		return 0, fmt.Errorf("send datagram: %w", verbs.ErrClosed)
-	}
-	for done := 0; done < len(msgs); {
-		n, err := 0, error(nil)
-		for done+n < len(msgs) && n < udBatch && err == nil {
-			if err = q.build(n, &msgs[done+n]); err == nil {
-				n++
-			}
-		}
-		sent := q.transmit(s.msgs[:n])
-		if done += n; err != nil {
-			return done, err
-		}
-		q.agent.stats.sent.Add(uint64(sent))
-	}
-	return len(msgs), nil
-}
-
-// build makes message i of the next sendmmsg.
-func (q *udQP) build(i int, m *verbs.Datagram) error {
-	if len(m.Payload) > q.room {
-		return fmt.Errorf("send datagram of %d bytes, at most %d: %w", len(m.Payload), q.room, unix.EMSGSIZE)
-	}
-	peer, err := q.peer(m.Peer)
-	if err != nil {
-		return err
-	}
-	s, pad := &q.send, padLen(len(m.Payload))
-	head, tail := s.heads[i*udHead:][:udHead], s.tails[i*udTail:][:pad+icrcLen]
-	putBTH(head, opDatagram, pad, m.QPN, s.psn, false)
-	be.PutUint16(head[2:], q.pkey)
-	be.PutUint32(head[bthLen:], m.QKey)
-	be.PutUint32(head[bthLen+4:], q.qpn)
-	s.psn = psnAdd(s.psn, 1)
-	clear(tail[:pad])
-	crc := sumHeader(peer.ps.start(udHead+len(m.Payload)+pad+icrcLen, 0), head)
-	putICRC(tail[pad:], sum(sum(crc, m.Payload), tail[:pad]))
-
-	iov := s.iov[3*i : 3*i : 3*i+3]
-	for _, b := range [][]byte{head, m.Payload, tail} {
-		if len(b) > 0 {
-			iov = append(iov, unix.Iovec{})
-			setIovec(&iov[len(iov)-1], b)
-		}
-	}
-	s.msgs[i].describe(&peer.to, iov, nil)
-	return nil
-}
-
-// peer returns the record of a destination.
-func (q *udQP) peer(a netip.Addr) (*udPeer, error) {
-	if p := q.send.peers[a]; p != nil {
-		return p, nil
-	}
-	local := q.agent.port.addr
-	if !a.IsValid() || a.Is4() != local.Is4() || a.IsUnspecified() || a.IsMulticast() {
-		return nil, fmt.Errorf("send datagram from %s to %s: not the address of a peer in the same family: %w", local, a, unix.EINVAL)
-	}
-	if len(q.send.peers) >= udPeers {
-		clear(q.send.peers)
-	}
-	p := &udPeer{ps: newPseudo(local, a, roceUDPPort)}
-	p.to.set(newPeerAddr(a))
-	q.send.peers[a] = p
-	return p, nil
-}
-
-// transmit passes msgs to the socket and returns how many it took. Refused
-// messages are lost, as datagrams may be.
-func (q *udQP) transmit(msgs []mmsghdr) (sent int) {
-	for len(msgs) > 0 {
-		n, errno := 0, unix.Errno(0)
-		raw, err := q.agent.conn.SyscallConn()
-		if err == nil {
-			err = raw.Control(func(fd uintptr) {
-				if n, errno = sendMany(int(fd), msgs); errno == unix.EAGAIN {
-					unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, udPatience)
-					n, errno = sendMany(int(fd), msgs)
-				}
-			})
-		}
-		switch {
-		case err != nil:
-			return sent
-		case errno == 0:
-			sent += n
-			msgs = msgs[n:]
-		case errno == unix.EINTR:
-		default:
-			msgs = msgs[1:]
-		}
-	}
-	return sent
 }
