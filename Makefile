@@ -117,6 +117,9 @@ bench: build tools-for-test ## against other NBD servers, on this machine (root;
 bench-report: build tools-for-test ## the same, with tables and plots into docs/benchmarks
 	@cd test && RNBD_BIN=$(BIN) go run ./bench -rounds 7 -markdown $(CURDIR)/docs/benchmarks/README.md $(BENCH)
 
+bench-net: build tools-for-test ## IP over InfiniBand against wireguard-go and veth, tables into docs/benchmarks/net.md (root; five minutes)
+	@cd test && RNBD_BIN=$(BIN) go run ./bench -net -rounds 9 -cell 2s -json ../bench-results-net.json -markdown $(CURDIR)/docs/benchmarks/net.md $(BENCH)
+
 bench-kernel: build tools-for-test ## against the kernel's modules, in a virtual machine: ratios in bench-results-kernel.json (root)
 	@cd test/kernelvm && RNBD_KERNEL=1 RNBD_BENCH=1 RNBD_BIN=$(BIN) go test -count=1 -v -timeout 40m -run TestBench_Peers .
 

@@ -21,6 +21,7 @@ type settings struct {
 	Only    []string      `json:"only,omitempty"`
 	Quick   bool          `json:"quick,omitempty"`
 	Verify  bool          `json:"verify,omitempty"`
+	Net     bool          `json:"net,omitempty"` // networks in the place of block devices
 }
 
 // phase is a set of targets that are there at the same time and take turns.
@@ -42,6 +43,9 @@ var phases = []phase{
 	{"isolation, devices, io_uring", isolation("blockio", "io_uring")},
 	{"isolation, devices, threads", isolation("blockio", "threads")},
 }
+
+// networks is the only phase of a run with -net.
+var networks = []phase{{"networks", (*site).addNetworks}}
 
 // round is the record of a round of a phase.
 type round struct {
@@ -70,7 +74,11 @@ type results struct {
 // run does all phases of a plan.
 func run(ctx context.Context, c settings, p *plan, dir, raw string, out io.Writer) (*results, error) {
 	r := &results{samples: map[key][]*sample{}}
-	for _, ph := range phases {
+	all := phases
+	if c.Net {
+		all = networks
+	}
+	for _, ph := range all {
 		if err := ph.run(ctx, c, p, dir, raw, r, out); err != nil {
 			return nil, err
 		}

@@ -161,8 +161,23 @@ type plan struct {
 // and the curves of the plots. A quick one has a part of the workloads of
 // each row.
 func choose(only []string, quick bool) *plan {
+	p := planOf(claims(), only, quick)
+	if len(only) > 0 || quick {
+		return p
+	}
+	for _, depth := range curve {
+		for _, target := range curveOf {
+			p.need(target, random(false, depth, 1))
+			p.need(target, random(true, depth, 1))
+		}
+	}
+	return p
+}
+
+// planOf makes the plan of the rows with the ids of only, or of all.
+func planOf(all []claim, only []string, quick bool) *plan {
 	p := &plan{loads: map[string][]workload{}}
-	for _, c := range claims() {
+	for _, c := range all {
 		if len(only) > 0 && !slices.Contains(only, c.id) || quick && !c.quick() {
 			continue
 		}
@@ -175,15 +190,6 @@ func choose(only []string, quick bool) *plan {
 			for _, w := range c.peerLoads() {
 				p.need(peer, w)
 			}
-		}
-	}
-	if len(only) > 0 || quick {
-		return p
-	}
-	for _, depth := range curve {
-		for _, target := range curveOf {
-			p.need(target, random(false, depth, 1))
-			p.need(target, random(true, depth, 1))
 		}
 	}
 	return p

@@ -8,6 +8,9 @@
 // (contents), verify.go (the same load with data that is checked), costs.go (counts per I/O),
 // proc.go and machine.go (CPU time, foreign load), report.go, markdown.go and plot.go (results).
 //
+// With -net networks are compared in the same way: netclaims.go (rows), net.go and wireguard.go
+// (targets), netmarkdown.go (tables). Command netpeer has wireguard-go and the round trips.
+//
 // The load on targets of ours is a process of `rnbd bench`, which takes orders: what
 // users measure with is what is compared here, and the CPU time of the client
 // library is that of a process.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os/exec"
+	"slices"
 	"time"
 )
 
@@ -40,8 +41,6 @@ type iperfOutput struct {
 // runIperf sends from the client for a write, to it for a read. A second is
 // the shortest run that iperf3 knows.
 func runIperf(ctx context.Context, addr string, w workload) (sample, error) {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return sample{}, err
@@ -50,7 +49,15 @@ func runIperf(ctx context.Context, addr string, w workload) (sample, error) {
 	if !w.Write {
 		args = append(args, "-R")
 	}
-	cmd := exec.CommandContext(ctx, "iperf3", args...)
+	return iperfClient(ctx, nil, args...)
+}
+
+// iperfClient runs a client of iperf3, behind the words of prefix.
+func iperfClient(ctx context.Context, prefix []string, args ...string) (sample, error) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	argv := slices.Concat(prefix, []string{"iperf3"}, args)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	out, err := cmd.Output()
 	if err != nil {
 		return sample{}, fmt.Errorf("iperf3: %w: %s", err, out)

@@ -39,16 +39,31 @@ func versions() map[string]string {
 		{"fio", "--version"}, {"nbdkit", "--version"}, {"qemu-nbd", "--version"},
 		{"qemu-storage-daemon", "--version"}, {"nbd-server", "-V"},
 	} {
-		out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput()
-		if line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n"); line != "" {
+		if line := firstLine(argv); line != "" {
 			v[argv[0]] = line
 		}
 	}
-	v["rnbd"] = "development"
-	if out, err := exec.Command("git", "-C", lab.Root(), "describe", "--always", "--dirty").Output(); err == nil {
-		v["rnbd"] = strings.TrimSpace(string(out))
-	}
+	v["rnbd"] = ownVersion()
 	return v
+}
+
+// netVersions asks those that take part with -net.
+func netVersions() map[string]string {
+	return map[string]string{"iperf3": firstLine([]string{"iperf3", "--version"}), "wireguard-go": wireguardVersion(), "rnbd": ownVersion()}
+}
+
+// firstLine returns the first line that a program prints.
+func firstLine(argv []string) string {
+	out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput()
+	line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+	return line
+}
+
+func ownVersion() string {
+	if out, err := exec.Command("git", "-C", lab.Root(), "describe", "--always", "--dirty").Output(); err == nil {
+		return strings.TrimSpace(string(out))
+	}
+	return "development"
 }
 
 // busy returns the seconds that all CPUs have worked, and those that the

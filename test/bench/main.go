@@ -36,6 +36,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.Int64Var(&o.Size, "size", 256<<20, "bytes of each device")
 	f.Float64Var(&o.Foreign, "foreign", 0.5, "cores of foreign load from which a run is dropped")
 	f.StringVar(&only, "only", "", "rows to measure, as P1,P5 (default: all)")
+	f.BoolVar(&o.Net, "net", false, "compare networks in the place of block devices: IP over InfiniBand with wireguard-go (root)")
 	f.BoolVar(&o.Quick, "quick", false, "a try-out: one round of short runs on small devices, a part of each row")
 	f.BoolVar(&o.Verify, "verify", false, "check the data of every workload of ours first")
 	f.StringVar(&o.json, "json", "../bench-results.json", "where the results go; raw output of fio goes to a folder beside it")
@@ -45,7 +46,9 @@ func parse(args []string, out io.Writer) (options, error) {
 		return o, err
 	}
 	if o.Quick {
+		net := o.Net
 		o.settings = quick
+		o.Net = net
 	}
 	if only != "" {
 		o.Only = strings.Split(only, ",")
@@ -55,14 +58,22 @@ func parse(args []string, out io.Writer) (options, error) {
 
 func (o options) check() error {
 	for _, id := range o.Only {
-		if !slices.ContainsFunc(claims(), func(c claim) bool { return c.id == id }) {
-			return fmt.Errorf("-only %s: there is no such row, the first is P1", id)
+		if !slices.ContainsFunc(o.rows(), func(c claim) bool { return c.id == id }) {
+			return fmt.Errorf("-only %s: there is no such row, the first is %s", id, o.rows()[0].id)
 		}
 	}
 	if o.Rounds < 1 || o.Size < 16<<20 || o.Size%(1<<20) != 0 {
 		return fmt.Errorf("-rounds %d, -size %d: at least 1 round, and a size of whole MiB from 16 up", o.Rounds, o.Size)
 	}
 	return nil
+}
+
+// rows are the rows that can be measured.
+func (o options) rows() []claim {
+	if o.Net {
+		return netClaims()
+	}
+	return claims()
 }
 
 func main() {
@@ -88,6 +99,9 @@ func bench(ctx context.Context, o options, out io.Writer) error {
 		return fmt.Errorf("folder of raw output: %w", err)
 	}
 	p := choose(o.Only, o.Quick)
+	if o.Net {
+		p = planOf(netClaims(), o.Only, o.Quick)
+	}
 	r, err := run(ctx, o.settings, p, o.dir, raw, out)
 	if err != nil {
 		return err

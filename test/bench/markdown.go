@@ -32,6 +32,9 @@ var titles = map[string]string{
 // markdown writes the tables.
 func (p *report) markdown() string {
 	var b strings.Builder
+	if p.Settings.Net {
+		return p.netMarkdown()
+	}
 	b.WriteString("# Benchmarks\n\nHow this is measured and what of it is fair: [benchmarking.md](../benchmarking.md). What bounds the rows that miss their\ntarget: [limits.md](limits.md).\n\n")
 	p.writeMachine(&b)
 	p.writePlots(&b)
@@ -50,10 +53,18 @@ func (p *report) writeMachine(b *strings.Builder) {
 		fmt.Fprintf(b, "- %s: %s\n", name, m.Versions[name])
 	}
 	c := p.Settings
-	fmt.Fprintf(b, "- %d rounds, %v per run, devices of %d MiB; %s\n", c.Rounds, c.Cell, c.Size>>20, p.Defaults)
+	fmt.Fprintf(b, "- %d rounds, %v per run%s; %s\n", c.Rounds, c.Cell, p.loads(), p.Defaults)
 	fmt.Fprintf(b, "- %d of %d runs had a foreign load above %.1f cores and were dropped; load average %s\n", p.Dropped, p.Runs, c.Foreign, p.loadAverages())
 	met, asked := p.score()
 	fmt.Fprintf(b, "- **%d of %d targets are met**\n", met, asked)
+}
+
+// loads says what a run is.
+func (p *report) loads() string {
+	if p.Settings.Net {
+		return fmt.Sprintf(" of streams, %v of round trips", p.Settings.Cell/4)
+	}
+	return fmt.Sprintf(", devices of %d MiB", p.Settings.Size>>20)
 }
 
 // loadAverages are the least and the greatest around the rounds.
@@ -105,10 +116,7 @@ func (p *report) writeRows(b *strings.Builder, id string) {
 		if r.ID != id {
 			continue
 		}
-		target, verdict := "", ""
-		if r.Target > 0 {
-			target, verdict = fmt.Sprint(r.Target), map[bool]string{true: "met", false: "**not met**"}[r.Met]
-		}
+		target, verdict := r.verdict()
 		crc := ""
 		if r.CRCOff > 0 {
 			crc = digits(r.CRCOff)
@@ -116,6 +124,15 @@ func (p *report) writeRows(b *strings.Builder, id string) {
 		fmt.Fprintf(b, "| %s | %s, %s | %s | %s | %s | %s | **%.2f** | %.2f | %s | %d | %s |\n", r.Workload, r.Metric, r.Unit,
 			digits(r.Ours), crc, r.PeerName, digits(r.Peer), r.Ratio, r.Quartiles[1], target, r.Runs, verdict)
 	}
+}
+
+// verdict returns the target of a row and whether it is met; nothing without a
+// target.
+func (r row) verdict() (target, met string) {
+	if r.Target == 0 {
+		return "", ""
+	}
+	return fmt.Sprint(r.Target), map[bool]string{true: "met", false: "**not met**"}[r.Met]
 }
 
 // digits prints three digits, or all before the point.

@@ -41,6 +41,10 @@ var (
 	cpuPerGB = metric{"CPU, all processes", "s/GB", true, func(s sample) float64 {
 		return (s.ClientCPU + s.ServerCPU) / float64(s.Bytes) * 1e9
 	}}
+	gigabits     = metric{"throughput", "Gbit/s", false, func(s sample) float64 { return float64(s.Bytes) * 8 / s.Elapsed / 1e9 }}
+	daemonsPerGB = metric{"CPU, both daemons", "s/GB", true, func(s sample) float64 { return s.ServerCPU / float64(s.Bytes) * 1e9 }}
+	trip50       = metric{"round trip p50", "us", true, func(s sample) float64 { return s.P50 }}
+	trip99       = metric{"round trip p99", "us", true, func(s sample) float64 { return s.P99 }}
 	idleCPU      = metric{"CPU, all processes", "% of a core", true, func(s sample) float64 { return s.ServerCPU / s.Elapsed * 100 }}
 	idleResident = metric{"memory, all processes", "MB", true, func(s sample) float64 { return s.Resident }}
 	idleWakes    = metric{"wake-ups of a process", "per second", true, func(s sample) float64 { return s.Wakes }}

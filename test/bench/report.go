@@ -61,6 +61,10 @@ const defaults = "product defaults: MPA CRC on, always-invalidate on, 2 pumps in
 func newReport(c settings, p *plan, r *results) *report {
 	rep := &report{Time: time.Now().UTC(), Machine: thisPlatform(), Settings: c, Defaults: defaults, Rounds: r.rounds,
 		LeftOut: r.skipped, Errors: r.errors, Verified: r.verified, Budgets: r.budgets}
+	if c.Net {
+		rep.Defaults = netDefaults
+		rep.Machine.Versions = netVersions()
+	}
 	for _, n := range r.rounds {
 		rep.Runs += n.Runs
 		rep.Dropped += n.Dropped

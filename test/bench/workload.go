@@ -11,6 +11,7 @@ type workload struct {
 	Depth   int    `json:"depth"`             // requests in flight of each job
 	Jobs    int    `json:"jobs"`              // each with a thread, of fio each with a connection
 	Devices int    `json:"devices,omitempty"` // that the jobs are spread over; 0: one
+	Net     string `json:"net,omitempty"`     // of networks: stream (of TCP, Jobs at once), or round trips by tcp or udp
 }
 
 // random is 4 KiB at random places.
@@ -36,6 +37,16 @@ func spread(write bool, devices int) workload {
 
 // idle is no load at all.
 func idle() workload { return workload{Name: "idle"} }
+
+// streams are connections of TCP that send one way.
+func streams(n int) workload {
+	return workload{Name: fmt.Sprintf("tcp-stream-%d", n), Net: "stream", Write: true, Jobs: n}
+}
+
+// roundTrips are small messages and their answers, one after the other.
+func roundTrips(protocol string) workload {
+	return workload{Name: protocol + "-round-trips", Net: protocol, Depth: 1, Jobs: 1}
+}
 
 func verb(write bool) string {
 	if write {
