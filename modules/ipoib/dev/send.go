@@ -20,6 +20,9 @@ const (
 	// chunk is the size of the memory that is allocated at a time for segments,
 	// in bytes.
 	chunk = 1 << 20
+	// segmented is the size of the segments from which a batch is sent, in
+	// bytes. More would leave the caches before they are sent.
+	segmented = 256 << 10
 )
 
 // transmit sends the packets of the kernel until the interface is closed. Each
@@ -39,7 +42,11 @@ func (i *Interface) transmit() {
 		now := time.Now()
 		i.mu.Lock()
 		for _, b := range bufs[:n] {
-			i.packet(now, b, &out)
+			if i.packet(now, b, &out); out.used >= segmented {
+				i.mu.Unlock()
+				out.flush()
+				i.mu.Lock()
+			}
 		}
 		i.mu.Unlock()
 		out.flush()

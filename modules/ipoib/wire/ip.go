@@ -1,6 +1,9 @@
 package wire
 
-import "net/netip"
+import (
+	"math/bits"
+	"net/netip"
+)
 
 // Header lengths, in bytes.
 const (
@@ -27,7 +30,16 @@ func Destination(etherType uint16, packet []byte) (netip.Addr, bool) {
 // The number of bytes summed before must be even. The checksum field of a
 // packet has the complement of the sum.
 func Sum(sum uint16, b []byte) uint16 {
-	n := uint64(sum)
+	n, carry := uint64(sum), uint64(0) // n is a sum modulo 2^64-1
+	for len(b) >= 32 {
+		n, carry = bits.Add64(n, be.Uint64(b), 0)
+		n, carry = bits.Add64(n, be.Uint64(b[8:]), carry)
+		n, carry = bits.Add64(n, be.Uint64(b[16:]), carry)
+		n, carry = bits.Add64(n, be.Uint64(b[24:]), carry)
+		n += carry
+		b = b[32:]
+	}
+	n = n>>32 + n&0xffffffff
 	for ; len(b) >= 4; b = b[4:] {
 		n += uint64(be.Uint32(b))
 	}
