@@ -31,6 +31,11 @@ var errNoDaemon = errors.New(`no daemon: start one with "rnbd-net run"`)
 // ask sends a request to the daemon and returns the body of its answer.
 func ask(cmd *cobra.Command, method, path string, query url.Values, body any) (io.ReadCloser, error) {
 	socket, _ := cmd.Flags().GetString("socket")
+	return askAt(cmd, socket, method, path, query, body)
+}
+
+// askAt is ask for the daemon at a socket.
+func askAt(cmd *cobra.Command, socket, method, path string, query url.Values, body any) (io.ReadCloser, error) {
 	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	}}}
@@ -80,12 +85,12 @@ func get[T any](cmd *cobra.Command, path string, arguments []string) (out []T, e
 	return out, json.NewDecoder(body).Decode(&out)
 }
 
-// show prints a list as JSON or as a table.
-func show[T any](cmd *cobra.Command, list []T, table func(w io.Writer) error) error {
+// show prints v as JSON or as a table.
+func show(cmd *cobra.Command, v any, table func(w io.Writer) error) error {
 	if o, _ := cmd.Flags().GetString("output"); o == "json" {
 		e := json.NewEncoder(cmd.OutOrStdout())
 		e.SetIndent("", "  ")
-		return e.Encode(list)
+		return e.Encode(v)
 	}
 	return table(cmd.OutOrStdout())
 }

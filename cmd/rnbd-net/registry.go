@@ -7,8 +7,8 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -26,10 +26,7 @@ const registryWait = 10 * time.Second
 // useRegistry makes the client of a port. With askKey the main interface is in the
 // first partition of the port's table.
 func useRegistry(ctx context.Context, at string, askKey bool, cfg *port.Config) (*registry.Client, error) {
-	if _, _, err := net.SplitHostPort(at); err != nil {
-		at = net.JoinHostPort(at, strconv.Itoa(registry.Port))
-	}
-	server, err := netip.ParseAddrPort(at)
+	server, err := netip.ParseAddrPort(withPort(at))
 	if err != nil {
 		return nil, usageError{fmt.Errorf("registry %q: want ADDRESS or ADDRESS:PORT: %w", at, err)}
 	}
@@ -51,6 +48,8 @@ func useRegistry(ctx context.Context, at string, askKey bool, cfg *port.Config) 
 	return c, nil
 }
 
+const partitionUsage = "a partition and the parameters of its link: `P_KEY[,qkey=N][,mtu=N][,scope=N][,sl=N][,rate=N][,hop-limit=N]`"
+
 func newRegistry() *cobra.Command {
 	c := &cobra.Command{Use: "registry", Short: "the registry of links, in the place of a subnet manager", Args: args(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
@@ -61,7 +60,8 @@ func newRegistry() *cobra.Command {
 		Short: "serve the registry until SIGINT or SIGTERM",
 		Long: `registry run knows the partitions, the ports and the members of the multicast
 groups of links. Daemons that were started with --registry join groups there, and
-need no list of peers. It has no authentication: give it an address that none
+need no list of peers. A daemon can have the registry itself: run --serve-registry.
+It has no authentication: give it an address that none
 but the hosts of the links can reach.`,
 		Example: `  rnbd-net registry run --listen 10.0.0.1:4792 --partition 0xffff,mtu=4096 \
     --partition 0x8001 --port 10.0.0.3=0xffff,0x0001`,
@@ -71,13 +71,15 @@ but the hosts of the links can reach.`,
 			if err != nil {
 				return usageError{err}
 			}
-			return runRegistry(cmd.Context(), cmd.ErrOrStderr(), listen, cfg)
+			socket, _ := cmd.Flags().GetString("socket")
+			return runRegistry(cmd.Context(), cmd.ErrOrStderr(), listen, registrySocket(socket), cfg)
 		}}
 	f := run.Flags()
 	f.StringVar(&listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(registry.Port)), "`address` to listen at")
-	f.StringArrayVar(&partitions, "partition", []string{"0xffff"}, "a partition and the parameters of its link: `P_KEY[,qkey=N][,mtu=N][,scope=N][,sl=N][,rate=N][,hop-limit=N]`")
+	f.StringArrayVar(&partitions, "partition", []string{"0xffff"}, partitionUsage)
 	f.StringArrayVar(&ports, "port", nil, "P_Key table of a port, the main interface's first: `ADDRESS=P_KEY,...`. A port without is a full member of all partitions")
-	c.AddCommand(run)
+	c.AddCommand(run, newRegistryShow())
+	c.AddCommand(registryChanges()...)
 	return c
 }
 
@@ -92,17 +94,12 @@ func registryConfig(partitions, ports []string) (cfg registry.Config, err error)
 	}
 	cfg.Ports = map[netip.Addr][]uint16{}
 	for _, s := range ports {
-		addr, keys, _ := strings.Cut(s, "=")
-		a, err := netip.ParseAddr(addr)
+		addr, keys, err := parsePort(s)
 		if err != nil {
-			return cfg, fmt.Errorf("port %q: %w", s, err)
+			return cfg, err
 		}
-		for key := range strings.SplitSeq(keys, ",") {
-			k, err := parsePKey(key)
-			if err != nil {
-				return cfg, fmt.Errorf("port %q: %w", s, err)
-			}
-			cfg.Ports[a] = append(cfg.Ports[a], uint16(k))
+		if keys != nil {
+			cfg.Ports[addr] = keys
 		}
 	}
 	_, err = registry.NewTable(cfg) // checks it
@@ -148,20 +145,42 @@ func parsePartition(s string) (p registry.Partition, err error) {
 	return p, nil
 }
 
-func runRegistry(ctx context.Context, stderr io.Writer, listen string, cfg registry.Config) error {
+// runRegistry serves a registry, and its control socket, until ctx is done.
+func runRegistry(ctx context.Context, stderr io.Writer, listen, socket string, cfg registry.Config) (err error) {
 	log := slog.New(slog.NewTextHandler(stderr, nil))
-	l, err := net.Listen("tcp", listen)
+	s, err := listenRegistry(listen, cfg, log)
 	if err != nil {
 		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	mux := http.NewServeMux()
+	registryRoutes(mux, func() *registry.Server { return s })
+	control, err := serveAPI(socket, mux)
+	if err != nil {
+		return err
+	}
+	log.Info("registry is ready", "address", s.Addr(), "socket", socket)
+	<-ctx.Done()
+	return closeAPI(control)
+}
+
+// listenRegistry starts a registry.
+func listenRegistry(listen string, cfg registry.Config, log *slog.Logger) (*registry.Server, error) {
+	l, err := net.Listen("tcp", withPort(listen))
+	if err != nil {
+		return nil, fmt.Errorf("registry: %w", err)
 	}
 	s, err := registry.Serve(l, cfg, log)
 	if err != nil {
-		return errors.Join(err, l.Close())
+		return nil, errors.Join(err, l.Close())
 	}
-	log.Info("registry is ready", "address", s.Addr())
-	<-ctx.Done()
-	if err := s.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
-		return err
+	return s, nil
+}
+
+// withPort adds the port of a registry to an address without one.
+func withPort(at string) string {
+	if _, _, err := net.SplitHostPort(at); err != nil {
+		return net.JoinHostPort(at, strconv.Itoa(registry.Port))
 	}
-	return nil
+	return at
 }

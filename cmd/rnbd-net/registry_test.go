@@ -47,11 +47,17 @@ func TestRegistry(t *testing.T) {
 	if out := run(t, "ip", "-n", b.ns, "link", "show", "ib0.8006"); !strings.Contains(out, "NO-CARRIER") {
 		t.Errorf("a limited member has carrier: %s", out)
 	}
+	if out, code := a.net("registry", "set", "10.9.0.2", "0x8005,0x8006"); code != 0 {
+		t.Errorf("registry set: %d: %s", code, out)
+	}
+	eventually(t, "the full member has carrier", func() bool { return b.carrier("ib0.8006") })
 	for _, c := range []struct{ line, want string }{
 		{"registry run --partition 0x8000", "P_Key"},
 		{"registry run --partition 1,mtu=12", "MTU"},
 		{"registry run --partition 1,colour=3", "colour"},
 		{"registry run --port 10.0.0.1=0", "P_Key"},
+		{"registry run --partition 1 --partition 0x8001", "twice"},
+		{"run --port 10.9.0.1 --serve-registry 127.0.0.1:0 --partition 0", "P_Key"},
 		{"registry run --port x=1", "x"},
 	} {
 		if out, code := a.net(strings.Fields(c.line)...); code != 2 || !strings.Contains(out, c.want) {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
-	"os"
 	"strconv"
 	"strings"
 
@@ -30,10 +29,14 @@ type runOptions struct {
 	mode    string
 	device  string
 
-	registry string
-	askKey   bool // no --pkey was given: the registry says it
-	tree     string
-	socket   string
+	registry   string
+	serve      string // address of a registry of the daemon's own
+	partitions []string
+	portKeys   []string
+
+	askKey bool // no --pkey was given: the registry says it
+	tree   string
+	socket string
 }
 
 func newRun() *cobra.Command {
@@ -51,6 +54,9 @@ func newRun() *cobra.Command {
 	f := c.Flags()
 	f.StringArrayVar(&o.ports, "port", nil, "address of a port, and those of the other ports of its link: `ADDRESS=PEER,...`; once for each interface")
 	f.StringVar(&o.registry, "registry", "", "registry of the links, `ADDRESS[:PORT]`: it says peers, P_Key, Q_Key and MTU; see registry run")
+	f.StringVar(&o.serve, "serve-registry", "", "be the registry too, and listen at `ADDRESS[:PORT]`; --registry is that address then, unless it is given")
+	f.StringArrayVar(&o.partitions, "partition", []string{"0xffff"}, "with --serve-registry: "+partitionUsage)
+	f.StringArrayVar(&o.portKeys, "port-pkeys", nil, "with --serve-registry: P_Key table of a port: `ADDRESS=P_KEY,...`. A port without is a full member of all partitions")
 	f.StringVar(&o.pkey, "pkey", "0xffff", "P_Key of the main interfaces")
 	f.StringVar(&o.qkey, "qkey", "0xb1b", "Q_Key of the links")
 	f.IntVar(&o.linkMTU, "link-mtu", 0, "MTU of the links in bytes, 4 more than that of the interfaces (default 2048, or what the network carries)")
@@ -111,6 +117,13 @@ func (o *runOptions) run(ctx context.Context, stderr io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
+	reg, err := o.ownRegistry(log)
+	if err != nil {
+		return err
+	}
+	if reg != nil {
+		defer func() { err = errors.Join(err, reg.Close()) }()
+	}
 	set, trace := &port.Set{}, &dev.Trace{}
 	var clients []*registry.Client
 	defer func() {
@@ -146,15 +159,27 @@ func (o *runOptions) run(ctx context.Context, stderr io.Writer) (err error) {
 		}
 		defer func() { err = errors.Join(err, tree.Close()) }()
 	}
-	s, err := serve(o.socket, set, b)
+	s, err := serve(o.socket, set, b, reg)
 	if err != nil {
 		return err
 	}
 	log.Info("ready", "socket", o.socket)
 	<-ctx.Done()
-	err = s.close()
-	if errors.Is(err, os.ErrClosed) {
-		err = nil
+	return closeAPI(s.http)
+}
+
+// ownRegistry starts the registry of --serve-registry, and makes it that of the
+// daemon. It is nil without the flag.
+func (o *runOptions) ownRegistry(log *slog.Logger) (*registry.Server, error) {
+	if o.serve == "" {
+		return nil, nil
 	}
-	return err
+	cfg, err := registryConfig(o.partitions, o.portKeys)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	if o.registry == "" {
+		o.registry = o.serve
+	}
+	return listenRegistry(o.serve, cfg, log)
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/ipoib/port"
+	"github.com/rnbd-go/rnbd/modules/ipoib/registry"
 )
 
 // The control API of the daemon: HTTP and JSON on a unix socket that its owner
@@ -93,15 +93,35 @@ func infoOf(l *port.Link) linkInfo {
 type server struct {
 	set   *port.Set
 	bonds *bonds
-	http  http.Server
-	path  string
+	http  *http.Server
 
 	mu       sync.Mutex
 	captures map[string]bool // names of the interfaces with a capture
 }
 
-// serve listens at a path. It replaces the socket of a daemon that has ended.
-func serve(path string, set *port.Set, b *bonds) (*server, error) {
+// serve serves the API of a daemon at a path. reg is its registry; it may be nil.
+func serve(path string, set *port.Set, b *bonds, reg *registry.Server) (*server, error) {
+	s := &server{set: set, bonds: b, captures: map[string]bool{}}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /links", answer(s.links))
+	mux.HandleFunc("POST /links", answer(s.addLink))
+	mux.HandleFunc("PATCH /links", answer(s.setLink))
+	mux.HandleFunc("DELETE /links", answer(s.delLink))
+	mux.HandleFunc("GET /groups", answer(s.groups))
+	mux.HandleFunc("GET /peers", answer(s.peers))
+	mux.HandleFunc("GET /pcap", s.pcap)
+	mux.HandleFunc("GET /bonds", answer(s.listBonds))
+	mux.HandleFunc("POST /bonds", answer(s.writeBond))
+	mux.HandleFunc("GET /routes", s.routes)
+	registryRoutes(mux, func() *registry.Server { return reg })
+	var err error
+	s.http, err = serveAPI(path, mux)
+	return s, err
+}
+
+// serveAPI serves a control API at a path. It replaces the socket of a daemon that
+// has ended.
+func serveAPI(path string, mux *http.ServeMux) (*http.Server, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
@@ -117,38 +137,29 @@ func serve(path string, set *port.Set, b *bonds) (*server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
-	s := &server{set: set, bonds: b, path: path, captures: map[string]bool{}}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /links", s.handle(s.links))
-	mux.HandleFunc("POST /links", s.handle(s.addLink))
-	mux.HandleFunc("PATCH /links", s.handle(s.setLink))
-	mux.HandleFunc("DELETE /links", s.handle(s.delLink))
-	mux.HandleFunc("GET /groups", s.handle(s.groups))
-	mux.HandleFunc("GET /peers", s.handle(s.peers))
-	mux.HandleFunc("GET /pcap", s.pcap)
-	mux.HandleFunc("GET /bonds", s.handle(s.listBonds))
-	mux.HandleFunc("POST /bonds", s.handle(s.writeBond))
-	mux.HandleFunc("GET /routes", s.routes)
-	s.http.Handler = mux
-	s.http.BaseContext = func(net.Listener) context.Context { return context.Background() }
-	go s.http.Serve(l)
+	s := &http.Server{Handler: mux}
+	go s.Serve(l)
 	return s, nil
 }
 
-func (s *server) close() error {
-	return s.http.Close() // the listener removes its socket
+// closeAPI ends a control API. The listener removes its socket.
+func closeAPI(s *http.Server) error {
+	if err := s.Close(); !errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	return nil
 }
 
-// handle returns a handler that answers with the result of f.
-func (s *server) handle(f func(r *http.Request) (any, error)) http.HandlerFunc {
+// answer returns a handler that answers with the result of f.
+func answer(f func(r *http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		answer, err := f(r)
+		v, err := f(r)
 		if err != nil {
 			fail(w, err)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		json.NewEncoder(w).Encode(answer)
+		json.NewEncoder(w).Encode(v)
 	}
 }
 

@@ -103,6 +103,9 @@ func open(cfg Config) (_ *Interface, err error) {
 		}
 	}
 	i.requests = make(chan mcast.Request, registryQueue)
+	if cfg.Registry != nil {
+		cfg.Registry.Watch(i, i.retry)
+	}
 	for _, run := range []func(){i.transmit, i.receive, i.timers, i.watch, i.memberships} {
 		i.wg.Add(1)
 		go func() { defer i.wg.Done(); run() }()

@@ -120,11 +120,20 @@ func (i *Interface) lost(mgid wire.GID) {
 	i.wake()
 }
 
+// retry joins the groups that were refused: the registry may allow them now.
+func (i *Interface) retry() {
+	i.mu.Lock()
+	i.groups.Retry(time.Now())
+	i.mu.Unlock()
+	i.wake()
+}
+
 // leaveAll ends all memberships at the registry.
 func (i *Interface) leaveAll() {
 	if i.cfg.Registry == nil {
 		return
 	}
+	i.cfg.Registry.Watch(i, nil)
 	for _, g := range i.Groups() {
 		i.cfg.Registry.Leave(i, g.MGID)
 	}

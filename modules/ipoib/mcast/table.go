@@ -257,6 +257,15 @@ func (t *Table) Flush(now time.Time) {
 	}
 }
 
+// Retry makes the groups whose join has failed due now.
+func (t *Table) Retry(now time.Time) {
+	for _, g := range t.groups {
+		if !g.Complete && !g.asked {
+			g.again, g.backoff = now, backoffMin
+		}
+	}
+}
+
 // Stats returns the counters.
 func (t *Table) Stats() Stats { return t.stats }
 

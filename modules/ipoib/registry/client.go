@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -47,7 +48,11 @@ type Client struct {
 	pkeys   []uint16
 	epoch   uint64
 	greeted chan struct{} // closed after the first hello
+	tables  uint64        // P_Key tables that came without being asked for
+	watches map[any]func()
 	stats   Stats
+
+	again chan struct{} // such a table came
 }
 
 // Stats are the counters of a client.
@@ -99,7 +104,8 @@ func NewClient(cfg ClientConfig) *Client {
 		cfg.Dial = func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", cfg.Server.String()) }
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Client{cfg: cfg, cancel: cancel, ended: make(chan struct{}), pending: map[uint64]chan Answer{}, held: map[wire.GID]*membership{}, greeted: make(chan struct{})}
+	c := &Client{cfg: cfg, cancel: cancel, ended: make(chan struct{}), pending: map[uint64]chan Answer{}, held: map[wire.GID]*membership{}, greeted: make(chan struct{}),
+		watches: map[any]func(){}, again: make(chan struct{}, 1)}
 	go c.run(ctx)
 	return c
 }
@@ -191,6 +197,11 @@ func (c *Client) session(ctx context.Context) error {
 		select {
 		case err := <-failed:
 			return err
+		case <-c.again:
+			if err := c.rejoinAll(); err != nil {
+				conn.Close()
+				return errors.Join(err, <-failed)
+			}
 		case <-renew.C:
 			if _, err := c.call(Request{Op: opRenew}); err != nil {
 				conn.Close()
@@ -212,22 +223,45 @@ func (c *Client) greet() error {
 		c.stats.Epochs++
 	}
 	c.epoch, c.pkeys = a.Epoch, a.PKeys
-	var again []wire.GID
-	for mgid := range c.held {
-		again = append(again, mgid)
+	c.mu.Unlock()
+	if err := c.rejoinAll(); err != nil {
+		return err
 	}
 	select {
 	case <-c.greeted:
 	default:
 		close(c.greeted)
 	}
+	return nil
+}
+
+// rejoinAll joins the held groups again. Watchers are called, since groups that
+// were refused before may be allowed now.
+func (c *Client) rejoinAll() error {
+	c.mu.Lock()
+	groups, watches := slices.Collect(maps.Keys(c.held)), slices.Collect(maps.Values(c.watches))
 	c.mu.Unlock()
-	for _, mgid := range again {
+	for _, mgid := range groups {
 		if err := c.rejoin(mgid); errors.Is(err, ErrUnreachable) {
 			return err
 		}
 	}
+	for _, changed := range watches {
+		changed()
+	}
 	return nil
+}
+
+// Watch calls changed when the P_Key table of the port, or the parameters of
+// partitions, may have changed. A nil changed ends the calls for u.
+func (c *Client) Watch(u any, changed func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if changed == nil {
+		delete(c.watches, u)
+		return
+	}
+	c.watches[u] = changed
 }
 
 // rejoin joins a held group. If the registry refuses, or has other parameters,
@@ -235,7 +269,7 @@ func (c *Client) greet() error {
 func (c *Client) rejoin(mgid wire.GID) error {
 	c.mu.Lock()
 	m := c.held[mgid]
-	if m == nil {
+	if m == nil || m.group.MTU == 0 { // Join is under way
 		c.mu.Unlock()
 		return nil
 	}
@@ -272,6 +306,14 @@ func (c *Client) read(conn net.Conn) error {
 			conn.Close()
 			c.drop()
 			return err
+		}
+		if a.ID == 0 && a.MGID == (wire.GID{}) {
+			c.pkeys = a.PKeys
+			c.tables++
+			select {
+			case c.again <- struct{}{}:
+			default:
+			}
 		}
 		if m := c.held[a.MGID]; m != nil && a.Errno == 0 && (a.ID == 0 || a.Group != nil) {
 			c.learn(m, a.Members)
@@ -371,16 +413,12 @@ func (c *Client) Join(u any, mgid wire.GID, sendOnly bool, lost func()) (Group, 
 	if asked && group.MTU != 0 {
 		return group, nil
 	}
-	a, err := c.call(Request{Op: opJoin, MGID: mgid, SendOnly: sendOnly})
-	if err == nil && (a.Group == nil || a.MGID != mgid) {
-		err = fmt.Errorf("join %s: %w", mgid, errLie)
+	g, err := c.join(mgid, sendOnly, m)
+	if err == nil {
+		return g, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err == nil {
-		m.group = *a.Group
-		return m.group, nil
-	}
 	delete(m.users, u)
 	if was {
 		m.users[u] = before
@@ -389,6 +427,31 @@ func (c *Client) Join(u any, mgid wire.GID, sendOnly bool, lost func()) (Group, 
 		delete(c.held, mgid)
 	}
 	return Group{}, err
+}
+
+// join asks for a membership and stores the parameters of the group in m. It asks
+// again if the P_Key table has changed meanwhile: the answer may be older.
+func (c *Client) join(mgid wire.GID, sendOnly bool, m *membership) (Group, error) {
+	for range 10 {
+		c.mu.Lock()
+		tables := c.tables
+		c.mu.Unlock()
+		a, err := c.call(Request{Op: opJoin, MGID: mgid, SendOnly: sendOnly})
+		if err == nil && (a.Group == nil || a.MGID != mgid) {
+			err = errLie
+		}
+		if err != nil {
+			return Group{}, fmt.Errorf("join %s: %w", mgid, err)
+		}
+		c.mu.Lock()
+		if tables == c.tables {
+			m.group = *a.Group
+			c.mu.Unlock()
+			return *a.Group, nil
+		}
+		c.mu.Unlock()
+	}
+	return Group{}, fmt.Errorf("join %s: the P_Key table changes all the time: %w", mgid, syscall.EAGAIN)
 }
 
 // Leave ends the membership of a user.

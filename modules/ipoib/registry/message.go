@@ -45,14 +45,15 @@ type Request struct {
 }
 
 // Answer is a line from a server to a client. With the ID 0 it is not asked for:
-// the members of a group have changed.
+// the members of a group have changed or, without an MGID, the P_Key table of the
+// port or the parameters of a partition.
 type Answer struct {
 	ID      uint64        `json:"id,omitempty"`
 	Epoch   uint64        `json:"epoch"` // of the server: another one after a restart
 	Errno   syscall.Errno `json:"errno,omitempty"`
 	Error   string        `json:"error,omitempty"`
 	Lease   int64         `json:"lease_ms,omitempty"` // hello
-	PKeys   []uint16      `json:"pkeys,omitempty"`    // hello: the port's table
+	PKeys   []uint16      `json:"pkeys,omitempty"`    // hello, event: the port's table
 	Group   *Group        `json:"group,omitempty"`    // join
 	MGID    wire.GID      `json:"mgid,omitzero"`      // join, event
 	Members []Member      `json:"members,omitempty"`  // join, event: those that receive

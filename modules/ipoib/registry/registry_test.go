@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -130,6 +131,72 @@ func TestClient_LossOfTheRegistry(t *testing.T) {
 	}
 }
 
+// TestChange: a partition that goes, or has other parameters, ends memberships
+// in it alone. Watchers learn of each change.
+func TestChange(t *testing.T) {
+	s := serve(t, "127.0.0.1:0", Config{Partitions: []Partition{{PKey: 0xffff}, {PKey: 0x8001}}})
+	defer s.Close()
+	a, b := client(t, s, portA), client(t, s, portB)
+	var lostAll, lostStore, calls atomic.Int32
+	join := func(c *Client) error {
+		_, err := c.Join("x", store, false, func() { lostStore.Add(1) })
+		return err
+	}
+	for _, c := range []*Client{a, b} {
+		c.Watch("x", func() { calls.Add(1) })
+		if _, err := c.Join("x", all, false, func() { lostAll.Add(1) }); err != nil || join(c) != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "both are members", func() bool { return len(a.Members(store)) == 1 && len(b.Members(store)) == 1 })
+	for _, step := range []struct {
+		name   string
+		change func(c *Config)
+		lost   int32 // more than before
+		want   error // of a join by b
+		pkeys  int   // of b
+	}{
+		{"b is a limited member", func(c *Config) { c.Ports = map[netip.Addr][]uint16{portB: {0xffff, 1}} }, 1, syscall.EPERM, 2},
+		{"b is no member", func(c *Config) { c.Ports[portB] = []uint16{0xffff} }, 0, syscall.EACCES, 1},
+		{"b is a full member", func(c *Config) { c.Ports = nil }, 0, nil, 2},
+		{"another Q_Key", func(c *Config) { c.Partitions[1].QKey = 9 }, 2, nil, 2},
+		{"the partition is gone", func(c *Config) { c.Partitions = c.Partitions[:1] }, 2, syscall.ENOENT, 1},
+		{"it is back", func(c *Config) { c.Partitions = append(c.Partitions, Partition{PKey: 1}) }, 0, nil, 2},
+		{"nothing", func(*Config) {}, 0, nil, 2},
+	} {
+		lost, before := lostStore.Load(), calls.Load()
+		if err := s.Change(func(c *Config) error { step.change(c); return nil }); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		eventually(t, step.name+": the watchers are called", func() bool { return calls.Load() == before+2 })
+		if n := lostStore.Load() - lost; n != step.lost {
+			t.Errorf("%s: %d memberships were lost, want %d", step.name, n, step.lost)
+		}
+		if err := join(b); !errors.Is(err, step.want) {
+			t.Errorf("%s: join: %v, want %v", step.name, err, step.want)
+		}
+		if err := join(a); err != nil && !errors.Is(err, syscall.ENOENT) {
+			t.Errorf("%s: join of the other port: %v", step.name, err)
+		}
+		if keys, err := b.PKeys(t.Context()); err != nil || len(keys) != step.pkeys {
+			t.Errorf("%s: P_Keys %x, %v, want %d", step.name, keys, err, step.pkeys)
+		}
+	}
+	if n := lostAll.Load(); n != 0 {
+		t.Errorf("%d memberships in another partition were lost", n)
+	}
+	eventually(t, "both are members again", func() bool { return len(a.Members(store)) == 1 && len(b.Members(store)) == 1 })
+	before := s.Config()
+	for _, bad := range []func(c *Config){
+		func(c *Config) { c.Partitions = append(c.Partitions, Partition{PKey: 0x8000}) },
+		func(c *Config) { c.Partitions = append(c.Partitions, Partition{PKey: 1}) },
+	} {
+		if err := s.Change(func(c *Config) error { bad(c); return nil }); err == nil || !reflect.DeepEqual(s.Config(), before) {
+			t.Errorf("a wrong configuration: %v; it is %+v", err, s.Config())
+		}
+	}
+}
+
 // TestTable_Rules: who may be a member of what.
 func TestTable_Rules(t *testing.T) {
 	tb, err := NewTable(Config{
@@ -197,6 +264,9 @@ func TestConfig_Refused(t *testing.T) {
 		if _, err := NewTable(Config{Partitions: []Partition{p}}); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%+v: %v", p, err)
 		}
+	}
+	if _, err := NewTable(Config{Partitions: []Partition{{PKey: 1}, {PKey: 0x8001}}}); !errors.Is(err, syscall.ENOTUNIQ) {
+		t.Errorf("a partition twice: %v, want ENOTUNIQ", err)
 	}
 }
 

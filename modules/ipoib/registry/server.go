@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -68,6 +70,46 @@ func (s *Server) Close() error {
 	s.wg.Wait()
 	if err != nil {
 		return fmt.Errorf("close registry: %w", err)
+	}
+	return nil
+}
+
+// Config returns the configuration, with the defaults filled in.
+func (s *Server) Config() Config {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.table.cfg
+	c.Partitions, c.Ports = slices.Clone(c.Partitions), maps.Clone(c.Ports)
+	return c
+}
+
+// Ports lists the ports.
+func (s *Server) Ports() []PortInfo {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.table.Ports()
+}
+
+// Change replaces the configuration by what change makes of it. Each port is told
+// its P_Key table, and joins its groups again.
+func (s *Server) Change(change func(*Config) error) error {
+	cfg := s.Config()
+	if err := change(&cfg); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changed, err := s.table.Configure(cfg)
+	if err != nil {
+		return err
+	}
+	for c := range s.conns {
+		if c.gid != (wire.GID{}) {
+			c.post(line(Answer{Epoch: s.epoch, PKeys: s.table.cfg.pkeys(c.addr)}))
+		}
+	}
+	for _, mgid := range changed {
+		s.notify(mgid)
 	}
 	return nil
 }

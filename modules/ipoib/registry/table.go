@@ -3,6 +3,7 @@ package registry
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"syscall"
@@ -36,6 +37,8 @@ func (c Config) withDefaults() (Config, error) {
 		c.Partitions = []Partition{{PKey: 0xffff}}
 	}
 	c.Partitions = slices.Clone(c.Partitions)
+	c.Ports = maps.Clone(c.Ports)
+	seen := map[uint16]bool{}
 	for k := range c.Partitions {
 		p := &c.Partitions[k]
 		p.QKey, p.MTU, p.Scope, p.Rate = cmp.Or(p.QKey, 0xb1b), cmp.Or(p.MTU, 2048), cmp.Or(p.Scope, wire.ScopeLinkLocal), cmp.Or(p.Rate, 10)
@@ -48,8 +51,17 @@ func (c Config) withDefaults() (Config, error) {
 			return c, fmt.Errorf("partition 0x%04x: a parameter is out of range: MTU %d, scope %d, SL %d, hop limit %d: %w", p.PKey, p.MTU, p.Scope, p.SL, p.HopLimit, syscall.EINVAL)
 		}
 		p.PKey |= 0x8000
+		if seen[p.PKey] {
+			return c, fmt.Errorf("partition 0x%04x is there twice: %w", p.PKey, syscall.ENOTUNIQ)
+		}
+		seen[p.PKey] = true
 	}
 	return c, nil
+}
+
+// group returns the parameters of the groups of a partition.
+func (p *Partition) group() Group {
+	return Group{PKey: p.PKey, QKey: p.QKey, MTU: p.MTU, SL: p.SL, Rate: p.Rate, HopLimit: p.HopLimit}
 }
 
 func (c Config) partition(pkey uint16) *Partition {
@@ -71,6 +83,25 @@ func (c Config) pkeys(addr netip.Addr) []uint16 {
 		out = append(out, p.PKey)
 	}
 	return out
+}
+
+// allows returns the partition of a group that the port gid at addr may join.
+func (c Config) allows(gid wire.GID, addr netip.Addr, mgid wire.GID) (*Partition, error) {
+	pkey, _ := wire.PKeyOf(mgid)
+	p := c.partition(pkey)
+	switch table := c.pkeys(addr); {
+	case p == nil || pkey&0x8000 == 0:
+		return nil, fmt.Errorf("there is no partition 0x%04x: %w", pkey, syscall.ENOENT)
+	case slices.Contains(table, pkey):
+	case slices.Contains(table, pkey&0x7fff):
+		return nil, fmt.Errorf("%s is a limited member of partition 0x%04x: %w", gid, pkey, syscall.EPERM)
+	default:
+		return nil, fmt.Errorf("%s is no member of partition 0x%04x: %w", gid, pkey, syscall.EACCES)
+	}
+	if mgid[1] != 0x10|p.Scope {
+		return nil, fmt.Errorf("the groups of partition 0x%04x have scope %d: %w", pkey, p.Scope, syscall.EINVAL)
+	}
+	return p, nil
 }
 
 // Table holds the ports and their memberships, without I/O and clock.
@@ -137,19 +168,9 @@ func (t *Table) Join(now time.Time, gid, mgid wire.GID, sendOnly bool) (g Group,
 	if port == nil {
 		return g, false, fmt.Errorf("join %s: %s is not registered: %w", mgid, gid, syscall.ENOTCONN)
 	}
-	pkey, _ := wire.PKeyOf(mgid)
-	p := t.cfg.partition(pkey)
-	switch table := t.cfg.pkeys(port.addr); {
-	case p == nil || pkey&0x8000 == 0:
-		return g, false, fmt.Errorf("join %s: there is no partition 0x%04x: %w", mgid, pkey, syscall.ENOENT)
-	case slices.Contains(table, pkey):
-	case slices.Contains(table, pkey&0x7fff):
-		return g, false, fmt.Errorf("join %s: %s is a limited member of partition 0x%04x: %w", mgid, gid, pkey, syscall.EPERM)
-	default:
-		return g, false, fmt.Errorf("join %s: %s is no member of partition 0x%04x: %w", mgid, gid, pkey, syscall.EACCES)
-	}
-	if mgid[1] != 0x10|p.Scope {
-		return g, false, fmt.Errorf("join %s: the groups of partition 0x%04x have scope %d: %w", mgid, pkey, p.Scope, syscall.EINVAL)
+	p, err := t.cfg.allows(gid, port.addr, mgid)
+	if err != nil {
+		return g, false, fmt.Errorf("join %s: %w", mgid, err)
 	}
 	if len(port.groups) >= MaxGroups && !port.groups[mgid] {
 		return g, false, fmt.Errorf("join %s: %d groups: %w", mgid, MaxGroups, syscall.ENOSPC)
@@ -163,7 +184,52 @@ func (t *Table) Join(now time.Time, gid, mgid wire.GID, sendOnly bool) (g Group,
 	if !member {
 		changed = !sendOnly
 	}
-	return Group{PKey: p.PKey, QKey: p.QKey, MTU: p.MTU, SL: p.SL, Rate: p.Rate, HopLimit: p.HopLimit}, changed, nil
+	return p.group(), changed, nil
+}
+
+// Configure changes the partitions and the P_Key tables of ports. It ends the
+// memberships that are not allowed any more, and those in groups whose parameters
+// are others now. It returns the groups whose members have changed.
+func (t *Table) Configure(cfg Config) (changed []wire.GID, err error) {
+	if cfg, err = cfg.withDefaults(); err != nil {
+		return nil, fmt.Errorf("registry: %w", err)
+	}
+	before := t.cfg
+	t.cfg = cfg
+	for gid, port := range t.ports {
+		for mgid := range port.groups {
+			p, err := cfg.allows(gid, port.addr, mgid)
+			if err == nil && p.group() == before.partition(p.PKey).group() {
+				continue
+			}
+			if t.Leave(gid, mgid) && !slices.Contains(changed, mgid) {
+				changed = append(changed, mgid)
+			}
+		}
+	}
+	return changed, nil
+}
+
+// PortInfo describes a port that is registered, or has a P_Key table.
+type PortInfo struct {
+	Addr   netip.Addr
+	GID    wire.GID // zero: not registered
+	PKeys  []uint16
+	Groups int // memberships
+}
+
+// Ports lists the ports in the order of their addresses.
+func (t *Table) Ports() (out []PortInfo) {
+	missing := maps.Clone(t.cfg.Ports)
+	for gid, p := range t.ports {
+		out = append(out, PortInfo{p.addr, gid, t.cfg.pkeys(p.addr), len(p.groups)})
+		delete(missing, p.addr)
+	}
+	for addr, keys := range missing {
+		out = append(out, PortInfo{Addr: addr, PKeys: keys})
+	}
+	slices.SortFunc(out, func(a, b PortInfo) int { return a.Addr.Compare(b.Addr) })
+	return out
 }
 
 // Leave ends a membership. It reports whether the members of the group have
