@@ -129,7 +129,7 @@ lint: ## gofmt, go vet and staticcheck
 	@CGO_ENABLED=$(CGO_RNBD) $$(cd tools && go tool -n staticcheck) $(ALL:%=./%/...)
 
 man: build ## man pages of commands and configuration files, into bin/man
-	@rm -rf $(BIN)/man && $(BIN)/rnbd man $(BIN)/man
+	@rm -rf $(BIN)/man && $(BIN)/rnbd man $(BIN)/man && $(BIN)/rnbd-net man $(BIN)/man
 
 PREFIX  ?= /usr/local
 INSTALL := install -D -m
@@ -143,11 +143,12 @@ install: build ## programs, plugins, units, man pages and completion; DESTDIR=FO
 	@for k in client server; do mkdir -p $(DESTDIR)/etc/rnbd/$$k.d; [ -e $(DESTDIR)/etc/rnbd/$$k.yaml ] || \
 		$(INSTALL) 644 docs/examples/$$k.yaml $(DESTDIR)/etc/rnbd/$$k.yaml || exit 1; done
 	@sed 's|/usr/bin/|$(PREFIX)/bin/|' docs/examples/65-rnbd.rules | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/udev/rules.d/65-rnbd.rules
-	@t=$$(mktemp -d) && trap 'rm -rf "$$t"' EXIT && $(BIN)/rnbd man $$t && for f in $$t/*; do \
+	@t=$$(mktemp -d) && trap 'rm -rf "$$t"' EXIT && for p in rnbd rnbd-net; do $(BIN)/$$p man $$t || exit 1; done && for f in $$t/*; do \
 		$(INSTALL) 644 $$f $(DESTDIR)$(PREFIX)/share/man/man$${f##*.}/$${f##*/} || exit 1; done
-	@$(BIN)/rnbd completion bash | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/rnbd
-	@$(BIN)/rnbd completion zsh | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_rnbd
-	@$(BIN)/rnbd completion fish | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/rnbd.fish
+	@for p in rnbd rnbd-net; do \
+		$(BIN)/$$p completion bash | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/$$p && \
+		$(BIN)/$$p completion zsh | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_$$p && \
+		$(BIN)/$$p completion fish | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/$$p.fish || exit 1; done
 
 generate: ## protobuf code (needs protoc)
 	@tools/generate.sh

@@ -46,6 +46,12 @@ func TestBond(t *testing.T) {
 	}
 	address := func(link string) string { return strings.TrimSpace(a.read("class/net/" + link + "/address")) }
 	eventually(t, "the peer knows ib0", func() bool { return strings.Contains(peer(), address("ib0")) })
+	for line, want := range map[string]string{"bond show": "bond0\n", "bond enslave bond0": "ib1\n", "bond release bond0": "ib1\n", "bond set bond0": "arp_interval\n",
+		"link add x link": "ib0\n", "link set ib0": "mode\n", "mcg": "ib1\n"} {
+		if out, code := a.net(append(append([]string{"__complete"}, strings.Fields(line)...), "")...); code != 0 || !strings.Contains(out, want) {
+			t.Errorf("completion of %q: %d: %s", line, code, out)
+		}
+	}
 	for _, c := range []struct {
 		command string
 		code    int

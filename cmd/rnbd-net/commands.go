@@ -14,7 +14,6 @@ import (
 	"net/url"
 	"os"
 	"strconv"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -292,32 +291,4 @@ func newPcap() *cobra.Command {
 		return err
 	}
 	return c
-}
-
-// completeLinks lets the shell complete the names of interfaces where a command
-// takes one.
-func completeLinks(root *cobra.Command) {
-	for _, c := range []string{"link show", "link set", "link del", "mcg", "peers", "pcap"} {
-		cmd, _, err := root.Find(strings.Fields(c))
-		if err != nil {
-			panic(err) // a command that was renamed
-		}
-		cmd.ValidArgsFunction = func(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(a) > 0 {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-			defer cancel()
-			cmd.SetContext(ctx)
-			list, err := get[linkInfo](cmd, "/links", nil)
-			if err != nil {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			var names []string
-			for _, l := range list {
-				names = append(names, l.Name)
-			}
-			return names, cobra.ShellCompDirectiveNoFileComp
-		}
-	}
 }

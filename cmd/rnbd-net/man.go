@@ -44,7 +44,7 @@ func writeMan(c *cobra.Command, folder string) error {
 
 func manPage(c *cobra.Command, name string, section int) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, ".TH %s %d \"\" \"rnbd\" \"rnbd\"\n.SH NAME\n%s \\- %s\n", strings.ToUpper(roff(name)), section, roff(name), roff(c.Short))
+	fmt.Fprintf(&b, ".TH %s %d \"\" \"rnbd\" \"rnbd\"\n.ad l\n.nh\n.SH NAME\n%s \\- %s\n", strings.ToUpper(roff(name)), section, roff(name), roff(c.Short))
 	fmt.Fprintf(&b, ".SH SYNOPSIS\n.B %s\n", roff(c.UseLine()))
 	long := c.Long
 	if long == "" {

@@ -46,7 +46,7 @@ unix socket. The interfaces end with the daemon.`,
 	link := &cobra.Command{Use: "link", Short: "interfaces", RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }, Args: args(0, 0)}
 	link.AddCommand(newLinkShow(), newLinkAdd(), newLinkSet(), newLinkDel())
 	root.AddCommand(newRun(), link, newMcg(), newPeers(), newPcap(), newBond(), newResolve(), newRegistry(), newMan())
-	completeLinks(root)
+	complete(root)
 	return root
 }
 

@@ -15,8 +15,10 @@ import (
 func TestManPagesAreRendered(t *testing.T) {
 	groff := lab.Tool(t, "groff")
 	dir := t.TempDir()
-	if out, err := exec.Command(program(t), "man", dir).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	for _, p := range []string{program(t), filepath.Join(filepath.Dir(program(t)), "rnbd-net")} {
+		if out, err := exec.Command(p, "man", dir).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
 	}
 	pages, err := filepath.Glob(filepath.Join(dir, "*.[1-8]"))
 	if err != nil || len(pages) < 30 {
@@ -41,7 +43,7 @@ func TestManPagesAreRendered(t *testing.T) {
 			t.Errorf("a page says %q", not)
 		}
 	}
-	for _, name := range []string{"rnbd.7", "rnbd-map.1", "rnbd-device-list.1", "rnbd-discover.1", "rnbd-server-run.8", "rnbd-server.yaml.5", "rnbd-client.yaml.5"} {
+	for _, name := range []string{"rnbd.7", "rnbd-map.1", "rnbd-device-list.1", "rnbd-discover.1", "rnbd-server-run.8", "rnbd-server.yaml.5", "rnbd-client.yaml.5", "rnbd-net.1", "rnbd-net-bond-enslave.1", "rnbd-net-run.8"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			t.Error(err)
 		}
@@ -62,6 +64,8 @@ func TestMakeInstall(t *testing.T) {
 		"bin/rnbd", "bin/rnbd-net", "bin/io-fileio", "bin/frontend-nbd", "lib/systemd/system/rnbd-server.service", "lib/systemd/system/rnbd-client.service", "lib/systemd/system/rnbd-client-nbd.socket", "../etc/rnbd/server.yaml",
 		"lib/udev/rules.d/65-rnbd.rules", "share/man/man1/rnbd-map.1", "share/man/man5/rnbd-server.yaml.5", "share/man/man7/rnbd.7",
 		"share/bash-completion/completions/rnbd", "share/zsh/site-functions/_rnbd", "share/fish/vendor_completions.d/rnbd.fish",
+		"share/man/man1/rnbd-net.1", "share/man/man1/rnbd-net-link-add.1", "share/man/man8/rnbd-net-run.8", "share/man/man8/rnbd-net-registry-run.8",
+		"share/bash-completion/completions/rnbd-net", "share/zsh/site-functions/_rnbd-net", "share/fish/vendor_completions.d/rnbd-net.fish",
 	} {
 		if st, err := os.Stat(filepath.Join(dir, "usr", name)); err != nil || st.Size() == 0 {
 			t.Errorf("%s: %v", name, err)

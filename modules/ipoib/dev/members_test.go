@@ -42,10 +42,11 @@ func (h *host) client(server netip.Addr, gid wire.GID) *registry.Client {
 	return c
 }
 
-// TestRegistry: the registry decides the parameters of the link and the members
-// of its groups. Ports with GIDs that are no IP addresses find each other. The
-// loss of the registry does not disturb the link.
-func TestRegistry(t *testing.T) {
+// TestIP01_RFC4392: a link is the full members of a partition, and the broadcast
+// group's parameters are those of the link. The registry decides both. Ports with
+// GIDs that are no IP addresses find each other. The loss of the registry does not
+// disturb the link.
+func TestIP01_RFC4392(t *testing.T) {
 	a, b := hosts(t, 4200)
 	cfg := registry.Config{Partitions: []registry.Partition{{PKey: 0xffff, QKey: 0x1234, MTU: 4096}, {PKey: 0x8001}}, Ports: map[netip.Addr][]uint16{portB: {0xffff, 0x0001}}}
 	r := a.registryAt(cfg)

@@ -89,8 +89,10 @@ func (h *host) captureUnderlay() (stop func() string) {
 	}
 }
 
-// TestWire has tshark judge the packets of the fabric, UDP port 4791.
-func TestWire(t *testing.T) {
+// TestIP01_RFC4391 has tshark judge a conversation of two hosts by all that RFC 4391
+// says of it: the packets of the fabric, UDP port 4791, and the frames of the interface.
+// Connected mode is RFC 4755.
+func TestIP01_RFC4391(t *testing.T) {
 	a, b := hosts(t, 4200)
 	for _, h := range []*host{a, b} {
 		h.Run("ip", "link", "set", "eth0", "gso_max_segs", "1") // captures have packets, not segmented sends
@@ -98,14 +100,24 @@ func TestWire(t *testing.T) {
 	stop := a.captureUnderlay()
 	const pkey, qkey = 0x8001, 0x12345
 	ia := a.open(Config{PKey: pkey, QKey: qkey}, "192.168.50.1/24", "fd50::1/64")
+	var frames buffer
+	if err := ia.Capture(&frames); err != nil {
+		t.Fatal(err)
+	}
 	ib := b.open(Config{PKey: pkey, QKey: qkey}, "192.168.50.2/24", "fd50::2/64")
 	a.ping("192.168.50.2")
 	a.ping("fd50::2")
+	a.Run("ip", "route", "add", "239.0.0.0/8", "dev", "ib0")
+	group := netip.MustParseAddrPort("239.1.2.3:9")
+	if _, err := a.udp("udp4", "192.168.50.1:0", nil).WriteToUDPAddrPort([]byte("to a group"), group); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the group was joined and the frame sent", func() bool { return bytes.Contains(frames.bytes(), []byte("to a group")) })
 	ca, cb := a.udp("udp", "192.168.50.1:0", nil), b.udp("udp", "192.168.50.2:7000", nil)
 	exchange(t, ca, "192.168.50.2:7000", cb, make([]byte, 8000))
 	file := stop()
 
-	packets := dissect(t, file)
+	packets, groups := dissect(t, file), groupsIn(t, &frames)
 	t.Run("IP-13 UD is the transport", func(t *testing.T) {
 		if len(packets) < 10 {
 			t.Fatalf("%d packets", len(packets))
@@ -156,6 +168,18 @@ func TestWire(t *testing.T) {
 			t.Errorf("headers %v", types)
 		}
 	})
+	t.Run("W-05 groups of IPv4", func(t *testing.T) {
+		for _, g := range []string{"ff12:401b:8001::ffff:ffff", "ff12:401b:8001::f01:203"} { // broadcast; 239.1.2.3
+			if !slices.Contains(groups, g) {
+				t.Errorf("no frame to %s among %q", g, groups)
+			}
+		}
+	})
+	t.Run("W-06 groups of IPv6", func(t *testing.T) {
+		if g := "ff12:601b:8001::1:ff00:2"; !slices.Contains(groups, g) { // solicited-node group of fd50::2
+			t.Errorf("no frame to %s among %q", g, groups)
+		}
+	})
 	t.Run("W-09 neighbour discovery", func(t *testing.T) {
 		nd := packets.with("icmpv6.opt.length")
 		nd.all(t, "icmpv6.opt.length", "3")
@@ -163,6 +187,16 @@ func TestWire(t *testing.T) {
 		nd.has(t, packet{"icmpv6.type": "135", "infiniband.bth.destqp": "0xffffff"})
 		nd.has(t, packet{"icmpv6.type": "136", "infiniband.bth.destqp": fmt.Sprintf("0x%06x", ia.Address().QPN())})
 	})
+}
+
+// groupsIn returns the MGIDs of the groups that frames of a capture went to.
+func groupsIn(t *testing.T, capture *buffer) []string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "ib0.pcap")
+	if err := os.WriteFile(file, capture.bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return tshark(t, file, "ipoib && ipoib.dgid == ff00::/8", "ipoib.dgid")
 }
 
 // packet are the fields of a packet as tshark prints them.

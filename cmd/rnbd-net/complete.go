@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rnbd-go/rnbd/modules/bond/core"
+)
+
+// choices returns what an argument of a command can be.
+type choices func(cmd *cobra.Command) []string
+
+// linkNames, bondNames and slaveNames ask the daemon.
+func linkNames(cmd *cobra.Command) (names []string) {
+	list, _ := get[linkInfo](cmd, "/links", nil) // nothing is completed without a daemon
+	for _, l := range list {
+		names = append(names, l.Name)
+	}
+	return names
+}
+
+func bondNames(cmd *cobra.Command) (names []string) {
+	list, _ := get[bondInfo](cmd, "/bonds", nil)
+	for _, b := range list {
+		names = append(names, b.Name)
+	}
+	return names
+}
+
+func slaveNames(cmd *cobra.Command) (names []string) {
+	list, _ := get[bondInfo](cmd, "/bonds", nil)
+	for _, b := range list {
+		names = append(names, b.Slaves...)
+	}
+	return names
+}
+
+func optionNames(*cobra.Command) (names []string) {
+	for _, o := range core.OptionNames() {
+		if core.Settable(o) {
+			names = append(names, o)
+		}
+	}
+	return names
+}
+
+func words(w ...string) choices { return func(*cobra.Command) []string { return w } }
+
+// completions are the arguments that the shell completes, by command.
+var completions = map[string][]choices{
+	"link show":    {linkNames},
+	"link set":     {linkNames, words("mode", "mtu", "umcast")},
+	"link del":     {linkNames},
+	"link add":     {nil, words("link"), linkNames, words("pkey", "mode", "mtu", "umcast")},
+	"mcg":          {linkNames},
+	"peers":        {linkNames},
+	"pcap":         {linkNames},
+	"bond show":    {bondNames},
+	"bond del":     {bondNames},
+	"bond enslave": {bondNames, linkNames},
+	"bond release": {bondNames, slaveNames},
+	"bond set":     {bondNames, optionNames},
+}
+
+// complete lets the shell complete arguments.
+func complete(root *cobra.Command) {
+	for name, args := range completions {
+		cmd, _, err := root.Find(strings.Fields(name))
+		if err != nil {
+			panic(err) // a command that was renamed
+		}
+		cmd.ValidArgsFunction = func(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(a) >= len(args) || args[len(a)] == nil {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+			defer cancel()
+			cmd.SetContext(ctx)
+			return args[len(a)](cmd), cobra.ShellCompDirectiveNoFileComp
+		}
+	}
+}
