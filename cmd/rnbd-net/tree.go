@@ -194,6 +194,13 @@ func statistics(i *dev.Interface) ctltree.Fixed {
 		"pmtu_sent":         file(func(s dev.Stats) uint64 { return s.PMTUSent }),
 		"rx_joined":         file(func(s dev.Stats) uint64 { return s.RxJoined }),
 		"rx_wakeups":        file(func(s dev.Stats) uint64 { return s.RxWakeups }),
+		"rx_qkey_violation": file(func(s dev.Stats) uint64 { return s.Fabric.QKey }),
+		"rx_unknown_type":   file(func(s dev.Stats) uint64 { return s.RxUnknownType }),
+		"rx_malformed":      file(func(s dev.Stats) uint64 { return s.Neigh.Malformed }),
+		"rx_spoofed":        file(func(s dev.Stats) uint64 { return s.Neigh.Spoofed }),
+		"rx_conflicts":      file(func(s dev.Stats) uint64 { return s.Neigh.Conflicts }),
+		"cm_bad_requests":   file(func(s dev.Stats) uint64 { return s.Conns.BadRequests }),
+		"cm_crowded":        file(func(s dev.Stats) uint64 { return s.Conns.Crowded }),
 		"rx_pkey_violation": file(func(s dev.Stats) uint64 { return s.Fabric.PKey }),
 	}
 }

@@ -35,8 +35,12 @@ func TestBadFrames(t *testing.T) {
 	conflict := arp
 	conflict.SenderIP = arp.TargetIP
 	ns := wire.NewND(wire.NDFields{Type: wire.NDNeighborSolicit, Src: ip("fd50::9"), Dst: ip("fd50::2"), Target: ip("fd50::2"), LinkLayer: own, HasLinkLayer: true})
-	hops := bytes.Clone(ns)
+	hops, wrong, zero := bytes.Clone(ns), bytes.Clone(ns), bytes.Clone(ns)
 	hops[7] = 64
+	wrong[42] ^= 1
+	zero[65] = 0
+	forged := wire.NewND(wire.NDFields{Type: wire.NDNeighborSolicit, Src: ip("fd50::9"), Dst: ip("fd50::2"), Target: ip("fd50::2"), LinkLayer: spoofed.SenderHW, HasLinkLayer: true})
+	claim := wire.NewND(wire.NDFields{Type: wire.NDNeighborAdvert, Src: ip("fd50::2"), Dst: ip("fd50::2"), Target: ip("fd50::2"), LinkLayer: own, HasLinkLayer: true})
 	frame := wire.AppendFrame
 	send := func(qkey uint32, b []byte) {
 		if _, err := evil.Send([]verbs.Datagram{{Payload: b, Peer: portB, QPN: ib.Address().QPN(), QKey: qkey}}); err != nil {
@@ -56,6 +60,11 @@ func TestBadFrames(t *testing.T) {
 		{"half an ARP packet", frame(nil, wire.TypeARP, wire.NewARP(arp)[:40]), func(s Stats) uint64 { return s.Neigh.Malformed }},
 		{"ARP in the name of another port", frame(nil, wire.TypeARP, wire.NewARP(spoofed)), func(s Stats) uint64 { return s.Neigh.Spoofed }},
 		{"ARP with the address of the interface", frame(nil, wire.TypeARP, wire.NewARP(conflict)), func(s Stats) uint64 { return s.Neigh.Conflicts }},
+		{"half a solicitation", frame(nil, wire.TypeIPv6, ns[:50]), func(s Stats) uint64 { return s.RxDropped + s.Neigh.Malformed }},
+		{"a solicitation with a wrong checksum", frame(nil, wire.TypeIPv6, wrong), func(s Stats) uint64 { return s.Neigh.Malformed }},
+		{"a solicitation with an option of length 0", frame(nil, wire.TypeIPv6, zero), func(s Stats) uint64 { return s.Neigh.Malformed }},
+		{"a solicitation in the name of another port", frame(nil, wire.TypeIPv6, forged), func(s Stats) uint64 { return s.Neigh.Spoofed }},
+		{"an advertisement of an address of the interface", frame(nil, wire.TypeIPv6, claim), func(s Stats) uint64 { return s.Neigh.Conflicts }},
 		{"a solicitation that was routed", frame(nil, wire.TypeIPv6, hops), func(s Stats) uint64 { return s.Neigh.Malformed }},
 	} {
 		before := tc.count(ib.Stats())
