@@ -21,6 +21,7 @@ import (
 	"github.com/hashicorp/go-plugin/runner"
 	"google.golang.org/grpc"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
 )
 
@@ -43,6 +44,12 @@ type Config struct {
 	// ended: nil after Stop. The end of the process is no fence: its I/O may
 	// still reach the disk.
 	OnExit func(error)
+
+	// Confine is what the plugin keeps of the rights of its host; nil: all of them.
+	// Launcher is the program that takes the others away, with its arguments; see
+	// package confine.
+	Confine  *confine.Profile
+	Launcher []string
 
 	reapGrace time.Duration // 0: reapGrace
 }
@@ -81,8 +88,8 @@ func launch(ctx context.Context, c Config) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	if exe.pinned != nil {
-		defer exe.pinned.Close()
+	if exe.file != nil {
+		defer exe.file.Close()
 	}
 	conn, peer, err := socketPair()
 	if err != nil {
@@ -90,6 +97,9 @@ func launch(ctx context.Context, c Config) (*Process, error) {
 	}
 	defer peer.Close()
 	s := &starter{c: c, exe: exe.path, control: peer}
+	if c.Confine != nil {
+		s.confined = openConfined(c, exe.file)
+	}
 	link, err := s.start(ctx)
 	if err != nil {
 		_ = conn.Close()
@@ -99,6 +109,7 @@ func launch(ctx context.Context, c Config) (*Process, error) {
 	p := newProcess(c, &connSender{conn: conn}, link)
 	p.child = s.child
 	p.cleanup = s.cleanup
+	p.confined = s.report
 	go p.supervise()
 	if err := p.introduce(ctx); err != nil {
 		p.quietly.Store(true)
@@ -110,10 +121,10 @@ func launch(ctx context.Context, c Config) (*Process, error) {
 	return p, nil
 }
 
-// executable is the file to execute: the path, or the file that was checked.
+// executable is the file to execute: the path, or the open file that was checked.
 type executable struct {
-	path   string
-	pinned *os.File
+	path string
+	file *os.File
 }
 
 func openExecutable(c Config) (executable, error) {
@@ -128,10 +139,23 @@ func openExecutable(c Config) (executable, error) {
 	case st.Mode().Perm()&0o111 == 0:
 		return executable{}, fmt.Errorf("not executable; chmod +x it if it is the plugin: %w", fs.ErrPermission)
 	}
-	if len(c.SHA256) == 0 {
+	if err := confine.CheckFolder(c.Path); err != nil {
+		return executable{}, err
+	}
+	if len(c.SHA256) == 0 && c.Confine == nil {
 		return executable{path: c.Path}, nil
 	}
-	return checkSum(c)
+	f, err := pin(c.Path)
+	if err != nil {
+		return executable{}, errno(err)
+	}
+	if len(c.SHA256) > 0 {
+		if err := checkSum(c, f); err != nil {
+			_ = f.Close()
+			return executable{}, err
+		}
+	}
+	return executable{path: fmt.Sprintf("/proc/self/fd/%d", f.Fd()), file: f}, nil
 }
 
 // errno drops the path from a path error: ours names it already.
@@ -143,25 +167,19 @@ func errno(err error) error {
 	return err
 }
 
-// checkSum pins the file that was hashed, so that another one put in its place
-// meanwhile is not executed. A file that is written in place is: its directory
-// must belong to root.
-func checkSum(c Config) (executable, error) {
-	f, err := pin(c.Path)
-	if err != nil {
-		return executable{}, errno(err)
-	}
+// checkSum hashes the open file that is executed, so that another one put in its
+// place meanwhile is not. A file that is written in place is: CheckFolder refuses
+// files that others than root may write to.
+func checkSum(c Config, f *os.File) error {
 	h := sha256.New()
 	if _, err := io.Copy(h, f); err != nil {
-		_ = f.Close()
-		return executable{}, fmt.Errorf("checksum: %w", errno(err))
+		return fmt.Errorf("checksum: %w", errno(err))
 	}
 	if sum := h.Sum(nil); !bytes.Equal(sum, c.SHA256) {
-		_ = f.Close()
-		return executable{}, fmt.Errorf("%w: SHA-256 of the file is %x, configured is %x; "+
+		return fmt.Errorf("%w: SHA-256 of the file is %x, configured is %x; "+
 			"if the plugin was updated on purpose, configure the new sum", ErrIncompatible, sum, c.SHA256)
 	}
-	return executable{path: fmt.Sprintf("/proc/self/fd/%d", f.Fd()), pinned: f}, nil
+	return nil
 }
 
 // starter drives go-plugin through the start of one process.
@@ -173,6 +191,9 @@ type starter struct {
 	child   *child
 	client  *goplugin.Client
 	pid     atomic.Int64
+
+	confined *confined       // nil: it keeps its host's rights
+	report   *confine.Report // of the confined process
 }
 
 func (s *starter) start(ctx context.Context) (grpc.ClientConnInterface, error) {
@@ -184,8 +205,8 @@ func (s *starter) start(ctx context.Context) (grpc.ClientConnInterface, error) {
 	s.client = goplugin.NewClient(&goplugin.ClientConfig{
 		HandshakeConfig:  handshake(),
 		VersionedPlugins: map[int]goplugin.PluginSet{ProtocolVersion: {setName: &grpcPlugin{}}},
-		RunnerFunc: func(_ hclog.Logger, cmd *exec.Cmd, _ string) (runner.Runner, error) {
-			return s.newRunner(ctx, cmd), nil
+		RunnerFunc: func(_ hclog.Logger, cmd *exec.Cmd, sockets string) (runner.Runner, error) {
+			return s.newRunner(ctx, cmd, sockets)
 		},
 		UnixSocketConfig: &goplugin.UnixSocketConfig{TempDir: s.dir.path},
 		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
@@ -202,6 +223,12 @@ func (s *starter) start(ctx context.Context) (grpc.ClientConnInterface, error) {
 		return nil, s.explain(ctx, err, &words)
 	}
 	s.child.words = &words
+	if s.confined != nil {
+		if s.report, err = s.confined.report(); err != nil {
+			s.kill()
+			return nil, err
+		}
+	}
 	return link, nil
 }
 
@@ -233,9 +260,17 @@ func (s *starter) kill() {
 	}
 }
 
-// newRunner is called by go-plugin with the environment it wants.
-func (s *starter) newRunner(ctx context.Context, cmd *exec.Cmd) *child {
+// newRunner is called by go-plugin with the environment it wants, and the folder
+// of its sockets.
+func (s *starter) newRunner(ctx context.Context, cmd *exec.Cmd, sockets string) (runner.Runner, error) {
 	env := append(hostEnv(s.c), cmd.Env...)
+	if s.confined != nil {
+		tmp, err := s.confined.home(s.dir, sockets)
+		if err != nil {
+			return nil, err
+		}
+		env = append(env, "TMPDIR="+tmp)
+	}
 	s.child = newChild(s.c.Path, s.exe, s.c.Args, env, s.control)
 	s.child.started = func(pid int) {
 		s.pid.Store(int64(pid))
@@ -243,7 +278,12 @@ func (s *starter) newRunner(ctx context.Context, cmd *exec.Cmd) *child {
 			s.kill()
 		}
 	}
-	return s.child
+	if s.confined != nil {
+		if err := s.confined.wrap(s.child); err != nil {
+			return nil, err
+		}
+	}
+	return s.child, nil
 }
 
 // explain adds the reason of a failed start, and a remedy.
@@ -262,6 +302,11 @@ func (s *starter) explain(ctx context.Context, err error, words *lastWords) erro
 		return fmt.Errorf("it answered the handshake with %q; is it an rnbd plugin?%s: %w", hello, words, err)
 	}
 	<-s.child.ended // go-plugin has killed it if it lived
+	if s.confined != nil {
+		if _, err := s.confined.report(); err != nil {
+			return err
+		}
+	}
 	s.child.hearOut(muteGrace)
 	if s.child.killed.Load() {
 		return fmt.Errorf("no handshake within %v; is it an rnbd plugin?%s: %w", s.c.StartTimeout, words, os.ErrDeadlineExceeded)

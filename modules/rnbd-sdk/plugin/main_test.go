@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 )
 
 // The test binary is every process that the tests need: RNBD_TEST_ROLE
@@ -22,6 +23,8 @@ const roleKey = "RNBD_TEST_ROLE"
 func TestMain(m *testing.M) {
 	role := os.Getenv(roleKey)
 	switch {
+	case len(os.Args) == 2 && os.Args[1] == confine.Argument:
+		confine.Exec()
 	case role == "host":
 		playHost()
 	case role != "" && StartedByHost():
@@ -150,6 +153,8 @@ func (b *memory) Open(ctx context.Context, r OpenRequest) (Disk, error) {
 		return nil, fmt.Errorf("%q", os.Args)
 	case "panic":
 		panic("in open")
+	case "try":
+		return nil, attempt(arg, r.File)
 	case "odd":
 		return &memDisk{b: b, limits: blk.Limits{Size: 1000, LogicalBlockSize: 512}}, nil
 	case "log":

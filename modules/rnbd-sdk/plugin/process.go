@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
@@ -32,6 +33,7 @@ type Process struct {
 	kill     func()                          // in process: in place of SIGKILL
 	handOver func(token uint64, r *shm.Ring) // in process: rings without descriptors
 	cleanup  func()
+	confined *confine.Report // nil: it has the rights of its host
 
 	quietly  atomic.Bool // the start failed: no OnExit, no log
 	stopping atomic.Bool
@@ -71,6 +73,9 @@ func (p *Process) PID() int {
 
 // Executable is the path it was started from.
 func (p *Process) Executable() string { return p.c.Path }
+
+// Confined returns what holds for the process; nil if it is not confined.
+func (p *Process) Confined() *confine.Report { return p.confined }
 
 // Exited is closed when the process has ended.
 func (p *Process) Exited() <-chan struct{} { return p.exited }

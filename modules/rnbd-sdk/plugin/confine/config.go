@@ -1,0 +1,121 @@
+package confine
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Config is what a daemon's user chose for its plugins. The zero value confines
+// nothing.
+type Config struct {
+	Mode     Mode
+	Launcher []string // the program that calls Exec, with its arguments
+	User     string   // empty: the daemon's own
+	// Allow has more rights of plugins, by their names: network, disks, none or an
+	// absolute path. none takes the rights away that a known name has.
+	Allow map[string][]string
+}
+
+// Words of Config.Allow, besides paths.
+const (
+	AllowNetwork = "network"
+	AllowDisks   = "disks"
+	AllowNone    = "none"
+)
+
+// Check reports an error in c.
+func (c *Config) Check() error {
+	for name, all := range c.Allow {
+		for _, a := range all {
+			if a != AllowNetwork && a != AllowDisks && a != AllowNone && (!filepath.IsAbs(a) || a == "/") {
+				return fmt.Errorf("plugin %s may use %q: write %s, %s, %s or an absolute path", name, a, AllowNetwork, AllowDisks, AllowNone)
+			}
+		}
+	}
+	if c.User == "" {
+		return nil
+	}
+	_, err := LookUp(c.User)
+	return err
+}
+
+// Storage is the Profile of a storage plugin that serves what is below root. later
+// lets the folder appear after the start: then the nearest folder above it that is
+// there is allowed.
+func (c *Config) Storage(name, root string, later bool) (*Profile, error) {
+	p := &Profile{Caps: []int{unix.CAP_DAC_OVERRIDE, unix.CAP_IPC_LOCK, unix.CAP_SYS_NICE}}
+	switch {
+	case root == "":
+		p.Files = append(p.Files, Rule{Path: "/dev", Access: Write})
+	case later:
+		p.Files = append(p.Files, Rule{Path: above(root), Access: Write, Required: true})
+	default:
+		p.Files = append(p.Files, Rule{Path: root, Access: Write, Required: true})
+	}
+	return p, c.complete(name, p)
+}
+
+// above returns the folder above path, or the nearest above it that exists.
+func above(path string) string {
+	for {
+		path = filepath.Dir(path)
+		if unix.Access(path, unix.F_OK) == nil || path == "/" || path == "." {
+			return path
+		}
+	}
+}
+
+// Frontend is the Profile of a front end. Those named in disks show block devices
+// of this host.
+func (c *Config) Frontend(name string, disks bool) (*Profile, error) {
+	p := &Profile{Disks: disks, Caps: []int{unix.CAP_IPC_LOCK, unix.CAP_NET_ADMIN}}
+	return p, c.complete(name, p)
+}
+
+// complete adds what every profile has, and what Allow says.
+func (c *Config) complete(name string, p *Profile) error {
+	p.Strict = c.Mode == Strict
+	if c.User != "" {
+		u, err := LookUp(c.User)
+		if err != nil {
+			return err
+		}
+		p.User = u
+		if p.User.UID != 0 { // the point of it is that the user's rights to files count
+			p.Caps = []int{unix.CAP_IPC_LOCK}
+		}
+	}
+	for _, a := range c.Allow[name] {
+		switch a {
+		case AllowNone:
+			p.Disks = false
+		case AllowDisks:
+			p.Disks = true
+		case AllowNetwork:
+			p.Network = true
+		default:
+			p.Files = append(p.Files, Rule{Path: a, Access: Write, Required: true})
+		}
+	}
+	if p.Disks {
+		p.Caps = []int{unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH, unix.CAP_IPC_LOCK, unix.CAP_NET_ADMIN,
+			unix.CAP_SYS_ADMIN, unix.CAP_SYS_NICE, unix.CAP_SYS_PTRACE, unix.CAP_SYS_RESOURCE}
+	}
+	return nil
+}
+
+// ParseAllow reads NAME=WHAT, repeated.
+func ParseAllow(in []string) (map[string][]string, error) {
+	out := map[string][]string{}
+	for _, s := range in {
+		name, what, ok := strings.Cut(s, "=")
+		if !ok || name == "" || what == "" {
+			return nil, fmt.Errorf("%q: write NAME=WHAT, where WHAT is network, disks, none or an absolute path", s)
+		}
+		out[name] = append(out[name], what)
+	}
+	return out, nil
+}

@@ -1,0 +1,103 @@
+package confine
+
+import (
+	"os"
+	"strings"
+
+	seccomp "github.com/elastic/go-seccomp-bpf"
+	"github.com/elastic/go-seccomp-bpf/arch"
+	"golang.org/x/sys/unix"
+)
+
+// allowed are the system calls of the runtimes of Go and C, of block I/O and of
+// sockets that are there already. What has arguments to look at is in conditions.
+const allowed = `
+read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek
+io_uring_enter io_uring_setup io_uring_register
+io_setup io_submit io_getevents io_pgetevents io_destroy io_cancel
+open openat openat2 close close_range creat truncate ftruncate fallocate fadvise64 fsync fdatasync sync_file_range
+syncfs stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat getcwd
+getdents getdents64 fcntl flock dup dup2 dup3 ioctl umask mkdir mkdirat unlink unlinkat rmdir rename renameat
+renameat2 fchmod fchmodat utimensat sendfile splice tee vmsplice copy_file_range name_to_handle_at
+mmap mprotect munmap brk mremap madvise mincore msync mlock mlock2 munlock memfd_create mbind get_mempolicy
+set_mempolicy mseal membarrier rseq arch_prctl prctl
+epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 poll ppoll select pselect6
+eventfd eventfd2 signalfd signalfd4 timerfd_create timerfd_settime timerfd_gettime pipe pipe2 inotify_init1
+inotify_add_watch inotify_rm_watch
+futex futex_waitv futex_wait futex_wake futex_requeue set_robust_list get_robust_list set_tid_address
+sched_yield sched_getaffinity sched_setaffinity sched_getparam sched_getscheduler sched_get_priority_max
+sched_get_priority_min getcpu nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times
+getitimer setitimer timer_create timer_settime timer_gettime timer_getoverrun timer_delete
+rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack restart_syscall pause
+getpid getppid gettid getuid geteuid getgid getegid getgroups getresuid getresgid getpgrp getpgid getsid
+getrlimit setrlimit prlimit64 getrusage getpriority ioprio_get sysinfo uname exit exit_group wait4 waitid capget
+getrandom pidfd_open
+socketpair bind listen accept accept4 getsockname getpeername getsockopt setsockopt shutdown sendto recvfrom
+sendmsg recvmsg sendmmsg recvmmsg`
+
+// answer makes the action that refuses a call with an errno.
+func answer(errno unix.Errno) seccomp.Action { return seccomp.ActionErrno | seccomp.Action(errno) }
+
+// conditions are the calls that pass with some arguments only.
+func conditions(p *Profile, execPath uintptr) []seccomp.NameWithConditions {
+	pid := uint64(os.Getpid())
+	with := func(name string, c ...seccomp.Condition) seccomp.NameWithConditions {
+		return seccomp.NameWithConditions{Name: name, Conditions: c}
+	}
+	equal := func(arg uint32, v uint64) seccomp.Condition {
+		return seccomp.Condition{Argument: arg, Operation: seccomp.Equal, Value: v}
+	}
+	all := []seccomp.NameWithConditions{
+		with("clone", seccomp.Condition{Argument: 0, Operation: seccomp.BitsSet, Value: unix.CLONE_THREAD}),
+		with("tgkill", equal(0, pid)), with("kill", equal(0, pid)), with("tkill", equal(0, pid)),
+		with("rt_tgsigqueueinfo", equal(0, pid)),
+		with("socket", equal(0, unix.AF_UNIX)),
+		with("execveat", equal(1, uint64(execPath))),
+	}
+	if p.Disks { // the kernel's NBD client is driven by netlink
+		all = append(all, with("socket", equal(0, unix.AF_NETLINK)))
+	}
+	if p.Network {
+		all = append(all, with("socket", equal(0, unix.AF_INET)), with("socket", equal(0, unix.AF_INET6)),
+			with("socket", equal(0, unix.AF_NETLINK)))
+	}
+	return all
+}
+
+// policy returns the filter. Everything else is refused with EPERM; clone3 with
+// ENOSYS, for the C library falls back to clone then, whose flags can be looked at.
+func policy(p *Profile, execPath uintptr) (seccomp.Policy, error) {
+	info, err := arch.GetInfo("")
+	if err != nil {
+		return seccomp.Policy{}, err
+	}
+	var names []string
+	for _, n := range strings.Fields(allowed) {
+		if _, ok := info.SyscallNames[n]; ok { // old calls are missing on new architectures
+			names = append(names, n)
+		}
+	}
+	if p.Network {
+		names = append(names, "connect")
+	}
+	if p.Script {
+		names = append(names, "execve")
+	}
+	return seccomp.Policy{
+		DefaultAction: seccomp.ActionErrno, // with EPERM
+		Syscalls: []seccomp.SyscallGroup{
+			{Action: seccomp.ActionAllow, Names: names},
+			{Action: seccomp.ActionAllow, NamesWithCondtions: conditions(p, execPath)},
+			{Action: answer(unix.ENOSYS), Names: []string{"clone3"}},
+		},
+	}, nil
+}
+
+// restrictCalls loads the filter into the calling thread. no_new_privs is set.
+func restrictCalls(p *Profile, execPath uintptr) error {
+	pol, err := policy(p, execPath)
+	if err != nil {
+		return err
+	}
+	return seccomp.LoadFilter(seccomp.Filter{Policy: pol})
+}
