@@ -196,6 +196,9 @@ func (o *clientOptions) config(socket string) (client.Config, error) {
 		cfg.Timing = rtrs.KernelTiming()
 	}
 	var err error
+	if cfg.Confine, err = o.confinement(); err != nil {
+		return cfg, err
+	}
 	if cfg.Policy, err = rtrs.ParsePolicy(o.Policy); err != nil {
 		return cfg, usageError{err}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
 )
@@ -27,6 +28,9 @@ type daemonOptions struct {
 	Config       string        `yaml:"-"`
 	ConfigDir    string        `yaml:"-"`
 	PluginDir    string        `yaml:"plugin-dir"`
+	Confine      string        `yaml:"confine"`
+	PluginUser   string        `yaml:"plugin-user"`
+	PluginAllow  []string      `yaml:"plugin-allow"`
 	Pumps        int           `yaml:"pumps"`
 	Spin         time.Duration `yaml:"spin"`
 	MPACRC       bool          `yaml:"mpa-crc"`
@@ -46,6 +50,9 @@ func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
 	f.StringVar(&o.Config, "config", "", "YAML file with these options; the command line wins")
 	f.StringVar(&o.ConfigDir, "config-dir", configAuto, "folder of YAML files (*.yaml) that are read after --config, in the order of their names; auto: "+systemConfig+"/client.d or server.d for root's daemon on the default socket; none")
 	f.StringVar(&o.PluginDir, "plugin-dir", defaultPluginDir(), "folder of the plugins")
+	f.StringVar(&o.Confine, "confine", string(confine.Try), "what plugins lose of the daemon's rights: try (what this host can take away), strict (all of it, or they do not start) or off")
+	f.StringVar(&o.PluginUser, "plugin-user", "", "user that plugins run as (default the daemon's)")
+	f.StringArrayVar(&o.PluginAllow, "plugin-allow", nil, "NAME=WHAT: more for a plugin, repeatable: network, disks (front ends that show disks), an absolute path, or none of what its name has")
 	f.IntVar(&o.Pumps, "pumps", pumps, "threads of the data path")
 	f.DurationVar(&o.Spin, "spin", 100*time.Microsecond, "how long an idle pump looks for work before it sleeps; 0: not at all")
 	f.BoolVar(&o.MPACRC, "mpa-crc", true, "ask for checksums on iwarp connections")
@@ -58,6 +65,26 @@ func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
 	f.DurationVar(&o.HungAfter, "hung-after", 10*time.Second, "age from which a request without an answer is reported; 0: none is, and failed requests are not logged")
 	f.StringVar(&o.EventHook, "event-hook", "", "program that is run for each event, which it finds in RNBD_EVENT_... of its environment (default none)")
 	f.StringVar(&o.Sys, "sys", sysAuto, "folder for the tree of control files, off, or auto: sys beside the control socket, where that can be mounted")
+}
+
+// confinement is the library's configuration for the plugins.
+func (o *daemonOptions) confinement() (confine.Config, error) {
+	mode, err := confine.ParseMode(o.Confine)
+	if err != nil {
+		return confine.Config{}, usageError{fmt.Errorf("--confine: %w", err)}
+	}
+	if mode == confine.Off && o.PluginUser != "" {
+		return confine.Config{}, usageError{errors.New("--plugin-user needs --confine=try or strict")}
+	}
+	allow, err := confine.ParseAllow(o.PluginAllow)
+	if err != nil {
+		return confine.Config{}, usageError{fmt.Errorf("--plugin-allow %w", err)}
+	}
+	c := confine.Config{Mode: mode, User: o.PluginUser, Allow: allow, Launcher: []string{"/proc/self/exe", confine.Argument}}
+	if err := c.Check(); err != nil {
+		return c, usageError{err}
+	}
+	return c, nil
 }
 
 // spin is the pumps' setting: the flag's 0 is their "never".

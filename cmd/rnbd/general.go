@@ -239,6 +239,7 @@ var pluginFields = []report.Field[*controlpb.Plugin]{
 	report.F("restarts", "Restarts", "since the daemon started", func(p *controlpb.Plugin) any { return uint64(p.Restarts) }),
 	report.F("version", "Version", "of the plugin", func(p *controlpb.Plugin) any { return p.Version }),
 	report.F("path", "Path", "of its file", func(p *controlpb.Plugin) any { return p.Path }),
+	report.F("confined", "Confined", "what keeps it to its work, and what this host lacks; off", func(p *controlpb.Plugin) any { return p.Confined }),
 }
 
 // showDaemons shows the daemon, or both.

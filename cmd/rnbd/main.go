@@ -6,9 +6,14 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 )
 
 func main() {
+	if len(os.Args) == 2 && os.Args[1] == confine.Argument {
+		confine.Exec() // this process becomes a plugin
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	err := execute(ctx, newRoot(), os.Args[1:])

@@ -210,8 +210,11 @@ func (o *serverOptions) config() (server.Config, error) {
 	cfg.Pumps, cfg.Spin = o.Pumps, o.spin()
 	cfg.QueueDepth, cfg.ChunkSize, cfg.AlwaysInvalidate = o.QueueDepth, o.ChunkSize, o.AlwaysInvalidate
 	cfg.CrashLimit, cfg.CrashWindow = o.CrashLimit, o.CrashWindow
-	cfg.InfoTimeout, cfg.HungAfter = o.InfoTimeout, o.HungAfter
+	cfg.InfoTimeout, cfg.HungAfter, cfg.SearchPathLater = o.InfoTimeout, o.HungAfter, o.SearchPathLater
 	var err error
+	if cfg.Confine, err = o.confinement(); err != nil {
+		return cfg, err
+	}
 	if cfg.Access, err = access.New(o.Access); err != nil {
 		return cfg, usageError{fmt.Errorf("access: %w", err)}
 	}

@@ -62,6 +62,7 @@ func (f *frontend) describe() *controlpb.Plugin {
 	d := &controlpb.Plugin{Name: f.cfg.Name, Kind: "frontend", Path: f.cfg.Path, State: "restarting", Restarts: int32(st.Restarts)}
 	if st.State == supervise.Running {
 		d.State, d.Pid, d.Version = "running", int32(st.PID), f.sup.Info().Version
+		d.Confined = st.Confined
 	}
 	return d
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
@@ -61,6 +62,9 @@ type Config struct {
 	// LinkDir is the folder for links to devices with a node. Their names are
 	// lasting: SESSION/PATH, with "!" for "/". Empty: no links.
 	LinkDir string
+
+	// Confine is what front ends keep of the daemon's rights.
+	Confine confine.Config
 
 	// StateFile records mappings with a device node, so that the next daemon
 	// serves them after this one was killed. Empty: no file.
@@ -148,6 +152,9 @@ func (c *Config) check() error {
 		return fmt.Errorf("slots: %d is not between 1 and the %d ring entries", c.Slots, c.RingEntries)
 	case c.Logger == nil && c.Logs == nil:
 		return errors.New("no logger")
+	}
+	if err := c.Confine.Check(); err != nil {
+		return fmt.Errorf("confinement of plugins: %w", err)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
 	"sync"
 	"syscall"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 )
 
@@ -56,11 +58,16 @@ const (
 
 func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
 	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), attachments: map[uint32]*attachment{}, hold: c.cfg.HoldUsers}
+	profile, err := c.cfg.profile(cfg.Name)
+	if err != nil {
+		return fmt.Errorf("front end %s: %w", cfg.Name, err)
+	}
 	f.life, f.endLife = context.WithCancel(context.Background())
 	f.sup = supervise.New(supervise.Config{
 		Plugin: plugin.Config{
 			Path: cfg.Path, Kind: plugin.KindFrontend, Name: cfg.Name, Pumps: len(c.pumps), SHA256: cfg.SHA256,
 			Configure: cfg.Configure, Logger: c.cfg.logger("plugins"),
+			Confine: profile, Launcher: c.cfg.Confine.Launcher,
 		},
 		Launch: c.cfg.Launch, NewRing: c.cfg.NewRing, Entries: c.cfg.RingEntries,
 		Apart: apart, Logger: f.log, Journal: c.cfg.Journal, Joined: f.joined, Left: f.left,
@@ -70,6 +77,16 @@ func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
 		return fmt.Errorf("front end %s: %w", cfg.Name, err)
 	}
 	return f.sup.Start(ctx)
+}
+
+// profile returns what the front end keeps of the daemon's rights; nil: all of
+// them. Only root's front ends ublk and nbd can show disks.
+func (c *Config) profile(frontend string) (*confine.Profile, error) {
+	if c.Confine.Mode == "" || c.Confine.Mode == confine.Off {
+		return nil, nil
+	}
+	disks := os.Geteuid() == 0 && (frontend == "ublk" || frontend == "nbd")
+	return c.Confine.Frontend(frontend, disks)
 }
 
 // joined gives a process its devices and, last, the sockets: users waiting in

@@ -13,6 +13,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
@@ -68,6 +69,11 @@ type Config struct {
 	// Audit records sessions, paths, devices and rules. nil records nothing.
 	// New and Close do not close it.
 	Audit *audit.Log
+
+	// Confine is what plugins keep of the daemon's rights. SearchPathLater is set if
+	// the folder of the search path may appear after the start.
+	Confine         confine.Config
+	SearchPathLater bool
 
 	// After CrashLimit crashes within CrashWindow a plugin is given up: it is
 	// not started again.
@@ -184,6 +190,9 @@ func (c *Config) check() error {
 		return fmt.Errorf("limit of %d devices per session, %d OPENs: a limit is not negative", c.SessionDevices, c.Opens)
 	case c.Logger == nil && c.Logs == nil:
 		return errors.New("no logger")
+	}
+	if err := c.Confine.Check(); err != nil {
+		return fmt.Errorf("confinement of plugins: %w", err)
 	}
 	for _, r := range c.Rules {
 		if _, err := path.Match(r.Glob, ""); err != nil {

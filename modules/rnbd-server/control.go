@@ -60,7 +60,7 @@ func (p *ioPlugin) describe() *controlpb.Plugin {
 	st := p.sup.Status()
 	return &controlpb.Plugin{
 		Name: p.cfg.Name, Kind: "io", Path: p.cfg.Path, State: pluginState(st), Version: p.info.Version,
-		Restarts: int32(st.Restarts), Pid: int32(st.PID),
+		Restarts: int32(st.Restarts), Pid: int32(st.PID), Confined: st.Confined,
 	}
 }
 

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 )
 
@@ -53,6 +55,10 @@ func (s *Server) startPlugin(ctx context.Context, i int, cfg PluginConfig) error
 		server: s, cfg: cfg, log: s.log.With("plugin", cfg.Name),
 		devices: map[uint32]*device{}, shown: map[*session]*showing{}, opens: make(chan struct{}, opensAtOnce),
 	}
+	profile, err := s.cfg.profile(cfg.Name)
+	if err != nil {
+		return fmt.Errorf("plugin %s: %w", cfg.Name, err)
+	}
 	p.life, p.endLife = context.WithCancel(context.Background())
 	for pump := range s.pumps {
 		p.queues = append(p.queues, &ioQueue{server: s, plugin: p, pump: pump, index: pump*len(s.cfg.Plugins) + i})
@@ -61,6 +67,7 @@ func (s *Server) startPlugin(ctx context.Context, i int, cfg PluginConfig) error
 		Plugin: plugin.Config{
 			Path: cfg.Path, Kind: plugin.KindIO, Name: cfg.Name, Pumps: len(p.queues), SHA256: cfg.SHA256,
 			Configure: cfg.Configure, Logger: s.cfg.logger("plugins"),
+			Confine: profile, Launcher: s.cfg.Confine.Launcher,
 		},
 		Launch: s.cfg.Launch, NewRing: s.cfg.NewRing, Entries: s.cfg.RingEntries,
 		Crash:  supervise.Limit{Count: s.cfg.CrashLimit, Window: s.cfg.CrashWindow},
@@ -68,6 +75,19 @@ func (s *Server) startPlugin(ctx context.Context, i int, cfg PluginConfig) error
 	})
 	s.plugins = append(s.plugins, p)
 	return p.sup.Start(ctx)
+}
+
+// profile returns what the plugin keeps of the daemon's rights; nil: all of them.
+// It may open what the jail can resolve to.
+func (c *Config) profile(plugin string) (*confine.Profile, error) {
+	if c.Confine.Mode == "" || c.Confine.Mode == confine.Off {
+		return nil, nil
+	}
+	folder := c.SearchPath
+	if before, _, found := strings.Cut(folder, sessionMarker); found {
+		folder = strings.TrimRight(before, "/") + "/"
+	}
+	return c.Confine.Storage(plugin, folder, c.SearchPathLater)
 }
 
 // open opens d in the running process.

@@ -59,6 +59,13 @@ func (s *confined) wrap(ch *child) error {
 	return nil
 }
 
+// close gives up what report has not closed.
+func (s *confined) close() {
+	if s.files != nil {
+		s.files.Close()
+	}
+}
+
 // report waits for the launcher's report. nil: it said nothing, or never started.
 func (s *confined) report() (*confine.Report, error) {
 	if s.files == nil {

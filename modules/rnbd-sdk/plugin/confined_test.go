@@ -262,7 +262,7 @@ func TestPluginUser(t *testing.T) {
 func TestStrict(t *testing.T) {
 	c := confinedSelf(t, &confine.Config{Mode: confine.Strict}, filepath.Join(t.TempDir(), "absent"))
 	_, err := Launch(testContext(t), c)
-	if err == nil || !strings.Contains(err.Error(), "does not provide landlock") || !strings.Contains(err.Error(), "absent") {
+	if err == nil || !strings.Contains(err.Error(), "does not provide paths") || !strings.Contains(err.Error(), "absent") {
 		t.Errorf("a search path that is not there: %v", err)
 	}
 	p, _ := hostile(t, t.TempDir())

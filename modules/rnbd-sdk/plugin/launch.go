@@ -319,6 +319,9 @@ func (s *starter) cleanup() {
 	if s.client != nil {
 		s.client.Kill()
 	}
+	if s.confined != nil {
+		s.confined.close()
+	}
 	s.dir.remove()
 }
 

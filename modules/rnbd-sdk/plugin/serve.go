@@ -76,6 +76,7 @@ func serve(author any, info Info, v versions) {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", filepath.Base(os.Args[0]), err)
 		os.Exit(1)
 	}
+	setComm(filepath.Base(os.Args[0]))
 	log := newLogger(os.Stderr)
 	slog.SetDefault(log)
 	quiet()
@@ -95,6 +96,14 @@ func serve(author any, info Info, v versions) {
 		Logger:           newHclog(log, func() []any { return nil }),
 	})
 	os.Exit(0)
+}
+
+// setComm names the main thread, and so the process in lists: an executable that
+// was started by its descriptor has a number for a name. Linux keeps 15 bytes.
+func setComm(name string) {
+	if p, err := syscall.BytePtrFromString(name); err == nil {
+		_ = unix.Prctl(unix.PR_SET_NAME, bytePointer(p), 0, 0, 0)
+	}
 }
 
 // adopt takes over the descriptors that the host has left open.

@@ -1269,6 +1269,7 @@ type Plugin struct {
 	Pid           int32                  `protobuf:"varint,5,opt,name=pid,proto3" json:"pid,omitempty"`
 	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"` // "running", "restarting", "failed: ..."
 	Restarts      int32                  `protobuf:"varint,7,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	Confined      string                 `protobuf:"bytes,8,opt,name=confined,proto3" json:"confined,omitempty"` // what the process may not do: measures; "off"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1350,6 +1351,13 @@ func (x *Plugin) GetRestarts() int32 {
 		return x.Restarts
 	}
 	return 0
+}
+
+func (x *Plugin) GetConfined() string {
+	if x != nil {
+		return x.Confined
+	}
+	return ""
 }
 
 type Limits struct {
@@ -4225,7 +4233,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05bytes\x18\x04 \x01(\bR\x05bytes\x12\x14\n" +
-	"\x05value\x18\x05 \x01(\x04R\x05value\"\xa2\x01\n" +
+	"\x05value\x18\x05 \x01(\x04R\x05value\"\xbe\x01\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x12\n" +
@@ -4233,7 +4241,8 @@ const file_control_proto_rawDesc = "" +
 	"\x04path\x18\x04 \x01(\tR\x04path\x12\x10\n" +
 	"\x03pid\x18\x05 \x01(\x05R\x03pid\x12\x14\n" +
 	"\x05state\x18\x06 \x01(\tR\x05state\x12\x1a\n" +
-	"\brestarts\x18\a \x01(\x05R\brestarts\"\xa9\x03\n" +
+	"\brestarts\x18\a \x01(\x05R\brestarts\x12\x1a\n" +
+	"\bconfined\x18\b \x01(\tR\bconfined\"\xa9\x03\n" +
 	"\x06Limits\x12\x12\n" +
 	"\x04size\x18\x01 \x01(\x04R\x04size\x12,\n" +
 	"\x12logical_block_size\x18\x02 \x01(\rR\x10logicalBlockSize\x12.\n" +

@@ -76,18 +76,19 @@ type openRule struct {
 	access Access
 }
 
-// openRules opens the paths while the process may still do that.
+// openRules opens the paths while the process may still do that. The error is that
+// of required paths.
 func openRules(rules []Rule) (out []openRule, err error) {
 	for _, r := range rules {
-		fd, err := unix.Open(r.Path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		fd, oerr := unix.Open(r.Path, unix.O_PATH|unix.O_CLOEXEC, 0)
 		switch {
-		case err == nil:
+		case oerr == nil:
 			out = append(out, openRule{fd, r.Access})
 		case r.Required:
-			return out, &os.PathError{Op: "open", Path: r.Path, Err: err}
+			err = errors.Join(err, &os.PathError{Op: "open", Path: r.Path, Err: oerr})
 		}
 	}
-	return out, nil
+	return out, err
 }
 
 // restrictFiles puts the thread into a domain of the rules. no_new_privs is set.

@@ -85,10 +85,8 @@ func apply(p *Profile, r *Report, execPath uintptr) error {
 		r.Measures = append(r.Measures, Measure{Name: name, Holds: err == nil, Text: text})
 	}
 	note("rlimits", limit(p), "no core dumps, no message queues")
-	netErr := errors.New("not wanted")
 	if !p.Network && !p.Disks {
-		netErr = unix.Unshare(unix.CLONE_NEWNET)
-		note("network", netErr, "a namespace without interfaces")
+		note("network", unix.Unshare(unix.CLONE_NEWNET), "a namespace without interfaces")
 	}
 	abi, landErr := LandlockABI()
 	rules, ruleErr := openRules(p.Files)
@@ -108,8 +106,8 @@ func apply(p *Profile, r *Report, execPath uintptr) error {
 	nnp := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	note("no_new_privs", nnp, "setuid programs give no rights")
 	if !p.Disks {
-		if landErr == nil {
-			landErr = ruleErr
+		if ruleErr != nil {
+			note("paths", ruleErr, "")
 		}
 		if landErr == nil {
 			landErr = restrictFiles(abi, rules, p.Network)

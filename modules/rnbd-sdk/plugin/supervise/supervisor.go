@@ -14,6 +14,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -66,6 +67,8 @@ type Status struct {
 	LastStart    time.Time
 	NextStart    time.Time // when Waiting
 	LastError    string    // of the last death or failed start; "" : none
+	// Confined is what the process may not do, in words; "": no process runs.
+	Confined string
 }
 
 const (
@@ -219,11 +222,21 @@ func (s *Supervisor) Status() Status {
 	st.Crashes = len(s.recentCrashes())
 	if s.current != nil {
 		st.PID = s.current.PID()
+		st.Confined = confinement(s.current.Process)
 	}
 	if st.State != Waiting {
 		st.NextStart = time.Time{}
 	}
 	return st
+}
+
+// confinement asks a process that knows what holds for it. One without a process of
+// its own has the daemon's rights.
+func confinement(p Process) string {
+	if c, ok := p.(interface{ Confined() *confine.Report }); ok {
+		return c.Confined().String()
+	}
+	return (*confine.Report)(nil).String()
 }
 
 // Reset forgets crashes and failed starts. A plugin that is given up, or waits
