@@ -148,7 +148,7 @@ func number(s string) (uint32, error) {
 }
 
 // CheckFolder refuses, for root, an executable that another user can replace: in a
-// folder that others can write to, or that belongs to somebody else than root or
+// folder that others can write to, or that belongs to a user that is neither root nor
 // the owner of the host's own program.
 func CheckFolder(path string) error {
 	if os.Geteuid() != 0 {
