@@ -82,9 +82,6 @@ func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
 // profile returns what the front end keeps of the daemon's rights; nil: all of
 // them. Only root's front ends ublk and nbd can show disks.
 func (c *Config) profile(frontend string) (*confine.Profile, error) {
-	if c.Confine.Mode == "" || c.Confine.Mode == confine.Off {
-		return nil, nil
-	}
 	disks := os.Geteuid() == 0 && (frontend == "ublk" || frontend == "nbd")
 	return c.Confine.Frontend(frontend, disks)
 }

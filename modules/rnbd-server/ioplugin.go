@@ -80,14 +80,21 @@ func (s *Server) startPlugin(ctx context.Context, i int, cfg PluginConfig) error
 // profile returns what the plugin keeps of the daemon's rights; nil: all of them.
 // It may open what the jail can resolve to.
 func (c *Config) profile(plugin string) (*confine.Profile, error) {
-	if c.Confine.Mode == "" || c.Confine.Mode == confine.Off {
-		return nil, nil
+	return c.Confine.Storage(plugin, commonFolder(c.SearchPath), c.SearchPathLater)
+}
+
+// commonFolder returns the folder that the search path of each session is below.
+func commonFolder(searchPath string) string {
+	if before, _, found := strings.Cut(searchPath, sessionMarker); found {
+		searchPath = strings.TrimRight(before, "/") + "/"
 	}
-	folder := c.SearchPath
-	if before, _, found := strings.Cut(folder, sessionMarker); found {
-		folder = strings.TrimRight(before, "/") + "/"
+	if before, _, found := strings.Cut(searchPath, identityMarker); found {
+		searchPath = before[:strings.LastIndex(before, "/")+1]
+		if searchPath == "" {
+			searchPath = "."
+		}
 	}
-	return c.Confine.Storage(plugin, folder, c.SearchPathLater)
+	return searchPath
 }
 
 // open opens d in the running process.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
 	"github.com/rnbd-go/rnbd/test/lab"
 	"github.com/rnbd-go/rnbd/test/nbdclient"
@@ -27,6 +28,9 @@ const enough = 60 * time.Second
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == withoutURing {
 		execWithoutURing(os.Args[2:])
+	}
+	if plugin.StartedByHost() {
+		plugin.ServeIO(hostile{})
 	}
 	code := m.Run()
 	lab.Cleanup()

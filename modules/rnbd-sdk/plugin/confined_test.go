@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
 )
 
@@ -60,10 +61,14 @@ var attempts = map[string]func(arg string, file *os.File) error{
 	"tcp":         func(addr string, _ *os.File) error { _, err := net.Dial("tcp", addr); return err },
 	"udp":         func(addr string, _ *os.File) error { _, err := net.Dial("udp", addr); return err },
 	"unix socket": func(path string, _ *os.File) error { _, err := net.Dial("unix", path); return err },
-	"mount":       func(dir string, _ *os.File) error { return unix.Mount("x", dir, "tmpfs", 0, "") },
-	"user":        func(string, *os.File) error { return unix.Unshare(unix.CLONE_NEWUSER) },
-	"kernel":      func(string, *os.File) error { _, err := unix.KeyctlInt(0, 0, 0, 0, 0); return err },
-	"io_uring":    func(string, *os.File) error { return uring.Supported() },
+	"limits of its host": func(string, *os.File) error {
+		return unix.Prlimit(os.Getppid(), unix.RLIMIT_NOFILE, nil, &unix.Rlimit{})
+	},
+	"datagram": func(path string, _ *os.File) error { _, err := net.Dial("unixgram", path); return err },
+	"mount":    func(dir string, _ *os.File) error { return unix.Mount("x", dir, "tmpfs", 0, "") },
+	"user":     func(string, *os.File) error { return unix.Unshare(unix.CLONE_NEWUSER) },
+	"kernel":   func(string, *os.File) error { _, err := unix.KeyctlInt(0, 0, 0, 0, 0); return err },
+	"io_uring": func(string, *os.File) error { return uring.Supported() },
 }
 
 // did is the answer to an attempt that succeeded.
@@ -128,6 +133,12 @@ func TestHostilePlugin(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer local.Close()
+	dgram := filepath.Join(other, "d")
+	log, err := net.ListenPacket("unixgram", dgram)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
 	p, plain := hostile(t, root)
 	plain.Confine = nil
 	free := launchT(t, plain)
@@ -160,6 +171,8 @@ func TestHostilePlugin(t *testing.T) {
 		{"process_vm_readv:", "seccomp"},
 		{"ptrace:", "seccomp"},
 		{"signal:", "seccomp"},
+		{"limits of its host:", "seccomp"},
+		{"datagram:" + dgram, "seccomp"},
 		{"shell:", "seccomp"},
 		{"execve:", "seccomp"},
 		{"execveat:", "seccomp"},
@@ -187,7 +200,8 @@ func TestHostilePlugin(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	for _, what := range []string{"read:/etc/passwd", "write:" + tenant, "reopen:another's image", "shell:", "tcp:" + tcp.Addr().String(), "unix socket:" + sock} {
+	for _, what := range []string{"read:/etc/passwd", "write:" + tenant, "reopen:another's image", "shell:", "tcp:" + tcp.Addr().String(),
+		"unix socket:" + sock, "datagram:" + dgram, "limits of its host:"} {
 		if err := try(free, what); err == nil || !strings.Contains(err.Error(), did) {
 			t.Errorf("without limits %s: %v", what, err)
 		}
@@ -279,6 +293,121 @@ func TestStrict(t *testing.T) {
 	}
 	if err := strict.Stop(testContext(t)); err != nil {
 		t.Error(err)
+	}
+}
+
+// On a kernel without a measure try goes on and says so, strict does not start, off
+// asks for nothing.
+func TestKernelsThatLackSomething(t *testing.T) {
+	p, _ := hostile(t, t.TempDir())
+	here := map[string]bool{} // measures that hold on this host
+	for _, m := range p.Confined().Measures {
+		here[m.Name] = m.Holds
+	}
+	for _, c := range []struct{ lacks, measure, says string }{
+		{"landlock", "landlock", "the kernel has no landlock"},
+		{"landlock at boot", "landlock", "not enabled at boot (lsm=)"},
+		{"landlock's domain", "landlock", "enter the domain"},
+		{"seccomp", "seccomp", "not supported by the kernel"},
+		{"namespaces", "network", "operation not permitted"},
+		{"landlock,seccomp,namespaces", "seccomp", "not supported by the kernel"},
+	} {
+		t.Run(c.lacks, func(t *testing.T) {
+			t.Parallel()
+			start := func(mode confine.Mode) (*Process, error) {
+				conf := confinedSelf(t, &confine.Config{Mode: mode}, t.TempDir())
+				conf.Launcher = []string{conf.Path, lacking, c.lacks}
+				p, err := Launch(testContext(t), conf)
+				if err == nil {
+					t.Cleanup(func() { p.Kill(); <-p.cleaned })
+				}
+				return p, err
+			}
+			p, err := start(confine.Try)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range p.Confined().Measures {
+				lost := m.Name == c.measure || strings.Contains(c.lacks, m.Name) || m.Name == "network" && strings.Contains(c.lacks, "namespaces")
+				if m.Holds != (here[m.Name] && !lost) {
+					t.Errorf("try: %s holds %v (%s)", m.Name, m.Holds, m.Text)
+				}
+				if m.Name == c.measure && !strings.Contains(m.Text, c.says) {
+					t.Errorf("try: %s: %s", m.Name, m.Text)
+				}
+			}
+			if _, err := p.OpenDisk(testContext(t), OpenRequest{Device: 1, Name: "x"}); err != nil {
+				t.Errorf("try: %v", err)
+			}
+			_, err = start(confine.Strict)
+			if err == nil || !strings.Contains(err.Error(), c.measure) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "--confine=try") {
+				t.Errorf("strict: %v", err)
+			}
+		})
+	}
+}
+
+func TestOffTakesNothing(t *testing.T) {
+	c := confinedSelf(t, &confine.Config{Mode: confine.Off}, t.TempDir())
+	p := launchT(t, c)
+	if p.Confined() != nil || p.Confined().String() != "off" {
+		t.Errorf("%v", p.Confined())
+	}
+}
+
+// A launcher that cannot be executed, or says nothing, is an error with a reason.
+func TestLaunchersThatFail(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		launcher []string
+		says     string
+	}{
+		{"absent", []string{filepath.Join(t.TempDir(), "absent")}, "no such file"},
+		{"none", nil, "needs a launcher"},
+		{"another program", []string{"/bin/true"}, "the launcher reported nothing"},
+	} {
+		conf := confinedSelf(t, &confine.Config{Mode: confine.Try}, t.TempDir())
+		conf.Launcher = c.launcher
+		before := descriptors(t)
+		_, err := Launch(testContext(t), conf)
+		if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), conf.Path) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		sdktest.Eventually(t, "no descriptor is left", func() bool { return descriptors(t) <= before })
+	}
+}
+
+// descriptors is how many this process has.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
+// The plugin has its own control socket and the standard descriptors, and none of
+// its host's or launcher's.
+func TestDescriptorsOfAConfinedPlugin(t *testing.T) {
+	p, _ := hostile(t, t.TempDir())
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID()))
+	if err != nil {
+		t.Skip(err)
+	}
+	for _, fd := range fds {
+		to, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", p.PID(), fd.Name()))
+		if err != nil {
+			continue // closed meanwhile
+		}
+		own := to == "/dev/null" || strings.HasPrefix(to, "socket:") || strings.HasPrefix(to, "pipe:") ||
+			strings.HasPrefix(to, "anon_inode:") || strings.HasPrefix(to, "/sys/fs/cgroup/")
+		if !own {
+			t.Errorf("descriptor %s is %s", fd.Name(), to)
+		}
+	}
+	if len(fds) > 16 {
+		t.Errorf("%d descriptors", len(fds))
 	}
 }
 

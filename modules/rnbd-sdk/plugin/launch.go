@@ -21,6 +21,7 @@ import (
 	"github.com/hashicorp/go-plugin/runner"
 	"google.golang.org/grpc"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
 )
@@ -84,6 +85,9 @@ func Launch(ctx context.Context, c Config) (*Process, error) {
 }
 
 func launch(ctx context.Context, c Config) (*Process, error) {
+	if c.Confine != nil && len(c.Launcher) == 0 {
+		return nil, fmt.Errorf("a confined plugin needs a launcher: %w", blk.EINVAL)
+	}
 	exe, err := openExecutable(c)
 	if err != nil {
 		return nil, err

@@ -25,6 +25,8 @@ func TestMain(m *testing.M) {
 	switch {
 	case len(os.Args) == 2 && os.Args[1] == confine.Argument:
 		confine.Exec()
+	case len(os.Args) == 3 && os.Args[1] == lacking:
+		launchLacking(os.Args[2])
 	case role == "host":
 		playHost()
 	case role != "" && StartedByHost():

@@ -3,6 +3,7 @@ package confine
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -35,17 +36,29 @@ func (c *Config) Check() error {
 			}
 		}
 	}
+	if c.confines() && len(c.Launcher) == 0 {
+		return fmt.Errorf("confinement %q needs a launcher", c.Mode)
+	}
 	if c.User == "" {
 		return nil
+	}
+	if !c.confines() {
+		return fmt.Errorf("plugins run as user %s only with confinement %s or %s", c.User, Try, Strict)
 	}
 	_, err := LookUp(c.User)
 	return err
 }
 
-// Storage is the Profile of a storage plugin that serves what is below root. later
+func (c *Config) confines() bool { return c.Mode != "" && c.Mode != Off }
+
+// Storage is the Profile of a storage plugin that serves what is below root; nil if
+// nothing is confined. later
 // lets the folder appear after the start: then the nearest folder above it that is
 // there is allowed.
 func (c *Config) Storage(name, root string, later bool) (*Profile, error) {
+	if !c.confines() {
+		return nil, nil
+	}
 	p := &Profile{Caps: []int{unix.CAP_DAC_OVERRIDE, unix.CAP_IPC_LOCK, unix.CAP_SYS_NICE}}
 	switch {
 	case root == "":
@@ -68,9 +81,12 @@ func above(path string) string {
 	}
 }
 
-// Frontend is the Profile of a front end. Those named in disks show block devices
+// Frontend is the Profile of a front end; nil if nothing is confined. Those named in disks show block devices
 // of this host.
 func (c *Config) Frontend(name string, disks bool) (*Profile, error) {
+	if !c.confines() {
+		return nil, nil
+	}
 	p := &Profile{Disks: disks, Caps: []int{unix.CAP_IPC_LOCK, unix.CAP_NET_ADMIN}}
 	return p, c.complete(name, p)
 }
@@ -99,6 +115,9 @@ func (c *Config) complete(name string, p *Profile) error {
 		default:
 			p.Files = append(p.Files, Rule{Path: a, Access: Write, Required: true})
 		}
+	}
+	if p.Network { // with it the process could set up the host's network
+		p.Caps = slices.DeleteFunc(p.Caps, func(c int) bool { return c == unix.CAP_NET_ADMIN })
 	}
 	if p.Disks {
 		p.Caps = []int{unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH, unix.CAP_IPC_LOCK, unix.CAP_NET_ADMIN,

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/user"
 	"path/filepath"
 	"strconv"
-	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
 )
 
 // Files are the two ends of what a launcher reads and writes.
@@ -88,11 +90,19 @@ func Runtime(executable io.ReaderAt) (rules []Rule, script bool) {
 	}
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP {
-			return append(rulesOf(Run, "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib"),
+			return append(rulesOf(Run, "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", loader(p)),
 				rulesOf(Read, "/etc/ld.so.cache")...), false
 		}
 	}
 	return nil, false
+}
+
+// loader returns the path of the program that loads the C library; it is elsewhere
+// on some hosts.
+func loader(p *elf.Prog) string {
+	b, _ := io.ReadAll(io.LimitReader(p.Open(), unix.PathMax))
+	path, _, _ := bytes.Cut(b, []byte{0})
+	return string(path)
 }
 
 func rulesOf(a Access, paths ...string) (out []Rule) {
@@ -103,7 +113,8 @@ func rulesOf(a Access, paths ...string) (out []Rule) {
 }
 
 // CommonRules are the paths that every plugin may use: facts about the host and
-// itself, and dir for its sockets and temporary files.
+// itself, and dir for its sockets and temporary files. Folders that variables of the
+// environment name for measurements are the plugin's too.
 func CommonRules(dir string) []Rule {
 	rules := rulesOf(Read, "/sys", "/proc/self", "/proc/sys", "/proc/meminfo", "/proc/cpuinfo", "/proc/stat",
 		"/etc/localtime", "/usr/share/zoneinfo")
@@ -111,6 +122,9 @@ func CommonRules(dir string) []Rule {
 	rules = append(rules, Rule{Path: dir, Access: Own, Required: true})
 	if cover := os.Getenv("GOCOVERDIR"); cover != "" {
 		rules = append(rules, Rule{Path: cover, Access: Own})
+	}
+	if file := os.Getenv(selfstats.FileEnv); file != "" {
+		rules = append(rules, Rule{Path: filepath.Dir(file), Access: Own})
 	}
 	return rules
 }
@@ -145,46 +159,4 @@ func LookUp(name string) (*User, error) {
 func number(s string) (uint32, error) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	return uint32(n), err
-}
-
-// CheckFolder refuses, for root, an executable that another user can replace: in a
-// folder that others can write to, or that belongs to a user that is neither root nor
-// the owner of the host's own program.
-func CheckFolder(path string) error {
-	if os.Geteuid() != 0 {
-		return nil
-	}
-	return checkFolder(path, trusted())
-}
-
-func checkFolder(path string, trusted map[uint32]bool) error {
-	real, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return err
-	}
-	for _, p := range []string{real, filepath.Dir(real)} {
-		st, err := os.Stat(p)
-		if err != nil {
-			return err
-		}
-		owner := st.Sys().(*syscall.Stat_t).Uid
-		switch {
-		case st.Mode().Perm()&0o022 != 0 && st.Mode()&fs.ModeSticky == 0:
-			return fmt.Errorf("%s can be changed by others (mode %v), and root does not execute that; chmod go-w it: %w",
-				p, st.Mode().Perm(), fs.ErrPermission)
-		case !trusted[owner]:
-			return fmt.Errorf("%s belongs to user %d, and root does not execute that; chown it to root: %w",
-				p, owner, fs.ErrPermission)
-		}
-	}
-	return nil
-}
-
-// trusted are the users whose programs root executes: they own what runs already.
-func trusted() map[uint32]bool {
-	t := map[uint32]bool{0: true}
-	if st, err := os.Stat("/proc/self/exe"); err == nil {
-		t[st.Sys().(*syscall.Stat_t).Uid] = true
-	}
-	return t
 }

@@ -2,6 +2,7 @@ package confine
 
 import (
 	"os"
+	"slices"
 	"strings"
 
 	seccomp "github.com/elastic/go-seccomp-bpf"
@@ -17,7 +18,7 @@ io_uring_enter io_uring_setup io_uring_register
 io_setup io_submit io_getevents io_pgetevents io_destroy io_cancel
 open openat openat2 close close_range creat truncate ftruncate fallocate fadvise64 fsync fdatasync sync_file_range
 syncfs stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat getcwd
-getdents getdents64 fcntl flock dup dup2 dup3 ioctl umask mkdir mkdirat unlink unlinkat rmdir rename renameat
+getdents getdents64 fcntl flock dup dup2 dup3 umask mkdir mkdirat unlink unlinkat rmdir rename renameat
 renameat2 fchmod fchmodat utimensat sendfile splice tee vmsplice copy_file_range name_to_handle_at
 mmap mprotect munmap brk mremap madvise mincore msync mlock mlock2 munlock memfd_create mbind get_mempolicy
 set_mempolicy mseal membarrier rseq arch_prctl prctl
@@ -30,36 +31,78 @@ sched_get_priority_min getcpu nanosleep clock_nanosleep clock_gettime clock_getr
 getitimer setitimer timer_create timer_settime timer_gettime timer_getoverrun timer_delete
 rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack restart_syscall pause
 getpid getppid gettid getuid geteuid getgid getegid getgroups getresuid getresgid getpgrp getpgid getsid
-getrlimit setrlimit prlimit64 getrusage getpriority ioprio_get sysinfo uname exit exit_group wait4 waitid capget
+getrlimit setrlimit getrusage getpriority ioprio_get sysinfo uname exit exit_group wait4 waitid capget
 getrandom pidfd_open
-socketpair bind listen accept accept4 getsockname getpeername getsockopt setsockopt shutdown sendto recvfrom
+bind listen accept accept4 getsockname getpeername getsockopt shutdown sendto recvfrom
 sendmsg recvmsg sendmmsg recvmmsg`
 
 // answer makes the action that refuses a call with an errno.
 func answer(errno unix.Errno) seccomp.Action { return seccomp.ActionErrno | seccomp.Action(errno) }
 
-// conditions are the calls that pass with some arguments only.
-func conditions(p *Profile, execPath uintptr) []seccomp.NameWithConditions {
+// call is a system call that passes if its arguments have these values.
+type call struct {
+	name string
+	args map[uint32]uint64
+}
+
+// calls are the calls that pass with some arguments only. Sockets of the family
+// unix are streams: a datagram socket could send to any name without connect. A
+// process that keeps CAP_NET_ADMIN has descriptors of the host's network, for its
+// listeners, and must not set up interfaces and tables by them.
+func calls(p *Profile, execPath uintptr) []call {
 	pid := uint64(os.Getpid())
-	with := func(name string, c ...seccomp.Condition) seccomp.NameWithConditions {
-		return seccomp.NameWithConditions{Name: name, Conditions: c}
+	all := []call{
+		{"tgkill", map[uint32]uint64{0: pid}}, {"kill", map[uint32]uint64{0: pid}}, {"tkill", map[uint32]uint64{0: pid}},
+		{"rt_tgsigqueueinfo", map[uint32]uint64{0: pid}},
+		{"prlimit64", map[uint32]uint64{0: 0}}, {"prlimit64", map[uint32]uint64{0: pid}},
+		{"execveat", map[uint32]uint64{1: uint64(execPath)}},
 	}
-	equal := func(arg uint32, v uint64) seccomp.Condition {
-		return seccomp.Condition{Argument: arg, Operation: seccomp.Equal, Value: v}
-	}
-	all := []seccomp.NameWithConditions{
-		with("clone", seccomp.Condition{Argument: 0, Operation: seccomp.BitsSet, Value: unix.CLONE_THREAD}),
-		with("tgkill", equal(0, pid)), with("kill", equal(0, pid)), with("tkill", equal(0, pid)),
-		with("rt_tgsigqueueinfo", equal(0, pid)),
-		with("socket", equal(0, unix.AF_UNIX)),
-		with("execveat", equal(1, uint64(execPath))),
+	for _, flags := range []uint64{0, unix.SOCK_CLOEXEC, unix.SOCK_NONBLOCK, unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK} {
+		for _, kind := range []uint64{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
+			args := map[uint32]uint64{0: unix.AF_UNIX, 1: kind | flags}
+			all = append(all, call{"socket", args}, call{"socketpair", args})
+		}
 	}
 	if p.Disks { // the kernel's NBD client is driven by netlink
-		all = append(all, with("socket", equal(0, unix.AF_NETLINK)))
+		all = append(all, call{"socket", map[uint32]uint64{0: unix.AF_NETLINK, 2: unix.NETLINK_GENERIC}})
 	}
 	if p.Network {
-		all = append(all, with("socket", equal(0, unix.AF_INET)), with("socket", equal(0, unix.AF_INET6)),
-			with("socket", equal(0, unix.AF_NETLINK)))
+		for _, family := range []uint64{unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK} {
+			all = append(all, call{"socket", map[uint32]uint64{0: family}})
+		}
+	}
+	if p.netAdmin() {
+		for _, level := range []uint64{unix.SOL_SOCKET, unix.SOL_TCP} {
+			all = append(all, call{"setsockopt", map[uint32]uint64{1: level}})
+		}
+		for _, request := range []uint64{unix.TCGETS, unix.TIOCINQ, unix.TIOCOUTQ, fionbio, fioclex, fionclex} {
+			all = append(all, call{"ioctl", map[uint32]uint64{1: request}})
+		}
+	}
+	return all
+}
+
+// Requests of ioctl that x/sys/unix does not have, of amd64, arm64 and riscv64.
+const (
+	fionbio  = 0x5421
+	fionclex = 0x5450
+	fioclex  = 0x5451
+)
+
+// netAdmin reports whether the process keeps CAP_NET_ADMIN for its sockets alone.
+func (p *Profile) netAdmin() bool { return !p.Disks && slices.Contains(p.Caps, unix.CAP_NET_ADMIN) }
+
+// conditions are calls, and new threads, in the filter's terms.
+func conditions(p *Profile, execPath uintptr) []seccomp.NameWithConditions {
+	all := []seccomp.NameWithConditions{{Name: "clone", Conditions: []seccomp.Condition{
+		{Argument: 0, Operation: seccomp.BitsSet, Value: unix.CLONE_THREAD},
+	}}}
+	for _, c := range calls(p, execPath) {
+		with := seccomp.NameWithConditions{Name: c.name}
+		for arg, v := range c.args {
+			with.Conditions = append(with.Conditions, seccomp.Condition{Argument: arg, Operation: seccomp.Equal, Value: v})
+		}
+		all = append(all, with)
 	}
 	return all
 }
@@ -82,6 +125,9 @@ func policy(p *Profile, execPath uintptr) (seccomp.Policy, error) {
 	}
 	if p.Script {
 		names = append(names, "execve")
+	}
+	if !p.netAdmin() {
+		names = append(names, "ioctl", "setsockopt")
 	}
 	return seccomp.Policy{
 		DefaultAction: seccomp.ActionErrno, // with EPERM
