@@ -20,19 +20,70 @@ type showing struct {
 	err  error               // of the answer; read after done
 }
 
-// attachSession shows the session's chunks to the running process, once.
+// attachSession shows the session's chunks to the running process, once, for one
+// more mapping. leaveSession follows if it succeeds.
 func (p *ioPlugin) attachSession(ctx context.Context, s *session) error {
 	if err := s.gone(); err != nil {
 		return err
 	}
 	in, err := p.sup.Current()
+	if err == nil {
+		err = p.enter(ctx, s)
+	}
 	if err != nil {
 		return err
 	}
 	if err := p.show(ctx, in, s, false); err != nil {
+		p.leaveSession(s)
 		return fmt.Errorf("plugin %s: memory of session %q: %w", p.cfg.Name, s.name, err)
 	}
 	return nil
+}
+
+// enter counts one more mapping of s. If the last one before has just been closed, it
+// waits until the process no longer knows the arena's number.
+func (p *ioPlugin) enter(ctx context.Context, s *session) error {
+	for {
+		p.mu.Lock()
+		leaving := p.leaving[s]
+		if leaving == nil {
+			p.mappings[s]++
+			p.mu.Unlock()
+			return nil
+		}
+		p.mu.Unlock()
+		select {
+		case <-leaving:
+		case <-ctx.Done():
+			return fmt.Errorf("plugin %s: it still releases memory of session %q: %w", p.cfg.Name, s.name, context.Cause(ctx))
+		}
+	}
+}
+
+// leaveSession undoes attachSession, after the mapping's last request. The last
+// mapping takes the arena away from the process: it maps the memory of sessions that
+// have a device with it. The memory stays the session's. leaveSession does not wait.
+func (p *ioPlugin) leaveSession(s *session) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mappings[s]--; p.mappings[s] > 0 {
+		return
+	}
+	delete(p.mappings, s)
+	last := p.shown[s]
+	delete(p.shown, s)
+	if last == nil || last.in == nil {
+		return
+	}
+	done := make(chan struct{})
+	p.leaving[s] = done
+	go func() {
+		p.takeAway(last, s)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.leaving, s)
+		close(done)
+	}()
 }
 
 // showAll shows a new process the arenas that the process before it had.
@@ -115,15 +166,22 @@ func (s *session) keepArena() (*shm.Arena, error) {
 }
 
 // detachSession takes s's arena away from the process, if it has it. It returns
-// when the process no longer knows the arena's number.
+// when the process no longer knows the arena's number. The session has ended.
 func (p *ioPlugin) detachSession(s *session) {
 	p.mu.Lock()
-	last := p.shown[s]
+	last, leaving := p.shown[s], p.leaving[s]
 	delete(p.shown, s)
 	p.mu.Unlock()
-	if last == nil || last.in == nil {
-		return
+	if leaving != nil {
+		<-leaving
 	}
+	if last != nil && last.in != nil {
+		p.takeAway(last, s)
+	}
+}
+
+// takeAway takes s's arena away from the process that was shown it.
+func (p *ioPlugin) takeAway(last *showing, s *session) {
 	select {
 	case <-last.done:
 	case <-last.in.Context().Done():

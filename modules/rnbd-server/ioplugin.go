@@ -45,6 +45,10 @@ type ioPlugin struct {
 	devices map[uint32]*device
 	// shown has the sessions with an arena that every new process is shown.
 	shown map[*session]*showing
+	// mappings is how many the sessions have, leaving is closed when the process has let go
+	// of the arena of a session that has none left.
+	mappings map[*session]int
+	leaving  map[*session]chan struct{}
 }
 
 // callTimeout bounds control calls to a plugin that do no I/O.
@@ -53,7 +57,8 @@ const callTimeout = 10 * time.Second
 func (s *Server) startPlugin(ctx context.Context, i int, cfg PluginConfig) error {
 	p := &ioPlugin{
 		server: s, cfg: cfg, log: s.log.With("plugin", cfg.Name),
-		devices: map[uint32]*device{}, shown: map[*session]*showing{}, opens: make(chan struct{}, opensAtOnce),
+		devices: map[uint32]*device{}, shown: map[*session]*showing{}, mappings: map[*session]int{},
+		leaving: map[*session]chan struct{}{}, opens: make(chan struct{}, opensAtOnce),
 	}
 	profile, err := s.cfg.profile(cfg.Name)
 	if err != nil {

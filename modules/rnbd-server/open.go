@@ -106,7 +106,9 @@ func (s *Server) addMapping(ctx context.Context, sess *session, m *mapping, id n
 	}
 	err := m.dev.plugin.attachSession(ctx, sess)
 	if err == nil {
-		err = sess.add(m, s.roomFor)
+		if err = sess.add(m, s.roomFor); err != nil {
+			m.dev.plugin.leaveSession(sess)
+		}
 	}
 	if err != nil && m.usage != nil {
 		m.usage.remove(m, false)
@@ -193,6 +195,7 @@ func (s *Server) closeMapping(m *mapping, keepID bool) {
 	}
 	s.giveShare(m)
 	s.drop(m.dev)
+	m.dev.plugin.leaveSession(m.session)
 	s.releaseWriter(id, m.mode)
 	s.log.Info("device closed", "session", m.session.name, "device", m.name, "id", m.id)
 	m.record("open", "closed", "")

@@ -148,6 +148,30 @@ func TestPluginAllow(t *testing.T) {
 	}
 }
 
+// A front end of sockets that is told not to show disks is confined like others.
+func TestFrontEndWithoutDisks(t *testing.T) {
+	l := lab.New(t)
+	s := l.Server(lab.ServerOptions{SearchPath: l.Image("disk.img", 1<<20), Plugins: []string{"fileio"}})
+	c := l.Client(lab.ClientOptions{Extra: []string{"--plugin-allow", "nbd=none", "--nbd-listen", "tcp:127.0.0.1:0"}})
+	p, err := c.Plugin("nbd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(confined(t, s, "fileio"), "landlock") != strings.Contains(p.Confined, "landlock") {
+		t.Errorf("show: %s", p.Confined)
+	}
+	d := l.Map(c, "disk.img", s)
+	for _, uri := range []string{c.URI(d.Name), "nbd://" + tcpOf(t, c) + "/" + d.Name} {
+		run(t, "qemu-io", "-f", "raw", "-c", "write -P 7 4k 64k", "-c", "flush", "-c", "read -P 7 4k 64k", uri)
+	}
+	if err := c.KillPlugin("nbd"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the next process serves", func() bool {
+		return exec.Command("qemu-io", "-f", "raw", "-c", "read -P 7 4k 64k", c.URI(d.Name)).Run() == nil
+	})
+}
+
 // Plugins of each mode serve a device, and the kernel says what the mode says.
 func TestConfineModes(t *testing.T) {
 	for _, mode := range []string{"try", "strict", "off"} {

@@ -59,7 +59,7 @@ func (c *Config) Storage(name, root string, later bool) (*Profile, error) {
 	if !c.confines() {
 		return nil, nil
 	}
-	p := &Profile{Caps: []int{unix.CAP_DAC_OVERRIDE, unix.CAP_IPC_LOCK, unix.CAP_SYS_NICE}}
+	p := &Profile{URing: true, Caps: []int{unix.CAP_DAC_OVERRIDE, unix.CAP_IPC_LOCK, unix.CAP_SYS_NICE}}
 	switch {
 	case root == "":
 		p.Files = append(p.Files, Rule{Path: "/dev", Access: Write})
@@ -116,6 +116,7 @@ func (c *Config) complete(name string, p *Profile) error {
 			p.Files = append(p.Files, Rule{Path: a, Access: Write, Required: true})
 		}
 	}
+	p.URing = p.URing || p.Disks || p.Network
 	if p.Network { // with it the process could set up the host's network
 		p.Caps = slices.DeleteFunc(p.Caps, func(c int) bool { return c == unix.CAP_NET_ADMIN })
 	}

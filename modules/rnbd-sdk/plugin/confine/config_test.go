@@ -85,17 +85,17 @@ func TestProfiles(t *testing.T) {
 		t.Errorf("one more path: %v", got)
 	}
 	p := storage("x", root, false)
-	if !p.Strict || p.Network || p.Disks || caps(p, unix.CAP_SYS_ADMIN) || caps(p, unix.CAP_NET_ADMIN) {
+	if !p.Strict || !p.URing || p.Network || p.Disks || caps(p, unix.CAP_SYS_ADMIN) || caps(p, unix.CAP_NET_ADMIN) {
 		t.Errorf("a storage plugin: %+v", p)
 	}
-	if p := front("x", false); p.Disks || p.Network || len(p.Files) > 0 || caps(p, unix.CAP_DAC_OVERRIDE) || caps(p, unix.CAP_SYS_ADMIN) || !p.netAdmin() {
+	if p := front("x", false); p.URing || p.Disks || p.Network || len(p.Files) > 0 || caps(p, unix.CAP_DAC_OVERRIDE) || caps(p, unix.CAP_SYS_ADMIN) || !p.netAdmin() {
 		t.Errorf("a front end: %+v", p)
 	}
-	if p := front("net", false); !p.Network || caps(p, unix.CAP_NET_ADMIN) {
+	if p := front("net", false); !p.Network || !p.URing || caps(p, unix.CAP_NET_ADMIN) {
 		t.Errorf("a front end with the host's network: %+v", p)
 	}
 	for _, p := range []*Profile{front("x", true), front("disks", false)} {
-		if !p.Disks || !caps(p, unix.CAP_SYS_ADMIN) || p.netAdmin() {
+		if !p.Disks || !p.URing || !caps(p, unix.CAP_SYS_ADMIN) || p.netAdmin() {
 			t.Errorf("a front end that shows disks: %+v", p)
 		}
 	}

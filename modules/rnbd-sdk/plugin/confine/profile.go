@@ -64,6 +64,7 @@ type Profile struct {
 	// appears only when a disk is made. No landlock domain allows the first.
 	Disks   bool
 	Network bool  // keeps the network of the host
+	URing   bool  // may use io_uring, whose requests the filter of system calls does not see
 	Caps    []int // capabilities to keep, if there
 	User    *User // nil: that of the host
 

@@ -14,7 +14,6 @@ import (
 // sockets that are there already. What has arguments to look at is in conditions.
 const allowed = `
 read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek
-io_uring_enter io_uring_setup io_uring_register
 io_setup io_submit io_getevents io_pgetevents io_destroy io_cancel
 open openat openat2 close close_range creat truncate ftruncate fallocate fadvise64 fsync fdatasync sync_file_range
 syncfs stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat getcwd
@@ -119,6 +118,9 @@ func policy(p *Profile, execPath uintptr) (seccomp.Policy, error) {
 		if _, ok := info.SyscallNames[n]; ok { // old calls are missing on new architectures
 			names = append(names, n)
 		}
+	}
+	if p.URing {
+		names = append(names, "io_uring_enter", "io_uring_setup", "io_uring_register")
 	}
 	if p.Network {
 		names = append(names, "connect")

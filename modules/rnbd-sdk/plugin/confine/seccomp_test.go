@@ -66,9 +66,9 @@ func runFilter(t *testing.T, p *Profile, nr, id uint32, args ...uint64) (passes 
 const testExecPath = 0x123456789abc
 
 func TestCallsThatPass(t *testing.T) {
-	storage := &Profile{Caps: []int{unix.CAP_DAC_OVERRIDE}}
+	storage := &Profile{URing: true, Caps: []int{unix.CAP_DAC_OVERRIDE}}
 	front := &Profile{Caps: []int{unix.CAP_IPC_LOCK, unix.CAP_NET_ADMIN}}
-	disks := &Profile{Disks: true, Caps: []int{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}}
+	disks := &Profile{Disks: true, URing: true, Caps: []int{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}}
 	network := &Profile{Network: true}
 	script := &Profile{Script: true}
 	all := map[string]*Profile{"storage": storage, "front end": front, "disks": disks, "network": network, "script": script}
@@ -80,7 +80,7 @@ func TestCallsThatPass(t *testing.T) {
 		args args
 		pass string // profiles, or all; empty: none
 	}{
-		{"read", nil, "all"}, {"io_uring_enter", nil, "all"}, {"futex", nil, "all"}, {"pwritev2", nil, "all"},
+		{"read", nil, "all"}, {"io_uring_setup", nil, "storage disks"}, {"futex", nil, "all"}, {"pwritev2", nil, "all"},
 		{"clone", args{unix.CLONE_THREAD | unix.CLONE_VM}, "all"},
 		{"clone", args{uint64(unix.SIGCHLD)}, ""},
 		{"clone", args{high | uint64(unix.SIGCHLD)}, ""},
