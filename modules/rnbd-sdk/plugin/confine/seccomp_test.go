@@ -25,10 +25,13 @@ func verdict(t *testing.T, p *Profile, name string, args ...uint64) (passes bool
 	return runFilter(t, p, uint32(nr), uint32(info.ID), args...)
 }
 
-// runFilter passes struct seccomp_data to the filter. Its words have the byte order of
-// the machine, which a kernel's filter loads as they are and bpf.VM as big-endian.
-func runFilter(t *testing.T, p *Profile, nr, id uint32, args ...uint64) (passes bool, errno unix.Errno) {
+var filters = map[*Profile]*bpf.VM{}
+
+func filterOf(t *testing.T, p *Profile) *bpf.VM {
 	t.Helper()
+	if vm := filters[p]; vm != nil {
+		return vm
+	}
 	pol, err := policy(p, testExecPath)
 	if err != nil {
 		t.Fatal(err)
@@ -37,10 +40,17 @@ func runFilter(t *testing.T, p *Profile, nr, id uint32, args ...uint64) (passes 
 	if err != nil {
 		t.Fatal(err)
 	}
-	vm, err := bpf.NewVM(program)
-	if err != nil {
+	if filters[p], err = bpf.NewVM(program); err != nil {
 		t.Fatal(err)
 	}
+	return filters[p]
+}
+
+// runFilter passes struct seccomp_data to the filter. Its words have the byte order of
+// the machine, which a kernel's filter loads as they are and bpf.VM as big-endian.
+func runFilter(t *testing.T, p *Profile, nr, id uint32, args ...uint64) (passes bool, errno unix.Errno) {
+	t.Helper()
+	vm := filterOf(t, p)
 	data := make([]byte, 64)
 	binary.BigEndian.PutUint32(data, nr)
 	binary.BigEndian.PutUint32(data[4:], id)
