@@ -14,15 +14,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 )
-
-// sharing is the server's last answer about other writers of a device. A
-// write keeps the answer that was current when it was first sent.
-type sharing struct {
-	mark rnbdwire.Mark // of the server's answer
-	news uint64        // Device.newsShared before the question to the server
-}
 
 // shared reports whether others may write, or may have written since.
 func (sh *sharing) shared(d *Device) bool { return sh.news != d.newsShared.Load() }
@@ -46,15 +38,6 @@ func (s *source) number(r *request) []byte {
 	}
 	rnbdwire.PutIOAgain(s.msg[:], r.number, again)
 	return s.msg[:]
-}
-
-// refuse ends a write that may have been carried out and must not be repeated.
-// It runs on the pump.
-func (s *source) refuse(i uint32) {
-	d := s.reqs[i].dev
-	d.refused.Add(1)
-	d.session.poke()
-	s.finish(i, blk.EIO, watchdog.Server)
 }
 
 // onRefused logs the writes that the server did not repeat.

@@ -3,6 +3,7 @@ package client
 // DATA PATH, the way back. In the order an answer meets them:
 //
 //	onDone    RTRS -> finish, lost, deny or refuse
+//	lost      no path is left: back into the device's list, or finish
 //	finish    statistics -> answer; a failure is counted
 //	answer    completion in the ring
 //
@@ -50,6 +51,15 @@ func (s *source) deny(i uint32) {
 	s.lost(i)
 }
 
+// refuse ends a write that may have been carried out and must not be repeated.
+// It runs on the pump.
+func (s *source) refuse(i uint32) {
+	d := s.reqs[i].dev
+	d.refused.Add(1)
+	d.session.poke()
+	s.finish(i, blk.EIO, watchdog.Server)
+}
+
 // lost handles a request that has no path left.
 func (s *source) lost(i uint32) {
 	d := s.reqs[i].dev
@@ -83,6 +93,15 @@ func (s *source) finish(i uint32, errno blk.Errno, at watchdog.Stage) {
 	}
 }
 
+func (s *share) count(e *shm.SQE) {
+	switch e.Op {
+	case blk.Read:
+		s.rx.Add(uint64(e.Len) / blk.SectorSize)
+	case blk.Write:
+		s.tx.Add(uint64(e.Len) / blk.SectorSize)
+	}
+}
+
 // failedAt is the stage at which r fails if no path is left.
 func (r *request) failedAt() watchdog.Stage {
 	if r.sent != 0 {
@@ -108,4 +127,16 @@ func (s *source) answer(tag uint64, errno blk.Errno) {
 	s.cqe = shm.CQE{Tag: tag, Errno: uint32(errno)}
 	s.comp.Push(&s.cqe)
 	s.answered = true
+}
+
+// onOrphanDone is called by the pump when a request of an orphan has ended: its
+// device may be shown again.
+func (s *source) onOrphanDone(d *Device) {
+	if a := d.att.Load(); a != nil {
+		a.poke()
+	}
+	if s.inflight == 0 && s.ended != nil {
+		close(s.ended)
+		s.ended = nil
+	}
 }

@@ -107,14 +107,6 @@ func (a *controlAPI) MapLine(ctx context.Context, r *controlpb.MapLineRequest) (
 	return d.describeNow(ctx), nil
 }
 
-// requestOf converts a map_device line to a request.
-func requestOf(l mapline.Line) MapRequest {
-	return MapRequest{
-		Path: l.Path, Session: l.Session, Paths: l.Paths, Mode: l.Mode,
-		IOMode: l.IOMode, Port: l.Port, PollQueues: l.PollQueues,
-	}
-}
-
 func (a *controlAPI) Resize(ctx context.Context, r *controlpb.ResizeRequest) (*controlpb.ClientDevice, error) {
 	if r.Size%blk.SectorSize != 0 {
 		return nil, fmt.Errorf("resize %q: %d bytes are no whole number of sectors of %d: %w", r.Device, r.Size, blk.SectorSize, syscall.EINVAL)

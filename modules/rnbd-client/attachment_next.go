@@ -1,6 +1,63 @@
 package client
 
-// The next step of an attachment depends on its situation alone.
+// The states of an attachment, and its next step. The step depends on the
+// situation alone.
+
+// attState is the state of an attachment.
+//
+//	        first try                 shown                asked to let go
+//	absent -----------> attaching ----------> shown <---------------------> removing
+//	   |                 | |   ^                |      refused: it is used   | | |
+//	   |                 | |   | next process,  | process has died           | | |
+//	   |                 | |   | slots free     v                            | | |
+//	   |                 | |   `------------- away <-------------------------' | |
+//	   |                 | `----------------> |  process has died, not forced  | |
+//	   |                 |    failed          |                                | |
+//	   |                 |                    | unmapped by force              | |
+//	   |     first try   |                    v       process has died         | |
+//	   |     failed      |                lingering <--------------------------' |
+//	   |                 |                 |  |  ^                               |
+//	   |                 |                 |  |  | next process is asked         |
+//	   |                 `-----------------|--|--`-----> removing                |
+//	   | no process                        v  |              | has let go       |
+//	   `---------------------------------> gone <------------'------------------'
+//
+// At the end of the front end every state leads to gone. Disks in the kernel
+// are left to the next daemon.
+type attState uint8
+
+const (
+	absent    attState = iota // no process knows the device
+	attaching                 // a process is being shown it, and uses its memory
+	shown                     // a process serves it
+	away                      // the process has died, or could not take it over: it is to be shown again
+	removing                  // a process is asked to remove it
+	lingering                 // no process has it, the kernel may have its disk
+	gone                      // nothing is left of it
+)
+
+var attNames = [...]string{"absent", "attaching", "shown", "away", "removing", "lingering", "gone"}
+
+func (s attState) String() string { return attNames[s] }
+
+// attMoves are the transitions of the diagram.
+var attMoves = map[attState][]attState{
+	absent:    {attaching, lingering, gone},
+	attaching: {shown, away, removing, lingering, gone},
+	shown:     {shown, removing, away, lingering, gone}, // shown: the process has learnt other limits
+	away:      {attaching, lingering, gone},
+	removing:  {shown, away, lingering, gone},
+	lingering: {removing, gone},
+}
+
+// want is the aim of the attachment.
+type want uint8
+
+const (
+	wantShown want = iota
+	wantGone       // even if it is used; its disk is removed from the kernel
+	wantLeft       // no process serves it; its disk stays for the next mapping of it
+)
 
 // situation is the input of the worker's decisions.
 type situation struct {

@@ -6,7 +6,47 @@ import (
 	"fmt"
 	"syscall"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
+
+// The worker of an attachment: its begin, its steps and its end.
+
+// newAttachment adds d to the front end and begins the first try, bounded by
+// ctx. The error wraps EBUSY if no process runs or the index is not free.
+func (f *frontend) newAttachment(ctx context.Context, d *Device) (*attachment, *firstTry, error) {
+	if _, err := f.current(); err != nil {
+		return nil, nil, err
+	}
+	slot := d.slotSize()
+	a := f.makeAttachment(plugin.DeviceSpec{
+		Index: d.index, Name: d.name, ArenaID: d.index, SlotSize: slot, Slots: d.arena.Size() / slot,
+		Config: d.settings(), Identity: d.identity, Location: d.Location(), Limits: d.Limits(),
+	})
+	first := &firstTry{ctx: ctx, fresh: d.Location() == "", ended: make(chan struct{})}
+	a.dev, a.first = d, first
+	d.att.Store(a)
+	if err := f.addAttachment(a); err != nil {
+		d.att.Store(nil)
+		return nil, nil, err
+	}
+	return a, first, nil
+}
+
+// addAttachment adds a and starts its worker.
+func (f *frontend) addAttachment(a *attachment) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.over:
+		return fmt.Errorf("front end %s ends: %w", f.cfg.Name, syscall.ECANCELED)
+	case f.attachments[a.index] != nil:
+		return fmt.Errorf("front end %s still has device %d: %w", f.cfg.Name, a.index, syscall.EBUSY)
+	}
+	f.attachments[a.index] = a
+	f.workers.Go(a.run)
+	return nil
+}
 
 // run is the worker. It ends when the attachment is gone, or with the front
 // end.
@@ -17,6 +57,17 @@ func (a *attachment) run() {
 	close(a.done)
 	if a.node {
 		a.fe.client.note()
+	}
+}
+
+// removeAttachment removes a when its worker ends. undone reports that its disk is left.
+func (f *frontend) removeAttachment(a *attachment, undone bool) {
+	l, ok := a.leftoverLocked() // it does not change after the end of the worker
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.attachments, a.index)
+	if undone && ok {
+		f.undone = append(f.undone, l)
 	}
 }
 
@@ -105,50 +156,6 @@ func (a *attachment) finish() {
 		a.undone = a.want == wantGone && a.left()
 		a.leaveHost()
 		a.move(gone)
-	}
-}
-
-// endFirst ends the first try, if there is one, with err. The caller holds
-// mu.
-func (a *attachment) endFirst(err error) {
-	if a.first != nil {
-		a.first.err = err
-		close(a.first.ended)
-		a.first = nil
-	}
-}
-
-// leaveHost ends the use of the current process. The caller holds mu.
-func (a *attachment) leaveHost() {
-	if a.dev != nil {
-		a.dev.host.CompareAndSwap(a.host, nil)
-	}
-	a.host = nil
-	if a.ask != nil {
-		a.ask.answer <- a.missedLocked()
-		a.ask = nil
-	}
-}
-
-// later sets the time of the next try. Pauses grow from one try to the next.
-// The caller holds mu.
-func (a *attachment) later(first time.Duration) {
-	a.pause = min(max(2*a.pause, first), mostPause)
-	a.due = time.Now().Add(a.pause)
-}
-
-// callContext ends with h, with the front end, and with also. also may be nil.
-func (a *attachment) callContext(h *host, also context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(h.Context())
-	stops := []func() bool{context.AfterFunc(a.fe.life, cancel)}
-	if also != nil {
-		stops = append(stops, context.AfterFunc(also, cancel))
-	}
-	return ctx, func() {
-		for _, stop := range stops {
-			stop()
-		}
-		cancel()
 	}
 }
 

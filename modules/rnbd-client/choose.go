@@ -4,35 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"strings"
 	"syscall"
 )
-
-// Names of front ends beside those of plugins.
-const (
-	// FrontendAuto is the first of these that works on the host: a ublk disk,
-	// a disk of the kernel's NBD client, an NBD export on the daemon's
-	// sockets.
-	FrontendAuto = "auto"
-	// FrontendNBDSocket is the plugin "nbd" with sockets only, without a disk.
-	FrontendNBDSocket = "nbd-socket"
-	// FrontendNone is no front end: NewIO gives access to the device.
-	FrontendNone = "none"
-
-	frontendUblk = "ublk"
-	frontendNBD  = "nbd"
-
-	// settingAttach is the setting of the plugin "nbd" for the kernel's
-	// client: "auto" uses it if there is one, "no" does not.
-	settingAttach = "attach"
-)
-
-// choice is a front end that may serve a device, with its settings.
-type choice struct {
-	fe       *frontend
-	settings map[string]string
-}
 
 // choose lists the front ends to try for a name, in order.
 func (c *Client) choose(name string) ([]choice, error) {
@@ -72,26 +45,6 @@ func (c *Client) choose(name string) ([]choice, error) {
 	}
 	return out, nil
 }
-
-// settings returns the settings of d for its front end.
-func (d *Device) settings() map[string]string {
-	all := maps.Clone(d.options)
-	if len(d.choices) > 0 && len(d.choices[0].settings) > 0 {
-		if all == nil {
-			all = map[string]string{}
-		}
-		for k, v := range d.choices[0].settings {
-			if _, set := all[k]; !set {
-				all[k] = v
-			}
-		}
-	}
-	return all
-}
-
-// mayHaveNode reports whether a front end may make a disk for a device with
-// those settings. A disk outlives the front end's process.
-func mayHaveNode(settings map[string]string) bool { return settings[settingAttach] != "no" }
 
 // appear shows d to users by the first choice that works on this host.
 func (d *Device) appear(ctx context.Context) error {
@@ -133,25 +86,4 @@ func unavailable(err error) bool {
 		}
 	}
 	return false
-}
-
-// isNode reports whether location is the path of a device node, and not a URI.
-func isNode(location string) bool { return strings.HasPrefix(location, "/dev/") }
-
-// hasNode reports whether name is the path of d's device node, or its name in
-// /dev.
-func (d *Device) hasNode(name string) bool {
-	l := d.Location()
-	return isNode(l) && (l == name || l == "/dev/"+name)
-}
-
-// moved handles a change of d's location.
-func (c *Client) moved(d *Device) {
-	c.mapMu.Lock()
-	defer c.mapDone()
-	if c.deviceAt(d.index) != d { // it was unmapped meanwhile
-		return
-	}
-	d.link()
-	c.save()
 }

@@ -4,84 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
-
-// MaxDevices bounds the devices of one client.
-const MaxDevices = 4096
-
-// Client maps devices. New makes it, Close ends it.
-type Client struct {
-	cfg       Config
-	log       *slog.Logger
-	token     string // distinguishes this client from others of the host
-	pumps     []*pumpShare
-	frontends []*frontend
-
-	// devices by index; pumps read it.
-	devices [MaxDevices]atomic.Pointer[Device]
-
-	gates atomic.Uint32 // number of changes of gates of all devices
-
-	// Locks are taken in this order: saving, mapMu, mu, session.mu,
-	// frontend.mu, attachment.mu, Device.mu. No lock is held during a wait for
-	// a server, a front end or a name that a user chose. saving is held while
-	// the state file is written.
-
-	leaveNothing atomic.Bool // Close takes disks in use away, too
-
-	saving  sync.Mutex  // held by the writer of the state file
-	unsaved atomic.Bool // something has changed since it was written
-
-	mapMu    sync.Mutex         // mapDone unlocks it
-	places   map[uint32]*place  // of mappings, by index
-	retired  map[uint32]*Device // by index: unmapped devices with requests under way
-	retiring sync.WaitGroup     // of retired; Add only with mapMu held
-	waiting  []savedDevice      // mappings of the last daemon, not mapped yet; see setWaiting
-	foreign  []savedLeftover    // disks of the last daemon that no front end here can remove
-	waitMu   sync.Mutex         // held with mapMu to change waiting; either is enough to read it
-
-	life      context.Context // ends with Close
-	endLife   context.CancelFunc
-	restoring sync.WaitGroup
-	watch     *watching // nil: HungAfter is zero
-	watchers  sync.WaitGroup
-
-	mu       sync.Mutex // guards sessions and their devices
-	sessions map[string]*session
-	changing map[string]chan struct{} // names of sessions that are being opened or closed
-	ended    endedSessions
-}
-
-// pumpShare is the part of the client that belongs to one pump.
-type pumpShare struct {
-	client *Client
-	index  int
-	pump   *pump.Pump
-	poller *rtrs.Poller
-	// sources is indexed by the number in RTRS's tags. The pump owns it.
-	// Entries of dead front ends stay until their requests have ended.
-	sources []*source
-	// Owned by the pump: lane.go.
-	lanes  *lane      // to be served
-	stuck  *lane      // lanes with devices that wait for permits or their window
-	parked deviceList // devices with a closed gate, at the last change counted in gates
-	gates  uint32
-	number uint64 // of the last write, see again.go
-
-	failed watchdog.Recent[*Device] // read by the watchdog
-}
 
 // New starts the pumps and the front ends. On an error it undoes all of it.
 func New(ctx context.Context, cfg Config) (_ *Client, err error) {
@@ -228,51 +160,5 @@ func (c *Client) unmapLast(ctx context.Context, p *place) error {
 		case <-ctx.Done():
 			return fmt.Errorf("unmap %q: %w", p.d.name, context.Cause(ctx))
 		}
-	}
-}
-
-// add gives s a number on its pump and starts polling it.
-func (p *pumpShare) add(s *source) error {
-	p.pump.Call(func() {
-		for i, old := range p.sources {
-			if old == nil {
-				s.index = uint32(i)
-				p.sources[i] = s
-				return
-			}
-		}
-		s.index = uint32(len(p.sources))
-		p.sources = append(p.sources, s)
-	})
-	return p.pump.Add(s)
-}
-
-// remove stops polling s. All requests of s have ended.
-func (p *pumpShare) remove(s *source) {
-	p.pump.Remove(s)
-	p.pump.Call(func() { p.sources[s.index] = nil })
-}
-
-func (c *Client) deviceAt(i uint32) *Device {
-	if i >= MaxDevices {
-		return nil
-	}
-	return c.devices[i].Load()
-}
-
-// Devices returns the mapped devices, by index.
-func (c *Client) Devices() (out []*Device) {
-	for i := range c.devices {
-		if d := c.devices[i].Load(); d != nil {
-			out = append(out, d)
-		}
-	}
-	return out
-}
-
-// wake makes the pumps check the gates of parked requests.
-func (c *Client) wake() {
-	for _, p := range c.pumps {
-		p.pump.Do(func() {})
 	}
 }

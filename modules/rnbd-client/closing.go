@@ -12,13 +12,6 @@ import (
 // CLOSE whose answer was given up may arrive late. Therefore an OPEN waits until
 // no CLOSE of its path can be executed any more.
 
-// closing is a CLOSE that was sent.
-type closing struct {
-	path    string
-	epoch   uint64 // of the session; in another one the server does not have it
-	settled chan struct{}
-}
-
 // beginClose is called before a CLOSE is sent in that epoch. Its result must be
 // called when the server cannot execute the CLOSE any more.
 func (s *session) beginClose(path string, epoch uint64) (settled func()) {

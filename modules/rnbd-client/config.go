@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-client/internal/mapline"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
@@ -204,3 +205,36 @@ func (c *Config) devices() (out []verbs.Device) {
 	}
 	return out
 }
+
+// Names of front ends beside those of plugins.
+const (
+	// FrontendAuto is the first of these that works on the host: a ublk disk,
+	// a disk of the kernel's NBD client, an NBD export on the daemon's
+	// sockets.
+	FrontendAuto = "auto"
+	// FrontendNBDSocket is the plugin "nbd" with sockets only, without a disk.
+	FrontendNBDSocket = "nbd-socket"
+	// FrontendNone is no front end: NewIO gives access to the device.
+	FrontendNone = "none"
+
+	frontendUblk = "ublk"
+	frontendNBD  = "nbd"
+
+	// settingAttach is the setting of the plugin "nbd" for the kernel's
+	// client: "auto" uses it if there is one, "no" does not.
+	settingAttach = "attach"
+)
+
+// DefaultPort is the port of RNBD servers.
+const DefaultPort = mapline.DefaultPort
+
+// forcedClose bounds each wait of an unmap for a silent server: for the front
+// end's last requests, for the client's own, and for CLOSE. Together they
+// take less than 5 s.
+const forcedClose = 1200 * time.Millisecond
+
+// MaxDevices bounds the devices of one client.
+const MaxDevices = 4096
+
+// maxSectors bounds sizes. In bytes they stay far below 64 bits.
+const maxSectors = 1 << 54

@@ -2,123 +2,13 @@ package client
 
 import (
 	"fmt"
-	"log/slog"
-	"sync"
-	"sync/atomic"
+	"maps"
+	"strings"
 	"syscall"
-	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
-	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
-
-// State is the state of a device. Its words are those of the kernel's control
-// files.
-type State uint8
-
-const (
-	Init     State = iota // being mapped
-	Open                  // mapped: "open"
-	Closed                // mapped, without a connection to the server: "closed"
-	Unmapped              // being unmapped
-)
-
-func (s State) String() string { return [...]string{"init", "open", "closed", "unmapped"}[s] }
-
-// Device is a mapped device.
-type Device struct {
-	client  *Client
-	log     *slog.Logger
-	index   uint32
-	name    string
-	path    string // on the server
-	mode    blk.AccessMode
-	loss    Loss
-	session *session
-	arena   *shm.Arena
-	region  *rtrs.Region
-	slot    int               // size of a slot of the arena, in bytes
-	options map[string]string // of the front end, as the user gave them
-	ioMode  string            // asked for by the user; empty: the server chooses
-	// pollQueues is the number in the request of the mapping.
-	pollQueues int
-	// identity names the mapping to front ends. Later processes get the same.
-	identity string
-
-	choices []choice // of a front end, while d is being mapped
-
-	// Read by the pumps.
-	fe         atomic.Pointer[frontend]   // nil: used through NewIO
-	att        atomic.Pointer[attachment] // its place at fe
-	host       atomic.Pointer[host]       // the process that may send requests; nil: none, or used through NewIO
-	id         atomic.Uint32              // on the server
-	limits     atomic.Pointer[blk.Limits]
-	gate       atomic.Uint32
-	denied     atomic.Bool             // set by pumps: the server does not know the device
-	sharing    atomic.Pointer[sharing] // see again.go; nil: the server has not answered
-	refused    atomic.Int64            // writes not repeated by the server and not logged yet
-	newsShared atomic.Uint64           // number of news that others may write
-	shares     []share                 // by pump
-
-	latency []stages // by pump; only that pump writes
-
-	mu           sync.Mutex // taken after all other locks; held to change limits
-	state        State
-	openedIn     uint64 // epoch of the session in which the server opened it as id; 0: not open there
-	needsRemap   bool
-	reopening    bool        // reopenUntilOpen runs
-	deniedOpen   bool        // closed by onDenied
-	failing      bool        // open, but failed on the server
-	patience     *time.Timer // timer of loss=queue; runs while closed, and not for ever
-	patienceEnds time.Time
-	lastError    string
-	location     string // where users find it, reported by the front end
-	served       uint64 // last size from the server, in bytes
-	known        *known // nil: not opened yet
-	asking       bool   // askAgain runs
-}
-
-// share is the part of a device that belongs to one pump.
-type share struct {
-	// Only that pump writes these fields.
-	inflight atomic.Int64  // requests of front ends without an answer
-	rx, tx   atomic.Uint64 // 512-byte sectors read, written
-	failures watchdog.Failures
-
-	// Owned by the pump: lane.go.
-	waiting list
-	sent    int      // requests that hold a permit
-	placed  bool     // it is in a list of devices
-	next    *Device  // in that list
-	_       [64]byte // the next share is on another cache line
-}
-
-// newShares makes a share for each pump.
-func newShares(pumps int) []share {
-	all := make([]share, pumps)
-	for i := range all {
-		all[i].waiting = emptyList()
-	}
-	return all
-}
-
-// stages are the latencies of a device's requests on one pump.
-type stages struct {
-	queue latency.Ops // from the front end's ring to sending
-	wire  latency.Ops // from sending to the answer
-}
-
-func (s *share) count(e *shm.SQE) {
-	switch e.Op {
-	case blk.Read:
-		s.rx.Add(uint64(e.Len) / blk.SectorSize)
-	case blk.Write:
-		s.tx.Add(uint64(e.Len) / blk.SectorSize)
-	}
-}
 
 // Name returns the device's name on this host, such as "rnbd0".
 func (d *Device) Name() string { return d.name }
@@ -133,13 +23,6 @@ func (d *Device) State() State {
 	return d.state
 }
 
-// moves are the possible changes of state.
-var moves = map[State][]State{
-	Init:   {Open, Unmapped},
-	Open:   {Closed, Unmapped},
-	Closed: {Open, Unmapped},
-}
-
 // setState changes the state if moves has that change. The caller holds mu.
 func (d *Device) setState(to State) {
 	for _, ok := range moves[d.state] {
@@ -151,6 +34,50 @@ func (d *Device) setState(to State) {
 		}
 	}
 	panic(fmt.Sprintf("device %s: no way from %s to %s", d.name, d.state, to))
+}
+
+func (d *Device) wasDenied() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.deniedOpen
+}
+
+// failure returns the reason why requests of d fail on the server, empty if
+// they do not.
+func (d *Device) failure() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.failing {
+		return ""
+	}
+	return d.lastError
+}
+
+// giveUp leaves d closed until it is remapped. The caller holds mu.
+func (d *Device) giveUp(err error) {
+	d.stopPatience()
+	d.needsRemap = true
+	d.lastError = err.Error()
+	d.setGate(gateFail)
+	d.log.Error("device stays closed until it is remapped", "err", err)
+}
+
+// end makes d Unmapped: its requests fail and no OPEN opens it any more. It
+// returns the epoch in which the server opened it.
+func (d *Device) end() (epoch uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stopPatience()
+	d.setState(Unmapped)
+	d.setGate(gateFail)
+	return d.openedIn
+}
+
+func (d *Device) stopPatience() {
+	if d.patience != nil {
+		d.patience.Stop()
+		d.patience = nil
+	}
 }
 
 // Location returns the place of the device for users: a path or a URI, empty if
@@ -185,13 +112,6 @@ func (d *Device) inflight() (n int64) {
 // the device is mapped, and a whole number of pages.
 func (d *Device) slotSize() int { return d.slot }
 
-// maxIO returns the size of the largest request that the server takes now, in
-// bytes. It is a whole number of pages.
-func (s *session) maxIO() int { return min(s.transport.MaxIOSize(), maxIOSize) &^ 4095 }
-
-// maxIOSize is the limit of the kernel's client: 128 pages.
-const maxIOSize = 128 * 4096
-
 // makeArena reserves the memory of the device's slots. The system allocates
 // it when it is used.
 func (d *Device) makeArena(slots int) error {
@@ -220,3 +140,78 @@ func (d *Device) freeArena() {
 		d.arena.Close()
 	}
 }
+
+func (c *Client) deviceAt(i uint32) *Device {
+	if i >= MaxDevices {
+		return nil
+	}
+	return c.devices[i].Load()
+}
+
+// Devices returns the mapped devices, by index.
+func (c *Client) Devices() (out []*Device) {
+	for i := range c.devices {
+		if d := c.devices[i].Load(); d != nil {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// Device returns the mapped device with that name or node. A path on the server
+// also names the device if only one mapping has it.
+func (c *Client) Device(name string) (*Device, error) {
+	var found []*Device
+	for _, d := range c.Devices() {
+		if d.name == name || d.hasNode(name) {
+			return d, nil
+		}
+		if d.path == name {
+			found = append(found, d)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return nil, fmt.Errorf("there is no device %q: %w", name, syscall.ENOENT)
+	}
+	return nil, fmt.Errorf("%d devices have the path %q, name one of them: %w", len(found), name, syscall.EINVAL)
+}
+
+// hasNode reports whether name is the path of d's device node, or its name in
+// /dev.
+func (d *Device) hasNode(name string) bool {
+	l := d.Location()
+	return isNode(l) && (l == name || l == "/dev/"+name)
+}
+
+// isNode reports whether location is the path of a device node, and not a URI.
+func isNode(location string) bool { return strings.HasPrefix(location, "/dev/") }
+
+// wake makes the pumps check the gates of parked requests.
+func (c *Client) wake() {
+	for _, p := range c.pumps {
+		p.pump.Do(func() {})
+	}
+}
+
+// settings returns the settings of d for its front end.
+func (d *Device) settings() map[string]string {
+	all := maps.Clone(d.options)
+	if len(d.choices) > 0 && len(d.choices[0].settings) > 0 {
+		if all == nil {
+			all = map[string]string{}
+		}
+		for k, v := range d.choices[0].settings {
+			if _, set := all[k]; !set {
+				all[k] = v
+			}
+		}
+	}
+	return all
+}
+
+// mayHaveNode reports whether a front end may make a disk for a device with
+// those settings. A disk outlives the front end's process.
+func mayHaveNode(settings map[string]string) bool { return settings[settingAttach] != "no" }

@@ -21,14 +21,28 @@
 //
 // # Files
 //
+// A file uses what stands in files below it in this list, and nothing above.
+//
+//	api*, tree*              the control API and the control files
+//	client, restore          begin and end of a client; disks that outlive one
+//	map, unmap, remap, resize, places, join, waiting
+//	                         mapping of a device, and its way back
+//	discover, probe          questions to a server without a mapping
+//	session*, paths          sessions, their paths, their losses
+//	reopen, events, open, closing, refusal
+//	                         a device's state at the server, and news of it
+//	choose, frontend, links  front ends: which one, its life, names of disks
+//	attachment*, leftover    one device at one front end
+//	state, names, pathspec   the file for the next daemon; names of sessions; addresses
+//	host                     one process of a front end
+//	direct                   the library's own way to a device, without a front end
 //	queue, answer, lane, again
 //	                         DATA PATH: requests from a ring to RTRS and back
-//	direct                   the library's own way to a device, without a front end
-//	client, map, unmap, open, join
-//	                         mapping of a device, and its state at the server
-//	session, paths, events   sessions, their paths, and news of the server
-//	frontend, host, attach*  front ends: processes, and the devices that they serve
-//	state, known, leftover   the files for the next daemon
-//	api*, tree*              the control API and the control files
+//	watch                    requests that hang
+//	device, session          what all of these ask a device and a session
+//	model                    the structs of all of these
+//	config, request, device_state, state_file, attachment_next, known, tuning,
+//	spelling, sockets, redundancy
+//	                         values and pure functions
 //	internal/mapline         the text of lines and paths, without state
 package client

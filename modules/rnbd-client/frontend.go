@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -17,33 +15,6 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 )
-
-// frontend is one front-end plugin: its sockets and its devices. sup keeps a
-// process of it running.
-type frontend struct {
-	client *Client
-	cfg    FrontendConfig
-	log    *slog.Logger
-	sup    *supervise.Supervisor
-	// sockets belong to the daemon, so that users of a dead plugin wait in
-	// the backlog and are not refused.
-	sockets []socket
-
-	giving sync.Mutex // held while a process is given the sockets; before mu
-	hold   bool       // no process gets the sockets yet; guarded by giving
-
-	// mu is taken before attachment.mu. No call is made with it held.
-	mu          sync.Mutex
-	attachments map[uint32]*attachment // by index of the device
-	host        *host                  // the process to use; nil: none
-	over        bool                   // no process is started any more
-	undone      []savedLeftover        // disks that no process has removed
-
-	life    context.Context // ends with stop
-	endLife context.CancelFunc
-	workers sync.WaitGroup // workers of attachments; Add only with mu held and over false, or by one of them
-	orphans sync.WaitGroup // requests of earlier processes
-}
 
 const (
 	// apart is the shortest time between two restarts of a process.
@@ -127,72 +98,6 @@ func (f *frontend) awaitSettled(ctx context.Context, h *host) {
 	defer context.AfterFunc(h.Context(), cancel)()
 	for _, a := range f.all() {
 		a.await(ctx, func() bool { return a.settled(h) })
-	}
-}
-
-// all returns the attachments.
-func (f *frontend) all() []*attachment {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Collect(maps.Values(f.attachments))
-}
-
-func (f *frontend) pokeAll() {
-	for _, a := range f.all() {
-		a.poke()
-	}
-}
-
-// now returns the process to use, or nil. over reports that no further process
-// will be started.
-func (f *frontend) now() (h *host, over bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.host.alive() {
-		h = f.host
-	}
-	return h, f.over
-}
-
-// alive reports whether a process can be used.
-func (f *frontend) alive() bool {
-	h, _ := f.now()
-	return h != nil
-}
-
-// current returns the process to use. The error wraps EBUSY if it is being
-// restarted.
-func (f *frontend) current() (*host, error) {
-	h, _ := f.now()
-	if h == nil {
-		return nil, fmt.Errorf("front end %s is being restarted: %w", f.cfg.Name, syscall.EBUSY)
-	}
-	return h, nil
-}
-
-// addAttachment adds a and starts its worker.
-func (f *frontend) addAttachment(a *attachment) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	switch {
-	case f.over:
-		return fmt.Errorf("front end %s ends: %w", f.cfg.Name, syscall.ECANCELED)
-	case f.attachments[a.index] != nil:
-		return fmt.Errorf("front end %s still has device %d: %w", f.cfg.Name, a.index, syscall.EBUSY)
-	}
-	f.attachments[a.index] = a
-	f.workers.Go(a.run)
-	return nil
-}
-
-// removeAttachment removes a when its worker ends. undone reports that its disk is left.
-func (f *frontend) removeAttachment(a *attachment, undone bool) {
-	l, ok := a.leftoverLocked() // it does not change after the end of the worker
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.attachments, a.index)
-	if undone && ok {
-		f.undone = append(f.undone, l)
 	}
 }
 
@@ -293,6 +198,78 @@ func (f *frontend) status(ctx context.Context, d *Device) plugin.DeviceStatus {
 // stats asks the process for the latencies of requests, by device.
 func (f *frontend) stats(ctx context.Context) map[uint32]*latency.Snapshots {
 	return f.sup.Stats(ctx)
+}
+
+// listen opens the sockets of the front end. Those that another process made
+// are taken first.
+func (f *frontend) listen() error {
+	for _, file := range f.cfg.Sockets {
+		s, err := inherit(file)
+		if err != nil {
+			return err
+		}
+		f.sockets = append(f.sockets, s)
+	}
+	for _, l := range f.cfg.Listen {
+		if slices.ContainsFunc(f.sockets, func(s socket) bool { return s.name == l }) {
+			continue
+		}
+		s, err := listen(l)
+		if err != nil {
+			return err
+		}
+		f.sockets = append(f.sockets, s)
+	}
+	return nil
+}
+
+// giveSockets gives the process the sockets, once, and not before users are
+// served.
+func (f *frontend) giveSockets(ctx context.Context, h *host) error {
+	f.giving.Lock()
+	defer f.giving.Unlock()
+	if f.hold || h.given {
+		return nil
+	}
+	h.given = true
+	for _, s := range f.sockets {
+		if err := h.AddListener(ctx, s.name, s.file); err != nil {
+			return fmt.Errorf("front end %s: socket %s: %w", f.cfg.Name, s.name, err)
+		}
+	}
+	return nil
+}
+
+// ServeUsers gives the front ends the sockets that Config.HoldUsers has kept
+// from them.
+func (c *Client) ServeUsers(ctx context.Context) {
+	for _, f := range c.frontends {
+		f.giving.Lock()
+		f.hold = false
+		f.giving.Unlock()
+		h, _ := f.now()
+		if h == nil || len(f.sockets) == 0 {
+			continue // its next process gets them
+		}
+		if err := f.giveSockets(ctx, h); err != nil {
+			h.Kill(err)
+			continue
+		}
+		for _, d := range c.Devices() {
+			if d.fe.Load() == f {
+				d.setLocation(f.status(ctx, d).Location)
+			}
+		}
+	}
+}
+
+// leaveUsers kills the process if users of a socket may wait for the next
+// daemon: it would accept users that are cut off and connect again, and tell
+// them that their device is gone.
+func (f *frontend) leaveUsers() {
+	if slices.ContainsFunc(f.sockets, func(s socket) bool { return s.kept }) {
+		f.abandon()
+	}
 }
 
 // endStarts prevents further starts of a process and releases callers that wait

@@ -2,21 +2,13 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 )
-
-// host is one process of a front end. Attachments use it from the time when
-// it has its rings until it has ended.
-type host struct {
-	*supervise.Instance
-	fe      *frontend
-	sources []*source     // by pump
-	given   bool          // it has the sockets; guarded by frontend.giving
-	turns   chan struct{} // a token for each call under way that is not late
-}
 
 const (
 	// turnsAtOnce is the number of attachments that may make a call to a
@@ -33,6 +25,33 @@ func newHost(f *frontend, in *supervise.Instance) *host {
 
 // alive reports whether the process can be called.
 func (h *host) alive() bool { return h != nil && h.Context().Err() == nil }
+
+// now returns the process to use, or nil. over reports that no further process
+// will be started.
+func (f *frontend) now() (h *host, over bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.host.alive() {
+		h = f.host
+	}
+	return h, f.over
+}
+
+// alive reports whether a process can be used.
+func (f *frontend) alive() bool {
+	h, _ := f.now()
+	return h != nil
+}
+
+// current returns the process to use. The error wraps EBUSY if it is being
+// restarted.
+func (f *frontend) current() (*host, error) {
+	h, _ := f.now()
+	if h == nil {
+		return nil, fmt.Errorf("front end %s is being restarted: %w", f.cfg.Name, syscall.EBUSY)
+	}
+	return h, nil
+}
 
 // turn waits for a turn. done ends it.
 func (h *host) turn(ctx context.Context) (done func(), err error) {
@@ -62,9 +81,6 @@ func (h *host) addSources() error {
 	}
 	return nil
 }
-
-// corrupt kills a process that broke its ring. A pump calls it.
-func (h *host) corrupt(err error) { h.Kill(err) }
 
 // Requests of a dead process continue, and their answers are dropped. Its
 // sources become orphans: they leave the ring and are not polled, but stay in
@@ -107,16 +123,4 @@ func (f *frontend) outlive(s *source, ended <-chan struct{}) {
 // giveIndex frees the number of an orphan, after its last request.
 func (s *source) giveIndex() {
 	s.pump.pump.Call(func() { s.pump.sources[s.index] = nil })
-}
-
-// onOrphanDone is called by the pump when a request of an orphan has ended: its
-// device may be shown again.
-func (s *source) onOrphanDone(d *Device) {
-	if a := d.att.Load(); a != nil {
-		a.poke()
-	}
-	if s.inflight == 0 && s.ended != nil {
-		close(s.ended)
-		s.ended = nil
-	}
 }

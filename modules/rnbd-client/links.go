@@ -35,6 +35,17 @@ func (d *Device) link() {
 	}
 }
 
+// moved handles a change of d's location.
+func (c *Client) moved(d *Device) {
+	c.mapMu.Lock()
+	defer c.mapDone()
+	if c.deviceAt(d.index) != d { // it was unmapped meanwhile
+		return
+	}
+	d.link()
+	c.save()
+}
+
 // replaceLink makes name a link to node. An existing file that is no link
 // stays.
 func replaceLink(name, node string) error {

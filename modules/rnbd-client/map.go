@@ -7,39 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"syscall"
-
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
-
-// MapRequest describes a mapping.
-type MapRequest struct {
-	Path     string   // on the server
-	Session  string   // name of the session; empty: derived from host and address
-	Paths    []string // to the server; may be empty if the session exists
-	Mode     blk.AccessMode
-	Frontend string // name of a front end; empty: Config.Frontend; "none": NewIO only
-	Loss     Loss
-	Name     string // empty: rnbdN
-	Slots    int    // requests in flight; 0: Config.Slots
-	Options  map[string]string
-	// IOMode is the io plugin of the server to open the device with, such as
-	// "fileio". If it is empty the server chooses, as a kernel always does.
-	IOMode string
-
-	// Port is the port of paths that a control file adds to the session; 0:
-	// DefaultPort. PollQueues is shown. As in the kernel, a session with poll
-	// queues has one device only. The pumps of this client always poll.
-	Port       uint16
-	PollQueues int
-
-	// AnyPath opens a session with the first path that works. The others
-	// connect when they can. Without it all paths must work.
-	AnyPath bool
-
-	identity, location string // of a mapping of the last daemon; empty: a new mapping
-	known              *known // of that mapping
-	tuning             tuning // of a session of the last daemon
-}
 
 // Map opens the device on the server and gives it to the front end. The
 // errors are those of the kernel's map_device: EEXIST, ENXIO, and the
@@ -161,36 +129,4 @@ func (c *Client) abandon(ctx context.Context, d *Device) {
 		return
 	}
 	c.release(d)
-}
-
-// end makes d Unmapped: its requests fail and no OPEN opens it any more. It
-// returns the epoch in which the server opened it.
-func (d *Device) end() (epoch uint64) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.stopPatience()
-	d.setState(Unmapped)
-	d.setGate(gateFail)
-	return d.openedIn
-}
-
-// Device returns the mapped device with that name or node. A path on the server
-// also names the device if only one mapping has it.
-func (c *Client) Device(name string) (*Device, error) {
-	var found []*Device
-	for _, d := range c.Devices() {
-		if d.name == name || d.hasNode(name) {
-			return d, nil
-		}
-		if d.path == name {
-			found = append(found, d)
-		}
-	}
-	switch len(found) {
-	case 1:
-		return found[0], nil
-	case 0:
-		return nil, fmt.Errorf("there is no device %q: %w", name, syscall.ENOENT)
-	}
-	return nil, fmt.Errorf("%d devices have the path %q, name one of them: %w", len(found), name, syscall.EINVAL)
 }

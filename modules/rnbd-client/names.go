@@ -15,10 +15,6 @@ const (
 	namePause   = 50 * time.Millisecond
 )
 
-// endedSessions has the end times of sessions of this client that ended lately,
-// by name.
-type endedSessions map[string]time.Time
-
 // note records the end of the session of that name.
 func (e *endedSessions) note(name string) {
 	if *e == nil {

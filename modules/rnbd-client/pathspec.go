@@ -12,9 +12,6 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// DefaultPort is the port of RNBD servers.
-const DefaultPort = mapline.DefaultPort
-
 // CheckPath returns the error of a path in the form [SRC@]DST[:PORT][%FABRIC].
 func CheckPath(s string) error {
 	_, err := mapline.ParsePath(s)

@@ -13,24 +13,6 @@ import (
 // needs an occupied place is refused. It waits only if the place is being given
 // back.
 
-// place is the place of one mapping. Client.mapMu guards it.
-type place struct {
-	d       *Device
-	session string // its name
-	work    work
-	give    context.CancelCauseFunc // cancels the work
-	ended   chan struct{}           // closed when the work has ended
-}
-
-// work is the work under way on a mapping.
-type work uint8
-
-const (
-	mapping work = iota + 1
-	unmapping
-	unmappingByForce // waits only briefly
-)
-
 var errForced = fmt.Errorf("the device is unmapped by force: %w", syscall.ECANCELED)
 
 // begin starts work on p. The context ends with ctx, or when another caller
@@ -214,19 +196,4 @@ func (c *Client) find(name string) (*place, error) {
 		return nil, err
 	}
 	return c.places[d.index], nil // the place is given back after the device is off the list
-}
-
-// opensPath reports whether a mapping has that path of the session. A server
-// has one open per name, even for several OPENs.
-func (c *Client) opensPath(s *session, path string) bool {
-	c.mapMu.Lock()
-	defer c.mapMu.Unlock()
-	c.mu.Lock() // devices being mapped join their sessions with mu held
-	defer c.mu.Unlock()
-	for _, p := range c.places {
-		if p.d.session == s && p.d.path == path {
-			return true
-		}
-	}
-	return false
 }

@@ -8,64 +8,18 @@ package client
 //	admit      gate, window -> submit          or park in the device's list: lane.go
 //	submit     -> post                         RTRS may have no permit, or no path
 //	post       RNBD message -> RTRS queue
+//	serve      parked requests -> submit       in rounds, when something has changed
 //
 // The way back is in answer.go. Everything here runs on the pump. A request is a
 // slot of its source's reqs; RTRS's tag is (source, slot).
 
 import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
-
-// gate is the treatment of a device's requests by the pumps.
-type gate = uint32
-
-const (
-	gateWait gate = iota // park them: the session may come back
-	gateOpen             // send them
-	gateFail             // answer EIO
-)
-
-type request struct {
-	sqe  shm.SQE
-	dev  *Device // nil: free
-	next uint64  // in the list of waiting requests
-	held bool    // it holds a permit; otherwise it waits
-	id   uint32  // id of the device, as sent
-	// number is the number of a write. sharing is the server's answer about
-	// other writers when the write was first sent; see again.go.
-	number  uint64
-	sharing *sharing
-	// arrived is the time at which the request came from the front end, sent
-	// that at which it was first sent; 0: not yet.
-	arrived, sent int64
-}
-
-// source is one ring of a front end on one pump.
-type source struct {
-	pump  *pumpShare
-	host  *host  // requests may name only devices that it is shown; nil: of an IO
-	index uint32 // in pump.sources
-	comp  *shm.Completer
-
-	reqs     []request
-	free     []uint32 // slots
-	inflight int
-	// orphaned reports that the front end is gone. Answers are dropped.
-	orphaned bool
-	ended    chan struct{} // of an orphan: closed when its last request has ended
-	large    bool
-	answered bool         // there are answers to publish
-	caller   *pump.Caller // of an IO
-
-	sqes [64]shm.SQE
-	cqe  shm.CQE
-	msg  [rnbdwire.IOAgainSize]byte
-}
 
 func newSource(p *pumpShare, h *host, comp *shm.Completer, entries int) *source {
 	s := &source{pump: p, host: h, comp: comp, reqs: make([]request, entries), free: make([]uint32, entries)}
@@ -74,9 +28,6 @@ func newSource(p *pumpShare, h *host, comp *shm.Completer, entries int) *source 
 	}
 	return s
 }
-
-// tag identifies request i on the pump and to RTRS.
-func (s *source) tag(i uint32) uint64 { return uint64(s.index)<<32 | uint64(i) }
 
 // Poll sends waiting requests of the pump, takes requests from the ring and
 // publishes answers.
@@ -124,7 +75,7 @@ func (s *source) take() int {
 		s.onRequest(&s.sqes[i])
 	}
 	if s.comp.Err() != nil {
-		s.host.corrupt(s.comp.Err())
+		s.host.Kill(s.comp.Err()) // the process broke its ring
 	}
 	return n
 }
@@ -280,3 +231,134 @@ func (s *source) FD() int { return s.comp.FD() }
 
 // LargeIO reports whether the pump should not spin.
 func (s *source) LargeIO() bool { return s.large }
+
+// add gives s a number on its pump and starts polling it.
+func (p *pumpShare) add(s *source) error {
+	p.pump.Call(func() {
+		for i, old := range p.sources {
+			if old == nil {
+				s.index = uint32(i)
+				p.sources[i] = s
+				return
+			}
+		}
+		s.index = uint32(len(p.sources))
+		p.sources = append(p.sources, s)
+	})
+	return p.pump.Add(s)
+}
+
+// remove stops polling s. All requests of s have ended.
+func (p *pumpShare) remove(s *source) {
+	p.pump.Remove(s)
+	p.pump.Call(func() { p.sources[s.index] = nil })
+}
+
+// verdict is the result of an attempt to send a request.
+type verdict uint8
+
+const (
+	served   verdict = iota // sent or answered
+	nothing                 // the device has no waiting request
+	isShut                  // the device's gate
+	isFull                  // the device's window
+	noPermit                // of the session
+	noPath                  // no path of the session takes requests; RTRS wakes the lane after it has removed a lost one
+)
+
+// serve sends the waiting requests that may be sent, and returns their number.
+func (p *pumpShare) serve() (n int) {
+	if g := p.client.gates.Load(); g != p.gates {
+		p.gates = g
+		p.unpark()
+	}
+	for p.lanes != nil {
+		l := p.lanes
+		p.lanes, l.listed = l.next, false
+		n += l.serve()
+	}
+	return n
+}
+
+// unpark moves all devices that wait for a gate, a permit or a window to
+// turn, because a gate may have moved to fail.
+func (p *pumpShare) unpark() {
+	for p.parked.head != nil {
+		d := p.parked.pop(p.index)
+		l := d.session.lanes[p.index]
+		l.turn.push(p.index, d)
+		l.list()
+	}
+	for p.stuck != nil {
+		l := p.stuck
+		p.stuck, l.stuck = l.nextStuck, false
+		l.turn.take(p.index, &l.full)
+		l.unblock()
+	}
+}
+
+// serve sends a request of each device in turn until permits or requests run out.
+func (l *lane) serve() (n int) {
+	for i := l.pump.index; l.turn.head != nil && !l.blocked; {
+		d := l.turn.pop(i)
+		switch sh := &d.shares[i]; l.serveOne(d, sh) {
+		case served:
+			n++
+			l.turn.push(i, d)
+		case nothing:
+			sh.placed = false
+		case isShut:
+			l.pump.parked.push(i, d)
+		case isFull:
+			l.full.push(i, d)
+		case noPermit, noPath: // a path may join meanwhile, and that moves no gate
+			l.turn.pushFront(i, d)
+			l.blocked = true
+		}
+	}
+	if !l.stuck && (l.blocked || l.full.head != nil) {
+		l.stuck, l.nextStuck, l.pump.stuck = true, l.pump.stuck, l
+	}
+	return n
+}
+
+// serveOne sends the next request of d. It checks the gate again: a request
+// sent through a closed gate would carry a stale device id, and the server may
+// have reassigned that id.
+func (l *lane) serveOne(d *Device, sh *share) verdict {
+	if sh.waiting.empty() {
+		return nothing
+	}
+	s, i := l.pump.at(sh.waiting.head)
+	v := served
+	switch gate := d.gate.Load(); {
+	case s.orphaned || gate == gateFail:
+		s.finish(i, blk.EIO, s.reqs[i].failedAt())
+	case gate == gateWait:
+		return isShut
+	case !l.admits(sh):
+		return isFull
+	default:
+		v = s.submit(i)
+	}
+	if v == served {
+		l.pump.pop(&sh.waiting)
+	}
+	return v
+}
+
+// dismiss ends the waiting requests for d that came from s. Answers to s are
+// not read any more.
+func (p *pumpShare) dismiss(d *Device, s *source) {
+	waiting := &d.shares[p.index].waiting
+	all := *waiting
+	*waiting = emptyList()
+	for !all.empty() {
+		tag := p.pop(&all)
+		if from, i := p.at(tag); from == s {
+			s.finish(i, blk.EIO, watchdog.Queue)
+		} else {
+			p.push(waiting, tag)
+		}
+	}
+}

@@ -23,9 +23,6 @@ func (s *session) record(e rtrs.Event) {
 	}
 }
 
-// recorded is a path as it was recorded last.
-type recorded struct{ name, state string }
-
 // recordPath records the new state of a path. Its end as an object, after it was
 // closed, is no event.
 func (s *session) recordPath(e rtrs.Event) {

@@ -105,3 +105,34 @@ func describeLoss(p rtrs.PathInfo) string {
 	}
 	return fmt.Sprintf("%s%%%s (%s)", verbs.AddrPortString(p.Addr.Dst), p.Fabric, why)
 }
+
+// lossReason describes the loss of the last path: time, paths and causes.
+func lossReason(lost []rtrs.PathInfo) string {
+	var paths []string
+	for _, p := range lost {
+		paths = append(paths, describeLoss(p))
+	}
+	return fmt.Sprintf("no path is left since %s: %s", time.Now().UTC().Format(time.RFC3339), strings.Join(paths, ", "))
+}
+
+// rootCause returns the last error in the chain of err that has a text.
+func rootCause(err error) error {
+	for {
+		switch e := err.(type) {
+		case interface{ Unwrap() error }:
+			next := e.Unwrap()
+			if next == nil {
+				return err
+			}
+			err = next
+		case interface{ Unwrap() []error }:
+			all := e.Unwrap()
+			if len(all) == 0 {
+				return err
+			}
+			err = all[len(all)-1]
+		default:
+			return err
+		}
+	}
+}

@@ -5,11 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
-	"github.com/rnbd-go/rnbd/modules/rtrs"
-	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // refusal returns the error of an OPEN that failed with err. The server answers
@@ -59,43 +56,4 @@ func (d *Device) forbidden(errno syscall.Errno) string {
 		return "the server's user has no permission for it"
 	}
 	return "another client may write to it already"
-}
-
-// server returns the address of the server on the first path of s.
-func (s *session) server() string {
-	for _, p := range s.transport.Paths() {
-		return verbs.AddrPortString(p.Addr.Dst)
-	}
-	return "of session " + s.name
-}
-
-// lossReason describes the loss of the last path: time, paths and causes.
-func lossReason(lost []rtrs.PathInfo) string {
-	var paths []string
-	for _, p := range lost {
-		paths = append(paths, describeLoss(p))
-	}
-	return fmt.Sprintf("no path is left since %s: %s", time.Now().UTC().Format(time.RFC3339), strings.Join(paths, ", "))
-}
-
-// rootCause returns the last error in the chain of err that has a text.
-func rootCause(err error) error {
-	for {
-		switch e := err.(type) {
-		case interface{ Unwrap() error }:
-			next := e.Unwrap()
-			if next == nil {
-				return err
-			}
-			err = next
-		case interface{ Unwrap() []error }:
-			all := e.Unwrap()
-			if len(all) == 0 {
-				return err
-			}
-			err = all[len(all)-1]
-		default:
-			return err
-		}
-	}
 }

@@ -30,9 +30,6 @@ func (c *Client) Resize(device string, sectors uint64) error {
 	return nil
 }
 
-// maxSectors bounds sizes. In bytes they stay far below 64 bits.
-const maxSectors = 1 << 54
-
 // setSize changes the size of an open device.
 func (d *Device) setSize(size uint64) error {
 	d.mu.Lock()

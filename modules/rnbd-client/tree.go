@@ -22,12 +22,6 @@ import (
 // directories before they are served.
 func (c *Client) Tree() map[string]ctltree.Node { return tree{c: c}.places() }
 
-// tree builds the nodes.
-type tree struct {
-	c        *Client
-	frontend string // front end of devices mapped through the tree; empty: the first
-}
-
 func (t tree) places() map[string]ctltree.Node {
 	class := ctltree.Fixed{"ctl": ctltree.Fixed{
 		"map_device": t.mapDevice(mapUsage, false),
@@ -203,14 +197,6 @@ func (t tree) resize(d *Device) *ctltree.File {
 	})
 }
 
-// numberError converts the error of a number to the kernel's errno.
-func numberError(what, number string, err error) error {
-	if e, ok := err.(*strconv.NumError); ok && e.Err == strconv.ErrRange {
-		return fmt.Errorf("%s: %q is too large: %w", what, number, syscall.ERANGE)
-	}
-	return fmt.Errorf("%s: %q is not a number: %w", what, number, syscall.EINVAL)
-}
-
 func (t tree) remapDevice(d *Device) *ctltree.File {
 	return one("Usage: echo <1> > remap_device", func(ctx context.Context) error {
 		if err := t.there(d); err != nil {
@@ -220,19 +206,5 @@ func (t tree) remapDevice(d *Device) *ctltree.File {
 		defer cancel()
 		_, err := t.c.Remap(ctx, d.name)
 		return err
-	})
-}
-
-// one returns a file that calls do when 1 is written to it.
-func one(usage string, do func(context.Context) error) *ctltree.File {
-	return digit("1", usage, do)
-}
-
-func digit(want, usage string, do func(context.Context) error) *ctltree.File {
-	return ctltree.Command(usage, func(ctx context.Context, word string) error {
-		if word != want {
-			return fmt.Errorf("write %s, nothing else: %w", want, syscall.EINVAL)
-		}
-		return do(ctx)
 	})
 }

@@ -27,12 +27,6 @@ func (c *Client) Unmap(ctx context.Context, name string, force bool) error {
 	return nil
 }
 
-func (c *Client) dropWaiting(name string, force bool) (found bool, err error) {
-	c.mapMu.Lock()
-	defer c.mapDone()
-	return c.drop(name, force)
-}
-
 // unmapAt unmaps the claimed device. If the front end does not give it up, it
 // stays mapped.
 func (c *Client) unmapAt(ctx context.Context, p *place, force bool) error {
@@ -59,11 +53,6 @@ func (d *Device) failRequests() {
 	d.needsRemap = true
 	d.setGate(gateFail)
 }
-
-// forcedClose bounds each wait of an unmap for a silent server: for the front
-// end's last requests, for the client's own, and for CLOSE. Together they
-// take less than 5 s.
-const forcedClose = 1200 * time.Millisecond
 
 // unmap does the rest of an unmap after the front end has given up the device.
 func (c *Client) unmap(ctx context.Context, p *place) {

@@ -3,7 +3,6 @@ package client
 import (
 	"fmt"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
@@ -18,22 +17,6 @@ import (
 
 // watchInterval is the time from one look to the next.
 const watchInterval = time.Second
-
-// watching is the watchdog of a client.
-type watching struct {
-	client   *Client
-	reporter *watchdog.Reporter
-	looks    []*look // by pump
-}
-
-// look is the look of one pump. The pump owns found until it sets done.
-type look struct {
-	pump    *pumpShare
-	done    atomic.Bool
-	found   []watchdog.Hung
-	asked   time.Time
-	isStuck bool // it was reported that the pump does not answer
-}
 
 // startWatchdog starts the watchdog, unless HungAfter is zero.
 func (c *Client) startWatchdog() {

@@ -1,19 +1,27 @@
 package client
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
 )
+
+// Sockets on which front ends listen. The daemon opens and keeps them.
+
+// socket is a listening socket of the daemon.
+type socket struct {
+	name string // as configured
+	path string // of a unix socket that this process made
+	kept bool   // another process made it and keeps it
+	file *os.File
+}
 
 // listen opens "unix:PATH" (mode 0600) or "tcp:ADDRESS:PORT".
 func listen(spec string) (socket, error) {
@@ -81,12 +89,15 @@ func isServed(path string) bool {
 	}
 }
 
-// socket is a listening socket of the daemon.
-type socket struct {
-	name string // as configured
-	path string // of a unix socket that this process made
-	kept bool   // another process made it and keeps it
-	file *os.File
+// inherit returns a socket that another process made. Its name is not ours to
+// remove.
+func inherit(f *os.File) (socket, error) {
+	l, err := net.FileListener(f)
+	if err != nil {
+		return socket{}, fmt.Errorf("descriptor %q does not listen: %w", f.Name(), err)
+	}
+	defer l.Close()
+	return socket{name: l.Addr().Network() + ":" + l.Addr().String(), kept: true, file: f}, nil
 }
 
 // hide removes the socket's name once. Later the name may belong to another
@@ -103,87 +114,4 @@ func (s *socket) hide() {
 func (s *socket) close() {
 	s.hide()
 	s.file.Close()
-}
-
-// listen opens the sockets of the front end. Those that another process made
-// are taken first.
-func (f *frontend) listen() error {
-	for _, file := range f.cfg.Sockets {
-		s, err := inherit(file)
-		if err != nil {
-			return err
-		}
-		f.sockets = append(f.sockets, s)
-	}
-	for _, l := range f.cfg.Listen {
-		if slices.ContainsFunc(f.sockets, func(s socket) bool { return s.name == l }) {
-			continue
-		}
-		s, err := listen(l)
-		if err != nil {
-			return err
-		}
-		f.sockets = append(f.sockets, s)
-	}
-	return nil
-}
-
-// inherit returns a socket that another process made. Its name is not ours to
-// remove.
-func inherit(f *os.File) (socket, error) {
-	l, err := net.FileListener(f)
-	if err != nil {
-		return socket{}, fmt.Errorf("descriptor %q does not listen: %w", f.Name(), err)
-	}
-	defer l.Close()
-	return socket{name: l.Addr().Network() + ":" + l.Addr().String(), kept: true, file: f}, nil
-}
-
-// leaveUsers kills the process if users of a socket may wait for the next
-// daemon: it would accept users that are cut off and connect again, and tell
-// them that their device is gone.
-func (f *frontend) leaveUsers() {
-	if slices.ContainsFunc(f.sockets, func(s socket) bool { return s.kept }) {
-		f.abandon()
-	}
-}
-
-// giveSockets gives the process the sockets, once, and not before users are
-// served.
-func (f *frontend) giveSockets(ctx context.Context, h *host) error {
-	f.giving.Lock()
-	defer f.giving.Unlock()
-	if f.hold || h.given {
-		return nil
-	}
-	h.given = true
-	for _, s := range f.sockets {
-		if err := h.AddListener(ctx, s.name, s.file); err != nil {
-			return fmt.Errorf("front end %s: socket %s: %w", f.cfg.Name, s.name, err)
-		}
-	}
-	return nil
-}
-
-// ServeUsers gives the front ends the sockets that Config.HoldUsers has kept
-// from them.
-func (c *Client) ServeUsers(ctx context.Context) {
-	for _, f := range c.frontends {
-		f.giving.Lock()
-		f.hold = false
-		f.giving.Unlock()
-		h, _ := f.now()
-		if h == nil || len(f.sockets) == 0 {
-			continue // its next process gets them
-		}
-		if err := f.giveSockets(ctx, h); err != nil {
-			h.Kill(err)
-			continue
-		}
-		for _, d := range c.Devices() {
-			if d.fe.Load() == f {
-				d.setLocation(f.status(ctx, d).Location)
-			}
-		}
-	}
 }

@@ -1,0 +1,120 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+)
+
+// What others ask of an attachment. They change its aim, wake its worker and wait.
+
+// isShown waits for the end of the first try and returns its error. If ctx ends
+// before, the device is given up.
+func (a *attachment) isShown(first *firstTry) error {
+	select {
+	case <-first.ended:
+		return first.err
+	case <-first.ctx.Done():
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.first == nil {
+		return first.err
+	}
+	a.giveUp(first)
+	a.poke()
+	return fmt.Errorf("front end %s: device %s: %w", a.fe.cfg.Name, a.spec.Name, context.Cause(first.ctx))
+}
+
+// dismiss removes the device. It fails with EBUSY if the device is in use. It
+// also fails with EBUSY if no process serves the device, because then its users
+// are not known.
+func (a *attachment) dismiss(ctx context.Context) error {
+	ask := &dismissal{ctx: ctx, answer: make(chan error, 1)}
+	if err := a.accept(ask); err != nil || a.isGone() {
+		return err
+	}
+	a.poke()
+	select {
+	case err := <-ask.answer:
+		return err
+	case <-a.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("front end %s: remove device %s: %w", a.fe.cfg.Name, a.spec.Name, context.Cause(ctx))
+	}
+}
+
+func (a *attachment) accept(ask *dismissal) error {
+	if _, err := a.fe.current(); err != nil && !a.isGone() {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.state == gone:
+		return nil
+	case a.ask != nil, a.state == removing && a.host.alive():
+		return fmt.Errorf("front end %s is asked to remove %s already: %w", a.fe.cfg.Name, a.spec.Name, syscall.EBUSY)
+	case a.state != shown || !a.host.alive():
+		return a.missedLocked()
+	}
+	if a.give != nil {
+		a.give()
+	}
+	a.ask = ask
+	return nil
+}
+
+// evict removes the device even if it is used. It returns soon; the worker
+// does the rest.
+func (a *attachment) evict(ctx context.Context) {
+	a.setWant(wantGone)
+	if !a.fe.alive() && a.fe.client.life.Err() != nil {
+		return // stop waits for all evicted devices together
+	}
+	ctx, cancel := context.WithTimeout(ctx, forcedClose)
+	defer cancel()
+	if a.awaitGone(ctx) {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.state == lingering {
+		a.log.Warn("front end has died, its next process takes the device away", "location", a.spec.Location)
+	} else {
+		a.log.Warn("front end does not let go of the device", "state", a.state.String(), "err", a.err)
+	}
+}
+
+// release ends the device's part after its last request, when no process is
+// being shown the device. Its memory may be freed then.
+func (a *attachment) release() {
+	a.mu.Lock()
+	a.dev = nil
+	a.mu.Unlock()
+	a.setWant(wantGone)
+}
+
+// shows reports whether a process is being shown the device and so uses its
+// memory.
+func (a *attachment) shows() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.state == attaching
+}
+
+// lingers reports whether the attachment keeps its index although its device
+// has ended.
+func (a *attachment) lingers() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.want != wantShown && a.state != gone
+}
+
+// settled reports whether waiting for h to serve the device is pointless: h
+// serves it, h has failed to once, or requests of an earlier process keep the
+// device. The caller holds mu.
+func (a *attachment) settled(h *host) bool {
+	return a.want != wantShown || a.host == h && a.tries > 0 && a.state != attaching || a.busy()
+}

@@ -1,0 +1,434 @@
+package client
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// The structs of the client. They point to one another, so they stand together;
+// their methods are in the files of their stage. Nothing is decided here: who may
+// touch a field, and under which lock, is beside the field.
+
+// Client maps devices. New makes it, Close ends it.
+type Client struct {
+	cfg       Config
+	log       *slog.Logger
+	token     string // distinguishes this client from others of the host
+	pumps     []*pumpShare
+	frontends []*frontend
+
+	// devices by index; pumps read it.
+	devices [MaxDevices]atomic.Pointer[Device]
+
+	gates atomic.Uint32 // number of changes of gates of all devices
+
+	// Locks are taken in this order: saving, mapMu, mu, session.mu,
+	// frontend.mu, attachment.mu, Device.mu. No lock is held during a wait for
+	// a server, a front end or a name that a user chose. saving is held while
+	// the state file is written.
+
+	leaveNothing atomic.Bool // Close takes disks in use away, too
+
+	saving  sync.Mutex  // held by the writer of the state file
+	unsaved atomic.Bool // something has changed since it was written
+
+	mapMu    sync.Mutex         // mapDone unlocks it
+	places   map[uint32]*place  // of mappings, by index
+	retired  map[uint32]*Device // by index: unmapped devices with requests under way
+	retiring sync.WaitGroup     // of retired; Add only with mapMu held
+	waiting  []savedDevice      // mappings of the last daemon, not mapped yet; see setWaiting
+	foreign  []savedLeftover    // disks of the last daemon that no front end here can remove
+	waitMu   sync.Mutex         // held with mapMu to change waiting; either is enough to read it
+
+	life      context.Context // ends with Close
+	endLife   context.CancelFunc
+	restoring sync.WaitGroup
+	watch     *watching // nil: HungAfter is zero
+	watchers  sync.WaitGroup
+
+	mu       sync.Mutex // guards sessions and their devices
+	sessions map[string]*session
+	changing map[string]chan struct{} // names of sessions that are being opened or closed
+	ended    endedSessions
+}
+
+// endedSessions has the end times of sessions of this client that ended lately,
+// by name.
+type endedSessions map[string]time.Time
+
+// pumpShare is the part of the client that belongs to one pump.
+type pumpShare struct {
+	client *Client
+	index  int
+	pump   *pump.Pump
+	poller *rtrs.Poller
+	// sources is indexed by the number in RTRS's tags. The pump owns it.
+	// Entries of dead front ends stay until their requests have ended.
+	sources []*source
+	// Owned by the pump: lane.go.
+	lanes  *lane      // to be served
+	stuck  *lane      // lanes with devices that wait for permits or their window
+	parked deviceList // devices with a closed gate, at the last change counted in gates
+	gates  uint32
+	number uint64 // of the last write, see again.go
+
+	failed watchdog.Recent[*Device] // read by the watchdog
+}
+
+// Device is a mapped device.
+type Device struct {
+	client  *Client
+	log     *slog.Logger
+	index   uint32
+	name    string
+	path    string // on the server
+	mode    blk.AccessMode
+	loss    Loss
+	session *session
+	arena   *shm.Arena
+	region  *rtrs.Region
+	slot    int               // size of a slot of the arena, in bytes
+	options map[string]string // of the front end, as the user gave them
+	ioMode  string            // asked for by the user; empty: the server chooses
+	// pollQueues is the number in the request of the mapping.
+	pollQueues int
+	// identity names the mapping to front ends. Later processes get the same.
+	identity string
+
+	choices []choice // of a front end, while d is being mapped
+
+	// Read by the pumps.
+	fe         atomic.Pointer[frontend]   // nil: used through NewIO
+	att        atomic.Pointer[attachment] // its place at fe
+	host       atomic.Pointer[host]       // the process that may send requests; nil: none, or used through NewIO
+	id         atomic.Uint32              // on the server
+	limits     atomic.Pointer[blk.Limits]
+	gate       atomic.Uint32
+	denied     atomic.Bool             // set by pumps: the server does not know the device
+	sharing    atomic.Pointer[sharing] // see again.go; nil: the server has not answered
+	refused    atomic.Int64            // writes not repeated by the server and not logged yet
+	newsShared atomic.Uint64           // number of news that others may write
+	shares     []share                 // by pump
+
+	latency []stages // by pump; only that pump writes
+
+	mu           sync.Mutex // taken after all other locks; held to change limits
+	state        State
+	openedIn     uint64 // epoch of the session in which the server opened it as id; 0: not open there
+	needsRemap   bool
+	reopening    bool        // reopenUntilOpen runs
+	deniedOpen   bool        // closed by onDenied
+	failing      bool        // open, but failed on the server
+	patience     *time.Timer // timer of loss=queue; runs while closed, and not for ever
+	patienceEnds time.Time
+	lastError    string
+	location     string // where users find it, reported by the front end
+	served       uint64 // last size from the server, in bytes
+	known        *known // nil: not opened yet
+	asking       bool   // askAgain runs
+}
+
+// share is the part of a device that belongs to one pump.
+type share struct {
+	// Only that pump writes these fields.
+	inflight atomic.Int64  // requests of front ends without an answer
+	rx, tx   atomic.Uint64 // 512-byte sectors read, written
+	failures watchdog.Failures
+
+	// Owned by the pump: lane.go.
+	waiting list
+	sent    int      // requests that hold a permit
+	placed  bool     // it is in a list of devices
+	next    *Device  // in that list
+	_       [64]byte // the next share is on another cache line
+}
+
+// stages are the latencies of a device's requests on one pump.
+type stages struct {
+	queue latency.Ops // from the front end's ring to sending
+	wire  latency.Ops // from sending to the answer
+}
+
+// sharing is the server's last answer about other writers of a device. A
+// write keeps the answer that was current when it was first sent.
+type sharing struct {
+	mark rnbdwire.Mark // of the server's answer
+	news uint64        // Device.newsShared before the question to the server
+}
+
+// session is one RTRS session and the devices mapped through it.
+type session struct {
+	client    *Client
+	name      string
+	log       *slog.Logger
+	transport *rtrs.Session
+	lanes     []*lane // by pump
+	window    atomic.Pointer[window]
+
+	version uint8
+	// features are the extensions of the server that is connected now.
+	features atomic.Uint32
+	writer   uint64 // number of the session's client for servers; the same for every transport
+	// downs counts losses of the last path, see epoch.
+	downs      atomic.Uint64
+	redundancy redundancy
+	unlisten   func() // ends listen
+	// ready reports that the server has answered SESS_INFO since the session is
+	// connected.
+	ready atomic.Bool
+	turns chan struct{} // tokens of devices that are being opened again
+
+	port       uint16 // for paths that control files add
+	pollQueues int
+	fabric     string // of the first path
+	spelling   pathSpelling
+	tuning     tuned
+
+	devices []*Device // guarded by Client.mu
+
+	mu       sync.Mutex  // guards the fields below
+	removing map[int]int // by id of a path, the number of its removals under way
+
+	// opening is the number of OPENs under way. early has the news about
+	// unknown devices that came meanwhile: see awaitOpen.
+	opening int
+	early   []rnbdwire.EventRspFields
+
+	// closing are the CLOSEs that the server may still execute: see awaitClosed.
+	closing map[*closing]struct{}
+
+	recorded map[int]recorded // by id of a path; used by onEvent alone
+
+	// News from RTRS. run handles them one by one.
+	wasUp  bool
+	back   bool // used by run alone: the state after the news handled so far
+	news   []rtrs.EventKind
+	signal chan struct{}
+	done   chan struct{}
+}
+
+// closing is a CLOSE that was sent.
+type closing struct {
+	path    string
+	epoch   uint64 // of the session; in another one the server does not have it
+	settled chan struct{}
+}
+
+// recorded is a path as it was recorded last.
+type recorded struct{ name, state string }
+
+// lane is the part of a session on one pump. The pump owns it.
+type lane struct {
+	session *session
+	pump    *pumpShare
+	queue   *rtrs.Queue
+
+	turn, full deviceList
+	blocked    bool         // RTRS had no permit and will call unblock
+	pooled     int          // permits in use beyond the first one of each device
+	sent       atomic.Int32 // permits in use; other pumps read it
+	listed     bool         // in pump.lanes
+	next       *lane        // there
+	stuck      bool         // in pump.stuck
+	nextStuck  *lane        // there
+}
+
+// window bounds the permits of a session that a device may hold.
+type window struct {
+	total int  // for all requests of the session; the rest is for OPEN, CLOSE and fences
+	lane  int  // those of one pump
+	pool  int  // of these, the ones shared by devices beyond the first permit of each
+	alone bool // the session has one device
+}
+
+// list is a queue of requests of one pump, by tag: the number of their source in
+// pumpShare.sources and their slot there.
+type list struct{ head, tail uint64 }
+
+// deviceList is a queue of devices, linked by their shares of one pump.
+type deviceList struct{ head, tail *Device }
+
+// source is one ring of a front end on one pump.
+type source struct {
+	pump  *pumpShare
+	host  *host  // requests may name only devices that it is shown; nil: of an IO
+	index uint32 // in pump.sources
+	comp  *shm.Completer
+
+	reqs     []request
+	free     []uint32 // slots
+	inflight int
+	// orphaned reports that the front end is gone. Answers are dropped.
+	orphaned bool
+	ended    chan struct{} // of an orphan: closed when its last request has ended
+	large    bool
+	answered bool         // there are answers to publish
+	caller   *pump.Caller // of an IO
+
+	sqes [64]shm.SQE
+	cqe  shm.CQE
+	msg  [rnbdwire.IOAgainSize]byte
+}
+
+// request is the state of the I/O in one slot of a source.
+type request struct {
+	sqe  shm.SQE
+	dev  *Device // nil: free
+	next uint64  // in the list of waiting requests
+	held bool    // it holds a permit; otherwise it waits
+	id   uint32  // id of the device, as sent
+	// number is the number of a write. sharing is the server's answer about
+	// other writers when the write was first sent; see again.go.
+	number  uint64
+	sharing *sharing
+	// arrived is the time at which the request came from the front end, sent
+	// that at which it was first sent; 0: not yet.
+	arrived, sent int64
+}
+
+// frontend is one front-end plugin: its sockets and its devices. sup keeps a
+// process of it running.
+type frontend struct {
+	client *Client
+	cfg    FrontendConfig
+	log    *slog.Logger
+	sup    *supervise.Supervisor
+	// sockets belong to the daemon, so that users of a dead plugin wait in
+	// the backlog and are not refused.
+	sockets []socket
+
+	giving sync.Mutex // held while a process is given the sockets; before mu
+	hold   bool       // no process gets the sockets yet; guarded by giving
+
+	// mu is taken before attachment.mu. No call is made with it held.
+	mu          sync.Mutex
+	attachments map[uint32]*attachment // by index of the device
+	host        *host                  // the process to use; nil: none
+	over        bool                   // no process is started any more
+	undone      []savedLeftover        // disks that no process has removed
+
+	life    context.Context // ends with stop
+	endLife context.CancelFunc
+	workers sync.WaitGroup // workers of attachments; Add only with mu held and over false, or by one of them
+	orphans sync.WaitGroup // requests of earlier processes
+}
+
+// host is one process of a front end. Attachments use it from the time when
+// it has its rings until it has ended.
+type host struct {
+	*supervise.Instance
+	fe      *frontend
+	sources []*source     // by pump
+	given   bool          // it has the sockets; guarded by frontend.giving
+	turns   chan struct{} // a token for each call under way that is not late
+}
+
+// attachment is one device at one front end, from the first try to show it
+// until no process and no driver has any part of it. It outlives processes, and
+// it may outlive the device: after an unmap by force a slow process may still
+// have the device, or the kernel may still have the disk of a dead process,
+// with users that wait. Until it is gone it keeps its index.
+//
+// One goroutine, the worker (attachment_work.go), makes all its state changes
+// and all calls to the process about it. Other goroutines only change its
+// want and wake the worker. So a call that hangs delays this attachment and
+// no other.
+type attachment struct {
+	fe    *frontend
+	index uint32
+	log   *slog.Logger
+	node  bool          // users may have a disk: one that outlives the process
+	wake  chan struct{} // holds a token when something has changed for the worker
+	done  chan struct{} // closed when the attachment is gone
+
+	// mu guards the rest. It is taken after frontend.mu and before Device.mu.
+	// Calls that may wait are made without it.
+	mu      sync.Mutex
+	state   attState
+	changed chan struct{} // closed and replaced at every state change
+	want    want
+	dev     *Device           // nil: the device has ended
+	spec    plugin.DeviceSpec // as last told to the process
+	host    *host             // the process that has the device, may have it, or is asked to remove it
+	ask     *dismissal
+	give    context.CancelFunc // cancels the call under way, if that can be cancelled
+	told    blk.Limits         // limits that the process knows
+
+	// Written by the worker; others read with mu held.
+	first  *firstTry // under way or to be made; nil: it has ended
+	tries  int       // failed tries to show it, at host
+	unsure bool      // host may have it although the last try failed
+	clears int       // failed tries to remove its disk
+	since  time.Time // since when host is asked to remove it
+	pause  time.Duration
+	due    time.Time // time of the next try
+	err    error     // of the last try
+	undone bool      // it has ended and its disk is left
+}
+
+// firstTry is the first try to show a device. A map waits for its end.
+type firstTry struct {
+	ctx   context.Context
+	fresh bool          // a new disk, not one of the last daemon
+	ended chan struct{} // closed after err is set
+	err   error
+}
+
+// dismissal is a request to remove the device unless it is used.
+type dismissal struct {
+	ctx    context.Context
+	answer chan error // buffered, for one error
+}
+
+// choice is a front end that may serve a device, with its settings.
+type choice struct {
+	fe       *frontend
+	settings map[string]string
+}
+
+// place is the place of one mapping. Client.mapMu guards it.
+type place struct {
+	d       *Device
+	session string // its name
+	work    work
+	give    context.CancelCauseFunc // cancels the work
+	ended   chan struct{}           // closed when the work has ended
+}
+
+// work is the work under way on a mapping.
+type work uint8
+
+const (
+	mapping work = iota + 1
+	unmapping
+	unmappingByForce // waits only briefly
+)
+
+// watching is the watchdog of a client.
+type watching struct {
+	client   *Client
+	reporter *watchdog.Reporter
+	looks    []*look // by pump
+}
+
+// look is the look of one pump. The pump owns found until it sets done.
+type look struct {
+	pump    *pumpShare
+	done    atomic.Bool
+	found   []watchdog.Hung
+	asked   time.Time
+	isStuck bool // it was reported that the pump does not answer
+}

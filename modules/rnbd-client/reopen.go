@@ -1,0 +1,187 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
+)
+
+// A device without its server: it closes, its requests wait or fail, and it is
+// opened again.
+
+// onLost handles the loss of the session's last path. why is its reason.
+func (d *Device) onLost(why string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state == Open {
+		d.lastError = why
+		d.close()
+	}
+}
+
+// onDenied closes d if the server has answered a request with the error that it
+// does not know the device: it has closed the device, or it was restarted.
+func (d *Device) onDenied() {
+	if !d.denied.Swap(false) {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state != Open {
+		return
+	}
+	d.openedIn, d.deniedOpen = 0, true
+	d.lastError = fmt.Sprintf("the server does not know the device any more: %v", syscall.ENOTCONN)
+	d.log.Warn("device is not open on the server any more, it is opened again")
+	d.close()
+}
+
+// close makes the requests of d wait or fail until it is open again. The caller
+// holds mu.
+func (d *Device) close() {
+	d.setState(Closed)
+	d.failing = false
+	if d.loss.Queue == 0 {
+		d.setGate(gateFail)
+		return
+	}
+	d.setGate(gateWait)
+	if d.loss.Queue != Forever {
+		d.patienceEnds = time.Now().Add(d.loss.Queue)
+		d.patience = time.AfterFunc(d.loss.Queue, d.onTooLate)
+	}
+}
+
+// onTooLate fails requests that have waited for the time of loss=queue.
+func (d *Device) onTooLate() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state != Closed || d.patience == nil {
+		return
+	}
+	why := "no path to the server"
+	if d.session.transport.Connected() {
+		why = "the server has not opened it again"
+	}
+	d.giveUp(fmt.Errorf("%s for %s: %w", why, d.loss.Queue, syscall.ETIMEDOUT))
+}
+
+// reopensAtOnce bounds the concurrent OPENs that open devices of one session
+// again. OPENs that hang leave permits to other requests.
+const reopensAtOnce = 16
+
+// reopenDelay is the pause before OPEN is tried again after a temporary
+// failure, for instance of a server that has not found the device yet.
+const reopenDelay = 500 * time.Millisecond
+
+// beginReopen reports whether d is to be opened again and no goroutine is doing
+// that yet.
+func (d *Device) beginReopen() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.reopening || d.state != Closed || d.needsRemap {
+		return false
+	}
+	d.reopening = true
+	return true
+}
+
+// reopenUntilOpen opens d after the session returned, or after the server
+// denied to know it. It ends when d is open or given up, or when the session is
+// lost. The session's next return begins another one.
+func (d *Device) reopenUntilOpen() {
+	s := d.session
+	if d.wasDenied() && s.features.Load()&rnbdwire.FeatureEvents != 0 && !s.pause(newsDelay) {
+		return
+	}
+	for d.goesOn() {
+		select {
+		case s.turns <- struct{}{}:
+		case <-s.done:
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), s.client.cfg.MapTimeout)
+		err := d.reopen(ctx)
+		cancel()
+		<-s.turns
+		if err != nil && !s.pause(reopenDelay) {
+			return
+		}
+	}
+}
+
+// newsDelay bounds the delay of the news that a device was closed on the server
+// by hand. Such a device is not opened again automatically.
+const newsDelay = 300 * time.Millisecond
+
+// goesOn reports whether d is still to be opened. If not, the reopening has
+// ended.
+func (d *Device) goesOn() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.reopening = d.state == Closed && !d.needsRemap && d.session.ready.Load()
+	return d.reopening
+}
+
+// reopen tries once to open d again. After an error the caller tries again.
+func (d *Device) reopen(ctx context.Context) error {
+	defer d.session.awaitOpen(d)()
+	return d.reopened(d.open(ctx))
+}
+
+// reopened ends a reopen. err is the result of its OPEN.
+func (d *Device) reopened(err error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state != Closed || d.needsRemap {
+		return nil // no caller waits for it; its unmap closes it on the server
+	}
+	if err == nil {
+		err = d.opened()
+	}
+	switch {
+	case err == nil:
+		return nil
+	case final(err):
+		d.giveUp(err)
+		return nil
+	}
+	d.lastError = err.Error()
+	d.log.Warn("device does not open again yet", "err", err)
+	return err
+}
+
+// final reports whether err, of an OPEN after a reconnect, will not go away by
+// trying again.
+func final(err error) bool {
+	for _, errno := range []error{syscall.EPERM, syscall.ENOENT, syscall.EINVAL, syscall.ENOTBLK, syscall.EACCES, errShrank, errOtherVolume, errChanged} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
+
+// opened lets requests through, unless the session was lost after the answer to
+// OPEN: then the id is void, and d would not hear of that loss. The caller
+// holds mu.
+func (d *Device) opened() error {
+	if d.openedIn != d.session.epoch() {
+		return errVoid
+	}
+	d.stopPatience()
+	d.needsRemap, d.deniedOpen = false, false
+	if !d.failing { // news that came before
+		d.lastError = ""
+	}
+	d.setState(Open)
+	d.setGate(gateOpen)
+	if fe := d.fe.Load(); fe != nil {
+		go fe.resize(d)
+	}
+	return nil
+}
