@@ -31,14 +31,15 @@
 //	session*, paths          sessions, their paths, their losses
 //	reopen, events, open, closing, refusal
 //	                         a device's state at the server, and news of it
-//	choose, frontend, links  front ends: which one, its life, names of disks
-//	attachment*, leftover    one device at one front end
-//	state, names, pathspec   the file for the next daemon; names of sessions; addresses
-//	host                     one process of a front end
-//	direct                   the library's own way to a device, without a front end
+//	choose, frontend         front ends: which one, and its life
+//	attachment_*             one device at one front end: worker, steps, requests to it
+//	host, direct, watch      one process of a front end; the library's own way to a
+//	                         device, without a front end; requests that hang
 //	queue, answer, lane, again
 //	                         DATA PATH: requests from a ring to RTRS and back
-//	watch                    requests that hang
+//	attachment, links, names, pathspec, state, leftover
+//	                         what attachments share; names of disks and sessions;
+//	                         addresses; the file for the next daemon
 //	device, session          what all of these ask a device and a session
 //	model                    the structs of all of these
 //	config, request, device_state, state_file, attachment_next, known, tuning,

@@ -75,6 +75,12 @@ func newWindow(depth, pumps, devices int) *window {
 	return w
 }
 
+// divide gives each device its part of the permits. The caller holds Client.mu,
+// or is the only user of the session.
+func (s *session) divide() {
+	s.window.Store(newWindow(s.transport.QueueDepth(), len(s.lanes), len(s.devices)))
+}
+
 // greed is the number of permits of the pool that a device may hold for each
 // free one. One device that hangs leaves a third of the pool to the others,
 // two leave a fifth. Each device also has one permit outside of the pool.

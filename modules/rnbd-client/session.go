@@ -33,12 +33,6 @@ func (s *session) list() []*Device {
 	return append([]*Device(nil), s.devices...)
 }
 
-// divide gives each device its part of the permits. The caller holds Client.mu,
-// or is the only user of the session.
-func (s *session) divide() {
-	s.window.Store(newWindow(s.transport.QueueDepth(), len(s.lanes), len(s.devices)))
-}
-
 func (s *session) close(ctx context.Context) error {
 	close(s.done)
 	s.redundancy.end()
