@@ -4,7 +4,7 @@ MODULES  := modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-clien
 PLUGINS  := plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/frontend-ublk
 PROGRAMS := cmd/rnbd cmd/rnbd-net $(PLUGINS) examples/io-memory
 ALL      := $(MODULES) $(PROGRAMS) test tools
-PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server nbd-client fio e2fsprogs tshark iperf3 iproute2 strace groff-base fuse3
+PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server nbd-client fio e2fsprogs tshark iperf3 iproute2 strace groff-base fuse3 busybox
 BIN      := $(CURDIR)/bin
 RESULTS  := $(CURDIR)/.cache/test-results
 
@@ -41,7 +41,7 @@ demo: build ## export, map, copy, kill a plugin, verify: under a minute
 test: tools-for-test build test-modules test-e2e conformance ## everything but the long forms
 
 tools-for-test:
-	@missing=; for t in nbdinfo qemu-io qemu-storage-daemon nbdkit nbd-server nbd-client fio mke2fs tshark iperf3 tc strace groff fusermount3; do \
+	@missing=; for t in nbdinfo qemu-io qemu-storage-daemon nbdkit nbd-server nbd-client fio mke2fs tshark iperf3 tc strace groff fusermount3 busybox; do \
 		command -v $$t >/dev/null || [ -x /usr/sbin/$$t ] || missing="$$missing $$t"; done; \
 	if [ -n "$$missing" ]; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

@@ -120,11 +120,11 @@ func (i *Interface) IsUp() bool {
 func (i *Interface) SetUp(up bool) error { return i.tun.SetUp(up) }
 
 // Carrier reports whether the link is up, that is, whether the broadcast group
-// is joined.
+// is joined and the network below has a carrier.
 func (i *Interface) Carrier() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.groups.Ready()
+	return i.ready()
 }
 
 // SetMTU changes the MTU, in bytes. The largest is the MTU of the link less
@@ -152,7 +152,7 @@ func (i *Interface) nextHop(dst netip.Addr) (netip.Addr, error) {
 	a := i.above.Load()
 	switch {
 	case a == nil:
-		return i.rtnl.NextHop(dst)
+		return i.rtnl.NextHop(int(i.routed.Load()), dst)
 	case a.NextHop == nil:
 		return netip.Addr{}, errNoGateway
 	}

@@ -39,6 +39,7 @@ type Interface struct {
 	routes            routeCache
 	cm                atomic.Pointer[cm.Manager] // nil in datagram mode
 	linkMTU           atomic.Int32               // see udMTU
+	routed            atomic.Int32               // number of the interface that routes lead to: a bond, or its own
 	modeMu            sync.Mutex                 // of SetMode
 	coalescing        atomic.Pointer[Coalescing]
 	noLRO, noChecksum atomic.Bool
@@ -49,6 +50,8 @@ type Interface struct {
 	groups     *mcast.Table
 	mtu        int // of the interface
 	hasCarrier bool
+	belowFound bool // the network below was seen
+	belowUp    bool // it has a carrier
 	ips        []netip.Prefix
 	isUp       bool
 	tap        io.Writer // capture of frames; nil: none
@@ -103,6 +106,9 @@ func open(cfg Config) (_ *Interface, err error) {
 		}
 	}
 	i.requests = make(chan mcast.Request, registryQueue)
+	if err := i.follow(); err != nil {
+		return nil, errors.Join(err, i.closeAll())
+	}
 	if cfg.Registry != nil {
 		cfg.Registry.Watch(i, i.retry)
 	}
@@ -147,6 +153,7 @@ func (i *Interface) openAbove() (err error) {
 	if err != nil {
 		return err
 	}
+	i.routed.Store(int32(index))
 	if i.rtnl, err = rtnl.Open(index); err == nil && i.ether != nil {
 		err = i.rtnl.SetMAC(i.ether.Own())
 	}

@@ -22,6 +22,8 @@ import (
 var (
 	portA = netip.MustParseAddr("10.9.0.1")
 	portB = netip.MustParseAddr("10.9.0.2")
+
+	loopbackPort = netip.MustParseAddr("127.0.0.3")
 )
 
 // host is a namespace with a port of the fabric.

@@ -36,7 +36,7 @@ func (i *Interface) timers() {
 		i.mu.Lock()
 		i.join(now, &out)
 		i.sendFrames(now, i.neigh.Tick(now, nil), &out)
-		if ready := i.groups.Ready(); ready != i.hasCarrier {
+		if ready := i.ready(); ready != i.hasCarrier {
 			i.hasCarrier = ready
 			i.carrier(ready)
 		}
@@ -94,8 +94,7 @@ func (i *Interface) finish(now time.Time, r mcast.Request, err error, out *outgo
 	}
 }
 
-// carrier gives the interface its carrier when the broadcast group is joined, and
-// takes it away when the registry has taken back the membership.
+// carrier gives the interface its carrier, or takes it away.
 func (i *Interface) carrier(on bool) {
 	if err := i.tun.SetCarrier(on); err != nil {
 		i.cfg.Logger.Error("IPoIB interface does not set its carrier", "name", i.Name(), "err", err)
@@ -128,6 +127,9 @@ func (i *Interface) watch() {
 // for a device without a link-layer address.
 func (i *Interface) refresh() error {
 	i.routes.flush()
+	if err := i.follow(); err != nil {
+		return err
+	}
 	if i.above.Load() != nil {
 		return nil // the Above has set the addresses
 	}
@@ -136,17 +138,20 @@ func (i *Interface) refresh() error {
 		return i.unlessClosed(err)
 	}
 	var mac [6]byte
+	u := holder{index: i.rtnl.Index(), active: true}
 	if i.ether != nil {
 		if mac, err = i.rtnl.MAC(); err != nil {
 			return i.unlessClosed(err)
 		}
-	} else if up {
+	} else if u, err = i.holderOf(); err != nil {
+		return i.unlessClosed(err)
+	} else if up && !u.bond {
 		if err := i.rtnl.AddAddr(netip.PrefixFrom(i.local.GID().LinkLocal(), 64)); err != nil {
 			// A host without IPv6 refuses.
 			i.cfg.Logger.Debug("IPoIB interface has no link-local address", "name", i.Name(), "err", err)
 		}
 	}
-	ips, err := i.rtnl.Addrs()
+	ips, err := i.addrs(u)
 	if err != nil {
 		return i.unlessClosed(err)
 	}

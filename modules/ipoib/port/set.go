@@ -62,17 +62,11 @@ type Set struct {
 }
 
 // AddPort makes the main interface of a port. The names are ib0, ib1 and so
-// on, in the order of the calls.
+// on, in the order of the calls, as Linux names them: the first that is free.
 func (s *Set) AddPort(cfg Config) (*Link, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := 0
-	for _, l := range s.links {
-		if l.Parent == "" {
-			n++
-		}
-	}
-	return s.add(fmt.Sprintf("ib%d", n), "", false, cfg.PKey, cfg)
+	return s.add("ib%d", "", false, cfg.PKey, cfg)
 }
 
 // add makes an interface. s.mu is held.

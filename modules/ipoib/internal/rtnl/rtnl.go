@@ -154,46 +154,37 @@ func attributes(data []byte, n int) map[uint16][]byte {
 	return out
 }
 
-// Addrs returns the IP addresses of the interface with their prefixes.
-func (c *Conn) Addrs() ([]netip.Prefix, error) {
-	msgs, err := c.request(unix.RTM_GETADDR, unix.NLM_F_DUMP, make([]byte, unix.SizeofIfAddrmsg))
-	if err != nil {
-		return nil, fmt.Errorf("addresses of interface %d: %w", c.index, err)
-	}
+// Addrs returns the IP addresses of the interface with the number index, with
+// their prefixes.
+func (c *Conn) Addrs(index int) ([]netip.Prefix, error) {
 	var out []netip.Prefix
-	for _, m := range msgs {
-		if m.Header.Type != unix.RTM_NEWADDR || len(m.Data) < unix.SizeofIfAddrmsg || int(native.Uint32(m.Data[4:])) != c.index {
-			continue
+	err := c.addrs(func(i int, p netip.Prefix) {
+		if i == index {
+			out = append(out, p)
 		}
-		at := attributes(m.Data, unix.SizeofIfAddrmsg)
-		raw := at[unix.IFA_LOCAL]
-		if raw == nil {
-			raw = at[unix.IFA_ADDRESS]
-		}
-		if a, ok := netip.AddrFromSlice(raw); ok {
-			out = append(out, netip.PrefixFrom(a, int(m.Data[1])))
-		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("addresses of interface %d: %w", index, err)
 	}
 	return out, nil
 }
 
+// Index returns the number of the interface.
+func (c *Conn) Index() int { return c.index }
+
 // IsUp reports whether the interface is up.
 func (c *Conn) IsUp() (bool, error) {
-	body := make([]byte, unix.SizeofIfInfomsg)
-	native.PutUint32(body[4:], uint32(c.index))
-	msgs, err := c.request(unix.RTM_GETLINK, 0, body)
-	if err != nil || len(msgs) == 0 || len(msgs[0].Data) < unix.SizeofIfInfomsg {
+	flags, _, err := c.link(c.index)
+	if err != nil {
 		return false, fmt.Errorf("state of interface %d: %w", c.index, err)
 	}
-	return native.Uint32(msgs[0].Data[8:])&unix.IFF_UP != 0, nil
+	return flags&unix.IFF_UP != 0, nil
 }
 
 // MAC returns the Ethernet address of the interface.
 func (c *Conn) MAC() (mac [6]byte, err error) {
-	body := make([]byte, unix.SizeofIfInfomsg)
-	native.PutUint32(body[4:], uint32(c.index))
-	msgs, err := c.request(unix.RTM_GETLINK, 0, body)
-	if err == nil && (len(msgs) == 0 || copy(mac[:], attributes(msgs[0].Data, unix.SizeofIfInfomsg)[unix.IFLA_ADDRESS]) != len(mac)) {
+	_, at, err := c.link(c.index)
+	if err == nil && copy(mac[:], at[unix.IFLA_ADDRESS]) != len(mac) {
 		err = errors.New("none in the answer of the kernel")
 	}
 	if err != nil {
@@ -234,9 +225,9 @@ func (c *Conn) AddAddr(p netip.Prefix) error {
 	return nil
 }
 
-// NextHop returns the gateway of the route to dst by the interface, or dst if it
-// is reached without one.
-func (c *Conn) NextHop(dst netip.Addr) (netip.Addr, error) {
+// NextHop returns the gateway of the route to dst by the interface with the
+// number index, or dst if it is reached without one.
+func (c *Conn) NextHop(index int, dst netip.Addr) (netip.Addr, error) {
 	body := make([]byte, unix.SizeofRtMsg)
 	body[0] = unix.AF_INET6
 	if dst.Is4() {
@@ -244,10 +235,10 @@ func (c *Conn) NextHop(dst netip.Addr) (netip.Addr, error) {
 	}
 	body[1] = byte(dst.BitLen())
 	body = attribute(body, unix.RTA_DST, dst.AsSlice())
-	body = attribute(body, unix.RTA_OIF, native.AppendUint32(nil, uint32(c.index)))
+	body = attribute(body, unix.RTA_OIF, native.AppendUint32(nil, uint32(index)))
 	msgs, err := c.request(unix.RTM_GETROUTE, 0, body)
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("route to %s by interface %d: %w", dst, c.index, err)
+		return netip.Addr{}, fmt.Errorf("route to %s by interface %d: %w", dst, index, err)
 	}
 	for _, m := range msgs {
 		at := attributes(m.Data, unix.SizeofRtMsg)

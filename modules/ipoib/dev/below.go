@@ -1,0 +1,58 @@
+package dev
+
+import "net/netip"
+
+// An interface has carrier when two things are there: the broadcast group, and
+// the carrier of the network below. That is the interface of the host which has
+// the address of the port, as the port of a RoCE adapter has its state of the
+// network interface.
+
+// follow reads the carrier of the network below. An address that no interface
+// of the namespace has, as 127.0.0.2, has carrier; one that an interface had
+// and has no more has none.
+func (i *Interface) follow() error {
+	running, found, err := i.rtnl.Running(i.cfg.Local)
+	if err != nil {
+		return i.unlessClosed(err)
+	}
+	i.mu.Lock()
+	i.belowFound = i.belowFound || found
+	up := running || !i.belowFound
+	changed := up != i.belowUp
+	i.belowUp = up
+	i.mu.Unlock()
+	if changed {
+		i.wake()
+	}
+	return nil
+}
+
+// ready reports whether the interface has carrier. i.mu is held.
+func (i *Interface) ready() bool { return i.belowUp && i.groups.Ready() }
+
+// holder is what has the IP addresses of an interface in the kernel: itself, or
+// a bond of Linux's driver. The kernel resolves nothing on a bond of the type
+// InfiniBand, so the active slave asks and answers for the addresses of the bond,
+// and announces them when it becomes active. The other slaves have none.
+type holder struct {
+	index  int // of the interface with the addresses
+	bond   bool
+	active bool // the only interface, or the active slave
+}
+
+func (i *Interface) holderOf() (holder, error) {
+	bond, active, err := i.rtnl.Bond()
+	if err != nil || bond == 0 {
+		return holder{i.rtnl.Index(), false, true}, err
+	}
+	return holder{bond, true, active}, nil
+}
+
+// addrs returns the addresses that u has for the interface.
+func (i *Interface) addrs(u holder) ([]netip.Prefix, error) {
+	i.routed.Store(int32(u.index))
+	if !u.active {
+		return nil, nil
+	}
+	return i.rtnl.Addrs(u.index)
+}
