@@ -3,10 +3,10 @@
 #
 #   kbond-up.sh BOND ADDRESS/LENGTH SLAVE SLAVE...
 #
-# TAP is recommended: peers hear gratuitous ARP, and arp_validate works. Over TUN
-# the driver sends none, only unsolicited neighbour advertisements, fail_over_mac
-# becomes active by itself, and the bond loses its MULTICAST flag, which is set
-# again here. All slaves need the same type.
+# TAP is recommended: the driver finds neighbours itself, and arp_validate works.
+# Over TUN the daemon of the active slave finds them and announces the bond's
+# addresses, fail_over_mac becomes active by itself, and the bond loses its
+# MULTICAST flag, which is set again here. All slaves need the same type.
 #
 # Environment: MIIMON, UPDELAY, DOWNDELAY and PRIMARY, as for bond-up.sh.
 set -eu

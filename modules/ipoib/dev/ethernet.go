@@ -1,6 +1,7 @@
 package dev
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/ipoib/ether"
@@ -27,6 +28,9 @@ func (i *Interface) fromEthernet(now time.Time, b []byte, out *outgoing) {
 	to, ok := i.target(e, p)
 	if !ok {
 		i.counters.txDropped.Add(1)
+		if !e.Dst().IsGroup() {
+			i.askFor(now, e.Type(), p, out)
+		}
 		return
 	}
 	switch h.GSOType() {
@@ -73,6 +77,31 @@ func (i *Interface) target(e ether.Header, p []byte) (to wire.Address, ok bool) 
 	mgid, err := i.link.Multicast(ip)
 	return wire.MulticastAddress(mgid), isIP && err == nil
 }
+
+// askFor asks who has the destination of an IP packet whose Ethernet address is
+// of no known neighbour. The kernel may have that address of an earlier
+// interface, for instance in a bond, and its own next requests go there, too. The
+// answer names the neighbour for the packets that follow. i.mu is held.
+func (i *Interface) askFor(now time.Time, etherType uint16, p []byte, out *outgoing) {
+	dst, ok := wire.Destination(etherType, p)
+	if !ok || dst.IsMulticast() || now.Sub(i.asked) < askInterval {
+		return
+	}
+	i.asked = now
+	if etherType == wire.TypeIPv4 {
+		q := wire.NewARP(wire.ARPFields{Op: wire.ARPRequest, SenderHW: i.Address(), SenderIP: netip.AddrFrom4([4]byte(p[12:])), TargetIP: dst})
+		i.multicast(now, i.link.Broadcast(), wire.AppendFrame(nil, wire.TypeARP, q), out)
+		return
+	}
+	group := wire.SolicitedNode(dst)
+	if mgid, err := i.link.Multicast(group); err == nil {
+		q := wire.NewND(wire.NDFields{Type: wire.NDNeighborSolicit, Src: netip.AddrFrom16([16]byte(p[8:])), Dst: group, Target: dst, LinkLayer: i.Address(), HasLinkLayer: true})
+		i.multicast(now, mgid, wire.AppendFrame(nil, wire.TypeIPv6, q), out)
+	}
+}
+
+// askInterval is the shortest time between two requests of askFor.
+const askInterval = 100 * time.Millisecond
 
 // translated returns the frame of an ARP packet or a neighbour discovery packet
 // of the kernel. i.mu is held.

@@ -5,9 +5,12 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/ipoib/ether"
+	"github.com/rnbd-go/rnbd/modules/ipoib/tun"
 	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // TestEthernet lets an interface that is Ethernet to the kernel speak to one
@@ -59,6 +62,49 @@ func TestEthernet(t *testing.T) {
 				t.Error("no packet was segmented")
 			}
 		})
+	}
+}
+
+// TestEthernet_UnknownPeer: the kernel has the Ethernet address of a neighbour that
+// the interface has never heard of, as when a bond gets a new interface. The first
+// packet makes the interface ask, so that the next one can go.
+func TestEthernet_UnknownPeer(t *testing.T) {
+	a, b := hosts(t, 4200)
+	ia := a.open(Config{Ethernet: true}, "192.168.50.1/24", "fd50::1/64")
+	ib := b.open(Config{}, "192.168.50.2/24", "fd50::2/64")
+	mac := ether.Hash(ib.Address(), 0)
+	for _, p := range [][]byte{
+		{0: 0x45, 3: 20, 12: 192, 168, 50, 1, 192, 168, 50, 2},
+		append([]byte{0: 0x60, 6: 59, 7: 64, 8: 0xfd, 0x50, 23: 1, 24: 0xfd, 0x50, 39: 2}, 0),
+	} {
+		kind, now, out := uint16(wire.TypeIPv4), time.Now(), outgoing{i: ia}
+		if p[0] == 0x60 {
+			kind = wire.TypeIPv6
+		}
+		b := append(make([]byte, tun.HeaderLen+ether.HeaderLen), p...)
+		ether.Header(b[tun.HeaderLen:]).Put(mac, ia.ether.Own(), kind)
+		ia.mu.Lock()
+		ia.ether = ether.NewTable(ia.local)
+		for range 3 { // it asks once
+			ia.fromEthernet(now, b, &out)
+		}
+		_, known := ia.ether.Address(mac)
+		ia.mu.Unlock()
+		// The request of IPv6 waits until its group is joined.
+		if known || kind == wire.TypeIPv4 && (len(out.msgs) != 1 || out.msgs[0].QPN != verbs.MulticastQPN) {
+			t.Fatalf("neighbour known: %t; frames %+v, want one request", known, out.msgs)
+		}
+		out.flush()
+		ia.wake()
+		eventually(t, "the neighbour is known", func() bool {
+			ia.mu.Lock()
+			defer ia.mu.Unlock()
+			_, ok := ia.ether.Address(mac)
+			return ok
+		})
+		ia.mu.Lock()
+		ia.asked = time.Time{}
+		ia.mu.Unlock()
 	}
 }
 

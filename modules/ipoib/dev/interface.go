@@ -54,6 +54,7 @@ type Interface struct {
 	belowUp    bool // it has a carrier
 	ips        []netip.Prefix
 	isUp       bool
+	asked      time.Time // see askFor
 	tap        io.Writer // capture of frames; nil: none
 
 	nudge    chan struct{}      // wakes timers
