@@ -1,6 +1,9 @@
 package dev
 
-import "net/netip"
+import (
+	"net/netip"
+	"time"
+)
 
 // An interface has carrier when two things are there: the broadcast group, and
 // the carrier of the network below. That is the interface of the host which has
@@ -39,6 +42,12 @@ type holder struct {
 	bond   bool
 	active bool // the only interface, or the active slave
 }
+
+// announceAgain is the time after which the new active slave of a bond repeats
+// its announcement. A switch may lose the first one, since its port forwards
+// some time after the carrier is there; then peers keep the address of the
+// other slave for up to half a minute.
+const announceAgain = time.Second
 
 func (i *Interface) holderOf() (holder, error) {
 	bond, active, err := i.rtnl.Bond()

@@ -1,8 +1,11 @@
 package dev
 
 import (
+	"bytes"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestCarrierOfTheNetworkBelow: an interface has no carrier while its port's
@@ -42,4 +45,26 @@ func TestCarrierOfLoopback(t *testing.T) {
 	h := newHost(t, a.Namespace, loopbackPort)
 	i := h.open(Config{})
 	eventually(t, "there is carrier", i.Carrier)
+}
+
+// TestAnnounceAgain: an announcement that is due is sent once.
+func TestAnnounceAgain(t *testing.T) {
+	_, _, ia, ib := pair(t)
+	pcap := &buffer{}
+	if err := ib.Capture(pcap); err != nil {
+		t.Fatal(err)
+	}
+	ia.mu.Lock()
+	ia.again = time.Now()
+	ia.mu.Unlock()
+	ia.wake()
+	ip := []byte{192, 168, 50, 1}
+	local := ia.Address()
+	gratuitous := slices.Concat([]byte{0, 32, 8, 0, 20, 4, 0, 1}, local[:], ip, make([]byte, 20), ip)
+	eventually(t, "the address is announced", func() bool { return bytes.Count(pcap.bytes(), gratuitous) == 1 })
+	ia.mu.Lock()
+	defer ia.mu.Unlock()
+	if !ia.again.IsZero() {
+		t.Error("the announcement is due again")
+	}
 }

@@ -55,6 +55,7 @@ type Interface struct {
 	ips        []netip.Prefix
 	isUp       bool
 	asked      time.Time // see askFor
+	again      time.Time // of the next announcement, see announceAgain; zero: none
 	tap        io.Writer // capture of frames; nil: none
 
 	nudge    chan struct{}      // wakes timers

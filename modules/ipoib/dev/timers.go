@@ -35,12 +35,16 @@ func (i *Interface) timers() {
 		now := time.Now()
 		i.mu.Lock()
 		i.join(now, &out)
-		i.sendFrames(now, i.neigh.Tick(now, nil), &out)
+		frames := i.neigh.Tick(now, nil)
+		if !i.again.IsZero() && !now.Before(i.again) {
+			i.again, frames = time.Time{}, i.neigh.Announce(frames)
+		}
+		i.sendFrames(now, frames, &out)
 		if ready := i.ready(); ready != i.hasCarrier {
 			i.hasCarrier = ready
 			i.carrier(ready)
 		}
-		next := earliest(i.groups.Next(), i.neigh.Next())
+		next := earliest(earliest(i.groups.Next(), i.neigh.Next()), i.again)
 		i.mu.Unlock()
 		out.flush()
 		if next.IsZero() {
@@ -171,6 +175,9 @@ func (i *Interface) refresh() error {
 	var frames []neigh.Frame
 	if up {
 		frames = i.neigh.Announce(nil)
+	}
+	if u.bond && len(frames) > 0 {
+		i.again = now.Add(announceAgain)
 	}
 	i.neigh.SetIPs(ips)
 	i.sendFrames(now, frames, &out)
