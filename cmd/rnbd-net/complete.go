@@ -10,7 +10,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/bond/core"
 )
 
-// choices returns what an argument of a command can be.
+// choices returns the possible values of an argument of a command.
 type choices func(cmd *cobra.Command) []string
 
 // linkNames, bondNames and slaveNames ask the daemon.

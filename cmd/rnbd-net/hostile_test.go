@@ -24,7 +24,7 @@ func (n *node) files() int {
 	return len(list)
 }
 
-// TestBadInput writes what is forbidden to the control files, and asks for it by
+// TestBadInput writes forbidden texts to the control files, and asks for it by
 // command. Each has the kernel's errno, changes nothing and leaves nothing behind.
 func TestBadInput(t *testing.T) {
 	a, _ := bondNodes(t)
@@ -140,7 +140,7 @@ func (n *node) longWrites() {
 	}
 }
 
-// badRequests sends what is no request to the control socket.
+// badRequests sends texts to the control socket that are no requests.
 func (n *node) badRequests() {
 	n.t.Helper()
 	for _, text := range []string{

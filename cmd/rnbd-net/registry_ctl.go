@@ -134,7 +134,7 @@ func (q *registryChange) apply(c *registry.Config) error {
 	return nil
 }
 
-// parsePort parses ADDRESS=P_KEY,... and ADDRESS=all, which has no keys.
+// parsePort parses ADDRESS=P_KEY,... and ADDRESS=all, without keys.
 func parsePort(s string) (addr netip.Addr, keys []uint16, err error) {
 	name, list, _ := strings.Cut(s, "=")
 	if addr, err = netip.ParseAddr(name); err != nil {
