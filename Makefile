@@ -150,6 +150,20 @@ install: build ## programs, plugins, units, man pages and completion; DESTDIR=FO
 		$(BIN)/$$p completion zsh | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_$$p && \
 		$(BIN)/$$p completion fish | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/$$p.fish || exit 1; done
 
+VERSION    ?= 0.1.0
+ARCH       ?= $(shell go env GOARCH)
+DIST       ?= $(CURDIR)/bin/packages
+BUILD_DATE := $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),0)
+
+packages: ## Debian and RPM packages and an OCI image, static and reproducible, into bin/packages; VERSION=0.1.0
+	@s=$$(mktemp -d) && trap 'rm -rf "$$s"' EXIT && mkdir $$s/bin $$s/root && \
+	for p in cmd/rnbd cmd/rnbd-net $(PLUGINS); do (cd $$p && GOFLAGS= CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath -buildvcs=false \
+		-ldflags '-s -w -buildid= -X main.version=$(VERSION)' -o $$s/bin/ .) || exit 1; done && \
+	$(MAKE) --no-print-directory -o build install BIN=$$s/bin DESTDIR=$$s/root PREFIX=/usr && mkdir -p $(DIST) && \
+	(cd tools && GOFLAGS= go run ./pack -stage $$s/root -docs $(CURDIR)/docs -out $(DIST) -version $(VERSION) -arch $(ARCH) -date $(BUILD_DATE)) && ls $(DIST)
+
+deb: packages ## the same
+
 generate: ## protobuf code (needs protoc)
 	@tools/generate.sh
 
@@ -162,4 +176,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## what was built
 	@rm -rf $(BIN) .cache bench-results*
 
-.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report lint man install generate tidy release-check clean
+.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report lint man install packages deb generate tidy release-check clean
