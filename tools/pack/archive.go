@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"fmt"
 	"time"
 )
 
@@ -27,10 +28,14 @@ func tarOf(entries []entry, prefix string, date time.Time) ([]byte, error) {
 	return b.Bytes(), err
 }
 
+// bulk is the level of compression of large archives, where the best one costs
+// time and gains little.
+const bulk = gzip.DefaultCompression
+
 // zip compresses b. The header has no name and no time.
-func zip(b []byte) ([]byte, error) {
+func zip(b []byte, level int) ([]byte, error) {
 	var out bytes.Buffer
-	w, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
+	w, err := gzip.NewWriterLevel(&out, level)
 	if err != nil {
 		return nil, err
 	}
@@ -39,4 +44,23 @@ func zip(b []byte) ([]byte, error) {
 	}
 	err = w.Close()
 	return out.Bytes(), err
+}
+
+type arMember struct {
+	name string
+	body []byte
+}
+
+// ar returns an archive in the format of ar(5).
+func ar(members []arMember, date time.Time) []byte {
+	var b bytes.Buffer
+	b.WriteString("!<arch>\n")
+	for _, m := range members {
+		fmt.Fprintf(&b, "%-16s%-12d%-6d%-6d%-8s%-10d`\n", m.name, date.Unix(), 0, 0, "100644", len(m.body))
+		b.Write(m.body)
+		if len(m.body)%2 == 1 {
+			b.WriteByte('\n')
+		}
+	}
+	return b.Bytes()
 }

@@ -2,103 +2,167 @@ package main
 
 import (
 	"bytes"
+	"compress/gzip"
 	"crypto/md5"
 	"fmt"
+	"path"
+	"slices"
 	"strings"
 )
 
 // deb returns the package in the format of deb(5).
-func (b *build) deb(p *pkg, entries []entry) ([]byte, error) {
+func (b *build) deb(p *pkg, files []entry, arch string) ([]byte, error) {
+	own, err := b.debFiles(p)
+	if err != nil {
+		return nil, err
+	}
+	entries := withFolders(append(slices.Clone(files), own...), p.folders...)
+	control, err := tarOf(withFolders(b.debControl(p, entries, arch)), "./", b.date)
+	if err != nil {
+		return nil, err
+	}
+	data, err := tarOf(entries, "./", b.date)
+	if err != nil {
+		return nil, err
+	}
+	if control, err = zip(control, bulk); err != nil {
+		return nil, err
+	}
+	if data, err = zip(data, bulk); err != nil {
+		return nil, err
+	}
+	return ar([]arMember{{"debian-binary", []byte("2.0\n")}, {"control.tar.gz", control}, {"data.tar.gz", data}}, b.date), nil
+}
+
+// debFiles are what only Debian wants: a change log, and why lintian is wrong.
+func (b *build) debFiles(p *pkg) ([]entry, error) {
+	log, err := zip(fmt.Appendf(nil, "%s (%s) unstable; urgency=medium\n\n  * Release %s.\n\n -- %s  %s\n",
+		p.name, b.version, b.version, maintainer, b.date.Format("Mon, 02 Jan 2006 15:04:05 -0700")), gzip.BestCompression)
+	if err != nil {
+		return nil, err
+	}
+	files := []entry{file(path.Join(p.doc(), "changelog.gz"), log)}
+	if len(p.overrides) > 0 {
+		var text strings.Builder
+		for _, o := range p.overrides {
+			tag, reason, _ := strings.Cut(o, ": ")
+			fmt.Fprintf(&text, "# %s\n%s: %s\n", reason, p.name, tag)
+		}
+		files = append(files, file("usr/share/lintian/overrides/"+p.name, []byte(text.String())))
+	}
+	return files, nil
+}
+
+// debControl are the files that dpkg reads.
+func (b *build) debControl(p *pkg, entries []entry, arch string) []entry {
 	var sums, conffiles bytes.Buffer
 	size := 0
 	for _, e := range entries {
 		if e.dir {
+			size += 1024
 			continue
 		}
-		size += len(e.body)
+		size += (len(e.body) + 1023) &^ 1023
 		fmt.Fprintf(&sums, "%x  %s\n", md5.Sum(e.body), e.path)
 		if isConfig(e.path) {
 			fmt.Fprintf(&conffiles, "/%s\n", e.path)
 		}
 	}
-	control := []entry{{path: "control", mode: 0o644, body: []byte(b.debControl(p, size))}, {path: "md5sums", mode: 0o644, body: sums.Bytes()}}
+	control := []entry{file("control", []byte(b.debText(p, size/1024, arch))), file("md5sums", sums.Bytes())}
 	if conffiles.Len() > 0 {
-		control = append(control, entry{path: "conffiles", mode: 0o644, body: conffiles.Bytes()})
+		control = append(control, file("conffiles", conffiles.Bytes()))
 	}
 	if len(p.units) > 0 {
-		for name, text := range p.scripts() {
+		for name, text := range p.debScripts() {
 			control = append(control, entry{path: name, mode: 0o755, body: []byte(text)})
 		}
 	}
-	members := []arMember{{"debian-binary", []byte("2.0\n")}}
-	for name, part := range map[string][]entry{"control.tar.gz": withFolders(control, nil), "data.tar.gz": entries} {
-		archive, err := tarOf(part, "./", b.date)
-		if err != nil {
-			return nil, err
-		}
-		if archive, err = zip(archive); err != nil {
-			return nil, err
-		}
-		members = append(members, arMember{name, archive})
-	}
-	if members[1].name != "control.tar.gz" { // the order of a map is none
-		members[1], members[2] = members[2], members[1]
-	}
-	return ar(members, b.date.Unix()), nil
+	return control
 }
 
-func (b *build) debControl(p *pkg, size int) string {
+func (b *build) debText(p *pkg, kib int, arch string) string {
 	var c strings.Builder
-	fmt.Fprintf(&c, "Package: %s\nVersion: %s\nArchitecture: %s\nMaintainer: %s\nInstalled-Size: %d\n", p.name, b.version, b.arch, maintainer, (size+1023)/1024)
-	if len(p.requires) > 0 {
-		var list []string
-		for _, r := range p.requires {
-			list = append(list, fmt.Sprintf("%s (= %s)", r, b.version))
+	line := func(key string, values ...string) {
+		if text := strings.Join(values, ", "); text != "" {
+			fmt.Fprintf(&c, "%s: %s\n", key, text)
 		}
-		fmt.Fprintf(&c, "Depends: %s\n", strings.Join(list, ", "))
 	}
-	fmt.Fprintf(&c, "Section: admin\nPriority: optional\nDescription: %s\n %s\n", p.short, strings.ReplaceAll(p.long, "\n", "\n "))
+	line("Package", p.name)
+	if p.name != packages[0].name {
+		line("Source", packages[0].name)
+	}
+	line("Version", b.version)
+	line("Architecture", arch)
+	line("Maintainer", maintainer)
+	line("Installed-Size", fmt.Sprint(kib))
+	var needs []string
+	for _, r := range p.requires {
+		needs = append(needs, fmt.Sprintf("%s (= %s)", r, b.version))
+	}
+	line("Depends", needs...)
+	line("Recommends", p.recommends...)
+	line("Suggests", p.suggests...)
+	section := p.section
+	if section == "" {
+		section = "admin"
+	}
+	line("Section", section)
+	line("Priority", "optional")
+	line("Homepage", "https://"+strings.TrimSuffix(ours, "/"))
+	line("Description", p.short)
+	c.WriteString(" " + strings.ReplaceAll(p.long, "\n", "\n ") + "\n")
 	return c.String()
 }
 
 // live is true where a service manager runs the system that is installed to.
 const live = `[ -z "$DPKG_ROOT" ] && [ -d /run/systemd/system ]`
 
-// scripts are those of the maintainer. They start nothing that the
-// administrator has not enabled.
-func (p *pkg) scripts() map[string]string {
-	units, all := strings.Join(p.units, " "), strings.Join(append(append([]string{}, p.units...), p.sockets...), " ")
+// debScripts are those of the maintainer. They start and enable nothing that the
+// administrator has not. What was enabled is remembered until the purge, by
+// deb-systemd-helper. Services of an upgraded package are started again;
+// policy-rc.d is asked, by deb-systemd-invoke.
+func (p *pkg) debScripts() map[string]string {
 	return map[string]string{
-		"postinst": "#!/bin/sh\nset -e\nif [ \"$1\" = configure ] && " + live + "; then\n\tsystemctl daemon-reload\n\t[ -z \"$2\" ] || systemctl try-restart " + units + " || true\nfi\n",
-		"prerm":    "#!/bin/sh\nset -e\nif [ \"$1\" = remove ] && " + live + "; then\n\tsystemctl disable --now " + all + " || true\nfi\n",
-		"postrm": "#!/bin/sh\nset -e\nif [ \"$1\" = purge ]; then\n\trm -rf " + inRoot(p.remains) + "\n\trmdir \"$DPKG_ROOT/etc/rnbd\" 2>/dev/null || true\nfi\nif " +
-			live + "; then\n\tsystemctl daemon-reload || true\nfi\n",
+		"postinst": `#!/bin/sh
+set -e
+if [ "$1" = configure ]; then
+	for unit in ` + p.allUnits() + `; do
+		deb-systemd-helper update-state $unit >/dev/null || true
+	done
+	if ` + live + `; then
+		systemctl --system daemon-reload >/dev/null || true
+		[ -z "$2" ] || deb-systemd-invoke try-restart ` + strings.Join(p.units, " ") + ` >/dev/null || true
+	fi
+fi
+`,
+		"prerm": `#!/bin/sh
+set -e
+if [ "$1" = remove ] && ` + live + `; then
+	deb-systemd-invoke stop ` + p.allUnits() + ` >/dev/null || true
+fi
+`,
+		"postrm": `#!/bin/sh
+set -e
+if [ "$1" = purge ]; then
+	for unit in ` + p.allUnits() + `; do
+		deb-systemd-helper purge $unit >/dev/null || true
+	done
+	rm -rf ` + inRoot(p.state) + `
+	for dir in /etc/rnbd /run/rnbd; do
+		rmdir "$DPKG_ROOT$dir" 2>/dev/null || true
+	done
+fi
+if ` + live + `; then
+	systemctl --system daemon-reload >/dev/null || true
+fi
+`,
 	}
 }
 
 func inRoot(paths []string) string {
 	var out []string
 	for _, p := range paths {
-		out = append(out, `"$DPKG_ROOT`+p+`"`)
+		out = append(out, `"$DPKG_ROOT"`+p)
 	}
 	return strings.Join(out, " ")
-}
-
-type arMember struct {
-	name string
-	body []byte
-}
-
-// ar returns an archive in the format of ar(5).
-func ar(members []arMember, date int64) []byte {
-	var b bytes.Buffer
-	b.WriteString("!<arch>\n")
-	for _, m := range members {
-		fmt.Fprintf(&b, "%-16s%-12d%-6d%-6d%-8s%-10d`\n", m.name, date, 0, 0, "100644", len(m.body))
-		b.Write(m.body)
-		if len(m.body)%2 == 1 {
-			b.WriteByte('\n')
-		}
-	}
-	return b.Bytes()
 }

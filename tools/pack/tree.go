@@ -18,6 +18,8 @@ type entry struct {
 	body []byte
 }
 
+func file(name string, body []byte) entry { return entry{path: name, mode: 0o644, body: body} }
+
 // readTree returns the files below dir, sorted, with prefix in front of their
 // paths.
 func readTree(dir, prefix string) (all []entry, err error) {
@@ -37,31 +39,31 @@ func readTree(dir, prefix string) (all []entry, err error) {
 			return err
 		}
 		rel, err := filepath.Rel(dir, name)
-		mode := int64(0o644)
+		e := file(path.Join(prefix, filepath.ToSlash(rel)), body)
 		if st.Mode()&0o100 != 0 {
-			mode = 0o755
+			e.mode = 0o755
 		}
-		all = append(all, entry{path: path.Join(prefix, filepath.ToSlash(rel)), mode: mode, body: body})
+		all = append(all, e)
 		return err
 	})
 	return all, err
 }
 
-// takes reports whether the package has the file.
-func (p *pkg) takes(name string) bool {
-	return slices.ContainsFunc(p.files, func(pattern string) bool {
-		ok, err := path.Match(pattern, name)
-		return err == nil && ok || strings.HasPrefix(name, pattern+"/")
-	})
-}
-
 // isConfig reports whether users change the file.
 func isConfig(name string) bool { return strings.HasPrefix(name, "etc/") }
 
+// isProgram reports whether the file may be linked with modules of others.
+func isProgram(name string) bool { return strings.HasPrefix(name, "usr/bin/") }
+
 // withFolders returns the entries with the folders that lead to them, sorted.
-func withFolders(files []entry, more []string) []entry {
+func withFolders(files []entry, more ...string) []entry {
 	out := slices.Clone(files)
 	seen := map[string]bool{}
+	for _, f := range files {
+		if f.dir {
+			seen[f.path] = true
+		}
+	}
 	add := func(dir string) {
 		for ; dir != "." && !seen[dir]; dir = path.Dir(dir) {
 			seen[dir] = true
