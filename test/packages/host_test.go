@@ -47,10 +47,9 @@ echo ready
 exec sleep infinity
 `
 
-// newHost starts a host that ends with the test.
-func newHost(t *testing.T) *host {
+// newHost starts a host that ends with the test, above a root.
+func newHost(t *testing.T, root string) *host {
 	t.Helper()
-	root := prepare(t)
 	dir, err := os.MkdirTemp(temp, "host-") // a short name, for sockets
 	if err != nil {
 		t.Fatal(err)

@@ -19,7 +19,7 @@ const install = "apt-get install -y -q --no-install-recommends -o APT::Sandbox::
 // while the device is in use, and is as before when all is purged.
 func TestDebsAreInstalledUpgradedAndPurged(t *testing.T) {
 	require(t, "mmdebstrap", "nsenter")
-	h := newHost(t)
+	h := newHost(t, prepare(t, cleanRoot))
 	before := h.files()
 
 	h.run(install + "/mnt/first/*.deb")
@@ -67,7 +67,7 @@ func TestDebsAreInstalledUpgradedAndPurged(t *testing.T) {
 // RPM's, so what they need of the distribution is not asked for.
 func TestRPMsAreInstalledUpgradedAndErased(t *testing.T) {
 	require(t, "mmdebstrap", "nsenter", "rpm")
-	h := newHost(t)
+	h := newHost(t, prepare(t, cleanRoot))
 	before := h.files()
 	rpm := func(args string) string {
 		t.Helper()

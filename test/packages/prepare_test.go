@@ -46,12 +46,20 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// made are folders with packages, by version.
+// made are folders with packages, by version. RNBD_PACKAGES may be a folder that
+// keeps them for the next run.
 var made = map[string]func() (string, error){first: maker(first), second: maker(second)}
 
 func maker(version string) func() (string, error) {
 	return sync.OnceValues(func() (string, error) {
-		dir := filepath.Join(temp, "packages-"+version)
+		base := temp
+		if kept := os.Getenv("RNBD_PACKAGES"); filepath.IsAbs(kept) {
+			base = kept
+		}
+		dir := filepath.Join(base, version)
+		if _, err := os.Stat(filepath.Join(dir, "SHA256SUMS")); err == nil {
+			return dir, nil
+		}
 		return dir, makePackages(lab.Root(), version, dir)
 	})
 }
@@ -78,8 +86,15 @@ func packages(t *testing.T, version string) (dir string) {
 // cleanRoot returns the folder of a root with apt and what that needs. Its name
 // has the recipe, so that another recipe makes another one.
 var cleanRoot = sync.OnceValues(func() (string, error) {
-	return debianRoot("root-1", "--variant=apt", "--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
-		"--dpkgopt=path-include=/usr/share/doc/rnbd*")
+	return debianRoot("root-1")
+})
+
+// bootRoot returns the folder of a root that boots as a guest.
+var bootRoot = sync.OnceValues(func() (string, error) {
+	return debianRoot("guest-1", "--include=systemd-sysv,udev,dbus,kmod,e2fsprogs,linux-image-amd64,initramfs-tools,zstd",
+		`--essential-hook=mkdir -p "$1/etc/initramfs-tools/conf.d" "$1/usr/share/initramfs-tools/modules.d" &&
+			echo MODULES=list >"$1/etc/initramfs-tools/conf.d/rnbd" &&
+			printf "virtio_blk\nvirtio_pci\next4\n" >"$1/usr/share/initramfs-tools/modules.d/rnbd"`)
 })
 
 // debianRoot makes a root of Debian by mmdebstrap, or takes that of the cache.
@@ -95,21 +110,27 @@ func debianRoot(name string, args ...string) (string, error) {
 	if err := os.RemoveAll(dir); err != nil {
 		return "", err
 	}
-	cmd := exec.Command("mmdebstrap", append(append([]string{"--quiet", "--dpkgopt=force-unsafe-io"}, args...), "bookworm", dir)...)
+	args = append([]string{"--quiet", "--variant=apt", "--dpkgopt=force-unsafe-io", "--dpkgopt=path-exclude=/usr/share/doc/*",
+		"--dpkgopt=path-exclude=/usr/share/locale/*", "--dpkgopt=path-include=/usr/share/doc/rnbd*"}, args...)
+	cmd := exec.Command("mmdebstrap", append(args, "bookworm", dir)...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("mmdebstrap: %w\n%s", err, out)
 	}
 	return dir, os.WriteFile(dir+".complete", nil, 0o644)
 }
 
-// prepare makes packages and root at the same time.
-func prepare(t *testing.T) (root string) {
+// prepare makes the packages and a root at the same time.
+func prepare(t *testing.T, makeRoot func() (string, error)) (root string) {
 	t.Helper()
-	go made[first]() // the next line waits for it
-	root, err := cleanRoot()
+	go func() {
+		made[first]() // packages waits for them, and reports their errors
+		made[second]()
+	}()
+	root, err := makeRoot()
 	if err != nil {
 		t.Fatal(err)
 	}
 	packages(t, first)
+	packages(t, second)
 	return root
 }

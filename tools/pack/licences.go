@@ -123,7 +123,7 @@ func copyright(texts []entry, dir string) []byte {
 		"It is under the Apache License, version 2.0, see rnbd/LICENSE in the folder\n/" + dir + ",\n" +
 		"or /usr/share/common-licenses/Apache-2.0 on Debian systems.\n")
 	if len(texts) > 1 {
-		b.WriteString("\nThe programs contain the standard library of Go and the modules below. Their\ncopyrights and licences are in that folder:\n\n")
+		b.WriteString("\nThe programs contain the standard library of Go and the modules below. Their\ncopyrights and licences are in that folder; where a licence wants the source to be\nnamed, it is at the address that is the module's name:\n\n")
 		for _, t := range texts[1:] {
 			b.WriteString("  " + strings.TrimPrefix(t.path, dir+"/") + "\n")
 		}

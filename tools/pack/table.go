@@ -7,11 +7,11 @@ import (
 )
 
 // pkg is a package. Files are the paths that it takes of the folder, as patterns
-// of path.Match; a folder stands for all below it.
+// of path.Match, except those of but; a folder stands for all below it.
 type pkg struct {
 	name, short, long string
 	section           string // of Debian; empty: admin
-	files             []string
+	files, but        []string
 	docs              bool // the documents, too
 	noArch            bool // the same for all architectures
 	folders           []string
@@ -30,12 +30,16 @@ const static = "statically-linked-binary: the programs run on any distribution, 
 // unitsInUsr: dpkg of Debian 12 follows the link /lib, and Debian 13 wants the units here.
 const unitsInUsr = "systemd-service-in-odd-location: /usr/lib is where Debian 13 has units; in Debian 12 /lib is a link to it"
 
+// netShare are man pages and completion of rnbd-net.
+var netShare = []string{"usr/share/man/*/rnbd-net*", "usr/share/bash-completion/completions/rnbd-net", "usr/share/zsh/site-functions/_rnbd-net", "usr/share/fish/vendor_completions.d/rnbd-net.fish"}
+
 // packages are all of them. Every file belongs to one.
 var packages = []pkg{
 	{
 		name: "rnbd", short: "RDMA network block devices in user space: command", inImage: true,
 		long:      "Makes block devices and files of one host usable on another, over RDMA\nsemantics. This package has the command of both daemons, its man pages and\nits completion.",
 		files:     []string{"usr/bin/rnbd", "usr/share/man", "usr/share/bash-completion", "usr/share/zsh", "usr/share/fish"},
+		but:       netShare,
 		suggests:  []string{"rnbd-server", "rnbd-client", "fuse3"},
 		overrides: []string{static},
 	},
@@ -74,7 +78,7 @@ var packages = []pkg{
 	{
 		name: "rnbd-net", short: "IP over InfiniBand and bonds in user space", section: "net",
 		long:      "Interfaces of IP over InfiniBand over RoCEv2 in software, and their bonds.",
-		files:     []string{"usr/bin/rnbd-net"},
+		files:     append([]string{"usr/bin/rnbd-net"}, netShare...),
 		overrides: []string{static},
 	},
 	{
@@ -85,8 +89,10 @@ var packages = []pkg{
 }
 
 // takes reports whether the package has the file.
-func (p *pkg) takes(name string) bool {
-	return slices.ContainsFunc(p.files, func(pattern string) bool {
+func (p *pkg) takes(name string) bool { return matches(p.files, name) && !matches(p.but, name) }
+
+func matches(patterns []string, name string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
 		ok, err := path.Match(pattern, name)
 		return err == nil && ok || strings.HasPrefix(name, pattern+"/")
 	})
