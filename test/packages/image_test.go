@@ -82,3 +82,22 @@ func TestBuildsAreTheSameBitForBit(t *testing.T) {
 		t.Errorf("hashes of the first build:\n%s\nof the second:\n%s", all[0], all[1])
 	}
 }
+
+func TestLintianFindsNoErrors(t *testing.T) {
+	require(t)
+	if !long {
+		t.Skip("long form")
+	}
+	if _, err := exec.LookPath("lintian"); err != nil {
+		t.Skip("lintian is not installed")
+	}
+	debs, err := filepath.Glob(filepath.Join(packages(t, first), "*.deb"))
+	if err != nil || len(debs) != 6 {
+		t.Fatalf("packages %q, %v", debs, err)
+	}
+	out, err := exec.Command("lintian", append([]string{"--allow-root", "--fail-on", "error", "--tag-display-limit", "0"}, debs...)...).CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -107,13 +107,19 @@ func debianRoot(name string, args ...string) (string, error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return "", err
 	}
-	if err := os.RemoveAll(dir); err != nil {
-		return "", err
-	}
 	args = append([]string{"--quiet", "--variant=apt", "--dpkgopt=force-unsafe-io", "--dpkgopt=path-exclude=/usr/share/doc/*",
 		"--dpkgopt=path-exclude=/usr/share/locale/*", "--dpkgopt=path-include=/usr/share/doc/rnbd*"}, args...)
-	cmd := exec.Command("mmdebstrap", append(args, "bookworm", dir)...)
-	if out, err := cmd.CombinedOutput(); err != nil {
+	var out []byte
+	var err error
+	for range 3 { // a mirror may be out of reach for a moment
+		if err = os.RemoveAll(dir); err != nil {
+			return "", err
+		}
+		if out, err = exec.Command("mmdebstrap", append(args, "bookworm", dir)...).CombinedOutput(); err == nil {
+			break
+		}
+	}
+	if err != nil {
 		return "", fmt.Errorf("mmdebstrap: %w\n%s", err, out)
 	}
 	return dir, os.WriteFile(dir+".complete", nil, 0o644)
