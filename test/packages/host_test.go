@@ -55,30 +55,39 @@ func newHost(t *testing.T, root string) *host {
 		t.Fatal(err)
 	}
 	h := &host{t: t, root: filepath.Join(dir, "root")}
-	h.init = exec.Command("sh", "-c", setUp, "sh", root, dir, packages(t, first), packages(t, second))
-	h.init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
-	var log bytes.Buffer
-	h.init.Stderr = &log
-	out, err := h.init.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h.init.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { // its processes and mounts end with process 1
-		h.init.Process.Kill()
-		h.init.Wait()
-	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
-		t.Fatalf("the host does not start: %v\n%s", err, log.String())
-	}
+	h.init = startInit(t, setUp, root, dir, packages(t, first), packages(t, second))
 	return h
 }
 
-// enter is the beginning of a command line that runs in the host's namespaces.
-func (h *host) enter() []string {
-	return []string{"nsenter", "--target", fmt.Sprint(h.init.Process.Pid), "--mount", "--pid", "--net", "--"}
+// startInit runs a shell script as process 1 of namespaces of its own. When it
+// has said that it is ready it stays until the test ends, and all processes and
+// mounts there end with it.
+func startInit(t *testing.T, script string, args ...string) *exec.Cmd {
+	t.Helper()
+	init := exec.Command("sh", append([]string{"-c", script, "sh"}, args...)...)
+	init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	var log bytes.Buffer
+	init.Stderr = &log
+	out, err := init.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := init.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		init.Process.Kill()
+		init.Wait()
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("the namespaces are not set up: %v\n%s", err, log.String())
+	}
+	return init
+}
+
+// enter is the beginning of a command line that runs in the namespaces of init.
+func enter(init *exec.Cmd) []string {
+	return []string{"nsenter", "--target", fmt.Sprint(init.Process.Pid), "--mount", "--pid", "--net", "--"}
 }
 
 // path is where the test finds a file of the host.
@@ -105,7 +114,7 @@ func (h *host) run(command string) string {
 func (h *host) outside(argv ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(h.t.Context(), commandTime)
 	defer cancel()
-	argv = append(h.enter(), argv...)
+	argv = append(enter(h.init), argv...)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.WaitDelay = 10 * time.Second // for daemons that keep the pipe
 	out, err := cmd.CombinedOutput()

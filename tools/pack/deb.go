@@ -147,8 +147,8 @@ if [ "$1" = purge ]; then
 	for unit in ` + p.allUnits() + `; do
 		deb-systemd-helper purge $unit >/dev/null || true
 	done
-	rm -rf ` + inRoot(p.state) + `
-	for dir in /etc/rnbd /run/rnbd; do
+	rm -rf ` + inRoot(slices.Concat(p.config, p.state)) + `
+	for dir in ` + strings.Join(commonFolders, " ") + `; do
 		rmdir "$DPKG_ROOT$dir" 2>/dev/null || true
 	done
 fi

@@ -119,7 +119,7 @@ func readLicences(dir string) (found []entry, err error) {
 // copyright is the file that Debian wants in each package.
 func copyright(texts []entry, dir string) []byte {
 	var b strings.Builder
-	b.WriteString("rnbd is made by its contributors.\nIts source is at https://" + strings.TrimSuffix(ours, "/") + ".\n\n" +
+	b.WriteString("Copyright: the contributors of rnbd.\nIts source is at https://" + strings.TrimSuffix(ours, "/") + ".\n\n" +
 		"It is under the Apache License, version 2.0, see rnbd/LICENSE in the folder\n/" + dir + ",\n" +
 		"or /usr/share/common-licenses/Apache-2.0 on Debian systems.\n")
 	if len(texts) > 1 {

@@ -55,11 +55,12 @@ func (b *build) rpm(p *pkg, entries []entry, arch string) ([]byte, error) {
 }
 
 // addRPMScripts does what the scripts of the Debian packages do. RPM has no
-// purge: the last removal takes the state away, and changed configuration stays.
+// purge: a removal takes the state away, and changed configuration stays.
 func (p *pkg) addRPMScripts(r *rpmpack.RPM) {
 	const live = "[ -d /run/systemd/system ] || exit 0\n"
 	r.AddPostin(live + "systemctl daemon-reload || :\n[ \"$1\" -lt 2 ] || systemctl try-restart " + strings.Join(p.units, " ") + " || :\n")
 	r.AddPreun("[ \"$1\" -eq 0 ] || exit 0\nif command -v systemctl >/dev/null; then systemctl disable " + p.allUnits() + " || :; fi\n" +
 		live + "systemctl stop " + p.allUnits() + " || :\n")
-	r.AddPostun(live + "systemctl daemon-reload || :\n")
+	r.AddPostun("if [ \"$1\" -eq 0 ]; then\n\trm -rf " + strings.Join(p.state, " ") + "\n\trmdir " + strings.Join(commonFolders, " ") + " 2>/dev/null || :\nfi\n" +
+		live + "systemctl daemon-reload || :\n")
 }

@@ -20,7 +20,8 @@ type pkg struct {
 	suggests          []string
 	units             []string // services, started again when the package is upgraded
 	sockets           []string
-	state             []string // removed with the configuration: patterns of the shell
+	config            []string // folders of configuration that the administrator fills
+	state             []string // what the daemons leave behind: patterns of the shell
 	overrides         []string // what lintian reports and is meant: tag and its reason
 	inImage           bool
 }
@@ -59,7 +60,8 @@ var packages = []pkg{
 		requires:  []string{"rnbd", "rnbd-plugins"},
 		units:     []string{"rnbd-server.service"},
 		sockets:   []string{"rnbd-server.socket"},
-		state:     []string{"/etc/rnbd/server.d", "/run/rnbd/server.*"},
+		config:    []string{"/etc/rnbd/server.d"},
+		state:     []string{"/run/rnbd/server.*"},
 		overrides: []string{unitsInUsr},
 	},
 	{
@@ -72,7 +74,8 @@ var packages = []pkg{
 		recommends: []string{"kmod"},
 		units:      []string{"rnbd-client.service"},
 		sockets:    []string{"rnbd-client.socket", "rnbd-client-nbd.socket"},
-		state:      []string{"/etc/rnbd/client.d", "/run/rnbd/client.*", "/run/rnbd/nbd.sock"},
+		config:     []string{"/etc/rnbd/client.d"},
+		state:      []string{"/run/rnbd/client.*", "/run/rnbd/nbd.sock"},
 		overrides:  []string{unitsInUsr},
 	},
 	{
@@ -87,6 +90,10 @@ var packages = []pkg{
 		docs: true, noArch: true,
 	},
 }
+
+// commonFolders of server and client are removed with the last of them, if they
+// are empty.
+var commonFolders = []string{"/run/rnbd/sys", "/run/rnbd", "/etc/rnbd"}
 
 // takes reports whether the package has the file.
 func (p *pkg) takes(name string) bool { return matches(p.files, name) && !matches(p.but, name) }
