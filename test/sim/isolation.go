@@ -126,6 +126,11 @@ func (w *world) judgeMap(l *load, begin time.Time) {
 
 // judgeIsolation wants a request or a command that began then to have ended in time.
 func (w *world) judgeIsolation(l *load, what string, begin time.Time) {
+	if took := time.Since(begin); w.plan.Soon > 0 && took > w.plan.Soon {
+		w.violate("isolation: %s of %s, begun at %s, took %s, and nothing stood in the way for longer than %s", what, l.name,
+			w.since(begin), took.Round(time.Millisecond), w.plan.Soon)
+		return
+	}
 	if time.Since(begin) <= patience || l.given.Load() || !w.plan.isolates() {
 		return
 	}

@@ -147,6 +147,10 @@ func (s *stage) depthOne() {
 func (s *stage) deadDial() {
 	s.paths(2 + s.rnd.IntN(2))
 	server, dead, at := s.rnd.IntN(s.Servers), s.rnd.IntN(s.Paths), s.between(0, 6*time.Second)
+	if s.one(3) {
+		s.oneComesBack(server, at)
+		return
+	}
 	s.QueueDepth, s.Users = pick(s, 16, 64), min(s.Users, 4)
 	s.add("stall", at, s.between(15*time.Second, 30*time.Second), of(server, dead, 0))
 	kinds := []string{"cut", "reconnect-path"}
@@ -166,6 +170,21 @@ func (s *stage) deadDial() {
 	}
 }
 
+// oneComesBack: a client ends a dead path, which the server believes in, while its other
+// one is lost for a moment. That one fences it, and serves, whatever becomes of the attempt
+// to make the dead one again; the server may have to notice first that it is dead.
+func (s *stage) oneComesBack(server int, at time.Duration) {
+	s.paths(2)
+	s.QueueDepth, s.Users, s.Queue, s.Soon = pick(s, 16, 64), 4+s.rnd.IntN(6), 2*time.Minute, 15*time.Second
+	s.Policy, s.Sessions = rtrs.RoundRobin, 1
+	dead := s.rnd.IntN(2)
+	at += time.Second
+	s.add("delay", at-time.Second, time.Second, func(f *Fault) { f.Server, f.Path, f.N = server, dead, 20+s.rnd.IntN(60) })
+	s.add("stall", at, s.between(24*time.Second, 30*time.Second), of(server, dead, 0))
+	s.add("cut", at+s.between(0, 12*time.Millisecond), 0, of(server, 1-dead, 0))
+	s.add("reconnect-path", at+12*time.Millisecond, 0, of(server, dead, 0))
+}
+
 // restartUnseen: a server is restarted at once without notice to its clients.
 // Their paths notice it one after the other, or while they connect.
 func (s *stage) restartUnseen() {
@@ -173,12 +192,12 @@ func (s *stage) restartUnseen() {
 	s.Queue, s.Sessions, s.Devices = 2*time.Minute, 1, max(s.Devices, 2)
 	server, at := s.rnd.IntN(s.Servers), s.between(time.Second, 8*time.Second)
 	late := s.rnd.IntN(s.Paths)
-	if s.one(2) { // nothing else is wrong
+	if s.one(2) { // nothing else is wrong; some devices have requests on the late path only, others have none
 		s.paths(2)
-		s.Devices, s.Users, late = 3, 4, s.rnd.IntN(2)
+		s.Devices, s.Users, s.QueueDepth, late = 6+s.rnd.IntN(3), 2, pick(s, 16, 64), s.rnd.IntN(2)
 		s.Resets[late], s.Resets[1-late] = false, true
 		s.Fabrics[late] = loopback.Datagrams // a stream would tell
-		s.add("kill-server", at, s.between(time.Millisecond, 900*time.Millisecond), of(server, 0, 0))
+		s.add("kill-server", at, s.between(time.Millisecond, 300*time.Millisecond), of(server, 0, 0))
 		return
 	}
 	if !s.one(4) {
@@ -208,6 +227,14 @@ func (s *stage) endedSession() {
 	s.Queue = 2 * time.Minute
 	server, begin := s.rnd.IntN(s.Servers), s.between(time.Second, 5*time.Second)
 	s.Sessions, s.Devices = 1, max(s.Devices, 2)
+	switch s.rnd.IntN(3) {
+	case 0:
+		s.endedBefore(server, begin+2*time.Second)
+		return
+	case 1:
+		s.joinsAtLoss(server)
+		return
+	}
 	if s.one(2) {
 		s.add("hang-disk", begin-s.between(0, time.Second), s.between(3*time.Second, 15*time.Second), nil)
 	}
@@ -221,6 +248,35 @@ func (s *stage) endedSession() {
 		for p := range s.Paths {
 			s.add("cut", at+s.between(0, 200*time.Millisecond), 0, of(server, p, 0))
 		}
+	}
+}
+
+// endedBefore: the server loses the only path of a session, and ends it, before the client
+// notices. Another path was being made, and waits for the operations of the lost one.
+func (s *stage) endedBefore(server int, at time.Duration) {
+	s.paths(2)
+	s.QueueDepth, s.Users = pick(s, 16, 64), 4+s.rnd.IntN(8)
+	lost := s.rnd.IntN(2)
+	device := server*s.Devices + s.rnd.IntN(s.Devices)
+	away := at - s.between(time.Second, 2*time.Second)
+	s.add("disconnect-path", away, at+s.between(500*time.Millisecond, 5*time.Second)-away, of(server, 1-lost, 0))
+	hangs := at - s.between(50*time.Millisecond, 500*time.Millisecond)
+	s.add("hang-disk", hangs, at+s.between(4500*time.Millisecond, 6500*time.Millisecond)-hangs, of(server, 0, device))
+	s.add("stall-requests", at, 15*time.Second, of(server, lost, 0))
+	s.add("stall", at+s.between(2200*time.Millisecond, 5*time.Second), 15*time.Second, of(server, lost, 0))
+}
+
+// joinsAtLoss: again and again a path is lost while another one is being made.
+func (s *stage) joinsAtLoss(server int) {
+	s.paths(2)
+	s.QueueDepth, s.Users = pick(s, 4, 16, 64), 4+s.rnd.IntN(4)
+	slow, delay := s.rnd.IntN(2), 5+s.rnd.IntN(30)
+	s.add("delay", 500*time.Millisecond, 12*time.Second, func(f *Fault) { f.Server, f.Path, f.N = server, slow, delay-1 })
+	for i := range 16 {
+		at := time.Second + time.Duration(i)*s.between(500*time.Millisecond, 600*time.Millisecond)
+		s.add("cut", at, 0, of(server, slow, 0))
+		made := time.Duration(delay) * s.between(2500*time.Millisecond, 4500*time.Millisecond) / 1000
+		s.add("cut", at+made, 0, of(server, 1-slow, 0))
 	}
 }
 

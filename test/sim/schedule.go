@@ -34,6 +34,7 @@ type Schedule struct {
 	Resets     []bool            // by path: its fabric tells peers of a dead process
 	Fabrics    []loopback.Fabric // by path
 	Length     time.Duration
+	Soon       time.Duration // in which each request is answered, whatever the faults; 0: see isolation.go
 	Faults     []Fault
 }
 
@@ -169,7 +170,9 @@ func Draw(seed uint64) *Schedule {
 		scene := drawScene(rnd)
 		s.Scene = scene.name
 		scene.draw(&stage{s, rnd})
-		n = max(0, rnd.IntN(6)-3) // other faults
+		if n = max(0, rnd.IntN(6)-3); s.Soon > 0 { // other faults
+			n = 0
+		}
 	}
 	kinds := slices.Clone(faultKinds)
 	rnd.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
