@@ -117,3 +117,16 @@ func (q *ioQueue) ended(r *request, f *flow, errno blk.Errno) {
 		r.m.usage.repeated()
 	}
 }
+
+// corrupt kills a plugin that broke its ring. A pump calls it.
+func (p *ioPlugin) corrupt(err error) {
+	p.mu.Lock()
+	in := p.in
+	p.mu.Unlock()
+	if in != nil {
+		in.Kill(err)
+	}
+}
+
+// owner returns the value of request.owner for requests of q.
+func (q *ioQueue) owner() int32 { return int32(q.index) + 1 }

@@ -13,13 +13,6 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// showing is the state of a session's arena in a process of a plugin.
-type showing struct {
-	in   *supervise.Instance // nil: no process has it
-	done chan struct{}       // closed when in has answered
-	err  error               // of the answer; read after done
-}
-
 // attachSession shows the session's chunks to the running process, once, for one
 // more mapping. leaveSession follows if it succeeds.
 func (p *ioPlugin) attachSession(ctx context.Context, s *session) error {

@@ -223,3 +223,9 @@ func (c *Config) devices() (out []verbs.Device) {
 	}
 	return out
 }
+
+// MaxSessions bounds the sessions of one server.
+const MaxSessions = 4096
+
+// lookUpTimeout is the time for which an OPEN waits for the file system.
+const lookUpTimeout = 10 * time.Second

@@ -10,11 +10,9 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -208,15 +206,6 @@ func hostname() string {
 	return name
 }
 
-func (s *Server) sessionByName(name string) (*session, error) {
-	for i := range s.sessions {
-		if sess := s.sessions[i].Load(); sess != nil && sess.name == name && !sess.ended.Load() {
-			return sess, nil
-		}
-	}
-	return nil, fmt.Errorf("there is no session %q: %w", name, syscall.ENOENT)
-}
-
 // CloseDevice closes a device by force: from now on its I/O ends with
 // ENOTCONN. Its id stays reserved.
 func (c *controlAPI) CloseDevice(_ context.Context, r *controlpb.CloseDeviceRequest) (*controlpb.Empty, error) {
@@ -230,13 +219,6 @@ func (c *controlAPI) CloseDevice(_ context.Context, r *controlpb.CloseDeviceRequ
 	}
 	c.s.forceClose(m, "asked for on the control socket")
 	return &controlpb.Empty{}, nil
-}
-
-// forceClose takes a device away from a session.
-func (s *Server) forceClose(m *mapping, why string) {
-	s.auditMapping(audit.EventForced, m, why)
-	s.closeMapping(m, true)
-	s.tell(m, rnbdwire.EventRemoved)
 }
 
 // ResizeDevice checks the size of a device now and lists the devices served
@@ -273,9 +255,6 @@ func (c *controlAPI) DisconnectPath(_ context.Context, r *controlpb.PathRequest)
 	}
 	return &controlpb.Empty{}, sess.transport.DisconnectPath(int(r.Id))
 }
-
-// cutFabric splits "fabric://rest".
-func cutFabric(s string) (fabric, rest string, ok bool) { return strings.Cut(s, "://") }
 
 // LogLevels returns the log levels of the daemon's subsystems.
 func (c *controlAPI) LogLevels(context.Context, *controlpb.LogLevelsRequest) (*controlpb.LogLevelsReply, error) {

@@ -3,65 +3,13 @@ package server
 import (
 	"context"
 	"fmt"
-	"os"
 	"path"
-	"sync"
-	"sync/atomic"
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 )
-
-// deviceKey identifies a device: openings with the same key share it. A
-// read-only opening of a node has its own key, since the server may not be
-// able to write to the node.
-type deviceKey struct {
-	id       nodeID
-	readOnly bool
-}
-
-// device is a node opened by an io plugin, for all mappings that use it.
-type device struct {
-	key     deviceKey
-	index   uint32 // in the plugin's process
-	name    string // name of the first OPEN
-	path    string
-	file    *os.File // O_PATH; nil for opaque names. Kept for the next process.
-	plugin  *ioPlugin
-	volume  uint64 // volume of the node when it was opened
-	diskSeq string // of a block device, when it was opened
-	limits  atomic.Pointer[blk.Limits]
-
-	word    atomic.Uint32 // a devState; changed by move, read by pumps
-	why     failure       // when failing or failed; guarded by plugin.mu
-	openErr string        // of failedOpen and failedChanged; guarded by plugin.mu
-	told    bool          // clients know that it has failed; guarded by plugin.mu
-	guard   *guard        // present while there are users
-	retired atomic.Int64  // requests of lost paths that have not ended; counted by pumps
-	users   int           // guarded by Server.mu
-
-	looking  atomic.Bool // watch is at work
-	sizeMu   sync.Mutex  // one call to the plugin about the size at a time
-	nodeSize uint64      // size of the node in bytes, when last checked; guarded by sizeMu
-
-	latency  []stages            // by pump; only that pump writes
-	failures []watchdog.Failures // likewise
-	loads    []load              // by pump
-}
-
-// stages are the latencies of a device's requests on one pump.
-type stages struct {
-	queue  latency.Ops // from the client's request to the plugin's ring
-	plugin latency.Ops // from there to the plugin's completion
-}
-
-// check is the gate of the data path for a request of n bytes at off.
-func (d *device) check(op blk.Op, off, n uint64) blk.Errno {
-	return d.limits.Load().Check(op, off, n)
-}
 
 // choosePlugin returns the plugin for name: that of the first rule that
 // matches, else the one that the client asks for. If it returns nil, the kind
@@ -228,12 +176,4 @@ func (n *node) close() {
 	if n.file != nil {
 		n.file.Close()
 	}
-}
-
-// mode returns the widest access that the plugin may be asked for.
-func (d *device) mode() blk.AccessMode {
-	if d.key.readOnly {
-		return blk.ReadOnly
-	}
-	return blk.ReadWrite
 }

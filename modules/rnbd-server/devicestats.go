@@ -2,8 +2,6 @@ package server
 
 import (
 	"context"
-	"slices"
-	"strings"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
@@ -20,17 +18,6 @@ func (c *controlAPI) DeviceStats(ctx context.Context, r *controlpb.DeviceRequest
 			return &controlpb.DeviceStats{Stages: d.stageStats(ctx, asked),
 				Failed: control.FailedRequests(d.failedRequests()), Hung: control.HungRequests(c.s.hung(d.path))}
 		})
-}
-
-// openDevices returns the devices that sessions have open, sorted by path.
-func (s *Server) openDevices() (out []*device) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, d := range s.devices {
-		out = append(out, d)
-	}
-	slices.SortFunc(out, func(a, b *device) int { return strings.Compare(a.path, b.path) })
-	return out
 }
 
 // stageStats adds up the pumps. asked caches the replies of plugins, so that

@@ -1,6 +1,12 @@
 package server
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
 
 // devState is the state of a device.
 //
@@ -46,17 +52,6 @@ var devMoves = [...][]devState{
 	devFailed:     {devOpen, devRecovering, devClosed},
 	devClosed:     {},
 }
-
-// failure is the reason why a device is failing or failed.
-type failure uint8
-
-const (
-	failedLost    failure = iota // the plugin loses acknowledged writes; for good
-	failedShrunk                 // requests may lie beyond its end; for good
-	failedChanged                // another volume, or limits that users do not know; for good
-	failedPlugin                 // the plugin is given up; until it is reset
-	failedOpen                   // it does not open again; tries continue
-)
 
 // forGood reports whether only a new OPEN ends the failure.
 func (f failure) forGood() bool {
@@ -129,4 +124,24 @@ func (d *device) state() string {
 		return "recovering"
 	}
 	return "open"
+}
+
+// mode returns the widest access that the plugin may be asked for.
+func (d *device) mode() blk.AccessMode {
+	if d.key.readOnly {
+		return blk.ReadOnly
+	}
+	return blk.ReadWrite
+}
+
+// sameVolume returns an error if d's node is a block device and now another
+// disk than when it was opened. A file cannot change in this way.
+func (d *device) sameVolume() error {
+	if d.file == nil || d.key.id.ino != 0 {
+		return nil
+	}
+	if d.diskSeq != "" && diskSeq(d.key.id.dev) == d.diskSeq || volumeOfDisk("/sys", d.key.id.dev) == d.volume {
+		return nil
+	}
+	return fmt.Errorf("%s is another disk: %w", d.path, syscall.EIO)
 }

@@ -2,14 +2,35 @@
 //
 // A Server owns P pumps. RTRS connections belong to a pump for life; each pump
 // has one ring to every io plugin process. A request runs from the wire to the
-// ring and back on its pump, without a lock (queue.go is the way there, answer.go
-// the way back). Everything else - opening, access rules, plugin life - happens on
+// ring and back on its pump, without a lock (queue.go and ring.go are the way
+// there, answer.go the way back). Everything else - opening, access rules, plugin life - happens on
 // ordinary goroutines and reaches a pump through pump.Do.
 //
 // The server does not touch payload: the chunk that a client wrote to is a
 // slice of a memfd arena, and the io plugin has mapped the same arena.
 //
-// Names sent by clients are resolved inside a jail (jail.go). access.go
-// decides about write access. restart.go and reopen.go handle the death of a
-// plugin.
+// Names sent by clients are resolved inside a jail (jail.go). rules.go and
+// writers.go decide about access. restart.go, failing.go and reopen.go handle the
+// death of a plugin.
+//
+// # Files
+//
+// A file uses what stands in files below it in this list, and nothing above.
+//
+//	tree*, control*, devicestats, pathstats
+//	                         the control files and the control API
+//	server                   begin and end of a server
+//	ioplugin, restart, reopen, failing, unpark
+//	                         the life of a plugin's process, and its devices
+//	handler, list, sharing   sessions, and the messages of clients
+//	open, turns, limits      OPEN and CLOSE, and what they wait for
+//	device, shares, size     devices, their rules and their sizes
+//	plugin_open, arenas, guard, events, rules, audit, watch
+//	                         what the above ask of a plugin, a client, the rules
+//	queue, replay, ring, answer, budget, window, usage
+//	                         DATA PATH: requests from the wire to a ring and back
+//	session, devstate        what all of these ask a session and a device
+//	model                    the structs of all of these
+//	config, identity, indices, jail, owners, pace, pacer, writers
+//	                         values, names, and small machines of their own
 package server

@@ -14,22 +14,6 @@ import (
 // So memory is bounded, and news is told again if an answer is lost with its
 // path.
 
-// inbox has the news of one session. session.mu guards it.
-type inbox struct {
-	last    uint64        // number of the latest news
-	drain   uint64        // number of EventDrain; 0: none
-	listens bool          // the client has asked for news
-	heard   chan struct{} // not nil: closed with the next EVENT, and with the session
-	waiting *rtrs.Op      // its parked EVENT; nil: none
-	seen    uint64        // number of the last news that the client has seen
-}
-
-// news is the latest news about one mapping. session.mu guards it.
-type news struct {
-	number uint64 // 0: none
-	kind   rnbdwire.EventKind
-}
-
 // onEvent answers op with news, or parks it until there is some. It ends an
 // EVENT that is parked already: the client has given that one up. It runs on
 // the owner of op's poller.

@@ -12,20 +12,6 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/fence"
 )
 
-// guard is a description of a node that the server keeps open for as long as
-// the node is open. No I/O goes through it. It has two uses:
-//
-//   - Opened for writing it holds the lock fence.Owner. The locks of a plugin's
-//     process go when its I/O has ended; another server that waits for them
-//     would write then, and the next process, repeating its requests, would overwrite that.
-//     So servers first take the lock that does not go with a process.
-//   - It shows when the locks of a dead process have gone, where no process is
-//     to be started that would wait for them.
-type guard struct {
-	file  *os.File // nil: the node cannot be opened, or its plugin has no locks
-	users int      // guarded by Server.mu
-}
-
 // guardNode returns the guard of a node, for one more user. The error is EBUSY
 // if another server has the node open for writing. The caller has the node's
 // turn.

@@ -339,3 +339,28 @@ func openRsp(m *mapping) rnbdwire.OpenRspFields {
 
 // sectors32 converts bytes to sectors of 512 bytes, in 32 bits.
 func sectors32(n uint64) uint32 { return uint32(min(n/blk.SectorSize, 1<<32-1)) }
+
+// PathUp refuses a path if the rules would have forbidden the session's open
+// devices with it. It is never called twice at a time for a session.
+func (h *handler) PathUp(t *rtrs.SrvSession, p rtrs.SrvPathInfo) error {
+	s := (*Server)(h)
+	sess, ok := t.Context().(*session)
+	if !ok {
+		return nil
+	}
+	m, err := s.admitPath(sess, p.ID)
+	s.auditPath(sess, p, err)
+	if err != nil {
+		s.log.Warn("path is refused: with it the session may not have a device open", "session", sess.name, "client", p.Client, "device", m.name, "err", err)
+		return fmt.Errorf("device %q is open: %w", m.name, err)
+	}
+	return nil
+}
+
+// adminAnswered returns a channel. It is closed when all requests that are
+// served off the pumps have been answered.
+func (s *Server) adminAnswered() <-chan struct{} {
+	done := make(chan struct{})
+	go func() { s.admin.Wait(); close(done) }()
+	return done
+}

@@ -116,18 +116,6 @@ func attribute(dir, name string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// sameVolume returns an error if d's node is a block device and now another
-// disk than when it was opened. A file cannot change in this way.
-func (d *device) sameVolume() error {
-	if d.file == nil || d.key.id.ino != 0 {
-		return nil
-	}
-	if d.diskSeq != "" && diskSeq(d.key.id.dev) == d.diskSeq || volumeOfDisk("/sys", d.key.id.dev) == d.volume {
-		return nil
-	}
-	return fmt.Errorf("%s is another disk: %w", d.path, syscall.EIO)
-}
-
 // diskSeq returns the sequence number of a disk. The kernel gives it to no
 // other disk until it starts again. It is empty before Linux 5.15, and for a
 // partition.

@@ -2,14 +2,10 @@ package server
 
 import (
 	"fmt"
-	"sync/atomic"
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
-
-// refusals counts the refusals by Config's limits.
-type refusals struct{ opens, devices atomic.Uint64 }
 
 // admitOpen counts an OPEN. The error is EBUSY if there are too many. doneOpen
 // ends it.

@@ -6,8 +6,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
 // resolve returns node and plugin for name. It may wait for the file system, as
@@ -207,4 +209,11 @@ func (s *Server) awaitIdle(m *mapping) {
 	for pause := 200 * time.Microsecond; m.inflight() > 0 && !s.stopped.Load(); pause = min(2*pause, 10*time.Millisecond) {
 		time.Sleep(pause)
 	}
+}
+
+// forceClose takes a device away from a session.
+func (s *Server) forceClose(m *mapping, why string) {
+	s.auditMapping(audit.EventForced, m, why)
+	s.closeMapping(m, true)
+	s.tell(m, rnbdwire.EventRemoved)
 }

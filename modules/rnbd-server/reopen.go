@@ -11,7 +11,6 @@ package server
 import (
 	"context"
 	"errors"
-	"sync"
 	"syscall"
 	"time"
 
@@ -100,21 +99,6 @@ func passing(err error) bool {
 		}
 	}
 	return false
-}
-
-// openAgain asks in to open d. A few devices are opened at a time.
-func (p *ioPlugin) openAgain(in *supervise.Instance, d *device) (blk.Limits, error) {
-	select {
-	case p.opens <- struct{}{}:
-	case <-in.Context().Done():
-		return blk.Limits{}, plugin.ErrExited
-	}
-	makeRoom := sync.OnceFunc(func() { <-p.opens })
-	defer makeRoom()
-	defer time.AfterFunc(opensQuick, makeRoom).Stop()
-	ctx, cancel := context.WithTimeout(in.Context(), reopenTimeout)
-	defer cancel()
-	return in.OpenDisk(ctx, d.request(in.Generation))
 }
 
 // awaits reports whether d has users and in is the process to serve it.
@@ -211,36 +195,4 @@ func (p *ioPlugin) revive(in *supervise.Instance, d *device) bool {
 	}
 	p.log.Info("device is back", "device", d.name)
 	return true
-}
-
-// unpark continues the waiting requests of d on all pumps.
-func (p *ioPlugin) unpark(d *device) {
-	for _, q := range p.queues {
-		p.server.pumps[q.pump].pump.Call(func() { q.unpark(d) })
-	}
-}
-
-// unpark sends the parked requests of d again, or fails them. Requests that a
-// dead process had stay parked until d's fence has passed. It runs on the pump.
-func (q *ioQueue) unpark(d *device) {
-	unfenced := d.now() == devFailing
-	q.each(func(r *request) {
-		if r.state == reqParked && r.m.dev == d && !(unfenced && r.sent != 0) {
-			q.sendParked(r)
-		}
-	})
-	if d.fails() {
-		q.feed()
-	}
-	if q.sub != nil {
-		q.sub.Publish()
-	}
-}
-
-// sendParked continues a parked request. A write that a dead process had counts
-// as a repetition, since it may have been carried out.
-func (q *ioQueue) sendParked(r *request) {
-	if r.sent == 0 || !r.sqe.Op.Modifies() || r.m.dev.fails() || q.beginRepeat(r, r.sent) {
-		q.admit(r)
-	}
 }

@@ -4,76 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
-
-// MaxSessions bounds the sessions of one server.
-const MaxSessions = 4096
-
-// Server exports devices. New makes it, Close ends it.
-type Server struct {
-	cfg     Config
-	log     *slog.Logger
-	jail    jail
-	pumps   []*pumpShare
-	plugins []*ioPlugin
-	rtrs    *rtrs.Server
-	bound   []string // fabric://addr:port of each listener
-
-	// sessions by index; pumps read it, SessionUp and SessionDown write.
-	sessions [MaxSessions]atomic.Pointer[session]
-
-	nodes      turns         // a turn for the OPENs and CLOSEs of each node
-	lookUps    chan struct{} // a token for each lookup of a name
-	lists      chan struct{} // a token for each LIST
-	opens      atomic.Int64  // OPENs under way
-	refused    refusals
-	rules      atomic.Pointer[ruleSet]
-	owners     owners
-	sharesMu   sync.Mutex      // guards the counts of budgets, mapping.share, and the change of rules
-	admins     context.Context // of OPENs; ends with the server
-	stopAdmins func()
-
-	// The order of locks is documented at ioPlugin.
-	number uint64 // of this server's clock, told to clients; not 0
-
-	mu      sync.Mutex // guards devices, guards, their users, writers, usages and forgotten
-	devices map[deviceKey]*device
-	guards  map[deviceKey]*guard
-	writers writers
-	usages  map[nodeID]*usage
-	// forgotten is the time until which clients may have written to nodes
-	// without a usage.
-	forgotten int64
-
-	admin   sync.WaitGroup // requests answered off the pumps
-	stopped atomic.Bool    // no plugin runs any more
-
-	watchdog     *watching     // nil: HungAfter is zero
-	stopWatchdog func()        // ends it and waits for its end
-	stopWatch    func()        // ends watchSizes and waits for its end
-	nodeOpened   chan struct{} // has a token when a device with a node was opened
-}
-
-// pumpShare is the part of the server that belongs to one pump.
-type pumpShare struct {
-	pump   *pump.Pump
-	poller *rtrs.Poller
-	failed watchdog.Recent[*device] // read by the watchdog
-	pacer  *pacer
-}
 
 // New starts plugins and pumps and listens. On an error it undoes all of it.
 func New(ctx context.Context, cfg Config) (_ *Server, err error) {
@@ -244,19 +185,4 @@ func (s *Server) stopPlugins(ctx context.Context) error {
 	}
 	wg.Wait()
 	return errors.Join(errs...)
-}
-
-// adminAnswered returns a channel. It is closed when all requests that are
-// served off the pumps have been answered.
-func (s *Server) adminAnswered() <-chan struct{} {
-	done := make(chan struct{})
-	go func() { s.admin.Wait(); close(done) }()
-	return done
-}
-
-func (s *Server) sessionAt(i uint32) *session {
-	if i >= MaxSessions {
-		return nil
-	}
-	return s.sessions[i].Load()
 }

@@ -3,57 +3,14 @@ package server
 import (
 	"fmt"
 	"math/rand/v2"
-	"sync"
-	"sync/atomic"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
-
-// session is one RTRS session: its chunks, the requests in them, and its open
-// devices.
-type session struct {
-	name      string
-	transport *rtrs.SrvSession
-	arena     *shm.Arena
-	index     uint32 // in Server.sessions, and the arena's number in every plugin
-	chunkSize uint64
-	fabric    string // of the first path
-
-	// reqs[chunk] is the request in that chunk. A chunk belongs to one pump
-	// at a time: RTRS claims it before it delivers the request.
-	reqs []request
-	// lanes[queue] is this session's share of an ioQueue; owned by its pump.
-	lanes []lane
-
-	// table[id] is the mapping with that device id; nil: unknown. It is
-	// copied on write. Pumps read it.
-	table atomic.Pointer[[]*mapping]
-
-	mu    sync.Mutex // guards the changes of table and attached, and news
-	inbox inbox
-
-	// rulesMu makes it one step to judge a joining path and to admit it.
-	rulesMu  sync.Mutex
-	admitted int // id of the path that was admitted last; guarded by rulesMu
-
-	// arenaMu is held while a handle of the arena is made for a plugin, so that
-	// the arena is not freed meanwhile. It is taken before mu and ioPlugin.mu.
-	arenaMu sync.Mutex
-	// ended reports that only retired requests keep the session. It is set
-	// with arenaMu and mu held, so that SessionDown finds everything that was
-	// added before.
-	ended atomic.Bool
-	// holds counts the reasons to keep the session: the transport, and each
-	// message that opens or closes devices and is not answered yet.
-	holds   atomic.Int32
-	version atomic.Uint32 // of the protocol, 0 before SESS_INFO
-	writer  atomic.Uint64 // number by which the client identifies itself; 0: none yet
-	lookUps chan struct{} // a token for each lookup of a name
-	listing atomic.Bool   // a LIST is under way
-}
 
 // end marks the session as ended. From then on no mapping is added, and no
 // plugin is shown the arena. The arena is freed after the last request.
@@ -83,28 +40,6 @@ func (s *session) gone() error {
 		return fmt.Errorf("session %q has ended: %w", s.name, syscall.ENOTCONN)
 	}
 	return nil
-}
-
-// mapping is a device opened by one session.
-type mapping struct {
-	id      uint32
-	name    string // name in the OPEN
-	mode    blk.AccessMode
-	dev     *device
-	session *session
-	// closed makes new requests fail with ENOTCONN.
-	closed atomic.Bool
-	budget atomic.Pointer[budget] // of its rule; nil: nothing holds up its requests
-	share  *budget                // where it is counted; guarded by Server.sharesMu
-	flows  []flow                 // by pump
-	news   news                   // guarded by session.mu
-
-	usage       *usage       // of the node; nil: opened read-only
-	writer      uint64       // number of the client
-	named       bool         // the client has sent its number
-	wroteBefore atomic.Int64 // time until which writes stored no time in flows; 0: they all did
-	refusals    atomic.Int64 // repetitions refused
-	sharing     uint64       // number of the news that others may write; guarded by session.mu
 }
 
 // newMapping makes a mapping of dev. No pump sees it yet.
@@ -233,3 +168,57 @@ func (s *session) release(m *mapping) {
 	next[m.id] = nil
 	s.table.Store(&next)
 }
+
+// stir wakes the callers of awaitsNews. The caller holds mu.
+func (s *session) stir() {
+	if s.inbox.heard != nil {
+		close(s.inbox.heard)
+		s.inbox.heard = nil
+	}
+}
+
+// client describes the session for the rules, with the paths that are connected
+// and with the one that has the id joining.
+func (s *session) client(joining int) access.Client {
+	c := access.Client{Session: s.name}
+	for _, p := range s.transport.Paths() {
+		if p.State != rtrs.SrvPathConnected && (p.State != rtrs.SrvPathConnecting || p.ID != joining) {
+			continue // a path that is refused, or has gone
+		}
+		if id := p.Security.Peer; id != "" && len(c.Identities) == 0 {
+			c.Identities = []string{id} // the transport admits no path with another identity
+		}
+		c.Paths = append(c.Paths, access.Path{Addr: p.Client.Addr(), Fabric: p.Fabric})
+	}
+	return c
+}
+
+func (s *Server) sessionAt(i uint32) *session {
+	if i >= MaxSessions {
+		return nil
+	}
+	return s.sessions[i].Load()
+}
+
+func (s *Server) sessionByName(name string) (*session, error) {
+	for i := range s.sessions {
+		if sess := s.sessions[i].Load(); sess != nil && sess.name == name && !sess.ended.Load() {
+			return sess, nil
+		}
+	}
+	return nil, fmt.Errorf("there is no session %q: %w", name, syscall.ENOENT)
+}
+
+// openDevices returns the devices that sessions have open, sorted by path.
+func (s *Server) openDevices() (out []*device) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range s.devices {
+		out = append(out, d)
+	}
+	slices.SortFunc(out, func(a, b *device) int { return strings.Compare(a.path, b.path) })
+	return out
+}
+
+// cutFabric splits "fabric://rest".
+func cutFabric(s string) (fabric, rest string, ok bool) { return strings.Cut(s, "://") }

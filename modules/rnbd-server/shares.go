@@ -9,12 +9,6 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
 )
 
-// ruleSet are the rules in force, with the budget of each.
-type ruleSet struct {
-	*access.Rules
-	budgets []*budget // by rule
-}
-
 func newRuleSet(rules *access.Rules) *ruleSet {
 	set := &ruleSet{Rules: rules, budgets: make([]*budget, rules.Len())}
 	for i := range set.budgets {
@@ -184,5 +178,12 @@ func (s *Server) describeShare(m *mapping, u *controlpb.ServerDeviceUse) {
 	u.Rule = uint32(slices.Index(s.rules.Load().budgets, m.share) + 1)
 	if b := m.budget.Load(); b != nil {
 		u.Limits = limitsMessage(&b.pace.Load().Limits)
+	}
+}
+
+func limitsMessage(l *access.Limits) *controlpb.AccessLimits {
+	return &controlpb.AccessLimits{
+		Sessions: uint64(l.Sessions), Devices: uint64(l.Devices), QueueDepth: uint64(l.QueueDepth),
+		Iops: uint64(l.IOPS), IopsBurst: uint64(l.IOPSBurst), BytesPerSecond: uint64(l.Bytes), BytesBurst: uint64(l.BytesBurst),
 	}
 }

@@ -87,11 +87,3 @@ func (s *session) awaitsNews(m *mapping, number uint64) (heard <-chan struct{}, 
 	}
 	return in.heard, true
 }
-
-// stir wakes the callers of awaitsNews. The caller holds mu.
-func (s *session) stir() {
-	if s.inbox.heard != nil {
-		close(s.inbox.heard)
-		s.inbox.heard = nil
-	}
-}

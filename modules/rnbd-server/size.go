@@ -4,13 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
@@ -91,34 +86,6 @@ func (s *Server) watch(ctx context.Context, d *device) {
 	if err := s.resize(ctx, d); err != nil && ctx.Err() == nil {
 		d.plugin.log.Warn("device has another size, but its plugin does not take it", "device", d.name, "err", err)
 	}
-}
-
-// nodeSize returns the size in bytes of the file or block device behind an
-// O_PATH descriptor. A block device without a size has lost its medium; that
-// does not count as a size. nodeSize blocks for ever on a network file system
-// that does not answer.
-func nodeSize(f *os.File) (uint64, bool) {
-	if f == nil {
-		return 0, false
-	}
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return 0, false
-	}
-	var st unix.Stat_t
-	var serr error
-	if err := raw.Control(func(fd uintptr) { serr = unix.Fstat(int(fd), &st) }); err != nil || serr != nil {
-		return 0, false
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return uint64(st.Size), true
-	}
-	text, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/size", unix.Major(st.Rdev), unix.Minor(st.Rdev)))
-	if err != nil {
-		return 0, false
-	}
-	sectors, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 54)
-	return sectors * blk.SectorSize, err == nil && sectors > 0
 }
 
 // resize asks the plugin for d's limits and tells clients of a new size. The

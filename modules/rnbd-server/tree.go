@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -44,9 +43,6 @@ func (s *Server) Tree() map[string]ctltree.Node {
 	}
 }
 
-// tree builds the nodes.
-type tree struct{ s *Server }
-
 // port returns the port of the first listener.
 func (t tree) port() string {
 	if len(t.s.bound) == 0 {
@@ -67,16 +63,6 @@ func (t tree) alwaysInvalidate() string {
 		return "Y"
 	}
 	return "N"
-}
-
-// open lists the sessions that are up.
-func (t tree) open() (out []*session) {
-	for i := range t.s.sessions {
-		if s := t.s.sessions[i].Load(); s != nil {
-			out = append(out, s)
-		}
-	}
-	return out
 }
 
 // exports has a folder for each node opened by a session: a block device
@@ -207,14 +193,4 @@ func (t tree) use(m *mapping) ctltree.Node {
 			return nil
 		}),
 	}
-}
-
-// digit returns a file that calls do when want is written to it.
-func digit(want, usage string, do func(context.Context) error) *ctltree.File {
-	return ctltree.Command(usage, func(ctx context.Context, word string) error {
-		if word != want {
-			return fmt.Errorf("write %s, nothing else: %w", want, syscall.EINVAL)
-		}
-		return do(ctx)
-	})
 }

@@ -3,27 +3,8 @@ package server
 import (
 	"context"
 	"fmt"
-	"sync"
 	"syscall"
-	"time"
 )
-
-// turns order the OPENs and CLOSEs of one node one after another. Those of
-// different nodes run at the same time. A turn is held during calls to the
-// plugin. It is not a mutex, because it concerns one node and waiters may give
-// up.
-type turns struct {
-	mu    sync.Mutex
-	nodes map[nodeID]*turn
-}
-
-// turn is the turn of one node.
-type turn struct {
-	of    *turns
-	id    nodeID
-	users int           // callers that have it or wait for it; guarded by turns.mu
-	free  chan struct{} // holds one token while no caller has it
-}
 
 // take waits for the turn of id until ctx ends.
 func (t *turns) take(ctx context.Context, id nodeID) (*turn, error) {
@@ -70,9 +51,6 @@ const (
 	maxLookUps        = 1024
 	maxSessionLookUps = 8
 )
-
-// lookUpTimeout is the time for which an OPEN waits for the file system.
-const lookUpTimeout = 10 * time.Second
 
 // takeLookUp takes a place for work on names of sess, and reports whether it had
 // one before ctx ended. giveLookUp must follow, when the file system has answered.

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
@@ -16,23 +15,6 @@ import (
 
 // watchInterval is the time from one look to the next.
 const watchInterval = time.Second
-
-// watching is the watchdog of a server.
-type watching struct {
-	server   *Server
-	reporter *watchdog.Reporter
-	looks    []*look // by pump
-}
-
-// look is the look of one pump. The pump owns found until it sets done.
-type look struct {
-	server  *Server
-	pump    int
-	done    atomic.Bool
-	found   []watchdog.Hung
-	asked   time.Time
-	isStuck bool // it was reported that the pump does not answer
-}
 
 // startWatchdog starts the watchdog, unless HungAfter is zero.
 func (s *Server) startWatchdog() {

@@ -11,40 +11,8 @@ package server
 // feed serves the lanes in turn, and the flows of a lane in turn.
 
 import (
-	"sync/atomic"
 	"time"
-
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
-
-// flow is the I/O of one mapping on one pump. Only that pump writes it.
-type flow struct {
-	inflight atomic.Int64
-	rx, tx   atomic.Uint64 // sectors of 512 bytes: written by the client, read by the client
-	wroteAt  atomic.Int64  // see usage
-
-	lane       *lane
-	load       *load
-	next       *flow // in the lane
-	head, tail int32 // chunks of the requests that wait; -1: none
-	sent       int32 // requests in the plugin
-	listed     bool  // in the lane
-}
-
-// load counts the requests of one device in the plugin on one pump.
-type load struct {
-	sent int32
-	_    [60]byte // padding to a cache line
-}
-
-// lane is the share of one session in one ioQueue.
-type lane struct {
-	s           *session
-	first, last *flow // flows with waiting requests, in turn
-	sent        int32 // requests in the plugin
-	active      int32 // flows with requests that wait or are in the plugin
-	listed      bool  // in ioQueue.waiting
-}
 
 // Half of the ring is reserved for devices with few requests: up to the 256th
 // part of the ring each. Of the other half a device gets at most as much as
@@ -180,61 +148,9 @@ func (l *lane) pop() *flow {
 	return f
 }
 
-// feed moves waiting requests to the ring, one of each lane in turn.
-func (q *ioQueue) feed() (n int) {
-	for idle := 0; idle < len(q.waiting); {
-		if q.turn >= len(q.waiting) {
-			q.turn = 0
-		}
-		l := q.waiting[q.turn]
-		if !q.feedLane(l) {
-			idle++
-			q.turn++
-			continue
-		}
-		n, idle = n+1, 0
-		if l.first == nil {
-			l.listed = false
-			q.waiting = append(q.waiting[:q.turn], q.waiting[q.turn+1:]...)
-		} else {
-			q.turn++
-		}
-	}
-	return n
-}
-
-// feedLane sends one request of l, of the first flow that can. It returns false
-// if none can.
-func (q *ioQueue) feedLane(l *lane) bool {
-	for last := l.last; ; {
-		f := l.pop()
-		moved := q.feedOne(f)
-		if f.head >= 0 {
-			l.push(f)
-		}
-		if moved || f == last {
-			return moved
-		}
-	}
-}
-
-// feedOne sends the first waiting request of f. It returns false if it must go
-// on waiting.
-func (q *ioQueue) feedOne(f *flow) bool {
-	r := &f.lane.s.reqs[f.head]
-	dev := r.m.dev
-	switch {
-	case r.retired, dev.fails():
-		f.pop(r)
-		q.finish(r, blk.EIO)
-	case !dev.serves():
-		f.pop(r)
-		r.state = reqParked
-	case q.affords(r) && q.roomFor(f) && q.send(f, r):
-		q.noteSent(r)
-		f.pop(r)
-	default:
-		return false
-	}
-	return true
+// clock reads the pump's clock and stores the time in now.
+func (q *ioQueue) clock() int64 {
+	t := q.server.pumps[q.pump].pump.Now()
+	q.now = time.Duration(t)
+	return t
 }

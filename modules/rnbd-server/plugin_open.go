@@ -1,0 +1,95 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
+)
+
+// A device is opened and closed in the process that runs.
+
+// callTimeout bounds control calls to a plugin that do no I/O.
+const callTimeout = 10 * time.Second
+
+// open opens d in the running process.
+func (p *ioPlugin) open(ctx context.Context, d *device) error {
+	in, err := p.sup.Current()
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	d.index, err = p.indices.take(in.Generation)
+	p.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("open %q in plugin %s: %w", d.name, p.cfg.Name, err)
+	}
+	limits, err := in.OpenDisk(ctx, d.request(in.Generation))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil {
+		p.indices.give(d.index)
+		if ctx.Err() != nil { // the process may open it later
+			p.indices.spoil(d.index, in.Generation)
+		}
+		return fmt.Errorf("open %q in plugin %s: %w", d.name, p.cfg.Name, err)
+	}
+	if p.in != in {
+		p.indices.give(d.index)
+		return fmt.Errorf("open %q: plugin %s died meanwhile: %w", d.name, p.cfg.Name, syscall.EBUSY)
+	}
+	d.limits.Store(&limits)
+	p.devices[d.index] = d
+	d.move(devOpen)
+	return nil
+}
+
+func (d *device) request(generation uint32) plugin.OpenRequest {
+	mode := d.mode()
+	return plugin.OpenRequest{
+		Device: d.index, Name: d.name, File: d.file, Mode: mode,
+		ReadOnly: d.key.readOnly, Generation: generation,
+	}
+}
+
+// close closes d. It has no request in flight. Its index is free again when the
+// process has closed it, or has ended. If the process is opening it again, it
+// is closed afterwards (revive).
+func (p *ioPlugin) close(d *device) {
+	p.mu.Lock()
+	delete(p.devices, d.index)
+	was, in := d.now(), p.in
+	d.move(devClosed)
+	p.mu.Unlock()
+	closed := in == nil
+	if in != nil && was == devOpen {
+		ctx, cancel := context.WithTimeout(in.Context(), callTimeout)
+		defer cancel()
+		err := in.CloseDisk(ctx, d.index)
+		if closed = err == nil || in.Context().Err() != nil; !closed {
+			p.log.Warn("closing a device failed", "device", d.name, "err", err)
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.indices.give(d.index)
+	if !closed {
+		p.indices.spoil(d.index, in.Generation)
+	}
+}
+
+// closeDisk closes a device that no mapping uses any more in the process.
+func (p *ioPlugin) closeDisk(in *supervise.Instance, d *device) error {
+	ctx, cancel := context.WithTimeout(in.Context(), callTimeout)
+	defer cancel()
+	err := in.CloseDisk(ctx, d.index)
+	if errors.Is(err, blk.ENODEV) {
+		return nil
+	}
+	return err
+}

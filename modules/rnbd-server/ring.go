@@ -1,0 +1,158 @@
+package server
+
+import "github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+
+// DATA PATH, the way there: from the checks to the plugin. One ioQueue joins one
+// pump with one io plugin process. In the order a request meets them:
+//
+//	admit   -> send, or the backlog      room, by device and session: window.go
+//	send    ring                         the plugin has the request
+//	Poll    completions (answer.go), then the backlog: feed
+//
+// Everything here runs on the pump.
+
+// admit sends r to the plugin, or lets it wait for its turn.
+func (q *ioQueue) admit(r *request) {
+	f := &r.m.flows[q.pump]
+	q.note(f.lane)
+	switch {
+	case r.m.dev.fails(), r.retired: // a request that was not begun must not begin after the end of its path
+		q.finish(r, blk.EIO)
+	case !r.m.dev.serves():
+		r.state = reqParked
+	case f.head < 0 && q.overtakes(r) && q.roomFor(f) && q.send(f, r):
+		q.noteSent(r)
+	default:
+		q.noteWaiting(r)
+		q.wait(f, r)
+	}
+}
+
+func (q *ioQueue) send(f *flow, r *request) bool {
+	if !q.sub.Push(&r.sqe) {
+		return false
+	}
+	r.state = reqSent
+	f.began()
+	return true
+}
+
+// noteSent pays for the request and counts the time that it waited here. If a plugin has died
+// with the request, all of its time counts as the plugin's.
+func (q *ioQueue) noteSent(r *request) {
+	q.pay(r)
+	if r.sent == 0 {
+		r.sent = q.clock()
+		r.m.dev.latency[q.pump].queue.Record(r.sqe.Op, r.sent-r.arrived)
+	}
+}
+
+// feed moves waiting requests to the ring, one of each lane in turn.
+func (q *ioQueue) feed() (n int) {
+	for idle := 0; idle < len(q.waiting); {
+		if q.turn >= len(q.waiting) {
+			q.turn = 0
+		}
+		l := q.waiting[q.turn]
+		if !q.feedLane(l) {
+			idle++
+			q.turn++
+			continue
+		}
+		n, idle = n+1, 0
+		if l.first == nil {
+			l.listed = false
+			q.waiting = append(q.waiting[:q.turn], q.waiting[q.turn+1:]...)
+		} else {
+			q.turn++
+		}
+	}
+	return n
+}
+
+// feedLane sends one request of l, of the first flow that can. It returns false
+// if none can.
+func (q *ioQueue) feedLane(l *lane) bool {
+	for last := l.last; ; {
+		f := l.pop()
+		moved := q.feedOne(f)
+		if f.head >= 0 {
+			l.push(f)
+		}
+		if moved || f == last {
+			return moved
+		}
+	}
+}
+
+// feedOne sends the first waiting request of f. It returns false if it must go
+// on waiting.
+func (q *ioQueue) feedOne(f *flow) bool {
+	r := &f.lane.s.reqs[f.head]
+	dev := r.m.dev
+	switch {
+	case r.retired, dev.fails():
+		f.pop(r)
+		q.finish(r, blk.EIO)
+	case !dev.serves():
+		f.pop(r)
+		r.state = reqParked
+	case q.affords(r) && q.roomFor(f) && q.send(f, r):
+		q.noteSent(r)
+		f.pop(r)
+	default:
+		return false
+	}
+	return true
+}
+
+// Poll takes completions from the ring and fills it again.
+func (q *ioQueue) Poll() int {
+	if q.sub == nil {
+		return 0
+	}
+	n := q.reap()
+	if len(q.waiting) > 0 {
+		q.clock()
+		n += q.feed()
+	}
+	q.sub.Publish()
+	return n
+}
+
+// Arm and FD make the queue a source of its pump.
+func (q *ioQueue) Arm() bool {
+	if q.sub == nil {
+		return true
+	}
+	return q.sub.Arm()
+}
+
+func (q *ioQueue) Disarm() {
+	if q.sub != nil {
+		q.sub.Disarm()
+	}
+}
+
+func (q *ioQueue) FD() int {
+	if q.sub == nil {
+		return -1
+	}
+	return q.sub.FD()
+}
+
+// each visits the requests in this queue. It runs on the pump, but not on the
+// data path.
+func (q *ioQueue) each(visit func(*request)) {
+	for i := range q.server.sessions {
+		s := q.server.sessions[i].Load()
+		if s == nil {
+			continue
+		}
+		for c := range s.reqs {
+			if r := &s.reqs[c]; r.owner.Load() == q.owner() {
+				visit(r)
+			}
+		}
+	}
+}
