@@ -296,15 +296,6 @@ func (s *session) describePath(p rtrs.PathInfo) *controlpb.Path {
 	return out
 }
 
-// addresses returns SRC@DST, or @DST before the system has chosen a source.
-func addresses(p rtrs.PathInfo) string {
-	dst := "@" + verbs.AddrString(p.Addr.Dst.Addr())
-	if p.Src.IsValid() {
-		return verbs.AddrString(p.Src) + dst
-	}
-	return dst
-}
-
 func (a *controlAPI) session(name string) (*session, error) {
 	a.c.mu.Lock()
 	defer a.c.mu.Unlock()

@@ -40,7 +40,7 @@
 //	attachment, links, names, pathspec, state, leftover
 //	                         what attachments share; names of disks and sessions;
 //	                         addresses; the file for the next daemon
-//	device, session          what all of these ask a device and a session
+//	device, session, record  what all of these ask a device and a session
 //	model                    the structs of all of these
 //	config, request, device_state, state_file, attachment_next, known, tuning,
 //	spelling, sockets, redundancy

@@ -136,3 +136,12 @@ func rootCause(err error) error {
 		}
 	}
 }
+
+// addresses returns SRC@DST, or @DST before the system has chosen a source.
+func addresses(p rtrs.PathInfo) string {
+	dst := "@" + verbs.AddrString(p.Addr.Dst.Addr())
+	if p.Src.IsValid() {
+		return verbs.AddrString(p.Src) + dst
+	}
+	return dst
+}

@@ -13,7 +13,7 @@ import (
 func TestDeviceStates_OnlyMovesOfTheDrawing(t *testing.T) {
 	for from := devOpening; from <= devClosed; from++ {
 		for to := devOpening; to <= devClosed; to++ {
-			d := &device{}
+			d := &device{plugin: &ioPlugin{server: &Server{}}}
 			d.word.Store(uint32(from))
 			want := false
 			for _, m := range devMoves[from] {

@@ -29,7 +29,8 @@
 //	                         what the above ask of a plugin, a client, the rules
 //	queue, replay, ring, answer, budget, window, usage
 //	                         DATA PATH: requests from the wire to a ring and back
-//	session, devstate        what all of these ask a session and a device
+//	session, devstate, record
+//	                         what all of these ask a session and a device
 //	model                    the structs of all of these
 //	config, identity, indices, jail, owners, pace, pacer, writers
 //	                         values, names, and small machines of their own

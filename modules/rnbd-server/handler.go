@@ -9,6 +9,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
@@ -355,6 +356,20 @@ func (h *handler) PathUp(t *rtrs.SrvSession, p rtrs.SrvPathInfo) error {
 		return fmt.Errorf("device %q is open: %w", m.name, err)
 	}
 	return nil
+}
+
+// PathConnected records a path whose requests are served now.
+func (h *handler) PathConnected(t *rtrs.SrvSession, p rtrs.SrvPathInfo) {
+	h.cfg.Journal.Add(journal.Event{Kind: journal.Path, Session: t.Name(), Path: addresses(p) + "%" + p.Fabric, To: "connected"})
+}
+
+// PathClosed records the end of a path.
+func (h *handler) PathClosed(t *rtrs.SrvSession, p rtrs.SrvPathInfo, cause error) {
+	e := journal.Event{Kind: journal.Path, Session: t.Name(), Path: addresses(p) + "%" + p.Fabric, From: "connected", To: "closed"}
+	if cause != nil {
+		e.Why = cause.Error()
+	}
+	h.cfg.Journal.Add(e)
 }
 
 // adminAnswered returns a channel. It is closed when all requests that are

@@ -9,20 +9,6 @@ import (
 // Changes of state are recorded in Config.Journal where they happen. The journal
 // calls nothing, so any lock may be held.
 
-// PathConnected records a path whose requests are served now.
-func (h *handler) PathConnected(t *rtrs.SrvSession, p rtrs.SrvPathInfo) {
-	h.cfg.Journal.Add(journal.Event{Kind: journal.Path, Session: t.Name(), Path: addresses(p) + "%" + p.Fabric, To: "connected"})
-}
-
-// PathClosed records the end of a path.
-func (h *handler) PathClosed(t *rtrs.SrvSession, p rtrs.SrvPathInfo, cause error) {
-	e := journal.Event{Kind: journal.Path, Session: t.Name(), Path: addresses(p) + "%" + p.Fabric, From: "connected", To: "closed"}
-	if cause != nil {
-		e.Why = cause.Error()
-	}
-	h.cfg.Journal.Add(e)
-}
-
 // addresses returns the addresses of a path, the client's first.
 func addresses(p rtrs.SrvPathInfo) string {
 	return verbs.AddrString(p.Client.Addr()) + "@" + verbs.AddrString(p.Server.Addr())
