@@ -34,7 +34,7 @@ func (b *build) deb(p *pkg, files []entry, arch string) ([]byte, error) {
 	return ar([]arMember{{"debian-binary", []byte("2.0\n")}, {"control.tar.gz", control}, {"data.tar.gz", data}}, b.date), nil
 }
 
-// debFiles are what only Debian wants: a change log, and why lintian is wrong.
+// debFiles adds the files of Debian alone: a change log, and reasons why lintian is wrong.
 func (b *build) debFiles(p *pkg) ([]entry, error) {
 	log, err := zip(fmt.Appendf(nil, "%s (%s) unstable; urgency=medium\n\n  * Release %s.\n\n -- %s  %s\n",
 		p.name, b.version, b.version, maintainer, b.date.Format("Mon, 02 Jan 2006 15:04:05 -0700")), gzip.BestCompression)

@@ -1,4 +1,4 @@
-// Command pack makes packages of what make install has put into a folder:
+// Command pack makes packages of the files that make install has put into a folder:
 // Debian packages, RPM packages, and an OCI image.
 //
 //	pack -stage FOLDER -source FOLDER -out FOLDER -version 0.1.0 -date 1700000000

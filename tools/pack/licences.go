@@ -15,7 +15,7 @@ import (
 	"golang.org/x/mod/module"
 )
 
-// ours is where modules begin whose licence is that of the repository.
+// ours is the beginning of the paths of modules with the repository's own licence.
 const ours = "github.com/rnbd-go/rnbd/"
 
 // licences finds texts of licences.
@@ -92,7 +92,7 @@ func (l licences) module(name, version string) ([]entry, error) {
 	return found, nil
 }
 
-// readLicences returns what the top folder of a module says about its rights. It
+// readLicences returns the files about rights in the top folder of a module. It
 // is an error if that is nothing.
 func readLicences(dir string) (found []entry, err error) {
 	all, err := os.ReadDir(dir)

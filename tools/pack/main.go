@@ -17,7 +17,7 @@ import (
 // nowhere (RFC 2606).
 const maintainer = "rnbd maintainers <maintainers@rnbd.invalid>"
 
-// build is what all packages of a run share.
+// build has the facts that all packages of a run share.
 type build struct {
 	version, arch string
 	date          time.Time
@@ -85,7 +85,7 @@ func (b *build) run(stage, source, out string) (err error) {
 	return os.WriteFile(filepath.Join(out, fmt.Sprintf("rnbd_%s_%s.oci.tar", b.version, b.arch)), archive, 0o644)
 }
 
-// check refuses what one of the formats has no words for. A hyphen would begin
+// check refuses names that one of the formats cannot express. A hyphen would begin
 // the revision of a package.
 func (b *build) check() error {
 	if rpmArch[b.arch] == "" {

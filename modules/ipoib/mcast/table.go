@@ -69,7 +69,7 @@ type Table struct {
 	stats     Stats
 }
 
-// New makes a table with the broadcast group, which is not joined yet.
+// New makes a table with the broadcast group. It is not joined yet.
 func New(now time.Time, broadcast wire.GID) *Table {
 	t := &Table{broadcast: broadcast, groups: map[wire.GID]*group{}}
 	t.add(now, broadcast, false)
@@ -257,7 +257,7 @@ func (t *Table) Flush(now time.Time) {
 	}
 }
 
-// Retry makes the groups whose join has failed due now.
+// Retry makes groups with a failed join due now.
 func (t *Table) Retry(now time.Time) {
 	for _, g := range t.groups {
 		if !g.Complete && !g.asked {

@@ -87,7 +87,7 @@ func (m *membership) sendOnly() bool {
 // ErrUnreachable is the error of a request while the registry is out of reach.
 var ErrUnreachable = fmt.Errorf("the registry is out of reach: %w", syscall.ENETUNREACH)
 
-// NewClient starts a client, which connects until Close.
+// NewClient starts a client. It connects until Close.
 func NewClient(cfg ClientConfig) *Client {
 	if cfg.GID == (wire.GID{}) {
 		cfg.GID = wire.AddrGID(cfg.Local)

@@ -24,7 +24,7 @@ const (
 	maxAnswer  = 512 << 10 // length of an answer, in bytes
 )
 
-// Lease is the time for which a port is a member without renewing.
+// Lease is the time of a membership that is not renewed.
 const Lease = 30 * time.Second
 
 // Operations of a request.
@@ -70,7 +70,7 @@ type Group struct {
 	HopLimit int    `json:"hop_limit"`
 }
 
-// Member is a port with the address at which it is reached.
+// Member is a port with the address that reaches it.
 type Member struct {
 	GID  wire.GID   `json:"gid"`
 	Addr netip.Addr `json:"addr"`

@@ -42,7 +42,7 @@ type session struct {
 // one and a new one.
 const maxSessions = 2 * MaxPorts
 
-// Serve starts a server on a listener, which it closes in the end.
+// Serve starts a server on a listener, and closes the listener in the end.
 func Serve(l net.Listener, cfg Config, log *slog.Logger) (*Server, error) {
 	t, err := NewTable(cfg)
 	if err != nil {

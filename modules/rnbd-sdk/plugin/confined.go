@@ -59,7 +59,7 @@ func (s *confined) wrap(ch *child) error {
 	return nil
 }
 
-// close gives up what report has not closed.
+// close closes the files that report has not closed.
 func (s *confined) close() {
 	if s.files != nil {
 		s.files.Close()

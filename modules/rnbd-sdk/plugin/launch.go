@@ -46,7 +46,7 @@ type Config struct {
 	// still reach the disk.
 	OnExit func(error)
 
-	// Confine is what the plugin keeps of the rights of its host; nil: all of them.
+	// Confine has the rights of its host that the plugin keeps; nil: all of them.
 	// Launcher is the program that takes the others away, with its arguments; see
 	// package confine.
 	Confine  *confine.Profile

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config is what a daemon's user chose for its plugins. The zero value confines
+// Config is the choice of a daemon's user for its plugins. The zero value confines
 // nothing.
 type Config struct {
 	Mode     Mode
@@ -51,10 +51,9 @@ func (c *Config) Check() error {
 
 func (c *Config) confines() bool { return c.Mode != "" && c.Mode != Off }
 
-// Storage is the Profile of a storage plugin that serves what is below root; nil if
-// nothing is confined. later
-// lets the folder appear after the start: then the nearest folder above it that is
-// there is allowed.
+// Storage returns the Profile of a storage plugin that serves the files below root;
+// nil if nothing is confined. later lets the folder appear after the start: then the
+// nearest folder above it that is there is allowed.
 func (c *Config) Storage(name, root string, later bool) (*Profile, error) {
 	if !c.confines() {
 		return nil, nil
@@ -91,7 +90,7 @@ func (c *Config) Frontend(name string, disks bool) (*Profile, error) {
 	return p, c.complete(name, p)
 }
 
-// complete adds what every profile has, and what Allow says.
+// complete adds the rules of every profile, and those of Allow.
 func (c *Config) complete(name string, p *Profile) error {
 	p.Strict = c.Mode == Strict
 	if c.User != "" {

@@ -36,7 +36,7 @@ func LandlockABI() (int, error) {
 	return 0, errors.New("the kernel has no landlock")
 }
 
-// handled returns what a domain of an ABI refuses unless a rule allows it.
+// handled returns the accesses that a domain of an ABI refuses unless a rule allows them.
 func handled(abi int, network bool) unix.LandlockRulesetAttr {
 	a := unix.LandlockRulesetAttr{Handled_access_fs: fsFirst}
 	if abi >= 2 {

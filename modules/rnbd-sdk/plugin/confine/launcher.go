@@ -121,7 +121,7 @@ func apply(p *Profile, r *Report, execPath uintptr) error {
 	return nil
 }
 
-// lacks says what a domain of an old ABI does not refuse.
+// lacks lists the accesses that a domain of an old ABI does not refuse.
 func lacks(abi int) string {
 	var out []string
 	for _, l := range []struct {
@@ -136,7 +136,7 @@ func lacks(abi int) string {
 }
 
 // limit sets the limits of resources. A user without the right to lock memory gets
-// it for io_uring, whose rings and buffers count.
+// it for io_uring: rings and buffers count.
 func limit(p *Profile) error {
 	all := []struct {
 		what int

@@ -27,7 +27,7 @@ func ParseMode(s string) (Mode, error) {
 // Argument is the hidden argument of a program that is its own launcher.
 const Argument = "confine-exec"
 
-// Access is what a Rule allows.
+// Access is the kind of access that a Rule allows.
 type Access string
 
 // Read allows reading, Write also changing files that exist and the controls of
@@ -46,7 +46,7 @@ type Rule struct {
 	Required bool // a path that does not exist is an error, else it is left out
 }
 
-// User is what a process runs as.
+// User is the user of a process.
 type User struct {
 	Name   string
 	UID    uint32
@@ -54,7 +54,7 @@ type User struct {
 	Groups []uint32
 }
 
-// Profile is what a process keeps.
+// Profile has the rights that a process keeps.
 type Profile struct {
 	Strict bool
 	// Files are the rules for paths. If Disks is set they are not applied.
@@ -80,7 +80,7 @@ type Measure struct {
 	Text  string // what holds, or why not
 }
 
-// Report is what holds for a process. nil: it is not confined.
+// Report lists the measures that hold for a process. nil: it is not confined.
 type Report struct {
 	Measures []Measure
 	Err      string // why the plugin was not executed
@@ -96,7 +96,7 @@ func (r *Report) Missing() (out []string) {
 	return out
 }
 
-// String is a line for people: what holds, and what does not.
+// String returns a line for people: the measures that hold, and those that do not.
 func (r *Report) String() string {
 	if r == nil {
 		return "off"
