@@ -2,13 +2,10 @@ package rtrs
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/google/uuid"
@@ -174,8 +171,8 @@ func (p *path) closing() bool {
 	return p.intent >= wantClosed
 }
 
-// run is the path's life, from where it is when the session lists it until it is
-// dead.
+// run leads the path from state to state until it is dead. It begins in the state
+// in which the session lists the path.
 func (p *path) run() {
 	defer close(p.ended)
 	for {
@@ -241,7 +238,7 @@ func (p *path) waitTurn() {
 	p.setState(PathConnecting, nil)
 }
 
-// sleep waits until a manual reconnect or a close cuts it short.
+// sleep waits for d. A manual reconnect or a close ends it early.
 func (p *path) sleep(d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -254,107 +251,6 @@ func (p *path) sleep(d time.Duration) {
 				return
 			}
 		}
-	}
-}
-
-// attempt connects the path once.
-func (p *path) attempt() {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	defer cancel(nil)
-	p.setCancel(cancel)
-	defer p.setCancel(nil)
-	if err := p.connectFenced(ctx); err != nil {
-		p.finishAttempt(err)
-		return
-	}
-	p.session.publish(func() { p.finishAttempt(nil) })
-}
-
-// connectFenced connects while no FENCE for this path is under way: that would
-// close the new connection. The server accepts a path it knows only when
-// everything of its last connection has ended, so success is a fence too.
-func (p *path) connectFenced(ctx context.Context) error {
-	s := p.session
-	if err := s.beginConnect(ctx, p); err != nil {
-		return err
-	}
-	l, err := p.connect(ctx)
-	switch {
-	case err == nil:
-		err = p.adopt(l)
-	case context.Cause(ctx) == errInterrupted:
-		err = fmt.Errorf("%w: %w", errInterrupted, err)
-	}
-	s.endConnect(p, err == nil)
-	return err
-}
-
-// adopt makes l the link of the path.
-func (p *path) adopt(l *link) error {
-	if err := p.session.addLink(l); err != nil {
-		l.fail(err)
-		l.close()
-		return fmt.Errorf("rtrs: session %s: connect path %s: %w", p.session.name, p.addr, err)
-	}
-	p.link, p.later = l, false
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.current, p.lastSrc, p.lastDev = l, l.conns[0].qp.LocalAddr().Addr(), l.dev.dev
-	if verbs.IsGID(p.addr.Dst.Addr()) { // and the fabric may use the IP addresses that the GIDs are
-		p.lastSrc = verbs.GID(p.lastSrc)
-	}
-	return nil
-}
-
-// setCancel makes cancel the way to end the attempt.
-func (p *path) setCancel(cancel func(cause error)) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.cancel = cancel
-	if cancel != nil && p.intent >= wantClosed {
-		cancel(nil)
-	}
-}
-
-// errInterrupted ends an attempt that will be repeated soon.
-var errInterrupted error = &sentinel{"the path's last connections are fenced first", syscall.ECONNRESET}
-
-// interrupt ends the attempt under way, for another one to follow. It does not
-// wait.
-func (p *path) interrupt() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.cancel != nil {
-		p.cancel(errInterrupted)
-	}
-}
-
-// finishAttempt notes the result and moves on.
-func (p *path) finishAttempt(err error) {
-	p.countAttempt(err == nil)
-	switch {
-	case err == nil:
-		p.failures = 0
-		p.setState(PathConnected, nil)
-	case p.closing():
-		p.setState(PathClosing, err)
-	case p.later && errors.Is(err, syscall.EEXIST):
-		p.twin = true
-		p.want(wantDead)
-		p.setState(PathClosing, err)
-	default:
-		p.failures++
-		p.setState(PathConnectingErr, err)
-	}
-}
-
-func (p *path) countAttempt(ok bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if ok {
-		p.stats.Reconnects++
-	} else {
-		p.stats.ReconnectsFailed++
 	}
 }
 
@@ -401,135 +297,9 @@ func (p *path) endLink() {
 	p.session.onDrained(l)
 }
 
-// await waits until done says so, or ctx ends. done is called with mu held.
-func (p *path) await(ctx context.Context, done func() bool) error {
-	for {
-		p.mu.Lock()
-		ok, changed := done(), p.changed
-		p.mu.Unlock()
-		if ok {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-// reconnectPatience is how long a manual reconnect goes on when it is refused:
-// longer than our server needs to notice a dead path.
-const reconnectPatience = 6 * time.Second
-
-// reconnect connects the path again, or joins the attempt in progress, and waits
-// for the result. A server that still ends the old connections refuses the new
-// ones, so later automatic attempts count too, for a while.
-func (p *path) reconnect(ctx context.Context) error {
-	patience := time.Now().Add(min(reconnectPatience, p.session.Timing().ConnectTimeout))
-	p.mu.Lock()
-	n := p.results
-	if p.state != PathConnecting {
-		p.wantLocked(wantReconnect)
-	}
-	p.mu.Unlock()
-	for {
-		var result error
-		over := false
-		err := p.await(ctx, func() bool {
-			result, over = p.err, p.state == PathClosed || p.state == PathDead
-			if p.state == PathConnected {
-				result, over = nil, true
-			}
-			done := p.results > n
-			if done {
-				n = p.results
-			}
-			return done || p.state == PathDead
-		})
-		switch {
-		case err != nil:
-			return err
-		case over && result == nil && p.State() != PathConnected:
-			return fmt.Errorf("path is %v: %w", p.State(), syscall.ECONNRESET)
-		case over, !mayPass(result), time.Now().After(patience):
-			return result
-		}
-	}
-}
-
-// mayPass reports whether an attempt failed for a passing reason: the server
-// refused it, or accepted and closed it, since it was still ending the path's
-// last connections (a FENCE about these may arrive late, on another path).
-func mayPass(err error) bool {
-	return errors.Is(err, errRefused) || errors.Is(err, ErrConnLost) || errors.Is(err, errInterrupted)
-}
-
 // State returns the state of the path.
 func (p *path) State() PathState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.state
-}
-
-// PathInfo describes a path.
-type PathInfo struct {
-	ID     int
-	Addr   PathAddr
-	Src    netip.Addr // in use, or that of the last connection
-	Fabric string
-	Device string // in use, or of the last connection; the fabric's name before
-	Port   int    // of Device
-	State  PathState
-	// Security is how the path is protected; zero: not at all, or not connected.
-	Security verbs.Security
-	Err      error // why the path is not connected, nil if that was asked for
-	Stats    PathStats
-}
-
-func (p *path) info() PathInfo {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	i := PathInfo{
-		ID: p.id, Addr: p.addr, Src: p.addr.Src, Fabric: p.addr.Device.Info().Fabric,
-		State: p.state, Err: p.err, Stats: p.details().PathStats,
-	}
-	if p.current != nil {
-		i.Security = verbs.SecurityOf(p.current.conns[0].qp)
-	}
-	dev := p.addr.Device.Info()
-	if p.lastDev != nil {
-		dev = p.lastDev.Info()
-	}
-	i.Device, i.Port = dev.Name, dev.Port
-	if p.lastSrc.IsValid() {
-		i.Src = p.lastSrc
-	}
-	return i
-}
-
-// total are all counts since the path was made. mu is held.
-func (p *path) total() (d PathDetails) {
-	d.add(&p.stats)
-	d.Failovers = p.failovers.Load()
-	if l := p.current; l != nil {
-		l.addDetails(&d)
-		d.Latency = l.hb.lastLatency()
-	}
-	return d
-}
-
-// details are the counts since the last resets. mu is held.
-func (p *path) details() PathDetails {
-	d := p.total()
-	d.since(&p.base)
-	return d
-}
-
-// resetStats sets the given counts to zero.
-func (p *path) resetStats(kinds StatKind) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	now := p.total()
-	p.base.reset(kinds, &now)
 }

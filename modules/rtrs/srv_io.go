@@ -1,10 +1,8 @@
 package rtrs
 
 import (
-	"context"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -14,7 +12,7 @@ import (
 // meets them. All run on the owner of the connection that brought it; the
 // answer leaves on the same connection:
 //
-//	connRecv      a completion of a receive; the receive is posted again already
+//	connRecv      a completion of a receive; the receive is posted again already (srv_conn.go)
 //	onRequest     find the chunk; is it free
 //	claim, hold   one compare-and-swap; a chunk in use on another path waits
 //	load          header and user message are copied out of the chunk, once
@@ -114,111 +112,6 @@ func (op *Op) ReplyLen() int { return int(op.req.Desc.Len) }
 // User returns the user message, a private copy that is valid until Respond.
 func (op *Op) User() []byte { return op.user[:op.req.UsrLen] }
 
-// srvConn is a connection of a path.
-type srvConn struct {
-	*conn
-	path        *srvPath
-	sess        *SrvSession
-	handler     ServerHandler
-	shift       uint // of the chunk in a request's immediate
-	pollerIndex int
-
-	// Owner only.
-	inflight   int   // ops of this connection
-	parked     []*Op // those among them that wait for news
-	head, tail *Op   // that wait for room, in order
-	chain      [maxChain]verbs.SendWR
-	data, rkey [1]verbs.SGE
-}
-
-// infoReqRecv is the id of the receive of INFO_REQ.
-const infoReqRecv = 1 << 32
-
-func newSrvConn(p *srvPath, cid int) (*srvConn, error) {
-	cfg := &p.sess.srv.cfg
-	perOp, recvs := 3, cfg.QueueDepth+1
-	if p.newRkey {
-		perOp = 5
-	}
-	sends, interval := perOp*cfg.QueueDepth+1, cfg.QueueDepth
-	if cid == 0 {
-		sends = 2*rtrswire.ServiceDepth + 2
-		recvs, interval = sends, min(interval, rtrswire.ServiceDepth)
-	}
-	c := &srvConn{path: p, sess: p.sess, handler: cfg.Handler, shift: p.sess.srv.shift}
-	if cid > 0 {
-		c.pollerIndex = (cid - 1) % len(cfg.Pollers)
-	}
-	var err error
-	c.conn, err = newConn(cfg.Pollers[c.pollerIndex], p.dev, p.pd, c, connConfig{
-		cid: cid, sendQueue: max(sends, minSends), recvQueue: recvs, maxSGE: 1, interval: interval,
-	})
-	if err != nil {
-		return nil, err
-	}
-	if cid != 0 {
-		return c, nil
-	}
-	recv := [1]verbs.RecvWR{{ID: infoReqRecv, Buf: p.ctl.infoReq, LKey: p.ctl.key}}
-	if _, err := c.qp.PostRecv(recv[:]); err != nil {
-		c.destroy()
-		return nil, err
-	}
-	return c, nil
-}
-
-// onOwner runs f on the owner and waits for it.
-func (c *srvConn) onOwner(ctx context.Context, f func() error) error {
-	var err error
-	if e := c.poller.Call(ctx, func() { err = f() }); e != nil {
-		return e // err may still be written to
-	}
-	return err
-}
-
-// postAllRecvs posts the receives of requests. From now on a receive is posted
-// again before its request is processed.
-func (c *srvConn) postAllRecvs() error {
-	c.prepost = true
-	if c.cid == 0 {
-		return c.postRecvs(rtrswire.ServiceDepth)
-	}
-	return c.postRecvs(c.path.sess.QueueDepth())
-}
-
-func (c *srvConn) postInfoRsp() error {
-	c.rkey[0] = verbs.SGE{Buf: c.path.ctl.infoRsp, LKey: c.path.ctl.key}
-	c.chain[0] = verbs.SendWR{Op: verbs.OpSend, Signaled: true, SGEs: c.rkey[:]}
-	return c.post(c.chain[:1])
-}
-
-// connRecv handles the completion of a receive. A SEND is the INFO_REQ; any
-// other SEND is an error.
-func (c *srvConn) connRecv(wc *verbs.WC) {
-	switch {
-	case wc.ID == infoReqRecv && wc.Op == verbs.OpRecv:
-		go c.path.onInfoReq(int(wc.ByteLen))
-	case wc.ID == infoReqRecv:
-		c.path.close(protocolErrorf("immediate %#08x before INFO_REQ", wc.Imm))
-	case wc.Op == verbs.OpRecvImm:
-		c.onImm(rtrswire.Imm(wc.Imm))
-	}
-}
-
-func (c *srvConn) onImm(imm rtrswire.Imm) {
-	switch {
-	case imm.Type() == rtrswire.ImmIOReq:
-		c.onRequest(imm)
-	case c.cid == 0:
-		c.path.hb.onImm(c.conn, imm)
-		if imm.Type() == rtrswire.ImmHeartbeat {
-			c.path.followBeat(time.Now())
-		}
-	case imm.Type() == rtrswire.ImmHeartbeat: // see link.watch
-		c.postImm(rtrswire.HeartbeatAckImm)
-	}
-}
-
 // onRequest starts the request that imm announces.
 func (c *srvConn) onRequest(imm rtrswire.Imm) {
 	p := c.path
@@ -282,8 +175,8 @@ func (c *srvConn) hold(op *Op, imm rtrswire.Imm) (free bool) {
 			return false
 		}
 		if op.held.CompareAndSwap(old, h) {
-			// Whoever frees the chunk looks for h after that, so one of us
-			// sees the other.
+			// free looks for h after it has freed the chunk. So either free
+			// finds h, or the chunk is found free here.
 			return op.owner.Load() == 0 && op.held.CompareAndSwap(h, nil)
 		}
 	}
@@ -396,10 +289,10 @@ func (c *srvConn) submit(op *Op) {
 	c.handler.Request(op)
 }
 
-// Park says that op waits for news of the consumer's, for as long as that
-// takes. It counts as no request under way; when its path closes, cancel is
-// called on the owner, for the consumer to respond soon: the path waits for
-// that. Owner of its poller only, before Respond.
+// Park marks op as waiting for news of the consumer, without a time limit. Such
+// an op does not count as a request under way. When its path closes, cancel is
+// called on the owner, and the path waits until the consumer has responded. Only
+// the owner of its poller calls Park, before Respond.
 func (op *Op) Park(cancel func(*Op)) {
 	c := op.conn
 	if c.down {
@@ -418,8 +311,8 @@ func (c *srvConn) unpark(op *Op) {
 	c.stats.started.add(1)
 }
 
-// Respond finishes op with errno, positive or 0, once. Owner of its poller
-// only. op belongs to the transport from then on.
+// Respond finishes op with errno, positive or 0. It is called once, by the owner
+// of its poller. op belongs to the transport from then on.
 func (op *Op) Respond(errno int) {
 	c := op.conn
 	if op.retired {
@@ -502,29 +395,5 @@ func (c *srvConn) finish() {
 	c.stats.finished.add(1)
 	if c.inflight--; c.inflight == 0 && c.down {
 		c.path.live.Done()
-	}
-}
-
-// connFailed ends the path.
-func (c *srvConn) connFailed(err error) { c.path.close(err) }
-
-// connDown drops the operations that wait for room. The connection ends when
-// the consumer has answered the rest.
-func (c *srvConn) connDown() {
-	if c.cid == 0 {
-		c.poller.alarms.put(&c.path.hb.alarm, time.Time{})
-	}
-	c.path.close(ErrConnLost)
-	if c.inflight == 0 {
-		c.path.live.Done()
-		return
-	}
-	for c.head != nil {
-		c.popWaiting().drop()
-	}
-	for len(c.parked) > 0 {
-		op, cancel := c.parked[0], c.parked[0].cancel
-		c.unpark(op)
-		cancel(op)
 	}
 }

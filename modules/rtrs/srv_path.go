@@ -39,7 +39,7 @@ type srvPath struct {
 	dev            verbs.Device
 	client, server netip.AddrPort
 	security       verbs.Security
-	zombie         *time.Timer // while connecting
+	zombie         *time.Timer // calls expire; runs while the path is connecting
 
 	newRkey bool // keys change after each use, answers carry them
 	canInv  bool // the fabric has SEND WITH INVALIDATE
@@ -165,157 +165,6 @@ func (p *srvPath) regMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 	return mr, err
 }
 
-// mayJoin reports whether the connection of f belongs to p. Holds accepting.
-func (p *srvPath) mayJoin(f *rtrswire.ConnReqFields) error {
-	switch {
-	case p.State() != SrvPathConnecting:
-		if p.connected() && f.CID == 0 && int16(f.ReconCnt-p.reconCnt) > 0 {
-			p.close(errSuperseded) // the client makes a later attempt only without the path's connections
-		}
-		return protocolErrorf("path %d is %s", p.id, p.State())
-	case int(f.CIDNum) != len(p.conns):
-		return protocolErrorf("path %d has %d connections, not %d", p.id, len(p.conns), f.CIDNum)
-	case p.conns[f.CID] != nil:
-		return protocolErrorf("path %d has connection %d already", p.id, f.CID)
-	}
-	return nil
-}
-
-// addConn accepts req as connection cid. An error is the client's answer, and
-// the end of the path. Holds accepting.
-func (p *srvPath) addConn(req verbs.ConnRequest, cid int) error {
-	c, err := p.newConn(cid)
-	if err != nil {
-		p.close(err)
-		return err
-	}
-	p.conns[cid] = c
-	p.filled++
-	p.live.Add(1)
-	var rsp [rtrswire.ConnRspLen]byte
-	p.answer(rsp[:])
-	if err := req.Accept(c.qp, rsp[:]); err != nil {
-		p.conns[cid] = nil
-		p.live.Done()
-		p.destroy(c)
-		p.close(fmt.Errorf("accept connection %d: %w", cid, err))
-	}
-	return nil
-}
-
-// newConn makes a connection, if the client may have one more.
-func (p *srvPath) newConn(cid int) (*srvConn, error) {
-	a := &p.sess.srv.accounts
-	if err := a.takeConn(payer(p.client)); err != nil {
-		return nil, err
-	}
-	c, err := newSrvConn(p, cid)
-	if err != nil {
-		a.drop(payer(p.client), account{conns: 1})
-	}
-	return c, err
-}
-
-// destroy frees a connection of newConn.
-func (p *srvPath) destroy(c *srvConn) {
-	c.destroy()
-	p.sess.srv.accounts.drop(payer(p.client), account{conns: 1})
-}
-
-// answer writes the answer to every connection request of p.
-func (p *srvPath) answer(rsp rtrswire.ConnRsp) {
-	cfg := &p.sess.srv.cfg
-	f := rtrswire.ConnRspFields{
-		QueueDepth: uint16(cfg.QueueDepth),
-		MaxIOSize:  uint32(cfg.ChunkSize - maxHdrSize),
-		MaxHdrSize: maxHdrSize,
-		Features:   rtrswire.FeatureFence | rtrswire.FeatureIncarnation | rtrswire.FeatureBeats,
-
-		Incarnation: p.life,
-	}
-	if p.newRkey {
-		f.Flags = rtrswire.FlagNewRkey
-	}
-	rsp.Put(&f)
-}
-
-// onInfoReq serves the INFO_REQ of n bytes. Goroutine of its own.
-func (p *srvPath) onInfoReq(n int) {
-	if err := p.establish(p.ctl.infoReq[:n]); err != nil {
-		p.close(err)
-	}
-}
-
-// establish checks the INFO_REQ and connects the path: receives on every
-// connection, session up, INFO_RSP.
-func (p *srvPath) establish(m rtrswire.InfoReq) error {
-	if err := m.Check(); err != nil {
-		return protocolErrorf("%v", err)
-	}
-	if err := p.complete(); err != nil {
-		return err
-	}
-	if err := p.takeName(m.Name()); err != nil {
-		return err
-	}
-	for _, c := range p.conns {
-		if err := p.onOwner(c, c.postAllRecvs); err != nil {
-			return err
-		}
-	}
-	if err := p.sess.awaitChunks(p); err != nil {
-		return err
-	}
-	if err := p.sess.pathUp(p); err != nil {
-		return err
-	}
-	p.zombie.Stop()
-	p.sess.srv.accounts.removeUnfinished(p)
-	p.logConnected()
-	return p.onOwner(p.conns[0], func() error {
-		p.startBeats(time.Now())
-		return p.conns[0].postInfoRsp()
-	})
-}
-
-// onOwner runs f on the owner of c, within the time limit of a connection.
-func (p *srvPath) onOwner(c *srvConn, f func() error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), p.sess.srv.Timing().ConnectTimeout)
-	defer cancel()
-	return c.onOwner(ctx, f)
-}
-
-// takeName gives the session the name. If an ending session has it, takeName
-// waits for its end: a client may connect again before this server has finished
-// with its last session.
-func (p *srvPath) takeName(name string) error {
-	for {
-		holder, err := p.sess.setName(name)
-		if holder == nil {
-			return err
-		}
-		select {
-		case <-holder.closed:
-		case <-p.closing: // InfoTimeout has passed, or the client has given up
-			return err
-		case <-time.After(p.sess.srv.nameGrace):
-			if holder.goesOn() {
-				return err
-			}
-		}
-	}
-}
-
-// complete returns an error unless all connections are there.
-func (p *srvPath) complete() error {
-	p.sess.srv.accepting.Lock()
-	defer p.sess.srv.accepting.Unlock()
-	if p.State() != SrvPathConnecting || p.filled != len(p.conns) {
-		return protocolErrorf("INFO_REQ with %d of %d connections, path %s", p.filled, len(p.conns), p.State())
-	}
-	return nil
-}
-
 // State returns the state of the path.
 func (p *srvPath) State() SrvPathState { return SrvPathState(p.state.Load()) }
 
@@ -325,7 +174,8 @@ func (p *srvPath) connected() bool { return p.state.Load() == uint32(SrvPathConn
 // goesOn reports whether the path is not known to be ending.
 func (p *srvPath) goesOn() bool { return p.State() < SrvPathClosing }
 
-// close begins the end of the path, once. Any goroutine, never blocks.
+// close begins the end of the path. Only its first call has an effect. Any
+// goroutine may call it; it never blocks.
 func (p *srvPath) close(cause error) {
 	for {
 		s := p.state.Load()
@@ -409,58 +259,7 @@ func (p *srvPath) free() {
 	}
 }
 
-// startBeats begins the heartbeats. Owner of connection 0, like all that follows.
-func (p *srvPath) startBeats(now time.Time) {
-	c := p.conns[0]
-	if c.down {
-		return
-	}
-	p.hb.start(now, p.sess.srv.Timing().Heartbeat)
-	p.hb.alarm.f = p.beat
-	c.poller.alarms.put(&p.hb.alarm, p.hb.next)
-}
-
-// beat is called when a heartbeat is due.
-func (p *srvPath) beat(now time.Time) {
-	if !p.connected() {
-		return
-	}
-	heard := false
-	for _, c := range p.conns {
-		heard = c.stats.takeHeard() || heard
-	}
-	t := p.sess.srv.Timing()
-	switch p.hb.tick(now, heard, t.Heartbeat, t.HeartbeatMisses) {
-	case hbSend:
-		p.hb.sendOn(p.conns[0].conn)
-	case hbDead:
-		p.close(fmt.Errorf("%w: nothing heard for %d x %s", ErrHeartbeat, t.HeartbeatMisses+2, t.Heartbeat))
-		return
-	}
-	p.conns[0].poller.alarms.put(&p.hb.alarm, p.hb.next)
-}
-
-// probe ends the path unless its client is heard of within one interval.
-func (p *srvPath) probe(now time.Time) {
-	for _, c := range p.conns {
-		c.stats.takeHeard()
-	}
-	t := p.sess.srv.Timing()
-	if p.hb.probe(now, t.Heartbeat, t.HeartbeatMisses) {
-		p.conns[0].poller.alarms.put(&p.hb.alarm, p.hb.next)
-	}
-}
-
-// followBeat is called when the client's HB_MSG was answered.
-func (p *srvPath) followBeat(now time.Time) {
-	if !p.connected() || p.hb.alarm.slot == 0 {
-		return
-	}
-	p.hb.follow(now, p.sess.srv.Timing().Heartbeat, p.beat)
-	p.conns[0].poller.alarms.put(&p.hb.alarm, p.hb.next)
-}
-
-// info describes the path. Holds the server's mu.
+// info describes the path. The caller holds the server's mu.
 func (p *srvPath) info() SrvPathInfo {
 	dev := p.dev.Info()
 	return SrvPathInfo{
@@ -470,7 +269,7 @@ func (p *srvPath) info() SrvPathInfo {
 	}
 }
 
-// total are all counts of a connected path. Holds the server's mu.
+// total returns all counts of a connected path. The caller holds the server's mu.
 func (p *srvPath) total() (d PathDetails) {
 	if p.State() != SrvPathConnected { // connections come or go
 		return d
@@ -482,7 +281,7 @@ func (p *srvPath) total() (d PathDetails) {
 	return d
 }
 
-// details are the counts since the last resets. Holds the server's mu.
+// details returns the counts since the last resets. The caller holds the server's mu.
 func (p *srvPath) details() PathDetails {
 	d := p.total()
 	if p.State() == SrvPathConnected {
@@ -491,8 +290,8 @@ func (p *srvPath) details() PathDetails {
 	return d
 }
 
-// log writes one line about the path.
-// logConnected names the peer where the fabric has proved it.
+// logConnected logs that the path is connected. It names the peer if the fabric
+// has proved it.
 func (p *srvPath) logConnected() {
 	if p.security == (verbs.Security{}) {
 		p.log("rtrs: path connected")
@@ -501,6 +300,7 @@ func (p *srvPath) logConnected() {
 	p.log("rtrs: path connected", "identity", p.security.Peer, "cipher", p.security.Cipher)
 }
 
+// log writes one line about the path.
 func (p *srvPath) log(msg string, args ...any) {
 	p.sess.srv.log.Info(msg, append([]any{"session", p.sess.Name(), "client", verbs.AddrPortString(p.client), "server", verbs.AddrPortString(p.server)}, args...)...)
 }

@@ -179,10 +179,10 @@ func (p *Pump) isStreak() bool {
 	return p.callers.streak >= lendAfter
 }
 
-// lend lends the pump until it is not driven for a while or is kicked. Publishing
-// work and then loading the mode (Recall), or withdrawing the wish and then loading the
-// mode (borrow), must not be missed: so the thread stores the mode first, then looks for
-// work and for the wish.
+// lend lends the pump until it is not driven for a while or is kicked. Others publish
+// work and then load the mode (Recall), or clear callers.wanted and then load the mode
+// (borrow). So that neither is missed, the thread stores the mode first and then looks
+// for work and at callers.wanted.
 func (p *Pump) lend() {
 	p.callers.streak = 0
 	p.stats.loops.Store(p.loops)

@@ -266,8 +266,8 @@ func (p *Pump) tick() int64 {
 	return p.now
 }
 
-// spin looks again and again within the budget; true: it met work, or a caller
-// wants the pump. After a long sleep there is a budget until the first miss:
+// spin looks at the sources until the budget is spent. It returns true if it found
+// work, or if a caller wants the pump. After a long sleep there is a budget until the first miss:
 // rare events often come in groups, and that miss says nothing about the spins
 // of a busy pump.
 func (p *Pump) spin() bool {
@@ -418,7 +418,7 @@ func (p *Pump) finish() {
 	}
 }
 
-// Name is that of the configuration.
+// Name returns the name in the configuration.
 func (p *Pump) Name() string { return p.cfg.Name }
 
 // Stats returns the counters.

@@ -1,0 +1,75 @@
+package rtrs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+)
+
+// A path is connected again by hand.
+
+// reconnectPatience is how long a manual reconnect goes on when it is refused:
+// longer than our server needs to notice a dead path.
+const reconnectPatience = 6 * time.Second
+
+// reconnect connects the path again, or joins the attempt in progress, and waits
+// for the result. A server that still ends the old connections refuses the new
+// ones, so later automatic attempts count too, for a while.
+func (p *path) reconnect(ctx context.Context) error {
+	patience := time.Now().Add(min(reconnectPatience, p.session.Timing().ConnectTimeout))
+	p.mu.Lock()
+	n := p.results
+	if p.state != PathConnecting {
+		p.wantLocked(wantReconnect)
+	}
+	p.mu.Unlock()
+	for {
+		var result error
+		over := false
+		err := p.await(ctx, func() bool {
+			result, over = p.err, p.state == PathClosed || p.state == PathDead
+			if p.state == PathConnected {
+				result, over = nil, true
+			}
+			done := p.results > n
+			if done {
+				n = p.results
+			}
+			return done || p.state == PathDead
+		})
+		switch {
+		case err != nil:
+			return err
+		case over && result == nil && p.State() != PathConnected:
+			return fmt.Errorf("path is %v: %w", p.State(), syscall.ECONNRESET)
+		case over, !mayPass(result), time.Now().After(patience):
+			return result
+		}
+	}
+}
+
+// mayPass reports whether an attempt failed for a passing reason: the server
+// refused it, or accepted and closed it, since it was still ending the path's
+// last connections (a FENCE about these may arrive late, on another path).
+func mayPass(err error) bool {
+	return errors.Is(err, errRefused) || errors.Is(err, ErrConnLost) || errors.Is(err, errInterrupted)
+}
+
+// await waits until done returns true, or ctx ends. done is called with mu held.
+func (p *path) await(ctx context.Context, done func() bool) error {
+	for {
+		p.mu.Lock()
+		ok, changed := done(), p.changed
+		p.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
