@@ -64,25 +64,25 @@ func newHost(t *testing.T, root string) *host {
 // mounts there end with it.
 func startInit(t *testing.T, script string, args ...string) *exec.Cmd {
 	t.Helper()
-	init := exec.Command("sh", append([]string{"-c", script, "sh"}, args...)...)
-	init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	cmd := exec.Command("sh", append([]string{"-c", script, "sh"}, args...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	var log bytes.Buffer
-	init.Stderr = &log
-	out, err := init.StdoutPipe()
+	cmd.Stderr = &log
+	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := init.Start(); err != nil {
+	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		init.Process.Kill()
-		init.Wait()
+		cmd.Process.Kill()
+		cmd.Wait()
 	})
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("the namespaces are not set up: %v\n%s", err, log.String())
 	}
-	return init
+	return cmd
 }
 
 // enter is the beginning of a command line that runs in the namespaces of init.

@@ -34,7 +34,7 @@ func (b *build) deb(p *pkg, files []entry, arch string) ([]byte, error) {
 	return ar([]arMember{{"debian-binary", []byte("2.0\n")}, {"control.tar.gz", control}, {"data.tar.gz", data}}, b.date), nil
 }
 
-// debFiles adds the files of Debian alone: a change log, and reasons why lintian is wrong.
+// debFiles are files for Debian alone: a change log, and overrides for lintian.
 func (b *build) debFiles(p *pkg) ([]entry, error) {
 	log, err := zip(fmt.Appendf(nil, "%s (%s) unstable; urgency=medium\n\n  * Release %s.\n\n -- %s  %s\n",
 		p.name, b.version, b.version, maintainer, b.date.Format("Mon, 02 Jan 2006 15:04:05 -0700")), gzip.BestCompression)
@@ -118,7 +118,7 @@ func (b *build) debText(p *pkg, kib int, arch string) string {
 const live = `[ -z "$DPKG_ROOT" ] && [ -d /run/systemd/system ]`
 
 // debScripts are those of the maintainer. They start and enable nothing that the
-// administrator has not. What was enabled is remembered until the purge, by
+// administrator has not. Links of enabled units are remembered until the purge, by
 // deb-systemd-helper. Services of an upgraded package are started again;
 // policy-rc.d is asked, by deb-systemd-invoke.
 func (p *pkg) debScripts() map[string]string {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/mod/module"
 )
 
-// ours is the beginning of the paths of modules with the repository's own licence.
+// ours begins the names of modules under the licence of the repository.
 const ours = "github.com/rnbd-go/rnbd/"
 
 // licences finds texts of licences.
@@ -68,7 +68,7 @@ func (l licences) of(programs []entry, dir string) (texts []entry, err error) {
 	}
 	std, err := readLicences(l.goroot)
 	if err != nil {
-		return nil, fmt.Errorf("Go %s: %w", runtime.Version(), err)
+		return nil, fmt.Errorf("licence of %s: %w", runtime.Version(), err)
 	}
 	for _, f := range std {
 		texts = append(texts, file(path.Join(dir, "go", f.path), f.body))
@@ -92,8 +92,8 @@ func (l licences) module(name, version string) ([]entry, error) {
 	return found, nil
 }
 
-// readLicences returns the files about rights in the top folder of a module. It
-// is an error if that is nothing.
+// readLicences returns the licences and notices in the top folder of a module. It
+// is an error if there are none.
 func readLicences(dir string) (found []entry, err error) {
 	all, err := os.ReadDir(dir)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 // nowhere (RFC 2606).
 const maintainer = "rnbd maintainers <maintainers@rnbd.invalid>"
 
-// build has the facts that all packages of a run share.
+// build has the values that all packages of a run share.
 type build struct {
 	version, arch string
 	date          time.Time
@@ -85,8 +85,8 @@ func (b *build) run(stage, source, out string) (err error) {
 	return os.WriteFile(filepath.Join(out, fmt.Sprintf("rnbd_%s_%s.oci.tar", b.version, b.arch)), archive, 0o644)
 }
 
-// check refuses names that one of the formats cannot express. A hyphen would begin
-// the revision of a package.
+// check refuses versions and architectures that a format cannot express. A hyphen
+// would begin the revision of a package.
 func (b *build) check() error {
 	if rpmArch[b.arch] == "" {
 		return fmt.Errorf("architecture %q: packages are made for amd64 and arm64", b.arch)

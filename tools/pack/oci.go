@@ -52,7 +52,7 @@ func (b *build) image(files []entry) ([]byte, error) {
 	return tarOf(withFolders(blobs), "", b.date)
 }
 
-// text encodes maps, strings and numbers only, so it cannot fail.
+// text encodes maps, strings and numbers only: that cannot fail.
 func text(v any) []byte { out, _ := json.Marshal(v); return out }
 
 // onHostsOnly reports whether a container has no use for the file.

@@ -107,7 +107,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// need skips the test where a program is missing, which only CI must have.
+// need skips the test where a program is missing. In CI that is a failure.
 func need(t *testing.T, program string) {
 	t.Helper()
 	if _, err := exec.LookPath(program); err != nil {
@@ -185,7 +185,7 @@ func TestDebIsReadByDpkg(t *testing.T) {
 	}
 }
 
-// checkSums compares what is in the package with its list.
+// checkSums compares the files of the package with its list.
 func checkSums(t *testing.T, root, control string) {
 	t.Helper()
 	list, err := filepath.Abs(filepath.Join(control, "md5sums"))

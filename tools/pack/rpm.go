@@ -54,7 +54,7 @@ func (b *build) rpm(p *pkg, entries []entry, arch string) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// addRPMScripts adds the scripts of the Debian packages in RPM's form. RPM has no
+// addRPMScripts adds scripts that do the same as those of Debian. RPM has no
 // purge: a removal takes the state away, and changed configuration stays.
 func (p *pkg) addRPMScripts(r *rpmpack.RPM) {
 	const live = "[ -d /run/systemd/system ] || exit 0\n"

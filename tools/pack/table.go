@@ -21,8 +21,8 @@ type pkg struct {
 	units             []string // services, started again when the package is upgraded
 	sockets           []string
 	config            []string // folders of configuration that the administrator fills
-	state             []string // files that the daemons leave behind: patterns of the shell
-	overrides         []string // reports of lintian that are meant: tag and its reason
+	state             []string // left behind by the daemons: patterns of the shell
+	overrides         []string // tags of lintian that are meant, each with its reason
 	inImage           bool
 }
 
