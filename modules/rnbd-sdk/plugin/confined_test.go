@@ -82,7 +82,7 @@ func attempt(arg string, file *os.File) error {
 	return errors.New(did)
 }
 
-// hostile starts a plugin whose files are those below root.
+// hostile starts a plugin that may open the files below root.
 func hostile(t *testing.T, root string) (*Process, Config) {
 	t.Helper()
 	c := confinedSelf(t, &confine.Config{Mode: confine.Try}, root)

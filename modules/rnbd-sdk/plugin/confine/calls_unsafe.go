@@ -18,7 +18,7 @@ func createRuleset(attr *unix.LandlockRulesetAttr) (int, error) {
 	return int(fd), nil
 }
 
-// pathBeneath is struct landlock_path_beneath_attr, which is packed: 12 bytes.
+// pathBeneath is struct landlock_path_beneath_attr, packed: 12 bytes.
 type pathBeneath struct {
 	access [2]uint32
 	fd     int32

@@ -16,9 +16,8 @@ var capNames = map[int]string{
 	unix.CAP_SYS_PTRACE: "sys_ptrace", unix.CAP_SYS_RESOURCE: "sys_resource",
 }
 
-// dropBounding removes all capabilities but keep from those that an exec can give.
-// The error is EPERM for a process without the right to do that. It matters only if
-// the process has capabilities.
+// dropBounding removes all but keep from what an exec can give. The error is EPERM
+// for a process that may not. It matters only if the process has capabilities.
 func dropBounding(keep []int) error {
 	for c := 0; c < 64; c++ {
 		if slices.Contains(keep, c) {

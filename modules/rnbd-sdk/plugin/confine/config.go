@@ -90,7 +90,7 @@ func (c *Config) Frontend(name string, disks bool) (*Profile, error) {
 	return p, c.complete(name, p)
 }
 
-// complete adds the rules of every profile, and those of Allow.
+// complete adds the rights of every profile, and those of Allow.
 func (c *Config) complete(name string, p *Profile) error {
 	p.Strict = c.Mode == Strict
 	if c.User != "" {

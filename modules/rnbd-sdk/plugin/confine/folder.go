@@ -20,7 +20,7 @@ func CheckFolder(path string) error {
 	return checkFolder(path, own())
 }
 
-// trust is the set of users that may change programs that root executes.
+// trust names the users and groups that may change root's programs.
 type trust struct {
 	users, groups map[uint32]bool
 	above         string // folders of this path are not looked at: the host's own program is there
@@ -67,7 +67,7 @@ func (t trust) check(p string, owned bool) error {
 	return nil
 }
 
-// own returns the trust of root in the program that runs already.
+// own returns root's trust: in itself, and in the owners of the running program.
 func own() trust {
 	t := trust{users: map[uint32]bool{0: true}, groups: map[uint32]bool{0: true}}
 	t.above, _ = os.Readlink("/proc/self/exe")

@@ -17,15 +17,15 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
 )
 
-// Files are the pipes between a host and its launcher.
+// Files are both ends of a launcher's pipes.
 type Files struct {
 	Child   []*os.File // its descriptors from profileFD on
 	profile *os.File
 	report  *os.File
 }
 
-// Prepare makes the descriptors of a launcher that executes executable. The caller
-// keeps that file. Close or Started must follow.
+// Prepare makes the descriptors of a launcher that executes executable. The file
+// stays the caller's. Close or Started must follow.
 func Prepare(p *Profile, executable *os.File) (*Files, error) {
 	profileR, profileW, err := os.Pipe()
 	if err != nil {
@@ -76,7 +76,7 @@ func (f *Files) Report() (*Report, error) {
 	return &r, nil
 }
 
-// Runtime returns the rules that executable needs to be read and executed: nothing for a
+// Runtime returns the paths that the executable needs to run: none for a
 // static program, the C library's folders for another, those of interpreters for a
 // script.
 func Runtime(executable io.ReaderAt) (rules []Rule, script bool) {

@@ -21,7 +21,7 @@ const (
 		unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
 )
 
-// bestABI is the newest version whose rights are used here.
+// bestABI is the newest version with rights that are used here.
 const bestABI = 6
 
 // LandlockABI returns the version that the kernel has.

@@ -28,8 +28,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// tryInDomain enters a domain of an old ABI, whose only folder is the first argument,
-// and writes what it could do.
+// tryInDomain enters a domain of an old ABI with the first argument as its only folder,
+// and writes the result of each attempt.
 func tryInDomain() {
 	runtime.LockOSThread()
 	abi, _ := strconv.Atoi(os.Getenv(abiKey))

@@ -75,7 +75,7 @@ func send(r *Report) {
 	_, _ = unix.Write(reportFD, append(b, '\n'))
 }
 
-// apply takes the steps in the order in which each is still allowed. Only a user
+// apply takes the steps in an order that leaves each of them allowed. Only a user
 // that cannot be set is an error: the plugin must not run with more rights then.
 func apply(p *Profile, r *Report, execPath uintptr) error {
 	note := func(name string, err error, text string) {
@@ -121,7 +121,7 @@ func apply(p *Profile, r *Report, execPath uintptr) error {
 	return nil
 }
 
-// lacks lists the accesses that a domain of an old ABI does not refuse.
+// lacks names the accesses that a domain of an old ABI does not refuse.
 func lacks(abi int) string {
 	var out []string
 	for _, l := range []struct {

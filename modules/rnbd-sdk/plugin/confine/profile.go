@@ -8,7 +8,7 @@ import (
 // Mode is whether plugins are confined.
 type Mode string
 
-// Off confines nothing, Try what can be had, Strict fails if anything is missing.
+// Off takes no measure, Try those that the host has, Strict fails if one is missing.
 const (
 	Off    Mode = "off"
 	Try    Mode = "try"
@@ -64,7 +64,7 @@ type Profile struct {
 	// appears only when a disk is made. No landlock domain allows the first.
 	Disks   bool
 	Network bool  // keeps the network of the host
-	URing   bool  // may use io_uring, whose requests the filter of system calls does not see
+	URing   bool  // may use io_uring; the filter of system calls does not see its requests
 	Caps    []int // capabilities to keep, if there
 	User    *User // nil: that of the host
 
