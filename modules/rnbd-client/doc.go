@@ -21,9 +21,10 @@
 //
 // # Files
 //
-// A file uses what stands in files below it in this list, and nothing above.
+// A file uses what files further on in this list declare, and nothing of the files
+// before it.
 //
-//	api*, tree*              the control API and the control files
+//	tree*, api*              the control files and the control API
 //	client, restore          begin and end of a client; disks that outlive one
 //	map, unmap, remap, resize, places, join, waiting
 //	                         mapping of a device, and its way back
@@ -37,12 +38,12 @@
 //	                         device, without a front end; requests that hang
 //	queue, answer, lane, again
 //	                         DATA PATH: requests from a ring to RTRS and back
-//	attachment, links, names, pathspec, state, leftover
-//	                         what attachments share; names of disks and sessions;
-//	                         addresses; the file for the next daemon
+//	links, state, leftover, attachment, names, pathspec
+//	                         links to disks; the file for the next daemon; what
+//	                         attachments share; names of disks and sessions; addresses
 //	device, session, record  what all of these ask a device and a session
 //	model                    the structs of all of these
-//	config, request, device_state, state_file, attachment_next, known, tuning,
+//	request, config, device_state, state_file, attachment_next, known, tuning,
 //	spelling, sockets, redundancy
 //	                         values and pure functions
 //	internal/mapline         the text of lines and paths, without state

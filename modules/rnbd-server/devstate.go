@@ -6,6 +6,7 @@ import (
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 )
 
 // devState is the state of a device.
@@ -75,6 +76,17 @@ func (d *device) move(to devState) bool {
 	d.recordMove(to)
 	d.word.Store(uint32(to))
 	return true
+}
+
+// recordMove records that d is about to move to another state. Its first OPEN
+// and its last CLOSE are recorded as those of a session. The caller holds
+// d.plugin.mu.
+func (d *device) recordMove(to devState) {
+	from := d.now()
+	if from == devOpening || to == devClosed {
+		return
+	}
+	d.plugin.server.cfg.Journal.Add(journal.Event{Kind: journal.Device, Device: d.name, Plugin: d.plugin.cfg.Name, From: from.String(), To: to.String(), Why: d.openErr})
 }
 
 // moveToFailing moves to devFailing, or to devFailed if there is nothing to

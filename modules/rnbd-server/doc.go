@@ -15,9 +15,10 @@
 //
 // # Files
 //
-// A file uses what stands in files below it in this list, and nothing above.
+// A file uses what files further on in this list declare, and nothing of the files
+// before it.
 //
-//	tree*, control*, devicestats, pathstats
+//	tree*, devicestats, pathstats, control*
 //	                         the control files and the control API
 //	server                   begin and end of a server
 //	ioplugin, restart, reopen, failing, unpark
@@ -25,13 +26,13 @@
 //	handler, list, sharing   sessions, and the messages of clients
 //	open, turns, limits      OPEN and CLOSE, and what they wait for
 //	device, shares, size     devices, their rules and their sizes
-//	plugin_open, arenas, guard, events, rules, audit, watch
+//	arenas, plugin_open, guard, events, rules, audit, watch
 //	                         what the above ask of a plugin, a client, the rules
 //	queue, replay, ring, answer, budget, window, usage
 //	                         DATA PATH: requests from the wire to a ring and back
 //	session, devstate, record
 //	                         what all of these ask a session and a device
 //	model                    the structs of all of these
-//	config, identity, indices, jail, owners, pace, pacer, writers
+//	writers, config, jail, identity, indices, owners, pace, pacer
 //	                         values, names, and small machines of their own
 package server

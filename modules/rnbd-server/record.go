@@ -23,14 +23,3 @@ func (s *Server) recordSession(sess *session, from, to string) {
 func (m *mapping) record(from, to, why string) {
 	m.dev.plugin.server.cfg.Journal.Add(journal.Event{Kind: journal.Device, Session: m.session.name, Device: m.name, From: from, To: to, Why: why})
 }
-
-// recordMove records that a device is about to have another state. Its first OPEN
-// and its last CLOSE are recorded as those of a session. The caller holds
-// d.plugin.mu.
-func (d *device) recordMove(to devState) {
-	from := d.now()
-	if from == devOpening || to == devClosed {
-		return
-	}
-	d.plugin.server.cfg.Journal.Add(journal.Event{Kind: journal.Device, Device: d.name, Plugin: d.plugin.cfg.Name, From: from.String(), To: to.String(), Why: d.openErr})
-}

@@ -1,2 +1,3 @@
-// Package deps holds the rules of imports between packages, as a test.
+// Package deps holds the rules of imports between packages, and of uses between the
+// files of a package, as tests.
 package deps
