@@ -18,10 +18,10 @@
 // # The data path
 //
 // The files in the order a byte meets them: internal/softverbs (queues), tx.go
-// (work requests become segments, one sendmsg for all of them), rx.go and
-// check.go (recvmsg into the destination and a staging buffer; segments are
-// parsed, checked, placed), cq.go (Poll drives all of it, Arm lets the owner
-// sleep). Everything there runs in the owner of the completion queue and
+// (one sendmsg for all work requests that are ready), segment.go (messages become
+// segments), rx.go and check.go (recvmsg into the destination and a staging
+// buffer; segments are parsed, checked, placed), cq.go (Poll drives all of it, Arm
+// lets the owner sleep). Everything there runs in the owner of the completion queue and
 // allocates nothing.
 //
 // With TLS (tls.go) rx.go is fed from opened records, and the list of tx.go is
