@@ -17,22 +17,40 @@ func linkName(session, path string) string {
 	return filepath.Join(clean.Replace(session), clean.Replace(path))
 }
 
-// link makes the link of d, if d has a node, and makes udev process the node.
-// A missing link is no failure: errors are logged.
+// link makes the link of d. A missing link is no failure: errors are logged.
 func (d *Device) link() {
+	d.changeLink(func(name, node string) {
+		if err := replaceLink(name, node); err != nil {
+			d.log.Warn("the device has no link", "link", name, "err", err)
+		}
+	})
+}
+
+// unlink removes the link of d, unless it points to another node by now.
+func (d *Device) unlink() {
+	d.changeLink(func(name, node string) {
+		if target, err := os.Readlink(name); err != nil || target != node {
+			return
+		}
+		if err := os.Remove(name); err != nil {
+			d.log.Warn("the device's link stays", "link", name, "err", err)
+		}
+		removeIfEmpty(filepath.Dir(name), d.client.cfg.LinkDir)
+	})
+}
+
+// changeLink calls change with the name of d's link and d's node, and makes udev
+// process the node. Without a node it does nothing, without a folder of links it
+// does not call change.
+func (d *Device) changeLink(change func(name, node string)) {
 	node := d.Location()
 	if !isNode(node) {
 		return
 	}
-	defer d.announce(node)
-	dir := d.client.cfg.LinkDir
-	if dir == "" {
-		return
+	if dir := d.client.cfg.LinkDir; dir != "" {
+		change(filepath.Join(dir, linkName(d.session.name, d.path)), node)
 	}
-	name := filepath.Join(dir, linkName(d.session.name, d.path))
-	if err := replaceLink(name, node); err != nil {
-		d.log.Warn("the device has no link", "link", name, "err", err)
-	}
+	d.announce(node)
 }
 
 // moved handles a change of d's location.
@@ -86,27 +104,6 @@ func changed(sys, node string) error {
 	}
 	_, err = f.WriteString("change")
 	return errors.Join(err, f.Close())
-}
-
-// unlink removes the link of d, unless it points to another node by now.
-func (d *Device) unlink() {
-	node := d.Location()
-	if !isNode(node) {
-		return
-	}
-	defer d.announce(node)
-	dir := d.client.cfg.LinkDir
-	if dir == "" {
-		return
-	}
-	name := filepath.Join(dir, linkName(d.session.name, d.path))
-	if target, err := os.Readlink(name); err != nil || target != node {
-		return
-	}
-	if err := os.Remove(name); err != nil {
-		d.log.Warn("the device's link stays", "link", name, "err", err)
-	}
-	removeIfEmpty(filepath.Dir(name), dir)
 }
 
 // sweepLinks removes links of a killed daemon: those to nodes that are gone.
