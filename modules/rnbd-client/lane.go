@@ -10,8 +10,9 @@ package client
 //	lane.full     at the bound of their window; an answer moves them to turn
 //	pump.parked   their gate is shut; the move of a gate moves them to turn
 //
-// (*lane).serve in queue.go takes them from there. So a session without permits delays its own devices only, and a device with
-// requests that hang leaves permits to the others of its session.
+// (*lane).serve in queue.go takes them from there. So a session without permits
+// delays its own devices only, and a device with requests that hang leaves permits
+// to the others of its session.
 
 // none ends a list of requests.
 const none = ^uint64(0)

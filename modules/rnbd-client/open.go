@@ -163,10 +163,11 @@ func (d *Device) limitsOf(f rnbdwire.OpenRspFields) (*blk.Limits, error) {
 	return l, nil
 }
 
-// sendClose sends CLOSE for the id that OPEN returned. It waits for the answer
-// only briefly, because the disk behind it may hang. The next OPEN of the path
-// waits for it, see awaitClosed. After that epoch the id may belong to another device. CLOSE is sent
-// even if ctx ends, for instance because a map was cancelled.
+// sendClose sends CLOSE for the id that OPEN returned in epoch; in a later one the
+// id may belong to another device. It waits for the answer only briefly, because
+// the disk behind it may hang. The next OPEN of the path waits for it, see
+// awaitClosed. CLOSE is sent even if ctx ends, for instance because a map was
+// cancelled.
 func (d *Device) sendClose(ctx context.Context, epoch uint64, id uint32) {
 	if epoch != d.session.epoch() || !d.session.transport.Connected() {
 		return

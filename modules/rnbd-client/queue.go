@@ -11,7 +11,7 @@ package client
 //	serve      parked requests -> submit       in rounds, when something has changed
 //
 // The way back is in answer.go. Everything here runs on the pump. A request is a
-// slot of its source's reqs; RTRS's tag is (source, slot).
+// slot of its source's reqs, not of the arena; RTRS's tag is (source, slot).
 
 import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
@@ -40,7 +40,8 @@ func (s *source) Poll() int {
 	return n
 }
 
-// drop ends the waiting requests. Their answers are not read any more.
+// drop ends the waiting requests of a source without a front end: nothing reads
+// their answers. It returns their number.
 func (s *source) drop() (n int) {
 	for i := range s.reqs {
 		if r := &s.reqs[i]; r.dev != nil && !r.held {
@@ -63,7 +64,7 @@ func (s *source) publish() {
 	}
 }
 
-// take takes requests from the ring, as many as there is room for.
+// take takes requests from the ring, as many as there is room for in reqs.
 func (s *source) take() int {
 	room := min(len(s.sqes), len(s.reqs)-s.inflight)
 	if room == 0 {
@@ -160,7 +161,7 @@ func (s *source) submit(i uint32) verdict {
 	return served
 }
 
-// post writes the RNBD message of request i and gives it to RTRS.
+// post writes the RNBD message of request i and hands it to RTRS.
 func (s *source) post(i uint32) error {
 	r := &s.reqs[i]
 	d, e := r.dev, &r.sqe
@@ -182,9 +183,9 @@ func (s *source) post(i uint32) error {
 	return q.Write(tag, rtrs.Data{}, msg)
 }
 
-// noteSent counts the time that a request waited here. A request that is sent
-// again because its path was lost counts as on the wire since it was first
-// sent.
+// noteSent records the time that a request waited here. A request that is sent
+// again because its path was lost is recorded once: the time since it was first
+// sent counts as the wire's.
 func (s *source) noteSent(r *request) {
 	if r.sent == 0 {
 		r.sent = s.pump.pump.Now()
@@ -254,7 +255,8 @@ func (p *pumpShare) remove(s *source) {
 	p.pump.Call(func() { p.sources[s.index] = nil })
 }
 
-// verdict is the result of an attempt to send a request.
+// verdict is the result of an attempt to send a request, or says why there was no
+// attempt.
 type verdict uint8
 
 const (
@@ -266,7 +268,8 @@ const (
 	noPath                  // no path of the session takes requests; RTRS wakes the lane after it has removed a lost one
 )
 
-// serve sends the waiting requests that may be sent, and returns their number.
+// serve sends the waiting requests of the lanes that have something to send, and
+// returns their number.
 func (p *pumpShare) serve() (n int) {
 	if g := p.client.gates.Load(); g != p.gates {
 		p.gates = g
@@ -297,7 +300,8 @@ func (p *pumpShare) unpark() {
 	}
 }
 
-// serve sends a request of each device in turn until permits or requests run out.
+// serve sends a request of each device in turn until permits or requests run out,
+// and returns the number of requests that were sent or answered.
 func (l *lane) serve() (n int) {
 	for i := l.pump.index; l.turn.head != nil && !l.blocked; {
 		d := l.turn.pop(i)
@@ -347,8 +351,8 @@ func (l *lane) serveOne(d *Device, sh *share) verdict {
 	return v
 }
 
-// dismiss ends the waiting requests for d that came from s. Answers to s are
-// not read any more.
+// dismiss ends the waiting requests for d that came from s. Nothing reads answers
+// to s any more.
 func (p *pumpShare) dismiss(d *Device, s *source) {
 	waiting := &d.shares[p.index].waiting
 	all := *waiting

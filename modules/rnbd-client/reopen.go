@@ -23,8 +23,8 @@ func (d *Device) onLost(why string) {
 	}
 }
 
-// onDenied closes d if the server has answered a request with the error that it
-// does not know the device: it has closed the device, or it was restarted.
+// onDenied closes d if the server has answered a request with ENOTCONN: it does not
+// know the device, because it has closed it or was restarted.
 func (d *Device) onDenied() {
 	if !d.denied.Swap(false) {
 		return
@@ -56,7 +56,8 @@ func (d *Device) close() {
 	}
 }
 
-// onTooLate fails requests that have waited for the time of loss=queue.
+// onTooLate fails the requests of a device that did not open again within the time
+// of its option loss=queue.
 func (d *Device) onTooLate() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -90,9 +91,9 @@ func (d *Device) beginReopen() bool {
 	return true
 }
 
-// reopenUntilOpen opens d after the session returned, or after the server
-// denied to know it. It ends when d is open or given up, or when the session is
-// lost. The session's next return begins another one.
+// reopenUntilOpen opens d after the session is back, or after onDenied. It ends when
+// d is open or given up, or when the session is lost. When the session is back
+// again, another call begins.
 func (d *Device) reopenUntilOpen() {
 	s := d.session
 	if d.wasDenied() && s.features.Load()&rnbdwire.FeatureEvents != 0 && !s.pause(newsDelay) {
@@ -155,8 +156,8 @@ func (d *Device) reopened(err error) error {
 	return err
 }
 
-// final reports whether err, of an OPEN after a reconnect, will not go away by
-// trying again.
+// final reports whether err, of an OPEN after a reconnect, would be the result of
+// every further try, too.
 func final(err error) bool {
 	for _, errno := range []error{syscall.EPERM, syscall.ENOENT, syscall.EINVAL, syscall.ENOTBLK, syscall.EACCES, errShrank, errOtherVolume, errChanged} {
 		if errors.Is(err, errno) {
@@ -166,9 +167,9 @@ func final(err error) bool {
 	return false
 }
 
-// opened lets requests through, unless the session was lost after the answer to
-// OPEN: then the id is void, and d would not hear of that loss. The caller
-// holds mu.
+// opened opens the gate of d. It fails if the session was lost after the answer to
+// OPEN: the id is void then, and onLost may have come already, while d was not open.
+// The caller holds mu.
 func (d *Device) opened() error {
 	if d.openedIn != d.session.epoch() {
 		return errVoid

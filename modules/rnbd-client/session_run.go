@@ -30,6 +30,8 @@ func (s *session) hello(ctx context.Context) error {
 	return s.sayWriter(ctx)
 }
 
+// onEvent handles an event of RTRS, on a goroutine of the RTRS session. It closes the
+// devices after a total loss; the rest is news for run.
 func (s *session) onEvent(e rtrs.Event) {
 	s.record(e)
 	if e.Kind == rtrs.PathChanged {
@@ -53,8 +55,9 @@ func (s *session) onEvent(e rtrs.Event) {
 	}
 }
 
-// onDown closes the devices. lost is the transport: s.transport may not be
-// set yet, because events come while connect still adds paths.
+// onDown closes the devices after the loss of the last path. lost is the transport:
+// s.transport may not be set yet, because events come while connect still adds
+// paths.
 func (s *session) onDown(lost *rtrs.Session) {
 	s.ready.Store(false)
 	why := lossReason(lost.Paths())

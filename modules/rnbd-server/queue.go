@@ -7,8 +7,8 @@ package server
 //	                                     sent before: replay.go
 //	fill    message -> ring entry        bounds, limits, access mode
 //
-// The next stage is in ring.go. Everything here runs on the pump. A request is a slot of its session's reqs,
-// found by chunk; the ring's tag is (session, chunk).
+// The next stage is in ring.go. Everything here runs on the pump. A request is an
+// element of its session's reqs, found by chunk; the ring's tag is (session, chunk).
 
 import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
@@ -19,7 +19,8 @@ import (
 )
 
 // onIO handles the RNBD I/O message of op. number is the number of a write, 0
-// if it has none. again is the whole message if it was sent before, else nil.
+// if it has none. again is the whole message if the client says that it has sent
+// the write before, else nil.
 func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO, number uint64, again rnbdwire.IOAgain) {
 	m := sess.lookup(msg.DeviceID())
 	if m == nil {
@@ -95,7 +96,7 @@ func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk
 	if msg.FUA() && (bop == blk.Write || bop == blk.WriteZeroes) {
 		l := m.dev.limits.Load()
 		if l.WriteCache && !l.FUA {
-			return blk.EOPNOTSUPP // the client knows that
+			return blk.EOPNOTSUPP // the answer to OPEN said so
 		}
 		if l.FUA {
 			r.sqe.Flags |= blk.FUA
@@ -107,10 +108,10 @@ func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk
 	return blk.OK
 }
 
-// dataFits reports whether a message about n bytes agrees with RTRS: the
-// direction, the bytes of data in the chunk, and the bytes that the answer
-// sends. A read may be answered with more than n bytes: the rest are other bytes
-// of the session's own chunk.
+// dataFits reports whether a message about n bytes agrees with RTRS: with the
+// direction, with data, the number of bytes in the chunk, and with reply, the number
+// of bytes that the answer sends. An answer may send more than a read asks for: the
+// rest are other bytes of the session's own chunk.
 func dataFits(op blk.Op, read bool, n, data, reply uint64) bool {
 	switch op {
 	case blk.Read:
@@ -121,7 +122,7 @@ func dataFits(op blk.Op, read bool, n, data, reply uint64) bool {
 	return data == 0 || n == data
 }
 
-// check is the gate of the data path for a request of n bytes at off.
+// check compares a request of n bytes at off with the limits of d.
 func (d *device) check(op blk.Op, off, n uint64) blk.Errno {
 	return d.limits.Load().Check(op, off, n)
 }

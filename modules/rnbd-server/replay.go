@@ -8,12 +8,14 @@ package server
 // under way the writes of other clients wait. Repetitions come from:
 //
 //   - a client on another path of its session, with the same number (IO_ONCE) and
-//     in the same chunk: request.done has the answer, nothing is carried out; or
-//     request.maybe has the number, of a write that ended while a dead plugin had it
-//   - a client in another session (IO_AGAIN), with the time since when
-//   - this server, for the requests of a dead plugin: since request.sent
+//     in the same chunk. If the number is request.done, the write has ended: its
+//     result is the answer, and nothing is carried out. If it is request.maybe, the
+//     write ended while a dead plugin had it, and is repeated
+//   - a client in another session (IO_AGAIN). The message has the time of the first try
+//   - this server, for the requests of a dead plugin. request.sent is that time
 //
-// The rule applies to a whole node; the ranges of writes are not compared.
+// The rule applies to a whole node, a file or block device: the ranges of writes
+// are not compared.
 
 import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
@@ -34,9 +36,9 @@ func (s *Server) repetition(r *request, again rnbdwire.IOAgain) (repeats bool, s
 	return false, 0
 }
 
-// inOrder reports whether a write may go on. If not, it was answered or waits.
-// repeats reports that it may have been carried out since the time since. It
-// runs on the pump.
+// inOrder reports whether a write may go on. If not, it was answered or waits. If
+// repeats is true, the write may have been carried out, and since is the time of
+// its first try. inOrder runs on the pump.
 func (q *ioQueue) inOrder(r *request, repeats bool, since int64) bool {
 	u := r.m.usage
 	if repeats && !q.beginRepeat(r, since) {

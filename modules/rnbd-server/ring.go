@@ -11,7 +11,8 @@ import "github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 //
 // Everything here runs on the pump.
 
-// admit sends r to the plugin, or lets it wait for its turn.
+// admit sends r to the plugin. If that is not possible now, r waits for its turn, is
+// parked until its device is open again, or fails.
 func (q *ioQueue) admit(r *request) {
 	f := &r.m.flows[q.pump]
 	q.note(f.lane)
@@ -28,6 +29,7 @@ func (q *ioQueue) admit(r *request) {
 	}
 }
 
+// send puts r into the ring. It returns false if the ring is full.
 func (q *ioQueue) send(f *flow, r *request) bool {
 	if !q.sub.Push(&r.sqe) {
 		return false
@@ -37,8 +39,9 @@ func (q *ioQueue) send(f *flow, r *request) bool {
 	return true
 }
 
-// noteSent pays for the request and counts the time that it waited here. If a plugin has died
-// with the request, all of its time counts as the plugin's.
+// noteSent charges the request to its budget and records the time that it waited
+// here. A request that a dead plugin had is recorded once: the time since it was
+// first sent counts as the plugin's.
 func (q *ioQueue) noteSent(r *request) {
 	q.pay(r)
 	if r.sent == 0 {
@@ -47,7 +50,8 @@ func (q *ioQueue) noteSent(r *request) {
 	}
 }
 
-// feed moves waiting requests to the ring, one of each lane in turn.
+// feed moves waiting requests to the ring, one of each lane in turn, until no lane
+// has one that can go. It returns their number.
 func (q *ioQueue) feed() (n int) {
 	for idle := 0; idle < len(q.waiting); {
 		if q.turn >= len(q.waiting) {
@@ -120,7 +124,8 @@ func (q *ioQueue) Poll() int {
 	return n
 }
 
-// Arm and FD make the queue a source of its pump.
+// Arm, Disarm and FD make the queue a source of its pump. Without a process it has
+// no ring, and nothing to wait for.
 func (q *ioQueue) Arm() bool {
 	if q.sub == nil {
 		return true

@@ -16,9 +16,9 @@ type alarm struct {
 	slot int                 // in alarms.list, from 1; 0: not there
 }
 
-// alarms are the alarms of one poller. All that are due at a time cost one wake-up
-// of the owner, the others cost nothing: one timer descriptor, among those that the
-// owner sleeps on, is set to the earliest.
+// alarms are the alarms of one poller. One timer descriptor, in the epoll set that
+// the owner sleeps on, is set to the earliest. So alarms that are due together cost
+// one wake-up.
 type alarms struct {
 	born  time.Time
 	fd    int      // timerfd
@@ -70,7 +70,7 @@ func (a *alarms) drop(al *alarm) {
 	a.list, al.slot = a.list[:len(a.list)-1], 0
 }
 
-// run calls those that are due and returns their number.
+// run calls the alarms that are due and returns their number.
 func (a *alarms) run(now time.Time) (n int) {
 	t := int64(now.Sub(a.born))
 	if a.next == 0 || t < a.next {
@@ -95,7 +95,7 @@ func (a *alarms) run(now time.Time) (n int) {
 	return n
 }
 
-// find looks for the earliest.
+// find sets next to the time of the earliest alarm.
 func (a *alarms) find() {
 	a.stale, a.next = false, math.MaxInt64
 	for _, al := range a.list {
@@ -106,7 +106,8 @@ func (a *alarms) find() {
 	}
 }
 
-// arm makes fd readable at the earliest. It returns false if that is now.
+// arm makes fd readable at the time of the earliest alarm. It returns false if one
+// is due.
 func (a *alarms) arm() bool {
 	if a.stale {
 		a.find()

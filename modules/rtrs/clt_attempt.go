@@ -24,9 +24,10 @@ func (p *path) attempt() {
 	p.session.publish(func() { p.finishAttempt(nil) })
 }
 
-// connectFenced connects while no FENCE for this path is under way: that would
-// close the new connection. The server accepts a path it knows only when
-// everything of its last connection has ended, so success is a fence too.
+// connectFenced connects the path while no FENCE for it is under way: the FENCE
+// would close the new connection. The server accepts a path that it knows only
+// when everything of the path's last connection has ended. So success is a fence
+// too.
 func (p *path) connectFenced(ctx context.Context) error {
 	s := p.session
 	if err := s.beginConnect(ctx, p); err != nil {
@@ -54,7 +55,7 @@ func (p *path) adopt(l *link) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.current, p.lastSrc, p.lastDev = l, l.conns[0].qp.LocalAddr().Addr(), l.dev.dev
-	if verbs.IsGID(p.addr.Dst.Addr()) { // and the fabric may use the IP addresses that the GIDs are
+	if verbs.IsGID(p.addr.Dst.Addr()) { // the fabric may report the IP address of the same 16 bytes
 		p.lastSrc = verbs.GID(p.lastSrc)
 	}
 	return nil

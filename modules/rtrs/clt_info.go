@@ -6,7 +6,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// What a path tells about itself.
+// Addresses, state and counts of a path, as users see them.
 
 // PathInfo describes a path.
 type PathInfo struct {
@@ -14,7 +14,7 @@ type PathInfo struct {
 	Addr   PathAddr
 	Src    netip.Addr // in use, or that of the last connection
 	Fabric string
-	Device string // in use, or of the last connection; the fabric's name before
+	Device string // in use, or that of the last connection; before the first, that of Addr
 	Port   int    // of Device
 	State  PathState
 	// Security is how the path is protected; zero: not at all, or not connected.

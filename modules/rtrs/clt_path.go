@@ -29,13 +29,13 @@ func (a PathAddr) String() string {
 	return verbs.AddrString(a.Src) + "@" + dst
 }
 
-// path is one way to the server. From its first connection on it is run by one
-// goroutine. No other changes its state.
+// path is one path of a session. From its first connection on one goroutine runs
+// it, and no other changes its state.
 type path struct {
 	session *Session
 	id      int // grows in the order of adding
 	addr    PathAddr
-	uuid    rtrswire.UUID // session's mu; changes only while no connection is being made
+	uuid    rtrswire.UUID // guarded by the session's mu; changes only while no connection is being made
 	log     *slog.Logger
 	kick    chan struct{} // intent has changed
 	ended   chan struct{} // closed when run has returned
@@ -51,7 +51,7 @@ type path struct {
 	failures    int    // failed attempts since the path was lost
 	skipDelay   bool   // a manual reconnect wants the next attempt now
 
-	connecting bool          // session's mu; no FENCE for this path may start
+	connecting bool          // guarded by the session's mu; no FENCE for this path may start
 	failovers  atomic.Uint64 // requests taken over from other paths
 
 	mu      sync.Mutex // below the session's mu
@@ -62,7 +62,7 @@ type path struct {
 	results uint64            // attempts that ended, with success or not, and closings
 	changed chan struct{}     // closed and replaced when the state changes
 	stats   PathDetails       // of earlier links
-	base    PathDetails       // at the last resets
+	base    PathDetails       // counts at the last resets
 	current *link             // for statistics
 	lastSrc netip.Addr        // of the last connection
 	lastDev verbs.Device      // likewise
@@ -118,8 +118,8 @@ func (p *path) setState(next PathState, cause error) bool {
 	return true
 }
 
-// logMove logs that the path is in another state. The attempts to connect a path
-// that is lost are for debugging: its loss and its return are news.
+// logMove logs that the path is in another state. The loss of a path and its return
+// are logged at level info, the attempts between them at level debug.
 func (p *path) logMove(from, to PathState, cause error) {
 	level := slog.LevelInfo
 	if to == PathConnecting || to == PathConnectingErr || to == PathReconnecting && from == PathConnectingErr {
@@ -153,7 +153,7 @@ func (p *path) wantLocked(i pathIntent) {
 	}
 }
 
-// takeIntent returns the user's intent; a reconnect is returned once.
+// takeIntent returns the user's intent. It returns wantReconnect once.
 func (p *path) takeIntent() pathIntent {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -171,8 +171,8 @@ func (p *path) closing() bool {
 	return p.intent >= wantClosed
 }
 
-// run leads the path from state to state until it is dead. It begins in the state
-// in which the session lists the path.
+// run takes the path from state to state until it is dead. It begins with the state
+// that the path has when the session starts run.
 func (p *path) run() {
 	defer close(p.ended)
 	for {
@@ -279,8 +279,9 @@ func (p *path) rest() {
 	}
 }
 
-// endLink ends the link of the path, if any: no new requests, nothing on
-// the wire, then the requests in flight are failed over or fail.
+// endLink ends the link of the path, if there is one. First the data path sends
+// nothing on it any more, then its connections end. After that the requests in
+// flight are failed over or fail.
 func (p *path) endLink() {
 	l := p.link
 	if l == nil {

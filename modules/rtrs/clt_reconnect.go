@@ -8,15 +8,16 @@ import (
 	"time"
 )
 
-// A path is connected again by hand.
+// Manual reconnects of a path.
 
 // reconnectPatience is how long a manual reconnect goes on when it is refused:
 // longer than our server needs to notice a dead path.
 const reconnectPatience = 6 * time.Second
 
 // reconnect connects the path again, or joins the attempt in progress, and waits
-// for the result. A server that still ends the old connections refuses the new
-// ones, so later automatic attempts count too, for a while.
+// for the result. A server that is still ending the old connections refuses new
+// ones. So reconnect waits for later automatic attempts too, for reconnectPatience
+// at most.
 func (p *path) reconnect(ctx context.Context) error {
 	patience := time.Now().Add(min(reconnectPatience, p.session.Timing().ConnectTimeout))
 	p.mu.Lock()

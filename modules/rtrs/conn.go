@@ -143,13 +143,13 @@ func (c *conn) recvWR(id uint64) verbs.RecvWR {
 	return verbs.RecvWR{ID: id, Buf: c.recvBuf(id), LKey: c.recvKey}
 }
 
-// room tells how many work requests the send queue takes.
+// room returns the number of work requests that the send queue has room for.
 func (c *conn) room() int { return int(c.depth - (c.posted - c.acked)) }
 
-// post queues chain. Its last request is signalled when it is time, so that
-// the send queue empties, or if the caller marked it. It returns errNoCredit and posts nothing when there
-// is no room: connCredit will be called. Any other error has ended the
-// connection. Owner only.
+// post queues chain. Its last request is signalled if the caller marked it, or if
+// interval requests were posted since the last signalled one: a completion makes
+// room in the send queue. Without room post returns errNoCredit and posts nothing;
+// connCredit will be called. Any other error has ended the connection. Owner only.
 func (c *conn) post(chain []verbs.SendWR) error {
 	if c.room() < len(chain) {
 		return errNoCredit

@@ -17,7 +17,7 @@ import (
 type heartbeat struct {
 	// Of the owner of connection 0.
 	next   time.Time
-	last   time.Time // when it was due last, or the start
+	last   time.Time // of the last tick that was due, or of the start
 	missed int
 	alarm  alarm
 	posted uint64  // HB_MSGs
@@ -90,8 +90,8 @@ func (h *heartbeat) tick(now time.Time, heard bool, interval time.Duration, limi
 	return hbSend
 }
 
-// probe makes the peer dead unless it is heard of within one interval from now.
-// It reports whether an HB_MSG is to be sent; false: such a wait is under way.
+// probe makes the peer dead unless something arrives from it within one interval
+// from now. It returns false if such a wait is under way already.
 func (h *heartbeat) probe(now time.Time, interval time.Duration, limit int) bool {
 	if h.missed > limit {
 		return false

@@ -15,8 +15,9 @@ import (
 )
 
 const (
-	// pollBatch completions are taken from a queue at a time. It is how many
-	// requests of a busy connection a quiet one waits behind in each turn.
+	// pollBatch is the largest number of completions that a Poll takes from a
+	// queue. In each turn, a quiet connection waits behind at most so many of a
+	// busy one.
 	pollBatch = 16
 	// cqEntries is the size of a shared completion queue; connections that do
 	// not fit share another one.
@@ -25,8 +26,8 @@ const (
 
 // Poller is one pump's share of the transport: the completion queues, one or
 // more per device, and the connections on them. One goroutine at a time, the
-// owner, calls Poll and Arm; everything that a connection does happens in
-// there. It has the shape of a pump's source.
+// owner, calls Poll and Arm. All work of a connection is done in these calls.
+// Poll, Arm and FD are the methods of a pump's source.
 type Poller struct {
 	index int
 	epfd  int
@@ -34,15 +35,15 @@ type Poller struct {
 	// Owner only.
 	wcs    [pollBatch]verbs.WC
 	at     [pollBatch]*conn
-	asleep bool // Arm returned true and Poll was not called since
+	asleep bool // Arm was called, and Poll was not called since
 	polls  uint32
-	cpu    uint32 // that the owner ran on when it was last looked up
+	cpu    uint32 // the owner's CPU when it was last looked up
 	alarms alarms
 	clock  func() int64 // see UseClock; nil: its own
-	timed  bool         // time is that of this turn
+	timed  bool         // time was read in this turn
 	time   int64
 
-	// Read by the owner at every Poll, replaced by others under mu.
+	// Loaded by the owner at every Poll. Any goroutine replaces them, under mu.
 	cqs   atomic.Pointer[[]*pollerCQ]
 	conns atomic.Pointer[[]atomic.Pointer[conn]]
 
@@ -134,9 +135,9 @@ func (p *Poller) Now() int64 {
 // before the first Poll.
 func (p *Poller) UseClock(now func() int64) { p.clock = now }
 
-// pollCQ handles one batch. Receives of connections that need no look at their
-// buffer first are posted again before any of the batch is processed, those of
-// the others after it.
+// pollCQ handles one batch. Receives of a connection with prepost are posted again
+// before its first completion is processed, those of other connections after the
+// batch.
 func (p *Poller) pollCQ(q *pollerCQ) int {
 	n := q.Poll(p.wcs[:])
 	if n == 0 {
@@ -196,15 +197,16 @@ func (p *Poller) Arm() bool {
 	return true
 }
 
-// FD becomes readable when Poll may have something to do, after Arm.
+// FD returns the descriptor to sleep on. After Arm it is readable when Poll may
+// have something to do.
 func (p *Poller) FD() int { return p.epfd }
 
-// Do runs f on the owner soon, in order of the calls. f must not block. It is
-// for the control path, any goroutine may call it. If the owner has stopped, f
-// is never run.
+// Do has the owner run f soon, in the order of the calls. f must not block. Do is
+// for the control path. Any goroutine may call it. If the owner has stopped, f is
+// never run.
 func (p *Poller) Do(f func()) { p.mail.put(f) }
 
-// Call is Do and waits until f has run or ctx is done. Not for the owner.
+// Call is Do, and waits until f has run or ctx is done. The owner must not call it.
 func (p *Poller) Call(ctx context.Context, f func()) error {
 	done := make(chan struct{})
 	p.Do(func() { f(); close(done) })
@@ -219,8 +221,8 @@ func (p *Poller) Call(ctx context.Context, f func()) error {
 // spinTime is how long Run looks for work before it sleeps.
 const spinTime = 50 * time.Microsecond
 
-// Run is a simple loop for users without a pump: it polls, spins for a while,
-// sleeps, until ctx is done.
+// Run is a simple owner for users without a pump. Until ctx is done it polls, and
+// sleeps after it has found nothing for spinTime.
 func (p *Poller) Run(ctx context.Context) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -266,7 +268,7 @@ func (p *Poller) Close() error {
 	return err
 }
 
-// reserveCQ returns a completion queue of dev with room for entries.
+// reserveCQ returns a completion queue of dev and reserves entries in it.
 func (p *Poller) reserveCQ(dev verbs.Device, entries int) (*pollerCQ, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -313,8 +315,8 @@ func (p *Poller) spare(q *pollerCQ) bool {
 	return q.used == 0 && slices.ContainsFunc(*p.cqs.Load(), func(o *pollerCQ) bool { return o != q && o.dev == q.dev })
 }
 
-// closeSpare frees a queue that is still not needed: each costs a look in every
-// Poll, and devices have a limited number. Owner only.
+// closeSpare closes q if it is still spare. A queue costs a look in every Poll, and
+// devices have a limited number of them. Owner only.
 func (p *Poller) closeSpare(q *pollerCQ) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -352,92 +354,11 @@ func (p *Poller) growConns() {
 	p.conns.Store(&table)
 }
 
-// removeConn forgets c: completions that still name it are dropped.
+// removeConn gives back the slot of c. Completions that still name c are dropped.
 func (p *Poller) removeConn(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	slot := uint32(c.ctx)
 	(*p.conns.Load())[slot].Store(nil)
 	p.free = append(p.free, slot)
-}
-
-// mailbox brings functions to the owner.
-type mailbox struct {
-	fd     int
-	full   atomic.Bool // list is not empty
-	armed  atomic.Bool // the owner sleeps or is about to
-	kicked atomic.Bool // fd was written
-
-	mu     sync.Mutex
-	list   []func()
-	spare  []func() // the owner's, swapped with list
-	closed bool
-}
-
-func (m *mailbox) open(epfd int) error {
-	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-	if err != nil {
-		return err
-	}
-	m.fd = fd
-	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}
-	if err := unix.EpollCtl(epfd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
-		_ = unix.Close(fd)
-		return err
-	}
-	return nil
-}
-
-// put adds f and wakes the owner if it sleeps.
-func (m *mailbox) put(f func()) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
-		return
-	}
-	m.list = append(m.list, f)
-	m.full.Store(true)
-	if m.armed.Swap(false) {
-		one := [8]byte{1}
-		_, _ = unix.Write(m.fd, one[:])
-		m.kicked.Store(true) // after the write, or it would be read too early
-	}
-}
-
-// run calls the functions in the mailbox.
-func (m *mailbox) run() int {
-	if !m.full.Load() {
-		return 0
-	}
-	m.mu.Lock()
-	list := m.list
-	m.list, m.spare = m.spare[:0], list
-	m.full.Store(false)
-	m.mu.Unlock()
-	for i, f := range list {
-		f()
-		list[i] = nil
-	}
-	return len(list)
-}
-
-// arm returns false when there is something in the box.
-func (m *mailbox) arm() bool {
-	m.armed.Store(true)
-	return !m.full.Load()
-}
-
-func (m *mailbox) disarm() {
-	m.armed.Store(false)
-	if m.kicked.Swap(false) {
-		var b [8]byte
-		_, _ = unix.Read(m.fd, b[:])
-	}
-}
-
-func (m *mailbox) close() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.closed = true
-	_ = unix.Close(m.fd)
 }

@@ -38,7 +38,8 @@ func (p *srvPath) beat(now time.Time) {
 	p.conns[0].poller.alarms.put(&p.hb.alarm, p.hb.next)
 }
 
-// probe ends the path unless its client is heard of within one interval.
+// probe ends the path unless something arrives from its client within one interval.
+// The caller sends an HB_MSG.
 func (p *srvPath) probe(now time.Time) {
 	for _, c := range p.conns {
 		c.stats.takeHeard()
@@ -49,7 +50,8 @@ func (p *srvPath) probe(now time.Time) {
 	}
 }
 
-// followBeat is called when the client's HB_MSG was answered.
+// followBeat is called after an HB_MSG of the client was answered. The server's own
+// goes out with the answer: see (*heartbeat).follow.
 func (p *srvPath) followBeat(now time.Time) {
 	if !p.connected() || p.hb.alarm.slot == 0 {
 		return

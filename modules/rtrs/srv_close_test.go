@@ -278,7 +278,7 @@ func TestPathStuckInConnectingIsClosed(t *testing.T) {
 	if st := path.State(); st != SrvPathConnecting {
 		t.Fatalf("%s before the time", st)
 	}
-	if !path.zombie.Reset(time.Millisecond) {
+	if !path.infoTimer.Reset(time.Millisecond) {
 		t.Fatal("no timer was running")
 	}
 	eventually(t, "both connections to be closed", func() bool { p.pump(); return p.downs == 2 })

@@ -25,8 +25,8 @@ type srvConn struct {
 
 	// Owner only.
 	inflight   int   // ops of this connection
-	parked     []*Op // those among them that wait for news
-	head, tail *Op   // that wait for room, in order
+	parked     []*Op // those among them that wait for news: (*Op).Park
+	head, tail *Op   // list of those that wait for room in the send queue
 	chain      [maxChain]verbs.SendWR
 	data, rkey [1]verbs.SGE
 }
@@ -89,8 +89,9 @@ func (c *srvConn) postInfoRsp() error {
 	return c.post(c.chain[:1])
 }
 
-// connRecv handles the completion of a receive. A SEND is the INFO_REQ; any
-// other SEND is an error.
+// connRecv handles the completion of a receive. The first one of connection 0 is
+// the INFO_REQ. Later receives have no buffer, so a SEND without an immediate is
+// empty and is dropped.
 func (c *srvConn) connRecv(wc *verbs.WC) {
 	switch {
 	case wc.ID == infoReqRecv && wc.Op == verbs.OpRecv:
@@ -119,8 +120,8 @@ func (c *srvConn) onImm(imm rtrswire.Imm) {
 // connFailed ends the path.
 func (c *srvConn) connFailed(err error) { c.path.close(err) }
 
-// connDown drops the operations that wait for room. The connection ends when
-// the consumer has answered the rest.
+// connDown drops the ops that wait for room and cancels those that are parked. The
+// connection ends when the consumer has answered the rest.
 func (c *srvConn) connDown() {
 	if c.cid == 0 {
 		c.poller.alarms.put(&c.path.hb.alarm, time.Time{})

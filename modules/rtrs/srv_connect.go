@@ -117,7 +117,7 @@ func (p *srvPath) establish(m rtrswire.InfoReq) error {
 	if err := p.sess.pathUp(p); err != nil {
 		return err
 	}
-	p.zombie.Stop()
+	p.infoTimer.Stop()
 	p.sess.srv.accounts.removeUnfinished(p)
 	p.logConnected()
 	return p.onOwner(p.conns[0], func() error {

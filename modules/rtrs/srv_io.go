@@ -28,7 +28,7 @@ import (
 // maxUsrLen is the longest user message that a client may send.
 const maxUsrLen = maxHdrSize - rtrswire.WriteHdrLen
 
-// firstUsrLen is the room for it that an Op has until a longer one comes.
+// firstUsrLen is the size of an Op's buffer for it until a longer one comes.
 const firstUsrLen = 64
 
 const (
@@ -57,8 +57,8 @@ type Op struct {
 	user    []byte // private copy of the message, req.UsrLen bytes of it
 	errno   int
 	stage   opStage
-	cancel  func(*Op) // of Park
-	retired bool      // its path has gone without it; Respond only frees the chunk
+	cancel  func(*Op) // of Park; nil: not parked
+	retired bool      // its path has ended without it; Respond only frees the chunk
 	next    *Op       // in the connection's list of those that wait for room
 }
 
@@ -79,8 +79,8 @@ type heldReq struct {
 // Session returns the session.
 func (op *Op) Session() *SrvSession { return op.sess }
 
-// Chunk returns the index of the chunk: the only request with this number that
-// is under way in the session.
+// Chunk returns the index of the chunk. The session has no other request under way
+// with that index.
 func (op *Op) Chunk() int { return op.chunk }
 
 // Poller returns the index of the poller whose owner has the request.
@@ -143,8 +143,9 @@ func (c *srvConn) onRequest(imm rtrswire.Imm) {
 	c.submit(op)
 }
 
-// claim takes the chunk. A chunk that this path uses already ends the path; one
-// that another path uses is waited for.
+// claim takes the chunk and reports whether the request goes on. A request for a
+// chunk that this path uses already ends the path. A request for a chunk that
+// another path uses waits for it.
 func (c *srvConn) claim(op *Op, imm rtrswire.Imm) bool {
 	me := uint32(c.path.id)
 	for {
@@ -164,8 +165,9 @@ func (c *srvConn) claim(op *Op, imm rtrswire.Imm) bool {
 	}
 }
 
-// hold leaves the request with the chunk until the other path has finished. It
-// returns true when that has just happened. Failover only, so it allocates.
+// hold makes the request wait until the other path gives the chunk back. It returns
+// true if the chunk is free already: the caller claims it again. It may allocate,
+// because it is needed after a failover only.
 func (c *srvConn) hold(op *Op, imm rtrswire.Imm) (free bool) {
 	h := &heldReq{c, imm}
 	for {
@@ -182,10 +184,11 @@ func (c *srvConn) hold(op *Op, imm rtrswire.Imm) (free bool) {
 	}
 }
 
-// free gives the chunk back and lets the request that waits for it run. op may
-// belong to another path from here on. It keeps no path that has ended in
-// memory until then: a chunk may not be used again for long.
+// free gives the chunk back and starts the request that waits for it. op may
+// belong to another path from then on.
 func (op *Op) free() {
+	// A chunk may not be used again for long. Its op must not keep a path that has
+	// ended in memory.
 	op.conn = nil
 	op.owner.Store(0)
 	if op.held.Load() == nil {
@@ -202,8 +205,8 @@ var (
 	errDescLen error = &sentinel{"length of the descriptor is 0 or more than a chunk", 0}
 )
 
-// load copies header and user message out of the chunk, where the client may
-// still change them, and checks the copies.
+// load copies header and user message out of the chunk and checks the copies. The
+// client may still change the originals.
 func (op *Op) load(off int) (err error) {
 	var hdr [rtrswire.MaxReqHdrLen]byte
 	n := copy(hdr[:], op.mem[off:])
@@ -235,8 +238,8 @@ func (c *srvConn) count(op *Op, n int) {
 	c.stats.begin(op.req.Type == rtrswire.MsgRead, n)
 }
 
-// mustWait reports whether the send queue has no room for op now. If so,
-// connCredit continues with it.
+// mustWait reports whether the send queue has no room for op now. If so, op is put
+// into the list of those that wait, and connCredit goes on with it.
 func (c *srvConn) mustWait(op *Op) bool {
 	if c.head == nil && c.room() >= opRoom {
 		return false
@@ -270,8 +273,8 @@ func (c *srvConn) popWaiting() *Op {
 }
 
 // submit gives op to the consumer. With changing keys the client loses its access
-// to the chunk first. The invalidation is not waited for: it only has to precede
-// the new key.
+// to the chunk first. submit does not wait for the invalidation to complete: it
+// only has to precede the new key, and the send queue keeps that order.
 func (c *srvConn) submit(op *Op) {
 	p := c.path
 	if p.newRkey {
@@ -289,10 +292,10 @@ func (c *srvConn) submit(op *Op) {
 	c.handler.Request(op)
 }
 
-// Park marks op as waiting for news of the consumer, without a time limit. Such
-// an op does not count as a request under way. When its path closes, cancel is
-// called on the owner, and the path waits until the consumer has responded. Only
-// the owner of its poller calls Park, before Respond.
+// Park marks op as waiting for news of the consumer, without a time limit. Such an
+// op does not count as a request under way. When its path closes, the owner calls
+// cancel, and the path waits until the consumer has responded. Only the owner of
+// its poller calls Park, before Respond.
 func (op *Op) Park(cancel func(*Op)) {
 	c := op.conn
 	if c.down {
@@ -332,8 +335,8 @@ func (op *Op) Respond(errno int) {
 	}
 }
 
-// answer posts the answer to op. The chunk is free before the client can know:
-// it may use it at once, on any connection.
+// answer posts the answer to op. It frees the chunk first, because the client may
+// use the chunk again as soon as it has the answer, on any connection.
 func (c *srvConn) answer(op *Op) {
 	if !c.path.connected() {
 		op.drop()
@@ -371,7 +374,8 @@ func (c *srvConn) fill(op *Op) int {
 	return n + 1
 }
 
-// final is the request that tells the client.
+// final returns the last work request of an answer. It carries the immediate, and
+// with changing keys the chunk's next key.
 func (c *srvConn) final(op *Op, imm rtrswire.Imm) verbs.SendWR {
 	p := c.path
 	if !p.newRkey {

@@ -39,7 +39,7 @@ type srvPath struct {
 	dev            verbs.Device
 	client, server netip.AddrPort
 	security       verbs.Security
-	zombie         *time.Timer // calls expire; runs while the path is connecting
+	infoTimer      *time.Timer // calls expire; runs while the path is connecting
 
 	newRkey bool // keys change after each use, answers carry them
 	canInv  bool // the fabric has SEND WITH INVALIDATE
@@ -56,12 +56,12 @@ type srvPath struct {
 	live   sync.WaitGroup
 	hb     heartbeat
 
-	counted bool // in the session's up; guarded by its events
-	watched bool // a PathWatcher knows it; likewise
+	counted bool // in SrvSession.up; guarded by SrvSession.events
+	watched bool // the PathWatcher was told of it; likewise
 
 	reconCnt uint16 // the client's attempt that made the path
 
-	base PathDetails // at the last resets; guarded by the server's mu
+	base PathDetails // counts at the last resets; guarded by the server's mu
 
 	cause   error         // set before closing is closed
 	closing chan struct{} // closed when the path begins to close
@@ -98,7 +98,7 @@ func newSrvPath(s *SrvSession, dev verbs.Device, req verbs.ConnRequest, f *rtrsw
 		p.free()
 		return nil, fmt.Errorf("register chunks on %s: %w", dev.Info().Name, err)
 	}
-	p.zombie = time.AfterFunc(s.srv.cfg.InfoTimeout, p.expire)
+	p.infoTimer = time.AfterFunc(s.srv.cfg.InfoTimeout, p.expire)
 	if s.srv.cfg.AlwaysInvalidate && !p.newRkey {
 		p.log("rtrs: always_invalidate is off for this path: the device cannot change keys", "device", dev.Info().Name)
 	}
@@ -171,7 +171,7 @@ func (p *srvPath) State() SrvPathState { return SrvPathState(p.state.Load()) }
 // connected reports whether requests are served.
 func (p *srvPath) connected() bool { return p.state.Load() == uint32(SrvPathConnected) }
 
-// goesOn reports whether the path is not known to be ending.
+// goesOn reports whether the path is connecting or connected.
 func (p *srvPath) goesOn() bool { return p.State() < SrvPathClosing }
 
 // close begins the end of the path. Only its first call has an effect. Any
@@ -187,13 +187,13 @@ func (p *srvPath) close(cause error) {
 		}
 	}
 	p.cause = cause
-	p.zombie.Stop()
+	p.infoTimer.Stop()
 	p.sess.srv.accounts.removeUnfinished(p)
 	close(p.closing)
 	go p.teardown()
 }
 
-// expire closes the path if it is not connected yet.
+// expire closes the path if it is not connected within Config.InfoTimeout.
 func (p *srvPath) expire() {
 	if p.State() == SrvPathConnecting {
 		p.sess.srv.accounts.timedOut()
@@ -212,9 +212,10 @@ func (p *srvPath) closeAndWait(ctx context.Context) error {
 	}
 }
 
-// teardown brings the path to its end: intake has stopped with the state;
-// connections end; requests under way finish, their answers are dropped, or
-// their chunks are retired; memory is deregistered; the session goes down with its last path.
+// teardown ends a path in state closing, in which no request is accepted. Its
+// connections end. The requests under way finish without an answer, or their
+// chunks are retired. Then the memory is deregistered. The session goes down with
+// its last path.
 func (p *srvPath) teardown() {
 	p.log("rtrs: path closing", "cause", p.cause)
 	p.sess.changed.ring()
@@ -244,7 +245,7 @@ func (p *srvPath) teardown() {
 	close(p.closed)
 }
 
-// free deregisters memory.
+// free deregisters the path's memory.
 func (p *srvPath) free() {
 	for _, mr := range p.mrs {
 		if err := mr.Close(); err != nil {

@@ -14,11 +14,11 @@ import (
 //	cover -> nextChild -> fill -> place          its range gets slots, payload goes there
 //	admit -> submit -> push                      children go to the device
 //
-// The way back is in reply.go. All of it runs on the thread of the connection's queue. Commands of one
-// connection are taken in order, one at a time; children and replies of many
-// commands are in flight at once. Nothing here locks, allocates or blocks: a
-// step that cannot go on (no slot, no bytes, full socket) returns, and a later
-// Poll tries it again.
+// The way back is in reply.go. All of it runs on the thread of the connection's
+// queue. Commands of one connection are taken in order, one at a time; children and
+// replies of many commands are in flight at once. Nothing here locks, allocates or
+// blocks: a step that cannot go on (no slot, no bytes, full socket) returns, and a
+// later Poll tries it again.
 
 // receive reads from the socket. Payload with a known slot goes into the slot,
 // all other bytes into the staging buffer.

@@ -28,7 +28,7 @@ type Caller struct {
 	pump   *Pump
 	source Source
 	work   Work
-	drive  func() bool // of the owner: driven, bound once
+	drive  func() bool // the method value driven, made once
 	got    int         // results of the last drive
 	slow   bool        // the last result took longer than a drive lasts
 
@@ -39,10 +39,10 @@ type Caller struct {
 
 const (
 	// patience is how long a caller looks for results before it sleeps. A drive
-	// lasts twice as long.
+	// without results lasts twice as long.
 	patience = 100 * time.Microsecond
-	// crowdedFor is the number of calls of Wait that do not borrow the pump
-	// after two callers have waited at once.
+	// crowdedFor is the number of calls of Wait, after two callers have waited at
+	// once, that do not borrow the pump.
 	crowdedFor = 64
 	// fewDriven is the number of requests up to which a caller drives with any
 	// number of CPUs. With more of them two threads are faster than one.
@@ -84,6 +84,10 @@ func (c *Caller) Close() {
 
 // Wait publishes the submitted requests and waits for results. It returns their
 // number. 0 means that nothing is in flight.
+//
+// Of these ways to wait it takes the first that is possible: it drives the pump, it
+// rests until the combiner has results, it looks for results until its patience
+// ends, it sleeps.
 func (c *Caller) Wait() int {
 	p := c.pump
 	everywhere := waiting.Add(1)
@@ -130,8 +134,8 @@ func (c *callers) enter() (alone bool) {
 	return true
 }
 
-// mostDriven returns the largest number of requests with which the caller
-// drives.
+// mostDriven returns the largest number of requests in flight with which the caller
+// drives: any number if it is alone and one more busy thread would take its CPU.
 func (c *Caller) mostDriven(alone bool) int {
 	if alone && fewCPUs && !c.work.Large() && !c.slow {
 		return 1 << 30
@@ -139,7 +143,8 @@ func (c *Caller) mostDriven(alone bool) int {
 	return fewDriven
 }
 
-// tryDrive drives until there are results, and reports whether there are any.
+// tryDrive drives until there are results, or a drive has lasted too long, and
+// reports whether there are any. borrow: the pump may be awake.
 func (c *Caller) tryDrive(borrow bool) bool {
 	c.got = 0
 	if borrow {
@@ -148,10 +153,10 @@ func (c *Caller) tryDrive(borrow bool) bool {
 	return c.pump.tryDrive(c.drive, false) && c.got > 0
 }
 
-// driven is the drive: the pump's work until there are results. The submitted
-// requests are published here, where the source is not armed and need not be
-// woken, and taken at once, so that they are sent before anything is received.
-// The pump is given back if the result is slow, and if others wait for theirs.
+// driven does the pump's work until there are results. It publishes the submitted
+// requests itself: the source is not armed here and need not be woken. It polls the
+// source first, so that requests are sent before anything is received. It returns
+// false, to give the pump back, if the results are slow or other callers wait.
 func (c *Caller) driven() (keep bool) {
 	p := c.pump
 	c.work.Publish()

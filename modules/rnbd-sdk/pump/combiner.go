@@ -8,10 +8,10 @@ import (
 
 // With three or more callers in Wait none of them drives the pump: the driver
 // would return with its own results and strand the others'. To wake each by a
-// system call costs more than its request. One goroutine, the combiner, drives
-// for all: it does the pump's work until there are results, wakes their callers
-// by a channel each, and lets them run on its own thread before it looks again.
-// Their next requests are sent together.
+// system call would cost more than its request. One goroutine, the combiner, drives
+// for all. It does the pump's work until there are results and wakes each of their
+// callers by a channel. It lets them run on its own thread before it drives again,
+// so their next requests are sent together.
 type combiner struct {
 	start   sync.Once
 	called  chan struct{} // wakes the combiner
@@ -20,11 +20,11 @@ type combiner struct {
 	resting atomic.Int32  // callers that sleep until they are notified
 
 	// Of the combiner.
-	serve func() bool // combine, bound once
-	vain  bool        // it has found no results for long
+	serve func() bool // the method value combine, made once
+	vain  bool        // it has found no results for 2*patience
 	since int64       // when it found the last, by the pump's clock; 0: none yet
 	// Of the owner.
-	notified int // callers, in this drive
+	notified int // callers that were woken in this drive
 }
 
 const (
@@ -104,13 +104,13 @@ func (p *Pump) runCombiner() {
 	}
 }
 
-// combine is the combiner's drive: it does the pump's work until there are results, no
-// caller waits, or there have been none for long. Then the pump is given back, and its
-// thread wakes the callers.
+// combine is the combiner's drive. It does the pump's work until callers were woken,
+// or none rests. If there were no results for 2*patience, it returns false: the pump
+// is given back, and its thread wakes the callers.
 func (p *Pump) combine() (keep bool) {
 	c := &p.callers.combiner
 	c.notified = 0
-	for _, o := range p.callers.all { // taken before the turn that sends it
+	for _, o := range p.callers.all { // so that the next turn sends their requests
 		o.source.Poll()
 	}
 	for ; ; yield() {

@@ -68,9 +68,9 @@ func (p *Pump) unwatch(fd int) {
 	}
 }
 
-// watchSources takes the sources out of the thread's sleep, so that arrivals
-// for a driving caller do not wake it, or puts them back; arrivals in between
-// that were not consumed wake it then.
+// watchSources sets whether events of the sources wake the sleeping thread. They do
+// not while a caller drives. Events that the caller has not consumed wake the thread
+// when the sources are watched again.
 func (p *Pump) watchSources(on bool) {
 	if p.parked {
 		p.watchParking(on)
@@ -83,9 +83,9 @@ func (p *Pump) watchSources(on bool) {
 	control(p.gate, unix.EPOLL_CTL_MOD, p.sourcesFD, events)
 }
 
-// wait blocks until something happens. It tells the scheduler that it blocks
-// (a raw system call would stop the garbage collector); being interrupted by
-// the runtime's signals means nothing.
+// wait blocks until a source or a kick wakes the thread. It tells the scheduler
+// that it blocks: during a raw system call the garbage collector could not start.
+// Signals of the runtime may interrupt it, and it goes on.
 func (p *Pump) wait() error {
 	var events [2]unix.EpollEvent
 	for {

@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Do has the pump's owner run f soon; control path only. f must not block. On
-// a stopped pump f runs on the calling goroutine.
+// Do has the pump's owner run f soon. It is for the control path. f must not block.
+// On a stopped pump f runs on the calling goroutine.
 func (p *Pump) Do(f func()) {
 	if p.post(f) == stopped {
 		p.inPlace(f)
 	}
 }
 
-// Call is Do, and waits for f. On the pump's thread f runs at once. Before
-// Start it waits for it.
+// Call is Do, and waits until f has run. Called by the owner, it runs f at once.
+// Called before Start, it waits for Start.
 func (p *Pump) Call(f func()) {
 	if p.onThread() {
 		f()
@@ -57,9 +57,9 @@ func (p *Pump) Add(s Source) error {
 	return nil
 }
 
-// Remove removes s from the pump. When it returns, s is not called any more,
-// except that a source may remove itself from within Poll; its descriptor must
-// stay open until then.
+// Remove removes s from the pump. After it has returned, the pump does not call s,
+// unless s removes itself: its Poll then goes on. The descriptor of s must be open
+// until Remove returns.
 func (p *Pump) Remove(s Source) {
 	if p.onThread() {
 		p.markRemoved(s)
@@ -75,7 +75,8 @@ func (p *Pump) Remove(s Source) {
 	}
 }
 
-// markRemoved does not change the list: the caller may be a source in the middle of turn.
+// markRemoved marks the entry of s and leaves it in the list, because the caller may
+// be a source that turn polls.
 func (p *Pump) markRemoved(s Source) {
 	for i := range p.sources {
 		if e := &p.sources[i]; e.source == s && !e.gone {
@@ -86,6 +87,7 @@ func (p *Pump) markRemoved(s Source) {
 	}
 }
 
+// compact removes the marked entries.
 func (p *Pump) compact() {
 	p.sources = slices.DeleteFunc(p.sources, func(e entry) bool { return e.gone })
 	p.dirty = false

@@ -44,8 +44,8 @@ type parking struct {
 	look func(uintptr) bool
 }
 
-// openParking makes the parking epoll set. Where the netpoller does not take it,
-// the pump does not park.
+// openParking makes the parking epoll set. If the netpoller refuses it, the pump
+// never parks.
 func (p *Pump) openParking() error {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -113,8 +113,8 @@ func (p *Pump) watchParking(on bool) {
 	unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(p.parking.fd), unix.EPOLL_CTL_MOD, uintptr(p.sourcesFD), uintptr(unsafe.Pointer(&ev)), 0, 0)
 }
 
-// woken reports whether the parked goroutine continues. wakeFD is never drained,
-// so it may still report an old kick; the mode decides then.
+// woken reports whether the parked goroutine continues. wakeFD is never drained and
+// may still report an old kick, so the mode says whether there is a new one.
 func (p *Pump) woken(fd uintptr) bool {
 	var events [2]unix.EpollEvent
 	for _, ev := range events[:epollNow(int(fd), events[:])] {

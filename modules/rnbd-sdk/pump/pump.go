@@ -23,8 +23,8 @@ type Source interface {
 	// Poll handles all pending work and returns the number of events it
 	// handled; 0 means idle.
 	Poll() int
-	// Arm asks FD to become readable at the next event. False: there is work
-	// already, do not sleep.
+	// Arm makes FD readable at the next event. It returns false if there is work
+	// already: the pump polls again and does not sleep.
 	Arm() bool
 	// FD is the descriptor to sleep on, the same for the source's life, or
 	// negative for none. Add reads it on the caller's goroutine.
@@ -96,16 +96,16 @@ type Pump struct {
 	spinner spinner
 	loops   uint64
 	now     int64 // see Now
-	timed   bool  // now is that of this turn
+	timed   bool  // now was read in this turn
 
 	// Sleeping: the thread waits on gate. It holds wakeFD and, unless a
 	// caller drives, sourcesFD, the epoll set of all sources.
 	gate, sourcesFD, wakeFD int
 	mode                    atomic.Uint32 // awake, asleep or lent: callers.go
 	parking                 parking       // where it sleeps instead while there is little to do
-	brisk                   int           // short sleeps in a row; of the owner
+	brisk                   int           // short sleeps in a row, up to briskAfter; of the owner
 	parked                  bool          // the thread sleeps in the netpoller; of the owner
-	rested                  bool          // no spin was in vain since the last long sleep; of the owner
+	rested                  bool          // every spin since the last long sleep met work; of the owner
 	callers                 callers
 	checks                  checks
 	nap                     nap // of a virtual pump
@@ -161,9 +161,9 @@ func (p *Pump) Start() {
 	}()
 }
 
-// Run runs the pump on the caller's thread until until returns true, or until
-// Stop. until is called after every event and every wake-up. The pump is
-// stopped then. A pump that is pinned leaves the thread pinned.
+// Run runs the pump on the caller's thread. It ends when until returns true, or by
+// Stop, and stops the pump. until is called after every event and every wake-up.
+// A pump that is pinned leaves the thread pinned.
 func (p *Pump) Run(until func() bool) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -207,7 +207,7 @@ func (p *Pump) run(until func() bool) error {
 	return err
 }
 
-// pin binds the thread to its CPU; a refusal costs speed only.
+// pin binds the thread to its CPU. A refusal is logged: it costs speed only.
 func (p *Pump) pin() {
 	if p.cfg.CPU <= 0 {
 		return
@@ -267,9 +267,9 @@ func (p *Pump) tick() int64 {
 }
 
 // spin looks at the sources until the budget is spent. It returns true if it found
-// work, or if a caller wants the pump. After a long sleep there is a budget until the first miss:
-// rare events often come in groups, and that miss says nothing about the spins
-// of a busy pump.
+// work, or if a caller wants the pump. After a long sleep the budget is Config.Spin
+// or more, until a spin meets no work: rare events often come in groups. That miss
+// is not recorded, because it says nothing about the spins of a busy pump.
 func (p *Pump) spin() bool {
 	budget := p.spinner.next()
 	rested := p.rested && !p.spinner.large
@@ -436,7 +436,8 @@ func (p *Pump) own() {
 	p.ownerTID.Store(p.self())
 }
 
-// wakeUp is own for the goroutine of run.
+// wakeUp is own for the goroutine that runs the pump. It does not look up the id of
+// a virtual pump's goroutine again.
 func (p *Pump) wakeUp() {
 	if !p.virtual() {
 		p.own()
@@ -465,10 +466,10 @@ func (p *Pump) self() int32 {
 }
 
 // SetProcs sets GOMAXPROCS for a process with that many pumps: each takes one
-// while it spins, and the rest of the process needs two to four more. It also
-// halves the garbage that may pile up, unless GOGC is set: on a data path that
-// allocates nothing it is all of set-up, and would stay for good. Pumps of a process
-// without it do not park while idle.
+// while it spins, and the rest of the process needs two to four more. Unless GOGC
+// is set, it also halves the garbage that may pile up: a data path that allocates
+// nothing starts no collection, so the garbage of the set-up would stay for good.
+// In a process that does not call SetProcs, pumps neither park nor are lent.
 func SetProcs(pumps int) {
 	n := pumps + min(max(runtime.NumCPU(), 2), 4)
 	runtime.GOMAXPROCS(n)

@@ -10,7 +10,7 @@ const (
 	probeEvery = 16 // idle moments without a spin, then one probe
 )
 
-// spinner decides how long to spin.
+// spinner decides how long a pump spins.
 type spinner struct {
 	budget  time.Duration
 	history uint16 // one bit per spin, 1: it met work
@@ -22,7 +22,7 @@ func newSpinner(budget time.Duration) spinner {
 	return spinner{budget: budget, history: 0xffff}
 }
 
-// next returns the time to spin now; 0: not at all.
+// next returns the time to spin now. 0 means not at all.
 //
 // A probe spins twice as long: while all processes of a path sleep between
 // hops, a round trip takes longer than the budget, and a probe of the usual

@@ -8,10 +8,10 @@ import (
 )
 
 // A virtual pump sleeps on Go's timers instead of descriptors, so that it can run
-// in a bubble of testing/synctest: time advances there only while all goroutines
-// wait for something that the runtime knows, and a system call is not. Its sources'
-// descriptors are not watched. They are looked at whenever a function is posted,
-// and after naps that grow while there is nothing to do.
+// in a bubble of testing/synctest. Time advances there only while all goroutines
+// wait in ways that the runtime knows; a system call is none of these. The
+// descriptors of its sources are not watched. The pump polls its sources when a
+// function is posted, and after naps that grow while there is nothing to do.
 
 const (
 	firstNap = time.Millisecond
@@ -24,9 +24,9 @@ const (
 type nap struct {
 	bell  chan struct{} // of one place; nil: the pump is not virtual
 	next  time.Duration
-	timer *time.Timer // of the goroutine that runs the pump; used again and again
-	// runner is the goroutine that runs the pump. It is looked up once: that costs
-	// more than all else that a turn does.
+	timer *time.Timer // of the goroutine that runs the pump; reset for each nap
+	// runner is the number of the goroutine that runs the pump. It is looked up once,
+	// because that costs more than the rest of a turn.
 	runner int32
 }
 
@@ -55,9 +55,13 @@ func (n *nap) wait() {
 	n.next = min(16*n.next, maxNap)
 }
 
-// goroutineID names the calling goroutine. The runtime tells it in stack traces only.
-// Virtual pumps are not locked to threads, since a change of goroutines that are costs
-// two changes of threads, and simulations consist of little else.
+// worked makes the next nap a short one.
+func (n *nap) worked() { n.next = firstNap }
+
+// goroutineID returns the number of the calling goroutine. Go shows it in stack
+// traces only. The id of a thread would not do: virtual pumps are not locked to
+// threads, because a change between locked goroutines costs two changes of threads,
+// and simulations consist of little else.
 func goroutineID() int32 {
 	var b [64]byte
 	_, rest, _ := bytes.Cut(b[:runtime.Stack(b[:], false)], []byte("goroutine "))
@@ -65,6 +69,3 @@ func goroutineID() int32 {
 	n, _ := strconv.ParseInt(string(id), 10, 64)
 	return int32(n)
 }
-
-// worked makes the next nap a short one.
-func (n *nap) worked() { n.next = firstNap }

@@ -211,7 +211,8 @@ func flushed(s verbs.Status) verbs.Status {
 }
 
 // RecvQueue is the receive queue of a queue pair. The receives at positions
-// Head to Tail are in it. Init must be called before the first use. Owner only; the creator before the connection is up.
+// Head to Tail are in it. Init must be called before the first use. Owner only; the
+// creator before the connection is up.
 type RecvQueue struct {
 	Head, Tail uint64
 
