@@ -261,6 +261,7 @@ func (b *bundle) addJournals(ctx context.Context) {
 func (b *bundle) addMetrics(ctx context.Context, addr string) {
 	ctx, cancel := context.WithTimeout(ctx, bundleTimeout)
 	defer cancel()
+	addr, _ = metricsAddress(addr)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/metrics", nil)
 	if err != nil {
 		b.miss("metrics", err)

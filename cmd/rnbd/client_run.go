@@ -127,7 +127,7 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) e
 		return explainListen(fmt.Errorf("client: %w", err))
 	}
 	daemon := &clientDaemon{ClientDaemonServer: c.Control(versionString())}
-	daemon.conf = running[*clientOptions]{kind: "client", cmd: cmd, logs: run.logs, options: o, fresh: clientRun, tls: run.tls}
+	daemon.conf = running[*clientOptions]{kind: "client", cmd: cmd, logs: run.logs, options: o, fresh: clientRun, tls: run.tls, metrics: run.metrics}
 	daemon.keeper = mappings.NewKeeper(mapper{c, daemon, cfg.Loss}, run.log)
 	api := run.newAPI()
 	controlpb.RegisterClientDaemonServer(api, daemon)

@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 
-	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
@@ -38,12 +37,13 @@ type daemonOptions struct {
 	LogFormat    string        `yaml:"log-format"`
 	LogLevel     string        `yaml:"log-level"`
 	Audit        string        `yaml:"audit"`
-	Metrics      string        `yaml:"metrics"`
 	Sys          string        `yaml:"sys"`
 	ControlGroup string        `yaml:"control-group"`
 	HungAfter    time.Duration `yaml:"hung-after"`
 	EventHook    string        `yaml:"event-hook"`
 	tlsOptions   `yaml:",inline"`
+
+	metricsOptions `yaml:",inline"`
 }
 
 func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
@@ -60,7 +60,7 @@ func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
 	f.StringVar(&o.LogFormat, "log-format", "text", "text or json")
 	f.StringVar(&o.LogLevel, "log-level", "info", "debug, info, warn or error; \"rnbd log\" changes it")
 	f.StringVar(&o.Audit, "audit", "", "file, or syslog, for a record of each connection, device and command as a line of JSON (default not at all)")
-	f.StringVar(&o.Metrics, "metrics", "", "ADDRESS:PORT to serve metrics for Prometheus on (default not at all)")
+	o.metricsOptions.register(f)
 	f.StringVar(&o.ControlGroup, "control-group", "", "group of users that may list and show what the daemon has, and read its metrics by commands (default none but root and the daemon's user)")
 	f.DurationVar(&o.HungAfter, "hung-after", 10*time.Second, "age from which a request without an answer is reported; 0: none is, and failed requests are not logged")
 	f.StringVar(&o.EventHook, "event-hook", "", "program that is run for each event, which it finds in RNBD_EVENT_... of its environment (default none)")
@@ -117,19 +117,6 @@ func (o *daemonOptions) start(kind string) (*logs.Logs, error) {
 	pump.SetProcs(o.Pumps)
 	selfstats.Start(log)
 	return l, nil
-}
-
-// serveMetrics serves c until the function that it returns is called.
-func (o *daemonOptions) serveMetrics(c *metrics.Daemon, log *slog.Logger) (stop func() error, err error) {
-	if o.Metrics == "" {
-		return func() error { return nil }, nil
-	}
-	page, err := metrics.Listen(o.Metrics, c, log)
-	if err != nil {
-		return nil, err
-	}
-	log.Info("metrics are served", "address", page.Addr().String())
-	return page.Close, nil
 }
 
 // shutdownLimit bounds an orderly end.

@@ -42,7 +42,8 @@ type running[O daemonConfig] struct {
 	kind    string
 	cmd     *cobra.Command
 	logs    *logs.Logs
-	tls     *tlsauth.Auth              // nil: none
+	tls     *tlsauth.Auth // nil: none
+	metrics *metricsPage
 	fresh   func() (*cobra.Command, O) // the daemon's command with its defaults
 	mu      sync.Mutex
 	options O // as they are in force; guarded by mu
@@ -62,7 +63,13 @@ func (r *running[O]) reload(dry bool, more func(next O) []*controlpb.ConfigChang
 	if err != nil {
 		return nil, err
 	}
+	if _, err := next.common().metricsOptions.address(); err != nil {
+		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
+	}
 	if err := reloadTLS(r.tls, dry); err != nil {
+		return nil, err
+	}
+	if err := r.metrics.reload(dry); err != nil {
 		return nil, err
 	}
 	reply := &controlpb.ReloadReply{Changes: changedOptions(r.options, next)}

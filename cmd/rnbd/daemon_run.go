@@ -27,6 +27,7 @@ import (
 // daemonRun is one run of a daemon, from its options to its end.
 type daemonRun struct {
 	tls     *tlsauth.Auth // nil: none
+	metrics *metricsPage  // nil before listen
 	kind    string        // "client" or "server"
 	cmd     *cobra.Command
 	options *daemonOptions
@@ -66,8 +67,12 @@ const (
 )
 
 // listen makes the control socket, or takes over that of the service manager,
-// and opens the audit log. It fails if another daemon has the socket.
+// opens the audit log, and reads the files of the metrics page. It fails if
+// another daemon has the socket.
 func (r *daemonRun) listen() (err error) {
+	if r.metrics, err = r.options.openMetrics(r.log); err != nil {
+		return err
+	}
 	if name := r.options.ControlGroup; name != "" {
 		if r.readers, err = control.FindGroup(name); err != nil {
 			return usageError{fmt.Errorf("--control-group: %w", err)}
@@ -127,7 +132,7 @@ type services struct {
 
 // serve runs the daemon until a signal ends it, and closes it.
 func (r *daemonRun) serve(api *grpc.Server, s services) error {
-	stopMetrics, err := r.options.serveMetrics(s.metrics, r.log)
+	stopMetrics, err := r.metrics.serve(s.metrics, r.log)
 	if err != nil {
 		return errors.Join(err, closeWithin(s.close))
 	}

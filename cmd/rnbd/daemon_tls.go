@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
 	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
 )
@@ -52,6 +53,20 @@ func (o *tlsOptions) open(name string, log *slog.Logger) (*tlsauth.Auth, error) 
 	a, err := tlsauth.New(tlsauth.Config{Files: files, Name: name, Logger: log})
 	if err != nil {
 		return nil, usageError{fmt.Errorf("--tls %s: %w", o.TLS, err)}
+	}
+	return a, nil
+}
+
+// openTLS reads the files for the TLS of the metrics page. Without any it returns
+// nil.
+func (o *metricsOptions) openTLS(log *slog.Logger) (metrics.TLS, error) {
+	files := tlsauth.Files{Cert: o.MetricsCert, Key: o.MetricsKey, CA: o.MetricsClientCA}
+	if files == (tlsauth.Files{}) {
+		return nil, nil
+	}
+	a, err := tlsauth.NewHTTPS(tlsauth.Config{Files: files, Logger: log})
+	if err != nil {
+		return nil, usageError{fmt.Errorf("--metrics %s: %w", o.Metrics, err)}
 	}
 	return a, nil
 }

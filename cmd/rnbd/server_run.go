@@ -127,7 +127,7 @@ func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal) e
 		return explainListen(fmt.Errorf("server: %w", err))
 	}
 	daemon := &serverDaemon{ServerDaemonServer: s.Control(versionString()), server: s}
-	daemon.conf = running[*serverOptions]{kind: "server", cmd: cmd, logs: run.logs, options: o, fresh: serverRun, tls: run.tls}
+	daemon.conf = running[*serverOptions]{kind: "server", cmd: cmd, logs: run.logs, options: o, fresh: serverRun, tls: run.tls, metrics: run.metrics}
 	api := run.newAPI()
 	controlpb.RegisterServerDaemonServer(api, daemon)
 	return run.serve(api, services{

@@ -32,7 +32,8 @@ type Config struct {
 
 // Auth makes handshakes. All methods may be called by any goroutine.
 type Auth struct {
-	cfg Config
+	cfg  Config
+	load func() (*credentials, error) // reads the files
 
 	mu    sync.Mutex
 	now   *credentials
@@ -48,10 +49,14 @@ type stamp struct {
 
 // New reads the files.
 func New(cfg Config) (*Auth, error) {
+	return open(cfg, cfg.Files.load)
+}
+
+func open(cfg Config, load func() (*credentials, error)) (*Auth, error) {
 	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
-	a := &Auth{cfg: cfg, stamp: stamps(&cfg.Files)}
+	a := &Auth{cfg: cfg, load: load, stamp: stamps(&cfg.Files)}
 	var err error
-	if a.now, err = cfg.Files.load(); err != nil {
+	if a.now, err = load(); err != nil {
 		return nil, err
 	}
 	a.warn(a.now)
@@ -97,7 +102,7 @@ func (a *Auth) Reload(force bool) error {
 		return nil
 	}
 	a.stamp = next
-	c, err := a.cfg.Files.load()
+	c, err := a.load()
 	if err != nil {
 		a.cfg.Logger.Error("TLS: the files have changed and cannot be used, the earlier ones stay in use", "err", err)
 		return err

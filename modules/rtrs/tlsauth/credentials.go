@@ -107,6 +107,20 @@ func (c *credentials) loadCertificates(f *Files) error {
 	if err != nil {
 		return fmt.Errorf("CA %s: %w", f.CA, err)
 	}
+	if err := c.loadPair(f); err != nil {
+		return err
+	}
+	if f.CRL == "" {
+		return nil
+	}
+	if err := c.loadCRLs(f.CRL, cas); err != nil {
+		return fmt.Errorf("revoked certificates %s: %w", f.CRL, err)
+	}
+	return nil
+}
+
+// loadPair reads the certificate of this end and its key.
+func (c *credentials) loadPair(f *Files) error {
 	chain, err := c.readFile(f.Cert, false)
 	if err != nil {
 		return fmt.Errorf("certificate: %w", err)
@@ -123,12 +137,6 @@ func (c *credentials) loadCertificates(f *Files) error {
 	if now := time.Now(); now.Before(cert.Leaf.NotBefore) || now.After(cert.Leaf.NotAfter) {
 		c.warnings = append(c.warnings, fmt.Sprintf("%s is valid from %s to %s: peers will refuse it", f.Cert,
 			cert.Leaf.NotBefore.Format(time.RFC3339), cert.Leaf.NotAfter.Format(time.RFC3339)))
-	}
-	if f.CRL == "" {
-		return nil
-	}
-	if err := c.loadCRLs(f.CRL, cas); err != nil {
-		return fmt.Errorf("revoked certificates %s: %w", f.CRL, err)
 	}
 	return nil
 }

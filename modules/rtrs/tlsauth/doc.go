@@ -9,6 +9,9 @@
 //	conn, err := auth.Server(tcp)        // one end
 //	conn, err := auth.Client(tcp, "db1") // the other end
 //
+// NewHTTPS does the same for an HTTP server, without shared keys, and with
+// certificates of clients only if it is given a CA.
+//
 // # Shared keys
 //
 // crypto/tls has no external pre-shared keys. So each end derives two Ed25519

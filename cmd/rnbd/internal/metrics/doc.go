@@ -5,6 +5,6 @@
 // series is bounded: of sessions and devices beyond the first hundred, sorted
 // by name, the sum is shown under the name "_other".
 //
-// The page has no access control: let it listen only where all may know the
-// names of devices and addresses.
+// A Guard protects the page by TLS and a token. The two pages for health have no
+// names on them and need no token.
 package metrics

@@ -132,3 +132,30 @@ func TestAlertRulesPassPromtool(t *testing.T) {
 		}
 	}
 }
+
+func TestConfigurationPassesPromtool(t *testing.T) {
+	tool := promtool(t)
+	for _, page := range []string{"README.md", filepath.Join("..", "operations.md")} {
+		b, err := os.ReadFile(filepath.Join(monitoring, page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := 0
+		for _, block := range regexp.MustCompile("(?ms)^```ya?ml\n(.*?)^```").FindAllStringSubmatch(string(b), -1) {
+			if !strings.Contains(block[1], "scrape_configs:") {
+				continue
+			}
+			found++
+			name := filepath.Join(t.TempDir(), "prometheus.yaml")
+			if err := os.WriteFile(name, []byte(block[1]), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := exec.Command(tool, "check", "config", "--syntax-only", name).CombinedOutput(); err != nil {
+				t.Errorf("%s: promtool check config: %v\n%s", page, err, out)
+			}
+		}
+		if found != 1 {
+			t.Errorf("%s has %d configurations of Prometheus, want 1", page, found)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -29,30 +30,41 @@ const (
 )
 
 // Listen serves c, the metrics of the process, and whether the daemon is healthy
-// and ready, on ADDRESS:PORT until Close.
-func Listen(addr string, c *Daemon, log *slog.Logger) (*Page, error) {
+// and ready, on ADDRESS:PORT until Close. g protects the page; nil: nothing does.
+func Listen(addr string, c *Daemon, g *Guard, log *slog.Logger) (*Page, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
+	s := &Page{addr: l.Addr()}
+	if g != nil && g.tls != nil {
+		l = tls.NewListener(l, g.tls.HTTPSConfig())
+	}
 	reg := prometheus.NewPedanticRegistry()
 	reg.MustRegister(c, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{
+	mux.Handle("GET /metrics", g.wantToken(promhttp.HandlerFor(reg, promhttp.HandlerOpts{
 		ErrorLog: errorLog{log}, MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout,
-	}))
+	})))
 	mux.HandleFunc("GET /healthz", answerWith(c, func(*controlpb.DaemonInfo) []string { return nil }))
 	mux.HandleFunc("GET /readyz", answerWith(c, notReady))
-	s := &Page{addr: l.Addr(), http: &http.Server{
-		Handler: mux, ReadTimeout: scrapeTimeout, WriteTimeout: 2 * scrapeTimeout, IdleTimeout: time.Minute, MaxHeaderBytes: 1 << 14,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-	}}
+	s.http = newServer(mux, scrapeTimeout, log)
 	go func() {
 		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			log.Error("metrics are not served any more", "err", err)
 		}
 	}()
 	return s, nil
+}
+
+// newServer bounds connections, headers and times. limit is that of a handshake,
+// and that of a request on its way here.
+func newServer(h http.Handler, limit time.Duration, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler: h, ReadTimeout: limit, WriteTimeout: 2 * limit, IdleTimeout: time.Minute, MaxHeaderBytes: 1 << 14,
+		ErrorLog:  slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ConnState: (&crowd{busy: map[net.Conn]bool{}}).state,
+	}
 }
 
 // Addr is where it listens, with the port it got.
