@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/top"
 )
 
 // completer offers arguments: names that the daemons have, given the words
@@ -137,6 +138,7 @@ var flagWords = map[string][]string{
 	"log-level":  {"debug", "info", "warn", "error"},
 	"log-format": {"text", "json"},
 	"for":        waitGoals,
+	"view":       top.Views,
 }
 
 // completeFlags has the shell complete the values of the flags of c and of all

@@ -24,6 +24,7 @@ func generalVerbs(all []*noun) []*verb {
 			short:   "Show all about a device, session or path; alone: about the daemons",
 			example: "  rnbd show rnbd0\n  rnbd client show",
 		},
+		topVerb(),
 		eventsVerb(),
 		waitVerb(),
 		logVerb(),
