@@ -123,7 +123,7 @@ const (
 
 func paint(color, s string) string { return "\x1b[" + color + "m" + s + "\x1b[0m" }
 
-// stateColor: green works, red does not, yellow is on its way.
+// stateColor returns green for what works, red for what does not, yellow for the rest.
 func stateColor(state string) string {
 	word, _, _ := strings.Cut(state, ":")
 	switch word {

@@ -119,7 +119,7 @@ func (i *interval) path(p *Path) pathRates {
 }
 
 // grown is the growth of a count. One that has fallen began again at 0: a path was
-// reset, or a device opened anew.
+// reset, or a device opened again.
 func grown(before, now uint64) uint64 {
 	if now < before {
 		return now
