@@ -58,7 +58,7 @@ func (t *topSampler) close() {
 	}
 }
 
-// sample asks for what a view shows. Errors are in the sample, and in t.err.
+// sample asks for the numbers of a view. Errors are in the sample, and in t.err.
 func (t *topSampler) sample(ctx context.Context, view string) *top.Sample {
 	s := &top.Sample{}
 	t.err = nil
@@ -183,7 +183,7 @@ func addTopServer(ctx context.Context, s *top.Sample, c controlpb.ServerDaemonCl
 // addExported adds the users and the counts of d to row.
 func addExported(row *top.Device, d *controlpb.ServerDevice) {
 	if row.State == "open" {
-		row.State = d.State // what is wrong with one of two
+		row.State = d.State // one of two may be broken
 	}
 	row.Failed, row.Hung = row.Failed+d.FailedRequests, row.Hung+hungOf(d.Hung)
 	var names []string
@@ -191,7 +191,7 @@ func addExported(row *top.Device, d *controlpb.ServerDevice) {
 		names = append(names, row.Session)
 	}
 	for _, u := range d.Users {
-		// What a server has received was written.
+		// A server receives the data of writes.
 		row.Uses[fmt.Sprintf("%s %d", u.Session, u.DeviceId)] = top.Moved{Read: 512 * u.TxSectors, Written: 512 * u.RxSectors}
 		names = append(names, u.Session)
 	}

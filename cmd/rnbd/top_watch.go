@@ -123,7 +123,7 @@ func (t *topSampler) answer(ctx context.Context, asked <-chan string, samples ch
 	}
 }
 
-// readKeys returns what is typed; the channel is closed when the terminal is gone. It
+// readKeys returns typed bytes; the channel is closed when the terminal is gone. It
 // reads until the process ends.
 func readKeys(in *os.File) <-chan []byte {
 	keys := make(chan []byte)

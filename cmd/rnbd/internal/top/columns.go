@@ -17,7 +17,7 @@ type column struct {
 	rank  int    // those of high rank are left out first
 }
 
-// flexible reports whether the column has texts, which are cut.
+// flexible reports whether the column has texts. They are cut to its width.
 func (c *column) flexible() bool { return c.max > 0 }
 
 // cell is a text, and the number that rows are sorted by.
@@ -189,7 +189,7 @@ func pathGrid(s *Sample, i *interval) *grid {
 	return g
 }
 
-// filter keeps the rows with a text that has what, without regard to case.
+// filter keeps the rows with a text that contains the words, without regard to case.
 func (g *grid) filter(what string) {
 	if what == "" {
 		return
@@ -206,7 +206,7 @@ func (g *grid) filter(what string) {
 }
 
 // sort orders the rows by a column: texts from a to z, numbers from the largest on.
-// What is not known comes last. A column that is not there leaves the order by key.
+// Unknown values come last. A column that is not there leaves the order by key.
 func (g *grid) sort(by order) {
 	at := slices.IndexFunc(g.columns, func(c column) bool { return c.name == by.column })
 	slices.SortStableFunc(g.rows, func(a, b row) int {

@@ -1,5 +1,5 @@
-// Package top draws the screens of rnbd top: devices, paths and events, with what
-// happened between two samples of the daemons.
+// Package top draws the screens of rnbd top: devices, paths and events, with the
+// changes between two samples of the daemons.
 //
 // It is pure: Screen makes lines of text of two Samples and a State, Decode makes
 // Keys of bytes, and State.Press changes the State. It opens nothing and waits for

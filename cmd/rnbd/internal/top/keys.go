@@ -25,9 +25,9 @@ var finals = map[byte]Key{'A': Up, 'B': Down, 'H': Home, 'F': End}
 // tildes are the keys of the number of a control sequence that ends in ~.
 var tildes = map[string]Key{"1": Home, "4": End, "5": PageUp, "6": PageDown, "7": Home, "8": End}
 
-// Decode returns the keys of what was read from a terminal. rest is the begin of a
-// character or a control sequence, to be put before what is read next; with final
-// nothing more is expected, and rest is empty. Keys without a use are left out.
+// Decode returns the keys of bytes from a terminal. rest is the begin of a character
+// or a control sequence, to be put before the next bytes; with final no more are
+// expected, and rest is empty. Keys without a use are left out.
 func Decode(in []byte, final bool) (keys []Key, rest []byte) {
 	for len(in) > 0 {
 		key, n := first(in, final)
@@ -65,10 +65,10 @@ func first(in []byte, final bool) (Key, int) {
 	return Key(r), n
 }
 
-// maxSequence bounds a control sequence: what is longer is none.
+// maxSequence bounds the bytes of a control sequence. A longer one is none.
 const maxSequence = 16
 
-// sequence is first for what begins with an escape.
+// sequence is first for bytes that begin with an escape.
 func sequence(in []byte, final bool) (Key, int) {
 	if len(in) == 1 {
 		if final {

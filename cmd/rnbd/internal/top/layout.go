@@ -84,7 +84,7 @@ func heads(all []placed) (lines []string) {
 	return append(lines, strings.TrimRight(strings.Join(names, " "), " "))
 }
 
-// line writes a row. With colour, states and what is to be seen have some.
+// line writes a row. With colour, states and alarms have some.
 func (r *row) line(all []placed, color bool) string {
 	var b strings.Builder
 	blanks := 0
@@ -123,7 +123,7 @@ const (
 
 func paint(color, s string) string { return "\x1b[" + color + "m" + s + "\x1b[0m" }
 
-// stateColor returns green for what works, red for what does not, yellow for the rest.
+// stateColor returns green for good states, red for bad ones, yellow for the rest.
 func stateColor(state string) string {
 	word, _, _ := strings.Cut(state, ":")
 	switch word {

@@ -29,17 +29,17 @@ type quantiles struct {
 	known    bool
 }
 
-// deviceRates is what a device did between two samples.
+// deviceRates is the work of a device between two samples.
 type deviceRates struct {
 	iops, read, written rate
 	stages              map[string]quantiles
 	failing             bool // more failed requests than before
 }
 
-// pathRates is what a path did between two samples.
+// pathRates is the work of a path between two samples.
 type pathRates struct{ iops, received, sent rate }
 
-// interval finds what the earlier of two samples had. A daemon that started in
+// interval finds objects in the earlier of two samples. A daemon that started in
 // between counts from 0, so nothing of it can be compared.
 type interval struct {
 	seconds float64

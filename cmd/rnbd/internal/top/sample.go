@@ -6,7 +6,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 )
 
-// Sample is what the daemons said at one time. Counts are totals; Screen takes the
+// Sample is the state of the daemons at one time. Counts are totals; Screen takes the
 // differences.
 type Sample struct {
 	Time    time.Time
@@ -25,7 +25,7 @@ type Daemon struct {
 
 // Device is a mapped or an exported device.
 type Device struct {
-	Daemon, ID   string // kind of the daemon that has it; what distinguishes it there
+	Daemon, ID   string // kind of the daemon that has it; its name there, unique
 	Name         string
 	Session      string // of an exported device: those of all its users
 	State        string
@@ -35,7 +35,7 @@ type Device struct {
 	Stages       []Stage
 }
 
-// Moved is what was read and written.
+// Moved is the amount of data read and written.
 type Moved struct{ Read, Written uint64 } // bytes
 
 // Stage is the latency of one operation in one stage.

@@ -31,7 +31,7 @@ func (t *totals) add(d *Device, r deviceRates) {
 	t.failed, t.hung = t.failed+d.Failed, t.hung+d.Hung
 }
 
-// Screen returns the lines of a screen, of what now says and of what happened since
+// Screen returns the lines of a screen: the state in now, and the changes since
 // before; before may be nil. No line is longer than the width, and there are no
 // more lines than the height.
 func Screen(s *State, before, now *Sample, every time.Duration, size Size) []string {
@@ -80,7 +80,7 @@ func limit(to Size) int {
 	return to.Width
 }
 
-// summary are the lines above the view: the time, sums, and what does not answer.
+// summary are the lines above the view: the time, sums, and daemons that do not answer.
 func (s *State) summary(now *Sample, sum totals, every time.Duration, size Size) (lines []string) {
 	var kinds, errs []string
 	for _, d := range now.Daemons {
@@ -187,7 +187,7 @@ func (s *State) events(now *Sample, size Size, above int) (lines []string) {
 	return lines
 }
 
-// foot is the last line: the keys, or what is typed.
+// foot is the last line: the keys, or the filter while it is typed.
 func (s *State) foot() string {
 	if s.Typing {
 		return "filter: " + clean(s.Filter) + "_  (Enter keeps it, Escape takes it away)"

@@ -8,7 +8,7 @@ import (
 // Views are the screens that there are.
 var Views = []string{"devices", "paths", "events"}
 
-// State is what the user has chosen.
+// State is the choice of the user.
 type State struct {
 	View   string
 	Filter string

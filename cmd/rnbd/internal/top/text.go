@@ -12,7 +12,8 @@ import (
 // none stands for a value that is not known.
 const none = "-"
 
-// clean returns s without what a terminal would obey: names come from other hosts.
+// clean returns s without control characters: names come from other hosts, and a
+// terminal would obey them.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
