@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -42,8 +44,8 @@ func waitFor(c *call) error {
 		switch {
 		case err == nil:
 			return nil
-		case ctx.Err() != nil:
-			return fmt.Errorf("wait for %s --for=%s: %s: %w", c.args[0], goal, state, ctx.Err())
+		case ctx.Err() != nil, errors.Is(err, syscall.ETIMEDOUT): // the daemon's clock may be first
+			return fmt.Errorf("wait for %s --for=%s: %s: %w", c.args[0], goal, state, cmp.Or(ctx.Err(), context.DeadlineExceeded))
 		case errors.Is(err, fs.ErrPermission):
 			return err
 		}
