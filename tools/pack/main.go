@@ -1,0 +1,167 @@
+package main
+
+import (
+	"compress/gzip"
+	"flag"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+)
+
+// maintainer is a name. Debian wants an address with it; mail to this one goes
+// nowhere (RFC 2606).
+const maintainer = "rnbd maintainers <maintainers@rnbd.invalid>"
+
+// build has the values that all packages of a run share.
+type build struct {
+	version, arch string
+	date          time.Time
+	licences      licences
+}
+
+func main() {
+	stage := flag.String("stage", "", "folder that make install has filled, with PREFIX=/usr")
+	source := flag.String("source", "", "folder of the repository, for documents and licence")
+	out := flag.String("out", ".", "folder for the packages")
+	version := flag.String("version", "", "version of the packages")
+	arch := flag.String("arch", runtime.GOARCH, "architecture of the programs, as Go names it")
+	date := flag.Int64("date", 0, "time of all files, in seconds since 1970")
+	flag.Parse()
+	b := &build{version: *version, arch: *arch, date: time.Unix(*date, 0).UTC()}
+	if err := b.run(*stage, *source, *out); err != nil {
+		fmt.Fprintln(os.Stderr, "pack:", err)
+		os.Exit(1)
+	}
+}
+
+func (b *build) run(stage, source, out string) (err error) {
+	if err := b.check(); err != nil {
+		return err
+	}
+	if b.licences, err = newLicences(source); err != nil {
+		return err
+	}
+	files, err := readTree(stage, "")
+	if err != nil {
+		return err
+	}
+	contents, err := share(files)
+	if err != nil {
+		return err
+	}
+	var image []entry
+	for i := range packages {
+		p := &packages[i]
+		own := contents[p.name]
+		if p.docs {
+			if own, err = readTree(filepath.Join(source, "docs"), p.doc()); err != nil {
+				return err
+			}
+		}
+		if len(own) == 0 {
+			return fmt.Errorf("package %s has no files", p.name)
+		}
+		legal, err := b.legal(p, own)
+		if err != nil {
+			return err
+		}
+		own = append(own, legal...)
+		if p.inImage {
+			image = append(image, own...)
+		}
+		if err := b.write(p, own, out); err != nil {
+			return fmt.Errorf("package %s: %w", p.name, err)
+		}
+	}
+	archive, err := b.image(image)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(out, fmt.Sprintf("rnbd_%s_%s.oci.tar", b.version, b.arch)), archive, 0o644)
+}
+
+// check refuses versions and architectures that a format cannot express. A hyphen
+// would begin the revision of a package.
+func (b *build) check() error {
+	if rpmArch[b.arch] == "" {
+		return fmt.Errorf("architecture %q: packages are made for amd64 and arm64", b.arch)
+	}
+	if b.version == "" || strings.Trim(b.version, "0123456789abcdefghijklmnopqrstuvwxyz.~+") != "" || b.version[0] < '0' || b.version[0] > '9' {
+		return fmt.Errorf("version %q: it is to begin with a digit and have digits, small letters, and . ~ + only", b.version)
+	}
+	return nil
+}
+
+// share gives each file to its package. It is an error if there is none, or two.
+func share(files []entry) (map[string][]entry, error) {
+	contents := map[string][]entry{}
+	for _, f := range files {
+		var owners []string
+		for i := range packages {
+			if p := &packages[i]; p.takes(f.path) {
+				owners = append(owners, p.name)
+				contents[p.name] = append(contents[p.name], f)
+			}
+		}
+		if len(owners) != 1 {
+			return nil, fmt.Errorf("%s belongs to %d packages %v: it is to belong to one", f.path, len(owners), owners)
+		}
+	}
+	return contents, nil
+}
+
+// legal returns the files about rights of a package with these contents.
+func (b *build) legal(p *pkg, contents []entry) ([]entry, error) {
+	programs := slices.DeleteFunc(slices.Clone(contents), func(e entry) bool { return !isProgram(e.path) })
+	dir := path.Join(p.doc(), "licences")
+	texts, err := b.licences.of(programs, dir)
+	if err != nil {
+		return nil, err
+	}
+	return append(texts, file(path.Join(p.doc(), "copyright"), copyright(texts, dir))), nil
+}
+
+// write makes the package in both formats.
+func (b *build) write(p *pkg, contents []entry, out string) error {
+	contents, err := zipped(contents)
+	if err != nil {
+		return err
+	}
+	arch, rpmArch := b.arch, rpmArch[b.arch]
+	if p.noArch {
+		arch, rpmArch = "all", "noarch"
+	}
+	deb, err := b.deb(p, contents, arch)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(out, fmt.Sprintf("%s_%s_%s.deb", p.name, b.version, arch)), deb, 0o644); err != nil {
+		return err
+	}
+	rpm, err := b.rpm(p, withFolders(contents, p.folders...), rpmArch)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(out, fmt.Sprintf("%s-%s-1.%s.rpm", p.name, b.version, rpmArch)), rpm, 0o644)
+}
+
+// zipped returns the files with man pages compressed, as distributions have them.
+func zipped(files []entry) ([]entry, error) {
+	out := slices.Clone(files)
+	for i, f := range out {
+		if !strings.HasPrefix(f.path, "usr/share/man/") {
+			continue
+		}
+		body, err := zip(f.body, gzip.BestCompression)
+		if err != nil {
+			return nil, err
+		}
+		out[i].path, out[i].body = f.path+".gz", body
+	}
+	return out, nil
+}
