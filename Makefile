@@ -4,7 +4,8 @@ MODULES  := modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-clien
 PLUGINS  := plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/frontend-ublk
 PROGRAMS := cmd/rnbd cmd/rnbd-net $(PLUGINS) examples/io-memory
 ALL      := $(MODULES) $(PROGRAMS) test tools
-PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server nbd-client fio e2fsprogs tshark iperf3 iproute2 strace groff-base fuse3
+PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server nbd-client fio e2fsprogs tshark iperf3 iproute2 strace groff-base fuse3 rpm
+PACKAGES_LONG := lintian podman crun
 BIN      := $(CURDIR)/bin
 RESULTS  := $(CURDIR)/.cache/test-results
 
@@ -41,7 +42,7 @@ demo: build ## export, map, copy, kill a plugin, verify: under a minute
 test: tools-for-test build test-modules test-e2e conformance ## everything but the long forms
 
 tools-for-test:
-	@missing=; for t in nbdinfo qemu-io qemu-storage-daemon nbdkit nbd-server nbd-client fio mke2fs tshark iperf3 tc strace groff fusermount3; do \
+	@missing=; for t in nbdinfo qemu-io qemu-storage-daemon nbdkit nbd-server nbd-client fio mke2fs tshark iperf3 tc strace groff fusermount3 rpm; do \
 		command -v $$t >/dev/null || [ -x /usr/sbin/$$t ] || missing="$$missing $$t"; done; \
 	if [ -n "$$missing" ]; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -78,6 +79,20 @@ test-devices: build ## front ends as block devices, in a virtual machine (root, 
 soak: build tools-for-soak ## the long form of it, hours on a slow machine; a part: RUN=TestInGuest/ublk/power
 	@mkdir -p $(RESULTS)
 	@RNBD_KERNEL=1 RNBD_LONG=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 250m $(if $(RUN),-run '$(RUN)') test/devices
+
+test-packages: tools-for-packages ## packages, installed, used, upgraded and purged in a clean root (root, about two minutes)
+	@mkdir -p $(RESULTS)
+	@RNBD_PACKAGES=1 go run ./tools/gotest -out $(RESULTS)/packages -p 1 $(if $(RUN),-run '$(RUN)') test/packages
+
+test-packages-full: tools-for-packages ## the long form of it: the image in podman, lintian, two builds compared
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then { $(APT_UPDATE); } && $(APT_INSTALL) --no-install-recommends $(PACKAGES_LONG) >/dev/null; fi
+	@RNBD_PACKAGES=1 RNBD_LONG=1 go run ./tools/gotest -out $(RESULTS)/packages -p 1 -timeout 120m $(if $(RUN),-run '$(RUN)') test/packages
+
+tools-for-packages:
+	@missing=; for t in mmdebstrap rpm; do command -v $$t >/dev/null || missing="$$missing $$t"; done; \
+	if [ -n "$$missing" ]; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then { $(APT_UPDATE); } && $(APT_INSTALL) --no-install-recommends $$missing >/dev/null; \
+		else echo "not installed, so their tests are left out:$$missing"; fi; fi
 
 tools-for-soak:
 	@command -v stress-ng >/dev/null || if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -126,7 +141,7 @@ lint: ## gofmt, go vet and staticcheck
 	@CGO_ENABLED=$(CGO_RNBD) $$(cd tools && go tool -n staticcheck) $(ALL:%=./%/...)
 
 man: build ## man pages of commands and configuration files, into bin/man
-	@rm -rf $(BIN)/man && $(BIN)/rnbd man $(BIN)/man
+	@rm -rf $(BIN)/man && $(BIN)/rnbd man $(BIN)/man && $(BIN)/rnbd-net man $(BIN)/man
 
 PREFIX  ?= /usr/local
 INSTALL := install -D -m
@@ -140,11 +155,27 @@ install: build ## programs, plugins, units, man pages and completion; DESTDIR=FO
 	@for k in client server; do mkdir -p $(DESTDIR)/etc/rnbd/$$k.d; [ -e $(DESTDIR)/etc/rnbd/$$k.yaml ] || \
 		$(INSTALL) 644 docs/examples/$$k.yaml $(DESTDIR)/etc/rnbd/$$k.yaml || exit 1; done
 	@sed 's|/usr/bin/|$(PREFIX)/bin/|' docs/examples/65-rnbd.rules | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/udev/rules.d/65-rnbd.rules
-	@t=$$(mktemp -d) && trap 'rm -rf "$$t"' EXIT && $(BIN)/rnbd man $$t && for f in $$t/*; do \
+	@t=$$(mktemp -d) && trap 'rm -rf "$$t"' EXIT && for p in rnbd rnbd-net; do $(BIN)/$$p man $$t || exit 1; done && for f in $$t/*; do \
 		$(INSTALL) 644 $$f $(DESTDIR)$(PREFIX)/share/man/man$${f##*.}/$${f##*/} || exit 1; done
-	@$(BIN)/rnbd completion bash | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/rnbd
-	@$(BIN)/rnbd completion zsh | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_rnbd
-	@$(BIN)/rnbd completion fish | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/rnbd.fish
+	@for p in rnbd rnbd-net; do \
+		$(BIN)/$$p completion bash | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/$$p && \
+		$(BIN)/$$p completion zsh | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_$$p && \
+		$(BIN)/$$p completion fish | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/$$p.fish || exit 1; done
+
+VERSION    ?= 0.1.0
+ARCH       ?= $(shell go env GOARCH)
+DIST       ?= $(BIN)/packages
+BUILD_DATE  = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),0)
+
+# The programs are built without cgo and without paths of this machine; the machine runs them for
+# man pages and completion, so that ARCH= is its own or one that it can emulate.
+packages: ## Debian and RPM packages and an OCI image, static and reproducible, into bin/packages; VERSION=0.1.0
+	@s=$$(mktemp -d) && trap 'rm -rf "$$s"' EXIT && mkdir $$s/bin $$s/root && \
+	for p in cmd/rnbd cmd/rnbd-net $(PLUGINS); do (cd $$p && GOFLAGS= CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath -buildvcs=false \
+		-ldflags '-s -w -buildid= -X main.version=$(VERSION)' -o $$s/bin/ .) || exit 1; done && \
+	$(MAKE) --no-print-directory -o build install BIN=$$s/bin DESTDIR=$$s/root PREFIX=/usr && mkdir -p $(DIST) && rm -f $(DIST)/rnbd*.deb $(DIST)/rnbd*.rpm $(DIST)/rnbd*.oci.tar && \
+	(cd tools && GOFLAGS= go run ./pack -stage $$s/root -source $(CURDIR) -out $(DIST) -version $(VERSION) -arch $(ARCH) -date $(BUILD_DATE)) && \
+	(cd $(DIST) && sha256sum *.deb *.rpm *.tar | tee SHA256SUMS)
 
 generate: ## protobuf code (needs protoc)
 	@tools/generate.sh
@@ -158,4 +189,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## what was built
 	@rm -rf $(BIN) .cache bench-results*
 
-.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report lint man install generate tidy release-check clean
+.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report lint man install packages generate tidy release-check clean
