@@ -89,6 +89,14 @@ var cleanRoot = sync.OnceValues(func() (string, error) {
 	return debianRoot("root-1")
 })
 
+// bootRoot returns the folder of a root that boots as a guest.
+var bootRoot = sync.OnceValues(func() (string, error) {
+	return debianRoot("guest-1", "--include=systemd-sysv,udev,dbus,kmod,e2fsprogs,linux-image-amd64,initramfs-tools,zstd",
+		`--essential-hook=mkdir -p "$1/etc/initramfs-tools/conf.d" "$1/usr/share/initramfs-tools/modules.d" &&
+			echo MODULES=list >"$1/etc/initramfs-tools/conf.d/rnbd" &&
+			printf "virtio_blk\nvirtio_pci\next4\n" >"$1/usr/share/initramfs-tools/modules.d/rnbd"`)
+})
+
 // debianRoot makes a root of Debian by mmdebstrap, or takes that of the cache.
 func debianRoot(name string, args ...string) (string, error) {
 	cache := filepath.Join(lab.Root(), ".cache", "packages")
