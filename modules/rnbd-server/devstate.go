@@ -86,21 +86,26 @@ func (d *device) recordMove(to devState) {
 	if from == devOpening || to == devClosed {
 		return
 	}
-	d.plugin.server.cfg.Journal.Add(journal.Event{Kind: journal.Device, Device: d.name, Plugin: d.plugin.cfg.Name, From: from.String(), To: to.String(), Why: d.openErr})
+	e := journal.Event{Kind: journal.Device, Device: d.name, Plugin: d.plugin.cfg.Name, From: from.String(), To: to.String()}
+	if to == devFailing || to == devFailed {
+		e.Why = d.whyFailed()
+	}
+	d.plugin.server.cfg.Journal.Add(e)
 }
 
 // moveToFailing moves to devFailing, or to devFailed if there is nothing to
-// wait for. The caller holds d.plugin.mu.
-func (d *device) moveToFailing(why failure) bool {
+// wait for. text is the error of failedOpen and failedChanged. The caller holds
+// d.plugin.mu.
+func (d *device) moveToFailing(why failure, text string) bool {
 	to := devFailing
 	if why == failedShrunk || why == failedChanged { // in the next process, after the fence
 		to = devFailed
 	}
-	if !d.move(to) {
+	if !slices.Contains(devMoves[d.now()], to) {
 		return false
 	}
-	d.why = why
-	return true
+	d.why, d.openErr = why, text
+	return d.move(to)
 }
 
 // lost reports whether d is failed for good.
@@ -110,24 +115,29 @@ func (d *device) lost() bool {
 	return d.fails() && d.now() != devClosed && d.why.forGood()
 }
 
+// whyFailed returns the reason of a failure in words. The caller holds d.plugin.mu.
+func (d *device) whyFailed() string {
+	switch d.why {
+	case failedPlugin:
+		return "plugin " + d.plugin.cfg.Name + " crashes too often"
+	case failedOpen:
+		return "does not open again: " + d.openErr
+	case failedShrunk:
+		return "smaller than before its plugin died"
+	case failedChanged:
+		return "not what it was before its plugin died: " + d.openErr
+	}
+	return "plugin state lost"
+}
+
 // state returns the state of d in words.
 func (d *device) state() string {
 	d.plugin.mu.Lock()
-	now, why, openErr := d.now(), d.why, d.openErr
+	now, why := d.now(), d.whyFailed()
 	d.plugin.mu.Unlock()
 	switch {
 	case now == devFailing, now == devFailed:
-		switch why {
-		case failedPlugin:
-			return "failed: plugin " + d.plugin.cfg.Name + " crashes too often"
-		case failedOpen:
-			return "failed: does not open again: " + openErr
-		case failedShrunk:
-			return "failed: smaller than before its plugin died"
-		case failedChanged:
-			return "failed: not what it was before its plugin died: " + openErr
-		}
-		return "failed: plugin state lost"
+		return "failed: " + why
 	case now == devStuck:
 		return "stuck: waits for the I/O of a dead plugin"
 	case d.retired.Load() > 0:

@@ -2,6 +2,7 @@ package server
 
 import (
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
@@ -51,4 +52,33 @@ func TestJournal_HasChangesOfState(t *testing.T) {
 	contains(t, changes(j, journal.Session), "s:  -> connected")
 	contains(t, changes(j, journal.Device), "s d:  -> open", "dmemory: open -> recovering", "dmemory: recovering -> open")
 	contains(t, changes(j, journal.Plugin), "memory: starting -> running", "memory: running -> waiting", "memory: starting -> running")
+}
+
+// An event has the reason of a failure, and the one of its end has none.
+func TestJournal_HasReasonsOfFailures(t *testing.T) {
+	j := journal.New(100)
+	mem := newMemory()
+	mem.crash = plugin.KeepsAcknowledged
+	mem.add("d", 1<<20)
+	r := newRig(t, mem, func(c *Config) { c.Journal = j })
+	_, err := r.connect("s").open("d", blk.ReadWrite)
+	must(t, err)
+	mem.setFail("d", syscall.ENXIO)
+	r.process().Kill()
+	eventually(t, "the device is failed", func() bool { return r.server.openDevicesByName("d").fails() })
+	mem.setFail("d", nil)
+	eventually(t, "the device is back", func() bool { return r.server.openDevicesByName("d").serves() })
+	var failed, back bool
+	for _, e := range j.After(0) {
+		switch {
+		case e.Kind != journal.Device:
+		case e.To == "failing":
+			failed = strings.Contains(e.Why, "does not open again: ") && strings.Contains(e.Why, syscall.ENXIO.Error())
+		case e.To == "open" && e.From != "":
+			back = e.Why == ""
+		}
+	}
+	if !failed || !back {
+		t.Errorf("%+v", j.After(0))
+	}
 }

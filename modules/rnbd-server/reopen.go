@@ -125,10 +125,7 @@ func (p *ioPlugin) late(in *supervise.Instance, d *device) {
 // notOpened fails d until a later try succeeds.
 func (p *ioPlugin) notOpened(in *supervise.Instance, d *device, err error) {
 	p.mu.Lock()
-	moved := p.awaitsLocked(in, d) && d.moveToFailing(failedOpen)
-	if moved {
-		d.openErr = err.Error()
-	}
+	moved := p.awaitsLocked(in, d) && d.moveToFailing(failedOpen, err.Error())
 	p.mu.Unlock()
 	if moved {
 		p.failAll([]*device{d})
@@ -162,7 +159,7 @@ func (p *ioPlugin) unfit(in *supervise.Instance, d *device, why failure, text st
 		p.log.Warn("closing a device failed", "device", d.name, "err", err)
 	}
 	p.mu.Lock()
-	moved := p.awaitsLocked(in, d) && (d.moveToFailing(why) || d.fails())
+	moved := p.awaitsLocked(in, d) && (d.moveToFailing(why, text) || d.fails())
 	if moved {
 		d.why, d.openErr = why, text
 		d.move(devFailed)

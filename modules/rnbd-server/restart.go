@@ -29,7 +29,7 @@ func (p *ioPlugin) left(in *supervise.Instance, _ error) {
 			if d.now() == devOpen {
 				d.move(devRecovering)
 			}
-		} else if d.moveToFailing(failedLost) {
+		} else if d.moveToFailing(failedLost, "") {
 			failing = append(failing, d)
 		}
 	}
@@ -46,7 +46,7 @@ func (p *ioPlugin) gaveUp(error) {
 	p.mu.Lock()
 	var failing []*device
 	for _, d := range p.devices {
-		if d.moveToFailing(failedPlugin) {
+		if d.moveToFailing(failedPlugin, "") {
 			failing = append(failing, d)
 		} else if d.why == failedOpen && d.fails() {
 			d.why = failedPlugin

@@ -341,14 +341,14 @@ func (s *Supervisor) moveLocked(to State) {
 		panic(fmt.Sprintf("supervise: plugin %s moves from %v to %v", s.cfg.Plugin.Name, from, to))
 	}
 	s.status.State = to
-	s.cfg.Journal.Add(journal.Event{Kind: journal.Plugin, Plugin: s.cfg.Plugin.Name, From: from.String(), To: to.String(), Why: s.reason(to)})
+	s.cfg.Journal.Add(journal.Event{Kind: journal.Plugin, Plugin: s.cfg.Plugin.Name, From: from.String(), To: to.String(), Why: s.reason(from, to)})
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
 // reason returns why the state changes to one that is not running. Caller holds mu.
-func (s *Supervisor) reason(to State) string {
-	if to == Waiting || to == GivenUp {
+func (s *Supervisor) reason(from, to State) string {
+	if to == GivenUp || to == Waiting && from != GivenUp { // from there by Reset
 		return s.status.LastError
 	}
 	return ""
