@@ -245,11 +245,18 @@ func connectWith(t testing.TB, addr netip.Addr, active string, ask, say []byte, 
 // from a list of its own, beside the list of TCP, and siw opens it in that.
 func onFreePort(try func() error) (err error) {
 	for range 5 {
-		if err = try(); !errors.Is(err, syscall.EADDRINUSE) {
+		if err = try(); !portTaken(err) {
 			break
 		}
 	}
 	return err
+}
+
+// portTaken reports whether siw could not have the port that the kernel chose
+// for it: TCP says EADDRINUSE where a socket is bound to it, EADDRNOTAVAIL
+// where a connection with both ports exists, or did a minute ago.
+func portTaken(err error) bool {
+	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EADDRNOTAVAIL)
 }
 
 func newPair(t testing.TB, addr netip.Addr, active string, change ...func(*iwarp.Config)) *pair {

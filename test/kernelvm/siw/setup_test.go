@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"syscall"
 	"testing"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
@@ -142,7 +141,7 @@ func TestI002_Siw_Reject(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			defer cancel()
 			_, err := p.client.dev.Connect(ctx, p.client.qp, verbs.ConnectParams{Src: v4, Dst: l.Addr(), Private: []byte("may I?")})
-			if errors.Is(err, syscall.EADDRINUSE) {
+			if portTaken(err) {
 				return err
 			}
 			check(t, <-done)
