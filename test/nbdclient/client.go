@@ -164,6 +164,9 @@ func (c *Client) Close() error {
 	c.sendMu.Unlock()
 	err := c.hangUp(ErrClosed)
 	<-c.over
+	if errors.Is(err, net.ErrClosed) { // the server was faster: run has hung up
+		return nil
+	}
 	return err
 }
 
