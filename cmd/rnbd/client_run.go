@@ -122,6 +122,9 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) e
 	if err := run.listen(); err != nil {
 		return err
 	}
+	if cfg.Confine.Groups, err = o.groups(run.log); err != nil {
+		return err
+	}
 	c, err := client.New(cmd.Context(), cfg)
 	if err != nil {
 		return explainListen(fmt.Errorf("client: %w", err))

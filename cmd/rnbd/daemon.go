@@ -14,9 +14,11 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/cgroup"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
@@ -30,6 +32,7 @@ type daemonOptions struct {
 	Confine      string        `yaml:"confine"`
 	PluginUser   string        `yaml:"plugin-user"`
 	PluginAllow  []string      `yaml:"plugin-allow"`
+	PluginMemory string        `yaml:"plugin-memory"`
 	Pumps        int           `yaml:"pumps"`
 	Spin         time.Duration `yaml:"spin"`
 	MPACRC       bool          `yaml:"mpa-crc"`
@@ -53,6 +56,7 @@ func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
 	f.StringVar(&o.Confine, "confine", string(confine.Try), "what plugins lose of the daemon's rights: try (what this host can take away), strict (all of it, or they do not start) or off")
 	f.StringVar(&o.PluginUser, "plugin-user", "", "user that plugins run as (default the daemon's)")
 	f.StringArrayVar(&o.PluginAllow, "plugin-allow", nil, "NAME=WHAT: more for a plugin, repeatable: network, disks (front ends that show disks), an absolute path, or none of what its name has")
+	f.StringVar(&o.PluginMemory, "plugin-memory", "", "most memory of a plugin, as 512M, beyond which it is killed and started again; needs a control group that is delegated to the daemon (default no limit)")
 	f.IntVar(&o.Pumps, "pumps", pumps, "threads of the data path")
 	f.DurationVar(&o.Spin, "spin", 100*time.Microsecond, "how long an idle pump looks for work before it sleeps; 0: not at all")
 	f.BoolVar(&o.MPACRC, "mpa-crc", true, "ask for checksums on iwarp connections")
@@ -86,6 +90,45 @@ func (o *daemonOptions) confinement() (confine.Config, error) {
 	}
 	return c, nil
 }
+
+// groups opens the control group of this daemon, below which each plugin gets one.
+// nil: there is none that may be used.
+func (o *daemonOptions) groups(log *slog.Logger) (*cgroup.Tree, error) {
+	memory, err := o.pluginMemory()
+	if err != nil || o.Confine == string(confine.Off) {
+		return nil, err
+	}
+	t, err := cgroup.Open(cgroup.Limits{Memory: memory})
+	switch {
+	case err == nil:
+		return t, nil
+	case memory > 0:
+		return nil, fmt.Errorf("--plugin-memory: %w", err)
+	case !errors.Is(err, cgroup.ErrNotDelegated):
+		log.Warn("plugins get no control groups of their own", "err", err)
+	}
+	return nil, nil
+}
+
+func (o *daemonOptions) pluginMemory() (int64, error) {
+	if o.PluginMemory == "" {
+		return 0, nil
+	}
+	if o.Confine == string(confine.Off) {
+		return 0, usageError{errors.New("--plugin-memory needs --confine=try or strict")}
+	}
+	n, err := report.ParseSize(o.PluginMemory, 0)
+	if err == nil && n < minPluginMemory {
+		err = fmt.Errorf("a plugin needs %d MiB at least", minPluginMemory>>20)
+	}
+	if err != nil {
+		return 0, usageError{fmt.Errorf("--plugin-memory %s: %w", o.PluginMemory, err)}
+	}
+	return int64(n), nil
+}
+
+// minPluginMemory is what a plugin needs to start.
+const minPluginMemory = 32 << 20
 
 // spin is the pumps' setting: the flag's 0 is their "never".
 func (o *daemonOptions) spin() time.Duration {

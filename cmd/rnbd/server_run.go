@@ -122,6 +122,9 @@ func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal) e
 		return err
 	}
 	cfg.Audit = run.audit
+	if cfg.Confine.Groups, err = o.groups(run.log); err != nil {
+		return err
+	}
 	s, err := server.New(cmd.Context(), cfg)
 	if err != nil {
 		return explainListen(fmt.Errorf("server: %w", err))

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/cgroup"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 )
 
@@ -14,6 +15,8 @@ type confined struct {
 	profile  confine.Profile
 	exe      *os.File
 	files    *confine.Files
+	group    *cgroup.Group // nil: that of the host
+	groupErr error         // why it has none
 }
 
 // openConfined prepares the start of exe by the launcher of c.
@@ -48,6 +51,21 @@ func (s *confined) home(dir *socketDir, sockets string) (tmp string, err error) 
 	return tmp, nil
 }
 
+// enclose makes the control group of the process.
+func (s *confined) enclose(name string) error {
+	if s.profile.Groups == nil {
+		return nil
+	}
+	if s.group, s.groupErr = s.profile.Groups.New(name); s.groupErr != nil {
+		if s.profile.Strict {
+			return fmt.Errorf("make a control group: %w", s.groupErr)
+		}
+		return nil
+	}
+	s.profile.Group = s.group.Path()
+	return nil
+}
+
 // wrap makes child the launcher.
 func (s *confined) wrap(ch *child) error {
 	var err error
@@ -59,8 +77,12 @@ func (s *confined) wrap(ch *child) error {
 	return nil
 }
 
-// close closes the files that report has not closed.
+// close closes the files that report has not closed. What the process has started
+// ends with it.
 func (s *confined) close() {
+	if s.group != nil {
+		s.group.Close()
+	}
 	if s.files != nil {
 		s.files.Close()
 	}
@@ -72,5 +94,9 @@ func (s *confined) report() (*confine.Report, error) {
 		return nil, nil
 	}
 	s.files.Started()
-	return s.files.Report()
+	r, err := s.files.Report()
+	if err == nil && s.groupErr != nil {
+		r.Measures = append(r.Measures, confine.Measure{Name: "cgroup", Text: s.groupErr.Error()})
+	}
+	return r, err
 }

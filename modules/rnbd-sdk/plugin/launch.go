@@ -274,6 +274,9 @@ func (s *starter) newRunner(ctx context.Context, cmd *exec.Cmd, sockets string) 
 			return nil, err
 		}
 		env = append(env, "TMPDIR="+tmp)
+		if err := s.confined.enclose(s.c.Name); err != nil {
+			return nil, err
+		}
 	}
 	s.child = newChild(s.c.Path, s.exe, s.c.Args, env, s.control)
 	s.child.started = func(pid int) {

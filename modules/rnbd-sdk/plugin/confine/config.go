@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/cgroup"
 )
 
 // Config is the choice of a daemon's user for its plugins. The zero value confines
@@ -18,6 +20,8 @@ type Config struct {
 	// Allow has more rights of plugins, by their names: network, disks, none or an
 	// absolute path. none takes the rights away that a known name has.
 	Allow map[string][]string
+	// Groups is the delegated control group of the daemon; nil: there is none.
+	Groups *cgroup.Tree
 }
 
 // Words of Config.Allow, besides paths.
@@ -92,7 +96,7 @@ func (c *Config) Frontend(name string, disks bool) (*Profile, error) {
 
 // complete adds the rights of every profile, and those of Allow.
 func (c *Config) complete(name string, p *Profile) error {
-	p.Strict = c.Mode == Strict
+	p.Strict, p.Groups = c.Mode == Strict, c.Groups
 	if c.User != "" {
 		u, err := LookUp(c.User)
 		if err != nil {

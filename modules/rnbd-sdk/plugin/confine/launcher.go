@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/cgroup"
 )
 
 // Descriptors of a launcher. The plugin gets ControlFD and the standard ones.
@@ -83,6 +86,9 @@ func apply(p *Profile, r *Report, execPath uintptr) error {
 			text = err.Error()
 		}
 		r.Measures = append(r.Measures, Measure{Name: name, Holds: err == nil, Text: text})
+	}
+	if p.Group != "" {
+		note("cgroup", cgroup.Join(p.Group), filepath.Base(p.Group))
 	}
 	note("rlimits", limit(p), "no core dumps, no message queues")
 	if !p.Network && !p.Disks {

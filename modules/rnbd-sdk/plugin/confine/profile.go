@@ -3,6 +3,8 @@ package confine
 import (
 	"fmt"
 	"strings"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/cgroup"
 )
 
 // Mode is whether plugins are confined.
@@ -67,6 +69,9 @@ type Profile struct {
 	URing   bool  // may use io_uring; the filter of system calls does not see its requests
 	Caps    []int // capabilities to keep, if there
 	User    *User // nil: that of the host
+
+	Groups *cgroup.Tree `json:"-"` // the host's own, of which the plugin gets one; nil: that of the host
+	Group  string       // the folder of it
 
 	Path   string   // the plugin's own argument 0
 	Args   []string // the others
