@@ -180,12 +180,15 @@ func takeSockets(cfg *client.Config, held []*os.File, configured bool) {
 	}
 }
 
+// rootLinkDir is where the links to devices of root's daemon are.
+const rootLinkDir = "/dev/rnbd"
+
 // defaultLinkDir is where other links to devices are; only root can write there.
 func defaultLinkDir() string {
 	if os.Geteuid() != 0 {
 		return ""
 	}
-	return "/dev/rnbd"
+	return rootLinkDir
 }
 
 // config turns options into the library's configuration.

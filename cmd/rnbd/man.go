@@ -56,7 +56,7 @@ func manPages() (pages []manPage) {
 		}
 	}
 	walk(root)
-	pages = append(pages, configPage("client"), configPage("server"))
+	pages = append(pages, configPage("client"), configPage("server"), accessPage())
 	return append(pages, overviewPage(root, pages))
 }
 
@@ -160,7 +160,11 @@ func configPage(kind string) manPage {
 	} else {
 		p.add("EXAMPLES", verbatim("  search-path: /srv/images\n  listen:\n    - iwarp://10.0.0.1:1234\n  queue-depth: 512"))
 	}
-	p.add("SEE ALSO", fmt.Sprintf(".BR rnbd-%s-run (8),\n.BR rnbd-config-check (1),\n.BR rnbd (7)", kind))
+	also := fmt.Sprintf(".BR rnbd-%s-run (8),\n.BR rnbd-config-check (1),\n", kind)
+	if kind == "server" {
+		also += ".BR rnbd-access (5),\n"
+	}
+	p.add("SEE ALSO", also+".BR rnbd (7)")
 	return p
 }
 
@@ -200,6 +204,8 @@ func flagText(f *pflag.Flag) string {
 	switch def := f.DefValue; {
 	case def == defaultPluginDir():
 		return f.Usage + " (default: that of rnbd)"
+	case f.Name == "device-links": // its default depends on the user that writes the page
+		return f.Usage + " (default of root's daemon: " + rootLinkDir + ")"
 	case def == "" || def == "false" || def == "[]" || def == "0" || strings.Contains(f.Usage, "(default"):
 		return f.Usage
 	default:
