@@ -1,14 +1,11 @@
 package e2e
 
 import (
-	"context"
 	"crypto/sha256"
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,44 +14,6 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/test/lab"
 )
-
-// TestTLSTutorial runs the commands of docs/security.md, in their order, in one
-// shell.
-func TestTLSTutorial(t *testing.T) {
-	openssl := lab.Tool(t, "openssl")
-	page, err := os.ReadFile(filepath.Join(lab.Root(), "docs", "security.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks := regexp.MustCompile("(?ms)^```sh\n(.*?)^```").FindAllStringSubmatch(string(page), -1)
-	if len(blocks) < 5 {
-		t.Fatalf("%d blocks of commands", len(blocks))
-	}
-	bin, err := lab.Bin()
-	if err != nil {
-		t.Fatal(err)
-	}
-	script := "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null; wait' EXIT\n"
-	for _, b := range blocks {
-		script += b[1]
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*enough)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "bash", "-c", script)
-	cmd.Dir = shortDir(t)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = enough
-	cmd.Env = append(os.Environ(), "PATH="+bin+":"+filepath.Dir(openssl)+":"+os.Getenv("PATH"),
-		"PORT="+freePort(t), "PORT2="+freePort(t), "RNBD_SOCKET=")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-		logs, _ := filepath.Glob(filepath.Join(cmd.Dir, "*.log"))
-		for _, l := range logs {
-			b, _ := os.ReadFile(l)
-			t.Logf("%s:\n%s", filepath.Base(l), b)
-		}
-	}
-}
 
 func freePort(t *testing.T) string {
 	t.Helper()

@@ -1,0 +1,66 @@
+package e2e
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/rnbd-go/rnbd/test/lab"
+)
+
+// runPage runs the blocks of commands of a page of docs, those that are marked as
+// sh, in their order, in one shell in an empty folder. env is added to its
+// environment.
+func runPage(t *testing.T, page string, least int, tools []string, env ...string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(lab.Root(), "docs", page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?ms)^```sh\n(.*?)^```").FindAllStringSubmatch(string(text), -1)
+	if len(blocks) < least {
+		t.Fatalf("%d blocks of commands", len(blocks))
+	}
+	bin, err := lab.Bin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := bin
+	for _, tool := range tools {
+		path += ":" + filepath.Dir(lab.Tool(t, tool))
+	}
+	script := "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null; wait' EXIT\n"
+	for _, b := range blocks {
+		script += b[1]
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*enough)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-c", script)
+	cmd.Dir = shortDir(t)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = enough
+	cmd.Env = append(append(os.Environ(), "PATH="+path+":"+os.Getenv("PATH"), "RNBD_SOCKET="), env...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+		logs, _ := filepath.Glob(filepath.Join(cmd.Dir, "*.log"))
+		for _, l := range logs {
+			b, _ := os.ReadFile(l)
+			t.Logf("%s:\n%s", filepath.Base(l), strings.TrimSpace(string(b)))
+		}
+	}
+}
+
+// TestTLSTutorial runs the commands of docs/security.md.
+func TestTLSTutorial(t *testing.T) {
+	runPage(t, "security.md", 5, []string{"openssl"}, "PORT="+freePort(t), "PORT2="+freePort(t))
+}
+
+// TestRecipes runs the commands of docs/recipes.md.
+func TestRecipes(t *testing.T) {
+	runPage(t, "recipes.md", 5, []string{"nbdinfo", "nbdcopy"}, "PORT="+freePort(t), "PORT2="+freePort(t))
+}
