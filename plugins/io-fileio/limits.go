@@ -135,7 +135,7 @@ func (d *disk) readLimits() (blk.Limits, error) {
 			"file", d.name, "bytes", length, "block", block, "served", size)
 	}
 	l := blk.Limits{
-		Size: size, LogicalBlockSize: block, PhysicalBlockSize: physicalBlock(st.Blksize, block),
+		Size: size, LogicalBlockSize: block, PhysicalBlockSize: physicalBlock(int64(st.Blksize), block),
 		MaxIOSize: maxIO, MaxSegments: 1024, MaxWriteZeroes: maxRange,
 		WriteCache: true, FUA: true, ReadOnly: d.readOnly,
 	}
