@@ -143,10 +143,14 @@ lint: ## gofmt, go vet and staticcheck
 	@for m in $(ALL); do (cd $$m && go vet ./...) || exit 1; done
 	@CGO_ENABLED=$(CGO_RNBD) $$(cd tools && go tool -n staticcheck) $(ALL:%=./%/...)
 
+vuln: build ## weaknesses that are known of the modules in the programs, by govulncheck; GOVULNDB=URL: another database
+	@cd tools && go run ./vuln $(foreach p,$(PROGRAMS),$(BIN)/$(notdir $(p)))
+
 man: build ## man pages of commands and configuration files, into bin/man
 	@rm -rf $(BIN)/man && $(BIN)/rnbd man $(BIN)/man && $(BIN)/rnbd-net man $(BIN)/man
 
 PREFIX  ?= /usr/local
+RUN_BIN ?= $(BIN)
 INSTALL := install -D -m
 UNITS   := rnbd-client.service rnbd-client.socket rnbd-client-nbd.socket rnbd-server.service rnbd-server.socket
 
@@ -158,27 +162,49 @@ install: build ## programs, plugins, units, man pages and completion; DESTDIR=FO
 	@for k in client server; do mkdir -p $(DESTDIR)/etc/rnbd/$$k.d; [ -e $(DESTDIR)/etc/rnbd/$$k.yaml ] || \
 		$(INSTALL) 644 docs/examples/$$k.yaml $(DESTDIR)/etc/rnbd/$$k.yaml || exit 1; done
 	@sed 's|/usr/bin/|$(PREFIX)/bin/|' docs/examples/65-rnbd.rules | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/udev/rules.d/65-rnbd.rules
-	@t=$$(mktemp -d) && trap 'rm -rf "$$t"' EXIT && for p in rnbd rnbd-net; do $(BIN)/$$p man $$t || exit 1; done && for f in $$t/*; do \
+	@t=$$(mktemp -d) && trap 'rm -rf "$$t"' EXIT && for p in rnbd rnbd-net; do $(RUN_BIN)/$$p man $$t || exit 1; done && for f in $$t/*; do \
 		$(INSTALL) 644 $$f $(DESTDIR)$(PREFIX)/share/man/man$${f##*.}/$${f##*/} || exit 1; done
 	@for p in rnbd rnbd-net; do \
-		$(BIN)/$$p completion bash | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/$$p && \
-		$(BIN)/$$p completion zsh | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_$$p && \
-		$(BIN)/$$p completion fish | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/$$p.fish || exit 1; done
+		$(RUN_BIN)/$$p completion bash | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/$$p && \
+		$(RUN_BIN)/$$p completion zsh | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_$$p && \
+		$(RUN_BIN)/$$p completion fish | $(INSTALL) 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/$$p.fish || exit 1; done
 
 VERSION    ?= 0.1.0
 ARCH       ?= $(shell go env GOARCH)
 DIST       ?= $(BIN)/packages
 BUILD_DATE  = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),0)
 
-# The programs are built without cgo and without paths of this machine; the machine runs them for
-# man pages and completion, so that ARCH= is its own or one that it can emulate.
+# The programs are built without cgo, without paths of this machine, and without what its environment
+# says about processors and experiments. Man pages and completion come from programs for this machine.
+RELEASE_ENV = GOFLAGS= GOOS=linux GOAMD64=v1 GOARM64=v8.0 GOEXPERIMENT= GOFIPS140=off CGO_ENABLED=0
+RELEASE_LD  = -s -w -buildid= -X main.version=$(VERSION)
+HOST_ARCH  := $(shell go env GOHOSTARCH)
+
+# $(call release_programs,ARCH,PROGRAMS,FOLDER)
+release_programs = for p in $(2); do (cd $$p && $(RELEASE_ENV) GOARCH=$(1) go build -trimpath -buildvcs=false -ldflags '$(RELEASE_LD)' -o $(3)/ .) || exit 1; done
+
+# $(call pack,ARCH,FLAGS): programs for ARCH, and packages of them into DIST
+pack = s=$$(mktemp -d) && trap 'rm -rf "$$s"' EXIT && mkdir $$s/bin $$s/run $$s/root && \
+	$(call release_programs,$(1),cmd/rnbd cmd/rnbd-net $(PLUGINS),$$s/bin) && \
+	if [ $(1) = $(HOST_ARCH) ]; then run=$$s/bin; else run=$$s/run; $(call release_programs,$(HOST_ARCH),cmd/rnbd cmd/rnbd-net,$$s/run); fi && \
+	$(MAKE) --no-print-directory -o build install BIN=$$s/bin RUN_BIN=$$run DESTDIR=$$s/root PREFIX=/usr && mkdir -p $(DIST) && \
+	(cd tools && GOFLAGS= GOARCH= GOOS= go run ./pack -stage $$s/root -source $(CURDIR) -out $(abspath $(DIST)) -version $(VERSION) -arch $(1) -date $(BUILD_DATE) $(2))
+
 packages: ## Debian and RPM packages and an OCI image, static and reproducible, into bin/packages; VERSION=0.1.0
-	@s=$$(mktemp -d) && trap 'rm -rf "$$s"' EXIT && mkdir $$s/bin $$s/root && \
-	for p in cmd/rnbd cmd/rnbd-net $(PLUGINS); do (cd $$p && GOFLAGS= CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath -buildvcs=false \
-		-ldflags '-s -w -buildid= -X main.version=$(VERSION)' -o $$s/bin/ .) || exit 1; done && \
-	$(MAKE) --no-print-directory -o build install BIN=$$s/bin DESTDIR=$$s/root PREFIX=/usr && mkdir -p $(DIST) && rm -f $(DIST)/rnbd*.deb $(DIST)/rnbd*.rpm $(DIST)/rnbd*.oci.tar && \
-	(cd tools && GOFLAGS= go run ./pack -stage $$s/root -source $(CURDIR) -out $(DIST) -version $(VERSION) -arch $(ARCH) -date $(BUILD_DATE)) && \
-	(cd $(DIST) && sha256sum *.deb *.rpm *.tar | tee SHA256SUMS)
+	@rm -f $(DIST)/rnbd*.deb $(DIST)/rnbd*.rpm $(DIST)/rnbd*.oci.tar
+	@$(call pack,$(ARCH),)
+	@cd $(DIST) && sha256sum *.deb *.rpm *.tar | tee SHA256SUMS
+
+RELEASE_ARCHS ?= amd64 arm64
+
+release: DIST = $(CURDIR)/dist
+release: ## all files of a release, reproducible, into dist: programs with their SBOMs, packages, images, SHA256SUMS; VERSION=0.1.0
+	@rm -rf $(DIST)/linux-* $(DIST)/rnbd* $(DIST)/SHA256SUMS && mkdir -p $(DIST)
+	@$(foreach a,$(RELEASE_ARCHS),($(call pack,$(a),-programs $(abspath $(DIST))/linux-$(a))) || exit 1;)
+	@cd $(DIST) && find * -type f ! -name SHA256SUMS | LC_ALL=C sort | xargs sha256sum | tee SHA256SUMS
+
+release-programs: ## the programs of a release alone, as make release builds them: ARCH=, PROGRAMS=, DIST=FOLDER
+	@mkdir -p $(DIST) && $(call release_programs,$(ARCH),$(PROGRAMS),$(abspath $(DIST)))
 
 generate: ## protobuf code (needs protoc)
 	@tools/generate.sh
@@ -190,6 +216,6 @@ release-check: ## build every module as a user would, without the workspace
 	@tools/release-check.sh
 
 clean: ## what was built
-	@rm -rf $(BIN) .cache bench-results*
+	@rm -rf $(BIN) .cache dist bench-results*
 
-.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report lint man install packages generate tidy release-check clean
+.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report lint vuln man install packages release release-programs generate tidy release-check clean

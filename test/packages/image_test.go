@@ -152,33 +152,6 @@ func (p podman) eventually(args ...string) {
 	p.t.Fatalf("podman %s: %v\n%s", strings.Join(args, " "), err, out)
 }
 
-// Builds in two folders are bit for bit the same. They share the go command's
-// cache of compiled packages: what is compared is linking, man pages and packing.
-func TestBuildsAreTheSameBitForBit(t *testing.T) {
-	require(t)
-	if !long {
-		t.Skip("long form")
-	}
-	var all [2][]byte
-	for i := range all {
-		source := filepath.Join(t.TempDir(), strings.Repeat("x", 1+7*i))
-		copyTree(t, source)
-		out := filepath.Join(t.TempDir(), "out")
-		start := time.Now()
-		if err := makePackages(source, first, out, "SOURCE_DATE_EPOCH=1700000000"); err != nil {
-			t.Fatal(err)
-		}
-		t.Logf("built in %v", time.Since(start).Round(time.Second))
-		var err error
-		if all[i], err = os.ReadFile(filepath.Join(out, "SHA256SUMS")); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if !bytes.Equal(all[0], all[1]) || bytes.Count(all[0], []byte("\n")) != 13 {
-		t.Errorf("hashes of the first build:\n%s\nof the second:\n%s", all[0], all[1])
-	}
-}
-
 func TestLintianFindsNoErrors(t *testing.T) {
 	require(t)
 	if !long {

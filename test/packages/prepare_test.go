@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -66,10 +67,14 @@ func maker(version string) func() (string, error) {
 
 // makePackages runs make packages for the source in a folder.
 func makePackages(source, version, dir string, env ...string) error {
-	cmd := exec.Command("make", "packages", "VERSION="+version, "DIST="+dir)
+	return makeIn(source, env, "packages", "VERSION="+version, "DIST="+dir)
+}
+
+func makeIn(source string, env []string, args ...string) error {
+	cmd := exec.Command("make", args...)
 	cmd.Dir, cmd.Env = source, append(os.Environ(), env...)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("make packages VERSION=%s: %w\n%s", version, err, out)
+		return fmt.Errorf("make %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"compress/gzip"
 	"flag"
 	"fmt"
@@ -22,6 +23,7 @@ type build struct {
 	version, arch string
 	date          time.Time
 	licences      licences
+	programs      string // folder for the programs themselves; empty: none
 }
 
 func main() {
@@ -31,8 +33,9 @@ func main() {
 	version := flag.String("version", "", "version of the packages")
 	arch := flag.String("arch", runtime.GOARCH, "architecture of the programs, as Go names it")
 	date := flag.Int64("date", 0, "time of all files, in seconds since 1970")
+	programs := flag.String("programs", "", "folder for the programs and their bills of materials, outside of packages")
 	flag.Parse()
-	b := &build{version: *version, arch: *arch, date: time.Unix(*date, 0).UTC()}
+	b := &build{version: *version, arch: *arch, date: time.Unix(*date, 0).UTC(), programs: *programs}
 	if err := b.run(*stage, *source, *out); err != nil {
 		fmt.Fprintln(os.Stderr, "pack:", err)
 		os.Exit(1)
@@ -82,7 +85,46 @@ func (b *build) run(stage, source, out string) (err error) {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(out, fmt.Sprintf("rnbd_%s_%s.oci.tar", b.version, b.arch)), archive, 0o644)
+	if err := writeSame(filepath.Join(out, fmt.Sprintf("rnbd_%s_%s.oci.tar", b.version, b.arch)), archive); err != nil {
+		return err
+	}
+	return b.writePrograms(files)
+}
+
+// writePrograms writes the programs with a bill of materials beside each.
+func (b *build) writePrograms(files []entry) error {
+	if b.programs == "" {
+		return nil
+	}
+	if err := os.MkdirAll(b.programs, 0o755); err != nil {
+		return err
+	}
+	for _, f := range files {
+		if !isProgram(f.path) {
+			continue
+		}
+		bill, err := b.sbom(f)
+		if err != nil {
+			return err
+		}
+		name := filepath.Join(b.programs, path.Base(f.path))
+		if err := os.WriteFile(name, f.body, 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(name+sbomSuffix, bill, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeSame writes a file. One that is there with other contents is an error: a
+// package for all architectures must not depend on the one that it was made with.
+func writeSame(name string, body []byte) error {
+	if old, err := os.ReadFile(name); err == nil && !bytes.Equal(old, body) {
+		return fmt.Errorf("%s is there with other contents: remove the packages of an earlier build", name)
+	}
+	return os.WriteFile(name, body, 0o644)
 }
 
 // check refuses versions and architectures that a format cannot express. A hyphen
@@ -115,7 +157,7 @@ func share(files []entry) (map[string][]entry, error) {
 	return contents, nil
 }
 
-// legal returns the files about rights of a package with these contents.
+// legal returns the files about rights and origin of a package with these contents.
 func (b *build) legal(p *pkg, contents []entry) ([]entry, error) {
 	programs := slices.DeleteFunc(slices.Clone(contents), func(e entry) bool { return !isProgram(e.path) })
 	dir := path.Join(p.doc(), "licences")
@@ -123,7 +165,15 @@ func (b *build) legal(p *pkg, contents []entry) ([]entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(texts, file(path.Join(p.doc(), "copyright"), copyright(texts, dir))), nil
+	texts = append(texts, file(path.Join(p.doc(), "copyright"), copyright(texts, dir)))
+	for _, program := range programs {
+		bill, err := b.sbom(program)
+		if err != nil {
+			return nil, err
+		}
+		texts = append(texts, file(path.Join(p.doc(), "sbom", path.Base(program.path)+sbomSuffix), bill))
+	}
+	return texts, nil
 }
 
 // write makes the package in both formats.
@@ -140,14 +190,14 @@ func (b *build) write(p *pkg, contents []entry, out string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(out, fmt.Sprintf("%s_%s_%s.deb", p.name, b.version, arch)), deb, 0o644); err != nil {
+	if err := writeSame(filepath.Join(out, fmt.Sprintf("%s_%s_%s.deb", p.name, b.version, arch)), deb); err != nil {
 		return err
 	}
 	rpm, err := b.rpm(p, withFolders(contents, p.folders...), rpmArch)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(out, fmt.Sprintf("%s-%s-1.%s.rpm", p.name, b.version, rpmArch)), rpm, 0o644)
+	return writeSame(filepath.Join(out, fmt.Sprintf("%s-%s-1.%s.rpm", p.name, b.version, rpmArch)), rpm)
 }
 
 // zipped returns the files with man pages compressed, as distributions have them.
