@@ -135,6 +135,34 @@ func (s *Snapshot) Add(t Snapshot) {
 	}
 }
 
+// Since returns the durations that s has and the earlier snapshot before does not.
+// Where a bucket has fallen, the histogram began again at 0, and all of s is new. The
+// result may share memory with s.
+func (s Snapshot) Since(before Snapshot) Snapshot {
+	out := Snapshot{Sum: s.Sum - min(before.Sum, s.Sum)}
+	k := 0
+	for _, b := range s.Buckets {
+		old := uint64(0)
+		if k < len(before.Buckets) && before.Buckets[k].Upper < b.Upper {
+			return s
+		}
+		if k < len(before.Buckets) && before.Buckets[k].Upper == b.Upper {
+			old = before.Buckets[k].Count
+			k++
+		}
+		switch {
+		case b.Count < old:
+			return s
+		case b.Count > old:
+			out.Buckets = append(out.Buckets, Bucket{Upper: b.Upper, Count: b.Count - old})
+		}
+	}
+	if k < len(before.Buckets) {
+		return s
+	}
+	return out
+}
+
 // Quantile is the duration that a share of q of the requests, 0 to 1, did not
 // exceed: the longest of its bucket. 0 when nothing was counted.
 func (s *Snapshot) Quantile(q float64) time.Duration {

@@ -180,3 +180,30 @@ func TestOpsWithoutRequestsAreSmall(t *testing.T) {
 		t.Error("a read is not counted, or made the histogram of writes")
 	}
 }
+
+// TestSince has counts that grew, and those of a histogram that began again.
+func TestSince(t *testing.T) {
+	h := func(counts ...uint64) (s Snapshot) {
+		for i, n := range counts {
+			if n > 0 {
+				s.Buckets = append(s.Buckets, Bucket{Upper: 1 << i, Count: n})
+			}
+		}
+		return s
+	}
+	for _, test := range []struct{ before, now, want Snapshot }{
+		{h(), h(1, 2), h(1, 2)},
+		{h(1, 2), h(1, 2), h()},
+		{h(1, 0, 2), h(1, 5, 4), h(0, 5, 2)},
+		{h(9, 1), h(3, 2), h(3, 2)},          // fewer than before
+		{h(0, 1, 0), h(5, 0, 3), h(5, 0, 3)}, // a bucket has gone
+		{h(1, 0, 4), h(2, 1), h(2, 1)},
+	} {
+		got := test.now.Since(test.before)
+		for q := 0.1; q <= 1; q += 0.1 {
+			if got.Count() != test.want.Count() || got.Quantile(q) != test.want.Quantile(q) {
+				t.Errorf("%v since %v is %v, want %v", test.now, test.before, got, test.want)
+			}
+		}
+	}
+}

@@ -94,7 +94,7 @@ func (i *interval) device(d *Device) deviceRates {
 	r.read, r.written, r.iops = i.per(read), i.per(written), i.per(0)
 	before := byStage(old.Stages)
 	for name, h := range byStage(d.Stages) {
-		diff := since(before[name], h)
+		diff := h.Since(before[name])
 		n := diff.Count()
 		if name == answered[d.Daemon] {
 			r.iops = i.per(n)
@@ -140,31 +140,4 @@ func byStage(all []Stage) map[string]latency.Snapshot {
 		sums[s.Name] = sum
 	}
 	return sums
-}
-
-// since returns the durations that now has and before does not. If a bucket has
-// fallen, the histogram began again at 0 (its plugin was restarted) and all of now
-// is new.
-func since(before, now latency.Snapshot) (out latency.Snapshot) {
-	k := 0
-	for _, b := range now.Buckets {
-		old := uint64(0)
-		if k < len(before.Buckets) && before.Buckets[k].Upper < b.Upper {
-			return now
-		}
-		if k < len(before.Buckets) && before.Buckets[k].Upper == b.Upper {
-			old = before.Buckets[k].Count
-			k++
-		}
-		switch {
-		case b.Count < old:
-			return now
-		case b.Count > old:
-			out.Buckets = append(out.Buckets, latency.Bucket{Upper: b.Upper, Count: b.Count - old})
-		}
-	}
-	if k < len(before.Buckets) {
-		return now
-	}
-	return out
 }

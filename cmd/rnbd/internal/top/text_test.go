@@ -4,8 +4,6 @@ import (
 	"math"
 	"testing"
 	"time"
-
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 )
 
 func TestNumbersTakeFiveColumns(t *testing.T) {
@@ -29,32 +27,6 @@ func TestNumbersTakeFiveColumns(t *testing.T) {
 	for v, want := range map[time.Duration]string{0: "0ns", 999 * time.Nanosecond: "999ns", 1500: "1.5us", 12 * time.Millisecond: "12ms", 137 * time.Second: "137s", math.MaxInt64: ">137s"} {
 		if got := duration(v); got != want {
 			t.Errorf("%d ns are %s, want %s", v, got, want)
-		}
-	}
-}
-
-func TestSince(t *testing.T) {
-	h := func(counts ...uint64) (s latency.Snapshot) {
-		for i, n := range counts {
-			if n > 0 {
-				s.Buckets = append(s.Buckets, latency.Bucket{Upper: 1 << i, Count: n})
-			}
-		}
-		return s
-	}
-	for _, test := range []struct{ before, now, want latency.Snapshot }{
-		{h(), h(1, 2), h(1, 2)},
-		{h(1, 2), h(1, 2), h()},
-		{h(1, 0, 2), h(1, 5, 4), h(0, 5, 2)},
-		{h(9, 1), h(3, 2), h(3, 2)},          // fewer than before
-		{h(0, 1, 0), h(5, 0, 3), h(5, 0, 3)}, // a bucket has gone
-		{h(1, 0, 4), h(2, 1), h(2, 1)},
-	} {
-		got := since(test.before, test.now)
-		for q := 0.1; q <= 1; q += 0.1 {
-			if got.Count() != test.want.Count() || got.Quantile(q) != test.want.Quantile(q) {
-				t.Errorf("%v since %v is %v, want %v", test.now, test.before, got, test.want)
-			}
 		}
 	}
 }
