@@ -51,7 +51,10 @@ tools-for-test:
 		else echo "not installed, so their tests are left out:$$missing"; fi; fi
 	@command -v promtool >/dev/null || [ -x .cache/prometheus/usr/bin/promtool ] || if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		{ $(APT_UPDATE); } && mkdir -p .cache/prometheus && cd .cache/prometheus && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb; \
-	else echo "not installed, so its test is left out: promtool"; fi
+	else echo "not installed, so their tests are left out: promtool prometheus"; fi
+	@command -v chromium-headless-shell chromium >/dev/null || if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		{ $(APT_UPDATE); } && $(APT_INSTALL) --no-install-recommends chromium-headless-shell >/dev/null; \
+	else echo "not installed, so its tests are left out: chromium-headless-shell"; fi
 
 test-modules: ## unit and in-process tests of every module, with the race detector
 	@mkdir -p $(RESULTS)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/mappings"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/status"
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
@@ -135,7 +136,7 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) e
 	api := run.newAPI()
 	controlpb.RegisterClientDaemonServer(api, daemon)
 	return run.serve(api, services{
-		metrics: metrics.Client(daemon), tree: c.Tree(), reloader: daemon,
+		metrics: metrics.Client(daemon), status: status.Client(daemon), tree: c.Tree(), reloader: daemon,
 		ready: func(ctx context.Context) {
 			daemon.keeper.Want(ctx, o.Mappings, false)
 			go serveUsers(ctx, daemon.keeper, c)

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/status"
 )
 
 // metricsOptions are the options of the metrics page of both daemons.
@@ -23,7 +24,7 @@ type metricsOptions struct {
 }
 
 func (o *metricsOptions) register(f *pflag.FlagSet) {
-	f.StringVar(&o.Metrics, "metrics", "", "[ADDRESS:]PORT to serve metrics for Prometheus on, on 127.0.0.1 without an address; others need TLS and a token, or \""+trusted+"\" behind the port (default not at all)")
+	f.StringVar(&o.Metrics, "metrics", "", "[ADDRESS:]PORT to serve metrics for Prometheus and a status page on, on 127.0.0.1 without an address; others need TLS and a token, or \""+trusted+"\" behind the port (default not at all)")
 	f.StringVar(&o.MetricsCert, "metrics-cert", "", "PEM file: certificate of the metrics page, which is served by TLS 1.3 then, and those between it and the CA of its readers")
 	f.StringVar(&o.MetricsKey, "metrics-key", "", "PEM file: private key of --metrics-cert")
 	f.StringVar(&o.MetricsTokenFile, "metrics-token-file", "", "file of the bearer token that readers of metrics send")
@@ -93,17 +94,20 @@ func (o *metricsOptions) openMetrics(log *slog.Logger) (*metricsPage, error) {
 	return &metricsPage{addr, guard}, nil
 }
 
-// serve serves c until the function that it returns is called.
-func (p *metricsPage) serve(c *metrics.Daemon, log *slog.Logger) (stop func() error, err error) {
+// serve serves c and the status page of d until the function that it returns is
+// called.
+func (p *metricsPage) serve(c *metrics.Daemon, d *status.Daemon, log *slog.Logger) (stop func(), err error) {
 	if p.addr == nil {
-		return func() error { return nil }, nil
+		return func() {}, nil
 	}
-	page, err := metrics.Listen(p.addr.String(), c, p.guard, log)
+	st := status.New(d)
+	page, err := metrics.Listen(p.addr.String(), c, p.guard, st.Handler(), log)
 	if err != nil {
+		st.Close()
 		return nil, err
 	}
 	log.Info("metrics are served", "address", page.Addr().String())
-	return page.Close, nil
+	return func() { page.Close(); st.Close() }, nil
 }
 
 // reload reads the files of the page again.

@@ -16,6 +16,7 @@ import (
 	hooks "github.com/rnbd-go/rnbd/cmd/rnbd/internal/hook"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/service"
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/status"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
@@ -123,6 +124,7 @@ func (r *daemonRun) newAPI() *grpc.Server {
 // services are the rest that a daemon serves, beside its control API.
 type services struct {
 	metrics  *metrics.Daemon
+	status   *status.Daemon
 	tree     map[string]ctltree.Node
 	reloader reloader                        // called at each SIGHUP
 	ready    func(ctx context.Context)       // called when all of that is served
@@ -132,7 +134,7 @@ type services struct {
 
 // serve runs the daemon until a signal ends it, and closes it.
 func (r *daemonRun) serve(api *grpc.Server, s services) error {
-	stopMetrics, err := r.metrics.serve(s.metrics, r.log)
+	stopMetrics, err := r.metrics.serve(s.metrics, s.status, r.log)
 	if err != nil {
 		return errors.Join(err, closeWithin(s.close))
 	}

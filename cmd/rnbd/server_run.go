@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/status"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-server"
 	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
@@ -134,7 +135,7 @@ func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal) e
 	api := run.newAPI()
 	controlpb.RegisterServerDaemonServer(api, daemon)
 	return run.serve(api, services{
-		metrics: metrics.Server(daemon), tree: s.Tree(), reloader: daemon,
+		metrics: metrics.Server(daemon), status: status.Server(daemon), tree: s.Tree(), reloader: daemon,
 		ready: func(context.Context) {}, alive: s.Alive, close: s.Close,
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"crypto/tls"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -133,8 +134,9 @@ func (g *Guard) wantToken(h http.Handler) http.Handler {
 			return
 		}
 		g.refuse(r.RemoteAddr)
-		w.Header().Set("WWW-Authenticate", `Bearer realm="rnbd metrics"`)
-		http.Error(w, "the token is missing or wrong: send \"Authorization: Bearer TOKEN\"", http.StatusUnauthorized)
+		w.Header().Add("WWW-Authenticate", `Bearer realm="rnbd metrics"`)
+		w.Header().Add("WWW-Authenticate", `Basic realm="rnbd metrics: any name, and the token as the password"`)
+		http.Error(w, "the token is missing or wrong: send \"Authorization: Bearer TOKEN\"; in a browser, type any name, and the token as the password", http.StatusUnauthorized)
 	})
 }
 
@@ -144,11 +146,30 @@ func (g *Guard) admits(field string) bool {
 	if err := g.readToken(false); err != nil {
 		g.log.Error("metrics: the file of the token has changed and cannot be used, the earlier one stays in use", "err", err)
 	}
-	scheme, token, _ := strings.Cut(field, " ")
-	sum := sha256.Sum256([]byte(strings.TrimSpace(token)))
+	sum := sha256.Sum256([]byte(tokenOf(field)))
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return subtle.ConstantTimeCompare(sum[:], g.token[:]) == 1 && strings.EqualFold(scheme, "Bearer")
+	return subtle.ConstantTimeCompare(sum[:], g.token[:]) == 1
+}
+
+// tokenOf returns the token in a header field: that of a program (RFC 6750), or the
+// password that a browser has asked a person for, with whatever name (RFC 7617). It is
+// empty, and no token is, if there is none.
+func tokenOf(field string) string {
+	scheme, value, _ := strings.Cut(field, " ")
+	value = strings.TrimSpace(value)
+	switch {
+	case strings.EqualFold(scheme, "Bearer"):
+		return value
+	case strings.EqualFold(scheme, "Basic"):
+		pair, err := base64.StdEncoding.DecodeString(value)
+		if err != nil {
+			return ""
+		}
+		_, password, _ := strings.Cut(string(pair), ":")
+		return password
+	}
+	return ""
 }
 
 // refusalPause is the time between two lines of the log about refused requests.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"io"
 	"log/slog"
 	"net"
@@ -64,7 +65,7 @@ func guarded(t *testing.T, f files) (*Page, *Guard, *lines) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := Listen("127.0.0.1:0", Client(busyDaemon()), g, log)
+	p, err := Listen("127.0.0.1:0", Client(busyDaemon()), g, nil, log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,21 +101,34 @@ func ask(t *testing.T, p *Page, cfg *tls.Config, page, authorization string) (st
 	return answer.StatusCode, string(b), answer.TLS
 }
 
+// basic are credentials as a browser sends them.
+func basic(name, password string) string {
+	return base64.StdEncoding.EncodeToString([]byte(name + ":" + password))
+}
+
 func TestMetricsNeedTheToken(t *testing.T) {
 	a := newAuthority(t)
 	p, _, _ := guarded(t, files{Token: a.put("token", token+"\n")})
 	for field, want := range map[string]int{
-		"":                              http.StatusUnauthorized,
-		"Bearer":                        http.StatusUnauthorized,
-		"Bearer ":                       http.StatusUnauthorized,
-		"Bearer " + otherToken:          http.StatusUnauthorized,
-		"Bearer " + token[:31]:          http.StatusUnauthorized,
-		"Bearer " + token + "0":         http.StatusUnauthorized,
-		"Bearer " + token + " " + token: http.StatusUnauthorized,
-		"Basic " + token:                http.StatusUnauthorized,
-		token:                           http.StatusUnauthorized,
-		"Bearer " + token:               http.StatusOK,
-		"bearer " + token:               http.StatusOK,
+		"":                                http.StatusUnauthorized,
+		"Bearer":                          http.StatusUnauthorized,
+		"Bearer ":                         http.StatusUnauthorized,
+		"Bearer " + otherToken:            http.StatusUnauthorized,
+		"Bearer " + token[:31]:            http.StatusUnauthorized,
+		"Bearer " + token + "0":           http.StatusUnauthorized,
+		"Bearer " + token + " " + token:   http.StatusUnauthorized,
+		"Basic " + token:                  http.StatusUnauthorized,
+		token:                             http.StatusUnauthorized,
+		"Basic " + basic("", token[:31]):  http.StatusUnauthorized,
+		"Basic " + basic(token, ""):       http.StatusUnauthorized,
+		"Basic " + basic(token, "x"):      http.StatusUnauthorized,
+		"Basic " + basic("", ":"+token):   http.StatusUnauthorized,
+		"Basic %%":                        http.StatusUnauthorized,
+		"Digest " + token:                 http.StatusUnauthorized,
+		"Basic " + basic("anyone", token): http.StatusOK,
+		"basic " + basic("", token):       http.StatusOK,
+		"Bearer " + token:                 http.StatusOK,
+		"bearer " + token:                 http.StatusOK,
 	} {
 		status, text, _ := ask(t, p, nil, "/metrics", field)
 		if status != want {

@@ -91,7 +91,7 @@ func TestNamesAndTypesAreAsPrometheusAsks(t *testing.T) {
 // scrape asks a page as Prometheus does.
 func scrape(t *testing.T, c *Daemon) map[string]*dto.MetricFamily {
 	t.Helper()
-	p, err := Listen("127.0.0.1:0", c, nil, slog.New(slog.DiscardHandler))
+	p, err := Listen("127.0.0.1:0", c, nil, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func busyDaemonStages() []*controlpb.StageStats { return busyDaemon().latency.De
 func TestAScrapeThatFailsSaysSo(t *testing.T) {
 	d := busyDaemon()
 	d.err = errors.New("no answer")
-	p, err := Listen("127.0.0.1:0", Client(d), nil, slog.New(slog.DiscardHandler))
+	p, err := Listen("127.0.0.1:0", Client(d), nil, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,19 +251,19 @@ func TestAScrapeThatFailsSaysSo(t *testing.T) {
 }
 
 func TestAnAddressInUseIsAnError(t *testing.T) {
-	p, err := Listen("127.0.0.1:0", Client(busyDaemon()), nil, slog.New(slog.DiscardHandler))
+	p, err := Listen("127.0.0.1:0", Client(busyDaemon()), nil, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if _, err := Listen(p.Addr().String(), Client(busyDaemon()), nil, slog.New(slog.DiscardHandler)); err == nil {
+	if _, err := Listen(p.Addr().String(), Client(busyDaemon()), nil, nil, slog.New(slog.DiscardHandler)); err == nil {
 		t.Error("two pages on one address")
 	}
 }
 
 func TestHealthAndReadiness(t *testing.T) {
 	d := busyDaemon()
-	p, err := Listen("127.0.0.1:0", Client(d), nil, slog.New(slog.DiscardHandler))
+	p, err := Listen("127.0.0.1:0", Client(d), nil, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

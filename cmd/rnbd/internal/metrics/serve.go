@@ -31,7 +31,8 @@ const (
 
 // Listen serves c, the metrics of the process, and whether the daemon is healthy
 // and ready, on ADDRESS:PORT until Close. g protects the page; nil: nothing does.
-func Listen(addr string, c *Daemon, g *Guard, log *slog.Logger) (*Page, error) {
+// rest, which may be nil, serves all other pages, with the same rights.
+func Listen(addr string, c *Daemon, g *Guard, rest http.Handler, log *slog.Logger) (*Page, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
@@ -48,6 +49,9 @@ func Listen(addr string, c *Daemon, g *Guard, log *slog.Logger) (*Page, error) {
 	})))
 	mux.HandleFunc("GET /healthz", answerWith(c, func(*controlpb.DaemonInfo) []string { return nil }))
 	mux.HandleFunc("GET /readyz", answerWith(c, notReady))
+	if rest != nil {
+		mux.Handle("GET /", g.wantToken(rest))
+	}
 	s.http = newServer(mux, scrapeTimeout, log)
 	go func() {
 		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
