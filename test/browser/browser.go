@@ -233,7 +233,8 @@ func (p *Page) Close() {
 	}
 }
 
-// Eval evaluates an expression on the page and decodes its value into v.
+// Eval evaluates an expression on the page and decodes its value into v, which may be
+// nil.
 func (p *Page) Eval(expression string, v any) {
 	p.t.Helper()
 	if err := p.eval(expression, v); err != nil {
@@ -255,7 +256,7 @@ func (p *Page) eval(expression string, v any) error {
 		return err
 	case r.Details != nil:
 		return fmt.Errorf("%s: %s %s", expression, r.Details.Text, r.Details.Exception.Description)
-	case r.Result.Value == nil: // undefined
+	case r.Result.Value == nil || v == nil: // undefined, or not wanted
 		return nil
 	}
 	return json.Unmarshal(r.Result.Value, v)

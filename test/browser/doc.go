@@ -2,7 +2,7 @@
 //
 //	b := browser.Start(t)                      // skips the test where there is none
 //	p := b.Open(url, browser.Options{Width: 1280, Height: 800, Dark: true})
-//	p.Await("it is loaded", `document.body.dataset.time`)
+//	p.Await("it is loaded", `document.body.dataset.ready`)
 //	p.Eval(`document.title`, &title)
 //	p.Screenshot(path)
 //

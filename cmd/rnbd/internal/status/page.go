@@ -132,7 +132,8 @@ func (d *Daemon) events(ctx context.Context) []Event {
 // arrange orders the lists by what a person wants to see first, and bounds them.
 func (s *State) arrange() {
 	slices.SortStableFunc(s.Devices, func(a, b Device) int {
-		return cmp.Or(last(a.State == "open" && a.Hung == 0)-last(b.State == "open" && b.Hung == 0), cmp.Compare(b.bytes(), a.bytes()))
+		return cmp.Or(last(a.State == "open" && a.Hung == 0)-last(b.State == "open" && b.Hung == 0), cmp.Compare(b.bytes(), a.bytes()),
+			cmp.Compare(len(a.Name), len(b.Name)), strings.Compare(a.Name, b.Name)) // rnbd9 before rnbd10
 	})
 	slices.SortStableFunc(s.Sessions, func(a, b Session) int {
 		return cmp.Or(last(a.Paths == a.PathsConnected)-last(b.Paths == b.PathsConnected), strings.Compare(a.Name, b.Name))
