@@ -26,15 +26,18 @@ type fioResult struct {
 	Longest  time.Duration
 }
 
-// startFio runs fio on uri for a time. Its writes are verified all along and
-// at the end.
-func startFio(t *testing.T, uri string, runtime time.Duration) *fioRun {
+// startFio runs fio on uris for a time. Its writes are verified all along and at the
+// end. size and rate are those of each of them.
+func startFio(t *testing.T, runtime time.Duration, size, rate string, uris ...string) *fioRun {
 	t.Helper()
 	f := &fioRun{t: t, done: make(chan struct{})}
-	cmd := exec.Command(lab.Tool(t, "fio"), "--name=faults", "--ioengine=nbd", "--uri="+uri,
-		"--rw=randrw", "--bsrange=4k-128k", "--iodepth=32", "--size=64m", "--rate=16m,16m",
-		"--verify=crc32c", "--verify_fatal=1", "--verify_backlog=128", "--do_verify=1",
-		"--time_based", fmt.Sprintf("--runtime=%dms", runtime.Milliseconds()), "--output-format=json")
+	args := []string{"--ioengine=nbd", "--rw=randrw", "--bsrange=4k-128k", "--iodepth=32", "--size=" + size, "--rate=" + rate + "," + rate,
+		"--verify=crc32c", "--verify_fatal=1", "--verify_backlog=128", "--do_verify=1", "--thread", "--group_reporting",
+		"--time_based", fmt.Sprintf("--runtime=%dms", runtime.Milliseconds()), "--output-format=json"}
+	for i, uri := range uris {
+		args = append(args, fmt.Sprint("--name=faults", i), "--uri="+uri)
+	}
+	cmd := exec.Command(lab.Tool(t, "fio"), args...)
 	cmd.Dir = t.TempDir() // it leaves a state file
 	cmd.Stdout, cmd.Stderr = &f.out, &f.errs
 	if err := cmd.Start(); err != nil {
@@ -65,7 +68,7 @@ func (f *fioRun) wait() fioResult {
 	f.t.Helper()
 	select {
 	case <-f.done:
-	case <-time.After(2 * time.Minute):
+	case <-time.After(5 * time.Minute):
 		f.t.Fatal("fio does not end")
 	}
 	if f.err != nil {

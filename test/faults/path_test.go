@@ -121,7 +121,7 @@ func TestPathsComeAndGoUnderLoad(t *testing.T) {
 	p := newPaths(t, lab.ServerOptions{}, "disk.img", false)
 	first, second := p.proxy.addr, p.server.Addrs[1]
 	start := func() *fioRun {
-		return startFio(t, p.client.URI(p.device), time.Duration(pick(6, 60))*time.Second)
+		return startFio(t, time.Duration(pick(6, 60))*time.Second, "64m", "16m", p.client.URI(p.device))
 	}
 	f := start()
 	rounds, requests := 0, int64(0)

@@ -44,7 +44,7 @@ func TestKillingAnIOPluginUnderLoad(t *testing.T) {
 	judged := l.Map(c, "history.img", s)
 
 	kills := pick(10, 100)
-	f := startFio(t, c.URI(verified.Name), time.Duration(kills)*700*time.Millisecond)
+	f := startFio(t, time.Duration(kills)*700*time.Millisecond, "64m", "16m", c.URI(verified.Name))
 	w := startLoad(t, c, judged.Name, loadOptions{})
 	w.awaitProgress(100)
 	pauses := killPlugins(t, s, w, kills)

@@ -126,7 +126,7 @@ func TestLossQueueCarriesAServerRestart(t *testing.T) {
 	verified := l.Map(c, "fio.img", s, withLoss("queue:30s"))
 	judged := l.Map(c, "history.img", s, withLoss("queue:30s"))
 	outages := pick(2, 20)
-	f := startFio(t, c.URI(verified.Name), time.Duration(outages)*2500*time.Millisecond)
+	f := startFio(t, time.Duration(outages)*2500*time.Millisecond, "64m", "16m", c.URI(verified.Name))
 	w := startLoad(t, c, judged.Name, loadOptions{})
 	var pauses []time.Duration
 	for range outages {
