@@ -10,6 +10,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/config"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/mappings"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
@@ -43,9 +44,10 @@ func persist(file string, inv *inventory, dev device, asked *controlpb.MapReques
 	if err != nil {
 		return err
 	}
-	head := fmt.Sprintf("# Written by \"rnbd map --persist\"; \"rnbd unmap %s --persist\" removes it.\n", dev.name)
-	if err := private.Replace(file, append([]byte(head), text...)); err != nil {
-		return fmt.Errorf("%s is mapped, and is not written down: %w", dev.name, err)
+	head := fmt.Sprintf("written by \"rnbd map --persist\"; \"rnbd unmap %s --persist\" removes it.", dev.name)
+	if err := private.Replace(file, config.Seal(head, text)); err != nil {
+		err = fmt.Errorf("%s is mapped, and is not written down: %w", dev.name, err)
+		return hinted{err, "it stays mapped until the daemon ends; repair the folder, then unmap and map it again, or put what `rnbd config export` says of it into a file there"}
 	}
 	return nil
 }

@@ -66,6 +66,7 @@ func TestErrorsNameTheirPlace(t *testing.T) {
 		{"no truth value", "on: 7\n", `f: line 1, column 5: on: "7" is no truth value, true or false`},
 		{"group in place of a list", "listen: {a: b}\n", `f: line 1, column 9: listen: a group of keys is no list of words`},
 		{"text in place of a list", "things: x\n", `f: line 1, column 9: things: "x" is no list`},
+		{"entry of a list that is empty", "things:\n  - device: a\n  -\n", `f: line 3, column 4: things: an entry of the list is empty`},
 		{"list in place of a group", "- a\n", `f: line 1, column 1: a list is no group of keys`},
 		{"key that stands twice", "pumps: 1\npumps: 2\n", `f: line 2, column 1: key "pumps" stands in line 1 already`},
 		{"value that its struct refuses", "things:\n  - server: [x]\n    device: bad\n", `f: line 3, column 13: device: it is bad`},

@@ -21,6 +21,25 @@ type Checker interface {
 	Check() (key string, err error)
 }
 
+// A file that a program wrote begins with sealBegin and ends with sealEnd, so that
+// one that was cut is told from a whole one: half a mapping may be one with other
+// rights.
+const (
+	sealBegin = `# Up to the line "# end" this was `
+	sealEnd   = "# end\n"
+)
+
+// Seal returns text with a first and a last line by which Read sees that the file
+// is whole. comment follows "this was", as "written by ...".
+func Seal(comment string, text []byte) []byte {
+	return append(append([]byte(sealBegin+comment+"\n"), text...), sealEnd...)
+}
+
+// isCut reports whether text was sealed and has lost its end.
+func isCut(text []byte) bool {
+	return bytes.HasPrefix(text, []byte(sealBegin)) && !bytes.HasSuffix(append(bytes.TrimRight(text, "\r\n\t "), '\n'), []byte("\n"+sealEnd))
+}
+
 // Read decodes the file into the struct that into points to. Values that the
 // file does not name stay. Keys that are given twice are errors.
 func Read(file string, into any) error {
@@ -33,6 +52,9 @@ func Read(file string, into any) error {
 
 // Decode is Read for a text that came from file.
 func Decode(file string, text []byte, into any) error {
+	if isCut(text) {
+		return fmt.Errorf("%s: the file is cut: its last line, %q, is missing: remove the file and make it again, or complete it", file, strings.TrimSpace(sealEnd))
+	}
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	var doc yaml.Node
 	switch err := dec.Decode(&doc); {
@@ -94,6 +116,10 @@ func (d *decoder) list(n *yaml.Node, v reflect.Value, key string) {
 	}
 	list := reflect.MakeSlice(v.Type(), 0, len(n.Content))
 	for _, e := range n.Content {
+		if e.Kind == yaml.ScalarNode && e.Tag == "!!null" {
+			d.fail(e, "%s: an entry of the list is empty", key)
+			continue
+		}
 		one := reflect.New(v.Type().Elem()).Elem()
 		d.value(e, one, key)
 		list = reflect.Append(list, one)
