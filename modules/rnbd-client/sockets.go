@@ -49,6 +49,7 @@ func listenUnix(path string) (socket, error) {
 		return socket{}, fmt.Errorf("listen on unix:%s: %w", path, err)
 	}
 	defer dir.Close()
+	defer private.Hold(dir)()
 	if isServed(path) {
 		return socket{}, fmt.Errorf("listen on unix:%s: somebody serves there: %w", path, syscall.EADDRINUSE)
 	}

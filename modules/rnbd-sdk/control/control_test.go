@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -156,16 +158,50 @@ func TestTwoDaemonsOnOneSocket(t *testing.T) {
 	}
 }
 
-func TestStaleSocketIsReplaced(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "client.sock")
+// Of daemons that find the socket of a dead one at the same time one gets it.
+func TestManyDaemonsAtOnce(t *testing.T) {
+	for range 50 {
+		path := filepath.Join(t.TempDir(), "client.sock")
+		stale(t, path)
+		var won atomic.Int32
+		var all sync.WaitGroup
+		begin := make(chan struct{})
+		for range 8 {
+			all.Go(func() {
+				<-begin
+				l, err := control.Listen(path)
+				if err == nil {
+					won.Add(1)
+					t.Cleanup(func() { l.Close() })
+				} else if !errors.Is(err, syscall.EADDRINUSE) {
+					t.Errorf("got %v, want EADDRINUSE", err)
+				}
+			})
+		}
+		close(begin)
+		all.Wait()
+		if n := won.Load(); n != 1 {
+			t.Fatalf("%d of 8 have the socket", n)
+		}
+	}
+}
+
+// stale makes the socket of a daemon that was killed.
+func stale(t *testing.T, path string) {
+	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer syscall.Close(fd)
 	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}); err != nil {
 		t.Fatal(err)
 	}
-	syscall.Close(fd)
+}
+
+func TestStaleSocketIsReplaced(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "client.sock")
+	stale(t, path)
 	serve(t, path)
 }
 

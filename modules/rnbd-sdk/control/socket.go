@@ -52,6 +52,7 @@ func ListenGroup(path string, g *Group) (net.Listener, error) {
 		return nil, fmt.Errorf("control socket %s: %w", path, err)
 	}
 	defer dir.Close()
+	defer private.Hold(dir)() // of two daemons that start, one makes the socket, and the other one finds it
 	addr := shortPath(path, dir)
 	if c, err := net.Dial("unix", addr); err == nil {
 		c.Close()

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -70,6 +71,25 @@ func status(f *os.File) (st unix.Stat_t, err error) {
 	return st, err
 }
 
+// holdPatience is how long Hold waits for others.
+const holdPatience = 5 * time.Second
+
+// Hold locks the folder against other calls of Hold, of this process and of
+// others, until release is called. After 5 s it returns without the lock: another
+// process may hang, or may be hostile.
+func Hold(dir *os.File) (release func()) {
+	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return func() {}
+	}
+	for end := time.Now().Add(holdPatience); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != unix.EWOULDBLOCK && err != unix.EINTR {
+			break
+		}
+	}
+	return func() { unix.Close(fd) }
+}
+
 // Read returns the content of the file name. ENOENT in the chain: there is
 // none. EPERM: it belongs to another user. ELOOP: it is a link.
 func Read(name string) ([]byte, error) {
@@ -108,6 +128,7 @@ func Replace(name string, b []byte) error {
 	at, base := int(dir.Fd()), filepath.Base(name)
 	next := base + ".new"
 	if err := write(at, next, b); err != nil {
+		_ = unix.Unlinkat(at, next, 0) // half a file
 		return &fs.PathError{Op: "write", Path: name + ".new", Err: err}
 	}
 	if err := unix.Renameat(at, next, at, base); err != nil {

@@ -145,7 +145,11 @@ func TestReplace_FullDisk(t *testing.T) {
 	if b, err := Read(name); err != nil || string(b) != "old" {
 		t.Errorf("the file has %q, %v", b, err)
 	}
-	must(t, Replace(name, []byte("new"))) // also where a half file is left
+	if left, _ := filepath.Glob(name + ".*"); len(left) > 0 {
+		t.Errorf("half a file is left: %q", left)
+	}
+	must(t, os.WriteFile(name+".new", []byte("of a process that was killed"), 0o600))
+	must(t, Replace(name, []byte("new")))
 	if b, err := Read(name); err != nil || string(b) != "new" {
 		t.Errorf("then %q, %v", b, err)
 	}
