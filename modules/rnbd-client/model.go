@@ -42,8 +42,9 @@ type Client struct {
 
 	leaveNothing atomic.Bool // Close takes disks in use away, too
 
-	saving  sync.Mutex  // held by the writer of the state file
-	unsaved atomic.Bool // something has changed since it was written
+	saving    sync.Mutex  // held by the writer of the state file
+	unsaved   atomic.Bool // something has changed since it was written
+	unwritten string      // why it cannot be written; guarded by saving
 
 	mapMu    sync.Mutex         // mapDone unlocks it
 	places   map[uint32]*place  // of mappings, by index

@@ -118,6 +118,8 @@ func (c *Client) lastFreeIndex() (uint32, bool) {
 // endRestoring stops the tries. Waiting disks stay in the state file.
 func (c *Client) endRestoring() {
 	c.endLife()
+	c.saving.Lock() // whoever has it may begin a try
+	c.saving.Unlock()
 	c.restoring.Wait()
 }
 

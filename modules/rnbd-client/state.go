@@ -2,6 +2,7 @@ package client
 
 import (
 	"slices"
+	"time"
 )
 
 // Disks outlive a daemon that is killed, and disks in use outlive one that is
@@ -24,13 +25,50 @@ func (d *Device) saved() savedDevice {
 // still wait to be mapped.
 func (c *Client) save() { c.unsaved.Store(true) }
 
-// write writes the state file. The caller holds saving.
+// write writes the state file. If that fails, as on a full disk, the file stays
+// as it was, and is written later. The caller holds saving.
 func (c *Client) write() {
 	if c.cfg.StateFile == "" {
 		return
 	}
-	if err := writeState(c.cfg.StateFile, c.snapshot()); err != nil {
+	err := writeState(c.cfg.StateFile, c.snapshot())
+	switch {
+	case err != nil && c.life.Err() == nil:
+		c.unsaved.Store(true)
+		if c.unwritten == "" {
+			c.restoring.Go(c.writeLater)
+		}
+		if c.unwritten != err.Error() {
+			c.unwritten = err.Error()
+			c.log.Error("a killed daemon's disks will not be served again: the state is not written, and is tried again", "file", c.cfg.StateFile, "err", err)
+		}
+	case err != nil:
 		c.log.Error("a killed daemon's disks will not be served again: the state is not written", "file", c.cfg.StateFile, "err", err)
+	case c.unwritten != "":
+		c.unwritten = ""
+		c.log.Info("the state is written", "file", c.cfg.StateFile)
+	}
+}
+
+// writePause is between two attempts to write the state file.
+const writePause = 2 * time.Second
+
+// writeLater tries to write the state file until that has succeeded, or until
+// the client ends.
+func (c *Client) writeLater() {
+	for {
+		select {
+		case <-c.life.Done():
+			return
+		case <-time.After(writePause):
+		}
+		c.flush()
+		c.saving.Lock()
+		done := c.unwritten == ""
+		c.saving.Unlock()
+		if done {
+			return
+		}
 	}
 }
 

@@ -154,6 +154,37 @@ func TestState_CutAnywhere(t *testing.T) {
 	}
 }
 
+// A state that cannot be written, as on a full disk, leaves the file of before,
+// is logged once, and is written when that is possible again.
+func TestState_WrittenLater(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "client.devices")
+	must(t, writeState(name, &savedState{Version: stateVersion, Devices: []savedDevice{savedSample()}}))
+	before, err := os.ReadFile(name)
+	must(t, err)
+	var log lockedText
+	c := &Client{cfg: Config{StateFile: name}, log: slog.New(slog.NewTextHandler(&log, nil)), sessions: map[string]*session{}}
+	c.life, c.endLife = context.WithCancel(context.Background())
+	t.Cleanup(c.endRestoring)
+	obstacle := filepath.Join(name+".new", "x") // a folder in the way of the next file
+	must(t, os.MkdirAll(obstacle, 0o700))
+	other := savedSample()
+	other.Name, other.Identity = "rnbd4", "DEF"
+	c.mapMu.Lock()
+	c.setWaiting([]savedDevice{savedSample(), other})
+	c.save()
+	c.mapDone()
+	c.note()
+	if b, err := os.ReadFile(name); err != nil || string(b) != string(before) {
+		t.Errorf("the file of before is %q, %v", b, err)
+	}
+	if text := log.take(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "the state is not written") {
+		t.Errorf("logged: %s", text)
+	}
+	must(t, os.RemoveAll(name+".new"))
+	eventually(t, "the state is written", func() bool { saved, err := readState(name); return err == nil && len(saved) == 2 })
+	eventually(t, "that is logged", func() bool { return strings.Contains(log.take(), "the state is written") })
+}
+
 // A disk waits while its server is away, keeps its name and its entry, and
 // can be given up.
 func TestState_WaitingDisk(t *testing.T) {
