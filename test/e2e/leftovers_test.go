@@ -1,0 +1,116 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/rnbd-go/rnbd/test/lab"
+)
+
+// TestNothingIsLeftOfAKilledDaemon kills each daemon with its plugins running:
+// the next one clears away its folders in the temporary folder, its sockets and
+// its mounts.
+func TestNothingIsLeftOfAKilledDaemon(t *testing.T) {
+	sys := ""
+	if os.Geteuid() == 0 {
+		if _, err := os.Stat("/dev/fuse"); err == nil {
+			sys = filepath.Join(shortDir(t), "sys")
+		}
+	}
+	temp := temps{shortDir(t), shortDir(t)}
+	r := newRig(t, rigOptions{size: 1 << 20,
+		server: lab.ServerOptions{Env: []string{"TMPDIR=" + temp.server}, Sys: sys},
+		client: lab.ClientOptions{Env: []string{"TMPDIR=" + temp.client}, Sys: sys},
+	})
+	for _, d := range []struct {
+		name, temp string
+		kill       func() error
+		start      func() error
+	}{
+		{"server", temp.server, r.server.Kill, r.server.Start},
+		{"client", temp.client, r.client.Kill, r.client.Start},
+	} {
+		t.Run(d.name, func(t *testing.T) {
+			for range 2 {
+				before := entries(t, d.temp)
+				if len(before) == 0 {
+					t.Fatal("a daemon that runs has no folder: the test looks in the wrong place")
+				}
+				if err := d.kill(); err != nil {
+					t.Fatal(err)
+				}
+				if err := d.start(); err != nil {
+					t.Fatal(err)
+				}
+				after := entries(t, d.temp)
+				for _, name := range before {
+					if slices.Contains(after, name) {
+						t.Errorf("%s of the killed daemon is left", name)
+					}
+				}
+				if len(after) != len(before) {
+					t.Errorf("folders %q, and %q before", after, before)
+				}
+				if sys == "" {
+					continue
+				}
+				if _, err := os.ReadDir(filepath.Join(sys, "class", "rnbd-"+d.name)); err != nil {
+					t.Errorf("control files of the next daemon: %v", err)
+				}
+			}
+		})
+	}
+	for _, stop := range []func() error{r.client.Stop, r.server.Stop} {
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	if left := append(entries(t, temp.server), entries(t, temp.client)...); len(left) > 0 {
+		t.Errorf("left by daemons that were stopped: %q", left)
+	}
+	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || sys != "" && strings.Contains(string(mounts), sys) {
+		t.Errorf("mounts are left: %v\n%s", err, mounts)
+	}
+}
+
+func entries(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	all, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// TestMountPointInUse has something else mounted where control files belong: a
+// daemon that was told that folder refuses it, and says what is there.
+func TestMountPointInUse(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount")
+	}
+	bin, err := lab.Bin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := shortDir(t)
+	place := filepath.Join(dir, "sys", "class", "rnbd-client")
+	if err := os.MkdirAll(place, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", place, "tmpfs", 0, ""); err != nil {
+		t.Skipf("mount: %v", err)
+	}
+	defer syscall.Unmount(place, 0)
+	args := []string{"client", "run", "--socket", filepath.Join(dir, "c.sock"), "--plugin-dir", bin, "--frontend", "nbd-socket", "--frontend-plugin", "ublk=none"}
+	rnbd(t, append(args, "--sys", filepath.Join(dir, "sys"))...).want(t, 5, "--sys", place, "tmpfs", "mounted there already")
+	if _, err := os.Lstat(filepath.Join(dir, "c.sock")); err == nil {
+		t.Error("a socket is left behind")
+	}
+}
