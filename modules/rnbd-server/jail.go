@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -129,6 +130,9 @@ func (j jail) open(session, name string) (*node, error) {
 		Flags:   unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	})
+	if errors.Is(err, unix.ENOSYS) {
+		return nil, fail(syscall.ENOSYS, "names cannot be resolved: Linux is older than 5.6, or a filter refuses openat2, as systemd's RestrictSUIDSGID= does")
+	}
 	if err != nil {
 		return nil, fail(errnoOf(err), "not found below "+root)
 	}
