@@ -129,6 +129,16 @@ func (p *Process) AddListener(ctx context.Context, name string, l *os.File) erro
 	return p.failed(what, err)
 }
 
+// SetTLS gives the plugin the means to serve its listeners by TLS. The error
+// wraps EOPNOTSUPP if the plugin cannot.
+func (p *Process) SetTLS(ctx context.Context, t TLS) error {
+	_, err := p.front.SetTLS(ctx, &pluginpb.SetTLSRequest{
+		Certificate: t.Certificate, PrivateKey: t.PrivateKey, ClientCa: t.ClientCA,
+		Required: t.Required, Plain: t.Plain,
+	})
+	return p.failed("set TLS", err)
+}
+
 // Openers is how many users have a device open.
 func (p *Process) Openers(ctx context.Context, index uint32) (int, error) {
 	st, err := p.DeviceStatus(ctx, index)

@@ -144,6 +144,21 @@ func (s *frontServer) AddListener(ctx context.Context, r *pluginpb.AddListenerRe
 	return &pluginpb.AddListenerResponse{}, nil
 }
 
+func (s *frontServer) SetTLS(ctx context.Context, r *pluginpb.SetTLSRequest) (*pluginpb.SetTLSResponse, error) {
+	p, ok := s.f.(Protector)
+	if !ok {
+		return nil, fmt.Errorf("set TLS: the plugin serves no user by TLS: %w", blk.EOPNOTSUPP)
+	}
+	err := p.SetTLS(ctx, TLS{
+		Certificate: r.GetCertificate(), PrivateKey: r.GetPrivateKey(), ClientCA: r.GetClientCa(),
+		Required: r.GetRequired(), Plain: r.GetPlain(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set TLS: %w", err)
+	}
+	return &pluginpb.SetTLSResponse{}, nil
+}
+
 func (s *frontServer) DeviceStatus(_ context.Context, r *pluginpb.DeviceStatusRequest) (*pluginpb.DeviceStatusResponse, error) {
 	if err := s.known(r.GetIndex()); err != nil {
 		return nil, fmt.Errorf("status of device %d: %w", r.GetIndex(), err)

@@ -1759,6 +1759,118 @@ func (*AddListenerResponse) Descriptor() ([]byte, []int) {
 	return file_plugin_proto_rawDescGZIP(), []int{30}
 }
 
+type SetTLSRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Certificate   []byte                 `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`                 // PEM, and those between it and its CA
+	PrivateKey    []byte                 `protobuf:"bytes,2,opt,name=private_key,json=privateKey,proto3" json:"private_key,omitempty"` // PEM, of the certificate
+	ClientCa      []byte                 `protobuf:"bytes,3,opt,name=client_ca,json=clientCa,proto3" json:"client_ca,omitempty"`       // PEM: who signs the certificates of users; empty: users need none
+	Required      bool                   `protobuf:"varint,4,opt,name=required,proto3" json:"required,omitempty"`                      // users without TLS are refused, except on these:
+	Plain         []string               `protobuf:"bytes,5,rep,name=plain,proto3" json:"plain,omitempty"`                             // names of listeners
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetTLSRequest) Reset() {
+	*x = SetTLSRequest{}
+	mi := &file_plugin_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetTLSRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetTLSRequest) ProtoMessage() {}
+
+func (x *SetTLSRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetTLSRequest.ProtoReflect.Descriptor instead.
+func (*SetTLSRequest) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *SetTLSRequest) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+func (x *SetTLSRequest) GetPrivateKey() []byte {
+	if x != nil {
+		return x.PrivateKey
+	}
+	return nil
+}
+
+func (x *SetTLSRequest) GetClientCa() []byte {
+	if x != nil {
+		return x.ClientCa
+	}
+	return nil
+}
+
+func (x *SetTLSRequest) GetRequired() bool {
+	if x != nil {
+		return x.Required
+	}
+	return false
+}
+
+func (x *SetTLSRequest) GetPlain() []string {
+	if x != nil {
+		return x.Plain
+	}
+	return nil
+}
+
+type SetTLSResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetTLSResponse) Reset() {
+	*x = SetTLSResponse{}
+	mi := &file_plugin_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetTLSResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetTLSResponse) ProtoMessage() {}
+
+func (x *SetTLSResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetTLSResponse.ProtoReflect.Descriptor instead.
+func (*SetTLSResponse) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{32}
+}
+
 type DeviceStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Index         uint32                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
@@ -1768,7 +1880,7 @@ type DeviceStatusRequest struct {
 
 func (x *DeviceStatusRequest) Reset() {
 	*x = DeviceStatusRequest{}
-	mi := &file_plugin_proto_msgTypes[31]
+	mi := &file_plugin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1780,7 +1892,7 @@ func (x *DeviceStatusRequest) String() string {
 func (*DeviceStatusRequest) ProtoMessage() {}
 
 func (x *DeviceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[31]
+	mi := &file_plugin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1793,7 +1905,7 @@ func (x *DeviceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatusRequest.ProtoReflect.Descriptor instead.
 func (*DeviceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{31}
+	return file_plugin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DeviceStatusRequest) GetIndex() uint32 {
@@ -1813,7 +1925,7 @@ type DeviceStatusResponse struct {
 
 func (x *DeviceStatusResponse) Reset() {
 	*x = DeviceStatusResponse{}
-	mi := &file_plugin_proto_msgTypes[32]
+	mi := &file_plugin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1825,7 +1937,7 @@ func (x *DeviceStatusResponse) String() string {
 func (*DeviceStatusResponse) ProtoMessage() {}
 
 func (x *DeviceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[32]
+	mi := &file_plugin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1838,7 +1950,7 @@ func (x *DeviceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatusResponse.ProtoReflect.Descriptor instead.
 func (*DeviceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{32}
+	return file_plugin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeviceStatusResponse) GetOpeners() uint32 {
@@ -1863,7 +1975,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_plugin_proto_msgTypes[33]
+	mi := &file_plugin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1875,7 +1987,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[33]
+	mi := &file_plugin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1888,7 +2000,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{33}
+	return file_plugin_proto_rawDescGZIP(), []int{35}
 }
 
 type StatsResponse struct {
@@ -1900,7 +2012,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_plugin_proto_msgTypes[34]
+	mi := &file_plugin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1912,7 +2024,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[34]
+	mi := &file_plugin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1925,7 +2037,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{34}
+	return file_plugin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StatsResponse) GetDevices() []*DeviceLatency {
@@ -1948,7 +2060,7 @@ type DeviceLatency struct {
 
 func (x *DeviceLatency) Reset() {
 	*x = DeviceLatency{}
-	mi := &file_plugin_proto_msgTypes[35]
+	mi := &file_plugin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1960,7 +2072,7 @@ func (x *DeviceLatency) String() string {
 func (*DeviceLatency) ProtoMessage() {}
 
 func (x *DeviceLatency) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[35]
+	mi := &file_plugin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1973,7 +2085,7 @@ func (x *DeviceLatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceLatency.ProtoReflect.Descriptor instead.
 func (*DeviceLatency) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{35}
+	return file_plugin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeviceLatency) GetDevice() uint32 {
@@ -2001,7 +2113,7 @@ type OpLatency struct {
 
 func (x *OpLatency) Reset() {
 	*x = OpLatency{}
-	mi := &file_plugin_proto_msgTypes[36]
+	mi := &file_plugin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2013,7 +2125,7 @@ func (x *OpLatency) String() string {
 func (*OpLatency) ProtoMessage() {}
 
 func (x *OpLatency) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[36]
+	mi := &file_plugin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2026,7 +2138,7 @@ func (x *OpLatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpLatency.ProtoReflect.Descriptor instead.
 func (*OpLatency) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{36}
+	return file_plugin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *OpLatency) GetOp() uint32 {
@@ -2062,7 +2174,7 @@ type LatencyBucket struct {
 
 func (x *LatencyBucket) Reset() {
 	*x = LatencyBucket{}
-	mi := &file_plugin_proto_msgTypes[37]
+	mi := &file_plugin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2074,7 +2186,7 @@ func (x *LatencyBucket) String() string {
 func (*LatencyBucket) ProtoMessage() {}
 
 func (x *LatencyBucket) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[37]
+	mi := &file_plugin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2087,7 +2199,7 @@ func (x *LatencyBucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyBucket.ProtoReflect.Descriptor instead.
 func (*LatencyBucket) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{37}
+	return file_plugin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *LatencyBucket) GetUpperNs() uint64 {
@@ -2113,7 +2225,7 @@ type SetLogRequest struct {
 
 func (x *SetLogRequest) Reset() {
 	*x = SetLogRequest{}
-	mi := &file_plugin_proto_msgTypes[38]
+	mi := &file_plugin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2237,7 @@ func (x *SetLogRequest) String() string {
 func (*SetLogRequest) ProtoMessage() {}
 
 func (x *SetLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[38]
+	mi := &file_plugin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2250,7 @@ func (x *SetLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogRequest.ProtoReflect.Descriptor instead.
 func (*SetLogRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{38}
+	return file_plugin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SetLogRequest) GetLevel() string {
@@ -2156,7 +2268,7 @@ type SetLogResponse struct {
 
 func (x *SetLogResponse) Reset() {
 	*x = SetLogResponse{}
-	mi := &file_plugin_proto_msgTypes[39]
+	mi := &file_plugin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2168,7 +2280,7 @@ func (x *SetLogResponse) String() string {
 func (*SetLogResponse) ProtoMessage() {}
 
 func (x *SetLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[39]
+	mi := &file_plugin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2181,7 +2293,7 @@ func (x *SetLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogResponse.ProtoReflect.Descriptor instead.
 func (*SetLogResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{39}
+	return file_plugin_proto_rawDescGZIP(), []int{41}
 }
 
 var File_plugin_proto protoreflect.FileDescriptor
@@ -2293,7 +2405,15 @@ const file_plugin_proto_rawDesc = "" +
 	"\x12AddListenerRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x04R\x05token\"\x15\n" +
-	"\x13AddListenerResponse\"+\n" +
+	"\x13AddListenerResponse\"\xa1\x01\n" +
+	"\rSetTLSRequest\x12 \n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x1f\n" +
+	"\vprivate_key\x18\x02 \x01(\fR\n" +
+	"privateKey\x12\x1b\n" +
+	"\tclient_ca\x18\x03 \x01(\fR\bclientCa\x12\x1a\n" +
+	"\brequired\x18\x04 \x01(\bR\brequired\x12\x14\n" +
+	"\x05plain\x18\x05 \x03(\tR\x05plain\"\x10\n" +
+	"\x0eSetTLSResponse\"+\n" +
 	"\x13DeviceStatusRequest\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\"L\n" +
 	"\x14DeviceStatusResponse\x12\x18\n" +
@@ -2341,12 +2461,13 @@ const file_plugin_proto_rawDesc = "" +
 	"\bOpenDisk\x12\x1f.rnbd.plugin.v1.OpenDiskRequest\x1a .rnbd.plugin.v1.OpenDiskResponse\x12P\n" +
 	"\tCloseDisk\x12 .rnbd.plugin.v1.CloseDiskRequest\x1a!.rnbd.plugin.v1.CloseDiskResponse\x12S\n" +
 	"\n" +
-	"ResizeDisk\x12!.rnbd.plugin.v1.ResizeDiskRequest\x1a\".rnbd.plugin.v1.ResizeDiskResponse2\xc5\x03\n" +
+	"ResizeDisk\x12!.rnbd.plugin.v1.ResizeDiskRequest\x1a\".rnbd.plugin.v1.ResizeDiskResponse2\x8e\x04\n" +
 	"\bFrontend\x12P\n" +
 	"\tAddDevice\x12 .rnbd.plugin.v1.AddDeviceRequest\x1a!.rnbd.plugin.v1.AddDeviceResponse\x12Y\n" +
 	"\fRemoveDevice\x12#.rnbd.plugin.v1.RemoveDeviceRequest\x1a$.rnbd.plugin.v1.RemoveDeviceResponse\x12Y\n" +
 	"\fResizeDevice\x12#.rnbd.plugin.v1.ResizeDeviceRequest\x1a$.rnbd.plugin.v1.ResizeDeviceResponse\x12V\n" +
-	"\vAddListener\x12\".rnbd.plugin.v1.AddListenerRequest\x1a#.rnbd.plugin.v1.AddListenerResponse\x12Y\n" +
+	"\vAddListener\x12\".rnbd.plugin.v1.AddListenerRequest\x1a#.rnbd.plugin.v1.AddListenerResponse\x12G\n" +
+	"\x06SetTLS\x12\x1d.rnbd.plugin.v1.SetTLSRequest\x1a\x1e.rnbd.plugin.v1.SetTLSResponse\x12Y\n" +
 	"\fDeviceStatus\x12#.rnbd.plugin.v1.DeviceStatusRequest\x1a$.rnbd.plugin.v1.DeviceStatusResponseB:Z8github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpbb\x06proto3"
 
 var (
@@ -2362,7 +2483,7 @@ func file_plugin_proto_rawDescGZIP() []byte {
 }
 
 var file_plugin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_plugin_proto_goTypes = []any{
 	(Kind)(0),                    // 0: rnbd.plugin.v1.Kind
 	(CrashClass)(0),              // 1: rnbd.plugin.v1.CrashClass
@@ -2398,32 +2519,34 @@ var file_plugin_proto_goTypes = []any{
 	(*ResizeDeviceResponse)(nil), // 31: rnbd.plugin.v1.ResizeDeviceResponse
 	(*AddListenerRequest)(nil),   // 32: rnbd.plugin.v1.AddListenerRequest
 	(*AddListenerResponse)(nil),  // 33: rnbd.plugin.v1.AddListenerResponse
-	(*DeviceStatusRequest)(nil),  // 34: rnbd.plugin.v1.DeviceStatusRequest
-	(*DeviceStatusResponse)(nil), // 35: rnbd.plugin.v1.DeviceStatusResponse
-	(*StatsRequest)(nil),         // 36: rnbd.plugin.v1.StatsRequest
-	(*StatsResponse)(nil),        // 37: rnbd.plugin.v1.StatsResponse
-	(*DeviceLatency)(nil),        // 38: rnbd.plugin.v1.DeviceLatency
-	(*OpLatency)(nil),            // 39: rnbd.plugin.v1.OpLatency
-	(*LatencyBucket)(nil),        // 40: rnbd.plugin.v1.LatencyBucket
-	(*SetLogRequest)(nil),        // 41: rnbd.plugin.v1.SetLogRequest
-	(*SetLogResponse)(nil),       // 42: rnbd.plugin.v1.SetLogResponse
-	nil,                          // 43: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
-	nil,                          // 44: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	(*SetTLSRequest)(nil),        // 34: rnbd.plugin.v1.SetTLSRequest
+	(*SetTLSResponse)(nil),       // 35: rnbd.plugin.v1.SetTLSResponse
+	(*DeviceStatusRequest)(nil),  // 36: rnbd.plugin.v1.DeviceStatusRequest
+	(*DeviceStatusResponse)(nil), // 37: rnbd.plugin.v1.DeviceStatusResponse
+	(*StatsRequest)(nil),         // 38: rnbd.plugin.v1.StatsRequest
+	(*StatsResponse)(nil),        // 39: rnbd.plugin.v1.StatsResponse
+	(*DeviceLatency)(nil),        // 40: rnbd.plugin.v1.DeviceLatency
+	(*OpLatency)(nil),            // 41: rnbd.plugin.v1.OpLatency
+	(*LatencyBucket)(nil),        // 42: rnbd.plugin.v1.LatencyBucket
+	(*SetLogRequest)(nil),        // 43: rnbd.plugin.v1.SetLogRequest
+	(*SetLogResponse)(nil),       // 44: rnbd.plugin.v1.SetLogResponse
+	nil,                          // 45: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	nil,                          // 46: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
 }
 var file_plugin_proto_depIdxs = []int32{
 	0,  // 0: rnbd.plugin.v1.Info.kind:type_name -> rnbd.plugin.v1.Kind
 	1,  // 1: rnbd.plugin.v1.Info.crash:type_name -> rnbd.plugin.v1.CrashClass
 	2,  // 2: rnbd.plugin.v1.Info.names:type_name -> rnbd.plugin.v1.NameKind
 	4,  // 3: rnbd.plugin.v1.DescribeResponse.info:type_name -> rnbd.plugin.v1.Info
-	43, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	45, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
 	19, // 5: rnbd.plugin.v1.OpenDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
 	19, // 6: rnbd.plugin.v1.ResizeDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
 	19, // 7: rnbd.plugin.v1.AddDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
-	44, // 8: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	46, // 8: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
 	19, // 9: rnbd.plugin.v1.ResizeDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
-	38, // 10: rnbd.plugin.v1.StatsResponse.devices:type_name -> rnbd.plugin.v1.DeviceLatency
-	39, // 11: rnbd.plugin.v1.DeviceLatency.ops:type_name -> rnbd.plugin.v1.OpLatency
-	40, // 12: rnbd.plugin.v1.OpLatency.buckets:type_name -> rnbd.plugin.v1.LatencyBucket
+	40, // 10: rnbd.plugin.v1.StatsResponse.devices:type_name -> rnbd.plugin.v1.DeviceLatency
+	41, // 11: rnbd.plugin.v1.DeviceLatency.ops:type_name -> rnbd.plugin.v1.OpLatency
+	42, // 12: rnbd.plugin.v1.OpLatency.buckets:type_name -> rnbd.plugin.v1.LatencyBucket
 	5,  // 13: rnbd.plugin.v1.Plugin.Describe:input_type -> rnbd.plugin.v1.DescribeRequest
 	7,  // 14: rnbd.plugin.v1.Plugin.Configure:input_type -> rnbd.plugin.v1.ConfigureRequest
 	9,  // 15: rnbd.plugin.v1.Plugin.AttachQueue:input_type -> rnbd.plugin.v1.AttachQueueRequest
@@ -2431,8 +2554,8 @@ var file_plugin_proto_depIdxs = []int32{
 	13, // 17: rnbd.plugin.v1.Plugin.DetachArena:input_type -> rnbd.plugin.v1.DetachArenaRequest
 	15, // 18: rnbd.plugin.v1.Plugin.Drain:input_type -> rnbd.plugin.v1.DrainRequest
 	17, // 19: rnbd.plugin.v1.Plugin.Detach:input_type -> rnbd.plugin.v1.DetachRequest
-	36, // 20: rnbd.plugin.v1.Plugin.Stats:input_type -> rnbd.plugin.v1.StatsRequest
-	41, // 21: rnbd.plugin.v1.Plugin.SetLog:input_type -> rnbd.plugin.v1.SetLogRequest
+	38, // 20: rnbd.plugin.v1.Plugin.Stats:input_type -> rnbd.plugin.v1.StatsRequest
+	43, // 21: rnbd.plugin.v1.Plugin.SetLog:input_type -> rnbd.plugin.v1.SetLogRequest
 	20, // 22: rnbd.plugin.v1.Storage.OpenDisk:input_type -> rnbd.plugin.v1.OpenDiskRequest
 	22, // 23: rnbd.plugin.v1.Storage.CloseDisk:input_type -> rnbd.plugin.v1.CloseDiskRequest
 	24, // 24: rnbd.plugin.v1.Storage.ResizeDisk:input_type -> rnbd.plugin.v1.ResizeDiskRequest
@@ -2440,26 +2563,28 @@ var file_plugin_proto_depIdxs = []int32{
 	28, // 26: rnbd.plugin.v1.Frontend.RemoveDevice:input_type -> rnbd.plugin.v1.RemoveDeviceRequest
 	30, // 27: rnbd.plugin.v1.Frontend.ResizeDevice:input_type -> rnbd.plugin.v1.ResizeDeviceRequest
 	32, // 28: rnbd.plugin.v1.Frontend.AddListener:input_type -> rnbd.plugin.v1.AddListenerRequest
-	34, // 29: rnbd.plugin.v1.Frontend.DeviceStatus:input_type -> rnbd.plugin.v1.DeviceStatusRequest
-	6,  // 30: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
-	8,  // 31: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
-	10, // 32: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
-	12, // 33: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
-	14, // 34: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
-	16, // 35: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
-	18, // 36: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
-	37, // 37: rnbd.plugin.v1.Plugin.Stats:output_type -> rnbd.plugin.v1.StatsResponse
-	42, // 38: rnbd.plugin.v1.Plugin.SetLog:output_type -> rnbd.plugin.v1.SetLogResponse
-	21, // 39: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
-	23, // 40: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
-	25, // 41: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
-	27, // 42: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
-	29, // 43: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
-	31, // 44: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
-	33, // 45: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
-	35, // 46: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
-	30, // [30:47] is the sub-list for method output_type
-	13, // [13:30] is the sub-list for method input_type
+	34, // 29: rnbd.plugin.v1.Frontend.SetTLS:input_type -> rnbd.plugin.v1.SetTLSRequest
+	36, // 30: rnbd.plugin.v1.Frontend.DeviceStatus:input_type -> rnbd.plugin.v1.DeviceStatusRequest
+	6,  // 31: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
+	8,  // 32: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
+	10, // 33: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
+	12, // 34: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
+	14, // 35: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
+	16, // 36: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
+	18, // 37: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
+	39, // 38: rnbd.plugin.v1.Plugin.Stats:output_type -> rnbd.plugin.v1.StatsResponse
+	44, // 39: rnbd.plugin.v1.Plugin.SetLog:output_type -> rnbd.plugin.v1.SetLogResponse
+	21, // 40: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
+	23, // 41: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
+	25, // 42: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
+	27, // 43: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
+	29, // 44: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
+	31, // 45: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
+	33, // 46: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
+	35, // 47: rnbd.plugin.v1.Frontend.SetTLS:output_type -> rnbd.plugin.v1.SetTLSResponse
+	37, // 48: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
+	31, // [31:49] is the sub-list for method output_type
+	13, // [13:31] is the sub-list for method input_type
 	13, // [13:13] is the sub-list for extension type_name
 	13, // [13:13] is the sub-list for extension extendee
 	0,  // [0:13] is the sub-list for field type_name
@@ -2476,7 +2601,7 @@ func file_plugin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_plugin_proto_rawDesc), len(file_plugin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   42,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -647,6 +647,7 @@ const (
 	Frontend_RemoveDevice_FullMethodName = "/rnbd.plugin.v1.Frontend/RemoveDevice"
 	Frontend_ResizeDevice_FullMethodName = "/rnbd.plugin.v1.Frontend/ResizeDevice"
 	Frontend_AddListener_FullMethodName  = "/rnbd.plugin.v1.Frontend/AddListener"
+	Frontend_SetTLS_FullMethodName       = "/rnbd.plugin.v1.Frontend/SetTLS"
 	Frontend_DeviceStatus_FullMethodName = "/rnbd.plugin.v1.Frontend/DeviceStatus"
 )
 
@@ -660,6 +661,10 @@ type FrontendClient interface {
 	RemoveDevice(ctx context.Context, in *RemoveDeviceRequest, opts ...grpc.CallOption) (*RemoveDeviceResponse, error)
 	ResizeDevice(ctx context.Context, in *ResizeDeviceRequest, opts ...grpc.CallOption) (*ResizeDeviceResponse, error)
 	AddListener(ctx context.Context, in *AddListenerRequest, opts ...grpc.CallOption) (*AddListenerResponse, error)
+	// SetTLS gives the means to serve listeners by TLS: before AddListener, and
+	// again when they have changed. A host that wants TLS gives no listener to a
+	// plugin that answers with an error, UNIMPLEMENTED among them.
+	SetTLS(ctx context.Context, in *SetTLSRequest, opts ...grpc.CallOption) (*SetTLSResponse, error)
 	DeviceStatus(ctx context.Context, in *DeviceStatusRequest, opts ...grpc.CallOption) (*DeviceStatusResponse, error)
 }
 
@@ -711,6 +716,16 @@ func (c *frontendClient) AddListener(ctx context.Context, in *AddListenerRequest
 	return out, nil
 }
 
+func (c *frontendClient) SetTLS(ctx context.Context, in *SetTLSRequest, opts ...grpc.CallOption) (*SetTLSResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetTLSResponse)
+	err := c.cc.Invoke(ctx, Frontend_SetTLS_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *frontendClient) DeviceStatus(ctx context.Context, in *DeviceStatusRequest, opts ...grpc.CallOption) (*DeviceStatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeviceStatusResponse)
@@ -731,6 +746,10 @@ type FrontendServer interface {
 	RemoveDevice(context.Context, *RemoveDeviceRequest) (*RemoveDeviceResponse, error)
 	ResizeDevice(context.Context, *ResizeDeviceRequest) (*ResizeDeviceResponse, error)
 	AddListener(context.Context, *AddListenerRequest) (*AddListenerResponse, error)
+	// SetTLS gives the means to serve listeners by TLS: before AddListener, and
+	// again when they have changed. A host that wants TLS gives no listener to a
+	// plugin that answers with an error, UNIMPLEMENTED among them.
+	SetTLS(context.Context, *SetTLSRequest) (*SetTLSResponse, error)
 	DeviceStatus(context.Context, *DeviceStatusRequest) (*DeviceStatusResponse, error)
 	mustEmbedUnimplementedFrontendServer()
 }
@@ -753,6 +772,9 @@ func (UnimplementedFrontendServer) ResizeDevice(context.Context, *ResizeDeviceRe
 }
 func (UnimplementedFrontendServer) AddListener(context.Context, *AddListenerRequest) (*AddListenerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AddListener not implemented")
+}
+func (UnimplementedFrontendServer) SetTLS(context.Context, *SetTLSRequest) (*SetTLSResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetTLS not implemented")
 }
 func (UnimplementedFrontendServer) DeviceStatus(context.Context, *DeviceStatusRequest) (*DeviceStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeviceStatus not implemented")
@@ -850,6 +872,24 @@ func _Frontend_AddListener_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Frontend_SetTLS_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetTLSRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FrontendServer).SetTLS(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Frontend_SetTLS_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FrontendServer).SetTLS(ctx, req.(*SetTLSRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Frontend_DeviceStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DeviceStatusRequest)
 	if err := dec(in); err != nil {
@@ -890,6 +930,10 @@ var Frontend_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AddListener",
 			Handler:    _Frontend_AddListener_Handler,
+		},
+		{
+			MethodName: "SetTLS",
+			Handler:    _Frontend_SetTLS_Handler,
 		},
 		{
 			MethodName: "DeviceStatus",

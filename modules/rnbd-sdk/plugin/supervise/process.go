@@ -47,6 +47,7 @@ type Devices interface {
 	ResizeDevice(ctx context.Context, index uint32, limits blk.Limits) error
 	DeviceStatus(ctx context.Context, index uint32) (plugin.DeviceStatus, error)
 	AddListener(ctx context.Context, name string, l *os.File) error
+	SetTLS(ctx context.Context, t plugin.TLS) error
 }
 
 var _ Process = (*plugin.Process)(nil)
