@@ -37,6 +37,7 @@ type credentials struct {
 	pskKeys  [32]byte // of tickets to those with shared keys
 	sessions tls.ClientSessionCache
 	warnings []string
+	files    Handover // of Cert, Key and CA
 }
 
 // readFile returns a file. private files are warned of if others can read them.
@@ -134,6 +135,7 @@ func (c *credentials) loadPair(f *Files) error {
 		return fmt.Errorf("certificate %s with key %s: %w", f.Cert, f.Key, err)
 	}
 	c.cert = &cert
+	c.files.Cert, c.files.Key = chain, key
 	if now := time.Now(); now.Before(cert.Leaf.NotBefore) || now.After(cert.Leaf.NotAfter) {
 		c.warnings = append(c.warnings, fmt.Sprintf("%s is valid from %s to %s: peers will refuse it", f.Cert,
 			cert.Leaf.NotBefore.Format(time.RFC3339), cert.Leaf.NotAfter.Format(time.RFC3339)))
@@ -172,6 +174,7 @@ func (c *credentials) loadCAs(name string) (cas []*x509.Certificate, err error) 
 		return nil, err
 	}
 	c.roots = x509.NewCertPool()
+	c.files.CA = b
 	return cas, pemBlocks(b, "CERTIFICATE", func(der []byte) error {
 		ca, err := x509.ParseCertificate(der)
 		if err != nil {

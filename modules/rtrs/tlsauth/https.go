@@ -13,7 +13,7 @@ func NewHTTPS(cfg Config) (*Auth, error) {
 	f := cfg.Files
 	switch {
 	case f.PSK != "" || f.CRL != "":
-		return nil, errors.New("an HTTP server has neither shared keys nor a list of revoked certificates")
+		return nil, errors.New("this server has neither shared keys nor a list of revoked certificates")
 	case f.Cert == "" || f.Key == "":
 		return nil, errors.New("TLS needs both: the files of certificate and key")
 	}
