@@ -13,19 +13,26 @@ import (
 )
 
 const (
-	maxHandshakes = 64               // negotiations at a time; more connections wait to be accepted
-	handshakeTime = 15 * time.Second // for the whole negotiation
+	handshakeTime = 15 * time.Second // for the whole negotiation, with TLS
 	acceptPause   = 50 * time.Millisecond
 )
+
+// listener is a socket of the daemon.
+type listener struct {
+	net.Listener
+	name  string // the daemon's
+	crowd *crowd // of connections that negotiate
+}
 
 // AddListener serves the exports on a listening socket. The daemon keeps the
 // socket open: when this process dies, the next one accepts from it.
 func (f *frontend) AddListener(_ context.Context, name string, file *os.File) error {
-	l, err := net.FileListener(file) // a duplicate
+	nl, err := net.FileListener(file) // a duplicate
 	if err != nil {
 		return fmt.Errorf("descriptor does not listen: %w", err)
 	}
 	file.Close()
+	l := &listener{Listener: nl, name: name, crowd: newCrowd()}
 	f.mu.Lock()
 	f.listeners = append(f.listeners, l)
 	f.mu.Unlock()
@@ -35,12 +42,10 @@ func (f *frontend) AddListener(_ context.Context, name string, file *os.File) er
 }
 
 // accept runs until the listener is closed.
-func (f *frontend) accept(l net.Listener) {
+func (f *frontend) accept(l *listener) {
 	for {
-		f.handshakes <- struct{}{}
 		nc, err := l.Accept()
 		if err != nil {
-			<-f.handshakes
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
@@ -48,32 +53,46 @@ func (f *frontend) accept(l net.Listener) {
 			time.Sleep(acceptPause) // out of descriptors: others may close some
 			continue
 		}
-		go f.welcome(nc)
+		l.crowd.enter(nc)
+		go f.welcome(l, nc)
 	}
 }
 
-// welcome negotiates and gives the connection to a queue.
-func (f *frontend) welcome(nc net.Conn) {
-	defer func() { <-f.handshakes }()
+var errGaveWay = errors.New("the negotiation was slow, and gave way to another one")
+
+// welcome negotiates and gives the connection to a queue. One with TLS is carried
+// there until it ends.
+func (f *frontend) welcome(l *listener, nc net.Conn) {
 	defer nc.Close()
-	if err := f.introduce(nc); err != nil && !errors.Is(err, errAborted) {
+	t, err := f.introduce(nc, f.securityOf(l.name))
+	if !l.crowd.leave(nc) && err != nil {
+		err = errGaveWay
+	}
+	if err != nil && !errors.Is(err, errAborted) {
 		f.log().Info("connection refused", "peer", peerOf(nc), "err", err)
 	}
+	if t != nil {
+		t.run()
+	}
 }
 
-func (f *frontend) introduce(nc net.Conn) error {
+// introduce returns the tunnel to run, nil without TLS.
+func (f *frontend) introduce(nc net.Conn, s *security) (*tunnel, error) {
 	if err := nc.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
-		return err
+		return nil, err
 	}
-	n, err := negotiate(nc, f)
-	if err != nil {
-		return err
+	n, err := negotiate(nc, f, s)
+	switch {
+	case err != nil:
+		return nil, err
+	case n.tls != nil:
+		return f.newTunnel(n, peerOf(nc))
 	}
-	return f.addConn(nc, n)
+	return nil, f.addConn(nc, n)
 }
 
-// addConn gives a negotiated connection to the queue with the fewest connections
-// of its export. If that fails, the export is released.
+// addConn gives a negotiated connection to a queue. If that fails, the export is
+// released.
 func (f *frontend) addConn(nc net.Conn, n negotiated) error {
 	fd, err := duplicate(nc)
 	if err != nil {
@@ -83,20 +102,31 @@ func (f *frontend) addConn(nc net.Conn, n negotiated) error {
 	if nc.LocalAddr().Network() == "unix" {
 		widen(fd)
 	}
+	return f.join(fd, peerOf(nc), n, nil)
+}
+
+// join gives a socket to the queue with the fewest connections of its export. If
+// that fails, the socket is closed and the export is released.
+func (f *frontend) join(fd int, peer string, n negotiated, t *tunnel) error {
 	sh := f.assign(n.exp)
 	if sh == nil {
 		n.exp.release()
 		unix.Close(fd)
 		return errors.New("no queue to serve it")
 	}
-	c := newConn(fd, peerOf(nc), n, sh)
+	c := newConn(fd, peer, n, sh)
+	c.tunnel = t
 	if !f.post(sh.q, func() { sh.q.add(c) }) {
 		n.exp.unassign(sh)
 		n.exp.release()
 		unix.Close(fd)
 		return errShutdown
 	}
-	f.log().Info("connection opened", "export", n.exp.name, "peer", c.peer, "structured", n.structured)
+	log := f.log()
+	if n.tls != nil {
+		log = log.With("cipher", cipherOf(n.tls), "identity", identityOf(n.tls))
+	}
+	log.Info("connection opened", "export", n.exp.name, "peer", c.peer, "structured", n.structured)
 	return nil
 }
 

@@ -55,9 +55,16 @@ func dial(t testing.TB, network, addr, export string, structured bool) *client {
 
 func (c *client) negotiate(export string, structured bool) {
 	c.t.Helper()
-	var b [134]byte
-	c.must(io.ReadFull(c.conn, b[:18]))
+	var b [18]byte
+	c.must(io.ReadFull(c.conn, b[:]))
 	c.must(c.conn.Write([]byte{0, 0, 0, 3}))
+	c.choose(export, structured)
+}
+
+// choose is what follows the greeting.
+func (c *client) choose(export string, structured bool) {
+	c.t.Helper()
+	var b [20]byte
 	if structured {
 		c.must(c.conn.Write(option(optStructuredReply, nil)))
 		c.must(io.ReadFull(c.conn, b[:20]))

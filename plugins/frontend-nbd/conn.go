@@ -48,6 +48,7 @@ type conn struct {
 	fd         int
 	peer       string      // for the log
 	disk       *kernelDisk // of the kernel's client; nil: another client
+	tunnel     *tunnel     // nil: without TLS
 	index      int         // in queue.table
 	state      connState
 	structured bool
@@ -158,6 +159,9 @@ func (c *conn) fail(cause error) {
 	}
 	c.setState(connDead)
 	unix.Close(c.fd)
+	if c.tunnel != nil {
+		c.tunnel.finish(cause == errDone)
+	}
 	c.q.log.Info("connection closed", "export", c.exp.name, "peer", c.peer, "cause", cause)
 	c.dropCurrent()
 	for ; c.outLen > 0; c.outLen-- {

@@ -6,11 +6,14 @@
 //
 // The daemon owns the listening sockets and passes their descriptors. One
 // goroutine per listener accepts (accept.go), one per new connection negotiates
-// (handshake.go), bounded in time and number. Then the connection belongs to
+// (handshake.go), bounded in time and number (crowd.go). Then the connection belongs to
 // one queue for life and has no goroutine any more:
 //
 //	client ── socket ──► conn ──► op (slot) ──► ring ──► daemon
 //	       ◄── writev ── reply ◄──────────────── ring ◄──
+//
+// A connection with TLS (tls.go) keeps two goroutines, which carry its bytes to
+// such a socket and back (tunnel.go).
 //
 // disk.go attaches the kernel's NBD client: the kernel gets one end of a socket
 // pair, and the other end is a connection as above, without a negotiation.

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/url"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
@@ -25,22 +25,24 @@ const maxIndex = 1 << 16
 // frontend implements plugin.Frontend: devices, listeners and queues come and
 // go here. Lock order: frontend.mu, then export.mu.
 type frontend struct {
-	log        func() *slog.Logger
-	kernel     kernelClient
-	handshakes chan struct{} // one token per negotiation under way
+	log    func() *slog.Logger
+	kernel kernelClient
+
+	protection atomic.Pointer[protection] // nil: TLS is off
+	tunnels    atomic.Int32               // connections with TLS
+	carried    atomic.Uint64              // bytes that tunnels have copied
 
 	mu        sync.Mutex
 	queues    []*queue
 	exports   map[uint32]*export
-	listeners []net.Listener
+	listeners []*listener
 }
 
 func newFrontend(log func() *slog.Logger) *frontend {
 	return &frontend{
-		log:        log,
-		kernel:     netlinkClient{},
-		handshakes: make(chan struct{}, maxHandshakes),
-		exports:    map[uint32]*export{},
+		log:     log,
+		kernel:  netlinkClient{},
+		exports: map[uint32]*export{},
 	}
 }
 
@@ -184,10 +186,14 @@ func (f *frontend) Location(index uint32) string {
 	if len(f.listeners) == 0 {
 		return ""
 	}
-	addr := f.listeners[0].Addr()
+	first := f.listeners[0]
+	addr := first.Addr()
 	u := url.URL{Scheme: "nbd", Host: addr.String(), Path: "/" + e.name}
+	if f.securityOf(first.name).insists() {
+		u.Scheme = "nbds"
+	}
 	if addr.Network() == "unix" {
-		u.Scheme, u.Host = "nbd+unix", ""
+		u.Scheme, u.Host = u.Scheme+"+unix", ""
 		u.RawQuery = url.Values{"socket": {addr.String()}}.Encode()
 	}
 	return u.String()
@@ -232,10 +238,12 @@ func (f *frontend) detach(q *queue) {
 	f.queues = slices.DeleteFunc(f.queues, func(other *queue) bool { return other == q })
 }
 
-// placedBytes returns the number of payload bytes that the queues have copied.
-func (f *frontend) placedBytes() (sum uint64) {
+// placedBytes returns the number of payload bytes that the queues have copied, and
+// of all bytes that tunnels have.
+func (f *frontend) placedBytes() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	sum := f.carried.Load()
 	for _, q := range f.queues {
 		sum += q.stats.placedBytes.Load()
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -13,7 +14,7 @@ import (
 // until one of them (EXPORT_NAME, GO) starts the transmission. It runs on its
 // own goroutine, bounded in time by the connection's deadline and in work by
 // maxOptions. It reads exactly the bytes of the negotiation; the bytes of the
-// transmission stay in the socket.
+// transmission stay in the socket. STARTTLS is in tls.go.
 
 // maxOptions bounds the options of one negotiation.
 const maxOptions = 1024
@@ -35,43 +36,57 @@ type catalogue interface {
 // negotiated is the outcome: an opened export.
 type negotiated struct {
 	exp        *export
-	structured bool // reads are answered by structured replies
+	structured bool      // reads are answered by structured replies
+	tls        *tls.Conn // nil: without TLS
 }
 
 type negotiation struct {
 	rw         io.ReadWriter
 	exports    catalogue
-	fixed      bool // the client speaks fixed newstyle
+	secure     *security // nil: TLS is off
+	tls        *tls.Conn // nil: not started
+	fixed      bool      // the client speaks fixed newstyle
 	noZeroes   bool
 	structured bool
 	exp        *export // opened: the transmission starts
 }
 
 // negotiate runs the handshake. On success the export is open and belongs to
-// the caller.
-func negotiate(rw io.ReadWriter, exports catalogue) (negotiated, error) {
-	n := &negotiation{rw: rw, exports: exports}
-	if err := n.greet(); err != nil {
+// the caller. With TLS the connection continues in negotiated.tls.
+func negotiate(rw io.ReadWriter, exports catalogue, secure *security) (negotiated, error) {
+	n := &negotiation{rw: rw, exports: exports, secure: secure}
+	if err := n.haggle(); err != nil {
+		n.abandon()
 		return negotiated{}, err
+	}
+	return negotiated{exp: n.exp, structured: n.structured, tls: n.tls}, nil
+}
+
+// haggle answers options until one of them has opened an export.
+func (n *negotiation) haggle() error {
+	if err := n.greet(); err != nil {
+		return err
 	}
 	for range maxOptions {
 		if err := n.option(); err != nil {
-			n.abandon()
-			return negotiated{}, err
+			return err
 		}
 		if n.exp != nil {
-			return negotiated{exp: n.exp, structured: n.structured}, nil
+			return nil
 		}
 	}
-	return negotiated{}, errManyOptions
+	return errManyOptions
 }
 
 // abandon closes an export that was opened for an answer that did not reach the
-// client.
+// client, and ends TLS.
 func (n *negotiation) abandon() {
 	if n.exp != nil {
 		n.exp.release()
 		n.exp = nil
+	}
+	if n.tls != nil {
+		_ = n.tls.CloseWrite()
 	}
 }
 
@@ -119,7 +134,12 @@ func (n *negotiation) option() error {
 }
 
 func (n *negotiation) answer(opt uint32, data []byte) error {
+	if n.secure.insists() && n.tls == nil && opt != optStartTLS && opt != optAbort {
+		return n.refuse(opt)
+	}
 	switch opt {
+	case optStartTLS:
+		return n.onStartTLS(data)
 	case optExportName:
 		return n.onExportName(string(data))
 	case optAbort:

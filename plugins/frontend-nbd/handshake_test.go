@@ -158,7 +158,7 @@ func TestNegotiation(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			f := twoExports(t)
 			s := &script{in: bytes.NewReader(v.client)}
-			n, err := negotiate(s, f)
+			n, err := negotiate(s, f, nil)
 			if got, want := s.out.Bytes(), cat(greeting, v.server); !bytes.Equal(got, want) {
 				t.Errorf("server says\n% x, want\n% x", got, want)
 			}
@@ -188,7 +188,7 @@ func TestEmptyNameIsTheOnlyExport(t *testing.T) {
 	if err := f.RemoveDevice(t.Context(), 1, false); err != nil {
 		t.Fatal(err)
 	}
-	n, err := negotiate(&script{in: bytes.NewReader(cat(uint32(3), option(7, goData(""))))}, f)
+	n, err := negotiate(&script{in: bytes.NewReader(cat(uint32(3), option(7, goData(""))))}, f, nil)
 	if err != nil || n.exp.name != "a" {
 		t.Error(n, err)
 	}
@@ -197,7 +197,7 @@ func TestEmptyNameIsTheOnlyExport(t *testing.T) {
 func TestOptionFloodEnds(t *testing.T) {
 	flood := cat(uint32(3), bytes.Repeat(option(99, nil), maxOptions+5))
 	s := &script{in: bytes.NewReader(flood)}
-	if _, err := negotiate(s, twoExports(t)); !errors.Is(err, errManyOptions) {
+	if _, err := negotiate(s, twoExports(t), nil); !errors.Is(err, errManyOptions) {
 		t.Errorf("error %v", err)
 	}
 	if left := s.in.Len(); left != 5*optionSize {
@@ -216,7 +216,7 @@ func TestExportIsReleasedWhenTheAnswerCannotBeSent(t *testing.T) {
 			theirs.Write(cat(uint32(3), opt))
 			theirs.Close()
 		}()
-		if _, err := negotiate(ours, f); err == nil {
+		if _, err := negotiate(ours, f, nil); err == nil {
 			t.Error("no error")
 		}
 		if f.Openers(0) != 0 {
@@ -246,7 +246,7 @@ func TestHandshakeHasADeadline(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer theirs.Close()
 	d := &deadlines{Conn: ours}
-	go f.introduce(d)
+	go f.introduce(d, nil)
 	io.ReadFull(theirs, make([]byte, len(greeting)))
 	if left := time.Until(d.at); left <= 0 || left > handshakeTime {
 		t.Errorf("deadline in %v", left)
@@ -272,7 +272,7 @@ func FuzzNegotiation(f *testing.F) {
 	front := twoExports(f)
 	f.Fuzz(func(t *testing.T, in []byte) {
 		s := &script{in: bytes.NewReader(in)}
-		n, err := negotiate(s, front)
+		n, err := negotiate(s, front, nil)
 		open := front.Openers(0) + front.Openers(1)
 		if (err == nil) != (n.exp != nil) || (err == nil) != (open == 1) {
 			t.Fatalf("error %v, export %v, %d opened", err, n.exp, open)

@@ -26,6 +26,7 @@ const (
 	optExportName      = 1
 	optAbort           = 2
 	optList            = 3
+	optStartTLS        = 5
 	optInfo            = 6
 	optGo              = 7
 	optStructuredReply = 8
@@ -38,6 +39,7 @@ const (
 	repInfo       = 3
 	repErrUnsup   = 1<<31 + 1
 	repErrInvalid = 1<<31 + 3
+	repErrTLSReqd = 1<<31 + 5
 	repErrUnknown = 1<<31 + 6
 	repErrTooBig  = 1<<31 + 9
 )

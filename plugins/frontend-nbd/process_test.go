@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,6 +79,26 @@ func (d *daemon) launch() {
 	must(d.t, "get listener", err)
 	defer file.Close()
 	must(d.t, "add listener", d.p.AddListener(ctx, "unix", file))
+}
+
+// The daemon hands over the means of TLS, and new ones.
+func TestProcess_TLS(t *testing.T) {
+	d := newDaemon(t)
+	a := newAuthority(t)
+	tls := a.server(true, true)
+	must(t, "set TLS", d.p.SetTLS(t.Context(), tls))
+	mustAsk(t, greeted(t, "unix", d.addr), optList, nil, needsTLS)
+	s, err := upgrade(greeted(t, "unix", d.addr), a.member("web"))
+	must(t, "start TLS", err)
+	mustAsk(t, s, optGo, goData("disk0"), repInfo)
+	tls.PrivateKey = []byte("-----BEGIN PRIVATE KEY-----\nsecret\n-----END PRIVATE KEY-----\n")
+	if err := d.p.SetTLS(t.Context(), tls); blk.ToErrno(err) != blk.EINVAL || strings.Contains(err.Error(), "secret") {
+		t.Errorf("a broken key: %v", err)
+	}
+	b := newAuthority(t)
+	must(t, "set TLS", d.p.SetTLS(t.Context(), b.server(true, true)))
+	_, err = upgrade(greeted(t, "unix", d.addr), b.member("web"))
+	must(t, "start TLS with the new files", err)
 }
 
 func must(t testing.TB, what string, err error) {

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+)
+
+// protection is what the daemon has given by SetTLS. It never changes.
+type protection struct {
+	config   *tls.Config
+	required bool
+	plain    []string // listeners that serve clients without TLS all the same
+}
+
+// security is how the connections of one listener begin; nil: TLS is off.
+type security struct {
+	config   *tls.Config
+	required bool // no option is answered before TLS
+}
+
+// SetTLS gives the means of TLS. They are used for connections that begin from
+// now on; the others go on as they are.
+func (f *frontend) SetTLS(_ context.Context, t plugin.TLS) error {
+	p, err := newProtection(&t)
+	if err != nil {
+		return fmt.Errorf("%w: %w", err, blk.EINVAL)
+	}
+	f.protection.Store(p)
+	f.log().Info("TLS is set", "required", p.required, "client_ca", p.config.ClientCAs != nil)
+	return nil
+}
+
+// newProtection needs TLS 1.3. There are no session tickets: a client shows its
+// certificate on each connection, to the CA of the day.
+func newProtection(t *plugin.TLS) (*protection, error) {
+	cert, err := tls.X509KeyPair(t.Certificate, t.PrivateKey)
+	if err != nil {
+		return nil, fmt.Errorf("certificate: %w", err)
+	}
+	cfg := &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert},
+		SessionTicketsDisabled: true, DynamicRecordSizingDisabled: true,
+	}
+	if len(t.ClientCA) > 0 {
+		cfg.ClientAuth, cfg.ClientCAs = tls.RequireAndVerifyClientCert, x509.NewCertPool()
+		if !cfg.ClientCAs.AppendCertsFromPEM(t.ClientCA) {
+			return nil, errors.New("no certificate in the CA of clients")
+		}
+	}
+	return &protection{config: cfg, required: t.Required, plain: slices.Clone(t.Plain)}, nil
+}
+
+// securityOf returns the security of a listener.
+func (f *frontend) securityOf(listener string) *security {
+	p := f.protection.Load()
+	if p == nil {
+		return nil
+	}
+	return &security{config: p.config, required: p.required && !slices.Contains(p.plain, listener)}
+}
+
+// insists reports whether nothing is served before TLS.
+func (s *security) insists() bool { return s != nil && s.required }
+
+var (
+	errNeedsTLS = errors.New("the client asks for an export without TLS, which is required")
+	errNoTLS    = errors.New("TLS handshake")
+	errNoSocket = errors.New("TLS needs a socket")
+)
+
+// onStartTLS makes the handshake. The negotiation begins again behind it. Nothing
+// was read in advance, so plain bytes behind the option are taken for a part of
+// the handshake, which fails. What was agreed on before may be an attacker's.
+func (n *negotiation) onStartTLS(data []byte) error {
+	switch {
+	case n.secure == nil:
+		return n.reply(optStartTLS, repErrUnsup, nil)
+	case n.tls != nil || len(data) != 0:
+		return n.reply(optStartTLS, repErrInvalid, nil)
+	}
+	conn, ok := n.rw.(net.Conn)
+	if !ok {
+		return errNoSocket
+	}
+	if err := n.reply(optStartTLS, repAck, nil); err != nil {
+		return err
+	}
+	t := tls.Server(conn, n.secure.config)
+	if err := t.Handshake(); err != nil {
+		return fmt.Errorf("%w: %w", errNoTLS, err)
+	}
+	n.tls, n.rw = t, t
+	n.structured = false
+	return nil
+}
+
+// refuse answers an option that comes before TLS, which is required.
+func (n *negotiation) refuse(opt uint32) error {
+	if opt == optExportName { // it has no answer for errors
+		return errNeedsTLS
+	}
+	return n.reply(opt, repErrTLSReqd, []byte("start TLS first"))
+}
+
+// cipherOf returns the name of the cipher suite.
+func cipherOf(t *tls.Conn) string {
+	return tls.CipherSuiteName(t.ConnectionState().CipherSuite)
+}
+
+// identityOf returns the identity in a client's certificate for the log: its
+// SPIFFE ID, else its first DNS name, else its common name; empty: no certificate.
+func identityOf(t *tls.Conn) string {
+	if len(t.ConnectionState().PeerCertificates) == 0 {
+		return ""
+	}
+	c := t.ConnectionState().PeerCertificates[0]
+	for _, u := range c.URIs {
+		if u.Scheme == "spiffe" {
+			return u.String()
+		}
+	}
+	if len(c.DNSNames) > 0 {
+		return "dns:" + c.DNSNames[0]
+	}
+	return "cn:" + c.Subject.CommonName
+}
