@@ -121,7 +121,7 @@ func isLocalPath(name string) bool {
 // device. For nodes it asks the daemon, since that knows more about its own
 // nodes.
 func (o *benchOptions) openOne(ctx context.Context, b *benchTargets, ask func() (*inventory, error), name string) (*benchTarget, error) {
-	if strings.HasPrefix(name, "nbd://") || strings.HasPrefix(name, "nbd+unix://") {
+	if scheme, _, ok := strings.Cut(name, "://"); ok && (scheme == "nbd" || scheme == "nbd+unix" || strings.HasPrefix(scheme, "nbds")) {
 		t := &benchTarget{node: name}
 		t.Name = name
 		return t, t.openNBD(ctx, o.write)

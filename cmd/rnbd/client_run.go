@@ -27,10 +27,11 @@ type clientOptions struct {
 	FrontendConfig []string `yaml:"frontend-config"`
 	Frontend       string   `yaml:"frontend"`
 	NBDListen      []string `yaml:"nbd-listen"`
-	DeviceLinks    string   `yaml:"device-links"`
-	Slots          int      `yaml:"slots"`
-	Policy         string   `yaml:"policy"`
-	Loss           string   `yaml:"loss"`
+	nbdOptions     `yaml:",inline"`
+	DeviceLinks    string `yaml:"device-links"`
+	Slots          int    `yaml:"slots"`
+	Policy         string `yaml:"policy"`
+	Loss           string `yaml:"loss"`
 
 	Mappings []mappings.Mapping `yaml:"mappings"`
 }
@@ -66,7 +67,8 @@ func clientRun() (*cobra.Command, *clientOptions) {
 	f.StringArrayVar(&o.FrontendPlugin, "frontend-plugin", nil, "front-end plugin NAME=PATH[,sha256=HEX], repeatable, beside ublk and nbd of the plugin folder; NAME=none leaves one of these out")
 	f.StringArrayVar(&o.FrontendConfig, "frontend-config", nil, "NAME:KEY=VALUE: setting of a front-end plugin, repeatable")
 	f.StringVar(&o.Frontend, "frontend", def.Frontend, "front end of mappings that name none: auto, ublk, nbd, nbd-socket, or a plugin's name")
-	f.StringArrayVar(&o.NBDListen, "nbd-listen", nil, "unix:PATH or tcp:ADDRESS:PORT of the NBD front end, repeatable (default nbd.sock beside the control socket)")
+	f.StringArrayVar(&o.NBDListen, "nbd-listen", nil, "unix:PATH or tcp:ADDRESS:PORT of the NBD front end, repeatable; an address beyond loopback needs --nbd-tls require, or \""+trusted+"\" behind the port (default nbd.sock beside the control socket)")
+	o.nbdOptions.register(f)
 	f.StringVar(&o.DeviceLinks, "device-links", defaultLinkDir(), "folder of links SESSION/PATH to the device nodes; empty: none")
 	f.IntVar(&o.Slots, "slots", def.Slots, "requests in flight per device")
 	f.StringVar(&o.Policy, "policy", def.Policy.String(), "choice of the path: min-inflight, round-robin or min-latency")
@@ -119,7 +121,12 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) e
 		return err
 	}
 	cfg.HoldUsers = len(o.Mappings) > 0
-	takeSockets(&cfg, run.manager.Sockets(socketNBD), len(o.NBDListen) > 0)
+	nbdTLS, err := o.nbdOptions.open(run.logs.Logger("tls"))
+	if err != nil {
+		return err
+	}
+	o.protectNBD(&cfg, nbdTLS)
+	takeSockets(&cfg, run.manager.Sockets(socketNBD), run.manager.Sockets(socketNBDTrusted), len(o.NBDListen) > 0)
 	if err := run.listen(); err != nil {
 		return err
 	}
@@ -130,8 +137,8 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) e
 	if err != nil {
 		return explainListen(fmt.Errorf("client: %w", err))
 	}
-	daemon := &clientDaemon{ClientDaemonServer: c.Control(versionString())}
-	daemon.conf = running[*clientOptions]{kind: "client", cmd: cmd, logs: run.logs, options: o, fresh: clientRun, tls: run.tls, metrics: run.metrics}
+	daemon := &clientDaemon{ClientDaemonServer: c.Control(versionString()), client: c}
+	daemon.conf = running[*clientOptions]{kind: "client", cmd: cmd, logs: run.logs, options: o, fresh: clientRun, tls: run.tls, nbdTLS: nbdTLS, metrics: run.metrics}
 	daemon.keeper = mappings.NewKeeper(mapper{c, daemon, cfg.Loss}, run.log)
 	api := run.newAPI()
 	controlpb.RegisterClientDaemonServer(api, daemon)
@@ -164,21 +171,6 @@ func serveUsers(ctx context.Context, k *mappings.Keeper, c *client.Client) {
 	defer cancel()
 	k.AwaitTried(ctx)
 	c.ServeUsers(context.WithoutCancel(ctx))
-}
-
-// takeSockets gives the NBD front end the sockets of the service manager. They
-// stand for the default one; those of the configuration are made besides.
-func takeSockets(cfg *client.Config, held []*os.File, configured bool) {
-	for i := range cfg.Frontends {
-		fe := &cfg.Frontends[i]
-		if fe.Name != "nbd" || len(held) == 0 {
-			continue
-		}
-		fe.Sockets = held
-		if !configured {
-			fe.Listen = nil
-		}
-	}
 }
 
 // rootLinkDir is where the links to devices of root's daemon are.

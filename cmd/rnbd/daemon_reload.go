@@ -43,6 +43,7 @@ type running[O daemonConfig] struct {
 	cmd     *cobra.Command
 	logs    *logs.Logs
 	tls     *tlsauth.Auth // nil: none
+	nbdTLS  *tlsauth.Auth // of NBD clients; nil: none
 	metrics *metricsPage
 	fresh   func() (*cobra.Command, O) // the daemon's command with its defaults
 	mu      sync.Mutex
@@ -67,6 +68,9 @@ func (r *running[O]) reload(dry bool, more func(next O) []*controlpb.ConfigChang
 		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
 	}
 	if err := reloadTLS(r.tls, dry); err != nil {
+		return nil, err
+	}
+	if err := reloadTLS(r.nbdTLS, dry); err != nil {
 		return nil, err
 	}
 	if err := r.metrics.reload(dry); err != nil {
@@ -100,6 +104,7 @@ type clientDaemon struct {
 	controlpb.ClientDaemonServer
 	conf   running[*clientOptions]
 	keeper *mappings.Keeper
+	client *client.Client
 }
 
 func (d *clientDaemon) Info(ctx context.Context, r *controlpb.InfoRequest) (*controlpb.DaemonInfo, error) {
@@ -114,6 +119,12 @@ func (d *clientDaemon) Reload(ctx context.Context, r *controlpb.ReloadRequest) (
 	return d.conf.reload(r.DryRun, func(next *clientOptions) (changes []*controlpb.ConfigChange) {
 		for _, m := range d.keeper.Want(ctx, next.Mappings, r.DryRun) {
 			changes = append(changes, mappingChange(m))
+		}
+		if r.DryRun {
+			return changes
+		}
+		if err := d.client.RenewTLS(ctx); err != nil {
+			changes = append(changes, &controlpb.ConfigChange{Subject: keyNBDTLS, Action: actionSet, Error: err.Error()})
 		}
 		return changes
 	})
@@ -228,6 +239,7 @@ const (
 	keyMappings = "mappings"
 	keyLogLevel = "log-level"
 	keyAccess   = "access"
+	keyNBDTLS   = "nbd-tls" // the contents of its files
 )
 
 // eachKey calls f for every key of two structs of options of the same type.

@@ -65,6 +65,8 @@ func (o *daemonOptions) begin(cmd *cobra.Command, kind string, hangups <-chan os
 const (
 	socketControl = "control"
 	socketNBD     = "nbd"
+	// socketNBDTrusted is like ",trusted" behind an address of --nbd-listen.
+	socketNBDTrusted = "nbd-trusted"
 )
 
 // listen makes the control socket, or takes over that of the service manager,

@@ -14,6 +14,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-client/internal/mapline"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
@@ -104,12 +105,19 @@ type FrontendConfig struct {
 	SHA256    []byte
 	Configure map[string]string
 	// Listen are sockets that the client opens for the plugin and keeps:
-	// "unix:PATH" or "tcp:ADDRESS:PORT".
+	// "unix:PATH" or "tcp:ADDRESS:PORT". One of TCP beyond loopback is refused
+	// without TLS that is required, unless ",trusted" stands behind it: its network
+	// is protected in another way, and users without TLS are served there.
 	Listen []string
 	// Sockets listen already, and go on when the client has ended: their users
 	// wait for the next one. The client owns the files. One whose address is in
 	// Listen takes its place.
 	Sockets []*os.File
+	// TrustedSockets are the same, as if ",trusted" stood behind their address.
+	TrustedSockets []*os.File
+	// TLS returns how users of the sockets are served by TLS, but for Plain. It
+	// looks for changes each time. Required does not change. nil: no TLS.
+	TLS func() plugin.TLS
 }
 
 // DefaultConfig returns the defaults.

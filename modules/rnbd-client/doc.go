@@ -32,7 +32,8 @@
 //	session*, paths          sessions, their paths, their losses
 //	reopen, events, open, closing, refusal
 //	                         a device's state at the server, and news of it
-//	choose, frontend         front ends: which one, and its life
+//	choose, frontend, protect
+//	                         front ends: which one, its life, and the TLS of its sockets
 //	attachment_*             one device at one front end: worker, steps, requests to it
 //	host, direct, watch      one process of a front end; the library's own way to a
 //	                         device, without a front end; requests that hang

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -46,6 +47,9 @@ func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
 	c.frontends = append(c.frontends, f)
 	if err := f.listen(); err != nil {
 		return fmt.Errorf("front end %s: %w", cfg.Name, err)
+	}
+	if cfg.TLS != nil {
+		f.workers.Go(f.watchTLS)
 	}
 	return f.sup.Start(ctx)
 }
@@ -203,23 +207,39 @@ func (f *frontend) stats(ctx context.Context) map[uint32]*latency.Snapshots {
 // listen opens the sockets of the front end. Those that another process made
 // are taken first.
 func (f *frontend) listen() error {
-	for _, file := range f.cfg.Sockets {
+	for i, file := range slices.Concat(f.cfg.Sockets, f.cfg.TrustedSockets) {
 		s, err := inherit(file)
 		if err != nil {
 			return err
 		}
-		f.sockets = append(f.sockets, s)
+		s.trusted = i >= len(f.cfg.Sockets)
+		if err := f.addSocket(s); err != nil {
+			return err
+		}
 	}
 	for _, l := range f.cfg.Listen {
-		if slices.ContainsFunc(f.sockets, func(s socket) bool { return s.name == l }) {
+		name, said := strings.CutSuffix(l, trusted)
+		if slices.ContainsFunc(f.sockets, func(s socket) bool { return s.name == name }) {
 			continue
 		}
-		s, err := listen(l)
+		s, err := listen(name)
 		if err != nil {
 			return err
 		}
-		f.sockets = append(f.sockets, s)
+		s.trusted = said
+		if err := f.addSocket(s); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+func (f *frontend) addSocket(s socket) error {
+	if err := f.checkReach(&s); err != nil {
+		s.close()
+		return err
+	}
+	f.sockets = append(f.sockets, s)
 	return nil
 }
 
@@ -230,6 +250,9 @@ func (f *frontend) giveSockets(ctx context.Context, h *host) error {
 	defer f.giving.Unlock()
 	if f.hold || h.given {
 		return nil
+	}
+	if err := f.protect(ctx, h); err != nil {
+		return err
 	}
 	h.given = true
 	for _, s := range f.sockets {

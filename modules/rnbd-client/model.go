@@ -334,6 +334,7 @@ type host struct {
 	fe      *frontend
 	sources []*source     // by pump
 	given   bool          // it has the sockets; guarded by frontend.giving
+	tls     *plugin.TLS   // that it has; guarded by frontend.giving
 	turns   chan struct{} // a token for each call under way that is not late
 }
 

@@ -21,7 +21,13 @@ type socket struct {
 	path string // of a unix socket that this process made
 	kept bool   // another process made it and keeps it
 	file *os.File
+	addr net.Addr
+	// trusted: the operator says that the network is protected in another way.
+	trusted bool
 }
+
+// trusted marks such a socket in the configuration.
+const trusted = ",trusted"
 
 // listen opens "unix:PATH" (mode 0600) or "tcp:ADDRESS:PORT".
 func listen(spec string) (socket, error) {
@@ -36,7 +42,7 @@ func listen(spec string) (socket, error) {
 		}
 		defer l.Close()
 		f, err := l.(*net.TCPListener).File()
-		return socket{name: "tcp:" + l.Addr().String(), file: f}, err
+		return socket{name: "tcp:" + l.Addr().String(), file: f, addr: l.Addr()}, err
 	}
 	return listenUnix(addr)
 }
@@ -68,7 +74,7 @@ func listenUnix(path string) (socket, error) {
 	u := l.(*net.UnixListener)
 	u.SetUnlinkOnClose(false)
 	f, err := u.File()
-	return socket{name: "unix:" + path, path: path, file: f}, err
+	return socket{name: "unix:" + path, path: path, file: f, addr: l.Addr()}, err
 }
 
 // orphanEnds is the time within which the plugin of a killed daemon ends by
@@ -98,7 +104,7 @@ func inherit(f *os.File) (socket, error) {
 		return socket{}, fmt.Errorf("descriptor %q does not listen: %w", f.Name(), err)
 	}
 	defer l.Close()
-	return socket{name: l.Addr().Network() + ":" + l.Addr().String(), kept: true, file: f}, nil
+	return socket{name: l.Addr().Network() + ":" + l.Addr().String(), kept: true, file: f, addr: l.Addr()}, nil
 }
 
 // hide removes the socket's name once. Later the name may belong to another

@@ -57,7 +57,7 @@ func runPage(t *testing.T, page string, least int, tools []string, env ...string
 
 // TestTLSTutorial runs the commands of docs/security.md.
 func TestTLSTutorial(t *testing.T) {
-	runPage(t, "security.md", 5, []string{"openssl"}, "PORT="+freePort(t), "PORT2="+freePort(t))
+	runPage(t, "security.md", 5, []string{"openssl", "nbdinfo", "qemu-img"}, "PORT="+freePort(t), "PORT2="+freePort(t), "PORT3="+freePort(t))
 }
 
 // TestRecipes runs the commands of docs/recipes.md.

@@ -51,6 +51,9 @@ func parse(uri string) (*Export, error) {
 	if err != nil {
 		return nil, err
 	}
+	if strings.HasPrefix(u.Scheme, "nbds") {
+		return nil, fmt.Errorf("%q needs TLS, which bench does not speak: name a socket that serves without it, as \"rnbd client run --nbd-listen unix:PATH,trusted\" makes one: %w", uri, syscall.EOPNOTSUPP)
+	}
 	e := &Export{network: "tcp", address: u.Host, name: strings.TrimPrefix(u.Path, "/")}
 	if u.Scheme == "nbd+unix" {
 		e.network, e.address = "unix", u.Query().Get("socket")

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/spf13/pflag"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-client"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
+)
+
+// nbdOptions are the options of the NBD front end's TLS.
+type nbdOptions struct {
+	NBDTLS     string `yaml:"nbd-tls"`
+	NBDTLSCA   string `yaml:"nbd-tls-ca"`
+	NBDTLSCert string `yaml:"nbd-tls-cert"`
+	NBDTLSKey  string `yaml:"nbd-tls-key"`
+}
+
+func (o *nbdOptions) register(f *pflag.FlagSet) {
+	f.StringVar(&o.NBDTLS, "nbd-tls", tlsOff, "TLS of NBD clients: off, allow (clients choose) or require; a listener of --nbd-listen that ends in \""+trusted+"\" serves clients without it all the same")
+	f.StringVar(&o.NBDTLSCA, "nbd-tls-ca", "", "PEM file: certificates of those who may sign the certificates of NBD clients, who need one then")
+	f.StringVar(&o.NBDTLSCert, "nbd-tls-cert", "", "PEM file: certificate of the NBD front end, and those between it and the CA of its clients")
+	f.StringVar(&o.NBDTLSKey, "nbd-tls-key", "", "PEM file: private key of --nbd-tls-cert")
+}
+
+// open reads the files. Without TLS it returns nil.
+func (o *nbdOptions) open(log *slog.Logger) (*tlsauth.Auth, error) {
+	files := tlsauth.Files{CA: o.NBDTLSCA, Cert: o.NBDTLSCert, Key: o.NBDTLSKey}
+	switch o.NBDTLS {
+	case tlsOff:
+		if files != (tlsauth.Files{}) {
+			return nil, usageError{fmt.Errorf("files for the TLS of NBD are named, and --nbd-tls is off: say --nbd-tls %s", tlsRequire)}
+		}
+		return nil, nil
+	case tlsAllow, tlsRequire:
+	default:
+		return nil, usageError{fmt.Errorf("--nbd-tls %q: use %s, %s or %s", o.NBDTLS, tlsOff, tlsAllow, tlsRequire)}
+	}
+	a, err := tlsauth.NewHandover(tlsauth.Config{Files: files, Logger: log})
+	if err != nil {
+		return nil, usageError{fmt.Errorf("--nbd-tls %s: %w", o.NBDTLS, err)}
+	}
+	return a, nil
+}
+
+// protectNBD gives the NBD front end the means of TLS; a nil: none.
+func (o *nbdOptions) protectNBD(cfg *client.Config, a *tlsauth.Auth) {
+	if a == nil {
+		return
+	}
+	required := o.NBDTLS == tlsRequire
+	for i := range cfg.Frontends {
+		if cfg.Frontends[i].Name == "nbd" {
+			cfg.Frontends[i].TLS = func() plugin.TLS {
+				h := a.Handover()
+				return plugin.TLS{Certificate: h.Cert, PrivateKey: h.Key, ClientCA: h.CA, Required: required}
+			}
+		}
+	}
+}
+
+// takeSockets gives the NBD front end the sockets of the service manager. They
+// stand for the default one; those of the configuration are made besides.
+func takeSockets(cfg *client.Config, held, trusted []*os.File, configured bool) {
+	for i := range cfg.Frontends {
+		fe := &cfg.Frontends[i]
+		if fe.Name != "nbd" || len(held)+len(trusted) == 0 {
+			continue
+		}
+		fe.Sockets, fe.TrustedSockets = held, trusted
+		if !configured {
+			fe.Listen = nil
+		}
+	}
+}
