@@ -46,8 +46,8 @@ func (c *cltConn) postRequest(sges []verbs.SGE, addr uint64, rkey uint32, imm rt
 // buffer (NEW_RKEY) is posted here, after its buffer was read; a receive
 // without one is posted by conn before connRecv is called.
 func (c *cltConn) connRecv(wc *verbs.WC) {
-	if wc.ID == infoRecv && !c.infoTaken {
-		c.onInfoRsp(wc)
+	if wc.ID >= infoRecv && !c.infoTaken {
+		c.onSetup(wc)
 		return
 	}
 	if c.recvSize > 0 {
@@ -60,6 +60,15 @@ func (c *cltConn) connRecv(wc *verbs.WC) {
 	default: // a WRITE has left nothing in the receive, however long it was
 		c.onImm(rtrswire.Imm(wc.Imm), nil)
 	}
+}
+
+// onSetup handles a message that comes before answers do.
+func (c *cltConn) onSetup(wc *verbs.WC) {
+	if wc.ID == challengeRecv {
+		c.onChallenge(wc)
+		return
+	}
+	c.onInfoRsp(wc)
 }
 
 // onInfoRsp handles the completion of the receive posted for the INFO_RSP.

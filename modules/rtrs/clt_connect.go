@@ -126,10 +126,12 @@ func (l *link) dial(ctx context.Context, cid int) error {
 		c.destroy()
 		return fmt.Errorf("the session requires TLS, which %s of fabric %s does not have here: %w", info.Name, info.Fabric, syscall.EPROTONOSUPPORT)
 	}
+	request := l.connReq(cid)
+	l.proofs.noteRequest(request)
 	private, err := l.dev.dev.Connect(ctx, c.qp, verbs.ConnectParams{
 		Src:      l.route.Src,
 		Dst:      netip.AddrPortFrom(l.route.Dst, p.addr.Dst.Port()),
-		Private:  l.connReq(cid),
+		Private:  request,
 		Protect:  cfg.Protect,
 		PeerName: cfg.PeerName,
 	})
@@ -176,14 +178,18 @@ func (l *link) newConn(cid int) (*cltConn, error) {
 // connReq is the private data of connection cid.
 func (l *link) connReq(cid int) []byte {
 	p, m := l.path, make([]byte, rtrswire.ConnReqLen)
-	rtrswire.ConnReq(m).Put(&rtrswire.ConnReqFields{
+	f := rtrswire.ConnReqFields{
 		CID:       uint16(cid),
 		CIDNum:    uint16(len(p.session.queues)),
 		ReconCnt:  p.reconCnt,
 		SessUUID:  l.uuid,
 		PathsUUID: l.group,
 		FirstConn: p.firstConn,
-	})
+	}
+	if l.proofs != nil {
+		f.Features = rtrswire.FeatureProof
+	}
+	rtrswire.ConnReq(m).Put(&f)
 	return m
 }
 
@@ -217,7 +223,11 @@ func rejectError(rej *verbs.RejectError) error {
 	if rsp.Check() != nil || rsp.Errno() >= 0 || rsp.Errno() == -int16(syscall.ECONNRESET) {
 		return errRefused
 	}
-	return fmt.Errorf("refused by the server: %w", syscall.Errno(-int(rsp.Errno())))
+	errno := syscall.Errno(-int(rsp.Errno()))
+	if rsp.Features()&rtrswire.FeatureProof != 0 {
+		return fmt.Errorf("refused by the server: it requires a proof of this end's identity (--auth): %w", errno)
+	}
+	return fmt.Errorf("refused by the server: %w", errno)
 }
 
 // checkResponse judges the private data of an accepted connection; that of
@@ -246,6 +256,9 @@ func (l *link) checkResponse(cid int, private []byte) error {
 		incarnation: rsp.Incarnation(),
 	}
 	if err := l.path.checkParams(&l.linkParams); err != nil {
+		return err
+	}
+	if err := l.proofs.noteResponse(rsp, l.path.session.cfg.AuthMode); err != nil {
 		return err
 	}
 	return l.path.session.checkIncarnation(l)
@@ -318,7 +331,11 @@ func (l *link) exchangeInfo(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, l.path.session.Timing().ConnectTimeout)
 	defer cancel()
 	c := l.conns[0]
-	if err := c.poller.Call(ctx, func() { l.sendInfoReq(c) }); err != nil {
+	proof, err := l.challenge(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.poller.Call(ctx, func() { l.sendInfoReq(c, proof) }); err != nil {
 		return fmt.Errorf("send INFO_REQ: %w: %w", syscall.ETIMEDOUT, err)
 	}
 	select {
@@ -332,8 +349,8 @@ func (l *link) exchangeInfo(ctx context.Context) error {
 }
 
 // sendInfoReq posts all receives of connection 0, the one for the INFO_RSP
-// first, and then the INFO_REQ. Owner.
-func (l *link) sendInfoReq(c *cltConn) {
+// first, and then the PROOF, if there is one, and the INFO_REQ. Owner.
+func (l *link) sendInfoReq(c *cltConn, proof []byte) {
 	if c.down {
 		return
 	}
@@ -343,6 +360,9 @@ func (l *link) sendInfoReq(c *cltConn) {
 	_, err := c.qp.PostRecv([]verbs.RecvWR{{ID: infoRecv, Buf: l.infoRspBuf(), LKey: l.mr.LKey()}})
 	if err == nil {
 		err = c.postRecvs(min(serviceRecvs, l.dev.dev.Info().MaxQPWR-1))
+	}
+	if err == nil && proof != nil {
+		err = l.sendPart(c, proof)
 	}
 	if err == nil {
 		rtrswire.InfoReq(l.infoReqBuf()).Put(l.path.session.name)
@@ -355,6 +375,11 @@ func (l *link) sendInfoReq(c *cltConn) {
 
 // takeInfoRsp checks the answer and fills the table of chunks.
 func (l *link) takeInfoRsp(rsp rtrswire.InfoRsp) error {
+	if l.proofs != nil && l.proofs.asked {
+		if err := refusalOf(rtrswire.Refusal(rsp)); err != nil {
+			return err
+		}
+	}
 	if err := rsp.Check(l.queueDepth, l.chunkSize); err != nil {
 		return protocolErrorf("%v", err)
 	}

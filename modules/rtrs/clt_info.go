@@ -31,7 +31,7 @@ func (p *path) info() PathInfo {
 		State: p.state, Err: p.err, Stats: p.details().PathStats,
 	}
 	if p.current != nil {
-		i.Security = verbs.SecurityOf(p.current.conns[0].qp)
+		i.Security = p.current.security()
 	}
 	dev := p.addr.Device.Info()
 	if p.lastDev != nil {

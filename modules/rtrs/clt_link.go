@@ -33,6 +33,8 @@ type link struct {
 	hb   heartbeat
 	info chan []byte // takes the INFO_RSP
 
+	proofs *cltProofs // nil: no challenge is wanted
+
 	failOnce sync.Once
 	failed   chan struct{} // closed when the link is lost
 	cause    error         // set before failed is closed
@@ -83,6 +85,7 @@ func newLink(p *path, dev *sessionDevice, route Route) *link {
 		group:  p.session.uuid,
 		info:   make(chan []byte, 1),
 		failed: make(chan struct{}),
+		proofs: newCltProofs(&p.session.cfg),
 	}
 }
 
@@ -120,6 +123,7 @@ func (l *link) close() {
 	if l.mr != nil {
 		_ = l.mr.Close() // not in use: all queue pairs are gone
 	}
+	l.proofs.close()
 	l.route.release()
 }
 
@@ -208,6 +212,14 @@ func (l *link) inflightCount() (sum int64) {
 		sum += c.stats.inflight()
 	}
 	return sum
+}
+
+// security returns how the link is protected.
+func (l *link) security() verbs.Security {
+	if p := l.proofs; p != nil && p.security.Peer != "" {
+		return p.security
+	}
+	return verbs.SecurityOf(l.conns[0].qp)
 }
 
 // setBuffers fills the table of chunks from a checked INFO_RSP.

@@ -26,6 +26,7 @@ type scriptedServer struct {
 	newRkey      bool
 	fences       bool
 	incarnation  byte
+	infoReq      int // bytes of the receive of the INFO_REQ
 	regions      int // in INFO_RSP
 	queue        int // of each queue pair
 
@@ -101,7 +102,7 @@ const (
 func startScripted(t testing.TB, net *loopback.Network, addr string, edit func(*scriptedServer)) *scriptedServer {
 	t.Helper()
 	s := &scriptedServer{
-		t: t, net: net, addr: netip.MustParseAddrPort(addr), depth: 8, chunk: 8192, regions: 1, queue: 4096,
+		t: t, net: net, addr: netip.MustParseAddrPort(addr), depth: 8, chunk: 8192, infoReq: rtrswire.InfoReqLen, regions: 1, queue: 4096,
 		todo: make(chan func(), 64), stop: make(chan struct{}),
 	}
 	if edit != nil {
@@ -244,7 +245,7 @@ func (s *scriptedServer) join(r verbs.ConnRequest, req rtrswire.ConnReqFields, r
 	s.conns = append(s.conns, c)
 	var recvs []verbs.RecvWR
 	if req.CID == 0 {
-		c.info = make([]byte, rtrswire.InfoReqLen)
+		c.info = make([]byte, s.infoReq)
 		mr, err := s.pd.RegMR(c.info, 0)
 		s.must(err)
 		recvs = append(recvs, verbs.RecvWR{ID: scriptedInfoID, Buf: c.info, LKey: mr.LKey()})

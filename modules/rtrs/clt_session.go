@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // ClientConfig says how a session works. Pollers and OnDone are needed.
@@ -31,6 +32,12 @@ type ClientConfig struct {
 	// PeerName is what the server must be; empty: the default of the fabric.
 	Protect  bool
 	PeerName string
+	// Auth has the keys for challenges, with which both ends prove their
+	// identities on fabrics without TLS. AuthMode says when. PeerName is what the
+	// server's certificate must be for; empty: the default of Auth, or else the
+	// address of the path. It counts for nothing with Protect.
+	Auth     verbs.Authenticator
+	AuthMode AuthMode
 	// Resolver returns the routes of paths. Nil: their addresses are the route.
 	Resolver Resolver
 	Logger   *slog.Logger // nil: slog.Default
@@ -154,6 +161,9 @@ func checkConfig(name string, cfg *ClientConfig) error {
 		return fmt.Errorf("%d queues, want 1 to %d: %w", cfg.Queues, rtrswire.MaxCIDNum-1, syscall.EINVAL)
 	case int(cfg.Policy) >= len(policyNames):
 		return fmt.Errorf("%v: %w", cfg.Policy, syscall.EINVAL)
+	}
+	if err := checkAuth(cfg.AuthMode, cfg.Auth); err != nil {
+		return err
 	}
 	return cfg.Timing.Validate()
 }

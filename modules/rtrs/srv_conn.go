@@ -33,14 +33,14 @@ type srvConn struct {
 
 func newSrvConn(p *srvPath, cid int) (*srvConn, error) {
 	cfg := &p.sess.srv.cfg
-	perOp, recvs := 3, cfg.QueueDepth+1
+	perOp, depth := 3, cfg.QueueDepth+1
 	if p.newRkey {
 		perOp = 5
 	}
 	sends, interval := perOp*cfg.QueueDepth+1, cfg.QueueDepth
 	if cid == 0 {
 		sends = 2*rtrswire.ServiceDepth + 2
-		recvs, interval = sends, min(interval, rtrswire.ServiceDepth)
+		depth, interval = sends, min(interval, rtrswire.ServiceDepth)
 	}
 	c := &srvConn{path: p, sess: p.sess, handler: cfg.Handler, shift: p.sess.srv.shift}
 	if cid > 0 {
@@ -48,7 +48,7 @@ func newSrvConn(p *srvPath, cid int) (*srvConn, error) {
 	}
 	var err error
 	c.conn, err = newConn(cfg.Pollers[c.pollerIndex], p.dev, p.pd, c, connConfig{
-		cid: cid, sendQueue: max(sends, minSends), recvQueue: recvs, maxSGE: 1, interval: interval,
+		cid: cid, sendQueue: max(sends, minSends), recvQueue: depth, maxSGE: 1, interval: interval,
 	})
 	if err != nil {
 		return nil, err
@@ -56,8 +56,8 @@ func newSrvConn(p *srvPath, cid int) (*srvConn, error) {
 	if cid != 0 {
 		return c, nil
 	}
-	recv := [1]verbs.RecvWR{{ID: infoReqRecv, Buf: p.ctl.infoReq, LKey: p.ctl.key}}
-	if _, err := c.qp.PostRecv(recv[:]); err != nil {
+	recvs := append(p.proofs.recvs(), verbs.RecvWR{ID: infoReqRecv, Buf: p.ctl.infoReq, LKey: p.ctl.key})
+	if _, err := c.qp.PostRecv(recvs); err != nil {
 		c.destroy()
 		return nil, err
 	}
@@ -90,13 +90,13 @@ func (c *srvConn) postInfoRsp() error {
 }
 
 // connRecv handles the completion of a receive. The first one of connection 0 is
-// the INFO_REQ. Later receives have no buffer, so a SEND without an immediate is
+// the INFO_REQ, or before it the messages of a challenge. Later receives have no buffer, so a SEND without an immediate is
 // empty and is dropped.
 func (c *srvConn) connRecv(wc *verbs.WC) {
 	switch {
-	case wc.ID == infoReqRecv && wc.Op == verbs.OpRecv:
-		go c.path.onInfoReq(int(wc.ByteLen))
-	case wc.ID == infoReqRecv:
+	case wc.ID >= infoReqRecv && wc.Op == verbs.OpRecv:
+		c.path.onSetup(wc.ID, int(wc.ByteLen))
+	case wc.ID >= infoReqRecv:
 		c.path.close(protocolErrorf("immediate %#08x before INFO_REQ", wc.Imm))
 	case wc.Op == verbs.OpRecvImm:
 		c.onImm(rtrswire.Imm(wc.Imm))

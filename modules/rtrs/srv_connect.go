@@ -14,19 +14,27 @@ import (
 
 // mayJoin returns the reason why the connection of f does not belong to p. The
 // caller holds accepting.
-func (p *srvPath) mayJoin(f *rtrswire.ConnReqFields) error {
+func (p *srvPath) mayJoin(mode AuthMode, req verbs.ConnRequest, f *rtrswire.ConnReqFields) error {
 	switch {
 	case p.State() != SrvPathConnecting:
-		if p.connected() && f.CID == 0 && int16(f.ReconCnt-p.reconCnt) > 0 {
+		if p.connected() && f.CID == 0 && int16(f.ReconCnt-p.reconCnt) > 0 && p.mayBeOf(req) {
 			p.close(errSuperseded) // the client makes a later attempt only without the path's connections
 		}
 		return protocolErrorf("path %d is %s", p.id, p.State())
+	case mode != p.auth || challenged(mode, req, f) != (p.proofs != nil):
+		return protocolErrorf("path %d has connections with a challenge and without", p.id)
 	case int(f.CIDNum) != len(p.conns):
 		return protocolErrorf("path %d has %d connections, not %d", p.id, len(p.conns), f.CIDNum)
 	case p.conns[f.CID] != nil:
 		return protocolErrorf("path %d has connection %d already", p.id, f.CID)
 	}
 	return nil
+}
+
+// mayBeOf reports whether req can come from the client of p. Where a challenge has
+// proved that client's identity nothing has proved who sends req, but its address.
+func (p *srvPath) mayBeOf(req verbs.ConnRequest) bool {
+	return p.proofs == nil || payer(req.RemoteAddr()) == payer(p.client)
 }
 
 // addConn accepts req as connection cid. An error is the client's answer, and
@@ -42,6 +50,7 @@ func (p *srvPath) addConn(req verbs.ConnRequest, cid int) error {
 	p.live.Add(1)
 	var rsp [rtrswire.ConnRspLen]byte
 	p.answer(rsp[:])
+	p.proofs.note(cid, req.Private(), rsp[:])
 	if err := req.Accept(c.qp, rsp[:]); err != nil {
 		p.conns[cid] = nil
 		p.live.Done()
@@ -84,6 +93,9 @@ func (p *srvPath) answer(rsp rtrswire.ConnRsp) {
 	if p.newRkey {
 		f.Flags = rtrswire.FlagNewRkey
 	}
+	if p.proofs != nil {
+		f.Features |= rtrswire.FeatureProof
+	}
 	rsp.Put(&f)
 }
 
@@ -100,7 +112,10 @@ func (p *srvPath) establish(m rtrswire.InfoReq) error {
 	if err := m.Check(); err != nil {
 		return protocolErrorf("%v", err)
 	}
-	if err := p.complete(); err != nil {
+	if err := p.complete("INFO_REQ"); err != nil {
+		return err
+	}
+	if err := p.awaitProof(m.Name()); err != nil {
 		return err
 	}
 	if err := p.takeName(m.Name()); err != nil {
@@ -133,12 +148,12 @@ func (p *srvPath) onOwner(c *srvConn, f func() error) error {
 	return c.onOwner(ctx, f)
 }
 
-// complete returns an error unless all connections are there.
-func (p *srvPath) complete() error {
+// complete returns an error unless all connections are there when message comes.
+func (p *srvPath) complete(message string) error {
 	p.sess.srv.accepting.Lock()
 	defer p.sess.srv.accepting.Unlock()
 	if p.State() != SrvPathConnecting || p.filled != len(p.conns) {
-		return protocolErrorf("INFO_REQ with %d of %d connections, path %s", p.filled, len(p.conns), p.State())
+		return protocolErrorf("%s with %d of %d connections, path %s", message, p.filled, len(p.conns), p.State())
 	}
 	return nil
 }

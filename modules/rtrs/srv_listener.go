@@ -83,6 +83,11 @@ type ServerConfig struct {
 	InfoTimeout time.Duration
 	// Admit reports whether a client may connect. Nil admits all.
 	Admit func(remote netip.AddrPort) bool
+	// Auth has the keys for challenges, with which both ends prove their
+	// identities where no TLS does. AuthMode is what listeners of Listen do about
+	// them. Clients of a Linux kernel cannot take part.
+	Auth     verbs.Authenticator
+	AuthMode AuthMode
 }
 
 // DefaultServerConfig returns the defaults of the Linux kernel's server.
@@ -125,6 +130,9 @@ func (c *ServerConfig) check() error {
 		return fmt.Errorf("time to connect a path %s is not positive: %w", c.InfoTimeout, syscall.EINVAL)
 	}
 	if err := c.Limits.check(); err != nil {
+		return err
+	}
+	if err := checkAuth(c.AuthMode, c.Auth); err != nil {
 		return err
 	}
 	return c.Timing.Validate()
@@ -192,6 +200,14 @@ func (s *Server) SetTiming(t Timing) error {
 
 // Listen accepts connections at addr and returns the address with its port.
 func (s *Server) Listen(dev verbs.Device, addr netip.AddrPort) (netip.AddrPort, error) {
+	return s.ListenAuth(dev, addr, s.cfg.AuthMode)
+}
+
+// ListenAuth is Listen with a mode of its own for challenges.
+func (s *Server) ListenAuth(dev verbs.Device, addr netip.AddrPort, mode AuthMode) (netip.AddrPort, error) {
+	if err := checkAuth(mode, s.cfg.Auth); err != nil {
+		return addr, fmt.Errorf("listen on %s: %w", addr, err)
+	}
 	if info := dev.Info(); info.Caps&verbs.CapWriteImm == 0 {
 		return addr, fmt.Errorf("listen on %s: fabric %s has no RDMA WRITE WITH IMM: %w", addr, info.Fabric, verbs.ErrUnsupported)
 	}
@@ -207,18 +223,18 @@ func (s *Server) Listen(dev verbs.Device, addr netip.AddrPort) (netip.AddrPort, 
 	}
 	s.listeners = append(s.listeners, l)
 	s.accepts.Add(1)
-	go s.run(dev, l)
+	go s.run(dev, l, mode)
 	s.log.Info("rtrs: listening", "address", l.Addr(), "fabric", dev.Info().Fabric, "device", dev.Info().Name)
 	return l.Addr(), nil
 }
 
-func (s *Server) run(dev verbs.Device, l verbs.Listener) {
+func (s *Server) run(dev verbs.Device, l verbs.Listener, mode AuthMode) {
 	defer s.accepts.Done()
 	for {
 		req, err := l.Accept()
 		switch {
 		case err == nil:
-			s.onConnRequest(dev, req)
+			s.onConnRequest(dev, mode, req)
 		case errors.Is(err, verbs.ErrClosed):
 			return
 		default:
@@ -233,7 +249,7 @@ func (s *Server) run(dev verbs.Device, l verbs.Listener) {
 var errDeviceGone error = &sentinel{"the device was removed", syscall.ENODEV}
 
 // onConnRequest answers one connection request.
-func (s *Server) onConnRequest(dev verbs.Device, req verbs.ConnRequest) {
+func (s *Server) onConnRequest(dev verbs.Device, mode AuthMode, req verbs.ConnRequest) {
 	s.accepting.Lock()
 	defer s.accepting.Unlock()
 	if r, ok := req.(verbs.DeviceRequest); ok {
@@ -241,14 +257,18 @@ func (s *Server) onConnRequest(dev verbs.Device, req verbs.ConnRequest) {
 	}
 	err := errDeviceGone
 	if dev != nil {
-		err = s.accept(dev, req)
+		err = s.accept(dev, mode, req)
 	}
 	if err == nil {
 		return
 	}
 	s.log.Warn("rtrs: connection refused", "client", verbs.AddrPortString(req.RemoteAddr()), "server", verbs.AddrPortString(req.LocalAddr()), "err", err)
 	var rsp [rtrswire.ConnRspLen]byte
-	rtrswire.ConnRsp(rsp[:]).Put(&rtrswire.ConnRspFields{Errno: int16(-ErrnoOf(err))})
+	f := rtrswire.ConnRspFields{Errno: int16(-ErrnoOf(err))}
+	if errors.Is(err, errNoProof) {
+		f.Features = rtrswire.FeatureProof
+	}
+	rtrswire.ConnRsp(rsp[:]).Put(&f)
 	if err := req.Reject(rsp[:]); err != nil {
 		s.log.Debug("rtrs: reject", "client", req.RemoteAddr(), "err", err)
 	}
@@ -256,7 +276,7 @@ func (s *Server) onConnRequest(dev verbs.Device, req verbs.ConnRequest) {
 
 // accept finds or makes the session and the path of req and adds the
 // connection. The errno of the error goes to the client.
-func (s *Server) accept(dev verbs.Device, req verbs.ConnRequest) error {
+func (s *Server) accept(dev verbs.Device, mode AuthMode, req verbs.ConnRequest) error {
 	m := rtrswire.ConnReq(req.Private())
 	if err := m.Check(); err != nil {
 		return protocolErrorf("%v", err)
@@ -265,11 +285,14 @@ func (s *Server) accept(dev verbs.Device, req verbs.ConnRequest) error {
 		return fmt.Errorf("client %s is not admitted: %w", verbs.AddrPortString(req.RemoteAddr()), syscall.EACCES)
 	}
 	f := m.Fields()
+	if err := mustProve(mode, req, &f); err != nil {
+		return err
+	}
 	sess, err := s.sessionFor(payer(req.RemoteAddr()), &f)
 	if err != nil {
 		return err
 	}
-	p, err := sess.pathFor(dev, req, &f)
+	p, err := sess.pathFor(dev, mode, req, &f)
 	if err != nil {
 		sess.dropIfEmpty()
 		return err

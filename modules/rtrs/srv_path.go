@@ -38,8 +38,11 @@ type srvPath struct {
 	life           rtrswire.UUID // the session's when the path began, as its client was told
 	dev            verbs.Device
 	client, server netip.AddrPort
-	security       verbs.Security
-	infoTimer      *time.Timer // calls expire; runs while the path is connecting
+	security       verbs.Security // guarded by the server's mu while known is not set
+	known          bool           // security does not change any more; guarded by the server's mu
+	auth           AuthMode       // of the listener
+	proofs         *srvProofs     // nil: the client is not challenged
+	infoTimer      *time.Timer    // calls expire; runs while the path is connecting
 
 	newRkey bool // keys change after each use, answers carry them
 	canInv  bool // the fabric has SEND WITH INVALIDATE
@@ -76,7 +79,7 @@ type pathCtl struct {
 	rkeyRsp []byte // RkeyRspLen for each chunk
 }
 
-func newSrvPath(s *SrvSession, dev verbs.Device, req verbs.ConnRequest, f *rtrswire.ConnReqFields) (*srvPath, error) {
+func newSrvPath(s *SrvSession, dev verbs.Device, mode AuthMode, req verbs.ConnRequest, f *rtrswire.ConnReqFields) (*srvPath, error) {
 	caps := dev.Info().Caps
 	const rotation = verbs.CapKeyRotation | verbs.CapSendImm
 	p := &srvPath{
@@ -88,6 +91,9 @@ func newSrvPath(s *SrvSession, dev verbs.Device, req verbs.ConnRequest, f *rtrsw
 		client:   req.RemoteAddr(),
 		server:   req.LocalAddr(),
 		security: verbs.SecurityOf(req),
+		known:    !challenged(mode, req, f),
+		auth:     mode,
+		proofs:   newSrvProofs(mode, req, f),
 		newRkey:  s.srv.cfg.AlwaysInvalidate && caps&rotation == rotation,
 		canInv:   caps&verbs.CapSendInv != 0,
 		conns:    make([]*srvConn, f.CIDNum),
@@ -123,6 +129,11 @@ func (p *srvPath) register() (err error) {
 	p.localKey = all.LKey()
 	if err := p.registerCtl(regions); err != nil {
 		return err
+	}
+	if p.proofs != nil {
+		if err := p.proofs.register(p); err != nil {
+			return err
+		}
 	}
 	p.ctl.infoRsp.PutHeader(regions)
 	if !p.newRkey {
@@ -186,7 +197,7 @@ func (p *srvPath) close(cause error) {
 			break
 		}
 	}
-	p.cause = cause
+	p.cause = p.proofs.endOf(cause)
 	p.infoTimer.Stop()
 	p.sess.srv.accounts.removeUnfinished(p)
 	close(p.closing)

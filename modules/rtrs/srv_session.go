@@ -209,18 +209,21 @@ func (s *SrvSession) Close(ctx context.Context) error {
 }
 
 // pathFor returns the path that f names, a new one if there is none.
-func (s *SrvSession) pathFor(dev verbs.Device, req verbs.ConnRequest, f *rtrswire.ConnReqFields) (*srvPath, error) {
+func (s *SrvSession) pathFor(dev verbs.Device, mode AuthMode, req verbs.ConnRequest, f *rtrswire.ConnReqFields) (*srvPath, error) {
 	s.srv.mu.Lock()
 	p := s.pathByUUID(f.SessUUID)
 	count, taken := len(s.paths), s.sameAddrs(dev, req)
-	other := len(s.paths) > 0 && s.paths[0].security.Peer != verbs.SecurityOf(req).Peer
+	var other error
+	if !challenged(mode, req, f) { // else the proof decides
+		other = s.belongsTo(verbs.SecurityOf(req).Peer)
+	}
 	alone := !slices.ContainsFunc(s.paths, (*srvPath).connected)
 	s.srv.mu.Unlock()
 	switch {
-	case other: // whoever learns the identifiers of a session does not get into it
-		return p, fmt.Errorf("the session belongs to another identity than %q: %w", verbs.SecurityOf(req).Peer, syscall.EACCES)
+	case other != nil: // whoever learns the identifiers of a session does not get into it
+		return p, other
 	case p != nil:
-		return p, p.mayJoin(f)
+		return p, p.mayJoin(mode, req, f)
 	case s.retiredOf(f.SessUUID) > 0: // or its client would take the path's last life for fenced
 		return nil, fmt.Errorf("the path has %d chunks whose requests do not end: %w", s.retiredOf(f.SessUUID), syscall.EBUSY)
 	case alone && s.Retired() > 0: // see awaitChunks
@@ -230,7 +233,7 @@ func (s *SrvSession) pathFor(dev verbs.Device, req verbs.ConnRequest, f *rtrswir
 	case taken:
 		return nil, fmt.Errorf("the session has a path from %s to %s already: %w", verbs.AddrString(req.RemoteAddr().Addr()), verbs.AddrString(req.LocalAddr().Addr()), syscall.EEXIST)
 	}
-	p, err := newSrvPath(s, dev, req, f)
+	p, err := newSrvPath(s, dev, mode, req, f)
 	if err != nil {
 		return nil, err
 	}

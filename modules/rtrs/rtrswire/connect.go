@@ -43,6 +43,9 @@ type ConnReqFields struct {
 	SessUUID  UUID   // names the path, in spite of its name; kept over reconnects
 	PathsUUID UUID   // names the session: the same on all its paths
 	FirstConn bool   // the server may make the session
+	// Features of our own clients: FeatureProof or none. A kernel's client leaves
+	// their bytes zero, its server ignores them.
+	Features Features
 }
 
 // Put writes f over the first ConnReqLen bytes of m.
@@ -57,6 +60,9 @@ func (m ConnReq) Put(f *ConnReqFields) {
 	copy(m[28:44], f.PathsUUID[:])
 	if f.FirstConn {
 		m[44] = firstConn
+	}
+	if f.Features != 0 {
+		putFeatures(m[46:], f.Features)
 	}
 }
 
@@ -88,9 +94,13 @@ func (m ConnReq) PathsUUID() UUID  { return UUID(m[28:44]) }
 // FirstConn is bit 0 of byte 44; the other bits mean nothing.
 func (m ConnReq) FirstConn() bool { return m[44]&firstConn != 0 }
 
+// Features returns the announced features; 0 if the client is not one of this
+// project, or announces none.
+func (m ConnReq) Features() Features { return features(m[46:]) }
+
 // Fields returns the contents.
 func (m ConnReq) Fields() ConnReqFields {
-	return ConnReqFields{m.CID(), m.CIDNum(), m.ReconCnt(), m.SessUUID(), m.PathsUUID(), m.FirstConn()}
+	return ConnReqFields{m.CID(), m.CIDNum(), m.ReconCnt(), m.SessUUID(), m.PathsUUID(), m.FirstConn(), m.Features()}
 }
 
 // ConnFlags are the flags of a ConnRsp.
@@ -119,7 +129,7 @@ type ConnRspFields struct {
 
 // Features are extensions that a server of this project announces in bytes
 // 20..27 of its answer. A kernel's server leaves these zero, its client
-// ignores them.
+// ignores them. A client announces FeatureProof in bytes 46..53 of its request.
 type Features uint16
 
 const (
@@ -129,6 +139,10 @@ const (
 	FeatureIncarnation
 	// FeatureBeats: the server answers HB_MSG on every connection.
 	FeatureBeats
+	// FeatureProof of a client: it can prove its identity. Of a server: the
+	// client must do so before its INFO_REQ; in a refusal: only such clients are
+	// accepted.
+	FeatureProof
 )
 
 const (
@@ -150,9 +164,7 @@ func (m ConnRsp) Put(f *ConnRspFields) {
 	le.PutUint32(m[12:], f.MaxHdrSize)
 	le.PutUint32(m[16:], uint32(f.Flags))
 	if f.Features != 0 {
-		le.PutUint32(m[20:], extMagic)
-		le.PutUint16(m[24:], extVersion)
-		le.PutUint16(m[26:], uint16(f.Features))
+		putFeatures(m[20:], f.Features)
 	}
 	if f.Features&FeatureIncarnation != 0 {
 		copy(m[28:44], f.Incarnation[:])
@@ -183,11 +195,21 @@ func (m ConnRsp) Flags() ConnFlags   { return ConnFlags(le.Uint32(m[16:])) }
 
 // Features returns the announced features; 0 if the server is not one of this
 // project.
-func (m ConnRsp) Features() Features {
-	if le.Uint32(m[20:]) != extMagic || le.Uint16(m[24:]) < extVersion {
+func (m ConnRsp) Features() Features { return features(m[20:]) }
+
+// putFeatures writes an announcement over the first 8 bytes of b.
+func putFeatures(b []byte, f Features) {
+	le.PutUint32(b, extMagic)
+	le.PutUint16(b[4:], extVersion)
+	le.PutUint16(b[6:], uint16(f))
+}
+
+// features reads an announcement, 0 if there is none.
+func features(b []byte) Features {
+	if le.Uint32(b) != extMagic || le.Uint16(b[4:]) < extVersion {
 		return 0
 	}
-	return Features(le.Uint16(m[26:]))
+	return Features(le.Uint16(b[6:]))
 }
 
 // Incarnation returns the announced incarnation, or zero.

@@ -17,8 +17,11 @@ func FuzzConnReq(f *testing.F) {
 		want := bytes.Clone(b[:ConnReqLen])
 		want[0], want[1], want[4] = 0, 0, 0 // placeholders, minor version
 		want[44] &= firstConn
-		clear(want[45:])
 		got, fields := make([]byte, ConnReqLen), ConnReq(b).Fields()
+		clear(want[45:])
+		if fields.Features != 0 {
+			putFeatures(want[46:], fields.Features)
+		}
 		ConnReq(got).Put(&fields)
 		if !bytes.Equal(got, want) {
 			t.Errorf("%x -> %+v -> %x", b, fields, got)
@@ -139,6 +142,51 @@ func FuzzRkeyRsp(f *testing.F) {
 		again.Put(int(buf), RkeyRsp(b).Rkey())
 		if !bytes.Equal(again, b[:RkeyRspLen]) {
 			t.Errorf("%x becomes %x", b, []byte(again))
+		}
+	})
+}
+
+// A message of a challenge that passes Check is rebuilt byte for byte, but for
+// the bytes that carry no meaning.
+func FuzzChallengeMessages(f *testing.F) {
+	hello := make(Hello, HelloLen)
+	hello.Put(&HelloFields{Method: ProofKey, Nonce: [NonceLen]byte{1}, KeyID: [KeyIDLen]byte{2}, Name: "name"})
+	f.Add([]byte(hello))
+	for _, fields := range []EvidenceFields{
+		{Type: MsgChallenge, Method: ProofKey, Nonce: [NonceLen]byte{3}, Proof: []byte("proof")},
+		{Type: MsgProof, Method: ProofCert, Certs: []byte("certificates"), Proof: []byte("proof")},
+	} {
+		m := make(Evidence, fields.Len())
+		m.Put(&fields)
+		f.Add([]byte(m))
+	}
+	refusal := make(Refusal, RefusalLen)
+	refusal.Put(13)
+	f.Add([]byte(refusal))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if Hello(b).Check() == nil {
+			fields, again := Hello(b).Fields(), make(Hello, HelloLen)
+			again.Put(&fields)
+			if again.Check() != nil || again.Fields() != fields || len(fields.Name) > MaxNameLen {
+				t.Errorf("HELLO %x becomes %x", b, []byte(again))
+			}
+		}
+		for _, typ := range []MsgType{MsgChallenge, MsgProof} {
+			if Evidence(b).Check(typ) != nil {
+				continue
+			}
+			fields := Evidence(b).Fields()
+			again := make(Evidence, fields.Len())
+			again.Put(&fields)
+			want := bytes.Clone(b)
+			want[6], want[7] = 0, 0
+			clear(want[12:16])
+			if !bytes.Equal(again, want) || len(again.Claim())+len(fields.Proof) != len(b) {
+				t.Errorf("message %x becomes %x", b, []byte(again))
+			}
+		}
+		if r := Refusal(b); r.Valid() && (r.Errno() < 1 || r.Errno() > 65535) {
+			t.Errorf("REFUSAL with errno %d", r.Errno())
 		}
 	})
 }

@@ -18,6 +18,11 @@ const (
 	MsgRkeyRsp MsgType = 4
 	// MsgFence is ours: see FENCE in docs/protocol/rtrs.md.
 	MsgFence MsgType = 0x80
+	// These are ours, too: see Challenge there.
+	MsgHello     MsgType = 0x81
+	MsgChallenge MsgType = 0x82
+	MsgProof     MsgType = 0x83
+	MsgRefusal   MsgType = 0x84
 )
 
 const (
@@ -61,7 +66,11 @@ func (m InfoReq) Check() error {
 
 // Name returns the session's name.
 func (m InfoReq) Name() string {
-	b := m[2 : 2+nameField]
+	return cString(m[2 : 2+nameField])
+}
+
+// cString returns the bytes before the first NUL.
+func cString(b []byte) string {
 	if n := bytes.IndexByte(b, 0); n >= 0 {
 		b = b[:n]
 	}

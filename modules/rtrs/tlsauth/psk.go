@@ -15,6 +15,8 @@ import (
 	"math/big"
 	"strings"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // minPSK is the least length of a shared key in bytes. Whoever connects can try
@@ -26,6 +28,8 @@ type pskIdentity struct {
 	name           string
 	label          string          // the server name that a client asks for
 	server, client tls.Certificate // the two derived pairs
+
+	proveServer, proveClient []byte // derived keys of proofs without TLS
 }
 
 // NewPSK returns a line for a file of shared keys: identity, colon, 32 random
@@ -90,14 +94,23 @@ func newPSKIdentity(name string, key []byte) (p *pskIdentity, err error) {
 	if p.server, err = derive(name, "server", key); err != nil {
 		return nil, err
 	}
-	p.client, err = derive(name, "client", key)
+	if p.client, err = derive(name, "client", key); err != nil {
+		return nil, err
+	}
+	if p.proveServer, err = proofKey(name, verbs.ServerRole, key); err != nil {
+		return nil, err
+	}
+	p.proveClient, err = proofKey(name, verbs.ClientRole, key)
 	return p, err
 }
+
+// pskNameLabel begins the text whose hash names a shared key.
+const pskNameLabel = "rnbd tls psk name\x00"
 
 // pskLabel returns the server name by which a client names its key. It is sent
 // in the clear, so it is a hash of the identity.
 func pskLabel(name string) string {
-	sum := sha256.Sum256([]byte("rnbd tls psk name\x00" + name))
+	sum := sha256.Sum256([]byte(pskNameLabel + name))
 	return "psk-" + hex.EncodeToString(sum[:16]) + ".invalid"
 }
 
