@@ -61,7 +61,8 @@ func clientRun() (*cobra.Command, *clientOptions) {
 	}
 	f := c.Flags()
 	o.daemonOptions.register(f, def.Pumps)
-	o.tlsOptions.register(f, "TLS: off or require, on every path")
+	o.tlsOptions.register(f, "TLS: off or require, on every path",
+		"prove both ends' identities on paths without TLS, with the files of TLS: off, allow (where the server does) or require; nothing is encrypted")
 	f.StringVar(&o.TLSName, "tls-name", "", "what servers must prove to be: a DNS name, an IP address or a SPIFFE ID (default the address of the path)")
 	f.StringVar(&o.Resolver, "resolver", "", "unix:PATH, the control socket of rnbd-net: paths to addresses of its bonds go by the active slave (default none)")
 	f.StringArrayVar(&o.FrontendPlugin, "frontend-plugin", nil, "front-end plugin NAME=PATH[,sha256=HEX], repeatable, beside ublk and nbd of the plugin folder; NAME=none leaves one of these out")
@@ -105,19 +106,19 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) e
 		return err
 	}
 	cfg.Logs, cfg.Journal = run.logs, run.journal
-	if o.TLS != tlsOff && o.TLS != tlsRequire {
-		return usageError{fmt.Errorf("--tls %q: use %s or %s", o.TLS, tlsOff, tlsRequire)}
-	}
-	if run.tls, err = o.tlsOptions.open(o.TLSName, run.logs.Logger("tls")); err != nil {
+	if err := o.takeKeys(run, &cfg); err != nil {
 		return err
 	}
-	cfg.Protect = run.tls != nil
+	fabrics := fabricConfig{MPACRC: o.MPACRC, Timing: cfg.Timing, Logs: run.logs}
+	if cfg.Protect {
+		fabrics.TLS = run.tls
+	}
 	if r, err := newRoutes(o.Resolver, run.logs.Logger("client")); err != nil {
 		return err
 	} else if r != nil {
 		cfg.Resolver = r
 	}
-	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: o.MPACRC, Timing: cfg.Timing, Logs: run.logs, TLS: run.tls}); err != nil {
+	if cfg.Fabrics, err = openFabrics(fabrics); err != nil {
 		return err
 	}
 	cfg.HoldUsers = len(o.Mappings) > 0
@@ -158,6 +159,25 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) e
 			return c.Close(ctx)
 		},
 	})
+}
+
+// takeKeys reads the files for TLS and for challenges.
+func (o *clientOptions) takeKeys(run *daemonRun, cfg *client.Config) (err error) {
+	if o.TLS != tlsOff && o.TLS != tlsRequire {
+		return usageError{fmt.Errorf("--tls %q: use %s or %s", o.TLS, tlsOff, tlsRequire)}
+	}
+	if cfg.AuthMode, err = authMode("--auth", o.Auth); err != nil {
+		return err
+	}
+	challenges := cfg.AuthMode != rtrs.AuthOff
+	if run.tls, err = o.tlsOptions.open(o.TLSName, challenges, run.logs.Logger("tls")); err != nil {
+		return err
+	}
+	if challenges {
+		cfg.Auth = run.tls
+	}
+	cfg.Protect = o.TLS == tlsRequire
+	return nil
 }
 
 // usersWait bounds the time for which users of NBD sockets wait for mappings

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
 	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
 )
@@ -30,31 +31,46 @@ type tlsOptions struct {
 	TLSKey  string `yaml:"tls-key"`
 	TLSCRL  string `yaml:"tls-crl"`
 	TLSPSK  string `yaml:"tls-psk"`
+	Auth    string `yaml:"auth"`
 }
 
-func (o *tlsOptions) register(f *pflag.FlagSet, modes string) {
+func (o *tlsOptions) register(f *pflag.FlagSet, modes, auth string) {
 	f.StringVar(&o.TLS, "tls", tlsOff, modes)
 	f.StringVar(&o.TLSCA, "tls-ca", "", "PEM file: certificates of those who may sign the other ends' certificates")
 	f.StringVar(&o.TLSCert, "tls-cert", "", "PEM file: certificate of this end, and those between it and the CA of the other ends")
 	f.StringVar(&o.TLSKey, "tls-key", "", "PEM file: private key of --tls-cert")
 	f.StringVar(&o.TLSCRL, "tls-crl", "", "PEM file: lists of revoked certificates, signed by a CA of --tls-ca")
 	f.StringVar(&o.TLSPSK, "tls-psk", "", "file of shared keys, lines of \"rnbd psk new\", in place of certificates; a server may have both")
+	f.StringVar(&o.Auth, "auth", tlsOff, auth)
 }
 
-// open reads the files of the options. Without TLS it returns nil.
-func (o *tlsOptions) open(name string, log *slog.Logger) (*tlsauth.Auth, error) {
+// open reads the files of the options. Without TLS, and without challenges, it
+// returns nil.
+func (o *tlsOptions) open(name string, challenges bool, log *slog.Logger) (*tlsauth.Auth, error) {
 	files := tlsauth.Files{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey, CRL: o.TLSCRL, PSK: o.TLSPSK}
-	if o.TLS == tlsOff {
+	if o.TLS == tlsOff && !challenges {
 		if files != (tlsauth.Files{}) {
-			return nil, usageError{fmt.Errorf("files for TLS are named, and --tls is off: say --tls %s", tlsRequire)}
+			return nil, usageError{fmt.Errorf("files of keys are named, and --tls is off, as --auth is: say --tls %s or --auth %s", tlsRequire, tlsRequire)}
 		}
 		return nil, nil
 	}
 	a, err := tlsauth.New(tlsauth.Config{Files: files, Name: name, Logger: log})
+	if err == nil && challenges {
+		err = a.CheckProofs(rtrs.MaxProofCerts)
+	}
 	if err != nil {
-		return nil, usageError{fmt.Errorf("--tls %s: %w", o.TLS, err)}
+		return nil, usageError{fmt.Errorf("--tls %s, --auth %s: %w", o.TLS, o.Auth, err)}
 	}
 	return a, nil
+}
+
+// authMode parses the value of --auth, or of the word auth of a listener.
+func authMode(where, value string) (rtrs.AuthMode, error) {
+	m, err := rtrs.ParseAuthMode(value)
+	if err != nil {
+		return m, usageError{fmt.Errorf("%s: %w", where, err)}
+	}
+	return m, nil
 }
 
 // openTLS reads the files for the TLS of the metrics page. Without any it returns
@@ -84,19 +100,50 @@ func (o *tlsOptions) mode() (iwarp.TLSMode, error) {
 	return 0, usageError{fmt.Errorf("--tls %q: use %s, %s or %s", o.TLS, tlsOff, tlsAllow, tlsRequire)}
 }
 
-// trusted marks a listener of a fabric without TLS: the operator states that
-// its network is protected in another way.
-const trusted = ",trusted"
+// Words behind the address of a listener. wordTrusted marks one of a fabric
+// without TLS: the operator states that its network is protected in another way.
+// wordAuth stands for --auth on that listener.
+const (
+	wordTrusted = "trusted"
+	wordAuth    = "auth="
 
-// checkListener refuses a listener that --tls require does not cover. It returns
-// the address without the word trusted.
-func (o *tlsOptions) checkListener(listen, fabric, addr string) (string, error) {
-	addr, said := strings.CutSuffix(addr, trusted)
-	if o.TLS != tlsRequire || fabric == defaultFabric || said {
-		return addr, nil
+	trusted = "," + wordTrusted
+)
+
+// listener is an argument of --listen.
+type listener struct {
+	fabric, addr string
+	trusted      bool
+	auth         rtrs.AuthMode
+}
+
+// parseListener parses an argument of --listen, [FABRIC://]ADDRESS:PORT[,WORD]...
+// It refuses a listener that --tls require does not cover.
+func (o *tlsOptions) parseListener(arg string) (l listener, err error) {
+	where := "--listen " + arg
+	if l.auth, err = authMode("--auth", o.Auth); err != nil {
+		return l, err
 	}
-	return "", usageError{fmt.Errorf("--listen %s: the fabric %s has no TLS, which --tls require asks for; "+
-		"write %s%s if IPsec, WireGuard or a network of its own protects it", listen, fabric, listen, trusted)}
+	words := strings.Split(arg, ",")
+	l.fabric, l.addr = cutFabric(words[0])
+	for _, w := range words[1:] {
+		mode, isAuth := strings.CutPrefix(w, wordAuth)
+		switch {
+		case w == wordTrusted:
+			l.trusted = true
+		case isAuth:
+			if l.auth, err = authMode(where, mode); err != nil {
+				return l, err
+			}
+		default:
+			return l, usageError{fmt.Errorf("%s: %q is neither %s nor %sMODE", where, w, wordTrusted, wordAuth)}
+		}
+	}
+	if o.TLS == tlsRequire && l.fabric != defaultFabric && !l.trusted {
+		return l, usageError{fmt.Errorf("%s: the fabric %s has no TLS, which --tls require asks for; "+
+			"write %s,%s if IPsec, WireGuard or a network of its own protects it", where, l.fabric, arg, wordTrusted)}
+	}
+	return l, nil
 }
 
 func newPSK() *cobra.Command {

@@ -37,7 +37,18 @@ var pathFields = []report.Field[transportPath]{
 		}
 		return p.ChangingKeys
 	}),
-	report.F("tls", "TLS", "protocol and cipher, empty if it is not protected", onProtected(func(s *controlpb.Security) any { return s.Protocol + " " + s.Cipher })),
+	report.F("tls", "TLS", "protocol and cipher, empty if it is not encrypted", onProtected(func(s *controlpb.Security) any {
+		if s.Protocol == challengeProtocol {
+			return nil
+		}
+		return s.Protocol + " " + s.Cipher
+	})),
+	report.F("auth", "Auth", "how the other end has proved its identity: tls or challenge, and with what", onProtected(func(s *controlpb.Security) any {
+		if s.Protocol == challengeProtocol {
+			return s.Protocol + " " + s.Cipher
+		}
+		return "tls"
+	})),
 	report.F("peer", "Peer", "identity that the other end has proved", onProtected(func(s *controlpb.Security) any { return s.Peer })),
 	report.F("peer_expires", "Peer Expires", "end of the validity of its certificate", onProtected(func(s *controlpb.Security) any {
 		if s.ExpiresUnixMs == 0 {
@@ -50,6 +61,10 @@ var pathFields = []report.Field[transportPath]{
 	report.F("latency", "Latency", "last heartbeat's round trip, for programs in ns", func(p transportPath) any { return time.Duration(p.LatencyNs) }),
 	report.F("last_error", "Last Error", "why it is not connected, here", onOutgoingPath(func(p transportPath) any { return p.LastError })),
 }
+
+// challengeProtocol is that of a path whose ends have proved their identities,
+// and that is not encrypted.
+const challengeProtocol = "challenge"
 
 func onProtected(get func(*controlpb.Security) any) func(transportPath) any {
 	return func(p transportPath) any {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -19,6 +20,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-server"
 	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -68,8 +70,9 @@ func serverRun() (*cobra.Command, *serverOptions) {
 	}
 	f := c.Flags()
 	o.daemonOptions.register(f, def.Pumps)
-	o.tlsOptions.register(f, "TLS on iwarp: off, allow (the client decides) or require")
-	f.StringArrayVar(&o.Listen, "listen", []string{"127.0.0.1:1234"}, "where to listen: [FABRIC://]ADDRESS:PORT[,trusted], repeatable; trusted: the network is protected, see --tls require")
+	o.tlsOptions.register(f, "TLS on iwarp: off, allow (the client decides) or require",
+		"have clients without TLS prove their identities, with the files of TLS: off, allow (those that can) or require; nothing is encrypted")
+	f.StringArrayVar(&o.Listen, "listen", []string{"127.0.0.1:1234"}, "where to listen: [FABRIC://]ADDRESS:PORT[,trusted][,auth=MODE], repeatable; trusted: the network is protected, see --tls require; auth: in place of --auth")
 	f.StringVar(&o.SearchPath, "search-path", "", "folder that device names start from; %SESSNAME% is the session's name, %IDENTITY% what its client has proved to be; without it block devices only are served, from /")
 	f.BoolVar(&o.SearchPathLater, "search-path-later", false, "start although the folder of --search-path is not there yet, as one that is mounted later")
 	f.BoolVar(&o.List, "list", def.List, "tell clients the names below --search-path, their sizes and who has them open, as rnbd discover shows them")
@@ -153,34 +156,56 @@ func (o *serverOptions) libraryConfig(run *daemonRun) (server.Config, error) {
 	if err != nil {
 		return cfg, err
 	}
-	if run.tls, err = o.tlsOptions.open("", run.logs.Logger("tls")); err != nil {
-		return cfg, err
-	}
-	devices, err := openFabrics(fabricConfig{MPACRC: o.MPACRC, Timing: cfg.Timing, Logs: run.logs, TLS: run.tls, Accept: accept})
+	challenges, err := o.challenges()
 	if err != nil {
 		return cfg, err
+	}
+	if run.tls, err = o.tlsOptions.open("", challenges, run.logs.Logger("tls")); err != nil {
+		return cfg, err
+	}
+	fabrics := fabricConfig{MPACRC: o.MPACRC, Timing: cfg.Timing, Logs: run.logs}
+	if accept != iwarp.TLSOff {
+		fabrics.TLS, fabrics.Accept = run.tls, accept
+	}
+	devices, err := openFabrics(fabrics)
+	if err != nil {
+		return cfg, err
+	}
+	if challenges {
+		cfg.Auth = run.tls
 	}
 	cfg.Logs, cfg.Journal = run.logs, run.journal
 	cfg.Listen, err = o.listeners(devices)
 	return cfg, err
 }
 
+// challenges reports whether a listener challenges clients.
+func (o *serverOptions) challenges() (bool, error) {
+	mode, err := authMode("--auth", o.Auth)
+	any := mode != rtrs.AuthOff
+	for _, arg := range o.Listen {
+		l, e := o.parseListener(arg)
+		any, err = any || l.auth != rtrs.AuthOff, errors.Join(err, e)
+	}
+	return any, err
+}
+
 // listeners turns the arguments of --listen into the library's.
 func (o *serverOptions) listeners(devices map[string]verbs.Device) (all []server.Listen, err error) {
-	for _, l := range o.Listen {
-		fabric, addr := cutFabric(l)
-		dev, ok := devices[fabric]
-		if !ok {
-			return nil, usageError{fmt.Errorf("--listen %s: this build has the fabrics %s", l, strings.Join(fabricNames(), ", "))}
-		}
-		if addr, err = o.checkListener(l, fabric, addr); err != nil {
+	for _, arg := range o.Listen {
+		l, err := o.parseListener(arg)
+		if err != nil {
 			return nil, err
 		}
-		ap, err := netip.ParseAddrPort(addr)
-		if err != nil {
-			return nil, usageError{fmt.Errorf("--listen %s: %w; write [FABRIC://]ADDRESS:PORT", l, err)}
+		dev, ok := devices[l.fabric]
+		if !ok {
+			return nil, usageError{fmt.Errorf("--listen %s: this build has the fabrics %s", arg, strings.Join(fabricNames(), ", "))}
 		}
-		all = append(all, server.Listen{Device: dev, Addr: ap})
+		ap, err := netip.ParseAddrPort(l.addr)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--listen %s: %w; write [FABRIC://]ADDRESS:PORT", arg, err)}
+		}
+		all = append(all, server.Listen{Device: dev, Addr: ap, Auth: l.auth})
 	}
 	return all, nil
 }

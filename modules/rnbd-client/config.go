@@ -33,6 +33,10 @@ type Config struct {
 	// servers must prove; empty: the default of the fabric.
 	Protect  bool
 	PeerName string
+	// Auth has the keys for challenges, by which both ends prove their identities
+	// on paths without encryption; nil: none. AuthMode says when.
+	Auth     verbs.Authenticator
+	AuthMode rtrs.AuthMode
 	// Resolver returns the routes of paths; nil: the paths' addresses are used.
 	Resolver rtrs.Resolver
 	// PreferredFabric is used instead of DefaultFabric if it is a verbs.Chooser

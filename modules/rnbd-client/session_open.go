@@ -70,6 +70,7 @@ func (s *session) transportConfig(t tuning) (rtrs.ClientConfig, error) {
 	cfg := rtrs.ClientConfig{
 		Queues: max(c.cfg.Queues, len(c.pumps)), Timing: c.cfg.Timing, Policy: c.cfg.Policy, Logger: c.cfg.logger("rtrs"),
 		Protect: c.cfg.Protect, PeerName: c.cfg.PeerName, Resolver: c.cfg.Resolver,
+		Auth: c.cfg.Auth, AuthMode: c.cfg.AuthMode,
 		OnDone:   func(queue int, tag uint64, errno int) { c.pumps[queue%len(c.pumps)].onDone(tag, errno) },
 		OnPermit: func(queue int) { s.lanes[queue%len(s.lanes)].unblock() },
 		OnEvent:  s.onEvent,

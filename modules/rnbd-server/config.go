@@ -31,6 +31,8 @@ type Config struct {
 	SearchPath string
 	// Listen are the fabrics and addresses to serve on.
 	Listen []Listen
+	// Auth has the keys for challenges of clients; nil: none.
+	Auth verbs.Authenticator
 	// Plugins are the storage plugins. The first one with a matching rule or
 	// kind of node serves a device.
 	Plugins []PluginConfig
@@ -116,6 +118,7 @@ type Config struct {
 type Listen struct {
 	Device verbs.Device
 	Addr   netip.AddrPort
+	Auth   rtrs.AuthMode // challenges of clients without TLS
 }
 
 // PluginConfig describes an io plugin.

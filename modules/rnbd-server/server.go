@@ -112,13 +112,14 @@ func (s *Server) startTransport() error {
 	cfg.Handler = (*handler)(s)
 	cfg.RetireAfter = s.cfg.RetireAfter
 	cfg.Limits, cfg.InfoTimeout = s.cfg.Limits, s.cfg.InfoTimeout
+	cfg.Auth = s.cfg.Auth
 	r, err := rtrs.NewServer(cfg)
 	if err != nil {
 		return err
 	}
 	s.rtrs = r
 	for _, l := range s.cfg.Listen {
-		addr, err := r.Listen(l.Device, l.Addr)
+		addr, err := r.ListenAuth(l.Device, l.Addr, l.Auth)
 		if err != nil {
 			return fmt.Errorf("listen on %s://%s: %w", l.Device.Info().Fabric, l.Addr, err)
 		}

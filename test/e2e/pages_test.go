@@ -57,7 +57,8 @@ func runPage(t *testing.T, page string, least int, tools []string, env ...string
 
 // TestTLSTutorial runs the commands of docs/security.md.
 func TestTLSTutorial(t *testing.T) {
-	runPage(t, "security.md", 5, []string{"openssl", "nbdinfo", "qemu-img"}, "PORT="+freePort(t), "PORT2="+freePort(t), "PORT3="+freePort(t))
+	runPage(t, "security.md", 5, []string{"openssl", "nbdinfo", "qemu-img"}, "PORT="+freePort(t), "PORT2="+freePort(t), "PORT3="+freePort(t),
+		"ROCE="+lab.LoopbackAddr(25), "ROCE2="+lab.LoopbackAddr(26), "ROCE3="+lab.LoopbackAddr(27))
 }
 
 // TestRecipes runs the commands of docs/recipes.md.
