@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -236,7 +237,19 @@ func TestE044_KernelClientsAreRefused(t *testing.T) {
 // another one joins; with keys as they are then.
 func TestE046_EachConnectionOfAPathIsProved(t *testing.T) {
 	net := loopback.New()
-	srv := startServer(t, net, serve, withAuth(keyAuth(t, fixedKey), AuthRequire))
+	keys := filepath.Join(t.TempDir(), "keys")
+	replace := func(line string) {
+		t.Helper()
+		err := os.WriteFile(keys+".next", []byte(line), 0o600)
+		if err == nil {
+			err = os.Rename(keys+".next", keys)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	replace(fixedKey)
+	srv := startServer(t, net, serve, withAuth(filesAuth(t, tlsauth.Files{PSK: keys}), AuthRequire))
 	tap := tapNet(net, func(e loopback.Event) bool {
 		return e.Kind == loopback.KindWork && e.Op == verbs.OpSend && e.Len == rtrswire.HelloLen
 	})
@@ -264,6 +277,14 @@ func TestE046_EachConnectionOfAPathIsProved(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.finished(7, 0)
+	replace(psk(t, "tenant-a"))
+	net.Cut(cltA, serverAddr.Addr())
+	e := c.event("a refusal", func(e Event) bool { return e.Path == 1 && errors.Is(e.Err, syscall.EACCES) })
+	if e.State == PathConnected {
+		t.Error("a path with an old key is connected")
+	}
+	replace(fixedKey)
+	c.awaitState(1, PathConnected)
 }
 
 func pathPeers(srv *testServer) (peers []string) {

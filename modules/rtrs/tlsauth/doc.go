@@ -12,6 +12,9 @@
 // NewHTTPS does the same for an HTTP server, without shared keys, and with
 // certificates of clients only if it is given a CA.
 //
+// Where nothing is encrypted Auth is a verbs.Authenticator: it proves the identity
+// of this end for a text that both ends know, and checks the proof of the other one.
+//
 // # Shared keys
 //
 // crypto/tls has no external pre-shared keys. So each end derives two Ed25519

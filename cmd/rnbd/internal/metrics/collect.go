@@ -105,7 +105,7 @@ func newCollector(kind string, a api, devices func(context.Context) ([]device, e
 		pathInflight:   gauge("path_inflight_requests", "Requests under way.", "session", "path", "fabric"),
 		pathReconnects: counter("path_reconnects_total", "Attempts to connect the path again.", "session", "path", "fabric", "result"),
 		pathFailovers:  counter("path_failovers_total", "Requests taken over from other paths.", "session", "path", "fabric"),
-		pathSecurity:   gauge("path_security_info", "1 for a path that is protected, with what protects it and the identity that its other end has proved.", "session", "path", "fabric", "protocol", "cipher", "peer"),
+		pathSecurity:   gauge("path_security_info", "1 for a path whose ends have proved their identities, with the protocol (with challenge nothing is encrypted) and the identity of the other end.", "session", "path", "fabric", "protocol", "cipher", "peer"),
 		pathPeerExpiry: gauge("path_peer_expiry_seconds", "End of the validity of the certificate of the path's other end, in seconds since 1970.", "session", "path", "fabric"),
 		deviceOpen:     gauge("device_open", "Whether the device takes requests.", "device"),
 		deviceSize:     gauge("device_size_bytes", "Size of the device.", "device"),
