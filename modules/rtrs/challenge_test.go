@@ -153,7 +153,7 @@ func TestE040_ChallengeVectors(t *testing.T) {
 }
 
 // credentialPairs are ends that prove their identities in each way.
-func credentialPairs(t *testing.T) map[string]*exchange {
+func credentialPairs(t testing.TB) map[string]*exchange {
 	ca := newCA(t)
 	pairs := map[string]*exchange{"key": {client: keyAuth(t, fixedKey), server: keyAuth(t, fixedKey)}}
 	for kind := range certKeys {
@@ -170,7 +170,7 @@ func TestE041_ChallengeNoticesEachChange(t *testing.T) {
 			refused := func(what string, x exchange) {
 				t.Helper()
 				if cerr, serr := x.run(t); cerr == nil && serr == nil {
-					t.Errorf("%s: nobody notices", what)
+					t.Fatalf("%s: nobody notices", what)
 				}
 			}
 			if cerr, serr := e.run(t); cerr != nil || serr != nil {
@@ -312,6 +312,19 @@ func TestE043_IdentitiesThatAreNotProved(t *testing.T) {
 		if cerr, serr := e.run(t); cerr != nil || serr != nil || e.clientIdentity.Peer != want {
 			t.Errorf("%v, %v, %+v, want %s", cerr, serr, e.clientIdentity, want)
 		}
+	}
+}
+
+// BenchmarkChallenge is the work of both ends for one start of a path.
+func BenchmarkChallenge(b *testing.B) {
+	for kind, e := range credentialPairs(b) {
+		b.Run(kind, func(b *testing.B) {
+			for b.Loop() {
+				if cerr, serr := e.run(b); cerr != nil || serr != nil {
+					b.Fatal(cerr, serr)
+				}
+			}
+		})
 	}
 }
 
