@@ -40,6 +40,10 @@ process, without a daemon. With --plugin it is a path that the storage plugin
 opens, which is then measured by itself. Several devices have the same load at
 the same time.
 
+An export as nbds:// or nbds+unix:// is reached by TLS; tls-certificates=FOLDER
+behind a ? names a folder with ca-cert.pem, and client-cert.pem and
+client-key.pem if the server asks for them.
+
 Without --rw, --bs, --depth and --zipf the load is 4 KiB random reads with 1, 4,
 16 and 64 in flight and 1 MiB sequential reads with 8; with --write the same as
 writes too, and the mixed load of a storage server: reads and writes of 512
@@ -73,6 +77,9 @@ Fields:
 // run is the command.
 func (o *benchOptions) run(c *call) error {
 	ws, size, err := o.plan(len(c.args))
+	if err == nil {
+		err = o.checkTLS()
+	}
 	if err != nil {
 		return usageError{err}
 	}

@@ -17,6 +17,8 @@ type benchOptions struct {
 	servers []string
 	ioMode  string
 	mpaCRC  bool
+	tls     tlsOptions
+	tlsName string
 	plugin  string
 	orders  string
 	write   bool
@@ -40,6 +42,8 @@ func (o *benchOptions) register(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.servers, "server", nil, "path to a server whose devices are measured: [SRC@]ADDRESS[:PORT][%FABRIC]; repeatable")
 	f.StringVar(&o.ioMode, "io-mode", "", "with --server: io plugin that opens the device: fileio, blockio (default the server's choice)")
 	f.BoolVar(&o.mpaCRC, "mpa-crc", true, "with --server: checksums on iWARP connections")
+	o.tls.register(f, "with --server: TLS: off or require")
+	f.StringVar(&o.tlsName, "tls-name", "", "what the server must prove to be (default the address of the path)")
 	f.StringVar(&o.plugin, "plugin", "", "program of a storage plugin that opens the device, with no server before it")
 	f.StringVar(&o.orders, "orders", "", "FILE of loads, one a line, - for standard input; see above")
 	f.BoolVar(&o.write, "write", false, "write too: WHAT WAS ON THE DEVICE IS LOST")
@@ -104,6 +108,17 @@ func (o *benchOptions) plan(devices int) (ws []load.Workload, size uint64, err e
 		err = fmt.Errorf("--plot %q: the name must end in .svg", o.plot)
 	}
 	return ws, size, err
+}
+
+// checkTLS checks the options of TLS.
+func (o *benchOptions) checkTLS() error {
+	switch {
+	case o.tls.TLS != tlsOff && o.tls.TLS != tlsRequire:
+		return fmt.Errorf("--tls %q: use %s or %s", o.tls.TLS, tlsOff, tlsRequire)
+	case o.tls != tlsOptions{TLS: tlsOff} && len(o.servers) == 0:
+		return errors.New("TLS is for --server: a mapped device has it or not, and an export by NBD is named nbds://")
+	}
+	return nil
 }
 
 // workloads are those that are asked for, else the usual ones.

@@ -123,6 +123,7 @@ var benchTargetFields = []report.Field[*benchTarget]{
 	report.F("access", "Access", "how requests were made", func(t *benchTarget) any { return t.access }),
 	report.F("plugin", "Plugin", "front end", func(t *benchTarget) any { return textOrNone(t.plugin) }),
 	report.F("fabric", "Fabric", "of the paths", func(t *benchTarget) any { return textOrNone(strings.Join(t.fabric, " ")) }),
+	report.F("tls", "TLS", "protocol and cipher of the connections", func(t *benchTarget) any { return textOrNone(strings.Join(t.tls, ", ")) }),
 	report.F("io_mode", "IO Mode", "plugin of the server", func(t *benchTarget) any { return textOrNone(t.ioMode) }),
 	report.F("paths", "Paths", "to the server", func(t *benchTarget) any { return t.paths }),
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
 )
 
 // openServer maps devices of a server with the client library in this process:
@@ -24,7 +25,11 @@ func (o *benchOptions) openServer(ctx context.Context, c *call, b *benchTargets,
 	if err != nil {
 		return err
 	}
-	lib, err := newBenchClient(ctx, o.slots(ws), o.mpaCRC)
+	auth, err := o.tls.open(o.tlsName, false, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	lib, err := newBenchClient(ctx, o.slots(ws), o.mpaCRC, auth)
 	if err != nil {
 		return err
 	}
@@ -78,15 +83,17 @@ func serverPaths(ctx context.Context, servers []string) (paths []string, err err
 	return paths, nil
 }
 
-func newBenchClient(ctx context.Context, slots int, mpaCRC bool) (*client.Client, error) {
+// newBenchClient makes a client library. With auth all its paths have TLS.
+func newBenchClient(ctx context.Context, slots int, mpaCRC bool, auth *tlsauth.Auth) (*client.Client, error) {
 	l := logs.New(slog.DiscardHandler, slog.LevelError)
 	cfg := client.DefaultConfig()
 	cfg.DefaultFabric, cfg.PreferredFabric, cfg.Logs = defaultFabric, preferredFabric, l
 	for cfg.RingEntries < slots {
 		cfg.RingEntries *= 2
 	}
+	cfg.Protect = auth != nil
 	var err error
-	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: mpaCRC, Timing: cfg.Timing, Logs: l}); err != nil {
+	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: mpaCRC, Timing: cfg.Timing, Logs: l, TLS: auth}); err != nil {
 		return nil, err
 	}
 	if cfg.Hostname, err = os.Hostname(); err != nil {

@@ -27,6 +27,7 @@ type benchTarget struct {
 	plugin string   // front end here
 	ioMode string   // io plugin of the server, as far as it is known
 	fabric []string // of the paths
+	tls    []string // protocol and cipher of the paths, or of the NBD connection
 	paths  []string // names of the paths
 }
 
@@ -121,7 +122,7 @@ func isLocalPath(name string) bool {
 // device. For nodes it asks the daemon, since that knows more about its own
 // nodes.
 func (o *benchOptions) openOne(ctx context.Context, b *benchTargets, ask func() (*inventory, error), name string) (*benchTarget, error) {
-	if scheme, _, ok := strings.Cut(name, "://"); ok && (scheme == "nbd" || scheme == "nbd+unix" || strings.HasPrefix(scheme, "nbds")) {
+	if nbd.IsURI(name) {
 		t := &benchTarget{node: name}
 		t.Name = name
 		return t, t.openNBD(ctx, o.write)
@@ -171,6 +172,9 @@ func (t *benchTarget) openNBD(ctx context.Context, write bool) error {
 		return fmt.Errorf("the export is read-only: %w", syscall.EROFS)
 	}
 	t.Device, t.access = e, "NBD"
+	if c := e.TLS(); c != "" {
+		t.tls = []string{c}
+	}
 	return nil
 }
 
@@ -216,6 +220,9 @@ func (t *benchTarget) describePaths(s *controlpb.Session) {
 		t.paths = append(t.paths, p.Name)
 		if !slices.Contains(t.fabric, p.Fabric) {
 			t.fabric = append(t.fabric, p.Fabric)
+		}
+		if c := securityText(p.Security); c != "" && !slices.Contains(t.tls, c) {
+			t.tls = append(t.tls, c)
 		}
 	}
 }

@@ -61,8 +61,8 @@ func clientRun() (*cobra.Command, *clientOptions) {
 	}
 	f := c.Flags()
 	o.daemonOptions.register(f, def.Pumps)
-	o.tlsOptions.register(f, "TLS: off or require, on every path",
-		"prove both ends' identities on paths without TLS, with the files of TLS: off, allow (where the server does) or require; nothing is encrypted")
+	o.tlsOptions.register(f, "TLS: off or require, on every path")
+	o.registerAuth(f, "prove both ends' identities on paths without TLS, with the files of TLS: off, allow (where the server does) or require; nothing is encrypted")
 	f.StringVar(&o.TLSName, "tls-name", "", "what servers must prove to be: a DNS name, an IP address or a SPIFFE ID (default the address of the path)")
 	f.StringVar(&o.Resolver, "resolver", "", "unix:PATH, the control socket of rnbd-net: paths to addresses of its bonds go by the active slave (default none)")
 	f.StringArrayVar(&o.FrontendPlugin, "frontend-plugin", nil, "front-end plugin NAME=PATH[,sha256=HEX], repeatable, beside ublk and nbd of the plugin folder; NAME=none leaves one of these out")

@@ -34,14 +34,18 @@ type tlsOptions struct {
 	Auth    string `yaml:"auth"`
 }
 
-func (o *tlsOptions) register(f *pflag.FlagSet, modes, auth string) {
+func (o *tlsOptions) register(f *pflag.FlagSet, modes string) {
 	f.StringVar(&o.TLS, "tls", tlsOff, modes)
 	f.StringVar(&o.TLSCA, "tls-ca", "", "PEM file: certificates of those who may sign the other ends' certificates")
 	f.StringVar(&o.TLSCert, "tls-cert", "", "PEM file: certificate of this end, and those between it and the CA of the other ends")
 	f.StringVar(&o.TLSKey, "tls-key", "", "PEM file: private key of --tls-cert")
 	f.StringVar(&o.TLSCRL, "tls-crl", "", "PEM file: lists of revoked certificates, signed by a CA of --tls-ca")
 	f.StringVar(&o.TLSPSK, "tls-psk", "", "file of shared keys, lines of \"rnbd psk new\", in place of certificates; a server may have both")
-	f.StringVar(&o.Auth, "auth", tlsOff, auth)
+}
+
+// registerAuth adds the option of daemons whose paths have challenges.
+func (o *tlsOptions) registerAuth(f *pflag.FlagSet, modes string) {
+	f.StringVar(&o.Auth, "auth", tlsOff, modes)
 }
 
 // open reads the files of the options. Without TLS, and without challenges, it

@@ -98,7 +98,7 @@ func discover(ctx context.Context, servers []string, fabric, session string) (of
 			return offer, usageError{err}
 		}
 	}
-	lib, err := newBenchClient(ctx, 0, true)
+	lib, err := newBenchClient(ctx, 0, true, nil)
 	if err != nil {
 		return offer, err
 	}

@@ -21,7 +21,7 @@ type prober struct{ lib *client.Client }
 var probeLoad = load.Workload{Name: "sequential read", Reads: 100, Blocks: []load.Block{{Bytes: 128 << 10, Weight: 1}}, Depth: 8, Jobs: 1}
 
 func newProber(ctx context.Context) (*prober, error) {
-	lib, err := newBenchClient(ctx, slotsOf([]load.Workload{probeLoad}), true)
+	lib, err := newBenchClient(ctx, slotsOf([]load.Workload{probeLoad}), true, nil)
 	if err != nil {
 		return nil, err
 	}

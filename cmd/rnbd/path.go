@@ -66,6 +66,14 @@ var pathFields = []report.Field[transportPath]{
 // and that is not encrypted.
 const challengeProtocol = "challenge"
 
+// securityText returns protocol and cipher of an encrypted path, else nothing.
+func securityText(s *controlpb.Security) string {
+	if s == nil || s.Protocol == challengeProtocol {
+		return ""
+	}
+	return s.Protocol + " " + s.Cipher
+}
+
 func onProtected(get func(*controlpb.Security) any) func(transportPath) any {
 	return func(p transportPath) any {
 		if p.Security == nil {

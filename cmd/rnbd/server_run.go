@@ -70,8 +70,8 @@ func serverRun() (*cobra.Command, *serverOptions) {
 	}
 	f := c.Flags()
 	o.daemonOptions.register(f, def.Pumps)
-	o.tlsOptions.register(f, "TLS on iwarp: off, allow (the client decides) or require",
-		"have clients without TLS prove their identities, with the files of TLS: off, allow (those that can) or require; nothing is encrypted")
+	o.tlsOptions.register(f, "TLS on iwarp: off, allow (the client decides) or require")
+	o.registerAuth(f, "have clients without TLS prove their identities, with the files of TLS: off, allow (those that can) or require; nothing is encrypted")
 	f.StringArrayVar(&o.Listen, "listen", []string{"127.0.0.1:1234"}, "where to listen: [FABRIC://]ADDRESS:PORT[,trusted][,auth=MODE], repeatable; trusted: the network is protected, see --tls require; auth: in place of --auth")
 	f.StringVar(&o.SearchPath, "search-path", "", "folder that device names start from; %SESSNAME% is the session's name, %IDENTITY% what its client has proved to be; without it block devices only are served, from /")
 	f.BoolVar(&o.SearchPathLater, "search-path-later", false, "start although the folder of --search-path is not there yet, as one that is mounted later")

@@ -1,9 +1,12 @@
 package nbd
 
 import (
+	"cmp"
+	"crypto/tls"
 	"encoding/binary"
 	"fmt"
 	"io"
+	"net"
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
@@ -16,6 +19,7 @@ const (
 
 	flagFixed   = 1 << 0 // newstyle with replies to options
 	flagsKnown  = 1<<0 | 1<<1
+	optStartTLS = 5
 	optGo       = 7
 	repAck      = 1
 	repInfo     = 3
@@ -31,22 +35,59 @@ const (
 
 // negotiate asks for an export and returns its limits.
 func negotiate(rw io.ReadWriter, name string) (l blk.Limits, err error) {
-	var b [18]byte
-	if _, err := io.ReadFull(rw, b[:]); err != nil {
-		return l, fmt.Errorf("read greeting: %w", err)
+	hello, err := greeting(rw)
+	if err != nil {
+		return l, err
 	}
-	if binary.BigEndian.Uint64(b[:]) != magicServer || binary.BigEndian.Uint64(b[8:]) != magicOption ||
-		binary.BigEndian.Uint16(b[16:])&flagFixed == 0 {
-		return l, fmt.Errorf("greeting % x is not that of a newstyle NBD server", b)
-	}
-	hello := binary.BigEndian.AppendUint32(nil, uint32(binary.BigEndian.Uint16(b[16:])&flagsKnown))
 	if _, err := rw.Write(append(hello, request(name)...)); err != nil {
 		return l, err
 	}
+	return limits(rw)
+}
+
+// negotiateTLS is negotiate with TLS for what follows. It returns the
+// connection.
+func negotiateTLS(conn net.Conn, cfg *tls.Config, name string) (*tls.Conn, blk.Limits, error) {
+	hello, err := greeting(conn)
+	if err != nil {
+		return nil, blk.Limits{}, err
+	}
+	if _, err := conn.Write(append(hello, option(optStartTLS, 0)...)); err != nil {
+		return nil, blk.Limits{}, err
+	}
+	if kind, data, err := reply(conn, optStartTLS); err != nil || kind != repAck {
+		return nil, blk.Limits{}, fmt.Errorf("the server has no TLS: answer %#x to STARTTLS: %s: %w", kind, data, cmp.Or(err, error(syscall.EPROTO)))
+	}
+	secure := tls.Client(conn, cfg)
+	if err := secure.Handshake(); err != nil {
+		return nil, blk.Limits{}, err
+	}
+	if _, err := secure.Write(request(name)); err != nil {
+		return nil, blk.Limits{}, err
+	}
+	l, err := limits(secure)
+	return secure, l, err
+}
+
+// greeting reads that of the server and returns the answer.
+func greeting(r io.Reader) ([]byte, error) {
+	var b [18]byte
+	if _, err := io.ReadFull(r, b[:]); err != nil {
+		return nil, fmt.Errorf("read greeting: %w", err)
+	}
+	if binary.BigEndian.Uint64(b[:]) != magicServer || binary.BigEndian.Uint64(b[8:]) != magicOption ||
+		binary.BigEndian.Uint16(b[16:])&flagFixed == 0 {
+		return nil, fmt.Errorf("greeting % x is not that of a newstyle NBD server", b)
+	}
+	return binary.BigEndian.AppendUint32(nil, uint32(binary.BigEndian.Uint16(b[16:])&flagsKnown)), nil
+}
+
+// limits reads the replies to the request.
+func limits(r io.Reader) (blk.Limits, error) {
 	// A server that sends no block sizes accepts any range.
-	l = blk.Limits{LogicalBlockSize: blk.SectorSize, MaxIOSize: 32 << 20}
+	l := blk.Limits{LogicalBlockSize: blk.SectorSize, MaxIOSize: 32 << 20}
 	for {
-		kind, data, err := reply(rw)
+		kind, data, err := reply(r, optGo)
 		if err != nil || kind == repAck {
 			return l, err
 		}
@@ -58,27 +99,33 @@ func negotiate(rw io.ReadWriter, name string) (l blk.Limits, err error) {
 
 // request is the option GO, with a question for the sizes of blocks.
 func request(name string) []byte {
-	b := binary.BigEndian.AppendUint64(nil, magicOption)
-	b = binary.BigEndian.AppendUint32(b, optGo)
-	b = binary.BigEndian.AppendUint32(b, uint32(4+len(name)+2+2))
+	b := option(optGo, 4+len(name)+2+2)
 	b = binary.BigEndian.AppendUint32(b, uint32(len(name)))
 	b = append(b, name...)
 	b = binary.BigEndian.AppendUint16(b, 1)
 	return binary.BigEndian.AppendUint16(b, infoBlock)
 }
 
-func reply(r io.Reader) (kind uint32, data []byte, err error) {
+// option is the header of an option with so many bytes of data.
+func option(number uint32, n int) []byte {
+	b := binary.BigEndian.AppendUint64(nil, magicOption)
+	b = binary.BigEndian.AppendUint32(b, number)
+	return binary.BigEndian.AppendUint32(b, uint32(n))
+}
+
+// reply reads one reply to an option.
+func reply(r io.Reader, to uint32) (kind uint32, data []byte, err error) {
 	var h [20]byte
 	if _, err := io.ReadFull(r, h[:]); err != nil {
-		return 0, nil, fmt.Errorf("read reply to GO: %w", err)
+		return 0, nil, fmt.Errorf("read reply to option %d: %w", to, err)
 	}
 	n := binary.BigEndian.Uint32(h[16:])
-	if binary.BigEndian.Uint64(h[:]) != magicOptReply || binary.BigEndian.Uint32(h[8:]) != optGo || n > maxOptReply {
-		return 0, nil, fmt.Errorf("reply to GO is garbage: % x", h)
+	if binary.BigEndian.Uint64(h[:]) != magicOptReply || binary.BigEndian.Uint32(h[8:]) != to || n > maxOptReply {
+		return 0, nil, fmt.Errorf("reply to option %d is garbage: % x", to, h)
 	}
 	data = make([]byte, n)
 	if _, err := io.ReadFull(r, data); err != nil {
-		return 0, nil, fmt.Errorf("read reply to GO: %w", err)
+		return 0, nil, fmt.Errorf("read reply to option %d: %w", to, err)
 	}
 	return binary.BigEndian.Uint32(h[12:]), data, nil
 }

@@ -8,13 +8,20 @@ package nbd
 
 import (
 	"bufio"
+	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -29,11 +36,14 @@ import (
 // Export is a device that an NBD server has.
 type Export struct {
 	network, address, name string
+	tls                    *tls.Config // nil: none
 	limits                 blk.Limits
+	cipher                 string // protocol and cipher of TLS
 }
 
 // Open connects once, to learn the limits of the export. uri is
-// nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH.
+// nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH. With nbds in the place
+// of nbd the connection has TLS; see loadTLS for its files.
 func Open(ctx context.Context, uri string) (*Export, error) {
 	e, err := parse(uri)
 	if err != nil {
@@ -55,13 +65,50 @@ func parse(uri string) (*Export, error) {
 		return nil, fmt.Errorf("%q needs TLS, which bench does not speak: name a socket that serves without it, as \"rnbd client run --nbd-listen unix:PATH,trusted\" makes one: %w", uri, syscall.EOPNOTSUPP)
 	}
 	e := &Export{network: "tcp", address: u.Host, name: strings.TrimPrefix(u.Path, "/")}
-	if u.Scheme == "nbd+unix" {
+	scheme, transport, _ := strings.Cut(u.Scheme, "+")
+	if transport == "unix" {
 		e.network, e.address = "unix", u.Query().Get("socket")
 	}
-	if u.Scheme != "nbd" && u.Scheme != "nbd+unix" || e.address == "" {
+	if scheme != "nbd" && scheme != "nbds" || transport != "" && transport != "unix" || e.address == "" {
 		return nil, fmt.Errorf("%q is no address of an NBD export: %w", uri, syscall.EINVAL)
 	}
-	return e, nil
+	if scheme == "nbds" {
+		e.tls, err = loadTLS(u.Query().Get("tls-certificates"), cmp.Or(u.Query().Get("tls-hostname"), u.Hostname(), "localhost"))
+	}
+	return e, err
+}
+
+// IsURI reports whether name is one that Open takes, by its beginning.
+func IsURI(name string) bool {
+	scheme, _, ok := strings.Cut(name, "://")
+	return ok && slices.Contains([]string{"nbd", "nbd+unix", "nbds", "nbds+unix"}, scheme)
+}
+
+// loadTLS reads the files ca-cert.pem, client-cert.pem and client-key.pem of a
+// folder, as libnbd names them. Without the last two the client has no
+// certificate. Without a folder the authorities are those of the system. host is
+// what the server must prove to be.
+func loadTLS(dir, host string) (*tls.Config, error) {
+	cfg := &tls.Config{ServerName: host, DynamicRecordSizingDisabled: true}
+	if dir == "" {
+		return cfg, nil
+	}
+	ca, err := os.ReadFile(filepath.Join(dir, "ca-cert.pem"))
+	if err != nil {
+		return nil, fmt.Errorf("tls-certificates: %w", err)
+	}
+	cfg.RootCAs = x509.NewCertPool()
+	if !cfg.RootCAs.AppendCertsFromPEM(ca) {
+		return nil, fmt.Errorf("tls-certificates: %s has no certificate: %w", filepath.Join(dir, "ca-cert.pem"), syscall.EINVAL)
+	}
+	cert, err := tls.LoadX509KeyPair(filepath.Join(dir, "client-cert.pem"), filepath.Join(dir, "client-key.pem"))
+	switch {
+	case err == nil:
+		cfg.Certificates = []tls.Certificate{cert}
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("tls-certificates: %w", err)
+	}
+	return cfg, nil
 }
 
 // dial connects and negotiates, bounded by ctx.
@@ -71,15 +118,35 @@ func (e *Export) dial(ctx context.Context) (net.Conn, error) {
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	if e.limits, err = negotiate(conn, e.name); err == nil && !stop() {
+	use := conn
+	if e.tls == nil {
+		e.limits, err = negotiate(conn, e.name)
+	} else {
+		use, err = e.dialTLS(conn)
+	}
+	if err == nil && !stop() {
 		err = ctx.Err()
 	}
 	if err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("open export %q of %s: %w", e.name, e.address, err)
 	}
-	return conn, nil
+	return use, nil
 }
+
+// dialTLS is negotiate with TLS.
+func (e *Export) dialTLS(conn net.Conn) (net.Conn, error) {
+	secure, l, err := negotiateTLS(conn, e.tls, e.name)
+	if err != nil {
+		return nil, err
+	}
+	s := secure.ConnectionState()
+	e.limits, e.cipher = l, tls.VersionName(s.Version)+" "+tls.CipherSuiteName(s.CipherSuite)
+	return secure, nil
+}
+
+// TLS returns protocol and cipher of the connection of Open, empty without TLS.
+func (e *Export) TLS() string { return e.cipher }
 
 // Limits returns the limits that the server sent.
 func (e *Export) Limits() blk.Limits { return e.limits }
@@ -236,6 +303,10 @@ func (q *queue) Close() error {
 	_ = q.send.Flush() // a courtesy
 	_ = q.conn.SetReadDeadline(time.Now().Add(goodbye))
 	for range q.answers {
+	}
+	if secure, ok := q.conn.(*tls.Conn); ok {
+		_ = secure.CloseWrite() // the server may have gone
+		q.conn = secure.NetConn()
 	}
 	return errors.Join(q.conn.Close(), unix.Munmap(q.mem))
 }

@@ -3,11 +3,19 @@ package nbd
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
+	"encoding/pem"
 	"errors"
 	"io"
+	"math/big"
 	"net"
 	"net/url"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,6 +34,7 @@ type server struct {
 	flags uint16
 	after map[int]func(net.Conn)
 	bye   chan struct{} // not nil: it ends a connection that is told to end after that
+	tls   *tls.Config   // not nil: the server does nothing before TLS
 }
 
 const exportName = "rnbd0"
@@ -60,6 +69,17 @@ func (s *server) talk(conn net.Conn) {
 	if _, err := io.ReadFull(conn, option); err != nil {
 		return
 	}
+	if s.tls != nil {
+		conn.Write(optReplyTo(optStartTLS, repAck, nil))
+		conn = tls.Server(conn, s.tls)
+		if _, err := io.ReadFull(conn, option[4:]); err != nil {
+			return
+		}
+	}
+	if n := binary.BigEndian.Uint32(option[12:]); n != optGo {
+		conn.Write(optReplyTo(n, repErrors|1, nil))
+		return
+	}
 	data := make([]byte, binary.BigEndian.Uint32(option[16:]))
 	io.ReadFull(conn, data)
 	if name := string(data[4 : 4+binary.BigEndian.Uint32(data)]); name != exportName {
@@ -79,9 +99,11 @@ func (s *server) talk(conn net.Conn) {
 	}
 }
 
-func optReply(kind uint32, data []byte) []byte {
+func optReply(kind uint32, data []byte) []byte { return optReplyTo(optGo, kind, data) }
+
+func optReplyTo(option, kind uint32, data []byte) []byte {
 	b := binary.BigEndian.AppendUint64(nil, magicOptReply)
-	b = binary.BigEndian.AppendUint32(b, optGo)
+	b = binary.BigEndian.AppendUint32(b, option)
 	b = binary.BigEndian.AppendUint32(b, kind)
 	return append(binary.BigEndian.AppendUint32(b, uint32(len(data))), data...)
 }
@@ -286,6 +308,59 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 		_, err := Open(ctx, c.uri)
 		if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+// TestTLS: an export by TLS is read as any other, and a server without it, or
+// with a certificate of another authority, is refused.
+func TestTLS(t *testing.T) {
+	dir, other := t.TempDir(), t.TempDir()
+	certificate := func(dir string) *tls.Config {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"localhost"}, IsCA: true, BasicConstraintsValid: true,
+			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+		der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "ca-cert.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
+	}
+	s := &server{disk: bytes.Repeat([]byte{7}, 1<<20), tls: certificate(dir)}
+	certificate(other)
+	secure := func(address, dir string) string {
+		return "nbds" + strings.TrimPrefix(address, "nbd") + "&tls-certificates=" + dir
+	}
+	address := serve(t, s)
+	e, err := Open(t.Context(), secure(address, dir))
+	if err != nil || e.Limits().Size != 1<<20 || !strings.HasPrefix(e.TLS(), "TLS 1.3 ") {
+		t.Fatalf("%+v, %v", e, err)
+	}
+	q, err := e.Open(t.Context(), 0, 1, 1, 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Submit(load.Request{Op: blk.Read, Len: 4096})
+	done := make([]load.Done, 1)
+	if n := q.Wait(done); n != 1 || done[0].Err != nil || q.Buf(0)[4095] != 7 {
+		t.Errorf("%d answers, %v", n, done[0].Err)
+	}
+	if err := q.Close(); err != nil {
+		t.Error(err)
+	}
+	plain := serve(t, &server{disk: s.disk})
+	for what, address := range map[string]string{
+		"plain client": address, "another authority": secure(address, other), "no authority": secure(address, ""),
+		"no folder": secure(address, "/nonexistent"), "plain server": secure(plain, dir),
+	} {
+		if _, err := Open(t.Context(), address); err == nil {
+			t.Errorf("%s: no error", what)
 		}
 	}
 }
