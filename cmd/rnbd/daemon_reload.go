@@ -46,6 +46,7 @@ type running[O daemonConfig] struct {
 	nbdTLS  *tlsauth.Auth // of NBD clients; nil: none
 	metrics *metricsPage
 	fresh   func() (*cobra.Command, O) // the daemon's command with its defaults
+	refuse  func(now, next O) error    // of a reload; nil: refuses nothing
 	mu      sync.Mutex
 	options O // as they are in force; guarded by mu
 }
@@ -66,6 +67,11 @@ func (r *running[O]) reload(dry bool, more func(next O) []*controlpb.ConfigChang
 	}
 	if _, err := next.common().metricsOptions.address(); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
+	}
+	if r.refuse != nil {
+		if err := r.refuse(r.options, next); err != nil {
+			return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
+		}
 	}
 	if err := reloadTLS(r.tls, dry); err != nil {
 		return nil, err
@@ -147,6 +153,16 @@ func (d *serverDaemon) Info(ctx context.Context, r *controlpb.InfoRequest) (*con
 
 func (d *serverDaemon) Reload(_ context.Context, r *controlpb.ReloadRequest) (*controlpb.ReloadReply, error) {
 	return d.conf.reload(r.DryRun, func(next *serverOptions) []*controlpb.ConfigChange { return d.reloadAccess(next, r.DryRun) })
+}
+
+// refuseNoRules refuses a configuration in which all rules are missing, as after a
+// file was lost or only half written: the server would be open to everybody. An
+// empty list is taken.
+func refuseNoRules(now, next *serverOptions) error {
+	if len(now.Access) > 0 && next.Access == nil {
+		return fmt.Errorf("access: no file has rules any more, and there were %d; write access: [] if every client may open every device", len(now.Access))
+	}
+	return nil
 }
 
 // reloadAccess takes over the rules of next. They have no error: load has checked

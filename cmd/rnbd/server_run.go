@@ -101,10 +101,15 @@ func (o *serverOptions) load(cmd *cobra.Command) error {
 }
 
 // collectAccess gathers the rules of the files that read reads, and checks them
-// together.
+// together. Access is nil if no file has the key.
 func (o *serverOptions) collectAccess(read func(eachFile func()) error) error {
 	var all []access.Rule
-	err := read(func() { all, o.Access = append(all, o.Access...), nil })
+	err := read(func() {
+		if all == nil && o.Access != nil {
+			all = []access.Rule{}
+		}
+		all, o.Access = append(all, o.Access...), nil
+	})
 	o.Access = all
 	if err == nil {
 		_, err = access.New(all)
@@ -134,7 +139,7 @@ func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal) e
 		return explainListen(fmt.Errorf("server: %w", err))
 	}
 	daemon := &serverDaemon{ServerDaemonServer: s.Control(versionString()), server: s}
-	daemon.conf = running[*serverOptions]{kind: "server", cmd: cmd, logs: run.logs, options: o, fresh: serverRun, tls: run.tls, metrics: run.metrics}
+	daemon.conf = running[*serverOptions]{kind: "server", cmd: cmd, logs: run.logs, options: o, fresh: serverRun, refuse: refuseNoRules, tls: run.tls, metrics: run.metrics}
 	api := run.newAPI()
 	controlpb.RegisterServerDaemonServer(api, daemon)
 	return run.serve(api, services{
