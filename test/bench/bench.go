@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,6 +35,7 @@ type phase struct {
 var phases = []phase{
 	{"network", (*site).addNetwork},
 	{"keys", (*site).addKeys},
+	{"TLS", (*site).addTLS},
 	{"paths", (*site).addPaths},
 	{"disks", (*site).addDisks},
 	{"plugins", (*site).addPlugins},
@@ -68,12 +70,13 @@ type results struct {
 	budgets  []cost
 	skipped  []string
 	errors   []string
-	verified []string // runs of the verifying twins
+	verified []string          // runs of the verifying twins
+	ciphers  map[string]string // by target
 }
 
 // run does all phases of a plan.
 func run(ctx context.Context, c settings, p *plan, dir, raw string, out io.Writer) (*results, error) {
-	r := &results{samples: map[key][]*sample{}}
+	r := &results{samples: map[key][]*sample{}, ciphers: map[string]string{}}
 	all := phases
 	if c.Net {
 		all = networks
@@ -101,6 +104,7 @@ func (ph phase) run(ctx context.Context, c settings, p *plan, dir, raw string, r
 		fmt.Fprintln(out, "left out:", why)
 	}
 	r.skipped = append(r.skipped, s.skipped...)
+	maps.Copy(r.ciphers, s.ciphers)
 	if len(s.targets) == 0 {
 		return ctx.Err()
 	}

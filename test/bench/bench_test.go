@@ -75,10 +75,18 @@ func checkResults(t *testing.T, path string) {
 			t.Errorf("row %s is missing; left out: %q", id, p.LeftOut)
 		}
 	}
-	for _, target := range []string{direct, frontEnd, direct + crcOff, frontEnd + crcOff, overRoCE, keysChange, keysStay, ioFileio} {
+	for _, target := range []string{direct, frontEnd, direct + crcOff, frontEnd + crcOff, overRoCE, keysChange, keysStay, tlsOurs, tlsRules, ioFileio} {
 		if !slices.ContainsFunc(p.Verified, func(v string) bool { return strings.HasPrefix(v, target+", 4k") || strings.HasPrefix(v, target+", 1m") }) {
 			t.Errorf("no data of %q was verified", target)
 		}
+	}
+	for target, cipher := range p.Ciphers {
+		if !strings.Contains(cipher, "AES") || !strings.Contains(cipher, "128") || !strings.Contains(cipher, "GCM") {
+			t.Errorf("cipher of %q: %s", target, cipher)
+		}
+	}
+	if n := len(p.Ciphers); n != 3 && len(p.LeftOut) == 0 {
+		t.Errorf("the ciphers of %d targets are known, want 3", n)
 	}
 	if raw, _ := filepath.Glob(strings.TrimSuffix(path, ".json") + "-raw/nbdkit-memory-4k-*.json"); raw == nil {
 		t.Error("no raw output of fio is kept")

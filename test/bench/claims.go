@@ -25,6 +25,9 @@ var (
 	twoHops = []string{nbdkitProxy, qemuProxy}
 )
 
+// kinds are the first letters of rows, in their order.
+const kinds = "PTI"
+
 // claims are all rows.
 func claims() (all []claim) {
 	for _, write := range []bool{false, true} {
@@ -36,15 +39,16 @@ func claims() (all []claim) {
 		all = append(all, pathClaims(write)...)
 		all = append(all, diskClaims(write)...)
 		all = append(all, isolationClaims(write)...)
+		all = append(all, tlsClaims(write)...)
 	}
 	all = append(all, idleClaims()...)
 	slices.SortStableFunc(all, func(a, b claim) int {
-		return cmp.Or(-cmp.Compare(a.id[0], b.id[0]), number(a.id)-number(b.id))
+		return cmp.Or(strings.IndexByte(kinds, a.id[0])-strings.IndexByte(kinds, b.id[0]), number(a.id)-number(b.id))
 	})
 	return all
 }
 
-// number of a row's id: P1 and up, I1 and up.
+// number of a row's id: P1 and up, T1 and up, I1 and up.
 func number(id string) (n int) {
 	for _, c := range id[1:] {
 		n = n*10 + int(c-'0')
@@ -135,6 +139,25 @@ func diskClaims(write bool) []claim {
 	}
 }
 
+// tlsClaims compare by the same cipher. T5 is here since it needs a server without
+// rules beside it.
+func tlsClaims(write bool) []claim {
+	one, deep, seq := random(write, 1, 1), random(write, 64, 1), sequential(write)
+	peer, client, plain := []string{tlsPeer}, []string{tlsGo}, []string{tlsPlain}
+	return []claim{
+		{"T1", one, mean, tlsOurs, peer, nil, 1.5},
+		{"T1", one, median50, tlsOurs, peer, nil, 1.5},
+		{"T1", one, median50, tlsOurs, client, nil, 0},
+		{"T2", deep, kiops, tlsOurs, peer, nil, 4},
+		{"T2", deep, kiops, tlsOurs, client, nil, 0},
+		{"T3", seq, bandwidth, tlsOurs, peer, nil, 2},
+		{"T3", seq, bandwidth, tlsOurs, client, nil, 0},
+		{"T4", seq, bandwidth, tlsOurs, plain, nil, 0.7},
+		{"T4", deep, kiops, tlsOurs, plain, nil, 0},
+		{"T5", deep, kiops, tlsRules, plain, nil, 0.9},
+	}
+}
+
 func idleClaims() []claim {
 	limit := []string{idleLimit}
 	return []claim{
@@ -205,9 +228,9 @@ func (c claim) quick() bool {
 		return c.w.Write && c.w.Depth == 16
 	case "P5":
 		return c.w.Write && (c.w.Depth == 16 || c.w.Seq)
-	case "P4", "P8", "P11", "P14":
+	case "P4", "P8", "P11", "P14", "T1", "T2", "T3", "T5":
 		return c.w.Write
-	case "P7", "P13":
+	case "P7", "P13", "T4":
 		return c.w.Write && c.w.Seq
 	case "P9":
 		return c.w.Write && c.w.Devices == 4

@@ -22,9 +22,20 @@ func runFio(ctx context.Context, engine []string, size int64, w workload, d time
 // runFioJobs runs w by each of the given jobs of fio, each a --name with its
 // options, and returns the sum of their results.
 func runFioJobs(ctx context.Context, jobs []string, size int64, w workload, d time.Duration) (sample, error) {
-	args := slices.Concat(fioCommon(size, w), []string{"--rw=" + w.fioMode(), "--numjobs=" + strconv.Itoa(w.Jobs), "--group_reporting",
+	return fioRun{size: size}.jobs(ctx, jobs, w, d)
+}
+
+// fioRun is fio on devices of size bytes.
+type fioRun struct {
+	size   int64
+	change func(*exec.Cmd) // before it starts; nil: nothing
+}
+
+// jobs is runFioJobs.
+func (r fioRun) jobs(ctx context.Context, jobs []string, w workload, d time.Duration) (sample, error) {
+	args := slices.Concat(fioCommon(r.size, w), []string{"--rw=" + w.fioMode(), "--numjobs=" + strconv.Itoa(w.Jobs), "--group_reporting",
 		"--time_based", "--lat_percentiles=1", "--clat_percentiles=0", "--norandommap", "--randrepeat=0", "--runtime=" + strconv.FormatInt(d.Milliseconds(), 10) + "ms"}, jobs)
-	out, cmd, err := fio(ctx, d, args)
+	out, cmd, err := fio(ctx, d, args, r.change)
 	if err != nil {
 		return sample{}, fmt.Errorf("%s: %w", w.Name, err)
 	}
@@ -47,12 +58,15 @@ func fioCommon(size int64, w workload) []string {
 }
 
 // fio runs it to its end, with time to start besides d.
-func fio(ctx context.Context, d time.Duration, args []string) ([]byte, *exec.Cmd, error) {
+func fio(ctx context.Context, d time.Duration, args []string, change func(*exec.Cmd)) ([]byte, *exec.Cmd, error) {
 	ctx, cancel := context.WithTimeout(ctx, d+20*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "fio", args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
+	if change != nil {
+		change(cmd)
+	}
 	if err := cmd.Run(); err != nil {
 		return nil, cmd, fmt.Errorf("fio: %w: %s%s", err, errs.String(), out.String())
 	}
@@ -67,7 +81,7 @@ func (s *site) fioVerify(engine []string) func(context.Context, workload, time.D
 		size := int64(4*w.Depth*w.Block) / int64(w.Jobs)
 		args := append(fioJob(engine, min(size, s.Size/int64(w.Jobs)), w), "--rw="+w.fioMode(), "--numjobs="+strconv.Itoa(w.Jobs),
 			"--offset_increment="+strconv.FormatInt(size, 10), "--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--verify_state_save=0")
-		_, _, err := fio(ctx, d, args)
+		_, _, err := fio(ctx, d, args, nil)
 		return err
 	}
 }

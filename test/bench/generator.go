@@ -25,6 +25,7 @@ type generator struct {
 	in      io.WriteCloser
 	out     *bufio.Reader
 	devices []string
+	cipher  string           // of TLS, with its version; empty: none
 	lines   int              // orders so far
 	early   map[int]*figures // answers to other orders than the one waited for
 }
@@ -33,6 +34,7 @@ type generator struct {
 type figures struct {
 	Line    int
 	Error   string
+	Devices []struct{ TLS string }
 	Results []struct {
 		Elapsed, CPU, Mean, P50, P99 float64 // ns
 		Requests, Bytes              uint64
@@ -89,9 +91,13 @@ func startGenerator(c generatorConfig, env ...string) (*generator, error) {
 	if err := g.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start rnbd bench: %w", err)
 	}
-	if _, err := g.answer(0); err != nil {
+	opened, err := g.answer(0)
+	if err != nil {
 		g.stop()
 		return nil, err
+	}
+	if len(opened.Devices) > 0 {
+		g.cipher = opened.Devices[0].TLS
 	}
 	return g, nil
 }

@@ -23,6 +23,11 @@ var titles = map[string]string{
 	"P12": "Daemons with 100 sessions and 1,000 devices that nobody uses",
 	"P13": "MPA checksums on against off",
 	"P14": "rocev2 against iwarp, path MTU 4096",
+	"T1":  "TLS, latency of 4 KiB, one in flight: the library against nbdkit",
+	"T2":  "TLS, 4 KiB at depth, one connection: the library against nbdkit",
+	"T3":  "TLS, 1 MiB sequential: the library against nbdkit",
+	"T4":  "TLS against MPA checksums without TLS",
+	"T5":  "1,000 access rules against none",
 	"I1":  "15 files beside one that hangs, the library, against the same without the hang",
 	"I2":  "15 block devices beside one that hangs, the library, against the same without the hang",
 	"I3":  "15 files beside one that hangs, the NBD front end, against the same without the hang",
@@ -55,6 +60,9 @@ func (p *report) writeMachine(b *strings.Builder) {
 	c := p.Settings
 	fmt.Fprintf(b, "- %d rounds, %v per run%s; %s\n", c.Rounds, c.Cell, p.loads(), p.Defaults)
 	fmt.Fprintf(b, "- %d of %d runs had a foreign load above %.1f cores and were dropped; load average %s\n", p.Dropped, p.Runs, c.Foreign, p.loadAverages())
+	for _, name := range slices.Sorted(maps.Keys(p.Ciphers)) {
+		fmt.Fprintf(b, "- cipher of %q: %s\n", name, p.Ciphers[name])
+	}
 	met, asked := p.score()
 	fmt.Fprintf(b, "- **%d of %d targets are met**\n", met, asked)
 }

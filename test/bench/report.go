@@ -54,13 +54,15 @@ type report struct {
 	Rows     []row     `json:"rows"`
 	Budgets  []cost    `json:"budgets"`
 	Series   []series  `json:"series"`
+
+	Ciphers map[string]string `json:"ciphers,omitempty"` // by target
 }
 
 const defaults = "product defaults: MPA CRC on, always-invalidate on, 2 pumps in a client, in a server 1 for every 2 CPUs and 2 at most, spinning 100 us; \"CRC off\" is --mpa-crc=false on both ends"
 
 func newReport(c settings, p *plan, r *results) *report {
 	rep := &report{Time: time.Now().UTC(), Machine: thisPlatform(), Settings: c, Defaults: defaults, Rounds: r.rounds,
-		LeftOut: r.skipped, Errors: r.errors, Verified: r.verified, Budgets: r.budgets}
+		LeftOut: r.skipped, Errors: r.errors, Verified: r.verified, Budgets: r.budgets, Ciphers: r.ciphers}
 	if c.Net {
 		rep.Defaults = netDefaults
 		rep.Machine.Versions = netVersions()

@@ -37,12 +37,13 @@ type site struct {
 	lab     *lab.Lab
 	targets []*target
 	skipped []string // and why
+	ciphers map[string]string
 	stops   []func()
 }
 
 // openSite makes the folders, that for disks below work, and a lab.
 func openSite(work, raw string, c settings, p *plan) (s *site, err error) {
-	s = &site{settings: c, plan: p, raw: raw}
+	s = &site{settings: c, plan: p, raw: raw, ciphers: map[string]string{}}
 	defer func() {
 		if err != nil {
 			s.close()
