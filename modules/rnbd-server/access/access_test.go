@@ -3,6 +3,7 @@ package access
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -177,6 +178,19 @@ func TestManyRules(t *testing.T) {
 	}
 }
 
+func TestTooManyRules(t *testing.T) {
+	list := make([]Rule, MaxRules+1)
+	for i := range list {
+		list[i].Allow = "rw"
+	}
+	if _, err := New(list); err == nil || !strings.Contains(err.Error(), "more than 100000") {
+		t.Errorf("%d rules: %v", len(list), err)
+	}
+	if _, err := New(list[1:]); err != nil {
+		t.Error(err)
+	}
+}
+
 func BenchmarkDecide1000(b *testing.B) {
 	var list []Rule
 	for i := range 1000 {
@@ -189,6 +203,49 @@ func BenchmarkDecide1000(b *testing.B) {
 	for b.Loop() {
 		r.Decide(Client{Identities: []string{"tenant-999"}}, "t999/a.img", blk.ReadWrite)
 	}
+}
+
+// FuzzRule: a rule that is accepted is the same when it is parsed again, and
+// decides by its own words: it never allows more than it says, nor to a client
+// without an identity if it names one.
+func FuzzRule(f *testing.F) {
+	f.Add("spiffe://prod/*", "10.0.0.0/24", "iwarp", "web-*", "a/**", "rw", int64(100), "spiffe://prod/a", "a/b")
+	f.Add("", "::1", "", "", "**", "migration", int64(0), "", "x")
+	f.Fuzz(func(t *testing.T, identity, address, fabric, session, device, allow string, iops int64, client, name string) {
+		w := Rule{Allow: allow, Limits: Limits{IOPS: iops}}
+		for _, field := range []struct {
+			into  *[]string
+			value string
+		}{{&w.Identity, identity}, {&w.Address, address}, {&w.Fabric, fabric}, {&w.Session, session}, {&w.Device, device}} {
+			if field.value != "" {
+				*field.into = []string{field.value}
+			}
+		}
+		field, err := w.Check()
+		r, newErr := New([]Rule{w})
+		if (err == nil) != (newErr == nil) || err != nil && field == "" {
+			t.Fatalf("%s: Check %q, %v, New %v", &w, field, err, newErr)
+		}
+		if err != nil {
+			return
+		}
+		c := from("10.0.0.1")
+		if client != "" {
+			c.Identities = []string{client}
+		}
+		for mode := range blk.AccessMode(4) {
+			d := r.Decide(c, name, mode)
+			if d.Allowed && (d.Rule != 1 || int(mode)+1 > slices.Index(levels, allow)) {
+				t.Fatalf("%s: %+v for mode %d", &w, d, mode)
+			}
+			if d.Allowed && identity != "" && client == "" {
+				t.Fatalf("%s: allowed without an identity", &w)
+			}
+			if d.Allowed && (!printable(name) || slices.Contains(strings.Split(name, "/"), "..")) {
+				t.Fatalf("%s: allowed for %q", &w, name)
+			}
+		}
+	})
 }
 
 // FuzzGlob compares the matcher with a slow one that tries everything.
