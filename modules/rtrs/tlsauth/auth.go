@@ -122,7 +122,7 @@ func (a *Auth) current() *credentials {
 }
 
 // Server is the server's part of a handshake. conn has a deadline and belongs to
-// the result.
+// the result. It may implement Turns.
 func (a *Auth) Server(conn net.Conn) (*Conn, error) {
 	cred := a.current()
 	c := newConn(conn, false)
@@ -246,7 +246,10 @@ func hasName(cert *x509.Certificate, name string) error {
 // handshake makes the handshake. Whatever fails, the caller closes the socket.
 func (c *Conn) handshake(t *tls.Conn) (*Conn, error) {
 	c.Conn = t
-	if err := t.Handshake(); err != nil {
+	err := t.Handshake()
+	c.tap.giveTurn()
+	c.tap.turns = nil
+	if err != nil {
 		return nil, fmt.Errorf("TLS handshake: %w", err)
 	}
 	s := t.ConnectionState()

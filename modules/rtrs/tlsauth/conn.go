@@ -27,7 +27,16 @@ type Conn struct {
 }
 
 func newConn(conn net.Conn, client bool) *Conn {
-	return &Conn{tap: &tap{Conn: conn}, client: client}
+	turns, _ := conn.(Turns)
+	return &Conn{tap: &tap{Conn: conn, turns: turns}, client: client}
+}
+
+// Turns is implemented by a connection whose handshake is one of many. The
+// handshake computes only between Take and Give: Take returns when its turn has
+// come, or the reason why the handshake must end.
+type Turns interface {
+	Take() error
+	Give()
 }
 
 // Security returns how the connection is protected.
@@ -119,6 +128,26 @@ type tap struct {
 	secrets secrets
 	in, out flow
 	stopped bool
+	turns   Turns // nil: none are needed, or not any more
+	turn    bool  // it is the turn of this handshake
+}
+
+// takeTurn waits for a turn, unless it has come.
+func (t *tap) takeTurn() error {
+	if t.turns == nil || t.turn {
+		return nil
+	}
+	err := t.turns.Take()
+	t.turn = err == nil
+	return err
+}
+
+// giveTurn ends the turn, if there is one.
+func (t *tap) giveTurn() {
+	if t.turn {
+		t.turn = false
+		t.turns.Give()
+	}
 }
 
 // flow are the records of one direction.
@@ -164,9 +193,13 @@ func (t *tap) Read(b []byte) (int, error) {
 	if t.stopped {
 		return 0, errStopped
 	}
+	t.giveTurn()
 	n, err := t.Conn.Read(b[:min(len(b), t.in.missing())])
 	if perr := t.in.pass(b[:n], t.secrets.known()); perr != nil {
 		return 0, perr
+	}
+	if err == nil && len(t.in.part) == 0 { // a record is complete
+		err = t.takeTurn()
 	}
 	return n, err
 }

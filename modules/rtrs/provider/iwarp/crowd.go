@@ -19,11 +19,25 @@ import (
 var errGaveWay = errors.New("too many connections without a request")
 
 // handshake is a connection from accept until the consumer takes it.
-type handshake struct{ conn *net.TCPConn }
+type handshake struct {
+	conn     *net.TCPConn
+	deadline time.Time
+	out      chan struct{} // closed when it gives way
+	once     sync.Once
+}
 
-// giveWay ends the wait for the request. If it was just read, the handshake goes
-// on.
-func (h *handshake) giveWay() { h.conn.SetReadDeadline(time.Unix(1, 0)) }
+func newHandshake(conn *net.TCPConn, limit time.Duration) *handshake {
+	h := &handshake{conn: conn, deadline: time.Now().Add(limit), out: make(chan struct{})}
+	conn.SetDeadline(h.deadline)
+	return h
+}
+
+// giveWay ends the wait for the request, and for a turn of the handshake of TLS. If
+// the request was just read, the handshake goes on.
+func (h *handshake) giveWay() {
+	h.conn.SetReadDeadline(time.Unix(1, 0))
+	h.once.Do(func() { close(h.out) })
+}
 
 // crowd holds the handshakes of a listener without a request.
 type crowd struct {
@@ -73,6 +87,7 @@ func (c *crowd) close() {
 	defer c.mu.Unlock()
 	c.closed = true
 	for _, h := range c.All() {
+		h.giveWay()
 		h.conn.Close()
 	}
 }

@@ -120,6 +120,8 @@ type Device struct {
 	keys  softverbs.KeyTable
 	stats softverbs.Totals[*counters, Stats]
 
+	effort effort // of the handshakes of TLS
+
 	mu        sync.Mutex
 	listeners map[*listener]struct{}
 	closed    bool
@@ -152,6 +154,7 @@ func Open(cfg Config) (verbs.Device, error) {
 	}
 	d := &Device{cfg: cfg, listeners: map[*listener]struct{}{}}
 	d.keys.Init()
+	d.effort.moved = func() uint64 { s := d.Stats(); return s.SentBytes + s.ReceivedBytes }
 	return d, nil
 }
 

@@ -107,8 +107,7 @@ func (l *listener) run() {
 // connections wait in the backlog of the kernel. It reports whether the listener
 // is still open.
 func (l *listener) begin(conn *net.TCPConn) bool {
-	conn.SetDeadline(time.Now().Add(l.dev.cfg.RequestTimeout))
-	h := &handshake{conn}
+	h := newHandshake(conn, l.dev.cfg.RequestTimeout)
 	l.crowd.add(h)
 	if !l.enterRoom(h) {
 		conn.Close()
@@ -139,7 +138,7 @@ func (l *listener) enterRoom(h *handshake) bool {
 
 // handshake reads the request and offers it to Accept.
 func (l *listener) handshake(h *handshake) {
-	r, err := l.dev.examine(h.conn)
+	r, err := l.dev.examine(h)
 	if stayed := l.crowd.remove(h); err != nil && !stayed {
 		err = errGaveWay
 	}
@@ -160,10 +159,11 @@ func (l *listener) handshake(h *handshake) {
 	l.dev.cfg.Logger.Log(context.Background(), level, "iwarp connection refused", "remote", addrPort(h.conn.RemoteAddr()), "cause", err)
 }
 
-// examine reads and checks a request within the deadline of conn. If it refuses,
+// examine reads and checks a request within the deadline of h. If it refuses,
 // it has sent the refusal.
-func (d *Device) examine(tcp *net.TCPConn) (*request, error) {
-	conn, from, err := d.protectAccept(tcp)
+func (d *Device) examine(h *handshake) (*request, error) {
+	tcp := h.conn
+	conn, from, err := d.protectAccept(h)
 	if err != nil {
 		return nil, err
 	}

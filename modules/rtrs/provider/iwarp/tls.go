@@ -80,13 +80,22 @@ func (d *Device) protectDial(tcp *net.TCPConn, p *verbs.ConnectParams) (*stream,
 	return s, err
 }
 
-// first is a connection with its first bytes read already.
+// first is a connection with its first bytes read already. It implements
+// tlsauth.Turns.
 type first struct {
 	*net.TCPConn
 	r io.Reader
+	h *handshake
+	e *effort
 }
 
 func (f *first) Read(b []byte) (int, error) { return f.r.Read(b) }
+
+func (f *first) Take() error {
+	return f.e.take(addrPort(f.TCPConn.RemoteAddr()).Addr(), f.h.deadline, f.h.out)
+}
+
+func (f *first) Give() { f.e.give() }
 
 // typeHandshake is the first byte of a TLS connection. An MPA request begins with
 // a letter.
@@ -94,7 +103,8 @@ const typeHandshake = 22
 
 // protectAccept makes the server's handshake, as the mode of the listener has
 // it. It returns the reader of the request.
-func (d *Device) protectAccept(tcp *net.TCPConn) (*stream, io.Reader, error) {
+func (d *Device) protectAccept(h *handshake) (*stream, io.Reader, error) {
+	tcp := h.conn
 	s := &stream{TCPConn: tcp}
 	if d.cfg.AcceptTLS == TLSOff {
 		return s, s, nil
@@ -103,7 +113,7 @@ func (d *Device) protectAccept(tcp *net.TCPConn) (*stream, io.Reader, error) {
 	if _, err := io.ReadFull(tcp, b[:]); err != nil {
 		return nil, nil, err
 	}
-	whole := &first{tcp, io.MultiReader(bytes.NewReader(b[:]), tcp)}
+	whole := &first{tcp, io.MultiReader(bytes.NewReader(b[:]), tcp), h, &d.effort}
 	switch {
 	case b[0] != typeHandshake && d.cfg.AcceptTLS == TLSRequire:
 		return nil, nil, errors.New("the peer does not begin with TLS, which this listener requires")
