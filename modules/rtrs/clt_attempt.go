@@ -74,6 +74,9 @@ func (p *path) finishAttempt(err error) {
 		p.twin = true
 		p.want(wantDead)
 		p.setState(PathClosing, err)
+	case p.session.isExpected(): // one failure at most counts
+		p.failures = max(p.failures, 1)
+		p.setState(PathConnectingErr, err)
 	default:
 		p.failures++
 		p.setState(PathConnectingErr, err)

@@ -225,10 +225,14 @@ func (p *path) waitTurn() {
 	timing := p.session.Timing()
 	manual := p.skipDelay
 	p.skipDelay = false
-	giveUp := p.noReconnect || !manual && !timing.mayReconnect(p.failures)
+	expected := p.session.isExpected()
+	giveUp := p.noReconnect || !manual && !expected && !timing.mayReconnect(p.failures)
 	delay := timing.reconnectDelay(p.failures)
-	if manual || giveUp {
+	switch {
+	case manual, giveUp:
 		delay = 0
+	case expected:
+		delay = min(delay, returnPause)
 	}
 	p.sleep(delay)
 	if giveUp || p.closing() {

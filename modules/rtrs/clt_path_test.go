@@ -121,6 +121,34 @@ func TestR100_R101_AutomaticReconnects(t *testing.T) {
 	}
 }
 
+// While the server is expected back attempts follow at once, whatever the timing is,
+// and do not count.
+func TestExpectReturn(t *testing.T) {
+	net := loopback.New()
+	var refuse atomic.Int32
+	startScripted(t, net, srvA, func(s *scriptedServer) {
+		s.onConnect = func(_ rtrswire.ConnReqFields, rsp []byte) ([]byte, int) {
+			if refuse.Add(-1) >= 0 {
+				return nil, 104
+			}
+			return rsp, 0
+		}
+	})
+	c := cltOpen(t, []PathAddr{pathTo(net.Device("client"), cltA, srvA)}, func(cfg *ClientConfig) {
+		cfg.Timing.ReconnectFirst, cfg.Timing.ReconnectMin, cfg.Timing.ReconnectMax = time.Hour, time.Hour, time.Hour
+		cfg.Timing.MaxReconnectAttempts = 2
+	})
+	c.ExpectReturn(time.Minute)
+	refuse.Store(5)
+	net.Cut(cltA, addrOf(srvA))
+	c.awaitState(1, PathReconnecting)
+	c.awaitState(1, PathConnected)
+	c.ExpectReturn(0)
+	if c.isExpected() {
+		t.Error("the server is expected")
+	}
+}
+
 // A path that is added for later is there from the beginning, is connected as
 // soon as that works, and can be removed before.
 func TestAddPathLater(t *testing.T) {

@@ -51,6 +51,23 @@ func (p *path) reconnect(ctx context.Context) error {
 	}
 }
 
+// returnPause is the wait between two attempts while the server is expected back.
+const returnPause = 20 * time.Millisecond
+
+// ExpectReturn says that the server ends all paths and is back within d, since it
+// hands over to another process. Until then lost paths are tried again at short
+// intervals, and these attempts do not count. A d of 0 ends that.
+func (s *Session) ExpectReturn(d time.Duration) {
+	end := time.Now().Add(d)
+	s.returns.Store(&end)
+}
+
+// isExpected reports whether the server is expected back.
+func (s *Session) isExpected() bool {
+	end := s.returns.Load()
+	return end != nil && time.Now().Before(*end)
+}
+
 // mayPass reports whether an attempt failed for a passing reason: the server
 // refused it, or accepted and closed it, since it was still ending the path's
 // last connections (a FENCE about these may arrive late, on another path).

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -72,6 +73,7 @@ type Session struct {
 	policy atomic.Uint32
 
 	timing    atomic.Pointer[Timing]
+	returns   atomic.Pointer[time.Time] // see ExpectReturn
 	maxIOSize atomic.Int64
 
 	// Lock order: mu, then path.mu. mu is never held while waiting for an owner.

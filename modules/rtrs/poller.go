@@ -327,6 +327,19 @@ func (p *Poller) closeSpare(q *pollerCQ) {
 	p.cqs.Store(&cqs)
 }
 
+// Release closes the completion queues of a device that no connection uses. The
+// device's addresses are free for another process after its Close then. Any
+// goroutine but the owner.
+func (p *Poller) Release(ctx context.Context, dev verbs.Device) error {
+	return p.Call(ctx, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		unused := func(q *pollerCQ) bool { return q.dev == dev && q.used == 0 && q.Close() == nil }
+		cqs := slices.DeleteFunc(slices.Clone(*p.cqs.Load()), unused)
+		p.cqs.Store(&cqs)
+	})
+}
+
 // addConn gives c a slot and a context.
 func (p *Poller) addConn(c *conn) {
 	p.mu.Lock()

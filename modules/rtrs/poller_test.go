@@ -149,6 +149,38 @@ func TestPoller_ConnectionsThatDoNotFitShareAnotherQueue(t *testing.T) {
 	}
 }
 
+// A device whose addresses another process is to use gives up its queues.
+func TestPoller_Release(t *testing.T) {
+	net := loopback.New()
+	dev, other := net.Device("d"), net.Device("e")
+	p, err := NewPoller(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { p.Run(ctx) })
+	defer wg.Wait()
+	defer cancel()
+	idle, err := p.reserveCQ(dev, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.reserveCQ(other, 1); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []int{2, 1} { // in use, then not
+		if err := p.Release(t.Context(), dev); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(*p.cqs.Load()); n != want {
+			t.Errorf("%d completion queues, want %d", n, want)
+		}
+		p.releaseCQ(idle, 1)
+	}
+}
+
 // Queues that were needed for a while only are closed; the last of a device stays.
 func TestPoller_QueuesThatAreNotNeededAreClosed(t *testing.T) {
 	net := loopback.New()

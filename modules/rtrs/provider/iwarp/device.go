@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -124,6 +126,7 @@ type Device struct {
 
 	mu        sync.Mutex
 	listeners map[*listener]struct{}
+	inherited map[netip.AddrPort]*net.TCPListener // for Listen
 	closed    bool
 }
 
@@ -152,7 +155,7 @@ func Open(cfg Config) (verbs.Device, error) {
 	if cfg.AcceptTLS != TLSOff && cfg.TLS == nil {
 		return nil, fmt.Errorf("open iwarp device %s: %w", cfg.Name, errNoTLS)
 	}
-	d := &Device{cfg: cfg, listeners: map[*listener]struct{}{}}
+	d := &Device{cfg: cfg, listeners: map[*listener]struct{}{}, inherited: map[netip.AddrPort]*net.TCPListener{}}
 	d.keys.Init()
 	d.effort.moved = func() uint64 { s := d.Stats(); return s.SentBytes + s.ReceivedBytes }
 	return d, nil
@@ -200,6 +203,10 @@ func (d *Device) Close() error {
 	for l := range d.listeners {
 		open = append(open, l)
 	}
+	for _, l := range d.inherited {
+		l.Close()
+	}
+	clear(d.inherited)
 	d.mu.Unlock()
 	for _, l := range open {
 		l.Close()

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"time"
 
@@ -28,17 +29,14 @@ type listener struct {
 	once  sync.Once
 }
 
-// Listen accepts connections at addr.
+// Listen accepts connections at addr, on a socket of Inherit if there is one.
 func (d *Device) Listen(addr netip.AddrPort) (verbs.Listener, error) {
-	// Connections inherit the options of the socket that listens.
-	lc := net.ListenConfig{KeepAliveConfig: d.cfg.keepAlive(), Control: d.cfg.limitSilence}
-	lc.SetMultipathTCP(false)
-	nl, err := lc.Listen(context.Background(), "tcp", addr.String())
+	nl, err := d.socketAt(addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen at %s: %w", addr, err)
 	}
 	l := &listener{
-		dev: d, tcp: nl.(*net.TCPListener), crowd: newCrowd(d.cfg.MaxHandshakes, d.cfg.MaxHandshakesPerAddress),
+		dev: d, tcp: nl, crowd: newCrowd(d.cfg.MaxHandshakes, d.cfg.MaxHandshakesPerAddress),
 		reqs: make(chan *request), room: make(chan struct{}, d.cfg.MaxHandshakes), done: make(chan struct{}),
 	}
 	d.mu.Lock()
@@ -50,6 +48,63 @@ func (d *Device) Listen(addr netip.AddrPort) (verbs.Listener, error) {
 	d.listeners[l] = struct{}{}
 	l.wg.Go(l.run)
 	return l, nil
+}
+
+// socketAt returns a socket that listens at addr.
+func (d *Device) socketAt(addr netip.AddrPort) (*net.TCPListener, error) {
+	d.mu.Lock()
+	l := d.inherited[addr]
+	delete(d.inherited, addr)
+	d.mu.Unlock()
+	if l != nil {
+		return l, nil
+	}
+	// Connections inherit the options of the socket that listens.
+	lc := net.ListenConfig{KeepAliveConfig: d.cfg.keepAlive(), Control: d.cfg.limitSilence}
+	lc.SetMultipathTCP(false)
+	nl, err := lc.Listen(context.Background(), "tcp", addr.String())
+	if err != nil {
+		return nil, err
+	}
+	return nl.(*net.TCPListener), nil
+}
+
+// Inherit gives the device a socket that listens already, made by another process
+// or a listener that was closed. Listen at the address that it returns takes the
+// socket. Connections that wait there are accepted then. Inherit does not take f
+// over.
+func (d *Device) Inherit(f *os.File) (netip.AddrPort, error) {
+	nl, err := net.FileListener(f)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("descriptor %q does not listen: %w", f.Name(), err)
+	}
+	l, ok := nl.(*net.TCPListener)
+	if !ok {
+		nl.Close()
+		return netip.AddrPort{}, fmt.Errorf("descriptor %q listens on %s, not on TCP", f.Name(), nl.Addr().Network())
+	}
+	addr := addrPort(l.Addr())
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || d.inherited[addr] != nil {
+		l.Close()
+		return addr, fmt.Errorf("descriptor %q: the device is closed, or has a socket at %s already", f.Name(), addr)
+	}
+	d.inherited[addr] = l
+	return addr, nil
+}
+
+// Socket returns a duplicate of the socket that listens at addr. Connections wait
+// there while no process accepts them, for as long as a duplicate is open.
+func (d *Device) Socket(addr netip.AddrPort) (*os.File, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for l := range d.listeners {
+		if l.Addr() == addr {
+			return l.tcp.File()
+		}
+	}
+	return nil, fmt.Errorf("the device does not listen at %s", addr)
 }
 
 // Addr implements verbs.Listener.
