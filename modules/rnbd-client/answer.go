@@ -40,7 +40,7 @@ func (s *source) deny(i uint32) {
 	r := &s.reqs[i]
 	d := r.dev
 	shut := gateWait
-	if d.loss.Queue == 0 {
+	if !d.waits() {
 		shut = gateFail
 	}
 	if r.id == d.id.Load() && d.gate.CompareAndSwap(gateOpen, shut) {
@@ -63,7 +63,7 @@ func (s *source) refuse(i uint32) {
 // lost handles a request that has no path left.
 func (s *source) lost(i uint32) {
 	d := s.reqs[i].dev
-	if d.loss.Queue == 0 || d.gate.Load() == gateFail || s.orphaned {
+	if !d.waits() || d.gate.Load() == gateFail || s.orphaned {
 		s.finish(i, blk.EIO, watchdog.Wire)
 		return
 	}

@@ -36,6 +36,10 @@ func (d *Device) setState(to State) {
 	panic(fmt.Sprintf("device %s: no way from %s to %s", d.name, d.state, to))
 }
 
+// waits reports whether requests of d wait while there is no path. Pumps call it,
+// too.
+func (d *Device) waits() bool { return d.loss.Queue != 0 || d.session.leaving.Load() }
+
 func (d *Device) wasDenied() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

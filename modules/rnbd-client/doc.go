@@ -30,7 +30,7 @@
 //	                         mapping of a device, and its way back
 //	discover, probe          questions to a server without a mapping
 //	session*, paths          sessions, their paths, their losses
-//	reopen, events, open, closing, refusal
+//	reopen, events, handover, open, closing, refusal
 //	                         a device's state at the server, and news of it
 //	choose, frontend, protect
 //	                         front ends: which one, its life, and the TLS of its sockets

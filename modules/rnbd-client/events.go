@@ -40,8 +40,9 @@ func (s *session) takeNews(ctx context.Context) {
 	msg := make(rnbdwire.Event, rnbdwire.EventSize)
 	rsp := make(rnbdwire.EventRsp, rnbdwire.EventRspSize)
 	var seen uint64
+	holds := false
 	for {
-		rnbdwire.EventFields{Seen: seen}.Put(msg)
+		rnbdwire.EventFields{Seen: seen, Holds: holds}.Put(msg)
 		if err := s.transport.AdminListen(ctx, msg, rsp); err != nil {
 			if ctx.Err() == nil && !errors.Is(err, syscall.ECONNABORTED) {
 				s.log.Warn("no more news from the server", "err", err)
@@ -54,6 +55,10 @@ func (s *session) takeNews(ctx context.Context) {
 			return
 		}
 		seen = e.Number
+		if e.Kind == rnbdwire.EventHandOver {
+			holds = s.onHandOver(ctx, e.Sectors)
+			continue
+		}
 		s.onNews(e)
 	}
 }

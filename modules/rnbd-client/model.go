@@ -133,6 +133,7 @@ type Device struct {
 	reopening    bool        // reopenUntilOpen runs
 	deniedOpen   bool        // closed by onDenied
 	failing      bool        // open, but failed on the server
+	stopped      bool        // open, and its requests wait for a hand-over of the server
 	patience     *time.Timer // timer of loss=queue; runs while closed, and not for ever
 	patienceEnds time.Time
 	lastError    string
@@ -191,6 +192,9 @@ type session struct {
 	// connected.
 	ready atomic.Bool
 	turns chan struct{} // tokens of devices that are being opened again
+	// leaving reports that the server hands over to its next process: requests
+	// wait, whatever their loss policy is. See handover.go.
+	leaving atomic.Bool
 
 	port       uint16 // for paths that control files add
 	pollQueues int
@@ -207,6 +211,8 @@ type session struct {
 	// unknown devices that came meanwhile: see awaitOpen.
 	opening int
 	early   []rnbdwire.EventRspFields
+
+	leavingEnds *time.Timer // ends leaving; nil: there was no hand-over
 
 	// closing are the CLOSEs that the server may still execute: see awaitClosed.
 	closing map[*closing]struct{}

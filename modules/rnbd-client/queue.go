@@ -151,7 +151,7 @@ func (s *source) submit(i uint32) verdict {
 		s.noteSent(r)
 	case err == rtrs.ErrNoPermit:
 		return noPermit
-	case err == rtrs.ErrDisconnected && r.dev.loss.Queue != 0:
+	case err == rtrs.ErrDisconnected && r.dev.waits():
 		return noPath
 	case err == rtrs.ErrDisconnected:
 		s.finish(i, blk.EIO, watchdog.Wire)

@@ -44,13 +44,13 @@ func (d *Device) onDenied() {
 // holds mu.
 func (d *Device) close() {
 	d.setState(Closed)
-	d.failing = false
-	if d.loss.Queue == 0 {
+	d.failing, d.stopped = false, false
+	if !d.waits() {
 		d.setGate(gateFail)
 		return
 	}
 	d.setGate(gateWait)
-	if d.loss.Queue != Forever {
+	if d.loss.Queue != 0 && d.loss.Queue != Forever {
 		d.patienceEnds = time.Now().Add(d.loss.Queue)
 		d.patience = time.AfterFunc(d.loss.Queue, d.onTooLate)
 	}
@@ -175,7 +175,7 @@ func (d *Device) opened() error {
 		return errVoid
 	}
 	d.stopPatience()
-	d.needsRemap, d.deniedOpen = false, false
+	d.needsRemap, d.deniedOpen, d.stopped = false, false, false
 	if !d.failing { // news that came before
 		d.lastError = ""
 	}

@@ -34,7 +34,7 @@ func (s *session) hello(ctx context.Context) error {
 // devices after a total loss; the rest is news for run.
 func (s *session) onEvent(e rtrs.Event) {
 	s.record(e)
-	if e.Kind == rtrs.PathChanged {
+	if e.Kind == rtrs.PathChanged && !s.leaving.Load() {
 		s.redundancy.look(e.Session.Paths())
 	}
 	if e.Kind == rtrs.SessionDown {
@@ -67,6 +67,10 @@ func (s *session) onDown(lost *rtrs.Session) {
 	select {
 	case <-s.done: // the session was closed
 	default:
+		if s.leaving.Load() {
+			s.log.Info("session waits for the server's next process")
+			return
+		}
 		s.log.Warn("session lost its last path")
 	}
 }

@@ -10,11 +10,27 @@ func (m Event) IsValid() bool { return len(m) >= EventSize && TypeOf(m) == TypeE
 // Seen is the number of the last news that the client has taken; 0: none.
 func (m Event) Seen() uint64 { return le.Uint64(m[8:]) }
 
+// Holds reports whether the client holds its requests back, as EventHandOver
+// asks it to.
+func (m Event) Holds() bool { return le.Uint32(m[4:])&eventHolds != 0 }
+
+// eventHolds is a bit in the flags of an Event.
+const eventHolds = 1 << 0
+
 // EventFields are the fields of an Event.
-type EventFields struct{ Seen uint64 }
+type EventFields struct {
+	Seen  uint64
+	Holds bool
+}
 
 // Put writes the message into m. m must have room for EventSize bytes.
-func (f EventFields) Put(m []byte) { le.PutUint64(putHeader(m, TypeEvent, EventSize)[8:], f.Seen) }
+func (f EventFields) Put(m []byte) {
+	m = putHeader(m, TypeEvent, EventSize)
+	if f.Holds {
+		le.PutUint32(m[4:], eventHolds)
+	}
+	le.PutUint64(m[8:], f.Seen)
+}
 
 // EventKind is the kind of an event. Kinds that are not known are to be
 // ignored.
@@ -27,6 +43,10 @@ const (
 	EventFailed  EventKind = 4 // the device's I/O fails until EventBack, or for good
 	EventBack    EventKind = 5 // the device has failed, and serves again
 	EventShared  EventKind = 6 // another session may write to the device, too
+
+	// EventHandOver: the server is about to end, and another process of it goes on
+	// within Sectors milliseconds. 0: it does not, the server goes on itself.
+	EventHandOver EventKind = 7
 )
 
 // EventRsp is news.
@@ -39,7 +59,7 @@ func (m EventRsp) IsValid() bool { return len(m) >= EventRspSize && TypeOf(m) ==
 type EventRspFields struct {
 	DeviceID uint32    // of the OPEN_RSP; 0 where Kind is about no device
 	Number   uint64    // of the news, from 1, growing
-	Sectors  uint64    // the size of the device now
+	Sectors  uint64    // the size of the device now; of EventHandOver, see there
 	Kind     EventKind // the kind of the event
 }
 

@@ -16,7 +16,7 @@ func TestE002_E003_E015_ExtensionMessages(t *testing.T) {
 	}{
 		"OPEN_AS": {OpenAsFields{OpenFields{1, "vol"}, "fileio"}, "0280 0000 01 00 766f6c" + strings.Repeat("00", NameSize-3+3) +
 			"66696c65696f" + strings.Repeat("00", IOModeSize-6)},
-		"EVENT":     {EventFields{0x0102}, "0080 0000 00000000 0201000000000000"},
+		"EVENT":     {EventFields{Seen: 0x0102, Holds: true}, "0080 0000 01000000 0201000000000000"},
 		"EVENT_RSP": {EventRspFields{DeviceID: 5, Number: 3, Sectors: 0x20000, Kind: EventResize}, "0180 0000 05000000 0300000000000000 0000020000000000 0100 000000000000"},
 	} {
 		want, err := hex.DecodeString(strings.ReplaceAll(x.bytes, " ", ""))

@@ -97,9 +97,11 @@ func FuzzOpenAs(f *testing.F) {
 
 func FuzzEvent(f *testing.F) {
 	msg := make([]byte, EventSize)
-	EventFields{7}.Put(msg)
+	EventFields{Seen: 7}.Put(msg)
 	f.Add(msg)
-	fuzz(f, "EVENT", EventSize, func(m []byte) { clear(m[2:8]) })
+	EventFields{Seen: 8, Holds: true}.Put(msg)
+	f.Add(msg)
+	fuzz(f, "EVENT", EventSize, func(m []byte) { clear(m[2:4]); m[4] &= eventHolds; clear(m[5:8]) })
 }
 
 func FuzzEventRsp(f *testing.F) {

@@ -76,7 +76,7 @@ var formats = map[string]message{
 	},
 	"EVENT": {
 		valid:  func(m []byte) bool { return Event(m).IsValid() },
-		fields: func(m []byte) any { return EventFields{Event(m).Seen()} },
+		fields: func(m []byte) any { return EventFields{Event(m).Seen(), Event(m).Holds()} },
 		put:    func(f any, m []byte) { f.(EventFields).Put(m) },
 	},
 	"EVENT_RSP": {
