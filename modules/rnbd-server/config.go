@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"path"
 	"runtime"
-	"slices"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
@@ -29,8 +28,10 @@ type Config struct {
 	// has proved. If it is empty names start at / and only block devices
 	// are served.
 	SearchPath string
-	// Listen are the fabrics and addresses to serve on.
-	Listen []Listen
+	// Listen are the fabrics and addresses to serve on. With Standby the server
+	// does not listen until Serve is called.
+	Listen  []Listen
+	Standby bool
 	// Auth has the keys for challenges of clients; nil: none.
 	Auth verbs.Authenticator
 	// Plugins are the storage plugins. The first one with a matching rule or
@@ -215,16 +216,6 @@ func (c *Config) hasPlugin(name string) bool {
 		}
 	}
 	return false
-}
-
-// devices returns the fabrics that the server listens on.
-func (c *Config) devices() (out []verbs.Device) {
-	for _, l := range c.Listen {
-		if !slices.Contains(out, l.Device) {
-			out = append(out, l.Device)
-		}
-	}
-	return out
 }
 
 // MaxSessions bounds the sessions of one server.

@@ -33,7 +33,7 @@ type controlAPI struct {
 func (c *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.DaemonInfo, error) {
 	info := &controlpb.DaemonInfo{
 		Version: c.version, Kind: "server", Pid: int32(os.Getpid()),
-		Listen: c.s.bound, Pumps: int32(len(c.s.pumps)),
+		Listen: c.s.bound(), Pumps: int32(len(c.s.pumps)),
 	}
 	for _, p := range c.s.plugins {
 		info.Plugins = append(info.Plugins, p.describe())
@@ -41,7 +41,7 @@ func (c *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.D
 	for _, p := range c.s.pumps {
 		info.PumpStats = append(info.PumpStats, control.PumpStats(p.pump))
 	}
-	for fabric, n := range verbs.Counters(c.s.cfg.devices()...) {
+	for fabric, n := range verbs.Counters(c.s.fabrics()...) {
 		info.FabricCounters = append(info.FabricCounters, &controlpb.FabricCounter{
 			Fabric: fabric, Name: n.Name, Reason: n.Reason, Bytes: n.Bytes, Value: n.Value,
 		})

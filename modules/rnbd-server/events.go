@@ -2,6 +2,7 @@ package server
 
 import (
 	"syscall"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
@@ -25,6 +26,7 @@ func (s *Server) onEvent(op *rtrs.Op, sess *session, msg rnbdwire.Event) {
 	sess.mu.Lock()
 	old := sess.inbox.waiting
 	sess.inbox.waiting, sess.inbox.seen, sess.inbox.listens = op, msg.Seen(), true
+	sess.inbox.holds = msg.Holds()
 	told := sess.deliver() != nil
 	sess.stir()
 	sess.mu.Unlock()
@@ -50,6 +52,9 @@ func (s *session) deliver() *rtrs.Op {
 	f := rnbdwire.EventRspFields{Number: ^uint64(0)}
 	if in.drain > in.seen {
 		f.Number, f.Kind = in.drain, rnbdwire.EventDrain
+	}
+	if in.leave > in.seen && in.leave < f.Number {
+		f = rnbdwire.EventRspFields{Number: in.leave, Kind: rnbdwire.EventHandOver, Sectors: uint64(in.grace.Milliseconds())}
 	}
 	if t := s.table.Load(); t != nil {
 		for _, m := range *t {
@@ -88,6 +93,18 @@ func (s *Server) tell(m *mapping, kind rnbdwire.EventKind) {
 
 // tellDrain tells every client that listens that the server is about to end.
 func (s *Server) tellDrain() {
+	s.tellEach(func(in *inbox) { in.drain = in.last })
+}
+
+// tellHandOver tells every client that listens that another process of the server
+// goes on within grace. 0: this one does.
+func (s *Server) tellHandOver(grace time.Duration) {
+	s.tellEach(func(in *inbox) { in.leave, in.grace = in.last, grace })
+}
+
+// tellEach stores news in the inbox of each session, and sends it to clients that
+// wait for news.
+func (s *Server) tellEach(store func(in *inbox)) {
 	for i := range s.sessions {
 		sess := s.sessions[i].Load()
 		if sess == nil {
@@ -95,7 +112,7 @@ func (s *Server) tellDrain() {
 		}
 		sess.mu.Lock()
 		sess.inbox.last++
-		sess.inbox.drain = sess.inbox.last
+		store(&sess.inbox)
 		op := sess.deliver()
 		sess.mu.Unlock()
 		if op != nil {

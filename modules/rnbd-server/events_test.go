@@ -38,9 +38,14 @@ type told struct {
 // listen sends an EVENT. The answer comes on the channel.
 func (i *initiator) listen(seen uint64) <-chan told {
 	i.t.Helper()
+	return i.ask(rnbdwire.EventFields{Seen: seen})
+}
+
+func (i *initiator) ask(f rnbdwire.EventFields) <-chan told {
+	i.t.Helper()
 	got := make(chan told, 1)
 	msg := make([]byte, rnbdwire.EventSize)
-	rnbdwire.EventFields{Seen: seen}.Put(msg)
+	f.Put(msg)
 	ctx := i.ctx()
 	go func() {
 		rsp := make(rnbdwire.EventRsp, rnbdwire.EventRspSize)

@@ -44,7 +44,7 @@ func TestAnOpenThatOutlivesItsSession(t *testing.T) {
 	first.openAsync("b") // waits for the other one
 	eventually(t, "both are under way", func() bool { return r.adminUnderWay(0) == 2 })
 	first.close()
-	eventually(t, "the session is gone", func() bool { return len(r.server.rtrs.Sessions()) == 0 })
+	eventually(t, "the session is gone", func() bool { return len(r.server.front.Load().rtrs.Sessions()) == 0 })
 
 	second := r.connect("second")
 	eventually(t, "the next session has another index", func() bool { return r.server.sessionAt(1) != nil })
@@ -210,7 +210,7 @@ func TestSessionEndsWhileArenasAreAttachedAgain(t *testing.T) {
 	r.process().Kill()
 	stays := <-attaching
 	clients[1-stays].close()
-	eventually(t, "the other session is gone", func() bool { return len(r.server.rtrs.Sessions()) == 1 })
+	eventually(t, "the other session is gone", func() bool { return len(r.server.front.Load().rtrs.Sessions()) == 1 })
 	mem.mu.Lock()
 	mem.attaching = nil
 	mem.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
 // admitOpen counts an OPEN. The error is EBUSY if there are too many. doneOpen
@@ -34,7 +35,10 @@ func (s *Server) limitCounters() (out []*controlpb.FabricCounter) {
 	add := func(name, reason string, n uint64) {
 		out = append(out, &controlpb.FabricCounter{Fabric: "server", Name: name, Reason: reason, Value: n})
 	}
-	u := s.rtrs.Usage()
+	var u rtrs.Usage
+	if f := s.front.Load(); f != nil {
+		u = f.rtrs.Usage()
+	}
 	add("refused", "sessions", u.RefusedSessions)
 	add("refused", "connections", u.RefusedConnections)
 	add("refused", "chunk-memory", u.RefusedChunkMemory)

@@ -95,7 +95,7 @@ func (r *rig) tryConnect(name string) error {
 func TestLimitsReachTheTransport(t *testing.T) {
 	r := newRig(t, newMemory(), func(c *Config) { c.Limits.Sessions = 1 })
 	r.connect("first")
-	if u := r.server.rtrs.Usage(); u.Sessions != 1 {
+	if u := r.server.front.Load().rtrs.Usage(); u.Sessions != 1 {
 		t.Fatalf("usage %+v", u)
 	}
 	if err := r.tryConnect("second"); !errors.Is(err, syscall.ENOMEM) {

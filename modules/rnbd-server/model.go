@@ -31,8 +31,7 @@ type Server struct {
 	jail    jail
 	pumps   []*pumpShare
 	plugins []*ioPlugin
-	rtrs    *rtrs.Server
-	bound   []string // fabric://addr:port of each listener
+	front   atomic.Pointer[front] // nil: the server does not listen
 
 	// sessions by index; pumps read it, SessionUp and SessionDown write.
 	sessions [MaxSessions]atomic.Pointer[session]
@@ -67,6 +66,13 @@ type Server struct {
 	stopWatchdog func()        // ends it and waits for its end
 	stopWatch    func()        // ends watchSizes and waits for its end
 	nodeOpened   chan struct{} // has a token when a device with a node was opened
+}
+
+// front is the transport of a server, and the places where it listens.
+type front struct {
+	rtrs   *rtrs.Server
+	listen []Listen
+	bound  []string // fabric://addr:port of each listener
 }
 
 // pumpShare is the part of the server that belongs to one pump.
@@ -124,6 +130,9 @@ type session struct {
 type inbox struct {
 	last    uint64        // number of the latest news
 	drain   uint64        // number of EventDrain; 0: none
+	leave   uint64        // number of EventHandOver; 0: none
+	grace   time.Duration // in it
+	holds   bool          // the client holds its requests back
 	listens bool          // the client has asked for news
 	heard   chan struct{} // not nil: closed with the next EVENT, and with the session
 	waiting *rtrs.Op      // its parked EVENT; nil: none

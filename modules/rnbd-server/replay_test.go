@@ -189,7 +189,7 @@ func TestE028_WriteThatIsRepeatedInAnotherSession(t *testing.T) {
 				t.Fatalf("a: errno %d", errno)
 			}
 			s.one.close()
-			eventually(t, "the session is gone", func() bool { return len(r.server.rtrs.Sessions()) < 2 })
+			eventually(t, "the session is gone", func() bool { return len(r.server.front.Load().rtrs.Sessions()) < 2 })
 			if c.since != nil {
 				c.since(s)
 			}

@@ -39,7 +39,7 @@ func TestADiskThatDoesNotAnswerHoldsUpNothingElse(t *testing.T) {
 	first.start(false, 512, ioMessage(dev.DeviceID, blk.Write, 0, 0, 512))
 	eventually(t, "the plugin has the write", func() bool { return len(mem.requests()) == 1 })
 	first.close()
-	eventually(t, "the session is gone", func() bool { return len(r.server.rtrs.Sessions()) == 0 })
+	eventually(t, "the session is gone", func() bool { return len(r.server.front.Load().rtrs.Sessions()) == 0 })
 
 	second := r.connect("first") // the same client again
 	if _, err := second.open("slow", blk.ReadWrite); !errors.Is(err, syscall.EBUSY) {
@@ -111,7 +111,7 @@ func TestStuckDevicesDoNotWaitForEachOther(t *testing.T) {
 	}
 	eventually(t, "the plugin has the writes", func() bool { return len(mem.requests()) == 2 })
 	first.close()
-	eventually(t, "the session is gone", func() bool { return len(r.server.rtrs.Sessions()) == 0 })
+	eventually(t, "the session is gone", func() bool { return len(r.server.front.Load().rtrs.Sessions()) == 0 })
 	second := r.connect("second")
 	ends.hung.Store(false)
 	eventually(t, "the device whose write has ended opens", func() bool { _, err := second.open("ends", blk.ReadWrite); return err == nil })

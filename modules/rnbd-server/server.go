@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -14,6 +15,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // New starts plugins and pumps and listens. On an error it undoes all of it.
@@ -42,8 +44,10 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 			return nil, err
 		}
 	}
-	if err := s.startTransport(); err != nil {
-		return nil, err
+	if !cfg.Standby {
+		if err := s.Serve(cfg.Listen); err != nil {
+			return nil, err
+		}
 	}
 	s.startWatch()
 	s.startWatchdog()
@@ -96,7 +100,8 @@ func (s *Server) startPumps() error {
 	return nil
 }
 
-func (s *Server) startTransport() error {
+// Serve makes the server listen. It follows New with Config.Standby, and HandOver.
+func (s *Server) Serve(listen []Listen) error {
 	var pollers []*rtrs.Poller
 	for _, p := range s.pumps {
 		pollers = append(pollers, p.poller)
@@ -117,20 +122,44 @@ func (s *Server) startTransport() error {
 	if err != nil {
 		return err
 	}
-	s.rtrs = r
-	for _, l := range s.cfg.Listen {
+	f := &front{rtrs: r, listen: listen}
+	s.front.Store(&front{rtrs: r}) // for Close, and for clients that come at once
+	for _, l := range listen {
 		addr, err := r.ListenAuth(l.Device, l.Addr, l.Auth)
 		if err != nil {
 			return fmt.Errorf("listen on %s://%s: %w", l.Device.Info().Fabric, l.Addr, err)
 		}
-		s.bound = append(s.bound, l.Device.Info().Fabric+"://"+addr.String())
+		f.bound = append(f.bound, l.Device.Info().Fabric+"://"+addr.String())
+	}
+	s.front.Store(f)
+	return nil
+}
+
+// bound returns fabric://addr:port of each listener.
+func (s *Server) bound() []string {
+	if f := s.front.Load(); f != nil {
+		return f.bound
 	}
 	return nil
 }
 
+// fabrics returns the devices that the server listens on.
+func (s *Server) fabrics() (out []verbs.Device) {
+	f := s.front.Load()
+	if f == nil {
+		return nil
+	}
+	for _, l := range f.listen {
+		if !slices.Contains(out, l.Device) {
+			out = append(out, l.Device)
+		}
+	}
+	return out
+}
+
 // Addr returns the address of the i-th listener, with its real port.
 func (s *Server) Addr(i int) netip.AddrPort {
-	_, addr, _ := cutFabric(s.bound[i])
+	_, addr, _ := cutFabric(s.bound()[i])
 	return netip.MustParseAddrPort(addr)
 }
 
@@ -147,8 +176,8 @@ func (s *Server) Close(ctx context.Context) error {
 		errs = append(errs, p.poller.Call(ctx, func() {})) // news to clients was sent before
 	}
 	s.stopAdmins()
-	if s.rtrs != nil {
-		errs = append(errs, s.rtrs.Close(ctx))
+	if f := s.front.Load(); f != nil {
+		errs = append(errs, f.rtrs.Close(ctx))
 	}
 	answered := s.adminAnswered()
 	select {

@@ -35,7 +35,7 @@ func TestPathStatsOfTheServer(t *testing.T) {
 	must(t, i.closeDevice(dev.DeviceID))
 
 	api := r.server.Control("test")
-	path := r.server.rtrs.Sessions()[0].Paths()[0].ID
+	path := r.server.front.Load().rtrs.Sessions()[0].Paths()[0].ID
 	got, err := api.PathStats(t.Context(), &controlpb.PathRequest{Session: "c", Id: uint32(path)})
 	must(t, err)
 	readBytes := uint64(rnbdwire.SessInfoSize + rnbdwire.SessInfoRspSize + rnbdwire.OpenSize + rnbdwire.OpenRspSize +

@@ -45,7 +45,7 @@ func (s *Server) Tree() map[string]ctltree.Node {
 
 // port returns the port of the first listener.
 func (t tree) port() string {
-	if len(t.s.bound) == 0 {
+	if len(t.s.bound()) == 0 {
 		return "0"
 	}
 	return strconv.Itoa(int(t.s.Addr(0).Port()))

@@ -275,3 +275,35 @@ func TestClosingTwiceLeavesTheSocketOfTheNextDaemon(t *testing.T) {
 		t.Errorf("the socket of the next daemon is gone: %v", err)
 	}
 }
+
+// The socket goes on with the daemon's next process: its name stays, callers wait, and
+// the last listener removes it.
+func TestSocketOfTheNextProcess(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d", "client.sock")
+	old, err := control.Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, own, err := control.Duplicate(old)
+	if err != nil || !own {
+		t.Fatalf("own %t, %v", own, err)
+	}
+	control.Leave(old)
+	old.Close()
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatalf("callers are refused: %v", err)
+	}
+	defer c.Close()
+	next, err := control.Inherit(f, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := next.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	next.Close()
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the name is left: %v", err)
+	}
+}

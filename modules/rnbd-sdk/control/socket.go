@@ -126,6 +126,40 @@ func ListenFile(f *os.File, path string, g *Group) (net.Listener, error) {
 	return l, nil
 }
 
+// Inherit is Listen for a socket that the daemon's last process has made, and leaves
+// to this one. f is closed.
+func Inherit(f *os.File, path string) (net.Listener, error) {
+	defer f.Close()
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("control socket: descriptor %q does not listen: %w", f.Name(), err)
+	}
+	return &listener{Listener: l, path: path}, nil
+}
+
+// Duplicate returns a duplicate of a control socket for the daemon's next process,
+// and whether the socket is the daemon's own: the next process calls Inherit then,
+// else ListenFile.
+func Duplicate(l net.Listener) (f *os.File, own bool, err error) {
+	o, own := l.(*listener)
+	if own {
+		l = o.Listener
+	}
+	u, ok := l.(*net.UnixListener)
+	if !ok {
+		return nil, own, fmt.Errorf("control socket: %T has no descriptor", l)
+	}
+	f, err = u.File()
+	return f, own, err
+}
+
+// Leave makes Close leave the socket's name, which is the next process's.
+func Leave(l net.Listener) {
+	if o, own := l.(*listener); own {
+		o.once.Do(func() {})
+	}
+}
+
 // listener removes the socket by its real path, since addr may go through a
 // descriptor that is closed by then. It does so once, and while it listens:
 // afterwards the path may be another daemon's.

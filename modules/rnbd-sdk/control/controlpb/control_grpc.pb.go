@@ -40,6 +40,7 @@ const (
 	ServerDaemon_CheckAccess_FullMethodName       = "/rnbd.control.v1.ServerDaemon/CheckAccess"
 	ServerDaemon_Events_FullMethodName            = "/rnbd.control.v1.ServerDaemon/Events"
 	ServerDaemon_SetAccessLimits_FullMethodName   = "/rnbd.control.v1.ServerDaemon/SetAccessLimits"
+	ServerDaemon_Upgrade_FullMethodName           = "/rnbd.control.v1.ServerDaemon/Upgrade"
 )
 
 // ServerDaemonClient is the client API for ServerDaemon service.
@@ -80,6 +81,9 @@ type ServerDaemonClient interface {
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (*EventList, error)
 	// SetAccessLimits changes the limits of a rule until the rules are read again.
 	SetAccessLimits(ctx context.Context, in *SetAccessLimitsRequest, opts ...grpc.CallOption) (*AccessRuleList, error)
+	// Upgrade starts another process of the server, of a new binary, which goes on
+	// with its clients. It returns when that one serves; this one ends then.
+	Upgrade(ctx context.Context, in *UpgradeRequest, opts ...grpc.CallOption) (*UpgradeReply, error)
 }
 
 type serverDaemonClient struct {
@@ -270,6 +274,16 @@ func (c *serverDaemonClient) SetAccessLimits(ctx context.Context, in *SetAccessL
 	return out, nil
 }
 
+func (c *serverDaemonClient) Upgrade(ctx context.Context, in *UpgradeRequest, opts ...grpc.CallOption) (*UpgradeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UpgradeReply)
+	err := c.cc.Invoke(ctx, ServerDaemon_Upgrade_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ServerDaemonServer is the server API for ServerDaemon service.
 // All implementations must embed UnimplementedServerDaemonServer
 // for forward compatibility.
@@ -308,6 +322,9 @@ type ServerDaemonServer interface {
 	Events(context.Context, *EventsRequest) (*EventList, error)
 	// SetAccessLimits changes the limits of a rule until the rules are read again.
 	SetAccessLimits(context.Context, *SetAccessLimitsRequest) (*AccessRuleList, error)
+	// Upgrade starts another process of the server, of a new binary, which goes on
+	// with its clients. It returns when that one serves; this one ends then.
+	Upgrade(context.Context, *UpgradeRequest) (*UpgradeReply, error)
 	mustEmbedUnimplementedServerDaemonServer()
 }
 
@@ -371,6 +388,9 @@ func (UnimplementedServerDaemonServer) Events(context.Context, *EventsRequest) (
 }
 func (UnimplementedServerDaemonServer) SetAccessLimits(context.Context, *SetAccessLimitsRequest) (*AccessRuleList, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetAccessLimits not implemented")
+}
+func (UnimplementedServerDaemonServer) Upgrade(context.Context, *UpgradeRequest) (*UpgradeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Upgrade not implemented")
 }
 func (UnimplementedServerDaemonServer) mustEmbedUnimplementedServerDaemonServer() {}
 func (UnimplementedServerDaemonServer) testEmbeddedByValue()                      {}
@@ -717,6 +737,24 @@ func _ServerDaemon_SetAccessLimits_Handler(srv interface{}, ctx context.Context,
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ServerDaemon_Upgrade_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpgradeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).Upgrade(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_Upgrade_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).Upgrade(ctx, req.(*UpgradeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ServerDaemon_ServiceDesc is the grpc.ServiceDesc for ServerDaemon service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -795,6 +833,10 @@ var ServerDaemon_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetAccessLimits",
 			Handler:    _ServerDaemon_SetAccessLimits_Handler,
+		},
+		{
+			MethodName: "Upgrade",
+			Handler:    _ServerDaemon_Upgrade_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

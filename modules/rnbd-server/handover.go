@@ -1,0 +1,171 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+)
+
+// Hand-over: another process of the server goes on with its clients.
+//
+//	tell     clients that listen hold back their requests, and say so
+//	settle   their requests in flight end
+//	close    sessions, devices and listeners; the locks of the nodes are free
+//
+// Serve, in this process or in the other one, takes the clients back. Clients
+// that do not listen, as those of the kernel, see the loss of their paths and
+// connect again.
+
+const (
+	// HandOverGrace is the time for which clients that were told hold back their
+	// requests. After it they do what their loss policy says.
+	HandOverGrace = 10 * time.Second
+
+	// tellTime is for clients to say that they hold back, settleTime for their
+	// requests, closeTime for the sessions to close. Together they leave a part of
+	// the grace to the next process.
+	tellTime   = 500 * time.Millisecond
+	settleTime = time.Second
+	closeTime  = 2 * time.Second
+)
+
+// HandOver closes all sessions, their devices and the listeners, for another
+// process to serve them. Plugins go on running. On an error the server serves as
+// before, or Serve makes it do so: it must follow if closed is true.
+func (s *Server) HandOver(ctx context.Context) (closed bool, err error) {
+	if err := s.mayHandOver(); err != nil {
+		return false, err
+	}
+	s.tellHandOver(HandOverGrace)
+	if err := s.settle(ctx); err != nil {
+		s.tellHandOver(0)
+		return false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, closeTime)
+	defer cancel()
+	f := s.front.Load()
+	if err := f.rtrs.Close(ctx); err != nil {
+		return true, fmt.Errorf("sessions do not end: %w", err)
+	}
+	return true, s.release(ctx, f)
+}
+
+// release closes the completion queues of the fabrics, for their addresses to be
+// free.
+func (s *Server) release(ctx context.Context, f *front) error {
+	var errs []error
+	for _, dev := range s.fabrics() {
+		for _, p := range s.pumps {
+			errs = append(errs, p.poller.Release(ctx, dev))
+		}
+	}
+	s.front.Store(&front{rtrs: f.rtrs})
+	return errors.Join(errs...)
+}
+
+// mayHandOver returns the reason why another process cannot go on with an open
+// device.
+func (s *Server) mayHandOver() error {
+	if len(s.bound()) == 0 {
+		return fmt.Errorf("the server does not serve: %w", syscall.EBUSY)
+	}
+	for _, d := range s.openDevices() {
+		switch {
+		case d.plugin.info.Crash == plugin.LosesAll:
+			return fmt.Errorf("device %q is open, and its plugin %s keeps writes in its memory only, they would be lost: %w", d.path, d.plugin.cfg.Name, syscall.EBUSY)
+		case d.now() != devOpen, d.retired.Load() > 0:
+			return fmt.Errorf("device %q is %s, or has requests that do not end: %w", d.path, d.now(), syscall.EBUSY)
+		}
+	}
+	return nil
+}
+
+// settle waits until clients that listen have seen the news, and then until those
+// that hold back their requests have none in flight.
+func (s *Server) settle(ctx context.Context) error {
+	told, cancel := context.WithTimeout(ctx, tellTime)
+	defer cancel()
+	until(told, func() bool { return s.unseen() == nil })
+	quiet, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	if until(quiet, func() bool { return s.busy() == nil }) {
+		return nil
+	}
+	if m := s.busy(); m != nil {
+		return fmt.Errorf("requests of device %q do not end within %s: %w", m.dev.path, settleTime, syscall.EBUSY)
+	}
+	return nil
+}
+
+// unseen returns a session with a client that has not seen the news, or nil. One
+// that is late is not waited for longer than tellTime.
+func (s *Server) unseen() *session {
+	for i := range s.sessions {
+		sess := s.sessions[i].Load()
+		if sess == nil || sess.ended.Load() {
+			continue
+		}
+		sess.mu.Lock()
+		late := sess.inbox.listens && sess.inbox.seen < sess.inbox.leave
+		sess.mu.Unlock()
+		if late {
+			return sess
+		}
+	}
+	return nil
+}
+
+// busy returns a device with requests of a client that holds back further ones, or
+// nil.
+func (s *Server) busy() *mapping {
+	for i := range s.sessions {
+		sess := s.sessions[i].Load()
+		if sess == nil || sess.ended.Load() || !sess.isHeld() {
+			continue
+		}
+		for _, m := range sess.all() {
+			if m.inflight() > 0 {
+				return m
+			}
+		}
+	}
+	return nil
+}
+
+// isHeld reports whether the client of s holds back its requests.
+func (s *session) isHeld() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.inbox.holds
+}
+
+// Devices returns the number of devices that clients have open.
+func (s *Server) Devices() (n int) {
+	for i := range s.sessions {
+		if sess := s.sessions[i].Load(); sess != nil {
+			n += len(sess.mappings())
+		}
+	}
+	return n
+}
+
+// settlePause is the time between two looks for requests in flight.
+const settlePause = 500 * time.Microsecond
+
+// until looks until done returns true, or ctx ends.
+func until(ctx context.Context, done func() bool) bool {
+	tick := time.NewTicker(settlePause)
+	defer tick.Stop()
+	for !done() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
