@@ -96,7 +96,7 @@ func (o *clientOptions) load(cmd *cobra.Command) error {
 }
 
 func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) error {
-	run, err := o.begin(cmd, "client", hangups)
+	run, err := o.begin(cmd, "client", hangups, nil)
 	if err != nil {
 		return err
 	}

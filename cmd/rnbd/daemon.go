@@ -165,19 +165,39 @@ func (o *daemonOptions) start(kind string) (*logs.Logs, error) {
 // shutdownLimit bounds an orderly end.
 const shutdownLimit = 20 * time.Second
 
-// serveUntilDone serves the control API until ctx is cancelled by a signal,
-// then ends the daemon in order. A second signal ends it at once.
-func serveUntilDone(ctx context.Context, api *grpc.Server, sock net.Listener, closeDaemon func(context.Context) error) error {
+// serveUntilDone serves the control API until ctx is cancelled by a signal, or
+// another process has taken over, then ends the daemon in order. A second signal
+// ends it at once.
+func serveUntilDone(ctx context.Context, api *grpc.Server, sock net.Listener, u *upgrading, closeDaemon func(context.Context) error) error {
 	failed := make(chan error, 1)
 	go func() { failed <- api.Serve(sock) }()
 	select {
 	case err := <-failed:
 		return errors.Join(err, closeWithin(closeDaemon))
+	case err := <-u.broken:
+		api.Stop()
+		return errors.Join(err, closeWithin(closeDaemon))
+	case <-u.replaced:
+		control.Leave(sock)
+		stopGracefully(api)
+		return closeWithin(closeDaemon)
 	case <-ctx.Done():
 	}
 	signal.Reset(syscall.SIGINT, syscall.SIGTERM)
+	u.end()
 	api.Stop()
 	return closeWithin(closeDaemon)
+}
+
+// answerTime is for the answers to commands that are under way when another process
+// has taken over.
+const answerTime = time.Second
+
+// stopGracefully stops api when the commands under way are answered.
+func stopGracefully(api *grpc.Server) {
+	late := time.AfterFunc(answerTime, api.Stop)
+	defer late.Stop()
+	api.GracefulStop()
 }
 
 func closeWithin(closeDaemon func(context.Context) error) error {

@@ -139,8 +139,10 @@ func (d *clientDaemon) Reload(ctx context.Context, r *controlpb.ReloadRequest) (
 // serverDaemon is the server's control API with its configuration.
 type serverDaemon struct {
 	controlpb.ServerDaemonServer
-	server *server.Server
-	conf   running[*serverOptions]
+	server    *server.Server
+	conf      running[*serverOptions]
+	upgrading *upgrading
+	serving   *serving
 }
 
 func (d *serverDaemon) Info(ctx context.Context, r *controlpb.InfoRequest) (*controlpb.DaemonInfo, error) {

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/handover"
 	hooks "github.com/rnbd-go/rnbd/cmd/rnbd/internal/hook"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/service"
@@ -41,10 +42,14 @@ type daemonRun struct {
 	readers *control.Group // may read from the control socket; nil: none
 	manager *service.Manager
 	journal *journal.Journal
+
+	pre       *handover.Predecessor // nil: no process hands over to this one
+	upgrading *upgrading
 }
 
-// begin prepares the process for a daemon of a kind. end must follow.
-func (o *daemonOptions) begin(cmd *cobra.Command, kind string, hangups <-chan os.Signal) (*daemonRun, error) {
+// begin prepares the process for a daemon of a kind, which goes on in place of pre,
+// unless that is nil. end must follow.
+func (o *daemonOptions) begin(cmd *cobra.Command, kind string, hangups <-chan os.Signal, pre *handover.Predecessor) (*daemonRun, error) {
 	manager, err := service.Meet()
 	if err != nil {
 		return nil, err
@@ -53,7 +58,8 @@ func (o *daemonOptions) begin(cmd *cobra.Command, kind string, hangups <-chan os
 	if err != nil {
 		return nil, err
 	}
-	r := &daemonRun{kind: kind, cmd: cmd, options: o, hangups: hangups, logs: l, log: l.Logger(kind), manager: manager, journal: journal.New(journal.DefaultSize)}
+	r := &daemonRun{kind: kind, cmd: cmd, options: o, hangups: hangups, logs: l, log: l.Logger(kind), manager: manager, journal: journal.New(journal.DefaultSize), pre: pre}
+	r.upgrading = newUpgrading(r)
 	if r.socket, err = socketPath(cmd, kind); err != nil {
 		l.Flush()
 		return nil, err
@@ -81,10 +87,12 @@ func (r *daemonRun) listen() (err error) {
 			return usageError{fmt.Errorf("--control-group: %w", err)}
 		}
 	}
-	switch held := r.manager.Sockets(socketControl); len(held) {
-	case 0:
+	r.sock, err = r.inheritControl()
+	switch held := r.manager.Sockets(socketControl); {
+	case r.sock != nil || err != nil:
+	case len(held) == 0:
 		r.sock, err = control.ListenGroup(r.socket, r.readers)
-	case 1:
+	case len(held) == 1:
 		r.sock, err = control.ListenFile(held[0], r.socket, r.readers)
 	default:
 		err = fmt.Errorf("the service manager holds %d sockets of the name %q: %w", len(held), socketControl, syscall.EINVAL)
@@ -161,11 +169,13 @@ func (r *daemonRun) serve(api *grpc.Server, s services) error {
 	watched, unwatch := context.WithCancel(ctx)
 	var watch sync.WaitGroup
 	watch.Go(func() { r.manager.Watch(watched, r.log, func(ctx context.Context) error { return r.alive(ctx, s) }) })
-	return serveUntilDone(ctx, api, r.sock, func(ctx context.Context) error {
+	return serveUntilDone(ctx, api, r.sock, r.upgrading, func(ctx context.Context) error {
 		unwatch()
 		watch.Wait()
 		r.journal.Add(journal.Event{Kind: journal.Daemon, From: "ready", To: "stopping"})
-		r.manager.Stopping(shutdownLimit)
+		if !r.upgrading.isReplaced() { // the service goes on
+			r.manager.Stopping(shutdownLimit)
+		}
 		return errors.Join(unmount(), s.close(ctx))
 	})
 }

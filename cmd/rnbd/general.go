@@ -28,6 +28,7 @@ func generalVerbs(all []*noun) []*verb {
 		eventsVerb(),
 		waitVerb(),
 		logVerb(),
+		upgradeVerb(),
 		benchVerb(),
 		{
 			name: "disconnect", on: onBoth, min: 1, max: 2, args: "SESSION|[SESSION] PATH", args0: sessionNames, run: disconnectAny, interrupted: partLeft,

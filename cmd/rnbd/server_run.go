@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/handover"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/status"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
@@ -62,10 +62,12 @@ func serverRun() (*cobra.Command, *serverOptions) {
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hangups := hangups()
-			if err := o.load(cmd); err != nil {
-				return err
-			}
-			return runServer(cmd, o, hangups)
+			return withPredecessor(func(pre *handover.Predecessor) error {
+				if err := o.load(cmd); err != nil {
+					return err
+				}
+				return runServer(cmd, o, hangups, pre)
+			})
 		},
 	}
 	f := c.Flags()
@@ -117,20 +119,20 @@ func (o *serverOptions) collectAccess(read func(eachFile func()) error) error {
 	return err
 }
 
-func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal) error {
-	run, err := o.begin(cmd, "server", hangups)
+func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal, pre *handover.Predecessor) error {
+	run, err := o.begin(cmd, "server", hangups, pre)
 	if err != nil {
 		return err
 	}
 	defer run.end()
-	cfg, err := o.libraryConfig(run)
+	cfg, fabrics, err := o.libraryConfig(run)
 	if err != nil {
 		return err
 	}
 	if err := run.listen(); err != nil {
 		return err
 	}
-	cfg.Audit = run.audit
+	cfg.Audit, cfg.Standby = run.audit, pre != nil
 	if cfg.Confine.Groups, err = o.groups(run.log); err != nil {
 		return err
 	}
@@ -138,7 +140,11 @@ func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal) e
 	if err != nil {
 		return explainListen(fmt.Errorf("server: %w", err))
 	}
-	daemon := &serverDaemon{ServerDaemonServer: s.Control(versionString()), server: s}
+	if err := run.takeOver(func() error { return s.Serve(cfg.Listen) }, s.Devices); err != nil {
+		return errors.Join(err, closeWithin(s.Close))
+	}
+	daemon := &serverDaemon{ServerDaemonServer: s.Control(versionString()), server: s, upgrading: run.upgrading}
+	daemon.serving = &serving{server: s, options: o, fabrics: fabrics, reopen: func(fabric string) (verbs.Device, error) { return o.openFabric(run, fabric) }}
 	daemon.conf = running[*serverOptions]{kind: "server", cmd: cmd, logs: run.logs, options: o, fresh: serverRun, refuse: refuseNoRules, tls: run.tls, metrics: run.metrics}
 	api := run.newAPI()
 	controlpb.RegisterServerDaemonServer(api, daemon)
@@ -149,39 +155,35 @@ func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal) e
 }
 
 // libraryConfig is config with the fabrics, the listeners and the logs of run.
-func (o *serverOptions) libraryConfig(run *daemonRun) (server.Config, error) {
+func (o *serverOptions) libraryConfig(run *daemonRun) (server.Config, map[string]verbs.Device, error) {
 	cfg, err := o.config()
 	if err != nil {
-		return cfg, err
+		return cfg, nil, err
 	}
 	if err := o.checkSearchPath(run.log); err != nil {
-		return cfg, err
-	}
-	accept, err := o.mode()
-	if err != nil {
-		return cfg, err
+		return cfg, nil, err
 	}
 	challenges, err := o.challenges()
 	if err != nil {
-		return cfg, err
+		return cfg, nil, err
 	}
 	if run.tls, err = o.tlsOptions.open("", challenges, run.logs.Logger("tls")); err != nil {
-		return cfg, err
+		return cfg, nil, err
 	}
-	fabrics := fabricConfig{MPACRC: o.MPACRC, Timing: cfg.Timing, Logs: run.logs}
-	if accept != iwarp.TLSOff {
-		fabrics.TLS, fabrics.Accept = run.tls, accept
-	}
-	devices, err := openFabrics(fabrics)
+	fc, err := o.fabricConfig(run)
 	if err != nil {
-		return cfg, err
+		return cfg, nil, err
+	}
+	devices, err := openFabrics(fc)
+	if err != nil {
+		return cfg, nil, err
 	}
 	if challenges {
 		cfg.Auth = run.tls
 	}
 	cfg.Logs, cfg.Journal = run.logs, run.journal
-	cfg.Listen, err = o.listeners(devices)
-	return cfg, err
+	cfg.Listen, err = o.listeners(devices, run.pre.Take)
+	return cfg, devices, err
 }
 
 // challenges reports whether a listener challenges clients.
@@ -195,24 +197,28 @@ func (o *serverOptions) challenges() (bool, error) {
 	return any, err
 }
 
-// listeners turns the arguments of --listen into the library's.
-func (o *serverOptions) listeners(devices map[string]verbs.Device) (all []server.Listen, err error) {
-	for _, arg := range o.Listen {
-		l, err := o.parseListener(arg)
-		if err != nil {
-			return nil, err
-		}
-		dev, ok := devices[l.fabric]
-		if !ok {
-			return nil, usageError{fmt.Errorf("--listen %s: this build has the fabrics %s", arg, strings.Join(fabricNames(), ", "))}
-		}
-		ap, err := netip.ParseAddrPort(l.addr)
-		if err != nil {
-			return nil, usageError{fmt.Errorf("--listen %s: %w; write [FABRIC://]ADDRESS:PORT", arg, err)}
-		}
-		all = append(all, server.Listen{Device: dev, Addr: ap, Auth: l.auth})
+// fabricConfig is the configuration of the fabrics of run.
+func (o *serverOptions) fabricConfig(run *daemonRun) (fabricConfig, error) {
+	timing := server.DefaultConfig().Timing
+	if o.KernelTiming {
+		timing = rtrs.KernelTiming()
 	}
-	return all, nil
+	accept, err := o.mode()
+	c := fabricConfig{MPACRC: o.MPACRC, Timing: timing, Logs: run.logs}
+	if accept != iwarp.TLSOff {
+		c.TLS, c.Accept = run.tls, accept
+	}
+	return c, err
+}
+
+// openFabric opens one fabric again.
+func (o *serverOptions) openFabric(run *daemonRun, fabric string) (verbs.Device, error) {
+	c, err := o.fabricConfig(run)
+	if err != nil {
+		return nil, err
+	}
+	c.Logger = run.logs.Logger(fabric)
+	return fabrics[fabric](c)
 }
 
 // checkSearchPath refuses a search path that is no folder. The part from

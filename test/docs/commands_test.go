@@ -92,7 +92,7 @@ var commandPages = []string{
 func TestCommandsAndFlagsExist(t *testing.T) {
 	h := newHelp(t)
 	any := map[string]bool{}
-	for _, c := range []string{"", "server run", "client run", "close", "map", "unmap", "list", "device list", "recover", "top"} {
+	for _, c := range []string{"", "server run", "client run", "close", "map", "unmap", "list", "device list", "recover", "top", "server upgrade"} {
 		for f := range h.flags(strings.Fields(c)) {
 			any[f] = true
 		}

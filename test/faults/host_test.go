@@ -40,6 +40,9 @@ func TestMain(m *testing.M) {
 		flood(addr)
 		os.Exit(0)
 	}
+	if b := os.Getenv(nextProcess); b != "" {
+		actAsNextProcess(b)
+	}
 	code := m.Run()
 	lab.Cleanup()
 	if builds.dir != "" {

@@ -341,6 +341,18 @@ func (l *load) pause(at time.Time) (longest time.Duration) {
 	return longest
 }
 
+// longest returns the longest wait of a request since the time at.
+func (l *load) longest(at time.Time) (longest time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.slow {
+		if s.from.After(at) {
+			longest = max(longest, s.to.Sub(s.from))
+		}
+	}
+	return longest
+}
+
 // awaitProgress waits until n more requests have been answered.
 func (l *load) awaitProgress(n int64) {
 	l.t.Helper()

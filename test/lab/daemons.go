@@ -121,6 +121,26 @@ func (s *Server) Start() error {
 	if err := s.start(); err != nil {
 		return err
 	}
+	return s.awaitAPI()
+}
+
+// Upgrade has the server hand over to another process of a binary, empty for its
+// own. The Server is that process then.
+func (s *Server) Upgrade(binary string) (*controlpb.UpgradeReply, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*Patience)
+	defer cancel()
+	reply, err := s.API.Upgrade(ctx, &controlpb.UpgradeRequest{Binary: binary})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.adopt(int(reply.Pid)); err != nil {
+		return nil, err
+	}
+	s.conn.Close()
+	return reply, s.awaitAPI()
+}
+
+func (s *Server) awaitAPI() error {
 	return s.await(func(ctx context.Context) (err error) {
 		if s.API, s.conn, err = control.DialServer(ctx, s.Socket); err != nil {
 			return err

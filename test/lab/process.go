@@ -9,6 +9,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // process is one daemon. Its output goes to a file of the lab.
@@ -20,7 +22,7 @@ type process struct {
 	files []*os.File // inherited, from descriptor 3 on
 
 	mu   sync.Mutex
-	cmd  *exec.Cmd
+	proc *os.Process
 	done chan struct{}
 	err  error
 }
@@ -41,7 +43,7 @@ func (p *process) start() error {
 	}
 	done := make(chan struct{})
 	p.mu.Lock()
-	p.cmd, p.done = cmd, done
+	p.proc, p.done = cmd.Process, done
 	p.mu.Unlock()
 	go func() {
 		err := cmd.Wait()
@@ -53,14 +55,43 @@ func (p *process) start() error {
 	return nil
 }
 
+// adopt makes p the process with another number, which the last one has started. It
+// is no child of this process, so its exit status is not known.
+func (p *process) adopt(pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	proc, err := os.FindProcess(pid)
+	if err != nil {
+		unix.Close(fd)
+		return err
+	}
+	done := make(chan struct{})
+	p.mu.Lock()
+	p.proc, p.done, p.err = proc, done, nil
+	p.mu.Unlock()
+	go func() {
+		defer unix.Close(fd)
+		for {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
+			if n > 0 || err != nil && err != unix.EINTR {
+				close(done)
+				return
+			}
+		}
+	}()
+	return nil
+}
+
 // PID of the running process; 0 before the start.
 func (p *process) PID() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.cmd == nil {
+	if p.proc == nil {
 		return 0
 	}
-	return p.cmd.Process.Pid
+	return p.proc.Pid
 }
 
 // Signal sends sig to the process, and to it alone. After SIGSTOP it does
@@ -68,9 +99,9 @@ func (p *process) PID() int {
 func (p *process) Signal(sig syscall.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	err := p.cmd.Process.Signal(sig)
+	err := p.proc.Signal(sig)
 	if err == nil && sig == syscall.SIGSTOP {
-		err = awaitStopped(p.cmd.Process.Pid)
+		err = awaitStopped(p.proc.Pid)
 	}
 	return err
 }
@@ -109,19 +140,19 @@ func runs(pid int) bool {
 // end sends sig and waits for the end, at most for limit; then SIGKILL.
 func (p *process) end(sig syscall.Signal, limit time.Duration) error {
 	p.mu.Lock()
-	cmd, done := p.cmd, p.done
+	proc, done := p.proc, p.done
 	p.mu.Unlock()
-	if cmd == nil {
+	if proc == nil {
 		return nil
 	}
-	_ = cmd.Process.Signal(sig) // it may have ended already
-	_ = cmd.Process.Signal(syscall.SIGCONT)
+	_ = proc.Signal(sig) // it may have ended already
+	_ = proc.Signal(syscall.SIGCONT)
 	select {
 	case <-done:
 		return nil
 	case <-time.After(limit):
 	}
-	_ = cmd.Process.Kill()
+	_ = proc.Kill()
 	<-done
 	if sig == syscall.SIGKILL {
 		return nil

@@ -118,6 +118,21 @@ func (m *Manager) Stopping(limit time.Duration) {
 	m.send(fmt.Sprintf("STOPPING=1\nWATCHDOG=1\nEXTEND_TIMEOUT_USEC=%d", limit.Microseconds()))
 }
 
+// MainProcess says that another process of the service is its main one.
+func (m *Manager) MainProcess(pid int) { m.send(fmt.Sprintf("MAINPID=%d", pid)) }
+
+// Environment describes the manager to another process of the service. The sockets
+// are not part of it.
+func (m *Manager) Environment() (env []string) {
+	if m.notify != nil {
+		env = append(env, envNotify+"="+m.notify.Name)
+	}
+	if m.watchdog > 0 {
+		env = append(env, envInterval+"="+strconv.FormatInt(m.watchdog.Microseconds(), 10))
+	}
+	return env
+}
+
 // askTime bounds a question to the manager.
 const askTime = 3 * time.Second
 

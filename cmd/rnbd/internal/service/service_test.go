@@ -70,6 +70,28 @@ func TestMessages(t *testing.T) {
 	}
 }
 
+// The next process of the service gets the manager, not its sockets.
+func TestEnvironmentOfAnotherProcess(t *testing.T) {
+	c := manager(t)
+	t.Setenv(envInterval, "3000000")
+	t.Setenv(envWatched, "")
+	m := meet(t)
+	m.MainProcess(77)
+	if got := next(t, c, time.Minute); got != "MAINPID=77" {
+		t.Errorf("%q", got)
+	}
+	for _, e := range m.Environment() {
+		name, value, _ := strings.Cut(e, "=")
+		t.Setenv(name, value)
+	}
+	if again := meet(t); again.watchdog != 3*time.Second || again.notify.Name != m.notify.Name {
+		t.Errorf("%+v", again)
+	}
+	if env := (&Manager{}).Environment(); len(env) > 0 {
+		t.Errorf("without a manager: %q", env)
+	}
+}
+
 func TestWithoutAManager(t *testing.T) {
 	for _, name := range []string{envNotify, envInterval, envPID, envNumber} {
 		t.Setenv(name, "")

@@ -1,0 +1,223 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/handover"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
+)
+
+// An upgrade, from the side of the running process. The other side is in
+// daemon_takeover.go.
+
+// program is the path that this process was started from. The file there may be
+// another one by now.
+var program, errProgram = os.Executable()
+
+const (
+	// readyTime is for the next process to start, with its plugins, where the
+	// command names no other.
+	readyTime = 20 * time.Second
+	// servingTime is for the next process to serve. It is shorter than the
+	// patience of clients that were told, so that they do not notice that the
+	// running process takes over again.
+	servingTime = 5 * time.Second
+)
+
+// handedOver is what a daemon hands over.
+type handedOver interface {
+	// sockets returns duplicates of the sockets, for the next process and for
+	// resume. They are the caller's.
+	sockets() ([]handover.Socket, error)
+	// leave makes users wait and ends the service. devices is the number of those
+	// that were open. With left set resume must follow if no other process serves.
+	leave(ctx context.Context) (devices int, left bool, err error)
+	// resume serves again.
+	resume(sockets []handover.Socket) error
+}
+
+// upgrading is the part of a daemon that hands over.
+type upgrading struct {
+	run      *daemonRun
+	mu       sync.Mutex // held during an upgrade
+	next     atomic.Pointer[handover.Process]
+	replaced chan struct{} // closed when another process serves
+	broken   chan error    // has the reason why neither process serves
+}
+
+func newUpgrading(r *daemonRun) *upgrading {
+	return &upgrading{run: r, replaced: make(chan struct{}), broken: make(chan error, 1)}
+}
+
+// isReplaced reports whether another process serves.
+func (u *upgrading) isReplaced() bool {
+	select {
+	case <-u.replaced:
+		return true
+	default:
+		return false
+	}
+}
+
+// end ends the upgrade under way, with its process, and prevents further ones: the
+// daemon ends.
+func (u *upgrading) end() {
+	if p := u.next.Load(); p != nil {
+		p.Kill()
+	}
+	u.mu.Lock()
+}
+
+// upgrade starts a program, by default the one at the path of this one, as the next
+// process of the daemon, and hands over to it. On an error this process serves as
+// before.
+func (u *upgrading) upgrade(r *controlpb.UpgradeRequest, s handedOver) (*controlpb.UpgradeReply, error) {
+	if !u.mu.TryLock() || u.isReplaced() {
+		return nil, fmt.Errorf("an upgrade is under way: %w", syscall.EBUSY)
+	}
+	defer u.mu.Unlock()
+	next, sockets, err := u.start(r.Binary, s)
+	if err != nil {
+		return nil, fmt.Errorf("upgrade: %w", err)
+	}
+	defer closeSockets(sockets)
+	u.next.Store(next)
+	// Nothing of this depends on the caller, who may go.
+	patience := readyTime
+	if r.ReadyUs > 0 {
+		patience = time.Duration(r.ReadyUs) * time.Microsecond
+	}
+	ready, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	version, err := next.Ready(ready)
+	if err != nil {
+		next.Kill()
+		return nil, u.failed(fmt.Errorf("%w; this process goes on", err))
+	}
+	reply, err := u.handOver(next, s, sockets)
+	if err != nil {
+		return nil, u.failed(err)
+	}
+	reply.Version = version
+	u.run.log.Info("another process serves, this one ends", "pid", reply.Pid, "version", version, "took", time.Duration(reply.PauseUs)*time.Microsecond)
+	u.run.manager.MainProcess(next.PID())
+	close(u.replaced)
+	return reply, nil
+}
+
+// failed records an upgrade that changed nothing.
+func (u *upgrading) failed(err error) error {
+	u.run.log.Error("the upgrade has failed", "err", err)
+	u.run.journal.Add(journal.Event{Kind: journal.Daemon, To: "upgrade failed", Why: err.Error()})
+	return fmt.Errorf("upgrade: %w", err)
+}
+
+// start starts the next process.
+func (u *upgrading) start(binary string, s handedOver) (*handover.Process, []handover.Socket, error) {
+	if binary == "" {
+		if errProgram != nil {
+			return nil, nil, fmt.Errorf("the path of this program is not known, name one by --binary: %w", errProgram)
+		}
+		binary = program
+	}
+	if !filepath.IsAbs(binary) {
+		return nil, nil, fmt.Errorf("program %q: write an absolute path: %w", binary, syscall.EINVAL)
+	}
+	sockets, err := s.sockets()
+	if err == nil {
+		sockets, err = u.addControl(sockets)
+	}
+	if err != nil {
+		closeSockets(sockets)
+		return nil, nil, err
+	}
+	env := append(os.Environ(), u.run.manager.Environment()...)
+	next, err := handover.Start(binary, os.Args[1:], env, sockets)
+	if err != nil {
+		closeSockets(sockets)
+		return nil, nil, err
+	}
+	u.run.log.Info("the next process is started", "path", binary, "pid", next.PID())
+	return next, sockets, nil
+}
+
+// Names of the control socket: made by the daemon, or by the service manager.
+const (
+	socketOwn  = "control"
+	socketKept = "control-kept"
+)
+
+func (u *upgrading) addControl(sockets []handover.Socket) ([]handover.Socket, error) {
+	f, own, err := control.Duplicate(u.run.sock)
+	if err != nil {
+		return sockets, err
+	}
+	name := socketKept
+	if own {
+		name = socketOwn
+	}
+	return append(sockets, handover.Socket{Name: name, File: f}), nil
+}
+
+// handOver has next go on, or takes over again.
+func (u *upgrading) handOver(next *handover.Process, s handedOver, sockets []handover.Socket) (*controlpb.UpgradeReply, error) {
+	begin := time.Now()
+	devices, left, err := s.leave(context.Background())
+	if err == nil {
+		err = next.Go(devices)
+	}
+	if err == nil {
+		serving, cancel := context.WithTimeout(context.Background(), servingTime)
+		err = next.Serving(serving)
+		cancel()
+	}
+	pause := time.Since(begin)
+	if err == nil {
+		return &controlpb.UpgradeReply{Pid: int32(next.PID()), PauseUs: pause.Microseconds(), Devices: int32(devices)}, nil
+	}
+	next.Kill()
+	if !left {
+		return nil, fmt.Errorf("%w; this process goes on", err)
+	}
+	if again := s.resume(sockets); again != nil {
+		u.broken <- fmt.Errorf("after a failed upgrade (%w) the daemon does not serve again: %w", err, again)
+		return nil, errors.Join(err, again)
+	}
+	return nil, fmt.Errorf("%w; this process serves again", err)
+}
+
+func closeSockets(all []handover.Socket) {
+	for _, s := range all {
+		s.File.Close()
+	}
+}
+
+// socketOf returns the file of a socket, once; nil if there is none. It is a
+// function of the names that are left.
+func socketOf(all []handover.Socket) func(name string) *os.File {
+	left := slices.Clone(all)
+	return func(name string) *os.File {
+		i := slices.IndexFunc(left, func(s handover.Socket) bool { return s.Name == name })
+		if i < 0 {
+			return nil
+		}
+		f := left[i].File
+		left = slices.Delete(left, i, i+1)
+		return f
+	}
+}
+
+// listenName is the name of the socket for an argument of --listen.
+func listenName(arg string) string { return "listen " + strings.TrimSpace(arg) }

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/handover"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-server"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
+)
+
+// Upgrade hands over to another process of the server.
+func (d *serverDaemon) Upgrade(_ context.Context, r *controlpb.UpgradeRequest) (*controlpb.UpgradeReply, error) {
+	return d.upgrading.upgrade(r, d.serving)
+}
+
+// serving is the service of a server: its clients, and the sockets where they
+// connect.
+type serving struct {
+	server  *server.Server
+	options *serverOptions
+	fabrics map[string]verbs.Device
+	reopen  func(fabric string) (verbs.Device, error)
+}
+
+// socketKeeper is a device whose listening sockets can be handed over. Others
+// listen again, which their clients notice if that takes longer than a repetition
+// of their requests to connect.
+type socketKeeper interface {
+	Socket(netip.AddrPort) (*os.File, error)
+	Inherit(*os.File) (netip.AddrPort, error)
+}
+
+func (s *serving) sockets() (all []handover.Socket, err error) {
+	for i, arg := range s.options.Listen {
+		fabric, _ := cutFabric(arg)
+		k, ok := s.fabrics[fabric].(socketKeeper)
+		if !ok {
+			continue
+		}
+		f, err := k.Socket(s.server.Addr(i))
+		if err != nil {
+			return all, err
+		}
+		all = append(all, handover.Socket{Name: listenName(arg), File: f})
+	}
+	return all, nil
+}
+
+func (s *serving) leave(ctx context.Context) (devices int, left bool, err error) {
+	devices = s.server.Devices()
+	left, err = s.server.HandOver(ctx)
+	if err == nil {
+		err = s.closeAddresses()
+	}
+	return devices, left, err
+}
+
+// closeAddresses frees the addresses of fabrics whose sockets are not handed over.
+func (s *serving) closeAddresses() error {
+	var errs []error
+	for fabric, dev := range s.fabrics {
+		if _, keeps := dev.(socketKeeper); !keeps && s.listensOn(fabric) {
+			errs = append(errs, dev.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s *serving) listensOn(fabric string) bool {
+	return slices.ContainsFunc(s.options.Listen, func(arg string) bool {
+		f, _ := cutFabric(arg)
+		return f == fabric
+	})
+}
+
+func (s *serving) resume(sockets []handover.Socket) error {
+	for fabric, dev := range s.fabrics {
+		if _, keeps := dev.(socketKeeper); !keeps && s.listensOn(fabric) {
+			if err := dev.Close(); err != nil {
+				return err
+			}
+			again, err := s.reopen(fabric)
+			if err != nil {
+				return fmt.Errorf("fabric %s: %w", fabric, err)
+			}
+			s.fabrics[fabric] = again
+		}
+	}
+	listen, err := s.options.listeners(s.fabrics, socketOf(sockets))
+	if err != nil {
+		return err
+	}
+	return s.server.Serve(listen)
+}
+
+// listeners turns the arguments of --listen into the library's. Listeners take the
+// sockets that inherited returns for their names.
+func (o *serverOptions) listeners(devices map[string]verbs.Device, inherited func(name string) *os.File) (all []server.Listen, err error) {
+	for _, arg := range o.Listen {
+		l, err := o.parseListener(arg)
+		if err != nil {
+			return nil, err
+		}
+		dev, ok := devices[l.fabric]
+		if !ok {
+			return nil, usageError{fmt.Errorf("--listen %s: this build has the fabrics %s", arg, strings.Join(fabricNames(), ", "))}
+		}
+		ap, err := netip.ParseAddrPort(l.addr)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--listen %s: %w; write [FABRIC://]ADDRESS:PORT", arg, err)}
+		}
+		if k, ok := dev.(socketKeeper); ok {
+			if f := inherited(listenName(arg)); f != nil {
+				if ap, err = k.Inherit(f); err != nil {
+					return nil, fmt.Errorf("--listen %s: %w", arg, err)
+				}
+			}
+		}
+		all = append(all, server.Listen{Device: dev, Addr: ap, Auth: l.auth})
+	}
+	return all, nil
+}

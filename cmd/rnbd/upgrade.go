@@ -1,0 +1,77 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+)
+
+// upgraded is the result of an upgrade.
+type upgraded struct {
+	daemon string
+	*controlpb.UpgradeReply
+}
+
+var upgradeFields = []report.Field[upgraded]{
+	report.F("daemon", "Daemon", "server", func(u upgraded) any { return u.daemon }),
+	report.F("pid", "PID", "of the new process", func(u upgraded) any { return int64(u.Pid) }),
+	report.F("version", "Version", "of the new process", func(u upgraded) any { return u.Version }),
+	report.F("devices", "Devices", "that clients had open", func(u upgraded) any { return report.Count(u.Devices) }),
+	report.F("pause", "Pause", "from the news to the clients until the new process served, in milliseconds", func(u upgraded) any { return u.pause().Milliseconds() }),
+}
+
+func (u upgraded) pause() time.Duration { return time.Duration(u.PauseUs) * time.Microsecond }
+
+const (
+	flagBinary = "binary"
+	flagReady  = "ready-within"
+)
+
+func upgradeVerb() *verb {
+	return &verb{
+		name: "upgrade", on: onServer, words: outputWords, run: upgrade,
+		interrupted: "the upgrade goes on; `rnbd server show` tells the process that serves",
+		short:       "Start a new binary that goes on in the daemon's place",
+		long: `Start another process of the daemon, which goes on in its place: with the same
+command line, the configuration as it is now, and the program that is installed by
+now, or that of --binary. Clients of rnbd hold their requests back meanwhile, and
+none fails, whatever their --loss is; those of a Linux kernel see a lost path. If
+the new process does not get to serve, the old one goes on.`,
+		example: "  rnbd server upgrade\n  rnbd server upgrade --binary /opt/rnbd-0.2/rnbd",
+		flags: func(f *pflag.FlagSet) {
+			f.String(flagBinary, "", "path of the new program (default the one that the daemon was started from)")
+			f.Duration(flagReady, readyTime, "time for the new process to get ready, while the old one serves")
+		},
+	}
+}
+
+func upgrade(c *call) error {
+	binary := c.text(flagBinary)
+	if binary != "" {
+		var err error
+		if binary, err = filepath.Abs(binary); err != nil {
+			return usageError{fmt.Errorf("--%s: %w", flagBinary, err)}
+		}
+	}
+	ready, err := c.cmd.Flags().GetDuration(flagReady)
+	if err != nil || ready <= 0 {
+		return usageError{fmt.Errorf("--%s %s: write how long it may take, as 20s", flagReady, c.text(flagReady))}
+	}
+	return c.with(func(ctx context.Context, d *daemons) error {
+		reply, err := d.server.Upgrade(ctx, &controlpb.UpgradeRequest{Binary: binary, ReadyUs: ready.Microseconds()})
+		if err != nil {
+			return err
+		}
+		u := upgraded{"server", reply}
+		if c.Machine() {
+			return report.List(c.cmd.OutOrStdout(), c.Options, report.Build("upgrades", "upgrade", upgradeFields, []upgraded{u}))
+		}
+		return c.tell("%s is process %d now, version %s; requests of %d devices waited for %s", u.daemon, u.Pid, u.Version, u.Devices, u.pause().Round(time.Millisecond))
+	})
+}

@@ -1,0 +1,177 @@
+package faults
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/test/lab"
+)
+
+// A server hands over to another process while a load runs: no request fails, with
+// either loss policy, and each waits for a moment only.
+func TestServerUpgradeUnderLoad(t *testing.T) {
+	roce := func(n byte) string { return "rocev2://" + lab.LoopbackAddr(n) + ":4791" }
+	for name, o := range map[string]struct {
+		loss   string
+		listen []string
+		paths  []string
+	}{
+		"iwarp, loss=fail":     {loss: "fail"},
+		"iwarp, loss=queue":    {loss: "queue:60s"},
+		"rocev2, loss=fail":    {loss: "fail", listen: []string{roce(1)}, paths: []string{lab.LoopbackAddr(2) + "@" + lab.LoopbackAddr(1) + ":4791%rocev2"}},
+		"two paths, loss=fail": {loss: "fail", listen: []string{"127.0.0.1:0", "127.0.0.2:0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := lab.New(t)
+			s := l.Server(lab.ServerOptions{SearchPath: l.Image("disk.img", 16<<20), Plugins: []string{"fileio"}, Listen: o.listen})
+			if o.paths == nil {
+				o.paths = bound(t, s)
+			}
+			c := l.Client(lab.ClientOptions{})
+			d := l.Map(c, "disk.img", s, withLoss(o.loss), func(r *controlpb.MapRequest) { r.Paths = o.paths })
+			load := startLoad(t, c, d.Name, loadOptions{})
+			load.awaitProgress(100)
+			var pauses []time.Duration
+			for range pick(2, 60) {
+				at := time.Now()
+				mustUpgrade(t, s)
+				load.awaitProgress(200)
+				pauses = append(pauses, load.longest(at))
+			}
+			load.stop()
+			t.Logf("pause of users: %s", figures(pauses))
+			for _, p := range pauses {
+				if p > enough {
+					t.Errorf("a request waited for %v", p)
+				}
+			}
+		})
+	}
+}
+
+// bound returns the addresses that s listens on, for paths.
+func bound(t *testing.T, s *lab.Server) (all []string) {
+	t.Helper()
+	info, err := s.API.Info(t.Context(), &controlpb.InfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range info.Listen {
+		_, addr, _ := strings.Cut(l, "://")
+		all = append(all, addr)
+	}
+	return all
+}
+
+// mustUpgrade upgrades s to another process of its own binary.
+func mustUpgrade(t *testing.T, s *lab.Server) {
+	t.Helper()
+	before := s.PID()
+	if _, err := s.Upgrade(""); err != nil {
+		t.Fatalf("upgrade: %v\n%s", err, s.Log())
+	}
+	if s.PID() == before {
+		t.Fatal("the process is the same")
+	}
+}
+
+// nextProcess names the environment variable that makes this program act as the next
+// process of a server, one that fails.
+const nextProcess = "RNBD_TEST_NEXT_PROCESS"
+
+// actAsNextProcess speaks as docs/abi/handover-v1.md says, and then does what
+// behaviour says.
+func actAsNextProcess(behaviour string) {
+	pair := os.NewFile(3, "pair")
+	lines := bufio.NewReader(pair)
+	switch behaviour {
+	case "exits":
+		os.Exit(3)
+	case "refuses":
+		fmt.Fprintf(pair, "failed %q\n", "it does not like the configuration")
+		os.Exit(1)
+	case "is never ready":
+		lines.ReadString('\n') // until the other end is closed
+		os.Exit(0)
+	}
+	fmt.Fprintf(pair, "ready 9.9\n")
+	lines.ReadString('\n') // go
+	if behaviour == "dies after the hand-over" {
+		os.Exit(4)
+	}
+	lines.ReadString('\n') // hangs after the hand-over
+}
+
+// A next process that fails, at whatever moment, changes nothing: the running one
+// goes on, or takes over again, and no request fails.
+func TestServerUpgradeThatFails(t *testing.T) {
+	for behaviour, want := range map[string]string{
+		"exits":                     "exit status 3",
+		"refuses":                   "it does not like the configuration",
+		"is never ready":            "is not ready: context deadline exceeded",
+		"dies after the hand-over":  "exit status 4",
+		"hangs after the hand-over": "does not serve: context deadline exceeded",
+	} {
+		t.Run(behaviour, func(t *testing.T) {
+			l := lab.New(t)
+			s := l.Server(lab.ServerOptions{SearchPath: l.Image("disk.img", 16<<20), Plugins: []string{"fileio"}, Env: []string{nextProcess + "=" + behaviour}})
+			c := l.Client(lab.ClientOptions{})
+			d := l.Map(c, "disk.img", s, withLoss("fail"))
+			load := startLoad(t, c, d.Name, loadOptions{})
+			load.awaitProgress(100)
+			before := s.PID()
+			exe, err := os.Executable()
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 2*enough)
+			defer cancel()
+			_, err = s.API.Upgrade(ctx, &controlpb.UpgradeRequest{Binary: exe, ReadyUs: time.Second.Microseconds()})
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("error %v, want one with %q", err, want)
+			}
+			load.awaitProgress(200)
+			if gone, _ := s.Exited(); gone || s.PID() != before {
+				t.Fatalf("the running process has ended\n%s", s.Log())
+			}
+			if behaviour == "is never ready" || behaviour == "exits" || behaviour == "refuses" {
+				load.stop()
+				return
+			}
+			mustUpgrade(t, s) // and the next one may succeed
+			load.awaitProgress(200)
+			load.stop()
+		})
+	}
+}
+
+// What is installed in the place of the running program may be no program at all.
+func TestServerUpgradeToSomethingElse(t *testing.T) {
+	l := lab.New(t)
+	s := l.Server(lab.ServerOptions{SearchPath: l.Image("disk.img", 1<<20), Plugins: []string{"fileio"}})
+	text := filepath.Join(l.Dir, "text")
+	if err := os.WriteFile(text, []byte("no program"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		text:            "exec format error",
+		text + ".gone":  "no such file",
+		"relative/path": "absolute path",
+		"/bin/true":     "exit status 0",
+	} {
+		_, err := s.API.Upgrade(t.Context(), &controlpb.UpgradeRequest{Binary: path, ReadyUs: (10 * time.Second).Microseconds()})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", path, err, want)
+		}
+	}
+	if _, err := s.API.Info(t.Context(), &controlpb.InfoRequest{}); err != nil {
+		t.Error(err)
+	}
+}
