@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/test/lab"
 )
@@ -82,6 +83,21 @@ func mustUpgrade(t *testing.T, s *lab.Server) {
 	}
 }
 
+// mustAnswer asks s on a new control connection.
+func mustAnswer(t *testing.T, s *lab.Server) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), enough)
+	defer cancel()
+	api, conn, err := control.DialServer(ctx, s.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := api.Info(ctx, &controlpb.InfoRequest{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // nextProcess names the environment variable that makes this program act as the next
 // process of a server, one that fails.
 const nextProcess = "RNBD_TEST_NEXT_PROCESS"
@@ -141,6 +157,7 @@ func TestServerUpgradeThatFails(t *testing.T) {
 			if gone, _ := s.Exited(); gone || s.PID() != before {
 				t.Fatalf("the running process has ended\n%s", s.Log())
 			}
+			mustAnswer(t, s)
 			if behaviour == "is never ready" || behaviour == "exits" || behaviour == "refuses" {
 				load.stop()
 				return

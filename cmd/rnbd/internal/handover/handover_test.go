@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // behaviour selects what this program does as the next process.
@@ -91,10 +93,28 @@ func begin(t *testing.T, b string) (p *Process, addr string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Close()
-	l.Close()
 	t.Cleanup(p.Kill)
+	t.Cleanup(func() {
+		if flags := flagsOf(t, l); flags&unix.O_NONBLOCK == 0 {
+			t.Error("the socket blocks, and with it whoever closes it while it is accepting")
+		}
+		l.Close()
+		f.Close()
+	})
 	return p, l.Addr().String()
+}
+
+func flagsOf(t *testing.T, l net.Listener) (flags int) {
+	t.Helper()
+	raw, err := l.(*net.TCPListener).SyscallConn()
+	if err == nil {
+		cerr := raw.Control(func(fd uintptr) { flags, err = unix.FcntlInt(fd, unix.F_GETFL, 0) })
+		err = errors.Join(err, cerr)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return flags
 }
 
 func bounded(t *testing.T) context.Context {

@@ -47,8 +47,12 @@ func Inherited() (*Predecessor, error) {
 	}
 	pre := &Predecessor{pair: p, sockets: map[string][]*os.File{}}
 	for i, name := range d.Sockets {
-		unix.CloseOnExec(pairFD + 1 + i)
-		pre.sockets[name] = append(pre.sockets[name], os.NewFile(uintptr(pairFD+1+i), name))
+		f, err := plain(pairFD+1+i, name)
+		if err != nil {
+			return nil, fmt.Errorf("socket %q: %w", name, err)
+		}
+		unix.Close(pairFD + 1 + i)
+		pre.sockets[name] = append(pre.sockets[name], f)
 	}
 	return pre, nil
 }

@@ -59,8 +59,14 @@ func Start(program string, args, env []string, sockets []Socket) (*Process, erro
 	d := description{Version: Version}
 	files := []*os.File{theirs}
 	for _, s := range sockets {
+		f, err := plainCopy(s.File)
+		if err != nil {
+			ours.conn.Close()
+			return nil, fmt.Errorf("socket %q: %w", s.Name, err)
+		}
+		defer f.Close()
 		d.Sockets = append(d.Sockets, s.Name)
-		files = append(files, s.File)
+		files = append(files, f)
 	}
 	text, err := json.Marshal(d)
 	if err != nil {
