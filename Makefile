@@ -70,6 +70,10 @@ test-e2e: build ## real processes and real clients
 	@mkdir -p $(RESULTS)
 	@RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 test
 
+test-versions: build ## the last release with this version: daemons, plugins, commands, files (needs the history of git)
+	@mkdir -p $(RESULTS)
+	@RNBD_LONG=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/versions -p 1 $(if $(RUN),-run '$(RUN)') test/versions
+
 # After test-kernel, run conformance again: the numbers proven with the kernel count then.
 test-kernel: build ## with the Linux kernel as the peer, in a virtual machine (root, about 20 minutes)
 	@mkdir -p $(RESULTS)
@@ -221,4 +225,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## what was built
 	@rm -rf $(BIN) .cache dist bench-results*
 
-.PHONY: help build demo test tools-for-test test-modules test-e2e test-kernel test-devices test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report lint vuln man install packages release release-programs generate tidy release-check clean
+.PHONY: help build demo test test-versions tools-for-test test-modules test-e2e test-kernel test-devices test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report lint vuln man install packages release release-programs generate tidy release-check clean

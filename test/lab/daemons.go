@@ -152,6 +152,16 @@ func (s *Server) awaitAPI() error {
 	})
 }
 
+// Bin makes the server a program of another folder, with the plugins there. It counts
+// from the next Start on.
+func (s *Server) Bin(dir string) {
+	was := filepath.Dir(s.path)
+	s.path = filepath.Join(dir, "rnbd")
+	for i, a := range s.args {
+		s.args[i] = strings.ReplaceAll(a, was, dir)
+	}
+}
+
 // Options replaces Extra in the command line; it counts from the next Start
 // on.
 func (s *Server) Options(extra ...string) {
