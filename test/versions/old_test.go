@@ -13,7 +13,7 @@ import (
 )
 
 // firstCommit stands for the last release while there is none.
-const firstCommit = "405afdc4"
+const firstCommit = "405afdc050b01f64dbe80a0c3999caa38c11d79f"
 
 var old struct {
 	once sync.Once

@@ -233,3 +233,39 @@ func TestConfigurationOfTheLastRelease(t *testing.T) {
 		}
 	}
 }
+
+// A client of one version finds the disks of the other's in its state file.
+func TestStateFiles(t *testing.T) {
+	oldBin(t)
+	if old.src == "" {
+		t.Skip("RNBD_OLD_BIN has programs only")
+	}
+	const module, file = "modules/rnbd-client", "state_versions_test.go"
+	text, err := os.ReadFile(filepath.Join(lab.Root(), module, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(old.src, module, file), text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	trees := map[string]string{"today": lab.Root(), "the last release": old.src}
+	run := func(version, variable, state string) {
+		t.Helper()
+		c := exec.Command("go", "test", "-count=1", "-run", "TestStateOfAnotherVersion", ".")
+		c.Dir = filepath.Join(trees[version], module)
+		c.Env = append(os.Environ(), "GOFLAGS=", "GOWORK="+filepath.Join(trees[version], "go.work"), variable+"="+state)
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Errorf("%s of %s: %v\n%s", variable, version, err, out)
+		}
+	}
+	for writer := range trees {
+		state := filepath.Join(t.TempDir(), "client.devices")
+		run(writer, "RNBD_STATE_WRITE", state)
+		if _, err := os.Stat(state); err != nil {
+			t.Fatalf("%s has written nothing: %v", writer, err)
+		}
+		for reader := range trees {
+			run(reader, "RNBD_STATE_READ", state)
+		}
+	}
+}
