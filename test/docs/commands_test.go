@@ -85,7 +85,7 @@ func command(line string) (words, flags []string, ok bool) {
 
 // commandPages are the documents with commands for users.
 var commandPages = []string{
-	"README.md", "docs/operations.md", "docs/recipes.md", "docs/cli.md", "SECURITY.md", "ARCHITECTURE.md",
+	"README.md", "docs/install.md", "docs/operations.md", "docs/recipes.md", "docs/security.md", "docs/cli.md", "SECURITY.md", "ARCHITECTURE.md",
 	"docs/examples/rnbd-server.service", "docs/examples/rnbd-client.service",
 }
 

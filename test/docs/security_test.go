@@ -150,6 +150,22 @@ func TestSecurityNamesTheTestsOfHostilePeers(t *testing.T) {
 	}
 }
 
+// hostilePeers are all that the threat model knows.
+var hostilePeers = []string{
+	"stranger", "client", "client with keys", "tenant", "server", "plugin, front end", "storage plugin under `--confine=try`", "NBD client",
+	"local user", "member of the control group", "on the network path", "supply chain",
+}
+
+func TestSecurityHasEveryPeer(t *testing.T) {
+	_, table, _ := strings.Cut(read(t, "SECURITY.md"), "## What a hostile peer can try\n")
+	table, _, _ = strings.Cut(table, "\n## ")
+	for _, peer := range hostilePeers {
+		if !strings.Contains(table, "\n| "+peer+" | ") {
+			t.Errorf("SECURITY.md has no row of the peer %q", peer)
+		}
+	}
+}
+
 // testFolders are all folders with tests, relative to the top of the tree.
 func testFolders(t *testing.T) (list []string) {
 	t.Helper()
