@@ -54,8 +54,9 @@ func keepBusy(t *testing.T, user *nbdclient.Client) {
 }
 
 // TestStatusPage has a browser show both daemons, with names that would be markup,
-// and compares what it shows with what the daemons say. Pictures are kept in the
-// folder that RNBD_SCREENSHOTS names.
+// and compares what it shows with what the daemons say. A browser without the token
+// sees that it needs one, and nothing else. Pictures are kept in the folder that
+// RNBD_SCREENSHOTS names.
 func TestStatusPage(t *testing.T) {
 	const token = "0123456789abcdef"
 	b := browser.Start(t)
@@ -75,6 +76,10 @@ func TestStatusPage(t *testing.T) {
 	})
 	keepBusy(t, dialNBD(t, c, plain.Name))
 
+	for _, path := range []string{"", "status.json"} {
+		p := b.Open(pageOf(t, c.Log())+path, browser.Options{Width: 800, Height: 600, Token: "a wrong one"})
+		p.Await("it is refused", `document.body?.innerText.startsWith("the token is missing or wrong")`)
+	}
 	for _, side := range []struct{ kind, page, socket, folder string }{
 		{"client", pageOf(t, c.Log()), c.Socket, ""}, {"server", pageOf(t, s.Log()), s.Socket, dir + "/"},
 	} {
@@ -174,17 +179,5 @@ func fits(t *testing.T, p *browser.Page, width int, dark bool) {
 	p.Eval(`getComputedStyle(document.body).backgroundColor.match(/\d+/g).map(Number)`, &color)
 	if (color[0] < 128) != dark {
 		t.Errorf("the user prefers a dark page: %v, and its colour is %v", dark, color)
-	}
-}
-
-// A browser without the token sees that it needs one, and nothing else.
-func TestStatusPageWithoutTheToken(t *testing.T) {
-	b := browser.Start(t)
-	l := lab.New(t)
-	file := writeFile(t, filepath.Join(l.Dir, "token"), "0123456789abcdef")
-	c := l.Client(lab.ClientOptions{Extra: []string{"--metrics", "127.0.0.1:0", "--metrics-token-file", file}})
-	for _, path := range []string{"", "status.json"} {
-		p := b.Open(pageOf(t, c.Log())+path, browser.Options{Width: 800, Height: 600, Token: "a wrong one"})
-		p.Await("it is refused", `document.body?.innerText.startsWith("the token is missing or wrong")`)
 	}
 }

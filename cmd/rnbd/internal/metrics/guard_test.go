@@ -145,6 +145,45 @@ func TestMetricsNeedTheToken(t *testing.T) {
 	}
 }
 
+// Pages beside the metrics need the token, too. A browser is asked for it as a
+// password.
+func TestOtherPagesNeedTheToken(t *testing.T) {
+	a := newAuthority(t)
+	log := slog.New(slog.DiscardHandler)
+	g, err := NewGuard(nil, a.put("token", token), log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "rest: "+r.URL.Path) })
+	p, err := Listen("127.0.0.1:0", Client(busyDaemon()), g, rest, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	for _, page := range []string{"/", "/status.json", "/no/such/page"} {
+		if status, text, _ := ask(t, p, nil, page, "Basic "+basic("me", token)); status != http.StatusOK || text != "rest: "+page {
+			t.Errorf("%s with the token: %d %q", page, status, text)
+		}
+		if status, text, _ := ask(t, p, nil, page, "Basic "+basic("me", otherToken)); status != http.StatusUnauthorized || strings.Contains(text, "rest") {
+			t.Errorf("%s with another token: %d %q", page, status, text)
+		}
+	}
+	r, err := http.Get("http://" + p.Addr().String() + "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Body.Close()
+	if asked := strings.Join(r.Header.Values("WWW-Authenticate"), ", "); !strings.Contains(asked, "Basic realm=") || !strings.Contains(asked, "Bearer realm=") {
+		t.Errorf("a browser is asked for %q", asked)
+	}
+	if status, text, _ := ask(t, p, nil, "/healthz", ""); status != http.StatusOK || text != "ok\n" {
+		t.Errorf("/healthz: %d %q", status, text)
+	}
+	if status, text, _ := ask(t, p, nil, "/metrics", "Basic "+basic("me", token)); status != http.StatusOK || !strings.Contains(text, "rnbd0") {
+		t.Errorf("/metrics: %d %.100q", status, text)
+	}
+}
+
 func TestRefusedRequestsAreLoggedNowAndThen(t *testing.T) {
 	a := newAuthority(t)
 	p, _, log := guarded(t, files{Token: a.put("token", token)})
