@@ -117,7 +117,7 @@ func (p *Page) state() *State {
 func (d *Daemon) events(ctx context.Context) []Event {
 	l, err := d.api.Events(ctx, &controlpb.EventsRequest{})
 	if err != nil {
-		return nil
+		return []Event{}
 	}
 	list := l.Events[max(0, len(l.Events)-maxEvents):]
 	out := make([]Event, 0, len(list))

@@ -21,7 +21,7 @@ func (s *sample) work(before *sample) []Share {
 	devices := s.movedSince(before)
 	var all moved
 	var answers latency.Snapshot
-	var busiest []Share
+	busiest := []Share{}
 	for key, i := range s.index {
 		m, took := devices[key], s.answered[key].Since(before.answered[key])
 		s.state.Devices[i].Work = workOf(m, took, seconds)

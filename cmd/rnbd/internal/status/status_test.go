@@ -81,6 +81,9 @@ func (p *Page) read(t *testing.T) (s State) {
 	t.Helper()
 	w := httptest.NewRecorder()
 	p.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/status.json", nil))
+	if list := regexp.MustCompile(`"(plugins|sessions|paths|devices|events|history|busiest)":null`).FindString(w.Body.String()); list != "" {
+		t.Errorf("a list is null: %s", list) // the script would fail
+	}
 	if err := json.Unmarshal(w.Body.Bytes(), &s); err != nil || w.Code != http.StatusOK {
 		t.Fatalf("%d, %v: %s", w.Code, err, w.Body)
 	}
