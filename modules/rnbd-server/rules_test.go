@@ -98,6 +98,22 @@ func TestRules_ThatGoAwayCloseWhatTheyAllowed(t *testing.T) {
 	}
 }
 
+// What no rule allows any more stays open, and in use, for the grace time.
+func TestRules_GraceTime(t *testing.T) {
+	r := ruled(t, access.Rule{Device: []string{"a/*"}, Allow: "rw"})
+	c := r.connect("c")
+	dev, err := c.open("a/disk", blk.ReadWrite)
+	must(t, err)
+	r.server.SetAccess(accessRules(t, access.Rule{Allow: "none"}), time.Hour)
+	for range 20 {
+		time.Sleep(5 * time.Millisecond)
+		must(t, c.read(dev.DeviceID, 0).Err())
+	}
+	if _, err := c.open("a/disk", blk.ReadOnly); !errors.Is(err, syscall.EACCES) {
+		t.Errorf("open once more: %v, want EACCES", err)
+	}
+}
+
 // Rules that come back within the grace time close nothing.
 func TestRules_ThatComeBackInTime(t *testing.T) {
 	allow := access.Rule{Device: []string{"a/*"}, Allow: "rw"}

@@ -96,9 +96,10 @@ func TestEverySuiteAndSize(t *testing.T) {
 	for _, suite := range suites {
 		s, o := sealer(t, keysOf(suite)), opener(t, keysOf(suite), false)
 		s.updateAfter = 5
-		place := make([]byte, MaxRecord)
+		place, updates := make([]byte, MaxRecord), 0
 		for i, n := range []int{0, 1, 15, 16, 17, 4096, MaxContent - 1, MaxContent, 3, 2, 1} {
 			if s.Worn() {
+				updates++
 				b := make([]byte, UpdateLen)
 				if err := s.SealUpdate(b); err != nil {
 					t.Fatal(err)
@@ -128,6 +129,9 @@ func TestEverySuiteAndSize(t *testing.T) {
 			if typ, content, err := o.Open(dst, rec); typ != ApplicationData || err != nil || !bytes.Equal(content, want) {
 				t.Errorf("suite %#x, %d bytes: type %d, %v", suite, n, typ, err)
 			}
+		}
+		if updates != 2 { // of 11 records
+			t.Errorf("suite %#x: %d keys were worn, want 2", suite, updates)
 		}
 	}
 }
