@@ -42,7 +42,7 @@ type handedOver interface {
 	// resume. They are the caller's.
 	sockets() ([]handover.Socket, error)
 	// leave makes users wait and ends the service. devices is the number of those
-	// that were open. With left set resume must follow if no other process serves.
+	// whose users wait. With left set resume must follow if no other process serves.
 	leave(ctx context.Context) (devices int, left bool, err error)
 	// resume serves again.
 	resume(sockets []handover.Socket) error

@@ -54,8 +54,7 @@ func (s *serving) sockets() (all []handover.Socket, err error) {
 }
 
 func (s *serving) leave(ctx context.Context) (devices int, left bool, err error) {
-	devices = s.server.Devices()
-	left, err = s.server.HandOver(ctx)
+	devices, left, err = s.server.HandOver(ctx)
 	if err == nil {
 		err = s.closeAddresses()
 	}

@@ -22,7 +22,7 @@ var upgradeFields = []report.Field[upgraded]{
 	report.F("daemon", "Daemon", "server", func(u upgraded) any { return u.daemon }),
 	report.F("pid", "PID", "of the new process", func(u upgraded) any { return int64(u.Pid) }),
 	report.F("version", "Version", "of the new process", func(u upgraded) any { return u.Version }),
-	report.F("devices", "Devices", "that clients had open", func(u upgraded) any { return report.Count(u.Devices) }),
+	report.F("devices", "Devices", "of clients that waited", func(u upgraded) any { return report.Count(u.Devices) }),
 	report.F("pause", "Pause", "from the news to the clients until the new process served, in milliseconds", func(u upgraded) any { return u.pause().Milliseconds() }),
 }
 

@@ -34,24 +34,27 @@ const (
 )
 
 // HandOver closes all sessions, their devices and the listeners, for another
-// process to serve them. Plugins go on running. On an error the server serves as
-// before, or Serve makes it do so: it must follow if closed is true.
-func (s *Server) HandOver(ctx context.Context) (closed bool, err error) {
+// process to serve them. Plugins go on running. waiting is the number of open
+// devices of clients that hold back their requests: they come back at once. On an
+// error the server serves as before, or Serve makes it do so: it must follow if
+// closed is true.
+func (s *Server) HandOver(ctx context.Context) (waiting int, closed bool, err error) {
 	if err := s.mayHandOver(); err != nil {
-		return false, err
+		return 0, false, err
 	}
 	s.tellHandOver(HandOverGrace)
 	if err := s.settle(ctx); err != nil {
 		s.tellHandOver(0)
-		return false, err
+		return 0, false, err
 	}
+	waiting = s.count((*session).isHeld)
 	ctx, cancel := context.WithTimeout(ctx, closeTime)
 	defer cancel()
 	f := s.front.Load()
 	if err := f.rtrs.Close(ctx); err != nil {
-		return true, fmt.Errorf("sessions do not end: %w", err)
+		return waiting, true, fmt.Errorf("sessions do not end: %w", err)
 	}
-	return true, s.release(ctx, f)
+	return waiting, true, s.release(ctx, f)
 }
 
 // release closes the completion queues of the fabrics, for their addresses to be
@@ -144,9 +147,12 @@ func (s *session) isHeld() bool {
 }
 
 // Devices returns the number of devices that clients have open.
-func (s *Server) Devices() (n int) {
+func (s *Server) Devices() int { return s.count(func(*session) bool { return true }) }
+
+// count counts the open devices of sessions that match.
+func (s *Server) count(match func(*session) bool) (n int) {
 	for i := range s.sessions {
-		if sess := s.sessions[i].Load(); sess != nil {
+		if sess := s.sessions[i].Load(); sess != nil && match(sess) {
 			n += len(sess.mappings())
 		}
 	}

@@ -22,7 +22,7 @@ func lasting() *memory {
 func (r *rig) handOver() <-chan error {
 	done := make(chan error, 1)
 	go func() {
-		_, err := r.server.HandOver(r.t.Context())
+		_, _, err := r.server.HandOver(r.t.Context())
 		done <- err
 	}()
 	return done
@@ -153,7 +153,7 @@ func TestHandOverIsRefusedWhereItWouldLoseWrites(t *testing.T) {
 	i := r.connect("s")
 	dev, err := i.open("vol", blk.ReadWrite)
 	must(t, err)
-	if closed, err := r.server.HandOver(t.Context()); closed || !errors.Is(err, syscall.EBUSY) {
+	if _, closed, err := r.server.HandOver(t.Context()); closed || !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("closed %t, %v", closed, err)
 	}
 	must(t, i.closeDevice(dev.DeviceID))
@@ -167,7 +167,7 @@ func TestStandby(t *testing.T) {
 	if len(r.server.bound()) != 0 || r.server.Devices() != 0 {
 		t.Error("it listens")
 	}
-	if _, err := r.server.HandOver(t.Context()); err == nil {
+	if _, _, err := r.server.HandOver(t.Context()); err == nil {
 		t.Error("a server that does not serve hands over")
 	}
 	must(t, r.server.Serve(r.server.cfg.Listen))

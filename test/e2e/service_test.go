@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -142,6 +143,44 @@ func TestNBDClientsThatConnectAgainAtOnce(t *testing.T) {
 	stop()
 	if err := <-failed; err != nil {
 		t.Errorf("a user is refused: %v", err)
+	}
+}
+
+// TestServiceManagerFollowsAnUpgrade has the messages of both processes of a server
+// read: the manager is told of the new main process before the old one ends, and never
+// that the service ends.
+func TestServiceManagerFollowsAnUpgrade(t *testing.T) {
+	l := lab.New(t)
+	path := filepath.Join(l.Dir, "notify")
+	told, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer told.Close()
+	s := l.Server(lab.ServerOptions{SearchPath: l.Image("a.img", 1<<20), Plugins: []string{"fileio"}, Env: []string{"NOTIFY_SOCKET=" + path, "WATCHDOG_USEC=600000"}})
+	first := s.PID()
+	if _, err := s.Upgrade(""); err != nil {
+		t.Fatal(err)
+	}
+	next := fmt.Sprintf("MAINPID=%d", s.PID())
+	var all []string
+	told.SetReadDeadline(time.Now().Add(lab.Patience))
+	for b := make([]byte, 4096); ; {
+		n, err := told.Read(b)
+		if err != nil {
+			t.Fatalf("messages %q, then %v", all, err)
+		}
+		all = append(all, string(b[:n]))
+		if i := slices.Index(all, next); i >= 0 && len(all) > i+2 && all[len(all)-1] == "WATCHDOG=1" { // the new one's
+			break
+		}
+	}
+	text := strings.Join(all, "|")
+	if before, after, _ := strings.Cut(text, next); !strings.Contains(before, "READY=1") || !strings.Contains(after, "READY=1") || strings.Contains(text, "STOPPING=1") {
+		t.Errorf("messages %q", all)
+	}
+	if err := syscall.Kill(first, 0); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("the old process is there: %v", err)
 	}
 }
 

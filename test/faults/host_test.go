@@ -40,8 +40,8 @@ func TestMain(m *testing.M) {
 		flood(addr)
 		os.Exit(0)
 	}
-	if b := os.Getenv(nextProcess); b != "" {
-		actAsNextProcess(b)
+	if os.Getenv(nextProcess) != "" {
+		actAsNextProcess(filepath.Base(os.Args[0]))
 	}
 	code := m.Run()
 	lab.Cleanup()

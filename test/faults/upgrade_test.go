@@ -24,10 +24,10 @@ func TestServerUpgradeUnderLoad(t *testing.T) {
 		listen []string
 		paths  []string
 	}{
-		"iwarp, loss=fail":     {loss: "fail"},
-		"iwarp, loss=queue":    {loss: "queue:60s"},
-		"rocev2, loss=fail":    {loss: "fail", listen: []string{roce(1)}, paths: []string{lab.LoopbackAddr(2) + "@" + lab.LoopbackAddr(1) + ":4791%rocev2"}},
-		"two paths, loss=fail": {loss: "fail", listen: []string{"127.0.0.1:0", "127.0.0.2:0"}},
+		"iwarp, loss=fail":      {loss: "fail"},
+		"iwarp, loss=queue":     {loss: "queue:60s"},
+		"rocev2, loss=fail":     {loss: "fail", listen: []string{roce(1)}, paths: []string{lab.LoopbackAddr(2) + "@" + lab.LoopbackAddr(1) + ":4791%rocev2"}},
+		"two paths, loss=queue": {loss: "queue:60s", listen: []string{"127.0.0.1:0", "127.0.0.2:0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := lab.New(t)
@@ -98,8 +98,8 @@ func mustAnswer(t *testing.T, s *lab.Server) {
 	}
 }
 
-// nextProcess names the environment variable that makes this program act as the next
-// process of a server, one that fails.
+// nextProcess names the environment variable with which this program acts as the next
+// process of a server. Its name is what it does.
 const nextProcess = "RNBD_TEST_NEXT_PROCESS"
 
 // actAsNextProcess speaks as docs/abi/handover-v1.md says, and then does what
@@ -128,6 +128,13 @@ func actAsNextProcess(behaviour string) {
 // A next process that fails, at whatever moment, changes nothing: the running one
 // goes on, or takes over again, and no request fails.
 func TestServerUpgradeThatFails(t *testing.T) {
+	l := lab.New(t)
+	s := l.Server(lab.ServerOptions{SearchPath: l.Image("disk.img", 16<<20), Plugins: []string{"fileio"}, Env: []string{nextProcess + "=yes"}})
+	c := l.Client(lab.ClientOptions{})
+	d := l.Map(c, "disk.img", s, withLoss("fail"))
+	load := startLoad(t, c, d.Name, loadOptions{})
+	load.awaitProgress(100)
+	before := s.PID()
 	for behaviour, want := range map[string]string{
 		"exits":                     "exit status 3",
 		"refuses":                   "it does not like the configuration",
@@ -135,38 +142,35 @@ func TestServerUpgradeThatFails(t *testing.T) {
 		"dies after the hand-over":  "exit status 4",
 		"hangs after the hand-over": "does not serve: context deadline exceeded",
 	} {
-		t.Run(behaviour, func(t *testing.T) {
-			l := lab.New(t)
-			s := l.Server(lab.ServerOptions{SearchPath: l.Image("disk.img", 16<<20), Plugins: []string{"fileio"}, Env: []string{nextProcess + "=" + behaviour}})
-			c := l.Client(lab.ClientOptions{})
-			d := l.Map(c, "disk.img", s, withLoss("fail"))
-			load := startLoad(t, c, d.Name, loadOptions{})
-			load.awaitProgress(100)
-			before := s.PID()
-			exe, err := os.Executable()
-			if err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), 2*enough)
-			defer cancel()
-			_, err = s.API.Upgrade(ctx, &controlpb.UpgradeRequest{Binary: exe, ReadyUs: time.Second.Microseconds()})
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("error %v, want one with %q", err, want)
-			}
-			load.awaitProgress(200)
-			if gone, _ := s.Exited(); gone || s.PID() != before {
-				t.Fatalf("the running process has ended\n%s", s.Log())
-			}
-			mustAnswer(t, s)
-			if behaviour == "is never ready" || behaviour == "exits" || behaviour == "refuses" {
-				load.stop()
-				return
-			}
-			mustUpgrade(t, s) // and the next one may succeed
-			load.awaitProgress(200)
-			load.stop()
-		})
+		ctx, cancel := context.WithTimeout(t.Context(), 2*enough)
+		_, err := s.API.Upgrade(ctx, &controlpb.UpgradeRequest{Binary: actor(t, l, behaviour), ReadyUs: time.Second.Microseconds()})
+		cancel()
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("one that %s: error %v, want one with %q", behaviour, err, want)
+		}
+		load.awaitProgress(200)
+		if gone, _ := s.Exited(); gone || s.PID() != before {
+			t.Fatalf("one that %s: the running process has ended\n%s", behaviour, s.Log())
+		}
+		mustAnswer(t, s)
 	}
+	mustUpgrade(t, s) // and the next one may succeed
+	load.awaitProgress(200)
+	load.stop()
+}
+
+// actor is a link to this program, whose name says how it behaves.
+func actor(t *testing.T, l *lab.T, behaviour string) string {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(l.Dir, behaviour)
+	if err := os.Symlink(exe, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // What is installed in the place of the running program may be no program at all.

@@ -4182,7 +4182,7 @@ type UpgradeReply struct {
 	Pid           int32                  `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`                        // of the new process
 	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`                 // of the new process
 	PauseUs       int64                  `protobuf:"varint,3,opt,name=pause_us,json=pauseUs,proto3" json:"pause_us,omitempty"` // from the news to the clients until the new process served
-	Devices       int32                  `protobuf:"varint,4,opt,name=devices,proto3" json:"devices,omitempty"`                // that clients had open
+	Devices       int32                  `protobuf:"varint,4,opt,name=devices,proto3" json:"devices,omitempty"`                // of clients that waited
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
