@@ -72,7 +72,7 @@ test-e2e: build ## real processes and real clients
 
 test-versions: build ## the last release with this version: daemons, plugins, commands, files (needs the history of git)
 	@mkdir -p $(RESULTS)
-	@RNBD_LONG=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/versions -p 1 $(if $(RUN),-run '$(RUN)') test/versions
+	@RNBD_LONG=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/versions -p 1 -timeout 45m $(if $(RUN),-run '$(RUN)') test/versions
 
 # After test-kernel, run conformance again: the numbers proven with the kernel count then.
 test-kernel: build ## with the Linux kernel as the peer, in a virtual machine (root, about 20 minutes)

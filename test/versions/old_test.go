@@ -67,7 +67,7 @@ func buildOld() (err error) {
 		return fmt.Errorf("git archive %s: %v: %s; a shallow clone has no history", lastRelease(), err, out)
 	}
 	for _, p := range programs {
-		build := exec.Command("go", "build", "-buildvcs=false", "-o", old.bin+"/", ".")
+		build := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-o", old.bin+"/", ".")
 		build.Dir = filepath.Join(old.src, p)
 		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK="+filepath.Join(old.src, "go.work"))
 		if out, err := build.CombinedOutput(); err != nil {

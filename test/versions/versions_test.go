@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -216,7 +217,10 @@ func TestCommandsOfTheOtherVersion(t *testing.T) {
 	}
 }
 
-// The examples of the last release's configuration are still accepted.
+// yamlExample is an example of a configuration file in a document: its kind, and the text.
+var yamlExample = regexp.MustCompile("(?s)```yaml\n(# /etc/rnbd/(client|server)\\..*?)```")
+
+// The examples in the last release's documents are still accepted.
 func TestConfigurationOfTheLastRelease(t *testing.T) {
 	oldBin(t)
 	if old.src == "" {
@@ -226,10 +230,21 @@ func TestConfigurationOfTheLastRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, kind := range []string{"client", "server"} {
-		file := filepath.Join(old.src, "docs/examples", kind+".yaml")
-		if out, err := exec.Command(filepath.Join(now, "rnbd"), "config", "check", kind, file).CombinedOutput(); err != nil {
-			t.Errorf("%s: %v\n%s", file, err, out)
+	page, err := os.ReadFile(filepath.Join(old.src, "docs/operations.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples := yamlExample.FindAllSubmatch(page, -1)
+	if len(examples) < 2 {
+		t.Fatalf("%d examples in the last release's docs/operations.md", len(examples))
+	}
+	for _, e := range examples {
+		file := filepath.Join(t.TempDir(), "example.yaml")
+		if err := os.WriteFile(file, e[1], 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command(filepath.Join(now, "rnbd"), "config", "check", string(e[2]), file).CombinedOutput(); err != nil {
+			t.Errorf("%s\n%v: %s", e[1], err, out)
 		}
 	}
 }
