@@ -66,6 +66,13 @@ func withDevices(n int) *daemon {
 	return d
 }
 
+// change changes the daemon while the page does not look at it.
+func (p *Page) change(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f()
+}
+
 // answer has device i move data, and answer a request per sector of it.
 func (d *daemon) answer(i int, sectors uint64) {
 	dev := d.devices.Devices[i]
@@ -100,8 +107,10 @@ func TestRatesAreThoseOfTheLastSeconds(t *testing.T) {
 			t.Errorf("rates after one look: %v", s.Totals)
 		}
 		time.Sleep(Interval - time.Second)
-		d.answer(1, 100)
-		d.devices.Devices[2].State, d.devices.Devices[2].LastError = "closed", "no path is left"
+		p.change(func() {
+			d.answer(1, 100)
+			d.devices.Devices[2].State, d.devices.Devices[2].LastError = "closed", "no path is left"
+		})
 		time.Sleep(2 * time.Second) // a tick, and one
 		s := p.read(t)
 		if got := *s.Totals.Read; got < 100*512/6.1 || got > 100*512/4.9 {
@@ -156,9 +165,11 @@ func TestHistoryIsBounded(t *testing.T) {
 		defer p.Close()
 		for i := range 240 {
 			synctest.Wait()
-			for k := range 20 {
-				d.answer((20*i+k)%200, uint64(k+1))
-			}
+			p.change(func() {
+				for k := range 20 {
+					d.answer((20*i+k)%200, uint64(k+1))
+				}
+			})
 			time.Sleep(Interval)
 		}
 		s := p.read(t)
@@ -205,13 +216,13 @@ func TestADaemonThatDoesNotAnswerIsAProblem(t *testing.T) {
 		p := New(Client(d))
 		defer p.Close()
 		time.Sleep(Interval + time.Second)
-		d.err = errors.New("out of order")
+		p.change(func() { d.err = errors.New("out of order") })
 		time.Sleep(2 * Interval)
 		s := p.read(t)
 		if s.Problem != "daemon: out of order" || len(s.History) != 1 || s.Daemon != "client" {
 			t.Errorf("%+v", s)
 		}
-		d.err = nil
+		p.change(func() { d.err = nil })
 		time.Sleep(Interval)
 		if s := p.read(t); s.Problem != "" || len(s.History) != 2 || len(s.Devices) != 1 {
 			t.Errorf("%+v", s)
@@ -256,7 +267,7 @@ func TestUsersOfAnExportComeAndGo(t *testing.T) {
 		p := New(Server(e))
 		defer p.Close()
 		time.Sleep(time.Second)
-		e.devices.Devices[0].Users = []*controlpb.ServerDeviceUse{use("b", 1010)}
+		p.change(func() { e.devices.Devices[0].Users = []*controlpb.ServerDeviceUse{use("b", 1010)} })
 		time.Sleep(Interval)
 		s := p.read(t)
 		if len(s.Devices) != 1 {
