@@ -36,7 +36,7 @@ func (s *sample) work(before *sample) []Share {
 	slices.SortFunc(busiest, func(a, b Share) int {
 		return cmp.Or(cmp.Compare(b.Rate, a.Rate), cmp.Compare(a.Device, b.Device))
 	})
-	return slices.Clip(busiest[:min(len(busiest), maxShares)])
+	return append([]Share{}, busiest[:min(len(busiest), maxShares)]...) // the rest is not kept
 }
 
 // movedSince returns the data that each device has moved since an earlier sample.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -188,6 +189,37 @@ func TestHistoryIsBounded(t *testing.T) {
 			t.Errorf("an answer has %d bytes", n)
 		}
 	})
+}
+
+// The history of 1,000 busy devices takes less than a megabyte.
+func TestHistoryIsSmall(t *testing.T) {
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	d := withDevices(1000)
+	c := Client(d)
+	before, err := c.look(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 1000 {
+		d.answer(i, uint64(i+1))
+	}
+	now, err := c.look(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var history ring
+	empty := heap()
+	for range points {
+		history.add(now.point(before))
+	}
+	if grown := int64(heap()) - int64(empty); grown > 1<<20 || len(history.all()) != points {
+		t.Errorf("the history of %d points takes %d bytes", len(history.all()), grown)
+	}
 }
 
 func TestListsAreBounded(t *testing.T) {
