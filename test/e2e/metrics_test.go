@@ -79,6 +79,9 @@ func TestMetricsByTLSWithAToken(t *testing.T) {
 	want("/metrics", first, http.StatusOK)
 	want("/metrics", second, http.StatusUnauthorized)
 	want("/metrics", "", http.StatusUnauthorized)
+	want("/", first, http.StatusOK)
+	want("/status.json", first, http.StatusOK)
+	want("/status.json", "", http.StatusUnauthorized)
 	want("/healthz", "", http.StatusOK)
 	want("/readyz", "", http.StatusOK)
 
