@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -47,11 +46,16 @@ type Browser struct {
 // Start starts a browser that ends with the test.
 func Start(t testing.TB) *Browser {
 	t.Helper()
+	program := find(t)
+	profile, err := os.MkdirTemp("", "rnbd-browser-")
+	if err != nil {
+		t.Fatal(err)
+	}
 	// Pictures are drawn by the processor, and nothing is asked of the network on
 	// the browser's own behalf. Root may not use its sandbox.
-	cmd := exec.Command(find(t), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic",
+	cmd := exec.Command(program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic",
 		"--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-		"--user-data-dir="+filepath.Join(t.TempDir(), "profile"), "--remote-debugging-pipe", "about:blank")
+		"--user-data-dir="+profile, "--remote-debugging-pipe", "about:blank")
 	theirIn, in, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -81,6 +85,9 @@ func Start(t testing.TB) *Browser {
 		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what it left of its group
 		reader.Wait()
 		out.Close()
+		for end := time.Now().Add(patience); os.RemoveAll(profile) != nil && time.Now().Before(end); { // killed processes still write to it
+			time.Sleep(20 * time.Millisecond)
+		}
 		if t.Failed() {
 			t.Logf("the browser: %v\n%s", err, log)
 		}
