@@ -17,8 +17,7 @@ type benchOptions struct {
 	servers []string
 	ioMode  string
 	mpaCRC  bool
-	tls     tlsOptions
-	tlsName string
+	tls     clientTLS
 	plugin  string
 	orders  string
 	write   bool
@@ -43,7 +42,6 @@ func (o *benchOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.ioMode, "io-mode", "", "with --server: io plugin that opens the device: fileio, blockio (default the server's choice)")
 	f.BoolVar(&o.mpaCRC, "mpa-crc", true, "with --server: checksums on iWARP connections")
 	o.tls.register(f, "with --server: TLS: off or require")
-	f.StringVar(&o.tlsName, "tls-name", "", "what the server must prove to be (default the address of the path)")
 	f.StringVar(&o.plugin, "plugin", "", "program of a storage plugin that opens the device, with no server before it")
 	f.StringVar(&o.orders, "orders", "", "FILE of loads, one a line, - for standard input; see above")
 	f.BoolVar(&o.write, "write", false, "write too: WHAT WAS ON THE DEVICE IS LOST")
@@ -110,12 +108,9 @@ func (o *benchOptions) plan(devices int) (ws []load.Workload, size uint64, err e
 	return ws, size, err
 }
 
-// checkTLS checks the options of TLS.
+// checkTLS refuses options of TLS without a server.
 func (o *benchOptions) checkTLS() error {
-	switch {
-	case o.tls.TLS != tlsOff && o.tls.TLS != tlsRequire:
-		return fmt.Errorf("--tls %q: use %s or %s", o.tls.TLS, tlsOff, tlsRequire)
-	case o.tls != tlsOptions{TLS: tlsOff} && len(o.servers) == 0:
+	if o.tls != (clientTLS{tlsOptions: tlsOptions{TLS: tlsOff}}) && len(o.servers) == 0 {
 		return errors.New("TLS is for --server: a mapped device has it or not, and an export by NBD is named nbds://")
 	}
 	return nil

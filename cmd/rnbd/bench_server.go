@@ -25,7 +25,7 @@ func (o *benchOptions) openServer(ctx context.Context, c *call, b *benchTargets,
 	if err != nil {
 		return err
 	}
-	auth, err := o.tls.open(o.tlsName, false, slog.New(slog.DiscardHandler))
+	auth, err := o.tls.open()
 	if err != nil {
 		return err
 	}

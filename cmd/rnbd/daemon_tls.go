@@ -77,6 +77,25 @@ func authMode(where, value string) (rtrs.AuthMode, error) {
 	return m, nil
 }
 
+// clientTLS are the TLS options of a command that is a client itself.
+type clientTLS struct {
+	tlsOptions
+	name string
+}
+
+func (o *clientTLS) register(f *pflag.FlagSet, modes string) {
+	o.tlsOptions.register(f, modes)
+	f.StringVar(&o.name, "tls-name", "", "what the server must prove to be (default the address of the path)")
+}
+
+// open reads the files. Without TLS it returns nil.
+func (o *clientTLS) open() (*tlsauth.Auth, error) {
+	if o.TLS != tlsOff && o.TLS != tlsRequire {
+		return nil, usageError{fmt.Errorf("--tls %q: use %s or %s", o.TLS, tlsOff, tlsRequire)}
+	}
+	return o.tlsOptions.open(o.name, false, slog.New(slog.DiscardHandler))
+}
+
 // openTLS reads the files for the TLS of the metrics page. Without any it returns
 // nil.
 func (o *metricsOptions) openTLS(log *slog.Logger) (metrics.TLS, error) {

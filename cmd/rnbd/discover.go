@@ -65,6 +65,8 @@ Where the server's --search-path has %SESSNAME%, name the session by --session.`
 	}
 	fabric := c.Flags().String("fabric", "", "fabric of addresses that name none")
 	session := c.Flags().String("session", "", "name of the session that is asked for (default one that no other has)")
+	var secure clientTLS
+	secure.register(c.Flags(), "TLS: off or require")
 	c.RunE = func(cmd *cobra.Command, servers []string) error {
 		ctx, cancel, err := deadline(cmd)
 		if err != nil {
@@ -75,7 +77,7 @@ Where the server's --search-path has %SESSNAME%, name the session by --session.`
 		if err != nil {
 			return err
 		}
-		offer, err := discover(ctx, servers, *fabric, *session)
+		offer, err := discover(ctx, servers, *fabric, *session, &secure)
 		if err != nil {
 			return err
 		}
@@ -85,7 +87,7 @@ Where the server's --search-path has %SESSNAME%, name the session by --session.`
 }
 
 // discover asks with the client library in this process.
-func discover(ctx context.Context, servers []string, fabric, session string) (offer client.Offer, err error) {
+func discover(ctx context.Context, servers []string, fabric, session string, secure *clientTLS) (offer client.Offer, err error) {
 	paths, err := serverPaths(ctx, servers)
 	if err != nil {
 		return offer, err
@@ -98,7 +100,11 @@ func discover(ctx context.Context, servers []string, fabric, session string) (of
 			return offer, usageError{err}
 		}
 	}
-	lib, err := newBenchClient(ctx, 0, true, nil)
+	auth, err := secure.open()
+	if err != nil {
+		return offer, err
+	}
+	lib, err := newBenchClient(ctx, 0, true, auth)
 	if err != nil {
 		return offer, err
 	}
