@@ -45,6 +45,9 @@ func (s *session) onHandOver(ctx context.Context, milliseconds uint64) (holds bo
 	return true
 }
 
+// returnPause takes the place of reopenDelay while the server hands over.
+const returnPause = 20 * time.Millisecond
+
 // hold makes the requests of an open device wait.
 func (d *Device) hold() {
 	d.mu.Lock()

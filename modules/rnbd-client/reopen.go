@@ -79,6 +79,14 @@ const reopensAtOnce = 16
 // failure, for instance of a server that has not found the device yet.
 const reopenDelay = 500 * time.Millisecond
 
+// reopenPause returns the pause before OPEN is tried again.
+func (s *session) reopenPause() time.Duration {
+	if s.leaving.Load() {
+		return returnPause
+	}
+	return reopenDelay
+}
+
 // beginReopen reports whether d is to be opened again and no goroutine is doing
 // that yet.
 func (d *Device) beginReopen() bool {
@@ -109,7 +117,7 @@ func (d *Device) reopenUntilOpen() {
 		err := d.reopen(ctx)
 		cancel()
 		<-s.turns
-		if err != nil && !s.pause(reopenDelay) {
+		if err != nil && !s.pause(s.reopenPause()) {
 			return
 		}
 	}

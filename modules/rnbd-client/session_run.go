@@ -80,7 +80,7 @@ func (s *session) run() {
 	for {
 		var again <-chan time.Time
 		if s.work() != nil {
-			again = time.After(reopenDelay)
+			again = time.After(s.reopenPause())
 		}
 		select {
 		case <-s.done:
