@@ -10,6 +10,9 @@
 // kernel's modules: to test another one, add it to columns. Scenarios take a cell and
 // speak of its client and its server alone.
 //
+// The recipes of docs/security.md for IPsec and WireGuard run between network
+// namespaces of the guest: TestIPsec, TestWireGuard.
+//
 // They need root. The first run fetches Debian's kernel, its headers and its source
 // (280 MB) and builds the modules, in about two minutes, into .cache/kernelvm of
 // the repository; remove that folder to get a newer kernel.

@@ -1,7 +1,6 @@
 package kernelvm
 
 import (
-	"os"
 	"testing"
 	"time"
 )
@@ -14,9 +13,7 @@ import (
 // connection manager answers a request of ours later than the 10 s of a
 // client's patience. The cause is not known.
 func TestIBVerbs_LinkLossAndIdle(t *testing.T) {
-	if os.Getenv("RNBD_LONG") == "" {
-		t.Skip("in the long form: make test-kernel-full")
-	}
+	longForm(t)
 	g := guest(t)
 	rocev2.prepare(t, g)
 	mixed := func(client, server column) *bench {

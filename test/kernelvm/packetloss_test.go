@@ -3,7 +3,6 @@ package kernelvm
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -19,9 +18,7 @@ import (
 // Only in the long form: it is a measurement, see "Lost packets" in
 // docs/protocol/rocev2.md.
 func TestPacketLoss(t *testing.T) {
-	if os.Getenv("RNBD_LONG") == "" {
-		t.Skip("in the long form: make test-kernel-full")
-	}
+	longForm(t)
 	for _, c := range []cell{
 		{column: rocev2, from: ours, to: kernel},
 		{column: rocev2, from: ours, to: kernel, invalidate: true},

@@ -82,11 +82,21 @@ type disk struct {
 
 const diskSize = 16 << 20
 
+// sized returns the size of a server's disk in bytes: the usual one unless n says
+// otherwise.
+func sized(n int64) string {
+	if n == 0 {
+		n = diskSize
+	}
+	return fmt.Sprint(n)
+}
+
 // kernelServer is rnbd-server of the guest with a loop device.
 type kernelServer struct {
 	g      *vm.Guest
 	addr   func(link int) string
 	params []string // of rtrs-server
+	size   int64    // of the disk in bytes; 0: diskSize
 	loop   string
 }
 
@@ -96,7 +106,7 @@ func (s *kernelServer) Disk() string         { return s.loop }
 func (s *kernelServer) Start(t testing.TB) {
 	t.Helper()
 	if s.loop == "" {
-		s.g.Run(t, "truncate", "-s", fmt.Sprint(diskSize), "/tmp/disk.img")
+		s.g.Run(t, "truncate", "-s", sized(s.size), "/tmp/disk.img")
 		s.loop = strings.TrimSpace(s.g.Run(t, "losetup", "-f", "--show", "/tmp/disk.img"))
 		t.Cleanup(func() { s.g.Run(t, "losetup", "-d", s.loop); s.g.Run(t, "rm", "/tmp/disk.img") })
 	}
@@ -215,6 +225,7 @@ type ourServer struct {
 	at     place
 	fabric string
 	addr   func(link int) string
+	size   int64 // of the disk in bytes; 0: diskSize
 	flags  []string
 	dir    string
 	proc   process
@@ -230,11 +241,13 @@ func (s *ourServer) Start(t testing.TB) {
 		s.dir = strings.TrimSpace(run(t, s.at, "mktemp", "-d", "/tmp/rnbdkvXXXXXX"))
 		t.Cleanup(func() { run(t, s.at, "rm", "-r", s.dir) })
 		run(t, s.at, "mkdir", s.dir+"/images")
-		run(t, s.at, "truncate", "-s", fmt.Sprint(diskSize), s.dir+"/images/disk.img")
+		run(t, s.at, "truncate", "-s", sized(s.size), s.dir+"/images/disk.img")
 	}
 	args := []string{rnbdPath, "server", "run", "--socket", s.socket(), "--search-path", s.dir + "/images"}
 	for link := range 2 {
-		args = append(args, "--listen", s.fabric+"://"+net.JoinHostPort(s.addr(link), "1234"))
+		if link == 0 || s.addr(link) != s.addr(0) {
+			args = append(args, "--listen", s.fabric+"://"+net.JoinHostPort(s.addr(link), "1234"))
+		}
 	}
 	s.proc = s.at.Start(t, append(args, s.flags...)...)
 	up(t, s.at, s.proc, "server", s.socket())

@@ -124,7 +124,7 @@ func lock(path string) (unlock func(), err error) {
 // need, with their packages.
 var tools = map[string]string{
 	"qemu-system-x86_64": "qemu-system-x86", "ip": "iproute2", "rdma": "iproute2", "modprobe": "kmod", "xz": "xz-utils",
-	"make": "make", "gcc": "gcc", "mke2fs": "e2fsprogs", "mkfs.xfs": "xfsprogs", "fio": "fio", "tcpdump": "tcpdump", "tshark": "tshark",
+	"make": "make", "gcc": "gcc", "mke2fs": "e2fsprogs", "mkfs.xfs": "xfsprogs", "fio": "fio", "tcpdump": "tcpdump", "tshark": "tshark", "wg": "wireguard-tools",
 	"dmsetup": "dmsetup", "mdadm": "mdadm", "sfdisk": "fdisk",
 	// for tests that are built for the guest
 	"/usr/include/stdio.h": "libc6-dev", "/usr/include/infiniband/verbs.h": "libibverbs-dev", "/usr/include/rdma/rdma_cma.h": "librdmacm-dev",
