@@ -15,7 +15,6 @@ import (
 
 	"github.com/rnbd-go/rnbd/test/kernelvm/kernel"
 	"github.com/rnbd-go/rnbd/test/kernelvm/vm/wire"
-	"github.com/rnbd-go/rnbd/test/lab"
 )
 
 // Enabled reports whether tests with guests are asked for: they need root, a
@@ -110,7 +109,8 @@ func boot(c Config) (*Guest, error) {
 }
 
 func (g *Guest) start(c Config) error {
-	if err := buildRamDisk(g.dir, g.Kernel); err != nil {
+	tree := wire.Config{Tree: g.Kernel.Modules}
+	if err := buildRamDisk(filepath.Join(g.dir, "initrd"), g.Kernel, tree, "9p", "9pnet_virtio", "overlay", "virtio_net"); err != nil {
 		return fmt.Errorf("initial ram disk: %w", err)
 	}
 	netArgs, err := c.Net.setUp(g)
@@ -230,23 +230,4 @@ func (g *Guest) Stop() {
 		g.net.tearDown()
 		os.RemoveAll(g.dir)
 	})
-}
-
-// buildRamDisk writes dir/initrd: agent, modules for the root, configuration.
-func buildRamDisk(dir string, k kernel.Kernel) error {
-	agent := filepath.Join(dir, "init")
-	build := exec.Command("go", "build", "-o", agent, "./vm/agent")
-	build.Dir = filepath.Join(lab.Root(), "test", "kernelvm")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build the agent: %w\n%s", err, out)
-	}
-	d := ramDisk{}
-	if err := d.addModules(k, "9p", "9pnet_virtio", "overlay", "virtio_net"); err != nil {
-		return err
-	}
-	if err := d.addFile("init", agent, 0o755); err != nil {
-		return err
-	}
-	return d.write(filepath.Join(dir, "initrd"), wire.Config{Modules: d.modules, Tree: k.Modules})
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/test/kernelvm/kernel"
 	"github.com/rnbd-go/rnbd/test/kernelvm/vm/wire"
+	"github.com/rnbd-go/rnbd/test/lab"
 )
 
 // ramDisk is a cpio archive ("newc") as the kernel unpacks it at boot.
@@ -87,6 +88,32 @@ func (d *ramDisk) addModule(path string) error {
 	d.add(name, 0o100644, image)
 	d.modules = append(d.modules, "/"+name)
 	return nil
+}
+
+// RamDisk writes an initial ram disk that loads modules, with all that they
+// depend on, and boots the root on a block device, as "/dev/vda".
+func RamDisk(path string, k kernel.Kernel, root string, modules ...string) error {
+	return buildRamDisk(path, k, wire.Config{Root: root}, modules...)
+}
+
+// buildRamDisk writes a ram disk of agent, modules and configuration.
+func buildRamDisk(path string, k kernel.Kernel, c wire.Config, modules ...string) error {
+	agent := filepath.Join(filepath.Dir(path), "init")
+	build := exec.Command("go", "build", "-o", agent, "./vm/agent")
+	build.Dir = filepath.Join(lab.Root(), "test", "kernelvm")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the agent: %w\n%s", err, out)
+	}
+	d := ramDisk{}
+	if err := d.addModules(k, modules...); err != nil {
+		return err
+	}
+	if err := d.addFile("init", agent, 0o755); err != nil {
+		return err
+	}
+	c.Modules = d.modules
+	return d.write(path, c)
 }
 
 func (d *ramDisk) write(path string, c wire.Config) error {

@@ -5,6 +5,9 @@
 // process 1 it loads the modules of the ram disk, mounts the host's root
 // read-only (9p) under a file system in memory, moves there, and starts itself
 // again as the agent; then it only collects orphaned processes.
+//
+// Where the configuration names a block device, that has the root, and the agent
+// gives way to the init there.
 package main
 
 import (
@@ -13,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -85,6 +89,9 @@ func setUp() error {
 			return err
 		}
 	}
+	if cfg.Root != "" {
+		return boot(cfg.Root)
+	}
 	if err := root(cfg); err != nil {
 		return err
 	}
@@ -110,6 +117,36 @@ func load(path string) error {
 		return fmt.Errorf("load %s: %w", path, err)
 	}
 	return os.Remove(path)
+}
+
+// boot makes the file system of a block device the root, read-only, and becomes
+// its init.
+func boot(device string) error {
+	for range 100 { // until its driver has found it
+		if _, err := os.Stat(device); err == nil {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	mounts := []mount{{device, "/new", "ext4", unix.MS_RDONLY, ""}}
+	for _, name := range []string{"/dev", "/proc", "/sys"} {
+		mounts = append(mounts, mount{name, "/new" + name, "", unix.MS_MOVE, ""})
+	}
+	for _, m := range mounts {
+		if err := m.do(); err != nil {
+			return err
+		}
+	}
+	if err := os.Chdir("/new"); err != nil {
+		return err
+	}
+	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
+		return fmt.Errorf("move the root: %w", err)
+	}
+	if err := unix.Chroot("."); err != nil {
+		return err
+	}
+	return unix.Exec("/sbin/init", []string{"/sbin/init"}, []string{"TERM=linux"})
 }
 
 // root makes the host's files the root of this process.

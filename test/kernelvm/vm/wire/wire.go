@@ -9,6 +9,7 @@ const Port = "rnbd.agent"
 type Config struct {
 	Modules []string // files of the initial ram disk to load, in order
 	Tree    string   // the host's folder to use as /lib/modules
+	Root    string   // block device with the root to boot (ext4), by its own init; empty: the host's files
 }
 
 // Op is the kind of a request.
