@@ -79,13 +79,15 @@ test-kernel: build ## with the Linux kernel as the peer, in a virtual machine (r
 	@mkdir -p $(RESULTS)
 	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 -timeout 40m test/kernelvm
 
-test-devices: build ## front ends as block devices, in a virtual machine (root, about 10 minutes)
+test-devices: build tools-for-packages ## front ends as block devices, and a host that boots with the packages, in virtual machines (root, about 15 minutes)
 	@mkdir -p $(RESULTS)
 	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 75m $(if $(RUN),-run '$(RUN)') test/devices
+	@RNBD_KERNEL=1 RNBD_PACKAGES=1 go run ./tools/gotest -out $(RESULTS)/boot -p 1 -timeout 75m -run '$(or $(RUN),TestBoot)' test/packages
 
-soak: build tools-for-soak ## the long form of it, hours on a slow machine; a part: RUN=TestInGuest/ublk/power
+soak: build tools-for-soak tools-for-packages ## the long form of it, hours on a slow machine; a part: RUN=TestInGuest/ublk/power, RUN=TestBoot
 	@mkdir -p $(RESULTS)
 	@RNBD_KERNEL=1 RNBD_LONG=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 250m $(if $(RUN),-run '$(RUN)') test/devices
+	@RNBD_KERNEL=1 RNBD_PACKAGES=1 RNBD_LONG=1 go run ./tools/gotest -out $(RESULTS)/boot -p 1 -timeout 120m -run '$(or $(RUN),TestBoot)' test/packages
 
 test-packages: tools-for-packages ## packages, installed, used, upgraded and purged in a clean root (root, about two minutes)
 	@mkdir -p $(RESULTS)

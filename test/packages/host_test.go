@@ -47,15 +47,16 @@ echo ready
 exec sleep infinity
 `
 
-// newHost starts a host that ends with the test, above a root.
-func newHost(t *testing.T, root string) *host {
+// newHost starts a host that ends with the test, above a root. It has the packages
+// of the first version and of upgrade.
+func newHost(t *testing.T, root, upgrade string) *host {
 	t.Helper()
 	dir, err := os.MkdirTemp(temp, "host-") // a short name, for sockets
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := &host{t: t, root: filepath.Join(dir, "root")}
-	h.init = startInit(t, setUp, root, dir, packages(t, first), packages(t, second))
+	h.init = startInit(t, setUp, root, dir, packages(t, first), packages(t, upgrade))
 	return h
 }
 

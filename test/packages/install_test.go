@@ -22,7 +22,7 @@ const wants = "/etc/systemd/system/multi-user.target.wants"
 // while the device is in use, and is as before when all is purged.
 func TestDebsAreInstalledUpgradedAndPurged(t *testing.T) {
 	require(t, "mmdebstrap", "nsenter")
-	h := newHost(t, prepare(t, cleanRoot))
+	h := newHost(t, prepare(t, cleanRoot, first, second), second)
 	before := h.files()
 
 	h.run(install + "/mnt/first/*.deb")
@@ -70,7 +70,7 @@ func TestDebsAreInstalledUpgradedAndPurged(t *testing.T) {
 // RPM's, so what they need of the distribution is not asked for.
 func TestRPMsAreInstalledUpgradedAndErased(t *testing.T) {
 	require(t, "mmdebstrap", "nsenter", "rpm")
-	h := newHost(t, prepare(t, cleanRoot))
+	h := newHost(t, prepare(t, cleanRoot, first, second), second)
 	h.run("mkdir -p /usr/share/fish/vendor_completions.d /usr/share/zsh/site-functions") // of the package filesystem
 	before := h.files()
 	rpm := func(args string) string {

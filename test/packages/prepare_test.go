@@ -94,6 +94,12 @@ var cleanRoot = sync.OnceValues(func() (string, error) {
 	return debianRoot("root-1")
 })
 
+// bootRoot returns the folder of a root that boots as a guest, with the kernel of
+// another package.
+var bootRoot = sync.OnceValues(func() (string, error) {
+	return debianRoot("guest-1", "--include=systemd-sysv,udev,kmod,e2fsprogs,procps")
+})
+
 // debianRoot makes a root of Debian by mmdebstrap, or takes that of the cache.
 func debianRoot(name string, args ...string) (string, error) {
 	cache := filepath.Join(lab.Root(), ".cache", "packages")
@@ -122,18 +128,20 @@ func debianRoot(name string, args ...string) (string, error) {
 	return dir, os.WriteFile(dir+".complete", nil, 0o644)
 }
 
-// prepare makes the packages and a root at the same time.
-func prepare(t *testing.T, makeRoot func() (string, error)) (root string) {
+// prepare makes the packages of some versions and a root at the same time.
+func prepare(t *testing.T, makeRoot func() (string, error), versions ...string) (root string) {
 	t.Helper()
 	go func() {
-		made[first]() // packages waits for them, and reports their errors
-		made[second]()
+		for _, v := range versions {
+			made[v]() // packages waits for them, and reports their errors
+		}
 	}()
 	root, err := makeRoot()
 	if err != nil {
 		t.Fatal(err)
 	}
-	packages(t, first)
-	packages(t, second)
+	for _, v := range versions {
+		packages(t, v)
+	}
 	return root
 }
