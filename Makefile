@@ -147,10 +147,11 @@ bench-net: build tools-for-test ## IP over InfiniBand against wireguard-go and v
 bench-kernel: build tools-for-test ## against the kernel's modules, in a virtual machine: ratios in bench-results-kernel.json (root)
 	@cd test/kernelvm && RNBD_KERNEL=1 RNBD_BENCH=1 RNBD_BIN=$(BIN) go test -count=1 -v -timeout 40m -run TestBench_Peers .
 
-lint: ## gofmt, go vet and staticcheck
+lint: ## gofmt, go vet and staticcheck, and the types for arm64
 	@test -z "$$(gofmt -l $(ALL) | tee /dev/stderr)"
 	@for m in $(ALL); do (cd $$m && go vet ./...) || exit 1; done
 	@CGO_ENABLED=$(CGO_RNBD) $$(cd tools && go tool -n staticcheck) $(ALL:%=./%/...)
+	@cd tools && go run ./arch arm64
 
 vuln: build ## weaknesses that are known of the modules in the programs, by govulncheck; GOVULNDB=URL: another database
 	@cd tools && go run ./vuln $(foreach p,$(PROGRAMS),$(BIN)/$(notdir $(p)))
