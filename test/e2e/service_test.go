@@ -179,9 +179,7 @@ func TestServiceManagerFollowsAnUpgrade(t *testing.T) {
 	if before, after, _ := strings.Cut(text, next); !strings.Contains(before, "READY=1") || !strings.Contains(after, "READY=1") || strings.Contains(text, "STOPPING=1") {
 		t.Errorf("messages %q", all)
 	}
-	if err := syscall.Kill(first, 0); !errors.Is(err, syscall.ESRCH) {
-		t.Errorf("the old process is there: %v", err)
-	}
+	sdktest.Eventually(t, "the old process has ended", func() bool { return errors.Is(syscall.Kill(first, 0), syscall.ESRCH) })
 }
 
 // TestServiceManagerIsTold has the daemon's messages read, from its start to its
