@@ -79,10 +79,13 @@ test-kernel: build ## with the Linux kernel as the peer, in a virtual machine (r
 	@mkdir -p $(RESULTS)
 	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 -timeout 40m test/kernelvm
 
-test-devices: build tools-for-packages ## front ends as block devices, and a host that boots with the packages, in virtual machines (root, about 15 minutes)
+test-devices: build ## front ends as block devices, in a virtual machine (root, about 10 minutes)
 	@mkdir -p $(RESULTS)
 	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 75m $(if $(RUN),-run '$(RUN)') test/devices
-	@RNBD_KERNEL=1 RNBD_PACKAGES=1 go run ./tools/gotest -out $(RESULTS)/boot -p 1 -timeout 75m -run '$(or $(RUN),TestBoot)' test/packages
+
+test-boot: tools-for-packages ## a host that boots with the packages, in a virtual machine (root, about five minutes)
+	@mkdir -p $(RESULTS)
+	@RNBD_KERNEL=1 RNBD_PACKAGES=1 go run ./tools/gotest -out $(RESULTS)/boot -p 1 -timeout 75m -run TestBoot test/packages
 
 soak: build tools-for-soak tools-for-packages ## the long form of it, hours on a slow machine; a part: RUN=TestInGuest/ublk/power, RUN=TestBoot
 	@mkdir -p $(RESULTS)
@@ -228,4 +231,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## what was built
 	@rm -rf $(BIN) .cache dist bench-results*
 
-.PHONY: help build demo test test-versions tools-for-test test-modules test-e2e test-kernel test-devices test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report lint vuln man install packages release release-programs generate tidy release-check clean
+.PHONY: help build demo test test-versions tools-for-test test-modules test-e2e test-kernel test-devices test-boot test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report lint vuln man install packages release release-programs generate tidy release-check clean

@@ -4,7 +4,7 @@
 //	make test-packages                         the short form
 //	make test-packages-full                    with what takes long
 //	RNBD_PACKAGES=1 go test -run Install -v .  a part of it
-//	make test-devices RUN=TestBoot             a guest that boots with the packages
+//	make test-boot                             a guest that boots with the packages
 //	make soak RUN=TestBoot                     its long form
 //
 // The clean root is one of Debian with apt alone (mmdebstrap), in the cache of
