@@ -118,7 +118,8 @@ func (c *Client) lastFreeIndex() (uint32, bool) {
 // endRestoring stops the tries. Waiting disks stay in the state file.
 func (c *Client) endRestoring() {
 	c.endLife()
-	c.saving.Lock() // whoever has it may begin a try
+	c.saving.Lock() // its holder may begin a try
+	//lint:ignore SA2001 the wait for the holder is all that is needed
 	c.saving.Unlock()
 	c.restoring.Wait()
 }
