@@ -51,10 +51,27 @@ func TestAPanicOfTopRestoresTheTerminal(t *testing.T) {
 	if *after != *before {
 		t.Errorf("the terminal is %+v, before it was %+v", *after, *before)
 	}
-	shown := make([]byte, 4096)
-	got, err := keyboard.Read(shown)
-	if err != nil || !strings.HasSuffix(string(shown[:got]), "\x1b[?25h\x1b[?1049l") {
-		t.Errorf("it shows %q, %v", shown[:got], err)
+	// What it wrote may arrive in parts.
+	const end = "\x1b[?25h\x1b[?1049l"
+	shown := make(chan string, 1)
+	go func() {
+		var all string
+		for b := make([]byte, 4096); !strings.HasSuffix(all, end); {
+			got, err := keyboard.Read(b)
+			if err != nil {
+				break
+			}
+			all += string(b[:got])
+		}
+		shown <- all
+	}()
+	select {
+	case all := <-shown:
+		if !strings.HasSuffix(all, end) {
+			t.Errorf("it shows %q", all)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("the screen is not put back")
 	}
 	fmt.Fprintln(keyboard) // for the reader of keys, so that it ends
 }
