@@ -163,6 +163,9 @@ func (o *serverOptions) libraryConfig(run *daemonRun) (server.Config, map[string
 	if err := o.checkSearchPath(run.log); err != nil {
 		return cfg, nil, err
 	}
+	if _, err := o.mode(); err != nil {
+		return cfg, nil, err
+	}
 	challenges, err := o.challenges()
 	if err != nil {
 		return cfg, nil, err
