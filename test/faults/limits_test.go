@@ -203,6 +203,10 @@ func newLimited(t *testing.T, flags ...string) *limited {
 	r := &limited{lab: l, server: l.Server(lab.ServerOptions{SearchPath: search, Plugins: []string{"fileio"}, Extra: flags})}
 	r.client = l.Client(lab.ClientOptions{})
 	r.use(t) // the server now has its resources for a first client
+	eventually(t, enough, "what the client has used is given back", func() bool {
+		list, err := r.server.API.ListSessions(t.Context(), &controlpb.ListRequest{})
+		return err == nil && len(list.Sessions) == 0
+	})
 	r.base = holdingOf(t, r.server.PID())
 	r.strangers = newStrangers(t, r.server)
 	return r
