@@ -57,8 +57,8 @@ units() {
 # anything is not started.
 hardening() {
 	for d in server client; do
-		holds="rlimits, capabilities, no_new_privs, seccomp" # front ends of root that show disks
-		[ $d = client ] || holds="rlimits, network, capabilities, no_new_privs, landlock, seccomp"
+		holds="cgroup, rlimits, capabilities, no_new_privs, seccomp" # front ends of root that show disks
+		[ $d = client ] || holds="cgroup, rlimits, network, capabilities, no_new_privs, landlock, seccomp"
 		check "$d: plugins are confined" 'rnbd $d show -o json >/tmp/show && is "$(sed -n "s/.*\"confined\": \"\(.*\)\".*/\1/p" /tmp/show | sort -u)" "$holds"'
 		for p in $(pid $d) $(pgrep -P $(pid $d)); do
 			check "$d: process $p keeps to its system calls" "grep -E 'NoNewPrivs:.1' /proc/$p/status && grep -E 'Seccomp:.2' /proc/$p/status"
