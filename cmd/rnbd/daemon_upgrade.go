@@ -84,10 +84,13 @@ func (u *upgrading) end() {
 // process of the daemon, and hands over to it. On an error this process serves as
 // before.
 func (u *upgrading) upgrade(r *controlpb.UpgradeRequest, s handedOver) (*controlpb.UpgradeReply, error) {
-	if !u.mu.TryLock() || u.isReplaced() {
+	if !u.mu.TryLock() {
 		return nil, fmt.Errorf("an upgrade is under way: %w", syscall.EBUSY)
 	}
 	defer u.mu.Unlock()
+	if u.isReplaced() {
+		return nil, fmt.Errorf("another process serves already, and this one ends: %w", syscall.EBUSY)
+	}
 	next, sockets, err := u.start(r.Binary, s)
 	if err != nil {
 		return nil, fmt.Errorf("upgrade: %w", err)
