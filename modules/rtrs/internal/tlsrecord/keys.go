@@ -1,7 +1,6 @@
 package tlsrecord
 
 import (
-	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hkdf"
 	"crypto/sha256"
@@ -12,6 +11,8 @@ import (
 	"hash"
 
 	"golang.org/x/crypto/chacha20poly1305"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/gcm"
 )
 
 const (
@@ -28,20 +29,12 @@ type suite struct {
 	aead   func(key []byte) (cipher.AEAD, error)
 }
 
-func aesGCM(key []byte) (cipher.AEAD, error) {
-	block, err := aes.NewCipher(key)
-	if err != nil {
-		return nil, err
-	}
-	return cipher.NewGCM(block)
-}
-
 func suiteOf(id uint16) (suite, error) {
 	switch id {
 	case tls.TLS_AES_128_GCM_SHA256:
-		return suite{id, 16, sha256.New, aesGCM}, nil
+		return suite{id, 16, sha256.New, gcm.New}, nil
 	case tls.TLS_AES_256_GCM_SHA384:
-		return suite{id, 32, sha512.New384, aesGCM}, nil
+		return suite{id, 32, sha512.New384, gcm.New}, nil
 	case tls.TLS_CHACHA20_POLY1305_SHA256:
 		return suite{id, chacha20poly1305.KeySize, sha256.New, chacha20poly1305.New}, nil
 	}

@@ -1,0 +1,9 @@
+//go:build !amd64
+
+package gcm
+
+import "crypto/cipher"
+
+const wide = false
+
+func newWide(cipher.Block, []byte) cipher.AEAD { panic("gcm: not on this CPU") }
