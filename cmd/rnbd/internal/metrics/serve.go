@@ -52,7 +52,11 @@ func Listen(addr string, c *Daemon, g *Guard, rest http.Handler, log *slog.Logge
 	if rest != nil {
 		mux.Handle("GET /", g.wantToken(rest))
 	}
-	s.http = newServer(mux, scrapeTimeout, log)
+	var pages http.Handler = mux
+	if g == nil && isLoopback(s.addr) {
+		pages = wantLocalHost(s.addr.String(), mux)
+	}
+	s.http = newServer(pages, scrapeTimeout, log)
 	go func() {
 		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			log.Error("metrics are not served any more", "err", err)
