@@ -4,7 +4,7 @@ MODULES  := modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-clien
 PLUGINS  := plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/frontend-ublk
 PROGRAMS := cmd/rnbd cmd/rnbd-net $(PLUGINS) examples/io-memory
 ALL      := $(MODULES) $(PROGRAMS) test tools
-PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server nbd-client fio e2fsprogs tshark iperf3 iproute2 strace groff-base fuse3 busybox rpm
+PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server nbd-client fio e2fsprogs tshark iperf3 stress-ng iproute2 strace groff-base fuse3 busybox rpm
 PACKAGES_LONG := lintian podman crun
 BIN      := $(CURDIR)/bin
 RESULTS  := $(CURDIR)/.cache/test-results
@@ -42,7 +42,7 @@ demo: build ## export, map, copy, kill a plugin, verify: under a minute
 test: tools-for-test build test-modules test-e2e conformance ## everything but the long forms
 
 tools-for-test:
-	@missing=; for t in nbdinfo qemu-io qemu-storage-daemon nbdkit nbd-server nbd-client fio mke2fs tshark iperf3 tc strace groff fusermount3 busybox rpm; do \
+	@missing=; for t in nbdinfo qemu-io qemu-storage-daemon nbdkit nbd-server nbd-client fio mke2fs tshark iperf3 stress-ng tc strace groff fusermount3 busybox rpm; do \
 		command -v $$t >/dev/null || [ -x /usr/sbin/$$t ] || missing="$$missing $$t"; done; \
 	if [ -n "$$missing" ]; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -150,6 +150,9 @@ bench-net: build tools-for-test ## IP over InfiniBand against wireguard-go and v
 bench-kernel: build tools-for-test ## against the kernel's modules, in a virtual machine: ratios in bench-results-kernel.json (root)
 	@cd test/kernelvm && RNBD_KERNEL=1 RNBD_BENCH=1 RNBD_BIN=$(BIN) go test -count=1 -v -timeout 40m -run TestBench_Peers .
 
+bench-kernel-report: ## the same, with tables into docs/benchmarks/kernel.md
+	@RNBD_BENCH_REPORT=$(CURDIR)/docs/benchmarks/kernel.md $(MAKE) bench-kernel
+
 lint: ## gofmt, go vet and staticcheck, and the types for arm64
 	@test -z "$$(gofmt -l $(ALL) | tee /dev/stderr)"
 	@for m in $(ALL); do (cd $$m && go vet ./...) || exit 1; done
@@ -231,4 +234,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## what was built
 	@rm -rf $(BIN) .cache dist bench-results*
 
-.PHONY: help build demo test test-versions tools-for-test test-modules test-e2e test-kernel test-devices test-boot test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report lint vuln man install packages release release-programs generate tidy release-check clean
+.PHONY: help build demo test test-versions tools-for-test test-modules test-e2e test-kernel test-devices test-boot test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report bench-net bench-kernel bench-kernel-report lint vuln man install packages release release-programs generate tidy release-check clean

@@ -26,7 +26,7 @@ var (
 )
 
 // kinds are the first letters of rows, in their order.
-const kinds = "PTI"
+const kinds = "PTIU"
 
 // claims are all rows.
 func claims() (all []claim) {
@@ -40,6 +40,7 @@ func claims() (all []claim) {
 		all = append(all, diskClaims(write)...)
 		all = append(all, isolationClaims(write)...)
 		all = append(all, tlsClaims(write)...)
+		all = append(all, userClaims(write)...)
 	}
 	all = append(all, idleClaims()...)
 	slices.SortStableFunc(all, func(a, b claim) int {
@@ -48,7 +49,7 @@ func claims() (all []claim) {
 	return all
 }
 
-// number of a row's id: P1 and up, T1 and up, I1 and up.
+// number of a row's id: the digits after its kind.
 func number(id string) (n int) {
 	for _, c := range id[1:] {
 		n = n*10 + int(c-'0')
@@ -222,14 +223,16 @@ func planOf(all []claim, only []string, quick bool) *plan {
 // in it, not every depth in both directions.
 func (c claim) quick() bool {
 	switch c.id {
-	case "P1", "P3", "P10":
+	case "P1", "P3", "P10", "U1":
 		return !c.w.Write
-	case "P2", "P6":
+	case "P2", "P6", "U2":
 		return c.w.Write && c.w.Depth == 16
 	case "P5":
 		return c.w.Write && (c.w.Depth == 16 || c.w.Seq)
-	case "P4", "P8", "P11", "P14", "T1", "T2", "T3", "T5":
+	case "P4", "P8", "P11", "P14", "T1", "T2", "T3", "T5", "U3", "U7", "U8", "U9":
 		return c.w.Write
+	case "U10":
+		return c.w.Write && c.w.Depth == 64
 	case "P7", "P13", "T4":
 		return c.w.Write && c.w.Seq
 	case "P9":

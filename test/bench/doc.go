@@ -3,7 +3,8 @@
 //
 // Comparisons, their fairness and the treatment of noise are in docs/benchmarking.md. Files:
 // main.go (flags), claims.go (the rows and their targets), bench.go (phases and rounds),
-// workload.go and metric.go (loads and figures), ours.go, peers.go, paths.go, disks.go, idle.go
+// workload.go and metric.go (loads and figures), users.go (rows of a socket and a disk, and their
+// busy neighbour), ours.go, peers.go, paths.go, disks.go, idle.go
 // and isolation.go (targets), generator.go, fio.go and iperf.go (load generators), fill.go
 // (contents), verify.go (the same load with data that is checked), costs.go (counts per I/O),
 // proc.go and machine.go (CPU time, foreign load), report.go, markdown.go and plot.go (results).

@@ -78,7 +78,7 @@ func fio(ctx context.Context, d time.Duration, args []string, change func(*exec.
 func (s *site) fioVerify(engine []string) func(context.Context, workload, time.Duration) error {
 	return func(ctx context.Context, w workload, d time.Duration) error {
 		w.Write = true
-		size := int64(4*w.Depth*w.Block) / int64(w.Jobs)
+		size := int64(4 * w.Depth * w.Block) // of each job
 		args := append(fioJob(engine, min(size, s.Size/int64(w.Jobs)), w), "--rw="+w.fioMode(), "--numjobs="+strconv.Itoa(w.Jobs),
 			"--offset_increment="+strconv.FormatInt(size, 10), "--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--verify_state_save=0")
 		_, _, err := fio(ctx, d, args, nil)

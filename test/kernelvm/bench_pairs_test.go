@@ -35,12 +35,12 @@ func newPeerBench(t *testing.T) *peerBench {
 	g.Modprobe(t, "rnbd-server")
 	g.Modprobe(t, "rnbd-client")
 	b.startOurs()
-	b.kernelMap("kernel-kernel", "rnbd.ko over rxe to rnbd-server.ko", 0, 1234)
-	b.kernelMap("kernel-ours", "rnbd.ko over rxe to our server", 1, 1235)
+	b.kernelMap(kernelPair, "rnbd.ko over rxe to rnbd-server.ko", 0, 1234)
+	b.kernelMap(kernelOurs, "rnbd.ko over rxe to our server", 1, 1235)
 	b.ourMap("ours-kernel", "our client over ibverbs on rxe, NBD front end on a unix socket, to rnbd-server.ko", 2, "nbd-socket", "1234%ibverbs")
 	b.ourMap("ours-ours", "our client over ibverbs on rxe, NBD front end on a unix socket, to our server", 3, "nbd-socket", "1235%ibverbs")
-	b.ourMap("ublk, ibverbs", "our client over ibverbs on rxe, ublk, to our server", 4, "ublk", "1235%ibverbs")
-	b.ourMap("ublk, iwarp", "our client over iwarp, ublk, to our server", 5, "ublk", "1236%iwarp")
+	b.ourMap(ublkVerbs, "our client over ibverbs on rxe, ublk, to our server", 4, "ublk", "1235%ibverbs")
+	b.ourMap(ublkTCP, "our client over iwarp, ublk, to our server", 5, "ublk", "1236%iwarp")
 	b.library("library, ibverbs", "rnbd bench with the client library over ibverbs on rxe, to our server", 6, "1235%ibverbs")
 	b.library("library, iwarp", "rnbd bench with the client library over iwarp, to our server", 7, "1236%iwarp")
 	b.nbdkit()
@@ -105,7 +105,7 @@ func (b *peerBench) nbdkit() {
 	b.g.Start(b.t, "nbdkit", "-f", "-i", benchAddr, "-p", "10809", "memory", "64M")
 	b.g.Run(b.t, "sh", "-c", "for i in $(seq 100); do nbd-client "+benchAddr+" 10809 /dev/nbd0 -b 4096 && exit; sleep 0.2; done; exit 1")
 	b.t.Cleanup(func() { b.g.Run(b.t, "nbd-client", "-d", "/dev/nbd0") })
-	b.device("nbd.ko, nbdkit", "nbd-client over TCP to nbdkit memory", "/dev/nbd0")
+	b.device(nbdModule, "nbd-client over TCP to nbdkit memory", "/dev/nbd0")
 }
 
 func (b *peerBench) device(name, what, node string) {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // benchWork is a load.
@@ -32,13 +33,17 @@ func benchWorks() (all []benchWork) {
 // figures of an emulated machine mean nothing by themselves.
 type benchResult struct {
 	Kernel  string
+	Day     string
 	CPUs    int
 	Rounds  int
 	Seconds int // of each run
 	Load    string
+	Order   []string                    // of the pairs
 	Pairs   map[string]string           // descriptions
+	Rows    []benchRow                  // with targets
 	Ratios  map[string]map[string]ratio // workload, pair
 	Costs   map[string]map[string]perIO // the same, in a run of its own
+	Runs    benchSeries                 // one per round
 }
 
 // ratio is of the throughput of a pair to that of the kernel's pair in the same
@@ -51,21 +56,27 @@ func TestBench_Peers(t *testing.T) {
 		t.Skip("takes minutes: make bench-kernel")
 	}
 	b := newPeerBench(t)
-	r := benchResult{Kernel: b.g.Kernel.Release, CPUs: 2, Rounds: 5, Seconds: 2, Pairs: b.what(),
-		Load: "fio: libaio with O_DIRECT on devices, its nbd engine on the unix socket of the NBD front end"}
+	r := benchResult{Kernel: b.g.Kernel.Release, CPUs: 2, Rounds: 5, Seconds: 2, Order: b.names(), Pairs: b.what(),
+		Day: time.Now().UTC().Format(time.DateOnly), Load: "fio: libaio with O_DIRECT on devices, its nbd engine on the unix socket of the NBD front end"}
 	if os.Getenv("RNBD_BENCH") == "quick" { // a try-out
 		r.Rounds, r.Seconds = 1, 1
 	}
-	seen := map[string]map[string][]float64{}
+	r.Runs = benchSeries{}
 	for range r.Rounds {
 		for _, w := range benchWorks() {
-			if seen[w.name] == nil {
-				seen[w.name] = map[string][]float64{}
-			}
-			b.round(w, r.Seconds, seen[w.name])
+			b.round(w, r.Seconds, r.Runs)
 		}
 	}
-	r.Ratios, r.Costs = medians(seen), b.costs(r.Seconds)
+	r.Ratios, r.Costs = r.Runs.ratios(b.pairs[0].name), b.costs(r.Seconds)
+	for _, c := range benchClaims() {
+		r.Rows = append(r.Rows, r.Runs.row(c))
+	}
+	publishBench(t, r)
+}
+
+// publishBench writes the results, and the report where $RNBD_BENCH_REPORT says.
+func publishBench(t *testing.T, r benchResult) {
+	t.Helper()
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		t.Fatal(err)
@@ -73,15 +84,20 @@ func TestBench_Peers(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(repositoryRoot(), "bench-results-kernel.json"), append(text, '\n'), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, w := range benchWorks() {
-		for _, p := range b.pairs[1:] {
-			x := r.Ratios[w.name][p.name]
-			t.Logf("%-34s %-18s %.2f of %s (%.2f to %.2f)", w.name, p.name, x.Median, b.pairs[0].name, x.Min, x.Max)
-		}
-		for _, p := range b.pairs {
-			t.Logf("%-34s %-18s %s", w.name, p.name, r.Costs[w.name][p.name])
+	report := benchMarkdown(r)
+	t.Log(report)
+	if path := os.Getenv("RNBD_BENCH_REPORT"); path != "" {
+		if err := os.WriteFile(path, []byte(report), 0o644); err != nil {
+			t.Fatal(err)
 		}
 	}
+}
+
+func (b *peerBench) names() (all []string) {
+	for _, p := range b.pairs {
+		all = append(all, p.name)
+	}
+	return all
 }
 
 func (b *peerBench) what() map[string]string {
@@ -92,13 +108,13 @@ func (b *peerBench) what() map[string]string {
 	return all
 }
 
-// round lets every pair have a turn at w, and notes their ratios to the first.
-func (b *peerBench) round(w benchWork, secs int, seen map[string][]float64) {
+// round lets every pair have a turn at w.
+func (b *peerBench) round(w benchWork, secs int, seen benchSeries) {
 	b.t.Helper()
-	base, _ := b.run(b.pairs[0], w, secs)
-	for _, p := range b.pairs[1:] {
-		iops, _ := b.run(p, w, secs)
-		seen[p.name] = append(seen[p.name], iops/base)
+	for _, p := range b.pairs {
+		before := b.busyTime()
+		iops, ios := b.run(p, w, secs)
+		seen.add(w.name, p.name, benchRun{iops, (b.busyTime() - before) / ios * 1e6})
 	}
 }
 
@@ -142,16 +158,4 @@ func (b *peerBench) runLibrary(p benchPair, w benchWork, secs int) (iops, ios fl
 		b.t.Fatalf("rnbd bench says %s", out)
 	}
 	return r.Results[0].IOPS, r.Results[0].Requests
-}
-
-func medians(seen map[string]map[string][]float64) map[string]map[string]ratio {
-	result := map[string]map[string]ratio{}
-	for work, pairs := range seen {
-		result[work] = map[string]ratio{}
-		for pair, all := range pairs {
-			slices.Sort(all)
-			result[work][pair] = ratio{all[len(all)/2], all[0], all[len(all)-1]}
-		}
-	}
-	return result
 }
