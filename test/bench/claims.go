@@ -210,6 +210,9 @@ func planOf(all []claim, only []string, quick bool) *plan {
 		if hasCRCOff(c.ours) {
 			p.need(c.ours+crcOff, c.w)
 		}
+		if floor := c.floor(); floor != "" {
+			p.need(floor, c.w)
+		}
 		for _, peer := range c.peers {
 			for _, w := range c.peerLoads() {
 				p.need(peer, w)

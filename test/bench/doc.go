@@ -9,6 +9,8 @@
 // (contents), verify.go (the same load with data that is checked), costs.go (counts per I/O),
 // proc.go and machine.go (CPU time, foreign load), report.go, markdown.go and plot.go (results).
 //
+// Command floor is the skeleton of the path through the NBD front end, a target of users.go.
+//
 // With -net networks are compared in the same way: netclaims.go (rows), net.go and wireguard.go
 // (targets), netmarkdown.go (tables). Command netpeer has wireguard-go and the round trips.
 //

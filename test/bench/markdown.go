@@ -125,21 +125,36 @@ func (p *report) ids() (ids []string) {
 
 func (p *report) writeRows(b *strings.Builder, id string) {
 	fmt.Fprintf(b, "\n## %s: %s\n\n", id, titles[id])
-	b.WriteString("| workload | figure | ours | CRC off | against | theirs | ratio | lower quartile | target | runs | |\n")
-	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
+	floor := slices.ContainsFunc(p.Rows, func(r row) bool { return r.ID == id && r.Floor > 0 })
+	head, line := "| workload | figure |", "|---|---|"
+	if floor {
+		head, line = head+" floor |", line+"---|"
+	}
+	b.WriteString(head + " ours | CRC off | against | theirs | ratio | lower quartile | target | runs | |\n" + line + "---|---|---|---|---|---|---|---|---|\n")
 	for _, r := range p.Rows {
-		if r.ID != id {
-			continue
+		if r.ID == id {
+			r.write(b, floor)
 		}
-		target, verdict := r.verdict()
-		crc := ""
-		if r.CRCOff > 0 {
-			crc = digits(r.CRCOff)
-		}
-		fmt.Fprintf(b, "| %s | %s, %s | %s | %s | %s | %s | **%.2f** | %.2f | %s | %d | %s |\n", r.Workload, r.Metric, r.Unit,
-			digits(r.Ours), crc, r.PeerName, digits(r.Peer), r.Ratio, r.Quartiles[1], target, r.Runs, verdict)
 	}
 }
+
+// write writes the line of a row, with a column for the floor if others have one.
+func (r row) write(b *strings.Builder, floor bool) {
+	target, verdict := r.verdict()
+	crc := ""
+	if r.CRCOff > 0 {
+		crc = digits(r.CRCOff)
+	}
+	fmt.Fprintf(b, "| %s | %s, %s |", r.Workload, r.Metric, r.Unit)
+	if floor {
+		fmt.Fprintf(b, " %s (%.2f) |", digits(r.Floor), r.AtFloor)
+	}
+	fmt.Fprintf(b, " %s | %s | %s | %s | **%.2f** | %.2f | %s | %d | %s |\n",
+		digits(r.Ours), crc, r.PeerName, digits(r.Peer), r.Ratio, r.Quartiles[1], target, r.Runs, verdict)
+}
+
+// nearFloor is the ratio to the floor from which a row is at the floor.
+const nearFloor = 0.85
 
 // verdict returns the target of a row and whether it is met; nothing without a
 // target.
@@ -147,7 +162,11 @@ func (r row) verdict() (target, met string) {
 	if r.Target == 0 {
 		return "", ""
 	}
-	return fmt.Sprint(r.Target), map[bool]string{true: "met", false: "**not met**"}[r.Met]
+	met = map[bool]string{true: "met", false: "**not met**"}[r.Met]
+	if !r.Met && r.AtFloor >= nearFloor {
+		met += ", at the floor of this design"
+	}
+	return fmt.Sprint(r.Target), met
 }
 
 // digits prints three digits, or all before the point.

@@ -48,7 +48,7 @@ func (s *site) addNetworks(ctx context.Context) error {
 		s.skip("networks", errors.New("a network namespace needs root"))
 		return nil
 	}
-	peer, err := s.netpeer()
+	peer, err := s.program("netpeer")
 	if err != nil {
 		return err
 	}
@@ -79,13 +79,14 @@ func (s *site) addNetworks(ctx context.Context) error {
 	return nil
 }
 
-// netpeer builds the helper program.
-func (s *site) netpeer() (string, error) {
-	path := filepath.Join(s.dir, "netpeer")
-	cmd := exec.Command("go", "build", "-o", path, "./netpeer")
+// program builds a helper program from its folder in the tests.
+func (s *site) program(folder string) (string, error) {
+	name := filepath.Base(folder)
+	path := filepath.Join(s.dir, name)
+	cmd := exec.Command("go", "build", "-o", path, "./"+folder)
 	cmd.Dir = filepath.Join(lab.Root(), "test")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build netpeer: %w: %s", err, out)
+		return "", fmt.Errorf("build %s: %w: %s", name, err, out)
 	}
 	return path, nil
 }

@@ -46,6 +46,7 @@ func (s *site) addNetwork(ctx context.Context) error {
 		return err
 	}
 	s.addPeers(ctx)
+	s.try(floorSocket, s.addFloor(ctx))
 	s.addBusy()
 	return nil
 }

@@ -19,6 +19,10 @@ type row struct {
 	Ours     float64 `json:"ours"` // medians over the rounds
 	OursName string  `json:"ours_name"`
 	CRCOff   float64 `json:"ours_crc_off,omitempty"`
+	Floor    float64 `json:"floor,omitempty"`
+	// AtFloor is the median of the ratios of ours to the floor within each round: 1
+	// is as good as the floor.
+	AtFloor  float64 `json:"ours_to_floor,omitempty"`
 	Peer     float64 `json:"peer"`
 	PeerName string  `json:"peer_name"`
 	// Ratio of the medians; above 1 ours is better, whatever the metric.
@@ -101,6 +105,11 @@ func (r *results) row(c claim) (best row, found bool) {
 		}
 	}
 	best.CRCOff = r.median(key{c.ours + crcOff, c.w.Name}, c.m)
+	if floor := c.floor(); floor != "" {
+		if got, ok := r.compare(c, key{floor, c.w.Name}); ok {
+			best.Floor, best.AtFloor = got.Peer, got.Quartiles[2]
+		}
+	}
 	return best, found
 }
 

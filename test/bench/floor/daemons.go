@@ -1,0 +1,210 @@
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+// Headers between the daemons, in bytes: what ours sends besides payload for a request
+// and for an answer (iwarp with MPA CRC: a WRITE with its immediate, and an answer with
+// the chunk's next key). Fields: tag, offset on the disk, offset in the arena, length,
+// operation.
+const (
+	wireRequest = 128
+	wireAnswer  = 64
+)
+
+func putHeader(b []byte, e *shm.SQE) {
+	binary.LittleEndian.PutUint64(b, e.Tag)
+	binary.LittleEndian.PutUint64(b[8:], e.Offset)
+	binary.LittleEndian.PutUint64(b[16:], e.ArenaOff)
+	binary.LittleEndian.PutUint32(b[24:], e.Len)
+	b[28] = byte(e.Op)
+}
+
+func getHeader(b []byte) shm.SQE {
+	return shm.SQE{Tag: binary.LittleEndian.Uint64(b), Offset: binary.LittleEndian.Uint64(b[8:]),
+		ArenaOff: binary.LittleEndian.Uint64(b[16:]), Len: binary.LittleEndian.Uint32(b[24:]), Op: blk.Op(b[28])}
+}
+
+// payload is the place of a request's payload in an arena.
+func payload(arena []byte, e *shm.SQE) []byte { return arena[e.ArenaOff:][:e.Len] }
+
+// client is the ring of the client's daemon, a source of its pump. A request keeps its
+// offset in the arena on the way: the server's arena has the same layout.
+type client struct {
+	comp  *shm.Completer
+	arena []byte
+	wire  *stream
+	cur   shm.SQE // whose answer is received
+	sqes  [256]shm.SQE
+}
+
+func runClient() error {
+	o, p, wire, err := daemon("client", wireAnswer)
+	if err != nil {
+		return err
+	}
+	c := &client{comp: o.ring.Completer(), arena: o.arena, wire: wire}
+	wire.begin = func(h []byte) ([]byte, bool) {
+		if c.cur = getHeader(h); c.cur.Op != blk.Read {
+			return nil, true
+		}
+		return payload(c.arena, &c.cur), true
+	}
+	wire.came = func(n int) {
+		if (c.cur.Op != blk.Read || n == int(c.cur.Len)) && !c.comp.Push(&shm.CQE{Tag: c.cur.Tag}) {
+			fail("an answer without a request", c.comp.Err())
+		}
+	}
+	return serve(p, c, wire)
+}
+
+// daemon makes what both daemons have.
+func daemon(name string, header int) (o opened, p *pump.Pump, wire *stream, err error) {
+	if o, err = open(); err != nil {
+		return o, nil, nil, err
+	}
+	p, err = pump.New(pump.Config{Name: name})
+	const fd = firstFD + 4
+	err = errors.Join(err, unix.SetNonblock(fd, true), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, tcpBuffer))
+	return o, p, newStream(fd, header), err
+}
+
+// tcpBuffer is about the send buffer that the product gives a connection on loopback;
+// the kernel doubles it.
+const tcpBuffer = 290 << 10
+
+// Poll publishes the answers of the turn before and sends requests. The wire is polled
+// after it in the same turn.
+func (c *client) Poll() int {
+	c.comp.Publish()
+	n := c.comp.Pop(c.sqes[:])
+	for i := range c.sqes[:n] {
+		e := &c.sqes[i]
+		var data []byte
+		if e.Op == blk.Write {
+			data = payload(c.arena, e)
+		}
+		putHeader(c.wire.add(wireRequest, data).head[:], e)
+	}
+	return n
+}
+
+func (c *client) Arm() bool { return c.comp.Arm() }
+func (c *client) Disarm()   { c.comp.Disarm() }
+func (c *client) FD() int   { return c.comp.FD() }
+
+// server is the ring of the server's daemon.
+type server struct {
+	sub    *shm.Submitter
+	arena  []byte
+	wire   *stream
+	cur    shm.SQE // that is received
+	flying [extents * extentTags]shm.SQE
+	cqes   [256]shm.CQE
+}
+
+func runServer() error {
+	o, p, wire, err := daemon("server", wireRequest)
+	if err != nil {
+		return err
+	}
+	s := &server{sub: o.ring.Submitter(), arena: o.arena, wire: wire}
+	wire.begin = func(h []byte) ([]byte, bool) {
+		if s.cur = getHeader(h); s.cur.Op == blk.Write {
+			return payload(s.arena, &s.cur), true
+		}
+		return nil, true
+	}
+	wire.came = func(n int) {
+		if s.cur.Op == blk.Write && n < int(s.cur.Len) {
+			return
+		}
+		s.flying[s.cur.Tag] = s.cur
+		if !s.sub.Push(&s.cur) {
+			fail("the ring is full", s.sub.Err())
+		}
+	}
+	return serve(p, s, wire)
+}
+
+// Poll publishes the requests of the turn before and sends answers.
+func (s *server) Poll() int {
+	s.sub.Publish()
+	n := s.sub.Pop(s.cqes[:])
+	for _, a := range s.cqes[:n] {
+		e := &s.flying[a.Tag]
+		var data []byte
+		if e.Op == blk.Read {
+			data = payload(s.arena, e)
+		}
+		putHeader(s.wire.add(wireAnswer, data).head[:], e)
+	}
+	return n
+}
+
+func (s *server) Arm() bool { return s.sub.Arm() }
+func (s *server) Disarm()   { s.sub.Disarm() }
+func (s *server) FD() int   { return s.sub.FD() }
+
+// shownAfter is how many bytes of requests a storage plugin serves before it shows the
+// answers.
+const shownAfter = 32 << 10
+
+// plugin is the disk, in memory.
+type plugin struct {
+	comp  *shm.Completer
+	arena []byte
+	disk  []byte
+	sqes  [256]shm.SQE
+}
+
+func runPlugin(c config) error {
+	o, err := open()
+	if err != nil {
+		return err
+	}
+	disk, err := unix.Mmap(-1, 0, int(c.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return err
+	}
+	_ = unix.Madvise(disk, unix.MADV_HUGEPAGE) // costs speed only where there are none
+	p, err := pump.New(pump.Config{Name: "plugin"})
+	if err != nil {
+		return err
+	}
+	return serve(p, &plugin{comp: o.ring.Completer(), arena: o.arena, disk: disk})
+}
+
+// Poll copies.
+func (p *plugin) Poll() int {
+	n := p.comp.Pop(p.sqes[:])
+	bytes := 0
+	for i := range p.sqes[:n] {
+		e := &p.sqes[i]
+		memory, disk := payload(p.arena, e), p.disk[e.Offset:][:e.Len]
+		if e.Op == blk.Write {
+			copy(disk, memory)
+		} else {
+			copy(memory, disk)
+		}
+		p.comp.Push(&shm.CQE{Tag: e.Tag})
+		if bytes += int(e.Len); bytes >= shownAfter {
+			p.comp.Publish()
+			bytes = 0
+		}
+	}
+	p.comp.Publish()
+	return n
+}
+
+func (p *plugin) Arm() bool { return p.comp.Arm() }
+func (p *plugin) Disarm()   { p.comp.Disarm() }
+func (p *plugin) FD() int   { return p.comp.FD() }

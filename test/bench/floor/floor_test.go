@@ -1,0 +1,98 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rnbd-go/rnbd/test/nbdclient"
+)
+
+// asFloor has the test program be the command.
+const asFloor = "RNBD_TEST_FLOOR"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asFloor) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func TestServesADisk(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "floor") // a short path
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	socket := filepath.Join(dir, "s")
+	cmd := exec.Command(exe, "-socket", socket, "-size", "16777216")
+	cmd.Env = append(os.Environ(), asFloor+"=1")
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var c *nbdclient.Client
+	for {
+		if c, err = nbdclient.Dial(ctx, "unix", socket, nbdclient.Options{}); err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	writeAndRead(t, c)
+	c.Close()
+	if err := errors.Join(cmd.Process.Signal(syscall.SIGTERM), cmd.Wait()); err != nil {
+		t.Error(err)
+	}
+	if _, err := nbdclient.Dial(ctx, "unix", socket, nbdclient.Options{}); err == nil {
+		t.Error("a child is still there")
+	}
+}
+
+// writeAndRead moves blocks of all kinds of sizes, many at once.
+func writeAndRead(t *testing.T, c *nbdclient.Client) {
+	t.Helper()
+	sizes := []int{4096, 1 << 20, 124 << 10, 8192, 256 << 10, 512}
+	errs := make(chan error)
+	for i := range 12 {
+		go func() {
+			errs <- func() error {
+				for turn := range 20 {
+					at, n := int64(i)<<20, sizes[(i+turn)%len(sizes)]
+					want := bytes.Repeat([]byte{byte(i), byte(turn), byte(turn >> 3), 7}, n/4)
+					if _, err := c.WriteAt(want, at); err != nil {
+						return err
+					}
+					got := make([]byte, n)
+					if _, err := c.ReadAt(got, at); err != nil {
+						return err
+					}
+					if !bytes.Equal(got, want) {
+						t.Errorf("block %d of %d bytes, turn %d: not what was written", i, n, turn)
+					}
+				}
+				return nil
+			}()
+		}()
+	}
+	for range 12 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+// sendBuffer is that of the product's front end.
+const sendBuffer = 512 << 10
+
+// frontend answers NBD clients. Each request in flight has an extent of the arena, each
+// piece of it the tag extent*extentTags plus the number of the piece.
+type frontend struct {
+	config
+	sub      *shm.Submitter
+	arena    []byte
+	free     []int
+	requests [extents]request
+	cqes     [256]shm.CQE
+}
+
+const extentTags = extent / 4096
+
+type request struct {
+	conn    *conn
+	cookie  uint64
+	write   bool
+	off     uint64
+	len     int
+	pushed  int // bytes that are with the client
+	pending int // pieces without an answer
+}
+
+type conn struct {
+	*stream
+	f          *frontend
+	cur        int // extent of the request that is received
+	unanswered int
+	most       int // of unanswered
+}
+
+func runFrontend(c config) error {
+	o, err := open()
+	if err != nil {
+		return err
+	}
+	f := &frontend{config: c, sub: o.ring.Submitter(), arena: o.arena}
+	for i := range extents {
+		f.free = append(f.free, extents-1-i)
+	}
+	p, err := pump.New(pump.Config{Name: "frontend"})
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("unix", c.socket)
+	if err != nil {
+		return err
+	}
+	go f.accept(l, p)
+	return serve(p, f)
+}
+
+// accept takes clients.
+func (f *frontend) accept(l net.Listener, p *pump.Pump) {
+	for {
+		client, err := l.Accept()
+		if err != nil {
+			fail("accept", err)
+		}
+		go func() {
+			defer client.Close()
+			if handshake(client, uint64(f.size)) != nil {
+				return // it only looked
+			}
+			file, err := client.(*net.UnixConn).File()
+			if err != nil {
+				fail("connection", err)
+			}
+			fd, err := unix.Dup(int(file.Fd()))
+			if err = errors.Join(err, file.Close()); err != nil {
+				fail("connection", err)
+			}
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer)
+			c := f.newConn(fd)
+			c.closed = func() {
+				p.Remove(c)
+				unix.Close(fd)
+			}
+			if err := p.Add(c); err != nil {
+				fail("connection", err)
+			}
+		}()
+	}
+}
+
+func (f *frontend) newConn(fd int) *conn {
+	c := &conn{stream: newStream(fd, requestHeader), f: f, cur: -1}
+	c.begin, c.came = c.onHeader, c.onPayload
+	c.gone = func(extent int) { f.free = append(f.free, extent) }
+	c.idle = func() bool { return c.unanswered > 0 && c.unanswered >= c.most }
+	return c
+}
+
+// onHeader takes a command.
+func (c *conn) onHeader(h []byte) ([]byte, bool) {
+	f := c.f
+	if binary.BigEndian.Uint32(h) != 0x25609513 {
+		fail("a client sends no NBD", nil)
+	}
+	kind, n := binary.BigEndian.Uint16(h[6:]), int(binary.BigEndian.Uint32(h[24:]))
+	if kind == cmdDisc {
+		c.closed()
+		return nil, false
+	}
+	if kind > cmdDisc || n == 0 || n > extent {
+		fail(fmt.Sprintf("command %d of %d bytes is not served", kind, n), nil)
+	}
+	if len(f.free) == 0 {
+		return nil, false
+	}
+	c.cur = f.free[len(f.free)-1]
+	f.free = f.free[:len(f.free)-1]
+	f.requests[c.cur] = request{conn: c, cookie: binary.BigEndian.Uint64(h[8:]), write: kind == cmdWrite, off: binary.BigEndian.Uint64(h[16:]), len: n}
+	c.unanswered++
+	c.most = max(c.most, c.unanswered)
+	if kind == cmdWrite {
+		return f.arena[c.cur*extent:][:n], true
+	}
+	return nil, true
+}
+
+// onPayload hands the pieces on that are complete.
+func (c *conn) onPayload(got int) {
+	f, r := c.f, &c.f.requests[c.cur]
+	if !r.write {
+		got = r.len
+	}
+	for r.pushed < got {
+		n := min(f.piece, r.len-r.pushed)
+		if r.pushed+n > got {
+			return
+		}
+		op := blk.Read
+		if r.write {
+			op = blk.Write
+		}
+		at := c.cur*extent + r.pushed
+		if !f.sub.Push(&shm.SQE{Tag: uint64(c.cur*extentTags + r.pushed/4096), Op: op, Offset: r.off + uint64(r.pushed), ArenaOff: uint64(at), Len: uint32(n)}) {
+			fail("the ring is full", f.sub.Err())
+		}
+		r.pushed += n
+		r.pending++
+	}
+}
+
+// Poll publishes what the connections have pushed, and answers. It is the first source
+// of the pump, so that both happen in the turn after the one that has made them; the
+// pump makes that at once.
+func (f *frontend) Poll() int {
+	f.sub.Publish()
+	n := f.sub.Pop(f.cqes[:])
+	for i := range f.cqes[:n] {
+		f.answer(int(f.cqes[i].Tag))
+	}
+	return n
+}
+
+func (f *frontend) answer(tag int) {
+	r, at := &f.requests[tag/extentTags], tag%extentTags*4096
+	c := r.conn
+	r.pending--
+	ended := r.pending == 0 && r.pushed == r.len
+	switch {
+	case !r.write:
+		n := min(f.piece, r.len-at)
+		m := c.add(dataChunk, f.arena[tag/extentTags*extent+at:][:n])
+		binary.BigEndian.PutUint32(m.head[:], 0x668e33ef)
+		binary.BigEndian.PutUint16(m.head[4:], map[bool]uint16{true: 1}[ended])
+		binary.BigEndian.PutUint16(m.head[6:], 1) // offset data
+		binary.BigEndian.PutUint64(m.head[8:], r.cookie)
+		binary.BigEndian.PutUint32(m.head[16:], uint32(8+n))
+		binary.BigEndian.PutUint64(m.head[20:], r.off+uint64(at))
+		if ended {
+			m.ends = tag / extentTags
+		}
+	case ended:
+		m := c.add(simpleReply, nil)
+		binary.BigEndian.PutUint32(m.head[:], 0x67446698)
+		binary.BigEndian.PutUint32(m.head[4:], 0)
+		binary.BigEndian.PutUint64(m.head[8:], r.cookie)
+		m.ends = tag / extentTags
+	}
+	if ended {
+		c.unanswered--
+	}
+}
+
+func (f *frontend) Arm() bool { return f.sub.Arm() }
+func (f *frontend) Disarm()   { f.sub.Disarm() }
+func (f *frontend) FD() int   { return f.sub.FD() }
+
+// fail ends the process.
+func fail(what string, err error) {
+	fmt.Fprintln(os.Stderr, "floor:", what, err)
+	os.Exit(1)
+}

@@ -1,0 +1,193 @@
+// Command floor is a skeleton of the path of a request through the NBD front end: the
+// same processes, hand-overs and bytes, and no protocol. What it needs is a lower bound
+// for every program with these processes on this machine.
+//
+//	floor -socket PATH -size BYTES
+//
+// It serves one memory disk at an NBD unix socket until a signal ends it:
+//
+//	NBD client -> unix socket -> front end -> ring -> client -> TCP -> server -> ring -> plugin
+//
+// Each of the four is a process with one pump of package pump, which spins and sleeps by
+// the rules of the product, and the rings are those of package shm, with its doorbells.
+// A message on TCP is a header of the size of ours on the wire and the payload. There
+// are no checksums, keys, checks, sessions, statistics, or answers to errors: whatever
+// is out of order ends the process. Files:
+//
+// main.go (processes), handshake.go (NBD), frontend.go and daemons.go (what the processes
+// do), stream.go (a socket as a source of a pump).
+package main
+
+import (
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
+
+const (
+	extent    = 1 << 20 // the largest request in bytes; each request in flight has so much of the arena
+	extents   = 128     // requests in flight
+	arenaSize = extents * extent
+	entries   = 4096 // of a ring: more than pieces of all requests
+)
+
+// config is the command line.
+type config struct {
+	role, socket string
+	size         int64
+	piece        int // bytes of the largest request between client and server
+}
+
+// Descriptors of the children, in this order: ring, its two doorbells, arena, and of the
+// two daemons the connection or the second ring.
+const firstFD = 3
+
+func main() {
+	var c config
+	flag.StringVar(&c.role, "role", "", "of a child: frontend, client, server or plugin")
+	flag.StringVar(&c.socket, "socket", "", "path of the NBD unix socket")
+	flag.Int64Var(&c.size, "size", 64<<20, "bytes of the disk")
+	flag.IntVar(&c.piece, "piece", 124<<10, "bytes of the largest request between client and server, as the product cuts")
+	flag.Parse()
+	if err := c.run(); err != nil {
+		fmt.Fprintf(os.Stderr, "floor %s: %v\n", c.role, err)
+		os.Exit(1)
+	}
+}
+
+func (c config) run() error {
+	switch c.role {
+	case "frontend":
+		return runFrontend(c)
+	case "client":
+		return runClient()
+	case "server":
+		return runServer()
+	case "plugin":
+		return runPlugin(c)
+	}
+	return c.start()
+}
+
+// start starts the children and waits for a signal.
+func (c config) start() error {
+	runtime.LockOSThread() // the children end with the thread that has started them
+	near, err := newShared("near")
+	if err != nil {
+		return err
+	}
+	far, err := newShared("far")
+	if err != nil {
+		return err
+	}
+	toServer, toClient, err := connection()
+	if err != nil {
+		return err
+	}
+	for _, child := range []struct {
+		role string
+		fds  []*os.File
+	}{
+		{"plugin", far}, {"server", append(far[:4:4], toClient)}, {"client", append(near[:4:4], toServer)}, {"frontend", near},
+	} {
+		cmd := exec.Command(os.Args[0], "-role", child.role, "-socket", c.socket, "-size", fmt.Sprint(c.size), "-piece", fmt.Sprint(c.piece))
+		cmd.ExtraFiles, cmd.Stderr = child.fds, os.Stderr
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			return fmt.Errorf("start %s: %w", child.role, err)
+		}
+		defer func() {
+			cmd.Process.Kill()
+			cmd.Wait()
+		}()
+	}
+	end := make(chan os.Signal, 1)
+	signal.Notify(end, syscall.SIGTERM, syscall.SIGINT)
+	<-end
+	return nil
+}
+
+// newShared makes a ring and an arena, and returns their descriptors.
+func newShared(name string) (files []*os.File, err error) {
+	ring, err := shm.NewRing(entries)
+	if err != nil {
+		return nil, err
+	}
+	arena, err := shm.NewArena(name, arenaSize)
+	if err != nil {
+		return nil, err
+	}
+	mem, sq, cq := ring.FDs()
+	for _, fd := range []int{mem, sq, cq, arena.FD()} {
+		files = append(files, os.NewFile(uintptr(fd), name))
+	}
+	return files, nil
+}
+
+// connection returns both ends of a TCP connection on loopback, which do not delay.
+func connection() (a, b *os.File, err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer l.Close()
+	dialled, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		return nil, nil, err
+	}
+	accepted, err := l.Accept()
+	if err != nil {
+		return nil, nil, err
+	}
+	if a, err = dialled.(*net.TCPConn).File(); err == nil {
+		b, err = accepted.(*net.TCPConn).File()
+	}
+	return a, b, err
+}
+
+// opened is what a child has from its parent.
+type opened struct {
+	ring  *shm.Ring
+	arena []byte
+}
+
+func open() (o opened, err error) {
+	for fd := firstFD; fd < firstFD+5; fd++ {
+		unix.CloseOnExec(fd)
+	}
+	for _, bell := range []int{firstFD + 1, firstFD + 2} {
+		if err := unix.SetNonblock(bell, true); err != nil {
+			return o, err
+		}
+	}
+	if o.ring, err = shm.OpenRing(firstFD, firstFD+1, firstFD+2); err != nil {
+		return o, err
+	}
+	arena, err := shm.OpenArena(firstFD+3, arenaSize)
+	if err != nil {
+		return o, err
+	}
+	o.arena = arena.Bytes()
+	return o, nil
+}
+
+// serve runs a pump with these sources on this thread.
+func serve(p *pump.Pump, sources ...pump.Source) error {
+	pump.SetProcs(1)
+	for _, s := range sources {
+		if err := p.Add(s); err != nil {
+			return err
+		}
+	}
+	return p.Run(func() bool { return false })
+}

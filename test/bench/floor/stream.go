@@ -1,0 +1,217 @@
+package main
+
+import (
+	"golang.org/x/sys/unix"
+)
+
+const (
+	stageSize  = 256 << 10
+	bulkMin    = 16 << 10 // payload from which only the next header is received behind it
+	listBytes  = 512 << 10
+	listVecs   = 512
+	queueLen   = 8192 // messages that wait to be sent
+	mostHeader = 128
+)
+
+// message is a header and, of some, the payload behind it.
+type message struct {
+	head    [mostHeader]byte
+	n       int
+	payload []byte
+	ends    int // extent that is free when the message is sent; below 0: none
+}
+
+// stream is a socket with messages in both directions, a source of a pump. One call
+// receives the rest of a payload at its place and the headers behind it; one call sends
+// all messages that wait.
+type stream struct {
+	fd     int
+	header int // bytes of a header that is received
+	// begin takes a header and returns the place of its payload. It returns false if
+	// that message must wait.
+	begin func(h []byte) (payload []byte, ok bool)
+	// came is called when so many bytes of the payload are there.
+	came func(n int)
+	// closed is called at the end of the stream.
+	closed func()
+	// gone is called when a message with an extent has been sent.
+	gone func(extent int)
+	// idle reports whether nothing is expected, so that one look in eight suffices.
+	idle func() bool
+
+	stage   []byte
+	r, w    int
+	payload []byte // of the message in progress
+	got     int
+	open    bool // a message is in progress
+	looks   int
+
+	out      []message
+	first, n int // of out
+	sent     int // bytes of the first
+	events   int
+	v        vec
+}
+
+func newStream(fd, header int) *stream {
+	return &stream{fd: fd, header: header, stage: make([]byte, stageSize), out: make([]message, queueLen), v: newVec(listVecs + 2),
+		closed: func() { fail("the stream has ended", nil) }, idle: func() bool { return false }}
+}
+
+func (s *stream) FD() int        { return s.fd }
+func (s *stream) Events() uint32 { return unix.EPOLLIN | unix.EPOLLOUT }
+
+// Arm needs to do nothing: edges are reported since the last call that found no more.
+func (s *stream) Arm() bool { return true }
+
+// Poll receives and sends.
+func (s *stream) Poll() int {
+	s.events = 0
+	s.flush()
+	s.parse() // a message that had to wait
+	if s.looks++; s.open && len(s.payload) > s.got || !s.idle() || s.looks%8 == 0 {
+		for s.receive() {
+			s.parse()
+		}
+		s.parse()
+	}
+	s.flush()
+	return s.events
+}
+
+// receive makes one call. It returns true if there may be more.
+func (s *stream) receive() bool {
+	s.w = copy(s.stage, s.stage[s.r:s.w])
+	s.r = 0
+	direct, vecs, room := 0, 0, len(s.stage)-s.w
+	if s.open {
+		rest := s.payload[s.got:]
+		s.v.set(0, rest)
+		direct, vecs = len(rest), 1
+		if len(s.payload) >= bulkMin {
+			room = min(room, s.header)
+		}
+	}
+	if room > 0 {
+		s.v.set(vecs, s.stage[s.w:][:room])
+		vecs++
+	}
+	if vecs == 0 {
+		return false
+	}
+	n, errno := s.v.receive(s.fd, vecs)
+	switch {
+	case errno == unix.EAGAIN || errno == unix.EINTR:
+		return false
+	case errno != 0 || n == 0:
+		s.closed()
+		return false
+	}
+	s.events++
+	if d := min(n, direct); d > 0 {
+		s.place(d)
+	}
+	s.w += max(0, n-direct)
+	return n == direct+room
+}
+
+// place accounts for n bytes of payload at their place.
+func (s *stream) place(n int) {
+	s.got += n
+	s.open = s.got < len(s.payload)
+	s.came(s.got)
+}
+
+// parse takes messages that are staged.
+func (s *stream) parse() {
+	for {
+		if s.open {
+			n := copy(s.payload[s.got:], s.stage[s.r:s.w])
+			if s.r += n; n > 0 {
+				s.place(n)
+			}
+			if s.open {
+				return
+			}
+		}
+		if s.w-s.r < s.header {
+			return
+		}
+		payload, ok := s.begin(s.stage[s.r:][:s.header])
+		if !ok {
+			return
+		}
+		s.r += s.header
+		s.payload, s.got, s.open = payload, 0, len(payload) > 0
+		if !s.open {
+			s.came(0)
+		}
+	}
+}
+
+// add returns the next message to be sent, with n bytes of header.
+func (s *stream) add(n int, payload []byte) *message {
+	if s.n == len(s.out) {
+		fail("too many messages", nil)
+	}
+	m := &s.out[(s.first+s.n)%len(s.out)]
+	s.n++
+	m.n, m.payload, m.ends = n, payload, -1
+	return m
+}
+
+// flush sends messages until there is none or the socket is full.
+func (s *stream) flush() {
+	for s.n > 0 {
+		n, errno := s.v.send(s.fd, s.list())
+		if errno != 0 {
+			if errno != unix.EAGAIN && errno != unix.EINTR {
+				s.closed()
+				s.n = 0
+			}
+			return
+		}
+		s.events++
+		s.drop(n)
+	}
+}
+
+// list points the vector at the messages and returns its length.
+func (s *stream) list() (vecs int) {
+	skip, bytes := s.sent, 0
+	for i := 0; i < s.n && vecs+2 <= listVecs && bytes < listBytes; i++ {
+		m := &s.out[(s.first+i)%len(s.out)]
+		if skip < m.n {
+			s.v.set(vecs, m.head[skip:m.n])
+			vecs, skip = vecs+1, 0
+		} else {
+			skip -= m.n
+		}
+		if len(m.payload) > skip {
+			s.v.set(vecs, m.payload[skip:])
+			vecs++
+			bytes += len(m.payload) - skip
+		}
+		skip = 0
+	}
+	return vecs
+}
+
+// drop forgets n bytes that were sent.
+func (s *stream) drop(n int) {
+	n += s.sent
+	for s.n > 0 {
+		m := &s.out[s.first]
+		if n < m.n+len(m.payload) {
+			break
+		}
+		n -= m.n + len(m.payload)
+		m.payload = nil
+		if m.ends >= 0 {
+			s.gone(m.ends)
+		}
+		s.first = (s.first + 1) % len(s.out)
+		s.n--
+	}
+	s.sent = n
+}

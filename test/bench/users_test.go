@@ -1,0 +1,46 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestRowAtTheFloor(t *testing.T) {
+	c := claim{"U2", random(true, 16, 1), kiops, frontEnd, []string{nbdkitMemory}, nil, 1.3}
+	of := func(ios uint64) []*sample { return []*sample{{IOs: ios, Elapsed: 1}} }
+	r := &results{samples: map[key][]*sample{
+		{frontEnd, c.w.Name}: of(9000), {floorSocket, c.w.Name}: of(10000), {nbdkitMemory, c.w.Name}: of(9000),
+	}}
+	got, _ := r.row(c)
+	if got.Floor != 10 || got.AtFloor != 0.9 || got.PeerName != nbdkitMemory {
+		t.Errorf("%+v", got)
+	}
+	var b strings.Builder
+	(&report{Rows: []row{got}}).writeRows(&b, "U2")
+	for _, want := range []string{"| figure | floor | ours |", "| 10.0 (0.90) | 9.00 |", "**not met**, at the floor of this design |"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in:\n%s", want, b.String())
+		}
+	}
+	r.samples[key{frontEnd, c.w.Name}] = of(8000)
+	if got, _ = r.row(c); got.AtFloor != 0.8 {
+		t.Errorf("%+v", got)
+	} else if _, verdict := got.verdict(); verdict != "**not met**" {
+		t.Errorf("at 0.8 of the floor: %s", verdict)
+	}
+}
+
+func TestFloorIsMeasuredBesideItsRows(t *testing.T) {
+	p := choose([]string{"U1", "U8"}, false)
+	if !p.has(floorSocket, random(true, 1, 1)) || p.has(floorSocket, random(true, 32, 1)) {
+		t.Errorf("workloads of the floor: %v", p.loads[floorSocket])
+	}
+}
+
+func TestBusyNeighbourIsMeasuredBesideItself(t *testing.T) {
+	p := choose([]string{"U10"}, false)
+	if busy, alone := p.loads[frontEnd+besideBusy], p.loads[frontEnd]; len(busy) != 4 || !slices.Equal(busy, alone) {
+		t.Errorf("with a neighbour %v, without %v", busy, alone)
+	}
+}
