@@ -144,6 +144,9 @@ bench: build tools-for-test ## against other NBD servers, on this machine (root;
 bench-report: build tools-for-test ## the same, with tables and plots into docs/benchmarks
 	@cd test && RNBD_BIN=$(BIN) go run ./bench -rounds 7 -markdown $(CURDIR)/docs/benchmarks/README.md $(BENCH)
 
+timeline: build ## where the time of one request through the NBD front end goes, hand-over by hand-over (root, perf); TIMELINE='-calls'
+	@cd test && RNBD_BIN=$(BIN) go run ./timeline $(TIMELINE)
+
 bench-net: build tools-for-test ## IP over InfiniBand against wireguard-go and veth, tables into docs/benchmarks/net.md (root; five minutes)
 	@cd test && RNBD_BIN=$(BIN) go run ./bench -net -rounds 9 -cell 2s -json ../bench-results-net.json -markdown $(CURDIR)/docs/benchmarks/net.md $(BENCH)
 
@@ -234,4 +237,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## what was built
 	@rm -rf $(BIN) .cache dist bench-results*
 
-.PHONY: help build demo test test-versions tools-for-test test-modules test-e2e test-kernel test-devices test-boot test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report bench-net bench-kernel bench-kernel-report lint vuln man install packages release release-programs generate tidy release-check clean
+.PHONY: help build demo test test-versions tools-for-test test-modules test-e2e test-kernel test-devices test-boot test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report timeline bench-net bench-kernel bench-kernel-report lint vuln man install packages release release-programs generate tidy release-check clean

@@ -16,8 +16,8 @@ import (
 // the chunk's next key). Fields: tag, offset on the disk, offset in the arena, length,
 // operation.
 const (
-	wireRequest = 128
-	wireAnswer  = 64
+	wireRequest = 108
+	wireAnswer  = 52
 )
 
 func putHeader(b []byte, e *shm.SQE) {

@@ -10,7 +10,7 @@ const (
 	listBytes  = 512 << 10
 	listVecs   = 512
 	queueLen   = 8192 // messages that wait to be sent
-	mostHeader = 128
+	mostHeader = 108
 )
 
 // message is a header and, of some, the payload behind it.
