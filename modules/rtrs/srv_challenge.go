@@ -2,6 +2,7 @@ package rtrs
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -38,6 +39,7 @@ type srvProofs struct {
 	asked   atomic.Bool           // the CHALLENGE was sent
 	refusal atomic.Pointer[error] // the reason why the path ends
 	name    string                // of the session; set before done is closed
+	claimed string                // identity of a shared key that the client names; for onHello
 	done    chan struct{}         // closed when the identity of the client is proved
 }
 
@@ -141,7 +143,11 @@ func (p *srvPath) onSetup(recv uint64, n int) {
 // onHello serves the HELLO of n bytes, and what follows, up to the PROOF. It runs
 // on a goroutine of its own.
 func (p *srvPath) onHello(n int) {
-	err := p.challenge(bytes.Clone(p.proofs.hello[:n]))
+	hello := bytes.Clone(p.proofs.hello[:n])
+	err := p.challenge(hello)
+	if err != nil && (p.goesOn() || p.proofs.asked.Load() && errors.Is(err, ErrConnLost)) {
+		p.sess.srv.tellRefusal(p.refusalOf(hello, err))
+	}
 	switch {
 	case err == nil:
 	case errors.Is(err, ErrProtocol):
@@ -160,6 +166,9 @@ func (p *srvPath) challenge(hello []byte) error {
 	x, err := newSrvChallenge(p.sess.srv.cfg.Auth, &s.bound, hello, newNonce())
 	if err != nil {
 		return err
+	}
+	if c, ok := x.prover.(interface{ Claimed() string }); ok {
+		s.claimed = c.Claimed()
 	}
 	s.asked.Store(true)
 	if err := p.onOwner(p.conns[0], func() error { return p.conns[0].postSetup(x.challenge) }); err != nil {
@@ -189,6 +198,39 @@ func (c *srvConn) postSetup(m []byte) error {
 	c.chain[0] = verbs.SendWR{Op: verbs.OpSend, Signaled: true, SGEs: c.rkey[:]}
 	return c.post(c.chain[:1])
 }
+
+// tellRefusal tells the handler of a client that is refused.
+func (s *Server) tellRefusal(r Refusal) {
+	if h, ok := s.cfg.Handler.(RefusalWatcher); ok {
+		h.Refused(r)
+	}
+}
+
+// refusalOf describes the refusal of the client of p, which has sent hello.
+func (p *srvPath) refusalOf(hello rtrswire.Hello, err error) Refusal {
+	r := Refusal{Client: p.client, Server: p.server, Fabric: p.dev.Info().Fabric, Err: err}
+	if hello.Check() == nil {
+		f := hello.Fields()
+		if r.Session = f.Name; f.Method == rtrswire.ProofKey {
+			r.Claimed = cmp.Or(p.proofs.claimed, fmt.Sprintf("key %x", f.KeyID))
+		}
+	}
+	if claim, ok := errors.AsType[claimed](err); ok {
+		r.Claimed = claim.identity
+	}
+	if u, ok := errors.AsType[verbs.Unproved](err); ok {
+		r.Claimed = u.Claimed
+	}
+	return r
+}
+
+// claimed is an error about a client that has proved to be identity.
+type claimed struct {
+	identity string
+	error
+}
+
+func (e claimed) Unwrap() error { return e.error }
 
 // refuse closes the path after the client was told of it.
 func (p *srvPath) refuse(err error) {
@@ -246,7 +288,7 @@ func (s *SrvSession) takeIdentity(p *srvPath, client verbs.Security) error {
 func (s *SrvSession) belongsTo(identity string) error {
 	for _, p := range s.paths {
 		if p.known && p.security.Peer != identity {
-			return fmt.Errorf("the session belongs to another identity than %q: %w", identity, syscall.EACCES)
+			return claimed{identity, fmt.Errorf("the session belongs to another identity than %q: %w", identity, syscall.EACCES)}
 		}
 	}
 	return nil

@@ -57,6 +57,22 @@ type PathWatcher interface {
 	PathClosed(s *SrvSession, p SrvPathInfo, cause error)
 }
 
+// RefusalWatcher is a ServerHandler that learns of the clients that are refused for
+// their identity before their session is up. Any goroutine; may not block.
+type RefusalWatcher interface {
+	Refused(r Refusal)
+}
+
+// Refusal describes a client that has proved no identity, where it must, or not the
+// one that it claims.
+type Refusal struct {
+	Client, Server netip.AddrPort
+	Fabric         string
+	Session        string // name that the client gives its session; empty: it gave none
+	Claimed        string // identity that the client claims; empty: unknown
+	Err            error
+}
+
 // ServerConfig are the arguments of NewServer. See DefaultServerConfig.
 type ServerConfig struct {
 	// Pollers serve the connections: cid c >= 1 is on poller (c-1) mod n for
@@ -267,6 +283,7 @@ func (s *Server) onConnRequest(dev verbs.Device, mode AuthMode, req verbs.ConnRe
 	f := rtrswire.ConnRspFields{Errno: int16(-ErrnoOf(err))}
 	if errors.Is(err, errNoProof) {
 		f.Features = rtrswire.FeatureProof
+		s.tellRefusal(Refusal{Client: req.RemoteAddr(), Server: req.LocalAddr(), Fabric: dev.Info().Fabric, Err: err})
 	}
 	rtrswire.ConnRsp(rsp[:]).Put(&f)
 	if err := req.Reject(rsp[:]); err != nil {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
@@ -97,9 +98,16 @@ func TestTenantsOverRoCE(t *testing.T) {
 	if log := s.Log(); !strings.Contains(log, "the client proves no identity, and this listener requires that") {
 		t.Error("the server's log does not say why a client is refused")
 	}
-	if b, err := os.ReadFile(audit); err != nil || !strings.Contains(string(b), `"identity":"psk:tenant-a","device":"a/disk.img"`) {
-		t.Errorf("the audit log: %v\n%s", err, b)
+	impostor := l.Client(lab.ClientOptions{Extra: []string{"--auth", "require", "--tls-psk", sharedKey(t, t.TempDir(), "tenant-a")}})
+	if err := open(impostor, lab.LoopbackAddr(25)+"@"+roce+"%rocev2", "fake", "a/disk.img"); err == nil {
+		t.Error("a client with another key for the identity has opened its image")
 	}
+	sdktest.Eventually(t, "the audit log has what is opened and what is refused", func() bool {
+		b, err := os.ReadFile(audit)
+		return err == nil && strings.Contains(string(b), `"identity":"psk:tenant-a","device":"a/disk.img"`) &&
+			strings.Contains(string(b), `"event":"proof","result":"the client proves no identity`) &&
+			strings.Contains(string(b), `"session":"fake","client":"`+lab.LoopbackAddr(25)) && strings.Contains(string(b), `"claimed":"psk:tenant-a"`)
+	})
 }
 
 // TestAuthFailsClosed: no wrong pair of settings maps a device.

@@ -20,6 +20,7 @@ type Record struct {
 	Server   string `json:"server,omitempty"`   // address of the server's end of a path
 	Fabric   string `json:"fabric,omitempty"`   // of the path
 	Identity string `json:"identity,omitempty"` // that the client has proved
+	Claimed  string `json:"claimed,omitempty"`  // that it claims, and has not proved here
 	Device   string `json:"device,omitempty"`   // as the client calls it
 	Mode     string `json:"mode,omitempty"`     // ro, rw or migration
 	Reason   string `json:"reason,omitempty"`   // of what the daemon did by itself
@@ -36,6 +37,7 @@ type Record struct {
 const (
 	EventConnect    = "connect"    // the first path of a session is about to be connected
 	EventPath       = "path"       // a further path asks to join
+	EventProof      = "proof"      // a client is refused, whose proof of identity is missing, wrong, or of another identity than the session's
 	EventDisconnect = "disconnect" // the last path of a session has gone
 	EventOpen       = "open"       // a client asks for a device
 	EventClose      = "close"      // a device is closed for a client

@@ -72,6 +72,15 @@ func (p *prover) Key() *verbs.KeyID {
 	return (*verbs.KeyID)(sum[:16])
 }
 
+// Claimed returns the identity that the other end of a shared key claims; empty:
+// the certificates of the other end say it.
+func (p *prover) Claimed() string {
+	if p.psk == nil {
+		return ""
+	}
+	return "psk:" + p.psk.name
+}
+
 func (p *prover) Certs() []byte {
 	if p.psk != nil {
 		return nil
@@ -108,7 +117,8 @@ func (p *prover) Verify(certs, text, proof []byte) (verbs.Security, error) {
 	}
 	if p.psk != nil {
 		if len(certs) > 0 || !hmac.Equal(proof, p.psk.mac(other, text)) {
-			return verbs.Security{}, fmt.Errorf("the %s has not the key of %q that this end has", other, "psk:"+p.psk.name)
+			err := fmt.Errorf("the %s has not the key of %q that this end has", other, "psk:"+p.psk.name)
+			return verbs.Security{}, verbs.Unproved{Claimed: "psk:" + p.psk.name, Err: err}
 		}
 		return verbs.Security{Protocol: ChallengeProtocol, Cipher: "HMAC-SHA-256", Peer: "psk:" + p.psk.name}, nil
 	}
@@ -116,6 +126,15 @@ func (p *prover) Verify(certs, text, proof []byte) (verbs.Security, error) {
 	if err != nil || len(chain) == 0 {
 		return verbs.Security{}, fmt.Errorf("the certificates of the %s cannot be read: %w", other, errors.Join(err, errNoCertificate))
 	}
+	s, err := p.verifyChain(other, chain, text, proof)
+	if claimed, bad := identityOf(chain[0]); err != nil && bad == nil {
+		err = verbs.Unproved{Claimed: claimed, Err: err}
+	}
+	return s, err
+}
+
+// verifyChain checks the certificates of the other end, and its proof.
+func (p *prover) verifyChain(other verbs.Role, chain []*x509.Certificate, text, proof []byte) (verbs.Security, error) {
 	usage := x509.ExtKeyUsageClientAuth
 	if other == verbs.ServerRole {
 		usage = x509.ExtKeyUsageServerAuth

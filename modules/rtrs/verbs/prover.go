@@ -35,6 +35,17 @@ type Prover interface {
 	// Prove returns the proof of this end for text.
 	Prove(text []byte) ([]byte, error)
 	// Verify checks the proof of the other end, whose certificates are as from
-	// Certs, and returns its identity.
+	// Certs, and returns its identity. The chain of its error has an Unproved, if the
+	// other end claims an identity. A Prover with a method Claimed() string returns
+	// that of the client before its proof.
 	Verify(certs, text, proof []byte) (Security, error)
 }
+
+// Unproved is the error of a proof that is refused. Its text is that of Err.
+type Unproved struct {
+	Claimed string // identity that the other end claims to have; for records only
+	Err     error
+}
+
+func (e Unproved) Error() string { return e.Err.Error() }
+func (e Unproved) Unwrap() error { return e.Err }
