@@ -29,16 +29,6 @@ func (s *Server) auditPath(sess *session, p rtrs.SrvPathInfo, err error) {
 	s.cfg.Audit.Add(r)
 }
 
-var _ rtrs.RefusalWatcher = (*handler)(nil)
-
-// Refused records a client that does not prove its identity.
-func (h *handler) Refused(r rtrs.Refusal) {
-	h.cfg.Audit.Add(audit.Record{
-		Event: audit.EventProof, Session: r.Session, Claimed: r.Claimed, Result: audit.ResultOf(r.Err),
-		Client: r.Client.String(), Server: r.Server.String(), Fabric: r.Fabric,
-	})
-}
-
 func addPath(r *audit.Record, p rtrs.SrvPathInfo) {
 	r.Client, r.Server, r.Fabric = p.Client.String(), p.Server.String(), p.Fabric
 	r.Identity = p.Security.Peer
