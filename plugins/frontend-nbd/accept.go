@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -20,8 +21,20 @@ const (
 // listener is a socket of the daemon.
 type listener struct {
 	net.Listener
-	name  string // the daemon's
-	crowd *crowd // of connections that negotiate
+	name      string // the daemon's
+	crowd     *crowd // of connections that negotiate
+	hushed    atomic.Bool
+	accepting chan struct{} // closed when accept has returned
+}
+
+// interrupt ends the Accept under way, goOn lets further ones wait again.
+func (l *listener) interrupt() { l.setDeadline(time.Now()) }
+func (l *listener) goOn()      { l.setDeadline(time.Time{}) }
+
+func (l *listener) setDeadline(t time.Time) {
+	if d, ok := l.Listener.(interface{ SetDeadline(time.Time) error }); ok {
+		_ = d.SetDeadline(t)
+	}
 }
 
 // AddListener serves the exports on a listening socket. The daemon keeps the
@@ -32,21 +45,23 @@ func (f *frontend) AddListener(_ context.Context, name string, file *os.File) er
 		return fmt.Errorf("descriptor does not listen: %w", err)
 	}
 	file.Close()
-	l := &listener{Listener: nl, name: name, crowd: newCrowd()}
+	l := &listener{Listener: nl, name: name, crowd: newCrowd(), accepting: make(chan struct{})}
 	f.mu.Lock()
 	f.listeners = append(f.listeners, l)
 	f.mu.Unlock()
+	f.eachQueue(func(q *queue) { q.hold(false) }) // this process may have given up its connections before
 	f.log().Info("listening", "listener", name, "address", l.Addr().String())
 	go f.accept(l)
 	return nil
 }
 
-// accept runs until the listener is closed.
+// accept runs until the listener is closed or hushed.
 func (f *frontend) accept(l *listener) {
+	defer close(l.accepting)
 	for {
 		nc, err := l.Accept()
 		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
+			if errors.Is(err, net.ErrClosed) || l.hushed.Load() {
 				return
 			}
 			f.log().Warn("accept failed", "address", l.Addr(), "err", err)

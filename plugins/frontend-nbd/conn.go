@@ -9,18 +9,22 @@ import (
 
 // connState is the life of a connection in the transmission phase:
 //
+//	paused
+//	 ▲  │ hand-over, see transfer.go
+//	 │  ▼
 //	open ──DISC, end of file──► draining ──all answered──┐
 //	  │                            │                     ▼
 //	  └────error, removal──────────┴───────────────────► dead ──last slot back──► gone
 type connState uint8
 
 const (
-	connOpen     connState = iota // commands are read
+	connPaused   connState = iota // requests in flight end, nothing is read and no command begins
+	connOpen                      // commands are read
 	connDraining                  // commands already read are answered, then the socket is closed
 	connDead                      // the socket is closed; slots are still with the device
 )
 
-var connStateNames = [...]string{"open", "draining", "dead"}
+var connStateNames = [...]string{"paused", "open", "draining", "dead"}
 
 func (s connState) String() string { return connStateNames[s] }
 
@@ -72,6 +76,8 @@ type conn struct {
 	free       []*request
 	unanswered int // commands; the last reply of each is not queued yet
 
+	handed *handed // of a connection that another process has begun; nil: nothing is left of that
+
 	out     []reply // ring of replies to send
 	outHead int
 	outLen  int
@@ -84,7 +90,7 @@ type conn struct {
 // the socket.
 func newConn(fd int, peer string, n negotiated, sh *share) *conn {
 	c := &conn{
-		q: sh.q, sh: sh, exp: n.exp, fd: fd, peer: peer, structured: n.structured,
+		q: sh.q, sh: sh, exp: n.exp, fd: fd, peer: peer, state: connOpen, structured: n.structured,
 		stage: make([]byte, stageSize),
 		reqs:  make([]request, maxRequests),
 		free:  make([]*request, 0, maxRequests),
@@ -104,7 +110,10 @@ func (c *conn) setState(to connState) {
 }
 
 // blocked reports whether the client does not take its replies.
-func (c *conn) blocked() bool { return c.outLen > 0 && !c.writable }
+func (c *conn) blocked() bool { return c.unsent() && !c.writable }
+
+// unsent reports whether there are replies to send.
+func (c *conn) unsent() bool { return c.outLen > 0 || c.handed != nil && len(c.handed.unsent) > 0 }
 
 // stageRoom moves the rest of the staging buffer, less than a header, to its
 // beginning and returns the room behind it.
@@ -130,7 +139,7 @@ func (c *conn) giveRequest(r *request) {
 }
 
 // idle reports whether every command is answered.
-func (c *conn) idle() bool { return c.cur == nil && len(c.free) == len(c.reqs) }
+func (c *conn) idle() bool { return c.cur == nil && len(c.free) == len(c.reqs) && !c.unsent() }
 
 // givenUp reports whether the kernel has closed its end and sends the
 // unanswered commands again on other connections of the disk. Bytes that it
@@ -164,6 +173,7 @@ func (c *conn) fail(cause error) {
 	}
 	c.q.log.Info("connection closed", "export", c.exp.name, "peer", c.peer, "cause", cause)
 	c.dropCurrent()
+	c.handed = nil
 	for ; c.outLen > 0; c.outLen-- {
 		c.release(&c.out[c.outHead])
 		c.outHead = (c.outHead + 1) % len(c.out)

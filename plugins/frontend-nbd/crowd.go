@@ -92,6 +92,23 @@ func (c *crowd) leave(conn net.Conn) bool {
 	return true
 }
 
+// size returns the number of the crowd.
+func (c *crowd) size() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.in)
+}
+
+// disperse closes the connections of the crowd and returns their number.
+func (c *crowd) disperse() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, g := range c.in {
+		g.conn.Close()
+	}
+	return len(c.in)
+}
+
 func addressOf(conn net.Conn) netip.Addr {
 	tcp, ok := conn.RemoteAddr().(*net.TCPAddr)
 	if !ok {

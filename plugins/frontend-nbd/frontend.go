@@ -36,6 +36,9 @@ type frontend struct {
 	queues    []*queue
 	exports   map[uint32]*export
 	listeners []*listener
+	adopted   []*conn // of another process, not served yet
+
+	transfer sync.Mutex // held while connections are given up; before mu
 }
 
 func newFrontend(log func() *slog.Logger) *frontend {

@@ -171,3 +171,45 @@ func TestProcess_DeathEndsConnectionsAndNotTheListener(t *testing.T) {
 		t.Error("next plugin does not serve the data")
 	}
 }
+
+// Users' connections go on in another process, with what they have sent and not read.
+func TestProcess_ConnectionsChangeTheProcess(t *testing.T) {
+	d := newDaemon(t)
+	a, b := d.connect(true), d.connect(false)
+	if a.write(0, pattern(100000, 1)) != 0 {
+		t.Fatal("write fails")
+	}
+	for round := range 3 {
+		n := 50000 + round
+		write := a.start(cmdWrite, 0, 200000, n, []byte{}) // no payload yet
+		payload := pattern(n, uint64(round))
+		a.must(a.conn.Write(payload[:n/2]))
+		old := d.p
+		all, closed, err := old.ReleaseConnections(t.Context(), 20*time.Second)
+		if err != nil || len(all) != 2+round || closed != 0 {
+			t.Fatalf("%d connections, %d closed, %v", len(all), closed, err)
+		}
+		must(t, "remove the device", old.RemoveDevice(t.Context(), 3, false))
+		read := b.start(cmdRead, 0, 0, 100000, make([]byte, 100000))
+		d.launch()
+		must(t, "adopt", d.p.AdoptConnections(t.Context(), all))
+		plugin.CloseConnections(all)
+		old.Kill()
+		<-old.Exited()
+		must(t, "serve", d.p.ServeConnections(t.Context()))
+		a.must(a.conn.Write(payload[n/2:]))
+		if code, err := write.wait(); code != 0 || err != nil {
+			t.Fatalf("write: %d, %v", code, err)
+		}
+		if code, err := read.wait(); code != 0 || err != nil || !bytes.Equal(read.buf, pattern(100000, 1)) {
+			t.Fatalf("read: %d, %v", code, err)
+		}
+		got := make([]byte, n)
+		if code := d.connect(true).read(200000, got); code != 0 || !bytes.Equal(got, payload) {
+			t.Fatalf("a new connection: %d", code)
+		}
+	}
+	if err := d.p.AdoptConnections(t.Context(), []plugin.Connection{{Device: "disk0", State: []byte("{}"), FDs: []int{2}}}); err == nil {
+		t.Error("a state of nothing is adopted")
+	}
+}

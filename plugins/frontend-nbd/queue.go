@@ -55,6 +55,8 @@ type queue struct {
 	events int  // events handled in this round
 	again  bool // a slot or request was given back: retry the stalled connections
 	large  bool
+	holds  bool // connections are paused, see transfer.go
+	left   bool // another process has the connections; further ones are closed
 
 	sqe  shm.SQE
 	cqes [popBatch]shm.CQE
@@ -140,7 +142,7 @@ func (q *queue) Poll() int {
 	q.look()
 	for i := range q.conns {
 		c := q.conns[(i+q.turn)%len(q.conns)]
-		if c.stalled {
+		if c.stalled && c.state != connPaused {
 			c.stalled = false
 			c.advance()
 		}
@@ -229,8 +231,14 @@ func (q *queue) add(c *conn) {
 	q.shares[c.exp.index] = c.sh
 	q.backlog = slices.Grow(q.backlog, len(q.shares)) // each at most once: push allocates nothing
 	c.readable, c.writable = true, true
+	if q.holds && c.state == connOpen && c.disk == nil {
+		c.state = connPaused
+	}
 	if err := q.watch(c.fd, c.index, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
 		c.fail(err)
+	}
+	if q.left && c.disk == nil {
+		c.fail(errMoved)
 	}
 	if c.exp.leaving() {
 		c.fail(errRemoved)

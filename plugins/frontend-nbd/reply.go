@@ -209,7 +209,7 @@ func (c *conn) enqueue() *reply {
 
 // flush sends queued replies until the socket is full.
 func (c *conn) flush() {
-	for c.outLen > 0 && c.writable && c.state != connDead {
+	for c.unsent() && c.writable && c.state != connDead {
 		n, errno := writev(c.fd, c.vector())
 		switch {
 		case errno == unix.EINTR:
@@ -228,6 +228,10 @@ func (c *conn) flush() {
 func (c *conn) vector() []unix.Iovec {
 	iov := c.q.iov[:]
 	n, skip := 0, c.outSent
+	if c.handed != nil && len(c.handed.unsent) > 0 {
+		setIovec(&iov[0], c.handed.unsent)
+		n = 1
+	}
 	for i := 0; i < c.outLen && n+2 <= len(iov); i++ {
 		e := &c.out[(c.outHead+i)%len(c.out)]
 		if skip < int(e.n) {
@@ -248,7 +252,7 @@ func (c *conn) vector() []unix.Iovec {
 // onSent accounts for n sent bytes and releases the replies that are complete.
 func (c *conn) onSent(n int) {
 	c.sent += uint64(n)
-	n += c.outSent
+	n += c.outSent - c.sentHanded(n)
 	for c.outLen > 0 {
 		e := &c.out[c.outHead]
 		size := e.size()

@@ -27,6 +27,9 @@ func (c *conn) receive() {
 		if !c.readable || c.stalled || c.state != connOpen {
 			return
 		}
+		if c.handed != nil && c.readAgain() {
+			continue
+		}
 		want := c.window()
 		n, errno := readv(c.fd, c.q.iov[:want.vectors])
 		switch {
@@ -140,6 +143,9 @@ func (c *conn) onCommand(r *request, h requestHeader) {
 	c.unanswered++
 	c.inFlight.note(c.unanswered)
 	r.op, r.errno = check(c.exp, l, h)
+	if c.handed != nil {
+		c.handed.goOn(r)
+	}
 	if r.errno != blk.OK {
 		r.next = 0
 		if r.end = 0; h.Type() == cmdWrite {
@@ -158,7 +164,7 @@ func (c *conn) onCommand(r *request, h requestHeader) {
 	switch r.op {
 	case blk.Read:
 		r.ordered = !c.structured
-		r.stream = r.ordered && c.tooLong(r, l)
+		r.stream = r.ordered && (r.headed || c.tooLong(r, l))
 		return
 	case blk.Discard:
 		r.next, r.end = inner(r.next, r.end, c.exp.block)

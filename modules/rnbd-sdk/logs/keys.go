@@ -40,6 +40,7 @@ var Keys = map[string]string{
 	"client":            "address of a client",
 	"client_ca":         "whether clients must show a certificate",
 	"connections":       "number of connections",
+	"closed":            "number of connections that could not be handed over",
 	"cpu":               "number of a processor",
 	"crashes":           "number of crashes of a plugin",
 	"crc":               "whether a connection has checksums",

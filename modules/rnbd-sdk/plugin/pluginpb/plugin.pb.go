@@ -1967,6 +1967,324 @@ func (x *DeviceStatusResponse) GetLocation() string {
 	return ""
 }
 
+// Connection is a message on the socket of ReleaseConnections and
+// AdoptConnections, with one to four descriptors.
+type Connection struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Device        string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"` // its name
+	State         []byte                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`   // of the plugin's own format
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Connection) Reset() {
+	*x = Connection{}
+	mi := &file_plugin_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Connection) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Connection) ProtoMessage() {}
+
+func (x *Connection) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Connection.ProtoReflect.Descriptor instead.
+func (*Connection) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *Connection) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *Connection) GetState() []byte {
+	if x != nil {
+		return x.State
+	}
+	return nil
+}
+
+type ReleaseConnectionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         uint64                 `protobuf:"varint,1,opt,name=token,proto3" json:"token,omitempty"`                             // one end of a SOCK_SEQPACKET pair: a Connection in each message, then the end of file
+	PatienceMs    uint32                 `protobuf:"varint,2,opt,name=patience_ms,json=patienceMs,proto3" json:"patience_ms,omitempty"` // how long requests in flight may take to end
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseConnectionsRequest) Reset() {
+	*x = ReleaseConnectionsRequest{}
+	mi := &file_plugin_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseConnectionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseConnectionsRequest) ProtoMessage() {}
+
+func (x *ReleaseConnectionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseConnectionsRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseConnectionsRequest) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ReleaseConnectionsRequest) GetToken() uint64 {
+	if x != nil {
+		return x.Token
+	}
+	return 0
+}
+
+func (x *ReleaseConnectionsRequest) GetPatienceMs() uint32 {
+	if x != nil {
+		return x.PatienceMs
+	}
+	return 0
+}
+
+type ReleaseConnectionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Released      uint32                 `protobuf:"varint,1,opt,name=released,proto3" json:"released,omitempty"` // messages
+	Closed        uint32                 `protobuf:"varint,2,opt,name=closed,proto3" json:"closed,omitempty"`     // connections that cannot be given up
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseConnectionsResponse) Reset() {
+	*x = ReleaseConnectionsResponse{}
+	mi := &file_plugin_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseConnectionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseConnectionsResponse) ProtoMessage() {}
+
+func (x *ReleaseConnectionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseConnectionsResponse.ProtoReflect.Descriptor instead.
+func (*ReleaseConnectionsResponse) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ReleaseConnectionsResponse) GetReleased() uint32 {
+	if x != nil {
+		return x.Released
+	}
+	return 0
+}
+
+func (x *ReleaseConnectionsResponse) GetClosed() uint32 {
+	if x != nil {
+		return x.Closed
+	}
+	return 0
+}
+
+type AdoptConnectionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         uint64                 `protobuf:"varint,1,opt,name=token,proto3" json:"token,omitempty"`             // as above, the other way
+	Connections   uint32                 `protobuf:"varint,2,opt,name=connections,proto3" json:"connections,omitempty"` // messages
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdoptConnectionsRequest) Reset() {
+	*x = AdoptConnectionsRequest{}
+	mi := &file_plugin_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdoptConnectionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdoptConnectionsRequest) ProtoMessage() {}
+
+func (x *AdoptConnectionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdoptConnectionsRequest.ProtoReflect.Descriptor instead.
+func (*AdoptConnectionsRequest) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *AdoptConnectionsRequest) GetToken() uint64 {
+	if x != nil {
+		return x.Token
+	}
+	return 0
+}
+
+func (x *AdoptConnectionsRequest) GetConnections() uint32 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
+type AdoptConnectionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdoptConnectionsResponse) Reset() {
+	*x = AdoptConnectionsResponse{}
+	mi := &file_plugin_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdoptConnectionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdoptConnectionsResponse) ProtoMessage() {}
+
+func (x *AdoptConnectionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdoptConnectionsResponse.ProtoReflect.Descriptor instead.
+func (*AdoptConnectionsResponse) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{39}
+}
+
+type ServeConnectionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServeConnectionsRequest) Reset() {
+	*x = ServeConnectionsRequest{}
+	mi := &file_plugin_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServeConnectionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServeConnectionsRequest) ProtoMessage() {}
+
+func (x *ServeConnectionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServeConnectionsRequest.ProtoReflect.Descriptor instead.
+func (*ServeConnectionsRequest) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{40}
+}
+
+type ServeConnectionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServeConnectionsResponse) Reset() {
+	*x = ServeConnectionsResponse{}
+	mi := &file_plugin_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServeConnectionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServeConnectionsResponse) ProtoMessage() {}
+
+func (x *ServeConnectionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServeConnectionsResponse.ProtoReflect.Descriptor instead.
+func (*ServeConnectionsResponse) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{41}
+}
+
 type StatsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1975,7 +2293,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_plugin_proto_msgTypes[35]
+	mi := &file_plugin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +2305,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[35]
+	mi := &file_plugin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +2318,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{35}
+	return file_plugin_proto_rawDescGZIP(), []int{42}
 }
 
 type StatsResponse struct {
@@ -2012,7 +2330,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_plugin_proto_msgTypes[36]
+	mi := &file_plugin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +2342,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[36]
+	mi := &file_plugin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +2355,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{36}
+	return file_plugin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StatsResponse) GetDevices() []*DeviceLatency {
@@ -2060,7 +2378,7 @@ type DeviceLatency struct {
 
 func (x *DeviceLatency) Reset() {
 	*x = DeviceLatency{}
-	mi := &file_plugin_proto_msgTypes[37]
+	mi := &file_plugin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2072,7 +2390,7 @@ func (x *DeviceLatency) String() string {
 func (*DeviceLatency) ProtoMessage() {}
 
 func (x *DeviceLatency) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[37]
+	mi := &file_plugin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2085,7 +2403,7 @@ func (x *DeviceLatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceLatency.ProtoReflect.Descriptor instead.
 func (*DeviceLatency) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{37}
+	return file_plugin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DeviceLatency) GetDevice() uint32 {
@@ -2113,7 +2431,7 @@ type OpLatency struct {
 
 func (x *OpLatency) Reset() {
 	*x = OpLatency{}
-	mi := &file_plugin_proto_msgTypes[38]
+	mi := &file_plugin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2443,7 @@ func (x *OpLatency) String() string {
 func (*OpLatency) ProtoMessage() {}
 
 func (x *OpLatency) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[38]
+	mi := &file_plugin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2456,7 @@ func (x *OpLatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpLatency.ProtoReflect.Descriptor instead.
 func (*OpLatency) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{38}
+	return file_plugin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *OpLatency) GetOp() uint32 {
@@ -2174,7 +2492,7 @@ type LatencyBucket struct {
 
 func (x *LatencyBucket) Reset() {
 	*x = LatencyBucket{}
-	mi := &file_plugin_proto_msgTypes[39]
+	mi := &file_plugin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2186,7 +2504,7 @@ func (x *LatencyBucket) String() string {
 func (*LatencyBucket) ProtoMessage() {}
 
 func (x *LatencyBucket) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[39]
+	mi := &file_plugin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2199,7 +2517,7 @@ func (x *LatencyBucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyBucket.ProtoReflect.Descriptor instead.
 func (*LatencyBucket) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{39}
+	return file_plugin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *LatencyBucket) GetUpperNs() uint64 {
@@ -2225,7 +2543,7 @@ type SetLogRequest struct {
 
 func (x *SetLogRequest) Reset() {
 	*x = SetLogRequest{}
-	mi := &file_plugin_proto_msgTypes[40]
+	mi := &file_plugin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2555,7 @@ func (x *SetLogRequest) String() string {
 func (*SetLogRequest) ProtoMessage() {}
 
 func (x *SetLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[40]
+	mi := &file_plugin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +2568,7 @@ func (x *SetLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogRequest.ProtoReflect.Descriptor instead.
 func (*SetLogRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{40}
+	return file_plugin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SetLogRequest) GetLevel() string {
@@ -2268,7 +2586,7 @@ type SetLogResponse struct {
 
 func (x *SetLogResponse) Reset() {
 	*x = SetLogResponse{}
-	mi := &file_plugin_proto_msgTypes[41]
+	mi := &file_plugin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2280,7 +2598,7 @@ func (x *SetLogResponse) String() string {
 func (*SetLogResponse) ProtoMessage() {}
 
 func (x *SetLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[41]
+	mi := &file_plugin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2293,7 +2611,7 @@ func (x *SetLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogResponse.ProtoReflect.Descriptor instead.
 func (*SetLogResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{41}
+	return file_plugin_proto_rawDescGZIP(), []int{48}
 }
 
 var File_plugin_proto protoreflect.FileDescriptor
@@ -2418,7 +2736,24 @@ const file_plugin_proto_rawDesc = "" +
 	"\x05index\x18\x01 \x01(\rR\x05index\"L\n" +
 	"\x14DeviceStatusResponse\x12\x18\n" +
 	"\aopeners\x18\x01 \x01(\rR\aopeners\x12\x1a\n" +
-	"\blocation\x18\x02 \x01(\tR\blocation\"\x0e\n" +
+	"\blocation\x18\x02 \x01(\tR\blocation\":\n" +
+	"\n" +
+	"Connection\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\fR\x05state\"R\n" +
+	"\x19ReleaseConnectionsRequest\x12\x14\n" +
+	"\x05token\x18\x01 \x01(\x04R\x05token\x12\x1f\n" +
+	"\vpatience_ms\x18\x02 \x01(\rR\n" +
+	"patienceMs\"P\n" +
+	"\x1aReleaseConnectionsResponse\x12\x1a\n" +
+	"\breleased\x18\x01 \x01(\rR\breleased\x12\x16\n" +
+	"\x06closed\x18\x02 \x01(\rR\x06closed\"Q\n" +
+	"\x17AdoptConnectionsRequest\x12\x14\n" +
+	"\x05token\x18\x01 \x01(\x04R\x05token\x12 \n" +
+	"\vconnections\x18\x02 \x01(\rR\vconnections\"\x1a\n" +
+	"\x18AdoptConnectionsResponse\"\x19\n" +
+	"\x17ServeConnectionsRequest\"\x1a\n" +
+	"\x18ServeConnectionsResponse\"\x0e\n" +
 	"\fStatsRequest\"H\n" +
 	"\rStatsResponse\x127\n" +
 	"\adevices\x18\x01 \x03(\v2\x1d.rnbd.plugin.v1.DeviceLatencyR\adevices\"T\n" +
@@ -2461,14 +2796,17 @@ const file_plugin_proto_rawDesc = "" +
 	"\bOpenDisk\x12\x1f.rnbd.plugin.v1.OpenDiskRequest\x1a .rnbd.plugin.v1.OpenDiskResponse\x12P\n" +
 	"\tCloseDisk\x12 .rnbd.plugin.v1.CloseDiskRequest\x1a!.rnbd.plugin.v1.CloseDiskResponse\x12S\n" +
 	"\n" +
-	"ResizeDisk\x12!.rnbd.plugin.v1.ResizeDiskRequest\x1a\".rnbd.plugin.v1.ResizeDiskResponse2\x8e\x04\n" +
+	"ResizeDisk\x12!.rnbd.plugin.v1.ResizeDiskRequest\x1a\".rnbd.plugin.v1.ResizeDiskResponse2\xc9\x06\n" +
 	"\bFrontend\x12P\n" +
 	"\tAddDevice\x12 .rnbd.plugin.v1.AddDeviceRequest\x1a!.rnbd.plugin.v1.AddDeviceResponse\x12Y\n" +
 	"\fRemoveDevice\x12#.rnbd.plugin.v1.RemoveDeviceRequest\x1a$.rnbd.plugin.v1.RemoveDeviceResponse\x12Y\n" +
 	"\fResizeDevice\x12#.rnbd.plugin.v1.ResizeDeviceRequest\x1a$.rnbd.plugin.v1.ResizeDeviceResponse\x12V\n" +
 	"\vAddListener\x12\".rnbd.plugin.v1.AddListenerRequest\x1a#.rnbd.plugin.v1.AddListenerResponse\x12G\n" +
 	"\x06SetTLS\x12\x1d.rnbd.plugin.v1.SetTLSRequest\x1a\x1e.rnbd.plugin.v1.SetTLSResponse\x12Y\n" +
-	"\fDeviceStatus\x12#.rnbd.plugin.v1.DeviceStatusRequest\x1a$.rnbd.plugin.v1.DeviceStatusResponseB:Z8github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpbb\x06proto3"
+	"\fDeviceStatus\x12#.rnbd.plugin.v1.DeviceStatusRequest\x1a$.rnbd.plugin.v1.DeviceStatusResponse\x12k\n" +
+	"\x12ReleaseConnections\x12).rnbd.plugin.v1.ReleaseConnectionsRequest\x1a*.rnbd.plugin.v1.ReleaseConnectionsResponse\x12e\n" +
+	"\x10AdoptConnections\x12'.rnbd.plugin.v1.AdoptConnectionsRequest\x1a(.rnbd.plugin.v1.AdoptConnectionsResponse\x12e\n" +
+	"\x10ServeConnections\x12'.rnbd.plugin.v1.ServeConnectionsRequest\x1a(.rnbd.plugin.v1.ServeConnectionsResponseB:Z8github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpbb\x06proto3"
 
 var (
 	file_plugin_proto_rawDescOnce sync.Once
@@ -2483,70 +2821,77 @@ func file_plugin_proto_rawDescGZIP() []byte {
 }
 
 var file_plugin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_plugin_proto_goTypes = []any{
-	(Kind)(0),                    // 0: rnbd.plugin.v1.Kind
-	(CrashClass)(0),              // 1: rnbd.plugin.v1.CrashClass
-	(NameKind)(0),                // 2: rnbd.plugin.v1.NameKind
-	(*ErrorDetail)(nil),          // 3: rnbd.plugin.v1.ErrorDetail
-	(*Info)(nil),                 // 4: rnbd.plugin.v1.Info
-	(*DescribeRequest)(nil),      // 5: rnbd.plugin.v1.DescribeRequest
-	(*DescribeResponse)(nil),     // 6: rnbd.plugin.v1.DescribeResponse
-	(*ConfigureRequest)(nil),     // 7: rnbd.plugin.v1.ConfigureRequest
-	(*ConfigureResponse)(nil),    // 8: rnbd.plugin.v1.ConfigureResponse
-	(*AttachQueueRequest)(nil),   // 9: rnbd.plugin.v1.AttachQueueRequest
-	(*AttachQueueResponse)(nil),  // 10: rnbd.plugin.v1.AttachQueueResponse
-	(*AttachArenaRequest)(nil),   // 11: rnbd.plugin.v1.AttachArenaRequest
-	(*AttachArenaResponse)(nil),  // 12: rnbd.plugin.v1.AttachArenaResponse
-	(*DetachArenaRequest)(nil),   // 13: rnbd.plugin.v1.DetachArenaRequest
-	(*DetachArenaResponse)(nil),  // 14: rnbd.plugin.v1.DetachArenaResponse
-	(*DrainRequest)(nil),         // 15: rnbd.plugin.v1.DrainRequest
-	(*DrainResponse)(nil),        // 16: rnbd.plugin.v1.DrainResponse
-	(*DetachRequest)(nil),        // 17: rnbd.plugin.v1.DetachRequest
-	(*DetachResponse)(nil),       // 18: rnbd.plugin.v1.DetachResponse
-	(*Limits)(nil),               // 19: rnbd.plugin.v1.Limits
-	(*OpenDiskRequest)(nil),      // 20: rnbd.plugin.v1.OpenDiskRequest
-	(*OpenDiskResponse)(nil),     // 21: rnbd.plugin.v1.OpenDiskResponse
-	(*CloseDiskRequest)(nil),     // 22: rnbd.plugin.v1.CloseDiskRequest
-	(*CloseDiskResponse)(nil),    // 23: rnbd.plugin.v1.CloseDiskResponse
-	(*ResizeDiskRequest)(nil),    // 24: rnbd.plugin.v1.ResizeDiskRequest
-	(*ResizeDiskResponse)(nil),   // 25: rnbd.plugin.v1.ResizeDiskResponse
-	(*AddDeviceRequest)(nil),     // 26: rnbd.plugin.v1.AddDeviceRequest
-	(*AddDeviceResponse)(nil),    // 27: rnbd.plugin.v1.AddDeviceResponse
-	(*RemoveDeviceRequest)(nil),  // 28: rnbd.plugin.v1.RemoveDeviceRequest
-	(*RemoveDeviceResponse)(nil), // 29: rnbd.plugin.v1.RemoveDeviceResponse
-	(*ResizeDeviceRequest)(nil),  // 30: rnbd.plugin.v1.ResizeDeviceRequest
-	(*ResizeDeviceResponse)(nil), // 31: rnbd.plugin.v1.ResizeDeviceResponse
-	(*AddListenerRequest)(nil),   // 32: rnbd.plugin.v1.AddListenerRequest
-	(*AddListenerResponse)(nil),  // 33: rnbd.plugin.v1.AddListenerResponse
-	(*SetTLSRequest)(nil),        // 34: rnbd.plugin.v1.SetTLSRequest
-	(*SetTLSResponse)(nil),       // 35: rnbd.plugin.v1.SetTLSResponse
-	(*DeviceStatusRequest)(nil),  // 36: rnbd.plugin.v1.DeviceStatusRequest
-	(*DeviceStatusResponse)(nil), // 37: rnbd.plugin.v1.DeviceStatusResponse
-	(*StatsRequest)(nil),         // 38: rnbd.plugin.v1.StatsRequest
-	(*StatsResponse)(nil),        // 39: rnbd.plugin.v1.StatsResponse
-	(*DeviceLatency)(nil),        // 40: rnbd.plugin.v1.DeviceLatency
-	(*OpLatency)(nil),            // 41: rnbd.plugin.v1.OpLatency
-	(*LatencyBucket)(nil),        // 42: rnbd.plugin.v1.LatencyBucket
-	(*SetLogRequest)(nil),        // 43: rnbd.plugin.v1.SetLogRequest
-	(*SetLogResponse)(nil),       // 44: rnbd.plugin.v1.SetLogResponse
-	nil,                          // 45: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
-	nil,                          // 46: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	(Kind)(0),                          // 0: rnbd.plugin.v1.Kind
+	(CrashClass)(0),                    // 1: rnbd.plugin.v1.CrashClass
+	(NameKind)(0),                      // 2: rnbd.plugin.v1.NameKind
+	(*ErrorDetail)(nil),                // 3: rnbd.plugin.v1.ErrorDetail
+	(*Info)(nil),                       // 4: rnbd.plugin.v1.Info
+	(*DescribeRequest)(nil),            // 5: rnbd.plugin.v1.DescribeRequest
+	(*DescribeResponse)(nil),           // 6: rnbd.plugin.v1.DescribeResponse
+	(*ConfigureRequest)(nil),           // 7: rnbd.plugin.v1.ConfigureRequest
+	(*ConfigureResponse)(nil),          // 8: rnbd.plugin.v1.ConfigureResponse
+	(*AttachQueueRequest)(nil),         // 9: rnbd.plugin.v1.AttachQueueRequest
+	(*AttachQueueResponse)(nil),        // 10: rnbd.plugin.v1.AttachQueueResponse
+	(*AttachArenaRequest)(nil),         // 11: rnbd.plugin.v1.AttachArenaRequest
+	(*AttachArenaResponse)(nil),        // 12: rnbd.plugin.v1.AttachArenaResponse
+	(*DetachArenaRequest)(nil),         // 13: rnbd.plugin.v1.DetachArenaRequest
+	(*DetachArenaResponse)(nil),        // 14: rnbd.plugin.v1.DetachArenaResponse
+	(*DrainRequest)(nil),               // 15: rnbd.plugin.v1.DrainRequest
+	(*DrainResponse)(nil),              // 16: rnbd.plugin.v1.DrainResponse
+	(*DetachRequest)(nil),              // 17: rnbd.plugin.v1.DetachRequest
+	(*DetachResponse)(nil),             // 18: rnbd.plugin.v1.DetachResponse
+	(*Limits)(nil),                     // 19: rnbd.plugin.v1.Limits
+	(*OpenDiskRequest)(nil),            // 20: rnbd.plugin.v1.OpenDiskRequest
+	(*OpenDiskResponse)(nil),           // 21: rnbd.plugin.v1.OpenDiskResponse
+	(*CloseDiskRequest)(nil),           // 22: rnbd.plugin.v1.CloseDiskRequest
+	(*CloseDiskResponse)(nil),          // 23: rnbd.plugin.v1.CloseDiskResponse
+	(*ResizeDiskRequest)(nil),          // 24: rnbd.plugin.v1.ResizeDiskRequest
+	(*ResizeDiskResponse)(nil),         // 25: rnbd.plugin.v1.ResizeDiskResponse
+	(*AddDeviceRequest)(nil),           // 26: rnbd.plugin.v1.AddDeviceRequest
+	(*AddDeviceResponse)(nil),          // 27: rnbd.plugin.v1.AddDeviceResponse
+	(*RemoveDeviceRequest)(nil),        // 28: rnbd.plugin.v1.RemoveDeviceRequest
+	(*RemoveDeviceResponse)(nil),       // 29: rnbd.plugin.v1.RemoveDeviceResponse
+	(*ResizeDeviceRequest)(nil),        // 30: rnbd.plugin.v1.ResizeDeviceRequest
+	(*ResizeDeviceResponse)(nil),       // 31: rnbd.plugin.v1.ResizeDeviceResponse
+	(*AddListenerRequest)(nil),         // 32: rnbd.plugin.v1.AddListenerRequest
+	(*AddListenerResponse)(nil),        // 33: rnbd.plugin.v1.AddListenerResponse
+	(*SetTLSRequest)(nil),              // 34: rnbd.plugin.v1.SetTLSRequest
+	(*SetTLSResponse)(nil),             // 35: rnbd.plugin.v1.SetTLSResponse
+	(*DeviceStatusRequest)(nil),        // 36: rnbd.plugin.v1.DeviceStatusRequest
+	(*DeviceStatusResponse)(nil),       // 37: rnbd.plugin.v1.DeviceStatusResponse
+	(*Connection)(nil),                 // 38: rnbd.plugin.v1.Connection
+	(*ReleaseConnectionsRequest)(nil),  // 39: rnbd.plugin.v1.ReleaseConnectionsRequest
+	(*ReleaseConnectionsResponse)(nil), // 40: rnbd.plugin.v1.ReleaseConnectionsResponse
+	(*AdoptConnectionsRequest)(nil),    // 41: rnbd.plugin.v1.AdoptConnectionsRequest
+	(*AdoptConnectionsResponse)(nil),   // 42: rnbd.plugin.v1.AdoptConnectionsResponse
+	(*ServeConnectionsRequest)(nil),    // 43: rnbd.plugin.v1.ServeConnectionsRequest
+	(*ServeConnectionsResponse)(nil),   // 44: rnbd.plugin.v1.ServeConnectionsResponse
+	(*StatsRequest)(nil),               // 45: rnbd.plugin.v1.StatsRequest
+	(*StatsResponse)(nil),              // 46: rnbd.plugin.v1.StatsResponse
+	(*DeviceLatency)(nil),              // 47: rnbd.plugin.v1.DeviceLatency
+	(*OpLatency)(nil),                  // 48: rnbd.plugin.v1.OpLatency
+	(*LatencyBucket)(nil),              // 49: rnbd.plugin.v1.LatencyBucket
+	(*SetLogRequest)(nil),              // 50: rnbd.plugin.v1.SetLogRequest
+	(*SetLogResponse)(nil),             // 51: rnbd.plugin.v1.SetLogResponse
+	nil,                                // 52: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	nil,                                // 53: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
 }
 var file_plugin_proto_depIdxs = []int32{
 	0,  // 0: rnbd.plugin.v1.Info.kind:type_name -> rnbd.plugin.v1.Kind
 	1,  // 1: rnbd.plugin.v1.Info.crash:type_name -> rnbd.plugin.v1.CrashClass
 	2,  // 2: rnbd.plugin.v1.Info.names:type_name -> rnbd.plugin.v1.NameKind
 	4,  // 3: rnbd.plugin.v1.DescribeResponse.info:type_name -> rnbd.plugin.v1.Info
-	45, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	52, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
 	19, // 5: rnbd.plugin.v1.OpenDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
 	19, // 6: rnbd.plugin.v1.ResizeDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
 	19, // 7: rnbd.plugin.v1.AddDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
-	46, // 8: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	53, // 8: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
 	19, // 9: rnbd.plugin.v1.ResizeDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
-	40, // 10: rnbd.plugin.v1.StatsResponse.devices:type_name -> rnbd.plugin.v1.DeviceLatency
-	41, // 11: rnbd.plugin.v1.DeviceLatency.ops:type_name -> rnbd.plugin.v1.OpLatency
-	42, // 12: rnbd.plugin.v1.OpLatency.buckets:type_name -> rnbd.plugin.v1.LatencyBucket
+	47, // 10: rnbd.plugin.v1.StatsResponse.devices:type_name -> rnbd.plugin.v1.DeviceLatency
+	48, // 11: rnbd.plugin.v1.DeviceLatency.ops:type_name -> rnbd.plugin.v1.OpLatency
+	49, // 12: rnbd.plugin.v1.OpLatency.buckets:type_name -> rnbd.plugin.v1.LatencyBucket
 	5,  // 13: rnbd.plugin.v1.Plugin.Describe:input_type -> rnbd.plugin.v1.DescribeRequest
 	7,  // 14: rnbd.plugin.v1.Plugin.Configure:input_type -> rnbd.plugin.v1.ConfigureRequest
 	9,  // 15: rnbd.plugin.v1.Plugin.AttachQueue:input_type -> rnbd.plugin.v1.AttachQueueRequest
@@ -2554,8 +2899,8 @@ var file_plugin_proto_depIdxs = []int32{
 	13, // 17: rnbd.plugin.v1.Plugin.DetachArena:input_type -> rnbd.plugin.v1.DetachArenaRequest
 	15, // 18: rnbd.plugin.v1.Plugin.Drain:input_type -> rnbd.plugin.v1.DrainRequest
 	17, // 19: rnbd.plugin.v1.Plugin.Detach:input_type -> rnbd.plugin.v1.DetachRequest
-	38, // 20: rnbd.plugin.v1.Plugin.Stats:input_type -> rnbd.plugin.v1.StatsRequest
-	43, // 21: rnbd.plugin.v1.Plugin.SetLog:input_type -> rnbd.plugin.v1.SetLogRequest
+	45, // 20: rnbd.plugin.v1.Plugin.Stats:input_type -> rnbd.plugin.v1.StatsRequest
+	50, // 21: rnbd.plugin.v1.Plugin.SetLog:input_type -> rnbd.plugin.v1.SetLogRequest
 	20, // 22: rnbd.plugin.v1.Storage.OpenDisk:input_type -> rnbd.plugin.v1.OpenDiskRequest
 	22, // 23: rnbd.plugin.v1.Storage.CloseDisk:input_type -> rnbd.plugin.v1.CloseDiskRequest
 	24, // 24: rnbd.plugin.v1.Storage.ResizeDisk:input_type -> rnbd.plugin.v1.ResizeDiskRequest
@@ -2565,26 +2910,32 @@ var file_plugin_proto_depIdxs = []int32{
 	32, // 28: rnbd.plugin.v1.Frontend.AddListener:input_type -> rnbd.plugin.v1.AddListenerRequest
 	34, // 29: rnbd.plugin.v1.Frontend.SetTLS:input_type -> rnbd.plugin.v1.SetTLSRequest
 	36, // 30: rnbd.plugin.v1.Frontend.DeviceStatus:input_type -> rnbd.plugin.v1.DeviceStatusRequest
-	6,  // 31: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
-	8,  // 32: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
-	10, // 33: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
-	12, // 34: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
-	14, // 35: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
-	16, // 36: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
-	18, // 37: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
-	39, // 38: rnbd.plugin.v1.Plugin.Stats:output_type -> rnbd.plugin.v1.StatsResponse
-	44, // 39: rnbd.plugin.v1.Plugin.SetLog:output_type -> rnbd.plugin.v1.SetLogResponse
-	21, // 40: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
-	23, // 41: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
-	25, // 42: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
-	27, // 43: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
-	29, // 44: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
-	31, // 45: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
-	33, // 46: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
-	35, // 47: rnbd.plugin.v1.Frontend.SetTLS:output_type -> rnbd.plugin.v1.SetTLSResponse
-	37, // 48: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
-	31, // [31:49] is the sub-list for method output_type
-	13, // [13:31] is the sub-list for method input_type
+	39, // 31: rnbd.plugin.v1.Frontend.ReleaseConnections:input_type -> rnbd.plugin.v1.ReleaseConnectionsRequest
+	41, // 32: rnbd.plugin.v1.Frontend.AdoptConnections:input_type -> rnbd.plugin.v1.AdoptConnectionsRequest
+	43, // 33: rnbd.plugin.v1.Frontend.ServeConnections:input_type -> rnbd.plugin.v1.ServeConnectionsRequest
+	6,  // 34: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
+	8,  // 35: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
+	10, // 36: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
+	12, // 37: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
+	14, // 38: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
+	16, // 39: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
+	18, // 40: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
+	46, // 41: rnbd.plugin.v1.Plugin.Stats:output_type -> rnbd.plugin.v1.StatsResponse
+	51, // 42: rnbd.plugin.v1.Plugin.SetLog:output_type -> rnbd.plugin.v1.SetLogResponse
+	21, // 43: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
+	23, // 44: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
+	25, // 45: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
+	27, // 46: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
+	29, // 47: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
+	31, // 48: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
+	33, // 49: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
+	35, // 50: rnbd.plugin.v1.Frontend.SetTLS:output_type -> rnbd.plugin.v1.SetTLSResponse
+	37, // 51: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
+	40, // 52: rnbd.plugin.v1.Frontend.ReleaseConnections:output_type -> rnbd.plugin.v1.ReleaseConnectionsResponse
+	42, // 53: rnbd.plugin.v1.Frontend.AdoptConnections:output_type -> rnbd.plugin.v1.AdoptConnectionsResponse
+	44, // 54: rnbd.plugin.v1.Frontend.ServeConnections:output_type -> rnbd.plugin.v1.ServeConnectionsResponse
+	34, // [34:55] is the sub-list for method output_type
+	13, // [13:34] is the sub-list for method input_type
 	13, // [13:13] is the sub-list for extension type_name
 	13, // [13:13] is the sub-list for extension extendee
 	0,  // [0:13] is the sub-list for field type_name
@@ -2601,7 +2952,7 @@ func file_plugin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_plugin_proto_rawDesc), len(file_plugin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   44,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

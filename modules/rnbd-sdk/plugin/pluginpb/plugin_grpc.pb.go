@@ -643,12 +643,15 @@ var Storage_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	Frontend_AddDevice_FullMethodName    = "/rnbd.plugin.v1.Frontend/AddDevice"
-	Frontend_RemoveDevice_FullMethodName = "/rnbd.plugin.v1.Frontend/RemoveDevice"
-	Frontend_ResizeDevice_FullMethodName = "/rnbd.plugin.v1.Frontend/ResizeDevice"
-	Frontend_AddListener_FullMethodName  = "/rnbd.plugin.v1.Frontend/AddListener"
-	Frontend_SetTLS_FullMethodName       = "/rnbd.plugin.v1.Frontend/SetTLS"
-	Frontend_DeviceStatus_FullMethodName = "/rnbd.plugin.v1.Frontend/DeviceStatus"
+	Frontend_AddDevice_FullMethodName          = "/rnbd.plugin.v1.Frontend/AddDevice"
+	Frontend_RemoveDevice_FullMethodName       = "/rnbd.plugin.v1.Frontend/RemoveDevice"
+	Frontend_ResizeDevice_FullMethodName       = "/rnbd.plugin.v1.Frontend/ResizeDevice"
+	Frontend_AddListener_FullMethodName        = "/rnbd.plugin.v1.Frontend/AddListener"
+	Frontend_SetTLS_FullMethodName             = "/rnbd.plugin.v1.Frontend/SetTLS"
+	Frontend_DeviceStatus_FullMethodName       = "/rnbd.plugin.v1.Frontend/DeviceStatus"
+	Frontend_ReleaseConnections_FullMethodName = "/rnbd.plugin.v1.Frontend/ReleaseConnections"
+	Frontend_AdoptConnections_FullMethodName   = "/rnbd.plugin.v1.Frontend/AdoptConnections"
+	Frontend_ServeConnections_FullMethodName   = "/rnbd.plugin.v1.Frontend/ServeConnections"
 )
 
 // FrontendClient is the client API for Frontend service.
@@ -666,6 +669,15 @@ type FrontendClient interface {
 	// plugin that answers with an error, UNIMPLEMENTED among them.
 	SetTLS(ctx context.Context, in *SetTLSRequest, opts ...grpc.CallOption) (*SetTLSResponse, error)
 	DeviceStatus(ctx context.Context, in *DeviceStatusRequest, opts ...grpc.CallOption) (*DeviceStatusResponse, error)
+	// ReleaseConnections has the plugin give up its users' connections, for
+	// another process to go on with them, and its listeners. On an error all of
+	// them are served as before. These three are optional: a host takes
+	// UNIMPLEMENTED as connections that end with the process.
+	ReleaseConnections(ctx context.Context, in *ReleaseConnectionsRequest, opts ...grpc.CallOption) (*ReleaseConnectionsResponse, error)
+	// AdoptConnections gives the plugin connections that another process has
+	// given up. They are not read and not written before ServeConnections.
+	AdoptConnections(ctx context.Context, in *AdoptConnectionsRequest, opts ...grpc.CallOption) (*AdoptConnectionsResponse, error)
+	ServeConnections(ctx context.Context, in *ServeConnectionsRequest, opts ...grpc.CallOption) (*ServeConnectionsResponse, error)
 }
 
 type frontendClient struct {
@@ -736,6 +748,36 @@ func (c *frontendClient) DeviceStatus(ctx context.Context, in *DeviceStatusReque
 	return out, nil
 }
 
+func (c *frontendClient) ReleaseConnections(ctx context.Context, in *ReleaseConnectionsRequest, opts ...grpc.CallOption) (*ReleaseConnectionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReleaseConnectionsResponse)
+	err := c.cc.Invoke(ctx, Frontend_ReleaseConnections_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *frontendClient) AdoptConnections(ctx context.Context, in *AdoptConnectionsRequest, opts ...grpc.CallOption) (*AdoptConnectionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AdoptConnectionsResponse)
+	err := c.cc.Invoke(ctx, Frontend_AdoptConnections_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *frontendClient) ServeConnections(ctx context.Context, in *ServeConnectionsRequest, opts ...grpc.CallOption) (*ServeConnectionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ServeConnectionsResponse)
+	err := c.cc.Invoke(ctx, Frontend_ServeConnections_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // FrontendServer is the server API for Frontend service.
 // All implementations must embed UnimplementedFrontendServer
 // for forward compatibility.
@@ -751,6 +793,15 @@ type FrontendServer interface {
 	// plugin that answers with an error, UNIMPLEMENTED among them.
 	SetTLS(context.Context, *SetTLSRequest) (*SetTLSResponse, error)
 	DeviceStatus(context.Context, *DeviceStatusRequest) (*DeviceStatusResponse, error)
+	// ReleaseConnections has the plugin give up its users' connections, for
+	// another process to go on with them, and its listeners. On an error all of
+	// them are served as before. These three are optional: a host takes
+	// UNIMPLEMENTED as connections that end with the process.
+	ReleaseConnections(context.Context, *ReleaseConnectionsRequest) (*ReleaseConnectionsResponse, error)
+	// AdoptConnections gives the plugin connections that another process has
+	// given up. They are not read and not written before ServeConnections.
+	AdoptConnections(context.Context, *AdoptConnectionsRequest) (*AdoptConnectionsResponse, error)
+	ServeConnections(context.Context, *ServeConnectionsRequest) (*ServeConnectionsResponse, error)
 	mustEmbedUnimplementedFrontendServer()
 }
 
@@ -778,6 +829,15 @@ func (UnimplementedFrontendServer) SetTLS(context.Context, *SetTLSRequest) (*Set
 }
 func (UnimplementedFrontendServer) DeviceStatus(context.Context, *DeviceStatusRequest) (*DeviceStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeviceStatus not implemented")
+}
+func (UnimplementedFrontendServer) ReleaseConnections(context.Context, *ReleaseConnectionsRequest) (*ReleaseConnectionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReleaseConnections not implemented")
+}
+func (UnimplementedFrontendServer) AdoptConnections(context.Context, *AdoptConnectionsRequest) (*AdoptConnectionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AdoptConnections not implemented")
+}
+func (UnimplementedFrontendServer) ServeConnections(context.Context, *ServeConnectionsRequest) (*ServeConnectionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ServeConnections not implemented")
 }
 func (UnimplementedFrontendServer) mustEmbedUnimplementedFrontendServer() {}
 func (UnimplementedFrontendServer) testEmbeddedByValue()                  {}
@@ -908,6 +968,60 @@ func _Frontend_DeviceStatus_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Frontend_ReleaseConnections_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReleaseConnectionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FrontendServer).ReleaseConnections(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Frontend_ReleaseConnections_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FrontendServer).ReleaseConnections(ctx, req.(*ReleaseConnectionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Frontend_AdoptConnections_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AdoptConnectionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FrontendServer).AdoptConnections(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Frontend_AdoptConnections_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FrontendServer).AdoptConnections(ctx, req.(*AdoptConnectionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Frontend_ServeConnections_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ServeConnectionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FrontendServer).ServeConnections(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Frontend_ServeConnections_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FrontendServer).ServeConnections(ctx, req.(*ServeConnectionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Frontend_ServiceDesc is the grpc.ServiceDesc for Frontend service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -938,6 +1052,18 @@ var Frontend_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeviceStatus",
 			Handler:    _Frontend_DeviceStatus_Handler,
+		},
+		{
+			MethodName: "ReleaseConnections",
+			Handler:    _Frontend_ReleaseConnections_Handler,
+		},
+		{
+			MethodName: "AdoptConnections",
+			Handler:    _Frontend_AdoptConnections_Handler,
+		},
+		{
+			MethodName: "ServeConnections",
+			Handler:    _Frontend_ServeConnections_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
@@ -48,6 +49,9 @@ type Devices interface {
 	DeviceStatus(ctx context.Context, index uint32) (plugin.DeviceStatus, error)
 	AddListener(ctx context.Context, name string, l *os.File) error
 	SetTLS(ctx context.Context, t plugin.TLS) error
+	ReleaseConnections(ctx context.Context, patience time.Duration) (released []plugin.Connection, closed int, err error)
+	AdoptConnections(ctx context.Context, all []plugin.Connection) error
+	ServeConnections(ctx context.Context) error
 }
 
 var _ Process = (*plugin.Process)(nil)

@@ -1,0 +1,264 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+)
+
+// Connections change the process. The process that gives them up:
+//
+//	hush     no connection is accepted, negotiations end
+//	pause    no command begins; those in flight are answered, and what a client does
+//	         not send or not read is not waited for
+//	leave    what is left of each connection is a plugin.Connection
+//
+// The next one checks them in AdoptConnections and has them served in
+// ServeConnections. In between each socket is in both processes, and neither touches
+// it: so the first can take it back.
+
+var (
+	errHanded = errors.New("another process goes on with it")
+	errMoved  = errors.New("another process goes on, without this connection")
+)
+
+const (
+	// negotiationsEnd is the time for negotiations to end before a hand-over.
+	negotiationsEnd = 100 * time.Millisecond
+	quietPause      = 200 * time.Microsecond
+)
+
+// ReleaseConnections implements plugin.Transferrer. Connections of the kernel's
+// client stay: the kernel gets new ones.
+func (f *frontend) ReleaseConnections(ctx context.Context) (all []plugin.Connection, closed int, err error) {
+	f.transfer.Lock()
+	defer f.transfer.Unlock()
+	listeners := f.hush()
+	f.awaitNegotiated(ctx, listeners)
+	f.eachQueue(func(q *queue) { q.hold(true) })
+	if err := f.awaitQuiet(ctx); err != nil {
+		f.eachQueue(func(q *queue) { q.hold(false) })
+		f.speak(listeners)
+		return nil, 0, err
+	}
+	for _, l := range listeners {
+		closed += l.crowd.disperse()
+		l.Close()
+	}
+	f.eachQueue(func(q *queue) {
+		given, lost := q.leave()
+		all, closed = append(all, given...), closed+lost
+	})
+	f.log().Info("connections are given up for another process", "connections", len(all), "closed", closed)
+	return all, closed, nil
+}
+
+// hush has the listeners accept no connection, and returns them.
+func (f *frontend) hush() []*listener {
+	f.mu.Lock()
+	listeners := f.listeners
+	f.listeners = nil
+	f.mu.Unlock()
+	for _, l := range listeners {
+		l.hushed.Store(true)
+		l.interrupt()
+		<-l.accepting
+	}
+	return listeners
+}
+
+// speak is the reverse of hush.
+func (f *frontend) speak(listeners []*listener) {
+	for _, l := range listeners {
+		l.hushed.Store(false)
+		l.goOn()
+		l.accepting = make(chan struct{})
+		go f.accept(l)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.listeners = append(f.listeners, listeners...)
+}
+
+func (f *frontend) awaitNegotiated(ctx context.Context, listeners []*listener) {
+	ctx, cancel := context.WithTimeout(ctx, negotiationsEnd)
+	defer cancel()
+	busy := func(l *listener) bool { return l.crowd.size() > 0 }
+	for ctx.Err() == nil && slices.ContainsFunc(listeners, busy) {
+		time.Sleep(quietPause)
+	}
+}
+
+// eachQueue runs fn on the thread of each queue, one after the other.
+func (f *frontend) eachQueue(fn func(*queue)) {
+	f.mu.Lock()
+	queues := slices.Clone(f.queues)
+	f.mu.Unlock()
+	for _, q := range queues {
+		done := make(chan struct{})
+		if f.post(q, func() { fn(q); close(done) }) {
+			<-done
+		}
+	}
+}
+
+// awaitQuiet waits until no device has a request of a connection that is to be given
+// up.
+func (f *frontend) awaitQuiet(ctx context.Context) error {
+	for {
+		var busy *conn
+		f.eachQueue(func(q *queue) {
+			for _, c := range q.conns {
+				if c.disk == nil && c.inDevice() > 0 {
+					busy = c
+				}
+			}
+		})
+		if busy == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("requests of export %q do not end: %w", busy.exp.name, blk.EBUSY)
+		case <-time.After(quietPause):
+		}
+	}
+}
+
+// hold pauses the connections of a queue, but for those of the kernel, or has them go
+// on. Queue's thread, as leave.
+func (q *queue) hold(on bool) {
+	q.holds, q.left = on, false
+	for _, c := range q.conns {
+		switch {
+		case c.disk != nil:
+		case on && c.state == connOpen:
+			c.state = connPaused
+		case !on && c.state == connPaused:
+			c.state = connOpen
+			q.again = true
+		}
+	}
+}
+
+// leave gives the connections up. Those that cannot be given up are closed.
+func (q *queue) leave() (all []plugin.Connection, closed int) {
+	for _, c := range q.conns {
+		if c.disk != nil || c.state == connDead {
+			continue
+		}
+		given, err := c.giveUp()
+		if err != nil {
+			c.fail(err)
+			closed++
+			continue
+		}
+		all = append(all, given)
+	}
+	q.left = true
+	q.reap()
+	return all, closed
+}
+
+// giveUp makes c, which is quiet, a plugin.Connection. After an error it is as before.
+func (c *conn) giveUp() (plugin.Connection, error) {
+	if c.tunnel != nil {
+		return plugin.Connection{}, errMoved
+	}
+	s, bytes, err := c.leave()
+	if err != nil {
+		return plugin.Connection{}, err
+	}
+	own, err := unix.FcntlInt(uintptr(c.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return plugin.Connection{}, err
+	}
+	given, err := wrap(c.exp.name, own, s, bytes)
+	if err != nil {
+		given.Close()
+		return plugin.Connection{}, err
+	}
+	_ = unix.EpollCtl(c.q.epoll, unix.EPOLL_CTL_DEL, c.fd, nil) // the socket stays open in given
+	c.fail(errHanded)
+	return given, nil
+}
+
+// AdoptConnections implements plugin.Transferrer.
+func (f *frontend) AdoptConnections(_ context.Context, all []plugin.Connection) error {
+	var adopted []*conn
+	for i := range all {
+		c, err := f.adopt(&all[i])
+		if err != nil {
+			for _, c := range adopted {
+				c.forget()
+			}
+			plugin.CloseConnections(all)
+			return fmt.Errorf("connection of export %q: %w", all[i].Device, err)
+		}
+		adopted = append(adopted, c)
+	}
+	for i := range all {
+		all[i].FDs[0] = -1 // the connection's
+		plugin.CloseConnections(all[i : i+1])
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.adopted = append(f.adopted, adopted...)
+	return nil
+}
+
+// adopt prepares a connection. Its socket is not the connection's yet.
+func (f *frontend) adopt(from *plugin.Connection) (*conn, error) {
+	s, h, err := unwrap(from)
+	if err != nil {
+		return nil, err
+	}
+	exp, err := f.open(from.Device)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", err, blk.ENODEV)
+	}
+	sh := f.assign(exp)
+	if sh == nil {
+		exp.release()
+		return nil, fmt.Errorf("no queue to serve it: %w", blk.ENODEV)
+	}
+	c := newConn(from.FDs[0], s.Peer, negotiated{exp: exp, structured: s.Structured}, sh)
+	if c.handed = h; h.isOver() {
+		c.handed = nil
+	}
+	if s.Draining {
+		c.state = connDraining
+	}
+	return c, nil
+}
+
+// forget undoes adopt.
+func (c *conn) forget() {
+	c.exp.unassign(c.sh)
+	c.exp.release()
+}
+
+// ServeConnections implements plugin.Transferrer.
+func (f *frontend) ServeConnections(context.Context) error {
+	f.mu.Lock()
+	adopted := f.adopted
+	f.adopted = nil
+	f.mu.Unlock()
+	f.eachQueue(func(q *queue) { q.hold(false) }) // this process may have given up its own before
+	for _, c := range adopted {
+		if !f.post(c.q, func() { c.q.add(c) }) {
+			c.forget()
+			unix.Close(c.fd)
+			return errShutdown
+		}
+	}
+	f.log().Info("connections of another process are served", "connections", len(adopted))
+	return nil
+}
