@@ -17,7 +17,7 @@ import (
 )
 
 // Connection is the connection of a user, on its way from one process of a front end
-// to the next one. Nobody reads it or writes it meanwhile.
+// to the next one. Neither reads it or writes it meanwhile.
 type Connection struct {
 	Device string // its name
 	State  []byte // in a format that the front end's processes agree on
