@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/handover"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/mappings"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/status"
@@ -53,10 +54,12 @@ func clientRun() (*cobra.Command, *clientOptions) {
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hangups := hangups()
-			if err := o.load(cmd); err != nil {
-				return err
-			}
-			return runClient(cmd, o, hangups)
+			return withPredecessor(func(pre *handover.Predecessor) error {
+				if err := o.load(cmd); err != nil {
+					return err
+				}
+				return runClient(cmd, o, hangups, pre)
+			})
 		},
 	}
 	f := c.Flags()
@@ -95,8 +98,8 @@ func (o *clientOptions) load(cmd *cobra.Command) error {
 	return nil
 }
 
-func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) error {
-	run, err := o.begin(cmd, "client", hangups, nil)
+func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal, pre *handover.Predecessor) error {
+	run, err := o.begin(cmd, "client", hangups, pre)
 	if err != nil {
 		return err
 	}
@@ -127,6 +130,7 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) e
 		return err
 	}
 	o.protectNBD(&cfg, nbdTLS)
+	inheritUsers(&cfg, pre, o)
 	takeSockets(&cfg, run.manager.Sockets(socketNBD), run.manager.Sockets(socketNBDTrusted), len(o.NBDListen) > 0)
 	if err := run.listen(); err != nil {
 		return err
@@ -138,7 +142,10 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal) e
 	if err != nil {
 		return explainListen(fmt.Errorf("client: %w", err))
 	}
-	daemon := &clientDaemon{ClientDaemonServer: c.Control(versionString()), client: c}
+	if err := o.takeOver(run, c); err != nil {
+		return err
+	}
+	daemon := &clientDaemon{ClientDaemonServer: c.Control(versionString()), client: c, upgrading: run.upgrading}
 	daemon.conf = running[*clientOptions]{kind: "client", cmd: cmd, logs: run.logs, options: o, fresh: clientRun, tls: run.tls, nbdTLS: nbdTLS, metrics: run.metrics}
 	daemon.keeper = mappings.NewKeeper(mapper{c, daemon, cfg.Loss}, run.log)
 	api := run.newAPI()

@@ -108,9 +108,10 @@ func (r *running[O]) readAgain() (O, error) {
 // configuration.
 type clientDaemon struct {
 	controlpb.ClientDaemonServer
-	conf   running[*clientOptions]
-	keeper *mappings.Keeper
-	client *client.Client
+	conf      running[*clientOptions]
+	keeper    *mappings.Keeper
+	client    *client.Client
+	upgrading *upgrading
 }
 
 func (d *clientDaemon) Info(ctx context.Context, r *controlpb.InfoRequest) (*controlpb.DaemonInfo, error) {

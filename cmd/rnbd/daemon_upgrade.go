@@ -44,9 +44,21 @@ type handedOver interface {
 	// leave makes users wait and ends the service. devices is the number of those
 	// whose users wait. With left set resume must follow if no other process serves.
 	leave(ctx context.Context) (devices int, left bool, err error)
-	// resume serves again.
+	// pass gives the next process the devices and users that have been left. It comes
+	// before the word to serve.
+	pass(next *handover.Process) error
+	// commit tells the next process that nothing is taken back.
+	commit(next *handover.Process, r *controlpb.UpgradeReply) error
+	// resume serves again. An error that is partly is no end of the daemon.
 	resume(sockets []handover.Socket) error
+	// end ends the upgrade, successful or not.
+	end()
 }
+
+// partly is the error of a daemon that serves again, but less than before.
+type partly struct{ error }
+
+func (e partly) Unwrap() error { return e.error }
 
 // upgrading is the part of a daemon that hands over.
 type upgrading struct {
@@ -91,6 +103,7 @@ func (u *upgrading) upgrade(r *controlpb.UpgradeRequest, s handedOver) (*control
 	if u.isReplaced() {
 		return nil, fmt.Errorf("another process serves already, and this one ends: %w", syscall.EBUSY)
 	}
+	defer s.end()
 	next, sockets, err := u.start(r.Binary, s)
 	if err != nil {
 		return nil, fmt.Errorf("upgrade: %w", err)
@@ -179,6 +192,9 @@ func (u *upgrading) handOver(next *handover.Process, s handedOver, sockets []han
 	begin := time.Now()
 	devices, left, err := s.leave(context.Background())
 	if err == nil {
+		err = s.pass(next)
+	}
+	if err == nil {
 		err = next.Go(devices)
 	}
 	if err == nil {
@@ -186,15 +202,22 @@ func (u *upgrading) handOver(next *handover.Process, s handedOver, sockets []han
 		err = next.Serving(serving)
 		cancel()
 	}
-	pause := time.Since(begin)
+	reply := &controlpb.UpgradeReply{Pid: int32(next.PID()), Devices: int32(devices)}
 	if err == nil {
-		return &controlpb.UpgradeReply{Pid: int32(next.PID()), PauseUs: pause.Microseconds(), Devices: int32(devices)}, nil
+		err = s.commit(next, reply)
+	}
+	if reply.PauseUs = time.Since(begin).Microseconds(); err == nil {
+		return reply, nil
 	}
 	next.Kill()
 	if !left {
 		return nil, fmt.Errorf("%w; this process goes on", err)
 	}
-	if again := s.resume(sockets); again != nil {
+	again := s.resume(sockets)
+	if errors.As(again, &partly{}) {
+		return nil, fmt.Errorf("%w; this process serves again: %w", err, again)
+	}
+	if again != nil {
 		u.broken <- fmt.Errorf("after a failed upgrade (%w) the daemon does not serve again: %w", err, again)
 		return nil, errors.Join(err, again)
 	}

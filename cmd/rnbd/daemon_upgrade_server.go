@@ -79,6 +79,13 @@ func (s *serving) listensOn(fabric string) bool {
 	})
 }
 
+// Clients bring their devices along.
+func (s *serving) pass(*handover.Process) error { return nil }
+
+func (s *serving) commit(*handover.Process, *controlpb.UpgradeReply) error { return nil }
+
+func (s *serving) end() {}
+
 func (s *serving) resume(sockets []handover.Socket) error {
 	for fabric, dev := range s.fabrics {
 		if _, keeps := dev.(socketKeeper); !keeps && s.listensOn(fabric) {

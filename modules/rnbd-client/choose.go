@@ -69,9 +69,12 @@ func (d *Device) appear(ctx context.Context) error {
 	}
 }
 
-// vanish removes d from its front end, after its last request.
+// vanish removes d from its front end, after its last request. Its link stays where the
+// next process goes on with it.
 func (d *Device) vanish() {
-	d.unlink()
+	if !d.leaves.Load() {
+		d.unlink()
+	}
 	if fe := d.fe.Load(); fe != nil {
 		fe.release(d)
 	}

@@ -31,7 +31,10 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 			c.Close(context.WithoutCancel(ctx))
 		}
 	}()
-	c.sweepLinks()
+	c.returning = cfg.Standby
+	if !cfg.Standby {
+		c.sweepLinks()
+	}
 	for i := range cfg.Pumps {
 		if err := c.startPump(i); err != nil {
 			return nil, fmt.Errorf("pump %d: %w", i, err)
@@ -48,7 +51,9 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 		}
 	}
 	c.startWatchdog()
-	c.restore()
+	if !cfg.Standby {
+		c.restore()
+	}
 	return c, nil
 }
 

@@ -80,6 +80,10 @@ type Config struct {
 	// sockets until ServeUsers is called.
 	HoldUsers bool
 
+	// Standby has the client serve nothing and leave the state file alone until
+	// TakeOver and ServeUsers are called.
+	Standby bool
+
 	// HungAfter is the age from which a request without an answer is reported.
 	// Zero: none is, and failed requests are counted but not logged.
 	HungAfter time.Duration
@@ -119,6 +123,9 @@ type FrontendConfig struct {
 	Sockets []*os.File
 	// TrustedSockets are the same, as if ",trusted" stood behind their address.
 	TrustedSockets []*os.File
+	// Inherited are sockets of Listen that an earlier process of the daemon has
+	// opened, by what stands in Listen. The client owns the files.
+	Inherited map[string]*os.File
 	// TLS returns how users of the sockets are served by TLS, but for Plain. It
 	// looks for changes each time. Required does not change. nil: no TLS.
 	TLS func() plugin.TLS

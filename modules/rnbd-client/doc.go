@@ -25,7 +25,9 @@
 // before it.
 //
 //	tree*, api*              the control files and the control API
-//	client, restore          begin and end of a client; disks that outlive one
+//	client, takeover, restore, leave
+//	                         begin and end of a client; disks that outlive one, and
+//	                         what is handed over to the next process
 //	map, unmap, remap, resize, places, join, waiting
 //	                         mapping of a device, and its way back
 //	discover, probe          questions to a server without a mapping

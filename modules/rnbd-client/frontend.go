@@ -29,7 +29,7 @@ const (
 )
 
 func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
-	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), attachments: map[uint32]*attachment{}, hold: c.cfg.HoldUsers}
+	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), attachments: map[uint32]*attachment{}, hold: c.cfg.HoldUsers || c.cfg.Standby}
 	profile, err := c.cfg.profile(cfg.Name)
 	if err != nil {
 		return fmt.Errorf("front end %s: %w", cfg.Name, err)
@@ -80,7 +80,13 @@ func (f *frontend) left(*supervise.Instance, error) {
 	f.host = nil
 	f.mu.Unlock()
 	h.orphan()
+	if f.parting.Load() { // before the next process is there
+		for _, a := range f.all() {
+			a.setWant(wantLeft)
+		}
+	}
 	f.pokeAll()
+	close(h.parted)
 }
 
 // setHost makes h the process that attachments use.
@@ -222,7 +228,7 @@ func (f *frontend) listen() error {
 		if slices.ContainsFunc(f.sockets, func(s socket) bool { return s.name == name }) {
 			continue
 		}
-		s, err := listen(name)
+		s, err := listen(name, f.cfg.Inherited[name])
 		if err != nil {
 			return err
 		}
@@ -261,29 +267,6 @@ func (f *frontend) giveSockets(ctx context.Context, h *host) error {
 		}
 	}
 	return nil
-}
-
-// ServeUsers gives the front ends the sockets that Config.HoldUsers has kept
-// from them.
-func (c *Client) ServeUsers(ctx context.Context) {
-	for _, f := range c.frontends {
-		f.giving.Lock()
-		f.hold = false
-		f.giving.Unlock()
-		h, _ := f.now()
-		if h == nil || len(f.sockets) == 0 {
-			continue // its next process gets them
-		}
-		if err := f.giveSockets(ctx, h); err != nil {
-			h.Kill(err)
-			continue
-		}
-		for _, d := range c.Devices() {
-			if d.fe.Load() == f {
-				d.setLocation(f.status(ctx, d).Location)
-			}
-		}
-	}
 }
 
 // leaveUsers kills the process if users of a socket may wait for the next

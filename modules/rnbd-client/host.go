@@ -20,7 +20,7 @@ const (
 )
 
 func newHost(f *frontend, in *supervise.Instance) *host {
-	return &host{Instance: in, fe: f, turns: make(chan struct{}, turnsAtOnce)}
+	return &host{Instance: in, fe: f, turns: make(chan struct{}, turnsAtOnce), parted: make(chan struct{})}
 }
 
 // alive reports whether the process can be called.

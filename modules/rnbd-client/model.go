@@ -42,6 +42,11 @@ type Client struct {
 
 	leaveNothing atomic.Bool // Close takes disks in use away, too
 
+	// Guarded by mapMu: see leave.go. With either set the state file is another
+	// process's.
+	away      bool // another process has, or is to get, the devices
+	returning bool // TakeOver has begun, and ServeUsers was not called
+
 	saving    sync.Mutex  // held by the writer of the state file
 	unsaved   atomic.Bool // something has changed since it was written
 	unwritten string      // why it cannot be written; guarded by saving
@@ -108,6 +113,9 @@ type Device struct {
 	pollQueues int
 	// identity names the mapping to front ends. Later processes get the same.
 	identity string
+	// leaves reports that the next process of the daemon goes on with it: set once, by
+	// depart.
+	leaves atomic.Bool
 
 	choices []choice // of a front end, while d is being mapped
 
@@ -325,6 +333,7 @@ type frontend struct {
 	attachments map[uint32]*attachment // by index of the device
 	host        *host                  // the process to use; nil: none
 	over        bool                   // no process is started any more
+	parting     atomic.Bool            // the process is to end, and the next one gets none of the devices
 	undone      []savedLeftover        // disks that no process has removed
 
 	life    context.Context // ends with stop
@@ -340,6 +349,8 @@ type host struct {
 	fe      *frontend
 	sources []*source     // by pump
 	given   bool          // it has the sockets; guarded by frontend.giving
+	adopted bool          // it has connections of another process, not served yet; guarded by frontend.giving
+	parted  chan struct{} // closed when left has returned
 	tls     *plugin.TLS   // that it has; guarded by frontend.giving
 	turns   chan struct{} // a token for each call under way that is not late
 }

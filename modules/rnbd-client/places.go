@@ -15,6 +15,8 @@ import (
 
 var errForced = fmt.Errorf("the device is unmapped by force: %w", syscall.ECANCELED)
 
+var errAway = fmt.Errorf("another process of the daemon takes the devices over: %w", syscall.EBUSY)
+
 // begin starts work on p. The context ends with ctx, or when another caller
 // cancels the work. The caller holds mapMu.
 func (p *place) begin(ctx context.Context, w work) context.Context {
@@ -38,6 +40,9 @@ func (c *Client) take(ctx context.Context, d *Device, session string, r *MapRequ
 	for {
 		if c.life.Err() != nil {
 			return ctx, nil, fmt.Errorf("the client ends: %w", syscall.ESHUTDOWN)
+		}
+		if c.away {
+			return ctx, nil, errAway
 		}
 		if err := c.checkWaiting(r); err != nil {
 			return ctx, nil, err
@@ -149,6 +154,9 @@ func (c *Client) claim(ctx context.Context, name string, force bool) (context.Co
 	c.mapMu.Lock()
 	defer c.mapMu.Unlock()
 	for {
+		if c.away {
+			return ctx, nil, errAway
+		}
 		p, err := c.find(name)
 		if err != nil {
 			return ctx, nil, err

@@ -17,7 +17,8 @@ import (
 
 // socket is a listening socket of the daemon.
 type socket struct {
-	name string // as configured
+	name string // of its address
+	arg  string // in the configuration; empty: another process made it
 	path string // of a unix socket that this process made
 	kept bool   // another process made it and keeps it
 	file *os.File
@@ -29,8 +30,23 @@ type socket struct {
 // trusted marks such a socket in the configuration.
 const trusted = ",trusted"
 
-// listen opens "unix:PATH" (mode 0600) or "tcp:ADDRESS:PORT".
-func listen(spec string) (socket, error) {
+// listen opens "unix:PATH" (mode 0600) or "tcp:ADDRESS:PORT". If another process of
+// the daemon has opened it before, that socket is taken: file.
+func listen(spec string, file *os.File) (s socket, err error) {
+	if file == nil {
+		s, err = open(spec)
+	} else if s, err = inherit(file); err == nil {
+		s.kept = false
+		s.path, _ = strings.CutPrefix(s.name, "unix:")
+		if s.path == s.name {
+			s.path = ""
+		}
+	}
+	s.arg = spec
+	return s, err
+}
+
+func open(spec string) (socket, error) {
 	network, addr, ok := strings.Cut(spec, ":")
 	if !ok || addr == "" || network != "unix" && network != "tcp" {
 		return socket{}, fmt.Errorf("listen on %q: write unix:PATH or tcp:ADDRESS:PORT: %w", spec, syscall.EINVAL)

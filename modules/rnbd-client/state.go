@@ -28,10 +28,11 @@ func (c *Client) save() { c.unsaved.Store(true) }
 // write writes the state file. If that fails, as on a full disk, the file stays
 // as it was, and is written later. The caller holds saving.
 func (c *Client) write() {
-	if c.cfg.StateFile == "" {
+	state, ours := c.snapshot()
+	if c.cfg.StateFile == "" || !ours {
 		return
 	}
-	err := writeState(c.cfg.StateFile, c.snapshot())
+	err := writeState(c.cfg.StateFile, state)
 	switch {
 	case err != nil && c.life.Err() == nil:
 		c.unsaved.Store(true)
@@ -72,11 +73,14 @@ func (c *Client) writeLater() {
 	}
 }
 
-func (c *Client) snapshot() *savedState {
+// snapshot returns the contents of the state file. ours reports that no other process
+// writes it.
+func (c *Client) snapshot() (_ *savedState, ours bool) {
 	c.mapMu.Lock()
 	defer c.mapMu.Unlock()
 	c.followSessions()
 	state := savedState{Version: stateVersion, Devices: slices.Clone(c.waiting), Leftovers: c.leftovers()}
+	state.Devices = slices.DeleteFunc(state.Devices, func(s savedDevice) bool { return !isNode(s.Location) })
 	for _, d := range c.disks() {
 		p := c.places[d.index]
 		waits := slices.ContainsFunc(c.waiting, func(s savedDevice) bool { return s.Identity == d.identity })
@@ -84,7 +88,7 @@ func (c *Client) snapshot() *savedState {
 			state.Devices = append(state.Devices, d.saved())
 		}
 	}
-	return &state
+	return &state, !c.away && !c.returning
 }
 
 // followSessions updates the records of waiting disks with the changes that

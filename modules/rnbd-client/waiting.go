@@ -12,19 +12,31 @@ import (
 // Disks of the last daemon wait here until their server answers: Client.waiting.
 // They keep their names, and users may give them up.
 
-// request returns the request for the mapping.
+// request returns the request for the mapping of a disk.
 func (s *savedDevice) request() (MapRequest, error) {
+	if !isNode(s.Location) {
+		return MapRequest{}, fmt.Errorf("entry %+v is incomplete", *s)
+	}
+	return s.requestAny()
+}
+
+// requestAny is request for a device that may be no disk.
+func (s *savedDevice) requestAny() (MapRequest, error) {
 	mode, ok := blk.ParseAccessMode(s.Access)
 	loss, err := ParseLoss(s.Loss)
 	switch {
 	case err != nil:
 		return MapRequest{}, err
-	case !ok || s.Name == "" || s.Identity == "" || !isNode(s.Location) || s.Slots < 1:
+	case !ok || s.Name == "" || s.Identity == "" || s.Slots < 1:
 		return MapRequest{}, fmt.Errorf("entry %+v is incomplete", *s)
+	}
+	location := ""
+	if isNode(s.Location) { // else there is nothing to take over
+		location = s.Location
 	}
 	return MapRequest{
 		Path: s.Path, Session: s.Session, Paths: s.Paths, Mode: mode, IOMode: s.IOMode, Frontend: s.Frontend, Loss: loss, Name: s.Name,
-		Slots: s.Slots, Options: s.Settings, Port: s.Port, PollQueues: s.PollQueues, identity: s.Identity, location: s.Location, known: s.Known, tuning: s.tuning,
+		Slots: s.Slots, Options: s.Settings, Port: s.Port, PollQueues: s.PollQueues, identity: s.Identity, location: location, known: s.Known, tuning: s.tuning,
 	}, nil
 }
 
@@ -60,7 +72,7 @@ func (c *Client) waitingRequest(identity string) (MapRequest, bool) {
 	if i < 0 {
 		return MapRequest{}, false
 	}
-	r, err := c.waiting[i].request()
+	r, err := c.waiting[i].requestAny()
 	return r, err == nil
 }
 

@@ -20,6 +20,9 @@
 //
 // transmission.go and reply.go are the data path, in the order of a request.
 //
+// transfer.go gives connections up for another process and takes them over;
+// handed.go is what one process leaves to the next.
+//
 // # Threads and ownership
 //
 // A queue, its connections and its share of every device's slots belong to the

@@ -40,6 +40,9 @@ func TestMain(m *testing.M) {
 		flood(addr)
 		os.Exit(0)
 	}
+	if b := os.Getenv(standIn); b != "" {
+		standBetween(b)
+	}
 	if os.Getenv(nextProcess) != "" {
 		actAsNextProcess(filepath.Base(os.Args[0]))
 	}

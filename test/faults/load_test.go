@@ -21,10 +21,11 @@ import (
 // with 16 requests in flight, and fails the test at the first error.
 type loadOptions struct {
 	workers   int
-	blocks    int  // per worker
-	maxBlocks int  // per request
-	reads     int  // one request of that many is a read; 0: 3
-	reconnect bool // when the NBD connection ends
+	blocks    int    // per worker
+	maxBlocks int    // per request
+	reads     int    // one request of that many is a read; 0: 3
+	reconnect bool   // when the NBD connection ends
+	tcp       string // address to connect to; empty: the client's unix socket
 	allow     func(error) bool
 	history   *History // of an earlier load of the same shape
 }
@@ -297,7 +298,7 @@ func (l *load) dial(old *nbdclient.Client) (*nbdclient.Client, error) {
 	if l.conn != old {
 		return l.conn, nil
 	}
-	c, err := dialDevice(l.client, l.device)
+	c, err := dialAt(l.client, l.device, l.o.tcp)
 	if err != nil {
 		return nil, err
 	}
@@ -308,8 +309,16 @@ func (l *load) dial(old *nbdclient.Client) (*nbdclient.Client, error) {
 
 // dialDevice opens an NBD connection to a device of c.
 func dialDevice(c *lab.Client, device string) (*nbdclient.Client, error) {
+	return dialAt(c, device, "")
+}
+
+// dialAt does, at an address of TCP if that is not empty.
+func dialAt(c *lab.Client, device, tcp string) (*nbdclient.Client, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), enough)
 	defer cancel()
+	if tcp != "" {
+		return nbdclient.Dial(ctx, "tcp", tcp, nbdclient.Options{Export: device})
+	}
 	return nbdclient.Dial(ctx, "unix", c.NBD, nbdclient.Options{Export: device})
 }
 

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -116,13 +117,15 @@ func actAsNextProcess(behaviour string) {
 	case "is never ready":
 		lines.ReadString('\n') // until the other end is closed
 		os.Exit(0)
+	case "dies when it begins", "dies when it could serve", "serves too late":
+		becomeReal(behaviour)
 	}
 	fmt.Fprintf(pair, "ready 9.9\n")
-	lines.ReadString('\n') // go
+	lines.ReadString('\n') // go, or what a client leaves
 	if behaviour == "dies after the hand-over" {
 		os.Exit(4)
 	}
-	lines.ReadString('\n') // hangs after the hand-over
+	io.Copy(io.Discard, lines) // hangs after the hand-over
 }
 
 // A next process that fails, at whatever moment, changes nothing: the running one

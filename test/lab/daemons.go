@@ -281,6 +281,26 @@ func (c *Client) Start() error {
 	if err := c.start(); err != nil {
 		return err
 	}
+	return c.awaitAPI()
+}
+
+// Upgrade has the client hand over to another process of a binary, empty for its own.
+// The Client is that process then.
+func (c *Client) Upgrade(binary string) (*controlpb.UpgradeReply, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*Patience)
+	defer cancel()
+	reply, err := c.API.Upgrade(ctx, &controlpb.UpgradeRequest{Binary: binary})
+	if err != nil {
+		return nil, err
+	}
+	if err := c.adopt(int(reply.Pid)); err != nil {
+		return nil, err
+	}
+	c.conn.Close()
+	return reply, c.awaitAPI()
+}
+
+func (c *Client) awaitAPI() error {
 	return c.await(func(ctx context.Context) (err error) {
 		if c.API, c.conn, err = control.DialClient(ctx, c.Socket); err != nil {
 			return err

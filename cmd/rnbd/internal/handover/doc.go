@@ -6,8 +6,10 @@
 // send lines over the pair:
 //
 //	next -> predecessor   ready VERSION    prepared, nothing is served yet
+//	predecessor -> next   state TEXT       of daemons with a state to hand over
 //	predecessor -> next   go DEVICES       serve; so many devices were open
-//	next -> predecessor   serving          the clients are served
+//	next -> predecessor   serving          the clients are served, or could be
+//	predecessor -> next   yours            after a state: it takes nothing back
 //	next -> predecessor   failed "WHY"     in place of ready or serving; it ends
 //
 // The end of file tells each that the other has ended. A next process that ends

@@ -90,12 +90,32 @@ func (p *Predecessor) Ready(version string) error {
 	return p.pair.say(wordReady, strings.ReplaceAll(version, "\n", " "))
 }
 
+// AwaitState waits for the state of the predecessor.
+func (p *Predecessor) AwaitState(ctx context.Context) (text string, err error) {
+	text, err = p.pair.hear(ctx, wordState)
+	if errors.Is(err, io.EOF) {
+		err = errCalledOff
+	}
+	return text, err
+}
+
+var errCalledOff = errors.New("the running process has ended, or has called the upgrade off")
+
+// AwaitYours waits until the predecessor takes nothing of its state back: it says so,
+// or has ended.
+func (p *Predecessor) AwaitYours(ctx context.Context) error {
+	if _, err := p.pair.hear(ctx, wordYours); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
+
 // AwaitGo waits until the predecessor serves no more, and returns the number of
 // devices that its clients had open.
 func (p *Predecessor) AwaitGo(ctx context.Context) (devices int, err error) {
 	text, err := p.pair.hear(ctx, wordGo)
 	if errors.Is(err, io.EOF) {
-		err = errors.New("the running process has ended, or has called the upgrade off")
+		err = errCalledOff
 	}
 	if err != nil {
 		return 0, err

@@ -101,7 +101,27 @@ func (p *Process) Ready(ctx context.Context) (version string, err error) {
 
 // Go tells the process to serve. devices is the number of devices that clients had
 // open.
-func (p *Process) Go(devices int) error { return p.pair.say(wordGo, strconv.Itoa(devices)) }
+func (p *Process) Go(devices int) error { return p.Why(p.pair.say(wordGo, strconv.Itoa(devices))) }
+
+// State passes on the state of this process, as a text in one line.
+func (p *Process) State(text string) error { return p.Why(p.pair.say(wordState, text)) }
+
+// Yours tells the process that nothing of the state is taken back.
+func (p *Process) Yours() error { return p.Why(p.pair.say(wordYours, "")) }
+
+// Why returns the end of the process in place of err, an error of sending something to
+// it, if it has ended.
+func (p *Process) Why(err error) error {
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-p.done:
+		return fmt.Errorf("the new process %d has ended: %w", p.PID(), endOf(p.err))
+	case <-time.After(time.Second):
+		return err
+	}
+}
 
 // Serving waits until the process serves.
 func (p *Process) Serving(ctx context.Context) error {
@@ -143,6 +163,8 @@ func (p *Process) Kill() {
 // Words of the lines.
 const (
 	wordReady   = "ready"
+	wordState   = "state"
+	wordYours   = "yours"
 	wordGo      = "go"
 	wordServing = "serving"
 	wordFailed  = "failed"

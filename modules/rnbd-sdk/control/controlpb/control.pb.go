@@ -4183,6 +4183,7 @@ type UpgradeReply struct {
 	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`                 // of the new process
 	PauseUs       int64                  `protobuf:"varint,3,opt,name=pause_us,json=pauseUs,proto3" json:"pause_us,omitempty"` // from the news to the clients until the new process served
 	Devices       int32                  `protobuf:"varint,4,opt,name=devices,proto3" json:"devices,omitempty"`                // of clients that waited
+	Closed        int32                  `protobuf:"varint,5,opt,name=closed,proto3" json:"closed,omitempty"`                  // connections of NBD clients that could not be handed over
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4241,6 +4242,13 @@ func (x *UpgradeReply) GetPauseUs() int64 {
 func (x *UpgradeReply) GetDevices() int32 {
 	if x != nil {
 		return x.Devices
+	}
+	return 0
+}
+
+func (x *UpgradeReply) GetClosed() int32 {
+	if x != nil {
+		return x.Closed
 	}
 	return 0
 }
@@ -4616,12 +4624,13 @@ const file_control_proto_rawDesc = "" +
 	"\battempts\x18\x02 \x01(\x05R\battempts\"C\n" +
 	"\x0eUpgradeRequest\x12\x16\n" +
 	"\x06binary\x18\x01 \x01(\tR\x06binary\x12\x19\n" +
-	"\bready_us\x18\x02 \x01(\x03R\areadyUs\"o\n" +
+	"\bready_us\x18\x02 \x01(\x03R\areadyUs\"\x87\x01\n" +
 	"\fUpgradeReply\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x19\n" +
 	"\bpause_us\x18\x03 \x01(\x03R\apauseUs\x12\x18\n" +
-	"\adevices\x18\x04 \x01(\x05R\adevices2\xd9\v\n" +
+	"\adevices\x18\x04 \x01(\x05R\adevices\x12\x16\n" +
+	"\x06closed\x18\x05 \x01(\x05R\x06closed2\xd9\v\n" +
 	"\fServerDaemon\x12A\n" +
 	"\x04Info\x12\x1c.rnbd.control.v1.InfoRequest\x1a\x1b.rnbd.control.v1.DaemonInfo\x12N\n" +
 	"\vListDevices\x12\x1c.rnbd.control.v1.ListRequest\x1a!.rnbd.control.v1.ServerDeviceList\x12J\n" +
@@ -4642,7 +4651,7 @@ const file_control_proto_rawDesc = "" +
 	"\vCheckAccess\x12#.rnbd.control.v1.CheckAccessRequest\x1a\x1f.rnbd.control.v1.AccessDecision\x12D\n" +
 	"\x06Events\x12\x1e.rnbd.control.v1.EventsRequest\x1a\x1a.rnbd.control.v1.EventList\x12[\n" +
 	"\x0fSetAccessLimits\x12'.rnbd.control.v1.SetAccessLimitsRequest\x1a\x1f.rnbd.control.v1.AccessRuleList\x12I\n" +
-	"\aUpgrade\x12\x1f.rnbd.control.v1.UpgradeRequest\x1a\x1d.rnbd.control.v1.UpgradeReply2\xb2\f\n" +
+	"\aUpgrade\x12\x1f.rnbd.control.v1.UpgradeRequest\x1a\x1d.rnbd.control.v1.UpgradeReply2\xfd\f\n" +
 	"\fClientDaemon\x12A\n" +
 	"\x04Info\x12\x1c.rnbd.control.v1.InfoRequest\x1a\x1b.rnbd.control.v1.DaemonInfo\x12A\n" +
 	"\x03Map\x12\x1b.rnbd.control.v1.MapRequest\x1a\x1d.rnbd.control.v1.ClientDevice\x12>\n" +
@@ -4665,7 +4674,8 @@ const file_control_proto_rawDesc = "" +
 	"\x06Resize\x12\x1e.rnbd.control.v1.ResizeRequest\x1a\x1d.rnbd.control.v1.ClientDevice\x12b\n" +
 	"\x17SetMaxReconnectAttempts\x12/.rnbd.control.v1.SetMaxReconnectAttemptsRequest\x1a\x16.rnbd.control.v1.Empty\x12F\n" +
 	"\x06Reload\x12\x1e.rnbd.control.v1.ReloadRequest\x1a\x1c.rnbd.control.v1.ReloadReply\x12D\n" +
-	"\x06Events\x12\x1e.rnbd.control.v1.EventsRequest\x1a\x1a.rnbd.control.v1.EventListB<Z:github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpbb\x06proto3"
+	"\x06Events\x12\x1e.rnbd.control.v1.EventsRequest\x1a\x1a.rnbd.control.v1.EventList\x12I\n" +
+	"\aUpgrade\x12\x1f.rnbd.control.v1.UpgradeRequest\x1a\x1d.rnbd.control.v1.UpgradeReplyB<Z:github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpbb\x06proto3"
 
 var (
 	file_control_proto_rawDescOnce sync.Once
@@ -4815,48 +4825,50 @@ var file_control_proto_depIdxs = []int32{
 	56, // 68: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:input_type -> rnbd.control.v1.SetMaxReconnectAttemptsRequest
 	4,  // 69: rnbd.control.v1.ClientDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
 	7,  // 70: rnbd.control.v1.ClientDaemon.Events:input_type -> rnbd.control.v1.EventsRequest
-	3,  // 71: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	24, // 72: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
-	28, // 73: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	0,  // 74: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
-	0,  // 75: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
-	41, // 76: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 77: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	45, // 78: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	52, // 79: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	52, // 80: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	0,  // 81: rnbd.control.v1.ServerDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	24, // 82: rnbd.control.v1.ServerDaemon.ResizeDevice:output_type -> rnbd.control.v1.ServerDeviceList
-	18, // 83: rnbd.control.v1.ServerDaemon.ResetPlugin:output_type -> rnbd.control.v1.Plugin
-	5,  // 84: rnbd.control.v1.ServerDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
-	13, // 85: rnbd.control.v1.ServerDaemon.ListAccess:output_type -> rnbd.control.v1.AccessRuleList
-	15, // 86: rnbd.control.v1.ServerDaemon.CheckAccess:output_type -> rnbd.control.v1.AccessDecision
-	8,  // 87: rnbd.control.v1.ServerDaemon.Events:output_type -> rnbd.control.v1.EventList
-	13, // 88: rnbd.control.v1.ServerDaemon.SetAccessLimits:output_type -> rnbd.control.v1.AccessRuleList
-	58, // 89: rnbd.control.v1.ServerDaemon.Upgrade:output_type -> rnbd.control.v1.UpgradeReply
-	3,  // 90: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	32, // 91: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 92: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
-	32, // 93: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
-	33, // 94: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
-	28, // 95: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	26, // 96: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
-	0,  // 97: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
-	0,  // 98: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 99: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 100: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
-	41, // 101: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 102: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	45, // 103: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	52, // 104: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	52, // 105: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	32, // 106: rnbd.control.v1.ClientDaemon.MapLine:output_type -> rnbd.control.v1.ClientDevice
-	32, // 107: rnbd.control.v1.ClientDaemon.Resize:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 108: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:output_type -> rnbd.control.v1.Empty
-	5,  // 109: rnbd.control.v1.ClientDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
-	8,  // 110: rnbd.control.v1.ClientDaemon.Events:output_type -> rnbd.control.v1.EventList
-	71, // [71:111] is the sub-list for method output_type
-	31, // [31:71] is the sub-list for method input_type
+	57, // 71: rnbd.control.v1.ClientDaemon.Upgrade:input_type -> rnbd.control.v1.UpgradeRequest
+	3,  // 72: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	24, // 73: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
+	28, // 74: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	0,  // 75: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
+	0,  // 76: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
+	41, // 77: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 78: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	45, // 79: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	52, // 80: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	52, // 81: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	0,  // 82: rnbd.control.v1.ServerDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	24, // 83: rnbd.control.v1.ServerDaemon.ResizeDevice:output_type -> rnbd.control.v1.ServerDeviceList
+	18, // 84: rnbd.control.v1.ServerDaemon.ResetPlugin:output_type -> rnbd.control.v1.Plugin
+	5,  // 85: rnbd.control.v1.ServerDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
+	13, // 86: rnbd.control.v1.ServerDaemon.ListAccess:output_type -> rnbd.control.v1.AccessRuleList
+	15, // 87: rnbd.control.v1.ServerDaemon.CheckAccess:output_type -> rnbd.control.v1.AccessDecision
+	8,  // 88: rnbd.control.v1.ServerDaemon.Events:output_type -> rnbd.control.v1.EventList
+	13, // 89: rnbd.control.v1.ServerDaemon.SetAccessLimits:output_type -> rnbd.control.v1.AccessRuleList
+	58, // 90: rnbd.control.v1.ServerDaemon.Upgrade:output_type -> rnbd.control.v1.UpgradeReply
+	3,  // 91: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	32, // 92: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 93: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
+	32, // 94: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
+	33, // 95: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
+	28, // 96: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	26, // 97: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
+	0,  // 98: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
+	0,  // 99: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 100: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 101: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
+	41, // 102: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 103: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	45, // 104: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	52, // 105: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	52, // 106: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	32, // 107: rnbd.control.v1.ClientDaemon.MapLine:output_type -> rnbd.control.v1.ClientDevice
+	32, // 108: rnbd.control.v1.ClientDaemon.Resize:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 109: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:output_type -> rnbd.control.v1.Empty
+	5,  // 110: rnbd.control.v1.ClientDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
+	8,  // 111: rnbd.control.v1.ClientDaemon.Events:output_type -> rnbd.control.v1.EventList
+	58, // 112: rnbd.control.v1.ClientDaemon.Upgrade:output_type -> rnbd.control.v1.UpgradeReply
+	72, // [72:113] is the sub-list for method output_type
+	31, // [31:72] is the sub-list for method input_type
 	31, // [31:31] is the sub-list for extension type_name
 	31, // [31:31] is the sub-list for extension extendee
 	0,  // [0:31] is the sub-list for field type_name

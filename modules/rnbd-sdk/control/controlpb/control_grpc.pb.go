@@ -865,6 +865,7 @@ const (
 	ClientDaemon_SetMaxReconnectAttempts_FullMethodName = "/rnbd.control.v1.ClientDaemon/SetMaxReconnectAttempts"
 	ClientDaemon_Reload_FullMethodName                  = "/rnbd.control.v1.ClientDaemon/Reload"
 	ClientDaemon_Events_FullMethodName                  = "/rnbd.control.v1.ClientDaemon/Events"
+	ClientDaemon_Upgrade_FullMethodName                 = "/rnbd.control.v1.ClientDaemon/Upgrade"
 )
 
 // ClientDaemonClient is the client API for ClientDaemon service.
@@ -903,6 +904,10 @@ type ClientDaemonClient interface {
 	Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadReply, error)
 	// Events returns changes of state, and waits for the next one if asked to.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (*EventList, error)
+	// Upgrade starts another process of the client, of a new binary, which goes on
+	// with its devices and the connections of their users. It returns when that one
+	// serves; this one ends then.
+	Upgrade(ctx context.Context, in *UpgradeRequest, opts ...grpc.CallOption) (*UpgradeReply, error)
 }
 
 type clientDaemonClient struct {
@@ -1123,6 +1128,16 @@ func (c *clientDaemonClient) Events(ctx context.Context, in *EventsRequest, opts
 	return out, nil
 }
 
+func (c *clientDaemonClient) Upgrade(ctx context.Context, in *UpgradeRequest, opts ...grpc.CallOption) (*UpgradeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UpgradeReply)
+	err := c.cc.Invoke(ctx, ClientDaemon_Upgrade_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClientDaemonServer is the server API for ClientDaemon service.
 // All implementations must embed UnimplementedClientDaemonServer
 // for forward compatibility.
@@ -1159,6 +1174,10 @@ type ClientDaemonServer interface {
 	Reload(context.Context, *ReloadRequest) (*ReloadReply, error)
 	// Events returns changes of state, and waits for the next one if asked to.
 	Events(context.Context, *EventsRequest) (*EventList, error)
+	// Upgrade starts another process of the client, of a new binary, which goes on
+	// with its devices and the connections of their users. It returns when that one
+	// serves; this one ends then.
+	Upgrade(context.Context, *UpgradeRequest) (*UpgradeReply, error)
 	mustEmbedUnimplementedClientDaemonServer()
 }
 
@@ -1231,6 +1250,9 @@ func (UnimplementedClientDaemonServer) Reload(context.Context, *ReloadRequest) (
 }
 func (UnimplementedClientDaemonServer) Events(context.Context, *EventsRequest) (*EventList, error) {
 	return nil, status.Error(codes.Unimplemented, "method Events not implemented")
+}
+func (UnimplementedClientDaemonServer) Upgrade(context.Context, *UpgradeRequest) (*UpgradeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Upgrade not implemented")
 }
 func (UnimplementedClientDaemonServer) mustEmbedUnimplementedClientDaemonServer() {}
 func (UnimplementedClientDaemonServer) testEmbeddedByValue()                      {}
@@ -1631,6 +1653,24 @@ func _ClientDaemon_Events_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ClientDaemon_Upgrade_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpgradeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClientDaemonServer).Upgrade(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClientDaemon_Upgrade_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClientDaemonServer).Upgrade(ctx, req.(*UpgradeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ClientDaemon_ServiceDesc is the grpc.ServiceDesc for ClientDaemon service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1721,6 +1761,10 @@ var ClientDaemon_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Events",
 			Handler:    _ClientDaemon_Events_Handler,
+		},
+		{
+			MethodName: "Upgrade",
+			Handler:    _ClientDaemon_Upgrade_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

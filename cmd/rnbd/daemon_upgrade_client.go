@@ -1,0 +1,236 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/handover"
+	"github.com/rnbd-go/rnbd/modules/rnbd-client"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+)
+
+// Upgrade hands over to another process of the client.
+func (d *clientDaemon) Upgrade(_ context.Context, r *controlpb.UpgradeRequest) (*controlpb.UpgradeReply, error) {
+	return d.upgrading.upgrade(r, &clientService{client: d.client})
+}
+
+// Names of sockets of a client, beside the control socket.
+const (
+	// socketConnections is where the connections of users are passed.
+	socketConnections = "connections"
+	// socketUsers stands before the argument of --nbd-listen.
+	socketUsers = "nbd-listen "
+	// Both are sockets of the service manager.
+	socketUsersKept    = "nbd-kept"
+	socketUsersTrusted = "nbd-kept-trusted"
+)
+
+// clientService is the service of a client during an upgrade: its devices, and their
+// users' connections.
+type clientService struct {
+	client *client.Client
+	pair   *net.UnixConn // the next process has the other end
+	legacy *client.Handover
+}
+
+func (s *clientService) sockets() (all []handover.Socket, err error) {
+	for _, u := range s.client.UserSockets() {
+		name := socketUsers + u.Arg
+		switch {
+		case u.Arg == "" && u.Trusted:
+			name = socketUsersTrusted
+		case u.Arg == "":
+			name = socketUsersKept
+		}
+		f, err := u.Duplicate()
+		if err != nil {
+			return all, err
+		}
+		all = append(all, handover.Socket{Name: name, File: f})
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return all, os.NewSyscallError("socketpair", err)
+	}
+	all = append(all, handover.Socket{Name: socketConnections, File: os.NewFile(uintptr(fds[1]), socketConnections)})
+	s.pair, err = unixConn(os.NewFile(uintptr(fds[0]), socketConnections))
+	return all, err
+}
+
+// unixConn makes a connection of a socket, and closes f.
+func unixConn(f *os.File) (*net.UnixConn, error) {
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		c.Close()
+		return nil, fmt.Errorf("descriptor %q is no unix socket", f.Name())
+	}
+	return u, nil
+}
+
+func (s *clientService) leave(ctx context.Context) (devices int, left bool, err error) {
+	s.legacy, err = s.client.HandOver(ctx)
+	if s.legacy == nil {
+		return 0, false, err
+	}
+	return s.legacy.Devices, true, err
+}
+
+// passTime bounds the way of devices and connections to the next process.
+const passTime = 3 * time.Second
+
+func (s *clientService) pass(next *handover.Process) error {
+	state, err := s.legacy.State()
+	if err != nil {
+		return err
+	}
+	if err := next.State(string(state)); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), passTime)
+	defer cancel()
+	defer s.pair.Close()
+	return next.Why(plugin.SendConnections(ctx, s.pair, s.legacy.Connections()))
+}
+
+func (s *clientService) commit(next *handover.Process, r *controlpb.UpgradeReply) error {
+	if err := next.Yours(); err != nil {
+		return err
+	}
+	r.Closed = int32(s.legacy.Closed)
+	s.client.HandedOver()
+	return nil
+}
+
+// backAgainTime is for a client to get its own devices back.
+const backAgainTime = 10 * time.Second
+
+func (s *clientService) resume([]handover.Socket) error {
+	ctx, cancel := context.WithTimeout(context.Background(), backAgainTime)
+	defer cancel()
+	err := s.client.TakeOver(ctx, s.legacy)
+	s.client.ServeUsers(context.WithoutCancel(ctx))
+	if err != nil {
+		return partly{fmt.Errorf("not all is served again: %w", err)}
+	}
+	return nil
+}
+
+func (s *clientService) end() {
+	if s.pair != nil {
+		s.pair.Close()
+	}
+	if s.legacy != nil {
+		s.legacy.Close()
+	}
+}
+
+// inheritUsers takes over the sockets of users.
+func inheritUsers(cfg *client.Config, pre *handover.Predecessor, o *clientOptions) {
+	if pre == nil {
+		return
+	}
+	cfg.Standby = true
+	for i := range cfg.Frontends {
+		fe := &cfg.Frontends[i]
+		if fe.Name != "nbd" {
+			continue
+		}
+		fe.Inherited = map[string]*os.File{}
+		for _, l := range fe.Listen {
+			arg := client.ListenArg(l)
+			if f := pre.Take(socketUsers + arg); f != nil {
+				fe.Inherited[arg] = f
+			}
+		}
+	}
+	takeSockets(cfg, pre.TakeAll(socketUsersKept), pre.TakeAll(socketUsersTrusted), len(o.NBDListen) > 0)
+}
+
+// takeOverTime bounds the wait for the servers of the devices. It is shorter than
+// servingTime.
+const takeOverTime = 4 * time.Second
+
+// takeOver is the counterpart of a clientService in the next process. It returns when
+// the last process has ended.
+func (o *clientOptions) takeOver(r *daemonRun, c *client.Client) error {
+	if r.pre == nil {
+		return nil
+	}
+	ctx := r.cmd.Context()
+	h, err := receive(ctx, r.pre)
+	if err != nil {
+		return fmt.Errorf("take over: %w", err)
+	}
+	defer h.Close()
+	err = takeDevices(ctx, c, h)
+	if err == nil {
+		r.pre.Drop()
+		err = r.pre.Serving()
+	}
+	if err == nil {
+		err = r.pre.AwaitYours(ctx)
+	}
+	if err != nil {
+		// The last process takes all back, and ends this one. It must not end its
+		// part of that in order: disks would be taken away.
+		err = fmt.Errorf("take over: %w", err)
+		r.pre.Failed(err)
+		_ = r.pre.AwaitEnd(ctx)
+		return err
+	}
+	c.ServeUsers(ctx)
+	r.log.Info("this process serves in place of the last one", "devices", h.Devices, "connections", len(h.Connections()))
+	h.Close()
+	return r.pre.AwaitEnd(ctx)
+}
+
+// receive waits until the last process has left its devices, and returns them.
+func receive(ctx context.Context, pre *handover.Predecessor) (*client.Handover, error) {
+	f := pre.Take(socketConnections)
+	if f == nil {
+		return nil, errors.New("the running process hands no connections over: restart the daemon in place of upgrading it")
+	}
+	pair, err := unixConn(f)
+	if err != nil {
+		return nil, err
+	}
+	defer pair.Close()
+	if err := pre.Ready(versionString()); err != nil {
+		return nil, err
+	}
+	state, err := pre.AwaitState(ctx)
+	if err != nil {
+		return nil, err
+	}
+	conns, err := plugin.ReceiveConnections(ctx, pair)
+	if err != nil {
+		return nil, err
+	}
+	h, err := client.ParseHandover([]byte(state), conns)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := pre.AwaitGo(ctx); err != nil {
+		h.Close()
+		return nil, err
+	}
+	return h, nil
+}
+
+func takeDevices(ctx context.Context, c *client.Client, h *client.Handover) error {
+	ctx, cancel := context.WithTimeout(ctx, takeOverTime)
+	defer cancel()
+	return c.TakeOver(ctx, h)
+}

@@ -1,0 +1,331 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+)
+
+// A client hands over to the next process of the daemon. The part of the one that
+// leaves:
+//
+//	mayLeave   nothing is being mapped or unmapped, and all servers are there
+//	part       front ends give up the connections of users; those that cannot, and
+//	           those with disks of the kernel, end as in a crash
+//	settle     no request is in flight any more
+//	depart     devices and sessions are closed on their servers
+//
+// TakeOver, by this client or by that of the next process, undoes all of it.
+
+// Handover is what a client leaves to the next process: its mappings, and the
+// connections of its users. They are the holder's until Close.
+type Handover struct {
+	Devices int // with a server
+	Closed  int // connections that could not be handed over
+
+	state handoverState
+	conns []plugin.Connection
+	from  *Client // nil: another process
+}
+
+// handoverState is the part of a Handover without descriptors.
+type handoverState struct {
+	Version   int             `json:"version"`
+	Devices   []savedDevice   `json:"devices"`             // open on their servers
+	Waiting   []savedDevice   `json:"waiting,omitempty"`   // disks whose servers are away
+	Leftovers []savedLeftover `json:"leftovers,omitempty"` // as in the state file
+}
+
+// handoverVersion is that of handoverState.
+const handoverVersion = 1
+
+// State returns the part without descriptors, as JSON in one line, and Connections
+// the rest.
+func (h *Handover) State() ([]byte, error) { return json.Marshal(&h.state) }
+
+// Connections returns the connections of users. They stay h's.
+func (h *Handover) Connections() []plugin.Connection { return h.conns }
+
+// Close closes the descriptors of the connections.
+func (h *Handover) Close() {
+	plugin.CloseConnections(h.conns)
+	h.conns = nil
+}
+
+// ParseHandover is the reverse of State and Connections. It owns conns.
+func ParseHandover(state []byte, conns []plugin.Connection) (*Handover, error) {
+	h := &Handover{conns: conns}
+	err := json.Unmarshal(state, &h.state)
+	if err == nil && h.state.Version != handoverVersion {
+		err = fmt.Errorf("the running process hands its devices over by version %d, this program knows %d: restart the daemon in place of upgrading it", h.state.Version, handoverVersion)
+	}
+	if err != nil {
+		h.Close()
+		return nil, fmt.Errorf("%w: %w", err, syscall.EPROTO)
+	}
+	h.Devices = len(h.state.Devices)
+	return h, nil
+}
+
+// settleTime is for requests in flight to end: those of users' connections, and then
+// those of disks whose front end has ended.
+const settleTime = time.Second
+
+// HandOver ends the service of all devices, for another process to go on with them:
+// their users wait. On an error the client serves as before, or TakeOver with the
+// Handover makes it do so: it must follow if h is not nil.
+func (c *Client) HandOver(ctx context.Context) (h *Handover, err error) {
+	h = &Handover{from: c, state: handoverState{Version: handoverVersion}}
+	places, err := c.mayLeave(h)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.releaseUsers(ctx, h); err != nil {
+		c.stay(places...)
+		return h, err
+	}
+	c.partDisks(ctx)
+	return h, errors.Join(c.settle(ctx, places), c.depart(ctx, places))
+}
+
+// mayLeave returns the places of all devices, and keeps them as they are from then on:
+// nothing else is mapped or unmapped, and nothing is written to the state file.
+func (c *Client) mayLeave(h *Handover) (places []*place, err error) {
+	c.saving.Lock()
+	defer c.saving.Unlock()
+	c.mapMu.Lock()
+	defer c.mapMu.Unlock()
+	switch {
+	case c.away:
+		return nil, fmt.Errorf("another process has the devices: %w", syscall.EBUSY)
+	case len(c.retired) > 0:
+		return nil, fmt.Errorf("requests of an unmapped device have not ended: %w", syscall.EBUSY)
+	}
+	for _, f := range c.frontends {
+		for _, a := range f.all() {
+			if a.lingers() {
+				return nil, fmt.Errorf("device %s is being taken away: %w", a.spec.Name, syscall.EBUSY)
+			}
+		}
+	}
+	c.followSessions()
+	waiting := slices.Clone(c.waiting)
+	for _, p := range c.places {
+		s, err := p.leaves()
+		switch {
+		case err == nil:
+			h.state.Devices = append(h.state.Devices, s)
+		case errors.Is(err, errNoServer) && isNode(s.Location):
+			waiting = append(waiting, s)
+		default:
+			return nil, err
+		}
+		places = append(places, p)
+	}
+	h.state.Waiting, h.state.Leftovers, h.Devices = waiting, c.leftovers(), len(h.state.Devices)
+	c.away = true
+	for _, p := range places {
+		p.begin(context.Background(), unmapping)
+	}
+	return places, nil
+}
+
+var errNoServer = fmt.Errorf("has no server now, and could not be opened again at once: %w", syscall.EBUSY)
+
+// leaves returns the record of a device for the next process. The caller holds mapMu.
+func (p *place) leaves() (savedDevice, error) {
+	d := p.d
+	if p.work != 0 || d.fe.Load() == nil {
+		return savedDevice{}, fmt.Errorf("device %s is being mapped or unmapped: %w", d.name, syscall.EBUSY)
+	}
+	s := d.saved()
+	if d.State() != Open {
+		return s, fmt.Errorf("device %s %w", d.name, errNoServer)
+	}
+	return s, nil
+}
+
+// releaseUsers has the front ends give up connections. A device that is used by them is
+// not touched any more. After an error those that were given up are in h.
+func (c *Client) releaseUsers(ctx context.Context, h *Handover) error {
+	for _, f := range c.frontends {
+		if err := f.releaseUsers(ctx, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *frontend) releaseUsers(ctx context.Context, h *Handover) error {
+	f.giving.Lock()
+	defer f.giving.Unlock()
+	f.hold = true // the next process of the front end does not get the sockets
+	host, err := f.current()
+	if err != nil {
+		return err
+	}
+	if len(f.sockets) == 0 && len(f.all()) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	conns, closed, err := host.ReleaseConnections(ctx, settleTime)
+	if errors.Is(err, syscall.EOPNOTSUPP) {
+		f.parting.Store(true)
+		h.Closed += f.users(ctx, host)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	host.given = false
+	h.conns, h.Closed = append(h.conns, conns...), h.Closed+closed
+	return nil
+}
+
+// users returns the number of users of the devices that are no disks.
+func (f *frontend) users(ctx context.Context, h *host) (n int) {
+	for _, a := range f.all() {
+		st, err := h.DeviceStatus(ctx, a.index)
+		if err == nil && !isNode(st.Location) {
+			n += st.Openers
+		}
+	}
+	return n
+}
+
+// partDisks ends the processes of front ends that have disks of the kernel, which
+// waits for the next ones, or that cannot give up the connections of their users.
+func (c *Client) partDisks(ctx context.Context) {
+	for _, d := range c.disks() {
+		d.fe.Load().parting.Store(true)
+	}
+	var parting sync.WaitGroup
+	for _, f := range c.frontends {
+		if f.parting.Load() {
+			parting.Go(func() { f.part(ctx) })
+		}
+	}
+	parting.Wait()
+}
+
+// part kills the process, and waits until its devices have none. The supervisor
+// starts another one, which gets none of them.
+func (f *frontend) part(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, takeAwayTime)
+	defer cancel()
+	if h, _ := f.now(); h != nil {
+		h.Process.Kill()
+		select {
+		case <-h.parted:
+		case <-ctx.Done():
+		}
+	}
+	for _, a := range f.all() {
+		a.setWant(wantLeft)
+		a.awaitGone(ctx)
+	}
+}
+
+// settle waits until no device has a request in flight.
+func (c *Client) settle(ctx context.Context, places []*place) error {
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	for {
+		i := slices.IndexFunc(places, func(p *place) bool { return p.d.inflight() > 0 })
+		if i < 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("requests of device %s do not end within %s: %w", places[i].d.name, settleTime, syscall.EBUSY)
+		case <-time.After(200 * time.Microsecond):
+		}
+	}
+}
+
+// depart takes the devices from their front ends and closes them on their servers, and
+// the sessions with them.
+func (c *Client) depart(ctx context.Context, places []*place) error {
+	errs := make([]error, len(places))
+	var departing sync.WaitGroup
+	for i, p := range places {
+		departing.Go(func() {
+			if errs[i] = p.d.fe.Load().remove(ctx, p.d, false); errs[i] != nil {
+				c.stay(p)
+				return
+			}
+			p.d.leaves.Store(true)
+			c.unmap(ctx, p)
+		})
+	}
+	departing.Wait()
+	return errors.Join(errs...)
+}
+
+// stay ends the hand-over of devices that stay mapped.
+func (c *Client) stay(places ...*place) {
+	c.mapMu.Lock()
+	defer c.mapMu.Unlock()
+	for _, p := range places {
+		p.end()
+	}
+}
+
+// HandedOver ends what HandOver has begun: another process serves. Names of sockets
+// and the state file belong to it.
+func (c *Client) HandedOver() {
+	for _, f := range c.frontends {
+		for i := range f.sockets {
+			f.sockets[i].path = ""
+		}
+	}
+}
+
+// UserSocket is a socket where users connect.
+type UserSocket struct {
+	Arg     string // in FrontendConfig.Listen, see ListenArg; empty: another process made it
+	Trusted bool
+	file    *os.File
+}
+
+// UserSockets returns the sockets of all front ends.
+func (c *Client) UserSockets() (all []UserSocket) {
+	for _, f := range c.frontends {
+		for i := range f.sockets {
+			s := &f.sockets[i]
+			all = append(all, UserSocket{Arg: s.arg, Trusted: s.trusted, file: s.file})
+		}
+	}
+	return all
+}
+
+// Duplicate returns a duplicate, which is the caller's.
+func (u *UserSocket) Duplicate() (f *os.File, err error) {
+	raw, err := u.file.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	cerr := raw.Control(func(fd uintptr) {
+		var copied int
+		if copied, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			f = os.NewFile(uintptr(copied), u.file.Name())
+		}
+	})
+	return f, errors.Join(cerr, err)
+}
+
+// ListenArg returns an element of FrontendConfig.Listen without what stands behind the
+// address.
+func ListenArg(listen string) string { return strings.TrimSuffix(listen, trusted) }
