@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -55,6 +56,7 @@ func TestBench_Peers(t *testing.T) {
 	if os.Getenv("RNBD_BENCH") == "" {
 		t.Skip("takes minutes: make bench-kernel")
 	}
+	needIbverbs(t)
 	b := newPeerBench(t)
 	r := benchResult{Kernel: b.g.Kernel.Release, CPUs: 2, Rounds: 5, Seconds: 2, Order: b.names(), Pairs: b.what(),
 		Day: time.Now().UTC().Format(time.DateOnly), Load: "fio: libaio with O_DIRECT on devices, its nbd engine on the unix socket of the NBD front end"}
@@ -72,6 +74,19 @@ func TestBench_Peers(t *testing.T) {
 		r.Rows = append(r.Rows, r.Runs.row(c))
 	}
 	publishBench(t, r)
+}
+
+// needIbverbs ends the test before the guest is booted if our programs lack the fabric
+// that the pairs use.
+func needIbverbs(t *testing.T) {
+	t.Helper()
+	out, err := exec.Command(rnbdPath, "version").CombinedOutput()
+	if err != nil {
+		t.Fatalf("rnbd version: %v: %s", err, out)
+	}
+	if strings.Contains(string(out), "ibverbs (not built in") {
+		t.Fatalf("rnbd is built without the fabric ibverbs: install gcc, libibverbs-dev and librdmacm-dev, and build again:\n%s", out)
+	}
 }
 
 // publishBench writes the results, and the report where $RNBD_BENCH_REPORT says.
