@@ -16,6 +16,7 @@ import (
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/status"
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
@@ -80,22 +81,36 @@ func clientRun() (*cobra.Command, *clientOptions) {
 	return c, o
 }
 
-// load reads the configuration files. The mappings of all files are wanted; of
-// any other key the last file counts.
+// load reads the configuration files. The mappings and the rules of all files
+// count; of any other key the last file.
 func (o *clientOptions) load(cmd *cobra.Command) error {
-	var all []mappings.Mapping
-	err := o.daemonOptions.load(cmd, "client", o, func() {
-		all = append(all, o.Mappings...)
-		o.Mappings = nil
-	})
-	o.Mappings = all
-	if err == nil {
-		err = mappings.CheckAll(all)
-	}
+	err := o.collect(func(eachFile func()) error { return o.daemonOptions.load(cmd, "client", o, eachFile) })
 	if err != nil {
 		return usageError{fmt.Errorf("configuration: %w", err)}
 	}
 	return nil
+}
+
+// collect gathers the lists of the files that read reads, and checks them.
+// NBDAccess is nil if no file has the key.
+func (o *clientOptions) collect(read func(eachFile func()) error) error {
+	var all []mappings.Mapping
+	var rules []plugin.UserRule
+	err := read(func() {
+		if rules == nil && o.NBDAccess != nil {
+			rules = []plugin.UserRule{}
+		}
+		rules, o.NBDAccess = append(rules, o.NBDAccess...), nil
+		all, o.Mappings = append(all, o.Mappings...), nil
+	})
+	o.Mappings, o.NBDAccess = all, rules
+	if err == nil {
+		err = mappings.CheckAll(all)
+	}
+	if err == nil {
+		_, err = plugin.ParseRules(rules)
+	}
+	return err
 }
 
 func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal, pre *handover.Predecessor) error {
@@ -129,7 +144,8 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal, p
 	if err != nil {
 		return err
 	}
-	o.protectNBD(&cfg, nbdTLS)
+	rules := &nbdRules{}
+	o.protectNBD(&cfg, nbdTLS, rules)
 	inheritUsers(&cfg, pre, o)
 	takeSockets(&cfg, run.manager.Sockets(socketNBD), run.manager.Sockets(socketNBDTrusted), len(o.NBDListen) > 0)
 	if err := run.listen(); err != nil {
@@ -145,8 +161,8 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal, p
 	if err := o.takeOver(run, c); err != nil {
 		return err
 	}
-	daemon := &clientDaemon{ClientDaemonServer: c.Control(versionString()), client: c, upgrading: run.upgrading}
-	daemon.conf = running[*clientOptions]{kind: "client", cmd: cmd, logs: run.logs, options: o, fresh: clientRun, tls: run.tls, nbdTLS: nbdTLS, metrics: run.metrics}
+	daemon := &clientDaemon{ClientDaemonServer: c.Control(versionString()), client: c, upgrading: run.upgrading, rules: rules}
+	daemon.conf = running[*clientOptions]{kind: "client", cmd: cmd, logs: run.logs, options: o, fresh: clientRun, tls: run.tls, nbdTLS: nbdTLS, metrics: run.metrics, refuse: refuseNoNBDRules}
 	daemon.keeper = mappings.NewKeeper(mapper{c, daemon, cfg.Loss}, run.log)
 	api := run.newAPI()
 	controlpb.RegisterClientDaemonServer(api, daemon)

@@ -117,11 +117,7 @@ func checkConfig(kind daemonSet, places []string) (n int, err error) {
 		return len(files), o.collectAccess(func(eachFile func()) error { return readAll(files, o, eachFile) })
 	}
 	_, o := clientRun()
-	var all []mappings.Mapping
-	if err := readAll(files, o, func() { all, o.Mappings = append(all, o.Mappings...), nil }); err != nil {
-		return len(files), err
-	}
-	return len(files), mappings.CheckAll(all)
+	return len(files), o.collect(func(eachFile func()) error { return readAll(files, o, eachFile) })
 }
 
 // configChange is a change of the configuration of a daemon.
@@ -332,6 +328,13 @@ var mappingKeys = map[string]string{
 	"options":  "KEY: VALUE for the front end",
 }
 
+// nbdAccessKeys describes those of a rule of NBD clients.
+var nbdAccessKeys = map[string]string{
+	"identity": "patterns of what a client's certificate says; without them the rule fits clients without a certificate, too",
+	"device":   "patterns of names of devices here",
+	"allow":    "none, ro or rw, each with those before it",
+}
+
 // describeKeys returns the descriptions of the flags of the same names.
 func describeKeys(f *pflag.FlagSet) func(path ...string) string {
 	return func(path ...string) string {
@@ -342,6 +345,10 @@ func describeKeys(f *pflag.FlagSet) func(path ...string) string {
 			return "mappings that the client keeps"
 		case path[0] == keyMappings:
 			return mappingKeys[path[1]]
+		case path[0] == keyNBDAccess && len(path) == 1:
+			return "rules by which NBD clients may open devices; without one, each may open all"
+		case path[0] == keyNBDAccess:
+			return nbdAccessKeys[path[1]]
 		case path[0] == keyAccess && len(path) == 1:
 			return "rules by which clients may open devices; without one, everything is allowed"
 		case path[0] == keyAccess:

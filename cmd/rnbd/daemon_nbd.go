@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync/atomic"
 
 	"github.com/spf13/pflag"
 
@@ -18,6 +19,9 @@ type nbdOptions struct {
 	NBDTLSCA   string `yaml:"nbd-tls-ca"`
 	NBDTLSCert string `yaml:"nbd-tls-cert"`
 	NBDTLSKey  string `yaml:"nbd-tls-key"`
+	NBDTLSCRL  string `yaml:"nbd-tls-crl"`
+
+	NBDAccess []plugin.UserRule `yaml:"nbd-access"`
 }
 
 func (o *nbdOptions) register(f *pflag.FlagSet) {
@@ -25,15 +29,19 @@ func (o *nbdOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.NBDTLSCA, "nbd-tls-ca", "", "PEM file: certificates of those who may sign the certificates of NBD clients, who need one then")
 	f.StringVar(&o.NBDTLSCert, "nbd-tls-cert", "", "PEM file: certificate of the NBD front end, and those between it and the CA of its clients")
 	f.StringVar(&o.NBDTLSKey, "nbd-tls-key", "", "PEM file: private key of --nbd-tls-cert")
+	f.StringVar(&o.NBDTLSCRL, "nbd-tls-crl", "", "PEM file: lists of revoked certificates of NBD clients, signed by a CA of --nbd-tls-ca")
 }
 
 // open reads the files. Without TLS it returns nil.
 func (o *nbdOptions) open(log *slog.Logger) (*tlsauth.Auth, error) {
-	files := tlsauth.Files{CA: o.NBDTLSCA, Cert: o.NBDTLSCert, Key: o.NBDTLSKey}
+	files := tlsauth.Files{CA: o.NBDTLSCA, Cert: o.NBDTLSCert, Key: o.NBDTLSKey, CRL: o.NBDTLSCRL}
 	switch o.NBDTLS {
 	case tlsOff:
 		if files != (tlsauth.Files{}) {
 			return nil, usageError{fmt.Errorf("files for the TLS of NBD are named, and --nbd-tls is off: say --nbd-tls %s", tlsRequire)}
+		}
+		if len(o.NBDAccess) > 0 {
+			return nil, usageError{fmt.Errorf("nbd-access has rules, and without TLS NBD clients prove no identity: say --nbd-tls %s", tlsRequire)}
 		}
 		return nil, nil
 	case tlsAllow, tlsRequire:
@@ -47,17 +55,26 @@ func (o *nbdOptions) open(log *slog.Logger) (*tlsauth.Auth, error) {
 	return a, nil
 }
 
+// nbdRules are the rules in force.
+type nbdRules struct {
+	list atomic.Pointer[[]plugin.UserRule]
+}
+
+// set takes over rules. They have no error.
+func (r *nbdRules) set(list []plugin.UserRule) { r.list.Store(&list) }
+
 // protectNBD gives the NBD front end the means of TLS; a nil: none.
-func (o *nbdOptions) protectNBD(cfg *client.Config, a *tlsauth.Auth) {
+func (o *nbdOptions) protectNBD(cfg *client.Config, a *tlsauth.Auth, rules *nbdRules) {
 	if a == nil {
 		return
 	}
+	rules.set(o.NBDAccess)
 	required := o.NBDTLS == tlsRequire
 	for i := range cfg.Frontends {
 		if cfg.Frontends[i].Name == "nbd" {
 			cfg.Frontends[i].TLS = func() plugin.TLS {
 				h := a.Handover()
-				return plugin.TLS{Certificate: h.Cert, PrivateKey: h.Key, ClientCA: h.CA, Required: required}
+				return plugin.TLS{Certificate: h.Cert, PrivateKey: h.Key, ClientCA: h.CA, ClientCRL: h.CRL, Rules: *rules.list.Load(), Required: required}
 			}
 		}
 	}

@@ -15,10 +15,10 @@ import (
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/mappings"
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/access"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-server"
-	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
 	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
 )
 
@@ -112,6 +112,32 @@ type clientDaemon struct {
 	keeper    *mappings.Keeper
 	client    *client.Client
 	upgrading *upgrading
+	rules     *nbdRules
+}
+
+// refuseNoNBDRules is refuseNoRules for NBD clients.
+func refuseNoNBDRules(now, next *clientOptions) error {
+	switch {
+	case len(now.NBDAccess) > 0 && next.NBDAccess == nil:
+		return fmt.Errorf("nbd-access: no file has rules any more, and there were %d; write nbd-access: [] if every NBD client may open every device", len(now.NBDAccess))
+	case len(next.NBDAccess) > 0 && now.NBDTLS == tlsOff:
+		return fmt.Errorf("nbd-access has rules, and without TLS NBD clients prove no identity: say --nbd-tls %s, and start the daemon again", tlsRequire)
+	}
+	return nil
+}
+
+// reloadRules takes over the rules of NBD clients. RenewTLS must follow.
+func (d *clientDaemon) reloadRules(next *clientOptions, dry bool) []*controlpb.ConfigChange {
+	now := d.conf.options
+	if len(now.NBDAccess)+len(next.NBDAccess) == 0 || reflect.DeepEqual(now.NBDAccess, next.NBDAccess) {
+		return nil
+	}
+	change := &controlpb.ConfigChange{Subject: keyNBDAccess, Action: actionSet, Detail: rulesText(len(now.NBDAccess)) + " -> " + rulesText(len(next.NBDAccess))}
+	if !dry {
+		now.NBDAccess = next.NBDAccess
+		d.rules.set(next.NBDAccess)
+	}
+	return []*controlpb.ConfigChange{change}
 }
 
 func (d *clientDaemon) Info(ctx context.Context, r *controlpb.InfoRequest) (*controlpb.DaemonInfo, error) {
@@ -127,6 +153,7 @@ func (d *clientDaemon) Reload(ctx context.Context, r *controlpb.ReloadRequest) (
 		for _, m := range d.keeper.Want(ctx, next.Mappings, r.DryRun) {
 			changes = append(changes, mappingChange(m))
 		}
+		changes = append(changes, d.reloadRules(next, r.DryRun)...)
 		if r.DryRun {
 			return changes
 		}
@@ -241,7 +268,7 @@ func sameFlags(from, to *cobra.Command) (err error) {
 // the same type of options.
 func changedOptions(now, next any) (changes []*controlpb.ConfigChange) {
 	eachKey(reflect.ValueOf(now).Elem(), reflect.ValueOf(next).Elem(), func(key string, a, b any) {
-		if key == keyMappings || key == keyAccess || reflect.DeepEqual(a, b) || fmt.Sprint(a) == fmt.Sprint(b) {
+		if key == keyMappings || key == keyAccess || key == keyNBDAccess || reflect.DeepEqual(a, b) || fmt.Sprint(a) == fmt.Sprint(b) {
 			return
 		}
 		c := &controlpb.ConfigChange{Subject: key, Action: actionRestart, Detail: fmt.Sprintf("%v -> %v", a, b)}
@@ -255,10 +282,11 @@ func changedOptions(now, next any) (changes []*controlpb.ConfigChange) {
 
 // Keys that a running daemon takes over.
 const (
-	keyMappings = "mappings"
-	keyLogLevel = "log-level"
-	keyAccess   = "access"
-	keyNBDTLS   = "nbd-tls" // the contents of its files
+	keyMappings  = "mappings"
+	keyLogLevel  = "log-level"
+	keyAccess    = "access"
+	keyNBDAccess = "nbd-access"
+	keyNBDTLS    = "nbd-tls" // the contents of its files
 )
 
 // eachKey calls f for every key of two structs of options of the same type.

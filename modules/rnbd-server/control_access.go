@@ -9,11 +9,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/access"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
-	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
 )
 
 // Access rules while the server runs: they are replaced, listed, tried.

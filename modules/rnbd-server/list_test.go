@@ -11,10 +11,10 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/access"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
-	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
 )
 
 // list sends a LIST with a reply of size bytes.

@@ -4,7 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/access"
 )
 
 // DATA PATH. Token buckets in one atomic word each.

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/access"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
-	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
 )
 
 // The rules are applied to each OPEN and to each path that joins a session, never

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/access"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
-	"github.com/rnbd-go/rnbd/modules/rnbd-server/access"
 )
 
 func newRuleSet(rules *access.Rules) *ruleSet {

@@ -56,6 +56,7 @@ type conn struct {
 	index      int         // in queue.table
 	state      connState
 	structured bool
+	readOnly   bool // writes are refused
 	readable   bool // the socket may have bytes
 	writable   bool // the socket may take bytes
 	hangup     bool // the end of the stream has been announced, and not again
@@ -90,7 +91,7 @@ type conn struct {
 // the socket.
 func newConn(fd int, peer string, n negotiated, sh *share) *conn {
 	c := &conn{
-		q: sh.q, sh: sh, exp: n.exp, fd: fd, peer: peer, state: connOpen, structured: n.structured,
+		q: sh.q, sh: sh, exp: n.exp, fd: fd, peer: peer, state: connOpen, structured: n.structured, readOnly: n.readOnly,
 		stage: make([]byte, stageSize),
 		reqs:  make([]request, maxRequests),
 		free:  make([]*request, 0, maxRequests),

@@ -38,6 +38,7 @@ type negotiated struct {
 	exp        *export
 	structured bool      // reads are answered by structured replies
 	tls        *tls.Conn // nil: without TLS
+	readOnly   bool      // the rules allow the client no more
 }
 
 type negotiation struct {
@@ -49,17 +50,21 @@ type negotiation struct {
 	noZeroes   bool
 	structured bool
 	exp        *export // opened: the transmission starts
+	readOnly   bool    // the rules allow no more for the last export that was found
 }
 
 // negotiate runs the handshake. On success the export is open and belongs to
 // the caller. With TLS the connection continues in negotiated.tls.
 func negotiate(rw io.ReadWriter, exports catalogue, secure *security) (negotiated, error) {
 	n := &negotiation{rw: rw, exports: exports, secure: secure}
+	if secure != nil && secure.rules != nil {
+		n.exports = &allowed{catalogue: exports, n: n}
+	}
 	if err := n.haggle(); err != nil {
 		n.abandon()
 		return negotiated{}, err
 	}
-	return negotiated{exp: n.exp, structured: n.structured, tls: n.tls}, nil
+	return negotiated{exp: n.exp, structured: n.structured, tls: n.tls, readOnly: n.readOnly}, nil
 }
 
 // haggle answers options until one of them has opened an export.
@@ -169,7 +174,7 @@ func (n *negotiation) onExportName(name string) error {
 	}
 	n.exp = exp
 	b := make([]byte, 10, 134)
-	size, flags := exp.geometry()
+	size, flags := n.geometry(exp)
 	binary.BigEndian.PutUint64(b, size)
 	binary.BigEndian.PutUint16(b[8:], flags)
 	if !n.noZeroes {
@@ -179,6 +184,15 @@ func (n *negotiation) onExportName(name string) error {
 		return fmt.Errorf("answer EXPORT_NAME: %w", err)
 	}
 	return nil
+}
+
+// geometry returns size and transmission flags of an export for this client.
+func (n *negotiation) geometry(exp *export) (size uint64, flags uint16) {
+	size, flags = exp.geometry()
+	if n.readOnly {
+		flags |= txReadOnly
+	}
+	return size, flags
 }
 
 func (n *negotiation) onList(data []byte) error {
@@ -214,7 +228,8 @@ func (n *negotiation) onGo(opt uint32, data []byte) error {
 	if err != nil {
 		return n.reply(opt, repErrUnknown, []byte(err.Error()))
 	}
-	return n.send(opt, appendExport(nil, opt, exp, infos))
+	size, flags := n.geometry(exp)
+	return n.send(opt, appendExport(nil, opt, exp, size, flags, infos))
 }
 
 // choose finds the export, and opens it when the transmission is to start.
@@ -248,8 +263,7 @@ func parseGo(data []byte) (name string, infos []byte, ok bool) {
 
 // appendExport appends the answers to INFO or GO. Block sizes are told
 // whether asked for or not, a name only when asked for.
-func appendExport(out []byte, opt uint32, exp *export, infos []byte) []byte {
-	size, flags := exp.geometry()
+func appendExport(out []byte, opt uint32, exp *export, size uint64, flags uint16, infos []byte) []byte {
 	b := binary.BigEndian.AppendUint16(nil, infoExport)
 	b = binary.BigEndian.AppendUint64(b, size)
 	b = binary.BigEndian.AppendUint16(b, flags)

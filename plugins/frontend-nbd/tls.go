@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/access"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
@@ -18,12 +20,14 @@ type protection struct {
 	config   *tls.Config
 	required bool
 	plain    []string // listeners that serve clients without TLS all the same
+	rules    *access.Rules
 }
 
 // security is how the connections of one listener begin; nil: TLS is off.
 type security struct {
 	config   *tls.Config
-	required bool // no option is answered before TLS
+	required bool          // no option is answered before TLS
+	rules    *access.Rules // nil: every client may open every export
 }
 
 // SetTLS gives the means of TLS. They are used for connections that begin from
@@ -34,7 +38,7 @@ func (f *frontend) SetTLS(_ context.Context, t plugin.TLS) error {
 		return fmt.Errorf("%w: %w", err, blk.EINVAL)
 	}
 	f.protection.Store(p)
-	f.log().Info("TLS is set", "required", p.required, "client_ca", p.config.ClientCAs != nil)
+	f.log().Info("TLS is set", "required", p.required, "client_ca", p.config.ClientCAs != nil, "rules", p.rules.Len())
 	return nil
 }
 
@@ -55,7 +59,18 @@ func newProtection(t *plugin.TLS) (*protection, error) {
 			return nil, errors.New("no certificate in the CA of clients")
 		}
 	}
-	return &protection{config: cfg, required: t.Required, plain: slices.Clone(t.Plain)}, nil
+	if len(t.ClientCRL) > 0 {
+		list, err := parseRevoked(t.ClientCRL, t.ClientCA)
+		if err != nil {
+			return nil, fmt.Errorf("revoked certificates: %w", err)
+		}
+		cfg.VerifyConnection = func(s tls.ConnectionState) error { return list.check(s.VerifiedChains, time.Now()) }
+	}
+	rules, err := plugin.ParseRules(t.Rules)
+	if err != nil {
+		return nil, err
+	}
+	return &protection{config: cfg, required: t.Required, plain: slices.Clone(t.Plain), rules: rules}, nil
 }
 
 // securityOf returns the security of a listener.
@@ -64,7 +79,7 @@ func (f *frontend) securityOf(listener string) *security {
 	if p == nil {
 		return nil
 	}
-	return &security{config: p.config, required: p.required && !slices.Contains(p.plain, listener)}
+	return &security{config: p.config, required: p.required && !slices.Contains(p.plain, listener), rules: p.rules}
 }
 
 // insists reports whether nothing is served before TLS.
@@ -113,22 +128,4 @@ func (n *negotiation) refuse(opt uint32) error {
 // cipherOf returns the name of the cipher suite.
 func cipherOf(t *tls.Conn) string {
 	return tls.CipherSuiteName(t.ConnectionState().CipherSuite)
-}
-
-// identityOf returns the identity in a client's certificate for the log: its
-// SPIFFE ID, else its first DNS name, else its common name; empty: no certificate.
-func identityOf(t *tls.Conn) string {
-	if len(t.ConnectionState().PeerCertificates) == 0 {
-		return ""
-	}
-	c := t.ConnectionState().PeerCertificates[0]
-	for _, u := range c.URIs {
-		if u.Scheme == "spiffe" {
-			return u.String()
-		}
-	}
-	if len(c.DNSNames) > 0 {
-		return "dns:" + c.DNSNames[0]
-	}
-	return "cn:" + c.Subject.CommonName
 }

@@ -77,7 +77,10 @@ func upgrade(conn net.Conn, cfg *tls.Config) (*tls.Conn, error) {
 	if err := c.Handshake(); err != nil {
 		return nil, err
 	}
-	_, err := ask(c, optList, nil)
+	kind, err := ask(c, optList, nil)
+	if kind == repAck {
+		return c, err // there is no export for it
+	}
 	for err == nil { // the other replies to LIST
 		var h [20]byte
 		if _, err = io.ReadFull(c, h[:]); err == nil {

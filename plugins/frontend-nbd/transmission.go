@@ -142,7 +142,7 @@ func (c *conn) onCommand(r *request, h requestHeader) {
 	c.cur = r
 	c.unanswered++
 	c.inFlight.note(c.unanswered)
-	r.op, r.errno = check(c.exp, l, h)
+	r.op, r.errno = c.check(l, h)
 	if c.handed != nil {
 		c.handed.goOn(r)
 	}
@@ -182,7 +182,7 @@ func (c *conn) onCommand(r *request, h requestHeader) {
 }
 
 // check returns the operation of a command and the error to refuse it with.
-func check(e *export, l *blk.Limits, h requestHeader) (blk.Op, blk.Errno) {
+func (c *conn) check(l *blk.Limits, h requestHeader) (blk.Op, blk.Errno) {
 	off, n := h.Offset(), uint64(h.Length())
 	allowed := uint16(cmdFlagFUA)
 	beyond := blk.EINVAL
@@ -205,7 +205,7 @@ func check(e *export, l *blk.Limits, h requestHeader) (blk.Op, blk.Errno) {
 	switch {
 	case h.Flags()&^allowed != 0:
 		return op, blk.EINVAL
-	case op.Modifies() && l.ReadOnly:
+	case op.Modifies() && (l.ReadOnly || c.readOnly):
 		return op, blk.EPERM
 	case op == blk.Discard && l.MaxDiscard == 0, op == blk.WriteZeroes && l.MaxWriteZeroes == 0:
 		return op, blk.EOPNOTSUPP
@@ -213,7 +213,7 @@ func check(e *export, l *blk.Limits, h requestHeader) (blk.Op, blk.Errno) {
 		return op, blk.EINVAL
 	case n > l.Size || off > l.Size-n:
 		return op, beyond
-	case (off|n)&uint64(e.minBlock()-1) != 0:
+	case (off|n)&uint64(c.exp.minBlock()-1) != 0:
 		return op, blk.EINVAL
 	}
 	return op, blk.OK

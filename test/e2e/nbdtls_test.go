@@ -179,3 +179,73 @@ func TestNBDListenersAndTLSThatAreRefused(t *testing.T) {
 		rnbd(t, append([]string{"client", "run", "--socket", socket}, args...)...).want(t, 2, words)
 	}
 }
+
+// TestNBDRulesAndRevocation: rules and a list of revoked certificates of the client's
+// configuration hold for NBD clients that come after a reload; a reload that would
+// leave no rule is refused.
+func TestNBDRulesAndRevocation(t *testing.T) {
+	lab.Tool(t, "nbdinfo")
+	p := newNBDPKI(t)
+	reader, dir := p.folder("reader"), t.TempDir()
+	config, crl := filepath.Join(dir, "rules.yaml"), p.path("crl.pem")
+	write := func(file, text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(config, "nbd-access:\n  - identity: [dns:localhost]\n    device: [\"*\"]\n    allow: ro\n")
+	write(p.path("index"), "")
+	write(p.path("number"), "01\n")
+	write(p.path("ca.cnf"), "[ca]\ndefault_ca=c\n[c]\ndatabase="+p.path("index")+"\ncrlnumber="+p.path("number")+"\ndefault_md=sha256\ndefault_crl_days=2\n")
+	list := func() {
+		p.openssl("ca", "-config", p.path("ca.cnf"), "-gencrl", "-keyfile", p.path("ca.key"), "-cert", p.path("ca.pem"), "-out", p.path("next"))
+		if err := os.Rename(p.path("next"), crl); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list()
+	r := newRig(t, rigOptions{size: 16 << 20, client: lab.ClientOptions{Extra: append(p.flags("require"), "--nbd-tls-crl", crl, "--config", config)}})
+	info := func() string {
+		out, err := exec.Command("nbdinfo", r.nbds(reader)).CombinedOutput()
+		if err != nil {
+			return "refused"
+		}
+		return string(out)
+	}
+	reload := func(want int, words ...string) {
+		t.Helper()
+		rnbd(t, "--socket", r.client.Socket, "config", "reload", "client").want(t, want, words...)
+	}
+	if out := info(); !strings.Contains(out, "is_read_only: true") {
+		t.Errorf("a client that may read: %s", out)
+	}
+	write(config, "nbd-access:\n  - {identity: [dns:localhost], allow: rw}\n")
+	reload(0, "nbd-access", "set")
+	if out := info(); !strings.Contains(out, "is_read_only: false") {
+		t.Errorf("a client that may write: %s", out)
+	}
+	write(config, "nbd-access:\n  - {identity: [dns:other], allow: rw}\n")
+	reload(0)
+	if out := info(); out != "refused" {
+		t.Errorf("a client that no rule fits: %s", out)
+	}
+	write(config, "loss: fail\n")
+	reload(2, "nbd-access: no file has rules any more")
+	write(config, "nbd-access:\n  - {identity: [dns:localhost], allow: migration}\n")
+	reload(2, "line 2", "none, ro or rw")
+	if out := info(); out != "refused" {
+		t.Errorf("after reloads that are refused: %s", out)
+	}
+	write(config, "nbd-access: []\n")
+	reload(0, "nbd-access")
+	if out := info(); !strings.Contains(out, "is_read_only: false") {
+		t.Errorf("without rules: %s", out)
+	}
+	p.openssl("ca", "-config", p.path("ca.cnf"), "-revoke", p.path("reader.pem"), "-keyfile", p.path("ca.key"), "-cert", p.path("ca.pem"))
+	list()
+	eventually(t, "the client of the list is refused", func() bool { return info() == "refused" })
+	rnbd(t, "client", "run", "--config", config, "--nbd-tls-crl", crl, "--socket", filepath.Join(shortDir(t), "s.sock")).want(t, 2, "--nbd-tls is off")
+	write(config, "nbd-access:\n  - {allow: rw}\n")
+	rnbd(t, "client", "run", "--config", config, "--socket", filepath.Join(shortDir(t), "s.sock")).want(t, 2, "nbd-access has rules")
+}

@@ -132,10 +132,17 @@ func (p *Process) AddListener(ctx context.Context, name string, l *os.File) erro
 // SetTLS gives the plugin the means to serve its listeners by TLS. The error
 // wraps EOPNOTSUPP if the plugin cannot.
 func (p *Process) SetTLS(ctx context.Context, t TLS) error {
-	_, err := p.front.SetTLS(ctx, &pluginpb.SetTLSRequest{
+	r := &pluginpb.SetTLSRequest{
 		Certificate: t.Certificate, PrivateKey: t.PrivateKey, ClientCa: t.ClientCA,
-		Required: t.Required, Plain: t.Plain,
-	})
+		Required: t.Required, Plain: t.Plain, ClientCrl: t.ClientCRL,
+	}
+	for _, rule := range t.Rules {
+		r.Rules = append(r.Rules, &pluginpb.UserRule{Identity: rule.Identity, Device: rule.Device, Allow: rule.Allow})
+	}
+	done, err := p.front.SetTLS(ctx, r)
+	if err == nil && t.picky() && !done.GetChecksUsers() {
+		return fmt.Errorf("set TLS: %s %q: %w", p.c.Kind, p.c.Name, errNoChecks) // it was built before there was such a thing
+	}
 	return p.failed("set TLS", err)
 }
 

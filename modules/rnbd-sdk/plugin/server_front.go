@@ -149,14 +149,21 @@ func (s *frontServer) SetTLS(ctx context.Context, r *pluginpb.SetTLSRequest) (*p
 	if !ok {
 		return nil, fmt.Errorf("set TLS: the plugin serves no user by TLS: %w", blk.EOPNOTSUPP)
 	}
-	err := p.SetTLS(ctx, TLS{
+	t := TLS{
 		Certificate: r.GetCertificate(), PrivateKey: r.GetPrivateKey(), ClientCA: r.GetClientCa(),
-		Required: r.GetRequired(), Plain: r.GetPlain(),
-	})
-	if err != nil {
+		Required: r.GetRequired(), Plain: r.GetPlain(), ClientCRL: r.GetClientCrl(),
+	}
+	for _, rule := range r.GetRules() {
+		t.Rules = append(t.Rules, UserRule{Identity: rule.GetIdentity(), Device: rule.GetDevice(), Allow: rule.GetAllow()})
+	}
+	_, checks := p.(checksUsers)
+	if t.picky() && !checks {
+		return nil, fmt.Errorf("set TLS: %w", errNoChecks)
+	}
+	if err := p.SetTLS(ctx, t); err != nil {
 		return nil, fmt.Errorf("set TLS: %w", err)
 	}
-	return &pluginpb.SetTLSResponse{}, nil
+	return &pluginpb.SetTLSResponse{ChecksUsers: checks}, nil
 }
 
 func (s *frontServer) DeviceStatus(_ context.Context, r *pluginpb.DeviceStatusRequest) (*pluginpb.DeviceStatusResponse, error) {

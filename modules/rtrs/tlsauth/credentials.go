@@ -37,7 +37,7 @@ type credentials struct {
 	pskKeys  [32]byte // of tickets to those with shared keys
 	sessions tls.ClientSessionCache
 	warnings []string
-	files    Handover // of Cert, Key and CA
+	files    Handover // of Cert, Key, CA and CRL
 }
 
 // readFile returns a file. private files are warned of if others can read them.
@@ -191,6 +191,7 @@ func (c *credentials) loadCRLs(name string, cas []*x509.Certificate) error {
 	if err != nil {
 		return err
 	}
+	c.files.CRL = b
 	return pemBlocks(b, "X509 CRL", func(der []byte) error {
 		crl, err := x509.ParseRevocationList(der)
 		if err != nil {

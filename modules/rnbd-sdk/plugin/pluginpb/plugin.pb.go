@@ -1766,6 +1766,8 @@ type SetTLSRequest struct {
 	ClientCa      []byte                 `protobuf:"bytes,3,opt,name=client_ca,json=clientCa,proto3" json:"client_ca,omitempty"`       // PEM: who signs the certificates of users; empty: users need none
 	Required      bool                   `protobuf:"varint,4,opt,name=required,proto3" json:"required,omitempty"`                      // users without TLS are refused, except on these:
 	Plain         []string               `protobuf:"bytes,5,rep,name=plain,proto3" json:"plain,omitempty"`                             // names of listeners
+	ClientCrl     []byte                 `protobuf:"bytes,6,opt,name=client_crl,json=clientCrl,proto3" json:"client_crl,omitempty"`    // PEM: lists of revoked certificates of users
+	Rules         []*UserRule            `protobuf:"bytes,7,rep,name=rules,proto3" json:"rules,omitempty"`                             // which user may open which device; none: each may open all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1835,15 +1837,94 @@ func (x *SetTLSRequest) GetPlain() []string {
 	return nil
 }
 
-type SetTLSResponse struct {
+func (x *SetTLSRequest) GetClientCrl() []byte {
+	if x != nil {
+		return x.ClientCrl
+	}
+	return nil
+}
+
+func (x *SetTLSRequest) GetRules() []*UserRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+// UserRule lets users open devices. The first rule that fits decides; a device that
+// none fits is not there for the user.
+type UserRule struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Identity      []string               `protobuf:"bytes,1,rep,name=identity,proto3" json:"identity,omitempty"` // patterns; none: it fits users without an identity, too
+	Device        []string               `protobuf:"bytes,2,rep,name=device,proto3" json:"device,omitempty"`     // patterns of names
+	Allow         string                 `protobuf:"bytes,3,opt,name=allow,proto3" json:"allow,omitempty"`       // none, ro or rw
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UserRule) Reset() {
+	*x = UserRule{}
+	mi := &file_plugin_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UserRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UserRule) ProtoMessage() {}
+
+func (x *UserRule) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UserRule.ProtoReflect.Descriptor instead.
+func (*UserRule) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *UserRule) GetIdentity() []string {
+	if x != nil {
+		return x.Identity
+	}
+	return nil
+}
+
+func (x *UserRule) GetDevice() []string {
+	if x != nil {
+		return x.Device
+	}
+	return nil
+}
+
+func (x *UserRule) GetAllow() string {
+	if x != nil {
+		return x.Allow
+	}
+	return ""
+}
+
+type SetTLSResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plugin honours client_crl and rules. A host that has given one of them gives
+	// no listener to a plugin that does not.
+	ChecksUsers   bool `protobuf:"varint,1,opt,name=checks_users,json=checksUsers,proto3" json:"checks_users,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SetTLSResponse) Reset() {
 	*x = SetTLSResponse{}
-	mi := &file_plugin_proto_msgTypes[32]
+	mi := &file_plugin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1855,7 +1936,7 @@ func (x *SetTLSResponse) String() string {
 func (*SetTLSResponse) ProtoMessage() {}
 
 func (x *SetTLSResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[32]
+	mi := &file_plugin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1868,7 +1949,14 @@ func (x *SetTLSResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTLSResponse.ProtoReflect.Descriptor instead.
 func (*SetTLSResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{32}
+	return file_plugin_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *SetTLSResponse) GetChecksUsers() bool {
+	if x != nil {
+		return x.ChecksUsers
+	}
+	return false
 }
 
 type DeviceStatusRequest struct {
@@ -1880,7 +1968,7 @@ type DeviceStatusRequest struct {
 
 func (x *DeviceStatusRequest) Reset() {
 	*x = DeviceStatusRequest{}
-	mi := &file_plugin_proto_msgTypes[33]
+	mi := &file_plugin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1892,7 +1980,7 @@ func (x *DeviceStatusRequest) String() string {
 func (*DeviceStatusRequest) ProtoMessage() {}
 
 func (x *DeviceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[33]
+	mi := &file_plugin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1905,7 +1993,7 @@ func (x *DeviceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatusRequest.ProtoReflect.Descriptor instead.
 func (*DeviceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{33}
+	return file_plugin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeviceStatusRequest) GetIndex() uint32 {
@@ -1925,7 +2013,7 @@ type DeviceStatusResponse struct {
 
 func (x *DeviceStatusResponse) Reset() {
 	*x = DeviceStatusResponse{}
-	mi := &file_plugin_proto_msgTypes[34]
+	mi := &file_plugin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1937,7 +2025,7 @@ func (x *DeviceStatusResponse) String() string {
 func (*DeviceStatusResponse) ProtoMessage() {}
 
 func (x *DeviceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[34]
+	mi := &file_plugin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1950,7 +2038,7 @@ func (x *DeviceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatusResponse.ProtoReflect.Descriptor instead.
 func (*DeviceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{34}
+	return file_plugin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DeviceStatusResponse) GetOpeners() uint32 {
@@ -1979,7 +2067,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_plugin_proto_msgTypes[35]
+	mi := &file_plugin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1991,7 +2079,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[35]
+	mi := &file_plugin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2004,7 +2092,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{35}
+	return file_plugin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Connection) GetDevice() string {
@@ -2031,7 +2119,7 @@ type ReleaseConnectionsRequest struct {
 
 func (x *ReleaseConnectionsRequest) Reset() {
 	*x = ReleaseConnectionsRequest{}
-	mi := &file_plugin_proto_msgTypes[36]
+	mi := &file_plugin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2043,7 +2131,7 @@ func (x *ReleaseConnectionsRequest) String() string {
 func (*ReleaseConnectionsRequest) ProtoMessage() {}
 
 func (x *ReleaseConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[36]
+	mi := &file_plugin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2056,7 +2144,7 @@ func (x *ReleaseConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{36}
+	return file_plugin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReleaseConnectionsRequest) GetToken() uint64 {
@@ -2083,7 +2171,7 @@ type ReleaseConnectionsResponse struct {
 
 func (x *ReleaseConnectionsResponse) Reset() {
 	*x = ReleaseConnectionsResponse{}
-	mi := &file_plugin_proto_msgTypes[37]
+	mi := &file_plugin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2095,7 +2183,7 @@ func (x *ReleaseConnectionsResponse) String() string {
 func (*ReleaseConnectionsResponse) ProtoMessage() {}
 
 func (x *ReleaseConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[37]
+	mi := &file_plugin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2108,7 +2196,7 @@ func (x *ReleaseConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{37}
+	return file_plugin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReleaseConnectionsResponse) GetReleased() uint32 {
@@ -2135,7 +2223,7 @@ type AdoptConnectionsRequest struct {
 
 func (x *AdoptConnectionsRequest) Reset() {
 	*x = AdoptConnectionsRequest{}
-	mi := &file_plugin_proto_msgTypes[38]
+	mi := &file_plugin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2147,7 +2235,7 @@ func (x *AdoptConnectionsRequest) String() string {
 func (*AdoptConnectionsRequest) ProtoMessage() {}
 
 func (x *AdoptConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[38]
+	mi := &file_plugin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2160,7 +2248,7 @@ func (x *AdoptConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*AdoptConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{38}
+	return file_plugin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AdoptConnectionsRequest) GetToken() uint64 {
@@ -2185,7 +2273,7 @@ type AdoptConnectionsResponse struct {
 
 func (x *AdoptConnectionsResponse) Reset() {
 	*x = AdoptConnectionsResponse{}
-	mi := &file_plugin_proto_msgTypes[39]
+	mi := &file_plugin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2197,7 +2285,7 @@ func (x *AdoptConnectionsResponse) String() string {
 func (*AdoptConnectionsResponse) ProtoMessage() {}
 
 func (x *AdoptConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[39]
+	mi := &file_plugin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2210,7 +2298,7 @@ func (x *AdoptConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*AdoptConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{39}
+	return file_plugin_proto_rawDescGZIP(), []int{40}
 }
 
 type ServeConnectionsRequest struct {
@@ -2221,7 +2309,7 @@ type ServeConnectionsRequest struct {
 
 func (x *ServeConnectionsRequest) Reset() {
 	*x = ServeConnectionsRequest{}
-	mi := &file_plugin_proto_msgTypes[40]
+	mi := &file_plugin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2233,7 +2321,7 @@ func (x *ServeConnectionsRequest) String() string {
 func (*ServeConnectionsRequest) ProtoMessage() {}
 
 func (x *ServeConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[40]
+	mi := &file_plugin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2246,7 +2334,7 @@ func (x *ServeConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServeConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*ServeConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{40}
+	return file_plugin_proto_rawDescGZIP(), []int{41}
 }
 
 type ServeConnectionsResponse struct {
@@ -2257,7 +2345,7 @@ type ServeConnectionsResponse struct {
 
 func (x *ServeConnectionsResponse) Reset() {
 	*x = ServeConnectionsResponse{}
-	mi := &file_plugin_proto_msgTypes[41]
+	mi := &file_plugin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2269,7 +2357,7 @@ func (x *ServeConnectionsResponse) String() string {
 func (*ServeConnectionsResponse) ProtoMessage() {}
 
 func (x *ServeConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[41]
+	mi := &file_plugin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2282,7 +2370,7 @@ func (x *ServeConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServeConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*ServeConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{41}
+	return file_plugin_proto_rawDescGZIP(), []int{42}
 }
 
 type StatsRequest struct {
@@ -2293,7 +2381,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_plugin_proto_msgTypes[42]
+	mi := &file_plugin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2305,7 +2393,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[42]
+	mi := &file_plugin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2318,7 +2406,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{42}
+	return file_plugin_proto_rawDescGZIP(), []int{43}
 }
 
 type StatsResponse struct {
@@ -2330,7 +2418,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_plugin_proto_msgTypes[43]
+	mi := &file_plugin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2342,7 +2430,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[43]
+	mi := &file_plugin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2355,7 +2443,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{43}
+	return file_plugin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StatsResponse) GetDevices() []*DeviceLatency {
@@ -2378,7 +2466,7 @@ type DeviceLatency struct {
 
 func (x *DeviceLatency) Reset() {
 	*x = DeviceLatency{}
-	mi := &file_plugin_proto_msgTypes[44]
+	mi := &file_plugin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2390,7 +2478,7 @@ func (x *DeviceLatency) String() string {
 func (*DeviceLatency) ProtoMessage() {}
 
 func (x *DeviceLatency) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[44]
+	mi := &file_plugin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2403,7 +2491,7 @@ func (x *DeviceLatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceLatency.ProtoReflect.Descriptor instead.
 func (*DeviceLatency) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{44}
+	return file_plugin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DeviceLatency) GetDevice() uint32 {
@@ -2431,7 +2519,7 @@ type OpLatency struct {
 
 func (x *OpLatency) Reset() {
 	*x = OpLatency{}
-	mi := &file_plugin_proto_msgTypes[45]
+	mi := &file_plugin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2443,7 +2531,7 @@ func (x *OpLatency) String() string {
 func (*OpLatency) ProtoMessage() {}
 
 func (x *OpLatency) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[45]
+	mi := &file_plugin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2456,7 +2544,7 @@ func (x *OpLatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpLatency.ProtoReflect.Descriptor instead.
 func (*OpLatency) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{45}
+	return file_plugin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *OpLatency) GetOp() uint32 {
@@ -2492,7 +2580,7 @@ type LatencyBucket struct {
 
 func (x *LatencyBucket) Reset() {
 	*x = LatencyBucket{}
-	mi := &file_plugin_proto_msgTypes[46]
+	mi := &file_plugin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2504,7 +2592,7 @@ func (x *LatencyBucket) String() string {
 func (*LatencyBucket) ProtoMessage() {}
 
 func (x *LatencyBucket) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[46]
+	mi := &file_plugin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2517,7 +2605,7 @@ func (x *LatencyBucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyBucket.ProtoReflect.Descriptor instead.
 func (*LatencyBucket) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{46}
+	return file_plugin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *LatencyBucket) GetUpperNs() uint64 {
@@ -2543,7 +2631,7 @@ type SetLogRequest struct {
 
 func (x *SetLogRequest) Reset() {
 	*x = SetLogRequest{}
-	mi := &file_plugin_proto_msgTypes[47]
+	mi := &file_plugin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2555,7 +2643,7 @@ func (x *SetLogRequest) String() string {
 func (*SetLogRequest) ProtoMessage() {}
 
 func (x *SetLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[47]
+	mi := &file_plugin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2568,7 +2656,7 @@ func (x *SetLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogRequest.ProtoReflect.Descriptor instead.
 func (*SetLogRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{47}
+	return file_plugin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SetLogRequest) GetLevel() string {
@@ -2586,7 +2674,7 @@ type SetLogResponse struct {
 
 func (x *SetLogResponse) Reset() {
 	*x = SetLogResponse{}
-	mi := &file_plugin_proto_msgTypes[48]
+	mi := &file_plugin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2598,7 +2686,7 @@ func (x *SetLogResponse) String() string {
 func (*SetLogResponse) ProtoMessage() {}
 
 func (x *SetLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[48]
+	mi := &file_plugin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2611,7 +2699,7 @@ func (x *SetLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogResponse.ProtoReflect.Descriptor instead.
 func (*SetLogResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{48}
+	return file_plugin_proto_rawDescGZIP(), []int{49}
 }
 
 var File_plugin_proto protoreflect.FileDescriptor
@@ -2723,15 +2811,23 @@ const file_plugin_proto_rawDesc = "" +
 	"\x12AddListenerRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x04R\x05token\"\x15\n" +
-	"\x13AddListenerResponse\"\xa1\x01\n" +
+	"\x13AddListenerResponse\"\xf0\x01\n" +
 	"\rSetTLSRequest\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x1f\n" +
 	"\vprivate_key\x18\x02 \x01(\fR\n" +
 	"privateKey\x12\x1b\n" +
 	"\tclient_ca\x18\x03 \x01(\fR\bclientCa\x12\x1a\n" +
 	"\brequired\x18\x04 \x01(\bR\brequired\x12\x14\n" +
-	"\x05plain\x18\x05 \x03(\tR\x05plain\"\x10\n" +
-	"\x0eSetTLSResponse\"+\n" +
+	"\x05plain\x18\x05 \x03(\tR\x05plain\x12\x1d\n" +
+	"\n" +
+	"client_crl\x18\x06 \x01(\fR\tclientCrl\x12.\n" +
+	"\x05rules\x18\a \x03(\v2\x18.rnbd.plugin.v1.UserRuleR\x05rules\"T\n" +
+	"\bUserRule\x12\x1a\n" +
+	"\bidentity\x18\x01 \x03(\tR\bidentity\x12\x16\n" +
+	"\x06device\x18\x02 \x03(\tR\x06device\x12\x14\n" +
+	"\x05allow\x18\x03 \x01(\tR\x05allow\"3\n" +
+	"\x0eSetTLSResponse\x12!\n" +
+	"\fchecks_users\x18\x01 \x01(\bR\vchecksUsers\"+\n" +
 	"\x13DeviceStatusRequest\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\"L\n" +
 	"\x14DeviceStatusResponse\x12\x18\n" +
@@ -2821,7 +2917,7 @@ func file_plugin_proto_rawDescGZIP() []byte {
 }
 
 var file_plugin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_plugin_proto_goTypes = []any{
 	(Kind)(0),                          // 0: rnbd.plugin.v1.Kind
 	(CrashClass)(0),                    // 1: rnbd.plugin.v1.CrashClass
@@ -2858,87 +2954,89 @@ var file_plugin_proto_goTypes = []any{
 	(*AddListenerRequest)(nil),         // 32: rnbd.plugin.v1.AddListenerRequest
 	(*AddListenerResponse)(nil),        // 33: rnbd.plugin.v1.AddListenerResponse
 	(*SetTLSRequest)(nil),              // 34: rnbd.plugin.v1.SetTLSRequest
-	(*SetTLSResponse)(nil),             // 35: rnbd.plugin.v1.SetTLSResponse
-	(*DeviceStatusRequest)(nil),        // 36: rnbd.plugin.v1.DeviceStatusRequest
-	(*DeviceStatusResponse)(nil),       // 37: rnbd.plugin.v1.DeviceStatusResponse
-	(*Connection)(nil),                 // 38: rnbd.plugin.v1.Connection
-	(*ReleaseConnectionsRequest)(nil),  // 39: rnbd.plugin.v1.ReleaseConnectionsRequest
-	(*ReleaseConnectionsResponse)(nil), // 40: rnbd.plugin.v1.ReleaseConnectionsResponse
-	(*AdoptConnectionsRequest)(nil),    // 41: rnbd.plugin.v1.AdoptConnectionsRequest
-	(*AdoptConnectionsResponse)(nil),   // 42: rnbd.plugin.v1.AdoptConnectionsResponse
-	(*ServeConnectionsRequest)(nil),    // 43: rnbd.plugin.v1.ServeConnectionsRequest
-	(*ServeConnectionsResponse)(nil),   // 44: rnbd.plugin.v1.ServeConnectionsResponse
-	(*StatsRequest)(nil),               // 45: rnbd.plugin.v1.StatsRequest
-	(*StatsResponse)(nil),              // 46: rnbd.plugin.v1.StatsResponse
-	(*DeviceLatency)(nil),              // 47: rnbd.plugin.v1.DeviceLatency
-	(*OpLatency)(nil),                  // 48: rnbd.plugin.v1.OpLatency
-	(*LatencyBucket)(nil),              // 49: rnbd.plugin.v1.LatencyBucket
-	(*SetLogRequest)(nil),              // 50: rnbd.plugin.v1.SetLogRequest
-	(*SetLogResponse)(nil),             // 51: rnbd.plugin.v1.SetLogResponse
-	nil,                                // 52: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
-	nil,                                // 53: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	(*UserRule)(nil),                   // 35: rnbd.plugin.v1.UserRule
+	(*SetTLSResponse)(nil),             // 36: rnbd.plugin.v1.SetTLSResponse
+	(*DeviceStatusRequest)(nil),        // 37: rnbd.plugin.v1.DeviceStatusRequest
+	(*DeviceStatusResponse)(nil),       // 38: rnbd.plugin.v1.DeviceStatusResponse
+	(*Connection)(nil),                 // 39: rnbd.plugin.v1.Connection
+	(*ReleaseConnectionsRequest)(nil),  // 40: rnbd.plugin.v1.ReleaseConnectionsRequest
+	(*ReleaseConnectionsResponse)(nil), // 41: rnbd.plugin.v1.ReleaseConnectionsResponse
+	(*AdoptConnectionsRequest)(nil),    // 42: rnbd.plugin.v1.AdoptConnectionsRequest
+	(*AdoptConnectionsResponse)(nil),   // 43: rnbd.plugin.v1.AdoptConnectionsResponse
+	(*ServeConnectionsRequest)(nil),    // 44: rnbd.plugin.v1.ServeConnectionsRequest
+	(*ServeConnectionsResponse)(nil),   // 45: rnbd.plugin.v1.ServeConnectionsResponse
+	(*StatsRequest)(nil),               // 46: rnbd.plugin.v1.StatsRequest
+	(*StatsResponse)(nil),              // 47: rnbd.plugin.v1.StatsResponse
+	(*DeviceLatency)(nil),              // 48: rnbd.plugin.v1.DeviceLatency
+	(*OpLatency)(nil),                  // 49: rnbd.plugin.v1.OpLatency
+	(*LatencyBucket)(nil),              // 50: rnbd.plugin.v1.LatencyBucket
+	(*SetLogRequest)(nil),              // 51: rnbd.plugin.v1.SetLogRequest
+	(*SetLogResponse)(nil),             // 52: rnbd.plugin.v1.SetLogResponse
+	nil,                                // 53: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	nil,                                // 54: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
 }
 var file_plugin_proto_depIdxs = []int32{
 	0,  // 0: rnbd.plugin.v1.Info.kind:type_name -> rnbd.plugin.v1.Kind
 	1,  // 1: rnbd.plugin.v1.Info.crash:type_name -> rnbd.plugin.v1.CrashClass
 	2,  // 2: rnbd.plugin.v1.Info.names:type_name -> rnbd.plugin.v1.NameKind
 	4,  // 3: rnbd.plugin.v1.DescribeResponse.info:type_name -> rnbd.plugin.v1.Info
-	52, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	53, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
 	19, // 5: rnbd.plugin.v1.OpenDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
 	19, // 6: rnbd.plugin.v1.ResizeDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
 	19, // 7: rnbd.plugin.v1.AddDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
-	53, // 8: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	54, // 8: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
 	19, // 9: rnbd.plugin.v1.ResizeDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
-	47, // 10: rnbd.plugin.v1.StatsResponse.devices:type_name -> rnbd.plugin.v1.DeviceLatency
-	48, // 11: rnbd.plugin.v1.DeviceLatency.ops:type_name -> rnbd.plugin.v1.OpLatency
-	49, // 12: rnbd.plugin.v1.OpLatency.buckets:type_name -> rnbd.plugin.v1.LatencyBucket
-	5,  // 13: rnbd.plugin.v1.Plugin.Describe:input_type -> rnbd.plugin.v1.DescribeRequest
-	7,  // 14: rnbd.plugin.v1.Plugin.Configure:input_type -> rnbd.plugin.v1.ConfigureRequest
-	9,  // 15: rnbd.plugin.v1.Plugin.AttachQueue:input_type -> rnbd.plugin.v1.AttachQueueRequest
-	11, // 16: rnbd.plugin.v1.Plugin.AttachArena:input_type -> rnbd.plugin.v1.AttachArenaRequest
-	13, // 17: rnbd.plugin.v1.Plugin.DetachArena:input_type -> rnbd.plugin.v1.DetachArenaRequest
-	15, // 18: rnbd.plugin.v1.Plugin.Drain:input_type -> rnbd.plugin.v1.DrainRequest
-	17, // 19: rnbd.plugin.v1.Plugin.Detach:input_type -> rnbd.plugin.v1.DetachRequest
-	45, // 20: rnbd.plugin.v1.Plugin.Stats:input_type -> rnbd.plugin.v1.StatsRequest
-	50, // 21: rnbd.plugin.v1.Plugin.SetLog:input_type -> rnbd.plugin.v1.SetLogRequest
-	20, // 22: rnbd.plugin.v1.Storage.OpenDisk:input_type -> rnbd.plugin.v1.OpenDiskRequest
-	22, // 23: rnbd.plugin.v1.Storage.CloseDisk:input_type -> rnbd.plugin.v1.CloseDiskRequest
-	24, // 24: rnbd.plugin.v1.Storage.ResizeDisk:input_type -> rnbd.plugin.v1.ResizeDiskRequest
-	26, // 25: rnbd.plugin.v1.Frontend.AddDevice:input_type -> rnbd.plugin.v1.AddDeviceRequest
-	28, // 26: rnbd.plugin.v1.Frontend.RemoveDevice:input_type -> rnbd.plugin.v1.RemoveDeviceRequest
-	30, // 27: rnbd.plugin.v1.Frontend.ResizeDevice:input_type -> rnbd.plugin.v1.ResizeDeviceRequest
-	32, // 28: rnbd.plugin.v1.Frontend.AddListener:input_type -> rnbd.plugin.v1.AddListenerRequest
-	34, // 29: rnbd.plugin.v1.Frontend.SetTLS:input_type -> rnbd.plugin.v1.SetTLSRequest
-	36, // 30: rnbd.plugin.v1.Frontend.DeviceStatus:input_type -> rnbd.plugin.v1.DeviceStatusRequest
-	39, // 31: rnbd.plugin.v1.Frontend.ReleaseConnections:input_type -> rnbd.plugin.v1.ReleaseConnectionsRequest
-	41, // 32: rnbd.plugin.v1.Frontend.AdoptConnections:input_type -> rnbd.plugin.v1.AdoptConnectionsRequest
-	43, // 33: rnbd.plugin.v1.Frontend.ServeConnections:input_type -> rnbd.plugin.v1.ServeConnectionsRequest
-	6,  // 34: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
-	8,  // 35: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
-	10, // 36: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
-	12, // 37: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
-	14, // 38: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
-	16, // 39: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
-	18, // 40: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
-	46, // 41: rnbd.plugin.v1.Plugin.Stats:output_type -> rnbd.plugin.v1.StatsResponse
-	51, // 42: rnbd.plugin.v1.Plugin.SetLog:output_type -> rnbd.plugin.v1.SetLogResponse
-	21, // 43: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
-	23, // 44: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
-	25, // 45: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
-	27, // 46: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
-	29, // 47: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
-	31, // 48: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
-	33, // 49: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
-	35, // 50: rnbd.plugin.v1.Frontend.SetTLS:output_type -> rnbd.plugin.v1.SetTLSResponse
-	37, // 51: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
-	40, // 52: rnbd.plugin.v1.Frontend.ReleaseConnections:output_type -> rnbd.plugin.v1.ReleaseConnectionsResponse
-	42, // 53: rnbd.plugin.v1.Frontend.AdoptConnections:output_type -> rnbd.plugin.v1.AdoptConnectionsResponse
-	44, // 54: rnbd.plugin.v1.Frontend.ServeConnections:output_type -> rnbd.plugin.v1.ServeConnectionsResponse
-	34, // [34:55] is the sub-list for method output_type
-	13, // [13:34] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	35, // 10: rnbd.plugin.v1.SetTLSRequest.rules:type_name -> rnbd.plugin.v1.UserRule
+	48, // 11: rnbd.plugin.v1.StatsResponse.devices:type_name -> rnbd.plugin.v1.DeviceLatency
+	49, // 12: rnbd.plugin.v1.DeviceLatency.ops:type_name -> rnbd.plugin.v1.OpLatency
+	50, // 13: rnbd.plugin.v1.OpLatency.buckets:type_name -> rnbd.plugin.v1.LatencyBucket
+	5,  // 14: rnbd.plugin.v1.Plugin.Describe:input_type -> rnbd.plugin.v1.DescribeRequest
+	7,  // 15: rnbd.plugin.v1.Plugin.Configure:input_type -> rnbd.plugin.v1.ConfigureRequest
+	9,  // 16: rnbd.plugin.v1.Plugin.AttachQueue:input_type -> rnbd.plugin.v1.AttachQueueRequest
+	11, // 17: rnbd.plugin.v1.Plugin.AttachArena:input_type -> rnbd.plugin.v1.AttachArenaRequest
+	13, // 18: rnbd.plugin.v1.Plugin.DetachArena:input_type -> rnbd.plugin.v1.DetachArenaRequest
+	15, // 19: rnbd.plugin.v1.Plugin.Drain:input_type -> rnbd.plugin.v1.DrainRequest
+	17, // 20: rnbd.plugin.v1.Plugin.Detach:input_type -> rnbd.plugin.v1.DetachRequest
+	46, // 21: rnbd.plugin.v1.Plugin.Stats:input_type -> rnbd.plugin.v1.StatsRequest
+	51, // 22: rnbd.plugin.v1.Plugin.SetLog:input_type -> rnbd.plugin.v1.SetLogRequest
+	20, // 23: rnbd.plugin.v1.Storage.OpenDisk:input_type -> rnbd.plugin.v1.OpenDiskRequest
+	22, // 24: rnbd.plugin.v1.Storage.CloseDisk:input_type -> rnbd.plugin.v1.CloseDiskRequest
+	24, // 25: rnbd.plugin.v1.Storage.ResizeDisk:input_type -> rnbd.plugin.v1.ResizeDiskRequest
+	26, // 26: rnbd.plugin.v1.Frontend.AddDevice:input_type -> rnbd.plugin.v1.AddDeviceRequest
+	28, // 27: rnbd.plugin.v1.Frontend.RemoveDevice:input_type -> rnbd.plugin.v1.RemoveDeviceRequest
+	30, // 28: rnbd.plugin.v1.Frontend.ResizeDevice:input_type -> rnbd.plugin.v1.ResizeDeviceRequest
+	32, // 29: rnbd.plugin.v1.Frontend.AddListener:input_type -> rnbd.plugin.v1.AddListenerRequest
+	34, // 30: rnbd.plugin.v1.Frontend.SetTLS:input_type -> rnbd.plugin.v1.SetTLSRequest
+	37, // 31: rnbd.plugin.v1.Frontend.DeviceStatus:input_type -> rnbd.plugin.v1.DeviceStatusRequest
+	40, // 32: rnbd.plugin.v1.Frontend.ReleaseConnections:input_type -> rnbd.plugin.v1.ReleaseConnectionsRequest
+	42, // 33: rnbd.plugin.v1.Frontend.AdoptConnections:input_type -> rnbd.plugin.v1.AdoptConnectionsRequest
+	44, // 34: rnbd.plugin.v1.Frontend.ServeConnections:input_type -> rnbd.plugin.v1.ServeConnectionsRequest
+	6,  // 35: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
+	8,  // 36: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
+	10, // 37: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
+	12, // 38: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
+	14, // 39: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
+	16, // 40: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
+	18, // 41: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
+	47, // 42: rnbd.plugin.v1.Plugin.Stats:output_type -> rnbd.plugin.v1.StatsResponse
+	52, // 43: rnbd.plugin.v1.Plugin.SetLog:output_type -> rnbd.plugin.v1.SetLogResponse
+	21, // 44: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
+	23, // 45: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
+	25, // 46: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
+	27, // 47: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
+	29, // 48: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
+	31, // 49: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
+	33, // 50: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
+	36, // 51: rnbd.plugin.v1.Frontend.SetTLS:output_type -> rnbd.plugin.v1.SetTLSResponse
+	38, // 52: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
+	41, // 53: rnbd.plugin.v1.Frontend.ReleaseConnections:output_type -> rnbd.plugin.v1.ReleaseConnectionsResponse
+	43, // 54: rnbd.plugin.v1.Frontend.AdoptConnections:output_type -> rnbd.plugin.v1.AdoptConnectionsResponse
+	45, // 55: rnbd.plugin.v1.Frontend.ServeConnections:output_type -> rnbd.plugin.v1.ServeConnectionsResponse
+	35, // [35:56] is the sub-list for method output_type
+	14, // [14:35] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_plugin_proto_init() }
@@ -2952,7 +3050,7 @@ func file_plugin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_plugin_proto_rawDesc), len(file_plugin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   51,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

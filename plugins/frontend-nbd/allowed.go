@@ -1,0 +1,160 @@
+package main
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/access"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
+
+// allowed is the catalogue of a client under rules: exports that no rule gives to
+// the client are not there for it.
+type allowed struct {
+	catalogue
+	n *negotiation
+}
+
+// decide reports whether the client may open an export, and whether to read only.
+func (a *allowed) decide(name string) (ok, readOnly bool) {
+	c := access.Client{}
+	if a.n.tls != nil {
+		if id := identityOf(a.n.tls); id != "" {
+			c.Identities = []string{id}
+		}
+	}
+	rules := a.n.secure.rules
+	if rules.Decide(c, name, blk.ReadWrite).Allowed {
+		return true, false
+	}
+	return rules.Decide(c, name, blk.ReadOnly).Allowed, true
+}
+
+// find has the answer of an export that is not there for one that is refused.
+func (a *allowed) find(name string) (*export, error) {
+	e, err := a.catalogue.find(name)
+	if err != nil {
+		return nil, err
+	}
+	ok, readOnly := a.decide(e.name)
+	if !ok {
+		return nil, fmt.Errorf("no export %q", name)
+	}
+	a.n.readOnly = readOnly
+	return e, nil
+}
+
+func (a *allowed) open(name string) (*export, error) {
+	e, err := a.catalogue.open(name)
+	if err != nil {
+		return nil, err
+	}
+	ok, readOnly := a.decide(e.name)
+	if !ok {
+		e.release()
+		return nil, fmt.Errorf("no export %q", name)
+	}
+	a.n.readOnly = readOnly
+	return e, nil
+}
+
+func (a *allowed) names() []string {
+	return slices.DeleteFunc(a.catalogue.names(), func(name string) bool {
+		ok, _ := a.decide(name)
+		return !ok
+	})
+}
+
+// ChecksUsers states that revoked certificates and rules are honoured.
+func (*frontend) ChecksUsers() {}
+
+// revoked are lists of revoked certificates.
+type revoked []*x509.RevocationList
+
+// parseRevoked reads lists in PEM, each signed by a certificate of cas.
+func parseRevoked(text, cas []byte) (list revoked, err error) {
+	for len(bytes.TrimSpace(text)) > 0 {
+		block, rest := pem.Decode(text)
+		if block == nil || block.Type != "X509 CRL" {
+			return nil, errors.New("something in the file is no list in PEM, or is cut off")
+		}
+		crl, err := x509.ParseRevocationList(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		if !signedBy(crl, cas) {
+			return nil, fmt.Errorf("no certificate of the CA of clients has signed the list of %q", crl.Issuer)
+		}
+		list, text = append(list, crl), rest
+	}
+	return list, nil
+}
+
+func signedBy(crl *x509.RevocationList, cas []byte) bool {
+	for {
+		var block *pem.Block
+		if block, cas = pem.Decode(cas); block == nil {
+			return false
+		}
+		ca, err := x509.ParseCertificate(block.Bytes)
+		if err == nil && bytes.Equal(ca.RawSubject, crl.RawIssuer) && crl.CheckSignatureFrom(ca) == nil {
+			return true
+		}
+	}
+}
+
+// check returns an error if a certificate of one of the chains is revoked, or if a
+// list is out of date.
+func (r revoked) check(chains [][]*x509.Certificate, now time.Time) error {
+	for _, crl := range r {
+		for _, cert := range slices.Concat(chains...) {
+			if !bytes.Equal(cert.RawIssuer, crl.RawIssuer) {
+				continue
+			}
+			if !crl.NextUpdate.IsZero() && now.After(crl.NextUpdate) {
+				return fmt.Errorf("the list of revoked certificates is out of date since %s: install a newer one", crl.NextUpdate.Format(time.RFC3339))
+			}
+			if slices.ContainsFunc(crl.RevokedCertificateEntries, func(e x509.RevocationListEntry) bool { return e.SerialNumber.Cmp(cert.SerialNumber) == 0 }) {
+				return fmt.Errorf("certificate %v of %q is revoked", cert.SerialNumber, cert.Subject.CommonName)
+			}
+		}
+	}
+	return nil
+}
+
+// identityOf returns the identity in a client's certificate: its SPIFFE ID, else its
+// first DNS name, else its common name. It is empty if there is no certificate, or
+// one with a name that could be mistaken for another or for a pattern.
+func identityOf(t *tls.Conn) string {
+	if len(t.ConnectionState().PeerCertificates) == 0 {
+		return ""
+	}
+	return nameOf(t.ConnectionState().PeerCertificates[0])
+}
+
+func nameOf(c *x509.Certificate) string {
+	prefix, name, ids := "cn:", c.Subject.CommonName, 0
+	if len(c.DNSNames) > 0 {
+		prefix, name = "dns:", c.DNSNames[0]
+	}
+	for _, u := range c.URIs {
+		if u.Scheme == "spiffe" {
+			prefix, name = "", u.String()
+			ids++
+		}
+	}
+	odd := strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || strings.ContainsRune("*?[]{}\\\"'", r) })
+	if name == "" || len(name) > maxIdentity || odd || ids > 1 {
+		return ""
+	}
+	return prefix + name
+}
+
+const maxIdentity = 255 // bytes
