@@ -139,6 +139,7 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal, p
 	if cfg.Fabrics, err = openFabrics(fabrics); err != nil {
 		return err
 	}
+	cfg.Reopen = reopening(fabrics, cfg.Fabrics)
 	cfg.HoldUsers = len(o.Mappings) > 0
 	nbdTLS, err := o.nbdOptions.open(run.logs.Logger("tls"))
 	if err != nil {

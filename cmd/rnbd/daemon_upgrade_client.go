@@ -14,6 +14,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // Upgrade hands over to another process of the client.
@@ -134,6 +135,20 @@ func (s *clientService) end() {
 	if s.legacy != nil {
 		s.legacy.Close()
 	}
+}
+
+// reopening returns the functions that open fabrics again, for those with addresses of
+// which a process has all.
+func reopening(c fabricConfig, open map[string]verbs.Device) map[string]func() (verbs.Device, error) {
+	again := map[string]func() (verbs.Device, error){}
+	for name, dev := range open {
+		if _, shares := dev.(socketKeeper); !shares {
+			c := c
+			c.Logger = c.Logs.Logger(name)
+			again[name] = func() (verbs.Device, error) { return fabrics[name](c) }
+		}
+	}
+	return again
 }
 
 // inheritUsers takes over the sockets of users.

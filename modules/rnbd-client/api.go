@@ -45,7 +45,7 @@ func (a *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.D
 	for _, p := range a.c.pumps {
 		info.PumpStats = append(info.PumpStats, control.PumpStats(p.pump))
 	}
-	for fabric, n := range verbs.Counters(a.c.cfg.devices()...) {
+	for fabric, n := range verbs.Counters(a.c.allFabrics()...) {
 		info.FabricCounters = append(info.FabricCounters, &controlpb.FabricCounter{
 			Fabric: fabric, Name: n.Name, Reason: n.Reason, Bytes: n.Bytes, Value: n.Value,
 		})

@@ -32,6 +32,7 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 		}
 	}()
 	c.returning = cfg.Standby
+	c.fabrics.Store(&cfg.Fabrics)
 	if !cfg.Standby {
 		c.sweepLinks()
 	}

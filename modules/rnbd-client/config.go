@@ -4,10 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -26,6 +24,9 @@ import (
 type Config struct {
 	// Fabrics are the devices that paths may use, by the fabric's name.
 	Fabrics map[string]verbs.Device
+	// Reopen opens fabrics again whose addresses no two processes have at once: they
+	// are closed by HandOver.
+	Reopen map[string]func() (verbs.Device, error)
 	// DefaultFabric is the fabric of paths without one.
 	DefaultFabric string
 	// Protect demands encrypted connections with proved identities at both
@@ -215,14 +216,6 @@ func (l Loss) String() string {
 		return "queue:forever"
 	}
 	return "queue:" + l.Queue.String()
-}
-
-// devices returns the fabrics, sorted by name.
-func (c *Config) devices() (out []verbs.Device) {
-	for _, name := range slices.Sorted(maps.Keys(c.Fabrics)) {
-		out = append(out, c.Fabrics[name])
-	}
-	return out
 }
 
 // Names of front ends beside those of plugins.

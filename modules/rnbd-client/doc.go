@@ -41,9 +41,10 @@
 //	                         device, without a front end; requests that hang
 //	queue, answer, lane, again
 //	                         DATA PATH: requests from a ring to RTRS and back
-//	links, state, leftover, attachment, names, pathspec
+//	links, state, leftover, attachment, names, pathspec, fabrics
 //	                         links to disks; the file for the next daemon; what
 //	                         attachments share; names of disks and sessions; addresses
+//	                         and fabrics
 //	device, session, record  what all of these ask a device and a session
 //	model                    the structs of all of these
 //	request, config, device_state, state_file, attachment_next, known, tuning,

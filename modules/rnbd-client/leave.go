@@ -37,6 +37,7 @@ type Handover struct {
 	state handoverState
 	conns []plugin.Connection
 	from  *Client // nil: another process
+	early bool    // the fabrics were not closed
 }
 
 // handoverState is the part of a Handover without descriptors.
@@ -93,10 +94,11 @@ func (c *Client) HandOver(ctx context.Context) (h *Handover, err error) {
 	}
 	if err := c.releaseUsers(ctx, h); err != nil {
 		c.stay(places...)
+		h.early = true
 		return h, err
 	}
 	c.partDisks(ctx)
-	return h, errors.Join(c.settle(ctx, places), c.depart(ctx, places))
+	return h, errors.Join(c.settle(ctx, places), c.depart(ctx, places), c.closeFabrics(ctx))
 }
 
 // mayLeave returns the places of all devices, and keeps them as they are from then on:

@@ -16,6 +16,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // The structs of the client. They point to one another, so they stand together;
@@ -29,6 +30,7 @@ type Client struct {
 	token     string // distinguishes this client from others of the host
 	pumps     []*pumpShare
 	frontends []*frontend
+	fabrics   atomic.Pointer[map[string]verbs.Device] // by name; replaced as a whole
 
 	// devices by index; pumps read it.
 	devices [MaxDevices]atomic.Pointer[Device]

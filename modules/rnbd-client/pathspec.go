@@ -24,8 +24,8 @@ func (c *Client) address(ctx context.Context, p mapline.Path) (rtrs.PathAddr, er
 	if name == "" {
 		name = c.unnamed(ctx, p)
 	}
-	dev, ok := c.cfg.Fabrics[name]
-	if !ok {
+	dev := c.fabric(name)
+	if dev == nil {
 		return rtrs.PathAddr{}, fmt.Errorf("fabric %q is not in this build: %w", name, syscall.EINVAL)
 	}
 	return rtrs.PathAddr{Device: dev, Src: p.Src, Dst: p.Dst}, nil
@@ -37,7 +37,7 @@ const preferredTimeout = 3 * time.Second
 
 // unnamed returns the fabric for a path without one.
 func (c *Client) unnamed(ctx context.Context, p mapline.Path) string {
-	fabric, ok := c.cfg.Fabrics[c.cfg.PreferredFabric].(verbs.Chooser)
+	fabric, ok := c.fabric(c.cfg.PreferredFabric).(verbs.Chooser)
 	if !ok || p.Dst.Addr().IsLoopback() || c.cfg.Protect {
 		return c.cfg.DefaultFabric
 	}

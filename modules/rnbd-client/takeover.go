@@ -23,8 +23,12 @@ const againPause = 20 * time.Millisecond
 // that takes its own devices back goes on to try for those that fail.
 func (c *Client) TakeOver(ctx context.Context, h *Handover) error {
 	own := h.from == c
+	var reopened error
 	if own {
 		c.rejoin()
+		if !h.early {
+			reopened = c.reopenFabrics()
+		}
 	}
 	c.expect(h, own)
 	errs := make([]error, len(h.state.Devices))
@@ -38,7 +42,7 @@ func (c *Client) TakeOver(ctx context.Context, h *Handover) error {
 			c.restoring.Go(func() { c.remap(s) })
 		}
 	}
-	return errors.Join(append(errs, c.adoptUsers(ctx, h))...)
+	return errors.Join(append(errs, reopened, c.adoptUsers(ctx, h))...)
 }
 
 // rejoin makes the front ends take devices again.

@@ -452,3 +452,24 @@ func FuzzHanded(f *testing.F) {
 		eventually(t, "slots are back", func() bool { return r.f.Openers(0) == 0 && (len(r.f.export(0).parts()) == 0 || r.free(0)) })
 	})
 }
+
+// A connection with TLS ends, and those without go on.
+func TestHanded_TLSIsClosed(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	plain := r.connect(true)
+	a := newAuthority(t)
+	must(t, "set TLS", r.f.SetTLS(t.Context(), a.server(false, false)))
+	s, err := upgrade(greeted(t, "unix", r.addr), a.member("web"))
+	must(t, "start TLS", err)
+	mustAsk(t, s, optGo, goData("disk0"), repInfo)
+	eventually(t, "it is served", func() bool { return r.f.Openers(0) == 2 })
+	all, closed, err := r.f.ReleaseConnections(t.Context())
+	if err != nil || len(all) != 1 || closed != 1 {
+		t.Fatalf("%d connections, %d closed, %v", len(all), closed, err)
+	}
+	serve(t, r, all)
+	if code := plain.read(0, make([]byte, 512)); code != 0 {
+		t.Error(code)
+	}
+	eventually(t, "one is left", func() bool { return r.f.Openers(0) == 1 })
+}

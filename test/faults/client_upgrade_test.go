@@ -23,21 +23,27 @@ import (
 // loss=fail, and each NBD client has one connection all along.
 func TestClientUpgradeUnderLoad(t *testing.T) {
 	for name, o := range map[string]struct {
-		tcp string
-		lab lab.ClientOptions
+		tcp    string
+		lab    lab.ClientOptions
+		listen []string
+		paths  []string
 	}{
 		"unix":                           {},
+		"rocev2":                         {listen: []string{"rocev2://" + lab.LoopbackAddr(3) + ":4791"}, paths: []string{lab.LoopbackAddr(4) + "@" + lab.LoopbackAddr(3) + ":4791%rocev2"}},
 		"tcp":                            {tcp: freePort(t)},
 		"sockets of the service manager": {lab: lab.ClientOptions{Held: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := lab.New(t)
-			s := l.Server(lab.ServerOptions{SearchPath: l.Image("disk.img", 16<<20), Plugins: []string{"fileio"}})
+			s := l.Server(lab.ServerOptions{SearchPath: l.Image("disk.img", 16<<20), Plugins: []string{"fileio"}, Listen: o.listen})
 			if o.tcp != "" {
 				o.lab.Extra = []string{"--nbd-listen", "tcp:" + o.tcp}
 			}
 			c := l.Client(o.lab)
-			d := l.Map(c, "disk.img", s, withLoss("fail"))
+			if o.paths == nil {
+				o.paths = bound(t, s)
+			}
+			d := l.Map(c, "disk.img", s, withLoss("fail"), func(r *controlpb.MapRequest) { r.Paths = o.paths })
 			load := startLoad(t, c, d.Name, loadOptions{tcp: o.tcp})
 			load.awaitProgress(100)
 			idle := mustDial(t, c, d.Name)
@@ -120,14 +126,7 @@ func TestClientUpgradeUnderLibnbd(t *testing.T) {
 // A next process that fails, at whatever moment, changes nothing: the running one goes
 // on, or takes its devices and connections back, and no request fails.
 func TestClientUpgradeThatFails(t *testing.T) {
-	l := lab.New(t)
-	s := l.Server(lab.ServerOptions{SearchPath: l.Image("disk.img", 16<<20), Plugins: []string{"fileio"}})
-	c := l.Client(lab.ClientOptions{Env: []string{nextProcess + "=yes", realProgram + "=" + filepath.Join(l.Bin, "rnbd")}})
-	d := l.Map(c, "disk.img", s, withLoss("fail"))
-	load := startLoad(t, c, d.Name, loadOptions{})
-	load.awaitProgress(100)
-	before := c.PID()
-	for behaviour, want := range map[string]string{
+	testUpgradesThatFail(t, nil, nil, map[string]string{
 		"exits":                     "exit status 3",
 		"refuses":                   "it does not like the configuration",
 		"is never ready":            "is not ready: context deadline exceeded",
@@ -136,7 +135,28 @@ func TestClientUpgradeThatFails(t *testing.T) {
 		"dies when it begins":       "signal: killed",
 		"dies when it could serve":  "signal: killed",
 		"serves too late":           "does not serve: context deadline exceeded",
-	} {
+	})
+}
+
+// A fabric with an address that no two processes have is opened again.
+func TestClientUpgradeThatFails_RoCEv2(t *testing.T) {
+	testUpgradesThatFail(t, []string{"rocev2://" + lab.LoopbackAddr(3) + ":4791"}, []string{lab.LoopbackAddr(4) + "@" + lab.LoopbackAddr(3) + ":4791%rocev2"},
+		map[string]string{"dies when it could serve": "signal: killed"})
+}
+
+// testUpgradesThatFail tries next processes with those behaviours and errors.
+func testUpgradesThatFail(t *testing.T, listen, paths []string, behaviours map[string]string) {
+	l := lab.New(t)
+	s := l.Server(lab.ServerOptions{SearchPath: l.Image("disk.img", 16<<20), Plugins: []string{"fileio"}, Listen: listen})
+	c := l.Client(lab.ClientOptions{Env: []string{nextProcess + "=yes", realProgram + "=" + filepath.Join(l.Bin, "rnbd")}})
+	if paths == nil {
+		paths = bound(t, s)
+	}
+	d := l.Map(c, "disk.img", s, withLoss("fail"), func(r *controlpb.MapRequest) { r.Paths = paths })
+	load := startLoad(t, c, d.Name, loadOptions{})
+	load.awaitProgress(100)
+	before := c.PID()
+	for behaviour, want := range behaviours {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*enough)
 		_, err := c.API.Upgrade(ctx, &controlpb.UpgradeRequest{Binary: actor(t, l, behaviour), ReadyUs: (3 * time.Second).Microseconds()})
 		cancel()
@@ -155,6 +175,42 @@ func TestClientUpgradeThatFails(t *testing.T) {
 	load.stop()
 	if load.dials != 1 {
 		t.Errorf("%d connections, want one\n%s", load.dials, c.Log())
+	}
+}
+
+// A configuration that the next process refuses changes nothing, and one that it takes
+// holds from then on.
+func TestClientUpgradeToAnotherConfiguration(t *testing.T) {
+	l := lab.New(t)
+	s := l.Server(lab.ServerOptions{SearchPath: l.Image("disk.img", 1<<20), Plugins: []string{"fileio"}})
+	file := filepath.Join(l.Dir, "client.yaml")
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("slots: 64\n")
+	c := l.Client(lab.ClientOptions{Extra: []string{"--config", file}})
+	d := l.Map(c, "disk.img", s, withLoss("fail"))
+	n := mustDial(t, c, d.Name)
+	write("slats: 32\n")
+	if _, err := c.Upgrade(""); err == nil || !strings.Contains(err.Error(), "slats") {
+		t.Errorf("error %v", err)
+	}
+	mustAnswerClient(t, c)
+	write("slots: 32\nloss: queue:1s\n")
+	mustUpgradeClient(t, c)
+	if _, err := n.ReadAt(make([]byte, 512), 0); err != nil {
+		t.Error(err)
+	}
+	if d, err := c.Device(d.Name); err != nil || d.Loss != "fail" {
+		t.Errorf("a mapping takes the default of the new process: %q, %v", d.GetLoss(), err)
+	}
+	if err := c.Stop(); err != nil { // as a process like any other
+		t.Error(err)
+	}
+	if _, err := os.Stat(c.NBD); err == nil {
+		t.Error("the socket is left")
 	}
 }
 
