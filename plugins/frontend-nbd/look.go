@@ -101,7 +101,10 @@ func (q *queue) onEvent(ev unix.EpollEvent) {
 	}
 	c := q.table[ev.Fd]
 	c.readable = c.readable || ev.Events&^unix.EPOLLOUT != 0
-	c.writable = c.writable || ev.Events&^unix.EPOLLIN != 0
+	if !c.writable && ev.Events&^(unix.EPOLLIN|unix.EPOLLRDHUP) != 0 {
+		c.writable = true
+		q.watchRoom(c, false)
+	}
 	c.hangup = c.hangup || ev.Events&^(unix.EPOLLIN|unix.EPOLLOUT) != 0
 }
 

@@ -115,6 +115,19 @@ func (q *queue) watch(fd, index int, events uint32) error {
 	return nil
 }
 
+// watchRoom sets whether epoll reports room in the send buffer. A unix socket reports
+// it after every read of the client, and each report wakes the pump.
+func (q *queue) watchRoom(c *conn, on bool) {
+	events := uint32(unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET)
+	if on {
+		events |= unix.EPOLLOUT
+	}
+	ev := unix.EpollEvent{Events: events, Fd: int32(c.index)}
+	if err := unix.EpollCtl(q.epoll, unix.EPOLL_CTL_MOD, c.fd, &ev); err != nil {
+		c.fail(err)
+	}
+}
+
 // close ends the remaining connections after the pump has stopped.
 func (q *queue) close() {
 	for _, c := range q.conns {
@@ -234,7 +247,7 @@ func (q *queue) add(c *conn) {
 	if q.holds && c.state == connOpen && c.disk == nil {
 		c.state = connPaused
 	}
-	if err := q.watch(c.fd, c.index, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
+	if err := q.watch(c.fd, c.index, unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
 		c.fail(err)
 	}
 	if q.left && c.disk == nil {

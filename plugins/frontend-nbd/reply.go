@@ -215,6 +215,7 @@ func (c *conn) flush() {
 		case errno == unix.EINTR:
 		case errno == unix.EAGAIN:
 			c.writable = false
+			c.q.watchRoom(c, true)
 		case errno != 0:
 			c.fail(errno)
 		default:
