@@ -155,6 +155,9 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal, p
 	if cfg.Confine.Groups, err = o.groups(run.log); err != nil {
 		return err
 	}
+	if o.Audit != "" {
+		auditNBD(&cfg, run)
+	}
 	c, err := client.New(cmd.Context(), cfg)
 	if err != nil {
 		return explainListen(fmt.Errorf("client: %w", err))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
 )
@@ -77,6 +79,31 @@ func (o *nbdOptions) protectNBD(cfg *client.Config, a *tlsauth.Auth, rules *nbdR
 				return plugin.TLS{Certificate: h.Cert, PrivateKey: h.Key, ClientCA: h.CA, ClientCRL: h.CRL, Rules: *rules.list.Load(), Required: required}
 			}
 		}
+	}
+}
+
+// auditNBD records what NBD clients do, where TLS is on.
+func auditNBD(cfg *client.Config, run *daemonRun) {
+	for i := range cfg.Frontends {
+		if cfg.Frontends[i].TLS == nil {
+			continue
+		}
+		cfg.Frontends[i].Users = func(events []plugin.UserEvent, lost uint64) {
+			for _, e := range events {
+				run.audit.Add(nbdRecord(e))
+			}
+			if lost > 0 {
+				run.log.Error("records of NBD clients are lost: there were too many at once", "lost", lost)
+			}
+		}
+	}
+}
+
+// nbdRecord is the record of an act of an NBD client.
+func nbdRecord(e plugin.UserEvent) audit.Record {
+	return audit.Record{
+		Time: e.Time, Event: e.Event, Result: cmp.Or(e.Error, audit.OK), Client: e.Peer, Server: e.Listener, Fabric: "nbd",
+		Identity: e.Identity, Device: e.Device, Mode: e.Mode, Reason: e.Reason,
 	}
 }
 

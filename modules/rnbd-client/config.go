@@ -130,6 +130,9 @@ type FrontendConfig struct {
 	// TLS returns how users of the sockets are served by TLS, but for Plain. It
 	// looks for changes each time. Required does not change. nil: no TLS.
 	TLS func() plugin.TLS
+	// Users takes what users of the sockets have done, and how many of their acts
+	// are lost; nil: that is not asked for. It does not block.
+	Users func(events []plugin.UserEvent, lost uint64)
 }
 
 // DefaultConfig returns the defaults.

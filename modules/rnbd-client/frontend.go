@@ -309,6 +309,7 @@ func (f *frontend) stop(ctx context.Context) error {
 	}
 	f.endStarts()
 	f.awaitTakenAway()
+	f.takeUsers(ctx)
 	err := f.sup.Stop(ctx)
 	await(&f.orphans, forcedClose)
 	f.endLife()

@@ -75,10 +75,26 @@ func (f *frontend) watchTLS() {
 		case <-tick.C:
 		}
 		ctx, cancel := context.WithTimeout(f.life, callTimeout)
+		f.takeUsers(ctx)
 		if err := f.renewTLS(ctx); err != nil && f.life.Err() == nil {
 			f.log.Error("TLS is not renewed", "err", err)
 		}
 		cancel()
+	}
+}
+
+// takeUsers takes over what users have done.
+func (f *frontend) takeUsers(ctx context.Context) {
+	h, _ := f.now()
+	if f.cfg.Users == nil || h == nil {
+		return
+	}
+	events, lost, err := h.TakeUsers(ctx)
+	if err != nil && ctx.Err() == nil {
+		f.log.Warn("what users did is not known", "err", err)
+	}
+	if len(events) > 0 || lost > 0 {
+		f.cfg.Users(events, lost)
 	}
 }
 

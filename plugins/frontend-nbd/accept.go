@@ -79,12 +79,19 @@ var errGaveWay = errors.New("the negotiation was slow, and gave way to another o
 // there until it ends.
 func (f *frontend) welcome(l *listener, nc net.Conn) {
 	defer nc.Close()
-	t, err := f.introduce(nc, f.securityOf(l.name))
+	secure := f.securityOf(l.name)
+	if secure != nil {
+		secure.user = &user{events: &f.users, peer: peerOf(nc), listener: l.name}
+	}
+	t, err := f.introduce(nc, secure)
 	if !l.crowd.leave(nc) && err != nil {
 		err = errGaveWay
 	}
 	if err != nil && !errors.Is(err, errAborted) {
 		f.log().Info("connection refused", "peer", peerOf(nc), "err", err)
+		if secure != nil {
+			secure.user.refused(err)
+		}
 	}
 	if t != nil {
 		t.run()
@@ -130,8 +137,10 @@ func (f *frontend) join(fd int, peer string, n negotiated, t *tunnel) error {
 		return errors.New("no queue to serve it")
 	}
 	c := newConn(fd, peer, n, sh)
-	c.tunnel = t
+	c.tunnel, c.user = t, n.user
+	n.user.opens(n.exp.name, n.readOnly)
 	if !f.post(sh.q, func() { sh.q.add(c) }) {
+		n.user.closes(n.exp.name, n.readOnly, errShutdown)
 		n.exp.unassign(sh)
 		n.exp.release()
 		unix.Close(fd)

@@ -22,8 +22,8 @@ type allowed struct {
 	n *negotiation
 }
 
-// decide reports whether the client may open an export, and whether to read only.
-func (a *allowed) decide(name string) (ok, readOnly bool) {
+// decide reports whether the client may open an export, and whether to read only, or why not.
+func (a *allowed) decide(name string) (ok, readOnly bool, why string) {
 	c := access.Client{}
 	if a.n.tls != nil {
 		if id := identityOf(a.n.tls); id != "" {
@@ -32,9 +32,10 @@ func (a *allowed) decide(name string) (ok, readOnly bool) {
 	}
 	rules := a.n.secure.rules
 	if rules.Decide(c, name, blk.ReadWrite).Allowed {
-		return true, false
+		return true, false, ""
 	}
-	return rules.Decide(c, name, blk.ReadOnly).Allowed, true
+	d := rules.Decide(c, name, blk.ReadOnly)
+	return d.Allowed, true, d.Why
 }
 
 // find has the answer of an export that is not there for one that is refused.
@@ -43,8 +44,9 @@ func (a *allowed) find(name string) (*export, error) {
 	if err != nil {
 		return nil, err
 	}
-	ok, readOnly := a.decide(e.name)
+	ok, readOnly, why := a.decide(e.name)
 	if !ok {
+		a.n.secure.user.mayNotOpen(e.name, why)
 		return nil, fmt.Errorf("no export %q", name)
 	}
 	a.n.readOnly = readOnly
@@ -56,8 +58,9 @@ func (a *allowed) open(name string) (*export, error) {
 	if err != nil {
 		return nil, err
 	}
-	ok, readOnly := a.decide(e.name)
+	ok, readOnly, why := a.decide(e.name)
 	if !ok {
+		a.n.secure.user.mayNotOpen(e.name, why)
 		e.release()
 		return nil, fmt.Errorf("no export %q", name)
 	}
@@ -67,7 +70,7 @@ func (a *allowed) open(name string) (*export, error) {
 
 func (a *allowed) names() []string {
 	return slices.DeleteFunc(a.catalogue.names(), func(name string) bool {
-		ok, _ := a.decide(name)
+		ok, _, _ := a.decide(name)
 		return !ok
 	})
 }

@@ -171,3 +171,55 @@ func TestNamesOfCertificates(t *testing.T) {
 		}
 	}
 }
+
+// TestTLS_Events: each client's connect, opens and close are reported, refusals with
+// their reason; clients of listeners without TLS are not.
+func TestTLS_Events(t *testing.T) {
+	a := newAuthority(t)
+	s := a.server(true, true)
+	s.Rules = []plugin.UserRule{{Identity: []string{"dns:web"}, Device: []string{"disk0"}, Allow: "ro"}}
+	r, addr := tlsRig(t, rigConfig{}, s)
+	take := func(want ...plugin.UserEvent) {
+		t.Helper()
+		var got []plugin.UserEvent
+		eventually(t, "the events", func() bool {
+			events, lost := r.f.TakeUsers()
+			got = append(got, events...)
+			return len(got) >= len(want) && lost == 0
+		})
+		for i, e := range got {
+			if i >= len(want) || e.Event != want[i].Event || e.Identity != want[i].Identity || e.Device != want[i].Device || e.Mode != want[i].Mode ||
+				!strings.Contains(e.Error, want[i].Error) || (e.Error == "") != (want[i].Error == "") || !strings.Contains(e.Reason, want[i].Reason) {
+				t.Errorf("event %d: %+v", i, e)
+			}
+			if e.Peer == "" || e.Listener == "" || time.Since(e.Time) > time.Hour {
+				t.Errorf("event %d: %+v", i, e)
+			}
+		}
+	}
+	c := secured(t, addr, a.member("web"), true)
+	take(plugin.UserEvent{Event: "connect", Identity: "dns:web"}, plugin.UserEvent{Event: "open", Identity: "dns:web", Device: "disk0", Mode: "ro"})
+	c.conn.Close()
+	take(plugin.UserEvent{Event: "close", Identity: "dns:web", Device: "disk0", Mode: "ro"})
+
+	conn, err := upgrade(greeted(t, "tcp", addr), a.member("other"))
+	must(t, "upgrade", err)
+	mustAsk(t, conn, optGo, goData("disk0"), repErrUnknown)
+	take(plugin.UserEvent{Event: "connect", Identity: "dns:other"}, plugin.UserEvent{Event: "open", Identity: "dns:other", Device: "disk0", Error: "no rule fits"})
+	conn.Close()
+
+	if _, err := upgrade(greeted(t, "tcp", addr), newAuthority(t).member("web")); err == nil {
+		t.Error("a server of another CA is accepted")
+	}
+	take(plugin.UserEvent{Event: "connect", Error: "TLS handshake"})
+	plain := greeted(t, "tcp", addr)
+	mustAsk(t, plain, optList, nil, needsTLS)
+	mustAsk(t, plain, optGo, goData("disk0"), needsTLS)
+	take(plugin.UserEvent{Event: "connect", Error: "without TLS"})
+	plain.Close()
+	without, _ := tlsRig(t, rigConfig{}, plugin.TLS{})
+	without.connect(true)
+	if events, _ := without.f.TakeUsers(); len(events) > 0 {
+		t.Errorf("without TLS: %+v", events)
+	}
+}

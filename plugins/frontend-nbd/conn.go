@@ -53,6 +53,7 @@ type conn struct {
 	peer       string      // for the log
 	disk       *kernelDisk // of the kernel's client; nil: another client
 	tunnel     *tunnel     // nil: without TLS
+	user       *user       // nil: not reported
 	index      int         // in queue.table
 	state      connState
 	structured bool
@@ -173,6 +174,7 @@ func (c *conn) fail(cause error) {
 		c.tunnel.finish(cause == errDone)
 	}
 	c.q.log.Info("connection closed", "export", c.exp.name, "peer", c.peer, "cause", cause)
+	c.user.closes(c.exp.name, c.readOnly, cause)
 	c.dropCurrent()
 	c.handed = nil
 	for ; c.outLen > 0; c.outLen-- {

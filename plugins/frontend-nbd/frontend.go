@@ -29,6 +29,7 @@ type frontend struct {
 	kernel kernelClient
 
 	protection atomic.Pointer[protection] // nil: TLS is off
+	users      plugin.UserEvents          // with TLS
 	tunnels    atomic.Int32               // connections with TLS
 	carried    atomic.Uint64              // bytes that tunnels have copied
 

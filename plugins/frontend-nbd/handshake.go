@@ -39,6 +39,7 @@ type negotiated struct {
 	structured bool      // reads are answered by structured replies
 	tls        *tls.Conn // nil: without TLS
 	readOnly   bool      // the rules allow the client no more
+	user       *user
 }
 
 type negotiation struct {
@@ -50,6 +51,7 @@ type negotiation struct {
 	noZeroes   bool
 	structured bool
 	exp        *export // opened: the transmission starts
+	told       bool    // that TLS is required
 	readOnly   bool    // the rules allow no more for the last export that was found
 }
 
@@ -64,7 +66,11 @@ func negotiate(rw io.ReadWriter, exports catalogue, secure *security) (negotiate
 		n.abandon()
 		return negotiated{}, err
 	}
-	return negotiated{exp: n.exp, structured: n.structured, tls: n.tls, readOnly: n.readOnly}, nil
+	out := negotiated{exp: n.exp, structured: n.structured, tls: n.tls, readOnly: n.readOnly}
+	if secure != nil {
+		out.user = secure.user
+	}
+	return out, nil
 }
 
 // haggle answers options until one of them has opened an export.

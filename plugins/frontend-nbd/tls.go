@@ -28,6 +28,7 @@ type security struct {
 	config   *tls.Config
 	required bool          // no option is answered before TLS
 	rules    *access.Rules // nil: every client may open every export
+	user     *user
 }
 
 // SetTLS gives the means of TLS. They are used for connections that begin from
@@ -113,12 +114,17 @@ func (n *negotiation) onStartTLS(data []byte) error {
 		return fmt.Errorf("%w: %w", errNoTLS, err)
 	}
 	n.tls, n.rw = t, t
+	n.secure.user.connects(identityOf(t))
 	n.structured = false
 	return nil
 }
 
 // refuse answers an option that comes before TLS, which is required.
 func (n *negotiation) refuse(opt uint32) error {
+	if u := n.secure.user; opt != optExportName && u != nil && !n.told {
+		n.told = true
+		u.refused(errNeedsTLS)
+	}
 	if opt == optExportName { // it has no answer for errors
 		return errNeedsTLS
 	}

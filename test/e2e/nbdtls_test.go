@@ -205,7 +205,7 @@ func TestNBDRulesAndRevocation(t *testing.T) {
 		}
 	}
 	list()
-	r := newRig(t, rigOptions{size: 16 << 20, client: lab.ClientOptions{Extra: append(p.flags("require"), "--nbd-tls-crl", crl, "--config", config)}})
+	r := newRig(t, rigOptions{size: 16 << 20, client: lab.ClientOptions{Extra: append(p.flags("require"), "--nbd-tls-crl", crl, "--config", config, "--audit", filepath.Join(dir, "audit.json"))}})
 	info := func() string {
 		out, err := exec.Command("nbdinfo", r.nbds(reader)).CombinedOutput()
 		if err != nil {
@@ -245,6 +245,18 @@ func TestNBDRulesAndRevocation(t *testing.T) {
 	p.openssl("ca", "-config", p.path("ca.cnf"), "-revoke", p.path("reader.pem"), "-keyfile", p.path("ca.key"), "-cert", p.path("ca.pem"))
 	list()
 	eventually(t, "the client of the list is refused", func() bool { return info() == "refused" })
+	eventually(t, "the audit log has what clients opened and were refused, and a command with its user", func() bool {
+		b, err := os.ReadFile(filepath.Join(dir, "audit.json"))
+		for _, want := range []string{
+			`"event":"connect","result":"ok"`, `"fabric":"nbd","identity":"dns:localhost","device":"` + r.device.Name + `","mode":"ro"`, `"event":"close","result":"ok"`,
+			`"result":"not allowed to open it: no rule fits`, `is revoked"`, `"event":"call","result":"ok","call":"Reload"`, `"uid":`,
+		} {
+			if !strings.Contains(string(b), want) {
+				return false
+			}
+		}
+		return err == nil
+	})
 	rnbd(t, "client", "run", "--config", config, "--nbd-tls-crl", crl, "--socket", filepath.Join(shortDir(t), "s.sock")).want(t, 2, "--nbd-tls is off")
 	write(config, "nbd-access:\n  - {allow: rw}\n")
 	rnbd(t, "client", "run", "--config", config, "--socket", filepath.Join(shortDir(t), "s.sock")).want(t, 2, "nbd-access has rules")

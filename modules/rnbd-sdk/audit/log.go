@@ -90,7 +90,10 @@ func (l *Log) Add(r Record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.number++
-	r.Time, r.Number, r.Daemon, r.Missing = time.Now().UTC(), l.number, l.daemon, l.missing
+	if r.Time.IsZero() {
+		r.Time = time.Now()
+	}
+	r.Time, r.Number, r.Daemon, r.Missing = r.Time.UTC(), l.number, l.daemon, l.missing
 	if !l.closed {
 		select {
 		case l.queue <- r:

@@ -4,7 +4,7 @@ import "time"
 
 // Record is one line. What is empty or zero is left out.
 type Record struct {
-	// Time and Number are set by Log.Add. Numbers are consecutive from 1 in one run
+	// Number is set by Log.Add, as Time is if it is zero. Numbers are consecutive from 1 in one run
 	// of a daemon; Missing of them are not in the log, directly before this record.
 	Time    time.Time `json:"time"`
 	Number  uint64    `json:"number"`

@@ -92,6 +92,8 @@ var Keys = map[string]string{
 	"receive_buffer":    "of a socket, in bytes",
 	"remote":            "address of the other end of a connection",
 	"requests":          "number of requests",
+	"rules":             "number of access rules",
+	"lost":              "number of records that are lost",
 	"required":          "whether clients without TLS are refused",
 	"result":            "bytes, or a negative errno",
 	"retries":           "number of requests that were tried again",

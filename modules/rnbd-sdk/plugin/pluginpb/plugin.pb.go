@@ -1959,6 +1959,202 @@ func (x *SetTLSResponse) GetChecksUsers() bool {
 	return false
 }
 
+type TakeUsersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeUsersRequest) Reset() {
+	*x = TakeUsersRequest{}
+	mi := &file_plugin_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeUsersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeUsersRequest) ProtoMessage() {}
+
+func (x *TakeUsersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeUsersRequest.ProtoReflect.Descriptor instead.
+func (*TakeUsersRequest) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{34}
+}
+
+type TakeUsersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Events        []*UserEvent           `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"` // in their order
+	Lost          uint64                 `protobuf:"varint,2,opt,name=lost,proto3" json:"lost,omitempty"`    // events that had no room, after these
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeUsersResponse) Reset() {
+	*x = TakeUsersResponse{}
+	mi := &file_plugin_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeUsersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeUsersResponse) ProtoMessage() {}
+
+func (x *TakeUsersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeUsersResponse.ProtoReflect.Descriptor instead.
+func (*TakeUsersResponse) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *TakeUsersResponse) GetEvents() []*UserEvent {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *TakeUsersResponse) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+type UserEvent struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TimeNs        int64                  `protobuf:"varint,1,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // since 1970
+	Event         string                 `protobuf:"bytes,2,opt,name=event,proto3" json:"event,omitempty"`                  // connect, open or close
+	Error         string                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`                  // why it was refused; empty: it was not
+	Peer          string                 `protobuf:"bytes,4,opt,name=peer,proto3" json:"peer,omitempty"`                    // address
+	Listener      string                 `protobuf:"bytes,5,opt,name=listener,proto3" json:"listener,omitempty"`            // its name
+	Identity      string                 `protobuf:"bytes,6,opt,name=identity,proto3" json:"identity,omitempty"`            // that the user has proved
+	Device        string                 `protobuf:"bytes,7,opt,name=device,proto3" json:"device,omitempty"`
+	Mode          string                 `protobuf:"bytes,8,opt,name=mode,proto3" json:"mode,omitempty"`     // ro or rw
+	Reason        string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"` // of a close
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UserEvent) Reset() {
+	*x = UserEvent{}
+	mi := &file_plugin_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UserEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UserEvent) ProtoMessage() {}
+
+func (x *UserEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UserEvent.ProtoReflect.Descriptor instead.
+func (*UserEvent) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *UserEvent) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+func (x *UserEvent) GetEvent() string {
+	if x != nil {
+		return x.Event
+	}
+	return ""
+}
+
+func (x *UserEvent) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *UserEvent) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *UserEvent) GetListener() string {
+	if x != nil {
+		return x.Listener
+	}
+	return ""
+}
+
+func (x *UserEvent) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
+}
+
+func (x *UserEvent) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *UserEvent) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *UserEvent) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type DeviceStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Index         uint32                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
@@ -1968,7 +2164,7 @@ type DeviceStatusRequest struct {
 
 func (x *DeviceStatusRequest) Reset() {
 	*x = DeviceStatusRequest{}
-	mi := &file_plugin_proto_msgTypes[34]
+	mi := &file_plugin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1980,7 +2176,7 @@ func (x *DeviceStatusRequest) String() string {
 func (*DeviceStatusRequest) ProtoMessage() {}
 
 func (x *DeviceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[34]
+	mi := &file_plugin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1993,7 +2189,7 @@ func (x *DeviceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatusRequest.ProtoReflect.Descriptor instead.
 func (*DeviceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{34}
+	return file_plugin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeviceStatusRequest) GetIndex() uint32 {
@@ -2013,7 +2209,7 @@ type DeviceStatusResponse struct {
 
 func (x *DeviceStatusResponse) Reset() {
 	*x = DeviceStatusResponse{}
-	mi := &file_plugin_proto_msgTypes[35]
+	mi := &file_plugin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2025,7 +2221,7 @@ func (x *DeviceStatusResponse) String() string {
 func (*DeviceStatusResponse) ProtoMessage() {}
 
 func (x *DeviceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[35]
+	mi := &file_plugin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2038,7 +2234,7 @@ func (x *DeviceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatusResponse.ProtoReflect.Descriptor instead.
 func (*DeviceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{35}
+	return file_plugin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DeviceStatusResponse) GetOpeners() uint32 {
@@ -2067,7 +2263,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_plugin_proto_msgTypes[36]
+	mi := &file_plugin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2079,7 +2275,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[36]
+	mi := &file_plugin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2092,7 +2288,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{36}
+	return file_plugin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Connection) GetDevice() string {
@@ -2119,7 +2315,7 @@ type ReleaseConnectionsRequest struct {
 
 func (x *ReleaseConnectionsRequest) Reset() {
 	*x = ReleaseConnectionsRequest{}
-	mi := &file_plugin_proto_msgTypes[37]
+	mi := &file_plugin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2131,7 +2327,7 @@ func (x *ReleaseConnectionsRequest) String() string {
 func (*ReleaseConnectionsRequest) ProtoMessage() {}
 
 func (x *ReleaseConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[37]
+	mi := &file_plugin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2144,7 +2340,7 @@ func (x *ReleaseConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{37}
+	return file_plugin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ReleaseConnectionsRequest) GetToken() uint64 {
@@ -2171,7 +2367,7 @@ type ReleaseConnectionsResponse struct {
 
 func (x *ReleaseConnectionsResponse) Reset() {
 	*x = ReleaseConnectionsResponse{}
-	mi := &file_plugin_proto_msgTypes[38]
+	mi := &file_plugin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2183,7 +2379,7 @@ func (x *ReleaseConnectionsResponse) String() string {
 func (*ReleaseConnectionsResponse) ProtoMessage() {}
 
 func (x *ReleaseConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[38]
+	mi := &file_plugin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2196,7 +2392,7 @@ func (x *ReleaseConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{38}
+	return file_plugin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ReleaseConnectionsResponse) GetReleased() uint32 {
@@ -2223,7 +2419,7 @@ type AdoptConnectionsRequest struct {
 
 func (x *AdoptConnectionsRequest) Reset() {
 	*x = AdoptConnectionsRequest{}
-	mi := &file_plugin_proto_msgTypes[39]
+	mi := &file_plugin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2235,7 +2431,7 @@ func (x *AdoptConnectionsRequest) String() string {
 func (*AdoptConnectionsRequest) ProtoMessage() {}
 
 func (x *AdoptConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[39]
+	mi := &file_plugin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2248,7 +2444,7 @@ func (x *AdoptConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*AdoptConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{39}
+	return file_plugin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AdoptConnectionsRequest) GetToken() uint64 {
@@ -2273,7 +2469,7 @@ type AdoptConnectionsResponse struct {
 
 func (x *AdoptConnectionsResponse) Reset() {
 	*x = AdoptConnectionsResponse{}
-	mi := &file_plugin_proto_msgTypes[40]
+	mi := &file_plugin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2285,7 +2481,7 @@ func (x *AdoptConnectionsResponse) String() string {
 func (*AdoptConnectionsResponse) ProtoMessage() {}
 
 func (x *AdoptConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[40]
+	mi := &file_plugin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2298,7 +2494,7 @@ func (x *AdoptConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*AdoptConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{40}
+	return file_plugin_proto_rawDescGZIP(), []int{43}
 }
 
 type ServeConnectionsRequest struct {
@@ -2309,7 +2505,7 @@ type ServeConnectionsRequest struct {
 
 func (x *ServeConnectionsRequest) Reset() {
 	*x = ServeConnectionsRequest{}
-	mi := &file_plugin_proto_msgTypes[41]
+	mi := &file_plugin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2321,7 +2517,7 @@ func (x *ServeConnectionsRequest) String() string {
 func (*ServeConnectionsRequest) ProtoMessage() {}
 
 func (x *ServeConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[41]
+	mi := &file_plugin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2334,7 +2530,7 @@ func (x *ServeConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServeConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*ServeConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{41}
+	return file_plugin_proto_rawDescGZIP(), []int{44}
 }
 
 type ServeConnectionsResponse struct {
@@ -2345,7 +2541,7 @@ type ServeConnectionsResponse struct {
 
 func (x *ServeConnectionsResponse) Reset() {
 	*x = ServeConnectionsResponse{}
-	mi := &file_plugin_proto_msgTypes[42]
+	mi := &file_plugin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2357,7 +2553,7 @@ func (x *ServeConnectionsResponse) String() string {
 func (*ServeConnectionsResponse) ProtoMessage() {}
 
 func (x *ServeConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[42]
+	mi := &file_plugin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2370,7 +2566,7 @@ func (x *ServeConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServeConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*ServeConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{42}
+	return file_plugin_proto_rawDescGZIP(), []int{45}
 }
 
 type StatsRequest struct {
@@ -2381,7 +2577,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_plugin_proto_msgTypes[43]
+	mi := &file_plugin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2393,7 +2589,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[43]
+	mi := &file_plugin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2406,7 +2602,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{43}
+	return file_plugin_proto_rawDescGZIP(), []int{46}
 }
 
 type StatsResponse struct {
@@ -2418,7 +2614,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_plugin_proto_msgTypes[44]
+	mi := &file_plugin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2430,7 +2626,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[44]
+	mi := &file_plugin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2443,7 +2639,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{44}
+	return file_plugin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *StatsResponse) GetDevices() []*DeviceLatency {
@@ -2466,7 +2662,7 @@ type DeviceLatency struct {
 
 func (x *DeviceLatency) Reset() {
 	*x = DeviceLatency{}
-	mi := &file_plugin_proto_msgTypes[45]
+	mi := &file_plugin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2478,7 +2674,7 @@ func (x *DeviceLatency) String() string {
 func (*DeviceLatency) ProtoMessage() {}
 
 func (x *DeviceLatency) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[45]
+	mi := &file_plugin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2491,7 +2687,7 @@ func (x *DeviceLatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceLatency.ProtoReflect.Descriptor instead.
 func (*DeviceLatency) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{45}
+	return file_plugin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DeviceLatency) GetDevice() uint32 {
@@ -2519,7 +2715,7 @@ type OpLatency struct {
 
 func (x *OpLatency) Reset() {
 	*x = OpLatency{}
-	mi := &file_plugin_proto_msgTypes[46]
+	mi := &file_plugin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2531,7 +2727,7 @@ func (x *OpLatency) String() string {
 func (*OpLatency) ProtoMessage() {}
 
 func (x *OpLatency) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[46]
+	mi := &file_plugin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2544,7 +2740,7 @@ func (x *OpLatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpLatency.ProtoReflect.Descriptor instead.
 func (*OpLatency) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{46}
+	return file_plugin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *OpLatency) GetOp() uint32 {
@@ -2580,7 +2776,7 @@ type LatencyBucket struct {
 
 func (x *LatencyBucket) Reset() {
 	*x = LatencyBucket{}
-	mi := &file_plugin_proto_msgTypes[47]
+	mi := &file_plugin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +2788,7 @@ func (x *LatencyBucket) String() string {
 func (*LatencyBucket) ProtoMessage() {}
 
 func (x *LatencyBucket) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[47]
+	mi := &file_plugin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +2801,7 @@ func (x *LatencyBucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyBucket.ProtoReflect.Descriptor instead.
 func (*LatencyBucket) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{47}
+	return file_plugin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *LatencyBucket) GetUpperNs() uint64 {
@@ -2631,7 +2827,7 @@ type SetLogRequest struct {
 
 func (x *SetLogRequest) Reset() {
 	*x = SetLogRequest{}
-	mi := &file_plugin_proto_msgTypes[48]
+	mi := &file_plugin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2643,7 +2839,7 @@ func (x *SetLogRequest) String() string {
 func (*SetLogRequest) ProtoMessage() {}
 
 func (x *SetLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[48]
+	mi := &file_plugin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2656,7 +2852,7 @@ func (x *SetLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogRequest.ProtoReflect.Descriptor instead.
 func (*SetLogRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{48}
+	return file_plugin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SetLogRequest) GetLevel() string {
@@ -2674,7 +2870,7 @@ type SetLogResponse struct {
 
 func (x *SetLogResponse) Reset() {
 	*x = SetLogResponse{}
-	mi := &file_plugin_proto_msgTypes[49]
+	mi := &file_plugin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2686,7 +2882,7 @@ func (x *SetLogResponse) String() string {
 func (*SetLogResponse) ProtoMessage() {}
 
 func (x *SetLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[49]
+	mi := &file_plugin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2699,7 +2895,7 @@ func (x *SetLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogResponse.ProtoReflect.Descriptor instead.
 func (*SetLogResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{49}
+	return file_plugin_proto_rawDescGZIP(), []int{52}
 }
 
 var File_plugin_proto protoreflect.FileDescriptor
@@ -2827,7 +3023,21 @@ const file_plugin_proto_rawDesc = "" +
 	"\x06device\x18\x02 \x03(\tR\x06device\x12\x14\n" +
 	"\x05allow\x18\x03 \x01(\tR\x05allow\"3\n" +
 	"\x0eSetTLSResponse\x12!\n" +
-	"\fchecks_users\x18\x01 \x01(\bR\vchecksUsers\"+\n" +
+	"\fchecks_users\x18\x01 \x01(\bR\vchecksUsers\"\x12\n" +
+	"\x10TakeUsersRequest\"Z\n" +
+	"\x11TakeUsersResponse\x121\n" +
+	"\x06events\x18\x01 \x03(\v2\x19.rnbd.plugin.v1.UserEventR\x06events\x12\x12\n" +
+	"\x04lost\x18\x02 \x01(\x04R\x04lost\"\xe0\x01\n" +
+	"\tUserEvent\x12\x17\n" +
+	"\atime_ns\x18\x01 \x01(\x03R\x06timeNs\x12\x14\n" +
+	"\x05event\x18\x02 \x01(\tR\x05event\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12\x12\n" +
+	"\x04peer\x18\x04 \x01(\tR\x04peer\x12\x1a\n" +
+	"\blistener\x18\x05 \x01(\tR\blistener\x12\x1a\n" +
+	"\bidentity\x18\x06 \x01(\tR\bidentity\x12\x16\n" +
+	"\x06device\x18\a \x01(\tR\x06device\x12\x12\n" +
+	"\x04mode\x18\b \x01(\tR\x04mode\x12\x16\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\"+\n" +
 	"\x13DeviceStatusRequest\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\"L\n" +
 	"\x14DeviceStatusResponse\x12\x18\n" +
@@ -2892,7 +3102,7 @@ const file_plugin_proto_rawDesc = "" +
 	"\bOpenDisk\x12\x1f.rnbd.plugin.v1.OpenDiskRequest\x1a .rnbd.plugin.v1.OpenDiskResponse\x12P\n" +
 	"\tCloseDisk\x12 .rnbd.plugin.v1.CloseDiskRequest\x1a!.rnbd.plugin.v1.CloseDiskResponse\x12S\n" +
 	"\n" +
-	"ResizeDisk\x12!.rnbd.plugin.v1.ResizeDiskRequest\x1a\".rnbd.plugin.v1.ResizeDiskResponse2\xc9\x06\n" +
+	"ResizeDisk\x12!.rnbd.plugin.v1.ResizeDiskRequest\x1a\".rnbd.plugin.v1.ResizeDiskResponse2\x9b\a\n" +
 	"\bFrontend\x12P\n" +
 	"\tAddDevice\x12 .rnbd.plugin.v1.AddDeviceRequest\x1a!.rnbd.plugin.v1.AddDeviceResponse\x12Y\n" +
 	"\fRemoveDevice\x12#.rnbd.plugin.v1.RemoveDeviceRequest\x1a$.rnbd.plugin.v1.RemoveDeviceResponse\x12Y\n" +
@@ -2902,7 +3112,8 @@ const file_plugin_proto_rawDesc = "" +
 	"\fDeviceStatus\x12#.rnbd.plugin.v1.DeviceStatusRequest\x1a$.rnbd.plugin.v1.DeviceStatusResponse\x12k\n" +
 	"\x12ReleaseConnections\x12).rnbd.plugin.v1.ReleaseConnectionsRequest\x1a*.rnbd.plugin.v1.ReleaseConnectionsResponse\x12e\n" +
 	"\x10AdoptConnections\x12'.rnbd.plugin.v1.AdoptConnectionsRequest\x1a(.rnbd.plugin.v1.AdoptConnectionsResponse\x12e\n" +
-	"\x10ServeConnections\x12'.rnbd.plugin.v1.ServeConnectionsRequest\x1a(.rnbd.plugin.v1.ServeConnectionsResponseB:Z8github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpbb\x06proto3"
+	"\x10ServeConnections\x12'.rnbd.plugin.v1.ServeConnectionsRequest\x1a(.rnbd.plugin.v1.ServeConnectionsResponse\x12P\n" +
+	"\tTakeUsers\x12 .rnbd.plugin.v1.TakeUsersRequest\x1a!.rnbd.plugin.v1.TakeUsersResponseB:Z8github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpbb\x06proto3"
 
 var (
 	file_plugin_proto_rawDescOnce sync.Once
@@ -2917,7 +3128,7 @@ func file_plugin_proto_rawDescGZIP() []byte {
 }
 
 var file_plugin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_plugin_proto_goTypes = []any{
 	(Kind)(0),                          // 0: rnbd.plugin.v1.Kind
 	(CrashClass)(0),                    // 1: rnbd.plugin.v1.CrashClass
@@ -2956,87 +3167,93 @@ var file_plugin_proto_goTypes = []any{
 	(*SetTLSRequest)(nil),              // 34: rnbd.plugin.v1.SetTLSRequest
 	(*UserRule)(nil),                   // 35: rnbd.plugin.v1.UserRule
 	(*SetTLSResponse)(nil),             // 36: rnbd.plugin.v1.SetTLSResponse
-	(*DeviceStatusRequest)(nil),        // 37: rnbd.plugin.v1.DeviceStatusRequest
-	(*DeviceStatusResponse)(nil),       // 38: rnbd.plugin.v1.DeviceStatusResponse
-	(*Connection)(nil),                 // 39: rnbd.plugin.v1.Connection
-	(*ReleaseConnectionsRequest)(nil),  // 40: rnbd.plugin.v1.ReleaseConnectionsRequest
-	(*ReleaseConnectionsResponse)(nil), // 41: rnbd.plugin.v1.ReleaseConnectionsResponse
-	(*AdoptConnectionsRequest)(nil),    // 42: rnbd.plugin.v1.AdoptConnectionsRequest
-	(*AdoptConnectionsResponse)(nil),   // 43: rnbd.plugin.v1.AdoptConnectionsResponse
-	(*ServeConnectionsRequest)(nil),    // 44: rnbd.plugin.v1.ServeConnectionsRequest
-	(*ServeConnectionsResponse)(nil),   // 45: rnbd.plugin.v1.ServeConnectionsResponse
-	(*StatsRequest)(nil),               // 46: rnbd.plugin.v1.StatsRequest
-	(*StatsResponse)(nil),              // 47: rnbd.plugin.v1.StatsResponse
-	(*DeviceLatency)(nil),              // 48: rnbd.plugin.v1.DeviceLatency
-	(*OpLatency)(nil),                  // 49: rnbd.plugin.v1.OpLatency
-	(*LatencyBucket)(nil),              // 50: rnbd.plugin.v1.LatencyBucket
-	(*SetLogRequest)(nil),              // 51: rnbd.plugin.v1.SetLogRequest
-	(*SetLogResponse)(nil),             // 52: rnbd.plugin.v1.SetLogResponse
-	nil,                                // 53: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
-	nil,                                // 54: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	(*TakeUsersRequest)(nil),           // 37: rnbd.plugin.v1.TakeUsersRequest
+	(*TakeUsersResponse)(nil),          // 38: rnbd.plugin.v1.TakeUsersResponse
+	(*UserEvent)(nil),                  // 39: rnbd.plugin.v1.UserEvent
+	(*DeviceStatusRequest)(nil),        // 40: rnbd.plugin.v1.DeviceStatusRequest
+	(*DeviceStatusResponse)(nil),       // 41: rnbd.plugin.v1.DeviceStatusResponse
+	(*Connection)(nil),                 // 42: rnbd.plugin.v1.Connection
+	(*ReleaseConnectionsRequest)(nil),  // 43: rnbd.plugin.v1.ReleaseConnectionsRequest
+	(*ReleaseConnectionsResponse)(nil), // 44: rnbd.plugin.v1.ReleaseConnectionsResponse
+	(*AdoptConnectionsRequest)(nil),    // 45: rnbd.plugin.v1.AdoptConnectionsRequest
+	(*AdoptConnectionsResponse)(nil),   // 46: rnbd.plugin.v1.AdoptConnectionsResponse
+	(*ServeConnectionsRequest)(nil),    // 47: rnbd.plugin.v1.ServeConnectionsRequest
+	(*ServeConnectionsResponse)(nil),   // 48: rnbd.plugin.v1.ServeConnectionsResponse
+	(*StatsRequest)(nil),               // 49: rnbd.plugin.v1.StatsRequest
+	(*StatsResponse)(nil),              // 50: rnbd.plugin.v1.StatsResponse
+	(*DeviceLatency)(nil),              // 51: rnbd.plugin.v1.DeviceLatency
+	(*OpLatency)(nil),                  // 52: rnbd.plugin.v1.OpLatency
+	(*LatencyBucket)(nil),              // 53: rnbd.plugin.v1.LatencyBucket
+	(*SetLogRequest)(nil),              // 54: rnbd.plugin.v1.SetLogRequest
+	(*SetLogResponse)(nil),             // 55: rnbd.plugin.v1.SetLogResponse
+	nil,                                // 56: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	nil,                                // 57: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
 }
 var file_plugin_proto_depIdxs = []int32{
 	0,  // 0: rnbd.plugin.v1.Info.kind:type_name -> rnbd.plugin.v1.Kind
 	1,  // 1: rnbd.plugin.v1.Info.crash:type_name -> rnbd.plugin.v1.CrashClass
 	2,  // 2: rnbd.plugin.v1.Info.names:type_name -> rnbd.plugin.v1.NameKind
 	4,  // 3: rnbd.plugin.v1.DescribeResponse.info:type_name -> rnbd.plugin.v1.Info
-	53, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	56, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
 	19, // 5: rnbd.plugin.v1.OpenDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
 	19, // 6: rnbd.plugin.v1.ResizeDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
 	19, // 7: rnbd.plugin.v1.AddDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
-	54, // 8: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	57, // 8: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
 	19, // 9: rnbd.plugin.v1.ResizeDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
 	35, // 10: rnbd.plugin.v1.SetTLSRequest.rules:type_name -> rnbd.plugin.v1.UserRule
-	48, // 11: rnbd.plugin.v1.StatsResponse.devices:type_name -> rnbd.plugin.v1.DeviceLatency
-	49, // 12: rnbd.plugin.v1.DeviceLatency.ops:type_name -> rnbd.plugin.v1.OpLatency
-	50, // 13: rnbd.plugin.v1.OpLatency.buckets:type_name -> rnbd.plugin.v1.LatencyBucket
-	5,  // 14: rnbd.plugin.v1.Plugin.Describe:input_type -> rnbd.plugin.v1.DescribeRequest
-	7,  // 15: rnbd.plugin.v1.Plugin.Configure:input_type -> rnbd.plugin.v1.ConfigureRequest
-	9,  // 16: rnbd.plugin.v1.Plugin.AttachQueue:input_type -> rnbd.plugin.v1.AttachQueueRequest
-	11, // 17: rnbd.plugin.v1.Plugin.AttachArena:input_type -> rnbd.plugin.v1.AttachArenaRequest
-	13, // 18: rnbd.plugin.v1.Plugin.DetachArena:input_type -> rnbd.plugin.v1.DetachArenaRequest
-	15, // 19: rnbd.plugin.v1.Plugin.Drain:input_type -> rnbd.plugin.v1.DrainRequest
-	17, // 20: rnbd.plugin.v1.Plugin.Detach:input_type -> rnbd.plugin.v1.DetachRequest
-	46, // 21: rnbd.plugin.v1.Plugin.Stats:input_type -> rnbd.plugin.v1.StatsRequest
-	51, // 22: rnbd.plugin.v1.Plugin.SetLog:input_type -> rnbd.plugin.v1.SetLogRequest
-	20, // 23: rnbd.plugin.v1.Storage.OpenDisk:input_type -> rnbd.plugin.v1.OpenDiskRequest
-	22, // 24: rnbd.plugin.v1.Storage.CloseDisk:input_type -> rnbd.plugin.v1.CloseDiskRequest
-	24, // 25: rnbd.plugin.v1.Storage.ResizeDisk:input_type -> rnbd.plugin.v1.ResizeDiskRequest
-	26, // 26: rnbd.plugin.v1.Frontend.AddDevice:input_type -> rnbd.plugin.v1.AddDeviceRequest
-	28, // 27: rnbd.plugin.v1.Frontend.RemoveDevice:input_type -> rnbd.plugin.v1.RemoveDeviceRequest
-	30, // 28: rnbd.plugin.v1.Frontend.ResizeDevice:input_type -> rnbd.plugin.v1.ResizeDeviceRequest
-	32, // 29: rnbd.plugin.v1.Frontend.AddListener:input_type -> rnbd.plugin.v1.AddListenerRequest
-	34, // 30: rnbd.plugin.v1.Frontend.SetTLS:input_type -> rnbd.plugin.v1.SetTLSRequest
-	37, // 31: rnbd.plugin.v1.Frontend.DeviceStatus:input_type -> rnbd.plugin.v1.DeviceStatusRequest
-	40, // 32: rnbd.plugin.v1.Frontend.ReleaseConnections:input_type -> rnbd.plugin.v1.ReleaseConnectionsRequest
-	42, // 33: rnbd.plugin.v1.Frontend.AdoptConnections:input_type -> rnbd.plugin.v1.AdoptConnectionsRequest
-	44, // 34: rnbd.plugin.v1.Frontend.ServeConnections:input_type -> rnbd.plugin.v1.ServeConnectionsRequest
-	6,  // 35: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
-	8,  // 36: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
-	10, // 37: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
-	12, // 38: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
-	14, // 39: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
-	16, // 40: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
-	18, // 41: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
-	47, // 42: rnbd.plugin.v1.Plugin.Stats:output_type -> rnbd.plugin.v1.StatsResponse
-	52, // 43: rnbd.plugin.v1.Plugin.SetLog:output_type -> rnbd.plugin.v1.SetLogResponse
-	21, // 44: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
-	23, // 45: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
-	25, // 46: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
-	27, // 47: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
-	29, // 48: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
-	31, // 49: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
-	33, // 50: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
-	36, // 51: rnbd.plugin.v1.Frontend.SetTLS:output_type -> rnbd.plugin.v1.SetTLSResponse
-	38, // 52: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
-	41, // 53: rnbd.plugin.v1.Frontend.ReleaseConnections:output_type -> rnbd.plugin.v1.ReleaseConnectionsResponse
-	43, // 54: rnbd.plugin.v1.Frontend.AdoptConnections:output_type -> rnbd.plugin.v1.AdoptConnectionsResponse
-	45, // 55: rnbd.plugin.v1.Frontend.ServeConnections:output_type -> rnbd.plugin.v1.ServeConnectionsResponse
-	35, // [35:56] is the sub-list for method output_type
-	14, // [14:35] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	39, // 11: rnbd.plugin.v1.TakeUsersResponse.events:type_name -> rnbd.plugin.v1.UserEvent
+	51, // 12: rnbd.plugin.v1.StatsResponse.devices:type_name -> rnbd.plugin.v1.DeviceLatency
+	52, // 13: rnbd.plugin.v1.DeviceLatency.ops:type_name -> rnbd.plugin.v1.OpLatency
+	53, // 14: rnbd.plugin.v1.OpLatency.buckets:type_name -> rnbd.plugin.v1.LatencyBucket
+	5,  // 15: rnbd.plugin.v1.Plugin.Describe:input_type -> rnbd.plugin.v1.DescribeRequest
+	7,  // 16: rnbd.plugin.v1.Plugin.Configure:input_type -> rnbd.plugin.v1.ConfigureRequest
+	9,  // 17: rnbd.plugin.v1.Plugin.AttachQueue:input_type -> rnbd.plugin.v1.AttachQueueRequest
+	11, // 18: rnbd.plugin.v1.Plugin.AttachArena:input_type -> rnbd.plugin.v1.AttachArenaRequest
+	13, // 19: rnbd.plugin.v1.Plugin.DetachArena:input_type -> rnbd.plugin.v1.DetachArenaRequest
+	15, // 20: rnbd.plugin.v1.Plugin.Drain:input_type -> rnbd.plugin.v1.DrainRequest
+	17, // 21: rnbd.plugin.v1.Plugin.Detach:input_type -> rnbd.plugin.v1.DetachRequest
+	49, // 22: rnbd.plugin.v1.Plugin.Stats:input_type -> rnbd.plugin.v1.StatsRequest
+	54, // 23: rnbd.plugin.v1.Plugin.SetLog:input_type -> rnbd.plugin.v1.SetLogRequest
+	20, // 24: rnbd.plugin.v1.Storage.OpenDisk:input_type -> rnbd.plugin.v1.OpenDiskRequest
+	22, // 25: rnbd.plugin.v1.Storage.CloseDisk:input_type -> rnbd.plugin.v1.CloseDiskRequest
+	24, // 26: rnbd.plugin.v1.Storage.ResizeDisk:input_type -> rnbd.plugin.v1.ResizeDiskRequest
+	26, // 27: rnbd.plugin.v1.Frontend.AddDevice:input_type -> rnbd.plugin.v1.AddDeviceRequest
+	28, // 28: rnbd.plugin.v1.Frontend.RemoveDevice:input_type -> rnbd.plugin.v1.RemoveDeviceRequest
+	30, // 29: rnbd.plugin.v1.Frontend.ResizeDevice:input_type -> rnbd.plugin.v1.ResizeDeviceRequest
+	32, // 30: rnbd.plugin.v1.Frontend.AddListener:input_type -> rnbd.plugin.v1.AddListenerRequest
+	34, // 31: rnbd.plugin.v1.Frontend.SetTLS:input_type -> rnbd.plugin.v1.SetTLSRequest
+	40, // 32: rnbd.plugin.v1.Frontend.DeviceStatus:input_type -> rnbd.plugin.v1.DeviceStatusRequest
+	43, // 33: rnbd.plugin.v1.Frontend.ReleaseConnections:input_type -> rnbd.plugin.v1.ReleaseConnectionsRequest
+	45, // 34: rnbd.plugin.v1.Frontend.AdoptConnections:input_type -> rnbd.plugin.v1.AdoptConnectionsRequest
+	47, // 35: rnbd.plugin.v1.Frontend.ServeConnections:input_type -> rnbd.plugin.v1.ServeConnectionsRequest
+	37, // 36: rnbd.plugin.v1.Frontend.TakeUsers:input_type -> rnbd.plugin.v1.TakeUsersRequest
+	6,  // 37: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
+	8,  // 38: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
+	10, // 39: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
+	12, // 40: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
+	14, // 41: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
+	16, // 42: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
+	18, // 43: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
+	50, // 44: rnbd.plugin.v1.Plugin.Stats:output_type -> rnbd.plugin.v1.StatsResponse
+	55, // 45: rnbd.plugin.v1.Plugin.SetLog:output_type -> rnbd.plugin.v1.SetLogResponse
+	21, // 46: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
+	23, // 47: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
+	25, // 48: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
+	27, // 49: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
+	29, // 50: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
+	31, // 51: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
+	33, // 52: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
+	36, // 53: rnbd.plugin.v1.Frontend.SetTLS:output_type -> rnbd.plugin.v1.SetTLSResponse
+	41, // 54: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
+	44, // 55: rnbd.plugin.v1.Frontend.ReleaseConnections:output_type -> rnbd.plugin.v1.ReleaseConnectionsResponse
+	46, // 56: rnbd.plugin.v1.Frontend.AdoptConnections:output_type -> rnbd.plugin.v1.AdoptConnectionsResponse
+	48, // 57: rnbd.plugin.v1.Frontend.ServeConnections:output_type -> rnbd.plugin.v1.ServeConnectionsResponse
+	38, // 58: rnbd.plugin.v1.Frontend.TakeUsers:output_type -> rnbd.plugin.v1.TakeUsersResponse
+	37, // [37:59] is the sub-list for method output_type
+	15, // [15:37] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_plugin_proto_init() }
@@ -3050,7 +3267,7 @@ func file_plugin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_plugin_proto_rawDesc), len(file_plugin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   52,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -652,6 +652,7 @@ const (
 	Frontend_ReleaseConnections_FullMethodName = "/rnbd.plugin.v1.Frontend/ReleaseConnections"
 	Frontend_AdoptConnections_FullMethodName   = "/rnbd.plugin.v1.Frontend/AdoptConnections"
 	Frontend_ServeConnections_FullMethodName   = "/rnbd.plugin.v1.Frontend/ServeConnections"
+	Frontend_TakeUsers_FullMethodName          = "/rnbd.plugin.v1.Frontend/TakeUsers"
 )
 
 // FrontendClient is the client API for Frontend service.
@@ -678,6 +679,9 @@ type FrontendClient interface {
 	// given up. They are not read and not written before ServeConnections.
 	AdoptConnections(ctx context.Context, in *AdoptConnectionsRequest, opts ...grpc.CallOption) (*AdoptConnectionsResponse, error)
 	ServeConnections(ctx context.Context, in *ServeConnectionsRequest, opts ...grpc.CallOption) (*ServeConnectionsResponse, error)
+	// TakeUsers returns what users have done since the last call, and forgets it.
+	// Optional: a host takes UNIMPLEMENTED as nothing known.
+	TakeUsers(ctx context.Context, in *TakeUsersRequest, opts ...grpc.CallOption) (*TakeUsersResponse, error)
 }
 
 type frontendClient struct {
@@ -778,6 +782,16 @@ func (c *frontendClient) ServeConnections(ctx context.Context, in *ServeConnecti
 	return out, nil
 }
 
+func (c *frontendClient) TakeUsers(ctx context.Context, in *TakeUsersRequest, opts ...grpc.CallOption) (*TakeUsersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TakeUsersResponse)
+	err := c.cc.Invoke(ctx, Frontend_TakeUsers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // FrontendServer is the server API for Frontend service.
 // All implementations must embed UnimplementedFrontendServer
 // for forward compatibility.
@@ -802,6 +816,9 @@ type FrontendServer interface {
 	// given up. They are not read and not written before ServeConnections.
 	AdoptConnections(context.Context, *AdoptConnectionsRequest) (*AdoptConnectionsResponse, error)
 	ServeConnections(context.Context, *ServeConnectionsRequest) (*ServeConnectionsResponse, error)
+	// TakeUsers returns what users have done since the last call, and forgets it.
+	// Optional: a host takes UNIMPLEMENTED as nothing known.
+	TakeUsers(context.Context, *TakeUsersRequest) (*TakeUsersResponse, error)
 	mustEmbedUnimplementedFrontendServer()
 }
 
@@ -838,6 +855,9 @@ func (UnimplementedFrontendServer) AdoptConnections(context.Context, *AdoptConne
 }
 func (UnimplementedFrontendServer) ServeConnections(context.Context, *ServeConnectionsRequest) (*ServeConnectionsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ServeConnections not implemented")
+}
+func (UnimplementedFrontendServer) TakeUsers(context.Context, *TakeUsersRequest) (*TakeUsersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TakeUsers not implemented")
 }
 func (UnimplementedFrontendServer) mustEmbedUnimplementedFrontendServer() {}
 func (UnimplementedFrontendServer) testEmbeddedByValue()                  {}
@@ -1022,6 +1042,24 @@ func _Frontend_ServeConnections_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Frontend_TakeUsers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TakeUsersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FrontendServer).TakeUsers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Frontend_TakeUsers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FrontendServer).TakeUsers(ctx, req.(*TakeUsersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Frontend_ServiceDesc is the grpc.ServiceDesc for Frontend service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1064,6 +1102,10 @@ var Frontend_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ServeConnections",
 			Handler:    _Frontend_ServeConnections_Handler,
+		},
+		{
+			MethodName: "TakeUsers",
+			Handler:    _Frontend_TakeUsers_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

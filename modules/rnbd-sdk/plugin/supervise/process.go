@@ -52,6 +52,7 @@ type Devices interface {
 	ReleaseConnections(ctx context.Context, patience time.Duration) (released []plugin.Connection, closed int, err error)
 	AdoptConnections(ctx context.Context, all []plugin.Connection) error
 	ServeConnections(ctx context.Context) error
+	TakeUsers(ctx context.Context) (events []plugin.UserEvent, lost uint64, err error)
 }
 
 var _ Process = (*plugin.Process)(nil)
