@@ -15,6 +15,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
 )
 
@@ -85,13 +86,23 @@ func serverPaths(ctx context.Context, servers []string) (paths []string, err err
 
 // newBenchClient makes a client library. With auth all its paths have TLS.
 func newBenchClient(ctx context.Context, slots int, mpaCRC bool, auth *tlsauth.Auth) (*client.Client, error) {
+	return newTrialClient(ctx, slots, mpaCRC, auth, auth != nil, rtrs.AuthOff)
+}
+
+// newTrialClient is newBenchClient with keys for TLS, for challenges, or for both.
+func newTrialClient(ctx context.Context, slots int, mpaCRC bool, auth *tlsauth.Auth, protect bool, mode rtrs.AuthMode) (*client.Client, error) {
 	l := logs.New(slog.DiscardHandler, slog.LevelError)
 	cfg := client.DefaultConfig()
 	cfg.DefaultFabric, cfg.PreferredFabric, cfg.Logs = defaultFabric, preferredFabric, l
 	for cfg.RingEntries < slots {
 		cfg.RingEntries *= 2
 	}
-	cfg.Protect = auth != nil
+	if cfg.Protect, cfg.AuthMode = protect, mode; mode != rtrs.AuthOff {
+		cfg.Auth = auth
+	}
+	if !protect {
+		auth = nil
+	}
 	var err error
 	if cfg.Fabrics, err = openFabrics(fabricConfig{MPACRC: mpaCRC, Timing: cfg.Timing, Logs: l, TLS: auth}); err != nil {
 		return nil, err

@@ -36,12 +36,19 @@ that are named: [SRC@]ADDRESS[:PORT][%FABRIC]. Each is tried over each fabric, o
 over the one that is named, by a session of its own, without a daemon. With
 --device a device of the named servers is read for a second, too.
 
+The files of keys and certificates are those of the options --tls-..., as the
+daemons have them; without any, those of /etc/rnbd/client.yaml and client.d, and of
+server.yaml and server.d. With --tls require, or --auth, servers are tried with them.
+
 The exit code is 1 if there is a problem; warnings and notes leave it at 0.`,
 		Example: "  rnbd doctor\n  rnbd doctor 10.0.0.1 --device disk.img\n  rnbd doctor -o json",
 		Args:    args(cobra.ArbitraryArgs),
 	}
 	all := c.Flags().Bool("all", false, "print what is in order, too")
 	device := c.Flags().String("device", "", "device of the named servers that is read to measure the bandwidth")
+	var keys clientTLS
+	keys.register(c.Flags(), "TLS to the servers: off or require")
+	keys.registerAuth(c.Flags(), "prove both ends' identities to the servers, without TLS: off, allow or require")
 	c.RunE = func(cmd *cobra.Command, servers []string) error {
 		ctx, cancel, err := deadline(cmd)
 		if err != nil {
@@ -55,7 +62,8 @@ The exit code is 1 if there is a problem; warnings and notes leave it at 0.`,
 		found := doctor.DefaultHost().Check()
 		of, known := checkDaemons(ctx, cmd)
 		found = append(found, of...)
-		of, err = checkServers(ctx, servers, known, *device)
+		found = append(found, checkKeys(&keys.tlsOptions)...)
+		of, err = checkServers(ctx, servers, known, *device, &keys)
 		if err != nil {
 			return err
 		}
@@ -221,7 +229,7 @@ const tryLimit = 5 * time.Second
 
 // checkServers tries servers: those named over every fabric, those known as they
 // are known.
-func checkServers(ctx context.Context, named, known []string, device string) (found []doctor.Finding, err error) {
+func checkServers(ctx context.Context, named, known []string, device string, keys *clientTLS) (found []doctor.Finding, err error) {
 	if device != "" && len(named) == 0 {
 		return nil, usageError{errors.New("--device is a device of a named server: write rnbd doctor SERVER --device NAME")}
 	}
@@ -231,7 +239,7 @@ func checkServers(ctx context.Context, named, known []string, device string) (fo
 	if named, err = serverPaths(ctx, named); err != nil {
 		return nil, err
 	}
-	p, err := newProber(ctx)
+	p, err := newProber(ctx, keys)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -15,17 +16,25 @@ import (
 )
 
 // prober tries servers with the client library in this process.
-type prober struct{ lib *client.Client }
+type prober struct {
+	lib  *client.Client
+	keys *clientTLS
+}
 
 // probeLoad measures the bandwidth.
 var probeLoad = load.Workload{Name: "sequential read", Reads: 100, Blocks: []load.Block{{Bytes: 128 << 10, Weight: 1}}, Depth: 8, Jobs: 1}
 
-func newProber(ctx context.Context) (*prober, error) {
-	lib, err := newBenchClient(ctx, slotsOf([]load.Workload{probeLoad}), true, nil)
+// newProber returns a prober that uses keys.
+func newProber(ctx context.Context, keys *clientTLS) (*prober, error) {
+	auth, mode, err := keys.forProbes()
 	if err != nil {
 		return nil, err
 	}
-	return &prober{lib}, nil
+	lib, err := newTrialClient(ctx, slotsOf([]load.Workload{probeLoad}), true, auth, keys.TLS == tlsRequire, mode)
+	if err != nil {
+		return nil, err
+	}
+	return &prober{lib, keys}, nil
 }
 
 // close ends the library. Errors at the end do not change the findings.
@@ -73,7 +82,7 @@ func (p *prober) over(ctx context.Context, path string) (found []doctor.Finding,
 	defer cancel()
 	r, err := p.lib.Probe(limited, path, 50)
 	if err != nil {
-		do := hintOf(err)
+		do := cmp.Or(p.keys.hint(limited, addressOf(path), err), hintOf(err))
 		if do == "" {
 			do = "check the address, the network and that the server listens there"
 		}
@@ -90,16 +99,21 @@ func (p *prober) over(ctx context.Context, path string) (found []doctor.Finding,
 		f.Outcome, f.Do = doctor.Warning, "look for load and for what lies between (`ping`, `mtr`)"
 	}
 	found = append(found, f)
-	addr, _, _ := strings.Cut(path[strings.Index(path, "@")+1:], "%")
-	if _, _, err := net.SplitHostPort(addr); err != nil {
-		addr = net.JoinHostPort(strings.Trim(addr, "[]"), "1234")
-	}
-	if mtu := doctor.RouteMTU(addr); mtu > 0 && mtu < 1280 {
+	if mtu := doctor.RouteMTU(addressOf(path)); mtu > 0 && mtu < 1280 {
 		found = append(found, doctor.Finding{Check: "path MTU", Subject: path, Outcome: doctor.Warning, Text: fmt.Sprintf("%d bytes", mtu), Do: "raise the MTU of the route or tunnel to 1500 or more"})
 	} else if mtu > 0 {
 		found = append(found, doctor.Finding{Check: "path MTU", Subject: path, Outcome: doctor.OK, Text: fmt.Sprintf("%d bytes", mtu)})
 	}
 	return found, true
+}
+
+// addressOf returns the server's address and port of a path.
+func addressOf(path string) string {
+	addr, _, _ := strings.Cut(path[strings.Index(path, "@")+1:], "%")
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		addr = net.JoinHostPort(strings.Trim(addr, "[]"), "1234")
+	}
+	return addr
 }
 
 func round(d time.Duration) time.Duration { return d.Round(time.Microsecond) }
