@@ -162,12 +162,16 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal, p
 	if err != nil {
 		return explainListen(fmt.Errorf("client: %w", err))
 	}
-	if err := o.takeOver(run, c); err != nil {
+	kept, err := o.takeOver(run, c)
+	if err != nil {
 		return err
 	}
 	daemon := &clientDaemon{ClientDaemonServer: c.Control(versionString()), client: c, upgrading: run.upgrading, rules: rules}
 	daemon.conf = running[*clientOptions]{kind: "client", cmd: cmd, logs: run.logs, options: o, fresh: clientRun, tls: run.tls, nbdTLS: nbdTLS, metrics: run.metrics, refuse: refuseNoNBDRules}
 	daemon.keeper = mappings.NewKeeper(mapper{c, daemon, cfg.Loss}, run.log)
+	if err := daemon.keeper.Inherit(kept); err != nil { // it maps them as at a start
+		run.log.Warn("mappings of the configuration are looked at anew", "err", err)
+	}
 	api := run.newAPI()
 	controlpb.RegisterClientDaemonServer(api, daemon)
 	return run.serve(api, services{

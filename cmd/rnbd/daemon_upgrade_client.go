@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/handover"
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/mappings"
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
@@ -19,7 +20,7 @@ import (
 
 // Upgrade hands over to another process of the client.
 func (d *clientDaemon) Upgrade(_ context.Context, r *controlpb.UpgradeRequest) (*controlpb.UpgradeReply, error) {
-	return d.upgrading.upgrade(r, &clientService{client: d.client})
+	return d.upgrading.upgrade(r, &clientService{client: d.client, keeper: d.keeper})
 }
 
 // Names of sockets of a client, beside the control socket.
@@ -37,6 +38,7 @@ const (
 // users' connections.
 type clientService struct {
 	client *client.Client
+	keeper *mappings.Keeper
 	pair   *net.UnixConn // the next process has the other end
 	legacy *client.Handover
 }
@@ -85,6 +87,7 @@ func (s *clientService) leave(ctx context.Context) (devices int, left bool, err 
 	if s.legacy == nil {
 		return 0, false, err
 	}
+	s.legacy.Kept = s.keeper.Kept()
 	return s.legacy.Devices, true, err
 }
 
@@ -178,15 +181,15 @@ func inheritUsers(cfg *client.Config, pre *handover.Predecessor, o *clientOption
 const takeOverTime = 4 * time.Second
 
 // takeOver is the counterpart of a clientService in the next process. It returns when
-// the last process has ended.
-func (o *clientOptions) takeOver(r *daemonRun, c *client.Client) error {
+// the last process has ended. kept are the devices of the configuration's mappings.
+func (o *clientOptions) takeOver(r *daemonRun, c *client.Client) (kept map[string]string, err error) {
 	if r.pre == nil {
-		return nil
+		return nil, nil
 	}
 	ctx := r.cmd.Context()
 	h, err := receive(ctx, r.pre)
 	if err != nil {
-		return fmt.Errorf("take over: %w", err)
+		return nil, fmt.Errorf("take over: %w", err)
 	}
 	defer h.Close()
 	err = takeDevices(ctx, c, h)
@@ -203,12 +206,12 @@ func (o *clientOptions) takeOver(r *daemonRun, c *client.Client) error {
 		err = fmt.Errorf("take over: %w", err)
 		r.pre.Failed(err)
 		_ = r.pre.AwaitEnd(ctx)
-		return err
+		return nil, err
 	}
 	c.ServeUsers(ctx)
 	r.log.Info("this process serves in place of the last one", "devices", h.Devices, "connections", len(h.Connections()))
 	h.Close()
-	return r.pre.AwaitEnd(ctx)
+	return h.Kept, r.pre.AwaitEnd(ctx)
 }
 
 // receive waits until the last process has left its devices, and returns them.

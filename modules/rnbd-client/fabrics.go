@@ -11,7 +11,12 @@ import (
 )
 
 // fabric returns the device of a fabric, nil if there is none.
-func (c *Client) fabric(name string) verbs.Device { return (*c.fabrics.Load())[name] }
+func (c *Client) fabric(name string) verbs.Device {
+	if all := c.fabrics.Load(); all != nil {
+		return (*all)[name]
+	}
+	return nil
+}
 
 // allFabrics returns the devices, sorted by the names of their fabrics.
 func (c *Client) allFabrics() (out []verbs.Device) {

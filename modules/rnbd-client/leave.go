@@ -33,6 +33,9 @@ import (
 type Handover struct {
 	Devices int // with a server
 	Closed  int // connections that could not be handed over
+	// Kept are the mappings of the configuration that devices serve for, by the
+	// devices' names, in the words of the program around the client.
+	Kept map[string]string
 
 	state handoverState
 	conns []plugin.Connection
@@ -46,6 +49,8 @@ type handoverState struct {
 	Devices   []savedDevice   `json:"devices"`             // open on their servers
 	Waiting   []savedDevice   `json:"waiting,omitempty"`   // disks whose servers are away
 	Leftovers []savedLeftover `json:"leftovers,omitempty"` // as in the state file
+
+	Kept map[string]string `json:"kept,omitempty"`
 }
 
 // handoverVersion is that of handoverState.
@@ -53,7 +58,10 @@ const handoverVersion = 1
 
 // State returns the part without descriptors, as JSON in one line, and Connections
 // the rest.
-func (h *Handover) State() ([]byte, error) { return json.Marshal(&h.state) }
+func (h *Handover) State() ([]byte, error) {
+	h.state.Kept = h.Kept
+	return json.Marshal(&h.state)
+}
 
 // Connections returns the connections of users. They stay h's.
 func (h *Handover) Connections() []plugin.Connection { return h.conns }
@@ -75,7 +83,7 @@ func ParseHandover(state []byte, conns []plugin.Connection) (*Handover, error) {
 		h.Close()
 		return nil, fmt.Errorf("%w: %w", err, syscall.EPROTO)
 	}
-	h.Devices = len(h.state.Devices)
+	h.Devices, h.Kept = len(h.state.Devices), h.state.Kept
 	return h, nil
 }
 
@@ -110,7 +118,7 @@ func (c *Client) mayLeave(h *Handover) (places []*place, err error) {
 	defer c.mapMu.Unlock()
 	switch {
 	case c.away:
-		return nil, fmt.Errorf("another process has the devices: %w", syscall.EBUSY)
+		return nil, errAway
 	case len(c.retired) > 0:
 		return nil, fmt.Errorf("requests of an unmapped device have not ended: %w", syscall.EBUSY)
 	}

@@ -42,7 +42,12 @@ func (c *Client) TakeOver(ctx context.Context, h *Handover) error {
 			c.restoring.Go(func() { c.remap(s) })
 		}
 	}
-	return errors.Join(append(errs, reopened, c.adoptUsers(ctx, h))...)
+	if err := errors.Join(errs...); err != nil && !own {
+		return err // the client that has left takes all back
+	}
+	adopting, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	defer cancel()
+	return errors.Join(append(errs, reopened, c.adoptUsers(adopting, h))...)
 }
 
 // rejoin makes the front ends take devices again.

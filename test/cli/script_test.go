@@ -37,6 +37,7 @@ func TestMain(m *testing.M) {
 //	client [FLAG...]         runs a client
 //	image NAME SIZE          makes an image that the server exports
 //	halt server|client       ends it
+//	follow client            the lab ends the process that has taken over
 //	hangup server|client     sends it SIGHUP
 //	rnbd ARG...              must succeed
 //	exits CODE ARG...        rnbd must end with that code
@@ -87,7 +88,7 @@ func TestScripts(t *testing.T) {
 			return os.Mkdir(s.run, 0o755)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"server": startServer, "client": startClient, "halt": halt, "image": image,
+			"server": startServer, "client": startClient, "halt": halt, "follow": follow, "image": image,
 			"rnbd":       func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, "", 0, args) },
 			"exits":      exits,
 			"as":         asUser,
@@ -142,6 +143,9 @@ func halt(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(s.client.Stop())
 	}
 }
+
+// follow has the lab end the process that has taken over.
+func follow(ts *testscript.TestScript, _ bool, _ []string) { ts.Check(on(ts).client.Follow()) }
 
 func hangup(ts *testscript.TestScript, _ bool, args []string) {
 	s := on(ts)

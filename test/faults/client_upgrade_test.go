@@ -189,22 +189,28 @@ func TestClientUpgradeToAnotherConfiguration(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("slots: 64\n")
+	wanted := fmt.Sprintf("mappings:\n  - device: disk.img\n    server: [%q]\n", bound(t, s)[0]) // without a name
+	write("slots: 64\n" + wanted)
 	c := l.Client(lab.ClientOptions{Extra: []string{"--config", file}})
-	d := l.Map(c, "disk.img", s, withLoss("fail"))
-	n := mustDial(t, c, d.Name)
+	awaitOpen(t, c, 1)
+	n := mustDial(t, c, "rnbd0")
 	write("slats: 32\n")
 	if _, err := c.Upgrade(""); err == nil || !strings.Contains(err.Error(), "slats") {
 		t.Errorf("error %v", err)
 	}
 	mustAnswerClient(t, c)
-	write("slots: 32\nloss: queue:1s\n")
+	write("slots: 32\nloss: queue:1s\n" + wanted)
 	mustUpgradeClient(t, c)
+	awaitOpen(t, c, 1)
 	if _, err := n.ReadAt(make([]byte, 512), 0); err != nil {
 		t.Error(err)
 	}
-	if d, err := c.Device(d.Name); err != nil || d.Loss != "fail" {
+	if d, err := c.Device("rnbd0"); err != nil || d.Loss != "fail" {
 		t.Errorf("a mapping takes the default of the new process: %q, %v", d.GetLoss(), err)
+	}
+	changes, err := c.API.Reload(t.Context(), &controlpb.ReloadRequest{DryRun: true})
+	if err != nil || len(changes.Changes) > 0 || strings.Contains(c.Log(), "is tried again") {
+		t.Errorf("the mapping is wanted once more: %v, %v\n%s", changes, err, c.Log())
 	}
 	if err := c.Stop(); err != nil { // as a process like any other
 		t.Error(err)

@@ -300,6 +300,20 @@ func (c *Client) Upgrade(binary string) (*controlpb.UpgradeReply, error) {
 	return reply, c.awaitAPI()
 }
 
+// Follow makes the Client the process that serves its control socket now, after an
+// upgrade by other means.
+func (c *Client) Follow() error {
+	c.conn.Close()
+	if err := c.awaitAPI(); err != nil {
+		return err
+	}
+	info, err := c.API.Info(context.Background(), &controlpb.InfoRequest{})
+	if err != nil {
+		return err
+	}
+	return c.adopt(int(info.Pid))
+}
+
 func (c *Client) awaitAPI() error {
 	return c.await(func(ctx context.Context) (err error) {
 		if c.API, c.conn, err = control.DialClient(ctx, c.Socket); err != nil {

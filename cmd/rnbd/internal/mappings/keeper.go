@@ -10,6 +10,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // Daemon is the client daemon as a Keeper sees it. Its methods may be called at
@@ -137,6 +139,36 @@ func (k *Keeper) Want(ctx context.Context, all []Mapping, dry bool) (changes []C
 		k.wanted = kept
 	}
 	return changes
+}
+
+// Kept returns the wanted mappings that have a device, as YAML by the device's name.
+func (k *Keeper) Kept() map[string]string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	kept := map[string]string{}
+	for _, e := range k.wanted {
+		if text, err := yaml.Marshal(e.Mapping); err == nil && e.name != "" {
+			kept[e.name] = string(text)
+		}
+	}
+	return kept
+}
+
+// Inherit makes this Keeper go on for one of another process, with the devices that it
+// kept. It comes before Want.
+func (k *Keeper) Inherit(kept map[string]string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	ended := make(chan struct{})
+	close(ended)
+	for name, text := range kept {
+		e := &entry{stop: func() {}, done: ended, tried: ended, name: name}
+		if err := yaml.Unmarshal([]byte(text), &e.Mapping); err != nil {
+			return fmt.Errorf("mapping of %s: %w", name, err)
+		}
+		k.wanted = append(k.wanted, e)
+	}
+	return nil
 }
 
 func (e *entry) ended() bool {

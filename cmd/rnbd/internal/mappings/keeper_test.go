@@ -221,3 +221,39 @@ func TestWrongMappings(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A Keeper goes on for one of another process: devices without a name of their own stay
+// those of their mappings, and what the configuration says now holds.
+func TestInherit(t *testing.T) {
+	f := newFake()
+	same, changed, gone := Mapping{Device: "a", Server: []string{"s"}}, Mapping{Device: "b", Server: []string{"s"}, Loss: "fail"}, Mapping{Device: "c", Server: []string{"s"}}
+	synctest.Test(t, func(t *testing.T) {
+		k := NewKeeper(f, slog.New(slog.DiscardHandler))
+		k.Want(t.Context(), []Mapping{same, changed, gone}, false)
+		k.AwaitTried(t.Context())
+		synctest.Wait()
+		kept := k.Kept()
+		k.Close()
+		if len(kept) != 3 {
+			t.Fatalf("kept: %v", kept)
+		}
+		next := NewKeeper(f, slog.New(slog.DiscardHandler))
+		if err := next.Inherit(kept); err != nil {
+			t.Fatal(err)
+		}
+		changed.Loss = "queue:1s"
+		next.Want(t.Context(), []Mapping{same, changed}, false)
+		next.AwaitTried(t.Context())
+		synctest.Wait()
+		if n := f.triesOf("s"); n != 4 {
+			t.Errorf("%d maps, want one for each and another one for what has changed", n)
+		}
+		if len(f.Mapped()) != 2 {
+			t.Errorf("mapped: %v", f.Mapped())
+		}
+		next.Close()
+	})
+	if err := NewKeeper(f, slog.New(slog.DiscardHandler)).Inherit(map[string]string{"x": "[]"}); err == nil {
+		t.Error("no error")
+	}
+}
