@@ -32,6 +32,8 @@ type handedState struct {
 	Peer       string `json:"peer"`
 	Structured bool   `json:"structured,omitempty"`
 	Draining   bool   `json:"draining,omitempty"` // the client is done, and waits for replies at most
+	ReadOnly   bool   `json:"read_only,omitempty"`
+	Listener   string `json:"listener,omitempty"` // of a client that events are kept of
 	Received   int64  `json:"received,omitempty"` // bytes
 	Unsent     int64  `json:"unsent,omitempty"`   // bytes
 
@@ -120,7 +122,10 @@ func (c *conn) inDevice() (n int) {
 
 // leave returns the state of c, which is quiet, and its bytes.
 func (c *conn) leave() (s handedState, bytes []byte, err error) {
-	s = handedState{Version: handedVersion, Peer: c.peer, Structured: c.structured, Draining: c.state == connDraining}
+	s = handedState{Version: handedVersion, Peer: c.peer, Structured: c.structured, Draining: c.state == connDraining, ReadOnly: c.readOnly}
+	if c.user != nil {
+		s.Listener = c.user.listener
+	}
 	size := c.w - c.r + requestSize
 	if c.handed != nil {
 		size += len(c.handed.received) + len(c.handed.unsent)

@@ -229,7 +229,10 @@ func (f *frontend) adopt(from *plugin.Connection) (*conn, error) {
 		exp.release()
 		return nil, fmt.Errorf("no queue to serve it: %w", blk.ENODEV)
 	}
-	c := newConn(from.FDs[0], s.Peer, negotiated{exp: exp, structured: s.Structured}, sh)
+	c := newConn(from.FDs[0], s.Peer, negotiated{exp: exp, structured: s.Structured, readOnly: s.ReadOnly}, sh)
+	if s.Listener != "" {
+		c.user = &user{events: &f.users, peer: s.Peer, listener: s.Listener, connected: true}
+	}
 	if c.handed = h; h.isOver() {
 		c.handed = nil
 	}
@@ -253,6 +256,7 @@ func (f *frontend) ServeConnections(context.Context) error {
 	f.mu.Unlock()
 	f.eachQueue(func(q *queue) { q.hold(false) }) // this process may have given up its own before
 	for _, c := range adopted {
+		c.user.opens(c.exp.name, c.readOnly)
 		if !f.post(c.q, func() { c.q.add(c) }) {
 			c.forget()
 			unix.Close(c.fd)

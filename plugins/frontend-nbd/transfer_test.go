@@ -363,6 +363,32 @@ func TestHanded_Draining(t *testing.T) {
 	eventually(t, "the connection is closed", func() bool { return l.rigs[1].f.Openers(0) == 0 })
 }
 
+// A client that rules let only read, and of which events are kept, stays one.
+func TestHanded_Rights(t *testing.T) {
+	l := newRelay(t, rigConfig{})
+	c := l.rigs[0].connect(true)
+	l.rigs[0].onQueue(0, func(q *queue) {
+		q.conns[0].readOnly = true
+		q.conns[0].user = &user{events: &l.rigs[0].f.users, peer: "x", listener: "tcp:1"}
+	})
+	for turn := range 2 { // there and back
+		l.move()
+		if code := c.write(0, pattern(512, 1)); code != nbdErrno(blk.EPERM) {
+			t.Errorf("turn %d: a client that may only read writes: code %d", turn, code)
+		}
+		if code := c.read(0, make([]byte, 512)); code != 0 {
+			t.Errorf("turn %d: a read has code %d", turn, code)
+		}
+		events, _ := l.rigs[l.at].f.TakeUsers()
+		opens := func(e plugin.UserEvent) bool {
+			return e.Event == plugin.UserOpens && e.Listener == "tcp:1" && e.Mode == modeOf(true)
+		}
+		if !slices.ContainsFunc(events, opens) {
+			t.Errorf("turn %d: the events are %+v", turn, events)
+		}
+	}
+}
+
 // States that lie are refused, and nothing of them is left.
 func TestHanded_Lies(t *testing.T) {
 	r := newRig(t, rigConfig{})
