@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -28,7 +29,7 @@ import (
 //
 // TakeOver, by this client or by that of the next process, undoes all of it.
 
-// Handover is what a client leaves to the next process: its mappings, and the
+// Handover has the mappings of a client that leaves, for the next process, and the
 // connections of its users. They are the holder's until Close.
 type Handover struct {
 	Devices int // with a server
@@ -47,7 +48,7 @@ type Handover struct {
 type handoverState struct {
 	Version   int             `json:"version"`
 	Devices   []savedDevice   `json:"devices"`             // open on their servers
-	Waiting   []savedDevice   `json:"waiting,omitempty"`   // disks whose servers are away
+	Waiting   []savedDevice   `json:"waiting,omitempty"`   // disks without a server at the moment
 	Leftovers []savedLeftover `json:"leftovers,omitempty"` // as in the state file
 
 	Kept map[string]string `json:"kept,omitempty"`
@@ -88,7 +89,7 @@ func ParseHandover(state []byte, conns []plugin.Connection) (*Handover, error) {
 }
 
 // settleTime is for requests in flight to end: those of users' connections, and then
-// those of disks whose front end has ended.
+// those of disks after the end of their front end.
 const settleTime = time.Second
 
 // HandOver ends the service of all devices, for another process to go on with them:
@@ -191,7 +192,7 @@ func (f *frontend) releaseUsers(ctx context.Context, h *Handover) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	conns, closed, err := host.ReleaseConnections(ctx, settleTime)
-	if errors.Is(err, syscall.EOPNOTSUPP) {
+	if blk.ToErrno(err) == blk.EOPNOTSUPP {
 		f.parting.Store(true)
 		h.Closed += f.users(ctx, host)
 		return nil
@@ -215,7 +216,7 @@ func (f *frontend) users(ctx context.Context, h *host) (n int) {
 	return n
 }
 
-// partDisks ends the processes of front ends that have disks of the kernel, which
+// partDisks ends the processes of front ends that have disks of the kernel, since it
 // waits for the next ones, or that cannot give up the connections of their users.
 func (c *Client) partDisks(ctx context.Context) {
 	for _, d := range c.disks() {
@@ -231,7 +232,7 @@ func (c *Client) partDisks(ctx context.Context) {
 }
 
 // part kills the process, and waits until its devices have none. The supervisor
-// starts another one, which gets none of them.
+// starts another one. That gets none of them.
 func (f *frontend) part(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, takeAwayTime)
 	defer cancel()
@@ -293,7 +294,7 @@ func (c *Client) stay(places ...*place) {
 	}
 }
 
-// HandedOver ends what HandOver has begun: another process serves. Names of sockets
+// HandedOver ends the hand-over: another process serves. Names of sockets
 // and the state file belong to it.
 func (c *Client) HandedOver() {
 	for _, f := range c.frontends {
@@ -321,7 +322,7 @@ func (c *Client) UserSockets() (all []UserSocket) {
 	return all
 }
 
-// Duplicate returns a duplicate, which is the caller's.
+// Duplicate returns a duplicate. The caller owns it.
 func (u *UserSocket) Duplicate() (f *os.File, err error) {
 	raw, err := u.file.SyscallConn()
 	if err != nil {
@@ -336,6 +337,6 @@ func (u *UserSocket) Duplicate() (f *os.File, err error) {
 	return f, errors.Join(cerr, err)
 }
 
-// ListenArg returns an element of FrontendConfig.Listen without what stands behind the
+// ListenArg returns an element of FrontendConfig.Listen without the mark behind the
 // address.
 func ListenArg(listen string) string { return strings.TrimSuffix(listen, trusted) }

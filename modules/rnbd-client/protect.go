@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -61,7 +62,17 @@ func (f *frontend) renewTLS(ctx context.Context) error {
 	if h == nil || !h.given {
 		return nil // the next process gets it before the sockets
 	}
-	return f.protect(ctx, h)
+	return f.renewOn(ctx, h)
+}
+
+func (f *frontend) renewOn(ctx context.Context, h *host) error {
+	err := f.protect(ctx, h)
+	if blk.ToErrno(err) == blk.EOPNOTSUPP {
+		// It would go on without checks that users need now. The next process gets no
+		// socket either, while that is so.
+		h.Process.Kill()
+	}
+	return err
 }
 
 // watchTLS renews until the front end ends.
@@ -83,7 +94,7 @@ func (f *frontend) watchTLS() {
 	}
 }
 
-// takeUsers takes over what users have done.
+// takeUsers takes over the events of users.
 func (f *frontend) takeUsers(ctx context.Context) {
 	h, _ := f.now()
 	if f.cfg.Users == nil || h == nil {

@@ -23,7 +23,11 @@ type tlsFront struct {
 	got  []string
 	tls  plugin.TLS
 	fail error
+
+	killed bool
 }
+
+func (p *tlsFront) Kill() { p.killed = true }
 
 func (p *tlsFront) SetTLS(_ context.Context, t plugin.TLS) error {
 	p.got, p.tls = append(p.got, "tls"), t
@@ -135,5 +139,24 @@ func TestProtect(t *testing.T) {
 	must(t, f.protect(t.Context(), h))
 	if n := len(p.got); n != 5 || string(p.tls.PrivateKey) != "k" {
 		t.Errorf("it gets %v", p.got)
+	}
+}
+
+// A process that cannot check users as they must be from now on does not go on with
+// its sockets.
+func TestRenewTLS_FailsClosed(t *testing.T) {
+	now := requiredTLS()
+	f, err := listening(t, FrontendConfig{Listen: []string{"tcp:127.0.0.1:0"}, TLS: func() plugin.TLS { return now }})
+	must(t, err)
+	p := &tlsFront{}
+	h := &host{Instance: &supervise.Instance{Process: p}, fe: f}
+	must(t, f.giveSockets(t.Context(), h))
+	now.PrivateKey, p.fail = []byte("half a key"), blk.EINVAL
+	if err := f.renewOn(t.Context(), h); !errors.Is(err, blk.EINVAL) || p.killed {
+		t.Errorf("with a wrong key: %v, killed: %t", err, p.killed)
+	}
+	now.Rules, p.fail = []plugin.UserRule{{Allow: "none"}}, blk.EOPNOTSUPP
+	if err := f.renewOn(t.Context(), h); !errors.Is(err, blk.EOPNOTSUPP) || !p.killed {
+		t.Errorf("with rules that it does not know: %v, killed: %t", err, p.killed)
 	}
 }
