@@ -34,6 +34,13 @@ func newRelay(t testing.TB, c rigConfig) *relay {
 	return l
 }
 
+// failing has requests end as f says.
+func (d *disk) failing(f func(*shm.SQE) blk.Errno) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fails = f
+}
+
 func (l *relay) disk() *disk { return l.rigs[0].disks[0] }
 
 func release(t testing.TB, r *rig) []plugin.Connection {
@@ -129,7 +136,7 @@ func (c *client) prepare(seed uint64) (b []byte, calls []*call, ends []int) {
 }
 
 // judge waits for the answers of a stream, and looks at what the disk has.
-func (c *client) judge(t *testing.T, d *disk, calls []*call, seed uint64) {
+func (l *relay) judge(t *testing.T, calls []*call, seed uint64) {
 	t.Helper()
 	for i, p := range calls {
 		code, err := p.wait()
@@ -148,9 +155,12 @@ func (c *client) judge(t *testing.T, d *disk, calls []*call, seed uint64) {
 	}
 	want := pattern(9<<10+300, seed+1)
 	clear(want[1<<10+100:][:3000])
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !bytes.Equal(d.mem[3<<10:][:len(want)], want) || !bytes.Equal(d.mem[700:800], pattern(100, seed)) {
+	for _, r := range l.rigs {
+		r.disks[0].mu.Lock()
+		defer r.disks[0].mu.Unlock()
+	}
+	mem := l.disk().mem
+	if !bytes.Equal(mem[3<<10:][:len(want)], want) || !bytes.Equal(mem[700:800], pattern(100, seed)) {
 		t.Fatal("the disk has other data")
 	}
 	if last := calls[len(calls)-1].buf; len(last) != len(want) {
@@ -183,7 +193,7 @@ func TestHanded_AtEachByte(t *testing.T) {
 			awaitRead(t, c.conn)
 			l.move()
 			c.must(c.conn.Write(b[cut:]))
-			c.judge(t, l.disk(), calls, seed)
+			l.judge(t, calls, seed)
 		}
 		t.Logf("%d cuts", len(cuts))
 	})
@@ -207,7 +217,7 @@ func TestHanded_ManyTimes(t *testing.T) {
 				}
 				l.move()
 			}
-			c.judge(t, l.disk(), calls, seed)
+			l.judge(t, calls, seed)
 		}
 	})
 }
@@ -218,7 +228,9 @@ func TestHanded_UnsentReplies(t *testing.T) {
 		l := newRelay(t, rigConfig{slots: 32, slotSize: 64 << 10})
 		c := dial(t, "unix", l.rigs[0].addr, "disk0", structured) // nobody reads
 		want := pattern(4<<20, 5)
+		l.disk().mu.Lock()
 		copy(l.disk().mem, want)
+		l.disk().mu.Unlock()
 		var calls []*call
 		for i := range 40 {
 			off := i * 70001 % (3 << 20)
@@ -245,12 +257,12 @@ func TestHanded_UnsentReplies(t *testing.T) {
 func TestHanded_FailedInPart(t *testing.T) {
 	l := newRelay(t, handedRig)
 	c := l.rigs[0].connect(true)
-	l.disk().fails = func(e *shm.SQE) blk.Errno {
+	l.disk().failing(func(e *shm.SQE) blk.Errno {
 		if e.Op == blk.Write && e.Offset == 0 {
 			return blk.EIO
 		}
 		return blk.OK
-	}
+	})
 	p := c.start(cmdWrite, 0, 0, 12<<10, []byte{}) // no payload yet
 	payload := pattern(12<<10, 1)
 	c.must(c.conn.Write(payload[:9<<10]))
@@ -269,7 +281,11 @@ func TestHanded_FailedInPart(t *testing.T) {
 func TestHanded_InFlight(t *testing.T) {
 	l := newRelay(t, rigConfig{})
 	c := l.rigs[0].connect(false)
-	l.disk().keep, l.rigs[1].disks[0].keep = true, true
+	for _, r := range l.rigs {
+		r.disks[0].mu.Lock()
+		r.disks[0].keep = true
+		r.disks[0].mu.Unlock()
+	}
 	var calls []*call
 	for i := range 200 {
 		calls = append(calls, c.start(cmdWrite, 0, uint64(i)*4096, 4096, pattern(4096, uint64(i))))
@@ -303,7 +319,7 @@ func TestHanded_NotWhileARequestHangs(t *testing.T) {
 	r := newRig(t, rigConfig{})
 	c, other := r.connect(true), r.connect(true)
 	block := make(chan struct{})
-	r.disks[0].fails = func(*shm.SQE) blk.Errno { <-block; return blk.OK }
+	r.disks[0].failing(func(*shm.SQE) blk.Errno { <-block; return blk.OK })
 	p := c.start(cmdRead, 0, 0, 512, make([]byte, 512))
 	eventually(t, "it is with the device", func() (busy bool) {
 		r.onQueue(0, func(q *queue) { busy = len(q.conns) > 0 && q.conns[0].inDevice() > 0 })
