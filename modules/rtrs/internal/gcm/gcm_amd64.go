@@ -121,17 +121,18 @@ const reduction = 0xe1 << 56
 
 // times returns e*f mod g.
 func (e element) times(f element) (p element) {
+	high, low := e.high, e.low // of e*x^i
 	for i := range 128 {
 		word := f.high
 		if i >= 64 {
 			word = f.low
 		}
 		mask := -(word >> (63 - i%64) & 1)
-		p.high ^= e.high & mask
-		p.low ^= e.low & mask
-		carry := -(e.low & 1)
-		e.low = e.low>>1 | e.high<<63
-		e.high = e.high>>1 ^ reduction&carry
+		p.high ^= high & mask
+		p.low ^= low & mask
+		carry := -(low & 1)
+		low = low>>1 | high<<63
+		high = high>>1 ^ reduction&carry
 	}
 	return p
 }
