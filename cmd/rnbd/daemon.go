@@ -178,14 +178,16 @@ func serveUntilDone(ctx context.Context, api *grpc.Server, sock net.Listener, u 
 		api.Stop()
 		return errors.Join(err, closeWithin(closeDaemon))
 	case <-u.replaced:
+	case <-ctx.Done():
+		signal.Reset(syscall.SIGINT, syscall.SIGTERM)
+		u.end()
+	}
+	if u.isReplaced() {
 		control.Leave(sock)
 		stopGracefully(api)
-		return closeWithin(closeDaemon)
-	case <-ctx.Done():
+	} else {
+		api.Stop()
 	}
-	signal.Reset(syscall.SIGINT, syscall.SIGTERM)
-	u.end()
-	api.Stop()
 	return closeWithin(closeDaemon)
 }
 

@@ -65,9 +65,20 @@ type upgrading struct {
 	run      *daemonRun
 	mu       sync.Mutex // held during an upgrade
 	next     atomic.Pointer[handover.Process]
+	fate     atomic.Int32  // undecided, calledOff or passedOn
 	replaced chan struct{} // closed when another process serves
 	broken   chan error    // has the reason why neither process serves
 }
+
+// The end of this process and the first sign of life of the next one may meet: the
+// earlier of them decides.
+const (
+	undecided = iota
+	calledOff // this process ends, and the next one with it
+	passedOn  // the next process serves, and stays
+)
+
+var errCalledOff = fmt.Errorf("this process ends: %w", syscall.ECANCELED)
 
 func newUpgrading(r *daemonRun) *upgrading {
 	return &upgrading{run: r, replaced: make(chan struct{}), broken: make(chan error, 1)}
@@ -83,11 +94,13 @@ func (u *upgrading) isReplaced() bool {
 	}
 }
 
-// end ends the upgrade under way, with its process, and prevents further ones: the
-// daemon ends.
+// end ends the upgrade under way, with its process unless that serves already, and
+// prevents further ones: this process ends.
 func (u *upgrading) end() {
-	if p := u.next.Load(); p != nil {
-		p.Kill()
+	if u.fate.CompareAndSwap(undecided, calledOff) {
+		if p := u.next.Load(); p != nil {
+			p.Kill()
+		}
 	}
 	u.mu.Lock()
 }
@@ -109,7 +122,10 @@ func (u *upgrading) upgrade(r *controlpb.UpgradeRequest, s handedOver) (*control
 		return nil, fmt.Errorf("upgrade: %w", err)
 	}
 	defer closeSockets(sockets)
-	u.next.Store(next)
+	if u.next.Store(next); u.fate.Load() == calledOff {
+		next.Kill()
+		return nil, u.failed(errCalledOff)
+	}
 	// Nothing of this depends on the caller, who may go.
 	patience := readyTime
 	if r.ReadyUs > 0 {
@@ -202,6 +218,9 @@ func (u *upgrading) handOver(next *handover.Process, s handedOver, sockets []han
 		err = next.Serving(serving)
 		cancel()
 	}
+	if err == nil && !u.fate.CompareAndSwap(undecided, passedOn) {
+		err = errCalledOff
+	}
 	reply := &controlpb.UpgradeReply{Pid: int32(next.PID()), Devices: int32(devices)}
 	if err == nil {
 		err = s.commit(next, reply)
@@ -210,6 +229,7 @@ func (u *upgrading) handOver(next *handover.Process, s handedOver, sockets []han
 		return reply, nil
 	}
 	next.Kill()
+	u.fate.CompareAndSwap(passedOn, undecided)
 	if !left {
 		return nil, fmt.Errorf("%w; this process goes on", err)
 	}

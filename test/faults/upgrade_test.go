@@ -3,11 +3,13 @@ package faults
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -160,6 +162,41 @@ func TestServerUpgradeThatFails(t *testing.T) {
 	mustUpgrade(t, s) // and the next one may succeed
 	load.awaitProgress(200)
 	load.stop()
+}
+
+// A signal that ends the running process in the middle of an upgrade leaves one
+// process that serves, or none.
+func TestServerUpgradeThatASignalMeets(t *testing.T) {
+	l := lab.New(t)
+	s := l.Server(lab.ServerOptions{SearchPath: l.Image("disk.img", 1<<20), Plugins: []string{"fileio"}})
+	begin := time.Now()
+	mustUpgrade(t, s)
+	whole := time.Since(begin)
+	met := map[bool]int{}
+	for i := range pick(4, 80) {
+		upgraded := make(chan error, 1)
+		pid := s.PID()
+		go func() {
+			_, err := s.Upgrade("")
+			upgraded <- err
+		}()
+		at := whole * time.Duration(2+i%4) / 4 // the hand-over is in the second half
+		time.Sleep(at)
+		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
+			t.Fatal(err)
+		}
+		err := <-upgraded
+		met[err == nil]++
+		t.Logf("signal after %v of %v, %v after the begin: %v", at, whole, time.Since(begin), err)
+		if err != nil {
+			eventually(t, 2*enough, "the process has ended", func() bool { gone, _ := s.Exited(); return gone })
+			if err := s.Start(); err != nil { // at the same sockets
+				t.Fatalf("a signal after %v: %v\n%s", at, err, s.Log())
+			}
+		}
+		mustAnswer(t, s)
+	}
+	t.Logf("%d upgrades came to their end, %d did not", met[true], met[false])
 }
 
 // actor is a link to this program, whose name says how it behaves.
