@@ -417,16 +417,19 @@ func (w *world) reconnect(session string) {
 // notice by its heartbeats only that the server has been restarted, so a device counts as
 // open if it is at ten looks in a row.
 func (w *world) remapIfClosed(l *load) {
-	open := 0
+	open, gone := 0, false
 	for end := w.operatorGivesUp(time.Minute); time.Now().Before(end); {
 		c, _ := w.client.daemon()
 		if c != nil {
 			d, err := c.Device(l.name)
-			if err != nil {
+			if gone = err != nil; gone {
 				if l.user.isThere() { // it waits for its server since the last client ended
 					w.mapAgain(l)
+					return
 				}
-				return // or another act unmapped it, and maps it again
+				// Another act unmapped it and maps it again. The server may restart just after.
+				time.Sleep(time.Second)
+				continue
 			}
 			if d.State() == client.Open {
 				if open++; open == 10 {
@@ -451,7 +454,9 @@ func (w *world) remapIfClosed(l *load) {
 		}
 		time.Sleep(time.Second)
 	}
-	w.violate("liveness: %s cannot be opened again", l.name)
+	if !gone {
+		w.violate("liveness: %s cannot be opened again", l.name)
+	}
 }
 
 // restart brings a server up, as often as it takes.
