@@ -383,9 +383,14 @@ func TestHanded_Draining(t *testing.T) {
 func TestHanded_Rights(t *testing.T) {
 	l := newRelay(t, rigConfig{})
 	c := l.rigs[0].connect(true)
-	l.rigs[0].onQueue(0, func(q *queue) {
-		q.conns[0].readOnly = true
-		q.conns[0].user = &user{events: &l.rigs[0].f.users, peer: "x", listener: "tcp:1"}
+	eventually(t, "the connection is served", func() (served bool) { // it is handed to the queue after the handshake
+		l.rigs[0].onQueue(0, func(q *queue) {
+			if served = len(q.conns) == 1; served {
+				q.conns[0].readOnly = true
+				q.conns[0].user = &user{events: &l.rigs[0].f.users, peer: "x", listener: "tcp:1"}
+			}
+		})
+		return served
 	})
 	for turn := range 2 { // there and back
 		l.move()
