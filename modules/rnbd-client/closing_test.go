@@ -1,7 +1,10 @@
 package client
 
 import (
+	"context"
+	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,6 +33,34 @@ func TestMap_AwaitsTheCloseOfTheLastMapping(t *testing.T) {
 	}
 	if got := s.messages(); slices.Index(got, "close") > lastIndex(got, "open vol") {
 		t.Errorf("the server has got %q", got)
+	}
+}
+
+// The CLOSE of the last mapping was lost, and a request of that mapping is under way.
+// The OPEN waits for it, or it would overwrite later writes.
+func TestMap_AwaitsTheRequestsOfTheLastMapping(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient(withTestFront(t))
+	_, err := s.mapIn(c, "other", "") // keeps the session
+	must(t, err)
+	d, dir := s.mapHanging(c, "vol")
+	s.set(func() { s.loseClose = true })
+	must(t, c.Unmap(t.Context(), d.name, true))
+	brief, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := d.session.awaitClosed(brief, "vol"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "requests") {
+		t.Errorf("beside a request that does not end: %v", err)
+	}
+	mapped := async(func() error { _, err := s.mapIn(c, "vol", dir); return err })
+	for range 20 {
+		if n := s.count("open vol"); n != 1 {
+			t.Fatalf("the server has got %d OPENs of it before the request has ended", n)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	s.releaseAll(blk.OK)
+	if err := soon(t, "the map", mapped); err != nil {
+		t.Fatal(err)
 	}
 }
 

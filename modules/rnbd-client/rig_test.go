@@ -57,11 +57,13 @@ type target struct {
 	heldOpen *rtrs.Op
 	onOpen   func()     // once, before the next OPEN is answered
 	closes   []*rtrs.Op // that wait for held
-	features uint16
-	events   []*rtrs.Op // EVENTs that wait
-	seen     []uint64   // numbers seen by clients
-	sessions atomic.Int32
-	onList   func(after string, page []byte) (errno int) // answers LIST
+	// loseClose answers CLOSE with an error and does nothing, as if it was lost.
+	loseClose bool
+	features  uint16
+	events    []*rtrs.Op // EVENTs that wait
+	seen      []uint64   // numbers seen by clients
+	sessions  atomic.Int32
+	onList    func(after string, page []byte) (errno int) // answers LIST
 }
 
 func newTarget(t testing.TB, size int) *target {
@@ -177,6 +179,10 @@ func (s *target) Request(op *rtrs.Op) {
 		})
 	case rnbdwire.TypeClose:
 		s.log = append(s.log, "close")
+		if s.loseClose {
+			op.Respond(int(blk.EIO))
+			return
+		}
 		if len(s.held) > 0 {
 			s.closes = append(s.closes, op)
 			return

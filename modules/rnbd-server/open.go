@@ -46,7 +46,7 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 	if err := s.admissible(sess, name, mode); err != nil {
 		return fail(err)
 	}
-	if m, err := sess.opened(name, ioMode); m != nil || err != nil {
+	if m, err := sess.openedBefore(ctx, name, ioMode); m != nil || err != nil {
 		return m, err
 	}
 	if err := s.roomFor(len(sess.mappings())); err != nil {
@@ -138,6 +138,21 @@ func (s *Server) closeLost(sess *session, name string) error {
 	}
 	s.closeMapping(m, false)
 	return nil
+}
+
+// openedBefore does what opened does. It waits until the requests of that mapping have
+// ended: if the client has lost its CLOSE with a path it has forgotten them, and they
+// would overwrite the writes that follow the OPEN.
+func (s *session) openedBefore(ctx context.Context, name, ioMode string) (*mapping, error) {
+	for pause := 200 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
+		m, err := s.opened(name, ioMode)
+		if m == nil || err != nil || m.inflight() == 0 {
+			return m, err
+		}
+		if !sleep(ctx, pause) {
+			return nil, fmt.Errorf("open %q: it is open, and %d of its requests do not end: %w", name, m.inflight(), syscall.EBUSY)
+		}
+	}
 }
 
 // opened returns the session's mapping of name, nil if there is none. ioMode is

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -246,5 +247,42 @@ func TestASharedDeviceServesASessionThatWouldHaveTakenAnotherPlugin(t *testing.T
 	data := make([]byte, 4096)
 	if e := second.rw(got.DeviceID, blk.Read, 0, data); e != blk.OK || data[0] != 7 {
 		t.Errorf("read of the second client: %v, first byte %d, want 7", e, data[0])
+	}
+}
+
+// A client whose CLOSE was lost opens the device again while its old requests are in
+// the plugin. They would overwrite what it writes then, so the OPEN waits for them.
+func TestOpenBesideRequestsOfTheMappingBefore(t *testing.T) {
+	mem := newMemory()
+	mem.add("vol", 1<<20)
+	r := newRig(t, mem)
+	i := r.connect("s")
+	before, err := i.open("vol", blk.ReadWrite)
+	must(t, err)
+	mem.setHold(true)
+	written := i.start(false, 512, ioMessage(before.DeviceID, blk.Write, 0, 0, 512))
+	eventually(t, "the plugin has the write", func() bool { return len(mem.requests()) == 1 })
+
+	brief, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := r.server.openMapping(brief, r.server.sessions[0].Load(), "vol", "", blk.ReadWrite); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("OPEN beside a request that does not end: %v, want EBUSY", err)
+	}
+	opened := make(chan error, 1)
+	go func() { _, err := i.open("vol", blk.ReadWrite); opened <- err }()
+	select {
+	case err := <-opened:
+		t.Fatalf("OPEN does not wait for the request: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	mem.setHold(false)
+	if errno := i.await(written); errno != blk.OK {
+		t.Errorf("the write: errno %d", errno)
+	}
+	select {
+	case err := <-opened:
+		must(t, err)
+	case <-time.After(20 * time.Second):
+		t.Fatal("OPEN does not return after the end of the request")
 	}
 }
