@@ -63,8 +63,8 @@ func checkResults(t *testing.T, path string) {
 		t.Errorf("failed: %s", e)
 	}
 	missing := map[string]bool{}
-	for id := range titles {
-		missing[id] = os.Getenv("CI") != "" || len(p.LeftOut) == 0
+	for _, c := range choose(nil, true).claims {
+		missing[c.id] = os.Getenv("CI") != "" || len(p.LeftOut) == 0
 	}
 	for _, r := range p.Rows {
 		delete(missing, r.ID)
