@@ -155,7 +155,7 @@ func TestAnOldAnswerDoesNotVouch(t *testing.T) {
 // again, for the operations or for the end.
 func TestAPathThatWaitsEndsWithTheLastOne(t *testing.T) {
 	net := loopback.New()
-	park := startParking(t, net, retireAfter(20*time.Millisecond))
+	park := startParking(t, net, retireAfter(20*time.Millisecond), func(c *ServerConfig) { c.InfoTimeout = time.Hour })
 	a := newSession(t, net, 2, "s")
 	a.write(1, 1, nil, []byte("stuck"))
 	op := park.take(a)
