@@ -61,8 +61,16 @@ func newStream(fd, header int) *stream {
 func (s *stream) FD() int        { return s.fd }
 func (s *stream) Events() uint32 { return unix.EPOLLIN | unix.EPOLLOUT }
 
-// Arm needs to do nothing: edges are reported since the last call that found no more.
-func (s *stream) Arm() bool { return true }
+// Arm returns false if there is something to receive or to send. Edges do not suffice: a
+// pump that parks drops those that came since the last call.
+func (s *stream) Arm() bool {
+	look := [1]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}
+	if s.n > 0 {
+		look[0].Events |= unix.POLLOUT
+	}
+	n, _ := unix.Poll(look[:], 0)
+	return n == 0
+}
 
 // Poll receives and sends.
 func (s *stream) Poll() int {
