@@ -284,10 +284,11 @@ func TestCombiner_GivesThePumpBackWhenItLooksInVain(t *testing.T) {
 	r.Pump.callers.resting.Store(1)
 	before := r.Stats().GivenBack
 	sdktest.Within(t, soonEnough, "the pump is given back", func() bool {
-		for range 50 { // it is lent to callers that come again soon
+		r.Pump.callers.wanted.Store(true) // so that it is lent
+		r.Do(func() {})
+		for range 50 {
 			r.Pump.callers.since = 1 // long ago
-			r.borrow(r.Pump.callers.serve)
-			if r.Stats().GivenBack > before {
+			if r.tryDrive(r.Pump.callers.serve, true) && r.Stats().GivenBack > before {
 				return true
 			}
 		}
