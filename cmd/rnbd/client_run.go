@@ -36,6 +36,8 @@ type clientOptions struct {
 	Loss           string `yaml:"loss"`
 
 	Mappings []mappings.Mapping `yaml:"mappings"`
+
+	broken brokenFiles `yaml:"-"`
 }
 
 func newClientRun() *cobra.Command {
@@ -56,7 +58,7 @@ func clientRun() (*cobra.Command, *clientOptions) {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hangups := hangups()
 			return withPredecessor(func(pre *handover.Predecessor) error {
-				if err := o.load(cmd); err != nil {
+				if err := o.loadAtStart(cmd, pre); err != nil {
 					return err
 				}
 				return runClient(cmd, o, hangups, pre)
@@ -83,8 +85,10 @@ func clientRun() (*cobra.Command, *clientOptions) {
 
 // load reads the configuration files. The mappings and the rules of all files
 // count; of any other key the last file.
-func (o *clientOptions) load(cmd *cobra.Command) error {
-	err := o.collect(func(eachFile func()) error { return o.daemonOptions.load(cmd, "client", o, eachFile) })
+func (o *clientOptions) load(cmd *cobra.Command) error { return o.loadSparing(cmd, nil) }
+
+func (o *clientOptions) loadSparing(cmd *cobra.Command, spare spareFile) error {
+	err := o.collect(func(eachFile func()) error { return o.daemonOptions.load(cmd, "client", o, eachFile, spare) })
 	if err != nil {
 		return usageError{fmt.Errorf("configuration: %w", err)}
 	}
@@ -141,6 +145,7 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal, p
 	}
 	cfg.Reopen = reopening(fabrics, cfg.Fabrics)
 	cfg.HoldUsers = len(o.Mappings) > 0
+	cfg.ReservedNames = o.broken.names
 	nbdTLS, err := o.nbdOptions.open(run.logs.Logger("tls"))
 	if err != nil {
 		return err
@@ -168,6 +173,7 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal, p
 	}
 	daemon := &clientDaemon{ClientDaemonServer: c.Control(versionString()), client: c, upgrading: run.upgrading, rules: rules}
 	daemon.conf = running[*clientOptions]{kind: "client", cmd: cmd, logs: run.logs, options: o, fresh: clientRun, tls: run.tls, nbdTLS: nbdTLS, metrics: run.metrics, refuse: refuseNoNBDRules}
+	daemon.conf.setProblems(o.broken.problems)
 	daemon.keeper = mappings.NewKeeper(mapper{c, daemon, cfg.Loss}, run.log)
 	if err := daemon.keeper.Inherit(kept); err != nil { // it maps them as at a start
 		run.log.Warn("mappings of the configuration are looked at anew", "err", err)
@@ -175,7 +181,7 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal, p
 	api := run.newAPI()
 	controlpb.RegisterClientDaemonServer(api, daemon)
 	return run.serve(api, services{
-		metrics: metrics.Client(daemon), status: status.Client(daemon), tree: c.Tree(), reloader: daemon,
+		metrics: metrics.Client(daemon), status: status.Client(daemon), tree: c.Tree(), reloader: daemon, problems: o.broken.problems,
 		ready: func(ctx context.Context) {
 			daemon.keeper.Want(ctx, o.Mappings, false)
 			go serveUsers(ctx, daemon.keeper, c)

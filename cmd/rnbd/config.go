@@ -55,15 +55,16 @@ func (o *daemonOptions) configFiles(cmd *cobra.Command, kind string) (files []st
 }
 
 // load reads the configuration files of a daemon into the struct that its flags
-// set. Flags of the command line win. next is called behind each file.
-func (o *daemonOptions) load(cmd *cobra.Command, kind string, into any, next func()) error {
+// set. Flags of the command line win. next is called behind each file. spare, unless
+// it is nil, may leave out a file that is broken.
+func (o *daemonOptions) load(cmd *cobra.Command, kind string, into any, next func(), spare spareFile) error {
 	given := givenFlags(cmd)
 	files, err := o.configFiles(cmd, kind)
 	if err != nil {
 		return err
 	}
-	if err := readAll(files, into, next); err != nil {
-		return errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
+	if err := readAll(files, into, next, spare); err != nil {
+		return errors.New(oneLine(err))
 	}
 	for _, restore := range given {
 		if err := restore(); err != nil {
@@ -73,12 +74,25 @@ func (o *daemonOptions) load(cmd *cobra.Command, kind string, into any, next fun
 	return nil
 }
 
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// spareFile is asked about a file that is broken by err. It returns nil to leave the
+// file out.
+type spareFile func(file string, text []byte, err error) error
+
 // readAll reads files into the same struct. The error lists all that is wrong
 // with them.
-func readAll(files []string, into any, next func()) error {
+func readAll(files []string, into any, next func(), spare spareFile) error {
 	var errs []error
 	for _, f := range files {
-		errs = append(errs, config.Read(f, into))
+		text, err := os.ReadFile(f)
+		if err == nil {
+			err = config.Decode(f, text, into)
+			if err != nil && spare != nil {
+				err = spare(f, text, err)
+			}
+		}
+		errs = append(errs, err)
 		next()
 	}
 	return errors.Join(errs...)

@@ -114,10 +114,10 @@ func checkConfig(kind daemonSet, places []string) (n int, err error) {
 	}
 	if kind == onServer {
 		_, o := serverRun()
-		return len(files), o.collectAccess(func(eachFile func()) error { return readAll(files, o, eachFile) })
+		return len(files), o.collectAccess(func(eachFile func()) error { return readAll(files, o, eachFile, nil) })
 	}
 	_, o := clientRun()
-	return len(files), o.collect(func(eachFile func()) error { return readAll(files, o, eachFile) })
+	return len(files), o.collect(func(eachFile func()) error { return readAll(files, o, eachFile, nil) })
 }
 
 // configChange is a change of the configuration of a daemon.
@@ -143,7 +143,8 @@ Mappings that are new are begun, and tried in the background until they work;
 those that a configuration had and has no more are taken away unless they are in
 use. Other devices are left alone. Of the other keys log-level is taken over at
 once; those that hold from the next start on are listed with the action
-"restart". With an error in a file nothing is changed.`,
+"restart". With an error in a file nothing is changed, while a start of the client
+leaves out a file of its folder that is broken and has nothing but mappings.`,
 		Example: "  rnbd config " + name,
 		Args:    args(cobra.MaximumNArgs(1)),
 	}

@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -49,6 +50,18 @@ type running[O daemonConfig] struct {
 	refuse  func(now, next O) error    // of a reload; nil: refuses nothing
 	mu      sync.Mutex
 	options O // as they are in force; guarded by mu
+
+	problems atomic.Pointer[[]string] // see DaemonInfo
+}
+
+func (r *running[O]) setProblems(p []string) { r.problems.Store(&p) }
+
+// describe adds folder and problems of the configuration to info.
+func (r *running[O]) describe(info *controlpb.DaemonInfo) {
+	info.ConfigDir = r.dir()
+	if p := r.problems.Load(); p != nil {
+		info.ConfigProblems = *p
+	}
 }
 
 // dir is the folder of the configuration files.
@@ -61,6 +74,19 @@ func (r *running[O]) dir() string { return r.options.common().configDir(r.cmd, r
 func (r *running[O]) reload(dry bool, more func(next O) []*controlpb.ConfigChange) (*controlpb.ReloadReply, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	reply, err := r.takeOver(dry, more)
+	switch {
+	case dry:
+	case err != nil:
+		r.setProblems([]string{oneLine(err)})
+	default:
+		r.setProblems(nil)
+	}
+	return reply, err
+}
+
+// takeOver is reload. The caller holds mu.
+func (r *running[O]) takeOver(dry bool, more func(next O) []*controlpb.ConfigChange) (*controlpb.ReloadReply, error) {
 	next, err := r.readAgain()
 	if err != nil {
 		return nil, err
@@ -143,7 +169,7 @@ func (d *clientDaemon) reloadRules(next *clientOptions, dry bool) []*controlpb.C
 func (d *clientDaemon) Info(ctx context.Context, r *controlpb.InfoRequest) (*controlpb.DaemonInfo, error) {
 	info, err := d.ClientDaemonServer.Info(ctx, r)
 	if err == nil {
-		info.ConfigDir = d.conf.dir()
+		d.conf.describe(info)
 	}
 	return info, err
 }
@@ -176,7 +202,7 @@ type serverDaemon struct {
 func (d *serverDaemon) Info(ctx context.Context, r *controlpb.InfoRequest) (*controlpb.DaemonInfo, error) {
 	info, err := d.ServerDaemonServer.Info(ctx, r)
 	if err == nil {
-		info.ConfigDir = d.conf.dir()
+		d.conf.describe(info)
 	}
 	return info, err
 }
@@ -377,11 +403,11 @@ type reloader interface {
 }
 
 // reloadNow has d read its configuration again, and logs the result.
-func reloadNow(ctx context.Context, d reloader, log *slog.Logger) {
+func reloadNow(ctx context.Context, d reloader, log *slog.Logger) error {
 	reply, err := d.Reload(ctx, &controlpb.ReloadRequest{})
 	if err != nil {
 		log.Error("the configuration is not reloaded, the old one holds", "err", err)
-		return
+		return err
 	}
 	log.Info("the configuration is reloaded", "changes", len(reply.Changes))
 	for _, c := range reply.Changes {
@@ -394,4 +420,5 @@ func reloadNow(ctx context.Context, d reloader, log *slog.Logger) {
 			log.Info("change of the configuration", "action", c.Action, "subject", c.Subject, "detail", c.Detail)
 		}
 	}
+	return nil
 }

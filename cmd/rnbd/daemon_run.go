@@ -137,6 +137,7 @@ type services struct {
 	status   *status.Daemon
 	tree     map[string]ctltree.Node
 	reloader reloader                        // called at each SIGHUP
+	problems []string                        // of the configuration, at the start
 	ready    func(ctx context.Context)       // called when all of that is served
 	alive    func(ctx context.Context) error // reports what hangs in the daemon
 	close    func(ctx context.Context) error // ends the daemon
@@ -157,14 +158,23 @@ func (r *daemonRun) serve(api *grpc.Server, s services) error {
 	r.log.Info(r.kind+" is ready", "socket", r.socket, "version", versionString())
 	r.journal.Add(journal.Event{Kind: journal.Daemon, To: "ready", Why: versionString()})
 	defer r.runHook(ctx)()
+	for _, p := range s.problems {
+		r.log.Error("a part of the configuration is left out", "err", p)
+		r.journal.Add(journal.Event{Kind: journal.Config, To: "left out", Why: p})
+	}
 	s.ready(ctx)
-	r.manager.Ready("serves on " + r.socket)
+	r.manager.Ready(r.serves(len(s.problems)))
 	defer onHangup(r.hangups, func() {
 		r.manager.Reloading()
 		r.audit.Reopen()
-		reloadNow(ctx, s.reloader, r.log)
-		r.journal.Add(journal.Event{Kind: journal.Config, To: "read again", Why: "SIGHUP"})
-		r.manager.Ready("serves on " + r.socket)
+		problems := 0
+		if err := reloadNow(ctx, s.reloader, r.log); err != nil {
+			problems = 1
+			r.journal.Add(journal.Event{Kind: journal.Config, To: "refused", Why: err.Error()})
+		} else {
+			r.journal.Add(journal.Event{Kind: journal.Config, To: "read again", Why: "SIGHUP"})
+		}
+		r.manager.Ready(r.serves(problems))
 	})()
 	watched, unwatch := context.WithCancel(ctx)
 	var watch sync.WaitGroup
@@ -178,6 +188,15 @@ func (r *daemonRun) serve(api *grpc.Server, s services) error {
 		}
 		return errors.Join(unmount(), s.close(ctx))
 	})
+}
+
+// serves is the state for the service manager.
+func (r *daemonRun) serves(problems int) string {
+	text := "serves on " + r.socket
+	if problems > 0 {
+		text += "; the configuration has errors, see rnbd doctor"
+	}
+	return text
 }
 
 // alive reports what hangs: the daemon, or its control socket.

@@ -191,6 +191,9 @@ func checkDaemon(ctx context.Context, d *daemons, name string) (found []doctor.F
 	if err = errors.Join(err, lerr); err != nil {
 		return append(found, doctor.Finding{Check: "daemon", Subject: name, Outcome: doctor.Problem, Text: err.Error(), Do: "see its log; restart it if it does not answer"}), nil
 	}
+	for _, p := range info.ConfigProblems {
+		found = append(found, doctor.Finding{Check: "configuration", Subject: name + " daemon", Outcome: doctor.Problem, Text: p, Do: "`rnbd config check`, then `rnbd config apply`"})
+	}
 	for _, p := range info.Plugins {
 		if p.State != "running" {
 			found = append(found, doctor.Finding{Check: "plugin", Subject: p.Name, Outcome: doctor.Problem, Text: p.State, Do: "see the log of the daemon; `rnbd explain '" + p.State + "'`"})

@@ -52,7 +52,7 @@ func configOf(kind string, into any) (found []doctor.Finding) {
 	more, err := config.Files(filepath.Join(systemConfig, kind+".d"))
 	files = append(files, more...)
 	if err == nil {
-		err = readAll(files, into, func() {})
+		err = readAll(files, into, func() {}, nil)
 	}
 	if err != nil {
 		found = append(found, doctor.Finding{Check: "configuration", Subject: kind, Outcome: doctor.Problem, Text: strings.ReplaceAll(err.Error(), "\n", "; "), Do: "correct the file; `rnbd config check` shows when it is right"})

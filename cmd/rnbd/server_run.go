@@ -95,7 +95,7 @@ func serverRun() (*cobra.Command, *serverOptions) {
 // load reads the configuration files. The rules of all files hold, in the order of
 // the files; of any other key the last file counts.
 func (o *serverOptions) load(cmd *cobra.Command) error {
-	err := o.collectAccess(func(eachFile func()) error { return o.daemonOptions.load(cmd, "server", o, eachFile) })
+	err := o.collectAccess(func(eachFile func()) error { return o.daemonOptions.load(cmd, "server", o, eachFile, nil) })
 	if err != nil {
 		return usageError{fmt.Errorf("configuration: %w", err)}
 	}

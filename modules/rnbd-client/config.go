@@ -85,6 +85,9 @@ type Config struct {
 	// TakeOver and ServeUsers are called.
 	Standby bool
 
+	// ReservedNames are not given to mappings that ask for no name.
+	ReservedNames []string
+
 	// HungAfter is the age from which a request without an answer is reported.
 	// Zero: none is, and failed requests are counted but not logged.
 	HungAfter time.Duration

@@ -37,3 +37,19 @@ func TestNameOfASessionThatJustEnded(t *testing.T) {
 		t.Errorf("given up after %v", took)
 	}
 }
+
+// A name that is reserved goes to a mapping that asks for it, and to no other.
+func TestReservedNamesAreGivenWhenAskedFor(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient(func(cfg *Config) { cfg.ReservedNames = []string{"rnbd0", "rnbd1"} })
+	d, err := s.mapIn(c, "vol", "")
+	must(t, err)
+	if d.Name() == "rnbd0" || d.Name() == "rnbd1" {
+		t.Errorf("a mapping without a name is called %s", d.Name())
+	}
+	d, err = c.Map(t.Context(), MapRequest{Path: "vol2", Session: "one", Mode: blk.ReadWrite, Frontend: FrontendNone, Name: "rnbd0"})
+	must(t, err)
+	if d.Name() != "rnbd0" {
+		t.Errorf("a mapping that asks for a name is called %s", d.Name())
+	}
+}

@@ -122,6 +122,9 @@ func (c *Client) freeName(index uint32) string {
 	for _, p := range c.places {
 		taken[p.d.name] = true
 	}
+	for _, name := range c.cfg.ReservedNames {
+		taken[name] = true
+	}
 	name := fmt.Sprint("rnbd", index)
 	for i := MaxDevices; taken[name]; i++ {
 		name = fmt.Sprint("rnbd", i)

@@ -29,7 +29,7 @@ const (
 	sealEnd   = "# end\n"
 )
 
-// Seal returns text with a first and a last line by which Read sees that the file
+// Seal returns text with a first and a last line by which Decode sees that the file
 // is whole. comment follows "this was", as "written by ...".
 func Seal(comment string, text []byte) []byte {
 	return append(append([]byte(sealBegin+comment+"\n"), text...), sealEnd...)
@@ -40,17 +40,8 @@ func isCut(text []byte) bool {
 	return bytes.HasPrefix(text, []byte(sealBegin)) && !bytes.HasSuffix(append(bytes.TrimRight(text, "\r\n\t "), '\n'), []byte("\n"+sealEnd))
 }
 
-// Read decodes the file into the struct that into points to. Values that the
-// file does not name stay. Keys that are given twice are errors.
-func Read(file string, into any) error {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	return Decode(file, text, into)
-}
-
-// Decode is Read for a text that came from file.
+// Decode decodes the text of file into the struct that into points to.
+// Values that the text does not name stay. Keys that are given twice are errors.
 func Decode(file string, text []byte, into any) error {
 	if isCut(text) {
 		return fmt.Errorf("%s: the file is cut: its last line, %q, is missing: remove the file and make it again, or complete it", file, strings.TrimSpace(sealEnd))

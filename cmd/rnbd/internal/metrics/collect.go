@@ -66,7 +66,7 @@ type Daemon struct {
 	devices func(context.Context) ([]device, error)
 	descs   []*prometheus.Desc
 
-	build                                                                   metric
+	build, configProblems                                                   metric
 	sessions                                                                metric
 	pathUp, pathReads, pathWrites, pathReadBytes, pathWriteBytes            metric
 	pathInflight, pathReconnects, pathFailovers, pathLatency                metric
@@ -96,6 +96,7 @@ func newCollector(kind string, a api, devices func(context.Context) ([]device, e
 	c := &Daemon{
 		client: kind == "client", api: a, devices: devices,
 		build:          gauge("build_info", "1, with the version of the daemon.", "version"),
+		configProblems: gauge("config_problems", "Parts of the configuration that are left out, or 1 when the last reload was refused."),
 		sessions:       gauge("sessions", "Sessions by state.", "state"),
 		pathUp:         gauge("path_connected", "Whether the path takes requests.", "session", "path", "fabric"),
 		pathReads:      counter("path_read_requests_total", "READs of the transport; flush and open are some.", "session", "path", "fabric"),
@@ -173,6 +174,7 @@ func (c *Daemon) daemon(ctx context.Context, b *batch) error {
 		return fmt.Errorf("daemon: %w", err)
 	}
 	b.add(c.build, 1, info.Version)
+	b.add(c.configProblems, float64(len(info.ConfigProblems)))
 	for _, p := range info.PumpStats {
 		b.add(c.pumpLoops, float64(p.Loops), p.Name)
 		b.add(c.pumpSleeps, float64(p.Sleeps), p.Name)

@@ -11,6 +11,7 @@ type State struct {
 	Time     int64     `json:"time"`     // of the values
 	Interval float64   `json:"interval"` // between two points of History
 	Problem  string    `json:"problem"`  // why the daemon did not answer; empty: it did, or the rest is empty
+	Config   []string  `json:"config"`   // errors of the configuration
 	Totals   Totals    `json:"totals"`
 	Plugins  []Plugin  `json:"plugins"`
 	Sessions []Session `json:"sessions"`

@@ -152,7 +152,8 @@ type DaemonInfo struct {
 	Pumps          int32                  `protobuf:"varint,7,opt,name=pumps,proto3" json:"pumps,omitempty"`
 	PumpStats      []*PumpStats           `protobuf:"bytes,8,rep,name=pump_stats,json=pumpStats,proto3" json:"pump_stats,omitempty"`
 	FabricCounters []*FabricCounter       `protobuf:"bytes,9,rep,name=fabric_counters,json=fabricCounters,proto3" json:"fabric_counters,omitempty"`
-	ConfigDir      string                 `protobuf:"bytes,10,opt,name=config_dir,json=configDir,proto3" json:"config_dir,omitempty"` // folder of configuration files; empty: none
+	ConfigDir      string                 `protobuf:"bytes,10,opt,name=config_dir,json=configDir,proto3" json:"config_dir,omitempty"`                // folder of configuration files; empty: none
+	ConfigProblems []string               `protobuf:"bytes,11,rep,name=config_problems,json=configProblems,proto3" json:"config_problems,omitempty"` // parts that are left out, or why the last reload was refused
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -255,6 +256,13 @@ func (x *DaemonInfo) GetConfigDir() string {
 		return x.ConfigDir
 	}
 	return ""
+}
+
+func (x *DaemonInfo) GetConfigProblems() []string {
+	if x != nil {
+		return x.ConfigProblems
+	}
+	return nil
 }
 
 type ReloadRequest struct {
@@ -4261,7 +4269,7 @@ const file_control_proto_rawDesc = "" +
 	"\x05Empty\"\r\n" +
 	"\vInfoRequest\"#\n" +
 	"\vListRequest\x12\x14\n" +
-	"\x05brief\x18\x01 \x01(\bR\x05brief\"\xed\x02\n" +
+	"\x05brief\x18\x01 \x01(\bR\x05brief\"\x96\x03\n" +
 	"\n" +
 	"DaemonInfo\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
@@ -4276,7 +4284,8 @@ const file_control_proto_rawDesc = "" +
 	"\x0ffabric_counters\x18\t \x03(\v2\x1e.rnbd.control.v1.FabricCounterR\x0efabricCounters\x12\x1d\n" +
 	"\n" +
 	"config_dir\x18\n" +
-	" \x01(\tR\tconfigDir\"(\n" +
+	" \x01(\tR\tconfigDir\x12'\n" +
+	"\x0fconfig_problems\x18\v \x03(\tR\x0econfigProblems\"(\n" +
 	"\rReloadRequest\x12\x17\n" +
 	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"F\n" +
 	"\vReloadReply\x127\n" +

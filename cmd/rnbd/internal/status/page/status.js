@@ -346,7 +346,7 @@ function showProblem(why) {
 function show(next) {
   const before = state;
   state = next.problem && before ? { ...before, time: next.time, history: next.history, events: next.events } : next;
-  showProblem(next.problem && `The daemon does not answer: ${next.problem}`);
+  showProblem(next.problem ? `The daemon does not answer: ${next.problem}` : (state.config ?? []).map((what) => `Configuration: ${what}`).join("\n"));
   const name = `rnbd ${state.daemon}${state.host && ` on ${state.host}`}`;
   document.title = name;
   write(byId("title"), name);
