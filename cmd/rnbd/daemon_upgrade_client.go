@@ -15,6 +15,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sockpair"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -58,28 +59,12 @@ func (s *clientService) sockets() (all []handover.Socket, err error) {
 		}
 		all = append(all, handover.Socket{Name: name, File: f})
 	}
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	pair, theirs, err := sockpair.New(unix.SOCK_SEQPACKET, socketConnections)
 	if err != nil {
-		return all, os.NewSyscallError("socketpair", err)
+		return all, err
 	}
-	all = append(all, handover.Socket{Name: socketConnections, File: os.NewFile(uintptr(fds[1]), socketConnections)})
-	s.pair, err = unixConn(os.NewFile(uintptr(fds[0]), socketConnections))
-	return all, err
-}
-
-// unixConn makes a connection of a socket, and closes f.
-func unixConn(f *os.File) (*net.UnixConn, error) {
-	defer f.Close()
-	c, err := net.FileConn(f)
-	if err != nil {
-		return nil, err
-	}
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		c.Close()
-		return nil, fmt.Errorf("descriptor %q is no unix socket", f.Name())
-	}
-	return u, nil
+	s.pair = pair
+	return append(all, handover.Socket{Name: socketConnections, File: theirs}), nil
 }
 
 func (s *clientService) leave(ctx context.Context) (devices int, left bool, err error) {
@@ -220,7 +205,7 @@ func receive(ctx context.Context, pre *handover.Predecessor) (*client.Handover, 
 	if f == nil {
 		return nil, errors.New("the running process hands no connections over: restart the daemon in place of upgrading it")
 	}
-	pair, err := unixConn(f)
+	pair, err := sockpair.Conn(f)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sockpair"
 )
 
 // A connection with TLS reaches its queue through a socket pair, and is served
@@ -67,7 +69,7 @@ func (t *tunnel) connect(n negotiated, peer string) error {
 		n.exp.release()
 		return err
 	}
-	if t.local, err = unixConn(theirs); err == nil {
+	if t.local, err = sockpair.Conn(os.NewFile(uintptr(theirs), "tunnel")); err == nil {
 		err = t.tls.SetDeadline(time.Time{})
 	}
 	if err != nil {
@@ -81,17 +83,6 @@ func (t *tunnel) connect(n negotiated, peer string) error {
 		return err
 	}
 	return nil
-}
-
-// unixConn makes a connection of a socket, which it closes.
-func unixConn(fd int) (*net.UnixConn, error) {
-	file := os.NewFile(uintptr(fd), "tunnel")
-	defer file.Close()
-	c, err := net.FileConn(file)
-	if err != nil {
-		return nil, err
-	}
-	return c.(*net.UnixConn), nil
 }
 
 // run carries until both directions have ended.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sockpair"
 )
 
 // Connection is the connection of a user, on its way from one process of a front end
@@ -234,7 +235,7 @@ func (s *frontServer) connections(ctx context.Context, token uint64) (*net.UnixC
 	if err != nil {
 		return nil, err
 	}
-	return unixConn(os.NewFile(uintptr(fds[0]), "connections"))
+	return sockpair.Conn(os.NewFile(uintptr(fds[0]), "connections"))
 }
 
 func (s *frontServer) ReleaseConnections(ctx context.Context, r *pluginpb.ReleaseConnectionsRequest) (*pluginpb.ReleaseConnectionsResponse, error) {

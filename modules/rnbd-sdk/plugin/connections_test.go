@@ -15,6 +15,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sockpair"
 )
 
 // movingFront gives its connections up, and serves those of another one by a greeting
@@ -64,7 +65,7 @@ func userT(t *testing.T, device, state string, more int) (Connection, net.Conn) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	user, err := unixConn(os.NewFile(uintptr(fds[1]), "user"))
+	user, err := sockpair.Conn(os.NewFile(uintptr(fds[1]), "user"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sockpair"
 )
 
 // Descriptors travel in messages of 8 bytes, the token, over a SEQPACKET
@@ -31,33 +33,7 @@ const (
 // socketPair returns the host's connection and the plugin's descriptor. Both
 // are close-on-exec.
 func socketPair() (*net.UnixConn, *os.File, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, fmt.Errorf("socketpair: %w", err)
-	}
-	host := os.NewFile(uintptr(fds[0]), "plugin control")
-	peer := os.NewFile(uintptr(fds[1]), "host control")
-	conn, err := unixConn(host)
-	if err != nil {
-		_ = peer.Close()
-		return nil, nil, err
-	}
-	return conn, peer, nil
-}
-
-// unixConn turns f into a connection; f is closed.
-func unixConn(f *os.File) (*net.UnixConn, error) {
-	defer f.Close()
-	c, err := net.FileConn(f)
-	if err != nil {
-		return nil, err
-	}
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		_ = c.Close()
-		return nil, fmt.Errorf("descriptor %s is not a unix socket", f.Name())
-	}
-	return u, nil
+	return sockpair.New(unix.SOCK_SEQPACKET, "plugin control")
 }
 
 // fdSender is the host's end.

@@ -2,10 +2,8 @@ package plugin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
-	"os"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -14,6 +12,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sockpair"
 )
 
 // LaunchInProcess runs a Backend or Frontend in this process, behind the same
@@ -46,7 +45,7 @@ func launchInProcess(ctx context.Context, c Config, author any) (*Process, error
 	if err != nil {
 		return nil, err
 	}
-	peer, err := unixConn(peerFile)
+	peer, err := sockpair.Conn(peerFile)
 	if err != nil {
 		_ = conn.Close()
 		return nil, err
@@ -119,13 +118,13 @@ func newInProcess(c Config, author any, info Info, fds *fdReceiver) *inProcess {
 
 // serve starts gRPC over a socket pair of its own.
 func (in *inProcess) serve() (*grpc.ClientConn, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	a, file, err := sockpair.New(unix.SOCK_STREAM, "plugin grpc")
 	if err != nil {
 		return nil, err
 	}
-	a, aerr := unixConn(os.NewFile(uintptr(fds[0]), "plugin grpc"))
-	b, berr := unixConn(os.NewFile(uintptr(fds[1]), "host grpc"))
-	if err := errors.Join(aerr, berr); err != nil {
+	b, err := sockpair.Conn(file)
+	if err != nil {
+		_ = a.Close()
 		return nil, err
 	}
 	in.grpc = newGRPC(nil)

@@ -14,6 +14,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sockpair"
 )
 
 // bench is a Queue with its host's end on one goroutine.
@@ -367,7 +368,7 @@ func TestFDPass_TokensFindTheirDescriptors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	peer, err := unixConn(peerFile)
+	peer, err := sockpair.Conn(peerFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -432,7 +433,7 @@ func TestFDPass_ManyBeforeTheFirstCall(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	peer, err := unixConn(peerFile)
+	peer, err := sockpair.Conn(peerFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -465,7 +466,7 @@ func TestFDPass_MalformedMessageEndsTheReceiver(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	peer, err := unixConn(peerFile)
+	peer, err := sockpair.Conn(peerFile)
 	if err != nil {
 		t.Fatal(err)
 	}

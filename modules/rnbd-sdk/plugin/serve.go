@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sockpair"
 )
 
 // The handshake. The cookie only tells a plugin that a host started it; it is
@@ -113,7 +114,7 @@ func adopt() (*net.UnixConn, error) {
 			"which find it in their plugin directory")
 	}
 	unix.CloseOnExec(controlFD)
-	conn, err := unixConn(os.NewFile(controlFD, "host control"))
+	conn, err := sockpair.Conn(os.NewFile(controlFD, "host control"))
 	if err != nil {
 		return nil, fmt.Errorf("descriptor %d is not the host's control socket: %w", controlFD, err)
 	}

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sockpair"
 )
 
 // Predecessor is the process that hands over to this one.
@@ -36,10 +38,11 @@ func Inherited() (*Predecessor, error) {
 		return nil, fmt.Errorf("environment %s=%q: %w", Environment, text, err)
 	}
 	unix.CloseOnExec(pairFD)
-	p, err := join(os.NewFile(pairFD, "handover"))
+	conn, err := sockpair.Conn(os.NewFile(pairFD, "handover"))
 	if err != nil {
 		return nil, fmt.Errorf("environment %s: descriptor %d: %w", Environment, pairFD, err)
 	}
+	p := join(conn)
 	if d.Version != Version {
 		err := fmt.Errorf("the running process hands over by version %d, this program knows %d: restart the daemon in place of upgrading it", d.Version, Version)
 		p.say(wordFailed, strconv.Quote(err.Error()))

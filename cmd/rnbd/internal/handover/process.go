@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sockpair"
 )
 
 // Socket is a socket that listens, with the name under which the next process finds
@@ -179,33 +181,14 @@ type pair struct {
 
 // newPair makes a socket pair. The other end is for the next process.
 func newPair() (*pair, *os.File, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	conn, theirs, err := sockpair.New(unix.SOCK_STREAM, "handover")
 	if err != nil {
-		return nil, nil, os.NewSyscallError("socketpair", err)
-	}
-	theirs := os.NewFile(uintptr(fds[1]), "handover")
-	ours, err := join(os.NewFile(uintptr(fds[0]), "handover"))
-	if err != nil {
-		theirs.Close()
 		return nil, nil, err
 	}
-	return ours, theirs, nil
+	return join(conn), theirs, nil
 }
 
-// join makes a pair of its descriptor, and closes f.
-func join(f *os.File) (*pair, error) {
-	defer f.Close()
-	c, err := net.FileConn(f)
-	if err != nil {
-		return nil, err
-	}
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		c.Close()
-		return nil, fmt.Errorf("descriptor %q is no unix socket", f.Name())
-	}
-	return &pair{conn: u, lines: bufio.NewReader(u)}, nil
-}
+func join(conn *net.UnixConn) *pair { return &pair{conn: conn, lines: bufio.NewReader(conn)} }
 
 // lineTime bounds the writing of a line.
 const lineTime = 5 * time.Second
