@@ -103,7 +103,7 @@ func auditNBD(cfg *client.Config, run *daemonRun) {
 func nbdRecord(e plugin.UserEvent) audit.Record {
 	return audit.Record{
 		Time: e.Time, Event: e.Event, Result: cmp.Or(e.Error, audit.OK), Client: e.Peer, Server: e.Listener, Fabric: "nbd",
-		Identity: e.Identity, Device: e.Device, Mode: e.Mode, Reason: e.Reason,
+		Identity: e.Identity, Claimed: e.Claimed, Device: e.Device, Mode: e.Mode, Reason: e.Reason, LeftOut: e.LeftOut,
 	}
 }
 

@@ -1,8 +1,12 @@
 package server
 
 import (
+	"net/netip"
+	"time"
+
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/curb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
@@ -44,6 +48,35 @@ func (s *Server) auditOpen(sess *session, msg rnbdwire.Open, err error) {
 		addPath(&r, paths[0])
 	}
 	s.cfg.Audit.Add(r)
+}
+
+// auditRefusal records a client that is refused before it has a session. Strangers
+// can cause any number of these.
+func (s *Server) auditRefusal(r rtrs.Refusal) {
+	if s.cfg.Audit == nil {
+		return
+	}
+	event := audit.EventProof
+	if r.Handshake {
+		event = audit.EventHandshake
+	}
+	s.strangers.Add(r.Client.Addr(), audit.Record{
+		Time: time.Now(), Event: event, Session: curb.Text(r.Session), Claimed: curb.Text(r.Claimed), Result: curb.Text(audit.ResultOf(r.Err)),
+		Client: r.Client.String(), Server: r.Server.String(), Fabric: r.Fabric,
+	})
+}
+
+// newStrangers returns the curb on the records of refusals.
+func newStrangers(log *audit.Log) *curb.Curb[audit.Record] {
+	return curb.New(func(from netip.Addr, r audit.Record, leftOut uint64) {
+		if leftOut > 0 {
+			r.LeftOut, r.Session, r.Claimed, r.Client = leftOut, "", "", ""
+			if from.IsValid() {
+				r.Client = from.String()
+			}
+		}
+		log.Add(r)
+	})
 }
 
 // auditMapping records the end of a mapping.

@@ -383,9 +383,4 @@ func (s *Server) adminAnswered() <-chan struct{} {
 var _ rtrs.RefusalWatcher = (*handler)(nil)
 
 // Refused records a client that does not prove its identity.
-func (h *handler) Refused(r rtrs.Refusal) {
-	h.cfg.Audit.Add(audit.Record{
-		Event: audit.EventProof, Session: r.Session, Claimed: r.Claimed, Result: audit.ResultOf(r.Err),
-		Client: r.Client.String(), Server: r.Server.String(), Fabric: r.Fabric,
-	})
-}
+func (h *handler) Refused(r rtrs.Refusal) { (*Server)(h).auditRefusal(r) }

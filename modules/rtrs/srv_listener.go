@@ -58,7 +58,8 @@ type PathWatcher interface {
 }
 
 // RefusalWatcher is a ServerHandler that learns of the clients that are refused for
-// their identity before their session is up. Any goroutine; may not block.
+// their identity, or for the protection of their connection, before their session is
+// up. Any goroutine; may not block. Strangers can cause any number of refusals.
 type RefusalWatcher interface {
 	Refused(r Refusal)
 }
@@ -70,6 +71,7 @@ type Refusal struct {
 	Fabric         string
 	Session        string // name that the client gives its session; empty: it gave none
 	Claimed        string // identity that the client claims; empty: unknown
+	Handshake      bool   // the protection of the connection has failed; else the proof of an identity
 	Err            error
 }
 
@@ -236,6 +238,12 @@ func (s *Server) ListenAuth(dev verbs.Device, addr netip.AddrPort, mode AuthMode
 	if s.closed {
 		_ = l.Close()
 		return addr, fmt.Errorf("listen on %s: %w", addr, ErrClosed)
+	}
+	if r, ok := l.(verbs.Refuser); ok {
+		fabric := dev.Info().Fabric
+		r.WatchRefused(func(no verbs.Refused) {
+			s.tellRefusal(Refusal{Client: no.Client, Server: no.Server, Fabric: fabric, Claimed: no.Claimed, Handshake: true, Err: no.Err})
+		})
 	}
 	s.listeners = append(s.listeners, l)
 	s.accepts.Add(1)

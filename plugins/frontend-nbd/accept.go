@@ -81,7 +81,7 @@ func (f *frontend) welcome(l *listener, nc net.Conn) {
 	defer nc.Close()
 	secure := f.securityOf(l.name)
 	if secure != nil {
-		secure.user = &user{events: &f.users, peer: peerOf(nc), listener: l.name}
+		secure.user = &user{events: &f.users, from: addressOf(nc), peer: peerOf(nc), listener: l.name}
 	}
 	t, err := f.introduce(nc, secure)
 	if !l.crowd.leave(nc) && err != nil {

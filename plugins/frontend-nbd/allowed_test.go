@@ -211,11 +211,11 @@ func TestTLS_Events(t *testing.T) {
 	if _, err := upgrade(greeted(t, "tcp", addr), newAuthority(t).member("web")); err == nil {
 		t.Error("a server of another CA is accepted")
 	}
-	take(plugin.UserEvent{Event: "connect", Error: "TLS handshake"})
+	take(plugin.UserEvent{Event: "handshake", Error: "TLS handshake"})
 	plain := greeted(t, "tcp", addr)
 	mustAsk(t, plain, optList, nil, needsTLS)
 	mustAsk(t, plain, optGo, goData("disk0"), needsTLS)
-	take(plugin.UserEvent{Event: "connect", Error: "without TLS"})
+	take(plugin.UserEvent{Event: "handshake", Error: "without TLS"})
 	plain.Close()
 	without, _ := tlsRig(t, rigConfig{}, plugin.TLS{})
 	without.connect(true)

@@ -111,6 +111,7 @@ func (n *negotiation) onStartTLS(data []byte) error {
 	}
 	t := tls.Server(conn, n.secure.config)
 	if err := t.Handshake(); err != nil {
+		n.secure.user.claims(t, err)
 		return fmt.Errorf("%w: %w", errNoTLS, err)
 	}
 	n.tls, n.rw = t, t

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"crypto/tls"
 	"errors"
+	"net/netip"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
@@ -11,8 +13,10 @@ import (
 // not kept.
 type user struct {
 	events         *plugin.UserEvents
+	from           netip.Addr // of peer; zero: a unix socket
 	peer, listener string
 	identity       string // set by the handshake of TLS
+	claimed        string // likewise, if the handshake fails
 	connected      bool   // its connect is told
 }
 
@@ -34,14 +38,31 @@ func (u *user) connects(identity string) {
 	}
 }
 
+// claims notes the identity that the user claims in a handshake that has failed.
+func (u *user) claims(t *tls.Conn, err error) {
+	certs := t.ConnectionState().PeerCertificates
+	if no, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		certs = no.UnverifiedCertificates
+	}
+	if u != nil && len(certs) > 0 {
+		u.claimed = nameOf(certs[0])
+	}
+}
+
 // refused tells why the user is sent away. An end that is the user's own is none.
 func (u *user) refused(err error) {
-	for _, reason := range []error{errNeedsTLS, errNoTLS, errManyTunnels, errGaveWay, errManyOptions} {
-		if errors.Is(err, reason) {
-			u.add(plugin.UserEvent{Event: plugin.UserConnects, Error: err.Error()})
-			return
-		}
+	if u == nil {
+		return
 	}
+	e := plugin.UserEvent{Event: plugin.UserConnects, Error: err.Error(), Peer: u.peer, Listener: u.listener, Identity: u.identity}
+	switch {
+	case errors.Is(err, errNeedsTLS), errors.Is(err, errNoTLS):
+		e.Event, e.Claimed = plugin.UserHandshakes, u.claimed
+	case errors.Is(err, errManyTunnels), errors.Is(err, errGaveWay), errors.Is(err, errManyOptions):
+	default:
+		return
+	}
+	u.events.AddRefused(u.from, e)
 }
 
 func (u *user) opens(device string, readOnly bool) {

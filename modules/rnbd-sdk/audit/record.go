@@ -24,6 +24,10 @@ type Record struct {
 	Device   string `json:"device,omitempty"`   // as the client calls it
 	Mode     string `json:"mode,omitempty"`     // ro, rw or migration
 	Reason   string `json:"reason,omitempty"`   // of what the daemon did by itself
+	// LeftOut is set in a record that stands for so many events of the address Client
+	// that have none of their own, because there were too many in a short time. Result
+	// and Server are those of the last one. Without Client they are of several addresses.
+	LeftOut uint64 `json:"left_out,omitempty"`
 
 	// Of a call of the control API: its name, its arguments, and the process that
 	// made it as the kernel knows it.
@@ -38,6 +42,7 @@ const (
 	EventConnect    = "connect"    // the first path of a session is about to be connected
 	EventPath       = "path"       // a further path asks to join
 	EventProof      = "proof"      // a client is refused, whose proof of identity is missing, wrong, or of another identity than the session's
+	EventHandshake  = "handshake"  // the handshake of TLS with a client fails, or the client begins none where it must
 	EventDisconnect = "disconnect" // the last path of a session has gone
 	EventOpen       = "open"       // a client asks for a device
 	EventClose      = "close"      // a device is closed for a client

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/curb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
 )
 
@@ -29,14 +31,19 @@ type UserEvent struct {
 	Identity string // that the user has proved
 	Device   string
 	Mode     string // ro or rw
-	Reason   string // of a close
+	Reason   string // of a close, or of what is not allowed any more
+	Claimed  string // identity that the user claims, and has not proved
+	LeftOut  uint64 // the event stands for so many refusals of Peer; set by UserEvents
 }
 
 // Values of UserEvent.Event.
 const (
-	UserConnects = "connect"
-	UserOpens    = "open"
-	UserCloses   = "close"
+	UserConnects   = "connect"
+	UserHandshakes = "handshake" // of TLS fails, or none is begun where it must be
+	UserOpens      = "open"
+	UserJudged     = "rules" // may do less with the device than before
+	UserCloses     = "close"
+	UserForced     = "force-close" // is closed, because it would not be served any more
 )
 
 // maxUserEvents bounds the events that wait for the host.
@@ -44,12 +51,13 @@ const maxUserEvents = 2048
 
 // UserEvents keeps events for TakeUsers. Any goroutine may call it.
 type UserEvents struct {
-	mu   sync.Mutex
-	list []UserEvent
-	lost uint64
+	mu        sync.Mutex
+	list      []UserEvent
+	lost      uint64
+	strangers *curb.Curb[UserEvent] // nil: none was refused yet
 }
 
-// Add keeps e with the time of now, unless too many wait.
+// Add keeps e, with the time of now if it has none, unless too many wait.
 func (u *UserEvents) Add(e UserEvent) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -57,8 +65,33 @@ func (u *UserEvents) Add(e UserEvent) {
 		u.lost++
 		return
 	}
-	e.Time = time.Now()
+	if e.Time.IsZero() {
+		e.Time = time.Now()
+	}
 	u.list = append(u.list, e)
+}
+
+// AddRefused keeps e about a user at from who is refused. Of many in a short time it
+// keeps a few, and how many more there were.
+func (u *UserEvents) AddRefused(from netip.Addr, e UserEvent) {
+	u.mu.Lock()
+	if u.strangers == nil {
+		u.strangers = curb.New(u.addSome)
+	}
+	c := u.strangers
+	u.mu.Unlock()
+	e.Time, e.Error, e.Claimed = time.Now(), curb.Text(e.Error), curb.Text(e.Claimed)
+	c.Add(from, e)
+}
+
+func (u *UserEvents) addSome(from netip.Addr, e UserEvent, leftOut uint64) {
+	if leftOut > 0 {
+		e.LeftOut, e.Claimed, e.Peer = leftOut, "", ""
+		if from.IsValid() {
+			e.Peer = from.String()
+		}
+	}
+	u.Add(e)
 }
 
 // TakeUsers implements UserReporter.
@@ -81,6 +114,7 @@ func (s *frontServer) TakeUsers(context.Context, *pluginpb.TakeUsersRequest) (*p
 		out.Events = append(out.Events, &pluginpb.UserEvent{
 			TimeNs: e.Time.UnixNano(), Event: e.Event, Error: e.Error, Peer: e.Peer, Listener: e.Listener,
 			Identity: e.Identity, Device: e.Device, Mode: e.Mode, Reason: e.Reason,
+			Claimed: e.Claimed, LeftOut: e.LeftOut,
 		})
 	}
 	return out, nil
@@ -97,6 +131,7 @@ func (p *Process) TakeUsers(ctx context.Context) (events []UserEvent, lost uint6
 		events = append(events, UserEvent{
 			Time: time.Unix(0, e.TimeNs), Event: e.Event, Error: e.Error, Peer: e.Peer, Listener: e.Listener,
 			Identity: e.Identity, Device: e.Device, Mode: e.Mode, Reason: e.Reason,
+			Claimed: e.Claimed, LeftOut: e.LeftOut,
 		})
 	}
 	return events, r.GetLost(), p.failed("take users", err)

@@ -142,6 +142,7 @@ func (c *Conn) serverConfig(cred *credentials, name string) (*tls.Config, error)
 		ClientAuth: tls.RequireAnyClientCert,
 	}
 	if p := cred.psks[name]; p != nil {
+		c.claim = "psk:" + p.name
 		cfg.Certificates = []tls.Certificate{p.server}
 		cfg.SetSessionTicketKeys([][32]byte{cred.pskKeys})
 		cfg.VerifyConnection = func(s tls.ConnectionState) error {
@@ -153,8 +154,8 @@ func (c *Conn) serverConfig(cred *credentials, name string) (*tls.Config, error)
 		}
 		return cfg, nil
 	}
-	if cred.cert == nil {
-		return nil, fmt.Errorf("the client asks for %q, and this server has shared keys only and none of that name", name)
+	if c.claim = keyOf(name); cred.cert == nil {
+		return nil, fmt.Errorf("the client asks for %q, and this server has shared keys only and none of that name", name[:min(len(name), maxIdentity)])
 	}
 	cfg.Certificates = []tls.Certificate{*cred.cert}
 	cfg.ClientCAs = cred.roots
@@ -243,16 +244,35 @@ func hasName(cert *x509.Certificate, name string) error {
 	return err
 }
 
-// handshake makes the handshake. Whatever fails, the caller closes the socket.
+// claimed returns the identity that a peer claims, whose handshake has failed. peer are
+// its certificates.
+func (c *Conn) claimed(peer []*x509.Certificate) string {
+	if c.claim != "" || len(peer) == 0 {
+		return c.claim
+	}
+	id, _ := identityOf(peer[0])
+	return id
+}
+
+// unproved is err, with the identity that the peer claims if that is known.
+func unproved(err error, claimed string) error {
+	if claimed == "" {
+		return err
+	}
+	return verbs.Unproved{Claimed: claimed, Err: err}
+}
+
+// handshake makes the handshake. The chain of its error has a verbs.Unproved if the
+// peer claims an identity. Whatever fails, the caller closes the socket.
 func (c *Conn) handshake(t *tls.Conn) (*Conn, error) {
 	c.Conn = t
 	err := t.Handshake()
 	c.tap.giveTurn()
 	c.tap.turns = nil
-	if err != nil {
-		return nil, fmt.Errorf("TLS handshake: %w", err)
-	}
 	s := t.ConnectionState()
+	if err != nil {
+		return nil, unproved(fmt.Errorf("TLS handshake: %w", err), c.claimed(s.PeerCertificates))
+	}
 	if s.Version != tls.VersionTLS13 || c.peer == "" {
 		return nil, errors.New("TLS handshake: the peer is not known")
 	}

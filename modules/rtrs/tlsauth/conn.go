@@ -22,6 +22,7 @@ type Conn struct {
 	client   bool
 	suite    uint16
 	peer     string
+	claim    string // identity of a shared key that the peer names, or the key; empty: none
 	expires  time.Time
 	security verbs.Security
 }

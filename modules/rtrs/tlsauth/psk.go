@@ -114,6 +114,16 @@ func pskLabel(name string) string {
 	return "psk-" + hex.EncodeToString(sum[:16]) + ".invalid"
 }
 
+// keyOf returns "key " and the hash of a label, empty for another server name.
+func keyOf(name string) string {
+	digits, ok := strings.CutPrefix(name, "psk-")
+	digits, end := strings.CutSuffix(digits, ".invalid")
+	if b, err := hex.DecodeString(digits); !ok || !end || err != nil || len(b) != 16 {
+		return ""
+	}
+	return "key " + digits
+}
+
 // derive makes the key pair of one role, and a certificate around it.
 func derive(name, role string, key []byte) (tls.Certificate, error) {
 	seed, err := hkdf.Key(sha256.New, key, []byte("rnbd tls psk v1"), role+"\x00"+name, ed25519.SeedSize)

@@ -1,6 +1,9 @@
 package verbs
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
 
 // Security is the protection of a connection, and the identity of its peer.
 // The zero value is a connection without protection.
@@ -10,6 +13,21 @@ type Security struct {
 	Peer     string    // identity that the peer has proved
 	Expires  time.Time // of the peer's certificate; zero: never
 	Resumed  bool      // the handshake continued an earlier session
+}
+
+// Refused describes a connection that a listener refuses because the peer does not
+// begin the protection that is asked for, or does not prove its identity by it.
+type Refused struct {
+	Client, Server netip.AddrPort
+	Claimed        string // identity that the peer claims; empty: unknown
+	Err            error
+}
+
+// Refuser is a Listener of a fabric that can protect connections. WatchRefused has f
+// called with each connection that is refused from then on, before it would reach
+// Accept. f may be called by any goroutine, and must not block.
+type Refuser interface {
+	WatchRefused(f func(Refused))
 }
 
 // Secured is a QP or a ConnRequest of a fabric that can protect connections. The

@@ -2050,14 +2050,16 @@ func (x *TakeUsersResponse) GetLost() uint64 {
 type UserEvent struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TimeNs        int64                  `protobuf:"varint,1,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // since 1970
-	Event         string                 `protobuf:"bytes,2,opt,name=event,proto3" json:"event,omitempty"`                  // connect, open or close
+	Event         string                 `protobuf:"bytes,2,opt,name=event,proto3" json:"event,omitempty"`                  // connect, handshake, open, rules, close or force-close
 	Error         string                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`                  // why it was refused; empty: it was not
 	Peer          string                 `protobuf:"bytes,4,opt,name=peer,proto3" json:"peer,omitempty"`                    // address
 	Listener      string                 `protobuf:"bytes,5,opt,name=listener,proto3" json:"listener,omitempty"`            // its name
 	Identity      string                 `protobuf:"bytes,6,opt,name=identity,proto3" json:"identity,omitempty"`            // that the user has proved
 	Device        string                 `protobuf:"bytes,7,opt,name=device,proto3" json:"device,omitempty"`
-	Mode          string                 `protobuf:"bytes,8,opt,name=mode,proto3" json:"mode,omitempty"`     // ro or rw
-	Reason        string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"` // of a close
+	Mode          string                 `protobuf:"bytes,8,opt,name=mode,proto3" json:"mode,omitempty"`                        // ro or rw
+	Reason        string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`                    // of a close, or of what is not allowed any more
+	Claimed       string                 `protobuf:"bytes,10,opt,name=claimed,proto3" json:"claimed,omitempty"`                 // identity that the user claims, and has not proved
+	LeftOut       uint64                 `protobuf:"varint,11,opt,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"` // the event stands for so many that are left out
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2153,6 +2155,20 @@ func (x *UserEvent) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *UserEvent) GetClaimed() string {
+	if x != nil {
+		return x.Claimed
+	}
+	return ""
+}
+
+func (x *UserEvent) GetLeftOut() uint64 {
+	if x != nil {
+		return x.LeftOut
+	}
+	return 0
 }
 
 type DeviceStatusRequest struct {
@@ -3027,7 +3043,7 @@ const file_plugin_proto_rawDesc = "" +
 	"\x10TakeUsersRequest\"Z\n" +
 	"\x11TakeUsersResponse\x121\n" +
 	"\x06events\x18\x01 \x03(\v2\x19.rnbd.plugin.v1.UserEventR\x06events\x12\x12\n" +
-	"\x04lost\x18\x02 \x01(\x04R\x04lost\"\xe0\x01\n" +
+	"\x04lost\x18\x02 \x01(\x04R\x04lost\"\x95\x02\n" +
 	"\tUserEvent\x12\x17\n" +
 	"\atime_ns\x18\x01 \x01(\x03R\x06timeNs\x12\x14\n" +
 	"\x05event\x18\x02 \x01(\tR\x05event\x12\x14\n" +
@@ -3037,7 +3053,10 @@ const file_plugin_proto_rawDesc = "" +
 	"\bidentity\x18\x06 \x01(\tR\bidentity\x12\x16\n" +
 	"\x06device\x18\a \x01(\tR\x06device\x12\x12\n" +
 	"\x04mode\x18\b \x01(\tR\x04mode\x12\x16\n" +
-	"\x06reason\x18\t \x01(\tR\x06reason\"+\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\x12\x18\n" +
+	"\aclaimed\x18\n" +
+	" \x01(\tR\aclaimed\x12\x19\n" +
+	"\bleft_out\x18\v \x01(\x04R\aleftOut\"+\n" +
 	"\x13DeviceStatusRequest\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\"L\n" +
 	"\x14DeviceStatusResponse\x12\x18\n" +

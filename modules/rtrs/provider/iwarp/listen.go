@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +28,8 @@ type listener struct {
 	done  chan struct{} // closed by Close
 	wg    sync.WaitGroup
 	once  sync.Once
+
+	refused atomic.Pointer[func(verbs.Refused)] // nil: nothing is told
 }
 
 // Listen accepts connections at addr, on a socket of Inherit if there is one.
@@ -109,6 +112,23 @@ func (d *Device) Socket(addr netip.AddrPort) (*os.File, error) {
 
 // Addr implements verbs.Listener.
 func (l *listener) Addr() netip.AddrPort { return addrPort(l.tcp.Addr()) }
+
+// WatchRefused implements verbs.Refuser.
+func (l *listener) WatchRefused(f func(verbs.Refused)) { l.refused.Store(&f) }
+
+// tell tells of a connection that is refused because of its protection.
+func (l *listener) tell(h *handshake, err error) {
+	var no *unprotected
+	f := l.refused.Load()
+	if f == nil || !errors.As(err, &no) || errors.Is(err, net.ErrClosed) { // the last: this side ends
+		return
+	}
+	r := verbs.Refused{Client: addrPort(h.conn.RemoteAddr()), Server: addrPort(h.conn.LocalAddr()), Err: no.error}
+	if claim, ok := errors.AsType[verbs.Unproved](err); ok {
+		r.Claimed = claim.Claimed
+	}
+	(*f)(r)
+}
 
 // Accept implements verbs.Listener.
 func (l *listener) Accept() (verbs.ConnRequest, error) {
@@ -194,6 +214,7 @@ func (l *listener) enterRoom(h *handshake) bool {
 // handshake reads the request and offers it to Accept.
 func (l *listener) handshake(h *handshake) {
 	r, err := l.dev.examine(h)
+	l.tell(h, err)
 	if stayed := l.crowd.remove(h); err != nil && !stayed {
 		err = errGaveWay
 	}

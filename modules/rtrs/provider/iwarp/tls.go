@@ -116,14 +116,21 @@ func (d *Device) protectAccept(h *handshake) (*stream, io.Reader, error) {
 	whole := &first{tcp, io.MultiReader(bytes.NewReader(b[:]), tcp), h, &d.effort}
 	switch {
 	case b[0] != typeHandshake && d.cfg.AcceptTLS == TLSRequire:
-		return nil, nil, errors.New("the peer does not begin with TLS, which this listener requires")
+		return nil, nil, &unprotected{errors.New("the peer does not begin with TLS, which this listener requires")}
 	case b[0] != typeHandshake:
 		return s, whole, nil
 	}
 	var err error
-	s.tls, err = d.cfg.TLS.Server(whole)
+	if s.tls, err = d.cfg.TLS.Server(whole); err != nil {
+		err = &unprotected{err}
+	}
 	return s, s, err
 }
+
+// unprotected is the error of a connection that TLS does not protect.
+type unprotected struct{ error }
+
+func (e *unprotected) Unwrap() error { return e.error }
 
 // DATA PATH. The part of TLS in a connection. Receiving: fillRecords reads
 // from the socket and opens one record at a time, in place or to the place of
