@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"sync/atomic"
 
 	"github.com/spf13/pflag"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
 )
@@ -91,6 +93,9 @@ func auditNBD(cfg *client.Config, run *daemonRun) {
 		cfg.Frontends[i].Users = func(events []plugin.UserEvent, lost uint64) {
 			for _, e := range events {
 				run.audit.Add(nbdRecord(e))
+				if change, ok := nbdChange(e); ok {
+					run.journal.Add(change)
+				}
 			}
 			if lost > 0 {
 				run.log.Error("records of NBD clients are lost: there were too many at once", "lost", lost)
@@ -105,6 +110,20 @@ func nbdRecord(e plugin.UserEvent) audit.Record {
 		Time: e.Time, Event: e.Event, Result: cmp.Or(e.Error, audit.OK), Client: e.Peer, Server: e.Listener, Fabric: "nbd",
 		Identity: e.Identity, Claimed: e.Claimed, Device: e.Device, Mode: e.Mode, Reason: e.Reason, LeftOut: e.LeftOut,
 	}
+}
+
+// nbdChange is the event of an NBD client that may do less, or more, than before.
+func nbdChange(e plugin.UserEvent) (journal.Event, bool) {
+	c := journal.Event{Kind: journal.Device, Device: e.Device, Why: strings.TrimSpace(e.Peer+" "+e.Identity) + ": " + e.Reason}
+	switch e.Event {
+	case plugin.UserForced:
+		c.From, c.To = "NBD client connected", "NBD client closed"
+	case plugin.UserJudged:
+		c.From, c.To = "NBD client connected", "NBD client "+e.Mode
+	default:
+		return c, false
+	}
+	return c, true
 }
 
 // takeSockets gives the NBD front end the sockets of the service manager. They

@@ -45,8 +45,8 @@ func (f *frontend) means() plugin.TLS {
 	return t
 }
 
-// RenewTLS hands front ends what FrontendConfig.TLS returns now. Users that are
-// connected stay connected.
+// RenewTLS hands front ends what FrontendConfig.TLS returns now. They judge users that
+// are connected by it.
 func (c *Client) RenewTLS(ctx context.Context) error {
 	var errs []error
 	for _, f := range c.frontends {

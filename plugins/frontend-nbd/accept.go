@@ -137,15 +137,16 @@ func (f *frontend) join(fd int, peer string, n negotiated, t *tunnel) error {
 		return errors.New("no queue to serve it")
 	}
 	c := newConn(fd, peer, n, sh)
-	c.tunnel, c.user = t, n.user
+	c.tunnel, c.user, c.proof = t, n.user, proofOf(n.tls)
 	n.user.opens(n.exp.name, n.readOnly)
 	if !f.post(sh.q, func() { sh.q.add(c) }) {
-		n.user.closes(n.exp.name, n.readOnly, errShutdown)
+		n.user.closes(n.exp.name, n.readOnly, errShutdown, false)
 		n.exp.unassign(sh)
 		n.exp.release()
 		unix.Close(fd)
 		return errShutdown
 	}
+	f.judgeLate(c, n.by)
 	log := f.log()
 	if n.tls != nil {
 		log = log.With("cipher", cipherOf(n.tls), "identity", identityOf(n.tls))

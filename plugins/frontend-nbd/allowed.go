@@ -10,9 +10,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/access"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
 // allowed is the catalogue of a client under rules: exports that no rule gives to
@@ -24,18 +21,11 @@ type allowed struct {
 
 // decide reports whether the client may open an export, and whether to read only, or why not.
 func (a *allowed) decide(name string) (ok, readOnly bool, why string) {
-	c := access.Client{}
+	identity := ""
 	if a.n.tls != nil {
-		if id := identityOf(a.n.tls); id != "" {
-			c.Identities = []string{id}
-		}
+		identity = identityOf(a.n.tls)
 	}
-	rules := a.n.secure.rules
-	if rules.Decide(c, name, blk.ReadWrite).Allowed {
-		return true, false, ""
-	}
-	d := rules.Decide(c, name, blk.ReadOnly)
-	return d.Allowed, true, d.Why
+	return decide(a.n.secure.by.rules, identity, name)
 }
 
 // find has the answer of an export that is not there for one that is refused.
@@ -118,13 +108,20 @@ func signedBy(crl *x509.RevocationList, cas []byte) bool {
 func (r revoked) check(chains [][]*x509.Certificate, now time.Time) error {
 	for _, crl := range r {
 		for _, cert := range slices.Concat(chains...) {
-			if !bytes.Equal(cert.RawIssuer, crl.RawIssuer) {
-				continue
-			}
-			if !crl.NextUpdate.IsZero() && now.After(crl.NextUpdate) {
+			if bytes.Equal(cert.RawIssuer, crl.RawIssuer) && !crl.NextUpdate.IsZero() && now.After(crl.NextUpdate) {
 				return fmt.Errorf("the list of revoked certificates is out of date since %s: install a newer one", crl.NextUpdate.Format(time.RFC3339))
 			}
-			if slices.ContainsFunc(crl.RevokedCertificateEntries, func(e x509.RevocationListEntry) bool { return e.SerialNumber.Cmp(cert.SerialNumber) == 0 }) {
+		}
+	}
+	return r.listed(chains)
+}
+
+// listed returns an error if a certificate of one of the chains is revoked.
+func (r revoked) listed(chains [][]*x509.Certificate) error {
+	for _, crl := range r {
+		for _, cert := range slices.Concat(chains...) {
+			if bytes.Equal(cert.RawIssuer, crl.RawIssuer) &&
+				slices.ContainsFunc(crl.RevokedCertificateEntries, func(e x509.RevocationListEntry) bool { return e.SerialNumber.Cmp(cert.SerialNumber) == 0 }) {
 				return fmt.Errorf("certificate %v of %q is revoked", cert.SerialNumber, cert.Subject.CommonName)
 			}
 		}

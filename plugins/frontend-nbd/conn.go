@@ -20,7 +20,7 @@ type connState uint8
 const (
 	connPaused   connState = iota // requests in flight end, nothing is read and no command begins
 	connOpen                      // commands are read
-	connDraining                  // commands already read are answered, then the socket is closed
+	connDraining                  // commands already begun are answered, then the socket is closed
 	connDead                      // the socket is closed; slots are still with the device
 )
 
@@ -46,27 +46,31 @@ var (
 
 // conn is a connection in the transmission phase. It belongs to one queue.
 type conn struct {
-	q          *queue
-	sh         *share
-	exp        *export
-	fd         int
-	peer       string      // for the log
-	disk       *kernelDisk // of the kernel's client; nil: another client
-	tunnel     *tunnel     // nil: without TLS
-	user       *user       // nil: not reported
-	index      int         // in queue.table
-	state      connState
-	structured bool
-	readOnly   bool // writes are refused
-	readable   bool // the socket may have bytes
-	writable   bool // the socket may take bytes
-	hangup     bool // the end of the stream has been announced, and not again
-	stalled    bool // waits for a slot or a request; does not read
-	drained    bool // the last read emptied the socket, see due
-	held       int  // slots
-	quiet      int  // empty reads in a row
-	passed     int  // turns in which the socket of a saturated client was skipped
-	inFlight   inFlightEstimate
+	q            *queue
+	sh           *share
+	exp          *export
+	fd           int
+	peer         string      // for the log
+	disk         *kernelDisk // of the kernel's client; nil: another client
+	tunnel       *tunnel     // nil: without TLS
+	user         *user       // nil: not reported
+	proof        *proof      // nil: the client has proved no identity
+	leaving      error       // why the connection ends when all is answered; nil: it does not
+	index        int         // in queue.table
+	state        connState
+	structured   bool
+	readOnly     bool // writes are refused
+	toldReadOnly bool // to the client, when it came
+	lingers      bool // leaving, and all is answered, see depart
+	readable     bool // the socket may have bytes
+	writable     bool // the socket may take bytes
+	hangup       bool // the end of the stream has been announced, and not again
+	stalled      bool // waits for a slot or a request; does not read
+	drained      bool // the last read emptied the socket, see due
+	held         int  // slots
+	quiet        int  // empty reads in a row
+	passed       int  // turns in which the socket of a saturated client was skipped
+	inFlight     inFlightEstimate
 
 	stage []byte // received and not yet taken: stage[r:w]
 	r, w  int
@@ -92,7 +96,7 @@ type conn struct {
 // the socket.
 func newConn(fd int, peer string, n negotiated, sh *share) *conn {
 	c := &conn{
-		q: sh.q, sh: sh, exp: n.exp, fd: fd, peer: peer, state: connOpen, structured: n.structured, readOnly: n.readOnly,
+		q: sh.q, sh: sh, exp: n.exp, fd: fd, peer: peer, state: connOpen, structured: n.structured, readOnly: n.readOnly, toldReadOnly: n.readOnly,
 		stage: make([]byte, stageSize),
 		reqs:  make([]request, maxRequests),
 		free:  make([]*request, 0, maxRequests),
@@ -171,10 +175,10 @@ func (c *conn) fail(cause error) {
 	c.setState(connDead)
 	unix.Close(c.fd)
 	if c.tunnel != nil {
-		c.tunnel.finish(cause == errDone)
+		c.tunnel.finish(cause == errDone || cause == c.leaving)
 	}
 	c.q.log.Info("connection closed", "export", c.exp.name, "peer", c.peer, "cause", cause)
-	c.user.closes(c.exp.name, c.readOnly, cause)
+	c.user.closes(c.exp.name, c.readOnly, cause, cause == c.leaving)
 	c.dropCurrent()
 	c.handed = nil
 	for ; c.outLen > 0; c.outLen-- {

@@ -20,6 +20,9 @@
 //
 // transmission.go and reply.go are the data path, in the order of a request.
 //
+// judge.go looks again at open connections when rules, CAs or revoked certificates have
+// changed.
+//
 // transfer.go gives connections up for another process and takes them over;
 // handed.go is what one process leaves to the next.
 //

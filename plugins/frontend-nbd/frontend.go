@@ -29,6 +29,8 @@ type frontend struct {
 	kernel kernelClient
 
 	protection atomic.Pointer[protection] // nil: TLS is off
+	judging    sync.Mutex                 // held while connections are judged; before mu
+	leaveTime  time.Duration              // of judge.go
 	users      plugin.UserEvents          // with TLS
 	tunnels    atomic.Int32               // connections with TLS
 	carried    atomic.Uint64              // bytes that tunnels have copied
@@ -47,6 +49,8 @@ func newFrontend(log func() *slog.Logger) *frontend {
 		log:     log,
 		kernel:  netlinkClient{},
 		exports: map[uint32]*export{},
+
+		leaveTime: leaveTime,
 	}
 }
 

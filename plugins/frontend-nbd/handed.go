@@ -33,6 +33,7 @@ type handedState struct {
 	Structured bool   `json:"structured,omitempty"`
 	Draining   bool   `json:"draining,omitempty"` // the client is done, and waits for replies at most
 	ReadOnly   bool   `json:"read_only,omitempty"`
+	Narrowed   bool   `json:"narrowed,omitempty"` // read-only by rules that changed later: the client was told that it may write
 	Listener   string `json:"listener,omitempty"` // of a client that events are kept of
 	Received   int64  `json:"received,omitempty"` // bytes
 	Unsent     int64  `json:"unsent,omitempty"`   // bytes
@@ -122,7 +123,7 @@ func (c *conn) inDevice() (n int) {
 
 // leave returns the state of c, which is quiet, and its bytes.
 func (c *conn) leave() (s handedState, bytes []byte, err error) {
-	s = handedState{Version: handedVersion, Peer: c.peer, Structured: c.structured, Draining: c.state == connDraining, ReadOnly: c.readOnly}
+	s = handedState{Version: handedVersion, Peer: c.peer, Structured: c.structured, Draining: c.state == connDraining, ReadOnly: c.readOnly, Narrowed: c.readOnly && !c.toldReadOnly}
 	if c.user != nil {
 		s.Listener = c.user.listener
 	}

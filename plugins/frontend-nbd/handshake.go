@@ -40,6 +40,7 @@ type negotiated struct {
 	tls        *tls.Conn // nil: without TLS
 	readOnly   bool      // the rules allow the client no more
 	user       *user
+	by         *protection // by which the client was let in; nil: TLS is off
 }
 
 type negotiation struct {
@@ -59,7 +60,7 @@ type negotiation struct {
 // the caller. With TLS the connection continues in negotiated.tls.
 func negotiate(rw io.ReadWriter, exports catalogue, secure *security) (negotiated, error) {
 	n := &negotiation{rw: rw, exports: exports, secure: secure}
-	if secure != nil && secure.rules != nil {
+	if secure != nil && secure.by.rules != nil {
 		n.exports = &allowed{catalogue: exports, n: n}
 	}
 	if err := n.haggle(); err != nil {
@@ -68,7 +69,7 @@ func negotiate(rw io.ReadWriter, exports catalogue, secure *security) (negotiate
 	}
 	out := negotiated{exp: n.exp, structured: n.structured, tls: n.tls, readOnly: n.readOnly}
 	if secure != nil {
-		out.user = secure.user
+		out.user, out.by = secure.user, secure.by
 	}
 	return out, nil
 }

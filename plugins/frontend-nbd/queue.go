@@ -211,7 +211,7 @@ func (q *queue) reap() {
 	for i := 0; i < len(q.conns); i++ {
 		c := q.conns[i]
 		if c.state == connDraining && c.idle() {
-			c.fail(errDone)
+			c.depart()
 		}
 		if c.state == connDead && c.held == 0 {
 			q.conns = append(q.conns[:i], q.conns[i+1:]...)

@@ -21,24 +21,25 @@ type protection struct {
 	required bool
 	plain    []string // listeners that serve clients without TLS all the same
 	rules    *access.Rules
+	revoked  revoked
 }
 
 // security is how the connections of one listener begin; nil: TLS is off.
 type security struct {
-	config   *tls.Config
-	required bool          // no option is answered before TLS
-	rules    *access.Rules // nil: every client may open every export
+	by       *protection
+	required bool // no option is answered before TLS
 	user     *user
 }
 
 // SetTLS gives the means of TLS. They are used for connections that begin from
-// now on; the others go on as they are.
+// now on; the others are judged by them, and go on if they may.
 func (f *frontend) SetTLS(_ context.Context, t plugin.TLS) error {
 	p, err := newProtection(&t)
 	if err != nil {
 		return fmt.Errorf("%w: %w", err, blk.EINVAL)
 	}
 	f.protection.Store(p)
+	f.judge()
 	f.log().Info("TLS is set", "required", p.required, "client_ca", p.config.ClientCAs != nil, "rules", p.rules.Len())
 	return nil
 }
@@ -60,8 +61,9 @@ func newProtection(t *plugin.TLS) (*protection, error) {
 			return nil, errors.New("no certificate in the CA of clients")
 		}
 	}
+	var list revoked
 	if len(t.ClientCRL) > 0 {
-		list, err := parseRevoked(t.ClientCRL, t.ClientCA)
+		list, err = parseRevoked(t.ClientCRL, t.ClientCA)
 		if err != nil {
 			return nil, fmt.Errorf("revoked certificates: %w", err)
 		}
@@ -71,7 +73,7 @@ func newProtection(t *plugin.TLS) (*protection, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &protection{config: cfg, required: t.Required, plain: slices.Clone(t.Plain), rules: rules}, nil
+	return &protection{config: cfg, required: t.Required, plain: slices.Clone(t.Plain), rules: rules, revoked: list}, nil
 }
 
 // securityOf returns the security of a listener.
@@ -80,7 +82,7 @@ func (f *frontend) securityOf(listener string) *security {
 	if p == nil {
 		return nil
 	}
-	return &security{config: p.config, required: p.required && !slices.Contains(p.plain, listener), rules: p.rules}
+	return &security{by: p, required: p.required && !slices.Contains(p.plain, listener)}
 }
 
 // insists reports whether nothing is served before TLS.
@@ -109,7 +111,7 @@ func (n *negotiation) onStartTLS(data []byte) error {
 	if err := n.reply(optStartTLS, repAck, nil); err != nil {
 		return err
 	}
-	t := tls.Server(conn, n.secure.config)
+	t := tls.Server(conn, n.secure.by.config)
 	if err := t.Handshake(); err != nil {
 		n.secure.user.claims(t, err)
 		return fmt.Errorf("%w: %w", errNoTLS, err)

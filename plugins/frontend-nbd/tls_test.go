@@ -349,7 +349,10 @@ func TestTLS_FilesChange(t *testing.T) {
 			t.Errorf("it is accepted: %v", err)
 		}
 	}
-	for _, c := range []*client{before, after, running(secured(t, addr, b.member("web"), true))} {
+	if !ends(before) {
+		t.Error("a client of the earlier CA stays connected")
+	}
+	for _, c := range []*client{after, running(secured(t, addr, b.member("web"), true))} {
 		if code := c.read(0, make([]byte, 512)); code != 0 {
 			t.Error(code)
 		}
@@ -366,7 +369,7 @@ func FuzzNegotiationBeforeTLS(f *testing.F) {
 	front := twoExports(f)
 	f.Fuzz(func(t *testing.T, in []byte) {
 		s := &script{in: bytes.NewReader(in)}
-		n, err := negotiate(s, front, &security{required: true})
+		n, err := negotiate(s, front, &security{by: &protection{}, required: true})
 		if err == nil || n.exp != nil || front.Openers(0)+front.Openers(1) != 0 {
 			t.Fatalf("error %v, export %v", err, n.exp)
 		}

@@ -143,6 +143,7 @@ func (q *queue) hold(on bool) {
 			c.state = connPaused
 		case !on && c.state == connPaused:
 			c.state = connOpen
+			c.turnAway()
 			q.again = true
 		}
 	}
@@ -230,6 +231,7 @@ func (f *frontend) adopt(from *plugin.Connection) (*conn, error) {
 		return nil, fmt.Errorf("no queue to serve it: %w", blk.ENODEV)
 	}
 	c := newConn(from.FDs[0], s.Peer, negotiated{exp: exp, structured: s.Structured, readOnly: s.ReadOnly}, sh)
+	c.toldReadOnly = s.ReadOnly && !s.Narrowed
 	if s.Listener != "" {
 		c.user = &user{events: &f.users, peer: s.Peer, listener: s.Listener, connected: true}
 	}
@@ -263,6 +265,7 @@ func (f *frontend) ServeConnections(context.Context) error {
 			return errShutdown
 		}
 	}
+	f.judge() // by the rules of this process
 	f.log().Info("connections of another process are served", "connections", len(adopted))
 	return nil
 }

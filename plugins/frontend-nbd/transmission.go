@@ -99,7 +99,7 @@ func (c *conn) advance() {
 			}
 			continue
 		}
-		if c.state != connOpen || !c.header() {
+		if c.turnAway(); c.state != connOpen || !c.header() {
 			return
 		}
 	}

@@ -73,8 +73,23 @@ func (u *user) mayNotOpen(device, why string) {
 	u.add(plugin.UserEvent{Event: plugin.UserOpens, Device: device, Error: "not allowed to open it: " + why})
 }
 
-func (u *user) closes(device string, readOnly bool, cause error) {
-	u.add(plugin.UserEvent{Event: plugin.UserCloses, Device: device, Mode: modeOf(readOnly), Reason: cause.Error()})
+// judged tells that the user may do more or less than before.
+func (u *user) judged(device string, readOnly bool) {
+	why := "writes are allowed again"
+	if readOnly {
+		why = "the rules allow no writes any more: they fail with EPERM"
+	}
+	u.add(plugin.UserEvent{Event: plugin.UserJudged, Device: device, Mode: modeOf(readOnly), Reason: why})
+}
+
+// closes tells of the end of a connection, forced if the user would not be served any
+// more.
+func (u *user) closes(device string, readOnly bool, cause error, forced bool) {
+	event := plugin.UserCloses
+	if forced {
+		event = plugin.UserForced
+	}
+	u.add(plugin.UserEvent{Event: event, Device: device, Mode: modeOf(readOnly), Reason: cause.Error()})
 }
 
 func modeOf(readOnly bool) string {

@@ -65,6 +65,28 @@ func (p *nbdPKI) folder(name string) string {
 	return dir
 }
 
+// revocations returns a function that revokes certificates and writes the list of all
+// that are revoked.
+func (p *nbdPKI) revocations() func(file string, names ...string) {
+	p.t.Helper()
+	conf := "[ca]\ndefault_ca=c\n[c]\ndatabase=" + p.path("index") + "\ncrlnumber=" + p.path("number") + "\ndefault_md=sha256\ndefault_crl_days=2\n"
+	for name, text := range map[string]string{"index": "", "number": "01\n", "ca.cnf": conf} {
+		if err := os.WriteFile(p.path(name), []byte(text), 0o600); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	return func(file string, names ...string) {
+		p.t.Helper()
+		for _, name := range names {
+			p.openssl("ca", "-config", p.path("ca.cnf"), "-revoke", p.path(name+".pem"), "-keyfile", p.path("ca.key"), "-cert", p.path("ca.pem"))
+		}
+		p.openssl("ca", "-config", p.path("ca.cnf"), "-gencrl", "-keyfile", p.path("ca.key"), "-cert", p.path("ca.pem"), "-out", p.path("next"))
+		if err := os.Rename(p.path("next"), file); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+}
+
 func (p *nbdPKI) flags(mode string) []string {
 	return []string{"--nbd-tls", mode, "--nbd-tls-ca", p.path("ca.pem"), "--nbd-tls-cert", p.path("front.pem"), "--nbd-tls-key", p.path("front.key")}
 }
@@ -195,16 +217,8 @@ func TestNBDRulesAndRevocation(t *testing.T) {
 		}
 	}
 	write(config, "nbd-access:\n  - identity: [dns:localhost]\n    device: [\"*\"]\n    allow: ro\n")
-	write(p.path("index"), "")
-	write(p.path("number"), "01\n")
-	write(p.path("ca.cnf"), "[ca]\ndefault_ca=c\n[c]\ndatabase="+p.path("index")+"\ncrlnumber="+p.path("number")+"\ndefault_md=sha256\ndefault_crl_days=2\n")
-	list := func() {
-		p.openssl("ca", "-config", p.path("ca.cnf"), "-gencrl", "-keyfile", p.path("ca.key"), "-cert", p.path("ca.pem"), "-out", p.path("next"))
-		if err := os.Rename(p.path("next"), crl); err != nil {
-			t.Fatal(err)
-		}
-	}
-	list()
+	list := p.revocations()
+	list(crl)
 	r := newRig(t, rigOptions{size: 16 << 20, client: lab.ClientOptions{Extra: append(p.flags("require"), "--nbd-tls-crl", crl, "--config", config, "--audit", filepath.Join(dir, "audit.json"))}})
 	info := func() string {
 		out, err := exec.Command("nbdinfo", r.nbds(reader)).CombinedOutput()
@@ -242,8 +256,7 @@ func TestNBDRulesAndRevocation(t *testing.T) {
 	if out := info(); !strings.Contains(out, "is_read_only: false") {
 		t.Errorf("without rules: %s", out)
 	}
-	p.openssl("ca", "-config", p.path("ca.cnf"), "-revoke", p.path("reader.pem"), "-keyfile", p.path("ca.key"), "-cert", p.path("ca.pem"))
-	list()
+	list(crl, "reader")
 	eventually(t, "the client of the list is refused", func() bool { return info() == "refused" })
 	eventually(t, "the audit log has what clients opened and were refused, and a command with its user", func() bool {
 		b, err := os.ReadFile(filepath.Join(dir, "audit.json"))

@@ -14,7 +14,8 @@ import (
 // Protector is a Frontend that can serve its listeners by TLS.
 type Protector interface {
 	// SetTLS gives the means of TLS, before the first listener and again when
-	// they have changed. They hold for users that come from then on. After an
+	// they have changed. They hold for users that come from then on, and those that
+	// are connected are judged by them. After an
 	// error the earlier ones hold; before the first success nothing is served.
 	SetTLS(ctx context.Context, t TLS) error
 }
