@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -108,6 +110,36 @@ func (o *metricsOptions) openTLS(log *slog.Logger) (metrics.TLS, error) {
 		return nil, usageError{fmt.Errorf("--metrics %s: %w", o.Metrics, err)}
 	}
 	return a, nil
+}
+
+// keysLook is the time between two looks of a server at the files of TLS.
+const keysLook = 2 * time.Second
+
+// watchKeys looks at the files of a until the function that it returns is called, and
+// calls changed when other ones are in use. a may be nil.
+func watchKeys(a *tlsauth.Auth, changed func()) (stop func()) {
+	if a == nil {
+		return func() {}
+	}
+	done, last := make(chan struct{}), a.Reads()
+	var ended sync.WaitGroup
+	ended.Go(func() {
+		tick := time.NewTicker(keysLook)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+			}
+			_ = a.Reload(false) // it has logged its error
+			if n := a.Reads(); n != last {
+				last = n
+				changed()
+			}
+		}
+	})
+	return func() { close(done); ended.Wait() }
 }
 
 // mode returns the TLS mode of listeners.

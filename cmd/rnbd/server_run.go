@@ -88,7 +88,7 @@ func serverRun() (*cobra.Command, *serverOptions) {
 	f.DurationVar(&o.InfoTimeout, "info-timeout", def.InfoTimeout, "time for a path from its first connection until it is connected")
 	f.IntVar(&o.CrashLimit, "crash-limit", def.CrashLimit, "crashes of a plugin within --crash-window that are too many")
 	f.DurationVar(&o.CrashWindow, "crash-window", def.CrashWindow, "see --crash-limit")
-	f.DurationVar(&o.AccessGrace, "access-grace", 30*time.Second, "time that a device stays open when a reload takes away the rule that allowed it")
+	f.DurationVar(&o.AccessGrace, "access-grace", 30*time.Second, "time that a device stays open when a reload takes away the rule that allowed it, and a path when its client could not prove its identity any more")
 	return c, o
 }
 
@@ -146,6 +146,7 @@ func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal, p
 	daemon := &serverDaemon{ServerDaemonServer: s.Control(versionString()), server: s, upgrading: run.upgrading}
 	daemon.serving = &serving{server: s, options: o, fabrics: fabrics, reopen: func(fabric string) (verbs.Device, error) { return o.openFabric(run, fabric) }}
 	daemon.conf = running[*serverOptions]{kind: "server", cmd: cmd, logs: run.logs, options: o, fresh: serverRun, refuse: refuseNoRules, tls: run.tls, metrics: run.metrics}
+	defer watchKeys(run.tls, func() { s.Judge(o.AccessGrace) })()
 	api := run.newAPI()
 	controlpb.RegisterServerDaemonServer(api, daemon)
 	return run.serve(api, services{

@@ -50,6 +50,14 @@ func (s *Server) auditOpen(sess *session, msg rnbdwire.Open, err error) {
 	s.cfg.Audit.Add(r)
 }
 
+// auditForced records that a path is closed because its client would not be let in any
+// more.
+func (s *Server) auditForced(sess *session, p rtrs.SrvPathInfo, why error) {
+	r := audit.Record{Event: audit.EventForced, Session: sess.name, Result: audit.OK, Reason: curb.Text(why.Error())}
+	addPath(&r, p)
+	s.cfg.Audit.Add(r)
+}
+
 // auditRefusal records a client that is refused before it has a session. Strangers
 // can cause any number of these.
 func (s *Server) auditRefusal(r rtrs.Refusal) {

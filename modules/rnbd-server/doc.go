@@ -21,6 +21,7 @@
 //
 //	tree*, devicestats, pathstats, control*
 //	                         the control files and the control API
+//	judge                    identities that do not hold any more
 //	handover                 another process goes on with the clients
 //	server                   begin and end of a server
 //	ioplugin, restart, reopen, failing, unpark

@@ -106,18 +106,22 @@ func (s *Server) tellHandOver(grace time.Duration) {
 // wait for news.
 func (s *Server) tellEach(store func(in *inbox)) {
 	for i := range s.sessions {
-		sess := s.sessions[i].Load()
-		if sess == nil {
-			continue
+		if sess := s.sessions[i].Load(); sess != nil {
+			s.tellOne(sess, store)
 		}
-		sess.mu.Lock()
-		sess.inbox.last++
-		store(&sess.inbox)
-		op := sess.deliver()
-		sess.mu.Unlock()
-		if op != nil {
-			s.respond(op, blk.OK)
-		}
+	}
+}
+
+// tellOne stores news in the inbox of a session, and sends it if its client waits for
+// news.
+func (s *Server) tellOne(sess *session, store func(in *inbox)) {
+	sess.mu.Lock()
+	sess.inbox.last++
+	store(&sess.inbox)
+	op := sess.deliver()
+	sess.mu.Unlock()
+	if op != nil {
+		s.respond(op, blk.OK)
 	}
 }
 

@@ -109,13 +109,7 @@ func (s *Server) settle(ctx context.Context) error {
 func (s *Server) unseen() *session {
 	for i := range s.sessions {
 		sess := s.sessions[i].Load()
-		if sess == nil || sess.ended.Load() {
-			continue
-		}
-		sess.mu.Lock()
-		late := sess.inbox.listens && sess.inbox.seen < sess.inbox.leave
-		sess.mu.Unlock()
-		if late {
+		if sess != nil && !sess.ended.Load() && sess.hasNews() {
 			return sess
 		}
 	}
@@ -130,20 +124,11 @@ func (s *Server) busy() *mapping {
 		if sess == nil || sess.ended.Load() || !sess.isHeld() {
 			continue
 		}
-		for _, m := range sess.all() {
-			if m.inflight() > 0 {
-				return m
-			}
+		if m := sess.busy(); m != nil {
+			return m
 		}
 	}
 	return nil
-}
-
-// isHeld reports whether the client of s holds back its requests.
-func (s *session) isHeld() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.inbox.holds
 }
 
 // Devices returns the number of devices that clients have open.

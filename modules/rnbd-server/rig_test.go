@@ -241,6 +241,7 @@ type rig struct {
 	server *Server
 	mem    *memory
 	addr   netip.AddrPort
+	auth   verbs.Authenticator // of clients that connect from now on; nil: none
 
 	mu     sync.Mutex
 	procs  []*plugin.Process
@@ -366,6 +367,9 @@ func (r *rig) connectTo(name string, addrs ...netip.AddrPort) *initiator {
 			delete(i.waiting, tag)
 		},
 		Logger: slog.New(slog.DiscardHandler),
+	}
+	if r.auth != nil {
+		cfg.Auth, cfg.AuthMode = r.auth, rtrs.AuthRequire
 	}
 	var paths []rtrs.PathAddr
 	for _, a := range addrs {

@@ -169,6 +169,31 @@ func (s *session) release(m *mapping) {
 	s.table.Store(&next)
 }
 
+// hasNews reports whether the client of s has not seen that it is to hold back its
+// requests. One that does not listen has none.
+func (s *session) hasNews() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.inbox.listens && s.inbox.seen < s.inbox.leave
+}
+
+// isHeld reports whether the client of s holds back its requests.
+func (s *session) isHeld() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.inbox.holds
+}
+
+// busy returns a device of s with requests in flight, or nil.
+func (s *session) busy() *mapping {
+	for _, m := range s.all() {
+		if m.inflight() > 0 {
+			return m
+		}
+	}
+	return nil
+}
+
 // stir wakes the callers of awaitsNews. The caller holds mu.
 func (s *session) stir() {
 	if s.inbox.heard != nil {

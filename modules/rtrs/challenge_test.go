@@ -146,6 +146,12 @@ func TestE040_ChallengeVectors(t *testing.T) {
 			t.Errorf("%s is\n%x, want\n%x", name, got, want)
 		}
 	}
+	for _, s := range []*verbs.Security{&e.clientIdentity, &e.serverIdentity} {
+		if s.Proof == nil || s.Proof.Holds() != nil {
+			t.Errorf("the proof is %v", s.Proof)
+		}
+		s.Proof = nil
+	}
 	want := verbs.Security{Protocol: "challenge", Cipher: "HMAC-SHA-256", Peer: "psk:tenant-a"}
 	if e.clientIdentity != want || e.serverIdentity != want {
 		t.Errorf("the server sees %+v, the client %+v", e.clientIdentity, e.serverIdentity)

@@ -2,6 +2,7 @@ package rtrs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -181,13 +182,18 @@ func (s *SrvSession) pathByID(id int) (*srvPath, error) {
 // DisconnectPath closes a path; the client may connect it again. It does not
 // wait.
 func (s *SrvSession) DisconnectPath(id int) error {
+	return s.EndPath(id, errors.New("disconnected by the administrator"))
+}
+
+// EndPath is DisconnectPath for another reason.
+func (s *SrvSession) EndPath(id int, why error) error {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
 	p, err := s.pathByID(id)
 	if err != nil {
 		return err
 	}
-	p.close(fmt.Errorf("%w: disconnected by the administrator", ErrClosed))
+	p.close(fmt.Errorf("%w: %w", ErrClosed, why))
 	return nil
 }
 

@@ -38,6 +38,7 @@ type Auth struct {
 	mu    sync.Mutex
 	now   *credentials
 	stamp []stamp // of the files that were looked at last
+	reads uint64  // how often they were read
 }
 
 // stamp says whether a file has changed.
@@ -89,7 +90,7 @@ func (a stamp) same(b stamp) bool {
 
 // Reload reads the files again, if they have changed or force is set. After an
 // error the files that were read before stay in use. Connections that exist are
-// not touched; none of their tickets is accepted any more.
+// not touched, see verbs.Proof; none of their tickets is accepted any more.
 func (a *Auth) Reload(force bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -108,6 +109,7 @@ func (a *Auth) Reload(force bool) error {
 		return err
 	}
 	a.now = c
+	a.reads++
 	a.cfg.Logger.Info("TLS: the files are read again")
 	a.warn(c)
 	return nil
@@ -126,6 +128,7 @@ func (a *Auth) current() *credentials {
 func (a *Auth) Server(conn net.Conn) (*Conn, error) {
 	cred := a.current()
 	c := newConn(conn, false)
+	c.proof.auth = a
 	cfg := &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
@@ -149,7 +152,7 @@ func (c *Conn) serverConfig(cred *credentials, name string) (*tls.Config, error)
 			if len(s.PeerCertificates) == 0 || !holds(&p.client, s.PeerCertificates[0]) {
 				return errWrongPSK
 			}
-			c.peer = "psk:" + p.name
+			c.peer, c.proof.psk = "psk:"+p.name, p.name
 			return nil
 		}
 		return cfg, nil
@@ -174,6 +177,7 @@ func (c *Conn) verified(cred *credentials, peer []*x509.Certificate, usage x509.
 		return err
 	}
 	c.expires = peer[0].NotAfter
+	c.proof.chain, c.proof.usage = peer, usage
 	c.peer, err = identityOf(peer[0])
 	return err
 }
@@ -184,6 +188,7 @@ func (c *Conn) verified(cred *credentials, peer []*x509.Certificate, usage x509.
 func (a *Auth) Client(conn net.Conn, name string) (*Conn, error) {
 	cred := a.current()
 	c := newConn(conn, true)
+	c.proof.auth = a
 	cfg := &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{protocol}, KeyLogWriter: &c.tap.secrets,
 		ClientSessionCache: cred.sessions,
@@ -200,7 +205,7 @@ func (a *Auth) Client(conn net.Conn, name string) (*Conn, error) {
 				if len(s.PeerCertificates) == 0 || !holds(&p.server, s.PeerCertificates[0]) {
 					return errWrongPSK
 				}
-				c.peer = "psk:" + p.name
+				c.peer, c.proof.psk = "psk:"+p.name, p.name
 				return nil
 			}
 		}
@@ -279,7 +284,7 @@ func (c *Conn) handshake(t *tls.Conn) (*Conn, error) {
 	c.suite = s.CipherSuite
 	c.security = verbs.Security{
 		Protocol: tls.VersionName(s.Version), Cipher: tls.CipherSuiteName(s.CipherSuite),
-		Peer: c.peer, Expires: c.expires, Resumed: s.DidResume,
+		Peer: c.peer, Expires: c.expires, Resumed: s.DidResume, Proof: c.proof,
 	}
 	return c, nil
 }

@@ -24,12 +24,13 @@ type Conn struct {
 	peer     string
 	claim    string // identity of a shared key that the peer names, or the key; empty: none
 	expires  time.Time
+	proof    *held
 	security verbs.Security
 }
 
 func newConn(conn net.Conn, client bool) *Conn {
 	turns, _ := conn.(Turns)
-	return &Conn{tap: &tap{Conn: conn, turns: turns}, client: client}
+	return &Conn{proof: &held{}, tap: &tap{Conn: conn, turns: turns}, client: client}
 }
 
 // Turns is implemented by a connection whose handshake is one of many. The

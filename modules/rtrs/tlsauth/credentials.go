@@ -210,16 +210,25 @@ func (c *credentials) loadCRLs(name string, cas []*x509.Certificate) error {
 	})
 }
 
-// revoked returns an error if a certificate of chain is revoked, or if that
-// cannot be known since a list is out of date.
-func (c *credentials) revoked(chain []*x509.Certificate, now time.Time) error {
+// outdated returns an error if it cannot be known whether a certificate of chain is
+// revoked, since a list is out of date.
+func (c *credentials) outdated(chain []*x509.Certificate, now time.Time) error {
+	for _, crl := range c.crls {
+		for _, cert := range chain {
+			if bytes.Equal(cert.RawIssuer, crl.RawIssuer) && !crl.NextUpdate.IsZero() && now.After(crl.NextUpdate) {
+				return fmt.Errorf("the list of revoked certificates is out of date since %s", crl.NextUpdate.Format(time.RFC3339))
+			}
+		}
+	}
+	return nil
+}
+
+// revoked returns an error if a certificate of chain is revoked.
+func (c *credentials) revoked(chain []*x509.Certificate) error {
 	for _, crl := range c.crls {
 		for _, cert := range chain {
 			if !bytes.Equal(cert.RawIssuer, crl.RawIssuer) {
 				continue
-			}
-			if !crl.NextUpdate.IsZero() && now.After(crl.NextUpdate) {
-				return fmt.Errorf("the list of revoked certificates is out of date since %s", crl.NextUpdate.Format(time.RFC3339))
 			}
 			for i := range crl.RevokedCertificateEntries {
 				if crl.RevokedCertificateEntries[i].SerialNumber.Cmp(cert.SerialNumber) == 0 {
@@ -231,26 +240,31 @@ func (c *credentials) revoked(chain []*x509.Certificate, now time.Time) error {
 	return nil
 }
 
+// chains returns the chains from the certificate of a peer to a CA.
+func (c *credentials) chains(peer []*x509.Certificate, usage x509.ExtKeyUsage, now time.Time) ([][]*x509.Certificate, error) {
+	between := x509.NewCertPool()
+	for _, cert := range peer[1:] {
+		between.AddCert(cert)
+	}
+	return peer[0].Verify(x509.VerifyOptions{
+		Roots: c.roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{usage},
+	})
+}
+
 // verify checks the certificates of a peer.
 func (c *credentials) verify(peer []*x509.Certificate, usage x509.ExtKeyUsage) error {
 	if len(peer) == 0 {
 		return errors.New("the peer has shown no certificate")
 	}
-	between := x509.NewCertPool()
-	for _, cert := range peer[1:] {
-		between.AddCert(cert)
-	}
 	now := time.Now()
-	chains, err := peer[0].Verify(x509.VerifyOptions{
-		Roots: c.roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{usage},
-	})
+	chains, err := c.chains(peer, usage, now)
 	if err != nil {
 		return err
 	}
 	// Any chain without a revoked certificate would do, but there is one nearly
 	// always, and an attacker chooses the certificates between.
 	for _, chain := range chains {
-		if err := c.revoked(chain, now); err != nil {
+		if err := errors.Join(c.outdated(chain, now), c.revoked(chain)); err != nil {
 			return err
 		}
 	}

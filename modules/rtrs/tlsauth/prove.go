@@ -25,6 +25,7 @@ import (
 
 // prover is a verbs.Prover. It uses the credentials as they were when it was made.
 type prover struct {
+	auth *Auth
 	cred *credentials
 	role verbs.Role
 	psk  *pskIdentity // nil: certificates
@@ -37,12 +38,12 @@ var _ verbs.Authenticator = (*Auth)(nil)
 func (a *Auth) ClientProver(name, addr string) (verbs.Prover, error) {
 	cred := a.current()
 	if cred.cert != nil {
-		return &prover{cred: cred, role: verbs.ClientRole, name: cmp.Or(name, a.cfg.Name, addr)}, nil
+		return &prover{auth: a, cred: cred, role: verbs.ClientRole, name: cmp.Or(name, a.cfg.Name, addr)}, nil
 	}
 	if len(cred.psks) != 1 {
 		return nil, fmt.Errorf("the file of shared keys has %d identities: a client needs exactly one", len(cred.psks))
 	}
-	p := &prover{cred: cred, role: verbs.ClientRole}
+	p := &prover{auth: a, cred: cred, role: verbs.ClientRole}
 	for _, p.psk = range cred.psks {
 	}
 	return p, nil
@@ -55,13 +56,13 @@ func (a *Auth) ServerProver(key *verbs.KeyID) (verbs.Prover, error) {
 	case key == nil && cred.cert == nil:
 		return nil, errors.New("the client has a certificate, and this server has shared keys only")
 	case key == nil:
-		return &prover{cred: cred, role: verbs.ServerRole}, nil
+		return &prover{auth: a, cred: cred, role: verbs.ServerRole}, nil
 	}
 	p := cred.psks["psk-"+hex.EncodeToString(key[:])+".invalid"]
 	if p == nil {
 		return nil, errors.New("the client has a shared key that is not in this server's file")
 	}
-	return &prover{cred: cred, role: verbs.ServerRole, psk: p}, nil
+	return &prover{auth: a, cred: cred, role: verbs.ServerRole, psk: p}, nil
 }
 
 func (p *prover) Key() *verbs.KeyID {
@@ -120,7 +121,7 @@ func (p *prover) Verify(certs, text, proof []byte) (verbs.Security, error) {
 			err := fmt.Errorf("the %s has not the key of %q that this end has", other, "psk:"+p.psk.name)
 			return verbs.Security{}, verbs.Unproved{Claimed: "psk:" + p.psk.name, Err: err}
 		}
-		return verbs.Security{Protocol: ChallengeProtocol, Cipher: "HMAC-SHA-256", Peer: "psk:" + p.psk.name}, nil
+		return verbs.Security{Protocol: ChallengeProtocol, Cipher: "HMAC-SHA-256", Peer: "psk:" + p.psk.name, Proof: &held{auth: p.auth, psk: p.psk.name}}, nil
 	}
 	chain, err := x509.ParseCertificates(certs)
 	if err != nil || len(chain) == 0 {
@@ -152,7 +153,7 @@ func (p *prover) verifyChain(other verbs.Role, chain []*x509.Certificate, text, 
 		return verbs.Security{}, fmt.Errorf("the proof of the %s: %w", other, err)
 	}
 	id, err := identityOf(chain[0])
-	return verbs.Security{Protocol: ChallengeProtocol, Cipher: cipher, Peer: id, Expires: chain[0].NotAfter}, err
+	return verbs.Security{Protocol: ChallengeProtocol, Cipher: cipher, Peer: id, Expires: chain[0].NotAfter, Proof: &held{auth: p.auth, chain: chain, usage: usage}}, err
 }
 
 // ChallengeProtocol is the Security.Protocol of a connection whose ends have

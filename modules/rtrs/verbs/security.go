@@ -13,6 +13,15 @@ type Security struct {
 	Peer     string    // identity that the peer has proved
 	Expires  time.Time // of the peer's certificate; zero: never
 	Resumed  bool      // the handshake continued an earlier session
+	Proof    Proof     // of Peer; nil: it cannot be looked at again
+}
+
+// Proof is how a peer has proved its identity. It is a pointer.
+type Proof interface {
+	// Holds returns the reason why the keys and certificates that this end has now do
+	// not prove the identity any more; nil: they do. A certificate that has only run
+	// out since is no reason. Any goroutine.
+	Holds() error
 }
 
 // Refused describes a connection that a listener refuses because the peer does not

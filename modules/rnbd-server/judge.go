@@ -1,0 +1,96 @@
+package server
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs"
+)
+
+// When keys, CAs or lists of revoked certificates have changed, the identities that
+// clients have proved are looked at again: a path whose client would not be let in any
+// more is closed after a grace time. A client that has another certificate by then
+// connects again with it.
+
+// doubt is a path whose client would not be let in any more.
+type doubt struct {
+	sess *session
+	path rtrs.SrvPathInfo
+	why  error
+}
+
+// Judge closes after grace the paths whose clients could not prove their identities
+// any more, unless they can by then. It does not wait for that.
+func (s *Server) Judge(grace time.Duration) {
+	for _, d := range s.doubts() {
+		s.log.Warn("the identity of a client does not hold any more, its path is closed after the grace time", "session", d.sess.name,
+			"client", d.path.Client, "identity", d.path.Security.Peer, "pause", grace, "err", d.why)
+	}
+	go func() { // also for clients that are about to connect
+
+		select {
+		case <-time.After(grace):
+			s.closeDoubts()
+		case <-s.admins.Done():
+		}
+	}()
+}
+
+// doubts lists the paths whose clients would not be let in any more.
+func (s *Server) doubts() (out []doubt) {
+	for i := range s.sessions {
+		sess := s.sessions[i].Load()
+		if sess == nil || sess.ended.Load() {
+			continue
+		}
+		for _, p := range sess.transport.Paths() {
+			if p.Security.Proof == nil || p.State != rtrs.SrvPathConnected {
+				continue
+			}
+			if err := p.Security.Proof.Holds(); err != nil {
+				out = append(out, doubt{sess, p, err})
+			}
+		}
+	}
+	return out
+}
+
+func (s *Server) closeDoubts() {
+	bySession := map[*session][]doubt{}
+	for _, d := range s.doubts() {
+		bySession[d.sess] = append(bySession[d.sess], d)
+	}
+	var wg sync.WaitGroup
+	for sess, all := range bySession {
+		wg.Go(func() { s.closePaths(sess, all) })
+	}
+	wg.Wait()
+}
+
+// closePaths closes paths of a session. If it has no other, its client is told to hold
+// back its requests until it has connected again, as at a hand-over: one that has
+// another certificate loses none.
+func (s *Server) closePaths(sess *session, all []doubt) {
+	connected := 0
+	for _, p := range sess.transport.Paths() {
+		if p.State == rtrs.SrvPathConnected {
+			connected++
+		}
+	}
+	if connected == len(all) {
+		s.tellOne(sess, func(in *inbox) { in.leave, in.grace = in.last, HandOverGrace })
+		told, cancel := context.WithTimeout(s.admins, tellTime)
+		until(told, func() bool { return !sess.hasNews() })
+		cancel()
+		quiet, cancel := context.WithTimeout(s.admins, settleTime)
+		until(quiet, func() bool { return !sess.isHeld() || sess.busy() == nil })
+		cancel()
+	}
+	for _, d := range all {
+		s.log.Warn("a path is closed: the identity of its client does not hold any more", "session", sess.name, "client", d.path.Client, "identity", d.path.Security.Peer, "err", d.why)
+		if err := sess.transport.EndPath(d.path.ID, d.why); err == nil {
+			s.auditForced(sess, d.path, d.why)
+		}
+	}
+}
