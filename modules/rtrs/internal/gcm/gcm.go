@@ -18,6 +18,9 @@ const (
 // two of its values are not for blocks of data.
 const maxLen = (1<<32 - 2) * aes.BlockSize
 
+// stride is the number of bytes that the assembly handles at once: eight blocks.
+const stride = 8 * aes.BlockSize
+
 var errOpen = errors.New("message is not authentic")
 
 // New returns AES-GCM for a key of 16, 24 or 32 bytes. As with crypto/cipher,

@@ -4,7 +4,6 @@ import (
 	"crypto/cipher"
 	"crypto/subtle"
 	"encoding/binary"
-	"slices"
 
 	"golang.org/x/sys/cpu"
 )
@@ -19,9 +18,6 @@ const (
 // operating system saves their registers.
 var wide = cpu.X86.HasAVX2 && cpu.X86.HasAES && cpu.X86.HasPCLMULQDQ &&
 	features()&(hasVAES|hasVPCLMULQDQ) == hasVAES|hasVPCLMULQDQ
-
-// stride is the number of bytes that are handled at once: eight blocks.
-const stride = 128
 
 type block = [16]byte
 
@@ -160,17 +156,13 @@ func (a *aead) Seal(dst, nonce, plaintext, additional []byte) []byte {
 		panic("gcm: message too long")
 	}
 	all, out := grow(dst, len(plaintext)+TagSize)
-	m := a.begin(nonce, additional)
+	var m message
+	a.begin(&m, nonce, additional)
 	n := len(plaintext)
 	whole := n &^ (stride - 1)
-	if whole > 0 {
-		m.count(2)
-		sealBlocks(&a.key, &m.counter, &m.hash, &out[0], &plaintext[0], whole)
-	}
-	a.crypt(&m, out[whole:], plaintext[whole:], whole)
-	a.add(&m.hash, out[whole:n])
-	tag := a.finish(&m, len(additional), n)
-	copy(out[n:], tag[:])
+	a.sealStrides(&m, out[:whole], plaintext[:whole], 0)
+	copy(out[whole:], plaintext[whole:])
+	a.sealEnd(&m, out[whole:n], whole, len(additional))
 	return all
 }
 
@@ -181,51 +173,99 @@ func (a *aead) Open(dst, nonce, ciphertext, additional []byte) ([]byte, error) {
 		return nil, errOpen
 	}
 	all, out := grow(dst, n)
-	m := a.begin(nonce, additional)
+	var m message
+	a.begin(&m, nonce, additional)
 	whole := n &^ (stride - 1)
-	var want block
-	copy(want[:], ciphertext[n:])
-	if whole > 0 {
-		m.count(2)
-		openBlocks(&a.key, &m.counter, &m.hash, &out[0], &ciphertext[0], whole)
-	}
-	a.add(&m.hash, ciphertext[whole:n])
-	a.crypt(&m, out[whole:], ciphertext[whole:n], whole)
-	tag := a.finish(&m, len(additional), n)
-	if subtle.ConstantTimeCompare(tag[:], want[:]) != 1 {
-		clear(out)
+	a.openStrides(&m, out[:whole], ciphertext[:whole], 0)
+	end := copy(out[whole:], ciphertext[whole:n])
+	if !a.openEnd(&m, out[whole:], ciphertext[n:], whole, len(additional)) {
+		clear(out[:whole+end])
 		return nil, errOpen
 	}
 	return all, nil
 }
 
-// message is the state of a call.
-type message struct {
-	counter, hash block
-	stream        [stride]byte
+// openSplit implements strider.
+func (a *aead) openSplit(dst, nonce, ciphertext, additional []byte) ([]byte, error) {
+	n := len(ciphertext) - TagSize
+	if uint64(n) > maxLen {
+		return nil, errOpen
+	}
+	var m message
+	a.begin(&m, nonce, additional)
+	direct, whole := len(dst)&^(stride-1), n&^(stride-1)
+	a.openStrides(&m, dst[:direct], ciphertext[:direct], 0)
+	a.openStrides(&m, ciphertext[direct:whole], ciphertext[direct:whole], direct)
+	if !a.openEnd(&m, ciphertext[whole:n], ciphertext[n:], whole, len(additional)) {
+		clear(dst)
+		clear(ciphertext[direct:n])
+		return nil, errOpen
+	}
+	copy(dst[direct:], ciphertext[direct:])
+	return ciphertext[len(dst):n], nil
 }
 
 // count sets the counter of blocks. 1 is that of the tag.
 func (m *message) count(n uint32) { binary.BigEndian.PutUint32(m.counter[NonceSize:], n) }
 
-func (a *aead) begin(nonce, additional []byte) (m message) {
+// countAt sets the counter for the block at offset at of the message.
+func (m *message) countAt(at int) { m.count(uint32(at/len(block{}) + 2)) }
+
+// begin implements strider.
+func (a *aead) begin(m *message, nonce, additional []byte) {
 	if len(nonce) != NonceSize {
 		panic("gcm: wrong length of a nonce")
 	}
 	copy(m.counter[:], nonce)
+	m.hash = block{}
 	a.add(&m.hash, additional)
-	return m
+}
+
+// sealStrides implements strider.
+func (a *aead) sealStrides(m *message, dst, src []byte, at int) {
+	if len(src) > 0 {
+		m.countAt(at)
+		sealBlocks(&a.key, &m.counter, &m.hash, &dst[0], &src[0], len(src))
+	}
+}
+
+// openStrides is sealStrides for decryption.
+func (a *aead) openStrides(m *message, dst, src []byte, at int) {
+	if len(src) > 0 {
+		m.countAt(at)
+		openBlocks(&a.key, &m.counter, &m.hash, &dst[0], &src[0], len(src))
+	}
+}
+
+// sealEnd implements strider.
+func (a *aead) sealEnd(m *message, text []byte, at, additional int) {
+	n := len(text)
+	whole := n &^ (stride - 1)
+	a.sealStrides(m, text[:whole], text[:whole], at)
+	a.crypt(m, text[whole:], at+whole)
+	a.add(&m.hash, text[whole:])
+	tag := a.finish(m, additional, at+n)
+	copy(text[n:n+TagSize], tag[:])
+}
+
+// openEnd opens the last len(text) bytes of a message in place, less than a
+// stride, and reports whether the message is authentic.
+func (a *aead) openEnd(m *message, text, want []byte, at, additional int) bool {
+	a.add(&m.hash, text)
+	a.crypt(m, text, at)
+	tag := a.finish(m, additional, at+len(text))
+	return subtle.ConstantTimeCompare(tag[:], want) == 1
 }
 
 // crypt adds the key stream to less than a stride of bytes, which begin at offset
 // at of the message.
-func (a *aead) crypt(m *message, dst, src []byte, at int) {
-	if len(src) == 0 {
+func (a *aead) crypt(m *message, b []byte, at int) {
+	if len(b) == 0 {
 		return
 	}
-	m.count(uint32(at/len(block{}) + 2))
+	m.countAt(at)
 	stream(&a.key, &m.counter, &m.stream)
-	subtle.XORBytes(dst, src, m.stream[:])
+	subtle.XORBytes(b, b, m.stream[:])
 }
 
 // add adds b to hash, with zeros up to the end of a block.
@@ -251,10 +291,4 @@ func (a *aead) finish(m *message, additional, n int) (tag block) {
 	stream(&a.key, &m.counter, &m.stream)
 	subtle.XORBytes(tag[:], m.hash[:], m.stream[:])
 	return tag
-}
-
-// grow returns dst with n bytes more, and these.
-func grow(dst []byte, n int) (all, tail []byte) {
-	all = slices.Grow(dst, n)[:len(dst)+n]
-	return all, all[len(dst):]
 }

@@ -1,6 +1,7 @@
 package gcm
 
 import (
+	"crypto/cipher"
 	"os"
 	"testing"
 
@@ -29,6 +30,38 @@ func TestNothingIsReadBeyond(t *testing.T) {
 		for _, buf := range [][]byte{room[: n+TagSize : n+TagSize], room[page-n-TagSize:]} {
 			g.Seal(buf[:0], nonce, buf[:n], buf[:min(n, 5)])
 			g.Open(buf[:0], nonce, buf, nil)
+		}
+	}
+	partsBeyond(t, g, room)
+}
+
+// partsBeyond seals a part at either end of room, which has nothing around it,
+// and opens to there. What is sealed is at its ends, too.
+func partsBeyond(t *testing.T, g cipher.AEAD, room []byte) {
+	t.Helper()
+	var s Sealing
+	nonce, page, other := make([]byte, NonceSize), len(room), make([]byte, 2048)
+	for n := range 1200 {
+		for _, part := range [][]byte{room[:n:n], room[page-n:]} {
+			for _, head := range []int{0, 16, 20, stride} {
+				dst := other[:head+n+TagSize]
+				s.Begin(g, dst, nonce, nil)
+				s.Add(other[len(other)-head:])
+				s.Add(part)
+				s.End()
+				if _, err := OpenSplit(g, part, nonce, dst, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, dst := range [][]byte{room[: n+TagSize : n+TagSize], room[page-n-TagSize:]} {
+			s.Begin(g, dst, nonce, nil)
+			s.Add(other[:n/3])
+			s.Add(other[:n-n/3])
+			s.End()
+			if _, err := OpenSplit(g, other[:n/2], nonce, dst, nil); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }

@@ -40,6 +40,57 @@ func BenchmarkWriteImmTLS(b *testing.B) {
 	}
 }
 
+// BenchmarkCPU has both ends on one thread, so that no time is spent on waiting,
+// and reports the CPU time of the thread. TLS is without a CRC below it.
+func BenchmarkCPU(b *testing.B) {
+	for _, size := range []int{4096, 16 << 10, 64 << 10, 128 << 10, 1 << 20} {
+		b.Run(fmt.Sprintf("size %d tls", size), func(b *testing.B) {
+			c, s := protectedPair(b)
+			benchCPU(b, c, s, size)
+		})
+		b.Run(fmt.Sprintf("size %d plain", size), func(b *testing.B) {
+			c, s := pairOf(b, Config{CRC: true})
+			benchCPU(b, c, s, size)
+		})
+	}
+}
+
+// benchCPU writes messages of size bytes, up to eight and 1 MiB under way.
+func benchCPU(b *testing.B, c, s *end, size int) {
+	depth := max(1, min(8, 1<<20/size))
+	src, lmr := c.region(8<<20, 0)
+	_, rmr := s.region(8<<20, verbs.AccessRemoteWrite)
+	recv, wcs := []verbs.RecvWR{{}}, make([]verbs.WC, 64)
+	for range 2 * depth {
+		s.recv(recv...)
+	}
+	wr := []verbs.SendWR{{Op: verbs.OpWriteImm, RKey: rmr.RKey(), SGEs: []verbs.SGE{{LKey: lmr.LKey()}}}}
+	b.SetBytes(int64(size))
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before, after unix.Rusage
+	unix.Getrusage(unix.RUSAGE_THREAD, &before)
+	b.ResetTimer()
+	for sent, got := 0, 0; got < b.N; {
+		for ; sent < min(got+depth, b.N); sent++ {
+			at := sent * size % len(src)
+			wr[0].SGEs[0].Buf, wr[0].RemoteAddr = src[at:at+size], rmr.Addr()+uint64(at)
+			c.qp.PostSend(wr)
+		}
+		c.cq.Poll(wcs)
+		for range s.cq.Poll(wcs) {
+			s.qp.PostRecv(recv)
+			got++
+		}
+	}
+	b.StopTimer()
+	unix.Getrusage(unix.RUSAGE_THREAD, &after)
+	mib := float64(b.N) * float64(size) / (1 << 20)
+	used := after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()
+	b.ReportMetric(float64(used)/1e3/mib, "cpu-us/MiB")
+	c.qp.Disconnect()
+}
+
 func benchWriteImm(b *testing.B, cfg Config, size, depth int) {
 	c, s := pairOf(b, cfg)
 	benchPair(b, c, s, size, depth)
