@@ -29,7 +29,7 @@ func talk(t *testing.T, from, to *Conn) {
 		b := make([]byte, len(want)+tlsrecord.Overhead)
 		copy(b[tlsrecord.HeaderLen:], want)
 		out.Seal(b, tlsrecord.ApplicationData, len(want))
-		if _, got, err := in.Open(nil, b); string(got) != want || err != nil {
+		if _, got, err := in.Open(b); string(got) != want || err != nil {
 			t.Fatalf("%q, %v", got, err)
 		}
 	}

@@ -92,7 +92,7 @@ func replay(k tlsrecord.Keys, records []byte, client bool) (*tlsrecord.Opener, e
 	if err != nil {
 		return nil, err
 	}
-	plain := make([]byte, tlsrecord.MaxRecord)
+	record := make([]byte, tlsrecord.MaxRecord)
 	for begun := false; len(records) > 0; {
 		if records[0] != tlsrecord.ApplicationData { // hello, change of cipher
 			records = records[tlsrecord.HeaderLen+int(binary.BigEndian.Uint16(records[3:])):]
@@ -102,7 +102,7 @@ func replay(k tlsrecord.Keys, records []byte, client bool) (*tlsrecord.Opener, e
 		if err != nil || size == 0 {
 			return nil, fmt.Errorf("a record is not complete: %w", err)
 		}
-		typ, content, err := o.Open(plain, records[:size])
+		typ, content, err := o.Open(record[:copy(record, records[:size])])
 		records = records[size:]
 		switch {
 		case err != nil && begun:

@@ -1,8 +1,8 @@
 // Package tlsrecord is the record layer of TLS 1.3 (RFC 8446, section 5) for
 // one connection after its handshake.
 //
-// It protects records in the buffer of the sender, and opens them in the buffer
-// of the receiver or into the place of their content. It knows no sockets,
+// It protects records in the buffer of the sender, from the places of their
+// content, and opens them in the buffer of the receiver and to such places. It knows no sockets,
 // starts no goroutines, and allocates only when a key changes.
 //
 // A direction belongs to one goroutine. The two directions of a connection are
@@ -10,7 +10,7 @@
 //
 //	for {
 //		size, err := in.Next(buf)           // 0: more bytes are needed
-//		typ, content, err := in.Open(nil, buf[:size])
+//		typ, content, err := in.Open(buf[:size])
 //		if typ != tlsrecord.ApplicationData {
 //			event, err := in.Control(typ, content)
 //		}

@@ -146,7 +146,7 @@ func receiveRecords(c io.Reader, o *Opener, dst []byte) error {
 			if size == 0 {
 				break
 			}
-			_, content, err := o.Open(nil, buf[at:at+size])
+			_, content, err := o.Open(buf[at : at+size])
 			if err != nil {
 				return err
 			}

@@ -3,6 +3,8 @@ package tlsrecord
 import (
 	"encoding/binary"
 	"errors"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/gcm"
 )
 
 // DATA PATH. Records:
@@ -40,6 +42,10 @@ const updateAfter = 1 << 24
 type Sealer struct {
 	direction
 	updateAfter uint64
+
+	// The record that Begin has started.
+	parts gcm.Sealing
+	typ   [1]byte
 }
 
 // NewSealer returns the sealer of a direction.
@@ -48,17 +54,44 @@ func NewSealer(k Keys) (*Sealer, error) {
 	return s, s.init(k)
 }
 
+// Begin starts a record of n bytes of content in b, at most MaxContent. b must have
+// room for n+Overhead bytes. Add adds the content, End completes the record.
+func (s *Sealer) Begin(b []byte, typ byte, n int) {
+	b = b[:n+Overhead]
+	s.typ[0] = typ
+	putHeader(b, n)
+	s.parts.Begin(s.aead, b[HeaderLen:], s.number(), b[:HeaderLen])
+}
+
+// Add appends part to the content. It must not overlap the record.
+func (s *Sealer) Add(part []byte) { s.parts.Add(part) }
+
+// End returns the length of the record. All of its content must be there.
+func (s *Sealer) End() int {
+	s.parts.Add(s.typ[:])
+	if s.parts.Room() != 0 {
+		panic("tlsrecord: content is missing")
+	}
+	s.seq++
+	return HeaderLen + s.parts.End()
+}
+
 // Seal makes a record of the n bytes at b[HeaderLen:], at most MaxContent, in
 // place. b must have room for n+Overhead bytes. Seal returns that length.
 func (s *Sealer) Seal(b []byte, typ byte, n int) int {
 	end := HeaderLen + n
 	b[end] = typ
-	b[0] = ApplicationData
-	binary.BigEndian.PutUint16(b[1:], legacyVersion)
-	binary.BigEndian.PutUint16(b[3:], uint16(n+1+tagLen))
+	putHeader(b, n)
 	s.aead.Seal(b[HeaderLen:HeaderLen], s.number(), b[HeaderLen:end+1], b[:HeaderLen])
 	s.seq++
 	return n + Overhead
+}
+
+// putHeader writes the header of a record of n bytes of content.
+func putHeader(b []byte, n int) {
+	b[0] = ApplicationData
+	binary.BigEndian.PutUint16(b[1:], legacyVersion)
+	binary.BigEndian.PutUint16(b[3:], uint16(n+1+tagLen))
 }
 
 // Worn reports whether the key has protected as many records as it may. A
@@ -125,36 +158,57 @@ func (o *Opener) Next(b []byte) (int, error) {
 // Content returns the most bytes of content that the record of size bytes has.
 func Content(size int) int { return size - Overhead }
 
-// Open opens rec, one whole record, and returns its type and content. The
-// content overwrites rec if dst is nil. Else it is written to dst, with up to
-// len(rec)-HeaderLen-tagLen bytes in all: the type and the padding follow the
-// content. dst must have room for them and must not overlap rec. If the record
-// is not authentic, all these bytes are 0. The error is an *Error.
-func (o *Opener) Open(dst, rec []byte) (typ byte, content []byte, err error) {
-	if dst == nil {
-		dst = rec[HeaderLen:]
-	}
-	inner, err := o.aead.Open(dst[:0], o.number(), rec[HeaderLen:], rec[:HeaderLen])
+// Open opens rec, one whole record, and returns its type and content. The content
+// overwrites rec. The error is an *Error.
+func (o *Opener) Open(rec []byte) (typ byte, content []byte, err error) {
+	typ, _, content, err = o.OpenSplit(nil, rec)
+	return typ, content, err
+}
+
+// OpenSplit opens rec like Open. If it is application data, the first bytes of
+// the content are written to dst, and rest is the rest of it. dst must not be
+// longer than Content of len(rec), and must not overlap rec. The content has all
+// placed bytes of dst. They are all of it, unless the record has padding or is of
+// another type: then dst may have bytes that mean nothing. If the record is not authentic, all of dst is 0.
+func (o *Opener) OpenSplit(dst, rec []byte) (typ byte, placed int, rest []byte, err error) {
+	rest, err = gcm.OpenSplit(o.aead, dst, o.number(), rec[HeaderLen:], rec[:HeaderLen])
 	if err != nil {
-		return 0, nil, errBadRecord
+		return 0, 0, nil, errBadRecord
 	}
 	o.seq++
-	n := len(inner)
-	for n > 0 && inner[n-1] == 0 {
+	placed = len(dst)
+	if rest = rest[:unpadded(rest)]; len(rest) == 0 {
+		placed = unpadded(dst)
+	}
+	n := placed + len(rest) // with the type
+	switch {
+	case n == 0:
+		return 0, 0, nil, errNoType
+	case n-1 > MaxContent:
+		return 0, 0, nil, errOverflow
+	case len(rest) == 0:
+		placed--
+		typ = dst[placed]
+	default:
+		typ, rest = rest[len(rest)-1], rest[:len(rest)-1]
+	}
+	if typ != ApplicationData {
+		copy(rec[HeaderLen:], dst[:placed])
+		return typ, 0, rec[HeaderLen:][:n-1], nil
+	}
+	if err := o.progress(n - 1); err != nil {
+		return 0, 0, nil, err
+	}
+	return typ, placed, rest, nil
+}
+
+// unpadded returns the length of b without the zeros at its end.
+func unpadded(b []byte) int {
+	n := len(b)
+	for n > 0 && b[n-1] == 0 {
 		n--
 	}
-	if n == 0 {
-		return 0, nil, errNoType
-	}
-	if n-1 > MaxContent {
-		return 0, nil, errOverflow
-	}
-	if typ = inner[n-1]; typ == ApplicationData {
-		if err := o.progress(n - 1); err != nil {
-			return 0, nil, err
-		}
-	}
-	return typ, inner[:n-1], nil
+	return n
 }
 
 var (

@@ -70,7 +70,7 @@ func TestRFC8448(t *testing.T) {
 			t.Errorf("sealed %x, want %x", got, c.data)
 		}
 		o := opener(t, c.keys, true)
-		typ, content, err := o.Open(nil, bytes.Clone(c.data))
+		typ, content, err := o.Open(bytes.Clone(c.data))
 		if typ != ApplicationData || !bytes.Equal(content, fifty()) || err != nil {
 			t.Errorf("opened type %d, %x, %v", typ, content, err)
 		}
@@ -104,7 +104,7 @@ func TestEverySuiteAndSize(t *testing.T) {
 				if err := s.SealUpdate(b); err != nil {
 					t.Fatal(err)
 				}
-				typ, content, err := o.Open(nil, b)
+				typ, content, err := o.Open(b)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -122,18 +122,68 @@ func TestEverySuiteAndSize(t *testing.T) {
 					t.Fatalf("Next of %d bytes: %d, %v", cut, size, err)
 				}
 			}
-			dst := place
-			if i%2 == 0 {
-				dst = nil
-			}
-			if typ, content, err := o.Open(dst, rec); typ != ApplicationData || err != nil || !bytes.Equal(content, want) {
-				t.Errorf("suite %#x, %d bytes: type %d, %v", suite, n, typ, err)
+			dst := place[:n*(i%3)/2]
+			typ, placed, rest, err := o.OpenSplit(dst, rec)
+			if typ != ApplicationData || err != nil || placed != len(dst) || !bytes.Equal(append(dst, rest...), want) {
+				t.Errorf("suite %#x, %d bytes, %d placed: type %d, %v", suite, n, placed, typ, err)
 			}
 		}
 		if updates != 2 { // of 11 records
 			t.Errorf("suite %#x: %d keys were worn, want 2", suite, updates)
 		}
 	}
+}
+
+// TestPartsOfRecords seals content in two parts and opens it to two places, for
+// records with and without padding. All of a message goes to one place.
+func TestPartsOfRecords(t *testing.T) {
+	for _, suite := range suites {
+		s, o := sealer(t, keysOf(suite)), opener(t, keysOf(suite), true)
+		s2 := sealer(t, keysOf(suite))
+		for _, n := range []int{1, 2, 130, 700, 1500} {
+			for _, zeros := range []int{0, 1, 200} {
+				for _, typ := range []byte{ApplicationData, Handshake} {
+					for placed := 0; placed <= n+zeros; placed += 1 + n/30 {
+						want := bytes.Repeat([]byte{byte(placed), 3, 0}, n)[:n]
+						content := append(append(bytes.Clone(want), typ), make([]byte, zeros)...)
+						last := len(content) - 1 // the type of a record without padding
+						rec, parts := record(s, content[last], content[:last]), make([]byte, len(content)-1+Overhead)
+						s2.Begin(parts, content[last], last)
+						s2.Add(content[:min(placed, last)])
+						s2.Add(content[min(placed, last):last])
+						if s2.End() != len(rec) || !bytes.Equal(parts, rec) {
+							t.Fatalf("suite %#x, %d bytes: parts make another record", suite, last)
+						}
+						splitRecord(t, o, make([]byte, placed), rec, typ, want)
+					}
+				}
+			}
+		}
+	}
+}
+
+func splitRecord(t *testing.T, o *Opener, dst, rec []byte, typ byte, want []byte) {
+	t.Helper()
+	got, placed, rest, err := o.OpenSplit(dst, rec)
+	wantPlaced := min(len(dst), len(want))
+	if typ != ApplicationData {
+		wantPlaced = 0
+	}
+	if err != nil || got != typ || placed != wantPlaced || !bytes.Equal(append(dst[:placed:placed], rest...), want) {
+		t.Fatalf("type %d, %d bytes, %d to their place: type %d, %d placed, %v", typ, len(want), len(dst), got, placed, err)
+	}
+}
+
+func TestRecordsMustHaveTheirContent(t *testing.T) {
+	defer func() {
+		if recover() == nil {
+			t.Error("no panic")
+		}
+	}()
+	s := sealer(t, keysOf(suites[0]))
+	s.Begin(make([]byte, 100), ApplicationData, 50)
+	s.Add(make([]byte, 49))
+	s.End()
 }
 
 func TestKeyUpdatesOfThePeer(t *testing.T) {
@@ -146,7 +196,7 @@ func TestKeyUpdatesOfThePeer(t *testing.T) {
 		}
 		update := []byte{typeKeyUpdate, 0, 0, 1, request}
 		for at := 0; at < len(update); at += 2 { // in three records
-			typ, content, err := o.Open(nil, record(s, Handshake, update[at:min(at+2, len(update))]))
+			typ, content, err := o.Open(record(s, Handshake, update[at:min(at+2, len(update))]))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -161,7 +211,7 @@ func TestKeyUpdatesOfThePeer(t *testing.T) {
 		if err := s.Update(); err != nil {
 			t.Fatal(err)
 		}
-		if _, content, err := o.Open(nil, record(s, ApplicationData, []byte("data"))); string(content) != "data" || err != nil {
+		if _, content, err := o.Open(record(s, ApplicationData, []byte("data"))); string(content) != "data" || err != nil {
 			t.Fatalf("update %d: %q, %v", i, content, err)
 		}
 	}
@@ -188,7 +238,7 @@ func TestRecordsThatEndTheConnection(t *testing.T) {
 		"something behind a update": {Handshake, []byte{typeKeyUpdate, 0, 0, 1, 0, 4}, true, UnexpectedMessage},
 	} {
 		s, o := sealer(t, keysOf(suites[0])), opener(t, keysOf(suites[0]), c.client)
-		typ, content, err := o.Open(nil, record(s, c.typ, c.bytes))
+		typ, content, err := o.Open(record(s, c.typ, c.bytes))
 		if err == nil {
 			_, err = o.Control(typ, content)
 		}
@@ -217,7 +267,7 @@ func TestTicketsAreSkipped(t *testing.T) {
 	stream = append(stream, stream...)
 	for len(stream) > 0 {
 		n := min(len(stream), 37)
-		typ, content, err := o.Open(nil, record(s, Handshake, stream[:n]))
+		typ, content, err := o.Open(record(s, Handshake, stream[:n]))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -226,15 +276,15 @@ func TestTicketsAreSkipped(t *testing.T) {
 		}
 		stream = stream[n:]
 	}
-	if _, content, err := o.Open(nil, record(s, ApplicationData, []byte("x"))); string(content) != "x" || err != nil {
+	if _, content, err := o.Open(record(s, ApplicationData, []byte("x"))); string(content) != "x" || err != nil {
 		t.Error(content, err)
 	}
 	// Data must not come inside a message.
-	typ, content, _ := o.Open(nil, record(s, Handshake, []byte{typeNewSessionTicket, 0}))
+	typ, content, _ := o.Open(record(s, Handshake, []byte{typeNewSessionTicket, 0}))
 	if _, err := o.Control(typ, content); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := o.Open(nil, record(s, ApplicationData, []byte("x"))); err == nil {
+	if _, _, err := o.Open(record(s, ApplicationData, []byte("x"))); err == nil {
 		t.Error("data inside a message were taken")
 	}
 }
@@ -243,7 +293,7 @@ func TestRecordsWithoutDataAreBounded(t *testing.T) {
 	s, o := sealer(t, keysOf(suites[0])), opener(t, keysOf(suites[0]), true)
 	n := 0
 	for ; n < 1000; n++ {
-		if _, _, err := o.Open(nil, record(s, ApplicationData, nil)); err != nil {
+		if _, _, err := o.Open(record(s, ApplicationData, nil)); err != nil {
 			break
 		}
 	}
@@ -260,7 +310,10 @@ func TestRecordsThatAreNotAuthentic(t *testing.T) {
 		o := opener(t, keysOf(suites[0]), true)
 		size, err := o.Next(bad)
 		if err == nil && size > 0 {
-			_, _, err = o.Open(make([]byte, 100), bad[:size])
+			place := bytes.Repeat([]byte{9}, i%50)
+			if _, _, _, err = o.OpenSplit(place, bad[:size]); !bytes.Equal(place, make([]byte, i%50)) {
+				t.Errorf("byte %d changed: something is at its place", i)
+			}
 		} else if err == nil {
 			continue // longer than the input
 		}
@@ -269,10 +322,10 @@ func TestRecordsThatAreNotAuthentic(t *testing.T) {
 		}
 	}
 	o := opener(t, keysOf(suites[0]), true)
-	if _, _, err := o.Open(nil, bytes.Clone(good)); err != nil {
+	if _, _, err := o.Open(bytes.Clone(good)); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := o.Open(nil, bytes.Clone(good)); err == nil {
+	if _, _, err := o.Open(bytes.Clone(good)); err == nil {
 		t.Error("a record was taken twice")
 	}
 }
@@ -292,13 +345,13 @@ func TestLengthLimits(t *testing.T) {
 	// 2^14 bytes with padding are taken, 2^14+1 are not, and neither are zeros alone.
 	for n, want := range map[int]bool{MaxContent: true, MaxContent + 1: false} {
 		s, o := sealer(t, keysOf(suites[0])), opener(t, keysOf(suites[0]), true)
-		if _, _, err := o.Open(nil, padded(s, n, 100)); (err == nil) != want {
+		if _, _, err := o.Open(padded(s, n, 100)); (err == nil) != want {
 			t.Errorf("%d bytes with padding: %v", n, err)
 		}
 	}
 	s, o2 := sealer(t, keysOf(suites[0])), opener(t, keysOf(suites[0]), true)
 	zeros := make([]byte, 50+Overhead)
-	if _, _, err := o2.Open(nil, zeros[:s.Seal(zeros, 0, 50)]); !errors.As(err, &e) || e.Code != UnexpectedMessage {
+	if _, _, err := o2.Open(zeros[:s.Seal(zeros, 0, 50)]); !errors.As(err, &e) || e.Code != UnexpectedMessage {
 		t.Error(err)
 	}
 }
@@ -316,9 +369,14 @@ func TestSealAndOpenAllocateNothing(t *testing.T) {
 		b, place := make([]byte, 4096+Overhead), make([]byte, 8192)
 		if n := testing.AllocsPerRun(100, func() {
 			s.Seal(b, ApplicationData, 4096)
-			o.Open(place, b)
+			o.OpenSplit(place[:4000], b)
+			s.Begin(b, ApplicationData, 4096)
+			s.Add(place[:1000])
+			s.Add(place[1000:4096])
+			s.End()
+			o.Open(b)
 			s.Seal(b, ApplicationData, 4096)
-			o.Open(nil, b)
+			o.Open(b)
 		}); n != 0 {
 			t.Errorf("suite %#x: %v allocations", suite, n)
 		}
@@ -348,7 +406,7 @@ func FuzzStream(f *testing.F) {
 			if size != len(rec) || err != nil {
 				t.Fatalf("Next: %d, %v", size, err)
 			}
-			got, plain, err := o.Open(nil, rec)
+			got, plain, err := o.Open(rec)
 			if err != nil {
 				return
 			}
@@ -387,7 +445,7 @@ func FuzzHeader(f *testing.F) {
 		if size == 0 {
 			return
 		}
-		if _, _, err := o.Open(nil, bytes.Clone(b[:size])); err == nil {
+		if _, _, err := o.Open(bytes.Clone(b[:size])); err == nil {
 			t.Fatal("forged")
 		}
 	})
@@ -401,7 +459,7 @@ func BenchmarkSealAndOpen(b *testing.B) {
 			b.SetBytes(MaxContent)
 			for b.Loop() {
 				n := s.Seal(buf, ApplicationData, MaxContent)
-				o.Open(nil, buf[:n])
+				o.Open(buf[:n])
 			}
 		})
 	}

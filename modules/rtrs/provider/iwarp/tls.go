@@ -133,8 +133,8 @@ type unprotected struct{ error }
 func (e *unprotected) Unwrap() error { return e.error }
 
 // DATA PATH. The part of TLS in a connection. Receiving: fillRecords reads
-// from the socket and opens one record at a time, in place or to the place of
-// the payload. Sending: seal gathers the list of tx.go into records.
+// from the socket and opens one record at a time: payload to its place, the rest
+// in place. Sending: seal makes records of the list of tx.go.
 
 const (
 	// protectFirst is the size of either buffer at first, in bytes. A buffer
@@ -142,6 +142,9 @@ const (
 	protectFirst = 32 << 10
 	openSize     = 256 << 10
 	sealSize     = 8 * (tlsrecord.MaxContent + tlsrecord.Overhead)
+	// apartMin is the length in bytes from which a payload that does not fit into
+	// a record begins one: the receiver opens it to its place.
+	apartMin = 8 << 10
 	// protectHead is room in front of the first record for the part of a header
 	// or a tail that was in the record before.
 	protectHead = 64
@@ -249,35 +252,32 @@ func (q *qp) readRecords() int {
 // close_notify. An attacker may have done so.
 var errTruncated = fmt.Errorf("TLS: closed without close_notify: %w", io.ErrUnexpectedEOF)
 
-// openRecord opens the record of size bytes at r. Its content goes to the place
-// of the payload if all of it belongs there, with room for one byte more, else it
-// is staged.
+// openRecord opens the record of size bytes at r. What belongs to the payload that
+// is being received goes to its place, the rest is staged.
 func (q *qp) openRecord(size int) {
 	x, p := &q.rx, q.tls
 	rec := p.got[p.r : p.r+size]
 	at := p.r + tlsrecord.HeaderLen
 	p.r += size
-	n := tlsrecord.Content(size)
 	var place []byte
-	var behind byte
-	if x.phase == rxPayload && x.r == x.w && !x.control && n >= directMin && n < len(x.dst) && q.reachable() {
-		place, behind = x.dst, x.dst[n]
+	if x.phase == rxPayload && x.r == x.w && !x.control {
+		n := min(tlsrecord.Content(size), len(x.dst))
+		if n >= directMin && q.reachable() {
+			place = x.dst[:n]
+		}
 	}
-	typ, content, err := p.in.Open(place, rec)
-	if place != nil {
-		place[n] = behind // the type of the record was there
-	}
+	typ, placed, rest, err := p.in.OpenSplit(place, rec)
 	switch {
 	case err != nil:
 		q.unprotected(err)
 	case typ != tlsrecord.ApplicationData:
-		q.controlRecord(typ, content)
-	case place != nil:
-		x.landed(len(content), len(content), &q.cq.stats.direct)
+		q.controlRecord(typ, rest)
 	default:
+		x.landed(placed, placed, &q.cq.stats.direct)
+		at += placed
 		left := x.w - x.r
 		copy(p.got[at-left:], x.stage[x.r:x.w])
-		x.r, x.w = at-left, at+len(content)
+		x.r, x.w = at-left, at+len(rest)
 	}
 }
 
@@ -317,29 +317,43 @@ func (q *qp) seal() {
 		}
 		p.n, p.update = tlsrecord.UpdateLen, false
 	}
-	for t.at < t.n {
-		b := p.sealed[p.n:]
-		if len(b) < tlsrecord.MaxContent+tlsrecord.Overhead {
-			break
-		}
-		n := t.gather(b[tlsrecord.HeaderLen:][:tlsrecord.MaxContent])
-		p.n += p.out.Seal(b, tlsrecord.ApplicationData, n)
+	for t.at < t.n && len(p.sealed)-p.n >= tlsrecord.MaxContent+tlsrecord.Overhead {
+		n := t.recordLen()
+		p.out.Begin(p.sealed[p.n:], tlsrecord.ApplicationData, n)
+		t.gather(p.out, n)
+		p.n += p.out.End()
 		p.position += uint64(n)
 	}
 }
 
-// gather takes bytes off the list until b is full, and returns their number.
-func (t *transmitter) gather(b []byte) (n int) {
-	for n < len(b) && t.at < t.n {
-		k := copy(b[n:], t.v.bytes(t.at))
-		n += k
-		if k == int(t.v.iov[t.at].Len) {
-			t.at++
-		} else {
-			t.v.drop(t.at, k)
+// recordLen returns how many bytes of the list the next record has.
+func (t *transmitter) recordLen() (n int) {
+	for i := t.at; i < t.n; i++ {
+		next := int(t.v.iov[i].Len)
+		if n+next > tlsrecord.MaxContent {
+			if n > 0 && next >= apartMin {
+				return n
+			}
+			return tlsrecord.MaxContent
 		}
+		n += next
 	}
 	return n
+}
+
+// gather takes n bytes off the list for a record.
+func (t *transmitter) gather(out *tlsrecord.Sealer, n int) {
+	for n > 0 {
+		b := t.v.bytes(t.at)
+		if len(b) <= n {
+			t.at++
+		} else {
+			b = b[:n]
+			t.v.drop(t.at, n)
+		}
+		out.Add(b)
+		n -= len(b)
+	}
 }
 
 // transmitRecords is transmit under TLS.

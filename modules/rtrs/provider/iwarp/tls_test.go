@@ -166,6 +166,30 @@ func TestPayloadUnderTLS(t *testing.T) {
 	}
 }
 
+// TestRecordsOfLargePayload: few records carry it, and it is opened to its place.
+func TestRecordsOfLargePayload(t *testing.T) {
+	for _, size := range []int{16 << 10, 64 << 10, 128 << 10, 1 << 20} {
+		c, s := protectedPair(t)
+		src, lmr := c.region(size, 0)
+		dst, rmr := s.region(size, verbs.AccessRemoteWrite)
+		fill(src, 7)
+		s.recv(verbs.RecvWR{ID: 9})
+		out := c.qp.(*qp).tls.out
+		before := out.Keys().Seq
+		c.send(verbs.SendWR{Op: verbs.OpWriteImm, RemoteAddr: rmr.Addr(), RKey: rmr.RKey(), SGEs: []verbs.SGE{{Buf: src, LKey: lmr.LKey()}}})
+		if got := s.next(c); got.Status != verbs.StatusOK || !bytes.Equal(src, dst) {
+			t.Fatalf("%d bytes: %+v", size, got)
+		}
+		// One for the first header of a list, one for the end.
+		if n := int(out.Keys().Seq - before); n > size/tlsrecord.MaxContent+3 {
+			t.Errorf("%d bytes in %d records", size, n)
+		}
+		if st := s.dev.Stats(); st.DirectBytes < uint64(size)-directMin {
+			t.Errorf("%d of %d bytes were opened to their place", st.DirectBytes, size)
+		}
+	}
+}
+
 func TestKeyUpdatesUnderTLS(t *testing.T) {
 	c, s := protectedPair(t)
 	src, lmr := c.region(100000, 0)
