@@ -4,6 +4,7 @@ import (
 	"crypto/cipher"
 	"crypto/subtle"
 	"encoding/binary"
+	"slices"
 
 	"golang.org/x/sys/cpu"
 )
@@ -177,9 +178,9 @@ func (a *aead) Open(dst, nonce, ciphertext, additional []byte) ([]byte, error) {
 	a.begin(&m, nonce, additional)
 	whole := n &^ (stride - 1)
 	a.openStrides(&m, out[:whole], ciphertext[:whole], 0)
-	end := copy(out[whole:], ciphertext[whole:n])
+	copy(out[whole:], ciphertext[whole:n])
 	if !a.openEnd(&m, out[whole:], ciphertext[n:], whole, len(additional)) {
-		clear(out[:whole+end])
+		clear(out)
 		return nil, errOpen
 	}
 	return all, nil
@@ -203,6 +204,12 @@ func (a *aead) openSplit(dst, nonce, ciphertext, additional []byte) ([]byte, err
 	}
 	copy(dst[direct:], ciphertext[direct:])
 	return ciphertext[len(dst):n], nil
+}
+
+// message is the state of a message under way.
+type message struct {
+	counter, hash block
+	stream        [stride]byte
 }
 
 // count sets the counter of blocks. 1 is that of the tag.
@@ -291,4 +298,10 @@ func (a *aead) finish(m *message, additional, n int) (tag block) {
 	stream(&a.key, &m.counter, &m.stream)
 	subtle.XORBytes(tag[:], m.hash[:], m.stream[:])
 	return tag
+}
+
+// grow returns dst with n bytes more, and these.
+func grow(dst []byte, n int) (all, tail []byte) {
+	all = slices.Grow(dst, n)[:len(dst)+n]
+	return all, all[len(dst):]
 }

@@ -1,9 +1,6 @@
 package gcm
 
-import (
-	"crypto/cipher"
-	"slices"
-)
+import "crypto/cipher"
 
 // DATA PATH: messages whose text is not in one piece.
 //
@@ -13,12 +10,6 @@ import (
 // directMin is the length in bytes from which a part is sealed from its place.
 // Shorter ones are copied: a call for each would take longer.
 const directMin = 4 * stride
-
-// message is the state of a message under way.
-type message struct {
-	counter, hash [16]byte
-	stream        [stride]byte
-}
 
 // strider is a cipher that takes messages stride by stride.
 type strider interface {
@@ -124,10 +115,4 @@ func OpenSplit(a cipher.AEAD, dst, nonce, ciphertext, additional []byte) (rest [
 		return nil, err
 	}
 	return text[copy(dst, text):], nil
-}
-
-// grow returns dst with n bytes more, and these.
-func grow(dst []byte, n int) (all, tail []byte) {
-	all = slices.Grow(dst, n)[:len(dst)+n]
-	return all, all[len(dst):]
 }
