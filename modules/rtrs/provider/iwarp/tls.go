@@ -141,7 +141,7 @@ const (
 	// that is too small becomes larger once.
 	protectFirst = 32 << 10
 	openSize     = 256 << 10
-	sealSize     = 8 * (tlsrecord.MaxContent + tlsrecord.Overhead)
+	sealSize     = 16 * (tlsrecord.MaxContent + tlsrecord.Overhead)
 	// apartMin is the length in bytes from which a payload that does not fit into
 	// a record begins one: the receiver opens it to its place.
 	apartMin = 8 << 10
