@@ -53,7 +53,9 @@ func (f *confFolder) keep(names ...string) {
 	}
 }
 
-func (f *confFolder) args() []string { return []string{"--config-dir", f.path, "--metrics", "127.0.0.1:0"} }
+func (f *confFolder) args() []string {
+	return []string{"--config-dir", f.path, "--metrics", "127.0.0.1:0"}
+}
 
 // openDevices are the names of the devices, and whether each is open.
 func openDevices(t *testing.T, c *lab.Client) map[string]bool {
