@@ -8,19 +8,19 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// When keys, CAs or lists of revoked certificates have changed, the identities that
-// clients have proved are looked at again: a path whose client would not be let in any
-// more is closed after a grace time. A client that has another certificate by then
-// connects again with it.
+// When keys, CAs or lists of revoked certificates have changed, the proofs of clients'
+// identities are looked at again. A path is closed after a grace time if its client
+// would not be let in any more. A client with another certificate by then connects
+// again with it.
 
-// doubt is a path whose client would not be let in any more.
+// doubt is a path that its client could not connect any more.
 type doubt struct {
 	sess *session
 	path rtrs.SrvPathInfo
 	why  error
 }
 
-// Judge closes after grace the paths whose clients could not prove their identities
+// Judge closes after grace the paths of clients that could not prove their identities
 // any more, unless they can by then. It does not wait for that.
 func (s *Server) Judge(grace time.Duration) {
 	for _, d := range s.doubts() {
@@ -37,7 +37,7 @@ func (s *Server) Judge(grace time.Duration) {
 	}()
 }
 
-// doubts lists the paths whose clients would not be let in any more.
+// doubts lists the paths that their clients could not connect any more.
 func (s *Server) doubts() (out []doubt) {
 	for i := range s.sessions {
 		sess := s.sessions[i].Load()

@@ -14,7 +14,7 @@ import (
 )
 
 // When the daemon gives other rules, CAs or lists of revoked certificates, the
-// connections that are open are judged anew, as if their clients came now:
+// connections that are open are judged again, as if their clients came now:
 //
 //	judge     collects them, and decides on a goroutine of its own
 //	sentence  a connection's queue takes the verdict
