@@ -28,7 +28,6 @@ func (s *Server) Judge(grace time.Duration) {
 			"client", d.path.Client, "identity", d.path.Security.Peer, "pause", grace, "err", d.why)
 	}
 	go func() { // also for clients that are about to connect
-
 		select {
 		case <-time.After(grace):
 			s.closeDoubts()
