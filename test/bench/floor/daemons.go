@@ -46,8 +46,8 @@ type client struct {
 	sqes  [256]shm.SQE
 }
 
-func runClient() error {
-	o, p, wire, err := daemon("client", wireAnswer)
+func runClient(conf config) error {
+	o, p, wire, err := daemon(conf, "client", wireAnswer)
 	if err != nil {
 		return err
 	}
@@ -67,11 +67,11 @@ func runClient() error {
 }
 
 // daemon makes what both daemons have.
-func daemon(name string, header int) (o opened, p *pump.Pump, wire *stream, err error) {
+func daemon(c config, name string, header int) (o opened, p *pump.Pump, wire *stream, err error) {
 	if o, err = open(); err != nil {
 		return o, nil, nil, err
 	}
-	p, err = pump.New(pump.Config{Name: name})
+	p, err = c.newPump(name)
 	const fd = firstFD + 4
 	err = errors.Join(err, unix.SetNonblock(fd, true), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, tcpBuffer))
 	return o, p, newStream(fd, header), err
@@ -111,8 +111,8 @@ type server struct {
 	cqes   [256]shm.CQE
 }
 
-func runServer() error {
-	o, p, wire, err := daemon("server", wireRequest)
+func runServer(conf config) error {
+	o, p, wire, err := daemon(conf, "server", wireRequest)
 	if err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func runPlugin(c config) error {
 		return err
 	}
 	_ = unix.Madvise(disk, unix.MADV_HUGEPAGE) // costs speed only where there are none
-	p, err := pump.New(pump.Config{Name: "plugin"})
+	p, err := c.newPump("plugin")
 	if err != nil {
 		return err
 	}

@@ -57,7 +57,7 @@ func runFrontend(c config) error {
 	for i := range extents {
 		f.free = append(f.free, extents-1-i)
 	}
-	p, err := pump.New(pump.Config{Name: "frontend"})
+	p, err := c.newPump("frontend")
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,7 @@
 // same processes, hand-overs and bytes, and no protocol. What it needs is a lower bound
 // for every program with these processes on this machine.
 //
-//	floor -socket PATH -size BYTES
+//	floor -socket PATH -size BYTES [-spin DURATION]
 //
 // It serves one memory disk at an NBD unix socket until a signal ends it:
 //
@@ -27,6 +27,7 @@ import (
 	"os/signal"
 	"runtime"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -46,6 +47,7 @@ type config struct {
 	role, socket string
 	size         int64
 	piece        int // bytes of the largest request between client and server
+	spin         time.Duration
 }
 
 // Descriptors of the children, in this order: ring, its two doorbells, arena, and of the
@@ -58,6 +60,7 @@ func main() {
 	flag.StringVar(&c.socket, "socket", "", "path of the NBD unix socket")
 	flag.Int64Var(&c.size, "size", 64<<20, "bytes of the disk")
 	flag.IntVar(&c.piece, "piece", 124<<10, "bytes of the largest request between client and server, as the product cuts")
+	flag.DurationVar(&c.spin, "spin", pump.DefaultSpin, "how long an idle pump looks for work before it sleeps; 0: not at all")
 	flag.Parse()
 	if err := c.run(); err != nil {
 		fmt.Fprintf(os.Stderr, "floor %s: %v\n", c.role, err)
@@ -70,9 +73,9 @@ func (c config) run() error {
 	case "frontend":
 		return runFrontend(c)
 	case "client":
-		return runClient()
+		return runClient(c)
 	case "server":
-		return runServer()
+		return runServer(c)
 	case "plugin":
 		return runPlugin(c)
 	}
@@ -100,7 +103,7 @@ func (c config) start() error {
 	}{
 		{"plugin", far}, {"server", append(far[:4:4], toClient)}, {"client", append(near[:4:4], toServer)}, {"frontend", near},
 	} {
-		cmd := exec.Command(os.Args[0], "-role", child.role, "-socket", c.socket, "-size", fmt.Sprint(c.size), "-piece", fmt.Sprint(c.piece))
+		cmd := exec.Command(os.Args[0], "-role", child.role, "-socket", c.socket, "-size", fmt.Sprint(c.size), "-piece", fmt.Sprint(c.piece), "-spin", c.spin.String())
 		cmd.ExtraFiles, cmd.Stderr = child.fds, os.Stderr
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		if err := cmd.Start(); err != nil {
@@ -115,6 +118,15 @@ func (c config) start() error {
 	signal.Notify(end, syscall.SIGTERM, syscall.SIGINT)
 	<-end
 	return nil
+}
+
+// newPump makes the pump of a process.
+func (c config) newPump(name string) (*pump.Pump, error) {
+	spin := c.spin
+	if spin == 0 {
+		spin = -1
+	}
+	return pump.New(pump.Config{Name: name, Spin: spin})
 }
 
 // newShared makes a ring and an arena, and returns their descriptors.
