@@ -206,6 +206,13 @@ func (a *aead) openSplit(dst, nonce, ciphertext, additional []byte) ([]byte, err
 	return ciphertext[len(dst):n], nil
 }
 
+// again implements strider.
+func (a *aead) again(nonce, ciphertext []byte) {
+	var m message
+	a.begin(&m, nonce, nil)
+	a.openStrides(&m, ciphertext, ciphertext, 0)
+}
+
 // message is the state of a message under way.
 type message struct {
 	counter, hash block

@@ -21,6 +21,8 @@ type strider interface {
 	// tag behind them.
 	sealEnd(m *message, text []byte, at, additional int)
 	openSplit(dst, nonce, ciphertext, additional []byte) ([]byte, error)
+	// again decrypts whole strides from the front of a message in place.
+	again(nonce, ciphertext []byte)
 }
 
 // Sealing seals one message at a time, whose text comes in parts. Begin starts a
@@ -115,4 +117,13 @@ func OpenSplit(a cipher.AEAD, dst, nonce, ciphertext, additional []byte) (rest [
 		return nil, err
 	}
 	return text[copy(dst, text):], nil
+}
+
+// Whole makes the text of a message that OpenSplit has opened whole: its first n
+// bytes, which went to dst, overwrite their ciphertext. They are not read from
+// dst, where others may have changed them.
+func Whole(a cipher.AEAD, nonce, ciphertext []byte, n int) {
+	if s, ok := a.(strider); ok {
+		s.again(nonce, ciphertext[:n&^(stride-1)])
+	}
 }

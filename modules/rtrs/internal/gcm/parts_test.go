@@ -65,6 +65,10 @@ func openParts(t *testing.T, a cipher.AEAD, dst, sealed, nonce, plain, additiona
 	if behind[len(dst)] != 0xa5 {
 		t.Fatalf("%d bytes, %d to their place: the byte behind them has changed", len(plain), len(dst))
 	}
+	clear(dst)
+	if Whole(a, nonce, sealed, len(dst)); !bytes.Equal(sealed[:len(plain)], plain) {
+		t.Fatalf("%d bytes, %d to their place: made whole %x", len(plain), len(dst), sealed)
+	}
 }
 
 // TestManyParts cuts records anywhere.

@@ -165,41 +165,38 @@ func (o *Opener) Open(rec []byte) (typ byte, content []byte, err error) {
 	return typ, content, err
 }
 
-// OpenSplit opens rec like Open. If it is application data, the first bytes of
-// the content are written to dst, and rest is the rest of it. dst must not be
-// longer than Content of len(rec), and must not overlap rec. The content has all
-// placed bytes of dst. They are all of it, unless the record has padding or is of
-// another type: then dst may have bytes that mean nothing. If the record is not authentic, all of dst is 0.
+// OpenSplit opens rec like Open. If it is application data, the first placed bytes
+// of the content are at the front of dst, and rest is the rest of it. They are all
+// of dst, unless the record has padding or is of another type: then dst has bytes
+// that mean nothing. dst must not be longer than Content of len(rec), and must not
+// overlap rec. Others may change it meanwhile: type and lengths do not depend on
+// it. If the record is not authentic, all of dst is 0.
 func (o *Opener) OpenSplit(dst, rec []byte) (typ byte, placed int, rest []byte, err error) {
-	rest, err = gcm.OpenSplit(o.aead, dst, o.number(), rec[HeaderLen:], rec[:HeaderLen])
-	if err != nil {
+	if _, err = gcm.OpenSplit(o.aead, dst, o.number(), rec[HeaderLen:], rec[:HeaderLen]); err != nil {
 		return 0, 0, nil, errBadRecord
 	}
 	o.seq++
+	text := rec[HeaderLen : len(rec)-tagLen] // from len(dst) on
 	placed = len(dst)
-	if rest = rest[:unpadded(rest)]; len(rest) == 0 {
-		placed = unpadded(dst)
+	n := placed + unpadded(text[placed:]) // content and type
+	if placed > 0 && (n == placed || text[n-1] != ApplicationData) {
+		gcm.Whole(o.aead, o.nonce[:], rec[HeaderLen:], placed)
+		n = unpadded(text[:n])
 	}
-	n := placed + len(rest) // with the type
 	switch {
 	case n == 0:
 		return 0, 0, nil, errNoType
 	case n-1 > MaxContent:
 		return 0, 0, nil, errOverflow
-	case len(rest) == 0:
-		placed--
-		typ = dst[placed]
-	default:
-		typ, rest = rest[len(rest)-1], rest[:len(rest)-1]
 	}
-	if typ != ApplicationData {
-		copy(rec[HeaderLen:], dst[:placed])
-		return typ, 0, rec[HeaderLen:][:n-1], nil
+	if typ = text[n-1]; typ != ApplicationData {
+		return typ, 0, text[:n-1], nil
 	}
 	if err := o.progress(n - 1); err != nil {
 		return 0, 0, nil, err
 	}
-	return typ, placed, rest, nil
+	placed = min(placed, n-1)
+	return typ, placed, text[placed : n-1], nil
 }
 
 // unpadded returns the length of b without the zeros at its end.
