@@ -188,6 +188,7 @@ func TestJudge_RequestsInFlight(t *testing.T) {
 	})
 	s.Rules = []plugin.UserRule{allow("dns:other", "rw")}
 	must(t, "set TLS", r.f.SetTLS(t.Context(), s))
+	r.onQueue(0, func(*queue) {}) // it has the verdict
 	late := client.start(cmdWrite, 0, 16384, 4096, []byte(strings.Repeat("b", 4096)))
 	r.hosts[0].hold.Store(false)
 	for i, call := range calls {
