@@ -17,6 +17,9 @@ import (
 
 // Resize returns the new size of the disk, if the test has set one.
 func (d *memDisk) Resize(context.Context) (blk.Limits, error) {
+	if d.unsized.Add(-1) >= 0 {
+		return blk.Limits{}, syscall.EBUSY
+	}
 	if l := d.resized.Load(); l != nil {
 		return *l, nil
 	}
@@ -258,6 +261,12 @@ func TestResizeOfADeviceThatNobodyHasOpen(t *testing.T) {
 }
 
 func TestAFileThatGrowsIsNoticed(t *testing.T) {
+	t.Run("at once", func(t *testing.T) { growFile(t, 0) })
+	t.Run("the plugin cannot say it yet", func(t *testing.T) { growFile(t, 3) })
+}
+
+// growFile has a file grow. The plugin says so after a number of failures.
+func growFile(t *testing.T, failures int32) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "vol")
 	must(t, os.WriteFile(file, nil, 0o600))
@@ -273,6 +282,7 @@ func TestAFileThatGrowsIsNoticed(t *testing.T) {
 	got := i.listen(0)
 	r.parked("s")
 	disk.resizeTo(2 << 20)
+	disk.unsized.Store(failures)
 	must(t, os.Truncate(file, 2<<20))
 	if x := await(t, got); x.Kind != rnbdwire.EventResize || x.Sectors != 4096 {
 		t.Errorf("told %+v, %v", x.EventRspFields, x.err)

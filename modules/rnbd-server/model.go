@@ -218,6 +218,7 @@ type device struct {
 	looking  atomic.Bool // watch is at work
 	sizeMu   sync.Mutex  // one call to the plugin about the size at a time
 	nodeSize uint64      // size of the node in bytes, when last checked; guarded by sizeMu
+	untaken  uint64      // such a size that the plugin did not take, when last logged; guarded by sizeMu
 
 	latency  []stages            // by pump; only that pump writes
 	failures []watchdog.Failures // likewise

@@ -90,8 +90,8 @@ func (p *ioPlugin) reopen(in *supervise.Instance, d *device) {
 	}
 }
 
-// passing reports whether an error of OpenDisk is temporary: the fence, or a
-// lack of resources.
+// passing reports whether an error of OpenDisk or ResizeDisk is temporary: the fence, a
+// disk that does not answer, or a lack of resources.
 func passing(err error) bool {
 	for _, e := range []error{context.DeadlineExceeded, syscall.EBUSY, syscall.EAGAIN, syscall.EINTR, syscall.ENOMEM, syscall.ENFILE, syscall.EMFILE, syscall.ETIMEDOUT} {
 		if errors.Is(err, e) {

@@ -46,6 +46,8 @@ type memDisk struct {
 	limits blk.Limits
 	// resized is the result of the next check; nil: nothing new.
 	resized atomic.Pointer[blk.Limits]
+	// unsized is the number of further checks that fail with EBUSY.
+	unsized atomic.Int32
 	closes  atomic.Int32
 	hung    atomic.Bool // requests wait
 	// Open and Close wait until they are closed; nil: they do not.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
@@ -72,8 +73,9 @@ func (s *Server) noteNode(d *device) {
 	}
 }
 
-// watch resizes d if its node has another size than at the last check. It may
-// block for ever, as nodeSize does.
+// watch resizes d if its node has another size than at the last check. If the plugin
+// cannot take it now, the next check tries again. watch may block for ever, as nodeSize
+// does.
 func (s *Server) watch(ctx context.Context, d *device) {
 	defer d.looking.Store(false)
 	size, ok := nodeSize(d.file)
@@ -82,8 +84,12 @@ func (s *Server) watch(ctx context.Context, d *device) {
 	if !ok || size == d.nodeSize || !d.serves() {
 		return
 	}
-	d.nodeSize = size
-	if err := s.resize(ctx, d); err != nil && ctx.Err() == nil {
+	err := s.resize(ctx, d)
+	if err == nil || !passing(err) && !errors.Is(err, plugin.ErrExited) {
+		d.nodeSize = size
+	}
+	if err != nil && ctx.Err() == nil && d.untaken != size {
+		d.untaken = size
 		d.plugin.log.Warn("device has another size, but its plugin does not take it", "device", d.name, "err", err)
 	}
 }
