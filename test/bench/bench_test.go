@@ -191,8 +191,9 @@ func TestEveryRowHasATitleAndTakesPartInATryOut(t *testing.T) {
 	all, part := choose(nil, false), choose(nil, true)
 	for id := range titles {
 		for what, p := range map[string]*plan{"the run": all, "a try-out": part} {
-			if !slices.ContainsFunc(p.claims, func(c claim) bool { return c.id == id }) {
-				t.Errorf("%s is not in %s", id, what)
+			has := slices.ContainsFunc(p.claims, func(c claim) bool { return c.id == id })
+			if left := p == part && slices.Contains(repeats, id); has == left {
+				t.Errorf("%s in %s: %t", id, what, has)
 			}
 		}
 	}
@@ -202,6 +203,9 @@ func TestEveryRowHasATitleAndTakesPartInATryOut(t *testing.T) {
 		}
 		if !all.has(c.ours, c.w) {
 			t.Errorf("%s: %s is not measured with %s", c.id, c.ours, c.w.Name)
+		}
+		if slices.Contains(repeats, c.id) && !part.wants(c.ours) {
+			t.Errorf("%s: %s takes no part in a try-out", c.id, c.ours)
 		}
 	}
 	only := choose([]string{"P14"}, false)
