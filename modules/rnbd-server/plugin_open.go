@@ -93,3 +93,14 @@ func (p *ioPlugin) closeDisk(in *supervise.Instance, d *device) error {
 	}
 	return err
 }
+
+// passing reports whether an error of OpenDisk or ResizeDisk is temporary: the fence, a
+// disk that does not answer, or a lack of resources.
+func passing(err error) bool {
+	for _, e := range []error{context.DeadlineExceeded, syscall.EBUSY, syscall.EAGAIN, syscall.EINTR, syscall.ENOMEM, syscall.ENFILE, syscall.EMFILE, syscall.ETIMEDOUT} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}

@@ -11,7 +11,6 @@ package server
 import (
 	"context"
 	"errors"
-	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
@@ -88,17 +87,6 @@ func (p *ioPlugin) reopen(in *supervise.Instance, d *device) {
 			return
 		}
 	}
-}
-
-// passing reports whether an error of OpenDisk or ResizeDisk is temporary: the fence, a
-// disk that does not answer, or a lack of resources.
-func passing(err error) bool {
-	for _, e := range []error{context.DeadlineExceeded, syscall.EBUSY, syscall.EAGAIN, syscall.EINTR, syscall.ENOMEM, syscall.ENFILE, syscall.EMFILE, syscall.ETIMEDOUT} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
 }
 
 // awaits reports whether d has users and in is the process to serve it.
