@@ -20,17 +20,7 @@ func TestMap_AwaitsTheCloseOfTheLastMapping(t *testing.T) {
 	must(t, err)
 	d, dir := s.mapHanging(c, "vol")
 	must(t, c.Unmap(t.Context(), d.name, true)) // CLOSE is given up
-	mapped := async(func() error { _, err := s.mapIn(c, "vol", dir); return err })
-	for range 20 {
-		if n := s.count("open vol"); n != 1 {
-			t.Fatalf("the server has got %d OPENs of it before it has executed CLOSE", n)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	s.releaseAll(blk.OK)
-	if err := soon(t, "the map", mapped); err != nil {
-		t.Fatal(err)
-	}
+	mapsLate(t, s, c, dir, "it has executed CLOSE")
 	if got := s.messages(); slices.Index(got, "close") > lastIndex(got, "open vol") {
 		t.Errorf("the server has got %q", got)
 	}
@@ -51,10 +41,17 @@ func TestMap_AwaitsTheRequestsOfTheLastMapping(t *testing.T) {
 	if err := d.session.awaitClosed(brief, "vol"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "requests") {
 		t.Errorf("beside a request that does not end: %v", err)
 	}
+	mapsLate(t, s, c, dir, "the request has ended")
+}
+
+// mapsLate maps the device again and releases what the server holds. No OPEN may come
+// before that.
+func mapsLate(t *testing.T, s *target, c *Client, dir frontDir, event string) {
+	t.Helper()
 	mapped := async(func() error { _, err := s.mapIn(c, "vol", dir); return err })
 	for range 20 {
 		if n := s.count("open vol"); n != 1 {
-			t.Fatalf("the server has got %d OPENs of it before the request has ended", n)
+			t.Fatalf("the server has got %d OPENs of it before %s", n, event)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
