@@ -321,8 +321,10 @@ func TestHanded_NotWhileARequestHangs(t *testing.T) {
 	block := make(chan struct{})
 	r.disks[0].failing(func(*shm.SQE) blk.Errno { <-block; return blk.OK })
 	p := c.start(cmdRead, 0, 0, 512, make([]byte, 512))
-	eventually(t, "it is with the device", func() (busy bool) {
-		r.onQueue(0, func(q *queue) { busy = len(q.conns) > 0 && q.conns[0].inDevice() > 0 })
+	eventually(t, "it is with the device", func() (busy bool) { // c may be the second one that the queue got
+		r.onQueue(0, func(q *queue) {
+			busy = slices.ContainsFunc(q.conns, func(c *conn) bool { return c.inDevice() > 0 })
+		})
 		return busy
 	})
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
