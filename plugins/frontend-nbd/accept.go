@@ -83,7 +83,7 @@ func (f *frontend) welcome(l *listener, nc net.Conn) {
 	if secure != nil {
 		secure.user = &user{events: &f.users, from: addressOf(nc), peer: peerOf(nc), listener: l.name}
 	}
-	t, err := f.introduce(nc, secure)
+	t, err := f.introduce(nc, l.name, secure)
 	if !l.crowd.leave(nc) && err != nil {
 		err = errGaveWay
 	}
@@ -99,11 +99,12 @@ func (f *frontend) welcome(l *listener, nc net.Conn) {
 }
 
 // introduce returns the tunnel to run, nil without TLS.
-func (f *frontend) introduce(nc net.Conn, s *security) (*tunnel, error) {
+func (f *frontend) introduce(nc net.Conn, listener string, s *security) (*tunnel, error) {
 	if err := nc.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
 		return nil, err
 	}
 	n, err := negotiate(nc, f, s)
+	n.listener = listener
 	switch {
 	case err != nil:
 		return nil, err

@@ -51,6 +51,7 @@ type conn struct {
 	exp          *export
 	fd           int
 	peer         string      // for the log
+	listener     string      // by which the client came; empty: not known
 	disk         *kernelDisk // of the kernel's client; nil: another client
 	tunnel       *tunnel     // nil: without TLS
 	user         *user       // nil: not reported
@@ -96,7 +97,7 @@ type conn struct {
 // the socket.
 func newConn(fd int, peer string, n negotiated, sh *share) *conn {
 	c := &conn{
-		q: sh.q, sh: sh, exp: n.exp, fd: fd, peer: peer, state: connOpen, structured: n.structured, readOnly: n.readOnly, toldReadOnly: n.readOnly,
+		q: sh.q, sh: sh, exp: n.exp, fd: fd, peer: peer, listener: n.listener, state: connOpen, structured: n.structured, readOnly: n.readOnly, toldReadOnly: n.readOnly,
 		stage: make([]byte, stageSize),
 		reqs:  make([]request, maxRequests),
 		free:  make([]*request, 0, maxRequests),

@@ -35,6 +35,7 @@ type handedState struct {
 	ReadOnly   bool   `json:"read_only,omitempty"`
 	Narrowed   bool   `json:"narrowed,omitempty"` // read-only by rules that changed later: the client was told that it may write
 	Listener   string `json:"listener,omitempty"` // of a client that events are kept of
+	Socket     string `json:"socket,omitempty"`   // the listener by which the client came
 	Received   int64  `json:"received,omitempty"` // bytes
 	Unsent     int64  `json:"unsent,omitempty"`   // bytes
 
@@ -123,7 +124,7 @@ func (c *conn) inDevice() (n int) {
 
 // leave returns the state of c, which is quiet, and its bytes.
 func (c *conn) leave() (s handedState, bytes []byte, err error) {
-	s = handedState{Version: handedVersion, Peer: c.peer, Structured: c.structured, Draining: c.state == connDraining, ReadOnly: c.readOnly, Narrowed: c.readOnly && !c.toldReadOnly}
+	s = handedState{Version: handedVersion, Peer: c.peer, Socket: c.listener, Structured: c.structured, Draining: c.state == connDraining, ReadOnly: c.readOnly, Narrowed: c.readOnly && !c.toldReadOnly}
 	if c.user != nil {
 		s.Listener = c.user.listener
 	}

@@ -246,7 +246,7 @@ func TestHandshakeHasADeadline(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer theirs.Close()
 	d := &deadlines{Conn: ours}
-	go f.introduce(d, nil)
+	go f.introduce(d, "", nil)
 	io.ReadFull(theirs, make([]byte, len(greeting)))
 	if left := time.Until(d.at); left <= 0 || left > handshakeTime {
 		t.Errorf("deadline in %v", left)

@@ -62,24 +62,40 @@ func decide(rules *access.Rules, identity, device string) (ok, readOnly bool, wh
 }
 
 // judge decides about an open connection.
-func (p *protection) judge(device string, client *proof) (v verdict) {
-	identity := ""
-	if client != nil && p.config.ClientCAs != nil {
-		if err := p.holds(client, time.Now()); err != nil {
-			v.end = fmt.Errorf("the client would not be let in any more: %w", err)
-			return v
-		}
-		identity = client.identity
+func (p *protection) judge(c *conn) (v verdict) {
+	if err := p.lacks(c); err != nil {
+		v.end = fmt.Errorf("the client would not be let in any more: %w", err)
+		return v
 	}
 	if p.rules == nil {
 		return v
 	}
-	ok, readOnly, why := decide(p.rules, identity, device)
+	identity := ""
+	if c.proof != nil && p.config.ClientCAs != nil {
+		identity = c.proof.identity
+	}
+	ok, readOnly, why := decide(p.rules, identity, c.exp.name)
 	if !ok {
 		v.end = errors.New("the client is not allowed to have it open any more: " + why)
 	}
 	v.readOnly = readOnly
 	return v
+}
+
+// lacks returns an error if a handshake of now would end without an export.
+func (p *protection) lacks(c *conn) error {
+	switch {
+	case c.tunnel == nil:
+		if c.listener != "" && p.requires(c.listener) {
+			return errNeedsTLS
+		}
+		return nil
+	case p.config.ClientCAs == nil:
+		return nil
+	case c.proof == nil:
+		return errNoCertificate
+	}
+	return p.holds(c.proof, time.Now())
 }
 
 // holds returns an error if a CA of the client's certificate is not known any more or
@@ -118,7 +134,7 @@ func (f *frontend) judge() {
 		}
 	})
 	for _, c := range conns {
-		f.execute(c, p.judge(c.exp.name, c.proof))
+		f.execute(c, p.judge(c))
 	}
 }
 
@@ -130,7 +146,7 @@ func (f *frontend) judgeLate(c *conn, p *protection) {
 	}
 	f.judging.Lock()
 	defer f.judging.Unlock()
-	f.execute(c, f.protection.Load().judge(c.exp.name, c.proof))
+	f.execute(c, f.protection.Load().judge(c))
 }
 
 // execute gives a verdict to the connection's queue, and sees to its end.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/x509"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -101,6 +102,93 @@ func TestJudge_Ends(t *testing.T) {
 			}
 			eventually(t, "no opener", func() bool { return r.f.Openers(0) == 0 })
 		})
+	}
+}
+
+// TestJudge_TLSIsRequired: a client without TLS, or without a certificate, is closed
+// when the listener serves such clients no more, also by another process.
+func TestJudge_TLSIsRequired(t *testing.T) {
+	for name, c := range map[string]struct {
+		first  func(a *authority) plugin.TLS // zero: TLS is off
+		secure bool                          // the client uses it
+		then   func(a *authority, listener string) plugin.TLS
+		reason string // empty: it goes on
+	}{
+		"off, then required": {
+			then:   func(a *authority, _ string) plugin.TLS { return a.server(true, false) },
+			reason: "without TLS",
+		},
+		"allowed, then required": {
+			first:  func(a *authority) plugin.TLS { return a.server(false, true) },
+			then:   func(a *authority, _ string) plugin.TLS { return a.server(true, true) },
+			reason: "without TLS",
+		},
+		"off, then allowed": {
+			then: func(a *authority, _ string) plugin.TLS { return a.server(false, true) },
+		},
+		"required, but not on the listener": {
+			then: func(a *authority, listener string) plugin.TLS {
+				s := a.server(true, true)
+				s.Plain = []string{listener}
+				return s
+			},
+		},
+		"no certificate, then one is required": {
+			first:  func(a *authority) plugin.TLS { return a.server(true, false) },
+			secure: true,
+			then:   func(a *authority, _ string) plugin.TLS { return a.server(true, true) },
+			reason: "no certificate",
+		},
+		"no certificate, and none is required": {
+			first:  func(a *authority) plugin.TLS { return a.server(false, false) },
+			secure: true,
+			then:   func(a *authority, _ string) plugin.TLS { return a.server(true, false) },
+		},
+	} {
+		for _, moved := range []bool{false, true} {
+			if moved && c.secure {
+				continue // such a connection is handed to no process
+			}
+			t.Run(fmt.Sprintf("%s, moved=%t", name, moved), func(t *testing.T) {
+				a := newAuthority(t)
+				l := newRelay(t, rigConfig{})
+				r := l.rigs[0]
+				if c.first != nil {
+					must(t, "set TLS", r.f.SetTLS(t.Context(), c.first(a)))
+				}
+				addr := r.listenOn("tcp", "127.0.0.1:0")
+				var client *client
+				if c.secure {
+					client = running(secured(t, addr, a.client(), true))
+				} else {
+					client = running(dial(t, "tcp", addr, "disk0", true))
+				}
+				listener := r.firstConn().listener
+				if listener == "" {
+					t.Fatal("nobody knows by which listener it came")
+				}
+				if moved {
+					all := release(t, r)
+					r = l.rigs[1]
+					must(t, "set TLS", r.f.SetTLS(t.Context(), c.then(a, listener)))
+					serve(t, r, all)
+				} else {
+					must(t, "set TLS", r.f.SetTLS(t.Context(), c.then(a, listener)))
+				}
+				if c.reason == "" {
+					if client.write(0, make([]byte, 4096)) != 0 {
+						t.Error("the client is not served")
+					}
+					return
+				}
+				if !ends(client) {
+					t.Fatal("the connection goes on")
+				}
+				if e := lastEvent(t, r.f, plugin.UserForced); !strings.Contains(e.Reason, c.reason) || e.Peer == "" {
+					t.Errorf("event: %+v", e)
+				}
+			})
+		}
 	}
 }
 

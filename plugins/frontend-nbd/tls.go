@@ -82,7 +82,12 @@ func (f *frontend) securityOf(listener string) *security {
 	if p == nil {
 		return nil
 	}
-	return &security{by: p, required: p.required && !slices.Contains(p.plain, listener)}
+	return &security{by: p, required: p.requires(listener)}
+}
+
+// requires reports whether a listener serves no client without TLS.
+func (p *protection) requires(listener string) bool {
+	return p.required && !slices.Contains(p.plain, listener)
 }
 
 // insists reports whether nothing is served before TLS.
@@ -92,6 +97,8 @@ var (
 	errNeedsTLS = errors.New("the client asks for an export without TLS, which is required")
 	errNoTLS    = errors.New("TLS handshake")
 	errNoSocket = errors.New("TLS needs a socket")
+
+	errNoCertificate = errors.New("the client has shown no certificate, which is required")
 )
 
 // onStartTLS makes the handshake. The negotiation begins again behind it. Nothing
