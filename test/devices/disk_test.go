@@ -36,6 +36,7 @@ func TestGuest(t *testing.T) {
 				{"growing disk", testGrowing},
 				{"kills under load", testKills},
 				{"client stopped under load", testClientStopped},
+				{"upgrades under load", testUpgrades},
 				{"raid over two servers", testRAID},
 				{"files against a model", testModel},
 				{"stress", testStress},
