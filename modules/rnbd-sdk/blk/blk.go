@@ -16,6 +16,10 @@ const (
 	WriteZeroes Op = 5
 
 	opCount = 6
+
+	// Extents asks what of a range holds data. Only rings of front ends carry it,
+	// and it is not Valid: it reads and writes nothing of the device.
+	Extents Op = 16
 )
 
 var opNames = [opCount]string{"read", "write", "flush", "discard", "secure-erase", "write-zeroes"}
@@ -32,8 +36,11 @@ func (o Op) Modifies() bool {
 }
 
 func (o Op) String() string {
-	if o.Valid() {
+	switch {
+	case o.Valid():
 		return opNames[o]
+	case o == Extents:
+		return "extents"
 	}
 	return "invalid"
 }

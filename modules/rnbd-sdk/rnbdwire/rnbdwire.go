@@ -1,6 +1,10 @@
 package rnbdwire
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
+)
 
 var le = binary.LittleEndian
 
@@ -16,16 +20,18 @@ const (
 	TypeIO          = 4
 	TypeClose       = 5
 	// Extensions of ours have the types from 0x8000 up.
-	TypeEvent     = 0x8000
-	TypeEventRsp  = 0x8001
-	TypeOpenAs    = 0x8002
-	TypeWriter    = 0x8003
-	TypeWriterRsp = 0x8004
-	TypeIOOnce    = 0x8005
-	TypeIOAgain   = 0x8006
-	TypeList      = 0x8007
-	TypeListRsp   = 0x8008
-	typeNone      = 0xffff
+	TypeEvent      = 0x8000
+	TypeEventRsp   = 0x8001
+	TypeOpenAs     = 0x8002
+	TypeWriter     = 0x8003
+	TypeWriterRsp  = 0x8004
+	TypeIOOnce     = 0x8005
+	TypeIOAgain    = 0x8006
+	TypeList       = 0x8007
+	TypeListRsp    = 0x8008
+	TypeExtents    = 0x8009
+	TypeExtentsRsp = 0x800a
+	typeNone       = 0xffff
 )
 
 // Sizes of the messages in bytes. Each begins with a type and two bytes of
@@ -46,6 +52,8 @@ const (
 	IOOnceSize      = IOSize + 8
 	IOAgainSize     = IOOnceSize + 8 + 8
 	ListSize        = headerSize + 4 + NameSize + 1
+	ExtentsSize     = headerSize + 4 + 8 + 8
+	ExtentsRspSize  = extents.Size
 	// ListRspMin and ListRspMax are the bytes of a ListRsp that a client may ask for.
 	ListRspMin = 4096
 	ListRspMax = 65536
@@ -74,6 +82,7 @@ var (
 	_ [40]struct{}  = [IOOnceSize]struct{}{}
 	_ [56]struct{}  = [IOAgainSize]struct{}{}
 	_ [264]struct{} = [ListSize]struct{}{}
+	_ [24]struct{}  = [ExtentsSize]struct{}{}
 )
 
 // TypeOf is the type of a message; of one too short to have any, a value that

@@ -34,6 +34,7 @@ const (
 	FeatureIdentity = 1 << 2 // OpenRsp has Volume and Properties
 	FeatureOnce     = 1 << 3 // the server answers Writer, IOOnce and IOAgain
 	FeatureList     = 1 << 4 // the server answers List
+	FeatureExtents  = 1 << 5 // the server answers Extents
 )
 
 // Features are the extensions that the server has; 0 from a kernel.
