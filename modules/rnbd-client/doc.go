@@ -39,8 +39,9 @@
 //	attachment_*             one device at one front end: worker, steps, requests to it
 //	host, direct, watch      one process of a front end; the library's own way to a
 //	                         device, without a front end; requests that hang
-//	queue, answer, lane, again
+//	queue*, answer, lane, again
 //	                         DATA PATH: requests from a ring to RTRS and back
+//	extents                  what of a device holds data
 //	links, state, leftover, attachment, names, pathspec, fabrics
 //	                         links to disks; the file for the next daemon; what
 //	                         attachments share; names of disks and sessions; addresses

@@ -33,6 +33,7 @@ func TestMain(m *testing.M) {
 //	hold         AddDevice does not come back
 //	deaf         AddDevice forgets its caller
 //	read         AddDevice sends a read before
+//	ask          AddDevice asks for extents before
 //	fail         AddDevice fails after that
 //	none         a disk that is looked for is not there
 //	used         the disk is in use
@@ -88,6 +89,9 @@ func (f *testFront) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
 	dir.tell("add %d pid %d", s.Limits.Size, os.Getpid())
 	if dir.has("read") {
 		f.send <- shm.SQE{Op: blk.Read, Device: s.Index, Arena: s.ArenaID, Len: 4096}
+	}
+	if dir.has("ask") {
+		f.send <- shm.SQE{Op: blk.Extents, Device: s.Index, Arena: s.ArenaID, Len: 4096}
 	}
 	if dir.has("deaf") {
 		ctx = context.WithoutCancel(ctx)

@@ -63,7 +63,7 @@ func (c *Client) mapAt(ctx context.Context, r MapRequest) (*Device, error) {
 func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	d := &Device{client: c, log: c.log, name: r.Name, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, ioMode: r.IOMode, pollQueues: r.PollQueues,
 		identity: r.identity, location: r.location, known: r.known,
-		shares: newShares(len(c.pumps)), latency: make([]stages, len(c.pumps))}
+		shares: newShares(len(c.pumps)), latency: make([]stages, len(c.pumps)), asksExtents: make(chan struct{}, 1)}
 	if d.identity == "" {
 		d.identity = rand.Text()
 	}

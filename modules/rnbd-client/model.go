@@ -151,6 +151,8 @@ type Device struct {
 	served       uint64 // last size from the server, in bytes
 	known        *known // nil: not opened yet
 	asking       bool   // askAgain runs
+
+	asksExtents chan struct{} // has room for the EXTENTS that may be under way: one
 }
 
 // share is the part of a device that belongs to one pump.

@@ -88,11 +88,22 @@ func (s *source) onRequest(e *shm.SQE) {
 		s.answer(e.Tag, blk.ENODEV)
 		return
 	}
+	if e.Op == blk.Extents {
+		s.onExtents(d, e)
+		return
+	}
 	if errno := d.check(e); errno != blk.OK {
 		s.noteFailed(d, e, watchdog.Check, errno)
 		s.answer(e.Tag, errno)
 		return
 	}
+	i := s.begin(d, e)
+	s.large = s.large || e.Len >= largeIO
+	s.admit(i)
+}
+
+// begin makes e a request, and returns its slot. There is a free one.
+func (s *source) begin(d *Device, e *shm.SQE) uint32 {
 	i := s.free[len(s.free)-1]
 	s.free = s.free[:len(s.free)-1]
 	r := &s.reqs[i]
@@ -101,8 +112,7 @@ func (s *source) onRequest(e *shm.SQE) {
 	r.arrived, r.sent = s.pump.pump.Now(), 0
 	s.inflight++
 	d.shares[s.pump.index].inflight.Add(1)
-	s.large = s.large || e.Len >= largeIO
-	s.admit(i)
+	return i
 }
 
 // largeIO is the smallest size, in bytes, at which spinning costs more than it

@@ -64,6 +64,7 @@ type target struct {
 	seen      []uint64   // numbers seen by clients
 	sessions  atomic.Int32
 	onList    func(after string, page []byte) (errno int) // answers LIST
+	onExtents func(op *rtrs.Op, f rnbdwire.ExtentsFields) // answers EXTENTS
 }
 
 func newTarget(t testing.TB, size int) *target {
@@ -196,6 +197,13 @@ func (s *target) Request(op *rtrs.Op) {
 	case rnbdwire.TypeList:
 		s.log = append(s.log, "list "+rnbdwire.List(user).After())
 		op.Respond(s.onList(rnbdwire.List(user).After(), op.Data()))
+	case rnbdwire.TypeExtents:
+		s.log = append(s.log, "extents")
+		if s.hold {
+			s.held = append(s.held, op)
+			return
+		}
+		s.onExtents(op, rnbdwire.Extents(user).Fields())
 	case rnbdwire.TypeIO, rnbdwire.TypeIOOnce, rnbdwire.TypeIOAgain:
 		s.log = append(s.log, "io")
 		m := rnbdwire.IO(user)
@@ -226,6 +234,10 @@ func flagsOf(m rnbdwire.IO) (f uint32) {
 }
 
 func (s *target) finish(op *rtrs.Op, errno blk.Errno) {
+	if m := rnbdwire.Extents(op.User()); m.IsValid() {
+		s.onExtents(op, m.Fields())
+		return
+	}
 	m := rnbdwire.IO(op.User())
 	off := m.Sector() * 512
 	if errno == 0 {
