@@ -18,7 +18,7 @@ func (s *source) onExtents(d *Device, e *shm.SQE) {
 		return
 	}
 	i, off, n := s.begin(d, e), e.Offset, uint64(e.Len)
-	s.reqs[i].held = true // its answer ends it, and nothing else
+	s.reqs[i].held = true // it waits for the server
 	s.pump.client.watchers.Go(func() {
 		list := d.extentsOrData(off, n)
 		s.pump.pump.Call(func() { s.onExtentsDone(i, list) })
