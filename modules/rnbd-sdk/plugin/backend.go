@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
 )
 
 // Backend is an io plugin: storage that the server exports.
@@ -34,7 +35,7 @@ type Disk interface {
 	// they reach Serve.
 	Limits() blk.Limits
 	// Close is called when no request of the disk is in flight and none will
-	// come.
+	// come, and no Extents runs.
 	Close() error
 }
 
@@ -48,6 +49,23 @@ type Configurer interface {
 // meanwhile.
 type Resizer interface {
 	Resize(ctx context.Context) (blk.Limits, error)
+}
+
+// Mapper is a Disk that knows what of it holds data.
+//
+// Extents lists the ranges from byte off on, at most extents.Max of them (see
+// extents.Add), at least one, which together have at most n bytes. It may cover
+// less than n: the host asks again. off and n are multiples of 512, n is not 0, and
+// the range is within the limits; so are the ranges of the list. A hole reads as
+// zeroes. Writes that were answered before the call lie in no hole, unless they were
+// discarded since; in doubt a range holds data. The error is EOPNOTSUPP if this disk
+// cannot tell.
+//
+// Extents runs on a goroutine of its own while requests go on. Of a disk one runs
+// at a time, and Close comes after it has returned. Its context ends when nobody
+// waits for the answer any more.
+type Mapper interface {
+	Extents(ctx context.Context, off, n uint64) ([]extents.Extent, error)
 }
 
 // ArenaUser is a Backend or Frontend that wants to see the shared memory

@@ -74,6 +74,7 @@ type device struct {
 type root struct {
 	readOnly bool
 	stats    deviceStats
+	maps     mapUse // not for the data path
 }
 
 // mapping is an attached arena; immutable.

@@ -47,7 +47,7 @@ type kindServer interface {
 	newWorker(pump int, ring *shm.Ring) *worker
 	arenaBusy(id uint32) error
 	eachStats(func(device uint32, d deviceStats))
-	closeAll() error
+	closeAll(context.Context) error
 }
 
 // worker is a queue and the thread that serves it.
@@ -305,7 +305,7 @@ func (s *server) detach(ctx context.Context) error {
 			return fmt.Errorf("plugin's Serve has not returned: %w", context.Cause(ctx))
 		}
 	}
-	err := s.kind.closeAll()
+	err := s.kind.closeAll(ctx)
 	for id, m := range s.arenas.take() {
 		s.unmap(id, m)
 	}

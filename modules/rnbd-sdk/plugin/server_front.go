@@ -48,7 +48,7 @@ func (s *frontServer) eachStats(f func(uint32, deviceStats)) {
 
 // closeAll does nothing: the host removes the devices. They are not served any
 // more.
-func (s *frontServer) closeAll() error { return nil }
+func (s *frontServer) closeAll(context.Context) error { return nil }
 
 func (s *frontServer) AddDevice(ctx context.Context, r *pluginpb.AddDeviceRequest) (*pluginpb.AddDeviceResponse, error) {
 	if err := s.add(ctx, r); err != nil {

@@ -134,6 +134,10 @@ func (s *ioServer) closeDisk(ctx context.Context, index uint32) error {
 			return fmt.Errorf("requests in flight: %w", err)
 		}
 	}
+	if err := d.root.maps.stop(ctx); err != nil {
+		_ = s.disks.add(index, d)
+		return err
+	}
 	return d.disk.Close()
 }
 
@@ -172,11 +176,16 @@ func (s *ioServer) eachStats(f func(uint32, deviceStats)) {
 	s.disks.each(func(index uint32, d *device) { f(index, d.root.stats) })
 }
 
-// closeAll is called when no queue is served any more.
-func (s *ioServer) closeAll() error {
+// closeAll is called when no queue is served any more. A disk in use by Extents when
+// ctx ends stays open.
+func (s *ioServer) closeAll(ctx context.Context) error {
 	var all error
 	for index, d := range s.disks.take() {
-		if err := d.disk.Close(); err != nil {
+		err := d.root.maps.stop(ctx)
+		if err == nil {
+			err = d.disk.Close()
+		}
+		if err != nil {
 			all = errors.Join(all, fmt.Errorf("close disk %d: %w", index, err))
 		}
 	}

@@ -1343,6 +1343,162 @@ func (x *ResizeDiskResponse) GetLimits() *Limits {
 	return nil
 }
 
+type ExtentsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Device        uint32                 `protobuf:"varint,1,opt,name=device,proto3" json:"device,omitempty"`
+	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // bytes, a multiple of 512
+	Length        uint64                 `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"` // bytes, a multiple of 512, not 0
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtentsRequest) Reset() {
+	*x = ExtentsRequest{}
+	mi := &file_plugin_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtentsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtentsRequest) ProtoMessage() {}
+
+func (x *ExtentsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtentsRequest.ProtoReflect.Descriptor instead.
+func (*ExtentsRequest) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ExtentsRequest) GetDevice() uint32 {
+	if x != nil {
+		return x.Device
+	}
+	return 0
+}
+
+func (x *ExtentsRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *ExtentsRequest) GetLength() uint64 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
+type ExtentsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Extents       []*Extent              `protobuf:"bytes,1,rep,name=extents,proto3" json:"extents,omitempty"` // 1 to 255, one behind the other from offset on; they may end early
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtentsResponse) Reset() {
+	*x = ExtentsResponse{}
+	mi := &file_plugin_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtentsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtentsResponse) ProtoMessage() {}
+
+func (x *ExtentsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtentsResponse.ProtoReflect.Descriptor instead.
+func (*ExtentsResponse) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ExtentsResponse) GetExtents() []*Extent {
+	if x != nil {
+		return x.Extents
+	}
+	return nil
+}
+
+type Extent struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Length        uint64                 `protobuf:"varint,1,opt,name=length,proto3" json:"length,omitempty"` // bytes, a multiple of 512, not 0
+	Hole          bool                   `protobuf:"varint,2,opt,name=hole,proto3" json:"hole,omitempty"`     // it reads as zeroes; else it holds data, zeroes among them
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Extent) Reset() {
+	*x = Extent{}
+	mi := &file_plugin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Extent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Extent) ProtoMessage() {}
+
+func (x *Extent) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Extent.ProtoReflect.Descriptor instead.
+func (*Extent) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Extent) GetLength() uint64 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
+func (x *Extent) GetHole() bool {
+	if x != nil {
+		return x.Hole
+	}
+	return false
+}
+
 type AddDeviceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Index         uint32                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
@@ -1361,7 +1517,7 @@ type AddDeviceRequest struct {
 
 func (x *AddDeviceRequest) Reset() {
 	*x = AddDeviceRequest{}
-	mi := &file_plugin_proto_msgTypes[23]
+	mi := &file_plugin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1529,7 @@ func (x *AddDeviceRequest) String() string {
 func (*AddDeviceRequest) ProtoMessage() {}
 
 func (x *AddDeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[23]
+	mi := &file_plugin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1542,7 @@ func (x *AddDeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddDeviceRequest.ProtoReflect.Descriptor instead.
 func (*AddDeviceRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{23}
+	return file_plugin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AddDeviceRequest) GetIndex() uint32 {
@@ -1467,7 +1623,7 @@ type AddDeviceResponse struct {
 
 func (x *AddDeviceResponse) Reset() {
 	*x = AddDeviceResponse{}
-	mi := &file_plugin_proto_msgTypes[24]
+	mi := &file_plugin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1479,7 +1635,7 @@ func (x *AddDeviceResponse) String() string {
 func (*AddDeviceResponse) ProtoMessage() {}
 
 func (x *AddDeviceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[24]
+	mi := &file_plugin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1492,7 +1648,7 @@ func (x *AddDeviceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddDeviceResponse.ProtoReflect.Descriptor instead.
 func (*AddDeviceResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{24}
+	return file_plugin_proto_rawDescGZIP(), []int{27}
 }
 
 type RemoveDeviceRequest struct {
@@ -1505,7 +1661,7 @@ type RemoveDeviceRequest struct {
 
 func (x *RemoveDeviceRequest) Reset() {
 	*x = RemoveDeviceRequest{}
-	mi := &file_plugin_proto_msgTypes[25]
+	mi := &file_plugin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1517,7 +1673,7 @@ func (x *RemoveDeviceRequest) String() string {
 func (*RemoveDeviceRequest) ProtoMessage() {}
 
 func (x *RemoveDeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[25]
+	mi := &file_plugin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1530,7 +1686,7 @@ func (x *RemoveDeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDeviceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDeviceRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{25}
+	return file_plugin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RemoveDeviceRequest) GetIndex() uint32 {
@@ -1555,7 +1711,7 @@ type RemoveDeviceResponse struct {
 
 func (x *RemoveDeviceResponse) Reset() {
 	*x = RemoveDeviceResponse{}
-	mi := &file_plugin_proto_msgTypes[26]
+	mi := &file_plugin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1567,7 +1723,7 @@ func (x *RemoveDeviceResponse) String() string {
 func (*RemoveDeviceResponse) ProtoMessage() {}
 
 func (x *RemoveDeviceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[26]
+	mi := &file_plugin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1580,7 +1736,7 @@ func (x *RemoveDeviceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDeviceResponse.ProtoReflect.Descriptor instead.
 func (*RemoveDeviceResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{26}
+	return file_plugin_proto_rawDescGZIP(), []int{29}
 }
 
 type ResizeDeviceRequest struct {
@@ -1593,7 +1749,7 @@ type ResizeDeviceRequest struct {
 
 func (x *ResizeDeviceRequest) Reset() {
 	*x = ResizeDeviceRequest{}
-	mi := &file_plugin_proto_msgTypes[27]
+	mi := &file_plugin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1605,7 +1761,7 @@ func (x *ResizeDeviceRequest) String() string {
 func (*ResizeDeviceRequest) ProtoMessage() {}
 
 func (x *ResizeDeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[27]
+	mi := &file_plugin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1618,7 +1774,7 @@ func (x *ResizeDeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeDeviceRequest.ProtoReflect.Descriptor instead.
 func (*ResizeDeviceRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{27}
+	return file_plugin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ResizeDeviceRequest) GetIndex() uint32 {
@@ -1643,7 +1799,7 @@ type ResizeDeviceResponse struct {
 
 func (x *ResizeDeviceResponse) Reset() {
 	*x = ResizeDeviceResponse{}
-	mi := &file_plugin_proto_msgTypes[28]
+	mi := &file_plugin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1655,7 +1811,7 @@ func (x *ResizeDeviceResponse) String() string {
 func (*ResizeDeviceResponse) ProtoMessage() {}
 
 func (x *ResizeDeviceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[28]
+	mi := &file_plugin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1668,7 +1824,7 @@ func (x *ResizeDeviceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeDeviceResponse.ProtoReflect.Descriptor instead.
 func (*ResizeDeviceResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{28}
+	return file_plugin_proto_rawDescGZIP(), []int{31}
 }
 
 type AddListenerRequest struct {
@@ -1681,7 +1837,7 @@ type AddListenerRequest struct {
 
 func (x *AddListenerRequest) Reset() {
 	*x = AddListenerRequest{}
-	mi := &file_plugin_proto_msgTypes[29]
+	mi := &file_plugin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1693,7 +1849,7 @@ func (x *AddListenerRequest) String() string {
 func (*AddListenerRequest) ProtoMessage() {}
 
 func (x *AddListenerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[29]
+	mi := &file_plugin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1706,7 +1862,7 @@ func (x *AddListenerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddListenerRequest.ProtoReflect.Descriptor instead.
 func (*AddListenerRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{29}
+	return file_plugin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *AddListenerRequest) GetName() string {
@@ -1731,7 +1887,7 @@ type AddListenerResponse struct {
 
 func (x *AddListenerResponse) Reset() {
 	*x = AddListenerResponse{}
-	mi := &file_plugin_proto_msgTypes[30]
+	mi := &file_plugin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +1899,7 @@ func (x *AddListenerResponse) String() string {
 func (*AddListenerResponse) ProtoMessage() {}
 
 func (x *AddListenerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[30]
+	mi := &file_plugin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +1912,7 @@ func (x *AddListenerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddListenerResponse.ProtoReflect.Descriptor instead.
 func (*AddListenerResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{30}
+	return file_plugin_proto_rawDescGZIP(), []int{33}
 }
 
 type SetTLSRequest struct {
@@ -1774,7 +1930,7 @@ type SetTLSRequest struct {
 
 func (x *SetTLSRequest) Reset() {
 	*x = SetTLSRequest{}
-	mi := &file_plugin_proto_msgTypes[31]
+	mi := &file_plugin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1786,7 +1942,7 @@ func (x *SetTLSRequest) String() string {
 func (*SetTLSRequest) ProtoMessage() {}
 
 func (x *SetTLSRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[31]
+	mi := &file_plugin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1799,7 +1955,7 @@ func (x *SetTLSRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTLSRequest.ProtoReflect.Descriptor instead.
 func (*SetTLSRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{31}
+	return file_plugin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SetTLSRequest) GetCertificate() []byte {
@@ -1864,7 +2020,7 @@ type UserRule struct {
 
 func (x *UserRule) Reset() {
 	*x = UserRule{}
-	mi := &file_plugin_proto_msgTypes[32]
+	mi := &file_plugin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1876,7 +2032,7 @@ func (x *UserRule) String() string {
 func (*UserRule) ProtoMessage() {}
 
 func (x *UserRule) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[32]
+	mi := &file_plugin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1889,7 +2045,7 @@ func (x *UserRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserRule.ProtoReflect.Descriptor instead.
 func (*UserRule) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{32}
+	return file_plugin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *UserRule) GetIdentity() []string {
@@ -1924,7 +2080,7 @@ type SetTLSResponse struct {
 
 func (x *SetTLSResponse) Reset() {
 	*x = SetTLSResponse{}
-	mi := &file_plugin_proto_msgTypes[33]
+	mi := &file_plugin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1936,7 +2092,7 @@ func (x *SetTLSResponse) String() string {
 func (*SetTLSResponse) ProtoMessage() {}
 
 func (x *SetTLSResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[33]
+	mi := &file_plugin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1949,7 +2105,7 @@ func (x *SetTLSResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTLSResponse.ProtoReflect.Descriptor instead.
 func (*SetTLSResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{33}
+	return file_plugin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SetTLSResponse) GetChecksUsers() bool {
@@ -1967,7 +2123,7 @@ type TakeUsersRequest struct {
 
 func (x *TakeUsersRequest) Reset() {
 	*x = TakeUsersRequest{}
-	mi := &file_plugin_proto_msgTypes[34]
+	mi := &file_plugin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1979,7 +2135,7 @@ func (x *TakeUsersRequest) String() string {
 func (*TakeUsersRequest) ProtoMessage() {}
 
 func (x *TakeUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[34]
+	mi := &file_plugin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1992,7 +2148,7 @@ func (x *TakeUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeUsersRequest.ProtoReflect.Descriptor instead.
 func (*TakeUsersRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{34}
+	return file_plugin_proto_rawDescGZIP(), []int{37}
 }
 
 type TakeUsersResponse struct {
@@ -2005,7 +2161,7 @@ type TakeUsersResponse struct {
 
 func (x *TakeUsersResponse) Reset() {
 	*x = TakeUsersResponse{}
-	mi := &file_plugin_proto_msgTypes[35]
+	mi := &file_plugin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2017,7 +2173,7 @@ func (x *TakeUsersResponse) String() string {
 func (*TakeUsersResponse) ProtoMessage() {}
 
 func (x *TakeUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[35]
+	mi := &file_plugin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2030,7 +2186,7 @@ func (x *TakeUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeUsersResponse.ProtoReflect.Descriptor instead.
 func (*TakeUsersResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{35}
+	return file_plugin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *TakeUsersResponse) GetEvents() []*UserEvent {
@@ -2066,7 +2222,7 @@ type UserEvent struct {
 
 func (x *UserEvent) Reset() {
 	*x = UserEvent{}
-	mi := &file_plugin_proto_msgTypes[36]
+	mi := &file_plugin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2078,7 +2234,7 @@ func (x *UserEvent) String() string {
 func (*UserEvent) ProtoMessage() {}
 
 func (x *UserEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[36]
+	mi := &file_plugin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2091,7 +2247,7 @@ func (x *UserEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserEvent.ProtoReflect.Descriptor instead.
 func (*UserEvent) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{36}
+	return file_plugin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *UserEvent) GetTimeNs() int64 {
@@ -2180,7 +2336,7 @@ type DeviceStatusRequest struct {
 
 func (x *DeviceStatusRequest) Reset() {
 	*x = DeviceStatusRequest{}
-	mi := &file_plugin_proto_msgTypes[37]
+	mi := &file_plugin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2192,7 +2348,7 @@ func (x *DeviceStatusRequest) String() string {
 func (*DeviceStatusRequest) ProtoMessage() {}
 
 func (x *DeviceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[37]
+	mi := &file_plugin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2205,7 +2361,7 @@ func (x *DeviceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatusRequest.ProtoReflect.Descriptor instead.
 func (*DeviceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{37}
+	return file_plugin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeviceStatusRequest) GetIndex() uint32 {
@@ -2225,7 +2381,7 @@ type DeviceStatusResponse struct {
 
 func (x *DeviceStatusResponse) Reset() {
 	*x = DeviceStatusResponse{}
-	mi := &file_plugin_proto_msgTypes[38]
+	mi := &file_plugin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2393,7 @@ func (x *DeviceStatusResponse) String() string {
 func (*DeviceStatusResponse) ProtoMessage() {}
 
 func (x *DeviceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[38]
+	mi := &file_plugin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +2406,7 @@ func (x *DeviceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatusResponse.ProtoReflect.Descriptor instead.
 func (*DeviceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{38}
+	return file_plugin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeviceStatusResponse) GetOpeners() uint32 {
@@ -2279,7 +2435,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_plugin_proto_msgTypes[39]
+	mi := &file_plugin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2291,7 +2447,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[39]
+	mi := &file_plugin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2304,7 +2460,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{39}
+	return file_plugin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Connection) GetDevice() string {
@@ -2331,7 +2487,7 @@ type ReleaseConnectionsRequest struct {
 
 func (x *ReleaseConnectionsRequest) Reset() {
 	*x = ReleaseConnectionsRequest{}
-	mi := &file_plugin_proto_msgTypes[40]
+	mi := &file_plugin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2343,7 +2499,7 @@ func (x *ReleaseConnectionsRequest) String() string {
 func (*ReleaseConnectionsRequest) ProtoMessage() {}
 
 func (x *ReleaseConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[40]
+	mi := &file_plugin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2356,7 +2512,7 @@ func (x *ReleaseConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{40}
+	return file_plugin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ReleaseConnectionsRequest) GetToken() uint64 {
@@ -2383,7 +2539,7 @@ type ReleaseConnectionsResponse struct {
 
 func (x *ReleaseConnectionsResponse) Reset() {
 	*x = ReleaseConnectionsResponse{}
-	mi := &file_plugin_proto_msgTypes[41]
+	mi := &file_plugin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2395,7 +2551,7 @@ func (x *ReleaseConnectionsResponse) String() string {
 func (*ReleaseConnectionsResponse) ProtoMessage() {}
 
 func (x *ReleaseConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[41]
+	mi := &file_plugin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2408,7 +2564,7 @@ func (x *ReleaseConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{41}
+	return file_plugin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ReleaseConnectionsResponse) GetReleased() uint32 {
@@ -2435,7 +2591,7 @@ type AdoptConnectionsRequest struct {
 
 func (x *AdoptConnectionsRequest) Reset() {
 	*x = AdoptConnectionsRequest{}
-	mi := &file_plugin_proto_msgTypes[42]
+	mi := &file_plugin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2447,7 +2603,7 @@ func (x *AdoptConnectionsRequest) String() string {
 func (*AdoptConnectionsRequest) ProtoMessage() {}
 
 func (x *AdoptConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[42]
+	mi := &file_plugin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2460,7 +2616,7 @@ func (x *AdoptConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*AdoptConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{42}
+	return file_plugin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AdoptConnectionsRequest) GetToken() uint64 {
@@ -2485,7 +2641,7 @@ type AdoptConnectionsResponse struct {
 
 func (x *AdoptConnectionsResponse) Reset() {
 	*x = AdoptConnectionsResponse{}
-	mi := &file_plugin_proto_msgTypes[43]
+	mi := &file_plugin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2497,7 +2653,7 @@ func (x *AdoptConnectionsResponse) String() string {
 func (*AdoptConnectionsResponse) ProtoMessage() {}
 
 func (x *AdoptConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[43]
+	mi := &file_plugin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2510,7 +2666,7 @@ func (x *AdoptConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*AdoptConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{43}
+	return file_plugin_proto_rawDescGZIP(), []int{46}
 }
 
 type ServeConnectionsRequest struct {
@@ -2521,7 +2677,7 @@ type ServeConnectionsRequest struct {
 
 func (x *ServeConnectionsRequest) Reset() {
 	*x = ServeConnectionsRequest{}
-	mi := &file_plugin_proto_msgTypes[44]
+	mi := &file_plugin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2533,7 +2689,7 @@ func (x *ServeConnectionsRequest) String() string {
 func (*ServeConnectionsRequest) ProtoMessage() {}
 
 func (x *ServeConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[44]
+	mi := &file_plugin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2546,7 +2702,7 @@ func (x *ServeConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServeConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*ServeConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{44}
+	return file_plugin_proto_rawDescGZIP(), []int{47}
 }
 
 type ServeConnectionsResponse struct {
@@ -2557,7 +2713,7 @@ type ServeConnectionsResponse struct {
 
 func (x *ServeConnectionsResponse) Reset() {
 	*x = ServeConnectionsResponse{}
-	mi := &file_plugin_proto_msgTypes[45]
+	mi := &file_plugin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2569,7 +2725,7 @@ func (x *ServeConnectionsResponse) String() string {
 func (*ServeConnectionsResponse) ProtoMessage() {}
 
 func (x *ServeConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[45]
+	mi := &file_plugin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2582,7 +2738,7 @@ func (x *ServeConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServeConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*ServeConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{45}
+	return file_plugin_proto_rawDescGZIP(), []int{48}
 }
 
 type StatsRequest struct {
@@ -2593,7 +2749,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_plugin_proto_msgTypes[46]
+	mi := &file_plugin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2605,7 +2761,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[46]
+	mi := &file_plugin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2618,7 +2774,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{46}
+	return file_plugin_proto_rawDescGZIP(), []int{49}
 }
 
 type StatsResponse struct {
@@ -2630,7 +2786,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_plugin_proto_msgTypes[47]
+	mi := &file_plugin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2642,7 +2798,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[47]
+	mi := &file_plugin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2655,7 +2811,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{47}
+	return file_plugin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StatsResponse) GetDevices() []*DeviceLatency {
@@ -2678,7 +2834,7 @@ type DeviceLatency struct {
 
 func (x *DeviceLatency) Reset() {
 	*x = DeviceLatency{}
-	mi := &file_plugin_proto_msgTypes[48]
+	mi := &file_plugin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2690,7 +2846,7 @@ func (x *DeviceLatency) String() string {
 func (*DeviceLatency) ProtoMessage() {}
 
 func (x *DeviceLatency) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[48]
+	mi := &file_plugin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2703,7 +2859,7 @@ func (x *DeviceLatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceLatency.ProtoReflect.Descriptor instead.
 func (*DeviceLatency) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{48}
+	return file_plugin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DeviceLatency) GetDevice() uint32 {
@@ -2731,7 +2887,7 @@ type OpLatency struct {
 
 func (x *OpLatency) Reset() {
 	*x = OpLatency{}
-	mi := &file_plugin_proto_msgTypes[49]
+	mi := &file_plugin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2743,7 +2899,7 @@ func (x *OpLatency) String() string {
 func (*OpLatency) ProtoMessage() {}
 
 func (x *OpLatency) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[49]
+	mi := &file_plugin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2756,7 +2912,7 @@ func (x *OpLatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpLatency.ProtoReflect.Descriptor instead.
 func (*OpLatency) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{49}
+	return file_plugin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *OpLatency) GetOp() uint32 {
@@ -2792,7 +2948,7 @@ type LatencyBucket struct {
 
 func (x *LatencyBucket) Reset() {
 	*x = LatencyBucket{}
-	mi := &file_plugin_proto_msgTypes[50]
+	mi := &file_plugin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2804,7 +2960,7 @@ func (x *LatencyBucket) String() string {
 func (*LatencyBucket) ProtoMessage() {}
 
 func (x *LatencyBucket) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[50]
+	mi := &file_plugin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2817,7 +2973,7 @@ func (x *LatencyBucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyBucket.ProtoReflect.Descriptor instead.
 func (*LatencyBucket) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{50}
+	return file_plugin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *LatencyBucket) GetUpperNs() uint64 {
@@ -2843,7 +2999,7 @@ type SetLogRequest struct {
 
 func (x *SetLogRequest) Reset() {
 	*x = SetLogRequest{}
-	mi := &file_plugin_proto_msgTypes[51]
+	mi := &file_plugin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2855,7 +3011,7 @@ func (x *SetLogRequest) String() string {
 func (*SetLogRequest) ProtoMessage() {}
 
 func (x *SetLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[51]
+	mi := &file_plugin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2868,7 +3024,7 @@ func (x *SetLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogRequest.ProtoReflect.Descriptor instead.
 func (*SetLogRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{51}
+	return file_plugin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SetLogRequest) GetLevel() string {
@@ -2886,7 +3042,7 @@ type SetLogResponse struct {
 
 func (x *SetLogResponse) Reset() {
 	*x = SetLogResponse{}
-	mi := &file_plugin_proto_msgTypes[52]
+	mi := &file_plugin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2898,7 +3054,7 @@ func (x *SetLogResponse) String() string {
 func (*SetLogResponse) ProtoMessage() {}
 
 func (x *SetLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[52]
+	mi := &file_plugin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2911,7 +3067,7 @@ func (x *SetLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogResponse.ProtoReflect.Descriptor instead.
 func (*SetLogResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{52}
+	return file_plugin_proto_rawDescGZIP(), []int{55}
 }
 
 var File_plugin_proto protoreflect.FileDescriptor
@@ -2993,7 +3149,16 @@ const file_plugin_proto_rawDesc = "" +
 	"\x11ResizeDiskRequest\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\rR\x06device\"D\n" +
 	"\x12ResizeDiskResponse\x12.\n" +
-	"\x06limits\x18\x01 \x01(\v2\x16.rnbd.plugin.v1.LimitsR\x06limits\"\x96\x03\n" +
+	"\x06limits\x18\x01 \x01(\v2\x16.rnbd.plugin.v1.LimitsR\x06limits\"X\n" +
+	"\x0eExtentsRequest\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\rR\x06device\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
+	"\x06length\x18\x03 \x01(\x04R\x06length\"C\n" +
+	"\x0fExtentsResponse\x120\n" +
+	"\aextents\x18\x01 \x03(\v2\x16.rnbd.plugin.v1.ExtentR\aextents\"4\n" +
+	"\x06Extent\x12\x16\n" +
+	"\x06length\x18\x01 \x01(\x04R\x06length\x12\x12\n" +
+	"\x04hole\x18\x02 \x01(\bR\x04hole\"\x96\x03\n" +
 	"\x10AddDeviceRequest\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12.\n" +
@@ -3116,12 +3281,13 @@ const file_plugin_proto_rawDesc = "" +
 	"\x05Drain\x12\x1c.rnbd.plugin.v1.DrainRequest\x1a\x1d.rnbd.plugin.v1.DrainResponse\x12G\n" +
 	"\x06Detach\x12\x1d.rnbd.plugin.v1.DetachRequest\x1a\x1e.rnbd.plugin.v1.DetachResponse\x12D\n" +
 	"\x05Stats\x12\x1c.rnbd.plugin.v1.StatsRequest\x1a\x1d.rnbd.plugin.v1.StatsResponse\x12G\n" +
-	"\x06SetLog\x12\x1d.rnbd.plugin.v1.SetLogRequest\x1a\x1e.rnbd.plugin.v1.SetLogResponse2\xff\x01\n" +
+	"\x06SetLog\x12\x1d.rnbd.plugin.v1.SetLogRequest\x1a\x1e.rnbd.plugin.v1.SetLogResponse2\xcb\x02\n" +
 	"\aStorage\x12M\n" +
 	"\bOpenDisk\x12\x1f.rnbd.plugin.v1.OpenDiskRequest\x1a .rnbd.plugin.v1.OpenDiskResponse\x12P\n" +
 	"\tCloseDisk\x12 .rnbd.plugin.v1.CloseDiskRequest\x1a!.rnbd.plugin.v1.CloseDiskResponse\x12S\n" +
 	"\n" +
-	"ResizeDisk\x12!.rnbd.plugin.v1.ResizeDiskRequest\x1a\".rnbd.plugin.v1.ResizeDiskResponse2\x9b\a\n" +
+	"ResizeDisk\x12!.rnbd.plugin.v1.ResizeDiskRequest\x1a\".rnbd.plugin.v1.ResizeDiskResponse\x12J\n" +
+	"\aExtents\x12\x1e.rnbd.plugin.v1.ExtentsRequest\x1a\x1f.rnbd.plugin.v1.ExtentsResponse2\x9b\a\n" +
 	"\bFrontend\x12P\n" +
 	"\tAddDevice\x12 .rnbd.plugin.v1.AddDeviceRequest\x1a!.rnbd.plugin.v1.AddDeviceResponse\x12Y\n" +
 	"\fRemoveDevice\x12#.rnbd.plugin.v1.RemoveDeviceRequest\x1a$.rnbd.plugin.v1.RemoveDeviceResponse\x12Y\n" +
@@ -3147,7 +3313,7 @@ func file_plugin_proto_rawDescGZIP() []byte {
 }
 
 var file_plugin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_plugin_proto_goTypes = []any{
 	(Kind)(0),                          // 0: rnbd.plugin.v1.Kind
 	(CrashClass)(0),                    // 1: rnbd.plugin.v1.CrashClass
@@ -3175,104 +3341,110 @@ var file_plugin_proto_goTypes = []any{
 	(*CloseDiskResponse)(nil),          // 23: rnbd.plugin.v1.CloseDiskResponse
 	(*ResizeDiskRequest)(nil),          // 24: rnbd.plugin.v1.ResizeDiskRequest
 	(*ResizeDiskResponse)(nil),         // 25: rnbd.plugin.v1.ResizeDiskResponse
-	(*AddDeviceRequest)(nil),           // 26: rnbd.plugin.v1.AddDeviceRequest
-	(*AddDeviceResponse)(nil),          // 27: rnbd.plugin.v1.AddDeviceResponse
-	(*RemoveDeviceRequest)(nil),        // 28: rnbd.plugin.v1.RemoveDeviceRequest
-	(*RemoveDeviceResponse)(nil),       // 29: rnbd.plugin.v1.RemoveDeviceResponse
-	(*ResizeDeviceRequest)(nil),        // 30: rnbd.plugin.v1.ResizeDeviceRequest
-	(*ResizeDeviceResponse)(nil),       // 31: rnbd.plugin.v1.ResizeDeviceResponse
-	(*AddListenerRequest)(nil),         // 32: rnbd.plugin.v1.AddListenerRequest
-	(*AddListenerResponse)(nil),        // 33: rnbd.plugin.v1.AddListenerResponse
-	(*SetTLSRequest)(nil),              // 34: rnbd.plugin.v1.SetTLSRequest
-	(*UserRule)(nil),                   // 35: rnbd.plugin.v1.UserRule
-	(*SetTLSResponse)(nil),             // 36: rnbd.plugin.v1.SetTLSResponse
-	(*TakeUsersRequest)(nil),           // 37: rnbd.plugin.v1.TakeUsersRequest
-	(*TakeUsersResponse)(nil),          // 38: rnbd.plugin.v1.TakeUsersResponse
-	(*UserEvent)(nil),                  // 39: rnbd.plugin.v1.UserEvent
-	(*DeviceStatusRequest)(nil),        // 40: rnbd.plugin.v1.DeviceStatusRequest
-	(*DeviceStatusResponse)(nil),       // 41: rnbd.plugin.v1.DeviceStatusResponse
-	(*Connection)(nil),                 // 42: rnbd.plugin.v1.Connection
-	(*ReleaseConnectionsRequest)(nil),  // 43: rnbd.plugin.v1.ReleaseConnectionsRequest
-	(*ReleaseConnectionsResponse)(nil), // 44: rnbd.plugin.v1.ReleaseConnectionsResponse
-	(*AdoptConnectionsRequest)(nil),    // 45: rnbd.plugin.v1.AdoptConnectionsRequest
-	(*AdoptConnectionsResponse)(nil),   // 46: rnbd.plugin.v1.AdoptConnectionsResponse
-	(*ServeConnectionsRequest)(nil),    // 47: rnbd.plugin.v1.ServeConnectionsRequest
-	(*ServeConnectionsResponse)(nil),   // 48: rnbd.plugin.v1.ServeConnectionsResponse
-	(*StatsRequest)(nil),               // 49: rnbd.plugin.v1.StatsRequest
-	(*StatsResponse)(nil),              // 50: rnbd.plugin.v1.StatsResponse
-	(*DeviceLatency)(nil),              // 51: rnbd.plugin.v1.DeviceLatency
-	(*OpLatency)(nil),                  // 52: rnbd.plugin.v1.OpLatency
-	(*LatencyBucket)(nil),              // 53: rnbd.plugin.v1.LatencyBucket
-	(*SetLogRequest)(nil),              // 54: rnbd.plugin.v1.SetLogRequest
-	(*SetLogResponse)(nil),             // 55: rnbd.plugin.v1.SetLogResponse
-	nil,                                // 56: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
-	nil,                                // 57: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	(*ExtentsRequest)(nil),             // 26: rnbd.plugin.v1.ExtentsRequest
+	(*ExtentsResponse)(nil),            // 27: rnbd.plugin.v1.ExtentsResponse
+	(*Extent)(nil),                     // 28: rnbd.plugin.v1.Extent
+	(*AddDeviceRequest)(nil),           // 29: rnbd.plugin.v1.AddDeviceRequest
+	(*AddDeviceResponse)(nil),          // 30: rnbd.plugin.v1.AddDeviceResponse
+	(*RemoveDeviceRequest)(nil),        // 31: rnbd.plugin.v1.RemoveDeviceRequest
+	(*RemoveDeviceResponse)(nil),       // 32: rnbd.plugin.v1.RemoveDeviceResponse
+	(*ResizeDeviceRequest)(nil),        // 33: rnbd.plugin.v1.ResizeDeviceRequest
+	(*ResizeDeviceResponse)(nil),       // 34: rnbd.plugin.v1.ResizeDeviceResponse
+	(*AddListenerRequest)(nil),         // 35: rnbd.plugin.v1.AddListenerRequest
+	(*AddListenerResponse)(nil),        // 36: rnbd.plugin.v1.AddListenerResponse
+	(*SetTLSRequest)(nil),              // 37: rnbd.plugin.v1.SetTLSRequest
+	(*UserRule)(nil),                   // 38: rnbd.plugin.v1.UserRule
+	(*SetTLSResponse)(nil),             // 39: rnbd.plugin.v1.SetTLSResponse
+	(*TakeUsersRequest)(nil),           // 40: rnbd.plugin.v1.TakeUsersRequest
+	(*TakeUsersResponse)(nil),          // 41: rnbd.plugin.v1.TakeUsersResponse
+	(*UserEvent)(nil),                  // 42: rnbd.plugin.v1.UserEvent
+	(*DeviceStatusRequest)(nil),        // 43: rnbd.plugin.v1.DeviceStatusRequest
+	(*DeviceStatusResponse)(nil),       // 44: rnbd.plugin.v1.DeviceStatusResponse
+	(*Connection)(nil),                 // 45: rnbd.plugin.v1.Connection
+	(*ReleaseConnectionsRequest)(nil),  // 46: rnbd.plugin.v1.ReleaseConnectionsRequest
+	(*ReleaseConnectionsResponse)(nil), // 47: rnbd.plugin.v1.ReleaseConnectionsResponse
+	(*AdoptConnectionsRequest)(nil),    // 48: rnbd.plugin.v1.AdoptConnectionsRequest
+	(*AdoptConnectionsResponse)(nil),   // 49: rnbd.plugin.v1.AdoptConnectionsResponse
+	(*ServeConnectionsRequest)(nil),    // 50: rnbd.plugin.v1.ServeConnectionsRequest
+	(*ServeConnectionsResponse)(nil),   // 51: rnbd.plugin.v1.ServeConnectionsResponse
+	(*StatsRequest)(nil),               // 52: rnbd.plugin.v1.StatsRequest
+	(*StatsResponse)(nil),              // 53: rnbd.plugin.v1.StatsResponse
+	(*DeviceLatency)(nil),              // 54: rnbd.plugin.v1.DeviceLatency
+	(*OpLatency)(nil),                  // 55: rnbd.plugin.v1.OpLatency
+	(*LatencyBucket)(nil),              // 56: rnbd.plugin.v1.LatencyBucket
+	(*SetLogRequest)(nil),              // 57: rnbd.plugin.v1.SetLogRequest
+	(*SetLogResponse)(nil),             // 58: rnbd.plugin.v1.SetLogResponse
+	nil,                                // 59: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	nil,                                // 60: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
 }
 var file_plugin_proto_depIdxs = []int32{
 	0,  // 0: rnbd.plugin.v1.Info.kind:type_name -> rnbd.plugin.v1.Kind
 	1,  // 1: rnbd.plugin.v1.Info.crash:type_name -> rnbd.plugin.v1.CrashClass
 	2,  // 2: rnbd.plugin.v1.Info.names:type_name -> rnbd.plugin.v1.NameKind
 	4,  // 3: rnbd.plugin.v1.DescribeResponse.info:type_name -> rnbd.plugin.v1.Info
-	56, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	59, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
 	19, // 5: rnbd.plugin.v1.OpenDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
 	19, // 6: rnbd.plugin.v1.ResizeDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
-	19, // 7: rnbd.plugin.v1.AddDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
-	57, // 8: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
-	19, // 9: rnbd.plugin.v1.ResizeDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
-	35, // 10: rnbd.plugin.v1.SetTLSRequest.rules:type_name -> rnbd.plugin.v1.UserRule
-	39, // 11: rnbd.plugin.v1.TakeUsersResponse.events:type_name -> rnbd.plugin.v1.UserEvent
-	51, // 12: rnbd.plugin.v1.StatsResponse.devices:type_name -> rnbd.plugin.v1.DeviceLatency
-	52, // 13: rnbd.plugin.v1.DeviceLatency.ops:type_name -> rnbd.plugin.v1.OpLatency
-	53, // 14: rnbd.plugin.v1.OpLatency.buckets:type_name -> rnbd.plugin.v1.LatencyBucket
-	5,  // 15: rnbd.plugin.v1.Plugin.Describe:input_type -> rnbd.plugin.v1.DescribeRequest
-	7,  // 16: rnbd.plugin.v1.Plugin.Configure:input_type -> rnbd.plugin.v1.ConfigureRequest
-	9,  // 17: rnbd.plugin.v1.Plugin.AttachQueue:input_type -> rnbd.plugin.v1.AttachQueueRequest
-	11, // 18: rnbd.plugin.v1.Plugin.AttachArena:input_type -> rnbd.plugin.v1.AttachArenaRequest
-	13, // 19: rnbd.plugin.v1.Plugin.DetachArena:input_type -> rnbd.plugin.v1.DetachArenaRequest
-	15, // 20: rnbd.plugin.v1.Plugin.Drain:input_type -> rnbd.plugin.v1.DrainRequest
-	17, // 21: rnbd.plugin.v1.Plugin.Detach:input_type -> rnbd.plugin.v1.DetachRequest
-	49, // 22: rnbd.plugin.v1.Plugin.Stats:input_type -> rnbd.plugin.v1.StatsRequest
-	54, // 23: rnbd.plugin.v1.Plugin.SetLog:input_type -> rnbd.plugin.v1.SetLogRequest
-	20, // 24: rnbd.plugin.v1.Storage.OpenDisk:input_type -> rnbd.plugin.v1.OpenDiskRequest
-	22, // 25: rnbd.plugin.v1.Storage.CloseDisk:input_type -> rnbd.plugin.v1.CloseDiskRequest
-	24, // 26: rnbd.plugin.v1.Storage.ResizeDisk:input_type -> rnbd.plugin.v1.ResizeDiskRequest
-	26, // 27: rnbd.plugin.v1.Frontend.AddDevice:input_type -> rnbd.plugin.v1.AddDeviceRequest
-	28, // 28: rnbd.plugin.v1.Frontend.RemoveDevice:input_type -> rnbd.plugin.v1.RemoveDeviceRequest
-	30, // 29: rnbd.plugin.v1.Frontend.ResizeDevice:input_type -> rnbd.plugin.v1.ResizeDeviceRequest
-	32, // 30: rnbd.plugin.v1.Frontend.AddListener:input_type -> rnbd.plugin.v1.AddListenerRequest
-	34, // 31: rnbd.plugin.v1.Frontend.SetTLS:input_type -> rnbd.plugin.v1.SetTLSRequest
-	40, // 32: rnbd.plugin.v1.Frontend.DeviceStatus:input_type -> rnbd.plugin.v1.DeviceStatusRequest
-	43, // 33: rnbd.plugin.v1.Frontend.ReleaseConnections:input_type -> rnbd.plugin.v1.ReleaseConnectionsRequest
-	45, // 34: rnbd.plugin.v1.Frontend.AdoptConnections:input_type -> rnbd.plugin.v1.AdoptConnectionsRequest
-	47, // 35: rnbd.plugin.v1.Frontend.ServeConnections:input_type -> rnbd.plugin.v1.ServeConnectionsRequest
-	37, // 36: rnbd.plugin.v1.Frontend.TakeUsers:input_type -> rnbd.plugin.v1.TakeUsersRequest
-	6,  // 37: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
-	8,  // 38: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
-	10, // 39: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
-	12, // 40: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
-	14, // 41: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
-	16, // 42: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
-	18, // 43: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
-	50, // 44: rnbd.plugin.v1.Plugin.Stats:output_type -> rnbd.plugin.v1.StatsResponse
-	55, // 45: rnbd.plugin.v1.Plugin.SetLog:output_type -> rnbd.plugin.v1.SetLogResponse
-	21, // 46: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
-	23, // 47: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
-	25, // 48: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
-	27, // 49: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
-	29, // 50: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
-	31, // 51: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
-	33, // 52: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
-	36, // 53: rnbd.plugin.v1.Frontend.SetTLS:output_type -> rnbd.plugin.v1.SetTLSResponse
-	41, // 54: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
-	44, // 55: rnbd.plugin.v1.Frontend.ReleaseConnections:output_type -> rnbd.plugin.v1.ReleaseConnectionsResponse
-	46, // 56: rnbd.plugin.v1.Frontend.AdoptConnections:output_type -> rnbd.plugin.v1.AdoptConnectionsResponse
-	48, // 57: rnbd.plugin.v1.Frontend.ServeConnections:output_type -> rnbd.plugin.v1.ServeConnectionsResponse
-	38, // 58: rnbd.plugin.v1.Frontend.TakeUsers:output_type -> rnbd.plugin.v1.TakeUsersResponse
-	37, // [37:59] is the sub-list for method output_type
-	15, // [15:37] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	28, // 7: rnbd.plugin.v1.ExtentsResponse.extents:type_name -> rnbd.plugin.v1.Extent
+	19, // 8: rnbd.plugin.v1.AddDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
+	60, // 9: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	19, // 10: rnbd.plugin.v1.ResizeDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
+	38, // 11: rnbd.plugin.v1.SetTLSRequest.rules:type_name -> rnbd.plugin.v1.UserRule
+	42, // 12: rnbd.plugin.v1.TakeUsersResponse.events:type_name -> rnbd.plugin.v1.UserEvent
+	54, // 13: rnbd.plugin.v1.StatsResponse.devices:type_name -> rnbd.plugin.v1.DeviceLatency
+	55, // 14: rnbd.plugin.v1.DeviceLatency.ops:type_name -> rnbd.plugin.v1.OpLatency
+	56, // 15: rnbd.plugin.v1.OpLatency.buckets:type_name -> rnbd.plugin.v1.LatencyBucket
+	5,  // 16: rnbd.plugin.v1.Plugin.Describe:input_type -> rnbd.plugin.v1.DescribeRequest
+	7,  // 17: rnbd.plugin.v1.Plugin.Configure:input_type -> rnbd.plugin.v1.ConfigureRequest
+	9,  // 18: rnbd.plugin.v1.Plugin.AttachQueue:input_type -> rnbd.plugin.v1.AttachQueueRequest
+	11, // 19: rnbd.plugin.v1.Plugin.AttachArena:input_type -> rnbd.plugin.v1.AttachArenaRequest
+	13, // 20: rnbd.plugin.v1.Plugin.DetachArena:input_type -> rnbd.plugin.v1.DetachArenaRequest
+	15, // 21: rnbd.plugin.v1.Plugin.Drain:input_type -> rnbd.plugin.v1.DrainRequest
+	17, // 22: rnbd.plugin.v1.Plugin.Detach:input_type -> rnbd.plugin.v1.DetachRequest
+	52, // 23: rnbd.plugin.v1.Plugin.Stats:input_type -> rnbd.plugin.v1.StatsRequest
+	57, // 24: rnbd.plugin.v1.Plugin.SetLog:input_type -> rnbd.plugin.v1.SetLogRequest
+	20, // 25: rnbd.plugin.v1.Storage.OpenDisk:input_type -> rnbd.plugin.v1.OpenDiskRequest
+	22, // 26: rnbd.plugin.v1.Storage.CloseDisk:input_type -> rnbd.plugin.v1.CloseDiskRequest
+	24, // 27: rnbd.plugin.v1.Storage.ResizeDisk:input_type -> rnbd.plugin.v1.ResizeDiskRequest
+	26, // 28: rnbd.plugin.v1.Storage.Extents:input_type -> rnbd.plugin.v1.ExtentsRequest
+	29, // 29: rnbd.plugin.v1.Frontend.AddDevice:input_type -> rnbd.plugin.v1.AddDeviceRequest
+	31, // 30: rnbd.plugin.v1.Frontend.RemoveDevice:input_type -> rnbd.plugin.v1.RemoveDeviceRequest
+	33, // 31: rnbd.plugin.v1.Frontend.ResizeDevice:input_type -> rnbd.plugin.v1.ResizeDeviceRequest
+	35, // 32: rnbd.plugin.v1.Frontend.AddListener:input_type -> rnbd.plugin.v1.AddListenerRequest
+	37, // 33: rnbd.plugin.v1.Frontend.SetTLS:input_type -> rnbd.plugin.v1.SetTLSRequest
+	43, // 34: rnbd.plugin.v1.Frontend.DeviceStatus:input_type -> rnbd.plugin.v1.DeviceStatusRequest
+	46, // 35: rnbd.plugin.v1.Frontend.ReleaseConnections:input_type -> rnbd.plugin.v1.ReleaseConnectionsRequest
+	48, // 36: rnbd.plugin.v1.Frontend.AdoptConnections:input_type -> rnbd.plugin.v1.AdoptConnectionsRequest
+	50, // 37: rnbd.plugin.v1.Frontend.ServeConnections:input_type -> rnbd.plugin.v1.ServeConnectionsRequest
+	40, // 38: rnbd.plugin.v1.Frontend.TakeUsers:input_type -> rnbd.plugin.v1.TakeUsersRequest
+	6,  // 39: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
+	8,  // 40: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
+	10, // 41: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
+	12, // 42: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
+	14, // 43: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
+	16, // 44: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
+	18, // 45: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
+	53, // 46: rnbd.plugin.v1.Plugin.Stats:output_type -> rnbd.plugin.v1.StatsResponse
+	58, // 47: rnbd.plugin.v1.Plugin.SetLog:output_type -> rnbd.plugin.v1.SetLogResponse
+	21, // 48: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
+	23, // 49: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
+	25, // 50: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
+	27, // 51: rnbd.plugin.v1.Storage.Extents:output_type -> rnbd.plugin.v1.ExtentsResponse
+	30, // 52: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
+	32, // 53: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
+	34, // 54: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
+	36, // 55: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
+	39, // 56: rnbd.plugin.v1.Frontend.SetTLS:output_type -> rnbd.plugin.v1.SetTLSResponse
+	44, // 57: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
+	47, // 58: rnbd.plugin.v1.Frontend.ReleaseConnections:output_type -> rnbd.plugin.v1.ReleaseConnectionsResponse
+	49, // 59: rnbd.plugin.v1.Frontend.AdoptConnections:output_type -> rnbd.plugin.v1.AdoptConnectionsResponse
+	51, // 60: rnbd.plugin.v1.Frontend.ServeConnections:output_type -> rnbd.plugin.v1.ServeConnectionsResponse
+	41, // 61: rnbd.plugin.v1.Frontend.TakeUsers:output_type -> rnbd.plugin.v1.TakeUsersResponse
+	39, // [39:62] is the sub-list for method output_type
+	16, // [16:39] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_plugin_proto_init() }
@@ -3286,7 +3458,7 @@ func file_plugin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_plugin_proto_rawDesc), len(file_plugin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   55,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -458,6 +458,7 @@ const (
 	Storage_OpenDisk_FullMethodName   = "/rnbd.plugin.v1.Storage/OpenDisk"
 	Storage_CloseDisk_FullMethodName  = "/rnbd.plugin.v1.Storage/CloseDisk"
 	Storage_ResizeDisk_FullMethodName = "/rnbd.plugin.v1.Storage/ResizeDisk"
+	Storage_Extents_FullMethodName    = "/rnbd.plugin.v1.Storage/Extents"
 )
 
 // StorageClient is the client API for Storage service.
@@ -472,6 +473,9 @@ type StorageClient interface {
 	CloseDisk(ctx context.Context, in *CloseDiskRequest, opts ...grpc.CallOption) (*CloseDiskResponse, error)
 	// ResizeDisk looks at the backing store again.
 	ResizeDisk(ctx context.Context, in *ResizeDiskRequest, opts ...grpc.CallOption) (*ResizeDiskResponse, error)
+	// Extents lists what of a range holds data. One of a disk runs at a time,
+	// another one gets EBUSY. Optional: a host takes UNIMPLEMENTED as EOPNOTSUPP.
+	Extents(ctx context.Context, in *ExtentsRequest, opts ...grpc.CallOption) (*ExtentsResponse, error)
 }
 
 type storageClient struct {
@@ -512,6 +516,16 @@ func (c *storageClient) ResizeDisk(ctx context.Context, in *ResizeDiskRequest, o
 	return out, nil
 }
 
+func (c *storageClient) Extents(ctx context.Context, in *ExtentsRequest, opts ...grpc.CallOption) (*ExtentsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExtentsResponse)
+	err := c.cc.Invoke(ctx, Storage_Extents_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // StorageServer is the server API for Storage service.
 // All implementations must embed UnimplementedStorageServer
 // for forward compatibility.
@@ -524,6 +538,9 @@ type StorageServer interface {
 	CloseDisk(context.Context, *CloseDiskRequest) (*CloseDiskResponse, error)
 	// ResizeDisk looks at the backing store again.
 	ResizeDisk(context.Context, *ResizeDiskRequest) (*ResizeDiskResponse, error)
+	// Extents lists what of a range holds data. One of a disk runs at a time,
+	// another one gets EBUSY. Optional: a host takes UNIMPLEMENTED as EOPNOTSUPP.
+	Extents(context.Context, *ExtentsRequest) (*ExtentsResponse, error)
 	mustEmbedUnimplementedStorageServer()
 }
 
@@ -542,6 +559,9 @@ func (UnimplementedStorageServer) CloseDisk(context.Context, *CloseDiskRequest) 
 }
 func (UnimplementedStorageServer) ResizeDisk(context.Context, *ResizeDiskRequest) (*ResizeDiskResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResizeDisk not implemented")
+}
+func (UnimplementedStorageServer) Extents(context.Context, *ExtentsRequest) (*ExtentsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Extents not implemented")
 }
 func (UnimplementedStorageServer) mustEmbedUnimplementedStorageServer() {}
 func (UnimplementedStorageServer) testEmbeddedByValue()                 {}
@@ -618,6 +638,24 @@ func _Storage_ResizeDisk_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Storage_Extents_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExtentsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StorageServer).Extents(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Storage_Extents_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StorageServer).Extents(ctx, req.(*ExtentsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Storage_ServiceDesc is the grpc.ServiceDesc for Storage service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -636,6 +674,10 @@ var Storage_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ResizeDisk",
 			Handler:    _Storage_ResizeDisk_Handler,
+		},
+		{
+			MethodName: "Extents",
+			Handler:    _Storage_Extents_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

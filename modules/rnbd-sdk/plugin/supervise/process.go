@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
@@ -39,6 +40,7 @@ type Disks interface {
 	OpenDisk(ctx context.Context, r plugin.OpenRequest) (blk.Limits, error)
 	CloseDisk(ctx context.Context, device uint32) error
 	ResizeDisk(ctx context.Context, device uint32) (blk.Limits, error)
+	Extents(ctx context.Context, device uint32, off, n uint64) ([]extents.Extent, error)
 }
 
 // Devices are the calls of a front end.
