@@ -34,6 +34,8 @@ func RunIO(t *testing.T, b plugin.Backend, o Options) {
 		{"a read-only disk reads and refuses the rest", readOnly},
 		{"close and open without I/O", closeOpen},
 		{"a disk opens for reading while it is open for writing", readerBesideWriter},
+		{"holes read as zeroes, and hold nothing that was written", holesAreEmpty},
+		{"what is written lies in no hole from its answer on", holesBesideWrites},
 		{"the writes that Describe promises survive SIGKILL", crash},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, StartIO(t, b, o)) })

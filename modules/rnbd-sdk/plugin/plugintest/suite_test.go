@@ -6,9 +6,11 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -17,6 +19,8 @@ type flawed struct {
 	flaw   string
 	mu     sync.Mutex
 	data   []byte
+	filled []atomic.Bool // by sector: it was written to
+	late   []plugin.Request
 	writes int
 }
 
@@ -36,13 +40,49 @@ func (b *flawed) Open(_ context.Context, r plugin.OpenRequest) (plugin.Disk, err
 	}
 	if b.data == nil || b.flaw == "forgets at close" {
 		b.data = make([]byte, 4<<20)
+		b.filled = make([]atomic.Bool, len(b.data)/512)
 	}
-	return &flawedDisk{b.flaw, b.data}, nil
+	return &flawedDisk{b.flaw, b.data, b.filled}, nil
 }
 
 type flawedDisk struct {
-	flaw string
-	data []byte
+	flaw   string
+	data   []byte
+	filled []atomic.Bool
+}
+
+// Extents lists as holes what was not written to, or zeroed since.
+func (d *flawedDisk) Extents(_ context.Context, off, n uint64) (list []extents.Extent, _ error) {
+	switch d.flaw {
+	case "knows nothing of holes":
+		return nil, blk.EOPNOTSUPP
+	case "says more than it was asked":
+		n += 512
+	}
+	for ok := true; ok && n > 0; off, n = off+512, n-512 {
+		filled := off/512 < uint64(len(d.filled)) && d.filled[off/512].Load()
+		list, ok = extents.Add(list, 512, !filled)
+	}
+	return list, nil
+}
+
+// note records writes and zeroes in the map of holes. With some flaws it forgets some, or one
+// comes late.
+func (b *flawed) note(r plugin.Request) {
+	b.late = append(b.late, r)
+	for len(b.late) > 0 {
+		if b.flaw == "is late with its map" && len(b.late) == 1 {
+			return
+		}
+		r, b.late = b.late[0], b.late[1:]
+		filled := r.Disk.(*flawedDisk).filled[r.Off/512:][:r.Len/512]
+		if b.flaw == "maps half of a write" {
+			filled = filled[:(len(filled)+1)/2]
+		}
+		for i := range filled {
+			filled[i].Store(r.Op == blk.Write)
+		}
+	}
 }
 
 func (d *flawedDisk) Limits() blk.Limits {
@@ -77,6 +117,7 @@ func (b *flawed) do(r plugin.Request) blk.Errno {
 		copy(r.Buf, d[r.Off:])
 	case r.Op == blk.Write:
 		b.writes++
+		b.note(r)
 		if b.flaw == "loses a write" && b.writes%40 == 0 {
 			return blk.OK
 		}
@@ -86,6 +127,7 @@ func (b *flawed) do(r plugin.Request) blk.Errno {
 		copy(d[r.Off:], r.Buf)
 	case r.Op == blk.WriteZeroes && b.flaw == "zeroes only when unmapping" && r.Flags&blk.NoUnmap != 0:
 	case r.Op == blk.WriteZeroes:
+		b.note(r)
 		clear(d[r.Off:][:r.Len])
 	case r.Op == blk.Flush && b.flaw == "refuses flush":
 		return blk.EOPNOTSUPP
@@ -130,6 +172,11 @@ func TestRunIO_FindsFlaws(t *testing.T) {
 		"odd limits":                 "largest request is 1000 bytes",
 		"no reader beside a writer":  "open disk: ",
 
+		"knows nothing of holes":      "",
+		"is late with its map":        "was answered, and lies in a hole",
+		"maps half of a write":        "lies in a hole of",
+		"says more than it was asked": "gives a malformed answer",
+
 		"does not keep what it claims to": "survive_SIGKILL",
 	} {
 		t.Run(flaw, func(t *testing.T) {
@@ -140,7 +187,7 @@ func TestRunIO_FindsFlaws(t *testing.T) {
 				c.Env = append(c.Env, processKey+"="+exe)
 			}
 			out, err := c.CombinedOutput()
-			if (err == nil) != (flaw == "none") || !strings.Contains(string(out), says) {
+			if (err == nil) != (says == "") || !strings.Contains(string(out), says) {
 				t.Errorf("%v\n%s", err, out)
 			}
 		})
