@@ -113,6 +113,8 @@ type Config struct {
 	// Set by tests, to simulate a file system that does not answer.
 	lookUp        func(j jail, session, name string) (*node, error)
 	lookUpTimeout time.Duration
+	// extentsTimeout is shorter in tests.
+	extentsTimeout time.Duration
 }
 
 // Listen is one end point.
@@ -159,6 +161,7 @@ func DefaultConfig() Config {
 		Logger:           slog.New(slog.DiscardHandler),
 		lookUp:           jail.open,
 		lookUpTimeout:    lookUpTimeout,
+		extentsTimeout:   extentsTimeout,
 	}
 }
 

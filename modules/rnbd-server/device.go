@@ -84,7 +84,8 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool,
 		return nil, fmt.Errorf("open %q: %w", name, err)
 	}
 	d := &device{key: key, name: name, path: n.path, file: n.file, plugin: p, guard: g, users: 1,
-		latency: make([]stages, len(s.pumps)), failures: make([]watchdog.Failures, len(s.pumps)), loads: make([]load, len(s.pumps))}
+		latency: make([]stages, len(s.pumps)), failures: make([]watchdog.Failures, len(s.pumps)), loads: make([]load, len(s.pumps)),
+		extentsTurn: make(chan struct{}, 1)}
 	d.volume, d.diskSeq = n.volume, n.diskSeq
 	d.nodeSize = n.size // before the plugin looks, so that no change goes unseen
 	if err := p.open(ctx, d); err != nil {

@@ -28,7 +28,8 @@
 //	                         the life of a plugin's process, and its devices
 //	handler, list, sharing   sessions, and the messages of clients
 //	open, turns, limits      OPEN and CLOSE, and what they wait for
-//	device, shares, size     devices, their rules and their sizes
+//	extents, device, shares, size
+//	                         devices, their rules, their sizes and their holes
 //	arenas, plugin_open, guard, events, rules, audit, watch
 //	                         what the above ask of a plugin, a client, the rules
 //	queue, replay, ring, answer, budget, window, usage

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 	"syscall"
 	"time"
@@ -177,7 +178,7 @@ func (h *handler) Request(op *rtrs.Op) {
 		op.Respond(int(blk.EINVAL))
 	case rnbdwire.TypeEvent:
 		s.onEvent(op, sess, rnbdwire.Event(user))
-	case rnbdwire.TypeSessInfo, rnbdwire.TypeOpen, rnbdwire.TypeOpenAs, rnbdwire.TypeWriter, rnbdwire.TypeList, rnbdwire.TypeClose:
+	case rnbdwire.TypeSessInfo, rnbdwire.TypeOpen, rnbdwire.TypeOpenAs, rnbdwire.TypeWriter, rnbdwire.TypeList, rnbdwire.TypeExtents, rnbdwire.TypeClose:
 		s.admin.Add(1)
 		sess.holds.Add(1)
 		go s.onAdmin(op, sess)
@@ -186,19 +187,29 @@ func (h *handler) Request(op *rtrs.Op) {
 	}
 }
 
-// onAdmin handles a message that opens or closes devices, or lists them, then
-// answers on the pump of the request.
+// onAdmin handles a message that opens or closes devices, lists them or tells of
+// their extents, then answers on the pump of the request.
 func (s *Server) onAdmin(op *rtrs.Op, sess *session) {
 	defer s.admin.Done()
 	ctx, cancel := context.WithTimeout(s.admins, adminTimeout)
 	defer cancel()
 	err := s.admin1(ctx, op, sess)
 	if err != nil {
-		s.log.Warn("request refused", "session", sess.name, "err", err)
+		s.log.Log(ctx, refusalLevel(op, err), "request refused", "session", sess.name, "err", err)
 	}
 	errno := int(blk.ToErrno(err))
 	s.letGo(sess) // before the answer: after it the session's memory may go
 	s.pumps[op.Poller()].poller.Do(func() { op.Respond(errno) })
+}
+
+// refusalLevel is the level at which a refusal is logged. Clients that ask for extents
+// ask again and again, and what they are told then is no failure.
+func refusalLevel(op *rtrs.Op, err error) slog.Level {
+	errno := blk.ToErrno(err)
+	if rnbdwire.TypeOf(op.User()) == rnbdwire.TypeExtents && (errno == blk.EOPNOTSUPP || errno == blk.EBUSY) {
+		return slog.LevelDebug
+	}
+	return slog.LevelWarn
 }
 
 func (s *Server) admin1(ctx context.Context, op *rtrs.Op, sess *session) error {
@@ -220,12 +231,15 @@ func (s *Server) admin1(ctx context.Context, op *rtrs.Op, sess *session) error {
 		return s.onWriter(op, sess, rnbdwire.Writer(user))
 	case rnbdwire.TypeList:
 		return s.onList(ctx, op, sess, rnbdwire.List(user))
+	case rnbdwire.TypeExtents:
+		return s.onExtents(ctx, op, sess, rnbdwire.Extents(user))
 	}
 	return s.onClose(sess, rnbdwire.Close(user))
 }
 
 // features are the extensions that every server offers.
-const features = rnbdwire.FeatureEvents | rnbdwire.FeatureOpenAs | rnbdwire.FeatureIdentity | rnbdwire.FeatureOnce
+const features = rnbdwire.FeatureEvents | rnbdwire.FeatureOpenAs | rnbdwire.FeatureIdentity | rnbdwire.FeatureOnce |
+	rnbdwire.FeatureExtents
 
 // features returns the extensions that this server offers.
 func (s *Server) features() uint16 {

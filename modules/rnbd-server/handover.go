@@ -50,11 +50,23 @@ func (s *Server) HandOver(ctx context.Context) (waiting int, closed bool, err er
 	waiting = s.count((*session).isHeld)
 	ctx, cancel := context.WithTimeout(ctx, closeTime)
 	defer cancel()
+	s.endExtents()
 	f := s.front.Load()
 	if err := f.rtrs.Close(ctx); err != nil {
 		return waiting, true, fmt.Errorf("sessions do not end: %w", err)
 	}
 	return waiting, true, s.release(ctx, f)
+}
+
+// endExtents ends the EXTENTS that are under way. Their paths would wait for them.
+func (s *Server) endExtents() {
+	for i := range s.sessions {
+		if sess := s.sessions[i].Load(); sess != nil {
+			for _, m := range sess.mappings() {
+				m.endExtents()
+			}
+		}
+	}
 }
 
 // release closes the completion queues of the fabrics, for their addresses to be

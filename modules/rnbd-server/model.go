@@ -156,12 +156,20 @@ type mapping struct {
 	flows  []flow                 // by pump
 	news   news                   // guarded by session.mu
 
+	asking atomic.Pointer[asking] // an EXTENTS under way; nil: none
+
 	usage       *usage       // of the node; nil: opened read-only
 	writer      uint64       // number of the client
 	named       bool         // the client has sent its number
 	wroteBefore atomic.Int64 // time until which writes stored no time in flows; 0: they all did
 	refusals    atomic.Int64 // repetitions refused
 	sharing     uint64       // number of the news that others may write; guarded by session.mu
+}
+
+// asking is an EXTENTS under way.
+type asking struct {
+	cancel context.CancelFunc
+	ended  chan struct{} // closed at its end
 }
 
 // news is the latest news about one mapping. session.mu guards it.
@@ -214,6 +222,9 @@ type device struct {
 	guard   *guard        // present while there are users
 	retired atomic.Int64  // requests of lost paths that have not ended; counted by pumps
 	users   int           // guarded by Server.mu
+
+	extentsTurn chan struct{} // has a token while the plugin is asked for extents
+	hangs       atomic.Bool   // the plugin may be at an earlier question still
 
 	looking  atomic.Bool // watch is at work
 	sizeMu   sync.Mutex  // one call to the plugin about the size at a time

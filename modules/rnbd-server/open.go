@@ -192,12 +192,13 @@ func (s *Server) releaseWriter(id nodeID, mode blk.AccessMode) {
 	s.writers.give(id, mode)
 }
 
-// closeMapping implements CLOSE: new requests fail, requests in flight end,
-// then the device is released. With keepID the id is not given out again.
+// closeMapping implements CLOSE: new requests fail, requests in flight end, an EXTENTS
+// is given up, then the device is released. With keepID the id is not given out again.
 func (s *Server) closeMapping(m *mapping, keepID bool) {
 	if m.closed.Swap(true) {
 		return
 	}
+	m.endExtents()
 	s.awaitIdle(m)
 	id := m.dev.key.id
 	turn, _ := s.nodes.take(context.Background(), id)

@@ -68,9 +68,7 @@ func (p *ioPlugin) close(d *device) {
 	p.mu.Unlock()
 	closed := in == nil
 	if in != nil && was == devOpen {
-		ctx, cancel := context.WithTimeout(in.Context(), callTimeout)
-		defer cancel()
-		err := in.CloseDisk(ctx, d.index)
+		err := p.closeIn(in, d)
 		if closed = err == nil || in.Context().Err() != nil; !closed {
 			p.log.Warn("closing a device failed", "device", d.name, "err", err)
 		}
@@ -82,6 +80,28 @@ func (p *ioPlugin) close(d *device) {
 		p.indices.spoil(d.index, in.Generation)
 	}
 }
+
+// closeIn closes d in the process. If the process is at an Extents that does not end,
+// it closes d when that has ended, and closeIn does not wait for it.
+func (p *ioPlugin) closeIn(in *supervise.Instance, d *device) error {
+	if !d.hangs.Load() {
+		ctx, cancel := context.WithTimeout(in.Context(), callTimeout)
+		defer cancel()
+		return in.CloseDisk(ctx, d.index)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- in.CloseDisk(in.Context(), d.index) }()
+	select {
+	case err := <-closed:
+		return err
+	case <-time.After(hangingTime):
+		return fmt.Errorf("an Extents of it does not end: %w", syscall.EBUSY)
+	}
+}
+
+// hangingTime is the time for a process to close a device that it may be asked for the
+// extents of.
+const hangingTime = 500 * time.Millisecond
 
 // closeDisk closes a device that no mapping uses any more in the process.
 func (p *ioPlugin) closeDisk(in *supervise.Instance, d *device) error {

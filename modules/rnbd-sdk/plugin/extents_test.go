@@ -238,6 +238,27 @@ func TestProcess_ExtentsThatHang(t *testing.T) {
 	}
 }
 
+// Disks that hang do not take up the threads of the process.
+func TestProcess_ExtentsAreBounded(t *testing.T) {
+	b := &mapped{memory: newMemory()}
+	b.disk.gate, b.disk.heeds = make(chan struct{}), true
+	p := startMapped(t, b)
+	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
+	for i := range uint32(maxMaps) {
+		if _, err := p.OpenDisk(testContext(t), OpenRequest{Device: 2 + i, Name: "d"}); err != nil {
+			t.Fatal(err)
+		}
+		go func() { _, _ = p.Extents(ctx, 2+i, 0, 512) }()
+	}
+	if !eventually(func() bool { return b.disk.inside.Load() == maxMaps }) {
+		t.Fatalf("%d calls run", b.disk.inside.Load())
+	}
+	if _, err := p.Extents(testContext(t), 1, 0, 512); blk.ToErrno(err) != blk.EBUSY {
+		t.Errorf("one more: %v, want EBUSY", err)
+	}
+}
+
 // A disk that heeds its context does not hold up the end of itself.
 func TestProcess_CloseEndsExtents(t *testing.T) {
 	for name, end := range map[string]func(context.Context, *Process) error{

@@ -10,6 +10,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
 )
 
+// maxMaps bounds the Extents of a process that run at once: each may occupy a thread.
+const maxMaps = 64
+
 func (s *ioServer) Extents(ctx context.Context, r *pluginpb.ExtentsRequest) (*pluginpb.ExtentsResponse, error) {
 	list, err := s.extents(ctx, r.GetDevice(), r.GetOffset(), r.GetLength())
 	if err != nil {
@@ -37,6 +40,11 @@ func (s *ioServer) extents(ctx context.Context, index uint32, off, n uint64) ([]
 	if size := d.limits.Size; n > size || off > size-n {
 		return nil, fmt.Errorf("%d bytes at %d are beyond the end at %d: %w", n, off, size, blk.EIO)
 	}
+	if s.maps.Add(1) > maxMaps {
+		s.maps.Add(-1)
+		return nil, fmt.Errorf("%d other disks do not answer: %w", maxMaps, blk.EBUSY)
+	}
+	defer s.maps.Add(-1)
 	ctx, end, err := d.root.maps.begin(ctx)
 	if err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 
@@ -22,7 +23,8 @@ type ioServer struct {
 	b     Backend
 	disks table[device]
 
-	opening sync.Map // indices with an Open under way; it may hang
+	opening sync.Map     // indices with an Open under way; it may hang
+	maps    atomic.Int32 // Extents under way
 }
 
 func (s *ioServer) register(g grpc.ServiceRegistrar) { pluginpb.RegisterStorageServer(g, s) }
