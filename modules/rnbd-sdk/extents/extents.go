@@ -3,6 +3,7 @@ package extents
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 )
 
 var le = binary.LittleEndian
@@ -58,6 +59,12 @@ func Put(b []byte, list []Extent) {
 // Parse reads a list about size bytes. It looks at each byte of b once, so b may be
 // memory that others write to. The error says what is malformed.
 func Parse(b []byte, size uint64) ([]Extent, error) {
+	return ParseInto(nil, b, size)
+}
+
+// ParseInto is Parse into the memory of list, whose content is overwritten. It
+// allocates nothing for a list without errors if list has a capacity of Max.
+func ParseInto(list []Extent, b []byte, size uint64) ([]Extent, error) {
 	if len(b) < Size {
 		return nil, fmt.Errorf("list of extents in %d bytes: it has %d", len(b), Size)
 	}
@@ -65,7 +72,7 @@ func Parse(b []byte, size uint64) ([]Extent, error) {
 	if count == 0 || count > Max {
 		return nil, fmt.Errorf("list of %d extents: want 1 to %d", count, Max)
 	}
-	list := make([]Extent, 0, count)
+	list = slices.Grow(list[:0], int(count))
 	for i := range int(count) {
 		at := b[headSize+i*entrySize:]
 		e := Extent{Len: le.Uint64(at), Hole: le.Uint32(at[8:])&flagHole != 0}

@@ -51,6 +51,37 @@ func TestParse_Malformed(t *testing.T) {
 	}
 }
 
+// The memory of an earlier list is used again, and nothing of that list is left.
+func TestParseInto(t *testing.T) {
+	var long []Extent
+	for i := range Max {
+		long, _ = Add(long, 512, i%2 == 0)
+	}
+	full, short := make([]byte, Size), make([]byte, Size)
+	Put(full, long)
+	Put(short, example)
+	memory := make([]Extent, 0, Max)
+	if n := testing.AllocsPerRun(100, func() {
+		for _, v := range []struct {
+			b    []byte
+			want []Extent
+		}{{full, long}, {short, example}} {
+			if got, err := ParseInto(memory, v.b, 1<<41); err != nil || !slices.Equal(got, v.want) {
+				t.Errorf("%v, error %v", got, err)
+			}
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if got, err := ParseInto(memory[:2], short, 1<<41); err != nil || !slices.Equal(got, example) {
+		t.Errorf("%v, error %v", got, err)
+	}
+	short[9] = 1
+	if got, err := ParseInto(memory, short, 1<<41); err == nil || got != nil {
+		t.Errorf("%v, error %v of a malformed list", got, err)
+	}
+}
+
 func TestAdd(t *testing.T) {
 	var list []Extent
 	ok := true
