@@ -21,6 +21,8 @@ type client struct {
 	size uint64
 	tx   uint16 // transmission flags
 
+	context bool // base:allocation is in force
+
 	sendMu  sync.Mutex
 	mu      sync.Mutex
 	cookie  uint64
@@ -31,6 +33,8 @@ type client struct {
 type call struct {
 	buf  []byte
 	off  uint64
+	n    int
+	list []extent // of a block status
 	code uint32
 	err  error
 	done chan struct{}
@@ -68,10 +72,26 @@ func (c *client) choose(export string, structured bool) {
 	if structured {
 		c.must(c.conn.Write(option(optStructuredReply, nil)))
 		c.must(io.ReadFull(c.conn, b[:20]))
+		c.setContext(export)
 	}
 	c.must(c.conn.Write(option(optExportName, []byte(export))))
 	c.must(io.ReadFull(c.conn, b[:10]))
 	c.size, c.tx = binary.BigEndian.Uint64(b[:]), binary.BigEndian.Uint16(b[8:])
+}
+
+// setContext asks for base:allocation.
+func (c *client) setContext(export string) {
+	c.t.Helper()
+	c.must(c.conn.Write(option(optSetMetaContext, metaData(export, allocationContext))))
+	for kind := uint32(0); kind != repAck; {
+		var h [20]byte
+		c.must(io.ReadFull(c.conn, h[:]))
+		if kind = binary.BigEndian.Uint32(h[12:]); kind != repAck && kind != repMetaCtx {
+			c.t.Fatalf("SET_META_CONTEXT is answered by %#x", kind)
+		}
+		c.context = c.context || kind == repMetaCtx
+		c.must(io.ReadFull(c.conn, make([]byte, binary.BigEndian.Uint32(h[16:]))))
+	}
 }
 
 func (c *client) must(_ int, err error) {
@@ -107,7 +127,7 @@ func command(cmd, flags uint16, cookie, off uint64, n uint32) []byte {
 
 // start sends a request; buf is its payload, or where it goes.
 func (c *client) start(cmd, flags uint16, off uint64, n int, buf []byte) *call {
-	p := &call{off: off, done: make(chan struct{})}
+	p := &call{off: off, n: n, done: make(chan struct{})}
 	if cmd == cmdRead {
 		p.buf = buf
 	}
@@ -203,6 +223,8 @@ func (c *client) chunk(r io.Reader, p *call, h []byte) error {
 	case chunkNone:
 	case chunkOffsetData:
 		copy(p.buf[binary.BigEndian.Uint64(data)-p.off:][:len(data)-8], data[8:])
+	case chunkBlockStatus:
+		return c.status(p, h, data)
 	case chunkError:
 		p.code = binary.BigEndian.Uint32(data)
 	default:
@@ -211,6 +233,32 @@ func (c *client) chunk(r io.Reader, p *call, h []byte) error {
 	if binary.BigEndian.Uint16(h[4:])&chunkDone != 0 {
 		c.end(binary.BigEndian.Uint64(h[8:]))
 	}
+	return nil
+}
+
+// extent is a descriptor of a block status.
+type extent struct {
+	n, flags uint32
+}
+
+// status takes a chunk of block status, which is the whole reply.
+func (c *client) status(p *call, h, data []byte) error {
+	if len(data) < 12 || len(data)%8 != 4 || binary.BigEndian.Uint32(data) != allocationID || binary.BigEndian.Uint16(h[4:]) != chunkDone {
+		return fmt.Errorf("block status % x % x", h, data)
+	}
+	left := uint64(p.n)
+	for data = data[4:]; len(data) > 0; data = data[8:] {
+		e := extent{binary.BigEndian.Uint32(data), binary.BigEndian.Uint32(data[4:])}
+		if e.n == 0 || uint64(e.n) > left || e.flags != 0 && e.flags != 3 {
+			return fmt.Errorf("extent %+v of a block status, %d bytes are left", e, left)
+		}
+		if last := len(p.list) - 1; last >= 0 && p.list[last].flags == e.flags {
+			return fmt.Errorf("neighbours of one kind: %+v, %+v", p.list, e)
+		}
+		left -= uint64(e.n)
+		p.list = append(p.list, e)
+	}
+	c.end(binary.BigEndian.Uint64(h[8:]))
 	return nil
 }
 

@@ -60,6 +60,7 @@ type conn struct {
 	index        int         // in queue.table
 	state        connState
 	structured   bool
+	allocation   bool // base:allocation is in force
 	readOnly     bool // writes are refused
 	toldReadOnly bool // to the client, when it came
 	lingers      bool // leaving, and all is answered, see depart
@@ -97,7 +98,7 @@ type conn struct {
 // the socket.
 func newConn(fd int, peer string, n negotiated, sh *share) *conn {
 	c := &conn{
-		q: sh.q, sh: sh, exp: n.exp, fd: fd, peer: peer, listener: n.listener, state: connOpen, structured: n.structured, readOnly: n.readOnly, toldReadOnly: n.readOnly,
+		q: sh.q, sh: sh, exp: n.exp, fd: fd, peer: peer, listener: n.listener, state: connOpen, structured: n.structured, allocation: n.allocation, readOnly: n.readOnly, toldReadOnly: n.readOnly,
 		stage: make([]byte, stageSize),
 		reqs:  make([]request, maxRequests),
 		free:  make([]*request, 0, maxRequests),

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -24,6 +27,9 @@ type disk struct {
 	keep    bool
 	flushes int
 	bad     atomic.Pointer[string] // first error of the front end
+
+	// tell answers a request for extents, whose list goes to b; nil: by what mem has.
+	tell func(e *shm.SQE, b []byte) blk.Errno
 }
 
 func testLimits(size uint64) blk.Limits {
@@ -43,6 +49,9 @@ func (d *disk) answer(e *shm.SQE) blk.Errno {
 	defer d.mu.Unlock()
 	if d.keep {
 		d.log = append(d.log, *e)
+	}
+	if e.Op == blk.Extents {
+		return d.answerExtents(e)
 	}
 	if errno := d.limits.Check(e.Op, e.Offset, uint64(e.Len)); errno != blk.OK {
 		s := e.Op.String() + " refused by the device: " + errno.Error()
@@ -69,6 +78,29 @@ func (d *disk) answer(e *shm.SQE) blk.Errno {
 	}
 	return blk.OK
 }
+
+// answerExtents answers a request for the extents of a range.
+func (d *disk) answerExtents(e *shm.SQE) blk.Errno {
+	n := uint64(e.Len)
+	if n == 0 || (n|e.Offset)%512 != 0 || e.Offset > d.limits.Size || n > d.limits.Size-e.Offset || e.ArenaOff > uint64(len(d.arena)-extents.Size) {
+		s := fmt.Sprintf("a request for extents that is out of bounds: %+v", *e)
+		d.bad.Store(&s)
+		return blk.EINVAL
+	}
+	b := d.arena[e.ArenaOff:][:extents.Size]
+	if d.tell != nil {
+		return d.tell(e, b)
+	}
+	var list []extents.Extent
+	for m, ok := d.mem[e.Offset:][:n], true; ok && len(m) > 0; m = m[512:] {
+		list, ok = extents.Add(list, 512, bytes.Equal(m[:512], make([]byte, 512)))
+	}
+	extents.Put(b, list)
+	return blk.OK
+}
+
+// telling has requests for extents answered as f says.
+func (d *disk) telling(f func(*shm.SQE, []byte) blk.Errno) { d.with(func() { d.tell = f }) }
 
 // at returns a copy of the device's contents.
 func (d *disk) at(off uint64, n int) []byte {

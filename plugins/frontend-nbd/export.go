@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -98,6 +99,9 @@ func (e *export) chunk(l *blk.Limits) uint64 {
 	}
 	return max(n&^(e.block-1), e.block)
 }
+
+// listsExtents reports whether a slot has room for a list of extents.
+func (e *export) listsExtents() bool { return e.slotSize >= extents.Size }
 
 // slot returns the memory of a tag.
 func (e *export) slot(tag uint32) []byte {

@@ -31,7 +31,8 @@ type handedState struct {
 	Version    int    `json:"version"`
 	Peer       string `json:"peer"`
 	Structured bool   `json:"structured,omitempty"`
-	Draining   bool   `json:"draining,omitempty"` // the client is done, and waits for replies at most
+	Allocation bool   `json:"allocation,omitempty"` // base:allocation is in force
+	Draining   bool   `json:"draining,omitempty"`   // the client is done, and waits for replies at most
 	ReadOnly   bool   `json:"read_only,omitempty"`
 	Narrowed   bool   `json:"narrowed,omitempty"` // read-only by rules that changed later: the client was told that it may write
 	Listener   string `json:"listener,omitempty"` // of a client that events are kept of
@@ -124,7 +125,7 @@ func (c *conn) inDevice() (n int) {
 
 // leave returns the state of c, which is quiet, and its bytes.
 func (c *conn) leave() (s handedState, bytes []byte, err error) {
-	s = handedState{Version: handedVersion, Peer: c.peer, Socket: c.listener, Structured: c.structured, Draining: c.state == connDraining, ReadOnly: c.readOnly, Narrowed: c.readOnly && !c.toldReadOnly}
+	s = handedState{Version: handedVersion, Peer: c.peer, Socket: c.listener, Structured: c.structured, Allocation: c.allocation, Draining: c.state == connDraining, ReadOnly: c.readOnly, Narrowed: c.readOnly && !c.toldReadOnly}
 	if c.user != nil {
 		s.Listener = c.user.listener
 	}
@@ -197,13 +198,16 @@ func (r *request) rest(fill *op) []byte {
 	case r.first != nil: // not queued yet
 		start = r.first.off + uint64(r.first.skip)
 	}
-	kinds := map[blk.Op]uint16{blk.Read: cmdRead, blk.Write: cmdWrite, blk.Flush: cmdFlush, blk.Discard: cmdTrim, blk.WriteZeroes: cmdWriteZeroes}
+	kinds := map[blk.Op]uint16{blk.Read: cmdRead, blk.Write: cmdWrite, blk.Flush: cmdFlush, blk.Discard: cmdTrim, blk.WriteZeroes: cmdWriteZeroes, blk.Extents: cmdBlockStatus}
 	var flags uint16
 	if r.flags&blk.FUA != 0 || r.flushAfter {
 		flags |= cmdFlagFUA
 	}
 	if r.flags&blk.NoUnmap != 0 {
 		flags |= cmdFlagNoHole
+	}
+	if r.one {
+		flags |= cmdFlagReqOne
 	}
 	length := r.end - start
 	if r.op == blk.Flush {
@@ -258,6 +262,8 @@ func unwrap(c *plugin.Connection) (s handedState, h *handed, err error) {
 		return s, nil, fmt.Errorf("state of a connection has version %d, this program knows %d: %w", s.Version, handedVersion, unix.EPROTO)
 	case s.Received < 0 || s.Unsent < 0 || s.Received > maxHanded || s.Unsent > maxHanded-s.Received:
 		return s, nil, fmt.Errorf("%d received and %d unsent bytes: %w", s.Received, s.Unsent, unix.EPROTO)
+	case s.Allocation && !s.Structured:
+		return s, nil, fmt.Errorf("a connection has a metadata context without structured replies: %w", unix.EPROTO)
 	case len(c.FDs) != want:
 		return s, nil, fmt.Errorf("%d descriptors of a connection, want %d: %w", len(c.FDs), want, unix.EPROTO)
 	case s.Errno > math.MaxUint16 || (s.Errno != 0 || s.Headed) && s.Received < requestSize:

@@ -14,7 +14,8 @@ import (
 // until one of them (EXPORT_NAME, GO) starts the transmission. It runs on its
 // own goroutine, bounded in time by the connection's deadline and in work by
 // maxOptions. It reads exactly the bytes of the negotiation; the bytes of the
-// transmission stay in the socket. STARTTLS is in tls.go.
+// transmission stay in the socket. STARTTLS is in tls.go, metadata contexts are in
+// context.go.
 
 // maxOptions bounds the options of one negotiation.
 const maxOptions = 1024
@@ -37,6 +38,7 @@ type catalogue interface {
 type negotiated struct {
 	exp        *export
 	structured bool      // reads are answered by structured replies
+	allocation bool      // base:allocation is in force
 	tls        *tls.Conn // nil: without TLS
 	readOnly   bool      // the rules allow the client no more
 	user       *user
@@ -52,6 +54,7 @@ type negotiation struct {
 	fixed      bool      // the client speaks fixed newstyle
 	noZeroes   bool
 	structured bool
+	context    *export // SET_META_CONTEXT has selected base:allocation of this one; nil: of none
 	exp        *export // opened: the transmission starts
 	told       bool    // that TLS is required
 	readOnly   bool    // the rules allow no more for the last export that was found
@@ -68,7 +71,7 @@ func negotiate(rw io.ReadWriter, exports catalogue, secure *security) (negotiate
 		n.abandon()
 		return negotiated{}, err
 	}
-	out := negotiated{exp: n.exp, structured: n.structured, tls: n.tls, readOnly: n.readOnly}
+	out := negotiated{exp: n.exp, structured: n.structured, allocation: n.context == n.exp, tls: n.tls, readOnly: n.readOnly}
 	if secure != nil {
 		out.user, out.by = secure.user, secure.by
 	}
@@ -166,6 +169,8 @@ func (n *negotiation) answer(opt uint32, data []byte) error {
 		return n.onGo(opt, data)
 	case optStructuredReply:
 		return n.onStructuredReply(data)
+	case optListMetaContext, optSetMetaContext:
+		return n.onMetaContext(opt, data)
 	}
 	return n.reply(opt, repErrUnsup, nil)
 }

@@ -130,8 +130,8 @@ func TestNegotiation(t *testing.T) {
 		{"LIST with data", cat(both, option(3, []byte("x")), option(2, nil)), cat(optReply(3, bad), optReply(2, 1)), "", "aborted"},
 		{"STRUCTURED_REPLY", cat(both, option(8, nil), option(7, goData("a"))), cat(optReply(8, 1), exportInfoA(7)), "a", ""},
 		{"STRUCTURED_REPLY with data", cat(both, option(8, []byte{0}), option(2, nil)), cat(optReply(8, bad), optReply(2, 1)), "", "aborted"},
-		{"options that are not served", cat(both, option(5, nil), option(9, nil), option(10, goData("a")), option(11, nil), option(77, []byte("?")), option(2, nil)),
-			cat(optReply(5, unsup), optReply(9, unsup), optReply(10, unsup), optReply(11, unsup), optReply(77, unsup), optReply(2, 1)), "", "aborted"},
+		{"options that are not served", cat(both, option(5, nil), option(4, nil), option(11, nil), option(77, []byte("?")), option(2, nil)),
+			cat(optReply(5, unsup), optReply(4, unsup), optReply(11, unsup), optReply(77, unsup), optReply(2, 1)), "", "aborted"},
 		{"GO shorter than its fields", cat(both, option(7, []byte{0, 0, 0, 0, 0}), option(2, nil)), cat(optReply(7, bad), optReply(2, 1)), "", "aborted"},
 		{"GO with a name longer than the option", cat(both, option(7, cat(uint32(100), "a", uint16(0))), option(2, nil)),
 			cat(optReply(7, bad), optReply(2, 1)), "", "aborted"},
@@ -269,6 +269,9 @@ func FuzzNegotiation(f *testing.F) {
 	f.Add(cat(uint32(1), option(1, []byte("b"))))
 	f.Add(cat(uint32(3), option(3, nil), option(8, nil), option(6, goData("a")), option(7, goData("b"))))
 	f.Add(cat(uint32(3), option(10, goData("a")), option(2, nil)))
+	f.Add(cat(uint32(3), option(8, nil), option(9, metaData("a")), option(10, metaData("a", allocationContext)), option(7, goData("a"))))
+	f.Add(cat(uint32(3), option(8, nil), option(10, metaData("", "qemu:x", "base:")), option(9, metaData("b", "base:", "")), option(1, []byte("b"))))
+	f.Add(cat(uint32(3), option(8, nil), option(10, cat(uint32(1), "a", uint32(1<<32-1), uint32(1<<32-1))), option(7, goData("a"))))
 	front := twoExports(f)
 	f.Fuzz(func(t *testing.T, in []byte) {
 		s := &script{in: bytes.NewReader(in)}
@@ -276,6 +279,9 @@ func FuzzNegotiation(f *testing.F) {
 		open := front.Openers(0) + front.Openers(1)
 		if (err == nil) != (n.exp != nil) || (err == nil) != (open == 1) {
 			t.Fatalf("error %v, export %v, %d opened", err, n.exp, open)
+		}
+		if n.allocation && (n.exp == nil || !n.structured) {
+			t.Fatalf("a context is in force: %+v", n)
 		}
 		if n.exp != nil {
 			n.exp.release()

@@ -30,6 +30,8 @@ const (
 	optInfo            = 6
 	optGo              = 7
 	optStructuredReply = 8
+	optListMetaContext = 9
+	optSetMetaContext  = 10
 )
 
 // Replies to options.
@@ -37,6 +39,7 @@ const (
 	repAck        = 1
 	repServer     = 2
 	repInfo       = 3
+	repMetaCtx    = 4
 	repErrUnsup   = 1<<31 + 1
 	repErrInvalid = 1<<31 + 3
 	repErrTLSReqd = 1<<31 + 5
@@ -71,20 +74,23 @@ const (
 	cmdFlush       = 3
 	cmdTrim        = 4
 	cmdWriteZeroes = 6
+	cmdBlockStatus = 7
 )
 
 // Flags of commands.
 const (
 	cmdFlagFUA    = 1 << 0
 	cmdFlagNoHole = 1 << 1
+	cmdFlagReqOne = 1 << 3
 )
 
 // Structured replies.
 const (
-	chunkDone       = 1 << 0
-	chunkNone       = 0
-	chunkOffsetData = 1
-	chunkError      = 1<<15 + 1
+	chunkDone        = 1 << 0
+	chunkNone        = 0
+	chunkOffsetData  = 1
+	chunkBlockStatus = 5
+	chunkError       = 1<<15 + 1
 )
 
 const (
@@ -99,6 +105,15 @@ const (
 	preferredSize = 4096          // advertised preferred block size
 	maxName       = 4096          // bytes in an export name
 	maxOption     = 64 << 10      // bytes of an option's data
+)
+
+// The metadata context base:allocation.
+const (
+	allocationContext = "base:allocation"
+	allocationID      = 1       // in replies, if it was selected
+	baseContexts      = "base:" // all of its namespace, in LIST_META_CONTEXT
+	stateHole         = 1 << 0
+	stateZero         = 1 << 1
 )
 
 // requestHeader is a view of the 28 bytes in front of every command.

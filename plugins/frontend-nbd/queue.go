@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -62,6 +63,7 @@ type queue struct {
 	cqes [popBatch]shm.CQE
 	evs  [eventsMax]unix.EpollEvent
 	iov  [iovMax]unix.Iovec
+	list [extents.Max]extents.Extent // of the reply that is made, see status.go
 
 	stats queueStats
 

@@ -51,7 +51,9 @@ func (c *conn) onDone(o *op, e blk.Errno) {
 		return
 	}
 	c.q.unclaim(o)
-	r.fail(e)
+	if r.op != blk.Extents { // there is always an answer
+		r.fail(e)
+	}
 	if r.flushAfter && r.errno == blk.OK && r.pending == 1 && r.covered() {
 		r.flushAfter = false
 		o.step = stepFlush
@@ -73,6 +75,8 @@ func (c *conn) onEnd(o *op, e blk.Errno) {
 		o.done = true
 	case r.op == blk.Read && e == blk.OK && c.state != connDead:
 		c.answerData(o)
+	case r.op == blk.Extents && c.state != connDead:
+		c.answerStatus(o, e)
 	default:
 		c.sh.give(o)
 	}
@@ -96,6 +100,7 @@ func (c *conn) finish(r *request) {
 		c.answerOrdered(r)
 	case r.op == blk.Read:
 		c.answerEmptyRead(r)
+	case r.op == blk.Extents: // answerStatus has
 	default:
 		c.answerSimple(r)
 	}
@@ -109,13 +114,13 @@ func (c *conn) answerSimple(r *request) {
 	c.end(e, r)
 }
 
-// answerError answers a failed request. Only a read must be answered in the
-// structured way.
+// answerError answers a failed request. Only a read and block status must be answered
+// in the structured way.
 func (c *conn) answerError(r *request) {
 	c.q.stats.errors.Add(1)
 	e := c.enqueue()
 	c.end(e, r)
-	if c.structured && r.op == blk.Read {
+	if c.structured && (r.op == blk.Read || r.op == blk.Extents) {
 		putErrChunk(e.header[:], r.cookie, nbdErrno(r.errno))
 		e.n = errChunkSize
 		return

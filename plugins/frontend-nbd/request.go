@@ -15,6 +15,7 @@ type request struct {
 	pending int   // children that have not ended
 	began   int64 // time of arrival by queue.now; 0: not measured
 
+	one        bool // block status: one extent is asked for
 	flushAfter bool // a flush follows the last child (FUA where the device has none)
 	ordered    bool // read with a simple reply: payload leaves in the order of the device
 	stream     bool // ordered, and replied to before the last child is done
@@ -137,6 +138,8 @@ func (r *request) cut(e *export, l *blk.Limits) child {
 		return cutWrite(r.next, r.end, e.block, rangeChunk(l.MaxWriteZeroes, e.block))
 	case blk.Discard:
 		return cutWrite(r.next, r.end, e.block, rangeChunk(l.MaxDiscard, e.block))
+	case blk.Extents:
+		return cutRead(r.next, r.end, e.block, rangeChunk(maxStatus, e.block))
 	}
 	return child{} // flush
 }

@@ -38,8 +38,12 @@ func newBench(t testing.TB, slots, slotSize int, structured bool) *bench {
 	e.acquire()
 	fd, peer := pair(t)
 	b := &bench{t: t, q: q, d: d, exp: e, peer: peer, h: newHost(ring, map[uint32]*disk{0: d}, 0)}
-	q.now, q.served = func() int64 { return 1 }, func(uint32, blk.Op, int64) {} // as in earnest
-	b.c = newConn(fd, "test", negotiated{exp: e, structured: structured}, e.assign([]*queue{q}))
+	q.now, q.served = func() int64 { return 1 }, func(_ uint32, op blk.Op, _ int64) { // as in earnest
+		if !op.Valid() {
+			t.Errorf("operation %d is measured", op)
+		}
+	}
+	b.c = newConn(fd, "test", negotiated{exp: e, structured: structured, allocation: structured && e.listsExtents()}, e.assign([]*queue{q}))
 	q.add(b.c)
 	t.Cleanup(func() { peer.Close(); q.close(); ring.Close() })
 	return b
@@ -69,6 +73,7 @@ func TestNoAllocationPerRequest(t *testing.T) {
 		{"unaligned write", false, append(command(cmdWrite, 0, 1, 100, 1000), make([]byte, 1000)...), simpleSize},
 		{"write zeroes", false, command(cmdWriteZeroes, cmdFlagFUA, 1, 100, 1000), simpleSize},
 		{"flush", false, command(cmdFlush, 0, 1, 0, 0), simpleSize},
+		{"block status", true, command(cmdBlockStatus, 0, 1, 100, 70000), chunkSize + 12},
 		{"error", false, command(cmdRead, 0, 1, 1<<40, 1), simpleSize},
 	} {
 		t.Run(v.name, func(t *testing.T) {
@@ -175,6 +180,9 @@ func FuzzTransmission(f *testing.F) {
 	f.Add(append(command(cmdWriteZeroes, 3, 4, 513, 9000), command(cmdDisc, 0, 0, 0, 0)...), byte(28), false)
 	f.Add(append(command(cmdTrim, 0, 4, 1, 70000), command(cmdFlush, 0, 9, 0, 0)...), byte(100), true)
 	f.Add(append(command(cmdWrite, 0, 4, 1<<63, 600), make([]byte, 700)...), byte(0), true)
+	f.Add(append(command(cmdBlockStatus, cmdFlagReqOne, 4, 100, 70000), command(cmdBlockStatus, 0, 5, 0, 1<<20)...), byte(40), true)
+	f.Add(append(command(cmdBlockStatus, 0, 4, 1<<20-1, 2), command(cmdBlockStatus, 0, 5, 0, 0)...), byte(90), true)
+	f.Add(command(cmdBlockStatus, 0, 4, 0, 512), byte(90), false)
 	f.Fuzz(func(t *testing.T, in []byte, piece byte, structured bool) {
 		if len(in) > 1<<16 {
 			return

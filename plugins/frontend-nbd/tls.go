@@ -125,7 +125,7 @@ func (n *negotiation) onStartTLS(data []byte) error {
 	}
 	n.tls, n.rw = t, t
 	n.secure.user.connects(identityOf(t))
-	n.structured = false
+	n.structured, n.context = false, nil
 	return nil
 }
 

@@ -230,7 +230,7 @@ func (f *frontend) adopt(from *plugin.Connection) (*conn, error) {
 		exp.release()
 		return nil, fmt.Errorf("no queue to serve it: %w", blk.ENODEV)
 	}
-	c := newConn(from.FDs[0], s.Peer, negotiated{exp: exp, structured: s.Structured, readOnly: s.ReadOnly, listener: s.Socket}, sh)
+	c := newConn(from.FDs[0], s.Peer, negotiated{exp: exp, structured: s.Structured, allocation: s.Allocation && exp.listsExtents(), readOnly: s.ReadOnly, listener: s.Socket}, sh)
 	c.toldReadOnly = s.ReadOnly && !s.Narrowed
 	if s.Listener != "" {
 		c.user = &user{events: &f.users, peer: s.Peer, listener: s.Listener, connected: true}

@@ -108,8 +108,10 @@ var handedStream = []sentCommand{
 	{cmdWrite, cmdFlagFUA, 3 << 10, 9<<10 + 300},
 	{cmdRead, 0, 512, 11 << 10},
 	{cmdWrite, 0, 1 << 40, 600}, // beyond the end
+	{cmdBlockStatus, 0, 300, 9<<10 + 300},
 	{cmdFlush, 0, 0, 0},
 	{cmdWriteZeroes, cmdFlagNoHole, 4<<10 + 100, 3000},
+	{cmdBlockStatus, cmdFlagReqOne, 40<<10 + 1, 4 << 10},
 	{77, 0, 0, 0}, // unknown
 	{cmdTrim, 0, 40 << 10, 4 << 10},
 	{cmdRead, 0, 3 << 10, 9<<10 + 300},
@@ -118,7 +120,7 @@ var handedStream = []sentCommand{
 // prepare returns the bytes of the stream, its calls, and where commands end.
 func (c *client) prepare(seed uint64) (b []byte, calls []*call, ends []int) {
 	for i, s := range handedStream {
-		p := &call{off: s.off, done: make(chan struct{})}
+		p := &call{off: s.off, n: s.n, done: make(chan struct{})}
 		if s.cmd == cmdRead {
 			p.buf = make([]byte, s.n)
 		}
@@ -136,7 +138,7 @@ func (c *client) prepare(seed uint64) (b []byte, calls []*call, ends []int) {
 }
 
 // judge waits for the answers of a stream, and looks at what the disk has.
-func (l *relay) judge(t *testing.T, calls []*call, seed uint64) {
+func (l *relay) judge(t *testing.T, calls []*call, seed uint64, structured bool) {
 	t.Helper()
 	for i, p := range calls {
 		code, err := p.wait()
@@ -149,8 +151,14 @@ func (l *relay) judge(t *testing.T, calls []*call, seed uint64) {
 				want = nbdErrno(blk.EINVAL)
 			}
 		}
+		if handedStream[i].cmd == cmdBlockStatus && !structured {
+			want = nbdErrno(blk.EINVAL)
+		}
 		if err != nil || code != want {
 			t.Fatalf("command %d (%+v): code %d, error %v, want code %d", i, handedStream[i], code, err, want)
+		}
+		if n := len(p.list); handedStream[i].flags&cmdFlagReqOne != 0 && structured && n != 1 {
+			t.Fatalf("command %d: %d extents, one was asked for", i, n)
 		}
 	}
 	want := pattern(9<<10+300, seed+1)
@@ -193,7 +201,7 @@ func TestHanded_AtEachByte(t *testing.T) {
 			awaitRead(t, c.conn)
 			l.move()
 			c.must(c.conn.Write(b[cut:]))
-			l.judge(t, calls, seed)
+			l.judge(t, calls, seed, structured)
 		}
 		t.Logf("%d cuts", len(cuts))
 	})
@@ -217,7 +225,7 @@ func TestHanded_ManyTimes(t *testing.T) {
 				}
 				l.move()
 			}
-			l.judge(t, calls, seed)
+			l.judge(t, calls, seed, structured)
 		}
 	})
 }
@@ -437,20 +445,21 @@ func TestHanded_Lies(t *testing.T) {
 		device, state string
 		fds           func(sock int) []int
 	}{
-		"no state":                  {state: ""},
-		"another version":           {state: `{"version":2}`},
-		"another device":            {device: "disk9", state: good + `}`},
-		"bytes without a file":      {state: good + `,"received":28}`},
-		"a file without bytes":      {state: good + `}`, fds: func(s int) []int { return []int{s, memfd(1)} }},
-		"less bytes than announced": {state: good + `,"received":28}`, fds: func(s int) []int { return []int{s, memfd(27)} }},
-		"more bytes than announced": {state: good + `,"unsent":28}`, fds: func(s int) []int { return []int{s, memfd(29)} }},
-		"too many bytes":            {state: good + `,"unsent":99999999999}`, fds: func(s int) []int { return []int{s, memfd(28)} }},
-		"a sum that overflows":      {state: good + `,"received":9223372036854775807,"unsent":9223372036854775807}`, fds: func(s int) []int { return []int{s, memfd(28)} }},
-		"less than nothing":         {state: good + `,"received":-28,"unsent":28}`, fds: func(s int) []int { return []int{s, memfd(28)} }},
-		"an errno of no command":    {state: good + `,"errno":5}`},
-		"a header of no command":    {state: good + `,"headed":true,"received":27}`, fds: func(s int) []int { return []int{s, memfd(27)} }},
-		"bytes in no file":          {state: good + `,"received":28}`, fds: func(s int) []int { return []int{s, event()} }},
-		"no socket":                 {state: good + `}`, fds: func(s int) []int { unix.Close(s); return []int{event()} }},
+		"no state":                             {state: ""},
+		"another version":                      {state: `{"version":2}`},
+		"another device":                       {device: "disk9", state: good + `}`},
+		"bytes without a file":                 {state: good + `,"received":28}`},
+		"a file without bytes":                 {state: good + `}`, fds: func(s int) []int { return []int{s, memfd(1)} }},
+		"less bytes than announced":            {state: good + `,"received":28}`, fds: func(s int) []int { return []int{s, memfd(27)} }},
+		"more bytes than announced":            {state: good + `,"unsent":28}`, fds: func(s int) []int { return []int{s, memfd(29)} }},
+		"too many bytes":                       {state: good + `,"unsent":99999999999}`, fds: func(s int) []int { return []int{s, memfd(28)} }},
+		"a sum that overflows":                 {state: good + `,"received":9223372036854775807,"unsent":9223372036854775807}`, fds: func(s int) []int { return []int{s, memfd(28)} }},
+		"less than nothing":                    {state: good + `,"received":-28,"unsent":28}`, fds: func(s int) []int { return []int{s, memfd(28)} }},
+		"an errno of no command":               {state: good + `,"errno":5}`},
+		"a header of no command":               {state: good + `,"headed":true,"received":27}`, fds: func(s int) []int { return []int{s, memfd(27)} }},
+		"bytes in no file":                     {state: good + `,"received":28}`, fds: func(s int) []int { return []int{s, event()} }},
+		"a context without structured replies": {state: good + `,"allocation":true}`},
+		"no socket":                            {state: good + `}`, fds: func(s int) []int { unix.Close(s); return []int{event()} }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			sock, peer := pair(t)
@@ -485,6 +494,7 @@ func FuzzHanded(f *testing.F) {
 	f.Add([]byte(`{"version":1,"received":28,"headed":true}`), command(cmdRead, 0, 1, 0, 512))
 	f.Add([]byte(`{"version":1,"received":28,"errno":5}`), command(cmdWrite, 0, 1, 0, 512))
 	f.Add([]byte(`{"version":1,"received":28,"draining":true}`), command(cmdRead, 0, 1, 0, 512))
+	f.Add([]byte(`{"version":1,"received":28,"structured":true,"allocation":true}`), command(cmdBlockStatus, 0, 1, 100, 5000))
 	f.Fuzz(func(t *testing.T, state, b []byte) {
 		r := newRig(t, rigConfig{slots: 4})
 		sock, peer := pair(t)

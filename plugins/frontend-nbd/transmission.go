@@ -14,7 +14,7 @@ import (
 //	cover -> nextChild -> fill -> place          its range gets slots, payload goes there
 //	admit -> submit -> push                      children go to the device
 //
-// The way back is in reply.go. All of it runs on the thread of the connection's
+// The way back is in reply.go; of block status in status.go. All of it runs on the thread of the connection's
 // queue. Commands of one connection are taken in order, one at a time; children and
 // replies of many commands are in flight at once. Nothing here locks, allocates or
 // blocks: a step that cannot go on (no slot, no bytes, full socket) returns, and a
@@ -153,7 +153,7 @@ func (c *conn) onCommand(r *request, h requestHeader) {
 		}
 		return
 	}
-	if c.q.now != nil {
+	if c.q.now != nil && r.op.Valid() { // durations are recorded by operation
 		r.began = c.q.now()
 	}
 	if r.op == blk.Flush {
@@ -165,6 +165,10 @@ func (c *conn) onCommand(r *request, h requestHeader) {
 	case blk.Read:
 		r.ordered = !c.structured
 		r.stream = r.ordered && (r.headed || c.tooLong(r, l))
+		return
+	case blk.Extents:
+		r.one = h.Flags()&cmdFlagReqOne != 0
+		r.end = r.next + r.cut(c.exp, l).len
 		return
 	case blk.Discard:
 		r.next, r.end = inner(r.next, r.end, c.exp.block)
@@ -199,6 +203,12 @@ func (c *conn) check(l *blk.Limits, h requestHeader) (blk.Op, blk.Errno) {
 	case cmdWriteZeroes:
 		op, beyond = blk.WriteZeroes, blk.ENOSPC
 		allowed |= cmdFlagNoHole
+	case cmdBlockStatus:
+		op = blk.Extents
+		allowed |= cmdFlagReqOne
+		if !c.allocation || n == 0 {
+			return op, blk.EINVAL
+		}
 	default:
 		return blk.Flush, blk.EINVAL // no payload follows
 	}
@@ -303,11 +313,14 @@ func (c *conn) nextChild(r *request) bool {
 	if r.ordered {
 		r.adopt(o)
 	}
-	if r.op == blk.Write {
+	switch r.op {
+	case blk.Write:
 		c.fill = o
-	} else {
-		c.q.admit(o)
+		return true
+	case blk.Extents:
+		o.clearList()
 	}
+	c.q.admit(o)
 	return true
 }
 

@@ -1,0 +1,83 @@
+package main
+
+import "encoding/binary"
+
+// Metadata contexts of the negotiation. There is one, base:allocation: which ranges of
+// an export hold data. It is in force if the last SET_META_CONTEXT has selected it for
+// the export that is opened then, and status.go answers for it.
+
+// metaQueries is what LIST_META_CONTEXT and SET_META_CONTEXT ask for.
+type metaQueries struct {
+	export  string
+	count   uint32
+	longest int  // bytes
+	exact   bool // a query is base:allocation
+	base    bool // a query is base:
+}
+
+// onMetaContext answers LIST_META_CONTEXT and SET_META_CONTEXT. What was selected
+// before is so no more after a SET_META_CONTEXT, even if that fails.
+func (n *negotiation) onMetaContext(opt uint32, data []byte) error {
+	if opt == optSetMetaContext {
+		n.context = nil
+	}
+	q, ok := parseMetaContext(data)
+	switch {
+	case !ok || !n.structured:
+		return n.reply(opt, repErrInvalid, nil)
+	case len(q.export) > maxName || q.longest > maxName:
+		return n.reply(opt, repErrTooBig, nil)
+	}
+	exp, err := n.exports.find(q.export)
+	if err != nil {
+		return n.reply(opt, repErrUnknown, []byte(err.Error()))
+	}
+	var out []byte
+	if exp.listsExtents() && q.match(opt) {
+		id := uint32(0) // means nothing in a list
+		if opt == optSetMetaContext {
+			n.context, id = exp, allocationID
+		}
+		b := binary.BigEndian.AppendUint32(nil, id)
+		out = appendReply(out, opt, repMetaCtx, append(b, allocationContext...))
+	}
+	return n.send(opt, appendReply(out, opt, repAck, nil))
+}
+
+// match reports whether base:allocation is asked for.
+func (q *metaQueries) match(opt uint32) bool {
+	return q.exact || opt == optListMetaContext && (q.base || q.count == 0)
+}
+
+// parseMetaContext takes the data of LIST_META_CONTEXT and SET_META_CONTEXT apart: an
+// export's name, and a number of queries. Unknown queries are ignored.
+func parseMetaContext(data []byte) (q metaQueries, ok bool) {
+	name, data, ok := cutString(data)
+	if !ok || len(data) < 4 {
+		return q, false
+	}
+	q.export, q.count = string(name), binary.BigEndian.Uint32(data)
+	data = data[4:]
+	for range q.count {
+		var query []byte
+		if query, data, ok = cutString(data); !ok {
+			return q, false
+		}
+		q.longest = max(q.longest, len(query))
+		q.exact = q.exact || string(query) == allocationContext
+		q.base = q.base || string(query) == baseContexts
+	}
+	return q, len(data) == 0
+}
+
+// cutString takes a string behind its length from the beginning of b.
+func cutString(b []byte) (s, rest []byte, ok bool) {
+	if len(b) < 4 {
+		return nil, nil, false
+	}
+	n := binary.BigEndian.Uint32(b)
+	if b = b[4:]; uint64(n) > uint64(len(b)) {
+		return nil, nil, false
+	}
+	return b[:n], b[n:], true
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"encoding/binary"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
+)
+
+// DATA PATH, block status: which ranges hold data. The command takes a slot as a read
+// does, and asks about the whole blocks around its range. The host writes a list of
+// extents to the slot, and the payload of the reply takes the place of the list:
+//
+//	clearList                                    before the request
+//	onDone -> answerStatus -> clip, putStatus    behind it
+//
+// A range is data unless a list says clearly that it is a hole: clients do not read
+// holes, and so lose what is in one that is none.
+
+const (
+	maxStatus      = 1 << 31 // bytes of the device that one list is asked for
+	statusHeadSize = 4       // context of the chunk
+	statusSize     = 8       // a descriptor
+)
+
+// clearList makes the list in o's slot one that is malformed, so that it is not an
+// earlier one if the host writes none.
+func (o *op) clearList() { clear(o.sh.exp.slot(o.tag)[:extents.Size]) }
+
+// answerStatus queues the reply of a block status, which ends the request. A host that
+// fails, because it knows no extents or for any other reason, knows of no hole.
+func (c *conn) answerStatus(o *op, errno blk.Errno) {
+	slot := c.exp.slot(o.tag)
+	list := c.q.list[:0]
+	if errno == blk.OK {
+		if told, err := extents.ParseInto(list, slot, uint64(o.n)); err == nil {
+			list = told
+		}
+	}
+	from := uint64(o.skip)
+	list = clip(list, from, from+uint64(o.len), uint64(c.exp.minBlock()))
+	if o.req.one {
+		list = list[:1]
+	}
+	o.skip, o.len = 0, putStatus(slot, list)
+	e := c.enqueue()
+	putChunk(e.header[:], chunkDone, chunkBlockStatus, o.req.cookie, o.len)
+	e.n, e.op = chunkSize, o
+	c.end(e, o.req)
+}
+
+// clip makes list, whose first range begins at 0, one of the bytes from to to, in its
+// memory. Ranges become multiples of unit, holes shorter and the others longer. If
+// nothing is left, all is data.
+func clip(list []extents.Extent, from, to, unit uint64) []extents.Extent {
+	out, at, end := list[:0], from, uint64(0)
+	for _, e := range list {
+		end += e.Len
+		edge := end
+		if !e.Hole {
+			edge += unit - 1
+		}
+		if edge = min(edge&^(unit-1), to); edge > at {
+			out, _ = extents.Add(out, edge-at, e.Hole)
+			at = edge
+		}
+	}
+	if at == from {
+		out, _ = extents.Add(out, to-from, false)
+	}
+	return out
+}
+
+// putStatus writes the payload of a chunk of block status to b, and returns its length.
+func putStatus(b []byte, list []extents.Extent) uint32 {
+	binary.BigEndian.PutUint32(b, allocationID)
+	n := statusHeadSize
+	for _, e := range list {
+		flags := uint32(0)
+		if e.Hole {
+			flags = stateHole | stateZero
+		}
+		binary.BigEndian.PutUint32(b[n:], uint32(e.Len))
+		binary.BigEndian.PutUint32(b[n+4:], flags)
+		n += statusSize
+	}
+	return uint32(n)
+}
