@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
@@ -125,14 +126,29 @@ func TestHanded_BlockStatusWithoutSlot(t *testing.T) {
 // Replies that are sent in part go on where they were cut.
 func TestHanded_BlockStatusUnsent(t *testing.T) {
 	l := newRelay(t, rigConfig{slots: 16, slotSize: 8192, limits: testLimits(1 << 20)})
-	model := sectors(l.disk(), rand.New(rand.NewPCG(2, 4)))
+	model := make([]bool, 2048)
+	var list []extents.Extent
+	for i := range model {
+		model[i] = i%2 == 0
+		list, _ = extents.Add(list, 512, model[i])
+	}
+	for _, r := range l.rigs {
+		r.disks[0].telling(puts(list...))
+	}
 	c := dial(t, "unix", l.rigs[0].addr, "disk0", true) // nobody reads
 	var calls []*call
-	for i := range 400 { // more than the socket's buffers take
-		calls = append(calls, c.start(cmdBlockStatus, 0, uint64(i), 1<<20-i, nil))
+	var all []byte
+	for i := range 700 { // more than the socket's buffers take, in one piece
+		p := &call{off: uint64(i % 512), n: 1<<20 - i%512, done: make(chan struct{})}
+		c.pending[uint64(i)] = p
+		calls, all = append(calls, p), append(all, command(cmdBlockStatus, 0, uint64(i), p.off, uint32(p.n))...)
 	}
+	c.must(c.conn.Write(all))
 	for range 4 {
-		time.Sleep(5 * time.Millisecond)
+		eventually(t, "the socket is full", func() (full bool) {
+			l.rigs[l.at].onQueue(0, func(q *queue) { full = len(q.conns) == 1 && q.conns[0].blocked() })
+			return full
+		})
 		l.move()
 	}
 	go c.run()
@@ -140,7 +156,7 @@ func TestHanded_BlockStatusUnsent(t *testing.T) {
 		if code, err := p.wait(); code != 0 || err != nil {
 			t.Fatalf("command %d: code %d, error %v", i, code, err)
 		}
-		if at := matches(model, p.off, p.list); at >= 0 || len(p.list) < 100 {
+		if at := matches(model, p.off, p.list); at >= 0 || len(p.list) < extents.Max-1 {
 			t.Fatalf("command %d: byte %d is of another kind, %d extents", i, at, len(p.list))
 		}
 	}
