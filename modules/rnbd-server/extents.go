@@ -61,7 +61,7 @@ func (m *mapping) askExtents(ctx context.Context, first, n uint64) ([]extents.Ex
 	switch {
 	case m.closed.Load(): // its number in the plugin may be another device's
 		return nil, fmt.Errorf("it is closed meanwhile: %w", syscall.ENOTCONN)
-	case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
+	case gaveUp(err):
 		return nil, fmt.Errorf("%w: %w", err, syscall.ETIMEDOUT)
 	}
 	return list, err
@@ -82,14 +82,14 @@ func (d *device) extents(ctx context.Context, off, n uint64) ([]extents.Extent, 
 	case d.extentsTurn <- struct{}{}:
 		defer func() { <-d.extentsTurn }()
 	case <-ctx.Done():
-		return nil, errors.New("another session's EXTENTS does not end")
+		return nil, fmt.Errorf("another session's EXTENTS does not end: %w", ctx.Err())
 	}
 	in, index := d.process()
 	if in == nil {
 		return nil, fmt.Errorf("the plugin does not serve it: %w", syscall.EIO)
 	}
 	list, err := in.Extents(ctx, index, off, n)
-	d.hangs.Store(ctx.Err() != nil || blk.ToErrno(err) == blk.EBUSY)
+	d.hangs.Store(gaveUp(err) || blk.ToErrno(err) == blk.EBUSY)
 	if err != nil {
 		return nil, err
 	}
@@ -97,6 +97,12 @@ func (d *device) extents(ctx context.Context, off, n uint64) ([]extents.Extent, 
 		return nil, fmt.Errorf("the plugin has ended meanwhile: %w", syscall.EIO)
 	}
 	return list, nil
+}
+
+// gaveUp reports whether a call has ended without an answer of the plugin. Either end
+// may have noticed first that the time is over.
+func gaveUp(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
 // process returns the process that has d open, and d's index there; nil if none has.

@@ -377,7 +377,7 @@ func TestExtentsOfAPluginThatDies(t *testing.T) {
 	r, h := holeyRig(t, func(c *Config) { c.extentsTimeout = time.Minute })
 	i := r.connect("s")
 	id := i.mustOpen("vol", blk.ReadWrite)
-	goOn := h.hang(t, false)
+	goOn := h.hang(t, true)
 	asked := i.startExtents(id)
 	eventually(t, "the plugin is asked", func() bool { return h.inside.Load() == 1 })
 	r.process().Kill()

@@ -209,7 +209,7 @@ func TestProcess_ExtentsThatHang(t *testing.T) {
 	}
 	for range 3 {
 		if _, err := p.Extents(testContext(t), 1, 0, 512); blk.ToErrno(err) != blk.EBUSY {
-			t.Errorf("another one: %v, want EBUSY", err)
+			t.Fatalf("another one: %v, want EBUSY", err)
 		}
 	}
 	short, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
