@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
-	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
@@ -13,9 +12,6 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
-
-// extentsTimeout bounds an EXTENTS: docs/protocol/rnbd.md, "Extents".
-const extentsTimeout = 5 * time.Second
 
 // onExtents handles EXTENTS. A mapping has one at a time.
 func (s *Server) onExtents(ctx context.Context, op *rtrs.Op, sess *session, msg rnbdwire.Extents) error {
