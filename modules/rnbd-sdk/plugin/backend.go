@@ -62,8 +62,8 @@ type Resizer interface {
 // cannot tell.
 //
 // Extents runs on a goroutine of its own while requests go on. Of a disk one runs
-// at a time, and Close comes after it has returned. Its context ends when nobody
-// waits for the answer any more.
+// at a time, and Close comes after it has returned. Its context ends when its caller
+// has given up, and when the disk is to be closed.
 type Mapper interface {
 	Extents(ctx context.Context, off, n uint64) ([]extents.Extent, error)
 }
