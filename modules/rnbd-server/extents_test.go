@@ -101,7 +101,7 @@ func (h *holes) questions() [][2]uint64 {
 // holeyRig is a server with the disk vol of 1 MiB, and other.
 func holeyRig(t *testing.T, change ...func(*Config)) (*rig, *holes) {
 	t.Helper()
-	mem, h := lasting(), &holes{list: []extents.Extent{data(4096)}}
+	mem, h := lasting(), &holes{list: []extents.Extent{data(512)}}
 	mem.add("vol", 1<<20)
 	mem.add("other", 1<<20)
 	mem.wrap = func(_ context.Context, _ plugin.OpenRequest, d *memDisk) (plugin.Disk, error) {
@@ -240,7 +240,6 @@ func TestE051_APluginThatKnowsNothingOfHoles(t *testing.T) {
 
 func TestE051_OneExtentsOfADeviceAtATime(t *testing.T) {
 	r, h := holeyRig(t, func(c *Config) { c.extentsTimeout = time.Minute })
-	h.say(data(512))
 	i, other := r.connect("s"), r.connect("t")
 	id, second := i.mustOpen("vol", blk.ReadWrite), i.mustOpen("other", blk.ReadWrite)
 	shared := other.mustOpen("vol", blk.ReadOnly)
@@ -268,7 +267,6 @@ func TestE051_OneExtentsOfADeviceAtATime(t *testing.T) {
 // Sessions that ask about the same opening of a node wait for one another.
 func TestE051_SessionsTakeTurns(t *testing.T) {
 	r, h := holeyRig(t, func(c *Config) { c.extentsTimeout = time.Minute })
-	h.say(data(512))
 	i, j := r.connect("s"), r.connect("t")
 	a, b := i.mustOpen("vol", blk.ReadOnly), j.mustOpen("vol", blk.ReadOnly)
 	goOn := h.hang(t, false)
@@ -289,7 +287,6 @@ func TestE051_SessionsTakeTurns(t *testing.T) {
 
 func TestE051_APluginThatHangs(t *testing.T) {
 	r, h := holeyRig(t, func(c *Config) { c.extentsTimeout = 200 * time.Millisecond })
-	h.say(data(512))
 	i := r.connect("s")
 	id := i.mustOpen("vol", blk.ReadWrite)
 	goOn := h.hang(t, false)
