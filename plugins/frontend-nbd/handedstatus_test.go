@@ -129,8 +129,9 @@ func TestHanded_BlockStatusUnsent(t *testing.T) {
 	model := make([]bool, 2048)
 	var list []extents.Extent
 	for i := range model {
-		model[i] = i%2 == 0
-		list, _ = extents.Add(list, 512, model[i])
+		if model[i] = i%2 == 0; i < extents.Max {
+			list, _ = extents.Add(list, 512, model[i])
+		}
 	}
 	for _, r := range l.rigs {
 		r.disks[0].telling(puts(list...))
