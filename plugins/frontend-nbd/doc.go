@@ -18,7 +18,8 @@
 // disk.go attaches the kernel's NBD client: the kernel gets one end of a socket
 // pair, and the other end is a connection as above, without a negotiation.
 //
-// transmission.go and reply.go are the data path, in the order of a request.
+// transmission.go and reply.go are the data path, in the order of a request;
+// status.go is the part of block status, for which context.go negotiates.
 //
 // judge.go looks again at open connections when rules, CAs or revoked certificates have
 // changed.
