@@ -23,8 +23,8 @@ const (
 	statusSize     = 8       // a descriptor
 )
 
-// clearList makes the list in o's slot one that is malformed, so that it is not an
-// earlier one if the host writes none.
+// clearList leaves no list in o's slot: an earlier command may have brought one there,
+// in the payload of a write, and the host may write none.
 func (o *op) clearList() { clear(o.sh.exp.slot(o.tag)[:extents.Size]) }
 
 // answerStatus queues the reply of a block status, which ends the request. A host that

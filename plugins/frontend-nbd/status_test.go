@@ -194,7 +194,7 @@ func TestBlockStatus_NothingIsKnown(t *testing.T) {
 		"half a sector":          broken(func(b []byte) { b[24] = 1 }),
 		"more than is asked for": broken(func(b []byte) { b[41] = 16 }),
 		"a sum that overflows":   broken(func(b []byte) { b[47] = 0x80 }),
-		"the list of before": func(*shm.SQE, []byte) blk.Errno { // nothing is written
+		"no list, and a slot with what a client has written": func(*shm.SQE, []byte) blk.Errno {
 			return blk.OK
 		},
 	} {
@@ -203,6 +203,11 @@ func TestBlockStatus_NothingIsKnown(t *testing.T) {
 				r.disks[0].telling(puts(hole(n)))
 				if got := c.blockStatus(0, 0, n); !slices.Equal(got, []extent{{n, 3}}) {
 					t.Fatal(got)
+				}
+				forged := make([]byte, extents.Size)
+				extents.Put(forged, []extents.Extent{hole(n)})
+				if code := c.write(0, forged); code != 0 {
+					t.Fatal(code)
 				}
 				r.disks[0].telling(tell)
 				if got := c.blockStatus(flags, 100, n-200); !slices.Equal(got, []extent{{n - 200, 0}}) {
