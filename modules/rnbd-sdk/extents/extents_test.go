@@ -84,11 +84,11 @@ func TestParseInto(t *testing.T) {
 
 func TestAdd(t *testing.T) {
 	var list []Extent
-	ok := true
 	for _, n := range []uint64{0, 512, 1024} {
-		list, ok = Add(list, n, true)
+		list, _ = Add(list, n, true)
 	}
-	if list, ok = Add(list, 0, false); !ok || !slices.Equal(list, []Extent{{1536, true}}) {
+	list, ok := Add(list, 0, false)
+	if !ok || !slices.Equal(list, []Extent{{1536, true}}) {
 		t.Errorf("%v, %t", list, ok)
 	}
 	for i := range Max - 1 {
