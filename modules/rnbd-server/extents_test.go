@@ -435,8 +435,8 @@ func TestRefusedExtentsAreNotLogged(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if n := bytes.Count(lines.Bytes(), []byte("request refused")); n != 1 || !bytes.Contains(lines.Bytes(), []byte("of no sectors")) {
-		t.Errorf("%d refusals are logged, want that of the malformed request:\n%s", n, lines.Bytes())
+	if bytes.Contains(lines.Bytes(), []byte("request refused")) {
+		t.Errorf("refusals are logged:\n%s", lines.Bytes())
 	}
 }
 

@@ -195,7 +195,7 @@ func (s *Server) onAdmin(op *rtrs.Op, sess *session) {
 	defer cancel()
 	err := s.admin1(ctx, op, sess)
 	if err != nil {
-		s.log.Log(ctx, refusalLevel(op, err), "request refused", "session", sess.name, "err", err)
+		s.log.Log(ctx, refusalLevel(op), "request refused", "session", sess.name, "err", err)
 	}
 	errno := int(blk.ToErrno(err))
 	s.letGo(sess) // before the answer: after it the session's memory may go
@@ -203,10 +203,9 @@ func (s *Server) onAdmin(op *rtrs.Op, sess *session) {
 }
 
 // refusalLevel is the level at which a refusal is logged. Clients that ask for extents
-// ask again and again, and what they are told then is no failure.
-func refusalLevel(op *rtrs.Op, err error) slog.Level {
-	errno := blk.ToErrno(err)
-	if rnbdwire.TypeOf(op.User()) == rnbdwire.TypeExtents && (errno == blk.EOPNOTSUPP || errno == blk.EBUSY) {
+// ask again and again, and lose nothing by a refusal.
+func refusalLevel(op *rtrs.Op) slog.Level {
+	if rnbdwire.TypeOf(op.User()) == rnbdwire.TypeExtents {
 		return slog.LevelDebug
 	}
 	return slog.LevelWarn
