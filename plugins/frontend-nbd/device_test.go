@@ -30,6 +30,7 @@ type disk struct {
 
 	// tell answers a request for extents, whose list goes to b; nil: by what mem has.
 	tell func(e *shm.SQE, b []byte) blk.Errno
+	list [extents.Max]extents.Extent // of the answer that is made
 }
 
 func testLimits(size uint64) blk.Limits {
@@ -91,7 +92,7 @@ func (d *disk) answerExtents(e *shm.SQE) blk.Errno {
 	if d.tell != nil {
 		return d.tell(e, b)
 	}
-	var list []extents.Extent
+	list := d.list[:0]
 	for m, ok := d.mem[e.Offset:][:n], true; ok && len(m) > 0; m = m[512:] {
 		list, ok = extents.Add(list, 512, bytes.Equal(m[:512], make([]byte, 512)))
 	}

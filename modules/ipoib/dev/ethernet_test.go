@@ -84,7 +84,7 @@ func TestEthernet_UnknownPeer(t *testing.T) {
 		b := append(make([]byte, tun.HeaderLen+ether.HeaderLen), p...)
 		ether.Header(b[tun.HeaderLen:]).Put(mac, ia.ether.Own(), kind)
 		ia.mu.Lock()
-		ia.ether = ether.NewTable(ia.local)
+		ia.ether.Flush()
 		for range 3 { // it asks once
 			ia.fromEthernet(now, b, &out)
 		}
