@@ -241,7 +241,7 @@ type extent struct {
 	n, flags uint32
 }
 
-// status takes a chunk of block status, which is the whole reply.
+// status takes a chunk of block status, the whole reply.
 func (c *client) status(p *call, h, data []byte) error {
 	if len(data) < 12 || len(data)%8 != 4 || binary.BigEndian.Uint32(data) != allocationID || binary.BigEndian.Uint16(h[4:]) != chunkDone {
 		return fmt.Errorf("block status % x % x", h, data)

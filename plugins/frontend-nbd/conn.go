@@ -51,7 +51,7 @@ type conn struct {
 	exp          *export
 	fd           int
 	peer         string      // for the log
-	listener     string      // by which the client came; empty: not known
+	listener     string      // the client came by it; empty: not known
 	disk         *kernelDisk // of the kernel's client; nil: another client
 	tunnel       *tunnel     // nil: without TLS
 	user         *user       // nil: not reported

@@ -2,11 +2,11 @@ package main
 
 import "encoding/binary"
 
-// Metadata contexts of the negotiation. There is one, base:allocation: which ranges of
-// an export hold data. It is in force if the last SET_META_CONTEXT has selected it for
+// Metadata contexts of the negotiation. There is one, base:allocation: the ranges of
+// an export that hold data. It is in force if the last SET_META_CONTEXT has selected it for
 // the export that is opened then, and status.go answers for it.
 
-// metaQueries is what LIST_META_CONTEXT and SET_META_CONTEXT ask for.
+// metaQueries are the queries of a LIST_META_CONTEXT or SET_META_CONTEXT.
 type metaQueries struct {
 	export  string
 	count   uint32
@@ -15,8 +15,8 @@ type metaQueries struct {
 	base    bool // a query is base:
 }
 
-// onMetaContext answers LIST_META_CONTEXT and SET_META_CONTEXT. What was selected
-// before is so no more after a SET_META_CONTEXT, even if that fails.
+// onMetaContext answers LIST_META_CONTEXT and SET_META_CONTEXT. An earlier
+// selection is void after a SET_META_CONTEXT, even if that fails.
 func (n *negotiation) onMetaContext(opt uint32, data []byte) error {
 	if opt == optSetMetaContext {
 		n.context = nil

@@ -28,7 +28,7 @@ type disk struct {
 	flushes int
 	bad     atomic.Pointer[string] // first error of the front end
 
-	// tell answers a request for extents, whose list goes to b; nil: by what mem has.
+	// tell answers a request for extents: the list goes to b. nil: as mem is.
 	tell func(e *shm.SQE, b []byte) blk.Errno
 	list [extents.Max]extents.Extent // of the answer that is made
 }

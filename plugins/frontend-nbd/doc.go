@@ -19,7 +19,7 @@
 // pair, and the other end is a connection as above, without a negotiation.
 //
 // transmission.go and reply.go are the data path, in the order of a request;
-// status.go is the part of block status, for which context.go negotiates.
+// status.go is the part of block status; context.go negotiates it.
 //
 // judge.go looks again at open connections when rules, CAs or revoked certificates have
 // changed.

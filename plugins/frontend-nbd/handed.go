@@ -36,7 +36,7 @@ type handedState struct {
 	ReadOnly   bool   `json:"read_only,omitempty"`
 	Narrowed   bool   `json:"narrowed,omitempty"` // read-only by rules that changed later: the client was told that it may write
 	Listener   string `json:"listener,omitempty"` // of a client that events are kept of
-	Socket     string `json:"socket,omitempty"`   // the listener by which the client came
+	Socket     string `json:"socket,omitempty"`   // the listener that the client came by
 	Received   int64  `json:"received,omitempty"` // bytes
 	Unsent     int64  `json:"unsent,omitempty"`   // bytes
 

@@ -42,7 +42,7 @@ type negotiated struct {
 	tls        *tls.Conn // nil: without TLS
 	readOnly   bool      // the rules allow the client no more
 	user       *user
-	listener   string      // by which the client came
+	listener   string      // the client came by it
 	by         *protection // by which the client was let in; nil: TLS is off
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
 )
 
-// DATA PATH, block status: which ranges hold data. The command takes a slot as a read
+// DATA PATH, block status: the ranges that hold data. The command takes a slot as a read
 // does, and asks about the whole blocks around its range. The host writes a list of
 // extents to the slot, and the payload of the reply takes the place of the list:
 //
@@ -15,7 +15,7 @@ import (
 //	onDone -> answerStatus -> clip, putStatus    behind it
 //
 // A range is data unless a list says clearly that it is a hole: clients do not read
-// holes, and so lose what is in one that is none.
+// holes, and so lose the data in one that is none.
 
 const (
 	maxStatus      = 1 << 31 // bytes of the device that one list is asked for
@@ -49,7 +49,7 @@ func (c *conn) answerStatus(o *op, errno blk.Errno) {
 	c.end(e, o.req)
 }
 
-// clip makes list, whose first range begins at 0, one of the bytes from to to, in its
+// clip makes of list, from byte 0 on, one of the bytes from to to, in its
 // memory. Ranges become multiples of unit, holes shorter and the others longer. If
 // nothing is left, all is data.
 func clip(list []extents.Extent, from, to, unit uint64) []extents.Extent {

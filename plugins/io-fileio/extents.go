@@ -43,8 +43,8 @@ func (d *disk) Extents(ctx context.Context, off, n uint64) ([]extents.Extent, er
 	return list, nil
 }
 
-// writeBack makes the range known to a file system whose holes are those of a daemon or
-// a server: it does not count what has not left this host's page cache.
+// writeBack makes the range known to a file system that asks a daemon or a server for
+// its holes: pages of this host's cache that have not left it do not count there.
 func (d *disk) writeBack(fd int, off, n uint64) error {
 	if !d.blocks {
 		return nil
@@ -56,7 +56,7 @@ func (d *disk) writeBack(fd int, off, n uint64) error {
 	return nil
 }
 
-// mapFile lists what of n bytes from byte off on holds data, until the list is full. A
+// mapFile lists data and holes of n bytes from byte off on, until the list is full. A
 // block that holds any data holds data.
 func mapFile(ctx context.Context, seek seeker, off, n, block uint64) (list []extents.Extent, err error) {
 	for at, end := off, off+n; at < end; {
@@ -93,7 +93,7 @@ func mapFile(ctx context.Context, seek seeker, off, n, block uint64) (list []ext
 type seeker func(at uint64, whence int) (uint64, error)
 
 // data returns where the first data of [at, end) are; end: there is a hole up to
-// there. What lies behind the end of the file counts as data, since it does not read
+// there. Bytes behind the end of the file count as data, since they do not read
 // as zeroes.
 func (s seeker) data(at, end uint64) (uint64, error) {
 	next, err := s(at, unix.SEEK_DATA)
@@ -109,7 +109,7 @@ func (s seeker) data(at, end uint64) (uint64, error) {
 	return 0, fmt.Errorf("look for data at byte %d: %w", at, err)
 }
 
-// hole returns where the first hole behind at is, which holds data: at most end.
+// hole returns where the first hole behind at is: at most end. The byte at at is data.
 func (s seeker) hole(at, end uint64) (uint64, error) {
 	next, err := s(at, unix.SEEK_HOLE)
 	switch {

@@ -17,7 +17,7 @@ const (
 
 	opCount = 6
 
-	// Extents asks what of a range holds data. Only rings of front ends carry it,
+	// Extents asks for the data and the holes of a range. Only rings of front ends carry it,
 	// and it is not Valid: it reads and writes nothing of the device.
 	Extents Op = 16
 )

@@ -6,7 +6,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
 )
 
-// Messages by which a client asks what of a device holds data:
+// Messages about the data and the holes of a device:
 // docs/protocol/rnbd.md, "Extents".
 
 // Extents asks for the extents of a range.

@@ -10,7 +10,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// skipUnmapped skips a test of disks that know what of them holds data.
+// skipUnmapped skips a test of disks that know of their holes.
 func skipUnmapped(t *testing.T, h *IO) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
