@@ -32,7 +32,7 @@ up() {
 	eventually "/data is mounted" 'mountpoint -q /data'
 	say "mounted $(uptime) s after the kernel's start"
 	eventually "all units are up" 'is "$(systemctl is-system-running)" running || { systemctl list-jobs --no-legend; systemctl list-units --failed --plain --no-legend; false; }'
-	[ $n = 1 ] || check "the data of the last boot is there" 'cd /data && sha256sum -c sum'
+	[ $n = 1 ] || check "the data of the last boot is there" '(cd /data && sha256sum -c sum)'
 	check "no daemon was started twice" 'is "$(restarts server) $(restarts client)" "0 0"'
 }
 
@@ -167,7 +167,7 @@ upgrade() {
 }
 
 write() {
-	check "write" 'dd if=/dev/urandom of=/data/file bs=64k count=32 && cd /data && sha256sum file >sum && sync'
+	check "write" 'dd if=/dev/urandom of=/data/file bs=64k count=32 && (cd /data && sha256sum file >sum) && sync'
 }
 
 # The server dies for good, with writes not yet on its disk, before the host goes
