@@ -11,6 +11,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
@@ -217,5 +218,22 @@ func TestExtents_UnmapAndCloseBesideAQuestion(t *testing.T) {
 			eventually(t, "the memory is given back", func() bool { return !c.retires(d.index) })
 			_ = soon(t, "the close", async(func() error { return c.Close(context.Background()) }))
 		})
+	}
+}
+
+// The answer to a front end that has gone does not touch its ring, also if other
+// answers wait there.
+func TestExtents_TheRingIsGone(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient()
+	d, _ := s.device(c)
+	p := c.pumps[0]
+	p.pump.Call(func() {
+		orphan := newSource(p, nil, nil, 16)
+		orphan.orphaned, orphan.answered = true, true
+		orphan.onExtentsDone(orphan.begin(d, &shm.SQE{Op: blk.Extents, Len: 4096}), data(4096))
+	})
+	if n := d.inflight(); n != 0 {
+		t.Errorf("%d requests are in flight", n)
 	}
 }

@@ -43,5 +43,7 @@ func (s *source) onExtentsDone(i uint32, list []extents.Extent) {
 	extents.Put(r.dev.arena.Bytes()[r.sqe.ArenaOff:], list)
 	r.held = false
 	s.finish(i, blk.OK, watchdog.Server)
-	s.publish()
+	if !s.orphaned { // the ring of a front end that has gone may have gone, too
+		s.publish()
+	}
 }

@@ -85,12 +85,7 @@ func TestHanded_BlockStatusHangs(t *testing.T) {
 		return puts(hole(512))(e, b)
 	})
 	p := c.start(cmdBlockStatus, 0, 0, 512, nil)
-	eventually(t, "it is with the device", func() (busy bool) {
-		r.onQueue(0, func(q *queue) {
-			busy = slices.ContainsFunc(q.conns, func(c *conn) bool { return c.inDevice() > 0 })
-		})
-		return busy
-	})
+	r.awaitInDevice()
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	if _, _, err := r.f.ReleaseConnections(ctx); blk.ToErrno(err) != blk.EBUSY {

@@ -322,6 +322,17 @@ func TestHanded_InFlight(t *testing.T) {
 	}
 }
 
+// awaitInDevice waits until the device has a request of any connection.
+func (r *rig) awaitInDevice() {
+	r.t.Helper()
+	eventually(r.t, "it is with the device", func() (busy bool) {
+		r.onQueue(0, func(q *queue) {
+			busy = slices.ContainsFunc(q.conns, func(c *conn) bool { return c.inDevice() > 0 })
+		})
+		return busy
+	})
+}
+
 // A request that does not end keeps all connections where they are.
 func TestHanded_NotWhileARequestHangs(t *testing.T) {
 	r := newRig(t, rigConfig{})
@@ -329,12 +340,7 @@ func TestHanded_NotWhileARequestHangs(t *testing.T) {
 	block := make(chan struct{})
 	r.disks[0].failing(func(*shm.SQE) blk.Errno { <-block; return blk.OK })
 	p := c.start(cmdRead, 0, 0, 512, make([]byte, 512))
-	eventually(t, "it is with the device", func() (busy bool) { // c may be the second one that the queue got
-		r.onQueue(0, func(q *queue) {
-			busy = slices.ContainsFunc(q.conns, func(c *conn) bool { return c.inDevice() > 0 })
-		})
-		return busy
-	})
+	r.awaitInDevice()
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	if _, _, err := r.f.ReleaseConnections(ctx); blk.ToErrno(err) != blk.EBUSY {
