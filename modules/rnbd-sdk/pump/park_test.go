@@ -118,7 +118,7 @@ func TestPump_SeldomWokenWakesNobodyElse(t *testing.T) {
 			continue
 		}
 		judged++
-		if best = min(best, n/woken); best <= 10 {
+		if best = min(best, n/woken); best <= 20 {
 			return
 		}
 	}
