@@ -1,7 +1,7 @@
 // Package devices tests mapped devices as block devices of a host: front ends
 // ublk and nbd with the kernel's drivers, in a guest of package vm.
 //
-//	make test-devices                       the short form
+//	make test-disks                         the short form
 //	make soak                               with what takes long: hours
 //	make soak RUN=TestInGuest/ublk/power    a part of it
 //	make soak RUN=TestInGuest/newer/growing a part of it on a newer kernel
