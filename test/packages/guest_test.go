@@ -22,7 +22,7 @@ func plan() []string {
 	if !long {
 		return []string{
 			"up units hardening reload activation clock write dead reboot",
-			"up poweroff",
+			"up refused poweroff",
 		}
 	}
 	return []string{
@@ -31,7 +31,7 @@ func plan() []string {
 		"up hang write reboot",
 		"up kills crashes write reboot",
 		"up upgrade write dead reboot",
-		"up purge poweroff",
+		"up refused purge poweroff",
 	}
 }
 

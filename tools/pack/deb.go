@@ -120,7 +120,8 @@ const live = `[ -z "$DPKG_ROOT" ] && [ -d /run/systemd/system ]`
 // debScripts are those of the maintainer. They start and enable nothing that the
 // administrator has not. Links of enabled units are remembered until the purge, by
 // deb-systemd-helper. Services of an upgraded package are started again;
-// policy-rc.d is asked, by deb-systemd-invoke.
+// policy-rc.d is asked, by deb-systemd-invoke. A removal that is refused has stopped
+// nothing.
 func (p *pkg) debScripts() map[string]string {
 	return map[string]string{
 		"postinst": `#!/bin/sh
@@ -138,7 +139,7 @@ fi
 		"prerm": `#!/bin/sh
 set -e
 if [ "$1" = remove ] && ` + live + `; then
-	deb-systemd-invoke stop ` + p.allUnits() + ` >/dev/null || true
+` + p.unused() + `	deb-systemd-invoke stop ` + p.allUnits() + ` >/dev/null || true
 fi
 `,
 		"postrm": `#!/bin/sh

@@ -46,6 +46,9 @@ func (b *build) rpm(p *pkg, entries []entry, arch string) ([]byte, error) {
 		}
 		r.AddFile(f)
 	}
+	if preun := p.rpmPreun(); preun != "" {
+		r.AddPreun(preun)
+	}
 	if len(p.units) > 0 {
 		p.addRPMScripts(r)
 	}
@@ -54,13 +57,31 @@ func (b *build) rpm(p *pkg, entries []entry, arch string) ([]byte, error) {
 	return out.Bytes(), err
 }
 
+// rpmLive ends a script where no service manager runs.
+const rpmLive = "[ -d /run/systemd/system ] || exit 0\n"
+
 // addRPMScripts adds scripts that do the same as those of Debian. RPM has no
 // purge: a removal takes the state away, and changed configuration stays.
 func (p *pkg) addRPMScripts(r *rpmpack.RPM) {
-	const live = "[ -d /run/systemd/system ] || exit 0\n"
-	r.AddPostin(live + "systemctl daemon-reload || :\n[ \"$1\" -lt 2 ] || systemctl try-restart " + strings.Join(p.units, " ") + " || :\n")
-	r.AddPreun("[ \"$1\" -eq 0 ] || exit 0\nif command -v systemctl >/dev/null; then systemctl disable " + p.allUnits() + " || :; fi\n" +
-		live + "systemctl stop " + p.allUnits() + " || :\n")
+	r.AddPostin(rpmLive + "systemctl daemon-reload || :\n[ \"$1\" -lt 2 ] || systemctl try-restart " + strings.Join(p.units, " ") + " || :\n")
 	r.AddPostun("if [ \"$1\" -eq 0 ]; then\n\trm -rf " + strings.Join(p.state, " ") + "\n\trmdir " + strings.Join(commonFolders, " ") + " 2>/dev/null || :\nfi\n" +
-		live + "systemctl daemon-reload || :\n")
+		rpmLive + "systemctl daemon-reload || :\n")
+}
+
+// rpmPreun is the script of an erasure; empty for none. RPM erases the others of
+// several packages when one is refused, so each package that the client needs
+// refuses it.
+func (p *pkg) rpmPreun() string {
+	var script strings.Builder
+	if p.serves {
+		script.WriteString("if [ -d /run/systemd/system ]; then\n" + p.unused() + "fi\n")
+	}
+	if len(p.units) > 0 {
+		script.WriteString("if command -v systemctl >/dev/null; then systemctl disable " + p.allUnits() + " || :; fi\n" +
+			rpmLive + "systemctl stop " + p.allUnits() + " || :\n")
+	}
+	if script.Len() == 0 {
+		return ""
+	}
+	return "[ \"$1\" -eq 0 ] || exit 0\n" + script.String()
 }

@@ -22,6 +22,7 @@ type pkg struct {
 	sockets           []string
 	config            []string // folders of configuration that the administrator fills
 	state             []string // left behind by the daemons: patterns of the shell
+	serves            bool     // the client's disks: while one is in use the package is not removed
 	overrides         []string // tags of lintian that are meant, each with its reason
 	inImage           bool
 }
@@ -42,6 +43,7 @@ var packages = []pkg{
 		files:     []string{"usr/bin/rnbd", "usr/share/man", "usr/share/bash-completion", "usr/share/zsh", "usr/share/fish"},
 		but:       netShare,
 		suggests:  []string{"rnbd-server", "rnbd-client", "fuse3"},
+		serves:    true,
 		overrides: []string{static},
 	},
 	{
@@ -49,6 +51,7 @@ var packages = []pkg{
 		long:      "Storage plugins for block devices and files, and front ends for NBD and\nublk. The daemons start them.",
 		files:     []string{"usr/bin/io-*", "usr/bin/frontend-*"},
 		requires:  []string{"rnbd"},
+		serves:    true,
 		overrides: []string{static, "no-manual-page: the daemons start them, users do not"},
 	},
 	{
@@ -76,6 +79,7 @@ var packages = []pkg{
 		sockets:    []string{"rnbd-client.socket", "rnbd-client-nbd.socket"},
 		config:     []string{"/etc/rnbd/client.d"},
 		state:      []string{"/run/rnbd/client.*", "/run/rnbd/nbd.sock"},
+		serves:     true,
 		overrides:  []string{unitsInUsr},
 	},
 	{

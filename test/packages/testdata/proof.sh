@@ -182,6 +182,19 @@ dead() {
 	check "the server is dead" 'sleep 2; ! systemctl is-active rnbd-server'
 }
 
+# The client is not removed while its disk is mounted, and goes on.
+refused() {
+	old=$(pid client)
+	check "a removal with a disk in use is refused" '! dpkg --purge rnbd-client >/tmp/said 2>&1'
+	check "and says why" 'grep "^/dev/.* is mounted on /data$" /tmp/said && grep "rnbd unmap" /tmp/said || { cat /tmp/said; false; }'
+	check "the package is installed" 'is "$(dpkg-query -W -f "\${db:Status-Status}" rnbd-client)" installed'
+	for unit in rnbd-client.service rnbd-client.socket rnbd-client-nbd.socket; do
+		check "$unit goes on" "is \$(systemctl is-active $unit) active"
+	done
+	check "the client is the same process" 'is "$(pid client)" "$old"'
+	check "the file system goes on" works
+}
+
 purge() {
 	check "unmount" 'umount /data'
 	check "purge" 'dpkg --purge rnbd-client rnbd-server rnbd-plugins rnbd rnbd-net rnbd-sdk-doc'
