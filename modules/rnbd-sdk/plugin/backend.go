@@ -46,7 +46,8 @@ type Configurer interface {
 }
 
 // Resizer is a Disk that can look at its backing store again. Requests go on
-// meanwhile.
+// meanwhile. The context ends when the disk is to be closed, which waits until Resize
+// has returned.
 type Resizer interface {
 	Resize(ctx context.Context) (blk.Limits, error)
 }

@@ -2,14 +2,12 @@ package plugin
 
 import (
 	"context"
-	"errors"
 	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -29,7 +27,7 @@ type mapped struct {
 type mapDisk struct {
 	list   []extents.Extent
 	err    error
-	gate   chan struct{} // not nil: Extents returns when it is closed, or its context ends if it heeds it
+	gate   chan struct{} // not nil: calls return when it is closed, or their context ends if they heed it
 	heeds  bool
 	calls  atomic.Int32
 	inside atomic.Int32 // calls that have not returned
@@ -53,24 +51,41 @@ func (d *mapDisk) Close() error {
 }
 
 func (d *mapDisk) Extents(ctx context.Context, off, n uint64) ([]extents.Extent, error) {
-	d.calls.Add(1)
-	d.inside.Add(1)
-	defer d.inside.Add(-1)
+	defer d.enter()()
 	d.mu.Lock()
 	d.off, d.n = off, n
 	d.mu.Unlock()
-	if d.gate != nil {
-		ended := ctx.Done()
-		if !d.heeds {
-			ended = nil
-		}
-		select {
-		case <-d.gate:
-		case <-ended:
-			return nil, ctx.Err()
-		}
+	if err := d.wait(ctx); err != nil {
+		return nil, err
 	}
 	return d.list, d.err
+}
+
+func (d *mapDisk) Resize(ctx context.Context) (blk.Limits, error) {
+	defer d.enter()()
+	return d.Limits(), d.wait(ctx)
+}
+
+func (d *mapDisk) enter() (leave func()) {
+	d.calls.Add(1)
+	d.inside.Add(1)
+	return func() { d.inside.Add(-1) }
+}
+
+func (d *mapDisk) wait(ctx context.Context) error {
+	if d.gate == nil {
+		return nil
+	}
+	ended := ctx.Done()
+	if !d.heeds {
+		ended = nil
+	}
+	select {
+	case <-d.gate:
+		return nil
+	case <-ended:
+		return ctx.Err()
+	}
 }
 
 func data(n uint64) extents.Extent { return extents.Extent{Len: n} }
@@ -188,56 +203,6 @@ func TestProcess_ExtentsOfAnOlderPlugin(t *testing.T) {
 	}
 }
 
-// A disk that does not answer has one goroutine, however often it is asked, and is
-// not closed under it.
-func TestProcess_ExtentsThatHang(t *testing.T) {
-	b := &mapped{memory: newMemory()}
-	b.disk.list, b.disk.gate = []extents.Extent{data(512)}, make(chan struct{})
-	p := startMapped(t, b)
-	ctx, cancel := context.WithCancel(testContext(t))
-	done := make(chan error, 1)
-	go func() {
-		_, err := p.Extents(ctx, 1, 0, 512)
-		done <- err
-	}()
-	if !eventually(func() bool { return b.disk.inside.Load() == 1 }) {
-		t.Fatal("the disk was not asked")
-	}
-	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Fatalf("the call that hangs: %v", err)
-	}
-	for range 3 {
-		if _, err := p.Extents(testContext(t), 1, 0, 512); blk.ToErrno(err) != blk.EBUSY {
-			t.Fatalf("another one: %v, want EBUSY", err)
-		}
-	}
-	short, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-	defer cancel()
-	if err := p.CloseDisk(short, 1); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("close: %v", err)
-	}
-	if !eventually(func() bool { // the plugin has given up closing it
-		_, err := p.Extents(testContext(t), 1, 0, 512)
-		return blk.ToErrno(err) == blk.EBUSY
-	}) {
-		t.Error("the disk is not open any more")
-	}
-	if n, _ := b.disk.closes(); n != 0 || b.disk.calls.Load() != 1 {
-		t.Errorf("closed %d times, asked %d times", n, b.disk.calls.Load())
-	}
-	close(b.disk.gate)
-	if !eventually(func() bool { _, err := p.Extents(testContext(t), 1, 0, 512); return err == nil }) {
-		t.Error("no answer although the disk goes on")
-	}
-	if err := p.CloseDisk(testContext(t), 1); err != nil {
-		t.Error(err)
-	}
-	if n, early := b.disk.closes(); n != 1 || early {
-		t.Errorf("closed %d times, in use %t", n, early)
-	}
-}
-
 // Disks that hang do not take up the threads of the process.
 func TestProcess_ExtentsAreBounded(t *testing.T) {
 	b := &mapped{memory: newMemory()}
@@ -256,56 +221,5 @@ func TestProcess_ExtentsAreBounded(t *testing.T) {
 	}
 	if _, err := p.Extents(testContext(t), 1, 0, 512); blk.ToErrno(err) != blk.EBUSY {
 		t.Errorf("one more: %v, want EBUSY", err)
-	}
-}
-
-// A disk that heeds its context does not hold up the end of itself.
-func TestProcess_CloseEndsExtents(t *testing.T) {
-	for name, end := range map[string]func(context.Context, *Process) error{
-		"CloseDisk": func(ctx context.Context, p *Process) error { return p.CloseDisk(ctx, 1) },
-		"Stop":      func(ctx context.Context, p *Process) error { return p.Stop(ctx) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := &mapped{memory: newMemory()}
-			b.disk.gate, b.disk.heeds = make(chan struct{}), true
-			p := startMapped(t, b)
-			done := make(chan error, 1)
-			go func() {
-				_, err := p.Extents(testContext(t), 1, 0, 512)
-				done <- err
-			}()
-			if !eventually(func() bool { return b.disk.inside.Load() == 1 }) {
-				t.Fatal("the disk was not asked")
-			}
-			if err := end(testContext(t), p); err != nil {
-				t.Errorf("%v", err)
-			}
-			if n, early := b.disk.closes(); n != 1 || early {
-				t.Errorf("closed %d times, in use %t", n, early)
-			}
-			if err := <-done; err == nil {
-				t.Error("Extents of a disk that is closed has an answer")
-			}
-		})
-	}
-}
-
-// A process that stops while a disk hangs leaves the disk open.
-func TestProcess_StopWhileExtentsHang(t *testing.T) {
-	b := &mapped{memory: newMemory()}
-	b.disk.gate = make(chan struct{})
-	defer close(b.disk.gate)
-	p := startMapped(t, b)
-	go func() { _, _ = p.Extents(testContext(t), 1, 0, 512) }()
-	if !eventually(func() bool { return b.disk.inside.Load() == 1 }) {
-		t.Fatal("the disk was not asked")
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-	defer cancel()
-	if err := p.Stop(ctx); err == nil {
-		t.Error("the process is stopped in order")
-	}
-	if n, _ := b.disk.closes(); n != 0 {
-		t.Error("the disk is closed while it is in use")
 	}
 }

@@ -72,9 +72,9 @@ type device struct {
 
 // root is the part that the versions of a device share.
 type root struct {
-	readOnly bool
-	stats    deviceStats
-	maps     mapUse // not for the data path
+	readOnly    bool
+	stats       deviceStats
+	maps, sizes diskUse // not for the data path: Extents, and Resize
 }
 
 // mapping is an attached arena; immutable.

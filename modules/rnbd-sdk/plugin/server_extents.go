@@ -3,7 +3,6 @@ package plugin
 import (
 	"context"
 	"fmt"
-	"sync"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
@@ -51,63 +50,4 @@ func (s *ioServer) extents(ctx context.Context, index uint32, off, n uint64) ([]
 	}
 	defer end()
 	return m.Extents(ctx, off, n)
-}
-
-// mapUse lets one Extents of a disk run at a time, and none while the disk closes.
-// A disk that hangs takes up one goroutine, and stays open.
-type mapUse struct {
-	mu      sync.Mutex
-	cancel  context.CancelFunc // of the call that runs; nil: none does
-	ended   chan struct{}      // closed when it has returned
-	closing bool
-}
-
-// begin admits a call. The context that it returns ends with end, too, and when the
-// disk is to be closed.
-func (u *mapUse) begin(ctx context.Context) (_ context.Context, end func(), err error) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	switch {
-	case u.closing:
-		return nil, nil, fmt.Errorf("is being closed: %w", blk.ENODEV)
-	case u.cancel != nil:
-		return nil, nil, fmt.Errorf("an earlier call has not returned: %w", blk.EBUSY)
-	}
-	ctx, u.cancel = context.WithCancel(ctx)
-	u.ended = make(chan struct{})
-	return ctx, u.end, nil
-}
-
-func (u *mapUse) end() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.cancel()
-	u.cancel = nil
-	close(u.ended)
-}
-
-// stop keeps calls out, and returns when none runs. After an error they are let in
-// again: the disk stays open.
-func (u *mapUse) stop(ctx context.Context) error {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.closing = true
-	if u.cancel == nil {
-		return nil
-	}
-	u.cancel()
-	ended := u.ended
-	u.mu.Unlock()
-	var err error
-	select {
-	case <-ended:
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	}
-	u.mu.Lock()
-	if err != nil {
-		u.closing = false
-		return fmt.Errorf("its list of extents is still being made: %w", err)
-	}
-	return nil
 }

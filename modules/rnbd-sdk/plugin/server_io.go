@@ -127,7 +127,10 @@ func (s *ioServer) CloseDisk(ctx context.Context, r *pluginpb.CloseDiskRequest) 
 
 func (s *ioServer) closeDisk(ctx context.Context, index uint32) error {
 	d := s.disks.get(index)
-	if d == nil || !s.disks.swap(index, d, nil) {
+	for d != nil && !s.disks.swap(index, d, nil) {
+		d = s.disks.get(index) // it has been resized
+	}
+	if d == nil {
 		return fmt.Errorf("not open: %w", blk.ENODEV)
 	}
 	for _, w := range s.queues() {
@@ -136,7 +139,7 @@ func (s *ioServer) closeDisk(ctx context.Context, index uint32) error {
 			return fmt.Errorf("requests in flight: %w", err)
 		}
 	}
-	if err := d.root.maps.stop(ctx); err != nil {
+	if err := d.root.stop(ctx); err != nil {
 		_ = s.disks.add(index, d)
 		return err
 	}
@@ -160,6 +163,11 @@ func (s *ioServer) resize(ctx context.Context, index uint32) (blk.Limits, error)
 	if !ok {
 		return blk.Limits{}, fmt.Errorf("%s cannot resize: %w", s.info.Name, blk.EOPNOTSUPP)
 	}
+	ctx, end, err := d.root.sizes.begin(ctx)
+	if err != nil {
+		return blk.Limits{}, err
+	}
+	defer end()
 	l, err := rs.Resize(ctx)
 	if err != nil {
 		return blk.Limits{}, err
@@ -178,12 +186,12 @@ func (s *ioServer) eachStats(f func(uint32, deviceStats)) {
 	s.disks.each(func(index uint32, d *device) { f(index, d.root.stats) })
 }
 
-// closeAll is called when no queue is served any more. A disk in use by Extents when
-// ctx ends stays open.
+// closeAll is called when no queue is served any more. A disk in use by Extents or
+// Resize when ctx ends stays open.
 func (s *ioServer) closeAll(ctx context.Context) error {
 	var all error
 	for index, d := range s.disks.take() {
-		err := d.root.maps.stop(ctx)
+		err := d.root.stop(ctx)
 		if err == nil {
 			err = d.disk.Close()
 		}
