@@ -145,7 +145,7 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal, p
 	}
 	cfg.Reopen = reopening(fabrics, cfg.Fabrics)
 	cfg.HoldUsers = len(o.Mappings) > 0
-	cfg.ReservedNames = o.broken.names
+	cfg.ReservedNames = o.deviceNames()
 	nbdTLS, err := o.nbdOptions.open(run.logs.Logger("tls"))
 	if err != nil {
 		return err

@@ -58,3 +58,15 @@ func (o *clientOptions) holdBack() {
 		return twice
 	})
 }
+
+// deviceNames are those that the configuration asks for. Devices that are mapped without
+// a name must not have them: their own server may be away at the moment.
+func (o *clientOptions) deviceNames() []string {
+	names := slices.Clone(o.broken.names)
+	for _, m := range o.Mappings {
+		if m.Name != "" {
+			names = append(names, m.Name)
+		}
+	}
+	return names
+}

@@ -176,6 +176,9 @@ func (d *clientDaemon) Info(ctx context.Context, r *controlpb.InfoRequest) (*con
 
 func (d *clientDaemon) Reload(ctx context.Context, r *controlpb.ReloadRequest) (*controlpb.ReloadReply, error) {
 	return d.conf.reload(r.DryRun, func(next *clientOptions) (changes []*controlpb.ConfigChange) {
+		if !r.DryRun {
+			d.client.Reserve(next.deviceNames())
+		}
 		for _, m := range d.keeper.Want(ctx, next.Mappings, r.DryRun) {
 			changes = append(changes, mappingChange(m))
 		}

@@ -85,7 +85,8 @@ type Config struct {
 	// TakeOver and ServeUsers are called.
 	Standby bool
 
-	// ReservedNames are not given to mappings that ask for no name.
+	// ReservedNames are not given to mappings that ask for no name. Reserve changes
+	// them.
 	ReservedNames []string
 
 	// HungAfter is the age from which a request without an answer is reported.

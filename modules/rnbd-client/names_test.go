@@ -2,6 +2,7 @@ package client
 
 import (
 	"errors"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -52,4 +53,46 @@ func TestReservedNamesAreGivenWhenAskedFor(t *testing.T) {
 	if d.Name() != "rnbd0" {
 		t.Errorf("a mapping that asks for a name is called %s", d.Name())
 	}
+	must(t, c.Unmap(t.Context(), "rnbd0", false))
+	c.Reserve([]string{"rnbd2"})
+	for _, path := range []string{"vol3", "vol4", "vol5"} {
+		d, err := s.mapIn(c, path, "")
+		must(t, err)
+		if d.Name() == "rnbd2" {
+			t.Errorf("a mapping without a name has one that is reserved by now")
+		}
+	}
+	_, err = c.Device("rnbd1")
+	must(t, err) // not reserved any more
+}
+
+// A disk of the last daemon whose server is away keeps its name: no mapping that asks
+// for none gets it, and the disk has it when its server is back.
+func TestNamesOfDisksThatWaitAreKept(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	dir := t.TempDir()
+	state := filepath.Join(dir, "devices")
+	saved := savedSample()
+	saved.Name, saved.Path, saved.Location = "rnbd0", "vol2", "/dev/test-rnbd0"
+	saved.Session, saved.Paths, saved.Frontend, saved.Settings, saved.Slots = "away", []string{"10.0.1.1"}, "test", map[string]string{"dir": dir}, 16
+	must(t, writeState(state, &savedState{Version: stateVersion, Devices: []savedDevice{saved}}))
+	s.kill()
+	all := s.addrs
+	s.addrs = all[:1]
+	s.start()
+
+	c := s.newClient(withTestFront(t), func(cfg *Config) { cfg.StateFile = state })
+	for _, path := range []string{"vol", "vol3"} {
+		d, err := s.mapIn(c, path, "")
+		must(t, err)
+		if d.Name() == saved.Name {
+			t.Fatalf("%s has the name of a disk that waits", path)
+		}
+	}
+	_, err := s.rtrs.Listen(s.net.Device("srv"), all[1])
+	must(t, err)
+	eventually(t, "the disk is served under its name", func() bool {
+		d, err := c.Device(saved.Name)
+		return err == nil && d.State() == Open && d.path == saved.Path
+	})
 }

@@ -122,7 +122,10 @@ func (c *Client) freeName(index uint32) string {
 	for _, p := range c.places {
 		taken[p.d.name] = true
 	}
-	for _, name := range c.cfg.ReservedNames {
+	for _, s := range c.waiting {
+		taken[s.Name] = true
+	}
+	for _, name := range c.reserved {
 		taken[name] = true
 	}
 	name := fmt.Sprint("rnbd", index)
@@ -130,6 +133,13 @@ func (c *Client) freeName(index uint32) string {
 		name = fmt.Sprint("rnbd", i)
 	}
 	return name
+}
+
+// Reserve replaces the names that Config.ReservedNames has said at first.
+func (c *Client) Reserve(names []string) {
+	c.mapMu.Lock()
+	defer c.mapMu.Unlock()
+	c.reserved = names
 }
 
 // vacate ends the work on p and frees the place.

@@ -137,6 +137,34 @@ func TestABrokenFileCostsItsOwnMappings(t *testing.T) {
 	wantMetric(t, c, "rnbd_client_config_problems 0")
 }
 
+// Names of the configuration are kept for its mappings while their servers are away: at
+// the start, and for those that come with a reload.
+func TestNamesOfTheConfigurationAreKept(t *testing.T) {
+	f := newConfFolder(t)
+	const away = "mappings:\n  - {device: %s.img, server: [\"127.0.0.1:9\"], name: %s}\n"
+	f.write("a.yaml", fmt.Sprintf(away, "a", "rnbd0"))
+	c := f.lab.Client(lab.ClientOptions{Extra: f.args()})
+	mapped := func(image string) string {
+		t.Helper()
+		r, err := c.API.Map(t.Context(), &controlpb.MapRequest{Path: image, Session: "s", Paths: f.server.Addrs[:1]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Name
+	}
+	if name := mapped("b.img"); name == "rnbd0" {
+		t.Errorf("a mapping without a name is called %s, as one of the configuration", name)
+	}
+	f.write("d.yaml", fmt.Sprintf(away, "d", "rnbd1"))
+	rnbd(t, "config", "apply", "client", "--socket", c.Socket).want(t, 0)
+	if name := mapped("c.img"); name == "rnbd0" || name == "rnbd1" {
+		t.Errorf("a mapping without a name is called %s, as one of the configuration", name)
+	}
+	f.write("a.yaml", strings.ReplaceAll(fmt.Sprintf(away, "a", "rnbd0"), "127.0.0.1:9", "SERVER"))
+	rnbd(t, "config", "apply", "client", "--socket", c.Socket).want(t, 0)
+	sdktest.Eventually(t, "the first one has its name", func() bool { return openDevices(t, c)["rnbd0"] })
+}
+
 func wantMetric(t *testing.T, c *lab.Client, line string) {
 	t.Helper()
 	r, err := http.Get(pageOf(t, c.Log()) + "metrics")
