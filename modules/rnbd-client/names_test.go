@@ -66,6 +66,20 @@ func TestReservedNamesAreGivenWhenAskedFor(t *testing.T) {
 	must(t, err) // not reserved any more
 }
 
+// The place of a device that is unmapped may go to another one.
+func TestReservedNamesAreFreeAfterAnUnmap(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient(func(cfg *Config) { cfg.ReservedNames = []string{"rnbd0"} })
+	_, err := c.Map(t.Context(), MapRequest{Path: "vol", Session: "one", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Frontend: FrontendNone, Name: "rnbd0"})
+	must(t, err)
+	must(t, c.Unmap(t.Context(), "rnbd0", false))
+	d, err := s.mapIn(c, "vol2", "")
+	must(t, err)
+	if d.Name() != "rnbd0" {
+		t.Errorf("the mapping in its place is called %s", d.Name())
+	}
+}
+
 // A disk of the last daemon whose server is away keeps its name: no mapping that asks
 // for none gets it, and the disk has it when its server is back.
 func TestNamesOfDisksThatWaitAreKept(t *testing.T) {

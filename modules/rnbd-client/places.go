@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 )
 
@@ -135,11 +136,19 @@ func (c *Client) freeName(index uint32) string {
 	return name
 }
 
-// Reserve replaces the names that Config.ReservedNames has said at first.
+// Reserve replaces the names that Config.ReservedNames has said at first. Unmap frees the
+// name of its device.
 func (c *Client) Reserve(names []string) {
 	c.mapMu.Lock()
 	defer c.mapMu.Unlock()
 	c.reserved = names
+}
+
+// unreserve frees the name of a device that is given up, until the next Reserve.
+func (c *Client) unreserve(name string) {
+	c.mapMu.Lock()
+	defer c.mapMu.Unlock()
+	c.reserved = slices.DeleteFunc(slices.Clone(c.reserved), func(n string) bool { return n == name })
 }
 
 // vacate ends the work on p and frees the place.

@@ -24,6 +24,7 @@ func (c *Client) Unmap(ctx context.Context, name string, force bool) error {
 	if err != nil {
 		return fmt.Errorf("unmap %q: %w", name, err)
 	}
+	c.unreserve(name)
 	return nil
 }
 
