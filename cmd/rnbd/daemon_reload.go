@@ -176,12 +176,16 @@ func (d *clientDaemon) Info(ctx context.Context, r *controlpb.InfoRequest) (*con
 
 func (d *clientDaemon) Reload(ctx context.Context, r *controlpb.ReloadRequest) (*controlpb.ReloadReply, error) {
 	return d.conf.reload(r.DryRun, func(next *clientOptions) (changes []*controlpb.ConfigChange) {
-		if !r.DryRun {
-			d.client.Reserve(next.deviceNames())
+		reserve := func() {
+			if !r.DryRun {
+				d.client.Reserve(next.deviceNames())
+			}
 		}
+		reserve()
 		for _, m := range d.keeper.Want(ctx, next.Mappings, r.DryRun) {
 			changes = append(changes, mappingChange(m))
 		}
+		reserve() // also what was unmapped to be mapped in another way
 		changes = append(changes, d.reloadRules(next, r.DryRun)...)
 		if r.DryRun {
 			return changes

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
@@ -152,8 +153,9 @@ func TestNamesOfTheConfigurationAreKept(t *testing.T) {
 		}
 		return r.Name
 	}
-	if name := mapped("b.img"); name == "rnbd0" {
-		t.Errorf("a mapping without a name is called %s, as one of the configuration", name)
+	first := mapped("b.img")
+	if first == "rnbd0" {
+		t.Errorf("a mapping without a name is called %s, as one of the configuration", first)
 	}
 	f.write("d.yaml", fmt.Sprintf(away, "d", "rnbd1"))
 	rnbd(t, "config", "apply", "client", "--socket", c.Socket).want(t, 0)
@@ -163,6 +165,22 @@ func TestNamesOfTheConfigurationAreKept(t *testing.T) {
 	f.write("a.yaml", strings.ReplaceAll(fmt.Sprintf(away, "a", "rnbd0"), "127.0.0.1:9", "SERVER"))
 	rnbd(t, "config", "apply", "client", "--socket", c.Socket).want(t, 0)
 	sdktest.Eventually(t, "the first one has its name", func() bool { return openDevices(t, c)["rnbd0"] })
+
+	// One that the reload takes away, to map it from elsewhere, keeps its name, too.
+	rnbd(t, "unmap", first, "--socket", c.Socket).want(t, 0)
+	f.write("a.yaml", fmt.Sprintf(away, "a", "rnbd0"))
+	rnbd(t, "config", "apply", "client", "--socket", c.Socket).want(t, 0)
+	if openDevices(t, c)["rnbd0"] {
+		t.Fatal("the reload has not taken the changed mapping away")
+	}
+	for range 5 {
+		time.Sleep(100 * time.Millisecond) // its own try has the name, and ends at once
+		name := mapped("b.img")
+		if name == "rnbd0" {
+			t.Fatalf("a mapping without a name is called %s, as one that was changed", name)
+		}
+		rnbd(t, "unmap", name, "--socket", c.Socket).want(t, 0)
+	}
 }
 
 func wantMetric(t *testing.T, c *lab.Client, line string) {
