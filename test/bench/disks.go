@@ -63,6 +63,7 @@ func (s *site) addStores(ours func(store, string) error, stores ...store) error 
 		if err := ours(st, path); err != nil {
 			return err
 		}
+		s.try(floors[st.ours], s.addFloorDisk(floors[st.ours], path, st.loop))
 		s.addLocal(st.local, path, st.loop)
 		if st.loop {
 			continue

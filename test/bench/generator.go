@@ -46,6 +46,7 @@ type generatorConfig struct {
 	devices []string // their names
 	args    []string // of `rnbd bench`, besides
 	prefix  []string // a program that runs it
+	program []string // another program that takes such orders, with its arguments; nil: `rnbd bench`
 }
 
 // library has the client library in the generator's process use devices of a server
@@ -71,11 +72,10 @@ const opening = time.Minute
 
 // startGenerator returns when the devices are open.
 func startGenerator(c generatorConfig, env ...string) (*generator, error) {
-	bin, err := lab.Bin()
+	argv, err := c.argv()
 	if err != nil {
 		return nil, err
 	}
-	argv := slices.Concat(c.prefix, []string{filepath.Join(bin, "rnbd"), "bench", "--write", "--yes", "--orders", "-", "--timeout", opening.String()}, c.args, c.devices)
 	g := &generator{cmd: exec.Command(argv[0], argv[1:]...), devices: c.devices, early: map[int]*figures{}}
 	g.cmd.Stderr = os.Stderr
 	g.cmd.Env = append(os.Environ(), env...)
@@ -100,6 +100,14 @@ func startGenerator(c generatorConfig, env ...string) (*generator, error) {
 		g.cipher = opened.Devices[0].TLS
 	}
 	return g, nil
+}
+
+func (c generatorConfig) argv() ([]string, error) {
+	if c.program != nil {
+		return c.program, nil
+	}
+	bin, err := lab.Bin()
+	return slices.Concat(c.prefix, []string{filepath.Join(bin, "rnbd"), "bench", "--write", "--yes", "--orders", "-", "--timeout", opening.String()}, c.args, c.devices), err
 }
 
 func (g *generator) pid() int { return g.cmd.Process.Pid }

@@ -62,7 +62,7 @@ type report struct {
 	Ciphers map[string]string `json:"ciphers,omitempty"` // by target
 }
 
-const defaults = "product defaults: MPA CRC on, always-invalidate on, 2 pumps in a client, in a server 1 for every 2 CPUs and 2 at most, spinning 100 us; \"CRC off\" is --mpa-crc=false on both ends"
+const defaults = "product defaults: MPA CRC on, always-invalidate on, 1 pump for every 2 CPUs and 2 at most in each daemon, spinning 100 us; \"CRC off\" is --mpa-crc=false on both ends"
 
 func newReport(c settings, p *plan, r *results) *report {
 	rep := &report{Time: time.Now().UTC(), Machine: thisPlatform(), Settings: c, Defaults: defaults, Rounds: r.rounds,

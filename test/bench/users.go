@@ -13,41 +13,6 @@ import (
 // one core.
 const besideBusy = ", a busy neighbour"
 
-// floorSocket is the skeleton of the path through the NBD front end: command floor.
-const floorSocket = "floor, NBD front end"
-
-// floor names the skeleton that has a claim's hand-overs and no more, if there is one.
-func (c claim) floor() string {
-	switch c.id {
-	case "U1", "U2", "U3":
-		return floorSocket
-	}
-	return ""
-}
-
-// addFloor starts the skeleton.
-func (s *site) addFloor(ctx context.Context) error {
-	if !s.wants(floorSocket) || !s.have(floorSocket, "fio") {
-		return nil
-	}
-	path, err := s.program("bench/floor")
-	if err != nil {
-		return err
-	}
-	p, socket, err := s.unix(ctx, "floor", func(socket string) []string {
-		return []string{path, "-socket", socket, "-size", strconv.FormatInt(s.Size, 10)}
-	})
-	if err != nil {
-		return err
-	}
-	if err := fillExport(ctx, socket, ""); err != nil {
-		return err
-	}
-	engine := nbdEngine("nbd+unix:///?socket=" + socket)
-	s.addFio(floorSocket, engine, p.pid()).verify = s.fioVerify(engine)
-	return nil
-}
-
 // userClaims are the rows of what users reach: a socket and a disk, not a library.
 // They share the workloads of P1, P5, P6, P8 and P11 where these have them.
 func userClaims(write bool) []claim {

@@ -71,10 +71,16 @@ func daemon(c config, name string, header int) (o opened, p *pump.Pump, wire *st
 	if o, err = open(); err != nil {
 		return o, nil, nil, err
 	}
-	p, err = c.newPump(name)
-	const fd = firstFD + 4
-	err = errors.Join(err, unix.SetNonblock(fd, true), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, tcpBuffer))
-	return o, p, newStream(fd, header), err
+	if p, err = c.newPump(name); err != nil {
+		return o, nil, nil, err
+	}
+	wire, err = newWire(firstFD+4, header)
+	return o, p, wire, err
+}
+
+// newWire makes a stream of a TCP connection.
+func newWire(fd, header int) (*stream, error) {
+	return newStream(fd, header), errors.Join(unix.SetNonblock(fd, true), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, tcpBuffer))
 }
 
 // tcpBuffer is about the send buffer that the product gives a connection on loopback;
@@ -171,11 +177,17 @@ func runPlugin(c config) error {
 	if err != nil {
 		return err
 	}
+	if c.file != "" {
+		return runDisk(c, o)
+	}
 	disk, err := unix.Mmap(-1, 0, int(c.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return err
 	}
 	_ = unix.Madvise(disk, unix.MADV_HUGEPAGE) // costs speed only where there are none
+	for i := 0; i < len(disk); i += 4096 {
+		disk[i] = 1 // no load meets a page that is not there
+	}
 	p, err := c.newPump("plugin")
 	if err != nil {
 		return err

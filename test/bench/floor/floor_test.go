@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -61,6 +63,48 @@ func TestServesADisk(t *testing.T) {
 	}
 	if _, err := nbdclient.Dial(ctx, "unix", socket, nbdclient.Options{}); err == nil {
 		t.Error("a child is still there")
+	}
+}
+
+// TestMakesLoad has each kind of disk and of load, with more requests than a job has
+// in flight.
+func TestMakesLoad(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "disk")
+	if err := os.WriteFile(file, make([]byte, 16<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := os.OpenFile(file, os.O_RDWR|syscall.O_DIRECT, 0); err != nil {
+		t.Skip("no I/O past the page cache here: ", err)
+	} else {
+		f.Close()
+	}
+	loads := []string{"--rw randread --bs=4096 --depth=16 --jobs=1", "--rw randwrite --bs=4096 --depth=1 --jobs=32", "--rw write --bs=1048576 --depth=4 --jobs=2"}
+	for _, flags := range [][]string{nil, {"-file", file}, {"-file", file, "-direct"}} {
+		cmd := exec.CommandContext(t.Context(), exe, append([]string{"-library", "-size", "16777216"}, flags...)...)
+		cmd.Env = append(os.Environ(), asFloor+"=1")
+		cmd.Stderr = os.Stderr
+		cmd.Stdin = strings.NewReader("disk " + strings.Join(loads, " --time=50ms\ndisk ") + " --time=50ms\n")
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%v: %v", flags, err)
+		}
+		answers := json.NewDecoder(bytes.NewReader(out))
+		for line := range len(loads) + 1 {
+			var a struct {
+				Line    int
+				Results []result
+			}
+			if err := answers.Decode(&a); err != nil || a.Line != line {
+				t.Fatalf("%v: answer %d: %v, %+v", flags, line, err, a)
+			}
+			if line > 0 && (len(a.Results) != 1 || a.Results[0].Requests == 0 || a.Results[0].P50 <= 0 || a.Results[0].Elapsed < 50e6) {
+				t.Errorf("%v, %s: %+v", flags, loads[line-1], a.Results)
+			}
+		}
 	}
 }
 

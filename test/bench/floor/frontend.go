@@ -25,6 +25,7 @@ type frontend struct {
 	arena    []byte
 	free     []int
 	requests [extents]request
+	conns    conns
 	cqes     [256]shm.CQE
 }
 
@@ -66,7 +67,10 @@ func runFrontend(c config) error {
 		return err
 	}
 	go f.accept(l, p)
-	return serve(p, f)
+	if err := f.conns.open(); err != nil {
+		return err
+	}
+	return serve(p, f, &f.conns)
 }
 
 // accept takes clients.
@@ -91,13 +95,7 @@ func (f *frontend) accept(l net.Listener, p *pump.Pump) {
 			}
 			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer)
 			c := f.newConn(fd)
-			c.closed = func() {
-				p.Remove(c)
-				unix.Close(fd)
-			}
-			if err := p.Add(c); err != nil {
-				fail("connection", err)
-			}
+			p.Do(func() { f.conns.add(c) })
 		}()
 	}
 }

@@ -1,21 +1,28 @@
-// Command floor is a skeleton of the path of a request through the NBD front end: the
-// same processes, hand-overs and bytes, and no protocol. What it needs is a lower bound
-// for every program with these processes on this machine.
+// Command floor is a skeleton of the path of a request: the same processes, hand-overs
+// and bytes, and no protocol. What it needs is a lower bound for every program with these
+// processes on this machine.
 //
-//	floor -socket PATH -size BYTES [-spin DURATION]
+//	floor -socket PATH [-size BYTES] [-spin DURATION]
+//	floor -library [-size BYTES | -file PATH [-direct]] [-spin DURATION]
 //
-// It serves one memory disk at an NBD unix socket until a signal ends it:
+// The first serves one disk in memory at an NBD unix socket until a signal ends it:
 //
 //	NBD client -> unix socket -> front end -> ring -> client -> TCP -> server -> ring -> plugin
 //
-// Each of the four is a process with one pump of package pump, which spins and sleeps by
-// the rules of the product, and the rings are those of package shm, with its doorbells.
-// A message on TCP is a header of the size of ours on the wire and the payload. There
-// are no checksums, keys, checks, sessions, statistics, or answers to errors: whatever
-// is out of order ends the process. Files:
+// The second makes load itself, as an application with the client library does. Orders
+// are lines of standard input, its end ends the process:
 //
-// main.go (processes), handshake.go (NBD), frontend.go and daemons.go (what the processes
-// do), stream.go (a socket as a source of a pump).
+//	goroutine -> ring -> pump of the process -> TCP -> server -> ring -> plugin
+//
+// Each process has one pump of package pump, which spins and sleeps by the rules of the
+// product, and the rings are those of package shm, with its doorbells. A message on TCP
+// is a header of the size of ours on the wire and the payload. There are no checksums,
+// keys, checks, sessions, statistics, or answers to errors: whatever is out of order ends
+// the process. Files:
+//
+// main.go (processes), handshake.go (NBD), frontend.go, library.go and daemons.go (what
+// the processes do), orders.go (loads of the library), stream.go (a socket as a source of
+// a pump), disk.go (a plugin with a file).
 package main
 
 import (
@@ -48,6 +55,9 @@ type config struct {
 	size         int64
 	piece        int // bytes of the largest request between client and server
 	spin         time.Duration
+	library      bool   // make load instead of serving NBD clients
+	file         string // the disk; empty: it is in memory
+	direct       bool   // the file is read past the page cache
 }
 
 // Descriptors of the children, in this order: ring, its two doorbells, arena, and of the
@@ -61,6 +71,9 @@ func main() {
 	flag.Int64Var(&c.size, "size", 64<<20, "bytes of the disk")
 	flag.IntVar(&c.piece, "piece", 124<<10, "bytes of the largest request between client and server, as the product cuts")
 	flag.DurationVar(&c.spin, "spin", pump.DefaultSpin, "how long an idle pump looks for work before it sleeps; 0: not at all")
+	flag.BoolVar(&c.library, "library", false, "make load as orders on standard input say")
+	flag.StringVar(&c.file, "file", "", "file or block device that the plugin serves instead of memory")
+	flag.BoolVar(&c.direct, "direct", false, "read the file past the page cache")
 	flag.Parse()
 	if err := c.run(); err != nil {
 		fmt.Fprintf(os.Stderr, "floor %s: %v\n", c.role, err)
@@ -82,13 +95,15 @@ func (c config) run() error {
 	return c.start()
 }
 
-// start starts the children and waits for a signal.
+// child is a process and its descriptors.
+type child struct {
+	role string
+	fds  []*os.File
+}
+
+// start starts the children, and waits for a signal or makes load.
 func (c config) start() error {
 	runtime.LockOSThread() // the children end with the thread that has started them
-	near, err := newShared("near")
-	if err != nil {
-		return err
-	}
 	far, err := newShared("far")
 	if err != nil {
 		return err
@@ -97,27 +112,44 @@ func (c config) start() error {
 	if err != nil {
 		return err
 	}
-	for _, child := range []struct {
-		role string
-		fds  []*os.File
-	}{
-		{"plugin", far}, {"server", append(far[:4:4], toClient)}, {"client", append(near[:4:4], toServer)}, {"frontend", near},
-	} {
-		cmd := exec.Command(os.Args[0], "-role", child.role, "-socket", c.socket, "-size", fmt.Sprint(c.size), "-piece", fmt.Sprint(c.piece), "-spin", c.spin.String())
-		cmd.ExtraFiles, cmd.Stderr = child.fds, os.Stderr
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := cmd.Start(); err != nil {
-			return fmt.Errorf("start %s: %w", child.role, err)
+	defer toServer.Close() // not before the end
+	children := []child{{"plugin", far}, {"server", append(far[:4:4], toClient)}}
+	if !c.library {
+		near, err := newShared("near")
+		if err != nil {
+			return err
 		}
-		defer func() {
-			cmd.Process.Kill()
-			cmd.Wait()
-		}()
+		children = append(children, child{"client", append(near[:4:4], toServer)}, child{"frontend", near})
+	}
+	for _, child := range children {
+		stop, err := c.spawn(child)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
+	if c.library {
+		return runLibrary(c, int(toServer.Fd()))
 	}
 	end := make(chan os.Signal, 1)
 	signal.Notify(end, syscall.SIGTERM, syscall.SIGINT)
 	<-end
 	return nil
+}
+
+// spawn starts a child, and returns a function that ends it.
+func (c config) spawn(child child) (stop func(), err error) {
+	cmd := exec.Command(os.Args[0], "-role", child.role, "-socket", c.socket, "-size", fmt.Sprint(c.size), "-piece", fmt.Sprint(c.piece),
+		"-spin", c.spin.String(), "-file", c.file, fmt.Sprintf("-direct=%t", c.direct))
+	cmd.ExtraFiles, cmd.Stderr = child.fds, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", child.role, err)
+	}
+	return func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	}, nil
 }
 
 // newPump makes the pump of a process.
