@@ -15,6 +15,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -57,7 +58,7 @@ type Config struct {
 	// one of Frontends, or FrontendAuto, FrontendNBDSocket.
 	Frontend string
 
-	Pumps       int
+	Pumps       int           // threads of the data path
 	Spin        time.Duration // how long an idle pump polls before it sleeps; < 0: not at all
 	Queues      int           // I/O connections per path; 0: one per pump
 	RingEntries int           // requests in flight per pump and front-end process
@@ -144,7 +145,7 @@ func DefaultConfig() Config {
 	return Config{
 		DefaultFabric: "iwarp",
 		Frontend:      FrontendAuto,
-		Pumps:         2,
+		Pumps:         pump.DefaultPumps(),
 		RingEntries:   1024,
 		Slots:         128,
 		Timing:        rtrs.DefaultTiming(),

@@ -335,6 +335,7 @@ func (s *target) clientToClose(change ...func(*Config)) *Client {
 	cfg.Fabrics = map[string]verbs.Device{"loopback": s.net.Device("clt")}
 	cfg.DefaultFabric = "loopback"
 	cfg.Hostname = "host.example"
+	cfg.Pumps = 2 // on a host with few CPUs, too
 	cfg.Timing.ReconnectMin, cfg.Timing.ReconnectMax = 5*time.Millisecond, 20*time.Millisecond
 	cfg.Slots = 32
 	cfg.MapTimeout = 5 * time.Second

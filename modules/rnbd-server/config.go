@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"path"
-	"runtime"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/access"
@@ -15,6 +14,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -142,7 +142,7 @@ type Rule struct {
 // any.
 func DefaultConfig() Config {
 	return Config{
-		Pumps:            defaultPumps(),
+		Pumps:            pump.DefaultPumps(),
 		QueueDepth:       512,
 		ChunkSize:        131072,
 		RingEntries:      1024,
@@ -164,10 +164,6 @@ func DefaultConfig() Config {
 		extentsTimeout:   extentsTimeout,
 	}
 }
-
-// defaultPumps is 2 if there are CPUs for two pumps and for as many threads of
-// a storage plugin. A plugin's threads work at the same time as the pumps.
-func defaultPumps() int { return min(max(runtime.NumCPU()/2, 1), 2) }
 
 // nameLoggers registers the parts with Logs before they log.
 func (c *Config) nameLoggers() {

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// With three or more callers in Wait none of them drives the pump: the driver
+// With two or more callers in Wait none of them drives the pump: the driver
 // would return with its own results and strand the others'. To wake each by a
 // system call would cost more than its request. One goroutine, the combiner, drives
 // for all. It does the pump's work until there are results and wakes each of their
@@ -30,7 +30,7 @@ type combiner struct {
 const (
 	// combineFrom is the number of callers in Wait from which on the combiner
 	// serves them.
-	combineFrom = 3
+	combineFrom = 2
 	// skipFor is the number of calls of Wait that do without a combiner that found no
 	// results.
 	skipFor = 256

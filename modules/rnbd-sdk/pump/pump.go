@@ -465,6 +465,11 @@ func (p *Pump) self() int32 {
 	return int32(unix.Gettid())
 }
 
+// DefaultPumps is the number of pumps that a daemon has unless its administrator says
+// otherwise: 2 if there are CPUs for both and for as many threads beside them, those of
+// plugins or of the application, which work at the same time. Else it is 1.
+func DefaultPumps() int { return min(max(runtime.NumCPU()/2, 1), 2) }
+
 // SetProcs sets GOMAXPROCS for a process with that many pumps: each takes one
 // while it spins, and the rest of the process needs two to four more. Unless GOGC
 // is set, it also halves the garbage that may pile up: a data path that allocates
