@@ -49,9 +49,10 @@ func (l *T) Server(o ServerOptions) *Server {
 	return s
 }
 
-// Client runs a client.
+// Client runs a client, with two pumps whatever the machine has.
 func (l *T) Client(o ClientOptions) *Client {
 	l.t.Helper()
+	o.Extra = append([]string{"--pumps", "2"}, o.Extra...)
 	c, err := l.StartClient(o)
 	if err != nil {
 		l.t.Fatalf("client: %v", err)

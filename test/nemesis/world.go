@@ -120,7 +120,7 @@ func (w *world) startDaemons(addrs [2][2]string) (err error) {
 	if err != nil {
 		return fmt.Errorf("server: %w", err)
 	}
-	w.client, err = w.lab.StartClient(lab.ClientOptions{Prefix: inNamespace(w.ns[0]), Extra: []string{"--policy", w.setup.Policy}})
+	w.client, err = w.lab.StartClient(lab.ClientOptions{Prefix: inNamespace(w.ns[0]), Extra: []string{"--pumps", "2", "--policy", w.setup.Policy}})
 	if err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
