@@ -311,7 +311,7 @@ func (c *ourClient) start(t testing.TB) {
 	t.Helper()
 	c.dir = strings.TrimSpace(run(t, c.at, "mktemp", "-d", "/tmp/rnbdkvXXXXXX"))
 	t.Cleanup(func() { run(t, c.at, "rm", "-r", c.dir) })
-	args := []string{rnbdPath, "client", "run", "--socket", c.dir + "/client.sock", "--frontend", "nbd-socket", "--nbd-listen", "unix:" + c.dir + "/nbd.sock"}
+	args := []string{rnbdPath, "client", "run", "--socket", c.dir + "/client.sock", "--pumps", "2", "--frontend", "nbd-socket", "--nbd-listen", "unix:" + c.dir + "/nbd.sock"}
 	c.proc = c.at.Start(t, append(args, c.flags...)...)
 	t.Cleanup(func() {
 		c.proc.Stop()
