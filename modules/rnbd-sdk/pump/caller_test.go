@@ -251,6 +251,17 @@ func TestCombiner_NotifiesSeveralAtOnce(t *testing.T) {
 	})
 }
 
+// Two callers suffice for a combiner.
+func TestCombiner_ServesTwo(t *testing.T) {
+	r := newCallerRig(t, 2)
+	var drives atomic.Int32
+	r.afterCombine(func() { drives.Add(1) })
+	sdktest.Within(t, soonEnough, "it drives for two", func() bool {
+		r.crowd(t, 100).Wait()
+		return drives.Load() > 0
+	})
+}
+
 // A combiner that finds no results stops, the pump's thread wakes the callers, and
 // callers do without it for a while.
 func TestCombiner_SlowAnswers(t *testing.T) {

@@ -28,7 +28,7 @@ func (c *conns) add(n *conn) {
 	n.closed = func() { c.remove(n) }
 	c.list = append(c.list, n)
 	c.byFD[int32(n.fd)] = n
-	if err := unix.EpollCtl(c.epoll, unix.EPOLL_CTL_ADD, n.fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLET&(1<<32-1), Fd: int32(n.fd)}); err != nil {
+	if err := unix.EpollCtl(c.epoll, unix.EPOLL_CTL_ADD, n.fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&(1<<32-1), Fd: int32(n.fd)}); err != nil {
 		fail("connection", err)
 	}
 }
@@ -41,8 +41,7 @@ func (c *conns) remove(n *conn) {
 
 // look asks epoll.
 func (c *conns) look() {
-	n, _ := unix.EpollWait(c.epoll, c.events[:], 0)
-	for _, e := range c.events[:max(n, 0)] {
+	for _, e := range c.events[:epollNow(c.epoll, c.events[:])] {
 		if conn := c.byFD[e.Fd]; conn != nil {
 			conn.quiet = false
 		}
@@ -55,18 +54,20 @@ func (c *conns) Poll() (n int) {
 	if many {
 		c.look()
 	}
-	for _, conn := range slices.Clone(c.list) { // a connection that ends is removed
+	for i := len(c.list) - 1; i >= 0; i-- { // backward: a connection that ends is removed
+		conn := c.list[i]
 		conn.skip = conn.quiet && many
 		n += conn.Poll()
 	}
 	return n
 }
 
-// Arm returns false if there is something to do. Events of sockets that were read
-// without epoll may be old, so each socket that may have something is asked.
+// Arm returns false if there is something to do, or to send: epoll does not report room
+// in a socket. Events of sockets that were read without epoll may be old, so each socket
+// that may have something is asked.
 func (c *conns) Arm() bool {
 	c.look()
-	return !slices.ContainsFunc(c.list, func(n *conn) bool { return (!n.quiet || n.n > 0) && !n.Arm() })
+	return !slices.ContainsFunc(c.list, func(n *conn) bool { return n.n > 0 || !n.quiet && !n.Arm() })
 }
 
 func (c *conns) FD() int { return c.epoll }

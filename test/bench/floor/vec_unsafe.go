@@ -33,3 +33,12 @@ func (v vec) call(trap uintptr, fd, n int, flags uintptr) (int, unix.Errno) {
 	got, _, errno := unix.RawSyscall(trap, uintptr(fd), uintptr(unsafe.Pointer(v.hdr)), flags)
 	return int(got), errno
 }
+
+// epollNow returns the number of events that there are.
+func epollNow(fd int, events []unix.EpollEvent) int {
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
+	if errno != 0 {
+		return 0
+	}
+	return int(n)
+}
