@@ -38,7 +38,7 @@ func (r *daemonRun) inheritControl() (net.Listener, error) {
 }
 
 // backTime bounds the wait for the clients of the last process. It is shorter than
-// servingTime.
+// serverServeTime.
 const backTime = 3 * time.Second
 
 // takeOver waits for the last process to leave, calls serve, and returns when the

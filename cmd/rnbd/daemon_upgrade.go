@@ -26,15 +26,9 @@ import (
 // another one by now.
 var program, errProgram = os.Executable()
 
-const (
-	// readyTime is for the next process to start, with its plugins, where the
-	// command names no other.
-	readyTime = 20 * time.Second
-	// servingTime is for the next process to serve. It is shorter than the
-	// patience of clients that were told, so that they do not notice that the
-	// running process takes over again.
-	servingTime = 5 * time.Second
-)
+// readyTime is for the next process to start, with its plugins, where the command
+// names no other.
+const readyTime = time.Minute
 
 // handedOver is what a daemon hands over.
 type handedOver interface {
@@ -44,6 +38,8 @@ type handedOver interface {
 	// leave makes users wait and ends the service. devices is the number of those
 	// whose users wait. With left set resume must follow if no other process serves.
 	leave(ctx context.Context) (devices int, left bool, err error)
+	// serveTime bounds the wait for the next process to serve.
+	serveTime() time.Duration
 	// pass gives the next process the devices and users that have been left. It comes
 	// before the word to serve.
 	pass(next *handover.Process) error
@@ -214,7 +210,7 @@ func (u *upgrading) handOver(next *handover.Process, s handedOver, sockets []han
 		err = next.Go(devices)
 	}
 	if err == nil {
-		serving, cancel := context.WithTimeout(context.Background(), servingTime)
+		serving, cancel := context.WithTimeout(context.Background(), s.serveTime())
 		err = next.Serving(serving)
 		cancel()
 	}

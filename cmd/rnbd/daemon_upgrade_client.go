@@ -161,9 +161,16 @@ func inheritUsers(cfg *client.Config, pre *handover.Predecessor, o *clientOption
 	takeSockets(cfg, pre.TakeAll(socketUsersKept), pre.TakeAll(socketUsersTrusted), len(o.NBDListen) > 0)
 }
 
-// takeOverTime bounds the wait for the servers of the devices. It is shorter than
-// servingTime.
-const takeOverTime = 4 * time.Second
+const (
+	// clientServeTime is for the next process to serve the devices. Their users wait
+	// meanwhile, but on a busy host with many disks it takes seconds.
+	clientServeTime = 10 * time.Second
+	// takeOverTime bounds the wait for the servers of the devices. It is shorter than
+	// clientServeTime.
+	takeOverTime = 9 * time.Second
+)
+
+func (*clientService) serveTime() time.Duration { return clientServeTime }
 
 // takeOver is the counterpart of a clientService in the next process. It returns when
 // the last process has ended. kept are the devices of the configuration's mappings.

@@ -8,12 +8,20 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/handover"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-server"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
+
+// serverServeTime is for the next process to serve. It is shorter than the patience
+// of clients that were told, so that they do not notice that the running process takes
+// over again.
+const serverServeTime = 5 * time.Second
+
+func (*serving) serveTime() time.Duration { return serverServeTime }
 
 // Upgrade hands over to another process of the server.
 func (d *serverDaemon) Upgrade(_ context.Context, r *controlpb.UpgradeRequest) (*controlpb.UpgradeReply, error) {

@@ -65,7 +65,7 @@ func upgrade(c *call) error {
 	}
 	ready, err := c.cmd.Flags().GetDuration(flagReady)
 	if err != nil || ready <= 0 {
-		return usageError{fmt.Errorf("--%s %s: write how long it may take, as 20s", flagReady, c.text(flagReady))}
+		return usageError{fmt.Errorf("--%s %s: write how long it may take, as 60s", flagReady, c.text(flagReady))}
 	}
 	return c.with(func(ctx context.Context, d *daemons) error {
 		u, err := upgradeOne(ctx, d, &controlpb.UpgradeRequest{Binary: binary, ReadyUs: ready.Microseconds()})

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"syscall"
 )
@@ -24,6 +25,23 @@ func (a *attachment) isShown(first *firstTry) error {
 	a.giveUp(first)
 	a.poke()
 	return fmt.Errorf("front end %s: device %s: %w", a.fe.cfg.Name, a.spec.Name, context.Cause(first.ctx))
+}
+
+// awaitEnd waits after a failed first try, bounded by ctx, for what is left of it: the
+// index is free then. A process that was taking over a disk may have got it, and its
+// users send requests. They are served until it has given the disk up or is killed, so
+// that none fails; the next process gets those that are left.
+func (a *attachment) awaitEnd(ctx context.Context, first *firstTry) {
+	limit := forcedClose
+	switch {
+	case !first.fresh && !errors.Is(context.Cause(ctx), errForced):
+		ctx, limit = context.WithoutCancel(ctx), retractTime+forcedClose
+	case ctx.Err() != nil:
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	a.awaitGone(ctx)
 }
 
 // dismiss removes the device. It fails with EBUSY if the device is in use. It

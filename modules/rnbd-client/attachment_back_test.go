@@ -284,6 +284,39 @@ func TestRestore_GivenUpLeavesTheDisk(t *testing.T) {
 	}
 }
 
+// A disk of the last daemon that is taken over too late is served until the process
+// ends: its users may have noticed nothing but a pause.
+func TestRestore_GivenUpFailsNoRequest(t *testing.T) {
+	t.Parallel()
+	s := newTarget(t, 1<<20)
+	c := s.newClient(withTestFront(t))
+	dir := newFrontDir(t)
+	must(t, dir.set("serve", ""))
+	proc, err := c.frontends[0].process()
+	must(t, err)
+	c.mapMu.Lock()
+	c.setWaiting([]savedDevice{{Name: "vol0", Identity: "before", Location: "/dev/null"}})
+	c.mapDone()
+	ctx, cancel := context.WithCancel(t.Context())
+	mapped := async(func() error {
+		_, err := c.Map(ctx, MapRequest{Path: "vol", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Options: map[string]string{"dir": string(dir)},
+			Name: "vol0", identity: "before", location: "/dev/null"})
+		return err
+	})
+	eventually(t, "requests are served", func() bool { return slices.Contains(dir.told(), "answer 0") })
+	cancel()
+	if err := soon(t, "the map", mapped); !errors.Is(err, context.Canceled) {
+		t.Errorf("map: %v", err)
+	}
+	eventually(t, "the process has ended", func() bool { now, _ := c.frontends[0].process(); return now != proc })
+	must(t, dir.remove("serve"))
+	for _, l := range dir.told() {
+		if strings.HasPrefix(l, "answer ") && l != "answer 0" {
+			t.Fatalf("a request failed: %q", l)
+		}
+	}
+}
+
 // A process that has taken the device over, though the answer was lost, is not
 // shown it again. It would refuse it for ever.
 func TestComeback_AnswerWasLost(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -34,6 +35,8 @@ func TestMain(m *testing.M) {
 //	deaf         AddDevice forgets its caller
 //	read         AddDevice sends a read before
 //	ask          AddDevice asks for extents before
+//	serve        AddDevice does not come back, whatever its caller does, and
+//	             reads meanwhile; "told" gets the errors of these reads
 //	fail         AddDevice fails after that
 //	none         a disk that is looked for is not there
 //	used         the disk is in use
@@ -41,7 +44,8 @@ func TestMain(m *testing.M) {
 //	hold-remove  RemoveDevice does not come back, whatever its caller does
 //	hold-resize  ResizeDevice does not come back
 type testFront struct {
-	send chan shm.SQE // to Serve
+	send    chan shm.SQE // to Serve
+	answers atomic.Pointer[frontDir]
 
 	mu      sync.Mutex
 	devices map[uint32]plugin.DeviceSpec
@@ -92,6 +96,13 @@ func (f *testFront) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
 	}
 	if dir.has("ask") {
 		f.send <- shm.SQE{Op: blk.Extents, Device: s.Index, Arena: s.ArenaID, Len: 4096}
+	}
+	if dir.has("serve") {
+		f.answers.Store(&dir)
+	}
+	for dir.has("serve") {
+		f.send <- shm.SQE{Op: blk.Read, Device: s.Index, Arena: s.ArenaID, Len: 4096}
+		time.Sleep(time.Millisecond)
 	}
 	if dir.has("deaf") {
 		ctx = context.WithoutCancel(ctx)
@@ -174,7 +185,11 @@ func (f *testFront) Location(index uint32) string {
 func (f *testFront) Serve(q *plugin.FrontQueue) error {
 	var done [8]shm.CQE
 	for !q.Closed() {
-		q.Pop(done[:])
+		for _, e := range done[:q.Pop(done[:])] {
+			if dir := f.answers.Load(); dir != nil {
+				dir.tell("answer %d", e.Errno)
+			}
+		}
 		select {
 		case e := <-f.send:
 			q.Push(&e)

@@ -117,10 +117,8 @@ func (f *frontend) add(ctx context.Context, d *Device) error {
 	if err != nil {
 		return err
 	}
-	if err = a.isShown(first); err != nil && ctx.Err() == nil {
-		ctx, cancel := context.WithTimeout(ctx, forcedClose)
-		defer cancel()
-		a.awaitGone(ctx) // its index is free then
+	if err = a.isShown(first); err != nil {
+		a.awaitEnd(ctx, first)
 	}
 	return err
 }

@@ -129,7 +129,7 @@ func (s *Server) Start() error {
 func (s *Server) Upgrade(binary string) (*controlpb.UpgradeReply, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*Patience)
 	defer cancel()
-	reply, err := s.API.Upgrade(ctx, &controlpb.UpgradeRequest{Binary: binary})
+	reply, err := s.API.Upgrade(ctx, &controlpb.UpgradeRequest{Binary: binary, ReadyUs: Patience.Microseconds()})
 	if err != nil {
 		return nil, err
 	}
@@ -289,7 +289,7 @@ func (c *Client) Start() error {
 func (c *Client) Upgrade(binary string) (*controlpb.UpgradeReply, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*Patience)
 	defer cancel()
-	reply, err := c.API.Upgrade(ctx, &controlpb.UpgradeRequest{Binary: binary})
+	reply, err := c.API.Upgrade(ctx, &controlpb.UpgradeRequest{Binary: binary, ReadyUs: Patience.Microseconds()})
 	if err != nil {
 		return nil, err
 	}
