@@ -79,17 +79,23 @@ test-kernel: build ## with the Linux kernel as the peer, in a virtual machine (r
 	@mkdir -p $(RESULTS)
 	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 -timeout 40m test/kernelvm
 
-# A guest keeps one CPU busy at most times, so the two run side by side.
+# A guest keeps one CPU busy at most times, so two run side by side, the longest first.
 test-devices: build tools-for-packages ## front ends as block devices, and a host that boots with the packages, in virtual machines (root, about 12 minutes); RUN=REGEX: the first only
 ifeq ($(RUN),)
-	@$(MAKE) --no-print-directory --keep-going -j2 --output-sync=target -o build -o tools-for-packages test-disks test-boot
+	@$(MAKE) --no-print-directory --keep-going -j2 --output-sync=target -o build -o tools-for-packages test-disks-ublk test-disks-nbd test-boot
 else
 	@$(MAKE) --no-print-directory -o build test-disks
 endif
 
+test-disks-ublk: build
+	@$(MAKE) --no-print-directory -o build test-disks SKIP=TestInGuest/nbd PART=-ublk
+
+test-disks-nbd: build
+	@$(MAKE) --no-print-directory -o build test-disks RUN=TestInGuest/nbd PART=-nbd
+
 test-disks: build ## front ends as block devices, in a virtual machine (root)
 	@mkdir -p $(RESULTS)
-	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices -p 1 -timeout 75m $(if $(RUN),-run '$(RUN)') test/devices
+	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS)/devices$(PART) -p 1 -timeout 75m $(if $(RUN),-run '$(RUN)') $(if $(SKIP),-skip '$(SKIP)') test/devices
 
 test-boot: tools-for-packages ## a Debian host that boots with the packages, in a virtual machine (root)
 	@mkdir -p $(RESULTS)
@@ -245,4 +251,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## what was built
 	@rm -rf $(BIN) .cache dist bench-results*
 
-.PHONY: help build demo test test-versions tools-for-test test-modules test-e2e test-kernel test-devices test-disks test-boot test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report timeline bench-net bench-kernel bench-kernel-report lint vuln man install packages release release-programs generate tidy release-check clean
+.PHONY: help build demo test test-versions tools-for-test test-modules test-e2e test-kernel test-devices test-disks test-disks-ublk test-disks-nbd test-boot test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report timeline bench-net bench-kernel bench-kernel-report lint vuln man install packages release release-programs generate tidy release-check clean

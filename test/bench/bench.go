@@ -23,6 +23,8 @@ type settings struct {
 	Quick   bool          `json:"quick,omitempty"`
 	Verify  bool          `json:"verify,omitempty"`
 	Net     bool          `json:"net,omitempty"` // networks in the place of block devices
+
+	FloorSums bool `json:"floor_sums,omitempty"` // the skeletons' messages have checksums
 }
 
 // phase is a set of targets that are there at the same time and take turns.

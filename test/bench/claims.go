@@ -212,6 +212,11 @@ func planOf(all []claim, only []string, quick bool) *plan {
 		}
 		if floor := c.floor(); floor != "" {
 			p.need(floor, c.w)
+			if c.ofItself() {
+				for _, w := range c.loads {
+					p.need(floor, w)
+				}
+			}
 		}
 		for _, peer := range c.peers {
 			for _, w := range c.peerLoads() {
@@ -251,6 +256,9 @@ func (c claim) quick() bool {
 	}
 	return true
 }
+
+// ofItself reports whether the row is a target's against itself with other loads.
+func (c claim) ofItself() bool { return slices.Equal(c.peers, []string{c.ours}) }
 
 func (c claim) peerLoads() []workload {
 	if c.loads == nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 )
 
@@ -41,7 +42,7 @@ func (s *site) addFloor(ctx context.Context) error {
 		return err
 	}
 	p, socket, err := s.unix(ctx, "floor", func(socket string) []string {
-		return []string{path, "-socket", socket, "-size", strconv.FormatInt(s.Size, 10)}
+		return []string{path, "-socket", socket, "-size", strconv.FormatInt(s.Size, 10), s.floorSums()}
 	})
 	if err != nil {
 		return err
@@ -60,13 +61,16 @@ func (s *site) addFloorLibrary(name string, flags ...string) error {
 	if err != nil {
 		return err
 	}
-	argv := append([]string{path, "-library", "-size", strconv.FormatInt(s.Size, 10)}, flags...)
+	argv := append([]string{path, "-library", "-size", strconv.FormatInt(s.Size, 10), s.floorSums()}, flags...)
 	g, t, err := s.addGenerator(name, generatorConfig{program: argv, devices: []string{"disk"}})
 	if err == nil {
 		t.servers = children(g.pid())
 	}
 	return err
 }
+
+// floorSums is the skeleton's flag for checksums.
+func (s *site) floorSums() string { return fmt.Sprintf("-sums=%t", s.FloorSums) }
 
 // addFloorDisk starts the skeleton with a store of a plugin's.
 func (s *site) addFloorDisk(name, path string, loop bool) error {

@@ -39,6 +39,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.BoolVar(&o.Net, "net", false, "compare networks in the place of block devices: IP over InfiniBand with wireguard-go (root)")
 	f.BoolVar(&o.Quick, "quick", false, "a try-out: one round of short runs on small devices, a part of each row")
 	f.BoolVar(&o.Verify, "verify", false, "check the data of every workload of ours first")
+	f.BoolVar(&o.FloorSums, "floor-sums", false, "the skeletons compute checksums as the product does")
 	f.StringVar(&o.json, "json", "../bench-results.json", "where the results go; raw output of fio goes to a folder beside it")
 	f.StringVar(&o.markdown, "markdown", "", "where the tables go, besides standard output, with the plots beside them")
 	f.StringVar(&o.dir, "dir", "", "folder on the disk of the file targets (default: the system's temporary folder)")

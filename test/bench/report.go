@@ -21,7 +21,8 @@ type row struct {
 	CRCOff   float64 `json:"ours_crc_off,omitempty"`
 	Floor    float64 `json:"floor,omitempty"`
 	// AtFloor is the median of the ratios of ours to the floor within each round: 1
-	// is as good as the floor.
+	// is as good as the floor. Of a target against itself it is the ratio to the
+	// floor's ratio.
 	AtFloor  float64 `json:"ours_to_floor,omitempty"`
 	Peer     float64 `json:"peer"`
 	PeerName string  `json:"peer_name"`
@@ -105,12 +106,28 @@ func (r *results) row(c claim) (best row, found bool) {
 		}
 	}
 	best.CRCOff = r.median(key{c.ours + crcOff, c.w.Name}, c.m)
-	if floor := c.floor(); floor != "" {
-		if got, ok := r.compare(c, key{floor, c.w.Name}); ok {
-			best.Floor, best.AtFloor = got.Peer, got.Quartiles[2]
-		}
-	}
+	best.Floor, best.AtFloor = r.atFloor(c, best.Ratio)
 	return best, found
+}
+
+// atFloor returns the figure of the claim's skeleton, and ours as a part of it; 0: there
+// is none. Where a target is compared with itself the parts are those of the ratios,
+// because the skeleton's ratio is the bound then.
+func (r *results) atFloor(c claim, ratio float64) (floor, part float64) {
+	got, ok := r.compare(c, key{c.floor(), c.w.Name})
+	if !ok {
+		return 0, 0
+	}
+	if !c.ofItself() {
+		return got.Peer, got.Quartiles[2]
+	}
+	skeleton := c
+	skeleton.ours, skeleton.peers = c.floor(), []string{c.floor()}
+	itself, ok := r.row(skeleton)
+	if !ok || itself.Ratio == 0 {
+		return got.Peer, 0
+	}
+	return got.Peer, ratio / itself.Ratio
 }
 
 // tougher reports whether the peer of a is better than that of b.

@@ -31,6 +31,22 @@ func TestRowAtTheFloor(t *testing.T) {
 	}
 }
 
+// The floor of a target against itself is the skeleton against itself.
+func TestFloorOfARatioToItself(t *testing.T) {
+	many, best := random(false, 1, 64), random(false, 16, 1)
+	c := claim{"U9", many, kiops, direct, []string{direct}, []workload{best}, 0.8}
+	of := func(ios uint64) []*sample { return []*sample{{IOs: ios, Elapsed: 1}} }
+	r := &results{samples: map[key][]*sample{
+		{direct, many.Name}: of(6000), {direct, best.Name}: of(10000), {floorLibrary, many.Name}: of(15000), {floorLibrary, best.Name}: of(20000),
+	}}
+	if got, _ := r.row(c); got.Ratio != 0.6 || got.Floor != 15 || got.AtFloor < 0.799 || got.AtFloor > 0.801 {
+		t.Errorf("%+v", got)
+	}
+	if p := choose([]string{"U9"}, false); !p.has(floorLibrary, random(false, 64, 1)) {
+		t.Error("the skeleton is not measured with fewer jobs")
+	}
+}
+
 func TestFloorIsMeasuredBesideItsRows(t *testing.T) {
 	p := choose([]string{"U1", "U7", "U10"}, false)
 	if !p.has(floorSocket, random(true, 1, 1)) || p.has(floorSocket, random(true, 64, 1)) || !p.has(floorFile, random(true, 32, 1)) || !p.has(floorLoop, random(true, 32, 1)) {

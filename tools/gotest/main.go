@@ -31,6 +31,7 @@ var (
 	race    = flag.Bool("race", false, "with the race detector")
 	procs   = flag.String("p", "", "go test -p")
 	run     = flag.String("run", "", "go test -run")
+	skip    = flag.String("skip", "", "go test -skip")
 	timeout = flag.String("timeout", "15m", "go test -timeout")
 )
 
@@ -60,6 +61,9 @@ func test(dir string, sum *totals) error {
 	}
 	if *run != "" {
 		args = append(args, "-run", *run)
+	}
+	if *skip != "" {
+		args = append(args, "-skip", *skip)
 	}
 	cmd := exec.Command("go", append(args, "./...")...)
 	cmd.Dir = dir

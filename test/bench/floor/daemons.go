@@ -74,13 +74,15 @@ func daemon(c config, name string, header int) (o opened, p *pump.Pump, wire *st
 	if p, err = c.newPump(name); err != nil {
 		return o, nil, nil, err
 	}
-	wire, err = newWire(firstFD+4, header)
+	wire, err = c.newWire(firstFD+4, header)
 	return o, p, wire, err
 }
 
 // newWire makes a stream of a TCP connection.
-func newWire(fd, header int) (*stream, error) {
-	return newStream(fd, header), errors.Join(unix.SetNonblock(fd, true), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, tcpBuffer))
+func (c config) newWire(fd, header int) (*stream, error) {
+	s := newStream(fd, header)
+	s.sums = c.sums
+	return s, errors.Join(unix.SetNonblock(fd, true), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, tcpBuffer))
 }
 
 // tcpBuffer is about the send buffer that the product gives a connection on loopback;
@@ -98,7 +100,7 @@ func (c *client) Poll() int {
 		if e.Op == blk.Write {
 			data = payload(c.arena, e)
 		}
-		putHeader(c.wire.add(wireRequest, data).head[:], e)
+		c.wire.post(wireRequest, data, e)
 	}
 	return n
 }
@@ -151,7 +153,7 @@ func (s *server) Poll() int {
 		if e.Op == blk.Read {
 			data = payload(s.arena, e)
 		}
-		putHeader(s.wire.add(wireAnswer, data).head[:], e)
+		s.wire.post(wireAnswer, data, e)
 	}
 	return n
 }

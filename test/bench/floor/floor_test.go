@@ -28,6 +28,13 @@ func TestMain(m *testing.M) {
 }
 
 func TestServesADisk(t *testing.T) {
+	for _, sums := range []string{"-sums=false", "-sums"} {
+		t.Run(sums, func(t *testing.T) { serveADisk(t, sums) })
+	}
+}
+
+func serveADisk(t *testing.T, sums string) {
+	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +45,7 @@ func TestServesADisk(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	socket := filepath.Join(dir, "s")
-	cmd := exec.Command(exe, "-socket", socket, "-size", "16777216")
+	cmd := exec.Command(exe, "-socket", socket, "-size", "16777216", sums)
 	cmd.Env = append(os.Environ(), asFloor+"=1")
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
@@ -83,7 +90,7 @@ func TestMakesLoad(t *testing.T) {
 		f.Close()
 	}
 	loads := []string{"--rw randread --bs=4096 --depth=16 --jobs=1", "--rw randwrite --bs=4096 --depth=1 --jobs=32", "--rw write --bs=1048576 --depth=4 --jobs=2"}
-	for _, flags := range [][]string{nil, {"-file", file}, {"-file", file, "-direct"}} {
+	for _, flags := range [][]string{nil, {"-sums"}, {"-file", file}, {"-file", file, "-direct", "-sums"}} {
 		cmd := exec.CommandContext(t.Context(), exe, append([]string{"-library", "-size", "16777216"}, flags...)...)
 		cmd.Env = append(os.Environ(), asFloor+"=1")
 		cmd.Stderr = os.Stderr

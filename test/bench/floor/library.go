@@ -43,7 +43,7 @@ func runLibrary(c config, fd int) error {
 	if l.pump, err = c.newPump("library"); err != nil {
 		return err
 	}
-	if l.wire, err = newWire(fd, wireAnswer); err != nil {
+	if l.wire, err = c.newWire(fd, wireAnswer); err != nil {
 		return err
 	}
 	l.wire.begin, l.wire.came = l.onHeader, l.onPayload

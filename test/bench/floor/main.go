@@ -2,8 +2,8 @@
 // and bytes, and no protocol. What it needs is a lower bound for every program with these
 // processes on this machine.
 //
-//	floor -socket PATH [-size BYTES] [-spin DURATION]
-//	floor -library [-size BYTES | -file PATH [-direct]] [-spin DURATION]
+//	floor -socket PATH [-size BYTES] [-sums] [-spin DURATION]
+//	floor -library [-size BYTES | -file PATH [-direct]] [-sums] [-spin DURATION]
 //
 // The first serves one disk in memory at an NBD unix socket until a signal ends it:
 //
@@ -16,9 +16,9 @@
 //
 // Each process has one pump of package pump, which spins and sleeps by the rules of the
 // product, and the rings are those of package shm, with its doorbells. A message on TCP
-// is a header of the size of ours on the wire and the payload. There are no checksums,
-// keys, checks, sessions, statistics, or answers to errors: whatever is out of order ends
-// the process. Files:
+// is a header of the size of ours on the wire and the payload. There are no keys, checks,
+// sessions, statistics, or answers to errors: whatever is out of order ends the process.
+// Checksums are there with -sums only. Files:
 //
 // main.go (processes), handshake.go (NBD), frontend.go, library.go and daemons.go (what
 // the processes do), orders.go (loads of the library), stream.go (a socket as a source of
@@ -58,6 +58,7 @@ type config struct {
 	library      bool   // make load instead of serving NBD clients
 	file         string // the disk; empty: it is in memory
 	direct       bool   // the file is read past the page cache
+	sums         bool   // messages between the daemons have checksums
 }
 
 // Descriptors of the children, in this order: ring, its two doorbells, arena, and of the
@@ -74,6 +75,7 @@ func main() {
 	flag.BoolVar(&c.library, "library", false, "make load as orders on standard input say")
 	flag.StringVar(&c.file, "file", "", "file or block device that the plugin serves instead of memory")
 	flag.BoolVar(&c.direct, "direct", false, "read the file past the page cache")
+	flag.BoolVar(&c.sums, "sums", false, "give each message between the daemons a CRC32C, as the product's default fabric does")
 	flag.Parse()
 	if err := c.run(); err != nil {
 		fmt.Fprintf(os.Stderr, "floor %s: %v\n", c.role, err)
@@ -140,7 +142,7 @@ func (c config) start() error {
 // spawn starts a child, and returns a function that ends it.
 func (c config) spawn(child child) (stop func(), err error) {
 	cmd := exec.Command(os.Args[0], "-role", child.role, "-socket", c.socket, "-size", fmt.Sprint(c.size), "-piece", fmt.Sprint(c.piece),
-		"-spin", c.spin.String(), "-file", c.file, fmt.Sprintf("-direct=%t", c.direct))
+		"-spin", c.spin.String(), "-file", c.file, fmt.Sprintf("-direct=%t", c.direct), fmt.Sprintf("-sums=%t", c.sums))
 	cmd.ExtraFiles, cmd.Stderr = child.fds, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {

@@ -1,7 +1,12 @@
 package main
 
 import (
+	"encoding/binary"
+	"hash/crc32"
+
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
 const (
@@ -41,6 +46,9 @@ type stream struct {
 	// quiet says that the last receive has emptied the socket, skip that Poll does not
 	// receive. The owner of many streams skips the quiet ones until epoll reports them.
 	quiet, skip bool
+	sums        bool // each message has a checksum
+
+	sum, want uint32 // of the message in progress
 
 	stage   []byte
 	r, w    int
@@ -130,9 +138,20 @@ func (s *stream) receive() bool {
 
 // place accounts for n bytes of payload at their place.
 func (s *stream) place(n int) {
+	if s.sums {
+		s.sum = crc32.Update(s.sum, castagnoli, s.payload[s.got:][:n])
+	}
 	s.got += n
 	s.open = s.got < len(s.payload)
+	s.check()
 	s.came(s.got)
+}
+
+// check fails if a message is complete and is not what was sent.
+func (s *stream) check() {
+	if s.sums && !s.open && s.sum != s.want {
+		fail("a checksum is wrong", nil)
+	}
 }
 
 // parse takes messages that are staged.
@@ -155,8 +174,13 @@ func (s *stream) parse() {
 			return
 		}
 		s.r += s.header
+		if s.sums {
+			h := s.stage[s.r-s.header:][:s.header]
+			s.sum, s.want = headerSum(h), binary.LittleEndian.Uint32(h[sumAt:])
+		}
 		s.payload, s.got, s.open = payload, 0, len(payload) > 0
 		if !s.open {
+			s.check()
 			s.came(0)
 		}
 	}
@@ -171,6 +195,25 @@ func (s *stream) add(n int, payload []byte) *message {
 	s.n++
 	m.n, m.payload, m.ends = n, payload, -1
 	return m
+}
+
+// sumAt is the place of the checksum in a header, behind the other fields.
+const sumAt = 32
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// headerSum is the checksum of a header without its own field.
+func headerSum(h []byte) uint32 {
+	return crc32.Update(crc32.Checksum(h[:sumAt], castagnoli), castagnoli, h[sumAt+4:])
+}
+
+// post sends a request between the daemons, or an answer, with n bytes of header.
+func (s *stream) post(n int, payload []byte, e *shm.SQE) {
+	m := s.add(n, payload)
+	putHeader(m.head[:], e)
+	if s.sums {
+		binary.LittleEndian.PutUint32(m.head[sumAt:], crc32.Update(headerSum(m.head[:n]), castagnoli, payload))
+	}
 }
 
 // flush sends messages until there is none or the socket is full.
