@@ -80,7 +80,7 @@ test-kernel: build ## with the Linux kernel as the peer, in a virtual machine (r
 	@RNBD_KERNEL=1 RNBD_BIN=$(BIN) go run ./tools/gotest -out $(RESULTS) -p 1 -timeout 40m test/kernelvm
 
 # A guest keeps one CPU busy at most times, so two run side by side, the longest first.
-test-devices: build tools-for-packages ## front ends as block devices, and a host that boots with the packages, in virtual machines (root, about 12 minutes); RUN=REGEX: the first only
+test-devices: build tools-for-packages ## front ends as block devices, and a host that boots with the packages, in virtual machines (root, about 15 minutes); RUN=REGEX: the first only
 ifeq ($(RUN),)
 	@$(MAKE) --no-print-directory --keep-going -j2 --output-sync=target -o build -o tools-for-packages test-disks-ublk test-disks-nbd test-boot
 else

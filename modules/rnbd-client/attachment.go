@@ -32,6 +32,9 @@ const (
 	callTimeout = 10 * time.Second
 )
 
+// errForced is the cause of the end of a map whose device is unmapped by force.
+var errForced = fmt.Errorf("the device is unmapped by force: %w", syscall.ECANCELED)
+
 // makeAttachment makes an attachment without a worker.
 func (f *frontend) makeAttachment(spec plugin.DeviceSpec) *attachment {
 	return &attachment{

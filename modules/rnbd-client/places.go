@@ -14,8 +14,6 @@ import (
 // needs an occupied place is refused. It waits only if the place is being given
 // back.
 
-var errForced = fmt.Errorf("the device is unmapped by force: %w", syscall.ECANCELED)
-
 var errAway = fmt.Errorf("another process of the daemon takes the devices over: %w", syscall.EBUSY)
 
 // begin starts work on p. The context ends with ctx, or when another caller
