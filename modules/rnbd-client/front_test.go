@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 //	read         AddDevice sends a read before
 //	ask          AddDevice asks for extents before
 //	serve        AddDevice does not come back, whatever its caller does, and
-//	             reads meanwhile; "told" gets the errors of these reads
+//	             reads meanwhile; "told" gets the answers, errors or 0
 //	fail         AddDevice fails after that
 //	none         a disk that is looked for is not there
 //	used         the disk is in use
