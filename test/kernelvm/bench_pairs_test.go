@@ -3,8 +3,12 @@ package kernelvm
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/rnbd-go/rnbd/test/kernelvm/vm"
 )
@@ -31,7 +35,7 @@ func newPeerBench(t *testing.T) *peerBench {
 	b := &peerBench{t: t, g: g}
 	b.withoutTraces()
 	g.RXE(t, "rxe0", benchAddr+"/24")
-	g.Modprobe(t, "brd", "rd_nr=8", "rd_size=65536")
+	g.Modprobe(t, "brd", "rd_nr=9", "rd_size=65536")
 	g.Modprobe(t, "rnbd-server")
 	g.Modprobe(t, "rnbd-client")
 	b.startOurs()
@@ -43,6 +47,7 @@ func newPeerBench(t *testing.T) *peerBench {
 	b.ourMap(ublkTCP, "our client over iwarp, ublk, to our server", 5, "ublk", "1236%iwarp")
 	b.library("library, ibverbs", "rnbd bench with the client library over ibverbs on rxe, to our server", 6, "1235%ibverbs")
 	b.library("library, iwarp", "rnbd bench with the client library over iwarp, to our server", 7, "1236%iwarp")
+	b.skeleton(8)
 	b.nbdkit()
 	return b
 }
@@ -98,6 +103,28 @@ func (b *peerBench) ourMap(name, what string, disk int, frontend, port string) {
 func (b *peerBench) library(name, what string, disk int, port string) {
 	b.pairs = append(b.pairs, benchPair{name: name, what: what, library: []string{residentDir + "/rnbd", "bench", fmt.Sprintf("/dev/ram%d", disk),
 		"--server", fmt.Sprintf("%[1]s@%[1]s:%[2]s", benchAddr, port), "--write", "--yes", "json"}})
+}
+
+// skeleton has the processes, hand-overs and checksums of ublk over iwarp, and no protocol.
+func (b *peerBench) skeleton(disk int) {
+	b.t.Helper()
+	built := filepath.Join(filepath.Dir(exercisePath), "floor")
+	cmd := exec.Command("go", "build", "-o", built, "../bench/floor")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		b.t.Fatalf("build the skeleton: %v\n%s", err, out)
+	}
+	b.g.Run(b.t, "cp", built, residentDir)
+	p := b.g.Start(b.t, residentDir+"/floor", "-ublk", "-sums", "-size", "67108864", "-file", fmt.Sprintf("/dev/ram%d", disk), "-direct")
+	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		if node := strings.TrimSpace(p.Output()); strings.HasPrefix(node, "/dev/ublkb") {
+			b.device(ublkFloor, "a skeleton of ublk, iwarp: its processes, hand-overs and checksums, no protocol", node)
+			return
+		}
+		if time.Now().After(end) {
+			b.t.Fatalf("the skeleton has no disk: %s", p.Output())
+		}
+	}
 }
 
 // nbdkit is reached by the kernel's NBD client.

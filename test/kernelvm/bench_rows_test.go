@@ -15,6 +15,14 @@ type benchClaim struct {
 	target               float64 // least ratio
 }
 
+// floor is the skeleton with the processes of a claim's first pair, if there is one.
+func (c benchClaim) floor() string {
+	if c.ours == ublkTCP || c.ours == ublkVerbs {
+		return ublkFloor
+	}
+	return ""
+}
+
 // Names of pairs that rows are about.
 const (
 	kernelPair = "kernel-kernel"
@@ -22,6 +30,7 @@ const (
 	ublkVerbs  = "ublk, ibverbs"
 	ublkTCP    = "ublk, iwarp"
 	nbdModule  = "nbd.ko, nbdkit"
+	ublkFloor  = "skeleton, ublk"
 )
 
 // benchClaims are the rows that only a guest can have.
@@ -52,7 +61,9 @@ type benchRow struct {
 	OursMedian, PeerMedian           float64
 	Median, LowerQuartile            float64 // of the ratios within each round
 	Target                           float64
-	Met                              bool // by the lower quartile
+	Met                              bool    // by the lower quartile
+	Floor                            float64 // median of the skeleton's ratios to the peer; 0: there is no skeleton
+	OfFloor                          float64 // median of the ratios of ours to the skeleton
 }
 
 // benchRun is one run of a pair. CPU seconds are those of all of the guest, fio and its
@@ -77,19 +88,35 @@ func (s benchSeries) row(c benchClaim) benchRow {
 		r.Figure = "CPU, all of the guest, s per million requests"
 		figure = func(run benchRun) float64 { return run.CPUPerMillion }
 	}
-	var ours, peer, ratios []float64
-	for i, run := range s[c.work][c.ours] {
-		x, y := figure(run), figure(s[c.work][c.peer][i])
-		ours, peer = append(ours, x), append(peer, y)
-		if c.cpu {
-			x, y = y, x
-		}
-		ratios = append(ratios, x/y)
-	}
+	ours, peer := figures(s[c.work][c.ours], figure), figures(s[c.work][c.peer], figure)
+	ratios := ratiosOf(ours, peer, c.cpu)
 	r.OursMedian, r.PeerMedian = quantile(ours, 0.5), quantile(peer, 0.5)
 	r.Median, r.LowerQuartile = quantile(ratios, 0.5), quantile(ratios, 0.25)
 	r.Met = r.LowerQuartile >= c.target
+	if f := c.floor(); f != "" {
+		floor := figures(s[c.work][f], figure)
+		r.Floor, r.OfFloor = quantile(ratiosOf(floor, peer, c.cpu), 0.5), quantile(ratiosOf(ours, floor, c.cpu), 0.5)
+	}
 	return r
+}
+
+func figures(runs []benchRun, figure func(benchRun) float64) (all []float64) {
+	for _, run := range runs {
+		all = append(all, figure(run))
+	}
+	return all
+}
+
+// ratiosOf compares round by round. Above 1 the first is better: more requests, or less
+// CPU time.
+func ratiosOf(first, second []float64, lessIsBetter bool) (all []float64) {
+	if lessIsBetter {
+		first, second = second, first
+	}
+	for i := range first {
+		all = append(all, first[i]/second[i])
+	}
+	return all
 }
 
 // ratios are those of each pair's requests per second to base's.
@@ -155,10 +182,14 @@ func benchMarkdown(r benchResult) string {
 	for _, name := range r.Order {
 		fmt.Fprintf(&b, "| %s | %s |\n", name, r.Pairs[name])
 	}
-	b.WriteString("\n## The rows\n\n| row | workload | figure | ours | | against | | ratio | lower quartile | target | |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("\n## The rows\n\n| row | workload | figure | ours | | against | | ratio | lower quartile | target | | the skeleton's ratio | ours to the skeleton |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, row := range r.Rows {
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %.0f | %s | %.0f | **%.2f** | %.2f | %g | %s |\n", row.ID, row.Workload, row.Figure, row.Ours, row.OursMedian,
-			row.Peer, row.PeerMedian, row.Median, row.LowerQuartile, row.Target, map[bool]string{true: "met", false: "**not met**"}[row.Met])
+		floor := "| |"
+		if row.Floor > 0 {
+			floor = fmt.Sprintf("| %.2f | %.2f |", row.Floor, row.OfFloor)
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %.0f | %s | %.0f | **%.2f** | %.2f | %g | %s %s\n", row.ID, row.Workload, row.Figure, row.Ours, row.OursMedian,
+			row.Peer, row.PeerMedian, row.Median, row.LowerQuartile, row.Target, map[bool]string{true: "met", false: "**not met**"}[row.Met], floor)
 	}
 	base := r.Order[0]
 	fmt.Fprintf(&b, "\n## All pairs\n\nRequests per second as a ratio to %s in the same round: median, least and greatest. Switches between tasks and\nsystem calls of a request are counted in a run of its own.\n\n", base)

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/test/nbdclient"
 )
@@ -73,6 +77,50 @@ func serveADisk(t *testing.T, sums string) {
 	}
 }
 
+// TestServesADiskOfUblk needs the kernel's driver: test/kernelvm has it.
+func TestServesADiskOfUblk(t *testing.T) {
+	if _, err := os.Stat("/dev/ublk-control"); err != nil {
+		t.Skip("no ublk here: ", err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), exe, "-ublk", "-sums", "-size", "16777216")
+	cmd.Env = append(os.Environ(), asFloor+"=1")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	node, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatalf("no disk: %v", err)
+	}
+	f, err := os.OpenFile(strings.TrimSpace(node), os.O_RDWR|syscall.O_SYNC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeAndRead(t, uncached{f})
+	f.Close()
+	if err := errors.Join(cmd.Process.Signal(syscall.SIGTERM), cmd.Wait()); err != nil {
+		t.Error(err)
+	}
+}
+
+// uncached reads a device past the page cache of whoever wrote it.
+type uncached struct{ *os.File }
+
+func (u uncached) ReadAt(p []byte, off int64) (int, error) {
+	if err := unix.Fadvise(int(u.Fd()), off, int64(len(p)), unix.FADV_DONTNEED); err != nil {
+		return 0, err
+	}
+	return u.File.ReadAt(p, off)
+}
+
 // TestMakesLoad has each kind of disk and of load, with more requests than a job has
 // in flight.
 func TestMakesLoad(t *testing.T) {
@@ -115,8 +163,14 @@ func TestMakesLoad(t *testing.T) {
 	}
 }
 
+// disk16M has 16 MiB.
+type disk16M interface {
+	io.ReaderAt
+	io.WriterAt
+}
+
 // writeAndRead moves blocks of all kinds of sizes, many at once.
-func writeAndRead(t *testing.T, c *nbdclient.Client) {
+func writeAndRead(t *testing.T, c disk16M) {
 	t.Helper()
 	sizes := []int{4096, 1 << 20, 124 << 10, 8192, 256 << 10, 512}
 	errs := make(chan error)

@@ -2,14 +2,20 @@
 // and bytes, and no protocol. What it needs is a lower bound for every program with these
 // processes on this machine.
 //
-//	floor -socket PATH [-size BYTES] [-sums] [-spin DURATION]
+//	floor -socket PATH [-size BYTES | -file PATH [-direct]] [-sums] [-spin DURATION]
+//	floor -ublk [-size BYTES | -file PATH [-direct]] [-sums] [-spin DURATION]
 //	floor -library [-size BYTES | -file PATH [-direct]] [-sums] [-spin DURATION]
 //
 // The first serves one disk in memory at an NBD unix socket until a signal ends it:
 //
 //	NBD client -> unix socket -> front end -> ring -> client -> TCP -> server -> ring -> plugin
 //
-// The second makes load itself, as an application with the client library does. Orders
+// The second serves it as a disk of the kernel's ublk driver, and prints the path of its
+// node:
+//
+//	ublk driver -> front end -> ring -> client -> TCP -> server -> ring -> plugin
+//
+// The third makes load itself, as an application with the client library does. Orders
 // are lines of standard input, its end ends the process:
 //
 //	goroutine -> ring -> pump of the process -> TCP -> server -> ring -> plugin
@@ -20,8 +26,8 @@
 // sessions, statistics, or answers to errors: whatever is out of order ends the process.
 // Checksums are there with -sums only. Files:
 //
-// main.go (processes), handshake.go (NBD), frontend.go, library.go and daemons.go (what
-// the processes do), orders.go (loads of the library), stream.go (a socket as a source of
+// main.go (processes), handshake.go (NBD), frontend.go, ublk.go, library.go and daemons.go
+// (what the processes do), orders.go (loads of the library), stream.go (a socket as a source of
 // a pump), disk.go (a plugin with a file).
 package main
 
@@ -56,6 +62,7 @@ type config struct {
 	piece        int // bytes of the largest request between client and server
 	spin         time.Duration
 	library      bool   // make load instead of serving NBD clients
+	ublk         bool   // serve a disk of ublk instead of NBD clients
 	file         string // the disk; empty: it is in memory
 	direct       bool   // the file is read past the page cache
 	sums         bool   // messages between the daemons have checksums
@@ -73,6 +80,7 @@ func main() {
 	flag.IntVar(&c.piece, "piece", 124<<10, "bytes of the largest request between client and server, as the product cuts")
 	flag.DurationVar(&c.spin, "spin", pump.DefaultSpin, "how long an idle pump looks for work before it sleeps; 0: not at all")
 	flag.BoolVar(&c.library, "library", false, "make load as orders on standard input say")
+	flag.BoolVar(&c.ublk, "ublk", false, "serve a disk of the kernel's ublk driver")
 	flag.StringVar(&c.file, "file", "", "file or block device that the plugin serves instead of memory")
 	flag.BoolVar(&c.direct, "direct", false, "read the file past the page cache")
 	flag.BoolVar(&c.sums, "sums", false, "give each message between the daemons a CRC32C, as the product's default fabric does")
@@ -86,6 +94,9 @@ func main() {
 func (c config) run() error {
 	switch c.role {
 	case "frontend":
+		if c.ublk {
+			return runUblk(c)
+		}
 		return runFrontend(c)
 	case "client":
 		return runClient(c)
@@ -142,8 +153,9 @@ func (c config) start() error {
 // spawn starts a child, and returns a function that ends it.
 func (c config) spawn(child child) (stop func(), err error) {
 	cmd := exec.Command(os.Args[0], "-role", child.role, "-socket", c.socket, "-size", fmt.Sprint(c.size), "-piece", fmt.Sprint(c.piece),
-		"-spin", c.spin.String(), "-file", c.file, fmt.Sprintf("-direct=%t", c.direct), fmt.Sprintf("-sums=%t", c.sums))
-	cmd.ExtraFiles, cmd.Stderr = child.fds, os.Stderr
+		"-spin", c.spin.String(), "-file", c.file, fmt.Sprintf("-direct=%t", c.direct), fmt.Sprintf("-sums=%t", c.sums),
+		fmt.Sprintf("-ublk=%t", c.ublk))
+	cmd.ExtraFiles, cmd.Stdout, cmd.Stderr = child.fds, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", child.role, err)
