@@ -125,6 +125,12 @@ func runServer(conf config) error {
 		return err
 	}
 	s := &server{sub: o.ring.Submitter(), arena: o.arena, wire: wire}
+	var store []byte
+	if conf.inServer {
+		if store, err = newStore(conf.size); err != nil {
+			return err
+		}
+	}
 	wire.begin = func(h []byte) ([]byte, bool) {
 		if s.cur = getHeader(h); s.cur.Op == blk.Write {
 			return payload(s.arena, &s.cur), true
@@ -133,6 +139,11 @@ func runServer(conf config) error {
 	}
 	wire.came = func(n int) {
 		if s.cur.Op == blk.Write && n < int(s.cur.Len) {
+			return
+		}
+		if store != nil {
+			move(store, s.arena, &s.cur)
+			s.answer(&s.cur)
 			return
 		}
 		s.flying[s.cur.Tag] = s.cur
@@ -148,14 +159,17 @@ func (s *server) Poll() int {
 	s.sub.Publish()
 	n := s.sub.Pop(s.cqes[:])
 	for _, a := range s.cqes[:n] {
-		e := &s.flying[a.Tag]
-		var data []byte
-		if e.Op == blk.Read {
-			data = payload(s.arena, e)
-		}
-		s.wire.post(wireAnswer, data, e)
+		s.answer(&s.flying[a.Tag])
 	}
 	return n
+}
+
+func (s *server) answer(e *shm.SQE) {
+	var data []byte
+	if e.Op == blk.Read {
+		data = payload(s.arena, e)
+	}
+	s.wire.post(wireAnswer, data, e)
 }
 
 func (s *server) Arm() bool { return s.sub.Arm() }
@@ -182,13 +196,9 @@ func runPlugin(c config) error {
 	if c.file != "" {
 		return runDisk(c, o)
 	}
-	disk, err := unix.Mmap(-1, 0, int(c.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	disk, err := newStore(c.size)
 	if err != nil {
 		return err
-	}
-	_ = unix.Madvise(disk, unix.MADV_HUGEPAGE) // costs speed only where there are none
-	for i := 0; i < len(disk); i += 4096 {
-		disk[i] = 1 // no load meets a page that is not there
 	}
 	p, err := c.newPump("plugin")
 	if err != nil {
@@ -197,18 +207,36 @@ func runPlugin(c config) error {
 	return serve(p, &plugin{comp: o.ring.Completer(), arena: o.arena, disk: disk})
 }
 
+// newStore is the memory of a disk.
+func newStore(size int64) ([]byte, error) {
+	disk, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, err
+	}
+	_ = unix.Madvise(disk, unix.MADV_HUGEPAGE) // costs speed only where there are none
+	for i := 0; i < len(disk); i += 4096 {
+		disk[i] = 1 // no load meets a page that is not there
+	}
+	return disk, nil
+}
+
+// move does a request on a disk in memory.
+func move(disk, arena []byte, e *shm.SQE) {
+	memory, disk := payload(arena, e), disk[e.Offset:][:e.Len]
+	if e.Op == blk.Write {
+		copy(disk, memory)
+	} else {
+		copy(memory, disk)
+	}
+}
+
 // Poll copies.
 func (p *plugin) Poll() int {
 	n := p.comp.Pop(p.sqes[:])
 	bytes := 0
 	for i := range p.sqes[:n] {
 		e := &p.sqes[i]
-		memory, disk := payload(p.arena, e), p.disk[e.Offset:][:e.Len]
-		if e.Op == blk.Write {
-			copy(disk, memory)
-		} else {
-			copy(memory, disk)
-		}
+		move(p.disk, p.arena, e)
 		p.comp.Push(&shm.CQE{Tag: e.Tag})
 		if bytes += int(e.Len); bytes >= shownAfter {
 			p.comp.Publish()

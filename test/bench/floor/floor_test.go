@@ -32,12 +32,12 @@ func TestMain(m *testing.M) {
 }
 
 func TestServesADisk(t *testing.T) {
-	for _, sums := range []string{"-sums=false", "-sums"} {
-		t.Run(sums, func(t *testing.T) { serveADisk(t, sums) })
+	for _, flag := range []string{"-sums=false", "-sums", "-in-server"} {
+		t.Run(flag, func(t *testing.T) { serveADisk(t, flag) })
 	}
 }
 
-func serveADisk(t *testing.T, sums string) {
+func serveADisk(t *testing.T, flag string) {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -49,7 +49,7 @@ func serveADisk(t *testing.T, sums string) {
 	}
 	defer os.RemoveAll(dir)
 	socket := filepath.Join(dir, "s")
-	cmd := exec.Command(exe, "-socket", socket, "-size", "16777216", sums)
+	cmd := exec.Command(exe, "-socket", socket, "-size", "16777216", flag)
 	cmd.Env = append(os.Environ(), asFloor+"=1")
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {

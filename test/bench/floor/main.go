@@ -2,7 +2,7 @@
 // and bytes, and no protocol. What it needs is a lower bound for every program with these
 // processes on this machine.
 //
-//	floor -socket PATH [-size BYTES | -file PATH [-direct]] [-sums] [-spin DURATION]
+//	floor -socket PATH [-size BYTES | -file PATH [-direct]] [-in-server] [-sums] [-spin DURATION]
 //	floor -ublk [-size BYTES | -file PATH [-direct]] [-sums] [-spin DURATION]
 //	floor -library [-size BYTES | -file PATH [-direct]] [-sums] [-spin DURATION]
 //
@@ -65,6 +65,7 @@ type config struct {
 	ublk         bool   // serve a disk of ublk instead of NBD clients
 	file         string // the disk; empty: it is in memory
 	direct       bool   // the file is read past the page cache
+	inServer     bool   // the server has the disk, which is in memory, and the plugin nothing to do
 	sums         bool   // messages between the daemons have checksums
 }
 
@@ -83,6 +84,7 @@ func main() {
 	flag.BoolVar(&c.ublk, "ublk", false, "serve a disk of the kernel's ublk driver")
 	flag.StringVar(&c.file, "file", "", "file or block device that the plugin serves instead of memory")
 	flag.BoolVar(&c.direct, "direct", false, "read the file past the page cache")
+	flag.BoolVar(&c.inServer, "in-server", false, "keep the disk in memory of the server, which spares the hand-overs to the plugin")
 	flag.BoolVar(&c.sums, "sums", false, "give each message between the daemons a CRC32C, as the product's default fabric does")
 	flag.Parse()
 	if err := c.run(); err != nil {
@@ -154,7 +156,7 @@ func (c config) start() error {
 func (c config) spawn(child child) (stop func(), err error) {
 	cmd := exec.Command(os.Args[0], "-role", child.role, "-socket", c.socket, "-size", fmt.Sprint(c.size), "-piece", fmt.Sprint(c.piece),
 		"-spin", c.spin.String(), "-file", c.file, fmt.Sprintf("-direct=%t", c.direct), fmt.Sprintf("-sums=%t", c.sums),
-		fmt.Sprintf("-ublk=%t", c.ublk))
+		fmt.Sprintf("-ublk=%t", c.ublk), fmt.Sprintf("-in-server=%t", c.inServer))
 	cmd.ExtraFiles, cmd.Stdout, cmd.Stderr = child.fds, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
