@@ -156,7 +156,7 @@ bench: build tools-for-test ## against other NBD servers, on this machine (root;
 	@cd test && RNBD_BIN=$(BIN) go run ./bench $(BENCH)
 
 bench-report: build tools-for-test ## the same, with tables and plots into docs/benchmarks
-	@cd test && RNBD_BIN=$(BIN) go run ./bench -rounds 7 -markdown $(CURDIR)/docs/benchmarks/README.md $(BENCH)
+	@cd test && RNBD_BIN=$(BIN) go run ./bench -rounds 7 -floor-sums -markdown $(CURDIR)/docs/benchmarks/README.md $(BENCH)
 
 timeline: build ## where the time of one request through the NBD front end goes, hand-over by hand-over (root, perf); TIMELINE='-calls'
 	@cd test && RNBD_BIN=$(BIN) go run ./timeline $(TIMELINE)

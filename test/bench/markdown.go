@@ -66,6 +66,9 @@ func (p *report) writeMachine(b *strings.Builder) {
 	}
 	c := p.Settings
 	fmt.Fprintf(b, "- %d rounds, %v per run%s; %s\n", c.Rounds, c.Cell, p.loads(), p.Defaults)
+	if c.FloorSums {
+		fmt.Fprint(b, "- the skeletons of the floor compute and check a CRC32C of every byte between the daemons, as ours do\n")
+	}
 	fmt.Fprintf(b, "- %d of %d runs had a foreign load above %.1f cores and were dropped; load average %s\n", p.Dropped, p.Runs, c.Foreign, p.loadAverages())
 	for _, name := range slices.Sorted(maps.Keys(p.Ciphers)) {
 		fmt.Fprintf(b, "- cipher of %q: %s\n", name, p.Ciphers[name])
@@ -146,8 +149,11 @@ func (r row) write(b *strings.Builder, floor bool) {
 		crc = digits(r.CRCOff)
 	}
 	fmt.Fprintf(b, "| %s | %s, %s |", r.Workload, r.Metric, r.Unit)
-	if floor {
+	switch {
+	case floor && r.Floor > 0:
 		fmt.Fprintf(b, " %s (%.2f) |", digits(r.Floor), r.AtFloor)
+	case floor:
+		b.WriteString(" |")
 	}
 	fmt.Fprintf(b, " %s | %s | %s | %s | **%.2f** | %.2f | %s | %d | %s |\n",
 		digits(r.Ours), crc, r.PeerName, digits(r.Peer), r.Ratio, r.Quartiles[1], target, r.Runs, verdict)

@@ -17,8 +17,10 @@ func TestRowAtTheFloor(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	var b strings.Builder
-	(&report{Rows: []row{got}}).writeRows(&b, "U2")
-	for _, want := range []string{"| figure | floor | ours |", "| 10.0 (0.90) | 9.00 |", "**not met**, at the floor of this design |"} {
+	without := got
+	without.Floor, without.AtFloor, without.Ours = 0, 0, 7
+	(&report{Rows: []row{got, without}}).writeRows(&b, "U2")
+	for _, want := range []string{"| figure | floor | ours |", "| 10.0 (0.90) | 9.00 |", "kIOPS | | 7.00 |", "**not met**, at the floor of this design |"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in:\n%s", want, b.String())
 		}
