@@ -3,7 +3,7 @@
 // processes on this machine.
 //
 //	floor -socket PATH [-size BYTES | -file PATH [-direct]] [-in-server] [-sums] [-spin DURATION]
-//	floor -ublk [-size BYTES | -file PATH [-direct]] [-sums] [-spin DURATION]
+//	floor -ublk [-size BYTES | -file PATH [-direct]] [-in-server] [-sums] [-spin DURATION]
 //	floor -library [-size BYTES | -file PATH [-direct]] [-sums] [-spin DURATION]
 //
 // The first serves one disk in memory at an NBD unix socket until a signal ends it:

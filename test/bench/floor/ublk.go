@@ -36,6 +36,10 @@ const (
 
 var native = binary.NativeEndian
 
+// scratch is the buffer of a command to the driver, which knows it by its address: a
+// stack may move.
+var scratch [infoBytes]byte
+
 // ublk is the front end of a disk of the kernel's ublk driver, one source of its pump:
 // what the driver has filled becomes an entry of the ring, an answer commits it and
 // fetches the next.
@@ -87,7 +91,7 @@ func runUblk(c config) error {
 
 // create adds the device and opens it.
 func (u *ublk) create() error {
-	info := make([]byte, infoBytes)
+	info := scratch[:]
 	native.PutUint16(info[0:], 1)
 	native.PutUint16(info[2:], extents)
 	native.PutUint32(info[8:], uint32(u.piece))
@@ -98,7 +102,8 @@ func (u *ublk) create() error {
 		return fmt.Errorf("add a ublk device: %w", err)
 	}
 	u.number = native.Uint32(info[12:])
-	params := make([]byte, paramsBytes)
+	params := scratch[:paramsBytes]
+	clear(params)
 	native.PutUint32(params[0:], paramsBytes)
 	native.PutUint32(params[4:], 1) // basic ones
 	basic := params[8:]
@@ -140,7 +145,7 @@ func (u *ublk) start() {
 	fmt.Printf("/dev/ublkb%d\n", u.number)
 }
 
-// control sends a command to the driver and waits for its answer.
+// control sends a command to the driver and waits for its answer. buf is nil or scratch.
 func control(cmd, number uint32, buf []byte, data uint64) error {
 	runtime.LockOSThread() // whoever sends a command of io_uring completes it
 	defer runtime.UnlockOSThread()
@@ -173,7 +178,6 @@ func control(cmd, number uint32, buf []byte, data uint64) error {
 		unix.Poll(look[:], 20) // milliseconds, in case no wake-up comes
 		ring.Run()             // fails as the command does
 	}
-	runtime.KeepAlive(buf)
 	if done[0].Res < 0 {
 		return syscall.Errno(-done[0].Res)
 	}
