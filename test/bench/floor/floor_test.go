@@ -109,6 +109,15 @@ func TestServesADiskOfUblk(t *testing.T) {
 	if err := errors.Join(cmd.Process.Signal(syscall.SIGTERM), cmd.Wait()); err != nil {
 		t.Error(err)
 	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		left, _ := filepath.Glob("/dev/ublkc*") // fails for a bad pattern only
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("left behind: %v", left)
+		}
+	}
 }
 
 // uncached reads a device past the page cache of whoever wrote it.

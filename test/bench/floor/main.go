@@ -2,9 +2,9 @@
 // and bytes, and no protocol. What it needs is a lower bound for every program with these
 // processes on this machine.
 //
-//	floor -socket PATH [-size BYTES | -file PATH [-direct]] [-in-server] [-sums] [-spin DURATION]
-//	floor -ublk [-size BYTES | -file PATH [-direct]] [-in-server] [-sums] [-spin DURATION]
-//	floor -library [-size BYTES | -file PATH [-direct]] [-sums] [-spin DURATION]
+//	floor -socket PATH [-size BYTES [-in-server] | -file PATH [-direct]] [-sums] [-spin DURATION]
+//	floor -ublk [-size BYTES [-in-server] | -file PATH [-direct]] [-sums] [-spin DURATION]
+//	floor -library [-size BYTES [-in-server] | -file PATH [-direct]] [-sums] [-spin DURATION]
 //
 // The first serves one disk in memory at an NBD unix socket until a signal ends it:
 //
@@ -63,6 +63,7 @@ type config struct {
 	spin         time.Duration
 	library      bool   // make load instead of serving NBD clients
 	ublk         bool   // serve a disk of ublk instead of NBD clients
+	number       uint   // of the ublk device
 	file         string // the disk; empty: it is in memory
 	direct       bool   // the file is read past the page cache
 	inServer     bool   // the server has the disk, which is in memory, and the plugin nothing to do
@@ -82,6 +83,7 @@ func main() {
 	flag.DurationVar(&c.spin, "spin", pump.DefaultSpin, "how long an idle pump looks for work before it sleeps; 0: not at all")
 	flag.BoolVar(&c.library, "library", false, "make load as orders on standard input say")
 	flag.BoolVar(&c.ublk, "ublk", false, "serve a disk of the kernel's ublk driver")
+	flag.UintVar(&c.number, "number", 0, "of a child: number of the ublk device")
 	flag.StringVar(&c.file, "file", "", "file or block device that the plugin serves instead of memory")
 	flag.BoolVar(&c.direct, "direct", false, "read the file past the page cache")
 	flag.BoolVar(&c.inServer, "in-server", false, "keep the disk in memory of the server, which spares the hand-overs to the plugin")
@@ -128,6 +130,14 @@ func (c config) start() error {
 		return err
 	}
 	defer toServer.Close() // not before the end
+	if c.ublk {
+		number, err := c.addUblk()
+		if err != nil {
+			return err
+		}
+		defer delUblk(number) // after its server
+		c.number = uint(number)
+	}
 	children := []child{{"plugin", far}, {"server", append(far[:4:4], toClient)}}
 	if !c.library {
 		near, err := newShared("near")
@@ -156,7 +166,7 @@ func (c config) start() error {
 func (c config) spawn(child child) (stop func(), err error) {
 	cmd := exec.Command(os.Args[0], "-role", child.role, "-socket", c.socket, "-size", fmt.Sprint(c.size), "-piece", fmt.Sprint(c.piece),
 		"-spin", c.spin.String(), "-file", c.file, fmt.Sprintf("-direct=%t", c.direct), fmt.Sprintf("-sums=%t", c.sums),
-		fmt.Sprintf("-ublk=%t", c.ublk), fmt.Sprintf("-in-server=%t", c.inServer))
+		fmt.Sprintf("-ublk=%t", c.ublk), "-number", fmt.Sprint(c.number), fmt.Sprintf("-in-server=%t", c.inServer))
 	cmd.ExtraFiles, cmd.Stdout, cmd.Stderr = child.fds, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {

@@ -20,6 +20,7 @@ import (
 // include/uapi/linux/ublk_cmd.h. Commands are numbers of ioctls, Linux 6.4 and later.
 const (
 	addDevice   = 3<<30 | 32<<16 | 'u'<<8 | 0x04
+	delDevice   = 2<<30 | 32<<16 | 'u'<<8 | 0x14 // without a wait for openers: Linux 6.9 and later
 	startDevice = 3<<30 | 32<<16 | 'u'<<8 | 0x06
 	setParams   = 3<<30 | 32<<16 | 'u'<<8 | 0x08
 	fetch       = 3<<30 | 16<<16 | 'u'<<8 | 0x20
@@ -51,7 +52,6 @@ type ublk struct {
 	event  int // the driver's eventfd
 	char   int32
 	desc   []byte
-	number uint32
 	cqes   [256]shm.CQE
 	events [256]uring.CQE
 	token  [8]byte
@@ -64,7 +64,7 @@ func runUblk(c config) error {
 		return err
 	}
 	u := &ublk{config: c, sub: o.ring.Submitter(), arena: uring.Address(o.arena)}
-	if err := u.create(); err != nil {
+	if err := u.prepare(); err != nil {
 		return err
 	}
 	if u.drv, err = uring.NewRing(2*extents, uring.Options{CQEntries: 4 * extents}); err != nil {
@@ -89,19 +89,30 @@ func runUblk(c config) error {
 	return serve(p, u, &ublkBell{u})
 }
 
-// create adds the device and opens it.
-func (u *ublk) create() error {
+// addUblk adds a device and returns its number. It outlives its server until it is deleted.
+func (c config) addUblk() (number uint32, err error) {
 	info := scratch[:]
 	native.PutUint16(info[0:], 1)
 	native.PutUint16(info[2:], extents)
-	native.PutUint32(info[8:], uint32(u.piece))
+	native.PutUint32(info[8:], uint32(c.piece))
 	native.PutUint32(info[12:], ^uint32(0)) // the driver chooses a number
 	native.PutUint32(info[16:], uint32(os.Getpid()))
 	native.PutUint64(info[24:], ioctlEncoded)
 	if err := control(addDevice, ^uint32(0), info, 0); err != nil {
-		return fmt.Errorf("add a ublk device: %w", err)
+		return 0, fmt.Errorf("add a ublk device: %w", err)
 	}
-	u.number = native.Uint32(info[12:])
+	return native.Uint32(info[12:]), nil
+}
+
+// delUblk deletes the device, when nobody has it open any more.
+func delUblk(number uint32) {
+	if err := control(delDevice, number, nil, 0); err != nil {
+		fmt.Fprintf(os.Stderr, "floor: /dev/ublkc%d is left behind: %v\n", number, err)
+	}
+}
+
+// prepare sets the device up and opens it.
+func (u *ublk) prepare() error {
 	params := scratch[:paramsBytes]
 	clear(params)
 	native.PutUint32(params[0:], paramsBytes)
@@ -112,7 +123,7 @@ func (u *ublk) create() error {
 	}
 	native.PutUint32(basic[8:], uint32(u.piece>>blockShift))
 	native.PutUint64(basic[16:], uint64(u.size>>blockShift))
-	if err := control(setParams, u.number, params, 0); err != nil {
+	if err := control(setParams, uint32(u.number), params, 0); err != nil {
 		return fmt.Errorf("parameters of a ublk device: %w", err)
 	}
 	return u.open()
@@ -139,7 +150,7 @@ func (u *ublk) open() error {
 
 // start makes the disk appear. Its first requests come before this ends.
 func (u *ublk) start() {
-	if err := control(startDevice, u.number, nil, uint64(os.Getpid())); err != nil {
+	if err := control(startDevice, uint32(u.number), nil, uint64(os.Getpid())); err != nil {
 		fail("start a ublk device", err)
 	}
 	fmt.Printf("/dev/ublkb%d\n", u.number)
