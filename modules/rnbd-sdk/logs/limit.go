@@ -37,6 +37,10 @@ type limiter struct {
 	mu     sync.Mutex
 	counts map[message]*count
 	timer  *time.Timer // closes the window; nil: none is open
+
+	// writing is held by a flush until its lines are written, so that the next
+	// one, the last of a process for instance, returns after them.
+	writing sync.Mutex
 }
 
 func newLimiter() *limiter { return &limiter{counts: map[message]*count{}} }
@@ -67,8 +71,11 @@ func (l *limiter) allow(h *handler, r *slog.Record) bool {
 	return false
 }
 
-// flush ends the window and logs the numbers of lines left out.
+// flush ends the window and logs the numbers of lines left out; those of an
+// earlier flush are written too when it returns.
 func (l *limiter) flush() {
+	l.writing.Lock()
+	defer l.writing.Unlock()
 	l.mu.Lock()
 	counts := l.counts
 	l.counts = map[message]*count{}

@@ -110,7 +110,8 @@ func ParseLevel(s string) (slog.Level, error) {
 // LevelName is the inverse of ParseLevel.
 func LevelName(l slog.Level) string { return strings.ToLower(l.String()) }
 
-// Flush writes the pending counts of lines left out.
+// Flush writes the pending counts of lines left out, and waits until those that
+// a timer began to write are written.
 func (l *Logs) Flush() { l.limit.flush() }
 
 // handler is one subsystem's way to the output.

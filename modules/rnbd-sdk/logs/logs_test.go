@@ -185,6 +185,41 @@ func TestFlushSaysWhatWasLeftOut(t *testing.T) {
 	})
 }
 
+// stuck is a reader of the log that takes no line until it is let go.
+type stuck struct {
+	entered, letGo chan struct{}
+}
+
+func (s *stuck) Write(p []byte) (int, error) {
+	s.entered <- struct{}{}
+	<-s.letGo
+	return len(p), nil
+}
+
+// A process that ends after Flush has written what it left out, also when the
+// timer was about to write it.
+func TestFlushWaitsForTheTimer(t *testing.T) {
+	out := &stuck{entered: make(chan struct{}, perWindow+1), letGo: make(chan struct{}, perWindow+1)}
+	l := New(slog.NewTextHandler(out, nil), slog.LevelInfo)
+	for range perWindow {
+		out.letGo <- struct{}{}
+		l.Logger("x").Info("m")
+		<-out.entered
+	}
+	l.Logger("x").Info("m") // left out
+	go l.limit.flush()      // as the timer does
+	<-out.entered
+	flushed := make(chan struct{})
+	go func() { l.Flush(); close(flushed) }()
+	select {
+	case <-flushed:
+		t.Error("Flush returned before the line was written")
+	case <-time.After(50 * time.Millisecond):
+	}
+	out.letGo <- struct{}{}
+	<-flushed
+}
+
 // Text that never repeats gets no memory.
 func TestMessagesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
