@@ -14,6 +14,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/tally"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -159,8 +160,8 @@ type Device struct {
 // share is the part of a device that belongs to one pump.
 type share struct {
 	// Only that pump writes these fields.
-	inflight atomic.Int64  // requests of front ends without an answer
-	rx, tx   atomic.Uint64 // 512-byte sectors read, written
+	inflight atomic.Int64 // requests of front ends without an answer
+	rx, tx   tally.Count  // 512-byte sectors read, written
 	failures watchdog.Failures
 
 	// Owned by the pump: lane.go.

@@ -18,6 +18,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/tally"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
@@ -264,8 +265,8 @@ const (
 // flow is the I/O of one mapping on one pump. Only that pump writes it.
 type flow struct {
 	inflight atomic.Int64
-	rx, tx   atomic.Uint64 // sectors of 512 bytes: written by the client, read by the client
-	wroteAt  atomic.Int64  // see usage
+	rx, tx   tally.Count  // sectors of 512 bytes: written by the client, read by the client
+	wroteAt  atomic.Int64 // see usage
 
 	lane       *lane
 	load       *load

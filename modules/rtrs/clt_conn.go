@@ -120,7 +120,7 @@ func (c *cltConn) connFailed(err error) { c.link.fail(err) }
 func (c *cltConn) connDown() {
 	if c.sized {
 		lost, counted := c.queue.markLost(c.link)
-		c.stats.finished.add(uint64(counted))
+		c.stats.finished.Add(uint64(counted))
 		c.link.unanswered.Add(lost)
 	}
 	if c.cid == 0 {

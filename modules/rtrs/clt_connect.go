@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/tally"
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -163,8 +164,8 @@ func (l *link) newConn(cid int) (*cltConn, error) {
 	if c.conn, err = newConn(q.poller, l.dev.dev, l.dev.pd, c, cfg); err != nil {
 		return c, err
 	}
-	c.stats.migratedOff = make([]counter, PossibleCPUs())
-	c.stats.migratedTo = make([]counter, PossibleCPUs())
+	c.stats.migratedOff = make([]tally.Count, PossibleCPUs())
+	c.stats.migratedTo = make([]tally.Count, PossibleCPUs())
 	if cid == 0 {
 		return c, nil
 	}

@@ -198,12 +198,12 @@ func (c *cltConn) countSent(r *request) {
 	case kindListen:
 		return
 	case kindFence:
-		c.stats.started.add(1)
+		c.stats.started.Add(1)
 		return
 	}
 	c.stats.begin(r.kind == kindRead, r.data.Len+r.head.Len)
 	if r.data.Len == 0 {
-		c.stats.noData.add(1)
+		c.stats.noData.Add(1)
 	}
 }
 
@@ -212,7 +212,7 @@ func (c *cltConn) countAnswered(r *request) {
 	if !r.kind.counts() {
 		return
 	}
-	c.stats.finished.add(1)
+	c.stats.finished.Add(1)
 	if cpu := c.poller.cpu; cpu != r.sentOn {
 		c.stats.migrated(r.sentOn, cpu)
 	}

@@ -226,7 +226,7 @@ func (c *conn) flushRecv() {
 // countLook counts the batch, once.
 func (c *conn) countLook() {
 	if c.found > 0 {
-		c.stats.looks[c.found].add(1)
+		c.stats.looks[c.found].Add(1)
 		c.found = 0
 	}
 }

@@ -22,11 +22,12 @@ var importRules = []struct {
 	{"verbs", nil, "the seam is a leaf"},
 	{"internal/checksum", nil, "it adds up bytes, whosever they are"},
 	{"internal/gcm", nil, "it encrypts bytes, whatever they are"},
+	{"internal/tally", nil, "it counts, whatever it is"},
 	{"internal/tlsrecord", []string{"internal/gcm"}, "it protects bytes, whatever they are"},
 	{"internal/softverbs", []string{"verbs"}, "it implements the seam for fabrics whose wire it does not know"},
 	{"tlsauth", []string{"verbs", "internal/tlsrecord"}, "it knows connections, whatever they carry"},
-	{"provider", []string{"verbs", "internal/checksum", "internal/softverbs", "internal/tlsrecord", "tlsauth"}, "a provider knows neither the transport nor another provider"},
-	{".", []string{"verbs", "rtrswire"}, "providers are handed in, and what is carried is the caller's business"},
+	{"provider", []string{"verbs", "internal/checksum", "internal/softverbs", "internal/tally", "internal/tlsrecord", "tlsauth"}, "a provider knows neither the transport nor another provider"},
+	{".", []string{"verbs", "rtrswire", "internal/tally"}, "providers are handed in, and what is carried is the caller's business"},
 }
 
 func TestImportsFollowTheRules(t *testing.T) {

@@ -130,7 +130,7 @@ func (c *srvConn) onRequest(imm rtrswire.Imm) {
 	op.conn = c
 	c.inflight++
 	if err := op.load(off); err != nil {
-		c.stats.started.add(1)
+		c.stats.started.Add(1)
 		p.close(protocolErrorf("request in chunk %d at offset %d: %v", chunk, off, err))
 		op.drop()
 		return
@@ -232,7 +232,7 @@ func (op *Op) load(off int) (err error) {
 // behind data and user message.
 func (c *srvConn) count(op *Op, n int) {
 	if op.req.Type == rtrswire.MsgFence {
-		c.stats.started.add(1)
+		c.stats.started.Add(1)
 		return
 	}
 	c.stats.begin(op.req.Type == rtrswire.MsgRead, n)
@@ -304,14 +304,14 @@ func (op *Op) Park(cancel func(*Op)) {
 	}
 	op.cancel = cancel
 	c.parked = append(c.parked, op)
-	c.stats.finished.add(1)
+	c.stats.finished.Add(1)
 }
 
 // unpark makes op a request under way again.
 func (c *srvConn) unpark(op *Op) {
 	c.parked = slices.DeleteFunc(c.parked, func(o *Op) bool { return o == op })
 	op.cancel = nil
-	c.stats.started.add(1)
+	c.stats.started.Add(1)
 }
 
 // Respond finishes op with errno, positive or 0. It is called once, by the owner
@@ -396,7 +396,7 @@ func (op *Op) drop() {
 
 // finish takes one op off the connection.
 func (c *srvConn) finish() {
-	c.stats.finished.add(1)
+	c.stats.finished.Add(1)
 	if c.inflight--; c.inflight == 0 && c.down {
 		c.path.live.Done()
 	}

@@ -7,18 +7,13 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/tally"
 )
 
 // Counters are written by the owner of a connection and read by anybody. A
 // reset does not write to the counters: the reader keeps a copy and subtracts
 // it from then on (PathDetails.since).
-
-// counter counts up. It has one writer, so add needs no locked instruction;
-// anybody may read it.
-type counter struct{ v atomic.Uint64 }
-
-func (c *counter) add(n uint64)  { c.v.Store(c.v.Load() + n) }
-func (c *counter) value() uint64 { return c.v.Load() }
 
 // connStats are the counters of one connection, written by its owner. They
 // fill cache lines of their own.
@@ -26,16 +21,16 @@ type connStats struct {
 	_ [64]byte
 	// READ and WRITE requests that were begun on this connection, and their
 	// bytes: data and user message.
-	reads, readBytes   counter
-	writes, writeBytes counter
-	noData             counter     // client: those of both without data
-	started, finished  counter     // requests of every kind
+	reads, readBytes   tally.Count
+	writes, writeBytes tally.Count
+	noData             tally.Count // client: those of both without data
+	started, finished  tally.Count // requests of every kind
 	arrived            atomic.Bool // something came in since the last look
 
-	looks       [pollBatch + 1]counter // looks at the queue, by completions found
-	latency     [2]latencyCounter      // client: of reads, writes
-	migratedOff []counter              // client: by CPU, requests that were sent there and answered elsewhere
-	migratedTo  []counter              // client: by CPU, answers to requests that were sent elsewhere
+	looks       [pollBatch + 1]tally.Count // looks at the queue, by completions found
+	latency     [2]latencyCounter          // client: of reads, writes
+	migratedOff []tally.Count              // client: by CPU, requests that were sent there and answered elsewhere
+	migratedTo  []tally.Count              // client: by CPU, answers to requests that were sent elsewhere
 	_           [64]byte
 }
 
@@ -53,33 +48,33 @@ func (s *connStats) takeHeard() bool {
 
 // inflight is the number of requests that are started and not finished.
 func (s *connStats) inflight() int64 {
-	done := s.finished.value() // first: a later start only makes the sum larger
-	return int64(s.started.value() - done)
+	done := s.finished.Load() // first: a later start only makes the sum larger
+	return int64(s.started.Load() - done)
 }
 
 // begin counts a request of n bytes, data and user message.
 func (s *connStats) begin(read bool, n int) {
-	s.started.add(1)
+	s.started.Add(1)
 	if read {
-		s.reads.add(1)
-		s.readBytes.add(uint64(n))
+		s.reads.Add(1)
+		s.readBytes.Add(uint64(n))
 	} else {
-		s.writes.add(1)
-		s.writeBytes.add(uint64(n))
+		s.writes.Add(1)
+		s.writeBytes.Add(uint64(n))
 	}
 }
 
 // migrated counts an answer that came on another CPU than the request left.
 func (s *connStats) migrated(from, to uint32) {
 	if int(from) < len(s.migratedOff) && int(to) < len(s.migratedTo) {
-		s.migratedOff[from].add(1)
-		s.migratedTo[to].add(1)
+		s.migratedOff[from].Add(1)
+		s.migratedTo[to].Add(1)
 	}
 }
 
 // latencyCounter counts requests by the time to their answer.
 type latencyCounter struct {
-	counts [latencyBuckets]counter
+	counts [latencyBuckets]tally.Count
 	max    atomic.Int64 // ns
 }
 
@@ -88,7 +83,7 @@ const latencyBuckets = 18
 
 func (l *latencyCounter) add(ns int64) {
 	i := bits.Len64(uint64(max(ns, 0)) / uint64(time.Millisecond))
-	l.counts[min(i, latencyBuckets-1)].add(1)
+	l.counts[min(i, latencyBuckets-1)].Add(1)
 	if ns > l.max.Load() {
 		l.max.Store(ns)
 	}
@@ -125,10 +120,10 @@ func (s *PathStats) Add(t PathStats) {
 
 // addConn adds the counters of one connection.
 func (s *PathStats) addConn(c *connStats) {
-	s.ReadCount += c.reads.value()
-	s.ReadBytes += c.readBytes.value()
-	s.WriteCount += c.writes.value()
-	s.WriteBytes += c.writeBytes.value()
+	s.ReadCount += c.reads.Load()
+	s.ReadBytes += c.readBytes.Load()
+	s.WriteCount += c.writes.Load()
+	s.WriteBytes += c.writeBytes.Load()
 	s.Inflight += c.inflight()
 }
 
@@ -221,7 +216,7 @@ func (l *LatencyStats) sub(before *LatencyStats) {
 
 func (l *LatencyStats) addCounter(c *latencyCounter) {
 	for i := range l.Counts {
-		l.Counts[i] += c.counts[i].value()
+		l.Counts[i] += c.counts[i].Load()
 	}
 	l.Max = max(l.Max, time.Duration(c.max.Load()))
 }
@@ -231,7 +226,7 @@ func (l *LatencyStats) addCounter(c *latencyCounter) {
 func (d *PathDetails) addConn(c *connStats, poller, pollers int) {
 	d.PathStats.addConn(c)
 	for i := range c.looks {
-		d.Completions[i] += c.looks[i].value()
+		d.Completions[i] += c.looks[i].Load()
 	}
 	if c.migratedOff == nil { // the server's
 		return
@@ -241,7 +236,7 @@ func (d *PathDetails) addConn(c *connStats, poller, pollers int) {
 	d.ReadLatency.addCounter(&c.latency[0])
 	d.WriteLatency.addCounter(&c.latency[1])
 	d.SGEntries = grown(d.SGEntries, pollers)
-	none, all := c.noData.value(), c.reads.value()+c.writes.value() // a later request has data, for a moment
+	none, all := c.noData.Load(), c.reads.Load()+c.writes.Load() // a later request has data, for a moment
 	d.SGEntries[poller][0] += none
 	d.SGEntries[poller][1] += all - none
 }
@@ -253,10 +248,10 @@ func grown[T any](s []T, n int) []T {
 	return s
 }
 
-func addCounters(sum []uint64, cs []counter) []uint64 {
+func addCounters(sum []uint64, cs []tally.Count) []uint64 {
 	sum = grown(sum, len(cs))
 	for i := range cs {
-		sum[i] += cs[i].value()
+		sum[i] += cs[i].Load()
 	}
 	return sum
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/tally"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/loopback"
 )
 
@@ -265,7 +266,7 @@ func TestMigrationIsCountedByCPU(t *testing.T) {
 	startServer(t, net, serve)
 	b := openInline(t, net)
 	conn := b.s.links[0].conns[1]
-	conn.stats.migratedOff, conn.stats.migratedTo = make([]counter, 4), make([]counter, 4)
+	conn.stats.migratedOff, conn.stats.migratedTo = make([]tally.Count, 4), make([]tally.Count, 4)
 	b.p.polls = 1 // no look at the real CPU for the next 1000 polls
 	b.p.cpu = 1
 	want := b.finished + 1

@@ -12,6 +12,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/tally"
 )
 
 const (
@@ -75,10 +76,10 @@ type queue struct {
 
 // queueStats are counters; written by the queue's thread only.
 type queueStats struct {
-	requests         atomic.Uint64 // commands received
-	errors           atomic.Uint64 // answered with an error
-	placedBytes      atomic.Uint64 // payload bytes copied by place
-	strayCompletions atomic.Uint64 // dropped: no such request
+	requests         tally.Count // commands received
+	errors           tally.Count // answered with an error
+	placedBytes      tally.Count // payload bytes copied by place
+	strayCompletions tally.Count // dropped: no such request
 }
 
 func newQueue(r ring, log *slog.Logger) (*queue, error) {

@@ -16,7 +16,7 @@ func TestImports(t *testing.T) {
 	const sdk = "github.com/rnbd-go/rnbd/modules/rnbd-sdk/"
 	for _, path := range strings.Fields(string(out)) {
 		switch path {
-		case sdk + "blk", sdk + "blockdev", sdk + "shm", sdk + "pump", sdk + "plugin", sdk + "uring", "golang.org/x/sys/unix":
+		case sdk + "blk", sdk + "blockdev", sdk + "shm", sdk + "pump", sdk + "plugin", sdk + "tally", sdk + "uring", "golang.org/x/sys/unix":
 			continue
 		}
 		if strings.Contains(path, ".") {

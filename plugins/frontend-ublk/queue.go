@@ -15,12 +15,12 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/tally"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
 )
 
@@ -131,7 +131,7 @@ type queue struct {
 	events  [batch]uring.CQE
 	token   [8]byte
 
-	stats struct{ requests, errors, stray atomic.Uint64 }
+	stats struct{ requests, errors, stray tally.Count }
 
 	// Both set, or both nil: a clock in nanoseconds, and the function that
 	// records the duration of each request. See plugin.FrontQueue.Served.

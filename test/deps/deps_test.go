@@ -50,7 +50,7 @@ var rules = []rule{
 		"bonding knows no particular device: what can be enslaved implements its interface"},
 	{`^modules/bond/(core|frame|announce)$`, `\.`, prefix + `modules/bond/(core|frame)$`,
 		"the state machine and the frames of a bond are pure: standard library only"},
-	{`^(plugins|examples)/`, prefix, prefix + `modules/rnbd-sdk/(plugin|shm|pump|uring|blk|blockdev|diskio|extents|selfstats|access|sockpair)`,
+	{`^(plugins|examples)/`, prefix, prefix + `modules/rnbd-sdk/(plugin|shm|pump|uring|blk|blockdev|diskio|extents|selfstats|access|sockpair|tally)`,
 		"a plugin sees the SDK and nothing else, as those of third parties do"},
 	{`^modules/`, `spf13/|charmbracelet|mpb`, ``,
 		"libraries do not draw in the command line's dependencies"},

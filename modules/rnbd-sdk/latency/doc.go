@@ -1,8 +1,8 @@
 // Package latency counts how long requests take, in histograms of fixed size.
 //
 // A Histogram has one writer at a time, the thread that runs the requests, and
-// any number of readers. Recording is two stores into memory with one writer:
-// no lock, no locked instruction, no allocation. Readers take a Snapshot.
+// any number of readers. Recording is two stores of package tally: no lock, no
+// locked instruction, no allocation. Readers take a Snapshot.
 // Snapshots can be added and have quantiles. In Ops, the first request of an
 // operation allocates its histogram.
 //

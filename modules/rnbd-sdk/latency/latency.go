@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/tally"
 )
 
 // scale is how fine buckets are: a power of two has 1<<scale of them. Below
@@ -26,34 +27,30 @@ const (
 
 // Histogram counts durations. The zero value is empty.
 type Histogram struct {
-	sum    atomic.Uint64 // ns
-	counts [coarseBuckets]atomic.Uint64
+	sum    tally.Count // ns
+	counts [coarseBuckets]tally.Count
 }
 
 // Record counts a duration in nanoseconds; one below zero is counted as zero.
 // One goroutine at a time.
 func (h *Histogram) Record(ns int64) {
 	v := uint64(max(ns, 0))
-	if v > 0 { // a store costs more than a look
-		h.sum.Store(h.sum.Load() + v)
-	}
-	c := &h.counts[coarse.bucketOf(v, coarseBuckets)]
-	c.Store(c.Load() + 1)
+	h.sum.Add(v)
+	h.counts[coarse.bucketOf(v, coarseBuckets)].Add(1)
 }
 
 // Fine is a Histogram with eight times as many buckets, and as much more memory:
 // for measurements. The zero value is empty.
 type Fine struct {
-	sum    atomic.Uint64 // ns
-	counts [fineBuckets]atomic.Uint64
+	sum    tally.Count // ns
+	counts [fineBuckets]tally.Count
 }
 
 // Record is that of Histogram.
 func (f *Fine) Record(ns int64) {
 	v := uint64(max(ns, 0))
-	f.sum.Store(f.sum.Load() + v)
-	c := &f.counts[fine.bucketOf(v, fineBuckets)]
-	c.Store(c.Load() + 1)
+	f.sum.Add(v)
+	f.counts[fine.bucketOf(v, fineBuckets)].Add(1)
 }
 
 // bucketOf finds the bucket of v among n: by its highest bit, and the bits of
@@ -84,7 +81,7 @@ func (h *Histogram) Snapshot() Snapshot { return coarse.snapshot(&h.sum, h.count
 // Snapshot returns the counts so far.
 func (f *Fine) Snapshot() Snapshot { return fine.snapshot(&f.sum, f.counts[:]) }
 
-func (s scale) snapshot(sum *atomic.Uint64, counts []atomic.Uint64) Snapshot {
+func (s scale) snapshot(sum *tally.Count, counts []tally.Count) Snapshot {
 	out := Snapshot{Sum: sum.Load()}
 	for i := range counts {
 		if n := counts[i].Load(); n > 0 {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/tally"
 )
 
 // job keeps Depth I/Os in flight on one queue. An I/O that is longer than the
@@ -21,8 +22,8 @@ type job struct {
 	begin   <-chan struct{} // closed when all jobs have opened
 	most    uint64          // I/Os that it makes; 0: any number
 	made    uint64
-	latency [2]latency.Fine  // by latency.IndexOf
-	bytes   [2]atomic.Uint64 // by latency.IndexOf; the owner writes
+	latency [2]latency.Fine // by latency.IndexOf
+	bytes   [2]tally.Count  // by latency.IndexOf
 
 	chooser  *chooser
 	queue    Queue
@@ -152,7 +153,7 @@ func (j *job) complete(d Done, now int64) {
 	if j.err == nil {
 		op := latency.IndexOf(o.op)
 		j.latency[op].Record(now - o.start)
-		j.bytes[op].Store(j.bytes[op].Load() + uint64(o.len))
+		j.bytes[op].Add(uint64(o.len))
 	}
 	if !j.stop.Load() && !j.spent() {
 		j.submit(i, now)

@@ -5,7 +5,8 @@
 // carries in registers of 512 bits, after Intel's "Fast CRC Computation for
 // Generic Polynomials Using PCLMULQDQ Instruction" (fold_amd64.go). Elsewhere
 // hash/crc32 sums them up, and the memory is asked for ahead. Other polynomials
-// are left to hash/crc32.
+// are left to hash/crc32. A CRC32C of a few bytes is one call of the CPU's
+// instruction for it.
 package checksum
 
 import "hash/crc32"
@@ -23,6 +24,17 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // Update is crc32.Update, and faster.
 func Update(crc uint32, tab *crc32.Table, b []byte) uint32 {
+	switch {
+	case len(b) == 0:
+		return crc
+	case len(b) < foldMin && sums && tab == castagnoli:
+		return sumShort(crc, &b[0], len(b))
+	}
+	return update(crc, tab, b)
+}
+
+// update is Update for what is not short, or of another polynomial.
+func update(crc uint32, tab *crc32.Table, b []byte) uint32 {
 	if m := movesOf(tab); m != nil && len(b) >= foldMin {
 		return fold(crc, m, b)
 	}

@@ -103,7 +103,7 @@ func BenchmarkUpdate(b *testing.B) {
 func benchmark(b *testing.B, tab *crc32.Table) {
 	for _, total := range []int{64 << 10, 256 << 20} {
 		buf := random(total)
-		for _, n := range []int{64, 128, 1 << 10, 4 << 10, 64 << 10} {
+		for _, n := range []int{18, 64, 128, 1 << 10, 4 << 10, 64 << 10} {
 			for _, c := range []struct {
 				name   string
 				update func(uint32, *crc32.Table, []byte) uint32

@@ -7,10 +7,10 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/tally"
 	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -134,7 +134,7 @@ type Device struct {
 // fill cache lines of their own, so that owners do not slow each other down.
 type counters struct {
 	_                                                 [64]byte
-	placed, direct, sent, received, crcErrors, silent atomic.Uint64
+	placed, direct, sent, received, crcErrors, silent tally.Count
 	_                                                 [64]byte
 }
 

@@ -2,12 +2,12 @@ package iwarp
 
 import (
 	"io"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/internal/softverbs"
+	"github.com/rnbd-go/rnbd/modules/rtrs/internal/tally"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -210,7 +210,7 @@ func (x *receiver) room(direct int) int {
 
 // landed accounts for got bytes, the first direct of them received in place,
 // and returns the number of staged bytes.
-func (x *receiver) landed(got, direct int, counter *atomic.Uint64) int {
+func (x *receiver) landed(got, direct int, counter *tally.Count) int {
 	d := min(got, direct)
 	if d == 0 {
 		return got
