@@ -128,10 +128,12 @@ func (q *SendQueue) Post(wr *verbs.SendWR, done uint64, d *Domain, longest uint6
 	if length > longest {
 		return errPostLength
 	}
-	*q.At(q.Tail) = Send{
-		ID: wr.ID, Op: wr.Op, Signaled: wr.Signaled, elements: uint8(len(wr.SGEs)),
-		Addr: wr.RemoteAddr, Key: wr.RKey, Imm: wr.Imm, Length: uint32(length),
-	}
+	// Field by field: a literal is put together elsewhere and then copied, in
+	// wider pieces that wait for the narrow ones.
+	e := q.At(q.Tail)
+	*e = Send{}
+	e.ID, e.Op, e.Signaled, e.elements = wr.ID, wr.Op, wr.Signaled, uint8(len(wr.SGEs))
+	e.Addr, e.Key, e.Imm, e.Length = wr.RemoteAddr, wr.RKey, wr.Imm, uint32(length)
 	q.Tail++
 	return nil
 }

@@ -284,7 +284,6 @@ func (q *qp) startEntry() {
 	t := &q.tx
 	at := q.built
 	e := q.SQ.At(at)
-	m := message{active: true, entry: at, length: e.Length}
 	switch e.Op {
 	case verbs.OpLocalInv, verbs.OpRegMR:
 		q.localWork(e)
@@ -293,16 +292,22 @@ func (q *qp) startEntry() {
 	case verbs.OpRead:
 		q.startRead(e, at)
 		return
-	case verbs.OpWrite, verbs.OpWriteImm:
-		m.op, m.stag, m.to = opWrite, e.Key, e.Addr
-		m.imm, m.immData = e.Op == verbs.OpWriteImm, e.Imm
-		if m.imm && e.Length == 0 && !t.lastWrite {
+	case verbs.OpWriteImm:
+		if e.Length == 0 && !t.lastWrite {
 			// The Immediate is enough. After another Write an empty Write is
 			// needed, or the peer would report the length of the other one.
 			q.emitImmediate(e.Imm)
 			q.finishEntry(e)
 			return
 		}
+	}
+	m := &t.cur // field by field, as in SendQueue.Post
+	*m = message{}
+	m.active, m.entry, m.length = true, at, e.Length
+	switch e.Op {
+	case verbs.OpWrite, verbs.OpWriteImm:
+		m.op, m.stag, m.to = opWrite, e.Key, e.Addr
+		m.imm, m.immData = e.Op == verbs.OpWriteImm, e.Imm
 	case verbs.OpSendInv:
 		m.op, m.stag = opSendInv, e.Key
 	case verbs.OpSendImm:
@@ -314,7 +319,6 @@ func (q *qp) startEntry() {
 		m.msn = t.msn[queueSend]
 		t.msn[queueSend]++
 	}
-	t.cur = m
 }
 
 // finishEntry notes that the request at built has become segments.
