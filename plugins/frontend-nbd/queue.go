@@ -54,11 +54,12 @@ type queue struct {
 	parked  opList   // wait for a conflicting write, see claims
 	backlog []*share // shares with ops that wait for room in the ring
 
-	events int  // events handled in this round
-	again  bool // a slot or request was given back: retry the stalled connections
-	large  bool
-	holds  bool // connections are paused, see transfer.go
-	left   bool // another process has the connections; further ones are closed
+	events   int  // events handled in this round
+	answered bool // replies were sent in this round
+	again    bool // a slot or request was given back: retry the stalled connections
+	large    bool
+	holds    bool // connections are paused, see transfer.go
+	left     bool // another process has the connections; further ones are closed
 
 	sqe  shm.SQE
 	cqes [popBatch]shm.CQE
@@ -67,6 +68,7 @@ type queue struct {
 	list [extents.Max]extents.Extent // of the reply that is made, see status.go
 
 	stats queueStats
+	seat  seat
 
 	// Both set, or both nil: a clock in nanoseconds, and the function that
 	// records the duration of each request. See plugin.FrontQueue.Served.
@@ -168,11 +170,21 @@ func (q *queue) Poll() int {
 	for _, c := range q.conns {
 		c.flush()
 	}
+	q.noteLeft()
 	q.reap()
 	if q.again {
 		q.events++
 	}
 	return q.events
+}
+
+// noteLeft tells the seat that replies were sent and nothing is in flight. Clients on
+// several connections may be on as many CPUs, and none is chosen for them.
+func (q *queue) noteLeft() {
+	if q.answered && q.seat.cpus != nil && len(q.conns) == 1 && q.conns[0].unanswered == 0 && !q.conns[0].unsent() {
+		q.seat.left(q.now())
+	}
+	q.answered = false
 }
 
 func (q *queue) popAnswers() {

@@ -225,6 +225,7 @@ func (c *conn) flush() {
 			c.fail(errno)
 		default:
 			c.q.events++
+			c.q.answered = true
 			c.onSent(n)
 		}
 	}

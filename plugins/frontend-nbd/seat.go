@@ -1,0 +1,125 @@
+package main
+
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// A client with one request in flight sleeps until the reply wakes it. If it
+// sleeps on another CPU than the pump's, that CPU has to be interrupted. On
+// virtual machines this takes the pump ten microseconds and more, and the client
+// as long again before it runs. On the same CPU the client runs as soon as the
+// pump finds no work. The pump cannot see where its client is, but it sees how
+// soon the next request comes. If that takes long, it changes its CPU, and stays
+// if it is better there.
+
+const (
+	seatRound = 32      // requests that are averaged
+	seatSoon  = 15_000  // ns: a client that comes back so soon is not worth a change
+	seatLate  = 200_000 // ns: a client that comes back so late has done something else
+	// Changes are tried seatPause apart at least, and twice as far apart after each
+	// that did not help, up to seatPauseMax.
+	seatPause    = 10_000_000  // ns
+	seatPauseMax = 100_000_000 // ns
+	// seatCPUs is the most CPUs among which a better one is looked for.
+	seatCPUs = 4
+)
+
+// seat chooses the CPU of a queue's thread. Without init it leaves that to the
+// scheduler. Owner: the queue's thread.
+type seat struct {
+	cpus []int         // that the thread may run on; nil: none is chosen
+	at   func() int    // the CPU that it runs on
+	move func(cpu int) // takes it to a CPU; from there the scheduler may move it on
+
+	freed int64 // time of the reply after which nothing was in flight; 0: something is
+
+	sum   int64 // ns from replies to requests
+	n     int
+	was   int64 // the average on the CPU that was left for a try; 0: none is under way
+	from  int   // that CPU
+	next  int64 // time from which on a change may be tried
+	pause int64
+}
+
+// init notes where the thread may run. It is called on the thread.
+func (s *seat) init() {
+	var all unix.CPUSet
+	if unix.SchedGetaffinity(0, &all) != nil {
+		return
+	}
+	var cpus []int
+	for cpu := 0; len(cpus) < all.Count(); cpu++ {
+		if all.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	s.choose(cpus, currentCPU, moveTo)
+}
+
+// moveTo takes the thread to a CPU, if it may run there. Where it may run stays as
+// it is: an administrator may have changed that meanwhile.
+func moveTo(cpu int) {
+	var all, one unix.CPUSet
+	if unix.SchedGetaffinity(0, &all) != nil || !all.IsSet(cpu) {
+		return
+	}
+	one.Set(cpu)
+	if unix.SchedSetaffinity(0, &one) == nil {
+		_ = unix.SchedSetaffinity(0, &all)
+	}
+}
+
+// choose makes s choose among cpus.
+func (s *seat) choose(cpus []int, at func() int, move func(int)) {
+	if len(cpus) < 2 || len(cpus) > seatCPUs {
+		return
+	}
+	s.cpus, s.at, s.move, s.pause = cpus, at, move, seatPause
+}
+
+// left notes that the last reply has been sent and the client has nothing in
+// flight.
+func (s *seat) left(now int64) { s.freed = now }
+
+// came counts the time since the last reply when a request comes.
+func (s *seat) came(now int64) {
+	if s.freed == 0 || s.cpus == nil {
+		return
+	}
+	gap := now - s.freed
+	s.freed = 0
+	if gap > seatLate {
+		return
+	}
+	s.sum += gap
+	if s.n++; s.n == seatRound {
+		s.judge(s.sum/seatRound, now)
+		s.sum, s.n = 0, 0
+	}
+}
+
+// judge keeps or changes the CPU after a round.
+func (s *seat) judge(mean, now int64) {
+	switch {
+	case s.was != 0 && mean < s.was*3/4: // better: stay
+		s.was, s.pause = 0, seatPause
+		s.next = now + s.pause
+	case s.was != 0:
+		s.was = 0
+		s.move(s.from)
+		s.pause = min(2*s.pause, seatPauseMax)
+		s.next = now + s.pause
+	case mean > seatSoon && now >= s.next:
+		s.try(mean)
+	}
+}
+
+// try leaves the CPU for the next one.
+func (s *seat) try(mean int64) {
+	if i := slices.Index(s.cpus, s.at()); i >= 0 {
+		s.was, s.from = mean, s.cpus[i]
+		s.move(s.cpus[(i+1)%len(s.cpus)])
+	}
+}
