@@ -12,7 +12,7 @@ import (
 // as long again before it runs. On the same CPU the client runs as soon as the
 // pump finds no work. The pump cannot see where its client is, but it sees how
 // soon the next request comes. If that takes long, it changes its CPU, and stays
-// if it is better there.
+// if a request and the wait for the next one take less time there.
 
 const (
 	seatRound = 32      // requests that are averaged
@@ -33,14 +33,16 @@ type seat struct {
 	at   func() int    // the CPU that it runs on
 	move func(cpu int) // takes it to a CPU; from there the scheduler may move it on
 
+	last  int64 // time of the last request; 0: none yet
 	freed int64 // time of the reply after which nothing was in flight; 0: something is
 
-	sum   int64 // ns from replies to requests
-	n     int
-	was   int64 // the average on the CPU that was left for a try; 0: none is under way
-	from  int   // that CPU
-	next  int64 // time from which on a change may be tried
-	pause int64
+	gaps    int64 // ns from replies to requests, of a round
+	periods int64 // ns from requests to requests
+	n       int
+	was     int64 // the mean period on the CPU that was left for a try; 0: none is under way
+	from    int   // that CPU
+	next    int64 // time from which on a change may be tried
+	pause   int64
 }
 
 // init notes where the thread may run. It is called on the thread.
@@ -83,27 +85,28 @@ func (s *seat) choose(cpus []int, at func() int, move func(int)) {
 // flight.
 func (s *seat) left(now int64) { s.freed = now }
 
-// came counts the time since the last reply when a request comes.
+// came counts the time since the last reply, and since the last request, when a
+// request comes. A try is over as soon as it cannot turn out well any more: the
+// other CPU may be a busy one.
 func (s *seat) came(now int64) {
-	if s.freed == 0 || s.cpus == nil {
+	gap, period := now-s.freed, now-s.last
+	counts := s.cpus != nil && s.freed != 0 && s.last != 0
+	s.last, s.freed = now, 0
+	if !counts || gap > seatLate && s.was == 0 {
 		return
 	}
-	gap := now - s.freed
-	s.freed = 0
-	if gap > seatLate {
-		return
-	}
-	s.sum += gap
-	if s.n++; s.n == seatRound {
-		s.judge(s.sum/seatRound, now)
-		s.sum, s.n = 0, 0
+	s.gaps += gap
+	s.periods += period
+	if s.n++; s.n == seatRound || s.was != 0 && s.periods > s.was*seatRound {
+		s.judge(s.gaps/int64(s.n), s.periods/int64(s.n), now)
+		s.gaps, s.periods, s.n = 0, 0, 0
 	}
 }
 
 // judge keeps or changes the CPU after a round.
-func (s *seat) judge(mean, now int64) {
+func (s *seat) judge(gap, period, now int64) {
 	switch {
-	case s.was != 0 && mean < s.was*3/4: // better: stay
+	case s.was != 0 && period < s.was*3/4: // better: stay
 		s.was, s.pause = 0, seatPause
 		s.next = now + s.pause
 	case s.was != 0:
@@ -111,15 +114,15 @@ func (s *seat) judge(mean, now int64) {
 		s.move(s.from)
 		s.pause = min(2*s.pause, seatPauseMax)
 		s.next = now + s.pause
-	case mean > seatSoon && now >= s.next:
-		s.try(mean)
+	case gap > seatSoon && now >= s.next:
+		s.try(period)
 	}
 }
 
 // try leaves the CPU for the next one.
-func (s *seat) try(mean int64) {
+func (s *seat) try(period int64) {
 	if i := slices.Index(s.cpus, s.at()); i >= 0 {
-		s.was, s.from = mean, s.cpus[i]
+		s.was, s.from = period, s.cpus[i]
 		s.move(s.cpus[(i+1)%len(s.cpus)])
 	}
 }

@@ -16,11 +16,12 @@ type seatRig struct {
 	cpu, client int
 	moves       int
 	now         int64
-	near, far   int64
+	near, far   int64 // ns until the client comes back
+	busy        int   // a CPU on which a request takes ten times as long; -1: none
 }
 
 func newSeatRig(cpus ...int) *seatRig {
-	r := &seatRig{cpu: cpus[0], client: cpus[0], near: 10_000, far: 50_000, now: 1}
+	r := &seatRig{cpu: cpus[0], client: cpus[0], near: 10_000, far: 50_000, now: 1, busy: -1}
 	r.choose(cpus, func() int { return r.cpu }, func(cpu int) { r.moves++; r.cpu = cpu })
 	return r
 }
@@ -30,13 +31,16 @@ func newSeatRig(cpus ...int) *seatRig {
 func (r *seatRig) run(ns int64) (near float64) {
 	var good int64
 	for end := r.now + ns; r.now < end; {
-		r.now += 30_000 // a request
-		r.left(r.now)
-		gap := r.far
+		request, gap := int64(30_000), r.far
+		if r.cpu == r.busy {
+			request = 300_000
+		}
 		if r.cpu == r.client {
 			gap = r.near
-			good += 30_000 + gap
+			good += request + gap
 		}
+		r.now += request
+		r.left(r.now)
 		r.now += gap
 		r.came(r.now)
 	}
@@ -63,6 +67,25 @@ func TestSeatGivesUp(t *testing.T) {
 	r.near = r.far
 	if first := r.run(1e9); first < 0.95 || r.moves < 2 || r.moves > 40 {
 		t.Errorf("%d changes in a second, %.2f of it on the first CPU", r.moves, first)
+	}
+}
+
+// Neither a CPU on which the pump hardly runs is chosen, nor one on which the
+// client does not come back.
+func TestSeatAvoidsABusyCPU(t *testing.T) {
+	r := newSeatRig(0, 1)
+	r.client, r.busy = 1, 1
+	if away := 1 - r.run(1e9); away < 0.95 || r.moves < 2 {
+		t.Errorf("%d changes in a second, %.2f of it on the other CPU", r.moves, away)
+	}
+	r = newSeatRig(0, 1)
+	for r.cpu == 0 { // until a try begins
+		r.near = r.far
+		r.run(1e6)
+	}
+	r.far = 1e9 // longer than what counts
+	if r.run(3e9); r.cpu != 0 {
+		t.Error("a try does not end when the client takes its time")
 	}
 }
 
