@@ -7,10 +7,10 @@ import (
 )
 
 // A client with one request in flight sleeps until the reply wakes it. If it
-// sleeps on another CPU than the pump's, that CPU has to be interrupted. On
-// virtual machines this takes the pump ten microseconds and more, and the client
-// as long again before it runs. On the same CPU the client runs as soon as the
-// pump finds no work. The pump cannot see where its client is, but it sees how
+// sleeps on another CPU than the pump's, that CPU has to be interrupted. On a
+// virtual machine this took the pump 14 us, and the client 16 us and more after
+// that before it ran (docs/benchmarks/limits.md). On the same CPU it runs as soon
+// as the pump finds no work. The pump cannot see where its client is, but it sees how
 // soon the next request comes. If that takes long, it changes its CPU, and stays
 // if a request and the wait for the next one take less time there.
 
