@@ -1,9 +1,10 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"os"
-	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,12 +14,21 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// fallsAsleep is how often the threads of a process have gone to sleep.
+// fallsAsleep is how often the threads of a Go program have gone to sleep, but
+// for its second: the runtime's monitor, which runs beside the first and sleeps
+// for some 20 us at a time while any other works. So it counts how long the
+// work takes, which a busy machine decides.
 func fallsAsleep(t *testing.T, pid int) (n int) {
 	t.Helper()
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
-	for _, task := range tasks {
-		text, err := os.ReadFile(task)
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	byAge := slices.SortedFunc(slices.Values(tasks), func(a, b os.DirEntry) int {
+		return cmp.Or(cmp.Compare(len(a.Name()), len(b.Name())), cmp.Compare(a.Name(), b.Name()))
+	})
+	for _, task := range slices.Delete(byAge, 1, 2) {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, task.Name()))
 		if err != nil {
 			continue // the thread has ended
 		}
@@ -39,7 +49,7 @@ func TestIdleDaemonsSleep(t *testing.T) {
 	const (
 		sessions = 20
 		watch    = 3 * time.Second
-		most     = 10 // wake-ups a second
+		most     = 15 // wake-ups a second; one for each session would be 20
 	)
 	l := lab.New(t)
 	server := l.Server(lab.ServerOptions{SearchPath: l.Dir, Plugins: []string{"memory"},
