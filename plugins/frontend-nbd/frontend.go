@@ -224,7 +224,7 @@ func (f *frontend) Serve(fq *plugin.FrontQueue) error {
 		return err
 	}
 	q.do, q.now, q.served = p.Do, p.Now, fq.Served
-	p.Do(q.seat.init)
+	p.Do(q.seat.Take)
 	f.enlist(q)
 	err = p.Run(fq.Closed)
 	f.detach(q)

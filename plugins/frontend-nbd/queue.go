@@ -11,6 +11,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/tally"
 )
@@ -68,7 +69,7 @@ type queue struct {
 	list [extents.Max]extents.Extent // of the reply that is made, see status.go
 
 	stats queueStats
-	seat  seat
+	seat  pump.Seat
 
 	// Both set, or both nil: a clock in nanoseconds, and the function that
 	// records the duration of each request. See plugin.FrontQueue.Served.
@@ -181,8 +182,8 @@ func (q *queue) Poll() int {
 // noteLeft tells the seat that replies were sent and nothing is in flight. Clients on
 // several connections may be on as many CPUs, and none is chosen for them.
 func (q *queue) noteLeft() {
-	if q.answered && q.seat.cpus != nil && len(q.conns) == 1 && q.conns[0].unanswered == 0 && !q.conns[0].unsent() {
-		q.seat.left(q.now())
+	if q.answered && q.seat.Chooses() && len(q.conns) == 1 && q.conns[0].unanswered == 0 && !q.conns[0].unsent() {
+		q.seat.Left(q.now())
 	}
 	q.answered = false
 }

@@ -155,7 +155,7 @@ func (c *conn) onCommand(r *request, h requestHeader) {
 	}
 	if c.q.now != nil && r.op.Valid() { // durations are recorded by operation
 		r.began = c.q.now()
-		c.q.seat.came(r.began)
+		c.q.seat.Came(r.began)
 	}
 	if r.op == blk.Flush {
 		r.next, r.end = 0, 1 // one child without a range

@@ -261,3 +261,45 @@ func TestQueue_MeasuresRequests(t *testing.T) {
 		t.Errorf("measured %v, want %v", got, want)
 	}
 }
+
+// A seat is chosen for a disk that waits for its answer, if it is the only one.
+func TestQueue_SeatIsForOneDisk(t *testing.T) {
+	for parts, want := range map[int]bool{1: true, 2: false} {
+		s := newStand(t, 2, 64)
+		if parts == 2 {
+			s.q.open(s.part(0, 2))
+		}
+		s.q.Poll()
+		var now int64
+		moves := 0
+		s.q.now, s.q.served = func() int64 { now += 30_000; return now }, func(uint32, blk.Op, int64) {}
+		s.q.seat.Choose([]int{0, 1}, func() int { return 0 }, func(int) { moves++ })
+		for range 128 {
+			s.request(0, opRead, 0, 8)
+			s.q.Poll()
+			s.answerAll()
+			s.q.Poll()
+		}
+		if (moves > 0) != want {
+			t.Errorf("%d disks: %d changes of the CPU", parts, moves)
+		}
+	}
+}
+
+// A disk with more requests under way leaves the CPU to the scheduler.
+func TestQueue_SeatIsForOneRequest(t *testing.T) {
+	s := newStand(t, 2, 64)
+	s.q.Poll()
+	var now int64
+	s.q.now, s.q.served = func() int64 { now += 30_000; return now }, func(uint32, blk.Op, int64) {}
+	s.q.seat.Choose([]int{0, 1}, func() int { return 0 }, func(int) { t.Fatal("the CPU is changed") })
+	s.request(0, opRead, 0, 8)
+	s.q.Poll()
+	for i := range 128 { // the next one comes before each answer
+		s.request((i+1)%2, opRead, 0, 8)
+		s.q.Poll()
+		s.hosted()
+		s.reply(uint64(s.p.id)<<16|uint64(i%2), 0)
+		s.q.Poll()
+	}
+}

@@ -37,6 +37,11 @@
 // one idle moment in 16 is a probe. After a sleep of 200 ms and more it spins
 // until that was in vain once: rare events come in groups.
 //
+// # The CPU
+//
+// The scheduler chooses it. A pump that answers a client outside the process, one
+// request at a time, may have a Seat: that takes it to the client's CPU.
+//
 // # Hazards
 //
 // A function given to Do or Call, and every method of a source, must not

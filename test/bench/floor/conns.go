@@ -16,6 +16,7 @@ type conns struct {
 	list   []*conn
 	byFD   map[int32]*conn
 	events [128]unix.EpollEvent
+	after  func() // is called after each turn
 }
 
 func (c *conns) open() (err error) {
@@ -59,6 +60,7 @@ func (c *conns) Poll() (n int) {
 		conn.skip = conn.quiet && many
 		n += conn.Poll()
 	}
+	c.after()
 	return n
 }
 

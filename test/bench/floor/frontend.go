@@ -27,6 +27,10 @@ type frontend struct {
 	requests [extents]request
 	conns    conns
 	cqes     [256]shm.CQE
+
+	now      func() int64
+	seat     pump.Seat
+	answered bool // a client, since the last look at what is in flight
 }
 
 const extentTags = extent / 4096
@@ -62,6 +66,8 @@ func runFrontend(c config) error {
 	if err != nil {
 		return err
 	}
+	f.now, f.conns.after = p.Now, f.noteLeft
+	p.Do(f.seat.Take)
 	l, err := net.Listen("unix", c.socket)
 	if err != nil {
 		return err
@@ -127,6 +133,7 @@ func (c *conn) onHeader(h []byte) ([]byte, bool) {
 	}
 	c.cur = f.free[len(f.free)-1]
 	f.free = f.free[:len(f.free)-1]
+	f.seat.Came(f.now())
 	f.requests[c.cur] = request{conn: c, cookie: binary.BigEndian.Uint64(h[8:]), write: kind == cmdWrite, off: binary.BigEndian.Uint64(h[16:]), len: n}
 	c.unanswered++
 	c.most = max(c.most, c.unanswered)
@@ -199,7 +206,16 @@ func (f *frontend) answer(tag int) {
 	}
 	if ended {
 		c.unanswered--
+		f.answered = true
 	}
+}
+
+// noteLeft tells the seat that the only client has all its answers.
+func (f *frontend) noteLeft() {
+	if f.answered && len(f.conns.list) == 1 && f.conns.list[0].unanswered == 0 && f.conns.list[0].n == 0 {
+		f.seat.Left(f.now())
+	}
+	f.answered = false
 }
 
 func (f *frontend) Arm() bool { return f.sub.Arm() }

@@ -1,18 +1,10 @@
-package main
+package pump
 
 import (
 	"slices"
 
 	"golang.org/x/sys/unix"
 )
-
-// A client with one request in flight sleeps until the reply wakes it. If it
-// sleeps on another CPU than the pump's, that CPU has to be interrupted. On a
-// virtual machine this took the pump 14 us, and the client 16 us and more after
-// that before it ran (docs/benchmarks/limits.md). On the same CPU it runs as soon
-// as the pump finds no work. The pump cannot see where its client is, but it sees how
-// soon the next request comes. If that takes long, it changes its CPU, and stays
-// if a request and the wait for the next one take less time there.
 
 const (
 	seatRound = 32      // requests that are averaged
@@ -22,19 +14,28 @@ const (
 	// that did not help, up to seatPauseMax.
 	seatPause    = 10_000_000  // ns
 	seatPauseMax = 100_000_000 // ns
-	// seatCPUs is the most CPUs among which a better one is looked for.
+	// On a host with more CPUs the scheduler chooses.
 	seatCPUs = 4
 )
 
-// seat chooses the CPU of a queue's thread. Without init it leaves that to the
-// scheduler. Owner: the queue's thread.
-type seat struct {
+// Seat chooses the CPU of a thread that answers a client with one request in
+// flight. Such a client sleeps until the reply wakes it. If it sleeps on another
+// CPU, that one has to be interrupted: on a virtual machine this took the thread
+// 14 us, and the client 16 us and more after that before it ran
+// (docs/benchmarks/limits.md). On the same CPU it runs as soon as the thread finds
+// no work. The thread cannot see where its client is, but it sees how soon the
+// next request comes. If that takes long, the seat changes the CPU, and stays if a
+// request and the wait for the next one take less time there.
+//
+// The zero value leaves the CPU to the scheduler, and so does a thread that may run
+// on more than four CPUs. All methods are called on the thread, and allocate nothing.
+type Seat struct {
 	cpus []int         // that the thread may run on; nil: none is chosen
 	at   func() int    // the CPU that it runs on
 	move func(cpu int) // takes it to a CPU; from there the scheduler may move it on
 
 	last  int64 // time of the last request; 0: none yet
-	freed int64 // time of the reply after which nothing was in flight; 0: something is
+	freed int64 // time of the reply that left nothing in flight; 0: something is
 
 	gaps    int64 // ns from replies to requests, of a round
 	periods int64 // ns from requests to requests
@@ -45,8 +46,8 @@ type seat struct {
 	pause   int64
 }
 
-// init notes where the thread may run. It is called on the thread.
-func (s *seat) init() {
+// Take begins to choose, among the CPUs that the thread may run on.
+func (s *Seat) Take() {
 	var all unix.CPUSet
 	if unix.SchedGetaffinity(0, &all) != nil {
 		return
@@ -57,7 +58,7 @@ func (s *seat) init() {
 			cpus = append(cpus, cpu)
 		}
 	}
-	s.choose(cpus, currentCPU, moveTo)
+	s.Choose(cpus, currentCPU, moveTo)
 }
 
 // moveTo takes the thread to a CPU, if it may run there. Where it may run stays as
@@ -73,22 +74,28 @@ func moveTo(cpu int) {
 	}
 }
 
-// choose makes s choose among cpus.
-func (s *seat) choose(cpus []int, at func() int, move func(int)) {
+// Choose makes the seat choose among cpus, by functions that a test may pretend:
+// at returns the CPU that the thread is on, move takes it to another one, from
+// where the scheduler may move it on.
+func (s *Seat) Choose(cpus []int, at func() int, move func(int)) {
 	if len(cpus) < 2 || len(cpus) > seatCPUs {
 		return
 	}
 	s.cpus, s.at, s.move, s.pause = cpus, at, move, seatPause
 }
 
-// left notes that the last reply has been sent and the client has nothing in
+// Chooses reports whether the seat needs to know when the client has nothing in
 // flight.
-func (s *seat) left(now int64) { s.freed = now }
+func (s *Seat) Chooses() bool { return s.cpus != nil }
 
-// came counts the time since the last reply, and since the last request, when a
+// Left notes that the last reply has been sent and the client has nothing in
+// flight. The time is in nanoseconds, from any origin.
+func (s *Seat) Left(now int64) { s.freed = now }
+
+// Came is called with each request. It counts the time since the last reply, and since the last request, when a
 // request comes. A try is over as soon as it cannot turn out well any more: the
 // other CPU may be a busy one.
-func (s *seat) came(now int64) {
+func (s *Seat) Came(now int64) {
 	gap, period := now-s.freed, now-s.last
 	counts := s.cpus != nil && s.freed != 0 && s.last != 0
 	s.last, s.freed = now, 0
@@ -104,7 +111,7 @@ func (s *seat) came(now int64) {
 }
 
 // judge keeps or changes the CPU after a round.
-func (s *seat) judge(gap, period, now int64) {
+func (s *Seat) judge(gap, period, now int64) {
 	switch {
 	case s.was != 0 && period < s.was*3/4: // better: stay
 		s.was, s.pause = 0, seatPause
@@ -120,7 +127,7 @@ func (s *seat) judge(gap, period, now int64) {
 }
 
 // try leaves the CPU for the next one.
-func (s *seat) try(period int64) {
+func (s *Seat) try(period int64) {
 	if i := slices.Index(s.cpus, s.at()); i >= 0 {
 		s.was, s.from = period, s.cpus[i]
 		s.move(s.cpus[(i+1)%len(s.cpus)])
