@@ -20,6 +20,10 @@ func (v vec) set(i int, b []byte) {
 }
 
 func (v vec) receive(fd, n int) (int, unix.Errno) {
+	if n == 1 { // one buffer is the quicker call
+		got, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(v.iov[0].Base)), uintptr(v.iov[0].Len), unix.MSG_DONTWAIT, 0, 0)
+		return int(got), errno
+	}
 	return v.call(unix.SYS_RECVMSG, fd, n, unix.MSG_DONTWAIT)
 }
 
