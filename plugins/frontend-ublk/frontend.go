@@ -236,7 +236,6 @@ func (f *frontend) Serve(fq *plugin.FrontQueue) error {
 		return err
 	}
 	q.pump, q.do, q.now, q.served = fq.Pump(), p.Do, p.Now, fq.Served
-	p.Do(q.seat.Take)
 	f.attach(q)
 	err = p.Run(func() bool { return fq.Closed() || f.doomed.Load() != nil })
 	f.detach(q)

@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/tally"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
@@ -134,10 +133,6 @@ type queue struct {
 
 	stats struct{ requests, errors, stray tally.Count }
 
-	seat     pump.Seat
-	taken    int  // requests of the driver without an answer
-	answered bool // since the last look at taken
-
 	// Both set, or both nil: a clock in nanoseconds, and the function that
 	// records the duration of each request. See plugin.FrontQueue.Served.
 	now    func() int64
@@ -181,19 +176,9 @@ func (q *queue) Poll() int {
 	if q.drv.Pending() > 0 {
 		q.drv.Submit() // commands that the kernel does not take stay for the next round
 	}
-	q.noteLeft()
 	n += q.reap()
 	q.ring.Publish()
 	return n
-}
-
-// noteLeft tells the seat that the driver has all its answers. Users of several
-// disks may be on as many CPUs, and none is chosen for them.
-func (q *queue) noteLeft() {
-	if q.answered && q.taken == 0 && len(q.parts) == 1 && q.seat.Chooses() && q.drv.Pending() == 0 {
-		q.seat.Left(q.now())
-	}
-	q.answered = false
 }
 
 // reap handles the driver's completions.
@@ -234,7 +219,6 @@ func (q *queue) onFetch(p *part, t *tag, userData uint64) {
 	errno := t.read(ioDesc(p.desc[i*ioDescSize:][:ioDescSize]))
 	q.large = t.n >= largeIO && t.entry.Op.HasData()
 	t.state = tagSent
-	q.taken++
 	t.entry.Tag = userData
 	t.entry.Device, t.entry.Arena = p.dev.index, p.dev.arenaID
 	t.entry.ArenaOff = uint64(p.base+uint32(i)) * uint64(p.dev.slotSize)
@@ -247,7 +231,6 @@ func (q *queue) onFetch(p *part, t *tag, userData uint64) {
 	}
 	if q.now != nil {
 		t.began = q.now()
-		q.seat.Came(t.began)
 	}
 	if p.pages && t.entry.Op == blk.Write {
 		q.move(t)
@@ -380,8 +363,6 @@ func (q *queue) answer(t *tag, errno blk.Errno) {
 		q.served(t.part.dev.index, t.entry.Op, q.now()-t.began)
 		t.began = 0
 	}
-	q.taken--
-	q.answered = true
 	q.command(t, t.part.dev.again, result(errno, n))
 }
 
