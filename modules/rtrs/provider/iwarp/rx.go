@@ -11,14 +11,14 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// DATA PATH. Receiving. One recvmsg fills the rest of the payload that is being
+// DATA PATH. Receiving. One call fills the rest of the payload that is being
 // received and then the staging buffer. That is parsed segment by segment. A
 // segment is a header, a payload that is placed as it comes, and a tail with
 // pad and CRC. Nothing is delivered before the tail has been checked. A segment
 // meets, in this order:
 //
 //	receive          parses and reads until there is nothing more
-//	fill             one recvmsg
+//	fill             one recvfrom or recvmsg
 //	parseHeader      the rules of check.go; the place of the payload
 //	placeStaged      staged payload is moved by place
 //	finishSegment    checks the tail
