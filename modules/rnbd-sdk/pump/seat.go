@@ -92,9 +92,9 @@ func (s *Seat) Chooses() bool { return s.cpus != nil }
 // flight. The time is in nanoseconds, from any origin.
 func (s *Seat) Left(now int64) { s.freed = now }
 
-// Came is called with each request. It counts the time since the last reply, and since the last request, when a
-// request comes. A try is over as soon as it cannot turn out well any more: the
-// other CPU may be a busy one.
+// Came is called with each request. It counts the time since the last reply, and
+// since the last request. A try is over as soon as it cannot turn out well any
+// more: the other CPU may be a busy one.
 func (s *Seat) Came(now int64) {
 	gap, period := now-s.freed, now-s.last
 	counts := s.cpus != nil && s.freed != 0 && s.last != 0
