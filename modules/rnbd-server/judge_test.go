@@ -90,9 +90,9 @@ func TestJudge_AnIdentityThatIsTakenAway(t *testing.T) {
 		must(t, err)
 	}
 	j.keep(t, time.Millisecond, "b")
-	eventually(t, "the session ends", func() bool {
+	eventually(t, "the session ends, and then its devices are closed", func() bool {
 		_, err := j.server.sessionByName("a")
-		return err != nil
+		return err != nil && j.openMappings() < 2
 	})
 	if _, err := j.server.sessionByName("b"); err != nil || j.openMappings() != 1 {
 		t.Errorf("%v, %d devices are open", err, j.openMappings())
