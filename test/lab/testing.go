@@ -25,6 +25,7 @@ func New(t testing.TB) *T {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
+			t.Logf("where threads wait:\n%s", l.waits())
 			logs, _ := filepath.Glob(filepath.Join(l.Dir, "*.log"))
 			for _, name := range logs {
 				b, _ := os.ReadFile(name)
