@@ -202,7 +202,7 @@ func (all watched) close() {
 func (t *target) processes() map[string]int {
 	pids := map[string]int{}
 	for _, pid := range t.servers {
-		for _, p := range append(children(pid), pid) {
+		for _, p := range append(lab.Children(pid), pid) {
 			if name := role(p); name != "frontend-ublk" {
 				pids[name] = p
 			}

@@ -116,7 +116,7 @@ func (s *site) alone(st store, path string) error {
 	c := generatorConfig{devices: []string{path}, args: []string{"--plugin", filepath.Join(bin, "io-"+st.plugin)}}
 	_, t, err := s.addOurs(st.ours, c, s.Size)
 	if err == nil {
-		t.servers = children(t.generator)
+		t.servers = lab.Children(t.generator)
 	}
 	return err
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+
+	"github.com/rnbd-go/rnbd/test/lab"
 )
 
 // The skeletons of the ways to a disk, all of them command floor: through the NBD front
@@ -64,7 +66,7 @@ func (s *site) addFloorLibrary(name string, flags ...string) error {
 	argv := append([]string{path, "-library", "-size", strconv.FormatInt(s.Size, 10), s.floorSums()}, flags...)
 	g, t, err := s.addGenerator(name, generatorConfig{program: argv, devices: []string{"disk"}})
 	if err == nil {
-		t.servers = children(g.pid())
+		t.servers = lab.Children(g.pid())
 	}
 	return err
 }

@@ -66,7 +66,7 @@ func (s *site) addIdle(ctx context.Context) error {
 func watchIdle(ctx context.Context, daemons []int, d time.Duration) (s sample, err error) {
 	var pids []int
 	for _, pid := range daemons {
-		pids = append(append(pids, pid), children(pid)...)
+		pids = append(append(pids, pid), lab.Children(pid)...)
 	}
 	before := make([]uint64, len(pids))
 	for i, pid := range pids {

@@ -86,7 +86,7 @@ func busy() (work, stolen float64) {
 // kernelThreads returns the CPU seconds of the threads of the kernel: their
 // work for loop devices and the network is no foreign load.
 func kernelThreads() (sum float64) {
-	for _, pid := range children(kthreadd) {
+	for _, pid := range lab.Children(kthreadd) {
 		b, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/schedstat")
 		if f := strings.Fields(string(b)); len(f) > 0 {
 			ns, _ := strconv.ParseFloat(f[0], 64)

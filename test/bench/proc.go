@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/test/lab"
 )
 
 // peer is a server of another project that the benchmark has started. It leads
@@ -81,7 +83,7 @@ func (p *peer) output() string {
 func cpuOf(pids []int) (sum float64) {
 	for _, pid := range pids {
 		sum += clockOf(pid) + deadChildren(pid)
-		for _, child := range children(pid) {
+		for _, child := range lab.Children(pid) {
 			sum += clockOf(child)
 		}
 	}
@@ -115,17 +117,4 @@ func deadChildren(pid int) float64 {
 	user, _ := strconv.ParseFloat(f[13], 64)
 	system, _ := strconv.ParseFloat(f[14], 64)
 	return (user + system) / clockTick
-}
-
-func children(pid int) (pids []int) {
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	for _, task := range tasks {
-		b, _ := os.ReadFile(task)
-		for _, s := range strings.Fields(string(b)) {
-			if n, err := strconv.Atoi(s); err == nil {
-				pids = append(pids, n)
-			}
-		}
-	}
-	return pids
 }

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -171,16 +170,7 @@ func TestBenchOfAPluginThatDies(t *testing.T) {
 	defer cmd.Process.Kill()
 	var plugin int
 	sdktest.Eventually(t, "the plugin runs", func() bool {
-		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", cmd.Process.Pid))
-		for _, task := range tasks {
-			children, _ := os.ReadFile(task)
-			for _, pid := range strings.Fields(string(children)) { // some only try what this host can do
-				argv, _ := os.ReadFile("/proc/" + pid + "/cmdline")
-				if name, _, _ := strings.Cut(string(argv), "\x00"); filepath.Base(name) == "io-fileio" {
-					plugin, _ = strconv.Atoi(pid)
-				}
-			}
-		}
+		plugin = lab.ChildOf(cmd.Process.Pid, "io-fileio") // other children only try what this host can do
 		return plugin != 0
 	})
 	time.Sleep(200 * time.Millisecond) // for the load to run, usually

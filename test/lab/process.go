@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -104,6 +106,31 @@ func (p *process) Signal(sig syscall.Signal) error {
 		err = awaitStopped(p.proc.Pid)
 	}
 	return err
+}
+
+// Children are the processes that a process has started, as plugins of a daemon.
+func Children(pid int) (pids []int) {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, task := range tasks {
+		text, _ := os.ReadFile(task)
+		for _, field := range strings.Fields(string(text)) {
+			if child, err := strconv.Atoi(field); err == nil {
+				pids = append(pids, child)
+			}
+		}
+	}
+	return pids
+}
+
+// ChildOf is the child of a process that runs a program of that name; 0: there is none.
+func ChildOf(pid int, program string) int {
+	for _, child := range Children(pid) {
+		argv, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child))
+		if name, _, _ := strings.Cut(string(argv), "\x00"); filepath.Base(name) == program {
+			return child
+		}
+	}
+	return 0
 }
 
 // Freeze stops a process by SIGSTOP. It does nothing any more then.

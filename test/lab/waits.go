@@ -18,25 +18,12 @@ func (l *Lab) waits() string {
 	for _, name := range all {
 		args, _ := os.ReadFile(name)
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil && pid != os.Getpid() && bytes.Contains(args, []byte(l.Dir)) {
-			for _, pid := range append([]int{pid}, children(pid)...) {
+			for _, pid := range append([]int{pid}, Children(pid)...) {
 				fmt.Fprintf(&out, "%s\n", threads(pid))
 			}
 		}
 	}
 	return out.String()
-}
-
-func children(pid int) (pids []int) {
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	for _, task := range tasks {
-		text, _ := os.ReadFile(task)
-		for _, field := range strings.Fields(string(text)) {
-			if child, err := strconv.Atoi(field); err == nil {
-				pids = append(pids, child)
-			}
-		}
-	}
-	return pids
 }
 
 // threads are a process's name and the states of its threads, with the function of

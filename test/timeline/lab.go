@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/rnbd-go/rnbd/test/lab"
@@ -62,16 +60,8 @@ func openPlace(flags []string) (p *place, err error) {
 // childOf finds a plugin's process below the daemons.
 func childOf(program string, daemons ...int) (int, error) {
 	for _, pid := range daemons {
-		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-		for _, task := range tasks {
-			b, _ := os.ReadFile(task)
-			for _, s := range strings.Fields(string(b)) {
-				argv, _ := os.ReadFile("/proc/" + s + "/cmdline")
-				name, _, _ := strings.Cut(string(argv), "\x00")
-				if filepath.Base(name) == program {
-					return strconv.Atoi(s)
-				}
-			}
+		if child := lab.ChildOf(pid, program); child != 0 {
+			return child, nil
 		}
 	}
 	return 0, fmt.Errorf("no process of %s is below the daemons %v", program, daemons)
