@@ -35,15 +35,16 @@ func (c *Client) startWatchdog() {
 
 // run looks until the client ends.
 func (w *watching) run() {
-	tick := time.NewTicker(watchInterval)
-	defer tick.Stop()
+	due := time.NewTimer(rtrs.UntilBeat(watchInterval))
+	defer due.Stop()
 	for {
 		select {
 		case <-w.client.life.Done():
 			return
-		case now := <-tick.C:
+		case now := <-due.C:
 			w.logFailures(now)
 			w.round(now)
+			due.Reset(rtrs.UntilBeat(watchInterval))
 		}
 	}
 }
@@ -75,16 +76,22 @@ func (w *watching) round(now time.Time) {
 // begin asks the pump to look, if one of its devices has a request.
 func (l *look) begin(c *Client, pump int, now time.Time) {
 	l.found, l.isStuck = nil, false
-	busy := false
-	for _, d := range c.Devices() {
-		busy = busy || d.shares[pump].inflight.Load() > 0
-	}
-	if !busy {
+	if !c.busyOn(pump) {
 		return
 	}
 	l.asked = now
 	l.done.Store(false)
 	l.pump.pump.Do(func() { l.source(0) })
+}
+
+// busyOn reports whether a device has a request on a pump.
+func (c *Client) busyOn(pump int) bool {
+	for i := range c.devices {
+		if d := c.devices[i].Load(); d != nil && d.shares[pump].inflight.Load() > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // notAnswered reports a pump that does not answer for HungAfter.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
 // The watchdog looks once a second for requests that are older than
@@ -36,15 +37,16 @@ func (s *Server) startWatchdog() {
 
 // run looks until ctx ends.
 func (w *watching) run(ctx context.Context) {
-	tick := time.NewTicker(watchInterval)
-	defer tick.Stop()
+	due := time.NewTimer(rtrs.UntilBeat(watchInterval))
+	defer due.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-tick.C:
+		case now := <-due.C:
 			w.logFailures(now)
 			w.round(now)
+			due.Reset(rtrs.UntilBeat(watchInterval))
 		}
 	}
 }
@@ -92,8 +94,12 @@ func (l *look) begin(now time.Time) {
 
 // busyOn reports whether a device of s has a request on a pump.
 func (s *session) busyOn(pump int) bool {
-	for _, m := range s.all() {
-		if m.flows[pump].inflight.Load() > 0 {
+	t := s.table.Load()
+	if t == nil {
+		return false
+	}
+	for _, m := range *t {
+		if m != nil && m.flows[pump].inflight.Load() > 0 {
 			return true
 		}
 	}
