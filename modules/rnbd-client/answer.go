@@ -88,6 +88,7 @@ func (s *source) finish(i uint32, errno blk.Errno, at watchdog.Stage) {
 	s.free = append(s.free, i)
 	s.inflight--
 	share.inflight.Add(-1)
+	s.pump.ended.Add(1)
 	if s.orphaned {
 		s.onOrphanDone(d)
 	}

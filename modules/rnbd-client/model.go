@@ -95,7 +95,16 @@ type pumpShare struct {
 	gates  uint32
 	number uint64 // of the last write, see again.go
 
-	failed watchdog.Recent[*Device] // read by the watchdog
+	// Read by the watchdog. The requests that have begun and those that have ended are as
+	// many while none is in flight.
+	failed       watchdog.Recent[*Device]
+	begun, ended tally.Count
+}
+
+// busy reports whether a request is in flight. Any goroutine.
+func (p *pumpShare) busy() bool {
+	ended := p.ended.Load() // first: it is never ahead
+	return p.begun.Load() != ended
 }
 
 // Device is a mapped device.

@@ -112,6 +112,7 @@ func (s *source) begin(d *Device, e *shm.SQE) uint32 {
 	r.arrived, r.sent = s.pump.pump.Now(), 0
 	s.inflight++
 	d.shares[s.pump.index].inflight.Add(1)
+	s.pump.begun.Add(1)
 	return i
 }
 

@@ -10,13 +10,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// The watchdog looks once a second for requests that are older than
+// The watchdog looks at intervals for requests that are older than
 // Config.HungAfter, and logs those that failed. Pumps without a request are not
 // woken. A pump looks through its own requests, ring by ring, so that a look
 // delays a request by no more than one ring.
-
-// watchInterval is the time from one look to the next.
-const watchInterval = time.Second
 
 // startWatchdog starts the watchdog, unless HungAfter is zero.
 func (c *Client) startWatchdog() {
@@ -35,63 +32,65 @@ func (c *Client) startWatchdog() {
 
 // run looks until the client ends.
 func (w *watching) run() {
-	due := time.NewTimer(rtrs.UntilBeat(watchInterval))
+	due := time.NewTimer(w.pause(false))
 	defer due.Stop()
 	for {
 		select {
 		case <-w.client.life.Done():
 			return
 		case now := <-due.C:
-			w.logFailures(now)
-			w.round(now)
-			due.Reset(rtrs.UntilBeat(watchInterval))
+			failed := w.logFailures(now)
+			busy := w.round(now)
+			due.Reset(w.pause(failed || busy))
 		}
 	}
 }
 
-// logFailures logs the requests that failed since the last round.
-func (w *watching) logFailures(now time.Time) {
+// pause returns the time until the next look.
+func (w *watching) pause(busy bool) time.Duration {
+	return watchdog.Pause(busy, w.client.cfg.HungAfter)
+}
+
+// logFailures logs the requests that failed since the last round and reports
+// whether there were any.
+func (w *watching) logFailures(now time.Time) (some bool) {
 	for _, p := range w.client.pumps {
 		p.failed.Take(func(f watchdog.Failure[*Device]) {
 			watchdog.Failed(w.reporter, f.Device.log, f.Device.name, f, now)
+			some = true
 		})
 	}
+	return some
 }
 
 // round takes over the looks that have ended and begins the next ones. A pump
-// that has not answered keeps its last result.
-func (w *watching) round(now time.Time) {
+// that has not answered keeps its last result. It reports whether a pump has
+// requests.
+func (w *watching) round(now time.Time) (busy bool) {
 	var found []watchdog.Hung
-	for i, l := range w.looks {
+	for _, l := range w.looks {
 		if l.done.Load() {
 			found = append(found, w.client.namePaths(l.found)...)
-			l.begin(w.client, i, now)
+			busy = l.begin(now) || busy
 		} else {
+			busy = true
 			l.notAnswered(w.client, now)
 		}
 	}
 	w.reporter.Look(found, now)
+	return busy
 }
 
-// begin asks the pump to look, if one of its devices has a request.
-func (l *look) begin(c *Client, pump int, now time.Time) {
+// begin asks the pump to look, if it has a request, and reports whether it has.
+func (l *look) begin(now time.Time) bool {
 	l.found, l.isStuck = nil, false
-	if !c.busyOn(pump) {
-		return
+	if !l.pump.busy() {
+		return false
 	}
 	l.asked = now
 	l.done.Store(false)
 	l.pump.pump.Do(func() { l.source(0) })
-}
-
-// busyOn reports whether a device has a request on a pump.
-func (c *Client) busyOn(pump int) bool {
-	for i := range c.devices {
-		if d := c.devices[i].Load(); d != nil && d.shares[pump].inflight.Load() > 0 {
-			return true
-		}
-	}
-	return false
+	return true
 }
 
 // notAnswered reports a pump that does not answer for HungAfter.

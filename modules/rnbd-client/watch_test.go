@@ -50,6 +50,11 @@ func TestWatchdogFindsHungRequests(t *testing.T) {
 	s.releaseAll(blk.OK)
 	eventually(t, "their answers", func() bool { r.reap(got); return got[d.index] == 20 })
 	eventually(t, "nothing hangs", func() bool { return len(statsOf(t, c, d.name).Hung) == 0 })
+	for _, p := range c.pumps {
+		if p.busy() {
+			t.Errorf("a pump has a request in flight: %d have begun, %d ended", p.begun.Load(), p.ended.Load())
+		}
+	}
 }
 
 // Failed requests are counted by the stage that failed them.

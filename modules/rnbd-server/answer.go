@@ -66,6 +66,7 @@ func (q *ioQueue) finish(r *request, errno blk.Errno) {
 		q.ended(r, f, errno)
 	}
 	f.inflight.Add(-1)
+	q.server.pumps[q.pump].ended.Add(1)
 	if errno != blk.OK {
 		q.noteFailed(r.m.dev, &r.sqe, r.failedAt(), errno)
 	} else {

@@ -83,8 +83,17 @@ type front struct {
 type pumpShare struct {
 	pump   *pump.Pump
 	poller *rtrs.Poller
-	failed watchdog.Recent[*device] // read by the watchdog
 	pacer  *pacer
+	// Read by the watchdog. The requests that have begun and those that have ended are as
+	// many while none is in flight.
+	failed       watchdog.Recent[*device]
+	begun, ended tally.Count
+}
+
+// busy reports whether a request is in flight. Any goroutine.
+func (p *pumpShare) busy() bool {
+	ended := p.ended.Load() // first: it is never ahead
+	return p.begun.Load() != ended
 }
 
 // session is one RTRS session: its chunks, the requests in them, and its open

@@ -38,6 +38,7 @@ func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO, number uint64
 		return
 	}
 	m.flows[op.Poller()].inflight.Add(1)
+	s.pumps[op.Poller()].begun.Add(1)
 	q := m.dev.plugin.queues[op.Poller()]
 	r.owner.Store(q.owner())
 	r.arrived, r.sent, r.number = q.clock(), 0, number

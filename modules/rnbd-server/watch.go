@@ -6,16 +6,12 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
-	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// The watchdog looks once a second for requests that are older than
+// The watchdog looks at intervals for requests that are older than
 // Config.HungAfter, and logs those that failed. Pumps without a request are not
 // woken. A pump looks through the requests of one session at a time, so that a
 // look delays a request by no more than that.
-
-// watchInterval is the time from one look to the next.
-const watchInterval = time.Second
 
 // startWatchdog starts the watchdog, unless HungAfter is zero.
 func (s *Server) startWatchdog() {
@@ -37,69 +33,77 @@ func (s *Server) startWatchdog() {
 
 // run looks until ctx ends.
 func (w *watching) run(ctx context.Context) {
-	due := time.NewTimer(rtrs.UntilBeat(watchInterval))
+	due := time.NewTimer(w.pause(false))
 	defer due.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case now := <-due.C:
-			w.logFailures(now)
-			w.round(now)
-			due.Reset(rtrs.UntilBeat(watchInterval))
+			failed := w.logFailures(now)
+			busy := w.round(now)
+			due.Reset(w.pause(failed || busy))
 		}
 	}
 }
 
-// logFailures logs the requests that failed since the last round.
-func (w *watching) logFailures(now time.Time) {
+// pause returns the time until the next look.
+func (w *watching) pause(busy bool) time.Duration {
+	return watchdog.Pause(busy, w.server.cfg.HungAfter)
+}
+
+// logFailures logs the requests that failed since the last round and reports
+// whether there were any.
+func (w *watching) logFailures(now time.Time) (some bool) {
 	for _, p := range w.server.pumps {
 		p.failed.Take(func(f watchdog.Failure[*device]) {
 			watchdog.Failed(w.reporter, w.server.log.With("device", f.Device.path), f.Device.path, f, now)
+			some = true
 		})
 	}
+	return some
 }
 
 // round takes over the looks that have ended and begins the next ones. A pump
-// that has not answered keeps its last result.
-func (w *watching) round(now time.Time) {
+// that has not answered keeps its last result. It reports whether a pump has
+// requests.
+func (w *watching) round(now time.Time) (busy bool) {
 	var found []watchdog.Hung
 	for _, l := range w.looks {
 		if l.done.Load() {
 			found = append(found, l.found...)
-			l.begin(now)
+			busy = l.begin(now) || busy
 		} else {
+			busy = true
 			l.notAnswered(now)
 		}
 	}
 	w.reporter.Look(found, now)
+	return busy
 }
 
-// begin asks the pump to look, if it has a request.
-func (l *look) begin(now time.Time) {
+// begin asks the pump to look, if it has a request, and reports whether it has.
+func (l *look) begin(now time.Time) bool {
 	l.found, l.isStuck = nil, false
+	if !l.server.pumps[l.pump].busy() {
+		return false
+	}
 	var busy []*session
 	for i := range l.server.sessions {
 		if s := l.server.sessions[i].Load(); s != nil && s.busyOn(l.pump) {
 			busy = append(busy, s)
 		}
 	}
-	if len(busy) == 0 {
-		return
-	}
 	l.asked = now
 	l.done.Store(false)
 	l.server.pumps[l.pump].pump.Do(func() { l.sessions(busy) })
+	return true
 }
 
 // busyOn reports whether a device of s has a request on a pump.
 func (s *session) busyOn(pump int) bool {
-	t := s.table.Load()
-	if t == nil {
-		return false
-	}
-	for _, m := range *t {
-		if m != nil && m.flows[pump].inflight.Load() > 0 {
+	for _, m := range s.all() {
+		if m.flows[pump].inflight.Load() > 0 {
 			return true
 		}
 	}

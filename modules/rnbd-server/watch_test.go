@@ -30,6 +30,9 @@ func TestWatchdogFindsHungAndFailedRequests(t *testing.T) {
 	if f := stats().Failed; len(f) != 1 || f[0].Stage != "check" || f[0].Count != 1 {
 		t.Errorf("failed: %v", f)
 	}
+	if errno := <-i.start(true, 512, ioMessage(rsp.DeviceID, blk.Read, 0, 0, 512)); errno != 0 || r.server.pumps[0].busy() {
+		t.Errorf("after a read, with errno %d, the pump has a request in flight: %v", errno, r.server.pumps[0].busy())
+	}
 	mem.disks["vol0"].hung.Store(true)
 	for range 3 {
 		i.start(true, 512, ioMessage(rsp.DeviceID, blk.Read, 0, 0, 512))

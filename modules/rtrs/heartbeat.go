@@ -5,8 +5,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
 )
 
@@ -53,28 +51,9 @@ func (h *heartbeat) start(now time.Time, interval time.Duration) {
 	h.sentAt.Store(0)
 }
 
-// firstBeat is the origin of the times of heartbeats: a whole second of the
-// host's monotonic clock, so that the daemons of a host agree about them. It has
-// a monotonic clock reading.
-var firstBeat = wholeSecond(time.Now())
-
-// wholeSecond returns the whole second of the host's monotonic clock before now,
-// the present moment.
-func wholeSecond(now time.Time) time.Time {
-	var since unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &since); err != nil {
-		return now
-	}
-	return now.Add(-time.Duration(since.Nsec))
-}
-
-// UntilBeat returns how long it is until paths with that heartbeat interval send,
-// more than zero. What else is due once per interval wakes an idle daemon no more
-// often if it is done then.
-func UntilBeat(interval time.Duration) time.Duration {
-	now := time.Now()
-	return beat(now.Add(1), interval).Sub(now)
-}
+// firstBeat is the origin of the times of heartbeats. It has a monotonic clock
+// reading.
+var firstBeat = time.Now()
 
 // beat returns the next moment, from t on, at which all paths of the process
 // with that interval send: together they wake an idle process, and its peer,

@@ -5,8 +5,6 @@ import (
 	"maps"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 func TestR090_R092_R093_HeartbeatWithKernelTimers(t *testing.T) {
@@ -68,32 +66,6 @@ func TestHeartbeatsOfAllPathsAreSentTogether(t *testing.T) {
 	want := map[time.Duration]int{1 * time.Second: 1, 2 * time.Second: 10, 3 * time.Second: 10, 4 * time.Second: 10}
 	if !maps.Equal(sent, want) {
 		t.Errorf("sent at %v, want %v", sent, want)
-	}
-}
-
-// What is due once per interval can be done when the heartbeats are sent: at a
-// whole second of the host's clock, as in every other daemon of the host.
-func TestUntilBeat(t *testing.T) {
-	var h heartbeat
-	for range 100 {
-		before := time.Now()
-		wait := UntilBeat(time.Second)
-		if wait <= 0 || wait > time.Second {
-			t.Fatalf("the next heartbeats are sent in %v, want above 0 and at most 1s", wait)
-		}
-		h.start(before.Add(-time.Second), time.Second)
-		if off := before.Add(wait).Sub(h.next) % time.Second; off.Abs() > time.Millisecond && off.Abs() < 999*time.Millisecond {
-			t.Fatalf("%v from a heartbeat of a path", off)
-		}
-	}
-	var since unix.Timespec
-	before := time.Now()
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &since); err != nil {
-		t.Fatal(err)
-	}
-	whole := before.Add(-time.Duration(since.Nsec))
-	if off := whole.Sub(firstBeat) % time.Second; off > 10*time.Millisecond && off < 990*time.Millisecond {
-		t.Errorf("heartbeats are sent %v after a whole second of the host's clock", time.Second-off)
 	}
 }
 

@@ -22,8 +22,9 @@ const idleLimit = "limit"
 // together, 10 wake-ups a second for each of them.
 var allowance = sample{Elapsed: 1, ServerCPU: 0.01, Resident: 200, Wakes: 10}
 
-// idleWatch is the shortest time of an observation of idle daemons.
-const idleWatch = 2 * time.Second
+// idleWatch is the shortest time of an observation of idle daemons: one look of
+// each watchdog.
+const idleWatch = 4 * time.Second
 
 // addIdle starts a server and a client with many sessions and devices that stay
 // unused.

@@ -60,6 +60,21 @@ const (
 	MaxGroups = 256
 )
 
+// Pause returns the time from one look to the next. A daemon without requests is
+// woken half as often as one with some, if what hangs is found in time all the
+// same: limit is the age from which a request hangs.
+func Pause(busy bool, limit time.Duration) time.Duration {
+	if busy || limit < pauseIdle {
+		return pause
+	}
+	return pauseIdle
+}
+
+const (
+	pause     = time.Second
+	pauseIdle = 4 * time.Second
+)
+
 // group is what the Reporter remembers of a group.
 type group struct {
 	since, seen, warned time.Time

@@ -162,3 +162,20 @@ func TestReporterLogsFailuresAtAPace(t *testing.T) {
 		t.Errorf("%d lines:\n%s", n, &out)
 	}
 }
+
+// A request that began right after a look of an idle daemon is found no later
+// than a second after it hangs.
+func TestPause(t *testing.T) {
+	for _, limit := range []time.Duration{time.Millisecond, time.Second, 2 * time.Second, 10 * time.Second, time.Hour} {
+		look := Pause(false, limit)
+		for look < limit {
+			look += Pause(true, limit)
+		}
+		if late := look - limit; late > time.Second {
+			t.Errorf("hanging after %v: found %v later, want 1s at most", limit, late)
+		}
+	}
+	if Pause(false, 10*time.Second) <= Pause(true, 10*time.Second) {
+		t.Error("an idle daemon is woken as often as one with requests")
+	}
+}
