@@ -79,6 +79,13 @@ func (a *attachment) await(ctx context.Context, is func() bool) bool {
 	}
 }
 
+// ends reports whether the worker has nothing left to do.
+func (a *attachment) ends() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.state == gone
+}
+
 // isGone reports whether nothing is left of the attachment.
 func (a *attachment) isGone() bool {
 	select {

@@ -59,8 +59,12 @@ func (a *attachment) dismiss(ctx context.Context) error {
 	case <-a.done:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("front end %s: remove device %s: %w", a.fe.cfg.Name, a.spec.Name, context.Cause(ctx))
 	}
+	if a.ends() {
+		<-a.done
+		return nil
+	}
+	return fmt.Errorf("front end %s: remove device %s: %w", a.fe.cfg.Name, a.spec.Name, context.Cause(ctx))
 }
 
 func (a *attachment) accept(ask *dismissal) error {

@@ -77,7 +77,8 @@ func detach(ctx context.Context, h *host, index uint32) error {
 }
 
 // dismissed makes h give up the device unless it is used, and answers the
-// dismissal.
+// dismissal. If nothing is left of the attachment, the end of the worker is the
+// answer: the index is free then.
 func (a *attachment) dismissed(h *host) {
 	ctx, cancel, ask := a.beginDismiss(h)
 	defer cancel()
@@ -92,7 +93,9 @@ func (a *attachment) dismissed(h *host) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.give, a.ask = nil, nil
-	ask.answer <- err
+	if err != nil || kept != nil {
+		ask.answer <- err
+	}
 	switch {
 	case err != nil && a.want == wantShown && h.alive():
 		a.move(shown)

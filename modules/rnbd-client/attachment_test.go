@@ -192,3 +192,18 @@ func TestFrontend_HangsOverASize(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The index of a device is free as soon as its front end has given it up.
+func TestUnmap_TheIndexIsFree(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient(withTestFront(t))
+	for range 50 {
+		d, err := s.mapIn(c, "vol", newFrontDir(t))
+		must(t, err)
+		must(t, c.frontends[0].remove(t.Context(), d, false))
+		if !d.att.Load().isGone() {
+			t.Fatalf("the front end has given up device %d, and still has its index", d.index)
+		}
+		must(t, c.Unmap(t.Context(), d.name, false))
+	}
+}
