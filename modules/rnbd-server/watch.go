@@ -66,7 +66,7 @@ func (w *watching) logFailures(now time.Time) (some bool) {
 
 // round takes over the looks that have ended and begins the next ones. A pump
 // that has not answered keeps its last result. It reports whether a pump has
-// requests.
+// requests, or had some that hung.
 func (w *watching) round(now time.Time) (busy bool) {
 	var found []watchdog.Hung
 	for _, l := range w.looks {
@@ -79,7 +79,7 @@ func (w *watching) round(now time.Time) (busy bool) {
 		}
 	}
 	w.reporter.Look(found, now)
-	return busy
+	return busy || len(found) > 0
 }
 
 // begin asks the pump to look, if it has a request, and reports whether it has.
