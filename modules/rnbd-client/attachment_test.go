@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -193,17 +194,26 @@ func TestFrontend_HangsOverASize(t *testing.T) {
 	}
 }
 
-// The index of a device is free as soon as its front end has given it up.
+// The index of a device is free as soon as its front end has given it up. The
+// test keeps the worker from giving the index up.
 func TestUnmap_TheIndexIsFree(t *testing.T) {
-	s := newTarget(t, 1<<20)
-	c := s.newClient(withTestFront(t))
-	for range 50 {
-		d, err := s.mapIn(c, "vol", newFrontDir(t))
-		must(t, err)
-		must(t, c.frontends[0].remove(t.Context(), d, false))
-		if !d.att.Load().isGone() {
-			t.Fatalf("the front end has given up device %d, and still has its index", d.index)
-		}
-		must(t, c.Unmap(t.Context(), d.name, false))
+	_, c, d, dir := mapShown(t)
+	must(t, dir.set("hold-remove", ""))
+	fe := c.frontends[0]
+	removed := async(func() error { return fe.remove(t.Context(), d, false) })
+	eventually(t, "the front end is asked", func() bool { return slices.Contains(dir.told(), "remove forced false") })
+	fe.mu.Lock()
+	must(t, dir.remove("hold-remove"))
+	select {
+	case <-removed:
+		t.Errorf("the front end has given up device %d, and still has its index", d.index)
+		fe.mu.Unlock()
+	case <-time.After(300 * time.Millisecond):
+		fe.mu.Unlock()
+		must(t, soon(t, "the removal", removed))
 	}
+	if !d.att.Load().isGone() {
+		t.Errorf("device %d is removed, and its worker is not at its end", d.index)
+	}
+	must(t, c.Unmap(t.Context(), d.name, false))
 }
