@@ -61,8 +61,8 @@ const (
 )
 
 // Pause returns the time from one look to the next. A daemon without requests is
-// woken half as often as one with some, if what hangs is found in time all the
-// same: limit is the age from which a request hangs.
+// woken less often than one with some, unless it would find what hangs too late:
+// limit is the age from which a request hangs.
 func Pause(busy bool, limit time.Duration) time.Duration {
 	if busy || limit < pauseIdle {
 		return pause
