@@ -83,7 +83,7 @@ func bootGuest(t *testing.T, dir string) *guest {
 	g := &guest{t: t, dir: dir, said: make(chan string, 1<<12)}
 	// With -icount the guest's clock counts its instructions while it computes: a
 	// machine with other work beside it makes no time limit of the guest shorter.
-	cmd := exec.Command("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg,thread=single", "-cpu", "max",
+	cmd := exec.Command("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg,thread=single", "-cpu", vm.CPU,
 		"-icount", "shift=0", "-m", "1024", "-kernel", filepath.Join(dir, "kernel"), "-initrd", filepath.Join(dir, "initrd"),
 		"-append", "console=ttyS0 quiet panic=-1 mitigations=off systemd.firstboot=no watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120",
 		"-drive", "if=virtio,format=raw,cache=unsafe,file="+filepath.Join(dir, "disk"),
