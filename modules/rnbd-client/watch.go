@@ -27,28 +27,13 @@ func (c *Client) startWatchdog() {
 		w.looks = append(w.looks, l)
 	}
 	c.watch = w
-	c.watchers.Go(w.run)
+	c.watchers.Go(func() { watchdog.Run(c.life.Done(), c.cfg.HungAfter, w.look) })
 }
 
-// run looks until the client ends.
-func (w *watching) run() {
-	due := time.NewTimer(w.pause(false))
-	defer due.Stop()
-	for {
-		select {
-		case <-w.client.life.Done():
-			return
-		case now := <-due.C:
-			failed := w.logFailures(now)
-			busy := w.round(now)
-			due.Reset(w.pause(failed || busy))
-		}
-	}
-}
-
-// pause returns the time until the next look.
-func (w *watching) pause(busy bool) time.Duration {
-	return watchdog.Pause(busy, w.client.cfg.HungAfter)
+// look logs what has failed, and takes over and begins the looks of the pumps.
+func (w *watching) look(now time.Time) (busy bool) {
+	failed := w.logFailures(now)
+	return w.round(now) || failed
 }
 
 // logFailures logs the requests that failed since the last round and reports

@@ -27,29 +27,14 @@ func (s *Server) startWatchdog() {
 	s.watchdog = w
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { w.run(ctx) })
+	wg.Go(func() { watchdog.Run(ctx.Done(), s.cfg.HungAfter, w.look) })
 	s.stopWatchdog = func() { cancel(); wg.Wait() }
 }
 
-// run looks until ctx ends.
-func (w *watching) run(ctx context.Context) {
-	due := time.NewTimer(w.pause(false))
-	defer due.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-due.C:
-			failed := w.logFailures(now)
-			busy := w.round(now)
-			due.Reset(w.pause(failed || busy))
-		}
-	}
-}
-
-// pause returns the time until the next look.
-func (w *watching) pause(busy bool) time.Duration {
-	return watchdog.Pause(busy, w.server.cfg.HungAfter)
+// look logs what has failed, and takes over and begins the looks of the pumps.
+func (w *watching) look(now time.Time) (busy bool) {
+	failed := w.logFailures(now)
+	return w.round(now) || failed
 }
 
 // logFailures logs the requests that failed since the last round and reports

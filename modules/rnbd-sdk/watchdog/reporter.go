@@ -60,6 +60,21 @@ const (
 	MaxGroups = 256
 )
 
+// Run calls look at intervals of Pause until done is closed. look reports whether
+// the daemon has requests, or has had some that failed or hung.
+func Run(done <-chan struct{}, limit time.Duration, look func(now time.Time) (busy bool)) {
+	due := time.NewTimer(Pause(false, limit))
+	defer due.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case now := <-due.C:
+			due.Reset(Pause(look(now), limit))
+		}
+	}
+}
+
 // Pause returns the time from one look to the next. A daemon without requests is
 // woken less often than one with some, unless it would find what hangs too late:
 // limit is the age from which a request hangs.
