@@ -28,6 +28,7 @@ type srvConn struct {
 	parked     []*Op // those among them that wait for news: (*Op).Park
 	head, tail *Op   // list of those that wait for room in the send queue
 	chain      [maxChain]verbs.SendWR
+	filled     int // work requests in chain
 	data, rkey [1]verbs.SGE
 }
 

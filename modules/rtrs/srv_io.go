@@ -278,7 +278,8 @@ func (c *srvConn) popWaiting() *Op {
 func (c *srvConn) submit(op *Op) {
 	p := c.path
 	if p.newRkey {
-		c.chain[0] = verbs.SendWR{Op: verbs.OpLocalInv, RKey: p.rkeys[op.chunk]}
+		c.filled = 0
+		c.next(verbs.OpLocalInv).RKey = p.rkeys[op.chunk]
 		if err := c.post(c.chain[:1]); err != nil {
 			p.close(err)
 			op.drop()
@@ -353,38 +354,49 @@ func (c *srvConn) answer(op *Op) {
 
 // fill writes the chain for op and returns its length.
 func (c *srvConn) fill(op *Op) int {
-	p, n := c.path, 0
+	p := c.path
+	c.filled = 0
 	if op.req.HasDesc && op.errno == 0 {
 		d := &op.req.Desc
-		c.data[0] = verbs.SGE{Buf: op.mem[:d.Len:d.Len], LKey: p.localKey}
-		c.chain[n] = verbs.SendWR{Op: verbs.OpWrite, SGEs: c.data[:], RemoteAddr: d.Addr, RKey: d.Key}
-		n++
+		c.data[0].Buf, c.data[0].LKey = op.mem[:d.Len:d.Len], p.localKey
+		wr := c.next(verbs.OpWrite)
+		wr.SGEs, wr.RemoteAddr, wr.RKey = c.data[:], d.Addr, d.Key
 	}
 	if p.newRkey {
 		p.rkeys[op.chunk] = verbs.NextKey(p.rkeys[op.chunk])
-		c.chain[n] = verbs.SendWR{Op: verbs.OpRegMR, RKey: p.rkeys[op.chunk]}
-		n++
+		c.next(verbs.OpRegMR).RKey = p.rkeys[op.chunk]
 	}
 	inv := op.req.NeedInval && p.canInv
 	if inv {
-		c.chain[n] = verbs.SendWR{Op: verbs.OpSendInv, RKey: op.req.Desc.Key}
-		n++
+		c.next(verbs.OpSendInv).RKey = op.req.Desc.Key
 	}
-	c.chain[n] = c.final(op, rtrswire.IORspImm(inv, op.errno, op.chunk))
-	return n + 1
+	c.final(op, rtrswire.IORspImm(inv, op.errno, op.chunk))
+	return c.filled
 }
 
-// final returns the last work request of an answer. It carries the immediate, and
+// next returns the next work request of the chain, empty but for its opcode. It is
+// filled in field by field: a literal is put together elsewhere and copied.
+func (c *srvConn) next(code verbs.Opcode) *verbs.SendWR {
+	wr := &c.chain[c.filled]
+	c.filled++
+	*wr = verbs.SendWR{}
+	wr.Op = code
+	return wr
+}
+
+// final writes the last work request of an answer. It carries the immediate, and
 // with changing keys the chunk's next key.
-func (c *srvConn) final(op *Op, imm rtrswire.Imm) verbs.SendWR {
+func (c *srvConn) final(op *Op, imm rtrswire.Imm) {
 	p := c.path
 	if !p.newRkey {
-		return verbs.SendWR{Op: verbs.OpWriteImm, Imm: uint32(imm)}
+		c.next(verbs.OpWriteImm).Imm = uint32(imm)
+		return
 	}
 	m := p.ctl.rkeyRsp[op.chunk*rtrswire.RkeyRspLen:][:rtrswire.RkeyRspLen:rtrswire.RkeyRspLen]
 	rtrswire.RkeyRsp(m).Put(op.chunk, p.rkeys[op.chunk])
-	c.rkey[0] = verbs.SGE{Buf: m, LKey: p.ctl.key}
-	return verbs.SendWR{Op: verbs.OpSendImm, Imm: uint32(imm), SGEs: c.rkey[:]}
+	c.rkey[0].Buf, c.rkey[0].LKey = m, p.ctl.key
+	wr := c.next(verbs.OpSendImm)
+	wr.Imm, wr.SGEs = uint32(imm), c.rkey[:]
 }
 
 // drop finishes op without an answer: its path is closing.

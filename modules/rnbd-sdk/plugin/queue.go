@@ -27,6 +27,16 @@ const publishEvery = 32 << 10
 // waitSpin covers the round trip of a request through sleeping processes.
 const waitSpin = 100 * time.Microsecond
 
+const (
+	// clockEvery is the number of looks into the ring between two looks at the clock.
+	clockEvery = 4
+	// After promptWaits waits in a row with something in time, one may last grace
+	// times longer: the other thread has probably lost its CPU for a moment, and to
+	// sleep and be woken costs more.
+	promptWaits = 16
+	grace       = 4
+)
+
 // Queue is the plugin's end of one ring: the requests of all disks from one
 // pump of the host. It belongs to the thread that Serve runs on; only Closed
 // may be called from elsewhere.
@@ -43,6 +53,7 @@ type Queue struct {
 	have   int
 	pushed bool // completions that are not published
 	bytes  int  // of the requests that they answer
+	prompt int  // waits in a row with something in time
 
 	now      func() int64 // see UseClock
 	fresh    func() int64 // latency.Now
@@ -232,19 +243,33 @@ func (q *Queue) Wait() {
 	if q.next != q.have || q.asks.pending() {
 		return
 	}
-	until := time.Now().Add(waitSpin)
-	for {
-		if q.pop() || q.asks.pending() || q.Closed() {
-			return
-		}
-		if time.Now().After(until) {
-			break
-		}
-		yield()
+	if q.look() {
+		return
 	}
 	if q.Arm() {
 		sleep(q.FD())
 		q.Disarm()
+	}
+}
+
+// look spins, and reports whether there is something to do.
+func (q *Queue) look() bool {
+	start, limit, late := latency.Now(), waitSpin, false
+	for looks := 1; ; looks++ {
+		if q.pop() || q.asks.pending() || q.Closed() {
+			if q.prompt++; late {
+				q.prompt = 0
+			}
+			return true
+		}
+		if looks%clockEvery == 0 && time.Duration(latency.Now()-start) > limit {
+			if late || q.prompt < promptWaits {
+				q.prompt = 0
+				return false
+			}
+			late, limit = true, limit*grace
+		}
+		yield()
 	}
 }
 

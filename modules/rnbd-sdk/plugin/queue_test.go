@@ -288,6 +288,32 @@ func TestQueue_WaitWakesForEverything(t *testing.T) {
 	}
 }
 
+// A wait looks for work longer after many that found some in time, once.
+func TestQueue_SteadyWaitsLookLongerOnce(t *testing.T) {
+	b := newBench(t, 4)
+	look := func(prompt int) time.Duration {
+		b.prompt = prompt
+		start := time.Now()
+		if b.look() {
+			t.Fatal("a request from nowhere")
+		}
+		return time.Since(start)
+	}
+	if d := look(promptWaits); d < grace*waitSpin {
+		t.Errorf("looked for %v after many waits that found something", d)
+	}
+	if b.prompt != 0 {
+		t.Error("a wait in vain is forgotten")
+	}
+	shortest := time.Hour
+	for range 20 { // the machine may be busy
+		shortest = min(shortest, look(promptWaits-1))
+	}
+	if shortest >= grace*waitSpin {
+		t.Errorf("looked for %v after few waits that found something", shortest)
+	}
+}
+
 // source lets a pump drive a queue, as plugins with descriptors of their own
 // do.
 type source struct {

@@ -30,6 +30,7 @@ type Caller struct {
 	work   Work
 	drive  func() bool // the method value driven, made once
 	got    int         // results of the last drive
+	prompt int         // drives in a row with results in time
 	slow   bool        // the last result took longer than a drive lasts
 
 	// Of a caller that the combiner serves.
@@ -44,6 +45,9 @@ const (
 	// crowdedFor is the number of calls of Wait, after two callers have waited at
 	// once, that do not borrow the pump.
 	crowdedFor = 64
+	// promptDrives is the number of drives with results in time after which one may
+	// last longer, as spinner.steady explains.
+	promptDrives = 64
 	// fewDriven is the number of requests up to which a caller drives with any
 	// number of CPUs. With more of them two threads are faster than one.
 	fewDriven = 4
@@ -161,15 +165,25 @@ func (c *Caller) driven() (keep bool) {
 	p := c.pump
 	c.work.Publish()
 	c.source.Poll()
-	for start := p.Now(); ; yield() {
+	start, limit, late := p.Now(), 2*patience, false
+	for looks := 1; ; looks++ {
 		p.turn()
-		c.got = c.work.Reap()
-		if c.got == 0 && time.Duration(p.Now()-start) <= 2*patience {
-			continue
+		if c.got = c.work.Reap(); c.got > 0 {
+			break
 		}
-		c.slow = c.got == 0
-		return !c.slow && p.callers.waiting.Load() <= 1
+		if looks%clockEvery == 0 && time.Duration(p.tick()-start) > limit {
+			if late || c.prompt < promptDrives {
+				break
+			}
+			late, limit = true, limit*grace
+		}
+		yield()
 	}
+	c.slow = c.got == 0
+	if c.prompt++; c.slow || late {
+		c.prompt = 0
+	}
+	return !c.slow && p.callers.waiting.Load() <= 1
 }
 
 // spin looks for results of a pump that is awake.

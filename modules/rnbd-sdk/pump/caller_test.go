@@ -183,6 +183,32 @@ func TestCaller_SlowAnswerAfterFastOnes(t *testing.T) {
 	})
 }
 
+// After many answers in time a drive lasts longer before it gives the pump back, once.
+func TestCaller_SlowAnswerAfterManyFastOnes(t *testing.T) {
+	r := newCallerRig(t, 1)
+	drive := func(prompt int) time.Duration {
+		r.untilLent(t)
+		r.callers[0].prompt = prompt
+		r.hold.Store(true)
+		r.works[0].Push(&shm.SQE{})
+		start := time.Now()
+		r.callers[0].tryDrive(true)
+		lasted := time.Since(start)
+		r.release()
+		r.callers[0].Wait()
+		return lasted
+	}
+	sdktest.Within(t, soonEnough, "a drive after few fast answers lasts no longer", func() bool {
+		return drive(promptDrives-16*lendAfter) < 2*patience*grace
+	})
+	if d := drive(promptDrives); d < 2*patience*grace {
+		t.Errorf("a drive without an answer lasted %v after many fast ones", d)
+	}
+	if n := r.callers[0].prompt; n >= promptDrives {
+		t.Errorf("%d answers in time are remembered after one that was not", n)
+	}
+}
+
 // The pump is given back by a driver that returns while others wait.
 func TestCaller_WhoReturnsGivesThePumpToOthers(t *testing.T) {
 	r := newCallerRig(t, 1)

@@ -251,8 +251,7 @@ func (p *Pump) turn() int {
 
 // Now is a clock for durations, in nanoseconds. It stands still from its first
 // use in a turn to the end of the turn: one look at the system's clock serves
-// all events of the turn, and a turn of a spin needs none, because the spin
-// watches the clock anyway. It is the clock of package latency. Owner only.
+// all events of the turn. It is the clock of package latency. Owner only.
 func (p *Pump) Now() int64 {
 	if !p.timed {
 		return p.tick()
@@ -267,7 +266,8 @@ func (p *Pump) tick() int64 {
 }
 
 // spin looks at the sources until the budget is spent. It returns true if it found
-// work, or if a caller wants the pump. After a long sleep the budget is Config.Spin
+// work, or if a caller wants the pump. A steady spinner has its budget extended once.
+// Work that is found then counts as a miss in its history. After a long sleep the budget is Config.Spin
 // or more, until a spin meets no work: rare events often come in groups. That miss
 // is not recorded, because it says nothing about the spins of a busy pump.
 func (p *Pump) spin() bool {
@@ -279,18 +279,23 @@ func (p *Pump) spin() bool {
 	if budget <= 0 {
 		return false
 	}
-	hit := false
+	hit, late := false, false
 	start := p.tick()
-	for now := start; !hit && time.Duration(now-start) < budget && !p.callers.wanted.Load(); {
+	for looks := 0; !hit && !p.callers.wanted.Load(); looks++ {
 		yield()
-		now = p.tick()
+		if looks%clockEvery == 0 && time.Duration(p.tick()-start) >= budget {
+			if late || rested || !p.spinner.steady() {
+				break
+			}
+			late, budget = true, budget*grace
+		}
 		hit = p.turn() > 0
 	}
 	if p.callers.wanted.Load() {
 		return true
 	}
 	if hit || !rested {
-		p.spinner.record(hit)
+		p.spinner.record(hit && !late)
 	}
 	p.rested = p.rested && hit
 	if hit {

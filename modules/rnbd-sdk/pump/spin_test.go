@@ -50,6 +50,57 @@ func TestSpinner(t *testing.T) {
 	}
 }
 
+// After many spins with work in time, one lasts longer, and only one: an event that
+// keeps coming late is a slow one.
+func TestPump_SteadySpinLastsLongerOnce(t *testing.T) {
+	const spin = 50 * time.Millisecond
+	p := newPump(t, Config{Name: "steady", Spin: spin})
+	r := newRing(t)
+	add(t, p, &echo{Completer: r.Completer()})
+	s := r.Submitter()
+	event := func() {
+		s.Push(&shm.SQE{})
+		s.Publish()
+		var c [1]shm.CQE
+		for s.Pop(c[:]) == 0 {
+			runtime.Gosched()
+		}
+	}
+	go func() {
+		time.Sleep(spin / 10) // in time
+		event()
+	}()
+	late := func() (slept bool) {
+		time.Sleep(2 * spin)
+		before := p.Stats().Sleeps
+		event()
+		return before > 0
+	}
+	p.Start()
+	if late() {
+		t.Error("a pump whose spins met work slept after twice its budget")
+	}
+	if !late() {
+		t.Error("a pump that waited too long once did not sleep the next time")
+	}
+}
+
+// After a long sleep a pump spins no longer than it is told to.
+func TestPump_RareEventsAreNotWaitedForLonger(t *testing.T) {
+	const spin = 50 * time.Millisecond
+	p := newPump(t, Config{Name: "rare", Spin: spin})
+	p.rested = true // as after a long sleep
+	p.own()
+	defer p.disown()
+	start := time.Now()
+	if p.spin() {
+		t.Fatal("an event from nowhere")
+	}
+	if d := time.Since(start); d > 3*spin {
+		t.Errorf("spun for %v, told %v", d, spin)
+	}
+}
+
 // large is a source with events that are large I/O, or not, as set.
 type large struct {
 	*echo

@@ -20,15 +20,23 @@ func (v vec) set(i int, b []byte) {
 }
 
 func (v vec) receive(fd, n int) (int, unix.Errno) {
-	if n == 1 { // one buffer is the quicker call
-		got, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(v.iov[0].Base)), uintptr(v.iov[0].Len), unix.MSG_DONTWAIT, 0, 0)
-		return int(got), errno
+	if n == 1 {
+		return v.one(unix.SYS_RECVFROM, fd, unix.MSG_DONTWAIT)
 	}
 	return v.call(unix.SYS_RECVMSG, fd, n, unix.MSG_DONTWAIT)
 }
 
 func (v vec) send(fd, n int) (int, unix.Errno) {
+	if n == 1 {
+		return v.one(unix.SYS_SENDTO, fd, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	}
 	return v.call(unix.SYS_SENDMSG, fd, n, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+}
+
+// one is the quicker call, for one buffer.
+func (v vec) one(trap uintptr, fd int, flags uintptr) (int, unix.Errno) {
+	got, _, errno := unix.RawSyscall6(trap, uintptr(fd), uintptr(unsafe.Pointer(v.iov[0].Base)), uintptr(v.iov[0].Len), flags, 0, 0)
+	return int(got), errno
 }
 
 func (v vec) call(trap uintptr, fd, n int, flags uintptr) (int, unix.Errno) {

@@ -100,6 +100,12 @@ func TestQuietConnectionIsHeard(t *testing.T) {
 				if _, err := clients[i].PostSend([]verbs.SendWR{{Op: verbs.OpWriteImm, Imm: imm}}); err != nil {
 					t.Fatal(err)
 				}
+				c.poll() // sends
+				for polls := 0; len(s.wcs) == 0; polls++ {
+					if s.poll(); polls > 2*coldEvery {
+						t.Fatalf("not heard in %d polls", polls)
+					}
+				}
 				if wc := s.next(c); wc.Op != verbs.OpRecvImm || wc.QP != uint64(i) || wc.Imm != imm {
 					t.Fatalf("completion %+v instead of immediate %d on %d", wc, imm, i)
 				}
@@ -305,6 +311,99 @@ func TestKeysRotateInTheOrderOfThePosts(t *testing.T) {
 	c.send(verbs.SendWR{Op: verbs.OpWrite, RemoteAddr: rmr.Addr(), RKey: key - 1, SGEs: []verbs.SGE{{Buf: src, LKey: lmr.LKey()}}})
 	if wc := s.next(c); wc.Op != verbs.OpDisconnected || wc.VendorCode != uint32(termSTag) {
 		t.Errorf("stale key: %+v", wc)
+	}
+}
+
+// An invalidation alone needs no place in the send queue, and is done when PostSend
+// returns. Behind requests that are not sent it keeps its turn.
+func TestInvalidationIsDoneAtOnce(t *testing.T) {
+	c, s := pairOf(t, DefaultConfig())
+	buf, mr := s.region(8, verbs.AccessRemoteWrite)
+	q := s.qp.(*qp)
+	reachable := func(key uint32) bool { return q.Domain.Remote(key, mr.Addr(), 8, verbs.AccessRemoteWrite) != nil }
+	s.send(verbs.SendWR{Op: verbs.OpLocalInv, RKey: mr.RKey()})
+	if reachable(mr.RKey()) || q.SQ.Head != q.SQ.Tail {
+		t.Errorf("reachable: %v, %d requests wait", reachable(mr.RKey()), q.SQ.Tail-q.SQ.Head)
+	}
+	next := verbs.NextKey(mr.RKey())
+	s.send(verbs.SendWR{Op: verbs.OpRegMR, RKey: next})
+	s.send(verbs.SendWR{Op: verbs.OpLocalInv, RKey: next}) // behind the registration
+	for range 10 {
+		s.poll()
+		c.poll()
+	}
+	if reachable(next) {
+		t.Error("an invalidation overtook the registration before it")
+	}
+	s.send(verbs.SendWR{ID: 5, Op: verbs.OpLocalInv, RKey: next, Signaled: true})
+	if wc := s.next(c); wc.ID != 5 || wc.Status != verbs.StatusOK {
+		t.Errorf("a signalled invalidation: %+v", wc)
+	}
+	_ = buf
+}
+
+// Small elements are copied between the headers: they cost no entry of the list.
+// Payload of a disk is not.
+func TestSmallElementsShareAnEntry(t *testing.T) {
+	c, s := pairOf(t, DefaultConfig())
+	src, smr := c.region(4096+inlineMax, 0)
+	dst, dmr := s.region(4096+inlineMax, verbs.AccessRemoteWrite)
+	fill(src, 5)
+	q := c.qp.(*qp)
+	piece := func(from, n int) verbs.SGE { return verbs.SGE{Buf: src[from:][:n], LKey: smr.LKey()} }
+	for _, test := range []struct {
+		sges    []verbs.SGE
+		entries int
+	}{
+		{[]verbs.SGE{piece(0, inlineMax)}, 1},
+		{[]verbs.SGE{piece(0, inlineMax+1)}, 3},
+		{[]verbs.SGE{piece(0, 4096), piece(4096, inlineMax)}, 3},
+		{[]verbs.SGE{piece(0, 5), piece(5, 4096)}, 3},
+	} {
+		clear(dst)
+		s.recv(verbs.RecvWR{ID: 1})
+		c.send(verbs.SendWR{Op: verbs.OpWriteImm, SGEs: test.sges, RemoteAddr: dmr.Addr(), RKey: dmr.RKey()})
+		q.tx.reset()
+		q.build()
+		if q.tx.n != test.entries {
+			t.Errorf("%d bytes first: %d entries, want %d", len(test.sges[0].Buf), q.tx.n, test.entries)
+		}
+		n := 0
+		for _, e := range test.sges {
+			n += len(e.Buf)
+		}
+		if wc := s.next(c); wc.Status != verbs.StatusOK || wc.ByteLen != uint32(n) || !bytes.Equal(dst[:n], src[:n]) {
+			t.Fatalf("%d bytes: %+v", n, wc)
+		}
+	}
+}
+
+// Many small messages do not overrun the room for headers.
+func TestManySmallElements(t *testing.T) {
+	c, s := pairOf(t, DefaultConfig())
+	src, smr := c.region(4*inlineMax, 0)
+	fill(src, 6)
+	in, imr := s.region(60*4*inlineMax, 0)
+	for round := range 3 {
+		var wrs []verbs.SendWR
+		for i := range 60 {
+			s.recv(verbs.RecvWR{ID: uint64(i), Buf: in[i*4*inlineMax:][:4*inlineMax], LKey: imr.LKey()})
+			wr := verbs.SendWR{Op: verbs.OpSend, Signaled: i == 59}
+			for k := range 4 {
+				wr.SGEs = append(wr.SGEs, verbs.SGE{Buf: src[k*inlineMax:][:inlineMax], LKey: smr.LKey()})
+			}
+			wrs = append(wrs, wr)
+		}
+		clear(in)
+		c.send(wrs...)
+		for i := range 60 {
+			if wc := s.next(c); wc.ID != uint64(i) || !bytes.Equal(in[i*4*inlineMax:][:4*inlineMax], src) {
+				t.Fatalf("round %d, message %d: %+v", round, i, wc)
+			}
+		}
+		if wc := c.next(s); wc.Status != verbs.StatusOK {
+			t.Fatalf("round %d: %+v", round, wc)
+		}
 	}
 }
 

@@ -70,9 +70,18 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (int, error) {
 		return 0, softverbs.ErrPostUnconnected
 	}
 	q.quiet = 0
+	if len(wrs) == 1 && q.invalidates(&wrs[0]) {
+		return 1, nil
+	}
 	n, err := q.Post(wrs, q.finished())
 	q.cq.activate(q)
 	return n, err
+}
+
+// invalidates executes wr at once if it is a LOCAL_INV without a completion and no
+// request is before it: it needs no place in the queue. It reports whether it did.
+func (q *qp) invalidates(wr *verbs.SendWR) bool {
+	return wr.Op == verbs.OpLocalInv && !wr.Signaled && q.built == q.SQ.Tail && q.Domain.Invalidate(wr.RKey) == softverbs.KeyOK
 }
 
 // opcodes returns the set of opcodes that the connection carries.

@@ -57,7 +57,11 @@ func (q *qp) gather(n int, crc uint32) uint32 {
 	sges := q.SQ.Elements(m.entry)
 	for n > 0 {
 		b := m.at.Next(sges, n)
-		t.putPayload(b)
+		if len(b) <= inlineMax && t.headUsed+len(b)+segmentHead <= batchHead {
+			copy(t.putHead(len(b)), b)
+		} else {
+			t.putPayload(b)
+		}
 		crc = t.sum(crc, b)
 		n -= len(b)
 	}

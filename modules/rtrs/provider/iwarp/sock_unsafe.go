@@ -39,16 +39,24 @@ func (v *vec) drop(i, n int) {
 // system call bypasses the scheduler. That is safe because the call never
 // waits.
 func (v *vec) send(fd, from, to int) (int, unix.Errno) {
+	if to-from == 1 {
+		return v.one(unix.SYS_SENDTO, fd, from, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	}
 	return v.call(unix.SYS_SENDMSG, fd, from, to, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 }
 
 func (v *vec) recv(fd, n int) (int, unix.Errno) {
-	if n == 1 { // one buffer is the quicker call: the kernel has no list to copy and to check
-		p := &v.iov[0]
-		got, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(p.Base)), uintptr(p.Len), unix.MSG_DONTWAIT, 0, 0)
-		return int(got), unix.Errno(errno)
+	if n == 1 {
+		return v.one(unix.SYS_RECVFROM, fd, 0, unix.MSG_DONTWAIT)
 	}
 	return v.call(unix.SYS_RECVMSG, fd, 0, n, unix.MSG_DONTWAIT)
+}
+
+// one is the quicker call, for one entry: the kernel has no list to copy and to check.
+func (v *vec) one(trap uintptr, fd, i int, flags uintptr) (int, unix.Errno) {
+	p := &v.iov[i]
+	n, _, errno := unix.RawSyscall6(trap, uintptr(fd), uintptr(unsafe.Pointer(p.Base)), uintptr(p.Len), flags, 0, 0)
+	return int(n), unix.Errno(errno)
 }
 
 func (v *vec) call(trap uintptr, fd, from, to int, flags uintptr) (int, unix.Errno) {

@@ -10,7 +10,7 @@ import (
 )
 
 // DATA PATH. Sending. Work requests become segments, segments become entries of
-// one scatter/gather list, and one sendmsg takes the list. Entries that the
+// one scatter/gather list, and one sendmsg or sendto takes the list. Entries that the
 // socket does not take stay in the list. It is filled again only when it is
 // empty. A request meets, in this order:
 //
@@ -26,6 +26,11 @@ const (
 	batchBytes = 512 << 10 // payload of a list: checksummed bytes are still in the cache when they are sent
 	batchHead  = 16 << 10  // headers, pads and CRCs of a list
 	batchRuns  = 8         // lists per call, so that one connection cannot keep the queue
+
+	// inlineMax is the size in bytes up to which an element of a message is copied
+	// between the headers: an entry of a list costs the kernel more than these bytes.
+	// A message of RTRS has that size, payload of a disk has not.
+	inlineMax = 128
 
 	// segmentHead is the most that one segment takes of batchHead.
 	segmentHead = fpduUntagged + maxTerminateLen + 3 + crcLen
