@@ -23,7 +23,7 @@ const Others = "others"
 // wait.
 var Names = []string{
 	"clock_nanosleep", "epoll_ctl", "epoll_pwait", "futex", "io_uring_enter", "nanosleep", "ppoll", "read", "readv",
-	"recvfrom", "recvmmsg", "recvmsg", "sched_yield", "sendmmsg", "sendmsg", "timerfd_settime", "write", "writev",
+	"recvfrom", "recvmmsg", "recvmsg", "sched_yield", "sendmmsg", "sendmsg", "sendto", "timerfd_settime", "write", "writev",
 }
 
 // Counts are numbers of calls by name. Those of no calls are left out.
