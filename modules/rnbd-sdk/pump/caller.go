@@ -4,6 +4,8 @@ import (
 	"runtime"
 	"sync/atomic"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 )
 
 // Work is a Caller's exchange with its source: requests and results. The
@@ -171,7 +173,7 @@ func (c *Caller) driven() (keep bool) {
 		if c.got = c.work.Reap(); c.got > 0 {
 			break
 		}
-		if looks%clockEvery == 0 && time.Duration(p.tick()-start) > limit {
+		if looks%clockEvery == 0 && time.Duration(latency.Now()-start) > limit {
 			if late || c.prompt < promptDrives {
 				break
 			}

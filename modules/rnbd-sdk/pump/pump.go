@@ -267,9 +267,10 @@ func (p *Pump) tick() int64 {
 
 // spin looks at the sources until the budget is spent. It returns true if it found
 // work, or if a caller wants the pump. A steady spinner has its budget extended once.
-// Work that is found then counts as a miss in its history. After a long sleep the budget is Config.Spin
-// or more, until a spin meets no work: rare events often come in groups. That miss
-// is not recorded, because it says nothing about the spins of a busy pump.
+// Work that is found then counts as a miss in its history. After a long sleep the
+// budget is Config.Spin or more, until a spin meets no work: rare events often come in
+// groups. That miss is not recorded, because it says nothing about the spins of a busy
+// pump.
 func (p *Pump) spin() bool {
 	budget := p.spinner.next()
 	rested := p.rested && !p.spinner.large
@@ -280,16 +281,18 @@ func (p *Pump) spin() bool {
 		return false
 	}
 	hit, late := false, false
-	start := p.tick()
-	for looks := 0; !hit && !p.callers.wanted.Load(); looks++ {
+	start := latency.Now()
+	for looks := 1; !p.callers.wanted.Load(); looks++ {
 		yield()
-		if looks%clockEvery == 0 && time.Duration(p.tick()-start) >= budget {
+		if hit = p.turn() > 0; hit {
+			break
+		}
+		if looks%clockEvery == 0 && time.Duration(latency.Now()-start) >= budget {
 			if late || rested || !p.spinner.steady() {
 				break
 			}
 			late, budget = true, budget*grace
 		}
-		hit = p.turn() > 0
 	}
 	if p.callers.wanted.Load() {
 		return true

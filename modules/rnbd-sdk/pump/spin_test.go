@@ -66,10 +66,6 @@ func TestPump_SteadySpinLastsLongerOnce(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
-	go func() {
-		time.Sleep(spin / 10) // in time
-		event()
-	}()
 	late := func() (slept bool) {
 		time.Sleep(2 * spin)
 		before := p.Stats().Sleeps
@@ -77,6 +73,7 @@ func TestPump_SteadySpinLastsLongerOnce(t *testing.T) {
 		return before > 0
 	}
 	p.Start()
+	event() // in time
 	if late() {
 		t.Error("a pump whose spins met work slept after twice its budget")
 	}

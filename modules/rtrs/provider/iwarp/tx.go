@@ -29,10 +29,11 @@ const (
 
 	// inlineMax is the size in bytes up to which an element of a message is copied
 	// between the headers: an entry of a list costs the kernel more than these bytes.
-	// A message of RTRS has that size, payload of a disk has not.
+	// A message of RTRS has that size. Of a disk's payload it is what is left for the
+	// last segment at most.
 	inlineMax = 128
 
-	// segmentHead is the most that one segment takes of batchHead.
+	// segmentHead is the most that one segment takes of batchHead, without such elements.
 	segmentHead = fpduUntagged + maxTerminateLen + 3 + crcLen
 )
 
