@@ -10,6 +10,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -27,15 +28,9 @@ const publishEvery = 32 << 10
 // waitSpin covers the round trip of a request through sleeping processes.
 const waitSpin = 100 * time.Microsecond
 
-const (
-	// clockEvery is the number of looks into the ring between two looks at the clock.
-	clockEvery = 4
-	// After promptWaits waits in a row with something in time, one may last grace
-	// times longer: the other thread has probably lost its CPU for a moment, and to
-	// sleep and be woken costs more.
-	promptWaits = 16
-	grace       = 4
-)
+// After promptWaits waits in a row with something in time one may last longer, see
+// pump.Limit.
+const promptWaits = 16
 
 // Queue is the plugin's end of one ring: the requests of all disks from one
 // pump of the host. It belongs to the thread that Serve runs on; only Closed
@@ -254,23 +249,18 @@ func (q *Queue) Wait() {
 
 // look spins, and reports whether there is something to do.
 func (q *Queue) look() bool {
-	start, limit, late := latency.Now(), waitSpin, false
-	for looks := 1; ; looks++ {
-		if q.pop() || q.asks.pending() || q.Closed() {
-			if q.prompt++; late {
-				q.prompt = 0
-			}
-			return true
-		}
-		if looks%clockEvery == 0 && time.Duration(latency.Now()-start) > limit {
-			if late || q.prompt < promptWaits {
-				q.prompt = 0
-				return false
-			}
-			late, limit = true, limit*grace
+	limit := pump.NewLimit(latency.Now(), waitSpin, q.prompt >= promptWaits)
+	for !q.pop() && !q.asks.pending() && !q.Closed() {
+		if limit.Spent() {
+			q.prompt = 0
+			return false
 		}
 		yield()
 	}
+	if q.prompt++; limit.Late() {
+		q.prompt = 0
+	}
+	return true
 }
 
 // Disarm withdraws Arm after waking.

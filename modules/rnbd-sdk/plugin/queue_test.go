@@ -299,7 +299,7 @@ func TestQueue_SteadyWaitsLookLongerOnce(t *testing.T) {
 		}
 		return time.Since(start)
 	}
-	if d := look(promptWaits); d < grace*waitSpin {
+	if d := look(promptWaits); d < pump.Grace*waitSpin {
 		t.Errorf("looked for %v after many waits that found something", d)
 	}
 	if b.prompt != 0 {
@@ -309,7 +309,7 @@ func TestQueue_SteadyWaitsLookLongerOnce(t *testing.T) {
 	for range 20 { // the machine may be busy
 		shortest = min(shortest, look(promptWaits-1))
 	}
-	if shortest >= grace*waitSpin {
+	if shortest >= pump.Grace*waitSpin {
 		t.Errorf("looked for %v after few waits that found something", shortest)
 	}
 }

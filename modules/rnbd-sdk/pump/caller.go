@@ -4,8 +4,6 @@ import (
 	"runtime"
 	"sync/atomic"
 	"time"
-
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 )
 
 // Work is a Caller's exchange with its source: requests and results. The
@@ -47,8 +45,7 @@ const (
 	// crowdedFor is the number of calls of Wait, after two callers have waited at
 	// once, that do not borrow the pump.
 	crowdedFor = 64
-	// promptDrives is the number of drives with results in time after which one may
-	// last longer, as spinner.steady explains.
+	// After promptDrives drives with results in time one may last longer, see Limit.
 	promptDrives = 64
 	// fewDriven is the number of requests up to which a caller drives with any
 	// number of CPUs. With more of them two threads are faster than one.
@@ -167,22 +164,16 @@ func (c *Caller) driven() (keep bool) {
 	p := c.pump
 	c.work.Publish()
 	c.source.Poll()
-	start, limit, late := p.Now(), 2*patience, false
-	for looks := 1; ; looks++ {
+	limit := NewLimit(p.Now(), 2*patience, c.prompt >= promptDrives)
+	for {
 		p.turn()
-		if c.got = c.work.Reap(); c.got > 0 {
+		if c.got = c.work.Reap(); c.got > 0 || limit.Spent() {
 			break
-		}
-		if looks%clockEvery == 0 && time.Duration(latency.Now()-start) > limit {
-			if late || c.prompt < promptDrives {
-				break
-			}
-			late, limit = true, limit*grace
 		}
 		yield()
 	}
 	c.slow = c.got == 0
-	if c.prompt++; c.slow || late {
+	if c.prompt++; c.slow || limit.Late() {
 		c.prompt = 0
 	}
 	return !c.slow && p.callers.waiting.Load() <= 1

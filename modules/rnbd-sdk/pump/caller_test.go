@@ -199,10 +199,10 @@ func TestCaller_SlowAnswerAfterManyFastOnes(t *testing.T) {
 		return lasted
 	}
 	sdktest.Within(t, soonEnough, "a drive after few fast answers lasts no longer", func() bool {
-		return drive(0) < 2*patience*grace
+		return drive(0) < 2*patience*Grace
 	})
 	sdktest.Within(t, soonEnough, "a drive after many fast answers lasts longer", func() bool {
-		return drive(promptDrives) >= 2*patience*grace
+		return drive(promptDrives) >= 2*patience*Grace
 	})
 	if n := r.callers[0].prompt; n >= promptDrives {
 		t.Errorf("%d answers in time are remembered after one that was not", n)

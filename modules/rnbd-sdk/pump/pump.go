@@ -280,25 +280,18 @@ func (p *Pump) spin() bool {
 	if budget <= 0 {
 		return false
 	}
-	hit, late := false, false
-	start := latency.Now()
-	for looks := 1; !p.callers.wanted.Load(); looks++ {
+	hit, limit := false, NewLimit(latency.Now(), budget, !rested && p.spinner.steady())
+	for !p.callers.wanted.Load() {
 		yield()
-		if hit = p.turn() > 0; hit {
+		if hit = p.turn() > 0; hit || limit.Spent() {
 			break
-		}
-		if looks%clockEvery == 0 && time.Duration(latency.Now()-start) >= budget {
-			if late || rested || !p.spinner.steady() {
-				break
-			}
-			late, budget = true, budget*grace
 		}
 	}
 	if p.callers.wanted.Load() {
 		return true
 	}
 	if hit || !rested {
-		p.spinner.record(hit && !late)
+		p.spinner.record(hit && !limit.Late())
 	}
 	p.rested = p.rested && hit
 	if hit {

@@ -8,8 +8,6 @@ import (
 const (
 	minHits    = 4  // of the last 16 spins: a quarter
 	probeEvery = 16 // idle moments without a spin, then one probe
-	grace      = 4  // see steady
-	clockEvery = 4  // looks for work between two looks at the clock
 )
 
 // spinner decides how long a pump spins.
@@ -44,8 +42,7 @@ func (s *spinner) next() time.Duration {
 }
 
 // steady reports whether all of the last spins met work in time. The next one may last
-// grace times its budget then: the other thread has probably lost its CPU for a moment,
-// and to sleep and be woken costs more.
+// longer then, see Limit.
 func (s *spinner) steady() bool { return s.history == 1<<16-1 }
 
 func (s *spinner) record(hit bool) {

@@ -158,7 +158,10 @@ func (c *Completer) Push(e *CQE) bool {
 		c.err = err
 		return false
 	}
-	c.v.cqes[c.out.tail&(c.out.size-1)] = *e
+	// Field by field: a load wider than the stores that wrote e waits for all stores
+	// before them, the payload's too.
+	d := &c.v.cqes[c.out.tail&(c.out.size-1)]
+	d.Tag, d.Errno = e.Tag, e.Errno
 	c.out.tail++
 	c.taken--
 	return true
