@@ -19,6 +19,9 @@ const (
 	// queue. In each turn, a quiet connection waits behind at most so many of a
 	// busy one.
 	pollBatch = 16
+	// fewPolled is that number after a Poll that took fewer. What the first
+	// completions lead to is sent, and the peer works on it, while the rest is taken.
+	fewPolled = 8
 	// cqEntries is the size of a shared completion queue; connections that do
 	// not fit share another one.
 	cqEntries = 1 << 14
@@ -58,8 +61,9 @@ type Poller struct {
 // pollerCQ is one completion queue.
 type pollerCQ struct {
 	verbs.CQ
-	dev  verbs.Device
-	used int // entries promised to connections, guarded by Poller.mu
+	dev    verbs.Device
+	used   int  // entries promised to connections, guarded by Poller.mu
+	filled bool // the last Poll took fewPolled or more; owner only
 }
 
 // NewPoller makes a poller; index names it in logs.
@@ -139,7 +143,7 @@ func (p *Poller) UseClock(now func() int64) { p.clock = now }
 // before its first completion is processed, those of other connections after the
 // batch.
 func (p *Poller) pollCQ(q *pollerCQ) int {
-	n := q.Poll(p.wcs[:])
+	n := q.take(&p.wcs)
 	if n == 0 {
 		return 0
 	}
@@ -166,6 +170,17 @@ func (p *Poller) pollCQ(q *pollerCQ) int {
 			p.at[i] = nil
 		}
 	}
+	return n
+}
+
+// take takes completions from the queue and returns their number.
+func (q *pollerCQ) take(wcs *[pollBatch]verbs.WC) int {
+	size := fewPolled
+	if q.filled {
+		size = pollBatch
+	}
+	n := q.Poll(wcs[:size])
+	q.filled = n >= fewPolled
 	return n
 }
 

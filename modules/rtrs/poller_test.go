@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -293,6 +294,48 @@ func TestConn_SelectiveSignalling(t *testing.T) {
 		}
 		if most := posts*int(size.chain)/int(size.interval) + 1; signals > most {
 			t.Errorf("%+v: %d signals for %d requests", size, signals, posts*int(size.chain))
+		}
+	}
+}
+
+// fullCQ has so many completions.
+type fullCQ struct {
+	verbs.CQ
+	left int
+}
+
+func (c *fullCQ) Poll(wcs []verbs.WC) int {
+	n := min(len(wcs), c.left)
+	c.left -= n
+	return n
+}
+
+func TestPollerCQ_TakesFewFirst(t *testing.T) {
+	for _, c := range []struct {
+		there int
+		want  []int
+	}{
+		{1, []int{1}},
+		{8, []int{8}},
+		{16, []int{8, 8}},
+		{64, []int{8, 16, 16, 16, 8}},
+		{27, []int{8, 16, 3}},
+	} {
+		cq := &fullCQ{}
+		q := pollerCQ{CQ: cq}
+		for range 2 { // the second time after a Poll that found none
+			cq.left = c.there
+			var got []int
+			for {
+				n := q.take(new([pollBatch]verbs.WC))
+				if n == 0 {
+					break
+				}
+				got = append(got, n)
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("of %d: %v, want %v", c.there, got, c.want)
+			}
 		}
 	}
 }
