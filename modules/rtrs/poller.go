@@ -18,9 +18,10 @@ const (
 	// pollBatch is the largest number of completions that a Poll takes from a
 	// queue. In each turn, a quiet connection waits behind at most so many of a
 	// busy one.
-	pollBatch = 16
-	// fewPolled is that number after a Poll that took fewer. What the first
-	// completions lead to is sent, and the peer works on it, while the rest is taken.
+	pollBatch = 32
+	// fewPolled is that number after a Poll that took fewer; it doubles with each
+	// Poll that takes more. What the first completions lead to is sent, and the
+	// peer works on it, while the rest is taken.
 	fewPolled = 8
 	// cqEntries is the size of a shared completion queue; connections that do
 	// not fit share another one.
@@ -61,9 +62,9 @@ type Poller struct {
 // pollerCQ is one completion queue.
 type pollerCQ struct {
 	verbs.CQ
-	dev    verbs.Device
-	used   int  // entries promised to connections, guarded by Poller.mu
-	filled bool // the last Poll took fewPolled or more; owner only
+	dev  verbs.Device
+	used int // entries promised to connections, guarded by Poller.mu
+	size int // of the next batch; owner only
 }
 
 // NewPoller makes a poller; index names it in logs.
@@ -175,12 +176,12 @@ func (p *Poller) pollCQ(q *pollerCQ) int {
 
 // take takes completions from the queue and returns their number.
 func (q *pollerCQ) take(wcs *[pollBatch]verbs.WC) int {
-	size := fewPolled
-	if q.filled {
-		size = pollBatch
+	n := q.Poll(wcs[:q.size])
+	if n < fewPolled {
+		q.size = fewPolled
+	} else {
+		q.size = min(2*q.size, pollBatch)
 	}
-	n := q.Poll(wcs[:size])
-	q.filled = n >= fewPolled
 	return n
 }
 
@@ -309,7 +310,7 @@ func (p *Poller) addCQ(dev verbs.Device, entries int) (*pollerCQ, error) {
 		_ = cq.Close()
 		return nil, fmt.Errorf("watch completion queue on %s: %w", dev.Info().Name, err)
 	}
-	q := &pollerCQ{CQ: cq, dev: dev, used: entries}
+	q := &pollerCQ{CQ: cq, dev: dev, used: entries, size: fewPolled}
 	cqs := append(slices.Clone(*p.cqs.Load()), q)
 	p.cqs.Store(&cqs)
 	p.Do(func() {}) // the owner may sleep on the old set

@@ -318,11 +318,11 @@ func TestPollerCQ_TakesFewFirst(t *testing.T) {
 		{1, []int{1}},
 		{8, []int{8}},
 		{16, []int{8, 8}},
-		{64, []int{8, 16, 16, 16, 8}},
 		{27, []int{8, 16, 3}},
+		{100, []int{8, 16, 32, 32, 12}},
 	} {
 		cq := &fullCQ{}
-		q := pollerCQ{CQ: cq}
+		q := pollerCQ{CQ: cq, size: fewPolled}
 		for range 2 { // the second time after a Poll that found none
 			cq.left = c.there
 			var got []int
