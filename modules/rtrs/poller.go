@@ -20,8 +20,8 @@ const (
 	// busy one.
 	pollBatch = 32
 	// fewPolled is that number after a Poll that took fewer; it doubles with each
-	// Poll that takes more. What the first completions lead to is sent, and the
-	// peer works on it, while the rest is taken.
+	// Poll that takes as many or more. What the first completions lead to is sent,
+	// and the peer works on it, while the rest is taken.
 	fewPolled = 8
 	// cqEntries is the size of a shared completion queue; connections that do
 	// not fit share another one.
