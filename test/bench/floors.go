@@ -9,21 +9,25 @@ import (
 )
 
 // The skeletons of the ways to a disk, all of them command floor: through the NBD front
-// end, by the library to a disk in memory, to a file and to a loop device.
+// end, by the library to a disk in memory, the same in datagrams, to a file and to a loop
+// device.
 const (
-	floorSocket  = "floor, NBD front end"
-	floorLibrary = "floor, client library"
-	floorFile    = "floor, a file"
-	floorLoop    = "floor, a loop device"
+	floorSocket    = "floor, NBD front end"
+	floorLibrary   = "floor, client library"
+	floorDatagrams = "floor, datagrams"
+	floorFile      = "floor, a file"
+	floorLoop      = "floor, a loop device"
 )
 
 // floors names the skeleton with the hand-overs of a target and no more.
-var floors = map[string]string{frontEnd: floorSocket, direct: floorLibrary, ioFileio: floorFile, ioBlockio: floorLoop}
+var floors = map[string]string{
+	frontEnd: floorSocket, direct: floorLibrary, overRoCE: floorDatagrams, ioFileio: floorFile, ioBlockio: floorLoop,
+}
 
 // floor names the skeleton of a claim, if there is one.
 func (c claim) floor() string {
 	switch c.id {
-	case "P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P11", "U1", "U2", "U3", "U7", "U8", "U9":
+	case "P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P11", "P14", "U1", "U2", "U3", "U7", "U8", "U9":
 		return floors[c.ours]
 	}
 	return ""
@@ -33,6 +37,11 @@ func (c claim) floor() string {
 func (s *site) addFloor(ctx context.Context) error {
 	if s.wants(floorLibrary) {
 		if err := s.addFloorLibrary(floorLibrary); err != nil {
+			return err
+		}
+	}
+	if s.wants(floorDatagrams) {
+		if err := s.addFloorLibrary(floorDatagrams, "-datagrams"); err != nil {
 			return err
 		}
 	}

@@ -50,7 +50,10 @@ func TestFloorOfARatioToItself(t *testing.T) {
 }
 
 func TestFloorIsMeasuredBesideItsRows(t *testing.T) {
-	p := choose([]string{"U1", "U7", "U10"}, false)
+	p := choose([]string{"P14", "U1", "U7", "U10"}, false)
+	if !p.has(floorDatagrams, sequential(true)) || p.has(floorLibrary, sequential(true)) {
+		t.Errorf("workloads of the floors: %v, %v", p.loads[floorDatagrams], p.loads[floorLibrary])
+	}
 	if !p.has(floorSocket, random(true, 1, 1)) || p.has(floorSocket, random(true, 64, 1)) || !p.has(floorFile, random(true, 32, 1)) || !p.has(floorLoop, random(true, 32, 1)) {
 		t.Errorf("workloads of the floors: %v, %v, %v", p.loads[floorSocket], p.loads[floorFile], p.loads[floorLoop])
 	}

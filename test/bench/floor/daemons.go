@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/binary"
-	"errors"
 
 	"golang.org/x/sys/unix"
 
@@ -41,48 +40,63 @@ func payload(arena []byte, e *shm.SQE) []byte { return arena[e.ArenaOff:][:e.Len
 type client struct {
 	comp  *shm.Completer
 	arena []byte
-	wire  *stream
+	wire  wire
 	cur   shm.SQE // whose answer is received
 	sqes  [256]shm.SQE
 }
 
 func runClient(conf config) error {
-	o, p, wire, err := daemon(conf, "client", wireAnswer)
+	o, p, err := daemon(conf, "client")
 	if err != nil {
 		return err
 	}
-	c := &client{comp: o.ring.Completer(), arena: o.arena, wire: wire}
-	wire.begin = func(h []byte) ([]byte, bool) {
+	c := &client{comp: o.ring.Completer(), arena: o.arena}
+	begin := func(h []byte) ([]byte, bool) {
 		if c.cur = getHeader(h); c.cur.Op != blk.Read {
 			return nil, true
 		}
 		return payload(c.arena, &c.cur), true
 	}
-	wire.came = func(n int) {
+	came := func(n int) {
 		if (c.cur.Op != blk.Read || n == int(c.cur.Len)) && !c.comp.Push(&shm.CQE{Tag: c.cur.Tag}) {
 			fail("an answer without a request", c.comp.Err())
 		}
 	}
-	return serve(p, c, wire)
+	if c.wire, err = conf.newWire(firstFD+4, wireAnswer, begin, came); err != nil {
+		return err
+	}
+	return serve(p, c, c.wire)
 }
 
 // daemon makes what both daemons have.
-func daemon(c config, name string, header int) (o opened, p *pump.Pump, wire *stream, err error) {
+func daemon(c config, name string) (o opened, p *pump.Pump, err error) {
 	if o, err = open(); err != nil {
-		return o, nil, nil, err
+		return o, nil, err
 	}
-	if p, err = c.newPump(name); err != nil {
-		return o, nil, nil, err
-	}
-	wire, err = c.newWire(firstFD+4, header)
-	return o, p, wire, err
+	p, err = c.newPump(name)
+	return o, p, err
 }
 
-// newWire makes a stream of a TCP connection.
-func (c config) newWire(fd, header int) (*stream, error) {
+// wire is the connection between the daemons, a source of a pump.
+type wire interface {
+	pump.Source
+	// post sends a request or an answer with n bytes of header. The payload must stay as
+	// it is until it is sent.
+	post(n int, payload []byte, e *shm.SQE)
+}
+
+// newWire makes the wire of a connection: TCP, or UDP with -datagrams. The functions are
+// those of a stream.
+func (c config) newWire(fd, header int, begin func([]byte) ([]byte, bool), came func(int)) (wire, error) {
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return nil, err
+	}
+	if c.datagrams {
+		return newDatagrams(fd, c.sums, begin, came)
+	}
 	s := newStream(fd, header)
-	s.sums = c.sums
-	return s, errors.Join(unix.SetNonblock(fd, true), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, tcpBuffer))
+	s.sums, s.begin, s.came = c.sums, begin, came
+	return s, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, tcpBuffer)
 }
 
 // tcpBuffer is about the send buffer that the product gives a connection on loopback;
@@ -113,31 +127,31 @@ func (c *client) FD() int   { return c.comp.FD() }
 type server struct {
 	sub    *shm.Submitter
 	arena  []byte
-	wire   *stream
+	wire   wire
 	cur    shm.SQE // that is received
 	flying [extents * extentTags]shm.SQE
 	cqes   [256]shm.CQE
 }
 
 func runServer(conf config) error {
-	o, p, wire, err := daemon(conf, "server", wireRequest)
+	o, p, err := daemon(conf, "server")
 	if err != nil {
 		return err
 	}
-	s := &server{sub: o.ring.Submitter(), arena: o.arena, wire: wire}
+	s := &server{sub: o.ring.Submitter(), arena: o.arena}
 	var store []byte
 	if conf.inServer {
 		if store, err = newStore(conf.size); err != nil {
 			return err
 		}
 	}
-	wire.begin = func(h []byte) ([]byte, bool) {
+	begin := func(h []byte) ([]byte, bool) {
 		if s.cur = getHeader(h); s.cur.Op == blk.Write {
 			return payload(s.arena, &s.cur), true
 		}
 		return nil, true
 	}
-	wire.came = func(n int) {
+	came := func(n int) {
 		if s.cur.Op == blk.Write && n < int(s.cur.Len) {
 			return
 		}
@@ -151,7 +165,10 @@ func runServer(conf config) error {
 			fail("the ring is full", s.sub.Err())
 		}
 	}
-	return serve(p, s, wire)
+	if s.wire, err = conf.newWire(firstFD+4, wireRequest, begin, came); err != nil {
+		return err
+	}
+	return serve(p, s, s.wire)
 }
 
 // Poll publishes the requests of the turn before and sends answers.

@@ -32,12 +32,12 @@ func TestMain(m *testing.M) {
 }
 
 func TestServesADisk(t *testing.T) {
-	for _, flag := range []string{"-sums=false", "-sums", "-in-server"} {
-		t.Run(flag, func(t *testing.T) { serveADisk(t, flag) })
+	for _, flag := range []string{"-sums=false", "-sums", "-in-server", "-datagrams", "-datagrams -sums"} {
+		t.Run(flag, func(t *testing.T) { serveADisk(t, strings.Fields(flag)) })
 	}
 }
 
-func serveADisk(t *testing.T, flag string) {
+func serveADisk(t *testing.T, flags []string) {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -49,7 +49,7 @@ func serveADisk(t *testing.T, flag string) {
 	}
 	defer os.RemoveAll(dir)
 	socket := filepath.Join(dir, "s")
-	cmd := exec.Command(exe, "-socket", socket, "-size", "16777216", flag)
+	cmd := exec.Command(exe, append([]string{"-socket", socket, "-size", "16777216"}, flags...)...)
 	cmd.Env = append(os.Environ(), asFloor+"=1")
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
@@ -147,7 +147,7 @@ func TestMakesLoad(t *testing.T) {
 		f.Close()
 	}
 	loads := []string{"--rw randread --bs=4096 --depth=16 --jobs=1", "--rw randwrite --bs=4096 --depth=1 --jobs=32", "--rw write --bs=1048576 --depth=4 --jobs=2"}
-	for _, flags := range [][]string{nil, {"-sums"}, {"-file", file}, {"-file", file, "-direct", "-sums"}} {
+	for _, flags := range [][]string{nil, {"-sums"}, {"-datagrams", "-sums"}, {"-file", file}, {"-file", file, "-direct", "-sums"}} {
 		cmd := exec.CommandContext(t.Context(), exe, append([]string{"-library", "-size", "16777216"}, flags...)...)
 		cmd.Env = append(os.Environ(), asFloor+"=1")
 		cmd.Stderr = os.Stderr

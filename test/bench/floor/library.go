@@ -15,7 +15,7 @@ import (
 type library struct {
 	config
 	pump  *pump.Pump
-	wire  *stream
+	wire  wire
 	arena []byte
 	jobs  []*job // by extent
 	cur   shm.SQE
@@ -43,10 +43,9 @@ func runLibrary(c config, fd int) error {
 	if l.pump, err = c.newPump("library"); err != nil {
 		return err
 	}
-	if l.wire, err = c.newWire(fd, wireAnswer); err != nil {
+	if l.wire, err = c.newWire(fd, wireAnswer, l.onHeader, l.onPayload); err != nil {
 		return err
 	}
-	l.wire.begin, l.wire.came = l.onHeader, l.onPayload
 	if err := l.pump.Add(l.wire); err != nil {
 		return err
 	}

@@ -2,9 +2,9 @@
 // and bytes, and no protocol. What it needs is a lower bound for every program with these
 // processes on this machine.
 //
-//	floor -socket PATH [-size BYTES [-in-server] | -file PATH [-direct]] [-sums] [-spin DURATION]
-//	floor -ublk [-size BYTES [-in-server] | -file PATH [-direct]] [-sums] [-spin DURATION]
-//	floor -library [-size BYTES [-in-server] | -file PATH [-direct]] [-sums] [-spin DURATION]
+//	floor -socket PATH [-size BYTES [-in-server] | -file PATH [-direct]] [-sums] [-datagrams] [-spin DURATION]
+//	floor -ublk [-size BYTES [-in-server] | -file PATH [-direct]] [-sums] [-datagrams] [-spin DURATION]
+//	floor -library [-size BYTES [-in-server] | -file PATH [-direct]] [-sums] [-datagrams] [-spin DURATION]
 //
 // The first serves one disk in memory at an NBD unix socket until a signal ends it:
 //
@@ -22,13 +22,14 @@
 //
 // Each process has one pump of package pump, which spins and sleeps by the rules of the
 // product, and the rings are those of package shm, with its doorbells. A message on TCP
-// is a header of the size of ours on the wire and the payload. There are no keys, checks,
-// sessions, statistics, or answers to errors: whatever is out of order ends the process.
-// Checksums are there with -sums only. Files:
+// is a header of the size of ours on the wire and the payload. With -datagrams it is UDP
+// instead, in packets of 4 KiB as RoCE has them. There are no keys, checks, sessions,
+// statistics, acknowledgements, or answers to errors: whatever is out of order ends the
+// process. Checksums are there with -sums only. Files:
 //
 // main.go (processes), handshake.go (NBD), frontend.go, ublk.go, library.go and daemons.go
-// (what the processes do), orders.go (loads of the library), stream.go (a socket as a source of
-// a pump), disk.go (a plugin with a file).
+// (what the processes do), orders.go (loads of the library), stream.go and datagrams.go (a
+// socket as a source of a pump), disk.go (a plugin with a file).
 package main
 
 import (
@@ -68,6 +69,7 @@ type config struct {
 	direct       bool   // the file is read past the page cache
 	inServer     bool   // the server has the disk, which is in memory, and the plugin nothing to do
 	sums         bool   // messages between the daemons have checksums
+	datagrams    bool   // the daemons speak UDP
 }
 
 // Descriptors of the children, in this order: ring, its two doorbells, arena, and of the
@@ -88,6 +90,7 @@ func main() {
 	flag.BoolVar(&c.direct, "direct", false, "read the file past the page cache")
 	flag.BoolVar(&c.inServer, "in-server", false, "keep the disk in memory of the server, which spares the hand-overs to the plugin")
 	flag.BoolVar(&c.sums, "sums", false, "give each message between the daemons a CRC32C, as the product's default fabric does")
+	flag.BoolVar(&c.datagrams, "datagrams", false, "send packets of UDP between the daemons instead of a stream of TCP")
 	flag.Parse()
 	if err := c.run(); err != nil {
 		fmt.Fprintf(os.Stderr, "floor %s: %v\n", c.role, err)
@@ -125,7 +128,11 @@ func (c config) start() error {
 	if err != nil {
 		return err
 	}
-	toServer, toClient, err := connection()
+	connect := connection
+	if c.datagrams {
+		connect = datagramSockets
+	}
+	toServer, toClient, err := connect()
 	if err != nil {
 		return err
 	}
@@ -166,7 +173,7 @@ func (c config) start() error {
 func (c config) spawn(child child) (stop func(), err error) {
 	cmd := exec.Command(os.Args[0], "-role", child.role, "-socket", c.socket, "-size", fmt.Sprint(c.size), "-piece", fmt.Sprint(c.piece),
 		"-spin", c.spin.String(), "-file", c.file, fmt.Sprintf("-direct=%t", c.direct), fmt.Sprintf("-sums=%t", c.sums),
-		fmt.Sprintf("-ublk=%t", c.ublk), "-number", fmt.Sprint(c.number), fmt.Sprintf("-in-server=%t", c.inServer))
+		fmt.Sprintf("-ublk=%t", c.ublk), "-number", fmt.Sprint(c.number), fmt.Sprintf("-in-server=%t", c.inServer), fmt.Sprintf("-datagrams=%t", c.datagrams))
 	cmd.ExtraFiles, cmd.Stdout, cmd.Stderr = child.fds, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {

@@ -74,13 +74,17 @@ func (s *stream) Events() uint32 { return unix.EPOLLIN | unix.EPOLLOUT }
 
 // Arm returns false if there is something to receive or to send. Edges do not suffice: a
 // pump that parks drops those that came since the last call.
-func (s *stream) Arm() bool {
-	look := [1]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}
-	if s.n > 0 {
+func (s *stream) Arm() bool { return !ready(s.fd, s.n > 0) }
+
+// ready reports whether a socket has something to receive, or room if something is to be
+// sent.
+func ready(fd int, toSend bool) bool {
+	look := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	if toSend {
 		look[0].Events |= unix.POLLOUT
 	}
 	n, _ := unix.Poll(look[:], 0)
-	return n == 0
+	return n > 0
 }
 
 // Poll receives and sends.
