@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/binary"
-	"hash/crc32"
 	"net"
 	"os"
 
@@ -38,16 +37,15 @@ type datagrams struct {
 	got     int
 	open    bool
 
-	out      []message
-	first, n int // of out
-	sent     int // bytes of payload of the first
-	heads    []byte
-	events   int
-	v        vec
+	outbound
+	sent   int // bytes of payload of the first
+	heads  []byte
+	events int
+	v      vec
 }
 
 func newDatagrams(fd int, sums bool, begin func([]byte) ([]byte, bool), came func(int)) (*datagrams, error) {
-	d := &datagrams{fd: fd, sums: sums, begin: begin, came: came, stage: make([]byte, packetStage), out: make([]message, queueLen),
+	d := &datagrams{fd: fd, sums: sums, begin: begin, came: came, stage: make([]byte, packetStage), outbound: newOutbound(),
 		heads: make([]byte, mostPackets*packetHeader), v: newVec(2 * mostPackets)}
 	for _, o := range []struct{ level, name, value int }{
 		{unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer}, {unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, udpBuffer},
@@ -115,7 +113,7 @@ func (d *datagrams) lay(rest []byte) (vecs int) {
 	return vecs
 }
 
-// staged takes a packet whose payload, the begin of the n bytes of rest, is not at its
+// staged takes a packet whose payload, the first of the n bytes of rest, is not at its
 // place. It returns what is behind it.
 func (d *datagrams) staged(head, rest []byte, n int) ([]byte, int) {
 	if !d.open {
@@ -138,7 +136,7 @@ func (d *datagrams) packet(head []byte) int {
 	if !bytes.Equal(head[:sumAt], d.current[:sumAt]) {
 		fail("a packet is lost", nil)
 	}
-	if d.sums && crc32.Update(crc32.Checksum(head[:sumAt], castagnoli), castagnoli, payload) != binary.LittleEndian.Uint32(head[sumAt:]) {
+	if d.sums && sumOf(head, payload) != binary.LittleEndian.Uint32(head[sumAt:]) {
 		fail("a checksum is wrong", nil)
 	}
 	d.got += len(payload)
@@ -150,13 +148,7 @@ func (d *datagrams) packet(head []byte) int {
 // post sends a request between the daemons, or an answer. Each packet has a header of
 // packetHeader bytes instead of one of n for all of them.
 func (d *datagrams) post(_ int, payload []byte, e *shm.SQE) {
-	if d.n == len(d.out) {
-		fail("too many messages", nil)
-	}
-	m := &d.out[(d.first+d.n)%len(d.out)]
-	d.n++
-	m.payload = payload
-	putHeader(m.head[:], e)
+	putHeader(d.add(packetHeader, payload).head[:], e)
 }
 
 // flush sends packets until there is none or the socket is full.
@@ -174,8 +166,7 @@ func (d *datagrams) flush() {
 		d.events++
 		if d.sent += bytes; d.sent == len(m.payload) {
 			m.payload, d.sent = nil, 0
-			d.first = (d.first + 1) % len(d.out)
-			d.n--
+			d.shift()
 		}
 	}
 }
@@ -192,7 +183,7 @@ func (d *datagrams) list(m *message) (bytes, vecs int) {
 		head := d.heads[vecs/2*packetHeader:][:packetHeader]
 		copy(head, m.head[:sumAt])
 		if d.sums {
-			binary.LittleEndian.PutUint32(head[sumAt:], crc32.Update(crc32.Checksum(head[:sumAt], castagnoli), castagnoli, payload))
+			binary.LittleEndian.PutUint32(head[sumAt:], sumOf(head, payload))
 		}
 		d.v.set(vecs, head)
 		vecs++

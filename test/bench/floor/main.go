@@ -136,7 +136,9 @@ func (c config) start() error {
 	if err != nil {
 		return err
 	}
-	defer toServer.Close() // not before the end
+	// Both ends stay open in this process until it ends: the pump of -library still looks at
+	// its own, and would take a closed one for a failure.
+	defer runtime.KeepAlive([]*os.File{toServer, toClient})
 	if c.ublk {
 		number, err := c.addUblk()
 		if err != nil {

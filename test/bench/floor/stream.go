@@ -57,15 +57,20 @@ type stream struct {
 	open    bool // a message is in progress
 	looks   int
 
+	outbound
+	sent   int // bytes of the first
+	events int
+	v      vec
+}
+
+// outbound are the messages that wait to be sent, in a circle.
+type outbound struct {
 	out      []message
 	first, n int // of out
-	sent     int // bytes of the first
-	events   int
-	v        vec
 }
 
 func newStream(fd, header int) *stream {
-	return &stream{fd: fd, header: header, stage: make([]byte, stageSize), out: make([]message, queueLen), v: newVec(listVecs + 2),
+	return &stream{fd: fd, header: header, stage: make([]byte, stageSize), outbound: newOutbound(), v: newVec(listVecs + 2),
 		closed: func() { fail("the stream has ended", nil) }, idle: func() bool { return false }}
 }
 
@@ -190,15 +195,23 @@ func (s *stream) parse() {
 	}
 }
 
+func newOutbound() outbound { return outbound{out: make([]message, queueLen)} }
+
 // add returns the next message to be sent, with n bytes of header.
-func (s *stream) add(n int, payload []byte) *message {
-	if s.n == len(s.out) {
+func (o *outbound) add(n int, payload []byte) *message {
+	if o.n == len(o.out) {
 		fail("too many messages", nil)
 	}
-	m := &s.out[(s.first+s.n)%len(s.out)]
-	s.n++
+	m := &o.out[(o.first+o.n)%len(o.out)]
+	o.n++
 	m.n, m.payload, m.ends = n, payload, -1
 	return m
+}
+
+// shift forgets the first message, which was sent.
+func (o *outbound) shift() {
+	o.first = (o.first + 1) % len(o.out)
+	o.n--
 }
 
 // sumAt is the place of the checksum in a header, behind the other fields.
@@ -211,12 +224,17 @@ func headerSum(h []byte) uint32 {
 	return crc32.Update(crc32.Checksum(h[:sumAt], castagnoli), castagnoli, h[sumAt+4:])
 }
 
+// sumOf is the checksum of a message or packet.
+func sumOf(head, payload []byte) uint32 {
+	return crc32.Update(headerSum(head), castagnoli, payload)
+}
+
 // post sends a request between the daemons, or an answer, with n bytes of header.
 func (s *stream) post(n int, payload []byte, e *shm.SQE) {
 	m := s.add(n, payload)
 	putHeader(m.head[:], e)
 	if s.sums {
-		binary.LittleEndian.PutUint32(m.head[sumAt:], crc32.Update(headerSum(m.head[:n]), castagnoli, payload))
+		binary.LittleEndian.PutUint32(m.head[sumAt:], sumOf(m.head[:n], payload))
 	}
 }
 
@@ -270,8 +288,7 @@ func (s *stream) drop(n int) {
 		if m.ends >= 0 {
 			s.gone(m.ends)
 		}
-		s.first = (s.first + 1) % len(s.out)
-		s.n--
+		s.shift()
 	}
 	s.sent = n
 }
