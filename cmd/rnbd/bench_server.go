@@ -22,7 +22,7 @@ import (
 // openServer maps devices of a server with the client library in this process:
 // the measurement has no daemon and no front end in it then.
 func (o *benchOptions) openServer(ctx context.Context, c *call, b *benchTargets, ws []load.Workload) error {
-	paths, err := serverPaths(ctx, o.servers)
+	choices, err := resolvePaths(ctx, o.servers)
 	if err != nil {
 		return err
 	}
@@ -44,7 +44,11 @@ func (o *benchOptions) openServer(ctx context.Context, c *call, b *benchTargets,
 		mode = blk.ReadWrite
 	}
 	for i, name := range c.args {
-		d, err := lib.Map(ctx, client.MapRequest{Path: name, Paths: paths, Mode: mode, IOMode: o.ioMode, Frontend: client.FrontendNone, Slots: o.slots(ws)})
+		var d *client.Device
+		err := tryPaths(ctx, choices, func(ctx context.Context, paths []string) (err error) {
+			d, err = lib.Map(ctx, client.MapRequest{Path: name, Paths: paths, Mode: mode, IOMode: o.ioMode, Frontend: client.FrontendNone, Slots: o.slots(ws)})
+			return err
+		})
 		if errors.Is(err, syscall.EPERM) && o.write {
 			err = inUse(err) // one client may write
 		}
@@ -69,19 +73,6 @@ func (o *benchOptions) openServer(ctx context.Context, c *call, b *benchTargets,
 		}
 	}
 	return nil
-}
-
-// serverPaths are the addresses of --server, names of hosts among them.
-func serverPaths(ctx context.Context, servers []string) (paths []string, err error) {
-	for _, s := range servers {
-		if !isAddress(s) {
-			if s, err = resolveHost(ctx, s); err != nil {
-				return nil, err
-			}
-		}
-		paths = append(paths, s)
-	}
-	return paths, nil
 }
 
 // newBenchClient makes a client library. With auth all its paths have TLS.

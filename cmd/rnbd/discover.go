@@ -88,16 +88,13 @@ Where the server's --search-path has %SESSNAME%, name the session by --session.`
 
 // discover asks with the client library in this process.
 func discover(ctx context.Context, servers []string, fabric, session string, secure *clientTLS) (offer client.Offer, err error) {
-	paths, err := serverPaths(ctx, servers)
+	choices, err := resolvePaths(ctx, servers)
 	if err != nil {
 		return offer, err
 	}
-	for i, p := range paths {
-		if fabric != "" && !strings.Contains(p, "%") {
-			paths[i] = p + "%" + fabric
-		}
-		if err := client.CheckPath(paths[i]); err != nil {
-			return offer, usageError{err}
+	for _, choice := range choices {
+		if err := choice.setFabric(fabric); err != nil {
+			return offer, err
 		}
 	}
 	auth, err := secure.open()
@@ -113,11 +110,27 @@ func discover(ctx context.Context, servers []string, fabric, session string, sec
 		defer cancel()
 		_ = lib.Close(ctx) // the answer is there, or its error
 	}()
-	offer, err = lib.Discover(ctx, paths, session)
+	err = tryPaths(ctx, choices, func(ctx context.Context, paths []string) (err error) {
+		offer, err = lib.Discover(ctx, paths, session)
+		return err
+	})
 	if errors.Is(err, syscall.EOPNOTSUPP) {
 		return offer, hinted{err, "map a device by the name that the operator of the server tells"}
 	}
 	return offer, err
+}
+
+// setFabric sets the fabric of the paths that have none, and checks them.
+func (choice pathChoice) setFabric(fabric string) error {
+	for i, p := range choice {
+		if _, _, found := cutPathFabric(p); !found && fabric != "" {
+			choice[i] = p + "%" + fabric
+		}
+		if err := client.CheckPath(choice[i]); err != nil {
+			return usageError{err}
+		}
+	}
+	return nil
 }
 
 func printOffer(cmd *cobra.Command, o report.Options, server string, offer client.Offer) error {

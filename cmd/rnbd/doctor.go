@@ -239,7 +239,8 @@ func checkServers(ctx context.Context, named, known []string, device string, key
 	if len(named)+len(known) == 0 {
 		return nil, nil
 	}
-	if named, err = serverPaths(ctx, named); err != nil {
+	choices, err := resolvePaths(ctx, named)
+	if err != nil {
 		return nil, err
 	}
 	p, err := newProber(ctx, keys)
@@ -247,10 +248,10 @@ func checkServers(ctx context.Context, named, known []string, device string, key
 		return nil, err
 	}
 	defer p.close()
-	for _, server := range named {
-		found = append(found, p.overAll(ctx, server)...)
-		if device != "" {
-			found = append(found, p.bandwidth(ctx, server, device))
+	for _, choice := range choices {
+		of, works := p.overAll(ctx, choice)
+		if found = append(found, of...); device != "" {
+			found = append(found, p.bandwidth(ctx, works, device))
 		}
 	}
 	slices.Sort(known)

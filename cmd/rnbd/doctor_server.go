@@ -44,33 +44,43 @@ func (p *prober) close() {
 	_ = p.lib.Close(ctx)
 }
 
-// overAll tries a server over each fabric, or over the one that is named. Of
-// fabrics beside one that works a failure is no problem.
-func (p *prober) overAll(ctx context.Context, server string) (found []doctor.Finding) {
-	if strings.Contains(server, "%") {
-		found, _ = p.over(ctx, server)
-		return found
-	}
-	works := 0
-	for _, fabric := range []string{"iwarp", "rocev2", "ibverbs"} {
-		if fabric == "ibverbs" && !ibverbs.Built {
-			continue
-		}
-		of, ok := p.over(ctx, server+"%"+fabric)
-		found = append(found, of...)
-		if ok {
-			works++
-		}
-	}
-	if works > 0 {
-		for i := range found {
-			if found[i].Outcome == doctor.Problem {
-				found[i].Outcome = doctor.Note
-				found[i].Do = "nothing, unless this fabric is wanted: then have the server listen on it"
+// overAll tries a server at each of its addresses over each fabric, or over the
+// fabric that is named. Beside one that works, a failure is no problem. It returns
+// a path that works, or else the first.
+func (p *prober) overAll(ctx context.Context, choice pathChoice) (found []doctor.Finding, works string) {
+	for _, path := range choice {
+		for _, path := range overFabrics(path) {
+			of, ok := p.over(ctx, path)
+			found = append(found, of...)
+			if ok && works == "" {
+				works = path
 			}
 		}
 	}
-	return found
+	if works == "" {
+		return found, choice[0]
+	}
+	for i := range found {
+		if found[i].Outcome == doctor.Problem {
+			found[i].Outcome = doctor.Note
+			found[i].Do = "nothing, unless this address and fabric are wanted: then have the server listen there"
+		}
+	}
+	return found, works
+}
+
+// overFabrics returns path over each fabric of this build, or over the one that it
+// names.
+func overFabrics(path string) (paths []string) {
+	if _, _, found := cutPathFabric(path); found {
+		return []string{path}
+	}
+	for _, fabric := range []string{"iwarp", "rocev2", "ibverbs"} {
+		if fabric != "ibverbs" || ibverbs.Built {
+			paths = append(paths, path+"%"+fabric)
+		}
+	}
+	return paths
 }
 
 // slowTrip is a round trip that is long for a storage network.
@@ -109,7 +119,7 @@ func (p *prober) over(ctx context.Context, path string) (found []doctor.Finding,
 
 // addressOf returns the server's address and port of a path.
 func addressOf(path string) string {
-	addr, _, _ := strings.Cut(path[strings.Index(path, "@")+1:], "%")
+	addr, _, _ := cutPathFabric(path[strings.Index(path, "@")+1:])
 	if _, _, err := net.SplitHostPort(addr); err != nil {
 		addr = net.JoinHostPort(strings.Trim(addr, "[]"), "1234")
 	}

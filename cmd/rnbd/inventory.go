@@ -162,6 +162,8 @@ func hostOf(addr string) string {
 		return addr
 	case isGID:
 		return "gid:" + ap.Addr().StringExpanded()
+	case ap.Addr().Zone() != "":
+		return "[" + ap.Addr().String() + "]"
 	default:
 		return ap.Addr().String()
 	}

@@ -6,11 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/spf13/pflag"
 
@@ -77,18 +74,13 @@ func mapDevice(c *call) error {
 		return err
 	}
 	return c.with(func(ctx context.Context, d *daemons) error {
-		if len(c.args) > 2 {
-			if err := c.setServer(ctx, d, r, c.args[2:]); err != nil {
-				return err
-			}
-		}
 		keep := c.text("persist") == "true"
 		if keep { // before anything is done
 			if _, err := persistFile(ctx, d.client, "x"); err != nil {
 				return err
 			}
 		}
-		mapped, err := d.client.Map(ctx, r)
+		mapped, err := c.mapFrom(ctx, d, r, c.args[min(2, len(c.args)):])
 		if err != nil {
 			return mapHint(err, r)
 		}
@@ -172,77 +164,42 @@ func (c *call) printMapped(ctx context.Context, d *daemons, mapped *controlpb.Cl
 	return printDevice(ctx, c, d, mappedDevice(mapped, host))
 }
 
-// setServer parses the words after "from": paths, and names of hosts or of
-// one session.
-func (c *call) setServer(ctx context.Context, d *daemons, r *controlpb.MapRequest, from []string) error {
-	for i, s := range from {
-		if isAddress(s) {
-			r.Paths = append(r.Paths, s)
-			continue
+// mapFrom maps with the server that the words after "from" name: paths, names of
+// hosts, or one session.
+func (c *call) mapFrom(ctx context.Context, d *daemons, r *controlpb.MapRequest, from []string) (*controlpb.ClientDevice, error) {
+	if len(from) > 0 && r.Session == "" && !isAddress(from[0]) {
+		name, err := sessionNamed(ctx, d, from[0])
+		switch {
+		case err == nil:
+			r.Session, from = name, from[1:]
+		case !isNotFound(err):
+			return nil, err
 		}
-		if i == 0 && r.Session == "" {
-			inv, err := d.look(ctx, false)
-			if err != nil {
-				return err
-			}
-			known, err := inv.session(s)
-			if err == nil {
-				r.Session = known.Name
-				continue
-			}
-			if !isNotFound(err) {
-				return err
-			}
-		}
-		path, err := resolveHost(ctx, s)
-		if err != nil {
-			return err
-		}
-		r.Paths = append(r.Paths, path)
 	}
-	return nil
+	choices, err := resolvePaths(ctx, from)
+	if err != nil {
+		return nil, err
+	}
+	var mapped *controlpb.ClientDevice
+	err = tryPaths(ctx, choices, func(ctx context.Context, paths []string) (err error) {
+		r.Paths = paths
+		mapped, err = d.client.Map(ctx, r)
+		return err
+	})
+	return mapped, err
 }
 
-// isAddress reports whether s is an address, for the daemon to parse, and not
-// the name of a host or a session.
-func isAddress(s string) bool {
-	s, _, _ = strings.Cut(s, "%")
-	if i := strings.IndexAny(s, "@,"); i >= 0 {
-		s = s[i+1:]
+// sessionNamed returns the name of the session that id names.
+func sessionNamed(ctx context.Context, d *daemons, id string) (string, error) {
+	inv, err := d.look(ctx, false)
+	if err != nil {
+		return "", err
 	}
-	if strings.HasPrefix(s, "ip:") || strings.HasPrefix(s, "gid:") {
-		return true
+	s, err := inv.session(id)
+	if err != nil {
+		return "", err
 	}
-	if inner, ok := strings.CutPrefix(s, "["); ok {
-		s, _, _ = strings.Cut(inner, "]")
-	} else if strings.Count(s, ":") == 1 {
-		s, _, _ = strings.Cut(s, ":")
-	}
-	_, err := netip.ParseAddr(s)
-	return err == nil
-}
-
-// lookupLimit bounds the time of the name service.
-const lookupLimit = 5 * time.Second
-
-// resolveHost makes a path of HOST[:PORT][%FABRIC].
-func resolveHost(ctx context.Context, s string) (string, error) {
-	rest, fabric, _ := strings.Cut(s, "%")
-	host, port, _ := strings.Cut(rest, ":")
-	ctx, cancel := context.WithTimeout(ctx, lookupLimit)
-	defer cancel()
-	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	if err != nil || len(addrs) == 0 {
-		return "", usageError{fmt.Errorf("%q is no IP address, no session and no host that is known", s)}
-	}
-	path := addrs[0].Unmap().String()
-	if port != "" {
-		path = net.JoinHostPort(path, port)
-	}
-	if fabric != "" {
-		path += "%" + fabric
-	}
-	return path, nil
+	return s.Name, nil
 }
 
 func mapLine(c *call) error {

@@ -133,6 +133,7 @@ func pathVerbs() []*verb {
 		{
 			name: "add", on: onClient, bare: true, min: 2, max: 2, args: "SESSION [SRC@]ADDRESS[:PORT][%FABRIC]", args0: sessionNames, words: outputWords, run: addPath, interrupted: partLeft,
 			short:   "Add a path to a session",
+			long:    "Add a path to a session. ADDRESS is an IP address, gid:GID, or the name of a host,\nwhose addresses are tried in turn.",
 			example: "  rnbd add web1@storage 10.2.0.1\n  rnbd path add web1@storage 10.2.0.2@10.2.0.1:1234%rocev2",
 		},
 		{
@@ -226,7 +227,15 @@ func addPath(c *call) error {
 		if err != nil {
 			return err
 		}
-		p, err := d.client.AddPath(ctx, &controlpb.AddPathRequest{Session: s.Name, Path: c.args[1]})
+		choices, err := resolvePaths(ctx, c.args[1:])
+		if err != nil {
+			return err
+		}
+		var p *controlpb.Path
+		err = tryPaths(ctx, choices, func(ctx context.Context, paths []string) (err error) {
+			p, err = d.client.AddPath(ctx, &controlpb.AddPathRequest{Session: s.Name, Path: paths[0]})
+			return err
+		})
 		if err != nil {
 			return err
 		}

@@ -184,9 +184,10 @@ func TestAddressesAreToldFromNames(t *testing.T) {
 	for s, want := range map[string]bool{
 		"10.0.0.1": true, "10.0.0.1:1234": true, "10.0.0.1%rocev2": true, "10.0.0.2@10.0.0.1": true, "10.0.0.2,10.0.0.1": true,
 		"fd00::1": true, "[fd00::1]:1234": true, "[fd00::1]": true, "::1@127.0.0.1": true, "ip:10.0.0.1": true, "gid:fe80::1": true,
+		"[fe80::1%eth0]": true, "[fe80::1%eth0]:1234%iwarp": true, "[fe80::2%e]@[fe80::1%e]": true,
 		"gid:[fe80::1]:1234": true, "gid:fe80::2@gid:fe80::1%ibverbs": true,
 		"ip:10.0.0.2@ip:10.0.0.1": true, "127.0.0.1:99999": true,
-		"storage": false, "web1@storage": false, "storage.example:1234": false, "demo": false, "": false, "@": false, "1234": false,
+		"storage": false, "web1@storage": false, "storage.example:1234": false, "10.0.0.2@storage": false, "demo": false, "": false, "@": false, "1234": false,
 	} {
 		if got := isAddress(s); got != want {
 			t.Errorf("%q is an address: %t, want %t", s, got, want)
@@ -198,6 +199,7 @@ func TestHostOf(t *testing.T) {
 	const gid = "0000:0000:0000:0000:0000:ffff:0a00:0001"
 	for addr, want := range map[string]string{
 		"10.0.0.1:1234": "10.0.0.1", "[fd00::1]:1234": "fd00::1", "10.0.0.1": "10.0.0.1", "": "",
+		"[fe80::1%eth0]:1234":    "[fe80::1%eth0]",
 		"gid:[" + gid + "]:1234": "gid:" + gid, "gid:" + gid: "gid:" + gid,
 	} {
 		if got := hostOf(addr); got != want {

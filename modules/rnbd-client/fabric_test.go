@@ -68,6 +68,10 @@ func TestRefusedPathNamesTheOtherFabric(t *testing.T) {
 			t.Errorf("over %s: %v", fabric, err)
 		}
 	}
+	local := []rtrs.PathAddr{{Device: named{fabric: "iwarp"}, Dst: netip.MustParseAddrPort("[fe80::1]:1234")}}
+	if err := refused(local, syscall.EINVAL); !strings.Contains(err.Error(), "[fe80::1%eth0]") || !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("link-local address without interface: %v", err)
+	}
 	for _, err := range []error{refused(at("rocev2"), syscall.ECONNREFUSED), refused(at("iwarp"), syscall.ENOENT)} {
 		if strings.Contains(err.Error(), "%") {
 			t.Errorf("advice where there is none: %v", err)

@@ -26,7 +26,11 @@ func (c *Client) address(ctx context.Context, p mapline.Path) (rtrs.PathAddr, er
 	}
 	dev := c.fabric(name)
 	if dev == nil {
-		return rtrs.PathAddr{}, fmt.Errorf("fabric %q is not in this build: %w", name, syscall.EINVAL)
+		hint := ""
+		if a := p.Dst.Addr(); a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" {
+			hint = fmt.Sprintf(" (if it is an interface, write [%s%%%s])", a, name)
+		}
+		return rtrs.PathAddr{}, fmt.Errorf("fabric %q is not in this build%s: %w", name, hint, syscall.EINVAL)
 	}
 	return rtrs.PathAddr{Device: dev, Src: p.Src, Dst: p.Dst}, nil
 }
@@ -50,9 +54,14 @@ func (c *Client) unnamed(ctx context.Context, p mapline.Path) string {
 	return c.cfg.PreferredFabric
 }
 
-// refused adds a hint to the error of a refused path: the server may be on
-// another fabric.
+// refused adds a hint to the error of a path that did not connect: the server may
+// be on another fabric, or the address lacks its interface.
 func refused(addrs []rtrs.PathAddr, err error) error {
+	for _, a := range addrs {
+		if ip := a.Dst.Addr(); errors.Is(err, syscall.EINVAL) && ip.Is6() && ip.IsLinkLocalUnicast() && ip.Zone() == "" {
+			return fmt.Errorf("%w (%s is link-local: write its interface too, as [%s%%eth0])", err, ip, ip)
+		}
+	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return err
 	}

@@ -22,10 +22,15 @@ func SameFamily(src, dst netip.Addr) bool {
 	return src.Is4() == dst.Is4() && IsGID(src) == IsGID(dst)
 }
 
-// AddrString is a as users write it: a GID has "gid:" before it and all its digits.
+// AddrString is a as users write it: a GID has "gid:" before it and all its
+// digits; an address with a zone is in brackets, since "%" outside of brackets
+// begins the name of a fabric.
 func AddrString(a netip.Addr) string {
-	if IsGID(a) {
+	switch {
+	case IsGID(a):
 		return "gid:" + a.WithZone("").StringExpanded()
+	case a.Zone() != "":
+		return "[" + a.String() + "]"
 	}
 	return a.String()
 }
@@ -43,7 +48,7 @@ func TreeString(a netip.Addr) string {
 	if IsGID(a) {
 		return AddrString(a)
 	}
-	return "ip:" + a.Unmap().String()
+	return "ip:" + AddrString(a.Unmap())
 }
 
 // IP returns p for a fabric without InfiniBand's addresses. On Ethernet a GID is an

@@ -15,8 +15,9 @@ const DefaultPort = 1234
 
 // Path is a path to a server. Its text form is [SRC@]DST[:PORT][%FABRIC], where an
 // address is an IP address, or "gid:" and a GID. IPv6 addresses and GIDs that are
-// followed by a port are in brackets. ParsePath also accepts the kernel's "ip:"
-// before an address and "," in place of "@".
+// followed by a port are in brackets, as are IPv6 addresses with a zone
+// ("[fe80::1%eth0]"). ParsePath also accepts the kernel's "ip:" before an address
+// and "," in place of "@".
 type Path struct {
 	Src    netip.Addr // zero: the system chooses
 	Dst    netip.AddrPort
@@ -42,12 +43,12 @@ func ParsePath(s string) (Path, error) {
 		return Path{}, fmt.Errorf("path %q: %s; write [SRC@]DST[:PORT][%%FABRIC]: %w", s, why, syscall.EINVAL)
 	}
 	var p Path
-	rest, fabric, hasFabric := strings.Cut(s, "%")
+	rest, fabric, hasFabric := cutFabric(s)
 	if p.Fabric = fabric; hasFabric && fabric == "" {
 		return fail("no fabric after %")
 	}
 	dst := rest
-	if i := strings.IndexAny(rest, "@,"); i >= 0 {
+	if i := indexOutside(rest, "@,"); i >= 0 {
 		var ok bool
 		if p.Src, ok = parseAddr(rest[:i]); !ok {
 			return fail("the source is no IP address and no gid:GID")
@@ -62,6 +63,30 @@ func ParsePath(s string) (Path, error) {
 		return fail("source and destination are of different families")
 	}
 	return p, nil
+}
+
+// cutFabric cuts a path at the "%" before the name of its fabric. A "%" within
+// brackets belongs to an IPv6 zone.
+func cutFabric(path string) (addresses, fabric string, found bool) {
+	if i := indexOutside(path, "%"); i >= 0 {
+		return path[:i], path[i+1:], true
+	}
+	return path, "", false
+}
+
+// indexOutside returns the index of the first of chars that is outside of
+// brackets, or -1.
+func indexOutside(s, chars string) int {
+	inside := false
+	for i, c := range s {
+		switch {
+		case c == '[' || c == ']':
+			inside = c == '['
+		case !inside && strings.ContainsRune(chars, c):
+			return i
+		}
+	}
+	return -1
 }
 
 // wrongDst returns the reason for which ParseDst refuses a destination.
@@ -89,13 +114,18 @@ func parseAddr(s string) (netip.Addr, bool) {
 	}
 	a, err := netip.ParseAddr(text)
 	switch {
-	case err != nil || isGID && a.Is4():
+	case err != nil || isGID && !isPlainIPv6(a) || !isInterface(a.Zone()):
 		return netip.Addr{}, false
 	case isGID:
 		return verbs.GID(a), true
 	}
 	return a.Unmap(), true
 }
+
+func isPlainIPv6(a netip.Addr) bool { return a.Is6() && a.Zone() == "" }
+
+// isInterface reports whether zone may be the name of an interface, or is empty.
+func isInterface(zone string) bool { return !strings.ContainsAny(zone, ":/") }
 
 // ParseDst reads the destination of a path: DST[:PORT].
 func ParseDst(s string) (netip.AddrPort, bool) {
@@ -122,11 +152,12 @@ func cutLast(s, sep string) (before, after string, found bool) {
 }
 
 // ParseKernelPath reads a path of a control file: [SRC@]DST[%FABRIC], or "," in
-// place of "@". An address is "ip:" and an IPv4 or IPv6 address, or "gid:" and a GID.
+// place of "@". An address is "ip:" and an IPv4 or IPv6 address, in brackets if
+// it has a zone, or "gid:" and a GID.
 // The text has no port; port becomes that of the path. Errors wrap EINVAL, or
 // EPROTONOSUPPORT for a destination that is neither ip: nor gid:.
 func ParseKernelPath(s string, port uint16) (p Path, err error) {
-	addrs, fabric, hasFabric := strings.Cut(s, "%")
+	addrs, fabric, hasFabric := cutFabric(s)
 	if p.Fabric = fabric; hasFabric && fabric == "" {
 		return p, fmt.Errorf("no fabric after %%: %w", syscall.EINVAL)
 	}
@@ -134,7 +165,7 @@ func ParseKernelPath(s string, port uint16) (p Path, err error) {
 		return p, fmt.Errorf("%q is no name of a fabric: %w", fabric, syscall.EINVAL)
 	}
 	dst := addrs
-	if i := strings.IndexAny(addrs, "@,"); i >= 0 {
+	if i := indexOutside(addrs, "@,"); i >= 0 {
 		dst = addrs[i+1:]
 		if p.Src, err = parseKernelAddr(addrs[:i]); err != nil {
 			return p, fmt.Errorf("source %q is not ip:ADDRESS or gid:GID: %w", addrs[:i], syscall.EINVAL)
@@ -159,8 +190,15 @@ func parseKernelAddr(s string) (a netip.Addr, err error) {
 			return a, fmt.Errorf("it has to begin with ip: or gid:: %w", syscall.EPROTONOSUPPORT)
 		}
 	}
+	if isIP && strings.Contains(text, "%") {
+		var ok bool
+		if a, ok = parseAddr(text); !ok {
+			return a, fmt.Errorf("not an address: %w", syscall.EINVAL)
+		}
+		return a, nil
+	}
 	a, err = netip.ParseAddr(text)
-	if err != nil || a.Zone() != "" || !isIP && !a.Is6() {
+	if err != nil || !isIP && !isPlainIPv6(a) {
 		return a, fmt.Errorf("not an address: %w", syscall.EINVAL)
 	}
 	if !isIP {

@@ -21,6 +21,12 @@ func TestParsePath(t *testing.T) {
 		{"fe80::1", "", "[fe80::1]:1234", ""},
 		{"[fe80::1]:9%iwarp", "", "[fe80::1]:9", "iwarp"},
 		{"::2@[::1]:9", "::2", "[::1]:9", ""},
+		{"[fe80::1%eth0]", "", "[fe80::1%eth0]:1234", ""},
+		{"[fe80::1%eth0]:9", "", "[fe80::1%eth0]:9", ""},
+		{"[fe80::1%eth0]%iwarp", "", "[fe80::1%eth0]:1234", "iwarp"},
+		{"[fe80::1%eth0.7]:9%iwarp", "", "[fe80::1%eth0.7]:9", "iwarp"},
+		{"[fe80::2%a@b]@[fe80::1%a@b]%rocev2", "fe80::2%a@b", "[fe80::1%a@b]:1234", "rocev2"},
+		{"ip:[fe80::2%eth0],ip:[fe80::1%eth0]", "fe80::2%eth0", "[fe80::1%eth0]:1234", ""},
 		{"gid:fe80::1", "", "[fe80::1%gid:]:1234", ""},
 		{"gid:fe80::2@gid:[fe80::1]:9%ibverbs", "fe80::2%gid:", "[fe80::1%gid:]:9", "ibverbs"},
 		{"gid:::ffff:10.0.0.1", "", "[::ffff:10.0.0.1%gid:]:1234", ""},
@@ -42,6 +48,7 @@ func TestParsePath(t *testing.T) {
 		}
 	}
 	for _, in := range []string{"", "host", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1%", "@10.0.0.1", "::1@10.0.0.1", "10.0.0.1:x", "1.2.3.4@", "10.0.0.1@10.0.0.2@10.0.0.3",
+		"[fe80::1%]", "[fe80::1%gid:]", "[fe80::1%a/b]", "[fe80::1%eth0", "gid:[fe80::1%eth0]", "[10.0.0.1%eth0]", "fe80::1%", "[fe80::1%eth0]%",
 		"[10.0.0.1", "10.0.0.1]:5", "[::1", "gid:10.0.0.1", "gid:ip:fe80::1", "gid:", "fe80::2@gid:fe80::1", "gid:fe80::2@fe80::1"} {
 		if p, err := ParsePath(in); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%q: got %+v, %v; want EINVAL", in, p, err)
