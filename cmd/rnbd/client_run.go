@@ -15,6 +15,7 @@ import (
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/status"
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
@@ -178,10 +179,10 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal, p
 	if err := daemon.keeper.Inherit(kept); err != nil { // it maps them as at a start
 		run.log.Warn("mappings of the configuration are looked at anew", "err", err)
 	}
-	api := run.newAPI()
+	view, api := control.ViewClient(daemon), run.newAPI()
 	controlpb.RegisterClientDaemonServer(api, daemon)
 	return run.serve(api, services{
-		metrics: metrics.Client(daemon), status: status.Client(daemon), tree: c.Tree(), reloader: daemon, problems: o.broken.problems,
+		metrics: metrics.Client(view), status: status.Client(view), tree: c.Tree(), reloader: daemon, problems: o.broken.problems,
 		ready: func(ctx context.Context) {
 			daemon.keeper.Want(ctx, o.Mappings, false)
 			go serveUsers(ctx, daemon.keeper, c)

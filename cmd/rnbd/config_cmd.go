@@ -20,6 +20,7 @@ import (
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/mappings"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 )
 
 func newConfig() *cobra.Command {
@@ -270,7 +271,7 @@ func exported(inv *inventory) ([]byte, error) {
 // mappingOf is the mapping that makes dev again.
 func mappingOf(inv *inventory, dev device) mappings.Mapping {
 	m := mappings.Mapping{
-		Device: dev.path, Name: dev.name, Session: dev.session, Access: dev.mode, Loss: dev.mapped.Loss,
+		Device: dev.path, Name: names.Parse(dev.name), Session: dev.session, Access: dev.mode, Loss: dev.mapped.Loss,
 		Frontend: dev.mapped.Frontend, IOMode: dev.mapped.IoMode, Options: dev.mapped.Options,
 	}
 	for _, s := range inv.sessions {

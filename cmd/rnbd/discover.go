@@ -4,19 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"syscall"
-	"unicode"
 
 	"github.com/spf13/cobra"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 )
 
 var exportFields = []report.Field[client.Export]{
-	report.F("name", "Name", "as rnbd map takes it", func(e client.Export) any { return printable(e.Name) }),
+	report.F("name", "Name", "as rnbd map takes it", func(e client.Export) any { return names.Spell(e.Name) }),
 	report.F("size", "Size", "bytes", func(e client.Export) any { return report.Bytes(e.Size) }),
 	report.F("kind", "Kind", "file or block", func(e client.Export) any {
 		if e.Block {
@@ -39,16 +37,8 @@ var exportFields = []report.Field[client.Export]{
 		if e.User == "" {
 			return nil
 		}
-		return printable(e.User)
+		return names.Spell(e.User)
 	}),
-}
-
-// printable quotes a text of a server that terminals would not print as it is.
-func printable(s string) string {
-	if strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == unicode.ReplacementChar }) {
-		return strconv.Quote(s)
-	}
-	return s
 }
 
 func newDiscover() *cobra.Command {

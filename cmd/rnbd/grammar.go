@@ -5,12 +5,12 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 )
 
 // A command line is [MODE] [NOUN] VERB: each verb stands in a table of its
@@ -224,10 +224,8 @@ func newCall(cmd *cobra.Command, v *verb, set daemonSet, args []string) (*call, 
 	if c.args, err = c.takeWords(v, args); err != nil {
 		return nil, err
 	}
-	for _, a := range c.args {
-		if !utf8.ValidString(a) {
-			return nil, usageError{fmt.Errorf("%q is not UTF-8", a)}
-		}
+	for i, a := range c.args {
+		c.args[i] = names.Canonical(a)
 	}
 	if len(c.args) < v.min {
 		return nil, usageError{fmt.Errorf("write: %s %s; see %s --help", cmd.CommandPath(), v.args, cmd.CommandPath())}

@@ -17,6 +17,7 @@ import (
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/metrics"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/status"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/access"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-server"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
@@ -147,10 +148,10 @@ func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal, p
 	daemon.serving = &serving{server: s, options: o, fabrics: fabrics, reopen: func(fabric string) (verbs.Device, error) { return o.openFabric(run, fabric) }}
 	daemon.conf = running[*serverOptions]{kind: "server", cmd: cmd, logs: run.logs, options: o, fresh: serverRun, refuse: refuseNoRules, tls: run.tls, metrics: run.metrics}
 	defer watchKeys(run.tls, func() { s.Judge(o.AccessGrace) })()
-	api := run.newAPI()
+	view, api := control.ViewServer(daemon), run.newAPI()
 	controlpb.RegisterServerDaemonServer(api, daemon)
 	return run.serve(api, services{
-		metrics: metrics.Server(daemon), status: status.Server(daemon), tree: s.Tree(), reloader: daemon,
+		metrics: metrics.Server(view), status: status.Server(view), tree: s.Tree(), reloader: daemon,
 		ready: func(context.Context) {}, alive: s.Alive, close: s.Close,
 	})
 }

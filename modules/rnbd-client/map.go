@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 )
 
 // Map opens the device on the server and gives it to the front end. The
@@ -79,8 +81,8 @@ func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	if _, err := c.addresses(ctx, r.Paths); err != nil { // even if the session exists
 		return nil, err
 	}
-	if strings.ContainsAny(d.name, "/\x00") {
-		return nil, fmt.Errorf("device name %q has a slash: %w", d.name, syscall.EINVAL)
+	if strings.Contains(d.name, "/") || names.Line(d.name) != d.name {
+		return nil, fmt.Errorf("device name %q: use at most 256 bytes of printable characters without a slash: %w", d.name, syscall.EINVAL)
 	}
 	d.choices, err = c.choose(r.Frontend)
 	return d, err

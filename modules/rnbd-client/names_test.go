@@ -107,6 +107,6 @@ func TestNamesOfDisksThatWaitAreKept(t *testing.T) {
 	must(t, err)
 	eventually(t, "the disk is served under its name", func() bool {
 		d, err := c.Device(saved.Name)
-		return err == nil && d.State() == Open && d.path == saved.Path
+		return err == nil && d.State() == Open && d.path == string(saved.Path)
 	})
 }

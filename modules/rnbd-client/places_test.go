@@ -170,7 +170,7 @@ func TestRestore_BesideASilentServer(t *testing.T) {
 	disk := func(name, session, path string) savedDevice {
 		d := savedSample()
 		d.Name, d.Identity, d.Location = name, name, "/dev/"+name
-		d.Session, d.Paths, d.Frontend = session, []string{path}, "test"
+		d.Session, d.Paths, d.Frontend = savedName(session), []string{path}, "test"
 		d.Settings = map[string]string{"dir": t.TempDir()}
 		return d
 	}

@@ -15,7 +15,7 @@ func (d *Device) saved() savedDevice {
 	known := d.known
 	d.mu.Unlock()
 	return savedDevice{
-		Name: d.name, Path: d.path, Session: s.name, Paths: s.savedPaths(), Port: s.port, PollQueues: s.pollQueues,
+		Name: d.name, Path: savedName(d.path), Session: savedName(s.name), Paths: s.savedPaths(), Port: s.port, PollQueues: s.pollQueues,
 		Access: d.mode.String(), IOMode: d.ioMode, Loss: d.loss.String(), Frontend: d.fe.Load().cfg.Name, Settings: d.settings(),
 		Slots: d.arena.Size() / d.slotSize(), Identity: d.identity, Location: d.Location(), Known: known, tuning: s.tuning.get(),
 	}
@@ -97,7 +97,7 @@ func (c *Client) followSessions() {
 	waiting := slices.Clone(c.waiting)
 	for i := range waiting {
 		c.mu.Lock()
-		s := c.sessions[waiting[i].Session]
+		s := c.sessions[string(waiting[i].Session)]
 		c.mu.Unlock()
 		if s != nil {
 			waiting[i].Paths, waiting[i].tuning = s.savedPaths(), s.tuning.get()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"syscall"
+	"unicode/utf8"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
@@ -26,8 +27,8 @@ type savedState struct {
 // savedDevice is a mapping with a device node for its users.
 type savedDevice struct {
 	Name       string            `json:"name"`
-	Path       string            `json:"path"`
-	Session    string            `json:"session"`
+	Path       savedName         `json:"path"`
+	Session    savedName         `json:"session"`
 	Paths      []string          `json:"paths"`
 	Port       uint16            `json:"port,omitempty"`
 	PollQueues int               `json:"poll_queues,omitempty"`
@@ -53,6 +54,33 @@ type savedLeftover struct {
 	Limits   blk.Limits        `json:"limits"`
 	Identity string            `json:"identity"`
 	Location string            `json:"location"` // "?": not known
+}
+
+// savedName is a name of any bytes. In JSON one that is UTF-8 is a string, and another
+// one an object with its bytes in base64.
+type savedName string
+
+type savedBytes struct {
+	Bytes []byte `json:"bytes"`
+}
+
+// MarshalJSON implements json.Marshaler.
+func (n savedName) MarshalJSON() ([]byte, error) {
+	if utf8.ValidString(string(n)) {
+		return json.Marshal(string(n))
+	}
+	return json.Marshal(savedBytes{[]byte(n)})
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (n *savedName) UnmarshalJSON(text []byte) error {
+	if len(text) > 0 && text[0] == '{' {
+		var b savedBytes
+		err := json.Unmarshal(text, &b)
+		*n = savedName(b.Bytes)
+		return err
+	}
+	return json.Unmarshal(text, (*string)(n))
 }
 
 func loadState(name string) (state savedState, err error) {

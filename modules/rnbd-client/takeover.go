@@ -75,7 +75,7 @@ func (c *Client) expect(h *Handover, own bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range h.state.Devices {
-		c.ended.note(s.Session)
+		c.ended.note(string(s.Session))
 	}
 	c.away, c.returning = false, true
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-client/internal/mapline"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
@@ -79,9 +80,9 @@ func (t tree) deviceLinks(withSession bool) ctltree.Dir {
 	links := func() map[string]ctltree.Node {
 		out := map[string]ctltree.Node{}
 		for _, d := range t.c.Devices() {
-			id := strings.ReplaceAll(d.path, "/", "!")
+			id := strings.ReplaceAll(names.Spell(d.path), "/", "!")
 			if _, taken := out[id]; withSession || taken {
-				id += "@" + d.session.name
+				id += "@" + d.session.folder()
 			}
 			out[id] = ctltree.Link("../../../block/" + d.name)
 		}
@@ -95,11 +96,11 @@ func (t tree) deviceLinks(withSession bool) ctltree.Dir {
 
 func (t tree) blocks() ctltree.Dir {
 	return ctltree.Listing{
-		Names: func() (names []string) {
+		Names: func() (list []string) {
 			for _, d := range t.c.Devices() {
-				names = append(names, d.name)
+				list = append(list, d.name)
 			}
-			return names
+			return list
 		},
 		Node: func(name string) ctltree.Node {
 			for _, d := range t.c.Devices() {
@@ -119,9 +120,9 @@ func (t tree) block(d *Device) ctltree.Node {
 		"unmap_device":   t.unmapDevice(d),
 		"resize":         t.resize(d),
 		"remap_device":   t.remapDevice(d),
-		"mapping_path":   ctltree.Text(func() string { return d.path }),
+		"mapping_path":   ctltree.Text(func() string { return names.Spell(d.path) }),
 		"state":          ctltree.Text(func() string { return d.State().String() }),
-		"session":        ctltree.Text(func() string { return d.session.name }),
+		"session":        ctltree.Text(func() string { return names.Spell(d.session.name) }),
 		"access_mode":    ctltree.Text(d.mode.String),
 		"nr_poll_queues": ctltree.Text(func() string { return strconv.Itoa(d.pollQueues) }),
 	}

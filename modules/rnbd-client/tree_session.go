@@ -13,6 +13,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-client/internal/mapline"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -54,18 +55,29 @@ func pathName(s *session, p rtrs.PathInfo) string {
 	return name
 }
 
+// folder returns the name of the session's folder: the spelling of its name, with "!"
+// for a slash as in sysfs.
+func (s *session) folder() string { return strings.ReplaceAll(names.Spell(s.name), "/", "!") }
+
 func (t tree) sessions(sp *spelling) ctltree.Dir {
 	return ctltree.Listing{
 		Names: func() []string {
 			t.c.mu.Lock()
 			defer t.c.mu.Unlock()
-			return slices.Sorted(maps.Keys(t.c.sessions))
+			var list []string
+			for _, s := range t.c.sessions {
+				list = append(list, s.folder())
+			}
+			slices.Sort(list)
+			return list
 		},
 		Node: func(name string) ctltree.Node {
 			t.c.mu.Lock()
 			defer t.c.mu.Unlock()
-			if s := t.c.sessions[name]; s != nil {
-				return t.session(s, sp)
+			for _, s := range t.c.sessions {
+				if s.folder() == name {
+					return t.session(s, sp)
+				}
 			}
 			return nil
 		},

@@ -35,7 +35,7 @@ func (s *savedDevice) requestAny() (MapRequest, error) {
 		location = s.Location
 	}
 	return MapRequest{
-		Path: s.Path, Session: s.Session, Paths: s.Paths, Mode: mode, IOMode: s.IOMode, Frontend: s.Frontend, Loss: loss, Name: s.Name,
+		Path: string(s.Path), Session: string(s.Session), Paths: s.Paths, Mode: mode, IOMode: s.IOMode, Frontend: s.Frontend, Loss: loss, Name: s.Name,
 		Slots: s.Slots, Options: s.Settings, Port: s.Port, PollQueues: s.PollQueues, identity: s.Identity, location: location, known: s.Known, tuning: s.tuning,
 	}, nil
 }
@@ -83,7 +83,7 @@ func (c *Client) describeWaiting() (all []*controlpb.ClientDevice) {
 	c.waitMu.Unlock()
 	for _, s := range waiting {
 		all = append(all, &controlpb.ClientDevice{
-			Name: s.Name, Path: s.Path, Session: s.Session, AccessMode: s.Access, State: Closed.String(), Loss: s.Loss,
+			Name: s.Name, Path: string(s.Path), Session: string(s.Session), AccessMode: s.Access, State: Closed.String(), Loss: s.Loss,
 			Frontend: s.Frontend, Endpoint: s.Location, LastError: "waits for its server since the last daemon ended",
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
@@ -20,6 +21,9 @@ func (s *Server) resolve(ctx context.Context, sess *session, name, ioMode string
 		return nil, nil, err
 	}
 	if p != nil && p.info.Names == plugin.NamesOpaque {
+		if !utf8.ValidString(name) {
+			return nil, nil, fmt.Errorf("open %q: the plugin %s has no names that are not UTF-8: %w", name, p.cfg.Name, syscall.ENOENT)
+		}
 		n := &node{path: name, id: nodeID{opaque: p.cfg.Name + ":" + name}}
 		n.volume = volume("name", p.cfg.Name, name)
 		return n, p, nil

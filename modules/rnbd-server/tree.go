@@ -14,6 +14,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 )
 
 // Tree returns the control files of s, by the places that ctltree.Mount gives
@@ -109,7 +110,7 @@ func exportName(d *device) string {
 	if path == "" {
 		path = d.name
 	}
-	return strings.ReplaceAll(path, "/", "!")
+	return strings.ReplaceAll(names.Spell(path), "/", "!")
 }
 
 // kernelName returns the kernel's name of a block device; empty for other
@@ -159,7 +160,7 @@ func (t tree) users(list func() []*mapping) ctltree.Dir {
 	byName := func() map[string]*mapping {
 		out := map[string]*mapping{}
 		for _, m := range list() {
-			name := m.session.name
+			name := m.session.folder()
 			if _, taken := out[name]; taken {
 				name += "." + strconv.Itoa(int(m.id))
 			}
@@ -187,7 +188,7 @@ func (t tree) use(m *mapping) ctltree.Node {
 			}
 			return "0"
 		}),
-		"mapping_path": ctltree.Text(func() string { return m.name }),
+		"mapping_path": ctltree.Text(func() string { return names.Spell(m.name) }),
 		"force_close": digit("1", "Usage: echo 1 > force_close", func(context.Context) error {
 			t.s.forceClose(m, "asked for in the control tree")
 			return nil

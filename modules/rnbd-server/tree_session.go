@@ -6,9 +6,11 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -38,17 +40,21 @@ func pathName(s *session, p rtrs.SrvPathInfo) string {
 	return name
 }
 
+// folder returns the name of the session's folders: the spelling of its name, with "!"
+// for a slash as in sysfs.
+func (s *session) folder() string { return strings.ReplaceAll(names.Spell(s.name), "/", "!") }
+
 func (t tree) sessions(sp *spelling) ctltree.Dir {
 	return ctltree.Listing{
-		Names: func() (names []string) {
+		Names: func() (list []string) {
 			for _, s := range t.open() {
-				names = append(names, s.name)
+				list = append(list, s.folder())
 			}
-			return names
+			return list
 		},
 		Node: func(name string) ctltree.Node {
 			for _, s := range t.open() {
-				if s.name == name {
+				if s.folder() == name {
 					return ctltree.Fixed{"paths": paths(s, sp)}
 				}
 			}

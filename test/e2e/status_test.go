@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 	"github.com/rnbd-go/rnbd/test/browser"
 	"github.com/rnbd-go/rnbd/test/lab"
 	"github.com/rnbd-go/rnbd/test/nbdclient"
@@ -154,7 +155,7 @@ func showsNamesAsTheyAre(t *testing.T, p *browser.Page) {
 	t.Helper()
 	var shown string
 	p.Eval(`document.body.innerText`, &shown)
-	for _, name := range []string{evilSession, evilDevice} {
+	for _, name := range []string{names.Spell(evilSession), evilDevice} {
 		if !strings.Contains(shown, name) {
 			t.Errorf("the page does not show the name %s as it is", name)
 		}

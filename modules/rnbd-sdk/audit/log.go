@@ -94,6 +94,7 @@ func (l *Log) Add(r Record) {
 		r.Time = time.Now()
 	}
 	r.Time, r.Number, r.Daemon, r.Missing = r.Time.UTC(), l.number, l.daemon, l.missing
+	r.spell()
 	if !l.closed {
 		select {
 		case l.queue <- r:

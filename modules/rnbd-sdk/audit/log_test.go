@@ -48,7 +48,7 @@ func TestRecordsAreLines(t *testing.T) {
 	}
 	l.Add(Record{Event: EventClose})
 	got := read(t, file)
-	if len(got) != 2 || got[0].Number != 1 || got[1].Number != 2 || got[0].Session != "a\n\"b\"" || got[0].Result != "no\nno" || *got[1].UID != 7 || got[1].Result != OK || got[0].Daemon != "server" || got[0].Time.IsZero() {
+	if len(got) != 2 || got[0].Number != 1 || got[1].Number != 2 || got[0].Session != `a\x0a"b"` || got[0].Result != `no\x0ano` || *got[1].UID != 7 || got[1].Result != OK || got[0].Daemon != "server" || got[0].Time.IsZero() {
 		t.Errorf("got %+v", got)
 	}
 	if st, _ := os.Stat(file); st.Mode().Perm() != 0o600 {

@@ -1,6 +1,10 @@
 package audit
 
-import "time"
+import (
+	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
+)
 
 // Record is one line. What is empty or zero is left out.
 type Record struct {
@@ -36,6 +40,17 @@ type Record struct {
 	UID  *int   `json:"uid,omitempty"`
 	PID  *int   `json:"pid,omitempty"`
 }
+
+// spell spells the parts that a peer may have chosen, and bounds their length.
+func (r *Record) spell() {
+	for _, name := range []*string{&r.Session, &r.Identity, &r.Claimed, &r.Device} {
+		*name = names.Spell((*name)[:min(len(*name), maxName)])
+	}
+	r.Result, r.Reason = names.Line(r.Result), names.Line(r.Reason)
+}
+
+// maxName is how many bytes of a name are recorded. Those on the wire are not longer.
+const maxName = 256
 
 // Events of records.
 const (

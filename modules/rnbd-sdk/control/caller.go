@@ -111,7 +111,7 @@ func argsText(req any) string {
 	if !ok {
 		return ""
 	}
-	text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
+	text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(Spelled(m))
 	if err != nil || string(text) == "{}" {
 		return ""
 	}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 )
 
 // Error is a refusal by a daemon. Msg is the whole cause chain as the daemon
@@ -84,12 +85,14 @@ func keepErrno(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grp
 	errno := blk.ToErrno(err)
 	trailer := metadata.Pairs(errnoKey, strconv.Itoa(int(errno)))
 	if causes := Causes(err); len(err.Error()) <= maxCauses {
-		trailer.Append(causesKey, causes...)
+		for _, c := range causes {
+			trailer.Append(causesKey, names.Text(c))
+		}
 	}
 	if err := grpc.SetTrailer(ctx, trailer); err != nil {
 		return nil, err
 	}
-	return nil, status.Error(codeOf(errno), err.Error())
+	return nil, status.Error(codeOf(errno), names.Text(err.Error()))
 }
 
 // maxCauses bounds the text of causes in bytes: metadata has a limit of its

@@ -194,11 +194,11 @@ func shortPath(path string, dir *os.File) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path))
 }
 
-// NewServer returns a gRPC server that keeps errnos; register a daemon's
+// NewServer returns a gRPC server that keeps errnos and spells names; register a daemon's
 // implementation with RegisterServer or RegisterClient and call Serve. Calls
 // pass through around, in order.
 func NewServer(around ...grpc.UnaryServerInterceptor) *grpc.Server {
-	return grpc.NewServer(grpc.Creds(callerCredentials{}), grpc.ChainUnaryInterceptor(append([]grpc.UnaryServerInterceptor{keepErrno}, around...)...))
+	return grpc.NewServer(grpc.Creds(callerCredentials{}), grpc.ChainUnaryInterceptor(append([]grpc.UnaryServerInterceptor{keepErrno, spellNames}, around...)...))
 }
 
 // conn dials path. It connects at once, so that a missing daemon is reported by
@@ -213,7 +213,7 @@ func conn(ctx context.Context, path string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///rnbd",
 		grpc.WithContextDialer(dial),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithUnaryInterceptor(restoreErrno))
+		grpc.WithChainUnaryInterceptor(restoreErrno, sendValid))
 }
 
 func dialUnix(ctx context.Context, path string) (net.Conn, error) {

@@ -8,11 +8,24 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 )
 
 // Everything are the options of the handler given to New: it must not drop
-// lines itself.
-var Everything = &slog.HandlerOptions{Level: slog.LevelDebug}
+// lines itself, and spells names.
+var Everything = &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: spell}
+
+// spell spells the names that peers choose as commands take them.
+func spell(_ []string, a slog.Attr) slog.Attr {
+	switch a.Key {
+	case "session", "device", "path", "export", "identity":
+		if a.Value.Kind() == slog.KindString {
+			a.Value = slog.StringValue(names.Spell(a.Value.String()))
+		}
+	}
+	return a
+}
 
 // All stands for every subsystem.
 const All = "all"

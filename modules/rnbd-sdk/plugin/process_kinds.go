@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
 )
 
@@ -18,7 +19,7 @@ func (p *Process) OpenDisk(ctx context.Context, r OpenRequest) (blk.Limits, erro
 		return blk.Limits{}, p.failed(what, err)
 	}
 	req := &pluginpb.OpenDiskRequest{
-		Device: r.Device, Name: r.Name, Mode: uint32(r.Mode), ReadOnly: r.ReadOnly, Generation: r.Generation,
+		Device: r.Device, Name: names.Valid(r.Name), Mode: uint32(r.Mode), ReadOnly: r.ReadOnly, Generation: r.Generation,
 	}
 	if r.File != nil {
 		token, err := p.sendFile(r.File)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 )
 
 // limit bounds one run of the program.
@@ -109,15 +110,15 @@ func (h *Hook) limit() time.Duration {
 	return limit
 }
 
-// environment describes e in variables. A zero byte cannot be in one.
+// environment describes e in variables, with the spellings of names.
 func (h *Hook) environment(e journal.Event) []string {
 	vars := []struct{ name, value string }{
 		{"DAEMON", h.Daemon}, {"NUMBER", fmt.Sprint(e.Number)}, {"TIME", e.Time.UTC().Format(time.RFC3339Nano)}, {"KIND", string(e.Kind)},
-		{"SESSION", e.Session}, {"PATH", e.Path}, {"DEVICE", e.Device}, {"PLUGIN", e.Plugin}, {"FROM", e.From}, {"TO", e.To}, {"WHY", e.Why},
+		{"SESSION", names.Spell(e.Session)}, {"PATH", e.Path}, {"DEVICE", names.Spell(e.Device)}, {"PLUGIN", e.Plugin}, {"FROM", e.From}, {"TO", e.To}, {"WHY", names.Text(e.Why)},
 	}
 	var out []string
 	for _, v := range vars {
-		out = append(out, "RNBD_EVENT_"+v.name+"="+strings.ReplaceAll(v.value, "\x00", ""))
+		out = append(out, "RNBD_EVENT_"+v.name+"="+v.value)
 	}
 	return out
 }

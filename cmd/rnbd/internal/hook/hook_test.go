@@ -51,7 +51,7 @@ func TestHook_RunsOnceForEachEventInOrder(t *testing.T) {
 	j.Add(journal.Event{Kind: journal.Daemon, To: "ready"})
 	stop := run(t, &Hook{Program: program(t, `echo "$RNBD_EVENT_DAEMON $RNBD_EVENT_NUMBER $RNBD_EVENT_KIND $RNBD_EVENT_DEVICE $RNBD_EVENT_FROM>$RNBD_EVENT_TO: $RNBD_EVENT_WHY" >> "$OUT"`), Daemon: "client", Journal: j})
 	j.Add(journal.Event{Kind: journal.Device, Device: "rnbd0", From: "open", To: "closed", Why: "lost $(touch x)\x00\nand more"})
-	want := "client 1 daemon  >ready: \nclient 2 device rnbd0 open>closed: lost $(touch x)\nand more\n"
+	want := "client 1 daemon  >ready: \nclient 2 device rnbd0 open>closed: lost $(touch x)\\x00\nand more\n"
 	eventually(t, "both events arrive", func() bool { b, _ := os.ReadFile(out); return string(b) == want })
 	if log := stop(); log != "" {
 		t.Errorf("log: %s", log)

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 )
 
 // Daemon is the client daemon as a Keeper sees it. Its methods may be called at
@@ -204,7 +206,7 @@ func there(mapped map[string]Mapped, m Mapping) bool {
 
 func find(mapped map[string]Mapped, m Mapping) (name string, ok bool) {
 	for name, d := range mapped {
-		if d.Device == m.Device && d.Access == m.access() && (m.Name == "" || m.Name == name) && (m.Session == "" || m.Session == d.Session) &&
+		if d.Device == names.Parse(m.Device) && d.Access == m.access() && (m.Name == "" || m.Name == name) && (m.Session == "" || names.Parse(m.Session) == d.Session) &&
 			(m.Name != "" || m.Session != "") {
 			return name, true
 		}

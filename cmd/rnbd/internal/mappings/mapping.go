@@ -9,6 +9,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 )
 
 // Mapping is one mapping of the configuration. The values are those of the
@@ -116,7 +117,7 @@ func (m *Mapping) Request(loss client.Loss) (client.MapRequest, error) {
 		}
 	}
 	return client.MapRequest{
-		Path: m.Device, Session: m.Session, Paths: m.Server, Mode: mode, Frontend: m.Frontend, Loss: loss, Name: m.Name,
+		Path: names.Parse(m.Device), Session: names.Parse(m.Session), Paths: m.Server, Mode: mode, Frontend: m.Frontend, Loss: loss, Name: m.Name,
 		Options: m.Options, IOMode: m.IOMode, AnyPath: true,
 	}, nil
 }
