@@ -7,8 +7,4 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	lab.Cleanup()
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(lab.Run(m)) }

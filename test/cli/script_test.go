@@ -25,11 +25,7 @@ import (
 
 var update = flag.Bool("update", false, "write what commands print into the scripts")
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	lab.Cleanup()
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(lab.Run(m)) }
 
 // TestScripts runs testdata/*.txtar, each with daemons of its own:
 //

@@ -31,8 +31,7 @@ func TestMain(m *testing.M) {
 	if *inGuest {
 		lab.Patience = 3 * time.Minute
 	}
-	code := m.Run()
-	lab.Cleanup()
+	code := lab.Run(m)
 	os.Exit(code)
 }
 

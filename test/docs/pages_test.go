@@ -11,11 +11,7 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	lab.Cleanup()
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(lab.Run(m)) }
 
 func read(t *testing.T, file string) string {
 	t.Helper()

@@ -32,9 +32,24 @@ func TestMain(m *testing.M) {
 	if plugin.StartedByHost() {
 		plugin.ServeIO(hostile{})
 	}
-	code := m.Run()
-	lab.Cleanup()
-	os.Exit(code)
+	os.Exit(lab.Run(m, core...))
+}
+
+// core are the tests of make test: each front end and fabric that needs no driver, data
+// verified by fio and others, the end of each process, and how commands answer.
+var core = []string{
+	"TestNbdinfoSeesTheDevice",
+	"TestNbdcopyThereAndBack",
+	"TestQemuIoWritesUnalignedRanges",
+	"TestFioVerifiesMixedSizesAndJobs",
+	"TestPathsOfTwoFabricsInOneSession",
+	"TestTLSCarriesDataAndIsShown",
+	"TestNBDByTLS",
+	"TestNothingIsLeftOfAKilledDaemon",
+	"TestPluginDoesNotOutliveAKilledDaemon",
+	"TestSignalEndsADaemonInOrder",
+	"TestMapAndUnmapAnswerInExitCodes",
+	"TestCommandsWithoutADaemonSayHowToStartOne",
 }
 
 // long reports whether the long forms are asked for.

@@ -42,6 +42,7 @@ func runPage(t *testing.T, page string, least int, tools []string, env ...string
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-c", script)
 	cmd.Dir = shortDir(t)
+	t.Cleanup(func() { lab.UnmountBelow(cmd.Dir) }) // a page kills a daemon that has control files
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = enough
 	cmd.Env = append(append(os.Environ(), "PATH="+path+":"+os.Getenv("PATH"), "RNBD_SOCKET="), env...)

@@ -21,7 +21,7 @@ import (
 	"github.com/rnbd-go/rnbd/test/slowdisk"
 )
 
-// monitoringTool finds prometheus or promtool, in the path or where make test has
+// monitoringTool finds prometheus or promtool, in the path or where make check has
 // put it.
 func monitoringTool(t *testing.T, name string) string {
 	t.Helper()

@@ -46,12 +46,26 @@ func TestMain(m *testing.M) {
 	if os.Getenv(nextProcess) != "" {
 		actAsNextProcess(filepath.Base(os.Args[0]))
 	}
-	code := m.Run()
-	lab.Cleanup()
+	code := lab.Run(m, core...)
 	if builds.dir != "" {
 		os.RemoveAll(builds.dir)
 	}
 	os.Exit(code)
+}
+
+// core are the tests of make test: one of each kind of fault.
+var core = []string{
+	"TestKillingAnIOPluginUnderLoad",
+	"TestKillingTheFrontEnd",
+	"TestAClientRestartsUnderVerifiedLoads",
+	"TestLossQueueCarriesAServerRestart",
+	"TestLossFailEndsRequestsAtOnce",
+	"TestACutPathIsLeftAtOnce",
+	"TestPathsComeAndGoUnderLoad",
+	"TestServerUpgradeUnderLoad",
+	"TestClientUpgradeUnderLoad",
+	"TestADiskThatFails",
+	"TestOpenAfterAKillReturnsOnlyWhenTheOldWritesHaveEnded",
 }
 
 // executable builds a plugin once.

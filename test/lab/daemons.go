@@ -50,6 +50,7 @@ func (l *Lab) Close() error {
 		}
 	}
 	l.stop = nil
+	UnmountBelow(l.Dir) // what a killed daemon has left
 	if err := os.RemoveAll(l.Dir); err != nil && first == nil {
 		first = err
 	}

@@ -15,11 +15,7 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	lab.Cleanup()
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(lab.Run(m)) }
 
 // rooted reports whether there are namespaces, TUN devices and FUSE.
 func rooted(t testing.TB) bool {

@@ -3,7 +3,7 @@
 //
 // A schedule is a topology, a load and a list of faults, drawn from a seed. A
 // run of a schedule takes some 20 seconds of virtual time in a bubble of
-// testing/synctest, and 0.1 s of one CPU: "make test" runs 1,000 of them. The
+// testing/synctest, and 0.1 s of one CPU: "make check" runs 1,000 of them. The
 // product itself runs: both daemons as libraries, RTRS, plugins behind the
 // plugin API, rings and pumps. Simulated are the fabric
 // (rtrs/provider/loopback), the storage plugin and its disks (storage.go,

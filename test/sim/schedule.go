@@ -113,11 +113,12 @@ var pathPolicies = []rtrs.Policy{rtrs.MinInflight, rtrs.RoundRobin, rtrs.MinLate
 // onlyScene has each schedule begin with the scene of that name; "": any, or none.
 var onlyScene = os.Getenv("SIM_SCENE")
 
-func drawScene(rnd *rand.Rand) scene {
+// drawScene draws a scene, or returns the one that is named only.
+func drawScene(rnd *rand.Rand, only string) scene {
 	i := rnd.IntN(len(scenes))
-	if onlyScene != "" {
-		if i = slices.IndexFunc(scenes, func(s scene) bool { return s.name == onlyScene }); i < 0 {
-			panic("SIM_SCENE: there is no scene " + onlyScene)
+	if only != "" {
+		if i = slices.IndexFunc(scenes, func(s scene) bool { return s.name == only }); i < 0 {
+			panic("SIM_SCENE: there is no scene " + only)
 		}
 	}
 	return scenes[i]
@@ -135,7 +136,11 @@ func drawFabrics(seed uint64) (all []loopback.Fabric) {
 const mostPaths = 3 // of a session
 
 // Draw makes the schedule of a seed.
-func Draw(seed uint64) *Schedule {
+func Draw(seed uint64) *Schedule { return drawWithScene(seed, onlyScene) }
+
+// drawWithScene makes the schedule of a seed that begins with the scene only; if only
+// is empty, with any scene or with none.
+func drawWithScene(seed uint64, only string) *Schedule {
 	rnd := rand.New(rand.NewPCG(seed, 14))
 	s := &Schedule{
 		Seed: seed, Servers: 1 + rnd.IntN(2), Devices: 1 + rnd.IntN(3), Paths: 1 + rnd.IntN(mostPaths), Pumps: 1 + rnd.IntN(2),
@@ -166,8 +171,8 @@ func Draw(seed uint64) *Schedule {
 	if rnd.IntN(4) == 0 { // few leave times without other faults, in which only requests to a hanging disk may wait
 		n = 1 + rnd.IntN(3)
 	}
-	if rnd.IntN(2) == 0 || onlyScene != "" {
-		scene := drawScene(rnd)
+	if rnd.IntN(2) == 0 || only != "" {
+		scene := drawScene(rnd, only)
 		s.Scene = scene.name
 		scene.draw(&stage{s, rnd})
 		if n = max(0, rnd.IntN(6)-3); s.Soon > 0 { // other faults

@@ -93,69 +93,116 @@ func TestWorker(t *testing.T) {
 
 func untilFirst() bool { return os.Getenv("SIM_FIRST") != "" }
 
+// batch is schedules that one process runs in turn.
+type batch struct {
+	scene string // each begins with it; empty: any, or none
+	seeds []int
+}
+
+// schedule is one of a batch.
+type schedule struct {
+	scene string
+	seed  int
+}
+
+func (s schedule) String() string {
+	if s.scene == "" {
+		return fmt.Sprintf("seed %d", s.seed)
+	}
+	return fmt.Sprintf("seed %d of SIM_SCENE=%s", s.seed, s.scene)
+}
+
+const (
+	batchSize     = 25
+	seedsPerScene = 12 // with -short
+)
+
+// batches are what TestSchedules runs: with -short, a few schedules of each scene.
+func batches() (all []batch) {
+	from := envInt("SIM_FROM", 1)
+	if testing.Short() && os.Getenv("SIM_N") == "" && onlyScene == "" {
+		for _, scene := range scenes {
+			all = append(all, batch{scene.name, consecutive(from, seedsPerScene)})
+		}
+		return all
+	}
+	for n := envInt("SIM_N", fewSchedules); n > 0; n -= batchSize {
+		all = append(all, batch{onlyScene, consecutive(from, min(n, batchSize))})
+		from += batchSize
+	}
+	return all
+}
+
+func consecutive(from, n int) (seeds []int) {
+	for seed := from; seed < from+n; seed++ {
+		seeds = append(seeds, seed)
+	}
+	return seeds
+}
+
 // TestSchedules runs schedules in processes of their own: one that dies or hangs
 // costs only its own seed.
 func TestSchedules(t *testing.T) {
 	if os.Getenv("SIM_WORKER") != "" {
 		t.Skip("a worker starts none")
 	}
-	n, from := envInt("SIM_N", fewSchedules), envInt("SIM_FROM", 1)
 	begin := time.Now()
-	var next, answers atomic.Int64
+	var answers, ran atomic.Int64
 	var mu sync.Mutex
-	failed := map[int]string{}
-	note := func(seed int, what string) {
+	failed := map[schedule]string{}
+	note := func(s schedule, what string) {
 		mu.Lock()
 		defer mu.Unlock()
-		failed[seed] = what
+		failed[s] = what
+	}
+	enough := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return untilFirst() && len(failed) > 0 || os.Getenv("SIM_N") == "" && time.Since(begin) > fewTime
 	}
 	atOnce := envInt("SIM_PROCESSES", 2)
 	if untilFirst() {
 		atOnce = 1
 	}
+	queue := make(chan batch)
 	var workers sync.WaitGroup
 	for range atOnce {
 		workers.Go(func() {
-			for !untilFirst() || len(failed) == 0 {
-				if os.Getenv("SIM_N") == "" && time.Since(begin) > fewTime {
-					return
+			for b := range queue {
+				if enough() {
+					continue
 				}
-				var seeds []string
-				for range 25 {
-					if k := int(next.Add(1)) - 1; k < n {
-						seeds = append(seeds, strconv.Itoa(from+k))
-					}
-				}
-				if len(seeds) == 0 {
-					return
-				}
-				answers.Add(work(t, seeds, note))
+				ran.Add(int64(len(b.seeds)))
+				answers.Add(work(t, b, note))
 			}
 		})
 	}
+	for _, b := range batches() {
+		queue <- b
+	}
+	close(queue)
 	workers.Wait()
-	n = min(n, int(next.Load()))
-	t.Logf("%d schedules, %d requests of users answered, %.0f s", n, answers.Load(), time.Since(begin).Seconds())
-	for seed, what := range failed {
+	t.Logf("%d schedules, %d requests of users answered, %.0f s", ran.Load(), answers.Load(), time.Since(begin).Seconds())
+	for s, what := range failed {
 		if untilFirst() {
 			_, first, _ := strings.Cut(what, "\n")
-			t.Logf("found after %d schedules, by seed %d: %s", seed-from+1, seed, strings.TrimSpace(first))
+			t.Logf("found after %d schedules, by seed %d: %s", s.seed-envInt("SIM_FROM", 1)+1, s.seed, strings.TrimSpace(first))
 		}
-		t.Errorf("seed %d: %s\n%s", seed, Draw(uint64(seed)), what)
+		t.Errorf("%s: %s\n%s", s, drawWithScene(uint64(s.seed), s.scene), what)
 	}
 }
 
-// work has seeds run by one process after the other, and returns the number of
+// work has a batch run by one process after the other, and returns the number of
 // requests that were answered.
-func work(t *testing.T, seeds []string, tell func(int, string)) (answers int64) {
+func work(t *testing.T, b batch, tell func(schedule, string)) (answers int64) {
 	found := false
 	note := func(seed int, what string) {
 		found = true
-		tell(seed, what)
+		tell(schedule{b.scene, seed}, what)
 	}
-	for len(seeds) > 0 {
+	for len(b.seeds) > 0 {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=TestWorker", "-test.count=1")
-		cmd.Env = append(os.Environ(), "SIM_WORKER="+strings.Join(seeds, ","), "GOMAXPROCS=1", "GOGC=400")
+		cmd.Env = append(os.Environ(), "SIM_WORKER="+strings.Trim(strings.ReplaceAll(fmt.Sprint(b.seeds), " ", ","), "[]"), "SIM_SCENE="+b.scene, "GOMAXPROCS=1", "GOGC=400")
 		var out, stderr bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &stderr
 		err := cmd.Run()
@@ -165,7 +212,7 @@ func work(t *testing.T, seeds []string, tell func(int, string)) (answers int64) 
 			switch word {
 			case "begin":
 				current, _ = strconv.Atoi(rest)
-				seeds = seeds[1:]
+				b.seeds = b.seeds[1:]
 			case "verdict":
 				var v verdict
 				if json.Unmarshal([]byte(rest), &v) != nil {
@@ -184,7 +231,7 @@ func work(t *testing.T, seeds []string, tell func(int, string)) (answers int64) 
 		if found && untilFirst() {
 			return answers
 		}
-		if current < 0 && err != nil && len(seeds) > 0 {
+		if current < 0 && err != nil && len(b.seeds) > 0 {
 			t.Errorf("worker: %v\n%s", err, tail(stderr.String()))
 			return answers
 		}

@@ -25,8 +25,7 @@ var old struct {
 }
 
 func TestMain(m *testing.M) {
-	code := m.Run()
-	lab.Cleanup()
+	code := lab.Run(m)
 	if old.dir != "" {
 		os.RemoveAll(old.dir)
 	}

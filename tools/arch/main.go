@@ -3,7 +3,7 @@
 //
 //	arch arm64
 //
-// A release has programs for all of them, and make test runs on one.
+// A release has programs for all of them, and the tests run on one.
 package main
 
 import (

@@ -1,13 +1,13 @@
-// Command gotest runs go test in several modules, keeps the results as JSON for
-// the conformance table, and prints the failures.
+// Command gotest runs go test over packages of the workspace, side by side. It prints
+// failures as they come and a line of progress every ten seconds; at the end it names
+// the tests that were left out and why, and fails when the run took longer than its
+// budget or ran no test. The results are kept as JSON for the conformance table.
 package main
 
 import (
-	"bufio"
-	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,131 +15,98 @@ import (
 	"time"
 )
 
-// event is a line of go test -json (go doc test2json).
-type event struct {
-	Action  string
-	Package string
-	Test    string
-	Output  string
-	Elapsed float64
-}
-
-type totals struct{ passed, failed, skipped int }
-
 var (
-	out     = flag.String("out", "", "folder for the results")
+	out     = flag.String("out", "", "file for the results, in the form of go test -json")
 	race    = flag.Bool("race", false, "with the race detector")
-	procs   = flag.String("p", "", "go test -p")
+	short   = flag.Bool("short", false, "go test -short")
+	procs   = flag.String("p", "", "go test -p: how many packages at once")
 	run     = flag.String("run", "", "go test -run")
 	skip    = flag.String("skip", "", "go test -skip")
+	tags    = flag.String("tags", "", "further build tags")
 	timeout = flag.String("timeout", "15m", "go test -timeout")
+	budget  = flag.Duration("budget", 0, "longest time of the run on a machine without other load; 0: any")
+	needs   = flag.String("needs", "", "programs that tests use: those not installed are named first")
+	isolate = flag.Bool("isolate", false, "each package with a loopback interface and a /run of its own, where root may make them")
 )
 
 func main() {
-	flag.Parse()
-	var sum totals
-	ok := true
-	for _, dir := range flag.Args() {
-		if err := test(dir, &sum); err != nil {
-			fmt.Printf("FAIL  %s: %v\n", dir, err)
-			ok = false
-		}
+	if len(os.Args) > 2 && os.Args[1] == isolated {
+		execIsolated(os.Args[2:])
 	}
-	fmt.Printf("%d passed, %d failed, %d skipped\n", sum.passed, sum.failed, sum.skipped)
-	if !ok || sum.failed > 0 {
+	flag.Parse()
+	if err := test(flag.Args()); err != nil {
+		fmt.Println("FAIL ", err)
 		os.Exit(1)
 	}
 }
 
-func test(dir string, sum *totals) error {
-	args := []string{"test", "-json", "-count=1", "-timeout", *timeout}
-	if *race {
-		args = append(args, "-race")
+// test runs the tests of packages, which are patterns as go test takes them.
+func test(packages []string) error {
+	if missing := missingPrograms(strings.Fields(*needs)); len(missing) > 0 {
+		fmt.Println("not installed, so their tests are left out:", strings.Join(missing, " "))
 	}
-	if *procs != "" {
-		args = append(args, "-p", *procs)
-	}
-	if *run != "" {
-		args = append(args, "-run", *run)
-	}
-	if *skip != "" {
-		args = append(args, "-skip", *skip)
-	}
-	cmd := exec.Command("go", append(args, "./...")...)
-	cmd.Dir = dir
-	cmd.Stderr = os.Stderr
-	pipe, err := cmd.StdoutPipe()
+	r, err := newReport(packages)
 	if err != nil {
 		return err
 	}
-	save, err := create(dir)
+	save, err := createResults()
 	if err != nil {
 		return err
 	}
 	defer save.Close()
-	if err := cmd.Start(); err != nil {
-		return err
+	load := startLoadMeter()
+	runErr := r.run(exec.Command("go", testArgs(packages)...), save)
+	took := load.stop()
+	r.printEnd(took)
+	switch {
+	case r.failed > 0 || runErr != nil:
+		return fmt.Errorf("go test: %v", runErr)
+	case r.passed == 0:
+		return errors.New("no test was run")
+	case *budget > 0 && took.alone > *budget:
+		r.printSlowest()
+		return fmt.Errorf("the tests passed, but took %s of their own on %d CPUs, and their budget is %s", seconds(took.alone), took.cpus, *budget)
 	}
-	read(io.TeeReader(pipe, save), sum)
-	return cmd.Wait()
+	return nil
 }
 
-func create(dir string) (io.WriteCloser, error) {
+func testArgs(packages []string) []string {
+	args := []string{"test", "-json", "-count=1", "-timeout", *timeout}
+	if *race {
+		args = append(args, "-race")
+	}
+	if *short {
+		args = append(args, "-short")
+	}
+	for _, f := range [][2]string{{"-p", *procs}, {"-run", *run}, {"-skip", *skip}, {"-tags", *tags}, {"-exec", isolation()}} {
+		if f[1] != "" {
+			args = append(args, f[0], f[1])
+		}
+	}
+	return append(args, packages...)
+}
+
+func createResults() (*os.File, error) {
 	if *out == "" {
 		return os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	}
-	if err := os.MkdirAll(*out, 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(*out), 0o755); err != nil {
 		return nil, err
 	}
-	return os.Create(filepath.Join(*out, strings.ReplaceAll(dir, "/", "_")+".json"))
+	return os.Create(*out)
 }
 
-// read counts tests and prints the output of those that failed.
-func read(r io.Reader, sum *totals) {
-	output := map[string][]string{}
-	scan := bufio.NewScanner(r)
-	scan.Buffer(nil, 1<<24)
-	for scan.Scan() {
-		var e event
-		if json.Unmarshal(scan.Bytes(), &e) != nil {
-			fmt.Println(scan.Text()) // a build failure, say
+// missingPrograms returns those programs that are neither in the path nor in /usr/sbin.
+func missingPrograms(names []string) (missing []string) {
+	for _, name := range names {
+		if _, err := exec.LookPath(name); err == nil {
 			continue
 		}
-		key := e.Package + "." + e.Test
-		switch e.Action {
-		case "output", "build-output":
-			output[key] = append(output[key], e.Output)
-		case "pass", "fail", "skip":
-			report(e, output[key], sum)
-			delete(output, key)
+		if _, err := exec.LookPath("/usr/sbin/" + name); err != nil {
+			missing = append(missing, name)
 		}
 	}
+	return missing
 }
 
-func report(e event, output []string, sum *totals) {
-	switch {
-	case e.Test == "" && e.Action == "pass":
-		fmt.Printf("ok    %s  %s\n", e.Package, time.Duration(e.Elapsed*1e9).Round(time.Millisecond))
-	case e.Test == "" && e.Action == "fail":
-		fmt.Printf("FAIL  %s\n%s", e.Package, strings.Join(output, ""))
-	case e.Test == "":
-	case e.Action == "pass":
-		sum.passed++
-	case e.Action == "skip":
-		sum.skipped++
-		fmt.Printf("skip  %s.%s: %s\n", e.Package, e.Test, reason(output))
-	case e.Action == "fail":
-		sum.failed++
-		fmt.Printf("--- FAIL: %s.%s\n%s", e.Package, e.Test, strings.Join(output, ""))
-	}
-}
-
-// reason finds the words of t.Skip.
-func reason(output []string) string {
-	for _, l := range output {
-		if t := strings.TrimSpace(l); t != "" && !strings.HasPrefix(t, "===") && !strings.HasPrefix(t, "---") {
-			return t
-		}
-	}
-	return "no reason given"
-}
+func seconds(d time.Duration) time.Duration { return d.Round(time.Second) }

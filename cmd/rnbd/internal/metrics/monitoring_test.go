@@ -103,7 +103,7 @@ func TestAlertsAskForWhatDaemonsHave(t *testing.T) {
 	}
 }
 
-// promtool finds the program in the path, or where make test has put it.
+// promtool finds the program in the path, or where make check has put it.
 func promtool(t *testing.T) string {
 	t.Helper()
 	if path, err := exec.LookPath("promtool"); err == nil {
