@@ -32,6 +32,7 @@ type clientOptions struct {
 	NBDListen      []string `yaml:"nbd-listen"`
 	nbdOptions     `yaml:",inline"`
 	DeviceLinks    string `yaml:"device-links"`
+	FuseDir        string `yaml:"fuse-dir"`
 	Slots          int    `yaml:"slots"`
 	Policy         string `yaml:"policy"`
 	Loss           string `yaml:"loss"`
@@ -77,6 +78,7 @@ func clientRun() (*cobra.Command, *clientOptions) {
 	f.StringVar(&o.Frontend, "frontend", def.Frontend, "front end of mappings that name none: auto, ublk, nbd, nbd-socket, or a plugin's name")
 	f.StringArrayVar(&o.NBDListen, "nbd-listen", nil, "unix:PATH or tcp:ADDRESS:PORT of the NBD front end, repeatable; an address beyond loopback needs --nbd-tls require, or \""+trusted+"\" behind the port (default nbd.sock beside the control socket)")
 	o.nbdOptions.register(f)
+	f.StringVar(&o.FuseDir, "fuse-dir", "", "folder in which the front end fuse shows devices as files; empty: no front end fuse")
 	f.StringVar(&o.DeviceLinks, "device-links", defaultLinkDir(), "folder of links SESSION/PATH to the device nodes; empty: none")
 	f.IntVar(&o.Slots, "slots", def.Slots, "requests in flight per device")
 	f.StringVar(&o.Policy, "policy", def.Policy.String(), "choice of the path: min-inflight, round-robin or min-latency")
@@ -265,7 +267,11 @@ func (o *clientOptions) config(socket string) (client.Config, error) {
 	if cfg.Hostname, err = os.Hostname(); err != nil {
 		return cfg, err
 	}
-	files, err := findPlugins(o.FrontendPlugin, o.PluginDir, "frontend-", "ublk", "nbd")
+	names := []string{"ublk", "nbd"}
+	if o.FuseDir != "" {
+		names = append(names, "fuse")
+	}
+	files, err := findPlugins(o.FrontendPlugin, o.PluginDir, "frontend-", names...)
 	if err != nil {
 		return cfg, err
 	}
@@ -279,6 +285,9 @@ func (o *clientOptions) config(socket string) (client.Config, error) {
 			if len(fe.Listen) == 0 {
 				fe.Listen = []string{"unix:" + filepath.Join(filepath.Dir(socket), "nbd.sock")}
 			}
+		}
+		if p.name == "fuse" {
+			fe.MountDir = o.FuseDir
 		}
 		cfg.Frontends = append(cfg.Frontends, fe)
 	}

@@ -147,7 +147,7 @@ func checkDaemons(ctx context.Context, cmd *cobra.Command) (found []doctor.Findi
 // checkPlugins looks for those of both daemons.
 func checkPlugins(dir string) doctor.Finding {
 	var missing []string
-	for _, p := range []string{"io-blockio", "io-fileio", "frontend-ublk", "frontend-nbd"} {
+	for _, p := range []string{"io-blockio", "io-fileio", "frontend-ublk", "frontend-nbd", "frontend-fuse"} {
 		if len(existing(filepath.Join(dir, p))) == 0 {
 			missing = append(missing, p)
 		}

@@ -133,7 +133,11 @@ func (a *attachment) present(ctx context.Context, h *host, d *Device) error {
 	if err := h.AttachArena(ctx, a.index, d.arena); err != nil {
 		return fmt.Errorf("front end %s: memory of %s: %w", name, d.name, err)
 	}
-	if err := h.AddDevice(ctx, a.spec); err != nil {
+	spec, err := a.specWithFile()
+	if err != nil {
+		return fmt.Errorf("front end %s: device %s: %w", name, d.name, err)
+	}
+	if err := h.AddDevice(ctx, spec); err != nil {
 		return fmt.Errorf("front end %s: device %s: %w", name, d.name, err)
 	}
 	st, err := h.DeviceStatus(ctx, a.index)

@@ -53,6 +53,9 @@ func (f *frontend) addAttachment(a *attachment) error {
 func (a *attachment) run() {
 	for a.work() {
 	}
+	if err := a.unmountFile(true); err != nil {
+		a.log.Error("mount of an unmapped device stays until umount removes it", "err", err)
+	}
 	a.fe.removeAttachment(a, a.undone)
 	close(a.done)
 	if a.node {

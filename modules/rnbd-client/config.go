@@ -135,6 +135,9 @@ type FrontendConfig struct {
 	// TLS returns how users of the sockets are served by TLS, but for Plain. It
 	// looks for changes each time. Required does not change. nil: no TLS.
 	TLS func() plugin.TLS
+	// MountDir is the folder for the files of the front end "fuse": the client mounts one
+	// for each device. The front end gets the descriptor of the mount. Empty: no mounts.
+	MountDir string
 	// Users takes what users of the sockets have done, and how many of their acts
 	// are lost; nil: that is not asked for. It does not block.
 	Users func(events []plugin.UserEvent, lost uint64)

@@ -49,7 +49,7 @@
 //	device, session, record  what all of these ask a device and a session
 //	model                    the structs of all of these
 //	request, config, device_state, state_file, attachment_next, known, tuning,
-//	spelling, sockets, redundancy
+//	spelling, sockets, mountfile, redundancy
 //	                         values and pure functions
 //	internal/mapline         the text of lines and paths, without state
 package client

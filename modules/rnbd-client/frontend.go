@@ -45,6 +45,9 @@ func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
 		Apart: apart, Logger: f.log, Journal: c.cfg.Journal, Joined: f.joined, Left: f.left,
 	})
 	c.frontends = append(c.frontends, f)
+	if err := f.clearMounts(); err != nil {
+		return fmt.Errorf("front end %s: %w", cfg.Name, err)
+	}
 	if err := f.listen(); err != nil {
 		return fmt.Errorf("front end %s: %w", cfg.Name, err)
 	}

@@ -411,6 +411,8 @@ type attachment struct {
 	due    time.Time // time of the next try
 	err    error     // of the last try
 	undone bool      // it has ended and its disk is left
+
+	file *mountedFile // mount of the device, the worker's; nil: none
 }
 
 // firstTry is the first try to show a device. A map waits for its end.

@@ -59,6 +59,12 @@ type DeviceSpec struct {
 	// have left a device with that Identity at an unknown location: the front
 	// end takes it over, or returns ENODEV if there is none.
 	Location string
+	// Channel carries the requests of the device's users where the host has
+	// opened it, else it is nil. The front end "fuse" gets a descriptor of
+	// /dev/fuse whose mount at Location shows the device. The file belongs to
+	// the plugin, and the plugin closes the file; the host keeps a descriptor of its own, and
+	// hands it to the next process.
+	Channel *os.File
 }
 
 // LocationUnknown is a DeviceSpec.Location that has to be looked for.

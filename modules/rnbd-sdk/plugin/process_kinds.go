@@ -95,15 +95,25 @@ func (p *Process) ResizeDisk(ctx context.Context, device uint32) (blk.Limits, er
 }
 
 // AddDevice makes a device appear. The arena s.ArenaID has been attached;
-// s.Arena and s.Queues are not used. Front-end plugins only, as all below.
+// s.Arena and s.Queues are not used. The plugin gets a copy of s.Channel; the
+// file stays the caller's. Front-end plugins only, as all below.
 func (p *Process) AddDevice(ctx context.Context, s DeviceSpec) error {
-	_, err := p.front.AddDevice(ctx, &pluginpb.AddDeviceRequest{
+	what := fmt.Sprintf("add device %d", s.Index)
+	r := &pluginpb.AddDeviceRequest{
 		Index: s.Index, Name: s.Name, Limits: limitsToPB(s.Limits),
 		Arena: s.ArenaID, SlotSize: uint32(s.SlotSize), Slots: uint32(s.Slots),
 		Generation: s.Generation, Settings: s.Config,
 		Identity: s.Identity, Location: s.Location,
-	})
-	return p.failed(fmt.Sprintf("add device %d", s.Index), err)
+	}
+	if s.Channel != nil {
+		token, err := p.sendFile(s.Channel)
+		if err != nil {
+			return p.failed(what, err)
+		}
+		r.Channel = token
+	}
+	_, err := p.front.AddDevice(ctx, r)
+	return p.failed(what, err)
 }
 
 // RemoveDevice takes a device away; EBUSY while it is in use and force is not

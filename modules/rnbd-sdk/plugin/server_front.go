@@ -57,7 +57,16 @@ func (s *frontServer) AddDevice(ctx context.Context, r *pluginpb.AddDeviceReques
 	return &pluginpb.AddDeviceResponse{}, nil
 }
 
-func (s *frontServer) add(ctx context.Context, r *pluginpb.AddDeviceRequest) error {
+func (s *frontServer) add(ctx context.Context, r *pluginpb.AddDeviceRequest) (err error) {
+	channel, err := s.takeChannel(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil && channel != nil {
+			_ = channel.Close()
+		}
+	}()
 	m := s.arenas.get(r.GetArena())
 	if m == nil {
 		return fmt.Errorf("arena %d is not attached: %w", r.GetArena(), blk.EINVAL)
@@ -69,16 +78,29 @@ func (s *frontServer) add(ctx context.Context, r *pluginpb.AddDeviceRequest) err
 		return fmt.Errorf("index %d is in use: %w", r.GetIndex(), blk.EEXIST)
 	}
 	_ = s.stats.add(r.GetIndex(), new(s.newStats())) // refused: the device is not counted
-	err := s.f.AddDevice(ctx, DeviceSpec{
+	err = s.f.AddDevice(ctx, DeviceSpec{
 		Index: r.GetIndex(), Name: r.GetName(), Limits: limitsFromPB(r.GetLimits()),
 		ArenaID: r.GetArena(), Arena: m.mem, ArenaFD: m.fd, SlotSize: int(r.GetSlotSize()), Slots: int(r.GetSlots()),
 		Generation: r.GetGeneration(), Queues: len(s.queues()), Config: r.GetSettings(),
-		Identity: r.GetIdentity(), Location: r.GetLocation(),
+		Identity: r.GetIdentity(), Location: r.GetLocation(), Channel: channel,
 	})
 	if err != nil {
 		s.removeIndex(r.GetIndex())
 	}
 	return err
+}
+
+// takeChannel returns the descriptor of DeviceSpec.Channel, or nil if the request has
+// none.
+func (s *frontServer) takeChannel(ctx context.Context, r *pluginpb.AddDeviceRequest) (*os.File, error) {
+	if r.GetChannel() == 0 {
+		return nil, nil
+	}
+	fds, err := s.fds.take(ctx, r.GetChannel(), 1)
+	if err != nil {
+		return nil, fmt.Errorf("channel: %w", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "channel of "+r.GetName()), nil
 }
 
 func (s *frontServer) addIndex(index, arena uint32) bool {

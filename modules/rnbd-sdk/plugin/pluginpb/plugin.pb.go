@@ -1511,6 +1511,7 @@ type AddDeviceRequest struct {
 	Settings      map[string]string      `protobuf:"bytes,8,rep,name=settings,proto3" json:"settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Identity      string                 `protobuf:"bytes,9,opt,name=identity,proto3" json:"identity,omitempty"`  // of the mapping, the same for every process that serves it
 	Location      string                 `protobuf:"bytes,10,opt,name=location,proto3" json:"location,omitempty"` // DeviceStatus.location of an earlier process: to be taken over; empty: none
+	Channel       uint64                 `protobuf:"varint,11,opt,name=channel,proto3" json:"channel,omitempty"`  // token of the descriptor that carries the requests of the device's users; 0: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1613,6 +1614,13 @@ func (x *AddDeviceRequest) GetLocation() string {
 		return x.Location
 	}
 	return ""
+}
+
+func (x *AddDeviceRequest) GetChannel() uint64 {
+	if x != nil {
+		return x.Channel
+	}
+	return 0
 }
 
 type AddDeviceResponse struct {
@@ -3158,7 +3166,7 @@ const file_plugin_proto_rawDesc = "" +
 	"\aextents\x18\x01 \x03(\v2\x16.rnbd.plugin.v1.ExtentR\aextents\"4\n" +
 	"\x06Extent\x12\x16\n" +
 	"\x06length\x18\x01 \x01(\x04R\x06length\x12\x12\n" +
-	"\x04hole\x18\x02 \x01(\bR\x04hole\"\x96\x03\n" +
+	"\x04hole\x18\x02 \x01(\bR\x04hole\"\xb0\x03\n" +
 	"\x10AddDeviceRequest\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12.\n" +
@@ -3172,7 +3180,8 @@ const file_plugin_proto_rawDesc = "" +
 	"\bsettings\x18\b \x03(\v2..rnbd.plugin.v1.AddDeviceRequest.SettingsEntryR\bsettings\x12\x1a\n" +
 	"\bidentity\x18\t \x01(\tR\bidentity\x12\x1a\n" +
 	"\blocation\x18\n" +
-	" \x01(\tR\blocation\x1a;\n" +
+	" \x01(\tR\blocation\x12\x18\n" +
+	"\achannel\x18\v \x01(\x04R\achannel\x1a;\n" +
 	"\rSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x13\n" +
