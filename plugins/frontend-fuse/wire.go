@@ -80,7 +80,6 @@ type inMessage []byte
 func (m inMessage) length() uint32 { return native.Uint32(m) }
 func (m inMessage) opcode() uint32 { return native.Uint32(m[4:]) }
 func (m inMessage) unique() uint64 { return native.Uint64(m[8:]) }
-func (m inMessage) node() uint64   { return native.Uint64(m[16:]) }
 func (m inMessage) args() []byte   { return m[inHeaderSize:] }
 
 // isValid reports whether the message has n bytes, and arguments of at least size bytes.
