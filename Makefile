@@ -68,7 +68,11 @@ test: build ## what a newcomer runs, within 6 minutes on two CPUs: modules, the 
 	@go run ./tools/gotest -short -isolate -p 4 -budget $(or $(BUDGET),6m) -needs '$(TEST_NEEDS)' -out .cache/test.json $(or $(PACKAGES),$(CORE_PACKAGES) $(MODULE_PACKAGES))
 	@echo "make check adds: the race detector, all tests of test/, 1,000 schedules of the simulator, and the conformance table"
 
-check: c-compiler tools-for-test build test-modules test-e2e test-changed-instruments conformance ## what must pass before a merge: all but the long forms, with the race detector (a C compiler; as root it installs programs)
+check: c-compiler tools-for-test build check-suites test-changed-instruments conformance ## what must pass before a merge: all but the long forms, with the race detector (a C compiler; as root it installs programs)
+
+# The modules keep CPUs busy and the suites of test/ wait, so they run side by side.
+check-suites: build
+	@$(MAKE) --no-print-directory --keep-going -j2 -o build -o c-compiler test-modules test-e2e
 
 c-compiler:
 	@command -v $(or $(CC),gcc) >/dev/null || { echo "make check needs a C compiler for the race detector, and there is no $(or $(CC),gcc); make test needs none"; exit 1; }
@@ -284,4 +288,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## remove what was built and measured: bin, dist, .cache, bench-results*
 	@rm -rf bin dist .cache bench-results*
 
-.PHONY: help build demo test check c-compiler test-versions tools-for-test test-modules test-e2e test-instruments test-changed-instruments test-kernel test-devices test-disks test-disks-ublk test-disks-nbd test-boot test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report timeline bench-net bench-kernel bench-kernel-report lint vuln man install packages release release-programs generate tidy release-check clean
+.PHONY: help build demo test check check-suites c-compiler test-versions tools-for-test test-modules test-e2e test-instruments test-changed-instruments test-kernel test-devices test-disks test-disks-ublk test-disks-nbd test-boot test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report timeline bench-net bench-kernel bench-kernel-report lint vuln man install packages release release-programs generate tidy release-check clean

@@ -12,7 +12,7 @@ import (
 // TestDataPathAllocatesNothing counts the objects that the four processes put
 // on their heaps over many requests.
 func TestDataPathAllocatesNothing(t *testing.T) {
-	requests := 200_000
+	requests := 20_000
 	if long() {
 		requests = 1_000_000
 	}

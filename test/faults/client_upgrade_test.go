@@ -48,7 +48,7 @@ func TestClientUpgradeUnderLoad(t *testing.T) {
 			load.awaitProgress(100)
 			idle := mustDial(t, c, d.Name)
 			var pauses, told []time.Duration
-			for range pick(4, 60) {
+			for range pick(2, 60) {
 				at := time.Now()
 				told = append(told, mustUpgradeClient(t, c))
 				load.awaitProgress(200)

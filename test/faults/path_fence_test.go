@@ -54,7 +54,7 @@ func holdWrites(t *testing.T, p *paths, w *load) {
 func TestBytesOfALostPathThatArriveLate(t *testing.T) {
 	p := newPaths(t, lab.ServerOptions{}, "disk.img", false)
 	w := startLoad(t, p.client, p.device, smallLoad)
-	for range pick(5, 50) {
+	for range pick(3, 50) {
 		loseFirst(t, p, w, func() {})
 		w.awaitProgress(300) // all blocks are overwritten
 		w.still(func() {
@@ -71,7 +71,7 @@ func TestBytesOfALostPathThatArriveLate(t *testing.T) {
 func TestBytesOfALostPathThatTheServerHasNotRead(t *testing.T) {
 	p := newPaths(t, lab.ServerOptions{}, "disk.img", false)
 	w := startLoad(t, p.client, p.device, smallLoad)
-	for range pick(5, 50) {
+	for range pick(3, 50) {
 		loseFirst(t, p, w, func() {
 			if err := p.server.Signal(syscall.SIGSTOP); err != nil {
 				t.Fatal(err)

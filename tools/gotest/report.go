@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -179,6 +180,14 @@ func skipReason(output []string) string {
 
 func lastElement(path string) string { return path[strings.LastIndex(path, "/")+1:] }
 
+// label names a run by its results, since two may share a terminal.
+func label() string {
+	if *out == "" {
+		return ""
+	}
+	return strings.TrimSuffix(filepath.Base(*out), ".json") + " "
+}
+
 // printProgress prints a line with the counts and the tests that run the longest.
 func (r *report) printProgress() {
 	r.mu.Lock()
@@ -192,7 +201,7 @@ func (r *report) printProgress() {
 	if len(longest) > 0 {
 		what = strings.Join(longest, ", ")
 	}
-	fmt.Printf("%6s  %d of %d packages, %d tests passed, %d failed; now %s\n", seconds(time.Since(r.begin)), r.done, r.packages, r.passed, r.failed, what)
+	fmt.Printf("%s%6s  %d of %d packages, %d tests passed, %d failed; now %s\n", label(), seconds(time.Since(r.begin)), r.done, r.packages, r.passed, r.failed, what)
 }
 
 const mostNamed = 4 // tests that a line names
