@@ -22,6 +22,11 @@ const (
 
 	cmQPN  = 1
 	cmQKey = 0x80010000
+
+	// cmFixedID in byte 8 of the base transport header of a message of the
+	// connection manager says that the sender can fix the identification of a
+	// connection. The bit is reserved: Linux sends 0 and ignores it.
+	cmFixedID = 0x40
 )
 
 var be = binary.BigEndian
@@ -122,6 +127,7 @@ func (b bth) version() byte  { return b[1] & 0xf }
 func (b bth) pkey() uint16   { return be.Uint16(b[2:]) }
 func (b bth) qpn() uint32    { return be.Uint32(b[4:]) & qpnMask }
 func (b bth) ackReq() bool   { return b[8]&0x80 != 0 }
+func (b bth) fixedID() bool  { return b[8]&cmFixedID != 0 }
 func (b bth) psn() uint32    { return be.Uint32(b[8:]) & psnMask }
 
 // putBTH writes a base transport header over b.

@@ -59,6 +59,7 @@ type conn struct {
 	tid                 uint64
 	guid                uint64 // of the peer
 	localQPN, remoteQPN uint32
+	fixedID             bool // the peer can fix the identification
 
 	q      *qp
 	last   mad // repeated by the timer, or when the peer repeats itself
@@ -171,13 +172,14 @@ func (m *manager) receive(p *port, from netip.AddrPort, b []byte) drop {
 	if m.stopped {
 		return dropState
 	}
-	return m.handle(p, peer, msg)
+	return m.handle(p, peer, msg, bth(b).fixedID())
 }
 
-// handle handles a message by its kind. m.mu is held.
-func (m *manager) handle(p *port, peer netip.Addr, msg mad) drop {
+// handle handles a message by its kind. fixedID reports whether the sender can
+// fix the identification of a connection. m.mu is held.
+func (m *manager) handle(p *port, peer netip.Addr, msg mad, fixedID bool) drop {
 	if msg.attribute() == attrREQ {
-		return m.onREQ(p, peer, msg)
+		return m.onREQ(p, peer, msg, fixedID)
 	}
 	c := m.conns[msg.receiver()]
 	if c != nil && (c.peer != peer || c.port != p) {
@@ -194,7 +196,7 @@ func (m *manager) handle(p *port, peer netip.Addr, msg mad) drop {
 	}
 	switch msg.attribute() {
 	case attrREP:
-		return m.onREP(c, msg)
+		return m.onREP(c, msg, fixedID)
 	case attrRTU:
 		return m.onRTU(c, msg)
 	case attrMRA:
@@ -209,6 +211,7 @@ func (m *manager) handle(p *port, peer netip.Addr, msg mad) drop {
 func (m *manager) send(p *port, peer netip.Addr, msg mad) {
 	b := make([]byte, cmPacketLen)
 	putDatagram(b, msg, m.psn)
+	b[8] |= cmFixedID
 	m.psn++
 	ps := newPseudo(p.addr, peer, roceUDPPort)
 	ps.seal(b, 0)

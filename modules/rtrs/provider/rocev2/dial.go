@@ -167,7 +167,7 @@ func (m *manager) giveUp(c *conn) bool {
 }
 
 // onREP handles the answer to a request of this end.
-func (m *manager) onREP(c *conn, msg mad) drop {
+func (m *manager) onREP(c *conn, msg mad, fixedID bool) drop {
 	if msg.tid() != c.tid {
 		return dropState
 	}
@@ -179,7 +179,7 @@ func (m *manager) onREP(c *conn, msg mad) drop {
 		return dropState
 	}
 	f := decodeREP(msg)
-	c.remote, c.guid, c.remoteQPN = msg.sender(), f.guid, f.qpn
+	c.remote, c.guid, c.remoteQPN, c.fixedID = msg.sender(), f.guid, f.qpn, fixedID
 	if err := m.accepted(c, &f); err != nil {
 		c.answer <- connResult{err: err}
 		c.remove()

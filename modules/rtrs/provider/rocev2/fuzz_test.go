@@ -237,7 +237,7 @@ func FuzzMAD(f *testing.F) {
 				copy(gids[16:], o[:])
 			}
 			sent, requests := m.psn, mad(b).attribute() == attrREQ
-			why := m.handle(p, addrB, b)
+			why := m.handle(p, addrB, b, false)
 			if n := m.psn - sent; n > 1 || why != dropNone && n > 0 {
 				t.Fatalf("%d messages were sent for one, dropped: %s", n, DropReason(int(why)))
 			}

@@ -23,6 +23,9 @@ type pseudo struct {
 	n   int              // bytes of b in use
 	b   [8 + 40 + 8]byte // lengths and identification are 0
 	v6  bool
+	// fixedID makes every IPv4 identification count as 0: both ends of the
+	// connection have agreed to that.
+	fixedID bool
 }
 
 const (
@@ -73,8 +76,11 @@ func (p *pseudo) setSourcePort(port uint16) {
 // start returns the CRC of everything in front of the base transport header of
 // a datagram with size bytes of UDP payload, ICRC included, at most maxPacket.
 func (p *pseudo) start(size int, id uint16) uint32 {
-	if p.v6 {
+	switch {
+	case p.v6:
 		return p.crc ^ lengths6[size]
+	case p.fixedID:
+		return p.crc ^ lengths4[size]
 	}
 	return p.crc ^ lengths4[size] ^ idsLow[id&0xff] ^ idsHigh[id>>8]
 }
@@ -134,8 +140,9 @@ func (p *pseudo) seal(b []byte, id uint16) {
 }
 
 // check reports whether the ICRC of the packet b is right. id is the most
-// likely IPv4 identification. A socket does not report it. If id does not fit,
-// check solves for the identification: 16 of the 32 bits are left as a check.
+// likely IPv4 identification. A socket does not report it. If id does not fit
+// and the identification is not fixed, check solves for the identification:
+// 15 of the 32 bits are left as a check.
 // It overwrites byte 4 of b. The ICRC does not cover that byte. If place is not
 // empty, it is the payload, and b has a hole for it before the ICRC.
 func (p *pseudo) check(b, place []byte, id uint16) bool {
@@ -146,7 +153,7 @@ func (p *pseudo) check(b, place []byte, id uint16) bool {
 		crc = sumReceived(crc, place)
 	}
 	diff := crc ^ getICRC(b[n:])
-	if diff == 0 || p.v6 {
+	if diff == 0 || p.v6 || p.fixedID {
 		return diff == 0
 	}
 	// Unwind to the four bytes of identification and flags. Behind them are 12

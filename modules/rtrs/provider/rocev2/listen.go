@@ -205,7 +205,7 @@ func (m *manager) closeListeners() {
 }
 
 // onREQ handles a connection request.
-func (m *manager) onREQ(p *port, peer netip.Addr, msg mad) drop {
+func (m *manager) onREQ(p *port, peer netip.Addr, msg mad, fixedID bool) drop {
 	f := decodeREQ(msg)
 	if c := m.byPeer[peerKey{peer, f.guid, f.id}]; c != nil {
 		return m.askedAgain(c)
@@ -216,7 +216,7 @@ func (m *manager) onREQ(p *port, peer netip.Addr, msg mad) drop {
 		return dropNone
 	}
 	c := m.newConn(p, peer, connReqReceived)
-	c.remote, c.tid, c.guid, c.remoteQPN = f.id, msg.tid(), f.guid, f.qpn
+	c.remote, c.tid, c.guid, c.remoteQPN, c.fixedID = f.id, msg.tid(), f.guid, f.qpn, fixedID
 	m.byPeer[c.peerKey()] = c
 	m.byQPN[c.qpnKey()] = c
 	m.admit(c)

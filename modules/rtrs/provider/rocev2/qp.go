@@ -95,6 +95,7 @@ func (q *qp) begun(l *link) {
 	q.to.set(newPeerAddr(l.peer))
 	q.toPeer = newPseudo(l.port.addr, l.peer, roceUDPPort)
 	q.fromPeer = newPseudo(l.peer, l.port.addr, roceUDPPort)
+	q.toPeer.fixedID, q.fromPeer.fixedID = q.conn.fixedID, q.conn.fixedID
 	q.peerQPN, q.pkey, q.mtu = l.peerQPN, l.pkey, mtuBytes(l.mtu)
 	q.ird, q.ord = l.ird, l.ord
 	q.req.init(q, l.sendPSN, windowLimit(l.port.buffer, int(q.mtu)))
