@@ -15,7 +15,8 @@ func main() {
 	defer stop()
 	err := newRoot().ExecuteContext(ctx)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "rnbd-net:", err)
+		fmt.Fprintln(stderr, "rnbd-net:", err)
 	}
+	flushStderr()
 	os.Exit(exitCode(err))
 }

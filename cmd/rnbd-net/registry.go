@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -72,7 +71,7 @@ but the hosts of the links can reach.`,
 				return usageError{err}
 			}
 			socket, _ := cmd.Flags().GetString("socket")
-			return runRegistry(cmd.Context(), cmd.ErrOrStderr(), listen, registrySocket(socket), cfg)
+			return runRegistry(cmd.Context(), listen, registrySocket(socket), cfg)
 		}}
 	f := run.Flags()
 	f.StringVar(&listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(registry.Port)), "`address` to listen at")
@@ -146,8 +145,8 @@ func parsePartition(s string) (p registry.Partition, err error) {
 }
 
 // runRegistry serves a registry, and its control socket, until ctx is done.
-func runRegistry(ctx context.Context, stderr io.Writer, listen, socket string, cfg registry.Config) (err error) {
-	log := slog.New(slog.NewTextHandler(stderr, nil))
+func runRegistry(ctx context.Context, listen, socket string, cfg registry.Config) (err error) {
+	log := daemonLog()
 	s, err := listenRegistry(listen, cfg, log)
 	if err != nil {
 		return err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/netip"
 	"strconv"
@@ -48,7 +47,7 @@ func newRun() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.socket, _ = cmd.Flags().GetString("socket")
 			o.askKey = !cmd.Flags().Changed("pkey")
-			return o.run(cmd.Context(), cmd.ErrOrStderr())
+			return o.run(cmd.Context())
 		},
 	}
 	f := c.Flags()
@@ -111,8 +110,8 @@ func (o *runOptions) configs(log *slog.Logger) (out []port.Config, err error) {
 	return out, nil
 }
 
-func (o *runOptions) run(ctx context.Context, stderr io.Writer) (err error) {
-	log := slog.New(slog.NewTextHandler(stderr, nil))
+func (o *runOptions) run(ctx context.Context) (err error) {
+	log := daemonLog()
 	cfgs, err := o.configs(log)
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/grpclog"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
@@ -138,6 +140,26 @@ func (o *daemonOptions) spin() time.Duration {
 	return o.Spin
 }
 
+// logFormats are the values of --log-format.
+var logFormats = map[string]func(io.Writer) slog.Handler{
+	"text": func(w io.Writer) slog.Handler { return slog.NewTextHandler(w, logs.Everything) },
+	"json": func(w io.Writer) slog.Handler { return slog.NewJSONHandler(w, logs.Everything) },
+}
+
+// stderr is where this process reports its error. In a daemon it is the Writer of the
+// log, behind whose lines the error belongs.
+var stderr io.Writer = os.Stderr
+
+// flushTime bounds the wait for the reader of the log at the end of a daemon.
+const flushTime = time.Second
+
+// flushStderr waits until what a daemon has written to stderr has arrived.
+func flushStderr() {
+	if lines, ok := stderr.(*logs.Writer); ok {
+		lines.Flush(flushTime)
+	}
+}
+
 // start makes the loggers and prepares the process. kind is that of the daemon,
 // and the name of its subsystem.
 func (o *daemonOptions) start(kind string) (*logs.Logs, error) {
@@ -145,16 +167,14 @@ func (o *daemonOptions) start(kind string) (*logs.Logs, error) {
 	if err := level.UnmarshalText([]byte(o.LogLevel)); err != nil {
 		return nil, usageError{fmt.Errorf("--log-level %q: use debug, info, warn or error", o.LogLevel)}
 	}
-	var h slog.Handler
-	switch o.LogFormat {
-	case "text":
-		h = slog.NewTextHandler(os.Stderr, logs.Everything)
-	case "json":
-		h = slog.NewJSONHandler(os.Stderr, logs.Everything)
-	default:
+	format, ok := logFormats[o.LogFormat]
+	if !ok {
 		return nil, usageError{fmt.Errorf("--log-format %q: use text or json", o.LogFormat)}
 	}
-	l := logs.New(h, level)
+	lines := logs.Stderr(format)
+	stderr = lines
+	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, lines))
+	l := logs.New(lines.Handler(), level)
 	log := l.Logger(kind)
 	slog.SetDefault(log)
 	pump.SetProcs(o.Pumps)

@@ -18,7 +18,8 @@ func main() {
 	defer stop()
 	err := execute(ctx, newRoot(), os.Args[1:])
 	if err != nil {
-		printError(os.Stderr, err, errorFormat(os.Args[1:]))
+		printError(stderr, err, errorFormat(os.Args[1:]))
 	}
+	flushStderr()
 	os.Exit(exitCode(err))
 }

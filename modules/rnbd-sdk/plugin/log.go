@@ -22,9 +22,11 @@ const logLevelKey = "RNBD_PLUGIN_LOG"
 
 // newLogger writes lines that the host's end of go-plugin understands: JSON
 // with @level, @message and @timestamp.
-func newLogger(w io.Writer) *slog.Logger {
+func newLogger(w io.Writer) *slog.Logger { return slog.New(newLogHandler(w)) }
+
+func newLogHandler(w io.Writer) slog.Handler {
 	_ = logLevel.UnmarshalText([]byte(os.Getenv(logLevelKey))) // unset or unknown: info
-	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: &logLevel, ReplaceAttr: hclogKeys}))
+	return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: &logLevel, ReplaceAttr: hclogKeys})
 }
 
 // logLevel is the log level of this process, if it is a plugin.

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/selfstats"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sockpair"
 )
@@ -29,6 +30,9 @@ const (
 	setName     = "rnbd"
 	controlFD   = 3
 )
+
+// lastLinesTime is for the last lines of the log of a plugin that ends.
+const lastLinesTime = 100 * time.Millisecond
 
 // hostGone is how long a plugin may take to end after its host has died.
 const hostGone = 700 * time.Millisecond
@@ -78,7 +82,8 @@ func serve(author any, info Info, v versions) {
 		os.Exit(1)
 	}
 	setComm(filepath.Base(os.Args[0]))
-	log := newLogger(os.Stderr)
+	lines := logs.Stderr(newLogHandler)
+	log := slog.New(lines.Handler())
 	slog.SetDefault(log)
 	quiet()
 	selfstats.Start(log)
@@ -87,9 +92,14 @@ func serve(author any, info Info, v versions) {
 	s.ringVersion = v.ring
 	s.fail = func(err error) {
 		log.Error("plugin cannot go on", "err", err)
+		lines.Flush(lastLinesTime)
 		os.Exit(1)
 	}
-	go s.watch()
+	go func() {
+		code := s.watch()
+		lines.Flush(lastLinesTime)
+		os.Exit(code)
+	}()
 	goplugin.Serve(&goplugin.ServeConfig{
 		HandshakeConfig:  handshake(),
 		VersionedPlugins: map[int]goplugin.PluginSet{v.protocol: {setName: &grpcPlugin{server: s}}},
@@ -130,8 +140,9 @@ func quiet() {
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
 }
 
-// watch ends the process with its host.
-func (s *server) watch() {
+// watch returns the exit code of this process when its host is gone, or ends the process
+// after hostGone.
+func (s *server) watch() int {
 	err := s.fds.run()
 	if err != nil {
 		s.log.Error("control socket", "err", err)
@@ -143,7 +154,7 @@ func (s *server) watch() {
 		time.AfterFunc(hostGone, func() { os.Exit(code) })
 		_ = s.detach(context.Background())
 	}
-	os.Exit(code)
+	return code
 }
 
 func (s *server) isDetached() bool {
