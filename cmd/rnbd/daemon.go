@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/grpclog"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
@@ -42,6 +43,7 @@ type daemonOptions struct {
 	LogFormat    string        `yaml:"log-format"`
 	LogLevel     string        `yaml:"log-level"`
 	Audit        string        `yaml:"audit"`
+	AuditFull    string        `yaml:"audit-full"`
 	Sys          string        `yaml:"sys"`
 	ControlGroup string        `yaml:"control-group"`
 	HungAfter    time.Duration `yaml:"hung-after"`
@@ -65,6 +67,7 @@ func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
 	f.BoolVar(&o.KernelTiming, "kernel-timing", false, "heartbeats and reconnects as slow as the Linux kernel's")
 	f.StringVar(&o.LogFormat, "log-format", "text", "text or json")
 	f.StringVar(&o.LogLevel, "log-level", "info", "debug, info, warn or error; \"rnbd log\" changes it")
+	f.StringVar(&o.AuditFull, "audit-full", string(audit.Continue), "what happens while the audit log cannot be written: continue, or refuse new sessions, devices and commands that change something")
 	f.StringVar(&o.Audit, "audit", "", "file, or syslog, for a record of each connection, device and command as a line of JSON (default not at all)")
 	o.metricsOptions.register(f)
 	f.StringVar(&o.ControlGroup, "control-group", "", "group of users that may list and show what the daemon has, and read its metrics by commands (default none but root and the daemon's user)")

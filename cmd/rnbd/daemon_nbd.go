@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -92,7 +93,7 @@ func auditNBD(cfg *client.Config, run *daemonRun) {
 		}
 		cfg.Frontends[i].Users = func(events []plugin.UserEvent, lost uint64) {
 			for _, e := range events {
-				run.audit.Add(nbdRecord(e))
+				run.audit.AddPeer(peerAddr(e.Peer), nbdRecord(e))
 				if change, ok := nbdChange(e); ok {
 					run.journal.Add(change)
 				}
@@ -102,6 +103,15 @@ func auditNBD(cfg *client.Config, run *daemonRun) {
 			}
 		}
 	}
+}
+
+// peerAddr returns the address of an NBD client, the zero one for a user of this host.
+func peerAddr(peer string) netip.Addr {
+	if p, err := netip.ParseAddrPort(peer); err == nil {
+		return p.Addr()
+	}
+	addr, _ := netip.ParseAddr(peer) // zero: a socket of this host
+	return addr
 }
 
 // nbdRecord is the record of an act of an NBD client.

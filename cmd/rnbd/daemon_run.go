@@ -108,10 +108,14 @@ func (r *daemonRun) listen() (err error) {
 	if others := r.manager.Others(); len(others) > 0 {
 		r.log.Warn("sockets of the service manager are not used", "listener", others)
 	}
+	full := audit.Full(r.options.AuditFull)
+	if full != audit.Continue && full != audit.Refuse {
+		return usageError{fmt.Errorf("--audit-full %q: use continue or refuse", full)}
+	}
 	if r.options.Audit == "" {
 		return nil
 	}
-	r.audit, err = audit.Open(r.options.Audit, r.kind, r.log)
+	r.audit, err = audit.Open(r.options.Audit, r.kind, full, r.log)
 	return err
 }
 

@@ -37,7 +37,11 @@ func (h *handler) SessionUp(t *rtrs.SrvSession) error {
 	if paths := t.Paths(); len(paths) > 0 {
 		sess.fabric = paths[0].Fabric
 	}
-	if err := s.owners.take(sess.name, sess.identity()); err != nil {
+	err := s.cfg.Audit.Refusal()
+	if err == nil {
+		err = s.owners.take(sess.name, sess.identity())
+	}
+	if err != nil {
 		s.auditSession(audit.EventConnect, sess, err)
 		return err
 	}
@@ -315,7 +319,7 @@ func (s *Server) onClose(sess *session, msg rnbdwire.Close) error {
 	}
 	if m := sess.lookup(msg.DeviceID()); m != nil {
 		s.closeMapping(m, false)
-		s.auditMapping(audit.EventClose, m, "")
+		s.auditClose(m)
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ func newJudged(t *testing.T, identities ...string) *judged {
 	var err error
 	j.keys, err = tlsauth.New(tlsauth.Config{Files: tlsauth.Files{PSK: j.file}, Logger: slog.New(slog.DiscardHandler)})
 	must(t, err)
-	j.audit, err = audit.Open(j.records, "server", slog.New(slog.DiscardHandler))
+	j.audit, err = audit.Open(j.records, "server", audit.Continue, slog.New(slog.DiscardHandler))
 	must(t, err)
 	t.Cleanup(func() { j.audit.Close() })
 	mem := newMemory()

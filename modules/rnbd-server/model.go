@@ -9,9 +9,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/access"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/curb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
@@ -46,9 +44,8 @@ type Server struct {
 	refused    refusals
 	rules      atomic.Pointer[ruleSet]
 	owners     owners
-	strangers  *curb.Curb[audit.Record] // of clients without a session
-	sharesMu   sync.Mutex               // guards the counts of budgets, mapping.share, and the change of rules
-	admins     context.Context          // of OPENs; ends with the server
+	sharesMu   sync.Mutex      // guards the counts of budgets, mapping.share, and the change of rules
+	admins     context.Context // of OPENs; ends with the server
 	stopAdmins func()
 
 	// The order of locks is documented at ioPlugin.

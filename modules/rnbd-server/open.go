@@ -7,7 +7,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/audit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
@@ -96,6 +95,9 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 func (s *Server) admissible(sess *session, name string, mode blk.AccessMode) error {
 	if mode > blk.Migration {
 		return fmt.Errorf("access mode %d is unknown: %w", mode, syscall.EINVAL)
+	}
+	if err := s.cfg.Audit.Refusal(); err != nil {
+		return err
 	}
 	if err := s.allowed(sess, name, mode); err != nil {
 		return err
@@ -233,7 +235,7 @@ func (s *Server) awaitIdle(m *mapping) {
 
 // forceClose takes a device away from a session.
 func (s *Server) forceClose(m *mapping, why string) {
-	s.auditMapping(audit.EventForced, m, why)
+	s.auditForcedClose(m, why)
 	s.closeMapping(m, true)
 	s.tell(m, rnbdwire.EventRemoved)
 }

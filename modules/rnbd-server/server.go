@@ -28,7 +28,6 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		cfg: cfg, log: cfg.logger("server"), jail: jail{cfg.SearchPath},
 		writers: writers{}, usages: map[nodeID]*usage{}, number: max(rand.Uint64(), 1), devices: map[deviceKey]*device{}, guards: map[deviceKey]*guard{}, nodeOpened: make(chan struct{}, 1),
 		lookUps: make(chan struct{}, maxLookUps), lists: make(chan struct{}, maxLists),
-		strangers: newStrangers(cfg.Audit),
 	}
 	s.rules.Store(newRuleSet(cfg.Access))
 	s.admins, s.stopAdmins = context.WithCancel(context.Background())
@@ -180,7 +179,6 @@ func (s *Server) Close(ctx context.Context) error {
 	if f := s.front.Load(); f != nil {
 		errs = append(errs, f.rtrs.Close(ctx))
 	}
-	s.strangers.Flush()
 	answered := s.adminAnswered()
 	select {
 	case <-answered:

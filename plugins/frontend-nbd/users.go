@@ -70,7 +70,11 @@ func (u *user) opens(device string, readOnly bool) {
 }
 
 func (u *user) mayNotOpen(device, why string) {
-	u.add(plugin.UserEvent{Event: plugin.UserOpens, Device: device, Error: "not allowed to open it: " + why})
+	if u != nil {
+		u.events.AddRefused(u.from, plugin.UserEvent{
+			Event: plugin.UserOpens, Device: device, Error: "not allowed to open it: " + why, Peer: u.peer, Listener: u.listener, Identity: u.identity,
+		})
+	}
 }
 
 // judged tells that the user may do more or less than before.

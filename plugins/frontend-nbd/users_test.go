@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/curb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ratelimit"
 )
 
 // eventsOf takes the events of f until there are n at least.
@@ -74,7 +74,7 @@ func TestTLS_HandshakesThatFailAreTold(t *testing.T) {
 func TestTLS_RefusalsAreBounded(t *testing.T) {
 	a := newAuthority(t)
 	r, addr := tlsRig(t, rigConfig{}, a.server(true, true))
-	const attempts = 3 * curb.PerAddr
+	attempts := 3 * ratelimit.Refusals.Burst
 	for range attempts {
 		conn := greeted(t, "tcp", addr)
 		mustAsk(t, conn, optGo, goData("disk0"), needsTLS)
@@ -94,9 +94,9 @@ func TestTLS_RefusalsAreBounded(t *testing.T) {
 				t.Errorf("%+v", e)
 			}
 		}
-		return sum == attempts
+		return sum == uint64(attempts)
 	})
-	if of[plugin.UserHandshakes] > curb.PerAddr+2 || of[plugin.UserOpens] != 1 {
+	if of[plugin.UserHandshakes] > ratelimit.Refusals.Burst+2 || of[plugin.UserOpens] != 1 {
 		t.Errorf("events: %v", of)
 	}
 }

@@ -6,11 +6,14 @@ import (
 	"io"
 	"log/slog"
 	"log/syslog"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ratelimit"
 )
 
 // queueLength is how many records may wait to be written.
@@ -36,6 +39,12 @@ type Log struct {
 	reopen  chan struct{}
 	written sync.WaitGroup
 	dropped atomic.Uint64 // in all
+	full    Full
+	failed  atomic.Pointer[error] // why the last record is lost; nil: it is written
+
+	// The limiters of the records that peers cause: those of acts that were refused, and
+	// the others.
+	refusals, acts *ratelimit.Limiter[netip.Addr, Record]
 
 	mu      sync.Mutex // guards the rest
 	closed  bool
@@ -43,11 +52,43 @@ type Log struct {
 	missing uint64 // since the last record that was queued
 }
 
+// Full says what happens while records cannot be written.
+type Full string
+
+// Values of Full.
+const (
+	Continue Full = "continue" // nothing: records are lost, and counted
+	Refuse   Full = "refuse"   // acts that need a record are refused: Log.Refusal
+)
+
+// Refusal returns the reason to refuse acts that need a record: with Refuse, the error
+// of the last record, until one is written again. It wraps EAGAIN.
+func (l *Log) Refusal() error {
+	if l == nil || l.full != Refuse {
+		return nil
+	}
+	if err := l.failed.Load(); err != nil {
+		return fmt.Errorf("the audit log cannot be written, and acts without a record are refused: %w: %w", *err, syscall.EAGAIN)
+	}
+	return nil
+}
+
+// Failed returns why the last record was lost, nil if it was written.
+func (l *Log) Failed() error {
+	if l != nil {
+		if err := l.failed.Load(); err != nil {
+			return *err
+		}
+	}
+	return nil
+}
+
 // Open returns a log that writes to place, the path of a file or Syslog. daemon is
 // the name in each record. Failures to write go to log. A file is made with mode 0600
 // where it is not there; a link in its place is refused.
-func Open(place, daemon string, log *slog.Logger) (*Log, error) {
-	l := &Log{daemon: daemon, log: log}
+func Open(place, daemon string, full Full, log *slog.Logger) (*Log, error) {
+	l := newLog(daemon, log)
+	l.full = full
 	l.open = func() (io.WriteCloser, error) { return openFile(place) }
 	if place == Syslog {
 		l.open = func() (io.WriteCloser, error) { return syslog.New(syslog.LOG_AUTHPRIV|syslog.LOG_INFO, "rnbd-"+daemon) }
@@ -58,6 +99,38 @@ func Open(place, daemon string, log *slog.Logger) (*Log, error) {
 	}
 	l.start(w)
 	return l, nil
+}
+
+func newLog(daemon string, log *slog.Logger) *Log {
+	l := &Log{daemon: daemon, log: log}
+	l.refusals, l.acts = ratelimit.New(ratelimit.Refusals, l.addLimited), ratelimit.New(ratelimit.Clients, l.addLimited)
+	return l
+}
+
+// AddPeer is Add for a record that a peer at the address from has caused. Of many in a
+// short time it adds some, and how many were left out. Refused acts leave their room to
+// those that are done.
+func (l *Log) AddPeer(from netip.Addr, r Record) {
+	switch {
+	case l == nil:
+	case r.LeftOut > 0: // the sender has a limit of its own
+		l.Add(r)
+	case r.Result == OK:
+		l.acts.Add(ratelimit.Host(from), r)
+	default:
+		l.refusals.Add(ratelimit.Host(from), r)
+	}
+}
+
+// addLimited adds a record that the limiters pass on.
+func (l *Log) addLimited(from netip.Addr, r Record, leftOut uint64) {
+	if leftOut > 0 {
+		r.LeftOut, r.Session, r.Claimed, r.Device, r.Mode, r.Client = leftOut, "", "", "", "", ""
+		if from.IsValid() {
+			r.Client = from.String()
+		}
+	}
+	l.Add(r)
 }
 
 func openFile(path string) (io.WriteCloser, error) {
@@ -104,7 +177,15 @@ func (l *Log) Add(r Record) {
 		}
 	}
 	l.missing++
+	l.lose(errBehind)
+}
+
+var errBehind = fmt.Errorf("%d records wait to be written", queueLength)
+
+// lose counts a record that is lost.
+func (l *Log) lose(err error) {
 	l.dropped.Add(1)
+	l.failed.Store(&err)
 }
 
 // Dropped is the number of records that were dropped, or could not be written.
@@ -131,6 +212,8 @@ func (l *Log) Close() error {
 	if l == nil {
 		return nil
 	}
+	l.refusals.Flush()
+	l.acts.Flush()
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()
@@ -153,6 +236,7 @@ func (l *Log) Close() error {
 func (l *Log) write(w io.WriteCloser) {
 	defer func() { w.Close() }()
 	var warned time.Time
+	var out lines
 	failed := func(err error) {
 		if now := time.Now(); now.Sub(warned) >= warnPause {
 			warned = now
@@ -173,19 +257,29 @@ func (l *Log) write(w io.WriteCloser) {
 			if !ok {
 				return
 			}
-			if err := writeRecord(w, r); err != nil {
-				l.dropped.Add(1)
+			if err := out.write(w, r); err != nil {
+				l.lose(err)
 				failed(err)
+				continue
 			}
+			l.failed.Store(nil)
 		}
 	}
 }
 
-func writeRecord(w io.Writer, r Record) error {
+// lines writes records, each in a line of its own.
+type lines struct{ torn bool } // torn reports that the end of a line is missing
+
+func (l *lines) write(w io.Writer, r Record) error {
 	line, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	_, err = w.Write(append(line, '\n'))
+	line = append(line, '\n')
+	if l.torn {
+		line = append([]byte{'\n'}, line...)
+	}
+	n, err := w.Write(line)
+	l.torn = err != nil && (l.torn || n > 0)
 	return err
 }

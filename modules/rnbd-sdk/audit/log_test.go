@@ -6,13 +6,16 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ratelimit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
 )
 
@@ -36,7 +39,7 @@ func read(t *testing.T, file string) (out []Record) {
 
 func TestRecordsAreLines(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "audit.log")
-	l, err := Open(file, "server", discard)
+	l, err := Open(file, "server", Continue, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +65,7 @@ func TestRecordsAreLines(t *testing.T) {
 func TestAFileThatIsMovedAway(t *testing.T) {
 	dir := t.TempDir()
 	file, moved := filepath.Join(dir, "audit.log"), filepath.Join(dir, "audit.log.1")
-	l, err := Open(file, "server", discard)
+	l, err := Open(file, "server", Continue, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +105,8 @@ func (s *stuck) Close() error { return nil }
 // one says how many.
 func TestAPlaceThatHangs(t *testing.T) {
 	s := &stuck{gate: make(chan struct{})}
-	l := &Log{daemon: "server", log: discard, open: func() (io.WriteCloser, error) { return s, nil }}
+	l := newLog("server", discard)
+	l.open = func() (io.WriteCloser, error) { return s, nil }
 	l.start(s)
 	begin := time.Now()
 	const many = queueLength + 1000
@@ -149,7 +153,7 @@ func TestPlacesThatAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, place := range []string{link, fifo, dir, "/dev/null"} {
-		if l, err := Open(place, "server", discard); err == nil {
+		if l, err := Open(place, "server", Continue, discard); err == nil {
 			l.Close()
 			t.Errorf("%s is accepted", place)
 		}
@@ -159,7 +163,8 @@ func TestPlacesThatAreRefused(t *testing.T) {
 // A full disk is said once, and counted.
 func TestAPlaceThatFails(t *testing.T) {
 	var text bytes.Buffer
-	l := &Log{daemon: "server", log: slog.New(slog.NewTextHandler(&text, nil)), open: func() (io.WriteCloser, error) { return full{}, nil }}
+	l := newLog("server", slog.New(slog.NewTextHandler(&text, nil)))
+	l.open = func() (io.WriteCloser, error) { return full{}, nil }
 	l.start(full{})
 	for range 10 {
 		l.Add(Record{Event: "x"})
@@ -182,3 +187,95 @@ type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
 func (full) Close() error              { return nil }
+
+// A peer has a few records in a short time, and a number. Refused acts of a peer leave
+// room for those that are done.
+func TestRecordsOfAPeerAreBounded(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "audit.log")
+	l, err := Open(file, "server", Continue, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	const many = 28801
+	for range many {
+		l.AddPeer(a, Record{Event: EventOpen, Session: strings.Repeat("\xff", 300), Device: strings.Repeat("\x1b", 300), Result: strings.Repeat("no", 5000), Client: "192.0.2.1:1"})
+	}
+	l.AddPeer(a, Record{Event: EventOpen, Device: "x", Result: OK})
+	l.AddPeer(b, Record{Event: EventOpen, Device: "y", Result: "no"})
+	for range 100 { // a host maps all that it has
+		l.AddPeer(b, Record{Event: EventOpen, Device: "z", Result: OK})
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	count, leftOut := map[string]int{}, uint64(0)
+	for _, r := range read(t, file) {
+		count[r.Device[:min(len(r.Device), 1)]]++
+		leftOut += r.LeftOut
+		if r.LeftOut > 0 && (r.Client != "192.0.2.1" || r.Session != "") {
+			t.Errorf("the rest: %+v", r)
+		}
+	}
+	if count[`\`] != ratelimit.Refusals.Burst || count["x"] != 1 || count["y"] != 1 || count["z"] != 100 || leftOut != uint64(many-ratelimit.Refusals.Burst) {
+		t.Errorf("%v, %d left out", count, leftOut)
+	}
+	if st, err := os.Stat(file); err != nil || st.Size() > 100_000 {
+		t.Errorf("%d bytes, %v", st.Size(), err)
+	}
+}
+
+// smallDisk takes bytes up to its size.
+type smallDisk struct {
+	mu   sync.Mutex
+	size int
+	text bytes.Buffer
+}
+
+func (d *smallDisk) Write(b []byte) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n, _ := d.text.Write(b[:min(len(b), d.size-d.text.Len())])
+	if n < len(b) {
+		return n, syscall.ENOSPC
+	}
+	return n, nil
+}
+
+func (d *smallDisk) Close() error { return nil }
+
+func (d *smallDisk) grow(n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.size += n
+}
+
+// On a full disk acts are refused until a record is written again, if the log is told so.
+// A line that was cut is not continued by the next one.
+func TestAFullDisk(t *testing.T) {
+	for full, refused := range map[Full]bool{Continue: false, Refuse: true} {
+		d := &smallDisk{size: 100}
+		l := newLog("server", discard)
+		l.full, l.open = full, func() (io.WriteCloser, error) { return d, nil }
+		l.start(d)
+		if err := l.Refusal(); err != nil {
+			t.Errorf("%s: before the first record: %v", full, err)
+		}
+		l.Add(Record{Event: "one", Result: strings.Repeat("x", 200)})
+		sdktest.Eventually(t, "the record is lost", func() bool { return errors.Is(l.Failed(), syscall.ENOSPC) })
+		if err := l.Refusal(); (err != nil) != refused || refused && !errors.Is(err, syscall.EAGAIN) {
+			t.Errorf("%s: refused with %v", full, err)
+		}
+		d.grow(1000)
+		l.Add(Record{Event: "two"})
+		sdktest.Eventually(t, "a record is written", func() bool { return l.Failed() == nil })
+		if err := errors.Join(l.Refusal(), l.Close()); err != nil {
+			t.Errorf("%s: %v", full, err)
+		}
+		all := strings.Split(d.text.String(), "\n")
+		var r Record
+		if len(all) != 3 || json.Unmarshal([]byte(all[1]), &r) != nil || r.Event != "two" {
+			t.Errorf("%s: %q", full, all)
+		}
+	}
+}

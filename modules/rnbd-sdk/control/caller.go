@@ -88,9 +88,13 @@ func callerOfSocket(fd int) (Caller, error) {
 // with their callers. A nil log takes none.
 func AuditCalls(log *audit.Log) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-		resp, err := next(ctx, req)
 		call, args := path.Base(info.FullMethod), argsText(req)
 		reads := RoleFor(info.FullMethod) == Reader || call == "SetLogLevels" && args == "" // which lists
+		var resp any
+		err := log.Refusal()
+		if reads || err == nil {
+			resp, err = next(ctx, req)
+		}
 		if log == nil || reads && !errors.Is(err, syscall.EACCES) {
 			return resp, err
 		}

@@ -19,7 +19,7 @@ import (
 // serveAudited serves a daemon that records calls until stop, on a listener.
 func serveAudited(t *testing.T, l net.Listener, file string) (stop func()) {
 	t.Helper()
-	log, err := audit.Open(file, "client", slog.New(slog.DiscardHandler))
+	log, err := audit.Open(file, "client", audit.Continue, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

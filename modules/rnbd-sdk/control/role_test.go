@@ -126,7 +126,7 @@ func TestMembersOfTheGroupMayRead(t *testing.T) {
 	}
 	group := &control.Group{Name: "readers", ID: readers}
 	socket, record := filepath.Join(root, "run", "client.sock"), filepath.Join(root, "audit.log")
-	log, err := audit.Open(record, "client", slog.New(slog.DiscardHandler))
+	log, err := audit.Open(record, "client", audit.Continue, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

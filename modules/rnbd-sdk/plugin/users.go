@@ -10,8 +10,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/curb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/names"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ratelimit"
 )
 
 // UserReporter is a Frontend that reports what its users do.
@@ -51,10 +52,10 @@ const maxUserEvents = 2048
 
 // UserEvents keeps events for TakeUsers. Any goroutine may call it.
 type UserEvents struct {
-	mu        sync.Mutex
-	list      []UserEvent
-	lost      uint64
-	strangers *curb.Curb[UserEvent] // nil: none was refused yet
+	mu       sync.Mutex
+	list     []UserEvent
+	lost     uint64
+	refusals *ratelimit.Limiter[netip.Addr, UserEvent] // nil: none was refused yet
 }
 
 // Add keeps e, with the time of now if it has none, unless too many wait.
@@ -75,18 +76,18 @@ func (u *UserEvents) Add(e UserEvent) {
 // keeps a few, and how many more there were.
 func (u *UserEvents) AddRefused(from netip.Addr, e UserEvent) {
 	u.mu.Lock()
-	if u.strangers == nil {
-		u.strangers = curb.New(u.addSome)
+	if u.refusals == nil {
+		u.refusals = ratelimit.New(ratelimit.Refusals, u.addSome)
 	}
-	c := u.strangers
+	refusals := u.refusals
 	u.mu.Unlock()
-	e.Time, e.Error, e.Claimed = time.Now(), curb.Text(e.Error), curb.Text(e.Claimed)
-	c.Add(from, e)
+	e.Time, e.Error, e.Claimed, e.Device = time.Now(), names.Line(e.Error), names.Line(e.Claimed), names.Line(e.Device)
+	refusals.Add(ratelimit.Host(from), e)
 }
 
 func (u *UserEvents) addSome(from netip.Addr, e UserEvent, leftOut uint64) {
 	if leftOut > 0 {
-		e.LeftOut, e.Claimed, e.Peer = leftOut, "", ""
+		e.LeftOut, e.Claimed, e.Device, e.Peer = leftOut, "", "", ""
 		if from.IsValid() {
 			e.Peer = from.String()
 		}
