@@ -28,11 +28,13 @@ func TestMain(m *testing.M) {
 	if *bin != "" {
 		os.Setenv("RNBD_BIN", *bin)
 	}
-	if *inGuest {
+	if *inGuest { // which ends with all that the tests leave
 		lab.Patience = 3 * time.Minute
+		code := m.Run()
+		lab.Cleanup()
+		os.Exit(code)
 	}
-	code := lab.Run(m)
-	os.Exit(code)
+	os.Exit(lab.Run(m))
 }
 
 // frontends are the front ends under test, with the kernel modules they need.

@@ -42,7 +42,11 @@ func TestMain(m *testing.M) {
 	if temp, err = os.MkdirTemp("", "rnbd-packages-"); err != nil {
 		panic(err)
 	}
-	code := m.Run()
+	code := lab.Run(m)
+	for _, mount := range lab.UnmountBelow(temp) { // before anything there is removed
+		fmt.Fprintln(os.Stderr, "FAIL: the tests left a mount behind:", mount)
+		code = 1
+	}
 	os.RemoveAll(temp)
 	os.Exit(code)
 }
