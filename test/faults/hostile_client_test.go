@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -147,11 +148,15 @@ func (p *attack) post(cid int, wr verbs.SendWR, b []byte) {
 		wr.SGEs = nil
 	}
 	wr.Signaled = true
-	if _, err := p.qps[cid].PostSend([]verbs.SendWR{wr}); err != nil && !errors.Is(err, verbs.ErrNotConnected) {
-		p.t.Fatalf("post: %v", err)
-	}
-	p.cq.Flush()
-	p.poll()
+	eventually(p.t, enough, "room in the send queue", func() bool {
+		_, err := p.qps[cid].PostSend([]verbs.SendWR{wr})
+		if err != nil && !errors.Is(err, verbs.ErrNotConnected) && !errors.Is(err, verbs.ErrQueueFull) {
+			p.t.Fatalf("post: %v", err)
+		}
+		p.cq.Flush()
+		p.poll()
+		return !errors.Is(err, verbs.ErrQueueFull)
+	})
 }
 
 // place returns address and key of a chunk.
@@ -362,7 +367,10 @@ func TestHostileClientOfARealServer(t *testing.T) {
 
 			var quit atomic.Bool
 			beside := make(chan []time.Duration, 1)
-			go func() { beside <- victim.run(quit.Load) }()
+			var running sync.WaitGroup
+			running.Go(func() { beside <- victim.run(quit.Load) })
+			defer running.Wait() // also when an assertion ends the test: its devices are closed then
+			defer quit.Store(true)
 			before := victim.ended.Load()
 			for _, stage := range []struct {
 				name   string

@@ -2,6 +2,7 @@ package faults
 
 import (
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -40,7 +41,10 @@ func TestHostileClientsLeaveTheirNeighbours(t *testing.T) {
 			measure := func(tricks []trick) []time.Duration {
 				var quit atomic.Bool
 				took := make(chan []time.Duration, 1)
-				go func() { took <- victim.run(quit.Load) }()
+				var running sync.WaitGroup
+				running.Go(func() { took <- victim.run(quit.Load) })
+				defer running.Wait()
+				defer quit.Store(true)
 				use(tricks)
 				quit.Store(true)
 				return <-took

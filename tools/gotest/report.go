@@ -138,9 +138,10 @@ func (r *report) addPackage(e event, output []string) {
 		return
 	}
 	fmt.Printf("FAIL  %s\n%s", e.Package, strings.Join(output, ""))
-	for name := range r.running { // it ended in the middle of them
-		if strings.HasPrefix(name, e.Package+".") {
+	for _, name := range slices.Sorted(maps.Keys(r.output)) { // it ended in the middle of them
+		if strings.HasPrefix(name, e.Package+".Test") {
 			fmt.Printf("      ended with %s\n%s", name, strings.Join(r.output[name], ""))
+			delete(r.output, name)
 			delete(r.running, name)
 		}
 	}
