@@ -44,6 +44,7 @@ var deviceFields = []report.Field[device]{
 	report.F("rule", "Rule", "access rule that allows it; empty: none", func(d device) any { return d.ruleNumber() }),
 	report.F("access_limits", "Access Limits", "of that rule, that hold up its requests", func(d device) any { return limitsText(d.use.GetLimits()) }),
 	report.F("last_error", "Last Error", "why it is not open", onMapped(func(d device) any { return d.mapped.LastError })),
+	report.F("writes_lost", "Writes Lost", "why a flush fails: acknowledged writes were lost", onMapped(func(d device) any { return d.mapped.WritesLost })),
 }
 
 // size limits are no amounts: they are not summed up.
@@ -134,7 +135,7 @@ func deviceNoun() *noun {
 			}
 			return append(fields, "endpoint") // the last, since it is long
 		},
-		wide: []string{"hostname", "plugin", "loss", "openers", "inflights", "failed", "hung", "fails_in", "last_error"},
+		wide: []string{"hostname", "plugin", "loss", "openers", "inflights", "failed", "hung", "fails_in", "last_error", "writes_lost"},
 		verbs: slices.Concat([]*verb{
 			{
 				name: "list", on: onBoth, words: outputWords, flags: listFlags, run: listDevices,

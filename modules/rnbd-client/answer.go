@@ -75,7 +75,7 @@ func (s *source) finish(i uint32, errno blk.Errno, at watchdog.Stage) {
 	r := &s.reqs[i]
 	share := &r.dev.shares[s.pump.index]
 	if errno == blk.OK {
-		share.count(&r.sqe)
+		share.count(r)
 	} else {
 		s.noteFailed(r.dev, &r.sqe, at, errno)
 	}
@@ -94,12 +94,19 @@ func (s *source) finish(i uint32, errno blk.Errno, at watchdog.Stage) {
 	}
 }
 
-func (s *share) count(e *shm.SQE) {
+// count counts a request that has succeeded.
+func (s *share) count(r *request) {
+	e := &r.sqe
 	switch e.Op {
 	case blk.Read:
 		s.rx.Add(uint64(e.Len) / blk.SectorSize)
 	case blk.Write:
 		s.tx.Add(uint64(e.Len) / blk.SectorSize)
+	case blk.Flush:
+		s.noteFlushed(r.covers)
+	}
+	if cached(e) {
+		s.cached.Add(1)
 	}
 }
 

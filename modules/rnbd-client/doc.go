@@ -41,7 +41,7 @@
 //	                         device, without a front end; requests that hang
 //	queue*, answer, lane, again
 //	                         DATA PATH: requests from a ring to RTRS and back
-//	extents                  what of a device holds data
+//	extents, durable         data and holes of a device; writes that a power cut may lose
 //	links, state, leftover, attachment, names, pathspec, fabrics
 //	                         links to disks; the file for the next daemon; what
 //	                         attachments share; names of disks and sessions; addresses

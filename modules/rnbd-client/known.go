@@ -5,6 +5,7 @@ import (
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
 // known are the facts about a device on which its users rely from the first
@@ -16,10 +17,12 @@ type known struct {
 	MaxIO      uint32 `json:"max_io"`           // bytes
 	WriteCache bool   `json:"write_cache"`
 	FUA        bool   `json:"fua"`
+	// Verifier is the incarnation of the storage, see durable.go. 0: not told.
+	Verifier rnbdwire.Verifier `json:"verifier,omitempty"`
 }
 
-func knownOf(volume uint64, l *blk.Limits) *known {
-	return &known{Volume: volume, Block: l.LogicalBlockSize, MaxIO: l.MaxIOSize, WriteCache: l.WriteCache, FUA: l.FUA}
+func knownOf(f *rnbdwire.OpenRspFields, l *blk.Limits) *known {
+	return &known{Volume: f.Volume, Verifier: f.Verifier, Block: l.LogicalBlockSize, MaxIO: l.MaxIOSize, WriteCache: l.WriteCache, FUA: l.FUA}
 }
 
 // Errors of a device that differs from the one before. It stays closed.

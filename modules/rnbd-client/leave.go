@@ -107,7 +107,9 @@ func (c *Client) HandOver(ctx context.Context) (h *Handover, err error) {
 		return h, err
 	}
 	c.partDisks(ctx)
-	return h, errors.Join(c.settle(ctx, places), c.depart(ctx, places), c.closeFabrics(ctx))
+	settled := c.settle(ctx, places)
+	h.state.noteClean(places)
+	return h, errors.Join(settled, c.depart(ctx, places), c.closeFabrics(ctx))
 }
 
 // mayLeave returns the places of all devices, and keeps them as they are from then on:
@@ -262,6 +264,24 @@ func (c *Client) settle(ctx context.Context, places []*place) error {
 		case <-ctx.Done():
 			return fmt.Errorf("requests of device %s do not end within %s: %w", places[i].d.name, settleTime, syscall.EBUSY)
 		case <-time.After(200 * time.Microsecond):
+		}
+	}
+}
+
+// noteClean records which devices have no acknowledged write that needs a flush. No
+// request is in flight; a device that has one is left out.
+func (h *handoverState) noteClean(places []*place) {
+	clean := map[string]bool{}
+	for _, p := range places {
+		if d := p.d; d.inflight() == 0 {
+			d.mu.Lock()
+			clean[d.identity] = !d.isDirty()
+			d.mu.Unlock()
+		}
+	}
+	for _, list := range [][]savedDevice{h.Devices, h.Waiting} {
+		for i := range list {
+			list[i].Clean = clean[list[i].Identity]
 		}
 	}
 }

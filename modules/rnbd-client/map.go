@@ -69,6 +69,7 @@ func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	if d.identity == "" {
 		d.identity = rand.Text()
 	}
+	d.inheritLosses(&r)
 	c.mapMu.Lock()
 	err := c.checkWaiting(&r)
 	c.mapMu.Unlock()

@@ -143,6 +143,8 @@ type Device struct {
 	sharing    atomic.Pointer[sharing] // see again.go; nil: the server has not answered
 	refused    atomic.Int64            // writes not repeated by the server and not logged yet
 	newsShared atomic.Uint64           // number of news that others may write
+	unreported atomic.Bool             // acknowledged writes were lost, and no flush has failed since: durable.go
+	reported   atomic.Bool             // set by pumps: a flush has failed for that, and it is not logged yet
 	shares     []share                 // by pump
 
 	latency []stages // by pump; only that pump writes
@@ -161,6 +163,8 @@ type Device struct {
 	location     string // where users find it, reported by the front end
 	served       uint64 // last size from the server, in bytes
 	known        *known // nil: not opened yet
+	settled      uint64 // acknowledged writes whose loss, or success, users know; see durable.go
+	losses       uint64 // how often acknowledged writes were lost
 	asking       bool   // askAgain runs
 
 	asksExtents chan struct{} // has room for the EXTENTS that may be under way: one
@@ -171,6 +175,8 @@ type share struct {
 	// Only that pump writes these fields.
 	inflight atomic.Int64 // requests of front ends without an answer
 	rx, tx   tally.Count  // 512-byte sectors read, written
+	cached   tally.Count  // acknowledged writes that need a flush
+	flushed  tally.Count  // the most of them, of all pumps, that a flush of this pump has covered
 	failures watchdog.Failures
 
 	// Owned by the pump: lane.go.
@@ -324,6 +330,8 @@ type request struct {
 	// other writers when the write was first sent; see again.go.
 	number  uint64
 	sharing *sharing
+	// covers is the number of acknowledged writes that a flush makes durable.
+	covers uint64
 	// arrived is the time at which the request came from the front end, sent
 	// that at which it was first sent; 0: not yet.
 	arrived, sent int64

@@ -35,7 +35,8 @@ func (d *Device) openAccepting(ctx context.Context, accept bool) error {
 		err = d.askSharing(ctx, epoch, id)
 	}
 	if err == nil {
-		err = d.take(epoch, id, limits, knownOf(f.Volume, limits), accept)
+		err = d.take(epoch, id, limits, knownOf(&f, limits), accept)
+		d.client.flush() // the verifier may be a new one
 	}
 	if err != nil {
 		d.giveBack(ctx, epoch, id)
@@ -50,6 +51,9 @@ func (d *Device) ask(ctx context.Context, epoch uint64, msg []byte) (rnbdwire.Op
 		return nil, err
 	}
 	rsp := make(rnbdwire.OpenRsp, rnbdwire.OpenRspSize)
+	if d.session.features.Load()&rnbdwire.FeatureVerifier != 0 {
+		rsp = make(rnbdwire.OpenRsp, rnbdwire.OpenRspFullSize)
+	}
 	answered := make(chan error, 1)
 	go func() { answered <- d.session.transport.AdminRead(context.WithoutCancel(ctx), msg, rsp) }()
 	select {
@@ -126,6 +130,9 @@ func (d *Device) take(epoch uint64, id uint32, l *blk.Limits, now *known, accept
 			return fmt.Errorf("open %q: %w", d.path, err)
 		}
 		l.MaxIOSize, l.WriteCache, l.FUA = now.MaxIO, now.WriteCache, now.FUA
+	}
+	if d.compareVerifier(now) {
+		defer d.client.save()
 	}
 	d.known = now
 	d.served = l.Size

@@ -155,6 +155,9 @@ func (s *source) admit(i uint32) {
 // submit hands request i to RTRS.
 func (s *source) submit(i uint32) verdict {
 	r := &s.reqs[i]
+	if r.dev.unreported.Load() && s.failForLoss(i) {
+		return served
+	}
 	switch err := s.post(i); {
 	case err == nil:
 		r.held = true
@@ -170,6 +173,19 @@ func (s *source) submit(i uint32) verdict {
 		s.finish(i, blk.ToErrno(err), watchdog.Wire)
 	}
 	return served
+}
+
+// failForLoss ends request i with EIO if it is the flush that tells users of lost writes.
+// It runs on the pump, with the gate open.
+func (s *source) failForLoss(i uint32) bool {
+	r := &s.reqs[i]
+	if !durable(&r.sqe) || !r.dev.unreported.CompareAndSwap(true, false) {
+		return false
+	}
+	r.dev.reported.Store(true)
+	r.dev.session.poke()
+	s.finish(i, blk.EIO, watchdog.Server)
+	return true
 }
 
 // post writes the RNBD message of request i and hands it to RTRS.
@@ -189,6 +205,7 @@ func (s *source) post(i uint32) error {
 	case blk.Write:
 		return q.Write(tag, rtrs.Data{Region: d.region, Off: int(e.ArenaOff), Len: int(e.Len)}, msg)
 	case blk.Flush: // as the kernel's client does it
+		r.covers = d.acknowledged()
 		return q.Read(tag, rtrs.Data{}, msg)
 	}
 	return q.Write(tag, rtrs.Data{}, msg)

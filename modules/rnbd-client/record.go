@@ -75,3 +75,8 @@ func (d *Device) recordFailing(why string) {
 	}
 	d.session.client.cfg.Journal.Add(e)
 }
+
+// recordLoss records the loss of writes, or that a user was told. The caller holds mu.
+func (d *Device) recordLoss(from, to, why string) {
+	d.client.cfg.Journal.Add(journal.Event{Kind: journal.Device, Session: d.session.name, Device: d.name, From: from, To: to, Why: why})
+}

@@ -32,7 +32,10 @@ type MapRequest struct {
 
 	identity, location string // of a mapping of the last daemon; empty: a new mapping
 	known              *known // of that mapping
-	tuning             tuning // of a session of the last daemon
+	// clean reports that no write of that mapping needs a flush, unreported that writes were
+	// lost and no flush has failed since.
+	clean, unreported bool
+	tuning            tuning // of a session of the last daemon
 }
 
 // requestOf converts a map_device line to a request.

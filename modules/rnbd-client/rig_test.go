@@ -159,7 +159,11 @@ func (s *target) Request(op *rtrs.Op) {
 			f := s.rsp
 			f.DeviceID = s.nextID
 			s.nextID++
-			f.Put(op.Data())
+			if op.ReplyLen() == rnbdwire.OpenRspFullSize {
+				f.PutFull(op.Data())
+			} else {
+				f.Put(op.Data())
+			}
 		}
 		if f := s.onOpen; f != nil {
 			s.onOpen = nil

@@ -17,7 +17,7 @@ func (d *Device) saved() savedDevice {
 	return savedDevice{
 		Name: d.name, Path: savedName(d.path), Session: savedName(s.name), Paths: s.savedPaths(), Port: s.port, PollQueues: s.pollQueues,
 		Access: d.mode.String(), IOMode: d.ioMode, Loss: d.loss.String(), Frontend: d.fe.Load().cfg.Name, Settings: d.settings(),
-		Slots: d.arena.Size() / d.slotSize(), Identity: d.identity, Location: d.Location(), Known: known, tuning: s.tuning.get(),
+		Slots: d.arena.Size() / d.slotSize(), Identity: d.identity, Location: d.Location(), Known: known, Unreported: d.unreported.Load(), tuning: s.tuning.get(),
 	}
 }
 
@@ -87,6 +87,9 @@ func (c *Client) snapshot() (_ *savedState, ours bool) {
 		if (p == nil || p.work != mapping) && !waits {
 			state.Devices = append(state.Devices, d.saved())
 		}
+	}
+	for i := range state.Devices {
+		state.Devices[i].Clean = false
 	}
 	return &state, !c.away && !c.returning
 }

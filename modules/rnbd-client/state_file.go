@@ -41,7 +41,11 @@ type savedDevice struct {
 	Identity   string            `json:"identity"`
 	Location   string            `json:"location"`
 	Known      *known            `json:"known,omitempty"`
-	tuning                       // of the session
+	// Clean reports that no acknowledged write needed a flush when the record was made. It is
+	// not in the state file, for writes may follow. Unreported is that of Device.
+	Clean      bool `json:"clean,omitempty"`
+	Unreported bool `json:"unreported,omitempty"`
+	tuning          // of the session
 }
 
 // savedLeftover is the record of such a disk in the state file.

@@ -36,7 +36,7 @@ func (s *savedDevice) requestAny() (MapRequest, error) {
 	}
 	return MapRequest{
 		Path: string(s.Path), Session: string(s.Session), Paths: s.Paths, Mode: mode, IOMode: s.IOMode, Frontend: s.Frontend, Loss: loss, Name: s.Name,
-		Slots: s.Slots, Options: s.Settings, Port: s.Port, PollQueues: s.PollQueues, identity: s.Identity, location: location, known: s.Known, tuning: s.tuning,
+		Slots: s.Slots, Options: s.Settings, Port: s.Port, PollQueues: s.PollQueues, identity: s.Identity, location: location, known: s.Known, clean: s.Clean, unreported: s.Unreported, tuning: s.tuning,
 	}, nil
 }
 

@@ -61,6 +61,11 @@ type Config struct {
 	// under way in all sessions. 0 means no limit.
 	SessionDevices, Opens int
 
+	// BootID names the running kernel of the storage's host. Clients are told a number made
+	// of it. Another BootID says that the host lost what its disks had in their caches. New
+	// reads that of this host if it is empty.
+	BootID string
+
 	// Access are the rules of access. nil allows everything. SetAccess
 	// changes them.
 	Access *access.Rules

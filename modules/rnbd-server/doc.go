@@ -30,7 +30,7 @@
 //	open, turns, limits      OPEN and CLOSE, and what they wait for
 //	extents, device, shares, size
 //	                         devices, their rules, their sizes and their holes
-//	arenas, plugin_open, guard, events, rules, audit, watch
+//	arenas, plugin_open, durable, guard, events, rules, audit, watch
 //	                         what the above ask of a plugin, a client, the rules
 //	queue, replay, ring, answer, budget, window, usage
 //	                         DATA PATH: requests from the wire to a ring and back

@@ -5,7 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/fence"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
@@ -91,16 +90,16 @@ func (p *ioPlugin) fenced(d *device) bool {
 }
 
 // openAgain asks in to open d. A few devices are opened at a time.
-func (p *ioPlugin) openAgain(in *supervise.Instance, d *device) (blk.Limits, error) {
+func (p *ioPlugin) openAgain(in *supervise.Instance, d *device) (plugin.OpenedDisk, error) {
 	select {
 	case p.opens <- struct{}{}:
 	case <-in.Context().Done():
-		return blk.Limits{}, plugin.ErrExited
+		return plugin.OpenedDisk{}, plugin.ErrExited
 	}
 	makeRoom := sync.OnceFunc(func() { <-p.opens })
 	defer makeRoom()
 	defer time.AfterFunc(opensQuick, makeRoom).Stop()
 	ctx, cancel := context.WithTimeout(in.Context(), reopenTimeout)
 	defer cancel()
-	return in.OpenDisk(ctx, d.request(in.Generation))
+	return in.OpenStorage(ctx, d.request(in.Generation))
 }

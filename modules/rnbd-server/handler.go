@@ -242,7 +242,7 @@ func (s *Server) admin1(ctx context.Context, op *rtrs.Op, sess *session) error {
 
 // features are the extensions that every server offers.
 const features = rnbdwire.FeatureEvents | rnbdwire.FeatureOpenAs | rnbdwire.FeatureIdentity | rnbdwire.FeatureOnce |
-	rnbdwire.FeatureExtents
+	rnbdwire.FeatureExtents | rnbdwire.FeatureVerifier
 
 // features returns the extensions that this server offers.
 func (s *Server) features() uint16 {
@@ -263,7 +263,7 @@ func (s *Server) onSessInfo(op *rtrs.Op, sess *session, msg rnbdwire.SessInfo) e
 }
 
 func (s *Server) onOpen(ctx context.Context, op *rtrs.Op, sess *session, msg rnbdwire.Open, ioMode string) error {
-	if op.ReplyLen() != rnbdwire.OpenRspSize {
+	if n := op.ReplyLen(); n != rnbdwire.OpenRspSize && n != rnbdwire.OpenRspFullSize {
 		return fmt.Errorf("open: reply of %d bytes: %w", op.ReplyLen(), syscall.EINVAL)
 	}
 	if err := s.admitOpen(); err != nil {
@@ -287,7 +287,11 @@ func (s *Server) onOpen(ctx context.Context, op *rtrs.Op, sess *session, msg rnb
 		s.closeMapping(m, false)
 		return fmt.Errorf("open %q: %w", msg.Name(), err)
 	}
-	openRsp(m).Put(op.Data())
+	if rsp := openRsp(m); op.ReplyLen() == rnbdwire.OpenRspFullSize {
+		rsp.PutFull(op.Data())
+	} else {
+		rsp.Put(op.Data())
+	}
 	return nil
 }
 
@@ -341,6 +345,7 @@ func openRsp(m *mapping) rnbdwire.OpenRspFields {
 		MaxSegments:         l.MaxSegments,
 		Volume:              m.dev.volume,
 		Properties:          properties(l),
+		Verifier:            rnbdwire.Verifier(m.dev.verifier.Load()),
 	}
 	f.Rotational = l.Rotational
 	if l.SecureErase {

@@ -212,15 +212,17 @@ type departures struct {
 
 // device is a node opened by an io plugin, for all mappings that use it.
 type device struct {
-	key     deviceKey
-	index   uint32 // in the plugin's process
-	name    string // name of the first OPEN
-	path    string
-	file    *os.File // O_PATH; nil for opaque names. Kept for the next process.
-	plugin  *ioPlugin
-	volume  uint64 // volume of the node when it was opened
-	diskSeq string // of a block device, when it was opened
-	limits  atomic.Pointer[blk.Limits]
+	key    deviceKey
+	index  uint32 // in the plugin's process
+	name   string // name of the first OPEN
+	path   string
+	file   *os.File // O_PATH; nil for opaque names. Kept for the next process.
+	plugin *ioPlugin
+	volume uint64 // volume of the node when it was opened
+	// verifier is a rnbdwire.Verifier, see durable.go.
+	verifier atomic.Uint64
+	diskSeq  string // of a block device, when it was opened
+	limits   atomic.Pointer[blk.Limits]
 
 	word    atomic.Uint32 // a devState; changed by move, read by pumps
 	why     failure       // when failing or failed; guarded by plugin.mu

@@ -29,7 +29,7 @@ func (p *ioPlugin) open(ctx context.Context, d *device) error {
 	if err != nil {
 		return fmt.Errorf("open %q in plugin %s: %w", d.name, p.cfg.Name, err)
 	}
-	limits, err := in.OpenDisk(ctx, d.request(in.Generation))
+	opened, err := in.OpenStorage(ctx, d.request(in.Generation))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
@@ -43,7 +43,8 @@ func (p *ioPlugin) open(ctx context.Context, d *device) error {
 		p.indices.give(d.index)
 		return fmt.Errorf("open %q: plugin %s died meanwhile: %w", d.name, p.cfg.Name, syscall.EBUSY)
 	}
-	d.limits.Store(&limits)
+	d.limits.Store(&opened.Limits)
+	d.verifier.Store(uint64(p.verifier(in.Generation, &opened)))
 	p.devices[d.index] = d
 	d.move(devOpen)
 	return nil

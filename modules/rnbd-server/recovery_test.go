@@ -434,10 +434,10 @@ func (p *hung) Stop(context.Context) error {
 	return nil
 }
 
-func (p *hung) OpenDisk(context.Context, plugin.OpenRequest) (blk.Limits, error) {
+func (p *hung) OpenStorage(context.Context, plugin.OpenRequest) (plugin.OpenedDisk, error) {
 	close(p.asked)
 	<-p.goOn
-	return blk.Limits{}, plugin.ErrExited
+	return plugin.OpenedDisk{}, plugin.ErrExited
 }
 
 // openDevicesByName returns the device of that name.

@@ -13,7 +13,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
@@ -73,10 +72,10 @@ func (p *ioPlugin) reopen(in *supervise.Instance, d *device) {
 	defer late.Stop()
 	begun := time.Now()
 	for pause := reopenFirst; p.awaits(in, d); pause = min(2*pause, reopenMost) {
-		limits, err := p.openAgain(in, d)
+		opened, err := p.openAgain(in, d)
 		switch {
 		case err == nil:
-			p.opened(in, d, limits)
+			p.opened(in, d, &opened)
 			return
 		case in.Context().Err() != nil || errors.Is(err, plugin.ErrExited):
 			return // the next process will open it
@@ -121,7 +120,8 @@ func (p *ioPlugin) notOpened(in *supervise.Instance, d *device, err error) {
 }
 
 // opened puts d back into use.
-func (p *ioPlugin) opened(in *supervise.Instance, d *device, limits blk.Limits) {
+func (p *ioPlugin) opened(in *supervise.Instance, d *device, opened *plugin.OpenedDisk) {
+	limits := opened.Limits
 	if limits.Size < d.limits.Load().Size {
 		p.unfit(in, d, failedShrunk, "")
 		return

@@ -24,12 +24,18 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
 	}
 	cfg.nameLoggers()
+	if cfg.BootID == "" {
+		cfg.BootID = readBootID()
+	}
 	s := &Server{
 		cfg: cfg, log: cfg.logger("server"), jail: jail{cfg.SearchPath},
 		writers: writers{}, usages: map[nodeID]*usage{}, number: max(rand.Uint64(), 1), devices: map[deviceKey]*device{}, guards: map[deviceKey]*guard{}, nodeOpened: make(chan struct{}, 1),
 		lookUps: make(chan struct{}, maxLookUps), lists: make(chan struct{}, maxLists),
 	}
 	s.rules.Store(newRuleSet(cfg.Access))
+	if cfg.BootID == "" {
+		s.log.Warn("clients are not told of a power cut of this host: its boot id is not readable", "file", bootIDFile)
+	}
 	s.admins, s.stopAdmins = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {

@@ -189,8 +189,8 @@ func (d *disk) put(at int, data []byte, durable bool) {
 
 // powerCut loses some of the blocks that were not made durable; operations
 // under way have no effect. Whole blocks are lost: a write of a block is
-// atomic to this disk.
-func (d *disk) powerCut() {
+// atomic to this disk. powerCut returns the content afterwards.
+func (d *disk) powerCut() []byte {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for b := 0; b < len(d.visible); b += blockSize {
@@ -205,6 +205,7 @@ func (d *disk) powerCut() {
 		o.mem.giveUp(o)
 		o.mem, o.lost = nil, true
 	}
+	return bytes.Clone(d.visible)
 }
 
 // told returns the limits that a plugin tells.

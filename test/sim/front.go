@@ -49,6 +49,13 @@ type userRequest struct {
 	done   chan blk.Errno // of room for one
 }
 
+// mapping returns the identity of the mapping that users have.
+func (u *userDisk) mapping() string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.identity
+}
+
 // submit hands r to whoever serves the disk.
 func (u *userDisk) submit(r *userRequest) {
 	u.mu.Lock()

@@ -30,6 +30,7 @@ type history struct {
 type blockHistory struct {
 	floor   stamp   // the latest that was acknowledged or seen
 	durable stamp   // the latest that a failure of power leaves
+	acked   stamp   // the latest that was acknowledged and that no failure of power is known to have lost
 	open    []stamp // begun later than floor, without an acknowledgement
 	cached  []stamp // later than durable, acknowledged or seen: a failure of power may lose them
 }
@@ -65,6 +66,7 @@ func (h *history) acknowledge(block int, s stamp, durable bool) {
 	defer h.mu.Unlock()
 	b := &h.blocks[block]
 	b.raise(s)
+	b.acked = max(b.acked, s)
 	if durable {
 		b.persist(s)
 	}
@@ -115,17 +117,22 @@ func (h *history) flushed(floors []stamp) {
 }
 
 // powerCut records a loss of power: from now on each block may hold its durable
-// content or any write after it.
-func (h *history) powerCut() {
+// content or any write after it. content is what the disk holds now. powerCut reports
+// whether a write that was acknowledged is lost.
+func (h *history) powerCut(content []byte) (lost bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i := range h.blocks {
 		b := &h.blocks[i]
+		if s := stamp(binary.LittleEndian.Uint64(content[i*blockSize+8:])); s < b.acked {
+			lost, b.acked = true, s
+		}
 		if b.floor > b.durable {
 			b.open = append(append(b.cached, b.floor), b.open...)
 			b.cached, b.floor = nil, b.durable
 		}
 	}
+	return lost
 }
 
 // reading is called before a read; its result is passed to check.

@@ -179,6 +179,7 @@ func (l *load) settle() {
 		}
 		time.Sleep(5 * time.Second)
 	}
+	l.flushLast()
 	l.verify()
 }
 

@@ -29,6 +29,7 @@ type load struct {
 	writing []bool // by block
 	answers int
 	pending map[*userRequest]time.Time
+	loss    loss
 	excuses int       // active faults that excuse failed requests
 	excused time.Time // when the last of them ended
 }
@@ -100,7 +101,7 @@ func (l *load) step(rnd *rand.Rand) {
 // do has one request answered.
 func (l *load) do(r *userRequest) blk.Errno {
 	r.done = make(chan blk.Errno, 1)
-	begin := time.Now()
+	begin, cuts := time.Now(), l.cuts.Load()
 	l.mu.Lock()
 	l.pending[r] = begin
 	l.mu.Unlock()
@@ -114,7 +115,8 @@ func (l *load) do(r *userRequest) blk.Errno {
 		l.errors.Add(1)
 	}
 	l.w.judgeIsolation(l, r.op.String(), begin)
-	if errno != blk.OK && !l.mayFail(begin) {
+	tells := r.isDurable() && l.judgeLoss(r, cuts, errno)
+	if errno != blk.OK && !tells && !l.mayFail(begin) {
 		l.w.violate("errors: %s of %s at %d, begun at %s, failed after %s: %v", r.op, l.name, r.off,
 			l.w.since(begin), time.Since(begin).Round(time.Millisecond), errno)
 	}
@@ -192,10 +194,24 @@ func (l *load) flush() {
 	}
 }
 
-// powerCut is told that the disk has lost its cache.
-func (l *load) powerCut() {
+// powerCut is told that the disk has lost its cache, and what it holds now.
+func (l *load) powerCut(content []byte) {
 	l.cuts.Add(1)
-	l.history.powerCut()
+	lost := l.history.powerCut(content)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.loss.excused = true
+	if lost {
+		l.loss.owed, l.loss.mapping = true, l.user.mapping()
+	}
+}
+
+// flushLast flushes if users of the disk do, so that a loss that no flush has met yet is
+// judged, too.
+func (l *load) flushLast() {
+	if caches, _ := l.user.caches(); caches {
+		l.flush()
+	}
 }
 
 // verify reads everything.

@@ -61,6 +61,7 @@ type host struct {
 	mu    sync.Mutex
 	up    bool
 	life  int // counts the daemons
+	boots int // counts the failures of power
 	devs  []verbs.Device
 	procs []supervise.Process // of the daemon that runs
 	srv   *server.Server
@@ -245,6 +246,7 @@ func (h *host) startServer(ctx context.Context) error {
 	h.up, h.procs, h.devs = true, nil, nil
 	h.life++
 	life := h.life
+	cfg.BootID = fmt.Sprintf("%s.%d", h.name, h.boots)
 	for i, a := range h.addrs {
 		dev := w.net.Device(fmt.Sprintf("%s.%d.%d", h.name, i, w.number()))
 		h.devs = append(h.devs, dev)
@@ -286,6 +288,9 @@ func (h *host) kill(power bool) {
 	}
 	srv, procs, devs := h.srv, h.procs, h.devs
 	h.up, h.srv, h.procs = false, nil, nil
+	if power {
+		h.boots++
+	}
 	h.mu.Unlock()
 	for _, p := range procs {
 		p.Kill()
@@ -306,8 +311,7 @@ func (h *host) kill(power bool) {
 func (w *world) powerCut(h *host) {
 	for _, l := range w.loads {
 		if w.serverOf(l) == h {
-			l.disk.powerCut()
-			l.powerCut()
+			l.powerCut(l.disk.powerCut())
 		}
 	}
 }

@@ -69,6 +69,21 @@ type Mapper interface {
 	Extents(ctx context.Context, off, n uint64) ([]extents.Extent, error)
 }
 
+// Verifying is a Disk that names the incarnation of its storage.
+//
+// Verifier returns up to MaxVerifier bytes. It is called after Open. The value is another
+// one whenever a write that was answered, and that no flush has covered since, may have
+// been lost, for instance since a remote store was started again. It is the same
+// otherwise. Without a Verifier, or with an empty one, the host assumes by the plugin's
+// crash class that such writes are lost with the process of the plugin, or with the
+// kernel.
+type Verifying interface {
+	Verifier() []byte
+}
+
+// MaxVerifier bounds the bytes of a verifier.
+const MaxVerifier = 64
+
 // ArenaUser is a Backend or Frontend that wants to see the shared memory
 // itself, to register it with the kernel say. AttachArena is called before any
 // request names the arena, DetachArena when no request in flight does; mem is

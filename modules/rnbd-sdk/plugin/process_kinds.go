@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
@@ -11,12 +12,24 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
 )
 
-// OpenDisk opens a disk under r.Device. The plugin gets a copy of r.File. The
-// file stays the caller's. Io plugins only.
+// OpenedDisk is the answer of a plugin that has opened a disk.
+type OpenedDisk struct {
+	Limits   blk.Limits
+	Verifier []byte // incarnation of the storage, see Verifying; empty: not told
+}
+
+// OpenDisk does what OpenStorage does, and returns the limits alone.
 func (p *Process) OpenDisk(ctx context.Context, r OpenRequest) (blk.Limits, error) {
+	opened, err := p.OpenStorage(ctx, r)
+	return opened.Limits, err
+}
+
+// OpenStorage opens a disk under r.Device. The plugin gets a copy of r.File. The
+// file stays the caller's. Io plugins only.
+func (p *Process) OpenStorage(ctx context.Context, r OpenRequest) (OpenedDisk, error) {
 	what := fmt.Sprintf("open disk %d", r.Device)
 	if err := p.awaitAbandoned(ctx, r.Device); err != nil {
-		return blk.Limits{}, p.failed(what, err)
+		return OpenedDisk{}, p.failed(what, err)
 	}
 	req := &pluginpb.OpenDiskRequest{
 		Device: r.Device, Name: names.Valid(r.Name), Mode: uint32(r.Mode), ReadOnly: r.ReadOnly, Generation: r.Generation,
@@ -24,7 +37,7 @@ func (p *Process) OpenDisk(ctx context.Context, r OpenRequest) (blk.Limits, erro
 	if r.File != nil {
 		token, err := p.sendFile(r.File)
 		if err != nil {
-			return blk.Limits{}, p.failed(what, err)
+			return OpenedDisk{}, p.failed(what, err)
 		}
 		req.Token = token
 	}
@@ -33,9 +46,12 @@ func (p *Process) OpenDisk(ctx context.Context, r OpenRequest) (blk.Limits, erro
 		if ctx.Err() != nil {
 			p.abandon(r.Device)
 		}
-		return blk.Limits{}, p.failed(what, err)
+		return OpenedDisk{}, p.failed(what, err)
 	}
-	return limitsFromPB(resp.GetLimits()), nil
+	if n := len(resp.GetVerifier()); n > MaxVerifier {
+		return OpenedDisk{}, p.failed(what, fmt.Errorf("its verifier has %d bytes, at most %d are possible: %w", n, MaxVerifier, syscall.EPROTO))
+	}
+	return OpenedDisk{Limits: limitsFromPB(resp.GetLimits()), Verifier: resp.GetVerifier()}, nil
 }
 
 // abandonTime bounds the clean-up of an open without a caller.

@@ -44,26 +44,26 @@ func (s *ioServer) newWorker(pump int, ring *shm.Ring) *worker {
 func (s *ioServer) arenaBusy(uint32) error { return nil }
 
 func (s *ioServer) OpenDisk(ctx context.Context, r *pluginpb.OpenDiskRequest) (*pluginpb.OpenDiskResponse, error) {
-	limits, err := s.open(ctx, r)
+	opened, err := s.open(ctx, r)
 	if err != nil {
 		return nil, fmt.Errorf("open disk %q: %w", r.GetName(), err)
 	}
-	return &pluginpb.OpenDiskResponse{Limits: limitsToPB(limits)}, nil
+	return &pluginpb.OpenDiskResponse{Limits: limitsToPB(opened.Limits), Verifier: opened.Verifier}, nil
 }
 
-func (s *ioServer) open(ctx context.Context, r *pluginpb.OpenDiskRequest) (blk.Limits, error) {
+func (s *ioServer) open(ctx context.Context, r *pluginpb.OpenDiskRequest) (OpenedDisk, error) {
 	f, err := s.takeFile(ctx, r)
 	if err != nil {
-		return blk.Limits{}, err
+		return OpenedDisk{}, err
 	}
 	if f != nil {
 		defer f.Close()
 	}
 	if s.disks.get(r.GetDevice()) != nil {
-		return blk.Limits{}, fmt.Errorf("index %d is in use: %w", r.GetDevice(), blk.EEXIST)
+		return OpenedDisk{}, fmt.Errorf("index %d is in use: %w", r.GetDevice(), blk.EEXIST)
 	}
 	if _, busy := s.opening.LoadOrStore(r.GetDevice(), true); busy {
-		return blk.Limits{}, fmt.Errorf("index %d is being opened: %w", r.GetDevice(), blk.EBUSY)
+		return OpenedDisk{}, fmt.Errorf("index %d is being opened: %w", r.GetDevice(), blk.EBUSY)
 	}
 	defer s.opening.Delete(r.GetDevice())
 	disk, err := s.b.Open(ctx, OpenRequest{
@@ -71,13 +71,13 @@ func (s *ioServer) open(ctx context.Context, r *pluginpb.OpenDiskRequest) (blk.L
 		ReadOnly: r.GetReadOnly(), File: f, Generation: r.GetGeneration(),
 	})
 	if err != nil {
-		return blk.Limits{}, err
+		return OpenedDisk{}, err
 	}
-	limits, err := s.add(ctx, r, disk)
+	opened, err := s.add(ctx, r, disk)
 	if err != nil {
-		return blk.Limits{}, errors.Join(err, disk.Close())
+		return OpenedDisk{}, errors.Join(err, disk.Close())
 	}
-	return limits, nil
+	return opened, nil
 }
 
 // takeFile returns the O_PATH descriptor, nil for opaque names.
@@ -96,15 +96,22 @@ func (s *ioServer) takeFile(ctx context.Context, r *pluginpb.OpenDiskRequest) (*
 }
 
 // add puts an opened disk into the table, where requests find it.
-func (s *ioServer) add(ctx context.Context, r *pluginpb.OpenDiskRequest, disk Disk) (blk.Limits, error) {
+func (s *ioServer) add(ctx context.Context, r *pluginpb.OpenDiskRequest, disk Disk) (OpenedDisk, error) {
 	d, err := newDevice(disk, disk.Limits(), &root{readOnly: r.GetReadOnly(), stats: s.newStats()})
 	if err != nil {
-		return blk.Limits{}, err
+		return OpenedDisk{}, err
+	}
+	opened := OpenedDisk{Limits: d.limits}
+	if v, ok := disk.(Verifying); ok {
+		opened.Verifier = v.Verifier()
+	}
+	if len(opened.Verifier) > MaxVerifier {
+		return OpenedDisk{}, fmt.Errorf("verifier of %d bytes, at most %d are possible: %w", len(opened.Verifier), MaxVerifier, blk.EINVAL)
 	}
 	if ctx.Err() != nil { // the caller is gone and would never close it
-		return blk.Limits{}, context.Cause(ctx)
+		return OpenedDisk{}, context.Cause(ctx)
 	}
-	return d.limits, s.disks.add(r.GetDevice(), d)
+	return opened, s.disks.add(r.GetDevice(), d)
 }
 
 func newDevice(disk Disk, l blk.Limits, r *root) (*device, error) {

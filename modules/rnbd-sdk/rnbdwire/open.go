@@ -130,11 +130,40 @@ type OpenRspFields struct {
 	// "Identity". 0: not told.
 	Volume     uint64 // names the storage of the device: another volume, another number
 	Properties uint16 // differs when any limit but the size does
+
+	// Verifier is the incarnation of the storage, in an OpenRsp of OpenRspFullSize bytes
+	// only: docs/protocol/rnbd.md, "Writes that a power cut loses". 0: not told.
+	Verifier Verifier
 }
 
-// Fields reads the message.
+// Verifier names an incarnation of the storage of a device. Its lowest bit says that
+// acknowledged writes without a flush are lost with the incarnation; the other bits are
+// the name.
+type Verifier uint64
+
+// NewVerifier returns the Verifier of the incarnation with that hash. It is not 0.
+func NewVerifier(hash uint64, loses bool) Verifier {
+	v := Verifier(hash) &^ 1
+	if v == 0 {
+		v = 2
+	}
+	if loses {
+		v |= 1
+	}
+	return v
+}
+
+// LosesWrites reports whether acknowledged writes without a flush are lost with the
+// incarnation.
+func (v Verifier) LosesWrites() bool { return v&1 != 0 }
+
+// IsSame reports whether both name the same incarnation.
+func (v Verifier) IsSame(other Verifier) bool { return v>>1 == other>>1 }
+
+// Fields reads the message. A message that is shorter than OpenRspFullSize bytes has no
+// Verifier.
 func (m OpenRsp) Fields() OpenRspFields {
-	return OpenRspFields{
+	f := OpenRspFields{
 		DeviceID:            le.Uint32(m[4:]),
 		Sectors:             le.Uint64(m[8:]),
 		MaxHWSectors:        le.Uint32(m[16:]),
@@ -151,9 +180,14 @@ func (m OpenRsp) Fields() OpenRspFields {
 		Volume:              le.Uint64(m[46:]),
 		Properties:          le.Uint16(m[54:]),
 	}
+	if len(m) >= OpenRspFullSize {
+		f.Verifier = Verifier(le.Uint64(m[56:]))
+	}
+	return f
 }
 
-// Put writes the message into m. m must have room for OpenRspSize bytes.
+// Put writes the message into m. m must have room for OpenRspSize bytes. PutFull also
+// writes the Verifier.
 func (f OpenRspFields) Put(m []byte) {
 	m = putHeader(m, TypeOpenRsp, OpenRspSize)
 	le.PutUint32(m[4:], f.DeviceID)
@@ -173,4 +207,11 @@ func (f OpenRspFields) Put(m []byte) {
 	m[45] = f.CachePolicy
 	le.PutUint64(m[46:], f.Volume)
 	le.PutUint16(m[54:], f.Properties)
+}
+
+// PutFull writes the message with its Verifier into m. m must have room for
+// OpenRspFullSize bytes.
+func (f OpenRspFields) PutFull(m []byte) {
+	f.Put(m)
+	le.PutUint64(m[OpenRspSize:OpenRspFullSize], uint64(f.Verifier))
 }

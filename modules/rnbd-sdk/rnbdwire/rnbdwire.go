@@ -42,6 +42,7 @@ const (
 	SessInfoRspSize = SessInfoSize
 	OpenSize        = headerSize + 1 + 1 + NameSize + 3
 	OpenRspSize     = headerSize + 4 + 8 + 5*4 + 4*2 + 1 + 1 + 8 + 2
+	OpenRspFullSize = OpenRspSize + 8
 	OpenAsSize      = OpenSize + IOModeSize
 	CloseSize       = headerSize + 4
 	IOSize          = headerSize + 4 + 8 + 4 + 4 + 2 + 6
@@ -73,6 +74,7 @@ var (
 	_ [264]struct{} = [OpenSize]struct{}{}
 	_ [296]struct{} = [OpenAsSize]struct{}{}
 	_ [56]struct{}  = [OpenRspSize]struct{}{}
+	_ [64]struct{}  = [OpenRspFullSize]struct{}{}
 	_ [8]struct{}   = [CloseSize]struct{}{}
 	_ [32]struct{}  = [IOSize]struct{}{}
 	_ [16]struct{}  = [EventSize]struct{}{}

@@ -60,6 +60,7 @@ var states = []Entry{
 	{Kind: ClientDevice, Name: "init", Meaning: "the device is being mapped"},
 	{Kind: ClientDevice, Name: "open", Meaning: "requests go to the server"},
 	{Kind: ClientDevice, Name: "closed", Meaning: "there is no path to the server, or the server closed or refused the device; requests wait or fail as --loss says", Do: "`rnbd show DEVICE` has the last error; it opens by itself when a path is back, else `rnbd remap DEVICE`"},
+	{Kind: ClientDevice, Name: "writes lost", Meaning: "the host of the server, or the storage behind it, was restarted, and writes that were acknowledged after the last flush may be gone; one flush fails with EIO for that", Do: "check the file system, or restore what its users wrote last; `rnbd show DEVICE writes_lost`"},
 	{Kind: ClientDevice, Name: "unmapped", Meaning: "the device was taken away"},
 
 	{Kind: ServerDevice, Name: "open", Meaning: "requests go to the storage plugin"},

@@ -24,6 +24,7 @@ type device struct {
 	rx, tx          uint64 // sectors
 	size            uint64 // bytes
 	inflight, users float64
+	losses          float64 // of acknowledged writes
 	mappings        []mapping
 }
 
@@ -35,7 +36,7 @@ func Client(c controlpb.ClientDaemonServer) *Daemon {
 	return newCollector("client", c, func(ctx context.Context) (out []device, err error) {
 		l, err := c.ListDevices(ctx, &controlpb.ListRequest{})
 		for _, d := range l.GetDevices() {
-			out = append(out, device{d.Name, d.State, d.RxSectors, d.TxSectors, d.GetLimits().GetSize(), float64(d.Inflight), float64(d.Openers),
+			out = append(out, device{d.Name, d.State, d.RxSectors, d.TxSectors, d.GetLimits().GetSize(), float64(d.Inflight), float64(d.Openers), float64(d.WriteLosses),
 				[]mapping{{d.Session, d.Path}}})
 		}
 		return out, err
@@ -75,7 +76,7 @@ type Daemon struct {
 	pumpLoops, pumpSleeps, pumpWakes, pumpSpins                             metric
 	pluginUp, pluginRestarts, pluginState                                   metric
 	deviceInfo, deviceState, deviceFailed, deviceHung, deviceOldest         metric
-	retired                                                                 metric
+	retired, deviceLosses                                                   metric
 	fabric, fabricBytes                                                     metric
 	latency                                                                 *prometheus.Desc
 }
@@ -131,6 +132,7 @@ func newCollector(kind string, a api, devices func(context.Context) ([]device, e
 	c.deviceOldest = gauge("device_oldest_hung_request_seconds", "Age of the oldest request that hangs; 0: none.", "device")
 	if c.client {
 		c.pathLatency = gauge("path_heartbeat_latency_seconds", "Round trip of the last heartbeat.", "session", "path", "fabric")
+		c.deviceLosses = counter("device_write_losses_total", "Times that the server came back without writes that it had acknowledged: a flush fails then.", "device")
 	} else {
 		c.retired = gauge("session_retired_chunks", "Chunks of lost paths that wait for I/O that does not end.", "session")
 	}

@@ -53,6 +53,9 @@ func (c *Daemon) allDevices(ctx context.Context, b *batch) error {
 		b.add(c.deviceWritten, 512*float64(d.tx), label)
 		b.add(c.deviceUse, d.users, label)
 		b.add(c.deviceRun, d.inflight, label)
+		if c.client {
+			b.add(c.deviceLosses, d.losses, label)
+		}
 		c.mappings(b, d, label)
 	}
 	stats, err := c.api.DeviceStats(ctx, &controlpb.DeviceRequest{})

@@ -2562,6 +2562,8 @@ type ClientDevice struct {
 	Hung           []*HungRequests        `protobuf:"bytes,21,rep,name=hung,proto3" json:"hung,omitempty"`
 	FailedRequests uint64                 `protobuf:"varint,22,opt,name=failed_requests,json=failedRequests,proto3" json:"failed_requests,omitempty"`
 	FailsUnixMs    int64                  `protobuf:"varint,23,opt,name=fails_unix_ms,json=failsUnixMs,proto3" json:"fails_unix_ms,omitempty"` // closed: when waiting requests fail; 0: nothing waits, or for ever
+	WritesLost     string                 `protobuf:"bytes,30,opt,name=writes_lost,json=writesLost,proto3" json:"writes_lost,omitempty"`       // why a flush fails or has failed: acknowledged writes were lost; empty: none were
+	WriteLosses    uint64                 `protobuf:"varint,31,opt,name=write_losses,json=writeLosses,proto3" json:"write_losses,omitempty"`   // how often that happened
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2753,6 +2755,20 @@ func (x *ClientDevice) GetFailedRequests() uint64 {
 func (x *ClientDevice) GetFailsUnixMs() int64 {
 	if x != nil {
 		return x.FailsUnixMs
+	}
+	return 0
+}
+
+func (x *ClientDevice) GetWritesLost() string {
+	if x != nil {
+		return x.WritesLost
+	}
+	return ""
+}
+
+func (x *ClientDevice) GetWriteLosses() uint64 {
+	if x != nil {
+		return x.WriteLosses
 	}
 	return 0
 }
@@ -4500,7 +4516,7 @@ const file_control_proto_rawDesc = "" +
 	"\aio_mode\x18\t \x01(\tR\x06ioMode\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xab\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xef\x06\n" +
 	"\fClientDevice\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x12\n" +
@@ -4530,7 +4546,10 @@ const file_control_proto_rawDesc = "" +
 	"\aio_mode\x18\x14 \x01(\tR\x06ioMode\x121\n" +
 	"\x04hung\x18\x15 \x03(\v2\x1d.rnbd.control.v1.HungRequestsR\x04hung\x12'\n" +
 	"\x0ffailed_requests\x18\x16 \x01(\x04R\x0efailedRequests\x12\"\n" +
-	"\rfails_unix_ms\x18\x17 \x01(\x03R\vfailsUnixMs\x1a:\n" +
+	"\rfails_unix_ms\x18\x17 \x01(\x03R\vfailsUnixMs\x12\x1f\n" +
+	"\vwrites_lost\x18\x1e \x01(\tR\n" +
+	"writesLost\x12!\n" +
+	"\fwrite_losses\x18\x1f \x01(\x04R\vwriteLosses\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"K\n" +

@@ -1132,8 +1132,11 @@ func (x *OpenDiskRequest) GetToken() uint64 {
 }
 
 type OpenDiskResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Limits        *Limits                `protobuf:"bytes,1,opt,name=limits,proto3" json:"limits,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Limits *Limits                `protobuf:"bytes,1,opt,name=limits,proto3" json:"limits,omitempty"`
+	// The incarnation of the storage: another value says that answered writes without a
+	// flush may be lost. Empty: the host chooses.
+	Verifier      []byte `protobuf:"bytes,2,opt,name=verifier,proto3" json:"verifier,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1171,6 +1174,13 @@ func (*OpenDiskResponse) Descriptor() ([]byte, []int) {
 func (x *OpenDiskResponse) GetLimits() *Limits {
 	if x != nil {
 		return x.Limits
+	}
+	return nil
+}
+
+func (x *OpenDiskResponse) GetVerifier() []byte {
+	if x != nil {
+		return x.Verifier
 	}
 	return nil
 }
@@ -3148,9 +3158,10 @@ const file_plugin_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x05 \x01(\rR\n" +
 	"generation\x12\x14\n" +
-	"\x05token\x18\x06 \x01(\x04R\x05token\"B\n" +
+	"\x05token\x18\x06 \x01(\x04R\x05token\"^\n" +
 	"\x10OpenDiskResponse\x12.\n" +
-	"\x06limits\x18\x01 \x01(\v2\x16.rnbd.plugin.v1.LimitsR\x06limits\"*\n" +
+	"\x06limits\x18\x01 \x01(\v2\x16.rnbd.plugin.v1.LimitsR\x06limits\x12\x1a\n" +
+	"\bverifier\x18\x02 \x01(\fR\bverifier\"*\n" +
 	"\x10CloseDiskRequest\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\rR\x06device\"\x13\n" +
 	"\x11CloseDiskResponse\"+\n" +

@@ -37,7 +37,7 @@ type Process interface {
 
 // Disks are the calls of a storage plugin.
 type Disks interface {
-	OpenDisk(ctx context.Context, r plugin.OpenRequest) (blk.Limits, error)
+	OpenStorage(ctx context.Context, r plugin.OpenRequest) (plugin.OpenedDisk, error)
 	CloseDisk(ctx context.Context, device uint32) error
 	ResizeDisk(ctx context.Context, device uint32) (blk.Limits, error)
 	Extents(ctx context.Context, device uint32, off, n uint64) ([]extents.Extent, error)
