@@ -1,6 +1,7 @@
 package tlsrecord
 
 import (
+	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hkdf"
 	"crypto/sha256"
@@ -11,8 +12,6 @@ import (
 	"hash"
 
 	"golang.org/x/crypto/chacha20poly1305"
-
-	"github.com/rnbd-go/rnbd/modules/rtrs/internal/gcm"
 )
 
 const (
@@ -32,13 +31,22 @@ type suite struct {
 func suiteOf(id uint16) (suite, error) {
 	switch id {
 	case tls.TLS_AES_128_GCM_SHA256:
-		return suite{id, 16, sha256.New, gcm.New}, nil
+		return suite{id, 16, sha256.New, newGCM}, nil
 	case tls.TLS_AES_256_GCM_SHA384:
-		return suite{id, 32, sha512.New384, gcm.New}, nil
+		return suite{id, 32, sha512.New384, newGCM}, nil
 	case tls.TLS_CHACHA20_POLY1305_SHA256:
 		return suite{id, chacha20poly1305.KeySize, sha256.New, chacha20poly1305.New}, nil
 	}
 	return suite{}, fmt.Errorf("cipher suite %#04x is not of TLS 1.3", id)
+}
+
+// newGCM returns AES-GCM for a key of 16 or 32 bytes.
+func newGCM(key []byte) (cipher.AEAD, error) {
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		return nil, err
+	}
+	return cipher.NewGCM(block)
 }
 
 // expand is HKDF-Expand-Label of RFC 8446, section 7.1, with an empty context.

@@ -3,8 +3,6 @@ package tlsrecord
 import (
 	"encoding/binary"
 	"errors"
-
-	"github.com/rnbd-go/rnbd/modules/rtrs/internal/gcm"
 )
 
 // DATA PATH. Records:
@@ -43,9 +41,9 @@ type Sealer struct {
 	direction
 	updateAfter uint64
 
-	// The record that Begin has started.
-	parts gcm.Sealing
-	typ   [1]byte
+	record []byte // that Begin has started
+	filled int    // bytes of record before the end of the content
+	typ    byte   // type of the content
 }
 
 // NewSealer returns the sealer of a direction.
@@ -57,23 +55,26 @@ func NewSealer(k Keys) (*Sealer, error) {
 // Begin starts a record of n bytes of content in b, at most MaxContent. b must have
 // room for n+Overhead bytes. Add adds the content, End completes the record.
 func (s *Sealer) Begin(b []byte, typ byte, n int) {
-	b = b[:n+Overhead]
-	s.typ[0] = typ
-	putHeader(b, n)
-	s.parts.Begin(s.aead, b[HeaderLen:], s.number(), b[:HeaderLen])
+	s.record, s.filled, s.typ = b[:n+Overhead], HeaderLen, typ
 }
 
 // Add appends part to the content. It must not overlap the record.
-func (s *Sealer) Add(part []byte) { s.parts.Add(part) }
+func (s *Sealer) Add(part []byte) {
+	if len(part) > s.room() {
+		panic("tlsrecord: no room for a part")
+	}
+	s.filled += copy(s.record[s.filled:], part)
+}
+
+// room returns the number of bytes of content that are missing.
+func (s *Sealer) room() int { return len(s.record) - Overhead + HeaderLen - s.filled }
 
 // End returns the length of the record. All of its content must be there.
 func (s *Sealer) End() int {
-	s.parts.Add(s.typ[:])
-	if s.parts.Room() != 0 {
+	if s.room() != 0 {
 		panic("tlsrecord: content is missing")
 	}
-	s.seq++
-	return HeaderLen + s.parts.End()
+	return s.Seal(s.record, s.typ, s.filled-HeaderLen)
 }
 
 // Seal makes a record of the n bytes at b[HeaderLen:], at most MaxContent, in
@@ -161,42 +162,22 @@ func Content(size int) int { return size - Overhead }
 // Open opens rec, one whole record, and returns its type and content. The content
 // overwrites rec. The error is an *Error.
 func (o *Opener) Open(rec []byte) (typ byte, content []byte, err error) {
-	typ, _, content, err = o.OpenSplit(nil, rec)
-	return typ, content, err
-}
-
-// OpenSplit opens rec like Open. If it is application data, the first placed bytes
-// of the content are at the front of dst, and rest is the rest of it. They are all
-// of dst, unless the record has padding or is of another type: then dst has bytes
-// that mean nothing. dst must not be longer than Content of len(rec), and must not
-// overlap rec. Others may change it meanwhile: type and lengths do not depend on
-// it. If the record is not authentic, all of dst is 0.
-func (o *Opener) OpenSplit(dst, rec []byte) (typ byte, placed int, rest []byte, err error) {
-	if _, err = gcm.OpenSplit(o.aead, dst, o.number(), rec[HeaderLen:], rec[:HeaderLen]); err != nil {
-		return 0, 0, nil, errBadRecord
+	text, err := o.aead.Open(rec[HeaderLen:HeaderLen], o.number(), rec[HeaderLen:], rec[:HeaderLen])
+	if err != nil {
+		return 0, nil, errBadRecord
 	}
 	o.seq++
-	text := rec[HeaderLen : len(rec)-tagLen] // from len(dst) on
-	placed = len(dst)
-	n := placed + unpadded(text[placed:]) // content and type
-	if placed > 0 && (n == placed || text[n-1] != ApplicationData) {
-		gcm.Whole(o.aead, o.nonce[:], rec[HeaderLen:], placed)
-		n = unpadded(text[:n])
-	}
+	n := unpadded(text) // content and type
 	switch {
 	case n == 0:
-		return 0, 0, nil, errNoType
+		return 0, nil, errNoType
 	case n-1 > MaxContent:
-		return 0, 0, nil, errOverflow
+		return 0, nil, errOverflow
 	}
-	if typ = text[n-1]; typ != ApplicationData {
-		return typ, 0, text[:n-1], nil
+	if typ = text[n-1]; typ == ApplicationData {
+		err = o.progress(n - 1)
 	}
-	if err := o.progress(n - 1); err != nil {
-		return 0, 0, nil, err
-	}
-	placed = min(placed, n-1)
-	return typ, placed, text[placed : n-1], nil
+	return typ, text[:n-1], err
 }
 
 // unpadded returns the length of b without the zeros at its end.

@@ -96,8 +96,8 @@ func TestEverySuiteAndSize(t *testing.T) {
 	for _, suite := range suites {
 		s, o := sealer(t, keysOf(suite)), opener(t, keysOf(suite), false)
 		s.updateAfter = 5
-		place, updates := make([]byte, MaxRecord), 0
-		for i, n := range []int{0, 1, 15, 16, 17, 4096, MaxContent - 1, MaxContent, 3, 2, 1} {
+		updates := 0
+		for _, n := range []int{0, 1, 15, 16, 17, 4096, MaxContent - 1, MaxContent, 3, 2, 1} {
 			if s.Worn() {
 				updates++
 				b := make([]byte, UpdateLen)
@@ -122,10 +122,9 @@ func TestEverySuiteAndSize(t *testing.T) {
 					t.Fatalf("Next of %d bytes: %d, %v", cut, size, err)
 				}
 			}
-			dst := place[:n*(i%3)/2]
-			typ, placed, rest, err := o.OpenSplit(dst, rec)
-			if typ != ApplicationData || err != nil || placed != len(dst) || !bytes.Equal(append(dst, rest...), want) {
-				t.Errorf("suite %#x, %d bytes, %d placed: type %d, %v", suite, n, placed, typ, err)
+			typ, content, err := o.Open(rec)
+			if typ != ApplicationData || err != nil || !bytes.Equal(content, want) {
+				t.Errorf("suite %#x, %d bytes: type %d, %v", suite, n, typ, err)
 			}
 		}
 		if updates != 2 { // of 11 records
@@ -134,8 +133,7 @@ func TestEverySuiteAndSize(t *testing.T) {
 	}
 }
 
-// TestPartsOfRecords seals content in two parts and opens it to two places, for
-// records with and without padding. All of a message goes to one place.
+// TestPartsOfRecords seals content in two parts, for records with and without padding.
 func TestPartsOfRecords(t *testing.T) {
 	for _, suite := range suites {
 		s, o := sealer(t, keysOf(suite)), opener(t, keysOf(suite), true)
@@ -143,34 +141,24 @@ func TestPartsOfRecords(t *testing.T) {
 		for _, n := range []int{1, 2, 130, 700, 1500} {
 			for _, zeros := range []int{0, 1, 200} {
 				for _, typ := range []byte{ApplicationData, Handshake} {
-					for placed := 0; placed <= n+zeros; placed += 1 + n/30 {
-						want := bytes.Repeat([]byte{byte(placed), 3, 0}, n)[:n]
+					for cut := 0; cut <= n+zeros; cut += 1 + n/30 {
+						want := bytes.Repeat([]byte{byte(cut), 3, 0}, n)[:n]
 						content := append(append(bytes.Clone(want), typ), make([]byte, zeros)...)
 						last := len(content) - 1 // the type of a record without padding
 						rec, parts := record(s, content[last], content[:last]), make([]byte, len(content)-1+Overhead)
 						s2.Begin(parts, content[last], last)
-						s2.Add(content[:min(placed, last)])
-						s2.Add(content[min(placed, last):last])
+						s2.Add(content[:min(cut, last)])
+						s2.Add(content[min(cut, last):last])
 						if s2.End() != len(rec) || !bytes.Equal(parts, rec) {
 							t.Fatalf("suite %#x, %d bytes: parts make another record", suite, last)
 						}
-						splitRecord(t, o, make([]byte, placed), rec, typ, want)
+						if got, content, err := o.Open(rec); err != nil || got != typ || !bytes.Equal(content, want) {
+							t.Fatalf("suite %#x, type %d, %d bytes: type %d, %v", suite, typ, len(want), got, err)
+						}
 					}
 				}
 			}
 		}
-	}
-}
-
-func splitRecord(t *testing.T, o *Opener, dst, rec []byte, typ byte, want []byte) {
-	t.Helper()
-	got, placed, rest, err := o.OpenSplit(dst, rec)
-	wantPlaced := min(len(dst), len(want))
-	if typ != ApplicationData {
-		wantPlaced = 0
-	}
-	if err != nil || got != typ || placed != wantPlaced || !bytes.Equal(append(dst[:placed:placed], rest...), want) {
-		t.Fatalf("type %d, %d bytes, %d to their place: type %d, %d placed, %v", typ, len(want), len(dst), got, placed, err)
 	}
 }
 
@@ -310,9 +298,9 @@ func TestRecordsThatAreNotAuthentic(t *testing.T) {
 		o := opener(t, keysOf(suites[0]), true)
 		size, err := o.Next(bad)
 		if err == nil && size > 0 {
-			place := bytes.Repeat([]byte{9}, i%50)
-			if _, _, _, err = o.OpenSplit(place, bad[:size]); !bytes.Equal(place, make([]byte, i%50)) {
-				t.Errorf("byte %d changed: something is at its place", i)
+			var content []byte
+			if _, content, err = o.Open(bad[:size]); content != nil {
+				t.Errorf("byte %d changed: there is content", i)
 			}
 		} else if err == nil {
 			continue // longer than the input
@@ -369,7 +357,7 @@ func TestSealAndOpenAllocateNothing(t *testing.T) {
 		b, place := make([]byte, 4096+Overhead), make([]byte, 8192)
 		if n := testing.AllocsPerRun(100, func() {
 			s.Seal(b, ApplicationData, 4096)
-			o.OpenSplit(place[:4000], b)
+			o.Open(b)
 			s.Begin(b, ApplicationData, 4096)
 			s.Add(place[:1000])
 			s.Add(place[1000:4096])

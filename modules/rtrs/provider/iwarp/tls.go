@@ -133,8 +133,8 @@ type unprotected struct{ error }
 func (e *unprotected) Unwrap() error { return e.error }
 
 // DATA PATH. The part of TLS in a connection. Receiving: fillRecords reads
-// from the socket and opens one record at a time: payload to its place, the rest
-// in place. Sending: seal makes records of the list of tx.go.
+// from the socket and opens one record at a time in place, from where rx.go places
+// payload. Sending: seal makes records of the list of tx.go.
 
 const (
 	// protectFirst is the size of either buffer at first, in bytes. A buffer
@@ -142,9 +142,6 @@ const (
 	protectFirst = 32 << 10
 	openSize     = 256 << 10
 	sealSize     = 16 * (tlsrecord.MaxContent + tlsrecord.Overhead)
-	// apartMin is the length in bytes from which a payload that does not fit into
-	// a record begins one: the receiver opens it to its place.
-	apartMin = 8 << 10
 	// protectHead is room in front of the first record for the part of a header
 	// or a tail that was in the record before.
 	protectHead = 64
@@ -252,32 +249,23 @@ func (q *qp) readRecords() int {
 // close_notify. An attacker may have done so.
 var errTruncated = fmt.Errorf("TLS: closed without close_notify: %w", io.ErrUnexpectedEOF)
 
-// openRecord opens the record of size bytes at r. What belongs to the payload that
-// is being received goes to its place, the rest is staged.
+// openRecord opens the record of size bytes at r. The content is staged: payload goes to
+// its place from there, when the record is known to be authentic.
 func (q *qp) openRecord(size int) {
 	x, p := &q.rx, q.tls
 	rec := p.got[p.r : p.r+size]
 	at := p.r + tlsrecord.HeaderLen
 	p.r += size
-	var place []byte
-	if x.phase == rxPayload && x.r == x.w && !x.control {
-		n := min(tlsrecord.Content(size), len(x.dst))
-		if n >= directMin && q.reachable() {
-			place = x.dst[:n]
-		}
-	}
-	typ, placed, rest, err := p.in.OpenSplit(place, rec)
+	typ, content, err := p.in.Open(rec)
 	switch {
 	case err != nil:
 		q.unprotected(err)
 	case typ != tlsrecord.ApplicationData:
-		q.controlRecord(typ, rest)
+		q.controlRecord(typ, content)
 	default:
-		x.landed(placed, placed, &q.cq.stats.direct)
-		at += placed
 		left := x.w - x.r
 		copy(p.got[at-left:], x.stage[x.r:x.w])
-		x.r, x.w = at-left, at+len(rest)
+		x.r, x.w = at-left, at+len(content)
 	}
 }
 
@@ -330,13 +318,9 @@ func (q *qp) seal() {
 func (t *transmitter) recordLen() (n int) {
 	for i := t.at; i < t.n; i++ {
 		next := int(t.v.iov[i].Len)
-		if n+next > tlsrecord.MaxContent {
-			if n > 0 && next >= apartMin {
-				return n
-			}
+		if n += next; n >= tlsrecord.MaxContent {
 			return tlsrecord.MaxContent
 		}
-		n += next
 	}
 	return n
 }

@@ -161,12 +161,9 @@ func TestPayloadUnderTLS(t *testing.T) {
 			t.Errorf("size %d: read %+v", size, wc)
 		}
 	}
-	if st := s.dev.Stats(); st.DirectBytes == 0 {
-		t.Error("nothing was opened to its place")
-	}
 }
 
-// TestRecordsOfLargePayload: few records carry it, and it is opened to its place.
+// TestRecordsOfLargePayload counts the records of a large payload: all but the last are full.
 func TestRecordsOfLargePayload(t *testing.T) {
 	for _, size := range []int{16 << 10, 64 << 10, 128 << 10, 1 << 20} {
 		c, s := protectedPair(t)
@@ -180,12 +177,9 @@ func TestRecordsOfLargePayload(t *testing.T) {
 		if got := s.next(c); got.Status != verbs.StatusOK || !bytes.Equal(src, dst) {
 			t.Fatalf("%d bytes: %+v", size, got)
 		}
-		// One for the first header of a list, one for the end.
-		if n := int(out.Keys().Seq - before); n > size/tlsrecord.MaxContent+3 {
+		// Headers of messages make the payload a little longer.
+		if n := int(out.Keys().Seq - before); n > size/tlsrecord.MaxContent+2 {
 			t.Errorf("%d bytes in %d records", size, n)
-		}
-		if st := s.dev.Stats(); st.DirectBytes < uint64(size)-directMin {
-			t.Errorf("%d of %d bytes were opened to their place", st.DirectBytes, size)
 		}
 	}
 }
