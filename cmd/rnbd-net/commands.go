@@ -23,6 +23,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/ipoib/dev"
 	"github.com/rnbd-go/rnbd/modules/ipoib/mcast"
 	"github.com/rnbd-go/rnbd/modules/ipoib/wire"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
 )
 
 var errNoDaemon = errors.New(`no daemon: start one with "rnbd-net run"`)
@@ -36,7 +37,7 @@ func ask(cmd *cobra.Command, method, path string, query url.Values, body any) (i
 // askAt is ask for the daemon at a socket.
 func askAt(cmd *cobra.Command, socket, method, path string, query url.Values, body any) (io.ReadCloser, error) {
 	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		return private.Dial(ctx, socket)
 	}}}
 	sent, err := json.Marshal(body)
 	if err != nil {

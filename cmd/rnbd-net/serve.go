@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/ipoib/port"
 	"github.com/rnbd-go/rnbd/modules/ipoib/registry"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
 )
 
 // The control API of the daemon: HTTP and JSON on a unix socket that its owner
@@ -122,24 +122,27 @@ func serve(path string, set *port.Set, b *bonds, reg *registry.Server) (*server,
 // serveAPI serves a control API at a path. It replaces the socket of a daemon that
 // has ended.
 func serveAPI(path string, mux *http.ServeMux) (*http.Server, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("control socket: %w", err)
-	}
-	if c, err := net.Dial("unix", path); err == nil {
-		c.Close()
+	l, err := private.Listen(path, 0)
+	if errors.Is(err, unix.EADDRINUSE) {
 		return nil, fmt.Errorf("control socket %s: another daemon listens there; give this one another --socket: %w", path, unix.EADDRINUSE)
-	} else if errors.Is(err, unix.ECONNREFUSED) {
-		os.Remove(path)
 	}
-	old := unix.Umask(0o177)
-	l, err := net.Listen("unix", path)
-	unix.Umask(old)
 	if err != nil {
-		return nil, fmt.Errorf("control socket: %w", err)
+		return nil, fmt.Errorf("control socket %s: %w", path, err)
 	}
 	s := &http.Server{Handler: mux}
-	go s.Serve(l)
+	go s.Serve(&apiListener{l, path})
 	return s, nil
+}
+
+// apiListener removes the name of its socket before it stops listening.
+type apiListener struct {
+	net.Listener
+	path string
+}
+
+func (l *apiListener) Close() error {
+	os.Remove(l.path)
+	return l.Listener.Close()
 }
 
 // closeAPI ends a control API. The listener removes its socket.

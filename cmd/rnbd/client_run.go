@@ -250,6 +250,7 @@ func (o *clientOptions) config(socket string) (client.Config, error) {
 	cfg.DefaultFabric, cfg.PreferredFabric = defaultFabric, preferredFabric
 	cfg.Pumps, cfg.Spin, cfg.Slots, cfg.Frontend = o.Pumps, o.spin(), o.Slots, o.Frontend
 	cfg.HungAfter = o.HungAfter
+	cfg.SocketDir = socketFolder(socket)
 	cfg.LinkDir, cfg.StateFile = o.DeviceLinks, strings.TrimSuffix(socket, ".sock")+".devices"
 	if o.KernelTiming {
 		cfg.Timing = rtrs.KernelTiming()

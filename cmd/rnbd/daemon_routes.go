@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
@@ -42,7 +43,7 @@ func newRoutes(text string, log *slog.Logger) (*routes, error) {
 	}
 	r := &routes{path: path, log: log, ours: map[netip.Addr]bool{}, followers: map[[2]netip.Addr]*routeFollower{}}
 	r.http.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		return private.Dial(ctx, path)
 	}}
 	return r, nil
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 
@@ -74,6 +75,16 @@ const (
 	// socketNBDTrusted is like ",trusted" behind an address of --nbd-listen.
 	socketNBDTrusted = "nbd-trusted"
 )
+
+// socketFolder returns the folder of a daemon's sockets, that of its control socket.
+// Empty: it is not known.
+func socketFolder(control string) string {
+	dir, err := filepath.Abs(filepath.Dir(control))
+	if err != nil {
+		return ""
+	}
+	return dir
+}
 
 // listen makes the control socket, or takes over that of the service manager,
 // opens the audit log, and reads the files of the metrics page. It fails if

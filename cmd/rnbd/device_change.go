@@ -140,6 +140,9 @@ func unmapDevice(c *call) error {
 		if err != nil {
 			return err
 		}
+		if _, err := inv.device(report.All, ""); !isNotFound(err) {
+			return errAllIsOne("device")
+		}
 		var errs []error
 		for _, dev := range inv.devices {
 			errs = append(errs, c.unmapOne(ctx, d, dev.name))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"net/url"
 	"path"
 	"slices"
 	"strings"
@@ -250,13 +251,31 @@ func (inv *inventory) device(id, session string) (device, error) {
 	dev, err := pick("device", id, all,
 		func(d device) bool { return d.mapped != nil && (d.name == id || "/dev/"+d.name == id) },
 		func(d device) bool { return d.node != "" && d.node == id },
-		func(d device) bool { return d.mapped != nil && d.mapped.Endpoint == id },
+		func(d device) bool { return d.mapped != nil && sameURI(d.mapped.Endpoint, id) },
 		func(d device) bool { return d.path == id },
 		func(d device) bool { return d.name == id })
 	if err != nil && session != "" && isNotFound(err) {
 		return dev, fmt.Errorf("session %q: %w", session, err)
 	}
 	return dev, err
+}
+
+// errAllIsOne is the error where "all" is the name of one object of a kind, and
+// might mean every one.
+func errAllIsOne(kind string) error {
+	return hinted{usageError{fmt.Errorf("a %s is called %q, which means every %s: nothing was changed", kind, report.All, kind)},
+		fmt.Sprintf("name what is meant; the %s called %q has another name in `rnbd list`", kind, report.All)}
+}
+
+// sameURI reports whether two texts are equal, or spell the same URI: in a query a
+// slash may be escaped.
+func sameURI(a, b string) bool {
+	if a == b || !strings.Contains(a, "://") {
+		return a == b
+	}
+	x, errX := url.Parse(a)
+	y, errY := url.Parse(b)
+	return errX == nil && errY == nil && x.Scheme == y.Scheme && x.Host == y.Host && x.Path == y.Path && x.Query().Encode() == y.Query().Encode()
 }
 
 // session finds a session by its name or by the host at its other end.

@@ -195,6 +195,18 @@ func TestAddressesAreToldFromNames(t *testing.T) {
 	}
 }
 
+func TestSameURI(t *testing.T) {
+	const uri = "nbd+unix:///rnbd0?socket=/run/rnbd/nbd.sock"
+	for other, want := range map[string]bool{
+		uri: true, "nbd+unix:///rnbd0?socket=%2Frun%2Frnbd%2Fnbd.sock": true, "nbd+unix:///rnbd1?socket=/run/rnbd/nbd.sock": false,
+		"nbd+unix:///rnbd0?socket=/run/rnbd/other.sock": false, "nbds+unix:///rnbd0?socket=/run/rnbd/nbd.sock": false, "rnbd0": false, "": false, "%": false,
+	} {
+		if got := sameURI(uri, other); got != want {
+			t.Errorf("%q is the same: %t, want %t", other, got, want)
+		}
+	}
+}
+
 func TestHostOf(t *testing.T) {
 	const gid = "0000:0000:0000:0000:0000:ffff:0a00:0001"
 	for addr, want := range map[string]string{

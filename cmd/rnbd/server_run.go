@@ -187,6 +187,7 @@ func (o *serverOptions) libraryConfig(run *daemonRun) (server.Config, map[string
 		cfg.Auth = run.tls
 	}
 	cfg.Logs, cfg.Journal = run.logs, run.journal
+	cfg.SocketDir = socketFolder(run.socket)
 	cfg.Listen, err = o.listeners(devices, run.pre.Take)
 	return cfg, devices, err
 }

@@ -73,6 +73,9 @@ type Config struct {
 
 	// Confine is what front ends keep of the daemon's rights.
 	Confine confine.Config
+	// SocketDir is the absolute path of the folder in which the sockets of front ends
+	// are made. Empty: a temporary folder.
+	SocketDir string
 
 	// StateFile records mappings with a device node, so that the next daemon
 	// serves them after this one was killed. Empty: no file.

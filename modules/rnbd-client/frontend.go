@@ -15,6 +15,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
 )
 
 const (
@@ -39,7 +40,7 @@ func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
 		Plugin: plugin.Config{
 			Path: cfg.Path, Kind: plugin.KindFrontend, Name: cfg.Name, Pumps: len(c.pumps), SHA256: cfg.SHA256,
 			Configure: cfg.Configure, Logger: c.cfg.logger("plugins"),
-			Confine: profile, Launcher: c.cfg.Confine.Launcher,
+			Confine: profile, Launcher: c.cfg.Confine.Launcher, SocketDir: c.cfg.SocketDir,
 		},
 		Launch: c.cfg.Launch, NewRing: c.cfg.NewRing, Entries: c.cfg.RingEntries,
 		Apart: apart, Logger: f.log, Journal: c.cfg.Journal, Joined: f.joined, Left: f.left,
@@ -232,6 +233,10 @@ func (f *frontend) listen() error {
 		s, err := listen(name, f.cfg.Inherited[name])
 		if err != nil {
 			return err
+		}
+		if len(s.path) > private.MaxSocketPath {
+			f.log.Warn("most NBD clients cannot connect: the path of the socket is too long; choose another with --nbd-listen unix:PATH",
+				"listener", s.name, "bytes", len(s.path))
 		}
 		s.trusted = said
 		if err := f.addSocket(s); err != nil {

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -22,6 +23,25 @@ func TestListen_AfterAnOrphan(t *testing.T) {
 	began := time.Now()
 	if _, err := listen("unix:"+path, nil); !errors.Is(err, syscall.EADDRINUSE) || time.Since(began) < orphanEnds {
 		t.Errorf("somebody serves: %v after %v", err, time.Since(began))
+	}
+}
+
+// The path of a socket may be longer than an address holds.
+func TestListen_LongPath(t *testing.T) {
+	path := filepath.Join(t.TempDir(), strings.Repeat("l", 120), "nbd.sock")
+	s, err := listen("unix:"+path, nil)
+	must(t, err)
+	if s.name != "unix:"+path || s.path != path {
+		t.Errorf("name %q, path %q", s.name, s.path)
+	}
+	again, err := listen("unix:"+path, s.file) // as the next process of the daemon does
+	must(t, err)
+	if again.name != s.name || again.path != path {
+		t.Errorf("the next process has name %q, path %q", again.name, again.path)
+	}
+	again.close()
+	if _, err := os.Lstat(path); !os.IsNotExist(err) {
+		t.Errorf("the socket is left: %v", err)
 	}
 }
 

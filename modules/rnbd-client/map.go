@@ -61,6 +61,10 @@ func (c *Client) mapAt(ctx context.Context, r MapRequest) (*Device, error) {
 	return d, nil
 }
 
+// IsReservedName reports whether the commands of users have another meaning for
+// name, so that no device may have it: "rnbd unmap all" unmaps every device.
+func IsReservedName(name string) bool { return name == "all" || name == "help" }
+
 // prepare makes the checks that need no server.
 func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	d := &Device{client: c, log: c.log, name: r.Name, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, ioMode: r.IOMode, pollQueues: r.PollQueues,
@@ -84,6 +88,9 @@ func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	}
 	if strings.Contains(d.name, "/") || names.Line(d.name) != d.name {
 		return nil, fmt.Errorf("device name %q: use at most 256 bytes of printable characters without a slash: %w", d.name, syscall.EINVAL)
+	}
+	if IsReservedName(d.name) && r.identity == "" { // the last daemon may have been older
+		return nil, fmt.Errorf("device name %q: commands take the word for another thing: %w", d.name, syscall.EINVAL)
 	}
 	d.choices, err = c.choose(r.Frontend)
 	return d, err

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -37,9 +36,8 @@ func listen(spec string, file *os.File) (s socket, err error) {
 		s, err = open(spec)
 	} else if s, err = inherit(file); err == nil {
 		s.kept = false
-		s.path, _ = strings.CutPrefix(s.name, "unix:")
-		if s.path == s.name {
-			s.path = ""
+		if path, isUnix := strings.CutPrefix(spec, "unix:"); isUnix {
+			s.name, s.path = spec, path // a long path is not the address of the socket
 		}
 	}
 	s.arg = spec
@@ -63,53 +61,23 @@ func open(spec string) (socket, error) {
 	return listenUnix(addr)
 }
 
-// listenUnix makes the socket at path, in a folder that only its owner can
-// change. It replaces a stale socket.
-func listenUnix(path string) (socket, error) {
-	dir, err := private.Folder(filepath.Dir(path))
-	if err != nil {
-		return socket{}, fmt.Errorf("listen on unix:%s: %w", path, err)
-	}
-	defer dir.Close()
-	defer private.Hold(dir)()
-	if isServed(path) {
-		return socket{}, fmt.Errorf("listen on unix:%s: somebody serves there: %w", path, syscall.EADDRINUSE)
-	}
-	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return socket{}, fmt.Errorf("listen on unix:%s: %w", path, err)
-		}
-	}
-	old := syscall.Umask(0o177)
-	l, err := net.Listen("unix", path)
-	syscall.Umask(old)
-	if err != nil {
-		return socket{}, fmt.Errorf("listen on unix:%s: %w", path, err)
-	}
-	defer l.Close()
-	u := l.(*net.UnixListener)
-	u.SetUnlinkOnClose(false)
-	f, err := u.File()
-	return socket{name: "unix:" + path, path: path, file: f, addr: l.Addr()}, err
-}
-
 // orphanEnds is the time within which the plugin of a killed daemon ends by
 // itself. Until then it serves its socket.
 const orphanEnds = 3 * time.Second
 
-// isServed reports whether a process serves the socket and does not end within
-// orphanEnds.
-func isServed(path string) bool {
-	for end := time.Now().Add(orphanEnds); ; time.Sleep(100 * time.Millisecond) {
-		c, err := net.Dial("unix", path)
-		if err != nil {
-			return false
-		}
-		c.Close()
-		if time.Now().After(end) {
-			return true
-		}
+// listenUnix makes the socket at path, in a folder that only its owner can
+// change. It replaces a stale socket.
+func listenUnix(path string) (socket, error) {
+	l, err := private.Listen(path, orphanEnds)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		err = fmt.Errorf("somebody serves there: %w", syscall.EADDRINUSE)
 	}
+	if err != nil {
+		return socket{}, fmt.Errorf("listen on unix:%s: %w", path, err)
+	}
+	defer l.Close()
+	f, err := l.File()
+	return socket{name: "unix:" + path, path: path, file: f, addr: l.Addr()}, err
 }
 
 // inherit returns a socket that another process made. Its name is not ours to

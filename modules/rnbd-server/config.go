@@ -82,6 +82,9 @@ type Config struct {
 	// the folder of the search path may appear after the start.
 	Confine         confine.Config
 	SearchPathLater bool
+	// SocketDir is the absolute path of the folder in which the sockets of plugins are
+	// made. Empty: a temporary folder.
+	SocketDir string
 
 	// After CrashLimit crashes within CrashWindow a plugin is given up: it is
 	// not started again.

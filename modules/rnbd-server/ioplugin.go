@@ -29,7 +29,7 @@ func (s *Server) startPlugin(ctx context.Context, i int, cfg PluginConfig) error
 		Plugin: plugin.Config{
 			Path: cfg.Path, Kind: plugin.KindIO, Name: cfg.Name, Pumps: len(p.queues), SHA256: cfg.SHA256,
 			Configure: cfg.Configure, Logger: s.cfg.logger("plugins"),
-			Confine: profile, Launcher: s.cfg.Confine.Launcher,
+			Confine: profile, Launcher: s.cfg.Confine.Launcher, SocketDir: s.cfg.SocketDir,
 		},
 		Launch: s.cfg.Launch, NewRing: s.cfg.NewRing, Entries: s.cfg.RingEntries,
 		Crash:  supervise.Limit{Count: s.cfg.CrashLimit, Window: s.cfg.CrashWindow},

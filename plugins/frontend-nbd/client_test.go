@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -275,4 +276,4 @@ func (c *client) end(cookie uint64) {
 	delete(c.pending, cookie)
 }
 
-func escaped(path string) string { return url.QueryEscape(path) }
+func escaped(path string) string { return strings.ReplaceAll(url.QueryEscape(path), "%2F", "/") }

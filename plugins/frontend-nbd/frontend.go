@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -201,10 +202,20 @@ func (f *frontend) Location(index uint32) string {
 		u.Scheme = "nbds"
 	}
 	if addr.Network() == "unix" {
+		path := addr.String()
+		if name, ok := strings.CutPrefix(first.name, "unix:"); ok {
+			path = name // the address of a long path is another
+		}
 		u.Scheme, u.Host = u.Scheme+"+unix", ""
-		u.RawQuery = url.Values{"socket": {addr.String()}}.Encode()
+		u.RawQuery = "socket=" + escapePath(path)
 	}
 	return u.String()
+}
+
+// escapePath escapes a path for the query of a URI. A blank is "%20": clients do
+// not read "+" as one.
+func escapePath(path string) string {
+	return strings.NewReplacer("+", "%20", "%2F", "/").Replace(url.QueryEscape(path))
 }
 
 // Serve runs one queue until the host closes it.

@@ -19,9 +19,6 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
 )
 
-// maxUnixPath is the length in bytes that fits into sockaddr_un with its NUL.
-const maxUnixPath = 107
-
 // DefaultSocket is where a daemon of kind "server" or "client" listens when
 // nothing else is said: below /run/rnbd for root, else below XDG_RUNTIME_DIR,
 // else in a folder of the user in the system's temporary folder.
@@ -47,29 +44,15 @@ func Listen(path string) (net.Listener, error) { return ListenGroup(path, nil) }
 // mode is 0660. A folder that only its owner could enter is opened to the group, with
 // mode 0710. Authorize bounds what members may do.
 func ListenGroup(path string, g *Group) (net.Listener, error) {
-	dir, err := private.Folder(filepath.Dir(path))
-	if err != nil {
-		return nil, fmt.Errorf("control socket %s: %w", path, err)
-	}
-	defer dir.Close()
-	defer private.Hold(dir)() // of two daemons that start, one makes the socket, and the other one finds it
-	addr := shortPath(path, dir)
-	if c, err := net.Dial("unix", addr); err == nil {
-		c.Close()
+	l, err := private.Listen(path, 0)
+	if errors.Is(err, syscall.EADDRINUSE) {
 		return nil, fmt.Errorf("control socket %s: another daemon answers on it, stop it or choose another --socket: %w", path, syscall.EADDRINUSE)
 	}
-	if err := removeSocket(path); err != nil {
-		return nil, err
-	}
-	old := syscall.Umask(0o177)
-	l, err := net.Listen("unix", addr)
-	syscall.Umask(old)
 	if err != nil {
 		return nil, fmt.Errorf("control socket %s: %w", path, err)
 	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	if g != nil {
-		if err := g.letIn(dir, filepath.Base(path)); err != nil {
+		if err := g.letIn(path); err != nil {
 			l.Close()
 			os.Remove(path)
 			return nil, fmt.Errorf("control socket %s: give it to group %s: %w", path, g.Name, err)
@@ -78,8 +61,13 @@ func ListenGroup(path string, g *Group) (net.Listener, error) {
 	return &listener{Listener: l, path: path}, nil
 }
 
-// letIn opens a socket in a folder to the group.
-func (g *Group) letIn(dir *os.File, socket string) error {
+// letIn opens a socket and its folder to the group.
+func (g *Group) letIn(path string) error {
+	dir, err := private.Look(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
 	st, err := dir.Stat()
 	if err != nil {
 		return err
@@ -92,10 +80,10 @@ func (g *Group) letIn(dir *os.File, socket string) error {
 			return err
 		}
 	}
-	if err := unix.Fchownat(int(dir.Fd()), socket, -1, g.ID, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := unix.Fchownat(int(dir.Fd()), filepath.Base(path), -1, g.ID, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
-	return unix.Fchmodat(int(dir.Fd()), socket, 0o660, 0)
+	return unix.Fchmodat(int(dir.Fd()), filepath.Base(path), 0o660, 0)
 }
 
 // ListenFile is Listen for a socket that another process has made and keeps, as
@@ -114,12 +102,7 @@ func ListenFile(f *os.File, path string, g *Group) (net.Listener, error) {
 	if g == nil {
 		return l, nil
 	}
-	dir, err := private.Look(filepath.Dir(path))
-	if err == nil {
-		err = g.letIn(dir, filepath.Base(path))
-		dir.Close()
-	}
-	if err != nil {
+	if err := g.letIn(path); err != nil {
 		l.Close()
 		return nil, fmt.Errorf("control socket %s: %w", path, err)
 	}
@@ -174,26 +157,6 @@ func (l *listener) Close() error {
 	return l.Listener.Close()
 }
 
-func removeSocket(path string) error {
-	st, err := os.Lstat(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err == nil && st.Mode()&os.ModeSocket == 0 {
-		return fmt.Errorf("control socket %s: a file that is no socket is in the way: %w", path, syscall.EEXIST)
-	}
-	return os.Remove(path)
-}
-
-// shortPath names path in at most maxUnixPath bytes, through the open folder
-// if it must.
-func shortPath(path string, dir *os.File) string {
-	if len(path) <= maxUnixPath {
-		return path
-	}
-	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path))
-}
-
 // NewServer returns a gRPC server that keeps errnos and spells names; register a daemon's
 // implementation with RegisterServer or RegisterClient and call Serve. Calls
 // pass through around, in order.
@@ -217,22 +180,14 @@ func conn(ctx context.Context, path string) (*grpc.ClientConn, error) {
 }
 
 func dialUnix(ctx context.Context, path string) (net.Conn, error) {
-	dir, err := lookDir(filepath.Dir(path))
-	if err != nil {
-		return nil, err
+	if os.Geteuid() != 0 { // the daemon of another user could answer anything
+		dir, err := private.Look(filepath.Dir(path))
+		if err != nil {
+			return nil, err
+		}
+		dir.Close()
 	}
-	defer dir.Close()
-	var d net.Dialer
-	return d.DialContext(ctx, "unix", shortPath(path, dir))
-}
-
-// lookDir opens the folder of a daemon. The folder of another user's daemon is
-// refused, except for root: that daemon could answer anything.
-func lookDir(dir string) (*os.File, error) {
-	if os.Geteuid() == 0 {
-		return os.Open(dir)
-	}
-	return private.Look(dir)
+	return private.Dial(ctx, path)
 }
 
 // DialServer connects to a server daemon. The caller closes the connection.

@@ -40,6 +40,7 @@ type Config struct {
 	Configure    map[string]string // settings for the plugin
 	Pumps        int               // how many queues will be attached; 0: 1
 	StartTimeout time.Duration     // until the handshake is done; 0: 30 s
+	SocketDir    string            // absolute path of the folder of the host's sockets, for the plugin's too; empty: a temporary folder
 	Logger       *slog.Logger      // gets the plugin's log lines too; nil: slog.Default
 	// OnExit is called once, on a goroutine of its own, when the process has
 	// ended: nil after Stop. The end of the process is no fence: its I/O may
@@ -202,7 +203,8 @@ type starter struct {
 
 func (s *starter) start(ctx context.Context) (grpc.ClientConnInterface, error) {
 	var err error
-	if s.dir, err = newSocketDir(); err != nil {
+	otherUser := s.confined != nil && s.confined.profile.User != nil
+	if s.dir, err = newSocketDir(s.c.SocketDir, otherUser); err != nil {
 		return nil, err
 	}
 	var words lastWords

@@ -1,6 +1,8 @@
 package plugin
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -22,17 +24,45 @@ const (
 	ownerFile       = "owner"
 )
 
-// cleanOnce removes what dead hosts have left, once per process.
-var cleanOnce sync.Once
+// maxSocketBase is the longest path in bytes of the folder of a socketDir. An address
+// holds 107 bytes. socketDir takes 23 of them ("/rnbd-plugin-" and up to 10 digits),
+// the folder of go-plugin 21 and the plugin's socket 17.
+const maxSocketBase = 107 - 23 - 21 - 17
 
-// newSocketDir makes a directory with a short name: a socket's whole path may have
-// 107 bytes.
-func newSocketDir() (*socketDir, error) {
-	base := os.TempDir()
-	if len(base) > 40 {
-		base = "/tmp"
+// cleaned has the folders that this process has searched for leftovers of dead hosts.
+var cleaned sync.Map
+
+// newSocketDir makes a directory in base, the folder of the host's own sockets, or
+// in a temporary folder if base is empty, too long or cannot be written to. Where
+// the plugin is another user, all users have to reach it.
+func newSocketDir(base string, otherUser bool) (*socketDir, error) {
+	var errs []error
+	for _, in := range []string{base, os.TempDir(), "/tmp"} {
+		if in == "" || len(in) > maxSocketBase || otherUser && !isOpenToAll(in) {
+			continue
+		}
+		if _, done := cleaned.LoadOrStore(in, true); !done {
+			removeOrphans(in)
+		}
+		d, err := newSocketDirIn(in)
+		if err == nil {
+			return d, nil
+		}
+		errs = append(errs, err)
 	}
-	cleanOnce.Do(func() { removeOrphans(base) })
+	if len(errs) == 0 {
+		return nil, fmt.Errorf("the folders for the plugin's socket, %q and %q, are too long or closed to the plugin's user: %w", base, os.TempDir(), syscall.ENAMETOOLONG)
+	}
+	return nil, fmt.Errorf("no folder for the plugin's socket: %w", errors.Join(errs...))
+}
+
+// isOpenToAll reports whether all users can reach what is in dir.
+func isOpenToAll(dir string) bool {
+	st, err := os.Stat(dir)
+	return err == nil && st.Mode().Perm()&0o001 != 0
+}
+
+func newSocketDirIn(base string) (*socketDir, error) {
 	dir, err := os.MkdirTemp(base, socketDirPrefix)
 	if err != nil {
 		return nil, err

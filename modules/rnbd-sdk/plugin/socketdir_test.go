@@ -3,6 +3,7 @@ package plugin
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -11,23 +12,60 @@ func exists(path string) bool {
 	return err == nil
 }
 
-func TestDirectoriesOfDeadHostsAreRemoved(t *testing.T) {
-	base := t.TempDir()
-	t.Setenv("TMPDIR", base)
-	if len(base) > 40 {
-		var err error
-		if base, err = os.MkdirTemp("/tmp", "sd"); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { os.RemoveAll(base) })
-		t.Setenv("TMPDIR", base)
+func shortFolder(t *testing.T) string {
+	t.Helper()
+	base, err := os.MkdirTemp("/tmp", "sd")
+	if err != nil {
+		t.Fatal(err)
 	}
-	living, err := newSocketDir()
+	t.Cleanup(func() { os.RemoveAll(base) })
+	return base
+}
+
+func TestFolderOfThePluginsSockets(t *testing.T) {
+	own, temporary := shortFolder(t), shortFolder(t)
+	t.Setenv("TMPDIR", temporary)
+	if err := os.Chmod(temporary, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, base string
+		otherUser  bool
+		want       string
+	}{
+		{"that of the host", own, false, own},
+		{"none", "", false, temporary},
+		{"missing", own + "/x", false, temporary},
+		{"too long", filepath.Join(own, strings.Repeat("l", maxSocketBase)), false, temporary},
+		{"closed to the plugin's user", own, true, temporary},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d, err := newSocketDir(c.base, c.otherUser)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.remove()
+			if got := filepath.Dir(d.path); got != c.want {
+				t.Errorf("made in %s, want %s", got, c.want)
+			}
+		})
+	}
+	t.Setenv("TMPDIR", "/nonexistent") // a root file system that is read-only
+	d, err := newSocketDir(own, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.remove()
+}
+
+func TestDirectoriesOfDeadHostsAreRemoved(t *testing.T) {
+	base := shortFolder(t)
+	living, err := newSocketDir(base, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer living.remove()
-	dead, err := newSocketDir()
+	dead, err := newSocketDir(base, false)
 	if err != nil {
 		t.Fatal(err)
 	}

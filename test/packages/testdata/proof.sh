@@ -139,7 +139,7 @@ kills() {
 		check "$d: its control files are new" "ls /run/rnbd/sys/class/rnbd-$d && ! ls -R /run/rnbd/sys 2>&1 | grep 'not connected'"
 		check "$d: one mount for each place" "is \"\$(findmnt -rn -o TARGET | grep rnbd | sort | uniq -d)\" ''"
 	done
-	eventually "each plugin has one folder, and no other folder is left" 'is "$(ls -d /tmp/rnbd-plugin-* | wc -l)" "$(pgrep -c "^(io|frontend)-")"'
+	eventually "each plugin has one folder, and no other folder is left" 'is "$(ls -d /run/rnbd/rnbd-plugin-* | wc -l)" "$(pgrep -c "^(io|frontend)-")"'
 	check "each plugin runs once" 'is "$(pgrep -l "^(io|frontend)-" | cut -d" " -f2 | sort | uniq -d)" ""'
 }
 

@@ -205,6 +205,7 @@ func TestWrongMappings(t *testing.T) {
 		{"access", Mapping{Device: "a", Session: "s", Access: "wr"}, "access", "ro, rw or migration"},
 		{"loss", Mapping{Device: "a", Session: "s", Loss: "queue"}, "loss", "queue"},
 		{"name", Mapping{Device: "a", Session: "s", Name: "a/b"}, "name", "slash"},
+		{"word of the commands", Mapping{Device: "a", Session: "s", Name: "all"}, "name", "another thing"},
 	} {
 		key, err := c.m.Check()
 		if key != c.key || (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {

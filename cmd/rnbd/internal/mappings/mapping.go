@@ -33,6 +33,8 @@ func (m *Mapping) Check() (key string, err error) {
 		return "", errors.New("a mapping needs a device: its name on the server")
 	case len(m.Server) == 0 && m.Session == "":
 		return "", errors.New("a mapping needs a server, a list of addresses, or the session of another mapping")
+	case client.IsReservedName(m.Name):
+		return "name", fmt.Errorf("name %q: commands take the word for another thing", m.Name)
 	case strings.ContainsAny(m.Name, "/\x00"):
 		return "name", fmt.Errorf("name %q: a device name has no slash", m.Name)
 	}

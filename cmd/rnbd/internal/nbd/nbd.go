@@ -31,6 +31,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/load"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
 )
 
 // Export is a device that an NBD server has.
@@ -110,7 +111,11 @@ func loadTLS(dir, host string) (*tls.Config, error) {
 
 // dial connects and negotiates, bounded by ctx.
 func (e *Export) dial(ctx context.Context) (net.Conn, error) {
-	conn, err := (&net.Dialer{}).DialContext(ctx, e.network, e.address)
+	dial := (&net.Dialer{}).DialContext
+	if e.network == "unix" {
+		dial = func(ctx context.Context, _, path string) (net.Conn, error) { return private.Dial(ctx, path) }
+	}
+	conn, err := dial(ctx, e.network, e.address)
 	if err != nil {
 		return nil, err
 	}
