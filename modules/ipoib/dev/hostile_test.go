@@ -127,6 +127,21 @@ func TestFinishChecksum(t *testing.T) {
 	}
 }
 
+// A checksum that comes out as 0 is sent as 0 in TCP, and as FFFF in UDP, where 0
+// means that there is none.
+func TestFinishChecksum_Zero(t *testing.T) {
+	i := &Interface{}
+	for offset, want := range map[byte]byte{6: 0xff, 16: 0} {
+		h := make(tun.Header, tun.HeaderLen)
+		h[0], h[8] = 1, offset
+		p := make([]byte, 20)
+		p[0], p[1] = 0xff, 0xff // the sum over all is FFFF, its complement 0
+		if !i.finishChecksum(h, p) || p[offset] != want || p[offset+1] != want {
+			t.Errorf("the checksum at %d is %x, want twice %#x", offset, p[offset:offset+2], want)
+		}
+	}
+}
+
 func TestOpen_Errors(t *testing.T) {
 	a, _ := hosts(t, 4200)
 	for name, cfg := range map[string]Config{

@@ -134,6 +134,10 @@ func (i *Interface) segments(size int, etherType uint16, p []byte, out *outgoing
 	return true
 }
 
+// udpChecksum is the offset of the checksum in a UDP header. No other transport
+// protocol has it there.
+const udpChecksum = 6
+
 // finishChecksum completes a checksum that the kernel has left to the device.
 // It reports whether the header is valid.
 func (i *Interface) finishChecksum(h tun.Header, p []byte) bool {
@@ -143,7 +147,7 @@ func (i *Interface) finishChecksum(h tun.Header, p []byte) bool {
 		return false
 	}
 	sum := ^wire.Sum(0, p[start:])
-	if sum == 0 {
+	if sum == 0 && h.ChecksumOffset() == udpChecksum {
 		sum = 0xffff // in UDP, 0 means that there is no checksum
 	}
 	p[at], p[at+1] = byte(sum>>8), byte(sum)

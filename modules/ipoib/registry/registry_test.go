@@ -355,3 +355,36 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// One address cannot keep others out: its oldest connections are closed in favour
+// of its newest ones.
+func TestServer_ConnectionsOfAnAddressAreBounded(t *testing.T) {
+	s := serve(t, "127.0.0.1:0", Config{Partitions: []Partition{{PKey: 0xffff}}})
+	defer s.Close()
+	other := client(t, s, portB)
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IP(portA.AsSlice())}}
+	var held []net.Conn
+	for range 5 * maxSessionsPerAddr {
+		c, err := dialer.Dial("tcp", s.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		held = append(held, c)
+	}
+	eventually(t, "the connections of the address are at their limit", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.conns) == maxSessionsPerAddr+1
+	})
+	held[0].SetReadDeadline(time.Now().Add(20 * time.Second))
+	if _, err := held[0].Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the oldest connection was not closed: %v", err)
+	}
+	if _, err := other.Join("x", all, false, never); err != nil {
+		t.Errorf("another address cannot join: %v", err)
+	}
+	if _, err := client(t, s, portA).Join("y", all, false, never); err != nil {
+		t.Errorf("a new connection of the address cannot join: %v", err)
+	}
+}

@@ -34,13 +34,19 @@ type session struct {
 	s    *Server
 	conn net.Conn
 	addr netip.Addr
-	gid  wire.GID    // zero before hello. Guarded by Server.mu
 	out  chan []byte // lines to be written
+
+	begun     time.Time
+	displaced bool     // closed in favour of a newer connection. Guarded by Server.mu
+	gid       wire.GID // zero before hello. Guarded by Server.mu
 }
 
-// maxSessions is the largest number of connections: each port may have an old
-// one and a new one.
-const maxSessions = 2 * MaxPorts
+// Limits of connections. Each port may have an old one and a new one. An address
+// has one port; beyond its limit the oldest connection is closed.
+const (
+	maxSessions        = 2 * MaxPorts
+	maxSessionsPerAddr = 8
+)
 
 // Serve starts a server on a listener, and closes the listener in the end.
 func Serve(l net.Listener, cfg Config, log *slog.Logger) (*Server, error) {
@@ -147,11 +153,30 @@ func (s *Server) start(conn net.Conn) {
 		conn.Close()
 		return
 	}
-	c := &session{s: s, conn: conn, addr: from.AddrPort().Addr().Unmap(), out: make(chan []byte, 256)}
+	c := &session{s: s, conn: conn, addr: from.AddrPort().Addr().Unmap(), begun: time.Now(), out: make(chan []byte, 256)}
+	if oldest, n := s.sessionsOf(c.addr); n >= maxSessionsPerAddr {
+		oldest.displaced = true
+		oldest.conn.Close() // its reader removes it from s.conns
+	}
 	s.conns[c] = true
 	s.wg.Add(2)
 	go c.read()
 	go c.write()
+}
+
+// sessionsOf returns the oldest connection of an address that is not closed, and
+// their number. s.mu is held.
+func (s *Server) sessionsOf(addr netip.Addr) (oldest *session, n int) {
+	for c := range s.conns {
+		if c.addr != addr || c.displaced {
+			continue
+		}
+		n++
+		if oldest == nil || c.begun.Before(oldest.begun) {
+			oldest = c
+		}
+	}
+	return oldest, n
 }
 
 // expire ends leases.
