@@ -455,9 +455,9 @@ func TestHostileClientsOfAChallenge(t *testing.T) {
 		},
 		"the path of another client, again": func(p *rawPath) {
 			p.req.PathsUUID, p.req.SessUUID, p.req.ReconCnt = good.req.PathsUUID, good.req.SessUUID, 9
-			if errno := p.refused(0, p.private(0)); errno != -int(syscall.ECONNRESET) {
-				t.Errorf("refused with %d", errno)
-			}
+			p.connect()
+			good.stillWorks()
+			p.prove(clientB, "good").expectRefusal(syscall.EACCES)
 		},
 		"it leaves after the HELLO": func(p *rawPath) { p.connect().hello(clientA, "x") },
 		"it leaves after the PROOF": func(p *rawPath) { p.connect().prove(clientA, "x") },

@@ -85,9 +85,9 @@ func TestR011_R105_ReconnectIsRefusedUntilTheOldPathIsGone(t *testing.T) {
 }
 
 // A request for connection 0 of a connected path is refused. If it is of a later
-// attempt, its client has lost the path: the path ends, and the attempt after
-// that is accepted, and no heartbeat had to fail.
-func TestR011_LaterAttemptEndsAConnectedPath(t *testing.T) {
+// attempt, its client has lost the path: the attempt is accepted, and the path ends
+// when the attempt has succeeded, and not before.
+func TestR011_LaterAttemptSucceedsAConnectedPath(t *testing.T) {
 	for _, attempt := range []uint16{1, 0xffff} { // the last one is followed by 0
 		net := loopback.New()
 		s := startServer(t, net, serve)
@@ -111,13 +111,22 @@ func TestR011_LaterAttemptEndsAConnectedPath(t *testing.T) {
 			}
 			p.stillWorks()
 		}
-		again.req.ReconCnt = attempt + 1
-		if got := again.refused(0, again.private(0)); got != -int(syscall.ECONNRESET) {
-			t.Errorf("a later attempt: refused with %d", got)
-		}
-		eventually(t, "the path to be gone", func() bool { return len(s.Sessions()) == 0 })
+		asks := newRawPath(t, net, 2)
+		asks.req = p.req
+		asks.req.ReconCnt = attempt + 1
+		asks.connect()
+		p.stillWorks() // whoever only asks ends no path
+		asks.hangUp()
+		eventually(t, "the attempt to be gone", func() bool { return len(s.Sessions()[0].Paths()) == 1 })
+		p.stillWorks()
 		again.req.ReconCnt = attempt + 2
 		again.connect().info("s").stillWorks()
+		if paths := s.Sessions()[0].Paths(); len(paths) != 1 || paths[0].State != SrvPathConnected {
+			t.Errorf("the session has paths %+v", paths)
+		}
+		if ups, downs, _ := s.handler.counts(); ups != 1 || downs != 0 {
+			t.Errorf("the session came up %d times and went down %d times", ups, downs)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package rtrs
 import (
 	"context"
 	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
@@ -17,9 +18,6 @@ import (
 func (p *srvPath) mayJoin(mode AuthMode, req verbs.ConnRequest, f *rtrswire.ConnReqFields) error {
 	switch {
 	case p.State() != SrvPathConnecting:
-		if p.connected() && f.CID == 0 && int16(f.ReconCnt-p.reconCnt) > 0 && p.mayBeOf(req) {
-			p.close(errSuperseded) // the client makes a later attempt only without the path's connections
-		}
 		return protocolErrorf("path %d is %s", p.id, p.State())
 	case mode != p.auth || challenged(mode, req, f) != (p.proofs != nil):
 		return protocolErrorf("path %d has connections with a challenge and without", p.id)
@@ -31,10 +29,34 @@ func (p *srvPath) mayJoin(mode AuthMode, req verbs.ConnRequest, f *rtrswire.Conn
 	return nil
 }
 
-// mayBeOf reports whether req can come from the client of p. Where a challenge has
-// proved that client's identity nothing has proved who sends req, but its address.
-func (p *srvPath) mayBeOf(req verbs.ConnRequest) bool {
-	return p.proofs == nil || payer(req.RemoteAddr()) == payer(p.client)
+// isSucceededBy reports whether f begins a successor of p: a client makes a later
+// attempt only without the connections of the path. p goes on until the successor
+// has proved itself, since anybody may send f.
+func (p *srvPath) isSucceededBy(f *rtrswire.ConnReqFields) bool {
+	return p.connected() && f.CID == 0 && int16(f.ReconCnt-p.reconCnt) > 0
+}
+
+// endPredecessor ends the path that p succeeds, and waits for its end. p counts
+// from then on, so that the session goes on. The client of p has received the
+// answers to its connection requests, and has proved its identity if that is asked
+// of it.
+func (p *srvPath) endPredecessor() error {
+	old, s := p.predecessor, p.sess
+	if old == nil {
+		return nil
+	}
+	p.predecessor = nil
+	s.keepUp(p)
+	old.close(errSuperseded)
+	select {
+	case <-old.closed:
+	case <-p.closing:
+		return p.cause
+	}
+	if n := s.retiredOf(p.uuid); n > 0 { // or the client would take the predecessor for fenced
+		return fmt.Errorf("the path has %d chunks whose requests do not end: %w", n, syscall.EBUSY)
+	}
+	return nil
 }
 
 // addConn accepts req as connection cid. An error is the client's answer, and
@@ -119,6 +141,9 @@ func (p *srvPath) establish(m rtrswire.InfoReq) error {
 		return err
 	}
 	if err := p.takeName(m.Name()); err != nil {
+		return err
+	}
+	if err := p.endPredecessor(); err != nil {
 		return err
 	}
 	for _, c := range p.conns {

@@ -2,6 +2,7 @@ package rtrs
 
 import (
 	"fmt"
+	"slices"
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
@@ -33,12 +34,13 @@ func (c *srvConn) fence(op *Op) {
 func (p *srvPath) fence(uuid rtrswire.UUID) (errno int) {
 	s := p.sess
 	s.srv.mu.Lock()
-	lost := s.pathByUUID(uuid)
+	newest := s.pathByUUID(uuid)
+	paths := slices.DeleteFunc(slices.Clone(s.paths), func(o *srvPath) bool { return o.uuid != uuid })
 	s.srv.mu.Unlock()
-	if lost == p {
+	if newest == p {
 		return 0
 	}
-	if lost != nil {
+	for _, lost := range paths { // a path and its successor
 		lost.close(fmt.Errorf("%w: the client gave it up", ErrConnLost))
 		select {
 		case <-lost.closed:

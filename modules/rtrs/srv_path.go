@@ -62,7 +62,8 @@ type srvPath struct {
 	counted bool // in SrvSession.up; guarded by SrvSession.events
 	watched bool // the PathWatcher was told of it; likewise
 
-	reconCnt uint16 // the client's attempt that made the path
+	reconCnt    uint16   // the client's attempt that made the path
+	predecessor *srvPath // path of the same client that ends when this one connects; nil: none
 
 	base PathDetails // counts at the last resets; guarded by the server's mu
 

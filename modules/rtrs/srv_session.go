@@ -218,7 +218,11 @@ func (s *SrvSession) Close(ctx context.Context) error {
 func (s *SrvSession) pathFor(dev verbs.Device, mode AuthMode, req verbs.ConnRequest, f *rtrswire.ConnReqFields) (*srvPath, error) {
 	s.srv.mu.Lock()
 	p := s.pathByUUID(f.SessUUID)
-	count, taken := len(s.paths), s.sameAddrs(dev, req)
+	var old *srvPath // that the new path succeeds
+	if p != nil && p.isSucceededBy(f) {
+		p, old = nil, p
+	}
+	count, taken := len(s.paths), s.sameAddrs(dev, req, old)
 	var other error
 	if !challenged(mode, req, f) { // else the proof decides
 		other = s.belongsTo(verbs.SecurityOf(req).Peer)
@@ -234,7 +238,7 @@ func (s *SrvSession) pathFor(dev verbs.Device, mode AuthMode, req verbs.ConnRequ
 		return nil, fmt.Errorf("the path has %d chunks whose requests do not end: %w", s.retiredOf(f.SessUUID), syscall.EBUSY)
 	case alone && s.Retired() > 0: // see awaitChunks
 		return nil, fmt.Errorf("the session has %d chunks whose requests do not end: %w", s.Retired(), syscall.EBUSY)
-	case count >= rtrswire.MaxPaths:
+	case old == nil && count >= rtrswire.MaxPaths:
 		return nil, protocolErrorf("the session has %d paths already", count)
 	case taken:
 		return nil, fmt.Errorf("the session has a path from %s to %s already: %w", verbs.AddrString(req.RemoteAddr().Addr()), verbs.AddrString(req.LocalAddr().Addr()), syscall.EEXIST)
@@ -243,6 +247,7 @@ func (s *SrvSession) pathFor(dev verbs.Device, mode AuthMode, req verbs.ConnRequ
 	if err != nil {
 		return nil, err
 	}
+	p.predecessor = old
 	s.srv.accounts.addUnfinished(p)
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
@@ -252,9 +257,9 @@ func (s *SrvSession) pathFor(dev verbs.Device, mode AuthMode, req verbs.ConnRequ
 	return p, nil
 }
 
-// pathByUUID finds a path. Holds mu.
+// pathByUUID finds the newest path of that name. Holds mu.
 func (s *SrvSession) pathByUUID(uuid rtrswire.UUID) *srvPath {
-	for _, p := range s.paths {
+	for _, p := range slices.Backward(s.paths) {
 		if p.uuid == uuid {
 			return p
 		}
@@ -262,11 +267,11 @@ func (s *SrvSession) pathByUUID(uuid rtrswire.UUID) *srvPath {
 	return nil
 }
 
-// sameAddrs reports whether a path of the same fabric has the addresses of req,
-// whatever the ports. Holds mu.
-func (s *SrvSession) sameAddrs(dev verbs.Device, req verbs.ConnRequest) bool {
+// sameAddrs reports whether a path of the same fabric, other than old, has the
+// addresses of req, whatever the ports. Holds mu.
+func (s *SrvSession) sameAddrs(dev verbs.Device, req verbs.ConnRequest, old *srvPath) bool {
 	for _, p := range s.paths {
-		if p.dev.Info().Fabric == dev.Info().Fabric &&
+		if p != old && p.dev.Info().Fabric == dev.Info().Fabric &&
 			p.client.Addr().Unmap() == req.RemoteAddr().Addr().Unmap() &&
 			p.server.Addr().Unmap() == req.LocalAddr().Addr().Unmap() {
 			return true
@@ -319,8 +324,10 @@ func (s *SrvSession) pathUp(p *srvPath) error {
 			return fmt.Errorf("path %d of session %q is refused: %w", p.id, s.Name(), err)
 		}
 	}
-	s.up++
-	p.counted = true
+	if !p.counted {
+		s.up++
+		p.counted = true
+	}
 	if !p.state.CompareAndSwap(uint32(SrvPathConnecting), uint32(SrvPathConnected)) {
 		return ErrClosed
 	}
@@ -330,6 +337,17 @@ func (s *SrvSession) pathUp(p *srvPath) error {
 	}
 	s.changed.ring()
 	return nil
+}
+
+// keepUp counts p before it is connected if the session is up, so that the
+// session goes on when the predecessor of p ends.
+func (s *SrvSession) keepUp(p *srvPath) {
+	s.events <- struct{}{}
+	defer func() { <-s.events }()
+	if s.up > 0 && p.State() == SrvPathConnecting {
+		s.up++
+		p.counted = true
+	}
 }
 
 // infoNow is info, with the lock that it needs.
