@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -296,7 +295,7 @@ func rotateByTwo(t *testing.T, f Fabric) {
 // receive for it.
 func (o *owner) nextKey(qp verbs.QP, round int) (key uint32) {
 	t := o.end.t
-	for last, seen := time.Now(), false; !seen; {
+	for idle, seen := newStallTimer(), false; !seen; {
 		var wcs [4]verbs.WC
 		for _, wc := range wcs[:o.cq.Poll(wcs[:])] {
 			if wc.Status != verbs.StatusOK || wc.Op == verbs.OpDisconnected {
@@ -307,7 +306,7 @@ func (o *owner) nextKey(qp verbs.QP, round int) (key uint32) {
 				o.end.recv(qp, wc.ID, memSize-8, 0)
 			}
 		}
-		if time.Since(last) > Patience {
+		if idle.expired() {
 			t.Fatalf("no answer in round %d", round)
 		}
 	}
@@ -318,10 +317,10 @@ func (o *owner) nextKey(qp verbs.QP, round int) (key uint32) {
 // the next key, until the connection ends.
 func (o *owner) rotateWhenAsked(key *atomic.Uint32, round int) error {
 	mem := o.end.mem[4096*(1+round):][:64]
-	for last := time.Now(); time.Since(last) < Patience; runtime.Gosched() {
+	for idle := newStallTimer(); !idle.expired(); runtime.Gosched() {
 		var wcs [4]verbs.WC
 		for _, wc := range wcs[:o.cq.Poll(wcs[:])] {
-			last = time.Now()
+			idle = newStallTimer()
 			switch {
 			case wc.Op == verbs.OpDisconnected:
 				return nil

@@ -12,8 +12,8 @@
 // by name if the device does not have it; another case requires that a posted
 // request without the ability fails with verbs.ErrUnsupported.
 //
-// The suite sleeps nowhere and assumes no speed: it fails when nothing
-// happens for Patience.
+// The suite sleeps nowhere and assumes no speed: a case that polls fails when
+// nothing happens for Patience, by the clock and in CPU time of the test.
 //
 // The suite leaves open the points in which providers differ: whether a
 // request completes when it was executed by the peer or when it was handed to

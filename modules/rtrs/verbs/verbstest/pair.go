@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"runtime"
 	"testing"
-	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -149,10 +148,10 @@ func (e *end) poll() int {
 // Patience.
 func (p *pair) wait(what string, cond func() bool) {
 	p.t.Helper()
-	for last := time.Now(); !cond(); {
+	for idle := newStallTimer(); !cond(); {
 		if p.client.poll()+p.server.poll() > 0 {
-			last = time.Now()
-		} else if time.Since(last) > Patience {
+			idle = newStallTimer()
+		} else if idle.expired() {
 			p.t.Fatalf("waited in vain for %s\nclient completions: %+v\nserver completions: %+v", what, tail(p.client.wcs), tail(p.server.wcs))
 		}
 		runtime.Gosched()

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
-	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -176,16 +175,16 @@ func (o *owner) pingPong(peer *owner, off, messages int, first bool) error {
 			return fmt.Errorf("first message: %w", err)
 		}
 	}
-	for last := time.Now(); ; {
+	for idle := newStallTimer(); ; {
 		var wcs [4]verbs.WC
 		n := o.cq.Poll(wcs[:])
 		for _, wc := range wcs[:n] {
-			last = time.Now()
+			idle = newStallTimer()
 			if over, err := p.take(wc); over || err != nil {
 				return err
 			}
 		}
-		if n == 0 && time.Since(last) > Patience {
+		if n == 0 && idle.expired() {
 			return fmt.Errorf("nothing came after %d messages", p.received)
 		}
 		runtime.Gosched()

@@ -259,7 +259,7 @@ func bothWays(t *testing.T, f Fabric) {
 	}
 	write := func(from, to *end) {
 		for range rounds {
-			from.send(from.qp, verbs.SendWR{Op: verbs.OpWrite, SGEs: from.sge(0, piece, 1), RemoteAddr: to.at(piece), RKey: to.mr.RKey()})
+			from.send(from.qp, verbs.SendWR{Op: verbs.OpWrite, Signaled: true, SGEs: from.sge(0, piece, 1), RemoteAddr: to.at(piece), RKey: to.mr.RKey()}) // signaled: progress is seen
 		}
 		from.send(from.qp, verbs.SendWR{ID: 1, Op: verbs.OpSend, Signaled: true})
 	}
