@@ -137,6 +137,7 @@ func (f *frontend) join(fd int, peer string, n negotiated, t *tunnel) error {
 		unix.Close(fd)
 		return errors.New("no queue to serve it")
 	}
+	f.eachQueue(func(q *queue) { q.noteEnds(n.exp) }) // their requests go ahead of those of the new connection
 	c := newConn(fd, peer, n, sh)
 	c.tunnel, c.user, c.proof = t, n.user, proofOf(n.tls)
 	n.user.opens(n.exp.name, n.readOnly)

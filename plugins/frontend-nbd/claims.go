@@ -1,6 +1,10 @@
 package main
 
-import "sync/atomic"
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+)
 
 // A write of less than a block reads the block, changes it and writes it back.
 // Another write of the block between the two would be lost. Connections run on
@@ -19,6 +23,16 @@ import "sync/atomic"
 // Where writes are exclusive, a plain write also waits for plain writes that
 // overlap it. If two find each other, the one with the lower slot stays
 // published and looks again, and the other one withdraws: one of them goes on.
+//
+// A connection that has ended may leave requests behind: some are with the device,
+// some wait, some are in the socket and have not been read. Whoever comes later
+// must not be overtaken by these. A connection is ended when its client can send
+// nothing more, and counts in claims.ended until its last request has ended:
+//
+//   - while its commands are not taken, their ranges are not known, and no other
+//     connection takes a slot. Ended connections go first, in the order of their ends;
+//   - then the ranges of its writes are published, and a read or write that
+//     overlaps one of these waits until the write has ended.
 
 // claimBuckets bounds the read-modify-writes under way on a device. Blocks
 // that share a bucket exclude one another.
@@ -31,6 +45,12 @@ type claims struct {
 	waiting atomic.Int32 // parked operations of all queues
 	blocks  [claimBuckets]atomic.Uint64
 	writes  []span // by slot
+
+	ended  atomic.Int32  // ended connections whose requests have not all ended
+	ahead  atomic.Uint64 // the ended connection that takes its commands ahead of all others; 0: none
+	mu     sync.Mutex    // guards ending and last; never taken per request
+	ending []uint64      // ended connections whose commands are not all taken, by the order of their ends
+	last   uint64        // the number of the connection that ended last
 }
 
 // span is the byte range of a plain write in flight; end is 0 if there is none.
@@ -50,6 +70,50 @@ func (c *claims) begin(slot uint32, start, end, blockSize uint64) bool {
 		return false
 	}
 	return !c.exclusive.Load() || c.alone(slot, start, end)
+}
+
+// addEnded counts a connection that has ended. It returns the connection's number,
+// for mayTake and taken.
+func (c *claims) addEnded() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended.Add(1)
+	c.last++
+	c.ending = append(c.ending, c.last)
+	c.ahead.Store(c.ending[0])
+	return c.last
+}
+
+// taken ends the precedence of the connection with that number: the ranges of all
+// of its writes are published.
+func (c *claims) taken(number uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ending = slices.DeleteFunc(c.ending, func(n uint64) bool { return n == number })
+	ahead := uint64(0)
+	if len(c.ending) > 0 {
+		ahead = c.ending[0]
+	}
+	c.ahead.Store(ahead)
+}
+
+// mayTake reports whether the connection with that number, 0 for one that has not
+// ended, may take a slot for a command.
+func (c *claims) mayTake(number uint64) bool {
+	ahead := c.ahead.Load()
+	return ahead == 0 || ahead == number
+}
+
+// follows reports whether no write overlaps [start, end), but for the one that
+// slot has published.
+func (c *claims) follows(slot uint32, start, end, blockSize uint64) bool {
+	for i := range c.writes {
+		s := &c.writes[i]
+		if e := s.end.Load(); uint32(i) != slot && e > start && s.start.Load() < end {
+			return false
+		}
+	}
+	return !c.claimed(start, end, blockSize)
 }
 
 // claimed reports whether a block of [start, end) is claimed.
@@ -85,7 +149,8 @@ func (c *claims) alone(slot uint32, start, end uint64) bool {
 	return alone
 }
 
-func (c *claims) end(slot uint32) { c.writes[slot].end.Store(0) }
+// end withdraws the range of a plain write. It reports whether there was one.
+func (c *claims) end(slot uint32) bool { return c.writes[slot].end.Swap(0) != 0 }
 
 // claim claims a block for a read-modify-write. It returns false if the block's
 // bucket is taken.

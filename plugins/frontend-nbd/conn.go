@@ -56,6 +56,9 @@ type conn struct {
 	tunnel       *tunnel     // nil: without TLS
 	user         *user       // nil: not reported
 	proof        *proof      // nil: the client has proved no identity
+	ended        bool        // the client can send nothing more, see noteEnd
+	ending       uint64      // number in claims.ending; 0: not ended, or all commands are taken
+	parked       int         // ops in queue.parked
 	leaving      error       // why the connection ends when all is answered; nil: it does not
 	index        int         // in queue.table
 	state        connState
@@ -159,6 +162,36 @@ func (c *conn) givenUp() bool {
 	return c.state == connDead || hungUp(c.fd)
 }
 
+// noteEnd is called when the client can send nothing more. From now on other
+// connections do not overtake the requests that c has left, see claims.
+func (c *conn) noteEnd() {
+	if c.ended {
+		return
+	}
+	c.ended = true
+	c.ending = c.exp.claims.addEnded()
+}
+
+// forgetEnd undoes noteEnd when the last request of c has ended.
+func (c *conn) forgetEnd() {
+	if c.ending != 0 {
+		c.exp.claims.taken(c.ending)
+	}
+	if c.ended {
+		c.exp.claims.ended.Add(-1)
+	}
+	c.ended, c.ending = false, 0
+}
+
+// isTaken reports whether no further command of c begins, and the ranges of its
+// writes are published.
+func (c *conn) isTaken() bool { return c.state >= connDraining && c.cur == nil && c.parked == 0 }
+
+// isGone reports whether the client can send nothing more. It takes a system call.
+func (c *conn) isGone() bool {
+	return c.ended || c.state >= connDraining || shutDown(c.fd) || c.tunnel != nil && c.tunnel.isGone()
+}
+
 // onEOF handles the end of the stream. Between commands it is a disconnect.
 func (c *conn) onEOF() {
 	if c.cur != nil || c.w != c.r {
@@ -166,6 +199,7 @@ func (c *conn) onEOF() {
 		return
 	}
 	c.setState(connDraining)
+	c.noteEnd()
 }
 
 // fail closes the socket at once. Slots that are with the device come back
@@ -175,6 +209,7 @@ func (c *conn) fail(cause error) {
 		return
 	}
 	c.setState(connDead)
+	c.noteEnd()
 	unix.Close(c.fd)
 	if c.tunnel != nil {
 		c.tunnel.finish(cause == errDone || cause == c.leaving)

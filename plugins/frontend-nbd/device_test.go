@@ -141,7 +141,8 @@ type host struct {
 	disks map[uint32]*disk
 	rnd   *rand.Rand // nil: in order; else random requests stay for a while
 	held  []shm.SQE
-	hold  atomic.Bool // answer nothing
+	hold  atomic.Bool  // answer nothing
+	kept  atomic.Int32 // requests without an answer
 	pop   [64]shm.SQE
 }
 
@@ -163,6 +164,7 @@ func (h *host) step() int {
 			break
 		}
 	}
+	h.kept.Store(int32(len(h.held)))
 	if h.hold.Load() {
 		return 0
 	}

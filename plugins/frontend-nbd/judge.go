@@ -186,6 +186,7 @@ func (c *conn) sentence(v verdict) {
 func (c *conn) turnAway() {
 	if c.leaving != nil && c.state == connOpen && c.cur == nil {
 		c.setState(connDraining)
+		c.noteEnd()
 		c.q.again = true
 	}
 }

@@ -46,7 +46,7 @@ func giveUp(t *testing.T, conn net.Conn) {
 
 const sentAt = 8192
 
-func write4K(t *testing.T, conn net.Conn, n byte) {
+func write4K(t testing.TB, conn net.Conn, n byte) {
 	t.Helper()
 	if _, err := conn.Write(append(command(cmdWrite, 0, uint64(n), sentAt, 4096), bytes.Repeat([]byte{n}, 4096)...)); err != nil {
 		t.Fatal(err)

@@ -105,7 +105,10 @@ func (q *queue) onEvent(ev unix.EpollEvent) {
 		c.writable = true
 		q.watchRoom(c, false)
 	}
-	c.hangup = c.hangup || ev.Events&^(unix.EPOLLIN|unix.EPOLLOUT) != 0
+	if ev.Events&^(unix.EPOLLIN|unix.EPOLLOUT) != 0 {
+		c.hangup = true
+		c.noteEnd()
+	}
 }
 
 // Arm arranges for FD to become readable at the next event. It returns false if

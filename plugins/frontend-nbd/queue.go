@@ -229,10 +229,30 @@ func (q *queue) reap() {
 		if c.state == connDraining && c.idle() {
 			c.depart()
 		}
+		if c.ending != 0 && c.isTaken() {
+			q.endPrecedence(c)
+		}
 		if c.state == connDead && c.held == 0 {
 			q.conns = append(q.conns[:i], q.conns[i+1:]...)
 			q.remove(c)
 			i--
+		}
+	}
+}
+
+// endPrecedence lets other connections of the export take slots again.
+func (q *queue) endPrecedence(c *conn) {
+	c.exp.claims.taken(c.ending)
+	c.ending = 0
+	q.again = true
+	q.kickOthers(c.exp)
+}
+
+// noteEnds finds the connections of e whose clients have gone.
+func (q *queue) noteEnds(e *export) {
+	for _, c := range q.conns {
+		if c.exp == e && c.isGone() {
+			c.noteEnd()
 		}
 	}
 }
@@ -280,6 +300,8 @@ func (q *queue) remove(c *conn) {
 		q.table[c.index] = nil
 	}
 	c.sh.remove(c)
+	c.forgetEnd()
+	q.kickOthers(c.exp)
 	c.exp.unassign(c.sh)
 	if c.disk != nil {
 		c.disk.lost()
@@ -302,6 +324,9 @@ func (q *queue) evict(e *export) {
 // if so; see claims.
 func (q *queue) claim(o *op) bool {
 	e := o.sh.exp
+	if e.claims.ended.Load() != 0 && !q.follows(o) {
+		return false
+	}
 	if !o.req.op.Modifies() {
 		return true
 	}
@@ -314,6 +339,22 @@ func (q *queue) claim(o *op) bool {
 	block := o.off / e.block
 	o.claimed = o.claimed || e.claims.claim(block)
 	return o.claimed && e.claims.drained(block, e.block)
+}
+
+// follows reports whether o overtakes no write of a connection that has ended. If
+// it does, the range that o may have published is withdrawn.
+func (q *queue) follows(o *op) bool {
+	c := &o.sh.exp.claims
+	if o.claimed || o.req.op == blk.Flush || o.req.op == blk.Extents {
+		return true
+	}
+	if c.follows(o.tag, o.off, o.off+uint64(o.n), o.sh.exp.block) {
+		return true
+	}
+	if c.end(o.tag) {
+		q.alert(o.sh.exp)
+	}
+	return false
 }
 
 // unclaim releases o's claim and wakes the writes that it blocked.
@@ -334,11 +375,15 @@ func (q *queue) unclaim(o *op) {
 	}
 }
 
-// alert makes the other queues retry their parked writes to e.
+// alert makes the other queues retry their parked requests to e.
 func (q *queue) alert(e *export) {
-	if e.claims.waiting.Load() == 0 {
-		return
+	if e.claims.waiting.Load() != 0 {
+		q.kickOthers(e)
 	}
+}
+
+// kickOthers makes the other queues of e run a round.
+func (q *queue) kickOthers(e *export) {
 	for _, s := range e.shares {
 		if s.q != q {
 			s.q.kick()
@@ -350,6 +395,7 @@ func (q *queue) alert(e *export) {
 // ended before it could see that o waits, so the queue runs one more round.
 func (q *queue) park(o *op) {
 	o.sh.exp.claims.waiting.Add(1)
+	o.conn.parked++
 	q.parked.push(o)
 	q.again = true
 }
@@ -359,14 +405,28 @@ func (q *queue) retryParked() {
 	q.parked = opList{}
 	for !list.empty() {
 		o := list.pop()
-		if !q.claim(o) {
+		dead := o.conn.state == connDead
+		if !dead && !q.claim(o) {
 			q.parked.push(o)
 			continue
 		}
 		o.sh.exp.claims.waiting.Add(-1)
-		q.submit(o)
+		o.conn.parked--
 		q.events++
+		if dead {
+			q.abandon(o)
+		} else {
+			q.submit(o)
+		}
 	}
+}
+
+// abandon ends a parked op whose connection is dead. No client gets the answer.
+func (q *queue) abandon(o *op) {
+	if !o.claimed {
+		o.plain = o.sh.exp.claims.end(o.tag)
+	}
+	o.conn.onDone(o, blk.EIO)
 }
 
 // kick makes the queue retry its parked ops and check its alarm. Any thread may

@@ -197,6 +197,11 @@ func (r *rig) close() {
 		}
 		return n == 0
 	})
+	for _, e := range r.f.exports {
+		if c := &e.claims; c.ended.Load() != 0 || c.ahead.Load() != 0 || inFlight(e) != 0 {
+			r.t.Errorf("export %q: %d ended connections and %d ranges of writes are left, number %d takes its commands", e.name, c.ended.Load(), inFlight(e), c.ahead.Load())
+		}
+	}
 	for i, p := range r.pumps {
 		p.Stop()
 		r.f.queues[i].close()

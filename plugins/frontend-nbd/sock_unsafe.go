@@ -38,11 +38,18 @@ func vectored(call uintptr, fd int, iov []unix.Iovec) (int, unix.Errno) {
 }
 
 // hungUp reports whether the other end of the socket is closed or shut down.
-func hungUp(fd int) bool {
-	p := unix.PollFd{Fd: int32(fd)}
+func hungUp(fd int) bool { return pollsAny(fd, unix.POLLHUP|unix.POLLERR) }
+
+// shutDown reports whether the other end sends nothing more. Bytes that it sent
+// before can still be read.
+func shutDown(fd int) bool { return pollsAny(fd, unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) }
+
+// pollsAny reports whether poll finds one of the events on fd now.
+func pollsAny(fd int, events int16) bool {
+	p := unix.PollFd{Fd: int32(fd), Events: events}
 	var now unix.Timespec
 	n, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&p)), 1, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
-	return errno == 0 && n == 1 && p.Revents&(unix.POLLHUP|unix.POLLERR) != 0
+	return errno == 0 && n == 1 && p.Revents&events != 0
 }
 
 // epollNow returns pending events without blocking.

@@ -116,7 +116,7 @@ func (f *frontend) awaitQuiet(ctx context.Context) error {
 		var busy *conn
 		f.eachQueue(func(q *queue) {
 			for _, c := range q.conns {
-				if c.disk == nil && c.inDevice() > 0 {
+				if c.disk == nil && q.isBusy(c) {
 					busy = c
 				}
 			}
@@ -132,6 +132,15 @@ func (f *frontend) awaitQuiet(ctx context.Context) error {
 	}
 }
 
+// isBusy reports whether the device has a request of c, or will get one. The commands
+// of a client that has gone are taken to the end, since others wait for them.
+func (q *queue) isBusy(c *conn) bool {
+	if c.ending != 0 && c.state == connPaused {
+		c.state, q.again = connOpen, true
+	}
+	return c.ending != 0 || c.inDevice() > 0
+}
+
 // hold pauses the connections of a queue, but for those of the kernel, or has them go
 // on. Queue's thread, as leave.
 func (q *queue) hold(on bool) {
@@ -139,7 +148,7 @@ func (q *queue) hold(on bool) {
 	for _, c := range q.conns {
 		switch {
 		case c.disk != nil:
-		case on && c.state == connOpen:
+		case on && c.state == connOpen && !c.ended:
 			c.state = connPaused
 		case !on && c.state == connPaused:
 			c.state = connOpen
@@ -246,6 +255,7 @@ func (f *frontend) adopt(from *plugin.Connection) (*conn, error) {
 
 // forget undoes adopt.
 func (c *conn) forget() {
+	c.forgetEnd()
 	c.exp.unassign(c.sh)
 	c.exp.release()
 }
@@ -257,6 +267,11 @@ func (f *frontend) ServeConnections(context.Context) error {
 	f.adopted = nil
 	f.mu.Unlock()
 	f.eachQueue(func(q *queue) { q.hold(false) }) // this process may have given up its own before
+	for _, c := range adopted {                   // before a connection is served: the requests of those that have ended go first
+		if c.isGone() {
+			c.noteEnd()
+		}
+	}
 	for _, c := range adopted {
 		c.user.opens(c.exp.name, c.readOnly)
 		if !f.post(c.q, func() { c.q.add(c) }) {

@@ -137,6 +137,7 @@ func (c *conn) onCommand(r *request, h requestHeader) {
 	if h.Type() == cmdDisc {
 		c.giveRequest(r)
 		c.setState(connDraining)
+		c.noteEnd()
 		return
 	}
 	c.cur = r
@@ -290,7 +291,7 @@ func (c *conn) drop(r *request) bool {
 // next, any other is admitted. It returns false if there is no slot.
 func (c *conn) nextChild(r *request) bool {
 	l := c.exp.limits.Load()
-	if !c.sh.mayTake(c, r, l) {
+	if !c.exp.claims.mayTake(c.ending) || !c.sh.mayTake(c, r, l) {
 		return false
 	}
 	o := c.sh.take(c)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -83,6 +84,20 @@ func (t *tunnel) connect(n negotiated, peer string) error {
 		return err
 	}
 	return nil
+}
+
+// isGone reports whether the client can send nothing more.
+func (t *tunnel) isGone() (gone bool) {
+	sc, ok := t.tls.NetConn().(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return true
+	}
+	err = raw.Control(func(fd uintptr) { gone = shutDown(int(fd)) })
+	return gone || err != nil
 }
 
 // run carries until both directions have ended.
