@@ -80,6 +80,35 @@ func (h *handler) Retired(op *rtrs.Op) {
 	s.log.Error("device is stuck: a request does not end, and its path has gone", "session", sess.name, "device", r.m.name)
 }
 
+// PathLost makes the writes of other clients wait for those that a session without
+// a path has in flight.
+func (h *handler) PathLost(t *rtrs.SrvSession) {
+	s := (*Server)(h)
+	sess, ok := t.Context().(*session)
+	if !ok || !sess.isCut() {
+		return
+	}
+	for _, m := range sess.all() {
+		if m.usage != nil && m.inflight() > 0 && !m.cut.Swap(true) {
+			go s.outlive(m)
+		}
+	}
+}
+
+// outlive holds back the writes of other clients than m's until m has no request in
+// flight.
+func (s *Server) outlive(m *mapping) {
+	defer m.cut.Store(false)
+	for pause := 200 * time.Microsecond; !m.usage.precede(m); pause = min(2*pause, 10*time.Millisecond) {
+		if m.inflight() == 0 || s.stopped.Load() { // another client's requests go first
+			return
+		}
+		time.Sleep(pause)
+	}
+	s.awaitIdle(m)
+	m.usage.repeated()
+}
+
 // SessionDown closes the session's devices. Only retired requests may be in
 // flight. SessionDown does not wait for them; the session's memory is kept
 // until they have ended.

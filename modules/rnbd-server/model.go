@@ -171,6 +171,7 @@ type mapping struct {
 	wroteBefore atomic.Int64 // time until which writes stored no time in flows; 0: they all did
 	refusals    atomic.Int64 // repetitions refused
 	sharing     uint64       // number of the news that others may write; guarded by session.mu
+	cut         atomic.Bool  // outlive runs: the session has lost its paths with requests in flight
 }
 
 // asking is an EXTENTS under way.
@@ -193,11 +194,11 @@ type news struct {
 // before it leaves flow.inflight, and a repetition reads inflight before the time.
 type usage struct {
 	shared  atomic.Bool  // two mappings may write, or could until lately
-	repeats atomic.Int32 // repetitions under way
+	repeats atomic.Int32 // repetitions in flight, and mappings without a path that have requests in flight
 
 	mu      sync.Mutex  // taken after all other locks
 	writers []*mapping  // mappings that may write
-	by      uint64      // writer of the repetitions under way
+	by      uint64      // writer of those
 	held    []func()    // functions that continue the writes waiting for the end of repetitions
 	gone    departures  // mappings that were closed
 	calm    *time.Timer // runs relax; nil before the first departure

@@ -59,6 +59,10 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 	if err != nil {
 		return nil, err
 	}
+	if err := s.awaitFence(ctx, n.id, mode); err != nil {
+		n.close()
+		return fail(err)
+	}
 	turn, err := s.nodes.take(ctx, n.id)
 	if err != nil {
 		n.close()
@@ -187,9 +191,40 @@ func (s *Server) admitWriter(id nodeID, mode blk.AccessMode) error {
 	if err := s.nodeBusy(id); err != nil {
 		return err
 	}
+	if err := s.fenced(id, mode); err != nil {
+		return err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.writers.take(id, mode)
+}
+
+// fenced returns EBUSY for a second writer while the first one has lost its paths and
+// has requests in flight: these could land on later writes.
+func (s *Server) fenced(id nodeID, mode blk.AccessMode) error {
+	if mode != blk.Migration {
+		return nil // refused beside another writer
+	}
+	s.mu.Lock()
+	u := s.usages[id]
+	s.mu.Unlock()
+	if u == nil {
+		return nil
+	}
+	if m := u.unfenced(); m != nil {
+		return fmt.Errorf("session %q has lost its paths, and %d of its requests have not ended: %w", m.session.name, m.inflight(), syscall.EBUSY)
+	}
+	return nil
+}
+
+// awaitFence waits until fenced has no error, or until the device is stuck.
+func (s *Server) awaitFence(ctx context.Context, id nodeID, mode blk.AccessMode) error {
+	for pause := 200 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
+		err := s.fenced(id, mode)
+		if err == nil || s.nodeBusy(id) != nil || !sleep(ctx, pause) {
+			return err
+		}
+	}
 }
 
 func (s *Server) releaseWriter(id nodeID, mode blk.AccessMode) {

@@ -34,6 +34,17 @@ func (s *session) identity() string {
 	return ""
 }
 
+// isCut reports whether no path of the session is connected: the client can send
+// nothing, and requests may still be in flight.
+func (s *session) isCut() bool {
+	for _, p := range s.transport.Paths() {
+		if p.State == rtrs.SrvPathConnected {
+			return false
+		}
+	}
+	return true
+}
+
 // gone returns an error if the session has ended, else nil.
 func (s *session) gone() error {
 	if s.ended.Load() {

@@ -158,16 +158,47 @@ func (u *usage) others(m *mapping) (out []*mapping) {
 func (u *usage) repeat(m *mapping, since int64) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.repeats.Load() > 0 && u.by != m.writer {
+	if !u.begin(m) {
 		return false
 	}
-	u.by = m.writer
-	u.repeats.Add(1)
 	if u.undisturbed(m, since) {
 		return true
 	}
 	u.repeats.Add(-1)
 	return false
+}
+
+// precede makes the writes of other clients than m's wait until repeated is called.
+// It returns false if m's have to wait for those of another client.
+func (u *usage) precede(m *mapping) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.begin(m)
+}
+
+// begin counts one more reason for others than m's client to wait. The caller holds
+// mu.
+func (u *usage) begin(m *mapping) bool {
+	if u.repeats.Load() > 0 && u.by != m.writer {
+		return false
+	}
+	u.by = m.writer
+	u.repeats.Add(1)
+	return true
+}
+
+// unfenced returns a mapping that may write, has requests in flight and has lost all
+// of its paths. It returns nil if there is none.
+func (u *usage) unfenced() *mapping {
+	u.mu.Lock()
+	writers := slices.Clone(u.writers)
+	u.mu.Unlock()
+	for _, o := range writers {
+		if o.inflight() > 0 && o.session.isCut() {
+			return o
+		}
+	}
+	return nil
 }
 
 // sinceShared means a time before another client had the device open for

@@ -57,6 +57,14 @@ type PathWatcher interface {
 	PathClosed(s *SrvSession, p SrvPathInfo, cause error)
 }
 
+// PathLossWatcher is a ServerHandler that learns at once that a path begins to close.
+// PathLost is called before the path's requests are waited for: the client sends
+// nothing more on the path, SrvSession.Paths does not show it as connected, and its
+// requests may still run. Any goroutine; may not block.
+type PathLossWatcher interface {
+	PathLost(s *SrvSession)
+}
+
 // RefusalWatcher is a ServerHandler that learns of the clients that are refused for
 // their identity, or for the protection of their connection, before their session is
 // up. Any goroutine; may not block. Strangers can cause any number of refusals.

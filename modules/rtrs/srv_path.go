@@ -232,6 +232,9 @@ func (p *srvPath) teardown() {
 	p.log("rtrs: path closing", "cause", p.cause)
 	p.sess.changed.ring()
 	srv := p.sess.srv
+	if h, ok := srv.cfg.Handler.(PathLossWatcher); ok {
+		h.PathLost(p.sess)
+	}
 	srv.accepting.Lock()
 	var conns []*srvConn
 	for _, c := range p.conns {
