@@ -17,6 +17,7 @@ import (
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/mappings"
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/access"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
 	"github.com/rnbd-go/rnbd/modules/rnbd-server"
@@ -62,6 +63,11 @@ func (r *running[O]) describe(info *controlpb.DaemonInfo) {
 	if p := r.problems.Load(); p != nil {
 		info.ConfigProblems = *p
 	}
+	c := control.Conditions{List: info.Conditions}
+	for _, p := range info.ConfigProblems {
+		c.Add(control.ConfigProblem, "", p)
+	}
+	info.Conditions = c.List
 }
 
 // dir is the folder of the configuration files.

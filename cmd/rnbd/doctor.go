@@ -16,6 +16,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/doctor"
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
@@ -191,21 +192,30 @@ func checkDaemon(ctx context.Context, d *daemons, name string) (found []doctor.F
 	if err = errors.Join(err, lerr); err != nil {
 		return append(found, doctor.Finding{Check: "daemon", Subject: name, Outcome: doctor.Problem, Text: err.Error(), Do: "see its log; restart it if it does not answer"}), nil
 	}
-	for _, p := range info.ConfigProblems {
-		found = append(found, doctor.Finding{Check: "configuration", Subject: name + " daemon", Outcome: doctor.Problem, Text: p, Do: "`rnbd config check`, then `rnbd config apply`"})
-	}
-	for _, p := range info.Plugins {
-		if p.State != "running" {
-			found = append(found, doctor.Finding{Check: "plugin", Subject: p.Name, Outcome: doctor.Problem, Text: p.State, Do: "see the log of the daemon; `rnbd explain '" + p.State + "'`"})
-		}
-	}
-	for _, dev := range inv.devices {
-		if dev.state != "open" {
-			found = append(found, doctor.Finding{Check: "device", Subject: dev.name, Outcome: doctor.Problem, Text: dev.state, Do: "`rnbd show " + dev.name + "` has the last error; `rnbd explain '" + dev.state + "'`"})
-		}
+	for _, c := range info.Conditions {
+		found = append(found, conditionFinding(c, name))
 	}
 	of, paths := checkPaths(inv)
 	return append(found, of...), paths
+}
+
+// conditionFinding is the finding for a condition of a daemon.
+func conditionFinding(c *controlpb.Condition, daemon string) doctor.Finding {
+	f := doctor.Finding{Check: conditionChecks[c.Kind], Subject: c.Subject, Outcome: doctor.Problem, Text: c.Text, Do: "rnbd explain " + c.Kind}
+	if f.Subject == "" {
+		f.Subject = daemon + " daemon"
+	}
+	if f.Check == "" { // of a newer daemon
+		f.Check = c.Kind
+	}
+	return f
+}
+
+// conditionChecks are the checks by the kinds of conditions.
+var conditionChecks = map[string]string{
+	control.RequestsHang: "requests", control.RequestsFailed: "requests", control.RedundancyLost: "session", control.ServerAway: "session",
+	control.DeviceClosed: "device", control.DeviceFailed: "device", control.PluginDown: "plugin", control.AuditLost: "audit",
+	control.ConfigProblem: "configuration",
 }
 
 // checkPaths checks the client's sessions.

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/explain"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 )
 
 // has reports whether an entry of kind is found by word.
@@ -132,5 +133,18 @@ func TestExplain(t *testing.T) {
 	}
 	if err != nil || json.Unmarshal([]byte(out), &list) != nil || len(list) != 1 || list[0].Number != 5 || list[0].Meaning == "" {
 		t.Errorf("json: %v %s", err, out)
+	}
+}
+
+// TestEachConditionIsExplained looks up the kinds of conditions.
+func TestEachConditionIsExplained(t *testing.T) {
+	for _, kind := range control.ConditionKinds {
+		found := explain.Find(kind)
+		if len(found) != 1 || found[0].Kind != explain.Condition || found[0].Do == "" {
+			t.Errorf("%s: %+v", kind, found)
+		}
+		if conditionChecks[kind] == "" {
+			t.Errorf("%s has no check of doctor", kind)
+		}
 	}
 }

@@ -231,6 +231,13 @@ var daemonFields = []report.Field[*controlpb.DaemonInfo]{
 	report.F("pid", "Process", "its number", func(i *controlpb.DaemonInfo) any { return int64(i.Pid) }),
 	report.F("pumps", "Pumps", "threads of the data path", func(i *controlpb.DaemonInfo) any { return int64(i.Pumps) }),
 	report.F("listen", "Listens on", "addresses", func(i *controlpb.DaemonInfo) any { return i.Listen }),
+	report.F("conditions", "Conditions", "what needs attention now; empty: nothing", func(i *controlpb.DaemonInfo) any {
+		out := []string{}
+		for _, c := range i.Conditions {
+			out = append(out, strings.TrimSpace(c.Kind+" "+c.Subject)+": "+c.Text)
+		}
+		return out
+	}),
 	report.F("config_problems", "Configuration", "what is wrong with it: parts that are left out, or why it was refused; empty: nothing", func(i *controlpb.DaemonInfo) any { return i.ConfigProblems }),
 }
 

@@ -50,7 +50,28 @@ func (a *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.D
 			Fabric: fabric, Name: n.Name, Reason: n.Reason, Bytes: n.Bytes, Value: n.Value,
 		})
 	}
+	info.Conditions = a.c.conditions(info.Plugins)
 	return info, nil
+}
+
+// conditions lists what needs attention now.
+func (c *Client) conditions(plugins []*controlpb.Plugin) []*controlpb.Condition {
+	var out control.Conditions
+	out.AddPlugins(plugins)
+	out.AddSessions(c.describeSessions())
+	for _, d := range c.Devices() {
+		d.mu.Lock()
+		state, why := d.state, d.lastError
+		d.mu.Unlock()
+		if state == Closed {
+			out.Add(control.DeviceClosed, d.name, strings.TrimSuffix(state.String()+": "+why, ": "))
+		}
+		out.AddRequests(d.name, control.HungRequests(c.hung(d)), c.lastFailure(d))
+	}
+	for _, d := range c.describeWaiting() {
+		out.Add(control.DeviceClosed, d.Name, strings.TrimSuffix(d.State+": "+d.LastError, ": "))
+	}
+	return out.List
 }
 
 func (a *controlAPI) Events(ctx context.Context, r *controlpb.EventsRequest) (*controlpb.EventList, error) {
@@ -233,13 +254,16 @@ func (d *Device) describe(st plugin.DeviceStatus) *controlpb.ClientDevice {
 }
 
 func (a *controlAPI) ListSessions(context.Context, *controlpb.ListRequest) (*controlpb.SessionList, error) {
-	list := &controlpb.SessionList{}
-	a.c.mu.Lock()
-	defer a.c.mu.Unlock()
-	for _, s := range a.c.sessions {
-		list.Sessions = append(list.Sessions, s.describe())
+	return &controlpb.SessionList{Sessions: a.c.describeSessions()}, nil
+}
+
+func (c *Client) describeSessions() (all []*controlpb.Session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.sessions {
+		all = append(all, s.describe())
 	}
-	return list, nil
+	return all
 }
 
 // describe is called with Client.mu held.

@@ -20,7 +20,7 @@ func (c *Client) startWatchdog() {
 	if c.cfg.HungAfter <= 0 {
 		return
 	}
-	w := &watching{client: c, reporter: watchdog.NewReporter(watchdog.Config{Log: c.log, Limit: c.cfg.HungAfter})}
+	w := &watching{client: c, reporter: watchdog.NewReporter(watchdog.Config{Log: c.log, Limit: c.cfg.HungAfter, Journal: c.cfg.Journal})}
 	for _, p := range c.pumps {
 		l := &look{pump: p}
 		l.done.Store(true)
@@ -172,6 +172,14 @@ func (c *Client) hung(d *Device) []watchdog.Hung {
 		return nil
 	}
 	return c.watch.reporter.Now(d.name)
+}
+
+// lastFailure describes the last failed request of d, if that is not long ago.
+func (c *Client) lastFailure(d *Device) string {
+	if c.watch == nil {
+		return ""
+	}
+	return c.watch.reporter.LastFailure(d.name, time.Now())
 }
 
 // failedRequests returns the numbers of d's requests that failed.

@@ -47,7 +47,24 @@ func (c *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.D
 		})
 	}
 	info.FabricCounters = append(info.FabricCounters, c.s.limitCounters()...)
+	info.Conditions = c.s.conditions(info.Plugins)
 	return info, nil
+}
+
+// conditions lists what needs attention now.
+func (s *Server) conditions(plugins []*controlpb.Plugin) []*controlpb.Condition {
+	var c control.Conditions
+	c.AddPlugins(plugins)
+	if err := s.cfg.Audit.Failed(); err != nil {
+		c.Add(control.AuditLost, "", fmt.Sprintf("%v; records lost: %d", err, s.cfg.Audit.Dropped()))
+	}
+	for _, d := range s.openDevices() {
+		if state := d.state(); state != "open" {
+			c.Add(control.DeviceFailed, d.path, state)
+		}
+		c.AddRequests(d.path, control.HungRequests(s.hung(d.path)), s.lastFailure(d.path))
+	}
+	return c.List
 }
 
 func (c *controlAPI) Events(ctx context.Context, r *controlpb.EventsRequest) (*controlpb.EventList, error) {

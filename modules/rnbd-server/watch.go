@@ -18,7 +18,7 @@ func (s *Server) startWatchdog() {
 	if s.cfg.HungAfter <= 0 {
 		return
 	}
-	w := &watching{server: s, reporter: watchdog.NewReporter(watchdog.Config{Log: s.log, Limit: s.cfg.HungAfter})}
+	w := &watching{server: s, reporter: watchdog.NewReporter(watchdog.Config{Log: s.log, Limit: s.cfg.HungAfter, Journal: s.cfg.Journal})}
 	for i := range s.pumps {
 		l := &look{server: s, pump: i}
 		l.done.Store(true)
@@ -152,6 +152,14 @@ func (s *Server) hung(path string) []watchdog.Hung {
 		return nil
 	}
 	return s.watchdog.reporter.Now(path)
+}
+
+// lastFailure describes the last failed request of a device, if that is not long ago.
+func (s *Server) lastFailure(path string) string {
+	if s.watchdog == nil {
+		return ""
+	}
+	return s.watchdog.reporter.LastFailure(path, time.Now())
 }
 
 // failedRequests returns the numbers of d's requests that failed.

@@ -3,8 +3,12 @@ package journal
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ratelimit"
 )
 
 // Kind is what an event is about.
@@ -34,6 +38,14 @@ type Event struct {
 	Why     string // reason; empty: none is known
 }
 
+// limits bound the events of one subject, and those of a kind: a session that loses its
+// paths again and again, or a peer that makes sessions, leaves room for the others. The
+// last change of those that are left out follows within a minute, with their number.
+var limits = ratelimit.Limits{Window: time.Minute, Burst: 20, PerWindow: 2, TotalBurst: 600, TotalPerWindow: 60}
+
+// subject is what an event is about.
+type subject struct{ session, path, device, plugin string }
+
 // DefaultSize is how many events a daemon keeps.
 const DefaultSize = 1000
 
@@ -44,18 +56,42 @@ type Journal struct {
 	kept []Event       // a ring; event n is at (n-1) mod its length
 	last uint64        // number of the latest event
 	more chan struct{} // closed by the next event
+
+	// Limiters of the kinds of events that repeat or that peers cause.
+	limiters map[Kind]*ratelimit.Limiter[subject, Event]
 }
 
 // New returns a journal of the last size events. size is at least 1.
 func New(size int) *Journal {
-	return &Journal{kept: make([]Event, size), more: make(chan struct{})}
+	j := &Journal{kept: make([]Event, size), more: make(chan struct{}), limiters: map[Kind]*ratelimit.Limiter[subject, Event]{}}
+	for _, k := range []Kind{Session, Path, Device, Plugin} {
+		j.limiters[k] = ratelimit.New(limits, j.addLimited)
+	}
+	return j
 }
 
-// Add numbers e, stamps it with the time, and keeps it in place of the oldest one.
+// Add numbers e, stamps it with the time, and keeps it in place of the oldest one. Of
+// many events about one subject it keeps some, and the last one of each minute.
 func (j *Journal) Add(e Event) {
 	if j == nil {
 		return
 	}
+	if l := j.limiters[e.Kind]; l != nil {
+		l.Add(subject{e.Session, e.Path, e.Device, e.Plugin}, e)
+		return
+	}
+	j.add(e)
+}
+
+// addLimited keeps an event that a limiter passes on.
+func (j *Journal) addLimited(_ subject, e Event, leftOut uint64) {
+	if leftOut > 1 {
+		e.Why = strings.TrimPrefix(fmt.Sprintf("%s; the last of %d changes", e.Why, leftOut), "; ")
+	}
+	j.add(e)
+}
+
+func (j *Journal) add(e Event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.last++

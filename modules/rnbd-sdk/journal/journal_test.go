@@ -99,3 +99,37 @@ func TestJournal_ReadersBesideWriters(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// Sessions whose paths are lost again and again leave room for the other events, and
+// the journal has the state that they have now.
+func TestRepeatedEventsLeaveRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := New(DefaultSize)
+		j.Add(Event{Kind: Config, To: "read again"})
+		for i := range 300 { // attempts to connect five sessions, once a second
+			for s := range 5 {
+				j.Add(Event{Kind: Path, Session: fmt.Sprint(s), Path: "p", From: "connecting", To: fmt.Sprint("attempt ", i)})
+			}
+			time.Sleep(time.Second)
+		}
+		for s := range 5 {
+			j.Add(Event{Kind: Path, Session: fmt.Sprint(s), Path: "p", From: "connecting", To: "connected"})
+		}
+		time.Sleep(2 * limits.Window)
+		synctest.Wait()
+		last, n := map[string]string{}, 0
+		for _, e := range j.After(0) {
+			last[e.Session] = e.To
+			n++
+		}
+		if n > 5*40 || last[""] != "read again" {
+			t.Errorf("%d events, the other is %q", n, last[""])
+		}
+		for s := range 5 {
+			if last[fmt.Sprint(s)] != "connected" {
+				t.Errorf("session %d: %s", s, last[fmt.Sprint(s)])
+			}
+		}
+		time.Sleep(time.Hour) // no timer is left
+	})
+}

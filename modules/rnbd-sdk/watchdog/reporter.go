@@ -2,12 +2,16 @@ package watchdog
 
 import (
 	"cmp"
+	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 )
 
 // Hung is a group of requests that are older than the limit: those of one
@@ -99,8 +103,9 @@ type group struct {
 type Config struct {
 	Log   *slog.Logger
 	Limit time.Duration // age from which a request hangs
-	// Began and Ended are told of groups. They do not wait.
-	Began, Ended func(Hung)
+	// Journal takes an event when requests of a device begin and end to hang, and when
+	// some have failed; nil: none does.
+	Journal *journal.Journal
 }
 
 // Reporter logs what hangs and fails, a bounded number of times, and keeps
@@ -152,17 +157,21 @@ func (r *Reporter) hangs(h Hung, now time.Time) {
 	g.warned = now
 	r.cfg.Log.Warn("requests hang", "device", h.Device, "requests", h.Requests, "older_than", r.cfg.Limit.String(),
 		"stage", h.Stage.String(), "path", h.Path, "session", h.Session, "oldest", h.Oldest.Round(time.Second).String(), "op", h.Op, "offset", h.Offset)
-	if fresh && r.cfg.Began != nil {
-		r.cfg.Began(h)
+	if fresh {
+		r.cfg.Journal.Add(journal.Event{
+			Kind: journal.Device, Session: h.Session, Device: h.Device, To: "requests hang",
+			Why: strings.TrimSpace(fmt.Sprintf("%d older than %s, stage %s %s", h.Requests, r.cfg.Limit, h.Stage, h.Path)),
+		})
 	}
 }
 
 func (r *Reporter) ended(k key, g *group, now time.Time) {
 	r.cfg.Log.Info("requests do not hang any more", "device", k.device, "stage", k.stage.String(), "path", k.path, "session", k.session,
 		"after", now.Sub(g.since).Round(time.Second).String())
-	if r.cfg.Ended != nil {
-		r.cfg.Ended(Hung{Device: k.device, Stage: k.stage, Session: k.session, Path: k.path})
-	}
+	r.cfg.Journal.Add(journal.Event{
+		Kind: journal.Device, Session: k.session, Device: k.device, From: "requests hang", To: "requests answered",
+		Why: fmt.Sprintf("after %s, stage %s", now.Sub(g.since).Round(time.Second), k.stage),
+	})
 }
 
 // Now returns the groups of the last look; of one device, or of all if device
@@ -187,6 +196,27 @@ type pace struct {
 	next  time.Time
 	pause time.Duration
 	more  int // failures since the last line
+
+	last string    // failure, in words
+	at   time.Time // of the last failure
+}
+
+// failedLately is the time for that a failure is a condition of its device.
+const failedLately = 10 * time.Minute
+
+// LastFailure describes the last failure of a device in the ten minutes before now. It
+// returns "" if there was none.
+func (r *Reporter) LastFailure(device string, now time.Time) string {
+	if r == nil {
+		return ""
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.quiet[device]
+	if p == nil || now.Sub(p.at) >= failedLately {
+		return ""
+	}
+	return fmt.Sprintf("%s, %s ago", p.last, now.Sub(p.at).Round(time.Second))
 }
 
 const (
@@ -198,15 +228,20 @@ const (
 // Failed logs f, unless a line about its device was written lately. Then the
 // next line has the number of those left out.
 func Failed[D any](r *Reporter, log *slog.Logger, device string, f Failure[D], now time.Time) {
+	errno := unix.ErrnoName(unix.Errno(f.Errno))
 	r.mu.Lock()
 	p := r.quiet[device]
-	switch {
-	case p == nil:
+	fresh := p == nil
+	if fresh {
 		if len(r.quiet) >= maxPaces {
 			clear(r.quiet)
 		}
 		p = &pace{pause: firstPause}
 		r.quiet[device] = p
+	}
+	p.last, p.at = fmt.Sprintf("%s of %d bytes at %d: %s, stage %s", f.Op, f.Len, f.Offset, errno, f.Stage), now
+	switch {
+	case fresh:
 	case now.Before(p.next):
 		p.more++
 		r.mu.Unlock()
@@ -216,9 +251,13 @@ func Failed[D any](r *Reporter, log *slog.Logger, device string, f Failure[D], n
 	default:
 		p.pause = min(2*p.pause, lastPause)
 	}
-	more := p.more
+	more, what := p.more, p.last
 	p.next, p.more = now.Add(p.pause), 0
 	r.mu.Unlock()
 	log.Error("a request failed", "op", f.Op.String(), "offset", f.Offset, "size", f.Len,
-		"errno", unix.ErrnoName(unix.Errno(f.Errno)), "stage", f.Stage.String(), "more", more)
+		"errno", errno, "stage", f.Stage.String(), "more", more)
+	if more > 0 {
+		what += fmt.Sprintf("; %d before it", more)
+	}
+	r.cfg.Journal.Add(journal.Event{Kind: journal.Device, Device: device, To: "request failed", Why: what})
 }

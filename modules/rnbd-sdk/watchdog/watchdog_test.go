@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 )
 
 func TestCountsByStageAndErrno(t *testing.T) {
@@ -100,16 +101,26 @@ func TestMergeJoinsGroups(t *testing.T) {
 // ended; one that comes back at once goes on.
 func TestReporterWarnsOfHungRequests(t *testing.T) {
 	var out bytes.Buffer
-	began, ended := 0, 0
-	r := NewReporter(Config{Log: slog.New(slog.NewTextHandler(&out, nil)), Limit: 10 * time.Second,
-		Began: func(Hung) { began++ }, Ended: func(Hung) { ended++ }})
+	j := journal.New(100)
+	events := func() (began, ended int) {
+		for _, e := range j.After(0) {
+			switch {
+			case e.Device == "rnbd0" && e.To == "requests hang":
+				began++
+			case e.Device == "rnbd0" && e.From == "requests hang":
+				ended++
+			}
+		}
+		return began, ended
+	}
+	r := NewReporter(Config{Log: slog.New(slog.NewTextHandler(&out, nil)), Limit: 10 * time.Second, Journal: j})
 	now := time.Unix(1000, 0)
 	h := Hung{Device: "rnbd0", Stage: Wire, Path: "10.0.0.1:1234", Requests: 3, Oldest: 11 * time.Second, Op: "read", Offset: 4096}
 	lines := func() int { return strings.Count(out.String(), "msg=") }
 	for i := range 30 {
 		r.Look([]Hung{h}, now.Add(time.Duration(i)*time.Second))
 	}
-	if lines() != 1 || began != 1 {
+	if began, _ := events(); lines() != 1 || began != 1 {
 		t.Fatalf("%d times begun:\n%s", began, &out)
 	}
 	for _, want := range []string{"device=rnbd0", "requests=3", "older_than=10s", "stage=wire", "path=10.0.0.1:1234", "op=read", "offset=4096"} {
@@ -123,7 +134,7 @@ func TestReporterWarnsOfHungRequests(t *testing.T) {
 	now = now.Add(35 * time.Second)
 	r.Look(nil, now)
 	r.Look([]Hung{h}, now.Add(3*time.Second))
-	if lines() != 1 || ended != 0 {
+	if _, ended := events(); lines() != 1 || ended != 0 {
 		t.Errorf("it has not ended:\n%s", &out)
 	}
 	r.Look([]Hung{h}, now.Add(20*time.Minute))
@@ -131,7 +142,7 @@ func TestReporterWarnsOfHungRequests(t *testing.T) {
 		t.Errorf("no reminder:\n%s", &out)
 	}
 	r.Look(nil, now.Add(21*time.Minute))
-	if lines() != 3 || ended != 1 || r.Now("") != nil {
+	if began, ended := events(); lines() != 3 || began != 1 || ended != 1 || r.Now("") != nil {
 		t.Errorf("no end:\n%s", &out)
 	}
 }
@@ -141,11 +152,28 @@ func TestReporterWarnsOfHungRequests(t *testing.T) {
 func TestReporterLogsFailuresAtAPace(t *testing.T) {
 	var out bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&out, nil))
-	r := NewReporter(Config{Log: log})
+	j := journal.New(100)
+	r := NewReporter(Config{Log: log, Journal: j})
 	f := Failure[int]{Op: blk.Write, Stage: Server, Errno: blk.ENOSPC, Len: 4096, Offset: 8192}
 	now := time.Unix(1000, 0)
+	if got := r.LastFailure("rnbd0", now); got != "" {
+		t.Errorf("before the first failure: %s", got)
+	}
 	for i := range 16_000 { // a millisecond apart
 		Failed(r, log, "rnbd0", f, now.Add(time.Duration(i)*time.Millisecond))
+	}
+	if got := len(j.After(0)); got != 5 {
+		t.Errorf("%d events", got)
+	}
+	if got := r.LastFailure("rnbd1", now); got != "" {
+		t.Errorf("of another device: %s", got)
+	}
+	last := now.Add(16 * time.Second)
+	if got := r.LastFailure("rnbd0", last); !strings.HasPrefix(got, "write of 4096 bytes at 8192: ENOSPC, stage server, 0s ago") {
+		t.Errorf("the last failure: %s", got)
+	}
+	if got := r.LastFailure("rnbd0", last.Add(failedLately)); got != "" {
+		t.Errorf("it is never forgotten: %s", got)
 	}
 	if n := strings.Count(out.String(), "a request failed"); n != 5 { // at 0, 1, 3, 7, 15 s
 		t.Errorf("%d lines:\n%s", n, &out)

@@ -22,6 +22,7 @@ const (
 	Session       = "session state"
 	Plugin        = "plugin state"
 	DoctorOutcome = "doctor outcome"
+	Condition     = "condition"
 )
 
 // Entry explains one value that rnbd prints.

@@ -89,6 +89,16 @@ var states = []Entry{
 	{Kind: Plugin, Name: "restarting: does not start", Meaning: "its process does not start; it is tried for ever, with pauses up to 5 s", Do: "repair what the state says behind the colon"},
 	{Kind: Plugin, Name: "failed: crashes too often", Meaning: "it crashed more often than --crash-limit in --crash-window and is not started again", Do: "its last words are in the log; then `rnbd server plugin reset NAME`"},
 
+	{Kind: Condition, Name: "requests-hang", Meaning: "requests of the device have no answer for longer than --hung-after; the stage says where they wait: wire is network or server, plugin is the disk", Do: "look at the path or the disk that the condition names; `rnbd show DEVICE`; the condition ends with the last answer"},
+	{Kind: Condition, Name: "requests-failed", Meaning: "a request of the device has failed in the last ten minutes; the condition has its errno, offset and stage", Do: "`rnbd explain ERRNO`; with stage plugin the disk of the server has failed it, with stage server the server's log has the reason"},
+	{Kind: Condition, Name: "redundancy-lost", Meaning: "the session goes on with the paths that are left; the loss of the last one stops its devices", Do: "`rnbd path list SESSION` has the last error of each path; check its network"},
+	{Kind: Condition, Name: "server-away", Meaning: "no path of the session is connected: requests wait or fail as --loss says", Do: "check network and server; `rnbd path list SESSION`; the client connects by itself"},
+	{Kind: Condition, Name: "device-closed", Meaning: "the device takes no requests; the condition has the reason", Do: "`rnbd explain closed`; `rnbd remap DEVICE` when the cause is gone"},
+	{Kind: Condition, Name: "device-failed", Meaning: "the device is open at the server and cannot be served; the condition has its state", Do: "`rnbd explain` with the state"},
+	{Kind: Condition, Name: "plugin-down", Meaning: "the process of the plugin does not run; its devices wait", Do: "`rnbd explain` with its state; see the log of the daemon"},
+	{Kind: Condition, Name: "audit-lost", Meaning: "the last record of the audit log is not written", Do: "free space on its file system, or repair its folder; then the next record is written"},
+	{Kind: Condition, Name: "config-problem", Meaning: "a part of the configuration is left out, or the last reload was refused", Do: "`rnbd config check`, then `rnbd config apply`"},
+
 	{Kind: DoctorOutcome, Name: "ok", Meaning: "the check found what is needed"},
 	{Kind: DoctorOutcome, Name: "note", Meaning: "something optional is not there, or could be faster"},
 	{Kind: DoctorOutcome, Name: "warning", Meaning: "it works, but something is likely to go wrong or is slow", Do: "do what the line says"},

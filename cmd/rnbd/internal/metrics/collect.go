@@ -67,7 +67,7 @@ type Daemon struct {
 	devices func(context.Context) ([]device, error)
 	descs   []*prometheus.Desc
 
-	build, configProblems                                                   metric
+	build, configProblems, conditions                                       metric
 	sessions                                                                metric
 	pathUp, pathReads, pathWrites, pathReadBytes, pathWriteBytes            metric
 	pathInflight, pathReconnects, pathFailovers, pathLatency                metric
@@ -98,6 +98,7 @@ func newCollector(kind string, a api, devices func(context.Context) ([]device, e
 		client: kind == "client", api: a, devices: devices,
 		build:          gauge("build_info", "1, with the version of the daemon.", "version"),
 		configProblems: gauge("config_problems", "Parts of the configuration that are left out, or 1 when the last reload was refused."),
+		conditions:     gauge("condition", "1 for each condition that needs attention now.", "kind", "subject"),
 		sessions:       gauge("sessions", "Sessions by state.", "state"),
 		pathUp:         gauge("path_connected", "Whether the path takes requests.", "session", "path", "fabric"),
 		pathReads:      counter("path_read_requests_total", "READs of the transport; flush and open are some.", "session", "path", "fabric"),
@@ -177,6 +178,13 @@ func (c *Daemon) daemon(ctx context.Context, b *batch) error {
 	}
 	b.add(c.build, 1, info.Version)
 	b.add(c.configProblems, float64(len(info.ConfigProblems)))
+	holds := map[[2]string]bool{}
+	for _, one := range info.Conditions {
+		if key := [2]string{one.Kind, one.Subject}; !holds[key] { // one device may have several of a kind
+			holds[key] = true
+			b.add(c.conditions, 1, one.Kind, one.Subject)
+		}
+	}
 	for _, p := range info.PumpStats {
 		b.add(c.pumpLoops, float64(p.Loops), p.Name)
 		b.add(c.pumpSleeps, float64(p.Sleeps), p.Name)

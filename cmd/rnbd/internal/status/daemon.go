@@ -101,6 +101,9 @@ func (d *Daemon) look(ctx context.Context) (*sample, error) {
 func (s *sample) addDaemon(info *controlpb.DaemonInfo) {
 	s.state.Daemon, s.state.Version, s.state.PID = info.Kind, info.Version, info.Pid
 	s.state.Config = append([]string{}, info.ConfigProblems...)
+	for _, c := range info.Conditions {
+		s.state.Conditions = append(s.state.Conditions, Condition{c.Kind, c.Subject, c.Text})
+	}
 	for _, p := range info.Plugins {
 		s.state.Plugins = append(s.state.Plugins, Plugin{p.Name, p.Kind, p.State, p.Restarts, p.Pid})
 		s.state.Totals.Plugins++

@@ -142,7 +142,7 @@ func (s *State) arrange() {
 		return cmp.Or(last(a.State == "connected")-last(b.State == "connected"), strings.Compare(a.Session, b.Session), cmp.Compare(a.ID, b.ID))
 	})
 	s.Devices, s.Sessions, s.Paths = atMost(s.Devices), atMost(s.Sessions), atMost(s.Paths)
-	s.Plugins = atMost(s.Plugins)
+	s.Plugins, s.Conditions = atMost(s.Plugins), atMost(s.Conditions)
 }
 
 // last is 1 for those that stand behind.

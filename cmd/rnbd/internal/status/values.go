@@ -4,21 +4,30 @@ package status
 // seconds, sizes and amounts of data bytes, rates per second. What is not known is
 // null.
 type State struct {
-	Daemon   string    `json:"daemon"` // "client" or "server"
-	Version  string    `json:"version"`
-	Host     string    `json:"host"`
-	PID      int32     `json:"pid"`
-	Time     int64     `json:"time"`     // of the values
-	Interval float64   `json:"interval"` // between two points of History
-	Problem  string    `json:"problem"`  // why the daemon did not answer; empty: it did, or the rest is empty
-	Config   []string  `json:"config"`   // errors of the configuration
-	Totals   Totals    `json:"totals"`
-	Plugins  []Plugin  `json:"plugins"`
-	Sessions []Session `json:"sessions"`
-	Paths    []Path    `json:"paths"`
-	Devices  []Device  `json:"devices"`
-	Events   []Event   `json:"events"`  // latest first
-	History  []Point   `json:"history"` // oldest first
+	Daemon   string   `json:"daemon"` // "client" or "server"
+	Version  string   `json:"version"`
+	Host     string   `json:"host"`
+	PID      int32    `json:"pid"`
+	Time     int64    `json:"time"`     // of the values
+	Interval float64  `json:"interval"` // between two points of History
+	Problem  string   `json:"problem"`  // why the daemon did not answer; empty: it did, or the rest is empty
+	Config   []string `json:"config"`   // errors of the configuration
+	// Conditions need attention now.
+	Conditions []Condition `json:"conditions"`
+	Totals     Totals      `json:"totals"`
+	Plugins    []Plugin    `json:"plugins"`
+	Sessions   []Session   `json:"sessions"`
+	Paths      []Path      `json:"paths"`
+	Devices    []Device    `json:"devices"`
+	Events     []Event     `json:"events"`  // latest first
+	History    []Point     `json:"history"` // oldest first
+}
+
+// Condition is something that needs attention.
+type Condition struct {
+	Kind    string `json:"kind"`
+	Subject string `json:"subject"` // device, session or plugin; empty: the daemon
+	Text    string `json:"text"`
 }
 
 // Totals are those of all objects, also of those that the lists leave out.

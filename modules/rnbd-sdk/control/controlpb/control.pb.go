@@ -154,6 +154,7 @@ type DaemonInfo struct {
 	FabricCounters []*FabricCounter       `protobuf:"bytes,9,rep,name=fabric_counters,json=fabricCounters,proto3" json:"fabric_counters,omitempty"`
 	ConfigDir      string                 `protobuf:"bytes,10,opt,name=config_dir,json=configDir,proto3" json:"config_dir,omitempty"`                // folder of configuration files; empty: none
 	ConfigProblems []string               `protobuf:"bytes,11,rep,name=config_problems,json=configProblems,proto3" json:"config_problems,omitempty"` // parts that are left out, or why the last reload was refused
+	Conditions     []*Condition           `protobuf:"bytes,12,rep,name=conditions,proto3" json:"conditions,omitempty"`                               // that need attention now
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -265,6 +266,74 @@ func (x *DaemonInfo) GetConfigProblems() []string {
 	return nil
 }
 
+func (x *DaemonInfo) GetConditions() []*Condition {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
+// Condition is something that needs attention. It is in the list as long as it holds.
+type Condition struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`       // "requests-hang", "requests-failed", "redundancy-lost", "server-away", "device-closed", "device-failed", "plugin-down", "audit-lost", "config-problem"
+	Subject       string                 `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"` // name of the device, session or plugin; empty: the daemon
+	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`       // what is seen
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Condition) Reset() {
+	*x = Condition{}
+	mi := &file_control_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Condition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Condition) ProtoMessage() {}
+
+func (x *Condition) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Condition.ProtoReflect.Descriptor instead.
+func (*Condition) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Condition) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Condition) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *Condition) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 type ReloadRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	DryRun        bool                   `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // only say what would change
@@ -274,7 +343,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_control_proto_msgTypes[4]
+	mi := &file_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -286,7 +355,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[4]
+	mi := &file_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -299,7 +368,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{4}
+	return file_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ReloadRequest) GetDryRun() bool {
@@ -319,7 +388,7 @@ type ReloadReply struct {
 
 func (x *ReloadReply) Reset() {
 	*x = ReloadReply{}
-	mi := &file_control_proto_msgTypes[5]
+	mi := &file_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -331,7 +400,7 @@ func (x *ReloadReply) String() string {
 func (*ReloadReply) ProtoMessage() {}
 
 func (x *ReloadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[5]
+	mi := &file_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -344,7 +413,7 @@ func (x *ReloadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadReply.ProtoReflect.Descriptor instead.
 func (*ReloadReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{5}
+	return file_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ReloadReply) GetChanges() []*ConfigChange {
@@ -367,7 +436,7 @@ type ConfigChange struct {
 
 func (x *ConfigChange) Reset() {
 	*x = ConfigChange{}
-	mi := &file_control_proto_msgTypes[6]
+	mi := &file_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -379,7 +448,7 @@ func (x *ConfigChange) String() string {
 func (*ConfigChange) ProtoMessage() {}
 
 func (x *ConfigChange) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[6]
+	mi := &file_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -392,7 +461,7 @@ func (x *ConfigChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
 func (*ConfigChange) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{6}
+	return file_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ConfigChange) GetSubject() string {
@@ -435,7 +504,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_control_proto_msgTypes[7]
+	mi := &file_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -447,7 +516,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[7]
+	mi := &file_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -460,7 +529,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{7}
+	return file_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -496,7 +565,7 @@ type EventList struct {
 
 func (x *EventList) Reset() {
 	*x = EventList{}
-	mi := &file_control_proto_msgTypes[8]
+	mi := &file_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -508,7 +577,7 @@ func (x *EventList) String() string {
 func (*EventList) ProtoMessage() {}
 
 func (x *EventList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[8]
+	mi := &file_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -521,7 +590,7 @@ func (x *EventList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventList.ProtoReflect.Descriptor instead.
 func (*EventList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{8}
+	return file_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *EventList) GetEvents() []*Event {
@@ -564,7 +633,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_control_proto_msgTypes[9]
+	mi := &file_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -576,7 +645,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[9]
+	mi := &file_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -589,7 +658,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{9}
+	return file_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Event) GetNumber() uint64 {
@@ -678,7 +747,7 @@ type AccessRule struct {
 
 func (x *AccessRule) Reset() {
 	*x = AccessRule{}
-	mi := &file_control_proto_msgTypes[10]
+	mi := &file_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -690,7 +759,7 @@ func (x *AccessRule) String() string {
 func (*AccessRule) ProtoMessage() {}
 
 func (x *AccessRule) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[10]
+	mi := &file_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -703,7 +772,7 @@ func (x *AccessRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccessRule.ProtoReflect.Descriptor instead.
 func (*AccessRule) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{10}
+	return file_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AccessRule) GetNumber() uint32 {
@@ -771,7 +840,7 @@ type AccessLimits struct {
 
 func (x *AccessLimits) Reset() {
 	*x = AccessLimits{}
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -783,7 +852,7 @@ func (x *AccessLimits) String() string {
 func (*AccessLimits) ProtoMessage() {}
 
 func (x *AccessLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -796,7 +865,7 @@ func (x *AccessLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccessLimits.ProtoReflect.Descriptor instead.
 func (*AccessLimits) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{11}
+	return file_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AccessLimits) GetSessions() uint64 {
@@ -858,7 +927,7 @@ type SetAccessLimitsRequest struct {
 
 func (x *SetAccessLimitsRequest) Reset() {
 	*x = SetAccessLimitsRequest{}
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -870,7 +939,7 @@ func (x *SetAccessLimitsRequest) String() string {
 func (*SetAccessLimitsRequest) ProtoMessage() {}
 
 func (x *SetAccessLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -883,7 +952,7 @@ func (x *SetAccessLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetAccessLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetAccessLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{12}
+	return file_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SetAccessLimitsRequest) GetRule() uint32 {
@@ -909,7 +978,7 @@ type AccessRuleList struct {
 
 func (x *AccessRuleList) Reset() {
 	*x = AccessRuleList{}
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -921,7 +990,7 @@ func (x *AccessRuleList) String() string {
 func (*AccessRuleList) ProtoMessage() {}
 
 func (x *AccessRuleList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -934,7 +1003,7 @@ func (x *AccessRuleList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccessRuleList.ProtoReflect.Descriptor instead.
 func (*AccessRuleList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{13}
+	return file_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AccessRuleList) GetRules() []*AccessRule {
@@ -960,7 +1029,7 @@ type CheckAccessRequest struct {
 
 func (x *CheckAccessRequest) Reset() {
 	*x = CheckAccessRequest{}
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -972,7 +1041,7 @@ func (x *CheckAccessRequest) String() string {
 func (*CheckAccessRequest) ProtoMessage() {}
 
 func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -985,7 +1054,7 @@ func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAccessRequest.ProtoReflect.Descriptor instead.
 func (*CheckAccessRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{14}
+	return file_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CheckAccessRequest) GetIdentities() []string {
@@ -1042,7 +1111,7 @@ type AccessDecision struct {
 
 func (x *AccessDecision) Reset() {
 	*x = AccessDecision{}
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1054,7 +1123,7 @@ func (x *AccessDecision) String() string {
 func (*AccessDecision) ProtoMessage() {}
 
 func (x *AccessDecision) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1067,7 +1136,7 @@ func (x *AccessDecision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccessDecision.ProtoReflect.Descriptor instead.
 func (*AccessDecision) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{15}
+	return file_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AccessDecision) GetAllowed() bool {
@@ -1114,7 +1183,7 @@ type PumpStats struct {
 
 func (x *PumpStats) Reset() {
 	*x = PumpStats{}
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1126,7 +1195,7 @@ func (x *PumpStats) String() string {
 func (*PumpStats) ProtoMessage() {}
 
 func (x *PumpStats) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1139,7 +1208,7 @@ func (x *PumpStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PumpStats.ProtoReflect.Descriptor instead.
 func (*PumpStats) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{16}
+	return file_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PumpStats) GetName() string {
@@ -1205,7 +1274,7 @@ type FabricCounter struct {
 
 func (x *FabricCounter) Reset() {
 	*x = FabricCounter{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1217,7 +1286,7 @@ func (x *FabricCounter) String() string {
 func (*FabricCounter) ProtoMessage() {}
 
 func (x *FabricCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1230,7 +1299,7 @@ func (x *FabricCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FabricCounter.ProtoReflect.Descriptor instead.
 func (*FabricCounter) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FabricCounter) GetFabric() string {
@@ -1284,7 +1353,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1296,7 +1365,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1309,7 +1378,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Plugin) GetName() string {
@@ -1388,7 +1457,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1400,7 +1469,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1413,7 +1482,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Limits) GetSize() uint64 {
@@ -1517,7 +1586,7 @@ type ServerDevice struct {
 
 func (x *ServerDevice) Reset() {
 	*x = ServerDevice{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1598,7 @@ func (x *ServerDevice) String() string {
 func (*ServerDevice) ProtoMessage() {}
 
 func (x *ServerDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1611,7 @@ func (x *ServerDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerDevice.ProtoReflect.Descriptor instead.
 func (*ServerDevice) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ServerDevice) GetName() string {
@@ -1613,7 +1682,7 @@ type FailedRequests struct {
 
 func (x *FailedRequests) Reset() {
 	*x = FailedRequests{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1625,7 +1694,7 @@ func (x *FailedRequests) String() string {
 func (*FailedRequests) ProtoMessage() {}
 
 func (x *FailedRequests) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1638,7 +1707,7 @@ func (x *FailedRequests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FailedRequests.ProtoReflect.Descriptor instead.
 func (*FailedRequests) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *FailedRequests) GetStage() string {
@@ -1679,7 +1748,7 @@ type HungRequests struct {
 
 func (x *HungRequests) Reset() {
 	*x = HungRequests{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1691,7 +1760,7 @@ func (x *HungRequests) String() string {
 func (*HungRequests) ProtoMessage() {}
 
 func (x *HungRequests) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1704,7 +1773,7 @@ func (x *HungRequests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HungRequests.ProtoReflect.Descriptor instead.
 func (*HungRequests) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *HungRequests) GetStage() string {
@@ -1771,7 +1840,7 @@ type ServerDeviceUse struct {
 
 func (x *ServerDeviceUse) Reset() {
 	*x = ServerDeviceUse{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1783,7 +1852,7 @@ func (x *ServerDeviceUse) String() string {
 func (*ServerDeviceUse) ProtoMessage() {}
 
 func (x *ServerDeviceUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1796,7 +1865,7 @@ func (x *ServerDeviceUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerDeviceUse.ProtoReflect.Descriptor instead.
 func (*ServerDeviceUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ServerDeviceUse) GetSession() string {
@@ -1857,7 +1926,7 @@ type ServerDeviceList struct {
 
 func (x *ServerDeviceList) Reset() {
 	*x = ServerDeviceList{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1869,7 +1938,7 @@ func (x *ServerDeviceList) String() string {
 func (*ServerDeviceList) ProtoMessage() {}
 
 func (x *ServerDeviceList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1882,7 +1951,7 @@ func (x *ServerDeviceList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerDeviceList.ProtoReflect.Descriptor instead.
 func (*ServerDeviceList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ServerDeviceList) GetDevices() []*ServerDevice {
@@ -1912,7 +1981,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +1993,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2006,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Session) GetName() string {
@@ -2051,7 +2120,7 @@ type Path struct {
 
 func (x *Path) Reset() {
 	*x = Path{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2063,7 +2132,7 @@ func (x *Path) String() string {
 func (*Path) ProtoMessage() {}
 
 func (x *Path) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2076,7 +2145,7 @@ func (x *Path) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Path.ProtoReflect.Descriptor instead.
 func (*Path) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Path) GetSession() string {
@@ -2226,7 +2295,7 @@ type Security struct {
 
 func (x *Security) Reset() {
 	*x = Security{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2238,7 +2307,7 @@ func (x *Security) String() string {
 func (*Security) ProtoMessage() {}
 
 func (x *Security) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2251,7 +2320,7 @@ func (x *Security) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Security.ProtoReflect.Descriptor instead.
 func (*Security) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Security) GetProtocol() string {
@@ -2298,7 +2367,7 @@ type SessionList struct {
 
 func (x *SessionList) Reset() {
 	*x = SessionList{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2310,7 +2379,7 @@ func (x *SessionList) String() string {
 func (*SessionList) ProtoMessage() {}
 
 func (x *SessionList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2323,7 +2392,7 @@ func (x *SessionList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionList.ProtoReflect.Descriptor instead.
 func (*SessionList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SessionList) GetSessions() []*Session {
@@ -2343,7 +2412,7 @@ type CloseDeviceRequest struct {
 
 func (x *CloseDeviceRequest) Reset() {
 	*x = CloseDeviceRequest{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2355,7 +2424,7 @@ func (x *CloseDeviceRequest) String() string {
 func (*CloseDeviceRequest) ProtoMessage() {}
 
 func (x *CloseDeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2368,7 +2437,7 @@ func (x *CloseDeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseDeviceRequest.ProtoReflect.Descriptor instead.
 func (*CloseDeviceRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CloseDeviceRequest) GetSession() string {
@@ -2394,7 +2463,7 @@ type SessionRequest struct {
 
 func (x *SessionRequest) Reset() {
 	*x = SessionRequest{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2406,7 +2475,7 @@ func (x *SessionRequest) String() string {
 func (*SessionRequest) ProtoMessage() {}
 
 func (x *SessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2419,7 +2488,7 @@ func (x *SessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionRequest.ProtoReflect.Descriptor instead.
 func (*SessionRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SessionRequest) GetSession() string {
@@ -2446,7 +2515,7 @@ type MapRequest struct {
 
 func (x *MapRequest) Reset() {
 	*x = MapRequest{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2458,7 +2527,7 @@ func (x *MapRequest) String() string {
 func (*MapRequest) ProtoMessage() {}
 
 func (x *MapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2471,7 +2540,7 @@ func (x *MapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapRequest.ProtoReflect.Descriptor instead.
 func (*MapRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *MapRequest) GetPath() string {
@@ -2570,7 +2639,7 @@ type ClientDevice struct {
 
 func (x *ClientDevice) Reset() {
 	*x = ClientDevice{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2582,7 +2651,7 @@ func (x *ClientDevice) String() string {
 func (*ClientDevice) ProtoMessage() {}
 
 func (x *ClientDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2595,7 +2664,7 @@ func (x *ClientDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientDevice.ProtoReflect.Descriptor instead.
 func (*ClientDevice) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ClientDevice) GetName() string {
@@ -2782,7 +2851,7 @@ type ClientDeviceList struct {
 
 func (x *ClientDeviceList) Reset() {
 	*x = ClientDeviceList{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2794,7 +2863,7 @@ func (x *ClientDeviceList) String() string {
 func (*ClientDeviceList) ProtoMessage() {}
 
 func (x *ClientDeviceList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2807,7 +2876,7 @@ func (x *ClientDeviceList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientDeviceList.ProtoReflect.Descriptor instead.
 func (*ClientDeviceList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ClientDeviceList) GetDevices() []*ClientDevice {
@@ -2826,7 +2895,7 @@ type PluginRequest struct {
 
 func (x *PluginRequest) Reset() {
 	*x = PluginRequest{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2838,7 +2907,7 @@ func (x *PluginRequest) String() string {
 func (*PluginRequest) ProtoMessage() {}
 
 func (x *PluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2851,7 +2920,7 @@ func (x *PluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginRequest.ProtoReflect.Descriptor instead.
 func (*PluginRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PluginRequest) GetName() string {
@@ -2870,7 +2939,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2882,7 +2951,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2895,7 +2964,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeviceRequest) GetDevice() string {
@@ -2915,7 +2984,7 @@ type RemapRequest struct {
 
 func (x *RemapRequest) Reset() {
 	*x = RemapRequest{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2927,7 +2996,7 @@ func (x *RemapRequest) String() string {
 func (*RemapRequest) ProtoMessage() {}
 
 func (x *RemapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2940,7 +3009,7 @@ func (x *RemapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemapRequest.ProtoReflect.Descriptor instead.
 func (*RemapRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RemapRequest) GetDevice() string {
@@ -2967,7 +3036,7 @@ type UnmapRequest struct {
 
 func (x *UnmapRequest) Reset() {
 	*x = UnmapRequest{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2979,7 +3048,7 @@ func (x *UnmapRequest) String() string {
 func (*UnmapRequest) ProtoMessage() {}
 
 func (x *UnmapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2992,7 +3061,7 @@ func (x *UnmapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnmapRequest.ProtoReflect.Descriptor instead.
 func (*UnmapRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *UnmapRequest) GetDevice() string {
@@ -3019,7 +3088,7 @@ type AddPathRequest struct {
 
 func (x *AddPathRequest) Reset() {
 	*x = AddPathRequest{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3031,7 +3100,7 @@ func (x *AddPathRequest) String() string {
 func (*AddPathRequest) ProtoMessage() {}
 
 func (x *AddPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3044,7 +3113,7 @@ func (x *AddPathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPathRequest.ProtoReflect.Descriptor instead.
 func (*AddPathRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AddPathRequest) GetSession() string {
@@ -3072,7 +3141,7 @@ type PathRequest struct {
 
 func (x *PathRequest) Reset() {
 	*x = PathRequest{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3084,7 +3153,7 @@ func (x *PathRequest) String() string {
 func (*PathRequest) ProtoMessage() {}
 
 func (x *PathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3097,7 +3166,7 @@ func (x *PathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathRequest.ProtoReflect.Descriptor instead.
 func (*PathRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PathRequest) GetSession() string {
@@ -3131,7 +3200,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +3212,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +3225,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SetPolicyRequest) GetSession() string {
@@ -3208,7 +3277,7 @@ type PathStatsReply struct {
 
 func (x *PathStatsReply) Reset() {
 	*x = PathStatsReply{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3220,7 +3289,7 @@ func (x *PathStatsReply) String() string {
 func (*PathStatsReply) ProtoMessage() {}
 
 func (x *PathStatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3233,7 +3302,7 @@ func (x *PathStatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathStatsReply.ProtoReflect.Descriptor instead.
 func (*PathStatsReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PathStatsReply) GetReadCount() uint64 {
@@ -3373,7 +3442,7 @@ type SGEntries struct {
 
 func (x *SGEntries) Reset() {
 	*x = SGEntries{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3385,7 +3454,7 @@ func (x *SGEntries) String() string {
 func (*SGEntries) ProtoMessage() {}
 
 func (x *SGEntries) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3398,7 +3467,7 @@ func (x *SGEntries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SGEntries.ProtoReflect.Descriptor instead.
 func (*SGEntries) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SGEntries) GetPump() uint32 {
@@ -3428,7 +3497,7 @@ type RDMALatency struct {
 
 func (x *RDMALatency) Reset() {
 	*x = RDMALatency{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3440,7 +3509,7 @@ func (x *RDMALatency) String() string {
 func (*RDMALatency) ProtoMessage() {}
 
 func (x *RDMALatency) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3453,7 +3522,7 @@ func (x *RDMALatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RDMALatency.ProtoReflect.Descriptor instead.
 func (*RDMALatency) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RDMALatency) GetLimitMs() uint64 {
@@ -3488,7 +3557,7 @@ type ResetPathStatsRequest struct {
 
 func (x *ResetPathStatsRequest) Reset() {
 	*x = ResetPathStatsRequest{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3500,7 +3569,7 @@ func (x *ResetPathStatsRequest) String() string {
 func (*ResetPathStatsRequest) ProtoMessage() {}
 
 func (x *ResetPathStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3513,7 +3582,7 @@ func (x *ResetPathStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetPathStatsRequest.ProtoReflect.Descriptor instead.
 func (*ResetPathStatsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ResetPathStatsRequest) GetSession() string {
@@ -3546,7 +3615,7 @@ type DeviceStatsList struct {
 
 func (x *DeviceStatsList) Reset() {
 	*x = DeviceStatsList{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3558,7 +3627,7 @@ func (x *DeviceStatsList) String() string {
 func (*DeviceStatsList) ProtoMessage() {}
 
 func (x *DeviceStatsList) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3571,7 +3640,7 @@ func (x *DeviceStatsList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatsList.ProtoReflect.Descriptor instead.
 func (*DeviceStatsList) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DeviceStatsList) GetDevices() []*DeviceStats {
@@ -3593,7 +3662,7 @@ type DeviceStats struct {
 
 func (x *DeviceStats) Reset() {
 	*x = DeviceStats{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3605,7 +3674,7 @@ func (x *DeviceStats) String() string {
 func (*DeviceStats) ProtoMessage() {}
 
 func (x *DeviceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3618,7 +3687,7 @@ func (x *DeviceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStats.ProtoReflect.Descriptor instead.
 func (*DeviceStats) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DeviceStats) GetDevice() string {
@@ -3661,7 +3730,7 @@ type StageStats struct {
 
 func (x *StageStats) Reset() {
 	*x = StageStats{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3673,7 +3742,7 @@ func (x *StageStats) String() string {
 func (*StageStats) ProtoMessage() {}
 
 func (x *StageStats) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3686,7 +3755,7 @@ func (x *StageStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageStats.ProtoReflect.Descriptor instead.
 func (*StageStats) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StageStats) GetStage() string {
@@ -3722,7 +3791,7 @@ type Histogram struct {
 
 func (x *Histogram) Reset() {
 	*x = Histogram{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3734,7 +3803,7 @@ func (x *Histogram) String() string {
 func (*Histogram) ProtoMessage() {}
 
 func (x *Histogram) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3747,7 +3816,7 @@ func (x *Histogram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Histogram.ProtoReflect.Descriptor instead.
 func (*Histogram) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Histogram) GetCount() uint64 {
@@ -3781,7 +3850,7 @@ type HistogramBucket struct {
 
 func (x *HistogramBucket) Reset() {
 	*x = HistogramBucket{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3793,7 +3862,7 @@ func (x *HistogramBucket) String() string {
 func (*HistogramBucket) ProtoMessage() {}
 
 func (x *HistogramBucket) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3806,7 +3875,7 @@ func (x *HistogramBucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistogramBucket.ProtoReflect.Descriptor instead.
 func (*HistogramBucket) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *HistogramBucket) GetUpperNs() uint64 {
@@ -3831,7 +3900,7 @@ type LogLevelsRequest struct {
 
 func (x *LogLevelsRequest) Reset() {
 	*x = LogLevelsRequest{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3843,7 +3912,7 @@ func (x *LogLevelsRequest) String() string {
 func (*LogLevelsRequest) ProtoMessage() {}
 
 func (x *LogLevelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3856,7 +3925,7 @@ func (x *LogLevelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLevelsRequest.ProtoReflect.Descriptor instead.
 func (*LogLevelsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 // LogLevel of a subsystem: "debug", "info", "warn", "error".
@@ -3870,7 +3939,7 @@ type LogLevel struct {
 
 func (x *LogLevel) Reset() {
 	*x = LogLevel{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3882,7 +3951,7 @@ func (x *LogLevel) String() string {
 func (*LogLevel) ProtoMessage() {}
 
 func (x *LogLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3895,7 +3964,7 @@ func (x *LogLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLevel.ProtoReflect.Descriptor instead.
 func (*LogLevel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *LogLevel) GetSubsystem() string {
@@ -3921,7 +3990,7 @@ type LogLevelsReply struct {
 
 func (x *LogLevelsReply) Reset() {
 	*x = LogLevelsReply{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3933,7 +4002,7 @@ func (x *LogLevelsReply) String() string {
 func (*LogLevelsReply) ProtoMessage() {}
 
 func (x *LogLevelsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3946,7 +4015,7 @@ func (x *LogLevelsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLevelsReply.ProtoReflect.Descriptor instead.
 func (*LogLevelsReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *LogLevelsReply) GetLevels() []*LogLevel {
@@ -3966,7 +4035,7 @@ type SetLogLevelsRequest struct {
 
 func (x *SetLogLevelsRequest) Reset() {
 	*x = SetLogLevelsRequest{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3978,7 +4047,7 @@ func (x *SetLogLevelsRequest) String() string {
 func (*SetLogLevelsRequest) ProtoMessage() {}
 
 func (x *SetLogLevelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3991,7 +4060,7 @@ func (x *SetLogLevelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelsRequest.ProtoReflect.Descriptor instead.
 func (*SetLogLevelsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SetLogLevelsRequest) GetLevels() []*LogLevel {
@@ -4010,7 +4079,7 @@ type MapLineRequest struct {
 
 func (x *MapLineRequest) Reset() {
 	*x = MapLineRequest{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4022,7 +4091,7 @@ func (x *MapLineRequest) String() string {
 func (*MapLineRequest) ProtoMessage() {}
 
 func (x *MapLineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4035,7 +4104,7 @@ func (x *MapLineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapLineRequest.ProtoReflect.Descriptor instead.
 func (*MapLineRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *MapLineRequest) GetLine() string {
@@ -4055,7 +4124,7 @@ type ResizeRequest struct {
 
 func (x *ResizeRequest) Reset() {
 	*x = ResizeRequest{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4067,7 +4136,7 @@ func (x *ResizeRequest) String() string {
 func (*ResizeRequest) ProtoMessage() {}
 
 func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4080,7 +4149,7 @@ func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ResizeRequest) GetDevice() string {
@@ -4107,7 +4176,7 @@ type SetMaxReconnectAttemptsRequest struct {
 
 func (x *SetMaxReconnectAttemptsRequest) Reset() {
 	*x = SetMaxReconnectAttemptsRequest{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4119,7 +4188,7 @@ func (x *SetMaxReconnectAttemptsRequest) String() string {
 func (*SetMaxReconnectAttemptsRequest) ProtoMessage() {}
 
 func (x *SetMaxReconnectAttemptsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4132,7 +4201,7 @@ func (x *SetMaxReconnectAttemptsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMaxReconnectAttemptsRequest.ProtoReflect.Descriptor instead.
 func (*SetMaxReconnectAttemptsRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *SetMaxReconnectAttemptsRequest) GetSession() string {
@@ -4159,7 +4228,7 @@ type UpgradeRequest struct {
 
 func (x *UpgradeRequest) Reset() {
 	*x = UpgradeRequest{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4171,7 +4240,7 @@ func (x *UpgradeRequest) String() string {
 func (*UpgradeRequest) ProtoMessage() {}
 
 func (x *UpgradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4184,7 +4253,7 @@ func (x *UpgradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeRequest.ProtoReflect.Descriptor instead.
 func (*UpgradeRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *UpgradeRequest) GetBinary() string {
@@ -4214,7 +4283,7 @@ type UpgradeReply struct {
 
 func (x *UpgradeReply) Reset() {
 	*x = UpgradeReply{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4226,7 +4295,7 @@ func (x *UpgradeReply) String() string {
 func (*UpgradeReply) ProtoMessage() {}
 
 func (x *UpgradeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4239,7 +4308,7 @@ func (x *UpgradeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeReply.ProtoReflect.Descriptor instead.
 func (*UpgradeReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *UpgradeReply) GetPid() int32 {
@@ -4285,7 +4354,7 @@ const file_control_proto_rawDesc = "" +
 	"\x05Empty\"\r\n" +
 	"\vInfoRequest\"#\n" +
 	"\vListRequest\x12\x14\n" +
-	"\x05brief\x18\x01 \x01(\bR\x05brief\"\x96\x03\n" +
+	"\x05brief\x18\x01 \x01(\bR\x05brief\"\xd2\x03\n" +
 	"\n" +
 	"DaemonInfo\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
@@ -4301,7 +4370,14 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"config_dir\x18\n" +
 	" \x01(\tR\tconfigDir\x12'\n" +
-	"\x0fconfig_problems\x18\v \x03(\tR\x0econfigProblems\"(\n" +
+	"\x0fconfig_problems\x18\v \x03(\tR\x0econfigProblems\x12:\n" +
+	"\n" +
+	"conditions\x18\f \x03(\v2\x1a.rnbd.control.v1.ConditionR\n" +
+	"conditions\"M\n" +
+	"\tCondition\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
+	"\asubject\x18\x02 \x01(\tR\asubject\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\"(\n" +
 	"\rReloadRequest\x12\x17\n" +
 	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"F\n" +
 	"\vReloadReply\x127\n" +
@@ -4717,189 +4793,191 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
 var file_control_proto_goTypes = []any{
 	(*Empty)(nil),                          // 0: rnbd.control.v1.Empty
 	(*InfoRequest)(nil),                    // 1: rnbd.control.v1.InfoRequest
 	(*ListRequest)(nil),                    // 2: rnbd.control.v1.ListRequest
 	(*DaemonInfo)(nil),                     // 3: rnbd.control.v1.DaemonInfo
-	(*ReloadRequest)(nil),                  // 4: rnbd.control.v1.ReloadRequest
-	(*ReloadReply)(nil),                    // 5: rnbd.control.v1.ReloadReply
-	(*ConfigChange)(nil),                   // 6: rnbd.control.v1.ConfigChange
-	(*EventsRequest)(nil),                  // 7: rnbd.control.v1.EventsRequest
-	(*EventList)(nil),                      // 8: rnbd.control.v1.EventList
-	(*Event)(nil),                          // 9: rnbd.control.v1.Event
-	(*AccessRule)(nil),                     // 10: rnbd.control.v1.AccessRule
-	(*AccessLimits)(nil),                   // 11: rnbd.control.v1.AccessLimits
-	(*SetAccessLimitsRequest)(nil),         // 12: rnbd.control.v1.SetAccessLimitsRequest
-	(*AccessRuleList)(nil),                 // 13: rnbd.control.v1.AccessRuleList
-	(*CheckAccessRequest)(nil),             // 14: rnbd.control.v1.CheckAccessRequest
-	(*AccessDecision)(nil),                 // 15: rnbd.control.v1.AccessDecision
-	(*PumpStats)(nil),                      // 16: rnbd.control.v1.PumpStats
-	(*FabricCounter)(nil),                  // 17: rnbd.control.v1.FabricCounter
-	(*Plugin)(nil),                         // 18: rnbd.control.v1.Plugin
-	(*Limits)(nil),                         // 19: rnbd.control.v1.Limits
-	(*ServerDevice)(nil),                   // 20: rnbd.control.v1.ServerDevice
-	(*FailedRequests)(nil),                 // 21: rnbd.control.v1.FailedRequests
-	(*HungRequests)(nil),                   // 22: rnbd.control.v1.HungRequests
-	(*ServerDeviceUse)(nil),                // 23: rnbd.control.v1.ServerDeviceUse
-	(*ServerDeviceList)(nil),               // 24: rnbd.control.v1.ServerDeviceList
-	(*Session)(nil),                        // 25: rnbd.control.v1.Session
-	(*Path)(nil),                           // 26: rnbd.control.v1.Path
-	(*Security)(nil),                       // 27: rnbd.control.v1.Security
-	(*SessionList)(nil),                    // 28: rnbd.control.v1.SessionList
-	(*CloseDeviceRequest)(nil),             // 29: rnbd.control.v1.CloseDeviceRequest
-	(*SessionRequest)(nil),                 // 30: rnbd.control.v1.SessionRequest
-	(*MapRequest)(nil),                     // 31: rnbd.control.v1.MapRequest
-	(*ClientDevice)(nil),                   // 32: rnbd.control.v1.ClientDevice
-	(*ClientDeviceList)(nil),               // 33: rnbd.control.v1.ClientDeviceList
-	(*PluginRequest)(nil),                  // 34: rnbd.control.v1.PluginRequest
-	(*DeviceRequest)(nil),                  // 35: rnbd.control.v1.DeviceRequest
-	(*RemapRequest)(nil),                   // 36: rnbd.control.v1.RemapRequest
-	(*UnmapRequest)(nil),                   // 37: rnbd.control.v1.UnmapRequest
-	(*AddPathRequest)(nil),                 // 38: rnbd.control.v1.AddPathRequest
-	(*PathRequest)(nil),                    // 39: rnbd.control.v1.PathRequest
-	(*SetPolicyRequest)(nil),               // 40: rnbd.control.v1.SetPolicyRequest
-	(*PathStatsReply)(nil),                 // 41: rnbd.control.v1.PathStatsReply
-	(*SGEntries)(nil),                      // 42: rnbd.control.v1.SGEntries
-	(*RDMALatency)(nil),                    // 43: rnbd.control.v1.RDMALatency
-	(*ResetPathStatsRequest)(nil),          // 44: rnbd.control.v1.ResetPathStatsRequest
-	(*DeviceStatsList)(nil),                // 45: rnbd.control.v1.DeviceStatsList
-	(*DeviceStats)(nil),                    // 46: rnbd.control.v1.DeviceStats
-	(*StageStats)(nil),                     // 47: rnbd.control.v1.StageStats
-	(*Histogram)(nil),                      // 48: rnbd.control.v1.Histogram
-	(*HistogramBucket)(nil),                // 49: rnbd.control.v1.HistogramBucket
-	(*LogLevelsRequest)(nil),               // 50: rnbd.control.v1.LogLevelsRequest
-	(*LogLevel)(nil),                       // 51: rnbd.control.v1.LogLevel
-	(*LogLevelsReply)(nil),                 // 52: rnbd.control.v1.LogLevelsReply
-	(*SetLogLevelsRequest)(nil),            // 53: rnbd.control.v1.SetLogLevelsRequest
-	(*MapLineRequest)(nil),                 // 54: rnbd.control.v1.MapLineRequest
-	(*ResizeRequest)(nil),                  // 55: rnbd.control.v1.ResizeRequest
-	(*SetMaxReconnectAttemptsRequest)(nil), // 56: rnbd.control.v1.SetMaxReconnectAttemptsRequest
-	(*UpgradeRequest)(nil),                 // 57: rnbd.control.v1.UpgradeRequest
-	(*UpgradeReply)(nil),                   // 58: rnbd.control.v1.UpgradeReply
-	nil,                                    // 59: rnbd.control.v1.MapRequest.OptionsEntry
-	nil,                                    // 60: rnbd.control.v1.ClientDevice.OptionsEntry
+	(*Condition)(nil),                      // 4: rnbd.control.v1.Condition
+	(*ReloadRequest)(nil),                  // 5: rnbd.control.v1.ReloadRequest
+	(*ReloadReply)(nil),                    // 6: rnbd.control.v1.ReloadReply
+	(*ConfigChange)(nil),                   // 7: rnbd.control.v1.ConfigChange
+	(*EventsRequest)(nil),                  // 8: rnbd.control.v1.EventsRequest
+	(*EventList)(nil),                      // 9: rnbd.control.v1.EventList
+	(*Event)(nil),                          // 10: rnbd.control.v1.Event
+	(*AccessRule)(nil),                     // 11: rnbd.control.v1.AccessRule
+	(*AccessLimits)(nil),                   // 12: rnbd.control.v1.AccessLimits
+	(*SetAccessLimitsRequest)(nil),         // 13: rnbd.control.v1.SetAccessLimitsRequest
+	(*AccessRuleList)(nil),                 // 14: rnbd.control.v1.AccessRuleList
+	(*CheckAccessRequest)(nil),             // 15: rnbd.control.v1.CheckAccessRequest
+	(*AccessDecision)(nil),                 // 16: rnbd.control.v1.AccessDecision
+	(*PumpStats)(nil),                      // 17: rnbd.control.v1.PumpStats
+	(*FabricCounter)(nil),                  // 18: rnbd.control.v1.FabricCounter
+	(*Plugin)(nil),                         // 19: rnbd.control.v1.Plugin
+	(*Limits)(nil),                         // 20: rnbd.control.v1.Limits
+	(*ServerDevice)(nil),                   // 21: rnbd.control.v1.ServerDevice
+	(*FailedRequests)(nil),                 // 22: rnbd.control.v1.FailedRequests
+	(*HungRequests)(nil),                   // 23: rnbd.control.v1.HungRequests
+	(*ServerDeviceUse)(nil),                // 24: rnbd.control.v1.ServerDeviceUse
+	(*ServerDeviceList)(nil),               // 25: rnbd.control.v1.ServerDeviceList
+	(*Session)(nil),                        // 26: rnbd.control.v1.Session
+	(*Path)(nil),                           // 27: rnbd.control.v1.Path
+	(*Security)(nil),                       // 28: rnbd.control.v1.Security
+	(*SessionList)(nil),                    // 29: rnbd.control.v1.SessionList
+	(*CloseDeviceRequest)(nil),             // 30: rnbd.control.v1.CloseDeviceRequest
+	(*SessionRequest)(nil),                 // 31: rnbd.control.v1.SessionRequest
+	(*MapRequest)(nil),                     // 32: rnbd.control.v1.MapRequest
+	(*ClientDevice)(nil),                   // 33: rnbd.control.v1.ClientDevice
+	(*ClientDeviceList)(nil),               // 34: rnbd.control.v1.ClientDeviceList
+	(*PluginRequest)(nil),                  // 35: rnbd.control.v1.PluginRequest
+	(*DeviceRequest)(nil),                  // 36: rnbd.control.v1.DeviceRequest
+	(*RemapRequest)(nil),                   // 37: rnbd.control.v1.RemapRequest
+	(*UnmapRequest)(nil),                   // 38: rnbd.control.v1.UnmapRequest
+	(*AddPathRequest)(nil),                 // 39: rnbd.control.v1.AddPathRequest
+	(*PathRequest)(nil),                    // 40: rnbd.control.v1.PathRequest
+	(*SetPolicyRequest)(nil),               // 41: rnbd.control.v1.SetPolicyRequest
+	(*PathStatsReply)(nil),                 // 42: rnbd.control.v1.PathStatsReply
+	(*SGEntries)(nil),                      // 43: rnbd.control.v1.SGEntries
+	(*RDMALatency)(nil),                    // 44: rnbd.control.v1.RDMALatency
+	(*ResetPathStatsRequest)(nil),          // 45: rnbd.control.v1.ResetPathStatsRequest
+	(*DeviceStatsList)(nil),                // 46: rnbd.control.v1.DeviceStatsList
+	(*DeviceStats)(nil),                    // 47: rnbd.control.v1.DeviceStats
+	(*StageStats)(nil),                     // 48: rnbd.control.v1.StageStats
+	(*Histogram)(nil),                      // 49: rnbd.control.v1.Histogram
+	(*HistogramBucket)(nil),                // 50: rnbd.control.v1.HistogramBucket
+	(*LogLevelsRequest)(nil),               // 51: rnbd.control.v1.LogLevelsRequest
+	(*LogLevel)(nil),                       // 52: rnbd.control.v1.LogLevel
+	(*LogLevelsReply)(nil),                 // 53: rnbd.control.v1.LogLevelsReply
+	(*SetLogLevelsRequest)(nil),            // 54: rnbd.control.v1.SetLogLevelsRequest
+	(*MapLineRequest)(nil),                 // 55: rnbd.control.v1.MapLineRequest
+	(*ResizeRequest)(nil),                  // 56: rnbd.control.v1.ResizeRequest
+	(*SetMaxReconnectAttemptsRequest)(nil), // 57: rnbd.control.v1.SetMaxReconnectAttemptsRequest
+	(*UpgradeRequest)(nil),                 // 58: rnbd.control.v1.UpgradeRequest
+	(*UpgradeReply)(nil),                   // 59: rnbd.control.v1.UpgradeReply
+	nil,                                    // 60: rnbd.control.v1.MapRequest.OptionsEntry
+	nil,                                    // 61: rnbd.control.v1.ClientDevice.OptionsEntry
 }
 var file_control_proto_depIdxs = []int32{
-	18, // 0: rnbd.control.v1.DaemonInfo.plugins:type_name -> rnbd.control.v1.Plugin
-	16, // 1: rnbd.control.v1.DaemonInfo.pump_stats:type_name -> rnbd.control.v1.PumpStats
-	17, // 2: rnbd.control.v1.DaemonInfo.fabric_counters:type_name -> rnbd.control.v1.FabricCounter
-	6,  // 3: rnbd.control.v1.ReloadReply.changes:type_name -> rnbd.control.v1.ConfigChange
-	9,  // 4: rnbd.control.v1.EventList.events:type_name -> rnbd.control.v1.Event
-	11, // 5: rnbd.control.v1.AccessRule.limits:type_name -> rnbd.control.v1.AccessLimits
-	11, // 6: rnbd.control.v1.SetAccessLimitsRequest.limits:type_name -> rnbd.control.v1.AccessLimits
-	10, // 7: rnbd.control.v1.AccessRuleList.rules:type_name -> rnbd.control.v1.AccessRule
-	19, // 8: rnbd.control.v1.ServerDevice.limits:type_name -> rnbd.control.v1.Limits
-	23, // 9: rnbd.control.v1.ServerDevice.users:type_name -> rnbd.control.v1.ServerDeviceUse
-	22, // 10: rnbd.control.v1.ServerDevice.hung:type_name -> rnbd.control.v1.HungRequests
-	11, // 11: rnbd.control.v1.ServerDeviceUse.limits:type_name -> rnbd.control.v1.AccessLimits
-	20, // 12: rnbd.control.v1.ServerDeviceList.devices:type_name -> rnbd.control.v1.ServerDevice
-	26, // 13: rnbd.control.v1.Session.paths:type_name -> rnbd.control.v1.Path
-	27, // 14: rnbd.control.v1.Path.security:type_name -> rnbd.control.v1.Security
-	25, // 15: rnbd.control.v1.SessionList.sessions:type_name -> rnbd.control.v1.Session
-	59, // 16: rnbd.control.v1.MapRequest.options:type_name -> rnbd.control.v1.MapRequest.OptionsEntry
-	19, // 17: rnbd.control.v1.ClientDevice.limits:type_name -> rnbd.control.v1.Limits
-	60, // 18: rnbd.control.v1.ClientDevice.options:type_name -> rnbd.control.v1.ClientDevice.OptionsEntry
-	22, // 19: rnbd.control.v1.ClientDevice.hung:type_name -> rnbd.control.v1.HungRequests
-	32, // 20: rnbd.control.v1.ClientDeviceList.devices:type_name -> rnbd.control.v1.ClientDevice
-	42, // 21: rnbd.control.v1.PathStatsReply.sg_entries:type_name -> rnbd.control.v1.SGEntries
-	43, // 22: rnbd.control.v1.PathStatsReply.rdma_lat:type_name -> rnbd.control.v1.RDMALatency
-	46, // 23: rnbd.control.v1.DeviceStatsList.devices:type_name -> rnbd.control.v1.DeviceStats
-	47, // 24: rnbd.control.v1.DeviceStats.stages:type_name -> rnbd.control.v1.StageStats
-	21, // 25: rnbd.control.v1.DeviceStats.failed:type_name -> rnbd.control.v1.FailedRequests
-	22, // 26: rnbd.control.v1.DeviceStats.hung:type_name -> rnbd.control.v1.HungRequests
-	48, // 27: rnbd.control.v1.StageStats.latency:type_name -> rnbd.control.v1.Histogram
-	49, // 28: rnbd.control.v1.Histogram.buckets:type_name -> rnbd.control.v1.HistogramBucket
-	51, // 29: rnbd.control.v1.LogLevelsReply.levels:type_name -> rnbd.control.v1.LogLevel
-	51, // 30: rnbd.control.v1.SetLogLevelsRequest.levels:type_name -> rnbd.control.v1.LogLevel
-	1,  // 31: rnbd.control.v1.ServerDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
-	2,  // 32: rnbd.control.v1.ServerDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
-	2,  // 33: rnbd.control.v1.ServerDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
-	29, // 34: rnbd.control.v1.ServerDaemon.CloseDevice:input_type -> rnbd.control.v1.CloseDeviceRequest
-	30, // 35: rnbd.control.v1.ServerDaemon.DisconnectSession:input_type -> rnbd.control.v1.SessionRequest
-	39, // 36: rnbd.control.v1.ServerDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
-	44, // 37: rnbd.control.v1.ServerDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
-	35, // 38: rnbd.control.v1.ServerDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
-	50, // 39: rnbd.control.v1.ServerDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
-	53, // 40: rnbd.control.v1.ServerDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
-	39, // 41: rnbd.control.v1.ServerDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
-	35, // 42: rnbd.control.v1.ServerDaemon.ResizeDevice:input_type -> rnbd.control.v1.DeviceRequest
-	34, // 43: rnbd.control.v1.ServerDaemon.ResetPlugin:input_type -> rnbd.control.v1.PluginRequest
-	4,  // 44: rnbd.control.v1.ServerDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
-	2,  // 45: rnbd.control.v1.ServerDaemon.ListAccess:input_type -> rnbd.control.v1.ListRequest
-	14, // 46: rnbd.control.v1.ServerDaemon.CheckAccess:input_type -> rnbd.control.v1.CheckAccessRequest
-	7,  // 47: rnbd.control.v1.ServerDaemon.Events:input_type -> rnbd.control.v1.EventsRequest
-	12, // 48: rnbd.control.v1.ServerDaemon.SetAccessLimits:input_type -> rnbd.control.v1.SetAccessLimitsRequest
-	57, // 49: rnbd.control.v1.ServerDaemon.Upgrade:input_type -> rnbd.control.v1.UpgradeRequest
-	1,  // 50: rnbd.control.v1.ClientDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
-	31, // 51: rnbd.control.v1.ClientDaemon.Map:input_type -> rnbd.control.v1.MapRequest
-	37, // 52: rnbd.control.v1.ClientDaemon.Unmap:input_type -> rnbd.control.v1.UnmapRequest
-	36, // 53: rnbd.control.v1.ClientDaemon.Remap:input_type -> rnbd.control.v1.RemapRequest
-	2,  // 54: rnbd.control.v1.ClientDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
-	2,  // 55: rnbd.control.v1.ClientDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
-	38, // 56: rnbd.control.v1.ClientDaemon.AddPath:input_type -> rnbd.control.v1.AddPathRequest
-	39, // 57: rnbd.control.v1.ClientDaemon.RemovePath:input_type -> rnbd.control.v1.PathRequest
-	39, // 58: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
-	39, // 59: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
-	40, // 60: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
-	39, // 61: rnbd.control.v1.ClientDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
-	44, // 62: rnbd.control.v1.ClientDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
-	35, // 63: rnbd.control.v1.ClientDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
-	50, // 64: rnbd.control.v1.ClientDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
-	53, // 65: rnbd.control.v1.ClientDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
-	54, // 66: rnbd.control.v1.ClientDaemon.MapLine:input_type -> rnbd.control.v1.MapLineRequest
-	55, // 67: rnbd.control.v1.ClientDaemon.Resize:input_type -> rnbd.control.v1.ResizeRequest
-	56, // 68: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:input_type -> rnbd.control.v1.SetMaxReconnectAttemptsRequest
-	4,  // 69: rnbd.control.v1.ClientDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
-	7,  // 70: rnbd.control.v1.ClientDaemon.Events:input_type -> rnbd.control.v1.EventsRequest
-	57, // 71: rnbd.control.v1.ClientDaemon.Upgrade:input_type -> rnbd.control.v1.UpgradeRequest
-	3,  // 72: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	24, // 73: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
-	28, // 74: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	0,  // 75: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
-	0,  // 76: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
-	41, // 77: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 78: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	45, // 79: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	52, // 80: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	52, // 81: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	0,  // 82: rnbd.control.v1.ServerDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	24, // 83: rnbd.control.v1.ServerDaemon.ResizeDevice:output_type -> rnbd.control.v1.ServerDeviceList
-	18, // 84: rnbd.control.v1.ServerDaemon.ResetPlugin:output_type -> rnbd.control.v1.Plugin
-	5,  // 85: rnbd.control.v1.ServerDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
-	13, // 86: rnbd.control.v1.ServerDaemon.ListAccess:output_type -> rnbd.control.v1.AccessRuleList
-	15, // 87: rnbd.control.v1.ServerDaemon.CheckAccess:output_type -> rnbd.control.v1.AccessDecision
-	8,  // 88: rnbd.control.v1.ServerDaemon.Events:output_type -> rnbd.control.v1.EventList
-	13, // 89: rnbd.control.v1.ServerDaemon.SetAccessLimits:output_type -> rnbd.control.v1.AccessRuleList
-	58, // 90: rnbd.control.v1.ServerDaemon.Upgrade:output_type -> rnbd.control.v1.UpgradeReply
-	3,  // 91: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	32, // 92: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 93: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
-	32, // 94: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
-	33, // 95: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
-	28, // 96: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	26, // 97: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
-	0,  // 98: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
-	0,  // 99: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 100: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 101: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
-	41, // 102: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 103: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	45, // 104: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	52, // 105: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	52, // 106: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	32, // 107: rnbd.control.v1.ClientDaemon.MapLine:output_type -> rnbd.control.v1.ClientDevice
-	32, // 108: rnbd.control.v1.ClientDaemon.Resize:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 109: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:output_type -> rnbd.control.v1.Empty
-	5,  // 110: rnbd.control.v1.ClientDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
-	8,  // 111: rnbd.control.v1.ClientDaemon.Events:output_type -> rnbd.control.v1.EventList
-	58, // 112: rnbd.control.v1.ClientDaemon.Upgrade:output_type -> rnbd.control.v1.UpgradeReply
-	72, // [72:113] is the sub-list for method output_type
-	31, // [31:72] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	19, // 0: rnbd.control.v1.DaemonInfo.plugins:type_name -> rnbd.control.v1.Plugin
+	17, // 1: rnbd.control.v1.DaemonInfo.pump_stats:type_name -> rnbd.control.v1.PumpStats
+	18, // 2: rnbd.control.v1.DaemonInfo.fabric_counters:type_name -> rnbd.control.v1.FabricCounter
+	4,  // 3: rnbd.control.v1.DaemonInfo.conditions:type_name -> rnbd.control.v1.Condition
+	7,  // 4: rnbd.control.v1.ReloadReply.changes:type_name -> rnbd.control.v1.ConfigChange
+	10, // 5: rnbd.control.v1.EventList.events:type_name -> rnbd.control.v1.Event
+	12, // 6: rnbd.control.v1.AccessRule.limits:type_name -> rnbd.control.v1.AccessLimits
+	12, // 7: rnbd.control.v1.SetAccessLimitsRequest.limits:type_name -> rnbd.control.v1.AccessLimits
+	11, // 8: rnbd.control.v1.AccessRuleList.rules:type_name -> rnbd.control.v1.AccessRule
+	20, // 9: rnbd.control.v1.ServerDevice.limits:type_name -> rnbd.control.v1.Limits
+	24, // 10: rnbd.control.v1.ServerDevice.users:type_name -> rnbd.control.v1.ServerDeviceUse
+	23, // 11: rnbd.control.v1.ServerDevice.hung:type_name -> rnbd.control.v1.HungRequests
+	12, // 12: rnbd.control.v1.ServerDeviceUse.limits:type_name -> rnbd.control.v1.AccessLimits
+	21, // 13: rnbd.control.v1.ServerDeviceList.devices:type_name -> rnbd.control.v1.ServerDevice
+	27, // 14: rnbd.control.v1.Session.paths:type_name -> rnbd.control.v1.Path
+	28, // 15: rnbd.control.v1.Path.security:type_name -> rnbd.control.v1.Security
+	26, // 16: rnbd.control.v1.SessionList.sessions:type_name -> rnbd.control.v1.Session
+	60, // 17: rnbd.control.v1.MapRequest.options:type_name -> rnbd.control.v1.MapRequest.OptionsEntry
+	20, // 18: rnbd.control.v1.ClientDevice.limits:type_name -> rnbd.control.v1.Limits
+	61, // 19: rnbd.control.v1.ClientDevice.options:type_name -> rnbd.control.v1.ClientDevice.OptionsEntry
+	23, // 20: rnbd.control.v1.ClientDevice.hung:type_name -> rnbd.control.v1.HungRequests
+	33, // 21: rnbd.control.v1.ClientDeviceList.devices:type_name -> rnbd.control.v1.ClientDevice
+	43, // 22: rnbd.control.v1.PathStatsReply.sg_entries:type_name -> rnbd.control.v1.SGEntries
+	44, // 23: rnbd.control.v1.PathStatsReply.rdma_lat:type_name -> rnbd.control.v1.RDMALatency
+	47, // 24: rnbd.control.v1.DeviceStatsList.devices:type_name -> rnbd.control.v1.DeviceStats
+	48, // 25: rnbd.control.v1.DeviceStats.stages:type_name -> rnbd.control.v1.StageStats
+	22, // 26: rnbd.control.v1.DeviceStats.failed:type_name -> rnbd.control.v1.FailedRequests
+	23, // 27: rnbd.control.v1.DeviceStats.hung:type_name -> rnbd.control.v1.HungRequests
+	49, // 28: rnbd.control.v1.StageStats.latency:type_name -> rnbd.control.v1.Histogram
+	50, // 29: rnbd.control.v1.Histogram.buckets:type_name -> rnbd.control.v1.HistogramBucket
+	52, // 30: rnbd.control.v1.LogLevelsReply.levels:type_name -> rnbd.control.v1.LogLevel
+	52, // 31: rnbd.control.v1.SetLogLevelsRequest.levels:type_name -> rnbd.control.v1.LogLevel
+	1,  // 32: rnbd.control.v1.ServerDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
+	2,  // 33: rnbd.control.v1.ServerDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
+	2,  // 34: rnbd.control.v1.ServerDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
+	30, // 35: rnbd.control.v1.ServerDaemon.CloseDevice:input_type -> rnbd.control.v1.CloseDeviceRequest
+	31, // 36: rnbd.control.v1.ServerDaemon.DisconnectSession:input_type -> rnbd.control.v1.SessionRequest
+	40, // 37: rnbd.control.v1.ServerDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
+	45, // 38: rnbd.control.v1.ServerDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
+	36, // 39: rnbd.control.v1.ServerDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
+	51, // 40: rnbd.control.v1.ServerDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
+	54, // 41: rnbd.control.v1.ServerDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
+	40, // 42: rnbd.control.v1.ServerDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
+	36, // 43: rnbd.control.v1.ServerDaemon.ResizeDevice:input_type -> rnbd.control.v1.DeviceRequest
+	35, // 44: rnbd.control.v1.ServerDaemon.ResetPlugin:input_type -> rnbd.control.v1.PluginRequest
+	5,  // 45: rnbd.control.v1.ServerDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
+	2,  // 46: rnbd.control.v1.ServerDaemon.ListAccess:input_type -> rnbd.control.v1.ListRequest
+	15, // 47: rnbd.control.v1.ServerDaemon.CheckAccess:input_type -> rnbd.control.v1.CheckAccessRequest
+	8,  // 48: rnbd.control.v1.ServerDaemon.Events:input_type -> rnbd.control.v1.EventsRequest
+	13, // 49: rnbd.control.v1.ServerDaemon.SetAccessLimits:input_type -> rnbd.control.v1.SetAccessLimitsRequest
+	58, // 50: rnbd.control.v1.ServerDaemon.Upgrade:input_type -> rnbd.control.v1.UpgradeRequest
+	1,  // 51: rnbd.control.v1.ClientDaemon.Info:input_type -> rnbd.control.v1.InfoRequest
+	32, // 52: rnbd.control.v1.ClientDaemon.Map:input_type -> rnbd.control.v1.MapRequest
+	38, // 53: rnbd.control.v1.ClientDaemon.Unmap:input_type -> rnbd.control.v1.UnmapRequest
+	37, // 54: rnbd.control.v1.ClientDaemon.Remap:input_type -> rnbd.control.v1.RemapRequest
+	2,  // 55: rnbd.control.v1.ClientDaemon.ListDevices:input_type -> rnbd.control.v1.ListRequest
+	2,  // 56: rnbd.control.v1.ClientDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
+	39, // 57: rnbd.control.v1.ClientDaemon.AddPath:input_type -> rnbd.control.v1.AddPathRequest
+	40, // 58: rnbd.control.v1.ClientDaemon.RemovePath:input_type -> rnbd.control.v1.PathRequest
+	40, // 59: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
+	40, // 60: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
+	41, // 61: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
+	40, // 62: rnbd.control.v1.ClientDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
+	45, // 63: rnbd.control.v1.ClientDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
+	36, // 64: rnbd.control.v1.ClientDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
+	51, // 65: rnbd.control.v1.ClientDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
+	54, // 66: rnbd.control.v1.ClientDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
+	55, // 67: rnbd.control.v1.ClientDaemon.MapLine:input_type -> rnbd.control.v1.MapLineRequest
+	56, // 68: rnbd.control.v1.ClientDaemon.Resize:input_type -> rnbd.control.v1.ResizeRequest
+	57, // 69: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:input_type -> rnbd.control.v1.SetMaxReconnectAttemptsRequest
+	5,  // 70: rnbd.control.v1.ClientDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
+	8,  // 71: rnbd.control.v1.ClientDaemon.Events:input_type -> rnbd.control.v1.EventsRequest
+	58, // 72: rnbd.control.v1.ClientDaemon.Upgrade:input_type -> rnbd.control.v1.UpgradeRequest
+	3,  // 73: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	25, // 74: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
+	29, // 75: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	0,  // 76: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
+	0,  // 77: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
+	42, // 78: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 79: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	46, // 80: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	53, // 81: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	53, // 82: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	0,  // 83: rnbd.control.v1.ServerDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	25, // 84: rnbd.control.v1.ServerDaemon.ResizeDevice:output_type -> rnbd.control.v1.ServerDeviceList
+	19, // 85: rnbd.control.v1.ServerDaemon.ResetPlugin:output_type -> rnbd.control.v1.Plugin
+	6,  // 86: rnbd.control.v1.ServerDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
+	14, // 87: rnbd.control.v1.ServerDaemon.ListAccess:output_type -> rnbd.control.v1.AccessRuleList
+	16, // 88: rnbd.control.v1.ServerDaemon.CheckAccess:output_type -> rnbd.control.v1.AccessDecision
+	9,  // 89: rnbd.control.v1.ServerDaemon.Events:output_type -> rnbd.control.v1.EventList
+	14, // 90: rnbd.control.v1.ServerDaemon.SetAccessLimits:output_type -> rnbd.control.v1.AccessRuleList
+	59, // 91: rnbd.control.v1.ServerDaemon.Upgrade:output_type -> rnbd.control.v1.UpgradeReply
+	3,  // 92: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	33, // 93: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 94: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
+	33, // 95: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
+	34, // 96: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
+	29, // 97: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	27, // 98: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
+	0,  // 99: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
+	0,  // 100: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 101: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 102: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
+	42, // 103: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 104: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	46, // 105: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	53, // 106: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	53, // 107: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	33, // 108: rnbd.control.v1.ClientDaemon.MapLine:output_type -> rnbd.control.v1.ClientDevice
+	33, // 109: rnbd.control.v1.ClientDaemon.Resize:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 110: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:output_type -> rnbd.control.v1.Empty
+	6,  // 111: rnbd.control.v1.ClientDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
+	9,  // 112: rnbd.control.v1.ClientDaemon.Events:output_type -> rnbd.control.v1.EventList
+	59, // 113: rnbd.control.v1.ClientDaemon.Upgrade:output_type -> rnbd.control.v1.UpgradeReply
+	73, // [73:114] is the sub-list for method output_type
+	32, // [32:73] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -4913,7 +4991,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   61,
+			NumMessages:   62,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
