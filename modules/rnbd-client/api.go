@@ -244,7 +244,7 @@ func (d *Device) describe(st plugin.DeviceStatus) *controlpb.ClientDevice {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	out.State, out.LastError = d.state.String(), d.lastError
-	out.OpensAgain = d.state == Closed && !d.needsRemap
+	out.OpensAgain = d.state == Closed && !d.needsRemap && (!d.expired || st.Openers == 0 && out.Frontend != "")
 	if d.patience != nil {
 		out.FailsUnixMs = d.patienceEnds.UnixMilli()
 	}

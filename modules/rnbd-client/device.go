@@ -60,10 +60,21 @@ func (d *Device) failure() string {
 // giveUp leaves d closed until it is remapped. The caller holds mu.
 func (d *Device) giveUp(err error) {
 	d.stopPatience()
-	d.needsRemap = true
+	d.needsRemap, d.expired = true, false
 	d.lastError = err.Error()
 	d.setGate(gateFail)
 	d.log.Error("device stays closed until it is remapped", "err", err)
+}
+
+// expire fails the requests of d, whose time of loss=queue has run out. Users have seen
+// errors then, so d opens again only when none of them has the device open, or when it is
+// remapped. The caller holds mu.
+func (d *Device) expire(err error) {
+	d.stopPatience()
+	d.expired = true
+	d.lastError = err.Error()
+	d.setGate(gateFail)
+	d.log.Error("requests of the device fail; it opens again when no user has it open, or when it is remapped", "err", err)
 }
 
 // end makes d Unmapped: its requests fail and no OPEN opens it any more. It

@@ -40,6 +40,7 @@ func TestMain(m *testing.M) {
 //	fail         AddDevice fails after that
 //	none         a disk that is looked for is not there
 //	used         the disk is in use
+//	open         a user has the disk open
 //	slow         how long RemoveDevice takes
 //	hold-remove  RemoveDevice does not come back, whatever its caller does
 //	hold-resize  ResizeDevice does not come back
@@ -172,7 +173,14 @@ func (f *testFront) ResizeDevice(ctx context.Context, index uint32, l blk.Limits
 }
 
 func (f *testFront) AddListener(context.Context, string, *os.File) error { return blk.EINVAL }
-func (f *testFront) Openers(uint32) int                                  { return 0 }
+
+func (f *testFront) Openers(index uint32) int {
+	s, err := f.device(index)
+	if err == nil && frontDir(s.Config["dir"]).has("open") {
+		return 1
+	}
+	return 0
+}
 
 func (f *testFront) Location(index uint32) string {
 	s, err := f.device(index)

@@ -268,7 +268,6 @@ func TestLossQueueAndAServerThatChanged(t *testing.T) {
 		name   string
 		change func(*target)
 	}{
-		{"the device is not there any more", func(s *target) { s.openErr = blk.ENOENT }},
 		{"another client writes to it", func(s *target) { s.openErr = blk.EPERM }},
 		{"it shrank", func(s *target) { s.rsp.Sectors /= 2 }},
 	} {
@@ -303,6 +302,52 @@ func TestLossQueueTriesAgainAfterAPassingError(t *testing.T) {
 	if errno := do(t, io, Request{Op: blk.Read, Len: 512}); errno != blk.OK {
 		t.Errorf("errno %d", errno)
 	}
+}
+
+// TestAbsenceIsNoDecision: a server may be back before its storage.
+func TestAbsenceIsNoDecision(t *testing.T) {
+	for _, errno := range []blk.Errno{blk.ENOENT, blk.Errno(syscall.ENOTBLK), blk.EINVAL, blk.Errno(syscall.ENXIO)} {
+		s := newTarget(t, 1<<20)
+		d, io := s.device(s.newClient(), lossQueue(30*time.Second))
+		s.kill()
+		eventually(t, "closed", func() bool { return d.State() == Closed })
+		s.set(func() { s.openErr = errno })
+		opens := len(s.messages())
+		io.Submit(Request{Op: blk.Write, Len: 512})
+		io.Flush()
+		s.start()
+		eventually(t, "a refused open", func() bool { return len(s.messages()) >= opens+2 })
+		s.set(func() { s.openErr = 0 })
+		var done [8]Done
+		eventually(t, "the answer", func() bool { return io.Wait(done[:]) > 0 })
+		if done[0].Errno != blk.OK {
+			t.Errorf("OPEN answered with errno %d first: the waiting write ends with errno %d", errno, done[0].Errno)
+		}
+	}
+}
+
+// TestAnAbsentDevice_OpensAfterItsTimeHasRunOut: its requests fail then, and it opens
+// again when the storage is back, because no user has it open.
+func TestAnAbsentDevice_OpensAfterItsTimeHasRunOut(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	dir := newFrontDir(t)
+	must(t, dir.set("open", ""))
+	r := MapRequest{Path: "vol", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Options: map[string]string{"dir": string(dir)}}
+	lossQueue(100 * time.Millisecond)(&r)
+	d, err := s.newClient(withTestFront(t)).Map(t.Context(), r)
+	must(t, err)
+	s.kill()
+	eventually(t, "closed", func() bool { return d.State() == Closed })
+	s.set(func() { s.openErr = blk.ENOENT })
+	s.start()
+	eventually(t, "its time has run out", d.hasExpired)
+	s.set(func() { s.openErr = 0 })
+	time.Sleep(3 * reopenDelay)
+	if d.State() != Closed {
+		t.Fatalf("state %s while a user has it open", d.State())
+	}
+	must(t, dir.remove("open"))
+	eventually(t, "open", func() bool { return d.State() == Open })
 }
 
 func TestRemapErrors(t *testing.T) {

@@ -153,6 +153,7 @@ type Device struct {
 	state        State
 	openedIn     uint64 // epoch of the session in which the server opened it as id; 0: not open there
 	needsRemap   bool
+	expired      bool        // closed, and the time of loss=queue has run out: opens again when no user has the device open
 	reopening    bool        // reopenUntilOpen runs
 	deniedOpen   bool        // closed by onDenied
 	failing      bool        // open, but failed on the server

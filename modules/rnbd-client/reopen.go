@@ -44,7 +44,7 @@ func (d *Device) onDenied() {
 // holds mu.
 func (d *Device) close() {
 	d.setState(Closed)
-	d.failing, d.stopped = false, false
+	d.failing, d.stopped, d.expired = false, false, false
 	if !d.waits() {
 		d.setGate(gateFail)
 		return
@@ -68,7 +68,7 @@ func (d *Device) onTooLate() {
 	if d.session.transport.Connected() {
 		why = "the server has not opened it again"
 	}
-	d.giveUp(fmt.Errorf("%s for %s: %w", why, d.loss.Queue, syscall.ETIMEDOUT))
+	d.expire(fmt.Errorf("%s for %s: %w", why, d.loss.Queue, syscall.ETIMEDOUT))
 }
 
 // reopensAtOnce bounds the concurrent OPENs that open devices of one session
@@ -76,15 +76,19 @@ func (d *Device) onTooLate() {
 const reopensAtOnce = 16
 
 // reopenDelay is the pause before OPEN is tried again after a temporary
-// failure, for instance of a server that has not found the device yet.
-const reopenDelay = 500 * time.Millisecond
+// failure, for instance of a server that has not found the device yet. Later
+// pauses double up to longestReopenDelay.
+const (
+	reopenDelay        = 500 * time.Millisecond
+	longestReopenDelay = 4 * time.Second
+)
 
-// reopenPause returns the pause before OPEN is tried again.
-func (s *session) reopenPause() time.Duration {
+// reopenPause returns the pause before OPEN is tried again, after a number of tries.
+func (s *session) reopenPause(tries int) time.Duration {
 	if s.leaving.Load() {
 		return returnPause
 	}
-	return reopenDelay
+	return min(reopenDelay<<min(tries, 3), longestReopenDelay)
 }
 
 // beginReopen reports whether d is to be opened again and no goroutine is doing
@@ -107,7 +111,7 @@ func (d *Device) reopenUntilOpen() {
 	if d.wasDenied() && s.features.Load()&rnbdwire.FeatureEvents != 0 && !s.pause(newsDelay) {
 		return
 	}
-	for d.goesOn() {
+	for tries := 0; d.goesOn(); tries++ {
 		select {
 		case s.turns <- struct{}{}:
 		case <-s.done:
@@ -117,7 +121,7 @@ func (d *Device) reopenUntilOpen() {
 		err := d.reopen(ctx)
 		cancel()
 		<-s.turns
-		if err != nil && !s.pause(s.reopenPause()) {
+		if err != nil && !s.pause(s.reopenPause(tries)) {
 			return
 		}
 	}
@@ -136,10 +140,31 @@ func (d *Device) goesOn() bool {
 	return d.reopening
 }
 
+// errUsersRemain keeps a device closed whose users have seen errors.
+var errUsersRemain = errors.New("users have the device open")
+
 // reopen tries once to open d again. After an error the caller tries again.
 func (d *Device) reopen(ctx context.Context) error {
+	if d.hasExpired() && d.hasUsers(ctx) {
+		return errUsersRemain
+	}
 	defer d.session.awaitOpen(d)()
 	return d.reopened(d.open(ctx))
+}
+
+func (d *Device) hasExpired() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.expired
+}
+
+// hasUsers reports whether users may have d open. Users of the library are not known.
+func (d *Device) hasUsers(ctx context.Context) bool {
+	fe := d.fe.Load()
+	if fe == nil || !fe.alive() {
+		return true
+	}
+	return fe.status(ctx, d).Openers > 0
 }
 
 // reopened ends a reopen. err is the result of its OPEN.
@@ -159,15 +184,18 @@ func (d *Device) reopened(err error) error {
 		d.giveUp(err)
 		return nil
 	}
-	d.lastError = err.Error()
-	d.log.Warn("device does not open again yet", "err", err)
+	if text := err.Error(); d.lastError != text && !d.expired {
+		d.lastError = text
+		d.log.Warn("device does not open again yet", "err", err)
+	}
 	return err
 }
 
-// final reports whether err, of an OPEN after a reconnect, would be the result of
-// every further try, too.
+// final reports whether err, of an OPEN after a reconnect, is a decision. Absence is
+// none: a server may be back before its storage is mounted or attached, and then
+// answers ENOENT, ENOTBLK or EINVAL.
 func final(err error) bool {
-	for _, errno := range []error{syscall.EPERM, syscall.ENOENT, syscall.EINVAL, syscall.ENOTBLK, syscall.EACCES, errShrank, errOtherVolume, errChanged} {
+	for _, errno := range []error{syscall.EPERM, syscall.EACCES, errShrank, errOtherVolume, errChanged} {
 		if errors.Is(err, errno) {
 			return true
 		}
@@ -183,7 +211,7 @@ func (d *Device) opened() error {
 		return errVoid
 	}
 	d.stopPatience()
-	d.needsRemap, d.deniedOpen, d.stopped = false, false, false
+	d.needsRemap, d.expired, d.deniedOpen, d.stopped = false, false, false, false
 	if !d.failing { // news that came before
 		d.lastError = ""
 	}

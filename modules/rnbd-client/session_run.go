@@ -80,7 +80,7 @@ func (s *session) run() {
 	for {
 		var again <-chan time.Time
 		if s.work() != nil {
-			again = time.After(s.reopenPause())
+			again = time.After(s.reopenPause(0))
 		}
 		select {
 		case <-s.done:
