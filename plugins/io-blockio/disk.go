@@ -53,8 +53,10 @@ type disk struct {
 	name     string
 	readOnly bool // opened so
 
-	block   atomic.Uint32 // logical block size: alignment of direct I/O
-	noPunch atomic.Bool   // set when the device has refused to punch a hole
+	block atomic.Uint32 // logical block size: alignment of direct I/O
+	// noPunch and noDiscard are set when the device has refused to punch a hole or to
+	// discard.
+	noPunch, noDiscard atomic.Bool
 
 	mu     sync.Mutex
 	limits blk.Limits

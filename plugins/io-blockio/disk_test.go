@@ -148,6 +148,21 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+func TestADeviceThatCannotDiscardIsAskedOnce(t *testing.T) {
+	d := &disk{fd: 10}
+	r, erase := plugin.Request{Op: blk.Discard}, plugin.Request{Op: blk.SecureErase}
+	first := d.Plan(&r)
+	if _, ok := d.Fallback(&r, first, blk.EIO); ok {
+		t.Error("an error of the device has another way")
+	}
+	if next, ok := d.Fallback(&r, first, blk.EOPNOTSUPP); !ok || next.Op != uring.Nop || d.Plan(&r).Op != uring.Nop {
+		t.Errorf("after a refusal: %+v, %v; then %+v", next, ok, d.Plan(&r))
+	}
+	if _, ok := d.Fallback(&erase, d.Plan(&erase), blk.EOPNOTSUPP); ok {
+		t.Error("a secure erase that did nothing succeeds")
+	}
+}
+
 func TestADeviceThatCannotPunchIsAskedOnce(t *testing.T) {
 	d := &disk{fd: 10}
 	r := plugin.Request{Op: blk.WriteZeroes, Flags: blk.FUA}

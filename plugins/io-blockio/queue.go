@@ -24,6 +24,9 @@ func (d *disk) Plan(r *plugin.Request) diskio.Step {
 	case blk.Flush:
 		return diskio.Step{Op: uring.Fdatasync, FD: d.fd}
 	case blk.Discard:
+		if d.noDiscard.Load() {
+			return diskio.Step{Op: uring.Nop} // a discard is advice
+		}
 		return diskio.Step{Op: uring.Discard, FD: d.fd}
 	case blk.SecureErase:
 		return diskio.Step{Op: uring.SecureErase, FD: d.fd}
@@ -49,15 +52,21 @@ func (d *disk) planZeroes(r *plugin.Request) diskio.Step {
 	return s
 }
 
-// Fallback makes the kernel write zeroes where the device cannot unmap with
-// zeroes.
-func (d *disk) Fallback(_ *plugin.Request, failed diskio.Step, errno blk.Errno) (diskio.Step, bool) {
-	if failed.Op != uring.PunchHole || errno != blk.EOPNOTSUPP {
+// Fallback records that the device refuses an operation, for later requests too: the
+// kernel writes zeroes where the device cannot unmap with zeroes, and a discard, which
+// is advice, does nothing.
+func (d *disk) Fallback(r *plugin.Request, failed diskio.Step, errno blk.Errno) (diskio.Step, bool) {
+	switch {
+	case errno != blk.EOPNOTSUPP:
+		return failed, false
+	case failed.Op == uring.PunchHole:
+		d.noPunch.Store(true)
+	case failed.Op == uring.Discard:
+		d.noDiscard.Store(true)
+	default:
 		return failed, false
 	}
-	d.noPunch.Store(true)
-	failed.Op = uring.ZeroRange
-	return failed, true
+	return d.Plan(r), true
 }
 
 // dsync returns FUA as a flag of pwritev2(2). The block layer makes it a FUA

@@ -67,6 +67,8 @@ type disk struct {
 
 	noNowait, noZeroRange, noPunch atomic.Bool // set when the kernel has refused one
 
+	length atomic.Uint64 // bytes of the file at Open or the last Resize
+
 	mu     sync.Mutex
 	limits blk.Limits
 }

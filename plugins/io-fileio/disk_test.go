@@ -109,7 +109,7 @@ func TestLimits(t *testing.T) {
 		direct     bool
 	}{
 		{"on ext4", func(t *testing.T) string { return t.TempDir() }, 1 << 20, 1 << 20, true},
-		{"the end that is no whole block is not served", func(t *testing.T) string { return t.TempDir() }, 1<<20 + 511, 1 << 20, true},
+		{"the end that is no whole block is padded", func(t *testing.T) string { return t.TempDir() }, 1<<20 + 1, 1<<20 + 512, true},
 		{"on tmpfs, in memory", func(t *testing.T) string { return tmpfs(t, "4M") }, 1 << 20, 1 << 20, false},
 		{"empty file", func(t *testing.T) string { return t.TempDir() }, 0, 0, true},
 	} {
@@ -200,9 +200,11 @@ func TestPlan(t *testing.T) {
 			diskio.Step{Op: uring.Pwrite, FD: 10, RWFlags: unix.RWF_DSYNC}},
 		{"flush", plugin.Request{Op: blk.Flush}, diskio.Step{Op: uring.Fdatasync, FD: 10}},
 		{"discard punches a hole", plugin.Request{Op: blk.Discard}, diskio.Step{Op: uring.PunchHole, FD: 10}},
-		{"write-zeroes zeroes the range", plugin.Request{Op: blk.WriteZeroes}, diskio.Step{Op: uring.ZeroRange, FD: 10}},
+		{"write-zeroes makes a hole", plugin.Request{Op: blk.WriteZeroes}, diskio.Step{Op: uring.PunchHole, FD: 10}},
 		{"write-zeroes with FUA flushes", plugin.Request{Op: blk.WriteZeroes, Flags: blk.FUA},
-			diskio.Step{Op: uring.ZeroRange, FD: 10, Sync: true}},
+			diskio.Step{Op: uring.PunchHole, FD: 10, Sync: true}},
+		{"R-190 write-zeroes that must stay allocated zeroes the range", plugin.Request{Op: blk.WriteZeroes, Flags: blk.NoUnmap},
+			diskio.Step{Op: uring.ZeroRange, FD: 10}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := d.Plan(&c.r); got != c.want {
@@ -250,7 +252,7 @@ func TestPlanOnABlockDevice(t *testing.T) {
 			diskio.Step{Op: uring.Pwrite, FD: 10, RWFlags: unix.RWF_DSYNC}},
 		{"pages are discarded", plugin.Request{Op: blk.Discard, Off: 4096, Len: 8192}, diskio.Step{Op: uring.PunchHole, FD: 10}},
 		{"parts of pages are kept", plugin.Request{Op: blk.Discard, Off: 4096, Len: 512}, diskio.Step{Op: uring.Nop}},
-		{"pages are zeroed", plugin.Request{Op: blk.WriteZeroes, Len: 4096}, diskio.Step{Op: uring.ZeroRange, FD: 10}},
+		{"pages are zeroed", plugin.Request{Op: blk.WriteZeroes, Len: 4096}, diskio.Step{Op: uring.PunchHole, FD: 10}},
 		{"in parts of pages zeroes are written", plugin.Request{Op: blk.WriteZeroes, Off: 512, Len: 4096}, written},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -277,17 +279,23 @@ func TestFallbackLearnsAndEnds(t *testing.T) {
 		errno blk.Errno
 		steps []diskio.Step // each refused in turn
 	}{
-		{"write-zeroes: zero range, hole, zeroes", plugin.Request{Op: blk.WriteZeroes}, blk.EOPNOTSUPP, []diskio.Step{
-			{Op: uring.ZeroRange, FD: 10}, {Op: uring.PunchHole, FD: 10}, written}},
+		{"write-zeroes: hole, zero range, zeroes", plugin.Request{Op: blk.WriteZeroes}, blk.EOPNOTSUPP, []diskio.Step{
+			{Op: uring.PunchHole, FD: 10}, {Op: uring.ZeroRange, FD: 10}, written}},
+		{"write-zeroes where the mode is invalid", plugin.Request{Op: blk.WriteZeroes}, blk.EINVAL, []diskio.Step{
+			{Op: uring.PunchHole, FD: 10}, {Op: uring.ZeroRange, FD: 10}, written}},
 		{"write-zeroes that must stay allocated: never a hole", plugin.Request{Op: blk.WriteZeroes, Flags: blk.NoUnmap}, blk.EOPNOTSUPP,
 			[]diskio.Step{{Op: uring.ZeroRange, FD: 10}, written}},
 		{"read: without RWF_NOWAIT by the engine", plugin.Request{Op: blk.Read}, blk.EOPNOTSUPP, []diskio.Step{
 			{Op: uring.Pread, FD: 10, Inline: diskio.InlineCached}, {Op: uring.Pread, FD: 10}}},
 		{"direct write with unknown alignment: through the cache", plugin.Request{Op: blk.Write}, blk.EINVAL, []diskio.Step{
 			{Op: uring.Pwrite, FD: 11, Align: 512, MemAlign: 512}, {Op: uring.Pwrite, FD: 10, RWFlags: unix.RWF_DSYNC}}},
-		{"an error of the device is final", plugin.Request{Op: blk.WriteZeroes}, blk.EIO, []diskio.Step{{Op: uring.ZeroRange, FD: 10}}},
+		{"an error of the device is final", plugin.Request{Op: blk.WriteZeroes}, blk.EIO, []diskio.Step{{Op: uring.PunchHole, FD: 10}}},
 		{"no space is final", plugin.Request{Op: blk.Write}, blk.ENOSPC, []diskio.Step{{Op: uring.Pwrite, FD: 11, Align: 512, MemAlign: 512}}},
-		{"discard has no other way", plugin.Request{Op: blk.Discard}, blk.EOPNOTSUPP, []diskio.Step{{Op: uring.PunchHole, FD: 10}}},
+		{"discard does nothing instead", plugin.Request{Op: blk.Discard}, blk.EOPNOTSUPP, []diskio.Step{
+			{Op: uring.PunchHole, FD: 10}, {Op: uring.Nop}}},
+		{"discard where the mode is invalid", plugin.Request{Op: blk.Discard}, blk.EINVAL, []diskio.Step{
+			{Op: uring.PunchHole, FD: 10}, {Op: uring.Nop}}},
+		{"a discard that fails is no advice", plugin.Request{Op: blk.Discard}, blk.EIO, []diskio.Step{{Op: uring.PunchHole, FD: 10}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := &disk{cachedFD: 10, directFD: 11, direct: os.Stdin, align: alignment{direct: true, memory: 512, offset: 512}}

@@ -14,6 +14,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/plugintest"
 )
 
+// quiet are the arguments by which the program that makes a file system says little.
+var quiet = map[string][]string{"ext2": {"-q"}, "ext4": {"-q"}, "xfs": {"-q"}}
+
 // mounted is the directory of a new file system of a kind, on a loop device.
 func mounted(t *testing.T, kind string) string {
 	t.Helper()
@@ -31,7 +34,7 @@ func mounted(t *testing.T, kind string) string {
 			t.Fatal(err)
 		}
 	}
-	if out, err := exec.Command(mkfs, "-q", image).CombinedOutput(); err != nil {
+	if out, err := exec.Command(mkfs, append(quiet[kind], image)...).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", mkfs, err, out)
 	}
 	if out, err := exec.Command("mount", "-o", "loop", image, mnt).CombinedOutput(); err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -128,10 +129,14 @@ func (d *disk) readLimits() (blk.Limits, error) {
 	if err != nil {
 		return blk.Limits{}, err
 	}
-	block := min(max(d.align.offset, blk.SectorSize), maxLogicalBlock)
-	size := uint64(length) - uint64(length)%uint64(block)
+	block := uint32(blk.SectorSize)
+	if d.device {
+		block = min(max(d.align.offset, blk.SectorSize), maxLogicalBlock)
+	}
+	d.length.Store(uint64(length))
+	size := padded(uint64(length), uint64(block))
 	if size != uint64(length) {
-		slog.Warn("file is not a whole number of blocks, its end is not served",
+		slog.Warn("file is not a whole number of blocks: the last block is served with zeroes behind the end, and a write of the last block extends the file",
 			"file", d.name, "bytes", length, "block", block, "served", size)
 	}
 	l := blk.Limits{
@@ -148,6 +153,15 @@ func (d *disk) readLimits() (blk.Limits, error) {
 	}
 	l.Rotational = queue(dev, "rotational") == "1"
 	return l, nil
+}
+
+// padded returns n rounded up to whole blocks. A length near the largest, which no
+// image has, is rounded down.
+func padded(n, block uint64) uint64 {
+	if up := n + block - 1; up <= math.MaxInt64 {
+		n = up
+	}
+	return n - n%block
 }
 
 // physicalBlock returns the file system's block size if it is plausible, else

@@ -21,14 +21,14 @@ var _ diskio.Planner = (*disk)(nil)
 func (d *disk) Plan(r *plugin.Request) diskio.Step {
 	switch r.Op {
 	case blk.Read:
-		return d.planRead()
+		return d.planRead(r)
 	case blk.Write:
 		return d.planWrite(r)
 	case blk.Flush:
 		return diskio.Step{Op: uring.Fdatasync, FD: d.cachedFD, Inline: d.inlineMemory()}
 	case blk.Discard:
-		if d.splitsPage(r) {
-			return diskio.Step{Op: uring.Nop}
+		if d.splitsPage(r) || d.noPunch.Load() {
+			return diskio.Step{Op: uring.Nop} // a discard is advice
 		}
 		return diskio.Step{Op: uring.PunchHole, FD: d.cachedFD}
 	default: // WriteZeroes; SecureErase is not among our limits
@@ -37,8 +37,11 @@ func (d *disk) Plan(r *plugin.Request) diskio.Step {
 }
 
 // planRead reads cached data inline and anything else by the engine.
-func (d *disk) planRead() diskio.Step {
+func (d *disk) planRead(r *plugin.Request) diskio.Step {
 	s := diskio.Step{Op: uring.Pread, FD: d.cachedFD, Inline: diskio.InlineCached}
+	if end, length := r.Off+uint64(r.Len), d.length.Load(); end > length && end-length < blk.SectorSize {
+		s.Padding = uint32(end - length)
+	}
 	if d.memory {
 		s.Inline = diskio.InlineMemory
 	} else if d.blocks || d.noNowait.Load() {
@@ -85,18 +88,20 @@ func (d *disk) splitsPage(r *plugin.Request) bool {
 	return d.device && (r.Off|uint64(r.Len))&pageMask != 0
 }
 
-// planZeroes chooses the best operation that the kernel has not refused before.
-// Only a write of zeroes can carry FUA itself; the others are followed by a
-// flush.
+// planZeroes chooses the best operation that the kernel has not refused before: a
+// hole where r allows one, else a range that the file system zeroes and allocates.
+// Only a write of zeroes can carry FUA itself; the others are followed by a flush.
 func (d *disk) planZeroes(r *plugin.Request) diskio.Step {
-	s := diskio.Step{Op: uring.ZeroRange, FD: d.cachedFD, Sync: r.Flags&blk.FUA != 0}
-	split := d.splitsPage(r)
-	if !split && !d.noZeroRange.Load() {
-		return s
-	}
-	if !split && r.Flags&blk.NoUnmap == 0 && !d.noPunch.Load() {
-		s.Op = uring.PunchHole
-		return s
+	s := diskio.Step{FD: d.cachedFD, Sync: r.Flags&blk.FUA != 0}
+	if !d.splitsPage(r) {
+		if r.Flags&blk.NoUnmap == 0 && !d.noPunch.Load() {
+			s.Op = uring.PunchHole
+			return s
+		}
+		if !d.noZeroRange.Load() {
+			s.Op = uring.ZeroRange
+			return s
+		}
 	}
 	s = d.planCachedWrite(r)
 	s.Inline, s.Zeroes = diskio.InlineNo, true
@@ -109,15 +114,13 @@ func (d *disk) Fallback(r *plugin.Request, failed diskio.Step, errno blk.Errno) 
 	if errno == blk.EINVAL && failed.Op == uring.Pwrite && failed.FD == d.directFD && d.direct != nil {
 		return d.planCachedWrite(r), true // alignment that the file system did not report
 	}
-	if errno != blk.EOPNOTSUPP {
-		return failed, false
-	}
+	unsupported := errno == blk.EOPNOTSUPP
 	switch {
-	case failed.Inline == diskio.InlineCached:
+	case unsupported && failed.Inline == diskio.InlineCached:
 		d.noNowait.Store(true)
-	case r.Op == blk.WriteZeroes && failed.Op == uring.ZeroRange:
+	case failed.Op == uring.ZeroRange && (unsupported || errno == blk.EINVAL):
 		d.noZeroRange.Store(true)
-	case r.Op == blk.WriteZeroes && failed.Op == uring.PunchHole:
+	case failed.Op == uring.PunchHole && (unsupported || errno == blk.EINVAL): // EINVAL: as some FUSE file systems refuse a mode
 		d.noPunch.Store(true)
 	default:
 		return failed, false

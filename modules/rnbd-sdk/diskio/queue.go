@@ -284,12 +284,24 @@ func (q *queue) advance(o *op, n uint64) {
 	if o.step.Align > 1 {
 		o.done -= o.done % uint64(o.step.Align)
 	}
-	if o.done == before {
-		q.finish(o, blk.EIO) // the file ends here: it has been truncated
+	if o.done == before { // the file ends here
+		q.onEnd(o)
 		return
 	}
 	o.tries = 0
 	q.submit(o)
+}
+
+// onEnd handles a transfer that has met the end of the file: a read of the padding
+// gets zeroes, any other transfer has found a file that was truncated.
+func (q *queue) onEnd(o *op) {
+	rest := uint64(o.req.Len) - o.done
+	if o.step.Op != uring.Pread || rest > uint64(o.step.Padding) {
+		q.finish(o, blk.EIO)
+		return
+	}
+	clear(o.req.Buf[o.done:])
+	q.onStepDone(o)
 }
 
 // onStepDone handles the end of a step: its whole range is done.

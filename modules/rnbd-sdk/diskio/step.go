@@ -34,6 +34,9 @@ type Step struct {
 	Blocks bool
 	Zeroes bool // Pwrite: zeroes, there is no payload
 	Sync   bool // Fdatasync on FD behind it, before the answer
+	// Padding is the number of bytes at the end of a Pread that may lie behind the
+	// end of the file. There they read as zeroes. In bytes.
+	Padding uint32
 }
 
 // Inline selects the steps that are tried on the queue's own thread first.
