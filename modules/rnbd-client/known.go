@@ -42,7 +42,7 @@ func (k *known) admit(now *known, accept bool) error {
 		now.Volume = k.Volume
 	}
 	switch {
-	case k.Block != now.Block:
+	case k.Block%now.Block != 0: // smaller blocks are good: each request of users is whole blocks
 		return fmt.Errorf("blocks have %d bytes instead of %d: %w", now.Block, k.Block, errChanged)
 	case now.MaxIO < k.MaxIO:
 		return fmt.Errorf("the server takes requests of %d bytes, not %d any more: %w", now.MaxIO, k.MaxIO, errChanged)
@@ -51,6 +51,7 @@ func (k *known) admit(now *known, accept bool) error {
 	case now.WriteCache && k.FUA && !now.FUA:
 		return fmt.Errorf("it does not write through its cache (FUA) any more: %w", errChanged)
 	}
+	now.Block = k.Block
 	now.MaxIO, now.WriteCache, now.FUA = k.MaxIO, k.WriteCache, k.FUA
 	return nil
 }

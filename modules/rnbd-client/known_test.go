@@ -44,6 +44,7 @@ func TestE021_E022_ReopenOfAnotherDevice(t *testing.T) {
 		{"no FUA any more", rnbdwire.OpenRspFields{}, writeBack | fua, func(s *target) { s.rsp.CachePolicy = writeBack }, "FUA"},
 		{"FUA besides", rnbdwire.OpenRspFields{}, writeBack, func(s *target) { s.rsp.CachePolicy = writeBack | fua }, ""},
 		{"larger blocks", rnbdwire.OpenRspFields{}, writeBack, func(s *target) { s.rsp.LogicalBlockSize = 4096 }, "blocks"},
+		{"smaller blocks", rnbdwire.OpenRspFields{LogicalBlockSize: 4096}, writeBack, func(s *target) { s.rsp.LogicalBlockSize = 512; s.rsp.Sectors++ }, ""},
 		{"smaller chunks", rnbdwire.OpenRspFields{}, writeBack, func(s *target) { s.chunk = 32768 }, "requests of"},
 		{"larger chunks", rnbdwire.OpenRspFields{}, writeBack, func(s *target) { s.chunk = 131072 }, ""},
 	} {
@@ -52,12 +53,18 @@ func TestE021_E022_ReopenOfAnotherDevice(t *testing.T) {
 				s := newTarget(t, 1<<20)
 				s.features = rnbdwire.FeatureIdentity
 				s.rsp.Volume, s.rsp.CachePolicy = x.before.Volume, x.cache
+				if n := x.before.LogicalBlockSize; n != 0 {
+					s.rsp.LogicalBlockSize = n
+				}
 				c := s.newClient()
 				d, io := s.device(c, lossQueue(loss))
 				size := io.SlotSize()
 				s.comeBackChanged(d, func() { x.change(s) })
 				if x.reason == "" {
 					eventually(t, "open", func() bool { return d.State() == Open })
+					if l := d.Limits(); l.LogicalBlockSize != max(512, uint32(x.before.LogicalBlockSize)) || l.Size%uint64(l.LogicalBlockSize) != 0 {
+						t.Errorf("%d bytes in blocks of %d", l.Size, l.LogicalBlockSize)
+					}
 					if errno := do(t, io, Request{Op: blk.Write, Len: uint32(size)}); errno != blk.OK {
 						t.Errorf("errno %d", errno)
 					}

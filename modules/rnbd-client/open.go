@@ -122,6 +122,9 @@ func (d *Device) take(epoch uint64, id uint32, l *blk.Limits, now *known, accept
 	if d.state == Unmapped {
 		return fmt.Errorf("open %q: it was unmapped meanwhile: %w", d.path, syscall.ENODEV)
 	}
+	if d.known != nil && d.known.Block != 0 {
+		l.Size -= l.Size % uint64(d.known.Block)
+	}
 	if l.Size < d.served && d.gate.Load() == gateWait {
 		return fmt.Errorf("open %q: the device shrank from %d to %d bytes: %w", d.path, d.served, l.Size, errShrank)
 	}
@@ -130,6 +133,7 @@ func (d *Device) take(epoch uint64, id uint32, l *blk.Limits, now *known, accept
 			return fmt.Errorf("open %q: %w", d.path, err)
 		}
 		l.MaxIOSize, l.WriteCache, l.FUA = now.MaxIO, now.WriteCache, now.FUA
+		l.LogicalBlockSize, l.PhysicalBlockSize = now.Block, max(l.PhysicalBlockSize, now.Block)
 	}
 	if d.compareVerifier(now) {
 		defer d.client.save()

@@ -125,6 +125,9 @@ func (d *Device) check(e *shm.SQE) blk.Errno {
 	if errno := d.limits.Load().Check(e.Op, e.Offset, uint64(e.Len)); errno != blk.OK {
 		return errno
 	}
+	if e.Flags&^blk.KnownFlags != 0 {
+		return blk.EINVAL
+	}
 	if e.Op.HasData() {
 		size := uint64(d.arena.Size())
 		if e.Arena != d.index || uint64(e.Len) > size || e.ArenaOff > size-uint64(e.Len) {
@@ -226,6 +229,9 @@ func (d *Device) encode(msg rnbdwire.IO, e *shm.SQE, id uint32) {
 	rw := uint32(e.Op)
 	if e.Flags&blk.FUA != 0 || e.Op == blk.Flush {
 		rw |= rnbdwire.FlagFUA
+	}
+	if e.Flags&blk.NoUnmap != 0 && e.Op == blk.WriteZeroes {
+		rw |= rnbdwire.FlagNoUnmap
 	}
 	if e.Flags&(blk.Sync|blk.FUA) != 0 || e.Op == blk.Read || e.Op == blk.Flush {
 		rw |= rnbdwire.FlagSync

@@ -234,6 +234,12 @@ func flagsOf(m rnbdwire.IO) (f uint32) {
 	if m.FUA() {
 		f |= rnbdwire.FlagFUA
 	}
+	if m.Preflush() {
+		f |= rnbdwire.FlagPreflush
+	}
+	if m.NoUnmap() {
+		f |= rnbdwire.FlagNoUnmap
+	}
 	return f
 }
 

@@ -48,11 +48,16 @@ func (q *ioQueue) onDone(c *shm.CQE) {
 	if c.Errno > maxWireErrno {
 		errno = blk.EIO
 	}
-	r.m.dev.latency[q.pump].plugin.Record(r.sqe.Op, q.clock()-r.sent)
 	f := &r.m.flows[q.pump]
 	f.ended()
 	r.refund()
 	q.note(f.lane)
+	if r.preflush && errno == blk.OK { // of the flush; feed sends r itself
+		r.preflush = false
+		q.wait(f, r)
+		return
+	}
+	r.m.dev.latency[q.pump].plugin.Record(r.sqe.Op, q.clock()-r.sent)
 	q.finish(r, errno)
 }
 

@@ -44,6 +44,7 @@ func (s *Server) limitCounters() (out []*controlpb.FabricCounter) {
 	add("refused", "chunk-memory", u.RefusedChunkMemory)
 	add("refused", "devices", s.refused.devices.Load())
 	add("refused", "opens", s.refused.opens.Load())
+	add("ignored", "unknown-flags", s.unknownFlags.Load())
 	add("unfinished", "gave-way", u.GaveWay)
 	add("unfinished", "timed-out", u.TimedOut)
 	return out

@@ -37,16 +37,18 @@ type Server struct {
 	// sessions by index; pumps read it, SessionUp and SessionDown write.
 	sessions [MaxSessions]atomic.Pointer[session]
 
-	nodes      turns         // a turn for the OPENs and CLOSEs of each node
-	lookUps    chan struct{} // a token for each lookup of a name
-	lists      chan struct{} // a token for each LIST
-	opens      atomic.Int64  // OPENs under way
-	refused    refusals
-	rules      atomic.Pointer[ruleSet]
-	owners     owners
-	sharesMu   sync.Mutex      // guards the counts of budgets, mapping.share, and the change of rules
-	admins     context.Context // of OPENs; ends with the server
-	stopAdmins func()
+	nodes   turns         // a turn for the OPENs and CLOSEs of each node
+	lookUps chan struct{} // a token for each lookup of a name
+	lists   chan struct{} // a token for each LIST
+	opens   atomic.Int64  // OPENs under way
+	refused refusals
+	// unknownFlags is the number of requests with flags that are not known.
+	unknownFlags atomic.Uint64
+	rules        atomic.Pointer[ruleSet]
+	owners       owners
+	sharesMu     sync.Mutex      // guards the counts of budgets, mapping.share, and the change of rules
+	admins       context.Context // of OPENs; ends with the server
+	stopAdmins   func()
 
 	// The order of locks is documented at ioPlugin.
 	number uint64 // of this server's clock, told to clients; not 0
@@ -310,6 +312,9 @@ type request struct {
 	// retired reports that the path has ended without the request. Its
 	// completion changes nothing for a client.
 	retired bool
+	// preflush reports that the plugin gets a flush first, and sqe when the flush
+	// has succeeded.
+	preflush bool
 	// repeats reports that the write was sent before and counts in
 	// usage.repeats.
 	repeats bool
@@ -353,6 +358,7 @@ type ioQueue struct {
 	index  int // in session.lanes
 	ring   *shm.Ring
 	sub    *shm.Submitter // nil: the plugin is down
+	flush  shm.SQE        // scratch of entry
 	// last is the session that used the queue last, at the time lastAt.
 	// sharedUntil is the end of the time in which sessions count as sharing the
 	// queue, modestUntil that in which one of them counts as modest. Times are

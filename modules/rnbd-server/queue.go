@@ -37,6 +37,9 @@ func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO, number uint64
 		op.Respond(int(errno))
 		return
 	}
+	if msg.HasUnknownFlags() {
+		s.unknownFlags.Add(1)
+	}
 	m.flows[op.Poller()].inflight.Add(1)
 	s.pumps[op.Poller()].begun.Add(1)
 	q := m.dev.plugin.queues[op.Poller()]
@@ -64,7 +67,7 @@ const prioVersion = 2
 // fill converts the message to a ring entry. It returns the errno of a message
 // that is refused.
 func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk.Errno {
-	bop, n := blk.Op(msg.Op()), uint64(msg.BISize())
+	bop, n := opOf(msg), uint64(msg.BISize())
 	if !dataFits(bop, op.IsRead(), n, uint64(op.DataLen()), uint64(op.ReplyLen())) {
 		return blk.EINVAL
 	}
@@ -94,6 +97,7 @@ func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk
 	if bop == blk.Flush {
 		r.sqe.Offset, r.sqe.Len = 0, 0
 	}
+	r.preflush = msg.Preflush() && bop != blk.Flush && m.dev.limits.Load().WriteCache
 	if msg.FUA() && (bop == blk.Write || bop == blk.WriteZeroes) {
 		l := m.dev.limits.Load()
 		if l.WriteCache && !l.FUA {
@@ -103,10 +107,23 @@ func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk
 			r.sqe.Flags |= blk.FUA
 		}
 	}
+	if msg.NoUnmap() && bop == blk.WriteZeroes {
+		r.sqe.Flags |= blk.NoUnmap
+	}
 	if msg.Sync() {
 		r.sqe.Flags |= blk.Sync
 	}
 	return blk.OK
+}
+
+// opOf returns the operation of msg. A write of no data that asks for durability is a
+// flush: docs/protocol/rnbd.md, "IO".
+func opOf(msg rnbdwire.IO) blk.Op {
+	op := blk.Op(msg.Op())
+	if op == blk.Write && msg.BISize() == 0 && (msg.Preflush() || msg.FUA()) {
+		return blk.Flush
+	}
+	return op
 }
 
 // dataFits reports whether a message about n bytes agrees with RTRS: with the

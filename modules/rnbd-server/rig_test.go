@@ -50,6 +50,8 @@ type memDisk struct {
 	unsized atomic.Int32
 	closes  atomic.Int32
 	hung    atomic.Bool // requests wait
+	// flushErrno is the answer to a flush.
+	flushErrno atomic.Uint32
 	// Open and Close wait until they are closed; nil: they do not.
 	opening, closing chan struct{}
 }
@@ -177,6 +179,8 @@ func (m *memory) do(r plugin.Request) blk.Errno {
 		copy(d.data[r.Off:], r.Buf)
 	case blk.Discard, blk.WriteZeroes, blk.SecureErase:
 		clear(d.data[r.Off : r.Off+uint64(r.Len)])
+	case blk.Flush:
+		return blk.Errno(d.flushErrno.Load())
 	}
 	return blk.OK
 }

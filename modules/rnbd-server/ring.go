@@ -1,6 +1,9 @@
 package server
 
-import "github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+import (
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+)
 
 // DATA PATH, the way there: from the checks to the plugin. One ioQueue joins one
 // pump with one io plugin process. In the order a request meets them:
@@ -31,12 +34,22 @@ func (q *ioQueue) admit(r *request) {
 
 // send puts r into the ring. It returns false if the ring is full.
 func (q *ioQueue) send(f *flow, r *request) bool {
-	if !q.sub.Push(&r.sqe) {
+	if !q.sub.Push(q.entry(r)) {
 		return false
 	}
 	r.state = reqSent
 	f.began()
 	return true
+}
+
+// entry returns what the ring gets of r: a flush first if r asks for one (PREFLUSH), then
+// r itself.
+func (q *ioQueue) entry(r *request) *shm.SQE {
+	if !r.preflush {
+		return &r.sqe
+	}
+	q.flush = shm.SQE{Tag: r.sqe.Tag, Device: r.sqe.Device, Arena: r.sqe.Arena, Op: blk.Flush, Flags: r.sqe.Flags & blk.Sync}
+	return &q.flush
 }
 
 // noteSent charges the request to its budget and records the time that it waited

@@ -56,6 +56,9 @@ const (
 	Sync
 	// NoUnmap: write-zeroes must leave the range allocated.
 	NoUnmap
+
+	// KnownFlags are all flags of requests.
+	KnownFlags = FUA | Sync | NoUnmap
 )
 
 // AccessMode is how a client opens a device.

@@ -14,9 +14,6 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// knownFlags are the flags of ring version 1.
-const knownFlags = blk.FUA | blk.Sync | blk.NoUnmap
-
 // popBatch is how many entries are taken from the ring at once.
 const popBatch = 64
 
@@ -154,7 +151,7 @@ func (q *Queue) resolve(e *shm.SQE, r *Request) blk.Errno {
 	if errno := d.limits.Check(e.Op, e.Offset, uint64(e.Len)); errno != blk.OK {
 		return errno
 	}
-	if e.Flags&^knownFlags != 0 {
+	if e.Flags&^blk.KnownFlags != 0 {
 		return blk.EINVAL
 	}
 	var a *mapping

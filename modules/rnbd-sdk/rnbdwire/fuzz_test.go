@@ -114,7 +114,7 @@ func FuzzEventRsp(f *testing.F) {
 func FuzzIO(f *testing.F) {
 	fuzz(f, "IO", IOSize, func(m []byte) {
 		clear(m[2:4])
-		m[17] &= (FlagSync | FlagFUA) >> 8 // of rw, the operation and the flags
+		m[17] &= (FlagSync | FlagFUA | FlagPreflush | FlagNoUnmap) >> 8 // of rw, the operation and the flags
 		clear(m[18:20])
 		clear(m[26:])
 	})

@@ -2,9 +2,13 @@ package rnbdwire
 
 // Flags in IOFields.RW; the low eight bits are the operation.
 const (
-	opMask   = 0xff
-	FlagSync = 1 << 8
-	FlagFUA  = 1 << 9
+	opMask       = 0xff
+	FlagSync     = 1 << 8
+	FlagFUA      = 1 << 9
+	FlagPreflush = 1 << 10 // since version 2.1 (Linux 7.0)
+	FlagNoUnmap  = 1 << 11 // of write zeroes, since version 2.2 (Linux 7.0)
+
+	knownBits = opMask | FlagSync | FlagFUA | FlagPreflush | FlagNoUnmap
 )
 
 // IO is a block request.
@@ -24,9 +28,15 @@ func (m IO) Sector() uint64 { return le.Uint64(m[8:]) }
 // write zeroes 5.
 func (m IO) Op() uint8 { return uint8(le.Uint32(m[16:]) & opMask) }
 
-// Sync and FUA are the flags.
-func (m IO) Sync() bool { return le.Uint32(m[16:])&FlagSync != 0 }
-func (m IO) FUA() bool  { return le.Uint32(m[16:])&FlagFUA != 0 }
+// Sync, FUA, Preflush and NoUnmap are the flags.
+func (m IO) Sync() bool     { return le.Uint32(m[16:])&FlagSync != 0 }
+func (m IO) FUA() bool      { return le.Uint32(m[16:])&FlagFUA != 0 }
+func (m IO) Preflush() bool { return le.Uint32(m[16:])&FlagPreflush != 0 }
+func (m IO) NoUnmap() bool  { return le.Uint32(m[16:])&FlagNoUnmap != 0 }
+
+// HasUnknownFlags reports whether the message has flags that this package does not
+// know. Their sender may come from a later version.
+func (m IO) HasUnknownFlags() bool { return le.Uint32(m[16:])&^knownBits != 0 }
 
 // BISize is the number of bytes on the device.
 func (m IO) BISize() uint32 { return le.Uint32(m[20:]) }

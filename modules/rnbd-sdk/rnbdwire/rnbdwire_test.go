@@ -99,6 +99,12 @@ func ioFields(m IO) IOFields {
 	if m.FUA() {
 		f.RW |= FlagFUA
 	}
+	if m.Preflush() {
+		f.RW |= FlagPreflush
+	}
+	if m.NoUnmap() {
+		f.RW |= FlagNoUnmap
+	}
 	return f
 }
 
@@ -127,6 +133,16 @@ var goldens = []struct {
 	{"io_discard", "IO", 32, IOFields{0, 0x800, 3 | FlagSync, 65536, 0x4004}},
 	{"io_write_zeroes", "IO", 32, IOFields{0, 0x1000, 5 | FlagSync, 8192, 0x4004}},
 	{"io_write_fua", "IO", 32, IOFields{1, 0x48, 1 | FlagSync | FlagFUA, 4096, 0x4004}},
+}
+
+func TestR192_UnknownFlags(t *testing.T) {
+	for bit := range 32 {
+		m := make(IO, IOSize)
+		IOFields{RW: 1 << bit}.Put(m)
+		if got, want := m.HasUnknownFlags(), bit >= 12; got != want {
+			t.Errorf("bit %d is unknown: %t, want %t", bit, got, want)
+		}
+	}
 }
 
 func TestR120_R132_R134_R136_KernelMessages(t *testing.T) {
