@@ -145,7 +145,7 @@ func pathVerbs() []*verb {
 		{
 			name: "readd", on: onClient, bare: true, min: 1, max: 2, args: pathArgs, args0: pathNames, run: readdPath, interrupted: partLeft,
 			short:   "Delete a path and add it again",
-			long:    "Delete a path from its session and add it again, with a new number." + pathHelp,
+			long:    "Delete a path from its session and add it again, with a new number. A path that\ndoes not connect stays in the session and is tried again." + pathHelp,
 			example: "  rnbd readd web1@storage 10.0.0.1",
 		},
 		{
@@ -268,15 +268,15 @@ func deletePath(c *call) error {
 
 func readdPath(c *call) error {
 	return c.onPath(func(ctx context.Context, d *daemons, p transportPath) error {
-		r := request(p.Path)
-		r.Force = true // it is back at once
-		if _, err := d.client.RemovePath(ctx, r); err != nil {
+		next, err := d.client.ReaddPath(ctx, request(p.Path))
+		if unimplemented(err) { // an older daemon: nothing is lost by this
+			return c.reconnectPaths(ctx, d.client, []*controlpb.Path{p.Path})
+		}
+		if err != nil {
 			return err
 		}
-		return onceClosed(ctx, func() error {
-			_, err := d.client.AddPath(ctx, &controlpb.AddPathRequest{Session: p.Session, Path: pathSpec(p.Path)})
-			return err
-		})
+		c.say("path %s:%d is connected", next.Session, next.Id)
+		return nil
 	})
 }
 

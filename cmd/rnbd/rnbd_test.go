@@ -105,6 +105,21 @@ func TestWrongCommandLinesAreUsageErrors(t *testing.T) {
 	}
 }
 
+func TestFlagErrorsNameNoFunction(t *testing.T) {
+	_, err := command(t, "bench", "rnbd0", "--requests", "x")
+	if exitCode(err) != exitUsage || strings.Contains(err.Error(), "strconv") || !strings.Contains(err.Error(), `invalid argument "x" for "--requests" flag`) {
+		t.Errorf("a word in the place of a number: %v", err)
+	}
+}
+
+func TestVersionIsAFlagToo(t *testing.T) {
+	flag, err := command(t, "--version")
+	word, _ := command(t, "version")
+	if err != nil || flag != word {
+		t.Errorf("--version: %q, %v; version: %q", flag, err, word)
+	}
+}
+
 func TestGroupsPrintHelp(t *testing.T) {
 	for _, args := range [][]string{{}, {"client"}, {"server", "device"}, {"--help"}, {"dev"}, {"help"}, {"help", "cl", "dev", "map"}, {"map", "help"}, {"map", "a", "help"}} {
 		out, err := command(t, args...)

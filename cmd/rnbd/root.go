@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -39,7 +40,7 @@ list".`
 	// This check comes before anything is done: a command must not map a
 	// device and then fail to print its name.
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return checkOutput(cmd) }
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
 	f := root.PersistentFlags()
 	f.StringP("output", "o", "table", "how to print: "+strings.Join(report.Formats, ", "))
 	f.Duration("timeout", 30*time.Second, "longest time a command may take")
@@ -63,6 +64,15 @@ list".`
 	return root
 }
 
+// flagError names a wrong value without the function that has read it.
+func flagError(err error) error {
+	var number *strconv.NumError
+	if !errors.As(err, &number) {
+		return err
+	}
+	return errors.New(strings.Replace(err.Error(), number.Error(), fmt.Sprintf("%q: %v", number.Num, number.Err), 1))
+}
+
 var newRun = map[string]func() *cobra.Command{"client": newClientRun, "server": newServerRun}
 
 // execute runs a command line.
@@ -71,6 +81,9 @@ func execute(ctx context.Context, root *cobra.Command, args []string) error {
 		args = resolveCompletion(root, args)
 	} else {
 		var err error
+		if len(args) == 1 && args[0] == "--version" {
+			args = []string{"version"}
+		}
 		if args, err = resolve(root, args); err != nil {
 			return err
 		}

@@ -343,12 +343,7 @@ func (a *controlAPI) AddPath(ctx context.Context, r *controlpb.AddPathRequest) (
 	if err != nil {
 		return nil, refused(addrs, err)
 	}
-	for _, p := range s.transport.Paths() {
-		if p.ID == id {
-			return s.describePath(p), nil
-		}
-	}
-	return &controlpb.Path{Session: s.name, Id: uint32(id)}, nil
+	return s.pathNumbered(id), nil
 }
 
 func (a *controlAPI) RemovePath(ctx context.Context, r *controlpb.PathRequest) (*controlpb.Empty, error) {
@@ -357,6 +352,28 @@ func (a *controlAPI) RemovePath(ctx context.Context, r *controlpb.PathRequest) (
 		return nil, err
 	}
 	return &controlpb.Empty{}, s.removePath(ctx, int(r.Id), r.Force)
+}
+
+func (a *controlAPI) ReaddPath(ctx context.Context, r *controlpb.PathRequest) (*controlpb.Path, error) {
+	s, err := a.session(r.Session)
+	if err != nil {
+		return nil, err
+	}
+	id, err := s.readdPath(ctx, int(r.Id))
+	if err != nil {
+		return nil, err
+	}
+	return s.pathNumbered(id), nil
+}
+
+// pathNumbered describes the path of an id.
+func (s *session) pathNumbered(id int) *controlpb.Path {
+	for _, p := range s.transport.Paths() {
+		if p.ID == id {
+			return s.describePath(p)
+		}
+	}
+	return &controlpb.Path{Session: s.name, Id: uint32(id)}
 }
 
 func (a *controlAPI) DisconnectPath(ctx context.Context, r *controlpb.PathRequest) (*controlpb.Empty, error) {

@@ -3,7 +3,9 @@ package client
 import (
 	"context"
 	"fmt"
+	"slices"
 	"syscall"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
@@ -35,6 +37,64 @@ func (s *session) removePath(ctx context.Context, id int, force bool) error {
 		s.client.sessionChanged()
 	}
 	return err
+}
+
+// readdPath removes a path and adds it again, and returns its new id. The end of ctx
+// and an address without an answer do not lose the path: it is in the session and
+// is tried again, as after a loss.
+func (s *session) readdPath(ctx context.Context, id int) (int, error) {
+	all := s.transport.Paths()
+	i := slices.IndexFunc(all, func(p rtrs.PathInfo) bool { return p.ID == id })
+	if i < 0 {
+		return 0, fmt.Errorf("session %q has no path %d: %w", s.name, id, syscall.ENOENT)
+	}
+	type addition struct {
+		id  int
+		err error
+	}
+	added := make(chan addition, 1)
+	go func() { // to its end, whatever becomes of ctx
+		ctx := context.WithoutCancel(ctx)
+		_, done := s.beginRemove(id)
+		defer done()
+		a := addition{err: s.transport.RemovePath(ctx, id)}
+		if a.err == nil {
+			a.id, a.err = s.addAgain(ctx, all[i].Addr)
+		}
+		s.client.sessionChanged()
+		added <- a
+	}()
+	select {
+	case a := <-added:
+		if a.err != nil {
+			a.err = fmt.Errorf("session %q: path %d is path %d now, and is tried again: %w", s.name, id, a.id, a.err)
+		}
+		return a.id, a.err
+	case <-ctx.Done():
+		return 0, fmt.Errorf("session %q: path %d is added again: %w", s.name, id, context.Cause(ctx))
+	}
+}
+
+// addAgain adds a path that was removed a moment ago. The path is in the session
+// also if the error is not nil, unless the session has another one with these
+// addresses. Until the server has noticed the removal it refuses the path, which
+// ends then; so addAgain adds it again.
+func (s *session) addAgain(ctx context.Context, addr rtrs.PathAddr) (id int, err error) {
+	for end := time.Now().Add(nameLingers); ; {
+		if id, err = s.transport.AddPathLater(addr); err == nil {
+			err = s.transport.ReconnectPath(ctx, id)
+		}
+		if err == nil || s.hasPath(id) || time.Now().After(end) || !pauseFor(ctx, namePause) {
+			return id, err
+		}
+	}
+}
+
+// hasPath reports whether the session has a path of that id, connected or not.
+func (s *session) hasPath(id int) bool {
+	return slices.ContainsFunc(s.transport.Paths(), func(p rtrs.PathInfo) bool {
+		return p.ID == id && p.State != rtrs.PathDead && p.State != rtrs.PathClosing
+	})
 }
 
 // beginRemove reports whether the session has no other path than id and those

@@ -277,3 +277,34 @@ func addPathFails(t *testing.T, c *Client, path string) {
 		t.Errorf("path %s again: %v, want EEXIST", path, err)
 	}
 }
+
+// A path that is added again stays in the session, even if it was the last one and
+// nothing answers at its address.
+func TestReaddKeepsThePath(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient()
+	_, err := c.Map(t.Context(), MapRequest{Path: "vol", Session: "s", Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Frontend: "none"})
+	must(t, err)
+	api := c.Control("")
+	p, err := api.ReaddPath(t.Context(), &controlpb.PathRequest{Session: "s", Id: 1})
+	if err != nil || p.Id == 1 || p.State != "connected" {
+		t.Fatalf("while the server answers: %v, %v", p, err)
+	}
+	s.net.RefuseDial(s.addrs[0], syscall.ECONNREFUSED)
+	if _, err = api.ReaddPath(t.Context(), &controlpb.PathRequest{Session: "s", Id: p.Id}); err == nil || !strings.Contains(err.Error(), "tried again") {
+		t.Errorf("while nothing answers: %v", err)
+	}
+	session, err := api.ListSessions(t.Context(), &controlpb.ListRequest{})
+	must(t, err)
+	if paths := session.Sessions[0].Paths; len(paths) != 1 || paths[0].Id == p.Id || paths[0].State == "connected" {
+		t.Errorf("paths %v", paths)
+	}
+	s.net.RefuseDial(s.addrs[0], nil)
+	eventually(t, "the path is back", func() bool {
+		l, err := api.ListSessions(t.Context(), &controlpb.ListRequest{})
+		return err == nil && l.Sessions[0].Paths[0].State == "connected"
+	})
+	if _, err := api.ReaddPath(t.Context(), &controlpb.PathRequest{Session: "s", Id: 77}); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("a path that there is not: %v", err)
+	}
+}

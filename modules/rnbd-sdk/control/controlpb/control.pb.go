@@ -4755,7 +4755,7 @@ const file_control_proto_rawDesc = "" +
 	"\vCheckAccess\x12#.rnbd.control.v1.CheckAccessRequest\x1a\x1f.rnbd.control.v1.AccessDecision\x12D\n" +
 	"\x06Events\x12\x1e.rnbd.control.v1.EventsRequest\x1a\x1a.rnbd.control.v1.EventList\x12[\n" +
 	"\x0fSetAccessLimits\x12'.rnbd.control.v1.SetAccessLimitsRequest\x1a\x1f.rnbd.control.v1.AccessRuleList\x12I\n" +
-	"\aUpgrade\x12\x1f.rnbd.control.v1.UpgradeRequest\x1a\x1d.rnbd.control.v1.UpgradeReply2\xfd\f\n" +
+	"\aUpgrade\x12\x1f.rnbd.control.v1.UpgradeRequest\x1a\x1d.rnbd.control.v1.UpgradeReply2\xbf\r\n" +
 	"\fClientDaemon\x12A\n" +
 	"\x04Info\x12\x1c.rnbd.control.v1.InfoRequest\x1a\x1b.rnbd.control.v1.DaemonInfo\x12A\n" +
 	"\x03Map\x12\x1b.rnbd.control.v1.MapRequest\x1a\x1d.rnbd.control.v1.ClientDevice\x12>\n" +
@@ -4765,7 +4765,8 @@ const file_control_proto_rawDesc = "" +
 	"\fListSessions\x12\x1c.rnbd.control.v1.ListRequest\x1a\x1c.rnbd.control.v1.SessionList\x12A\n" +
 	"\aAddPath\x12\x1f.rnbd.control.v1.AddPathRequest\x1a\x15.rnbd.control.v1.Path\x12B\n" +
 	"\n" +
-	"RemovePath\x12\x1c.rnbd.control.v1.PathRequest\x1a\x16.rnbd.control.v1.Empty\x12F\n" +
+	"RemovePath\x12\x1c.rnbd.control.v1.PathRequest\x1a\x16.rnbd.control.v1.Empty\x12@\n" +
+	"\tReaddPath\x12\x1c.rnbd.control.v1.PathRequest\x1a\x15.rnbd.control.v1.Path\x12F\n" +
 	"\x0eDisconnectPath\x12\x1c.rnbd.control.v1.PathRequest\x1a\x16.rnbd.control.v1.Empty\x12E\n" +
 	"\rReconnectPath\x12\x1c.rnbd.control.v1.PathRequest\x1a\x16.rnbd.control.v1.Empty\x12F\n" +
 	"\tSetPolicy\x12!.rnbd.control.v1.SetPolicyRequest\x1a\x16.rnbd.control.v1.Empty\x12J\n" +
@@ -4918,63 +4919,65 @@ var file_control_proto_depIdxs = []int32{
 	2,  // 56: rnbd.control.v1.ClientDaemon.ListSessions:input_type -> rnbd.control.v1.ListRequest
 	39, // 57: rnbd.control.v1.ClientDaemon.AddPath:input_type -> rnbd.control.v1.AddPathRequest
 	40, // 58: rnbd.control.v1.ClientDaemon.RemovePath:input_type -> rnbd.control.v1.PathRequest
-	40, // 59: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
-	40, // 60: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
-	41, // 61: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
-	40, // 62: rnbd.control.v1.ClientDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
-	45, // 63: rnbd.control.v1.ClientDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
-	36, // 64: rnbd.control.v1.ClientDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
-	51, // 65: rnbd.control.v1.ClientDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
-	54, // 66: rnbd.control.v1.ClientDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
-	55, // 67: rnbd.control.v1.ClientDaemon.MapLine:input_type -> rnbd.control.v1.MapLineRequest
-	56, // 68: rnbd.control.v1.ClientDaemon.Resize:input_type -> rnbd.control.v1.ResizeRequest
-	57, // 69: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:input_type -> rnbd.control.v1.SetMaxReconnectAttemptsRequest
-	5,  // 70: rnbd.control.v1.ClientDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
-	8,  // 71: rnbd.control.v1.ClientDaemon.Events:input_type -> rnbd.control.v1.EventsRequest
-	58, // 72: rnbd.control.v1.ClientDaemon.Upgrade:input_type -> rnbd.control.v1.UpgradeRequest
-	3,  // 73: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	25, // 74: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
-	29, // 75: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	0,  // 76: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
-	0,  // 77: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
-	42, // 78: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 79: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	46, // 80: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	53, // 81: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	53, // 82: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	0,  // 83: rnbd.control.v1.ServerDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	25, // 84: rnbd.control.v1.ServerDaemon.ResizeDevice:output_type -> rnbd.control.v1.ServerDeviceList
-	19, // 85: rnbd.control.v1.ServerDaemon.ResetPlugin:output_type -> rnbd.control.v1.Plugin
-	6,  // 86: rnbd.control.v1.ServerDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
-	14, // 87: rnbd.control.v1.ServerDaemon.ListAccess:output_type -> rnbd.control.v1.AccessRuleList
-	16, // 88: rnbd.control.v1.ServerDaemon.CheckAccess:output_type -> rnbd.control.v1.AccessDecision
-	9,  // 89: rnbd.control.v1.ServerDaemon.Events:output_type -> rnbd.control.v1.EventList
-	14, // 90: rnbd.control.v1.ServerDaemon.SetAccessLimits:output_type -> rnbd.control.v1.AccessRuleList
-	59, // 91: rnbd.control.v1.ServerDaemon.Upgrade:output_type -> rnbd.control.v1.UpgradeReply
-	3,  // 92: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
-	33, // 93: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 94: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
-	33, // 95: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
-	34, // 96: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
-	29, // 97: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
-	27, // 98: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
-	0,  // 99: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
-	0,  // 100: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 101: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
-	0,  // 102: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
-	42, // 103: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
-	0,  // 104: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
-	46, // 105: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
-	53, // 106: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	53, // 107: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
-	33, // 108: rnbd.control.v1.ClientDaemon.MapLine:output_type -> rnbd.control.v1.ClientDevice
-	33, // 109: rnbd.control.v1.ClientDaemon.Resize:output_type -> rnbd.control.v1.ClientDevice
-	0,  // 110: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:output_type -> rnbd.control.v1.Empty
-	6,  // 111: rnbd.control.v1.ClientDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
-	9,  // 112: rnbd.control.v1.ClientDaemon.Events:output_type -> rnbd.control.v1.EventList
-	59, // 113: rnbd.control.v1.ClientDaemon.Upgrade:output_type -> rnbd.control.v1.UpgradeReply
-	73, // [73:114] is the sub-list for method output_type
-	32, // [32:73] is the sub-list for method input_type
+	40, // 59: rnbd.control.v1.ClientDaemon.ReaddPath:input_type -> rnbd.control.v1.PathRequest
+	40, // 60: rnbd.control.v1.ClientDaemon.DisconnectPath:input_type -> rnbd.control.v1.PathRequest
+	40, // 61: rnbd.control.v1.ClientDaemon.ReconnectPath:input_type -> rnbd.control.v1.PathRequest
+	41, // 62: rnbd.control.v1.ClientDaemon.SetPolicy:input_type -> rnbd.control.v1.SetPolicyRequest
+	40, // 63: rnbd.control.v1.ClientDaemon.PathStats:input_type -> rnbd.control.v1.PathRequest
+	45, // 64: rnbd.control.v1.ClientDaemon.ResetPathStats:input_type -> rnbd.control.v1.ResetPathStatsRequest
+	36, // 65: rnbd.control.v1.ClientDaemon.DeviceStats:input_type -> rnbd.control.v1.DeviceRequest
+	51, // 66: rnbd.control.v1.ClientDaemon.LogLevels:input_type -> rnbd.control.v1.LogLevelsRequest
+	54, // 67: rnbd.control.v1.ClientDaemon.SetLogLevels:input_type -> rnbd.control.v1.SetLogLevelsRequest
+	55, // 68: rnbd.control.v1.ClientDaemon.MapLine:input_type -> rnbd.control.v1.MapLineRequest
+	56, // 69: rnbd.control.v1.ClientDaemon.Resize:input_type -> rnbd.control.v1.ResizeRequest
+	57, // 70: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:input_type -> rnbd.control.v1.SetMaxReconnectAttemptsRequest
+	5,  // 71: rnbd.control.v1.ClientDaemon.Reload:input_type -> rnbd.control.v1.ReloadRequest
+	8,  // 72: rnbd.control.v1.ClientDaemon.Events:input_type -> rnbd.control.v1.EventsRequest
+	58, // 73: rnbd.control.v1.ClientDaemon.Upgrade:input_type -> rnbd.control.v1.UpgradeRequest
+	3,  // 74: rnbd.control.v1.ServerDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	25, // 75: rnbd.control.v1.ServerDaemon.ListDevices:output_type -> rnbd.control.v1.ServerDeviceList
+	29, // 76: rnbd.control.v1.ServerDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	0,  // 77: rnbd.control.v1.ServerDaemon.CloseDevice:output_type -> rnbd.control.v1.Empty
+	0,  // 78: rnbd.control.v1.ServerDaemon.DisconnectSession:output_type -> rnbd.control.v1.Empty
+	42, // 79: rnbd.control.v1.ServerDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 80: rnbd.control.v1.ServerDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	46, // 81: rnbd.control.v1.ServerDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	53, // 82: rnbd.control.v1.ServerDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	53, // 83: rnbd.control.v1.ServerDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	0,  // 84: rnbd.control.v1.ServerDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	25, // 85: rnbd.control.v1.ServerDaemon.ResizeDevice:output_type -> rnbd.control.v1.ServerDeviceList
+	19, // 86: rnbd.control.v1.ServerDaemon.ResetPlugin:output_type -> rnbd.control.v1.Plugin
+	6,  // 87: rnbd.control.v1.ServerDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
+	14, // 88: rnbd.control.v1.ServerDaemon.ListAccess:output_type -> rnbd.control.v1.AccessRuleList
+	16, // 89: rnbd.control.v1.ServerDaemon.CheckAccess:output_type -> rnbd.control.v1.AccessDecision
+	9,  // 90: rnbd.control.v1.ServerDaemon.Events:output_type -> rnbd.control.v1.EventList
+	14, // 91: rnbd.control.v1.ServerDaemon.SetAccessLimits:output_type -> rnbd.control.v1.AccessRuleList
+	59, // 92: rnbd.control.v1.ServerDaemon.Upgrade:output_type -> rnbd.control.v1.UpgradeReply
+	3,  // 93: rnbd.control.v1.ClientDaemon.Info:output_type -> rnbd.control.v1.DaemonInfo
+	33, // 94: rnbd.control.v1.ClientDaemon.Map:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 95: rnbd.control.v1.ClientDaemon.Unmap:output_type -> rnbd.control.v1.Empty
+	33, // 96: rnbd.control.v1.ClientDaemon.Remap:output_type -> rnbd.control.v1.ClientDevice
+	34, // 97: rnbd.control.v1.ClientDaemon.ListDevices:output_type -> rnbd.control.v1.ClientDeviceList
+	29, // 98: rnbd.control.v1.ClientDaemon.ListSessions:output_type -> rnbd.control.v1.SessionList
+	27, // 99: rnbd.control.v1.ClientDaemon.AddPath:output_type -> rnbd.control.v1.Path
+	0,  // 100: rnbd.control.v1.ClientDaemon.RemovePath:output_type -> rnbd.control.v1.Empty
+	27, // 101: rnbd.control.v1.ClientDaemon.ReaddPath:output_type -> rnbd.control.v1.Path
+	0,  // 102: rnbd.control.v1.ClientDaemon.DisconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 103: rnbd.control.v1.ClientDaemon.ReconnectPath:output_type -> rnbd.control.v1.Empty
+	0,  // 104: rnbd.control.v1.ClientDaemon.SetPolicy:output_type -> rnbd.control.v1.Empty
+	42, // 105: rnbd.control.v1.ClientDaemon.PathStats:output_type -> rnbd.control.v1.PathStatsReply
+	0,  // 106: rnbd.control.v1.ClientDaemon.ResetPathStats:output_type -> rnbd.control.v1.Empty
+	46, // 107: rnbd.control.v1.ClientDaemon.DeviceStats:output_type -> rnbd.control.v1.DeviceStatsList
+	53, // 108: rnbd.control.v1.ClientDaemon.LogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	53, // 109: rnbd.control.v1.ClientDaemon.SetLogLevels:output_type -> rnbd.control.v1.LogLevelsReply
+	33, // 110: rnbd.control.v1.ClientDaemon.MapLine:output_type -> rnbd.control.v1.ClientDevice
+	33, // 111: rnbd.control.v1.ClientDaemon.Resize:output_type -> rnbd.control.v1.ClientDevice
+	0,  // 112: rnbd.control.v1.ClientDaemon.SetMaxReconnectAttempts:output_type -> rnbd.control.v1.Empty
+	6,  // 113: rnbd.control.v1.ClientDaemon.Reload:output_type -> rnbd.control.v1.ReloadReply
+	9,  // 114: rnbd.control.v1.ClientDaemon.Events:output_type -> rnbd.control.v1.EventList
+	59, // 115: rnbd.control.v1.ClientDaemon.Upgrade:output_type -> rnbd.control.v1.UpgradeReply
+	74, // [74:116] is the sub-list for method output_type
+	32, // [32:74] is the sub-list for method input_type
 	32, // [32:32] is the sub-list for extension type_name
 	32, // [32:32] is the sub-list for extension extendee
 	0,  // [0:32] is the sub-list for field type_name

@@ -852,6 +852,7 @@ const (
 	ClientDaemon_ListSessions_FullMethodName            = "/rnbd.control.v1.ClientDaemon/ListSessions"
 	ClientDaemon_AddPath_FullMethodName                 = "/rnbd.control.v1.ClientDaemon/AddPath"
 	ClientDaemon_RemovePath_FullMethodName              = "/rnbd.control.v1.ClientDaemon/RemovePath"
+	ClientDaemon_ReaddPath_FullMethodName               = "/rnbd.control.v1.ClientDaemon/ReaddPath"
 	ClientDaemon_DisconnectPath_FullMethodName          = "/rnbd.control.v1.ClientDaemon/DisconnectPath"
 	ClientDaemon_ReconnectPath_FullMethodName           = "/rnbd.control.v1.ClientDaemon/ReconnectPath"
 	ClientDaemon_SetPolicy_FullMethodName               = "/rnbd.control.v1.ClientDaemon/SetPolicy"
@@ -882,6 +883,9 @@ type ClientDaemonClient interface {
 	ListSessions(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*SessionList, error)
 	AddPath(ctx context.Context, in *AddPathRequest, opts ...grpc.CallOption) (*Path, error)
 	RemovePath(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*Empty, error)
+	// ReaddPath removes a path and adds it again, with another number. If it does not
+	// connect, the call fails, and the path stays in the session and is tried again.
+	ReaddPath(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*Path, error)
 	DisconnectPath(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*Empty, error)
 	ReconnectPath(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*Empty, error)
 	SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*Empty, error)
@@ -992,6 +996,16 @@ func (c *clientDaemonClient) RemovePath(ctx context.Context, in *PathRequest, op
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Empty)
 	err := c.cc.Invoke(ctx, ClientDaemon_RemovePath_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clientDaemonClient) ReaddPath(ctx context.Context, in *PathRequest, opts ...grpc.CallOption) (*Path, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Path)
+	err := c.cc.Invoke(ctx, ClientDaemon_ReaddPath_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -1152,6 +1166,9 @@ type ClientDaemonServer interface {
 	ListSessions(context.Context, *ListRequest) (*SessionList, error)
 	AddPath(context.Context, *AddPathRequest) (*Path, error)
 	RemovePath(context.Context, *PathRequest) (*Empty, error)
+	// ReaddPath removes a path and adds it again, with another number. If it does not
+	// connect, the call fails, and the path stays in the session and is tried again.
+	ReaddPath(context.Context, *PathRequest) (*Path, error)
 	DisconnectPath(context.Context, *PathRequest) (*Empty, error)
 	ReconnectPath(context.Context, *PathRequest) (*Empty, error)
 	SetPolicy(context.Context, *SetPolicyRequest) (*Empty, error)
@@ -1211,6 +1228,9 @@ func (UnimplementedClientDaemonServer) AddPath(context.Context, *AddPathRequest)
 }
 func (UnimplementedClientDaemonServer) RemovePath(context.Context, *PathRequest) (*Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemovePath not implemented")
+}
+func (UnimplementedClientDaemonServer) ReaddPath(context.Context, *PathRequest) (*Path, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReaddPath not implemented")
 }
 func (UnimplementedClientDaemonServer) DisconnectPath(context.Context, *PathRequest) (*Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method DisconnectPath not implemented")
@@ -1415,6 +1435,24 @@ func _ClientDaemon_RemovePath_Handler(srv interface{}, ctx context.Context, dec 
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ClientDaemonServer).RemovePath(ctx, req.(*PathRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ClientDaemon_ReaddPath_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PathRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClientDaemonServer).ReaddPath(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClientDaemon_ReaddPath_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClientDaemonServer).ReaddPath(ctx, req.(*PathRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1709,6 +1747,10 @@ var ClientDaemon_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemovePath",
 			Handler:    _ClientDaemon_RemovePath_Handler,
+		},
+		{
+			MethodName: "ReaddPath",
+			Handler:    _ClientDaemon_ReaddPath_Handler,
 		},
 		{
 			MethodName: "DisconnectPath",
