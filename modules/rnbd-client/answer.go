@@ -13,6 +13,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
+	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
 // onDone handles RTRS's answer to the request of tag.
@@ -22,7 +23,7 @@ func (p *pumpShare) onDone(tag uint64, errno int) {
 	r.held = false
 	r.dev.session.lanes[p.index].ended(&r.dev.shares[p.index])
 	switch {
-	case errno == int(blk.ECONNABORTED):
+	case errno == rtrs.Lost:
 		s.lost(i)
 	case errno == int(blk.ENOTCONN):
 		s.deny(i)
@@ -62,8 +63,12 @@ func (s *source) refuse(i uint32) {
 
 // lost handles a request that has no path left.
 func (s *source) lost(i uint32) {
-	d := s.reqs[i].dev
-	if !d.waits() || d.gate.Load() == gateFail || s.orphaned {
+	r := &s.reqs[i]
+	d, now := r.dev, s.pump.pump.Now()
+	if r.lost == 0 {
+		r.lost = now
+	}
+	if !d.waits() || d.gate.Load() == gateFail || s.orphaned || d.loss.isOver(now-r.lost) {
 		s.finish(i, blk.EIO, watchdog.Wire)
 		return
 	}

@@ -202,6 +202,9 @@ type Loss struct {
 	Queue time.Duration
 }
 
+// isOver reports whether a request that was lost so many nanoseconds ago waits no longer.
+func (l Loss) isOver(ago int64) bool { return l.Queue != 0 && ago > int64(l.Queue) }
+
 // Forever is the Loss.Queue of requests that wait without a limit.
 const Forever = time.Duration(math.MaxInt64)
 

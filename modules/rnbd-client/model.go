@@ -336,6 +336,9 @@ type request struct {
 	// arrived is the time at which the request came from the front end, sent
 	// that at which it was first sent; 0: not yet.
 	arrived, sent int64
+	// lost is the time at which the request was lost with its path, or refused as of an
+	// unknown device, for the first time; 0: it was not.
+	lost int64
 }
 
 // frontend is one front-end plugin: its sockets and its devices. sup keeps a

@@ -109,7 +109,7 @@ func (s *source) begin(d *Device, e *shm.SQE) uint32 {
 	r := &s.reqs[i]
 	r.sqe, r.dev = *e, d
 	r.number, r.sharing = 0, nil
-	r.arrived, r.sent = s.pump.pump.Now(), 0
+	r.arrived, r.sent, r.lost = s.pump.pump.Now(), 0, 0
 	s.inflight++
 	d.shares[s.pump.index].inflight.Add(1)
 	s.pump.begun.Add(1)

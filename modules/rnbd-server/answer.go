@@ -44,10 +44,7 @@ func (q *ioQueue) onDone(c *shm.CQE) {
 	if r.owner.Load() != q.owner() || r.state != reqSent {
 		return
 	}
-	errno := blk.Errno(c.Errno)
-	if c.Errno > maxWireErrno {
-		errno = blk.EIO
-	}
+	errno := storageErrno(c.Errno)
 	f := &r.m.flows[q.pump]
 	f.ended()
 	r.refund()
@@ -63,6 +60,18 @@ func (q *ioQueue) onDone(c *shm.CQE) {
 
 // maxWireErrno is the largest number in the nine errno bits of a response.
 const maxWireErrno = 1<<9 - 1
+
+// storageErrno returns the errno for the client of a request that the storage has answered
+// with n. The errnos of the protocol itself mean other things to clients, so the storage
+// does not speak them: docs/protocol/rnbd.md, "I/O errors".
+func storageErrno(n uint32) blk.Errno {
+	switch e := blk.Errno(n); {
+	case n > maxWireErrno, e == blk.ENOTCONN, e == blk.ECONNABORTED, e == blk.EREMCHG:
+		return blk.EIO
+	default:
+		return e
+	}
+}
 
 // finish answers r with errno and frees its slot.
 func (q *ioQueue) finish(r *request, errno blk.Errno) {

@@ -96,6 +96,10 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool,
 	s.mu.Lock()
 	s.devices[key] = d
 	s.mu.Unlock()
+	if s.leaving.Load() && p.info.Crash == plugin.LosesAll { // after it is in the table, see HandOver
+		s.drop(d)
+		return nil, fmt.Errorf("open %q: the server hands over to its next process: %w", name, syscall.EBUSY)
+	}
 	s.noteNode(d)
 	return d, nil
 }

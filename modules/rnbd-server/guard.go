@@ -2,8 +2,10 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -53,16 +55,34 @@ func (s *Server) giveGuard(key deviceKey, g *guard) {
 	}
 }
 
-// open opens the node again and takes the lock. A node that cannot be opened,
-// or has no locks, is left to the plugin, since its error has more detail.
+// leftToPlugin are the errors of a node that a plugin cannot open for writing either. It is
+// left to the plugin, since its error has more detail.
+var leftToPlugin = []error{syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.ENOENT, syscall.ENXIO, syscall.ENODEV, syscall.ENOMEDIUM}
+
+// withoutLocks are the errors of a file system that has no locks.
+var withoutLocks = []error{syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.EINVAL}
+
+// isOneOf reports whether err wraps one of list.
+func isOneOf(err error, list []error) bool {
+	return slices.ContainsFunc(list, func(e error) bool { return errors.Is(err, e) })
+}
+
+// open opens the node again and takes the lock. A node of a file system without locks has
+// none. Any other error, such as of a lack of descriptors or of locks, is the caller's: the
+// next try may get the lock.
 func (g *guard) open(ctx context.Context, node *os.File, readOnly bool) error {
 	flags := os.O_RDWR
 	if readOnly {
 		flags = os.O_RDONLY
 	}
 	f, err := reopenNode(ctx, node, flags)
-	if err != nil {
+	switch {
+	case ctx.Err() != nil && err != nil:
 		return context.Cause(ctx)
+	case isOneOf(err, leftToPlugin):
+		return nil
+	case err != nil:
+		return fmt.Errorf("the server's own descriptor: %w", err)
 	}
 	if !readOnly {
 		if err := fence.Lock(ctx, f, fence.Owner); err != nil {
@@ -70,7 +90,10 @@ func (g *guard) open(ctx context.Context, node *os.File, readOnly bool) error {
 			if ctx.Err() != nil {
 				return fmt.Errorf("another server has it open for writing: %w", syscall.EBUSY)
 			}
-			return nil
+			if isOneOf(err, withoutLocks) {
+				return nil
+			}
+			return fmt.Errorf("the server's lock: %w", err)
 		}
 	}
 	g.file = f

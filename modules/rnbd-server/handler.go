@@ -230,9 +230,19 @@ func (s *Server) onAdmin(op *rtrs.Op, sess *session) {
 	if err != nil {
 		s.log.Log(ctx, refusalLevel(op), "request refused", "session", sess.name, "err", err)
 	}
-	errno := int(blk.ToErrno(err))
+	errno := int(adminErrno(op, err))
 	s.letGo(sess) // before the answer: after it the session's memory may go
 	s.pumps[op.Poller()].poller.Do(func() { op.Respond(errno) })
+}
+
+// adminErrno returns the errno that answers op. That of an OPEN comes from the storage.
+func adminErrno(op *rtrs.Op, err error) blk.Errno {
+	errno := blk.ToErrno(err)
+	switch rnbdwire.TypeOf(op.User()) {
+	case rnbdwire.TypeOpen, rnbdwire.TypeOpenAs:
+		return storageErrno(uint32(errno))
+	}
+	return errno
 }
 
 // refusalLevel is the level at which a refusal is logged. Clients that ask for extents

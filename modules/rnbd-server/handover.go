@@ -39,6 +39,12 @@ const (
 // error the server serves as before, or Serve makes it do so: it must follow if
 // closed is true.
 func (s *Server) HandOver(ctx context.Context) (waiting int, closed bool, err error) {
+	s.leaving.Store(true) // before the look: an OPEN that it does not find sees this
+	defer func() {
+		if !closed {
+			s.leaving.Store(false)
+		}
+	}()
 	if err := s.mayHandOver(); err != nil {
 		return 0, false, err
 	}

@@ -64,6 +64,7 @@ type Server struct {
 
 	admin   sync.WaitGroup // requests answered off the pumps
 	stopped atomic.Bool    // no plugin runs any more
+	leaving atomic.Bool    // a hand-over is under way: no device is opened whose writes it would lose
 
 	watchdog     *watching     // nil: HungAfter is zero
 	stopWatchdog func()        // ends it and waits for its end

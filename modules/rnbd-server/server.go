@@ -128,6 +128,7 @@ func (s *Server) Serve(listen []Listen) error {
 	if err != nil {
 		return err
 	}
+	s.leaving.Store(false)
 	f := &front{rtrs: r, listen: listen}
 	s.front.Store(&front{rtrs: r}) // for Close, and for clients that come at once
 	for _, l := range listen {

@@ -11,9 +11,9 @@ import (
 // onDrained. From then on:
 //
 //	                      other path up            no path up
-//	server with FENCE     wait for the fence,      answer ECONNABORTED now,
+//	server with FENCE     wait for the fence,      answer Lost now,
 //	                      then send again          keep the permit until fenced
-//	server without        send again now           answer ECONNABORTED now
+//	server without        send again now           answer Lost now
 //
 // A request keeps its permit, and so its chunk and its memory, all the way.
 // When it is given up, because no path is left or because the caller of an admin
@@ -63,7 +63,7 @@ func (s *Session) abortLost() {
 	}
 }
 
-// abort answers the lost requests of l with ECONNABORTED. SessionDown was
+// abort answers the lost requests of l with Lost. SessionDown was
 // reported since they were sent, so the consumer decides whether to repeat
 // them. mu is held.
 func (s *Session) abort(l *link) {
@@ -160,7 +160,11 @@ func (q *Queue) abort(l *link) {
 func (q *Queue) abortOne(r *request) {
 	call := r.call
 	r.state, r.call = reqAborted, nil
-	q.upcall(r.tag, call, int(syscall.ECONNABORTED))
+	errno := Lost
+	if call != nil {
+		errno = int(syscall.ECONNABORTED)
+	}
+	q.upcall(r.tag, call, errno)
 }
 
 // resume sends the requests that waited for room in a send queue or for a

@@ -200,8 +200,8 @@ func TestTotalLoss_PermitsWaitForTheFences(t *testing.T) {
 	held.next(t).fenced(t) // on path 2, lost now
 	net.Cut(cltB, b.addr.Addr())
 	for range 4 {
-		if d := c.next(); d.errno != int(syscall.ECONNABORTED) {
-			t.Errorf("errno %d, want ECONNABORTED", d.errno)
+		if d := c.next(); d.errno != Lost {
+			t.Errorf("errno %d, want Lost", d.errno)
 		}
 	}
 	c.awaitKind(SessionDown)
@@ -352,7 +352,7 @@ func TestRefusedFenceGivesUpItsCarrier(t *testing.T) {
 	if e := c.awaitState(2, PathReconnecting); !errors.Is(e.Err, syscall.EINVAL) {
 		t.Errorf("cause %v", e.Err)
 	}
-	c.finished(1, int(syscall.ECONNABORTED))
+	c.finished(1, Lost)
 }
 
 func TestRemovedPathIsFencedToo(t *testing.T) {
@@ -403,7 +403,7 @@ func TestAServerWithoutFencesTakesOverFromOneWith(t *testing.T) {
 	a.close()
 	b.close()
 	for range 2 {
-		if d := c.next(); d.errno != int(syscall.ECONNABORTED) {
+		if d := c.next(); d.errno != Lost {
 			t.Errorf("errno %d", d.errno)
 		}
 	}

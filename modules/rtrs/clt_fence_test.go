@@ -63,7 +63,7 @@ func TestFence_EBUSY_AfterATotalLossTheSessionIsMadeAnew(t *testing.T) {
 	refuse(net, b)
 	a.hangUp()
 	b.hangUp()
-	c.finished(1, int(syscall.ECONNABORTED))
+	c.finished(1, Lost)
 	c.awaitKind(SessionDown)
 	allow(net, b)
 	held.next(t).answer(busy)
@@ -85,7 +85,7 @@ func TestFence_QueueDepth1(t *testing.T) {
 	held.next(t)
 	refuse(net, a) // for good
 	net.Cut(cltA, a.addr.Addr())
-	c.finished(1, int(syscall.ECONNABORTED))
+	c.finished(1, Lost)
 	c.awaitKind(SessionDown)
 	c.awaitKind(SessionUp)
 	if err := c.write(0, 2, 0, 8, "v"); err != nil {
@@ -114,7 +114,7 @@ func TestFence_DoesNotWaitForTheDialOfADeadPath(t *testing.T) {
 	c.awaitState(2, PathReconnecting)
 	net.Stall(cltA, a.addr.Addr())
 	dead.fail(ErrConnLost)
-	c.finished(1, int(syscall.ECONNABORTED))
+	c.finished(1, Lost)
 	c.awaitKind(SessionDown)
 	c.awaitState(1, PathConnecting)
 	allow(net, b)
@@ -286,7 +286,7 @@ func TestAHungOperationKeepsItsMemory(t *testing.T) {
 			}
 			op := <-hung
 			net.Cut(clientAddr, serverAddr.Addr())
-			c.finished(1, int(syscall.ECONNABORTED))
+			c.finished(1, Lost)
 			c.awaitKind(SessionDown)
 			tt.back(c, net)
 			c.awaitKind(SessionUp)

@@ -3,7 +3,6 @@ package rtrs
 import (
 	"context"
 	"fmt"
-	"syscall"
 	"testing"
 	"time"
 
@@ -59,8 +58,8 @@ func TestServerStartedAnew_TheSessionGoesDownFirst(t *testing.T) {
 	startScripted(t, net, srvA, ofLife(2, held.hold(true)))
 	c.awaitKind(SessionDown)
 	net.Cut(cltB, b.addr.Addr()) // in this network the end of a connection is stalled, too
-	if d := c.next(); d.errno != int(syscall.ECONNABORTED) {
-		t.Errorf("errno %d, want ECONNABORTED", d.errno)
+	if d := c.next(); d.errno != Lost {
+		t.Errorf("errno %d, want Lost", d.errno)
 	}
 	c.awaitKind(SessionUp)
 	held.none(t) // neither a request of the old life nor a FENCE
@@ -154,7 +153,7 @@ func TestRequestsEndWithTheSessionTheyWereSentIn(t *testing.T) {
 				t.Fatal(err)
 			}
 			close(late.gate)
-			c.finished(1, int(syscall.ECONNABORTED))
+			c.finished(1, Lost)
 			if fences {
 				fence := held.next(t)
 				fence.fenced(t)
@@ -180,7 +179,7 @@ func TestServerStartedAnew_WithAnotherQueueDepth(t *testing.T) {
 			held.next(t)
 			a.close()
 			b.close()
-			c.finished(1, int(syscall.ECONNABORTED))
+			c.finished(1, Lost)
 			c.awaitKind(SessionDown)
 			again := func(s *scriptedServer) { s.depth, s.regions = depth, depth }
 			startScripted(t, net, srvA, ofLife(2, again))

@@ -404,7 +404,7 @@ func TestR079_MalformedRkeyRspEndsThePath(t *testing.T) {
 			if err := c.write(0, 1, 0, 8, "u"); err != nil {
 				t.Fatal(err)
 			}
-			c.finished(1, int(syscall.ECONNABORTED))
+			c.finished(1, Lost)
 			c.awaitState(1, PathReconnecting)
 			c.awaitState(1, PathConnected)
 		})

@@ -363,8 +363,8 @@ func TestR103_NoPathLeft(t *testing.T) {
 	net.RefuseDial(netip.MustParseAddrPort(srvA), syscall.ECONNREFUSED)
 	net.Cut(cltA, addrOf(srvA))
 	for range 3 {
-		if d := c.next(); d.errno != int(syscall.ECONNABORTED) {
-			t.Errorf("errno %d, want ECONNABORTED", d.errno)
+		if d := c.next(); d.errno != Lost {
+			t.Errorf("errno %d, want Lost", d.errno)
 		}
 	}
 	if err := <-admin; !errors.Is(err, syscall.ECONNABORTED) {
@@ -635,7 +635,7 @@ func TestCloseEndsWhatIsUnderWay(t *testing.T) {
 		t.Errorf("%d of 6 requests were answered when Close returned", n)
 	}
 	for range len(c.done) {
-		if d := <-c.done; d.errno != int(syscall.ECONNABORTED) {
+		if d := <-c.done; d.errno != Lost {
 			t.Errorf("errno %d", d.errno)
 		}
 	}

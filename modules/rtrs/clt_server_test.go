@@ -603,7 +603,7 @@ func TestR100_ReconnectWhileTheServerStillCloses(t *testing.T) {
 	c.start(1)
 	eventually(t, "the write is under way", func() bool { return c.Paths()[0].Stats.Inflight == 1 && d.begun.Load() == 1 })
 	net.Cut(cltA, addrOf(srvA))
-	c.finished(1, int(syscall.ECONNABORTED))
+	c.finished(1, Lost)
 	// The server refuses the path until its operation has ended.
 	e := c.awaitState(1, PathConnectingErr)
 	if ErrnoOf(e.Err) != int(syscall.ECONNRESET) {

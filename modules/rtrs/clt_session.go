@@ -44,7 +44,7 @@ type ClientConfig struct {
 	Logger   *slog.Logger // nil: slog.Default
 
 	// OnDone reports the end of a Write or Read, on the queue's owner. errno
-	// is 0 or positive; ECONNABORTED when no path was left. It must not block;
+	// is 0, positive as the server answered, or Lost. It must not block;
 	// it may submit.
 	OnDone func(queue int, tag uint64, errno int)
 	// OnPermit reports, on the queue's owner, that a queue that got
@@ -229,7 +229,7 @@ func (s *Session) SetTiming(t Timing) error {
 	return nil
 }
 
-// Close ends the session. Requests in flight end with ECONNABORTED before it
+// Close ends the session. Requests in flight end with Lost, or with ECONNABORTED if they are admin requests, before it
 // returns; the memory of its regions is the caller's again. If ctx ends first
 // the session goes on closing, and Close may be called again to wait.
 func (s *Session) Close(ctx context.Context) error {

@@ -70,7 +70,7 @@
 //	                        lost -+
 //	                        |
 //	no path is left:        v               fenced
-//	OnDone(ECONNABORTED)  aborted ---------------------> idle
+//	OnDone(Lost)          aborted ---------------------> idle
 //
 // A request keeps its permit until it is idle. Between two ends of this project
 // a lost path is fenced. A FENCE on another path makes the server close the
@@ -96,7 +96,7 @@
 //
 // The memory of a chunk stays writable for a client that has plain keys, and
 // that of a request belongs to the fabric until its completion. Look at data
-// once. A request that ended with ECONNABORTED may have been executed, and on a
+// once. A request that ended with Lost may have been executed, and on a
 // server without FENCE may still be: send it again unchanged, or report it. Wait
 // for SessionUp before you send it again. Close sessions and servers before
 // their pollers stop.

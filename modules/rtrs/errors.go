@@ -62,3 +62,8 @@ func ErrnoOf(err error) int {
 func protocolErrorf(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrProtocol, fmt.Sprintf(format, args...))
 }
+
+// Lost is the errno of a request that ended without an answer, because no path was left.
+// It may have been carried out. No server can answer with it: an answer has nine bits for
+// the errno (docs/protocol/rtrs.md, "Immediates").
+const Lost = 1 << 9
