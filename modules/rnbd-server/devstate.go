@@ -162,7 +162,9 @@ func (d *device) sameVolume() error {
 	if d.file == nil || d.key.id.ino != 0 {
 		return nil
 	}
-	if d.diskSeq != "" && diskSeq(d.key.id.dev) == d.diskSeq || volumeOfDisk("/sys", d.key.id.dev) == d.volume {
+	seq, volume := diskSeq(d.key.id.dev), volumeOfDisk("/sys", d.key.id.dev)
+	known := d.volume != 0 || d.diskSeq != "" && seq != "" // else nothing tells disks apart
+	if !known || d.diskSeq != "" && seq == d.diskSeq || d.volume != 0 && volume == d.volume {
 		return nil
 	}
 	return fmt.Errorf("%s is another disk: %w", d.path, syscall.EIO)

@@ -6,25 +6,10 @@ package server
 
 import (
 	"fmt"
-	"os"
-	"strings"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
-
-// bootIDFile has the number that Linux draws when it starts (random(4)). A container
-// reads that of its host.
-const bootIDFile = "/proc/sys/kernel/random/boot_id"
-
-// readBootID returns the boot id of this host, empty if it cannot be read.
-func readBootID() string {
-	text, err := os.ReadFile(bootIDFile)
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(text))
-}
 
 // verifier returns the verifier of a disk that the process of that generation has opened.
 // A plugin that names no incarnation loses writes with its process, or with the kernel, as

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -17,6 +19,19 @@ import (
 
 // The identity of a volume in OPEN_RSP: docs/protocol/rnbd.md, "Identity". A
 // client that opens a device again compares it.
+
+// bootIDFile has the number that Linux draws when it starts (random(4)). A container
+// reads that of its host.
+const bootIDFile = "/proc/sys/kernel/random/boot_id"
+
+// readBootID returns the boot id of this host, empty if it cannot be read.
+func readBootID() string {
+	text, err := os.ReadFile(bootIDFile)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
+}
 
 // volume returns a checksum over facts about a volume, never 0.
 func volume(facts ...string) uint64 {
@@ -39,34 +54,45 @@ func volumeOf(f *os.File, st *unix.Stat_t) uint64 {
 	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
 		return volumeOfDisk("/sys", st.Rdev)
 	}
-	return volume(append([]string{"file"}, fileFacts(int(f.Fd()), "", st)...)...)
+	facts := fileFacts(int(f.Fd()), "", st)
+	if facts == nil {
+		return 0
+	}
+	return volume(append([]string{"file"}, facts...)...)
 }
+
+// lastingInodes are the file systems whose inode numbers, times of birth and ids stay as
+// they are when a file is written to, and when the file system is mounted again. An
+// overlay shows other ones after its first write to a file, FUSE and network file systems
+// may do so after each mount.
+var lastingInodes = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC, unix.TMPFS_MAGIC, zfsMagic}
+
+// zfsMagic is the number of ZFS in statfs(2).
+const zfsMagic = 0x2fc12fc1
 
 // fileFacts returns the facts of a file, or of the file at path below fd: the
 // file system, the inode, and the time of birth, since inode numbers are used
-// again.
+// again. It returns nil where these do not last.
 func fileFacts(fd int, path string, st *unix.Stat_t) []string {
-	facts := []string{fmt.Sprint("inode ", st.Ino)}
-	var x unix.Statx_t
-	born := unix.Statx(fd, path, unix.AT_EMPTY_PATH, unix.STATX_BTIME, &x) == nil && x.Mask&unix.STATX_BTIME != 0
-	if born {
-		facts = append(facts, fmt.Sprintf("born %d.%09d", x.Btime.Sec, x.Btime.Nsec))
-	}
 	var fs unix.Statfs_t
 	err := unix.Fstatfs(fd, &fs)
 	if path != "" {
 		err = unix.Statfs(path, &fs)
 	}
-	switch {
-	case err == nil && fs.Fsid != (unix.Fsid{}) && fs.Type != unix.XFS_SUPER_MAGIC: // the fsid of XFS is the device's number, and that changes
+	var x unix.Statx_t
+	born := unix.Statx(fd, path, unix.AT_EMPTY_PATH, unix.STATX_BTIME, &x) == nil && x.Mask&unix.STATX_BTIME != 0
+	if err != nil || !born || !slices.Contains(lastingInodes, int64(fs.Type)) {
+		return nil
+	}
+	facts := []string{fmt.Sprint("inode ", st.Ino), fmt.Sprintf("born %d.%09d", x.Btime.Sec, x.Btime.Nsec)}
+	if fs.Fsid != (unix.Fsid{}) && fs.Type != unix.XFS_SUPER_MAGIC { // the fsid of XFS is the device's number, and that changes
 		facts = append(facts, fmt.Sprintf("file system %x %08x%08x", fs.Type, uint32(fs.Fsid.Val[0]), uint32(fs.Fsid.Val[1])))
-	case !born:
-		facts = append(facts, fmt.Sprint("device ", st.Dev))
 	}
 	return facts
 }
 
-// volumeOfDisk identifies a block device by its files in the tree at sys.
+// volumeOfDisk identifies a block device by its files in the tree at sys. It returns 0 if
+// the kernel has no fact of it that outlasts a reboot.
 func volumeOfDisk(sys string, rdev uint64) uint64 {
 	number := fmt.Sprintf("%d:%d", unix.Major(rdev), unix.Minor(rdev))
 	dir, err := filepath.EvalSymlinks(filepath.Join(sys, "dev/block", number))
@@ -78,11 +104,22 @@ func volumeOfDisk(sys string, rdev uint64) uint64 {
 		facts = []string{"partition " + part, "from " + attribute(dir, "start")}
 		dir = filepath.Dir(dir)
 	}
-	return volume(append(facts, diskFacts(sys, dir, number)...)...)
+	disk := diskFacts(sys, dir, number)
+	if disk == nil {
+		return 0
+	}
+	return volume(append(facts, disk...)...)
 }
 
-// diskFacts returns the facts of the disk with the folder dir in sysfs. number
-// is that of the disk or of its partition.
+// scsiHost is the part of a device's place that the kernel numbers in the order in which it
+// finds hosts. The order may be another one after a reboot.
+var scsiHost = regexp.MustCompile(`/host[0-9]+(/|$)`)
+
+// inMemory are the disks whose contents end with the kernel, and whose numbers may, too.
+var inMemory = regexp.MustCompile(`^(ram|zram|brd|nullb)[0-9]+$`)
+
+// diskFacts returns the facts of the disk with the folder dir in sysfs, nil if none lasts.
+// number is that of the disk or of its partition.
 func diskFacts(sys, dir, number string) []string {
 	for _, name := range []string{"wwid", "device/wwid", "uuid", "dm/uuid", "md/uuid", "serial", "device/serial", "device/cid"} {
 		if id := attribute(dir, name); id != "" {
@@ -93,16 +130,23 @@ func diskFacts(sys, dir, number string) []string {
 		facts := []string{"loop", "from " + attribute(dir, "loop/offset")}
 		var st unix.Stat_t
 		if err := unix.Stat(file, &st); err == nil {
-			return append(facts, fileFacts(unix.AT_FDCWD, file, &st)...)
+			lasting := fileFacts(unix.AT_FDCWD, file, &st)
+			if lasting == nil {
+				return nil
+			}
+			return append(facts, lasting...)
 		}
 		return append(facts, "file "+file)
 	}
 	if device, err := filepath.EvalSymlinks(filepath.Join(dir, "device")); err == nil {
-		if place, err := filepath.Rel(sys, device); err == nil { // the place where it is plugged in
+		if place, err := filepath.Rel(sys, device); err == nil && !scsiHost.MatchString(place) { // the place where it is plugged in
 			return []string{"place", place}
 		}
 	}
-	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if !inMemory.MatchString(filepath.Base(dir)) {
+		return nil
+	}
+	boot, _ := os.ReadFile(bootIDFile) // with its newline, as in the volumes of earlier versions
 	return []string{"number", number, attribute(dir, "diskseq"), string(boot)}
 }
 

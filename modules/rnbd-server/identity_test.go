@@ -98,6 +98,17 @@ func TestE019_TheVolumeOfABlockDevice(t *testing.T) {
 			}
 		})
 	}
+	for name, tree := range map[string]tree{
+		"a place with a SCSI host, whose number changes": disk("8:0", "pci/host3/block/sda", "device", "pci/host3/target3:0:0/3:0:0:0", "diskseq", "1"),
+		"a disk of NBD":            disk("8:0", "virtual/block/nbd0", "diskseq", "1"),
+		"a mapping without a UUID": disk("8:0", "virtual/block/dm-0", "diskseq", "1"),
+	} {
+		s := sysfs{t, t.TempDir()}
+		tree(s)
+		if v := volumeOfDisk(s.root, sda); v != 0 {
+			t.Errorf("%s is known as volume %x", name, v)
+		}
+	}
 	if v := volumeOfDisk(t.TempDir(), sda); v != 0 {
 		t.Errorf("a disk that sysfs does not have is volume %x", v)
 	}
@@ -217,5 +228,25 @@ func TestADeviceThatHasChangedWhenItsPluginComesBack(t *testing.T) {
 func TestVolumeOfANodeWithoutFacts(t *testing.T) {
 	if v := volumeOf(nil, &unix.Stat_t{Mode: unix.S_IFBLK, Rdev: unix.Mkdev(4095, 1048575)}); v != 0 {
 		t.Errorf("volume %x", v)
+	}
+}
+
+// Facts of a file that change with its first write are no facts: an overlay copies it up.
+func TestE019_FileOfAnOverlayIsNotKnown(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"lower", "upper", "work", "srv"} {
+		must(t, os.Mkdir(path(name), 0o700))
+	}
+	must(t, os.WriteFile(path("lower/a"), make([]byte, 4096), 0o600))
+	if err := unix.Mount("overlay", path("srv"), "overlay", 0, "lowerdir="+path("lower")+",upperdir="+path("upper")+",workdir="+path("work")); err != nil {
+		t.Skipf("no overlay can be mounted here: %v", err)
+	}
+	defer unix.Unmount(path("srv"), unix.MNT_DETACH)
+	n, err := jail{path("srv")}.open("s", "a")
+	must(t, err)
+	defer n.close()
+	if n.volume != 0 {
+		t.Errorf("it is known as volume %x", n.volume)
 	}
 }
