@@ -102,10 +102,37 @@ func (o *clientTLS) hint(ctx context.Context, addr string, err error) string {
 		return "the server does without what this command requires: give it --tls or --auth and keys, or try --auth allow"
 	case bare && errors.Is(err, syscall.ECONNRESET) && speaksTLS(ctx, addr):
 		return "the server wants TLS: give the client --tls require and its keys (--tls-psk, or --tls-ca, --tls-cert and --tls-key), and this command the same"
+	case tlsFault(text) != "":
+		return tlsFault(text)
 	case strings.Contains(text, "TLS"):
 		return "the ends do not agree on keys: compare the CA, the name that the server must prove (--tls-name) and the clocks; the server's log has its side"
 	case errors.Is(err, syscall.EACCES) && !bare:
 		return "the server refuses the identity of these keys: its log and its audit log have the reason"
+	}
+	return ""
+}
+
+// tlsFaults are parts of the errors of TLS, and what to do about each. Those that begin
+// with "remote error" are alerts of the server.
+var tlsFaults = []struct{ text, hint string }{
+	{"certificate has expired or is not yet valid", "the server's certificate is out of its time, or a clock is wrong: `openssl x509 -dates -in FILE` on the server"},
+	{"signed by unknown authority", "the server's certificate is of another CA than --tls-ca"},
+	{"certificate is valid for", "the server's certificate has other names than --tls-name, or the address: the error says which"},
+	{"certificate is not valid for any names", "the server's certificate has no name: issue one with the name that --tls-name says"},
+	{"certificate has been revoked", "the server's certificate is in the list of revoked ones (--tls-crl)"},
+	{"remote error: tls: certificate required", "the server wants a certificate of this client: --tls-cert and --tls-key"},
+	{"remote error: tls: expired certificate", "this client's certificate has expired, or the server's clock is wrong: issue another one"},
+	{"remote error: tls: unknown certificate authority", "this client's certificate is of another CA than the server's --tls-ca"},
+	{"remote error: tls: revoked certificate", "this client's certificate is in the server's list of revoked ones"},
+	{"remote error: tls: protocol version not supported", "the ends have no version of TLS in common"},
+}
+
+// tlsFault returns what to do about an error of TLS with the given text, or "".
+func tlsFault(text string) string {
+	for _, f := range tlsFaults {
+		if strings.Contains(text, f.text) {
+			return f.hint
+		}
 	}
 	return ""
 }

@@ -138,9 +138,11 @@ func mapHint(err error, r *controlpb.MapRequest) error {
 	}
 	switch {
 	case errors.Is(err, syscall.EPERM) && access == "rw":
-		return hinted{err, "`rnbd server device list +hostname` on the server shows which client has it; map it read-only (ro) meanwhile, or with --access migration"}
+		return hinted{err, "`rnbd server device list +hostname` on the server shows whether another client has it: then map it read-only (ro), or with --access migration; the server's log has the reason"}
 	case errors.Is(err, syscall.EACCES):
-		return hinted{err, "the server's log has the reason; `rnbd server access check` there says which rule decides"}
+		return hinted{err, "the server's log has the reason; if it is an access rule, `rnbd server access check` there says which one"}
+	case errors.Is(err, syscall.ENXIO) && len(r.Paths) > 1:
+		return hinted{err, "all addresses of one map are of one server; for fail-over between servers of one volume let an address move from one to the other, and map that address"}
 	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EBUSY):
 		return hinted{err, "the server's log has the reason; `rnbd server device list +hostname` there shows which client has it"}
 	case errors.Is(err, syscall.ENOENT):

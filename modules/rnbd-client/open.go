@@ -23,7 +23,7 @@ func (d *Device) openAccepting(ctx context.Context, accept bool) error {
 	epoch := d.session.epoch()
 	rsp, err := d.ask(ctx, epoch, msg)
 	if err != nil {
-		return d.refusal(err)
+		return d.refusal(err, d.askReason(ctx))
 	}
 	f := rsp.Fields()
 	if d.session.features.Load()&rnbdwire.FeatureIdentity == 0 {

@@ -1,24 +1,43 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// refusal returns the error of an OPEN that failed with err. The server answers
-// with an errno alone (docs/protocol/rnbd.md, "OPEN"); refusal adds its meaning
-// for this device. Other errors, such as that of a lost session, keep their
-// text.
-func (d *Device) refusal(err error) error {
+// askReason returns the reason of the OPEN that the server has just refused. It is the
+// zero value where the server does not tell: a kernel, or an older version.
+func (d *Device) askReason(ctx context.Context) (f rnbdwire.ReasonFields) {
+	if d.session.features.Load()&rnbdwire.FeatureReasons == 0 || !d.session.transport.Connected() {
+		return f
+	}
+	msg, rsp := make([]byte, rnbdwire.AskReasonSize), make(rnbdwire.Reason, rnbdwire.ReasonSize)
+	rnbdwire.PutAskReason(msg, d.path)
+	if err := d.session.transport.AdminRead(ctx, msg, rsp); err != nil || !rsp.IsValid() {
+		return f
+	}
+	return rsp.Fields()
+}
+
+// refusal returns the error of an OPEN that failed with err, and that the server has
+// refused for why. A server that does not tell its reason has answered with an errno
+// alone (docs/protocol/rnbd.md, "OPEN"): refusal adds what the errno may mean for this
+// device. Other errors, such as that of a lost session, keep their text.
+func (d *Device) refusal(err error, why rnbdwire.ReasonFields) error {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
 		return fmt.Errorf("open %q on the server: %w", d.path, err)
 	}
 	server := d.session.server()
+	if why.Text != "" {
+		return fmt.Errorf("server %s does not open %q as %s: %s: %w", server, d.path, d.mode, strings.TrimSuffix(why.Text, ": "+errno.Error()), errno)
+	}
 	switch errno {
 	case syscall.ENOENT:
 		return fmt.Errorf("server %s exports no %q: %w", server, d.path, errno)
@@ -49,11 +68,11 @@ func (d *Device) invalid() string {
 func (d *Device) forbidden(errno syscall.Errno) string {
 	switch {
 	case errno == syscall.EACCES:
-		return "its access rules do not allow it, or the server's user has no permission for it"
+		return "its access rules do not allow it, the server's user has no permission for it, or it is read-only there"
 	case d.ioMode != "":
 		return fmt.Sprintf("its rules say another io mode than %q, or another client may write to it", d.ioMode)
 	case d.mode == blk.ReadOnly:
 		return "the server's user has no permission for it"
 	}
-	return "another client may write to it already"
+	return "another client has it for writing already, or the server's host forbids it"
 }

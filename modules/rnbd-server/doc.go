@@ -37,6 +37,6 @@
 //	session, devstate, record
 //	                         what all of these ask a session and a device
 //	model                    the structs of all of these
-//	writers, config, jail, identity, indices, owners, pace, pacer
+//	writers, config, jail, identity, indices, owners, pace, pacer, reason
 //	                         values, names, and small machines of their own
 package server

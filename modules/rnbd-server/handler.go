@@ -211,7 +211,7 @@ func (h *handler) Request(op *rtrs.Op) {
 		op.Respond(int(blk.EINVAL))
 	case rnbdwire.TypeEvent:
 		s.onEvent(op, sess, rnbdwire.Event(user))
-	case rnbdwire.TypeSessInfo, rnbdwire.TypeOpen, rnbdwire.TypeOpenAs, rnbdwire.TypeWriter, rnbdwire.TypeList, rnbdwire.TypeExtents, rnbdwire.TypeClose:
+	case rnbdwire.TypeSessInfo, rnbdwire.TypeOpen, rnbdwire.TypeOpenAs, rnbdwire.TypeWriter, rnbdwire.TypeList, rnbdwire.TypeExtents, rnbdwire.TypeAskReason, rnbdwire.TypeClose:
 		s.admin.Add(1)
 		sess.holds.Add(1)
 		go s.onAdmin(op, sess)
@@ -261,12 +261,12 @@ func (s *Server) admin1(ctx context.Context, op *rtrs.Op, sess *session) error {
 		return s.onSessInfo(op, sess, rnbdwire.SessInfo(user))
 	case rnbdwire.TypeOpen:
 		if msg := rnbdwire.Open(user); msg.IsValid() {
-			return s.onOpen(ctx, op, sess, msg, "")
+			return s.explained(ctx, sess, msg, s.onOpen(ctx, op, sess, msg, ""))
 		}
 		return fmt.Errorf("open: message of %d bytes: %w", len(user), syscall.EINVAL)
 	case rnbdwire.TypeOpenAs:
 		if msg := rnbdwire.OpenAs(user); msg.IsValid() {
-			return s.onOpen(ctx, op, sess, rnbdwire.Open(msg), msg.IOMode())
+			return s.explained(ctx, sess, rnbdwire.Open(msg), s.onOpen(ctx, op, sess, rnbdwire.Open(msg), msg.IOMode()))
 		}
 		return fmt.Errorf("open with an io mode: message of %d bytes: %w", len(user), syscall.EINVAL)
 	case rnbdwire.TypeWriter:
@@ -275,13 +275,37 @@ func (s *Server) admin1(ctx context.Context, op *rtrs.Op, sess *session) error {
 		return s.onList(ctx, op, sess, rnbdwire.List(user))
 	case rnbdwire.TypeExtents:
 		return s.onExtents(ctx, op, sess, rnbdwire.Extents(user))
+	case rnbdwire.TypeAskReason:
+		return onAskReason(sess, rnbdwire.AskReason(user), op.Data()[:op.ReplyLen()])
 	}
 	return s.onClose(sess, rnbdwire.Close(user))
 }
 
+// explained returns err, the result of an OPEN, with the errno that it is answered with.
+// The reason of a refusal is kept for the client that asks for it.
+func (s *Server) explained(ctx context.Context, sess *session, msg rnbdwire.Open, err error) error {
+	if err = inTime(ctx, err); err != nil {
+		sess.reasons.Note(msg.Name(), reasonOf(err, s.cfg.SearchPath))
+	}
+	return err
+}
+
+// onAskReason answers with the reason of a refused OPEN.
+func onAskReason(sess *session, msg rnbdwire.AskReason, reply []byte) error {
+	if !msg.IsValid() || len(reply) != rnbdwire.ReasonSize {
+		return fmt.Errorf("reason: message of %d bytes, reply of %d: %w", len(msg), len(reply), syscall.EINVAL)
+	}
+	f, ok := sess.reasons.Find(msg.Name())
+	if !ok {
+		return fmt.Errorf("no OPEN of %q was refused: %w", msg.Name(), syscall.ENOENT)
+	}
+	f.Put(reply)
+	return nil
+}
+
 // features are the extensions that every server offers.
 const features = rnbdwire.FeatureEvents | rnbdwire.FeatureOpenAs | rnbdwire.FeatureIdentity | rnbdwire.FeatureOnce |
-	rnbdwire.FeatureExtents | rnbdwire.FeatureVerifier
+	rnbdwire.FeatureExtents | rnbdwire.FeatureVerifier | rnbdwire.FeatureReasons
 
 // features returns the extensions that this server offers.
 func (s *Server) features() uint16 {

@@ -137,6 +137,7 @@ type session struct {
 	writer  atomic.Uint64 // number by which the client identifies itself; 0: none yet
 	lookUps chan struct{} // a token for each lookup of a name
 	listing atomic.Bool   // a LIST is under way
+	reasons reasons       // of OPENs that were refused
 }
 
 // inbox has the news of one session. session.mu guards it.

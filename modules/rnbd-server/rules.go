@@ -51,7 +51,7 @@ func (s *Server) allowed(sess *session, name string, mode blk.AccessMode) error 
 
 func decide(rules *access.Rules, c access.Client, name string, mode blk.AccessMode) error {
 	if d := rules.Decide(c, name, mode); !d.Allowed {
-		return fmt.Errorf("not allowed to open it %s: %s: %w", mode, d.Why, syscall.EACCES)
+		return fmt.Errorf("not allowed to open it %s: %s: %w", mode, d.Why, errRules)
 	}
 	return nil
 }

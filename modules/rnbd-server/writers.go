@@ -25,7 +25,7 @@ func (w writers) take(id nodeID, m blk.AccessMode) error {
 		return fmt.Errorf("access mode %d is unknown: %w", m, syscall.EINVAL)
 	}
 	if w[id] >= limit {
-		return fmt.Errorf("%d mapping(s) may write already, %s is refused: %w", w[id], m, syscall.EPERM)
+		return fmt.Errorf("%d mapping(s) may write already, %s is refused: %w", w[id], m, errOtherWriter)
 	}
 	w[id]++
 	return nil

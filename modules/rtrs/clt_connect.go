@@ -225,7 +225,10 @@ func rejectError(rej *verbs.RejectError) error {
 		return errRefused
 	}
 	errno := syscall.Errno(-int(rsp.Errno()))
-	if rsp.Features()&rtrswire.FeatureProof != 0 {
+	switch {
+	case errno == syscall.ENXIO && rsp.Features()&rtrswire.FeatureProof == 0:
+		return fmt.Errorf("refused by the server, which has no session of this client: a second path leads to another server than the first one, or the server has just been restarted; all paths of a session lead to one server: %w", errno)
+	case rsp.Features()&rtrswire.FeatureProof != 0:
 		return fmt.Errorf("refused by the server: it requires a proof of this end's identity (--auth): %w", errno)
 	}
 	return fmt.Errorf("refused by the server: %w", errno)
@@ -343,7 +346,8 @@ func (l *link) exchangeInfo(ctx context.Context) error {
 	case rsp := <-l.info:
 		return l.takeInfoRsp(rsp)
 	case <-l.failed:
-		return fmt.Errorf("wait for INFO_RSP: %w: %w", syscall.ECONNRESET, l.cause)
+		return fmt.Errorf("the path ended when the server got the session's name %q: another client may have the name, the server's log has the reason: wait for INFO_RSP: %w: %w",
+			l.path.session.name, syscall.ECONNRESET, l.cause)
 	case <-ctx.Done():
 		return fmt.Errorf("wait for INFO_RSP: %w: %w", syscall.ETIMEDOUT, context.Cause(ctx))
 	}

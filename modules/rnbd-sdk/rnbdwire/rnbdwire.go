@@ -31,6 +31,8 @@ const (
 	TypeListRsp    = 0x8008
 	TypeExtents    = 0x8009
 	TypeExtentsRsp = 0x800a
+	TypeAskReason  = 0x8010
+	TypeReason     = 0x8011
 	typeNone       = 0xffff
 )
 
@@ -55,9 +57,14 @@ const (
 	ListSize        = headerSize + 4 + NameSize + 1
 	ExtentsSize     = headerSize + 4 + 8 + 8
 	ExtentsRspSize  = extents.Size
+	AskReasonSize   = headerSize + 4 + NameSize + 1
+	ReasonSize      = headerSize + 2 + 2 + MaxReasonText
 	// ListRspMin and ListRspMax are the bytes of a ListRsp that a client may ask for.
 	ListRspMin = 4096
 	ListRspMax = 65536
+
+	// MaxReasonText is the largest text of a Reason, in bytes.
+	MaxReasonText = 504
 
 	// NameSize is the field of a device's name, its NUL included.
 	NameSize = 255
@@ -85,6 +92,8 @@ var (
 	_ [56]struct{}  = [IOAgainSize]struct{}{}
 	_ [264]struct{} = [ListSize]struct{}{}
 	_ [24]struct{}  = [ExtentsSize]struct{}{}
+	_ [264]struct{} = [AskReasonSize]struct{}{}
+	_ [512]struct{} = [ReasonSize]struct{}{}
 )
 
 // TypeOf is the type of a message; of one too short to have any, a value that
