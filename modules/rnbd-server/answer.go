@@ -9,6 +9,9 @@ package server
 // Everything here runs on the pump of the queue.
 
 import (
+	"fmt"
+	"syscall"
+
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
@@ -32,16 +35,21 @@ func (q *ioQueue) reap() (total int) {
 	return total
 }
 
+// errUnknownTag ends a plugin: the request that it means would never be answered.
+var errUnknownTag = fmt.Errorf("an answer names a request that the plugin does not have: %w", syscall.EBADMSG)
+
 // onDone answers the request that the plugin has finished. The entry is not
-// trusted: it is ignored unless it names a request that the plugin has.
+// trusted: it must name a request that the plugin has.
 func (q *ioQueue) onDone(c *shm.CQE) {
 	s := q.server.sessionAt(uint32(c.Tag >> 32))
 	chunk := c.Tag & (1<<32 - 1)
 	if s == nil || chunk >= uint64(len(s.reqs)) {
+		q.plugin.corrupt(errUnknownTag)
 		return
 	}
 	r := &s.reqs[chunk]
 	if r.owner.Load() != q.owner() || r.state != reqSent {
+		q.plugin.corrupt(errUnknownTag)
 		return
 	}
 	errno := storageErrno(c.Errno)

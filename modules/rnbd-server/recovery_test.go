@@ -16,6 +16,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
 // fileDisk is a disk in memory with a file that is locked like those of real
@@ -279,6 +280,29 @@ func TestRequestsOfAFailedDeviceWaitForTheFence(t *testing.T) {
 				t.Errorf("after the fence: errno %d, want EIO", errno)
 			}
 		})
+	}
+}
+
+// TestAnAnswerToNoRequest_EndsThePlugin: the request that it means has no answer, and is
+// sent again to the next process.
+func TestAnAnswerToNoRequest_EndsThePlugin(t *testing.T) {
+	mem := newMemory()
+	mem.crash = plugin.KeepsAcknowledged
+	r := newRig(t, mem, func(cfg *Config) { cfg.SearchPath = filesOf(t, mem, "a") })
+	i := r.connect("s")
+	dev, err := i.open("a", blk.ReadWrite)
+	must(t, err)
+	for n, tag := range []uint64{1 << 63, 3} { // no session; a chunk without a request
+		mem.setHold(true)
+		flush := i.start(false, 0, ioMessage(dev.DeviceID, blk.Flush, 0, 0, 0))
+		eventually(t, "the plugin has the request", func() bool { return len(mem.requests()) == 2*n+1 })
+		q := r.server.plugins[0].queues[0]
+		r.server.pumps[0].pump.Call(func() { q.onDone(&shm.CQE{Tag: tag}) })
+		eventually(t, "the next process", func() bool { return r.launched() == n+2 })
+		mem.setHold(false)
+		if errno := i.await(flush); errno != blk.OK {
+			t.Errorf("tag %#x: errno %d", tag, errno)
+		}
 	}
 }
 
