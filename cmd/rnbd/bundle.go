@@ -39,10 +39,10 @@ func newBundle() *cobra.Command {
 	c := &cobra.Command{
 		Use: "bundle [FILE]", Short: "Collect what a report of an error needs in one archive",
 		Long: `Write a tar.gz archive with configuration, state, logs where they can be read,
-what the daemons show, metrics, findings of "rnbd doctor" and versions. Values of
+what the daemons show, their events, metrics, findings of "rnbd doctor" and versions. Values of
 keys, passwords and tokens are replaced by REMOVED, comments of configuration files
 are left out. Names of devices, sessions and hosts stay: look at it before you
-hand it on. FILE is rnbd-bundle-TIME.tar.gz if it is not said, - is standard output.`,
+hand it on. What is left out, and why, is printed and stands in missing.txt. FILE is rnbd-bundle-TIME.tar.gz if it is not said, - is standard output.`,
 		Example: "  rnbd bundle\n  rnbd bundle report.tar.gz --metrics 127.0.0.1:9800 --log /var/log/rnbd.log",
 		Args:    args(cobra.MaximumNArgs(1)),
 	}
@@ -120,6 +120,9 @@ func (b *bundle) collect(ctx context.Context, cmd *cobra.Command) {
 		b.addFile("log", l)
 	}
 	b.addJournals(ctx)
+	if len(b.metrics) == 0 {
+		b.miss("metrics", errors.New("no configuration file has their address: say --metrics ADDRESS:PORT of each daemon that serves them"))
+	}
 	for _, m := range b.metrics {
 		b.addMetrics(ctx, m)
 	}
@@ -162,6 +165,8 @@ func (b *bundle) askDaemon(ctx context.Context, cmd *cobra.Command, set daemonSe
 		tell("sessions", sessions, err)
 		stats, err := d.client.DeviceStats(ctx, &controlpb.DeviceRequest{})
 		tell("stats", stats, err)
+		events, err := d.client.Events(ctx, &controlpb.EventsRequest{})
+		tell("events", events, err)
 	case d.server != nil:
 		info, err = d.server.Info(ctx, &controlpb.InfoRequest{})
 		tell("info", info, err)
@@ -171,6 +176,8 @@ func (b *bundle) askDaemon(ctx context.Context, cmd *cobra.Command, set daemonSe
 		tell("sessions", sessions, err)
 		stats, err := d.server.DeviceStats(ctx, &controlpb.DeviceRequest{})
 		tell("stats", stats, err)
+		events, err := d.server.Events(ctx, &controlpb.EventsRequest{})
+		tell("events", events, err)
 	}
 	return info.GetConfigDir()
 }
@@ -242,7 +249,7 @@ func readBounded(name string) ([]byte, error) {
 // addJournals takes over the last lines of the units' logs, where journald has any.
 func (b *bundle) addJournals(ctx context.Context) {
 	if _, err := exec.LookPath("journalctl"); err != nil {
-		b.miss("journal", err)
+		b.miss("journal", fmt.Errorf("%w: say --log FILE where a daemon logs to a file", err))
 		return
 	}
 	for _, unit := range strings.Fields(bundledUnits) {
@@ -252,7 +259,9 @@ func (b *bundle) addJournals(ctx context.Context) {
 		switch {
 		case err != nil:
 			b.miss("journal of "+unit, err)
-		case len(out) > 0:
+		case len(out) == 0:
+			b.miss("journal of "+unit, errors.New("it has no lines that this user can read: say --log FILE where the daemon logs to a file, or run the command as root"))
+		default:
 			b.add("log/"+unit+".log", out)
 		}
 	}

@@ -84,3 +84,21 @@ func TestABundleHasNoSecrets(t *testing.T) {
 		t.Errorf("an archive that is there is written over: %v", err)
 	}
 }
+
+// TestABundleSaysWhatIsMissing has no configuration and no daemon: the metrics and the
+// logs that are not there are named, with the option that adds them.
+func TestABundleSaysWhatIsMissing(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir) // without journalctl
+	out := filepath.Join(dir, "bundle.tar.gz")
+	text, err := command(t, "bundle", out, "--socket", dir)
+	if err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	missing := unpack(t, out)["rnbd-bundle/missing.txt"]
+	for _, want := range []string{"--metrics ADDRESS:PORT", "--log FILE"} {
+		if !strings.Contains(missing, want) || !strings.Contains(text, want) {
+			t.Errorf("%q is not said:\n%s\n%s", want, text, missing)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -121,6 +122,11 @@ func TestConditions_EachFaultInEachTool(t *testing.T) {
 		for tool, shows := range conditionTools {
 			within(t, tool+" does not show "+f.kind+" any longer", func() bool { return !shows(r, f.kind, f.subject) })
 		}
+	}
+	archive := filepath.Join(l.Dir, "bundle.tar.gz")
+	rnbd(t, "bundle", archive, "--socket", r.client.Socket).want(t, 0)
+	if events := run(t, "tar", "xzOf", archive, "rnbd-bundle/client/events.json"); !strings.Contains(events, "requests hang") {
+		t.Errorf("the events of the bundle: %s", events)
 	}
 }
 
