@@ -285,7 +285,7 @@ func (q *loadQueue) onDone(slot, errno int) {
 		q.check(slot, block)
 		q.forget(slot)
 		q.w.ops.Add(1)
-	case syscall.ECONNABORTED: // the memory is kept, the same request comes again
+	case Lost: // the memory is kept, the same request comes again
 		q.w.aborted.Add(1)
 		for !q.send(slot) {
 			time.Sleep(time.Millisecond)
