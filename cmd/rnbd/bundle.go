@@ -107,8 +107,8 @@ func (b *bundle) collect(ctx context.Context, cmd *cobra.Command) {
 	configs := append([]string{}, b.configs...)
 	for _, m := range modes {
 		dir := b.askDaemon(ctx, cmd, m.set, m.name)
-		configs = append(configs, existing(filepath.Join(systemConfig, m.name+".yaml"), filepath.Join(systemConfig, m.name+".d"))...)
-		if dir != "" && dir != filepath.Join(systemConfig, m.name+".d") {
+		configs = append(configs, existing(systemFile(m.name), systemDir(m.name))...)
+		if dir != "" && dir != systemDir(m.name) {
 			configs = append(configs, dir)
 		}
 	}

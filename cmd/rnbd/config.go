@@ -13,14 +13,38 @@ import (
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/config"
 )
 
-// Words for --config-dir.
+// Words for --config and --config-dir.
 const (
 	configAuto = "auto"
 	configNone = "none"
 )
 
-// systemConfig has the configuration of root's daemons.
-const systemConfig = "/etc/rnbd"
+// systemConfig has the configuration of root's daemons: a file and a folder for each.
+var systemConfig = "/etc/rnbd"
+
+func systemFile(kind string) string { return filepath.Join(systemConfig, kind+".yaml") }
+
+func systemDir(kind string) string { return filepath.Join(systemConfig, kind+".d") }
+
+// readsSystemConfig reports whether cmd runs root's daemon on the default socket. A
+// second daemon would map the same again.
+func readsSystemConfig(cmd *cobra.Command) bool {
+	f := cmd.Flags().Lookup("socket")
+	return os.Geteuid() == 0 && os.Getenv("RNBD_SOCKET") == "" && (f == nil || f.Value.String() == "")
+}
+
+// configFile is the configuration file of the daemon of a kind; empty: none.
+func (o *daemonOptions) configFile(cmd *cobra.Command, kind string) string {
+	switch {
+	case o.Config == configNone:
+		return ""
+	case o.Config != configAuto:
+		return o.Config
+	case !readsSystemConfig(cmd) || len(existing(systemFile(kind))) == 0:
+		return ""
+	}
+	return systemFile(kind)
+}
 
 // configDir is the folder of configuration files of the daemon of a kind; empty:
 // none.
@@ -30,19 +54,16 @@ func (o *daemonOptions) configDir(cmd *cobra.Command, kind string) string {
 		return ""
 	case o.ConfigDir != configAuto:
 		return o.ConfigDir
-	case os.Geteuid() != 0 || os.Getenv("RNBD_SOCKET") != "":
+	case !readsSystemConfig(cmd):
 		return ""
 	}
-	if f := cmd.Flags().Lookup("socket"); f != nil && f.Value.String() != "" {
-		return "" // a second daemon would map the same again
-	}
-	return filepath.Join(systemConfig, kind+".d")
+	return systemDir(kind)
 }
 
 // configFiles are the files that a daemon of a kind reads, in their order.
 func (o *daemonOptions) configFiles(cmd *cobra.Command, kind string) (files []string, err error) {
-	if o.Config != "" {
-		files = append(files, o.Config)
+	if file := o.configFile(cmd, kind); file != "" {
+		files = append(files, file)
 	}
 	if dir := o.configDir(cmd, kind); dir != "" {
 		more, err := config.Files(dir)
@@ -63,6 +84,7 @@ func (o *daemonOptions) load(cmd *cobra.Command, kind string, into any, next fun
 	if err != nil {
 		return err
 	}
+	o.filesRead = files
 	if err := readAll(files, into, next, spare); err != nil {
 		return errors.New(oneLine(err))
 	}

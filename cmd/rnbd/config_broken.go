@@ -34,7 +34,7 @@ func (o *clientOptions) loadAtStart(cmd *cobra.Command, pre *handover.Predecesso
 
 // spare is a spareFile.
 func (o *clientOptions) spare(file string, text []byte, err error) error {
-	if file == o.Config {
+	if file == o.Config || file == systemFile("client") {
 		return err
 	}
 	r := config.Inspect(file, text, &clientOptions{}, keyMappings)

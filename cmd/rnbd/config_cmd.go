@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -73,7 +72,7 @@ func newConfigCheck() *cobra.Command {
 				}
 				of := places
 				if len(of) == 0 {
-					of = existing(filepath.Join(systemConfig, m.name+".yaml"), filepath.Join(systemConfig, m.name+".d"))
+					of = existing(systemFile(m.name), systemDir(m.name))
 				}
 				n, err := checkConfig(m.set, of)
 				checked += n

@@ -31,6 +31,7 @@ import (
 type daemonOptions struct {
 	Config       string        `yaml:"-"`
 	ConfigDir    string        `yaml:"-"`
+	filesRead    []string      `yaml:"-"` // configuration files, in their order
 	PluginDir    string        `yaml:"plugin-dir"`
 	Confine      string        `yaml:"confine"`
 	PluginUser   string        `yaml:"plugin-user"`
@@ -54,7 +55,7 @@ type daemonOptions struct {
 }
 
 func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
-	f.StringVar(&o.Config, "config", "", "YAML file with these options; the command line wins")
+	f.StringVar(&o.Config, "config", configAuto, "YAML file with these options; the command line wins; auto: "+systemConfig+"/client.yaml or server.yaml, if it is there, for root's daemon on the default socket; none")
 	f.StringVar(&o.ConfigDir, "config-dir", configAuto, "folder of YAML files (*.yaml) that are read after --config, in the order of their names; auto: "+systemConfig+"/client.d or server.d for root's daemon on the default socket; none")
 	f.StringVar(&o.PluginDir, "plugin-dir", defaultPluginDir(), "folder of the plugins")
 	f.StringVar(&o.Confine, "confine", string(confine.Try), "what plugins lose of the daemon's rights: try (what this host can take away), strict (all of it, or they do not start) or off")

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -61,6 +62,7 @@ func (o *daemonOptions) begin(cmd *cobra.Command, kind string, hangups <-chan os
 	}
 	r := &daemonRun{kind: kind, cmd: cmd, options: o, hangups: hangups, logs: l, log: l.Logger(kind), manager: manager, journal: journal.New(journal.DefaultSize), pre: pre}
 	r.upgrading = newUpgrading(r)
+	r.log.Info("configuration is read", "file", strings.Join(o.filesRead, ", ")) // empty: of no file
 	if r.socket, err = socketPath(cmd, kind); err != nil {
 		l.Flush()
 		return nil, err

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -48,8 +47,8 @@ func (o *metricsOptions) pageKeys() doctor.Keys {
 // configOf reads the system's configuration of a daemon into options. A file with an
 // error is a finding.
 func configOf(kind string, into any) (found []doctor.Finding) {
-	files := existing(filepath.Join(systemConfig, kind+".yaml"))
-	more, err := config.Files(filepath.Join(systemConfig, kind+".d"))
+	files := existing(systemFile(kind))
+	more, err := config.Files(systemDir(kind))
 	files = append(files, more...)
 	if err == nil {
 		err = readAll(files, into, func() {}, nil)

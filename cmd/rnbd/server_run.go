@@ -31,6 +31,8 @@ type serverOptions struct {
 	Listen           []string      `yaml:"listen"`
 	SearchPath       string        `yaml:"search-path"`
 	SearchPathLater  bool          `yaml:"search-path-later"`
+	BlockDevices     []string      `yaml:"block-devices"`
+	ServeInUse       bool          `yaml:"serve-in-use"`
 	List             bool          `yaml:"list"`
 	IOPlugin         []string      `yaml:"io-plugin"`
 	IOMode           []string      `yaml:"io-mode"`
@@ -76,8 +78,10 @@ func serverRun() (*cobra.Command, *serverOptions) {
 	o.tlsOptions.register(f, "TLS on iwarp: off, allow (the client decides) or require")
 	o.registerAuth(f, "have clients without TLS prove their identities, with the files of TLS: off, allow (those that can) or require; nothing is encrypted")
 	f.StringArrayVar(&o.Listen, "listen", []string{"127.0.0.1:1234"}, "where to listen: [FABRIC://]ADDRESS:PORT[,trusted][,auth=MODE], repeatable; trusted: the network is protected, see --tls require; auth: in place of --auth")
-	f.StringVar(&o.SearchPath, "search-path", "", "folder that device names start from; %SESSNAME% is the session's name, %IDENTITY% what its client has proved to be; without it block devices only are served, from /")
+	f.StringVar(&o.SearchPath, "search-path", "", "folder that device names start from; %SESSNAME% is the session's name, %IDENTITY% what its client has proved to be; without it the devices of --block-devices are served and no others")
 	f.BoolVar(&o.SearchPathLater, "search-path-later", false, "start although the folder of --search-path is not there yet, as one that is mounted later")
+	f.StringArrayVar(&o.BlockDevices, "block-devices", nil, "block devices of this host that clients may open by their paths, a path or a pattern as /dev/vg0/*, repeatable; with --search-path all below that folder are")
+	f.BoolVar(&o.ServeInUse, "serve-in-use", false, "serve block devices that this host uses: mounted ones, swap, and those that other devices are built on; others are refused then, and opened exclusively for writing")
 	f.BoolVar(&o.List, "list", def.List, "tell clients the names below --search-path, their sizes and who has them open, as rnbd discover shows them")
 	f.StringArrayVar(&o.IOPlugin, "io-plugin", nil, "storage plugin NAME=PATH[,sha256=HEX], repeatable, beside blockio and fileio of the plugin folder; NAME=none leaves one of these out")
 	f.StringArrayVar(&o.IOMode, "io-mode", nil, "GLOB=NAME: device names that a plugin serves, repeatable, first match wins")
@@ -253,6 +257,10 @@ func (o *serverOptions) checkSearchPath(log *slog.Logger) error {
 func (o *serverOptions) config() (server.Config, error) {
 	cfg := server.DefaultConfig()
 	cfg.SearchPath, cfg.List = o.SearchPath, o.List
+	cfg.BlockDevices, cfg.ServeInUse = o.BlockDevices, o.ServeInUse
+	if o.SearchPath != "" && len(o.BlockDevices) > 0 {
+		return cfg, usageError{errors.New("--block-devices is of no use with --search-path: block devices and links to them below that folder are served")}
+	}
 	cfg.Pumps, cfg.Spin = o.Pumps, o.spin()
 	cfg.QueueDepth, cfg.ChunkSize, cfg.AlwaysInvalidate = o.QueueDepth, o.ChunkSize, o.AlwaysInvalidate
 	cfg.CrashLimit, cfg.CrashWindow = o.CrashLimit, o.CrashWindow

@@ -41,7 +41,7 @@ type Handover struct {
 	state handoverState
 	conns []plugin.Connection
 	from  *Client // nil: another process
-	early bool    // the fabrics were not closed
+	early bool    // the fabrics are open
 }
 
 // handoverState is the part of a Handover without descriptors.
@@ -101,15 +101,61 @@ func (c *Client) HandOver(ctx context.Context) (h *Handover, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := c.roomForUsers(ctx); err != nil {
+		c.stay(places...)
+		c.back()
+		return nil, err
+	}
+	h.early = true
 	if err := c.releaseUsers(ctx, h); err != nil {
 		c.stay(places...)
-		h.early = true
 		return h, err
 	}
 	c.partDisks(ctx)
 	settled := c.settle(ctx, places)
 	h.state.noteClean(places)
-	return h, errors.Join(settled, c.depart(ctx, places), c.closeFabrics(ctx))
+	if err := errors.Join(settled, c.depart(ctx, places)); err != nil {
+		return h, err // sessions may be left, on fabrics that must stay open
+	}
+	h.early = false
+	return h, c.closeFabrics(ctx)
+}
+
+// back ends a hand-over that has changed nothing.
+func (c *Client) back() {
+	c.mapMu.Lock()
+	defer c.mapDone()
+	c.away = false
+	c.save()
+}
+
+// spareFiles are descriptors that a hand-over needs beside those of connections.
+const spareFiles = 32
+
+// roomForUsers returns an error if this process cannot open a descriptor for each
+// connection of users: those without one would be closed.
+func (c *Client) roomForUsers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	need := spareFiles
+	for _, f := range c.frontends {
+		if h, _ := f.now(); h != nil {
+			need += f.users(ctx, h)
+		}
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return fmt.Errorf("descriptors of this process: %w", err)
+	}
+	if uint64(len(open)+need) > limit.Cur {
+		return fmt.Errorf("this process may have %d descriptors and has %d, and the connections of users need %d more: raise its limit (LimitNOFILE=, ulimit -n) and restart it: %w",
+			limit.Cur, len(open), need, syscall.EMFILE)
+	}
+	return nil
 }
 
 // mayLeave returns the places of all devices, and keeps them as they are from then on:

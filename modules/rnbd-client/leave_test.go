@@ -7,11 +7,15 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // leaving is a client with a disk, and the arguments of its next process.
@@ -198,4 +202,89 @@ func TestHandOver_NotDuringAMap(t *testing.T) {
 	must(t, soon(t, "the map ends", mapped))
 	l.takeOver(l.c, l.handOver())
 	l.c.ServeUsers(t.Context())
+}
+
+// closeable is a fabric whose Close is noticed.
+type closeable struct {
+	verbs.Device
+	closed *atomic.Bool
+}
+
+func (c closeable) Close() error { c.closed.Store(true); return nil }
+
+// newClosing is newLeaving with a fabric that a hand-over closes. closed reports whether
+// it is closed.
+func newClosing(t *testing.T) (l *leaving, closed *atomic.Bool) {
+	t.Helper()
+	closed = &atomic.Bool{}
+	l = &leaving{t: t, s: newTarget(t, 1<<20), dir: newFrontDir(t)}
+	_, use := withState(t)
+	l.c = l.s.newClient(withTestFront(t), use, func(cfg *Config) {
+		dev := cfg.Fabrics["loopback"]
+		cfg.Fabrics["loopback"] = closeable{dev, closed}
+		cfg.Reopen = map[string]func() (verbs.Device, error){"loopback": func() (verbs.Device, error) {
+			closed.Store(false)
+			return closeable{dev, closed}, nil
+		}}
+	})
+	var err error
+	l.d, err = l.s.mapIn(l.c, "vol", l.dir)
+	must(t, err)
+	return l, closed
+}
+
+// awaitReconnected takes all paths away, and waits until the device is open again.
+func (l *leaving) awaitReconnected() {
+	l.t.Helper()
+	l.s.kill()
+	eventually(l.t, "the device notices that the server is gone", func() bool {
+		d, err := l.c.Device("rnbd0")
+		return err == nil && d.State() != Open
+	})
+	l.s.start()
+	eventually(l.t, "the device is open again", func() bool {
+		d, err := l.c.Device("rnbd0")
+		return err == nil && d.State() == Open
+	})
+}
+
+// A hand-over stops at the first step that fails: a fabric that sessions use stays open,
+// and the client reconnects after the next loss of all paths.
+func TestHandOver_StepFails(t *testing.T) {
+	for name, fail := range map[string]func(*leaving) (undo func()){
+		"requests in flight": func(l *leaving) func() {
+			l.d.shares[0].inflight.Add(1)
+			return func() { l.d.shares[0].inflight.Add(-1) }
+		},
+		"no descriptors are left": func(l *leaving) func() {
+			var was unix.Rlimit
+			must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+			open, err := os.ReadDir("/proc/self/fd")
+			must(t, err)
+			must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(len(open) + 4), Max: was.Max}))
+			return func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, closed := newClosing(t)
+			undo := fail(l)
+			h, err := l.c.HandOver(t.Context())
+			undo()
+			t.Log(err)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if closed.Load() {
+				t.Error("the fabric is closed")
+			}
+			if h != nil {
+				l.takeOver(l.c, h)
+				l.c.ServeUsers(t.Context())
+			}
+			l.awaitReconnected()
+			l.takeOver(l.c, l.handOver()) // and all steps work
+			l.c.ServeUsers(t.Context())
+			l.awaitReconnected()
+		})
+	}
 }

@@ -25,9 +25,16 @@ import (
 type Config struct {
 	// SearchPath is the root of clients' names; %SESSNAME% is replaced by the
 	// session's name, %IDENTITY% by the folder of the identity that the client
-	// has proved. If it is empty names start at / and only block devices
+	// has proved. If it is empty names start at / and only BlockDevices
 	// are served.
 	SearchPath string
+	// BlockDevices are patterns, as path.Match has them, of the block devices that are
+	// served without a SearchPath: one matches the name that a client asks for, behind a
+	// slash, or the path that the name leads to.
+	BlockDevices []string
+	// ServeInUse also serves block devices that this host uses: mounted ones, swap areas,
+	// and those that other devices are built on. Others are opened exclusively for writing.
+	ServeInUse bool
 	// Listen are the fabrics and addresses to serve on. With Standby the server
 	// does not listen until Serve is called.
 	Listen  []Listen
@@ -204,6 +211,11 @@ func (c *Config) check() error {
 	}
 	if err := c.Confine.Check(); err != nil {
 		return fmt.Errorf("confinement of plugins: %w", err)
+	}
+	for _, pattern := range c.BlockDevices {
+		if _, err := path.Match(pattern, ""); err != nil || !path.IsAbs(pattern) {
+			return fmt.Errorf("block device %q: write a path or a pattern as /dev/vg0/*", pattern)
+		}
 	}
 	for _, r := range c.Rules {
 		if _, err := path.Match(r.Glob, ""); err != nil {

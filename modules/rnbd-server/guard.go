@@ -7,9 +7,11 @@ import (
 	"os"
 	"slices"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blockdev"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/fence"
 )
@@ -29,7 +31,7 @@ func (s *Server) guardNode(ctx context.Context, key deviceKey, n *node, p *ioPlu
 	}
 	g = &guard{users: 1}
 	if n.file != nil && p.info.Crash != plugin.LosesAll {
-		if err := g.open(ctx, n.file, key.readOnly); err != nil {
+		if err := g.open(ctx, n, key.readOnly, s.cfg.ServeInUse); err != nil {
 			return nil, err
 		}
 		if g.file == nil && !key.readOnly {
@@ -70,13 +72,11 @@ func isOneOf(err error, list []error) bool {
 // open opens the node again and takes the lock. A node of a file system without locks has
 // none. Any other error, such as of a lack of descriptors or of locks, is the caller's: the
 // next try may get the lock.
-func (g *guard) open(ctx context.Context, node *os.File, readOnly bool) error {
-	flags := os.O_RDWR
-	if readOnly {
-		flags = os.O_RDONLY
-	}
-	f, err := reopenNode(ctx, node, flags)
+func (g *guard) open(ctx context.Context, n *node, readOnly, inUse bool) error {
+	f, err := n.reopen(ctx, readOnly, inUse)
 	switch {
+	case errors.Is(err, syscall.EBUSY):
+		return err
 	case ctx.Err() != nil && err != nil:
 		return context.Cause(ctx)
 	case isOneOf(err, leftToPlugin):
@@ -98,6 +98,46 @@ func (g *guard) open(ctx context.Context, node *os.File, readOnly bool) error {
 	}
 	g.file = f
 	return nil
+}
+
+// reopen opens n for reading, or for writing too. Unless inUse is set, a block device that
+// this host uses is EBUSY, and one that is written to is opened exclusively: no mount of it
+// succeeds then.
+func (n *node) reopen(ctx context.Context, readOnly, inUse bool) (*os.File, error) {
+	flags, exclusive := os.O_RDWR, unix.O_EXCL
+	if readOnly {
+		flags, exclusive = os.O_RDONLY, 0
+	}
+	if n.block && !inUse {
+		if err := blockdev.CheckUnused(n.path); errors.Is(err, syscall.EBUSY) {
+			return nil, fmt.Errorf("%w; it would be damaged: end that use, or start the server with --serve-in-use", err)
+		}
+		flags |= exclusive
+	}
+	f, err := reopenUnused(ctx, n.file, flags)
+	if errors.Is(err, syscall.EBUSY) {
+		err = fmt.Errorf("another server, or another program of this host, has it open for writing: %w", err)
+	}
+	return f, err
+}
+
+// claimPause is the time between two attempts to open a device exclusively.
+const claimPause = 20 * time.Millisecond
+
+// reopenUnused is reopenNode. While a device is open exclusively elsewhere, as in a server
+// that ends, it tries again until ctx ends.
+func reopenUnused(ctx context.Context, node *os.File, flags int) (*os.File, error) {
+	for {
+		f, err := reopenNode(ctx, node, flags)
+		if !errors.Is(err, syscall.EBUSY) {
+			return f, err
+		}
+		select {
+		case <-time.After(claimPause):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
 }
 
 // reopenNode opens the file behind an O_PATH descriptor. The system call can

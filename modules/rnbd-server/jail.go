@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -63,10 +65,20 @@ func (j jail) of(identity string) (jail, error) {
 // maxPath is the largest length of search path and name together, in bytes.
 const maxPath = 4096
 
-// jail resolves the names that clients send. The zero value serves block
-// devices below / and nothing else.
+// jail resolves the names that clients send. The zero value serves nothing.
 type jail struct {
-	searchPath string // empty: "/", block devices only
+	searchPath string   // empty: "/", block devices only
+	devices    []string // patterns of the block devices that are served without a search path
+}
+
+// offers reports whether the block device at path, which name led to, is served without
+// a search path.
+func (j jail) offers(name, nodePath string) bool {
+	return slices.ContainsFunc(j.devices, func(pattern string) bool {
+		byName, _ := path.Match(pattern, "/"+strings.TrimLeft(name, "/")) // New has checked the patterns
+		byPath, _ := path.Match(pattern, nodePath)
+		return byName || byPath
+	})
 }
 
 // filesAllowed reports whether regular files are served: only below a search
@@ -114,6 +126,9 @@ func (j jail) open(session, name string) (*node, error) {
 	if session == "" && strings.Contains(j.searchPath, sessionMarker) {
 		return nil, fail(syscall.EINVAL, "the session has no name, and each has a folder of its own by name")
 	}
+	if !j.filesAllowed() && len(j.devices) == 0 {
+		return nil, fail(syscall.EACCES, "the server has no --search-path, and no --block-devices that it serves without")
+	}
 	root := j.root(session)
 	if len(root)+len(name) >= maxPath {
 		return nil, fail(syscall.EINVAL, "the name is too long")
@@ -140,6 +155,10 @@ func (j jail) open(session, name string) (*node, error) {
 	if errno, why := n.identify(j.filesAllowed()); errno != 0 {
 		n.file.Close()
 		return nil, fail(errno, why)
+	}
+	if !j.filesAllowed() && !j.offers(name, n.path) {
+		n.file.Close()
+		return nil, fail(syscall.EACCES, "it is none of the server's --block-devices")
 	}
 	n.size, _ = nodeSize(n.file)
 	return n, nil

@@ -342,7 +342,7 @@ func TestIdentityFolders(t *testing.T) {
 }
 
 func TestJail_Identity(t *testing.T) {
-	j := jail{"/srv/%IDENTITY%/%SESSNAME%"}
+	j := jail{searchPath: "/srv/%IDENTITY%/%SESSNAME%"}
 	of, err := j.of("spiffe://x/y")
 	must(t, err)
 	if root := of.root("s"); root != "/srv/spiffe:%2F%2Fx%2Fy/s" {
@@ -351,7 +351,7 @@ func TestJail_Identity(t *testing.T) {
 	if _, err := j.of(""); !errors.Is(err, syscall.EACCES) {
 		t.Errorf("no identity: %v, want EACCES", err)
 	}
-	if of, err := (jail{"/srv"}).of("*"); err != nil || of.searchPath != "/srv" {
+	if of, err := (jail{searchPath: "/srv"}).of("*"); err != nil || of.searchPath != "/srv" {
 		t.Errorf("no marker: %v, %v", of, err)
 	}
 }

@@ -184,7 +184,7 @@ func TestE034_AListHasBounds(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := (jail{dir}).names(ctx, "s"); !errors.Is(err, syscall.ETIMEDOUT) {
+	if _, _, err := (jail{searchPath: dir}).names(ctx, "s"); !errors.Is(err, syscall.ETIMEDOUT) {
 		t.Errorf("without time: %v", err)
 	}
 }

@@ -28,7 +28,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		cfg.BootID = readBootID()
 	}
 	s := &Server{
-		cfg: cfg, log: cfg.logger("server"), jail: jail{cfg.SearchPath},
+		cfg: cfg, log: cfg.logger("server"), jail: jail{searchPath: cfg.SearchPath, devices: cfg.BlockDevices},
 		writers: writers{}, usages: map[nodeID]*usage{}, number: max(rand.Uint64(), 1), devices: map[deviceKey]*device{}, guards: map[deviceKey]*guard{}, nodeOpened: make(chan struct{}, 1),
 		lookUps: make(chan struct{}, maxLookUps), lists: make(chan struct{}, maxLists),
 	}

@@ -62,7 +62,7 @@ func (b *peerBench) startOurs() {
 	}
 	rnbd := residentDir + "/rnbd"
 	server := b.g.Start(b.t, rnbd, "server", "run", "--socket", "/run/s.sock", "--io-plugin", "blockio="+residentDir+"/io-blockio",
-		"--listen", "ibverbs://"+benchAddr+":1235", "--listen", "iwarp://"+benchAddr+":1236")
+		"--block-devices", "/dev/*", "--listen", "ibverbs://"+benchAddr+":1235", "--listen", "iwarp://"+benchAddr+":1236")
 	up(b.t, at, server, "server", "/run/s.sock")
 	client := b.g.Start(b.t, rnbd, "client", "run", "--socket", "/run/c.sock", "--nbd-listen", "unix:/run/nbd.sock",
 		"--frontend-plugin", "nbd="+residentDir+"/frontend-nbd", "--frontend-plugin", "ublk="+residentDir+"/frontend-ublk")

@@ -60,13 +60,15 @@ func (l *Lab) Close() error {
 // ServerOptions say how to run a server. Extra goes to its command line.
 type ServerOptions struct {
 	SearchPath string
-	Addrs      []string // of IPv4, default 127.0.0.1; ports are chosen
-	Listen     []string // where the server listens, as --listen has it; instead of Addrs
-	Plugins    []string // NAME of a binary io-NAME; default fileio and blockio
-	Extra      []string
-	Env        []string
-	Prefix     []string // a program that runs the server, as prlimit
-	Sys        string   // folder for control files; empty: none
+	// NoBlockDevices is set if a server without SearchPath does not serve all block devices.
+	NoBlockDevices bool
+	Addrs          []string // of IPv4, default 127.0.0.1; ports are chosen
+	Listen         []string // where the server listens, as --listen has it; instead of Addrs
+	Plugins        []string // NAME of a binary io-NAME; default fileio and blockio
+	Extra          []string
+	Env            []string
+	Prefix         []string // a program that runs the server, as prlimit
+	Sys            string   // folder for control files; empty: none
 }
 
 // Server is a running server daemon.
@@ -87,6 +89,8 @@ func (l *Lab) StartServer(o ServerOptions) (*Server, error) {
 	args := []string{"server", "run", "--socket", s.Socket, "--plugin-dir", l.Bin, "--sys", o.Sys}
 	if o.SearchPath != "" {
 		args = append(args, "--search-path", o.SearchPath)
+	} else if !o.NoBlockDevices {
+		args = append(args, "--block-devices", "/dev/*", "--block-devices", "/dev/*/*")
 	}
 	if len(o.Addrs) == 0 && len(o.Listen) == 0 {
 		o.Addrs = []string{"127.0.0.1"}

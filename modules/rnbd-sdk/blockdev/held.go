@@ -9,10 +9,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// held reports whether the kernel itself uses one of the devices: it is mounted, swapped
-// to, or part of another device.
-func held(proc string, numbers map[uint64]bool) bool {
-	return mounted(proc, numbers) || swapped(proc, numbers) || builtOn(numbers)
+// held reports whether the kernel itself uses one of the devices.
+func held(proc string, numbers map[uint64]bool) bool { return kernelUse(proc, numbers) != "" }
+
+// kernelUse says what the kernel itself uses one of the devices for; empty: nothing.
+func kernelUse(proc string, numbers map[uint64]bool) string {
+	switch {
+	case mounted(proc, numbers):
+		return "it is mounted on this host"
+	case swapped(proc, numbers):
+		return "it is a swap area of this host"
+	case builtOn(numbers):
+		return "another device of this host is built on it"
+	}
+	return ""
+}
+
+// CheckUnused returns an error that wraps EBUSY if the kernel uses the block device at
+// path or one of its partitions: it is mounted, a swap area, or part of another device.
+func CheckUnused(path string) error {
+	numbers, err := family(path)
+	if err != nil {
+		return err
+	}
+	if use := kernelUse("/proc", numbers); use != "" {
+		return fmt.Errorf("%s: %w", use, unix.EBUSY)
+	}
+	return nil
 }
 
 // mounted reports whether one of the devices is mounted, in any mount namespace
