@@ -157,6 +157,10 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal, p
 	o.protectNBD(&cfg, nbdTLS, rules)
 	inheritUsers(&cfg, pre, o)
 	takeSockets(&cfg, run.manager.Sockets(socketNBD), run.manager.Sockets(socketNBDTrusted), len(o.NBDListen) > 0)
+	var conf *running[*clientOptions]
+	if err := run.protect(func() protection { return conf.protection(o.protection) }); err != nil {
+		return err
+	}
 	if err := run.listen(); err != nil {
 		return err
 	}
@@ -175,6 +179,7 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal, p
 		return err
 	}
 	daemon := &clientDaemon{ClientDaemonServer: c.Control(versionString()), client: c, upgrading: run.upgrading, rules: rules}
+	conf = &daemon.conf
 	daemon.conf = running[*clientOptions]{kind: "client", cmd: cmd, logs: run.logs, options: o, fresh: clientRun, tls: run.tls, nbdTLS: nbdTLS, metrics: run.metrics, refuse: refuseNoNBDRules}
 	daemon.conf.setProblems(o.broken.problems)
 	daemon.keeper = mappings.NewKeeper(mapper{c, daemon, cfg.Loss}, run.log)

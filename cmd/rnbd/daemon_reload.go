@@ -57,6 +57,17 @@ type running[O daemonConfig] struct {
 
 func (r *running[O]) setProblems(p []string) { r.problems.Store(&p) }
 
+// protection calls of, a method of the options, while no reload changes these. A nil
+// running has no reloads yet.
+func (r *running[O]) protection(of func() protection) protection {
+	if r == nil {
+		return of()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return of()
+}
+
 // describe adds folder and problems of the configuration to info.
 func (r *running[O]) describe(info *controlpb.DaemonInfo) {
 	info.ConfigDir = r.dir()

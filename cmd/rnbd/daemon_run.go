@@ -47,6 +47,8 @@ type daemonRun struct {
 
 	pre       *handover.Predecessor // nil: no process hands over to this one
 	upgrading *upgrading
+	served    bool        // the control socket is this process's
+	before    *protection // of the process that hands over; nil: not known
 }
 
 // begin prepares the process for a daemon of a kind, which goes on in place of pre,
@@ -63,11 +65,26 @@ func (o *daemonOptions) begin(cmd *cobra.Command, kind string, hangups <-chan os
 	r := &daemonRun{kind: kind, cmd: cmd, options: o, hangups: hangups, logs: l, log: l.Logger(kind), manager: manager, journal: journal.New(journal.DefaultSize), pre: pre}
 	r.upgrading = newUpgrading(r)
 	r.log.Info("configuration is read", "file", strings.Join(o.filesRead, ", ")) // empty: of no file
+	if r.before, err = inheritedProtection(); err != nil {
+		l.Flush()
+		return nil, err
+	}
 	if r.socket, err = socketPath(cmd, kind); err != nil {
 		l.Flush()
 		return nil, err
 	}
 	return r, nil
+}
+
+// protect refuses a hand-over to a process that protects less than the running one, has the
+// next process learn of p, and compares p with the last run at another start.
+func (r *daemonRun) protect(p func() protection) error {
+	r.upgrading.protection = p
+	if r.pre != nil {
+		return refuseWeaker(r.before, p())
+	}
+	compareProtection(r.socket, p(), r.log)
+	return nil
 }
 
 // Names of sockets that the service manager holds.
@@ -135,6 +152,9 @@ func (r *daemonRun) listen() (err error) {
 // end gives up the control socket and writes the last lines of the log.
 func (r *daemonRun) end() {
 	if r.sock != nil {
+		if r.pre != nil && !r.served { // the name belongs to the process that goes on
+			control.Leave(r.sock)
+		}
 		r.sock.Close()
 	}
 	if err := r.audit.Close(); err != nil {
@@ -172,6 +192,7 @@ func (r *daemonRun) serve(api *grpc.Server, s services) error {
 		return errors.Join(err, closeWithin(s.close))
 	}
 	ctx := r.cmd.Context()
+	r.served = true
 	r.log.Info(r.kind+" is ready", "socket", r.socket, "version", versionString())
 	r.journal.Add(journal.Event{Kind: journal.Daemon, To: "ready", Why: versionString()})
 	defer r.runHook(ctx)()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -58,12 +59,14 @@ func (e partly) Unwrap() error { return e.error }
 
 // upgrading is the part of a daemon that hands over.
 type upgrading struct {
-	run      *daemonRun
-	mu       sync.Mutex // held during an upgrade
-	next     atomic.Pointer[handover.Process]
-	fate     atomic.Int32  // undecided, calledOff or passedOn
-	replaced chan struct{} // closed when another process serves
-	broken   chan error    // has the reason why neither process serves
+	run *daemonRun
+	// protection returns that of this process. It follows the configuration.
+	protection func() protection
+	mu         sync.Mutex // held during an upgrade
+	next       atomic.Pointer[handover.Process]
+	fate       atomic.Int32  // undecided, calledOff or passedOn
+	replaced   chan struct{} // closed when another process serves
+	broken     chan error    // has the reason why neither process serves
 }
 
 // The end of this process and the first sign of life of the next one may meet: the
@@ -79,6 +82,11 @@ var errCalledOff = fmt.Errorf("this process ends: %w", syscall.ECANCELED)
 func newUpgrading(r *daemonRun) *upgrading {
 	return &upgrading{run: r, replaced: make(chan struct{}), broken: make(chan error, 1)}
 }
+
+// errFirstProcess is that of an upgrade of process 1: its end would be the end of its
+// container, with the next process.
+var errFirstProcess = fmt.Errorf("this daemon is process 1 of its container, which ends with it: "+
+	"run the container with an init process (podman run --init), or start a container of the new image: %w", syscall.EOPNOTSUPP)
 
 // isReplaced reports whether another process serves.
 func (u *upgrading) isReplaced() bool {
@@ -105,6 +113,9 @@ func (u *upgrading) end() {
 // process of the daemon, and hands over to it. On an error this process serves as
 // before.
 func (u *upgrading) upgrade(r *controlpb.UpgradeRequest, s handedOver) (*controlpb.UpgradeReply, error) {
+	if os.Getpid() == 1 {
+		return nil, errFirstProcess
+	}
 	if !u.mu.TryLock() {
 		return nil, fmt.Errorf("an upgrade is under way: %w", syscall.EBUSY)
 	}
@@ -172,6 +183,12 @@ func (u *upgrading) start(binary string, s handedOver) (*handover.Process, []han
 		return nil, nil, err
 	}
 	env := append(os.Environ(), u.run.manager.Environment()...)
+	protects, err := json.Marshal(u.protection())
+	if err != nil {
+		closeSockets(sockets)
+		return nil, nil, err
+	}
+	env = append(env, envProtection+"="+string(protects))
 	next, err := handover.Start(binary, os.Args[1:], env, sockets)
 	if err != nil {
 		closeSockets(sockets)
