@@ -91,7 +91,9 @@ func TestE001_E014_E018_E025_FeaturesAreAnnounced(t *testing.T) {
 	i := newRig(t, newMemory()).connect("s")
 	rsp, err := i.sessInfo(2)
 	must(t, err)
-	if rsp.Features() != rnbdwire.FeatureEvents|rnbdwire.FeatureOpenAs|rnbdwire.FeatureIdentity|rnbdwire.FeatureOnce|rnbdwire.FeatureList|rnbdwire.FeatureExtents|rnbdwire.FeatureVerifier {
+	const want = rnbdwire.FeatureEvents | rnbdwire.FeatureOpenAs | rnbdwire.FeatureIdentity | rnbdwire.FeatureOnce | rnbdwire.FeatureList |
+		rnbdwire.FeatureExtents | rnbdwire.FeatureVerifier | rnbdwire.FeatureReasons
+	if rsp.Features() != want {
 		t.Errorf("features %#x", rsp.Features())
 	}
 }

@@ -35,8 +35,8 @@ const (
 	FeatureOnce     = 1 << 3 // the server answers Writer, IOOnce and IOAgain
 	FeatureList     = 1 << 4 // the server answers List
 	FeatureExtents  = 1 << 5 // the server answers Extents
-	FeatureReasons  = 1 << 8 // the server answers AskReason
 	FeatureVerifier = 1 << 6 // the server answers an Open with OpenRspFullSize bytes to a client that asks for as many
+	FeatureReasons  = 1 << 8 // the server answers AskReason
 )
 
 // Features are the extensions that the server has; 0 from a kernel.
