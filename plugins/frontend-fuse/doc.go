@@ -14,7 +14,7 @@
 // A mount for each device keeps devices apart: the kernel queues the requests of a
 // device that does not answer behind its own descriptor.
 //
-// request.go is the data path in the order of a request. control.go answers requests
+// request.go and reply.go are the data path in the order of a request. control.go answers requests
 // about the file itself. wire.go has the messages of the kernel.
 //
 // # Threads and ownership
