@@ -192,6 +192,9 @@ func (m *manager) handle(p *port, peer netip.Addr, msg mad, fixedID bool) drop {
 		return m.onDREQ(c, p, peer, msg)
 	}
 	if c == nil {
+		if msg.attribute() == attrRTU && fixedID {
+			m.answerProbe(p, peer, msg)
+		}
 		return dropState
 	}
 	switch msg.attribute() {
@@ -420,6 +423,26 @@ func (f *rejFields) err() error {
 		return fmt.Errorf("connection refused: %s: %w", f.reason, verbs.ErrNoService)
 	}
 	return fmt.Errorf("connection refused: %s", f.reason)
+}
+
+// probe asks the peer whether it still knows the connection: a peer that does
+// ignores the RTU, one that was started again since then answers with a REJ. Only ends of
+// ours do. Any goroutine may call it.
+func (m *manager) probe(c *conn) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	known := c.state == connEstablished || c.state == connRepSent && c.heard.Load()
+	if known && c.fixedID && !m.stopped {
+		m.send(c.port, c.peer, newMAD(attrRTU, c.tid, c.local, c.remote))
+	}
+}
+
+// answerProbe refuses an RTU of an unknown connection. The answer is as long as the
+// RTU, and the peer takes it only with the ids and the transaction of the connection,
+// which the RTU has brought. m.mu is held.
+func (m *manager) answerProbe(p *port, peer netip.Addr, msg mad) {
+	no := rejFields{about: aboutREP, reason: reasonStale}
+	m.send(p, peer, no.encode(msg.tid(), msg.receiver(), msg.sender()))
 }
 
 // onDREQ handles a request to disconnect. If the connection is unknown it is

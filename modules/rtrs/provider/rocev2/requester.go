@@ -36,6 +36,9 @@ const (
 	firstTimeout = int64(50e6) // ns
 	minTimeout   = int64(5e6)
 	maxTimeout   = int64(500e6)
+	// probeAfter is the number of timeouts in a row after which a peer is asked
+	// whether it still knows the connection.
+	probeAfter = 2
 )
 
 // place is a position in the send queue: byte off of the request at position at.
@@ -491,6 +494,9 @@ func (q *qp) Expire(now int64) {
 		if limit := q.dev.cfg.RetryTimeout; q.cq.clock-r.progressAt > int64(limit) {
 			q.failRequest(verbs.StatusRetryExceeded, fmt.Errorf("peer has not answered for %s", limit))
 			return
+		}
+		if r.stuck >= probeAfter {
+			q.dev.cm.probe(q.conn)
 		}
 		r.narrow(minWindow)
 		r.timeout = min(2*r.timeout, maxTimeout)
