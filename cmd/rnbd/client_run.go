@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -229,12 +230,18 @@ func (o *clientOptions) takeKeys(run *daemonRun, cfg *client.Config) (err error)
 // that the configuration wants.
 const usersWait = 10 * time.Second
 
+// usersServer is the part of a client that serveUsers needs.
+type usersServer interface{ ServeUsers(ctx context.Context) }
+
 // serveUsers lets NBD clients in when the wanted mappings have been tried: one
-// that comes at once after a restart finds its device.
-func serveUsers(ctx context.Context, k *mappings.Keeper, c *client.Client) {
-	ctx, cancel := context.WithTimeout(ctx, usersWait)
+// that comes at once after a restart finds its device. A daemon that ends before
+// lets no NBD client in: its devices are missing, and users wait for the next daemon.
+func serveUsers(ctx context.Context, k *mappings.Keeper, c usersServer) {
+	wait, cancel := context.WithTimeout(ctx, usersWait)
 	defer cancel()
-	k.AwaitTried(ctx)
+	if err := k.AwaitTried(wait); errors.Is(err, context.Canceled) {
+		return
+	}
 	c.ServeUsers(context.WithoutCancel(ctx))
 }
 

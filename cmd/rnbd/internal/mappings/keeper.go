@@ -229,9 +229,10 @@ func (k *Keeper) begin(m Mapping) *entry {
 	return e
 }
 
-// AwaitTried waits until each wanted mapping has been tried once, or until ctx
-// ends.
-func (k *Keeper) AwaitTried(ctx context.Context) {
+// AwaitTried waits until each wanted mapping has been tried once. The error is that
+// of ctx, or context.Canceled after Close: attempts that Close has cut off were
+// not made.
+func (k *Keeper) AwaitTried(ctx context.Context) error {
 	k.mu.Lock()
 	wanted := slices.Clone(k.wanted)
 	k.mu.Unlock()
@@ -239,9 +240,10 @@ func (k *Keeper) AwaitTried(ctx context.Context) {
 		select {
 		case <-e.tried:
 		case <-ctx.Done():
-			return
+			return ctx.Err()
 		}
 	}
+	return k.life.Err()
 }
 
 // keepTrying maps e, again and again, and calls tried after each attempt. An

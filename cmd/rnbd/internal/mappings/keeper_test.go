@@ -2,6 +2,7 @@ package mappings
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -257,4 +258,34 @@ func TestInherit(t *testing.T) {
 	if err := NewKeeper(f, slog.New(slog.DiscardHandler)).Inherit(map[string]string{"x": "[]"}); err == nil {
 		t.Error("no error")
 	}
+}
+
+// AwaitTried reports attempts that Close has cut off: their devices are missing.
+// An attempt that has failed was made, and so was the one before a mapping is no
+// longer wanted.
+func TestAwaitTried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		f.away["gone"], f.hangs["stuck"] = true, true
+		k := NewKeeper(f, slog.New(slog.DiscardHandler))
+		k.Want(t.Context(), []Mapping{at("gone", "a", "a"), at("there", "b", "b")}, false)
+		if err := k.AwaitTried(t.Context()); err != nil {
+			t.Errorf("all were tried: %v", err)
+		}
+		k.Want(t.Context(), []Mapping{at("stuck", "c", "c")}, false)
+		k.Want(t.Context(), nil, false)
+		if err := k.AwaitTried(t.Context()); err != nil {
+			t.Errorf("nothing is wanted: %v", err)
+		}
+		k.Want(t.Context(), []Mapping{at("stuck", "c", "c")}, false)
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := k.AwaitTried(short); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("an attempt lasts longer than the wait: %v", err)
+		}
+		k.Close()
+		if err := k.AwaitTried(t.Context()); !errors.Is(err, context.Canceled) {
+			t.Errorf("an attempt was cut off: %v", err)
+		}
+	})
 }
