@@ -134,6 +134,8 @@ func (q *Queue) sendAgain(sl *slots, id uint32, r *request) {
 		r.link.path.failovers.Add(1)
 	case errNoCredit:
 		q.retry, q.noCredit = sl, true // resume comes back
+	case ErrDisconnected:
+		q.finish(sl, id, r, r.lostErrno())
 	default:
 		q.finish(sl, id, r, ErrnoOf(err))
 	}
@@ -158,13 +160,17 @@ func (q *Queue) abort(l *link) {
 
 // abortOne answers a lost request and keeps its permit.
 func (q *Queue) abortOne(r *request) {
-	call := r.call
+	call, errno := r.call, r.lostErrno()
 	r.state, r.call = reqAborted, nil
-	errno := Lost
-	if call != nil {
-		errno = int(syscall.ECONNABORTED)
-	}
 	q.upcall(r.tag, call, errno)
+}
+
+// lostErrno returns the errno of r if no path is left: Lost, or that of an admin request.
+func (r *request) lostErrno() int {
+	if r.call != nil {
+		return int(syscall.ECONNABORTED)
+	}
+	return Lost
 }
 
 // resume sends the requests that waited for room in a send queue or for a

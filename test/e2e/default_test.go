@@ -21,9 +21,12 @@ import (
 func TestFilesAreRefusedByDefault(t *testing.T) {
 	l := lab.New(t)
 	s, c := l.Server(lab.ServerOptions{}), l.Client(lab.ClientOptions{})
-	for _, name := range []string{"etc/shadow", "/etc/shadow", "etc", "dev/null", "proc/self/mem"} {
+	for name, reason := range map[string]string{
+		"etc/shadow": "--search-path", "/etc/shadow": "--search-path", "proc/self/mem": "--search-path",
+		"etc": "neither a block device nor a regular file", "dev/null": "neither a block device nor a regular file",
+	} {
 		rnbd(t, "client", "--socket", c.Socket, "device", "map", name, "from", s.Addrs[0]).
-			want(t, exitNotFound, name, "block device required", "--search-path")
+			want(t, exitNotFound, name, "block device required", reason)
 	}
 	if got := sessionsOf(t, c); len(got) != 0 {
 		t.Errorf("sessions left by mappings that failed: %v", got)

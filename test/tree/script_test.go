@@ -10,6 +10,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sdktest"
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
@@ -118,8 +119,9 @@ func sigkill(ts *testscript.TestScript, _ bool, args []string) {
 func halt(ts *testscript.TestScript, _ bool, args []string) { ts.Check(on(ts).daemon(args[0]).Stop()) }
 
 func logged(ts *testscript.TestScript, neg bool, args []string) {
-	if log := on(ts).daemon(args[0]).Log(); strings.Contains(log, args[1]) == neg {
-		ts.Fatalf("the log of the %s:\n%s", args[0], log)
+	log := func() string { return on(ts).daemon(args[0]).Log() }
+	if !sdktest.Holds(10*time.Second, func() bool { return strings.Contains(log(), args[1]) != neg }) { // a daemon waits for no reader of its log
+		ts.Fatalf("the log of the %s:\n%s", args[0], log())
 	}
 }
 
