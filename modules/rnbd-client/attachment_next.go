@@ -122,8 +122,10 @@ func (s situation) nextAbsent() step {
 	switch {
 	case s.want == wantGone && s.left: // a disk of the last daemon; its map did not end
 		return stepLinger
-	case s.want != wantShown || s.host == noHost:
+	case s.want != wantShown, s.host == noHost && s.over:
 		return stepEnd
+	case s.host == noHost: // the next process is being started
+		return stepRest
 	}
 	return stepAttach
 }

@@ -19,7 +19,9 @@ func TestAttachment_NextStep(t *testing.T) {
 		want step
 	}{
 		{"a new device is shown", situation{state: absent, host: otherHost, due: true}, stepAttach},
-		{"a new device without a process fails", situation{state: absent}, stepEnd},
+		{"a new device waits for the next process", situation{state: absent}, stepRest},
+		{"a new device without a process fails if none follows", situation{state: absent, over: true}, stepEnd},
+		{"a new device that is given up before a process runs", situation{state: absent, want: wantGone}, stepEnd},
 		{"a disk that the last daemon did not finish is taken away", situation{state: absent, want: wantGone, left: true}, stepLinger},
 
 		{"a device that is shown rests", situation{state: shown, host: sameHost, due: true}, stepRest},
@@ -68,7 +70,8 @@ func TestAttachment_NothingIsForgotten(t *testing.T) {
 					for _, over := range flags {
 						s := situation{state: state, want: want, host: host, left: left, over: over, due: true}
 						step := s.next()
-						waits := state == shown && want == wantShown && host == sameHost ||
+						waits := state == absent && want == wantShown && host == noHost && !over ||
+							state == shown && want == wantShown && host == sameHost ||
 							state == away && want == wantShown && host == noHost ||
 							state == lingering && want != wantLeft && host == noHost && !over
 						if (step == stepRest) != waits && state != attaching {

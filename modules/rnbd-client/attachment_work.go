@@ -13,11 +13,9 @@ import (
 // The worker of an attachment: its begin, its steps and its end.
 
 // newAttachment adds d to the front end and begins the first try, bounded by
-// ctx. The error wraps EBUSY if no process runs or the index is not free.
+// ctx. The try waits for the next process if none runs. The error wraps EBUSY
+// if the index is not free, ECANCELED if the front end ends.
 func (f *frontend) newAttachment(ctx context.Context, d *Device) (*attachment, *firstTry, error) {
-	if _, err := f.current(); err != nil {
-		return nil, nil, err
-	}
 	slot := d.slotSize()
 	a := f.makeAttachment(plugin.DeviceSpec{
 		Index: d.index, Name: d.name, ArenaID: d.index, SlotSize: slot, Slots: d.arena.Size() / slot,

@@ -316,3 +316,41 @@ func TestFrontend_ResizedWhileItStarts(t *testing.T) {
 		})
 	}
 }
+
+// A map that begins while the front end's process is restarted waits for the next
+// process.
+func TestMap_WaitsForTheNextProcessOfTheFrontEnd(t *testing.T) {
+	var gate startGate
+	s := newTarget(t, 1<<20)
+	c := s.newClient(withTestFront(t), gate.use)
+	gate.shut()
+	c.killFront(t)
+	c.frontends[0].awaitDeath(t)
+	dir := newFrontDir(t)
+	mapped := async(func() error { _, err := s.mapIn(c, "vol", dir); return err })
+	eventually(t, "the map waits", func() bool { return len(c.frontends[0].all()) == 1 || len(mapped) > 0 })
+	gate.release()
+	if err := soon(t, "the map", mapped); err != nil {
+		t.Errorf("map: %v", err)
+	}
+	if n := dir.adds(); n != 1 {
+		t.Errorf("the device was shown %d times", n)
+	}
+}
+
+// The wait for the next process ends with the map's time, and the error names the
+// restart. The device's place is free then.
+func TestMap_EndsWhenTheFrontEndDoesNotRunInTime(t *testing.T) {
+	var gate startGate
+	s := newTarget(t, 1<<20)
+	c := s.newClient(withTestFront(t), gate.use, func(cfg *Config) { cfg.MapTimeout = 200 * time.Millisecond })
+	gate.shut()
+	defer gate.release()
+	c.killFront(t)
+	c.frontends[0].awaitDeath(t)
+	err := soon(t, "the map", async(func() error { _, err := s.mapIn(c, "vol", newFrontDir(t)); return err }))
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "is being restarted") {
+		t.Errorf("map: %v", err)
+	}
+	eventually(t, "the place is free", func() bool { return len(c.frontends[0].all()) == 0 && len(c.Devices()) == 0 })
+}
