@@ -14,12 +14,13 @@ import (
 )
 
 // attachSession shows the session's chunks to the running process, once, for one
-// more mapping. leaveSession follows if it succeeds.
+// more mapping. During a restart it waits for the next process. leaveSession follows if
+// it succeeds.
 func (p *ioPlugin) attachSession(ctx context.Context, s *session) error {
 	if err := s.gone(); err != nil {
 		return err
 	}
-	in, err := p.sup.Current()
+	in, err := p.sup.Await(ctx)
 	if err == nil {
 		err = p.enter(ctx, s)
 	}

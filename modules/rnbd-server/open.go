@@ -46,7 +46,7 @@ func (s *Server) resolve(ctx context.Context, sess *session, name, ioMode string
 // the same time.
 func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode string, mode blk.AccessMode) (*mapping, error) {
 	fail := func(err error) (*mapping, error) { return nil, fmt.Errorf("open %q: %w", name, err) }
-	if err := s.admissible(sess, name, mode); err != nil {
+	if err := s.admissible(ctx, sess, name, mode); err != nil {
 		return fail(err)
 	}
 	if m, err := sess.openedBefore(ctx, name, ioMode); m != nil || err != nil {
@@ -96,7 +96,7 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 
 // admissible checks what can be known before the device is looked up. A mapping of the
 // session whose device has failed for good is closed, so that it is opened again.
-func (s *Server) admissible(sess *session, name string, mode blk.AccessMode) error {
+func (s *Server) admissible(ctx context.Context, sess *session, name string, mode blk.AccessMode) error {
 	if mode > blk.Migration {
 		return fmt.Errorf("access mode %d is unknown: %w", mode, syscall.EINVAL)
 	}
@@ -106,7 +106,7 @@ func (s *Server) admissible(sess *session, name string, mode blk.AccessMode) err
 	if err := s.allowed(sess, name, mode); err != nil {
 		return err
 	}
-	return s.closeLost(sess, name)
+	return s.closeLost(ctx, sess, name)
 }
 
 // addMapping makes m one of the session's: from then on requests find it. id is its
@@ -129,21 +129,17 @@ func (s *Server) addMapping(ctx context.Context, sess *session, m *mapping, id n
 }
 
 // closeLost closes the session's mapping of name if its device has failed for
-// good, so that OPEN opens it again. The error is EIO if the plugin has no
-// process.
-func (s *Server) closeLost(sess *session, name string) error {
+// good, so that OPEN opens it again. During a restart of the plugin it waits
+// for the next process. The error is EIO if the plugin is given up.
+func (s *Server) closeLost(ctx context.Context, sess *session, name string) error {
 	m := sess.byName(name)
 	if m == nil || !m.dev.lost() {
 		return nil
 	}
-	p := m.dev.plugin
-	p.mu.Lock()
-	runs := p.in != nil
-	p.mu.Unlock()
-	switch {
-	case !runs:
-		return fmt.Errorf("%s, and the plugin does not run: %w", m.dev.state(), syscall.EIO)
-	case m.inflight() > 0:
+	if _, err := m.dev.plugin.sup.Await(ctx); err != nil {
+		return fmt.Errorf("%s: %w", m.dev.state(), err)
+	}
+	if m.inflight() > 0 {
 		return fmt.Errorf("%s, and its last requests have not ended: %w", m.dev.state(), syscall.EBUSY)
 	}
 	s.closeMapping(m, false)

@@ -17,9 +17,9 @@ import (
 // callTimeout bounds control calls to a plugin that do no I/O.
 const callTimeout = 10 * time.Second
 
-// open opens d in the running process.
+// open opens d in the running process. During a restart it waits for the next one.
 func (p *ioPlugin) open(ctx context.Context, d *device) error {
-	in, err := p.sup.Current()
+	in, err := p.sup.Await(ctx)
 	if err != nil {
 		return err
 	}

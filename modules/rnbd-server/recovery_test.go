@@ -473,3 +473,64 @@ func (s *Server) openDevicesByName(name string) *device {
 	}
 	return nil
 }
+
+// launchBehind makes starts of processes after the first one wait until restart is
+// closed.
+func launchBehind(restart <-chan struct{}) func(*Config) {
+	return func(c *Config) {
+		launch, n := c.Launch, 0
+		c.Launch = func(ctx context.Context, pc plugin.Config) (supervise.Process, error) {
+			if n++; n > 1 {
+				select {
+				case <-restart:
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}
+			return launch(ctx, pc)
+		}
+	}
+}
+
+// An OPEN during the restart of the plugin waits for the next process: of a device that
+// nobody has open, of one that another session has open, and of one that was lost with
+// the process.
+func TestOpenWaitsForTheNextProcessOfThePlugin(t *testing.T) {
+	for name, x := range map[string]struct {
+		crash  plugin.CrashClass
+		before []string // sessions that have it open
+	}{
+		"new":                 {plugin.KeepsAcknowledged, nil},
+		"open in another":     {plugin.KeepsAcknowledged, []string{"other"}},
+		"lost with a process": {plugin.LosesAll, []string{"s"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mem := newMemory()
+			mem.crash = x.crash
+			mem.add("a", 1<<20)
+			restart := make(chan struct{})
+			r := newRig(t, mem, launchBehind(restart))
+			i := r.connect("s")
+			for _, session := range x.before {
+				j := i
+				if session != "s" {
+					j = r.connect(session)
+				}
+				_, err := j.open("a", blk.ReadOnly)
+				must(t, err)
+			}
+			r.process().Kill()
+			p := r.server.plugins[0]
+			eventually(t, "the plugin is being restarted", func() bool { _, err := p.sup.Current(); return errors.Is(err, syscall.EBUSY) })
+			opened := make(chan error, 1)
+			go func() { _, err := i.open("a", blk.ReadOnly); opened <- err }()
+			select {
+			case err := <-opened:
+				t.Fatalf("OPEN during the restart: %v, want that it waits", err)
+			case <-time.After(50 * time.Millisecond):
+			}
+			close(restart)
+			must(t, await(t, opened))
+		})
+	}
+}
