@@ -34,10 +34,14 @@ func runPage(t *testing.T, page string, least int, tools []string, env ...string
 	for _, tool := range tools {
 		path += ":" + filepath.Dir(lab.Tool(t, tool))
 	}
-	script := "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null; wait' EXIT\n"
+	var commands strings.Builder
 	for _, b := range blocks {
-		script += b[1]
+		commands.WriteString(b[1])
 	}
+	for _, name := range withoutDefault(commands.String(), env) {
+		t.Errorf("%s: $%s has no default, and a reader's environment does not have it", page, name)
+	}
+	script := "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null; wait' EXIT\n" + commands.String()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*enough)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-c", script)
@@ -54,6 +58,18 @@ func runPage(t *testing.T, page string, least int, tools []string, env ...string
 			t.Logf("%s:\n%s", filepath.Base(l), strings.TrimSpace(string(b)))
 		}
 	}
+}
+
+// withoutDefault returns the names of the variables in env, NAME=VALUE, for which
+// script has no default.
+func withoutDefault(script string, env []string) (names []string) {
+	for _, e := range env {
+		name, _, _ := strings.Cut(e, "=")
+		if !strings.Contains(script, name+"=${"+name+":-") {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // TestTLSTutorial runs the commands of docs/security.md.
