@@ -41,6 +41,12 @@ else
 CGO_RNBD := $(CGO_ENABLED)
 endif
 
+# The go command stamps programs with their commit, and fails where git refuses the checkout, as root is refused
+# that of another user. Such programs have no commit.
+ifneq ($(shell git rev-parse HEAD >/dev/null 2>&1 && echo yes),yes)
+export GOFLAGS += -buildvcs=false
+endif
+
 help: ## this help
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' Makefile
 
@@ -270,7 +276,7 @@ pack = s=$$(mktemp -d) && trap 'rm -rf "$$s"' EXIT && mkdir "$$s/bin" "$$s/run" 
 	$(call release_programs,$(1),cmd/rnbd cmd/rnbd-net $(PLUGINS),"$$s/bin") && \
 	if [ $(1) = $(HOST_ARCH) ]; then run=$$s/bin; else run=$$s/run; $(call release_programs,$(HOST_ARCH),cmd/rnbd cmd/rnbd-net,"$$s/run"); fi && \
 	$(MAKE) --no-print-directory -o build install BIN="$$s/bin" RUN_BIN="$$run" DESTDIR="$$s/root" PREFIX=/usr && mkdir -p "$$DIST" && \
-	GOFLAGS= GOARCH= GOOS= go run ./tools/pack -stage "$$s/root" -source "$$PWD" -out "$$DIST" -version $(VERSION) -arch $(1) -date $(BUILD_DATE) $(2)
+	GOFLAGS=-buildvcs=false GOARCH= GOOS= go run ./tools/pack -stage "$$s/root" -source "$$PWD" -out "$$DIST" -version $(VERSION) -arch $(1) -date $(BUILD_DATE) $(2)
 
 packages: ## Debian and RPM packages and an OCI image, static and reproducible, into bin/packages; VERSION=0.1.0
 	@rm -f "$$DIST"/rnbd*.deb "$$DIST"/rnbd*.rpm "$$DIST"/rnbd*.oci.tar

@@ -107,3 +107,44 @@ func filesBelow(t *testing.T, dir string) (files []string) {
 	}
 	return files
 }
+
+// TestMakeStampsTheCommitWhereGitTellsIt builds in a checkout, which the version then
+// names, and as root in the same checkout of another user, which git refuses to read.
+func TestMakeStampsTheCommitWhereGitTellsIt(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles a copy of the repository: make check")
+	}
+	if os.Getuid() != 0 {
+		t.Skip("gives a checkout to another user: only root can")
+	}
+	lab.Tool(t, "make")
+	source := filepath.Join(t.TempDir(), "rnbd")
+	copyTree(t, source)
+	run := func(name string, args ...string) string {
+		t.Helper()
+		cmd := exec.Command(name, args...)
+		cmd.Dir = source
+		cmd.Env = append(os.Environ(), "MAKEFLAGS=", "GOENV=off", "GOFLAGS=", "CGO_ENABLED=0", "CC=false", "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null", "SUDO_UID=")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	run("git", "init", "-q")
+	run("git", "add", "-A")
+	run("git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "-qm", "test")
+	commit := run("git", "rev-parse", "HEAD")[:12]
+	build := func() string {
+		t.Helper()
+		run("make", "build", "PROGRAMS=cmd/rnbd")
+		return run("bin/rnbd", "version")
+	}
+	if version := build(); !strings.Contains(version, commit) {
+		t.Errorf("built in a checkout of %s, the version is:\n%s", commit, version)
+	}
+	run("chown", "-R", "12345:12345", ".")
+	if version := build(); strings.Contains(version, commit) || !strings.HasPrefix(version, "rnbd devel") {
+		t.Errorf("built where git refuses, the version is:\n%s", version)
+	}
+}
