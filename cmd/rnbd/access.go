@@ -48,7 +48,7 @@ func accessNoun() *noun {
 		name: "access", plural: "rules", short: "Rules by which clients may open devices",
 		usual: func(daemonSet) []string { return nil },
 		verbs: []*verb{{
-			name: "list", on: onServer, words: outputWords, run: listAccess,
+			name: "list", aliases: []string{"ls"}, on: onServer, words: outputWords, run: listAccess,
 			short:   "List the rules by which clients may open devices",
 			long:    "List the rules in force, in their order: the first that fits a client and a device\ndecides. Once there is one, a client that none fits is refused. They stand below\nthe key access of the server's configuration.",
 			example: "  rnbd server access list",

@@ -138,7 +138,7 @@ func deviceNoun() *noun {
 		wide: []string{"hostname", "plugin", "loss", "openers", "inflights", "failed", "hung", "fails_in", "last_error", "writes_lost"},
 		verbs: slices.Concat([]*verb{
 			{
-				name: "list", on: onBoth, words: outputWords, flags: listFlags, run: listDevices,
+				name: "list", aliases: []string{"ls"}, on: onBoth, words: outputWords, max: -1, flags: listFlags, args: "[NAME]...", args0: deviceNames, run: listDevices,
 				short: "List devices",
 				example: `  rnbd device list
   rnbd list devices mapping_path,devname,size G
@@ -162,6 +162,9 @@ func listDevices(c *call) error {
 	return c.with(func(ctx context.Context, d *daemons) error {
 		inv, err := d.look(ctx, true)
 		if err != nil {
+			return err
+		}
+		if err := c.keepNamed(inv); err != nil {
 			return err
 		}
 		t, err := table(c, c.noun, deviceFields, d.both(), inv.devices)

@@ -13,25 +13,27 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
 func eventsVerb() *verb {
 	return &verb{
-		name: "events", on: onBoth, max: 1, args: "[json]", atLength: true, run: showEvents, interrupted: "nothing was changed",
+		name: "events", on: onBoth, max: 2, args: "[NAME] [json]", args0: anyNames, atLength: true, run: showEvents, interrupted: "nothing was changed",
 		flags: func(f *pflag.FlagSet) {
 			f.BoolP("follow", "f", false, "print those that come, too, until it is interrupted")
 			f.Uint64("after", 0, "print only events with a higher number")
 		},
 		short: "List what has changed",
 		long: `List the changes of state of sessions, paths, devices, plugins and the
-configuration, oldest first: the last 1,000 since the daemon started.
+configuration, oldest first: the last 1,000 since the daemon started. With NAME
+they are those of that session, path, device or plugin.
 
 A line has the time, the daemon, the number of the event, its kind, what it is
 about, and the state before and after with the reason. Numbers count from 1
 without gaps; after a restart of the daemon they begin again. With json each
 event is one object in one line, with the same keys always.`,
-		example: "  rnbd events\n  rnbd client events --follow\n  rnbd events --after 120 json",
+		example: "  rnbd events\n  rnbd client events --follow\n  rnbd events rnbd0\n  rnbd events --after 120 json",
 	}
 }
 
@@ -68,7 +70,7 @@ func (s *eventSource) next(ctx context.Context, wait bool) ([]*controlpb.Event, 
 }
 
 func showEvents(c *call) error {
-	format, err := c.eventFormat()
+	format, about, err := c.eventWords()
 	if err != nil {
 		return err
 	}
@@ -81,7 +83,7 @@ func showEvents(c *call) error {
 		return err
 	}
 	return c.with(func(ctx context.Context, d *daemons) error {
-		out := &eventPrinter{w: c.cmd.OutOrStdout(), format: format, after: after}
+		out := &eventPrinter{w: c.cmd.OutOrStdout(), format: format, about: about, after: after}
 		sources := d.eventSources()
 		if err := out.printKept(ctx, sources); err != nil || !follow {
 			return err
@@ -90,25 +92,34 @@ func showEvents(c *call) error {
 	})
 }
 
-// eventFormat returns "table" or "json".
-func (c *call) eventFormat() (string, error) {
-	format := c.Format
-	if len(c.args) > 0 {
-		format = c.args[0]
+// eventWords returns "table" or "json", and the name of what the events are about, ""
+// for everything.
+func (c *call) eventWords() (format, about string, err error) {
+	format = c.Format
+	for _, a := range c.args {
+		switch {
+		case slices.Contains(report.Formats, a):
+			format = a
+		case about == "":
+			about = a
+		default:
+			return "", "", usageError{fmt.Errorf("events of %q and %q: they are those of one name", about, a)}
+		}
 	}
 	if format == "" || format == "wide" {
 		format = "table"
 	}
 	if format != "table" && format != "json" {
-		return "", usageError{fmt.Errorf("events as %q: they are printed as table or json", format)}
+		return "", "", usageError{fmt.Errorf("events as %q: they are printed as table or json", format)}
 	}
-	return format, nil
+	return format, about, nil
 }
 
 // eventPrinter prints events to w.
 type eventPrinter struct {
 	w      io.Writer
 	format string
+	about  string // only events about it are printed; "": all
 	after  uint64 // numbers up to it are left out
 }
 
@@ -178,6 +189,9 @@ func (s *eventSource) send(ctx context.Context, news chan<- []daemonEvent) error
 func (p *eventPrinter) print(events []daemonEvent) error {
 	var err error
 	for _, e := range events {
+		if p.about != "" && !slices.Contains([]string{e.Session, e.Path, e.Device, e.Plugin}, p.about) {
+			continue
+		}
 		if p.format == "json" {
 			err = errors.Join(err, e.writeJSON(p.w))
 			continue

@@ -15,12 +15,13 @@ import (
 func generalVerbs(all []*noun) []*verb {
 	return []*verb{
 		{
-			name: "list", on: onBoth, words: outputWords, flags: watchFlag, run: listAll,
+			name: "list", aliases: []string{"ls"}, on: onBoth, words: outputWords, max: -1, flags: watchFlag, args: "[NAME]...", args0: anyNames, run: listAll,
 			short:   "List devices, sessions and paths",
-			example: "  rnbd list\n  rnbd server list json\n  rnbd list sessions",
+			long:    "List devices, sessions and paths: all, or those with a name, on one of the ends or\nof their session.",
+			example: "  rnbd list\n  rnbd list web1@storage\n  rnbd server list json\n  rnbd list sessions",
 		},
 		{
-			name: "show", on: onBoth, words: outputWords | statsWord, max: 2, anyFields: anyFields(all), args: "[DEVICE|SESSION|[SESSION] PATH]", args0: anyNames, run: showAny,
+			name: "show", aliases: []string{"status"}, on: onBoth, words: outputWords | statsWord, max: 2, anyFields: anyFields(all), args: "[DEVICE|SESSION|[SESSION] PATH]", args0: anyNames, run: showAny,
 			short:   "Show all about a device, session or path; alone: about the daemons",
 			example: "  rnbd show rnbd0\n  rnbd client show",
 		},
@@ -71,6 +72,9 @@ func listAll(c *call) error {
 	return c.with(func(ctx context.Context, d *daemons) error {
 		inv, err := d.look(ctx, true)
 		if err != nil {
+			return err
+		}
+		if err := c.keepNamed(inv); err != nil {
 			return err
 		}
 		devices, err := table(c, deviceNoun(), deviceFields, d.both(), inv.devices)

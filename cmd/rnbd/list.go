@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/spell"
 )
 
 // listFlags are those of lists of one kind of objects.
@@ -21,7 +23,7 @@ func listFlags(f *pflag.FlagSet) {
 }
 
 func watchFlag(f *pflag.FlagSet) {
-	f.Duration("watch", 0, "print it again and again, with pauses of that length, until it is interrupted")
+	f.DurationP("watch", "w", 0, "print it again and again, with pauses of that length, until it is interrupted")
 	f.Lookup("watch").NoOptDefVal = "2s"
 }
 
@@ -89,6 +91,35 @@ func screen(cmd *cobra.Command, o *report.Options) {
 	if o.Format == report.Wide {
 		o.Width = 0
 	}
+}
+
+// keepNamed removes from inv what has none of the names that c lists, if c lists names:
+// its own, that on the server, or that of its session.
+func (c *call) keepNamed(inv *inventory) error {
+	if len(c.args) == 0 {
+		return nil
+	}
+	found := map[string]bool{}
+	named := func(names ...string) bool {
+		some := false
+		for _, arg := range c.args {
+			if arg != "" && slices.Contains(names, arg) {
+				found[arg], some = true, true
+			}
+		}
+		return some
+	}
+	inv.devices = slices.DeleteFunc(inv.devices, func(d device) bool { return !named(d.name, d.path, d.node, d.session) })
+	inv.sessions = slices.DeleteFunc(inv.sessions, func(s session) bool { return !named(s.Name, s.Hostname) })
+	inv.paths = slices.DeleteFunc(inv.paths, func(p transportPath) bool {
+		return !named(p.key(), p.Name, p.Session, p.Src, p.Dst, hostOf(p.Src), hostOf(p.Dst))
+	})
+	for _, arg := range c.args {
+		if !found[arg] {
+			return usageError{fmt.Errorf("%s does not take %q, which is no option and no name of what there is%s", c.name, arg, spell.Suggest(arg, c.knownWords()))}
+		}
+	}
+	return nil
 }
 
 // arrange filters and orders objects by the flags of a list.

@@ -120,7 +120,7 @@ that is not clear without it.`
 func pathVerbs() []*verb {
 	return []*verb{
 		{
-			name: "list", on: onBoth, words: outputWords, flags: listFlags, run: listPaths,
+			name: "list", aliases: []string{"ls"}, on: onBoth, words: outputWords, max: -1, flags: listFlags, args: "[NAME]...", args0: pathNames, run: listPaths,
 			short:   "List paths",
 			example: "  rnbd path list\n  rnbd server path list K all\n  rnbd list paths +latency -hca_name",
 		},
@@ -173,6 +173,9 @@ func listPaths(c *call) error {
 	return c.with(func(ctx context.Context, d *daemons) error {
 		inv, err := d.look(ctx, false)
 		if err != nil {
+			return err
+		}
+		if err := c.keepNamed(inv); err != nil {
 			return err
 		}
 		t, err := table(c, c.noun, pathFields, d.both(), inv.paths)

@@ -39,6 +39,7 @@ func (r *resolver) walk(args []string) error {
 			return nil
 		}
 		if strings.HasPrefix(a, "-") && a != "-" {
+			a = foreignFlag(a)
 			if spec, ok := listSpec(r.node, a); ok {
 				a = spec
 			}
@@ -86,8 +87,11 @@ func (r *resolver) arguments(args []string) error {
 			return nil
 		}
 		isValue := i > 0 && strings.HasPrefix(args[i-1], "-") && takesValue(r.node, args[i-1])
-		if spec, ok := listSpec(r.node, a); ok && !isValue {
-			a = spec
+		if !isValue {
+			a = foreignFlag(a)
+			if spec, ok := listSpec(r.node, a); ok {
+				a = spec
+			}
 		}
 		r.rest = append(r.rest, a)
 	}
@@ -211,7 +215,12 @@ func unknownCommand(node *cobra.Command, word string) error {
 		}
 	}
 	slices.Sort(names)
-	return usageError{fmt.Errorf("unknown command %q for %q%s; see %s --help", word, node.CommandPath(), spell.Suggest(word, names), node.CommandPath())}
+	hint := foreignHint(word)
+	suggestion := ""
+	if hint == "" {
+		suggestion = spell.Suggest(word, names)
+	}
+	return hinted{usageError{fmt.Errorf("unknown command %q for %q%s; see %s --help", word, node.CommandPath(), suggestion, node.CommandPath())}, hint}
 }
 
 // nextWord is the first of args that is no flag.

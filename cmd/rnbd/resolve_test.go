@@ -15,6 +15,13 @@ func TestWordsMayBeShortenedTurnedAndLeftOut(t *testing.T) {
 		"list devices":               "device list",
 		"list sessions":              "session list",
 		"li s":                       "session list",
+		"ls":                         "list",
+		"device ls":                  "device list",
+		"ls devices":                 "device list",
+		"status rnbd0":               "show rnbd0",
+		"--json list":                "list --output=json",
+		"list --json":                "list --output=json",
+		"unmap -- --json":            "unmap -- --json",
 		"session list":               "session list",
 		"ses li":                     "session list",
 		"server list paths":          "server path list",
@@ -86,6 +93,28 @@ func TestUnclearWordsNameWhatTheyMayBe(t *testing.T) {
 		got, err := resolve(newRoot(), strings.Fields(line))
 		if err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is %q, %v, want an error with %s", line, strings.Join(got, " "), err, want)
+		}
+	}
+}
+
+// TestHabitsOfOtherToolsHaveHints runs command lines that other tools take.
+func TestHabitsOfOtherToolsHaveHints(t *testing.T) {
+	for line, want := range map[string]string{
+		"rm rnbd0":       "rnbd unmap DEVICE",
+		"device rm x":    "rnbd unmap DEVICE",
+		"attach a":       "rnbd map DEVICE from SERVER",
+		"info rnbd0":     "rnbd show",
+		"unmap -f rnbd0": "write --force",
+		"list -f":        "--watch",
+		"show -f":        "-f chooses fields",
+		"wait -f rnbd0":  "rnbd events --follow",
+		"show -w rnbd0":  "rnbd list --watch",
+		"list --watc":    "did you mean --watch?",
+		"list --zzzzzzz": "rnbd list --help",
+	} {
+		err := execute(t.Context(), newRoot(), strings.Fields(line))
+		if err == nil || exitCode(err) != exitUsage || !strings.Contains(hintOf(err), want) {
+			t.Errorf("%q fails with %v and the hint %q, want one with %s", line, err, hintOf(err), want)
 		}
 	}
 }
@@ -173,8 +202,12 @@ func TestOptionWordsAreTaken(t *testing.T) {
 		}
 	}
 	for line, want := range map[string]string{"stat": `did you mean "state"?`, "jsn": `did you mean "json"?`, "force": "does not take"} {
-		var o options
-		if _, err := o.takeWords(list, strings.Fields(line)); err == nil || !strings.Contains(err.Error(), want) {
+		c := &call{verb: list}
+		var err error
+		if c.args, err = c.takeWords(list, strings.Fields(line)); err == nil {
+			err = c.keepNamed(&inventory{})
+		}
+		if err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q gives %v, want %s", line, err, want)
 		}
 	}

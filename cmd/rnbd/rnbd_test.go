@@ -89,12 +89,12 @@ func TestWrongCommandLinesAreUsageErrors(t *testing.T) {
 	for _, args := range [][]string{
 		{"frobnicate"}, {"client", "frobnicate"}, {"client", "device", "frobnicate"}, {"--frobnicate"}, {""}, {"client", ""},
 		{"client", "device", "map"}, {"client", "device", "map", "a"}, {"client", "device", "map", "a", "from"}, {"map", "a", "at", "b"},
-		{"client", "device", "unmap"}, {"client", "device", "unmap", "a", "b"}, {"client", "device", "list", "a"},
+		{"client", "device", "unmap"}, {"client", "device", "unmap", "a", "b"}, {"server", "access", "list", "a"},
 		{"client", "close", "a"}, {"server", "map", "a", "from", "b"}, {"session", "unmap", "a"},
 		{"path", "delete", "s", "x", "y"}, {"path", "add", "s"}, {"resize", "rnbd0"}, {"resize", "rnbd0", "big"}, {"resize", "rnbd0", "10G", "K"},
 		{"device", "list", "--timeout", "soon"}, {"list", "--timeout", "0"}, {"list", "--timeout", "-1s"}, {"map", "a", "192.0.2.1"}, {"map", "a", "form", "b"}, {"resize", "rnbd0", "0"}, {"device", "list", "--output", "toml"}, {"device", "list", "--unit", "kilo"},
 		{"device", "list", "--output"}, {"device", "unmap", "rnbd0", "--output", "toml"},
-		{"version", "--output="}, {"version", "x"}, {"server", "device", "close"}, {"c"}, {"re", "rnbd0"}, {"list", "\x00\xff"},
+		{"version", "--output="}, {"version", "x"}, {"server", "device", "close"}, {"c"}, {"re", "rnbd0"}, {"version", "\x00\xff"},
 	} {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
 			_, err := command(t, append(args, none)...)

@@ -40,7 +40,7 @@ list".`
 	// This check comes before anything is done: a command must not map a
 	// device and then fail to print its name.
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return checkOutput(cmd) }
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return hinted{usageError{flagError(err)}, flagHint(c, err)} })
 	f := root.PersistentFlags()
 	f.StringP("output", "o", "table", "how to print: "+strings.Join(report.Formats, ", "))
 	f.Duration("timeout", 30*time.Second, "longest time a command may take")
@@ -111,7 +111,7 @@ func checkOutput(cmd *cobra.Command) error {
 // line once more, since the error may be there.
 func errorFormat(args []string) string {
 	for i, a := range args {
-		value, isFlag := strings.CutPrefix(a, "--output=")
+		value, isFlag := strings.CutPrefix(foreignFlag(a), "--output=")
 		short, isShort := strings.CutPrefix(a, "-o")
 		switch {
 		case isFlag:

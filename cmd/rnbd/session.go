@@ -101,7 +101,7 @@ func sessionNoun() *noun {
 func sessionVerbs() []*verb {
 	return []*verb{
 		{
-			name: "list", on: onBoth, words: outputWords, flags: listFlags, run: listSessions,
+			name: "list", aliases: []string{"ls"}, on: onBoth, words: outputWords, max: -1, flags: listFlags, args: "[NAME]...", args0: sessionNames, run: listSessions,
 			short:   "List sessions and their paths",
 			example: "  rnbd session list\n  rnbd list sessions notree\n  rnbd server session list all json",
 		},
@@ -168,6 +168,9 @@ func listSessions(c *call) error {
 	return c.with(func(ctx context.Context, d *daemons) error {
 		inv, err := d.look(ctx, false)
 		if err != nil {
+			return err
+		}
+		if err := c.keepNamed(inv); err != nil {
 			return err
 		}
 		t, err := table(c, c.noun, sessionFields, d.both(), inv.sessions)
