@@ -215,7 +215,7 @@ bench-kernel-report: ## the same, with tables into docs/benchmarks/kernel.md
 	@RNBD_BENCH_REPORT="$$PWD/docs/benchmarks/kernel.md" $(MAKE) bench-kernel
 
 lint: ## gofmt, go vet and staticcheck, and the types for arm64
-	@test -z "$$(gofmt -l $(ALL) | tee /dev/stderr)"
+	@bad=$$(gofmt -l $(ALL)); [ -z "$$bad" ] || { echo "gofmt would change: $$bad" >&2; exit 1; }
 	@for m in $(ALL); do (cd $$m && go vet ./...) || exit 1; done
 	@CGO_ENABLED=$(CGO_RNBD) $$(cd tools && go tool -n staticcheck) $(ALL:%=./%/...)
 	@cd tools && go run ./arch arm64

@@ -238,8 +238,8 @@ func TestAnImageThatShrankOpensWhenNobodyWaited(t *testing.T) {
 	o.mustWork(2)
 }
 
-func TestAnImageThatVanishedStaysClosed(t *testing.T) {
-	o := newOutage(t, "queue:30s")
+func TestAnImageThatIsBackAfterItsServer_IsWaitedFor(t *testing.T) {
+	o := newOutage(t, "queue:60s")
 	o.mustWork(1)
 	o.kill()
 	hidden := o.image + ".away"
@@ -247,15 +247,15 @@ func TestAnImageThatVanishedStaysClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.start()
-	if _, err := o.write(2); !errors.Is(err, syscall.EIO) {
-		t.Errorf("the write that waited ends with %v, want EIO", err)
+	o.awaitConnected()
+	eventually(t, enough, "the device says why it is closed", func() bool {
+		return strings.Contains(o.awaitState("closed").LastError, "no such file")
+	})
+	if err := o.remap(); err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("remap says %v, want that there is no such file", err)
 	}
-	o.refused("no such file")
 	if err := os.Rename(hidden, o.image); err != nil {
 		t.Fatal(err)
-	}
-	if err := o.remap(); err != nil {
-		t.Fatalf("remap after it is back: %v", err)
 	}
 	o.mustWork(3)
 }
