@@ -260,17 +260,6 @@ func TestAnImageThatIsBackAfterItsServer_IsWaitedFor(t *testing.T) {
 	o.mustWork(3)
 }
 
-// refused wants the device closed, after its session is back, and a remap that
-// says why.
-func (o *outage) refused(why string) {
-	o.t.Helper()
-	o.givenUp(why)
-	if err := o.remap(); err == nil || !strings.Contains(err.Error(), why) {
-		o.t.Errorf("remap says %v, want %q in it", err, why)
-	}
-	o.awaitState("closed")
-}
-
 // givenUp: the server is there, and the device is closed all the same.
 func (o *outage) givenUp(why string) {
 	o.t.Helper()
