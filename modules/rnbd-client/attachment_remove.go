@@ -82,9 +82,10 @@ func detach(ctx context.Context, h *host, index uint32) error {
 func (a *attachment) dismissed(h *host) {
 	ctx, cancel, ask := a.beginDismiss(h)
 	defer cancel()
+	unmounted := a.file != nil // then no user has the device open, though the process may not know of the last close yet
 	err := a.unmountFile(false)
 	if err == nil {
-		err = h.RemoveDevice(ctx, a.index, false)
+		err = h.RemoveDevice(ctx, a.index, unmounted)
 	}
 	if errors.Is(err, syscall.ENODEV) && !a.knownTo(ctx, h) {
 		err = nil // an earlier call was cancelled but has succeeded
