@@ -174,7 +174,7 @@ test-kernel-full: build ## the long form of it
 	@RNBD_KERNEL=1 RNBD_LONG=1 go run ./tools/gotest -p 1 -out $(RESULTS)/kernel.json -timeout 90m ./test/kernelvm/...
 
 conformance: ## requirement -> test -> verdict, from the last results; STRICT=1: none may be open
-	@go run ./tools/conformance $(if $(STRICT),-strict) -results $(RESULTS) $(wildcard docs/protocol/*.md)
+	@go run ./tools/conformance $(if $(STRICT),-strict) -results $(RESULTS) $(wildcard docs/extend/protocol/*.md)
 
 fuzz: ## every fuzz target, FUZZTIME each (default 5m)
 	@go run ./tools/fuzzall -time $(or $(FUZZTIME),5m) $(MODULES) $(PLUGINS) cmd/rnbd
@@ -199,20 +199,20 @@ mutants-sim: ## break the tree in ways that only faults that meet show, and coun
 bench: build tools-for-test ## against other NBD servers, on this machine (root; a quarter of an hour and more); BENCH='-only P1,P5': a part of it
 	@cd test && go run ./bench $(BENCH)
 
-bench-report: build tools-for-test ## the same, with tables and plots into docs/benchmarks
-	@cd test && go run ./bench -rounds 7 -floor-sums -markdown ../docs/benchmarks/README.md $(BENCH)
+bench-report: build tools-for-test ## the same, with tables and plots into docs/results
+	@cd test && go run ./bench -rounds 7 -floor-sums -markdown ../docs/results/README.md $(BENCH)
 
 timeline: build ## where the time of one request through the NBD front end goes, hand-over by hand-over (root, perf); TIMELINE='-calls'
 	@cd test && go run ./timeline $(TIMELINE)
 
-bench-net: build tools-for-test ## IP over InfiniBand against wireguard-go and veth, tables into docs/benchmarks/net.md (root; five minutes)
-	@cd test && go run ./bench -net -rounds 9 -cell 2s -json ../bench-results-net.json -markdown ../docs/benchmarks/net.md $(BENCH)
+bench-net: build tools-for-test ## IP over InfiniBand against wireguard-go and veth, tables into docs/results/net.md (root; five minutes)
+	@cd test && go run ./bench -net -rounds 9 -cell 2s -json ../bench-results-net.json -markdown ../docs/results/net.md $(BENCH)
 
 bench-kernel: build tools-for-test ## against the kernel's modules, in a virtual machine: ratios in bench-results-kernel.json (root)
 	@cd test/kernelvm && RNBD_KERNEL=1 RNBD_BENCH=1 go test -count=1 -v -timeout 40m -run TestBench_Peers .
 
-bench-kernel-report: ## the same, with tables into docs/benchmarks/kernel.md
-	@RNBD_BENCH_REPORT="$$PWD/docs/benchmarks/kernel.md" $(MAKE) bench-kernel
+bench-kernel-report: ## the same, with tables into docs/results/kernel.md
+	@RNBD_BENCH_REPORT="$$PWD/docs/results/kernel.md" $(MAKE) bench-kernel
 
 lint: ## gofmt, go vet and staticcheck, and the types for arm64
 	@bad=$$(gofmt -l $(ALL)); [ -z "$$bad" ] || { echo "gofmt would change: $$bad" >&2; exit 1; }
@@ -245,11 +245,11 @@ UNITS   := rnbd-client.service rnbd-client.socket rnbd-client-nbd.socket rnbd-se
 
 install: build ## programs, plugins, units, man pages and completion; DESTDIR=FOLDER, PREFIX=/usr/local
 	@for p in rnbd rnbd-net $(notdir $(PLUGINS)); do $(INSTALL) 755 "$$BIN/$$p" "$$DESTDIR$$PREFIX/bin/$$p" || exit 1; done
-	@for u in $(UNITS); do sed "s|/usr/bin/|$$PREFIX/bin/|" docs/examples/$$u | \
+	@for u in $(UNITS); do sed "s|/usr/bin/|$$PREFIX/bin/|" docs/use/examples/$$u | \
 		$(INSTALL) 644 /dev/stdin "$$DESTDIR$$PREFIX/lib/systemd/system/$$u" || exit 1; done
 	@for k in client server; do mkdir -p "$$DESTDIR/etc/rnbd/$$k.d"; [ -e "$$DESTDIR/etc/rnbd/$$k.yaml" ] || \
-		$(INSTALL) 644 docs/examples/$$k.yaml "$$DESTDIR/etc/rnbd/$$k.yaml" || exit 1; done
-	@sed "s|/usr/bin/|$$PREFIX/bin/|" docs/examples/65-rnbd.rules | $(INSTALL) 644 /dev/stdin "$$DESTDIR$$PREFIX/lib/udev/rules.d/65-rnbd.rules"
+		$(INSTALL) 644 docs/use/examples/$$k.yaml "$$DESTDIR/etc/rnbd/$$k.yaml" || exit 1; done
+	@sed "s|/usr/bin/|$$PREFIX/bin/|" docs/use/examples/65-rnbd.rules | $(INSTALL) 644 /dev/stdin "$$DESTDIR$$PREFIX/lib/udev/rules.d/65-rnbd.rules"
 	@t=$$(mktemp -d) && trap 'rm -rf "$$t"' EXIT && for p in rnbd rnbd-net; do "$$RUN_BIN/$$p" man "$$t" || exit 1; done && for f in "$$t"/*; do \
 		$(INSTALL) 644 "$$f" "$$DESTDIR$$PREFIX/share/man/man$${f##*.}/$${f##*/}" || exit 1; done
 	@for p in rnbd rnbd-net; do \

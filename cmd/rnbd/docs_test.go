@@ -13,11 +13,11 @@ import (
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
 )
 
-var update = flag.Bool("update", false, "rewrite the generated parts of docs/cli.md")
+var update = flag.Bool("update", false, "rewrite the generated parts of docs/use/cli.md")
 
-const cliPage = "../../docs/cli.md"
+const cliPage = "../../docs/use/cli.md"
 
-// TestCLIPageIsGenerated compares the tables of docs/cli.md with the code's.
+// TestCLIPageIsGenerated compares the tables of docs/use/cli.md with the code's.
 func TestCLIPageIsGenerated(t *testing.T) {
 	page, err := os.ReadFile(cliPage)
 	if err != nil {
@@ -50,10 +50,10 @@ func TestCLIPageIsGenerated(t *testing.T) {
 	}
 }
 
-// TestSchemaIsGenerated compares docs/config.schema.json with the options of the
+// TestSchemaIsGenerated compares docs/use/config.schema.json with the options of the
 // daemons.
 func TestSchemaIsGenerated(t *testing.T) {
-	const file = "../../docs/config.schema.json"
+	const file = "../../docs/use/config.schema.json"
 	var want bytes.Buffer
 	if err := writeSchema(&want); err != nil {
 		t.Fatal(err)

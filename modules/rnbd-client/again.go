@@ -1,6 +1,6 @@
 package client
 
-// Writes that are sent again: docs/protocol/rnbd.md, "Writes that are
+// Writes that are sent again: docs/extend/protocol/rnbd.md, "Writes that are
 // repeated". A write without an answer may have been carried out, and another
 // client may have written since. So writes have numbers. By its number the
 // server recognises a write that is repeated on another path of the session. A

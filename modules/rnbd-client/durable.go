@@ -1,6 +1,6 @@
 package client
 
-// Writes that a power cut loses: docs/protocol/rnbd.md. The server tells the incarnation
+// Writes that a power cut loses: docs/extend/protocol/rnbd.md. The server tells the incarnation
 // of the storage with each OPEN. If a device comes back with another one, and writes were
 // acknowledged since the last flush, these may be lost. Then one flush, or one write with
 // FUA, fails with EIO, as if the disk had been lost with the host of its users.

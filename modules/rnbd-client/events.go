@@ -10,7 +10,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// News from a server of this project: docs/protocol/rnbd.md, "Events". While
+// News from a server of this project: docs/extend/protocol/rnbd.md, "Events". While
 // the session is connected, one EVENT waits at the server. RTRS moves it to
 // another path when its own is lost. After the loss of the last path, the
 // answer to OPEN includes the news missed.

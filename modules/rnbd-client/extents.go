@@ -11,7 +11,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// What of a device holds data: docs/protocol/rnbd.md, "Extents".
+// What of a device holds data: docs/extend/protocol/rnbd.md, "Extents".
 
 // extentsTime bounds the time of a question. A server gives up after 5 s.
 const extentsTime = 10 * time.Second

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A server that hands over to its next process says so before: docs/protocol/rnbd.md,
+// A server that hands over to its next process says so before: docs/extend/protocol/rnbd.md,
 // "Hand-over". Requests wait from then on, those of a device with loss=fail too: the
 // next process is there in a moment. Without it their loss policy decides after the
 // grace that the server has named.

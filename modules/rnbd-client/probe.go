@@ -14,7 +14,7 @@ import (
 type Probe struct {
 	Fabric     string
 	Version    uint8           // of the protocol
-	Features   uint16          // extensions of the server, as in docs/protocol/rnbd.md; 0: a kernel
+	Features   uint16          // extensions of the server, as in docs/extend/protocol/rnbd.md; 0: a kernel
 	QueueDepth int             // requests in flight per session
 	MaxIO      int             // bytes of the largest request
 	Latency    []time.Duration // round trips of small messages to the server, the shortest first

@@ -224,7 +224,7 @@ func (s *source) noteSent(r *request) {
 	}
 }
 
-// encode fills the RNBD message for e: docs/protocol/rnbd.md, "IO".
+// encode fills the RNBD message for e: docs/extend/protocol/rnbd.md, "IO".
 func (d *Device) encode(msg rnbdwire.IO, e *shm.SQE, id uint32) {
 	rw := uint32(e.Op)
 	if e.Flags&blk.FUA != 0 || e.Op == blk.Flush {

@@ -27,7 +27,7 @@ func (d *Device) askReason(ctx context.Context) (f rnbdwire.ReasonFields) {
 
 // refusal returns the error of an OPEN that failed with err, and that the server has
 // refused for why. A server that does not tell its reason has answered with an errno
-// alone (docs/protocol/rnbd.md, "OPEN"): refusal adds what the errno may mean for this
+// alone (docs/extend/protocol/rnbd.md, "OPEN"): refusal adds what the errno may mean for this
 // device. Other errors, such as that of a lost session, keep their text.
 func (d *Device) refusal(err error, why rnbdwire.ReasonFields) error {
 	var errno syscall.Errno

@@ -19,7 +19,7 @@ import (
 )
 
 // Tree returns the control files of c, by the places that ctltree.Mount gives
-// them. docs/control-tree.md lists them. The caller may add to the
+// them. docs/use/control-tree.md lists them. The caller may add to the
 // directories before they are served.
 func (c *Client) Tree() map[string]ctltree.Node { return tree{c: c}.places() }
 

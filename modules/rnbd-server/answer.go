@@ -71,7 +71,7 @@ const maxWireErrno = 1<<9 - 1
 
 // storageErrno returns the errno for the client of a request that the storage has answered
 // with n. The errnos of the protocol itself mean other things to clients, so the storage
-// does not speak them: docs/protocol/rnbd.md, "I/O errors".
+// does not speak them: docs/extend/protocol/rnbd.md, "I/O errors".
 func storageErrno(n uint32) blk.Errno {
 	switch e := blk.Errno(n); {
 	case n > maxWireErrno, e == blk.ENOTCONN, e == blk.ECONNABORTED, e == blk.EREMCHG:

@@ -243,5 +243,5 @@ const MaxSessions = 4096
 // lookUpTimeout is the time for which an OPEN waits for the file system.
 const lookUpTimeout = 10 * time.Second
 
-// extentsTimeout bounds an EXTENTS: docs/protocol/rnbd.md, "Extents".
+// extentsTimeout bounds an EXTENTS: docs/extend/protocol/rnbd.md, "Extents".
 const extentsTimeout = 5 * time.Second

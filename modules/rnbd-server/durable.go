@@ -1,6 +1,6 @@
 package server
 
-// The incarnation of a device's storage in OPEN_RSP: docs/protocol/rnbd.md, "Writes that
+// The incarnation of a device's storage in OPEN_RSP: docs/extend/protocol/rnbd.md, "Writes that
 // a power cut loses". A client that opens a device again compares the numbers. Another
 // one says that writes which were acknowledged, and not flushed, may be lost.
 

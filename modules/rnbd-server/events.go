@@ -9,7 +9,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// News for clients that ask for them: docs/protocol/rnbd.md, "Events". A client
+// News for clients that ask for them: docs/extend/protocol/rnbd.md, "Events". A client
 // keeps one EVENT waiting. The answer is the oldest news that the client has
 // not seen. Until then the latest news about a device is kept with its mapping.
 // So memory is bounded, and news is told again if an answer is lost with its

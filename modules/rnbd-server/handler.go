@@ -358,7 +358,7 @@ func (s *Server) onOpen(ctx context.Context, op *rtrs.Op, sess *session, msg rnb
 	return nil
 }
 
-// onWriter handles WRITER: docs/protocol/rnbd.md, "Writes that are repeated".
+// onWriter handles WRITER: docs/extend/protocol/rnbd.md, "Writes that are repeated".
 func (s *Server) onWriter(op *rtrs.Op, sess *session, msg rnbdwire.Writer) error {
 	if !msg.IsValid() || msg.Writer() == 0 || op.ReplyLen() != rnbdwire.WriterRspSize {
 		return fmt.Errorf("writer: message of %d bytes, reply of %d: %w", len(msg), op.ReplyLen(), syscall.EINVAL)

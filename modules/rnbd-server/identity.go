@@ -17,7 +17,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// The identity of a volume in OPEN_RSP: docs/protocol/rnbd.md, "Identity". A
+// The identity of a volume in OPEN_RSP: docs/extend/protocol/rnbd.md, "Identity". A
 // client that opens a device again compares it.
 
 // bootIDFile has the number that Linux draws when it starts (random(4)). A container

@@ -18,7 +18,7 @@ import (
 )
 
 // sessionMarker is replaced by the session's name in a search path. The rest
-// of the path is dropped, as in Linux (docs/protocol/rnbd.md, "Names").
+// of the path is dropped, as in Linux (docs/extend/protocol/rnbd.md, "Names").
 const sessionMarker = "%SESSNAME%"
 
 // identityMarker is replaced by the folder of the identity that the client has proved,

@@ -18,7 +18,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// Bounds of a list of names: docs/protocol/rnbd.md, "Lists of names".
+// Bounds of a list of names: docs/extend/protocol/rnbd.md, "Lists of names".
 const (
 	maxLists      = 4     // LISTs under way, of all sessions
 	maxListNames  = 10000 // in a list

@@ -41,7 +41,7 @@ func (s *Server) resolve(ctx context.Context, sess *session, name, ioMode string
 	return n, p, nil
 }
 
-// openMapping implements OPEN: docs/protocol/rnbd.md, "OPEN". ioMode is the
+// openMapping implements OPEN: docs/extend/protocol/rnbd.md, "OPEN". ioMode is the
 // mode that the client asks for, or empty. OPENs of different nodes run at
 // the same time.
 func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode string, mode blk.AccessMode) (*mapping, error) {

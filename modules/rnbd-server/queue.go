@@ -117,7 +117,7 @@ func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk
 }
 
 // opOf returns the operation of msg. A write of no data that asks for durability is a
-// flush: docs/protocol/rnbd.md, "IO".
+// flush: docs/extend/protocol/rnbd.md, "IO".
 func opOf(msg rnbdwire.IO) blk.Op {
 	op := blk.Op(msg.Op())
 	if op == blk.Write && msg.BISize() == 0 && (msg.Preflush() || msg.FUA()) {

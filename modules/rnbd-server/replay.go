@@ -1,6 +1,6 @@
 package server
 
-// Writes that are sent again: docs/protocol/rnbd.md, "Writes that are repeated".
+// Writes that are sent again: docs/extend/protocol/rnbd.md, "Writes that are repeated".
 //
 // A write without an answer may have been carried out. Carrying it out again
 // would overwrite later writes of other clients. So a repetition is refused if

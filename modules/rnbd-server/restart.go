@@ -2,7 +2,7 @@ package server
 
 // The end of an io plugin's process. The start of the next one is in
 // reopen.go, devices that fail are in failing.go
-// (docs/decisions, "plugin crash").
+// (docs/inside/decisions, "plugin crash").
 //
 //	left      intake stops: every queue drops its ring after taking the
 //	          completions that are in it, requests without one are parked

@@ -18,7 +18,7 @@ import (
 )
 
 // Tree returns the control files of s, by the places that ctltree.Mount gives
-// them. docs/control-tree.md lists them. The caller may add to the
+// them. docs/use/control-tree.md lists them. The caller may add to the
 // directories before they are served.
 func (s *Server) Tree() map[string]ctltree.Node {
 	t := tree{s}

@@ -8,7 +8,7 @@ import (
 )
 
 // writers counts, per node, the mappings that may write. Read-only mappings
-// are not counted (docs/protocol/rnbd.md, "Access modes").
+// are not counted (docs/extend/protocol/rnbd.md, "Access modes").
 type writers map[nodeID]int
 
 // take admits a mapping in mode m, or returns the reason against it.

@@ -13,7 +13,7 @@ import (
 
 // A challenge, an extension between our own ends: before the INFO exchange of a
 // path, client and server prove their identities to each other with a shared key
-// or with certificates. See docs/protocol/rtrs.md.
+// or with certificates. See docs/extend/protocol/rtrs.md.
 //
 //	client                                    server
 //	newCltChallenge   -- HELLO -->            newSrvChallenge

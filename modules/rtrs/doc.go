@@ -1,7 +1,7 @@
 // Package rtrs is a transport for requests over RDMA: sessions of several
 // paths, each of several connections, with memory reserved on the server for
 // every request a client may have under way. On the wire it is the Linux
-// kernel's RTRS (docs/protocol/rtrs.md); the fabrics are providers of package
+// kernel's RTRS (docs/extend/protocol/rtrs.md); the fabrics are providers of package
 // verbs, handed in by the caller.
 //
 // # Words

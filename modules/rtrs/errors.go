@@ -65,5 +65,5 @@ func protocolErrorf(format string, args ...any) error {
 
 // Lost is the errno of a request that ended without an answer, because no path was left.
 // It may have been carried out. No server can answer with it: an answer has nine bits for
-// the errno (docs/protocol/rtrs.md, "Immediates").
+// the errno (docs/extend/protocol/rtrs.md, "Immediates").
 const Lost = 1 << 9

@@ -13,7 +13,7 @@ import (
 // more. The answer comes when the path is unknown to the server, or closed:
 // its unread requests dropped, the others finished. It is EBUSY while some of
 // those are retired: the client may send them again, and must not use their
-// chunks for anything else. See docs/protocol/rtrs.md.
+// chunks for anything else. See docs/extend/protocol/rtrs.md.
 
 // fence serves op, a FENCE. Owner of c.
 func (c *srvConn) fence(op *Op) {

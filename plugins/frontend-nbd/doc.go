@@ -1,6 +1,6 @@
 // Command frontend-nbd is the front-end plugin that serves a client's devices
 // as NBD exports. The daemon starts it. README.md is for its users;
-// docs/protocol/nbd.md lists the parts of the protocol that it serves.
+// docs/extend/protocol/nbd.md lists the parts of the protocol that it serves.
 //
 // # Shape
 //

@@ -18,7 +18,7 @@ import (
 // has sent and that have had no effect, and the bytes that are owed to the client.
 // A command that has had an effect in part is left as the command that is still to be
 // done, under the same cookie, with the part of its payload that has come.
-// docs/abi/nbd-connection-v1.md is the format.
+// docs/extend/abi/nbd-connection-v1.md is the format.
 
 const handedVersion = 1
 

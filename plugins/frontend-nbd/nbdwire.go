@@ -3,7 +3,7 @@ package main
 import "encoding/binary"
 
 // The NBD wire format: fixed newstyle negotiation, simple and structured
-// replies. Numbers are big-endian. docs/protocol/nbd.md lists the supported
+// replies. Numbers are big-endian. docs/extend/protocol/nbd.md lists the supported
 // parts.
 
 const (

@@ -1,7 +1,7 @@
 // Command bench compares rnbd with other NBD servers on this machine, in one
 // run in which all take turns, and judges the rows by their targets.
 //
-// Comparisons, their fairness and the treatment of noise are in docs/benchmarking.md. Files:
+// Comparisons, their fairness and the treatment of noise are in docs/results/benchmarking.md. Files:
 // main.go (flags), claims.go (the rows and their targets), bench.go (phases and rounds),
 // workload.go and metric.go (loads and figures), users.go (rows of a socket and a disk, and their
 // busy neighbour), ours.go, peers.go, floors.go, paths.go, disks.go, idle.go

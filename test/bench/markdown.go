@@ -47,7 +47,7 @@ func (p *report) markdown() string {
 	if p.Settings.Net {
 		return p.netMarkdown()
 	}
-	b.WriteString("# Benchmarks\n\nHow this is measured and what of it is fair: [benchmarking.md](../benchmarking.md). What bounds the rows that miss their\ntarget: [limits.md](limits.md).\n\n")
+	b.WriteString("# Benchmarks\n\nHow this is measured and what of it is fair: [benchmarking.md](benchmarking.md). What bounds the rows that miss their\ntarget: [limits.md](limits.md).\n\n")
 	p.writeMachine(&b)
 	p.writePlots(&b)
 	for _, id := range p.ids() {

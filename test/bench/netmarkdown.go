@@ -14,7 +14,7 @@ const netIntro = `# Benchmark of IP over InfiniBand
 emulator of a network: each packet passes through two processes. N5 says what that costs. wireguard-go also
 passes each packet through two processes, and encrypts it; ours does not.
 
-How this is measured: [benchmarking.md](../benchmarking.md#networks). The command: ` + "`make bench-net`" + `.
+How this is measured: [benchmarking.md](benchmarking.md#networks). The command: ` + "`make bench-net`" + `.
 
 `
 

@@ -67,7 +67,7 @@ func testUdev(t *testing.T, s *stack) {
 // startUdev runs udev with the rule alone, for a daemon at socket, until the
 // end of the test.
 func startUdev(t *testing.T, socket, program string) {
-	rule := readFile(filepath.Join(lab.Root(), "docs", "examples", "65-rnbd.rules"))
+	rule := readFile(filepath.Join(lab.Root(), "docs/use/examples/65-rnbd.rules"))
 	if !strings.Contains(rule, "/usr/bin/rnbd client device udev") {
 		t.Fatalf("the rule runs no command:\n%s", rule)
 	}

@@ -85,8 +85,8 @@ func command(line string) (words, flags []string, ok bool) {
 
 // commandPages are the documents with commands for users.
 var commandPages = []string{
-	"README.md", "docs/install.md", "docs/operations.md", "docs/recipes.md", "docs/security.md", "docs/cli.md", "SECURITY.md", "ARCHITECTURE.md",
-	"docs/examples/rnbd-server.service", "docs/examples/rnbd-client.service",
+	"README.md", "docs/use/install.md", "docs/use/operations.md", "docs/use/recipes.md", "docs/use/security.md", "docs/use/cli.md", "SECURITY.md", "ARCHITECTURE.md",
+	"docs/use/examples/rnbd-server.service", "docs/use/examples/rnbd-client.service",
 }
 
 func TestCommandsAndFlagsExist(t *testing.T) {
@@ -140,9 +140,9 @@ func TestCommandsAndFlagsExist(t *testing.T) {
 // only checked: its servers are not of this machine.
 func TestConfigExamplesAreAccepted(t *testing.T) {
 	h := newHelp(t)
-	examples := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```").FindAllStringSubmatch(read(t, "docs/operations.md"), -1)
+	examples := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```").FindAllStringSubmatch(read(t, "docs/use/operations.md"), -1)
 	if len(examples) < 2 {
-		t.Fatalf("%d examples in docs/operations.md", len(examples))
+		t.Fatalf("%d examples in docs/use/operations.md", len(examples))
 	}
 	for _, m := range examples {
 		kind := regexp.MustCompile(`/(server|client)(?:\.d/[a-z]+)?\.yaml`).FindStringSubmatch(m[1])
@@ -209,7 +209,7 @@ func TestUnitsAreValid(t *testing.T) {
 	dir := t.TempDir() // units name each other
 	units := []string{"rnbd-server.service", "rnbd-server.socket", "rnbd-client.service", "rnbd-client.socket", "rnbd-client-nbd.socket"}
 	for _, name := range units {
-		text := strings.ReplaceAll(read(t, "docs/examples/"+name), "/usr/bin/rnbd", h.bin)
+		text := strings.ReplaceAll(read(t, "docs/use/examples/"+name), "/usr/bin/rnbd", h.bin)
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -21,7 +21,7 @@ var (
 // A function stands behind the file that it is in; one file may have several.
 func TestDataPathNamesFunctionsThatExist(t *testing.T) {
 	steps, found := 0, 0
-	for _, line := range strings.Split(read(t, "docs/data-path.md"), "\n") {
+	for _, line := range strings.Split(read(t, "docs/inside/data-path.md"), "\n") {
 		if step.MatchString(line) {
 			steps++
 		}
@@ -35,16 +35,16 @@ func TestDataPathNamesFunctionsThatExist(t *testing.T) {
 			have := functions(t, file)
 			for _, m := range goFunction.FindAllStringSubmatch(line[f[1]:end], -1) {
 				if found++; !have[m[1]] && !inPackage(t, file, m[1]) {
-					t.Errorf("docs/data-path.md: %s is not in the package of %s", m[1], file)
+					t.Errorf("docs/inside/data-path.md: %s is not in the package of %s", m[1], file)
 				}
 			}
 			if m := goFunction.FindStringSubmatch(line[f[1]:end]); m != nil && !have[m[1]] {
-				t.Errorf("docs/data-path.md: %s is not in %s itself", m[1], file)
+				t.Errorf("docs/inside/data-path.md: %s is not in %s itself", m[1], file)
 			}
 		}
 	}
 	if steps != 14 || found < 40 {
-		t.Errorf("docs/data-path.md: %d steps and %d functions were understood; has the page another form now?", steps, found)
+		t.Errorf("docs/inside/data-path.md: %d steps and %d functions were understood; has the page another form now?", steps, found)
 	}
 }
 

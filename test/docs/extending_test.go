@@ -10,10 +10,10 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// TestExtendingQuotesTheTree looks up the lines that docs/extending.md quotes:
+// TestExtendingQuotesTheTree looks up the lines that docs/extend/extending.md quotes:
 // each "+" line of a diff is a line of the file that "+++" names.
 func TestExtendingQuotesTheTree(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join(lab.Root(), "docs", "extending.md"))
+	page, err := os.ReadFile(filepath.Join(lab.Root(), "docs/extend/extending.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,18 +30,18 @@ func TestExtendingQuotesTheTree(t *testing.T) {
 			name = strings.TrimPrefix(line, "+++ ")
 			text, err := os.ReadFile(filepath.Join(lab.Root(), name))
 			if err != nil {
-				t.Fatalf("docs/extending.md names a file that is not there: %v", err)
+				t.Fatalf("docs/extend/extending.md names a file that is not there: %v", err)
 			}
 			lines = strings.Split(string(text), "\n")
 			for i := range lines {
 				lines[i] = strings.TrimSpace(lines[i])
 			}
 		case name == "":
-			t.Errorf("docs/extending.md: %q has no file", line)
+			t.Errorf("docs/extend/extending.md: %q has no file", line)
 		case line != "":
 			quoted++
 			if !slices.Contains(lines, strings.TrimSpace(line[1:])) {
-				t.Errorf("docs/extending.md quotes a line that %s does not have: %s", name, line[1:])
+				t.Errorf("docs/extend/extending.md quotes a line that %s does not have: %s", name, line[1:])
 			}
 		}
 	}

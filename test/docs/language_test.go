@@ -13,7 +13,7 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-// The rules of docs/glossary.md for the language of comments, as far as a
+// The rules of docs/inside/glossary.md for the language of comments, as far as a
 // machine can check them.
 
 // plain are the folders with comments that keep all of wording. Folders join

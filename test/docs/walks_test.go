@@ -16,12 +16,12 @@ const (
 	mostReturns = 2
 )
 
-// TestWalks looks up each stop of docs/walks.md, and counts the stops of a walk
+// TestWalks looks up each stop of docs/inside/walks.md, and counts the stops of a walk
 // that return to a file already left.
 func TestWalks(t *testing.T) {
-	walks := strings.Split(read(t, "docs/walks.md"), "\n## ")[1:]
+	walks := strings.Split(read(t, "docs/inside/walks.md"), "\n## ")[1:]
 	if len(walks) != walksOfPage {
-		t.Errorf("docs/walks.md: %d walks were understood, want %d; has the page another form now?", len(walks), walksOfPage)
+		t.Errorf("docs/inside/walks.md: %d walks were understood, want %d; has the page another form now?", len(walks), walksOfPage)
 	}
 	for _, walk := range walks {
 		title, text, _ := strings.Cut(walk, "\n")
@@ -37,7 +37,7 @@ func checkWalk(t *testing.T, title, text string) {
 		m := stop.FindStringSubmatch(line)
 		if m == nil {
 			if strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "| # |") && !strings.HasPrefix(line, "|---") {
-				t.Errorf("docs/walks.md, %s: the row %q names no function", title, line)
+				t.Errorf("docs/inside/walks.md, %s: the row %q names no function", title, line)
 			}
 			continue
 		}
@@ -50,10 +50,10 @@ func checkWalk(t *testing.T, title, text string) {
 			file = m[1]
 		}
 		if !functions(t, file)[m[2]] {
-			t.Errorf("docs/walks.md, %s: %s is not in %s", title, m[2], file)
+			t.Errorf("docs/inside/walks.md, %s: %s is not in %s", title, m[2], file)
 		}
 	}
 	if rows < 10 || len(returns) > mostReturns {
-		t.Errorf("docs/walks.md, %s: %d stops, returns to %v; want 10 stops or more, and at most %d returns", title, rows, returns, mostReturns)
+		t.Errorf("docs/inside/walks.md, %s: %d stops, returns to %v; want 10 stops or more, and at most %d returns", title, rows, returns, mostReturns)
 	}
 }

@@ -115,7 +115,7 @@ func TestCaptureShowsRTRSOverIWARP(t *testing.T) {
 }
 
 // checkRTRS finds the 56 bytes of RTRS that each start-up frame ends with:
-// docs/protocol/rtrs.md, "Connection request".
+// docs/extend/protocol/rtrs.md, "Connection request".
 func checkRTRS(t *testing.T, i int, request, reply []byte) {
 	t.Helper()
 	if len(request) < 56 || len(reply) < 56 {

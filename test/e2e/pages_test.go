@@ -18,7 +18,7 @@ import (
 // environment.
 func runPage(t *testing.T, page string, least int, tools []string, env ...string) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(lab.Root(), "docs", page))
+	text, err := os.ReadFile(filepath.Join(lab.Root(), "docs/use", page))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,13 +72,13 @@ func withoutDefault(script string, env []string) (names []string) {
 	return names
 }
 
-// TestTLSTutorial runs the commands of docs/security.md.
+// TestTLSTutorial runs the commands of docs/use/security.md.
 func TestTLSTutorial(t *testing.T) {
 	runPage(t, "security.md", 5, []string{"openssl", "nbdinfo", "qemu-img"}, "PORT="+freePort(t), "PORT2="+freePort(t), "PORT3="+freePort(t),
 		"ROCE="+lab.LoopbackAddr(25), "ROCE2="+lab.LoopbackAddr(26), "ROCE3="+lab.LoopbackAddr(27))
 }
 
-// TestRecipes runs the commands of docs/recipes.md.
+// TestRecipes runs the commands of docs/use/recipes.md.
 func TestRecipes(t *testing.T) {
 	runPage(t, "recipes.md", 5, []string{"nbdinfo", "nbdcopy"}, "PORT="+freePort(t), "PORT2="+freePort(t))
 }

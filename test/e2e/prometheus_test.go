@@ -92,7 +92,7 @@ func startPrometheus(t *testing.T, program string, pages []string) string {
 	}
 	config := writeFile(t, filepath.Join(dir, "prometheus.yml"), fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\n"+
 		"rule_files: [%q]\nscrape_configs: [{job_name: rnbd, static_configs: [{targets: [%s]}]}]\n",
-		filepath.Join(lab.Root(), "docs/monitoring/alerts.yaml"), targets))
+		filepath.Join(lab.Root(), "docs/use/monitoring/alerts.yaml"), targets))
 	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
 		t.Fatal(err)
@@ -140,7 +140,7 @@ func lint(t *testing.T, promtool, page string) {
 // dashboard returns the queries of the panels, by title.
 func dashboard(t *testing.T) map[string][]string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(lab.Root(), "docs/monitoring/dashboard.json"))
+	b, err := os.ReadFile(filepath.Join(lab.Root(), "docs/use/monitoring/dashboard.json"))
 	if err != nil {
 		t.Fatal(err)
 	}

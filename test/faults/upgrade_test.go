@@ -105,7 +105,7 @@ func mustAnswer(t *testing.T, s *lab.Server) {
 // process of a server. Its name is what it does.
 const nextProcess = "RNBD_TEST_NEXT_PROCESS"
 
-// actAsNextProcess speaks as docs/abi/handover-v1.md says, and then does what
+// actAsNextProcess speaks as docs/extend/abi/handover-v1.md says, and then does what
 // behaviour says.
 func actAsNextProcess(behaviour string) {
 	pair := os.NewFile(3, "pair")

@@ -169,7 +169,7 @@ func (b *peerBench) busyTime() (sum float64) {
 // benchMarkdown is the report of a run.
 func benchMarkdown(r benchResult) string {
 	var b strings.Builder
-	b.WriteString("# Against the kernel's modules\n\nHow this is measured: [benchmarking.md](../benchmarking.md#against-the-kernels-modules). The CPUs are emulated, so ratios\nmean something and rates do not.\n\n")
+	b.WriteString("# Against the kernel's modules\n\nHow this is measured: [benchmarking.md](benchmarking.md#against-the-kernels-modules). The CPUs are emulated, so ratios\nmean something and rates do not.\n\n")
 	fmt.Fprintf(&b, "- %s: Linux %s in the guest, %d CPUs\n- %d rounds, %d s per run; %s\n", r.Day, r.Kernel, r.CPUs, r.Rounds, r.Seconds, r.Load)
 	met := 0
 	for _, row := range r.Rows {

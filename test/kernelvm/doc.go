@@ -10,7 +10,7 @@
 // kernel's modules: to test another one, add it to columns. Scenarios take a cell and
 // speak of its client and its server alone.
 //
-// The recipes of docs/security.md for IPsec and WireGuard run between network
+// The recipes of docs/use/security.md for IPsec and WireGuard run between network
 // namespaces of the guest: TestIPsec, TestWireGuard.
 //
 // They need root. The first run fetches Debian's kernel, its headers and its source

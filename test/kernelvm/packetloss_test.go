@@ -16,7 +16,7 @@ import (
 // session: an emulated kernel is too slow to demand that no path is lost.
 //
 // Only in the long form: it is a measurement, see "Lost packets" in
-// docs/protocol/rocev2.md.
+// docs/extend/protocol/rocev2.md.
 func TestPacketLoss(t *testing.T) {
 	longForm(t)
 	for _, c := range []cell{

@@ -16,7 +16,7 @@ const (
 
 // connects are the messages with an attribute in a capture so far, without their headers:
 // offsets count from the byte 24 of the management datagram, as in
-// docs/protocol/rocev2.md.
+// docs/extend/protocol/rocev2.md.
 func (r *recording) connects(t *testing.T, attribute uint16) (all [][]byte) {
 	t.Helper()
 	b, err := os.ReadFile(r.file)

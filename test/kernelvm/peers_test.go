@@ -353,7 +353,7 @@ func (c *ourClient) Map(ctx context.Context, r mapping) (disk, error) {
 	loss := r.loss
 	if loss == "" {
 		// A stalled machine loses paths, and rxe does when it has to repeat an answer:
-		// see docs/protocol/rocev2.md, "Lost packets".
+		// see docs/extend/protocol/rocev2.md, "Lost packets".
 		loss = "queue:60s"
 	}
 	args = append(args, "--session", r.session, "--loss", loss)

@@ -13,7 +13,7 @@ import (
 	"github.com/rnbd-go/rnbd/test/kernelvm/vm"
 )
 
-// The recipes of docs/security.md below "Other fabrics": RoCEv2 through IPsec and
+// The recipes of docs/use/security.md below "Other fabrics": RoCEv2 through IPsec and
 // through WireGuard, between two network namespaces of the guest.
 //
 //	storage 10.0.0.1 ---- veth ---- 10.0.0.2 compute
@@ -157,18 +157,18 @@ func (w *wire) secret(t *testing.T, protected string) {
 	}
 }
 
-// securityRecipe returns the lines of a code block of docs/security.md: the first
+// securityRecipe returns the lines of a code block of docs/use/security.md: the first
 // one behind a paragraph that begins with title.
 func securityRecipe(t *testing.T, title string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(repositoryRoot(), "docs", "security.md"))
+	text, err := os.ReadFile(filepath.Join(repositoryRoot(), "docs/use/security.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, part, _ := strings.Cut(string(text), "\n**"+title+".**")
 	m := regexp.MustCompile("(?s)\n```\n(.*?)\n```\n").FindStringSubmatch(part)
 	if m == nil {
-		t.Fatalf("docs/security.md has no recipe %q", title)
+		t.Fatalf("docs/use/security.md has no recipe %q", title)
 	}
 	return m[1]
 }

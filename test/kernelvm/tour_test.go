@@ -9,11 +9,11 @@ import (
 	"github.com/rnbd-go/rnbd/test/kernelvm/vm"
 )
 
-// tourBlocks are the commands of docs/operations.md, "With a Linux kernel": four
+// tourBlocks are the commands of docs/use/operations.md, "With a Linux kernel": four
 // blocks, in the order of the page.
 func tourBlocks(t *testing.T) (blocks [][]string) {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join(repositoryRoot(), "docs", "operations.md"))
+	page, err := os.ReadFile(filepath.Join(repositoryRoot(), "docs/use/operations.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,7 +44,7 @@ const (
 
 // downBound is the time, by the guest's clock, from the order to boot to the
 // kernel's end: 30 s for requests to a server that is gone (loss of client.yaml),
-// 90 s for the mounts, 40 s each for client and server. See docs/operations.md.
+// 90 s for the mounts, 40 s each for client and server. See docs/use/operations.md.
 const downBound = 200.0
 
 // A Debian guest boots with the packages installed, mounts a file system from

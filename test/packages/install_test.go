@@ -30,7 +30,7 @@ func TestDebsAreInstalledUpgradedAndPurged(t *testing.T) {
 		t.Errorf("dpkg finds changed files:\n%s", out)
 	}
 	version(t, h, first)
-	h.run("test -f /usr/share/man/man7/rnbd.7.gz && test -f /usr/share/doc/rnbd/copyright && test -f /usr/share/doc/rnbd-sdk-doc/operations.md")
+	h.run("test -f /usr/share/man/man7/rnbd.7.gz && test -f /usr/share/doc/rnbd/copyright && test -f /usr/share/doc/rnbd-sdk-doc/use/operations.md")
 	h.run("mkdir -p " + wants + " && ln -s /lib/systemd/system/rnbd-client.service " + wants) // there is no systemctl here
 
 	h.run("mkdir -p /srv/rnbd && truncate -s 16M /srv/rnbd/disk.img")

@@ -24,7 +24,7 @@
 //   - Memory: the memory of a request belongs to it until the disk has finished. Two
 //     requests never share a byte, and data being written by a disk does not change.
 //
-// docs/simulator.md lists the faults that are drawn, and the known findings.
+// docs/inside/simulator.md lists the faults that are drawn, and the known findings.
 //
 // # Seeds
 //

@@ -2,7 +2,7 @@
 // in flight through the NBD front end of real processes, records switches, wake-ups and
 // system calls of all CPUs by perf, and prints a line for each hand-over of a median
 // request. For a transfer of 1 MiB, whose pieces are under way at once, it prints a line for
-// each process. It needs root. How to read it is in docs/benchmarking.md.
+// each process. It needs root. How to read it is in docs/results/benchmarking.md.
 //
 // Files: main.go (flags), lab.go (processes and load), record.go (perf), parse.go (its
 // output), calls.go (system calls), states.go (threads), requests.go (hand-overs),

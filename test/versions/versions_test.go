@@ -3,6 +3,8 @@ package versions
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -230,13 +232,16 @@ func TestConfigurationOfTheLastRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile(filepath.Join(old.src, "docs/operations.md"))
+	page, err := os.ReadFile(filepath.Join(old.src, "docs/use/operations.md"))
+	if errors.Is(err, fs.ErrNotExist) { // where 0.1.0 has the page
+		page, err = os.ReadFile(filepath.Join(old.src, "docs/operations.md"))
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	examples := yamlExample.FindAllSubmatch(page, -1)
 	if len(examples) < 2 {
-		t.Fatalf("%d examples in the last release's docs/operations.md", len(examples))
+		t.Fatalf("%d examples in the last release's operations.md", len(examples))
 	}
 	for _, e := range examples {
 		file := filepath.Join(t.TempDir(), "example.yaml")

@@ -60,7 +60,7 @@ func source(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "LICENSE"), []byte("our licence\n"), 0o600)
-	write(t, filepath.Join(dir, "docs/operations.md"), []byte("# Operations\n"), 0o600)
+	write(t, filepath.Join(dir, "docs/use/operations.md"), []byte("# Operations\n"), 0o600)
 	return dir
 }
 

@@ -5,5 +5,5 @@
 //
 // It does no I/O and keeps no state. Parsers take untrusted bytes: a view is
 // safe to read after its Valid method has returned true. All fields are big
-// endian. The formats are described in docs/protocol/ipoib.md.
+// endian. The formats are described in docs/extend/protocol/ipoib.md.
 package wire

@@ -2,7 +2,7 @@ package blk
 
 // Check returns OK if a request of op at off for n bytes is within the limits l,
 // or else the errno to refuse it with. A flush has no range. Beyond the end the
-// errno is EIO, as in the Linux block layer (docs/protocol/rnbd.md, "I/O
+// errno is EIO, as in the Linux block layer (docs/extend/protocol/rnbd.md, "I/O
 // errors").
 func (l *Limits) Check(op Op, off, n uint64) Errno {
 	if !op.Valid() {

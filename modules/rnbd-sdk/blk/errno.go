@@ -36,7 +36,7 @@ const (
 	ECONNRESET   Errno = Errno(syscall.ECONNRESET)
 
 	// EREMCHG answers a write that is not repeated, since another client may have
-	// written after it was sent first: docs/protocol/rnbd.md.
+	// written after it was sent first: docs/extend/protocol/rnbd.md.
 	EREMCHG Errno = Errno(syscall.EREMCHG)
 )
 

@@ -5,6 +5,6 @@
 // may read as zeroes; a hole always does, and takes no space. So the list of a
 // device of unknown content is one range with data.
 //
-// The same bytes travel in answers of an RNBD server (docs/protocol/rnbd.md,
-// "Extents") and in the payload of a front end's request (docs/abi/ring-v1.md).
+// The same bytes travel in answers of an RNBD server (docs/extend/protocol/rnbd.md,
+// "Extents") and in the payload of a front end's request (docs/extend/abi/ring-v1.md).
 package extents

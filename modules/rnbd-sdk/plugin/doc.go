@@ -25,7 +25,7 @@
 //		return nil
 //	}
 //
-// docs/writing-a-plugin.md is the tutorial, examples/io-memory the example,
+// docs/extend/writing-a-plugin.md is the tutorial, examples/io-memory the example,
 // package plugintest the conformance suite. Plugins that wait for descriptors
 // of their own drive their queue in a pump (package pump): a Queue has the
 // methods of a pump.Source.
@@ -50,5 +50,5 @@
 // first line is the handshake. Signals of the terminal and of systemd are
 // ignored by plugins: their host stops them.
 //
-// The ABI is docs/abi/plugin-v1.md; the rings are docs/abi/ring-v1.md.
+// The ABI is docs/extend/abi/plugin-v1.md; the rings are docs/extend/abi/ring-v1.md.
 package plugin

@@ -2,7 +2,7 @@ package plugin
 
 import "fmt"
 
-// The versions of the ABI. docs/abi/plugin-v1.md lists the changes that are
+// The versions of the ABI. docs/extend/abi/plugin-v1.md lists the changes that are
 // allowed within one.
 const (
 	// ProtocolVersion is the application protocol: the gRPC services of

@@ -22,7 +22,7 @@ const (
 // flight. Such a client sleeps until the reply wakes it. If it sleeps on another
 // CPU, that one has to be interrupted: on a virtual machine this took the thread
 // 14 us, and the client 16 us and more after that before it ran
-// (docs/benchmarks/limits.md). On the same CPU it runs as soon as the thread finds
+// (docs/results/limits.md). On the same CPU it runs as soon as the thread finds
 // no work. The thread cannot see where its client is, but it sees how soon the
 // next request comes. If that takes long, the seat changes the CPU, and stays if a
 // request and the wait for the next one take less time there.

@@ -3,5 +3,5 @@
 //
 // A message is a byte slice with named accessors; IsValid must be asked before
 // them. For each there is a Fields struct that is put into a slice at once. The
-// tables are in docs/protocol/rnbd.md.
+// tables are in docs/extend/protocol/rnbd.md.
 package rnbdwire

@@ -1,6 +1,6 @@
 package rnbdwire
 
-// Event asks for the server's next news: docs/protocol/rnbd.md, "Events". The
+// Event asks for the server's next news: docs/extend/protocol/rnbd.md, "Events". The
 // answer comes when there is some.
 type Event []byte
 

@@ -7,7 +7,7 @@ import (
 )
 
 // Messages about the data and the holes of a device:
-// docs/protocol/rnbd.md, "Extents".
+// docs/extend/protocol/rnbd.md, "Extents".
 
 // Extents asks for the extents of a range.
 type Extents []byte

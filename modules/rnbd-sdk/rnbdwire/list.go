@@ -6,7 +6,7 @@ import (
 )
 
 // Messages by which a client asks for the names that it may open:
-// docs/protocol/rnbd.md, "Lists of names".
+// docs/extend/protocol/rnbd.md, "Lists of names".
 
 // List asks for a page of the names that a server offers.
 type List []byte
@@ -53,7 +53,7 @@ const (
 	ListUnsearched = 1 << 2 // names are paths of block devices, which are not listed
 )
 
-// ListRsp is a page: docs/protocol/rnbd.md, "Lists of names".
+// ListRsp is a page: docs/extend/protocol/rnbd.md, "Lists of names".
 type ListRsp []byte
 
 const (

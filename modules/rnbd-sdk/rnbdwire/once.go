@@ -1,7 +1,7 @@
 package rnbdwire
 
 // Messages that keep a repeated write from taking effect after a later write
-// of another client: docs/protocol/rnbd.md, "Writes that are repeated".
+// of another client: docs/extend/protocol/rnbd.md, "Writes that are repeated".
 
 // Writer names the client of a session, and asks whether others may write to one of its
 // devices, with a mark of the server's time.

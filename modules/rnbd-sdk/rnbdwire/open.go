@@ -40,7 +40,7 @@ func (f OpenFields) Put(m []byte) error {
 	return nil
 }
 
-// OpenAs is an Open that names the io mode: docs/protocol/rnbd.md, "Io modes".
+// OpenAs is an Open that names the io mode: docs/extend/protocol/rnbd.md, "Io modes".
 type OpenAs []byte
 
 // IsValid reports whether the accessors may be used: both names must end.
@@ -126,13 +126,13 @@ type OpenRspFields struct {
 	Rotational          bool   // kernels from 6.0 on neither tell nor look
 	CachePolicy         uint8
 
-	// Extensions, from servers that announce FeatureIdentity: docs/protocol/rnbd.md,
+	// Extensions, from servers that announce FeatureIdentity: docs/extend/protocol/rnbd.md,
 	// "Identity". 0: not told.
 	Volume     uint64 // names the storage of the device: another volume, another number
 	Properties uint16 // differs when any limit but the size does
 
 	// Verifier is the incarnation of the storage, in an OpenRsp of OpenRspFullSize bytes
-	// only: docs/protocol/rnbd.md, "Writes that a power cut loses". 0: not told.
+	// only: docs/extend/protocol/rnbd.md, "Writes that a power cut loses". 0: not told.
 	Verifier Verifier
 }
 

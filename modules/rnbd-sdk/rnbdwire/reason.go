@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// Messages about the reason of a refused OPEN: docs/protocol/rnbd.md, "Reasons".
+// Messages about the reason of a refused OPEN: docs/extend/protocol/rnbd.md, "Reasons".
 
 // Codes of ReasonFields. Codes of later versions are to be taken for ReasonOther.
 const (

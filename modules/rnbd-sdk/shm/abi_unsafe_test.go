@@ -13,7 +13,7 @@ var namedRow = regexp.MustCompile("(?m)^\\| \\d+ \\| \\d+ \\| `")
 
 // The page about the layout agrees with the compiler.
 func TestABI_PageIsTrue(t *testing.T) {
-	page, err := os.ReadFile("../../../docs/abi/ring-v1.md")
+	page, err := os.ReadFile("../../../docs/extend/abi/ring-v1.md")
 	if err != nil {
 		t.Skipf("the page is not beside this module: %v", err) // module downloaded on its own
 	}

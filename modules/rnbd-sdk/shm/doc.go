@@ -31,5 +31,5 @@
 // that is used later faults. A peer may clear O_NONBLOCK on an eventfd and
 // fill it, and so stall the thread that kicks it: a plugin is trusted that far.
 //
-// The layout is docs/abi/ring-v1.md.
+// The layout is docs/extend/abi/ring-v1.md.
 package shm

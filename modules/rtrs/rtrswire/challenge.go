@@ -7,7 +7,7 @@ import (
 
 // The messages of a challenge, an extension between our own ends: HELLO and PROOF
 // of the client, CHALLENGE and REFUSAL of the server, by SEND on connection 0
-// before INFO_REQ. See docs/protocol/rtrs.md.
+// before INFO_REQ. See docs/extend/protocol/rtrs.md.
 
 const (
 	// ChallengeVersion is that of the messages.

@@ -1,5 +1,5 @@
 // Package rtrswire gives names to the bytes of the RTRS protocol, version 2.0,
-// as the Linux kernel speaks it (docs/protocol/rtrs.md).
+// as the Linux kernel speaks it (docs/extend/protocol/rtrs.md).
 //
 // A message is a byte slice with accessors (ConnReq, ConnRsp, InfoReq, InfoRsp,
 // RkeyRsp); the header that ends every request is decoded at once by

@@ -16,7 +16,7 @@ const (
 	MsgWrite   MsgType = 2
 	MsgRead    MsgType = 3
 	MsgRkeyRsp MsgType = 4
-	// MsgFence is ours: see FENCE in docs/protocol/rtrs.md.
+	// MsgFence is ours: see FENCE in docs/extend/protocol/rtrs.md.
 	MsgFence MsgType = 0x80
 	// These are ours, too: see Challenge there.
 	MsgHello     MsgType = 0x81

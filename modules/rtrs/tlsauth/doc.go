@@ -21,7 +21,7 @@
 // key pairs from the shared key by HKDF, one for the server and one for the
 // client. An end signs with its own, and accepts only the other one. An end
 // that knows the key cannot pass for another identity, and messages of a
-// client cannot be sent back to it as an answer. See docs/security.md.
+// client cannot be sent back to it as an answer. See docs/use/security.md.
 //
 // # Files
 //

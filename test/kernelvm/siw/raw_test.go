@@ -19,7 +19,7 @@ import (
 )
 
 // Bytes of ours, made by hand, against a siw that listens: messages that the
-// provider never sends. docs/protocol/iwarp.md has the layouts.
+// provider never sends. docs/extend/protocol/iwarp.md has the layouts.
 
 const (
 	keyRequest = "MPA ID Req Frame"

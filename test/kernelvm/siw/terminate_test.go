@@ -88,7 +88,7 @@ func TestI009_Siw_Terminates(t *testing.T) {
 		}
 		p.siw.end(p.our)
 	})
-	// Not a rule of siw's: docs/protocol/iwarp.md says so.
+	// Not a rule of siw's: docs/extend/protocol/iwarp.md says so.
 	t.Run("READ without the right is served", func(t *testing.T) {
 		p := connect(t, v4, "ours")
 		p.greet(t)

@@ -14,6 +14,6 @@
 //
 // The end of file tells each that the other has ended. A next process that ends
 // before it serves has changed nothing that the predecessor cannot take back: the
-// sockets stay open in both. docs/abi/handover-v1.md is the contract between
+// sockets stay open in both. docs/extend/abi/handover-v1.md is the contract between
 // versions.
 package handover

@@ -15,7 +15,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
-const monitoring = "../../../../docs/monitoring"
+const monitoring = "../../../../docs/use/monitoring"
 
 // families returns the labels of each metric that a daemon can show.
 func families() map[string][]string {

@@ -28,7 +28,7 @@ const (
 
 // Parse reads a map_device line: words KEY=VALUE, separated by blanks, in any
 // order, except that dest_port applies only to the paths after it
-// (docs/control-tree.md, "map_device"). The older line's keys input_mode and
+// (docs/use/control-tree.md, "map_device"). The older line's keys input_mode and
 // io_mode are accepted. cpus is the largest nr_poll_queues. It is also the
 // meaning of -1. The errors are the kernel's: EINVAL; EPROTONOSUPPORT for a
 // destination that is neither ip: nor gid:; ENOMEM for the seventh path.

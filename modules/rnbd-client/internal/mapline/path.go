@@ -10,7 +10,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// DefaultPort is the port of RNBD servers (docs/protocol/rnbd.md).
+// DefaultPort is the port of RNBD servers (docs/extend/protocol/rnbd.md).
 const DefaultPort = 1234
 
 // Path is a path to a server. Its text form is [SRC@]DST[:PORT][%FABRIC], where an

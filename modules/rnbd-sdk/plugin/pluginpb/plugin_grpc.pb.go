@@ -1,6 +1,6 @@
-// The plugin ABI, control half. docs/abi/plugin-v1.md has the life cycle, the
+// The plugin ABI, control half. docs/extend/abi/plugin-v1.md has the life cycle, the
 // order of calls and what may change. Payload and I/O requests never travel
-// here: they go through shared memory (docs/abi/ring-v1.md).
+// here: they go through shared memory (docs/extend/abi/ring-v1.md).
 //
 // Descriptors (rings, arenas, devices, listeners) travel by SCM_RIGHTS on the
 // socket pair that the plugin gets as descriptor 3. A request that needs some

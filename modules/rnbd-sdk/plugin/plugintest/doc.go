@@ -5,7 +5,7 @@
 //		plugintest.RunIO(t, newBackend(), plugintest.Options{Name: "disk0"})
 //	}
 //
-// RunIO is the contract of docs/abi/plugin-v1.md as a test suite; every
+// RunIO is the contract of docs/extend/abi/plugin-v1.md as a test suite; every
 // storage plugin should pass it. StartIO gives a raw submitter, for tests and
 // benchmarks of one's own.
 //

@@ -301,7 +301,7 @@ func replayWhole(t *testing.T, name string, conv *conversation, dir, chunk int) 
 }
 
 // Our decoder judges the messages that siw refused as siw did, except where
-// docs/protocol/iwarp.md names a difference.
+// docs/extend/protocol/iwarp.md names a difference.
 func TestI009_Captures_WeTerminateAsSIWDoes(t *testing.T) {
 	for _, name := range []string{"05-cm-privdata-reject-terminate.pcap", "07-go-prototype-vs-siw.pcap"} {
 		judged := 0

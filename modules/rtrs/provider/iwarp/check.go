@@ -11,7 +11,7 @@ import (
 
 // DATA PATH. The rules of receiving, in the order in which they are applied.
 // The first violated rule gives the code of the Terminate.
-// docs/protocol/iwarp.md, Receiving, has the table; rx.go checks the length and
+// docs/extend/protocol/iwarp.md, Receiving, has the table; rx.go checks the length and
 // the CRC. A segment meets, in this order:
 //
 //	begin      checks the header, finds the place of the payload

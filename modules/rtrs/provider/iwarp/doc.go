@@ -5,7 +5,7 @@
 // (RDMAP), RFC 6581 (enhanced connection setup) and RFC 7306 (Immediate Data).
 // Between two ends of this package an 8-byte block in front of the private
 // data announces Immediate Data and one experimental opcode that carries SEND
-// WITH IMM; see docs/protocol/iwarp.md. With Config.Foreign the block is off,
+// WITH IMM; see docs/extend/protocol/iwarp.md. With Config.Foreign the block is off,
 // the peer may be any iWARP stack, and the device reports no immediates.
 //
 //	dev, err := iwarp.Open(iwarp.DefaultConfig())

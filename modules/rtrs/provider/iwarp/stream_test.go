@@ -139,7 +139,7 @@ var some = []byte("payload!")
 
 func onQueue(n uint32) *uint32 { return &n }
 
-// The rows of docs/protocol/iwarp.md, Receiving, by number.
+// The rows of docs/extend/protocol/iwarp.md, Receiving, by number.
 var rules = []rule{
 	{"row 3, DDP version of a tagged segment", termTaggedVersion, nil, one(segment{op: opWrite, edit: func(b []byte) { b[2] ^= 1 }})},
 	{"row 3, DDP version of an untagged segment", termVersion, nil, one(segment{op: opSend, msn: 1, edit: func(b []byte) { b[2] |= 2 }})},

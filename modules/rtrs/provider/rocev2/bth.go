@@ -2,7 +2,7 @@ package rocev2
 
 import "encoding/binary"
 
-// Lengths of headers, in bytes. docs/protocol/rocev2.md, Packets.
+// Lengths of headers, in bytes. docs/extend/protocol/rocev2.md, Packets.
 const (
 	bthLen  = 12
 	dethLen = 8

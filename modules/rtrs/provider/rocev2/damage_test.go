@@ -72,7 +72,7 @@ func TestC056_NoDamagedPacketPassesWithAKnownIdentification(t *testing.T) {
 	}
 }
 
-// docs/protocol/rocev2.md, ICRC, states the rate at which damaged packets pass if
+// docs/extend/protocol/rocev2.md, ICRC, states the rate at which damaged packets pass if
 // the identification is not known.
 func TestC056_ErrorRateWithAnUnknownIdentificationIsTheDocumentedOne(t *testing.T) {
 	n := damagedPackets()

@@ -3,7 +3,7 @@
 // may be a Linux kernel over rxe, an RDMA adapter, or this package. This end needs
 // no module and no device.
 //
-// The wire is described in docs/protocol/rocev2.md.
+// The wire is described in docs/extend/protocol/rocev2.md.
 //
 //	dev, err := rocev2.Open(rocev2.Config{Addrs: []netip.Addr{addr}})
 //	pd, err := dev.AllocPD()

@@ -12,7 +12,7 @@ import (
 // The ICRC is a CRC-32 of the packet with the fields that change on the way
 // replaced by ones. It covers the IP header, although the kernel writes that:
 // the sockets are set up so that the IPv4 identification is 0, or the number of
-// the segment within one segmented send. docs/protocol/rocev2.md, ICRC.
+// the segment within one segmented send. docs/extend/protocol/rocev2.md, ICRC.
 
 const roceUDPPort = 4791
 

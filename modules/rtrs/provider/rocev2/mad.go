@@ -6,7 +6,7 @@ import (
 )
 
 // Messages of the connection manager: datagrams to queue pair 1 with a
-// management datagram of 256 bytes. docs/protocol/rocev2.md, Connection
+// management datagram of 256 bytes. docs/extend/protocol/rocev2.md, Connection
 // manager, has the layouts; offsets below count from the end of the common
 // header, as there.
 
@@ -158,7 +158,7 @@ const (
 	retryCount    = 7
 	// ackTimeoutCode asks a peer to wait 0.54 s for an acknowledgement, as the
 	// kernel does: rxe repeats all that is unacknowledged then, and cannot repeat
-	// the REG_MR of a server that changes keys (docs/protocol/rocev2.md).
+	// the REG_MR of a server that changes keys (docs/extend/protocol/rocev2.md).
 	ackTimeoutCode = 17
 	ackDelayCode   = 15
 	anyLID         = 0xffff

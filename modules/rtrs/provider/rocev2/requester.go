@@ -12,7 +12,7 @@ import (
 // sequence numbers. If a packet is not acknowledged in time or is reported
 // missing, it and all packets after it are sent again (go back N). A READ takes
 // the sequence numbers of its responses; a long one is requested in pieces.
-// docs/protocol/rocev2.md, Requester. A request meets, in this order:
+// docs/extend/protocol/rocev2.md, Requester. A request meets, in this order:
 //
 //	request        appends packets to the outbox: assignPSNs, sendPacket, sendRead
 //	onAck          ACK, NAK, RNR NAK; read.go has the responses to READs

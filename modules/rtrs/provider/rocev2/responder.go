@@ -10,7 +10,7 @@ import (
 
 // DATA PATH. The responder. Packets are taken in the order of their sequence
 // numbers only. They are answered once per Poll: first with the data of READs,
-// then with one acknowledgement for all. docs/protocol/rocev2.md, Responder. A
+// then with one acknowledgement for all. docs/extend/protocol/rocev2.md, Responder. A
 // packet meets, in this order:
 //
 //	onRequest    the sequence number: expected, repeated or behind a gap
