@@ -38,7 +38,9 @@ whose names are no files.`,
 			name: "remap", on: onClient, bare: true, min: 1, max: 1, args: "DEVICE [force] [accept-new]", args0: deviceNames, words: forceWord | acceptWord, run: remapDevice, interrupted: partLeft,
 			short: "Open a closed device again",
 			long: `Open a closed device again. One that is open is left alone with exit code 4;
-by force it is unmapped and mapped again, with the same settings.
+by force it is unmapped and mapped again, with the same settings. If that is not
+done within seconds, as with a disk that hangs, the command ends with exit code 8,
+and the daemon goes on to try until the device is there or is unmapped.
 
 A device whose name leads to another volume by now stays closed, unless
 accept-new says that this is the right one.`,
@@ -203,44 +205,20 @@ func (c *call) unmap(ctx context.Context, d *daemons, id string) (name string, e
 }
 
 func remapDevice(c *call) error {
-	return c.onDevice(func(ctx context.Context, d *daemons, inv *inventory, dev device) error {
-		return c.remap(ctx, d.client, inv, dev)
+	return c.onDevice(func(ctx context.Context, d *daemons, _ *inventory, dev device) error {
+		return c.remap(ctx, d.client, dev)
 	})
 }
 
-func (c *call) remap(ctx context.Context, client controlpb.ClientDaemonClient, inv *inventory, dev device) error {
-	if c.force {
-		return c.mapAgain(ctx, client, inv, dev)
-	}
-	if _, err := client.Remap(ctx, &controlpb.RemapRequest{Device: dev.name, AcceptNew: c.accept}); err != nil {
+func (c *call) remap(ctx context.Context, client controlpb.ClientDaemonClient, dev device) error {
+	if _, err := client.Remap(ctx, &controlpb.RemapRequest{Device: dev.name, AcceptNew: c.accept, Force: c.force}); err != nil {
 		return err
+	}
+	if c.force {
+		c.say("mapped %s again", dev.name)
+		return nil
 	}
 	c.say("remapped %s", dev.name)
-	return nil
-}
-
-// mapAgain unmaps a device and maps it again with the same settings. The
-// session may end with its last device, so the paths are named once more.
-func (c *call) mapAgain(ctx context.Context, client controlpb.ClientDaemonClient, inv *inventory, dev device) error {
-	s, err := inv.session(dev.session)
-	if err != nil {
-		return err
-	}
-	r := &controlpb.MapRequest{
-		Path: dev.path, Session: dev.session, AccessMode: dev.mode, Frontend: dev.mapped.Frontend,
-		Loss: dev.mapped.Loss, Name: dev.name, Options: dev.mapped.Options, IoMode: dev.mapped.IoMode,
-	}
-	for _, p := range s.Paths {
-		r.Paths = append(r.Paths, pathSpec(p))
-	}
-	if _, err := client.Unmap(ctx, &controlpb.UnmapRequest{Device: dev.name, Force: true}); err != nil {
-		return err
-	}
-	err = onceClosed(ctx, func() error { _, err := client.Map(ctx, r); return err })
-	if err != nil {
-		return fmt.Errorf("%s is unmapped, and does not map again: %w", dev.name, err)
-	}
-	c.say("mapped %s again", dev.name)
 	return nil
 }
 

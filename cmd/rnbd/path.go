@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/report"
@@ -281,25 +280,6 @@ func readdPath(c *call) error {
 		c.say("path %s:%d is connected", next.Session, next.Id)
 		return nil
 	})
-}
-
-// closes is the time for a server to notice that a path or device was closed.
-const closes = 3 * time.Second
-
-// onceClosed repeats try while it fails with EEXIST: an object that was just
-// closed exists until the server has noticed.
-func onceClosed(ctx context.Context, try func() error) error {
-	for end := time.Now().Add(closes); ; {
-		err := try()
-		if !errors.Is(err, syscall.EEXIST) || time.Now().After(end) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
 }
 
 func disconnectPath(c *call) error {

@@ -335,7 +335,7 @@ func remapSession(c *call) error {
 		var errs []error
 		for _, dev := range inv.devices {
 			if dev.session == s.Name && (c.force || dev.state == "closed") {
-				errs = append(errs, c.remap(ctx, d.client, inv, dev))
+				errs = append(errs, c.remap(ctx, d.client, dev))
 			}
 		}
 		return errors.Join(errs...)

@@ -166,7 +166,10 @@ func (a *controlAPI) Unmap(ctx context.Context, r *controlpb.UnmapRequest) (*con
 
 func (a *controlAPI) Remap(ctx context.Context, r *controlpb.RemapRequest) (*controlpb.ClientDevice, error) {
 	remap := a.c.Remap
-	if r.AcceptNew {
+	switch {
+	case r.Force:
+		remap = a.c.RemapByForce
+	case r.AcceptNew:
 		remap = a.c.RemapNew
 	}
 	d, err := remap(ctx, r.Device)

@@ -25,9 +25,10 @@
 // before it.
 //
 //	tree*, api*              the control files and the control API
-//	client, takeover, restore, leave
+//	client, takeover, remap_force, restore, leave
 //	                         begin and end of a client; disks that outlive one, and
-//	                         what is handed over to the next process
+//	                         what is handed over to the next process; devices that are
+//	                         tried until they are mapped again
 //	map, unmap, remap, resize, places, join, waiting
 //	                         mapping of a device, and its way back
 //	discover, probe          questions to a server without a mapping

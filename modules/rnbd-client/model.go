@@ -58,7 +58,7 @@ type Client struct {
 	places   map[uint32]*place  // of mappings, by index
 	retired  map[uint32]*Device // by index: unmapped devices with requests under way
 	retiring sync.WaitGroup     // of retired; Add only with mapMu held
-	waiting  []savedDevice      // mappings of the last daemon, not mapped yet; see setWaiting
+	waiting  []savedDevice      // mappings to be made again: of the last daemon, and remapped by force; see setWaiting
 	reserved []string           // names that mappings get only if they ask for them
 	foreign  []savedLeftover    // disks of the last daemon that no front end here can remove
 	waitMu   sync.Mutex         // held with mapMu to change waiting; either is enough to read it

@@ -14,9 +14,9 @@ func (c *Client) Remap(ctx context.Context, name string) (*Device, error) {
 	return c.remapAs(ctx, name, false)
 }
 
-// RemapNew does what Remap does and also accepts another volume. A disk of the
-// last daemon that waits for its server accepts it at its next try; then
-// RemapNew returns no device.
+// RemapNew does what Remap does and also accepts another volume. A device that
+// waits to be mapped again accepts it at its next try; then RemapNew returns no
+// device.
 func (c *Client) RemapNew(ctx context.Context, name string) (*Device, error) {
 	if c.acceptWaiting(name) {
 		return nil, nil

@@ -46,10 +46,10 @@ const (
 	maxRestorePause = 5 * time.Second
 )
 
-// remap tries to map a waiting disk until it succeeds.
+// remap tries to map a waiting device until it succeeds.
 func (c *Client) remap(s savedDevice) {
 	log := c.log.With("device", s.Name, "path", s.Path, "node", s.Location)
-	log.Info("disk of the last daemon waits to be served again")
+	log.Info("device " + s.waits())
 	for pause, last := restorePause, ""; ; pause = min(2*pause, maxRestorePause) {
 		r, waits := c.waitingRequest(s.Identity)
 		if !waits {
@@ -61,7 +61,8 @@ func (c *Client) remap(s savedDevice) {
 			return
 		case err.Error() != last:
 			last = err.Error()
-			log.Warn("disk of the last daemon cannot be served yet", "err", err)
+			c.noteFailure(s.Identity, last)
+			log.Warn("waiting device cannot be served yet", "err", err)
 		}
 		select {
 		case <-c.life.Done():

@@ -10,13 +10,16 @@ import (
 // again.
 
 func (d *Device) saved() savedDevice {
-	s := d.session
+	s, frontend := d.session, FrontendNone
+	if fe := d.fe.Load(); fe != nil {
+		frontend = fe.cfg.Name
+	}
 	d.mu.Lock()
 	known := d.known
 	d.mu.Unlock()
 	return savedDevice{
 		Name: d.name, Path: savedName(d.path), Session: savedName(s.name), Paths: s.savedPaths(), Port: s.port, PollQueues: s.pollQueues,
-		Access: d.mode.String(), IOMode: d.ioMode, Loss: d.loss.String(), Frontend: d.fe.Load().cfg.Name, Settings: d.settings(),
+		Access: d.mode.String(), IOMode: d.ioMode, Loss: d.loss.String(), Frontend: frontend, Settings: d.settings(),
 		Slots: d.arena.Size() / d.slotSize(), Identity: d.identity, Location: d.Location(), Known: known, Unreported: d.unreported.Load(), tuning: s.tuning.get(),
 	}
 }
@@ -83,7 +86,7 @@ func (c *Client) snapshot() (_ *savedState, ours bool) {
 	state.Devices = slices.DeleteFunc(state.Devices, func(s savedDevice) bool { return !isNode(s.Location) })
 	for _, d := range c.disks() {
 		p := c.places[d.index]
-		waits := slices.ContainsFunc(c.waiting, func(s savedDevice) bool { return s.Identity == d.identity })
+		waits := slices.ContainsFunc(c.waiting, func(s savedDevice) bool { return s.Identity == d.identity || s.Name == d.name })
 		if (p == nil || p.work != mapping) && !waits {
 			state.Devices = append(state.Devices, d.saved())
 		}

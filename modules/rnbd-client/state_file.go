@@ -45,7 +45,12 @@ type savedDevice struct {
 	// not in the state file, for writes may follow. Unreported is that of Device.
 	Clean      bool `json:"clean,omitempty"`
 	Unreported bool `json:"unreported,omitempty"`
-	tuning          // of the session
+	// Remapped reports that a remap by force took the device from its users: the front end
+	// makes a new disk for it.
+	Remapped bool `json:"remapped,omitempty"`
+	tuning        // of the session
+
+	failure string // of the last try to map it
 }
 
 // savedLeftover is the record of such a disk in the state file.

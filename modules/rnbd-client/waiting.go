@@ -9,8 +9,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 )
 
-// Disks of the last daemon wait here until their server answers: Client.waiting.
-// They keep their names, and users may give them up.
+// Devices that are to be mapped again wait in Client.waiting until their server answers:
+// disks of the last daemon, and devices after a remap by force. They keep their names, and
+// users may give them up.
 
 // request returns the request for the mapping of a disk.
 func (s *savedDevice) request() (MapRequest, error) {
@@ -31,7 +32,7 @@ func (s *savedDevice) requestAny() (MapRequest, error) {
 		return MapRequest{}, fmt.Errorf("entry %+v is incomplete", *s)
 	}
 	location := ""
-	if isNode(s.Location) { // else there is nothing to take over
+	if s.hasUsers() {
 		location = s.Location
 	}
 	return MapRequest{
@@ -40,12 +41,24 @@ func (s *savedDevice) requestAny() (MapRequest, error) {
 	}, nil
 }
 
-// checkWaiting refuses a name that a disk of the last daemon will have. The
+// hasUsers reports whether a disk is left for the front end to take over, with users that
+// may wait.
+func (s *savedDevice) hasUsers() bool { return isNode(s.Location) && !s.Remapped }
+
+// waits says in words what a waiting device waits for.
+func (s *savedDevice) waits() string {
+	if s.Remapped {
+		return "waits to be mapped again since it was remapped by force"
+	}
+	return "waits for its server since the last daemon ended"
+}
+
+// checkWaiting refuses a name that a waiting device will have. The
 // caller holds mapMu.
 func (c *Client) checkWaiting(r *MapRequest) error {
 	for _, s := range c.waiting {
 		if s.Name == r.Name && s.Identity != r.identity {
-			return fmt.Errorf("the name %q belongs to a disk (%s) that waits for its server since the last daemon ended: %w", s.Name, s.Location, syscall.EEXIST)
+			return fmt.Errorf("the name %q belongs to a device (%s) that %s: %w", s.Name, s.Location, s.waits(), syscall.EEXIST)
 		}
 		if r.identity != "" && s.Identity == r.identity {
 			return nil
@@ -63,8 +76,8 @@ func (c *Client) removeWaiting(identity string) {
 	c.setWaiting(slices.DeleteFunc(slices.Clone(c.waiting), func(s savedDevice) bool { return s.Identity == identity }))
 }
 
-// waitingRequest returns the request for a waiting disk. It returns false if
-// the disk does not wait any more.
+// waitingRequest returns the request for a waiting device. It returns false if
+// the device does not wait any more.
 func (c *Client) waitingRequest(identity string) (MapRequest, bool) {
 	c.waitMu.Lock()
 	defer c.waitMu.Unlock()
@@ -76,26 +89,64 @@ func (c *Client) waitingRequest(identity string) (MapRequest, bool) {
 	return r, err == nil
 }
 
-// describeWaiting lists the disks of the last daemon that are not served yet.
+// noteFailure records why a waiting device cannot be mapped yet.
+func (c *Client) noteFailure(identity, failure string) {
+	c.mapMu.Lock()
+	defer c.mapMu.Unlock()
+	waiting := slices.Clone(c.waiting)
+	for i := range waiting {
+		if waiting[i].Identity == identity {
+			waiting[i].failure = failure
+		}
+	}
+	c.setWaiting(waiting)
+}
+
+// failureOf returns what noteFailure has recorded last.
+func (c *Client) failureOf(identity string) string {
+	c.waitMu.Lock()
+	defer c.waitMu.Unlock()
+	for _, s := range c.waiting {
+		if s.Identity == identity {
+			return s.failure
+		}
+	}
+	return ""
+}
+
+// describeWaiting lists the devices that wait to be mapped again.
 func (c *Client) describeWaiting() (all []*controlpb.ClientDevice) {
 	c.waitMu.Lock()
 	waiting := c.waiting
 	c.waitMu.Unlock()
 	for _, s := range waiting {
-		all = append(all, &controlpb.ClientDevice{
+		d := &controlpb.ClientDevice{
 			Name: s.Name, Path: string(s.Path), Session: string(s.Session), AccessMode: s.Access, State: Closed.String(), Loss: s.Loss,
-			Frontend: s.Frontend, Endpoint: s.Location, LastError: "waits for its server since the last daemon ended",
-		})
+			Frontend: s.Frontend, LastError: s.waits(),
+		}
+		if s.hasUsers() {
+			d.Endpoint = s.Location
+		}
+		if s.failure != "" {
+			d.LastError += ": " + s.failure
+		}
+		all = append(all, d)
 	}
 	return all
 }
 
-// acceptWaiting allows another volume for a waiting disk. It returns false if
+// waitingAt returns the index of the waiting device with that name or node, or -1. The
+// caller holds mapMu.
+func (c *Client) waitingAt(name string) int {
+	return slices.IndexFunc(c.waiting, func(s savedDevice) bool { return s.Name == name || s.Location == name || s.Location == "/dev/"+name })
+}
+
+// acceptWaiting allows another volume for a waiting device. It returns false if
 // there is none of that name.
 func (c *Client) acceptWaiting(name string) bool {
 	c.mapMu.Lock()
 	defer c.mapDone()
-	i := slices.IndexFunc(c.waiting, func(s savedDevice) bool { return s.Name == name || s.Location == name || s.Location == "/dev/"+name })
+	i := c.waitingAt(name)
 	if i < 0 || c.waiting[i].Known == nil {
 		return false
 	}
@@ -114,19 +165,23 @@ func (c *Client) dropWaiting(name string, force bool) (found bool, err error) {
 	return c.drop(name, force)
 }
 
-// drop gives up a waiting disk of the last daemon. found reports that there
-// was one of that name. The caller holds mapMu.
+// drop gives up a waiting device. found reports that there was one of that name.
+// The caller holds mapMu.
 func (c *Client) drop(name string, force bool) (found bool, err error) {
-	i := slices.IndexFunc(c.waiting, func(s savedDevice) bool { return s.Name == name || s.Location == name || s.Location == "/dev/"+name })
+	i := c.waitingAt(name)
 	if i < 0 {
 		return false, nil
 	}
 	s := c.waiting[i]
-	if !force {
-		return true, fmt.Errorf("%s waits for its server, and its users with it, since the last daemon ended; forced, it is given up: %w", s.Location, syscall.EBUSY)
+	if s.hasUsers() && !force {
+		return true, fmt.Errorf("%s %s, and its users with it; forced, it is given up: %w", s.Location, s.waits(), syscall.EBUSY)
 	}
 	c.removeWaiting(s.Identity)
 	c.save()
-	c.log.Warn("disk of the last daemon is given up; it stays until its driver's own tool deletes it", "device", s.Name, "node", s.Location)
+	if s.hasUsers() {
+		c.log.Warn("disk of the last daemon is given up; it stays until its driver's own tool deletes it", "device", s.Name, "node", s.Location)
+	} else {
+		c.log.Info("waiting device is given up", "device", s.Name)
+	}
 	return true, nil
 }

@@ -2978,6 +2978,7 @@ type RemapRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Device        string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
 	AcceptNew     bool                   `protobuf:"varint,2,opt,name=accept_new,json=acceptNew,proto3" json:"accept_new,omitempty"` // also another volume than the device had
+	Force         bool                   `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`                          // take the device from its users and map it again, tried until that works
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3022,6 +3023,13 @@ func (x *RemapRequest) GetDevice() string {
 func (x *RemapRequest) GetAcceptNew() bool {
 	if x != nil {
 		return x.AcceptNew
+	}
+	return false
+}
+
+func (x *RemapRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
 	}
 	return false
 }
@@ -4634,11 +4642,12 @@ const file_control_proto_rawDesc = "" +
 	"\rPluginRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"'\n" +
 	"\rDeviceRequest\x12\x16\n" +
-	"\x06device\x18\x01 \x01(\tR\x06device\"E\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\"[\n" +
 	"\fRemapRequest\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x1d\n" +
 	"\n" +
-	"accept_new\x18\x02 \x01(\bR\tacceptNew\"<\n" +
+	"accept_new\x18\x02 \x01(\bR\tacceptNew\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"<\n" +
 	"\fUnmapRequest\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\">\n" +
