@@ -406,10 +406,12 @@ func TestHostileClientOfARealServer(t *testing.T) {
 			}
 			t.Logf("the honest client alone: %s; beside the attack: %s", figures(alone), figures(took))
 			// A path that its peer has left halfway goes with the InfoTimeout of 30 s at the latest.
+			var now holding
+			defer func() { t.Logf("the server held %+v, and now %+v", base, now) }()
 			eventually(t, 30*time.Second+enough, "the server holds what it held before", func() bool {
 				var wcs [64]verbs.WC
 				a.cq.Poll(wcs[:])
-				now := holdingOf(t, s.PID())
+				now = holdingOf(t, s.PID())
 				return now.descriptors <= base.descriptors && now.resident <= base.resident+(32<<10)
 			})
 			if s.PID() != pid {

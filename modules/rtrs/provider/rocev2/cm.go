@@ -61,7 +61,7 @@ type conn struct {
 	localQPN, remoteQPN uint32
 	fixedID             bool // the peer can fix the identification
 
-	q      *qp
+	q      *qp // while the connection is asked for or live
 	last   mad // repeated by the timer, or when the peer repeats itself
 	timer  *time.Timer
 	wait   time.Duration
@@ -302,7 +302,10 @@ func (c *conn) remove() {
 	c.notLive()
 }
 
+// notLive takes the connection from the list of those that carry data. What is left
+// answers late messages and has no use for the queue pair, whose queues are large.
 func (c *conn) notLive() {
+	c.q = nil
 	if c.m.byQPN[c.qpnKey()] == c {
 		delete(c.m.byQPN, c.qpnKey())
 	}
@@ -318,9 +321,10 @@ func (c *conn) linger(last mad) {
 
 // lose ends a connection for a reason that came from its peer.
 func (c *conn) lose(why gone) {
+	q := c.q
 	c.linger(nil)
-	if c.q != nil && c.q.peerGone.CompareAndSwap(0, uint32(why)) {
-		c.q.cq.Submit(c.q)
+	if q != nil && q.peerGone.CompareAndSwap(0, uint32(why)) {
+		q.cq.Submit(q)
 	}
 }
 

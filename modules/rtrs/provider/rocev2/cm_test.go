@@ -254,6 +254,33 @@ func TestC019_DREQIsAnsweredInEveryState(t *testing.T) {
 	})
 }
 
+// A connection that has ended answers late messages for a while. Its queue pair, with
+// tens of kilobytes of queues, is not kept for that: peers that connect and disconnect
+// in a loop made a server hold hundreds of megabytes.
+func TestC019_EndedConnectionKeepsNoQueuePair(t *testing.T) {
+	for name, end := range map[string]func(c *rawConn){
+		"by the peer":                     func(c *rawConn) { c.say(newDREQ(0xabc, rawID, c.id, c.qpn)) },
+		"by this end, DREQ is unanswered": func(c *rawConn) { c.end.qp.Disconnect() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newRawConn(t, Config{}, true)
+			end(c)
+			c.wantEnd(verbs.StatusOK)
+			m := &c.end.dev.cm
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			if len(m.conns) != 1 {
+				t.Fatalf("%d connections are known, want the one that has ended", len(m.conns))
+			}
+			for _, ended := range m.conns {
+				if ended.q != nil {
+					t.Errorf("the connection in state %d keeps its queue pair", ended.state)
+				}
+			}
+		})
+	}
+}
+
 func TestC020_DREQIsRepeatedUntilItIsAnswered(t *testing.T) {
 	c := newRawConn(t, Config{}, true)
 	c.end.qp.Disconnect()
