@@ -18,6 +18,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-client"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/loopdev"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
@@ -76,10 +77,10 @@ func clientRun() (*cobra.Command, *clientOptions) {
 	f.StringVar(&o.Resolver, "resolver", "", "unix:PATH, the control socket of rnbd-net: paths to addresses of its bonds go by the active slave (default none)")
 	f.StringArrayVar(&o.FrontendPlugin, "frontend-plugin", nil, "front-end plugin NAME=PATH[,sha256=HEX], repeatable, beside ublk and nbd of the plugin folder; NAME=none leaves one of these out")
 	f.StringArrayVar(&o.FrontendConfig, "frontend-config", nil, "NAME:KEY=VALUE: setting of a front-end plugin, repeatable")
-	f.StringVar(&o.Frontend, "frontend", def.Frontend, "front end of mappings that name none: auto, ublk, nbd, nbd-socket, or a plugin's name")
+	f.StringVar(&o.Frontend, "frontend", def.Frontend, "front end of mappings that name none: auto, ublk, nbd, fuse-loop, nbd-socket, fuse, or a plugin's name")
 	f.StringArrayVar(&o.NBDListen, "nbd-listen", nil, "unix:PATH or tcp:ADDRESS:PORT of the NBD front end, repeatable; an address beyond loopback needs --nbd-tls require, or \""+trusted+"\" behind the port (default nbd.sock beside the control socket)")
 	o.nbdOptions.register(f)
-	f.StringVar(&o.FuseDir, "fuse-dir", "", "folder in which the front end fuse shows devices as files; empty: no front end fuse")
+	f.StringVar(&o.FuseDir, "fuse-dir", "", "folder in which the front ends fuse and fuse-loop show devices as files; empty: there are none")
 	f.StringVar(&o.DeviceLinks, "device-links", defaultLinkDir(), "folder of links SESSION/PATH to the device nodes; empty: none")
 	f.IntVar(&o.Slots, "slots", def.Slots, "requests in flight per device")
 	f.StringVar(&o.Policy, "policy", def.Policy.String(), "choice of the path: min-inflight, round-robin or min-latency")
@@ -263,6 +264,7 @@ func (o *clientOptions) config(socket string) (client.Config, error) {
 	cfg.Pumps, cfg.Spin, cfg.Slots, cfg.Frontend = o.Pumps, o.spin(), o.Slots, o.Frontend
 	cfg.HungAfter = o.HungAfter
 	cfg.SocketDir = socketFolder(socket)
+	cfg.LoopTool = loopdev.Tool{"/proc/self/exe", loopdev.Argument}
 	cfg.LinkDir, cfg.StateFile = o.DeviceLinks, strings.TrimSuffix(socket, ".sock")+".devices"
 	if o.KernelTiming {
 		cfg.Timing = rtrs.KernelTiming()

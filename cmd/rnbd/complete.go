@@ -131,7 +131,7 @@ var flagWords = map[string][]string{
 	"output":     report.Formats,
 	"unit":       strings.Split(report.Units, ""),
 	"access":     {"ro", "rw", "migration"},
-	"frontend":   {"auto", "ublk", "nbd", "nbd-socket", "fuse"},
+	"frontend":   {"auto", "ublk", "nbd", "nbd-socket", "fuse", "fuse-loop"},
 	"loss":       {"fail", "queue:30s", "queue:5m", "queue:forever"},
 	"io-mode":    {"fileio", "blockio"},
 	"policy":     {"min-inflight", "round-robin", "min-latency"},

@@ -324,7 +324,7 @@ var mappingKeys = map[string]string{
 	"session":  "name of the session; made from host and address where there is none",
 	"access":   "ro, rw (the default) or migration",
 	"loss":     "what requests do while no path is left: fail, or queue:DURATION",
-	"frontend": "front end that serves it: auto, ublk, nbd, nbd-socket, fuse",
+	"frontend": "front end that serves it: auto, ublk, nbd, nbd-socket, fuse, fuse-loop",
 	"io-mode":  "io plugin of the server that opens it: fileio, blockio",
 	"options":  "KEY: VALUE for the front end",
 }

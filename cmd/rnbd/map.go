@@ -53,7 +53,7 @@ const partLeft = "the daemon may have done it, or a part of it; `rnbd list` show
 
 func mapFlags(f *pflag.FlagSet) {
 	f.String("session", "", "name of the session (default made from host and address)")
-	f.String("frontend", "", "front end that serves it: auto, ublk, nbd, nbd-socket, fuse (default the daemon's)")
+	f.String("frontend", "", "front end that serves it: auto, ublk, nbd, nbd-socket, fuse, fuse-loop (default the daemon's)")
 	f.String("loss", "", "fail, or queue:DURATION (default the daemon's)")
 	f.String("io-mode", "", "io plugin of the server that opens it: fileio, blockio (default the server's choice)")
 	f.String("name", "", "name of the device here (default rnbdN)")

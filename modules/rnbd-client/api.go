@@ -238,9 +238,7 @@ func (d *Device) describe(st plugin.DeviceStatus) *controlpb.ClientDevice {
 	}
 	if fe := d.fe.Load(); fe != nil {
 		out.Frontend, out.Openers, out.Endpoint = fe.cfg.Name, uint32(st.Openers), st.Location
-		if fe.cfg.Name == frontendNBD && !isNode(st.Location) {
-			out.Frontend = FrontendNBDSocket
-		}
+		out.Frontend = frontendAsAsked(fe.cfg.Name, st.Location)
 	}
 	failed := d.failedRequests()
 	out.FailedRequests, out.Hung = failed.Sum(), control.HungRequests(d.client.hung(d))

@@ -38,7 +38,7 @@ var errForced = fmt.Errorf("the device is unmapped by force: %w", syscall.ECANCE
 // makeAttachment makes an attachment without a worker.
 func (f *frontend) makeAttachment(spec plugin.DeviceSpec) *attachment {
 	return &attachment{
-		fe: f, index: spec.Index, log: f.log.With("device", spec.Name), spec: spec, node: mayHaveNode(spec.Config),
+		fe: f, index: spec.Index, log: f.log.With("device", spec.Name), spec: spec, node: f.cfg.MountDir == "" && mayHaveNode(spec.Config),
 		wake: make(chan struct{}, 1), done: make(chan struct{}), changed: make(chan struct{}),
 	}
 }
@@ -111,10 +111,10 @@ func (a *attachment) awaitGone(ctx context.Context) bool {
 // slots. The caller holds mu.
 func (a *attachment) busy() bool { return a.dev != nil && a.dev.inflight() > 0 }
 
-// left reports whether the kernel may have a disk of it without a process.
-// The caller holds mu.
+// left reports whether the kernel may have a disk of it without a process. The daemon
+// itself removes loop devices. The caller holds mu.
 func (a *attachment) left() bool {
-	return isNode(a.spec.Location) || a.spec.Location == plugin.LocationUnknown
+	return a.node && (isNode(a.spec.Location) || a.spec.Location == plugin.LocationUnknown)
 }
 
 // all returns the attachments.

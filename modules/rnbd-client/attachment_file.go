@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"path/filepath"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
@@ -45,6 +46,13 @@ func (a *attachment) unmountFile(force bool) error {
 	if a.file == nil {
 		return nil
 	}
+	if force && a.hasLoop() {
+		ctx, cancel := context.WithTimeout(context.Background(), forcedClose)
+		defer cancel()
+		if err := a.fe.client.cfg.LoopTool.Detach(ctx, a.file.path, true); err != nil {
+			a.log.Warn("loop device of an unmapped device stays until losetup removes it", "file", a.file.path, "err", err)
+		}
+	}
 	if err := a.file.unmount(force); err != nil {
 		return err
 	}
@@ -62,5 +70,5 @@ func (f *frontend) clearMounts() error {
 		return err
 	}
 	f.cfg.MountDir = dir
-	return removeDeadMounts(dir)
+	return removeDeadMounts(dir, f.client.cfg.LoopTool)
 }

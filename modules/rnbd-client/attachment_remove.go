@@ -83,7 +83,7 @@ func (a *attachment) dismissed(h *host) {
 	ctx, cancel, ask := a.beginDismiss(h)
 	defer cancel()
 	unmounted := a.file != nil // then no user has the device open, though the process may not know of the last close yet
-	err := a.unmountFile(false)
+	err := a.takeFile(ctx)
 	if err == nil {
 		err = h.RemoveDevice(ctx, a.index, unmounted)
 	}

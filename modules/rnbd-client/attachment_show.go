@@ -122,8 +122,12 @@ func (a *attachment) show(h *host, d *Device) error {
 // adopt records the device as shown if h has it.
 func (a *attachment) adopt(ctx context.Context, h *host, d *Device) error {
 	st, err := h.DeviceStatus(ctx, a.index)
+	if err != nil {
+		return err
+	}
+	location, err := a.locate(ctx, st.Location)
 	if err == nil {
-		a.know(d, st.Location, blk.Limits{})
+		a.know(d, location, blk.Limits{})
 	}
 	return err
 }
@@ -144,7 +148,11 @@ func (a *attachment) present(ctx context.Context, h *host, d *Device) error {
 	if err != nil {
 		return fmt.Errorf("front end %s: device %s: %w", name, d.name, err)
 	}
-	a.know(d, st.Location, a.spec.Limits)
+	location, err := a.locate(ctx, st.Location)
+	if err != nil {
+		return fmt.Errorf("front end %s: device %s: %w", name, d.name, err)
+	}
+	a.know(d, location, a.spec.Limits)
 	return nil
 }
 

@@ -193,6 +193,9 @@ func (a *attachment) resize(h *host) {
 	ctx, cancelTime := context.WithTimeout(ctx, callTimeout)
 	defer cancelTime()
 	err := h.ResizeDevice(ctx, a.index, l)
+	if err == nil {
+		err = a.resizeLoop(ctx, l)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.give = nil

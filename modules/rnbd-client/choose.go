@@ -20,7 +20,7 @@ func (c *Client) choose(name string) ([]choice, error) {
 			}
 		}
 	}
-	attach := map[string]string{settingAttach: "auto"}
+	attach, loop := map[string]string{settingAttach: "auto"}, map[string]string{settingLoop: loopYes}
 	switch name {
 	case FrontendNone:
 		return nil, nil
@@ -37,6 +37,10 @@ func (c *Client) choose(name string) ([]choice, error) {
 		try(frontendNBD, map[string]string{settingAttach: "no"})
 	case frontendNBD:
 		try(frontendNBD, attach)
+	case FrontendFuseLoop:
+		if try(frontendFuse, loop); len(out) == 0 {
+			return nil, errNoLoop
+		}
 	default:
 		try(name, nil)
 	}
@@ -44,6 +48,18 @@ func (c *Client) choose(name string) ([]choice, error) {
 		return nil, fmt.Errorf("there is no front end %q: %w", name, syscall.EINVAL)
 	}
 	return out, nil
+}
+
+// frontendAsAsked returns the name by which users ask for a front end that shows a device at
+// a location.
+func frontendAsAsked(name, location string) string {
+	switch {
+	case name == frontendNBD && !isNode(location):
+		return FrontendNBDSocket
+	case name == frontendFuse && isNode(location):
+		return FrontendFuseLoop
+	}
+	return name
 }
 
 // appear shows d to users by the first choice that works on this host.

@@ -12,6 +12,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-client/internal/mapline"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/journal"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/logs"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/loopdev"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/confine"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
@@ -70,6 +71,9 @@ type Config struct {
 	// LinkDir is the folder for links to devices with a node. Their names are
 	// lasting: SESSION/PATH, with "!" for "/". Empty: no links.
 	LinkDir string
+
+	// LoopTool makes the loop devices of the front end "fuse-loop". Empty: there are none.
+	LoopTool loopdev.Tool
 
 	// Confine is what front ends keep of the daemon's rights.
 	Confine confine.Config
@@ -238,20 +242,27 @@ func (l Loss) String() string {
 // Names of front ends beside those of plugins.
 const (
 	// FrontendAuto is the first of these that works on the host: a ublk disk,
-	// a disk of the kernel's NBD client, an NBD export on the daemon's
-	// sockets.
+	// a disk of the kernel's NBD client, a loop device on a file of the plugin
+	// "fuse", an NBD export on the daemon's sockets.
 	FrontendAuto = "auto"
 	// FrontendNBDSocket is the plugin "nbd" with sockets only, without a disk.
 	FrontendNBDSocket = "nbd-socket"
+	// FrontendFuseLoop is the plugin "fuse" with a loop device on each file.
+	FrontendFuseLoop = "fuse-loop"
 	// FrontendNone is no front end: NewIO gives access to the device.
 	FrontendNone = "none"
 
 	frontendUblk = "ublk"
 	frontendNBD  = "nbd"
+	frontendFuse = "fuse"
 
 	// settingAttach is the setting of the plugin "nbd" for the kernel's
 	// client: "auto" uses it if there is one, "no" does not.
 	settingAttach = "attach"
+	// settingLoop is the setting of the plugin "fuse" for a loop device on the file, with
+	// the value loopYes.
+	settingLoop = "loop"
+	loopYes     = "yes"
 )
 
 // DefaultPort is the port of RNBD servers.

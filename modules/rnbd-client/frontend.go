@@ -204,7 +204,7 @@ func (f *frontend) status(ctx context.Context, d *Device) plugin.DeviceStatus {
 	if err != nil && !errors.Is(err, syscall.ENODEV) {
 		f.log.Warn("asking for a device's users failed", "device", d.name, "err", err)
 	}
-	return st
+	return d.statusOfLoop(st)
 }
 
 // stats asks the process for the latencies of requests, by device.

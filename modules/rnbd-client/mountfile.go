@@ -2,6 +2,7 @@ package client
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/loopdev"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/sockpair"
 )
@@ -36,6 +38,7 @@ type mountedFile struct {
 	path    string
 	channel *os.File // of /dev/fuse
 	helper  bool     // fusermount3 has mounted it
+	node    string   // of the loop device on the file; empty: there is none
 }
 
 // mountDeviceFile mounts a file at dir/name. The folder dir is made if there is none. A
@@ -174,9 +177,9 @@ func unmountByHelper(path string, force bool) error {
 // mountSource is the source of this process's mounts in the mount table.
 func mountSource() string { return fmt.Sprintf("rnbd:%d", os.Getpid()) }
 
-// removeDeadMounts removes the mounts below dir whose daemon has ended. Their files answer
-// nothing.
-func removeDeadMounts(dir string) error {
+// removeDeadMounts removes the mounts below dir whose daemon has ended, with the loop
+// devices on their files. The files answer nothing. Users of a loop device keep it.
+func removeDeadMounts(dir string, tool loopdev.Tool) error {
 	table, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		return err
@@ -187,12 +190,24 @@ func removeDeadMounts(dir string) error {
 		if !ok || filepath.Dir(path) != dir || isAlive(source) {
 			continue
 		}
+		if len(loopdev.Of(path)) > 0 {
+			if err := detachLoops(tool, path); err != nil {
+				return fmt.Errorf("loop device on %s of a dead daemon: %w", path, err)
+			}
+		}
 		if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH); err != nil {
 			return fmt.Errorf("unmount %s of a dead daemon: %w", path, err)
 		}
 		os.Remove(path)
 	}
 	return nil
+}
+
+// detachLoops removes the loop devices of a file whose daemon has ended.
+func detachLoops(tool loopdev.Tool, path string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), helperTime)
+	defer cancel()
+	return tool.Detach(ctx, path, true)
 }
 
 // parseMount returns path and source of a mount of mountType in a line of

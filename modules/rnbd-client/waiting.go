@@ -122,7 +122,7 @@ func (c *Client) describeWaiting() (all []*controlpb.ClientDevice) {
 	for _, s := range waiting {
 		d := &controlpb.ClientDevice{
 			Name: s.Name, Path: string(s.Path), Session: string(s.Session), AccessMode: s.Access, State: Closed.String(), Loss: s.Loss,
-			Frontend: s.Frontend, LastError: s.waits(),
+			Frontend: frontendAsAsked(s.Frontend, s.Location), LastError: s.waits(),
 		}
 		if s.hasUsers() {
 			d.Endpoint = s.Location
