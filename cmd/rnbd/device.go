@@ -13,22 +13,22 @@ import (
 // deviceFields: the names and headers up to hostname are those of the tool
 // for the kernel's RNBD.
 var deviceFields = []report.Field[device]{
-	report.F("sessname", "Session", "name of the session", func(d device) any { return d.session }),
-	report.F("mapping_path", "Mapping Path", "name on the server", func(d device) any { return d.path }),
-	report.F("devname", "Device", "name here: rnbd0; on the server that of the node or file", func(d device) any { return d.name }),
-	report.F("devpath", "Device path", "node here: /dev/...; on the server the node or file", func(d device) any { return d.node }),
-	report.F("state", "State", "open, closed, ...", func(d device) any { return d.state }),
-	report.F("access_mode", "Access Mode", "ro, rw or migration", func(d device) any { return d.mode }),
+	report.F("sessname", "Session", "name of the session", func(d device) any { return d.session }).As(report.Name),
+	report.F("mapping_path", "Mapping Path", "name on the server", func(d device) any { return d.path }).As(report.Name),
+	report.F("devname", "Device", "name here: rnbd0; on the server that of the node or file", func(d device) any { return d.name }).As(report.Name),
+	report.F("devpath", "Device path", "node here: /dev/...; on the server the node or file", func(d device) any { return d.node }).As(report.Name),
+	report.F("state", "State", "open, closed, ...", func(d device) any { return d.state }).As(report.Exact),
+	report.F("access_mode", "Access Mode", "ro, rw or migration", func(d device) any { return d.mode }).As(report.Exact),
 	report.F("rx_sect", "RX", "read, in sectors of 512 bytes", func(d device) any { return report.Sectors(d.rx) }),
 	report.F("tx_sect", "TX", "written, in sectors of 512 bytes", func(d device) any { return report.Sectors(d.tx) }),
-	report.F("direction", "Direction", "imported or exported", func(d device) any { return d.direction() }),
-	report.F("hostname", "Hostname", "host at the other end", func(d device) any { return d.hostname }),
+	report.F("direction", "Direction", "imported or exported", func(d device) any { return d.direction() }).As(report.Exact),
+	report.F("hostname", "Hostname", "host at the other end", func(d device) any { return d.hostname }).As(report.Name),
 
 	report.F("size", "Size", "bytes", func(d device) any { return report.Bytes(d.limits.GetSize()) }),
-	report.F("endpoint", "Endpoint", "what users open here", onMapped(func(d device) any { return d.mapped.Endpoint })),
-	report.F("plugin", "Plugin", "front end here, io plugin on the server", func(d device) any { return d.plugin() }),
+	report.F("endpoint", "Endpoint", "what users open here", onMapped(func(d device) any { return d.mapped.Endpoint })).As(report.Exact),
+	report.F("plugin", "Plugin", "front end here, io plugin on the server", func(d device) any { return d.plugin() }).As(report.Exact),
 	report.F("id", "Id", "number in its session", func(d device) any { return d.id() }),
-	report.F("loss", "On Loss", "what requests do without a path", onMapped(func(d device) any { return d.mapped.Loss })),
+	report.F("loss", "On Loss", "what requests do without a path", onMapped(func(d device) any { return d.mapped.Loss })).As(report.Exact),
 	report.F("openers", "Users", "that have it open here", onMapped(func(d device) any { return report.Count(d.mapped.Openers) })),
 	report.F("inflights", "Inflights", "requests under way", onMapped(func(d device) any { return report.Count(d.mapped.Inflight) })),
 	report.F("logical_block", "Logical Block", "bytes", func(d device) any { return bytes32(d.limits.GetLogicalBlockSize()) }),
@@ -135,7 +135,8 @@ func deviceNoun() *noun {
 			}
 			return append(fields, "endpoint") // the last, since it is long
 		},
-		wide: []string{"hostname", "plugin", "loss", "openers", "inflights", "failed", "hung", "fails_in", "last_error", "writes_lost"},
+		spare: []string{"access_mode", "endpoint", "size"},
+		wide:  []string{"hostname", "plugin", "loss", "openers", "inflights", "failed", "hung", "fails_in", "last_error", "writes_lost"},
 		verbs: slices.Concat([]*verb{
 			{
 				name: "list", aliases: []string{"ls"}, on: onBoth, words: outputWords, max: -1, flags: listFlags, args: "[NAME]...", args0: deviceNames, run: listDevices,
@@ -167,10 +168,19 @@ func listDevices(c *call) error {
 		if err := c.keepNamed(inv); err != nil {
 			return err
 		}
+		if inv.devices, err = arrange(c, deviceFields, inv.devices); err != nil {
+			return err
+		}
 		t, err := table(c, c.noun, deviceFields, d.both(), inv.devices)
 		if err != nil {
 			return err
 		}
+		a, err := c.attention(ctx, d)
+		if err != nil {
+			return err
+		}
+		t.Attention = a.things()
+		a.noteDevices(t, inv.devices)
 		return report.List(c.cmd.OutOrStdout(), c.Options, t)
 	})
 }

@@ -89,10 +89,18 @@ func listAll(c *call) error {
 		if err != nil {
 			return err
 		}
-		if !c.Machine() && !c.NoHeaders && len(inv.devices)+len(inv.sessions) == 0 {
+		a, err := c.attention(ctx, d)
+		if err != nil {
+			return err
+		}
+		if !c.Machine() && !c.NoHeaders && len(a.things())+len(inv.devices)+len(inv.sessions) == 0 {
 			return c.tell("%s", nothingYet(d))
 		}
+		devices.Attention = a.things()
+		a.noteDevices(devices, inv.devices)
+		a.noteSessions(sessions, inv.sessions)
 		if c.Machine() || c.NoTree {
+			notePaths(paths, inv.paths)
 			return report.Lists(c.cmd.OutOrStdout(), c.Options, devices, sessions, paths)
 		}
 		if sessions, err = sessionTable(c, sessions, inv.sessions); err != nil {

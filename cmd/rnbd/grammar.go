@@ -41,6 +41,8 @@ type noun struct {
 	fields              []report.Info
 	usual               func(daemonSet) []string // fields shown when none are chosen
 	wide                []string                 // fields that the format wide shows besides
+	number              string                   // field that tables show besides, after the first: commands take it
+	spare               []string                 // usual fields that narrow tables leave out, the first one first
 	verbs               []*verb
 }
 

@@ -314,6 +314,9 @@ func isNotFound(err error) bool { return errors.Is(err, syscall.ENOENT) }
 // direction distinguishes their objects.
 func table[T any](c *call, n *noun, fields []report.Field[T], both bool, objects []T) (report.Table, error) {
 	usual := n.usual(c.set)
+	if n.number != "" && !c.Machine() {
+		usual = slices.Insert(slices.Clone(usual), 1, n.number)
+	}
 	if c.Format == report.Wide {
 		usual = slices.Concat(usual, n.wide)
 	}
@@ -324,7 +327,20 @@ func table[T any](c *call, n *noun, fields []report.Field[T], both bool, objects
 		}
 		usual = slices.Insert(slices.Clone(usual), end, "direction")
 	}
-	return selected(c, n, fields, usual, objects)
+	t, err := selected(c, n, fields, usual, objects)
+	if err == nil && c.chosen == "" {
+		rank(t.Columns, n.spare)
+	}
+	return t, err
+}
+
+// rank has narrow tables leave out the columns of fields, the first one first.
+func rank(columns []report.Info, fields []string) {
+	for i := range columns {
+		if k := slices.Index(fields, columns[i].Name); k >= 0 {
+			columns[i].Rank = len(fields) - k
+		}
+	}
 }
 
 func selected[T any](c *call, n *noun, fields []report.Field[T], usual []string, objects []T) (report.Table, error) {

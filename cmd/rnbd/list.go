@@ -76,7 +76,7 @@ func terminal(w any) *os.File {
 
 // screen sets the width and the colours of tables: those of the terminal that
 // they go to. COLUMNS in the environment counts first, also where there is no
-// terminal. NO_COLOR is that of no-color.org.
+// terminal. Without a width no person is expected to read. NO_COLOR is that of no-color.org.
 func screen(cmd *cobra.Command, o *report.Options) {
 	f := terminal(cmd.OutOrStdout())
 	if f != nil {
@@ -88,6 +88,7 @@ func screen(cmd *cobra.Command, o *report.Options) {
 	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {
 		o.Width = n
 	}
+	o.Screen = o.Width > 0
 	if o.Format == report.Wide {
 		o.Width = 0
 	}

@@ -13,22 +13,22 @@ import (
 // pathFields: the names and headers up to hostname are those of the tool for
 // the kernel's RNBD.
 var pathFields = []report.Field[transportPath]{
-	report.F("sessname", "Sessname", "name of the session", func(p transportPath) any { return p.Session }),
-	report.F("pathname", "Path name", "CLIENT@SERVER addresses", func(p transportPath) any { return p.Name }),
-	report.F("src_addr", "Client Addr", "address of the client", func(p transportPath) any { return hostOf(p.Src) }),
-	report.F("dst_addr", "Server Addr", "address and port of the server", func(p transportPath) any { return p.Dst }),
-	report.F("hca_name", "HCA", "device of the fabric", func(p transportPath) any { return p.Device }),
+	report.F("sessname", "Sessname", "name of the session", func(p transportPath) any { return p.Session }).As(report.Name),
+	report.F("pathname", "Path name", "CLIENT@SERVER addresses", func(p transportPath) any { return p.Name }).As(report.Exact),
+	report.F("src_addr", "Client Addr", "address of the client", func(p transportPath) any { return hostOf(p.Src) }).As(report.Exact),
+	report.F("dst_addr", "Server Addr", "address and port of the server", func(p transportPath) any { return p.Dst }).As(report.Exact),
+	report.F("hca_name", "HCA", "device of the fabric", func(p transportPath) any { return p.Device }).As(report.Name),
 	report.F("hca_port", "Port", "port of that device", func(p transportPath) any { return uint64(p.HcaPort) }),
-	report.F("state", "State", "connected, closed, ...", func(p transportPath) any { return p.State }),
+	report.F("state", "State", "connected, closed, ...", func(p transportPath) any { return p.State }).As(report.Exact),
 	report.F("rx_bytes", "RX", "bytes received", func(p transportPath) any { return report.Bytes(p.RxBytes) }),
 	report.F("tx_bytes", "TX", "bytes sent", func(p transportPath) any { return report.Bytes(p.TxBytes) }),
 	report.F("inflights", "Inflights", "requests under way", func(p transportPath) any { return report.Count(p.Inflight) }),
 	report.F("reconnects", "Reconnects", "times it came back, here", onOutgoingPath(func(p transportPath) any { return report.Count(p.Reconnects) })),
-	report.F("direction", "Direction", "outgoing here, incoming on the server", func(p transportPath) any { return direction(p.incoming) }),
-	report.F("hostname", "Hostname", "host at the other end", func(p transportPath) any { return p.host }),
+	report.F("direction", "Direction", "outgoing here, incoming on the server", func(p transportPath) any { return direction(p.incoming) }).As(report.Exact),
+	report.F("hostname", "Hostname", "host at the other end", func(p transportPath) any { return p.host }).As(report.Name),
 
 	report.F("id", "Id", "number in its session", func(p transportPath) any { return uint64(p.Id) }),
-	report.F("fabric", "Fabric", "kind of transport", func(p transportPath) any { return p.Fabric }),
+	report.F("fabric", "Fabric", "kind of transport", func(p transportPath) any { return p.Fabric }).As(report.Exact),
 	report.F("connections", "Connections", "it is made of", func(p transportPath) any { return uint64(p.Connections) }),
 	report.F("changing_keys", "Changing Keys", "each request changes its chunk's key (always_invalidate), on the server", func(p transportPath) any {
 		if !p.incoming {
@@ -48,7 +48,7 @@ var pathFields = []report.Field[transportPath]{
 		}
 		return "tls"
 	})),
-	report.F("peer", "Peer", "identity that the other end has proved", onProtected(func(s *controlpb.Security) any { return s.Peer })),
+	report.F("peer", "Peer", "identity that the other end has proved", onProtected(func(s *controlpb.Security) any { return s.Peer })).As(report.Name),
 	report.F("peer_expires", "Peer Expires", "end of the validity of its certificate", onProtected(func(s *controlpb.Security) any {
 		if s.ExpiresUnixMs == 0 {
 			return nil
@@ -100,10 +100,14 @@ func pathUsual(set daemonSet) []string {
 	return []string{"sessname", "hca_name", "hca_port", "dst_addr", "state", "tx_bytes", "rx_bytes"}
 }
 
+// pathSpare are the fields that narrow tables leave out.
+var pathSpare = []string{"hca_port", "hca_name", "rx_bytes", "tx_bytes"}
+
 func pathNoun() *noun {
 	return &noun{
 		name: "path", plural: "paths", short: "Paths of sessions",
 		fields: report.Infos(pathFields), usual: pathUsual, verbs: pathVerbs(),
+		number: "id", spare: pathSpare,
 		wide: []string{"pathname", "fabric", "inflights", "reconnects", "latency", "last_error"},
 	}
 }
@@ -177,10 +181,19 @@ func listPaths(c *call) error {
 		if err := c.keepNamed(inv); err != nil {
 			return err
 		}
+		if inv.paths, err = arrange(c, pathFields, inv.paths); err != nil {
+			return err
+		}
 		t, err := table(c, c.noun, pathFields, d.both(), inv.paths)
 		if err != nil {
 			return err
 		}
+		a, err := c.attention(ctx, d)
+		if err != nil {
+			return err
+		}
+		t.Attention = a.things()
+		notePaths(t, inv.paths)
 		return report.List(c.cmd.OutOrStdout(), c.Options, t)
 	})
 }

@@ -16,20 +16,20 @@ import (
 // sessionFields: the names and headers up to hostname are those of the tool
 // for the kernel's RNBD.
 var sessionFields = []report.Field[session]{
-	report.F("sessname", "Session name", "name of the session", func(s session) any { return s.Name }),
+	report.F("sessname", "Session name", "name of the session", func(s session) any { return s.Name }).As(report.Name),
 	report.F("path_cnt", "Path cnt", "number of paths", func(s session) any { return report.Count(len(s.Paths)) }),
 	report.F("act_path_cnt", "Act path cnt", "number of connected paths", func(s session) any { return report.Count(s.active()) }),
-	report.F("state", "State", "connected or disconnected", func(s session) any { return s.State }),
-	report.F("path_uu", "PS", "each path: U connected, _ not", func(s session) any { return s.pathStates() }),
-	report.F("mp", "MP Policy", "how paths are chosen, here", onOutgoing(func(s session) any { return s.Policy })),
-	report.F("mp_short", "MP", "how paths are chosen, in short, here", onOutgoing(func(s session) any { return shortPolicy(s.Policy) })),
+	report.F("state", "State", "connected or disconnected", func(s session) any { return s.State }).As(report.Exact),
+	report.F("path_uu", "PS", "each path: U connected, _ not", func(s session) any { return s.pathStates() }).As(report.Exact),
+	report.F("mp", "MP Policy", "how paths are chosen, here", onOutgoing(func(s session) any { return s.Policy })).As(report.Exact),
+	report.F("mp_short", "MP", "how paths are chosen, in short, here", onOutgoing(func(s session) any { return shortPolicy(s.Policy) })).As(report.Exact),
 	report.F("rx_bytes", "RX", "bytes received", func(s session) any { return s.sum((*controlpb.Path).GetRxBytes) }),
 	report.F("tx_bytes", "TX", "bytes sent", func(s session) any { return s.sum((*controlpb.Path).GetTxBytes) }),
 	report.F("inflights", "Inflights", "requests under way", func(s session) any { return report.Count(s.sum((*controlpb.Path).GetInflight)) }),
 	report.F("reconnects", "Reconnects", "paths that came back, here", onOutgoing(func(s session) any { return report.Count(s.sum((*controlpb.Path).GetReconnects)) })),
-	report.F("direction", "Direction", "outgoing here, incoming on the server", func(s session) any { return direction(s.incoming) }),
-	report.F("srvname", "Server Name", "host of the server", func(s session) any { return s.ServerName }),
-	report.F("hostname", "Hostname", "host at the other end", func(s session) any { return s.Hostname }),
+	report.F("direction", "Direction", "outgoing here, incoming on the server", func(s session) any { return direction(s.incoming) }).As(report.Exact),
+	report.F("srvname", "Server Name", "host of the server", func(s session) any { return s.ServerName }).As(report.Name),
+	report.F("hostname", "Hostname", "host at the other end", func(s session) any { return s.Hostname }).As(report.Name),
 
 	report.F("devices", "Devices", "that go through it", func(s session) any { return report.Count(s.Devices) }),
 	report.F("queue_depth", "Queue Depth", "requests that can be under way", func(s session) any { return uint64(s.QueueDepth) }),
@@ -93,6 +93,7 @@ func sessionNoun() *noun {
 			}
 			return []string{"sessname", "state", "path_uu", "mp_short", "tx_bytes", "rx_bytes", "reconnects"}
 		},
+		spare: []string{"reconnects", "mp_short", "inflights", "rx_bytes", "tx_bytes"},
 		wide:  []string{"mp", "hostname", "devices", "queue_depth", "inflights"},
 		verbs: sessionVerbs(),
 	}
@@ -151,6 +152,9 @@ address, or a name of the server, in common.`,
 // sessionTable lists sessions with their paths.
 func sessionTable(c *call, t report.Table, sessions []session) (report.Table, error) {
 	usual := slices.DeleteFunc(pathUsual(c.set), func(f string) bool { return f == "sessname" })
+	if !c.Machine() {
+		usual = slices.Insert(usual, 0, "id")
+	}
 	if strings.Contains(c.chosen, report.All) {
 		usual = everyField(pathFields)
 	}
@@ -159,7 +163,9 @@ func sessionTable(c *call, t report.Table, sessions []session) (report.Table, er
 		return t, err
 	}
 	for i := range t.Rows {
-		t.Rows[i].Sub = []report.Table{report.Build("paths", "path", fields, sessions[i].transportPaths())}
+		sub := report.Build("paths", "path", fields, sessions[i].transportPaths())
+		rank(sub.Columns, pathSpare)
+		t.Rows[i].Sub = []report.Table{sub}
 	}
 	return t, nil
 }
@@ -173,10 +179,19 @@ func listSessions(c *call) error {
 		if err := c.keepNamed(inv); err != nil {
 			return err
 		}
+		if inv.sessions, err = arrange(c, sessionFields, inv.sessions); err != nil {
+			return err
+		}
 		t, err := table(c, c.noun, sessionFields, d.both(), inv.sessions)
 		if err != nil {
 			return err
 		}
+		a, err := c.attention(ctx, d)
+		if err != nil {
+			return err
+		}
+		t.Attention = a.things()
+		a.noteSessions(t, inv.sessions)
 		if t, err = sessionTable(c, t, inv.sessions); err != nil {
 			return err
 		}

@@ -37,7 +37,8 @@ Keys: d, p, e show devices, paths, events; s sorts by the next column, S by the 
 before, r reverses; / filters; space pauses; arrows, page up and page down scroll;
 q ends.
 
-Columns that do not fit are left out. Without a terminal, --once or --batch N prints
+What needs attention stands on top, and below its row. Names that do not fit lose
+their middle; columns that do not fit are left out. Without a terminal, --once or --batch N prints
 plain screens, as wide as COLUMNS in the environment or as they need.`,
 		example: "  rnbd top\n  rnbd client top --interval 5s --sort wire_p99\n  rnbd server top --once --view paths",
 	}

@@ -69,7 +69,7 @@ func (t *topSampler) sample(ctx context.Context, view string) *top.Sample {
 		d := top.Daemon{Kind: kind}
 		err := t.err
 		if err == nil {
-			d.Journal, err = t.ask(ctx, s, kind, view)
+			err = t.ask(ctx, s, &d, view)
 		}
 		if err != nil {
 			d.Err, t.err = strings.ReplaceAll(err.Error(), "\n", "; "), errors.Join(t.err, err)
@@ -85,25 +85,37 @@ func (t *topSampler) sample(ctx context.Context, view string) *top.Sample {
 	return s
 }
 
-// ask adds what one daemon says to s. It returns the daemon's journal of events.
-func (t *topSampler) ask(ctx context.Context, s *top.Sample, kind, view string) (journal uint64, err error) {
+// ask adds what the daemon d says to s, and to d the journal of its events and what needs
+// attention.
+func (t *topSampler) ask(ctx context.Context, s *top.Sample, d *top.Daemon, view string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, t.limit)
 	defer cancel()
-	i := slices.IndexFunc(t.sources, func(s *eventSource) bool { return s.daemon == kind })
+	i := slices.IndexFunc(t.sources, func(s *eventSource) bool { return s.daemon == d.Kind })
 	if i < 0 {
-		return 0, fmt.Errorf("it does not run: %w", errNoDaemon)
+		return fmt.Errorf("it does not run: %w", errNoDaemon)
 	}
 	events, err := t.sources[i].next(ctx, false)
 	if err != nil && !unimplemented(err) { // one from before events has none
-		return 0, err
+		return err
 	}
-	t.keep(kind, events)
-	if kind == "client" {
-		err = addTopClient(ctx, s, t.daemons.client, view)
+	t.keep(d.Kind, events)
+	d.Journal = t.sources[i].seen.Journal
+	var info *controlpb.DaemonInfo
+	if d.Kind == "client" {
+		info, err = t.daemons.client.Info(ctx, &controlpb.InfoRequest{})
 	} else {
-		err = addTopServer(ctx, s, t.daemons.server, view)
+		info, err = t.daemons.server.Info(ctx, &controlpb.InfoRequest{})
 	}
-	return t.sources[i].seen.Journal, err
+	if err != nil {
+		return err
+	}
+	for _, c := range info.Conditions {
+		d.Conditions = append(d.Conditions, top.Condition{Kind: c.Kind, Subject: c.Subject, Text: c.Text})
+	}
+	if d.Kind == "client" {
+		return addTopClient(ctx, s, t.daemons.client, view)
+	}
+	return addTopServer(ctx, s, t.daemons.server, view)
 }
 
 // maxTopEvents bounds the events that are kept.

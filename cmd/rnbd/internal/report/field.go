@@ -10,7 +10,22 @@ import (
 
 // Info describes a field. Name is for programs and command lines, Header for
 // tables.
-type Info struct{ Name, Header, Doc string }
+type Info struct {
+	Name, Header, Doc string
+	Kind              Kind
+	// Rank is the place of the column in the order in which narrow tables leave columns
+	// out, the highest first; 0: never.
+	Rank int
+}
+
+// Kind says how a narrow table shortens values. Numbers are never shortened.
+type Kind uint8
+
+const (
+	Text  Kind = iota // at the end
+	Name              // in the middle; different names stay different
+	Exact             // not at all: states, addresses
+)
 
 // Field is one property of a T. Get returns a string, bool, uint64, int64,
 // float64, []string, time.Duration, Bytes, Sectors, Count, or nil where t has no such
@@ -22,7 +37,13 @@ type Field[T any] struct {
 
 // F makes a field.
 func F[T any](name, header, doc string, get func(T) any) Field[T] {
-	return Field[T]{Info{name, header, doc}, get}
+	return Field[T]{Info{Name: name, Header: header, Doc: doc}, get}
+}
+
+// As returns the field with a kind.
+func (f Field[T]) As(k Kind) Field[T] {
+	f.Kind = k
+	return f
 }
 
 // Infos describes fields.

@@ -4,14 +4,12 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
-	"strings"
-	"unicode/utf8"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/fit"
 )
 
-const gap = "  "
-
-// grid is a table in columns. The sub-tables of a row follow it, indented, in
-// columns of their own.
+// grid is a table in columns. The notes and the sub-tables of a row follow it,
+// indented, the latter in columns of their own.
 func (o Options) grid(b *bytes.Buffer, t Table) {
 	g := o.layout(t)
 	if !o.NoHeaders {
@@ -27,21 +25,52 @@ func (o Options) grid(b *bytes.Buffer, t Table) {
 	subs := o.subGrids(t)
 	for _, r := range t.Rows {
 		g.colored(o, t).line(b, "", o.texts(r.Cells))
+		o.notes(b, r)
 		for k := range subs {
 			o.branches(b, subs[k], r.Sub[k], k == len(subs)-1)
 		}
 	}
-	if sum, ok := t.totals(); ok && !o.NoTotals {
-		cells := o.texts(sum)
-		for i := range cells {
-			if sum[i] == nil {
-				cells[i] = ""
-			}
+	o.sum(b, g, t)
+	if left := g.leftOut(t); left != "" && !o.NoHeaders {
+		for _, l := range fit.Wrap("(no room for "+left+": wide has all)", o.Width) {
+			fmt.Fprintln(b, l)
 		}
-		if sum[0] == nil {
-			cells[0] = "Total"
+	}
+}
+
+const totalLabel = "Total"
+
+// sum is the line of totals, if there are any.
+func (o Options) sum(b *bytes.Buffer, g columns, t Table) {
+	sum, ok := t.totals()
+	if !ok || o.NoTotals {
+		return
+	}
+	cells := o.texts(sum)
+	labeled := false
+	for i := range cells {
+		if sum[i] != nil {
+			continue
 		}
-		g.line(b, "", cells)
+		cells[i] = ""
+		if g.shown[i] && !labeled && g.width[i] >= fit.Width(totalLabel) {
+			cells[i], labeled = totalLabel, true
+		}
+	}
+	g.line(b, "", cells)
+}
+
+// notes are the lines below a row about what needs attention.
+func (o Options) notes(b *bytes.Buffer, r Row) {
+	if !o.Screen {
+		return
+	}
+	for _, note := range r.Notes {
+		indent := "  "
+		for _, l := range fit.Wrap(printable(note), max(o.Width-4, 0)) {
+			fmt.Fprintln(b, indent+l)
+			indent = "    "
+		}
 	}
 }
 
@@ -56,45 +85,8 @@ func (o Options) branches(b *bytes.Buffer, c columns, sub Table, last bool) {
 	}
 }
 
-// columns are the widths of a grid, and the set of those aligned right.
-type columns struct {
-	width []int
-	right []bool
-	state int // the column that has colours; -1: none
-}
-
 // branchWidth is the width of the lines before an entry of a tree.
 const branchWidth = 3
-
-// minWidth is the smallest width of a column that fit has shortened, in runes.
-const minWidth = 8
-
-// fit shortens the widest columns until a line with lead before it has at
-// most limit runes; 0 is no limit. Numbers are not shortened. It returns
-// false if the line is still too long.
-func (c columns) fit(limit, lead int) bool {
-	for limit > 0 {
-		total, widest := lead, -1
-		for i, w := range c.width {
-			total += w + len(gap)
-			if !c.right[i] && w > minWidth && (widest < 0 || w > c.width[widest]) {
-				widest = i
-			}
-		}
-		if total -= len(gap); total <= limit || widest < 0 {
-			return total <= limit
-		}
-		c.width[widest]--
-	}
-	return true
-}
-
-// widen makes room for the headers of t.
-func (c columns) widen(t Table) {
-	for i, col := range t.Columns {
-		c.width[i] = max(c.width[i], utf8.RuneCountInString(col.Header))
-	}
-}
 
 // colored is c with the colours of t's states.
 func (c columns) colored(o Options, t Table) columns {
@@ -117,35 +109,6 @@ func paint(state, padded string) string {
 	return "\x1b[" + color + "m" + padded + "\x1b[0m"
 }
 
-// cut shortens s to width runes.
-func cut(s string, width int) string {
-	if r := []rune(s); len(r) > width {
-		return string(r[:max(0, width-1)]) + "…"
-	}
-	return s
-}
-
-func (o Options) layout(tables ...Table) columns {
-	n := len(tables[0].Columns)
-	c := columns{width: make([]int, n), right: make([]bool, n), state: -1}
-	for _, t := range tables {
-		rows := t.Rows
-		if sum, ok := t.totals(); ok && !o.NoTotals {
-			if sum[0] == nil {
-				sum[0] = "Total"
-			}
-			rows = append(rows[:len(rows):len(rows)], Row{Cells: sum})
-		}
-		for _, r := range rows {
-			for i, v := range r.Cells {
-				c.width[i] = max(c.width[i], utf8.RuneCountInString(text(v, o.Unit)))
-				c.right[i] = c.right[i] || number(v)
-			}
-		}
-	}
-	return c
-}
-
 // subGrids lays out the sub-tables of rows: alike in all rows.
 func (o Options) subGrids(t Table) (out []columns) {
 	if o.NoTree || len(t.Rows) == 0 {
@@ -158,42 +121,10 @@ func (o Options) subGrids(t Table) (out []columns) {
 			all = append(all, r.Sub[k])
 		}
 		c := o.layout(all...)
-		c.fit(o.Width, branchWidth)
+		c.fit(o.Width, branchWidth) // what is still too wide is wrapped by the terminal
 		out = append(out, c)
 	}
 	return out
-}
-
-func (c columns) header(b *bytes.Buffer, t Table) {
-	var cells []string
-	for _, col := range t.Columns {
-		cells = append(cells, col.Header)
-	}
-	c.line(b, "", cells)
-}
-
-func (c columns) line(b *bytes.Buffer, lead string, cells []string) {
-	var l strings.Builder
-	l.WriteString(lead)
-	for i, s := range cells {
-		if i > 0 {
-			l.WriteString(gap)
-		}
-		whole := s
-		s = cut(s, c.width[i])
-		pad := strings.Repeat(" ", max(0, c.width[i]-utf8.RuneCountInString(s)))
-		switch {
-		case c.right[i]:
-			s = pad + s
-		case i < len(cells)-1: // no blanks at the end of a line
-			s += pad
-		}
-		if i == c.state {
-			s = paint(whole, s)
-		}
-		l.WriteString(s)
-	}
-	b.WriteString(strings.TrimRight(l.String(), " ") + "\n")
 }
 
 func (o Options) texts(cells []any) (out []string) {
@@ -217,7 +148,7 @@ func (o Options) cards(b *bytes.Buffer, t Table) {
 func (o Options) card(b *bytes.Buffer, t Table) {
 	width := 0
 	for _, c := range t.Columns {
-		width = max(width, utf8.RuneCountInString(c.Header))
+		width = max(width, fit.Width(c.Header))
 	}
 	r := t.Rows[0]
 	for i, c := range t.Columns {
@@ -227,6 +158,7 @@ func (o Options) card(b *bytes.Buffer, t Table) {
 		}
 		fmt.Fprintf(b, "%-*s%s%s\n", width, c.Header, gap, text(r.Cells[i], o.Unit))
 	}
+	o.notes(b, r)
 	if o.NoTree {
 		return
 	}

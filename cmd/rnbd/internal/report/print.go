@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/fit"
 )
 
 // Formats are the names of the forms of output.
@@ -19,6 +21,7 @@ type Options struct {
 	NoTotals  bool
 	Width     int  // columns that tables may take; 0: any number
 	Color     bool // states in tables have colours
+	Screen    bool // a person reads it: tables say what needs attention
 }
 
 // Wide is the table without a limit on its width, and with more fields.
@@ -36,9 +39,26 @@ func List(w io.Writer, o Options, t Table) error {
 		case "json", "yaml", "xml":
 			return encode(b, o, t.Name, o.list(t))
 		}
+		o.verdict(b, t)
 		o.grid(b, t)
 		return nil
 	})
+}
+
+// verdict is the line above the first table t, if something needs attention.
+func (o Options) verdict(b *bytes.Buffer, t Table) {
+	limit := o.Width
+	if limit == 0 {
+		limit = -1
+	}
+	line := fit.Verdict(t.Attention, limit)
+	if line == "" || o.NoHeaders || !o.Screen {
+		return
+	}
+	if line = printable(line); o.Color {
+		line = paint("closed", line)
+	}
+	fmt.Fprintf(b, "%s\n\n", line)
 }
 
 // Lists prints several lists of different kinds.
@@ -50,6 +70,9 @@ func Lists(w io.Writer, o Options, tables ...Table) error {
 				all = append(all, member{t.Name, o.list(t)})
 			}
 			return encode(b, o, "rnbd", all)
+		}
+		if o.Format != "csv" {
+			o.verdict(b, tables[0])
 		}
 		for i, t := range tables {
 			if i > 0 {

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/fit"
 )
 
 type row struct {
@@ -54,6 +56,58 @@ Total             1G
 	}
 	if got := shownAs(t, Options{Width: 20}, rows); !strings.HasPrefix(got, "Name   rnbd10\nState  open\n") || !strings.Contains(got, "\n\nName   rnbd9\n") {
 		t.Errorf("too narrow for a table:\n%s", got)
+	}
+}
+
+var machineFields = []Field[row]{
+	F("session", "Session", "", func(r row) any { return "web1@" + r.name }).As(Name),
+	F("name", "Device", "", func(r row) any { return r.name }).As(Name),
+	F("state", "State", "", func(r row) any { return r.state }).As(Exact),
+	F("mode", "Access Mode", "", func(row) any { return "rw" }).As(Exact),
+	F("size", "Size", "", func(r row) any { return r.size }),
+	F("read", "Read", "", func(r row) any { return Count(r.size * 1021) }),
+	F("where", "Where", "", func(r row) any { return r.where }).As(Exact),
+}
+
+// TestNarrowTablesLoseWholeColumns has names that differ at their begin, middle and end.
+func TestNarrowTablesLoseWholeColumns(t *testing.T) {
+	var long []row
+	for _, name := range []string{"postgres-primary-eu-01", "postgres-primary-eu-02", "postgres-01-primary-eu", "postgres-02-primary-eu", "eu-postgres-primary-01"} {
+		long = append(long, row{name, "reconnecting", "nbd+unix:///" + name + "?socket=/run/rnbd/nbd.sock", 123456789 << 10})
+	}
+	fields := make([]Field[row], len(machineFields))
+	for i, f := range machineFields {
+		f.Rank = map[string]int{"mode": 4, "where": 3, "session": 2, "read": 1}[f.Name]
+		fields[i] = f
+	}
+	for _, width := range []int{60, 80, 100, 120, 200} {
+		table := Build("rows", "row", fields, long)
+		table.Rows[1].Notes = []string{"device-closed: the server of the device is away and nobody knows for how long it will be, " + strings.Repeat("or why, ", 9)}
+		var b bytes.Buffer
+		if err := List(&b, Options{Width: width, Screen: true}, table); err != nil {
+			t.Fatal(err)
+		}
+		got := b.String()
+		keys := map[string]bool{}
+		for _, l := range strings.Split(got, "\n") {
+			if n := fit.Width(l); n > width {
+				t.Errorf("width %d: %d columns in %q", width, n, l)
+			}
+			if !strings.Contains(l, "reconnecting") {
+				continue
+			}
+			if !strings.Contains(l, "117.7G") {
+				t.Errorf("width %d: no whole size in %q", width, l)
+			}
+			keys[l] = true
+		}
+		if len(keys) != len(long) {
+			t.Errorf("width %d: %d different rows, want %d\n%s", width, len(keys), len(long), got)
+		}
+		lost := map[int]string{60: "Session, Read, Where", 80: "Session, Where", 100: "Access Mode, Where", 120: "Where", 200: ""}[width]
+		if width < 200 && !strings.Contains(got, "(no room for "+lost) || strings.Contains(got, "no room") != (lost != "") {
+			t.Errorf("width %d: want no room for %q\n%s", width, lost, got)
+		}
 	}
 }
 

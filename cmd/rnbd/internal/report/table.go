@@ -5,12 +5,14 @@ type Table struct {
 	Name, Item string // as "sessions" and "session"
 	Columns    []Info
 	Rows       []Row
+	Attention  []string // what needs attention, for people: stands above the table
 }
 
 // Row is one object. Cells are in the order of the columns.
 type Row struct {
 	Cells []any
-	Sub   []Table // objects of this one, as the paths of a session
+	Sub   []Table  // objects of this one, as the paths of a session
+	Notes []string // what needs attention, for people: stands below the row
 }
 
 // Build reads the fields of objects.

@@ -14,11 +14,16 @@ type column struct {
 	group string // stage, above the heads
 	min   int    // width
 	max   int    // width that it may grow to; 0: as min, and for numbers
+	whole bool   // it is not cut: left out if it has no room
 	rank  int    // those of high rank are left out first
 }
 
-// flexible reports whether the column has texts. They are cut to its width.
+// flexible reports whether the column has texts. Those that are not whole are cut in the
+// middle.
 func (c *column) flexible() bool { return c.max > 0 }
+
+// hidden is the rank of columns that are there to sort by.
+const hidden = 1000
 
 // cell is a text, and the number that rows are sorted by.
 type cell struct {
@@ -42,9 +47,10 @@ func took(d time.Duration, known bool) cell {
 
 // row is one object.
 type row struct {
-	key   string // for objects that are equal otherwise
-	cells []cell // by column
-	alarm []bool // by column: it is to be seen
+	key   string   // for objects that are equal otherwise
+	cells []cell   // by column
+	alarm []bool   // by column: it is to be seen
+	why   []string // what needs attention
 }
 
 // grid is a view: all columns that it has for some kinds of daemons, and the rows.
@@ -60,8 +66,8 @@ var deviceColumns = []column{
 	{name: "device", head: "DEVICE", min: 8, max: long},
 	{name: "daemon", head: "DAEMON", min: 6, rank: 55},
 	{name: "session", head: "SESSION", min: 10, max: long, rank: 90},
-	{name: "state", head: "STATE", min: 6, max: 24, rank: 2},
-	{name: "iops", head: "IOPS", min: 5, rank: 1},
+	{name: "state", head: "STATE", min: 6, max: 24, rank: 1},
+	{name: "iops", head: "IOPS", min: 5, rank: 2},
 	{name: "read", head: "RD/s", min: 5, rank: 4},
 	{name: "write", head: "WR/s", min: 5, rank: 5},
 	{name: "inflight", head: "INFL", min: 4, rank: 8},
@@ -75,15 +81,15 @@ var pathColumns = []column{
 	{name: "daemon", head: "DAEMON", min: 6, rank: 55},
 	{name: "state", head: "STATE", min: 12, max: 14, rank: 1},
 	{name: "fabric", head: "FABRIC", min: 6, max: 10, rank: 40},
-	{name: "iops", head: "IOPS", min: 5, rank: 2},
-	{name: "rx", head: "RX/s", min: 5, rank: 3},
-	{name: "tx", head: "TX/s", min: 5, rank: 4},
-	{name: "inflight", head: "INFL", min: 4, rank: 6},
-	{name: "latency", head: "PING", min: 5, rank: 5},
-	{name: "reconnects", head: "RECON", min: 5, rank: 7},
-	{name: "failovers", head: "FAILO", min: 5, rank: 8},
-	{name: "address", head: "ADDRESS", min: 12, max: long, rank: 60},
-	{name: "error", head: "LAST ERROR", min: 12, max: long, rank: 80},
+	{name: "iops", head: "IOPS", min: 5, rank: 3},
+	{name: "rx", head: "RX/s", min: 5, rank: 4},
+	{name: "tx", head: "TX/s", min: 5, rank: 5},
+	{name: "inflight", head: "INFL", min: 4, rank: 7},
+	{name: "latency", head: "PING", min: 5, rank: 6},
+	{name: "reconnects", head: "RECON", min: 5, rank: 8},
+	{name: "failovers", head: "FAILO", min: 5, rank: 9},
+	{name: "address", head: "ADDRESS", min: 12, max: long, whole: true, rank: 60},
+	{name: "error", max: long, rank: hidden}, // it stands below the row
 }
 
 // stageColumns are the columns of a stage. p50 is left out before p99.
@@ -138,6 +144,19 @@ func (s *Sample) used() (out []string) {
 	return out
 }
 
+// separateDaemons keeps the column of daemons as long as others of the first ranks, if
+// objects of two daemons have one name.
+func (g *grid) separateDaemons() {
+	seen := map[string]bool{}
+	for _, name := range g.texts(0) {
+		if seen[name] {
+			g.columns[1].rank = 1
+			return
+		}
+		seen[name] = true
+	}
+}
+
 // without removes a column.
 func (g *grid) without(name string) {
 	i := slices.IndexFunc(g.columns, func(c column) bool { return c.name == name })
@@ -151,6 +170,7 @@ func (g *grid) without(name string) {
 func deviceGrid(s *Sample, i *interval) (*grid, totals) {
 	used := s.used()
 	g, sum := &grid{columns: columnsOf("devices", used)}, totals{}
+	called := s.called()
 	for k := range s.Devices {
 		d := &s.Devices[k]
 		r := i.device(d)
@@ -160,7 +180,7 @@ func deviceGrid(s *Sample, i *interval) (*grid, totals) {
 			inflight = count(uint64(d.Inflight))
 		}
 		cells := []cell{
-			word(d.Name), word(d.Daemon), word(d.Session), word(d.State), r.iops.cell(r.iops.number()),
+			word(called[k]), word(d.Daemon), word(d.Session), word(d.State), r.iops.cell(r.iops.number()),
 			r.read.cell(r.read.bytes()), r.written.cell(r.written.bytes()), inflight, count(d.Failed), count(d.Hung),
 		}
 		for _, stage := range used {
@@ -169,22 +189,54 @@ func deviceGrid(s *Sample, i *interval) (*grid, totals) {
 		}
 		alarm := make([]bool, len(cells))
 		alarm[8], alarm[9] = r.failing, d.Hung > 0
-		g.rows = append(g.rows, row{d.key(), cells, alarm})
+		g.rows = append(g.rows, row{d.key(), cells, alarm, s.why(d)})
 	}
 	return g, sum
+}
+
+// called returns the names of the devices: where two of a daemon have one name, their ids.
+func (s *Sample) called() []string {
+	count := map[[2]string]int{}
+	for k := range s.Devices {
+		count[[2]string{s.Devices[k].Daemon, s.Devices[k].Name}]++
+	}
+	out := make([]string, len(s.Devices))
+	for k := range s.Devices {
+		d := &s.Devices[k]
+		if out[k] = d.Name; count[[2]string{d.Daemon, d.Name}] > 1 {
+			out[k] = d.ID
+		}
+	}
+	return out
+}
+
+// why returns what of a device needs attention.
+func (s *Sample) why(d *Device) (out []string) {
+	for _, daemon := range s.Daemons {
+		for _, c := range daemon.Conditions {
+			if daemon.Kind == d.Daemon && c.Subject == d.ID {
+				out = append(out, clean(c.Kind+": "+c.Text))
+			}
+		}
+	}
+	return out
 }
 
 func pathGrid(s *Sample, i *interval) *grid {
 	g := &grid{columns: columnsOf("paths", nil)}
 	for k := range s.Paths {
 		p := &s.Paths[k]
-		r := i.path(p)
+		did := i.path(p)
 		cells := []cell{
-			word(fmt.Sprintf("%s:%d", p.Session, p.ID)), word(p.Daemon), word(p.State), word(p.Fabric), r.iops.cell(r.iops.number()),
-			r.received.cell(r.received.bytes()), r.sent.cell(r.sent.bytes()), count(p.Inflight), took(p.Latency, p.Latency > 0),
+			word(fmt.Sprintf("%s:%d", p.Session, p.ID)), word(p.Daemon), word(p.State), word(p.Fabric), did.iops.cell(did.iops.number()),
+			did.received.cell(did.received.bytes()), did.sent.cell(did.sent.bytes()), count(p.Inflight), took(p.Latency, p.Latency > 0),
 			count(p.Reconnects), count(p.Failovers), word(p.Address), word(p.LastError),
 		}
-		g.rows = append(g.rows, row{p.key(), cells, make([]bool, len(cells))})
+		r := row{key: p.key(), cells: cells, alarm: make([]bool, len(cells))}
+		if p.State != "connected" && p.LastError != "" {
+			r.why = []string{clean(p.LastError)}
+		}
+		g.rows = append(g.rows, r)
 	}
 	return g
 }

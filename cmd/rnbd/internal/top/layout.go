@@ -3,6 +3,8 @@ package top
 import (
 	"slices"
 	"strings"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/fit"
 )
 
 // placed is a column on the screen.
@@ -16,7 +18,9 @@ type placed struct {
 // limit. The column that is sorted by is kept as long as the first.
 func (g *grid) layout(limit int, sorted string) (out []placed) {
 	for i := range g.columns {
-		out = append(out, placed{&g.columns[i], i, g.columns[i].min})
+		if g.columns[i].rank < hidden {
+			out = append(out, placed{&g.columns[i], i, g.least(i, limit)})
+		}
 	}
 	for limit > 0 && len(out) > 1 && total(out) > limit {
 		worst := 0
@@ -44,6 +48,40 @@ func (g *grid) layout(limit int, sorted string) (out []placed) {
 		}
 	}
 	return out
+}
+
+// least is the smallest width of column i on a screen of limit columns. Names of objects
+// stay different as long as they leave half of the screen to the rest.
+func (g *grid) least(i, limit int) int {
+	c := &g.columns[i]
+	switch {
+	case c.whole:
+		return g.wanted(placed{c, i, c.min})
+	case i == 0 && limit > 0:
+		return fit.Distinct(g.texts(i), c.min, max(c.min, limit/2))
+	}
+	return c.min
+}
+
+// texts are those of column i.
+func (g *grid) texts(i int) []string {
+	out := make([]string, len(g.rows))
+	for k := range g.rows {
+		out[k] = g.rows[k].cells[i].text
+	}
+	return out
+}
+
+// shorten makes names fit the columns that were chosen.
+func (g *grid) shorten(all []placed) {
+	for _, p := range all {
+		if !p.flexible() || p.whole {
+			continue
+		}
+		for k, name := range fit.Names(g.texts(p.at), p.width) {
+			g.rows[k].cells[p.at].text = name
+		}
+	}
 }
 
 func total(all []placed) (n int) {

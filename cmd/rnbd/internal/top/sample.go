@@ -21,7 +21,12 @@ type Daemon struct {
 	Kind    string // "client" or "server"
 	Journal uint64 // another one after each start; 0: not known
 	Err     string // why it did not answer; empty: it did
+
+	Conditions []Condition // that need attention
 }
+
+// Condition is something that needs attention.
+type Condition struct{ Kind, Subject, Text string }
 
 // Device is a mapped or an exported device.
 type Device struct {

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/fit"
 )
 
 // Size is that of the screen.
@@ -44,7 +46,7 @@ func Screen(s *State, before, now *Sample, every time.Duration, size Size) []str
 	case "events":
 		g = nil
 	}
-	lines := s.summary(now, sum, every, size)
+	lines, counts := s.summary(now, sum, every, size)
 	foot := ""
 	if size.Height > 0 {
 		foot = s.foot()
@@ -54,14 +56,16 @@ func Screen(s *State, before, now *Sample, every time.Duration, size Size) []str
 	} else {
 		if len(now.Daemons) == 1 {
 			g.without("daemon")
+		} else {
+			g.separateDaemons()
 		}
-		lines = s.table(g, lines, size)
+		lines = s.table(g, lines, counts, size)
 	}
-	return fit(lines, foot, size)
+	return frame(lines, foot, size)
 }
 
-// fit brings lines to the size, with foot in the last one.
-func fit(lines []string, foot string, to Size) []string {
+// frame brings lines to the size, with foot in the last one.
+func frame(lines []string, foot string, to Size) []string {
 	if to.Height > 0 {
 		lines = lines[:min(len(lines), max(to.Height-1, 0))]
 		for len(lines) < to.Height-1 {
@@ -80,18 +84,24 @@ func limit(to Size) int {
 	return to.Width
 }
 
-// summary are the lines above the view: the time, sums, and daemons that do not answer.
-func (s *State) summary(now *Sample, sum totals, every time.Duration, size Size) (lines []string) {
-	var kinds, errs []string
+// summary are the lines above the view: the time, what needs attention, sums, and daemons
+// that do not answer. counts is the index of the line that counts objects.
+func (s *State) summary(now *Sample, sum totals, every time.Duration, size Size) (lines []string, counts int) {
+	var kinds, errs, things []string
 	for _, d := range now.Daemons {
 		kinds = append(kinds, d.Kind)
+		for _, c := range d.Conditions {
+			if thing := clean(strings.TrimSpace(c.Kind + " " + c.Subject)); !slices.Contains(things, thing) {
+				things = append(things, thing)
+			}
+		}
 		if d.Err != "" {
 			errs = append(errs, "the "+d.Kind+" daemon does not answer: "+clean(d.Err))
 		}
 	}
-	first := fmt.Sprintf("rnbd top %s  %s  every %s", now.Time.UTC().Format("2006-01-02T15:04:05Z"), strings.Join(kinds, " and "), every)
+	first := []string{"rnbd top " + now.Time.UTC().Format("2006-01-02T15:04:05Z"), strings.Join(kinds, " and "), fmt.Sprintf("every %s", every)}
 	if s.Paused {
-		first += "  paused"
+		first = append(first, "paused")
 	}
 	up := 0
 	for i := range now.Paths {
@@ -99,28 +109,40 @@ func (s *State) summary(now *Sample, sum totals, every time.Duration, size Size)
 			up++
 		}
 	}
-	second := fmt.Sprintf("%s IOPS  read %s/s  write %s/s  failed %d  hung %d", sum.iops.number(), sum.read.bytes(), sum.written.bytes(), sum.failed, sum.hung)
-	third := fmt.Sprintf("%s  %d of %d paths connected", plural(len(now.Devices), "device"), up, len(now.Paths))
+	second := []string{sum.iops.number() + " IOPS", "read " + sum.read.bytes() + "/s", "write " + sum.written.bytes() + "/s",
+		fmt.Sprintf("failed %d", sum.failed), fmt.Sprintf("hung %d", sum.hung)}
+	third := []string{plural(len(now.Devices), "device"), fmt.Sprintf("%d of %d paths connected", up, len(now.Paths))}
 	if o, ok := s.sort[s.View]; ok {
-		third += "  by " + o.column
+		by := "by " + o.column
 		if o.reversed {
-			third += " reversed"
+			by += " reversed"
 		}
+		third = append(third, by)
 	}
 	if s.Filter != "" && !s.Typing {
-		third += "  filter " + clean(s.Filter)
+		third = append(third, "filter "+clean(s.Filter))
 	}
-	for _, l := range []string{first, second, third} {
-		lines = append(lines, cut(l, limit(size)))
+	lines = append(lines, fit.Join(first, partGap, limit(size)))
+	if len(things) > 0 {
+		lines = append(lines, alarm(fit.Verdict(things, limit(size)), size))
 	}
+	counts = len(lines) + 1
+	lines = append(lines, fit.Join(second, partGap, limit(size)), fit.Join(third, partGap, limit(size)))
 	for _, e := range errs {
-		e = cut(e, limit(size))
-		if size.Color {
-			e = paint(red, e)
-		}
-		lines = append(lines, e)
+		lines = append(lines, alarm(cut(e, limit(size)), size))
 	}
-	return append(lines, "")
+	return append(lines, ""), counts
+}
+
+// partGap is between the parts of a line.
+const partGap = "  "
+
+// alarm has a line stand out.
+func alarm(line string, size Size) string {
+	if size.Color {
+		return paint(red, line)
+	}
+	return line
 }
 
 func plural(n int, what string) string {
@@ -130,18 +152,23 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// table adds the rows that fit to lines.
-func (s *State) table(g *grid, lines []string, size Size) []string {
+// table adds the rows that fit to lines, and says which these are in the line counts.
+func (s *State) table(g *grid, lines []string, counts int, size Size) []string {
 	all := len(g.rows)
 	g.filter(s.Filter)
 	by := s.sort[s.View]
 	g.sort(by)
 	columns := g.layout(size.Width, by.column)
+	g.shorten(columns)
 	above := heads(columns)
 	for k := range above {
 		above[k] = cut(above[k], limit(size))
 	}
-	from, to := s.window(len(g.rows), size, len(lines)+len(above))
+	below := make([][]string, len(g.rows))
+	for k := range g.rows {
+		below[k] = g.rows[k].below(size)
+	}
+	from, to := s.window(len(g.rows), size, len(lines)+len(above), func(k int) int { return 1 + len(below[k]) })
 	switch {
 	case all == 0:
 		above = []string{cut("no "+s.View, limit(size))}
@@ -149,23 +176,58 @@ func (s *State) table(g *grid, lines []string, size Size) []string {
 		above = []string{cut("no "+strings.TrimSuffix(s.View, "s")+" fits the filter", limit(size))}
 	}
 	if to-from < len(g.rows) {
-		lines[2] = cut(lines[2]+fmt.Sprintf("  rows %d-%d of %d", from+1, to, len(g.rows)), limit(size))
+		lines[counts] = fit.Join([]string{lines[counts], fmt.Sprintf("rows %d-%d of %d", from+1, to, len(g.rows))}, partGap, limit(size))
 	}
 	lines = append(lines, above...)
 	for k := from; k < to; k++ {
-		lines = append(lines, g.rows[k].line(columns, size.Color))
+		lines = append(append(lines, g.rows[k].line(columns, size.Color)), below[k]...)
 	}
 	return lines
 }
 
-// window returns the rows on the screen below some lines.
-func (s *State) window(rows int, size Size, above int) (from, to int) {
+// maxBelow bounds the lines below a row.
+const maxBelow = 3
+
+// below are the lines below a row: what of it needs attention.
+func (r *row) below(size Size) (lines []string) {
+	for _, why := range r.why {
+		if len(lines) == maxBelow {
+			break
+		}
+		for k, l := range fit.Wrap(why, max(limit(size)-4, 0)) {
+			indent := "  "
+			if k > 0 {
+				indent = "    "
+			}
+			lines = append(lines, alarm(cut(indent+l, limit(size)), size))
+		}
+	}
+	return lines[:min(len(lines), maxBelow)]
+}
+
+// window returns the rows on the screen below some lines; height returns the lines that a
+// row takes.
+func (s *State) window(rows int, size Size, above int, height func(int) int) (from, to int) {
 	if size.Height == 0 {
 		return 0, rows
 	}
-	s.page = max(size.Height-above-1, 0)
-	s.offset = max(min(s.offset, rows-s.page), 0)
-	return s.offset, min(s.offset+s.page, rows)
+	room := max(size.Height-above-1, 0)
+	last, left := rows, room
+	for last > 0 && height(last-1) <= left {
+		left -= height(last - 1)
+		last--
+	}
+	if room > 0 { // a part of the last row, at least
+		last = min(last, rows-1)
+	}
+	s.offset = max(min(s.offset, last), 0)
+	from, to, left = s.offset, s.offset, room
+	for to < rows && left > 0 && (height(to) <= left || to == from) {
+		left -= height(to)
+		to++
+	}
+	s.page = to - from
+	return from, to
 }
 
 // events are the lines of the view of events, the latest last. The offset counts
@@ -181,7 +243,7 @@ func (s *State) events(now *Sample, size Size, above int) (lines []string) {
 		return []string{cut("no events", limit(size))}
 	}
 	slices.Reverse(lines)
-	from, to := s.window(len(lines), size, above)
+	from, to := s.window(len(lines), size, above, func(int) int { return 1 })
 	lines = lines[from:to]
 	slices.Reverse(lines)
 	return lines

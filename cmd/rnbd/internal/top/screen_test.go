@@ -100,6 +100,72 @@ func pressed(s *State, keys ...Key) *State {
 	return s
 }
 
+// sameName has a device of the client and one of the server under one name.
+func sameName(s *Sample) *Sample {
+	s.Devices[0].Name = "disk.img"
+	return s
+}
+
+// ill is a sample of a daemon in which much needs attention.
+func ill(s *Sample) *Sample {
+	s.Daemons[0].Conditions = []Condition{
+		{"device-closed", "rnbd1", "closed: the server refuses the device: " + strings.Repeat("no such file or directory, ", 12)},
+		{"redundancy-lost", "web1@storage", "1 of 2 paths are connected; 10.0.2.2@10.0.2.1 is reconnecting: connection lost"},
+		{"requests-hang", "rnbd1", "2 for up to 12s, stage wire 10.0.2.1:1234%iwarp"},
+		{"plugin-down", "ublk", "restarting"},
+	}
+	return s
+}
+
+// TestNarrowScreensKeepKeysAndDigits has long names of which some differ in their middle
+// only.
+func TestNarrowScreensKeepKeysAndDigits(t *testing.T) {
+	busy := func(seconds int, n uint64) *Sample {
+		s := &Sample{Time: start.Add(time.Duration(seconds) * time.Second), Daemons: []Daemon{{Kind: "client", Journal: 1}}}
+		for i, name := range []string{"postgres-primary-eu-01", "postgres-primary-eu-02", "postgres-01-primary-eu", "postgres-02-primary-eu",
+			strings.Repeat("a", 60) + "1" + strings.Repeat("a", 60), strings.Repeat("a", 60) + "2" + strings.Repeat("a", 60)} {
+			d := mapped(name, "session-of-"+name+"@storage", n+uint64(i), n*1234567)
+			d.Failed, d.Inflight = 123456*n, 128
+			s.Devices = append(s.Devices, d)
+			p := path("session-of-"+name+"@storage", uint32(i), "connected", n*1234567)
+			p.Address = "2001:db8:1234:5678::10" + fmt.Sprint(i) + "@2001:db8:1234:5678::20"
+			s.Paths = append(s.Paths, p)
+		}
+		return s
+	}
+	before, now := busy(0, 1000), busy(1, 98765)
+	for _, view := range []string{"devices", "paths"} {
+		whole := strings.Join(Screen(NewState(view, "", ""), before, now, time.Second, Size{}), " ")
+		numbers := map[string]bool{}
+		for _, w := range strings.Fields(whole) {
+			numbers[w] = true
+		}
+		for _, width := range []int{80, 100, 120} {
+			lines := Screen(NewState(view, "", ""), before, now, time.Second, Size{Width: width, Height: 24})
+			inBounds(t, lines, Size{Width: width, Height: 24})
+			keys, head := map[string]bool{}, 0
+			for i, l := range lines {
+				if strings.HasPrefix(l, "DEVICE") || strings.HasPrefix(l, "PATH") {
+					head = i
+				}
+				if head == 0 || i == head || !strings.Contains(l, "connected") && !strings.Contains(l, "open") {
+					continue
+				}
+				words := strings.Fields(l)
+				keys[words[0]] = true
+				for _, w := range words[1:] {
+					if !numbers[w] && strings.ContainsAny(w[:1], "0123456789") {
+						t.Errorf("%s at %d columns: %q is no whole number\n%s", view, width, w, strings.Join(lines, "\n"))
+					}
+				}
+			}
+			if len(keys) != len(now.Devices) {
+				t.Errorf("%s at %d columns: %d different keys, want %d\n%s", view, width, len(keys), len(now.Devices), strings.Join(lines, "\n"))
+			}
+		}
+	}
+}
+
 func away(s *Sample) *Sample {
 	return &Sample{Time: s.Time, Daemons: []Daemon{{Kind: "client", Err: "connect /run/rnbd/client.sock: connection refused"}}, Events: s.Events}
 }
@@ -146,6 +212,10 @@ func TestScreens(t *testing.T) {
 		{"daemon-restarted", devices(), client(0, 1000), journal(client(1, 21000), 9), plain},
 		{"daemon-away", devices(), client(0, 1000), away(client(1, 0)), terminal},
 		{"daemon-back", devices(), away(client(0, 0)), client(1, 21000), plain},
+		{"same-name", devices(), nil, sameName(joined(client(1, 21000), server(1, 5100))), terminal},
+		{"conditions", devices(), client(0, 1000), ill(client(1, 21000)), terminal},
+		{"conditions-color", devices(), client(0, 1000), ill(client(1, 21000)), Size{Width: 100, Height: 16, Color: true}},
+		{"conditions-few-lines", pressed(devices(), End), client(0, 1000), ill(client(1, 21000)), Size{Width: 80, Height: 9}},
 		{"one-of-two-away", devices(), joined(client(0, 1000), server(0, 100)), joined(away(client(1, 0)), server(1, 5100)), terminal},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -199,6 +269,7 @@ func TestEverySizeHolds(t *testing.T) {
 				for _, color := range []bool{false, true} {
 					to := Size{Width: width, Height: height, Color: color}
 					inBounds(t, Screen(NewState(view, "", ""), named(0, 1000), named(1, 21000), time.Second, to), to)
+					inBounds(t, Screen(NewState(view, "", ""), client(0, 1000), ill(client(1, 21000)), time.Second, to), to)
 					both := joined(away(client(1, 0)), server(1, 5100))
 					inBounds(t, Screen(NewState(view, "", "x"), joined(client(0, 1), server(0, 100)), both, time.Second, to), to)
 				}

@@ -6,7 +6,7 @@ import (
 	"time"
 	"unicode"
 
-	"golang.org/x/text/width"
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/fit"
 )
 
 // none stands for a value that is not known.
@@ -28,44 +28,15 @@ func clean(s string) string {
 	}, s)
 }
 
-// cells is the number of columns of a terminal that r takes.
-func cells(r rune) int {
-	if r < 0x300 {
-		return 1
-	}
-	if unicode.In(r, unicode.Mn, unicode.Me) {
-		return 0
-	}
-	if k := width.LookupRune(r).Kind(); k == width.EastAsianWide || k == width.EastAsianFullwidth {
-		return 2
-	}
-	return 1
-}
-
 // size is the number of columns of a terminal that s takes.
-func size(s string) (n int) {
-	for _, r := range s {
-		n += cells(r)
-	}
-	return n
-}
+func size(s string) int { return fit.Width(s) }
 
-// cut shortens s to limit columns; below 0: not at all.
+// cut shortens s at its end to limit columns; below 0: not at all.
 func cut(s string, limit int) string {
-	if limit < 0 || size(s) <= limit {
+	if limit < 0 {
 		return s
 	}
-	used, end := 0, 0
-	for i, r := range s {
-		if used += cells(r); used > limit-1 {
-			break
-		}
-		end = i + len(string(r))
-	}
-	if limit == 0 {
-		return ""
-	}
-	return s[:end] + "…"
+	return fit.End(s, limit)
 }
 
 // pad fills s up to n columns.
