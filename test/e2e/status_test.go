@@ -92,14 +92,64 @@ func TestStatusPage(t *testing.T) {
 		for _, w := range []struct {
 			width int
 			dark  bool
-		}{{1280, false}, {1280, true}, {400, false}, {400, true}} {
+		}{{1280, false}, {1280, true}, {800, false}, {400, false}, {400, true}} {
 			p.Window(w.width, 800, w.dark)
 			fits(t, p, w.width, w.dark)
+			showsEveryCell(t, p, w.width)
 			if folder := os.Getenv("RNBD_SCREENSHOTS"); folder != "" {
 				p.Screenshot(filepath.Join(folder, fmt.Sprintf("%s-%d-dark-%v.png", side.kind, w.width, w.dark)))
 			}
 		}
 		p.Close()
+	}
+}
+
+// TestStatusPage_SaysWhatNeedsAttention takes the server of a device away.
+func TestStatusPage_SaysWhatNeedsAttention(t *testing.T) {
+	b := browser.Start(t)
+	l := lab.New(t)
+	dir := l.Image("postgres-primary-europe-west-with-a-long-name-01.img", 8<<20)
+	s := l.Server(lab.ServerOptions{SearchPath: dir, Plugins: []string{"fileio"}})
+	c := l.Client(lab.ClientOptions{Extra: []string{"--metrics", "127.0.0.1:0", "--loss", "fail"}})
+	d := l.Map(c, "postgres-primary-europe-west-with-a-long-name-01.img", s, func(r *controlpb.MapRequest) { r.Name = "postgres-primary-europe-west-01" })
+	p := b.Open(pageOf(t, c.Log()), browser.Options{Width: 1280, Height: 800})
+	p.Await("it shows the device", `document.querySelector("#devices tbody tr")`)
+	var hidden bool
+	if p.Eval(`document.getElementById("verdict").hidden`, &hidden); !hidden {
+		t.Error("something needs attention while all is well")
+	}
+	if err := s.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	p.Await("the device is closed", `document.querySelector("#devices td.below")?.textContent.startsWith("device-closed: ")`)
+	p.Await("the session has no server", `document.querySelector("#sessions td.below")?.textContent.startsWith("server-away: ")`)
+	var verdict string
+	p.Eval(`document.getElementById("verdict").innerText`, &verdict)
+	if !strings.HasPrefix(verdict, "2 things need attention: ") || !strings.Contains(verdict, "device-closed "+d.Name) {
+		t.Errorf("the verdict: %q", verdict)
+	}
+	for _, width := range []int{1280, 1000, 400, 320} {
+		p.Window(width, 800, false)
+		fits(t, p, width, false)
+		showsEveryCell(t, p, width)
+		if folder := os.Getenv("RNBD_SCREENSHOTS"); folder != "" {
+			p.Screenshot(filepath.Join(folder, fmt.Sprintf("attention-%d.png", width)))
+		}
+	}
+	p.Close()
+}
+
+// showsEveryCell checks that the cells of all tables are in the window, without scrolling
+// to the side and with their whole text, and that no column of a table is hidden.
+func showsEveryCell(t *testing.T, p *browser.Page, width int) {
+	t.Helper()
+	var lost []string
+	p.Eval(`[...document.querySelectorAll("td")].filter((c) => c.textContent !== "" && (() => {
+		const at = c.getBoundingClientRect();
+		return at.width === 0 || at.height === 0 || at.left < 0 || at.right > innerWidth || c.scrollWidth > c.clientWidth;
+	})()).map((c) => c.closest("section").id + " " + c.dataset.key + ": " + c.textContent)`, &lost)
+	for _, cell := range lost {
+		t.Errorf("%d pixels: not seen: %s", width, cell)
 	}
 }
 

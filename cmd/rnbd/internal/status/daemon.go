@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/fit"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
@@ -98,12 +99,20 @@ func (d *Daemon) look(ctx context.Context) (*sample, error) {
 	return s, nil
 }
 
+// verdictWidth bounds the letters of a verdict.
+const verdictWidth = 300
+
 func (s *sample) addDaemon(info *controlpb.DaemonInfo) {
 	s.state.Daemon, s.state.Version, s.state.PID = info.Kind, info.Version, info.Pid
 	s.state.Config = append([]string{}, info.ConfigProblems...)
+	var things []string
 	for _, c := range info.Conditions {
 		s.state.Conditions = append(s.state.Conditions, Condition{c.Kind, c.Subject, c.Text})
+		if thing := strings.TrimSpace(c.Kind + " " + c.Subject); !slices.Contains(things, thing) {
+			things = append(things, thing)
+		}
 	}
+	s.state.Verdict = fit.Verdict(things, verdictWidth)
 	for _, p := range info.Plugins {
 		s.state.Plugins = append(s.state.Plugins, Plugin{p.Name, p.Kind, p.State, p.Restarts, p.Pid})
 		s.state.Totals.Plugins++

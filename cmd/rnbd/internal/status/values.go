@@ -12,8 +12,9 @@ type State struct {
 	Interval float64  `json:"interval"` // between two points of History
 	Problem  string   `json:"problem"`  // why the daemon did not answer; empty: it did, or the rest is empty
 	Config   []string `json:"config"`   // errors of the configuration
-	// Conditions need attention now.
+	// Conditions need attention now. Verdict is a line about them; empty: there are none.
 	Conditions []Condition `json:"conditions"`
+	Verdict    string      `json:"verdict"`
 	Totals     Totals      `json:"totals"`
 	Plugins    []Plugin    `json:"plugins"`
 	Sessions   []Session   `json:"sessions"`

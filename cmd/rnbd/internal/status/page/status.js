@@ -54,45 +54,50 @@ const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
 const day = (ms) => new Date(ms).toLocaleDateString("en-CA") + " " + clock(ms);
 
 // Tables. A column has the key of a value, its title, and how it is written. The
-// order is that of the daemon until a title is pressed.
+// order is that of the daemon until a title is pressed. The value of the column that is
+// below stands below the others of its row, over the whole width.
 
 const text = (v) => v;
 const column = (key, title, show = text, more = {}) => ({ key, title, show, ...more });
 const numeric = { number: true };
+const name = { name: true };
+const below = { below: true };
+const reason = { below: true, bad: () => true };
 const stateOf = (good) => ({ bad: (row) => row.state !== good });
 
 const tables = {
   devices: {
     empty: "There are no devices.", total: "devices",
     columns: [
-      column("name", "Device"), column("state", "State", text, stateOf("open")), column("size", "Size", bytes, numeric),
+      column("name", "Device", text, name), column("state", "State", text, stateOf("open")), column("size", "Size", bytes, numeric),
       column("read", "Read", byteRate, numeric), column("written", "Written", byteRate, numeric),
       column("requests", "Requests/s", rate, numeric), column("p50", "p50", duration, numeric), column("p99", "p99", duration, numeric),
       column("inflight", "In flight", number, numeric), column("failed", "Failed", number, numeric),
-      column("hung", "Hung", number, { number: true, bad: (row) => row.hung > 0 }), column("hung_at", "Hangs in"),
-      column("session", "Session"), column("path", "Path"),
-      column("error", "Reason", text, { long: true }),
+      column("hung", "Hung", number, { number: true, bad: (row) => row.hung > 0 }), column("hung_at", "Hangs in", text, name),
+      column("session", "Session", text, name), column("path", "Path", text, name),
+      column("error", "Reason", text, reason),
     ],
   },
   paths: {
     empty: "There are no paths.", total: "paths",
     columns: [
-      column("session", "Session"), column("id", "Path", number, numeric), column("state", "State", text, stateOf("connected")),
-      column("fabric", "Fabric"), column("source", "Client"), column("destination", "Server"),
+      column("session", "Session", text, name), column("id", "Path", number, numeric), column("state", "State", text, stateOf("connected")),
+      column("fabric", "Fabric"), column("source", "Client", text, name), column("destination", "Server", text, name),
       column("received", "Received", bytes, numeric), column("sent", "Sent", bytes, numeric),
       column("inflight", "In flight", number, numeric), column("heartbeat", "Heartbeat", duration, numeric),
       column("reconnects", "Reconnects", number, numeric), column("failovers", "Fail-overs", number, numeric),
       column("protected", "Protected", (v) => v || "no"),
-      column("error", "Last error", text, { long: true }),
+      column("error", "Last error", text, { ...below, ...stateOf("connected") }),
     ],
   },
   sessions: {
     empty: "There are no sessions.", total: "sessions",
     columns: [
-      column("name", "Session"), column("state", "State", text, stateOf("connected")), column("peer", "Peer"), column("policy", "Policy"),
+      column("name", "Session", text, name), column("state", "State", text, stateOf("connected")), column("peer", "Peer", text, name), column("policy", "Policy"),
       column("devices", "Devices", number, numeric), column("paths", "Paths", number, numeric),
       column("paths_connected", "Connected", number, { number: true, bad: (row) => row.paths_connected < row.paths }),
       column("retired_chunks", "Retired chunks", number, { number: true, bad: (row) => row.retired_chunks > 0 }),
+      column("error", "Reason", text, reason),
     ],
   },
   plugins: {
@@ -100,16 +105,36 @@ const tables = {
     columns: [
       column("name", "Plugin"), column("kind", "Kind"), column("state", "State", text, stateOf("running")),
       column("restarts", "Restarts", number, numeric), column("pid", "PID", number, numeric),
+      column("error", "Reason", text, reason),
     ],
   },
   events: {
     empty: "Nothing has changed yet.",
     columns: [
-      column("number", "Number", number, numeric), column("time", "Time", day), column("kind", "Kind"), column("about", "About"),
-      column("from", "From"), column("to", "To"), column("why", "Reason", text, { long: true }),
+      column("number", "Number", number, numeric), column("time", "Time", day), column("kind", "Kind"), column("about", "About", text, name),
+      column("from", "From"), column("to", "To"), column("why", "Reason", text, below),
     ],
   },
 };
+
+// withReason adds to a row what of it needs attention: the texts of the conditions of its
+// subject.
+function withReason(row, subject, kinds, conditions) {
+  const found = conditions.filter((c) => c.subject === subject && kinds.test(c.kind)).map((c) => `${c.kind}: ${c.text}`);
+  return found.length ? { ...row, error: found.join("\n") } : { error: "", ...row };
+}
+
+// rowsOf are the rows of a table.
+function rowsOf(id, s) {
+  const rows = s[id], conditions = s.conditions ?? [];
+  const add = (kinds, subject) => rows.map((r) => withReason(r, subject(r), kinds, conditions));
+  switch (id) {
+    case "devices": return add(/^(device|requests)-/, (r) => s.daemon === "client" ? r.name : r.path);
+    case "sessions": return add(/^(redundancy|server)-/, (r) => r.name);
+    case "plugins": return add(/^plugin-/, (r) => r.name);
+  }
+  return rows;
+}
 
 const collator = new Intl.Collator("en", { numeric: true });
 
@@ -135,18 +160,22 @@ function addTable(id, table) {
   const head = make("div", { class: "head" });
   section.prepend(head);
   head.append(title, table.note, table.more, table.filter);
-  table.headings = table.columns.map((c) => {
+  const beside = table.columns.filter((c) => !c.below);
+  table.headings = beside.map((c) => {
     const button = make("button", { type: "button" }, c.title);
     button.addEventListener("click", () => {
       table.down = table.sorted === c ? !table.down : Boolean(c.number);
       table.sorted = c;
       showTable(table);
     });
-    return make("th", { scope: "col", ...(c.number && { class: "number" }) }, button);
+    return make("th", { scope: "col", role: "columnheader", ...(c.number && { class: "number" }) }, button);
   });
-  table.body = make("tbody");
-  section.append(make("div", { class: "scroll", role: "region", "aria-label": id, tabindex: "0" },
-    make("table", {}, make("thead", {}, make("tr", {}, ...table.headings)), table.body)));
+  table.body = make("tbody", { role: "rowgroup" });
+  // A table whose rows are laid out as grids needs its roles in words.
+  const whole = make("table", { role: "table" },
+    make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, ...table.headings)), table.body);
+  whole.style.setProperty("--columns", String(beside.length));
+  section.append(make("div", { class: "scroll", role: "region", "aria-label": id, tabindex: "0" }, whole));
   table.filter.addEventListener("input", () => showTable(table));
   table.rows = [];
 }
@@ -161,7 +190,7 @@ function showTable(table) {
     const { key } = table.sorted;
     rows = rows.toSorted((a, b) => compare(a[key], b[key]) * (table.down ? -1 : 1));
   }
-  table.columns.forEach((c, i) => {
+  table.columns.filter((c) => !c.below).forEach((c, i) => {
     const order = c === table.sorted ? (table.down ? "descending" : "ascending") : "none";
     table.headings[i].setAttribute("aria-sort", order);
   });
@@ -176,11 +205,10 @@ function showTable(table) {
 }
 
 function addRow(table) {
-  const row = make("tr");
+  const row = make("tr", { role: "row" });
   for (const c of table.columns) {
-    const cell = make("td", { "data-key": c.key });
-    if (c.number) cell.classList.add("number");
-    if (c.long) cell.classList.add("long");
+    const cell = make("td", { role: "cell", "data-key": c.key, "data-title": c.title });
+    for (const kind of ["number", "name", "below"]) if (c[kind]) cell.classList.add(kind);
     row.append(cell);
   }
   table.body.append(row);
@@ -346,6 +374,8 @@ function showProblem(why) {
 function show(next) {
   const before = state;
   state = next.problem && before ? { ...before, time: next.time, history: next.history, events: next.events } : next;
+  byId("verdict").hidden = !state.verdict;
+  write(byId("verdict"), state.verdict ?? "");
   showProblem(next.problem ? `The daemon does not answer: ${next.problem}` : (state.config ?? []).map((what) => `Configuration: ${what}`).join("\n"));
   const name = `rnbd ${state.daemon}${state.host && ` on ${state.host}`}`;
   document.title = name;
@@ -354,7 +384,7 @@ function show(next) {
   write(byId("time"), `as of ${clock(next.time)}`);
   showTotals(state);
   for (const [id, table] of Object.entries(tables)) {
-    table.rows = state[id];
+    table.rows = rowsOf(id, state);
     table.all = state.totals[table.total] ?? state[id].length;
     showTable(table);
   }
