@@ -25,10 +25,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ctltree"
 )
 
-// slave implements bond.Slave for an interface. It gives all received frames to
+// bondSlave implements bond.Slave for an interface. It gives all received frames to
 // the bond, so it has no filter. Its carrier is that of the interface of the
 // port, too.
-type slave struct {
+type bondSlave struct {
 	*dev.Interface
 	below *carrier.Link // nil: unknown
 }
@@ -36,31 +36,31 @@ type slave struct {
 var _ interface {
 	bond.Slave
 	bond.PrefixUser
-} = slave{}
+} = bondSlave{}
 
-func (s slave) Attrs() bond.Attrs {
+func (s bondSlave) Attrs() bond.Attrs {
 	local, all := s.Address(), s.Broadcast()
 	return bond.Attrs{Type: frame.InfiniBand, Address: bytes.Clone(local[:]), Broadcast: bytes.Clone(all[:]), HeaderLen: 24, MTU: s.MTU()}
 }
 
-func (s slave) Speed() (int, bool)            { return 0, false }
-func (s slave) SetsAddress() bool             { return false }
-func (s slave) SetAddress([]byte) error       { return unix.EOPNOTSUPP }
-func (s slave) SetFilter(bond.RxFilter) error { return nil }
-func (s slave) Send(f []byte) error           { return s.SendFrame(f) }
+func (s bondSlave) Speed() (int, bool)            { return 0, false }
+func (s bondSlave) SetsAddress() bool             { return false }
+func (s bondSlave) SetAddress([]byte) error       { return unix.EOPNOTSUPP }
+func (s bondSlave) SetFilter(bond.RxFilter) error { return nil }
+func (s bondSlave) Send(f []byte) error           { return s.SendFrame(f) }
 
-func (s slave) Carrier() bool {
+func (s bondSlave) Carrier() bool {
 	return s.Interface.Carrier() && (s.below == nil || s.below.On())
 }
 
-func (s slave) Attach(c bond.Callbacks) {
+func (s bondSlave) Attach(c bond.Callbacks) {
 	if s.below != nil {
 		s.below.Notify(c.Changed)
 	}
 	s.Interface.Attach(dev.Above{Receive: c.Received})
 }
 
-func (s slave) Detach() {
+func (s bondSlave) Detach() {
 	if s.below != nil {
 		s.below.Notify(nil)
 	}
@@ -70,8 +70,8 @@ func (s slave) Detach() {
 // portOf returns the address of an interface's port.
 func portOf(i *dev.Interface) netip.Addr { return netip.AddrFrom16(i.Address().GID()).Unmap() }
 
-// bonds are the bonds over the interfaces of a set.
-type bonds struct {
+// bondSet are the bonds over the interfaces of a set.
+type bondSet struct {
 	set  *port.Set
 	net  *bond.Net
 	tree ctl.Tree
@@ -81,13 +81,13 @@ type bonds struct {
 	below map[string]*carrier.Link // by name of an interface that net knows; nil: unknown
 }
 
-func newBonds(set *port.Set, log *slog.Logger) *bonds {
+func newBonds(set *port.Set, log *slog.Logger) *bondSet {
 	n := &bond.Net{Log: log, NewUpper: func(name string, c bond.UpperCallbacks) (bond.Upper, error) { return tun.Open(name, "", c) }}
-	return &bonds{set: set, net: n, tree: ctl.Tree{Net: n, Version: "rnbd-net"}, log: log, below: map[string]*carrier.Link{}}
+	return &bondSet{set: set, net: n, tree: ctl.Tree{Net: n, Version: "rnbd-net"}, log: log, below: map[string]*carrier.Link{}}
 }
 
 // close removes all bonds.
-func (b *bonds) close() {
+func (b *bondSet) close() {
 	b.net.Close()
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -99,7 +99,7 @@ func (b *bonds) close() {
 }
 
 // addDevices lets the bonds know the interfaces that exist.
-func (b *bonds) addDevices() {
+func (b *bondSet) addDevices() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, l := range b.set.Links() {
@@ -111,15 +111,15 @@ func (b *bonds) addDevices() {
 			b.log.Warn("the carrier below an interface is unknown", "name", l.Name(), "err", err)
 		}
 		b.below[l.Name()] = c
-		if err := b.net.AddDevice(slave{l.Interface, c}); err != nil {
+		if err := b.net.AddDevice(bondSlave{l.Interface, c}); err != nil {
 			b.log.Warn("interface cannot be a slave", "name", l.Name(), "err", err)
 		}
 	}
 }
 
-// file returns a control file of the bonds, nil if there is none. A write uses
+// controlFile returns a control file of the bonds, nil if there is none. A write uses
 // the interfaces that exist at that time.
-func (b *bonds) file(path string) *ctl.File {
+func (b *bondSet) controlFile(path string) *ctl.File {
 	f := b.tree.File(path)
 	if f == nil || f.Write == nil {
 		return f
@@ -130,8 +130,8 @@ func (b *bonds) file(path string) *ctl.File {
 	}}
 }
 
-// master returns the name of the bond that an interface is a slave of.
-func (b *bonds) master(link string) string {
+// masterOf returns the name of the bond that an interface is a slave of.
+func (b *bondSet) masterOf(link string) string {
 	for _, x := range b.net.Bonds() {
 		for _, s := range x.Status().Slaves {
 			if s.Name == link {
@@ -142,10 +142,10 @@ func (b *bonds) master(link string) string {
 	return ""
 }
 
-// forget removes an interface from the bonds before it is removed itself. The
+// removeSlave removes an interface from the bonds before it is removed itself. The
 // error is EBUSY if it is a slave.
-func (b *bonds) forget(link string) error {
-	if m := b.master(link); m != "" {
+func (b *bondSet) removeSlave(link string) error {
+	if m := b.masterOf(link); m != "" {
 		return fmt.Errorf("remove %s: it is a slave of %s; release it first: %w", link, m, unix.EBUSY)
 	}
 	b.net.RemoveDevice(link) // ENODEV: it never was one
@@ -158,10 +158,10 @@ func (b *bonds) forget(link string) error {
 	return nil
 }
 
-// apply changes an interface. The mode and MTU of a slave are those of its
+// applySettings changes an interface. The mode and MTU of a slave are those of its
 // bond: the error is EBUSY.
-func (b *bonds) apply(l *port.Link, s linkSettings) error {
-	if m := b.master(l.Name()); m != "" && (s.Mode != nil || s.MTU != nil) {
+func (b *bondSet) applySettings(l *port.Link, s linkSettings) error {
+	if m := b.masterOf(l.Name()); m != "" && (s.Mode != nil || s.MTU != nil) {
 		return fmt.Errorf("change mode or MTU of %s: it is a slave of %s; release it first: %w", l.Name(), m, unix.EBUSY)
 	}
 	if s.Mode != nil {
@@ -184,9 +184,9 @@ func (b *bonds) apply(l *port.Link, s linkSettings) error {
 	return nil
 }
 
-// nodes returns the control files of a folder.
-func (b *bonds) nodes(path string) ctltree.Node {
-	if f := b.file(path); f != nil {
+// treeNodes returns the control files of a folder.
+func (b *bondSet) treeNodes(path string) ctltree.Node {
+	if f := b.controlFile(path); f != nil {
 		n := &ctltree.File{Show: f.Read}
 		if f.Write != nil {
 			n.Store = func(_ context.Context, data []byte) error { return f.Write(string(data)) }
@@ -198,7 +198,7 @@ func (b *bonds) nodes(path string) ctltree.Node {
 	}
 	return ctltree.Listing{
 		Names: func() []string { return b.tree.List(path) },
-		Node:  func(name string) ctltree.Node { return b.nodes(path + "/" + name) },
+		Node:  func(name string) ctltree.Node { return b.treeNodes(path + "/" + name) },
 	}
 }
 
@@ -217,7 +217,7 @@ type bondWrite struct {
 	Text string `json:"text"`
 }
 
-func (s *server) listBonds(r *http.Request) (any, error) {
+func (s *apiServer) listBonds(r *http.Request) (any, error) {
 	name := r.URL.Query().Get("name")
 	out := []bondInfo{}
 	for _, b := range s.bonds.net.Bonds() {
@@ -237,12 +237,12 @@ func (s *server) listBonds(r *http.Request) (any, error) {
 	return out, nil
 }
 
-func (s *server) writeBond(r *http.Request) (any, error) {
+func (s *apiServer) writeBond(r *http.Request) (any, error) {
 	var q bondWrite
 	if err := json.NewDecoder(http.MaxBytesReader(nil, r.Body, 3*ctl.MaxWrite)).Decode(&q); err != nil {
 		return nil, fmt.Errorf("request: %w: %w", err, unix.EINVAL)
 	}
-	f := s.bonds.file(q.File)
+	f := s.bonds.controlFile(q.File)
 	if f == nil || f.Write == nil {
 		return nil, fmt.Errorf("%s: there is no such bond, or it has no such option: %w", q.File, unix.ENOENT)
 	}
@@ -250,7 +250,7 @@ func (s *server) writeBond(r *http.Request) (any, error) {
 }
 
 func newBond() *cobra.Command {
-	c := &cobra.Command{Use: "bond", Short: "active-backup bonds of interfaces", Args: args(0, 0),
+	c := &cobra.Command{Use: "bond", Short: "active-backup bonds of interfaces", Args: argCount(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		Example: `  rnbd-net bond add bond0
   rnbd-net bond set bond0 arp_interval 100
@@ -262,19 +262,19 @@ func newBond() *cobra.Command {
 	c.AddCommand(newBondShow(),
 		bondCommand("add NAME", "make a bond", 1, func(a []string) bondWrite { return bondWrite{"net/bonding_masters", "+" + a[0]} }),
 		bondCommand("del NAME", "remove a bond", 1, func(a []string) bondWrite { return bondWrite{"net/bonding_masters", "-" + a[0]} }),
-		bondCommand("enslave NAME LINK", "add a slave, which must be down", 2, func(a []string) bondWrite { return bondWrite{option(a[0], "slaves"), "+" + a[1]} }),
-		bondCommand("release NAME LINK", "give a slave back", 2, func(a []string) bondWrite { return bondWrite{option(a[0], "slaves"), "-" + a[1]} }),
-		bondCommand("set NAME OPTION VALUE", "set an option, by the name of its file in Linux", 3, func(a []string) bondWrite { return bondWrite{option(a[0], a[1]), a[2]} }))
+		bondCommand("enslave NAME LINK", "add a slave, which must be down", 2, func(a []string) bondWrite { return bondWrite{optionPath(a[0], "slaves"), "+" + a[1]} }),
+		bondCommand("release NAME LINK", "give a slave back", 2, func(a []string) bondWrite { return bondWrite{optionPath(a[0], "slaves"), "-" + a[1]} }),
+		bondCommand("set NAME OPTION VALUE", "set an option, by the name of its file in Linux", 3, func(a []string) bondWrite { return bondWrite{optionPath(a[0], a[1]), a[2]} }))
 	return c
 }
 
-func option(name, o string) string { return "net/" + name + "/bonding/" + o }
+func optionPath(name, o string) string { return "net/" + name + "/bonding/" + o }
 
 // bondCommand returns a command that writes a control file.
 func bondCommand(use, short string, n int, write func(a []string) bondWrite) *cobra.Command {
-	return &cobra.Command{Use: use, Short: short, Args: args(n, n),
+	return &cobra.Command{Use: use, Short: short, Args: argCount(n, n),
 		RunE: func(cmd *cobra.Command, a []string) error {
-			body, err := ask(cmd, http.MethodPost, "/bonds", nil, write(a))
+			body, err := callDaemon(cmd, http.MethodPost, "/bonds", nil, write(a))
 			if err != nil {
 				return err
 			}
@@ -283,13 +283,13 @@ func bondCommand(use, short string, n int, write func(a []string) bondWrite) *co
 }
 
 func newBondShow() *cobra.Command {
-	return &cobra.Command{Use: "show [NAME]", Aliases: []string{"list"}, Short: "show bonds; one of them as /proc/net/bonding does", Args: args(0, 1),
+	return &cobra.Command{Use: "show [NAME]", Aliases: []string{"list"}, Short: "show bonds; one of them as /proc/net/bonding does", Args: argCount(0, 1),
 		RunE: func(cmd *cobra.Command, a []string) error {
-			list, err := get[bondInfo](cmd, "/bonds", a)
+			list, err := fetchList[bondInfo](cmd, "/bonds", a)
 			if err != nil {
 				return err
 			}
-			return show(cmd, list, func(w io.Writer) error {
+			return printResult(cmd, list, func(w io.Writer) error {
 				if len(a) > 0 {
 					_, err := io.WriteString(w, list[0].Text)
 					return err
@@ -298,7 +298,7 @@ func newBondShow() *cobra.Command {
 				for _, b := range list {
 					rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s", b.Name, b.MII, b.Active, strings.Join(b.Slaves, " ")))
 				}
-				return columns(w, "Bond\tMII\tActive\tSlaves", rows)
+				return printColumns(w, "Bond\tMII\tActive\tSlaves", rows)
 			})
 		}}
 }

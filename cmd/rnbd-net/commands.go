@@ -28,8 +28,8 @@ import (
 
 var errNoDaemon = errors.New(`no daemon: start one with "rnbd-net run"`)
 
-// ask sends a request to the daemon and returns the body of its answer.
-func ask(cmd *cobra.Command, method, path string, query url.Values, body any) (io.ReadCloser, error) {
+// callDaemon sends a request to the daemon and returns the body of its answer.
+func callDaemon(cmd *cobra.Command, method, path string, query url.Values, body any) (io.ReadCloser, error) {
 	socket, _ := cmd.Flags().GetString("socket")
 	return askAt(cmd, socket, method, path, query, body)
 }
@@ -56,7 +56,7 @@ func askAt(cmd *cobra.Command, socket, method, path string, query url.Values, bo
 		return nil, errors.Unwrap(err) // without the URL, since users do not know it
 	case answer.StatusCode != http.StatusOK:
 		defer answer.Body.Close()
-		var f failure
+		var f requestFailure
 		if err := json.NewDecoder(answer.Body).Decode(&f); err != nil {
 			return nil, fmt.Errorf("the daemon answered %s", answer.Status)
 		}
@@ -66,18 +66,18 @@ func askAt(cmd *cobra.Command, socket, method, path string, query url.Values, bo
 }
 
 // remoteError is a failure reported by the daemon.
-type remoteError struct{ f failure }
+type remoteError struct{ f requestFailure }
 
 func (e *remoteError) Error() string { return e.f.Error }
 func (e *remoteError) Unwrap() error { return e.f.Errno }
 
-// get fetches a list about the interface in the arguments, or about all.
-func get[T any](cmd *cobra.Command, path string, arguments []string) (out []T, err error) {
+// fetchList fetches a list about the interface in the arguments, or about all.
+func fetchList[T any](cmd *cobra.Command, path string, arguments []string) (out []T, err error) {
 	query := url.Values{}
 	if len(arguments) > 0 {
 		query.Set("name", arguments[0])
 	}
-	body, err := ask(cmd, http.MethodGet, path, query, nil)
+	body, err := callDaemon(cmd, http.MethodGet, path, query, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -85,8 +85,8 @@ func get[T any](cmd *cobra.Command, path string, arguments []string) (out []T, e
 	return out, json.NewDecoder(body).Decode(&out)
 }
 
-// show prints v as JSON or as a table.
-func show(cmd *cobra.Command, v any, table func(w io.Writer) error) error {
+// printResult prints v as JSON or as a table.
+func printResult(cmd *cobra.Command, v any, table func(w io.Writer) error) error {
 	if o, _ := cmd.Flags().GetString("output"); o == "json" {
 		e := json.NewEncoder(cmd.OutOrStdout())
 		e.SetIndent("", "  ")
@@ -95,8 +95,8 @@ func show(cmd *cobra.Command, v any, table func(w io.Writer) error) error {
 	return table(cmd.OutOrStdout())
 }
 
-// columns prints rows in columns. The first row is the heading.
-func columns(w io.Writer, heading string, rows []string) error {
+// printColumns prints rows in columns. The first row is the heading.
+func printColumns(w io.Writer, heading string, rows []string) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, heading)
 	for _, r := range rows {
@@ -106,24 +106,24 @@ func columns(w io.Writer, heading string, rows []string) error {
 }
 
 func newLinkShow() *cobra.Command {
-	return &cobra.Command{Use: "show [NAME]", Aliases: []string{"list"}, Short: "show interfaces", Args: args(0, 1),
+	return &cobra.Command{Use: "show [NAME]", Aliases: []string{"list"}, Short: "show interfaces", Args: argCount(0, 1),
 		RunE: func(cmd *cobra.Command, a []string) error {
-			list, err := get[linkInfo](cmd, "/links", a)
+			list, err := fetchList[linkInfo](cmd, "/links", a)
 			if err != nil {
 				return err
 			}
-			return show(cmd, list, func(w io.Writer) error {
+			return printResult(cmd, list, func(w io.Writer) error {
 				var rows []string
 				for _, l := range list {
 					rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s", l.Name, l.Parent, l.PKey, l.Mode, l.MTU, l.RxPackets, l.TxPackets, l.Address))
 				}
-				return columns(w, "Link\tParent\tP_Key\tMode\tMTU\tRX\tTX\tAddress", rows)
+				return printColumns(w, "Link\tParent\tP_Key\tMode\tMTU\tRX\tTX\tAddress", rows)
 			})
 		}}
 }
 
 func newLinkAdd() *cobra.Command {
-	return &cobra.Command{Use: "add NAME link PARENT [pkey P_KEY] [mode MODE] [mtu MTU] [umcast 0|1]", Short: "make a child interface", Args: args(3, 11),
+	return &cobra.Command{Use: "add NAME link PARENT [pkey P_KEY] [mode MODE] [mtu MTU] [umcast 0|1]", Short: "make a child interface", Args: argCount(3, 11),
 		Example: "  rnbd-net link add storage link ib0 pkey 0x8001 mode connected",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			q := linkRequest{Name: a[0]}
@@ -137,13 +137,13 @@ func newLinkAdd() *cobra.Command {
 				case a[0] == "pkey":
 					q.PKey, err = parsePKey(a[1])
 				default:
-					err = q.parse(cmd, a[0], a[1])
+					err = q.parseSetting(cmd, a[0], a[1])
 				}
 				if err != nil {
 					return usageError{err}
 				}
 			}
-			body, err := ask(cmd, http.MethodPost, "/links", nil, q)
+			body, err := callDaemon(cmd, http.MethodPost, "/links", nil, q)
 			if err != nil {
 				return err
 			}
@@ -151,8 +151,8 @@ func newLinkAdd() *cobra.Command {
 		}}
 }
 
-// parse parses the new value of a setting of an interface.
-func (s *linkSettings) parse(cmd *cobra.Command, name, value string) error {
+// parseSetting parses the new value of a setting of an interface.
+func (s *linkSettings) parseSetting(cmd *cobra.Command, name, value string) error {
 	switch name {
 	case "mode":
 		if _, err := dev.ParseMode(value); err != nil {
@@ -178,7 +178,7 @@ func (s *linkSettings) parse(cmd *cobra.Command, name, value string) error {
 }
 
 func newLinkSet() *cobra.Command {
-	return &cobra.Command{Use: "set NAME [mode datagram|connected] [mtu MTU] [umcast 0|1]", Short: "change an interface", Args: args(3, 7),
+	return &cobra.Command{Use: "set NAME [mode datagram|connected] [mtu MTU] [umcast 0|1]", Short: "change an interface", Args: argCount(3, 7),
 		Example: "  rnbd-net link set ib0 mode connected",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			name := a[0]
@@ -187,11 +187,11 @@ func newLinkSet() *cobra.Command {
 				if len(a) == 1 {
 					return usageError{fmt.Errorf("%s: no value; usage: %s", a[0], cmd.UseLine())}
 				}
-				if err := s.parse(cmd, a[0], a[1]); err != nil {
+				if err := s.parseSetting(cmd, a[0], a[1]); err != nil {
 					return usageError{err}
 				}
 			}
-			body, err := ask(cmd, http.MethodPatch, "/links", url.Values{"name": {name}}, s)
+			body, err := callDaemon(cmd, http.MethodPatch, "/links", url.Values{"name": {name}}, s)
 			if err != nil {
 				return err
 			}
@@ -209,9 +209,9 @@ func parsePKey(s string) (int, error) {
 }
 
 func newLinkDel() *cobra.Command {
-	return &cobra.Command{Use: "del NAME", Aliases: []string{"delete"}, Short: "remove a child interface", Args: args(1, 1),
+	return &cobra.Command{Use: "del NAME", Aliases: []string{"delete"}, Short: "remove a child interface", Args: argCount(1, 1),
 		RunE: func(cmd *cobra.Command, a []string) error {
-			body, err := ask(cmd, http.MethodDelete, "/links", url.Values{"name": a}, nil)
+			body, err := callDaemon(cmd, http.MethodDelete, "/links", url.Values{"name": a}, nil)
 			if err != nil {
 				return err
 			}
@@ -220,30 +220,30 @@ func newLinkDel() *cobra.Command {
 }
 
 func newPeers() *cobra.Command {
-	return &cobra.Command{Use: "peers [NAME]", Short: "show neighbours and their link-layer addresses", Args: args(0, 1),
+	return &cobra.Command{Use: "peers [NAME]", Short: "show neighbours and their link-layer addresses", Args: argCount(0, 1),
 		RunE: func(cmd *cobra.Command, a []string) error {
-			list, err := get[peerInfo](cmd, "/peers", a)
+			list, err := fetchList[peerInfo](cmd, "/peers", a)
 			if err != nil {
 				return err
 			}
-			return show(cmd, list, func(w io.Writer) error {
+			return printResult(cmd, list, func(w io.Writer) error {
 				var rows []string
 				for _, p := range list {
 					rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s", p.Link, cmp.Or(p.IP, p.MAC), p.State, p.Address))
 				}
-				return columns(w, "Link\tNeighbour\tState\tAddress", rows)
+				return printColumns(w, "Link\tNeighbour\tState\tAddress", rows)
 			})
 		}}
 }
 
 func newMcg() *cobra.Command {
-	return &cobra.Command{Use: "mcg NAME", Short: "show multicast groups, as the file NAME_mcg of Linux does", Args: args(1, 1),
+	return &cobra.Command{Use: "mcg NAME", Short: "show multicast groups, as the file NAME_mcg of Linux does", Args: argCount(1, 1),
 		RunE: func(cmd *cobra.Command, a []string) error {
-			list, err := get[groupInfo](cmd, "/groups", a)
+			list, err := fetchList[groupInfo](cmd, "/groups", a)
 			if err != nil {
 				return err
 			}
-			return show(cmd, list, func(w io.Writer) error {
+			return printResult(cmd, list, func(w io.Writer) error {
 				var groups []mcast.Group
 				for _, g := range list {
 					ip, err := netip.ParseAddr(g.MGID)
@@ -252,14 +252,14 @@ func newMcg() *cobra.Command {
 					}
 					groups = append(groups, mcast.Group{MGID: wire.GID(ip.As16()), Created: g.Created, Queued: g.Queued, Complete: g.Complete, SendOnly: g.SendOnly})
 				}
-				return mcast.Write(w, groups, jiffies)
+				return mcast.Write(w, groups, jiffiesSince)
 			})
 		}}
 }
 
-// jiffies returns the number of ticks of 4 ms from the start of the host until
+// jiffiesSince returns the number of ticks of 4 ms from the start of the host until
 // t.
-func jiffies(t time.Time) uint64 {
+func jiffiesSince(t time.Time) uint64 {
 	var up unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &up) != nil {
 		return 0
@@ -268,10 +268,10 @@ func jiffies(t time.Time) uint64 {
 }
 
 func newPcap() *cobra.Command {
-	c := &cobra.Command{Use: "pcap NAME", Short: "capture frames, link type 242, until SIGINT", Args: args(1, 1)}
+	c := &cobra.Command{Use: "pcap NAME", Short: "capture frames, link type 242, until SIGINT", Args: argCount(1, 1)}
 	file := c.Flags().StringP("write", "w", "-", "`file` to write to; - is the standard output")
 	c.RunE = func(cmd *cobra.Command, a []string) error {
-		body, err := ask(cmd, http.MethodGet, "/pcap", url.Values{"name": a}, nil)
+		body, err := callDaemon(cmd, http.MethodGet, "/pcap", url.Values{"name": a}, nil)
 		if err != nil {
 			return err
 		}

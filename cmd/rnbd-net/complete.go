@@ -10,12 +10,12 @@ import (
 	"github.com/rnbd-go/rnbd/modules/bond/core"
 )
 
-// choices returns the possible values of an argument of a command.
-type choices func(cmd *cobra.Command) []string
+// argChoices returns the possible values of an argument of a command.
+type argChoices func(cmd *cobra.Command) []string
 
 // linkNames, bondNames and slaveNames ask the daemon.
 func linkNames(cmd *cobra.Command) (names []string) {
-	list, _ := get[linkInfo](cmd, "/links", nil) // nothing is completed without a daemon
+	list, _ := fetchList[linkInfo](cmd, "/links", nil) // nothing is completed without a daemon
 	for _, l := range list {
 		names = append(names, l.Name)
 	}
@@ -23,7 +23,7 @@ func linkNames(cmd *cobra.Command) (names []string) {
 }
 
 func bondNames(cmd *cobra.Command) (names []string) {
-	list, _ := get[bondInfo](cmd, "/bonds", nil)
+	list, _ := fetchList[bondInfo](cmd, "/bonds", nil)
 	for _, b := range list {
 		names = append(names, b.Name)
 	}
@@ -31,7 +31,7 @@ func bondNames(cmd *cobra.Command) (names []string) {
 }
 
 func slaveNames(cmd *cobra.Command) (names []string) {
-	list, _ := get[bondInfo](cmd, "/bonds", nil)
+	list, _ := fetchList[bondInfo](cmd, "/bonds", nil)
 	for _, b := range list {
 		names = append(names, b.Slaves...)
 	}
@@ -47,14 +47,14 @@ func optionNames(*cobra.Command) (names []string) {
 	return names
 }
 
-func words(w ...string) choices { return func(*cobra.Command) []string { return w } }
+func fixedChoices(w ...string) argChoices { return func(*cobra.Command) []string { return w } }
 
 // completions are the arguments that the shell completes, by command.
-var completions = map[string][]choices{
+var completions = map[string][]argChoices{
 	"link show":    {linkNames},
-	"link set":     {linkNames, words("mode", "mtu", "umcast")},
+	"link set":     {linkNames, fixedChoices("mode", "mtu", "umcast")},
 	"link del":     {linkNames},
-	"link add":     {nil, words("link"), linkNames, words("pkey", "mode", "mtu", "umcast")},
+	"link add":     {nil, fixedChoices("link"), linkNames, fixedChoices("pkey", "mode", "mtu", "umcast")},
 	"mcg":          {linkNames},
 	"peers":        {linkNames},
 	"pcap":         {linkNames},
@@ -65,8 +65,8 @@ var completions = map[string][]choices{
 	"bond set":     {bondNames, optionNames},
 }
 
-// complete lets the shell complete arguments.
-func complete(root *cobra.Command) {
+// addCompletion lets the shell complete arguments.
+func addCompletion(root *cobra.Command) {
 	for name, args := range completions {
 		cmd, _, err := root.Find(strings.Fields(name))
 		if err != nil {

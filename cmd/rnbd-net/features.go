@@ -44,7 +44,7 @@ func featureFiles(i *dev.Interface) ctltree.Fixed {
 	none := func(dev.Coalescing) int { return 0 }
 	refused := func(int) error { return unix.EOPNOTSUPP } // sends have no completions that are waited for
 	return ctltree.Fixed{
-		"address": number(i.Address()),
+		"address": constantFile(i.Address()),
 		"rx_usecs": value(func(c dev.Coalescing) int { return int(c.Wait / time.Microsecond) }, func(n int) error {
 			return i.SetRxCoalescing(dev.Coalescing{Frames: i.RxCoalescing().Frames, Wait: time.Duration(n) * time.Microsecond})
 		}),

@@ -12,7 +12,7 @@ import (
 
 // newMan is for builders of packages: a man page for each command.
 func newMan() *cobra.Command {
-	return &cobra.Command{Use: "man FOLDER", Short: "write man pages", Hidden: true, Args: args(1, 1),
+	return &cobra.Command{Use: "man FOLDER", Short: "write man pages", Hidden: true, Args: argCount(1, 1),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			if err := os.MkdirAll(a[0], 0o755); err != nil {
 				return err
@@ -44,22 +44,22 @@ func writeMan(c *cobra.Command, folder string) error {
 
 func manPage(c *cobra.Command, name string, section int) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, ".TH %s %d \"\" \"rnbd\" \"rnbd\"\n.ad l\n.nh\n.SH NAME\n%s \\- %s\n", strings.ToUpper(roff(name)), section, roff(name), roff(c.Short))
-	fmt.Fprintf(&b, ".SH SYNOPSIS\n.B %s\n", roff(c.UseLine()))
+	fmt.Fprintf(&b, ".TH %s %d \"\" \"rnbd\" \"rnbd\"\n.ad l\n.nh\n.SH NAME\n%s \\- %s\n", strings.ToUpper(escapeRoff(name)), section, escapeRoff(name), escapeRoff(c.Short))
+	fmt.Fprintf(&b, ".SH SYNOPSIS\n.B %s\n", escapeRoff(c.UseLine()))
 	long := c.Long
 	if long == "" {
 		long = c.Short + "."
 	}
-	fmt.Fprintf(&b, ".SH DESCRIPTION\n%s\n", roff(long))
+	fmt.Fprintf(&b, ".SH DESCRIPTION\n%s\n", escapeRoff(long))
 	manFlags(&b, "OPTIONS", c.NonInheritedFlags())
 	manFlags(&b, "OPTIONS OF ALL COMMANDS", c.InheritedFlags())
 	if c.Example != "" {
-		fmt.Fprintf(&b, ".SH EXAMPLES\n.EX\n%s\n.EE\n", roff(c.Example))
+		fmt.Fprintf(&b, ".SH EXAMPLES\n.EX\n%s\n.EE\n", escapeRoff(c.Example))
 	}
 	var below []string
 	for _, s := range c.Commands() {
 		if s.IsAvailableCommand() && s.Name() != "help" && s.Name() != "completion" {
-			below = append(below, fmt.Sprintf(".TP\n.B %s\n%s\n", roff(s.Name()), roff(s.Short)))
+			below = append(below, fmt.Sprintf(".TP\n.B %s\n%s\n", escapeRoff(s.Name()), escapeRoff(s.Short)))
 		}
 	}
 	if len(below) > 0 {
@@ -85,15 +85,15 @@ func manFlags(b *strings.Builder, title string, flags *pflag.FlagSet) {
 		if f.DefValue != "" && f.DefValue != "[]" && f.DefValue != "0" {
 			usage += " (default " + f.DefValue + ")"
 		}
-		fmt.Fprintf(&text, ".TP\n.B %s\n%s\n", roff(strings.TrimSpace(name+" "+value)), roff(usage))
+		fmt.Fprintf(&text, ".TP\n.B %s\n%s\n", escapeRoff(strings.TrimSpace(name+" "+value)), escapeRoff(usage))
 	})
 	if text.Len() > 0 {
 		b.WriteString(".SH " + title + "\n" + text.String())
 	}
 }
 
-// roff returns text that roff(7) prints as it is.
-func roff(s string) string {
+// escapeRoff returns text that roff(7) prints as it is.
+func escapeRoff(s string) string {
 	s = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`).Replace(s)
 	lines := strings.Split(s, "\n")
 	for i, l := range lines {

@@ -50,7 +50,7 @@ func useRegistry(ctx context.Context, at string, askKey bool, cfg *port.Config) 
 const partitionUsage = "a partition and the parameters of its link: `P_KEY[,qkey=N][,mtu=N][,scope=N][,sl=N][,rate=N][,hop-limit=N]`"
 
 func newRegistry() *cobra.Command {
-	c := &cobra.Command{Use: "registry", Short: "the registry of links, in the place of a subnet manager", Args: args(0, 0),
+	c := &cobra.Command{Use: "registry", Short: "the registry of links, in the place of a subnet manager", Args: argCount(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	var listen string
 	var partitions, ports []string
@@ -64,7 +64,7 @@ It has no authentication: give it an address that none
 but the hosts of the links can reach.`,
 		Example: `  rnbd-net registry run --listen 10.0.0.1:4792 --partition 0xffff,mtu=4096 \
     --partition 0x8001 --port 10.0.0.3=0xffff,0x0001`,
-		Args: args(0, 0),
+		Args: argCount(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := registryConfig(partitions, ports)
 			if err != nil {

@@ -58,7 +58,7 @@ type registryChange struct {
 // returns the registry, nil if there is none.
 func registryRoutes(mux *http.ServeMux, get func() *registry.Server) {
 	serve := func(f func(s *registry.Server, r *http.Request) (any, error)) http.HandlerFunc {
-		return answer(func(r *http.Request) (any, error) {
+		return jsonHandler(func(r *http.Request) (any, error) {
 			s := get()
 			if s == nil {
 				return nil, fmt.Errorf("this daemon has no registry; give it --serve-registry: %w", unix.ENODEV)
@@ -72,7 +72,7 @@ func registryRoutes(mux *http.ServeMux, get func() *registry.Server) {
 		if err := json.NewDecoder(http.MaxBytesReader(nil, r.Body, 64<<10)).Decode(&q); err != nil {
 			return nil, fmt.Errorf("request: %w: %w", err, unix.EINVAL)
 		}
-		return struct{}{}, s.Change(q.apply)
+		return struct{}{}, s.Change(q.applyTo)
 	}))
 }
 
@@ -94,8 +94,8 @@ func infoOfRegistry(s *registry.Server) registryInfo {
 	return info
 }
 
-// apply changes a configuration.
-func (q *registryChange) apply(c *registry.Config) error {
+// applyTo changes a configuration.
+func (q *registryChange) applyTo(c *registry.Config) error {
 	switch {
 	case q.Add != "":
 		p, err := parsePartition(q.Add)
@@ -177,7 +177,7 @@ func askRegistry(cmd *cobra.Command, method string, body any) (io.ReadCloser, er
 }
 
 func newRegistryShow() *cobra.Command {
-	return &cobra.Command{Use: "show", Aliases: []string{"list"}, Short: "show partitions and ports", Args: args(0, 0),
+	return &cobra.Command{Use: "show", Aliases: []string{"list"}, Short: "show partitions and ports", Args: argCount(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			body, err := askRegistry(cmd, http.MethodGet, nil)
 			if err != nil {
@@ -188,7 +188,7 @@ func newRegistryShow() *cobra.Command {
 			if err := json.NewDecoder(body).Decode(&info); err != nil {
 				return err
 			}
-			return show(cmd, info, func(w io.Writer) error {
+			return printResult(cmd, info, func(w io.Writer) error {
 				var partitions, ports []string
 				for _, p := range info.Partitions {
 					partitions = append(partitions, fmt.Sprintf("%s\t%s\t%d\t%d\t%d\t%d\t%d", p.PKey, p.QKey, p.MTU, p.Scope, p.SL, p.Rate, p.HopLimit))
@@ -196,10 +196,10 @@ func newRegistryShow() *cobra.Command {
 				for _, p := range info.Ports {
 					ports = append(ports, fmt.Sprintf("%s\t%s\t%d\t%s", p.Addr, strings.Join(p.PKeys, ","), p.Groups, p.GID))
 				}
-				err := columns(w, "P_Key\tQ_Key\tMTU\tScope\tSL\tRate\tHops", partitions)
+				err := printColumns(w, "P_Key\tQ_Key\tMTU\tScope\tSL\tRate\tHops", partitions)
 				if err == nil && len(ports) > 0 {
 					fmt.Fprintln(w)
-					err = columns(w, "Port\tP_Keys\tGroups\tGID", ports)
+					err = printColumns(w, "Port\tP_Keys\tGroups\tGID", ports)
 				}
 				return err
 			})
@@ -208,7 +208,7 @@ func newRegistryShow() *cobra.Command {
 
 // registryCommand returns a command that changes a registry.
 func registryCommand(use, short, example string, n int, change func(a []string) registryChange) *cobra.Command {
-	return &cobra.Command{Use: use, Short: short, Args: args(n, n), Example: example,
+	return &cobra.Command{Use: use, Short: short, Args: argCount(n, n), Example: example,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			body, err := askRegistry(cmd, http.MethodPatch, change(a))
 			if err != nil {

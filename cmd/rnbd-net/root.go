@@ -31,7 +31,7 @@ unix socket. The interfaces end with the daemon.`,
   rnbd-net link show
   rnbd-net pcap ib0 | tshark -r -`,
 		SilenceErrors: true, SilenceUsage: true,
-		Args: args(0, 0),
+		Args: argCount(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			if o, _ := cmd.Flags().GetString("output"); o != "table" && o != "json" {
@@ -43,15 +43,15 @@ unix socket. The interfaces end with the daemon.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.PersistentFlags().StringP("output", "o", "table", "how to print: table, json")
 	root.PersistentFlags().String("socket", defaultSocket(), "control socket of the daemon")
-	link := &cobra.Command{Use: "link", Short: "interfaces", RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }, Args: args(0, 0)}
+	link := &cobra.Command{Use: "link", Short: "interfaces", RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }, Args: argCount(0, 0)}
 	link.AddCommand(newLinkShow(), newLinkAdd(), newLinkSet(), newLinkDel())
 	root.AddCommand(newRun(), link, newMcg(), newPeers(), newPcap(), newBond(), newResolve(), newRegistry(), newMan())
-	complete(root)
+	addCompletion(root)
 	return root
 }
 
-// args checks the number of arguments.
-func args(low, high int) cobra.PositionalArgs {
+// argCount checks the number of arguments.
+func argCount(low, high int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, a []string) error {
 		if len(a) < low || len(a) > high {
 			return usageError{fmt.Errorf("%d arguments; usage: %s", len(a), cmd.UseLine())}

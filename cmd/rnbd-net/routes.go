@@ -32,9 +32,9 @@ type routeInfo struct {
 // errNoAnswer says that a neighbour was asked and has not answered.
 var errNoAnswer = errors.New("the neighbour has not answered yet")
 
-// route returns the route from src, which may be zero, to dst. ENETUNREACH says
+// findRoute returns the route from src, which may be zero, to dst. ENETUNREACH says
 // that no bond leads there.
-func (b *bonds) route(src, dst netip.Addr) (routeInfo, error) {
+func (b *bondSet) findRoute(src, dst netip.Addr) (routeInfo, error) {
 	r, err := b.net.Resolver.Resolve(dst)
 	if err != nil {
 		return routeInfo{}, err
@@ -60,7 +60,7 @@ const neighborCheck = 100 * time.Millisecond
 // firstAnswer is how long a request without follow waits for the neighbour.
 const firstAnswer = 2 * time.Second
 
-func (s *server) routes(w http.ResponseWriter, r *http.Request) {
+func (s *apiServer) serveRoutes(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	dst, err := netip.ParseAddr(q.Get("address"))
 	var src netip.Addr
@@ -68,7 +68,7 @@ func (s *server) routes(w http.ResponseWriter, r *http.Request) {
 		src, err = netip.ParseAddr(text)
 	}
 	if err != nil {
-		fail(w, fmt.Errorf("request: %w: %w", err, unix.EINVAL))
+		writeError(w, fmt.Errorf("request: %w: %w", err, unix.EINVAL))
 		return
 	}
 	moved := make(chan struct{}, 1)
@@ -83,11 +83,11 @@ func (s *server) routes(w http.ResponseWriter, r *http.Request) {
 	follow, end := q.Get("follow") != "", time.Now().Add(firstAnswer)
 	var last routeInfo
 	for first := true; ; first = false {
-		now, err := s.bonds.route(src, dst)
+		now, err := s.bonds.findRoute(src, dst)
 		switch {
 		case err != nil && errors.Is(err, unix.ENETUNREACH) && first,
 			err != nil && !follow && (!errors.Is(err, errNoAnswer) || time.Now().After(end)):
-			fail(w, err)
+			writeError(w, err)
 			return
 		case err != nil:
 			now = routeInfo{Error: err.Error()}
@@ -113,7 +113,7 @@ func (s *server) routes(w http.ResponseWriter, r *http.Request) {
 
 func newResolve() *cobra.Command {
 	var follow bool
-	c := &cobra.Command{Use: "resolve ADDRESS", Short: "show the ports that lead to an address in the network of a bond", Args: args(1, 1),
+	c := &cobra.Command{Use: "resolve ADDRESS", Short: "show the ports that lead to an address in the network of a bond", Args: argCount(1, 1),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			if _, err := netip.ParseAddr(a[0]); err != nil {
 				return usageError{err}
@@ -122,7 +122,7 @@ func newResolve() *cobra.Command {
 			if follow {
 				q.Set("follow", "1")
 			}
-			body, err := ask(cmd, http.MethodGet, "/routes", q, nil)
+			body, err := callDaemon(cmd, http.MethodGet, "/routes", q, nil)
 			if err != nil {
 				return err
 			}

@@ -43,7 +43,7 @@ func newRun() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run --port ADDRESS=PEER,...",
 		Short: "make the interfaces, and serve the other commands, until SIGINT or SIGTERM",
-		Args:  args(0, 0),
+		Args:  argCount(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.socket, _ = cmd.Flags().GetString("socket")
 			o.askKey = !cmd.Flags().Changed("pkey")
@@ -84,8 +84,8 @@ func portConfig(s string) (cfg port.Config, err error) {
 	return cfg, nil
 }
 
-// configs returns the configurations of all ports.
-func (o *runOptions) configs(log *slog.Logger) (out []port.Config, err error) {
+// portConfigs returns the configurations of all ports.
+func (o *runOptions) portConfigs(log *slog.Logger) (out []port.Config, err error) {
 	pkey, err1 := strconv.ParseUint(o.pkey, 0, 16)
 	qkey, err2 := strconv.ParseUint(o.qkey, 0, 32)
 	mode, err3 := dev.ParseMode(o.mode)
@@ -112,7 +112,7 @@ func (o *runOptions) configs(log *slog.Logger) (out []port.Config, err error) {
 
 func (o *runOptions) run(ctx context.Context) (err error) {
 	log := daemonLog()
-	cfgs, err := o.configs(log)
+	cfgs, err := o.portConfigs(log)
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (o *runOptions) run(ctx context.Context) (err error) {
 		}
 		defer func() { err = errors.Join(err, tree.Close()) }()
 	}
-	s, err := serve(o.socket, set, b, reg)
+	s, err := startServer(o.socket, set, b, reg)
 	if err != nil {
 		return err
 	}

@@ -73,8 +73,8 @@ type peerInfo struct {
 	Queued  int    `json:"queued"`
 }
 
-// failure is the answer to a request that failed.
-type failure struct {
+// requestFailure is the answer to a request that failed.
+type requestFailure struct {
 	Error string        `json:"error"`
 	Errno syscall.Errno `json:"errno"`
 }
@@ -89,30 +89,30 @@ func infoOf(l *port.Link) linkInfo {
 		RxDropped: s.RxDropped + s.RxUnknownType, TxDropped: s.TxDropped + s.TxErrors}
 }
 
-// server serves the API.
-type server struct {
+// apiServer serves the API.
+type apiServer struct {
 	set   *port.Set
-	bonds *bonds
+	bonds *bondSet
 	http  *http.Server
 
 	mu       sync.Mutex
 	captures map[string]bool // names of the interfaces with a capture
 }
 
-// serve serves the API of a daemon at a path. reg is its registry; it may be nil.
-func serve(path string, set *port.Set, b *bonds, reg *registry.Server) (*server, error) {
-	s := &server{set: set, bonds: b, captures: map[string]bool{}}
+// startServer serves the API of a daemon at a path. reg is its registry; it may be nil.
+func startServer(path string, set *port.Set, b *bondSet, reg *registry.Server) (*apiServer, error) {
+	s := &apiServer{set: set, bonds: b, captures: map[string]bool{}}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /links", answer(s.links))
-	mux.HandleFunc("POST /links", answer(s.addLink))
-	mux.HandleFunc("PATCH /links", answer(s.setLink))
-	mux.HandleFunc("DELETE /links", answer(s.delLink))
-	mux.HandleFunc("GET /groups", answer(s.groups))
-	mux.HandleFunc("GET /peers", answer(s.peers))
-	mux.HandleFunc("GET /pcap", s.pcap)
-	mux.HandleFunc("GET /bonds", answer(s.listBonds))
-	mux.HandleFunc("POST /bonds", answer(s.writeBond))
-	mux.HandleFunc("GET /routes", s.routes)
+	mux.HandleFunc("GET /links", jsonHandler(s.listLinks))
+	mux.HandleFunc("POST /links", jsonHandler(s.addLink))
+	mux.HandleFunc("PATCH /links", jsonHandler(s.setLink))
+	mux.HandleFunc("DELETE /links", jsonHandler(s.delLink))
+	mux.HandleFunc("GET /groups", jsonHandler(s.listGroups))
+	mux.HandleFunc("GET /peers", jsonHandler(s.listPeers))
+	mux.HandleFunc("GET /pcap", s.serveCapture)
+	mux.HandleFunc("GET /bonds", jsonHandler(s.listBonds))
+	mux.HandleFunc("POST /bonds", jsonHandler(s.writeBond))
+	mux.HandleFunc("GET /routes", s.serveRoutes)
 	registryRoutes(mux, func() *registry.Server { return reg })
 	var err error
 	s.http, err = serveAPI(path, mux)
@@ -153,12 +153,12 @@ func closeAPI(s *http.Server) error {
 	return nil
 }
 
-// answer returns a handler that answers with the result of f.
-func answer(f func(r *http.Request) (any, error)) http.HandlerFunc {
+// jsonHandler returns a handler that answers with the result of f.
+func jsonHandler(f func(r *http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v, err := f(r)
 		if err != nil {
-			fail(w, err)
+			writeError(w, err)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
@@ -166,16 +166,16 @@ func answer(f func(r *http.Request) (any, error)) http.HandlerFunc {
 	}
 }
 
-func fail(w http.ResponseWriter, err error) {
-	f := failure{Error: err.Error(), Errno: syscall.EIO}
+func writeError(w http.ResponseWriter, err error) {
+	f := requestFailure{Error: err.Error(), Errno: syscall.EIO}
 	errors.As(err, &f.Errno)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusBadRequest)
 	json.NewEncoder(w).Encode(f)
 }
 
-// named returns the interface named by a request, or all.
-func (s *server) named(r *http.Request) ([]*port.Link, error) {
+// requestedLinks returns the interface named by a request, or all.
+func (s *apiServer) requestedLinks(r *http.Request) ([]*port.Link, error) {
 	name := r.URL.Query().Get("name")
 	if name == "" {
 		return s.set.Links(), nil
@@ -184,8 +184,8 @@ func (s *server) named(r *http.Request) ([]*port.Link, error) {
 	return []*port.Link{l}, err
 }
 
-func (s *server) links(r *http.Request) (any, error) {
-	links, err := s.named(r)
+func (s *apiServer) listLinks(r *http.Request) (any, error) {
+	links, err := s.requestedLinks(r)
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +196,7 @@ func (s *server) links(r *http.Request) (any, error) {
 	return out, nil
 }
 
-func (s *server) addLink(r *http.Request) (any, error) {
+func (s *apiServer) addLink(r *http.Request) (any, error) {
 	var q linkRequest
 	if err := json.NewDecoder(http.MaxBytesReader(nil, r.Body, 4096)).Decode(&q); err != nil {
 		return nil, fmt.Errorf("request: %w: %w", err, unix.EINVAL)
@@ -205,13 +205,13 @@ func (s *server) addLink(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.bonds.apply(l, q.linkSettings); err != nil {
+	if err := s.bonds.applySettings(l, q.linkSettings); err != nil {
 		return nil, errors.Join(err, s.set.DelLink(q.Name))
 	}
 	return infoOf(l), nil
 }
 
-func (s *server) setLink(r *http.Request) (any, error) {
+func (s *apiServer) setLink(r *http.Request) (any, error) {
 	var q linkSettings
 	if err := json.NewDecoder(http.MaxBytesReader(nil, r.Body, 4096)).Decode(&q); err != nil {
 		return nil, fmt.Errorf("request: %w: %w", err, unix.EINVAL)
@@ -220,22 +220,22 @@ func (s *server) setLink(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.bonds.apply(l, q); err != nil {
+	if err := s.bonds.applySettings(l, q); err != nil {
 		return nil, err
 	}
 	return infoOf(l), nil
 }
 
-func (s *server) delLink(r *http.Request) (any, error) {
+func (s *apiServer) delLink(r *http.Request) (any, error) {
 	name := r.URL.Query().Get("name")
-	if err := s.bonds.forget(name); err != nil {
+	if err := s.bonds.removeSlave(name); err != nil {
 		return nil, err
 	}
 	return struct{}{}, s.set.DelLink(name)
 }
 
-func (s *server) groups(r *http.Request) (any, error) {
-	links, err := s.named(r)
+func (s *apiServer) listGroups(r *http.Request) (any, error) {
+	links, err := s.requestedLinks(r)
 	if err != nil {
 		return nil, err
 	}
@@ -248,8 +248,8 @@ func (s *server) groups(r *http.Request) (any, error) {
 	return out, nil
 }
 
-func (s *server) peers(r *http.Request) (any, error) {
-	links, err := s.named(r)
+func (s *apiServer) listPeers(r *http.Request) (any, error) {
+	links, err := s.requestedLinks(r)
 	if err != nil {
 		return nil, err
 	}
@@ -269,11 +269,11 @@ func (s *server) peers(r *http.Request) (any, error) {
 	return out, nil
 }
 
-// records buffers captured records for a reader. Records without room are
+// captureRecords buffers captured records for a reader. Records without room are
 // dropped.
-type records chan []byte
+type captureRecords chan []byte
 
-func (r records) Write(b []byte) (int, error) {
+func (r captureRecords) Write(b []byte) (int, error) {
 	select {
 	case r <- append([]byte(nil), b...):
 	default:
@@ -281,12 +281,12 @@ func (r records) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// pcap sends a capture until the client disconnects.
-func (s *server) pcap(w http.ResponseWriter, r *http.Request) {
+// serveCapture sends a capture until the client disconnects.
+func (s *apiServer) serveCapture(w http.ResponseWriter, r *http.Request) {
 	name := r.URL.Query().Get("name")
 	l, err := s.set.Link(name)
 	if err != nil {
-		fail(w, err)
+		writeError(w, err)
 		return
 	}
 	s.mu.Lock()
@@ -294,7 +294,7 @@ func (s *server) pcap(w http.ResponseWriter, r *http.Request) {
 	s.captures[name] = true
 	s.mu.Unlock()
 	if busy {
-		fail(w, fmt.Errorf("capture frames of %s: a capture is under way: %w", name, unix.EBUSY))
+		writeError(w, fmt.Errorf("capture frames of %s: a capture is under way: %w", name, unix.EBUSY))
 		return
 	}
 	defer func() {
@@ -303,9 +303,9 @@ func (s *server) pcap(w http.ResponseWriter, r *http.Request) {
 		l.Capture(nil)
 		delete(s.captures, name)
 	}()
-	records := make(records, 4096)
+	records := make(captureRecords, 4096)
 	if err := l.Capture(records); err != nil {
-		fail(w, err)
+		writeError(w, err)
 		return
 	}
 	w.Header().Set("Content-Type", "application/vnd.tcpdump.pcap")

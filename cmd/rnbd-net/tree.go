@@ -22,12 +22,12 @@ import (
 
 // treeOf returns the control files of the interfaces, by their paths below
 // /sys.
-func treeOf(set *port.Set, b *bonds, trace *dev.Trace) map[string]ctltree.Node {
+func treeOf(set *port.Set, b *bondSet, trace *dev.Trace) map[string]ctltree.Node {
 	return map[string]ctltree.Node{
-		"module/ib_ipoib/parameters": parameters(trace),
+		"module/ib_ipoib/parameters": moduleParameters(trace),
 		"class/net": ctltree.Listing{
 			Names: func() []string {
-				out := append(names(set, ""), "bonding_masters")
+				out := append(namesWithSuffix(set, ""), "bonding_masters")
 				for _, x := range b.net.Bonds() {
 					out = append(out, x.Name())
 				}
@@ -36,28 +36,28 @@ func treeOf(set *port.Set, b *bonds, trace *dev.Trace) map[string]ctltree.Node {
 			Node: func(name string) ctltree.Node {
 				l, err := set.Link(name)
 				if err != nil {
-					return b.nodes("net/" + name)
+					return b.treeNodes("net/" + name)
 				}
 				return linkFiles(set, b, l)
 			},
 		},
 		"proc/net/bonding": ctltree.Listing{
 			Names: func() []string { return b.tree.List("proc/net/bonding") },
-			Node:  func(name string) ctltree.Node { return b.nodes("proc/net/bonding/" + name) },
+			Node:  func(name string) ctltree.Node { return b.treeNodes("proc/net/bonding/" + name) },
 		},
 		"kernel/debug/ipoib": ctltree.Listing{
-			Names: func() []string { return append(names(set, "_mcg"), names(set, "_path")...) },
+			Names: func() []string { return append(namesWithSuffix(set, "_mcg"), namesWithSuffix(set, "_path")...) },
 			Node:  func(file string) ctltree.Node { return debugFile(set, file) },
 		},
 	}
 }
 
-// parameters returns the files of the module's parameters. data_debug_level is
+// moduleParameters returns the files of the module's parameters. data_debug_level is
 // there in builds with the trace of the data path only, as in Linux.
-func parameters(trace *dev.Trace) ctltree.Fixed {
+func moduleParameters(trace *dev.Trace) ctltree.Fixed {
 	files := ctltree.Fixed{
 		"debug_level": levelFile(&trace.Level), "mcast_debug_level": levelFile(&trace.Mcast),
-		"send_queue_size": number(dev.SendQueue), "recv_queue_size": number(dev.RecvQueue), "max_nonsrq_conn_qp": number(cm.MaxPassive),
+		"send_queue_size": constantFile(dev.SendQueue), "recv_queue_size": constantFile(dev.RecvQueue), "max_nonsrq_conn_qp": constantFile(cm.MaxPassive),
 	}
 	if dev.DataTrace {
 		files["data_debug_level"] = levelFile(&trace.Data)
@@ -65,8 +65,8 @@ func parameters(trace *dev.Trace) ctltree.Fixed {
 	return files
 }
 
-// number returns a file with a constant.
-func number(v any) *ctltree.File { return ctltree.Text(func() string { return fmt.Sprint(v) }) }
+// constantFile returns a file with a constant.
+func constantFile(v any) *ctltree.File { return ctltree.Text(func() string { return fmt.Sprint(v) }) }
 
 // debugFile returns a file about the groups or paths of an interface.
 func debugFile(set *port.Set, file string) ctltree.Node {
@@ -82,7 +82,7 @@ func debugFile(set *port.Set, file string) ctltree.Node {
 	case "_mcg":
 		return &ctltree.File{Show: func() (string, error) {
 			var b strings.Builder
-			err := mcast.Write(&b, l.Groups(), jiffies)
+			err := mcast.Write(&b, l.Groups(), jiffiesSince)
 			return b.String(), err
 		}}
 	case "_path":
@@ -110,7 +110,7 @@ func levelFile(level *atomic.Int32) *ctltree.File {
 	}
 }
 
-func names(set *port.Set, suffix string) (out []string) {
+func namesWithSuffix(set *port.Set, suffix string) (out []string) {
 	for _, l := range set.Links() {
 		out = append(out, l.Name()+suffix)
 	}
@@ -119,27 +119,27 @@ func names(set *port.Set, suffix string) (out []string) {
 
 // linkFiles returns the files of one interface. A link that was made by name
 // has no files of partitions, as in Linux.
-func linkFiles(set *port.Set, b *bonds, l *port.Link) ctltree.Fixed {
+func linkFiles(set *port.Set, b *bondSet, l *port.Link) ctltree.Fixed {
 	files := ctltree.Fixed{
-		"type": number(tun.TypeInfiniBand), "addr_len": number(wire.AddressLen),
-		"address": number(l.Address()), "broadcast": number(l.Broadcast()), "mtu": number(l.MTU()),
-		"statistics": statistics(l.Interface),
+		"type": constantFile(tun.TypeInfiniBand), "addr_len": constantFile(wire.AddressLen),
+		"address": constantFile(l.Address()), "broadcast": constantFile(l.Broadcast()), "mtu": constantFile(l.MTU()),
+		"statistics": statisticsFiles(l.Interface),
 	}
 	if mac, ok := l.MAC(); ok {
-		files["type"], files["addr_len"] = number(tun.TypeEthernet), number(len(mac))
-		files["address"], files["broadcast"] = number(mac), number(ether.Broadcast)
+		files["type"], files["addr_len"] = constantFile(tun.TypeEthernet), constantFile(len(mac))
+		files["address"], files["broadcast"] = constantFile(mac), constantFile(ether.Broadcast)
 	}
 	files["ipoib"] = featureFiles(l.Interface)
-	if n := b.nodes("net/" + l.Name() + "/bonding_slave"); n != nil {
+	if n := b.treeNodes("net/" + l.Name() + "/bonding_slave"); n != nil {
 		files["bonding_slave"] = n
 	}
 	if l.Parent != "" && !l.ByKey() {
 		return files
 	}
-	files["pkey"] = number(fmt.Sprintf("0x%04x", l.PKey()))
+	files["pkey"] = constantFile(fmt.Sprintf("0x%04x", l.PKey()))
 	files["mode"] = &ctltree.File{Show: func() (string, error) { return l.Mode().String() + "\n", nil }, Store: func(_ context.Context, data []byte) error {
 		word := ctltree.Word(data)
-		return b.apply(l, linkSettings{Mode: &word})
+		return b.applySettings(l, linkSettings{Mode: &word})
 	}}
 	files["umcast"] = &ctltree.File{Show: func() (string, error) { return map[bool]string{false: "0\n", true: "1\n"}[l.Umcast()], nil }, Store: func(_ context.Context, data []byte) error {
 		v, err := strconv.ParseInt(ctltree.Word(data), 0, 32)
@@ -150,14 +150,14 @@ func linkFiles(set *port.Set, b *bonds, l *port.Link) ctltree.Fixed {
 		return nil
 	}}
 	if l.Parent != "" {
-		files["parent"] = number(l.Parent)
+		files["parent"] = constantFile(l.Parent)
 		return files
 	}
 	files["create_child"] = pkeyFile(func(pkey int) error { _, err := set.CreateChild(l.Name(), pkey); return err })
 	files["delete_child"] = pkeyFile(func(pkey int) error {
 		for _, c := range set.Links() {
 			if c.Parent == l.Name() && c.ByKey() && int(c.PKey()) == pkey|0x8000 {
-				if err := b.forget(c.Name()); err != nil {
+				if err := b.removeSlave(c.Name()); err != nil {
 					return err
 				}
 			}
@@ -178,7 +178,7 @@ func pkeyFile(f func(pkey int) error) *ctltree.File {
 	}}
 }
 
-func statistics(i *dev.Interface) ctltree.Fixed {
+func statisticsFiles(i *dev.Interface) ctltree.Fixed {
 	file := func(get func(s dev.Stats) uint64) *ctltree.File {
 		return ctltree.Text(func() string { return fmt.Sprint(get(i.Stats())) })
 	}

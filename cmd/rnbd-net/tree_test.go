@@ -10,7 +10,7 @@ import (
 // the trace.
 func TestIP30_LevelOfTheDataPath(t *testing.T) {
 	trace := &dev.Trace{}
-	f := parameters(trace).Lookup("data_debug_level")
+	f := moduleParameters(trace).Lookup("data_debug_level")
 	if (f != nil) != dev.DataTrace {
 		t.Errorf("the file is there: %t, want %t", f != nil, dev.DataTrace)
 	}

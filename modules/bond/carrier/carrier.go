@@ -23,7 +23,7 @@ type Link struct {
 // Open finds the interface with the address addr in the network namespace of
 // the calling thread. ENODEV says that there is none.
 func Open(addr netip.Addr) (*Link, error) {
-	name, err := owner(addr)
+	name, err := ownerOf(addr)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +43,7 @@ func Open(addr netip.Addr) (*Link, error) {
 	return l, nil
 }
 
-func owner(addr netip.Addr) (string, error) {
+func ownerOf(addr netip.Addr) (string, error) {
 	all, err := net.Interfaces()
 	if err != nil {
 		return "", fmt.Errorf("carrier of %s: %w", addr, err)

@@ -27,14 +27,14 @@ func (m *Machine) roundARP(now time.Time) {
 	if selectAgain {
 		m.selectActive(now)
 	}
-	m.probe(now)
+	m.sendProbes(now)
 }
 
 func (m *Machine) stepARP(s *Slave, now time.Time) {
 	rx := m.lastRx(s)
 	if s.Link != Up {
 		switch {
-		case m.within(rx, 1, now):
+		case m.withinIntervals(rx, 1, now):
 			m.setLink(s, Up)
 			if s == m.probing {
 				m.probing = nil
@@ -45,23 +45,23 @@ func (m *Machine) stepARP(s *Slave, now time.Time) {
 		}
 		return
 	}
-	if m.within(s.lastUp, 2, now) { // enslaved or made active just now
+	if m.withinIntervals(s.lastUp, 2, now) { // enslaved or made active just now
 		return
 	}
 	missed := m.opt.MissedMax
 	switch {
 	case s == m.active:
-		if !m.within(s.lastTx, missed, now) || !m.within(rx, missed, now) {
-			m.down(s)
+		if !m.withinIntervals(s.lastTx, missed, now) || !m.withinIntervals(rx, missed, now) {
+			m.onLinkDown(s)
 		}
-	case m.probing == nil && !m.within(rx, missed+1, now):
-		m.down(s)
+	case m.probing == nil && !m.withinIntervals(rx, missed+1, now):
+		m.onLinkDown(s)
 	}
 }
 
-// probe sends through the active slave; without one, through each slave that
+// sendProbes sends through the active slave; without one, through each slave that
 // has a carrier in turn.
-func (m *Machine) probe(now time.Time) {
+func (m *Machine) sendProbes(now time.Time) {
 	if m.active != nil {
 		m.emitProbe(m.active, now)
 		return
@@ -94,11 +94,11 @@ func (m *Machine) nextToProbe() *Slave {
 
 func (m *Machine) emitProbe(s *Slave, now time.Time) {
 	s.lastTx = now
-	m.emit(Event{Kind: Probe, Slave: s.Name})
+	m.addEvent(Event{Kind: Probe, Slave: s.Name})
 }
 
-// within reports whether now is at most n intervals and a half after t.
-func (m *Machine) within(t time.Time, n int, now time.Time) bool {
+// withinIntervals reports whether now is at most n intervals and a half after t.
+func (m *Machine) withinIntervals(t time.Time, n int, now time.Time) bool {
 	d := m.opt.ArpInterval
 	return !now.Before(t.Add(-d)) && !now.After(t.Add(time.Duration(n)*d+d/2))
 }
@@ -115,9 +115,9 @@ func (m *Machine) lastRx(s *Slave) time.Time {
 // receives.
 func (m *Machine) validates(s *Slave) bool {
 	if s == m.active || s == m.probing {
-		return m.opt.ArpValidate.active()
+		return m.opt.ArpValidate.checksActive()
 	}
-	return m.opt.ArpValidate.backup()
+	return m.opt.ArpValidate.checksBackups()
 }
 
 // Seen is a frame that a slave received.
@@ -133,12 +133,12 @@ type Seen struct {
 // is a sign of life of the named slave's link. own reports whether an address
 // is one of the bond's.
 func (m *Machine) Received(name string, f Seen, own func(netip.Addr) bool) {
-	s := m.find(name)
+	s := m.findSlave(name)
 	if s == nil || m.opt.ArpInterval <= 0 {
 		return
 	}
 	if !m.validates(s) {
-		if f.ARP || !m.opt.ArpValidate.filters() {
+		if f.ARP || !m.opt.ArpValidate.filtersFrames() {
 			s.lastRx = f.At
 		}
 		return
@@ -147,17 +147,17 @@ func (m *Machine) Received(name string, f Seen, own func(netip.Addr) bool) {
 		return
 	}
 	switch {
-	case s == m.active || s == m.probing && f.Reply && m.within(s.lastTx, 1, f.At):
-		m.confirm(s, f.SPA, f.TPA, f.At, own)
+	case s == m.active || s == m.probing && f.Reply && m.withinIntervals(s.lastTx, 1, f.At):
+		m.confirmFrame(s, f.SPA, f.TPA, f.At, own)
 	case m.active != nil && m.lastRx(m.active).After(m.active.lastUp):
 		// A backup sees the active slave's broadcast probe. Its sender is the
 		// bond and its target is the target.
-		m.confirm(s, f.TPA, f.SPA, f.At, own)
+		m.confirmFrame(s, f.TPA, f.SPA, f.At, own)
 	}
 }
 
-// confirm takes an ARP frame between target and the bond's own address as a sign of life.
-func (m *Machine) confirm(s *Slave, target, mine netip.Addr, at time.Time, own func(netip.Addr) bool) {
+// confirmFrame takes an ARP frame between target and the bond's own address as a sign of life.
+func (m *Machine) confirmFrame(s *Slave, target, mine netip.Addr, at time.Time, own func(netip.Addr) bool) {
 	i := slices.Index(m.opt.ArpTargets, target)
 	if i < 0 || !own(mine) {
 		return

@@ -50,13 +50,13 @@ type Machine struct {
 	carrier bool
 	nextMII time.Time
 	nextARP time.Time
-	notify  repeat
-	rejoin  repeat
+	notify  repeatTimer
+	rejoin  repeatTimer
 	events  []Event
 }
 
-// repeat is something to be done left times more, at due for the next time.
-type repeat struct {
+// repeatTimer is something to be done left times more, at due for the next time.
+type repeatTimer struct {
 	left int
 	due  time.Time
 }
@@ -96,14 +96,14 @@ func (m *Machine) Events() []Event {
 	return e
 }
 
-func (m *Machine) emit(e Event) { m.events = append(m.events, e) }
+func (m *Machine) addEvent(e Event) { m.events = append(m.events, e) }
 
 func (m *Machine) log(s *Slave, format string, args ...any) {
 	name := ""
 	if s != nil {
 		name = s.Name
 	}
-	m.emit(Event{Kind: Log, Slave: name, Text: fmt.Sprintf(format, args...)})
+	m.addEvent(Event{Kind: Log, Slave: name, Text: fmt.Sprintf(format, args...)})
 }
 
 // Active returns the name of the active slave, "" if there is none.
@@ -140,13 +140,13 @@ func (m *Machine) Slaves() []Slave {
 
 // Slave returns a copy of the named slave.
 func (m *Machine) Slave(name string) (Slave, bool) {
-	if s := m.find(name); s != nil {
+	if s := m.findSlave(name); s != nil {
 		return *s, true
 	}
 	return Slave{}, false
 }
 
-func (m *Machine) find(name string) *Slave {
+func (m *Machine) findSlave(name string) *Slave {
 	for _, s := range m.slaves {
 		if s.Name == name {
 			return s
@@ -160,7 +160,7 @@ func (m *Machine) find(name string) *Slave {
 func (m *Machine) SetUp(up bool, now time.Time) {
 	m.up = up
 	m.nextMII, m.nextARP = now, now
-	m.notify, m.rejoin = repeat{}, repeat{}
+	m.notify, m.rejoin = repeatTimer{}, repeatTimer{}
 }
 
 // Add enslaves s with its Name, Carrier, Speed and FullDuplex. The name must
@@ -168,7 +168,7 @@ func (m *Machine) SetUp(up bool, now time.Time) {
 func (m *Machine) Add(s Slave, now time.Time) {
 	n := &Slave{Name: s.Name, Carrier: s.Carrier, Speed: s.Speed, FullDuplex: s.FullDuplex, lastUp: now,
 		lastRx: now.Add(-m.opt.ArpInterval - time.Millisecond)}
-	n.targetRx = filled(len(m.opt.ArpTargets), n.lastRx)
+	n.targetRx = filledTimes(len(m.opt.ArpTargets), n.lastRx)
 	switch {
 	case m.opt.Miimon > 0 && n.Carrier && m.opt.Updelay() > 0:
 		n.Link, n.deadline = Back, now.Add(m.opt.Updelay())
@@ -191,14 +191,14 @@ func (m *Machine) Add(s Slave, now time.Time) {
 	m.log(n, "Enslaving as %s interface with %s link", kind, link)
 }
 
-func filled(n int, t time.Time) []time.Time {
+func filledTimes(n int, t time.Time) []time.Time {
 	return slices.Repeat([]time.Time{t}, n)
 }
 
 // Remove releases a slave and selects another one if it was active. It reports
 // whether there was such a slave.
 func (m *Machine) Remove(name string, now time.Time) bool {
-	s := m.find(name)
+	s := m.findSlave(name)
 	if s == nil {
 		return false
 	}
@@ -215,7 +215,7 @@ func (m *Machine) Remove(name string, now time.Time) bool {
 		m.probing = nil
 	}
 	if m.active == s {
-		if m.changeActive(m.best(now), now); m.active == nil {
+		if m.changeActive(m.bestSlave(now), now); m.active == nil {
 			m.log(nil, "now running without any active interface!")
 		}
 	}
@@ -226,14 +226,14 @@ func (m *Machine) Remove(name string, now time.Time) bool {
 // SetCarrier reports a slave's carrier. Its consequences are those of the next
 // Poll.
 func (m *Machine) SetCarrier(name string, carrier bool) {
-	if s := m.find(name); s != nil {
+	if s := m.findSlave(name); s != nil {
 		s.Carrier = carrier
 	}
 }
 
 // SetSpeed reports a slave's speed in Mbit/s, 0 if it is unknown, and its duplex.
 func (m *Machine) SetSpeed(name string, mbps int, full bool) {
-	if s := m.find(name); s != nil {
+	if s := m.findSlave(name); s != nil {
 		s.Speed, s.FullDuplex = mbps, full
 	}
 }
@@ -255,26 +255,26 @@ func (m *Machine) Poll(now time.Time) {
 		m.nextARP = now.Add(m.opt.ArpInterval)
 		m.roundARP(now)
 	}
-	m.announce(now)
+	m.announceAddresses(now)
 }
 
 // igmpPause is the time between reports of groups (resend_igmp).
 const igmpPause = 200 * time.Millisecond
 
-func (m *Machine) announce(now time.Time) {
+func (m *Machine) announceAddresses(now time.Time) {
 	if m.notify.isDue(now) && m.active != nil && m.carrier {
-		m.notify.next(now, max(m.opt.interval(), m.opt.PeerNotifDelay()))
-		m.emit(Event{Kind: NotifyPeers})
+		m.notify.scheduleNext(now, max(m.opt.monitorInterval(), m.opt.PeerNotifDelay()))
+		m.addEvent(Event{Kind: NotifyPeers})
 	}
 	if m.rejoin.isDue(now) && m.active != nil {
-		m.rejoin.next(now, igmpPause)
-		m.emit(Event{Kind: RejoinGroups})
+		m.rejoin.scheduleNext(now, igmpPause)
+		m.addEvent(Event{Kind: RejoinGroups})
 	}
 }
 
-func (r *repeat) isDue(now time.Time) bool { return r.left > 0 && !now.Before(r.due) }
+func (r *repeatTimer) isDue(now time.Time) bool { return r.left > 0 && !now.Before(r.due) }
 
-func (r *repeat) next(now time.Time, pause time.Duration) {
+func (r *repeatTimer) scheduleNext(now time.Time, pause time.Duration) {
 	r.left--
 	r.due = now.Add(pause)
 }
@@ -315,11 +315,11 @@ func (m *Machine) setLink(s *Slave, l Link) {
 		return
 	}
 	s.Link = l
-	m.emit(Event{Kind: LinkChanged, Slave: s.Name, Link: l})
+	m.addEvent(Event{Kind: LinkChanged, Slave: s.Name, Link: l})
 }
 
-// down is the end of a link.
-func (m *Machine) down(s *Slave) {
+// onLinkDown is the end of a link.
+func (m *Machine) onLinkDown(s *Slave) {
 	s.Failures++
 	m.setLink(s, Down)
 	m.log(s, "link status definitely down, disabling slave")
@@ -329,6 +329,6 @@ func (m *Machine) updateCarrier() {
 	up := slices.ContainsFunc(m.slaves, func(s *Slave) bool { return s.Link == Up })
 	if up != m.carrier {
 		m.carrier = up
-		m.emit(Event{Kind: CarrierChanged, Up: up})
+		m.addEvent(Event{Kind: CarrierChanged, Up: up})
 	}
 }

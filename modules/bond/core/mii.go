@@ -31,7 +31,7 @@ func (m *Machine) stepMII(s *Slave, ignoreUpdelay *bool, now time.Time) {
 		s.deadline = now.Add(m.opt.Downdelay())
 		m.setLink(s, Fail)
 		if m.opt.downdelay > 0 {
-			m.log(s, "link status down for %sinterface, disabling it in %d ms", m.role(s), m.opt.Downdelay().Milliseconds())
+			m.log(s, "link status down for %sinterface, disabling it in %d ms", m.slaveRole(s), m.opt.Downdelay().Milliseconds())
 		}
 	}
 	if s.Link == Down && s.Carrier {
@@ -47,7 +47,7 @@ func (m *Machine) stepMII(s *Slave, ignoreUpdelay *bool, now time.Time) {
 		m.setLink(s, Up)
 		m.log(s, "link status up again after %d ms", (m.opt.Downdelay() - s.deadline.Sub(now)).Milliseconds())
 	case s.Link == Fail && !now.Before(s.deadline):
-		m.down(s)
+		m.onLinkDown(s)
 	case s.Link == Back && !s.Carrier:
 		m.setLink(s, Down)
 		m.log(s, "link status down again after %d ms", (m.opt.Updelay() - s.deadline.Sub(now)).Milliseconds())
@@ -55,18 +55,18 @@ func (m *Machine) stepMII(s *Slave, ignoreUpdelay *bool, now time.Time) {
 		*ignoreUpdelay = false
 		s.lastUp = now
 		m.setLink(s, Up)
-		m.log(s, "link status definitely up, %d Mbps %s duplex", s.Speed, duplex(s.FullDuplex))
+		m.log(s, "link status definitely up, %d Mbps %s duplex", s.Speed, duplexName(s.FullDuplex))
 	}
 }
 
-func (m *Machine) role(s *Slave) string {
+func (m *Machine) slaveRole(s *Slave) string {
 	if s == m.active {
 		return "active "
 	}
 	return "backup "
 }
 
-func duplex(full bool) string {
+func duplexName(full bool) string {
 	if full {
 		return "full"
 	}

@@ -24,9 +24,9 @@ const (
 // to count nothing but ARP.
 type Validate int
 
-func (v Validate) active() bool  { return v&1 != 0 }
-func (v Validate) backup() bool  { return v&2 != 0 }
-func (v Validate) filters() bool { return v&4 != 0 }
+func (v Validate) checksActive() bool  { return v&1 != 0 }
+func (v Validate) checksBackups() bool { return v&2 != 0 }
+func (v Validate) filtersFrames() bool { return v&4 != 0 }
 
 // MaxTargets is how many addresses arp_ip_target takes.
 const MaxTargets = 16
@@ -66,8 +66,8 @@ func (o *Options) PeerNotifDelay() time.Duration {
 	return time.Duration(o.peerNotifDelay) * o.Miimon
 }
 
-// interval is that of the monitor that runs.
-func (o *Options) interval() time.Duration {
+// monitorInterval is that of the monitor that runs.
+func (o *Options) monitorInterval() time.Duration {
 	if o.Miimon > 0 {
 		return o.Miimon
 	}
@@ -85,34 +85,34 @@ func (m *Machine) Options() Options {
 // a device does that cannot change its address.
 func (m *Machine) SetFailOverMAC(v int) { m.opt.FailOverMAC = v }
 
-// option is one file of the folder bonding.
-type option struct {
+// optionFile is one file of the folder bonding.
+type optionFile struct {
 	show func(*Machine) string
 	set  func(m *Machine, value string, now time.Time) error
 }
 
-var options map[string]option
+var options map[string]optionFile
 
 func init() {
-	options = map[string]option{
+	options = map[string]optionFile{
 		"mode":             {showMode, setMode},
 		"primary":          {(*Machine).showPrimary, (*Machine).setPrimary},
 		"active_slave":     {(*Machine).Active, func(m *Machine, v string, now time.Time) error { return m.SetActive(v, now) }},
-		"primary_reselect": word("primary_reselect", []string{"always", "better", "failure"}, func(m *Machine) *int { return &m.opt.PrimaryReselect }, (*Machine).reselect),
-		"fail_over_mac":    word("fail_over_mac", []string{"none", "active", "follow"}, func(m *Machine) *int { return &m.opt.FailOverMAC }, nil),
-		"arp_validate": word("arp_validate", []string{"none", "active", "backup", "all", "filter", "filter_active", "filter_backup"},
+		"primary_reselect": wordOption("primary_reselect", []string{"always", "better", "failure"}, func(m *Machine) *int { return &m.opt.PrimaryReselect }, (*Machine).reselect),
+		"fail_over_mac":    wordOption("fail_over_mac", []string{"none", "active", "follow"}, func(m *Machine) *int { return &m.opt.FailOverMAC }, nil),
+		"arp_validate": wordOption("arp_validate", []string{"none", "active", "backup", "all", "filter", "filter_active", "filter_backup"},
 			func(m *Machine) *int { return (*int)(&m.opt.ArpValidate) }, nil),
 		"arp_all_targets":  {showAllTargets, setAllTargets},
-		"use_carrier":      {func(m *Machine) string { return bit(m.opt.UseCarrier) }, setUseCarrier},
-		"num_grat_arp":     number("num_grat_arp", 0, 255, func(m *Machine) *int { return &m.opt.NumPeerNotif }),
-		"num_unsol_na":     number("num_unsol_na", 0, 255, func(m *Machine) *int { return &m.opt.NumPeerNotif }),
-		"resend_igmp":      number("resend_igmp", 0, 255, func(m *Machine) *int { return &m.opt.ResendIGMP }),
-		"arp_missed_max":   number("arp_missed_max", 1, 255, func(m *Machine) *int { return &m.opt.MissedMax }),
-		"miimon":           {func(m *Machine) string { return ms(m.opt.Miimon) }, (*Machine).setMiimon},
-		"arp_interval":     {func(m *Machine) string { return ms(m.opt.ArpInterval) }, (*Machine).setArpInterval},
-		"updelay":          delay("updelay", "up delay", func(m *Machine) *int { return &m.opt.updelay }),
-		"downdelay":        delay("downdelay", "down delay", func(m *Machine) *int { return &m.opt.downdelay }),
-		"peer_notif_delay": delay("peer_notif_delay", "peer notification delay", func(m *Machine) *int { return &m.opt.peerNotifDelay }),
+		"use_carrier":      {func(m *Machine) string { return formatBool(m.opt.UseCarrier) }, setUseCarrier},
+		"num_grat_arp":     numberOption("num_grat_arp", 0, 255, func(m *Machine) *int { return &m.opt.NumPeerNotif }),
+		"num_unsol_na":     numberOption("num_unsol_na", 0, 255, func(m *Machine) *int { return &m.opt.NumPeerNotif }),
+		"resend_igmp":      numberOption("resend_igmp", 0, 255, func(m *Machine) *int { return &m.opt.ResendIGMP }),
+		"arp_missed_max":   numberOption("arp_missed_max", 1, 255, func(m *Machine) *int { return &m.opt.MissedMax }),
+		"miimon":           {func(m *Machine) string { return formatMillis(m.opt.Miimon) }, (*Machine).setMiimon},
+		"arp_interval":     {func(m *Machine) string { return formatMillis(m.opt.ArpInterval) }, (*Machine).setArpInterval},
+		"updelay":          delayOption("updelay", "up delay", func(m *Machine) *int { return &m.opt.updelay }),
+		"downdelay":        delayOption("downdelay", "down delay", func(m *Machine) *int { return &m.opt.downdelay }),
+		"peer_notif_delay": delayOption("peer_notif_delay", "peer notification delay", func(m *Machine) *int { return &m.opt.peerNotifDelay }),
 		"arp_ip_target":    {(*Machine).showTargets, (*Machine).setTarget},
 		"mii_status":       {func(m *Machine) string { return upDown(m.carrier) }, nil},
 	}
@@ -156,22 +156,22 @@ func (m *Machine) Set(name, value string, now time.Time) error {
 	return o.set(m, strings.TrimSpace(value), now)
 }
 
-func invalid(name, value string) error {
-	return Errorf(syscall.EINVAL, "option %s: invalid value (%s)", name, shorten(value))
+func invalidValue(name, value string) error {
+	return Errorf(syscall.EINVAL, "option %s: invalid value (%s)", name, shortenInput(value))
 }
 
-// shorten keeps long input out of logs.
-func shorten(s string) string {
+// shortenInput keeps long input out of logs.
+func shortenInput(s string) string {
 	if len(s) > 32 {
 		return s[:32] + "..."
 	}
 	return s
 }
 
-func parse(name, value string, lo, hi int) (int, error) {
+func parseNumber(name, value string, lo, hi int) (int, error) {
 	v, err := strconv.Atoi(value)
 	if err != nil {
-		return 0, invalid(name, value)
+		return 0, invalidValue(name, value)
 	}
 	if v < lo || v > hi {
 		return 0, Errorf(syscall.EINVAL, "option %s: invalid value (%s), option %s: allowed values %d - %d", name, value, name, lo, hi)
@@ -181,11 +181,11 @@ func parse(name, value string, lo, hi int) (int, error) {
 
 const maxInt = 1<<31 - 1
 
-func number(name string, lo, hi int, field func(*Machine) *int) option {
-	return option{
+func numberOption(name string, lo, hi int, field func(*Machine) *int) optionFile {
+	return optionFile{
 		func(m *Machine) string { return strconv.Itoa(*field(m)) },
 		func(m *Machine, v string, _ time.Time) error {
-			n, err := parse(name, v, lo, hi)
+			n, err := parseNumber(name, v, lo, hi)
 			if err == nil {
 				*field(m) = n
 			}
@@ -194,9 +194,9 @@ func number(name string, lo, hi int, field func(*Machine) *int) option {
 	}
 }
 
-// word is an option with values that have a name and a number.
-func word(name string, words []string, field func(*Machine) *int, after func(*Machine, time.Time)) option {
-	return option{
+// wordOption is an option with values that have a name and a number.
+func wordOption(name string, words []string, field func(*Machine) *int, after func(*Machine, time.Time)) optionFile {
+	return optionFile{
 		func(m *Machine) string { return words[*field(m)] + " " + strconv.Itoa(*field(m)) },
 		func(m *Machine, v string, now time.Time) error {
 			i := slices.Index(words, v)
@@ -206,7 +206,7 @@ func word(name string, words []string, field func(*Machine) *int, after func(*Ma
 				}
 			}
 			if i < 0 {
-				return invalid(name, v)
+				return invalidValue(name, v)
 			}
 			if name == "fail_over_mac" && len(m.slaves) > 0 {
 				return Errorf(syscall.ENOTEMPTY, "option %s: unable to set because the bond device has slaves", name)
@@ -225,12 +225,12 @@ func (m *Machine) reselect(now time.Time) {
 	m.announceIfUp(now)
 }
 
-// delay is an option in milliseconds that is kept as a multiple of miimon.
-func delay(name, words string, field func(*Machine) *int) option {
-	return option{
-		func(m *Machine) string { return ms(time.Duration(*field(m)) * m.opt.Miimon) },
+// delayOption is an option in milliseconds that is kept as a multiple of miimon.
+func delayOption(name, words string, field func(*Machine) *int) optionFile {
+	return optionFile{
+		func(m *Machine) string { return formatMillis(time.Duration(*field(m)) * m.opt.Miimon) },
 		func(m *Machine, v string, _ time.Time) error {
-			n, err := parse(name, v, 0, maxInt)
+			n, err := parseNumber(name, v, 0, maxInt)
 			if err != nil {
 				return err
 			}
@@ -258,7 +258,7 @@ func setMode(m *Machine, v string, _ time.Time) error {
 	}
 	switch {
 	case i < 0:
-		return invalid("mode", v)
+		return invalidValue("mode", v)
 	case len(m.slaves) > 0:
 		return Errorf(syscall.ENOTEMPTY, "option mode: unable to set because the bond device has slaves")
 	case m.up:
@@ -285,7 +285,7 @@ func setAllTargets(m *Machine, v string, _ time.Time) error {
 	case "all", "1":
 		m.opt.ArpAllTargets = true
 	default:
-		return invalid("arp_all_targets", v)
+		return invalidValue("arp_all_targets", v)
 	}
 	return nil
 }
@@ -297,11 +297,11 @@ func setUseCarrier(m *Machine, v string, _ time.Time) error {
 	case "0", "off":
 		return Errorf(syscall.EINVAL, "option use_carrier: invalid value (%s), a carrier is the only link state there is", v)
 	}
-	return invalid("use_carrier", v)
+	return invalidValue("use_carrier", v)
 }
 
 func (m *Machine) setMiimon(v string, now time.Time) error {
-	n, err := parse("miimon", v, 0, maxInt)
+	n, err := parseNumber("miimon", v, 0, maxInt)
 	if err != nil {
 		return err
 	}
@@ -315,7 +315,7 @@ func (m *Machine) setMiimon(v string, now time.Time) error {
 }
 
 func (m *Machine) setArpInterval(v string, now time.Time) error {
-	n, err := parse("arp_interval", v, 0, maxInt)
+	n, err := parseNumber("arp_interval", v, 0, maxInt)
 	if err != nil {
 		return err
 	}
@@ -351,7 +351,7 @@ func (m *Machine) setTarget(v string, now time.Time) error {
 	word := map[byte]string{'+': "addition", '-': "removal"}[v[0]]
 	a, err := netip.ParseAddr(v[1:])
 	if err != nil || !a.Is4() || a.IsUnspecified() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
-		return Errorf(syscall.EINVAL, "invalid ARP target %s specified for %s", shorten(v[1:]), word)
+		return Errorf(syscall.EINVAL, "invalid ARP target %s specified for %s", shortenInput(v[1:]), word)
 	}
 	i := slices.Index(m.opt.ArpTargets, a)
 	if v[0] == '-' {
@@ -384,9 +384,9 @@ func (m *Machine) removeTarget(i int, a netip.Addr) error {
 	return nil
 }
 
-func ms(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+func formatMillis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
-func bit(b bool) string {
+func formatBool(b bool) string {
 	if b {
 		return "1"
 	}

@@ -54,7 +54,7 @@ func TestOptions(t *testing.T) {
 		m := newSim(t, "miimon=100").m
 		m.SetUp(false, t0)
 		err := m.Set(c.option, c.value, t0)
-		name := c.option + " " + shorten(c.value)
+		name := c.option + " " + shortenInput(c.value)
 		switch {
 		case c.errno == 0 && err != nil:
 			t.Errorf("%s: %v", name, err)

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// best returns the slave that should be active, nil if none can be: the primary
+// bestSlave returns the slave that should be active, nil if none can be: the primary
 // as primary_reselect has it, the active one while its link is up, the first
 // one with a link that is up, the one with the first updelay to end.
-func (m *Machine) best(now time.Time) *Slave {
+func (m *Machine) bestSlave(now time.Time) *Slave {
 	if s := m.primaryOrActive(); s != nil {
 		return s
 	}
@@ -27,7 +27,7 @@ func (m *Machine) best(now time.Time) *Slave {
 
 func (m *Machine) primaryOrActive() *Slave {
 	prim, act := m.primary, m.active
-	if act != nil && (act.Link != Up || m.find(act.Name) == nil) {
+	if act != nil && (act.Link != Up || m.findSlave(act.Name) == nil) {
 		act = nil
 	}
 	if prim == nil || prim.Link != Up {
@@ -55,7 +55,7 @@ func (s *Slave) betterThan(o *Slave) bool {
 
 // selectActive makes the best slave the active one.
 func (m *Machine) selectActive(now time.Time) {
-	best := m.best(now)
+	best := m.bestSlave(now)
 	if best == m.active {
 		return
 	}
@@ -85,10 +85,10 @@ func (m *Machine) changeActive(s *Slave, now time.Time) {
 			m.log(s, "making interface the new active one")
 		}
 	}
-	m.emit(Event{Kind: ActiveChanged, Old: nameOf(old), New: nameOf(s)})
+	m.addEvent(Event{Kind: ActiveChanged, Old: nameOf(old), New: nameOf(s)})
 	if m.up {
-		m.notify = repeat{left: m.opt.NumPeerNotif, due: now}
-		m.rejoin = repeat{left: m.opt.ResendIGMP, due: now}
+		m.notify = repeatTimer{left: m.opt.NumPeerNotif, due: now}
+		m.rejoin = repeatTimer{left: m.opt.ResendIGMP, due: now}
 	}
 }
 
@@ -102,7 +102,7 @@ func (m *Machine) SetActive(name string, now time.Time) error {
 		m.announceIfUp(now)
 		return nil
 	}
-	s := m.find(name)
+	s := m.findSlave(name)
 	switch {
 	case s == nil:
 		return Errorf(syscall.EINVAL, "Device is not our slave")
@@ -119,7 +119,7 @@ func (m *Machine) SetActive(name string, now time.Time) error {
 
 func (m *Machine) announceIfUp(now time.Time) {
 	if m.up {
-		m.announce(now)
+		m.announceAddresses(now)
 	}
 }
 
@@ -130,7 +130,7 @@ func (m *Machine) setPrimary(name string, now time.Time) error {
 		return Errorf(syscall.EINVAL, "option primary: invalid value (%s)", name)
 	}
 	m.opt.Primary = name
-	m.primary = m.find(name)
+	m.primary = m.findSlave(name)
 	switch {
 	case name == "":
 		m.log(nil, "Setting primary slave to None")

@@ -39,7 +39,7 @@ func (t *Tree) List(folder string) []string {
 		prefix = folder + "/"
 	}
 	names := map[string]bool{}
-	for path := range t.files() {
+	for path := range t.allFiles() {
 		if rest, ok := strings.CutPrefix(path, prefix); ok {
 			name, _, _ := strings.Cut(rest, "/")
 			names[name] = true
@@ -55,24 +55,24 @@ func (t *Tree) List(folder string) []string {
 
 // File returns the named file, nil if there is none.
 func (t *Tree) File(path string) *File {
-	f, ok := t.files()[strings.Trim(path, "/")]
+	f, ok := t.allFiles()[strings.Trim(path, "/")]
 	if !ok {
 		return nil
 	}
 	return &f
 }
 
-// files are all there are at this moment.
-func (t *Tree) files() map[string]File {
-	all := map[string]File{"net/bonding_masters": {t.masters, limit(t.Net.Masters)}}
+// allFiles are all there are at this moment.
+func (t *Tree) allFiles() map[string]File {
+	all := map[string]File{"net/bonding_masters": {t.bondNames, limitSize(t.Net.Masters)}}
 	for _, b := range t.Net.Bonds() {
 		t.bondFiles(all, b)
 	}
 	return all
 }
 
-// limit refuses a text that is longer than a page.
-func limit(write func(string) error) func(string) error {
+// limitSize refuses a text that is longer than a page.
+func limitSize(write func(string) error) func(string) error {
 	return func(text string) error {
 		if len(text) > MaxWrite {
 			return core.Errorf(syscall.EINVAL, "a write has at most %d bytes", MaxWrite)
@@ -81,16 +81,16 @@ func limit(write func(string) error) func(string) error {
 	}
 }
 
-func (t *Tree) masters() (string, error) {
+func (t *Tree) bondNames() (string, error) {
 	var names []string
 	for _, b := range t.Net.Bonds() {
 		names = append(names, b.Name())
 	}
-	return line(strings.Join(names, " ")), nil
+	return withNewline(strings.Join(names, " ")), nil
 }
 
-// line ends text with a newline; an empty text stays empty, as in the kernel.
-func line(text string) string {
+// withNewline ends text with a newline; an empty text stays empty, as in the kernel.
+func withNewline(text string) string {
 	if text == "" {
 		return ""
 	}
@@ -100,9 +100,9 @@ func line(text string) string {
 func (t *Tree) bondFiles(all map[string]File, b *dev.Bond) {
 	net := "net/" + b.Name() + "/"
 	for _, o := range core.OptionNames() {
-		f := File{Read: func() (string, error) { return line(b.Show(o)), nil }}
+		f := File{Read: func() (string, error) { return withNewline(b.Show(o)), nil }}
 		if core.Settable(o) {
-			f.Write = limit(func(text string) error { return b.Set(o, text) })
+			f.Write = limitSize(func(text string) error { return b.Set(o, text) })
 		}
 		all[net+"bonding/"+o] = f
 	}
@@ -112,19 +112,19 @@ func (t *Tree) bondFiles(all map[string]File, b *dev.Bond) {
 			for _, s := range b.Status().Slaves {
 				names = append(names, s.Name)
 			}
-			return line(strings.Join(names, " ")), nil
+			return withNewline(strings.Join(names, " ")), nil
 		},
-		Write: limit(func(text string) error { return t.Net.Enslave(b, text) }),
+		Write: limitSize(func(text string) error { return t.Net.Enslave(b, text) }),
 	}
-	attributes(all, net, b)
+	addAttributes(all, net, b)
 	for _, s := range b.Status().Slaves {
 		slaveFiles(all, b, s.Name)
 	}
 	all["proc/net/bonding/"+b.Name()] = File{Read: func() (string, error) { return Proc(b.Status(), t.Version), nil }}
 }
 
-// attributes are the files of any interface.
-func attributes(all map[string]File, net string, b *dev.Bond) {
+// addAttributes are the files of any interface.
+func addAttributes(all map[string]File, net string, b *dev.Bond) {
 	show := func(name string, text func(dev.Status) string) {
 		all[net+name] = File{Read: func() (string, error) { return text(b.Status()) + "\n", nil }}
 	}
@@ -139,7 +139,7 @@ func attributes(all map[string]File, net string, b *dev.Bond) {
 		return "down"
 	})
 	show("mtu", func(s dev.Status) string { return strconv.Itoa(s.Attrs.MTU) })
-	show("flags", func(s dev.Status) string { return fmt.Sprintf("0x%x", flags(s)) })
+	show("flags", func(s dev.Status) string { return fmt.Sprintf("0x%x", flagsOf(s)) })
 	all[net+"carrier"] = File{Read: func() (string, error) {
 		s := b.Status()
 		switch {
@@ -152,7 +152,7 @@ func attributes(all map[string]File, net string, b *dev.Bond) {
 	}}
 	write := func(name string, set func(n int) error) {
 		f := all[net+name]
-		f.Write = limit(func(text string) error {
+		f.Write = limitSize(func(text string) error {
 			n, err := strconv.ParseInt(strings.TrimSpace(text), 0, 32)
 			if err != nil {
 				return core.Errorf(syscall.EINVAL, "%s: invalid value", name)
@@ -170,7 +170,7 @@ func attributes(all map[string]File, net string, b *dev.Bond) {
 	write("flags", func(n int) error { return b.SetUp(n&syscall.IFF_UP != 0) })
 }
 
-func flags(s dev.Status) int {
+func flagsOf(s dev.Status) int {
 	f := syscall.IFF_BROADCAST | syscall.IFF_MULTICAST | syscall.IFF_MASTER
 	if s.Up {
 		f |= syscall.IFF_UP

@@ -27,28 +27,28 @@ type Bond struct {
 	cancel context.CancelFunc
 	ended  chan struct{} // closed when the monitor has ended
 
-	wake    chan struct{} // the monitor is to look
-	reports chan report   // reports of the data path
+	wake    chan struct{}    // the monitor is to look
+	reports chan groupReport // reports of the data path
 
 	// Read by the data path without a lock.
-	active     atomic.Pointer[member]
+	active     atomic.Pointer[slaveDevice]
 	up         atomic.Bool
 	listening  atomic.Bool // the ARP monitor is on
 	infiniBand atomic.Bool // the type of the bond, for the form of its frames
-	counters   counters
+	counters   frameCounters
 
 	mu      sync.Mutex
 	m       *core.Machine
-	members []*member
+	members []*slaveDevice
 	attrs   Attrs
 	groups  map[netip.Addr]bool // joined by users; true: told by an old protocol
 	told    []netip.Prefix      // the bond's addresses, as the active slave has been told
 	moved   []addrMoved         // to be told when the lock is released
 }
 
-// member is an enslaved device.
-type member struct {
-	*device
+// slaveDevice is an enslaved device.
+type slaveDevice struct {
+	*netDevice
 	bond     *Bond
 	perm     []byte // address before it was enslaved
 	mtu      int    // before it was enslaved
@@ -57,8 +57,8 @@ type member struct {
 	lastSeen atomic.Int64 // ms, of the last frame that the ARP monitor was told of
 }
 
-// report is a message of the data path to the monitor.
-type report struct {
+// groupReport is a message of the data path to the monitor.
+type groupReport struct {
 	slave  string
 	seen   core.Seen
 	groups []frame.Membership
@@ -66,8 +66,8 @@ type report struct {
 
 type addrMoved struct{ old, new string }
 
-// counters of a bond.
-type counters struct {
+// frameCounters of a bond.
+type frameCounters struct {
 	rx, rxDropped, tx, txDropped, announced atomic.Uint64
 }
 
@@ -90,13 +90,13 @@ func defaultAttrs() Attrs {
 func newBond(n *Net, name string) (*Bond, error) {
 	b := &Bond{net: n, name: name, log: n.logger().With("bond", name), m: core.New(), attrs: defaultAttrs(),
 		groups: map[netip.Addr]bool{}, ended: make(chan struct{}),
-		wake: make(chan struct{}, 1), reports: make(chan report, 256)}
+		wake: make(chan struct{}, 1), reports: make(chan groupReport, 256)}
 	if n.NewUpper != nil {
-		upper, err := n.NewUpper(name, UpperCallbacks{Transmit: b.transmit, UpChanged: b.upChanged})
+		upper, err := n.NewUpper(name, UpperCallbacks{Transmit: b.onUserFrame, UpChanged: b.upChanged})
 		if err != nil {
 			return nil, err
 		}
-		if err := upper.Configure(b.attrs.clone()); err != nil {
+		if err := upper.Configure(b.attrs.copyAttrs()); err != nil {
 			upper.Close()
 			return nil, err
 		}
@@ -131,7 +131,7 @@ func (b *Bond) Name() string { return b.name }
 // upChanged is called by the upper side after it came up or went down.
 func (b *Bond) upChanged(up bool) {
 	b.up.Store(up)
-	b.kick()
+	b.wakeMonitor()
 }
 
 // SetUp brings the bond up or down, with its upper side.
@@ -142,16 +142,16 @@ func (b *Bond) SetUp(up bool) error {
 		}
 	}
 	b.up.Store(up)
-	b.poll()
-	b.kick()
+	b.pollMachine()
+	b.wakeMonitor()
 	return nil
 }
 
 // IsUp reports whether the bond is up.
 func (b *Bond) IsUp() bool { return b.up.Load() }
 
-// kick makes the monitor look at once.
-func (b *Bond) kick() {
+// wakeMonitor makes the monitor look at once.
+func (b *Bond) wakeMonitor() {
 	select {
 	case b.wake <- struct{}{}:
 	default:
@@ -160,14 +160,14 @@ func (b *Bond) kick() {
 
 // Poll implements monitor.Target.
 func (b *Bond) Poll() (next time.Time, ok bool) {
-	b.poll()
+	b.pollMachine()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.m.Next()
 }
 
-func (b *Bond) poll() {
-	b.do(func(now time.Time) error {
+func (b *Bond) pollMachine() {
+	b.withMachine(func(now time.Time) error {
 		if up := b.up.Load(); up != b.m.IsUp() {
 			b.m.SetUp(up, now)
 			b.log.Info("bond is brought " + map[bool]string{true: "up", false: "down"}[up])
@@ -184,15 +184,15 @@ func (b *Bond) poll() {
 	})
 }
 
-// do runs fn with the lock held, carries out the machine's events, and then
+// withMachine runs fn with the lock held, carries out the machine's events, and then
 // informs the users of addresses.
-func (b *Bond) do(fn func(now time.Time) error) error {
+func (b *Bond) withMachine(fn func(now time.Time) error) error {
 	b.mu.Lock()
 	err := fn(time.Now())
-	b.apply(b.m.Events())
+	b.applyEvents(b.m.Events())
 	b.infiniBand.Store(b.attrs.Type == frame.InfiniBand)
 	if on := b.m.Options().ArpInterval > 0; b.listening.Swap(on) != on {
-		b.refilter()
+		b.updateFilters()
 	}
 	moved := b.moved
 	b.moved = nil
@@ -208,7 +208,7 @@ func (b *Bond) takeReports() {
 	if len(b.reports) == 0 {
 		return
 	}
-	own := b.owns(b.Prefixes())
+	own := b.ownsAddr(b.Prefixes())
 	for {
 		select {
 		case r := <-b.reports:
@@ -223,7 +223,7 @@ func (b *Bond) takeReports() {
 	}
 }
 
-func (b *Bond) owns(prefixes []netip.Prefix) func(netip.Addr) bool {
+func (b *Bond) ownsAddr(prefixes []netip.Prefix) func(netip.Addr) bool {
 	return func(a netip.Addr) bool {
 		return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr() == a })
 	}
@@ -231,14 +231,14 @@ func (b *Bond) owns(prefixes []netip.Prefix) func(netip.Addr) bool {
 
 // Set sets an option; slaves are enslaved and released by Net.Enslave.
 func (b *Bond) Set(option, value string) error {
-	err := b.do(func(now time.Time) error { return b.m.Set(option, value, now) })
-	b.kick()
+	err := b.withMachine(func(now time.Time) error { return b.m.Set(option, value, now) })
+	b.wakeMonitor()
 	return err
 }
 
 // SetMTU changes the MTU of the bond and of all slaves, or of none.
 func (b *Bond) SetMTU(mtu int) error {
-	return b.do(func(time.Time) error {
+	return b.withMachine(func(time.Time) error {
 		for i, mb := range b.members {
 			err := mb.SetMTU(mtu)
 			if err == nil {
@@ -247,14 +247,14 @@ func (b *Bond) SetMTU(mtu int) error {
 			for _, done := range b.members[:i] {
 				b.logError("slave does not get its former MTU back", done.SetMTU(b.attrs.MTU))
 			}
-			return wrap(err, "Error %d calling dev_set_mtu")
+			return wrapErrno(err, "Error %d calling dev_set_mtu")
 		}
 		if b.upper != nil {
 			if err := b.upper.SetMTU(mtu); err != nil {
 				for _, mb := range b.members {
 					b.logError("slave does not get its former MTU back", mb.SetMTU(b.attrs.MTU))
 				}
-				return wrap(err, "Error %d calling dev_set_mtu")
+				return wrapErrno(err, "Error %d calling dev_set_mtu")
 			}
 		}
 		b.attrs.MTU = mtu
@@ -285,8 +285,8 @@ func (b *Bond) Prefixes() []netip.Prefix {
 	return b.upper.Prefixes()
 }
 
-// addresses are those of Prefixes without their lengths.
-func (b *Bond) addresses() (all []netip.Addr) {
+// ownAddrs are those of Prefixes without their lengths.
+func (b *Bond) ownAddrs() (all []netip.Addr) {
 	for _, p := range b.Prefixes() {
 		all = append(all, p.Addr())
 	}
@@ -325,10 +325,10 @@ func (b *Bond) Status() Status {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := Status{Name: b.name, Up: b.up.Load(), Carrier: b.m.Carrier(), Options: b.m.Options(), Active: b.m.Active(),
-		Primary: b.m.Primary(), Attrs: b.attrs.clone(), Groups: b.groupList()}
+		Primary: b.m.Primary(), Attrs: b.attrs.copyAttrs(), Groups: b.groupList()}
 	for _, mb := range b.members {
 		sl, _ := b.m.Slave(mb.Name())
-		s.Slaves = append(s.Slaves, SlaveStatus{Slave: sl, Active: sl.Name == s.Active, Attrs: mb.Attrs().clone(), PermAddress: bytes.Clone(mb.perm)})
+		s.Slaves = append(s.Slaves, SlaveStatus{Slave: sl, Active: sl.Name == s.Active, Attrs: mb.Attrs().copyAttrs(), PermAddress: bytes.Clone(mb.perm)})
 	}
 	return s
 }
@@ -340,7 +340,7 @@ func (b *Bond) groupList() (all []announce.Group) {
 	return all
 }
 
-func (b *Bond) member(name string) *member {
+func (b *Bond) findMember(name string) *slaveDevice {
 	for _, mb := range b.members {
 		if mb.Name() == name {
 			return mb

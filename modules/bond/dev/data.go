@@ -13,11 +13,11 @@ import (
 	"github.com/rnbd-go/rnbd/modules/bond/monitor"
 )
 
-// transmit is called by the upper side for each frame of a user.
-func (b *Bond) transmit(f []byte) {
+// onUserFrame is called by the upper side for each frame of a user.
+func (b *Bond) onUserFrame(f []byte) {
 	mb := b.active.Load()
 	if b.up.Load() {
-		b.snoop(f)
+		b.snoopReports(f)
 	}
 	if mb == nil || !b.up.Load() {
 		b.counters.txDropped.Add(1)
@@ -30,9 +30,9 @@ func (b *Bond) transmit(f []byte) {
 	b.counters.tx.Add(1)
 }
 
-// snoop looks for reports of multicast groups, because the active slave has
+// snoopReports looks for reports of multicast groups, because the active slave has
 // to receive these groups. Other frames cost two comparisons.
-func (b *Bond) snoop(f []byte) {
+func (b *Bond) snoopReports(f []byte) {
 	n, linkType := 14, uint16(frame.Ethernet)
 	if b.infiniBand.Load() {
 		n, linkType = 4, frame.InfiniBand
@@ -45,8 +45,8 @@ func (b *Bond) snoop(f []byte) {
 	}
 	etherType, p, _ := frame.Split(linkType, f)
 	if ms := frame.Reports(etherType, p); len(ms) > 0 {
-		b.report(report{groups: ms})
-		b.kick()
+		b.postReport(groupReport{groups: ms})
+		b.wakeMonitor()
 	}
 }
 
@@ -55,11 +55,11 @@ func mayBeIGMP(f []byte, n int) bool {
 	return len(f) >= n+20 && f[n]>>4 == 4 && f[n+9] == 2
 }
 
-// received is called by a slave for each frame from its link.
-func (mb *member) received(f []byte) {
+// onFrame is called by a slave for each frame from its link.
+func (mb *slaveDevice) onFrame(f []byte) {
 	b := mb.bond
 	if b.listening.Load() {
-		mb.observe(f)
+		mb.observeFrame(f)
 	}
 	if b.active.Load() != mb || !b.up.Load() || b.upper == nil {
 		b.counters.rxDropped.Add(1)
@@ -72,9 +72,9 @@ func (mb *member) received(f []byte) {
 	b.counters.rx.Add(1)
 }
 
-// observe tells the ARP monitor of a sign of life. Frames other than ARP are
+// observeFrame tells the ARP monitor of a sign of life. Frames other than ARP are
 // told of at most each millisecond.
-func (mb *member) observe(f []byte) {
+func (mb *slaveDevice) observeFrame(f []byte) {
 	now := time.Now()
 	n := frame.HeaderLen(mb.linkType)
 	arp := len(f) >= n && frameType(mb.linkType, f) == frame.TypeARP
@@ -82,7 +82,7 @@ func (mb *member) observe(f []byte) {
 		return
 	}
 	if s, ok := monitor.See(mb.linkType, f, now); ok {
-		mb.bond.report(report{slave: mb.Name(), seen: s})
+		mb.bond.postReport(groupReport{slave: mb.Name(), seen: s})
 	}
 }
 
@@ -93,7 +93,7 @@ func frameType(linkType uint16, f []byte) uint16 {
 	return binary.BigEndian.Uint16(f[12:])
 }
 
-func (b *Bond) report(r report) {
+func (b *Bond) postReport(r groupReport) {
 	select {
 	case b.reports <- r:
 	default:

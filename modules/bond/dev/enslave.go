@@ -12,18 +12,18 @@ import (
 	"github.com/rnbd-go/rnbd/modules/bond/frame"
 )
 
-// enslave checks a free device against the rules and takes it. On an error the
+// enslaveDevice checks a free device against the rules and takes it. On an error the
 // bond and the device are as before.
-func (b *Bond) enslave(d *device) error {
-	err := b.do(func(now time.Time) error {
-		attrs := d.Attrs().clone()
+func (b *Bond) enslaveDevice(d *netDevice) error {
+	err := b.withMachine(func(now time.Time) error {
+		attrs := d.Attrs().copyAttrs()
 		if err := b.mayEnslave(d, attrs); err != nil {
 			return err
 		}
-		before, fom := b.attrs.clone(), b.m.Options().FailOverMAC
-		mb := &member{device: d, bond: b, perm: attrs.Address, mtu: attrs.MTU, linkType: attrs.Type, joined: map[netip.Addr]bool{}}
-		if err := b.prepare(mb, attrs); err != nil {
-			mb.restore()
+		before, fom := b.attrs.copyAttrs(), b.m.Options().FailOverMAC
+		mb := &slaveDevice{netDevice: d, bond: b, perm: attrs.Address, mtu: attrs.MTU, linkType: attrs.Type, joined: map[netip.Addr]bool{}}
+		if err := b.configureSlave(mb, attrs); err != nil {
+			mb.restoreDevice()
 			b.restoreAttrs(before, fom)
 			return err
 		}
@@ -32,12 +32,12 @@ func (b *Bond) enslave(d *device) error {
 		b.m.Add(core.Slave{Name: d.Name(), Carrier: d.Carrier(), Speed: mbps, FullDuplex: full}, now)
 		return nil
 	})
-	b.kick()
+	b.wakeMonitor()
 	return err
 }
 
 // mayEnslave are the rules that need nothing done.
-func (b *Bond) mayEnslave(d *device, a Attrs) error {
+func (b *Bond) mayEnslave(d *netDevice, a Attrs) error {
 	switch {
 	case d.IsUp():
 		return core.Errorf(syscall.EPERM, "Device can not be enslaved while up")
@@ -51,11 +51,11 @@ func (b *Bond) mayEnslave(d *device, a Attrs) error {
 
 // canSetAddress reports whether the device can be asked to change its address. The
 // address of InfiniBand names a queue pair and a port, so none of that type is.
-func canSetAddress(d *device, a Attrs) bool { return d.SetsAddress() && a.Type != frame.InfiniBand }
+func canSetAddress(d *netDevice, a Attrs) bool { return d.SetsAddress() && a.Type != frame.InfiniBand }
 
-// prepare makes bond and device fit each other and brings the device up.
-func (b *Bond) prepare(mb *member, a Attrs) error {
-	if !canSetAddress(mb.device, a) {
+// configureSlave makes bond and device fit each other and brings the device up.
+func (b *Bond) configureSlave(mb *slaveDevice, a Attrs) error {
+	if !canSetAddress(mb.netDevice, a) {
 		b.log.Warn("The slave device specified does not support setting the MAC address", "slave", mb.Name())
 		if len(b.members) == 0 && b.m.Options().FailOverMAC != core.FailOverMACActive {
 			b.m.SetFailOverMAC(core.FailOverMACActive)
@@ -68,25 +68,25 @@ func (b *Bond) prepare(mb *member, a Attrs) error {
 		}
 	}
 	if err := mb.SetMTU(b.attrs.MTU); err != nil {
-		return wrap(err, "Error %d calling dev_set_mtu")
+		return wrapErrno(err, "Error %d calling dev_set_mtu")
 	}
 	if b.m.Options().FailOverMAC == core.FailOverMACNone && len(b.members) > 0 {
 		if err := mb.SetAddress(b.attrs.Address); err != nil {
-			return wrap(err, "Error %d calling set_mac_address")
+			return wrapErrno(err, "Error %d calling set_mac_address")
 		}
 	}
-	mb.Attach(Callbacks{Received: mb.received, Changed: b.kick})
+	mb.Attach(Callbacks{Received: mb.onFrame, Changed: b.wakeMonitor})
 	if err := mb.SetFilter(b.backupFilter()); err != nil {
-		return wrap(err, "Error %d setting the receive filter")
+		return wrapErrno(err, "Error %d setting the receive filter")
 	}
 	if err := mb.SetUp(true); err != nil {
-		return wrap(err, "Opening slave failed (%d)")
+		return wrapErrno(err, "Opening slave failed (%d)")
 	}
 	return nil
 }
 
-// wrap keeps the errno of err. format takes it as a number.
-func wrap(err error, format string) error {
+// wrapErrno keeps the errno of err. format takes it as a number.
+func wrapErrno(err error, format string) error {
 	errno := core.ErrnoOf(err)
 	return core.Errorf(errno, format+": %v", -int(errno), err)
 }
@@ -94,7 +94,7 @@ func wrap(err error, format string) error {
 // becomeLike gives the bond the type and the address of its first slave. The
 // bond has no slaves yet. A bond that changes its type takes the MTU too.
 func (b *Bond) becomeLike(a Attrs) error {
-	n := a.clone()
+	n := a.copyAttrs()
 	if a.Type == b.attrs.Type {
 		n.MTU = b.attrs.MTU
 		b.attrs = n
@@ -102,8 +102,8 @@ func (b *Bond) becomeLike(a Attrs) error {
 	}
 	b.log.Info("change device type", "from", b.attrs.Type, "to", a.Type)
 	if b.upper != nil {
-		if err := b.upper.Configure(n.clone()); err != nil {
-			return wrap(err, "change of the device type failed (%d)")
+		if err := b.upper.Configure(n.copyAttrs()); err != nil {
+			return wrapErrno(err, "change of the device type failed (%d)")
 		}
 	}
 	b.attrs = n
@@ -116,7 +116,7 @@ func (b *Bond) restoreAttrs(a Attrs, fom int) {
 	b.attrs = a
 	b.m.SetFailOverMAC(fom)
 	if b.upper != nil && changed {
-		if err := b.upper.Configure(a.clone()); err != nil {
+		if err := b.upper.Configure(a.copyAttrs()); err != nil {
 			b.log.Warn("bond does not get its former type back", "err", err)
 		}
 		return
@@ -131,8 +131,8 @@ func (b *Bond) upperAddress() error {
 	return b.upper.SetAddress(bytes.Clone(b.attrs.Address))
 }
 
-// restore gives the device back as it was.
-func (mb *member) restore() {
+// restoreDevice gives the device back as it was.
+func (mb *slaveDevice) restoreDevice() {
 	mb.Detach()
 	log := mb.bond.log
 	step := func(what string, err error) {
@@ -145,16 +145,16 @@ func (mb *member) restore() {
 	}
 	step("the receive filter stays", mb.SetFilter(RxNone))
 	step("it is not brought down", mb.SetUp(false))
-	if now := mb.Attrs(); canSetAddress(mb.device, now) && !bytes.Equal(now.Address, mb.perm) {
+	if now := mb.Attrs(); canSetAddress(mb.netDevice, now) && !bytes.Equal(now.Address, mb.perm) {
 		step("it does not get its address back", mb.SetAddress(mb.perm))
 	}
 	step("it does not get its MTU back", mb.SetMTU(mb.mtu))
 }
 
-// release gives a slave back. The bond without slaves is Ethernet again.
-func (b *Bond) release(d *device) error {
-	err := b.do(func(now time.Time) error {
-		mb := b.member(d.Name())
+// releaseDevice gives a slave back. The bond without slaves is Ethernet again.
+func (b *Bond) releaseDevice(d *netDevice) error {
+	err := b.withMachine(func(now time.Time) error {
+		mb := b.findMember(d.Name())
 		if mb == nil {
 			return core.Errorf(syscall.EINVAL, "interface not enslaved")
 		}
@@ -162,27 +162,27 @@ func (b *Bond) release(d *device) error {
 			b.log.Warn(fmt.Sprintf("the permanent HWaddr of slave - %s - is still in use by bond - set the HWaddr of slave to a different address to avoid conflicts", HW(mb.perm)), "slave", mb.Name())
 		}
 		b.m.Remove(d.Name(), now)
-		b.apply(b.m.Events()) // while it is a member
-		b.members = slices.DeleteFunc(b.members, func(x *member) bool { return x == mb })
-		mb.restore()
+		b.applyEvents(b.m.Events()) // while it is a member
+		b.members = slices.DeleteFunc(b.members, func(x *slaveDevice) bool { return x == mb })
+		mb.restoreDevice()
 		if len(b.members) == 0 {
-			b.emptied()
+			b.onEmpty()
 		}
 		return nil
 	})
-	b.kick()
+	b.wakeMonitor()
 	return err
 }
 
-// emptied restores the state that the bond had before its first slave.
-func (b *Bond) emptied() {
+// onEmpty restores the state that the bond had before its first slave.
+func (b *Bond) onEmpty() {
 	was := b.attrs.Type
 	b.attrs = defaultAttrs()
 	if b.upper == nil {
 		return
 	}
 	if was != b.attrs.Type {
-		b.logError("bond without slaves does not become Ethernet", b.upper.Configure(b.attrs.clone()))
+		b.logError("bond without slaves does not become Ethernet", b.upper.Configure(b.attrs.copyAttrs()))
 		return
 	}
 	b.logError("bond without slaves does not get a new address", b.upperAddress())

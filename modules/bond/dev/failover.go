@@ -11,23 +11,23 @@ import (
 	"github.com/rnbd-go/rnbd/modules/bond/monitor"
 )
 
-// apply carries out events, with the lock held.
-func (b *Bond) apply(events []core.Event) {
+// applyEvents carries out events, with the lock held.
+func (b *Bond) applyEvents(events []core.Event) {
 	for _, e := range events {
 		switch e.Kind {
 		case core.ActiveChanged:
-			b.switchTo(b.member(e.Old), b.member(e.New))
+			b.switchTo(b.findMember(e.Old), b.findMember(e.New))
 			b.moved = append(b.moved, addrMoved{e.Old, e.New})
 		case core.CarrierChanged:
 			if b.upper != nil {
 				b.logError("carrier of the bond is not set", b.upper.SetCarrier(e.Up))
 			}
 		case core.NotifyPeers:
-			b.send(announce.Peers(b.link(b.active.Load()), b.addresses()))
+			b.sendFrames(announce.Peers(b.linkLayer(b.active.Load()), b.ownAddrs()))
 		case core.RejoinGroups:
-			b.send(announce.Groups(b.link(b.active.Load()), b.addresses(), b.groupList()))
+			b.sendFrames(announce.Groups(b.linkLayer(b.active.Load()), b.ownAddrs(), b.groupList()))
 		case core.Probe:
-			b.probe(b.member(e.Slave))
+			b.sendProbes(b.findMember(e.Slave))
 		case core.Log:
 			b.logEvent(e)
 		}
@@ -46,21 +46,21 @@ func (b *Bond) logEvent(e core.Event) {
 // time do two slaves send or deliver. The bond's address changes when frames can
 // be sent already: the users' stack asks for its peers' addresses as soon as its own
 // is another one, and does not ask again for a second.
-func (b *Bond) switchTo(old, mb *member) {
+func (b *Bond) switchTo(old, mb *slaveDevice) {
 	b.active.Store(nil)
 	if old != nil {
 		old.setPrefixes(nil)
 		b.logError("former active slave keeps its receive filter", old.SetFilter(b.backupFilter()))
 		for g := range old.joined {
-			b.leave(old, g)
+			b.leaveGroup(old, g)
 		}
 	}
 	if mb == nil {
 		return
 	}
 	b.logError("active slave does not receive", mb.SetFilter(RxAll))
-	for _, g := range b.wanted() {
-		b.join(mb, g)
+	for _, g := range b.wantedGroups() {
+		b.joinGroup(mb, g)
 	}
 	b.told = b.Prefixes()
 	mb.setPrefixes(b.told)
@@ -77,7 +77,7 @@ func (b *Bond) tellPrefixes() {
 	}
 }
 
-func (mb *member) setPrefixes(all []netip.Prefix) {
+func (mb *slaveDevice) setPrefixes(all []netip.Prefix) {
 	if u, ok := mb.Slave.(PrefixUser); ok {
 		u.SetPrefixes(all)
 	}
@@ -91,8 +91,8 @@ func (b *Bond) backupFilter() RxFilter {
 	return RxNone
 }
 
-// refilter follows arp_interval, because with it backups have to listen.
-func (b *Bond) refilter() {
+// updateFilters follows arp_interval, because with it backups have to listen.
+func (b *Bond) updateFilters() {
 	active := b.active.Load()
 	for _, mb := range b.members {
 		if mb != active {
@@ -104,17 +104,17 @@ func (b *Bond) refilter() {
 // moveAddress is fail_over_mac: none leaves all slaves with the bond's address,
 // active gives the bond the address of the slave, follow gives the slave the
 // address of the bond.
-func (b *Bond) moveAddress(old, mb *member) {
+func (b *Bond) moveAddress(old, mb *slaveDevice) {
 	switch b.m.Options().FailOverMAC {
 	case core.FailOverMACActive:
 		b.attrs.Address = bytes.Clone(mb.Attrs().Address)
 		b.logError("bond does not get the address of its active slave", b.upperAddress())
 	case core.FailOverMACFollow:
-		b.follow(old, mb)
+		b.moveGroups(old, mb)
 	}
 }
 
-func (b *Bond) follow(old, mb *member) {
+func (b *Bond) moveGroups(old, mb *slaveDevice) {
 	if old == nil { // none was active: the owner of the address is unknown
 		for _, x := range b.members {
 			if x != mb && bytes.Equal(x.Attrs().Address, b.attrs.Address) {
@@ -132,8 +132,8 @@ func (b *Bond) follow(old, mb *member) {
 	}
 }
 
-// wanted are the groups that the active slave has to receive.
-func (b *Bond) wanted() []netip.Addr {
+// wantedGroups are the groups that the active slave has to receive.
+func (b *Bond) wantedGroups() []netip.Addr {
 	all := []netip.Addr{announce.AllHosts, announce.AllNodes}
 	for _, g := range b.groupList() {
 		all = append(all, g.Addr)
@@ -141,7 +141,7 @@ func (b *Bond) wanted() []netip.Addr {
 	return all
 }
 
-func (b *Bond) join(mb *member, g netip.Addr) {
+func (b *Bond) joinGroup(mb *slaveDevice, g netip.Addr) {
 	if mb.joined[g] {
 		return
 	}
@@ -152,7 +152,7 @@ func (b *Bond) join(mb *member, g netip.Addr) {
 	mb.joined[g] = true
 }
 
-func (b *Bond) leave(mb *member, g netip.Addr) {
+func (b *Bond) leaveGroup(mb *slaveDevice, g netip.Addr) {
 	if mb.joined[g] {
 		delete(mb.joined, g)
 		b.logError("group is not left", mb.LeaveGroup(g))
@@ -174,29 +174,29 @@ func (b *Bond) changeGroups(all []frame.Membership) {
 		switch {
 		case active == nil:
 		case ms.Join:
-			b.join(active, ms.Group)
+			b.joinGroup(active, ms.Group)
 		default:
-			b.leave(active, ms.Group)
+			b.leaveGroup(active, ms.Group)
 		}
 	}
 }
 
-// link is the link layer as peers see it: the bond's address on the type of mb.
-func (b *Bond) link(mb *member) frame.Link {
+// linkLayer is the link layer as peers see it: the bond's address on the type of mb.
+func (b *Bond) linkLayer(mb *slaveDevice) frame.Link {
 	if mb == nil {
 		return frame.Link{Type: b.attrs.Type, Address: b.attrs.Address}
 	}
 	return frame.Link{Type: mb.linkType, Address: mb.Attrs().Address}
 }
 
-// send sends the bond's own frames through the active slave.
-func (b *Bond) send(frames [][]byte) {
+// sendFrames sends the bond's own frames through the active slave.
+func (b *Bond) sendFrames(frames [][]byte) {
 	if mb := b.active.Load(); mb != nil {
 		b.sendVia(mb, frames)
 	}
 }
 
-func (b *Bond) sendVia(mb *member, frames [][]byte) {
+func (b *Bond) sendVia(mb *slaveDevice, frames [][]byte) {
 	for _, f := range frames {
 		if err := mb.Send(f); err != nil {
 			b.log.Debug("frame of the bond is not sent", "slave", mb.Name(), "err", err)
@@ -206,9 +206,9 @@ func (b *Bond) sendVia(mb *member, frames [][]byte) {
 	}
 }
 
-// probe sends the ARP monitor's requests through one slave. The slave need not
+// sendProbes sends the ARP monitor's requests through one slave. The slave need not
 // be active.
-func (b *Bond) probe(mb *member) {
+func (b *Bond) sendProbes(mb *slaveDevice) {
 	if mb == nil {
 		return
 	}
@@ -222,5 +222,5 @@ func (b *Bond) probe(mb *member) {
 		}
 		return src
 	}
-	b.sendVia(mb, monitor.Probes(b.link(mb), b.m.Options().ArpTargets, own))
+	b.sendVia(mb, monitor.Probes(b.linkLayer(mb), b.m.Options().ArpTargets, own))
 }

@@ -47,7 +47,7 @@ func newFake(name string, linkType uint16, last byte) *fake {
 func (f *fake) lock() func() { f.mu.Lock(); return f.mu.Unlock }
 
 func (f *fake) Name() string       { return f.name }
-func (f *fake) Attrs() Attrs       { defer f.lock()(); return f.attrs.clone() }
+func (f *fake) Attrs() Attrs       { defer f.lock()(); return f.attrs.copyAttrs() }
 func (f *fake) Speed() (int, bool) { return 10000, true }
 func (f *fake) IsUp() bool         { defer f.lock()(); return f.up }
 func (f *fake) SetUp(up bool) error {

@@ -21,12 +21,12 @@ type Net struct {
 	Resolver resolve.Resolver
 
 	mu      sync.Mutex // before any bond's
-	devices map[string]*device
+	devices map[string]*netDevice
 	bonds   []*Bond
 }
 
-// device is a slave, or one to be.
-type device struct {
+// netDevice is a slave, or one to be.
+type netDevice struct {
 	Slave
 	master *Bond // nil: free
 }
@@ -52,13 +52,13 @@ func (n *Net) AddDevice(s Slave) error {
 	if !validName(name) {
 		return core.Errorf(syscall.EINVAL, "%q is no name of an interface", name)
 	}
-	if n.taken(name) {
+	if n.nameTaken(name) {
 		return core.Errorf(syscall.EEXIST, "%s already exists", name)
 	}
 	if n.devices == nil {
-		n.devices = map[string]*device{}
+		n.devices = map[string]*netDevice{}
 	}
-	n.devices[name] = &device{Slave: s}
+	n.devices[name] = &netDevice{Slave: s}
 	return nil
 }
 
@@ -71,7 +71,7 @@ func (n *Net) RemoveDevice(name string) error {
 		return core.Errorf(syscall.ENODEV, "interface %s does not exist!", name)
 	}
 	if d.master != nil {
-		if err := d.master.release(d); err != nil {
+		if err := d.master.releaseDevice(d); err != nil {
 			return err
 		}
 		d.master = nil
@@ -80,9 +80,9 @@ func (n *Net) RemoveDevice(name string) error {
 	return nil
 }
 
-func (n *Net) taken(name string) bool { return n.devices[name] != nil || n.bond(name) != nil }
+func (n *Net) nameTaken(name string) bool { return n.devices[name] != nil || n.findBond(name) != nil }
 
-func (n *Net) bond(name string) *Bond {
+func (n *Net) findBond(name string) *Bond {
 	for _, b := range n.bonds {
 		if b.name == name {
 			return b
@@ -95,7 +95,7 @@ func (n *Net) bond(name string) *Bond {
 func (n *Net) Bond(name string) *Bond {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.bond(name)
+	return n.findBond(name)
 }
 
 // Bonds returns all bonds, the oldest first.
@@ -112,7 +112,7 @@ func (n *Net) Create(name string) (*Bond, error) {
 	if !validName(name) {
 		return nil, core.Errorf(syscall.EINVAL, "%q is no name of an interface", name)
 	}
-	if n.taken(name) {
+	if n.nameTaken(name) {
 		return nil, core.Errorf(syscall.EEXIST, "%s already exists", name)
 	}
 	b, err := newBond(n, name)
@@ -128,13 +128,13 @@ func (n *Net) Create(name string) (*Bond, error) {
 func (n *Net) Delete(name string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	b := n.bond(name)
+	b := n.findBond(name)
 	if b == nil {
 		return core.Errorf(syscall.ENODEV, "unable to delete non-existent %s", name)
 	}
 	for _, d := range n.devices {
 		if d.master == b {
-			if err := b.release(d); err != nil {
+			if err := b.releaseDevice(d); err != nil {
 				b.log.Warn("slave of a deleted bond is not released cleanly", "slave", d.Name(), "err", err)
 			}
 			d.master = nil
@@ -154,9 +154,9 @@ func (n *Net) Close() {
 	}
 }
 
-// command splits "+name" and "-name". ok is false for anything else, also for a
+// parseCommand splits "+name" and "-name". ok is false for anything else, also for a
 // name that no interface can have.
-func command(text string) (sign byte, name string, ok bool) {
+func parseCommand(text string) (sign byte, name string, ok bool) {
 	text = strings.TrimSpace(text)
 	if text == "" || text[0] != '+' && text[0] != '-' || !validName(text[1:]) {
 		return 0, "", false
@@ -168,7 +168,7 @@ func command(text string) (sign byte, name string, ok bool) {
 // -name deletes one. A name of more than 15 octets is EPERM; Linux takes its
 // first 15.
 func (n *Net) Masters(text string) error {
-	sign, name, ok := command(text)
+	sign, name, ok := parseCommand(text)
 	switch {
 	case !ok:
 		return core.Errorf(syscall.EPERM, "no command found in bonding_masters - use +ifname or -ifname")
@@ -181,13 +181,13 @@ func (n *Net) Masters(text string) error {
 
 // Enslave executes a text written to a bond's file slaves: +name and -name.
 func (n *Net) Enslave(b *Bond, text string) error {
-	sign, name, ok := command(text)
+	sign, name, ok := parseCommand(text)
 	if !ok {
 		return core.Errorf(syscall.EPERM, "no command found in slaves file - use +ifname or -ifname")
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.bond(b.name) != b {
+	if n.findBond(b.name) != b {
 		return core.Errorf(syscall.ENODEV, "interface %s does not exist!", b.name)
 	}
 	d := n.devices[name]
@@ -196,19 +196,19 @@ func (n *Net) Enslave(b *Bond, text string) error {
 			return core.Errorf(syscall.EINVAL, "interface not enslaved")
 		}
 		d.master = nil
-		return b.release(d)
+		return b.releaseDevice(d)
 	}
 	switch {
 	case name == b.name:
 		return core.Errorf(syscall.EPERM, "Cannot enslave bond to itself.")
-	case n.bond(name) != nil:
+	case n.findBond(name) != nil:
 		return core.Errorf(syscall.EPERM, "Device type (master device) cannot be enslaved")
 	case d == nil:
 		return core.Errorf(syscall.ENODEV, "interface %s does not exist!", name)
 	case d.master != nil:
 		return core.Errorf(syscall.EBUSY, "Device is in use and cannot be enslaved")
 	}
-	if err := b.enslave(d); err != nil {
+	if err := b.enslaveDevice(d); err != nil {
 		return err
 	}
 	d.master = b

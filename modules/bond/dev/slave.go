@@ -14,7 +14,7 @@ type Attrs struct {
 	MTU       int
 }
 
-func (a Attrs) clone() Attrs {
+func (a Attrs) copyAttrs() Attrs {
 	a.Address, a.Broadcast = bytes.Clone(a.Address), bytes.Clone(a.Broadcast)
 	return a
 }

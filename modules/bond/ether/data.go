@@ -22,9 +22,9 @@ const (
 
 var emptyHeader [vnetHeader]byte
 
-// receive runs until the socket is closed. An interface that is down is an
+// receiveLoop runs until the socket is closed. An interface that is down is an
 // error of every read; it is waited for.
-func (d *Device) receive() {
+func (d *Device) receiveLoop() {
 	defer close(d.done)
 	buf := make([]byte, vnetHeader+14+64<<10)
 	for {

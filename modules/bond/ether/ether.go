@@ -63,7 +63,7 @@ func open(name string) (*Device, error) {
 		return nil, err
 	}
 	d := &Device{name: name, ctl: ctl, fd: -1, done: make(chan struct{})}
-	if err := d.start(); err != nil {
+	if err := d.startReceive(); err != nil {
 		if d.fd >= 0 && d.socket == nil {
 			unix.Close(d.fd)
 		}
@@ -73,15 +73,15 @@ func open(name string) (*Device, error) {
 		ctl.Close()
 		return nil, err
 	}
-	go d.receive()
+	go d.receiveLoop()
 	return d, nil
 }
 
-func (d *Device) start() (err error) {
+func (d *Device) startReceive() (err error) {
 	if d.index, err = d.ctl.Index(d.name); err != nil {
 		return err
 	}
-	if err := d.refresh(); err != nil {
+	if err := d.readAttrs(); err != nil {
 		return err
 	}
 	if d.attrs.Type != frame.Ethernet {
@@ -101,7 +101,7 @@ func (d *Device) start() (err error) {
 		return err
 	}
 	d.socket = os.NewFile(uintptr(d.fd), "packet:"+d.name)
-	d.watch, err = ifctl.NewWatch(ifctl.Links, d.changed)
+	d.watch, err = ifctl.NewWatch(ifctl.Links, d.onChange)
 	return err
 }
 
@@ -113,14 +113,14 @@ func (d *Device) Close() error {
 	return d.ctl.Close()
 }
 
-func (d *Device) changed() {
+func (d *Device) onChange() {
 	if c := d.calls.Load(); c != nil && c.Changed != nil {
 		c.Changed()
 	}
 }
 
-// refresh reads the attributes of the interface.
-func (d *Device) refresh() error {
+// readAttrs reads the attributes of the interface.
+func (d *Device) readAttrs() error {
 	linkType, addr, err := d.ctl.Address(d.name)
 	if err != nil {
 		return err
@@ -176,7 +176,7 @@ func (d *Device) SetAddress(addr []byte) error {
 	if err != nil {
 		return err
 	}
-	return d.refresh()
+	return d.readAttrs()
 }
 
 // SetMTU implements dev.Slave.
@@ -184,16 +184,20 @@ func (d *Device) SetMTU(mtu int) error {
 	if err := d.ctl.SetMTU(d.name, mtu); err != nil {
 		return err
 	}
-	return d.refresh()
+	return d.readAttrs()
 }
 
 // JoinGroup implements dev.Slave.
-func (d *Device) JoinGroup(g netip.Addr) error { return d.member(unix.PACKET_ADD_MEMBERSHIP, g) }
+func (d *Device) JoinGroup(g netip.Addr) error {
+	return d.changeMembership(unix.PACKET_ADD_MEMBERSHIP, g)
+}
 
 // LeaveGroup implements dev.Slave.
-func (d *Device) LeaveGroup(g netip.Addr) error { return d.member(unix.PACKET_DROP_MEMBERSHIP, g) }
+func (d *Device) LeaveGroup(g netip.Addr) error {
+	return d.changeMembership(unix.PACKET_DROP_MEMBERSHIP, g)
+}
 
-func (d *Device) member(option int, g netip.Addr) error {
+func (d *Device) changeMembership(option int, g netip.Addr) error {
 	r := unix.PacketMreq{Ifindex: int32(d.index), Type: unix.PACKET_MR_MULTICAST, Alen: 6}
 	mac := frame.GroupMAC(g)
 	copy(r.Address[:], mac[:])

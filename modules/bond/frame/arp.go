@@ -22,7 +22,7 @@ type ARP struct {
 // ARP returns a as a broadcast frame of l.
 func (l Link) ARP(a ARP) []byte {
 	n := len(l.Address)
-	f := l.header(etherBroadcast, TypeARP, 8+2*n+8)
+	f := l.newFrame(etherBroadcast, TypeARP, 8+2*n+8)
 	f = binary.BigEndian.AppendUint16(f, l.Type)
 	f = binary.BigEndian.AppendUint16(f, TypeIPv4)
 	f = append(f, byte(n), 4)

@@ -45,9 +45,9 @@ func (l Link) Report(src netip.Addr, groups []netip.Addr) []byte {
 		m = append(m, g.AsSlice()...)
 	}
 	if src.Is4() {
-		return l.igmp(src, dst, m)
+		return l.wrapIGMP(src, dst, m)
 	}
-	return l.ipv6(src, dst, 1, routerAlert6, m)
+	return l.wrapICMPv6(src, dst, 1, routerAlert6, m)
 }
 
 // OldReport returns a frame that reports membership of one group in the form of IGMPv2
@@ -55,16 +55,16 @@ func (l Link) Report(src netip.Addr, groups []netip.Addr) []byte {
 func (l Link) OldReport(src, group netip.Addr) []byte {
 	if src.Is4() {
 		m := append([]byte{igmpV2Report, 0, 0, 0}, group.AsSlice()...)
-		return l.igmp(src, group, m)
+		return l.wrapIGMP(src, group, m)
 	}
 	m := append([]byte{mldV1Report, 0, 0, 0, 0, 0, 0, 0}, group.AsSlice()...)
-	return l.ipv6(src, group, 1, routerAlert6, m)
+	return l.wrapICMPv6(src, group, 1, routerAlert6, m)
 }
 
-// igmp fills in the checksum of an IGMP message and wraps it in IPv4 with the
+// wrapIGMP fills in the checksum of an IGMP message and wraps it in IPv4 with the
 // router alert option.
-func (l Link) igmp(src, dst netip.Addr, m []byte) []byte {
-	binary.BigEndian.PutUint16(m[2:], sum(m, 0))
+func (l Link) wrapIGMP(src, dst netip.Addr, m []byte) []byte {
+	binary.BigEndian.PutUint16(m[2:], checksum(m, 0))
 	h := make([]byte, 24)
 	h[0] = 0x46
 	h[1] = 0xc0 // internetwork control
@@ -74,8 +74,8 @@ func (l Link) igmp(src, dst netip.Addr, m []byte) []byte {
 	copy(h[12:], src.AsSlice())
 	copy(h[16:], dst.AsSlice())
 	copy(h[20:], []byte{0x94, 4, 0, 0})
-	binary.BigEndian.PutUint16(h[10:], sum(h, 0))
-	f := l.header(GroupMAC(dst), TypeIPv4, len(h)+len(m))
+	binary.BigEndian.PutUint16(h[10:], checksum(h, 0))
+	f := l.newFrame(GroupMAC(dst), TypeIPv4, len(h)+len(m))
 	return append(append(f, h...), m...)
 }
 
@@ -112,7 +112,7 @@ func igmpReports(m []byte) []Membership {
 	case igmpV1Report, igmpV2Report, igmpV2Leave:
 		return multicastOnly([]Membership{{Group: netip.AddrFrom4([4]byte(m[4:])), Join: m[0] != igmpV2Leave, Old: true}})
 	case igmpV3Report:
-		return records(m, 4)
+		return groupRecords(m, 4)
 	}
 	return nil
 }
@@ -125,14 +125,14 @@ func mldReports(m []byte) []Membership {
 		}
 		return multicastOnly([]Membership{{Group: netip.AddrFrom16([16]byte(m[8:])), Join: m[0] == mldV1Report, Old: true}})
 	case mldV2Report:
-		return records(m, 16)
+		return groupRecords(m, 16)
 	}
 	return nil
 }
 
-// records reads the group records of IGMPv3 and MLDv2. They differ in the
+// groupRecords reads the group records of IGMPv3 and MLDv2. They differ in the
 // length of addresses.
-func records(m []byte, addrLen int) (all []Membership) {
+func groupRecords(m []byte, addrLen int) (all []Membership) {
 	count := int(binary.BigEndian.Uint16(m[6:]))
 	m = m[8:]
 	for range count {

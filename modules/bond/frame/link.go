@@ -37,9 +37,9 @@ func HeaderLen(linkType uint16) int {
 	return etherHeader
 }
 
-// header returns a frame with its header and room for n octets of payload. dst
+// newFrame returns a frame with its header and room for n octets of payload. dst
 // is an Ethernet address; InfiniBand frames do not carry one.
-func (l Link) header(dst [6]byte, etherType uint16, n int) []byte {
+func (l Link) newFrame(dst [6]byte, etherType uint16, n int) []byte {
 	if l.Type == InfiniBand {
 		b := make([]byte, encapHeader, encapHeader+n)
 		binary.BigEndian.PutUint16(b, etherType)
@@ -77,8 +77,8 @@ func Split(linkType uint16, f []byte) (etherType uint16, payload []byte, ok bool
 	return binary.BigEndian.Uint16(f[n-2:]), f[n:], true
 }
 
-// sum is the Internet checksum (RFC 1071) of b on top of a partial sum.
-func sum(b []byte, partial uint32) uint16 {
+// checksum is the Internet checksum (RFC 1071) of b on top of a partial sum.
+func checksum(b []byte, partial uint32) uint16 {
 	for len(b) > 1 {
 		partial += uint32(b[0])<<8 | uint32(b[1])
 		b = b[2:]
@@ -92,8 +92,8 @@ func sum(b []byte, partial uint32) uint16 {
 	return ^uint16(partial)
 }
 
-// pseudo is the partial sum of IPv6's pseudo header (RFC 8200, section 8.1).
-func pseudo(src, dst netip.Addr, length int, proto uint8) uint32 {
+// pseudoSum is the partial sum of IPv6's pseudo header (RFC 8200, section 8.1).
+func pseudoSum(src, dst netip.Addr, length int, proto uint8) uint32 {
 	s, d := src.As16(), dst.As16()
 	total := uint32(length) + uint32(proto)
 	for i := 0; i < 16; i += 2 {

@@ -30,18 +30,18 @@ func (l Link) Advertisement(addr netip.Addr) []byte {
 		m = append(m, targetAddress, 1)
 	}
 	m = append(m, l.Address...)
-	return l.ipv6(addr, allNodes, 255, nil, m)
+	return l.wrapICMPv6(addr, allNodes, 255, nil, m)
 }
 
-// ipv6 fills in the checksum of an ICMPv6 message and wraps it in IPv6.
+// wrapICMPv6 fills in the checksum of an ICMPv6 message and wraps it in IPv6.
 // hopByHop is an extension header without its first octet.
-func (l Link) ipv6(src, dst netip.Addr, hops byte, hopByHop, m []byte) []byte {
-	binary.BigEndian.PutUint16(m[2:], sum(m, pseudo(src, dst, len(m), protoICMPv6)))
+func (l Link) wrapICMPv6(src, dst netip.Addr, hops byte, hopByHop, m []byte) []byte {
+	binary.BigEndian.PutUint16(m[2:], checksum(m, pseudoSum(src, dst, len(m), protoICMPv6)))
 	n := len(m)
 	if hopByHop != nil {
 		n += 1 + len(hopByHop)
 	}
-	f := l.header(GroupMAC(dst), TypeIPv6, 40+n)
+	f := l.newFrame(GroupMAC(dst), TypeIPv6, 40+n)
 	f = append(f, 0x60, 0, 0, 0)
 	f = binary.BigEndian.AppendUint16(f, uint16(n))
 	if hopByHop != nil {

@@ -41,10 +41,10 @@ type AddrChange struct {
 type Resolver struct {
 	mu    sync.Mutex
 	bonds []Bond
-	subs  map[*subscription]struct{}
+	subs  map[*addrSubscription]struct{}
 }
 
-type subscription struct {
+type addrSubscription struct {
 	addr netip.Addr
 	fn   func(AddrChange)
 
@@ -72,7 +72,7 @@ func (r *Resolver) Remove(b Bond) {
 // of one; the longest prefix wins. ENETUNREACH says that no bond has such a
 // network, ENETDOWN that the bond has no active slave now.
 func (r *Resolver) Resolve(addr netip.Addr) (Route, error) {
-	b, p := r.find(addr)
+	b, p := r.findBond(addr)
 	if b == nil {
 		return Route{}, fmt.Errorf("resolve %s: no bond has an address in its network: %w", addr, syscall.ENETUNREACH)
 	}
@@ -83,7 +83,7 @@ func (r *Resolver) Resolve(addr netip.Addr) (Route, error) {
 	return Route{Bond: b.Name(), Slave: name, Address: hw, Source: p.Addr()}, nil
 }
 
-func (r *Resolver) find(addr netip.Addr) (best Bond, prefix netip.Prefix) {
+func (r *Resolver) findBond(addr netip.Addr) (best Bond, prefix netip.Prefix) {
 	r.mu.Lock()
 	bonds := slices.Clone(r.bonds)
 	r.mu.Unlock()
@@ -101,11 +101,11 @@ func (r *Resolver) find(addr netip.Addr) (best Bond, prefix netip.Prefix) {
 // at a time and in order, on a goroutine of its own, until cancel is called. fn may call the
 // resolver and the bond. A call that has begun when cancel is called goes on.
 func (r *Resolver) Subscribe(addr netip.Addr, fn func(AddrChange)) (cancel func()) {
-	s := &subscription{addr: addr, fn: fn}
+	s := &addrSubscription{addr: addr, fn: fn}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.subs == nil {
-		r.subs = map[*subscription]struct{}{}
+		r.subs = map[*addrSubscription]struct{}{}
 	}
 	r.subs[s] = struct{}{}
 	return func() {
@@ -126,12 +126,12 @@ func (r *Resolver) Changed(b Bond, old, new string) {
 	defer r.mu.Unlock()
 	for s := range r.subs {
 		if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Masked().Contains(s.addr) }) {
-			s.push(AddrChange{Bond: b.Name(), Old: old, New: new})
+			s.pushChange(AddrChange{Bond: b.Name(), Old: old, New: new})
 		}
 	}
 }
 
-func (s *subscription) push(c AddrChange) {
+func (s *addrSubscription) pushChange(c AddrChange) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.queue = append(s.queue, c)
@@ -141,7 +141,7 @@ func (s *subscription) push(c AddrChange) {
 	}
 }
 
-func (s *subscription) run() {
+func (s *addrSubscription) run() {
 	for {
 		s.mu.Lock()
 		if len(s.queue) == 0 || s.ended {

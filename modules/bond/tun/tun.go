@@ -33,15 +33,15 @@ const header = 4
 // namespace of the thread. It needs CAP_NET_ADMIN there. The interface ends with Close, or with the
 // process.
 func Open(name, path string, c dev.UpperCallbacks) (*Interface, error) {
-	i, err := tuntap.Open(tuntap.Kind{Name: "TUN", Make: ifctl.TUN, Header: header, Fill: encapsulate}, name, path, c)
+	i, err := tuntap.Open(tuntap.Kind{Name: "TUN", Make: ifctl.TUN, Header: header, Fill: writeHeader}, name, path, c)
 	if err != nil {
 		return nil, err
 	}
 	return &Interface{i}, nil
 }
 
-// encapsulate writes the header of an IP packet.
-func encapsulate(f []byte) {
+// writeHeader writes the header of an IP packet.
+func writeHeader(f []byte) {
 	etherType := uint16(frame.TypeIPv4)
 	if f[header]>>4 == 6 {
 		etherType = frame.TypeIPv6

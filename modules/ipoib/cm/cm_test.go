@@ -30,7 +30,7 @@ type side struct {
 	mu  sync.Mutex
 	got [][]byte
 	// from are the senders of got.
-	from []peer
+	from []peerAddr
 }
 
 func newFabric(t *testing.T, addr netip.Addr) verbs.ServiceDevice {
@@ -50,7 +50,7 @@ func newSide(t *testing.T, f verbs.ServiceDevice, cfg Config) *side {
 	cfg.Receive = func(addr netip.Addr, qpn uint32, b []byte) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.got, s.from = append(s.got, bytes.Clone(b[6:])), append(s.from, peer{addr, qpn})
+		s.got, s.from = append(s.got, bytes.Clone(b[6:])), append(s.from, peerAddr{addr, qpn})
 	}
 	var err error
 	if s.Manager, err = Open(cfg); err != nil {
@@ -119,7 +119,7 @@ func TestConn_CarriesMessages(t *testing.T) {
 			t.Fatalf("message %d of %d bytes is another one, want %d bytes", k, len(m), len(want[k]))
 		}
 	}
-	if b.from[0] != (peer{addrA, qpnA}) {
+	if b.from[0] != (peerAddr{addrA, qpnA}) {
 		t.Errorf("messages came from %v", b.from[0])
 	}
 	if c.Send(make([]byte, MaxMTU+5), 0) {
@@ -238,7 +238,7 @@ func TestConn_PeerStartsAgain(t *testing.T) {
 	// The predecessor of a peer with the same address and queue pair.
 	before := b.Stats().Accepts
 	a.mu.Lock()
-	lost := a.conns[peer{addrB, qpnB}]
+	lost := a.conns[peerAddr{addrB, qpnB}]
 	delete(a.conns, lost.to)
 	a.mu.Unlock()
 	a.reach(t, addrB, qpnB, Up)
@@ -253,21 +253,21 @@ func TestConn_Idle(t *testing.T) {
 }
 
 func TestRing(t *testing.T) {
-	r := ring{buf: make([]byte, 100)}
-	if _, ok := r.take(make([]byte, 101)); ok {
+	r := sendRing{buf: make([]byte, 100)}
+	if _, ok := r.push(make([]byte, 101)); ok {
 		t.Fatal("more was taken than there is room for")
 	}
 	for k := range 1000 {
 		b := bytes.Repeat([]byte{byte(k)}, 1+k%40)
 		for {
-			p, ok := r.take(b)
+			p, ok := r.push(b)
 			if ok {
 				if !bytes.Equal(r.buf[p.at:p.at+p.n], b) {
 					t.Fatal("other bytes are in the ring")
 				}
 				break
 			}
-			r.free()
+			r.popOldest()
 		}
 		for _, p := range r.pieces[:len(r.pieces)-1] { // the last one is new
 			for _, c := range r.buf[p.at : p.at+p.n] {
@@ -278,7 +278,7 @@ func TestRing(t *testing.T) {
 		}
 	}
 	for len(r.pieces) > 0 {
-		r.free()
+		r.popOldest()
 	}
 	if r.used != 0 {
 		t.Errorf("%d bytes are used by nothing", r.used)

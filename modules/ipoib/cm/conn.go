@@ -27,7 +27,7 @@ func (s State) String() string { return [...]string{"connecting", "up", "refused
 // goroutine.
 type Conn struct {
 	m  *Manager
-	to peer
+	to peerAddr
 
 	// Used by the owner alone once the connection is up.
 	id uint64
@@ -39,15 +39,15 @@ type Conn struct {
 	mtu     int       // longest message that the peer receives
 	until   time.Time // end of state Refused
 	used    time.Time
-	ring    ring
+	ring    sendRing
 	marked  bool          // the connection is in Manager.marked
 	posted  int           // pieces of ring that are posted to the queue pair
 	waiting [][]byte      // frames that wait for the connection, the oldest first
 	room    chan struct{} // has a token when space in ring was freed
 }
 
-// peer names an interface.
-type peer struct {
+// peerAddr names an interface.
+type peerAddr struct {
 	addr netip.Addr
 	qpn  uint32 // of its UD queue pair
 }
@@ -69,7 +69,7 @@ func (c *Conn) Wait(frame []byte) bool {
 		return false
 	}
 	if len(c.waiting) >= connecting {
-		c.m.count(func(s *Stats) { s.TxDrop++ })
+		c.m.updateStats(func(s *Stats) { s.TxDrop++ })
 		c.waiting = c.waiting[1:] // drop the oldest
 	}
 	c.waiting = append(c.waiting, append([]byte(nil), frame...))
@@ -84,7 +84,7 @@ func (c *Conn) Send(frame []byte, patience time.Duration) bool {
 	for {
 		ok, mark, why := c.trySend(frame)
 		if mark {
-			c.m.dirty(c)
+			c.m.markDirty(c)
 		}
 		if ok {
 			return true
@@ -102,19 +102,19 @@ func (c *Conn) Send(frame []byte, patience time.Duration) bool {
 		}
 		break
 	}
-	c.m.count(func(s *Stats) { s.TxDrop++ })
+	c.m.updateStats(func(s *Stats) { s.TxDrop++ })
 	return false
 }
 
 // trySend copies frame into the ring. ok reports whether there was room. If
-// mark is true the caller must call Manager.dirty.
+// mark is true the caller must call Manager.markDirty.
 func (c *Conn) trySend(frame []byte) (ok, mark bool, _ State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.state != Up || len(frame) > c.mtu || len(c.ring.pieces) >= sendQueue {
 		return false, false, c.state
 	}
-	if _, ok = c.ring.take(frame); !ok {
+	if _, ok = c.ring.push(frame); !ok {
 		return false, false, c.state
 	}
 	mark, c.marked = !c.marked, true
@@ -122,27 +122,27 @@ func (c *Conn) trySend(frame []byte) (ok, mark bool, _ State) {
 	return true, mark, c.state
 }
 
-// connect makes the connection. It runs in its own goroutine.
-func (c *Conn) connect() {
+// runConnect makes the connection. It runs in its own goroutine.
+func (c *Conn) runConnect() {
 	defer c.m.wg.Done()
-	err := c.dial()
+	err := c.dialPeer()
 	if err == nil {
 		return
 	}
-	c.m.drop(c.id)
-	c.release()
+	c.m.removeHandler(c.id)
+	c.freeResources()
 	c.m.cfg.Logger.Debug("IPoIB connection was refused", "peer", c.to.addr, "qpn", c.to.qpn, "err", err)
 	c.mu.Lock()
 	lost := uint64(len(c.waiting))
 	c.state, c.until, c.waiting = Refused, time.Now().Add(c.m.cfg.Retry), nil
-	c.ring = ring{} // the peer may refuse for long, and nothing is sent meanwhile
+	c.ring = sendRing{} // the peer may refuse for long, and nothing is sent meanwhile
 	c.mu.Unlock()
-	c.m.count(func(s *Stats) { s.Refused++; s.TxDrop += lost })
+	c.m.updateStats(func(s *Stats) { s.Refused++; s.TxDrop += lost })
 }
 
-// dial connects to the service ID of Linux, and if nothing listens there to
+// dialPeer connects to the service ID of Linux, and if nothing listens there to
 // that of the RFC.
-func (c *Conn) dial() (err error) {
+func (c *Conn) dialPeer() (err error) {
 	m := c.m
 	c.ring.buf = make([]byte, m.cfg.SendBuffer)
 	if c.mr, err = m.pd.RegMR(c.ring.buf, 0); err != nil {
@@ -150,34 +150,34 @@ func (c *Conn) dial() (err error) {
 	}
 	private := wire.NewCMPrivate(m.cfg.QPN, uint32(m.cfg.ReceiveMTU))
 	for _, id := range []uint64{wire.ServiceIDLinux(c.to.qpn), wire.ServiceIDRFC(c.to.qpn)} {
-		c.id = m.add(c.completed)
+		c.id = m.addHandler(c.onCompletion)
 		if c.qp, err = m.cfg.Fabric.CreateQP(m.pd, verbs.QPConfig{CQ: m.cq, Context: c.id, SendQueue: sendQueue, RecvQueue: 1, MaxSGE: 1}); err != nil {
 			return err
 		}
 		var answer []byte
 		answer, err = m.cfg.Fabric.ConnectService(m.ctx, c.qp, verbs.Service{Local: m.cfg.Local, ID: id, PKey: m.cfg.PKey}, c.to.addr, private)
 		if err == nil {
-			return c.connected(answer)
+			return c.onConnected(answer)
 		}
 		if !errors.Is(err, verbs.ErrNoService) {
 			return err
 		}
 		c.qp.Destroy()
 		c.qp = nil
-		m.drop(c.id)
+		m.removeHandler(c.id)
 	}
 	return err
 }
 
-// connected handles the private data of the peer's answer and brings the
+// onConnected handles the private data of the peer's answer and brings the
 // connection up.
-func (c *Conn) connected(answer []byte) error {
+func (c *Conn) onConnected(answer []byte) error {
 	p := wire.CMPrivate(answer)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !p.Valid() || p.QPN() != c.to.qpn {
 		c.qp.Disconnect()
-		c.m.count(func(s *Stats) { s.BadRequests++ })
+		c.m.updateStats(func(s *Stats) { s.BadRequests++ })
 		c.state, c.until, c.waiting = Refused, time.Now().Add(c.m.cfg.Retry), nil
 		c.m.cfg.Logger.Debug("IPoIB connection has no use: the answer of the peer has wrong private data", "peer", c.to.addr, "qpn", c.to.qpn)
 		return nil // the completion of the disconnect releases it
@@ -185,20 +185,20 @@ func (c *Conn) connected(answer []byte) error {
 	c.state, c.mtu, c.used = Up, int(min(p.ReceiveMTU(), uint32(len(c.ring.buf)))), time.Now()
 	for _, f := range c.waiting {
 		if len(f) <= c.mtu {
-			c.ring.take(f)
+			c.ring.push(f)
 		}
 	}
 	c.waiting = nil
-	c.m.count(func(s *Stats) { s.Connects++; s.Active++ })
+	c.m.updateStats(func(s *Stats) { s.Connects++; s.Active++ })
 	c.m.cfg.Logger.Debug("IPoIB connection is up", "peer", c.to.addr, "qpn", c.to.qpn, "mtu", c.mtu)
 	if c.marked = len(c.ring.pieces) > 0; c.marked {
-		c.m.dirty(c)
+		c.m.markDirty(c)
 	}
 	return nil
 }
 
-// post posts the pieces of ring that are not posted yet. Called by the owner.
-func (c *Conn) post() {
+// postPieces posts the pieces of ring that are not posted yet. Called by the owner.
+func (c *Conn) postPieces() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.marked = false
@@ -216,10 +216,10 @@ func (c *Conn) post() {
 	}
 }
 
-// completed handles a completion. Called by the owner.
-func (c *Conn) completed(wc *verbs.WC) {
+// onCompletion handles a completion. Called by the owner.
+func (c *Conn) onCompletion(wc *verbs.WC) {
 	if wc.Op == verbs.OpDisconnected {
-		c.ended()
+		c.onEnd()
 		return
 	}
 	c.mu.Lock()
@@ -227,12 +227,12 @@ func (c *Conn) completed(wc *verbs.WC) {
 	if c.posted == 0 {
 		return
 	}
-	c.ring.free()
+	c.ring.popOldest()
 	c.posted--
 	if wc.Status == verbs.StatusOK {
 		c.m.sent.Add(1)
 	} else {
-		c.m.count(func(s *Stats) { s.TxDrop++ })
+		c.m.updateStats(func(s *Stats) { s.TxDrop++ })
 	}
 	select {
 	case c.room <- struct{}{}:
@@ -240,9 +240,9 @@ func (c *Conn) completed(wc *verbs.WC) {
 	}
 }
 
-// ended frees the connection and removes it from the manager. The next frame to
+// onEnd frees the connection and removes it from the manager. The next frame to
 // the peer makes another one. Called by the owner.
-func (c *Conn) ended() {
+func (c *Conn) onEnd() {
 	c.mu.Lock()
 	wasUp := c.state == Up
 	if wasUp {
@@ -250,9 +250,9 @@ func (c *Conn) ended() {
 	}
 	lost := uint64(len(c.ring.pieces))
 	c.mu.Unlock()
-	c.m.drop(c.id)
-	c.release()
-	c.m.count(func(s *Stats) {
+	c.m.removeHandler(c.id)
+	c.freeResources()
+	c.m.updateStats(func(s *Stats) {
 		s.TxDrop += lost
 		if wasUp {
 			s.Active--
@@ -260,7 +260,7 @@ func (c *Conn) ended() {
 		}
 	})
 	if wasUp {
-		c.m.forget(c)
+		c.m.removeConn(c)
 	}
 	select {
 	case c.room <- struct{}{}:
@@ -268,8 +268,8 @@ func (c *Conn) ended() {
 	}
 }
 
-// release frees the queue pair and the memory region.
-func (c *Conn) release() {
+// freeResources frees the queue pair and the memory region.
+func (c *Conn) freeResources() {
 	if c.qp != nil {
 		c.qp.Destroy()
 	}
@@ -278,10 +278,10 @@ func (c *Conn) release() {
 	}
 }
 
-// expired reports whether the connection is to be disconnected because it was
+// idleAction reports whether the connection is to be disconnected because it was
 // idle, and whether its refusal is to be removed because the peer may be asked
 // again.
-func (c *Conn) expired(now time.Time, idle time.Duration) (disconnect, forget bool) {
+func (c *Conn) idleAction(now time.Time, idle time.Duration) (disconnect, forget bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch c.state {

@@ -38,8 +38,8 @@ type Manager struct {
 	marked  []*Conn // connections with something to post
 
 	mu     sync.Mutex // taken before Conn.mu
-	conns  map[peer]*Conn
-	inward map[peer]*passive
+	conns  map[peerAddr]*Conn
+	inward map[peerAddr]*passiveConn
 	users  map[uint64]func(*verbs.WC) // functions for completions, by the context of the queue pair
 	last   uint64                     // the last context given
 	closed bool
@@ -58,12 +58,12 @@ func Open(cfg Config) (*Manager, error) {
 }
 
 func open(cfg Config) (_ *Manager, err error) {
-	m := &Manager{cfg: cfg, event: -1, now: time.Now(), conns: map[peer]*Conn{}, inward: map[peer]*passive{}, users: map[uint64]func(*verbs.WC){}, ended: make(chan struct{})}
+	m := &Manager{cfg: cfg, event: -1, now: time.Now(), conns: map[peerAddr]*Conn{}, inward: map[peerAddr]*passiveConn{}, users: map[uint64]func(*verbs.WC){}, ended: make(chan struct{})}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
 			m.cancel()
-			m.free()
+			m.freeResources()
 		}
 	}()
 	if m.pd, err = cfg.Fabric.AllocPD(); err != nil {
@@ -84,14 +84,14 @@ func open(cfg Config) (_ *Manager, err error) {
 	}
 	for _, l := range m.listeners {
 		m.wg.Add(1)
-		go m.accept(l)
+		go m.acceptLoop(l)
 	}
-	go m.own()
+	go m.runOwner()
 	return m, nil
 }
 
-// free frees the resources of open.
-func (m *Manager) free() error {
+// freeResources frees the resources of open.
+func (m *Manager) freeResources() error {
 	var err error
 	for _, l := range m.listeners {
 		err = errors.Join(err, l.Close())
@@ -124,13 +124,13 @@ func (m *Manager) Close() error {
 	}
 	m.listeners = nil
 	m.wg.Wait() // no connection is begun any more
-	m.disconnect()
+	m.disconnectAll()
 	<-m.ended
-	return errors.Join(err, m.free())
+	return errors.Join(err, m.freeResources())
 }
 
-// disconnect starts to disconnect all connections.
-func (m *Manager) disconnect() {
+// disconnectAll starts to disconnect all connections.
+func (m *Manager) disconnectAll() {
 	m.mu.Lock()
 	for _, c := range m.conns {
 		if s, _ := c.State(); s == Up {
@@ -141,7 +141,7 @@ func (m *Manager) disconnect() {
 		p.qp.Disconnect()
 	}
 	m.mu.Unlock()
-	m.wake()
+	m.wakeOwner()
 }
 
 // Stats returns the counters.
@@ -156,7 +156,7 @@ func (m *Manager) Stats() Stats {
 	return s
 }
 
-func (m *Manager) count(f func(s *Stats)) {
+func (m *Manager) updateStats(f func(s *Stats)) {
 	m.statsMu.Lock()
 	defer m.statsMu.Unlock()
 	f(&m.stats)
@@ -165,7 +165,7 @@ func (m *Manager) count(f func(s *Stats)) {
 // Lookup returns the connection to the interface with the UD queue pair qpn at
 // addr. If there is none it begins to make one. It returns nil after Close.
 func (m *Manager) Lookup(addr netip.Addr, qpn uint32) *Conn {
-	to := peer{addr.Unmap(), qpn}
+	to := peerAddr{addr.Unmap(), qpn}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if c := m.conns[to]; c != nil || m.closed {
@@ -174,12 +174,12 @@ func (m *Manager) Lookup(addr netip.Addr, qpn uint32) *Conn {
 	c := &Conn{m: m, to: to, room: make(chan struct{}, 1)}
 	m.conns[to] = c
 	m.wg.Add(1)
-	go c.connect()
+	go c.runConnect()
 	return c
 }
 
-// forget removes c, so that Lookup makes another connection to its peer.
-func (m *Manager) forget(c *Conn) {
+// removeConn removes c, so that Lookup makes another connection to its peer.
+func (m *Manager) removeConn(c *Conn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.conns[c.to] == c {
@@ -187,9 +187,9 @@ func (m *Manager) forget(c *Conn) {
 	}
 }
 
-// add returns the context of a new queue pair. f gets the completions of that
+// addHandler returns the context of a new queue pair. f gets the completions of that
 // queue pair.
-func (m *Manager) add(f func(*verbs.WC)) uint64 {
+func (m *Manager) addHandler(f func(*verbs.WC)) uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.last++
@@ -197,15 +197,15 @@ func (m *Manager) add(f func(*verbs.WC)) uint64 {
 	return m.last
 }
 
-func (m *Manager) drop(id uint64) {
+func (m *Manager) removeHandler(id uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.users, id)
 }
 
-// admit lists a connection of a peer. An earlier connection of the same
+// admitPassive lists a connection of a peer. An earlier connection of the same
 // interface is stale and is disconnected. admit reports whether there is room.
-func (m *Manager) admit(p *passive) bool {
+func (m *Manager) admitPassive(p *passiveConn) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.hasRoom(p.from) {
@@ -219,18 +219,18 @@ func (m *Manager) admit(p *passive) bool {
 }
 
 // hasRoom reports whether a connection of a peer may be added. m.mu is held.
-func (m *Manager) hasRoom(from peer) bool {
+func (m *Manager) hasRoom(from peerAddr) bool {
 	return !m.closed && (m.inward[from] != nil || len(m.inward) < m.cfg.MaxPassive)
 }
 
-// crowded reports whether no connection of a peer may be added.
-func (m *Manager) crowded(from peer) bool {
+// atLimit reports whether no connection of a peer may be added.
+func (m *Manager) atLimit(from peerAddr) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return !m.hasRoom(from)
 }
 
-func (m *Manager) leave(p *passive) {
+func (m *Manager) removePassive(p *passiveConn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.users, p.id)
@@ -239,16 +239,16 @@ func (m *Manager) leave(p *passive) {
 	}
 }
 
-// dirty adds c to the connections with something to post and wakes the owner.
-func (m *Manager) dirty(c *Conn) {
+// markDirty adds c to the connections with something to post and wakes the owner.
+func (m *Manager) markDirty(c *Conn) {
 	m.markMu.Lock()
 	m.marked = append(m.marked, c)
 	m.markMu.Unlock()
-	m.wake()
+	m.wakeOwner()
 }
 
-// wake wakes the owner if it sleeps.
-func (m *Manager) wake() {
+// wakeOwner wakes the owner if it sleeps.
+func (m *Manager) wakeOwner() {
 	if m.asleep.Swap(false) {
 		unix.Write(m.event, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	}

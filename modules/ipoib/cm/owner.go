@@ -11,9 +11,9 @@ import (
 // reapEvery is the interval at which the owner looks for idle connections.
 const reapEvery = time.Second
 
-// own is the owner: it polls the completion queue until the manager is closed
+// runOwner is the owner: it polls the completion queue until the manager is closed
 // and all queue pairs have ended.
-func (m *Manager) own() {
+func (m *Manager) runOwner() {
 	defer close(m.ended)
 	var wcs [64]verbs.WC
 	var marked []*Conn
@@ -21,28 +21,28 @@ func (m *Manager) own() {
 	for {
 		m.now = time.Now()
 		if !m.now.Before(reap) {
-			m.reap(m.now)
+			m.reapIdle(m.now)
 			reap = m.now.Add(reapEvery)
 		}
 		marked = m.takeMarked(marked[:0])
 		for _, c := range marked {
-			c.post()
+			c.postPieces()
 		}
 		n := m.cq.Poll(wcs[:])
 		for k := range wcs[:n] {
-			m.complete(&wcs[k])
+			m.dispatch(&wcs[k])
 		}
 		if n > 0 || len(marked) > 0 {
 			continue
 		}
-		if m.over() {
+		if m.drained() {
 			return
 		}
-		m.sleep(reap)
+		m.sleepUntil(reap)
 	}
 }
 
-func (m *Manager) complete(wc *verbs.WC) {
+func (m *Manager) dispatch(wc *verbs.WC) {
 	m.mu.Lock()
 	f := m.users[wc.QP]
 	m.mu.Unlock()
@@ -60,15 +60,15 @@ func (m *Manager) takeMarked(b []*Conn) []*Conn {
 	return b
 }
 
-// over reports whether the manager is closed and has no queue pair left.
-func (m *Manager) over() bool {
+// drained reports whether the manager is closed and has no queue pair left.
+func (m *Manager) drained() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.closed && len(m.users) == 0
 }
 
-// sleep waits until there is something to do, at most until the time given.
-func (m *Manager) sleep(until time.Time) {
+// sleepUntil waits until there is something to do, at most until the time given.
+func (m *Manager) sleepUntil(until time.Time) {
 	m.asleep.Store(true)
 	m.markMu.Lock()
 	busy := len(m.marked) > 0
@@ -95,12 +95,12 @@ func (m *Manager) isClosed() bool {
 	return m.closed
 }
 
-// reap disconnects idle connections and removes refusals that have expired.
-func (m *Manager) reap(now time.Time) {
+// reapIdle disconnects idle connections and removes refusals that have expired.
+func (m *Manager) reapIdle(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for to, c := range m.conns {
-		disconnect, forget := c.expired(now, m.cfg.Idle)
+		disconnect, forget := c.idleAction(now, m.cfg.Idle)
 		if disconnect {
 			c.qp.Disconnect()
 		}

@@ -9,10 +9,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// passive is a connection that a peer sends on.
-type passive struct {
+// passiveConn is a connection that a peer sends on.
+type passiveConn struct {
 	m    *Manager
-	from peer
+	from peerAddr
 	id   uint64
 	qp   verbs.QP
 	mr   verbs.MR
@@ -21,35 +21,35 @@ type passive struct {
 	used time.Time // used by the owner alone, once the connection is listed
 }
 
-// accept answers the requests of a listener until it is closed.
-func (m *Manager) accept(l verbs.Listener) {
+// acceptLoop answers the requests of a listener until it is closed.
+func (m *Manager) acceptLoop(l verbs.Listener) {
 	defer m.wg.Done()
 	for {
 		r, err := l.Accept()
 		if err != nil {
 			return // closed
 		}
-		if err := m.request(r); err != nil {
+		if err := m.onRequest(r); err != nil {
 			m.cfg.Logger.Debug("IPoIB connection was not accepted", "peer", r.RemoteAddr().Addr(), "err", err)
 		}
 	}
 }
 
-// request answers one request.
-func (m *Manager) request(r verbs.ConnRequest) error {
+// onRequest answers one request.
+func (m *Manager) onRequest(r verbs.ConnRequest) error {
 	private := wire.CMPrivate(bytes.Clone(r.Private()))
 	if !private.Valid() || private.QPN() <= 1 || private.QPN() == wire.MulticastQPN {
-		m.count(func(s *Stats) { s.BadRequests++ })
+		m.updateStats(func(s *Stats) { s.BadRequests++ })
 		return r.Reject(nil)
 	}
-	p := &passive{m: m, from: peer{r.RemoteAddr().Addr().Unmap(), private.QPN()}, size: m.cfg.Headroom + m.cfg.ReceiveMTU, used: time.Now()}
-	if m.crowded(p.from) {
-		m.count(func(s *Stats) { s.Crowded++ })
+	p := &passiveConn{m: m, from: peerAddr{r.RemoteAddr().Addr().Unmap(), private.QPN()}, size: m.cfg.Headroom + m.cfg.ReceiveMTU, used: time.Now()}
+	if m.atLimit(p.from) {
+		m.updateStats(func(s *Stats) { s.Crowded++ })
 		return r.Reject(nil)
 	}
-	p.id = m.add(p.completed)
-	err := p.open()
-	if err == nil && !m.admit(p) {
+	p.id = m.addHandler(p.onCompletion)
+	err := p.openQP()
+	if err == nil && !m.admitPassive(p) {
 		err = errCrowded
 	}
 	if err != nil {
@@ -58,18 +58,18 @@ func (m *Manager) request(r verbs.ConnRequest) error {
 		err = r.Accept(p.qp, wire.NewCMPrivate(m.cfg.QPN, uint32(m.cfg.ReceiveMTU)))
 	}
 	if err != nil {
-		m.leave(p)
-		p.release()
+		m.removePassive(p)
+		p.freeResources()
 		return err
 	}
-	m.count(func(s *Stats) { s.Accepts++ })
+	m.updateStats(func(s *Stats) { s.Accepts++ })
 	return nil
 }
 
 var errCrowded = errors.New("too many connections")
 
-// open makes the queue pair and posts its receives.
-func (p *passive) open() (err error) {
+// openQP makes the queue pair and posts its receives.
+func (p *passiveConn) openQP() (err error) {
 	m := p.m
 	p.buf = make([]byte, m.cfg.Receives*p.size)
 	if p.mr, err = m.pd.RegMR(p.buf, 0); err != nil {
@@ -79,27 +79,27 @@ func (p *passive) open() (err error) {
 		return err
 	}
 	for k := range m.cfg.Receives {
-		if err := p.post(uint64(k)); err != nil {
+		if err := p.postReceive(uint64(k)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// post posts the receive with the number k.
-func (p *passive) post(k uint64) error {
+// postReceive posts the receive with the number k.
+func (p *passiveConn) postReceive(k uint64) error {
 	at := int(k)*p.size + p.m.cfg.Headroom
 	wr := [1]verbs.RecvWR{{ID: k, Buf: p.buf[at : at+p.m.cfg.ReceiveMTU], LKey: p.mr.LKey()}}
 	_, err := p.qp.PostRecv(wr[:])
 	return err
 }
 
-// completed handles a completion. Called by the owner.
-func (p *passive) completed(wc *verbs.WC) {
+// onCompletion handles a completion. Called by the owner.
+func (p *passiveConn) onCompletion(wc *verbs.WC) {
 	switch {
 	case wc.Op == verbs.OpDisconnected:
-		p.m.leave(p)
-		p.release()
+		p.m.removePassive(p)
+		p.freeResources()
 		return
 	case wc.Op != verbs.OpRecv || wc.Status != verbs.StatusOK:
 		return // OpDisconnected follows
@@ -108,12 +108,12 @@ func (p *passive) completed(wc *verbs.WC) {
 	at := int(wc.ID) * p.size
 	p.m.received.Add(1)
 	p.m.cfg.Receive(p.from.addr, p.from.qpn, p.buf[at:at+p.m.cfg.Headroom+int(wc.ByteLen)])
-	if err := p.post(wc.ID); err != nil {
+	if err := p.postReceive(wc.ID); err != nil {
 		p.qp.Disconnect()
 	}
 }
 
-func (p *passive) release() {
+func (p *passiveConn) freeResources() {
 	if p.qp != nil {
 		p.qp.Destroy()
 	}

@@ -1,19 +1,19 @@
 package cm
 
-// ring is a buffer that gives out pieces. They are given back in the same
+// sendRing is a buffer that gives out pieces. They are given back in the same
 // order.
-type ring struct {
+type sendRing struct {
 	buf        []byte
-	head, used int     // used: bytes given out, and bytes skipped at the end
-	pieces     []piece // given out, the oldest first
+	head, used int         // used: bytes given out, and bytes skipped at the end
+	pieces     []ringPiece // given out, the oldest first
 }
 
-type piece struct{ at, n, skipped int }
+type ringPiece struct{ at, n, skipped int }
 
-// take copies b into the buffer, as one piece. It reports whether there was
+// push copies b into the buffer, as one piece. It reports whether there was
 // room.
-func (r *ring) take(b []byte) (p piece, ok bool) {
-	p = piece{at: r.head, n: len(b)}
+func (r *sendRing) push(b []byte) (p ringPiece, ok bool) {
+	p = ringPiece{at: r.head, n: len(b)}
 	if p.at+p.n > len(r.buf) {
 		p.at, p.skipped = 0, len(r.buf)-r.head
 	}
@@ -26,8 +26,8 @@ func (r *ring) take(b []byte) (p piece, ok bool) {
 	return p, true
 }
 
-// free takes back the oldest piece.
-func (r *ring) free() {
+// popOldest takes back the oldest piece.
+func (r *sendRing) popOldest() {
 	p := r.pieces[0]
 	r.used -= p.n + p.skipped
 	if r.pieces = r.pieces[1:]; len(r.pieces) == 0 {

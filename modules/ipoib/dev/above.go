@@ -35,7 +35,7 @@ func (i *Interface) Attach(a Above) {
 // Detach gives the interface back to the kernel, with the addresses that it has there.
 func (i *Interface) Detach() error {
 	i.above.Store(nil)
-	return i.refresh()
+	return i.refreshAddrs()
 }
 
 // SetPrefixes sets the addresses of an attached interface, with the lengths of
@@ -45,10 +45,10 @@ func (i *Interface) SetPrefixes(ips []netip.Prefix) {
 	i.routes.flush()
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.solicited(time.Now(), i.ips, ips)
+	i.joinSolicited(time.Now(), i.ips, ips)
 	i.ips = slices.Clone(ips)
 	i.neigh.SetIPs(i.ips)
-	i.wake()
+	i.wakeTimers()
 }
 
 // SendFrame sends a frame for an Above. A frame is the encapsulation header and
@@ -61,7 +61,7 @@ func (i *Interface) SendFrame(frame []byte) error {
 	if !f.Valid() {
 		return fmt.Errorf("send a frame of %d bytes on %s: %w", len(frame), i.Name(), unix.EINVAL)
 	}
-	now, out := time.Now(), outgoing{i: i}
+	now, out := time.Now(), sendBatch{i: i}
 	i.mu.Lock()
 	if len(f.Payload()) > i.mtu {
 		i.counters.txDropped.Add(1)
@@ -69,32 +69,32 @@ func (i *Interface) SendFrame(frame []byte) error {
 		return fmt.Errorf("send a packet of %d bytes on %s: %w", len(f.Payload()), i.Name(), unix.EMSGSIZE)
 	}
 	if dst, ok := wire.Destination(f.Type(), f.Payload()); ok {
-		i.route(now, dst, f.Type(), frame, &out)
+		i.sendTo(now, dst, f.Type(), frame, &out)
 	} else if f.Type() == wire.TypeARP {
-		i.multicast(now, i.link.Broadcast(), frame, &out)
+		i.sendMulticast(now, i.link.Broadcast(), frame, &out)
 	} else {
 		i.counters.txDropped.Add(1)
 	}
 	i.mu.Unlock()
 	out.flush()
-	i.wake()
+	i.wakeTimers()
 	return nil
 }
 
 // JoinGroup joins the group of the link that an IP multicast group maps to.
 func (i *Interface) JoinGroup(ip netip.Addr) error {
-	return i.membership(ip, func(mgid wire.GID) bool { return i.groups.Add(time.Now(), mgid) })
+	return i.changeMembership(ip, func(mgid wire.GID) bool { return i.groups.Add(time.Now(), mgid) })
 }
 
 // LeaveGroup undoes JoinGroup.
 func (i *Interface) LeaveGroup(ip netip.Addr) error {
-	return i.membership(ip, func(mgid wire.GID) bool {
+	return i.changeMembership(ip, func(mgid wire.GID) bool {
 		i.groups.Remove(mgid)
 		return true
 	})
 }
 
-func (i *Interface) membership(ip netip.Addr, change func(wire.GID) bool) error {
+func (i *Interface) changeMembership(ip netip.Addr, change func(wire.GID) bool) error {
 	mgid, err := i.link.Multicast(ip)
 	if err != nil || slices.Contains(alwaysJoined, ip) {
 		return err
@@ -102,7 +102,7 @@ func (i *Interface) membership(ip netip.Addr, change func(wire.GID) bool) error 
 	i.mu.Lock()
 	ok := change(mgid)
 	i.mu.Unlock()
-	i.wake()
+	i.wakeTimers()
 	if !ok {
 		return fmt.Errorf("group %s on %s: %w", ip, i.Name(), unix.ENOBUFS)
 	}
@@ -124,7 +124,7 @@ func (i *Interface) SetUp(up bool) error { return i.tun.SetUp(up) }
 func (i *Interface) Carrier() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.ready()
+	return i.linkReady()
 }
 
 // SetMTU changes the MTU, in bytes. The largest is the MTU of the link less

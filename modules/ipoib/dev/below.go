@@ -10,10 +10,10 @@ import (
 // the address of the port, as the port of a RoCE adapter has its state of the
 // network interface.
 
-// follow reads the carrier of the network below. An address that no interface
+// followCarrier reads the carrier of the network below. An address that no interface
 // of the namespace has, as 127.0.0.2, has carrier; one that an interface had
 // and has no more has none.
-func (i *Interface) follow() error {
+func (i *Interface) followCarrier() error {
 	running, found, err := i.rtnl.Running(i.cfg.Local)
 	if err != nil {
 		return i.unlessClosed(err)
@@ -25,19 +25,19 @@ func (i *Interface) follow() error {
 	i.belowUp = up
 	i.mu.Unlock()
 	if changed {
-		i.wake()
+		i.wakeTimers()
 	}
 	return nil
 }
 
-// ready reports whether the interface has carrier. i.mu is held.
-func (i *Interface) ready() bool { return i.belowUp && i.groups.Ready() }
+// linkReady reports whether the interface has carrier. i.mu is held.
+func (i *Interface) linkReady() bool { return i.belowUp && i.groups.Ready() }
 
-// holder is what has the IP addresses of an interface in the kernel: itself, or
+// addrHolder is what has the IP addresses of an interface in the kernel: itself, or
 // a bond of Linux's driver. The kernel resolves nothing on a bond of the type
 // InfiniBand, so the active slave asks and answers for the addresses of the bond,
 // and announces them when it becomes active. The other slaves have none.
-type holder struct {
+type addrHolder struct {
 	index  int // of the interface with the addresses
 	bond   bool
 	active bool // the only interface, or the active slave
@@ -49,16 +49,16 @@ type holder struct {
 // other slave for up to half a minute.
 const announceAgain = time.Second
 
-func (i *Interface) holderOf() (holder, error) {
+func (i *Interface) holderOf() (addrHolder, error) {
 	bond, active, err := i.rtnl.Bond()
 	if err != nil || bond == 0 {
-		return holder{i.rtnl.Index(), false, true}, err
+		return addrHolder{i.rtnl.Index(), false, true}, err
 	}
-	return holder{bond, true, active}, nil
+	return addrHolder{bond, true, active}, nil
 }
 
-// addrs returns the addresses that u has for the interface.
-func (i *Interface) addrs(u holder) ([]netip.Prefix, error) {
+// readAddrs returns the addresses that u has for the interface.
+func (i *Interface) readAddrs(u addrHolder) ([]netip.Prefix, error) {
 	i.routed.Store(int32(u.index))
 	if !u.active {
 		return nil, nil

@@ -57,7 +57,7 @@ func TestAnnounceAgain(t *testing.T) {
 	ia.mu.Lock()
 	ia.again = time.Now()
 	ia.mu.Unlock()
-	ia.wake()
+	ia.wakeTimers()
 	ip := []byte{192, 168, 50, 1}
 	local := ia.Address()
 	gratuitous := slices.Concat([]byte{0, 32, 8, 0, 20, 4, 0, 1}, local[:], ip, make([]byte, 20), ip)

@@ -9,7 +9,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-type counters struct {
+type frameCounters struct {
 	rxPackets, rxBytes, rxDropped, rxUnknownType, rxOwn, multicast atomic.Uint64
 	txPackets, txBytes, txDropped, txErrors, txChecksums           atomic.Uint64
 	rxJoined, rxWakeups                                            atomic.Uint64

@@ -18,14 +18,14 @@ var router = ether.MAC{2, 0, 0, 0, 0, 1}
 
 // fromEthernet sends a frame of the kernel. b is the kernel's header and the
 // frame. i.mu is held.
-func (i *Interface) fromEthernet(now time.Time, b []byte, out *outgoing) {
+func (i *Interface) fromEthernet(now time.Time, b []byte, out *sendBatch) {
 	const head = tun.HeaderLen + ether.HeaderLen
 	if len(b) <= head {
 		i.counters.txDropped.Add(1)
 		return
 	}
 	h, e, p := tun.Header(b), ether.Header(b[tun.HeaderLen:]), b[head:]
-	to, ok := i.target(e, p)
+	to, ok := i.frameTarget(e, p)
 	if !ok {
 		i.counters.txDropped.Add(1)
 		if !e.Dst().IsGroup() {
@@ -35,7 +35,7 @@ func (i *Interface) fromEthernet(now time.Time, b []byte, out *outgoing) {
 	}
 	switch h.GSOType() {
 	case tun.GSOTCPv4, tun.GSOTCPv6:
-		if to.IsMulticast() || !i.segments(h.GSOSize(), e.Type(), p, out, func(frame []byte) { out.add(to, frame) }) {
+		if to.IsMulticast() || !i.eachSegment(h.GSOSize(), e.Type(), p, out, func(frame []byte) { out.addFrame(to, frame) }) {
 			i.counters.txDropped.Add(1)
 		}
 		return
@@ -46,7 +46,7 @@ func (i *Interface) fromEthernet(now time.Time, b []byte, out *outgoing) {
 	}
 	frame := b[head-wire.EncapLen:] // over the end of the Ethernet header
 	if e.Type() == wire.TypeARP || e.Type() == wire.TypeIPv6 && wire.NDType(p) != 0 {
-		if frame, ok = i.translated(e.Type(), p); !ok {
+		if frame, ok = i.translateFrame(e.Type(), p); !ok {
 			i.counters.txDropped.Add(1)
 			return
 		}
@@ -54,16 +54,16 @@ func (i *Interface) fromEthernet(now time.Time, b []byte, out *outgoing) {
 		wire.PutEncap(frame, e.Type())
 	}
 	if to.IsMulticast() {
-		i.snoop(now, wire.Frame(frame).Type(), p)
-		i.multicast(now, to.GID(), frame, out)
+		i.snoopGroups(now, wire.Frame(frame).Type(), p)
+		i.sendMulticast(now, to.GID(), frame, out)
 		return
 	}
-	out.add(to, frame)
+	out.addFrame(to, frame)
 }
 
-// target returns the link-layer address that a frame of the kernel goes to. ok
+// frameTarget returns the link-layer address that a frame of the kernel goes to. ok
 // is false if it cannot be sent. i.mu is held.
-func (i *Interface) target(e ether.Header, p []byte) (to wire.Address, ok bool) {
+func (i *Interface) frameTarget(e ether.Header, p []byte) (to wire.Address, ok bool) {
 	ip, isIP := wire.Destination(e.Type(), p)
 	if !isIP && e.Type() != wire.TypeARP {
 		return to, false
@@ -82,7 +82,7 @@ func (i *Interface) target(e ether.Header, p []byte) (to wire.Address, ok bool) 
 // of no known neighbour. The kernel may have that address of an earlier
 // interface, for instance in a bond, and its own next requests go there, too. The
 // answer names the neighbour for the packets that follow. i.mu is held.
-func (i *Interface) askFor(now time.Time, etherType uint16, p []byte, out *outgoing) {
+func (i *Interface) askFor(now time.Time, etherType uint16, p []byte, out *sendBatch) {
 	dst, ok := wire.Destination(etherType, p)
 	if !ok || dst.IsMulticast() || now.Sub(i.asked) < askInterval {
 		return
@@ -90,22 +90,22 @@ func (i *Interface) askFor(now time.Time, etherType uint16, p []byte, out *outgo
 	i.asked = now
 	if etherType == wire.TypeIPv4 {
 		q := wire.NewARP(wire.ARPFields{Op: wire.ARPRequest, SenderHW: i.Address(), SenderIP: netip.AddrFrom4([4]byte(p[12:])), TargetIP: dst})
-		i.multicast(now, i.link.Broadcast(), wire.AppendFrame(nil, wire.TypeARP, q), out)
+		i.sendMulticast(now, i.link.Broadcast(), wire.AppendFrame(nil, wire.TypeARP, q), out)
 		return
 	}
 	group := wire.SolicitedNode(dst)
 	if mgid, err := i.link.Multicast(group); err == nil {
 		q := wire.NewND(wire.NDFields{Type: wire.NDNeighborSolicit, Src: netip.AddrFrom16([16]byte(p[8:])), Dst: group, Target: dst, LinkLayer: i.Address(), HasLinkLayer: true})
-		i.multicast(now, mgid, wire.AppendFrame(nil, wire.TypeIPv6, q), out)
+		i.sendMulticast(now, mgid, wire.AppendFrame(nil, wire.TypeIPv6, q), out)
 	}
 }
 
 // askInterval is the shortest time between two requests of askFor.
 const askInterval = 100 * time.Millisecond
 
-// translated returns the frame of an ARP packet or a neighbour discovery packet
+// translateFrame returns the frame of an ARP packet or a neighbour discovery packet
 // of the kernel. i.mu is held.
-func (i *Interface) translated(etherType uint16, p []byte) (frame []byte, ok bool) {
+func (i *Interface) translateFrame(etherType uint16, p []byte) (frame []byte, ok bool) {
 	if etherType == wire.TypeARP {
 		p, ok = i.ether.ARPToLink(p)
 	} else {
@@ -116,7 +116,7 @@ func (i *Interface) translated(etherType uint16, p []byte) (frame []byte, ok boo
 
 // intoEthernet gives a received frame of src to the address to its Ethernet
 // header. b is i.spare bytes and the frame. i.mu is held.
-func (i *Interface) intoEthernet(src, to wire.Address, b []byte) (v verdict, packet []byte) {
+func (i *Interface) intoEthernet(src, to wire.Address, b []byte) (v frameVerdict, packet []byte) {
 	frame := wire.Frame(b[i.spare:])
 	kind, p := frame.Type(), frame.Payload()
 	ip, isIP := wire.Destination(kind, p)

@@ -77,7 +77,7 @@ func TestEthernet_UnknownPeer(t *testing.T) {
 		{0: 0x45, 3: 20, 12: 192, 168, 50, 1, 192, 168, 50, 2},
 		append([]byte{0: 0x60, 6: 59, 7: 64, 8: 0xfd, 0x50, 23: 1, 24: 0xfd, 0x50, 39: 2}, 0),
 	} {
-		kind, now, out := uint16(wire.TypeIPv4), time.Now(), outgoing{i: ia}
+		kind, now, out := uint16(wire.TypeIPv4), time.Now(), sendBatch{i: ia}
 		if p[0] == 0x60 {
 			kind = wire.TypeIPv6
 		}
@@ -95,7 +95,7 @@ func TestEthernet_UnknownPeer(t *testing.T) {
 			t.Fatalf("neighbour known: %t; frames %+v, want one request", known, out.msgs)
 		}
 		out.flush()
-		ia.wake()
+		ia.wakeTimers()
 		eventually(t, "the neighbour is known", func() bool {
 			ia.mu.Lock()
 			defer ia.mu.Unlock()

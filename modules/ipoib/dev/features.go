@@ -25,11 +25,11 @@ func (i *Interface) Features() Features {
 	if i.Mode() == Connected {
 		return Features{}
 	}
-	return Features{TxChecksum: true, LSO: true, RxChecksum: !i.noChecksum.Load(), LRO: i.joins()}
+	return Features{TxChecksum: true, LSO: true, RxChecksum: !i.noChecksum.Load(), LRO: i.joinsPackets()}
 }
 
-// joins reports whether received packets are joined.
-func (i *Interface) joins() bool {
+// joinsPackets reports whether received packets are joined.
+func (i *Interface) joinsPackets() bool {
 	return !i.noLRO.Load() && !i.noChecksum.Load() && i.Mode() == Datagram && i.above.Load() == nil
 }
 
@@ -91,9 +91,9 @@ func (i *Interface) SetRxCoalescing(c Coalescing) error {
 	return nil
 }
 
-// moderate waits as RxCoalescing demands, after n datagrams were received at
+// delayReceive waits as RxCoalescing demands, after n datagrams were received at
 // once.
-func (i *Interface) moderate(n int) {
+func (i *Interface) delayReceive(n int) {
 	c := i.RxCoalescing()
 	if c.Wait == 0 || c.Frames > 0 && n >= c.Frames {
 		return
@@ -104,17 +104,17 @@ func (i *Interface) moderate(n int) {
 	}
 }
 
-// joiner joins packets that have the same Ethernet header, if any.
-type joiner struct {
+// packetJoiner joins packets that have the same Ethernet header, if any.
+type packetJoiner struct {
 	*gso.Joiner
 	header [ether.HeaderLen]byte
 }
 
-// pass gives the kernel a packet, which is joined with others if possible. b is
+// passUp gives the kernel a packet, which is joined with others if possible. b is
 // that of deliver.
-func (i *Interface) pass(b []byte, multicast bool, j *joiner) {
-	if j == nil || !i.joins() {
-		i.deliver(b, multicast)
+func (i *Interface) passUp(b []byte, multicast bool, j *packetJoiner) {
+	if j == nil || !i.joinsPackets() {
+		i.deliverUp(b, multicast)
 		return
 	}
 	if i.ether != nil {
@@ -126,13 +126,13 @@ func (i *Interface) pass(b []byte, multicast bool, j *joiner) {
 	if p := b[i.spare+wire.EncapLen:]; !j.Add(p) {
 		i.passJoined(j)
 		if !j.Add(p) {
-			i.deliver(b, multicast)
+			i.deliverUp(b, multicast)
 		}
 	}
 }
 
 // passJoined gives the kernel the joined packet, if there is one.
-func (i *Interface) passJoined(j *joiner) {
+func (i *Interface) passJoined(j *packetJoiner) {
 	out := j.Take()
 	if out.Count == 0 {
 		return

@@ -35,7 +35,7 @@ type Interface struct {
 	spare int          // bytes in front of a received frame, see above
 	ether *ether.Table // nil: no Ethernet. Guarded by mu
 
-	counters          counters
+	counters          frameCounters
 	routes            routeCache
 	cm                atomic.Pointer[cm.Manager] // nil in datagram mode
 	linkMTU           atomic.Int32               // see udMTU
@@ -108,13 +108,13 @@ func open(cfg Config) (_ *Interface, err error) {
 		}
 	}
 	i.requests = make(chan mcast.Request, registryQueue)
-	if err := i.follow(); err != nil {
+	if err := i.followCarrier(); err != nil {
 		return nil, errors.Join(err, i.closeAll())
 	}
 	if cfg.Registry != nil {
-		cfg.Registry.Watch(i, i.retry)
+		cfg.Registry.Watch(i, i.retryJoins)
 	}
-	for _, run := range []func(){i.transmit, i.receive, i.timers, i.watch, i.memberships} {
+	for _, run := range []func(){i.transmitLoop, i.receiveLoop, i.runTimers, i.watchKernel, i.runMemberships} {
 		i.wg.Add(1)
 		go func() { defer i.wg.Done(); run() }()
 	}
@@ -289,8 +289,8 @@ func (i *Interface) Capture(w io.Writer) error {
 	return nil
 }
 
-// capture writes a frame to the capture. i.mu is held.
-func (i *Interface) capture(src, dst wire.Address, frame []byte) {
+// captureFrame writes a frame to the capture. i.mu is held.
+func (i *Interface) captureFrame(src, dst wire.Address, frame []byte) {
 	if i.tap == nil {
 		return
 	}

@@ -16,19 +16,19 @@ import (
 // udMTU returns the longest packet of the UD queue pair, in bytes.
 func (i *Interface) udMTU() int { return int(i.linkMTU.Load()) }
 
-// receivers returns the ports that get the datagrams of a group: what the
+// groupReceivers returns the ports that get the datagrams of a group: what the
 // registry says, or all configured peers.
-func (i *Interface) receivers(mgid wire.GID) []netip.Addr {
+func (i *Interface) groupReceivers(mgid wire.GID) []netip.Addr {
 	if r := i.cfg.Registry; r != nil {
 		return r.Members(mgid)
 	}
 	return i.cfg.Peers
 }
 
-// solicited joins the groups in which solicitations for the addresses now are
+// joinSolicited joins the groups in which solicitations for the addresses now are
 // sent, and leaves those of the addresses before. The kernel joins none on a TUN
 // device, since it does no neighbour discovery there. i.mu is held.
-func (i *Interface) solicited(now time.Time, before, after []netip.Prefix) {
+func (i *Interface) joinSolicited(now time.Time, before, after []netip.Prefix) {
 	groups := func(ips []netip.Prefix) (out []wire.GID) {
 		for _, p := range ips {
 			if a := p.Addr(); a.Is6() {
@@ -62,9 +62,9 @@ func (i *Interface) askRegistry(now time.Time, r mcast.Request) {
 	}
 }
 
-// memberships executes requests of the table of groups at the registry, one after
+// runMemberships executes requests of the table of groups at the registry, one after
 // the other.
-func (i *Interface) memberships() {
+func (i *Interface) runMemberships() {
 	for {
 		select {
 		case <-i.done:
@@ -80,21 +80,21 @@ func (i *Interface) atRegistry(r mcast.Request) {
 		i.cfg.Registry.Leave(i, r.MGID)
 		return
 	}
-	g, err := i.cfg.Registry.Join(i, r.MGID, r.Kind == mcast.JoinSendOnly, func() { i.lost(r.MGID) })
-	now, out := time.Now(), outgoing{i: i}
+	g, err := i.cfg.Registry.Join(i, r.MGID, r.Kind == mcast.JoinSendOnly, func() { i.onMembershipLost(r.MGID) })
+	now, out := time.Now(), sendBatch{i: i}
 	i.mu.Lock()
 	if err == nil && r.MGID == i.link.Broadcast() {
-		err = i.adopt(g)
+		err = i.adoptGroup(g)
 	}
-	i.finish(now, r, err, &out)
+	i.finishJoin(now, r, err, &out)
 	i.mu.Unlock()
 	out.flush()
-	i.wake()
+	i.wakeTimers()
 }
 
-// adopt takes over the parameters of the broadcast group, which are those of the
+// adoptGroup takes over the parameters of the broadcast group, which are those of the
 // link. i.mu is held.
-func (i *Interface) adopt(g registry.Group) error {
+func (i *Interface) adoptGroup(g registry.Group) error {
 	if g.PKey != i.cfg.PKey {
 		return fmt.Errorf("the registry says P_Key 0x%04x for the partition 0x%04x: %w", g.PKey, i.cfg.PKey, unix.EPROTO)
 	}
@@ -112,20 +112,20 @@ func (i *Interface) adopt(g registry.Group) error {
 	return nil
 }
 
-// lost handles the end of a membership that the registry did not give again.
-func (i *Interface) lost(mgid wire.GID) {
+// onMembershipLost handles the end of a membership that the registry did not give again.
+func (i *Interface) onMembershipLost(mgid wire.GID) {
 	i.mu.Lock()
 	i.groups.Lost(time.Now(), mgid)
 	i.mu.Unlock()
-	i.wake()
+	i.wakeTimers()
 }
 
-// retry joins the groups that were refused: the registry may allow them now.
-func (i *Interface) retry() {
+// retryJoins joins the groups that were refused: the registry may allow them now.
+func (i *Interface) retryJoins() {
 	i.mu.Lock()
 	i.groups.Retry(time.Now())
 	i.mu.Unlock()
-	i.wake()
+	i.wakeTimers()
 }
 
 // leaveAll ends all memberships at the registry.

@@ -89,13 +89,13 @@ func (i *Interface) connectedMode() error {
 	if !ok {
 		return fmt.Errorf("the fabric makes no connections by service ID: %w", unix.EOPNOTSUPP)
 	}
-	out := &outgoing{i: i} // used by the owner of the connections alone
+	out := &sendBatch{i: i} // used by the owner of the connections alone
 	c, err := cm.Open(cm.Config{
 		Fabric: fabric, Local: i.cfg.Local, PKey: i.cfg.PKey, QPN: i.qp.QPN(), Headroom: i.spare, Logger: i.cfg.Logger,
 		Receive: func(peer netip.Addr, qpn uint32, b []byte) {
-			if i.arrived(wire.NewAddress(0, qpn, i.paths.GID(peer)), false, b, out, nil) == taken {
+			if i.onFrame(wire.NewAddress(0, qpn, i.paths.GID(peer)), false, b, out, nil) == taken {
 				out.flush()
-				i.wake()
+				i.wakeTimers()
 			}
 		},
 	})
@@ -107,7 +107,7 @@ func (i *Interface) connectedMode() error {
 	}
 	i.cfg.Logger.Warn("IPoIB interface drops multicast packets above the MTU of the link", "name", i.Name(), "mtu", i.udMTU())
 	i.cm.Store(c)
-	i.changed(wire.FlagRC, cm.MaxMTU)
+	i.onAddressChange(wire.FlagRC, cm.MaxMTU)
 	return nil
 }
 
@@ -115,13 +115,13 @@ func (i *Interface) datagramMode() error {
 	mtu := min(i.udMTU(), i.MTU())
 	err := errors.Join(i.tun.SetMTU(mtu), i.tun.SetOffloads(true))
 	c := i.cm.Swap(nil)
-	i.changed(0, mtu)
+	i.onAddressChange(0, mtu)
 	return errors.Join(err, c.Close())
 }
 
-// changed removes all neighbours and announces the address with its new flags.
-func (i *Interface) changed(flags byte, mtu int) {
-	now, out := time.Now(), outgoing{i: i}
+// onAddressChange removes all neighbours and announces the address with its new flags.
+func (i *Interface) onAddressChange(flags byte, mtu int) {
+	now, out := time.Now(), sendBatch{i: i}
 	i.mu.Lock()
 	i.mtu = mtu
 	i.neigh.Flush()
@@ -134,7 +134,7 @@ func (i *Interface) changed(flags byte, mtu int) {
 	}
 	i.mu.Unlock()
 	out.flush()
-	i.wake()
+	i.wakeTimers()
 }
 
 // connectionTo returns the connection for a frame to an interface, or nil if
@@ -157,7 +157,7 @@ func (i *Interface) connectionTo(peer netip.Addr, to wire.Address, frame wire.Fr
 
 // byConnection adds a frame for a connection to o. If the connection is not up
 // yet, the connection keeps a copy. i.mu is held.
-func (o *outgoing) byConnection(c *cm.Conn, to wire.Address, frame []byte) {
+func (o *sendBatch) byConnection(c *cm.Conn, to wire.Address, frame []byte) {
 	i := o.i
 	if c.Wait(frame) {
 		return
@@ -169,13 +169,13 @@ func (o *outgoing) byConnection(c *cm.Conn, to wire.Address, frame []byte) {
 	case len(frame) > longest:
 		o.tooBig(frame, longest-wire.EncapLen)
 	default:
-		o.count(to, frame)
-		o.conns = append(o.conns, message{c, frame})
+		o.countFrame(to, frame)
+		o.conns = append(o.conns, connMessage{c, frame})
 	}
 }
 
-// message is a frame to be sent on a connection.
-type message struct {
+// connMessage is a frame to be sent on a connection.
+type connMessage struct {
 	to    *cm.Conn
 	frame []byte
 }
@@ -183,7 +183,7 @@ type message struct {
 // tooBig drops a frame that is longer than the path to its destination allows.
 // The kernel or the attached Above is told the MTU of the path, mtu bytes. i.mu
 // is held.
-func (o *outgoing) tooBig(frame wire.Frame, mtu int) {
+func (o *sendBatch) tooBig(frame wire.Frame, mtu int) {
 	o.i.counters.txErrors.Add(1)
 	if p := wire.TooBig(frame.Type(), frame.Payload(), mtu); p != nil {
 		b := make([]byte, o.i.spare, o.i.spare+wire.EncapLen+len(p))
@@ -191,9 +191,9 @@ func (o *outgoing) tooBig(frame wire.Frame, mtu int) {
 	}
 }
 
-// answer gives the kernel, or the attached Above, the answer to a packet that
+// answerKernel gives the kernel, or the attached Above, the answer to a packet that
 // was too big. b is spare bytes and the answer.
-func (i *Interface) answer(b []byte) {
+func (i *Interface) answerKernel(b []byte) {
 	i.counters.pmtuSent.Add(1)
 	if a := i.above.Load(); a != nil {
 		a.Receive(b[i.spare:])

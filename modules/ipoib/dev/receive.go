@@ -9,16 +9,16 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// receive receives datagrams of the fabric until the interface is closed. Each
+// receiveLoop receives datagrams of the fabric until the interface is closed. Each
 // is received behind i.spare bytes, so that the kernel's headers take the place
 // of the encapsulation header.
-func (i *Interface) receive() {
+func (i *Interface) receiveLoop() {
 	bufs := make([][]byte, batch)
 	for k := range bufs {
 		bufs[k] = make([]byte, i.spare+i.qp.MaxPayload())
 	}
 	msgs := make([]verbs.Datagram, batch)
-	out, j := outgoing{i: i}, &joiner{Joiner: gso.NewJoiner(i.spare + wire.EncapLen)}
+	out, j := sendBatch{i: i}, &packetJoiner{Joiner: gso.NewJoiner(i.spare + wire.EncapLen)}
 	for {
 		for k := range msgs {
 			msgs[k].Payload = bufs[k][i.spare:]
@@ -30,43 +30,43 @@ func (i *Interface) receive() {
 		i.counters.rxWakeups.Add(1)
 		for k := range msgs[:n] {
 			m := &msgs[k]
-			i.arrived(wire.NewAddress(0, m.QPN, i.paths.GID(m.Peer)), m.Multicast, bufs[k][:i.spare+len(m.Payload)], &out, j)
+			i.onFrame(wire.NewAddress(0, m.QPN, i.paths.GID(m.Peer)), m.Multicast, bufs[k][:i.spare+len(m.Payload)], &out, j)
 		}
 		i.passJoined(j)
 		out.flush()
-		i.wake()
-		i.moderate(n)
+		i.wakeTimers()
+		i.delayReceive(n)
 	}
 }
 
-// arrived handles a received frame and returns its verdict. b is i.spare bytes
+// onFrame handles a received frame and returns its verdict. b is i.spare bytes
 // and the frame. If j is nil packets are not joined.
-func (i *Interface) arrived(src wire.Address, multicast bool, b []byte, out *outgoing, j *joiner) verdict {
+func (i *Interface) onFrame(src wire.Address, multicast bool, b []byte, out *sendBatch, j *packetJoiner) frameVerdict {
 	a := i.above.Load()
-	v, p := i.frame(src, multicast, b, a == nil, out)
+	v, p := i.checkFrame(src, multicast, b, a == nil, out)
 	switch {
 	case a != nil && v != dropped:
 		a.Receive(b[i.spare:])
 	case a == nil && v == passed:
-		i.pass(p, multicast, j)
+		i.passUp(p, multicast, j)
 	}
 	return v
 }
 
-// verdict is the result of checking a received frame.
-type verdict uint8
+// frameVerdict is the result of checking a received frame.
+type frameVerdict uint8
 
 const (
-	dropped verdict = iota // not valid, or not for this interface
-	taken                  // ARP or neighbour discovery; the interface has handled it
-	passed                 // for the kernel
+	dropped frameVerdict = iota // not valid, or not for this interface
+	taken                       // ARP or neighbour discovery; the interface has handled it
+	passed                      // for the kernel
 )
 
-// frame checks a received frame and handles ARP and neighbour discovery. src is
+// checkFrame checks a received frame and handles ARP and neighbour discovery. src is
 // the address of its sender, b is i.spare bytes and the frame. If it is for the
 // kernel, packet has it behind the kernel's headers; those of Ethernet are filled
 // in, and then ARP and neighbour discovery are for the kernel, too.
-func (i *Interface) frame(src wire.Address, multicast bool, b []byte, kernel bool, out *outgoing) (v verdict, packet []byte) {
+func (i *Interface) checkFrame(src wire.Address, multicast bool, b []byte, kernel bool, out *sendBatch) (v frameVerdict, packet []byte) {
 	now, frame := time.Now(), wire.Frame(b[i.spare:])
 	i.traceData("received", src, frame)
 	if src.SamePort(i.local) {
@@ -88,7 +88,7 @@ func (i *Interface) frame(src wire.Address, multicast bool, b []byte, kernel boo
 			}
 		}
 	}
-	i.capture(src, to, frame)
+	i.captureFrame(src, to, frame)
 	if i.ether != nil && kernel {
 		return i.intoEthernet(src, to, b)
 	}
@@ -102,7 +102,7 @@ func (i *Interface) frame(src wire.Address, multicast bool, b []byte, kernel boo
 			i.counters.rxDropped.Add(1)
 			return dropped, nil
 		}
-		if frame.Type() == wire.TypeIPv6 && i.discovery(now, src, p, out) {
+		if frame.Type() == wire.TypeIPv6 && i.onDiscovery(now, src, p, out) {
 			return taken, nil
 		}
 		return passed, b
@@ -111,9 +111,9 @@ func (i *Interface) frame(src wire.Address, multicast bool, b []byte, kernel boo
 	return dropped, nil
 }
 
-// discovery handles a message of neighbour discovery about link-layer
+// onDiscovery handles a message of neighbour discovery about link-layer
 // addresses. It reports whether p was one. i.mu is held.
-func (i *Interface) discovery(now time.Time, src wire.Address, p []byte, out *outgoing) bool {
+func (i *Interface) onDiscovery(now time.Time, src wire.Address, p []byte, out *sendBatch) bool {
 	switch wire.NDType(p) {
 	case wire.NDNeighborSolicit, wire.NDNeighborAdvert:
 		i.sendFrames(now, i.neigh.HandleND(now, src, p, nil), out)
@@ -124,9 +124,9 @@ func (i *Interface) discovery(now time.Time, src wire.Address, p []byte, out *ou
 	return false
 }
 
-// deliver gives the kernel b: room for its virtio_net_hdr, an Ethernet header if
+// deliverUp gives the kernel b: room for its virtio_net_hdr, an Ethernet header if
 // the interface has them, and the packet.
-func (i *Interface) deliver(b []byte, multicast bool) {
+func (i *Interface) deliverUp(b []byte, multicast bool) {
 	clear(b[:tun.HeaderLen])
 	if err := i.tun.Write(b); err != nil {
 		i.counters.rxDropped.Add(1) // the interface is down, or the packet is not valid

@@ -16,10 +16,10 @@ type routeCache struct {
 	lookup func(dst netip.Addr) (netip.Addr, error)
 
 	mu   sync.Mutex
-	hops map[netip.Addr]hop
+	hops map[netip.Addr]cachedHop
 }
 
-type hop struct {
+type cachedHop struct {
 	to    netip.Addr
 	err   error
 	until time.Time
@@ -38,7 +38,7 @@ func (c *routeCache) get(now time.Time, dst netip.Addr) (netip.Addr, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.hops == nil || len(c.hops) >= routeCount {
-		c.hops = map[netip.Addr]hop{}
+		c.hops = map[netip.Addr]cachedHop{}
 	}
 	c.hops[dst] = h
 	return h.to, h.err

@@ -25,15 +25,15 @@ const (
 	segmented = 256 << 10
 )
 
-// transmit sends the packets of the kernel until the interface is closed. Each
+// transmitLoop sends the packets of the kernel until the interface is closed. Each
 // buffer is read behind spare bytes, so that the encapsulation header takes the
 // place of the kernel's.
-func (i *Interface) transmit() {
+func (i *Interface) transmitLoop() {
 	bufs := make([][]byte, batch)
 	for k := range bufs {
 		bufs[k] = make([]byte, tun.HeaderLen+ether.HeaderLen+room)
 	}
-	out := outgoing{i: i, patience: patience}
+	out := sendBatch{i: i, patience: patience}
 	for {
 		n, err := i.tun.Read(bufs)
 		if err != nil {
@@ -42,7 +42,7 @@ func (i *Interface) transmit() {
 		now := time.Now()
 		i.mu.Lock()
 		for _, b := range bufs[:n] {
-			if i.packet(now, b, &out); out.used >= segmented {
+			if i.sendPacket(now, b, &out); out.used >= segmented {
 				i.mu.Unlock()
 				out.flush()
 				i.mu.Lock()
@@ -50,13 +50,13 @@ func (i *Interface) transmit() {
 		}
 		i.mu.Unlock()
 		out.flush()
-		i.wake()
+		i.wakeTimers()
 	}
 }
 
-// packet sends a packet of the kernel. b is the kernel's header and the
+// sendPacket sends a packet of the kernel. b is the kernel's header and the
 // packet. i.mu is held.
-func (i *Interface) packet(now time.Time, b []byte, out *outgoing) {
+func (i *Interface) sendPacket(now time.Time, b []byte, out *sendBatch) {
 	if len(b) <= tun.HeaderLen || i.above.Load() != nil {
 		return
 	}
@@ -72,8 +72,8 @@ func (i *Interface) packet(now time.Time, b []byte, out *outgoing) {
 	dst, ok := wire.Destination(etherType, p)
 	switch h.GSOType() {
 	case tun.GSOTCPv4, tun.GSOTCPv6:
-		ok = ok && !dst.IsMulticast() && !i.isBroadcast(dst) && i.segments(h.GSOSize(), etherType, p, out, func(frame []byte) {
-			i.unicast(now, dst, etherType, frame, out)
+		ok = ok && !dst.IsMulticast() && !i.isBroadcast(dst) && i.eachSegment(h.GSOSize(), etherType, p, out, func(frame []byte) {
+			i.sendUnicast(now, dst, etherType, frame, out)
 		})
 		if !ok {
 			i.counters.txDropped.Add(1)
@@ -94,33 +94,33 @@ func (i *Interface) packet(now time.Time, b []byte, out *outgoing) {
 		return
 	}
 	if dst.IsMulticast() {
-		i.snoop(now, etherType, p)
+		i.snoopGroups(now, etherType, p)
 	}
-	i.route(now, dst, etherType, frame, out)
+	i.sendTo(now, dst, etherType, frame, out)
 }
 
-// route sends a frame to dst, a unicast, multicast or broadcast address. i.mu
+// sendTo sends a frame to dst, a unicast, multicast or broadcast address. i.mu
 // is held.
-func (i *Interface) route(now time.Time, dst netip.Addr, etherType uint16, frame []byte, out *outgoing) {
+func (i *Interface) sendTo(now time.Time, dst netip.Addr, etherType uint16, frame []byte, out *sendBatch) {
 	if i.isBroadcast(dst) {
-		i.multicast(now, i.link.Broadcast(), frame, out)
+		i.sendMulticast(now, i.link.Broadcast(), frame, out)
 		return
 	}
 	if dst.IsMulticast() {
 		if mgid, err := i.link.Multicast(dst); err == nil {
-			i.multicast(now, mgid, frame, out)
+			i.sendMulticast(now, mgid, frame, out)
 		}
 		return
 	}
-	i.unicast(now, dst, etherType, frame, out)
+	i.sendUnicast(now, dst, etherType, frame, out)
 }
 
-// segments calls send for the segments of a TCP packet that is larger than the
+// eachSegment calls send for the segments of a TCP packet that is larger than the
 // MTU, with size bytes of payload each. It reports whether the packet could be
 // segmented. i.mu is held.
-func (i *Interface) segments(size int, etherType uint16, p []byte, out *outgoing, send func(frame []byte)) bool {
+func (i *Interface) eachSegment(size int, etherType uint16, p []byte, out *sendBatch, send func(frame []byte)) bool {
 	tooLong := false
-	err := gso.TCP(p, size, out.segment, func(s []byte) { // behind the header of out.frame
+	err := gso.TCP(p, size, out.allocSegment, func(s []byte) { // behind the header of out.frame
 		if tooLong = tooLong || len(s) > i.mtu; tooLong {
 			return
 		}
@@ -179,8 +179,8 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(a)
 }
 
-// snoop follows the groups that the kernel joins and leaves. i.mu is held.
-func (i *Interface) snoop(now time.Time, etherType uint16, p []byte) {
+// snoopGroups follows the groups that the kernel joins and leaves. i.mu is held.
+func (i *Interface) snoopGroups(now time.Time, etherType uint16, p []byte) {
 	for _, c := range mcast.Snoop(etherType, p) {
 		mgid, err := i.link.Multicast(c.Group)
 		if err != nil || slices.Contains(alwaysJoined, c.Group) {
@@ -194,17 +194,17 @@ func (i *Interface) snoop(now time.Time, etherType uint16, p []byte) {
 	}
 }
 
-// multicast sends a frame to a group. If the group is not joined yet, a copy
+// sendMulticast sends a frame to a group. If the group is not joined yet, a copy
 // waits for the join. i.mu is held.
-func (i *Interface) multicast(now time.Time, mgid wire.GID, frame []byte, out *outgoing) {
+func (i *Interface) sendMulticast(now time.Time, mgid wire.GID, frame []byte, out *sendBatch) {
 	if i.groups.Send(now, mgid, frame) {
-		out.add(wire.MulticastAddress(mgid), frame)
+		out.addFrame(wire.MulticastAddress(mgid), frame)
 	}
 }
 
-// unicast sends a frame to the next hop to dst. If its link-layer address is
+// sendUnicast sends a frame to the next hop to dst. If its link-layer address is
 // not known yet, a copy waits for it. i.mu is held.
-func (i *Interface) unicast(now time.Time, dst netip.Addr, etherType uint16, frame []byte, out *outgoing) {
+func (i *Interface) sendUnicast(now time.Time, dst netip.Addr, etherType uint16, frame []byte, out *sendBatch) {
 	hop := dst
 	if !i.onLink(dst) {
 		var err error
@@ -216,7 +216,7 @@ func (i *Interface) unicast(now time.Time, dst netip.Addr, etherType uint16, fra
 	to, ok, frames := i.neigh.Resolve(now, hop, etherType, frame[wire.EncapLen:], nil)
 	i.sendFrames(now, frames, out)
 	if ok {
-		out.add(to, frame)
+		out.addFrame(to, frame)
 	}
 }
 
@@ -225,34 +225,34 @@ func (i *Interface) onLink(dst netip.Addr) bool {
 }
 
 // sendFrames sends frames of package neigh. i.mu is held.
-func (i *Interface) sendFrames(now time.Time, frames []neigh.Frame, out *outgoing) {
+func (i *Interface) sendFrames(now time.Time, frames []neigh.Frame, out *sendBatch) {
 	for _, f := range frames {
 		i.traceNeighbor(&f)
 		frame := wire.AppendFrame(nil, f.Type, f.Packet)
 		if f.Dst.IsMulticast() {
-			i.multicast(now, f.Dst.GID(), frame, out)
+			i.sendMulticast(now, f.Dst.GID(), frame, out)
 		} else {
-			out.add(f.Dst, frame)
+			out.addFrame(f.Dst, frame)
 		}
 	}
 }
 
-// outgoing collects frames under the lock. flush sends them without it.
-type outgoing struct {
+// sendBatch collects frames under the lock. flush sends them without it.
+type sendBatch struct {
 	i     *Interface
 	msgs  []verbs.Datagram
 	chunk []byte // memory for segments; chunk[:used] has those of listed frames
 	used  int
 	frame []byte // of the last segment
 
-	conns    []message     // frames for connections
+	conns    []connMessage // frames for connections
 	patience time.Duration // how long flush waits for room in a connection
 	answers  [][]byte      // answers to packets that were too big, behind spare bytes
 }
 
-// segment returns memory for a segment of n bytes. It belongs to the frame
+// allocSegment returns memory for a segment of n bytes. It belongs to the frame
 // until flush. The encapsulation header of o.frame is in front of it.
-func (o *outgoing) segment(n int) []byte {
+func (o *sendBatch) allocSegment(n int) []byte {
 	n += wire.EncapLen
 	if o.used+n > len(o.chunk) {
 		o.chunk, o.used = make([]byte, max(chunk, n)), 0
@@ -262,17 +262,17 @@ func (o *outgoing) segment(n int) []byte {
 	return o.frame[wire.EncapLen:]
 }
 
-// add lists frame to be sent to the address to. The bytes of frame must not
+// addFrame lists frame to be sent to the address to. The bytes of frame must not
 // change until flush. i.mu is held.
-func (o *outgoing) add(to wire.Address, frame []byte) {
+func (o *sendBatch) addFrame(to wire.Address, frame []byte) {
 	i := o.i
 	if to.IsMulticast() {
 		if len(frame) > i.udMTU()+wire.EncapLen {
 			o.tooBig(frame, i.udMTU())
 			return
 		}
-		o.count(to, frame)
-		for _, p := range i.receivers(to.GID()) {
+		o.countFrame(to, frame)
+		for _, p := range i.groupReceivers(to.GID()) {
 			if p != i.cfg.Local {
 				o.msgs = append(o.msgs, verbs.Datagram{Payload: frame, Peer: p, QPN: verbs.MulticastQPN, QKey: i.cfg.QKey})
 			}
@@ -292,22 +292,22 @@ func (o *outgoing) add(to wire.Address, frame []byte) {
 		o.tooBig(frame, i.udMTU())
 		return
 	}
-	o.count(to, frame)
+	o.countFrame(to, frame)
 	o.msgs = append(o.msgs, verbs.Datagram{Payload: frame, Peer: peer, QPN: to.QPN(), QKey: i.cfg.QKey})
 }
 
-// count counts and captures a sent frame. i.mu is held.
-func (o *outgoing) count(to wire.Address, frame []byte) {
+// countFrame counts and captures a sent frame. i.mu is held.
+func (o *sendBatch) countFrame(to wire.Address, frame []byte) {
 	i := o.i
 	i.traceData("sent", to, frame)
-	i.capture(i.Address(), to, frame)
+	i.captureFrame(i.Address(), to, frame)
 	i.counters.txPackets.Add(1)
 	i.counters.txBytes.Add(uint64(len(frame) - wire.EncapLen))
 }
 
 // flush sends the listed frames and answers. It drops a datagram that the
 // fabric refuses.
-func (o *outgoing) flush() {
+func (o *sendBatch) flush() {
 	for msgs := o.msgs; len(msgs) > 0; {
 		n, err := o.i.qp.Send(msgs)
 		if err != nil {
@@ -322,7 +322,7 @@ func (o *outgoing) flush() {
 		}
 	}
 	for _, b := range o.answers {
-		o.i.answer(b)
+		o.i.answerKernel(b)
 	}
 	clear(o.msgs)
 	clear(o.conns)

@@ -11,18 +11,18 @@ import (
 	"github.com/rnbd-go/rnbd/modules/ipoib/neigh"
 )
 
-// wake makes timers check the tables.
-func (i *Interface) wake() {
+// wakeTimers makes timers check the tables.
+func (i *Interface) wakeTimers() {
 	select {
 	case i.nudge <- struct{}{}:
 	default:
 	}
 }
 
-// timers joins groups, repeats requests and removes old entries when they are
+// runTimers joins groups, repeats requests and removes old entries when they are
 // due.
-func (i *Interface) timers() {
-	out := outgoing{i: i}
+func (i *Interface) runTimers() {
+	out := sendBatch{i: i}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -34,15 +34,15 @@ func (i *Interface) timers() {
 		}
 		now := time.Now()
 		i.mu.Lock()
-		i.join(now, &out)
+		i.requestJoins(now, &out)
 		frames := i.neigh.Tick(now, nil)
 		if !i.again.IsZero() && !now.Before(i.again) {
 			i.again, frames = time.Time{}, i.neigh.Announce(frames)
 		}
 		i.sendFrames(now, frames, &out)
-		if ready := i.ready(); ready != i.hasCarrier {
+		if ready := i.linkReady(); ready != i.hasCarrier {
 			i.hasCarrier = ready
-			i.carrier(ready)
+			i.setCarrier(ready)
 		}
 		next := earliest(earliest(i.groups.Next(), i.neigh.Next()), i.again)
 		i.mu.Unlock()
@@ -62,10 +62,10 @@ func earliest(a, b time.Time) time.Time {
 	return a
 }
 
-// join executes the requests of the table of groups. Joining a group is
+// requestJoins executes the requests of the table of groups. Joining a group is
 // attaching the queue pair to it. With a registry another goroutine asks there
 // first. i.mu is held.
-func (i *Interface) join(now time.Time, out *outgoing) {
+func (i *Interface) requestJoins(now time.Time, out *sendBatch) {
 	for requests := i.groups.Requests(now); len(requests) > 0; requests = i.groups.Requests(now) {
 		for _, r := range requests {
 			i.traceGroup(r)
@@ -76,15 +76,15 @@ func (i *Interface) join(now time.Time, out *outgoing) {
 			case i.cfg.Registry != nil:
 				i.askRegistry(now, r)
 			case r.Kind != mcast.Leave:
-				i.finish(now, r, nil, out)
+				i.finishJoin(now, r, nil, out)
 			}
 		}
 	}
 }
 
-// finish completes a join that the registry has allowed, or refused with err.
+// finishJoin completes a join that the registry has allowed, or refused with err.
 // i.mu is held.
-func (i *Interface) finish(now time.Time, r mcast.Request, err error, out *outgoing) {
+func (i *Interface) finishJoin(now time.Time, r mcast.Request, err error, out *sendBatch) {
 	if err == nil && r.Kind == mcast.Join {
 		err = i.qp.Attach(r.MGID)
 	}
@@ -94,12 +94,12 @@ func (i *Interface) finish(now time.Time, r mcast.Request, err error, out *outgo
 		return
 	}
 	for _, frame := range i.groups.Joined(r.MGID) {
-		i.multicast(now, r.MGID, frame, out)
+		i.sendMulticast(now, r.MGID, frame, out)
 	}
 }
 
-// carrier gives the interface its carrier, or takes it away.
-func (i *Interface) carrier(on bool) {
+// setCarrier gives the interface its carrier, or takes it away.
+func (i *Interface) setCarrier(on bool) {
 	if err := i.tun.SetCarrier(on); err != nil {
 		i.cfg.Logger.Error("IPoIB interface does not set its carrier", "name", i.Name(), "err", err)
 		return
@@ -111,10 +111,10 @@ func (i *Interface) carrier(on bool) {
 	}
 }
 
-// watch follows the addresses and the state of the interface in the kernel.
-func (i *Interface) watch() {
+// watchKernel follows the addresses and the state of the interface in the kernel.
+func (i *Interface) watchKernel() {
 	for {
-		if err := i.refresh(); err != nil {
+		if err := i.refreshAddrs(); err != nil {
 			i.cfg.Logger.Error("IPoIB interface does not see its addresses", "name", i.Name(), "err", err)
 		}
 		if err := i.rtnl.Wait(); err != nil {
@@ -126,12 +126,12 @@ func (i *Interface) watch() {
 	}
 }
 
-// refresh reads the addresses from the kernel. It announces new ones. When the
+// refreshAddrs reads the addresses from the kernel. It announces new ones. When the
 // interface has come up it gets its link-local address: the kernel makes none
 // for a device without a link-layer address.
-func (i *Interface) refresh() error {
+func (i *Interface) refreshAddrs() error {
 	i.routes.flush()
-	if err := i.follow(); err != nil {
+	if err := i.followCarrier(); err != nil {
 		return err
 	}
 	if i.above.Load() != nil {
@@ -142,7 +142,7 @@ func (i *Interface) refresh() error {
 		return i.unlessClosed(err)
 	}
 	var mac [6]byte
-	u := holder{index: i.rtnl.Index(), active: true}
+	u := addrHolder{index: i.rtnl.Index(), active: true}
 	if i.ether != nil {
 		if mac, err = i.rtnl.MAC(); err != nil {
 			return i.unlessClosed(err)
@@ -155,11 +155,11 @@ func (i *Interface) refresh() error {
 			i.cfg.Logger.Debug("IPoIB interface has no link-local address", "name", i.Name(), "err", err)
 		}
 	}
-	ips, err := i.addrs(u)
+	ips, err := i.readAddrs(u)
 	if err != nil {
 		return i.unlessClosed(err)
 	}
-	now, out := time.Now(), outgoing{i: i}
+	now, out := time.Now(), sendBatch{i: i}
 	i.mu.Lock()
 	if i.above.Load() != nil { // attached meanwhile
 		i.mu.Unlock()
@@ -169,7 +169,7 @@ func (i *Interface) refresh() error {
 		i.ether.SetKernel(mac)
 	}
 	fresh := slices.DeleteFunc(slices.Clone(ips), func(p netip.Prefix) bool { return i.isUp && up && slices.Contains(i.ips, p) })
-	i.solicited(now, i.ips, ips)
+	i.joinSolicited(now, i.ips, ips)
 	i.ips, i.isUp = ips, up
 	i.neigh.SetIPs(fresh)
 	var frames []neigh.Frame
@@ -183,7 +183,7 @@ func (i *Interface) refresh() error {
 	i.sendFrames(now, frames, &out)
 	i.mu.Unlock()
 	out.flush()
-	i.wake()
+	i.wakeTimers()
 	return nil
 }
 

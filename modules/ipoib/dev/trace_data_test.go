@@ -13,7 +13,7 @@ import (
 // they are.
 func TestIP30_NormalBuildHasNoDataTrace(t *testing.T) {
 	names := functions(t)
-	if !names["(*Interface).frame"] {
+	if !names["(*Interface).checkFrame"] {
 		t.Fatalf("%d functions of this package were found, and the receiver's is not among them", len(names))
 	}
 	if got := names["(*Interface).traceData"]; got != DataTrace {

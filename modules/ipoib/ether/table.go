@@ -37,10 +37,10 @@ func Hash(a wire.Address, try byte) MAC {
 // maxPeers is the largest number of neighbours in a table.
 const maxPeers = 4096
 
-// port is an address without flags.
-type port [wire.AddressLen - 1]byte
+// portAddress is an address without flags.
+type portAddress [wire.AddressLen - 1]byte
 
-func portOf(a wire.Address) port { return port(a[1:]) }
+func portOf(a wire.Address) portAddress { return portAddress(a[1:]) }
 
 // Peer is a neighbour with its two addresses.
 type Peer struct {
@@ -56,7 +56,7 @@ type Table struct {
 	own    MAC // made for local
 	kernel MAC // of the device: own, unless it was changed
 	byMAC  map[MAC]*Peer
-	byPort map[port]*Peer
+	byPort map[portAddress]*Peer
 	clock  uint64 // counts uses
 	stats  Stats
 }
@@ -70,7 +70,7 @@ type Stats struct {
 // NewTable makes a table for the interface with the address local.
 func NewTable(local wire.Address) *Table {
 	own := Hash(local, 0)
-	return &Table{local: local, own: own, kernel: own, byMAC: map[MAC]*Peer{}, byPort: map[port]*Peer{}}
+	return &Table{local: local, own: own, kernel: own, byMAC: map[MAC]*Peer{}, byPort: map[portAddress]*Peer{}}
 }
 
 // Own returns the Ethernet address made for the interface itself.
@@ -111,7 +111,7 @@ func (t *Table) MAC(a wire.Address) MAC {
 	if a.SamePort(t.local) {
 		return t.kernel
 	}
-	return t.peer(a).MAC
+	return t.findPeer(a).MAC
 }
 
 // Learn is MAC for an address whose flags are those that the neighbour has
@@ -120,24 +120,24 @@ func (t *Table) Learn(a wire.Address) MAC {
 	if a.SamePort(t.local) {
 		return t.kernel
 	}
-	p := t.peer(a)
+	p := t.findPeer(a)
 	p.Address = a
 	return p.MAC
 }
 
-func (t *Table) peer(a wire.Address) *Peer {
+func (t *Table) findPeer(a wire.Address) *Peer {
 	p := t.byPort[portOf(a)]
 	if p == nil {
-		p = t.add(a)
+		p = t.addPeer(a)
 	}
 	t.clock++
 	p.used = t.clock
 	return p
 }
 
-func (t *Table) add(a wire.Address) *Peer {
+func (t *Table) addPeer(a wire.Address) *Peer {
 	if len(t.byMAC) >= maxPeers {
-		t.evict()
+		t.evictOldest()
 	}
 	p := &Peer{MAC: Hash(a, 0), Address: a}
 	for try := byte(1); t.byMAC[p.MAC] != nil || p.MAC == t.own || p.MAC == t.kernel; try++ {
@@ -148,7 +148,7 @@ func (t *Table) add(a wire.Address) *Peer {
 	return p
 }
 
-func (t *Table) evict() {
+func (t *Table) evictOldest() {
 	var oldest *Peer
 	for _, p := range t.byMAC {
 		if oldest == nil || p.used < oldest.used {

@@ -17,12 +17,12 @@ const (
 // the last have the same size.
 type Joiner struct {
 	room   int
-	buf    []byte // room spare bytes and the packet
-	p      packet // of buf
-	size   int    // payload of the first
-	count  int    // packets joined
-	closed bool   // the last packet was short or had PSH: it ends the joined packet
-	next   uint32 // next sequence number
+	buf    []byte       // room spare bytes and the packet
+	p      parsedPacket // of buf
+	size   int          // payload of the first
+	count  int          // packets joined
+	closed bool         // the last packet was short or had PSH: it ends the joined packet
+	next   uint32       // next sequence number
 }
 
 // NewJoiner makes a Joiner. It keeps room spare bytes in front of the joined
@@ -49,7 +49,7 @@ func (j *Joiner) Add(b []byte) bool {
 		j.buf = append(j.buf, b[p.ip+p.tcp:]...)
 		j.buf[j.room+p.ip+13] |= b[p.ip+13]
 	}
-	j.p = packet{b: j.buf[j.room:], v6: p.v6, ip: p.ip, tcp: p.tcp}
+	j.p = parsedPacket{b: j.buf[j.room:], v6: p.v6, ip: p.ip, tcp: p.tcp}
 	j.count++
 	j.next = be.Uint32(b[p.ip+4:]) + uint32(n)
 	j.closed = n < j.size || b[p.ip+13]&flagPSH != 0
@@ -59,8 +59,8 @@ func (j *Joiner) Add(b []byte) bool {
 // joinable parses b. It reports whether b may be joined: a TCP packet with
 // payload, right checksums, no flags but ACK and PSH, no IP options, no
 // fragment.
-func joinable(b []byte) (p packet, ok bool) {
-	p, err := parse(b)
+func joinable(b []byte) (p parsedPacket, ok bool) {
+	p, err := parseTCP(b)
 	if err != nil || b[p.ip+13]&^flagPSH != flagACK {
 		return p, false
 	}
@@ -73,17 +73,17 @@ func joinable(b []byte) (p packet, ok bool) {
 	} else if p.ip != ipv4Len || int(be.Uint16(b[2:])) != len(b) || be.Uint16(b[6:])&^0x4000 != 0 || wire.Sum(0, b[:ipv4Len]) != 0xffff {
 		return p, false
 	}
-	return p, wire.Sum(pseudo(addresses, len(b)-p.ip), b[p.ip:]) == 0xffff
+	return p, wire.Sum(pseudoSum(addresses, len(b)-p.ip), b[p.ip:]) == 0xffff
 }
 
-// pseudo is the sum of the pseudo header of a TCP segment of n bytes.
-func pseudo(addresses []byte, n int) uint16 {
+// pseudoSum is the sum of the pseudo header of a TCP segment of n bytes.
+func pseudoSum(addresses []byte, n int) uint16 {
 	return wire.Sum(wire.Sum(0, addresses), []byte{0, protocolTCP, byte(n >> 8), byte(n)})
 }
 
 // continues reports whether the packet p, with n bytes of payload, follows the
 // packets joined so far.
-func (j *Joiner) continues(p packet, n int) bool {
+func (j *Joiner) continues(p parsedPacket, n int) bool {
 	a, b := j.p.b, p.b
 	if j.closed || p.v6 != j.p.v6 || p.ip != j.p.ip || p.tcp != j.p.tcp || n > j.size || len(a)+n > maxPacket {
 		return false
@@ -128,6 +128,6 @@ func (j *Joiner) Take() Joined {
 		b[10], b[11] = 0, 0
 		be.PutUint16(b[10:], ^wire.Sum(0, b[:ipv4Len]))
 	}
-	be.PutUint16(b[out.IP+16:], pseudo(addresses, len(b)-out.IP))
+	be.PutUint16(b[out.IP+16:], pseudoSum(addresses, len(b)-out.IP))
 	return out
 }

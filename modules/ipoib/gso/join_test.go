@@ -52,11 +52,11 @@ func TestIP23_NotJoined(t *testing.T) {
 	sealed := func(b []byte, edit func(b []byte)) []byte {
 		b = bytes.Clone(b)
 		edit(b)
-		p, err := parse(b)
+		p, err := parseTCP(b)
 		if err != nil {
 			return b
 		}
-		p.finish(b, be.Uint16(b[4:]))
+		p.finishSegment(b, be.Uint16(b[4:]))
 		return b
 	}
 	for _, v6 := range []bool{false, true} {

@@ -25,14 +25,14 @@ const (
 	protocolTCP      = 6
 )
 
-// packet is a TCP packet without extension headers.
-type packet struct {
+// parsedPacket is a TCP packet without extension headers.
+type parsedPacket struct {
 	b       []byte
 	v6      bool
 	ip, tcp int // lengths of headers
 }
 
-func parse(b []byte) (p packet, err error) {
+func parseTCP(b []byte) (p parsedPacket, err error) {
 	p.b = b
 	switch {
 	case len(b) >= ipv4Len && b[0]>>4 == 4:
@@ -63,7 +63,7 @@ func parse(b []byte) (p packet, err error) {
 // the memory of a segment of n bytes. If b is malformed neither function is
 // called and the error is ErrMalformed.
 func TCP(b []byte, size int, room func(n int) []byte, each func(segment []byte)) error {
-	p, err := parse(b)
+	p, err := parseTCP(b)
 	if err != nil {
 		return err
 	}
@@ -88,14 +88,14 @@ func TCP(b []byte, size int, room func(n int) []byte, each func(segment []byte))
 		}
 		s[p.ip+13] = f
 		be.PutUint32(s[p.ip+4:], sequence+uint32(n*size))
-		p.finish(s, id+uint16(n))
+		p.finishSegment(s, id+uint16(n))
 		each(s)
 	}
 	return nil
 }
 
-// finish writes the lengths and checksums of a segment, and its identification.
-func (p packet) finish(s []byte, id uint16) {
+// finishSegment writes the lengths and checksums of a segment, and its identification.
+func (p parsedPacket) finishSegment(s []byte, id uint16) {
 	addresses := s[12:20]
 	if p.v6 {
 		be.PutUint16(s[4:], uint16(len(s)-p.ip))

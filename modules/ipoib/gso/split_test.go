@@ -36,7 +36,7 @@ func fresh(n int) []byte { return make([]byte, n) }
 
 // checksums reports whether those of a segment are right.
 func checksums(s []byte) bool {
-	p, err := parse(s)
+	p, err := parseTCP(s)
 	if err != nil {
 		return false
 	}
@@ -53,7 +53,7 @@ func checksums(s []byte) bool {
 func TestIP22_Segments(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		b := tcpPacket(v6, 2500, flagFIN|flagPSH|flagCWR|0x10)
-		p, _ := parse(b)
+		p, _ := parseTCP(b)
 		head := p.ip + p.tcp
 		var payload []byte
 		var flags []byte
@@ -108,7 +108,7 @@ func FuzzTCP(f *testing.F) {
 		before := bytes.Clone(b)
 		var payload []byte
 		err := TCP(b, size, fresh, func(s []byte) {
-			p, err := parse(s)
+			p, err := parseTCP(s)
 			if err != nil || !checksums(s) || len(s)-p.ip-p.tcp > size {
 				t.Fatalf("segment % x of % x", s, b)
 			}
@@ -117,7 +117,7 @@ func FuzzTCP(f *testing.F) {
 		if !bytes.Equal(b, before) {
 			t.Error("the packet was changed")
 		}
-		if p, perr := parse(b); err == nil && (perr != nil || !bytes.Equal(payload, b[p.ip+p.tcp:])) {
+		if p, perr := parseTCP(b); err == nil && (perr != nil || !bytes.Equal(payload, b[p.ip+p.tcp:])) {
 			t.Errorf("%d bytes of payload came out", len(payload))
 		}
 	})

@@ -41,51 +41,51 @@ func Snoop(etherType uint16, packet []byte) []Change {
 	switch {
 	case etherType == wire.TypeIPv4 && len(packet) >= 20 && packet[9] == 2:
 		if n := int(packet[0]&0xf) * 4; n >= 20 && len(packet) >= n+8 {
-			return igmp(packet[n:])
+			return parseIGMP(packet[n:])
 		}
 	case etherType == wire.TypeIPv6 && len(packet) >= 48 && packet[6] == 0 && packet[40] == 58:
 		if n := 48 + int(packet[41])*8; len(packet) >= n+8 { // behind the router alert
-			return mld(packet[n:])
+			return parseMLD(packet[n:])
 		}
 	}
 	return nil
 }
 
-func igmp(m []byte) []Change {
+func parseIGMP(m []byte) []Change {
 	group := netip.AddrFrom4([4]byte(m[4:]))
 	switch m[0] {
 	case igmpV1Report, igmpV2Report:
-		return valid(Change{group, true})
+		return validChanges(Change{group, true})
 	case igmpLeave:
-		return valid(Change{group, false})
+		return validChanges(Change{group, false})
 	case igmpV3Report:
-		return records(m[8:], int(be.Uint16(m[6:])), 4)
+		return parseRecords(m[8:], int(be.Uint16(m[6:])), 4)
 	}
 	return nil
 }
 
-func mld(m []byte) []Change {
+func parseMLD(m []byte) []Change {
 	switch m[0] {
 	case mldV1Report, mldDone:
 		if len(m) < 24 {
 			return nil
 		}
-		return valid(Change{netip.AddrFrom16([16]byte(m[8:])), m[0] == mldV1Report})
+		return validChanges(Change{netip.AddrFrom16([16]byte(m[8:])), m[0] == mldV1Report})
 	case mldV2Report:
-		return records(m[8:], int(be.Uint16(m[6:])), 16)
+		return parseRecords(m[8:], int(be.Uint16(m[6:])), 16)
 	}
 	return nil
 }
 
-func valid(c Change) []Change {
+func validChanges(c Change) []Change {
 	if !c.Group.IsMulticast() {
 		return nil
 	}
 	return []Change{c}
 }
 
-// records reads n records with addresses of size bytes.
-func records(b []byte, n, size int) (out []Change) {
+// parseRecords reads n records with addresses of size bytes.
+func parseRecords(b []byte, n, size int) (out []Change) {
 	for ; n > 0 && len(b) >= 4+size; n-- {
 		sources := int(be.Uint16(b[2:]))
 		group, _ := netip.AddrFromSlice(b[4 : 4+size])
@@ -95,10 +95,10 @@ func records(b []byte, n, size int) (out []Change) {
 		}
 		switch b[0] {
 		case modeIsExclude, changeToExclude:
-			out = append(out, valid(Change{group, true})...)
+			out = append(out, validChanges(Change{group, true})...)
 		case modeIsInclude, changeToInclude, allowNew:
 			if sources > 0 || b[0] == changeToInclude {
-				out = append(out, valid(Change{group, sources > 0})...)
+				out = append(out, validChanges(Change{group, sources > 0})...)
 			}
 		}
 		b = b[length:]

@@ -46,7 +46,7 @@ type Group struct {
 	SendOnly bool
 }
 
-type group struct {
+type groupState struct {
 	Group
 	queue   [][]byte
 	asked   bool // a request is under way
@@ -64,31 +64,31 @@ type Stats struct {
 // Table holds the groups of an interface.
 type Table struct {
 	broadcast wire.GID
-	groups    map[wire.GID]*group
+	groups    map[wire.GID]*groupState
 	leaving   []wire.GID
 	stats     Stats
 }
 
 // New makes a table with the broadcast group. It is not joined yet.
 func New(now time.Time, broadcast wire.GID) *Table {
-	t := &Table{broadcast: broadcast, groups: map[wire.GID]*group{}}
-	t.add(now, broadcast, false)
+	t := &Table{broadcast: broadcast, groups: map[wire.GID]*groupState{}}
+	t.addGroup(now, broadcast, false)
 	return t
 }
 
-func (t *Table) add(now time.Time, mgid wire.GID, sendOnly bool) *group {
-	if len(t.groups) >= maxGroups && !t.evict() {
+func (t *Table) addGroup(now time.Time, mgid wire.GID, sendOnly bool) *groupState {
+	if len(t.groups) >= maxGroups && !t.evictSendOnly() {
 		t.stats.Full++
 		return nil
 	}
-	g := &group{Group: Group{MGID: mgid, Created: now, SendOnly: sendOnly}, backoff: backoffMin, again: now}
+	g := &groupState{Group: Group{MGID: mgid, Created: now, SendOnly: sendOnly}, backoff: backoffMin, again: now}
 	t.groups[mgid] = g
 	return g
 }
 
-// evict removes the oldest send-only group.
-func (t *Table) evict() bool {
-	var oldest *group
+// evictSendOnly removes the oldest send-only group.
+func (t *Table) evictSendOnly() bool {
+	var oldest *groupState
 	for _, g := range t.groups {
 		if g.SendOnly && (oldest == nil || g.Created.Before(oldest.Created)) {
 			oldest = g
@@ -98,11 +98,11 @@ func (t *Table) evict() bool {
 		return false
 	}
 	t.stats.Full++
-	t.remove(oldest)
+	t.removeGroup(oldest)
 	return true
 }
 
-func (t *Table) remove(g *group) {
+func (t *Table) removeGroup(g *groupState) {
 	t.stats.QueueDrops += uint64(len(g.queue))
 	delete(t.groups, g.MGID)
 	if g.Complete || g.asked {
@@ -118,7 +118,7 @@ func (t *Table) Ready() bool { return t.groups[t.broadcast].Complete }
 func (t *Table) Add(now time.Time, mgid wire.GID) bool {
 	g := t.groups[mgid]
 	if g == nil {
-		return t.add(now, mgid, false) != nil
+		return t.addGroup(now, mgid, false) != nil
 	}
 	if g.SendOnly {
 		g.SendOnly, g.Complete, g.asked, g.again = false, false, false, now
@@ -129,7 +129,7 @@ func (t *Table) Add(now time.Time, mgid wire.GID) bool {
 // Remove ends the membership in mgid. The broadcast group stays.
 func (t *Table) Remove(mgid wire.GID) {
 	if g := t.groups[mgid]; g != nil && mgid != t.broadcast && !g.SendOnly {
-		t.remove(g)
+		t.removeGroup(g)
 	}
 }
 
@@ -138,7 +138,7 @@ func (t *Table) Remove(mgid wire.GID) {
 func (t *Table) Send(now time.Time, mgid wire.GID, frame []byte) bool {
 	g := t.groups[mgid]
 	if g == nil {
-		if g = t.add(now, mgid, true); g == nil {
+		if g = t.addGroup(now, mgid, true); g == nil {
 			t.stats.QueueDrops++
 			return false
 		}
@@ -163,7 +163,7 @@ func (t *Table) Requests(now time.Time) (out []Request) {
 		}
 	}
 	t.leaving = nil
-	for _, g := range t.sorted() {
+	for _, g := range t.sortedGroups() {
 		if g.Complete || g.asked || now.Before(g.again) || g.MGID != t.broadcast && !t.Ready() {
 			continue
 		}
@@ -177,14 +177,14 @@ func (t *Table) Requests(now time.Time) (out []Request) {
 	return out
 }
 
-// sorted returns the broadcast group, then the others in the order of their
+// sortedGroups returns the broadcast group, then the others in the order of their
 // making.
-func (t *Table) sorted() []*group {
-	out := make([]*group, 0, len(t.groups))
+func (t *Table) sortedGroups() []*groupState {
+	out := make([]*groupState, 0, len(t.groups))
 	for _, g := range t.groups {
 		out = append(out, g)
 	}
-	slices.SortFunc(out, func(a, b *group) int {
+	slices.SortFunc(out, func(a, b *groupState) int {
 		if (a.MGID == t.broadcast) != (b.MGID == t.broadcast) {
 			if a.MGID == t.broadcast {
 				return -1
@@ -272,7 +272,7 @@ func (t *Table) Stats() Stats { return t.stats }
 // Groups lists the groups: the broadcast group, then the others in the order of
 // their making.
 func (t *Table) Groups() (out []Group) {
-	for _, g := range t.sorted() {
+	for _, g := range t.sortedGroups() {
 		g.Queued = len(g.queue)
 		out = append(out, g.Group)
 	}

@@ -79,7 +79,7 @@ type Entry struct {
 	Used    time.Time
 }
 
-type entry struct {
+type neighbor struct {
 	Entry
 	queue    []Frame   // frames that wait for the answer; Dst is not set
 	asked    int       // requests without an answer
@@ -92,13 +92,13 @@ type Table struct {
 	link    wire.Link
 	local   wire.Address
 	ips     []netip.Prefix
-	entries map[netip.Addr]*entry
+	entries map[netip.Addr]*neighbor
 	stats   Stats
 }
 
 // New makes a table for the interface with the address local on link.
 func New(cfg Config, link wire.Link, local wire.Address) *Table {
-	return &Table{cfg: cfg.withDefaults(), link: link, local: local, entries: map[netip.Addr]*entry{}}
+	return &Table{cfg: cfg.withDefaults(), link: link, local: local, entries: map[netip.Addr]*neighbor{}}
 }
 
 // SetIPs sets the IP addresses of the interface with their prefixes. The table
@@ -144,9 +144,9 @@ func (t *Table) Resolve(now time.Time, ip netip.Addr, etherType uint16, packet [
 func (t *Table) Ask(now time.Time, ip netip.Addr, out []Frame) (a wire.Address, ok bool, _ []Frame) {
 	e := t.entries[ip]
 	if e == nil {
-		e = t.add(now, ip)
+		e = t.addEntry(now, ip)
 		e.deadline = now.Add(t.cfg.Retransmit)
-		out = t.ask(e, out)
+		out = t.appendRequest(e, out)
 	}
 	e.Used = now
 	if e.State == Incomplete {
@@ -157,34 +157,34 @@ func (t *Table) Ask(now time.Time, ip netip.Addr, out []Frame) (a wire.Address, 
 	}
 	if e.State == Stale {
 		e.State, e.asked, e.deadline = Probe, 0, now.Add(t.cfg.Retransmit)
-		out = t.ask(e, out)
+		out = t.appendRequest(e, out)
 	}
 	return e.Address, true, out
 }
 
-// add makes an entry. A full table loses its least recently used entry.
-func (t *Table) add(now time.Time, ip netip.Addr) *entry {
+// addEntry makes an entry. A full table loses its least recently used entry.
+func (t *Table) addEntry(now time.Time, ip netip.Addr) *neighbor {
 	if len(t.entries) >= t.cfg.Entries {
-		t.evict()
+		t.evictOldest()
 	}
-	e := &entry{Entry: Entry{IP: ip, Used: now}}
+	e := &neighbor{Entry: Entry{IP: ip, Used: now}}
 	t.entries[ip] = e
 	return e
 }
 
-// evict removes the least recently used entry.
-func (t *Table) evict() {
-	var oldest *entry
+// evictOldest removes the least recently used entry.
+func (t *Table) evictOldest() {
+	var oldest *neighbor
 	for _, e := range t.entries {
 		if oldest == nil || e.Used.Before(oldest.Used) {
 			oldest = e
 		}
 	}
 	t.stats.Full++
-	t.remove(oldest)
+	t.removeEntry(oldest)
 }
 
-func (t *Table) remove(e *entry) {
+func (t *Table) removeEntry(e *neighbor) {
 	t.stats.QueueDrops += uint64(len(e.queue))
 	delete(t.entries, e.IP)
 }
@@ -192,7 +192,7 @@ func (t *Table) remove(e *entry) {
 // Flush removes all entries. It is for a link that has changed.
 func (t *Table) Flush() {
 	for _, e := range t.entries {
-		t.remove(e)
+		t.removeEntry(e)
 	}
 }
 
@@ -201,7 +201,7 @@ func (t *Table) Flush() {
 func (t *Table) Tick(now time.Time, out []Frame) []Frame {
 	for _, e := range t.entries {
 		if now.Sub(e.Used) >= t.cfg.Idle && e.State != Incomplete {
-			t.remove(e)
+			t.removeEntry(e)
 			continue
 		}
 		if e.State != Incomplete && e.State != Probe || now.Before(e.deadline) {
@@ -209,11 +209,11 @@ func (t *Table) Tick(now time.Time, out []Frame) []Frame {
 		}
 		if e.asked >= t.cfg.Probes {
 			t.stats.Failed++
-			t.remove(e)
+			t.removeEntry(e)
 			continue
 		}
 		e.deadline = now.Add(t.cfg.Retransmit)
-		out = t.ask(e, out)
+		out = t.appendRequest(e, out)
 	}
 	return out
 }
@@ -233,8 +233,8 @@ func (t *Table) Next() (next time.Time) {
 	return next
 }
 
-// source returns the address of the interface to ask for ip with.
-func (t *Table) source(ip netip.Addr) (src netip.Addr, ok bool) {
+// sourceFor returns the address of the interface to ask for ip with.
+func (t *Table) sourceFor(ip netip.Addr) (src netip.Addr, ok bool) {
 	for _, p := range t.ips {
 		a := p.Addr()
 		if a.Is4() != ip.Is4() {
@@ -250,14 +250,14 @@ func (t *Table) source(ip netip.Addr) (src netip.Addr, ok bool) {
 	return src, src.IsValid()
 }
 
-func (t *Table) owns(ip netip.Addr) bool {
+func (t *Table) ownsAddress(ip netip.Addr) bool {
 	return slices.ContainsFunc(t.ips, func(p netip.Prefix) bool { return p.Addr() == ip })
 }
 
-// learn stores the link-layer address a of a neighbour and appends the
+// learnAddress stores the link-layer address a of a neighbour and appends the
 // packets that waited for it to out. confirmed reports that the address came
 // as an answer.
-func (t *Table) learn(now time.Time, e *entry, a wire.Address, confirmed bool, out []Frame) []Frame {
+func (t *Table) learnAddress(now time.Time, e *neighbor, a wire.Address, confirmed bool, out []Frame) []Frame {
 	changed := e.Address != a
 	e.Address = a
 	switch {

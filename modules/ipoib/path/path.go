@@ -25,7 +25,7 @@ func (t *Table) Set(gid wire.GID, addr netip.Addr) error {
 	if gid.IsMulticast() || gid == (wire.GID{}) {
 		return fmt.Errorf("path to %s: not the GID of a port", gid)
 	}
-	if !usable(addr) {
+	if !usableAddr(addr) {
 		return fmt.Errorf("path to %s by %s: not the address of a host", gid, addr)
 	}
 	t.mu.Lock()
@@ -52,7 +52,7 @@ func (t *Table) Endpoint(gid wire.GID) (netip.Addr, error) {
 	if ok {
 		return addr, nil
 	}
-	if addr = netip.AddrFrom16(gid).Unmap(); !usable(addr) || addr.IsLinkLocalUnicast() && addr.Is6() {
+	if addr = netip.AddrFrom16(gid).Unmap(); !usableAddr(addr) || addr.IsLinkLocalUnicast() && addr.Is6() {
 		return netip.Addr{}, fmt.Errorf("path to %s: the GID is no IP address of a host and has no entry", gid)
 	}
 	return addr, nil
@@ -81,7 +81,7 @@ func Write(w io.Writer, gids []wire.GID) error {
 	return nil
 }
 
-// usable reports whether addr can be the address of a host.
-func usable(addr netip.Addr) bool {
+// usableAddr reports whether addr can be the address of a host.
+func usableAddr(addr netip.Addr) bool {
 	return addr.IsValid() && !addr.IsUnspecified() && !addr.IsMulticast()
 }

@@ -66,11 +66,11 @@ type Set struct {
 func (s *Set) AddPort(cfg Config) (*Link, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.add("ib%d", "", false, cfg.PKey, cfg)
+	return s.openLink("ib%d", "", false, cfg.PKey, cfg)
 }
 
-// add makes an interface. s.mu is held.
-func (s *Set) add(name, parent string, byKey bool, pkey uint16, cfg Config) (*Link, error) {
+// openLink makes an interface. s.mu is held.
+func (s *Set) openLink(name, parent string, byKey bool, pkey uint16, cfg Config) (*Link, error) {
 	mode := dev.Datagram // of children, as in Linux
 	if parent == "" {
 		mode = cfg.Mode
@@ -96,10 +96,10 @@ func (s *Set) Links() []*Link {
 func (s *Set) Link(name string) (*Link, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.find(name)
+	return s.findLink(name)
 }
 
-func (s *Set) find(name string) (*Link, error) {
+func (s *Set) findLink(name string) (*Link, error) {
 	for _, l := range s.links {
 		if l.Name() == name {
 			return l, nil
@@ -110,7 +110,7 @@ func (s *Set) find(name string) (*Link, error) {
 
 // main returns the main interface with a name.
 func (s *Set) main(name string) (*Link, error) {
-	l, err := s.find(name)
+	l, err := s.findLink(name)
 	if err == nil && l.Parent != "" {
 		return nil, fmt.Errorf("%s is a child of %s, and a child has no children: %w", name, l.Parent, unix.EINVAL)
 	}
@@ -150,14 +150,14 @@ func (s *Set) createChild(parent string, pkey int) (*Link, error) {
 		return nil, err
 	}
 	full := uint16(pkey) | member
-	if p.PKey() == full || s.child(parent, full) != nil {
+	if p.PKey() == full || s.childOf(parent, full) != nil {
 		return nil, fmt.Errorf("P_Key 0x%04x is in use: %w", full, unix.ENOTUNIQ)
 	}
-	return s.add(dev.ChildName(parent, uint16(pkey)), parent, true, full, p.port)
+	return s.openLink(dev.ChildName(parent, uint16(pkey)), parent, true, full, p.port)
 }
 
-// child returns the child that CreateChild has made for a P_Key.
-func (s *Set) child(parent string, full uint16) *Link {
+// childOf returns the child that CreateChild has made for a P_Key.
+func (s *Set) childOf(parent string, full uint16) *Link {
 	for _, l := range s.links {
 		if l.Parent == parent && l.byKey && l.PKey() == full {
 			return l
@@ -178,11 +178,11 @@ func (s *Set) DeleteChild(parent string, pkey int) error {
 	if err != nil {
 		return fmt.Errorf("delete child of %s: %w", parent, err)
 	}
-	l := s.child(parent, uint16(pkey)|member)
+	l := s.childOf(parent, uint16(pkey)|member)
 	if l == nil {
 		return fmt.Errorf("delete child of %s: none has the P_Key 0x%04x: %w", parent, pkey|member, unix.ENODEV)
 	}
-	return s.remove(l)
+	return s.removeLink(l)
 }
 
 // AddLink makes a child of parent with a name. If pkey is 0 it gets the P_Key
@@ -211,7 +211,7 @@ func (s *Set) addLink(parent, name string, pkey int) (*Link, error) {
 	if err := checkPKey(pkey); err != nil {
 		return nil, err
 	}
-	return s.add(name, parent, false, uint16(pkey)|member, p.port)
+	return s.openLink(name, parent, false, uint16(pkey)|member, p.port)
 }
 
 // DelLink removes a child made by CreateChild or AddLink. The error for a main
@@ -219,17 +219,17 @@ func (s *Set) addLink(parent, name string, pkey int) (*Link, error) {
 func (s *Set) DelLink(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l, err := s.find(name)
+	l, err := s.findLink(name)
 	if err != nil {
 		return fmt.Errorf("delete link: %w", err)
 	}
 	if l.Parent == "" {
 		return fmt.Errorf("delete link %s: it is the main interface of its port: %w", name, unix.EOPNOTSUPP)
 	}
-	return s.remove(l)
+	return s.removeLink(l)
 }
 
-func (s *Set) remove(l *Link) error {
+func (s *Set) removeLink(l *Link) error {
 	s.links = slices.DeleteFunc(s.links, func(o *Link) bool { return o == l })
 	return l.Close()
 }

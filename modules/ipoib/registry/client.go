@@ -44,7 +44,7 @@ type Client struct {
 	conn    net.Conn // nil: the registry is out of reach
 	id      uint64
 	pending map[uint64]chan Answer
-	held    map[wire.GID]*membership
+	held    map[wire.GID]*heldGroup
 	pkeys   []uint16
 	epoch   uint64
 	greeted chan struct{} // closed after the first hello
@@ -62,20 +62,20 @@ type Stats struct {
 	Lies     uint64 // answers that were not valid
 }
 
-// membership is a group that users of the port are in.
-type membership struct {
-	users   map[any]user
+// heldGroup is a group that users of the port are in.
+type heldGroup struct {
+	users   map[any]groupUser
 	group   Group
 	members []netip.Addr // but the port itself
 }
 
-type user struct {
+type groupUser struct {
 	sendOnly bool
 	lost     func()
 }
 
 // sendOnly reports whether no user receives.
-func (m *membership) sendOnly() bool {
+func (m *heldGroup) sendOnly() bool {
 	for _, u := range m.users {
 		if !u.sendOnly {
 			return false
@@ -104,7 +104,7 @@ func NewClient(cfg ClientConfig) *Client {
 		cfg.Dial = func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", cfg.Server.String()) }
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Client{cfg: cfg, cancel: cancel, ended: make(chan struct{}), pending: map[uint64]chan Answer{}, held: map[wire.GID]*membership{}, greeted: make(chan struct{}),
+	c := &Client{cfg: cfg, cancel: cancel, ended: make(chan struct{}), pending: map[uint64]chan Answer{}, held: map[wire.GID]*heldGroup{}, greeted: make(chan struct{}),
 		watches: map[any]func(){}, again: make(chan struct{}, 1)}
 	go c.run(ctx)
 	return c
@@ -113,7 +113,7 @@ func NewClient(cfg ClientConfig) *Client {
 // Close ends the client. The server notices the end of the lease.
 func (c *Client) Close() error {
 	c.cancel()
-	c.drop()
+	c.dropConn()
 	<-c.ended
 	return nil
 }
@@ -155,7 +155,7 @@ func (c *Client) run(ctx context.Context) {
 	pause := 100 * time.Millisecond
 	for ctx.Err() == nil {
 		began := time.Now()
-		err := c.session(ctx)
+		err := c.runConn(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -171,13 +171,13 @@ func (c *Client) run(ctx context.Context) {
 	}
 }
 
-// session runs one connection to its end.
-func (c *Client) session(ctx context.Context) error {
+// runConn runs one connection to its end.
+func (c *Client) runConn(ctx context.Context) error {
 	conn, err := c.cfg.Dial(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.drop()
+	defer c.dropConn()
 	defer conn.Close()
 	c.mu.Lock()
 	c.conn = conn
@@ -186,8 +186,8 @@ func (c *Client) session(ctx context.Context) error {
 		return ctx.Err()
 	}
 	failed := make(chan error, 1)
-	go func() { failed <- c.read(conn) }()
-	if err := c.greet(); err != nil {
+	go func() { failed <- c.readLines(conn) }()
+	if err := c.registerPort(); err != nil {
 		conn.Close()
 		return errors.Join(err, <-failed)
 	}
@@ -203,7 +203,7 @@ func (c *Client) session(ctx context.Context) error {
 				return errors.Join(err, <-failed)
 			}
 		case <-renew.C:
-			if _, err := c.call(Request{Op: opRenew}); err != nil {
+			if _, err := c.roundTrip(Request{Op: opRenew}); err != nil {
 				conn.Close()
 				return errors.Join(err, <-failed)
 			}
@@ -211,9 +211,9 @@ func (c *Client) session(ctx context.Context) error {
 	}
 }
 
-// greet registers the port and joins the held groups again.
-func (c *Client) greet() error {
-	a, err := c.call(Request{Op: opHello, GID: c.cfg.GID})
+// registerPort registers the port and joins the held groups again.
+func (c *Client) registerPort() error {
+	a, err := c.roundTrip(Request{Op: opHello, GID: c.cfg.GID})
 	if err != nil {
 		return err
 	}
@@ -242,7 +242,7 @@ func (c *Client) rejoinAll() error {
 	groups, watches := slices.Collect(maps.Keys(c.held)), slices.Collect(maps.Values(c.watches))
 	c.mu.Unlock()
 	for _, mgid := range groups {
-		if err := c.rejoin(mgid); errors.Is(err, ErrUnreachable) {
+		if err := c.rejoinGroup(mgid); errors.Is(err, ErrUnreachable) {
 			return err
 		}
 	}
@@ -264,9 +264,9 @@ func (c *Client) Watch(u any, changed func()) {
 	c.watches[u] = changed
 }
 
-// rejoin joins a held group. If the registry refuses, or has other parameters,
+// rejoinGroup joins a held group. If the registry refuses, or has other parameters,
 // the users lose it.
-func (c *Client) rejoin(mgid wire.GID) error {
+func (c *Client) rejoinGroup(mgid wire.GID) error {
 	c.mu.Lock()
 	m := c.held[mgid]
 	if m == nil || m.group.MTU == 0 { // Join is under way
@@ -275,7 +275,7 @@ func (c *Client) rejoin(mgid wire.GID) error {
 	}
 	sendOnly := m.sendOnly()
 	c.mu.Unlock()
-	a, err := c.call(Request{Op: opJoin, MGID: mgid, SendOnly: sendOnly})
+	a, err := c.roundTrip(Request{Op: opJoin, MGID: mgid, SendOnly: sendOnly})
 	if errors.Is(err, ErrUnreachable) {
 		return err
 	}
@@ -293,8 +293,8 @@ func (c *Client) rejoin(mgid wire.GID) error {
 	return err
 }
 
-// read reads the lines of the server.
-func (c *Client) read(conn net.Conn) error {
+// readLines reads the lines of the server.
+func (c *Client) readLines(conn net.Conn) error {
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, maxAnswer)
 	for lines.Scan() {
@@ -304,7 +304,7 @@ func (c *Client) read(conn net.Conn) error {
 			c.stats.Lies++
 			c.mu.Unlock()
 			conn.Close()
-			c.drop()
+			c.dropConn()
 			return err
 		}
 		if a.ID == 0 && a.MGID == (wire.GID{}) {
@@ -316,7 +316,7 @@ func (c *Client) read(conn net.Conn) error {
 			}
 		}
 		if m := c.held[a.MGID]; m != nil && a.Errno == 0 && (a.ID == 0 || a.Group != nil) {
-			c.learn(m, a.Members)
+			c.storeMembers(m, a.Members)
 		}
 		answer := c.pending[a.ID]
 		delete(c.pending, a.ID)
@@ -325,12 +325,12 @@ func (c *Client) read(conn net.Conn) error {
 			answer <- a
 		}
 	}
-	c.drop()
+	c.dropConn()
 	return cmp.Or(lines.Err(), error(net.ErrClosed))
 }
 
-// learn stores the members of a group. c.mu is held.
-func (c *Client) learn(m *membership, members []Member) {
+// storeMembers stores the members of a group. c.mu is held.
+func (c *Client) storeMembers(m *heldGroup, members []Member) {
 	m.members = nil // readers have the old slice
 	for _, p := range members {
 		if p.Addr == c.cfg.Local {
@@ -345,8 +345,8 @@ func (c *Client) learn(m *membership, members []Member) {
 	}
 }
 
-// drop forgets the connection. Requests under way fail.
-func (c *Client) drop() {
+// dropConn forgets the connection. Requests under way fail.
+func (c *Client) dropConn() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.conn != nil {
@@ -359,8 +359,8 @@ func (c *Client) drop() {
 	}
 }
 
-// call sends a request and waits for its answer.
-func (c *Client) call(q Request) (Answer, error) {
+// roundTrip sends a request and waits for its answer.
+func (c *Client) roundTrip(q Request) (Answer, error) {
 	answer := make(chan Answer, 1)
 	c.mu.Lock()
 	if c.conn == nil {
@@ -371,10 +371,10 @@ func (c *Client) call(q Request) (Answer, error) {
 	q.ID = c.id
 	c.pending[q.ID] = answer
 	c.conn.SetWriteDeadline(time.Now().Add(c.cfg.Patience))
-	_, err := c.conn.Write(line(q))
+	_, err := c.conn.Write(encodeLine(q))
 	c.mu.Unlock()
 	if err != nil {
-		c.drop()
+		c.dropConn()
 		return Answer{}, fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
 	timer := time.NewTimer(c.cfg.Patience)
@@ -389,7 +389,7 @@ func (c *Client) call(q Request) (Answer, error) {
 		}
 		return a, nil
 	case <-timer.C:
-		c.drop()
+		c.dropConn()
 		return Answer{}, fmt.Errorf("%w: %w", ErrUnreachable, os.ErrDeadlineExceeded)
 	}
 }
@@ -402,18 +402,18 @@ func (c *Client) Join(u any, mgid wire.GID, sendOnly bool, lost func()) (Group, 
 	m := c.held[mgid]
 	had := m != nil
 	if !had {
-		m = &membership{users: map[any]user{}}
+		m = &heldGroup{users: map[any]groupUser{}}
 		c.held[mgid] = m // before the answer, which may be followed by an event
 	}
 	asked := had && (sendOnly || !m.sendOnly())
 	before, was := m.users[u]
-	m.users[u] = user{sendOnly, lost}
+	m.users[u] = groupUser{sendOnly, lost}
 	group := m.group
 	c.mu.Unlock()
 	if asked && group.MTU != 0 {
 		return group, nil
 	}
-	g, err := c.join(mgid, sendOnly, m)
+	g, err := c.joinGroup(mgid, sendOnly, m)
 	if err == nil {
 		return g, nil
 	}
@@ -429,14 +429,14 @@ func (c *Client) Join(u any, mgid wire.GID, sendOnly bool, lost func()) (Group, 
 	return Group{}, err
 }
 
-// join asks for a membership and stores the parameters of the group in m. It asks
+// joinGroup asks for a membership and stores the parameters of the group in m. It asks
 // again if the P_Key table has changed meanwhile: the answer may be older.
-func (c *Client) join(mgid wire.GID, sendOnly bool, m *membership) (Group, error) {
+func (c *Client) joinGroup(mgid wire.GID, sendOnly bool, m *heldGroup) (Group, error) {
 	for range 10 {
 		c.mu.Lock()
 		tables := c.tables
 		c.mu.Unlock()
-		a, err := c.call(Request{Op: opJoin, MGID: mgid, SendOnly: sendOnly})
+		a, err := c.roundTrip(Request{Op: opJoin, MGID: mgid, SendOnly: sendOnly})
 		if err == nil && (a.Group == nil || a.MGID != mgid) {
 			err = errLie
 		}
@@ -469,7 +469,7 @@ func (c *Client) Leave(u any, mgid wire.GID) {
 	}
 	c.mu.Unlock()
 	if last {
-		c.call(Request{Op: opLeave, MGID: mgid}) // else the lease ends it
+		c.roundTrip(Request{Op: opLeave, MGID: mgid}) // else the lease ends it
 	}
 }
 

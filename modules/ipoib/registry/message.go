@@ -81,7 +81,7 @@ var errLie = errors.New("the answer of the registry is not valid")
 
 // decodeRequest parses a request. The error is syscall.EINVAL.
 func decodeRequest(line []byte) (q Request, err error) {
-	if err := strict(line, &q); err != nil {
+	if err := decodeStrict(line, &q); err != nil {
 		return q, fmt.Errorf("request: %w: %w", err, syscall.EINVAL)
 	}
 	ok := q.ID != 0
@@ -104,7 +104,7 @@ func decodeRequest(line []byte) (q Request, err error) {
 // decodeAnswer parses an answer for a client at local. Its error is errLie if the
 // answer says what cannot be.
 func decodeAnswer(line []byte, local netip.Addr) (a Answer, err error) {
-	if err := strict(line, &a); err != nil {
+	if err := decodeStrict(line, &a); err != nil {
 		return a, fmt.Errorf("%w: %w", errLie, err)
 	}
 	switch {
@@ -123,7 +123,7 @@ func decodeAnswer(line []byte, local netip.Addr) (a Answer, err error) {
 	}
 	gids, addrs := map[wire.GID]bool{}, map[netip.Addr]bool{}
 	for _, m := range a.Members {
-		if !validPort(m.GID) || !usable(m.Addr) || m.Addr.Is4() != local.Is4() || gids[m.GID] || addrs[m.Addr] {
+		if !validPort(m.GID) || !usableAddr(m.Addr) || m.Addr.Is4() != local.Is4() || gids[m.GID] || addrs[m.Addr] {
 			return a, fmt.Errorf("%w: member %s at %s", errLie, m.GID, m.Addr)
 		}
 		gids[m.GID], addrs[m.Addr] = true, true
@@ -131,8 +131,8 @@ func decodeAnswer(line []byte, local netip.Addr) (a Answer, err error) {
 	return a, nil
 }
 
-// strict decodes one JSON object and nothing else.
-func strict(line []byte, v any) error {
+// decodeStrict decodes one JSON object and nothing else.
+func decodeStrict(line []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(line))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
@@ -146,13 +146,13 @@ func strict(line []byte, v any) error {
 
 func validPort(g wire.GID) bool { return !g.IsMulticast() && g != wire.GID{} }
 
-// usable reports whether a port can be at a.
-func usable(a netip.Addr) bool {
+// usableAddr reports whether a port can be at a.
+func usableAddr(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && a.Zone() == "" && !a.Is4In6() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
-// line returns v as a line.
-func line(v any) []byte {
+// encodeLine returns v as a line.
+func encodeLine(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
 		panic("registry: " + err.Error()) // all messages have a form in JSON

@@ -339,7 +339,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"epoch":1,"mgid":"` + all.String() + `","members":[{"gid":"fe80::1","addr":"10.0.0.1"}]}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if q, err := decodeRequest(b); err == nil {
-			if again, err := decodeRequest(line(q)); err != nil || again != q {
+			if again, err := decodeRequest(encodeLine(q)); err != nil || again != q {
 				t.Errorf("%+v became %+v: %v", q, again, err)
 			}
 		}
@@ -349,7 +349,7 @@ func FuzzDecode(f *testing.F) {
 					t.Errorf("member %+v", m)
 				}
 			}
-			if _, err := decodeAnswer(line(a), portA); err != nil {
+			if _, err := decodeAnswer(encodeLine(a), portA); err != nil {
 				t.Errorf("%+v does not survive: %v", a, err)
 			}
 		}

@@ -26,11 +26,11 @@ type Server struct {
 
 	mu    sync.Mutex
 	table *Table
-	conns map[*session]bool
+	conns map[*clientConn]bool
 }
 
-// session is the connection of a client.
-type session struct {
+// clientConn is the connection of a client.
+type clientConn struct {
 	s    *Server
 	conn net.Conn
 	addr netip.Addr
@@ -54,10 +54,10 @@ func Serve(l net.Listener, cfg Config, log *slog.Logger) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{listener: l, log: log, epoch: uint64(time.Now().UnixNano()), done: make(chan struct{}), table: t, conns: map[*session]bool{}}
+	s := &Server{listener: l, log: log, epoch: uint64(time.Now().UnixNano()), done: make(chan struct{}), table: t, conns: map[*clientConn]bool{}}
 	s.wg.Add(2)
-	go s.accept()
-	go s.expire()
+	go s.acceptLoop()
+	go s.expireLeases()
 	return s, nil
 }
 
@@ -111,16 +111,16 @@ func (s *Server) Change(change func(*Config) error) error {
 	}
 	for c := range s.conns {
 		if c.gid != (wire.GID{}) {
-			c.post(line(Answer{Epoch: s.epoch, PKeys: s.table.cfg.pkeys(c.addr)}))
+			c.queueLine(encodeLine(Answer{Epoch: s.epoch, PKeys: s.table.cfg.portPKeys(c.addr)}))
 		}
 	}
 	for _, mgid := range changed {
-		s.notify(mgid)
+		s.notifySenders(mgid)
 	}
 	return nil
 }
 
-func (s *Server) accept() {
+func (s *Server) acceptLoop() {
 	defer s.wg.Done()
 	for {
 		conn, err := s.listener.Accept()
@@ -136,11 +136,11 @@ func (s *Server) accept() {
 			}
 			continue
 		}
-		s.start(conn)
+		s.startConn(conn)
 	}
 }
 
-func (s *Server) start(conn net.Conn) {
+func (s *Server) startConn(conn net.Conn) {
 	from, ok := conn.RemoteAddr().(*net.TCPAddr)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,20 +153,20 @@ func (s *Server) start(conn net.Conn) {
 		conn.Close()
 		return
 	}
-	c := &session{s: s, conn: conn, addr: from.AddrPort().Addr().Unmap(), begun: time.Now(), out: make(chan []byte, 256)}
+	c := &clientConn{s: s, conn: conn, addr: from.AddrPort().Addr().Unmap(), begun: time.Now(), out: make(chan []byte, 256)}
 	if oldest, n := s.sessionsOf(c.addr); n >= maxSessionsPerAddr {
 		oldest.displaced = true
 		oldest.conn.Close() // its reader removes it from s.conns
 	}
 	s.conns[c] = true
 	s.wg.Add(2)
-	go c.read()
-	go c.write()
+	go c.readLoop()
+	go c.writeLoop()
 }
 
 // sessionsOf returns the oldest connection of an address that is not closed, and
 // their number. s.mu is held.
-func (s *Server) sessionsOf(addr netip.Addr) (oldest *session, n int) {
+func (s *Server) sessionsOf(addr netip.Addr) (oldest *clientConn, n int) {
 	for c := range s.conns {
 		if c.addr != addr || c.displaced {
 			continue
@@ -179,8 +179,8 @@ func (s *Server) sessionsOf(addr netip.Addr) (oldest *session, n int) {
 	return oldest, n
 }
 
-// expire ends leases.
-func (s *Server) expire() {
+// expireLeases ends leases.
+func (s *Server) expireLeases() {
 	defer s.wg.Done()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -191,28 +191,28 @@ func (s *Server) expire() {
 		case now := <-tick.C:
 			s.mu.Lock()
 			for _, mgid := range s.table.Expire(now) {
-				s.notify(mgid)
+				s.notifySenders(mgid)
 			}
 			s.mu.Unlock()
 		}
 	}
 }
 
-// notify tells the senders of a group its members. s.mu is held.
-func (s *Server) notify(mgid wire.GID) {
-	event := line(Answer{Epoch: s.epoch, MGID: mgid, Members: s.table.Members(mgid)})
+// notifySenders tells the senders of a group its members. s.mu is held.
+func (s *Server) notifySenders(mgid wire.GID) {
+	event := encodeLine(Answer{Epoch: s.epoch, MGID: mgid, Members: s.table.Members(mgid)})
 	for _, gid := range s.table.Senders(mgid) {
 		for c := range s.conns {
 			if c.gid == gid {
-				c.post(event)
+				c.queueLine(event)
 			}
 		}
 	}
 }
 
-// post queues a line. A client that does not read loses its connection; it is
+// queueLine queues a line. A client that does not read loses its connection; it is
 // told everything when it connects again. s.mu is held.
-func (c *session) post(b []byte) {
+func (c *clientConn) queueLine(b []byte) {
 	select {
 	case c.out <- b:
 	default:
@@ -220,7 +220,7 @@ func (c *session) post(b []byte) {
 	}
 }
 
-func (c *session) write() {
+func (c *clientConn) writeLoop() {
 	defer c.s.wg.Done()
 	for b := range c.out {
 		c.conn.SetWriteDeadline(time.Now().Add(10 * time.Second))
@@ -230,7 +230,7 @@ func (c *session) write() {
 	}
 }
 
-func (c *session) read() {
+func (c *clientConn) readLoop() {
 	s := c.s
 	defer s.wg.Done()
 	lines := bufio.NewScanner(c.conn)
@@ -245,7 +245,7 @@ func (c *session) read() {
 			s.log.Warn("IPoIB registry got what is no request", "client", c.addr, "err", err)
 			break
 		}
-		c.handle(q)
+		c.onRequest(q)
 	}
 	c.conn.Close()
 	s.mu.Lock()
@@ -254,7 +254,7 @@ func (c *session) read() {
 	close(c.out) // only post sends, for sessions in conns
 }
 
-func (c *session) handle(q Request) {
+func (c *clientConn) onRequest(q Request) {
 	s := c.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -287,8 +287,8 @@ func (c *session) handle(q Request) {
 		errors.As(err, &a.Errno)
 		s.log.Info("IPoIB registry refuses", "client", c.addr, "err", err)
 	}
-	c.post(line(a))
+	c.queueLine(encodeLine(a))
 	if changed {
-		s.notify(q.MGID)
+		s.notifySenders(q.MGID)
 	}
 }

@@ -59,12 +59,12 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// group returns the parameters of the groups of a partition.
-func (p *Partition) group() Group {
+// groupParameters returns the parameters of the groups of a partition.
+func (p *Partition) groupParameters() Group {
 	return Group{PKey: p.PKey, QKey: p.QKey, MTU: p.MTU, SL: p.SL, Rate: p.Rate, HopLimit: p.HopLimit}
 }
 
-func (c Config) partition(pkey uint16) *Partition {
+func (c Config) findPartition(pkey uint16) *Partition {
 	for k := range c.Partitions {
 		if c.Partitions[k].PKey == pkey|0x8000 {
 			return &c.Partitions[k]
@@ -73,8 +73,8 @@ func (c Config) partition(pkey uint16) *Partition {
 	return nil
 }
 
-// pkeys returns the P_Key table of the port at addr.
-func (c Config) pkeys(addr netip.Addr) []uint16 {
+// portPKeys returns the P_Key table of the port at addr.
+func (c Config) portPKeys(addr netip.Addr) []uint16 {
 	if t, ok := c.Ports[addr]; ok {
 		return t
 	}
@@ -85,11 +85,11 @@ func (c Config) pkeys(addr netip.Addr) []uint16 {
 	return out
 }
 
-// allows returns the partition of a group that the port gid at addr may join.
-func (c Config) allows(gid wire.GID, addr netip.Addr, mgid wire.GID) (*Partition, error) {
+// mayJoin returns the partition of a group that the port gid at addr may join.
+func (c Config) mayJoin(gid wire.GID, addr netip.Addr, mgid wire.GID) (*Partition, error) {
 	pkey, _ := wire.PKeyOf(mgid)
-	p := c.partition(pkey)
-	switch table := c.pkeys(addr); {
+	p := c.findPartition(pkey)
+	switch table := c.portPKeys(addr); {
 	case p == nil || pkey&0x8000 == 0:
 		return nil, fmt.Errorf("there is no partition 0x%04x: %w", pkey, syscall.ENOENT)
 	case slices.Contains(table, pkey):
@@ -107,11 +107,11 @@ func (c Config) allows(gid wire.GID, addr netip.Addr, mgid wire.GID) (*Partition
 // Table holds the ports and their memberships, without I/O and clock.
 type Table struct {
 	cfg    Config
-	ports  map[wire.GID]*registered
+	ports  map[wire.GID]*registeredPort
 	groups map[wire.GID]map[wire.GID]bool // members of each MGID; the value: sends only
 }
 
-type registered struct {
+type registeredPort struct {
 	addr   netip.Addr
 	until  time.Time
 	groups map[wire.GID]bool
@@ -123,7 +123,7 @@ func NewTable(cfg Config) (*Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("registry: %w", err)
 	}
-	return &Table{cfg: cfg, ports: map[wire.GID]*registered{}, groups: map[wire.GID]map[wire.GID]bool{}}, nil
+	return &Table{cfg: cfg, ports: map[wire.GID]*registeredPort{}, groups: map[wire.GID]map[wire.GID]bool{}}, nil
 }
 
 // Hello registers the port gid at addr, which the client has connected from, and
@@ -144,10 +144,10 @@ func (t *Table) Hello(now time.Time, gid wire.GID, addr netip.Addr) ([]uint16, e
 		if len(t.ports) >= MaxPorts {
 			return nil, fmt.Errorf("%d ports: %w", MaxPorts, syscall.ENOSPC)
 		}
-		t.ports[gid] = &registered{addr: addr, groups: map[wire.GID]bool{}}
+		t.ports[gid] = &registeredPort{addr: addr, groups: map[wire.GID]bool{}}
 	}
 	t.ports[gid].until = now.Add(Lease)
-	return t.cfg.pkeys(addr), nil
+	return t.cfg.portPKeys(addr), nil
 }
 
 // Renew begins the lease of a port again. It reports whether the port is known.
@@ -168,7 +168,7 @@ func (t *Table) Join(now time.Time, gid, mgid wire.GID, sendOnly bool) (g Group,
 	if port == nil {
 		return g, false, fmt.Errorf("join %s: %s is not registered: %w", mgid, gid, syscall.ENOTCONN)
 	}
-	p, err := t.cfg.allows(gid, port.addr, mgid)
+	p, err := t.cfg.mayJoin(gid, port.addr, mgid)
 	if err != nil {
 		return g, false, fmt.Errorf("join %s: %w", mgid, err)
 	}
@@ -184,7 +184,7 @@ func (t *Table) Join(now time.Time, gid, mgid wire.GID, sendOnly bool) (g Group,
 	if !member {
 		changed = !sendOnly
 	}
-	return p.group(), changed, nil
+	return p.groupParameters(), changed, nil
 }
 
 // Configure changes the partitions and the P_Key tables of ports. It ends the
@@ -198,8 +198,8 @@ func (t *Table) Configure(cfg Config) (changed []wire.GID, err error) {
 	t.cfg = cfg
 	for gid, port := range t.ports {
 		for mgid := range port.groups {
-			p, err := cfg.allows(gid, port.addr, mgid)
-			if err == nil && p.group() == before.partition(p.PKey).group() {
+			p, err := cfg.mayJoin(gid, port.addr, mgid)
+			if err == nil && p.groupParameters() == before.findPartition(p.PKey).groupParameters() {
 				continue
 			}
 			if t.Leave(gid, mgid) && !slices.Contains(changed, mgid) {
@@ -222,7 +222,7 @@ type PortInfo struct {
 func (t *Table) Ports() (out []PortInfo) {
 	missing := maps.Clone(t.cfg.Ports)
 	for gid, p := range t.ports {
-		out = append(out, PortInfo{p.addr, gid, t.cfg.pkeys(p.addr), len(p.groups)})
+		out = append(out, PortInfo{p.addr, gid, t.cfg.portPKeys(p.addr), len(p.groups)})
 		delete(missing, p.addr)
 	}
 	for addr, keys := range missing {

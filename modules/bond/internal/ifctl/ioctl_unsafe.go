@@ -30,7 +30,7 @@ func Open() (*Control, error) {
 // Close closes the socket.
 func (c *Control) Close() error { return unix.Close(c.fd) }
 
-func (c *Control) ioctl(request uintptr, name string, r *ifreq) error {
+func (c *Control) callIoctl(request uintptr, name string, r *ifreq) error {
 	copy(r.name[:unix.IFNAMSIZ-1], name)
 	if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(c.fd), request, uintptr(unsafe.Pointer(r))); e != 0 {
 		return e
@@ -38,30 +38,30 @@ func (c *Control) ioctl(request uintptr, name string, r *ifreq) error {
 	return nil
 }
 
-// number reads a 32-bit attribute.
-func (c *Control) number(request uintptr, name string) (int, error) {
+// readNumber reads a 32-bit attribute.
+func (c *Control) readNumber(request uintptr, name string) (int, error) {
 	var r ifreq
-	err := c.ioctl(request, name, &r)
+	err := c.callIoctl(request, name, &r)
 	return int(int32(binary.NativeEndian.Uint32(r.data[:]))), err
 }
 
 // Index returns the interface's number.
-func (c *Control) Index(name string) (int, error) { return c.number(unix.SIOCGIFINDEX, name) }
+func (c *Control) Index(name string) (int, error) { return c.readNumber(unix.SIOCGIFINDEX, name) }
 
 // MTU returns the interface's MTU.
-func (c *Control) MTU(name string) (int, error) { return c.number(unix.SIOCGIFMTU, name) }
+func (c *Control) MTU(name string) (int, error) { return c.readNumber(unix.SIOCGIFMTU, name) }
 
 // SetMTU sets the MTU.
 func (c *Control) SetMTU(name string, mtu int) error {
 	var r ifreq
 	binary.NativeEndian.PutUint32(r.data[:], uint32(mtu))
-	return c.ioctl(unix.SIOCSIFMTU, name, &r)
+	return c.callIoctl(unix.SIOCSIFMTU, name, &r)
 }
 
 // Flags returns IFF_UP and the others of the first 16 bits.
 func (c *Control) Flags(name string) (uint16, error) {
 	var r ifreq
-	err := c.ioctl(unix.SIOCGIFFLAGS, name, &r)
+	err := c.callIoctl(unix.SIOCGIFFLAGS, name, &r)
 	return binary.NativeEndian.Uint16(r.data[:]), err
 }
 
@@ -77,13 +77,13 @@ func (c *Control) SetUp(name string, up bool) error {
 	}
 	var r ifreq
 	binary.NativeEndian.PutUint16(r.data[:], flags)
-	return c.ioctl(unix.SIOCSIFFLAGS, name, &r)
+	return c.callIoctl(unix.SIOCSIFFLAGS, name, &r)
 }
 
 // Address returns the hardware type and the Ethernet address.
 func (c *Control) Address(name string) (linkType uint16, addr []byte, err error) {
 	var r ifreq
-	err = c.ioctl(unix.SIOCGIFHWADDR, name, &r)
+	err = c.callIoctl(unix.SIOCGIFHWADDR, name, &r)
 	return binary.NativeEndian.Uint16(r.data[:]), append([]byte(nil), r.data[2:8]...), err
 }
 
@@ -92,14 +92,14 @@ func (c *Control) SetAddress(name string, addr []byte) error {
 	var r ifreq
 	binary.NativeEndian.PutUint16(r.data[:], unix.ARPHRD_ETHER)
 	copy(r.data[2:8], addr)
-	return c.ioctl(unix.SIOCSIFHWADDR, name, &r)
+	return c.callIoctl(unix.SIOCSIFHWADDR, name, &r)
 }
 
-// ethtool runs the command with the number in the first 4 octets of cmd.
-func (c *Control) ethtool(name string, cmd *[44]byte) error {
+// callEthtool runs the command with the number in the first 4 octets of cmd.
+func (c *Control) callEthtool(name string, cmd *[44]byte) error {
 	var r ifreq
 	*(*unsafe.Pointer)(unsafe.Pointer(&r.data)) = unsafe.Pointer(cmd)
-	err := c.ioctl(unix.SIOCETHTOOL, name, &r)
+	err := c.callIoctl(unix.SIOCETHTOOL, name, &r)
 	runtime.KeepAlive(cmd)
 	return err
 }
@@ -108,14 +108,14 @@ func (c *Control) ethtool(name string, cmd *[44]byte) error {
 func (c *Control) Carrier(name string) bool {
 	var cmd [44]byte
 	binary.NativeEndian.PutUint32(cmd[:], unix.ETHTOOL_GLINK)
-	return c.ethtool(name, &cmd) == nil && binary.NativeEndian.Uint32(cmd[4:]) != 0
+	return c.callEthtool(name, &cmd) == nil && binary.NativeEndian.Uint32(cmd[4:]) != 0
 }
 
 // Speed returns Mbit/s, 0 if that is unknown, and whether the link is full duplex.
 func (c *Control) Speed(name string) (mbps int, full bool) {
 	var cmd [44]byte // struct ethtool_cmd
 	binary.NativeEndian.PutUint32(cmd[:], unix.ETHTOOL_GSET)
-	if c.ethtool(name, &cmd) != nil {
+	if c.callEthtool(name, &cmd) != nil {
 		return 0, false
 	}
 	speed := uint32(binary.NativeEndian.Uint16(cmd[12:])) | uint32(binary.NativeEndian.Uint16(cmd[28:]))<<16

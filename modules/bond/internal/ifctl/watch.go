@@ -26,7 +26,7 @@ const (
 // NewWatch calls changed after each change in the thread's network namespace, on
 // one goroutine, until Close. A change that was missed is followed by a call.
 func NewWatch(groups uint32, changed func()) (*Watch, error) {
-	fd, err := netlink(groups)
+	fd, err := openNetlink(groups)
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +35,7 @@ func NewWatch(groups uint32, changed func()) (*Watch, error) {
 	return w, nil
 }
 
-func netlink(groups uint32) (int, error) {
+func openNetlink(groups uint32) (int, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
 		return -1, fmt.Errorf("open rtnetlink: %w", err)
@@ -71,7 +71,7 @@ type Prefixes struct{ fd int }
 
 // NewPrefixes opens a socket for questions.
 func NewPrefixes() (*Prefixes, error) {
-	fd, err := netlink(0)
+	fd, err := openNetlink(0)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +110,7 @@ func (p *Prefixes) Of(index int) (all []netip.Prefix, err error) {
 			case unix.NLMSG_DONE, unix.NLMSG_ERROR:
 				return all, nil
 			case unix.RTM_NEWADDR:
-				if prefix, ok := address(m, index); ok {
+				if prefix, ok := parseAddress(m, index); ok {
 					all = append(all, prefix)
 				}
 			}
@@ -118,9 +118,9 @@ func (p *Prefixes) Of(index int) (all []netip.Prefix, err error) {
 	}
 }
 
-// address reads an RTM_NEWADDR of the interface. Addresses that are still
+// parseAddress reads an RTM_NEWADDR of the interface. Addresses that are still
 // tentative do not count.
-func address(m syscall.NetlinkMessage, index int) (netip.Prefix, bool) {
+func parseAddress(m syscall.NetlinkMessage, index int) (netip.Prefix, bool) {
 	if len(m.Data) < unix.SizeofIfAddrmsg || binary.NativeEndian.Uint32(m.Data[4:]) != uint32(index) || m.Data[2]&unix.IFA_F_TENTATIVE != 0 {
 		return netip.Prefix{}, false
 	}

@@ -78,10 +78,10 @@ func open(k Kind, name string, c dev.UpperCallbacks) (_ *Interface, err error) {
 	if i.asker, err = ifctl.NewPrefixes(); err != nil {
 		return nil, err
 	}
-	if i.watch, err = ifctl.NewWatch(ifctl.Links|ifctl.Addresses, i.changed); err != nil {
+	if i.watch, err = ifctl.NewWatch(ifctl.Links|ifctl.Addresses, i.onChange); err != nil {
 		return nil, err
 	}
-	go i.transmit(k)
+	go i.transmitLoop(k)
 	return i, nil
 }
 
@@ -100,8 +100,8 @@ func (i *Interface) closeFiles() {
 	}
 }
 
-// changed looks at the interface after each change in its namespace.
-func (i *Interface) changed() {
+// onChange looks at the interface after each change in its namespace.
+func (i *Interface) onChange() {
 	if all, err := i.asker.Of(i.index); err == nil {
 		i.prefixes.Store(&all)
 	}
@@ -113,8 +113,8 @@ func (i *Interface) changed() {
 // largest is the longest packet or frame, without Header.
 const largest = 14 + 64<<10
 
-// transmit hands the frames of the users to the bond, until the interface is closed.
-func (i *Interface) transmit(k Kind) {
+// transmitLoop hands the frames of the users to the bond, until the interface is closed.
+func (i *Interface) transmitLoop(k Kind) {
 	defer close(i.done)
 	buf := make([]byte, k.Header+largest)
 	for {

@@ -8,23 +8,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// link returns the flags of an interface and its attributes.
-func (c *Conn) link(index int) (flags uint32, attrs map[uint16][]byte, err error) {
+// linkInfo returns the flags of an interface and its attributes.
+func (c *Conn) linkInfo(index int) (flags uint32, attrs map[uint16][]byte, err error) {
 	body := make([]byte, unix.SizeofIfInfomsg)
 	native.PutUint32(body[4:], uint32(index))
-	msgs, err := c.request(unix.RTM_GETLINK, 0, body)
+	msgs, err := c.roundTrip(unix.RTM_GETLINK, 0, body)
 	if err == nil && (len(msgs) == 0 || len(msgs[0].Data) < unix.SizeofIfInfomsg) {
 		err = errors.New("short answer of the kernel")
 	}
 	if err != nil {
 		return 0, nil, err
 	}
-	return native.Uint32(msgs[0].Data[8:]), attributes(msgs[0].Data, unix.SizeofIfInfomsg), nil
+	return native.Uint32(msgs[0].Data[8:]), parseAttributes(msgs[0].Data, unix.SizeofIfInfomsg), nil
 }
 
-// addrs calls fn with each address of the namespace and the number of its interface.
-func (c *Conn) addrs(fn func(index int, p netip.Prefix)) error {
-	msgs, err := c.request(unix.RTM_GETADDR, unix.NLM_F_DUMP, make([]byte, unix.SizeofIfAddrmsg))
+// eachAddr calls fn with each address of the namespace and the number of its interface.
+func (c *Conn) eachAddr(fn func(index int, p netip.Prefix)) error {
+	msgs, err := c.roundTrip(unix.RTM_GETADDR, unix.NLM_F_DUMP, make([]byte, unix.SizeofIfAddrmsg))
 	if err != nil {
 		return err
 	}
@@ -32,7 +32,7 @@ func (c *Conn) addrs(fn func(index int, p netip.Prefix)) error {
 		if m.Header.Type != unix.RTM_NEWADDR || len(m.Data) < unix.SizeofIfAddrmsg {
 			continue
 		}
-		at := attributes(m.Data, unix.SizeofIfAddrmsg)
+		at := parseAttributes(m.Data, unix.SizeofIfAddrmsg)
 		raw := at[unix.IFA_LOCAL]
 		if raw == nil {
 			raw = at[unix.IFA_ADDRESS]
@@ -48,13 +48,13 @@ func (c *Conn) addrs(fn func(index int, p netip.Prefix)) error {
 // carrier. found is false if no interface of the namespace has it.
 func (c *Conn) Running(a netip.Addr) (running, found bool, err error) {
 	index := 0
-	if err = c.addrs(func(i int, p netip.Prefix) {
+	if err = c.eachAddr(func(i int, p netip.Prefix) {
 		if p.Addr() == a {
 			index = i
 		}
 	}); err == nil && index != 0 {
 		var flags uint32
-		flags, _, err = c.link(index)
+		flags, _, err = c.linkInfo(index)
 		running = flags&unix.IFF_LOWER_UP != 0
 	}
 	if errors.Is(err, unix.ENODEV) { // it went away meanwhile
@@ -73,7 +73,7 @@ const bondActiveSlave = 2
 // interface is, 0 if there is none. active reports whether it is the active
 // slave.
 func (c *Conn) Bond() (bond int, active bool, err error) {
-	_, at, err := c.link(c.index)
+	_, at, err := c.linkInfo(c.index)
 	if err != nil {
 		return 0, false, fmt.Errorf("state of interface %d: %w", c.index, err)
 	}
@@ -82,13 +82,13 @@ func (c *Conn) Bond() (bond int, active bool, err error) {
 		return 0, false, nil
 	}
 	master := int(native.Uint32(raw))
-	if _, at, err = c.link(master); err != nil {
+	if _, at, err = c.linkInfo(master); err != nil {
 		return 0, false, fmt.Errorf("state of interface %d: %w", master, err)
 	}
-	info := attributes(at[unix.IFLA_LINKINFO], 0)
+	info := parseAttributes(at[unix.IFLA_LINKINFO], 0)
 	if kind := info[unix.IFLA_INFO_KIND]; string(kind) != "bond\x00" {
 		return 0, false, nil // a VRF or the like: the addresses are those of the interface
 	}
-	chosen := attributes(info[unix.IFLA_INFO_DATA], 0)[bondActiveSlave]
+	chosen := parseAttributes(info[unix.IFLA_INFO_DATA], 0)[bondActiveSlave]
 	return master, len(chosen) >= 4 && int(native.Uint32(chosen)) == c.index, nil
 }

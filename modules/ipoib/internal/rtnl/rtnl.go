@@ -82,8 +82,8 @@ func (c *Conn) Wait() error {
 	return err
 }
 
-// request sends a message and returns the answers to it.
-func (c *Conn) request(kind, flags uint16, body []byte) ([]syscall.NetlinkMessage, error) {
+// roundTrip sends a message and returns the answers to it.
+func (c *Conn) roundTrip(kind, flags uint16, body []byte) ([]syscall.NetlinkMessage, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.seq++
@@ -132,15 +132,15 @@ func (c *Conn) request(kind, flags uint16, body []byte) ([]syscall.NetlinkMessag
 	}
 }
 
-func attribute(b []byte, kind uint16, data []byte) []byte {
+func appendAttribute(b []byte, kind uint16, data []byte) []byte {
 	b = native.AppendUint16(b, uint16(4+len(data)))
 	b = native.AppendUint16(b, kind)
 	b = append(b, data...)
 	return append(b, make([]byte, -len(data)&3)...)
 }
 
-// attributes returns the attributes behind the first n bytes of a message.
-func attributes(data []byte, n int) map[uint16][]byte {
+// parseAttributes returns the attributes behind the first n bytes of a message.
+func parseAttributes(data []byte, n int) map[uint16][]byte {
 	out := map[uint16][]byte{}
 	for len(data) >= n+4 {
 		b := data[n:]
@@ -158,7 +158,7 @@ func attributes(data []byte, n int) map[uint16][]byte {
 // their prefixes.
 func (c *Conn) Addrs(index int) ([]netip.Prefix, error) {
 	var out []netip.Prefix
-	err := c.addrs(func(i int, p netip.Prefix) {
+	err := c.eachAddr(func(i int, p netip.Prefix) {
 		if i == index {
 			out = append(out, p)
 		}
@@ -174,7 +174,7 @@ func (c *Conn) Index() int { return c.index }
 
 // IsUp reports whether the interface is up.
 func (c *Conn) IsUp() (bool, error) {
-	flags, _, err := c.link(c.index)
+	flags, _, err := c.linkInfo(c.index)
 	if err != nil {
 		return false, fmt.Errorf("state of interface %d: %w", c.index, err)
 	}
@@ -183,7 +183,7 @@ func (c *Conn) IsUp() (bool, error) {
 
 // MAC returns the Ethernet address of the interface.
 func (c *Conn) MAC() (mac [6]byte, err error) {
-	_, at, err := c.link(c.index)
+	_, at, err := c.linkInfo(c.index)
 	if err == nil && copy(mac[:], at[unix.IFLA_ADDRESS]) != len(mac) {
 		err = errors.New("none in the answer of the kernel")
 	}
@@ -197,7 +197,7 @@ func (c *Conn) MAC() (mac [6]byte, err error) {
 func (c *Conn) SetMAC(mac [6]byte) error {
 	body := make([]byte, unix.SizeofIfInfomsg)
 	native.PutUint32(body[4:], uint32(c.index))
-	if _, err := c.request(unix.RTM_NEWLINK, unix.NLM_F_ACK, attribute(body, unix.IFLA_ADDRESS, mac[:])); err != nil {
+	if _, err := c.roundTrip(unix.RTM_NEWLINK, unix.NLM_F_ACK, appendAttribute(body, unix.IFLA_ADDRESS, mac[:])); err != nil {
 		return fmt.Errorf("set Ethernet address of interface %d: %w", c.index, err)
 	}
 	return nil
@@ -217,8 +217,8 @@ func (c *Conn) AddAddr(p netip.Prefix) error {
 	}
 	native.PutUint32(body[4:], uint32(c.index))
 	raw := p.Addr().AsSlice()
-	body = attribute(attribute(body, unix.IFA_LOCAL, raw), unix.IFA_ADDRESS, raw)
-	_, err := c.request(unix.RTM_NEWADDR, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, body)
+	body = appendAttribute(appendAttribute(body, unix.IFA_LOCAL, raw), unix.IFA_ADDRESS, raw)
+	_, err := c.roundTrip(unix.RTM_NEWADDR, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, body)
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add address %s to interface %d: %w", p, c.index, err)
 	}
@@ -234,14 +234,14 @@ func (c *Conn) NextHop(index int, dst netip.Addr) (netip.Addr, error) {
 		body[0] = unix.AF_INET
 	}
 	body[1] = byte(dst.BitLen())
-	body = attribute(body, unix.RTA_DST, dst.AsSlice())
-	body = attribute(body, unix.RTA_OIF, native.AppendUint32(nil, uint32(index)))
-	msgs, err := c.request(unix.RTM_GETROUTE, 0, body)
+	body = appendAttribute(body, unix.RTA_DST, dst.AsSlice())
+	body = appendAttribute(body, unix.RTA_OIF, native.AppendUint32(nil, uint32(index)))
+	msgs, err := c.roundTrip(unix.RTM_GETROUTE, 0, body)
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("route to %s by interface %d: %w", dst, index, err)
 	}
 	for _, m := range msgs {
-		at := attributes(m.Data, unix.SizeofRtMsg)
+		at := parseAttributes(m.Data, unix.SizeofRtMsg)
 		if a, ok := netip.AddrFromSlice(at[unix.RTA_GATEWAY]); ok {
 			return a, nil
 		}
