@@ -18,20 +18,20 @@ const (
 	acceptPause   = 50 * time.Millisecond
 )
 
-// listener is a socket of the daemon.
-type listener struct {
+// acceptSocket is a socket of the daemon.
+type acceptSocket struct {
 	net.Listener
-	name      string // the daemon's
-	crowd     *crowd // of connections that negotiate
-	hushed    atomic.Bool
-	accepting chan struct{} // closed when accept has returned
+	name       string            // the daemon's
+	handshakes *handshakeLimiter // bounds the connections that negotiate
+	hushed     atomic.Bool
+	accepting  chan struct{} // closed when accept has returned
 }
 
 // interrupt ends the Accept under way, goOn lets further ones wait again.
-func (l *listener) interrupt() { l.setDeadline(time.Now()) }
-func (l *listener) goOn()      { l.setDeadline(time.Time{}) }
+func (l *acceptSocket) interrupt() { l.setDeadline(time.Now()) }
+func (l *acceptSocket) goOn()      { l.setDeadline(time.Time{}) }
 
-func (l *listener) setDeadline(t time.Time) {
+func (l *acceptSocket) setDeadline(t time.Time) {
 	if d, ok := l.Listener.(interface{ SetDeadline(time.Time) error }); ok {
 		_ = d.SetDeadline(t)
 	}
@@ -45,18 +45,18 @@ func (f *frontend) AddListener(_ context.Context, name string, file *os.File) er
 		return fmt.Errorf("descriptor does not listen: %w", err)
 	}
 	file.Close()
-	l := &listener{Listener: nl, name: name, crowd: newCrowd(), accepting: make(chan struct{})}
+	l := &acceptSocket{Listener: nl, name: name, handshakes: newHandshakeLimiter(), accepting: make(chan struct{})}
 	f.mu.Lock()
 	f.listeners = append(f.listeners, l)
 	f.mu.Unlock()
-	f.eachQueue(func(q *queue) { q.hold(false) }) // this process may have given up its connections before
+	f.eachQueue(func(q *queue) { q.pauseConns(false) }) // this process may have given up its connections before
 	f.log().Info("listening", "listener", name, "address", l.Addr().String())
-	go f.accept(l)
+	go f.acceptLoop(l)
 	return nil
 }
 
-// accept runs until the listener is closed or hushed.
-func (f *frontend) accept(l *listener) {
+// acceptLoop runs until the listener is closed or hushed.
+func (f *frontend) acceptLoop(l *acceptSocket) {
 	defer close(l.accepting)
 	for {
 		nc, err := l.Accept()
@@ -68,29 +68,29 @@ func (f *frontend) accept(l *listener) {
 			time.Sleep(acceptPause) // out of descriptors: others may close some
 			continue
 		}
-		l.crowd.enter(nc)
-		go f.welcome(l, nc)
+		l.handshakes.acquire(nc)
+		go f.negotiateConn(l, nc)
 	}
 }
 
 var errGaveWay = errors.New("the negotiation was slow, and gave way to another one")
 
-// welcome negotiates and gives the connection to a queue. One with TLS is carried
+// negotiateConn negotiates and gives the connection to a queue. One with TLS is carried
 // there until it ends.
-func (f *frontend) welcome(l *listener, nc net.Conn) {
+func (f *frontend) negotiateConn(l *acceptSocket, nc net.Conn) {
 	defer nc.Close()
 	secure := f.securityOf(l.name)
 	if secure != nil {
-		secure.user = &user{events: &f.users, from: addressOf(nc), peer: peerOf(nc), listener: l.name}
+		secure.user = &nbdUser{events: &f.users, from: addressOf(nc), peer: peerOf(nc), listener: l.name}
 	}
-	t, err := f.introduce(nc, l.name, secure)
-	if !l.crowd.leave(nc) && err != nil {
+	t, err := f.secureConn(nc, l.name, secure)
+	if !l.handshakes.release(nc) && err != nil {
 		err = errGaveWay
 	}
 	if err != nil && !errors.Is(err, errAborted) {
 		f.log().Info("connection refused", "peer", peerOf(nc), "err", err)
 		if secure != nil {
-			secure.user.refused(err)
+			secure.user.eventRefused(err)
 		}
 	}
 	if t != nil {
@@ -98,12 +98,12 @@ func (f *frontend) welcome(l *listener, nc net.Conn) {
 	}
 }
 
-// introduce returns the tunnel to run, nil without TLS.
-func (f *frontend) introduce(nc net.Conn, listener string, s *security) (*tunnel, error) {
+// secureConn returns the tunnel to run, nil without TLS.
+func (f *frontend) secureConn(nc net.Conn, listener string, s *listenerSecurity) (*tlsTunnel, error) {
 	if err := nc.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
 		return nil, err
 	}
-	n, err := negotiate(nc, f, s)
+	n, err := runHandshake(nc, f, s)
 	n.listener = listener
 	switch {
 	case err != nil:
@@ -116,39 +116,39 @@ func (f *frontend) introduce(nc net.Conn, listener string, s *security) (*tunnel
 
 // addConn gives a negotiated connection to a queue. If that fails, the export is
 // released.
-func (f *frontend) addConn(nc net.Conn, n negotiated) error {
-	fd, err := duplicate(nc)
+func (f *frontend) addConn(nc net.Conn, n handshakeResult) error {
+	fd, err := duplicateSocket(nc)
 	if err != nil {
-		n.exp.release()
+		n.exp.removeOpener()
 		return err
 	}
 	if nc.LocalAddr().Network() == "unix" {
-		widen(fd)
+		enlargeSendBuffer(fd)
 	}
-	return f.join(fd, peerOf(nc), n, nil)
+	return f.assignConn(fd, peerOf(nc), n, nil)
 }
 
-// join gives a socket to the queue with the fewest connections of its export. If
+// assignConn gives a socket to the queue with the fewest connections of its export. If
 // that fails, the socket is closed and the export is released.
-func (f *frontend) join(fd int, peer string, n negotiated, t *tunnel) error {
-	sh := f.assign(n.exp)
+func (f *frontend) assignConn(fd int, peer string, n handshakeResult, t *tlsTunnel) error {
+	sh := f.assignShare(n.exp)
 	if sh == nil {
-		n.exp.release()
+		n.exp.removeOpener()
 		unix.Close(fd)
 		return errors.New("no queue to serve it")
 	}
 	f.eachQueue(func(q *queue) { q.noteEnds(n.exp) }) // their requests go ahead of those of the new connection
 	c := newConn(fd, peer, n, sh)
 	c.tunnel, c.user, c.proof = t, n.user, proofOf(n.tls)
-	n.user.opens(n.exp.name, n.readOnly)
-	if !f.post(sh.q, func() { sh.q.add(c) }) {
+	n.user.eventOpened(n.exp.name, n.readOnly)
+	if !f.runOnQueue(sh.q, func() { sh.q.addConn(c) }) {
 		n.user.closes(n.exp.name, n.readOnly, errShutdown, false)
-		n.exp.unassign(sh)
-		n.exp.release()
+		n.exp.unassignShare(sh)
+		n.exp.removeOpener()
 		unix.Close(fd)
 		return errShutdown
 	}
-	f.judgeLate(c, n.by)
+	f.recheckLate(c, n.by)
 	log := f.log()
 	if n.tls != nil {
 		log = log.With("cipher", cipherOf(n.tls), "identity", identityOf(n.tls))
@@ -162,23 +162,23 @@ func (f *frontend) join(fd int, peer string, n negotiated, t *tunnel) error {
 // it. TCP sockets size their buffers themselves.
 const sendBuffer = 512 << 10
 
-// widen enlarges the send buffer; without privileges up to net.core.wmem_max.
+// enlargeSendBuffer enlarges the send buffer; without privileges up to net.core.wmem_max.
 // A failure costs only speed.
-func widen(fd int) {
+func enlargeSendBuffer(fd int) {
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer) != nil {
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, sendBuffer)
 	}
 }
 
-func (f *frontend) assign(e *export) *share {
+func (f *frontend) assignShare(e *export) *slotShare {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return e.assign(f.queues)
+	return e.assignShare(f.queues)
 }
 
-// duplicate returns a descriptor of the socket that the Go runtime does not
+// duplicateSocket returns a descriptor of the socket that the Go runtime does not
 // poll. It is non-blocking, as the original.
-func duplicate(nc net.Conn) (fd int, err error) {
+func duplicateSocket(nc net.Conn) (fd int, err error) {
 	sc, ok := nc.(syscall.Conn)
 	if !ok {
 		return -1, fmt.Errorf("%T has no descriptor", nc)

@@ -12,29 +12,29 @@ import (
 	"time"
 )
 
-// allowed is the catalogue of a client under rules: exports that no rule gives to
+// allowedCatalogue is the catalogue of a client under rules: exports that no rule gives to
 // the client are not there for it.
-type allowed struct {
+type allowedCatalogue struct {
 	catalogue
 	n *negotiation
 }
 
-// decide reports whether the client may open an export, and whether to read only, or why not.
-func (a *allowed) decide(name string) (ok, readOnly bool, why string) {
+// decideAccess reports whether the client may open an export, and whether to read only, or why not.
+func (a *allowedCatalogue) decideAccess(name string) (ok, readOnly bool, why string) {
 	identity := ""
 	if a.n.tls != nil {
 		identity = identityOf(a.n.tls)
 	}
-	return decide(a.n.secure.by.rules, identity, name)
+	return decideAccess(a.n.secure.by.rules, identity, name)
 }
 
-// find has the answer of an export that is not there for one that is refused.
-func (a *allowed) find(name string) (*export, error) {
-	e, err := a.catalogue.find(name)
+// findExport has the answer of an export that is not there for one that is refused.
+func (a *allowedCatalogue) findExport(name string) (*export, error) {
+	e, err := a.catalogue.findExport(name)
 	if err != nil {
 		return nil, err
 	}
-	ok, readOnly, why := a.decide(e.name)
+	ok, readOnly, why := a.decideAccess(e.name)
 	if !ok {
 		a.n.secure.user.mayNotOpen(e.name, why)
 		return nil, fmt.Errorf("no export %q", name)
@@ -43,24 +43,24 @@ func (a *allowed) find(name string) (*export, error) {
 	return e, nil
 }
 
-func (a *allowed) open(name string) (*export, error) {
-	e, err := a.catalogue.open(name)
+func (a *allowedCatalogue) openExport(name string) (*export, error) {
+	e, err := a.catalogue.openExport(name)
 	if err != nil {
 		return nil, err
 	}
-	ok, readOnly, why := a.decide(e.name)
+	ok, readOnly, why := a.decideAccess(e.name)
 	if !ok {
 		a.n.secure.user.mayNotOpen(e.name, why)
-		e.release()
+		e.removeOpener()
 		return nil, fmt.Errorf("no export %q", name)
 	}
 	a.n.readOnly = readOnly
 	return e, nil
 }
 
-func (a *allowed) names() []string {
-	return slices.DeleteFunc(a.catalogue.names(), func(name string) bool {
-		ok, _, _ := a.decide(name)
+func (a *allowedCatalogue) exportNames() []string {
+	return slices.DeleteFunc(a.catalogue.exportNames(), func(name string) bool {
+		ok, _, _ := a.decideAccess(name)
 		return !ok
 	})
 }
@@ -68,11 +68,11 @@ func (a *allowed) names() []string {
 // ChecksUsers states that revoked certificates and rules are honoured.
 func (*frontend) ChecksUsers() {}
 
-// revoked are lists of revoked certificates.
-type revoked []*x509.RevocationList
+// revocationLists are lists of revoked certificates.
+type revocationLists []*x509.RevocationList
 
 // parseRevoked reads lists in PEM, each signed by a certificate of cas.
-func parseRevoked(text, cas []byte) (list revoked, err error) {
+func parseRevoked(text, cas []byte) (list revocationLists, err error) {
 	for len(bytes.TrimSpace(text)) > 0 {
 		block, rest := pem.Decode(text)
 		if block == nil || block.Type != "X509 CRL" {
@@ -103,9 +103,9 @@ func signedBy(crl *x509.RevocationList, cas []byte) bool {
 	}
 }
 
-// check returns an error if a certificate of one of the chains is revoked, or if a
+// checkChains returns an error if a certificate of one of the chains is revoked, or if a
 // list is out of date.
-func (r revoked) check(chains [][]*x509.Certificate, now time.Time) error {
+func (r revocationLists) checkChains(chains [][]*x509.Certificate, now time.Time) error {
 	for _, crl := range r {
 		for _, cert := range slices.Concat(chains...) {
 			if bytes.Equal(cert.RawIssuer, crl.RawIssuer) && !crl.NextUpdate.IsZero() && now.After(crl.NextUpdate) {
@@ -113,11 +113,11 @@ func (r revoked) check(chains [][]*x509.Certificate, now time.Time) error {
 			}
 		}
 	}
-	return r.listed(chains)
+	return r.checkListed(chains)
 }
 
-// listed returns an error if a certificate of one of the chains is revoked.
-func (r revoked) listed(chains [][]*x509.Certificate) error {
+// checkListed returns an error if a certificate of one of the chains is revoked.
+func (r revocationLists) checkListed(chains [][]*x509.Certificate) error {
 	for _, crl := range r {
 		for _, cert := range slices.Concat(chains...) {
 			if bytes.Equal(cert.RawIssuer, crl.RawIssuer) &&

@@ -38,13 +38,13 @@ import (
 // that share a bucket exclude one another.
 const claimBuckets = 16
 
-type claims struct {
+type rangeClaims struct {
 	exclusive atomic.Bool // overlapping writes are never in flight together
 
 	active  atomic.Int32 // claimed buckets
 	waiting atomic.Int32 // parked operations of all queues
 	blocks  [claimBuckets]atomic.Uint64
-	writes  []span // by slot
+	writes  []byteRange // by slot
 
 	ended  atomic.Int32  // ended connections whose requests have not all ended
 	ahead  atomic.Uint64 // the ended connection that takes its commands ahead of all others; 0: none
@@ -53,28 +53,28 @@ type claims struct {
 	last   uint64        // the number of the connection that ended last
 }
 
-// span is the byte range of a plain write in flight; end is 0 if there is none.
-type span struct {
+// byteRange is the byte range of a plain write in flight; end is 0 if there is none.
+type byteRange struct {
 	start, end atomic.Uint64
 }
 
-// begin publishes a plain write of [start, end) and reports whether it may be
+// beginWrite publishes a plain write of [start, end) and reports whether it may be
 // submitted. It may not while it overlaps a claimed block or, where writes are
 // exclusive, another write.
-func (c *claims) begin(slot uint32, start, end, blockSize uint64) bool {
+func (c *rangeClaims) beginWrite(slot uint32, start, end, blockSize uint64) bool {
 	s := &c.writes[slot]
 	s.start.Store(start)
 	s.end.Store(end)
-	if c.active.Load() != 0 && c.claimed(start, end, blockSize) {
+	if c.active.Load() != 0 && c.blockClaimed(start, end, blockSize) {
 		s.end.Store(0)
 		return false
 	}
-	return !c.exclusive.Load() || c.alone(slot, start, end)
+	return !c.exclusive.Load() || c.onlyWriter(slot, start, end)
 }
 
 // addEnded counts a connection that has ended. It returns the connection's number,
 // for mayTake and taken.
-func (c *claims) addEnded() uint64 {
+func (c *rangeClaims) addEnded() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended.Add(1)
@@ -84,9 +84,9 @@ func (c *claims) addEnded() uint64 {
 	return c.last
 }
 
-// taken ends the precedence of the connection with that number: the ranges of all
+// endPrecedence ends the precedence of the connection with that number: the ranges of all
 // of its writes are published.
-func (c *claims) taken(number uint64) {
+func (c *rangeClaims) endPrecedence(number uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ending = slices.DeleteFunc(c.ending, func(n uint64) bool { return n == number })
@@ -99,25 +99,25 @@ func (c *claims) taken(number uint64) {
 
 // mayTake reports whether the connection with that number, 0 for one that has not
 // ended, may take a slot for a command.
-func (c *claims) mayTake(number uint64) bool {
+func (c *rangeClaims) mayTake(number uint64) bool {
 	ahead := c.ahead.Load()
 	return ahead == 0 || ahead == number
 }
 
-// follows reports whether no write overlaps [start, end), but for the one that
+// followsWrites reports whether no write overlaps [start, end), but for the one that
 // slot has published.
-func (c *claims) follows(slot uint32, start, end, blockSize uint64) bool {
+func (c *rangeClaims) followsWrites(slot uint32, start, end, blockSize uint64) bool {
 	for i := range c.writes {
 		s := &c.writes[i]
 		if e := s.end.Load(); uint32(i) != slot && e > start && s.start.Load() < end {
 			return false
 		}
 	}
-	return !c.claimed(start, end, blockSize)
+	return !c.blockClaimed(start, end, blockSize)
 }
 
-// claimed reports whether a block of [start, end) is claimed.
-func (c *claims) claimed(start, end, blockSize uint64) bool {
+// blockClaimed reports whether a block of [start, end) is claimed.
+func (c *rangeClaims) blockClaimed(start, end, blockSize uint64) bool {
 	for i := range c.blocks {
 		b := c.blocks[i].Load()
 		if b == 0 {
@@ -130,10 +130,10 @@ func (c *claims) claimed(start, end, blockSize uint64) bool {
 	return false
 }
 
-// alone reports whether no other plain write overlaps [start, end), the range
+// onlyWriter reports whether no other plain write overlaps [start, end), the range
 // that slot has published. If a write with a lower slot overlaps it, alone
 // withdraws slot's range.
-func (c *claims) alone(slot uint32, start, end uint64) bool {
+func (c *rangeClaims) onlyWriter(slot uint32, start, end uint64) bool {
 	alone := true
 	for i := range c.writes {
 		s := &c.writes[i]
@@ -149,12 +149,12 @@ func (c *claims) alone(slot uint32, start, end uint64) bool {
 	return alone
 }
 
-// end withdraws the range of a plain write. It reports whether there was one.
-func (c *claims) end(slot uint32) bool { return c.writes[slot].end.Swap(0) != 0 }
+// endWrite withdraws the range of a plain write. It reports whether there was one.
+func (c *rangeClaims) endWrite(slot uint32) bool { return c.writes[slot].end.Swap(0) != 0 }
 
-// claim claims a block for a read-modify-write. It returns false if the block's
+// claimBlock claims a block for a read-modify-write. It returns false if the block's
 // bucket is taken.
-func (c *claims) claim(block uint64) bool {
+func (c *rangeClaims) claimBlock(block uint64) bool {
 	c.active.Add(1)
 	if c.blocks[block%claimBuckets].CompareAndSwap(0, block+1) {
 		return true
@@ -163,10 +163,10 @@ func (c *claims) claim(block uint64) bool {
 	return false
 }
 
-// drained reports whether no plain write of a claimed block is in flight. A
+// writesDrained reports whether no plain write of a claimed block is in flight. A
 // span that changes during the scan has either ended, or was published after
 // the claim and will find it.
-func (c *claims) drained(block, blockSize uint64) bool {
+func (c *rangeClaims) writesDrained(block, blockSize uint64) bool {
 	at := block * blockSize
 	for i := range c.writes {
 		end := c.writes[i].end.Load()
@@ -177,7 +177,7 @@ func (c *claims) drained(block, blockSize uint64) bool {
 	return true
 }
 
-func (c *claims) unclaim(block uint64) {
+func (c *rangeClaims) unclaimBlock(block uint64) {
 	c.blocks[block%claimBuckets].Store(0)
 	c.active.Add(-1)
 }

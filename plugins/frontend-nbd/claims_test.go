@@ -12,7 +12,7 @@ import (
 // and each gets its turn.
 func TestClaims_Exclusive(t *testing.T) {
 	const threads, blocks, block = 4, 8, 512
-	c := claims{writes: make([]span, threads)}
+	c := rangeClaims{writes: make([]byteRange, threads)}
 	c.exclusive.Store(true)
 	var owner [blocks]atomic.Int32
 	var all sync.WaitGroup
@@ -24,7 +24,7 @@ func TestClaims_Exclusive(t *testing.T) {
 			for range 2000 {
 				first := rnd.IntN(blocks)
 				n := 1 + rnd.IntN(blocks-first)
-				for !c.begin(slot, uint64(first*block), uint64((first+n)*block), block) {
+				for !c.beginWrite(slot, uint64(first*block), uint64((first+n)*block), block) {
 					runtime.Gosched()
 				}
 				for b := first; b < first+n; b++ {
@@ -36,7 +36,7 @@ func TestClaims_Exclusive(t *testing.T) {
 				for b := first; b < first+n; b++ {
 					owner[b].Store(0)
 				}
-				c.end(slot)
+				c.endWrite(slot)
 			}
 		}()
 	}

@@ -47,26 +47,26 @@ var (
 // conn is a connection in the transmission phase. It belongs to one queue.
 type conn struct {
 	q            *queue
-	sh           *share
+	sh           *slotShare
 	exp          *export
 	fd           int
-	peer         string      // for the log
-	listener     string      // the client came by it; empty: not known
-	disk         *kernelDisk // of the kernel's client; nil: another client
-	tunnel       *tunnel     // nil: without TLS
-	user         *user       // nil: not reported
-	proof        *proof      // nil: the client has proved no identity
-	ended        bool        // the client can send nothing more, see noteEnd
-	ending       uint64      // number in claims.ending; 0: not ended, or all commands are taken
-	parked       int         // ops in queue.parked
-	leaving      error       // why the connection ends when all is answered; nil: it does not
-	index        int         // in queue.table
+	peer         string         // for the log
+	listener     string         // the client came by it; empty: not known
+	disk         *kernelDisk    // of the kernel's client; nil: another client
+	tunnel       *tlsTunnel     // nil: without TLS
+	user         *nbdUser       // nil: not reported
+	proof        *identityProof // nil: the client has proved no identity
+	ended        bool           // the client can send nothing more, see noteEnd
+	ending       uint64         // number in claims.ending; 0: not ended, or all commands are taken
+	parked       int            // ops in queue.parked
+	leaving      error          // why the connection ends when all is answered; nil: it does not
+	index        int            // in queue.table
 	state        connState
 	structured   bool
 	allocation   bool // base:allocation is in force
 	readOnly     bool // writes are refused
 	toldReadOnly bool // to the client, when it came
-	lingers      bool // leaving, and all is answered, see depart
+	lingers      bool // leaving, and all is answered, see closeIfAnswered
 	readable     bool // the socket may have bytes
 	writable     bool // the socket may take bytes
 	hangup       bool // the end of the stream has been announced, and not again
@@ -87,9 +87,9 @@ type conn struct {
 	free       []*request
 	unanswered int // commands; the last reply of each is not queued yet
 
-	handed *handed // of a connection that another process has begun; nil: nothing is left of that
+	handed *handedConn // of a connection that another process has begun; nil: nothing is left of that
 
-	out     []reply // ring of replies to send
+	out     []queuedReply // ring of replies to send
 	outHead int
 	outLen  int
 	outSent int    // bytes of out[outHead] that are sent
@@ -99,13 +99,13 @@ type conn struct {
 
 // newConn prepares a connection on a non-blocking socket. The connection owns
 // the socket.
-func newConn(fd int, peer string, n negotiated, sh *share) *conn {
+func newConn(fd int, peer string, n handshakeResult, sh *slotShare) *conn {
 	c := &conn{
 		q: sh.q, sh: sh, exp: n.exp, fd: fd, peer: peer, listener: n.listener, state: connOpen, structured: n.structured, allocation: n.allocation, readOnly: n.readOnly, toldReadOnly: n.readOnly,
 		stage: make([]byte, stageSize),
 		reqs:  make([]request, maxRequests),
 		free:  make([]*request, 0, maxRequests),
-		out:   make([]reply, maxRequests+len(sh.ops)),
+		out:   make([]queuedReply, maxRequests+len(sh.ops)),
 	}
 	for i := range c.reqs {
 		c.free = append(c.free, &c.reqs[i])
@@ -120,11 +120,11 @@ func (c *conn) setState(to connState) {
 	c.state = to
 }
 
-// blocked reports whether the client does not take its replies.
-func (c *conn) blocked() bool { return c.unsent() && !c.writable }
+// sendBlocked reports whether the client does not take its replies.
+func (c *conn) sendBlocked() bool { return c.hasReplies() && !c.writable }
 
-// unsent reports whether there are replies to send.
-func (c *conn) unsent() bool { return c.outLen > 0 || c.handed != nil && len(c.handed.unsent) > 0 }
+// hasReplies reports whether there are replies to send.
+func (c *conn) hasReplies() bool { return c.outLen > 0 || c.handed != nil && len(c.handed.unsent) > 0 }
 
 // stageRoom moves the rest of the staging buffer, less than a header, to its
 // beginning and returns the room behind it.
@@ -149,8 +149,10 @@ func (c *conn) giveRequest(r *request) {
 	c.q.again = true
 }
 
-// idle reports whether every command is answered.
-func (c *conn) idle() bool { return c.cur == nil && len(c.free) == len(c.reqs) && !c.unsent() }
+// allAnswered reports whether every command is answered.
+func (c *conn) allAnswered() bool {
+	return c.cur == nil && len(c.free) == len(c.reqs) && !c.hasReplies()
+}
 
 // givenUp reports whether the kernel has closed its end and sends the
 // unanswered commands again on other connections of the disk. Bytes that it
@@ -175,7 +177,7 @@ func (c *conn) noteEnd() {
 // forgetEnd undoes noteEnd when the last request of c has ended.
 func (c *conn) forgetEnd() {
 	if c.ending != 0 {
-		c.exp.claims.taken(c.ending)
+		c.exp.claims.endPrecedence(c.ending)
 	}
 	if c.ended {
 		c.exp.claims.ended.Add(-1)
@@ -195,16 +197,16 @@ func (c *conn) isGone() bool {
 // onEOF handles the end of the stream. Between commands it is a disconnect.
 func (c *conn) onEOF() {
 	if c.cur != nil || c.w != c.r {
-		c.fail(io.ErrUnexpectedEOF)
+		c.closeSocket(io.ErrUnexpectedEOF)
 		return
 	}
 	c.setState(connDraining)
 	c.noteEnd()
 }
 
-// fail closes the socket at once. Slots that are with the device come back
+// closeSocket closes the socket at once. Slots that are with the device come back
 // later.
-func (c *conn) fail(cause error) {
+func (c *conn) closeSocket(cause error) {
 	if c.state == connDead {
 		return
 	}
@@ -212,14 +214,14 @@ func (c *conn) fail(cause error) {
 	c.noteEnd()
 	unix.Close(c.fd)
 	if c.tunnel != nil {
-		c.tunnel.finish(cause == errDone || cause == c.leaving)
+		c.tunnel.onQueueClosed(cause == errDone || cause == c.leaving)
 	}
 	c.q.log.Info("connection closed", "export", c.exp.name, "peer", c.peer, "cause", cause)
 	c.user.closes(c.exp.name, c.readOnly, cause, cause == c.leaving)
 	c.dropCurrent()
 	c.handed = nil
 	for ; c.outLen > 0; c.outLen-- {
-		c.release(&c.out[c.outHead])
+		c.releaseReply(&c.out[c.outHead])
 		c.outHead = (c.outHead + 1) % len(c.out)
 	}
 }
@@ -231,12 +233,12 @@ func (c *conn) dropCurrent() {
 		return
 	}
 	c.cur = nil
-	c.sh.ungather(r)
+	c.sh.allowGather(r)
 	r.next = r.end
 	if o := c.fill; o != nil {
 		c.fill = nil
 		r.pending--
-		c.sh.give(o)
+		c.sh.putSlot(o)
 	}
 	if r.pending == 0 {
 		c.finish(r)

@@ -24,16 +24,16 @@ func (n *negotiation) onMetaContext(opt uint32, data []byte) error {
 	q, ok := parseMetaContext(data)
 	switch {
 	case !ok || !n.structured:
-		return n.reply(opt, repErrInvalid, nil)
+		return n.sendReply(opt, repErrInvalid, nil)
 	case len(q.export) > maxName || q.longest > maxName:
-		return n.reply(opt, repErrTooBig, nil)
+		return n.sendReply(opt, repErrTooBig, nil)
 	}
-	exp, err := n.exports.find(q.export)
+	exp, err := n.exports.findExport(q.export)
 	if err != nil {
-		return n.reply(opt, repErrUnknown, []byte(err.Error()))
+		return n.sendReply(opt, repErrUnknown, []byte(err.Error()))
 	}
 	var out []byte
-	if exp.listsExtents() && q.match(opt) {
+	if exp.listsExtents() && q.asksAllocation(opt) {
 		id := uint32(0) // means nothing in a list
 		if opt == optSetMetaContext {
 			n.context, id = exp, allocationID
@@ -41,11 +41,11 @@ func (n *negotiation) onMetaContext(opt uint32, data []byte) error {
 		b := binary.BigEndian.AppendUint32(nil, id)
 		out = appendReply(out, opt, repMetaCtx, append(b, allocationContext...))
 	}
-	return n.send(opt, appendReply(out, opt, repAck, nil))
+	return n.sendInfo(opt, appendReply(out, opt, repAck, nil))
 }
 
-// match reports whether base:allocation is asked for.
-func (q *metaQueries) match(opt uint32) bool {
+// asksAllocation reports whether base:allocation is asked for.
+func (q *metaQueries) asksAllocation(opt uint32) bool {
 	return q.exact || opt == optListMetaContext && (q.base || q.count == 0)
 }
 

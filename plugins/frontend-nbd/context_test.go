@@ -74,7 +74,7 @@ func TestMetaContexts(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			f := twoExports(t)
 			s := &script{in: bytes.NewReader(inForce(v.options))}
-			n, err := negotiate(s, f, nil)
+			n, err := runHandshake(s, f, nil)
 			if got, want := s.out.Bytes(), cat(greeting, optReply(8, 1), v.replies, exportInfoA(7)); !bytes.Equal(got, want) {
 				t.Errorf("server says\n% x, want\n% x", got, want)
 			}
@@ -90,7 +90,7 @@ func TestMetaContexts_WithoutStructuredReplies(t *testing.T) {
 	for _, opt := range []uint32{9, 10} {
 		in := cat(uint32(3), option(opt, metaData("a", allocationContext)), option(8, nil), option(7, goData("a")))
 		s := &script{in: bytes.NewReader(in)}
-		n, err := negotiate(s, twoExports(t), nil)
+		n, err := runHandshake(s, twoExports(t), nil)
 		if want := cat(greeting, optReply(opt, bad), optReply(8, 1), exportInfoA(7)); !bytes.Equal(s.out.Bytes(), want) {
 			t.Errorf("option %d: server says\n% x, want\n% x", opt, s.out.Bytes(), want)
 		}
@@ -116,7 +116,7 @@ func TestMetaContexts_OfTheExportThatIsOpened(t *testing.T) {
 		{"INFO of another one between", "a", cat(option(6, goData("b")), option(7, goData("a"))), true},
 	} {
 		in := cat(uint32(3), option(8, nil), option(10, metaData(v.set, allocationContext)), v.opens)
-		n, err := negotiate(&script{in: bytes.NewReader(in)}, twoExports(t), nil)
+		n, err := runHandshake(&script{in: bytes.NewReader(in)}, twoExports(t), nil)
 		if err != nil || n.allocation != v.wanted {
 			t.Errorf("%s: in force %t, error %v", v.name, n.allocation, err)
 		}
@@ -126,7 +126,7 @@ func TestMetaContexts_OfTheExportThatIsOpened(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"", "a"} {
-		n, err := negotiate(&script{in: bytes.NewReader(inForce(option(10, metaData("", allocationContext)), option(6, goData(name))))}, f, nil)
+		n, err := runHandshake(&script{in: bytes.NewReader(inForce(option(10, metaData("", allocationContext)), option(6, goData(name))))}, f, nil)
 		if err != nil || !n.allocation {
 			t.Errorf("empty name: %+v, error %v", n, err)
 		}
@@ -141,7 +141,7 @@ func TestMetaContexts_SmallSlots(t *testing.T) {
 	}))
 	in := inForce(option(9, metaData("a")), option(10, metaData("a", allocationContext)))
 	s := &script{in: bytes.NewReader(in)}
-	n, err := negotiate(s, f, nil)
+	n, err := runHandshake(s, f, nil)
 	if want := cat(greeting, optReply(8, 1), optReply(9, 1), optReply(10, 1)); !bytes.HasPrefix(s.out.Bytes(), want) {
 		t.Errorf("server says\n% x, want\n% x", s.out.Bytes(), want)
 	}
@@ -153,12 +153,12 @@ func TestMetaContexts_SmallSlots(t *testing.T) {
 // A device that was removed, and added again under its name, is another one.
 func TestMetaContexts_OfARemovedDevice(t *testing.T) {
 	f := twoExports(t)
-	old, err := f.find("a")
+	old, err := f.findExport("a")
 	must(t, "find", err)
 	must(t, "remove", f.RemoveDevice(t.Context(), 0, false))
 	must(t, "add again", f.AddDevice(t.Context(), spec{Name: "a", Limits: *old.limits.Load(), Arena: old.arena, SlotSize: old.slotSize, Slots: 1}))
 	c := &replaced{catalogue: f, first: old}
-	n, err := negotiate(&script{in: bytes.NewReader(inForce(option(10, metaData("a", allocationContext))))}, c, nil)
+	n, err := runHandshake(&script{in: bytes.NewReader(inForce(option(10, metaData("a", allocationContext))))}, c, nil)
 	if err != nil || n.allocation {
 		t.Errorf("%+v, error %v", n, err)
 	}
@@ -170,4 +170,4 @@ type replaced struct {
 	first *export
 }
 
-func (r *replaced) find(string) (*export, error) { return r.first, nil }
+func (r *replaced) findExport(string) (*export, error) { return r.first, nil }

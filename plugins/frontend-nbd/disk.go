@@ -38,8 +38,8 @@ const (
 	maxPerDisk     = 16 // connections
 )
 
-// settings are those of a device.
-type settings struct {
+// diskSettings are those of a device.
+type diskSettings struct {
 	attach      string // auto, yes, no
 	number      int    // N of /dev/nbdN; -1: any
 	timeout     time.Duration
@@ -47,8 +47,8 @@ type settings struct {
 	queues      int // the most that may serve the export
 }
 
-func parseSettings(in map[string]string) (settings, error) {
-	s := settings{attach: "no", number: -1, timeout: defaultTimeout, connections: 1, queues: math.MaxInt}
+func parseSettings(in map[string]string) (diskSettings, error) {
+	s := diskSettings{attach: "no", number: -1, timeout: defaultTimeout, connections: 1, queues: math.MaxInt}
 	for k, v := range in {
 		n, err := strconv.ParseUint(v, 10, 20)
 		switch {
@@ -92,9 +92,9 @@ func indexOf(path string) (int, bool) {
 	return int(n), ok && err == nil
 }
 
-func (d *kernelDisk) node() string { return nodePath(d.number()) }
+func (d *kernelDisk) devicePath() string { return nodePath(d.deviceNumber()) }
 
-func (d *kernelDisk) number() int {
+func (d *kernelDisk) deviceNumber() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.index
@@ -106,10 +106,10 @@ func (d *kernelDisk) setNumber(index int) {
 	d.index = index
 }
 
-// attach makes e a disk if its settings ask for it. It returns nil, nil if e
+// attachDisk makes e a disk if its settings ask for it. It returns nil, nil if e
 // stays an export only: with attach=no, or with attach=auto where the kernel's
 // NBD client cannot be used.
-func (f *frontend) attach(ctx context.Context, e *export, s *plugin.DeviceSpec) (*kernelDisk, error) {
+func (f *frontend) attachDisk(ctx context.Context, e *export, s *plugin.DeviceSpec) (*kernelDisk, error) {
 	set, err := parseSettings(s.Config)
 	if err != nil || set.attach == "no" {
 		return nil, err
@@ -122,7 +122,7 @@ func (f *frontend) attach(ctx context.Context, e *export, s *plugin.DeviceSpec) 
 	if err := f.awaitQueues(ctx, s.Queues); err != nil {
 		return nil, err
 	}
-	location, err := d.locate(s.Location)
+	location, err := d.findNode(s.Location)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func (f *frontend) attach(ctx context.Context, e *export, s *plugin.DeviceSpec) 
 		return nil, err
 	}
 	if !taken {
-		err = d.connect(set.connections)
+		err = d.connectDisk(set.connections)
 	}
 	if errors.Is(err, errNoKernel) && set.attach == "auto" {
 		d.log.Info("no disk, an export alone", "cause", err)
@@ -140,7 +140,7 @@ func (f *frontend) attach(ctx context.Context, e *export, s *plugin.DeviceSpec) 
 	if err != nil {
 		return nil, err
 	}
-	d.scan()
+	d.scanPartitions()
 	return d, nil
 }
 
@@ -152,15 +152,15 @@ var errNotOurs = errors.New("there is no disk of an earlier process")
 // client, and so no disk.
 func noDisk(err error) bool { return errors.Is(err, unix.EINVAL) || errors.Is(err, blk.ENODEV) }
 
-// locate returns the node of the disk of an earlier process. If the node is not
+// findNode returns the node of the disk of an earlier process. If the node is not
 // known it is found by the backend identifier; the error wraps ENODEV if no
 // disk has it.
-func (d *kernelDisk) locate(location string) (string, error) {
+func (d *kernelDisk) findNode(location string) (string, error) {
 	if location != plugin.LocationUnknown {
 		return location, nil
 	}
-	for _, index := range d.kernel.disks() {
-		if mark, told := d.kernel.backend(index); told && mark == d.config.identity {
+	for _, index := range d.kernel.listDisks() {
+		if mark, told := d.kernel.backendIdentity(index); told && mark == d.config.identity {
 			return nodePath(index), nil
 		}
 	}
@@ -175,7 +175,7 @@ func (d *kernelDisk) takeOverAt(ctx context.Context, location string) (taken boo
 	if !ok {
 		return false, nil
 	}
-	if err = d.ours(index); err == nil {
+	if err = d.checkBackend(index); err == nil {
 		err = d.takeOver(ctx, index)
 	}
 	if errors.Is(err, errNotOurs) {
@@ -188,11 +188,11 @@ func (d *kernelDisk) takeOverAt(ctx context.Context, location string) (taken boo
 	return true, nil
 }
 
-// ours returns an error if the disk's backend identifier shows that the disk
+// checkBackend returns an error if the disk's backend identifier shows that the disk
 // belongs to another program. Where the kernel does not show identifiers it
 // compares them itself, but accepts a disk without one.
-func (d *kernelDisk) ours(index int) error {
-	if mark, told := d.kernel.backend(index); told && mark != d.config.identity {
+func (d *kernelDisk) checkBackend(index int) error {
+	if mark, told := d.kernel.backendIdentity(index); told && mark != d.config.identity {
 		return fmt.Errorf("%w: %s has the backend identifier %q", errNotOurs, nodePath(index), mark)
 	}
 	return nil
@@ -202,36 +202,36 @@ func (d *kernelDisk) ours(index int) error {
 // connections.
 func (d *kernelDisk) takeOver(ctx context.Context, index int) error {
 	d.setNumber(index)
-	d.expect(d.kernel.connections(index))
+	d.expectConns(d.kernel.queueCount(index))
 	for i := range d.conns {
-		err := d.reconnect(ctx)
+		err := d.reconnectDisk(ctx)
 		if err != nil && i == 0 {
 			d.setNumber(-1)
 			return err
 		}
 		if err != nil {
-			d.log.Warn("the disk has fewer connections than before", "path", d.node(), "before", d.conns, "connections", i, "err", err)
+			d.log.Warn("the disk has fewer connections than before", "path", d.devicePath(), "before", d.conns, "connections", i, "err", err)
 			d.conns = i
 			break
 		}
 	}
-	d.log.Info("disk taken over", "path", d.node(), "connections", d.conns)
-	if err := d.resize(d.config.size); err != nil { // it may have changed since
-		d.log.Warn("the disk keeps its size", "path", d.node(), "wanted", d.config.size, "err", err)
+	d.log.Info("disk taken over", "path", d.devicePath(), "connections", d.conns)
+	if err := d.resizeDisk(d.config.size); err != nil { // it may have changed since
+		d.log.Warn("the disk keeps its size", "path", d.devicePath(), "wanted", d.config.size, "err", err)
 	}
 	return nil
 }
 
-// expect sets the number of connections before the kernel gets the first one.
-func (d *kernelDisk) expect(n int) {
+// expectConns sets the number of connections before the kernel gets the first one.
+func (d *kernelDisk) expectConns(n int) {
 	d.conns = n
 	d.exp.claims.exclusive.Store(n > 1)
 }
 
-// connect makes the disk with n connections, or fewer if the kernel allows
+// connectDisk makes the disk with n connections, or fewer if the kernel allows
 // fewer.
-func (d *kernelDisk) connect(n int) error {
-	d.expect(min(n, d.kernel.mostConnections()))
+func (d *kernelDisk) connectDisk(n int) error {
+	d.expectConns(min(n, d.kernel.mostConnections()))
 	ours, theirs, err := socketPairs(d.conns)
 	if err != nil {
 		return err
@@ -241,7 +241,7 @@ func (d *kernelDisk) connect(n int) error {
 	if d.conns == 1 {
 		c.flags &^= txCanMultiConn
 	}
-	index, err := d.kernel.command(nlConnect, &c)
+	index, err := d.kernel.sendCommand(nlConnect, &c)
 	if err == nil && index < 0 {
 		index = c.index
 	}
@@ -257,39 +257,39 @@ func (d *kernelDisk) connect(n int) error {
 	}
 	d.setNumber(index)
 	for i, fd := range ours {
-		if err := d.serve(fd); err != nil {
+		if err := d.serveConn(fd); err != nil {
 			closeAll(ours[i+1:])
-			return errors.Join(err, d.detach())
+			return errors.Join(err, d.disconnectDisk())
 		}
 	}
-	d.log.Info("disk is ready", "path", d.node(), "connections", d.conns)
+	d.log.Info("disk is ready", "path", d.devicePath(), "connections", d.conns)
 	return nil
 }
 
-// reconnect gives the disk a new connection in place of one that has ended. The
+// reconnectDisk gives the disk a new connection in place of one that has ended. The
 // kernel takes none before it has noticed the end, so reconnect retries.
-func (d *kernelDisk) reconnect(ctx context.Context) error {
+func (d *kernelDisk) reconnectDisk(ctx context.Context) error {
 	for end := time.Now().Add(adoptTime); ; {
-		taken, err := d.offer()
+		taken, err := d.offerConn()
 		if taken || err != nil {
 			return err
 		}
 		if time.Now().After(end) || ctx.Err() != nil {
-			return fmt.Errorf("%s does not take a new connection: %w", d.node(), blk.EBUSY)
+			return fmt.Errorf("%s does not take a new connection: %w", d.devicePath(), blk.EBUSY)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
 }
 
-// offer offers the kernel a new connection and reports whether it was taken.
+// offerConn offers the kernel a new connection and reports whether it was taken.
 // The kernel reports no error if it needs none, but closes the socket.
-func (d *kernelDisk) offer() (bool, error) {
+func (d *kernelDisk) offerConn() (bool, error) {
 	ours, theirs, err := socketPair()
 	if err != nil {
 		return false, err
 	}
-	c := diskConfig{index: d.number(), identity: d.config.identity, sockets: []int{theirs}}
-	_, err = d.kernel.command(nlReconfigure, &c)
+	c := diskConfig{index: d.deviceNumber(), identity: d.config.identity, sockets: []int{theirs}}
+	_, err = d.kernel.sendCommand(nlReconfigure, &c)
 	if noDisk(err) {
 		err = fmt.Errorf("%w: %w", errNotOurs, err)
 	}
@@ -297,7 +297,7 @@ func (d *kernelDisk) offer() (bool, error) {
 		unix.Close(ours)
 		return false, err
 	}
-	return true, d.serve(ours)
+	return true, d.serveConn(ours)
 }
 
 func socketPairs(n int) (ours, theirs []int, err error) {
@@ -332,22 +332,22 @@ func socketPair() (ours, theirs int, err error) {
 	return fds[0], fds[1], nil
 }
 
-// serve adds fd, the daemon's end of a socket pair, to a queue as a connection.
-func (d *kernelDisk) serve(fd int) error {
+// serveConn adds fd, the daemon's end of a socket pair, to a queue as a connection.
+func (d *kernelDisk) serveConn(fd int) error {
 	if !d.exp.acquireOwn() {
 		unix.Close(fd)
 		return errRemoved
 	}
-	sh := d.f.assign(d.exp)
+	sh := d.f.assignShare(d.exp)
 	if sh == nil {
 		d.exp.releaseOwn()
 		unix.Close(fd)
 		return fmt.Errorf("no queue to serve it: %w", blk.ENODEV)
 	}
-	c := newConn(fd, "kernel", negotiated{exp: d.exp}, sh)
+	c := newConn(fd, "kernel", handshakeResult{exp: d.exp}, sh)
 	c.disk = d
-	if !d.f.post(sh.q, func() { sh.q.add(c) }) {
-		d.exp.unassign(sh)
+	if !d.f.runOnQueue(sh.q, func() { sh.q.addConn(c) }) {
+		d.exp.unassignShare(sh)
 		d.exp.releaseOwn()
 		unix.Close(fd)
 		return errShutdown
@@ -355,9 +355,9 @@ func (d *kernelDisk) serve(fd int) error {
 	return nil
 }
 
-// lost is called by the queue when a connection is over and its last request
+// onConnLost is called by the queue when a connection is over and its last request
 // has ended. Only from then on may the kernel send unanswered requests again.
-func (d *kernelDisk) lost() {
+func (d *kernelDisk) onConnLost() {
 	d.exp.releaseOwn()
 	d.mu.Lock()
 	over := d.leaving || d.index < 0
@@ -366,14 +366,14 @@ func (d *kernelDisk) lost() {
 		return
 	}
 	go func() {
-		d.log.Warn("the kernel has closed its connection, it gets another one", "path", d.node())
+		d.log.Warn("the kernel has closed its connection, it gets another one", "path", d.devicePath())
 		for {
-			err := d.reconnect(context.Background())
+			err := d.reconnectDisk(context.Background())
 			if err == nil || errors.Is(err, errRemoved) || d.isLeaving() {
 				return
 			}
 			over := errors.Is(err, errNotOurs) || errors.Is(err, errShutdown)
-			d.log.Error("the disk has no connection", "path", d.node(), "err", err, "tried_again", !over)
+			d.log.Error("the disk has no connection", "path", d.devicePath(), "err", err, "tried_again", !over)
 			if over {
 				return
 			}
@@ -391,9 +391,9 @@ func (d *kernelDisk) isLeaving() bool {
 	return d.leaving
 }
 
-// detach disconnects the disk, once; requests of its users fail. Afterwards the
+// disconnectDisk disconnects the disk, once; requests of its users fail. Afterwards the
 // number may belong to another disk.
-func (d *kernelDisk) detach() error {
+func (d *kernelDisk) disconnectDisk() error {
 	d.mu.Lock()
 	d.leaving = true
 	ended := d.ended
@@ -401,9 +401,9 @@ func (d *kernelDisk) detach() error {
 	if ended {
 		return nil
 	}
-	_, err := d.kernel.command(nlDisconnect, &diskConfig{index: d.number()})
+	_, err := d.kernel.sendCommand(nlDisconnect, &diskConfig{index: d.deviceNumber()})
 	if err != nil && !errors.Is(err, syscall.EINVAL) { // EINVAL: it is gone
-		return fmt.Errorf("disconnect %s: %w", d.node(), err)
+		return fmt.Errorf("disconnect %s: %w", d.devicePath(), err)
 	}
 	d.mu.Lock()
 	d.ended = true
@@ -411,20 +411,20 @@ func (d *kernelDisk) detach() error {
 	return nil
 }
 
-func (d *kernelDisk) resize(size uint64) error {
-	_, err := d.kernel.command(nlReconfigure, &diskConfig{index: d.number(), identity: d.config.identity, size: size})
+func (d *kernelDisk) resizeDisk(size uint64) error {
+	_, err := d.kernel.sendCommand(nlReconfigure, &diskConfig{index: d.deviceNumber(), identity: d.config.identity, size: size})
 	if err != nil {
-		return fmt.Errorf("resize %s: %w", d.node(), err)
+		return fmt.Errorf("resize %s: %w", d.devicePath(), err)
 	}
 	return nil
 }
 
-// scan opens the disk once: this makes the kernel look for partitions.
-func (d *kernelDisk) scan() {
+// scanPartitions opens the disk once: this makes the kernel look for partitions.
+func (d *kernelDisk) scanPartitions() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if f, err := os.Open(d.node()); err == nil {
+		if f, err := os.Open(d.devicePath()); err == nil {
 			f.Close()
 		}
 	}()

@@ -6,7 +6,7 @@
 //
 // The daemon owns the listening sockets and passes their descriptors. One
 // goroutine per listener accepts (accept.go), one per new connection negotiates
-// (handshake.go), bounded in time and number (crowd.go). Then the connection belongs to
+// (handshake.go), bounded in time and number (handshake_limiter.go). Then the connection belongs to
 // one queue for life and has no goroutine any more:
 //
 //	client ── socket ──► conn ──► op (slot) ──► ring ──► daemon
@@ -21,7 +21,7 @@
 // transmission.go and reply.go are the data path, in the order of a request;
 // status.go is the part of block status; context.go negotiates it.
 //
-// judge.go looks again at open connections when rules, CAs or revoked certificates have
+// recheck.go checks the access of open connections again when rules, CAs or revoked certificates have
 // changed.
 //
 // transfer.go gives connections up for another process and takes them over;

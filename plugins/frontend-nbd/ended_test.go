@@ -18,7 +18,7 @@ func (r *rig) leaveBehind() {
 	r.hosts[0].hold.Store(true)
 	c := dial(r.t, "unix", r.addr, "disk0", false)
 	write4K(r.t, c.conn, 1)
-	e := r.f.export(0)
+	e := r.f.exportAt(0)
 	eventually(r.t, "the device has the write", func() bool { return inFlight(e) == 1 })
 	c.conn.Close()
 }
@@ -27,7 +27,7 @@ func (r *rig) leaveBehind() {
 // fails if the device gets the request.
 func (r *rig) awaitWaiting(call *call) {
 	r.t.Helper()
-	e := r.f.export(0)
+	e := r.f.exportAt(0)
 	overtakes := func() bool {
 		select {
 		case <-call.done:
@@ -92,7 +92,7 @@ func TestEnded_WritesAreNotOvertaken(t *testing.T) {
 // The write of a part of a block that a client has left behind keeps the block.
 func TestEnded_PartOfABlockIsNotOvertaken(t *testing.T) {
 	r := newRig(t, rigConfig{queues: 2})
-	e := r.f.export(0)
+	e := r.f.exportAt(0)
 	r.hosts[0].hold.Store(true)
 	c := dial(t, "unix", r.addr, "disk0", false)
 	c.conn.Write(append(command(cmdWrite, 0, 1, sentAt+8, 16), make([]byte, 16)...))
@@ -127,7 +127,7 @@ func TestEnded_OthersDoNotWait(t *testing.T) {
 // ahead of all requests of later connections: their ranges are not known.
 func TestEnded_UnreadWritesAreNotOvertaken(t *testing.T) {
 	r := newRig(t, rigConfig{queues: 2, slots: 8})
-	e := r.f.export(0)
+	e := r.f.exportAt(0)
 	r.hosts[0].hold.Store(true)
 	c := dial(t, "unix", r.addr, "disk0", false)
 	const ahead = 12 // more than there are slots
@@ -180,7 +180,7 @@ func TestEnded_HandOverWaits(t *testing.T) {
 // Ended connections take their commands in the order of their ends, all others
 // afterwards.
 func TestClaims_EndedGoFirst(t *testing.T) {
-	var c claims
+	var c rangeClaims
 	if !c.mayTake(0) {
 		t.Fatal("nobody has ended")
 	}
@@ -194,11 +194,11 @@ func TestClaims_EndedGoFirst(t *testing.T) {
 		}
 	}
 	check(true, false, false)
-	c.taken(first)
+	c.endPrecedence(first)
 	check(false, true, false)
 	third := c.addEnded()
-	c.taken(third)
+	c.endPrecedence(third)
 	check(false, true, false)
-	c.taken(second)
+	c.endPrecedence(second)
 	check(true, true, true)
 }

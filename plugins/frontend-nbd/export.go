@@ -24,7 +24,7 @@ type export struct {
 	queues   int    // the most that may serve it
 
 	limits atomic.Pointer[blk.Limits] // replaced by a resize
-	claims claims
+	claims rangeClaims
 	disk   atomic.Pointer[kernelDisk] // nil: an export alone
 
 	mu       sync.Mutex    // the export's own, taken after the server's; never per request
@@ -32,7 +32,7 @@ type export struct {
 	own      int           // of these, of the kernel's client that we have attached
 	removed  bool          // no new openers
 	idle     chan struct{} // closed when removed and opens == 0
-	shares   []*share      // changed only while assigned == 0
+	shares   []*slotShare  // changed only while assigned == 0
 	assigned int           // connections given to a share
 }
 
@@ -49,7 +49,7 @@ func newExport(s plugin.DeviceSpec) (*export, error) {
 		slotSize: s.SlotSize, slots: s.Slots, block: uint64(s.Limits.LogicalBlockSize),
 		idle: make(chan struct{}), queues: set.queues,
 	}
-	e.claims.writes = make([]span, s.Slots)
+	e.claims.writes = make([]byteRange, s.Slots)
 	e.setLimits(s.Limits)
 	return e, nil
 }
@@ -91,8 +91,8 @@ func (e *export) minBlock() uint32 {
 	return uint32(e.block)
 }
 
-// chunk returns the most bytes that one slot transfers, in whole blocks.
-func (e *export) chunk(l *blk.Limits) uint64 {
+// slotBytes returns the most bytes that one slot transfers, in whole blocks.
+func (e *export) slotBytes(l *blk.Limits) uint64 {
 	n := uint64(e.slotSize)
 	if l.MaxIOSize != 0 {
 		n = min(n, uint64(l.MaxIOSize))
@@ -103,13 +103,13 @@ func (e *export) chunk(l *blk.Limits) uint64 {
 // listsExtents reports whether a slot has room for a list of extents.
 func (e *export) listsExtents() bool { return e.slotSize >= extents.Size }
 
-// slot returns the memory of a tag.
-func (e *export) slot(tag uint32) []byte {
+// slotMemory returns the memory of a tag.
+func (e *export) slotMemory(tag uint32) []byte {
 	return e.arena[int(tag)*e.slotSize:][:e.slotSize:e.slotSize]
 }
 
-// acquire counts an opener. It returns false if the device is being removed.
-func (e *export) acquire() bool {
+// addOpener counts an opener. It returns false if the device is being removed.
+func (e *export) addOpener() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.removed {
@@ -119,8 +119,8 @@ func (e *export) acquire() bool {
 	return true
 }
 
-// release takes back one acquire.
-func (e *export) release() {
+// removeOpener takes back one acquire.
+func (e *export) removeOpener() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.opens--
@@ -146,11 +146,11 @@ func (e *export) releaseOwn() {
 	e.mu.Lock()
 	e.own--
 	e.mu.Unlock()
-	e.release()
+	e.removeOpener()
 }
 
-// openers returns the number of users' connections.
-func (e *export) openers() int {
+// openerCount returns the number of users' connections.
+func (e *export) openerCount() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.opens - e.own
@@ -173,8 +173,8 @@ func (e *export) closeToNew(force bool) error {
 	return nil
 }
 
-// share is the part of an export's slots that one queue owns.
-type share struct {
+// slotShare is the part of an export's slots that one queue owns.
+type slotShare struct {
 	exp      *export
 	q        *queue
 	first    uint32
@@ -187,17 +187,17 @@ type share struct {
 	assigned int      // connections given to this share; guarded by exp.mu
 }
 
-// assign returns the share with the fewest connections, for a new connection, or
+// assignShare returns the share with the fewest connections, for a new connection, or
 // nil if there is no queue. Slots are distributed among the queues that exist
 // when the first connection comes.
-func (e *export) assign(queues []*queue) *share {
+func (e *export) assignShare(queues []*queue) *slotShare {
 	queues = queues[:min(len(queues), e.queues)]
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.assigned == 0 && !e.dealtTo(queues) {
-		e.deal(queues)
+		e.dealSlots(queues)
 	}
-	var best *share
+	var best *slotShare
 	for _, s := range e.shares {
 		if len(s.ops) > 0 && (best == nil || s.assigned < best.assigned) {
 			best = s
@@ -211,14 +211,14 @@ func (e *export) assign(queues []*queue) *share {
 }
 
 func (e *export) dealtTo(queues []*queue) bool {
-	return slices.EqualFunc(e.shares, queues, func(s *share, q *queue) bool { return s.q == q })
+	return slices.EqualFunc(e.shares, queues, func(s *slotShare, q *queue) bool { return s.q == q })
 }
 
-func (e *export) deal(queues []*queue) {
-	e.shares = make([]*share, len(queues))
+func (e *export) dealSlots(queues []*queue) {
+	e.shares = make([]*slotShare, len(queues))
 	for i, q := range queues {
 		first, end := e.slots*i/len(queues), e.slots*(i+1)/len(queues)
-		s := &share{exp: e, q: q, first: uint32(first), ops: make([]op, end-first)}
+		s := &slotShare{exp: e, q: q, first: uint32(first), ops: make([]op, end-first)}
 		for j := range s.ops {
 			s.ops[j] = op{sh: s, tag: uint32(first + j)}
 			s.free = append(s.free, uint32(len(s.ops)-1-j))
@@ -227,24 +227,24 @@ func (e *export) deal(queues []*queue) {
 	}
 }
 
-// unassign takes back one assign.
-func (e *export) unassign(s *share) {
+// unassignShare takes back one assign.
+func (e *export) unassignShare(s *slotShare) {
 	e.mu.Lock()
 	s.assigned--
 	e.assigned--
 	e.mu.Unlock()
 }
 
-// parts returns the current shares.
-func (e *export) parts() []*share {
+// currentShares returns the current shares.
+func (e *export) currentShares() []*slotShare {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.shares
 }
 
-// take returns a slot for c, or nil if c may have none now. Queue's thread.
-func (s *share) take(c *conn) *op {
-	if !s.allows(c) {
+// takeSlot returns a slot for c, or nil if c may have none now. Queue's thread.
+func (s *slotShare) takeSlot(c *conn) *op {
+	if !s.allowsConn(c) {
 		return nil
 	}
 	o := &s.ops[s.free[len(s.free)-1]]
@@ -257,10 +257,10 @@ func (s *share) take(c *conn) *op {
 // hoard bounds the slots of one connection: hoard times the free slots.
 const hoard = 4
 
-// allows reports whether c may take a slot. The last free slot goes only to a
+// allowsConn reports whether c may take a slot. The last free slot goes only to a
 // connection without one, and a connection that holds most of the slots gets no
 // more. So a client that does not read its replies does not starve the others.
-func (s *share) allows(c *conn) bool {
+func (s *slotShare) allowsConn(c *conn) bool {
 	free := len(s.free)
 	if c.held == 0 || free == 0 {
 		return free > 0
@@ -271,21 +271,21 @@ func (s *share) allows(c *conn) bool {
 	return c.held < hoard*(free-1)
 }
 
-// give gives a slot back.
-func (s *share) give(o *op) {
+// putSlot gives a slot back.
+func (s *slotShare) putSlot(o *op) {
 	o.conn.held--
 	*o = op{sh: o.sh, tag: o.tag}
 	s.free = append(s.free, o.tag-s.first)
 	s.q.again = true
 }
 
-// remove removes a connection from the share.
-func (s *share) remove(c *conn) {
+// removeConn removes a connection from the share.
+func (s *slotShare) removeConn(c *conn) {
 	s.conns = slices.DeleteFunc(s.conns, func(other *conn) bool { return other == c })
 }
 
-// leaving reports whether the device is being removed.
-func (e *export) leaving() bool {
+// beingRemoved reports whether the device is being removed.
+func (e *export) beingRemoved() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.removed

@@ -316,7 +316,7 @@ func TestRemoveDevice(t *testing.T) {
 	if _, err := inFlight.wait(); !errors.Is(err, errEnded) {
 		t.Errorf("connection survives: %v", err)
 	}
-	if _, err := r.f.open("disk0"); err == nil {
+	if _, err := r.f.openExport("disk0"); err == nil {
 		t.Error("a device on its way out can be opened")
 	}
 	for _, h := range r.hosts {
@@ -336,7 +336,7 @@ func TestRemoveDevice(t *testing.T) {
 
 func TestAddDeviceRefuses(t *testing.T) {
 	r := newRig(t, rigConfig{})
-	good := r.f.export(0)
+	good := r.f.exportAt(0)
 	l := *good.limits.Load()
 	for _, v := range []struct {
 		name   string
@@ -411,7 +411,7 @@ func TestStrayCompletionsAreDropped(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	q.shares = []*share{e.assign([]*queue{q})}
+	q.shares = []*slotShare{e.assignShare([]*queue{q})}
 	for _, tag := range []uint64{0, 1, 2, 1 << 32, 1<<64 - 1} {
 		q.onCompletion(&shm.CQE{Tag: tag})
 	}
@@ -443,7 +443,7 @@ func TestAnExportMayHaveOneQueue(t *testing.T) {
 		}
 		used := map[*queue]bool{}
 		for range 6 {
-			used[e.assign(queues).q] = true
+			used[e.assignShare(queues).q] = true
 		}
 		if len(used) != want {
 			t.Errorf("queues %s: %d serve it, want %d", setting, len(used), want)

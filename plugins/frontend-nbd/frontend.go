@@ -29,17 +29,17 @@ type frontend struct {
 	log    func() *slog.Logger
 	kernel kernelClient
 
-	protection atomic.Pointer[protection] // nil: TLS is off
-	judging    sync.Mutex                 // held while connections are judged; before mu
-	leaveTime  time.Duration              // of judge.go
-	users      plugin.UserEvents          // with TLS
-	tunnels    atomic.Int32               // connections with TLS
-	carried    atomic.Uint64              // bytes that tunnels have copied
+	protection atomic.Pointer[tlsProtection] // nil: TLS is off
+	rechecking sync.Mutex                    // held while connections are rechecked; locked before mu
+	closeGrace time.Duration                 // closeGrace of recheck.go, shorter in tests
+	users      plugin.UserEvents             // with TLS
+	tunnels    atomic.Int32                  // connections with TLS
+	carried    atomic.Uint64                 // bytes that tunnels have copied
 
 	mu        sync.Mutex
 	queues    []*queue
 	exports   map[uint32]*export
-	listeners []*listener
+	listeners []*acceptSocket
 	adopted   []*conn // of another process, not served yet
 
 	transfer sync.Mutex // held while connections are given up; before mu
@@ -51,7 +51,7 @@ func newFrontend(log func() *slog.Logger) *frontend {
 		kernel:  netlinkClient{},
 		exports: map[uint32]*export{},
 
-		leaveTime: leaveTime,
+		closeGrace: closeGrace,
 	}
 }
 
@@ -68,19 +68,19 @@ func (f *frontend) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
 	if err != nil {
 		return err
 	}
-	if err := f.add(s.Index, e); err != nil {
+	if err := f.addExport(s.Index, e); err != nil {
 		return err
 	}
-	d, err := f.attach(ctx, e, &s)
+	d, err := f.attachDisk(ctx, e, &s)
 	if err != nil {
-		return errors.Join(fmt.Errorf("export %q: %w", e.name, err), f.remove(ctx, e, true))
+		return errors.Join(fmt.Errorf("export %q: %w", e.name, err), f.removeExport(ctx, e, true))
 	}
 	e.disk.Store(d)
 	f.log().Info("export added", "export", e.name, "size", e.limits.Load().Size)
 	return nil
 }
 
-func (f *frontend) add(index uint32, e *export) error {
+func (f *frontend) addExport(index uint32, e *export) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.exports[index] != nil || f.byName(e.name) != nil {
@@ -98,23 +98,23 @@ const partingTime = time.Second
 // partingTime and force is not set. It returns when no slot is with the device
 // any more.
 func (f *frontend) RemoveDevice(ctx context.Context, index uint32, force bool) error {
-	e := f.export(index)
+	e := f.exportAt(index)
 	if e == nil {
 		return blk.ENODEV
 	}
 	d := e.disk.Load()
 	if d == nil || force {
-		return f.remove(ctx, e, force)
+		return f.removeExport(ctx, e, force)
 	}
-	hold, err := blockdev.Claim(ctx, d.node()) // no mount succeeds from here on
+	hold, err := blockdev.Claim(ctx, d.devicePath()) // no mount succeeds from here on
 	if err != nil {
-		return fmt.Errorf("%s: %w", d.node(), err)
+		return fmt.Errorf("%s: %w", d.devicePath(), err)
 	}
 	defer hold.Close()
-	return f.remove(ctx, e, force)
+	return f.removeExport(ctx, e, force)
 }
 
-func (f *frontend) remove(ctx context.Context, e *export, force bool) error {
+func (f *frontend) removeExport(ctx context.Context, e *export, force bool) error {
 	err := e.closeToNew(force)
 	for end := time.Now().Add(partingTime); errors.Is(err, blk.EBUSY) && time.Now().Before(end) && ctx.Err() == nil; {
 		time.Sleep(10 * time.Millisecond)
@@ -124,12 +124,12 @@ func (f *frontend) remove(ctx context.Context, e *export, force bool) error {
 		return fmt.Errorf("export %q: %w", e.name, err)
 	}
 	if d := e.disk.Load(); d != nil {
-		if err := d.detach(); err != nil {
+		if err := d.disconnectDisk(); err != nil {
 			f.log().Warn("the kernel's NBD client keeps its disk", "export", e.name, "err", err)
 		}
 	}
-	for _, s := range e.parts() {
-		f.post(s.q, func() { s.q.evict(e) })
+	for _, s := range e.currentShares() {
+		f.runOnQueue(s.q, func() { s.q.evictExport(e) })
 	}
 	select {
 	case <-e.idle:
@@ -146,7 +146,7 @@ func (f *frontend) remove(ctx context.Context, e *export, force bool) error {
 // ResizeDevice sets new limits. NBD has no message for connected clients; new
 // connections see the new size.
 func (f *frontend) ResizeDevice(_ context.Context, index uint32, l blk.Limits) error {
-	e := f.export(index)
+	e := f.exportAt(index)
 	if e == nil {
 		return blk.ENODEV
 	}
@@ -155,7 +155,7 @@ func (f *frontend) ResizeDevice(_ context.Context, index uint32, l blk.Limits) e
 	}
 	e.setLimits(l)
 	if d := e.disk.Load(); d != nil {
-		if err := d.resize(e.limits.Load().Size); err != nil {
+		if err := d.resizeDisk(e.limits.Load().Size); err != nil {
 			return err
 		}
 	}
@@ -165,15 +165,15 @@ func (f *frontend) ResizeDevice(_ context.Context, index uint32, l blk.Limits) e
 
 // Openers returns the number of connections of an export and users of its disk.
 func (f *frontend) Openers(index uint32) int {
-	e := f.export(index)
+	e := f.exportAt(index)
 	if e == nil {
 		return 0
 	}
-	n := e.openers()
+	n := e.openerCount()
 	if d := e.disk.Load(); d != nil {
-		users, err := blockdev.Users(d.node())
+		users, err := blockdev.Users(d.devicePath())
 		if err != nil {
-			f.log().Warn("looking for users failed", "path", d.node(), "err", err)
+			f.log().Warn("looking for users failed", "path", d.devicePath(), "err", err)
 		}
 		n += users
 	}
@@ -190,7 +190,7 @@ func (f *frontend) Location(index uint32) string {
 		return ""
 	}
 	if d := e.disk.Load(); d != nil {
-		return d.node()
+		return d.devicePath()
 	}
 	if len(f.listeners) == 0 {
 		return ""
@@ -198,7 +198,7 @@ func (f *frontend) Location(index uint32) string {
 	first := f.listeners[0]
 	addr := first.Addr()
 	u := url.URL{Scheme: "nbd", Host: addr.String(), Path: "/" + e.name}
-	if f.securityOf(first.name).insists() {
+	if f.securityOf(first.name).tlsRequired() {
 		u.Scheme = "nbds"
 	}
 	if addr.Network() == "unix" {
@@ -236,9 +236,9 @@ func (f *frontend) Serve(fq *plugin.FrontQueue) error {
 	}
 	q.do, q.now, q.served = p.Do, p.Now, fq.Served
 	p.Do(q.seat.Take)
-	f.enlist(q)
+	f.addQueue(q)
 	err = p.Run(fq.Closed)
-	f.detach(q)
+	f.removeQueue(q)
 	q.close()
 	f.log().Debug("queue ends", "queue", fq.Pump(), "requests", q.stats.requests.Load(),
 		"errors", q.stats.errors.Load(), "placed_copy_bytes", q.stats.placedBytes.Load(),
@@ -246,13 +246,13 @@ func (f *frontend) Serve(fq *plugin.FrontQueue) error {
 	return err
 }
 
-func (f *frontend) enlist(q *queue) {
+func (f *frontend) addQueue(q *queue) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.queues = append(f.queues, q)
 }
 
-func (f *frontend) detach(q *queue) {
+func (f *frontend) removeQueue(q *queue) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.queues = slices.DeleteFunc(f.queues, func(other *queue) bool { return other == q })
@@ -289,9 +289,9 @@ func (f *frontend) awaitQueues(ctx context.Context, n int) error {
 	return fmt.Errorf("the queues do not begin to serve: %w", blk.ENODEV)
 }
 
-// post makes the queue's thread run fn. It returns false if the queue has ended;
+// runOnQueue makes the queue's thread run fn. It returns false if the queue has ended;
 // f.mu keeps it from ending in between.
-func (f *frontend) post(q *queue, fn func()) bool {
+func (f *frontend) runOnQueue(q *queue, fn func()) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !slices.Contains(f.queues, q) {
@@ -301,7 +301,7 @@ func (f *frontend) post(q *queue, fn func()) bool {
 	return true
 }
 
-func (f *frontend) export(index uint32) *export {
+func (f *frontend) exportAt(index uint32) *export {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.exports[index]
@@ -316,12 +316,12 @@ func (f *frontend) byName(name string) *export {
 	return nil
 }
 
-// find implements catalogue. The empty name finds the only export, if there is
+// findExport implements catalogue. The empty name finds the only export, if there is
 // exactly one.
-func (f *frontend) find(name string) (*export, error) {
+func (f *frontend) findExport(name string) (*export, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if e := f.byName(name); e != nil && !e.leaving() {
+	if e := f.byName(name); e != nil && !e.beingRemoved() {
 		return e, nil
 	}
 	if name == "" && len(f.exports) == 1 {
@@ -332,20 +332,20 @@ func (f *frontend) find(name string) (*export, error) {
 	return nil, fmt.Errorf("no export %q", name)
 }
 
-// open implements catalogue.
-func (f *frontend) open(name string) (*export, error) {
-	e, err := f.find(name)
+// openExport implements catalogue.
+func (f *frontend) openExport(name string) (*export, error) {
+	e, err := f.findExport(name)
 	if err != nil {
 		return nil, err
 	}
-	if !e.acquire() {
+	if !e.addOpener() {
 		return nil, fmt.Errorf("export %q is being removed", e.name)
 	}
 	return e, nil
 }
 
-// names implements catalogue: sorted.
-func (f *frontend) names() []string {
+// exportNames implements catalogue: sorted.
+func (f *frontend) exportNames() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var names []string

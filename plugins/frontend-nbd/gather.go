@@ -13,23 +13,23 @@ import "github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 
 // tooLong reports whether the children of r would take most of the slots.
 func (c *conn) tooLong(r *request, l *blk.Limits) bool {
-	return c.exp.children(r.next, r.end, l)*4 > len(c.sh.ops)*3
+	return c.exp.childCount(r.next, r.end, l)*4 > len(c.sh.ops)*3
 }
 
-// children returns the number of slots that a read of [off, end) takes.
-func (e *export) children(off, end uint64, l *blk.Limits) int {
-	most := e.chunk(l)
+// childCount returns the number of slots that a read of [off, end) takes.
+func (e *export) childCount(off, end uint64, l *blk.Limits) int {
+	most := e.slotBytes(l)
 	off &^= e.block - 1
 	return int((end - off + most - 1) / most)
 }
 
 // mayTake reports whether r may take a slot now. An ordered read of several
 // children must be the read that gathers, or a stream.
-func (s *share) mayTake(c *conn, r *request, l *blk.Limits) bool {
+func (s *slotShare) mayTake(c *conn, r *request, l *blk.Limits) bool {
 	if !r.ordered || r.stream {
 		return true
 	}
-	left := s.exp.children(r.next, r.end, l)
+	left := s.exp.childCount(r.next, r.end, l)
 	if r.first == nil && left <= 1 {
 		return true
 	}
@@ -39,27 +39,27 @@ func (s *share) mayTake(c *conn, r *request, l *blk.Limits) bool {
 	if s.gather != r {
 		return false
 	}
-	if !s.allows(c) && (c.blocked() || left > s.obtainable(c)) {
-		s.ungather(r)
+	if !s.allowsConn(c) && (c.sendBlocked() || left > s.comingBack(c)) {
+		s.allowGather(r)
 		r.stream = true
 	}
 	return true
 }
 
-// ungather lets the next read gather.
-func (s *share) ungather(r *request) {
+// allowGather lets the next read gather.
+func (s *slotShare) allowGather(r *request) {
 	if s.gather == r {
 		s.gather = nil
 		s.q.again = true
 	}
 }
 
-// obtainable returns the number of slots that come back to c even if the
+// comingBack returns the number of slots that come back to c even if the
 // clients that do not read their replies never do.
-func (s *share) obtainable(c *conn) int {
+func (s *slotShare) comingBack(c *conn) int {
 	n := len(s.ops) - 1 // the last slot is reserved for a connection without any
 	for _, other := range s.conns {
-		if other.blocked() {
+		if other.sendBlocked() {
 			n -= other.held
 		}
 	}

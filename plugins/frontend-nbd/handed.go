@@ -45,20 +45,20 @@ type handedState struct {
 	Headed bool   `json:"headed,omitempty"` // it is a read, and the header of its simple reply was queued
 }
 
-// handed is what is left of a connection's life in an earlier process.
-type handed struct {
+// handedConn is what is left of a connection's life in an earlier process.
+type handedConn struct {
 	received []byte // to be read before the socket
 	unsent   []byte // to be sent before replies
 	errno    blk.Errno
 	headed   bool
 }
 
-func (h *handed) isOver() bool {
+func (h *handedConn) isOver() bool {
 	return len(h.received) == 0 && len(h.unsent) == 0 && h.errno == blk.OK && !h.headed
 }
 
 // goOn gives a command what it has behind it.
-func (h *handed) goOn(r *request) {
+func (h *handedConn) goOn(r *request) {
 	if h.errno != blk.OK {
 		r.errno = h.errno
 	}
@@ -75,12 +75,12 @@ func (c *conn) readAgain() bool {
 	}
 	stage, n := c.stageRoom(), 0
 	if o := c.fill; o != nil {
-		n = copy(o.room()[o.got:], from)
+		n = copy(o.clientBytes()[o.got:], from)
 	}
 	n += copy(stage, from[n:])
 	c.handed.received = from[n:]
 	c.q.events++
-	c.received(n)
+	c.onBytes(n)
 	c.advance()
 	c.endHanded()
 	return true
@@ -123,8 +123,8 @@ func (c *conn) inDevice() (n int) {
 	return n
 }
 
-// leave returns the state of c, which is quiet, and its bytes.
-func (c *conn) leave() (s handedState, bytes []byte, err error) {
+// exportState returns the state of c, which is quiet, and its bytes.
+func (c *conn) exportState() (s handedState, bytes []byte, err error) {
 	s = handedState{Version: handedVersion, Peer: c.peer, Socket: c.listener, Structured: c.structured, Allocation: c.allocation, Draining: c.state == connDraining, ReadOnly: c.readOnly, Narrowed: c.readOnly && !c.toldReadOnly}
 	if c.user != nil {
 		s.Listener = c.user.listener
@@ -138,7 +138,7 @@ func (c *conn) leave() (s handedState, bytes []byte, err error) {
 		size += int(c.fill.got)
 	}
 	for i := range c.outLen {
-		size += c.out[(c.outHead+i)%len(c.out)].size()
+		size += c.out[(c.outHead+i)%len(c.out)].replyBytes()
 	}
 	if size > maxHanded {
 		return s, nil, fmt.Errorf("%d bytes are on their way to the client, at most %d can be handed over", size, maxHanded)
@@ -156,10 +156,10 @@ func (c *conn) leave() (s handedState, bytes []byte, err error) {
 // appendReceived appends what the client has sent and what has had no effect.
 func (c *conn) appendReceived(b []byte) []byte {
 	if c.cur != nil {
-		b = append(b, c.cur.rest(c.fill)...)
+		b = append(b, c.cur.missingPayload(c.fill)...)
 	}
 	if o := c.fill; o != nil {
-		b = append(b, o.room()[:o.got]...)
+		b = append(b, o.clientBytes()[:o.got]...)
 	}
 	b = append(b, c.stage[c.r:c.w]...)
 	if c.handed != nil {
@@ -179,7 +179,7 @@ func (c *conn) appendUnsent(b []byte) []byte {
 		reply := len(b)
 		b = append(b, e.header[:e.n]...)
 		if e.op != nil {
-			b = append(b, e.op.room()...)
+			b = append(b, e.op.clientBytes()...)
 		}
 		if i == 0 {
 			b = append(b[:reply], b[skip:]...)
@@ -188,9 +188,9 @@ func (c *conn) appendUnsent(b []byte) []byte {
 	return b
 }
 
-// rest returns the header of the command that is still to be done of r, whose payload
+// missingPayload returns the header of the command that is still to be done of r, whose payload
 // goes to fill. Its children have ended.
-func (r *request) rest(fill *op) []byte {
+func (r *request) missingPayload(fill *op) []byte {
 	start := r.next
 	switch {
 	case fill != nil:
@@ -221,8 +221,8 @@ func (r *request) rest(fill *op) []byte {
 	return binary.BigEndian.AppendUint32(b, uint32(length))
 }
 
-// wrap makes a Connection, which owns fd then.
-func wrap(device string, fd int, s handedState, bytes []byte) (plugin.Connection, error) {
+// wrapConn makes a Connection, which owns fd then.
+func wrapConn(device string, fd int, s handedState, bytes []byte) (plugin.Connection, error) {
 	text, err := json.Marshal(s)
 	if err != nil {
 		return plugin.Connection{}, err
@@ -248,8 +248,8 @@ func wrap(device string, fd int, s handedState, bytes []byte) (plugin.Connection
 	return c, nil
 }
 
-// unwrap is the reverse of wrap. It believes nothing of c.
-func unwrap(c *plugin.Connection) (s handedState, h *handed, err error) {
+// unwrapConn is the reverse of wrap. It believes nothing of c.
+func unwrapConn(c *plugin.Connection) (s handedState, h *handedConn, err error) {
 	if err := json.Unmarshal(c.State, &s); err != nil {
 		return s, nil, fmt.Errorf("state of a connection: %v: %w", err, unix.EPROTO)
 	}
@@ -272,7 +272,7 @@ func unwrap(c *plugin.Connection) (s handedState, h *handed, err error) {
 	if err := isStream(c.FDs[0]); err != nil {
 		return s, nil, err
 	}
-	h = &handed{errno: blk.Errno(s.Errno), headed: s.Headed}
+	h = &handedConn{errno: blk.Errno(s.Errno), headed: s.Headed}
 	if want == 2 {
 		b, err := readWhole(c.FDs[1], s.Received+s.Unsent)
 		if err != nil {

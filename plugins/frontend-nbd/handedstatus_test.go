@@ -108,10 +108,10 @@ func TestHanded_BlockStatusWithoutSlot(t *testing.T) {
 		if b.c.cur == nil || b.c.cur.op != blk.Extents {
 			t.Fatalf("flags %d: it does not wait", flags)
 		}
-		b.q.hold(true)
+		b.q.pauseConns(true)
 		b.h.hold.Store(false)
 		b.settle()
-		s, left, err := b.c.leave()
+		s, left, err := b.c.exportState()
 		if want := command(cmdBlockStatus, flags, 2, 100, 5000); err != nil || b.c.inDevice() != 0 || !bytes.Equal(left[:s.Received], want) {
 			t.Errorf("% x is left, want % x, error %v", left, want, err)
 		}
@@ -142,7 +142,7 @@ func TestHanded_BlockStatusUnsent(t *testing.T) {
 	c.must(c.conn.Write(all))
 	for range 4 {
 		eventually(t, "the socket is full", func() (full bool) {
-			l.rigs[l.at].onQueue(0, func(q *queue) { full = len(q.conns) == 1 && q.conns[0].blocked() })
+			l.rigs[l.at].onQueue(0, func(q *queue) { full = len(q.conns) == 1 && q.conns[0].sendBlocked() })
 			return full
 		})
 		l.move()

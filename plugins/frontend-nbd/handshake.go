@@ -27,31 +27,31 @@ var (
 
 // catalogue is the negotiation's view of the exports.
 type catalogue interface {
-	// open finds an export and counts an opener; the caller closes it.
-	open(name string) (*export, error)
-	// find finds an export without opening it.
-	find(name string) (*export, error)
-	names() []string
+	// openExport finds an export and counts an opener; the caller closes it.
+	openExport(name string) (*export, error)
+	// findExport finds an export without opening it.
+	findExport(name string) (*export, error)
+	exportNames() []string
 }
 
-// negotiated is the outcome: an opened export.
-type negotiated struct {
+// handshakeResult is the outcome: an opened export.
+type handshakeResult struct {
 	exp        *export
 	structured bool      // reads are answered by structured replies
 	allocation bool      // base:allocation is in force
 	tls        *tls.Conn // nil: without TLS
 	readOnly   bool      // the rules allow the client no more
-	user       *user
-	listener   string      // the client came by it
-	by         *protection // by which the client was let in; nil: TLS is off
+	user       *nbdUser
+	listener   string         // the client came by it
+	by         *tlsProtection // by which the client was let in; nil: TLS is off
 }
 
 type negotiation struct {
 	rw         io.ReadWriter
 	exports    catalogue
-	secure     *security // nil: TLS is off
-	tls        *tls.Conn // nil: not started
-	fixed      bool      // the client speaks fixed newstyle
+	secure     *listenerSecurity // nil: TLS is off
+	tls        *tls.Conn         // nil: not started
+	fixed      bool              // the client speaks fixed newstyle
 	noZeroes   bool
 	structured bool
 	context    *export // SET_META_CONTEXT has selected base:allocation of this one; nil: of none
@@ -60,31 +60,31 @@ type negotiation struct {
 	readOnly   bool    // the rules allow no more for the last export that was found
 }
 
-// negotiate runs the handshake. On success the export is open and belongs to
+// runHandshake runs the handshake. On success the export is open and belongs to
 // the caller. With TLS the connection continues in negotiated.tls.
-func negotiate(rw io.ReadWriter, exports catalogue, secure *security) (negotiated, error) {
+func runHandshake(rw io.ReadWriter, exports catalogue, secure *listenerSecurity) (handshakeResult, error) {
 	n := &negotiation{rw: rw, exports: exports, secure: secure}
 	if secure != nil && secure.by.rules != nil {
-		n.exports = &allowed{catalogue: exports, n: n}
+		n.exports = &allowedCatalogue{catalogue: exports, n: n}
 	}
-	if err := n.haggle(); err != nil {
-		n.abandon()
-		return negotiated{}, err
+	if err := n.runOptions(); err != nil {
+		n.closeOpened()
+		return handshakeResult{}, err
 	}
-	out := negotiated{exp: n.exp, structured: n.structured, allocation: n.context == n.exp, tls: n.tls, readOnly: n.readOnly}
+	out := handshakeResult{exp: n.exp, structured: n.structured, allocation: n.context == n.exp, tls: n.tls, readOnly: n.readOnly}
 	if secure != nil {
 		out.user, out.by = secure.user, secure.by
 	}
 	return out, nil
 }
 
-// haggle answers options until one of them has opened an export.
-func (n *negotiation) haggle() error {
-	if err := n.greet(); err != nil {
+// runOptions answers options until one of them has opened an export.
+func (n *negotiation) runOptions() error {
+	if err := n.sendGreeting(); err != nil {
 		return err
 	}
 	for range maxOptions {
-		if err := n.option(); err != nil {
+		if err := n.onOption(); err != nil {
 			return err
 		}
 		if n.exp != nil {
@@ -94,11 +94,11 @@ func (n *negotiation) haggle() error {
 	return errManyOptions
 }
 
-// abandon closes an export that was opened for an answer that did not reach the
+// closeOpened closes an export that was opened for an answer that did not reach the
 // client, and ends TLS.
-func (n *negotiation) abandon() {
+func (n *negotiation) closeOpened() {
 	if n.exp != nil {
-		n.exp.release()
+		n.exp.removeOpener()
 		n.exp = nil
 	}
 	if n.tls != nil {
@@ -106,7 +106,7 @@ func (n *negotiation) abandon() {
 	}
 }
 
-func (n *negotiation) greet() error {
+func (n *negotiation) sendGreeting() error {
 	var b [18]byte
 	binary.BigEndian.PutUint64(b[:], magicServer)
 	binary.BigEndian.PutUint64(b[8:], magicOption)
@@ -126,8 +126,8 @@ func (n *negotiation) greet() error {
 	return nil
 }
 
-// option reads one option and answers it.
-func (n *negotiation) option() error {
+// onOption reads one option and answers it.
+func (n *negotiation) onOption() error {
 	var h [optionSize]byte
 	if _, err := io.ReadFull(n.rw, h[:]); err != nil {
 		return fmt.Errorf("read option: %w", err)
@@ -146,12 +146,12 @@ func (n *negotiation) option() error {
 	if _, err := io.ReadFull(n.rw, data); err != nil {
 		return fmt.Errorf("read data of option %d: %w", opt, err)
 	}
-	return n.answer(opt, data)
+	return n.answerOption(opt, data)
 }
 
-func (n *negotiation) answer(opt uint32, data []byte) error {
-	if n.secure.insists() && n.tls == nil && opt != optStartTLS && opt != optAbort {
-		return n.refuse(opt)
+func (n *negotiation) answerOption(opt uint32, data []byte) error {
+	if n.secure.tlsRequired() && n.tls == nil && opt != optStartTLS && opt != optAbort {
+		return n.refuseOption(opt)
 	}
 	switch opt {
 	case optStartTLS:
@@ -159,7 +159,7 @@ func (n *negotiation) answer(opt uint32, data []byte) error {
 	case optExportName:
 		return n.onExportName(string(data))
 	case optAbort:
-		if err := n.reply(opt, repAck, nil); err != nil {
+		if err := n.sendReply(opt, repAck, nil); err != nil {
 			return err
 		}
 		return errAborted
@@ -172,7 +172,7 @@ func (n *negotiation) answer(opt uint32, data []byte) error {
 	case optListMetaContext, optSetMetaContext:
 		return n.onMetaContext(opt, data)
 	}
-	return n.reply(opt, repErrUnsup, nil)
+	return n.sendReply(opt, repErrUnsup, nil)
 }
 
 // onExportName starts the transmission; it has no way to answer an error but
@@ -181,13 +181,13 @@ func (n *negotiation) onExportName(name string) error {
 	if len(name) > maxName {
 		return fmt.Errorf("export name of %d bytes", len(name))
 	}
-	exp, err := n.exports.open(name)
+	exp, err := n.exports.openExport(name)
 	if err != nil {
 		return err
 	}
 	n.exp = exp
 	b := make([]byte, 10, 134)
-	size, flags := n.geometry(exp)
+	size, flags := n.exportGeometry(exp)
 	binary.BigEndian.PutUint64(b, size)
 	binary.BigEndian.PutUint16(b[8:], flags)
 	if !n.noZeroes {
@@ -199,8 +199,8 @@ func (n *negotiation) onExportName(name string) error {
 	return nil
 }
 
-// geometry returns size and transmission flags of an export for this client.
-func (n *negotiation) geometry(exp *export) (size uint64, flags uint16) {
+// exportGeometry returns size and transmission flags of an export for this client.
+func (n *negotiation) exportGeometry(exp *export) (size uint64, flags uint16) {
 	size, flags = exp.geometry()
 	if n.readOnly {
 		flags |= txReadOnly
@@ -210,47 +210,47 @@ func (n *negotiation) geometry(exp *export) (size uint64, flags uint16) {
 
 func (n *negotiation) onList(data []byte) error {
 	if len(data) != 0 {
-		return n.reply(optList, repErrInvalid, nil)
+		return n.sendReply(optList, repErrInvalid, nil)
 	}
 	var out []byte
-	for _, name := range n.exports.names() {
+	for _, name := range n.exports.exportNames() {
 		b := binary.BigEndian.AppendUint32(nil, uint32(len(name)))
 		out = appendReply(out, optList, repServer, append(b, name...))
 	}
-	return n.send(optList, appendReply(out, optList, repAck, nil))
+	return n.sendInfo(optList, appendReply(out, optList, repAck, nil))
 }
 
 func (n *negotiation) onStructuredReply(data []byte) error {
 	if len(data) != 0 {
-		return n.reply(optStructuredReply, repErrInvalid, nil)
+		return n.sendReply(optStructuredReply, repErrInvalid, nil)
 	}
 	n.structured = true
-	return n.reply(optStructuredReply, repAck, nil)
+	return n.sendReply(optStructuredReply, repAck, nil)
 }
 
 // onGo answers INFO and GO. Only GO starts the transmission.
 func (n *negotiation) onGo(opt uint32, data []byte) error {
 	name, infos, ok := parseGo(data)
 	if !ok {
-		return n.reply(opt, repErrInvalid, nil)
+		return n.sendReply(opt, repErrInvalid, nil)
 	}
 	if len(name) > maxName {
-		return n.reply(opt, repErrTooBig, nil)
+		return n.sendReply(opt, repErrTooBig, nil)
 	}
-	exp, err := n.choose(opt, name)
+	exp, err := n.chooseExport(opt, name)
 	if err != nil {
-		return n.reply(opt, repErrUnknown, []byte(err.Error()))
+		return n.sendReply(opt, repErrUnknown, []byte(err.Error()))
 	}
-	size, flags := n.geometry(exp)
-	return n.send(opt, appendExport(nil, opt, exp, size, flags, infos))
+	size, flags := n.exportGeometry(exp)
+	return n.sendInfo(opt, appendExport(nil, opt, exp, size, flags, infos))
 }
 
-// choose finds the export, and opens it when the transmission is to start.
-func (n *negotiation) choose(opt uint32, name string) (*export, error) {
+// chooseExport finds the export, and opens it when the transmission is to start.
+func (n *negotiation) chooseExport(opt uint32, name string) (*export, error) {
 	if opt == optInfo {
-		return n.exports.find(name)
+		return n.exports.findExport(name)
 	}
-	exp, err := n.exports.open(name)
+	exp, err := n.exports.openExport(name)
 	n.exp = exp
 	return exp, err
 }
@@ -305,11 +305,11 @@ func appendReply(out []byte, opt, kind uint32, data []byte) []byte {
 	return append(out, data...)
 }
 
-func (n *negotiation) reply(opt, kind uint32, data []byte) error {
-	return n.send(opt, appendReply(nil, opt, kind, data))
+func (n *negotiation) sendReply(opt, kind uint32, data []byte) error {
+	return n.sendInfo(opt, appendReply(nil, opt, kind, data))
 }
 
-func (n *negotiation) send(opt uint32, b []byte) error {
+func (n *negotiation) sendInfo(opt uint32, b []byte) error {
 	if _, err := n.rw.Write(b); err != nil {
 		return fmt.Errorf("answer option %d: %w", opt, err)
 	}

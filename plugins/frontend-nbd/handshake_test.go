@@ -158,7 +158,7 @@ func TestNegotiation(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			f := twoExports(t)
 			s := &script{in: bytes.NewReader(v.client)}
-			n, err := negotiate(s, f, nil)
+			n, err := runHandshake(s, f, nil)
 			if got, want := s.out.Bytes(), cat(greeting, v.server); !bytes.Equal(got, want) {
 				t.Errorf("server says\n% x, want\n% x", got, want)
 			}
@@ -167,7 +167,7 @@ func TestNegotiation(t *testing.T) {
 	}
 }
 
-func checkOutcome(t *testing.T, f *frontend, n negotiated, err error, export, want string) {
+func checkOutcome(t *testing.T, f *frontend, n handshakeResult, err error, export, want string) {
 	t.Helper()
 	if export == "" {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -178,7 +178,7 @@ func checkOutcome(t *testing.T, f *frontend, n negotiated, err error, export, wa
 		}
 		return
 	}
-	if err != nil || n.exp.name != export || n.exp.openers() != 1 {
+	if err != nil || n.exp.name != export || n.exp.openerCount() != 1 {
 		t.Errorf("opened %+v, error %v, want %q", n, err, export)
 	}
 }
@@ -188,7 +188,7 @@ func TestEmptyNameIsTheOnlyExport(t *testing.T) {
 	if err := f.RemoveDevice(t.Context(), 1, false); err != nil {
 		t.Fatal(err)
 	}
-	n, err := negotiate(&script{in: bytes.NewReader(cat(uint32(3), option(7, goData(""))))}, f, nil)
+	n, err := runHandshake(&script{in: bytes.NewReader(cat(uint32(3), option(7, goData(""))))}, f, nil)
 	if err != nil || n.exp.name != "a" {
 		t.Error(n, err)
 	}
@@ -197,7 +197,7 @@ func TestEmptyNameIsTheOnlyExport(t *testing.T) {
 func TestOptionFloodEnds(t *testing.T) {
 	flood := cat(uint32(3), bytes.Repeat(option(99, nil), maxOptions+5))
 	s := &script{in: bytes.NewReader(flood)}
-	if _, err := negotiate(s, twoExports(t), nil); !errors.Is(err, errManyOptions) {
+	if _, err := runHandshake(s, twoExports(t), nil); !errors.Is(err, errManyOptions) {
 		t.Errorf("error %v", err)
 	}
 	if left := s.in.Len(); left != 5*optionSize {
@@ -216,7 +216,7 @@ func TestExportIsReleasedWhenTheAnswerCannotBeSent(t *testing.T) {
 			theirs.Write(cat(uint32(3), opt))
 			theirs.Close()
 		}()
-		if _, err := negotiate(ours, f, nil); err == nil {
+		if _, err := runHandshake(ours, f, nil); err == nil {
 			t.Error("no error")
 		}
 		if f.Openers(0) != 0 {
@@ -246,7 +246,7 @@ func TestHandshakeHasADeadline(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer theirs.Close()
 	d := &deadlines{Conn: ours}
-	go f.introduce(d, "", nil)
+	go f.secureConn(d, "", nil)
 	io.ReadFull(theirs, make([]byte, len(greeting)))
 	if left := time.Until(d.at); left <= 0 || left > handshakeTime {
 		t.Errorf("deadline in %v", left)
@@ -275,7 +275,7 @@ func FuzzNegotiation(f *testing.F) {
 	front := twoExports(f)
 	f.Fuzz(func(t *testing.T, in []byte) {
 		s := &script{in: bytes.NewReader(in)}
-		n, err := negotiate(s, front, nil)
+		n, err := runHandshake(s, front, nil)
 		open := front.Openers(0) + front.Openers(1)
 		if (err == nil) != (n.exp != nil) || (err == nil) != (open == 1) {
 			t.Fatalf("error %v, export %v, %d opened", err, n.exp, open)
@@ -284,7 +284,7 @@ func FuzzNegotiation(f *testing.F) {
 			t.Fatalf("a context is in force: %+v", n)
 		}
 		if n.exp != nil {
-			n.exp.release()
+			n.exp.removeOpener()
 		}
 		checkReplies(t, s.out.Bytes(), err == nil)
 	})

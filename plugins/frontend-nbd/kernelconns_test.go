@@ -74,7 +74,7 @@ func TestKernelDisk_Several(t *testing.T) {
 	eventually(t, "new connection", func() bool { return k.conn(2) != nil })
 	kernelIO(t, k.conn(1), 3)
 	kernelIO(t, k.conn(2), 4)
-	if n := r.f.export(1).openers(); n != 0 {
+	if n := r.f.exportAt(1).openerCount(); n != 0 {
 		t.Errorf("the kernel's own connections count as %d users", n)
 	}
 	r.removeKernelDisk()
@@ -87,7 +87,7 @@ func TestKernelDisk_SeveralTakenOver(t *testing.T) {
 	for i := range 3 {
 		kernelIO(t, k.conn(i), byte(i))
 	}
-	if k.conn(3) != nil || !r.f.export(1).claims.exclusive.Load() {
+	if k.conn(3) != nil || !r.f.exportAt(1).claims.exclusive.Load() {
 		t.Error("not as the disk was")
 	}
 	r.removeKernelDisk()
@@ -108,7 +108,7 @@ func TestKernelDisk_SeveralAndFewProcessors(t *testing.T) {
 func TestKernelDisk_SentAgainWaitsForTheFirst(t *testing.T) {
 	k := &fakeKernel{}
 	r := newSeveralRig(t, k)
-	e := r.f.export(1)
+	e := r.f.exportAt(1)
 	r.hosts[0].hold.Store(true)
 	write4K(t, k.conn(0), 1)
 	eventually(t, "the device has the first", func() bool { return inFlight(e) == 1 })
@@ -167,7 +167,7 @@ func TestKernelDisk_GivenUpBeforeItIsRead(t *testing.T) {
 func TestKernelDisk_GivenUpWhileItWaits(t *testing.T) {
 	k := &fakeKernel{}
 	r := newSeveralRig(t, k)
-	e := r.f.export(1)
+	e := r.f.exportAt(1)
 	r.hosts[1].hold.Store(true)
 	write4K(t, k.conn(1), 1)
 	eventually(t, "the device has the first", func() bool { return inFlight(e) == 1 })

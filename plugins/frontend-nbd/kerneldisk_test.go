@@ -39,7 +39,7 @@ func TestDiskAttributes(t *testing.T) {
 		{"connect anywhere", diskConfig{index: -1, size: 4096}, `0c00 0200 0010000000000000`},
 		{"disconnect", diskConfig{index: 300}, `0800 0100 2c010000`},
 	} {
-		got, err := v.config.encode()
+		got, err := v.config.encodeAttributes()
 		want, _ := hex.DecodeString(strings.Join(strings.Fields(v.want), ""))
 		if err != nil || !bytes.Equal(got, want) {
 			t.Errorf("%s: %v\n%s\nwant\n%s", v.name, err, hex.Dump(got), hex.Dump(want))
@@ -56,16 +56,16 @@ func TestDiskAttributes(t *testing.T) {
 }
 
 func nativeIsBig() bool {
-	data, err := (&diskConfig{index: 1}).encode()
+	data, err := (&diskConfig{index: 1}).encodeAttributes()
 	return err != nil || data[0] == 0
 }
 
 func TestDiskSettings(t *testing.T) {
-	def := settings{attach: "no", number: -1, timeout: 30 * time.Second, connections: 1, queues: math.MaxInt}
+	def := diskSettings{attach: "no", number: -1, timeout: 30 * time.Second, connections: 1, queues: math.MaxInt}
 	if s, err := parseSettings(nil); s != def || err != nil {
 		t.Errorf("none: %+v, %v", s, err)
 	}
-	want := settings{attach: "yes", number: 5, timeout: 3 * time.Second, connections: 4, queues: 1}
+	want := diskSettings{attach: "yes", number: 5, timeout: 3 * time.Second, connections: 4, queues: 1}
 	if s, err := parseSettings(map[string]string{"attach": "yes", "number": "5", "timeout": "3", "connections": "4", "queues": "1"}); s != want || err != nil {
 		t.Errorf("all: %+v, %v", s, err)
 	}
@@ -90,7 +90,7 @@ type fakeKernel struct {
 	conns    []net.Conn
 }
 
-func (k *fakeKernel) command(cmd uint8, c *diskConfig) (int, error) {
+func (k *fakeKernel) sendCommand(cmd uint8, c *diskConfig) (int, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	defer closeAll(c.sockets)
@@ -138,10 +138,10 @@ func ownConn(fd int) (net.Conn, error) {
 	return net.FileConn(f)
 }
 
-func (k *fakeKernel) connections(int) int  { return max(1, k.had) }
+func (k *fakeKernel) queueCount(int) int   { return max(1, k.had) }
 func (k *fakeKernel) mostConnections() int { return 4 }
-func (k *fakeKernel) disks() []int         { return []int{3, 9} }
-func (k *fakeKernel) backend(int) (string, bool) {
+func (k *fakeKernel) listDisks() []int     { return []int{3, 9} }
+func (k *fakeKernel) backendIdentity(int) (string, bool) {
 	if k.mark == "untold" {
 		return "", false
 	}
@@ -219,7 +219,7 @@ func TestKernelDisk(t *testing.T) {
 		t.Errorf("location %q", l)
 	}
 	kernelIO(t, k.conn(0), 1)
-	if n := r.f.export(1).openers(); n != 0 {
+	if n := r.f.exportAt(1).openerCount(); n != 0 {
 		t.Errorf("the kernel's own connection counts as %d users", n)
 	}
 	must(t, "resize", r.f.ResizeDevice(t.Context(), 1, testLimits(8<<20)))
@@ -231,7 +231,7 @@ func TestKernelDisk(t *testing.T) {
 		t.Errorf("removal tells %d %+v", cmd, c)
 	}
 	delete(r.disks, 1)
-	if r.f.export(1) != nil {
+	if r.f.exportAt(1) != nil {
 		t.Error("the export is left")
 	}
 }
@@ -242,13 +242,13 @@ func TestKernelDisk_NewConnectionAfterTheLastRequest(t *testing.T) {
 	k := &fakeKernel{busy: 2}
 	r, err := newKernelRig(t, k)
 	must(t, "add", err)
-	e := r.f.export(1)
+	e := r.f.exportAt(1)
 	var held *op
 	for i := range 2 { // a request that the device keeps
 		r.onQueue(i, func(q *queue) {
 			for _, c := range q.conns {
 				if c.disk != nil {
-					held = c.sh.take(c)
+					held = c.sh.takeSlot(c)
 				}
 			}
 		})
@@ -261,13 +261,13 @@ func TestKernelDisk_NewConnectionAfterTheLastRequest(t *testing.T) {
 	if k.conn(1) != nil {
 		t.Fatal("the kernel has a new connection while a request of the old one is under way")
 	}
-	held.sh.q.do(func() { held.sh.give(held) })
+	held.sh.q.do(func() { held.sh.putSlot(held) })
 	eventually(t, "new connection", func() bool { return k.conn(1) != nil })
 	kernelIO(t, k.conn(1), 2)
 	if cmd, c := k.last(); cmd != nlReconfigure || c.identity != "id" || c.size != 0 {
 		t.Errorf("the kernel is told %d %+v", cmd, c)
 	}
-	if n := e.openers(); n != 0 {
+	if n := e.openerCount(); n != 0 {
 		t.Errorf("%d users", n)
 	}
 	must(t, "remove", r.f.RemoveDevice(t.Context(), 1, true))
@@ -293,9 +293,9 @@ func TestKernelDisk_EndsOnce(t *testing.T) {
 	k := &fakeKernel{}
 	r, err := newKernelRig(t, k)
 	must(t, "add", err)
-	d := r.f.export(1).disk.Load()
+	d := r.f.exportAt(1).disk.Load()
 	for range 2 {
-		must(t, "detach", d.detach())
+		must(t, "detach", d.disconnectDisk())
 	}
 	ends := 0
 	k.mu.Lock()
@@ -352,7 +352,7 @@ func TestKernelDisk_WhatIsGone(t *testing.T) {
 				r.removeKernelDisk()
 				return
 			}
-			if !errors.Is(err, v.deny) || r.f.export(1) != nil || slices.Contains(k.commands, nlDisconnect) {
+			if !errors.Is(err, v.deny) || r.f.exportAt(1) != nil || slices.Contains(k.commands, nlDisconnect) {
 				t.Errorf("got %v, the kernel is told %d", err, k.commands)
 			}
 			k.set(func() { k.deny = nil })
@@ -446,12 +446,12 @@ func TestKernelDisk_WithoutKernel(t *testing.T) {
 		t.Errorf("auto: %v, location %q", err, r.f.Location(1))
 	}
 	r, err = newKernelRig(t, &fakeKernel{refuse: none})
-	if !errors.Is(err, errNoKernel) || blk.ToErrno(err) != blk.ENODEV || r.f.export(1) != nil {
+	if !errors.Is(err, errNoKernel) || blk.ToErrno(err) != blk.ENODEV || r.f.exportAt(1) != nil {
 		t.Errorf("yes: %v", err)
 	}
 	delete(r.disks, 1)
 	r, err = newKernelRig(t, &fakeKernel{refuse: unix.EBUSY}, func(s *plugin.DeviceSpec) { s.Config["number"] = "2" })
-	if blk.ToErrno(err) != blk.EBUSY || !strings.Contains(err.Error(), "/dev/nbd2 is taken") || r.f.export(1) != nil {
+	if blk.ToErrno(err) != blk.EBUSY || !strings.Contains(err.Error(), "/dev/nbd2 is taken") || r.f.exportAt(1) != nil {
 		t.Errorf("taken: %v", err)
 	}
 	delete(r.disks, 1)

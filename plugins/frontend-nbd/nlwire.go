@@ -55,8 +55,8 @@ type diskConfig struct {
 	withFlags bool
 }
 
-// encode makes the attributes of a command.
-func (c *diskConfig) encode() ([]byte, error) {
+// encodeAttributes makes the attributes of a command.
+func (c *diskConfig) encodeAttributes() ([]byte, error) {
 	e := netlink.NewAttributeEncoder()
 	e.ByteOrder = binary.NativeEndian
 	if c.index >= 0 {
@@ -93,20 +93,20 @@ func (c *diskConfig) encode() ([]byte, error) {
 
 // kernelClient gives commands to the kernel's NBD client; a fake in tests.
 type kernelClient interface {
-	// command returns the index in the answer, or -1 if there is none. It owns
+	// sendCommand returns the index in the answer, or -1 if there is none. It owns
 	// c.sockets and closes them when the kernel has answered, even after
 	// command has returned: until then the descriptors must not be reused.
-	command(cmd uint8, c *diskConfig) (int, error)
-	// connections returns the number of connections of the disk with this index.
-	connections(index int) int
+	sendCommand(cmd uint8, c *diskConfig) (int, error)
+	// queueCount returns the number of connections of the disk with this index.
+	queueCount(index int) int
 	// mostConnections returns the number of connections that a disk can use.
 	mostConnections() int
-	// backend returns the backend identifier of the disk with this index, "" if
+	// backendIdentity returns the backend identifier of the disk with this index, "" if
 	// it has none. Known is false before Linux 5.14, because that does not show
 	// it.
-	backend(index int) (identity string, known bool)
-	// disks returns the indices of all disks.
-	disks() []int
+	backendIdentity(index int) (identity string, known bool)
+	// listDisks returns the indices of all disks.
+	listDisks() []int
 }
 
 // netlinkClient is the kernel's NBD client. Each command opens its own socket;
@@ -120,14 +120,14 @@ var errNoKernel = errors.New("the kernel's NBD client cannot be used")
 // commandTime bounds a command. The kernel executes it within the system call.
 const commandTime = 10 * time.Second
 
-func (netlinkClient) command(cmd uint8, c *diskConfig) (int, error) {
+func (netlinkClient) sendCommand(cmd uint8, c *diskConfig) (int, error) {
 	type answer struct {
 		index int
 		err   error
 	}
 	done := make(chan answer, 1)
 	go func() {
-		index, err := execute(cmd, c)
+		index, err := executeCommand(cmd, c)
 		closeAll(c.sockets)
 		done <- answer{index, err}
 	}()
@@ -144,7 +144,7 @@ func (netlinkClient) command(cmd uint8, c *diskConfig) (int, error) {
 	}
 }
 
-func (netlinkClient) backend(index int) (identity string, known bool) {
+func (netlinkClient) backendIdentity(index int) (identity string, known bool) {
 	disk := filepath.Join("/sys/block", filepath.Base(nodePath(index)))
 	b, err := os.ReadFile(filepath.Join(disk, "backend"))
 	if err == nil {
@@ -156,7 +156,7 @@ func (netlinkClient) backend(index int) (identity string, known bool) {
 	return "", errors.Is(err, os.ErrNotExist) && tellsBackends()
 }
 
-func (netlinkClient) disks() (all []int) {
+func (netlinkClient) listDisks() (all []int) {
 	names, _ := filepath.Glob("/sys/block/nbd*") // fails for a bad pattern only
 	for _, name := range names {
 		if index, ok := indexOf("/dev/" + filepath.Base(name)); ok {
@@ -185,8 +185,8 @@ func tellsBackends() bool {
 // hardware queue, and a disk has at most one of these per processor.
 func (netlinkClient) mostConnections() int { return runtime.NumCPU() }
 
-// connections counts the disk's hardware queues.
-func (netlinkClient) connections(index int) int {
+// queueCount counts the disk's hardware queues.
+func (netlinkClient) queueCount(index int) int {
 	queues, err := os.ReadDir(filepath.Join("/sys/block", filepath.Base(nodePath(index)), "mq"))
 	if err != nil {
 		return 1
@@ -194,7 +194,7 @@ func (netlinkClient) connections(index int) int {
 	return max(1, len(queues))
 }
 
-func execute(cmd uint8, c *diskConfig) (int, error) {
+func executeCommand(cmd uint8, c *diskConfig) (int, error) {
 	conn, err := genetlink.Dial(nil)
 	if err != nil {
 		return -1, fmt.Errorf("%w: %w", errNoKernel, err)
@@ -207,7 +207,7 @@ func execute(cmd uint8, c *diskConfig) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("%w: %w", errNoKernel, err)
 	}
-	data, err := c.encode()
+	data, err := c.encodeAttributes()
 	if err != nil {
 		return -1, err
 	}

@@ -23,9 +23,9 @@ const (
 	iovMax    = 256
 )
 
-// ring is this side of a queue's ring: plugin.FrontQueue, or shm.Submitter in
+// submitRing is this side of a queue's ring: plugin.FrontQueue, or shm.Submitter in
 // tests. Entries are passed by pointers into the queue, so nothing escapes.
-type ring interface {
+type submitRing interface {
 	Fits(sent int) bool
 	Push(*shm.SQE) bool
 	Publish()
@@ -38,22 +38,22 @@ type ring interface {
 // queue is one pump's work: a ring and the connections that belong to it. It
 // implements pump.Source; all methods but kick run on the pump's thread.
 type queue struct {
-	ring   ring
+	ring   submitRing
 	epoll  int         // the sockets (edge triggered) and the doorbells
 	wake   int         // eventfd, see kick; -1 after close
 	alarm  atomic.Bool // kicked by the guard's timer
 	kicked atomic.Bool // wake is readable: call epoll
-	guard  guard
+	guard  starvationGuard
 	kickMu sync.Mutex // keeps wake open while others kick
 	log    *slog.Logger
 	do     func(func()) // runs a function on the queue's thread; any thread
 
 	table   [maxConns]*conn // by index in epoll events
 	conns   []*conn
-	turn    int      // counts calls of Poll; selects the connection that is served first
-	shares  []*share // by device
-	parked  opList   // wait for a conflicting write, see claims
-	backlog []*share // shares with ops that wait for room in the ring
+	turn    int          // counts calls of Poll; selects the connection that is served first
+	shares  []*slotShare // by device
+	parked  opList       // wait for a conflicting write, see claims
+	backlog []*slotShare // shares with ops that wait for room in the ring
 
 	events   int  // events handled in this round
 	answered bool // replies were sent in this round
@@ -85,8 +85,8 @@ type queueStats struct {
 	strayCompletions tally.Count // dropped: no such request
 }
 
-func newQueue(r ring, log *slog.Logger) (*queue, error) {
-	q := &queue{ring: r, log: log, epoll: -1, wake: -1, guard: guard{patience: patience}}
+func newQueue(r submitRing, log *slog.Logger) (*queue, error) {
+	q := &queue{ring: r, log: log, epoll: -1, wake: -1, guard: starvationGuard{patience: patience}}
 	if err := q.open(); err != nil {
 		q.close()
 		return nil, err
@@ -101,10 +101,10 @@ func (q *queue) open() (err error) {
 	if q.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return fmt.Errorf("create eventfd: %w", err)
 	}
-	if err = q.watch(q.wake, bellWake, unix.EPOLLIN); err != nil {
+	if err = q.watchFD(q.wake, bellWake, unix.EPOLLIN); err != nil {
 		return err
 	}
-	return q.watch(q.ring.FD(), bellRing, unix.EPOLLIN|unix.EPOLLET)
+	return q.watchFD(q.ring.FD(), bellRing, unix.EPOLLIN|unix.EPOLLET)
 }
 
 // Doorbells among the epoll events; connections have indices from 0.
@@ -113,7 +113,7 @@ const (
 	bellRing = -2
 )
 
-func (q *queue) watch(fd, index int, events uint32) error {
+func (q *queue) watchFD(fd, index int, events uint32) error {
 	ev := unix.EpollEvent{Events: events, Fd: int32(index)}
 	if err := unix.EpollCtl(q.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
 		return fmt.Errorf("watch descriptor: %w", err)
@@ -130,15 +130,15 @@ func (q *queue) watchRoom(c *conn, on bool) {
 	}
 	ev := unix.EpollEvent{Events: events, Fd: int32(c.index)}
 	if err := unix.EpollCtl(q.epoll, unix.EPOLL_CTL_MOD, c.fd, &ev); err != nil {
-		c.fail(err)
+		c.closeSocket(err)
 	}
 }
 
 // close ends the remaining connections after the pump has stopped.
 func (q *queue) close() {
 	for _, c := range q.conns {
-		c.fail(errShutdown)
-		q.remove(c)
+		c.closeSocket(errShutdown)
+		q.removeConn(c)
 	}
 	q.conns = nil
 	q.kickMu.Lock()
@@ -158,7 +158,7 @@ func (q *queue) Poll() int {
 	q.popAnswers()
 	q.retryBacklog()
 	q.retryParked()
-	q.look()
+	q.markReadable()
 	for i := range q.conns {
 		c := q.conns[(i+q.turn)%len(q.conns)]
 		if c.stalled && c.state != connPaused {
@@ -172,7 +172,7 @@ func (q *queue) Poll() int {
 		c.flush()
 	}
 	q.noteLeft()
-	q.reap()
+	q.reapConns()
 	if q.again {
 		q.events++
 	}
@@ -182,7 +182,7 @@ func (q *queue) Poll() int {
 // noteLeft tells the seat that replies were sent and nothing is in flight. Clients on
 // several connections may be on as many CPUs, and none is chosen for them.
 func (q *queue) noteLeft() {
-	if q.answered && q.seat.Chooses() && len(q.conns) == 1 && q.conns[0].unanswered == 0 && !q.conns[0].unsent() {
+	if q.answered && q.seat.Chooses() && len(q.conns) == 1 && q.conns[0].unanswered == 0 && !q.conns[0].hasReplies() {
 		q.seat.Left(q.now())
 	}
 	q.answered = false
@@ -222,19 +222,19 @@ func (q *queue) retryBacklog() {
 	q.backlog = waiting
 }
 
-// reap closes drained connections and removes dead ones that hold no slot.
-func (q *queue) reap() {
+// reapConns closes drained connections and removes dead ones that hold no slot.
+func (q *queue) reapConns() {
 	for i := 0; i < len(q.conns); i++ {
 		c := q.conns[i]
-		if c.state == connDraining && c.idle() {
-			c.depart()
+		if c.state == connDraining && c.allAnswered() {
+			c.closeIfAnswered()
 		}
 		if c.ending != 0 && c.isTaken() {
 			q.endPrecedence(c)
 		}
 		if c.state == connDead && c.held == 0 {
 			q.conns = append(q.conns[:i], q.conns[i+1:]...)
-			q.remove(c)
+			q.removeConn(c)
 			i--
 		}
 	}
@@ -242,7 +242,7 @@ func (q *queue) reap() {
 
 // endPrecedence lets other connections of the export take slots again.
 func (q *queue) endPrecedence(c *conn) {
-	c.exp.claims.taken(c.ending)
+	c.exp.claims.endPrecedence(c.ending)
 	c.ending = 0
 	q.again = true
 	q.kickOthers(c.exp)
@@ -257,9 +257,9 @@ func (q *queue) noteEnds(e *export) {
 	}
 }
 
-// add adds a connection. If the queue is full or the device is being removed,
+// addConn adds a connection. If the queue is full or the device is being removed,
 // the connection is closed.
-func (q *queue) add(c *conn) {
+func (q *queue) addConn(c *conn) {
 	c.index = -1
 	for i := range q.table {
 		if q.table[i] == nil {
@@ -270,7 +270,7 @@ func (q *queue) add(c *conn) {
 	q.conns = append(q.conns, c)
 	c.sh.conns = append(c.sh.conns, c)
 	if c.index < 0 {
-		c.fail(fmt.Errorf("queue has %d connections", maxConns))
+		c.closeSocket(fmt.Errorf("queue has %d connections", maxConns))
 		return
 	}
 	q.table[c.index] = c
@@ -283,100 +283,100 @@ func (q *queue) add(c *conn) {
 	if q.holds && c.state == connOpen && c.disk == nil {
 		c.state = connPaused
 	}
-	if err := q.watch(c.fd, c.index, unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
-		c.fail(err)
+	if err := q.watchFD(c.fd, c.index, unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
+		c.closeSocket(err)
 	}
 	if q.left && c.disk == nil {
-		c.fail(errMoved)
+		c.closeSocket(errMoved)
 	}
-	if c.exp.leaving() {
-		c.fail(errRemoved)
+	if c.exp.beingRemoved() {
+		c.closeSocket(errRemoved)
 	}
 }
 
-// remove removes a connection that holds no slot any more.
-func (q *queue) remove(c *conn) {
+// removeConn removes a connection that holds no slot any more.
+func (q *queue) removeConn(c *conn) {
 	if c.index >= 0 {
 		q.table[c.index] = nil
 	}
-	c.sh.remove(c)
+	c.sh.removeConn(c)
 	c.forgetEnd()
 	q.kickOthers(c.exp)
-	c.exp.unassign(c.sh)
+	c.exp.unassignShare(c.sh)
 	if c.disk != nil {
-		c.disk.lost()
+		c.disk.onConnLost()
 	} else {
-		c.exp.release()
+		c.exp.removeOpener()
 	}
 	q.events++
 }
 
-// evict closes the connections of an export.
-func (q *queue) evict(e *export) {
+// evictExport closes the connections of an export.
+func (q *queue) evictExport(e *export) {
 	for _, c := range q.conns {
 		if c.exp == e {
-			c.fail(errRemoved)
+			c.closeSocket(errRemoved)
 		}
 	}
 }
 
-// claim reports whether no other write conflicts with o, and claims o's range
+// claimRange reports whether no other write conflicts with o, and claims o's range
 // if so; see claims.
-func (q *queue) claim(o *op) bool {
+func (q *queue) claimRange(o *op) bool {
 	e := o.sh.exp
-	if e.claims.ended.Load() != 0 && !q.follows(o) {
+	if e.claims.ended.Load() != 0 && !q.followsWrites(o) {
 		return false
 	}
 	if !o.req.op.Modifies() {
 		return true
 	}
 	if o.step != stepReadBlock {
-		if o.plain = e.claims.begin(o.tag, o.off, o.off+uint64(o.n), e.block); !o.plain {
-			q.alert(e) // begin has withdrawn a range, and the other claim may have waited for it
+		if o.plain = e.claims.beginWrite(o.tag, o.off, o.off+uint64(o.n), e.block); !o.plain {
+			q.alertQueues(e) // begin has withdrawn a range, and the other claim may have waited for it
 		}
 		return o.plain
 	}
 	block := o.off / e.block
-	o.claimed = o.claimed || e.claims.claim(block)
-	return o.claimed && e.claims.drained(block, e.block)
+	o.claimed = o.claimed || e.claims.claimBlock(block)
+	return o.claimed && e.claims.writesDrained(block, e.block)
 }
 
-// follows reports whether o overtakes no write of a connection that has ended. If
+// followsWrites reports whether o overtakes no write of a connection that has ended. If
 // it does, the range that o may have published is withdrawn.
-func (q *queue) follows(o *op) bool {
+func (q *queue) followsWrites(o *op) bool {
 	c := &o.sh.exp.claims
 	if o.claimed || o.req.op == blk.Flush || o.req.op == blk.Extents {
 		return true
 	}
-	if c.follows(o.tag, o.off, o.off+uint64(o.n), o.sh.exp.block) {
+	if c.followsWrites(o.tag, o.off, o.off+uint64(o.n), o.sh.exp.block) {
 		return true
 	}
-	if c.end(o.tag) {
-		q.alert(o.sh.exp)
+	if c.endWrite(o.tag) {
+		q.alertQueues(o.sh.exp)
 	}
 	return false
 }
 
-// unclaim releases o's claim and wakes the writes that it blocked.
-func (q *queue) unclaim(o *op) {
+// unclaimRange releases o's claim and wakes the writes that it blocked.
+func (q *queue) unclaimRange(o *op) {
 	e := o.sh.exp
 	switch {
 	case o.claimed:
-		e.claims.unclaim(o.off / e.block)
+		e.claims.unclaimBlock(o.off / e.block)
 	case o.plain:
-		e.claims.end(o.tag)
+		e.claims.endWrite(o.tag)
 	default:
 		return
 	}
 	o.claimed, o.plain = false, false
 	if e.claims.waiting.Load() > 0 {
 		q.again = true
-		q.alert(e)
+		q.alertQueues(e)
 	}
 }
 
-// alert makes the other queues retry their parked requests to e.
-func (q *queue) alert(e *export) {
+// alertQueues makes the other queues retry their parked requests to e.
+func (q *queue) alertQueues(e *export) {
 	if e.claims.waiting.Load() != 0 {
 		q.kickOthers(e)
 	}
@@ -386,7 +386,7 @@ func (q *queue) alert(e *export) {
 func (q *queue) kickOthers(e *export) {
 	for _, s := range e.shares {
 		if s.q != q {
-			s.q.kick()
+			s.q.kickParked()
 		}
 	}
 }
@@ -406,7 +406,7 @@ func (q *queue) retryParked() {
 	for !list.empty() {
 		o := list.pop()
 		dead := o.conn.state == connDead
-		if !dead && !q.claim(o) {
+		if !dead && !q.claimRange(o) {
 			q.parked.push(o)
 			continue
 		}
@@ -414,25 +414,25 @@ func (q *queue) retryParked() {
 		o.conn.parked--
 		q.events++
 		if dead {
-			q.abandon(o)
+			q.dropParked(o)
 		} else {
 			q.submit(o)
 		}
 	}
 }
 
-// abandon ends a parked op whose connection is dead. No client gets the answer.
-func (q *queue) abandon(o *op) {
+// dropParked ends a parked op whose connection is dead. No client gets the answer.
+func (q *queue) dropParked(o *op) {
 	if !o.claimed {
-		o.plain = o.sh.exp.claims.end(o.tag)
+		o.plain = o.sh.exp.claims.endWrite(o.tag)
 	}
 	o.conn.onDone(o, blk.EIO)
 }
 
-// kick makes the queue retry its parked ops and check its alarm. Any thread may
+// kickParked makes the queue retry its parked ops and check its alarm. Any thread may
 // call it. It is called only when writes of one block conflict on two queues,
 // or when a connection starves.
-func (q *queue) kick() {
+func (q *queue) kickParked() {
 	q.kickMu.Lock()
 	defer q.kickMu.Unlock()
 	if q.wake >= 0 {

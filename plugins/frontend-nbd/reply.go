@@ -15,8 +15,8 @@ import (
 // Replies are queued per connection, headers in the queue, payload in the slots,
 // and leave in one vectored call per round.
 
-// reply is one header, and the payload of one slot, either possibly missing.
-type reply struct {
+// queuedReply is one header, and the payload of one slot, either possibly missing.
+type queuedReply struct {
 	header [maxHeader]byte
 	n      uint8    // bytes of header
 	op     *op      // payload; its slot is given back when sent
@@ -45,16 +45,16 @@ func (q *queue) onCompletion(e *shm.CQE) {
 func (c *conn) onDone(o *op, e blk.Errno) {
 	r := o.req
 	if o.step == stepReadBlock && e == blk.OK {
-		o.merge()
+		o.mergeBlock()
 		o.step = stepWriteBlock
 		c.q.push(o) // the block stays claimed
 		return
 	}
-	c.q.unclaim(o)
+	c.q.unclaimRange(o)
 	if r.op != blk.Extents { // there is always an answer
-		r.fail(e)
+		r.recordError(e)
 	}
-	if r.flushAfter && r.errno == blk.OK && r.pending == 1 && r.covered() {
+	if r.flushAfter && r.errno == blk.OK && r.pending == 1 && r.allCovered() {
 		r.flushAfter = false
 		o.step = stepFlush
 		c.q.push(o)
@@ -62,7 +62,7 @@ func (c *conn) onDone(o *op, e blk.Errno) {
 	}
 	r.pending--
 	c.onEnd(o, e)
-	if r.pending == 0 && r.covered() && c.cur != r {
+	if r.pending == 0 && r.allCovered() && c.cur != r {
 		c.finish(r)
 	}
 }
@@ -78,7 +78,7 @@ func (c *conn) onEnd(o *op, e blk.Errno) {
 	case r.op == blk.Extents && c.state != connDead:
 		c.answerStatus(o, e)
 	default:
-		c.sh.give(o)
+		c.sh.putSlot(o)
 	}
 }
 
@@ -90,7 +90,7 @@ func (c *conn) finish(r *request) {
 		c.dropChildren(r)
 		c.giveRequest(r)
 	case r.errno != blk.OK && r.headed:
-		c.fail(errLateRead)
+		c.closeSocket(errLateRead)
 		c.dropChildren(r)
 		c.giveRequest(r)
 	case r.errno != blk.OK:
@@ -108,18 +108,18 @@ func (c *conn) finish(r *request) {
 
 // answerSimple answers success without payload.
 func (c *conn) answerSimple(r *request) {
-	e := c.enqueue()
+	e := c.appendReply()
 	putSimple(e.header[:], r.cookie, 0)
 	e.n = simpleSize
-	c.end(e, r)
+	c.endReply(e, r)
 }
 
 // answerError answers a failed request. Only a read and block status must be answered
 // in the structured way.
 func (c *conn) answerError(r *request) {
 	c.q.stats.errors.Add(1)
-	e := c.enqueue()
-	c.end(e, r)
+	e := c.appendReply()
+	c.endReply(e, r)
 	if c.structured && (r.op == blk.Read || r.op == blk.Extents) {
 		putErrChunk(e.header[:], r.cookie, nbdErrno(r.errno))
 		e.n = errChunkSize
@@ -133,11 +133,11 @@ func (c *conn) answerError(r *request) {
 // its own, in any order. The last child ends the request.
 func (c *conn) answerData(o *op) {
 	r := o.req
-	e := c.enqueue()
+	e := c.appendReply()
 	flags := uint16(0)
-	if r.pending == 0 && r.covered() && r.errno == blk.OK {
+	if r.pending == 0 && r.allCovered() && r.errno == blk.OK {
 		flags, r.headed = chunkDone, true
-		c.end(e, r)
+		c.endReply(e, r)
 	}
 	putDataChunk(e.header[:], flags, r.cookie, o.off+uint64(o.skip), o.len)
 	e.n, e.op = dataChunkSize, o
@@ -163,15 +163,15 @@ func (c *conn) answerStream(r *request) {
 		if r.first = o.sibling; r.first == nil {
 			r.last = nil
 		}
-		e := c.enqueue()
+		e := c.appendReply()
 		if !r.headed {
 			r.headed = true
 			putSimple(e.header[:], r.cookie, 0)
 			e.n = simpleSize
 		}
 		e.op = o
-		if r.first == nil && r.covered() {
-			c.end(e, r)
+		if r.first == nil && r.allCovered() {
+			c.endReply(e, r)
 		}
 	}
 }
@@ -181,48 +181,48 @@ func (c *conn) answerEmptyRead(r *request) {
 	if r.headed {
 		return // the last chunk of data has ended it
 	}
-	e := c.enqueue()
+	e := c.appendReply()
 	putChunk(e.header[:], chunkDone, chunkNone, r.cookie, 0)
 	e.n = chunkSize
-	c.end(e, r)
+	c.endReply(e, r)
 }
 
 // dropChildren gives back the slots of payload that will not be sent.
 func (c *conn) dropChildren(r *request) {
 	for o := r.first; o != nil; {
 		next := o.sibling
-		c.sh.give(o)
+		c.sh.putSlot(o)
 		o = next
 	}
 	r.first, r.last = nil, nil
 }
 
-// end makes e the last reply to r.
-func (c *conn) end(e *reply, r *request) {
+// endReply makes e the last reply to r.
+func (c *conn) endReply(e *queuedReply, r *request) {
 	e.ends = r
 	c.unanswered--
 }
 
-// enqueue appends an empty reply. There is room: every reply has a slot or
+// appendReply appends an empty reply. There is room: every reply has a slot or
 // ends a request, and the queue is as long as there are of both.
-func (c *conn) enqueue() *reply {
+func (c *conn) appendReply() *queuedReply {
 	e := &c.out[(c.outHead+c.outLen)%len(c.out)]
 	c.outLen++
-	*e = reply{}
+	*e = queuedReply{}
 	return e
 }
 
 // flush sends queued replies until the socket is full.
 func (c *conn) flush() {
-	for c.unsent() && c.writable && c.state != connDead {
-		n, errno := writev(c.fd, c.vector())
+	for c.hasReplies() && c.writable && c.state != connDead {
+		n, errno := writev(c.fd, c.gatherReplies())
 		switch {
 		case errno == unix.EINTR:
 		case errno == unix.EAGAIN:
 			c.writable = false
 			c.q.watchRoom(c, true)
 		case errno != 0:
-			c.fail(errno)
+			c.closeSocket(errno)
 		default:
 			c.q.events++
 			c.q.answered = true
@@ -231,8 +231,8 @@ func (c *conn) flush() {
 	}
 }
 
-// vector gathers the queued replies, less the bytes that are sent already.
-func (c *conn) vector() []unix.Iovec {
+// gatherReplies gathers the queued replies, less the bytes that are sent already.
+func (c *conn) gatherReplies() []unix.Iovec {
 	iov := c.q.iov[:]
 	n, skip := 0, c.outSent
 	if c.handed != nil && len(c.handed.unsent) > 0 {
@@ -248,7 +248,7 @@ func (c *conn) vector() []unix.Iovec {
 			skip -= int(e.n)
 		}
 		if e.op != nil {
-			setIovec(&iov[n], e.op.room()[skip:])
+			setIovec(&iov[n], e.op.clientBytes()[skip:])
 			n++
 		}
 		skip = 0
@@ -262,40 +262,40 @@ func (c *conn) onSent(n int) {
 	n += c.outSent - c.sentHanded(n)
 	for c.outLen > 0 {
 		e := &c.out[c.outHead]
-		size := e.size()
+		size := e.replyBytes()
 		if n < size {
 			break
 		}
 		n -= size
 		c.outHead = (c.outHead + 1) % len(c.out)
 		c.outLen--
-		c.release(e)
+		c.releaseReply(e)
 	}
 	c.outSent = n
 }
 
-// measure records the time of a request when its last reply is sent.
-func (c *conn) measure(r *request) {
+// recordLatency records the time of a request when its last reply is sent.
+func (c *conn) recordLatency(r *request) {
 	if r.began != 0 {
 		c.q.served(c.exp.index, r.op, c.q.now()-r.began)
 	}
 }
 
-func (e *reply) size() int {
+func (e *queuedReply) replyBytes() int {
 	if e.op == nil {
 		return int(e.n)
 	}
 	return int(e.n) + int(e.op.len)
 }
 
-// release gives back the slot and the request of a reply.
-func (c *conn) release(e *reply) {
+// releaseReply gives back the slot and the request of a reply.
+func (c *conn) releaseReply(e *queuedReply) {
 	if e.op != nil {
-		c.sh.give(e.op)
+		c.sh.putSlot(e.op)
 	}
 	if e.ends != nil {
-		c.measure(e.ends)
+		c.recordLatency(e.ends)
 		c.giveRequest(e.ends)
 	}
-	*e = reply{}
+	*e = queuedReply{}
 }

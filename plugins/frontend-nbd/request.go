@@ -24,25 +24,25 @@ type request struct {
 	last       *op
 }
 
-// covered reports whether the request has all of its children. The last one may
+// allCovered reports whether the request has all of its children. The last one may
 // still wait for payload.
-func (r *request) covered() bool { return r.next == r.end }
+func (r *request) allCovered() bool { return r.next == r.end }
 
-// streaming reports whether part of the payload of a streamed read is not
+// streamingPayload reports whether part of the payload of a streamed read is not
 // queued yet.
-func (r *request) streaming() bool {
+func (r *request) streamingPayload() bool {
 	return r.stream && (r.pending > 0 || r.first != nil && r.errno == blk.OK)
 }
 
-// fail records e unless an earlier error is recorded.
-func (r *request) fail(e blk.Errno) {
+// recordError records e unless an earlier error is recorded.
+func (r *request) recordError(e blk.Errno) {
 	if r.errno == blk.OK {
 		r.errno = e
 	}
 }
 
-// adopt appends a child in the order of the device.
-func (r *request) adopt(o *op) {
+// appendChild appends a child in the order of the device.
+func (r *request) appendChild(o *op) {
 	if r.last == nil {
 		r.first = o
 	} else {
@@ -51,23 +51,23 @@ func (r *request) adopt(o *op) {
 	r.last = o
 }
 
-// step is the current step of an op; each step is one request to the device.
-type step uint8
+// opStep is the current step of an op; each step is one request to the device.
+type opStep uint8
 
 const (
-	stepPlain      step = iota // the child's operation, on whole blocks
-	stepReadBlock              // read the block around a part that is to be written
-	stepWriteBlock             // write the changed block back
-	stepFlush                  // flush after the request's last child
+	stepPlain      opStep = iota // the child's operation, on whole blocks
+	stepReadBlock                // read the block around a part that is to be written
+	stepWriteBlock               // write the changed block back
+	stepFlush                    // flush after the request's last child
 )
 
 // op is one slot and the child request in it.
 type op struct {
-	sh   *share
+	sh   *slotShare
 	conn *conn
 	req  *request
 	tag  uint32 // slot in the arena
-	step step
+	step opStep
 	sent bool // the device has it
 	done bool // read, ordered: payload is in the slot
 
@@ -84,18 +84,18 @@ type op struct {
 	sibling *op // in request.first
 }
 
-// room returns the part of the slot for the client's bytes. For a write of part
+// clientBytes returns the part of the slot for the client's bytes. For a write of part
 // of a block that is the memory behind the block, until the two are merged.
-func (o *op) room() []byte {
-	b := o.sh.exp.slot(o.tag)
+func (o *op) clientBytes() []byte {
+	b := o.sh.exp.slotMemory(o.tag)
 	if o.step == stepReadBlock {
 		return b[o.sh.exp.block:][:o.len]
 	}
 	return b[o.skip:][:o.len]
 }
 
-// kind returns the block operation of the step.
-func (o *op) kind() blk.Op {
+// blockOp returns the block operation of the step.
+func (o *op) blockOp() blk.Op {
 	switch o.step {
 	case stepReadBlock:
 		return blk.Read
@@ -107,19 +107,19 @@ func (o *op) kind() blk.Op {
 	return o.req.op
 }
 
-// merge puts the client's bytes into the block that was read.
-func (o *op) merge() {
-	block := o.sh.exp.slot(o.tag)[o.skip:][:o.len]
+// mergeBlock puts the client's bytes into the block that was read.
+func (o *op) mergeBlock() {
+	block := o.sh.exp.slotMemory(o.tag)[o.skip:][:o.len]
 	if o.req.op == blk.WriteZeroes {
 		clear(block)
 		return
 	}
-	o.sh.q.place(block, o.room())
+	o.sh.q.place(block, o.clientBytes())
 }
 
-// child is the next part of a request: a range of whole blocks, and the client's
+// childRange is the next part of a request: a range of whole blocks, and the client's
 // bytes within it.
-type child struct {
+type childRange struct {
 	off  uint64
 	n    uint64
 	skip uint64
@@ -127,13 +127,13 @@ type child struct {
 	part bool // write of a part of one block
 }
 
-// cut returns the next child of r on a device with limits l.
-func (r *request) cut(e *export, l *blk.Limits) child {
+// nextRange returns the next child of r on a device with limits l.
+func (r *request) nextRange(e *export, l *blk.Limits) childRange {
 	switch r.op {
 	case blk.Read:
-		return cutRead(r.next, r.end, e.block, e.chunk(l))
+		return cutRead(r.next, r.end, e.block, e.slotBytes(l))
 	case blk.Write:
-		return cutWrite(r.next, r.end, e.block, e.chunk(l))
+		return cutWrite(r.next, r.end, e.block, e.slotBytes(l))
 	case blk.WriteZeroes:
 		return cutWrite(r.next, r.end, e.block, rangeChunk(l.MaxWriteZeroes, e.block))
 	case blk.Discard:
@@ -141,7 +141,7 @@ func (r *request) cut(e *export, l *blk.Limits) child {
 	case blk.Extents:
 		return cutRead(r.next, r.end, e.block, rangeChunk(maxStatus, e.block))
 	}
-	return child{} // flush
+	return childRange{} // flush
 }
 
 // rangeChunk returns the longest child without payload, in bytes: the device's
@@ -152,23 +152,23 @@ func rangeChunk(most, block uint64) uint64 {
 
 // cutRead returns a child of up to most bytes: the whole blocks around
 // [off, end).
-func cutRead(off, end, block, most uint64) child {
+func cutRead(off, end, block, most uint64) childRange {
 	start := off &^ (block - 1)
 	stop := min(end, start+most)
 	n := (stop - start + block - 1) &^ (block - 1)
-	return child{off: start, n: n, skip: off - start, len: stop - off}
+	return childRange{off: start, n: n, skip: off - start, len: stop - off}
 }
 
 // cutWrite returns a child of up to most bytes of whole blocks, or of the part
 // of the first block that [off, end) touches.
-func cutWrite(off, end, block, most uint64) child {
+func cutWrite(off, end, block, most uint64) childRange {
 	start := off &^ (block - 1)
 	if skip := off - start; skip != 0 || end-off < block {
 		stop := min(end, start+block)
-		return child{off: start, n: block, skip: skip, len: stop - off, part: true}
+		return childRange{off: start, n: block, skip: skip, len: stop - off, part: true}
 	}
 	n := min(end-off, most) &^ (block - 1)
-	return child{off: off, n: n, len: n}
+	return childRange{off: off, n: n, len: n}
 }
 
 // opList is a queue of ops linked by next.

@@ -101,7 +101,7 @@ func (r *rig) startQueue(c rigConfig, i int) {
 	}
 	q.do = p.Do
 	q.guard.patience = 200 * time.Millisecond
-	r.f.enlist(q)
+	r.f.addQueue(q)
 	p.Start()
 	r.pumps = append(r.pumps, p)
 	seed := c.seed
@@ -172,8 +172,8 @@ func (r *rig) onQueue(i int, fn func(q *queue)) {
 // free reports whether every slot is back.
 func (r *rig) free(index uint32) bool {
 	all := true
-	e := r.f.export(index)
-	for i, s := range e.parts() {
+	e := r.f.exportAt(index)
+	for i, s := range e.currentShares() {
 		r.onQueue(i, func(*queue) { all = all && len(s.free) == len(s.ops) && s.gather == nil })
 	}
 	return all && e.claims.active.Load() == 0 && e.claims.waiting.Load() == 0
@@ -187,7 +187,7 @@ func (r *rig) close() {
 		for i := range r.pumps {
 			r.onQueue(i, func(q *queue) {
 				for _, c := range q.conns {
-					c.fail(errShutdown)
+					c.closeSocket(errShutdown)
 				}
 			})
 		}

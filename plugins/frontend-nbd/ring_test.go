@@ -28,11 +28,11 @@ func TestQueue_DevicesThatHangLeaveRoomInTheRing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e.acquire()
+		e.addOpener()
 		fd, peer := pair(t)
 		t.Cleanup(func() { peer.Close() })
 		peers = append(peers, peer)
-		q.add(newConn(fd, "test", negotiated{exp: e}, e.assign([]*queue{q})))
+		q.addConn(newConn(fd, "test", handshakeResult{exp: e}, e.assignShare([]*queue{q})))
 	}
 	host := ring.Completer()
 	var held []uint64

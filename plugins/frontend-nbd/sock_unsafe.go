@@ -22,16 +22,16 @@ func readv(fd int, iov []unix.Iovec) (int, unix.Errno) {
 		runtime.KeepAlive(iov)
 		return int(n), errno
 	}
-	return vectored(unix.SYS_READV, fd, iov)
+	return rawVectorCall(unix.SYS_READV, fd, iov)
 }
 
 func writev(fd int, iov []unix.Iovec) (int, unix.Errno) {
-	return vectored(unix.SYS_WRITEV, fd, iov)
+	return rawVectorCall(unix.SYS_WRITEV, fd, iov)
 }
 
-// vectored makes a raw system call. On a non-blocking socket it never blocks, so
+// rawVectorCall makes a raw system call. On a non-blocking socket it never blocks, so
 // the Go scheduler need not be told.
-func vectored(call uintptr, fd int, iov []unix.Iovec) (int, unix.Errno) {
+func rawVectorCall(call uintptr, fd int, iov []unix.Iovec) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall(call, uintptr(fd), uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
 	runtime.KeepAlive(iov)
 	return int(n), errno

@@ -25,12 +25,12 @@ const (
 
 // clearList leaves no list in o's slot: an earlier command may have brought one there,
 // in the payload of a write, and the host may write none.
-func (o *op) clearList() { clear(o.sh.exp.slot(o.tag)[:extents.Size]) }
+func (o *op) clearList() { clear(o.sh.exp.slotMemory(o.tag)[:extents.Size]) }
 
 // answerStatus queues the reply of a block status, which ends the request. A host that
 // fails, because it knows no extents or for any other reason, knows of no hole.
 func (c *conn) answerStatus(o *op, errno blk.Errno) {
-	slot := c.exp.slot(o.tag)
+	slot := c.exp.slotMemory(o.tag)
 	list := c.q.list[:0]
 	if errno == blk.OK {
 		if told, err := extents.ParseInto(list, slot, uint64(o.n)); err == nil {
@@ -38,21 +38,21 @@ func (c *conn) answerStatus(o *op, errno blk.Errno) {
 		}
 	}
 	from := uint64(o.skip)
-	list = clip(list, from, from+uint64(o.len), uint64(c.exp.minBlock()))
+	list = clipExtents(list, from, from+uint64(o.len), uint64(c.exp.minBlock()))
 	if o.req.one {
 		list = list[:1]
 	}
 	o.skip, o.len = 0, putStatus(slot, list)
-	e := c.enqueue()
+	e := c.appendReply()
 	putChunk(e.header[:], chunkDone, chunkBlockStatus, o.req.cookie, o.len)
 	e.n, e.op = chunkSize, o
-	c.end(e, o.req)
+	c.endReply(e, o.req)
 }
 
-// clip makes of list, from byte 0 on, one of the bytes from to to, in its
+// clipExtents makes of list, from byte 0 on, one of the bytes from to to, in its
 // memory. Ranges become multiples of unit, holes shorter and the others longer. If
 // nothing is left, all is data.
-func clip(list []extents.Extent, from, to, unit uint64) []extents.Extent {
+func clipExtents(list []extents.Extent, from, to, unit uint64) []extents.Extent {
 	out, at, end := list[:0], from, uint64(0)
 	for _, e := range list {
 		end += e.Len

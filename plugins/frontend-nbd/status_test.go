@@ -45,7 +45,7 @@ func TestClip(t *testing.T) {
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			memory := append(make(list, 0, extents.Max), v.list...)
-			if got := clip(memory, v.from, v.to, v.unit); !slices.Equal(got, v.want) {
+			if got := clipExtents(memory, v.from, v.to, v.unit); !slices.Equal(got, v.want) {
 				t.Errorf("%v, want %v", got, v.want)
 			}
 		})
@@ -73,7 +73,7 @@ func TestClip_AgainstAModel(t *testing.T) {
 		if to > size {
 			continue
 		}
-		got := clip(append(make([]extents.Extent, 0, extents.Max), list...), from, to, unit)
+		got := clipExtents(append(make([]extents.Extent, 0, extents.Max), list...), from, to, unit)
 		at := from
 		for i, e := range got {
 			if e.Len == 0 || e.Len%unit != 0 || i > 0 && got[i-1].Hole == e.Hole {
@@ -421,7 +421,7 @@ func TestBlockStatus_Hangs(t *testing.T) {
 	b.h.hold.Store(true)
 	b.peer.Write(command(cmdBlockStatus, 0, 1, 0, 4096))
 	b.settle()
-	if len(b.c.sh.free) != 3 || b.c.inDevice() != 1 || b.c.idle() {
+	if len(b.c.sh.free) != 3 || b.c.inDevice() != 1 || b.c.allAnswered() {
 		t.Fatalf("%d slots are free, %d in the device", len(b.c.sh.free), b.c.inDevice())
 	}
 	b.peer.Close()

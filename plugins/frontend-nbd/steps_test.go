@@ -35,7 +35,7 @@ func newBench(t testing.TB, slots, slotSize int, structured bool) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.acquire()
+	e.addOpener()
 	fd, peer := pair(t)
 	b := &bench{t: t, q: q, d: d, exp: e, peer: peer, h: newHost(ring, map[uint32]*disk{0: d}, 0)}
 	q.now, q.served = func() int64 { return 1 }, func(_ uint32, op blk.Op, _ int64) { // as in earnest
@@ -43,8 +43,8 @@ func newBench(t testing.TB, slots, slotSize int, structured bool) *bench {
 			t.Errorf("operation %d is measured", op)
 		}
 	}
-	b.c = newConn(fd, "test", negotiated{exp: e, structured: structured, allocation: structured && e.listsExtents()}, e.assign([]*queue{q}))
-	q.add(b.c)
+	b.c = newConn(fd, "test", handshakeResult{exp: e, structured: structured, allocation: structured && e.listsExtents()}, e.assignShare([]*queue{q}))
+	q.addConn(b.c)
 	t.Cleanup(func() { peer.Close(); q.close(); ring.Close() })
 	return b
 }
@@ -89,7 +89,7 @@ func TestNoAllocationPerRequest(t *testing.T) {
 			if n != 0 {
 				t.Errorf("%v allocations", n)
 			}
-			if len(b.c.sh.free) != 32 || !b.c.idle() {
+			if len(b.c.sh.free) != 32 || !b.c.allAnswered() {
 				t.Error("slots or requests are lost")
 			}
 		})

@@ -223,7 +223,7 @@ func TestTLS_CarriesData(t *testing.T) {
 		for i := range r.pumps {
 			r.onQueue(i, func(q *queue) {
 				for _, c := range q.conns {
-					c.fail(errRemoved)
+					c.closeSocket(errRemoved)
 				}
 			})
 		}
@@ -369,7 +369,7 @@ func FuzzNegotiationBeforeTLS(f *testing.F) {
 	front := twoExports(f)
 	f.Fuzz(func(t *testing.T, in []byte) {
 		s := &script{in: bytes.NewReader(in)}
-		n, err := negotiate(s, front, &security{by: &protection{}, required: true})
+		n, err := runHandshake(s, front, &listenerSecurity{by: &tlsProtection{}, required: true})
 		if err == nil || n.exp != nil || front.Openers(0)+front.Openers(1) != 0 {
 			t.Fatalf("error %v, export %v", err, n.exp)
 		}

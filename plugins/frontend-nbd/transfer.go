@@ -15,10 +15,10 @@ import (
 
 // Connections change the process. The process that gives them up:
 //
-//	hush     no connection is accepted, negotiations end
-//	pause    no command begins; those in flight are answered, and what a client does
-//	         not send or not read is not waited for
-//	leave    what is left of each connection is a plugin.Connection
+//	pauseAccept  no connection is accepted, negotiations end
+//	pause        no command begins; commands in flight are answered, and nothing waits
+//	             for a client that does not send or read
+//	exportState  the rest of each connection becomes a plugin.Connection
 //
 // The next one checks them in AdoptConnections and has them served in
 // ServeConnections. In between each socket is in both processes, and neither touches
@@ -40,28 +40,28 @@ const (
 func (f *frontend) ReleaseConnections(ctx context.Context) (all []plugin.Connection, closed int, err error) {
 	f.transfer.Lock()
 	defer f.transfer.Unlock()
-	listeners := f.hush()
+	listeners := f.pauseAccept()
 	f.awaitNegotiated(ctx, listeners)
-	f.eachQueue(func(q *queue) { q.hold(true) })
+	f.eachQueue(func(q *queue) { q.pauseConns(true) })
 	if err := f.awaitQuiet(ctx); err != nil {
-		f.eachQueue(func(q *queue) { q.hold(false) })
-		f.speak(listeners)
+		f.eachQueue(func(q *queue) { q.pauseConns(false) })
+		f.resumeAccept(listeners)
 		return nil, 0, err
 	}
 	for _, l := range listeners {
-		closed += l.crowd.disperse()
+		closed += l.handshakes.closeAll()
 		l.Close()
 	}
 	f.eachQueue(func(q *queue) {
-		given, lost := q.leave()
+		given, lost := q.exportConns()
 		all, closed = append(all, given...), closed+lost
 	})
 	f.log().Info("connections are given up for another process", "connections", len(all), "closed", closed)
 	return all, closed, nil
 }
 
-// hush has the listeners accept no connection, and returns them.
-func (f *frontend) hush() []*listener {
+// pauseAccept has the listeners accept no connection, and returns them.
+func (f *frontend) pauseAccept() []*acceptSocket {
 	f.mu.Lock()
 	listeners := f.listeners
 	f.listeners = nil
@@ -74,23 +74,23 @@ func (f *frontend) hush() []*listener {
 	return listeners
 }
 
-// speak is the reverse of hush.
-func (f *frontend) speak(listeners []*listener) {
+// resumeAccept undoes pauseAccept.
+func (f *frontend) resumeAccept(listeners []*acceptSocket) {
 	for _, l := range listeners {
 		l.hushed.Store(false)
 		l.goOn()
 		l.accepting = make(chan struct{})
-		go f.accept(l)
+		go f.acceptLoop(l)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.listeners = append(f.listeners, listeners...)
 }
 
-func (f *frontend) awaitNegotiated(ctx context.Context, listeners []*listener) {
+func (f *frontend) awaitNegotiated(ctx context.Context, listeners []*acceptSocket) {
 	ctx, cancel := context.WithTimeout(ctx, negotiationsEnd)
 	defer cancel()
-	busy := func(l *listener) bool { return l.crowd.size() > 0 }
+	busy := func(l *acceptSocket) bool { return l.handshakes.pendingCount() > 0 }
 	for ctx.Err() == nil && slices.ContainsFunc(listeners, busy) {
 		time.Sleep(quietPause)
 	}
@@ -103,7 +103,7 @@ func (f *frontend) eachQueue(fn func(*queue)) {
 	f.mu.Unlock()
 	for _, q := range queues {
 		done := make(chan struct{})
-		if f.post(q, func() { fn(q); close(done) }) {
+		if f.runOnQueue(q, func() { fn(q); close(done) }) {
 			<-done
 		}
 	}
@@ -141,9 +141,9 @@ func (q *queue) isBusy(c *conn) bool {
 	return c.ending != 0 || c.inDevice() > 0
 }
 
-// hold pauses the connections of a queue, but for those of the kernel, or has them go
+// pauseConns pauses the connections of a queue, but for those of the kernel, or has them go
 // on. Queue's thread, as leave.
-func (q *queue) hold(on bool) {
+func (q *queue) pauseConns(on bool) {
 	q.holds, q.left = on, false
 	for _, c := range q.conns {
 		switch {
@@ -152,28 +152,28 @@ func (q *queue) hold(on bool) {
 			c.state = connPaused
 		case !on && c.state == connPaused:
 			c.state = connOpen
-			c.turnAway()
+			c.refuseNew()
 			q.again = true
 		}
 	}
 }
 
-// leave gives the connections up. Those that cannot be given up are closed.
-func (q *queue) leave() (all []plugin.Connection, closed int) {
+// exportConns gives the connections up. Those that cannot be given up are closed.
+func (q *queue) exportConns() (all []plugin.Connection, closed int) {
 	for _, c := range q.conns {
 		if c.disk != nil || c.state == connDead {
 			continue
 		}
 		given, err := c.giveUp()
 		if err != nil {
-			c.fail(err)
+			c.closeSocket(err)
 			closed++
 			continue
 		}
 		all = append(all, given)
 	}
 	q.left = true
-	q.reap()
+	q.reapConns()
 	return all, closed
 }
 
@@ -182,7 +182,7 @@ func (c *conn) giveUp() (plugin.Connection, error) {
 	if c.tunnel != nil {
 		return plugin.Connection{}, errMoved
 	}
-	s, bytes, err := c.leave()
+	s, bytes, err := c.exportState()
 	if err != nil {
 		return plugin.Connection{}, err
 	}
@@ -190,13 +190,13 @@ func (c *conn) giveUp() (plugin.Connection, error) {
 	if err != nil {
 		return plugin.Connection{}, err
 	}
-	given, err := wrap(c.exp.name, own, s, bytes)
+	given, err := wrapConn(c.exp.name, own, s, bytes)
 	if err != nil {
 		given.Close()
 		return plugin.Connection{}, err
 	}
 	_ = unix.EpollCtl(c.q.epoll, unix.EPOLL_CTL_DEL, c.fd, nil) // the socket stays open in given
-	c.fail(errHanded)
+	c.closeSocket(errHanded)
 	return given, nil
 }
 
@@ -204,10 +204,10 @@ func (c *conn) giveUp() (plugin.Connection, error) {
 func (f *frontend) AdoptConnections(_ context.Context, all []plugin.Connection) error {
 	var adopted []*conn
 	for i := range all {
-		c, err := f.adopt(&all[i])
+		c, err := f.prepareAdopted(&all[i])
 		if err != nil {
 			for _, c := range adopted {
-				c.forget()
+				c.undoAdopt()
 			}
 			plugin.CloseConnections(all)
 			return fmt.Errorf("connection of export %q: %w", all[i].Device, err)
@@ -224,25 +224,25 @@ func (f *frontend) AdoptConnections(_ context.Context, all []plugin.Connection) 
 	return nil
 }
 
-// adopt prepares a connection. Its socket is not the connection's yet.
-func (f *frontend) adopt(from *plugin.Connection) (*conn, error) {
-	s, h, err := unwrap(from)
+// prepareAdopted prepares a connection. Its socket is not the connection's yet.
+func (f *frontend) prepareAdopted(from *plugin.Connection) (*conn, error) {
+	s, h, err := unwrapConn(from)
 	if err != nil {
 		return nil, err
 	}
-	exp, err := f.open(from.Device)
+	exp, err := f.openExport(from.Device)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, blk.ENODEV)
 	}
-	sh := f.assign(exp)
+	sh := f.assignShare(exp)
 	if sh == nil {
-		exp.release()
+		exp.removeOpener()
 		return nil, fmt.Errorf("no queue to serve it: %w", blk.ENODEV)
 	}
-	c := newConn(from.FDs[0], s.Peer, negotiated{exp: exp, structured: s.Structured, allocation: s.Allocation && exp.listsExtents(), readOnly: s.ReadOnly, listener: s.Socket}, sh)
+	c := newConn(from.FDs[0], s.Peer, handshakeResult{exp: exp, structured: s.Structured, allocation: s.Allocation && exp.listsExtents(), readOnly: s.ReadOnly, listener: s.Socket}, sh)
 	c.toldReadOnly = s.ReadOnly && !s.Narrowed
 	if s.Listener != "" {
-		c.user = &user{events: &f.users, peer: s.Peer, listener: s.Listener, connected: true}
+		c.user = &nbdUser{events: &f.users, peer: s.Peer, listener: s.Listener, connected: true}
 	}
 	if c.handed = h; h.isOver() {
 		c.handed = nil
@@ -253,11 +253,11 @@ func (f *frontend) adopt(from *plugin.Connection) (*conn, error) {
 	return c, nil
 }
 
-// forget undoes adopt.
-func (c *conn) forget() {
+// undoAdopt undoes adopt.
+func (c *conn) undoAdopt() {
 	c.forgetEnd()
-	c.exp.unassign(c.sh)
-	c.exp.release()
+	c.exp.unassignShare(c.sh)
+	c.exp.removeOpener()
 }
 
 // ServeConnections implements plugin.Transferrer.
@@ -266,21 +266,21 @@ func (f *frontend) ServeConnections(context.Context) error {
 	adopted := f.adopted
 	f.adopted = nil
 	f.mu.Unlock()
-	f.eachQueue(func(q *queue) { q.hold(false) }) // this process may have given up its own before
-	for _, c := range adopted {                   // before a connection is served: the requests of those that have ended go first
+	f.eachQueue(func(q *queue) { q.pauseConns(false) }) // this process may have given up its own before
+	for _, c := range adopted {                         // before a connection is served: the requests of those that have ended go first
 		if c.isGone() {
 			c.noteEnd()
 		}
 	}
 	for _, c := range adopted {
-		c.user.opens(c.exp.name, c.readOnly)
-		if !f.post(c.q, func() { c.q.add(c) }) {
-			c.forget()
+		c.user.eventOpened(c.exp.name, c.readOnly)
+		if !f.runOnQueue(c.q, func() { c.q.addConn(c) }) {
+			c.undoAdopt()
 			unix.Close(c.fd)
 			return errShutdown
 		}
 	}
-	f.judge() // by the rules of this process
+	f.recheckAccess() // by the rules of this process
 	f.log().Info("connections of another process are served", "connections", len(adopted))
 	return nil
 }

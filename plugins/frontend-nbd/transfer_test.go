@@ -403,7 +403,7 @@ func TestHanded_Rights(t *testing.T) {
 		l.rigs[0].onQueue(0, func(q *queue) {
 			if served = len(q.conns) == 1; served {
 				q.conns[0].readOnly = true
-				q.conns[0].user = &user{events: &l.rigs[0].f.users, peer: "x", listener: "tcp:1"}
+				q.conns[0].user = &nbdUser{events: &l.rigs[0].f.users, peer: "x", listener: "tcp:1"}
 			}
 		})
 		return served
@@ -514,7 +514,7 @@ func FuzzHanded(f *testing.F) {
 			r.f.ServeConnections(context.Background())
 		}
 		peer.Close()
-		eventually(t, "slots are back", func() bool { return r.f.Openers(0) == 0 && (len(r.f.export(0).parts()) == 0 || r.free(0)) })
+		eventually(t, "slots are back", func() bool { return r.f.Openers(0) == 0 && (len(r.f.exportAt(0).currentShares()) == 0 || r.free(0)) })
 	})
 }
 

@@ -30,7 +30,7 @@ func (c *conn) receive() {
 		if c.handed != nil && c.readAgain() {
 			continue
 		}
-		want := c.window()
+		want := c.nextWindow()
 		n, errno := readv(c.fd, c.q.iov[:want.vectors])
 		switch {
 		case errno == unix.EINTR:
@@ -40,7 +40,7 @@ func (c *conn) receive() {
 			c.quiet++
 			return
 		case errno != 0:
-			c.fail(errno)
+			c.closeSocket(errno)
 			return
 		case n == 0:
 			c.onEOF()
@@ -50,37 +50,37 @@ func (c *conn) receive() {
 		c.drained = n < want.bytes // a short read
 		c.readable = !c.drained || c.hangup
 		c.quiet = 0
-		c.received(n)
+		c.onBytes(n)
 		c.advance()
 	}
 }
 
-type window struct {
+type readWindow struct {
 	vectors, bytes int
 }
 
-// window points the queue's vector at the memory for the next bytes. In a run
+// nextWindow points the queue's vector at the memory for the next bytes. In a run
 // of large writes only a header is staged, so that the payload behind it is
 // received into its slot.
-func (c *conn) window() (w window) {
+func (c *conn) nextWindow() (w readWindow) {
 	stage := c.stageRoom()
 	if c.bulk && (c.cur == nil || c.fill != nil) {
 		stage = stage[:min(len(stage), max(0, requestSize-(c.w-c.r)))]
 	}
 	if o := c.fill; o != nil {
-		rest := o.room()[o.got:]
+		rest := o.clientBytes()[o.got:]
 		setIovec(&c.q.iov[0], rest)
-		w = window{1, len(rest)}
-		if c.bulk && !c.cur.covered() {
+		w = readWindow{1, len(rest)}
+		if c.bulk && !c.cur.allCovered() {
 			return w // more payload follows, for the next slot
 		}
 	}
 	setIovec(&c.q.iov[w.vectors], stage)
-	return window{w.vectors + 1, w.bytes + len(stage)}
+	return readWindow{w.vectors + 1, w.bytes + len(stage)}
 }
 
-// received accounts for n bytes in the memory that window returned.
-func (c *conn) received(n int) {
+// onBytes accounts for n bytes in the memory that window returned.
+func (c *conn) onBytes(n int) {
 	if o := c.fill; o != nil {
 		direct := min(n, int(o.len-o.got))
 		o.got += uint32(direct)
@@ -94,26 +94,26 @@ func (c *conn) received(n int) {
 func (c *conn) advance() {
 	for c.state != connDead {
 		if c.cur != nil {
-			if !c.cover() {
+			if !c.coverRequest() {
 				return
 			}
 			continue
 		}
-		if c.turnAway(); c.state != connOpen || !c.header() {
+		if c.refuseNew(); c.state != connOpen || !c.nextCommand() {
 			return
 		}
 	}
 }
 
-// header takes one command. It returns false if the header is incomplete or too
+// nextCommand takes one command. It returns false if the header is incomplete or too
 // many commands are in flight.
-func (c *conn) header() bool {
+func (c *conn) nextCommand() bool {
 	if c.w-c.r < requestSize {
 		return false
 	}
 	h := requestHeader(c.stage[c.r : c.r+requestSize])
 	if h.Magic() != magicRequest {
-		c.fail(errGarbage)
+		c.closeSocket(errGarbage)
 		return false
 	}
 	r := c.takeRequest()
@@ -142,8 +142,8 @@ func (c *conn) onCommand(r *request, h requestHeader) {
 	}
 	c.cur = r
 	c.unanswered++
-	c.inFlight.note(c.unanswered)
-	r.op, r.errno = c.check(l, h)
+	c.inFlight.recordUnanswered(c.unanswered)
+	r.op, r.errno = c.checkCommand(l, h)
 	if c.handed != nil {
 		c.handed.goOn(r)
 	}
@@ -170,10 +170,10 @@ func (c *conn) onCommand(r *request, h requestHeader) {
 		return
 	case blk.Extents:
 		r.one = h.Flags()&cmdFlagReqOne != 0
-		r.end = r.next + r.cut(c.exp, l).len
+		r.end = r.next + r.nextRange(c.exp, l).len
 		return
 	case blk.Discard:
-		r.next, r.end = inner(r.next, r.end, c.exp.block)
+		r.next, r.end = wholeBlocks(r.next, r.end, c.exp.block)
 	case blk.WriteZeroes:
 		if h.Flags()&cmdFlagNoHole != 0 {
 			r.flags |= blk.NoUnmap
@@ -187,8 +187,8 @@ func (c *conn) onCommand(r *request, h requestHeader) {
 	}
 }
 
-// check returns the operation of a command and the error to refuse it with.
-func (c *conn) check(l *blk.Limits, h requestHeader) (blk.Op, blk.Errno) {
+// checkCommand returns the operation of a command and the error to refuse it with.
+func (c *conn) checkCommand(l *blk.Limits, h requestHeader) (blk.Op, blk.Errno) {
 	off, n := h.Offset(), uint64(h.Length())
 	allowed := uint16(cmdFlagFUA)
 	beyond := blk.EINVAL
@@ -231,18 +231,18 @@ func (c *conn) check(l *blk.Limits, h requestHeader) (blk.Op, blk.Errno) {
 	return op, blk.OK
 }
 
-// inner returns the whole blocks within a range. A discard is a hint; parts of
+// wholeBlocks returns the whole blocks within a range. A discard is a hint; parts of
 // blocks are ignored.
-func inner(off, end, block uint64) (uint64, uint64) {
+func wholeBlocks(off, end, block uint64) (uint64, uint64) {
 	off = (off + block - 1) &^ (block - 1)
 	end &^= block - 1
 	return min(off, end), end
 }
 
-// cover gives the current request its children. It returns false if the request
+// coverRequest gives the current request its children. It returns false if the request
 // waits for payload or for a slot. A streamed read stays the current request
 // until its payload is queued, since no other reply may come in between.
-func (c *conn) cover() bool {
+func (c *conn) coverRequest() bool {
 	r := c.cur
 	for {
 		if r.stream {
@@ -253,18 +253,18 @@ func (c *conn) cover() bool {
 			if !c.fillUp() {
 				return false
 			}
-		case r.covered() && r.streaming():
+		case r.allCovered() && r.streamingPayload():
 			c.stalled = true
 			return false
-		case r.covered():
-			c.sh.ungather(r)
+		case r.allCovered():
+			c.sh.allowGather(r)
 			c.cur = nil
 			if r.pending == 0 {
 				c.finish(r)
 			}
 			return true
 		case r.errno != blk.OK:
-			if !c.drop(r) {
+			if !c.dropRequest(r) {
 				return false
 			}
 		case !c.nextChild(r):
@@ -275,8 +275,8 @@ func (c *conn) cover() bool {
 	}
 }
 
-// drop skips the rest of a failed request, with its payload.
-func (c *conn) drop(r *request) bool {
+// dropRequest skips the rest of a failed request, with its payload.
+func (c *conn) dropRequest(r *request) bool {
 	if r.op != blk.Write {
 		r.next = r.end
 		return true
@@ -284,7 +284,7 @@ func (c *conn) drop(r *request) bool {
 	n := min(uint64(c.w-c.r), r.end-r.next)
 	c.r += int(n)
 	r.next += n
-	return r.covered()
+	return r.allCovered()
 }
 
 // nextChild takes a slot for the next part of r. A part with payload is filled
@@ -294,7 +294,7 @@ func (c *conn) nextChild(r *request) bool {
 	if !c.exp.claims.mayTake(c.ending) || !c.sh.mayTake(c, r, l) {
 		return false
 	}
-	o := c.sh.take(c)
+	o := c.sh.takeSlot(c)
 	if o == nil {
 		return false
 	}
@@ -306,14 +306,14 @@ func (c *conn) nextChild(r *request) bool {
 		c.q.admit(o)
 		return true
 	}
-	ch := r.cut(c.exp, l)
+	ch := r.nextRange(c.exp, l)
 	o.off, o.n, o.skip, o.len = ch.off, uint32(ch.n), uint32(ch.skip), uint32(ch.len)
 	if ch.part {
 		o.step = stepReadBlock
 	}
 	r.next += ch.len
 	if r.ordered {
-		r.adopt(o)
+		r.appendChild(o)
 	}
 	switch r.op {
 	case blk.Write:
@@ -332,7 +332,7 @@ func (c *conn) fillUp() bool {
 	o := c.fill
 	n := min(c.w-c.r, int(o.len-o.got))
 	if n > 0 {
-		c.q.place(o.room()[o.got:], c.stage[c.r:c.r+n])
+		c.q.place(o.clientBytes()[o.got:], c.stage[c.r:c.r+n])
 		c.r += n
 		o.got += uint32(n)
 	}
@@ -353,7 +353,7 @@ func (q *queue) place(dst, src []byte) {
 
 // admit submits a child, or parks it while a conflicting write is in flight.
 func (q *queue) admit(o *op) {
-	if !q.claim(o) {
+	if !q.claimRange(o) {
 		q.park(o)
 		return
 	}
@@ -392,7 +392,7 @@ func (q *queue) tryPush(o *op) bool {
 	e := o.sh.exp
 	q.sqe = shm.SQE{
 		Tag: tagOf(e.index, o.tag), Device: e.index, Arena: e.arenaID,
-		Op: o.kind(), ArenaOff: uint64(o.tag) * uint64(e.slotSize),
+		Op: o.blockOp(), ArenaOff: uint64(o.tag) * uint64(e.slotSize),
 	}
 	if q.sqe.Op != blk.Flush {
 		q.sqe.Offset, q.sqe.Len = o.off, o.n

@@ -40,8 +40,8 @@ const (
 
 var errManyTunnels = fmt.Errorf("there are %d connections with TLS already", maxTunnels)
 
-// tunnel is the way of a connection with TLS.
-type tunnel struct {
+// tlsTunnel is the way of a connection with TLS.
+type tlsTunnel struct {
 	f     *frontend
 	tls   *tls.Conn
 	local *net.UnixConn // the queue has the other end
@@ -49,14 +49,14 @@ type tunnel struct {
 
 // newTunnel gives the negotiated connection to a queue. The caller runs the
 // tunnel, and closes the socket below TLS. After an error the export is released.
-func (f *frontend) newTunnel(n negotiated, peer string) (*tunnel, error) {
+func (f *frontend) newTunnel(n handshakeResult, peer string) (*tlsTunnel, error) {
 	if f.tunnels.Add(1) > maxTunnels {
 		f.tunnels.Add(-1)
-		n.exp.release()
+		n.exp.removeOpener()
 		return nil, errManyTunnels
 	}
-	t := &tunnel{f: f, tls: n.tls}
-	err := t.connect(n, peer)
+	t := &tlsTunnel{f: f, tls: n.tls}
+	err := t.connectTunnel(n, peer)
 	if err != nil {
 		f.tunnels.Add(-1)
 		return nil, err
@@ -64,22 +64,22 @@ func (f *frontend) newTunnel(n negotiated, peer string) (*tunnel, error) {
 	return t, nil
 }
 
-func (t *tunnel) connect(n negotiated, peer string) error {
+func (t *tlsTunnel) connectTunnel(n handshakeResult, peer string) error {
 	ours, theirs, err := socketPair()
 	if err != nil {
-		n.exp.release()
+		n.exp.removeOpener()
 		return err
 	}
 	if t.local, err = sockpair.Conn(os.NewFile(uintptr(theirs), "tunnel")); err == nil {
 		err = t.tls.SetDeadline(time.Time{})
 	}
 	if err != nil {
-		n.exp.release()
+		n.exp.removeOpener()
 		unix.Close(ours)
 		return err
 	}
-	widen(ours)
-	if err := t.f.join(ours, peer, n, t); err != nil {
+	enlargeSendBuffer(ours)
+	if err := t.f.assignConn(ours, peer, n, t); err != nil {
 		t.local.Close()
 		return err
 	}
@@ -87,7 +87,7 @@ func (t *tunnel) connect(n negotiated, peer string) error {
 }
 
 // isGone reports whether the client can send nothing more.
-func (t *tunnel) isGone() (gone bool) {
+func (t *tlsTunnel) isGone() (gone bool) {
 	sc, ok := t.tls.NetConn().(syscall.Conn)
 	if !ok {
 		return false
@@ -101,22 +101,22 @@ func (t *tunnel) isGone() (gone bool) {
 }
 
 // run carries until both directions have ended.
-func (t *tunnel) run() {
+func (t *tlsTunnel) run() {
 	defer t.f.tunnels.Add(-1)
 	defer t.local.Close()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		t.carry(t.tls, t.local, downBuffer, t.tls.CloseWrite)
+		t.copyBytes(t.tls, t.local, downBuffer, t.tls.CloseWrite)
 		_ = t.tls.NetConn().SetReadDeadline(time.Now().Add(brokenTime))
 	}()
-	t.carry(t.local, t.tls, upBuffer, t.local.CloseWrite)
+	t.copyBytes(t.local, t.tls, upBuffer, t.local.CloseWrite)
 	<-done
 }
 
-// carry moves bytes until the source ends, and says so to the destination by
+// copyBytes moves bytes until the source ends, and says so to the destination by
 // end. Any other end of it closes the connection in both directions.
-func (t *tunnel) carry(to io.Writer, from io.Reader, size int, end func() error) {
+func (t *tlsTunnel) copyBytes(to io.Writer, from io.Reader, size int, end func() error) {
 	buf := make([]byte, size)
 	for {
 		n, err := from.Read(buf)
@@ -139,9 +139,9 @@ func (t *tunnel) carry(to io.Writer, from io.Reader, size int, end func() error)
 	}
 }
 
-// finish is called by the queue when it has closed its end, in order or not. A
+// onQueueClosed is called by the queue when it has closed its end, in order or not. A
 // client that does not read its last replies would hold the tunnel for ever.
-func (t *tunnel) finish(inOrder bool) {
+func (t *tlsTunnel) onQueueClosed(inOrder bool) {
 	limit := brokenTime
 	if inOrder {
 		limit = replyTime

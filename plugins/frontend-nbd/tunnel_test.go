@@ -91,7 +91,7 @@ func TestTunnel_RemovalEndsAClientThatDoesNotRead(t *testing.T) {
 		}
 	}()
 	blocked := func() (is bool) {
-		r.onQueue(0, func(q *queue) { is = len(q.conns) == 1 && q.conns[0].blocked() })
+		r.onQueue(0, func(q *queue) { is = len(q.conns) == 1 && q.conns[0].sendBlocked() })
 		return is
 	}
 	eventually(t, "buffers are full", blocked)
@@ -192,50 +192,50 @@ func guestFrom(ip string) *fakeConn {
 // address.
 func TestCrowd(t *testing.T) {
 	for _, v := range []struct{ many, few string }{{"10.0.0.1", "10.0.0.2"}, {"fd00::1", "fd00:0:0:1::1"}, {"10.0.0.1", ""}, {"", "10.0.0.1"}} {
-		c := newCrowd()
+		c := newHandshakeLimiter()
 		first, few := guestFrom(v.many), guestFrom(v.few)
-		c.enter(few)
-		c.enter(first)
+		c.acquire(few)
+		c.acquire(first)
 		for range maxHandshakes - 2 {
-			c.enter(guestFrom(v.many))
+			c.acquire(guestFrom(v.many))
 		}
 		began := time.Now()
-		c.enter(guestFrom(v.few))
+		c.acquire(guestFrom(v.few))
 		if took := time.Since(began); took < handshakeGrace/2 {
 			t.Errorf("the oldest had %v", took)
 		}
 		<-first.closed
-		if c.leave(first) || !c.leave(few) || len(c.in) != maxHandshakes-1 {
+		if c.release(first) || !c.release(few) || len(c.in) != maxHandshakes-1 {
 			t.Errorf("%d are there", len(c.in))
 		}
 	}
-	c := newCrowd()
+	c := newHandshakeLimiter()
 	for range maxHandshakes {
-		c.enter(guestFrom("fd00::1"))
+		c.acquire(guestFrom("fd00::1"))
 	}
-	if c.in[c.next()].from != c.in[0].from || len(c.in) != maxHandshakes {
+	if c.in[c.victim()].from != c.in[0].from || len(c.in) != maxHandshakes {
 		t.Error("nobody gives way")
 	}
 }
 
 // A connection that ends makes room at once.
 func TestCrowd_Room(t *testing.T) {
-	c := newCrowd()
+	c := newHandshakeLimiter()
 	var all []*fakeConn
 	for range maxHandshakes {
 		g := guestFrom("10.0.0.1")
 		all = append(all, g)
-		c.enter(g)
+		c.acquire(g)
 	}
 	entered := make(chan struct{})
 	last := guestFrom("10.0.0.2")
 	go func() {
-		c.enter(last)
+		c.acquire(last)
 		close(entered)
 	}()
-	c.leave(all[5])
+	c.release(all[5])
 	<-entered
-	if !c.leave(last) {
+	if !c.release(last) {
 		t.Error("it is not there")
 	}
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
-// user is a client of a listener with TLS, as events show it. nil: its events are
+// nbdUser is a client of a listener with TLS, as events show it. nil: its events are
 // not kept.
-type user struct {
+type nbdUser struct {
 	events         *plugin.UserEvents
 	from           netip.Addr // of peer; zero: a unix socket
 	peer, listener string
@@ -23,23 +23,23 @@ type user struct {
 // TakeUsers implements plugin.UserReporter.
 func (f *frontend) TakeUsers() ([]plugin.UserEvent, uint64) { return f.users.TakeUsers() }
 
-func (u *user) add(e plugin.UserEvent) {
+func (u *nbdUser) addEvent(e plugin.UserEvent) {
 	if u != nil {
 		e.Peer, e.Listener, e.Identity = u.peer, u.listener, u.identity
 		u.events.Add(e)
 	}
 }
 
-// connects tells that the user has proved to be identity.
-func (u *user) connects(identity string) {
+// eventConnected tells that the user has proved to be identity.
+func (u *nbdUser) eventConnected(identity string) {
 	if u != nil && !u.connected {
 		u.identity, u.connected = identity, true
-		u.add(plugin.UserEvent{Event: plugin.UserConnects})
+		u.addEvent(plugin.UserEvent{Event: plugin.UserConnects})
 	}
 }
 
-// claims notes the identity that the user claims in a handshake that has failed.
-func (u *user) claims(t *tls.Conn, err error) {
+// noteClaim notes the identity that the user claims in a handshake that has failed.
+func (u *nbdUser) noteClaim(t *tls.Conn, err error) {
 	certs := t.ConnectionState().PeerCertificates
 	if no, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		certs = no.UnverifiedCertificates
@@ -49,8 +49,8 @@ func (u *user) claims(t *tls.Conn, err error) {
 	}
 }
 
-// refused tells why the user is sent away. An end that is the user's own is none.
-func (u *user) refused(err error) {
+// eventRefused tells why the user is sent away. An end that is the user's own is none.
+func (u *nbdUser) eventRefused(err error) {
 	if u == nil {
 		return
 	}
@@ -65,11 +65,11 @@ func (u *user) refused(err error) {
 	u.events.AddRefused(u.from, e)
 }
 
-func (u *user) opens(device string, readOnly bool) {
-	u.add(plugin.UserEvent{Event: plugin.UserOpens, Device: device, Mode: modeOf(readOnly)})
+func (u *nbdUser) eventOpened(device string, readOnly bool) {
+	u.addEvent(plugin.UserEvent{Event: plugin.UserOpens, Device: device, Mode: modeOf(readOnly)})
 }
 
-func (u *user) mayNotOpen(device, why string) {
+func (u *nbdUser) mayNotOpen(device, why string) {
 	if u != nil {
 		u.events.AddRefused(u.from, plugin.UserEvent{
 			Event: plugin.UserOpens, Device: device, Error: "not allowed to open it: " + why, Peer: u.peer, Listener: u.listener, Identity: u.identity,
@@ -77,23 +77,23 @@ func (u *user) mayNotOpen(device, why string) {
 	}
 }
 
-// judged tells that the user may do more or less than before.
-func (u *user) judged(device string, readOnly bool) {
+// accessChanged records that the user may do more or less than before.
+func (u *nbdUser) accessChanged(device string, readOnly bool) {
 	why := "writes are allowed again"
 	if readOnly {
 		why = "the rules allow no writes any more: they fail with EPERM"
 	}
-	u.add(plugin.UserEvent{Event: plugin.UserJudged, Device: device, Mode: modeOf(readOnly), Reason: why})
+	u.addEvent(plugin.UserEvent{Event: plugin.UserJudged, Device: device, Mode: modeOf(readOnly), Reason: why})
 }
 
 // closes tells of the end of a connection, forced if the user would not be served any
 // more.
-func (u *user) closes(device string, readOnly bool, cause error, forced bool) {
+func (u *nbdUser) closes(device string, readOnly bool, cause error, forced bool) {
 	event := plugin.UserCloses
 	if forced {
 		event = plugin.UserForced
 	}
-	u.add(plugin.UserEvent{Event: event, Device: device, Mode: modeOf(readOnly), Reason: cause.Error()})
+	u.addEvent(plugin.UserEvent{Event: event, Device: device, Mode: modeOf(readOnly), Reason: cause.Error()})
 }
 
 func modeOf(readOnly bool) string {

@@ -20,10 +20,10 @@ import (
 
 const controlPath = "/dev/ublk-control"
 
-// control speaks to the driver's control device.
-type control struct {
+// ctrlDevice speaks to the driver's control device.
+type ctrlDevice struct {
 	path string
-	do   func(cmd uint32, r request) error // one command and its answer
+	do   func(cmd uint32, r ctrlRequest) error // one command and its answer
 	// devices returns the numbers of all devices.
 	devices func() []uint32
 
@@ -33,9 +33,9 @@ type control struct {
 	features uint64   // 0: unknown, before Linux 6.4
 }
 
-func newControl() *control {
-	c := &control{path: controlPath, devices: listDevices}
-	c.do = c.send
+func newControl() *ctrlDevice {
+	c := &ctrlDevice{path: controlPath, devices: listDevices}
+	c.do = c.sendCommand
 	return c
 }
 
@@ -50,10 +50,10 @@ func listDevices() (all []uint32) {
 	return all
 }
 
-// open opens the control device and probes the driver's features and command
+// openCtrl opens the control device and probes the driver's features and command
 // encoding. The error wraps ENODEV if there is no driver, EACCES or EPERM if
 // permission is missing.
-func (c *control) open() error {
+func (c *ctrlDevice) openCtrl() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.file != nil {
@@ -72,19 +72,19 @@ func (c *control) open() error {
 		return err
 	}
 	c.file = f
-	c.probe()
+	c.readFeatures()
 	return nil
 }
 
-// probe reads the driver's features. Only drivers with encoded commands have
+// readFeatures reads the driver's features. Only drivers with encoded commands have
 // the command for it.
-func (c *control) probe() {
+func (c *ctrlDevice) readFeatures() {
 	c.encoded = true
 	page, err := newPage()
 	if err != nil {
 		return
 	}
-	if err := c.do(cmdGetFeatures, request{buf: page, n: 8, limit: commandTime}); err == nil {
+	if err := c.do(cmdGetFeatures, ctrlRequest{buf: page, n: 8, limit: commandTime}); err == nil {
 		c.features = native.Uint64(page)
 	} else {
 		c.encoded = false
@@ -93,7 +93,7 @@ func (c *control) probe() {
 }
 
 // ioCommands returns the two commands of tags, in the encoding of this kernel.
-func (c *control) ioCommands() (fetch, again uint32) {
+func (c *ctrlDevice) ioCommands() (fetch, again uint32) {
 	if c.encoded {
 		return ioEncoded(ioFetch), ioEncoded(ioCommitAndFetch)
 	}
@@ -103,8 +103,8 @@ func (c *control) ioCommands() (fetch, again uint32) {
 // commandTime bounds commands that wait for no user of the disk.
 const commandTime = 10 * time.Second
 
-// request has the arguments of a control command.
-type request struct {
+// ctrlRequest has the arguments of a control command.
+type ctrlRequest struct {
 	id    uint32 // of the device
 	buf   []byte // a page, see newPage; nil: none
 	n     int    // bytes of it
@@ -116,9 +116,9 @@ type request struct {
 // and write to the command's page.
 var errLate = fmt.Errorf("the ublk driver has not answered in time: %w", blk.ETIMEDOUT)
 
-// send sends one command and waits for its answer, at most for r.limit. Each
+// sendCommand sends one command and waits for its answer, at most for r.limit. Each
 // command has its own io_uring, so that a command that hangs delays no other.
-func (c *control) send(cmd uint32, r request) error {
+func (c *ctrlDevice) sendCommand(cmd uint32, r ctrlRequest) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	ring, err := uring.NewRing(2, uring.Options{SQE128: true})
@@ -128,7 +128,7 @@ func (c *control) send(cmd uint32, r request) error {
 	defer ring.Close()
 	s := ring.Next()
 	if c.encoded {
-		cmd = encoded(cmd)
+		cmd = encodedCommand(cmd)
 	}
 	s.URingCmd(int32(c.file.Fd()), cmd)
 	var addr uint64
@@ -139,11 +139,11 @@ func (c *control) send(cmd uint32, r request) error {
 	if err := ring.Submit(); err != nil {
 		return err
 	}
-	return await(ring, r.limit)
+	return awaitCompletion(ring, r.limit)
 }
 
-// await waits for the one completion of ring.
-func await(ring *uring.Ring, limit time.Duration) error {
+// awaitCompletion waits for the one completion of ring.
+func awaitCompletion(ring *uring.Ring, limit time.Duration) error {
 	const look = 20 * time.Millisecond // between looks, in case no wake-up comes
 	var done [1]uring.CQE
 	for end := time.Now().Add(limit); ; {
@@ -177,7 +177,7 @@ func freePage(page []byte, err error) {
 
 // withPage runs a command with a buffer: put fills it before, get reads it
 // after. Either may be nil.
-func (c *control) withPage(cmd uint32, r request, put, get func([]byte)) (err error) {
+func (c *ctrlDevice) withPage(cmd uint32, r ctrlRequest, put, get func([]byte)) (err error) {
 	page, err := newPage()
 	if err != nil {
 		return err
@@ -193,56 +193,56 @@ func (c *control) withPage(cmd uint32, r request, put, get func([]byte)) (err er
 	return err
 }
 
-// add makes a device and updates info with the driver's changes.
-func (c *control) add(info *devInfo) error {
-	return c.withPage(cmdAddDev, request{id: info.id, n: devInfoSize}, info.put, info.get)
+// addDevice makes a device and updates info with the driver's changes.
+func (c *ctrlDevice) addDevice(info *devInfo) error {
+	return c.withPage(cmdAddDev, ctrlRequest{id: info.id, n: devInfoSize}, info.encodeInto, info.decodeFrom)
 }
 
-func (c *control) info(id uint32) (info devInfo, err error) {
-	err = c.withPage(cmdGetDevInfo, request{id: id, n: devInfoSize}, nil, info.get)
-	return info, err
+func (c *ctrlDevice) deviceInfo(id uint32) (deviceInfo devInfo, err error) {
+	err = c.withPage(cmdGetDevInfo, ctrlRequest{id: id, n: devInfoSize}, nil, deviceInfo.decodeFrom)
+	return deviceInfo, err
 }
 
-func (c *control) setParams(id uint32, p *params) error {
-	return c.withPage(cmdSetParams, request{id: id, n: paramsSize}, p.put, nil)
+func (c *ctrlDevice) setParams(id uint32, p *ublkParams) error {
+	return c.withPage(cmdSetParams, ctrlRequest{id: id, n: paramsSize}, p.encodeInto, nil)
 }
 
 // canResize reports whether the driver can change the size of disks.
-func (c *control) canResize() bool { return c.features&featUpdateSize != 0 }
+func (c *ctrlDevice) canResize() bool { return c.features&featUpdateSize != 0 }
 
-// resize changes the size of a disk. The caller makes sure that the disk exists:
+// resizeDevice changes the size of a disk. The caller makes sure that the disk exists:
 // drivers before Linux 7.0 crash the kernel otherwise.
-func (c *control) resize(id uint32, size uint64) error {
-	return c.do(cmdUpdateSize, request{id: id, data: size / blk.SectorSize, limit: commandTime})
+func (c *ctrlDevice) resizeDevice(id uint32, size uint64) error {
+	return c.do(cmdUpdateSize, ctrlRequest{id: id, data: size / blk.SectorSize, limit: commandTime})
 }
 
-// size returns the device's size in bytes, as it was set last.
-func (c *control) size(id uint32) (size uint64, err error) {
+// deviceSize returns the device's size in bytes, as it was set last.
+func (c *ctrlDevice) deviceSize(id uint32) (deviceSize uint64, err error) {
 	put := func(b []byte) { native.PutUint32(b, paramsSize) }
-	err = c.withPage(cmdGetParams, request{id: id, n: paramsSize}, put, func(b []byte) { size = sizeIn(b) })
-	return size, err
+	err = c.withPage(cmdGetParams, ctrlRequest{id: id, n: paramsSize}, put, func(b []byte) { deviceSize = sizeIn(b) })
+	return deviceSize, err
 }
 
-// start makes the disk appear. The kernel reads the partition table before it
+// startDevice makes the disk appear. The kernel reads the partition table before it
 // returns, so requests must be served meanwhile.
-func (c *control) start(id uint32, limit time.Duration) error {
-	return c.do(cmdStartDev, request{id: id, data: uint64(os.Getpid()), limit: limit})
+func (c *ctrlDevice) startDevice(id uint32, limit time.Duration) error {
+	return c.do(cmdStartDev, ctrlRequest{id: id, data: uint64(os.Getpid()), limit: limit})
 }
 
-// stop removes the disk after its last request.
-func (c *control) stop(id uint32, limit time.Duration) error {
-	return c.do(cmdStopDev, request{id: id, limit: limit})
+// stopDevice removes the disk after its last request.
+func (c *ctrlDevice) stopDevice(id uint32, limit time.Duration) error {
+	return c.do(cmdStopDev, ctrlRequest{id: id, limit: limit})
 }
 
-// del deletes the device. It waits until all openers have closed the disk.
-func (c *control) del(id uint32, limit time.Duration) error {
-	return c.do(cmdDelDev, request{id: id, limit: limit})
+// deleteDevice deletes the device. It waits until all openers have closed the disk.
+func (c *ctrlDevice) deleteDevice(id uint32, limit time.Duration) error {
+	return c.do(cmdDelDev, ctrlRequest{id: id, limit: limit})
 }
 
-func (c *control) startRecovery(id uint32) error {
-	return c.do(cmdStartUserRecovery, request{id: id, limit: commandTime})
+func (c *ctrlDevice) startRecovery(id uint32) error {
+	return c.do(cmdStartUserRecovery, ctrlRequest{id: id, limit: commandTime})
 }
 
-func (c *control) endRecovery(id uint32, limit time.Duration) error {
-	return c.do(cmdEndUserRecovery, request{id: id, data: uint64(os.Getpid()), limit: limit})
+func (c *ctrlDevice) endRecovery(id uint32, limit time.Duration) error {
+	return c.do(cmdEndUserRecovery, ctrlRequest{id: id, data: uint64(os.Getpid()), limit: limit})
 }

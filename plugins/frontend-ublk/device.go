@@ -27,9 +27,9 @@ const (
 	nodeTime  = 5 * time.Second // until a device node is there
 )
 
-// device is one device of the driver, and its requests' memory.
-type device struct {
-	ctl   *control
+// ublkDevice is one device of the driver, and its requests' memory.
+type ublkDevice struct {
+	ctl   *ctrlDevice
 	log   *slog.Logger
 	name  string
 	index uint32
@@ -45,7 +45,7 @@ type device struct {
 
 	char  *os.File
 	desc  [][]byte // by hardware queue
-	parts []*part
+	parts []*hardwareQueue
 
 	ending   sync.Mutex // held during stop and resize; a caller that timed out may call stop again
 	stopping bool       // stop has begun; guarded by ending
@@ -54,25 +54,25 @@ type device struct {
 	failure atomic.Int32 // first errno that the driver refused a command with
 }
 
-// token returns the mark of a device of this identity. The driver keeps it after
+// identityToken returns the mark of a device of this identity. The driver keeps it after
 // this process has died.
-func token(identity string) uint64 {
+func identityToken(identity string) uint64 {
 	sum := sha256.Sum256([]byte("rnbd\x00" + identity))
 	return native.Uint64(sum[:8]) | 1 // never 0
 }
 
-func newDevice(c *control, s *plugin.DeviceSpec, log *slog.Logger) *device {
+func newDevice(c *ctrlDevice, s *plugin.DeviceSpec, log *slog.Logger) *ublkDevice {
 	fetch, again := c.ioCommands()
-	return &device{
+	return &ublkDevice{
 		fetch: fetch, again: again, ctl: c, log: log, name: s.Name, index: s.Index, size: s.Limits.Size, block: s.Limits.LogicalBlockSize,
 		arenaID: s.ArenaID, arena: uring.Address(s.Arena), arenaFD: int32(s.ArenaFD), slotSize: s.SlotSize,
 	}
 }
 
-func (d *device) slotAddr(slot uint32) uint64 { return d.arena + uint64(slot)*uint64(d.slotSize) }
+func (d *ublkDevice) slotAddr(slot uint32) uint64 { return d.arena + uint64(slot)*uint64(d.slotSize) }
 
-// refused records the errno of the first failed command of a tag.
-func (d *device) refused(errno int32) { d.failure.CompareAndSwap(0, errno) }
+// recordErrno records the errno of the first failed command of a tag.
+func (d *ublkDevice) recordErrno(errno int32) { d.failure.CompareAndSwap(0, errno) }
 
 // blockPath returns the node of a device's disk.
 func blockPath(id uint32) string { return fmt.Sprintf("/dev/ublkb%d", id) }
@@ -85,23 +85,23 @@ func idOf(path string) (uint32, bool) {
 	return uint32(id), ok && err == nil
 }
 
-func (d *device) path() string { return blockPath(d.info.id) }
+func (d *ublkDevice) diskPath() string { return blockPath(d.info.id) }
 
-// create makes a new device with its settings.
-func (d *device) create(ctx context.Context, s *plugin.DeviceSpec, queues []*queue) (err error) {
-	want, err := wanted(s.Config)
+// createDevice makes a new device with its settings.
+func (d *ublkDevice) createDevice(ctx context.Context, s *plugin.DeviceSpec, queues []*queue) (err error) {
+	want, err := parseSettings(s.Config)
 	if err != nil {
 		return err
 	}
 	n := min(len(queues), s.Slots, want.queues)
 	d.info = devInfo{
 		queues: uint16(n), depth: uint16(min(s.Slots/n, maxQueueDepth)), maxIO: uint32(s.SlotSize), id: want.number, pid: int32(os.Getpid()),
-		flags: featUserRecovery | featUserRecoveryReissue | d.ctl.features&featUpdateSize | d.pageFeatures(want), private: token(s.Identity),
+		flags: featUserRecovery | featUserRecoveryReissue | d.ctl.features&featUpdateSize | d.pageFeatures(want), private: identityToken(s.Identity),
 	}
 	if d.ctl.encoded {
 		d.info.flags |= featIoctlEncode
 	}
-	if err := d.ctl.add(&d.info); err != nil {
+	if err := d.ctl.addDevice(&d.info); err != nil {
 		return addError(want.number, err)
 	}
 	defer func() {
@@ -113,13 +113,13 @@ func (d *device) create(ctx context.Context, s *plugin.DeviceSpec, queues []*que
 	if err := d.ctl.setParams(d.info.id, &p); err != nil {
 		return fmt.Errorf("the ublk driver refuses the device's parameters (%+v): %w", p, err)
 	}
-	if err := d.serve(ctx, queues); err != nil {
+	if err := d.serveTags(ctx, queues); err != nil {
 		return err
 	}
-	if err := d.ctl.start(d.info.id, within(ctx, startTime)); err != nil {
-		return d.because("start the device", err)
+	if err := d.ctl.startDevice(d.info.id, remainingTime(ctx, startTime)); err != nil {
+		return d.withCause("start the device", err)
 	}
-	return awaitNode(ctx, d.path())
+	return awaitNode(ctx, d.diskPath())
 }
 
 // errStuck means that the driver does not release a device. Its tags point into
@@ -127,9 +127,9 @@ func (d *device) create(ctx context.Context, s *plugin.DeviceSpec, queues []*que
 var errStuck = errors.New("the ublk driver does not let go of the device")
 
 // giveUp undoes a create or recover that failed.
-func (d *device) giveUp(cause error) error {
+func (d *ublkDevice) giveUp(cause error) error {
 	d.failRequests()
-	if err := d.destroy(); err != nil {
+	if err := d.removeDevice(); err != nil {
 		return fmt.Errorf("%w; %w: %w", cause, errStuck, err)
 	}
 	return cause
@@ -137,7 +137,7 @@ func (d *device) giveUp(cause error) error {
 
 // pageFeatures returns the features for registered pages, or 0 if they are not
 // wanted or the driver does not offer them.
-func (d *device) pageFeatures(want settings) uint64 {
+func (d *ublkDevice) pageFeatures(want deviceSettings) uint64 {
 	const feats = featZeroCopy | featAutoBufReg
 	switch {
 	case !want.zeroCopy:
@@ -161,9 +161,9 @@ func addError(id uint32, err error) error {
 	return fmt.Errorf("add a ublk device: %w", err)
 }
 
-// serve opens the character device and gives all tags to the driver. Hardware
+// serveTags opens the character device and gives all tags to the driver. Hardware
 // queue i belongs to queue i mod P.
-func (d *device) serve(ctx context.Context, queues []*queue) (err error) {
+func (d *ublkDevice) serveTags(ctx context.Context, queues []*queue) (err error) {
 	if err := awaitNode(ctx, charPath(d.info.id)); err != nil {
 		return err
 	}
@@ -178,44 +178,44 @@ func (d *device) serve(ctx context.Context, queues []*queue) (err error) {
 		d.desc = append(d.desc, desc)
 	}
 	for i, desc := range d.desc {
-		p := &part{
+		p := &hardwareQueue{
 			dev: d, queue: queues[i%len(queues)], hw: uint16(i), char: int32(d.char.Fd()), desc: desc, base: uint32(i) * uint32(d.info.depth),
 			pages: d.info.flags&featAutoBufReg != 0,
-			tags:  make([]tag, d.info.depth), ended: make(chan struct{}),
+			tags:  make([]requestTag, d.info.depth), ended: make(chan struct{}),
 		}
 		d.parts = append(d.parts, p)
-		p.queue.do(func() { p.queue.open(p) })
+		p.queue.do(func() { p.queue.openPart(p) })
 	}
 	return nil
 }
 
-// destroy removes the device. After an error it still exists.
-func (d *device) destroy() error {
-	if err := d.stop(stopTime); err != nil {
+// removeDevice removes the device. After an error it still exists.
+func (d *ublkDevice) removeDevice() error {
+	if err := d.stopDisk(stopTime); err != nil {
 		return err
 	}
-	d.free()
+	d.deleteStopped()
 	return nil
 }
 
-// free deletes a stopped device. Its number is free then.
-func (d *device) free() {
-	err := d.ctl.del(d.info.id, delTime)
+// deleteStopped deletes a stopped device. Its number is free then.
+func (d *ublkDevice) deleteStopped() {
+	err := d.ctl.deleteDevice(d.info.id, delTime)
 	switch {
 	case errors.Is(err, errLate), errors.Is(err, unix.EINTR):
-		d.log.Info("the number of the device is free when its last user closes it", "device", d.name, "path", d.path())
+		d.log.Info("the number of the device is free when its last user closes it", "device", d.name, "path", d.diskPath())
 	case err != nil && !errors.Is(err, unix.ENODEV):
 		d.log.Warn("deleting a stopped ublk device failed", "device", d.name, "number", d.info.id, "err", err)
 	}
 }
 
-// stop ends the disk and gets all tags back.
-func (d *device) stop(limit time.Duration) error {
+// stopDisk ends the disk and gets all tags back.
+func (d *ublkDevice) stopDisk(limit time.Duration) error {
 	d.ending.Lock()
 	defer d.ending.Unlock()
 	d.stopping = true
 	end := time.Now().Add(limit)
-	if err := d.ctl.stop(d.info.id, limit); err != nil && !errors.Is(err, unix.ENODEV) {
+	if err := d.ctl.stopDevice(d.info.id, limit); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("stop ublk device %d: %w", d.info.id, err)
 	}
 	for _, p := range d.parts {
@@ -226,12 +226,12 @@ func (d *device) stop(limit time.Duration) error {
 		}
 	}
 	d.parts = nil
-	d.release()
+	d.closeCharDevice()
 	return nil
 }
 
-// release closes the character device: its last tag has ended.
-func (d *device) release() {
+// closeCharDevice closes the character device: its last tag has ended.
+func (d *ublkDevice) closeCharDevice() {
 	for _, m := range d.desc {
 		unix.Munmap(m)
 	}
@@ -242,13 +242,13 @@ func (d *device) release() {
 	}
 }
 
-// because returns err with the cause or, if none is known, the device's state.
-func (d *device) because(what string, err error) error {
+// withCause returns err with the cause or, if none is known, the device's state.
+func (d *ublkDevice) withCause(what string, err error) error {
 	if errno := d.failure.Load(); errno != 0 {
 		return fmt.Errorf("%s: the driver refuses to hand out requests: %w", what, unix.Errno(errno))
 	}
 	state := "unknown"
-	if info, ierr := d.ctl.info(d.info.id); ierr == nil {
+	if info, ierr := d.ctl.deviceInfo(d.info.id); ierr == nil {
 		state = stateName(info.state)
 	}
 	return fmt.Errorf("%s (ublk device %d, %s): %w", what, d.info.id, state, err)
@@ -256,15 +256,15 @@ func (d *device) because(what string, err error) error {
 
 // failRequests answers requests that come from now on with EIO, so that no user
 // waits for a device that is given up.
-func (d *device) failRequests() {
+func (d *ublkDevice) failRequests() {
 	for _, p := range d.parts {
 		p.queue.do(func() { p.fail = true })
 	}
 }
 
-// within returns limit, or less if ctx ends earlier: a second is left for
+// remainingTime returns limit, or less if ctx ends earlier: a second is left for
 // cleaning up.
-func within(ctx context.Context, limit time.Duration) time.Duration {
+func remainingTime(ctx context.Context, limit time.Duration) time.Duration {
 	if end, ok := ctx.Deadline(); ok {
 		limit = min(limit, time.Until(end)-time.Second)
 	}
@@ -273,7 +273,7 @@ func within(ctx context.Context, limit time.Duration) time.Duration {
 
 // awaitNode waits until devtmpfs or udev has made a device node.
 func awaitNode(ctx context.Context, path string) error {
-	for end := time.Now().Add(within(ctx, nodeTime)); ; {
+	for end := time.Now().Add(remainingTime(ctx, nodeTime)); ; {
 		_, err := os.Stat(path)
 		if err == nil {
 			return nil

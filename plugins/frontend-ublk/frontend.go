@@ -25,16 +25,16 @@ const version = "0.1.0"
 // frontend implements plugin.Frontend: devices and queues come and go here.
 type frontend struct {
 	log    func() *slog.Logger
-	ctl    *control
+	ctl    *ctrlDevice
 	doomed atomic.Pointer[error] // the reason why the process must exit; nil: none
 
 	mu      sync.Mutex
 	queues  []*queue // by pump
-	devices map[uint32]*device
+	devices map[uint32]*ublkDevice
 }
 
 func newFrontend(log func() *slog.Logger) *frontend {
-	return &frontend{log: log, ctl: newControl(), devices: map[uint32]*device{}}
+	return &frontend{log: log, ctl: newControl(), devices: map[uint32]*ublkDevice{}}
 }
 
 func (f *frontend) Describe() plugin.Info { return plugin.Info{Name: "ublk", Version: version} }
@@ -45,12 +45,12 @@ func (f *frontend) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
 	if err := checkSpec(&s); err != nil {
 		return fmt.Errorf("device %q: %w", s.Name, err)
 	}
-	if err := f.ctl.open(); err != nil {
+	if err := f.ctl.openCtrl(); err != nil {
 		return err
 	}
-	d, taken, err := f.make(ctx, &s)
+	d, taken, err := f.makeDevice(ctx, &s)
 	if errors.Is(err, errStuck) {
-		f.die(err)
+		f.failQueues(err)
 	}
 	if err != nil {
 		return fmt.Errorf("device %q: %w", s.Name, err)
@@ -58,22 +58,22 @@ func (f *frontend) AddDevice(ctx context.Context, s plugin.DeviceSpec) error {
 	f.mu.Lock()
 	f.devices[s.Index] = d
 	f.mu.Unlock()
-	f.log().Info("disk is ready", "device", s.Name, "path", d.path(), "taken_over", taken,
+	f.log().Info("disk is ready", "device", s.Name, "path", d.diskPath(), "taken_over", taken,
 		"queues", d.info.queues, "depth", d.info.depth, "features", fmt.Sprintf("%#x", d.info.flags), "driver_offers", fmt.Sprintf("%#x", f.ctl.features))
 	if d.info.flags&featUserRecovery == 0 {
-		f.log().Warn("this kernel's ublk has no recovery: the disk goes when this process ends", "path", d.path())
+		f.log().Warn("this kernel's ublk has no recovery: the disk goes when this process ends", "path", d.diskPath())
 	}
 	return nil
 }
 
-func (f *frontend) make(ctx context.Context, s *plugin.DeviceSpec) (d *device, taken bool, err error) {
-	queues, err := f.serving(ctx, s.Queues)
+func (f *frontend) makeDevice(ctx context.Context, s *plugin.DeviceSpec) (d *ublkDevice, taken bool, err error) {
+	queues, err := f.awaitQueues(ctx, s.Queues)
 	if err != nil {
 		return nil, false, err
 	}
 	if s.Location != "" {
 		d = newDevice(f.ctl, s, f.log())
-		if err = d.recover(ctx, s, queues); err == nil {
+		if err = d.takeOver(ctx, s, queues); err == nil {
 			return d, true, nil
 		}
 		if !errors.Is(err, errGone) {
@@ -91,15 +91,15 @@ func (f *frontend) make(ctx context.Context, s *plugin.DeviceSpec) (d *device, t
 		f.log().Warn("disk is made anew", "device", s.Name, "cause", err)
 	}
 	d = newDevice(f.ctl, s, f.log())
-	return d, false, d.create(ctx, s, queues)
+	return d, false, d.createDevice(ctx, s, queues)
 }
 
-// die makes the queues return err. This ends the process.
-func (f *frontend) die(err error) { f.doomed.CompareAndSwap(nil, &err) }
+// failQueues makes the queues return err. This ends the process.
+func (f *frontend) failQueues(err error) { f.doomed.CompareAndSwap(nil, &err) }
 
-// serving returns the queues, ordered by pump, as soon as there are n.
-func (f *frontend) serving(ctx context.Context, n int) ([]*queue, error) {
-	for end := time.Now().Add(within(ctx, queueTime)); ; {
+// awaitQueues returns the queues, ordered by pump, as soon as there are n.
+func (f *frontend) awaitQueues(ctx context.Context, n int) ([]*queue, error) {
+	for end := time.Now().Add(remainingTime(ctx, queueTime)); ; {
 		f.mu.Lock()
 		queues := slices.Clone(f.queues)
 		f.mu.Unlock()
@@ -119,50 +119,50 @@ const queueTime = 15 * time.Second
 // RemoveDevice removes a disk. It fails with EBUSY if the disk is in use and
 // force is not set.
 func (f *frontend) RemoveDevice(ctx context.Context, index uint32, force bool) error {
-	d := f.device(index)
+	d := f.deviceAt(index)
 	if d == nil {
 		return blk.ENODEV
 	}
-	if err := d.end(ctx, force); err != nil {
+	if err := d.endDisk(ctx, force); err != nil {
 		return err
 	}
 	f.mu.Lock()
 	delete(f.devices, index)
 	f.mu.Unlock()
 	if force {
-		go d.free() // users that have the disk open keep its number
+		go d.deleteStopped() // users that have the disk open keep its number
 	} else {
-		d.free()
+		d.deleteStopped()
 	}
-	f.log().Info("disk removed", "device", d.name, "path", d.path())
+	f.log().Info("disk removed", "device", d.name, "path", d.diskPath())
 	return nil
 }
 
-// end stops the disk if it is not in use or force is set.
-func (d *device) end(ctx context.Context, force bool) error {
+// endDisk stops the disk if it is not in use or force is set.
+func (d *ublkDevice) endDisk(ctx context.Context, force bool) error {
 	if force {
-		return d.stop(within(ctx, stopTime))
+		return d.stopDisk(remainingTime(ctx, stopTime))
 	}
-	hold, err := blockdev.Claim(ctx, d.path()) // no mount succeeds from here on
+	hold, err := blockdev.Claim(ctx, d.diskPath()) // no mount succeeds from here on
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO):
-		err = d.missing(err)
+		err = d.onMissingNode(err)
 	case err == nil:
 		defer hold.Close()
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", d.path(), err)
+		return fmt.Errorf("%s: %w", d.diskPath(), err)
 	}
-	return d.stop(within(ctx, stopTime))
+	return d.stopDisk(remainingTime(ctx, stopTime))
 }
 
-// missing decides about a disk with a node that cannot be opened. It returns
+// onMissingNode decides about a disk with a node that cannot be opened. It returns
 // nil if the device was deleted. If the driver still has it, it may be in
 // use: the error wraps EBUSY.
-func (d *device) missing(cause error) error {
-	info, err := d.ctl.info(d.info.id)
+func (d *ublkDevice) onMissingNode(cause error) error {
+	info, err := d.ctl.deviceInfo(d.info.id)
 	if d.ctl.noDevice(err) || err == nil && info.state == stateDead {
-		d.log.Warn("disk was deleted by another", "device", d.name, "path", d.path())
+		d.log.Warn("disk was deleted by another", "device", d.name, "path", d.diskPath())
 		return nil
 	}
 	return fmt.Errorf("the driver has the disk, but its node cannot be opened (%v), so whether it is in use is not known; force it: %w", cause, blk.EBUSY)
@@ -171,11 +171,11 @@ func (d *device) missing(cause error) error {
 // ResizeDevice changes the size of a disk in use. It fails with EOPNOTSUPP
 // before Linux 6.16.
 func (f *frontend) ResizeDevice(_ context.Context, index uint32, l blk.Limits) error {
-	d := f.device(index)
+	d := f.deviceAt(index)
 	if d == nil {
 		return blk.ENODEV
 	}
-	return d.resize(l.Size)
+	return d.resizeDisk(l.Size)
 }
 
 // AddListener fails: ublk has no listeners.
@@ -186,26 +186,26 @@ func (f *frontend) AddListener(_ context.Context, name string, l *os.File) error
 // Openers returns the number of users of the disk: processes that have it open,
 // mounts, and devices on top of it.
 func (f *frontend) Openers(index uint32) int {
-	d := f.device(index)
+	d := f.deviceAt(index)
 	if d == nil {
 		return 0
 	}
-	n, err := blockdev.Users(d.path())
+	n, err := blockdev.Users(d.diskPath())
 	if err != nil {
-		f.log().Warn("looking for users failed", "path", d.path(), "err", err)
+		f.log().Warn("looking for users failed", "path", d.diskPath(), "err", err)
 	}
 	return n
 }
 
 // Location returns the disk's device node.
 func (f *frontend) Location(index uint32) string {
-	if d := f.device(index); d != nil {
-		return d.path()
+	if d := f.deviceAt(index); d != nil {
+		return d.diskPath()
 	}
 	return ""
 }
 
-func (f *frontend) device(index uint32) *device {
+func (f *frontend) deviceAt(index uint32) *ublkDevice {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.devices[index]
@@ -219,7 +219,7 @@ func (f *frontend) Serve(fq *plugin.FrontQueue) error {
 	if err != nil {
 		return err
 	}
-	if err := p.Add(&bell{fq}); err != nil {
+	if err := p.Add(&ringBell{fq}); err != nil {
 		p.Stop()
 		return err
 	}
@@ -236,9 +236,9 @@ func (f *frontend) Serve(fq *plugin.FrontQueue) error {
 		return err
 	}
 	q.pump, q.do, q.now, q.served = fq.Pump(), p.Do, p.Now, fq.Served
-	f.attach(q)
+	f.attachQueue(q)
 	err = p.Run(func() bool { return fq.Closed() || f.doomed.Load() != nil })
-	f.detach(q)
+	f.detachQueue(q)
 	q.close()
 	f.log().Debug("queue ends", "queue", fq.Pump(), "requests", q.stats.requests.Load(),
 		"errors", q.stats.errors.Load(), "stray_completions", q.stats.stray.Load())
@@ -248,14 +248,14 @@ func (f *frontend) Serve(fq *plugin.FrontQueue) error {
 	return err
 }
 
-func (f *frontend) attach(q *queue) {
+func (f *frontend) attachQueue(q *queue) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.queues = append(f.queues, q)
 	slices.SortFunc(f.queues, func(a, b *queue) int { return a.pump - b.pump })
 }
 
-func (f *frontend) detach(q *queue) {
+func (f *frontend) detachQueue(q *queue) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.queues = slices.DeleteFunc(f.queues, func(other *queue) bool { return other == q })

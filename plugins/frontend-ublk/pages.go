@@ -21,47 +21,47 @@ const (
 	mostPages  = 1 << 14 // registered buffers of one ring, the kernel's limit
 )
 
-// move starts the copy of a request's payload: from its pages to its slot for a
+// copyPayload starts the copy of a request's payload: from its pages to its slot for a
 // write, back for a read.
-func (q *queue) move(t *tag) {
+func (q *queue) copyPayload(t *requestTag) {
 	t.state = tagMoving
 	q.pushCommand(t)
 }
 
-func (t *tag) setMove(s *uring.SQE) {
+func (t *requestTag) setMove(s *uring.SQE) {
 	file := t.part.dev.arenaFD
 	if t.entry.Op == blk.Write {
-		s.WritePages(file, t.n, t.entry.ArenaOff, t.buffer())
+		s.WritePages(file, t.n, t.entry.ArenaOff, t.bufferIndex())
 	} else {
-		s.ReadPages(file, t.n, t.entry.ArenaOff, t.buffer())
+		s.ReadPages(file, t.n, t.entry.ArenaOff, t.bufferIndex())
 	}
 	s.UserData = t.entry.Tag | movedPages
 }
 
-// buffer returns the index of the tag's pages in the ring's table.
-func (t *tag) buffer() uint16 { return uint16(t.part.buffer) + uint16(t.entry.Tag) }
+// bufferIndex returns the index of the tag's pages in the ring's table.
+func (t *requestTag) bufferIndex() uint16 { return uint16(t.part.buffer) + uint16(t.entry.Tag) }
 
 // onMoved continues a request after move. res is the number of bytes moved, or a
 // negative errno.
 func (q *queue) onMoved(userData uint64, res int32) {
-	_, t := q.find(userData)
+	_, t := q.findTag(userData)
 	switch {
 	case t == nil || t.state != tagMoving:
 		q.stats.stray.Add(1)
 	case res != int32(t.n):
 		q.log.Error("payload was not moved as a whole", "device", t.part.dev.name, "op", t.entry.Op, "bytes", t.n, "result", res)
-		q.answer(t, blk.EIO)
+		q.commitTag(t, blk.EIO)
 	case t.entry.Op == blk.Write:
 		t.state = tagSent
 		q.submit(t)
 	default:
-		q.answer(t, blk.OK)
+		q.commitTag(t, blk.OK)
 	}
 }
 
 // reservePages assigns indices of the ring's table to the pages of p's tags. p
 // is not in q.parts yet. It returns ENOSPC if the disks of this ring use all.
-func (q *queue) reservePages(p *part) blk.Errno {
+func (q *queue) reservePages(p *hardwareQueue) blk.Errno {
 	if !p.pages {
 		return blk.OK
 	}
@@ -72,8 +72,8 @@ func (q *queue) reservePages(p *part) blk.Errno {
 		}
 		q.pages = true
 	}
-	others := slices.DeleteFunc(slices.Clone(q.parts), func(o *part) bool { return o == nil || !o.pages })
-	slices.SortFunc(others, func(a, b *part) int { return a.buffer - b.buffer })
+	others := slices.DeleteFunc(slices.Clone(q.parts), func(o *hardwareQueue) bool { return o == nil || !o.pages })
+	slices.SortFunc(others, func(a, b *hardwareQueue) int { return a.buffer - b.buffer })
 	p.buffer = 0
 	for _, o := range others {
 		if o.buffer-p.buffer >= len(p.tags) {

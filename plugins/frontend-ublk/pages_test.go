@@ -21,7 +21,7 @@ func newPageStand(t testing.TB, depth, entries int) *stand {
 	s := newClosedStand(t, depth, entries)
 	s.dev.arenaFD = arenaFD
 	s.p.pages = true
-	s.q.open(s.p)
+	s.q.openPart(s.p)
 	s.q.Poll()
 	return s
 }
@@ -191,10 +191,10 @@ func TestPages_StopWaitsForPayload(t *testing.T) {
 // that has ended are given to the next.
 func TestPages_BuffersOfSeveralDisks(t *testing.T) {
 	s := newPageStand(t, 4, 64)
-	open := func(depth int) *part {
+	open := func(depth int) *hardwareQueue {
 		p := s.part(0, depth)
 		p.pages = true
-		s.q.open(p)
+		s.q.openPart(p)
 		s.q.Poll()
 		return p
 	}
@@ -216,7 +216,7 @@ func TestPages_NoBuffersLeft(t *testing.T) {
 	s := newPageStand(t, 4, 64)
 	p := s.part(0, mostPages-3)
 	p.pages = true
-	s.q.open(p)
+	s.q.openPart(p)
 	<-p.ended
 	if e := unix.Errno(s.dev.failure.Load()); e != unix.ENOSPC {
 		t.Errorf("refused with %v", e)
@@ -276,7 +276,7 @@ func TestCreate_ZeroCopyWhereTheDriverHasIt(t *testing.T) {
 		spec := plugin.DeviceSpec{Index: 3, Name: "x", Limits: limits(), Slots: 1, SlotSize: 4096, Arena: make([]byte, 4096),
 			Config: map[string]string{"number": "5", "zero_copy": v.word}}
 		disk.refuse[cmdSetParams] = unix.EINVAL // far enough
-		if err := d.create(ctx, &spec, []*queue{{}}); err == nil {
+		if err := d.createDevice(ctx, &spec, []*queue{{}}); err == nil {
 			t.Fatal("made without parameters")
 		}
 		if got := disk.added & pages; got != v.want || strings.Contains(log.String(), "zero_copy is left out") != v.warns {

@@ -26,8 +26,8 @@ const (
 	maxRange = 1 << 31
 )
 
-// params is struct ublk_params as far as we set it.
-type params struct {
+// ublkParams is struct ublk_params as far as we set it.
+type ublkParams struct {
 	attrs             uint32
 	logicalShift      uint8
 	physicalShift     uint8
@@ -69,9 +69,9 @@ func checkSize(size uint64, block uint32) error {
 }
 
 // paramsOf translates limits; maxIO is the driver's buffer size per tag.
-func paramsOf(l *blk.Limits, maxIO uint32) params {
+func paramsOf(l *blk.Limits, maxIO uint32) ublkParams {
 	logical := log2(l.LogicalBlockSize)
-	p := params{
+	p := ublkParams{
 		logicalShift: logical, physicalShift: max(logical, log2(l.PhysicalBlockSize)),
 		sectors: l.Size / blk.SectorSize,
 	}
@@ -112,8 +112,8 @@ func rangeSectors(n uint64, unit uint32) uint32 {
 // sector at least.
 func log2(n uint32) uint8 { return uint8(bits.Len32(max(n, blk.SectorSize)) - 1) }
 
-// put writes struct ublk_params into b.
-func (p *params) put(b []byte) {
+// encodeInto writes struct ublk_params into b.
+func (p *ublkParams) encodeInto(b []byte) {
 	clear(b[:paramsSize])
 	types := uint32(paramBasic)
 	if p.discard {

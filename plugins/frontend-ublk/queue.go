@@ -30,9 +30,9 @@ const (
 	largeIO     = 256 << 10 // after I/O of this size the pump does not spin
 )
 
-// ring is this side of a queue's ring: plugin.FrontQueue, or shm.Submitter in
+// submitRing is this side of a queue's ring: plugin.FrontQueue, or shm.Submitter in
 // tests.
-type ring interface {
+type submitRing interface {
 	Fits(sent int) bool
 	Push(*shm.SQE) bool
 	Publish()
@@ -42,8 +42,8 @@ type ring interface {
 	FD() int
 }
 
-// driver is the io_uring to the driver, or a fake of it in tests.
-type driver interface {
+// driverRing is the io_uring to the driver, or a fake of it in tests.
+type driverRing interface {
 	// Next is a cleared entry; nil: the ring is full, submit first.
 	Next() *uring.SQE
 	Cmd(*uring.SQE) []byte
@@ -54,24 +54,24 @@ type driver interface {
 	ReserveBuffers(int) error
 }
 
-// tag is one request slot of a hardware queue.
-type tag struct {
+// requestTag is one request slot of a hardware queue.
+type requestTag struct {
 	state tagState
 	sent  bool   // the entry is in the ring
 	n     uint32 // bytes of the request
 	entry shm.SQE
-	part  *part
-	next  *tag // in a list of the queue
+	part  *hardwareQueue
+	next  *requestTag // in a list of the queue
 
 	op     uint32 // the command to send, and the result that it commits
 	result int32
 	began  int64 // time of arrival by queue.now; 0: not measured
 }
 
-// list is a queue of tags.
-type list struct{ first, last *tag }
+// tagList is a queue of tags.
+type tagList struct{ first, last *requestTag }
 
-func (l *list) push(t *tag) {
+func (l *tagList) pushTag(t *requestTag) {
 	t.next = nil
 	if l.first == nil {
 		l.first = t
@@ -90,10 +90,10 @@ const (
 	tagSent                    // the daemon has the request and the slot
 )
 
-// part is one hardware queue of a device. Its queue's thread owns it from open
+// hardwareQueue is one hardware queue of a device. Its queue's thread owns it from open
 // to the end of the last tag.
-type part struct {
-	dev     *device
+type hardwareQueue struct {
+	dev     *ublkDevice
 	queue   *queue
 	id      uint32 // in queue.parts
 	hw      uint16
@@ -102,9 +102,9 @@ type part struct {
 	base    uint32 // first slot
 	pages   bool   // the driver registers the pages of requests: see pages.go
 	buffer  int    // index of its first tag's pages in the ring's table
-	tags    []tag
+	tags    []requestTag
 	sent    int           // requests that the daemon has
-	backlog list          // requests that wait for room in the daemon's ring
+	backlog tagList       // requests that wait for room in the daemon's ring
 	active  int           // tags that are not ended
 	fail    bool          // new requests are answered with EIO
 	ended   chan struct{} // closed when no tag is active any more
@@ -114,16 +114,16 @@ type part struct {
 // belong to it. It implements pump.Source; bell is the other half.
 type queue struct {
 	pump  int
-	ring  ring
-	drv   driver
+	ring  submitRing
+	drv   driverRing
 	uring *uring.Ring // nil with a fake driver
 	event int         // the driver's eventfd
 	log   *slog.Logger
 	do    func(func()) // runs a function on the queue's thread; any thread
 
-	parts   []*part
-	backlog []*part // parts with requests that wait for room in the daemon's ring
-	due     list    // commands that wait for room in the driver's ring
+	parts   []*hardwareQueue
+	backlog []*hardwareQueue // parts with requests that wait for room in the daemon's ring
+	due     tagList          // commands that wait for room in the driver's ring
 	large   bool
 	pages   bool // the table of registered pages is there
 
@@ -140,7 +140,7 @@ type queue struct {
 }
 
 // newQueue makes a queue and its io_uring.
-func newQueue(r ring, log *slog.Logger) (*queue, error) {
+func newQueue(r submitRing, log *slog.Logger) (*queue, error) {
 	u, err := uring.NewRing(commandRoom, uring.Options{CQEntries: 2 * maxQueueDepth})
 	if err != nil {
 		return nil, fmt.Errorf("io_uring, which the ublk driver is spoken to by: %w", err)
@@ -172,17 +172,17 @@ func (q *queue) close() {
 // Poll does one round and returns the number of events that it handled.
 func (q *queue) Poll() int {
 	n := q.popAnswers()
-	n += q.retry()
+	n += q.retryParked()
 	if q.drv.Pending() > 0 {
 		q.drv.Submit() // commands that the kernel does not take stay for the next round
 	}
-	n += q.reap()
+	n += q.reapDriver()
 	q.ring.Publish()
 	return n
 }
 
-// reap handles the driver's completions.
-func (q *queue) reap() (n int) {
+// reapDriver handles the driver's completions.
+func (q *queue) reapDriver() (n int) {
 	for {
 		k := q.drv.Peek(q.events[:])
 		for i := range k {
@@ -200,7 +200,7 @@ func (q *queue) onEvent(e *uring.CQE) {
 		q.onMoved(e.UserData&^movedPages, e.Res)
 		return
 	}
-	p, t := q.find(e.UserData)
+	p, t := q.findTag(e.UserData)
 	if t == nil || t.state != tagFetched {
 		q.stats.stray.Add(1)
 		return
@@ -213,10 +213,10 @@ func (q *queue) onEvent(e *uring.CQE) {
 }
 
 // onFetch turns a filled tag into a request to the daemon.
-func (q *queue) onFetch(p *part, t *tag, userData uint64) {
+func (q *queue) onFetch(p *hardwareQueue, t *requestTag, userData uint64) {
 	q.stats.requests.Add(1)
 	i := int(uint16(userData))
-	errno := t.read(ioDesc(p.desc[i*ioDescSize:][:ioDescSize]))
+	errno := t.readDescriptor(ioDesc(p.desc[i*ioDescSize:][:ioDescSize]))
 	q.large = t.n >= largeIO && t.entry.Op.HasData()
 	t.state = tagSent
 	t.entry.Tag = userData
@@ -226,24 +226,24 @@ func (q *queue) onFetch(p *part, t *tag, userData uint64) {
 		errno = blk.EIO
 	}
 	if errno != blk.OK {
-		q.answer(t, errno)
+		q.commitTag(t, errno)
 		return
 	}
 	if q.now != nil {
 		t.began = q.now()
 	}
 	if p.pages && t.entry.Op == blk.Write {
-		q.move(t)
+		q.copyPayload(t)
 		return
 	}
 	q.submit(t)
 }
 
-// read copies the request from the driver's descriptor.
-func (t *tag) read(d ioDesc) blk.Errno {
+// readDescriptor copies the request from the driver's descriptor.
+func (t *requestTag) readDescriptor(d ioDesc) blk.Errno {
 	of := d.opFlags()
 	t.entry = shm.SQE{Offset: d.startSector() * blk.SectorSize}
-	t.n = d.sectors() * blk.SectorSize
+	t.n = d.sectorCount() * blk.SectorSize
 	t.entry.Len = t.n
 	switch of & opMask {
 	case opRead:
@@ -271,7 +271,7 @@ func (t *tag) read(d ioDesc) blk.Errno {
 
 // submit puts the entry into the ring, or into the part's backlog while the ring
 // has no room for the device.
-func (q *queue) submit(t *tag) {
+func (q *queue) submit(t *requestTag) {
 	p := t.part
 	if p.backlog.first == nil {
 		if q.push(t) {
@@ -279,11 +279,11 @@ func (q *queue) submit(t *tag) {
 		}
 		q.backlog = append(q.backlog, p)
 	}
-	p.backlog.push(t)
+	p.backlog.pushTag(t)
 }
 
 // push puts the entry into the ring, if the device may have one more.
-func (q *queue) push(t *tag) bool {
+func (q *queue) push(t *requestTag) bool {
 	if !q.ring.Fits(t.part.sent) || !q.ring.Push(&t.entry) {
 		return false
 	}
@@ -292,8 +292,8 @@ func (q *queue) push(t *tag) bool {
 	return true
 }
 
-// retry continues with tags that found a ring full.
-func (q *queue) retry() (n int) {
+// retryParked continues with tags that found a ring full.
+func (q *queue) retryParked() (n int) {
 	waiting := q.backlog[:0]
 	for _, p := range q.backlog {
 		for l := &p.backlog; l.first != nil && q.push(l.first); l.first = l.first.next {
@@ -332,7 +332,7 @@ func (q *queue) popAnswers() (n int) {
 // onDone handles a completion of the daemon. The daemon is not trusted: a
 // completion without a request in the ring is counted and dropped.
 func (q *queue) onDone(c *shm.CQE) {
-	_, t := q.find(c.Tag)
+	_, t := q.findTag(c.Tag)
 	if t == nil || !t.sent {
 		q.stats.stray.Add(1)
 		return
@@ -344,14 +344,14 @@ func (q *queue) onDone(c *shm.CQE) {
 		errno = blk.EIO
 	}
 	if errno == blk.OK && t.part.pages && t.entry.Op == blk.Read {
-		q.move(t)
+		q.copyPayload(t)
 		return
 	}
-	q.answer(t, errno)
+	q.commitTag(t, errno)
 }
 
-// answer commits the result of a request and fetches the next one.
-func (q *queue) answer(t *tag, errno blk.Errno) {
+// commitTag commits the result of a request and fetches the next one.
+func (q *queue) commitTag(t *requestTag, errno blk.Errno) {
 	n := int32(0)
 	if t.entry.Op.HasData() {
 		n = int32(t.n)
@@ -363,11 +363,11 @@ func (q *queue) answer(t *tag, errno blk.Errno) {
 		q.served(t.part.dev.index, t.entry.Op, q.now()-t.began)
 		t.began = 0
 	}
-	q.command(t, t.part.dev.again, result(errno, n))
+	q.queueCommand(t, t.part.dev.again, commitResult(errno, n))
 }
 
-// command gives a tag to the driver.
-func (q *queue) command(t *tag, op uint32, result int32) {
+// queueCommand gives a tag to the driver.
+func (q *queue) queueCommand(t *requestTag, op uint32, result int32) {
 	t.op, t.result = op, result
 	t.state = tagFetched
 	q.pushCommand(t)
@@ -375,15 +375,15 @@ func (q *queue) command(t *tag, op uint32, result int32) {
 
 // pushCommand puts a tag's next command into the driver's ring, or into the list due
 // while the ring is full.
-func (q *queue) pushCommand(t *tag) {
+func (q *queue) pushCommand(t *requestTag) {
 	if q.due.first != nil || !q.tryPushCommand(t) {
-		q.due.push(t)
+		q.due.pushTag(t)
 	}
 }
 
 // tryPushCommand writes a tag's next entry: the move of its payload, or a command with
 // its slot as the buffer. It returns false if the ring is full.
-func (q *queue) tryPushCommand(t *tag) bool {
+func (q *queue) tryPushCommand(t *requestTag) bool {
 	s := q.drv.Next()
 	if s == nil {
 		q.drv.Submit()
@@ -400,14 +400,14 @@ func (q *queue) tryPushCommand(t *tag) bool {
 	s.UserData = t.entry.Tag
 	addr := p.dev.slotAddr(p.base + uint32(i))
 	if p.pages {
-		s.Addr, addr = autoBufReg(t.buffer()), 0
+		s.Addr, addr = autoBufReg(t.bufferIndex()), 0
 	}
 	putIO(q.drv.Cmd(s), p.hw, i, t.result, addr)
 	return true
 }
 
-// find returns the part and tag that user data names, nil if there are none.
-func (q *queue) find(userData uint64) (*part, *tag) {
+// findTag returns the part and tag that user data names, nil if there are none.
+func (q *queue) findTag(userData uint64) (*hardwareQueue, *requestTag) {
 	id, i := userData>>16, uint16(userData)
 	if id >= uint64(len(q.parts)) || q.parts[id] == nil || int(i) >= len(q.parts[id].tags) {
 		return nil, nil
@@ -416,9 +416,9 @@ func (q *queue) find(userData uint64) (*part, *tag) {
 	return p, &p.tags[i]
 }
 
-// open begins to serve p: the driver gets a fetch command for every tag. Queue's
+// openPart begins to serve p: the driver gets a fetch command for every tag. Queue's
 // thread.
-func (q *queue) open(p *part) {
+func (q *queue) openPart(p *hardwareQueue) {
 	p.id = uint32(len(q.parts))
 	for i, other := range q.parts {
 		if other == nil {
@@ -440,15 +440,15 @@ func (q *queue) open(p *part) {
 			q.onEnd(p, t, -int32(refused))
 			continue
 		}
-		q.command(t, p.dev.fetch, -1)
+		q.queueCommand(t, p.dev.fetch, -1)
 	}
 }
 
 // onEnd handles the last completion of a tag: the device stops, or the driver
 // has refused the command.
-func (q *queue) onEnd(p *part, t *tag, res int32) {
+func (q *queue) onEnd(p *hardwareQueue, t *requestTag, res int32) {
 	if res != resAbort {
-		p.dev.refused(-res)
+		p.dev.recordErrno(-res)
 	}
 	t.state = tagEnded
 	if p.active--; p.active == 0 {
@@ -467,9 +467,9 @@ func (q *queue) Arm() bool {
 func (q *queue) FD() int       { return q.event }
 func (q *queue) LargeIO() bool { return q.large }
 
-// bell is a second source of the pump, so that the pump can sleep on the
+// ringBell is a second source of the pump, so that the pump can sleep on the
 // daemon's ring too; the queue's Poll handles the entries. Where there is no
 // io_uring it is the only source, so that the pump notices the end of the ring.
-type bell struct{ ring }
+type ringBell struct{ submitRing }
 
-func (b *bell) Poll() int { return b.Pop(nil) }
+func (b *ringBell) Poll() int { return b.Pop(nil) }

@@ -164,7 +164,7 @@ func TestQueue_StopGivesEveryTagBack(t *testing.T) {
 		t.Error("the hardware queue is not forgotten, or an abort counts as a failure")
 	}
 	next := s.part(0, 4) // takes the place
-	s.q.open(next)
+	s.q.openPart(next)
 	s.q.Poll()
 	if next.id != 0 || len(s.drv.fetches) != 4 {
 		t.Errorf("next hardware queue has number %d, %d fetched", next.id, len(s.drv.fetches))

@@ -20,7 +20,7 @@ import (
 func leftDisk(t *testing.T) (*fakeDisk, *frontend, *plugin.DeviceSpec) {
 	disk, f, _ := newFakeDisk(t, 0, quiet())
 	f.queues = []*queue{{}}
-	disk.owner, disk.state = token("id"), stateQuiesced
+	disk.owner, disk.state = identityToken("id"), stateQuiesced
 	return disk, f, &plugin.DeviceSpec{
 		Name: "x", Limits: limits(), Slots: 4, SlotSize: 64 << 10, Queues: 1,
 		Identity: "id", Location: "/dev/ublkb5", Config: map[string]string{"number": "5"},
@@ -38,7 +38,7 @@ func TestRecover_WhatIsGone(t *testing.T) {
 	}{
 		{"no such device", func(f *fakeDisk) { f.refuse[cmdGetDevInfo] = unix.ENODEV }, true},
 		{"no such device, by an old driver", func(f *fakeDisk) { f.old, f.refuse[cmdGetDevInfo] = true, unix.EINVAL }, true},
-		{"somebody else's", func(f *fakeDisk) { f.owner = token("other") }, true},
+		{"somebody else's", func(f *fakeDisk) { f.owner = identityToken("other") }, true},
 		{"stopped", func(f *fakeDisk) { f.state = stateDead }, true},
 		{"a command that is not understood", func(f *fakeDisk) { f.refuse[cmdGetDevInfo] = unix.EINVAL }, false},
 		{"a driver that is late", func(f *fakeDisk) { f.refuse[cmdGetDevInfo] = errLate }, false},
@@ -58,7 +58,7 @@ func TestRecover_WhatIsGone(t *testing.T) {
 			f.ctl.encoded = !disk.old
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second) // the fake makes no node
 			defer cancel()
-			_, taken, err := f.make(ctx, s)
+			_, taken, err := f.makeDevice(ctx, s)
 			if err == nil || taken {
 				t.Fatalf("taken over without a node: %t, %v", taken, err)
 			}
@@ -80,11 +80,11 @@ func TestRecover_WhatIsGone(t *testing.T) {
 func TestRecover_LookedFor(t *testing.T) {
 	for owner, there := range map[string]bool{"id": true, "other": false} {
 		disk, f, s := leftDisk(t)
-		disk.owner = token(owner)
+		disk.owner = identityToken(owner)
 		disk.refuse[cmdStartUserRecovery] = unix.EIO // as far as the fake goes
 		f.ctl.devices = func() []uint32 { return []uint32{fakeID} }
 		s.Location = plugin.LocationUnknown
-		_, _, err := f.make(t.Context(), s)
+		_, _, err := f.makeDevice(t.Context(), s)
 		want := blk.ENODEV
 		if there {
 			want = blk.EIO
@@ -105,7 +105,7 @@ func TestRecover_ClosesWhatItHasOpened(t *testing.T) {
 	if d.char, err = os.Open(os.DevNull); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.recover(t.Context(), s, f.queues); !errors.Is(err, unix.EIO) {
+	if err := d.takeOver(t.Context(), s, f.queues); !errors.Is(err, unix.EIO) {
 		t.Fatalf("got %v", err)
 	}
 	if d.char != nil {
@@ -138,8 +138,8 @@ func TestRemoveDevice_WithoutANode(t *testing.T) {
 			if err := f.RemoveDevice(t.Context(), s.Index, v.force); err != nil && blk.ToErrno(err) != v.want || (err == nil) != (v.want == blk.OK) {
 				t.Errorf("got %v, want %v", err, v.want)
 			}
-			if f.device(s.Index) == nil != (v.want == blk.OK) {
-				t.Errorf("the device is there: %t", f.device(s.Index) != nil)
+			if f.deviceAt(s.Index) == nil != (v.want == blk.OK) {
+				t.Errorf("the device is there: %t", f.deviceAt(s.Index) != nil)
 			}
 		})
 	}

@@ -29,7 +29,7 @@ type fakeDisk struct {
 
 const fakeID = 5
 
-func (f *fakeDisk) do(cmd uint32, r request) error {
+func (f *fakeDisk) do(cmd uint32, r ctrlRequest) error {
 	if r.id != fakeID {
 		f.t.Errorf("command %#x is for device %d", cmd, r.id)
 	}
@@ -39,10 +39,10 @@ func (f *fakeDisk) do(cmd uint32, r request) error {
 	}
 	switch cmd {
 	case cmdGetDevInfo:
-		(&devInfo{id: fakeID, flags: featUserRecovery, private: f.owner}).put(r.buf)
+		(&devInfo{id: fakeID, flags: featUserRecovery, private: f.owner}).encodeInto(r.buf)
 		native.PutUint16(r.buf[4:], f.state)
 	case cmdGetParams:
-		(&params{sectors: f.size / blk.SectorSize}).put(r.buf)
+		(&ublkParams{sectors: f.size / blk.SectorSize}).encodeInto(r.buf)
 	case cmdUpdateSize:
 		if f.state != stateLive {
 			f.t.Error("the size of a disk that is not there is set: that crashes kernels")
@@ -50,7 +50,7 @@ func (f *fakeDisk) do(cmd uint32, r request) error {
 		f.size = r.data * blk.SectorSize
 	case cmdAddDev:
 		var info devInfo
-		info.get(r.buf)
+		info.decodeFrom(r.buf)
 		f.added = info.flags
 	case cmdStopDev:
 		f.state = stateDead
@@ -64,7 +64,7 @@ func (f *fakeDisk) do(cmd uint32, r request) error {
 const diskSize = 1 << 30
 
 // newFakeDisk is a disk of 1 GiB that a front end serves as device 3.
-func newFakeDisk(t *testing.T, features uint64, log *slog.Logger) (*fakeDisk, *frontend, *device) {
+func newFakeDisk(t *testing.T, features uint64, log *slog.Logger) (*fakeDisk, *frontend, *ublkDevice) {
 	disk := &fakeDisk{t: t, features: features, state: stateLive, size: diskSize, refuse: map[uint32]error{}}
 	f := newFrontend(quiet)
 	f.ctl.do, f.ctl.features, f.ctl.encoded = disk.do, features, true
@@ -167,7 +167,7 @@ func TestAdopt(t *testing.T) {
 			var log bytes.Buffer
 			disk, f, d := newFakeDisk(t, v.features, slog.New(slog.NewTextHandler(&log, nil)))
 			disk.refuse = v.refuse
-			d.adopt(v.server)
+			d.adoptSize(v.server)
 			if disk.size != v.after {
 				t.Errorf("the disk has %d bytes, want %d", disk.size, v.after)
 			}
@@ -188,7 +188,7 @@ func TestCreate_AsksForResizing(t *testing.T) {
 	for _, offered := range []uint64{0, featUpdateSize, featUpdateSize | 1<<40} {
 		disk, _, d := newFakeDisk(t, offered, quiet())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second) // the fake makes no node
-		err := d.create(ctx, &plugin.DeviceSpec{Name: "x", Limits: limits(), Slots: 4, SlotSize: 64 << 10, Config: map[string]string{"number": "5"}}, []*queue{nil})
+		err := d.createDevice(ctx, &plugin.DeviceSpec{Name: "x", Limits: limits(), Slots: 4, SlotSize: 64 << 10, Config: map[string]string{"number": "5"}}, []*queue{nil})
 		cancel()
 		if err == nil || !strings.Contains(err.Error(), "node does not appear") {
 			t.Fatalf("without a node: %v", err)

@@ -124,8 +124,8 @@ type stand struct {
 	q    *queue
 	drv  *fakeDriver
 	host *shm.Completer
-	dev  *device
-	p    *part
+	dev  *ublkDevice
+	p    *hardwareQueue
 
 	entries [16]shm.SQE
 	answer  shm.CQE
@@ -136,7 +136,7 @@ const standSlot = 8192
 func newStand(t testing.TB, depth, entries int) *stand {
 	t.Helper()
 	s := newClosedStand(t, depth, entries)
-	s.q.open(s.p)
+	s.q.openPart(s.p)
 	return s
 }
 
@@ -150,16 +150,16 @@ func newClosedStand(t testing.TB, depth, entries int) *stand {
 	t.Cleanup(func() { ring.Close() })
 	drv := &fakeDriver{t: t, room: 8, fetches: map[uint64]command{}, moves: map[uint64]uring.SQE{}}
 	s := &stand{t: t, drv: drv, host: ring.Completer(), q: &queue{ring: ring.Submitter(), drv: drv, event: -1, log: quiet()}}
-	s.dev = newDevice(&control{encoded: true}, &plugin.DeviceSpec{
+	s.dev = newDevice(&ctrlDevice{encoded: true}, &plugin.DeviceSpec{
 		Index: 3, Name: "x", ArenaID: 9, Arena: make([]byte, 3*depth*standSlot), SlotSize: standSlot,
 	}, quiet())
 	s.p = s.part(1, depth)
 	return s
 }
 
-func (s *stand) part(hw, depth int) *part {
-	return &part{dev: s.dev, queue: s.q, hw: uint16(hw), char: 77, desc: make([]byte, descSize(depth)),
-		base: uint32(hw * depth), tags: make([]tag, depth), ended: make(chan struct{})}
+func (s *stand) part(hw, depth int) *hardwareQueue {
+	return &hardwareQueue{dev: s.dev, queue: s.q, hw: uint16(hw), char: 77, desc: make([]byte, descSize(depth)),
+		base: uint32(hw * depth), tags: make([]requestTag, depth), ended: make(chan struct{})}
 }
 
 // request has the driver fill tag i of the stand's part.

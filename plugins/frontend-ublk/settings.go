@@ -8,26 +8,26 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// settings are the settings of a device.
-type settings struct {
+// deviceSettings are the settings of a device.
+type deviceSettings struct {
 	number   uint32 // the N of /dev/ublkbN
 	queues   int    // the most hardware queues that it may have
 	zeroCopy bool   // use registered pages, see pages.go
 }
 
-// wanted parses the settings of a device. The error wraps EINVAL if a setting or
+// parseSettings parses the settings of a device. The error wraps EINVAL if a setting or
 // its value does not exist.
-func wanted(words map[string]string) (settings, error) {
-	s := settings{number: anyDevice, queues: math.MaxInt}
+func parseSettings(words map[string]string) (deviceSettings, error) {
+	s := deviceSettings{number: anyDevice, queues: math.MaxInt}
 	for k, v := range words {
-		if err := s.set(k, v); err != nil {
-			return settings{}, err
+		if err := s.setSetting(k, v); err != nil {
+			return deviceSettings{}, err
 		}
 	}
 	return s, nil
 }
 
-func (s *settings) set(k, v string) error {
+func (s *deviceSettings) setSetting(k, v string) error {
 	n, err := strconv.ParseUint(v, 10, 20)
 	switch k {
 	case "number":

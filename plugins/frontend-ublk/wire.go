@@ -93,19 +93,19 @@ const (
 	ioctlRead  = 2
 )
 
-func ioctl(dir, nr, size uint32) uint32 { return dir<<30 | size<<16 | 'u'<<8 | nr }
+func ioctlNumber(dir, nr, size uint32) uint32 { return dir<<30 | size<<16 | 'u'<<8 | nr }
 
-// encoded returns a control command as an ioctl number.
-func encoded(nr uint32) uint32 {
+// encodedCommand returns a control command as an ioctl number.
+func encodedCommand(nr uint32) uint32 {
 	switch nr {
 	case cmdGetDevInfo, cmdGetParams, cmdGetFeatures:
-		return ioctl(ioctlRead, nr, ctrlCmdSize)
+		return ioctlNumber(ioctlRead, nr, ctrlCmdSize)
 	}
-	return ioctl(ioctlRead|ioctlWrite, nr, ctrlCmdSize)
+	return ioctlNumber(ioctlRead|ioctlWrite, nr, ctrlCmdSize)
 }
 
 // ioEncoded returns an I/O command as an ioctl number.
-func ioEncoded(nr uint32) uint32 { return ioctl(ioctlRead|ioctlWrite, nr, ioCmdSize) }
+func ioEncoded(nr uint32) uint32 { return ioctlNumber(ioctlRead|ioctlWrite, nr, ioCmdSize) }
 
 // putCtrl fills the payload of a control command: struct ublksrv_ctrl_cmd.
 func putCtrl(b []byte, id uint32, addr uint64, n int, data uint64) {
@@ -142,7 +142,7 @@ type devInfo struct {
 	private uint64 // the token; the driver keeps it
 }
 
-func (d *devInfo) put(b []byte) {
+func (d *devInfo) encodeInto(b []byte) {
 	clear(b[:devInfoSize])
 	native.PutUint16(b[0:], d.queues)
 	native.PutUint16(b[2:], d.depth)
@@ -153,7 +153,7 @@ func (d *devInfo) put(b []byte) {
 	native.PutUint64(b[32:], d.private)
 }
 
-func (d *devInfo) get(b []byte) {
+func (d *devInfo) decodeFrom(b []byte) {
 	*d = devInfo{
 		queues: native.Uint16(b[0:]), depth: native.Uint16(b[2:]), state: native.Uint16(b[4:]),
 		maxIO: native.Uint32(b[8:]), id: native.Uint32(b[12:]), pid: int32(native.Uint32(b[16:])),
@@ -166,7 +166,7 @@ func (d *devInfo) get(b []byte) {
 type ioDesc []byte
 
 func (d ioDesc) opFlags() uint32     { return native.Uint32(d[0:]) }
-func (d ioDesc) sectors() uint32     { return native.Uint32(d[4:]) }
+func (d ioDesc) sectorCount() uint32 { return native.Uint32(d[4:]) }
 func (d ioDesc) startSector() uint64 { return native.Uint64(d[8:]) }
 
 // descOffset returns the offset, for mmap of the character device, of the

@@ -37,14 +37,14 @@ func TestCommandNumbers(t *testing.T) {
 		cmdStopDev: 0xc0207507, cmdSetParams: 0xc0207508, cmdGetParams: 0x80207509,
 		cmdStartUserRecovery: 0xc0207510, cmdEndUserRecovery: 0xc0207511, cmdGetFeatures: 0x80207513, cmdUpdateSize: 0xc0207515,
 	} {
-		if got := encoded(nr); got != want {
+		if got := encodedCommand(nr); got != want {
 			t.Errorf("command %#x is %#x, want %#x", nr, got, want)
 		}
 	}
 	if f, a := ioEncoded(ioFetch), ioEncoded(ioCommitAndFetch); f != 0xc0107520 || a != 0xc0107521 {
 		t.Errorf("I/O commands %#x, %#x", f, a)
 	}
-	c := control{}
+	c := ctrlDevice{}
 	if f, a := c.ioCommands(); f != 0x20 || a != 0x21 {
 		t.Errorf("I/O commands before Linux 6.4: %#x, %#x", f, a)
 	}
@@ -68,12 +68,12 @@ func TestDeviceInfo(t *testing.T) {
 	skipBigEndian(t)
 	in := devInfo{queues: 2, depth: 64, maxIO: 0x1f000, id: 5, pid: 1234, flags: 0x5a, private: 0x0102030405060708}
 	b := bytes.Repeat([]byte{0xff}, devInfoSize)
-	in.put(b)
+	in.encodeInto(b)
 	wantBytes(t, b, `0200 4000 0000 0000 00f00100 05000000 d2040000 00000000 5a00000000000000 0807060504030201
 		0000000000000000 0000000000000000 0000000000000000`)
 	b[4] = stateQuiesced // the driver fills it in
 	var out devInfo
-	out.get(b)
+	out.decodeFrom(b)
 	in.state = stateQuiesced
 	if out != in {
 		t.Errorf("read back %+v, want %+v", out, in)
@@ -85,8 +85,8 @@ func TestRequestDescriptor(t *testing.T) {
 	native.PutUint32(d[0:], opWrite|flagFUA|1<<16)
 	native.PutUint32(d[4:], 8)
 	native.PutUint64(d[8:], 1<<40)
-	var tg tag
-	if errno := tg.read(d); errno != blk.OK || tg.entry.Op != blk.Write || tg.entry.Flags != blk.FUA ||
+	var tg requestTag
+	if errno := tg.readDescriptor(d); errno != blk.OK || tg.entry.Op != blk.Write || tg.entry.Flags != blk.FUA ||
 		tg.entry.Offset != 1<<49 || tg.entry.Len != 4096 || tg.n != 4096 {
 		t.Errorf("write with FUA: %+v, %v", tg.entry, errno)
 	}
@@ -107,7 +107,7 @@ func TestRequestDescriptor(t *testing.T) {
 		{"zone append", 13, 0, 0, blk.EOPNOTSUPP},
 	} {
 		native.PutUint32(d[0:], v.opFlags)
-		errno := tg.read(d)
+		errno := tg.readDescriptor(d)
 		if errno != v.errno || errno == blk.OK && (tg.entry.Op != v.want || tg.entry.Flags != v.flags) {
 			t.Errorf("%s: %+v, %v", v.name, tg.entry, errno)
 		}
@@ -148,7 +148,7 @@ func TestParams(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			p := paramsOf(&v.limits, 126976)
 			b := bytes.Repeat([]byte{0xff}, paramsSize)
-			p.put(b)
+			p.encodeInto(b)
 			wantBytes(t, b, v.want)
 			if sizeIn(b) != v.limits.Size {
 				t.Errorf("size %d", sizeIn(b))
@@ -161,24 +161,24 @@ func TestParams_Corners(t *testing.T) {
 	for _, v := range []struct {
 		name   string
 		change func(*blk.Limits)
-		check  func(params) bool
+		check  func(ublkParams) bool
 	}{
 		{"read-only has no discard", func(l *blk.Limits) { l.ReadOnly, l.MaxDiscard, l.WriteCache = true, 1<<20, false },
-			func(p params) bool { return p.attrs == attrReadOnly && !p.discard }},
-		{"write cache without FUA", func(l *blk.Limits) { l.WriteCache = true }, func(p params) bool { return p.attrs == attrWriteCache }},
-		{"FUA without write cache is none", func(l *blk.Limits) { l.FUA = true }, func(p params) bool { return p.attrs == 0 }},
+			func(p ublkParams) bool { return p.attrs == attrReadOnly && !p.discard }},
+		{"write cache without FUA", func(l *blk.Limits) { l.WriteCache = true }, func(p ublkParams) bool { return p.attrs == attrWriteCache }},
+		{"FUA without write cache is none", func(l *blk.Limits) { l.FUA = true }, func(p ublkParams) bool { return p.attrs == 0 }},
 		{"write zeroes alone want a granularity too", func(l *blk.Limits) { l.MaxWriteZeroes = 1 << 20 },
-			func(p params) bool {
+			func(p ublkParams) bool {
 				return p.discard && p.discardGranule == 512 && p.maxDiscardSectors == 0 && p.maxZeroesSectors == 2048
 			}},
 		{"a discard is whole granules", func(l *blk.Limits) { l.MaxDiscard, l.DiscardGranularity = 100<<10, 64<<10 },
-			func(p params) bool { return p.maxDiscardSectors == 128 }},
+			func(p ublkParams) bool { return p.maxDiscardSectors == 128 }},
 		{"less than a granule is left", func(l *blk.Limits) { l.MaxDiscard, l.DiscardGranularity = 32<<10, 64<<10 },
-			func(p params) bool { return p.maxDiscardSectors == 64 }},
+			func(p ublkParams) bool { return p.maxDiscardSectors == 64 }},
 		{"physical block below the logical one", func(l *blk.Limits) { l.LogicalBlockSize, l.PhysicalBlockSize = 4096, 512 },
-			func(p params) bool { return p.logicalShift == 12 && p.physicalShift == 12 }},
-		{"largest request by the server", func(l *blk.Limits) { l.MaxIOSize = 5000 }, func(p params) bool { return p.maxSectors == 9 }},
-		{"largest request by the slots", func(l *blk.Limits) { l.MaxIOSize = 1 << 30 }, func(p params) bool { return p.maxSectors == 248 }},
+			func(p ublkParams) bool { return p.logicalShift == 12 && p.physicalShift == 12 }},
+		{"largest request by the server", func(l *blk.Limits) { l.MaxIOSize = 5000 }, func(p ublkParams) bool { return p.maxSectors == 9 }},
+		{"largest request by the slots", func(l *blk.Limits) { l.MaxIOSize = 1 << 30 }, func(p ublkParams) bool { return p.maxSectors == 248 }},
 	} {
 		l := limits()
 		v.change(&l)
@@ -219,7 +219,7 @@ func TestResult(t *testing.T) {
 		blk.OK: 4096, blk.EIO: -5, blk.ENOSPC: -28, blk.EOPNOTSUPP: -95, blk.ETIMEDOUT: -110,
 		blk.EAGAIN: -5, blk.ENOMEM: -5, blk.EINVAL: -5, blk.EROFS: -5, blk.ENODEV: -5, 511: -5,
 	} {
-		if got := result(errno, 4096); got != want {
+		if got := commitResult(errno, 4096); got != want {
 			t.Errorf("%v is committed as %d, want %d", errno, got, want)
 		}
 	}
@@ -234,20 +234,20 @@ func TestNumbers(t *testing.T) {
 			t.Errorf("%q is number %d, %v", path, id, ok)
 		}
 	}
-	if s, err := wanted(map[string]string{"number": "5", "queues": "1", "zero_copy": "yes"}); s != (settings{5, 1, true}) || err != nil {
+	if s, err := parseSettings(map[string]string{"number": "5", "queues": "1", "zero_copy": "yes"}); s != (deviceSettings{5, 1, true}) || err != nil {
 		t.Errorf("number 5, one queue, zero copy: %+v, %v", s, err)
 	}
 	for _, words := range []map[string]string{nil, {"zero_copy": "no"}} {
-		if s, err := wanted(words); s != (settings{anyDevice, math.MaxInt, false}) || err != nil {
+		if s, err := parseSettings(words); s != (deviceSettings{anyDevice, math.MaxInt, false}) || err != nil {
 			t.Errorf("settings %v: %+v, %v", words, s, err)
 		}
 	}
 	for _, bad := range []map[string]string{{"number": "x"}, {"number": "-1"}, {"number": "1048577"}, {"colour": "1"}, {"queues": "0"}, {"queues": "all"}, {"zero_copy": "1"}} {
-		if _, err := wanted(bad); blk.ToErrno(err) != blk.EINVAL {
+		if _, err := parseSettings(bad); blk.ToErrno(err) != blk.EINVAL {
 			t.Errorf("%v: %v", bad, err)
 		}
 	}
-	if a, again, b := token("a"), token("a"), token("b"); a == b || a != again || a == 0 {
+	if a, again, b := identityToken("a"), identityToken("a"), identityToken("b"); a == b || a != again || a == 0 {
 		t.Errorf("tokens of a, a and b: %d, %d and %d", a, again, b)
 	}
 }

@@ -16,12 +16,12 @@ import (
 
 const version = "0.1.0"
 
-// backend is the plugin; Configure and Serve are diskio's.
-type backend struct{ diskio.Server }
+// blockBackend is the plugin; Configure and Serve are diskio's.
+type blockBackend struct{ diskio.Server }
 
 // Describe promises that a crash loses no acknowledged write: the write is on
 // the device or in its cache.
-func (*backend) Describe() plugin.Info {
+func (*blockBackend) Describe() plugin.Info {
 	return plugin.Info{
 		Name: "blockio", Version: version,
 		Crash: plugin.KeepsAcknowledged, Names: plugin.NamesPath, Matches: plugin.BlockDevices,
@@ -30,7 +30,7 @@ func (*backend) Describe() plugin.Info {
 
 // Open opens a block device for direct I/O behind its fence. Anything but a
 // block device is ENOTBLK.
-func (*backend) Open(ctx context.Context, r plugin.OpenRequest) (plugin.Disk, error) {
+func (*blockBackend) Open(ctx context.Context, r plugin.OpenRequest) (plugin.Disk, error) {
 	if err := diskio.CheckKind(r, unix.S_IFBLK); err != nil {
 		return nil, err
 	}
@@ -38,7 +38,7 @@ func (*backend) Open(ctx context.Context, r plugin.OpenRequest) (plugin.Disk, er
 	if err != nil {
 		return nil, err
 	}
-	d := &disk{file: f, fd: int32(f.Fd()), name: r.Name, readOnly: !diskio.Writable(r)}
+	d := &blockDisk{file: f, fd: int32(f.Fd()), name: r.Name, readOnly: !diskio.Writable(r)}
 	if _, err := d.Resize(ctx); err != nil {
 		f.Close()
 		return nil, err
@@ -46,8 +46,8 @@ func (*backend) Open(ctx context.Context, r plugin.OpenRequest) (plugin.Disk, er
 	return d, nil
 }
 
-// disk is an open block device.
-type disk struct {
+// blockDisk is an open block device.
+type blockDisk struct {
 	file     *os.File
 	fd       int32 // of file
 	name     string
@@ -63,14 +63,14 @@ type disk struct {
 }
 
 // Limits returns the limits as of Open or the last Resize.
-func (d *disk) Limits() blk.Limits {
+func (d *blockDisk) Limits() blk.Limits {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.limits
 }
 
 // Resize reads the limits again.
-func (d *disk) Resize(context.Context) (blk.Limits, error) {
+func (d *blockDisk) Resize(context.Context) (blk.Limits, error) {
 	limits, err := d.readLimits()
 	if err != nil {
 		return blk.Limits{}, err
@@ -83,7 +83,7 @@ func (d *disk) Resize(context.Context) (blk.Limits, error) {
 }
 
 // Close closes the device. Its fence is released when the last I/O has ended.
-func (d *disk) Close() error {
+func (d *blockDisk) Close() error {
 	if err := d.file.Close(); err != nil {
 		return fmt.Errorf("close %q: %w", d.name, err)
 	}

@@ -26,14 +26,14 @@ func request(t *testing.T, path string, mode blk.AccessMode) plugin.OpenRequest 
 	return plugin.OpenRequest{Device: 3, Name: filepath.Base(path), Mode: mode, File: f, Generation: 1}
 }
 
-func open(t *testing.T, r plugin.OpenRequest) *disk {
+func open(t *testing.T, r plugin.OpenRequest) *blockDisk {
 	t.Helper()
-	d, err := (&backend{}).Open(context.Background(), r)
+	d, err := (&blockBackend{}).Open(context.Background(), r)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.Close() })
-	return d.(*disk)
+	return d.(*blockDisk)
 }
 
 func TestOpenRefusesWhatIsNotABlockDevice(t *testing.T) {
@@ -44,7 +44,7 @@ func TestOpenRefusesWhatIsNotABlockDevice(t *testing.T) {
 	}
 	for name, path := range map[string]string{"directory": dir, "character device": "/dev/null", "regular file": plain} {
 		t.Run(name, func(t *testing.T) {
-			_, err := (&backend{}).Open(context.Background(), request(t, path, blk.ReadWrite))
+			_, err := (&blockBackend{}).Open(context.Background(), request(t, path, blk.ReadWrite))
 			if blk.ToErrno(err) != blk.ENOTBLK {
 				t.Errorf("%v, want ENOTBLK", err)
 			}
@@ -88,7 +88,7 @@ func TestResizeSeesTheNewSize(t *testing.T) {
 
 func TestAReadOnlyDevice(t *testing.T) {
 	path, _ := loopDevice(t, 1<<20, unix.LO_FLAGS_READ_ONLY)
-	_, err := (&backend{}).Open(context.Background(), request(t, path, blk.ReadWrite))
+	_, err := (&blockBackend{}).Open(context.Background(), request(t, path, blk.ReadWrite))
 	if blk.ToErrno(err) != blk.EACCES {
 		t.Errorf("for writing: %v, want EACCES", err)
 	}
@@ -103,7 +103,7 @@ func TestOpenIsFenced(t *testing.T) {
 	try := func(mode blk.AccessMode) blk.Errno {
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 		defer cancel()
-		d, err := (&backend{}).Open(ctx, request(t, path, mode))
+		d, err := (&blockBackend{}).Open(ctx, request(t, path, mode))
 		if err == nil {
 			d.Close()
 		}
@@ -122,7 +122,7 @@ func TestOpenIsFenced(t *testing.T) {
 }
 
 func TestPlan(t *testing.T) {
-	d := &disk{fd: 10}
+	d := &blockDisk{fd: 10}
 	d.block.Store(512)
 	for _, c := range []struct {
 		name string
@@ -149,7 +149,7 @@ func TestPlan(t *testing.T) {
 }
 
 func TestADeviceThatCannotDiscardIsAskedOnce(t *testing.T) {
-	d := &disk{fd: 10}
+	d := &blockDisk{fd: 10}
 	r, erase := plugin.Request{Op: blk.Discard}, plugin.Request{Op: blk.SecureErase}
 	first := d.Plan(&r)
 	if _, ok := d.Fallback(&r, first, blk.EIO); ok {
@@ -164,7 +164,7 @@ func TestADeviceThatCannotDiscardIsAskedOnce(t *testing.T) {
 }
 
 func TestADeviceThatCannotPunchIsAskedOnce(t *testing.T) {
-	d := &disk{fd: 10}
+	d := &blockDisk{fd: 10}
 	r := plugin.Request{Op: blk.WriteZeroes, Flags: blk.FUA}
 	first := d.Plan(&r)
 	if _, ok := d.Fallback(&r, first, blk.EIO); ok {

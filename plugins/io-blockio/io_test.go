@@ -32,7 +32,7 @@ func onBothEngines(t *testing.T, f func(t *testing.T)) {
 func TestConformance(t *testing.T) {
 	onBothEngines(t, func(t *testing.T) {
 		path, _ := loopDevice(t, 8<<20, 0)
-		plugintest.RunIO(t, &backend{}, plugintest.Options{Path: path, HeapRing: true, Span: 512 << 10})
+		plugintest.RunIO(t, &blockBackend{}, plugintest.Options{Path: path, HeapRing: true, Span: 512 << 10})
 	})
 }
 
@@ -48,7 +48,7 @@ func TestConformance_AsProcess(t *testing.T) {
 func TestMisalignedMemoryIsBouncedAndCounted(t *testing.T) {
 	onBothEngines(t, func(t *testing.T) {
 		path, _ := loopDevice(t, 1<<20, 0)
-		b := &backend{}
+		b := &blockBackend{}
 		t.Cleanup(func() { // after the plugin has stopped
 			if got := b.Counters().BouncedBytes.Load(); got != 2*8192 {
 				t.Errorf("%d bytes bounced, want %d", got, 2*8192)
@@ -78,7 +78,7 @@ func TestMisalignedMemoryIsBouncedAndCounted(t *testing.T) {
 func TestADeviceThatShrinksFailsOnlyWhatItLost(t *testing.T) {
 	onBothEngines(t, func(t *testing.T) {
 		path, dev := loopDevice(t, 8<<20, 0)
-		h := plugintest.StartIO(t, &backend{}, plugintest.Options{Path: path})
+		h := plugintest.StartIO(t, &blockBackend{}, plugintest.Options{Path: path})
 		setSizeLimit(t, dev, 1<<20)
 		got := h.All([]shm.SQE{
 			{Op: blk.Read, Offset: 4 << 20, Len: 4096},
@@ -116,7 +116,7 @@ func TestADeviceThatFailsFailsOnlyItsRequests(t *testing.T) {
 		}
 		t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 		path, _ := loopOver(t, dir, 16<<20, 0)
-		h := plugintest.StartIO(t, &backend{}, plugintest.Options{Path: path})
+		h := plugintest.StartIO(t, &blockBackend{}, plugintest.Options{Path: path})
 		const n = 64 << 10
 		var writes []shm.SQE
 		for i := range uint64(64) {
@@ -145,7 +145,7 @@ func TestADeviceThatFailsFailsOnlyItsRequests(t *testing.T) {
 func TestNothingIsAllocatedPerRequest(t *testing.T) {
 	onBothEngines(t, func(t *testing.T) {
 		path, _ := loopDevice(t, 8<<20, 0)
-		h := plugintest.StartIO(t, &backend{}, plugintest.Options{Path: path})
+		h := plugintest.StartIO(t, &blockBackend{}, plugintest.Options{Path: path})
 		var es []shm.SQE
 		for i := range uint64(2000) {
 			e := shm.SQE{Op: blk.Op(i % 2), Offset: i % 512 * 4096, Len: 4096, ArenaOff: i % 512 * 4096}

@@ -23,7 +23,7 @@ const (
 
 // readLimits returns the device's limits: size and block sizes from ioctls, the
 // rest from sysfs. Without sysfs it assumes a volatile cache and no discard.
-func (d *disk) readLimits() (blk.Limits, error) {
+func (d *blockDisk) readLimits() (blk.Limits, error) {
 	var l blk.Limits
 	var err error
 	if l.Size, err = size(d.fd); err != nil {
@@ -52,7 +52,7 @@ func (d *disk) readLimits() (blk.Limits, error) {
 }
 
 // readQueueLimits sets the limits that the device's request queue has in sysfs.
-func (d *disk) readQueueLimits(l *blk.Limits) {
+func (d *blockDisk) readQueueLimits(l *blk.Limits) {
 	q := d.sysfs()
 	l.MaxIOSize = uint32(min(q.number("queue/max_hw_sectors_kb", maxIO>>10)<<10, maxIO))
 	l.MaxSegments = uint16(min(q.number("queue/max_segments", 128), 1<<16-1))
@@ -76,7 +76,7 @@ func blocks(n uint64, l *blk.Limits) uint64 { return n - n%uint64(l.LogicalBlock
 // of its disk too.
 type sysfs []string
 
-func (d *disk) sysfs() sysfs {
+func (d *blockDisk) sysfs() sysfs {
 	var st unix.Stat_t
 	if unix.Fstat(int(d.fd), &st) != nil {
 		return nil

@@ -82,7 +82,7 @@ func TestAPartitionHasItsSizeAndItsDisksQueue(t *testing.T) {
 	if part != whole {
 		t.Errorf("limits %+v, its disk's %+v", part, whole)
 	}
-	h := plugintest.StartIO(t, &backend{}, plugintest.Options{Path: node})
+	h := plugintest.StartIO(t, &blockBackend{}, plugintest.Options{Path: node})
 	if got := h.Limits.Size; got != 2<<20 {
 		t.Errorf("served %d bytes", got)
 	}

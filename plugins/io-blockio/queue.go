@@ -12,10 +12,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
 )
 
-var _ diskio.Planner = (*disk)(nil)
+var _ diskio.Planner = (*blockDisk)(nil)
 
 // Plan returns the step that runs r. r is within the limits.
-func (d *disk) Plan(r *plugin.Request) diskio.Step {
+func (d *blockDisk) Plan(r *plugin.Request) diskio.Step {
 	switch r.Op {
 	case blk.Read:
 		return d.transfer(uring.Pread, 0)
@@ -37,14 +37,14 @@ func (d *disk) Plan(r *plugin.Request) diskio.Step {
 
 // transfer returns a read or write with an alignment of memory that direct I/O
 // always accepts.
-func (d *disk) transfer(op uring.Op, flags uint32) diskio.Step {
+func (d *blockDisk) transfer(op uring.Op, flags uint32) diskio.Step {
 	block := d.block.Load()
 	return diskio.Step{Op: op, FD: d.fd, RWFlags: flags, Align: block, MemAlign: block}
 }
 
 // planZeroes unmaps the range if the request allows it and the device then reads
 // zeroes, else writes zeroes. Neither can carry FUA, so a flush follows.
-func (d *disk) planZeroes(r *plugin.Request) diskio.Step {
+func (d *blockDisk) planZeroes(r *plugin.Request) diskio.Step {
 	s := diskio.Step{Op: uring.PunchHole, FD: d.fd, Sync: r.Flags&blk.FUA != 0}
 	if r.Flags&blk.NoUnmap != 0 || d.noPunch.Load() {
 		s.Op = uring.ZeroRange
@@ -55,7 +55,7 @@ func (d *disk) planZeroes(r *plugin.Request) diskio.Step {
 // Fallback records that the device refuses an operation, for later requests too: the
 // kernel writes zeroes where the device cannot unmap with zeroes, and a discard, which
 // is advice, does nothing.
-func (d *disk) Fallback(r *plugin.Request, failed diskio.Step, errno blk.Errno) (diskio.Step, bool) {
+func (d *blockDisk) Fallback(r *plugin.Request, failed diskio.Step, errno blk.Errno) (diskio.Step, bool) {
 	switch {
 	case errno != blk.EOPNOTSUPP:
 		return failed, false

@@ -24,12 +24,12 @@ const (
 	directDescription = 1
 )
 
-// backend is the plugin; Configure and Serve are diskio's.
-type backend struct{ diskio.Server }
+// fileBackend is the plugin; Configure and Serve are diskio's.
+type fileBackend struct{ diskio.Server }
 
 // Describe promises that a crash loses no acknowledged write: the write is in
 // the page cache or on the device.
-func (*backend) Describe() plugin.Info {
+func (*fileBackend) Describe() plugin.Info {
 	return plugin.Info{
 		Name: "fileio", Version: version,
 		Crash: plugin.KeepsAcknowledged, Names: plugin.NamesPath, Matches: plugin.RegularFiles,
@@ -38,27 +38,27 @@ func (*backend) Describe() plugin.Info {
 
 // Open opens a regular file behind its fences, or a block device for a client
 // that asks for the page cache. Any other node is ENOTBLK.
-func (*backend) Open(ctx context.Context, r plugin.OpenRequest) (plugin.Disk, error) {
+func (*fileBackend) Open(ctx context.Context, r plugin.OpenRequest) (plugin.Disk, error) {
 	if err := diskio.CheckKind(r, unix.S_IFREG, unix.S_IFBLK); err != nil {
 		return nil, err
 	}
-	d := &disk{name: r.Name, readOnly: !diskio.Writable(r)}
-	if err := d.open(ctx, r); err != nil {
+	d := &fileDisk{name: r.Name, readOnly: !diskio.Writable(r)}
+	if err := d.openFile(ctx, r); err != nil {
 		d.Close()
 		return nil, err
 	}
 	return d, nil
 }
 
-// disk is an open file.
-type disk struct {
+// fileDisk is an open file.
+type fileDisk struct {
 	name     string
 	readOnly bool
 	cached   *os.File // through the page cache
 	direct   *os.File // past the page cache; nil if read-only, a device, or unsupported
 	cachedFD int32    // of cached
 	directFD int32    // of direct
-	align    alignment
+	align    ioAlignment
 	device   bool // a block device
 	memory   bool // the file system lives in memory
 	blocks   bool // the file system may block a caller that asks it not to
@@ -73,10 +73,10 @@ type disk struct {
 	limits blk.Limits
 }
 
-// open takes the fences of both descriptions before anything is read or written.
+// openFile takes the fences of both descriptions before anything is read or written.
 // Dirty pages that earlier processes have left must not be written back over
 // later direct writes, so open ends with an fsync.
-func (d *disk) open(ctx context.Context, r plugin.OpenRequest) error {
+func (d *fileDisk) openFile(ctx context.Context, r plugin.OpenRequest) error {
 	var err error
 	if d.cached, err = diskio.Open(ctx, r, diskio.AccessFlags(r), cachedDescription); err != nil {
 		return err
@@ -103,7 +103,7 @@ func (d *disk) open(ctx context.Context, r plugin.OpenRequest) error {
 // I/O. A block device is not written directly beside cached reads: unlike a file
 // system, it does not invalidate a page that a read fills while a direct write
 // of the page is in flight, so later reads could return the old data.
-func (d *disk) openDirect(ctx context.Context, r plugin.OpenRequest) error {
+func (d *fileDisk) openDirect(ctx context.Context, r plugin.OpenRequest) error {
 	if d.device || d.memory || !d.align.direct {
 		return nil
 	}
@@ -120,14 +120,14 @@ func (d *disk) openDirect(ctx context.Context, r plugin.OpenRequest) error {
 }
 
 // Limits returns the limits as of Open or the last Resize.
-func (d *disk) Limits() blk.Limits {
+func (d *fileDisk) Limits() blk.Limits {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.limits
 }
 
 // Resize reads the file's size again.
-func (d *disk) Resize(context.Context) (blk.Limits, error) {
+func (d *fileDisk) Resize(context.Context) (blk.Limits, error) {
 	limits, err := d.readLimits()
 	if err != nil {
 		return blk.Limits{}, err
@@ -140,7 +140,7 @@ func (d *disk) Resize(context.Context) (blk.Limits, error) {
 
 // Close closes both descriptions. Each fence is released when the last I/O of
 // its description has ended.
-func (d *disk) Close() error {
+func (d *fileDisk) Close() error {
 	var errs []error
 	for _, f := range []*os.File{d.direct, d.cached} {
 		if f != nil {

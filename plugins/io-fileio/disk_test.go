@@ -59,14 +59,14 @@ func tmpfs(t *testing.T, size string) string {
 	return dir
 }
 
-func open(t *testing.T, r plugin.OpenRequest) *disk {
+func open(t *testing.T, r plugin.OpenRequest) *fileDisk {
 	t.Helper()
-	d, err := (&backend{}).Open(context.Background(), r)
+	d, err := (&fileBackend{}).Open(context.Background(), r)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.Close() })
-	return d.(*disk)
+	return d.(*fileDisk)
 }
 
 func TestOpenRefusesWhatIsNotARegularFile(t *testing.T) {
@@ -77,7 +77,7 @@ func TestOpenRefusesWhatIsNotARegularFile(t *testing.T) {
 	}
 	for name, path := range map[string]string{"directory": dir, "character device": "/dev/null", "fifo": fifo} {
 		t.Run(name, func(t *testing.T) {
-			_, err := (&backend{}).Open(context.Background(), request(t, path, blk.ReadWrite))
+			_, err := (&fileBackend{}).Open(context.Background(), request(t, path, blk.ReadWrite))
 			if blk.ToErrno(err) != blk.ENOTBLK {
 				t.Errorf("%v, want ENOTBLK", err)
 			}
@@ -91,7 +91,7 @@ func TestOpenPassesTheKernelsErrno(t *testing.T) {
 	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		t.Skipf("needs the right to remount: %v", err)
 	}
-	_, err := (&backend{}).Open(context.Background(), request(t, path, blk.ReadWrite))
+	_, err := (&fileBackend{}).Open(context.Background(), request(t, path, blk.ReadWrite))
 	if blk.ToErrno(err) != blk.EROFS {
 		t.Errorf("read-write on a read-only file system: %v, want EROFS", err)
 	}
@@ -163,7 +163,7 @@ func TestOpenIsFencedPerDescription(t *testing.T) {
 			defer cancel()
 			r := request(t, path, c.mode)
 			r.Device = c.device
-			d, err := (&backend{}).Open(ctx, r)
+			d, err := (&fileBackend{}).Open(ctx, r)
 			if err == nil {
 				d.Close()
 			}
@@ -175,7 +175,7 @@ func TestOpenIsFencedPerDescription(t *testing.T) {
 }
 
 func TestPlan(t *testing.T) {
-	d := &disk{cachedFD: 10, directFD: 11, direct: os.Stdin, align: alignment{direct: true, memory: 512, offset: 512}}
+	d := &fileDisk{cachedFD: 10, directFD: 11, direct: os.Stdin, align: ioAlignment{direct: true, memory: 512, offset: 512}}
 	mem := make([]byte, 8192)
 	for !diskio.Aligned(mem, 4096) {
 		mem = mem[1:]
@@ -216,7 +216,7 @@ func TestPlan(t *testing.T) {
 
 // Where the file system may block, nothing is tried on the queue's thread.
 func TestPlanWhereTheFileSystemMayBlock(t *testing.T) {
-	d := &disk{cachedFD: 10, directFD: 11, direct: os.Stdin, align: alignment{direct: true, memory: 1, offset: 512}, blocks: true}
+	d := &fileDisk{cachedFD: 10, directFD: 11, direct: os.Stdin, align: ioAlignment{direct: true, memory: 1, offset: 512}, blocks: true}
 	buf := make([]byte, 1024)
 	for _, c := range []struct {
 		name string
@@ -239,7 +239,7 @@ func TestPlanWhereTheFileSystemMayBlock(t *testing.T) {
 
 // A block device's page cache is the only way to it, and pages are whole.
 func TestPlanOnABlockDevice(t *testing.T) {
-	d := &disk{cachedFD: 10, device: true, align: alignment{direct: true, memory: 512, offset: 512}}
+	d := &fileDisk{cachedFD: 10, device: true, align: ioAlignment{direct: true, memory: 512, offset: 512}}
 	buf := make([]byte, 4096)
 	written := diskio.Step{Op: uring.Pwrite, FD: 10, Zeroes: true}
 	for _, c := range []struct {
@@ -264,7 +264,7 @@ func TestPlanOnABlockDevice(t *testing.T) {
 }
 
 func TestFUAWhereDirectWritesDoNotHeedIt(t *testing.T) {
-	d := &disk{cachedFD: 10, directFD: 11, direct: os.Stdin, noDsync: true, align: alignment{direct: true, memory: 1, offset: 512}}
+	d := &fileDisk{cachedFD: 10, directFD: 11, direct: os.Stdin, noDsync: true, align: ioAlignment{direct: true, memory: 1, offset: 512}}
 	r := plugin.Request{Op: blk.Write, Len: 512, Buf: make([]byte, 512), Flags: blk.FUA}
 	if got := d.Plan(&r); !got.Sync || got.RWFlags != 0 || got.FD != 11 {
 		t.Errorf("%+v, want a sync behind the write", got)
@@ -298,7 +298,7 @@ func TestFallbackLearnsAndEnds(t *testing.T) {
 		{"a discard that fails is no advice", plugin.Request{Op: blk.Discard}, blk.EIO, []diskio.Step{{Op: uring.PunchHole, FD: 10}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d := &disk{cachedFD: 10, directFD: 11, direct: os.Stdin, align: alignment{direct: true, memory: 512, offset: 512}}
+			d := &fileDisk{cachedFD: 10, directFD: 11, direct: os.Stdin, align: ioAlignment{direct: true, memory: 512, offset: 512}}
 			step, ok := d.Plan(&c.r), true
 			for i, want := range c.steps {
 				if !ok || step != want {

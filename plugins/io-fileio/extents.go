@@ -12,11 +12,11 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
-var _ plugin.Mapper = (*disk)(nil)
+var _ plugin.Mapper = (*fileDisk)(nil)
 
 // Extents asks the file system where data and holes begin. It stops after the range
 // that it is at when ctx ends.
-func (d *disk) Extents(ctx context.Context, off, n uint64) ([]extents.Extent, error) {
+func (d *fileDisk) Extents(ctx context.Context, off, n uint64) ([]extents.Extent, error) {
 	if d.device {
 		return nil, fmt.Errorf("%q is a block device, which has no holes to see: %w", d.name, blk.EOPNOTSUPP)
 	}
@@ -45,7 +45,7 @@ func (d *disk) Extents(ctx context.Context, off, n uint64) ([]extents.Extent, er
 
 // writeBack makes the range known to a file system that asks a daemon or a server for
 // its holes: pages of this host's cache that have not left it do not count there.
-func (d *disk) writeBack(fd int, off, n uint64) error {
+func (d *fileDisk) writeBack(fd int, off, n uint64) error {
 	if !d.blocks {
 		return nil
 	}
@@ -58,12 +58,12 @@ func (d *disk) writeBack(fd int, off, n uint64) error {
 
 // mapFile lists data and holes of n bytes from byte off on, until the list is full. A
 // block that holds any data holds data.
-func mapFile(ctx context.Context, seek seeker, off, n, block uint64) (list []extents.Extent, err error) {
+func mapFile(ctx context.Context, seek seekFunc, off, n, block uint64) (list []extents.Extent, err error) {
 	for at, end := off, off+n; at < end; {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		data, err := seek.data(at, end)
+		data, err := seek.nextData(at, end)
 		if err != nil {
 			return nil, err
 		}
@@ -76,7 +76,7 @@ func mapFile(ctx context.Context, seek seeker, off, n, block uint64) (list []ext
 		if at = data; at == end {
 			break
 		}
-		hole, err := seek.hole(at, end)
+		hole, err := seek.nextHole(at, end)
 		if err != nil {
 			return nil, err
 		}
@@ -89,13 +89,13 @@ func mapFile(ctx context.Context, seek seeker, off, n, block uint64) (list []ext
 	return list, nil
 }
 
-// seeker is lseek.
-type seeker func(at uint64, whence int) (uint64, error)
+// seekFunc is lseek.
+type seekFunc func(at uint64, whence int) (uint64, error)
 
-// data returns where the first data of [at, end) are; end: there is a hole up to
+// nextData returns where the first data of [at, end) are; end: there is a hole up to
 // there. Bytes behind the end of the file count as data, since they do not read
 // as zeroes.
-func (s seeker) data(at, end uint64) (uint64, error) {
+func (s seekFunc) nextData(at, end uint64) (uint64, error) {
 	next, err := s(at, unix.SEEK_DATA)
 	switch {
 	case err == nil:
@@ -109,8 +109,8 @@ func (s seeker) data(at, end uint64) (uint64, error) {
 	return 0, fmt.Errorf("look for data at byte %d: %w", at, err)
 }
 
-// hole returns where the first hole behind at is: at most end. The byte at at is data.
-func (s seeker) hole(at, end uint64) (uint64, error) {
+// nextHole returns where the first hole behind at is: at most end. The byte at at is data.
+func (s seekFunc) nextHole(at, end uint64) (uint64, error) {
 	next, err := s(at, unix.SEEK_HOLE)
 	switch {
 	case err == nil && next > at:

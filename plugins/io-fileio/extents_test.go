@@ -108,7 +108,7 @@ func TestExtents_MoreThanAListHas(t *testing.T) {
 }
 
 func TestExtents_ADiscardMakesAHole(t *testing.T) {
-	h := plugintest.StartIO(t, &backend{}, plugintest.Options{Path: file(t, t.TempDir(), 4<<20)})
+	h := plugintest.StartIO(t, &fileBackend{}, plugintest.Options{Path: file(t, t.TempDir(), 4<<20)})
 	check := func(want ...extents.Extent) {
 		t.Helper()
 		if got, err := h.Process.Extents(t.Context(), plugintest.Device, 0, 4<<20); err != nil || !slices.Equal(got, want) {
@@ -152,7 +152,7 @@ func TestExtents_AFileCutBehindOurBack(t *testing.T) {
 }
 
 // seekIn is lseek in a file of the given size with data in parts, in ascending order.
-func seekIn(size uint64, parts ...part) seeker {
+func seekIn(size uint64, parts ...part) seekFunc {
 	return func(at uint64, whence int) (uint64, error) {
 		switch {
 		case whence == unix.SEEK_END:

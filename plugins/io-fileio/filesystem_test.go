@@ -61,7 +61,7 @@ func TestOnFileSystems(t *testing.T) {
 				t.Errorf("direct %v, limits %+v", d.direct != nil, l)
 			}
 			d.Close()
-			plugintest.RunIO(t, &backend{}, plugintest.Options{Path: path, HeapRing: true, Span: 512 << 10})
+			plugintest.RunIO(t, &fileBackend{}, plugintest.Options{Path: path, HeapRing: true, Span: 512 << 10})
 		})
 	}
 }

@@ -35,13 +35,13 @@ func onBothEngines(t *testing.T, f func(t *testing.T)) {
 func TestConformance(t *testing.T) {
 	onBothEngines(t, func(t *testing.T) {
 		t.Run("on a disk's file system", func(t *testing.T) {
-			plugintest.RunIO(t, &backend{}, plugintest.Options{Path: file(t, t.TempDir(), 8<<20), HeapRing: true, Span: 512 << 10})
+			plugintest.RunIO(t, &fileBackend{}, plugintest.Options{Path: file(t, t.TempDir(), 8<<20), HeapRing: true, Span: 512 << 10})
 		})
 		t.Run("in memory", func(t *testing.T) {
-			plugintest.RunIO(t, &backend{}, plugintest.Options{Path: file(t, tmpfs(t, "16M"), 8<<20), HeapRing: true, Span: 512 << 10})
+			plugintest.RunIO(t, &fileBackend{}, plugintest.Options{Path: file(t, tmpfs(t, "16M"), 8<<20), HeapRing: true, Span: 512 << 10})
 		})
 		t.Run("on a block device", func(t *testing.T) {
-			plugintest.RunIO(t, &backend{}, plugintest.Options{Path: loopDevice(t), HeapRing: true, Span: 512 << 10})
+			plugintest.RunIO(t, &fileBackend{}, plugintest.Options{Path: loopDevice(t), HeapRing: true, Span: 512 << 10})
 		})
 	})
 }
@@ -74,7 +74,7 @@ func TestConformance_AsProcess(t *testing.T) {
 
 func TestConfigureRefusesWhatItDoesNotKnow(t *testing.T) {
 	for _, settings := range []map[string]string{{"engine": "steam"}, {"size": "1"}} {
-		if err := (&backend{}).Configure(settings); blk.ToErrno(err) != blk.EINVAL {
+		if err := (&fileBackend{}).Configure(settings); blk.ToErrno(err) != blk.EINVAL {
 			t.Errorf("%v: %v, want EINVAL", settings, err)
 		}
 	}
@@ -83,7 +83,7 @@ func TestConfigureRefusesWhatItDoesNotKnow(t *testing.T) {
 func TestNoSpaceFailsTheWriteAndNothingElse(t *testing.T) {
 	onBothEngines(t, func(t *testing.T) {
 		dir := tmpfs(t, "1M")
-		h := plugintest.StartIO(t, &backend{}, plugintest.Options{Path: file(t, dir, 16<<20)})
+		h := plugintest.StartIO(t, &fileBackend{}, plugintest.Options{Path: file(t, dir, 16<<20)})
 		const n = 64 << 10
 		var writes []shm.SQE
 		for i := range uint64(64) { // 4 MiB
@@ -118,7 +118,7 @@ func TestNoSpaceFailsTheWriteAndNothingElse(t *testing.T) {
 
 func TestDiscardGivesSpaceBack(t *testing.T) {
 	path := file(t, t.TempDir(), 4<<20)
-	h := plugintest.StartIO(t, &backend{}, plugintest.Options{Path: path})
+	h := plugintest.StartIO(t, &fileBackend{}, plugintest.Options{Path: path})
 	allocated := func() int64 {
 		var st unix.Stat_t
 		if err := unix.Stat(path, &st); err != nil {
@@ -149,7 +149,7 @@ func TestDiscardGivesSpaceBack(t *testing.T) {
 func TestMisalignedMemory(t *testing.T) {
 	onBothEngines(t, func(t *testing.T) {
 		path := file(t, t.TempDir(), 1<<20)
-		h := plugintest.StartIO(t, &backend{}, plugintest.Options{Path: path})
+		h := plugintest.StartIO(t, &fileBackend{}, plugintest.Options{Path: path})
 		want := bytes.Repeat([]byte("misalign"), 1024)
 		copy(h.Memory.Bytes()[7:], want)
 		if e := h.Do(shm.SQE{Op: blk.Write, Offset: 4096, Len: 8192, ArenaOff: 7}); e != blk.OK {
@@ -178,7 +178,7 @@ func TestWhatIsCachedIsReadInline(t *testing.T) {
 			if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			b := &backend{}
+			b := &fileBackend{}
 			t.Cleanup(func() { // after the plugin has stopped
 				if got := b.Counters().Inline.Load(); got < 90 {
 					t.Errorf("%d of 100 cached reads were inline", got)
@@ -201,7 +201,7 @@ func TestWhatIsCachedIsReadInline(t *testing.T) {
 func TestAFileCutBehindOurBack(t *testing.T) {
 	onBothEngines(t, func(t *testing.T) {
 		path := file(t, t.TempDir(), 1<<20)
-		h := plugintest.StartIO(t, &backend{}, plugintest.Options{Path: path})
+		h := plugintest.StartIO(t, &fileBackend{}, plugintest.Options{Path: path})
 		if err := os.Truncate(path, 64<<10); err != nil {
 			t.Fatal(err)
 		}
@@ -218,7 +218,7 @@ func TestAFileCutBehindOurBack(t *testing.T) {
 
 func TestFileSizeLimitIsNoSpaceAndNoDeath(t *testing.T) {
 	onBothEngines(t, func(t *testing.T) {
-		h := plugintest.StartIO(t, &backend{}, plugintest.Options{Path: file(t, t.TempDir(), 8<<20)})
+		h := plugintest.StartIO(t, &fileBackend{}, plugintest.Options{Path: file(t, t.TempDir(), 8<<20)})
 		var old unix.Rlimit
 		if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
 			t.Fatal(err)
@@ -239,7 +239,7 @@ func TestFileSizeLimitIsNoSpaceAndNoDeath(t *testing.T) {
 
 func TestNothingIsAllocatedPerRequest(t *testing.T) {
 	onBothEngines(t, func(t *testing.T) {
-		h := plugintest.StartIO(t, &backend{}, plugintest.Options{Path: file(t, t.TempDir(), 8<<20)})
+		h := plugintest.StartIO(t, &fileBackend{}, plugintest.Options{Path: file(t, t.TempDir(), 8<<20)})
 		var es []shm.SQE
 		for i := range uint64(2000) {
 			e := shm.SQE{Op: blk.Op(i % 2), Offset: i % 512 * 4096, Len: 4096, ArenaOff: i % 512 * 4096}

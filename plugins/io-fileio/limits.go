@@ -33,15 +33,15 @@ const (
 // with Linux 6.18), and with it the thread that submits the write.
 var neverBlock = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC}
 
-// alignment is the alignment for direct I/O on a file, in bytes.
-type alignment struct {
+// ioAlignment is the alignment for direct I/O on a file, in bytes.
+type ioAlignment struct {
 	direct bool   // direct I/O is possible, as far as is known
 	memory uint32 // of addresses
 	offset uint32 // of offsets and lengths
 }
 
 // lookAtFile finds out the properties of I/O on the file. It does no I/O.
-func (d *disk) lookAtFile() error {
+func (d *fileDisk) lookAtFile() error {
 	fd := int(d.cachedFD)
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {
@@ -63,25 +63,25 @@ func (d *disk) lookAtFile() error {
 		return d.lookAtDevice(st.Rdev)
 	}
 	d.align = directAlignment(fd)
-	d.canPunch = !d.readOnly && d.punches(st.Dev)
+	d.canPunch = !d.readOnly && d.canPunchHoles(st.Dev)
 	return nil
 }
 
 // lookAtDevice is lookAtFile for a block device.
-func (d *disk) lookAtDevice(dev uint64) error {
+func (d *fileDisk) lookAtDevice(dev uint64) error {
 	block, err := unix.IoctlGetInt(int(d.cachedFD), unix.BLKSSZGET)
 	if err != nil {
 		return fmt.Errorf("logical block size of %q: %w", d.name, err)
 	}
 	d.device, d.memory, d.blocks = true, false, false
-	d.align = alignment{direct: true, memory: uint32(block), offset: uint32(block)}
-	discards := queue(dev, "discard_max_bytes")
+	d.align = ioAlignment{direct: true, memory: uint32(block), offset: uint32(block)}
+	discards := queueAttribute(dev, "discard_max_bytes")
 	d.canPunch = !d.readOnly && discards != "" && discards != "0"
 	return nil
 }
 
-// size returns the size of the file or block device in bytes.
-func (d *disk) size() (int64, error) {
+// fileSize returns the size of the file or block device in bytes.
+func (d *fileDisk) fileSize() (int64, error) {
 	n, err := unix.Seek(int(d.cachedFD), 0, unix.SEEK_END)
 	if err != nil {
 		return 0, fmt.Errorf("size of %q: %w", d.name, err)
@@ -89,10 +89,10 @@ func (d *disk) size() (int64, error) {
 	return n, nil
 }
 
-// queue returns a file of the request queue of the device dev; a partition's
+// queueAttribute returns a file of the request queue of the device dev; a partition's
 // queue is that of its disk. It returns "" if there is none, as for a file
 // system without a device.
-func queue(dev uint64, name string) string {
+func queueAttribute(dev uint64, name string) string {
 	dir, err := filepath.EvalSymlinks(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(dev), unix.Minor(dev)))
 	if err != nil {
 		return ""
@@ -107,25 +107,25 @@ func queue(dev uint64, name string) string {
 
 // directAlignment returns the alignment that statx reports (Linux 6.1), or
 // sectors where it reports none.
-func directAlignment(fd int) alignment {
+func directAlignment(fd int) ioAlignment {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
 	if err != nil || st.Mask&unix.STATX_DIOALIGN == 0 {
-		return alignment{direct: true, memory: blk.SectorSize, offset: blk.SectorSize}
+		return ioAlignment{direct: true, memory: blk.SectorSize, offset: blk.SectorSize}
 	}
 	if st.Dio_offset_align == 0 {
-		return alignment{memory: 1, offset: blk.SectorSize}
+		return ioAlignment{memory: 1, offset: blk.SectorSize}
 	}
-	return alignment{direct: true, memory: st.Dio_mem_align, offset: st.Dio_offset_align}
+	return ioAlignment{direct: true, memory: st.Dio_mem_align, offset: st.Dio_offset_align}
 }
 
 // readLimits returns the file's limits as a disk.
-func (d *disk) readLimits() (blk.Limits, error) {
+func (d *fileDisk) readLimits() (blk.Limits, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(d.cachedFD), &st); err != nil {
 		return blk.Limits{}, fmt.Errorf("look at %q: %w", d.name, err)
 	}
-	length, err := d.size()
+	length, err := d.fileSize()
 	if err != nil {
 		return blk.Limits{}, err
 	}
@@ -134,7 +134,7 @@ func (d *disk) readLimits() (blk.Limits, error) {
 		block = min(max(d.align.offset, blk.SectorSize), maxLogicalBlock)
 	}
 	d.length.Store(uint64(length))
-	size := padded(uint64(length), uint64(block))
+	size := padToBlock(uint64(length), uint64(block))
 	if size != uint64(length) {
 		slog.Warn("file is not a whole number of blocks: the last block is served with zeroes behind the end, and a write of the last block extends the file",
 			"file", d.name, "bytes", length, "block", block, "served", size)
@@ -151,13 +151,13 @@ func (d *disk) readLimits() (blk.Limits, error) {
 	if d.device {
 		dev = st.Rdev
 	}
-	l.Rotational = queue(dev, "rotational") == "1"
+	l.Rotational = queueAttribute(dev, "rotational") == "1"
 	return l, nil
 }
 
-// padded returns n rounded up to whole blocks. A length near the largest, which no
+// padToBlock returns n rounded up to whole blocks. A length near the largest, which no
 // image has, is rounded down.
-func padded(n, block uint64) uint64 {
+func padToBlock(n, block uint64) uint64 {
 	if up := n + block - 1; up <= math.MaxInt64 {
 		n = up
 	}
@@ -173,11 +173,11 @@ func physicalBlock(blksize int64, logical uint32) uint32 {
 	return uint32(blksize)
 }
 
-// punches reports whether the file system can punch holes. It tries with a
+// canPunchHoles reports whether the file system can punch holes. It tries with a
 // nameless file beside the served one; if there can be none, it returns true and
 // the first discard decides. The served file is not touched, since another
 // program may be extending it.
-func (d *disk) punches(dev uint64) bool {
+func (d *fileDisk) canPunchHoles(dev uint64) bool {
 	dir, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", d.cachedFD))
 	if err != nil {
 		return true

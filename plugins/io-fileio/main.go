@@ -4,4 +4,4 @@ package main
 
 import "github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 
-func main() { plugin.ServeIO(&backend{}) }
+func main() { plugin.ServeIO(&fileBackend{}) }

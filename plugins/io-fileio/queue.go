@@ -14,11 +14,11 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/uring"
 )
 
-var _ diskio.Planner = (*disk)(nil)
+var _ diskio.Planner = (*fileDisk)(nil)
 
 // Plan returns the step that runs r on one of the file's two descriptions. r is
 // within the limits.
-func (d *disk) Plan(r *plugin.Request) diskio.Step {
+func (d *fileDisk) Plan(r *plugin.Request) diskio.Step {
 	switch r.Op {
 	case blk.Read:
 		return d.planRead(r)
@@ -37,7 +37,7 @@ func (d *disk) Plan(r *plugin.Request) diskio.Step {
 }
 
 // planRead reads cached data inline and anything else by the engine.
-func (d *disk) planRead(r *plugin.Request) diskio.Step {
+func (d *fileDisk) planRead(r *plugin.Request) diskio.Step {
 	s := diskio.Step{Op: uring.Pread, FD: d.cachedFD, Inline: diskio.InlineCached}
 	if end, length := r.Off+uint64(r.Len), d.length.Load(); end > length && end-length < blk.SectorSize {
 		s.Padding = uint32(end - length)
@@ -52,7 +52,7 @@ func (d *disk) planRead(r *plugin.Request) diskio.Step {
 
 // planWrite writes past the page cache if r is aligned, else through it and on
 // to the device.
-func (d *disk) planWrite(r *plugin.Request) diskio.Step {
+func (d *fileDisk) planWrite(r *plugin.Request) diskio.Step {
 	mask := uint64(d.align.offset) - 1
 	if d.direct == nil || (r.Off|uint64(r.Len))&mask != 0 || !diskio.Aligned(r.Buf, d.align.memory) {
 		return d.planCachedWrite(r)
@@ -69,7 +69,7 @@ func (d *disk) planWrite(r *plugin.Request) diskio.Step {
 }
 
 // planCachedWrite leaves nothing dirty where direct writes come after it.
-func (d *disk) planCachedWrite(r *plugin.Request) diskio.Step {
+func (d *fileDisk) planCachedWrite(r *plugin.Request) diskio.Step {
 	s := diskio.Step{Op: uring.Pwrite, FD: d.cachedFD, Inline: d.inlineMemory(), Blocks: d.blocks}
 	if d.direct != nil || r.Flags&blk.FUA != 0 {
 		s.RWFlags = unix.RWF_DSYNC
@@ -84,14 +84,14 @@ var pageMask = uint64(os.Getpagesize()) - 1
 // The kernel discards such a range without regard to a write of the rest of the
 // page: if that write has read the page before, it brings the old bytes back.
 // Such a discard does nothing instead, and zeroes are written.
-func (d *disk) splitsPage(r *plugin.Request) bool {
+func (d *fileDisk) splitsPage(r *plugin.Request) bool {
 	return d.device && (r.Off|uint64(r.Len))&pageMask != 0
 }
 
 // planZeroes chooses the best operation that the kernel has not refused before: a
 // hole where r allows one, else a range that the file system zeroes and allocates.
 // Only a write of zeroes can carry FUA itself; the others are followed by a flush.
-func (d *disk) planZeroes(r *plugin.Request) diskio.Step {
+func (d *fileDisk) planZeroes(r *plugin.Request) diskio.Step {
 	s := diskio.Step{FD: d.cachedFD, Sync: r.Flags&blk.FUA != 0}
 	if !d.splitsPage(r) {
 		if r.Flags&blk.NoUnmap == 0 && !d.noPunch.Load() {
@@ -110,7 +110,7 @@ func (d *disk) planZeroes(r *plugin.Request) diskio.Step {
 
 // Fallback records the kernel's refusal, for later requests too, and plans
 // again.
-func (d *disk) Fallback(r *plugin.Request, failed diskio.Step, errno blk.Errno) (diskio.Step, bool) {
+func (d *fileDisk) Fallback(r *plugin.Request, failed diskio.Step, errno blk.Errno) (diskio.Step, bool) {
 	if errno == blk.EINVAL && failed.Op == uring.Pwrite && failed.FD == d.directFD && d.direct != nil {
 		return d.planCachedWrite(r), true // alignment that the file system did not report
 	}
@@ -128,7 +128,7 @@ func (d *disk) Fallback(r *plugin.Request, failed diskio.Step, errno blk.Errno) 
 	return d.Plan(r), true
 }
 
-func (d *disk) inlineMemory() diskio.Inline {
+func (d *fileDisk) inlineMemory() diskio.Inline {
 	if d.memory {
 		return diskio.InlineMemory
 	}

@@ -81,7 +81,7 @@ func TestTheEndOfAFileIsServed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			onBothEngines(t, func(t *testing.T) {
 				path, content := ends(t, dir(t))
-				h := plugintest.StartIO(t, &backend{}, plugintest.Options{Path: path})
+				h := plugintest.StartIO(t, &fileBackend{}, plugintest.Options{Path: path})
 				if size := open(t, request(t, path, blk.ReadOnly)).Limits().Size; size != 10240 {
 					t.Fatalf("%d bytes are served, want 10240", size)
 				}
@@ -117,7 +117,7 @@ func TestTheEndOfAFile_Zeroes(t *testing.T) {
 	for name, dir := range folders {
 		t.Run(name, func(t *testing.T) {
 			path, content := ends(t, dir(t))
-			h := plugintest.StartIO(t, &backend{}, plugintest.Options{Path: path})
+			h := plugintest.StartIO(t, &fileBackend{}, plugintest.Options{Path: path})
 			for _, e := range []shm.SQE{
 				{Op: blk.WriteZeroes, Offset: 9216, Len: 1024},
 				{Op: blk.WriteZeroes, Offset: 9216, Len: 1024, Flags: blk.NoUnmap | blk.FUA},
@@ -138,7 +138,7 @@ func TestTheEndOfAFile_Zeroes(t *testing.T) {
 // A file that has become shorter by more than its last block is damaged.
 func TestTheEndOfAFile_IsNoTruncation(t *testing.T) {
 	path, _ := ends(t, t.TempDir())
-	h := plugintest.StartIO(t, &backend{}, plugintest.Options{Path: path})
+	h := plugintest.StartIO(t, &fileBackend{}, plugintest.Options{Path: path})
 	if err := os.Truncate(path, 9728); err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +174,7 @@ func TestZeroesAreHolesUnlessForbidden(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := file(t, t.TempDir(), 4<<20)
-			h := plugintest.StartIO(t, &backend{}, plugintest.Options{Path: path})
+			h := plugintest.StartIO(t, &fileBackend{}, plugintest.Options{Path: path})
 			for _, e := range []shm.SQE{
 				{Op: blk.Write, Len: 1 << 20},
 				{Op: blk.WriteZeroes, Flags: c.flags, Len: 1 << 20},

@@ -22,7 +22,7 @@ var released = []string{
 
 func main() {
 	for _, arch := range os.Args[1:] {
-		n, err := check(arch, ".", released...)
+		n, err := vetArch(arch, ".", released...)
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "arch: %s: %v\n", arch, err)
 			os.Exit(1)
@@ -31,8 +31,8 @@ func main() {
 	}
 }
 
-// check returns the number of packages of the patterns, or all their errors.
-func check(arch, dir string, patterns ...string) (int, error) {
+// vetArch returns the number of packages of the patterns, or all their errors.
+func vetArch(arch, dir string, patterns ...string) (int, error) {
 	list, err := packages.Load(&packages.Config{
 		Mode: packages.LoadAllSyntax, Dir: dir,
 		Env: append(os.Environ(), "GOOS=linux", "GOARCH="+arch, "CGO_ENABLED=0", "GOFLAGS="),

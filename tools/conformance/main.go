@@ -46,7 +46,7 @@ func main() {
 			os.Exit(1)
 		}
 	}
-	if !print(reqs) {
+	if !printTable(reqs) {
 		os.Exit(1)
 	}
 }
@@ -81,7 +81,7 @@ func readResults(path string, reqs map[string]*requirement) error {
 		}
 		for _, id := range idsIn(e.Test) {
 			if r := reqs[id]; r != nil {
-				r.add(e.Action, filepath.Base(e.Package)+"."+e.Test)
+				r.addTest(e.Action, filepath.Base(e.Package)+"."+e.Test)
 			}
 		}
 	}
@@ -100,7 +100,7 @@ func idsIn(name string) (ids []string) {
 	return ids
 }
 
-func (r *requirement) add(action, test string) {
+func (r *requirement) addTest(action, test string) {
 	switch action {
 	case "pass":
 		r.passed = append(r.passed, test)
@@ -109,7 +109,7 @@ func (r *requirement) add(action, test string) {
 	}
 }
 
-func print(reqs map[string]*requirement) (good bool) {
+func printTable(reqs map[string]*requirement) (good bool) {
 	var ids []string
 	for id := range reqs {
 		ids = append(ids, id)
@@ -127,13 +127,13 @@ func print(reqs map[string]*requirement) (good bool) {
 			verdict = "open"
 			open++
 		}
-		fmt.Printf("%s  %-6s  %-60.60s  %s\n", id, verdict, r.text, summary(tests))
+		fmt.Printf("%s  %-6s  %-60.60s  %s\n", id, verdict, r.text, testSummary(tests))
 	}
 	fmt.Printf("%d requirements: %d proven, %d failed, %d open\n", len(ids), len(ids)-open-failed, failed, open)
 	return failed == 0 && (open == 0 || !*strict)
 }
 
-func summary(tests []string) string {
+func testSummary(tests []string) string {
 	switch len(tests) {
 	case 0:
 		return ""

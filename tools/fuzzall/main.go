@@ -20,9 +20,9 @@ func main() {
 	flag.Parse()
 	failed := 0
 	for _, mod := range flag.Args() {
-		for _, pkg := range packages(mod) {
-			for _, target := range targets(mod, pkg) {
-				if strings.Contains(target, *only) && !fuzz(mod, pkg, target) {
+		for _, pkg := range listPackages(mod) {
+			for _, target := range listTargets(mod, pkg) {
+				if strings.Contains(target, *only) && !runTarget(mod, pkg, target) {
 					failed++
 				}
 			}
@@ -34,10 +34,10 @@ func main() {
 	}
 }
 
-func packages(mod string) []string { return lines(mod, "list", "./...") }
+func listPackages(mod string) []string { return goLines(mod, "list", "./...") }
 
-func targets(mod, pkg string) (out []string) {
-	for _, l := range lines(mod, "test", "-list", "^Fuzz", pkg) {
+func listTargets(mod, pkg string) (out []string) {
+	for _, l := range goLines(mod, "test", "-list", "^Fuzz", pkg) {
 		if strings.HasPrefix(l, "Fuzz") {
 			out = append(out, l)
 		}
@@ -45,7 +45,7 @@ func targets(mod, pkg string) (out []string) {
 	return out
 }
 
-func lines(mod string, args ...string) []string {
+func goLines(mod string, args ...string) []string {
 	cmd := exec.Command("go", args...)
 	cmd.Dir, cmd.Stderr = mod, os.Stderr
 	b, err := cmd.Output()
@@ -56,7 +56,7 @@ func lines(mod string, args ...string) []string {
 	return strings.Fields(string(b))
 }
 
-func fuzz(mod, pkg, target string) bool {
+func runTarget(mod, pkg, target string) bool {
 	// Minimising is bounded: for targets with a live server behind them it takes for ever.
 	args := []string{"test", "-run", "^$", "-fuzz", "^" + target + "$", "-fuzztime", *duration, "-fuzzminimizetime", "5x"}
 	if *workers != "" {

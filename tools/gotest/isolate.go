@@ -14,8 +14,8 @@ import (
 // test binary.
 const isolated = "isolated"
 
-// isolation returns the value of go test -exec; empty: test binaries start as usual.
-func isolation() string {
+// isolationCommand returns the value of go test -exec; empty: test binaries start as usual.
+func isolationCommand() string {
 	self, err := os.Executable()
 	if !*isolate || err != nil || os.Geteuid() != 0 {
 		return ""

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// usage is what a run took. alone leaves out the CPU time of other processes of the
+// runUsage is what a run took. alone leaves out the CPU time of other processes of the
 // machine: a budget must hold on one that is busy, too.
-type usage struct {
+type runUsage struct {
 	wall, cpu, alone time.Duration
 	cpus             int
 }
@@ -26,8 +26,8 @@ func startLoadMeter() *loadMeter {
 	return &loadMeter{begin: time.Now(), own: childrenCPU(), all: machineCPU()}
 }
 
-func (l *loadMeter) stop() usage {
-	u := usage{wall: time.Since(l.begin), cpu: childrenCPU() - l.own, cpus: runtime.NumCPU()}
+func (l *loadMeter) stopMeter() runUsage {
+	u := runUsage{wall: time.Since(l.begin), cpu: childrenCPU() - l.own, cpus: runtime.NumCPU()}
 	others := max(0, machineCPU()-l.all-u.cpu)
 	u.alone = max(0, u.wall-others/time.Duration(u.cpus))
 	return u

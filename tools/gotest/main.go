@@ -34,14 +34,14 @@ func main() {
 		execIsolated(os.Args[2:])
 	}
 	flag.Parse()
-	if err := test(flag.Args()); err != nil {
+	if err := runTests(flag.Args()); err != nil {
 		fmt.Println("FAIL ", err)
 		os.Exit(1)
 	}
 }
 
-// test runs the tests of packages, which are patterns as go test takes them.
-func test(packages []string) error {
+// runTests runs the tests of packages, which are patterns as go test takes them.
+func runTests(packages []string) error {
 	if missing := missingPrograms(strings.Fields(*needs)); len(missing) > 0 {
 		fmt.Println("not installed, so their tests are left out:", strings.Join(missing, " "))
 	}
@@ -56,7 +56,7 @@ func test(packages []string) error {
 	defer save.Close()
 	load := startLoadMeter()
 	runErr := r.run(exec.Command("go", testArgs(packages)...), save)
-	took := load.stop()
+	took := load.stopMeter()
 	r.printEnd(took)
 	switch {
 	case r.failed > 0 || runErr != nil:
@@ -65,7 +65,7 @@ func test(packages []string) error {
 		return errors.New("no test was run")
 	case *budget > 0 && took.alone > *budget:
 		r.printSlowest()
-		return fmt.Errorf("the tests passed, but took %s of their own on %d CPUs, and their budget is %s", seconds(took.alone), took.cpus, *budget)
+		return fmt.Errorf("the tests passed, but took %s of their own on %d CPUs, and their budget is %s", roundSeconds(took.alone), took.cpus, *budget)
 	}
 	return nil
 }
@@ -78,7 +78,7 @@ func testArgs(packages []string) []string {
 	if *short {
 		args = append(args, "-short")
 	}
-	for _, f := range [][2]string{{"-p", *procs}, {"-run", *run}, {"-skip", *skip}, {"-tags", *tags}, {"-exec", isolation()}} {
+	for _, f := range [][2]string{{"-p", *procs}, {"-run", *run}, {"-skip", *skip}, {"-tags", *tags}, {"-exec", isolationCommand()}} {
 		if f[1] != "" {
 			args = append(args, f[0], f[1])
 		}
@@ -109,4 +109,4 @@ func missingPrograms(names []string) (missing []string) {
 	return missing
 }
 
-func seconds(d time.Duration) time.Duration { return d.Round(time.Second) }
+func roundSeconds(d time.Duration) time.Duration { return d.Round(time.Second) }

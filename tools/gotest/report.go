@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// event is a line of go test -json (go doc test2json).
-type event struct {
+// testEvent is a line of go test -json (go doc test2json).
+type testEvent struct {
 	Action     string
 	Package    string
 	ImportPath string // of build-output and build-fail
@@ -26,8 +26,8 @@ type event struct {
 	Elapsed    float64
 }
 
-// report counts the tests of a run and prints what a reader should know early.
-type report struct {
+// runReport counts the tests of a run and prints what a reader should know early.
+type runReport struct {
 	passed, failed, skipped int
 
 	packages int // with tests
@@ -39,11 +39,11 @@ type report struct {
 	output   map[string][]string  // of tests and packages that run
 	leftOut  map[string][]string  // top-level tests by the reason of their skip
 	deferred []string             // lines of packages that run a part of their tests
-	slowest  []event              // packages that have ended
+	slowest  []testEvent          // packages that have ended
 }
 
-func newReport(packages []string) (*report, error) {
-	r := &report{begin: time.Now(), running: map[string]time.Time{}, output: map[string][]string{}, leftOut: map[string][]string{}}
+func newReport(packages []string) (*runReport, error) {
+	r := &runReport{begin: time.Now(), running: map[string]time.Time{}, output: map[string][]string{}, leftOut: map[string][]string{}}
 	list := exec.Command("go", append([]string{"list", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"}, packages...)...)
 	list.Stderr = os.Stderr
 	names, err := list.Output()
@@ -54,7 +54,7 @@ func newReport(packages []string) (*report, error) {
 const progressInterval = 10 * time.Second
 
 // run runs go test, reads its events and copies them to save.
-func (r *report) run(cmd *exec.Cmd, save io.Writer) error {
+func (r *runReport) run(cmd *exec.Cmd, save io.Writer) error {
 	cmd.Stderr = os.Stderr
 	pipe, err := cmd.StdoutPipe()
 	if err != nil {
@@ -68,7 +68,7 @@ func (r *report) run(cmd *exec.Cmd, save io.Writer) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		r.read(io.TeeReader(pipe, save))
+		r.readEvents(io.TeeReader(pipe, save))
 	}()
 	for {
 		select {
@@ -80,23 +80,23 @@ func (r *report) run(cmd *exec.Cmd, save io.Writer) error {
 	}
 }
 
-func (r *report) read(events io.Reader) {
+func (r *runReport) readEvents(events io.Reader) {
 	scan := bufio.NewScanner(events)
 	scan.Buffer(nil, 1<<24)
 	for scan.Scan() {
-		var e event
+		var e testEvent
 		if json.Unmarshal(scan.Bytes(), &e) != nil {
 			fmt.Println(scan.Text())
 			continue
 		}
 		r.mu.Lock()
-		r.add(e)
+		r.addEvent(e)
 		r.mu.Unlock()
 	}
 }
 
-// add counts one event. The caller holds r.mu.
-func (r *report) add(e event) {
+// addEvent counts one event. The caller holds r.mu.
+func (r *runReport) addEvent(e testEvent) {
 	name := e.Package + "." + e.Test
 	switch e.Action {
 	case "run", "cont":
@@ -127,7 +127,7 @@ func (r *report) add(e event) {
 // its tests (package lab).
 const partOfTests = "part of the tests:"
 
-func (r *report) addPackage(e event, output []string) {
+func (r *runReport) addPackage(e testEvent, output []string) {
 	if e.Action == "skip" { // it has no tests
 		return
 	}
@@ -147,7 +147,7 @@ func (r *report) addPackage(e event, output []string) {
 	}
 }
 
-func (r *report) addTest(e event, output []string) {
+func (r *runReport) addTest(e testEvent, output []string) {
 	switch e.Action {
 	case "pass":
 		r.passed++
@@ -181,8 +181,8 @@ func skipReason(output []string) string {
 
 func lastElement(path string) string { return path[strings.LastIndex(path, "/")+1:] }
 
-// label names a run by its results, since two may share a terminal.
-func label() string {
+// runLabel names a run by its results, since two may share a terminal.
+func runLabel() string {
 	if *out == "" {
 		return ""
 	}
@@ -190,25 +190,25 @@ func label() string {
 }
 
 // printProgress prints a line with the counts and the tests that run the longest.
-func (r *report) printProgress() {
+func (r *runReport) printProgress() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	names := slices.SortedFunc(maps.Keys(r.running), func(a, b string) int { return r.running[a].Compare(r.running[b]) })
 	var longest []string
 	for _, name := range names[:min(3, len(names))] {
-		longest = append(longest, fmt.Sprintf("%s (%s)", lastElement(name), seconds(time.Since(r.running[name]))))
+		longest = append(longest, fmt.Sprintf("%s (%s)", lastElement(name), roundSeconds(time.Since(r.running[name]))))
 	}
 	what := "compiling"
 	if len(longest) > 0 {
 		what = strings.Join(longest, ", ")
 	}
-	fmt.Printf("%s%6s  %d of %d packages, %d tests passed, %d failed; now %s\n", label(), seconds(time.Since(r.begin)), r.done, r.packages, r.passed, r.failed, what)
+	fmt.Printf("%s%6s  %d of %d packages, %d tests passed, %d failed; now %s\n", runLabel(), roundSeconds(time.Since(r.begin)), r.done, r.packages, r.passed, r.failed, what)
 }
 
 const mostNamed = 4 // tests that a line names
 
 // printEnd prints what was left out, and the line of counts.
-func (r *report) printEnd(took usage) {
+func (r *runReport) printEnd(took runUsage) {
 	for _, why := range slices.Sorted(maps.Keys(r.leftOut)) {
 		names := r.leftOut[why]
 		more := ""
@@ -224,13 +224,13 @@ func (r *report) printEnd(took usage) {
 		fmt.Println("not installed, so their tests were left out:", strings.Join(missing, " "))
 	}
 	fmt.Printf("%d passed, %d failed, %d skipped in %s, of which %s without other load; %s of CPU\n",
-		r.passed, r.failed, r.skipped, seconds(took.wall), seconds(took.alone), seconds(took.cpu))
+		r.passed, r.failed, r.skipped, roundSeconds(took.wall), roundSeconds(took.alone), roundSeconds(took.cpu))
 }
 
 const mostSlow = 8 // packages that a run beyond its budget names
 
-func (r *report) printSlowest() {
-	slices.SortFunc(r.slowest, func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
+func (r *runReport) printSlowest() {
+	slices.SortFunc(r.slowest, func(a, b testEvent) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
 	for _, e := range r.slowest[:min(mostSlow, len(r.slowest))] {
 		fmt.Printf("slow  %6.1fs  %s\n", e.Elapsed, e.Package)
 	}

@@ -14,13 +14,13 @@ import (
 type mutant struct {
 	name   string
 	breaks string // the fault that it makes
-	edits  []edit
+	edits  []lineEdit
 	pkg    string // folder of the tests
 	run    string // go test -run
 }
 
-// edit replaces one line of one file.
-type edit struct {
+// lineEdit replaces one line of one file.
+type lineEdit struct {
 	file string
 	in   string // start of the line that opens the declaration; empty: anywhere
 	old  string // the line, without indentation
@@ -72,20 +72,20 @@ func parseList(r io.Reader) (all []mutant, err error) {
 		case len(all) == 0:
 			return nil, fmt.Errorf("%d: %q before the first name", n, line)
 		}
-		if err := all[len(all)-1].set(strings.TrimSpace(line)); err != nil {
+		if err := all[len(all)-1].setField(strings.TrimSpace(line)); err != nil {
 			return nil, fmt.Errorf("%d: %w", n, err)
 		}
 	}
 	for i := range all {
-		if !all[i].whole() {
+		if !all[i].isComplete() {
 			return nil, fmt.Errorf(" %s lacks file, - or test", all[i].name)
 		}
 	}
 	return all, scan.Err()
 }
 
-// whole reports whether nothing is missing.
-func (m *mutant) whole() bool {
+// isComplete reports whether nothing is missing.
+func (m *mutant) isComplete() bool {
 	for _, e := range m.edits {
 		if e.old == "" {
 			return false
@@ -94,12 +94,12 @@ func (m *mutant) whole() bool {
 	return len(m.edits) > 0 && m.run != ""
 }
 
-// set takes one line of an entry.
-func (m *mutant) set(line string) error {
+// setField takes one line of an entry.
+func (m *mutant) setField(line string) error {
 	key, value, _ := strings.Cut(line, " ")
 	value = strings.TrimSpace(value)
 	if key == "file" {
-		m.edits = append(m.edits, edit{file: value})
+		m.edits = append(m.edits, lineEdit{file: value})
 		return nil
 	}
 	if len(m.edits) == 0 {
@@ -124,11 +124,11 @@ func (m *mutant) set(line string) error {
 	return nil
 }
 
-// apply returns src with the line replaced. The line must be there once, within
+// applyTo returns src with the line replaced. The line must be there once, within
 // the declaration if one is named.
-func (e *edit) apply(src string) (string, error) {
+func (e *lineEdit) applyTo(src string) (string, error) {
 	lines := strings.Split(src, "\n")
-	from, to, err := e.span(lines)
+	from, to, err := e.declLines(lines)
 	if err != nil {
 		return "", err
 	}
@@ -150,9 +150,9 @@ func (e *edit) apply(src string) (string, error) {
 	return strings.Join(lines, "\n"), nil
 }
 
-// span finds the declaration: from its first line to the next one that closes
+// declLines finds the declaration: from its first line to the next one that closes
 // it, or that is as little indented.
-func (e *edit) span(lines []string) (from, to int, err error) {
+func (e *lineEdit) declLines(lines []string) (from, to int, err error) {
 	if e.in == "" {
 		return 0, len(lines), nil
 	}

@@ -30,7 +30,7 @@ func main() {
 	flag.Parse()
 	mutants, err := readList(*list)
 	if err == nil {
-		mutants, err = choose(mutants, *only)
+		mutants, err = matchingMutants(mutants, *only)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
@@ -48,15 +48,15 @@ func main() {
 		fmt.Fprintln(os.Stderr, "mutants: the tests must pass on the tree as it is:", err)
 		os.Exit(1)
 	}
-	if bad := r.all(mutants, *parallel); bad > 0 {
+	if bad := r.tryAll(mutants, *parallel); bad > 0 {
 		fmt.Printf("%d of %d mutants were not caught: write the test that is missing, or mend the list\n", bad, len(mutants))
 		os.Exit(1)
 	}
 	fmt.Printf("all %d mutants were caught\n", len(mutants))
 }
 
-// choose keeps the mutants with a name that matches.
-func choose(all []mutant, pattern string) (chosen []mutant, err error) {
+// matchingMutants keeps the mutants with a name that matches.
+func matchingMutants(all []mutant, pattern string) (chosen []mutant, err error) {
 	re, err := regexp.Compile(pattern)
 	if err != nil {
 		return nil, err
@@ -72,9 +72,9 @@ func choose(all []mutant, pattern string) (chosen []mutant, err error) {
 	return chosen, nil
 }
 
-// all tries the mutants, n at once, prints a line for each and returns how many
+// tryAll tries the mutants, n at once, prints a line for each and returns how many
 // were not caught.
-func (r *runner) all(mutants []mutant, n int) (bad int) {
+func (r *runner) tryAll(mutants []mutant, n int) (bad int) {
 	var mu sync.Mutex // guards bad and the output
 	var wg sync.WaitGroup
 	work := make(chan *mutant)
@@ -82,12 +82,12 @@ func (r *runner) all(mutants []mutant, n int) (bad int) {
 		wg.Go(func() {
 			for m := range work {
 				start := time.Now()
-				res := r.try(m)
+				res := r.tryMutant(m)
 				mu.Lock()
 				if res.verdict != caught {
 					bad++
 				}
-				report(m, res, time.Since(start))
+				printResult(m, res, time.Since(start))
 				mu.Unlock()
 			}
 		})
@@ -100,7 +100,7 @@ func (r *runner) all(mutants []mutant, n int) (bad int) {
 	return bad
 }
 
-func report(m *mutant, res result, took time.Duration) {
+func printResult(m *mutant, res mutantResult, took time.Duration) {
 	how := ""
 	if res.verdict == caught && strings.Contains(res.detail, "test timed out after") {
 		how = " (by the time limit: is the machine busy?)"

@@ -29,7 +29,7 @@ func TestListFitsTheTree(t *testing.T) {
 	}
 	r := runner{root: root}
 	for _, m := range append(mutants, simulated...) {
-		if _, err := r.mutate(&m); err != nil {
+		if _, err := r.mutatedFiles(&m); err != nil {
 			t.Errorf("%s: %v", m.name, err)
 		}
 		for _, alternative := range strings.Split(m.run, "|") {
@@ -88,9 +88,9 @@ three: changes two lines
 		t.Fatal(err)
 	}
 	want := []mutant{
-		{"one", "breaks this: and that", []edit{{"a/b.go", "func f(", "return x - 1", "return x"}}, "a", "TestA|TestB"},
-		{"two", "removes a line", []edit{{"a/c.go", "", "stop()", ""}}, "d", "TestC/sub case"},
-		{"three", "changes two lines", []edit{{"a/d.go", "", "x", ""}, {"a/e.go", "", "y", "z"}}, "a", "TestD"},
+		{"one", "breaks this: and that", []lineEdit{{"a/b.go", "func f(", "return x - 1", "return x"}}, "a", "TestA|TestB"},
+		{"two", "removes a line", []lineEdit{{"a/c.go", "", "stop()", ""}}, "d", "TestC/sub case"},
+		{"three", "changes two lines", []lineEdit{{"a/d.go", "", "x", ""}, {"a/e.go", "", "y", "z"}}, "a", "TestD"},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -117,8 +117,8 @@ func TestApply(t *testing.T) {
 		{"function is not there", "func h", "a()", "c()", "", "begins with"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			e := edit{file: "x.go", in: c.in, old: c.old, new: c.new}
-			got, err := e.apply(src)
+			e := lineEdit{file: "x.go", in: c.in, old: c.old, new: c.new}
+			got, err := e.applyTo(src)
 			if got != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("got %q, %v", got, err)
 			}
@@ -141,7 +141,7 @@ func TestVerdicts(t *testing.T) {
 	}
 	t.Setenv("GOWORK", "off")
 	for _, c := range []struct {
-		want          verdict
+		want          mutantVerdict
 		old, new, run string
 	}{
 		{caught, "return a + b", "return a - b", "TestSum"},
@@ -151,8 +151,8 @@ func TestVerdicts(t *testing.T) {
 		{notFound, "return a * b", "return a", "TestSum"},
 		{noTest, "return a + b", "return a - b", "TestNone"},
 	} {
-		m := mutant{edits: []edit{{file: "m.go", old: c.old, new: c.new}}, pkg: ".", run: c.run}
-		if got := r.try(&m); got.verdict != c.want {
+		m := mutant{edits: []lineEdit{{file: "m.go", old: c.old, new: c.new}}, pkg: ".", run: c.run}
+		if got := r.tryMutant(&m); got.verdict != c.want {
 			t.Errorf("%q -> %q: %s, want %s\n%s", c.old, c.new, got.verdict, c.want, got.detail)
 		}
 	}

@@ -13,19 +13,19 @@ import (
 	"time"
 )
 
-type verdict string
+type mutantVerdict string
 
 const (
-	caught   verdict = "caught"
-	survived verdict = "SURVIVED"
-	notBuilt verdict = "DOES NOT BUILD"
-	notFound verdict = "NOT FOUND" // the line is gone from the tree
-	noTest   verdict = "NO TEST"
-	failed   verdict = "FAILED" // the tool could not do its work
+	caught   mutantVerdict = "caught"
+	survived mutantVerdict = "SURVIVED"
+	notBuilt mutantVerdict = "DOES NOT BUILD"
+	notFound mutantVerdict = "NOT FOUND" // the line is gone from the tree
+	noTest   mutantVerdict = "NO TEST"
+	failed   mutantVerdict = "FAILED" // the tool could not do its work
 )
 
-type result struct {
-	verdict verdict
+type mutantResult struct {
+	verdict mutantVerdict
 	detail  string
 }
 
@@ -52,21 +52,21 @@ func (r *runner) baseline(mutants []mutant) error {
 	return nil
 }
 
-// try runs the tests of m with m in place.
-func (r *runner) try(m *mutant) result {
-	overlay, err := r.overlay(m)
+// tryMutant runs the tests of m with m in place.
+func (r *runner) tryMutant(m *mutant) mutantResult {
+	overlay, err := r.writeOverlay(m)
 	if err != nil {
-		return result{notFound, err.Error()}
+		return mutantResult{notFound, err.Error()}
 	}
 	defer os.RemoveAll(filepath.Dir(overlay))
 	out, err := r.goTest(m.pkg, m.run, r.limit, "-failfast", "-overlay", overlay)
-	return result{judge(out, err), out}
+	return mutantResult{readVerdict(out, err), out}
 }
 
-// overlay writes the changed files and the description for go build's -overlay
+// writeOverlay writes the changed files and the description for go build's -overlay
 // into a folder of their own, and returns the description's name.
-func (r *runner) overlay(m *mutant) (string, error) {
-	texts, err := r.mutate(m)
+func (r *runner) writeOverlay(m *mutant) (string, error) {
+	texts, err := r.mutatedFiles(m)
 	if err != nil {
 		return "", err
 	}
@@ -84,8 +84,8 @@ func (r *runner) overlay(m *mutant) (string, error) {
 	return overlay, errors.Join(err, jsonErr, os.WriteFile(overlay, text, 0o644))
 }
 
-// mutate returns the changed files of m by absolute name.
-func (r *runner) mutate(m *mutant) (map[string]string, error) {
+// mutatedFiles returns the changed files of m by absolute name.
+func (r *runner) mutatedFiles(m *mutant) (map[string]string, error) {
 	texts := map[string]string{}
 	for _, e := range m.edits {
 		file, err := filepath.Abs(filepath.Join(r.root, e.file))
@@ -99,7 +99,7 @@ func (r *runner) mutate(m *mutant) (map[string]string, error) {
 			}
 			texts[file] = string(src)
 		}
-		if texts[file], err = e.apply(texts[file]); err != nil {
+		if texts[file], err = e.applyTo(texts[file]); err != nil {
 			return nil, err
 		}
 	}
@@ -121,8 +121,8 @@ func (r *runner) goTest(pkg, run string, limit time.Duration, args ...string) (s
 	return string(out), err
 }
 
-// judge reads the result for a mutant from go test's output.
-func judge(out string, err error) verdict {
+// readVerdict reads the result for a mutant from go test's output.
+func readVerdict(out string, err error) mutantVerdict {
 	var exit *exec.ExitError
 	switch {
 	case strings.Contains(out, "[build failed]"), strings.Contains(out, "[setup failed]"):

@@ -18,7 +18,7 @@ func (r *runner) simulateAll(mutants []mutant, most int) (missed int) {
 	fmt.Println("|---|---|---|---|---|")
 	for i := range mutants {
 		m := &mutants[i]
-		found, as, err := r.simulate(m, most)
+		found, as, err := r.countSchedules(m, most)
 		if err != nil {
 			fmt.Printf("%s: %v\n", m.name, err)
 			missed++
@@ -26,10 +26,10 @@ func (r *runner) simulateAll(mutants []mutant, most int) (missed int) {
 		}
 		words := make([]string, len(found))
 		for i, n := range found {
-			words[i] = count(n, most)
+			words[i] = seedCount(n, most)
 		}
 		slices.Sort(found)
-		median := count(found[len(found)/2], most)
+		median := seedCount(found[len(found)/2], most)
 		fmt.Printf("| %s | %s | %s | %s | %s |\n", m.name, m.breaks, strings.Join(words, ", "), median, as)
 		if found[len(found)-1] > most {
 			missed++
@@ -38,17 +38,17 @@ func (r *runner) simulateAll(mutants []mutant, most int) (missed int) {
 	return missed
 }
 
-func count(n, most int) string {
+func seedCount(n, most int) string {
 	if n > most {
 		return fmt.Sprintf("> %d", most)
 	}
 	return strconv.Itoa(n)
 }
 
-// simulate returns, by seed, the number of schedules that it took to find m,
+// countSchedules returns, by seed, the number of schedules that it took to find m,
 // more than most if none did, and the name of the first judge.
-func (r *runner) simulate(m *mutant, most int) (found []int, as string, err error) {
-	overlay, err := r.overlay(m)
+func (r *runner) countSchedules(m *mutant, most int) (found []int, as string, err error) {
+	overlay, err := r.writeOverlay(m)
 	if err != nil {
 		return nil, "", err
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // tarOf returns entries as a tar archive, with prefix in front of their names.
-func tarOf(entries []entry, prefix string, date time.Time) ([]byte, error) {
+func tarOf(entries []fileEntry, prefix string, date time.Time) ([]byte, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, e := range entries {
@@ -32,8 +32,8 @@ func tarOf(entries []entry, prefix string, date time.Time) ([]byte, error) {
 // time and gains little.
 const bulk = gzip.DefaultCompression
 
-// zip compresses b. The header has no name and no time.
-func zip(b []byte, level int) ([]byte, error) {
+// gzipBytes compresses b. The header has no name and no time.
+func gzipBytes(b []byte, level int) ([]byte, error) {
 	var out bytes.Buffer
 	w, err := gzip.NewWriterLevel(&out, level)
 	if err != nil {
@@ -51,8 +51,8 @@ type arMember struct {
 	body []byte
 }
 
-// ar returns an archive in the format of ar(5).
-func ar(members []arMember, date time.Time) []byte {
+// arArchive returns an archive in the format of ar(5).
+func arArchive(members []arMember, date time.Time) []byte {
 	var b bytes.Buffer
 	b.WriteString("!<arch>\n")
 	for _, m := range members {

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// deb returns the package in the format of deb(5).
-func (b *build) deb(p *pkg, files []entry, arch string) ([]byte, error) {
+// debPackage returns the package in the format of deb(5).
+func (b *packageBuild) debPackage(p *packageSpec, files []fileEntry, arch string) ([]byte, error) {
 	own, err := b.debFiles(p)
 	if err != nil {
 		return nil, err
@@ -25,36 +25,36 @@ func (b *build) deb(p *pkg, files []entry, arch string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if control, err = zip(control, bulk); err != nil {
+	if control, err = gzipBytes(control, bulk); err != nil {
 		return nil, err
 	}
-	if data, err = zip(data, bulk); err != nil {
+	if data, err = gzipBytes(data, bulk); err != nil {
 		return nil, err
 	}
-	return ar([]arMember{{"debian-binary", []byte("2.0\n")}, {"control.tar.gz", control}, {"data.tar.gz", data}}, b.date), nil
+	return arArchive([]arMember{{"debian-binary", []byte("2.0\n")}, {"control.tar.gz", control}, {"data.tar.gz", data}}, b.date), nil
 }
 
 // debFiles are files for Debian alone: a change log, and overrides for lintian.
-func (b *build) debFiles(p *pkg) ([]entry, error) {
-	log, err := zip(fmt.Appendf(nil, "%s (%s) unstable; urgency=medium\n\n  * Release %s.\n\n -- %s  %s\n",
+func (b *packageBuild) debFiles(p *packageSpec) ([]fileEntry, error) {
+	log, err := gzipBytes(fmt.Appendf(nil, "%s (%s) unstable; urgency=medium\n\n  * Release %s.\n\n -- %s  %s\n",
 		p.name, b.version, b.version, maintainer, b.date.Format("Mon, 02 Jan 2006 15:04:05 -0700")), gzip.BestCompression)
 	if err != nil {
 		return nil, err
 	}
-	files := []entry{file(path.Join(p.doc(), "changelog.gz"), log)}
+	files := []fileEntry{regularFile(path.Join(p.docFolder(), "changelog.gz"), log)}
 	if len(p.overrides) > 0 {
 		var text strings.Builder
 		for _, o := range p.overrides {
 			tag, reason, _ := strings.Cut(o, ": ")
 			fmt.Fprintf(&text, "# %s\n%s: %s\n", reason, p.name, tag)
 		}
-		files = append(files, file("usr/share/lintian/overrides/"+p.name, []byte(text.String())))
+		files = append(files, regularFile("usr/share/lintian/overrides/"+p.name, []byte(text.String())))
 	}
 	return files, nil
 }
 
 // debControl are the files that dpkg reads.
-func (b *build) debControl(p *pkg, entries []entry, arch string) []entry {
+func (b *packageBuild) debControl(p *packageSpec, entries []fileEntry, arch string) []fileEntry {
 	var sums, conffiles bytes.Buffer
 	size := 0
 	for _, e := range entries {
@@ -68,19 +68,19 @@ func (b *build) debControl(p *pkg, entries []entry, arch string) []entry {
 			fmt.Fprintf(&conffiles, "/%s\n", e.path)
 		}
 	}
-	control := []entry{file("control", []byte(b.debText(p, size/1024, arch))), file("md5sums", sums.Bytes())}
+	control := []fileEntry{regularFile("control", []byte(b.debText(p, size/1024, arch))), regularFile("md5sums", sums.Bytes())}
 	if conffiles.Len() > 0 {
-		control = append(control, file("conffiles", conffiles.Bytes()))
+		control = append(control, regularFile("conffiles", conffiles.Bytes()))
 	}
 	if len(p.units) > 0 {
 		for name, text := range p.debScripts() {
-			control = append(control, entry{path: name, mode: 0o755, body: []byte(text)})
+			control = append(control, fileEntry{path: name, mode: 0o755, body: []byte(text)})
 		}
 	}
 	return control
 }
 
-func (b *build) debText(p *pkg, kib int, arch string) string {
+func (b *packageBuild) debText(p *packageSpec, kib int, arch string) string {
 	var c strings.Builder
 	line := func(key string, values ...string) {
 		if text := strings.Join(values, ", "); text != "" {
@@ -122,7 +122,7 @@ const live = `[ -z "$DPKG_ROOT" ] && [ -d /run/systemd/system ]`
 // deb-systemd-helper. Services of an upgraded package are started again;
 // policy-rc.d is asked, by deb-systemd-invoke. A removal that is refused has stopped
 // nothing.
-func (p *pkg) debScripts() map[string]string {
+func (p *packageSpec) debScripts() map[string]string {
 	return map[string]string{
 		"postinst": `#!/bin/sh
 set -e
@@ -139,7 +139,7 @@ fi
 		"prerm": `#!/bin/sh
 set -e
 if [ "$1" = remove ] && ` + live + `; then
-` + p.unused() + `	deb-systemd-invoke stop ` + p.allUnits() + ` >/dev/null || true
+` + p.unusedCheck() + `	deb-systemd-invoke stop ` + p.allUnits() + ` >/dev/null || true
 fi
 `,
 		"postrm": `#!/bin/sh

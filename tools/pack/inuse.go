@@ -2,7 +2,7 @@ package main
 
 import "strings"
 
-// unused are commands of the shell that end the script of a removal with an error
+// unusedCheck are commands of the shell that end the script of a removal with an error
 // while a disk of the client is in use: without the client the requests of its users
 // would wait for ever. Empty for packages that the client does not need.
 //
@@ -11,7 +11,7 @@ import "strings"
 // of the service, the front ends, are no users. Connections of NBD clients are none
 // either. Programs that look at new disks and at closed ones, as those of udev, use
 // a disk for a moment, which is why it is looked at three times.
-func (p *pkg) unused() string {
+func (p *packageSpec) unusedCheck() string {
 	if !p.serves {
 		return ""
 	}

@@ -87,7 +87,7 @@ func (s *scene) remove(script string, args ...string) (said, stopped string, err
 	return strings.ReplaceAll(string(out), s.root, ""), string(did), err
 }
 
-func packageOf(t *testing.T, name string) *pkg {
+func packageOf(t *testing.T, name string) *packageSpec {
 	t.Helper()
 	for i := range packages {
 		if packages[i].name == name {

@@ -18,13 +18,13 @@ import (
 // ours begins the names of modules under the licence of the repository.
 const ours = "github.com/rnbd-go/rnbd/"
 
-// licences finds texts of licences.
-type licences struct {
+// licenceFinder finds texts of licences.
+type licenceFinder struct {
 	cache, goroot string
 	own           []byte // of this repository
 }
 
-func newLicences(source string) (l licences, err error) {
+func newLicences(source string) (l licenceFinder, err error) {
 	if l.own, err = os.ReadFile(filepath.Join(source, "LICENSE")); err != nil {
 		return l, err
 	}
@@ -36,10 +36,10 @@ func newLicences(source string) (l licences, err error) {
 	return l, nil
 }
 
-// of returns the texts that belong to programs: ours, that of Go, and those of
+// textsOf returns the texts that belong to programs: ours, that of Go, and those of
 // the modules that they are linked with, in a folder for each module.
-func (l licences) of(programs []entry, dir string) (texts []entry, err error) {
-	texts = []entry{file(path.Join(dir, "rnbd", "LICENSE"), l.own)}
+func (l licenceFinder) textsOf(programs []fileEntry, dir string) (texts []fileEntry, err error) {
+	texts = []fileEntry{regularFile(path.Join(dir, "rnbd", "LICENSE"), l.own)}
 	if len(programs) == 0 {
 		return texts, nil
 	}
@@ -57,12 +57,12 @@ func (l licences) of(programs []entry, dir string) (texts []entry, err error) {
 				continue
 			}
 			seen[m.Path] = true
-			found, err := l.module(m.Path, m.Version)
+			found, err := l.moduleTexts(m.Path, m.Version)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", p.path, err)
 			}
 			for _, f := range found {
-				texts = append(texts, file(path.Join(dir, m.Path, f.path), f.body))
+				texts = append(texts, regularFile(path.Join(dir, m.Path, f.path), f.body))
 			}
 		}
 	}
@@ -71,12 +71,12 @@ func (l licences) of(programs []entry, dir string) (texts []entry, err error) {
 		return nil, fmt.Errorf("licence of %s: %w", runtime.Version(), err)
 	}
 	for _, f := range std {
-		texts = append(texts, file(path.Join(dir, "go", f.path), f.body))
+		texts = append(texts, regularFile(path.Join(dir, "go", f.path), f.body))
 	}
 	return texts, nil
 }
 
-func (l licences) module(name, version string) ([]entry, error) {
+func (l licenceFinder) moduleTexts(name, version string) ([]fileEntry, error) {
 	p, err := module.EscapePath(name)
 	if err != nil {
 		return nil, err
@@ -94,7 +94,7 @@ func (l licences) module(name, version string) ([]entry, error) {
 
 // readLicences returns the licences and notices in the top folder of a module. It
 // is an error if there are none.
-func readLicences(dir string) (found []entry, err error) {
+func readLicences(dir string) (found []fileEntry, err error) {
 	all, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func readLicences(dir string) (found []entry, err error) {
 		if err != nil {
 			return nil, err
 		}
-		found = append(found, file(f.Name(), body))
+		found = append(found, regularFile(f.Name(), body))
 	}
 	if len(found) == 0 {
 		return nil, fmt.Errorf("no licence in %s", dir)
@@ -116,8 +116,8 @@ func readLicences(dir string) (found []entry, err error) {
 	return found, nil
 }
 
-// copyright is the file that Debian wants in each package.
-func copyright(texts []entry, dir string) []byte {
+// copyrightFile is the file that Debian wants in each package.
+func copyrightFile(texts []fileEntry, dir string) []byte {
 	var b strings.Builder
 	b.WriteString("Copyright: the contributors of rnbd.\nIts source is at https://" + strings.TrimSuffix(ours, "/") + ".\n\n" +
 		"It is under the Apache License, version 2.0, see rnbd/LICENSE in the folder\n/" + dir + ",\n" +

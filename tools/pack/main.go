@@ -18,11 +18,11 @@ import (
 // nowhere (RFC 2606).
 const maintainer = "rnbd maintainers <maintainers@rnbd.invalid>"
 
-// build has the values that all packages of a run share.
-type build struct {
+// packageBuild has the values that all packages of a run share.
+type packageBuild struct {
 	version, arch string
 	date          time.Time
-	licences      licences
+	licences      licenceFinder
 	programs      string // folder for the programs themselves; empty: none
 }
 
@@ -35,15 +35,15 @@ func main() {
 	date := flag.Int64("date", 0, "time of all files, in seconds since 1970")
 	programs := flag.String("programs", "", "folder for the programs and their bills of materials, outside of packages")
 	flag.Parse()
-	b := &build{version: *version, arch: *arch, date: time.Unix(*date, 0).UTC(), programs: *programs}
+	b := &packageBuild{version: *version, arch: *arch, date: time.Unix(*date, 0).UTC(), programs: *programs}
 	if err := b.run(*stage, *source, *out); err != nil {
 		fmt.Fprintln(os.Stderr, "pack:", err)
 		os.Exit(1)
 	}
 }
 
-func (b *build) run(stage, source, out string) (err error) {
-	if err := b.check(); err != nil {
+func (b *packageBuild) run(stage, source, out string) (err error) {
+	if err := b.checkVersion(); err != nil {
 		return err
 	}
 	if b.licences, err = newLicences(source); err != nil {
@@ -53,23 +53,23 @@ func (b *build) run(stage, source, out string) (err error) {
 	if err != nil {
 		return err
 	}
-	contents, err := share(files)
+	contents, err := assignFiles(files)
 	if err != nil {
 		return err
 	}
-	var image []entry
+	var image []fileEntry
 	for i := range packages {
 		p := &packages[i]
 		own := contents[p.name]
 		if p.docs {
-			if own, err = readTree(filepath.Join(source, "docs"), p.doc()); err != nil {
+			if own, err = readTree(filepath.Join(source, "docs"), p.docFolder()); err != nil {
 				return err
 			}
 		}
 		if len(own) == 0 {
 			return fmt.Errorf("package %s has no files", p.name)
 		}
-		legal, err := b.legal(p, own)
+		legal, err := b.legalFiles(p, own)
 		if err != nil {
 			return err
 		}
@@ -77,11 +77,11 @@ func (b *build) run(stage, source, out string) (err error) {
 		if p.inImage {
 			image = append(image, own...)
 		}
-		if err := b.write(p, own, out); err != nil {
+		if err := b.writePackages(p, own, out); err != nil {
 			return fmt.Errorf("package %s: %w", p.name, err)
 		}
 	}
-	archive, err := b.image(image)
+	archive, err := b.imageTar(image)
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func (b *build) run(stage, source, out string) (err error) {
 }
 
 // writePrograms writes the programs with a bill of materials beside each.
-func (b *build) writePrograms(files []entry) error {
+func (b *packageBuild) writePrograms(files []fileEntry) error {
 	if b.programs == "" {
 		return nil
 	}
@@ -103,7 +103,7 @@ func (b *build) writePrograms(files []entry) error {
 		if !isProgram(f.path) {
 			continue
 		}
-		bill, err := b.sbom(f)
+		bill, err := b.billOfMaterials(f)
 		if err != nil {
 			return err
 		}
@@ -127,9 +127,9 @@ func writeSame(name string, body []byte) error {
 	return os.WriteFile(name, body, 0o644)
 }
 
-// check refuses versions and architectures that a format cannot express. A hyphen
+// checkVersion refuses versions and architectures that a format cannot express. A hyphen
 // would begin the revision of a package.
-func (b *build) check() error {
+func (b *packageBuild) checkVersion() error {
 	if rpmArch[b.arch] == "" {
 		return fmt.Errorf("architecture %q: packages are made for amd64 and arm64", b.arch)
 	}
@@ -139,13 +139,13 @@ func (b *build) check() error {
 	return nil
 }
 
-// share gives each file to its package. It is an error if there is none, or two.
-func share(files []entry) (map[string][]entry, error) {
-	contents := map[string][]entry{}
+// assignFiles gives each file to its package. It is an error if there is none, or two.
+func assignFiles(files []fileEntry) (map[string][]fileEntry, error) {
+	contents := map[string][]fileEntry{}
 	for _, f := range files {
 		var owners []string
 		for i := range packages {
-			if p := &packages[i]; p.takes(f.path) {
+			if p := &packages[i]; p.hasFile(f.path) {
 				owners = append(owners, p.name)
 				contents[p.name] = append(contents[p.name], f)
 			}
@@ -157,28 +157,28 @@ func share(files []entry) (map[string][]entry, error) {
 	return contents, nil
 }
 
-// legal returns the files about rights and origin of a package with these contents.
-func (b *build) legal(p *pkg, contents []entry) ([]entry, error) {
-	programs := slices.DeleteFunc(slices.Clone(contents), func(e entry) bool { return !isProgram(e.path) })
-	dir := path.Join(p.doc(), "licences")
-	texts, err := b.licences.of(programs, dir)
+// legalFiles returns the files about rights and origin of a package with these contents.
+func (b *packageBuild) legalFiles(p *packageSpec, contents []fileEntry) ([]fileEntry, error) {
+	programs := slices.DeleteFunc(slices.Clone(contents), func(e fileEntry) bool { return !isProgram(e.path) })
+	dir := path.Join(p.docFolder(), "licences")
+	texts, err := b.licences.textsOf(programs, dir)
 	if err != nil {
 		return nil, err
 	}
-	texts = append(texts, file(path.Join(p.doc(), "copyright"), copyright(texts, dir)))
+	texts = append(texts, regularFile(path.Join(p.docFolder(), "copyright"), copyrightFile(texts, dir)))
 	for _, program := range programs {
-		bill, err := b.sbom(program)
+		bill, err := b.billOfMaterials(program)
 		if err != nil {
 			return nil, err
 		}
-		texts = append(texts, file(path.Join(p.doc(), "sbom", path.Base(program.path)+sbomSuffix), bill))
+		texts = append(texts, regularFile(path.Join(p.docFolder(), "sbom", path.Base(program.path)+sbomSuffix), bill))
 	}
 	return texts, nil
 }
 
-// write makes the package in both formats.
-func (b *build) write(p *pkg, contents []entry, out string) error {
-	contents, err := zipped(contents)
+// writePackages makes the package in both formats.
+func (b *packageBuild) writePackages(p *packageSpec, contents []fileEntry, out string) error {
+	contents, err := compressManPages(contents)
 	if err != nil {
 		return err
 	}
@@ -186,28 +186,28 @@ func (b *build) write(p *pkg, contents []entry, out string) error {
 	if p.noArch {
 		arch, rpmArch = "all", "noarch"
 	}
-	deb, err := b.deb(p, contents, arch)
+	deb, err := b.debPackage(p, contents, arch)
 	if err != nil {
 		return err
 	}
 	if err := writeSame(filepath.Join(out, fmt.Sprintf("%s_%s_%s.deb", p.name, b.version, arch)), deb); err != nil {
 		return err
 	}
-	rpm, err := b.rpm(p, withFolders(contents, p.folders...), rpmArch)
+	rpm, err := b.rpmPackage(p, withFolders(contents, p.folders...), rpmArch)
 	if err != nil {
 		return err
 	}
 	return writeSame(filepath.Join(out, fmt.Sprintf("%s-%s-1.%s.rpm", p.name, b.version, rpmArch)), rpm)
 }
 
-// zipped returns the files with man pages compressed, as distributions have them.
-func zipped(files []entry) ([]entry, error) {
+// compressManPages returns the files with man pages compressed, as distributions have them.
+func compressManPages(files []fileEntry) ([]fileEntry, error) {
 	out := slices.Clone(files)
 	for i, f := range out {
 		if !strings.HasPrefix(f.path, "usr/share/man/") {
 			continue
 		}
-		body, err := zip(f.body, gzip.BestCompression)
+		body, err := gzipBytes(f.body, gzip.BestCompression)
 		if err != nil {
 			return nil, err
 		}

@@ -67,7 +67,7 @@ func source(t *testing.T) string {
 // pack makes version 1.2.3 into dir.
 func pack(t *testing.T, dir string) {
 	t.Helper()
-	b := &build{version: "1.2.3", arch: "amd64", date: when}
+	b := &packageBuild{version: "1.2.3", arch: "amd64", date: when}
 	if err := b.run(stage(t), source(t), dir); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestDebIsReadByDpkg(t *testing.T) {
 			checkConffiles(t, root, control)
 			checkScripts(t, p, control)
 			for _, name := range []string{"copyright", "changelog.gz", "licences/rnbd/LICENSE"} {
-				if st, err := os.Stat(filepath.Join(root, p.doc(), name)); err != nil || st.Size() == 0 || st.Mode() != 0o644 || !st.ModTime().Equal(when) {
+				if st, err := os.Stat(filepath.Join(root, p.docFolder(), name)); err != nil || st.Size() == 0 || st.Mode() != 0o644 || !st.ModTime().Equal(when) {
 					t.Errorf("%s: %v, %+v", name, err, st)
 				}
 			}
@@ -226,7 +226,7 @@ func checkConffiles(t *testing.T, root, control string) {
 
 // checkScripts has the shell read the scripts of packages with units; others have
 // none.
-func checkScripts(t *testing.T, p *pkg, control string) {
+func checkScripts(t *testing.T, p *packageSpec, control string) {
 	t.Helper()
 	for _, name := range []string{"postinst", "prerm", "postrm"} {
 		script := filepath.Join(control, name)
@@ -394,7 +394,7 @@ func TestWhatIsRefused(t *testing.T) {
 			if x.extra != "" {
 				write(t, filepath.Join(dir, x.extra), []byte("x"), 0o600)
 			}
-			b := &build{version: "1.0", arch: "amd64", date: when}
+			b := &packageBuild{version: "1.0", arch: "amd64", date: when}
 			if x.version != "" {
 				b.version = strings.TrimPrefix(x.version, "-")
 			}
@@ -426,7 +426,7 @@ func TestLicencesOfModules(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := (licences{cache: t.TempDir(), goroot: root}).module("example.org/nothing", "v1.0.0"); err == nil {
+	if _, err := (licenceFinder{cache: t.TempDir(), goroot: root}).moduleTexts("example.org/nothing", "v1.0.0"); err == nil {
 		t.Error("a module without a licence is taken")
 	}
 }

@@ -18,21 +18,21 @@ import (
 // sbomSuffix ends the name of a bill of materials behind that of the program.
 const sbomSuffix = ".cdx.json"
 
-// sbom returns the bill of materials of a program as JSON of CycloneDX 1.5: the
+// billOfMaterials returns the bill of materials of a program as JSON of CycloneDX 1.5: the
 // modules that the program's own build information names, with their licences,
 // and the standard library of Go. The same program gives the same bytes: the time
 // is that of the build, and the serial number is derived from the contents.
-func (b *build) sbom(program entry) ([]byte, error) {
+func (b *packageBuild) billOfMaterials(program fileEntry) ([]byte, error) {
 	info, err := buildinfo.Read(bytes.NewReader(program.body))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", program.path, err)
 	}
-	main := b.component(cdx.ComponentTypeApplication, info.Main.Path, "v"+b.version)
+	main := b.moduleComponent(cdx.ComponentTypeApplication, info.Main.Path, "v"+b.version)
 	main.Name, main.Version = path.Base(program.path), b.version
 	main.Licenses = licenceIDs("Apache-2.0")
 	main.Hashes = &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: fmt.Sprintf("%x", sha256.Sum256(program.body))}}
 	main.Properties = buildProperties(info)
-	parts, err := b.components(info)
+	parts, err := b.linkedModules(info)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", program.path, err)
 	}
@@ -63,24 +63,24 @@ func encodeSBOM(bom *cdx.BOM) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// components are the modules that a program is linked with, sorted by name, and
+// linkedModules are the modules that a program is linked with, sorted by name, and
 // the standard library.
-func (b *build) components(info *debug.BuildInfo) (parts []cdx.Component, err error) {
+func (b *packageBuild) linkedModules(info *debug.BuildInfo) (parts []cdx.Component, err error) {
 	for _, m := range info.Deps {
 		if m.Replace != nil {
 			m = m.Replace
 		}
 		if strings.HasPrefix(m.Path, ours) { // released with this program, from the same commit
-			c := b.component(cdx.ComponentTypeLibrary, m.Path, "v"+b.version)
+			c := b.moduleComponent(cdx.ComponentTypeLibrary, m.Path, "v"+b.version)
 			c.Licenses = licenceIDs("Apache-2.0")
 			parts = append(parts, c)
 			continue
 		}
-		texts, err := b.licences.module(m.Path, m.Version)
+		texts, err := b.licences.moduleTexts(m.Path, m.Version)
 		if err != nil {
 			return nil, err
 		}
-		c := b.component(cdx.ComponentTypeLibrary, m.Path, m.Version)
+		c := b.moduleComponent(cdx.ComponentTypeLibrary, m.Path, m.Version)
 		c.Licenses = licencesIn(texts)
 		c.Properties = &[]cdx.Property{{Name: "go.sum", Value: m.Sum}}
 		parts = append(parts, c)
@@ -89,15 +89,15 @@ func (b *build) components(info *debug.BuildInfo) (parts []cdx.Component, err er
 	if err != nil {
 		return nil, err
 	}
-	std := b.component(cdx.ComponentTypeLibrary, "stdlib", strings.TrimPrefix(info.GoVersion, "go"))
+	std := b.moduleComponent(cdx.ComponentTypeLibrary, "stdlib", strings.TrimPrefix(info.GoVersion, "go"))
 	std.Licenses = licencesIn(texts)
 	parts = append(parts, std)
 	slices.SortFunc(parts, func(x, y cdx.Component) int { return strings.Compare(x.Name, y.Name) })
 	return parts, nil
 }
 
-// component is a Go module. Its package URL is its reference, too.
-func (b *build) component(kind cdx.ComponentType, name, version string) cdx.Component {
+// moduleComponent is a Go module. Its package URL is its reference, too.
+func (b *packageBuild) moduleComponent(kind cdx.ComponentType, name, version string) cdx.Component {
 	url := "pkg:golang/" + name + "@" + strings.ReplaceAll(version, "+", "%2B")
 	return cdx.Component{BOMRef: url, Type: kind, Name: name, Version: version, PackageURL: url}
 }
@@ -126,7 +126,7 @@ const unknownLicence = "not recognised"
 
 // licencesIn returns the SPDX identifiers of the texts. Notices and grants of
 // patents add to a licence, and are none.
-func licencesIn(texts []entry) *cdx.Licenses {
+func licencesIn(texts []fileEntry) *cdx.Licenses {
 	var ids []string
 	for _, t := range texts {
 		stem, _, _ := strings.Cut(strings.ToUpper(t.path), ".")

@@ -40,7 +40,7 @@ func licencesOf(c cdx.Component) (ids []string) {
 func TestBillsOfMaterials(t *testing.T) {
 	need(t, "dpkg-deb")
 	root, programs := t.TempDir(), filepath.Join(t.TempDir(), "programs")
-	b := &build{version: "1.2.3", arch: "amd64", date: when, programs: programs}
+	b := &packageBuild{version: "1.2.3", arch: "amd64", date: when, programs: programs}
 	out := t.TempDir()
 	if err := b.run(stage(t), source(t), out); err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func checkBill(t *testing.T, name string, program, text []byte) {
 }
 
 func TestLicencesThatAreNotRecognised(t *testing.T) {
-	if got := (*licencesIn([]entry{file("LICENSE", []byte("Do what you like on Sundays."))}))[0].License; got.Name != unknownLicence || got.ID != "" {
+	if got := (*licencesIn([]fileEntry{regularFile("LICENSE", []byte("Do what you like on Sundays."))}))[0].License; got.Name != unknownLicence || got.ID != "" {
 		t.Errorf("%+v", got)
 	}
 }

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// pkg is a package. Files are the paths that it takes of the folder, as patterns
+// packageSpec is a package. Files are the paths that it takes of the folder, as patterns
 // of path.Match, except those of but; a folder stands for all below it.
-type pkg struct {
+type packageSpec struct {
 	name, short, long string
 	section           string // of Debian; empty: admin
 	files, but        []string
@@ -36,7 +36,7 @@ const unitsInUsr = "systemd-service-in-odd-location: /usr/lib is where Debian 13
 var netShare = []string{"usr/share/man/*/rnbd-net*", "usr/share/bash-completion/completions/rnbd-net", "usr/share/zsh/site-functions/_rnbd-net", "usr/share/fish/vendor_completions.d/rnbd-net.fish"}
 
 // packages are all of them. Every file belongs to one.
-var packages = []pkg{
+var packages = []packageSpec{
 	{
 		name: "rnbd", short: "RDMA network block devices in user space: command", inImage: true,
 		long:      "Makes block devices and files of one host usable on another, over RDMA\nsemantics. This package has the command of both daemons, its man pages and\nits completion.",
@@ -99,10 +99,12 @@ var packages = []pkg{
 // are empty.
 var commonFolders = []string{"/run/rnbd/sys", "/run/rnbd", "/etc/rnbd"}
 
-// takes reports whether the package has the file.
-func (p *pkg) takes(name string) bool { return matches(p.files, name) && !matches(p.but, name) }
+// hasFile reports whether the package has the file.
+func (p *packageSpec) hasFile(name string) bool {
+	return matchesAny(p.files, name) && !matchesAny(p.but, name)
+}
 
-func matches(patterns []string, name string) bool {
+func matchesAny(patterns []string, name string) bool {
 	return slices.ContainsFunc(patterns, func(pattern string) bool {
 		ok, err := path.Match(pattern, name)
 		return err == nil && ok || strings.HasPrefix(name, pattern+"/")
@@ -110,12 +112,12 @@ func matches(patterns []string, name string) bool {
 }
 
 // allUnits are those of the package, separated by spaces.
-func (p *pkg) allUnits() string { return strings.Join(slices.Concat(p.units, p.sockets), " ") }
+func (p *packageSpec) allUnits() string { return strings.Join(slices.Concat(p.units, p.sockets), " ") }
 
-// doc is the folder of the package's documents.
-func (p *pkg) doc() string { return "usr/share/doc/" + p.name }
+// docFolder is the folder of the package's documents.
+func (p *packageSpec) docFolder() string { return "usr/share/doc/" + p.name }
 
-// owns reports whether a folder belongs to our packages.
-func (p *pkg) owns(dir string) bool {
-	return dir == p.doc() || strings.HasPrefix(dir, p.doc()+"/") || slices.Contains(p.folders, dir) || dir == "etc/rnbd"
+// ownsFolder reports whether a folder belongs to our packages.
+func (p *packageSpec) ownsFolder(dir string) bool {
+	return dir == p.docFolder() || strings.HasPrefix(dir, p.docFolder()+"/") || slices.Contains(p.folders, dir) || dir == "etc/rnbd"
 }

@@ -10,19 +10,21 @@ import (
 	"strings"
 )
 
-// entry is a file or a folder of a package. Links do not occur.
-type entry struct {
+// fileEntry is a file or a folder of a package. Links do not occur.
+type fileEntry struct {
 	path string // without a slash in front; of a folder, without one behind
 	mode int64
 	dir  bool
 	body []byte
 }
 
-func file(name string, body []byte) entry { return entry{path: name, mode: 0o644, body: body} }
+func regularFile(name string, body []byte) fileEntry {
+	return fileEntry{path: name, mode: 0o644, body: body}
+}
 
 // readTree returns the files below dir, sorted, with prefix in front of their
 // paths.
-func readTree(dir, prefix string) (all []entry, err error) {
+func readTree(dir, prefix string) (all []fileEntry, err error) {
 	err = filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
@@ -39,7 +41,7 @@ func readTree(dir, prefix string) (all []entry, err error) {
 			return err
 		}
 		rel, err := filepath.Rel(dir, name)
-		e := file(path.Join(prefix, filepath.ToSlash(rel)), body)
+		e := regularFile(path.Join(prefix, filepath.ToSlash(rel)), body)
 		if st.Mode()&0o100 != 0 {
 			e.mode = 0o755
 		}
@@ -56,7 +58,7 @@ func isConfig(name string) bool { return strings.HasPrefix(name, "etc/") }
 func isProgram(name string) bool { return strings.HasPrefix(name, "usr/bin/") }
 
 // withFolders returns the entries with the folders that lead to them, sorted.
-func withFolders(files []entry, more ...string) []entry {
+func withFolders(files []fileEntry, more ...string) []fileEntry {
 	out := slices.Clone(files)
 	seen := map[string]bool{}
 	for _, f := range files {
@@ -67,7 +69,7 @@ func withFolders(files []entry, more ...string) []entry {
 	add := func(dir string) {
 		for ; dir != "." && !seen[dir]; dir = path.Dir(dir) {
 			seen[dir] = true
-			out = append(out, entry{path: dir, mode: 0o755, dir: true})
+			out = append(out, fileEntry{path: dir, mode: 0o755, dir: true})
 		}
 	}
 	for _, f := range files {
@@ -76,6 +78,6 @@ func withFolders(files []entry, more ...string) []entry {
 	for _, dir := range more {
 		add(dir)
 	}
-	slices.SortFunc(out, func(a, b entry) int { return strings.Compare(a.path, b.path) })
+	slices.SortFunc(out, func(a, b fileEntry) int { return strings.Compare(a.path, b.path) })
 	return out
 }

@@ -16,20 +16,20 @@ const (
 	inFlightSpan   = 256 // commands per span of an estimate
 )
 
-// look marks the connections to read from.
-func (q *queue) look() {
+// markReadable marks the connections to read from.
+func (q *queue) markReadable() {
 	q.turn++
 	ask := q.kicked.Swap(false) || len(q.conns) > fewConns
 	warm, cold := false, false
 	for i := 0; i < len(q.conns) && !ask; i++ {
 		switch c := q.conns[i]; {
-		case c.blocked():
+		case c.sendBlocked():
 			ask = true
 		case c.quiet >= coldAfter:
 			cold = true
 		default:
 			warm = true
-			c.readable = c.due() || c.readable
+			c.readable = c.readDue() || c.readable
 		}
 	}
 	if ask || cold && (!warm || q.turn%coldEvery == 0) {
@@ -37,16 +37,16 @@ func (q *queue) look() {
 	}
 }
 
-// due reports whether to read the socket in this turn. After a short read of a
+// readDue reports whether to read the socket in this turn. After a short read of a
 // payload one turn is skipped, to leave the CPU to the sender. A client with
 // as many commands in flight as it usually has waits for answers.
-func (c *conn) due() bool {
+func (c *conn) readDue() bool {
 	switch {
 	case c.cur != nil:
 		now := !c.drained
 		c.drained = false
 		return now
-	case c.inFlight.saturated(c.unanswered):
+	case c.inFlight.atEstimate(c.unanswered):
 		c.passed++
 		return c.passed%saturatedEvery == 0
 	}
@@ -60,16 +60,16 @@ type inFlightEstimate struct {
 	n            int // commands in this span
 }
 
-func (e *inFlightEstimate) note(unanswered int) {
+func (e *inFlightEstimate) recordUnanswered(unanswered int) {
 	if e.n++; e.n > inFlightSpan {
 		e.before, e.most, e.n = e.most, 0, 1
 	}
 	e.most = max(e.most, unanswered)
 }
 
-// saturated reports whether the client has as many commands in flight as it is
+// atEstimate reports whether the client has as many commands in flight as it is
 // estimated to have at most.
-func (e *inFlightEstimate) saturated(unanswered int) bool {
+func (e *inFlightEstimate) atEstimate(unanswered int) bool {
 	return unanswered > 0 && unanswered >= max(e.most, e.before)
 }
 
@@ -119,11 +119,11 @@ func (q *queue) Arm() bool {
 	if q.pollSockets() > 0 && (q.Poll() > 0 || q.pollSockets() > 0) {
 		return false
 	}
-	return !q.pressing() && q.ring.Arm()
+	return !q.workPending() && q.ring.Arm()
 }
 
-// pressing reports whether there is work that no event will announce.
-func (q *queue) pressing() bool {
+// workPending reports whether there is work that no event will announce.
+func (q *queue) workPending() bool {
 	for _, c := range q.conns {
 		if c.readable && !c.stalled && c.state == connOpen {
 			return true
@@ -136,10 +136,10 @@ func (q *queue) pressing() bool {
 // not after large requests, unless a payload is arriving or other requests are
 // in flight: the next part then arrives before a sleep would end, and a wake-up
 // per part costs more than the spin.
-func (q *queue) LargeIO() bool { return q.large && !q.flowing() }
+func (q *queue) LargeIO() bool { return q.large && !q.moreExpected() }
 
-// flowing reports whether more bytes or answers are expected at once.
-func (q *queue) flowing() bool {
+// moreExpected reports whether more bytes or answers are expected at once.
+func (q *queue) moreExpected() bool {
 	for _, c := range q.conns {
 		if c.state == connOpen && !c.stalled && (c.cur != nil || c.unanswered > 1) {
 			return true

@@ -12,7 +12,7 @@ import (
 func (b *bench) tries(n int) (tried int) {
 	for range n {
 		b.c.readable = false
-		b.q.look()
+		b.q.markReadable()
 		if b.c.readable {
 			tried++
 		}
@@ -50,13 +50,13 @@ func TestLook_AtAClientThatWaits(t *testing.T) {
 // How many requests a client has under way is forgotten in time.
 func TestLook_AppetiteFades(t *testing.T) {
 	var a inFlightEstimate
-	a.note(16)
+	a.recordUnanswered(16)
 	for i := range 2 * inFlightSpan {
-		if a.note(1); a.saturated(1) != (i == 2*inFlightSpan-1) {
-			t.Fatalf("after %d single requests: saturated by one is %t", i+1, a.saturated(1))
+		if a.recordUnanswered(1); a.atEstimate(1) != (i == 2*inFlightSpan-1) {
+			t.Fatalf("after %d single requests: saturated by one is %t", i+1, a.atEstimate(1))
 		}
 	}
-	if a.saturated(0) {
+	if a.atEstimate(0) {
 		t.Error("a client without requests is saturated")
 	}
 }
@@ -105,10 +105,10 @@ func TestLook_AfterLargeReads(t *testing.T) {
 
 // join adds a connection to the bench's queue.
 func (b *bench) join() (*conn, net.Conn) {
-	b.exp.acquire()
+	b.exp.addOpener()
 	fd, peer := pair(b.t)
-	c := newConn(fd, "test", negotiated{exp: b.exp}, b.exp.assign([]*queue{b.q}))
-	b.q.add(c)
+	c := newConn(fd, "test", handshakeResult{exp: b.exp}, b.exp.assignShare([]*queue{b.q}))
+	b.q.addConn(c)
 	b.t.Cleanup(func() { peer.Close() })
 	return c, peer
 }

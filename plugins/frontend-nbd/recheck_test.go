@@ -213,7 +213,7 @@ func TestJudge_Time(t *testing.T) {
 		cert, key := a.issue("web", func(cert *x509.Certificate) { cert.NotAfter = c.until })
 		pair, err := (with(t, a.client(), cert, key)).GetClientCertificate(nil)
 		must(t, "load", err)
-		err = p.holds(&proof{certs: []*x509.Certificate{pair.Leaf}}, c.now)
+		err = p.checkProof(&identityProof{certs: []*x509.Certificate{pair.Leaf}}, c.now)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -276,7 +276,7 @@ func TestJudge_RequestsInFlight(t *testing.T) {
 	})
 	s.Rules = []plugin.UserRule{allow("dns:other", "rw")}
 	must(t, "set TLS", r.f.SetTLS(t.Context(), s))
-	r.onQueue(0, func(*queue) {}) // it has the verdict
+	r.onQueue(0, func(*queue) {}) // the queue has the decision
 	late := client.start(cmdWrite, 0, 16384, 4096, []byte(strings.Repeat("b", 4096)))
 	r.hosts[0].hold.Store(false)
 	for i, call := range calls {
@@ -285,7 +285,7 @@ func TestJudge_RequestsInFlight(t *testing.T) {
 		}
 	}
 	if _, err := late.wait(); err == nil {
-		t.Error("a request after the verdict is answered")
+		t.Error("a request after the decision is answered")
 	}
 	if !ends(client) {
 		t.Error("the connection goes on")
@@ -353,7 +353,7 @@ func TestJudge_EndIsBounded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := newAuthority(t)
 			r, _ := tlsRig(t, rigConfig{}, plainRules(a, "rw"))
-			r.f.leaveTime = 300 * time.Millisecond
+			r.f.closeGrace = 300 * time.Millisecond
 			client := dial(t, "unix", r.addr, "disk0", false)
 			r.firstConn()
 			c(t, r, client.conn)
@@ -391,7 +391,7 @@ func TestJudge_TheClientLearnsTheEnd(t *testing.T) {
 }
 
 // TestJudge_WhileAClientComes: a connection that was let in by the rules before, and
-// reaches its queue after the others were judged, is judged by those of now.
+// reaches its queue after the others were rechecked, is checked by the rules of now.
 func TestJudge_WhileAClientComes(t *testing.T) {
 	a := newAuthority(t)
 	r, _ := tlsRig(t, rigConfig{}, plainRules(a, "rw"))
@@ -401,18 +401,18 @@ func TestJudge_WhileAClientComes(t *testing.T) {
 	s := plainRules(a, "none")
 	now, err := newProtection(&s)
 	must(t, "protection", err)
-	r.f.judgeLate(c, before)
+	r.f.recheckLate(c, before)
 	if code := client.read(0, make([]byte, 512)); code != 0 {
 		t.Errorf("under the same rules: %d", code)
 	}
 	r.f.protection.Store(now)
-	r.f.judgeLate(c, before)
+	r.f.recheckLate(c, before)
 	if !ends(client) {
 		t.Error("the connection goes on")
 	}
 }
 
-// TestJudge_HandedOver: a connection that another process goes on with is judged by
+// TestJudge_HandedOver: a connection that another process goes on with is checked by
 // that one's rules, and again when they change.
 func TestJudge_HandedOver(t *testing.T) {
 	a := newAuthority(t)

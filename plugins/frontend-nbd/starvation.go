@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Replies that a client does not read keep their slots. share.allows bounds one
+// Replies that a client does not read keep their slots. share.allowsConn bounds one
 // such client; several together can hold every slot, and a connection without a
 // slot would wait for them for ever. So while a connection starves, the clients
 // that read no byte for the time patience are closed. None of this runs while
@@ -17,8 +17,8 @@ const patience = 10 * time.Second
 
 var errNotReading = errors.New("client does not read its replies, and other connections wait for their memory")
 
-// guard is a queue's watch over connections that starve.
-type guard struct {
+// starvationGuard is a queue's watch over connections that starve.
+type starvationGuard struct {
 	on       bool // a timer runs
 	patience time.Duration
 }
@@ -34,7 +34,7 @@ func (q *queue) noSlot(c *conn) {
 	}
 	time.AfterFunc(q.guard.patience, func() {
 		q.alarm.Store(true)
-		q.kick()
+		q.kickParked()
 	})
 }
 
@@ -43,14 +43,14 @@ func (q *queue) noSlot(c *conn) {
 func (q *queue) evictIdle() {
 	q.guard.on = false
 	for _, c := range q.conns {
-		if c.blocked() && c.sent == c.mark && c.sh.starving() {
-			c.fail(errNotReading)
+		if c.sendBlocked() && c.sent == c.mark && c.sh.anyStarving() {
+			c.closeSocket(errNotReading)
 		}
 	}
 }
 
-// starving reports whether a connection waits for a slot and holds none.
-func (s *share) starving() bool {
+// anyStarving reports whether a connection waits for a slot and holds none.
+func (s *slotShare) anyStarving() bool {
 	if len(s.free) > 0 {
 		return false
 	}

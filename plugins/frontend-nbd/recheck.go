@@ -14,42 +14,42 @@ import (
 )
 
 // When the daemon gives other rules, CAs or lists of revoked certificates, the
-// connections that are open are judged again, as if their clients came now:
+// connections that are open are checked again, as if their clients came now:
 //
-//	judge     collects them, and decides on a goroutine of its own
-//	sentence  a connection's queue takes the verdict
-//	turnAway  no command begins any more
-//	depart    all are answered: the client learns the end, and closes its end
+//	recheckAccess  collects them, and decides on a goroutine of its own
+//	applyDecision  a connection's queue takes the decision
+//	refuseNew  no command begins any more
+//	closeIfAnswered  all are answered: the client learns the end, and closes its end
 //
 // Only time is no reason to close one: a certificate that has run out since, or a
 // list that has, keeps new connections out.
 
-// leaveTime bounds the time from a verdict to the end of its connection.
-const leaveTime = 10 * time.Second
+// closeGrace bounds the time from a decision to the end of its connection.
+const closeGrace = 10 * time.Second
 
-// proof is how a client has proved its identity.
-type proof struct {
+// identityProof is how a client has proved its identity.
+type identityProof struct {
 	identity string
 	certs    []*x509.Certificate // the client's first
 }
 
 // proofOf returns the proof of a client with TLS, nil for one without, or without a
 // certificate.
-func proofOf(t *tls.Conn) *proof {
+func proofOf(t *tls.Conn) *identityProof {
 	if t == nil || len(t.ConnectionState().PeerCertificates) == 0 {
 		return nil
 	}
-	return &proof{identity: identityOf(t), certs: t.ConnectionState().PeerCertificates}
+	return &identityProof{identity: identityOf(t), certs: t.ConnectionState().PeerCertificates}
 }
 
-// verdict is what a connection may do from now on.
-type verdict struct {
+// accessDecision is what a connection may do from now on.
+type accessDecision struct {
 	end      error // why it is closed; nil: it is not
 	readOnly bool
 }
 
-// decide returns what the rules give to a client with an identity, empty for none.
-func decide(rules *access.Rules, identity, device string) (ok, readOnly bool, why string) {
+// decideAccess returns what the rules give to a client with an identity, empty for none.
+func decideAccess(rules *access.Rules, identity, device string) (ok, readOnly bool, why string) {
 	c := access.Client{}
 	if identity != "" {
 		c.Identities = []string{identity}
@@ -61,9 +61,9 @@ func decide(rules *access.Rules, identity, device string) (ok, readOnly bool, wh
 	return d.Allowed, true, d.Why
 }
 
-// judge decides about an open connection.
-func (p *protection) judge(c *conn) (v verdict) {
-	if err := p.lacks(c); err != nil {
+// decideConn decides about an open connection.
+func (p *tlsProtection) decideConn(c *conn) (v accessDecision) {
+	if err := p.checkRequired(c); err != nil {
 		v.end = fmt.Errorf("the client would not be let in any more: %w", err)
 		return v
 	}
@@ -74,7 +74,7 @@ func (p *protection) judge(c *conn) (v verdict) {
 	if c.proof != nil && p.config.ClientCAs != nil {
 		identity = c.proof.identity
 	}
-	ok, readOnly, why := decide(p.rules, identity, c.exp.name)
+	ok, readOnly, why := decideAccess(p.rules, identity, c.exp.name)
 	if !ok {
 		v.end = errors.New("the client is not allowed to have it open any more: " + why)
 	}
@@ -82,11 +82,11 @@ func (p *protection) judge(c *conn) (v verdict) {
 	return v
 }
 
-// lacks returns an error if a handshake of now would end without an export.
-func (p *protection) lacks(c *conn) error {
+// checkRequired returns an error if a handshake of now would end without an export.
+func (p *tlsProtection) checkRequired(c *conn) error {
 	switch {
 	case c.tunnel == nil:
-		if c.listener != "" && p.requires(c.listener) {
+		if c.listener != "" && p.requiresTLS(c.listener) {
 			return errNeedsTLS
 		}
 		return nil
@@ -95,12 +95,12 @@ func (p *protection) lacks(c *conn) error {
 	case c.proof == nil:
 		return errNoCertificate
 	}
-	return p.holds(c.proof, time.Now())
+	return p.checkProof(c.proof, time.Now())
 }
 
-// holds returns an error if a CA of the client's certificate is not known any more or
+// checkProof returns an error if a CA of the client's certificate is not known any more or
 // has expired, or if the certificate is revoked.
-func (p *protection) holds(client *proof, now time.Time) error {
+func (p *tlsProtection) checkProof(client *identityProof, now time.Time) error {
 	leaf, between := client.certs[0], x509.NewCertPool()
 	for _, c := range client.certs[1:] {
 		between.AddCert(c)
@@ -114,13 +114,13 @@ func (p *protection) holds(client *proof, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	return p.revoked.listed(chains)
+	return p.revoked.checkListed(chains)
 }
 
-// judge has all connections judged, but for those of the kernel's client.
-func (f *frontend) judge() {
-	f.judging.Lock() // the later of two knows the later protection
-	defer f.judging.Unlock()
+// recheckAccess rechecks all connections but for those of the kernel's client.
+func (f *frontend) recheckAccess() {
+	f.rechecking.Lock() // the later of two knows the later protection
+	defer f.rechecking.Unlock()
 	p := f.protection.Load()
 	if p == nil {
 		return
@@ -134,36 +134,36 @@ func (f *frontend) judge() {
 		}
 	})
 	for _, c := range conns {
-		f.execute(c, p.judge(c))
+		f.postDecision(c, p.decideConn(c))
 	}
 }
 
-// judgeLate has a connection judged that was not with its queue yet when others were.
+// recheckLate rechecks a connection that was not with its queue yet when the others were rechecked.
 // p is the protection by which it was let in.
-func (f *frontend) judgeLate(c *conn, p *protection) {
+func (f *frontend) recheckLate(c *conn, p *tlsProtection) {
 	if f.protection.Load() == p {
 		return
 	}
-	f.judging.Lock()
-	defer f.judging.Unlock()
-	f.execute(c, f.protection.Load().judge(c))
+	f.rechecking.Lock()
+	defer f.rechecking.Unlock()
+	f.postDecision(c, f.protection.Load().decideConn(c))
 }
 
-// execute gives a verdict to the connection's queue, and sees to its end.
-func (f *frontend) execute(c *conn, v verdict) {
-	f.post(c.q, func() {
+// postDecision gives a decision to the connection's queue, and sees to its end.
+func (f *frontend) postDecision(c *conn, v accessDecision) {
+	f.runOnQueue(c.q, func() {
 		if c.user == nil {
-			c.user = &user{events: &f.users, peer: c.peer}
+			c.user = &nbdUser{events: &f.users, peer: c.peer}
 		}
-		c.sentence(v)
+		c.applyDecision(v)
 	})
 	if v.end != nil {
-		time.AfterFunc(f.leaveTime, func() { f.post(c.q, func() { c.fail(v.end) }) })
+		time.AfterFunc(f.closeGrace, func() { f.runOnQueue(c.q, func() { c.closeSocket(v.end) }) })
 	}
 }
 
-// sentence takes a verdict. Queue's thread, as all below.
-func (c *conn) sentence(v verdict) {
+// applyDecision takes a decision. It runs on the queue's thread, as all functions below.
+func (c *conn) applyDecision(v accessDecision) {
 	readOnly := c.toldReadOnly || v.readOnly
 	switch {
 	case c.state == connDead || c.leaving != nil:
@@ -173,17 +173,17 @@ func (c *conn) sentence(v verdict) {
 			return // the client has said that it is done
 		}
 		c.leaving = v.end
-		c.turnAway()
+		c.refuseNew()
 	case readOnly != c.readOnly:
 		c.readOnly = readOnly
 		c.q.log.Info("the rules allow a connection something else than before", "export", c.exp.name, "peer", c.peer, "mode", modeOf(readOnly))
-		c.user.judged(c.exp.name, readOnly)
+		c.user.accessChanged(c.exp.name, readOnly)
 	}
 }
 
-// turnAway has no further command begin, if the connection is to end. One that was
+// refuseNew has no further command begin, if the connection is to end. One that was
 // received in part goes on.
-func (c *conn) turnAway() {
+func (c *conn) refuseNew() {
 	if c.leaving != nil && c.state == connOpen && c.cur == nil {
 		c.setState(connDraining)
 		c.noteEnd()
@@ -191,23 +191,23 @@ func (c *conn) turnAway() {
 	}
 }
 
-// depart closes a connection whose commands are answered. What the client has sent
+// closeIfAnswered closes a connection whose commands are answered. What the client has sent
 // beyond them is read and dropped until it closes its end: the kernel would reset the
 // connection otherwise, and the last replies with it.
-func (c *conn) depart() {
+func (c *conn) closeIfAnswered() {
 	switch {
 	case c.leaving == nil:
-		c.fail(errDone)
+		c.closeSocket(errDone)
 	case !c.lingers:
 		c.lingers, c.readable = true, true
 		c.q.again = true
 		unix.Shutdown(c.fd, unix.SHUT_WR)
 	case c.readable:
-		c.discard()
+		c.discardCommands()
 	}
 }
 
-func (c *conn) discard() {
+func (c *conn) discardCommands() {
 	for range receiveRounds {
 		n, err := unix.Read(c.fd, c.stage)
 		switch {
@@ -216,7 +216,7 @@ func (c *conn) discard() {
 			c.readable = false
 			return
 		case err != nil || n == 0:
-			c.fail(c.leaving)
+			c.closeSocket(c.leaving)
 			return
 		}
 	}
