@@ -24,6 +24,7 @@ import (
 type Process struct {
 	c      Config
 	info   Info
+	link   grpc.ClientConnInterface // of the three clients
 	plugin pluginpb.PluginClient
 	disks  pluginpb.StorageClient
 	front  pluginpb.FrontendClient
@@ -50,6 +51,7 @@ type Process struct {
 func newProcess(c Config, fds fdSender, link grpc.ClientConnInterface) *Process {
 	return &Process{
 		c:       c,
+		link:    link,
 		plugin:  pluginpb.NewPluginClient(link),
 		disks:   pluginpb.NewStorageClient(link),
 		front:   pluginpb.NewFrontendClient(link),
