@@ -15,7 +15,7 @@ RESULTS  := .cache/test-results
 # Go packages: of modules and programs, of the core of test/, and the instruments there,
 # which measure and are no part of the product.
 MODULE_PACKAGES := $(patsubst %,./%/...,$(MODULES) $(PLUGINS) examples/io-memory cmd/rnbd cmd/rnbd-net tools)
-CORE_PACKAGES   := $(addprefix ./test/,e2e faults sim cli tree lab deps docs blockhistory nbdclient slowdisk)
+CORE_PACKAGES   := $(addprefix ./test/,e2e pluginkit faults sim cli tree lab deps docs blockhistory nbdclient slowdisk)
 INSTRUMENTS     := bench timeline syscalls netpeer browser
 E2E_PACKAGES    := $(patsubst %,./test/%/...,$(filter-out $(INSTRUMENTS),$(patsubst test/%/,%,$(wildcard test/*/))))
 

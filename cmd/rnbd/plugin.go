@@ -11,7 +11,7 @@ func pluginNoun() *noun {
 	return &noun{
 		name: "plugin", plural: "plugins", short: "Storage plugins",
 		usual: func(daemonSet) []string { return nil },
-		verbs: []*verb{{
+		verbs: []*verb{pluginTestVerb(), {
 			name: "reset", on: onServer, min: 1, max: 1, args: "PLUGIN", run: resetPlugin, interrupted: partLeft,
 			short:   "Start a storage plugin again that crashed too often",
 			long:    "Start a storage plugin again that crashed too often, or that does not start: at\nonce, and with its crashes forgotten. Its devices come back with it. `rnbd server\nshow` lists the plugins.",

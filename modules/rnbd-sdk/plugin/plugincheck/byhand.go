@@ -164,7 +164,7 @@ func newCertificate() (*tls.Certificate, error) {
 // bounded keeps the first bytes of what is written to it, and drops the rest.
 type bounded struct {
 	most int
-	more chan struct{} // gets a value after a write; nil: nobody waits
+	more chan struct{} // gets a value after a write; nil: no goroutine waits
 
 	mu  sync.Mutex
 	buf []byte

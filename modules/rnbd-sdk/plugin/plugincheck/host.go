@@ -58,7 +58,9 @@ type life struct {
 func (t *T) start(s *storage, l life) *host {
 	h := &host{t: t, s: s}
 	p, err := t.launch(s, l)
-	t.must("start the plugin", err)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
 	h.p = p
 	t.Cleanup(h.end)
 	h.mem, err = shm.NewArena("plugin-test", arenaSize)
@@ -89,9 +91,9 @@ func (t *T) launch(s *storage, l life) (*plugin.Process, error) {
 }
 
 func (t *T) profile(s *storage) *confine.Profile {
-	c := confine.Config{Mode: confine.Strict, Launcher: t.o.Launcher}
+	c := confine.Config{Mode: confine.Strict, Launcher: t.o.Launcher, Allow: map[string][]string{"plugin": {s.dir}}}
 	root := s.dir
-	if t.o.Disk != "" && s.path != "" {
+	if s.path != "" {
 		root = filepath.Dir(s.path)
 	}
 	p, err := c.Storage("plugin", root, false)

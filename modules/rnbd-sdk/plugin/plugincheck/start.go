@@ -36,7 +36,9 @@ func startHandshake(t *T) {
 		t.newFile(dir, "disk")
 		p, err = t.launch(&storage{dir: dir}, life{})
 	}
-	t.must("start", err)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
 	t.Runner.info = p.Info()
 	ctx, cancel := context.WithTimeout(t.ctx, endTime)
 	defer cancel()
