@@ -262,7 +262,7 @@ func (o *clientOptions) config(socket string) (client.Config, error) {
 	cfg := client.DefaultConfig()
 	cfg.DefaultFabric, cfg.PreferredFabric = defaultFabric, preferredFabric
 	cfg.Pumps, cfg.Spin, cfg.Slots, cfg.Frontend = o.Pumps, o.spin(), o.Slots, o.Frontend
-	cfg.HungAfter = o.HungAfter
+	cfg.HungAfter, cfg.PluginPatience = o.HungAfter, pluginPatience
 	cfg.SocketDir = socketFolder(socket)
 	cfg.LoopTool = loopdev.Tool{"/proc/self/exe", loopdev.Argument}
 	cfg.LinkDir, cfg.StateFile = o.DeviceLinks, strings.TrimSuffix(socket, ".sock")+".devices"

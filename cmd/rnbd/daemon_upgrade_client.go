@@ -144,7 +144,7 @@ func inheritUsers(cfg *client.Config, pre *handover.Predecessor, o *clientOption
 	if pre == nil {
 		return
 	}
-	cfg.Standby = true
+	cfg.Standby, cfg.PluginPatience = true, 0 // the process before goes on with the front ends that it has
 	for i := range cfg.Frontends {
 		fe := &cfg.Frontends[i]
 		if fe.Name != "nbd" {

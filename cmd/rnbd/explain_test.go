@@ -84,7 +84,7 @@ func TestEveryStateIsExplained(t *testing.T) {
 		{explain.Path, "rtrs/clt_state.go", `(?s)pathStateNames = \[\.\.\.\]string\{(.*?)\}`},
 		{explain.ClientDevice, "rnbd-client/device_state.go", `func \(s State\) String\(\) string \{ return \[\.\.\.\]string\{(.*?)\}`},
 		{explain.ServerDevice, "rnbd-server/devstate.go", `return "(open|recovering|stuck[^"]*|failed[^"]*)"`},
-		{explain.Plugin, "rnbd-server/control.go", `return "(running|restarting[^"]*|failed[^"]*)"`},
+		{explain.Plugin, "rnbd-sdk/plugin/supervise/state.go", `return "(running|restarting[^"]*|failed[^"]*)"`},
 		{explain.Session, "rnbd-client/api.go", `State: "((?:dis)?connected)"`},
 		{explain.Session, "rnbd-server/control.go", `State: "((?:dis)?connected)"`},
 	} {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 )
 
 // pluginFile is a plugin as a user names it: NAME=PATH, optionally with
@@ -35,6 +36,9 @@ func parsePlugin(s string) (pluginFile, error) {
 	}
 	return p, nil
 }
+
+// pluginPatience is the time for plugins to start before a daemon serves without them.
+const pluginPatience = 5 * time.Second
 
 // noPlugin in place of a path leaves a default plugin out.
 const noPlugin = "none"

@@ -142,6 +142,9 @@ func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal, p
 		return err
 	}
 	cfg.Audit, cfg.Standby = run.audit, pre != nil
+	if cfg.PluginPatience = pluginPatience; cfg.Standby {
+		cfg.PluginPatience = 0 // the process before goes on with the plugins that it has
+	}
 	if cfg.Confine.Groups, err = o.groups(run.log); err != nil {
 		return err
 	}

@@ -80,10 +80,9 @@ func (a *controlAPI) Events(ctx context.Context, r *controlpb.EventsRequest) (*c
 
 func (f *frontend) describe() *controlpb.Plugin {
 	st := f.sup.Status()
-	d := &controlpb.Plugin{Name: f.cfg.Name, Kind: "frontend", Path: f.cfg.Path, State: "restarting", Restarts: int32(st.Restarts)}
+	d := &controlpb.Plugin{Name: f.cfg.Name, Kind: "frontend", Path: f.cfg.Path, State: st.String(), Restarts: int32(st.Restarts)}
 	if st.State == supervise.Running {
-		d.State, d.Pid, d.Version = "running", int32(st.PID), f.sup.Info().Version
-		d.Confined = st.Confined
+		d.Pid, d.Version, d.Confined = int32(st.PID), f.sup.Info().Version, st.Confined
 	}
 	return d
 }

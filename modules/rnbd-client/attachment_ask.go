@@ -25,7 +25,7 @@ func (a *attachment) isShown(first *firstTry) error {
 	a.giveUp(first)
 	a.poke()
 	if !a.fe.alive() {
-		return fmt.Errorf("front end %s is being restarted, and no process of it runs yet: %w", a.fe.cfg.Name, context.Cause(first.ctx))
+		return fmt.Errorf("%v; no process of it runs yet: %w", a.fe.notThere(), context.Cause(first.ctx))
 	}
 	return fmt.Errorf("front end %s: device %s: %w", a.fe.cfg.Name, a.spec.Name, context.Cause(first.ctx))
 }

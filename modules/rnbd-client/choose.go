@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 )
 
@@ -27,6 +28,9 @@ func (c *Client) choose(name string) ([]choice, error) {
 	case FrontendAuto:
 		try(frontendUblk, nil)
 		try(frontendNBD, attach)
+		if len(out) > 1 && out[0].fe.fails() {
+			slices.Reverse(out)
+		}
 		if len(out) == 0 && len(c.frontends) > 0 { // only plugins with other names are configured
 			out = append(out, choice{fe: c.frontends[0]})
 		}

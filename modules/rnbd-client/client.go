@@ -41,10 +41,8 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 			return nil, fmt.Errorf("pump %d: %w", i, err)
 		}
 	}
-	for _, f := range cfg.Frontends {
-		if err := c.startFrontend(ctx, f); err != nil {
-			return nil, err
-		}
+	if err := c.startFrontends(ctx); err != nil {
+		return nil, err
 	}
 	if f := cfg.Frontend; f != "" && f != FrontendAuto { // an error now, not at the first mapping
 		if _, err := c.choose(f); err != nil {

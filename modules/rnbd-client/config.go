@@ -85,6 +85,11 @@ type Config struct {
 	// serves them after this one was killed. Empty: no file.
 	StateFile string
 
+	// PluginPatience is how long New waits for the first processes of front ends. One that
+	// does not run by then, or fails, is tried again and again, and the others serve. An
+	// error of its configuration is that of New. 0: New waits, and returns each error.
+	PluginPatience time.Duration
+
 	// HoldUsers has users of front ends that listen wait in the backlog of the
 	// sockets until ServeUsers is called.
 	HoldUsers bool

@@ -29,7 +29,23 @@ const (
 	takeAwayTime = 5 * time.Second
 )
 
-func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
+// startFrontends starts all front ends at the same time.
+func (c *Client) startFrontends(ctx context.Context) error {
+	for _, f := range c.cfg.Frontends {
+		if err := c.addFrontend(f); err != nil {
+			return err
+		}
+	}
+	errs := make([]error, len(c.frontends))
+	var starting sync.WaitGroup
+	for i, f := range c.frontends {
+		starting.Go(func() { errs[i] = f.sup.Start(ctx) })
+	}
+	starting.Wait()
+	return errors.Join(errs...)
+}
+
+func (c *Client) addFrontend(cfg FrontendConfig) error {
 	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), attachments: map[uint32]*attachment{}, hold: c.cfg.HoldUsers || c.cfg.Standby}
 	profile, err := c.cfg.profile(cfg.Name)
 	if err != nil {
@@ -43,7 +59,7 @@ func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
 			Confine: profile, Launcher: c.cfg.Confine.Launcher, SocketDir: c.cfg.SocketDir,
 		},
 		Launch: c.cfg.Launch, NewRing: c.cfg.NewRing, Entries: c.cfg.RingEntries,
-		Apart: apart, Logger: f.log, Journal: c.cfg.Journal, Joined: f.joined, Left: f.left,
+		Apart: apart, Patience: c.cfg.PluginPatience, Logger: f.log, Journal: c.cfg.Journal, Joined: f.joined, Left: f.left,
 	})
 	c.frontends = append(c.frontends, f)
 	if err := f.clearMounts(); err != nil {
@@ -55,7 +71,7 @@ func (c *Client) startFrontend(ctx context.Context, cfg FrontendConfig) error {
 	if cfg.TLS != nil {
 		f.workers.Go(f.watchTLS)
 	}
-	return f.sup.Start(ctx)
+	return nil
 }
 
 // profile returns what the front end keeps of the daemon's rights; nil: all of

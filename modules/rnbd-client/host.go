@@ -48,9 +48,21 @@ func (f *frontend) alive() bool {
 func (f *frontend) current() (*host, error) {
 	h, _ := f.now()
 	if h == nil {
-		return nil, fmt.Errorf("front end %s is being restarted: %w", f.cfg.Name, syscall.EBUSY)
+		return nil, f.notThere()
 	}
 	return h, nil
+}
+
+// fails reports whether the last attempt to start a process has failed.
+func (f *frontend) fails() bool { return f.sup != nil && f.sup.Status().FailedStarts > 0 }
+
+// notThere is the error of a front end without a process.
+func (f *frontend) notThere() error {
+	st := f.sup.Status()
+	if st.FailedStarts > 0 {
+		return fmt.Errorf("front end %s does not start, which is tried again: %s: %w", f.cfg.Name, st.LastError, syscall.EBUSY)
+	}
+	return fmt.Errorf("front end %s is being restarted: %w", f.cfg.Name, syscall.EBUSY)
 }
 
 // turn waits for a turn. done ends it.

@@ -230,12 +230,12 @@ func (f *frontend) releaseUsers(ctx context.Context, h *Handover) error {
 	f.giving.Lock()
 	defer f.giving.Unlock()
 	f.hold = true // the next process of the front end does not get the sockets
+	if len(f.sockets) == 0 && len(f.all()) == 0 {
+		return nil
+	}
 	host, err := f.current()
 	if err != nil {
 		return err
-	}
-	if len(f.sockets) == 0 && len(f.all()) == 0 {
-		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -44,6 +44,10 @@ type Config struct {
 	// Plugins are the storage plugins. The first one with a matching rule or
 	// kind of node serves a device.
 	Plugins []PluginConfig
+	// PluginPatience is how long New waits for the first processes of plugins. One that
+	// does not run by then, or fails, is tried again and again, and the others serve. An
+	// error of its configuration is that of New. 0: New waits, and returns each error.
+	PluginPatience time.Duration
 	// Rules choose a plugin by the name of the device, before its kind is
 	// considered. The first match wins.
 	Rules []Rule

@@ -12,7 +12,6 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
-	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -74,22 +73,9 @@ func (c *controlAPI) Events(ctx context.Context, r *controlpb.EventsRequest) (*c
 func (p *ioPlugin) describe() *controlpb.Plugin {
 	st := p.sup.Status()
 	return &controlpb.Plugin{
-		Name: p.cfg.Name, Kind: "io", Path: p.cfg.Path, State: pluginState(st), Version: p.info.Version,
+		Name: p.cfg.Name, Kind: "io", Path: p.cfg.Path, State: st.String(), Version: p.info().Version,
 		Restarts: int32(st.Restarts), Pid: int32(st.PID), Confined: st.Confined,
 	}
-}
-
-// pluginState returns the state of a plugin in words.
-func pluginState(st supervise.Status) string {
-	switch {
-	case st.State == supervise.Running:
-		return "running"
-	case st.State == supervise.GivenUp:
-		return "failed: crashes too often"
-	case st.FailedStarts > 0:
-		return "restarting: does not start: " + st.LastError
-	}
-	return "restarting"
 }
 
 // ResetPlugin is Server.ResetPlugin.

@@ -15,19 +15,29 @@ import (
 // matches, else the one that the client asks for. If it returns nil, the kind
 // of node decides. EINVAL: the plugin asked for is not offered. EPERM: a rule
 // demands another one.
-func (s *Server) choosePlugin(name, wish string) (*ioPlugin, error) {
+func (s *Server) choosePlugin(ctx context.Context, name, wish string) (*ioPlugin, error) {
 	ruled := s.pluginByRule(name)
 	if wish == "" {
 		return ruled, nil
 	}
 	p := s.pluginByName(wish)
-	if p == nil || p.info.Names != plugin.NamesPath { // the operator alone chooses a plugin that makes devices of names
-		return nil, fmt.Errorf("open %q: io mode %q is not offered to clients: %w", name, wish, syscall.EINVAL)
+	if p == nil {
+		return nil, notOffered(name, wish)
+	}
+	switch info, err := p.described(ctx); {
+	case err != nil:
+		return nil, fmt.Errorf("open %q: %w", name, err)
+	case info.Names != plugin.NamesPath: // the operator alone chooses a plugin that makes devices of names
+		return nil, notOffered(name, wish)
 	}
 	if ruled != nil && ruled != p {
 		return nil, fmt.Errorf("open %q: the server's rules say io mode %s, not %s: %w", name, ruled.cfg.Name, wish, syscall.EPERM)
 	}
 	return p, nil
+}
+
+func notOffered(name, wish string) error {
+	return fmt.Errorf("open %q: io mode %q is not offered to clients: %w", name, wish, syscall.EINVAL)
 }
 
 // pluginByRule returns the plugin of the first rule that matches name, nil if none does.
@@ -41,18 +51,27 @@ func (s *Server) pluginByRule(name string) *ioPlugin {
 	return nil
 }
 
-// pluginForNode returns the plugin for a node if no rule matches.
-func (s *Server) pluginForNode(n *node) *ioPlugin {
+// pluginForNode returns the plugin for a node if no rule matches, nil if there is none.
+// It waits for a plugin that does not run yet if no other one serves the node.
+func (s *Server) pluginForNode(ctx context.Context, n *node) (*ioPlugin, error) {
 	want := plugin.RegularFiles
 	if n.block {
 		want = plugin.BlockDevices
 	}
 	for _, p := range s.plugins {
-		if p.info.Names == plugin.NamesPath && p.info.Matches&want != 0 {
-			return p
+		if info := p.info(); info.Names == plugin.NamesPath && info.Matches&want != 0 {
+			return p, nil
 		}
 	}
-	return nil
+	for _, p := range s.plugins {
+		switch info, err := p.described(ctx); {
+		case err != nil:
+			return nil, err
+		case info.Names == plugin.NamesPath && info.Matches&want != 0:
+			return p, nil
+		}
+	}
+	return nil, nil
 }
 
 func (s *Server) pluginByName(name string) *ioPlugin {
@@ -96,7 +115,7 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool,
 	s.mu.Lock()
 	s.devices[key] = d
 	s.mu.Unlock()
-	if s.leaving.Load() && p.info.Crash == plugin.LosesAll { // after it is in the table, see HandOver
+	if s.leaving.Load() && p.info().Crash == plugin.LosesAll { // after it is in the table, see HandOver
 		s.drop(d)
 		return nil, fmt.Errorf("open %q: the server hands over to its next process: %w", name, syscall.EBUSY)
 	}

@@ -34,8 +34,8 @@
 //	                         what the above ask of a plugin, a client, the rules
 //	queue, replay, ring, answer, budget, window, usage
 //	                         DATA PATH: requests from the wire to a ring and back
-//	session, devstate, record
-//	                         what all of these ask a session and a device
+//	session, devstate, record, plugin_info
+//	                         what all of these ask a session, a device and a plugin
 //	model                    the structs of all of these
 //	writers, config, jail, identity, indices, owners, pace, pacer, reason
 //	                         values, names, and small machines of their own

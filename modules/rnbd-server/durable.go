@@ -19,7 +19,7 @@ func (p *ioPlugin) verifier(generation uint32, opened *plugin.OpenedDisk) rnbdwi
 	switch {
 	case len(opened.Verifier) > 0:
 		return rnbdwire.NewVerifier(volume("plugin", p.cfg.Name, string(opened.Verifier)), true)
-	case p.info.Crash != plugin.KeepsAcknowledged:
+	case p.info().Crash != plugin.KeepsAcknowledged:
 		return rnbdwire.NewVerifier(volume("process", fmt.Sprint(s.number), p.cfg.Name, fmt.Sprint(generation)), true)
 	case s.cfg.BootID == "":
 		return 0

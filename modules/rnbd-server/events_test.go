@@ -121,11 +121,18 @@ func TestE016_IOModesThatAreNotOffered(t *testing.T) {
 	}
 }
 
+// describedPlugin returns a plugin that has said that of itself.
+func describedPlugin(info plugin.Info) *ioPlugin {
+	p := &ioPlugin{cfg: PluginConfig{Name: info.Name}}
+	p.told.Store(&info)
+	return p
+}
+
 // The operator's rule is binding; where none matches the client's wish counts.
 func TestE016_RulesComeBeforeWishes(t *testing.T) {
 	s := &Server{cfg: Config{Rules: []Rule{{"scratch*", "memory"}, {"*.img", "fileio"}, {"raw/*", "blockio"}}}}
 	for _, p := range []plugin.Info{{Name: "fileio"}, {Name: "blockio"}, {Name: "memory", Names: plugin.NamesOpaque}} {
-		s.plugins = append(s.plugins, &ioPlugin{cfg: PluginConfig{Name: p.Name}, info: p})
+		s.plugins = append(s.plugins, describedPlugin(p))
 	}
 	for _, tt := range []struct {
 		name, wish, want string
@@ -142,7 +149,7 @@ func TestE016_RulesComeBeforeWishes(t *testing.T) {
 		{"other", "memory", "", syscall.EINVAL},
 		{"other", "nothing", "", syscall.EINVAL},
 	} {
-		p, err := s.choosePlugin(tt.name, tt.wish)
+		p, err := s.choosePlugin(t.Context(), tt.name, tt.wish)
 		got := ""
 		if p != nil {
 			got = p.cfg.Name

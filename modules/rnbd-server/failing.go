@@ -72,7 +72,7 @@ func (p *ioPlugin) fenced(d *device) bool {
 	p.mu.Lock()
 	in, dead := p.in, p.dead
 	p.mu.Unlock()
-	if p.info.Crash == plugin.LosesAll { // its I/O ends with the process
+	if p.info().Crash == plugin.LosesAll { // its I/O ends with the process
 		select {
 		case <-dead.Reaped():
 			return true

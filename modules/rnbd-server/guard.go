@@ -30,7 +30,7 @@ func (s *Server) guardNode(ctx context.Context, key deviceKey, n *node, p *ioPlu
 		return g, nil
 	}
 	g = &guard{users: 1}
-	if n.file != nil && p.info.Crash != plugin.LosesAll {
+	if n.file != nil && p.info().Crash != plugin.LosesAll {
 		if err := g.open(ctx, n, key.readOnly, s.cfg.ServeInUse); err != nil {
 			return nil, err
 		}

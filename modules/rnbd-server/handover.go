@@ -96,7 +96,7 @@ func (s *Server) mayHandOver() error {
 	}
 	for _, d := range s.openDevices() {
 		switch {
-		case d.plugin.info.Crash == plugin.LosesAll:
+		case d.plugin.info().Crash == plugin.LosesAll:
 			return fmt.Errorf("device %q is open, and its plugin %s keeps writes in its memory only, they would be lost: %w", d.path, d.plugin.cfg.Name, syscall.EBUSY)
 		case d.now() != devOpen, d.retired.Load() > 0:
 			return fmt.Errorf("device %q is %s, or has requests that do not end: %w", d.path, d.now(), syscall.EBUSY)

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -11,7 +12,23 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 )
 
-func (s *Server) startPlugin(ctx context.Context, i int, cfg PluginConfig) error {
+// startPlugins starts all plugins at the same time.
+func (s *Server) startPlugins(ctx context.Context) error {
+	for i, p := range s.cfg.Plugins {
+		if err := s.addPlugin(i, p); err != nil {
+			return err
+		}
+	}
+	errs := make([]error, len(s.plugins))
+	var starting sync.WaitGroup
+	for i, p := range s.plugins {
+		starting.Go(func() { errs[i] = p.sup.Start(ctx) })
+	}
+	starting.Wait()
+	return errors.Join(errs...)
+}
+
+func (s *Server) addPlugin(i int, cfg PluginConfig) error {
 	p := &ioPlugin{
 		server: s, cfg: cfg, log: s.log.With("plugin", cfg.Name),
 		devices: map[uint32]*device{}, shown: map[*session]*showing{}, mappings: map[*session]int{},
@@ -32,11 +49,12 @@ func (s *Server) startPlugin(ctx context.Context, i int, cfg PluginConfig) error
 			Confine: profile, Launcher: s.cfg.Confine.Launcher, SocketDir: s.cfg.SocketDir,
 		},
 		Launch: s.cfg.Launch, NewRing: s.cfg.NewRing, Entries: s.cfg.RingEntries,
-		Crash:  supervise.Limit{Count: s.cfg.CrashLimit, Window: s.cfg.CrashWindow},
-		Logger: s.log, Journal: s.cfg.Journal, Joined: p.joined, Left: p.left, GaveUp: p.gaveUp,
+		Crash:    supervise.Limit{Count: s.cfg.CrashLimit, Window: s.cfg.CrashWindow},
+		Patience: s.cfg.PluginPatience,
+		Logger:   s.log, Journal: s.cfg.Journal, Joined: p.joined, Left: p.left, GaveUp: p.gaveUp,
 	})
 	s.plugins = append(s.plugins, p)
-	return p.sup.Start(ctx)
+	return nil
 }
 
 // profile returns what the plugin keeps of the daemon's rights; nil: all of them.

@@ -386,8 +386,8 @@ type ioPlugin struct {
 	server *Server
 	cfg    PluginConfig
 	log    *slog.Logger
-	queues []*ioQueue  // by pump
-	info   plugin.Info // of the first process
+	queues []*ioQueue                  // by pump
+	told   atomic.Pointer[plugin.Info] // by the first process; nil: none has run yet
 	sup    *supervise.Supervisor
 
 	life    context.Context // ends with stop

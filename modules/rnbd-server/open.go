@@ -15,11 +15,15 @@ import (
 // resolve returns node and plugin for name. It may wait for the file system, as
 // lookUp does.
 func (s *Server) resolve(ctx context.Context, sess *session, name, ioMode string) (*node, *ioPlugin, error) {
-	p, err := s.choosePlugin(name, ioMode)
+	p, err := s.choosePlugin(ctx, name, ioMode)
+	var info plugin.Info
+	if err == nil && p != nil {
+		info, err = p.described(ctx)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
-	if p != nil && p.info.Names == plugin.NamesOpaque {
+	if info.Names == plugin.NamesOpaque {
 		if !utf8.ValidString(name) {
 			return nil, nil, fmt.Errorf("open %q: the plugin %s has no names that are not UTF-8: %w", name, p.cfg.Name, syscall.ENOENT)
 		}
@@ -32,11 +36,14 @@ func (s *Server) resolve(ctx context.Context, sess *session, name, ioMode string
 		return nil, nil, err
 	}
 	if p == nil {
-		p = s.pluginForNode(n)
+		p, err = s.pluginForNode(ctx, n)
 	}
-	if p == nil {
+	if p == nil && err == nil {
+		err = fmt.Errorf("no io plugin serves %s: %w", n.path, syscall.ENOTBLK)
+	}
+	if err != nil {
 		n.close()
-		return nil, nil, fmt.Errorf("open %q: no io plugin serves %s: %w", name, n.path, syscall.ENOTBLK)
+		return nil, nil, fmt.Errorf("open %q: %w", name, err)
 	}
 	return n, p, nil
 }

@@ -31,8 +31,9 @@ func (p *ioPlugin) joined(ctx context.Context, in *supervise.Instance) error {
 	current := p.server.currentDevices()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if in.Generation == 1 {
-		p.info = in.Info()
+	if p.told.Load() == nil {
+		info := in.Info()
+		p.told.Store(&info)
 	}
 	p.in = in
 	for _, d := range p.devices {

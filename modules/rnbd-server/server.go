@@ -45,10 +45,8 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err := s.startPumps(); err != nil {
 		return nil, err
 	}
-	for i, p := range cfg.Plugins {
-		if err := s.startPlugin(ctx, i, p); err != nil {
-			return nil, err
-		}
+	if err := s.startPlugins(ctx); err != nil {
+		return nil, err
 	}
 	if !cfg.Standby {
 		if err := s.Serve(cfg.Listen); err != nil {
@@ -213,8 +211,17 @@ func (s *Server) Close(ctx context.Context) error {
 // plugin.
 const closeGrace = time.Second
 
+// drainTime is the least time for a plugin to end in order: requests of another plugin
+// that hang may have used up that of Close.
+const drainTime = 500 * time.Millisecond
+
 // stopPlugins stops all plugins at the same time.
 func (s *Server) stopPlugins(ctx context.Context) error {
+	if end, ok := ctx.Deadline(); ctx.Err() != nil || ok && time.Until(end) < drainTime {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), drainTime)
+		defer cancel()
+	}
 	errs := make([]error, len(s.plugins))
 	var wg sync.WaitGroup
 	for i, p := range s.plugins {

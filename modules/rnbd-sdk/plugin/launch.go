@@ -91,7 +91,7 @@ func launch(ctx context.Context, c Config) (*Process, error) {
 	}
 	exe, err := openExecutable(c)
 	if err != nil {
-		return nil, err
+		return nil, misfit{err}
 	}
 	if exe.file != nil {
 		defer exe.file.Close()
@@ -120,10 +120,27 @@ func launch(ctx context.Context, c Config) (*Process, error) {
 		p.quietly.Store(true)
 		p.Kill()
 		<-p.exited
+		if errors.Is(err, blk.EINVAL) {
+			err = misfit{err}
+		}
 		return nil, err
 	}
 	c.Logger.Info("plugin started", "plugin", c.Name, "kind", c.Kind.String(), "version", p.info.Version, "path", c.Path, "pid", p.PID())
 	return p, nil
+}
+
+// misfit is the error of a plugin that is wrong or wrongly configured: another start of
+// it fails, too.
+type misfit struct{ error }
+
+func (m misfit) Unwrap() error { return m.error }
+
+// IsMisfit reports whether the error of Launch is one of the configuration: the file is
+// no plugin that may be executed, the plugin does not fit to this host, or it refuses
+// its settings. Other errors may be over at the next start.
+func IsMisfit(err error) bool {
+	var m misfit
+	return errors.As(err, &m) || errors.Is(err, ErrIncompatible)
 }
 
 // executable is the file to execute: the path, or the open file that was checked.

@@ -85,8 +85,8 @@ var states = []Entry{
 	{Kind: Path, Name: "dead", Meaning: "the path was deleted"},
 
 	{Kind: Plugin, Name: "running", Meaning: "its process runs"},
-	{Kind: Plugin, Name: "restarting", Meaning: "its process ended and is being started again", Do: "nothing, unless it lasts: then see the log of the daemon"},
-	{Kind: Plugin, Name: "restarting: does not start", Meaning: "its process does not start; it is tried for ever, with pauses up to 5 s", Do: "repair what the state says behind the colon"},
+	{Kind: Plugin, Name: "restarting", Meaning: "its process is being started, for the first time or after its end", Do: "nothing, unless it lasts: then see the log of the daemon"},
+	{Kind: Plugin, Name: "failed: does not start", Meaning: "its process does not start; it is tried for ever, with pauses up to 5 s, and the daemon serves without it", Do: "repair what the state says behind the colon"},
 	{Kind: Plugin, Name: "failed: crashes too often", Meaning: "it crashed more often than --crash-limit in --crash-window and is not started again", Do: "its last words are in the log; then `rnbd server plugin reset NAME`"},
 
 	{Kind: Condition, Name: "requests-hang", Meaning: "requests of the device have no answer for longer than --hung-after; the stage says where they wait: wire is network or server, plugin is the disk", Do: "look at the path or the disk that the condition names; `rnbd show DEVICE`; the condition ends with the last answer"},

@@ -10,10 +10,19 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
-// run is the life of the plugin, from its first start to its end.
-func (s *Supervisor) run(ctx context.Context, first chan<- error) {
+// run is the life of the plugin, from its first start to its end. first takes the result
+// of the first start until Start leaves.
+func (s *Supervisor) run(ctx context.Context, first chan<- error, leave <-chan struct{}) {
+	tell := func(err error) (told bool) {
+		select {
+		case first <- err:
+			return true
+		case <-leave:
+			return false
+		}
+	}
 	if !s.begin() {
-		first <- context.Canceled
+		tell(context.Canceled)
 		return
 	}
 	defer func() {
@@ -21,19 +30,34 @@ func (s *Supervisor) run(ctx context.Context, first chan<- error) {
 		s.move(Stopped)
 		close(s.done)
 	}()
-	in, err := s.start(ctx)
-	if err != nil {
+	in, err := s.startFirst(ctx)
+	switch {
+	case err == nil:
+		tell(nil)
+	case s.cfg.Patience == 0 || ctx.Err() != nil || s.starts.Err() != nil || plugin.IsMisfit(err):
 		s.note(err)
-		first <- err
-		return
+		if tell(err) || s.starts.Err() != nil {
+			return
+		}
+		fallthrough
+	default:
+		s.failedStart(err)
+		tell(nil)
+		in = s.next()
 	}
-	s.mu.Lock()
-	s.info = in.Info()
-	s.mu.Unlock()
-	first <- nil
 	for in != nil && s.watch(in) {
 		in = s.next()
 	}
+}
+
+// startFirst is the first start. With Patience it goes on when Start has returned.
+func (s *Supervisor) startFirst(ctx context.Context) (*Instance, error) {
+	if s.cfg.Patience == 0 {
+		return s.start(ctx)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.StartTimeout)
+	defer cancel()
+	return s.start(ctx)
 }
 
 // begin reports whether Start comes before Stop.
@@ -123,7 +147,7 @@ func (s *Supervisor) failedStart(err error) {
 	s.moveLocked(Waiting)
 	s.mu.Unlock()
 	if bits.OnesCount(uint(n)) == 1 {
-		s.log.Error("plugin does not start again, which is tried on", "tries", n, "err", err)
+		s.log.Error("plugin does not start, which is tried on", "tries", n, "err", err)
 	}
 }
 
@@ -215,8 +239,10 @@ func (s *Supervisor) start(ctx context.Context) (*Instance, error) {
 	defer s.mu.Unlock()
 	s.current = in
 	s.status.FailedStarts = 0
-	if in.Generation > 1 {
+	if s.joined {
 		s.status.Restarts++
+	} else {
+		s.joined, s.info = true, in.Info()
 	}
 	s.moveLocked(Running)
 	return in, nil

@@ -14,8 +14,8 @@ package supervise
 //	             givenUp
 //
 // Stop and NoRestart lead from every other state to stopped; so does a first
-// start that fails. A process that runs when NoRestart is called goes on until
-// Stop or its own end.
+// start that fails, without Config.Patience. A process that runs when NoRestart
+// is called goes on until Stop or its own end.
 type State int
 
 // States.
@@ -46,4 +46,17 @@ var moves = map[State][]State{
 	Waiting:  {Starting, GivenUp, Stopped},
 	GivenUp:  {Waiting, Stopped},
 	Stopping: {Stopped},
+}
+
+// String describes the plugin for its users: "running", or why it does not run.
+func (st Status) String() string {
+	switch {
+	case st.State == Running:
+		return "running"
+	case st.State == GivenUp:
+		return "failed: crashes too often"
+	case st.FailedStarts > 0:
+		return "failed: does not start: " + st.LastError
+	}
+	return "restarting"
 }

@@ -290,7 +290,7 @@ func TestStartThatFails_IsTriedForEverWithGrowingPauses(t *testing.T) {
 			t.Errorf("after 1000 tries: %v", err)
 		}
 		synctest.Wait()
-		if n := strings.Count(r.logs.String(), "does not start again"); n > 12 {
+		if n := strings.Count(r.logs.String(), "does not start"); n > 12 {
 			t.Errorf("998 failed starts are logged %d times", n)
 		}
 		r.stop()

@@ -34,10 +34,16 @@ type Config struct {
 	// RetryFirst and RetryMost bound the pause after a failed start. It doubles
 	// from one to the next; 0: 100 ms and 5 s.
 	RetryFirst, RetryMost time.Duration
-	// StartTimeout bounds each start but the first, Joined included; 0: 30 s.
+	// StartTimeout bounds each start, Joined included; 0: 30 s. Without Patience it does
+	// not bound the first.
 	StartTimeout time.Duration
-	Logger       *slog.Logger     // nil: Plugin.Logger
-	Journal      *journal.Journal // takes changes of state; nil: none does
+	// Patience is how long Start waits. A first process that does not run by then, or
+	// that has failed, is tried again like later ones, unless plugin.IsMisfit says that
+	// it never fits. 0: Start waits for the first process, and its failure ends the
+	// supervisor.
+	Patience time.Duration
+	Logger   *slog.Logger     // nil: Plugin.Logger
+	Journal  *journal.Journal // takes changes of state; nil: none does
 
 	// Joined is called when the process has its rings. An error ends the
 	// process; it counts as a start that failed.
@@ -133,6 +139,7 @@ type Supervisor struct {
 	info    plugin.Info
 	current *Instance
 	crashes []time.Time
+	joined  bool          // a process has run
 	atOnce  bool          // the next start: Reset asked for it
 	changed chan struct{} // closed and replaced at every move
 }
@@ -149,19 +156,34 @@ func New(c Config) *Supervisor {
 	return s
 }
 
-// Start starts the first process. ctx bounds that, nothing later. After an
-// error the supervisor is stopped.
+// Start starts the first process. ctx bounds the wait of Start, nothing later; see
+// Config.Patience. After an error the supervisor is stopped.
 func (s *Supervisor) Start(ctx context.Context) error {
-	first := make(chan error, 1)
-	go s.run(ctx, first)
-	err := <-first
+	first, leave := make(chan error), make(chan struct{})
+	var over <-chan time.Time
+	if s.cfg.Patience > 0 {
+		over = time.After(s.cfg.Patience)
+	}
+	go s.run(ctx, first, leave)
+	var err error
+	select {
+	case err = <-first:
+	case <-over:
+		close(leave)
+		s.log.Warn("plugin does not start, which is waited for no longer", "pause", s.cfg.Patience)
+		return nil
+	case <-ctx.Done():
+		s.noStarts()
+		err = <-first
+	}
 	if err != nil {
 		<-s.done
 	}
 	return err
 }
 
-// Info returns the description that the first process gave of itself.
+// Info returns the description that the first process gave of itself. It is empty while
+// none has run.
 func (s *Supervisor) Info() plugin.Info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,6 +207,12 @@ func (s *Supervisor) currentLocked() (*Instance, error) {
 		return nil, fmt.Errorf("plugin %s crashes too often: %w", s.cfg.Plugin.Name, syscall.EIO)
 	case Stopping, Stopped:
 		return nil, fmt.Errorf("plugin %s is stopped: %w", s.cfg.Plugin.Name, syscall.ECANCELED)
+	}
+	switch {
+	case s.status.FailedStarts > 0:
+		return nil, fmt.Errorf("plugin %s does not start, which is tried again: %s: %w", s.cfg.Plugin.Name, s.status.LastError, syscall.EBUSY)
+	case !s.joined:
+		return nil, fmt.Errorf("plugin %s is being started: %w", s.cfg.Plugin.Name, syscall.EBUSY)
 	}
 	return nil, fmt.Errorf("plugin %s is being restarted: %w", s.cfg.Plugin.Name, syscall.EBUSY)
 }
