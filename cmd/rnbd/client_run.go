@@ -182,7 +182,7 @@ func runClient(cmd *cobra.Command, o *clientOptions, hangups <-chan os.Signal, p
 	}
 	daemon := &clientDaemon{ClientDaemonServer: c.Control(versionString()), client: c, upgrading: run.upgrading, rules: rules}
 	conf = &daemon.conf
-	daemon.conf = running[*clientOptions]{kind: "client", cmd: cmd, logs: run.logs, options: o, fresh: clientRun, tls: run.tls, nbdTLS: nbdTLS, metrics: run.metrics, refuse: refuseNoNBDRules}
+	daemon.conf = running[*clientOptions]{kind: "client", cmd: cmd, logs: run.logs, options: o, keys: readKeyFiles(o), fresh: clientRun, tls: run.tls, nbdTLS: nbdTLS, metrics: run.metrics, refuse: refuseNoNBDRules}
 	daemon.conf.setProblems(o.broken.problems)
 	daemon.keeper = mappings.NewKeeper(mapper{c, daemon, cfg.Loss}, run.log)
 	if err := daemon.keeper.Inherit(kept); err != nil { // it maps them as at a start

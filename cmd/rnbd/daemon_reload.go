@@ -50,7 +50,8 @@ type running[O daemonConfig] struct {
 	fresh   func() (*cobra.Command, O) // the daemon's command with its defaults
 	refuse  func(now, next O) error    // of a reload; nil: refuses nothing
 	mu      sync.Mutex
-	options O // as they are in force; guarded by mu
+	options O        // as they are in force; guarded by mu
+	keys    keyFiles // as at the start, or at the last reload; guarded by mu
 
 	problems atomic.Pointer[[]string] // see DaemonInfo
 }
@@ -116,6 +117,7 @@ func (r *running[O]) takeOver(dry bool, more func(next O) []*controlpb.ConfigCha
 			return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
 		}
 	}
+	keys := readKeyFiles(r.options)
 	if err := reloadTLS(r.tls, dry); err != nil {
 		return nil, err
 	}
@@ -125,11 +127,14 @@ func (r *running[O]) takeOver(dry bool, more func(next O) []*controlpb.ConfigCha
 	if err := r.metrics.reload(dry); err != nil {
 		return nil, err
 	}
-	reply := &controlpb.ReloadReply{Changes: changedOptions(r.options, next)}
+	reply := &controlpb.ReloadReply{Changes: append(changedOptions(r.options, next), r.keys.changes(keys)...)}
 	if err := applyLevel(r.logs, r.options.common(), next.common(), dry); err != nil {
 		return nil, err
 	}
 	reply.Changes = append(reply.Changes, more(next)...)
+	if !dry {
+		r.keys = keys
+	}
 	return reply, nil
 }
 

@@ -88,7 +88,8 @@ func TestTLSIdentitiesAreJudgedAnew(t *testing.T) {
 
 	list(file("next.crl"), "member")
 	install("crl.pem", file("next.crl"))
-	rnbd(t, "--socket", r.server.Socket, "config", "reload").want(t, 0)
+	rnbd(t, "--socket", r.server.Socket, "config", "reload").want(t, 0, "tls-crl", "other contents")
+	rnbd(t, "--socket", r.server.Socket, "config", "reload").want(t, 0, "nothing to change")
 	eventually(t, "requests fail", func() bool { return failed.Load() != nil })
 	close(stop)
 	<-done
