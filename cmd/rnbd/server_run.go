@@ -84,7 +84,7 @@ func serverRun() (*cobra.Command, *serverOptions) {
 	f.BoolVar(&o.ServeInUse, "serve-in-use", false, "serve block devices that this host uses: mounted ones, swap, and those that other devices are built on; others are refused then, and opened exclusively for writing")
 	f.BoolVar(&o.List, "list", def.List, "tell clients the names below --search-path, their sizes and who has them open, as rnbd discover shows them")
 	f.StringArrayVar(&o.IOPlugin, "io-plugin", nil, "storage plugin NAME=PATH[,sha256=HEX], repeatable, beside blockio and fileio of the plugin folder; NAME=none leaves one of these out")
-	f.StringArrayVar(&o.IOMode, "io-mode", nil, "GLOB=NAME: device names that a plugin serves, repeatable, first match wins")
+	f.StringArrayVar(&o.IOMode, "io-mode", nil, "GLOB=NAME: device names that a plugin serves, repeatable, first match wins; a GLOB without a slash is for whole names, as *=rbd for pool/vol")
 	f.StringArrayVar(&o.IOConfig, "io-config", nil, "NAME:KEY=VALUE: setting of a storage plugin, repeatable")
 	f.IntVar(&o.QueueDepth, "queue-depth", def.QueueDepth, "requests in flight per session")
 	f.IntVar(&o.ChunkSize, "chunk-size", def.ChunkSize, "bytes of memory per request, a multiple of 4096 from 8192 up")

@@ -153,7 +153,7 @@ type PluginConfig struct {
 
 // Rule sends devices with names matching Glob to Plugin.
 type Rule struct {
-	Glob   string // pattern of path.Match
+	Glob   string // pattern of path.Match; without a slash "*" and "?" match slashes, too
 	Plugin string
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path"
+	"strings"
 	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
@@ -44,11 +45,21 @@ func notOffered(name, wish string) error {
 func (s *Server) pluginByRule(name string) *ioPlugin {
 	clean := path.Clean("/" + name)[1:]
 	for _, r := range s.cfg.Rules {
-		if ok, _ := path.Match(r.Glob, clean); ok {
+		if r.matches(clean) {
 			return s.pluginByName(r.Plugin)
 		}
 	}
 	return nil
+}
+
+// matches reports whether the rule is for the clean name. In a pattern with a slash a
+// "*" stands for no slash, as in path.Match; one without is for whole names.
+func (r *Rule) matches(name string) bool {
+	if !strings.Contains(r.Glob, "/") {
+		name = strings.ReplaceAll(name, "/", "\x00")
+	}
+	ok, _ := path.Match(r.Glob, name)
+	return ok
 }
 
 // pluginForNode returns the plugin for a node if no rule matches, nil if there is none.

@@ -130,7 +130,7 @@ func describedPlugin(info plugin.Info) *ioPlugin {
 
 // The operator's rule is binding; where none matches the client's wish counts.
 func TestE016_RulesComeBeforeWishes(t *testing.T) {
-	s := &Server{cfg: Config{Rules: []Rule{{"scratch*", "memory"}, {"*.img", "fileio"}, {"raw/*", "blockio"}}}}
+	s := &Server{cfg: Config{Rules: []Rule{{"scratch*", "memory"}, {"raw/*", "blockio"}, {"*.img", "fileio"}}}}
 	for _, p := range []plugin.Info{{Name: "fileio"}, {Name: "blockio"}, {Name: "memory", Names: plugin.NamesOpaque}} {
 		s.plugins = append(s.plugins, describedPlugin(p))
 	}
@@ -144,6 +144,11 @@ func TestE016_RulesComeBeforeWishes(t *testing.T) {
 		{"/./a.img", "blockio", "", syscall.EPERM},
 		{"scratch1", "fileio", "", syscall.EPERM},
 		{"raw/a", "fileio", "", syscall.EPERM},
+		{"raw/a.img", "", "blockio", nil},
+		{"raw/a/b.img", "", "fileio", nil}, // "*" of a pattern with a slash stands for none
+		{"pool/a.img", "", "fileio", nil},
+		{"/pool//b/../scratch.img", "", "fileio", nil},
+		{"scratch/vol", "", "memory", nil},
 		{"other", "blockio", "blockio", nil},
 		{"other", "", "", nil},
 		{"other", "memory", "", syscall.EINVAL},

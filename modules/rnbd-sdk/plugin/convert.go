@@ -1,6 +1,10 @@
 package plugin
 
 import (
+	"fmt"
+	"math"
+	"math/bits"
+
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/pluginpb"
 )
@@ -72,4 +76,21 @@ func limitsFromPB(p *pluginpb.Limits) blk.Limits {
 		Rotational:         p.GetRotational(),
 		ReadOnly:           p.GetReadOnly(),
 	}
+}
+
+// checkLimits returns an error if no disk can have l. Both ends look: a host does not
+// rely on the plugin.
+func checkLimits(l *blk.Limits) error {
+	b := l.LogicalBlockSize
+	switch {
+	case b < 512 || b > 4096 || bits.OnesCount32(b) != 1:
+		return fmt.Errorf("limits: logical block size %d: a disk has 512, 1024, 2048 or 4096", b)
+	case l.PhysicalBlockSize != 0 && bits.OnesCount32(l.PhysicalBlockSize) != 1:
+		return fmt.Errorf("limits: physical block size %d is no power of two", l.PhysicalBlockSize)
+	case l.Size > math.MaxInt64:
+		return fmt.Errorf("limits: size %d: a disk has less than 2^63 bytes", l.Size)
+	case l.Size%uint64(b) != 0:
+		return fmt.Errorf("limits: size %d is no multiple of the block size %d", l.Size, b)
+	}
+	return nil
 }

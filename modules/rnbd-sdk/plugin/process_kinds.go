@@ -51,7 +51,12 @@ func (p *Process) OpenStorage(ctx context.Context, r OpenRequest) (OpenedDisk, e
 	if n := len(resp.GetVerifier()); n > MaxVerifier {
 		return OpenedDisk{}, p.failed(what, fmt.Errorf("its verifier has %d bytes, at most %d are possible: %w", n, MaxVerifier, syscall.EPROTO))
 	}
-	return OpenedDisk{Limits: limitsFromPB(resp.GetLimits()), Verifier: resp.GetVerifier()}, nil
+	opened := OpenedDisk{Limits: limitsFromPB(resp.GetLimits()), Verifier: resp.GetVerifier()}
+	if err := checkLimits(&opened.Limits); err != nil {
+		p.abandon(r.Device)
+		return OpenedDisk{}, p.failed(what, fmt.Errorf("%w: %w", err, syscall.EPROTO))
+	}
+	return opened, nil
 }
 
 // abandonTime bounds the clean-up of an open without a caller.
@@ -107,7 +112,13 @@ func (p *Process) CloseDisk(ctx context.Context, device uint32) error {
 // the new limits.
 func (p *Process) ResizeDisk(ctx context.Context, device uint32) (blk.Limits, error) {
 	resp, err := p.disks.ResizeDisk(ctx, &pluginpb.ResizeDiskRequest{Device: device})
-	return limitsFromPB(resp.GetLimits()), p.failed(fmt.Sprintf("resize disk %d", device), err)
+	l := limitsFromPB(resp.GetLimits())
+	if err == nil {
+		if bad := checkLimits(&l); bad != nil {
+			err = fmt.Errorf("%w: %w", bad, syscall.EPROTO)
+		}
+	}
+	return l, p.failed(fmt.Sprintf("resize disk %d", device), err)
 }
 
 // AddDevice makes a device appear. The arena s.ArenaID has been attached;

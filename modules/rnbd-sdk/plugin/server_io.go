@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/bits"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -116,11 +115,8 @@ func (s *ioServer) add(ctx context.Context, r *pluginpb.OpenDiskRequest, disk Di
 
 func newDevice(disk Disk, l blk.Limits, r *root) (*device, error) {
 	l.ReadOnly = l.ReadOnly || r.readOnly
-	if b := l.LogicalBlockSize; b < 512 || b > 4096 || bits.OnesCount32(b) != 1 {
-		return nil, fmt.Errorf("limits: logical block size %d: %w", b, blk.EINVAL)
-	}
-	if l.Size%uint64(l.LogicalBlockSize) != 0 {
-		return nil, fmt.Errorf("limits: size %d is no multiple of the block size %d: %w", l.Size, l.LogicalBlockSize, blk.EINVAL)
+	if err := checkLimits(&l); err != nil {
+		return nil, fmt.Errorf("%w: %w", err, blk.EINVAL)
 	}
 	return &device{disk: disk, limits: l, root: r}, nil
 }
